@@ -95,6 +95,16 @@ type Job struct {
 	PassEnv []string `protobuf:"bytes,5,rep,name=pass_env,json=passEnv,proto3" json:"pass_env,omitempty"`
 	// unsafe_exports says what becomes of exports such as LD_PRELOAD: drop, refuse or allow. Empty: drop.
 	UnsafeExports string `protobuf:"bytes,6,opt,name=unsafe_exports,json=unsafeExports,proto3" json:"unsafe_exports,omitempty"`
+	// project is the SHA-256, in hexadecimal, of an archive that KeepProject has: the build has its files in its work
+	// directory. project_bytes is the length of the archive.
+	Project      string `protobuf:"bytes,7,opt,name=project,proto3" json:"project,omitempty"`
+	ProjectBytes int64  `protobuf:"varint,8,opt,name=project_bytes,json=projectBytes,proto3" json:"project_bytes,omitempty"`
+	// artifacts are patterns of files in the work directory that are kept when the build has ended.
+	Artifacts []string `protobuf:"bytes,9,rep,name=artifacts,proto3" json:"artifacts,omitempty"`
+	// labels are those of the VM. None has them: INVALID_ARGUMENT.
+	Labels map[string]string `protobuf:"bytes,10,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// retry_lost lets the build run again, up to twice, if its VM or the way to it is lost while it runs.
+	RetryLost     bool `protobuf:"varint,11,opt,name=retry_lost,json=retryLost,proto3" json:"retry_lost,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -169,6 +179,41 @@ func (x *Job) GetUnsafeExports() string {
 		return x.UnsafeExports
 	}
 	return ""
+}
+
+func (x *Job) GetProject() string {
+	if x != nil {
+		return x.Project
+	}
+	return ""
+}
+
+func (x *Job) GetProjectBytes() int64 {
+	if x != nil {
+		return x.ProjectBytes
+	}
+	return 0
+}
+
+func (x *Job) GetArtifacts() []string {
+	if x != nil {
+		return x.Artifacts
+	}
+	return nil
+}
+
+func (x *Job) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *Job) GetRetryLost() bool {
+	if x != nil {
+		return x.RetryLost
+	}
+	return false
 }
 
 // Variable is a job variable.
@@ -389,7 +434,9 @@ type Build struct {
 	// canceled says that its end was asked for.
 	Canceled bool `protobuf:"varint,8,opt,name=canceled,proto3" json:"canceled,omitempty"`
 	// result is set for a build that has ended.
-	Result        *Result `protobuf:"bytes,9,opt,name=result,proto3" json:"result,omitempty"`
+	Result *Result `protobuf:"bytes,9,opt,name=result,proto3" json:"result,omitempty"`
+	// attempt counts how often the build was lost and ran again.
+	Attempt       int32 `protobuf:"varint,10,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -487,6 +534,13 @@ func (x *Build) GetResult() *Result {
 	return nil
 }
 
+func (x *Build) GetAttempt() int32 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
 // Result is the outcome of a build.
 type Result struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -496,7 +550,9 @@ type Result struct {
 	ExitCode int32  `protobuf:"varint,2,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"`
 	Message  string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
 	// left has texts about what may be left of the build on its VM.
-	Left          []string `protobuf:"bytes,4,rep,name=left,proto3" json:"left,omitempty"`
+	Left []string `protobuf:"bytes,4,rep,name=left,proto3" json:"left,omitempty"`
+	// artifacts is the length of the archive of artifacts that was kept; 0 without one.
+	Artifacts     int64 `protobuf:"varint,5,opt,name=artifacts,proto3" json:"artifacts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -559,12 +615,22 @@ func (x *Result) GetLeft() []string {
 	return nil
 }
 
+func (x *Result) GetArtifacts() int64 {
+	if x != nil {
+		return x.Artifacts
+	}
+	return 0
+}
+
 type ListRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// phase selects builds. phase_unspecified: all.
 	Phase Build_Phase `protobuf:"varint,1,opt,name=phase,proto3,enum=stepmux.manager.v1.Build_Phase" json:"phase,omitempty"`
 	// limit is the most builds that are returned. 0: 100. At most 10000.
-	Limit         int32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
+	Limit int32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
+	// file and instance select the builds with this steps_file, and on this VM. Empty: all.
+	File          string `protobuf:"bytes,3,opt,name=file,proto3" json:"file,omitempty"`
+	Instance      string `protobuf:"bytes,4,opt,name=instance,proto3" json:"instance,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -611,6 +677,20 @@ func (x *ListRequest) GetLimit() int32 {
 		return x.Limit
 	}
 	return 0
+}
+
+func (x *ListRequest) GetFile() string {
+	if x != nil {
+		return x.File
+	}
+	return ""
+}
+
+func (x *ListRequest) GetInstance() string {
+	if x != nil {
+		return x.Instance
+	}
+	return ""
 }
 
 type ListResponse struct {
@@ -1144,6 +1224,201 @@ func (*UndrainResponse) Descriptor() ([]byte, []int) {
 	return file_managerv1_manager_proto_rawDescGZIP(), []int{18}
 }
 
+type KeepProjectRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// digest is the SHA-256 of the archive, in hexadecimal, and size its length. In the first request only.
+	Digest string `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
+	Size   int64  `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
+	// data is a piece of the archive, of at most 1 MiB.
+	Data          []byte `protobuf:"bytes,3,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeepProjectRequest) Reset() {
+	*x = KeepProjectRequest{}
+	mi := &file_managerv1_manager_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeepProjectRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeepProjectRequest) ProtoMessage() {}
+
+func (x *KeepProjectRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeepProjectRequest.ProtoReflect.Descriptor instead.
+func (*KeepProjectRequest) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *KeepProjectRequest) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *KeepProjectRequest) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *KeepProjectRequest) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+type KeepProjectResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Wanted        int64                  `protobuf:"varint,1,opt,name=wanted,proto3" json:"wanted,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeepProjectResponse) Reset() {
+	*x = KeepProjectResponse{}
+	mi := &file_managerv1_manager_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeepProjectResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeepProjectResponse) ProtoMessage() {}
+
+func (x *KeepProjectResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeepProjectResponse.ProtoReflect.Descriptor instead.
+func (*KeepProjectResponse) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *KeepProjectResponse) GetWanted() int64 {
+	if x != nil {
+		return x.Wanted
+	}
+	return 0
+}
+
+type ArtifactsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ArtifactsRequest) Reset() {
+	*x = ArtifactsRequest{}
+	mi := &file_managerv1_manager_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ArtifactsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ArtifactsRequest) ProtoMessage() {}
+
+func (x *ArtifactsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ArtifactsRequest.ProtoReflect.Descriptor instead.
+func (*ArtifactsRequest) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ArtifactsRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type ArtifactsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// data is a piece of the archive, of at most 1 MiB.
+	Data          []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ArtifactsResponse) Reset() {
+	*x = ArtifactsResponse{}
+	mi := &file_managerv1_manager_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ArtifactsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ArtifactsResponse) ProtoMessage() {}
+
+func (x *ArtifactsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ArtifactsResponse.ProtoReflect.Descriptor instead.
+func (*ArtifactsResponse) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *ArtifactsResponse) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
 type ReserveRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// lease names the lease, uniquely: "lease-" and 1 to 40 of a-z 0-9 -. The same name again is the same lease. Empty: a
@@ -1162,7 +1437,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[19]
+	mi := &file_managerv1_manager_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1174,7 +1449,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[19]
+	mi := &file_managerv1_manager_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1187,7 +1462,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{19}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ReserveRequest) GetLease() string {
@@ -1240,7 +1515,7 @@ type ReserveResponse struct {
 
 func (x *ReserveResponse) Reset() {
 	*x = ReserveResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[20]
+	mi := &file_managerv1_manager_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1252,7 +1527,7 @@ func (x *ReserveResponse) String() string {
 func (*ReserveResponse) ProtoMessage() {}
 
 func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[20]
+	mi := &file_managerv1_manager_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1265,7 +1540,7 @@ func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveResponse.ProtoReflect.Descriptor instead.
 func (*ReserveResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{20}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ReserveResponse) GetAhead() int64 {
@@ -1311,7 +1586,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[21]
+	mi := &file_managerv1_manager_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1323,7 +1598,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[21]
+	mi := &file_managerv1_manager_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1336,7 +1611,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{21}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ExecRequest) GetWhat() isExecRequest_What {
@@ -1426,7 +1701,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[22]
+	mi := &file_managerv1_manager_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1438,7 +1713,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[22]
+	mi := &file_managerv1_manager_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1451,7 +1726,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{22}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ExecResponse) GetWhat() isExecResponse_What {
@@ -1519,7 +1794,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[23]
+	mi := &file_managerv1_manager_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1531,7 +1806,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[23]
+	mi := &file_managerv1_manager_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1544,7 +1819,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{23}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ReleaseRequest) GetLease() string {
@@ -1564,7 +1839,7 @@ type ReleaseResponse struct {
 
 func (x *ReleaseResponse) Reset() {
 	*x = ReleaseResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[24]
+	mi := &file_managerv1_manager_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1576,7 +1851,7 @@ func (x *ReleaseResponse) String() string {
 func (*ReleaseResponse) ProtoMessage() {}
 
 func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[24]
+	mi := &file_managerv1_manager_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1589,7 +1864,7 @@ func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{24}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ReleaseResponse) GetLeft() []string {
@@ -1612,7 +1887,7 @@ type ExecRequest_Start struct {
 
 func (x *ExecRequest_Start) Reset() {
 	*x = ExecRequest_Start{}
-	mi := &file_managerv1_manager_proto_msgTypes[26]
+	mi := &file_managerv1_manager_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1624,7 +1899,7 @@ func (x *ExecRequest_Start) String() string {
 func (*ExecRequest_Start) ProtoMessage() {}
 
 func (x *ExecRequest_Start) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[26]
+	mi := &file_managerv1_manager_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1637,7 +1912,7 @@ func (x *ExecRequest_Start) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest_Start.ProtoReflect.Descriptor instead.
 func (*ExecRequest_Start) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{21, 0}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{25, 0}
 }
 
 func (x *ExecRequest_Start) GetLease() string {
@@ -1673,7 +1948,7 @@ type ExecResponse_Exit struct {
 
 func (x *ExecResponse_Exit) Reset() {
 	*x = ExecResponse_Exit{}
-	mi := &file_managerv1_manager_proto_msgTypes[27]
+	mi := &file_managerv1_manager_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1685,7 +1960,7 @@ func (x *ExecResponse_Exit) String() string {
 func (*ExecResponse_Exit) ProtoMessage() {}
 
 func (x *ExecResponse_Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[27]
+	mi := &file_managerv1_manager_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1698,7 +1973,7 @@ func (x *ExecResponse_Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse_Exit.ProtoReflect.Descriptor instead.
 func (*ExecResponse_Exit) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{22, 0}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{26, 0}
 }
 
 func (x *ExecResponse_Exit) GetCode() int32 {
@@ -1719,7 +1994,7 @@ var File_managerv1_manager_proto protoreflect.FileDescriptor
 
 const file_managerv1_manager_proto_rawDesc = "" +
 	"\n" +
-	"\x17managerv1/manager.proto\x12\x12stepmux.manager.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xed\x01\n" +
+	"\x17managerv1/manager.proto\x12\x12stepmux.manager.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe1\x03\n" +
 	"\x03Job\x12\x14\n" +
 	"\x05steps\x18\x01 \x01(\fR\x05steps\x12\x1d\n" +
 	"\n" +
@@ -1727,7 +2002,17 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\tvariables\x18\x03 \x03(\v2\x1c.stepmux.manager.v1.VariableR\tvariables\x123\n" +
 	"\atimeout\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12\x19\n" +
 	"\bpass_env\x18\x05 \x03(\tR\apassEnv\x12%\n" +
-	"\x0eunsafe_exports\x18\x06 \x01(\tR\runsafeExports\"J\n" +
+	"\x0eunsafe_exports\x18\x06 \x01(\tR\runsafeExports\x12\x18\n" +
+	"\aproject\x18\a \x01(\tR\aproject\x12#\n" +
+	"\rproject_bytes\x18\b \x01(\x03R\fprojectBytes\x12\x1c\n" +
+	"\tartifacts\x18\t \x03(\tR\tartifacts\x12;\n" +
+	"\x06labels\x18\n" +
+	" \x03(\v2#.stepmux.manager.v1.Job.LabelsEntryR\x06labels\x12\x1d\n" +
+	"\n" +
+	"retry_lost\x18\v \x01(\bR\tretryLost\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"J\n" +
 	"\bVariable\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\x12\x16\n" +
@@ -1739,7 +2024,7 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x1c\n" +
 	"\n" +
 	"GetRequest\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"\xc4\x03\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\xde\x03\n" +
 	"\x05Build\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x125\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x1f.stepmux.manager.v1.Build.PhaseR\x05phase\x12\x1a\n" +
@@ -1750,21 +2035,26 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\astarted\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x125\n" +
 	"\bended_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\x12\x1a\n" +
 	"\bcanceled\x18\b \x01(\bR\bcanceled\x122\n" +
-	"\x06result\x18\t \x01(\v2\x1a.stepmux.manager.v1.ResultR\x06result\"B\n" +
+	"\x06result\x18\t \x01(\v2\x1a.stepmux.manager.v1.ResultR\x06result\x12\x18\n" +
+	"\aattempt\x18\n" +
+	" \x01(\x05R\aattempt\"B\n" +
 	"\x05Phase\x12\x15\n" +
 	"\x11phase_unspecified\x10\x00\x12\n" +
 	"\n" +
 	"\x06queued\x10\x01\x12\v\n" +
 	"\arunning\x10\x02\x12\t\n" +
-	"\x05ended\x10\x03\"k\n" +
+	"\x05ended\x10\x03\"\x89\x01\n" +
 	"\x06Result\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x1b\n" +
 	"\texit_code\x18\x02 \x01(\x05R\bexitCode\x12\x18\n" +
 	"\amessage\x18\x03 \x01(\tR\amessage\x12\x12\n" +
-	"\x04left\x18\x04 \x03(\tR\x04left\"Z\n" +
+	"\x04left\x18\x04 \x03(\tR\x04left\x12\x1c\n" +
+	"\tartifacts\x18\x05 \x01(\x03R\tartifacts\"\x8a\x01\n" +
 	"\vListRequest\x125\n" +
 	"\x05phase\x18\x01 \x01(\x0e2\x1f.stepmux.manager.v1.Build.PhaseR\x05phase\x12\x14\n" +
-	"\x05limit\x18\x02 \x01(\x05R\x05limit\"s\n" +
+	"\x05limit\x18\x02 \x01(\x05R\x05limit\x12\x12\n" +
+	"\x04file\x18\x03 \x01(\tR\x04file\x12\x1a\n" +
+	"\binstance\x18\x04 \x01(\tR\binstance\"s\n" +
 	"\fListResponse\x121\n" +
 	"\x06builds\x18\x01 \x03(\v2\x19.stepmux.manager.v1.BuildR\x06builds\x12\x16\n" +
 	"\x06queued\x18\x02 \x01(\x03R\x06queued\x12\x18\n" +
@@ -1791,7 +2081,17 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\rDrainResponse\".\n" +
 	"\x0eUndrainRequest\x12\x1c\n" +
 	"\tinstances\x18\x01 \x03(\tR\tinstances\"\x11\n" +
-	"\x0fUndrainResponse\"\x97\x02\n" +
+	"\x0fUndrainResponse\"T\n" +
+	"\x12KeepProjectRequest\x12\x16\n" +
+	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x12\n" +
+	"\x04data\x18\x03 \x01(\fR\x04data\"-\n" +
+	"\x13KeepProjectResponse\x12\x16\n" +
+	"\x06wanted\x18\x01 \x01(\x03R\x06wanted\"\"\n" +
+	"\x10ArtifactsRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"'\n" +
+	"\x11ArtifactsResponse\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"\x97\x02\n" +
 	"\x0eReserveRequest\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\tR\x05lease\x12F\n" +
 	"\x06labels\x18\x02 \x03(\v2..stepmux.manager.v1.ReserveRequest.LabelsEntryR\x06labels\x12\x1a\n" +
@@ -1828,7 +2128,7 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\x0eReleaseRequest\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\tR\x05lease\"%\n" +
 	"\x0fReleaseResponse\x12\x12\n" +
-	"\x04left\x18\x01 \x03(\tR\x04left2\xf7\x06\n" +
+	"\x04left\x18\x01 \x03(\tR\x04left2\xb7\b\n" +
 	"\aManager\x12O\n" +
 	"\x06Submit\x12!.stepmux.manager.v1.SubmitRequest\x1a\".stepmux.manager.v1.SubmitResponse\x12@\n" +
 	"\x03Get\x12\x1e.stepmux.manager.v1.GetRequest\x1a\x19.stepmux.manager.v1.Build\x12I\n" +
@@ -1837,7 +2137,9 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\x06Cancel\x12!.stepmux.manager.v1.CancelRequest\x1a\".stepmux.manager.v1.CancelResponse\x12O\n" +
 	"\x06Status\x12!.stepmux.manager.v1.StatusRequest\x1a\".stepmux.manager.v1.StatusResponse\x12L\n" +
 	"\x05Drain\x12 .stepmux.manager.v1.DrainRequest\x1a!.stepmux.manager.v1.DrainResponse\x12R\n" +
-	"\aUndrain\x12\".stepmux.manager.v1.UndrainRequest\x1a#.stepmux.manager.v1.UndrainResponse\x12T\n" +
+	"\aUndrain\x12\".stepmux.manager.v1.UndrainRequest\x1a#.stepmux.manager.v1.UndrainResponse\x12b\n" +
+	"\vKeepProject\x12&.stepmux.manager.v1.KeepProjectRequest\x1a'.stepmux.manager.v1.KeepProjectResponse(\x010\x01\x12Z\n" +
+	"\tArtifacts\x12$.stepmux.manager.v1.ArtifactsRequest\x1a%.stepmux.manager.v1.ArtifactsResponse0\x01\x12T\n" +
 	"\aReserve\x12\".stepmux.manager.v1.ReserveRequest\x1a#.stepmux.manager.v1.ReserveResponse0\x01\x12M\n" +
 	"\x04Exec\x12\x1f.stepmux.manager.v1.ExecRequest\x1a .stepmux.manager.v1.ExecResponse(\x010\x01\x12R\n" +
 	"\aRelease\x12\".stepmux.manager.v1.ReleaseRequest\x1a#.stepmux.manager.v1.ReleaseResponseBAZ?github.com/stepmux/stepmux/instance/manager/managerv1;managerv1b\x06proto3"
@@ -1855,7 +2157,7 @@ func file_managerv1_manager_proto_rawDescGZIP() []byte {
 }
 
 var file_managerv1_manager_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_managerv1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_managerv1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_managerv1_manager_proto_goTypes = []any{
 	(Build_Phase)(0),              // 0: stepmux.manager.v1.Build.Phase
 	(*Job)(nil),                   // 1: stepmux.manager.v1.Job
@@ -1877,62 +2179,72 @@ var file_managerv1_manager_proto_goTypes = []any{
 	(*DrainResponse)(nil),         // 17: stepmux.manager.v1.DrainResponse
 	(*UndrainRequest)(nil),        // 18: stepmux.manager.v1.UndrainRequest
 	(*UndrainResponse)(nil),       // 19: stepmux.manager.v1.UndrainResponse
-	(*ReserveRequest)(nil),        // 20: stepmux.manager.v1.ReserveRequest
-	(*ReserveResponse)(nil),       // 21: stepmux.manager.v1.ReserveResponse
-	(*ExecRequest)(nil),           // 22: stepmux.manager.v1.ExecRequest
-	(*ExecResponse)(nil),          // 23: stepmux.manager.v1.ExecResponse
-	(*ReleaseRequest)(nil),        // 24: stepmux.manager.v1.ReleaseRequest
-	(*ReleaseResponse)(nil),       // 25: stepmux.manager.v1.ReleaseResponse
-	nil,                           // 26: stepmux.manager.v1.ReserveRequest.LabelsEntry
-	(*ExecRequest_Start)(nil),     // 27: stepmux.manager.v1.ExecRequest.Start
-	(*ExecResponse_Exit)(nil),     // 28: stepmux.manager.v1.ExecResponse.Exit
-	(*durationpb.Duration)(nil),   // 29: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 30: google.protobuf.Timestamp
+	(*KeepProjectRequest)(nil),    // 20: stepmux.manager.v1.KeepProjectRequest
+	(*KeepProjectResponse)(nil),   // 21: stepmux.manager.v1.KeepProjectResponse
+	(*ArtifactsRequest)(nil),      // 22: stepmux.manager.v1.ArtifactsRequest
+	(*ArtifactsResponse)(nil),     // 23: stepmux.manager.v1.ArtifactsResponse
+	(*ReserveRequest)(nil),        // 24: stepmux.manager.v1.ReserveRequest
+	(*ReserveResponse)(nil),       // 25: stepmux.manager.v1.ReserveResponse
+	(*ExecRequest)(nil),           // 26: stepmux.manager.v1.ExecRequest
+	(*ExecResponse)(nil),          // 27: stepmux.manager.v1.ExecResponse
+	(*ReleaseRequest)(nil),        // 28: stepmux.manager.v1.ReleaseRequest
+	(*ReleaseResponse)(nil),       // 29: stepmux.manager.v1.ReleaseResponse
+	nil,                           // 30: stepmux.manager.v1.Job.LabelsEntry
+	nil,                           // 31: stepmux.manager.v1.ReserveRequest.LabelsEntry
+	(*ExecRequest_Start)(nil),     // 32: stepmux.manager.v1.ExecRequest.Start
+	(*ExecResponse_Exit)(nil),     // 33: stepmux.manager.v1.ExecResponse.Exit
+	(*durationpb.Duration)(nil),   // 34: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 35: google.protobuf.Timestamp
 }
 var file_managerv1_manager_proto_depIdxs = []int32{
 	2,  // 0: stepmux.manager.v1.Job.variables:type_name -> stepmux.manager.v1.Variable
-	29, // 1: stepmux.manager.v1.Job.timeout:type_name -> google.protobuf.Duration
-	1,  // 2: stepmux.manager.v1.SubmitRequest.job:type_name -> stepmux.manager.v1.Job
-	0,  // 3: stepmux.manager.v1.Build.phase:type_name -> stepmux.manager.v1.Build.Phase
-	30, // 4: stepmux.manager.v1.Build.submitted:type_name -> google.protobuf.Timestamp
-	30, // 5: stepmux.manager.v1.Build.started:type_name -> google.protobuf.Timestamp
-	30, // 6: stepmux.manager.v1.Build.ended_at:type_name -> google.protobuf.Timestamp
-	7,  // 7: stepmux.manager.v1.Build.result:type_name -> stepmux.manager.v1.Result
-	0,  // 8: stepmux.manager.v1.ListRequest.phase:type_name -> stepmux.manager.v1.Build.Phase
-	6,  // 9: stepmux.manager.v1.ListResponse.builds:type_name -> stepmux.manager.v1.Build
-	6,  // 10: stepmux.manager.v1.FollowResponse.build:type_name -> stepmux.manager.v1.Build
-	29, // 11: stepmux.manager.v1.DrainRequest.for:type_name -> google.protobuf.Duration
-	26, // 12: stepmux.manager.v1.ReserveRequest.labels:type_name -> stepmux.manager.v1.ReserveRequest.LabelsEntry
-	29, // 13: stepmux.manager.v1.ReserveRequest.limit:type_name -> google.protobuf.Duration
-	27, // 14: stepmux.manager.v1.ExecRequest.start:type_name -> stepmux.manager.v1.ExecRequest.Start
-	28, // 15: stepmux.manager.v1.ExecResponse.exit:type_name -> stepmux.manager.v1.ExecResponse.Exit
-	3,  // 16: stepmux.manager.v1.Manager.Submit:input_type -> stepmux.manager.v1.SubmitRequest
-	5,  // 17: stepmux.manager.v1.Manager.Get:input_type -> stepmux.manager.v1.GetRequest
-	8,  // 18: stepmux.manager.v1.Manager.List:input_type -> stepmux.manager.v1.ListRequest
-	10, // 19: stepmux.manager.v1.Manager.Follow:input_type -> stepmux.manager.v1.FollowRequest
-	12, // 20: stepmux.manager.v1.Manager.Cancel:input_type -> stepmux.manager.v1.CancelRequest
-	14, // 21: stepmux.manager.v1.Manager.Status:input_type -> stepmux.manager.v1.StatusRequest
-	16, // 22: stepmux.manager.v1.Manager.Drain:input_type -> stepmux.manager.v1.DrainRequest
-	18, // 23: stepmux.manager.v1.Manager.Undrain:input_type -> stepmux.manager.v1.UndrainRequest
-	20, // 24: stepmux.manager.v1.Manager.Reserve:input_type -> stepmux.manager.v1.ReserveRequest
-	22, // 25: stepmux.manager.v1.Manager.Exec:input_type -> stepmux.manager.v1.ExecRequest
-	24, // 26: stepmux.manager.v1.Manager.Release:input_type -> stepmux.manager.v1.ReleaseRequest
-	4,  // 27: stepmux.manager.v1.Manager.Submit:output_type -> stepmux.manager.v1.SubmitResponse
-	6,  // 28: stepmux.manager.v1.Manager.Get:output_type -> stepmux.manager.v1.Build
-	9,  // 29: stepmux.manager.v1.Manager.List:output_type -> stepmux.manager.v1.ListResponse
-	11, // 30: stepmux.manager.v1.Manager.Follow:output_type -> stepmux.manager.v1.FollowResponse
-	13, // 31: stepmux.manager.v1.Manager.Cancel:output_type -> stepmux.manager.v1.CancelResponse
-	15, // 32: stepmux.manager.v1.Manager.Status:output_type -> stepmux.manager.v1.StatusResponse
-	17, // 33: stepmux.manager.v1.Manager.Drain:output_type -> stepmux.manager.v1.DrainResponse
-	19, // 34: stepmux.manager.v1.Manager.Undrain:output_type -> stepmux.manager.v1.UndrainResponse
-	21, // 35: stepmux.manager.v1.Manager.Reserve:output_type -> stepmux.manager.v1.ReserveResponse
-	23, // 36: stepmux.manager.v1.Manager.Exec:output_type -> stepmux.manager.v1.ExecResponse
-	25, // 37: stepmux.manager.v1.Manager.Release:output_type -> stepmux.manager.v1.ReleaseResponse
-	27, // [27:38] is the sub-list for method output_type
-	16, // [16:27] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	34, // 1: stepmux.manager.v1.Job.timeout:type_name -> google.protobuf.Duration
+	30, // 2: stepmux.manager.v1.Job.labels:type_name -> stepmux.manager.v1.Job.LabelsEntry
+	1,  // 3: stepmux.manager.v1.SubmitRequest.job:type_name -> stepmux.manager.v1.Job
+	0,  // 4: stepmux.manager.v1.Build.phase:type_name -> stepmux.manager.v1.Build.Phase
+	35, // 5: stepmux.manager.v1.Build.submitted:type_name -> google.protobuf.Timestamp
+	35, // 6: stepmux.manager.v1.Build.started:type_name -> google.protobuf.Timestamp
+	35, // 7: stepmux.manager.v1.Build.ended_at:type_name -> google.protobuf.Timestamp
+	7,  // 8: stepmux.manager.v1.Build.result:type_name -> stepmux.manager.v1.Result
+	0,  // 9: stepmux.manager.v1.ListRequest.phase:type_name -> stepmux.manager.v1.Build.Phase
+	6,  // 10: stepmux.manager.v1.ListResponse.builds:type_name -> stepmux.manager.v1.Build
+	6,  // 11: stepmux.manager.v1.FollowResponse.build:type_name -> stepmux.manager.v1.Build
+	34, // 12: stepmux.manager.v1.DrainRequest.for:type_name -> google.protobuf.Duration
+	31, // 13: stepmux.manager.v1.ReserveRequest.labels:type_name -> stepmux.manager.v1.ReserveRequest.LabelsEntry
+	34, // 14: stepmux.manager.v1.ReserveRequest.limit:type_name -> google.protobuf.Duration
+	32, // 15: stepmux.manager.v1.ExecRequest.start:type_name -> stepmux.manager.v1.ExecRequest.Start
+	33, // 16: stepmux.manager.v1.ExecResponse.exit:type_name -> stepmux.manager.v1.ExecResponse.Exit
+	3,  // 17: stepmux.manager.v1.Manager.Submit:input_type -> stepmux.manager.v1.SubmitRequest
+	5,  // 18: stepmux.manager.v1.Manager.Get:input_type -> stepmux.manager.v1.GetRequest
+	8,  // 19: stepmux.manager.v1.Manager.List:input_type -> stepmux.manager.v1.ListRequest
+	10, // 20: stepmux.manager.v1.Manager.Follow:input_type -> stepmux.manager.v1.FollowRequest
+	12, // 21: stepmux.manager.v1.Manager.Cancel:input_type -> stepmux.manager.v1.CancelRequest
+	14, // 22: stepmux.manager.v1.Manager.Status:input_type -> stepmux.manager.v1.StatusRequest
+	16, // 23: stepmux.manager.v1.Manager.Drain:input_type -> stepmux.manager.v1.DrainRequest
+	18, // 24: stepmux.manager.v1.Manager.Undrain:input_type -> stepmux.manager.v1.UndrainRequest
+	20, // 25: stepmux.manager.v1.Manager.KeepProject:input_type -> stepmux.manager.v1.KeepProjectRequest
+	22, // 26: stepmux.manager.v1.Manager.Artifacts:input_type -> stepmux.manager.v1.ArtifactsRequest
+	24, // 27: stepmux.manager.v1.Manager.Reserve:input_type -> stepmux.manager.v1.ReserveRequest
+	26, // 28: stepmux.manager.v1.Manager.Exec:input_type -> stepmux.manager.v1.ExecRequest
+	28, // 29: stepmux.manager.v1.Manager.Release:input_type -> stepmux.manager.v1.ReleaseRequest
+	4,  // 30: stepmux.manager.v1.Manager.Submit:output_type -> stepmux.manager.v1.SubmitResponse
+	6,  // 31: stepmux.manager.v1.Manager.Get:output_type -> stepmux.manager.v1.Build
+	9,  // 32: stepmux.manager.v1.Manager.List:output_type -> stepmux.manager.v1.ListResponse
+	11, // 33: stepmux.manager.v1.Manager.Follow:output_type -> stepmux.manager.v1.FollowResponse
+	13, // 34: stepmux.manager.v1.Manager.Cancel:output_type -> stepmux.manager.v1.CancelResponse
+	15, // 35: stepmux.manager.v1.Manager.Status:output_type -> stepmux.manager.v1.StatusResponse
+	17, // 36: stepmux.manager.v1.Manager.Drain:output_type -> stepmux.manager.v1.DrainResponse
+	19, // 37: stepmux.manager.v1.Manager.Undrain:output_type -> stepmux.manager.v1.UndrainResponse
+	21, // 38: stepmux.manager.v1.Manager.KeepProject:output_type -> stepmux.manager.v1.KeepProjectResponse
+	23, // 39: stepmux.manager.v1.Manager.Artifacts:output_type -> stepmux.manager.v1.ArtifactsResponse
+	25, // 40: stepmux.manager.v1.Manager.Reserve:output_type -> stepmux.manager.v1.ReserveResponse
+	27, // 41: stepmux.manager.v1.Manager.Exec:output_type -> stepmux.manager.v1.ExecResponse
+	29, // 42: stepmux.manager.v1.Manager.Release:output_type -> stepmux.manager.v1.ReleaseResponse
+	30, // [30:43] is the sub-list for method output_type
+	17, // [17:30] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_managerv1_manager_proto_init() }
@@ -1940,13 +2252,13 @@ func file_managerv1_manager_proto_init() {
 	if File_managerv1_manager_proto != nil {
 		return
 	}
-	file_managerv1_manager_proto_msgTypes[21].OneofWrappers = []any{
+	file_managerv1_manager_proto_msgTypes[25].OneofWrappers = []any{
 		(*ExecRequest_Start_)(nil),
 		(*ExecRequest_Input)(nil),
 		(*ExecRequest_EndInput)(nil),
 		(*ExecRequest_Signal)(nil),
 	}
-	file_managerv1_manager_proto_msgTypes[22].OneofWrappers = []any{
+	file_managerv1_manager_proto_msgTypes[26].OneofWrappers = []any{
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
 		(*ExecResponse_Exit_)(nil),
@@ -1957,7 +2269,7 @@ func file_managerv1_manager_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_managerv1_manager_proto_rawDesc), len(file_managerv1_manager_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   28,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
