@@ -209,6 +209,7 @@ var allowed = map[string][]string{
 	"internal/liveheap":       {},
 	"internal/filelock":       {},
 	"internal/oserr":          {},
+	"internal/oneproc":        {},
 	"internal/remotetest":     {"internal/wire"},
 	"internal/boundedhttp":    {},
 	"internal/boundedfile":    {},
@@ -236,7 +237,7 @@ var allowed = map[string][]string{
 	"bench/faults/faultrig": {"bench/faults"},
 
 	// The VM's end is two programs: vmsend_test.go has the lists of all that they link.
-	"cmd/stepmux-vm":    {"remote/commands", "remote/commands/doors", "remote/proc"},
+	"cmd/stepmux-vm":    {"internal/oneproc", "remote/commands", "remote/commands/doors", "remote/proc"},
 	"cmd/stepmux-fetch": {"remote/commands", "remote/commands/network", "internal/wire"},
 
 	"cmd/stepmux-custom-executor": {"instance/manager/customexecutor", "internal/buildinfo"},
