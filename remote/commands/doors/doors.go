@@ -26,7 +26,7 @@ import (
 // Commands are the commands that a manager starts on a VM, and that need no network there.
 var Commands = commands.Set{
 	"steps serve": serve, "steps proxy": proxy, "steps relay": relay, "steps script": script, "steps end": end,
-	"steps hold": hold, "steps isolation": tellIsolation,
+	"steps hold": hold, "steps isolation": tellIsolation, "ci": ci,
 	commands.GitLab + "steps serve": serveGitLab,
 }
 
@@ -72,8 +72,12 @@ func serveWith(fl *pflag.FlagSet, cfg remote.ServeConfig) commands.Runner {
 		if cfg.Grace == 0 {
 			cfg.Grace = -1 // no grace, for the package
 		}
+		cfg.Ready = runtime.SetDefaultGOMAXPROCS // see oneproc
 		if *detached {
-			cfg.LetGo = letGo
+			cfg.Ready = func() {
+				runtime.SetDefaultGOMAXPROCS()
+				letGo()
+			}
 		} else {
 			cfg.Detach = append(slices.Clone(os.Args[1:]), "--detached")
 		}
@@ -167,6 +171,18 @@ func tellIsolation(fl *pflag.FlagSet) commands.Runner {
 	})
 }
 
+func ci(*pflag.FlagSet) commands.Runner {
+	return func(ctx context.Context, args []string) (int, error) {
+		if len(args) > 0 {
+			return 0, fmt.Errorf("%w: ci takes no arguments, its steps are in the environment variable STEPS",
+				commands.ErrUsage)
+		}
+		return remote.CI(ctx, remote.Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}, remote.CIConfig{
+			WorkDir: os.Getenv("CI_PROJECT_DIR"), Environ: os.Environ(), Version: buildinfo.Version(),
+		})
+	}
+}
+
 func script(fl *pflag.FlagSet) commands.Runner {
 	cfg := remote.ScriptConfig{}
 	fl.Int64Var(&cfg.Size, "bytes", 0, "length of the script (required)")
@@ -186,6 +202,7 @@ func script(fl *pflag.FlagSet) commands.Runner {
 			return 0, fmt.Errorf("%w: name the SHELL after the flags", commands.ErrUsage)
 		}
 		cfg.Shell = args
+		runtime.SetDefaultGOMAXPROCS()
 		return remote.Script(ctx, os.Stdin, os.Stdout, os.Stderr, cfg)
 	}
 }
