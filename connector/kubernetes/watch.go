@@ -2,6 +2,7 @@ package kubernetes
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -32,6 +33,9 @@ func (p *Pod) watch(ctx context.Context) {
 		}
 		if err != nil && ctx.Err() == nil {
 			p.cfg.Logger.Debug("the pod is watched anew", "pod", p.name, "error", err)
+			if isCode(err, http.StatusUnauthorized) || isCode(err, http.StatusForbidden) {
+				p.setBlind(err)
+			}
 		}
 		if pause = min(2*pause, lastPause); time.Since(began) > lastPause {
 			pause = firstPause
@@ -60,6 +64,7 @@ func (p *Pod) watchOnce(ctx context.Context) error {
 		return err
 	}
 	defer answer.Body.Close()
+	p.setBlind(nil)
 	return readEvents(answer.Body, func(kind string, text json.RawMessage) error {
 		switch kind {
 		case "ADDED", "MODIFIED", "DELETED":
@@ -110,14 +115,20 @@ func (p *Pod) update(now *object) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.seen = *now
-	if said := now.pullError(); said != "" {
-		p.pull = said
-	}
+	now.pullErrors(p.pulls)
 	if now.ended() && p.end == nil {
-		p.endLocked(now.endText())
+		p.endLocked(now.endText(), now.ofNode())
 	}
 	p.changeLocked()
 	return true
+}
+
+// setBlind notes why the pod cannot be watched, or that it is.
+func (p *Pod) setBlind(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.blind = err
+	p.changeLocked()
 }
 
 // gone notes that the API server has no such pod any more.
@@ -129,16 +140,14 @@ func (p *Pod) gone(why string) {
 		if text := p.seen.endText(); text != "" {
 			why += " (" + text + ")"
 		}
-		p.endLocked(why)
+		p.endLocked(why, p.seen.ofNode())
 	}
 	p.changeLocked()
 }
 
-func (p *Pod) endLocked(why string) {
-	if why == "" {
-		why = "it has ended"
-	}
-	p.end = p.because(why)
+// endLocked notes why the pod has ended. another says that another pod may do.
+func (p *Pod) endLocked(why string, another bool) {
+	p.end = p.because(cmp.Or(why, "it has ended"), another)
 	close(p.dead)
 }
 
