@@ -67,8 +67,9 @@ build: $(MACHINES:%=carry-%) ## build bin/stepmux, the manager, which carries th
 # A file is packed again only if it has changed. Its time does not tell: the go command renews that.
 .PHONY: carry-%
 carry-%:
-	mkdir -p bin cmd/stepmux/carried
-	export GOOS=$(word 1,$(subst -, ,$*)) GOARCH=$(word 2,$(subst -, ,$*)) && $(call vm_end,bin/stepmux-vm-$*,bin/stepmux-fetch-$*)
+	@echo "compile the VM's end for $*"
+	@mkdir -p bin cmd/stepmux/carried
+	@export GOOS=$(word 1,$(subst -, ,$*)) GOARCH=$(word 2,$(subst -, ,$*)) && $(call vm_end,bin/stepmux-vm-$*,bin/stepmux-fetch-$*)
 	@for p in stepmux-vm-$* stepmux-fetch-$*; do \
 	  gzip -dc cmd/stepmux/carried/$$p.gz 2>/dev/null | cmp -s - bin/$$p || \
 	    { gzip -9nc bin/$$p >bin/$$p.gz && mv bin/$$p.gz cmd/stepmux/carried; } || exit 1; \

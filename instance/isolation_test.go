@@ -2,15 +2,20 @@ package instance_test
 
 import (
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/control"
+	"github.com/stepmux/stepmux/instance/metrics"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/internal/wire"
 )
@@ -77,6 +82,28 @@ func TestAutoIsOffWhereThereAreNoWallsAndSaysWhy(t *testing.T) {
 	require.Equal(t, "off", got.Level)
 	require.Contains(t, got.Reason, "isolation processes cannot be had: ")
 	require.Equal(t, got, p.Stat().Instances[0].Isolation)
+
+	status, table := control.StatusOf(control.Config{Provider: p}, time.Now()), &strings.Builder{}
+	require.NoError(t, status.WriteText(table, time.Now(), false))
+	require.Regexp(t, `\nvm-1 .* off .*\n(?s:.*)vm-1: isolation off: \Q`+got.Reason+`\E\n`, "\n"+table.String())
+	require.Contains(t, scraped(t, p), `stepmux_instance_isolation{instance="vm-1",level="off"} 1`+"\n")
+}
+
+// scraped returns the metrics of p's instances.
+func scraped(t *testing.T, p *instance.Provider) string {
+	t.Helper()
+	m := metrics.New()
+	m.Watch(p)
+	s, err := metrics.Serve(":0", m)
+	require.NoError(t, err)
+	t.Cleanup(s.Close)
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	answer, err := client.Get("http://" + s.Addr() + "/metrics")
+	require.NoError(t, err)
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	require.NoError(t, err)
+	return string(text)
 }
 
 func TestALevelByNameThatCannotBeHadFailsTheBuild(t *testing.T) {

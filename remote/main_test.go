@@ -2,7 +2,6 @@ package remote
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"os/signal"
 	"slices"
@@ -73,7 +72,9 @@ func play(role string) (err error) {
 		if cfg.Idle, err = time.ParseDuration(os.Args[1]); err != nil {
 			return err
 		}
-		fmt.Println("signals are handled")
+		if _, err = os.Stdout.WriteString("signals are handled\n"); err != nil {
+			return err
+		}
 		return Hold(ctx, cfg)
 	case "spy":
 		return spyRole(os.Args[1])

@@ -20,8 +20,9 @@ type RelayConfig = relay.Config
 //   - the manager breaks the protocol, takes no more bytes, or gives no sign of life for 45 s.
 //
 // At the end it hangs up first, so that the manager counts running processes as lost. Then it stops every process
-// (SIGTERM to its process group, Grace, SIGKILL) and everything that descends from one. It waits for all of that, which
-// is bounded, and returns how many processes could not be killed. If the relay itself is killed, its processes get
+// (SIGTERM to its process group, Grace, SIGKILL) and everything that descends from one, but for serves that linger, and
+// removes the directories of serves that are dead. It waits for all of that, which is bounded, and returns how many
+// processes could not be killed. If the relay itself is killed, its processes get
 // SIGTERM and their stdin ends.
 //
 // No other part of the program may start processes: while it runs the program is the parent of all orphans that

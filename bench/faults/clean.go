@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -40,7 +41,7 @@ func (r *rig) requireCleanWithin(bound time.Duration, since time.Time) {
 		r.find(Finding{What: Orphan, Build: fmt.Sprint(p.pid), Text: p.String()})
 	}
 	for _, path := range left {
-		r.find(Finding{What: Leftover, Build: path, Text: path})
+		r.find(Finding{What: Leftover, Build: path, Text: describe(path)})
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -68,4 +69,24 @@ func (r *rig) left() []string {
 		}
 	}
 	return found
+}
+
+// describe tells of a file when it was changed, and which process has locked it.
+func describe(path string) string {
+	fi, err := os.Lstat(path)
+	if err != nil {
+		return path + ", which is gone now"
+	}
+	text := fmt.Sprintf("%s (%v, changed %v ago", path, fi.Mode(), time.Since(fi.ModTime()).Round(time.Millisecond))
+	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
+		// "1: FLOCK  ADVISORY  WRITE 4711 08:01:131 0 EOF" (proc_locks(5)); the number after the device is the inode's.
+		locks, _ := os.ReadFile("/proc/locks")
+		for line := range strings.Lines(string(locks)) {
+			fields := strings.Fields(line)
+			if len(fields) > 5 && fields[1] == "FLOCK" && strings.HasSuffix(fields[5], fmt.Sprintf(":%d", st.Ino)) {
+				text += ", locked by process " + fields[4]
+			}
+		}
+	}
+	return text + ")"
 }

@@ -45,11 +45,16 @@ Standard output has a line for each action: its reference and its commit. It use
 			}
 			ctx, _, stop := endings(cmd.Context(), endsignal.All...)
 			defer stop()
+			none := true
 			err = actionmirror.Fill(ctx, server, dir, ".", uses, func(a actionmirror.Action) {
+				none = false
 				fmt.Fprintln(cmd.OutOrStdout(), termtext.Text(a.Uses), a.Commit)
 			})
 			if err != nil {
 				return systemError(err)
+			}
+			if none {
+				fmt.Fprintf(cmd.ErrOrStderr(), "note: %s needs no action of a repository\n", termtext.Text(src.Name))
 			}
 			return nil
 		},
@@ -57,6 +62,6 @@ Standard output has a line for each action: its reference and its commit. It use
 	fl := cmd.Flags()
 	f.register(fl)
 	fl.StringVar(&dir, "dir", dir, "the `directory`; it is made if it is missing")
-	fl.StringVar(&server, "server", server, "bring them from this `URL`")
+	fl.StringVar(&server, "server", server, "bring them from this `URL`, or from the directory of a mirror")
 	return cmd
 }

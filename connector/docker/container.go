@@ -162,6 +162,10 @@ func (c *Container) start(ctx context.Context) error {
 	if c.cfg.Spec.Container != "" {
 		return c.enter(ctx, daemon)
 	}
+	if daemon.podman {
+		return errors.New("this is podman, which lets nobody attach to a container before its start: start one with podman " +
+			"and name it by --container")
+	}
 	if c.image, err = c.findImage(ctx, c.cfg.Spec.Image); err != nil {
 		return err
 	}

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
+	"github.com/moby/moby/api/types/system"
 	"github.com/moby/moby/client"
 
 	"github.com/stepmux/stepmux/internal/flight"
@@ -31,6 +33,7 @@ type Daemon struct {
 type facts struct {
 	api      string // the version of the API to use
 	platform string // os/arch as Go names them
+	podman   bool   // it is podman's service, which has the same API
 }
 
 // look returns the daemon's facts.
@@ -44,6 +47,7 @@ func (d *Daemon) look(ctx context.Context, a *api) (facts, error) {
 		if told.Os != "linux" {
 			return facts{}, 0, fmt.Errorf("the Docker daemon runs containers of %.40q: only Linux can run builds", told.Os)
 		}
+		f.podman = slices.ContainsFunc(told.Components, func(c system.ComponentVersion) bool { return c.Name == "Podman Engine" })
 		return f, factsFor, nil
 	})
 }

@@ -322,6 +322,10 @@ func TestDaemonsThatAreNoneOrTooOld(t *testing.T) {
 			w.Header().Set("Api-Version", "1.41")
 			_, _ = w.Write([]byte(`{"Os":"windows","Arch":"amd64","ApiVersion":"1.41"}`))
 		}), `runs containers of "windows"`},
+		"podman": {answer(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Api-Version", "1.41")
+			_, _ = w.Write([]byte(`{"Os":"linux","Arch":"amd64","ApiVersion":"1.41","Components":[{"Name":"Podman Engine"}]}`))
+		}), "this is podman, which lets nobody attach to a container before its start"},
 		"full of errors": {answer(func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Api-Version", "1.41")
 			if strings.HasSuffix(r.URL.Path, "/_ping") {

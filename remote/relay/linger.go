@@ -22,9 +22,9 @@ func lingers(request *wire.RelayStart) bool {
 
 // spare keeps the serve that listens on the socket path alive when the relay ends, if a process of the relay has
 // started it. The kernel tells the process that listens, so no job can pose as one. The relay adopts that serve when p
-// has ended.
+// has ended. The marker may come when the relay is ending already: the serve goes on then, too.
 func (p *process) spare(path string) {
-	pid, err := socketdir.Listener(p.relay.life, path)
+	pid, err := socketdir.Listener(context.WithoutCancel(p.relay.life), path) // a connect to a unix socket does not block
 	if err != nil {
 		p.relay.log.Printf("the step runner on %s will not outlive this relay: %v", path, err)
 		return

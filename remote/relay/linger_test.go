@@ -2,6 +2,7 @@ package relay
 
 import (
 	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -17,15 +18,23 @@ import (
 func (r *relayed) startLingering(t *testing.T, id string) (serve proc.Info, socket string) {
 	t.Helper()
 	socket = remotetest.SocketIn(t, r.tmp, id)
-	c := r.startReq(t, wire.RelayStart{
+	_, serve = r.awaitLingering(t, socket, "linger", wire.ReadyLine(socket))
+	return serve, socket
+}
+
+// awaitLingering asks for a serve that outlives the relay, by a process of this role, waits until that says what is
+// wanted on stderr, and returns the request and the serve.
+func (r *relayed) awaitLingering(t *testing.T, socket, role, want string) (c *call, serve proc.Info) {
+	t.Helper()
+	c = r.startReq(t, wire.RelayStart{
 		Argv:  []string{os.Args[0], "steps", "serve", "--socket", socket, "--linger", "1h"},
-		Ready: socket, Env: []string{remotetest.RoleVar + "=linger"},
+		Ready: socket, Env: []string{remotetest.RoleVar + "=" + role},
 	}).granted(t)
 	c.send(t, wire.FrameData, string(wire.NewSecret().Line()))
 	for {
 		kind, text := c.next(t)
 		if kind == wire.FrameStderr {
-			require.Equal(t, wire.ReadyLine(socket), string(text))
+			require.Equal(t, want, string(text))
 			break
 		}
 	}
@@ -34,7 +43,7 @@ func (r *relayed) startLingering(t *testing.T, id string) (serve proc.Info, sock
 	serve, err = proc.ReadInfo(pid)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = unix.Kill(pid, unix.SIGKILL) })
-	return serve, socket
+	return c, serve
 }
 
 func TestLingeringServeOutlivesItsRelay(t *testing.T) {
@@ -66,6 +75,37 @@ func TestLingeringServeOutlivesItsRelay(t *testing.T) {
 			remotetest.Eventually(t, shell.Gone, "only the serve is spared")
 			require.NoError(t, unix.Kill(serve.PID, unix.SIGTERM))
 			remotetest.Eventually(t, serve.Gone, "it ends by a signal")
+		})
+	}
+}
+
+// Symptom: the step runner was killed by the relay's end, and its directory stayed, if it had begun to listen when the
+// manager was killed, and the relay read the marker after it had noticed that.
+func TestLingeringServeOutlivesARelayThatEndsBeforeTheMarkerIsRead(t *testing.T) {
+	for name, end := range map[string]func(*testing.T, *relayed, *call){
+		"the relay ends": func(*testing.T, *relayed, *call) {},
+		"the manager gives up the start": func(t *testing.T, r *relayed, c *call) {
+			require.NoError(t, c.Close())
+			remotetest.Eventually(t, func() bool {
+				pid, err := socketdir.Listener(t.Context(), remotetest.SocketIn(t, r.tmp, "42"))
+				serve, infoErr := proc.ReadInfo(pid)
+				return err == nil && infoErr == nil && serve.Parent == r.cmd.Process.Pid
+			}, "the relay has ended the process that told of the serve")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := startRelay(t)
+			socket := remotetest.SocketIn(t, r.tmp, "42")
+			c, serve := r.awaitLingering(t, socket, "linger late", "it listens\n")
+			end(t, r, c)
+			require.NoError(t, r.stdin.Close())
+			r.requireExit(t, 0, "")
+			pid, err := socketdir.Listener(t.Context(), socket)
+			require.NoError(t, err)
+			require.Equal(t, serve.PID, pid)
+			require.NoError(t, unix.Kill(pid, unix.SIGTERM))
+			remotetest.Eventually(t, serve.Gone, "it ends by a signal")
+			remotetest.RequireGone(t, filepath.Dir(socket))
 		})
 	}
 }

@@ -31,7 +31,7 @@ func play(role string) (err error) {
 	case "serve":
 		stdio := remote.Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}
 		return remote.Serve(ctx, stdio, remote.ServeConfig{Socket: os.Args[1]})
-	case "linger": // as the command: steps serve --socket PATH --linger LINGER [--detached]
+	case "linger", "linger late": // as the command: steps serve --socket PATH --linger LINGER [--detached]
 		cfg := remote.ServeConfig{Socket: os.Args[4], SecretOnStdin: true}
 		if cfg.Linger, err = time.ParseDuration(os.Args[6]); err != nil {
 			return err
@@ -39,7 +39,11 @@ func play(role string) (err error) {
 		if len(os.Args) == 7 {
 			cfg.Detach = append(os.Args[1:], "--detached")
 		}
-		return remote.Serve(ctx, remote.Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}, cfg)
+		stdio := remote.Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}
+		if role == "linger late" && cfg.Detach != nil {
+			stdio.Err = lateWriter{ctx}
+		}
+		return remote.Serve(ctx, stdio, cfg)
 	case "relay":
 		cfg := relay.Config{TempDir: os.Args[1]}
 		if cfg.Grace, err = time.ParseDuration(os.Args[2]); err != nil {
@@ -51,4 +55,13 @@ func play(role string) (err error) {
 		return nil
 	}
 	return remotetest.NoRole(role)
+}
+
+// lateWriter is the standard error of a process that tells the marker only when it is told to end itself.
+type lateWriter struct{ ctx context.Context } //nolint:containedctx // it is the writer's life
+
+func (w lateWriter) Write(p []byte) (int, error) {
+	_, _ = os.Stderr.WriteString("it listens\n")
+	<-w.ctx.Done()
+	return os.Stderr.Write(p)
 }

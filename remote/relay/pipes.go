@@ -110,13 +110,14 @@ func (p *process) scanner() func([]byte) {
 	if p.ready == nil {
 		return nil
 	}
-	scan := new(wire.MarkerScanner)
+	scan, told := new(wire.MarkerScanner), false
 	return func(b []byte) {
-		if isClosed(p.ready.done) {
+		if told {
 			return
 		}
 		_, _ = scan.Write(b) // never fails
-		if path, found := scan.Path(); found {
+		var path string
+		if path, told = scan.Path(); told {
 			if p.spares && wire.SameBuildSocket(p.ready.path, path) {
 				p.spare(path)
 			}

@@ -19,6 +19,7 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/pipe"
 	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/socketdir"
 	"github.com/stepmux/stepmux/remote/stale"
 )
 
@@ -26,6 +27,8 @@ const (
 	defaultGrace = 15 * time.Second
 	// killTimeout bounds the wait for processes that were killed: some cannot be.
 	killTimeout = 5 * time.Second
+	// sweepTimeout bounds the last sweep. The next relay or serve removes what is left of a large directory.
+	sweepTimeout = 5 * time.Second
 )
 
 // limits are the bounds of a relay.
@@ -60,8 +63,9 @@ type Config struct {
 
 // Run relays for the manager at in and out until in ends (then the error is nil), ctx ends, or the manager breaks the
 // protocol, takes no more bytes or gives no sign of life for 45 s. Notices go to log. Before it returns it stops every
-// process it has started and everything that descends from one, and waits for that. The error says how many processes
-// could not be killed. With Stay it then waits for the step runners that linger, until ctx ends.
+// process it has started and everything that descends from one, but for step runners that linger, and removes the
+// directories of dead ones. It waits for that. The error says how many processes could not be killed. With Stay it then
+// waits for the step runners that linger, until ctx ends.
 //
 // While it runs the program is a child subreaper and no other part of it may start processes (see [proc.Children]).
 func Run(ctx context.Context, in, out *os.File, log io.Writer, cfg Config) error {
@@ -169,6 +173,7 @@ func (r *relay) run(ctx context.Context) error {
 	if n := r.children.KillAll(); n > 0 {
 		left = fmt.Errorf("%d processes could not be killed", n)
 	}
+	r.sweepLast(ctx)
 	if errors.Is(reason, pipe.ErrLeash) {
 		reason = nil
 	}
@@ -210,6 +215,14 @@ func (r *relay) sweep() {
 	for _, err := range stale.Sweep(r.life, r.tempDir) {
 		r.log.Printf("%v", err)
 	}
+}
+
+// sweepLast removes the directories of serves that the end of this relay has killed: their inits, which would do so,
+// were killed with them.
+func (r *relay) sweepLast(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), sweepTimeout)
+	defer cancel()
+	_ = socketdir.Sweep(ctx, r.tempDir) // the next sweep tells what could not be removed
 }
 
 func isClosed(c <-chan struct{}) bool {

@@ -139,6 +139,15 @@ func TestRelaySweepsTheDirectoryOfAKilledServe(t *testing.T) {
 	require.FileExists(t, path)
 }
 
+func TestRelayThatEndsRemovesTheDirectoriesOfThoseItKills(t *testing.T) {
+	r := startSweptRelay(t)
+	dir := filepath.Join(r.tmp, wire.SocketBase, "42")
+	r.sh(t, `mkdir -m 700 "$1" && exec 9<"$1" && flock 9 && echo $$ && exec sleep 1000`, dir).pid(t)
+	require.NoError(t, r.stdin.Close())
+	r.requireExit(t, 0, "")
+	require.NoDirExists(t, dir)
+}
+
 func TestRelayNotesADirectoryItCannotSweep(t *testing.T) {
 	r := launchRelay(t, time.Minute)
 	require.NoError(t, os.Symlink("/", filepath.Join(r.tmp, wire.SocketBase)))
