@@ -270,6 +270,7 @@ func TestAPodThatFailsForItsNodeGetsASuccessor(t *testing.T) {
 		pods   int
 	}{
 		"unknown": {ended("stepmux-init", kubetest.Object{"exitCode": 137, "reason": "ContainerStatusUnknown"}), 2},
+		"lost":    {ended("stepmux-init", kubetest.Object{"exitCode": 255, "reason": "Unknown"}), 2},
 		"killed":  {ended("stepmux-init", kubetest.Object{"exitCode": 137, "reason": "Error"}), 2},
 		"not started": {ended("stepmux-init", kubetest.Object{
 			"exitCode": 128, "reason": "StartError", "message": "ttrpc: closed",

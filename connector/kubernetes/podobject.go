@@ -158,7 +158,7 @@ func (o *object) ofNode() bool {
 // its image.
 func (t *termination) ofNode() bool {
 	switch t.Reason {
-	case "ContainerStatusUnknown":
+	case "ContainerStatusUnknown", "Unknown": // the kubelet's word, and containerd's
 		return true
 	case "StartError", "ContainerCannotRun":
 		return !slices.ContainsFunc(imageFaults, func(s string) bool { return strings.Contains(t.Message, s) })
