@@ -150,7 +150,7 @@ func TestAPodThatIsDeletedByHandEndsItsBuildAtOnce(t *testing.T) {
 	log := &lines{on: func(int) { s.Delete(p.Name()) }}
 	_, err := c.Execute(t.Context(), connector.Job{Steps: []byte("run: [{name: a, script: echo here; sleep 60}]")}, log)
 	require.ErrorIs(t, err, connector.ErrGone)
-	require.ErrorContains(t, err, "pod "+p.Name()+": it was deleted")
+	require.ErrorContains(t, err, "pod "+p.Name()+": it was deleted (container build: exit status 0)")
 }
 
 func TestAPodOfANodeThatIsDrainedSaysSo(t *testing.T) {
@@ -164,32 +164,30 @@ func TestAPodOfANodeThatIsDrainedSaysSo(t *testing.T) {
 		s.Delete(p.Name())
 	}}
 	_, err := c.Execute(t.Context(), connector.Job{Steps: []byte("run: [{name: a, script: echo here; sleep 60}]")}, log)
-	require.ErrorContains(t, err, "it was deleted (EvictionByEvictionAPI: Eviction API: evicting)")
+	require.ErrorContains(t, err, "it was deleted (EvictionByEvictionAPI: Eviction API: evicting; container build: ")
 }
 
-// The build goes on in its pod for the time of its linger.
-func TestALoginThatExpiresInTheMiddleIsTheErrorOfItsBuild(t *testing.T) {
+// The build goes on in its pod for the time of its linger, in which its Connector asks again.
+func TestALoginThatExpiresInTheMiddleIsNamed(t *testing.T) {
 	s := kubetest.Serve(t)
 	var expired atomic.Bool
-	s.Answer = func(w http.ResponseWriter, r *http.Request) bool {
-		if expired.Load() && strings.HasSuffix(r.URL.Path, "/exec") {
+	s.Answer = func(w http.ResponseWriter, _ *http.Request) bool {
+		if expired.Load() {
 			kubetest.Refuse(w, http.StatusUnauthorized, "Unauthorized")
-			return true
 		}
-		return false
+		return expired.Load()
 	}
-	cfg := config(t, load(t, s))
-	cfg.Linger = 200 * time.Millisecond
-	p := start(t, cfg)
-	c := connect(t, s, p, nil)
-	log := &lines{on: func(int) {
-		if !expired.Swap(true) {
-			s.Cut()
-		}
-	}}
-	_, err := c.Execute(t.Context(), connector.Job{Steps: []byte("run: [{name: a, script: echo here; sleep 60}]")}, log)
-	require.ErrorContains(t, err, "its step runner could not be reached for 200ms")
+	p := start(t, config(t, load(t, s)))
+	var place connector.Config
+	p.Configure(&place)
+	expired.Store(true)
+	_, err := place.Reconnect(t.Context())
 	require.ErrorContains(t, err, "Unauthorized (is the login of the kubeconfig's user still valid?)")
+	require.NotErrorIs(t, err, connector.ErrGone)
+	expired.Store(false)
+	lease, err := place.Reconnect(t.Context())
+	require.NoError(t, err)
+	lease.Release()
 }
 
 // A container that ran out of memory ends with all its processes.
@@ -287,26 +285,32 @@ func TestAPodThatFailsForItsNodeGetsASuccessor(t *testing.T) {
 			pods := 0
 			s.Fate = func(kubetest.Object) kubetest.Object {
 				if pods++; pods > 1 {
-					return nil
+					return kubetest.Object{"phase": "Failed", "reason": "Evicted"}
 				}
 				return c.status
 			}
-			cfg := config(t, load(t, s))
-			var log bytes.Buffer
-			cfg.Log = &log
-			p, err := kubernetes.Start(t.Context(), cfg)
-			require.Equal(t, c.pods, pods)
-			if c.pods == 1 {
-				require.Error(t, err)
-				require.Empty(t, s.Pods())
-				return
-			}
-			require.NoError(t, err)
-			require.Equal(t, []string{p.Name()}, s.Pods())
-			require.Contains(t, log.String(), "another pod is made: pod stepmux-b1-")
-			require.NoError(t, p.Close(t.Context()))
+			_, err := kubernetes.Start(t.Context(), config(t, load(t, s)))
+			require.Error(t, err)
+			require.Equal(t, c.pods, pods, "%v", err)
+			require.Empty(t, s.Pods())
 		})
 	}
+	t.Run("and starts", func(t *testing.T) {
+		s := kubetest.Serve(t)
+		pods := 0
+		s.Fate = func(kubetest.Object) kubetest.Object {
+			if pods++; pods > 1 {
+				return nil
+			}
+			return kubetest.Object{"phase": "Failed", "reason": "NodeAffinity"}
+		}
+		cfg := config(t, load(t, s))
+		var log bytes.Buffer
+		cfg.Log = &log
+		p := start(t, cfg)
+		require.Equal(t, []string{p.Name()}, s.Pods())
+		require.Contains(t, log.String(), "another pod is made: pod stepmux-b1-")
+	})
 	t.Run("always", func(t *testing.T) {
 		s := kubetest.Serve(t)
 		pods := 0

@@ -214,6 +214,14 @@ func (o *object) endText() string {
 	return strings.Join(all, "; ")
 }
 
+// deletedText says that a pod was deleted, and why if that is known.
+func (o *object) deletedText() string {
+	if text := o.endText(); text != "" {
+		return "it was deleted (" + text + ")"
+	}
+	return "it was deleted"
+}
+
 // text describes the end of a container.
 func (t *termination) text() string {
 	text := fmt.Sprintf("exit status %d", t.ExitCode)

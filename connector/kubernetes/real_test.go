@@ -210,7 +210,7 @@ subjects: [{kind: User, name: nobody, apiGroup: rbac.authorization.k8s.io}]
 		c, _ := realConnect(t, p)
 		log := &lines{on: func(int) { go k.Remove(t, "/api/v1/namespaces/default/pods/"+p.Name()) }}
 		_, err := c.Execute(t.Context(), connector.Job{Steps: []byte("run: [{name: a, script: echo here; sleep 60}]")}, log)
-		require.Error(t, err)
+		require.ErrorContains(t, err, "it was deleted")
 		t.Log(err)
 
 		cfg := realConfig(t, cluster)
@@ -229,10 +229,17 @@ subjects: [{kind: User, name: nobody, apiGroup: rbac.authorization.k8s.io}]
 		cfg.Spec.Services = []kubernetes.Service{{
 			Image: kubetest.Image, Alias: "web", Command: []string{"sleep 1; httpd -f -p 18642 -h /etc"},
 			Entrypoint: []string{"sh", "-c"}, Env: []string{"HEALTHCHECK_TCP_PORT=18642"},
+		}, {
+			Image: kubetest.Image, Alias: "probed", Command: []string{"sh", "-c", "sleep 1; touch /ready; sleep 600"},
 		}}
+		cfg.Spec.Template = append(cfg.Spec.Template, []byte(`  initContainers:
+  - name: probed
+    readinessProbe: {exec: {command: [test, -e, /ready]}, periodSeconds: 1}
+`)...)
 		began := time.Now()
 		p := start(t, cfg)
-		t.Logf("a pod with a service that listens after a second took %v", time.Since(began))
+		t.Logf("a pod with services that are ready after a second took %v", time.Since(began))
+		require.Equal(t, map[string]bool{"build": true, "web": true, "probed": true}, k.Ready(t, p.Name()))
 		c, _ := realConnect(t, p)
 		var log bytes.Buffer
 		job := connector.Job{Steps: []byte("run: [{name: a, script: wget -qO- http://web:18642/passwd}]")}

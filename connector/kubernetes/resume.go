@@ -47,7 +47,7 @@ func (p *Pod) attach(ctx context.Context) (err error) {
 	})
 	switch {
 	case isCode(err, http.StatusNotFound):
-		p.gone("it was deleted")
+		p.gone()
 	case err != nil:
 		return err
 	case p.update(&now):

@@ -28,7 +28,7 @@ func (p *Pod) watch(ctx context.Context) {
 		began := time.Now()
 		err := p.watchOnce(ctx)
 		if isCode(err, http.StatusNotFound) {
-			p.gone("it was deleted")
+			p.gone()
 			return
 		}
 		if err != nil && ctx.Err() == nil {
@@ -76,7 +76,7 @@ func (p *Pod) watchOnce(ctx context.Context) error {
 			return fmt.Errorf("%s: %w", op, err)
 		}
 		if p.update(&now); kind == "DELETED" {
-			p.gone("it was deleted")
+			p.gone()
 			return io.EOF
 		}
 		return nil
@@ -109,14 +109,18 @@ func readEvents(from io.Reader, take func(kind string, text json.RawMessage) err
 // update takes over a newer state of the pod. It returns false if that is another pod of the same name.
 func (p *Pod) update(now *object) bool {
 	if p.uid != now.Metadata.UID {
-		p.gone("it was deleted, and another has its name")
+		p.gone()
 		return false
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.seen = *now
 	now.pullErrors(p.pulls)
-	if now.ended() && p.end == nil {
+	switch {
+	case !now.ended() || p.end != nil:
+	case now.Metadata.DeletionTimestamp != nil:
+		p.endLocked(now.deletedText(), now.ofNode())
+	default:
 		p.endLocked(now.endText(), now.ofNode())
 	}
 	p.changeLocked()
@@ -132,15 +136,12 @@ func (p *Pod) setBlind(err error) {
 }
 
 // gone notes that the API server has no such pod any more.
-func (p *Pod) gone(why string) {
+func (p *Pod) gone() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.removed = true
 	if p.end == nil {
-		if text := p.seen.endText(); text != "" {
-			why += " (" + text + ")"
-		}
-		p.endLocked(why, p.seen.ofNode())
+		p.endLocked(p.seen.deletedText(), p.seen.ofNode())
 	}
 	p.changeLocked()
 }

@@ -156,6 +156,17 @@ func (s *Server) Delete(name string) {
 		return
 	}
 	p.deleted = true
+	// As the kubelet tells it: the containers end before the pod is gone.
+	now := maps.Clone(p.object)
+	meta, status := maps.Clone(at(now, "metadata")), maps.Clone(at(now, "status"))
+	meta["deletionTimestamp"] = time.Now().UTC().Format(time.RFC3339)
+	if status["phase"] == "Running" {
+		status["phase"], status["containerStatuses"] = "Succeeded", []any{Object{
+			"name": "build", "state": Object{"terminated": Object{"exitCode": 0}},
+		}}
+	}
+	now["metadata"], now["status"] = meta, status
+	p.object = now
 	s.changeLocked(p)
 	s.mu.Unlock()
 	if p.dir != "" {
