@@ -329,7 +329,7 @@ func (p *Pod) because(why string, another bool) error {
 	return &podError{pod: p.name, why: foreignText(why), another: another}
 }
 
-// isPodsFault reports whether another pod may do what this one did not.
+// isPodsFault reports whether another pod may do, although this one did not.
 func isPodsFault(err error) bool {
 	e, ok := errors.AsType[*podError](err)
 	return ok && e.another

@@ -177,7 +177,7 @@ func checkProject(digest string, size int64) error {
 	return nil
 }
 
-// project returns the project of a build, nil if it has none.
+// project returns the project of a build, or nil.
 func (m *Manager) project(job *pb.Job) *files.Project {
 	digest := job.GetProject()
 	if digest == "" {
@@ -188,7 +188,7 @@ func (m *Manager) project(job *pb.Job) *files.Project {
 	}}
 }
 
-// artifacts returns the artifacts of a build, nil if it has none. What comes is kept by the build's ID.
+// artifacts returns the artifacts of a build, or nil. They are kept by the build's ID.
 func (m *Manager) artifacts(id string, job *pb.Job) *files.Artifacts {
 	if len(job.GetArtifacts()) == 0 {
 		return nil
