@@ -46,7 +46,7 @@ type Artifacts struct {
 	Take func(ctx context.Context, archive *os.File) error
 }
 
-// VM remembers which archives a VM has. The zero value knows none. It is safe for concurrent use.
+// VM remembers which archives a VM has. The zero value is ready to use. It is safe for concurrent use.
 type VM struct {
 	apart atomic.Bool // its builds share no archives
 
@@ -192,7 +192,7 @@ type Collection struct {
 	file    *os.File // nil before the first piece
 	arrived int64
 	size    int64
-	// Note is what the VM says of patterns that matched nothing and of files that were left out. It is foreign text.
+	// Note is the VM's text about patterns that matched nothing and of files that were left out. It is foreign text.
 	Note string
 }
 

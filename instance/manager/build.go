@@ -152,7 +152,7 @@ func (b *build) isLost(err error) bool {
 
 // again makes a build that was lost because of err ready for its next attempt, and reports whether it has done so.
 func (m *Manager) again(b *build, e *instance.Executor, err error) bool {
-	_ = e.Cleanup(m.life) // what may be left ends by itself, after its linger
+	_ = e.Cleanup(m.life) // the rest ends by itself, after its linger
 	m.cfg.Logger.Warn("the build is lost and runs again", "build", b.id, "instance", e.Instance(), "error", err)
 	m.keepTrying("keep the next attempt", b, func() error {
 		return m.change(b, func(r *record) {

@@ -207,6 +207,7 @@ var allowed = map[string][]string{
 	"internal/liveheap":       {},
 	"internal/filelock":       {},
 	"internal/oserr":          {},
+	"internal/oneproc":        {},
 	"internal/remotetest":     {"internal/wire"},
 	"internal/boundedhttp":    {},
 	"internal/boundedfile":    {},
@@ -234,7 +235,7 @@ var allowed = map[string][]string{
 	"bench/faults/faultrig": {"bench/faults"},
 
 	// The VM's end is two programs: vmsend_test.go has the lists of all that they link.
-	"cmd/stepmux-vm":    {"remote/commands", "remote/commands/doors", "remote/proc"},
+	"cmd/stepmux-vm":    {"internal/oneproc", "remote/commands", "remote/commands/doors", "remote/proc"},
 	"cmd/stepmux-fetch": {"remote/commands", "remote/commands/network", "internal/wire"},
 
 	// The program joins both ends. embeddedvm is its embedded VM, remote/proc the init of its processes.

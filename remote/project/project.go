@@ -44,7 +44,7 @@ type Project struct {
 
 	turn   chan struct{} // held by a call; guards the following
 	placed *pb.PlaceRequest
-	upload *contents.Upload // the archive of which a part has arrived; nil if there is none
+	upload *contents.Upload // the archive of which a part has arrived; may be nil
 	packed *os.File
 	note   string
 }
@@ -148,7 +148,7 @@ func (p *Project) place(
 		}
 		defer archive.Close()
 	}
-	// What an earlier call has left is not complete.
+	// The rest of an earlier call is not complete.
 	if err := os.RemoveAll(p.dir()); err != nil {
 		return err
 	}
