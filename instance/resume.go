@@ -76,6 +76,25 @@ func (e *Executor) Resume(ctx context.Context, instance, socket string) (err err
 	return err
 }
 
+// Occupy takes the place of Prepare for a build that another process had begun, without a step runner: it takes a slot
+// on that instance even if all are taken, and does not connect. Client then connects when it needs to.
+func (e *Executor) Occupy(instance string) (err error) {
+	ctx, finish := bind(context.Background(), e.life, ErrCleanedUp)
+	defer finish(&err)
+	if e.Instance() != "" {
+		return errors.New("instance: Occupy after Prepare")
+	}
+	s, err := e.provider.cfg.Group.occupy(e.build.ID, instance)
+	if err != nil {
+		return err
+	}
+	if !e.keep(func() { e.slot, e.started, e.resumed = s, time.Now(), true }) {
+		s.giveBack()
+		return ErrCleanedUp
+	}
+	return ctx.Err()
+}
+
 // Leave is Cleanup for a build that lingers and is to go on in another process: it ends nothing on the instance.
 // Execute returns with an error that says nothing of the job. If the step runner does not listen yet, as in a Connect
 // that has not returned, its start is given up. Once Leave has returned the log has all that its Writer was given.

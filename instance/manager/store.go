@@ -453,8 +453,8 @@ func (s *store) newest(ctx context.Context, take func(*record) bool) error {
 			return fmt.Errorf("list the builds: %w", err)
 		}
 		r := new(record)
-		if len(msg.Data) == 0 || json.Unmarshal(msg.Data, r) != nil {
-			continue // the mark of a build that is not kept any more
+		if len(msg.Data) == 0 || json.Unmarshal(msg.Data, r) != nil || r.ID == "" {
+			continue // the mark of a build that is not kept any more, or a lease
 		}
 		if !take(r) {
 			return nil
