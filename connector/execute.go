@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/stepmux/stepmux/connector/buildlog"
+	"github.com/stepmux/stepmux/connector/files"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/internal/wire"
@@ -65,6 +66,12 @@ type Job struct {
 	// WorkDir is where steps run, relative to the login's home. If empty, a fresh directory that is
 	// removed at the end.
 	WorkDir string
+	// Project is the archive whose files the work directory has when the first step runs; CI_PROJECT_DIR tells where that
+	// is. Exclusive with WorkDir, as are Artifacts. May be nil.
+	Project *files.Project
+	// Artifacts come back when the job has ended, also if it failed: Execute returns after that. A job that was cancelled
+	// has none. If they cannot be had that fails a job that has succeeded. May be nil.
+	Artifacts *files.Artifacts
 	// Timeout ends the job as failed. If zero, the step runner's limit.
 	Timeout time.Duration
 	// Grace is the time between SIGTERM and SIGKILL when the job is stopped. If zero, 10s. GitLab's step runners have
@@ -202,6 +209,11 @@ func (b *build) execute(
 	ctx, calls context.Context, end context.CancelCauseFunc, client *grpc.ClientConn, job Job, log, stderr *buildlog.Log,
 ) (result Result, traceErr, err error) {
 	if b.program.Kind == program.StepRunner {
+		if job.Project != nil || job.Artifacts != nil {
+			err = &RequestError{Message: fmt.Sprintf("%v takes no project and gives no artifacts: use a stepmux on the VM",
+				b.program)}
+			return Result{}, err, err
+		}
 		job.WorkDir = cmp.Or(job.WorkDir, workDir(b.serve.socket))
 		e := &gitlabExecution{rpc: runnerproto.NewStepRunnerClient(client), job: job, log: log}
 		b.c.isolated(program.Isolation{Level: wire.IsolationOff, Reason: fmt.Sprintf("%v has none", b.program)})
@@ -217,6 +229,11 @@ func (b *build) execute(
 		log.Begin()
 		stderr.Begin()
 	}
+	if job.Project != nil || job.Artifacts != nil {
+		if err := e.place(ctx, calls, pb.NewFilesClient(client), &b.c.cfg.VM.files); err != nil {
+			return Result{}, err, err
+		}
+	}
 	// A job that was cancelled before may have ended and be forgotten: it must not be delivered again.
 	if !job.Resumed || ctx.Err() == nil {
 		if err := e.submit(ctx, calls); err != nil {
@@ -224,6 +241,9 @@ func (b *build) execute(
 		}
 	}
 	result, traceErr, err = e.follow(ctx, calls, end)
+	if err == nil && job.Artifacts != nil && result.Status != Cancelled {
+		err = e.collect(ctx, calls, pb.NewFilesClient(client), result, log.Remarks(b.c.closing))
+	}
 	if e.last != nil {
 		b.c.isolated(isolationOf(e.last))
 		b.c.mu.Lock()

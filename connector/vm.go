@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/stepmux/stepmux/connector/files"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/internal/flight"
 	"github.com/stepmux/stepmux/internal/vmlog"
@@ -25,6 +26,7 @@ type VM struct {
 	native             atomic.Int32 // open streamlocal bridges of builds that a relay started
 	skewTold           atomic.Bool  // the warning about another version was logged
 	logs               vmlog.Limiter
+	files              files.VM
 
 	mu     sync.Mutex        // guards the following
 	search *search           // of the last build; nil before the first

@@ -92,7 +92,7 @@ func TestAutoIsOffWhereThereAreNoWallsAndSaysWhy(t *testing.T) {
 // scraped returns the metrics of p's instances.
 func scraped(t *testing.T, p *instance.Provider) string {
 	t.Helper()
-	m := metrics.New()
+	m := metrics.New("v1")
 	m.Watch(p)
 	s, err := metrics.Serve(":0", m)
 	require.NoError(t, err)

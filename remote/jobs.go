@@ -13,6 +13,7 @@ import (
 	"github.com/stepmux/stepmux/remote/job"
 	"github.com/stepmux/stepmux/remote/job/service"
 	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/project"
 	"github.com/stepmux/stepmux/remote/step/action"
 	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/step/engine"
@@ -42,6 +43,9 @@ func (cfg *ServeConfig) jobs() (jobs job.Config, err error) {
 // fetchCommand is the command of this program that fetches steps. The file at its path may be another one by now.
 var fetchCommand = []string{"/proc/self/exe", "steps", "fetch"}
 
+// archiveCommand is the beginning of the commands that pack and unpack archives.
+var archiveCommand = []string{"/proc/self/exe", "steps"}
+
 // openJobs opens the job store of the build, configured by cfg, in its directory dir, and the step service in front of
 // it. The steps that jobs fetch are in the cache directory, which builds share; every other file of a job is in dir. If
 // this process is killed, init, which starts the jobs' processes, removes dir. The jobRunner closes init.
@@ -61,7 +65,13 @@ func openJobs(
 		return nil, err
 	}
 	server := service.NewServer(store, options...)
+	files := project.New(project.Config{
+		Dir: dir, CacheDir: filepath.Join(cmp.Or(serve.CacheDir, component.DefaultDir()), "projects"),
+		Command: archiveCommand,
+	})
+	files.Register(server)
 	return &jobRunner{server: server, warm: store.Warm, stop: store.Shutdown, close: func() error {
+		files.Close()
 		return errors.Join(store.Close(), init.Close())
 	}}, nil
 }

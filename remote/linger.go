@@ -33,9 +33,6 @@ type Lingering struct {
 	// configuration but without Detach. With Linger, Serve starts that in a session of its own, and returns once it
 	// listens, or once a serve of the build is found that listens already. If nil, Serve itself lingers.
 	Detach []string
-	// LetGo is called by a Serve that lingers when the ready marker is printed: the caller closes the files that it shares
-	// with the process that started it. It may be nil.
-	LetGo func()
 }
 
 // defaultKeep is how long jobs that have ended are kept at least.
@@ -67,12 +64,11 @@ type hold struct {
 	release func()
 	notices io.Writer
 	lease   *linger.Lease // nil for a leash
-	letGo   func()        // not nil
 }
 
 // hold returns the manager's hold on this serve.
 func (cfg *ServeConfig) hold(ctx context.Context, stdio Stdio) (*hold, error) {
-	h := &hold{notices: stdio.Err, letGo: func() {}}
+	h := &hold{notices: stdio.Err}
 	if cfg.Linger == 0 {
 		var err error
 		h.life, h.release, err = pipe.Leash(ctx, stdio.In)
@@ -80,9 +76,6 @@ func (cfg *ServeConfig) hold(ctx context.Context, stdio Stdio) (*hold, error) {
 	}
 	h.lease = linger.New(ctx, cfg.Linger)
 	h.life, h.release, h.notices = h.lease.Context(), h.lease.Close, h.lease
-	if cfg.LetGo != nil {
-		h.letGo = cfg.LetGo
-	}
 	return h, nil
 }
 

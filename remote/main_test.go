@@ -62,7 +62,7 @@ func play(role string) (err error) {
 			return err
 		}
 		if len(os.Args) > 6 {
-			cfg.LetGo = letGo
+			cfg.Ready = letGo
 		} else {
 			cfg.Detach = append(os.Args[1:], "--detached")
 		}

@@ -76,6 +76,8 @@ type ServeConfig struct {
 	Actions action.Config
 	// Version is the version of this program, for the traces of jobs.
 	Version string
+	// Ready is called once the ready marker is printed. Optional.
+	Ready func()
 }
 
 // Serve runs the step service of one build. It makes the build's private directory, or takes the one that its caller
@@ -185,7 +187,9 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 		return errors.Join(fmt.Errorf("serve: %w", err), end(alive, jobs, nil, cfg.Grace))
 	}
 	_, _ = io.WriteString(stdio.Err, wire.ReadyLine(dir.Socket()))
-	hold.letGo()
+	if cfg.Ready != nil {
+		cfg.Ready()
+	}
 	if why := dir.Moved(); why != nil {
 		log.Printf("cannot use the directory of the socket, made %s instead: %v", dir.Path(), why)
 	}

@@ -5,6 +5,7 @@ package main
 import (
 	"os"
 
+	_ "github.com/stepmux/stepmux/internal/oneproc" // it starts faster so
 	"github.com/stepmux/stepmux/remote/commands"
 	"github.com/stepmux/stepmux/remote/commands/doors"
 	"github.com/stepmux/stepmux/remote/proc"

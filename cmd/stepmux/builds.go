@@ -42,7 +42,7 @@ func (f *buildFlags) register(fl *pflag.FlagSet) {
 		"1, and their number in CI_NODE_TOTAL")
 	fl.BoolVar(&f.each, "each", false, "run the builds on every VM")
 	fl.Func("select", "`LABEL=VALUE`, a label of the inventory: use only VMs that have it; repeatable, a VM has all",
-		func(text string) error { return f.assign(f.selected, text) })
+		func(text string) error { return assign(f.selected, text) })
 	fl.Func("matrix", "`NAME=VALUE,VALUE...`: run the builds with each value of this job variable, which is in the "+
 		"environment too; repeatable, for each combination", func(text string) error {
 		name, values, ok := strings.Cut(text, "=")
@@ -59,13 +59,13 @@ func (f *buildFlags) register(fl *pflag.FlagSet) {
 		if name, _, _ := strings.Cut(text, "="); !variableName.MatchString(name) {
 			return fmt.Errorf("%.80q: write NAME=VALUE", text)
 		}
-		return f.assign(f.env, text)
+		return assign(f.env, text)
 	})
 	fl.IntVar(&f.maxFailures, "max-failures", 0, "start no more builds once this many have failed (default no limit)")
 }
 
 // assign adds NAME=VALUE to a map.
-func (f *buildFlags) assign(to map[string]string, text string) error {
+func assign(to map[string]string, text string) error {
 	name, value, ok := strings.Cut(text, "=")
 	if !ok || name == "" {
 		return fmt.Errorf("%.80q: write NAME=VALUE", text)

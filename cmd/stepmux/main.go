@@ -130,6 +130,7 @@ Start with:  stepmux run examples/hello.yml
 		},
 	})
 	root.AddCommand(newRunCommand(), newManagerCommand(), newSubmitCommand(), newLogsCommand(), newCancelCommand(),
+		newArtifactsCommand(),
 		newBuildsCommand(), newPsCommand(), newDrainCommand(), newUndrainCommand(), newDoctorCommand(),
 		newCICommand(), newLocalCommand(), newReplayCommand(), newTraceCommand(), newValidateCommand(), newCacheCommand(),
 		newActionsCommand(), newStepsCommand(), newVersionCommand())

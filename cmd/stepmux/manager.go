@@ -59,6 +59,7 @@ type managerFlags struct {
 	linger  time.Duration
 	keep    time.Duration
 	logs    string
+	files   string
 	metrics string
 }
 
@@ -112,6 +113,8 @@ Exit codes:
 	f.keep = manager.DefaultKeep
 	timeFlag(fl, &f.keep, "keep", "how long builds that have ended, and logs, are kept")
 	fl.StringVar(&f.logs, "keep-logs", "10g", "most `BYTES` of all logs, as in 500m or 10g; the oldest go first")
+	fl.StringVar(&f.files, "keep-files", "10g", "most `BYTES` of all projects that builds need, and of all artifacts; "+
+		"the artifacts of the oldest builds go first")
 	fl.StringVar(&f.metrics, "metrics", "",
 		"serve Prometheus metrics and /healthz on [HOST]:PORT; without HOST for this machine only (default off)")
 	return cmd
@@ -125,6 +128,7 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 	}
 	group := -1
 	logBytes, sizeErr := units.RAMInBytes(f.logs)
+	fileBytes, filesErr := units.RAMInBytes(f.files)
 	switch {
 	case f.state == "":
 		return errors.New("--state is missing: it names the directory of the queue, the builds and the logs")
@@ -134,6 +138,8 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 		return errors.New("--keep: use at least a minute")
 	case sizeErr != nil || logBytes < 1<<20:
 		return fmt.Errorf("--keep-logs %q: use a size of at least 1m, as in 500m or 10g", f.logs)
+	case filesErr != nil || fileBytes < 1<<20:
+		return fmt.Errorf("--keep-files %q: use a size of at least 1m, as in 500m or 10g", f.files)
 	case f.group != "":
 		if group, err = groupID(f.group); err != nil {
 			return fmt.Errorf("--socket-group: %w", err)
@@ -163,7 +169,7 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 	if f.check {
 		return nil
 	}
-	counts := metrics.New()
+	counts := metrics.New(buildinfo.Version())
 	provider, err := instance.NewProvider(instance.Config{
 		Group: vms, Route: f.route, Bootstrap: bootstrap, Version: buildinfo.Version(), Logger: logger,
 		ConnTrace: counts.ConnTrace(), DialDone: counts.Dialed, Retired: counts.Retired,
@@ -183,7 +189,7 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 	}
 	return f.serve(ctx, group, manager.Config{
 		Dir: f.state, KeyFile: f.key, Provider: provider, Group: vms, Linger: f.linger, EndBuilds: embedded,
-		Keep: f.keep, LogBytes: logBytes, Version: buildinfo.Version(), InventoryErr: f.inventoryErr,
+		Keep: f.keep, LogBytes: logBytes, FileBytes: fileBytes, Version: buildinfo.Version(), InventoryErr: f.inventoryErr,
 		OnEnd: counts.Ended, Logger: logger,
 	})
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/connector/files"
 	"github.com/stepmux/stepmux/connector/kubernetes"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/batch"
@@ -29,6 +30,9 @@ import (
 	"github.com/stepmux/stepmux/remote"
 	"github.com/stepmux/stepmux/remote/standalone"
 )
+
+// tellArtifacts is how many builds a run may have at most for a line about the artifacts of each.
+const tellArtifacts = 20
 
 type runFlags struct {
 	vmFlags
@@ -40,12 +44,14 @@ type runFlags struct {
 	runFiles
 	policyFlags
 	buildFlags
-	route   connector.Route
-	timeout time.Duration
-	linger  time.Duration
-	vars    []string
-	masked  []string
-	output  string
+	projectFlags
+	artifactsDir string
+	route        connector.Route
+	timeout      time.Duration
+	linger       time.Duration
+	vars         []string
+	masked       []string
+	output       string
 }
 
 func newRunCommand() *cobra.Command {
@@ -93,6 +99,9 @@ summary; the logs go to standard error.
 	f.registerDaemon(fl)
 	f.podFlags.register(fl)
 	f.buildFlags.register(fl)
+	f.registerProject(fl)
+	fl.StringVar(&f.artifactsDir, "artifacts-dir", "artifacts",
+		"where --artifacts go: to a directory of each build's own below this `DIR`")
 	f.route = connector.Auto
 	choiceFlag(fl, &f.route, "route", "how to start and reach a build's step runner: auto, relay, streamlocal or session",
 		"auto", "session", "streamlocal", "relay")
@@ -131,6 +140,9 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 	if err := f.checkPods(); err != nil {
 		return err
 	}
+	if err := f.checkProject(); err != nil {
+		return err
+	}
 	jobs, inContainers, err := f.readJobs(files)
 	if err != nil {
 		return err
@@ -150,6 +162,11 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 	if err != nil {
 		return err
 	}
+	project, err := f.pack(ctx, cmd.ErrOrStderr())
+	if err != nil {
+		return cmp.Or(withCode(endsignal.Code(ctx), nil), err)
+	}
+	defer project.Close()
 	ctx, noReader := context.WithCancelCause(ctx)
 	defer noReader(nil)
 	report := newReporter(f.output, cmd.OutOrStdout(), cmd.ErrOrStderr(), func(err error) {
@@ -174,7 +191,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 	if err != nil {
 		return err
 	}
-	counts := metrics.New()
+	counts := metrics.New(buildinfo.Version())
 	cfg := instance.Config{
 		Group: group, Route: f.route, Bootstrap: bootstrap, Version: buildinfo.Version(), Logger: logger,
 		ConnTrace: counts.ConnTrace(), DialDone: counts.Dialed, Retired: counts.Retired,
@@ -202,7 +219,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 
 	all := batch.Batch{
 		Logger: logger, Timeout: f.timeout, MaxFailures: f.maxFailures,
-		Builds: f.batchBuilds(jobs, vars, places, report), OnStart: report.started,
+		Builds: f.batchBuilds(jobs, vars, places, project.archive(), report), OnStart: report.started,
 		OnEnd: func(r batch.Report) {
 			counts.Ended(r)
 			report.ended(r)
@@ -227,13 +244,17 @@ func (f *runFlags) patience() time.Duration {
 // batchBuilds returns all builds of the run. Their IDs begin with a random prefix, because other runs may use the same
 // VMs.
 func (f *runFlags) batchBuilds(
-	jobs []runJob, vars []connector.Variable, places []string, report *reporter,
+	jobs []runJob, vars []connector.Variable, places []string, project *files.Project, report *reporter,
 ) []batch.Build {
 	var prefix [3]byte
 	_, _ = rand.Read(prefix[:]) // never fails
 	var builds []batch.Build
 	combinations := f.combinations()
 	of := f.builds * len(combinations) * len(places)
+	say := report.say
+	if of*len(jobs) > tellArtifacts {
+		say = func(string) {}
+	}
 	for n := range of {
 		values, place := combinations[n/len(places)%len(combinations)], places[n%len(places)]
 		for _, j := range jobs {
@@ -245,6 +266,7 @@ func (f *runFlags) batchBuilds(
 			maps.Copy(job.Env, f.env)
 			job.Timeout, job.PassEnv, job.UnsafeExports = f.timeout, f.passEnv, f.unsafeExports
 			job.Vars = append(slices.Clip(vars), values...)
+			job.Project, job.Artifacts = project, f.artifactsFor(f.artifactsDir, id, say)
 			name := j.name
 			for _, v := range values {
 				job.Env[v.Key] = v.Value

@@ -102,6 +102,9 @@ func (f *managerFlag) use(cmd *cobra.Command, do func(context.Context, pb.Manage
 type submitFlags struct {
 	managerFlag
 	policyFlags
+	projectFlags
+	labels  map[string]string
+	retry   string
 	wait    bool
 	timeout time.Duration
 	vars    []string
@@ -117,6 +120,8 @@ func newSubmitCommand() *cobra.Command {
 once the request is on disk. With --wait the log follows, and the exit code is the build's, as that of run is; if this
 command is ended the build goes on.
 
+The manager keeps the files of --artifacts with the log: 'stepmux artifacts ID DIR' gets them.
+
 ` + exitHelp,
 		Example: `  stepmux submit --wait examples/hello.yml`,
 		Args:    arguments("FILE"),
@@ -124,6 +129,13 @@ command is ended the build goes on.
 	}
 	fl := cmd.Flags()
 	f.register(fl)
+	f.registerProject(fl)
+	f.labels = map[string]string{}
+	fl.Func("label", "`LABEL=VALUE`, a label of the inventory: run only on a VM that has it; repeatable, the VM has all",
+		func(text string) error { return assign(f.labels, text) })
+	f.retry = "never"
+	choiceFlag(fl, &f.retry, "retry", "never, or lost: run again, up to twice, if the VM or the way to it fails while "+
+		"the build runs", "never", "lost")
 	fl.BoolVar(&f.wait, "wait", false,
 		"show the log on standard output and the ID on standard error, and exit as the build does")
 	timeFlag(fl, &f.timeout, "timeout",
@@ -145,6 +157,9 @@ func (f *submitFlags) run(cmd *cobra.Command, args []string) error {
 	if _, _, err := f.policies(); err != nil {
 		return err
 	}
+	if err := f.checkProject(); err != nil {
+		return err
+	}
 	text, err := readFile(args[0])
 	if err != nil {
 		return err
@@ -162,6 +177,7 @@ func (f *submitFlags) run(cmd *cobra.Command, args []string) error {
 	}
 	job := &pb.Job{
 		Steps: text, StepsFile: filepath.Base(args[0]), PassEnv: f.passEnv, UnsafeExports: f.unsafeExports,
+		Artifacts: f.artifacts, Labels: f.labels, RetryLost: f.retry == "lost",
 	}
 	if f.timeout > 0 {
 		job.Timeout = durationpb.New(f.timeout)
@@ -170,6 +186,14 @@ func (f *submitFlags) run(cmd *cobra.Command, args []string) error {
 		job.Variables = append(job.Variables, &pb.Variable{Key: v.Key, Value: v.Value, Masked: v.Masked})
 	}
 	return f.use(cmd, func(ctx context.Context, m pb.ManagerClient) error {
+		project, err := f.pack(ctx, cmd.ErrOrStderr())
+		if err != nil {
+			return withCode(exitUsage, err)
+		}
+		defer project.Close()
+		if err := keepProject(ctx, m, project, job); err != nil {
+			return err
+		}
 		resp, err := m.Submit(ctx, &pb.SubmitRequest{Job: job})
 		if err != nil {
 			return err
@@ -369,19 +393,22 @@ type managedBuild struct {
 	ExitCode  *int32     `json:"exit_code,omitempty"`
 	Error     string     `json:"error,omitempty"`
 	Left      []string   `json:"left,omitempty"`
+	Artifacts int64      `json:"artifacts_bytes,omitempty"` // of the archive
+	Attempt   int32      `json:"attempt,omitempty"`         // counts how often it was lost and ran again
 }
 
 func managedBuildOf(b *pb.Build) managedBuild {
 	j := managedBuild{
 		ID: b.GetId(), Phase: b.GetPhase().String(), Instance: b.GetInstance(), File: b.GetStepsFile(),
 		Submitted: optionalTime(b.GetSubmitted()), Started: optionalTime(b.GetStarted()),
-		Ended: optionalTime(b.GetEndedAt()), Canceled: b.GetCanceled(),
+		Ended: optionalTime(b.GetEndedAt()), Canceled: b.GetCanceled(), Attempt: b.GetAttempt(),
 	}
 	r := b.GetResult()
 	if r == nil {
 		return j
 	}
 	j.Status, j.Reason, j.Error, j.Left = "success", r.GetReason(), r.GetMessage(), r.GetLeft()
+	j.Artifacts = r.GetArtifacts()
 	if j.Reason != "" {
 		j.Status = "failed"
 	}
@@ -400,7 +427,7 @@ func optionalTime(t *timestamppb.Timestamp) *time.Time {
 
 func newBuildsCommand() *cobra.Command {
 	var f managerFlag
-	var output, phase string
+	var output, phase, file, instance string
 	cmd := &cobra.Command{
 		Use:   "builds",
 		Short: "List the builds of a manager",
@@ -413,13 +440,17 @@ func newBuildsCommand() *cobra.Command {
 	f.register(fl)
 	outputFlag(fl, &output, "text, or json for an object per build")
 	choiceFlag(fl, &phase, "phase", "list only builds that are queued, running or ended", "queued", "running", "ended")
+	fl.StringVar(&file, "file", "", "list only builds of the steps file with this `NAME`")
+	fl.StringVar(&instance, "instance", "", "list only builds on the VM with this `ID`")
 	limit := fl.Int32("limit", 100, "list at most `N` builds, up to 10000")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if *limit < 1 || *limit > 10_000 {
 			return fmt.Errorf("--limit %d: use 1 to 10000", *limit)
 		}
 		return f.use(cmd, func(ctx context.Context, m pb.ManagerClient) error {
-			list, err := m.List(ctx, &pb.ListRequest{Phase: pb.Build_Phase(pb.Build_Phase_value[phase]), Limit: *limit})
+			list, err := m.List(ctx, &pb.ListRequest{
+				Phase: pb.Build_Phase(pb.Build_Phase_value[phase]), Limit: *limit, File: file, Instance: instance,
+			})
 			if err != nil {
 				return err
 			}

@@ -47,7 +47,9 @@ func (d *Daemon) look(ctx context.Context, a *api) (facts, error) {
 		if told.Os != "linux" {
 			return facts{}, 0, fmt.Errorf("the Docker daemon runs containers of %.40q: only Linux can run builds", told.Os)
 		}
-		f.podman = slices.ContainsFunc(told.Components, func(c system.ComponentVersion) bool { return c.Name == "Podman Engine" })
+		f.podman = slices.ContainsFunc(told.Components, func(c system.ComponentVersion) bool {
+			return c.Name == "Podman Engine"
+		})
 		return f, factsFor, nil
 	})
 }

@@ -69,6 +69,9 @@ type Report struct {
 	// byte of the build's log, Duration from the slot to the end of the clean-up. Each is zero if the
 	// build did not get there.
 	Connect, FirstOutput, Duration time.Duration
+	// Waited is from the request for the build, which in a batch is its place in the queue, to the slot. It is zero for a
+	// build without a slot.
+	Waited time.Duration
 	// Cleanup is not nil if the end of the build on the VM failed, or was not seen.
 	Cleanup error
 	// Left names what may be left of the build on the VM, or says why that is not known. It is foreign text.
@@ -113,7 +116,7 @@ func Run(ctx, abort context.Context, p *instance.Provider, b Batch) []Report {
 func runOne(
 	ctx, starting, abort context.Context, p *instance.Provider, b Batch, build Build, queued, failed func(),
 ) Report {
-	log := &firstWrite{w: build.Log}
+	log, asked := &firstWrite{w: build.Log}, time.Now()
 	e := p.Executor(instance.Build{
 		ID: build.ID, Log: log, On: build.On, Labels: build.Labels, Container: build.Container, Pod: build.Pod,
 		Linger: b.Linger, Timeout: b.Timeout,
@@ -136,7 +139,7 @@ func runOne(
 	}
 	report.Route, report.Isolation, report.Usage = e.Choice(), e.Isolation(), e.Usage()
 	if started := e.Started(); !started.IsZero() {
-		report.Duration = time.Since(started)
+		report.Duration, report.Waited = time.Since(started), started.Sub(asked)
 		if first := log.first.Load(); first != 0 {
 			report.FirstOutput = time.Unix(0, first).Sub(started)
 		}

@@ -12,6 +12,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/buildlog"
+	"github.com/stepmux/stepmux/connector/files"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/batch"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
@@ -74,10 +76,22 @@ func (s *store) read(r *request, key string) (*pb.Job, error) {
 func (m *Manager) run(b *build, placed func()) {
 	defer close(b.done)
 	defer placed()
-	linger := m.cfg.Linger
+	if len(b.job.GetLabels()) > 0 {
+		if m.picky.Add(1) <= maxPicky {
+			placed() // it waits for some of the VMs: builds for others pass it
+		}
+		defer m.picky.Add(-1)
+	}
+	for m.attempt(b, placed) {
+	}
+}
+
+// attempt is run, once. It reports whether the build was lost and is to run again.
+func (m *Manager) attempt(b *build, placed func()) (again bool) {
+	linger, id := m.cfg.Linger, b.attemptID()
 	e := m.cfg.Provider.Executor(instance.Build{
-		ID: b.id, Log: b.log, LogState: b.log.state, Linger: &linger, Secret: m.store.seal.secret(b.id),
-		Placed: func(string) { placed() },
+		ID: id, Log: b.log, LogState: b.log.state, Linger: &linger, Secret: m.store.seal.secret(id),
+		Labels: b.job.GetLabels(), Placed: func(string) { placed() },
 	})
 	b.mu.Lock()
 	b.executor = e
@@ -85,7 +99,7 @@ func (m *Manager) run(b *build, placed func()) {
 	b.mu.Unlock()
 	if left { // Shutdown found no executor yet
 		_ = e.Cleanup(m.life) // it has nothing
-		return
+		return false
 	}
 	var err error
 	known := b.log.result
@@ -99,7 +113,10 @@ func (m *Manager) run(b *build, placed func()) {
 	b.mu.Unlock()
 	if left {
 		_ = e.Leave(m.life) // it goes on
-		return
+		return false
+	}
+	if known == nil && b.isLost(err) {
+		return m.again(b, e, err)
 	}
 	if known == nil {
 		known = resultOf(err, b.kept().Canceled)
@@ -109,6 +126,52 @@ func (m *Manager) run(b *build, placed func()) {
 		}
 	}
 	m.end(b, e, known, err)
+	return false
+}
+
+// maxAttempts is how often a build that was lost runs again.
+const maxAttempts = 2
+
+// attemptID returns the ID of the build on its VM: an attempt that was lost may still be there.
+func (b *build) attemptID() string {
+	if n := b.kept().Attempt; n > 0 {
+		return fmt.Sprintf("%s.%d", b.id, n)
+	}
+	return b.id
+}
+
+// isLost reports whether err says that the VM of a build, or the way to it, has failed while its job may have run, and
+// that the build is to run again then.
+func (b *build) isLost(err error) bool {
+	failed, ok := errors.AsType[*instance.BuildError](err)
+	_, collecting := errors.AsType[*files.CollectError](err) // the job has ended
+	r := b.kept()
+	return ok && failed.Reason == instance.RunnerSystemFailure && !collecting && b.job.GetRetryLost() &&
+		r.Phase == phaseRunning && r.Attempt < maxAttempts && !r.Canceled
+}
+
+// again makes a build that was lost because of err ready for its next attempt, and reports whether it has done so.
+func (m *Manager) again(b *build, e *instance.Executor, err error) bool {
+	_ = e.Cleanup(m.life) // the rest ends by itself, after its linger
+	m.cfg.Logger.Warn("the build is lost and runs again", "build", b.id, "instance", e.Instance(), "error", err)
+	m.keepTrying("keep the next attempt", b, func() error {
+		return m.change(b, func(r *record) {
+			r.Phase, r.Instance, r.Socket, r.Started = phaseWaiting, "", "", time.Time{}
+			r.Attempt++
+		})
+	})
+	m.keepTrying("write the log", b, func() error {
+		text := fmt.Sprintf("step runner: the build is lost and runs again: %v\n", err)
+		if b.log.state.Open {
+			text = "\n" + text
+		}
+		_, err := b.log.WriteState([]byte(text), buildlog.State{})
+		return err
+	})
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.ending = false
+	return b.record.Phase == phaseWaiting && m.takes.Err() == nil
 }
 
 // execute runs the job of a build, from the start or from where another manager has left it.
@@ -141,15 +204,16 @@ func (m *Manager) execute(b *build, e *instance.Executor) error {
 			ctx, b.kept().Started.Add(limit), fmt.Errorf("the build took longer than %v", limit))
 		defer cancel()
 	}
-	return e.Execute(ctx, b.work())
+	return e.Execute(ctx, m.work(b))
 }
 
 // work returns the build's job. It is the same each time: a step runner that has it already takes it for one.
-func (b *build) work() connector.Job {
+func (m *Manager) work(b *build) connector.Job {
 	job := connector.Job{
 		Steps: b.job.GetSteps(), StepsFile: b.job.GetStepsFile(),
 		Env: map[string]string{"CI": "true", "CI_JOB_ID": b.id}, Timeout: b.job.GetTimeout().AsDuration(),
 		PassEnv: b.job.GetPassEnv(), UnsafeExports: b.job.GetUnsafeExports(),
+		Project: m.project(b.job), Artifacts: m.artifacts(b.id, b.job),
 	}
 	for _, v := range b.job.GetVariables() {
 		job.Vars = append(job.Vars, connector.Variable{Key: v.GetKey(), Value: v.GetValue(), Masked: v.GetMasked()})
@@ -194,6 +258,9 @@ func (m *Manager) end(b *build, e *instance.Executor, known *result, err error) 
 	cleanup := e.Cleanup(m.life) // it is bounded
 	ended := *known
 	ended.Left = e.Left()
+	if len(b.job.GetArtifacts()) > 0 {
+		ended.Artifacts = m.artifactsSize(b.id)
+	}
 	if cleanup != nil {
 		m.cfg.Logger.Warn("the build's end on the VM failed", "build", b.id, "instance", e.Instance(), "error", cleanup)
 	}
@@ -211,7 +278,7 @@ func (m *Manager) end(b *build, e *instance.Executor, known *result, err error) 
 			}
 		}
 		if !e.Started().IsZero() {
-			report.Duration = time.Since(b.kept().Started)
+			report.Duration, report.Waited = time.Since(b.kept().Started), b.kept().Started.Sub(b.submitted)
 		}
 		m.cfg.OnEnd(report)
 	}

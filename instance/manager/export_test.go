@@ -13,3 +13,9 @@ func (m *Manager) Readers(t *testing.T) int {
 	require.NoError(t, err)
 	return info.State.Consumers
 }
+
+// SweepProjects removes the projects that no build needs.
+func (m *Manager) SweepProjects(t *testing.T, more int64) error {
+	t.Helper()
+	return m.sweepProjects(t.Context(), more)
+}

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -24,9 +25,13 @@ const (
 	DefaultKeep = 7 * 24 * time.Hour
 	// DefaultLogBytes bounds all logs together.
 	DefaultLogBytes = 10 << 30
+	// DefaultFileBytes bounds the projects of builds, and their artifacts.
+	DefaultFileBytes = 10 << 30
 
 	// aheadBuilds bounds the builds that were taken from the queue and have no slot yet.
 	aheadBuilds = 16
+	// maxPicky bounds the builds with labels that do not count as those.
+	maxPicky = 500
 	// signPause is the time between two signs of life of the builds to the queue, and checkPause that between two looks at
 	// the store.
 	signPause, checkPause = ackWait / 6, time.Second
@@ -51,6 +56,9 @@ type Config struct {
 	Keep time.Duration
 	// LogBytes bounds all logs together; the oldest pieces go first. If zero, DefaultLogBytes.
 	LogBytes int64
+	// FileBytes bounds the archives of all projects that builds need, and those of all artifacts. The artifacts of the
+	// oldest builds go first. If zero, DefaultFileBytes.
+	FileBytes int64
 	// Version is that of the program.
 	Version string
 	// InventoryErr returns the error in the inventory's newest version, if there is one. May be nil.
@@ -62,11 +70,12 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Manager runs the builds of its queue. It owns a goroutine for each build that it has taken, one that takes builds and
-// one that gives signs of life. It is safe for concurrent use.
+// Manager runs the builds of its queue. It owns a goroutine for each build that it has taken, one that takes builds,
+// one that gives signs of life and one that removes files. It is safe for concurrent use.
 type Manager struct {
 	cfg   Config
 	store *store
+	files *fileStore
 	since time.Time
 
 	life context.Context //nolint:containedctx // ends with Shutdown, or with the store
@@ -76,6 +85,7 @@ type Manager struct {
 	takes  context.Context //nolint:containedctx // ends when no more builds are taken
 	stop   context.CancelFunc
 	closed sync.Once
+	picky  atomic.Int64 // builds with labels
 
 	mu     sync.Mutex // guards the following
 	live   map[string]*build
@@ -95,12 +105,12 @@ func Open(ctx context.Context, cfg Config) (*Manager, error) {
 		return nil, fmt.Errorf("manager: linger %v: use at most %v", cfg.Linger, instance.MaxLinger)
 	case cfg.Keep != 0 && cfg.Keep < time.Second:
 		return nil, fmt.Errorf("manager: builds are kept for a second at least, not %v", cfg.Keep)
-	case cfg.LogBytes < 0:
-		return nil, fmt.Errorf("manager: %d bytes of logs", cfg.LogBytes)
+	case cfg.LogBytes < 0 || cfg.FileBytes < 0:
+		return nil, fmt.Errorf("manager: %d bytes of logs, %d of files", cfg.LogBytes, cfg.FileBytes)
 	}
 	cfg.KeyFile = cmp.Or(cfg.KeyFile, filepath.Join(cfg.Dir, "key"))
 	cfg.Linger, cfg.Keep = cmp.Or(cfg.Linger, DefaultLinger), cmp.Or(cfg.Keep, DefaultKeep)
-	cfg.LogBytes = cmp.Or(cfg.LogBytes, DefaultLogBytes)
+	cfg.LogBytes, cfg.FileBytes = cmp.Or(cfg.LogBytes, DefaultLogBytes), cmp.Or(cfg.FileBytes, DefaultFileBytes)
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	m := &Manager{cfg: cfg, since: time.Now(), live: map[string]*build{}, drains: map[string]*drained{}}
 	var err error
@@ -110,7 +120,10 @@ func Open(ctx context.Context, cfg Config) (*Manager, error) {
 	m.life, m.fail = context.WithCancelCause(context.WithoutCancel(ctx))
 	m.takes, m.stop = context.WithCancel(m.life)
 	var messages jetstream.MessagesContext
-	if err = m.restoreDrains(ctx); err == nil {
+	if m.files, err = openFiles(cfg.Dir, cfg.FileBytes, cfg.Keep); err == nil {
+		err = m.restoreDrains(ctx)
+	}
+	if err == nil {
 		err = m.resume(ctx)
 	}
 	if err == nil {
@@ -122,6 +135,7 @@ func Open(ctx context.Context, cfg Config) (*Manager, error) {
 	}
 	m.wg.Go(func() { m.take(messages) }) //nolint:contextcheck // its life is the manager's
 	m.wg.Go(m.giveSigns)
+	m.wg.Go(m.sweepFiles)
 	return m, nil
 }
 

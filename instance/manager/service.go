@@ -96,7 +96,13 @@ func (s *service) Submit(ctx context.Context, req *pb.SubmitRequest) (*pb.Submit
 		return nil, status.Errorf(codes.InvalidArgument, "the request has %d bytes, at most %d can be queued", len(text),
 			maxRequest)
 	}
-	id, err := s.m.store.push(ctx, key, text)
+	if err := s.m.checkLabels(req.GetJob().GetLabels()); err != nil {
+		return nil, err
+	}
+	if err := s.m.checkFiles(req.GetJob()); err != nil {
+		return nil, err
+	}
+	id, err := s.m.store.push(ctx, key, req.GetJob().GetProject(), text)
 	if err != nil {
 		return nil, s.m.failed(ctx, err)
 	}
@@ -167,6 +173,7 @@ func (r *record) build() *pb.Build {
 	b := &pb.Build{
 		Id: r.ID, Phase: pb.Build_queued, Instance: r.Instance, StepsFile: r.StepsFile, Canceled: r.Canceled,
 		Submitted: timeOf(r.Submitted), Started: timeOf(r.Started), EndedAt: timeOf(r.Ended),
+		Attempt: int32(r.Attempt), //nolint:gosec // it is small
 	}
 	switch r.Phase {
 	case phaseRunning:
@@ -177,7 +184,7 @@ func (r *record) build() *pb.Build {
 	if r.Result != nil {
 		b.Result = &pb.Result{
 			Reason: r.Result.Reason, ExitCode: int32(r.Result.ExitCode), //nolint:gosec // an exit code
-			Message: strings.ToValidUTF8(r.Result.Message, "?"), Left: r.Result.Left,
+			Message: strings.ToValidUTF8(r.Result.Message, "?"), Left: r.Result.Left, Artifacts: r.Result.Artifacts,
 		}
 	}
 	return b
@@ -193,15 +200,15 @@ func timeOf(t time.Time) *timestamppb.Timestamp {
 
 // List returns builds.
 func (s *service) List(ctx context.Context, req *pb.ListRequest) (*pb.ListResponse, error) {
-	resp, err := s.m.list(ctx, req.GetPhase(), min(cmp.Or(max(int(req.GetLimit()), 0), defaultListed), maxListed))
+	resp, err := s.m.list(ctx, req, min(cmp.Or(max(int(req.GetLimit()), 0), defaultListed), maxListed))
 	if err != nil {
 		return nil, s.m.failed(ctx, err)
 	}
 	return resp, nil
 }
 
-func (m *Manager) list(ctx context.Context, phase pb.Build_Phase, limit int) (*pb.ListResponse, error) {
-	resp := &pb.ListResponse{}
+func (m *Manager) list(ctx context.Context, req *pb.ListRequest, limit int) (*pb.ListResponse, error) {
+	resp, phase := &pb.ListResponse{}, req.GetPhase()
 	taken := map[string]bool{} // with a record
 	for _, b := range m.builds() {
 		if r := b.kept(); r.Phase != "" {
@@ -216,8 +223,13 @@ func (m *Manager) list(ctx context.Context, phase pb.Build_Phase, limit int) (*p
 		return nil, fmt.Errorf("read the queue: %w", err)
 	}
 	resp.Queued = max(int64(info.State.Msgs)-int64(len(taken)), 0) //nolint:gosec // there are not that many
-	wanted := func(p pb.Build_Phase) bool { return phase == pb.Build_phase_unspecified || phase == p }
-	for seq := uint64(1); wanted(pb.Build_queued) && len(resp.Builds) < limit; {
+	wanted := func(b *pb.Build) bool {
+		return (phase == pb.Build_phase_unspecified || phase == b.GetPhase()) &&
+			(req.GetFile() == "" || req.GetFile() == b.GetStepsFile()) &&
+			(req.GetInstance() == "" || req.GetInstance() == b.GetInstance())
+	}
+	waiting := (phase == pb.Build_phase_unspecified || phase == pb.Build_queued) && req.GetInstance() == ""
+	for seq := uint64(1); waiting && len(resp.Builds) < limit; {
 		r, key, err := m.store.queued(ctx, seq)
 		if err != nil {
 			return nil, err
@@ -226,8 +238,11 @@ func (m *Manager) list(ctx context.Context, phase pb.Build_Phase, limit int) (*p
 			break
 		}
 		seq = r.seq + 1
-		if !taken[r.id] {
-			resp.Builds = append(resp.Builds, m.waiting(r, key))
+		if taken[r.id] {
+			continue
+		}
+		if b := m.waiting(r, key); wanted(b) {
+			resp.Builds = append(resp.Builds, b)
 		}
 	}
 	if phase == pb.Build_queued {
@@ -243,7 +258,7 @@ func (m *Manager) list(ctx context.Context, phase pb.Build_Phase, limit int) (*p
 		switch {
 		case twice: // it was taken meanwhile
 			resp.Builds[at] = b
-		case wanted(b.GetPhase()) && len(resp.Builds) < limit:
+		case wanted(b) && len(resp.Builds) < limit:
 			resp.Builds = append(resp.Builds, b)
 		}
 		return len(resp.Builds) < limit

@@ -274,9 +274,15 @@ type request struct {
 	submitted time.Time
 }
 
+// projectHeader is the header of a request with the project that its build needs.
+const projectHeader = "Stepmux-Project"
+
 // push queues a request. When it returns, that is on disk.
-func (s *store) push(ctx context.Context, key string, text []byte) (id string, err error) {
+func (s *store) push(ctx context.Context, key, project string, text []byte) (id string, err error) {
 	msg := nats.NewMsg(queueSubject)
+	if project != "" {
+		msg.Header.Set(projectHeader, project)
+	}
 	msg.Data = s.seal.close(key, text)
 	ack, err := s.js.PublishMsg(ctx, msg, jetstream.WithMsgID(key))
 	if err != nil {
@@ -298,6 +304,24 @@ func (s *store) queued(ctx context.Context, seq uint64) (*request, string, error
 	return &request{buildID(msg.Sequence, key), msg.Sequence, msg.Data, msg.Time}, key, nil
 }
 
+// queuedProjects returns the projects of all requests in the queue.
+func (s *store) queuedProjects(ctx context.Context) (map[string]bool, error) {
+	needed := map[string]bool{}
+	for seq := uint64(1); ; seq++ {
+		msg, err := s.queue.GetMsg(ctx, seq, jetstream.WithGetMsgSubject(queueSubject))
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			return needed, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read the queue: %w", err)
+		}
+		if project := msg.Header.Get(projectHeader); project != "" {
+			needed[project] = true
+		}
+		seq = msg.Sequence
+	}
+}
+
 // find returns the request of a build, nil if it is not in the queue.
 func (s *store) find(ctx context.Context, id string) (*request, string, error) {
 	seq := placeOf(id)
@@ -313,6 +337,7 @@ func (s *store) find(ctx context.Context, id string) (*request, string, error) {
 
 // phases of a build's record. A build without a record is queued.
 const (
+	phaseWaiting = ""        // it was lost, and is to run again
 	phaseRunning = "running" // its job may have been delivered
 	phaseEnded   = "ended"
 )
@@ -323,6 +348,8 @@ type result struct {
 	ExitCode int      `json:"exit_code,omitempty"`
 	Message  string   `json:"message,omitempty"`
 	Left     []string `json:"left,omitempty"`
+	// Artifacts is the length of the archive that was kept.
+	Artifacts int64 `json:"artifacts,omitempty"`
 }
 
 // record is a build in the bucket.
@@ -336,6 +363,7 @@ type record struct {
 	Started   time.Time `json:"started,omitzero"`
 	Ended     time.Time `json:"ended,omitzero"`
 	Canceled  bool      `json:"canceled,omitempty"`
+	Attempt   int       `json:"attempt,omitempty"` // counts how often it was lost and ran again
 	Result    *result   `json:"result,omitempty"`
 }
 

@@ -17,6 +17,7 @@ var (
 	running     = desc("builds_running", "Builds that have a slot.")
 	waiting     = desc("builds_waiting", "Builds that wait for a slot.")
 
+	state     = desc("instance_state", "1 for the state of an instance.", "instance", "state")
 	isolation = desc("instance_isolation", "1 for the isolation of the last build on an instance.", "instance", "level")
 
 	sessionsOpen     = desc("sessions_open", "Sessions that are open on an instance's connection.", "instance")
@@ -37,7 +38,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 // Describe implements prometheus.Collector.
 func (f fleet) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		instances, connections, capacity, running, waiting, isolation,
+		instances, connections, capacity, running, waiting, state, isolation,
 		sessionsOpen, sessionsReserved, sessionsWaiting, sessionsLimit, channelsOpen,
 	} {
 		out <- d
@@ -59,6 +60,7 @@ func (f fleet) Collect(out chan<- prometheus.Metric) {
 		if in.State == instance.Ready || in.State == instance.Suspect {
 			slots += in.Capacity
 		}
+		gauge(state, 1, in.ID, string(in.State))
 		if in.Isolation.Level != "" {
 			gauge(isolation, 1, in.ID, in.Isolation.Level)
 		}

@@ -3,6 +3,7 @@ package metrics
 import (
 	"errors"
 	"net/http"
+	"runtime"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -26,14 +27,16 @@ type Metrics struct {
 	keepalive prometheus.Observer
 	closed    *prometheus.CounterVec
 	builds    *prometheus.CounterVec
+	took      *prometheus.HistogramVec
+	waited    prometheus.Observer
 	left      prometheus.Counter
 	cpu       prometheus.Counter
 	peak      prometheus.Observer
 	largest   prometheus.Observer
 }
 
-// New returns Metrics that have seen nothing yet.
-func New() *Metrics {
+// New returns Metrics that have seen nothing yet, of a program of this version.
+func New(version string) *Metrics {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -59,7 +62,11 @@ func New() *Metrics {
 			prometheus.ExponentialBuckets(0.0001, 2.5, 13)).WithLabelValues(),
 		closed: counter("connections_closed_total", "Connections that left service, by reason.", "reason"),
 		builds: counter("builds_total", "Builds that ended, by result: success or the reason of the failure.", "result"),
-		left:   counter("builds_left_total", "Builds that may have left something on their instance.").WithLabelValues(),
+		took: histogram("build_seconds", "Time of builds that had a slot, from there to the end of the clean-up, by result.",
+			prometheus.ExponentialBuckets(0.05, 2, 18), "result"),
+		waited: histogram("build_wait_seconds", "Time from the request for a build to its slot.",
+			prometheus.ExponentialBuckets(0.001, 3, 16)).WithLabelValues(),
+		left: counter("builds_left_total", "Builds that may have left something on their instance.").WithLabelValues(),
 		cpu: counter("builds_cpu_seconds_total", "Processor time of builds that ended, as their instances told.").
 			WithLabelValues(),
 		peak: histogram("build_peak_memory_bytes", "The most memory of a build that has a limit of it.",
@@ -78,7 +85,13 @@ func New() *Metrics {
 		instance.ConfigurationError, instance.JobCanceled, instance.JobExecutionTimeout,
 	} {
 		m.builds.WithLabelValues(string(result))
+		m.took.WithLabelValues(string(result))
 	}
+	info := prometheus.GaugeOpts{
+		Namespace: namespace, Name: "build_info", Help: "1, with the version of the program.",
+		ConstLabels: prometheus.Labels{"version": version, "go": runtime.Version()},
+	}
+	promauto.With(registry).NewGauge(info).Set(1)
 	return m
 }
 
@@ -121,6 +134,10 @@ func (m *Metrics) Ended(r batch.Report) {
 		reason = r.Err.Reason
 	}
 	m.builds.WithLabelValues(string(reason)).Inc()
+	if r.Duration > 0 {
+		m.took.WithLabelValues(string(reason)).Observe(r.Duration.Seconds())
+		m.waited.Observe(r.Waited.Seconds())
+	}
 	if len(r.Left) > 0 {
 		m.left.Inc()
 	}

@@ -53,7 +53,7 @@ func (nothing) Close() error { return nil }
 
 func TestMetricsTellOfBuilds(t *testing.T) {
 	s := sshtest.OpenSSH(t, "MaxSessions 2")
-	m := metrics.New()
+	m := metrics.New("v1.2.3")
 	group, err := instance.NewGroup(instance.Instance{
 		ID: "vm-1", Addr: s.Addr, Capacity: 3, Runner: runnertest.Command(t), TempDir: sshtest.SocketDir(t),
 		SSH: mux.Config{
@@ -123,7 +123,7 @@ func TestMetricsTellOfBuilds(t *testing.T) {
 
 func TestMetricsCountRefusals(t *testing.T) {
 	s := sshtest.OpenSSH(t, "MaxSessions 1")
-	m := metrics.New()
+	m := metrics.New("v1.2.3")
 	conn, err := mux.Dial(sshtest.Within(t), s.Addr, &mux.Config{
 		User:     s.User,
 		Auth:     []login.Auth{login.Key("of the test", s.Signer)},
@@ -152,7 +152,7 @@ func TestMetricsCountRefusals(t *testing.T) {
 func TestMetricsTellWhyADialFailed(t *testing.T) {
 	s := sshtest.InProcess(t, embeddedvm.Config{})
 	other := sshtest.InProcess(t, embeddedvm.Config{})
-	m := metrics.New()
+	m := metrics.New("v1.2.3")
 	group, err := instance.NewGroup(instance.Instance{ID: "vm-1", Addr: s.Addr, SSH: mux.Config{
 		User:     s.User,
 		Auth:     []login.Auth{login.Key("of a stranger", other.Signer)},
@@ -174,7 +174,7 @@ func TestMetricsTellWhyADialFailed(t *testing.T) {
 }
 
 func TestEndedCountsBuildsByReason(t *testing.T) {
-	m := metrics.New()
+	m := metrics.New("v1.2.3")
 	m.Ended(batch.Report{Err: &instance.BuildError{Reason: instance.JobCanceled, Err: errors.New("x")}})
 	m.Ended(batch.Report{Left: []string{"process 7"}})
 	text := scrape(t, serve(t, m), "/metrics")
@@ -188,7 +188,7 @@ func TestServeIsForThisMachineUnlessToldOtherwise(t *testing.T) {
 		":0": "127.0.0.1", "0": "127.0.0.1", "127.0.0.2:0": "127.0.0.2",
 		"[::1]:0": "::1",
 	} {
-		s, err := metrics.Serve(addr, metrics.New())
+		s, err := metrics.Serve(addr, metrics.New("v1.2.3"))
 		if err != nil && addr == "[::1]:0" {
 			continue // a machine without IPv6
 		}
@@ -202,19 +202,19 @@ func TestServeIsForThisMachineUnlessToldOtherwise(t *testing.T) {
 }
 
 func TestServeSaysWhatIsWrongWithAnAddress(t *testing.T) {
-	s := serve(t, metrics.New())
+	s := serve(t, metrics.New("v1.2.3"))
 	require.Equal(t, "ok\n", scrape(t, s, "/healthz"))
-	_, err := metrics.Serve(s.Addr(), metrics.New())
+	_, err := metrics.Serve(s.Addr(), metrics.New("v1.2.3"))
 	require.ErrorContains(t, err, "address already in use (name another address, or port 0 for any)")
 	require.Equal(t, "ok\n", scrape(t, s, "/healthz"), "what has it goes on")
 	for _, addr := range []string{"a:b:c", "127.0.0.1:http-alt-x", ":99999"} {
-		_, err := metrics.Serve(addr, metrics.New())
+		_, err := metrics.Serve(addr, metrics.New("v1.2.3"))
 		require.ErrorContains(t, err, "serve metrics", addr)
 	}
 }
 
 func TestASlowReaderDoesNotHoldUpTheEnd(t *testing.T) {
-	s := serve(t, metrics.New())
+	s := serve(t, metrics.New("v1.2.3"))
 	conn, err := net.Dial("tcp", s.Addr())
 	require.NoError(t, err)
 	defer conn.Close()

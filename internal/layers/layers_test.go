@@ -32,13 +32,14 @@ var allowed = map[string][]string{
 	},
 	"connector": {
 		"internal/limits", "internal/termtext",
-		"connector/program", "connector/buildlog", "mux", "mux/relay", "internal/wire", "internal/tail",
+		"connector/program", "connector/buildlog", "connector/files", "mux", "mux/relay", "internal/wire", "internal/tail",
 		"internal/flight", "internal/hooks", "internal/vmlog", "remote/api/**",
 		"remote/step/mask", // for another step runner, which does not mask
 	},
 	"connector/program":  {"mux", "mux/relay", "internal/wire", "internal/tail"},
 	"connector/script":   {"internal/limits", "connector/buildlog", "mux", "mux/relay", "internal/wire", "internal/tail"},
 	"connector/buildlog": {"internal/termtext"},
+	"connector/files":    {"remote/api/**"},
 	"connector/docker": {
 		"connector", "connector/program", "mux", "mux/relay", "mux/channel", "internal/wire", "internal/tail",
 		"internal/flight", "internal/termtext",
@@ -65,7 +66,7 @@ var allowed = map[string][]string{
 	"instance/manager/managerv1": {},
 	"instance/manager": {
 		"instance", "instance/batch", "instance/control", "instance/manager/managerv1", "connector", "connector/buildlog",
-		"internal/filelock",
+		"connector/files", "internal/filelock", "internal/contents",
 	},
 	"instance/doctor": {
 		"internal/limits",
@@ -77,7 +78,7 @@ var allowed = map[string][]string{
 	"remote": {
 		"internal/limits", "remote/step/action", "remote/cgroup", "remote/walls", "remote/builduser",
 		"remote/relay", "remote/stale", "remote/socketdir", "remote/pipe", "remote/proc", "remote/job/service", "remote/job",
-		"remote/linger", "internal/filelock", "internal/rmtree",
+		"remote/linger", "remote/project", "internal/filelock", "internal/rmtree",
 		"remote/step/engine", "remote/step/component", "remote/step/lang", "remote/api/**", "internal/wire",
 		"internal/oserr",
 	},
@@ -109,6 +110,7 @@ var allowed = map[string][]string{
 	"remote/stale":     {"remote/proc", "remote/socketdir", "remote/pipe"},
 	"remote/socketdir": {"internal/wire", "internal/filelock", "internal/rmtree", "internal/oserr"},
 	"remote/pipe":      {"internal/wire"},
+	"remote/project":   {"remote/api/**", "internal/contents", "internal/oserr", "internal/tail"},
 	"remote/job/service": {
 		"internal/lazyregexp",
 		"remote/job", "remote/step/trace", "remote/step/engine", "remote/job/joblog", "remote/step/lang",
@@ -185,6 +187,7 @@ var allowed = map[string][]string{
 
 	"internal/wire":           {},
 	"internal/limits":         {},
+	"internal/contents":       {"internal/oserr"},
 	"internal/buildinfo":      {"internal/wire"},
 	"internal/endsignal":      {},
 	"internal/lazyregexp":     {},
@@ -204,6 +207,7 @@ var allowed = map[string][]string{
 	"internal/liveheap":       {},
 	"internal/filelock":       {},
 	"internal/oserr":          {},
+	"internal/oneproc":        {},
 	"internal/remotetest":     {"internal/wire"},
 	"internal/boundedhttp":    {},
 	"internal/boundedfile":    {},
@@ -231,14 +235,14 @@ var allowed = map[string][]string{
 	"bench/faults/faultrig": {"bench/faults"},
 
 	// The VM's end is two programs: vmsend_test.go has the lists of all that they link.
-	"cmd/stepmux-vm":    {"remote/commands", "remote/commands/doors", "remote/proc"},
+	"cmd/stepmux-vm":    {"internal/oneproc", "remote/commands", "remote/commands/doors", "remote/proc"},
 	"cmd/stepmux-fetch": {"remote/commands", "remote/commands/network", "internal/wire"},
 
 	// The program joins both ends. embeddedvm is its embedded VM, remote/proc the init of its processes.
 	"cmd/stepmux": {
 		"remote/commands/**", "internal/limits", "internal/endsignal", "internal/buildinfo",
 		"instance/**", "connector", "connector/program", "connector/docker", "connector/kubernetes", "mux",
-		"mux/login", "pool", "remote",
+		"connector/files", "mux/login", "pool", "remote", "remote/archive", "internal/subprocess",
 		"remote/standalone", "remote/standalone/replay", "remote/standalone/actionmirror", "remote/step/action",
 		"remote/step/engine", "remote/step/fetch", "remote/step/trace/**",
 		"remote/standalone/provenance",

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path"
@@ -34,6 +35,8 @@ type Selection struct {
 	Exclude []string
 	// Untracked adds the files that git does not track.
 	Untracked bool
+	// OnlyInside leaves out symbolic links that lead out of Dir. Otherwise they are archived as links.
+	OnlyInside bool
 	// Info and Warn take lines about the patterns. Warn gets those that matched nothing or lead outside of Dir. A
 	// pattern never fails the whole.
 	Info, Warn func(text string)
@@ -59,10 +62,29 @@ func Find(ctx context.Context, s Selection) (*Files, error) {
 		root.Close()
 		return nil, err
 	}
-	for name := range f.found {
-		f.files.names = append(f.files.names, name)
+	f.files.names = slices.Sorted(maps.Keys(f.found))
+	return f.files, nil
+}
+
+// Named returns the files of a directory that have these names, relative to it and with slashes. As with OnlyInside,
+// symbolic links that lead out are left out, as are names that are not there and files of other kinds; warn takes a
+// line about those. The caller closes the Files.
+func Named(dir string, names []string, warn func(text string)) (*Files, error) {
+	if len(names) > maxEntries {
+		return nil, fmt.Errorf("%s has %d files, at most %d can be archived", dir, len(names), maxEntries)
 	}
-	slices.Sort(f.files.names)
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	f := &finder{
+		Selection: Selection{Dir: dir, OnlyInside: true, Warn: warn}, files: &Files{root: root}, found: map[string]bool{},
+	}
+	for _, name := range names {
+		f.add(name)
+	}
+	f.warnOutside()
+	f.files.names = slices.Sorted(maps.Keys(f.found))
 	return f.files, nil
 }
 
@@ -127,14 +149,23 @@ func (f *finder) find(ctx context.Context) error {
 			return err
 		}
 	}
-	if n := len(f.outside); n > 0 {
-		f.Warn(fmt.Sprintf("%d symbolic links lead outside of the project's directory, as %s: they are archived as links. "+
-			"artifacts-downloader unpacks them only with STEPMUX_OUTSIDE_LINKS=true", n, f.outside[0]))
-	}
+	f.warnOutside()
 	for pattern, n := range f.excluded {
 		f.Info(fmt.Sprintf("%s: excluded %d files", pattern, n))
 	}
 	return nil
+}
+
+// warnOutside tells of links that lead outside.
+func (f *finder) warnOutside() {
+	switch n := len(f.outside); {
+	case n == 0:
+	case f.OnlyInside:
+		f.Warn(fmt.Sprintf("left out %d symbolic links that lead out of the directory, as %s", n, f.outside[0]))
+	default:
+		f.Warn(fmt.Sprintf("%d symbolic links lead outside of the project's directory, as %s: they are archived as links. "+
+			"artifacts-downloader unpacks them only with STEPMUX_OUTSIDE_LINKS=true", n, f.outside[0]))
+	}
 }
 
 var errOutside = errors.New("it is outside of the project's directory")
@@ -253,6 +284,9 @@ func (f *finder) add(name string) int {
 		target, err := f.files.root.Readlink(name)
 		if err == nil && leadsOut(name, target) {
 			f.outside = append(f.outside, name)
+			if f.OnlyInside {
+				return 1
+			}
 		}
 	}
 	f.found[name] = true

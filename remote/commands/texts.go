@@ -85,6 +85,18 @@ doctor".`,
 builds of a user share. It is not for use by hand. It ends with its standard input.`,
 	},
 	{
+		name:  "unpack",
+		short: "Unpack the files of a project, for a step runner",
+		long: `Unpack the archive on standard input, tar in zstd or zip, in the working directory. It is not for use by hand.
+Entries that would be outside of the working directory are refused before a file is made.`,
+	},
+	{
+		name:  "pack PATTERN...",
+		short: "Pack artifacts of a build, for a step runner",
+		long: `Pack the files below the working directory that the patterns match to standard output, as tar in zstd. It is
+not for use by hand. Without files it prints nothing.`,
+	},
+	{
 		name:  "await --tcp HOST:PORT",
 		short: "Wait until servers accept connections, for a manager",
 		long: `Wait until each HOST:PORT has accepted a TCP connection, for a manager that waits for the services of a build.

@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"os/signal"
+	"runtime"
 	"slices"
 	"strconv"
 	"sync/atomic"
@@ -84,6 +85,7 @@ func runInit() int {
 		return 0
 	}
 	k.sendReady()
+	runtime.SetDefaultGOMAXPROCS() // see oneproc
 	k.obey()
 	return 0
 }

@@ -95,6 +95,16 @@ type Job struct {
 	PassEnv []string `protobuf:"bytes,5,rep,name=pass_env,json=passEnv,proto3" json:"pass_env,omitempty"`
 	// unsafe_exports says what becomes of exports such as LD_PRELOAD: drop, refuse or allow. Empty: drop.
 	UnsafeExports string `protobuf:"bytes,6,opt,name=unsafe_exports,json=unsafeExports,proto3" json:"unsafe_exports,omitempty"`
+	// project is the SHA-256, in hexadecimal, of an archive that KeepProject has: the build has its files in its work
+	// directory. project_bytes is the length of the archive.
+	Project      string `protobuf:"bytes,7,opt,name=project,proto3" json:"project,omitempty"`
+	ProjectBytes int64  `protobuf:"varint,8,opt,name=project_bytes,json=projectBytes,proto3" json:"project_bytes,omitempty"`
+	// artifacts are patterns of files in the work directory that are kept when the build has ended.
+	Artifacts []string `protobuf:"bytes,9,rep,name=artifacts,proto3" json:"artifacts,omitempty"`
+	// labels are those of the VM. None has them: INVALID_ARGUMENT.
+	Labels map[string]string `protobuf:"bytes,10,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// retry_lost lets the build run again, up to twice, if its VM or the way to it is lost while it runs.
+	RetryLost     bool `protobuf:"varint,11,opt,name=retry_lost,json=retryLost,proto3" json:"retry_lost,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -169,6 +179,41 @@ func (x *Job) GetUnsafeExports() string {
 		return x.UnsafeExports
 	}
 	return ""
+}
+
+func (x *Job) GetProject() string {
+	if x != nil {
+		return x.Project
+	}
+	return ""
+}
+
+func (x *Job) GetProjectBytes() int64 {
+	if x != nil {
+		return x.ProjectBytes
+	}
+	return 0
+}
+
+func (x *Job) GetArtifacts() []string {
+	if x != nil {
+		return x.Artifacts
+	}
+	return nil
+}
+
+func (x *Job) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *Job) GetRetryLost() bool {
+	if x != nil {
+		return x.RetryLost
+	}
+	return false
 }
 
 // Variable is a job variable.
@@ -389,7 +434,9 @@ type Build struct {
 	// canceled says that its end was asked for.
 	Canceled bool `protobuf:"varint,8,opt,name=canceled,proto3" json:"canceled,omitempty"`
 	// result is set for a build that has ended.
-	Result        *Result `protobuf:"bytes,9,opt,name=result,proto3" json:"result,omitempty"`
+	Result *Result `protobuf:"bytes,9,opt,name=result,proto3" json:"result,omitempty"`
+	// attempt counts how often the build was lost and ran again.
+	Attempt       int32 `protobuf:"varint,10,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -487,6 +534,13 @@ func (x *Build) GetResult() *Result {
 	return nil
 }
 
+func (x *Build) GetAttempt() int32 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
 // Result is the outcome of a build.
 type Result struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -496,7 +550,9 @@ type Result struct {
 	ExitCode int32  `protobuf:"varint,2,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"`
 	Message  string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
 	// left has texts about what may be left of the build on its VM.
-	Left          []string `protobuf:"bytes,4,rep,name=left,proto3" json:"left,omitempty"`
+	Left []string `protobuf:"bytes,4,rep,name=left,proto3" json:"left,omitempty"`
+	// artifacts is the length of the archive of artifacts that was kept; 0 without one.
+	Artifacts     int64 `protobuf:"varint,5,opt,name=artifacts,proto3" json:"artifacts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -559,12 +615,22 @@ func (x *Result) GetLeft() []string {
 	return nil
 }
 
+func (x *Result) GetArtifacts() int64 {
+	if x != nil {
+		return x.Artifacts
+	}
+	return 0
+}
+
 type ListRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// phase selects builds. phase_unspecified: all.
 	Phase Build_Phase `protobuf:"varint,1,opt,name=phase,proto3,enum=stepmux.manager.v1.Build_Phase" json:"phase,omitempty"`
 	// limit is the most builds that are returned. 0: 100. At most 10000.
-	Limit         int32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
+	Limit int32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
+	// file and instance select the builds with this steps_file, and on this VM. Empty: all.
+	File          string `protobuf:"bytes,3,opt,name=file,proto3" json:"file,omitempty"`
+	Instance      string `protobuf:"bytes,4,opt,name=instance,proto3" json:"instance,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -611,6 +677,20 @@ func (x *ListRequest) GetLimit() int32 {
 		return x.Limit
 	}
 	return 0
+}
+
+func (x *ListRequest) GetFile() string {
+	if x != nil {
+		return x.File
+	}
+	return ""
+}
+
+func (x *ListRequest) GetInstance() string {
+	if x != nil {
+		return x.Instance
+	}
+	return ""
 }
 
 type ListResponse struct {
@@ -1144,11 +1224,206 @@ func (*UndrainResponse) Descriptor() ([]byte, []int) {
 	return file_managerv1_manager_proto_rawDescGZIP(), []int{18}
 }
 
+type KeepProjectRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// digest is the SHA-256 of the archive, in hexadecimal, and size its length. In the first request only.
+	Digest string `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
+	Size   int64  `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
+	// data is a piece of the archive, of at most 1 MiB.
+	Data          []byte `protobuf:"bytes,3,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeepProjectRequest) Reset() {
+	*x = KeepProjectRequest{}
+	mi := &file_managerv1_manager_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeepProjectRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeepProjectRequest) ProtoMessage() {}
+
+func (x *KeepProjectRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeepProjectRequest.ProtoReflect.Descriptor instead.
+func (*KeepProjectRequest) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *KeepProjectRequest) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *KeepProjectRequest) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *KeepProjectRequest) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+type KeepProjectResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Wanted        int64                  `protobuf:"varint,1,opt,name=wanted,proto3" json:"wanted,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeepProjectResponse) Reset() {
+	*x = KeepProjectResponse{}
+	mi := &file_managerv1_manager_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeepProjectResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeepProjectResponse) ProtoMessage() {}
+
+func (x *KeepProjectResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeepProjectResponse.ProtoReflect.Descriptor instead.
+func (*KeepProjectResponse) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *KeepProjectResponse) GetWanted() int64 {
+	if x != nil {
+		return x.Wanted
+	}
+	return 0
+}
+
+type ArtifactsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ArtifactsRequest) Reset() {
+	*x = ArtifactsRequest{}
+	mi := &file_managerv1_manager_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ArtifactsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ArtifactsRequest) ProtoMessage() {}
+
+func (x *ArtifactsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ArtifactsRequest.ProtoReflect.Descriptor instead.
+func (*ArtifactsRequest) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ArtifactsRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type ArtifactsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// data is a piece of the archive, of at most 1 MiB.
+	Data          []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ArtifactsResponse) Reset() {
+	*x = ArtifactsResponse{}
+	mi := &file_managerv1_manager_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ArtifactsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ArtifactsResponse) ProtoMessage() {}
+
+func (x *ArtifactsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ArtifactsResponse.ProtoReflect.Descriptor instead.
+func (*ArtifactsResponse) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *ArtifactsResponse) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
 var File_managerv1_manager_proto protoreflect.FileDescriptor
 
 const file_managerv1_manager_proto_rawDesc = "" +
 	"\n" +
-	"\x17managerv1/manager.proto\x12\x12stepmux.manager.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xed\x01\n" +
+	"\x17managerv1/manager.proto\x12\x12stepmux.manager.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe1\x03\n" +
 	"\x03Job\x12\x14\n" +
 	"\x05steps\x18\x01 \x01(\fR\x05steps\x12\x1d\n" +
 	"\n" +
@@ -1156,7 +1431,17 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\tvariables\x18\x03 \x03(\v2\x1c.stepmux.manager.v1.VariableR\tvariables\x123\n" +
 	"\atimeout\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12\x19\n" +
 	"\bpass_env\x18\x05 \x03(\tR\apassEnv\x12%\n" +
-	"\x0eunsafe_exports\x18\x06 \x01(\tR\runsafeExports\"J\n" +
+	"\x0eunsafe_exports\x18\x06 \x01(\tR\runsafeExports\x12\x18\n" +
+	"\aproject\x18\a \x01(\tR\aproject\x12#\n" +
+	"\rproject_bytes\x18\b \x01(\x03R\fprojectBytes\x12\x1c\n" +
+	"\tartifacts\x18\t \x03(\tR\tartifacts\x12;\n" +
+	"\x06labels\x18\n" +
+	" \x03(\v2#.stepmux.manager.v1.Job.LabelsEntryR\x06labels\x12\x1d\n" +
+	"\n" +
+	"retry_lost\x18\v \x01(\bR\tretryLost\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"J\n" +
 	"\bVariable\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\x12\x16\n" +
@@ -1168,7 +1453,7 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x1c\n" +
 	"\n" +
 	"GetRequest\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"\xc4\x03\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\xde\x03\n" +
 	"\x05Build\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x125\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x1f.stepmux.manager.v1.Build.PhaseR\x05phase\x12\x1a\n" +
@@ -1179,21 +1464,26 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\astarted\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x125\n" +
 	"\bended_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\x12\x1a\n" +
 	"\bcanceled\x18\b \x01(\bR\bcanceled\x122\n" +
-	"\x06result\x18\t \x01(\v2\x1a.stepmux.manager.v1.ResultR\x06result\"B\n" +
+	"\x06result\x18\t \x01(\v2\x1a.stepmux.manager.v1.ResultR\x06result\x12\x18\n" +
+	"\aattempt\x18\n" +
+	" \x01(\x05R\aattempt\"B\n" +
 	"\x05Phase\x12\x15\n" +
 	"\x11phase_unspecified\x10\x00\x12\n" +
 	"\n" +
 	"\x06queued\x10\x01\x12\v\n" +
 	"\arunning\x10\x02\x12\t\n" +
-	"\x05ended\x10\x03\"k\n" +
+	"\x05ended\x10\x03\"\x89\x01\n" +
 	"\x06Result\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x1b\n" +
 	"\texit_code\x18\x02 \x01(\x05R\bexitCode\x12\x18\n" +
 	"\amessage\x18\x03 \x01(\tR\amessage\x12\x12\n" +
-	"\x04left\x18\x04 \x03(\tR\x04left\"Z\n" +
+	"\x04left\x18\x04 \x03(\tR\x04left\x12\x1c\n" +
+	"\tartifacts\x18\x05 \x01(\x03R\tartifacts\"\x8a\x01\n" +
 	"\vListRequest\x125\n" +
 	"\x05phase\x18\x01 \x01(\x0e2\x1f.stepmux.manager.v1.Build.PhaseR\x05phase\x12\x14\n" +
-	"\x05limit\x18\x02 \x01(\x05R\x05limit\"s\n" +
+	"\x05limit\x18\x02 \x01(\x05R\x05limit\x12\x12\n" +
+	"\x04file\x18\x03 \x01(\tR\x04file\x12\x1a\n" +
+	"\binstance\x18\x04 \x01(\tR\binstance\"s\n" +
 	"\fListResponse\x121\n" +
 	"\x06builds\x18\x01 \x03(\v2\x19.stepmux.manager.v1.BuildR\x06builds\x12\x16\n" +
 	"\x06queued\x18\x02 \x01(\x03R\x06queued\x12\x18\n" +
@@ -1220,7 +1510,17 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\rDrainResponse\".\n" +
 	"\x0eUndrainRequest\x12\x1c\n" +
 	"\tinstances\x18\x01 \x03(\tR\tinstances\"\x11\n" +
-	"\x0fUndrainResponse2\xfe\x04\n" +
+	"\x0fUndrainResponse\"T\n" +
+	"\x12KeepProjectRequest\x12\x16\n" +
+	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x12\n" +
+	"\x04data\x18\x03 \x01(\fR\x04data\"-\n" +
+	"\x13KeepProjectResponse\x12\x16\n" +
+	"\x06wanted\x18\x01 \x01(\x03R\x06wanted\"\"\n" +
+	"\x10ArtifactsRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"'\n" +
+	"\x11ArtifactsResponse\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data2\xbe\x06\n" +
 	"\aManager\x12O\n" +
 	"\x06Submit\x12!.stepmux.manager.v1.SubmitRequest\x1a\".stepmux.manager.v1.SubmitResponse\x12@\n" +
 	"\x03Get\x12\x1e.stepmux.manager.v1.GetRequest\x1a\x19.stepmux.manager.v1.Build\x12I\n" +
@@ -1229,7 +1529,9 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\x06Cancel\x12!.stepmux.manager.v1.CancelRequest\x1a\".stepmux.manager.v1.CancelResponse\x12O\n" +
 	"\x06Status\x12!.stepmux.manager.v1.StatusRequest\x1a\".stepmux.manager.v1.StatusResponse\x12L\n" +
 	"\x05Drain\x12 .stepmux.manager.v1.DrainRequest\x1a!.stepmux.manager.v1.DrainResponse\x12R\n" +
-	"\aUndrain\x12\".stepmux.manager.v1.UndrainRequest\x1a#.stepmux.manager.v1.UndrainResponseBAZ?github.com/stepmux/stepmux/instance/manager/managerv1;managerv1b\x06proto3"
+	"\aUndrain\x12\".stepmux.manager.v1.UndrainRequest\x1a#.stepmux.manager.v1.UndrainResponse\x12b\n" +
+	"\vKeepProject\x12&.stepmux.manager.v1.KeepProjectRequest\x1a'.stepmux.manager.v1.KeepProjectResponse(\x010\x01\x12Z\n" +
+	"\tArtifacts\x12$.stepmux.manager.v1.ArtifactsRequest\x1a%.stepmux.manager.v1.ArtifactsResponse0\x01BAZ?github.com/stepmux/stepmux/instance/manager/managerv1;managerv1b\x06proto3"
 
 var (
 	file_managerv1_manager_proto_rawDescOnce sync.Once
@@ -1244,7 +1546,7 @@ func file_managerv1_manager_proto_rawDescGZIP() []byte {
 }
 
 var file_managerv1_manager_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_managerv1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_managerv1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_managerv1_manager_proto_goTypes = []any{
 	(Build_Phase)(0),              // 0: stepmux.manager.v1.Build.Phase
 	(*Job)(nil),                   // 1: stepmux.manager.v1.Job
@@ -1266,43 +1568,53 @@ var file_managerv1_manager_proto_goTypes = []any{
 	(*DrainResponse)(nil),         // 17: stepmux.manager.v1.DrainResponse
 	(*UndrainRequest)(nil),        // 18: stepmux.manager.v1.UndrainRequest
 	(*UndrainResponse)(nil),       // 19: stepmux.manager.v1.UndrainResponse
-	(*durationpb.Duration)(nil),   // 20: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 21: google.protobuf.Timestamp
+	(*KeepProjectRequest)(nil),    // 20: stepmux.manager.v1.KeepProjectRequest
+	(*KeepProjectResponse)(nil),   // 21: stepmux.manager.v1.KeepProjectResponse
+	(*ArtifactsRequest)(nil),      // 22: stepmux.manager.v1.ArtifactsRequest
+	(*ArtifactsResponse)(nil),     // 23: stepmux.manager.v1.ArtifactsResponse
+	nil,                           // 24: stepmux.manager.v1.Job.LabelsEntry
+	(*durationpb.Duration)(nil),   // 25: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 26: google.protobuf.Timestamp
 }
 var file_managerv1_manager_proto_depIdxs = []int32{
 	2,  // 0: stepmux.manager.v1.Job.variables:type_name -> stepmux.manager.v1.Variable
-	20, // 1: stepmux.manager.v1.Job.timeout:type_name -> google.protobuf.Duration
-	1,  // 2: stepmux.manager.v1.SubmitRequest.job:type_name -> stepmux.manager.v1.Job
-	0,  // 3: stepmux.manager.v1.Build.phase:type_name -> stepmux.manager.v1.Build.Phase
-	21, // 4: stepmux.manager.v1.Build.submitted:type_name -> google.protobuf.Timestamp
-	21, // 5: stepmux.manager.v1.Build.started:type_name -> google.protobuf.Timestamp
-	21, // 6: stepmux.manager.v1.Build.ended_at:type_name -> google.protobuf.Timestamp
-	7,  // 7: stepmux.manager.v1.Build.result:type_name -> stepmux.manager.v1.Result
-	0,  // 8: stepmux.manager.v1.ListRequest.phase:type_name -> stepmux.manager.v1.Build.Phase
-	6,  // 9: stepmux.manager.v1.ListResponse.builds:type_name -> stepmux.manager.v1.Build
-	6,  // 10: stepmux.manager.v1.FollowResponse.build:type_name -> stepmux.manager.v1.Build
-	20, // 11: stepmux.manager.v1.DrainRequest.for:type_name -> google.protobuf.Duration
-	3,  // 12: stepmux.manager.v1.Manager.Submit:input_type -> stepmux.manager.v1.SubmitRequest
-	5,  // 13: stepmux.manager.v1.Manager.Get:input_type -> stepmux.manager.v1.GetRequest
-	8,  // 14: stepmux.manager.v1.Manager.List:input_type -> stepmux.manager.v1.ListRequest
-	10, // 15: stepmux.manager.v1.Manager.Follow:input_type -> stepmux.manager.v1.FollowRequest
-	12, // 16: stepmux.manager.v1.Manager.Cancel:input_type -> stepmux.manager.v1.CancelRequest
-	14, // 17: stepmux.manager.v1.Manager.Status:input_type -> stepmux.manager.v1.StatusRequest
-	16, // 18: stepmux.manager.v1.Manager.Drain:input_type -> stepmux.manager.v1.DrainRequest
-	18, // 19: stepmux.manager.v1.Manager.Undrain:input_type -> stepmux.manager.v1.UndrainRequest
-	4,  // 20: stepmux.manager.v1.Manager.Submit:output_type -> stepmux.manager.v1.SubmitResponse
-	6,  // 21: stepmux.manager.v1.Manager.Get:output_type -> stepmux.manager.v1.Build
-	9,  // 22: stepmux.manager.v1.Manager.List:output_type -> stepmux.manager.v1.ListResponse
-	11, // 23: stepmux.manager.v1.Manager.Follow:output_type -> stepmux.manager.v1.FollowResponse
-	13, // 24: stepmux.manager.v1.Manager.Cancel:output_type -> stepmux.manager.v1.CancelResponse
-	15, // 25: stepmux.manager.v1.Manager.Status:output_type -> stepmux.manager.v1.StatusResponse
-	17, // 26: stepmux.manager.v1.Manager.Drain:output_type -> stepmux.manager.v1.DrainResponse
-	19, // 27: stepmux.manager.v1.Manager.Undrain:output_type -> stepmux.manager.v1.UndrainResponse
-	20, // [20:28] is the sub-list for method output_type
-	12, // [12:20] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	25, // 1: stepmux.manager.v1.Job.timeout:type_name -> google.protobuf.Duration
+	24, // 2: stepmux.manager.v1.Job.labels:type_name -> stepmux.manager.v1.Job.LabelsEntry
+	1,  // 3: stepmux.manager.v1.SubmitRequest.job:type_name -> stepmux.manager.v1.Job
+	0,  // 4: stepmux.manager.v1.Build.phase:type_name -> stepmux.manager.v1.Build.Phase
+	26, // 5: stepmux.manager.v1.Build.submitted:type_name -> google.protobuf.Timestamp
+	26, // 6: stepmux.manager.v1.Build.started:type_name -> google.protobuf.Timestamp
+	26, // 7: stepmux.manager.v1.Build.ended_at:type_name -> google.protobuf.Timestamp
+	7,  // 8: stepmux.manager.v1.Build.result:type_name -> stepmux.manager.v1.Result
+	0,  // 9: stepmux.manager.v1.ListRequest.phase:type_name -> stepmux.manager.v1.Build.Phase
+	6,  // 10: stepmux.manager.v1.ListResponse.builds:type_name -> stepmux.manager.v1.Build
+	6,  // 11: stepmux.manager.v1.FollowResponse.build:type_name -> stepmux.manager.v1.Build
+	25, // 12: stepmux.manager.v1.DrainRequest.for:type_name -> google.protobuf.Duration
+	3,  // 13: stepmux.manager.v1.Manager.Submit:input_type -> stepmux.manager.v1.SubmitRequest
+	5,  // 14: stepmux.manager.v1.Manager.Get:input_type -> stepmux.manager.v1.GetRequest
+	8,  // 15: stepmux.manager.v1.Manager.List:input_type -> stepmux.manager.v1.ListRequest
+	10, // 16: stepmux.manager.v1.Manager.Follow:input_type -> stepmux.manager.v1.FollowRequest
+	12, // 17: stepmux.manager.v1.Manager.Cancel:input_type -> stepmux.manager.v1.CancelRequest
+	14, // 18: stepmux.manager.v1.Manager.Status:input_type -> stepmux.manager.v1.StatusRequest
+	16, // 19: stepmux.manager.v1.Manager.Drain:input_type -> stepmux.manager.v1.DrainRequest
+	18, // 20: stepmux.manager.v1.Manager.Undrain:input_type -> stepmux.manager.v1.UndrainRequest
+	20, // 21: stepmux.manager.v1.Manager.KeepProject:input_type -> stepmux.manager.v1.KeepProjectRequest
+	22, // 22: stepmux.manager.v1.Manager.Artifacts:input_type -> stepmux.manager.v1.ArtifactsRequest
+	4,  // 23: stepmux.manager.v1.Manager.Submit:output_type -> stepmux.manager.v1.SubmitResponse
+	6,  // 24: stepmux.manager.v1.Manager.Get:output_type -> stepmux.manager.v1.Build
+	9,  // 25: stepmux.manager.v1.Manager.List:output_type -> stepmux.manager.v1.ListResponse
+	11, // 26: stepmux.manager.v1.Manager.Follow:output_type -> stepmux.manager.v1.FollowResponse
+	13, // 27: stepmux.manager.v1.Manager.Cancel:output_type -> stepmux.manager.v1.CancelResponse
+	15, // 28: stepmux.manager.v1.Manager.Status:output_type -> stepmux.manager.v1.StatusResponse
+	17, // 29: stepmux.manager.v1.Manager.Drain:output_type -> stepmux.manager.v1.DrainResponse
+	19, // 30: stepmux.manager.v1.Manager.Undrain:output_type -> stepmux.manager.v1.UndrainResponse
+	21, // 31: stepmux.manager.v1.Manager.KeepProject:output_type -> stepmux.manager.v1.KeepProjectResponse
+	23, // 32: stepmux.manager.v1.Manager.Artifacts:output_type -> stepmux.manager.v1.ArtifactsResponse
+	23, // [23:33] is the sub-list for method output_type
+	13, // [13:23] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_managerv1_manager_proto_init() }
@@ -1316,7 +1628,7 @@ func file_managerv1_manager_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_managerv1_manager_proto_rawDesc), len(file_managerv1_manager_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   19,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

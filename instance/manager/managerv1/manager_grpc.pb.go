@@ -22,14 +22,16 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Manager_Submit_FullMethodName  = "/stepmux.manager.v1.Manager/Submit"
-	Manager_Get_FullMethodName     = "/stepmux.manager.v1.Manager/Get"
-	Manager_List_FullMethodName    = "/stepmux.manager.v1.Manager/List"
-	Manager_Follow_FullMethodName  = "/stepmux.manager.v1.Manager/Follow"
-	Manager_Cancel_FullMethodName  = "/stepmux.manager.v1.Manager/Cancel"
-	Manager_Status_FullMethodName  = "/stepmux.manager.v1.Manager/Status"
-	Manager_Drain_FullMethodName   = "/stepmux.manager.v1.Manager/Drain"
-	Manager_Undrain_FullMethodName = "/stepmux.manager.v1.Manager/Undrain"
+	Manager_Submit_FullMethodName      = "/stepmux.manager.v1.Manager/Submit"
+	Manager_Get_FullMethodName         = "/stepmux.manager.v1.Manager/Get"
+	Manager_List_FullMethodName        = "/stepmux.manager.v1.Manager/List"
+	Manager_Follow_FullMethodName      = "/stepmux.manager.v1.Manager/Follow"
+	Manager_Cancel_FullMethodName      = "/stepmux.manager.v1.Manager/Cancel"
+	Manager_Status_FullMethodName      = "/stepmux.manager.v1.Manager/Status"
+	Manager_Drain_FullMethodName       = "/stepmux.manager.v1.Manager/Drain"
+	Manager_Undrain_FullMethodName     = "/stepmux.manager.v1.Manager/Undrain"
+	Manager_KeepProject_FullMethodName = "/stepmux.manager.v1.Manager/KeepProject"
+	Manager_Artifacts_FullMethodName   = "/stepmux.manager.v1.Manager/Artifacts"
 )
 
 // ManagerClient is the client API for Manager service.
@@ -56,6 +58,13 @@ type ManagerClient interface {
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
 	// Undrain undoes Drain.
 	Undrain(ctx context.Context, in *UndrainRequest, opts ...grpc.CallOption) (*UndrainResponse, error)
+	// KeepProject keeps the archive of a project for builds that are submitted later. The first request names it. The
+	// answer says how many bytes are wanted: none if it is there. The other requests have these, and the answer after the
+	// last byte says that the archive is on disk.
+	KeepProject(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[KeepProjectRequest, KeepProjectResponse], error)
+	// Artifacts streams the archive of a build's artifacts, tar in zstd. It is foreign data. A build without artifacts, or
+	// whose artifacts are not kept any more, is NOT_FOUND.
+	Artifacts(ctx context.Context, in *ArtifactsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ArtifactsResponse], error)
 }
 
 type managerClient struct {
@@ -155,6 +164,38 @@ func (c *managerClient) Undrain(ctx context.Context, in *UndrainRequest, opts ..
 	return out, nil
 }
 
+func (c *managerClient) KeepProject(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[KeepProjectRequest, KeepProjectResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Manager_ServiceDesc.Streams[1], Manager_KeepProject_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[KeepProjectRequest, KeepProjectResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Manager_KeepProjectClient = grpc.BidiStreamingClient[KeepProjectRequest, KeepProjectResponse]
+
+func (c *managerClient) Artifacts(ctx context.Context, in *ArtifactsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ArtifactsResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Manager_ServiceDesc.Streams[2], Manager_Artifacts_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ArtifactsRequest, ArtifactsResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Manager_ArtifactsClient = grpc.ServerStreamingClient[ArtifactsResponse]
+
 // ManagerServer is the server API for Manager service.
 // All implementations must embed UnimplementedManagerServer
 // for forward compatibility.
@@ -179,6 +220,13 @@ type ManagerServer interface {
 	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
 	// Undrain undoes Drain.
 	Undrain(context.Context, *UndrainRequest) (*UndrainResponse, error)
+	// KeepProject keeps the archive of a project for builds that are submitted later. The first request names it. The
+	// answer says how many bytes are wanted: none if it is there. The other requests have these, and the answer after the
+	// last byte says that the archive is on disk.
+	KeepProject(grpc.BidiStreamingServer[KeepProjectRequest, KeepProjectResponse]) error
+	// Artifacts streams the archive of a build's artifacts, tar in zstd. It is foreign data. A build without artifacts, or
+	// whose artifacts are not kept any more, is NOT_FOUND.
+	Artifacts(*ArtifactsRequest, grpc.ServerStreamingServer[ArtifactsResponse]) error
 	mustEmbedUnimplementedManagerServer()
 }
 
@@ -212,6 +260,12 @@ func (UnimplementedManagerServer) Drain(context.Context, *DrainRequest) (*DrainR
 }
 func (UnimplementedManagerServer) Undrain(context.Context, *UndrainRequest) (*UndrainResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Undrain not implemented")
+}
+func (UnimplementedManagerServer) KeepProject(grpc.BidiStreamingServer[KeepProjectRequest, KeepProjectResponse]) error {
+	return status.Error(codes.Unimplemented, "method KeepProject not implemented")
+}
+func (UnimplementedManagerServer) Artifacts(*ArtifactsRequest, grpc.ServerStreamingServer[ArtifactsResponse]) error {
+	return status.Error(codes.Unimplemented, "method Artifacts not implemented")
 }
 func (UnimplementedManagerServer) mustEmbedUnimplementedManagerServer() {}
 func (UnimplementedManagerServer) testEmbeddedByValue()                 {}
@@ -371,6 +425,24 @@ func _Manager_Undrain_Handler(srv interface{}, ctx context.Context, dec func(int
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Manager_KeepProject_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(ManagerServer).KeepProject(&grpc.GenericServerStream[KeepProjectRequest, KeepProjectResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Manager_KeepProjectServer = grpc.BidiStreamingServer[KeepProjectRequest, KeepProjectResponse]
+
+func _Manager_Artifacts_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ArtifactsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ManagerServer).Artifacts(m, &grpc.GenericServerStream[ArtifactsRequest, ArtifactsResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Manager_ArtifactsServer = grpc.ServerStreamingServer[ArtifactsResponse]
+
 // Manager_ServiceDesc is the grpc.ServiceDesc for Manager service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -411,6 +483,17 @@ var Manager_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Follow",
 			Handler:       _Manager_Follow_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "KeepProject",
+			Handler:       _Manager_KeepProject_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
+		{
+			StreamName:    "Artifacts",
+			Handler:       _Manager_Artifacts_Handler,
 			ServerStreams: true,
 		},
 	},

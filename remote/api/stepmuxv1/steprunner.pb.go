@@ -1529,6 +1529,255 @@ func (x *ListResponse) GetJobs() []*Job {
 	return nil
 }
 
+type PlaceRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// digest is the SHA-256 of the archive, in hexadecimal, and size its length. Empty, with ask: no archive.
+	Digest string `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
+	Size   int64  `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
+	// ask says that the request names the archive, and has no data.
+	Ask bool `protobuf:"varint,3,opt,name=ask,proto3" json:"ask,omitempty"`
+	// data is a piece of the archive, of at most 1 MiB.
+	Data          []byte `protobuf:"bytes,4,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlaceRequest) Reset() {
+	*x = PlaceRequest{}
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlaceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlaceRequest) ProtoMessage() {}
+
+func (x *PlaceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlaceRequest.ProtoReflect.Descriptor instead.
+func (*PlaceRequest) Descriptor() ([]byte, []int) {
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *PlaceRequest) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *PlaceRequest) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *PlaceRequest) GetAsk() bool {
+	if x != nil {
+		return x.Ask
+	}
+	return false
+}
+
+func (x *PlaceRequest) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+type PlaceResponse struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Wanted int64                  `protobuf:"varint,1,opt,name=wanted,proto3" json:"wanted,omitempty"`
+	Stored bool                   `protobuf:"varint,2,opt,name=stored,proto3" json:"stored,omitempty"`
+	// dir is the directory, an absolute path.
+	Dir           string `protobuf:"bytes,3,opt,name=dir,proto3" json:"dir,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlaceResponse) Reset() {
+	*x = PlaceResponse{}
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlaceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlaceResponse) ProtoMessage() {}
+
+func (x *PlaceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlaceResponse.ProtoReflect.Descriptor instead.
+func (*PlaceResponse) Descriptor() ([]byte, []int) {
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *PlaceResponse) GetWanted() int64 {
+	if x != nil {
+		return x.Wanted
+	}
+	return 0
+}
+
+func (x *PlaceResponse) GetStored() bool {
+	if x != nil {
+		return x.Stored
+	}
+	return false
+}
+
+func (x *PlaceResponse) GetDir() string {
+	if x != nil {
+		return x.Dir
+	}
+	return ""
+}
+
+type CollectRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// paths are patterns of files and directories, relative to the directory. A directory stands for all that is in it.
+	Paths []string `protobuf:"bytes,1,rep,name=paths,proto3" json:"paths,omitempty"`
+	// offset is how many bytes of the archive the caller already has.
+	Offset        int64 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CollectRequest) Reset() {
+	*x = CollectRequest{}
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CollectRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CollectRequest) ProtoMessage() {}
+
+func (x *CollectRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CollectRequest.ProtoReflect.Descriptor instead.
+func (*CollectRequest) Descriptor() ([]byte, []int) {
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *CollectRequest) GetPaths() []string {
+	if x != nil {
+		return x.Paths
+	}
+	return nil
+}
+
+func (x *CollectRequest) GetOffset() int64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+type CollectResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// data is a piece of the archive, of at most 1 MiB.
+	Data []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	// size is the length of the archive, and note a text about patterns that matched nothing and files that were left
+	// out. Both are in the first message only. 0: no file matched.
+	Size          int64  `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
+	Note          string `protobuf:"bytes,3,opt,name=note,proto3" json:"note,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CollectResponse) Reset() {
+	*x = CollectResponse{}
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CollectResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CollectResponse) ProtoMessage() {}
+
+func (x *CollectResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CollectResponse.ProtoReflect.Descriptor instead.
+func (*CollectResponse) Descriptor() ([]byte, []int) {
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *CollectResponse) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *CollectResponse) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *CollectResponse) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
 // Output is one value a step gave.
 type StepResult_Output struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1545,7 +1794,7 @@ type StepResult_Output struct {
 
 func (x *StepResult_Output) Reset() {
 	*x = StepResult_Output{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[22]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1557,7 +1806,7 @@ func (x *StepResult_Output) String() string {
 func (*StepResult_Output) ProtoMessage() {}
 
 func (x *StepResult_Output) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[22]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1745,7 +1994,23 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\x06failed\x10\x02\x12\r\n" +
 	"\tcancelled\x10\x03\"3\n" +
 	"\fListResponse\x12#\n" +
-	"\x04jobs\x18\x01 \x03(\v2\x0f.stepmux.v1.JobR\x04jobs2\x8c\x03\n" +
+	"\x04jobs\x18\x01 \x03(\v2\x0f.stepmux.v1.JobR\x04jobs\"`\n" +
+	"\fPlaceRequest\x12\x16\n" +
+	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x10\n" +
+	"\x03ask\x18\x03 \x01(\bR\x03ask\x12\x12\n" +
+	"\x04data\x18\x04 \x01(\fR\x04data\"Q\n" +
+	"\rPlaceResponse\x12\x16\n" +
+	"\x06wanted\x18\x01 \x01(\x03R\x06wanted\x12\x16\n" +
+	"\x06stored\x18\x02 \x01(\bR\x06stored\x12\x10\n" +
+	"\x03dir\x18\x03 \x01(\tR\x03dir\">\n" +
+	"\x0eCollectRequest\x12\x14\n" +
+	"\x05paths\x18\x01 \x03(\tR\x05paths\x12\x16\n" +
+	"\x06offset\x18\x02 \x01(\x03R\x06offset\"M\n" +
+	"\x0fCollectResponse\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x12\n" +
+	"\x04note\x18\x03 \x01(\tR\x04note2\x8c\x03\n" +
 	"\n" +
 	"StepRunner\x126\n" +
 	"\x03Run\x12\x16.stepmux.v1.RunRequest\x1a\x17.stepmux.v1.RunResponse\x12A\n" +
@@ -1757,7 +2022,10 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\n" +
 	"Attachment\x12A\n" +
 	"\x06Attach\x12\x19.stepmux.v1.AttachRequest\x1a\x1a.stepmux.v1.AttachResponse0\x01\x126\n" +
-	"\x03End\x12\x16.stepmux.v1.EndRequest\x1a\x17.stepmux.v1.EndResponseB;Z9github.com/stepmux/stepmux/remote/api/stepmuxv1;stepmuxv1b\x06proto3"
+	"\x03End\x12\x16.stepmux.v1.EndRequest\x1a\x17.stepmux.v1.EndResponse2\x8f\x01\n" +
+	"\x05Files\x12@\n" +
+	"\x05Place\x12\x18.stepmux.v1.PlaceRequest\x1a\x19.stepmux.v1.PlaceResponse(\x010\x01\x12D\n" +
+	"\aCollect\x12\x1a.stepmux.v1.CollectRequest\x1a\x1b.stepmux.v1.CollectResponse0\x01B;Z9github.com/stepmux/stepmux/remote/api/stepmuxv1;stepmuxv1b\x06proto3"
 
 var (
 	file_stepmuxv1_steprunner_proto_rawDescOnce sync.Once
@@ -1772,7 +2040,7 @@ func file_stepmuxv1_steprunner_proto_rawDescGZIP() []byte {
 }
 
 var file_stepmuxv1_steprunner_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_stepmuxv1_steprunner_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_stepmuxv1_steprunner_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_stepmuxv1_steprunner_proto_goTypes = []any{
 	(RunRequest_StepType)(0),         // 0: stepmux.v1.RunRequest.StepType
 	(StepResult_Status)(0),           // 1: stepmux.v1.StepResult.Status
@@ -1797,39 +2065,43 @@ var file_stepmuxv1_steprunner_proto_goTypes = []any{
 	(*ListRequest)(nil),              // 20: stepmux.v1.ListRequest
 	(*Job)(nil),                      // 21: stepmux.v1.Job
 	(*ListResponse)(nil),             // 22: stepmux.v1.ListResponse
-	nil,                              // 23: stepmux.v1.RunRequest.EnvEntry
-	nil,                              // 24: stepmux.v1.StepResult.OutputsEntry
-	nil,                              // 25: stepmux.v1.StepResult.ExportsEntry
-	(*StepResult_Output)(nil),        // 26: stepmux.v1.StepResult.Output
-	(*Step)(nil),                     // 27: stepmux.v1.Step
-	(*durationpb.Duration)(nil),      // 28: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),    // 29: google.protobuf.Timestamp
-	(*structpb.Value)(nil),           // 30: google.protobuf.Value
+	(*PlaceRequest)(nil),             // 23: stepmux.v1.PlaceRequest
+	(*PlaceResponse)(nil),            // 24: stepmux.v1.PlaceResponse
+	(*CollectRequest)(nil),           // 25: stepmux.v1.CollectRequest
+	(*CollectResponse)(nil),          // 26: stepmux.v1.CollectResponse
+	nil,                              // 27: stepmux.v1.RunRequest.EnvEntry
+	nil,                              // 28: stepmux.v1.StepResult.OutputsEntry
+	nil,                              // 29: stepmux.v1.StepResult.ExportsEntry
+	(*StepResult_Output)(nil),        // 30: stepmux.v1.StepResult.Output
+	(*Step)(nil),                     // 31: stepmux.v1.Step
+	(*durationpb.Duration)(nil),      // 32: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 33: google.protobuf.Timestamp
+	(*structpb.Value)(nil),           // 34: google.protobuf.Value
 }
 var file_stepmuxv1_steprunner_proto_depIdxs = []int32{
-	23, // 0: stepmux.v1.RunRequest.env:type_name -> stepmux.v1.RunRequest.EnvEntry
+	27, // 0: stepmux.v1.RunRequest.env:type_name -> stepmux.v1.RunRequest.EnvEntry
 	0,  // 1: stepmux.v1.RunRequest.type:type_name -> stepmux.v1.RunRequest.StepType
-	27, // 2: stepmux.v1.RunRequest.steps:type_name -> stepmux.v1.Step
+	31, // 2: stepmux.v1.RunRequest.steps:type_name -> stepmux.v1.Step
 	9,  // 3: stepmux.v1.RunRequest.variables:type_name -> stepmux.v1.Variable
-	28, // 4: stepmux.v1.RunRequest.timeout:type_name -> google.protobuf.Duration
-	28, // 5: stepmux.v1.RunRequest.grace:type_name -> google.protobuf.Duration
+	32, // 4: stepmux.v1.RunRequest.timeout:type_name -> google.protobuf.Duration
+	32, // 5: stepmux.v1.RunRequest.grace:type_name -> google.protobuf.Duration
 	13, // 6: stepmux.v1.FollowResponse.result:type_name -> stepmux.v1.StepResult
 	21, // 7: stepmux.v1.FollowResponse.job:type_name -> stepmux.v1.Job
-	27, // 8: stepmux.v1.StepResult.step:type_name -> stepmux.v1.Step
+	31, // 8: stepmux.v1.StepResult.step:type_name -> stepmux.v1.Step
 	1,  // 9: stepmux.v1.StepResult.status:type_name -> stepmux.v1.StepResult.Status
-	24, // 10: stepmux.v1.StepResult.outputs:type_name -> stepmux.v1.StepResult.OutputsEntry
-	25, // 11: stepmux.v1.StepResult.exports:type_name -> stepmux.v1.StepResult.ExportsEntry
+	28, // 10: stepmux.v1.StepResult.outputs:type_name -> stepmux.v1.StepResult.OutputsEntry
+	29, // 11: stepmux.v1.StepResult.exports:type_name -> stepmux.v1.StepResult.ExportsEntry
 	13, // 12: stepmux.v1.StepResult.children_step_results:type_name -> stepmux.v1.StepResult
-	29, // 13: stepmux.v1.StepResult.start_time:type_name -> google.protobuf.Timestamp
-	29, // 14: stepmux.v1.StepResult.finished_time:type_name -> google.protobuf.Timestamp
+	33, // 13: stepmux.v1.StepResult.start_time:type_name -> google.protobuf.Timestamp
+	33, // 14: stepmux.v1.StepResult.finished_time:type_name -> google.protobuf.Timestamp
 	2,  // 15: stepmux.v1.FollowIOResponse.stream_type:type_name -> stepmux.v1.FollowIOResponse.StreamType
 	3,  // 16: stepmux.v1.Job.status:type_name -> stepmux.v1.Job.JobStatus
-	29, // 17: stepmux.v1.Job.finished_time:type_name -> google.protobuf.Timestamp
-	29, // 18: stepmux.v1.Job.start_time:type_name -> google.protobuf.Timestamp
+	33, // 17: stepmux.v1.Job.finished_time:type_name -> google.protobuf.Timestamp
+	33, // 18: stepmux.v1.Job.start_time:type_name -> google.protobuf.Timestamp
 	21, // 19: stepmux.v1.ListResponse.jobs:type_name -> stepmux.v1.Job
-	26, // 20: stepmux.v1.StepResult.OutputsEntry.value:type_name -> stepmux.v1.StepResult.Output
-	26, // 21: stepmux.v1.StepResult.ExportsEntry.value:type_name -> stepmux.v1.StepResult.Output
-	30, // 22: stepmux.v1.StepResult.Output.typed:type_name -> google.protobuf.Value
+	30, // 20: stepmux.v1.StepResult.OutputsEntry.value:type_name -> stepmux.v1.StepResult.Output
+	30, // 21: stepmux.v1.StepResult.ExportsEntry.value:type_name -> stepmux.v1.StepResult.Output
+	34, // 22: stepmux.v1.StepResult.Output.typed:type_name -> google.protobuf.Value
 	8,  // 23: stepmux.v1.StepRunner.Run:input_type -> stepmux.v1.RunRequest
 	11, // 24: stepmux.v1.StepRunner.Follow:input_type -> stepmux.v1.FollowRequest
 	16, // 25: stepmux.v1.StepRunner.FollowIO:input_type -> stepmux.v1.FollowIORequest
@@ -1838,16 +2110,20 @@ var file_stepmuxv1_steprunner_proto_depIdxs = []int32{
 	20, // 28: stepmux.v1.StepRunner.List:input_type -> stepmux.v1.ListRequest
 	4,  // 29: stepmux.v1.Attachment.Attach:input_type -> stepmux.v1.AttachRequest
 	6,  // 30: stepmux.v1.Attachment.End:input_type -> stepmux.v1.EndRequest
-	10, // 31: stepmux.v1.StepRunner.Run:output_type -> stepmux.v1.RunResponse
-	12, // 32: stepmux.v1.StepRunner.Follow:output_type -> stepmux.v1.FollowResponse
-	17, // 33: stepmux.v1.StepRunner.FollowIO:output_type -> stepmux.v1.FollowIOResponse
-	19, // 34: stepmux.v1.StepRunner.Cancel:output_type -> stepmux.v1.CancelResponse
-	15, // 35: stepmux.v1.StepRunner.Trace:output_type -> stepmux.v1.TraceResponse
-	22, // 36: stepmux.v1.StepRunner.List:output_type -> stepmux.v1.ListResponse
-	5,  // 37: stepmux.v1.Attachment.Attach:output_type -> stepmux.v1.AttachResponse
-	7,  // 38: stepmux.v1.Attachment.End:output_type -> stepmux.v1.EndResponse
-	31, // [31:39] is the sub-list for method output_type
-	23, // [23:31] is the sub-list for method input_type
+	23, // 31: stepmux.v1.Files.Place:input_type -> stepmux.v1.PlaceRequest
+	25, // 32: stepmux.v1.Files.Collect:input_type -> stepmux.v1.CollectRequest
+	10, // 33: stepmux.v1.StepRunner.Run:output_type -> stepmux.v1.RunResponse
+	12, // 34: stepmux.v1.StepRunner.Follow:output_type -> stepmux.v1.FollowResponse
+	17, // 35: stepmux.v1.StepRunner.FollowIO:output_type -> stepmux.v1.FollowIOResponse
+	19, // 36: stepmux.v1.StepRunner.Cancel:output_type -> stepmux.v1.CancelResponse
+	15, // 37: stepmux.v1.StepRunner.Trace:output_type -> stepmux.v1.TraceResponse
+	22, // 38: stepmux.v1.StepRunner.List:output_type -> stepmux.v1.ListResponse
+	5,  // 39: stepmux.v1.Attachment.Attach:output_type -> stepmux.v1.AttachResponse
+	7,  // 40: stepmux.v1.Attachment.End:output_type -> stepmux.v1.EndResponse
+	24, // 41: stepmux.v1.Files.Place:output_type -> stepmux.v1.PlaceResponse
+	26, // 42: stepmux.v1.Files.Collect:output_type -> stepmux.v1.CollectResponse
+	33, // [33:43] is the sub-list for method output_type
+	23, // [23:33] is the sub-list for method input_type
 	23, // [23:23] is the sub-list for extension type_name
 	23, // [23:23] is the sub-list for extension extendee
 	0,  // [0:23] is the sub-list for field type_name
@@ -1865,9 +2141,9 @@ func file_stepmuxv1_steprunner_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stepmuxv1_steprunner_proto_rawDesc), len(file_stepmuxv1_steprunner_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   23,
+			NumMessages:   27,
 			NumExtensions: 0,
-			NumServices:   2,
+			NumServices:   3,
 		},
 		GoTypes:           file_stepmuxv1_steprunner_proto_goTypes,
 		DependencyIndexes: file_stepmuxv1_steprunner_proto_depIdxs,

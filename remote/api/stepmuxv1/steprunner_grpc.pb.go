@@ -507,3 +507,158 @@ var Attachment_ServiceDesc = grpc.ServiceDesc{
 	},
 	Metadata: "stepmuxv1/steprunner.proto",
 }
+
+const (
+	Files_Place_FullMethodName   = "/stepmux.v1.Files/Place"
+	Files_Collect_FullMethodName = "/stepmux.v1.Files/Collect"
+)
+
+// FilesClient is the client API for Files service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Files brings files to a build and takes files from it. The step runner keeps archives, tar in zstd, by their content
+// for all builds of its user on the machine.
+type FilesClient interface {
+	// Place makes the directory for the job, with the files of an archive in it. The first request names the archive. The
+	// answer says how many of its last bytes are wanted: 0 if it is there. A request that names it again asks again; the
+	// others carry the wanted bytes. The answer after the last byte has stored set. The last answer has the directory; it
+	// is the only one if the directory was made before.
+	Place(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[PlaceRequest, PlaceResponse], error)
+	// Collect packs files of the directory that Place has made, once the job has ended, and streams the archive. A call
+	// with an offset goes on with the archive of the call before.
+	Collect(ctx context.Context, in *CollectRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[CollectResponse], error)
+}
+
+type filesClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewFilesClient(cc grpc.ClientConnInterface) FilesClient {
+	return &filesClient{cc}
+}
+
+func (c *filesClient) Place(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[PlaceRequest, PlaceResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Files_ServiceDesc.Streams[0], Files_Place_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[PlaceRequest, PlaceResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Files_PlaceClient = grpc.BidiStreamingClient[PlaceRequest, PlaceResponse]
+
+func (c *filesClient) Collect(ctx context.Context, in *CollectRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[CollectResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Files_ServiceDesc.Streams[1], Files_Collect_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[CollectRequest, CollectResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Files_CollectClient = grpc.ServerStreamingClient[CollectResponse]
+
+// FilesServer is the server API for Files service.
+// All implementations must embed UnimplementedFilesServer
+// for forward compatibility.
+//
+// Files brings files to a build and takes files from it. The step runner keeps archives, tar in zstd, by their content
+// for all builds of its user on the machine.
+type FilesServer interface {
+	// Place makes the directory for the job, with the files of an archive in it. The first request names the archive. The
+	// answer says how many of its last bytes are wanted: 0 if it is there. A request that names it again asks again; the
+	// others carry the wanted bytes. The answer after the last byte has stored set. The last answer has the directory; it
+	// is the only one if the directory was made before.
+	Place(grpc.BidiStreamingServer[PlaceRequest, PlaceResponse]) error
+	// Collect packs files of the directory that Place has made, once the job has ended, and streams the archive. A call
+	// with an offset goes on with the archive of the call before.
+	Collect(*CollectRequest, grpc.ServerStreamingServer[CollectResponse]) error
+	mustEmbedUnimplementedFilesServer()
+}
+
+// UnimplementedFilesServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedFilesServer struct{}
+
+func (UnimplementedFilesServer) Place(grpc.BidiStreamingServer[PlaceRequest, PlaceResponse]) error {
+	return status.Error(codes.Unimplemented, "method Place not implemented")
+}
+func (UnimplementedFilesServer) Collect(*CollectRequest, grpc.ServerStreamingServer[CollectResponse]) error {
+	return status.Error(codes.Unimplemented, "method Collect not implemented")
+}
+func (UnimplementedFilesServer) mustEmbedUnimplementedFilesServer() {}
+func (UnimplementedFilesServer) testEmbeddedByValue()               {}
+
+// UnsafeFilesServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to FilesServer will
+// result in compilation errors.
+type UnsafeFilesServer interface {
+	mustEmbedUnimplementedFilesServer()
+}
+
+func RegisterFilesServer(s grpc.ServiceRegistrar, srv FilesServer) {
+	// If the following call panics, it indicates UnimplementedFilesServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Files_ServiceDesc, srv)
+}
+
+func _Files_Place_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(FilesServer).Place(&grpc.GenericServerStream[PlaceRequest, PlaceResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Files_PlaceServer = grpc.BidiStreamingServer[PlaceRequest, PlaceResponse]
+
+func _Files_Collect_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(CollectRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(FilesServer).Collect(m, &grpc.GenericServerStream[CollectRequest, CollectResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Files_CollectServer = grpc.ServerStreamingServer[CollectResponse]
+
+// Files_ServiceDesc is the grpc.ServiceDesc for Files service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Files_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "stepmux.v1.Files",
+	HandlerType: (*FilesServer)(nil),
+	Methods:     []grpc.MethodDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "Place",
+			Handler:       _Files_Place_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
+		{
+			StreamName:    "Collect",
+			Handler:       _Files_Collect_Handler,
+			ServerStreams: true,
+		},
+	},
+	Metadata: "stepmuxv1/steprunner.proto",
+}

@@ -72,8 +72,12 @@ func serveWith(fl *pflag.FlagSet, cfg remote.ServeConfig) commands.Runner {
 		if cfg.Grace == 0 {
 			cfg.Grace = -1 // no grace, for the package
 		}
+		cfg.Ready = runtime.SetDefaultGOMAXPROCS // see oneproc
 		if *detached {
-			cfg.LetGo = letGo
+			cfg.Ready = func() {
+				runtime.SetDefaultGOMAXPROCS()
+				letGo()
+			}
 		} else {
 			cfg.Detach = append(slices.Clone(os.Args[1:]), "--detached")
 		}
@@ -186,6 +190,7 @@ func script(fl *pflag.FlagSet) commands.Runner {
 			return 0, fmt.Errorf("%w: name the SHELL after the flags", commands.ErrUsage)
 		}
 		cfg.Shell = args
+		runtime.SetDefaultGOMAXPROCS()
 		return remote.Script(ctx, os.Stdin, os.Stdout, os.Stderr, cfg)
 	}
 }

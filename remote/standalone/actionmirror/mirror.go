@@ -54,8 +54,8 @@ func Uses(name string, text []byte, format standalone.Format) ([]string, error) 
 }
 
 // Fill brings the actions, and those that they use, from a server such as https://github.com, or the directory of a
-// mirror, into dir, which it makes if it is missing. Of an action of the project, whose files are in project, it brings those that it uses. Images, and actions of other servers, are left
-// out. It tells each action once it is there.
+// mirror, into dir, which it makes if it is missing. Of an action of the project, whose files are in project, it brings
+// those that it uses. Images, and actions of other servers, are left out. It tells each action once it is there.
 func Fill(ctx context.Context, server, dir, project string, uses []string, tell func(Action)) error {
 	m := &mirror{server: strings.TrimSuffix(server, "/"), dir: dir}
 	if err := os.MkdirAll(dir, 0o755); err != nil {

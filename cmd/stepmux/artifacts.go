@@ -1,0 +1,105 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+)
+
+// projectPiece is the size of the pieces in which a project is sent to a manager.
+const projectPiece = 256 << 10
+
+// keepProject has a manager keep a project for the builds of a job, in which it notes the project. Without one it does
+// nothing.
+func keepProject(ctx context.Context, m pb.ManagerClient, p *packed, job *pb.Job) error {
+	if p == nil {
+		return nil
+	}
+	job.Project, job.ProjectBytes = p.Digest, p.Size
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := m.KeepProject(ctx)
+	if err != nil {
+		return err
+	}
+	_ = stream.Send(&pb.KeepProjectRequest{Digest: p.Digest, Size: p.Size}) // Recv tells of a failure
+	resp, err := stream.Recv()
+	if err != nil || resp.GetWanted() == 0 {
+		return err
+	}
+	archive, err := p.Open()
+	if err != nil {
+		return err
+	}
+	for left := p.Size; left > 0; {
+		data := make([]byte, min(projectPiece, left)) // the stream may keep it
+		if _, err := io.ReadFull(archive, data); err != nil {
+			return fmt.Errorf("read the project's archive: %w", err)
+		}
+		if stream.Send(&pb.KeepProjectRequest{Data: data}) != nil {
+			break // Recv tells why
+		}
+		left -= int64(len(data))
+	}
+	_, err = stream.Recv()
+	return err
+}
+
+func newArtifactsCommand() *cobra.Command {
+	var f managerFlag
+	cmd := &cobra.Command{
+		Use:   "artifacts ID DIR",
+		Short: "Get the artifacts of a manager's build",
+		Long: `Get the artifacts of a build of a stepmux manager, and unpack them in DIR, which is made if it is missing.
+Files of the same name there are replaced. An archive with a file or a link that would be outside of DIR is refused.
+
+` + managerExitHelp,
+		Args: arguments("ID", "DIR"),
+	}
+	f.register(cmd.Flags())
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return f.use(cmd, func(ctx context.Context, m pb.ManagerClient) error {
+			n, err := getArtifacts(ctx, m, args[0], args[1])
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%d artifacts in %s\n", n, args[1])
+			return err
+		})
+	}
+	return cmd
+}
+
+// getArtifacts gets the artifacts of a build and unpacks them in a directory.
+func getArtifacts(ctx context.Context, m pb.ManagerClient, id, dir string) (int, error) {
+	file, err := os.CreateTemp("", "stepmux-artifacts-")
+	if err != nil {
+		return 0, err
+	}
+	defer file.Close()
+	if err := os.Remove(file.Name()); err != nil {
+		return 0, err
+	}
+	stream, err := m.Artifacts(ctx, &pb.ArtifactsRequest{Id: id})
+	if err != nil {
+		return 0, err
+	}
+	for {
+		msg, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return unpackArtifacts(ctx, file, dir)
+		}
+		if err == nil {
+			_, err = file.Write(msg.GetData())
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+}

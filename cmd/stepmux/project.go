@@ -1,0 +1,290 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/docker/go-units"
+	"github.com/spf13/pflag"
+
+	"github.com/stepmux/stepmux/connector/files"
+	"github.com/stepmux/stepmux/internal/subprocess"
+	"github.com/stepmux/stepmux/internal/termtext"
+	"github.com/stepmux/stepmux/remote/archive"
+)
+
+const (
+	// maxProject bounds the archive of a project, in bytes.
+	maxProject = 16 << 30
+	// maxListed bounds the list of a project's files, in bytes, and listTime the time of git to make it.
+	maxListed, listTime = 256 << 20, 5 * time.Minute
+	// maxNested bounds repositories in repositories.
+	maxNested = 16
+	// maxWarnings bounds the lines about files that are left out.
+	maxWarnings = 10
+	// maxPatterns and maxPatternBytes bound --artifacts.
+	maxPatterns, maxPatternBytes = 1000, 64 << 10
+)
+
+// projectFlags name the files that builds get, and those that come back.
+type projectFlags struct {
+	project   string
+	artifacts []string
+}
+
+func (f *projectFlags) registerProject(fl *pflag.FlagSet) {
+	fl.StringVar(&f.project, "project", "", "`DIR` whose files each build has in its work directory, without .git and "+
+		"the files that git ignores; a VM gets the same files once")
+	fl.StringArrayVar(&f.artifacts, "artifacts", nil, "`GLOB` of files and directories in the work directory that come "+
+		"back when a build has ended, also if it failed, as in dist or 'logs/**/*.txt'; repeatable")
+}
+
+func (f *projectFlags) checkProject() error {
+	size := 0
+	for _, pattern := range f.artifacts {
+		if clean := path.Clean(pattern); pattern == "" || path.IsAbs(clean) || clean == ".." ||
+			strings.HasPrefix(clean, "../") {
+			return fmt.Errorf("--artifacts %.80q: write a path below the work directory", pattern)
+		}
+		size += len(pattern)
+	}
+	if len(f.artifacts) > maxPatterns || size > maxPatternBytes {
+		return fmt.Errorf("--artifacts: use at most %d patterns of %d bytes together", maxPatterns, maxPatternBytes)
+	}
+	return nil
+}
+
+// packed is the archive of a project in a file without a name.
+type packed struct {
+	files.Project
+	file *os.File
+}
+
+// pack packs the project, if there is one. The caller closes it. warnings takes lines about files that are left out.
+func (f *projectFlags) pack(ctx context.Context, warnings io.Writer) (*packed, error) {
+	if f.project == "" {
+		return nil, nil
+	}
+	p, err := packProject(ctx, f.project, warnings)
+	if err != nil {
+		return nil, fmt.Errorf("--project %s: %w", f.project, err)
+	}
+	return p, nil
+}
+
+func packProject(ctx context.Context, dir string, warnings io.Writer) (_ *packed, err error) {
+	dir, err = filepath.Abs(dir)
+	if err != nil {
+		return nil, err
+	}
+	if info, err := os.Stat(dir); err != nil {
+		return nil, errors.Unwrap(err)
+	} else if !info.IsDir() {
+		return nil, errors.New("it is not a directory")
+	}
+	names, err := projectFiles(ctx, dir, 0)
+	if err != nil {
+		return nil, err
+	}
+	left := 0
+	found, err := archive.Named(dir, names, func(text string) {
+		if left++; left <= maxWarnings {
+			fmt.Fprintf(warnings, "stepmux: --project: %s\n", termtext.Line(text))
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer found.Close()
+	if left > maxWarnings {
+		fmt.Fprintf(warnings, "stepmux: --project: %d more warnings\n", left-maxWarnings)
+	}
+	if len(found.Names()) == 0 {
+		return nil, errors.New("it has no files, or git ignores all of them")
+	}
+	file, err := os.CreateTemp("", "stepmux-project-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			file.Close()
+		}
+	}()
+	if err := os.Remove(file.Name()); err != nil {
+		return nil, err
+	}
+	p := &packed{file: file}
+	sum := sha256.New()
+	to := &limited{to: io.MultiWriter(file, sum)}
+	if err := found.Write(ctx, to, archive.TarZstd, "fast"); err != nil {
+		return nil, err
+	}
+	p.Digest, p.Size = hex.EncodeToString(sum.Sum(nil)), to.n
+	p.Open = func() (io.ReadSeekCloser, error) { return section{io.NewSectionReader(file, 0, to.n)}, nil }
+	return p, nil
+}
+
+// archive returns the archive for builds, nil without a project.
+func (p *packed) archive() *files.Project {
+	if p == nil {
+		return nil
+	}
+	return &p.Project
+}
+
+// Close removes the archive.
+func (p *packed) Close() {
+	if p != nil {
+		p.file.Close()
+	}
+}
+
+// section reads a part of a file that somebody else closes.
+type section struct{ *io.SectionReader }
+
+func (section) Close() error { return nil }
+
+// limited counts the bytes of an archive and refuses too many.
+type limited struct {
+	to io.Writer
+	n  int64
+}
+
+func (l *limited) Write(p []byte) (int, error) {
+	if l.n += int64(len(p)); l.n > maxProject {
+		return 0, fmt.Errorf("its archive is larger than %s", units.BytesSize(maxProject))
+	}
+	return l.to.Write(p)
+}
+
+// projectFiles returns the files of a project's directory that git does not ignore, also where git tracks none of them.
+// depth is how many repositories are around it.
+func projectFiles(ctx context.Context, dir string, depth int) ([]string, error) {
+	if depth > maxNested {
+		return nil, fmt.Errorf("%s: there are more than %d git repositories in one another", dir, maxNested)
+	}
+	if _, err := exec.LookPath("git"); err != nil {
+		return filesWithoutGit(ctx, dir)
+	}
+	// Variables that a hook of git sets would name another repository.
+	argv := []string{
+		"env", "-u", "GIT_DIR", "-u", "GIT_WORK_TREE", "-u", "GIT_INDEX_FILE", "git", "-C", dir, "-c", "core.fsmonitor=false",
+	}
+	list := []string{"ls-files", "-z", "--others", "--exclude-standard"}
+	if inRepository(dir) {
+		list = append(list, "--cached")
+	} else {
+		empty, err := os.MkdirTemp("", "stepmux-git-")
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = os.RemoveAll(empty) }() // it has no files of the project
+		limit := subprocess.Limit{Time: listTime, Bytes: maxListed}
+		if _, err := subprocess.Output(ctx, append(argv, "init", "-q", "--template=", empty), limit); err != nil {
+			return nil, err
+		}
+		argv = append(argv, "--git-dir="+filepath.Join(empty, ".git"), "--work-tree="+dir)
+	}
+	text, err := subprocess.Output(ctx, append(argv, list...), subprocess.Limit{Time: listTime, Bytes: maxListed})
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for name := range bytes.SplitSeq(text, []byte{0}) {
+		name := strings.TrimSuffix(string(name), "/")
+		if name == "" {
+			continue
+		}
+		info, err := os.Lstat(filepath.Join(dir, name))
+		if err != nil || !info.IsDir() {
+			names = append(names, name)
+			continue
+		}
+		// A repository in this one: a submodule, or another checkout.
+		if _, err := os.Lstat(filepath.Join(dir, name, ".git")); err != nil {
+			continue
+		}
+		below, err := projectFiles(ctx, filepath.Join(dir, name), depth+1)
+		if err != nil {
+			return nil, err
+		}
+		for _, b := range below {
+			names = append(names, name+"/"+b)
+		}
+	}
+	return names, nil
+}
+
+// inRepository reports whether a directory is in a git repository.
+func inRepository(dir string) bool {
+	for ; ; dir = filepath.Dir(dir) {
+		if _, err := os.Lstat(filepath.Join(dir, ".git")); err == nil {
+			return true
+		}
+		if dir == filepath.Dir(dir) {
+			return false
+		}
+	}
+}
+
+// filesWithoutGit returns all files below a directory, in which nothing may need git.
+func filesWithoutGit(ctx context.Context, dir string) (names []string, err error) {
+	size := 0
+	err = filepath.WalkDir(dir, func(file string, entry fs.DirEntry, err error) error {
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case err != nil:
+			return err
+		case entry.Name() == ".gitignore" || entry.Name() == ".git":
+			return fmt.Errorf("%s: git is not installed here, and it is needed to know which files it ignores", file)
+		case entry.IsDir():
+			return nil
+		}
+		name, err := filepath.Rel(dir, file)
+		if size += len(name); size > maxListed {
+			return errors.New("it has too many files")
+		}
+		names = append(names, filepath.ToSlash(name))
+		return err
+	})
+	return names, err
+}
+
+// artifactsFor returns the artifacts of a build, which are unpacked in a directory of its own below dir; nil without
+// patterns.
+func (f *projectFlags) artifactsFor(dir, build string, say func(line string)) *files.Artifacts {
+	if len(f.artifacts) == 0 {
+		return nil
+	}
+	return &files.Artifacts{Paths: f.artifacts, Take: func(ctx context.Context, from *os.File) error {
+		to := filepath.Join(dir, build)
+		n, err := unpackArtifacts(ctx, from, to)
+		if err == nil {
+			say(fmt.Sprintf("%s: %d artifacts in %s", build, n, to))
+		}
+		return err
+	}}
+}
+
+// unpackArtifacts unpacks the artifacts of a build, which is foreign data, in a directory. It is made if it is missing.
+func unpackArtifacts(ctx context.Context, from *os.File, dir string) (int, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return 0, err
+	}
+	return archive.Extract(ctx, from, cmp.Or(dir, "."), archive.Bounds{})
+}

@@ -1,0 +1,283 @@
+package files
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+)
+
+const (
+	// piece is the size of the pieces in which an archive is sent.
+	piece = 256 << 10
+	// DefaultMaxBytes is the default of Artifacts.MaxBytes.
+	DefaultMaxBytes = 4 << 30
+)
+
+// Project is the archive of a project, tar in zstd. Several builds may have the same one at the same time.
+type Project struct {
+	// Digest is the archive's SHA-256, in lower hexadecimal, and Size its length in bytes.
+	Digest string
+	Size   int64
+	// Open opens the archive. It is called for each transfer, at any time until the build has ended.
+	Open func() (io.ReadSeekCloser, error)
+}
+
+// Artifacts says which files of a build come back.
+type Artifacts struct {
+	// Paths are patterns of files and directories in the build's work directory, as dist/**/*.tar. A directory stands for
+	// all that is in it.
+	Paths []string
+	// MaxBytes bounds the archive. If zero, DefaultMaxBytes.
+	MaxBytes int64
+	// Dir is where the archive is kept until Take has returned. If empty, the directory for temporary files.
+	Dir string
+	// Take gets the archive of the files, tar in zstd, unless no file matched. It is foreign data. Take may give the file
+	// another name; else it is removed.
+	Take func(ctx context.Context, archive *os.File) error
+}
+
+// VM remembers which archives a VM has. The zero value is ready to use. It is safe for concurrent use.
+type VM struct {
+	apart atomic.Bool // its builds share no archives
+
+	mu    sync.Mutex // guards the following
+	turns map[string]*turn
+}
+
+// turn is held by the build that sends an archive.
+type turn struct {
+	held  chan struct{} // guards sent
+	users int
+	sent  bool // by an earlier holder
+}
+
+// take waits until no other build sends an archive to the VM. The caller calls release.
+func (v *VM) take(ctx context.Context, digest string) (t *turn, release func(), err error) {
+	v.mu.Lock()
+	if t = v.turns[digest]; t == nil {
+		t = &turn{held: make(chan struct{}, 1)}
+		if v.turns == nil {
+			v.turns = map[string]*turn{}
+		}
+		v.turns[digest] = t
+	}
+	t.users++
+	v.mu.Unlock()
+	leave := func() {
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		if t.users--; t.users == 0 {
+			delete(v.turns, digest)
+		}
+	}
+	select {
+	case t.held <- struct{}{}:
+		return t, func() { <-t.held; leave() }, nil
+	case <-ctx.Done():
+		leave()
+		return nil, nil, context.Cause(ctx)
+	}
+}
+
+// Place makes the work directory of a build, with the files of a project unless that is nil, and returns its path on
+// the VM. After an error of the transport it can be called again: progress tells that bytes have arrived, which are not
+// sent again.
+func (v *VM) Place(ctx context.Context, rpc pb.FilesClient, p *Project) (dir string, progress bool, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := rpc.Place(ctx)
+	if err != nil {
+		return "", false, err
+	}
+	name := &pb.PlaceRequest{Ask: true}
+	if p != nil {
+		name.Digest, name.Size = p.Digest, p.Size
+	}
+	s := sending{stream, name}
+	resp, err := s.ask()
+	if err == nil && resp.GetWanted() > 0 {
+		resp, progress, err = v.send(ctx, s, p, resp.GetWanted())
+	}
+	for err == nil && resp.GetDir() == "" {
+		resp, err = s.receive()
+	}
+	return resp.GetDir(), progress, err
+}
+
+// send sends an archive, of which the VM wants so many bytes, unless another build has sent it meanwhile.
+func (v *VM) send(
+	ctx context.Context, s sending, p *Project, wanted int64,
+) (resp *pb.PlaceResponse, progress bool, err error) {
+	if !v.apart.Load() {
+		t, release, err := v.take(ctx, p.Digest)
+		if err != nil {
+			return nil, false, err
+		}
+		defer release()
+		if resp, err = s.ask(); err != nil || resp.GetWanted() == 0 {
+			return resp, false, err
+		}
+		wanted = resp.GetWanted()
+		if t.sent { // to another build, which does not share it: each has its own, and none waits for another
+			v.apart.Store(true)
+		}
+		defer func() { t.sent = t.sent || err == nil }()
+	}
+	if wanted > p.Size {
+		return nil, false, fmt.Errorf("the step runner asks for %d bytes of an archive of %d", wanted, p.Size)
+	}
+	archive, err := p.Open()
+	if err != nil {
+		return nil, false, fmt.Errorf("open the project's archive: %w", err)
+	}
+	defer archive.Close()
+	if _, err := archive.Seek(p.Size-wanted, io.SeekStart); err != nil {
+		return nil, false, fmt.Errorf("read the project's archive: %w", err)
+	}
+	for left := wanted; left > 0; {
+		data := make([]byte, min(piece, left)) // the stream may keep it
+		if _, err := io.ReadFull(archive, data); err != nil {
+			return nil, progress, fmt.Errorf("read the project's archive: %w", err)
+		}
+		if err := s.stream.Send(&pb.PlaceRequest{Data: data}); err != nil {
+			break // receive tells why
+		}
+		left -= int64(len(data))
+		progress = true
+	}
+	resp, err = s.receive()
+	return resp, progress, err
+}
+
+// sending is a call of Place.
+type sending struct {
+	stream grpc.BidiStreamingClient[pb.PlaceRequest, pb.PlaceResponse]
+	name   *pb.PlaceRequest
+}
+
+func (s sending) ask() (*pb.PlaceResponse, error) {
+	_ = s.stream.Send(s.name) // receive tells of a failure
+	return s.receive()
+}
+
+func (s sending) receive() (*pb.PlaceResponse, error) {
+	resp, err := s.stream.Recv()
+	if errors.Is(err, io.EOF) {
+		return nil, status.Error(codes.Unavailable, "the step runner ended the call before the files were there")
+	}
+	return resp, err
+}
+
+// CollectError says that the artifacts of a job that has succeeded could not be had.
+type CollectError struct{ Err error }
+
+func (e *CollectError) Error() string { return "collect the artifacts: " + e.Err.Error() }
+
+// Unwrap returns Err.
+func (e *CollectError) Unwrap() error { return e.Err }
+
+// Collection is the archive of a build's artifacts while it arrives.
+type Collection struct {
+	of      Artifacts
+	file    *os.File // nil before the first piece
+	arrived int64
+	size    int64
+	// Note is the VM's text about patterns that matched nothing and of files that were left out. It is foreign text.
+	Note string
+}
+
+// Collect returns the empty Collection of artifacts. The caller calls Close.
+func (a Artifacts) Collect() *Collection { return &Collection{of: a} }
+
+// Receive gets the archive from the VM, or the rest of it after an error of the transport. progress tells that bytes
+// have arrived.
+func (c *Collection) Receive(ctx context.Context, rpc pb.FilesClient) (progress bool, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := rpc.Collect(ctx, &pb.CollectRequest{Paths: c.of.Paths, Offset: c.arrived})
+	if err != nil {
+		return false, err
+	}
+	first, err := stream.Recv()
+	if errors.Is(err, io.EOF) {
+		err = errors.New("the step runner did not say how large the artifacts are")
+	}
+	if err == nil {
+		err = c.begin(first)
+	}
+	if err != nil {
+		return false, err
+	}
+	for c.arrived < c.size {
+		msg, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			err = status.Error(codes.Unavailable, "the step runner ended the call before all artifacts had arrived")
+		}
+		if err != nil {
+			return progress, err
+		}
+		data := msg.GetData()
+		if int64(len(data)) > c.size-c.arrived {
+			return progress, errors.New("the step runner sent more bytes of artifacts than it has")
+		}
+		n, err := c.file.Write(data)
+		c.arrived += int64(n)
+		if err != nil {
+			return progress, err
+		}
+		progress = progress || n > 0
+	}
+	return progress, nil
+}
+
+// begin takes the first message of a call.
+func (c *Collection) begin(first *pb.CollectResponse) error {
+	size, most := first.GetSize(), c.of.MaxBytes
+	if most == 0 {
+		most = DefaultMaxBytes
+	}
+	switch {
+	case size < 0:
+		return fmt.Errorf("the step runner has %d bytes of artifacts", size)
+	case size > most:
+		return fmt.Errorf("they are %d bytes, compressed, and at most %d are taken", size, most)
+	case c.arrived > 0 && size != c.size:
+		return errors.New("the step runner has other artifacts than before")
+	case c.file == nil && size > 0:
+		var err error
+		if c.file, err = os.CreateTemp(c.of.Dir, ".artifacts-"); err != nil {
+			return err
+		}
+	}
+	c.size, c.Note = size, first.GetNote()
+	return nil
+}
+
+// Take passes the archive, which has arrived, to its Artifacts.
+func (c *Collection) Take(ctx context.Context) error {
+	if c.file == nil {
+		return nil
+	}
+	if _, err := c.file.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	return c.of.Take(ctx, c.file)
+}
+
+// Close removes the archive, unless it has another name by now.
+func (c *Collection) Close() {
+	if c.file != nil {
+		c.file.Close()
+		_ = os.Remove(c.file.Name()) // Take may have given it another name
+	}
+}

@@ -1,0 +1,88 @@
+package connector
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/stepmux/stepmux/connector/buildlog"
+	"github.com/stepmux/stepmux/connector/files"
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+)
+
+// place makes the job's work directory, with the files of its project. If the job has been delivered already, it is the
+// directory of then.
+func (e *execution) place(ctx, calls context.Context, rpc pb.FilesClient, vm *files.VM) error {
+	until, end := context.WithCancelCause(calls)
+	defer end(nil)
+	defer context.AfterFunc(ctx, func() { end(context.Cause(ctx)) })()
+	var dir string
+	err := retryFor(until, e.patience, func() (progress bool, err error) {
+		dir, progress, err = vm.Place(until, rpc, e.job.Project)
+		return progress, err
+	})
+	switch {
+	case err == nil:
+	case until.Err() != nil:
+		return context.Cause(until)
+	case status.Code(err) == codes.Unimplemented:
+		return &RequestError{Message: "the step runner on the VM is too old for a project and for artifacts: install this " +
+			"version there"}
+	default:
+		return fmt.Errorf("bring the project to the VM: %w", plain(err))
+	}
+	e.job.WorkDir = dir
+	e.job.Env = maps.Clone(e.job.Env)
+	if e.job.Env == nil {
+		e.job.Env = map[string]string{}
+	}
+	if _, given := e.job.Env["CI_PROJECT_DIR"]; !given {
+		e.job.Env["CI_PROJECT_DIR"] = dir
+	}
+	return nil
+}
+
+// collect takes the job's artifacts. If they cannot be had, that is the error of a job that has succeeded, and a line
+// in the log of another.
+func (e *execution) collect(
+	ctx, calls context.Context, rpc pb.FilesClient, result Result, remarks *buildlog.Remarks,
+) error {
+	until, end := context.WithCancelCause(calls)
+	defer end(nil)
+	defer context.AfterFunc(ctx, func() { end(context.Cause(ctx)) })()
+	arriving := e.job.Artifacts.Collect()
+	defer arriving.Close()
+	err := retryFor(until, e.patience, func() (bool, error) { return arriving.Receive(until, rpc) })
+	if arriving.Note != "" {
+		fmt.Fprintf(remarks, "artifacts: %s\n", arriving.Note)
+	}
+	if err == nil {
+		err = arriving.Take(until)
+	}
+	if err != nil && until.Err() != nil {
+		err = context.Cause(until)
+	}
+	if err != nil {
+		err = &files.CollectError{Err: plain(err)}
+		if result.Status != Succeeded {
+			fmt.Fprintf(remarks, "%v\n", err)
+			err = nil
+		}
+	}
+	if flushErr := e.log.Flush(calls); err == nil {
+		err = flushErr
+	}
+	return err
+}
+
+// plain returns the text of an answer of the step runner without its code.
+func plain(err error) error {
+	if told, ok := status.FromError(err); ok && !broken(err) {
+		return errors.New(told.Message())
+	}
+	return err
+}

@@ -1,0 +1,167 @@
+package manager_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/klauspost/compress/zstd"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/stepmux/stepmux/instance/manager"
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+)
+
+// archive returns an archive with one file, and its digest.
+func archive(t *testing.T, name, content string) (text []byte, digest string) {
+	t.Helper()
+	var packed bytes.Buffer
+	z, err := zstd.NewWriter(&packed)
+	require.NoError(t, err)
+	w := tar.NewWriter(z)
+	require.NoError(t, w.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(content))}))
+	_, err = io.WriteString(w, content)
+	require.NoError(t, err)
+	require.NoError(t, w.Close())
+	require.NoError(t, z.Close())
+	sum := sha256.Sum256(packed.Bytes())
+	return packed.Bytes(), hex.EncodeToString(sum[:])
+}
+
+// keep has the manager keep an archive, and returns how many bytes of it were wanted.
+func (r *running) keep(text []byte, digest string) (wanted int64, err error) {
+	r.t.Helper()
+	stream, err := r.KeepProject(r.t.Context())
+	require.NoError(r.t, err)
+	require.NoError(r.t, stream.Send(&pb.KeepProjectRequest{Digest: digest, Size: int64(len(text))}))
+	resp, err := stream.Recv()
+	if err != nil || resp.GetWanted() == 0 {
+		return 0, err
+	}
+	wanted = resp.GetWanted()
+	_ = stream.Send(&pb.KeepProjectRequest{Data: text}) // Recv tells of a failure
+	_, err = stream.Recv()
+	return wanted, err
+}
+
+// unpacked returns the content of a file in the artifacts of a build.
+func (r *running) unpacked(id, name string) (string, error) {
+	r.t.Helper()
+	stream, err := r.Artifacts(r.t.Context(), &pb.ArtifactsRequest{Id: id})
+	require.NoError(r.t, err)
+	var packed bytes.Buffer
+	for {
+		msg, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return "", err
+		}
+		packed.Write(msg.GetData())
+	}
+	z, err := zstd.NewReader(&packed)
+	require.NoError(r.t, err)
+	defer z.Close()
+	for files := tar.NewReader(z); ; {
+		h, err := files.Next()
+		require.NoError(r.t, err, "there is no %s", name)
+		if h.Name == name {
+			text, err := io.ReadAll(files)
+			require.NoError(r.t, err)
+			return string(text), nil
+		}
+	}
+}
+
+func TestFilesOfABuildOutliveTheManager(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.change = func(cfg *manager.Config) { cfg.FileBytes = 2000 }
+	m := f.start(t)
+	text, digest := archive(t, "in.txt", "from the project")
+	wanted, err := m.keep(text, digest)
+	require.NoError(t, err)
+	require.Len(t, text, int(wanted))
+	wanted, err = m.keep(text, digest)
+	require.NoError(t, err)
+	require.Zero(t, wanted, "it is there")
+
+	wait, open := gate(t)
+	j := job("cat in.txt; echo; echo begun\n" + wait + "\nmkdir out; echo $CI_PROJECT_DIR >out/dir; exit 3")
+	j.Project, j.ProjectBytes, j.Artifacts = digest, int64(len(text)), []string{"out"}
+	resp, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: j})
+	require.NoError(t, err)
+	id := resp.GetId()
+	m.await(id, "from the project\nbegun\n")
+	_, err = m.unpacked(id, "out/dir")
+	require.ErrorContains(t, err, "has not ended: it has no artifacts yet")
+
+	// A second project has no room while a build needs the first.
+	require.NoError(t, m.m.SweepProjects(t, 0))
+	require.NoError(t, m.m.SweepProjects(t, 0))
+	_, err = m.keep(make([]byte, 1900), digest[1:]+"0")
+	require.Equal(t, codes.ResourceExhausted, status.Code(err), "%v", err)
+	m.stop()
+	m = f.start(t)
+	open()
+	_, b := m.wait(id, 0)
+	require.Equal(t, "script_failure", b.GetResult().GetReason(), b.GetResult().GetMessage())
+	require.Positive(t, b.GetResult().GetArtifacts())
+	dir, err := m.unpacked(id, "out/dir")
+	require.NoError(t, err)
+	require.Contains(t, dir, "/project\n")
+
+	// Now the first one goes, and so do artifacts beyond the bound.
+	require.NoError(t, m.m.SweepProjects(t, 1999))
+	require.NoFileExists(t, filepath.Join(f.dir, "projects", digest))
+	require.NoError(t, os.Remove(filepath.Join(f.dir, "artifacts", id+".tar.zst")))
+	_, err = m.unpacked(id, "out/dir")
+	require.Equal(t, codes.NotFound, status.Code(err), "%v", err)
+	require.ErrorContains(t, err, "are not kept any more")
+
+	for _, bad := range []*pb.Job{
+		{Steps: j.Steps, Project: digest, ProjectBytes: int64(len(text))},
+		{Steps: j.Steps, Project: "../key", ProjectBytes: 32},
+		{Steps: j.Steps, Artifacts: []string{""}},
+		{Steps: j.Steps, Labels: map[string]string{"zone": "a"}},
+	} {
+		_, err = m.Submit(t.Context(), &pb.SubmitRequest{Job: bad})
+		require.Error(t, err)
+	}
+	_, err = m.keep([]byte("x"), "../key")
+	require.Equal(t, codes.InvalidArgument, status.Code(err), "%v", err)
+	_, err = m.keep([]byte("other"), digest)
+	require.ErrorContains(t, err, "changed on its way")
+}
+
+// killServe ends the step runner of a script, which is the parent of its init.
+const killServe = "{ kill -9 $(cut -d' ' -f4 /proc/$PPID/stat); exec sleep 1000; }"
+
+func TestABuildThatIsLostRunsAgainIfItAskedForThat(t *testing.T) {
+	t.Parallel()
+	m := newFleet(t).start(t)
+	ledger := filepath.Join(t.TempDir(), "ledger")
+	script := "echo run >>" + ledger + "; echo begun\n[ $(wc -l <" + ledger + ") -gt 1 ] || " + killServe + "\necho done"
+	j := job(script)
+	j.RetryLost = true
+	resp, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: j})
+	require.NoError(t, err)
+	text, b := m.wait(resp.GetId(), 0)
+	require.Empty(t, b.GetResult().GetReason(), b.GetResult().GetMessage())
+	require.EqualValues(t, 1, b.GetAttempt())
+	require.Regexp(t, `(?s)^begun\n.*step runner: the build is lost and runs again: .*\nbegun\ndone\n$`, text)
+
+	once := m.submit("echo begun; " + killServe)
+	_, b = m.wait(once, 0)
+	require.Equal(t, "runner_system_failure", b.GetResult().GetReason())
+	require.Zero(t, b.GetAttempt())
+}

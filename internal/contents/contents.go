@@ -1,0 +1,205 @@
+// Package contents keeps files by their content: a [Store] is a directory in which each file has its SHA-256 as its
+// name. A file arrives as an [Upload], whose sum is checked before it is in the store. Both ends have one: the VM for
+// the archives of projects, and the manager for those that wait for a VM.
+package contents
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/oserr"
+)
+
+const (
+	// keepPart is how long a part of a file is kept that nobody goes on with.
+	keepPart   = 24 * time.Hour
+	partPrefix = ".part-"
+)
+
+// Store is a directory with files by their content. It is there, and only this user can use it. Several processes may
+// use it at the same time. It is safe for concurrent use.
+type Store struct {
+	// Dir is the directory.
+	Dir string
+	// Bytes bounds the files together, and Age how long one is kept that nobody has found. Sweep holds both.
+	Bytes int64
+	Age   time.Duration
+	// Sync lets a file survive a crash of the machine once Keep has returned.
+	Sync bool
+}
+
+// CheckDigest returns an error unless a text is the name of a file in a Store: a SHA-256 in lower hexadecimal.
+func CheckDigest(digest string) error {
+	if sum, err := hex.DecodeString(digest); err != nil || len(sum) != sha256.Size || hex.EncodeToString(sum) != digest {
+		return fmt.Errorf("the digest %.80q is not a SHA-256 in hexadecimal", digest)
+	}
+	return nil
+}
+
+// Find returns a file, nil if it is not there, and notes its use. A file with another content than its name says is
+// removed: it was cut off, or changed. The caller closes the file; it stays whole although a Sweep removes it.
+func (s *Store) Find(digest string, size int64) (*os.File, error) {
+	path := filepath.Join(s.Dir, digest)
+	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, os.RemoveAll(path)
+	}
+	info, err := file.Stat()
+	if err == nil && info.Mode().IsRegular() && info.Size() == size {
+		sum := sha256.New()
+		if _, err = io.Copy(sum, file); err == nil && hex.EncodeToString(sum.Sum(nil)) == digest {
+			s.Touch(digest)
+			if _, err = file.Seek(0, io.SeekStart); err == nil {
+				return file, nil
+			}
+		}
+	}
+	file.Close()
+	return nil, os.RemoveAll(path)
+}
+
+// Touch notes the use of a file, and reports whether it is there.
+func (s *Store) Touch(digest string) bool {
+	now := time.Now()
+	return os.Chtimes(filepath.Join(s.Dir, digest), now, now) == nil
+}
+
+// Begin begins a file of so many bytes. The caller gives it to Keep, or discards it.
+func (s *Store) Begin(digest string, size int64) (*Upload, error) {
+	file, err := os.CreateTemp(s.Dir, partPrefix)
+	if err != nil {
+		return nil, oserr.Hint(err, s.Dir)
+	}
+	return &Upload{Digest: digest, file: file, size: size, sum: sha256.New()}, nil
+}
+
+// Keep puts a file that has arrived into the store, if its content is the one that its name says. The caller closes it.
+func (s *Store) Keep(u *Upload) (*os.File, error) {
+	err := error(nil)
+	if is := hex.EncodeToString(u.sum.Sum(nil)); is != u.Digest {
+		err = fmt.Errorf("it was changed on its way: its SHA-256 is %s, not %s", is, u.Digest)
+	}
+	if err == nil && s.Sync {
+		err = u.file.Sync()
+	}
+	if err == nil {
+		err = os.Rename(u.file.Name(), filepath.Join(s.Dir, u.Digest))
+	}
+	if err == nil && s.Sync {
+		err = syncDir(s.Dir)
+	}
+	if err == nil {
+		_, err = u.file.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		u.Discard()
+		return nil, oserr.Hint(err, s.Dir)
+	}
+	return u.file, nil
+}
+
+func syncDir(path string) error {
+	dir, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return dir.Sync()
+}
+
+// Sweep removes files that nobody has used for the Age, and then those used longest ago until there is room for more
+// bytes. It keeps the files that are needed; needed may be nil. It returns how many bytes there are too many then.
+func (s *Store) Sweep(more int64, needed func(digest string) bool) (over int64) {
+	entries, err := os.ReadDir(s.Dir)
+	if err != nil {
+		return 0
+	}
+	var kept []fs.FileInfo
+	for _, e := range entries {
+		info, err := e.Info()
+		if err != nil {
+			continue
+		}
+		limit := s.Age
+		if isPart(info) {
+			limit = keepPart
+		}
+		if time.Since(info.ModTime()) > limit && (isPart(info) || needed == nil || !needed(info.Name())) {
+			s.remove(info)
+			continue
+		}
+		kept = append(kept, info)
+		more += info.Size()
+	}
+	slices.SortFunc(kept, func(a, b fs.FileInfo) int {
+		return cmp.Compare(a.ModTime().UnixNano(), b.ModTime().UnixNano())
+	})
+	for _, info := range kept {
+		if more <= s.Bytes {
+			return 0
+		}
+		if !isPart(info) && (needed == nil || !needed(info.Name())) {
+			s.remove(info)
+			more -= info.Size()
+		}
+	}
+	return max(more-s.Bytes, 0)
+}
+
+func isPart(info fs.FileInfo) bool { return strings.HasPrefix(info.Name(), partPrefix) }
+
+// remove removes a file. Another process may have.
+func (s *Store) remove(info fs.FileInfo) { _ = os.Remove(filepath.Join(s.Dir, info.Name())) }
+
+// Upload is a file of which a part has arrived. It is for one goroutine at a time.
+type Upload struct {
+	// Digest is its name in the store.
+	Digest string
+
+	file    *os.File
+	size    int64
+	arrived int64
+	sum     hash.Hash
+}
+
+// Missing returns how many bytes have not arrived.
+func (u *Upload) Missing() int64 { return u.size - u.arrived }
+
+// Write adds the next bytes.
+func (u *Upload) Write(data []byte) (int, error) {
+	if int64(len(data)) > u.Missing() {
+		return 0, errors.New("more bytes arrived than the file has")
+	}
+	n, err := u.file.Write(data)
+	u.arrived += int64(n)
+	_, _ = u.sum.Write(data[:n]) // never fails
+	if err != nil {
+		return n, oserr.Hint(oserr.Bare(err), filepath.Dir(u.file.Name()))
+	}
+	return n, nil
+}
+
+// Discard removes the part. It does nothing for nil.
+func (u *Upload) Discard() {
+	if u == nil {
+		return
+	}
+	u.file.Close()
+	_ = os.Remove(u.file.Name()) // a Sweep may have
+}

@@ -1,0 +1,45 @@
+package network
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/spf13/pflag"
+
+	"github.com/stepmux/stepmux/remote/archive"
+	"github.com/stepmux/stepmux/remote/commands"
+)
+
+// unpackProject unpacks the archive on standard input in the working directory.
+func unpackProject(*pflag.FlagSet) commands.Runner {
+	return func(ctx context.Context, args []string) (int, error) {
+		if len(args) > 0 {
+			return 0, fmt.Errorf("%w: it takes no arguments, not %q", commands.ErrUsage, args[0])
+		}
+		_, err := archive.Extract(ctx, os.Stdin, ".", archive.Bounds{})
+		return 0, err
+	}
+}
+
+// packArtifacts packs the files that its arguments match to standard output. Without files it writes nothing.
+func packArtifacts(*pflag.FlagSet) commands.Runner {
+	return func(ctx context.Context, args []string) (int, error) {
+		dir, err := os.Getwd()
+		if err != nil {
+			return 0, err
+		}
+		files, err := archive.Find(ctx, archive.Selection{
+			Dir: dir, Paths: args, OnlyInside: true,
+			Info: func(string) {}, Warn: func(text string) { fmt.Fprintln(os.Stderr, text) },
+		})
+		if err != nil {
+			return 0, err
+		}
+		defer files.Close()
+		if len(files.Names()) == 0 {
+			return 0, nil
+		}
+		return 0, files.Write(ctx, os.Stdout, archive.TarZstd, "fast")
+	}
+}

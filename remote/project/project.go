@@ -1,0 +1,305 @@
+package project
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/stepmux/stepmux/internal/contents"
+	"github.com/stepmux/stepmux/internal/oserr"
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+)
+
+const (
+	// MaxSize bounds an archive, in bytes.
+	MaxSize = 16 << 30
+	// piece is the size of the pieces of an archive.
+	piece = 256 << 10
+	// maxPaths and maxPathBytes bound the patterns of one call.
+	maxPaths, maxPathBytes = 1000, 64 << 10
+)
+
+// Config says where a Project keeps files.
+type Config struct {
+	// Dir is the private directory of the build. The job's directory is made in it. Required.
+	Dir string
+	// CacheDir has the archives of all builds of the user. It is made if it is missing. If it is empty, or no other user
+	// than this one may be kept out of it, archives are in Dir, for this build alone.
+	CacheDir string
+	// Command is the program, with its first arguments, that packs and unpacks archives. Required.
+	Command []string
+}
+
+// Project serves the service Files for one build. It is safe for concurrent use; calls take turns.
+type Project struct {
+	pb.UnimplementedFilesServer
+	cfg Config
+
+	turn   chan struct{} // held by a call; guards the following
+	placed *pb.PlaceRequest
+	upload *contents.Upload // the archive of which a part has arrived; may be nil
+	packed *os.File
+	note   string
+}
+
+// New returns a Project. The caller closes it.
+func New(cfg Config) *Project { return &Project{cfg: cfg, turn: make(chan struct{}, 1)} }
+
+// Register makes the service Files part of a server that does not serve yet.
+func (p *Project) Register(server *grpc.Server) { pb.RegisterFilesServer(server, p) }
+
+// Close waits for the calls, which end with their server, and removes the part of an archive that has arrived.
+func (p *Project) Close() {
+	p.turn <- struct{}{}
+	p.upload.Discard()
+	p.upload = nil
+	if p.packed != nil {
+		p.packed.Close()
+	}
+}
+
+// dir is the job's directory.
+func (p *Project) dir() string { return filepath.Join(p.cfg.Dir, "project") }
+
+// take waits for the turn of a call, which gives it back.
+func (p *Project) take(ctx context.Context) error {
+	select {
+	case p.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return status.FromContextError(ctx.Err()).Err()
+	}
+}
+
+// Place implements the service Files, and so does Collect.
+func (p *Project) Place(stream grpc.BidiStreamingServer[pb.PlaceRequest, pb.PlaceResponse]) error {
+	req, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	if err := check(req); err != nil {
+		return err
+	}
+	ctx := stream.Context()
+	if err := p.take(ctx); err != nil {
+		return err
+	}
+	defer func() { <-p.turn }()
+	if p.placed == nil {
+		if err := p.place(stream, req); err != nil {
+			return answer(ctx, err)
+		}
+	}
+	if p.placed.GetDigest() != req.GetDigest() {
+		return status.Error(codes.AlreadyExists, "the build has another project already")
+	}
+	return stream.Send(&pb.PlaceResponse{Dir: p.dir()})
+}
+
+// check checks a request that names an archive.
+func check(req *pb.PlaceRequest) error {
+	if !req.GetAsk() {
+		return status.Error(codes.InvalidArgument, "the request names no archive")
+	}
+	if req.GetDigest() == "" && req.GetSize() == 0 {
+		return nil
+	}
+	if err := contents.CheckDigest(req.GetDigest()); err != nil {
+		return status.Error(codes.InvalidArgument, err.Error())
+	}
+	if req.GetSize() < 1 || req.GetSize() > MaxSize {
+		return status.Errorf(codes.InvalidArgument, "the project's archive has %d bytes: 1 to %d can be brought",
+			req.GetSize(), int64(MaxSize))
+	}
+	return nil
+}
+
+// answer returns err as an answer of the step runner, which the manager does not take for a broken connection.
+func answer(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return status.FromContextError(ctx.Err()).Err()
+	}
+	if _, ok := status.FromError(err); ok {
+		return err
+	}
+	code := codes.FailedPrecondition
+	if oserr.NoSpace(err) {
+		code = codes.ResourceExhausted
+	}
+	return status.Error(code, err.Error())
+}
+
+// place makes the job's directory.
+func (p *Project) place(
+	stream grpc.BidiStreamingServer[pb.PlaceRequest, pb.PlaceResponse], req *pb.PlaceRequest,
+) error {
+	var archive *os.File
+	if req.GetDigest() != "" {
+		var err error
+		if archive, err = p.archive(stream, req); err != nil {
+			return err
+		}
+		defer archive.Close()
+	}
+	// The rest of an earlier call is not complete.
+	if err := os.RemoveAll(p.dir()); err != nil {
+		return err
+	}
+	if err := os.Mkdir(p.dir(), 0o755); err != nil {
+		return oserr.Hint(err, p.cfg.Dir)
+	}
+	if archive != nil {
+		if _, err := p.run(stream.Context(), archive, nil, "unpack"); err != nil {
+			return fmt.Errorf("unpack the project: %w", err)
+		}
+	}
+	p.placed = req
+	return nil
+}
+
+// archive returns the archive that a request names, from the cache or from the stream. The caller closes it.
+func (p *Project) archive(
+	stream grpc.BidiStreamingServer[pb.PlaceRequest, pb.PlaceResponse], req *pb.PlaceRequest,
+) (*os.File, error) {
+	store, err := p.store()
+	if err != nil {
+		return nil, err
+	}
+	for {
+		file, err := store.Find(req.GetDigest(), req.GetSize())
+		if err != nil {
+			return nil, err
+		}
+		if file != nil {
+			return file, stream.Send(&pb.PlaceResponse{})
+		}
+		if p.upload == nil || p.upload.Digest != req.GetDigest() {
+			p.upload.Discard()
+			store.Sweep(req.GetSize(), nil)
+			if p.upload, err = store.Begin(req.GetDigest(), req.GetSize()); err != nil {
+				return nil, err
+			}
+		}
+		if err := stream.Send(&pb.PlaceResponse{Wanted: p.upload.Missing()}); err != nil {
+			return nil, err
+		}
+		msg, err := stream.Recv()
+		if err != nil {
+			return nil, hangup(err)
+		}
+		if !msg.GetAsk() {
+			return p.receive(stream, store, msg)
+		}
+	}
+}
+
+// receive takes the rest of an archive, which begins with msg, and keeps it.
+func (p *Project) receive(
+	stream grpc.BidiStreamingServer[pb.PlaceRequest, pb.PlaceResponse], store *contents.Store, msg *pb.PlaceRequest,
+) (*os.File, error) {
+	for {
+		if _, err := p.upload.Write(msg.GetData()); err != nil {
+			p.upload.Discard()
+			p.upload = nil
+			return nil, fmt.Errorf("keep the project's archive: %w", err)
+		}
+		if p.upload.Missing() == 0 {
+			break
+		}
+		var err error
+		if msg, err = stream.Recv(); err != nil {
+			return nil, hangup(err)
+		}
+	}
+	whole := p.upload
+	p.upload = nil
+	file, err := store.Keep(whole)
+	if err != nil {
+		return nil, fmt.Errorf("keep the project's archive: %w", err)
+	}
+	return file, stream.Send(&pb.PlaceResponse{Stored: true})
+}
+
+// hangup returns the error of a stream that should have gone on.
+func hangup(err error) error {
+	if errors.Is(err, io.EOF) {
+		return status.Error(codes.InvalidArgument, "the stream ended before the archive")
+	}
+	return err
+}
+
+// Collect implements the service Files.
+func (p *Project) Collect(req *pb.CollectRequest, stream grpc.ServerStreamingServer[pb.CollectResponse]) error {
+	total := 0
+	for _, path := range req.GetPaths() {
+		total += len(path)
+	}
+	if len(req.GetPaths()) > maxPaths || total > maxPathBytes {
+		return status.Errorf(codes.InvalidArgument, "the patterns of the artifacts are more than %d, or longer than %d bytes",
+			maxPaths, maxPathBytes)
+	}
+	ctx := stream.Context()
+	if err := p.take(ctx); err != nil {
+		return err
+	}
+	defer func() { <-p.turn }()
+	if p.placed == nil {
+		return status.Error(codes.FailedPrecondition, "the build has no directory of a project")
+	}
+	if p.packed == nil || req.GetOffset() == 0 {
+		if err := p.pack(ctx, req.GetPaths()); err != nil {
+			return answer(ctx, err)
+		}
+	}
+	info, err := p.packed.Stat()
+	if err != nil {
+		return answer(ctx, err)
+	}
+	if err := stream.Send(&pb.CollectResponse{Size: info.Size(), Note: p.note}); err != nil {
+		return err
+	}
+	from := io.NewSectionReader(p.packed, req.GetOffset(), max(info.Size()-req.GetOffset(), 0))
+	for {
+		data := make([]byte, piece) // the stream may keep it
+		n, err := from.Read(data)
+		if n > 0 {
+			if err := stream.Send(&pb.CollectResponse{Data: data[:n]}); err != nil {
+				return err
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return answer(ctx, err)
+		}
+	}
+}
+
+// pack packs files of the job's directory.
+func (p *Project) pack(ctx context.Context, paths []string) error {
+	if p.packed != nil {
+		p.packed.Close()
+		p.packed = nil
+	}
+	file, err := os.CreateTemp(p.cfg.Dir, "artifacts")
+	if err != nil {
+		return oserr.Hint(err, p.cfg.Dir)
+	}
+	if err = os.Remove(file.Name()); err == nil {
+		p.note, err = p.run(ctx, nil, file, append([]string{"pack", "--"}, paths...)...)
+	}
+	if err != nil {
+		file.Close()
+		return fmt.Errorf("pack the artifacts: %w", err)
+	}
+	p.packed = file
+	return nil
+}

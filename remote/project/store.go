@@ -1,0 +1,41 @@
+package project
+
+import (
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/contents"
+	"github.com/stepmux/stepmux/internal/oserr"
+)
+
+const (
+	// keepBytes bounds the archives on a VM, and keepTime how long one is kept that no build uses.
+	keepBytes = 10 << 30
+	keepTime  = 7 * 24 * time.Hour
+)
+
+// store returns the store in the cache's directory, or else one in the directory of the build.
+func (p *Project) store() (*contents.Store, error) {
+	dir := p.cfg.CacheDir
+	if dir == "" || !private(dir) {
+		dir = filepath.Join(p.cfg.Dir, "archives")
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, oserr.Hint(err, p.cfg.Dir)
+		}
+	}
+	return &contents.Store{Dir: dir, Bytes: keepBytes, Age: keepTime}, nil
+}
+
+// private makes a directory if it is missing, and reports whether only this user can use it.
+func private(dir string) bool {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return false
+	}
+	var own, above unix.Stat_t
+	return unix.Lstat(dir, &own) == nil && unix.Lstat(filepath.Dir(dir), &above) == nil &&
+		own.Mode&unix.S_IFMT == unix.S_IFDIR && own.Mode&0o077 == 0 && int(own.Uid) == os.Geteuid() &&
+		int(above.Uid) == os.Geteuid() && above.Mode&0o022 == 0 && unix.Access(dir, unix.W_OK) == nil
+}
