@@ -60,8 +60,9 @@ MANAGER_API ?= instance/manager
 .DEFAULT_GOAL := help
 
 .PHONY: build
-build: $(MACHINES:%=carry-%) ## build bin/stepmux, the manager, which carries the VM's end, and that alone: bin/stepmux-vm and bin/stepmux-fetch
+build: $(MACHINES:%=carry-%) ## build bin/stepmux, the manager, which carries the VM's end; that alone, bin/stepmux-vm and bin/stepmux-fetch; and bin/stepmux-custom-executor
 	$(BUILD) -tags $(TAGS),carry -ldflags '$(LDFLAGS)' -o bin/stepmux ./cmd/stepmux
+	$(BUILD) -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/stepmux-custom-executor ./cmd/stepmux-custom-executor
 	for p in stepmux-vm stepmux-fetch; do cp bin/$$p-$(shell go env GOOS)-$(shell go env GOARCH) bin/$$p || exit 1; done
 
 # A file is packed again only if it has changed. Its time does not tell: the go command renews that.
@@ -81,9 +82,9 @@ vm-end: ## build the VM's end alone, as for a release, to the file OUT, and step
 	@$(call vm_end,$(OUT),$(dir $(OUT))stepmux-fetch)
 
 .PHONY: install
-install: build ## copy stepmux, stepmux-vm and stepmux-fetch to PREFIX/bin
+install: build ## copy the programs to PREFIX/bin
 	install -d $(DESTDIR)$(PREFIX)/bin
-	install bin/stepmux bin/stepmux-vm bin/stepmux-fetch $(DESTDIR)$(PREFIX)/bin
+	install bin/stepmux bin/stepmux-vm bin/stepmux-fetch bin/stepmux-custom-executor $(DESTDIR)$(PREFIX)/bin
 
 # Archives of the manager for each machine, the VM's ends as files, and their checksums.
 .PHONY: release
@@ -93,6 +94,7 @@ release: $(MACHINES:%=carry-%) ## write archives of the programs for all machine
 	for m in $(MACHINES); do \
 	  dir=bin/release/stepmux-$(VERSION)-$$m && mkdir $$dir && \
 	  GOOS=$${m%-*} GOARCH=$${m#*-} $(BUILD) -tags $(TAGS),carry -ldflags '$(LDFLAGS)' -o $$dir/stepmux ./cmd/stepmux && \
+	  GOOS=$${m%-*} GOARCH=$${m#*-} $(BUILD) -tags $(TAGS) -ldflags '$(LDFLAGS)' -o $$dir/stepmux-custom-executor ./cmd/stepmux-custom-executor && \
 	  cp bin/stepmux-vm-$$m $$dir/stepmux-vm && cp bin/stepmux-fetch-$$m $$dir/stepmux-fetch && cp README.md CHANGELOG.md LICENSE $$dir && \
 	  tar -C bin/release --owner=0 --group=0 --sort=name --mtime='@0' -cf - stepmux-$(VERSION)-$$m | gzip -9n >$$dir.tar.gz && \
 	  for p in stepmux-vm stepmux-fetch; do cp bin/$$p-$$m bin/release/$$p-$(VERSION)-$$m || exit 1; done && rm -r $$dir || exit 1; \
@@ -106,6 +108,16 @@ run: build ## run BUILDS builds of examples/hello.yml at once on a VM embedded i
 .PHONY: manager
 manager: build ## run a manager with an embedded VM, submit three builds to it, and show what came of them
 	STEPMUX=bin/stepmux sh examples/manager.sh
+
+.PHONY: custom-executor
+custom-executor: ## run 500 jobs of GitLab's custom executor on 4 VMs, 32 at once, and the same with a login for each stage
+	STEPMUX_CUSTOM_JOBS=500 STEPMUX_CUSTOM_AT_ONCE=32 STEPMUX_CUSTOM_VMS=4 go test -count=1 -timeout 30m -v \
+	  -run '^TestJobsOfACustomExecutorShareOneConnectionPerVM$$' ./internal/stockmanager
+
+.PHONY: ssh-door
+ssh-door: ## tour of SSH clients, ansible among them, through a manager, and 200 logins at once (needs ansible-core)
+	STEPMUX_ANSIBLE=1 STEPMUX_SSH_LOGINS=200 go test -count=1 -v \
+	  -run '^(TestStockSSHClientsWorkThroughTheFrontDoor|TestManyLoginsAtOnceShareTheConnectionOfTheVM)$$' ./instance/manager
 
 .PHONY: example-sources
 example-sources: build ## serve the steps of examples/sources, and print the commands to run them with

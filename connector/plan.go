@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/relay"
 )
 
@@ -135,4 +136,35 @@ func StartRelay(ctx context.Context, cfg Config) (*relay.Relay, error) {
 	}
 	relay, _, err := cfg.VM.startRelay(ctx, &cfg, cfg.Lease.Conn(), runner)
 	return relay, err
+}
+
+// Equip looks for the VM's stepmux, puts it there if Bootstrap has it and it is missing, and starts its relay, which
+// StartRelay then finds. The program for artifacts and caches is there, too, when Equip returns. Builds of one
+// connection share the work. Of cfg it uses the fields that StartRelay uses, Bootstrap, Version and ReadyTimeout. It
+// returns why commands go by sessions, without the stepmux's help, or an empty text. The error is ctx's, or says that
+// the connection was lost.
+func Equip(ctx context.Context, cfg Config) (missing string, err error) {
+	if cfg.Lease == nil || cfg.VM == nil {
+		return "", errors.New("connector: Config.Lease or Config.VM is nil")
+	}
+	if err := cfg.setDefaults(); err != nil {
+		return "", err
+	}
+	conn := cfg.Lease.Conn()
+	found, err := cfg.VM.findProgram(ctx, &cfg, conn)
+	if err == nil && found.Kind != program.Stepmux {
+		return fmt.Sprintf("the step runner there is %s, and no stepmux", found), nil
+	}
+	if err == nil {
+		relay, reason, err := cfg.VM.startRelay(ctx, &cfg, conn, found.Argv())
+		if relay == nil {
+			return reason, err
+		}
+		cfg.VM.complete(ctx, &cfg, found, relay)
+		return "", err
+	}
+	if mux.IsLost(err) || ctx.Err() != nil {
+		return "", err
+	}
+	return err.Error(), nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/crypto/ssh"
 
+	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/script"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
@@ -59,7 +60,7 @@ func (e *Executor) Client(ctx context.Context) (_ *Client, err error) {
 	ctx, finish := bind(ctx, e.life, ErrCleanedUp)
 	defer finish(&err)
 	e.mu.Lock()
-	s, prepared := e.slot, e.lease != nil
+	s, prepared := e.slot, e.lease != nil || e.resumed && e.slot != nil && e.slot.member.Cluster == nil
 	e.mu.Unlock()
 	if !prepared {
 		return nil, errors.New("instance: Client before Prepare")
@@ -75,6 +76,35 @@ func (e *Executor) Client(ctx context.Context) (_ *Client, err error) {
 		return nil, errors.Join(ErrCleanedUp, c.Close())
 	}
 	return c, nil
+}
+
+// Equip looks for the stepmux of the instance, puts it there if Config.Bootstrap has it, and starts its relay, as
+// Connect does. Commands of a Client then start by the relay, which gives them the variable STEPMUX_TOOLS: a
+// directory with programs named gitlab-runner and step-runner. Calls for one connection share the work. missing says
+// why there is no stepmux; commands then go by sessions.
+func (e *Executor) Equip(ctx context.Context) (missing string, err error) {
+	ctx, finish := bind(ctx, e.life, ErrCleanedUp)
+	defer finish(&err)
+	e.mu.Lock()
+	s := e.slot
+	e.mu.Unlock()
+	if s == nil || s.member.Cluster != nil {
+		return "", errors.New("instance: Equip before Prepare, or in a pod")
+	}
+	if err := s.member.linux(); err != nil {
+		return "", err
+	}
+	lease, err := e.leaseToStart(ctx, s)
+	if err != nil {
+		return "", err
+	}
+	defer lease.Release()
+	cfg := e.provider.cfg
+	return connector.Equip(ctx, connector.Config{
+		Lease: sharedConn{lease}, VM: s.member.vm, Runner: s.member.Runner, TempDir: s.member.TempDir, Route: cfg.Route,
+		BuildUser: s.member.BuildUser, Bootstrap: cfg.Bootstrap, Version: cfg.Version, ReadyTimeout: cfg.ReadyTimeout,
+		Logger: cfg.Logger.With("instance", s.member.ID),
+	})
 }
 
 // do runs call with a context that ends with ctx and with Close, which waits for it, and makes its error a BuildError.
@@ -131,17 +161,27 @@ func (c *Client) DialRun(ctx context.Context, command string) (net.Conn, error) 
 
 // DialCommand is DialRun with the caller's Writer for the standard error. One goroutine writes to it, as output comes.
 func (c *Client) DialCommand(ctx context.Context, command string, stderr io.Writer) (conn *CommandConn, err error) {
+	return c.start(ctx, script.Command{Line: command, Stderr: stderr})
+}
+
+// Start is DialCommand for a command whose standard input CloseWrite ends alone, and that gets signals. No byte is
+// changed either way.
+func (c *Client) Start(ctx context.Context, command string, stderr io.Writer) (conn *CommandConn, err error) {
+	return c.start(ctx, script.Command{Line: command, Stderr: stderr, HalfClose: true})
+}
+
+func (c *Client) start(ctx context.Context, command script.Command) (conn *CommandConn, err error) {
+	command.Grace = c.owner.provider.cfg.Grace
 	err = c.do(ctx, func(ctx context.Context) error {
 		starter, err := c.owner.starter(ctx, c.slot, c.lease)
 		if err != nil {
 			return err
 		}
-		started, err := script.StartCommand(ctx, starter,
-			script.Command{Line: command, Grace: c.owner.provider.cfg.Grace, Stderr: stderr})
+		started, err := script.StartCommand(ctx, starter, command)
 		if err != nil {
 			return err
 		}
-		conn = &CommandConn{started, clientConn{c, clientAddr{"exec", command}}}
+		conn = &CommandConn{started, clientConn{c, clientAddr{"exec", command.Line}}}
 		return c.adopt(conn)
 	})
 	return conn, err
@@ -208,7 +248,17 @@ func (c *Client) Close() error {
 	ending.Wait()
 	c.running.Wait()
 	c.lease.Release()
+	c.owner.forget(c)
 	return nil
+}
+
+// forget drops a client that is closed: a build may make many, one after the other.
+func (e *Executor) forget(c *Client) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if i := slices.Index(e.clients, c); i >= 0 {
+		e.clients = slices.Delete(slices.Clone(e.clients), i, i+1) // Cleanup may have the slice
+	}
 }
 
 // closeClients closes clients at the same time and returns a channel that is closed when all are.

@@ -13,7 +13,7 @@ import (
 // ErrCleanedUp is the cause of the errors of an Executor whose Cleanup was called.
 var ErrCleanedUp = errors.New("the build was cleaned up")
 
-// ErrUnknown is wrapped by errors about an instance that the group does not have.
+// ErrUnknown is wrapped by errors about an instance, or one with some labels, that the group does not have.
 var ErrUnknown = errors.New("there is no instance")
 
 func unknown(id string) error { return fmt.Errorf("%w %q", ErrUnknown, id) }

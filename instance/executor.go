@@ -501,7 +501,7 @@ func (e *Executor) Cleanup(ctx context.Context) error {
 	}
 	switch {
 	case s == nil:
-	case lease == nil: // the build did not reach it
+	case lease == nil && !e.resumed: // the build did not reach it
 		s.giveBack()
 	default:
 		s.release()

@@ -233,6 +233,17 @@ func (g *Group) setLocked() []Instance {
 	return all
 }
 
+// Waiting returns the IDs of the builds that wait for a slot, in the order of the queue.
+func (g *Group) Waiting() []string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	all := make([]string, 0, g.waiters.Len())
+	for e := g.waiters.Front(); e != nil; e = e.Next() {
+		all = append(all, e.Value.(*waiter).build)
+	}
+	return all
+}
+
 // Drain stops an instance from taking new builds. Its connection is closed with its last build, unless other instances
 // are reached through it. Idempotent. The error wraps ErrUnknown.
 func (g *Group) Drain(id string) error { return g.setDrained(id, true) }

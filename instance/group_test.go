@@ -213,7 +213,7 @@ func TestABuildGetsTheInstanceThatItAsksFor(t *testing.T) {
 		{demand{on: "b"}, []string{"b"}, ""},
 		{demand{labels: one}, []string{"a"}, ""},
 		{demand{on: "a", labels: map[string]string{"zone": "2"}}, nil, `there is no instance "a"`},
-		{demand{labels: map[string]string{"zone": "3", "a": ""}}, nil, "no instance has the labels a=, zone=3"},
+		{demand{labels: map[string]string{"zone": "3", "a": ""}}, nil, "there is no instance with the labels a=, zone=3"},
 		{demand{on: "d"}, nil, `there is no instance "d"`},
 		{demand{labels: map[string]string{"zone": "2"}}, []string{"c"}, ""},
 	} {

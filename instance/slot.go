@@ -201,7 +201,7 @@ func (g *Group) refusalLocked(of demand, now time.Time) error {
 	case of.on != "":
 		return unknown(of.on)
 	case len(of.labels) > 0:
-		return fmt.Errorf("no instance has the labels %s", labelText(of.labels))
+		return fmt.Errorf("%w with the labels %s", ErrUnknown, labelText(of.labels))
 	default:
 		return errors.New("the group has no instances")
 	}

@@ -132,6 +132,7 @@ Start with:  stepmux run examples/hello.yml
 	root.AddCommand(newRunCommand(), newManagerCommand(), newSubmitCommand(), newLogsCommand(), newCancelCommand(),
 		newArtifactsCommand(),
 		newBuildsCommand(), newPsCommand(), newDrainCommand(), newUndrainCommand(), newDoctorCommand(),
+		newCustomExecutorCommand(),
 		newCICommand(), newLocalCommand(), newReplayCommand(), newTraceCommand(), newValidateCommand(), newCacheCommand(),
 		newActionsCommand(), newStepsCommand(), newVersionCommand())
 	root.AddCommand(newHelperCommands()...)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/signal"
 	"os/user"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
@@ -61,6 +63,38 @@ type managerFlags struct {
 	logs    string
 	files   string
 	metrics string
+	ssh     sshFlags
+}
+
+// sshFlags are the flags of the SSH server.
+type sshFlags struct {
+	listen, keys string
+	forward      bool
+}
+
+func (f *sshFlags) register(fl *pflag.FlagSet) {
+	fl.StringVar(&f.listen, "ssh-listen", "", "serve SSH on [HOST]:PORT: each login has a slot of its own (default off)")
+	fl.StringVar(&f.keys, "ssh-authorized-keys", "",
+		"file with the public keys that may log in by --ssh-listen, and so run any program on the VMs")
+	fl.BoolVar(&f.forward, "ssh-forward", false,
+		"let logins by --ssh-listen connect to addresses and unix sockets from their VM")
+}
+
+// open listens for SSH, if that is wanted.
+func (f *sshFlags) open() (net.Listener, error) {
+	switch {
+	case f.listen == "" && (f.keys != "" || f.forward):
+		return nil, errors.New("--ssh-authorized-keys and --ssh-forward need --ssh-listen")
+	case f.listen == "":
+		return nil, nil
+	case f.keys == "":
+		return nil, errors.New("--ssh-listen needs --ssh-authorized-keys")
+	}
+	listener, err := net.Listen("tcp", f.listen)
+	if err != nil {
+		return nil, fmt.Errorf("--ssh-listen: %w", err)
+	}
+	return listener, nil
 }
 
 func newManagerCommand() *cobra.Command {
@@ -117,6 +151,7 @@ Exit codes:
 		"the artifacts of the oldest builds go first")
 	fl.StringVar(&f.metrics, "metrics", "",
 		"serve Prometheus metrics and /healthz on [HOST]:PORT; without HOST for this machine only (default off)")
+	f.ssh.register(fl)
 	return cmd
 }
 
@@ -202,14 +237,30 @@ func (f *managerFlags) serve(ctx context.Context, group int, cfg manager.Config)
 			return systemError(fmt.Errorf("make the directory of the socket: %w", err))
 		}
 	}
+	logins, err := f.ssh.open()
+	if err != nil {
+		return err
+	}
+	if logins != nil {
+		defer logins.Close()
+	}
 	m, err := manager.Open(ctx, cfg)
 	if err != nil {
 		return systemError(err)
 	}
 	listener, err := control.Listen(f.socket, group) //nolint:contextcheck // it waits for a lock, for seconds
-	served := make(chan error, 1)
+	served := make(chan error, 2)
 	if err == nil {
 		cfg.Logger.Info("manager listens", "socket", f.socket, "state", cfg.Dir)
+		serving := make(chan struct{})
+		defer func() { <-serving }()
+		go func() { // it ends with the manager
+			defer close(serving)
+			if logins == nil {
+				return
+			}
+			served <- m.ServeSSH(ctx, logins, manager.SSHConfig{KeysFile: f.ssh.keys, Forward: f.ssh.forward})
+		}()
 		notify("READY=1")
 		go func() { served <- m.Serve(ctx, listener) }() // it ends with the manager
 		select {

@@ -20,6 +20,9 @@ type Command struct {
 	Grace time.Duration
 	// Stderr receives the standard error as it comes, from one goroutine. If nil it is discarded.
 	Stderr io.Writer
+	// HalfClose lets Running.CloseWrite end the standard input alone. By a session that costs work for each byte of it,
+	// so the VM's sh gets it in pieces with their lengths; by a relay it costs nothing.
+	HalfClose bool
 }
 
 // Running is a command that StartCommand has started: a stream to its standard input and from its standard output,
@@ -49,7 +52,7 @@ func StartCommand(ctx context.Context, starter Starter, c Command) (*Running, er
 	case stderr == nil:
 		stderr = io.Discard
 	}
-	p, err := startCommand(ctx, starter, c, stderr, false)
+	p, err := startCommand(ctx, starter, c, stderr, c.HalfClose)
 	if err != nil {
 		return nil, err
 	}
@@ -63,7 +66,7 @@ func startCommand(ctx context.Context, starter Starter, c Command, stderr io.Wri
 	if c.Grace <= 0 {
 		c.Grace = defaultGrace
 	}
-	s := spec{line: c.Line, stderr: stderr, grace: c.Grace}
+	s := spec{line: c.Line, stderr: stderr, grace: c.Grace} // a native command's stdin can always be ended alone
 	if !isRelay(starter) {
 		s = spec{argv: lineArgv(c.Line, framed, c.Grace, newMark()), framed: framed, stderr: stderr, grace: c.Grace}
 	}
@@ -117,6 +120,36 @@ func (r *Running) set(deadline func(time.Time) error, t time.Time) error {
 		return net.ErrClosed
 	}
 	return deadline(t)
+}
+
+// CloseWrite ends the command's standard input, after all that Write has sent. It waits for a Write that is under way.
+// Of a command without Command.HalfClose it ends the command itself, where no relay started it.
+func (r *Running) CloseWrite() error {
+	r.writing.Lock()
+	defer r.writing.Unlock()
+	if r.isClosed() {
+		return net.ErrClosed
+	}
+	return r.process.closeWrite()
+}
+
+// Signal sends a signal to the command's process group: its name is that of RFC 4254, section 6.10, such as "TERM".
+// Where no relay started the command, HUP, INT, QUIT, TERM and KILL end it as Close does, though its output can still
+// be read; Signal then returns when it is gone. Other signals are an error there.
+func (r *Running) Signal(name string) error {
+	if r.isClosed() {
+		return net.ErrClosed
+	}
+	if r.process.native {
+		return r.process.remote.Signal(name)
+	}
+	switch name {
+	case "HUP", "INT", "QUIT", "TERM", "KILL":
+		r.process.stop(nil)
+		return nil
+	default:
+		return fmt.Errorf("signal %.32q: without a relay on the VM a command can only be ended", name)
+	}
 }
 
 // Wait waits until the command has ended and returns its exit code, as Run does, or until ctx ends:

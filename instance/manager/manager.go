@@ -87,6 +87,8 @@ type Manager struct {
 	closed sync.Once
 	picky  atomic.Int64 // builds with labels
 
+	leases leases
+
 	mu     sync.Mutex // guards the following
 	live   map[string]*build
 	drains map[string]*drained // by the ID of the VM
@@ -120,8 +122,12 @@ func Open(ctx context.Context, cfg Config) (*Manager, error) {
 	m.life, m.fail = context.WithCancelCause(context.WithoutCancel(ctx))
 	m.takes, m.stop = context.WithCancel(m.life)
 	var messages jetstream.MessagesContext
+	m.leases.all = map[string]*lease{}
 	if m.files, err = openFiles(cfg.Dir, cfg.FileBytes, cfg.Keep); err == nil {
 		err = m.restoreDrains(ctx)
+	}
+	if err == nil {
+		err = m.restoreLeases(ctx)
 	}
 	if err == nil {
 		err = m.resume(ctx)
@@ -331,8 +337,9 @@ func (m *Manager) Done() <-chan struct{} { return m.life.Done() }
 // Err returns why Done is closed: ErrStopped, or a failure of the store. It is nil before.
 func (m *Manager) Err() error { return context.Cause(m.life) }
 
-// Shutdown takes no more builds and leaves those that run to the next manager: they go on for their linger. It returns
-// when all goroutines have ended, soon, and at most when ctx ends; then it returns ctx's cause. It is idempotent.
+// Shutdown takes no more builds and leaves those that run to the next manager: they go on for their linger. Leases
+// stay, but their commands are ended. It returns when all goroutines have ended, soon, and at most when ctx ends;
+// then it returns ctx's cause. It is idempotent.
 func (m *Manager) Shutdown(ctx context.Context) (err error) {
 	m.closed.Do(func() {
 		m.mu.Lock()
@@ -346,6 +353,7 @@ func (m *Manager) Shutdown(ctx context.Context) (err error) {
 		for _, b := range m.builds() {
 			m.wg.Go(func() { m.leave(ctx, b) })
 		}
+		m.leaveLeases() //nolint:contextcheck // each end is bounded
 		gone := make(chan struct{})
 		go func() { // it ends with the goroutines, of which each is bounded
 			m.wg.Wait()

@@ -42,10 +42,13 @@ type fleet struct {
 
 func newFleet(t *testing.T) *fleet {
 	t.Helper()
-	return &fleet{
-		vm: sshtest.InProcess(t, embeddedvm.Config{}), tmp: sshtest.SocketDir(t),
-		dir: filepath.Join(t.TempDir(), "state"), capacity: 2,
-	}
+	return newFleetOn(t, sshtest.InProcess(t, embeddedvm.Config{}))
+}
+
+// newFleetOn is newFleet with a VM.
+func newFleetOn(t *testing.T, vm *sshtest.Server) *fleet {
+	t.Helper()
+	return &fleet{vm: vm, tmp: sshtest.SocketDir(t), dir: filepath.Join(t.TempDir(), "state"), capacity: 2}
 }
 
 // running is a manager and a client of it.

@@ -75,16 +75,21 @@ func readKey(file string) ([]byte, error) {
 	return key, nil
 }
 
-// makeKey makes a key file. It is there with all its bytes, or not at all.
+// makeKey makes a key file.
 func makeKey(file string) error {
+	key := make([]byte, keySize)
+	_, _ = rand.Read(key) // never fails
+	return writeNew(file, key)
+}
+
+// writeNew makes a file that only this user can read. It is there with all its bytes, or not at all.
+func writeNew(file string, text []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(file), ".key-")
 	if err != nil {
 		return err
 	}
 	defer func() { _ = os.Remove(f.Name()) }() // its other name is there
-	key := make([]byte, keySize)
-	_, _ = rand.Read(key) // never fails
-	_, err = f.Write(key)
+	_, err = f.Write(text)
 	if err == nil {
 		err = f.Sync()
 	}

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
@@ -29,18 +28,14 @@ const (
 	defaultListed, maxListed = 100, 10_000
 	// maxCalls bounds the calls of one client at once.
 	maxCalls = 1000
-	// againDelay is the longest pause of a client before it connects again.
-	againDelay = 200 * time.Millisecond
-	// maxAnswer bounds an answer of a manager, in bytes.
-	maxAnswer = 64 << 20
 )
 
 // Serve answers the service of package managerv1 on a listener, which it closes, until the Manager is shut down or ctx
 // ends. Then it ends all calls. It returns nil, or the error of the listener.
 func (m *Manager) Serve(ctx context.Context, listener net.Listener) error {
 	server := grpc.NewServer(
-		grpc.MaxRecvMsgSize(maxPayload), grpc.MaxSendMsgSize(maxAnswer), grpc.MaxConcurrentStreams(maxCalls),
-		grpc.ConnectionTimeout(10*time.Second),
+		grpc.MaxRecvMsgSize(maxPayload), grpc.MaxSendMsgSize(pb.MaxAnswer), grpc.MaxConcurrentStreams(maxCalls),
+		grpc.ConnectionTimeout(10*time.Second), grpc.Creds(peerCredentials{insecure.NewCredentials()}),
 	)
 	pb.RegisterManagerServer(server, &service{m: m})
 	stop := func() { server.Stop() }
@@ -54,24 +49,8 @@ func (m *Manager) Serve(ctx context.Context, listener net.Listener) error {
 	return err
 }
 
-// Dial returns a connection to the manager whose socket is at a path, for a client of package managerv1. It connects
-// with the first call. The caller closes it.
-func Dial(path string) (*grpc.ClientConn, error) {
-	return grpc.NewClient("passthrough:///manager",
-		grpc.WithTransportCredentials(insecure.NewCredentials()), // the kernel checks the users of a unix socket
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", path)
-		}),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)), grpc.WithDisableServiceConfig(), grpc.WithNoProxy(),
-		// A manager that is started anew is back soon.
-		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff: backoff.Config{
-				BaseDelay: 20 * time.Millisecond, Multiplier: 2, Jitter: 0.2, MaxDelay: againDelay,
-			},
-			MinConnectTimeout: storeTimeout,
-		}),
-	)
-}
+// Dial is managerv1.Dial.
+func Dial(path string) (*grpc.ClientConn, error) { return pb.Dial(path) }
 
 // service implements the service of package managerv1.
 type service struct {

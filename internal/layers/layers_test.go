@@ -66,8 +66,10 @@ var allowed = map[string][]string{
 	"instance/manager/managerv1": {},
 	"instance/manager": {
 		"instance", "instance/batch", "instance/control", "instance/manager/managerv1", "connector", "connector/buildlog",
-		"connector/files", "internal/filelock", "internal/contents",
+		"connector/files", "internal/filelock", "internal/contents", "internal/wire",
 	},
+	// The driver of GitLab Runner's custom executor. A runner starts it several times for each job: it stays small.
+	"instance/manager/customexecutor": {"instance/manager/managerv1", "internal/endsignal"},
 	"instance/doctor": {
 		"internal/limits",
 		"instance", "connector", "connector/docker", "connector/kubernetes", "connector/program", "mux", "mux/login",
@@ -237,6 +239,8 @@ var allowed = map[string][]string{
 	// The VM's end is two programs: vmsend_test.go has the lists of all that they link.
 	"cmd/stepmux-vm":    {"internal/oneproc", "remote/commands", "remote/commands/doors", "remote/proc"},
 	"cmd/stepmux-fetch": {"remote/commands", "remote/commands/network", "internal/wire"},
+
+	"cmd/stepmux-custom-executor": {"instance/manager/customexecutor", "internal/buildinfo"},
 
 	// The program joins both ends. embeddedvm is its embedded VM, remote/proc the init of its processes.
 	"cmd/stepmux": {

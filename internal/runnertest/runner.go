@@ -135,6 +135,18 @@ var manager = sync.OnceValues(func() (string, error) {
 	return buildManager(end)
 })
 
+// CustomExecutor builds the driver of GitLab Runner's custom executor, once, and returns its path.
+func CustomExecutor(t testing.TB) string {
+	t.Helper()
+	path, err := customExecutor()
+	require.NoError(t, err)
+	return path
+}
+
+var customExecutor = sync.OnceValues(func() (string, error) {
+	return build("stepmux-custom-executor", "cmd/stepmux-custom-executor", "grpcnotrace")
+})
+
 // buildManager builds the manager's program around the VM's end in the file end. The go command is told that the packed
 // files are where make puts them.
 func buildManager(end string) (string, error) {

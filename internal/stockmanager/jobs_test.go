@@ -183,7 +183,11 @@ func TestNothingIsLeftOfAStockManagerThatIsKilled(t *testing.T) {
 
 // play is a manager in a process of its own, whose job does not end.
 func play(role string) error {
-	if role != "manager" {
+	switch role {
+	case "manager":
+	case "custom":
+		return custom(os.Args[1:])
+	default:
 		return remotetest.NoRole(role)
 	}
 	key, err := os.ReadFile(os.Args[3])

@@ -20,7 +20,7 @@ func TestThePageForStockManagersLeadsToTheLogThatItShows(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "gitlab.md"))
 	require.NoError(t, err)
 	blocks := regexp.MustCompile("(?ms)^```[a-z]*\n(.*?)^```$").FindAllStringSubmatch(string(page), -1)
-	require.Len(t, blocks, 5, "the page's code blocks: install, --version, config.toml, job, log")
+	require.Len(t, blocks, 7, "the page's code blocks: install, --version, config.toml, job, log, custom executor")
 	install, shown, job, log := blocks[0][1], blocks[1][1], blocks[3][1], blocks[4][1]
 
 	v := newVM(t, remotetest.ShortTemp(t))

@@ -33,3 +33,7 @@ func ParseIsolation(name string) (string, error) {
 // IsolationVar is the environment variable of a VM that gives the isolation of builds whose manager asks for none, as
 // "steps serve --isolation" does.
 const IsolationVar = "STEPMUX_ISOLATION"
+
+// ToolsVar is the environment variable of a command line that a relay runs: the directory with this program under the
+// names by which the scripts of a GitLab manager call it.
+const ToolsVar = "STEPMUX_TOOLS"

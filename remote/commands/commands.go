@@ -63,6 +63,9 @@ func (p Program) Main(args []string) int {
 			fmt.Fprint(os.Stdout, p.help()+gitLabHelp)
 			return 0
 		}
+		if args[0] == ciText.name && p.own(ciText.name) != nil {
+			return p.run(ciText.name, ciText, args[1:])
+		}
 		if code, found := p.Helper(args[0], args[1:]); found {
 			return code
 		}

@@ -118,6 +118,15 @@ and variables. The built-in step builtin://git/clone runs this command.`,
 	},
 }
 
+// ciText is the text of the command for the script of a job with run:.
+var ciText = command{
+	name:  "ci",
+	short: "Run the steps in the environment variable STEPS, for the script of a CI job",
+	long: `Run the steps in the environment variable STEPS, as a runner of GitLab has them run by a script. They run in
+CI_PROJECT_DIR, or else in the current directory, and get the variables of the environment, but for those that look like
+secrets. The exit code is that of the step that fails, 1 if it has none, or 3 if the machine failed.`,
+}
+
 // helperCommands are the commands that the scripts of a GitLab manager call beside steps.
 var helperCommands = []command{
 	{

@@ -74,6 +74,9 @@ func (r *relay) exec(request *wire.RelayStart) (*spawned, error) {
 	if spare := r.spares.take(c, request); spare != nil {
 		return spare, nil
 	}
+	if request.Line != "" {
+		c.env = append(c.env, r.tools.env(r)...)
+	}
 	return r.spawn(c)
 }
 

@@ -136,6 +136,7 @@ type relay struct {
 	children *proc.Children
 	sockets  *readySockets
 	spares   *spares
+	tools    tools
 
 	life    context.Context // of everything but processes; ends after them
 	endLife context.CancelFunc
@@ -173,6 +174,7 @@ func (r *relay) run(ctx context.Context) error {
 	if n := r.children.KillAll(); n > 0 {
 		left = fmt.Errorf("%d processes could not be killed", n)
 	}
+	left = errors.Join(left, r.tools.remove(context.WithoutCancel(ctx)))
 	r.sweepLast(ctx)
 	if errors.Is(reason, pipe.ErrLeash) {
 		reason = nil

@@ -16,26 +16,10 @@ const (
 	TokenVariable = "STEPMUX_TOKEN"
 )
 
-// secrets are the predefined variables of CI jobs that hold secrets.
-var secrets = []string{
-	"CI_BUILD_TOKEN", "CI_DEPENDENCY_PROXY_PASSWORD", "CI_DEPLOY_PASSWORD", "CI_JOB_JWT", "CI_JOB_JWT_V1", "CI_JOB_JWT_V2",
-	"CI_JOB_TOKEN", "CI_REGISTRY_PASSWORD",
-}
-
 // EnvironmentVars returns the variables in environ, which has the form of [os.Environ], as job variables: a CI job has
 // its variables there. masked names further variables that hold secrets; each must exist.
 func EnvironmentVars(environ, masked []string) ([]engine.Variable, error) {
-	var vars []engine.Variable
-	seen := map[string]bool{StepsVariable: true, TokenVariable: true}
-	for _, entry := range environ {
-		name, value, ok := strings.Cut(entry, "=")
-		if !ok || seen[name] || !lang.IsName(name) {
-			continue
-		}
-		seen[name] = true
-		secret := slices.Contains(secrets, name) || slices.Contains(masked, name)
-		vars = append(vars, engine.Variable{Key: name, Value: value, Masked: secret})
-	}
+	vars := engine.EnvironmentVars(environ, masked, StepsVariable, TokenVariable)
 	return vars, checkMasked(vars, masked)
 }
 

@@ -1419,6 +1419,577 @@ func (x *ArtifactsResponse) GetData() []byte {
 	return nil
 }
 
+type ReserveRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// lease names the lease, uniquely: "lease-" and 1 to 40 of a-z 0-9 -. The same name again is the same lease. Empty: a
+	// new one is made.
+	Lease string `protobuf:"bytes,1,opt,name=lease,proto3" json:"lease,omitempty"`
+	// labels are those that the VM must have, and instance is the ID of the only VM that will do. Empty: any.
+	Labels   map[string]string `protobuf:"bytes,2,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Instance string            `protobuf:"bytes,3,opt,name=instance,proto3" json:"instance,omitempty"`
+	// limit ends the lease. Not set, or more than a week: a week.
+	Limit *durationpb.Duration `protobuf:"bytes,4,opt,name=limit,proto3" json:"limit,omitempty"`
+	// with_parent lets the lease end with the parent of the process that makes this call by the unix socket.
+	WithParent    bool `protobuf:"varint,5,opt,name=with_parent,json=withParent,proto3" json:"with_parent,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReserveRequest) Reset() {
+	*x = ReserveRequest{}
+	mi := &file_managerv1_manager_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReserveRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReserveRequest) ProtoMessage() {}
+
+func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
+func (*ReserveRequest) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *ReserveRequest) GetLease() string {
+	if x != nil {
+		return x.Lease
+	}
+	return ""
+}
+
+func (x *ReserveRequest) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *ReserveRequest) GetInstance() string {
+	if x != nil {
+		return x.Instance
+	}
+	return ""
+}
+
+func (x *ReserveRequest) GetLimit() *durationpb.Duration {
+	if x != nil {
+		return x.Limit
+	}
+	return nil
+}
+
+func (x *ReserveRequest) GetWithParent() bool {
+	if x != nil {
+		return x.WithParent
+	}
+	return false
+}
+
+type ReserveResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// ahead is how many wait for a slot before this one, while lease is not set.
+	Ahead int64 `protobuf:"varint,1,opt,name=ahead,proto3" json:"ahead,omitempty"`
+	// lease is set in the last message, and instance is the ID of its VM.
+	Lease    string `protobuf:"bytes,2,opt,name=lease,proto3" json:"lease,omitempty"`
+	Instance string `protobuf:"bytes,3,opt,name=instance,proto3" json:"instance,omitempty"`
+	// missing says why there is no stepmux on the VM. Commands then find no gitlab-runner and no step-runner of ours there.
+	Missing       string `protobuf:"bytes,4,opt,name=missing,proto3" json:"missing,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReserveResponse) Reset() {
+	*x = ReserveResponse{}
+	mi := &file_managerv1_manager_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReserveResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReserveResponse) ProtoMessage() {}
+
+func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReserveResponse.ProtoReflect.Descriptor instead.
+func (*ReserveResponse) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *ReserveResponse) GetAhead() int64 {
+	if x != nil {
+		return x.Ahead
+	}
+	return 0
+}
+
+func (x *ReserveResponse) GetLease() string {
+	if x != nil {
+		return x.Lease
+	}
+	return ""
+}
+
+func (x *ReserveResponse) GetInstance() string {
+	if x != nil {
+		return x.Instance
+	}
+	return ""
+}
+
+func (x *ReserveResponse) GetMissing() string {
+	if x != nil {
+		return x.Missing
+	}
+	return ""
+}
+
+type ExecRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to What:
+	//
+	//	*ExecRequest_Start_
+	//	*ExecRequest_Input
+	//	*ExecRequest_EndInput
+	//	*ExecRequest_Signal
+	What          isExecRequest_What `protobuf_oneof:"what"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecRequest) Reset() {
+	*x = ExecRequest{}
+	mi := &file_managerv1_manager_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecRequest) ProtoMessage() {}
+
+func (x *ExecRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
+func (*ExecRequest) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *ExecRequest) GetWhat() isExecRequest_What {
+	if x != nil {
+		return x.What
+	}
+	return nil
+}
+
+func (x *ExecRequest) GetStart() *ExecRequest_Start {
+	if x != nil {
+		if x, ok := x.What.(*ExecRequest_Start_); ok {
+			return x.Start
+		}
+	}
+	return nil
+}
+
+func (x *ExecRequest) GetInput() []byte {
+	if x != nil {
+		if x, ok := x.What.(*ExecRequest_Input); ok {
+			return x.Input
+		}
+	}
+	return nil
+}
+
+func (x *ExecRequest) GetEndInput() bool {
+	if x != nil {
+		if x, ok := x.What.(*ExecRequest_EndInput); ok {
+			return x.EndInput
+		}
+	}
+	return false
+}
+
+func (x *ExecRequest) GetSignal() string {
+	if x != nil {
+		if x, ok := x.What.(*ExecRequest_Signal); ok {
+			return x.Signal
+		}
+	}
+	return ""
+}
+
+type isExecRequest_What interface {
+	isExecRequest_What()
+}
+
+type ExecRequest_Start_ struct {
+	Start *ExecRequest_Start `protobuf:"bytes,1,opt,name=start,proto3,oneof"`
+}
+
+type ExecRequest_Input struct {
+	Input []byte `protobuf:"bytes,2,opt,name=input,proto3,oneof"`
+}
+
+type ExecRequest_EndInput struct {
+	// end_input ends the command's standard input.
+	EndInput bool `protobuf:"varint,3,opt,name=end_input,json=endInput,proto3,oneof"`
+}
+
+type ExecRequest_Signal struct {
+	// signal is the name of a signal for the command's process group, such as TERM.
+	Signal string `protobuf:"bytes,4,opt,name=signal,proto3,oneof"`
+}
+
+func (*ExecRequest_Start_) isExecRequest_What() {}
+
+func (*ExecRequest_Input) isExecRequest_What() {}
+
+func (*ExecRequest_EndInput) isExecRequest_What() {}
+
+func (*ExecRequest_Signal) isExecRequest_What() {}
+
+type ExecResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to What:
+	//
+	//	*ExecResponse_Stdout
+	//	*ExecResponse_Stderr
+	//	*ExecResponse_Exit_
+	What          isExecResponse_What `protobuf_oneof:"what"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecResponse) Reset() {
+	*x = ExecResponse{}
+	mi := &file_managerv1_manager_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecResponse) ProtoMessage() {}
+
+func (x *ExecResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
+func (*ExecResponse) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *ExecResponse) GetWhat() isExecResponse_What {
+	if x != nil {
+		return x.What
+	}
+	return nil
+}
+
+func (x *ExecResponse) GetStdout() []byte {
+	if x != nil {
+		if x, ok := x.What.(*ExecResponse_Stdout); ok {
+			return x.Stdout
+		}
+	}
+	return nil
+}
+
+func (x *ExecResponse) GetStderr() []byte {
+	if x != nil {
+		if x, ok := x.What.(*ExecResponse_Stderr); ok {
+			return x.Stderr
+		}
+	}
+	return nil
+}
+
+func (x *ExecResponse) GetExit() *ExecResponse_Exit {
+	if x != nil {
+		if x, ok := x.What.(*ExecResponse_Exit_); ok {
+			return x.Exit
+		}
+	}
+	return nil
+}
+
+type isExecResponse_What interface {
+	isExecResponse_What()
+}
+
+type ExecResponse_Stdout struct {
+	Stdout []byte `protobuf:"bytes,1,opt,name=stdout,proto3,oneof"`
+}
+
+type ExecResponse_Stderr struct {
+	Stderr []byte `protobuf:"bytes,2,opt,name=stderr,proto3,oneof"`
+}
+
+type ExecResponse_Exit_ struct {
+	Exit *ExecResponse_Exit `protobuf:"bytes,3,opt,name=exit,proto3,oneof"`
+}
+
+func (*ExecResponse_Stdout) isExecResponse_What() {}
+
+func (*ExecResponse_Stderr) isExecResponse_What() {}
+
+func (*ExecResponse_Exit_) isExecResponse_What() {}
+
+type ReleaseRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Lease         string                 `protobuf:"bytes,1,opt,name=lease,proto3" json:"lease,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseRequest) Reset() {
+	*x = ReleaseRequest{}
+	mi := &file_managerv1_manager_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseRequest) ProtoMessage() {}
+
+func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
+func (*ReleaseRequest) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *ReleaseRequest) GetLease() string {
+	if x != nil {
+		return x.Lease
+	}
+	return ""
+}
+
+type ReleaseResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// left has texts about what may be left on the VM.
+	Left          []string `protobuf:"bytes,1,rep,name=left,proto3" json:"left,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseResponse) Reset() {
+	*x = ReleaseResponse{}
+	mi := &file_managerv1_manager_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseResponse) ProtoMessage() {}
+
+func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseResponse.ProtoReflect.Descriptor instead.
+func (*ReleaseResponse) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *ReleaseResponse) GetLeft() []string {
+	if x != nil {
+		return x.Left
+	}
+	return nil
+}
+
+type ExecRequest_Start struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Lease string                 `protobuf:"bytes,1,opt,name=lease,proto3" json:"lease,omitempty"`
+	// command is a command line for the login's shell on the VM.
+	Command string `protobuf:"bytes,2,opt,name=command,proto3" json:"command,omitempty"`
+	// tools puts a directory first in the PATH in which gitlab-runner and step-runner are the VM's stepmux.
+	Tools         bool `protobuf:"varint,3,opt,name=tools,proto3" json:"tools,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecRequest_Start) Reset() {
+	*x = ExecRequest_Start{}
+	mi := &file_managerv1_manager_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecRequest_Start) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecRequest_Start) ProtoMessage() {}
+
+func (x *ExecRequest_Start) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecRequest_Start.ProtoReflect.Descriptor instead.
+func (*ExecRequest_Start) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{25, 0}
+}
+
+func (x *ExecRequest_Start) GetLease() string {
+	if x != nil {
+		return x.Lease
+	}
+	return ""
+}
+
+func (x *ExecRequest_Start) GetCommand() string {
+	if x != nil {
+		return x.Command
+	}
+	return ""
+}
+
+func (x *ExecRequest_Start) GetTools() bool {
+	if x != nil {
+		return x.Tools
+	}
+	return false
+}
+
+type ExecResponse_Exit struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// code is the command's exit code, 128 and the signal's number if a signal ended it.
+	Code int32 `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`
+	// error is set if the command did not run, or not to its end, without a fault of its own. code means nothing then.
+	Error         string `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecResponse_Exit) Reset() {
+	*x = ExecResponse_Exit{}
+	mi := &file_managerv1_manager_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecResponse_Exit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecResponse_Exit) ProtoMessage() {}
+
+func (x *ExecResponse_Exit) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecResponse_Exit.ProtoReflect.Descriptor instead.
+func (*ExecResponse_Exit) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{26, 0}
+}
+
+func (x *ExecResponse_Exit) GetCode() int32 {
+	if x != nil {
+		return x.Code
+	}
+	return 0
+}
+
+func (x *ExecResponse_Exit) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
 var File_managerv1_manager_proto protoreflect.FileDescriptor
 
 const file_managerv1_manager_proto_rawDesc = "" +
@@ -1520,7 +2091,44 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\x10ArtifactsRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"'\n" +
 	"\x11ArtifactsResponse\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data2\xbe\x06\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"\x97\x02\n" +
+	"\x0eReserveRequest\x12\x14\n" +
+	"\x05lease\x18\x01 \x01(\tR\x05lease\x12F\n" +
+	"\x06labels\x18\x02 \x03(\v2..stepmux.manager.v1.ReserveRequest.LabelsEntryR\x06labels\x12\x1a\n" +
+	"\binstance\x18\x03 \x01(\tR\binstance\x12/\n" +
+	"\x05limit\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x05limit\x12\x1f\n" +
+	"\vwith_parent\x18\x05 \x01(\bR\n" +
+	"withParent\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"s\n" +
+	"\x0fReserveResponse\x12\x14\n" +
+	"\x05ahead\x18\x01 \x01(\x03R\x05ahead\x12\x14\n" +
+	"\x05lease\x18\x02 \x01(\tR\x05lease\x12\x1a\n" +
+	"\binstance\x18\x03 \x01(\tR\binstance\x12\x18\n" +
+	"\amissing\x18\x04 \x01(\tR\amissing\"\xf4\x01\n" +
+	"\vExecRequest\x12=\n" +
+	"\x05start\x18\x01 \x01(\v2%.stepmux.manager.v1.ExecRequest.StartH\x00R\x05start\x12\x16\n" +
+	"\x05input\x18\x02 \x01(\fH\x00R\x05input\x12\x1d\n" +
+	"\tend_input\x18\x03 \x01(\bH\x00R\bendInput\x12\x18\n" +
+	"\x06signal\x18\x04 \x01(\tH\x00R\x06signal\x1aM\n" +
+	"\x05Start\x12\x14\n" +
+	"\x05lease\x18\x01 \x01(\tR\x05lease\x12\x18\n" +
+	"\acommand\x18\x02 \x01(\tR\acommand\x12\x14\n" +
+	"\x05tools\x18\x03 \x01(\bR\x05toolsB\x06\n" +
+	"\x04what\"\xb9\x01\n" +
+	"\fExecResponse\x12\x18\n" +
+	"\x06stdout\x18\x01 \x01(\fH\x00R\x06stdout\x12\x18\n" +
+	"\x06stderr\x18\x02 \x01(\fH\x00R\x06stderr\x12;\n" +
+	"\x04exit\x18\x03 \x01(\v2%.stepmux.manager.v1.ExecResponse.ExitH\x00R\x04exit\x1a0\n" +
+	"\x04Exit\x12\x12\n" +
+	"\x04code\x18\x01 \x01(\x05R\x04code\x12\x14\n" +
+	"\x05error\x18\x02 \x01(\tR\x05errorB\x06\n" +
+	"\x04what\"&\n" +
+	"\x0eReleaseRequest\x12\x14\n" +
+	"\x05lease\x18\x01 \x01(\tR\x05lease\"%\n" +
+	"\x0fReleaseResponse\x12\x12\n" +
+	"\x04left\x18\x01 \x03(\tR\x04left2\xb7\b\n" +
 	"\aManager\x12O\n" +
 	"\x06Submit\x12!.stepmux.manager.v1.SubmitRequest\x1a\".stepmux.manager.v1.SubmitResponse\x12@\n" +
 	"\x03Get\x12\x1e.stepmux.manager.v1.GetRequest\x1a\x19.stepmux.manager.v1.Build\x12I\n" +
@@ -1531,7 +2139,10 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\x05Drain\x12 .stepmux.manager.v1.DrainRequest\x1a!.stepmux.manager.v1.DrainResponse\x12R\n" +
 	"\aUndrain\x12\".stepmux.manager.v1.UndrainRequest\x1a#.stepmux.manager.v1.UndrainResponse\x12b\n" +
 	"\vKeepProject\x12&.stepmux.manager.v1.KeepProjectRequest\x1a'.stepmux.manager.v1.KeepProjectResponse(\x010\x01\x12Z\n" +
-	"\tArtifacts\x12$.stepmux.manager.v1.ArtifactsRequest\x1a%.stepmux.manager.v1.ArtifactsResponse0\x01BAZ?github.com/stepmux/stepmux/instance/manager/managerv1;managerv1b\x06proto3"
+	"\tArtifacts\x12$.stepmux.manager.v1.ArtifactsRequest\x1a%.stepmux.manager.v1.ArtifactsResponse0\x01\x12T\n" +
+	"\aReserve\x12\".stepmux.manager.v1.ReserveRequest\x1a#.stepmux.manager.v1.ReserveResponse0\x01\x12M\n" +
+	"\x04Exec\x12\x1f.stepmux.manager.v1.ExecRequest\x1a .stepmux.manager.v1.ExecResponse(\x010\x01\x12R\n" +
+	"\aRelease\x12\".stepmux.manager.v1.ReleaseRequest\x1a#.stepmux.manager.v1.ReleaseResponseBAZ?github.com/stepmux/stepmux/instance/manager/managerv1;managerv1b\x06proto3"
 
 var (
 	file_managerv1_manager_proto_rawDescOnce sync.Once
@@ -1546,7 +2157,7 @@ func file_managerv1_manager_proto_rawDescGZIP() []byte {
 }
 
 var file_managerv1_manager_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_managerv1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_managerv1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_managerv1_manager_proto_goTypes = []any{
 	(Build_Phase)(0),              // 0: stepmux.manager.v1.Build.Phase
 	(*Job)(nil),                   // 1: stepmux.manager.v1.Job
@@ -1572,49 +2183,68 @@ var file_managerv1_manager_proto_goTypes = []any{
 	(*KeepProjectResponse)(nil),   // 21: stepmux.manager.v1.KeepProjectResponse
 	(*ArtifactsRequest)(nil),      // 22: stepmux.manager.v1.ArtifactsRequest
 	(*ArtifactsResponse)(nil),     // 23: stepmux.manager.v1.ArtifactsResponse
-	nil,                           // 24: stepmux.manager.v1.Job.LabelsEntry
-	(*durationpb.Duration)(nil),   // 25: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 26: google.protobuf.Timestamp
+	(*ReserveRequest)(nil),        // 24: stepmux.manager.v1.ReserveRequest
+	(*ReserveResponse)(nil),       // 25: stepmux.manager.v1.ReserveResponse
+	(*ExecRequest)(nil),           // 26: stepmux.manager.v1.ExecRequest
+	(*ExecResponse)(nil),          // 27: stepmux.manager.v1.ExecResponse
+	(*ReleaseRequest)(nil),        // 28: stepmux.manager.v1.ReleaseRequest
+	(*ReleaseResponse)(nil),       // 29: stepmux.manager.v1.ReleaseResponse
+	nil,                           // 30: stepmux.manager.v1.Job.LabelsEntry
+	nil,                           // 31: stepmux.manager.v1.ReserveRequest.LabelsEntry
+	(*ExecRequest_Start)(nil),     // 32: stepmux.manager.v1.ExecRequest.Start
+	(*ExecResponse_Exit)(nil),     // 33: stepmux.manager.v1.ExecResponse.Exit
+	(*durationpb.Duration)(nil),   // 34: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 35: google.protobuf.Timestamp
 }
 var file_managerv1_manager_proto_depIdxs = []int32{
 	2,  // 0: stepmux.manager.v1.Job.variables:type_name -> stepmux.manager.v1.Variable
-	25, // 1: stepmux.manager.v1.Job.timeout:type_name -> google.protobuf.Duration
-	24, // 2: stepmux.manager.v1.Job.labels:type_name -> stepmux.manager.v1.Job.LabelsEntry
+	34, // 1: stepmux.manager.v1.Job.timeout:type_name -> google.protobuf.Duration
+	30, // 2: stepmux.manager.v1.Job.labels:type_name -> stepmux.manager.v1.Job.LabelsEntry
 	1,  // 3: stepmux.manager.v1.SubmitRequest.job:type_name -> stepmux.manager.v1.Job
 	0,  // 4: stepmux.manager.v1.Build.phase:type_name -> stepmux.manager.v1.Build.Phase
-	26, // 5: stepmux.manager.v1.Build.submitted:type_name -> google.protobuf.Timestamp
-	26, // 6: stepmux.manager.v1.Build.started:type_name -> google.protobuf.Timestamp
-	26, // 7: stepmux.manager.v1.Build.ended_at:type_name -> google.protobuf.Timestamp
+	35, // 5: stepmux.manager.v1.Build.submitted:type_name -> google.protobuf.Timestamp
+	35, // 6: stepmux.manager.v1.Build.started:type_name -> google.protobuf.Timestamp
+	35, // 7: stepmux.manager.v1.Build.ended_at:type_name -> google.protobuf.Timestamp
 	7,  // 8: stepmux.manager.v1.Build.result:type_name -> stepmux.manager.v1.Result
 	0,  // 9: stepmux.manager.v1.ListRequest.phase:type_name -> stepmux.manager.v1.Build.Phase
 	6,  // 10: stepmux.manager.v1.ListResponse.builds:type_name -> stepmux.manager.v1.Build
 	6,  // 11: stepmux.manager.v1.FollowResponse.build:type_name -> stepmux.manager.v1.Build
-	25, // 12: stepmux.manager.v1.DrainRequest.for:type_name -> google.protobuf.Duration
-	3,  // 13: stepmux.manager.v1.Manager.Submit:input_type -> stepmux.manager.v1.SubmitRequest
-	5,  // 14: stepmux.manager.v1.Manager.Get:input_type -> stepmux.manager.v1.GetRequest
-	8,  // 15: stepmux.manager.v1.Manager.List:input_type -> stepmux.manager.v1.ListRequest
-	10, // 16: stepmux.manager.v1.Manager.Follow:input_type -> stepmux.manager.v1.FollowRequest
-	12, // 17: stepmux.manager.v1.Manager.Cancel:input_type -> stepmux.manager.v1.CancelRequest
-	14, // 18: stepmux.manager.v1.Manager.Status:input_type -> stepmux.manager.v1.StatusRequest
-	16, // 19: stepmux.manager.v1.Manager.Drain:input_type -> stepmux.manager.v1.DrainRequest
-	18, // 20: stepmux.manager.v1.Manager.Undrain:input_type -> stepmux.manager.v1.UndrainRequest
-	20, // 21: stepmux.manager.v1.Manager.KeepProject:input_type -> stepmux.manager.v1.KeepProjectRequest
-	22, // 22: stepmux.manager.v1.Manager.Artifacts:input_type -> stepmux.manager.v1.ArtifactsRequest
-	4,  // 23: stepmux.manager.v1.Manager.Submit:output_type -> stepmux.manager.v1.SubmitResponse
-	6,  // 24: stepmux.manager.v1.Manager.Get:output_type -> stepmux.manager.v1.Build
-	9,  // 25: stepmux.manager.v1.Manager.List:output_type -> stepmux.manager.v1.ListResponse
-	11, // 26: stepmux.manager.v1.Manager.Follow:output_type -> stepmux.manager.v1.FollowResponse
-	13, // 27: stepmux.manager.v1.Manager.Cancel:output_type -> stepmux.manager.v1.CancelResponse
-	15, // 28: stepmux.manager.v1.Manager.Status:output_type -> stepmux.manager.v1.StatusResponse
-	17, // 29: stepmux.manager.v1.Manager.Drain:output_type -> stepmux.manager.v1.DrainResponse
-	19, // 30: stepmux.manager.v1.Manager.Undrain:output_type -> stepmux.manager.v1.UndrainResponse
-	21, // 31: stepmux.manager.v1.Manager.KeepProject:output_type -> stepmux.manager.v1.KeepProjectResponse
-	23, // 32: stepmux.manager.v1.Manager.Artifacts:output_type -> stepmux.manager.v1.ArtifactsResponse
-	23, // [23:33] is the sub-list for method output_type
-	13, // [13:23] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	34, // 12: stepmux.manager.v1.DrainRequest.for:type_name -> google.protobuf.Duration
+	31, // 13: stepmux.manager.v1.ReserveRequest.labels:type_name -> stepmux.manager.v1.ReserveRequest.LabelsEntry
+	34, // 14: stepmux.manager.v1.ReserveRequest.limit:type_name -> google.protobuf.Duration
+	32, // 15: stepmux.manager.v1.ExecRequest.start:type_name -> stepmux.manager.v1.ExecRequest.Start
+	33, // 16: stepmux.manager.v1.ExecResponse.exit:type_name -> stepmux.manager.v1.ExecResponse.Exit
+	3,  // 17: stepmux.manager.v1.Manager.Submit:input_type -> stepmux.manager.v1.SubmitRequest
+	5,  // 18: stepmux.manager.v1.Manager.Get:input_type -> stepmux.manager.v1.GetRequest
+	8,  // 19: stepmux.manager.v1.Manager.List:input_type -> stepmux.manager.v1.ListRequest
+	10, // 20: stepmux.manager.v1.Manager.Follow:input_type -> stepmux.manager.v1.FollowRequest
+	12, // 21: stepmux.manager.v1.Manager.Cancel:input_type -> stepmux.manager.v1.CancelRequest
+	14, // 22: stepmux.manager.v1.Manager.Status:input_type -> stepmux.manager.v1.StatusRequest
+	16, // 23: stepmux.manager.v1.Manager.Drain:input_type -> stepmux.manager.v1.DrainRequest
+	18, // 24: stepmux.manager.v1.Manager.Undrain:input_type -> stepmux.manager.v1.UndrainRequest
+	20, // 25: stepmux.manager.v1.Manager.KeepProject:input_type -> stepmux.manager.v1.KeepProjectRequest
+	22, // 26: stepmux.manager.v1.Manager.Artifacts:input_type -> stepmux.manager.v1.ArtifactsRequest
+	24, // 27: stepmux.manager.v1.Manager.Reserve:input_type -> stepmux.manager.v1.ReserveRequest
+	26, // 28: stepmux.manager.v1.Manager.Exec:input_type -> stepmux.manager.v1.ExecRequest
+	28, // 29: stepmux.manager.v1.Manager.Release:input_type -> stepmux.manager.v1.ReleaseRequest
+	4,  // 30: stepmux.manager.v1.Manager.Submit:output_type -> stepmux.manager.v1.SubmitResponse
+	6,  // 31: stepmux.manager.v1.Manager.Get:output_type -> stepmux.manager.v1.Build
+	9,  // 32: stepmux.manager.v1.Manager.List:output_type -> stepmux.manager.v1.ListResponse
+	11, // 33: stepmux.manager.v1.Manager.Follow:output_type -> stepmux.manager.v1.FollowResponse
+	13, // 34: stepmux.manager.v1.Manager.Cancel:output_type -> stepmux.manager.v1.CancelResponse
+	15, // 35: stepmux.manager.v1.Manager.Status:output_type -> stepmux.manager.v1.StatusResponse
+	17, // 36: stepmux.manager.v1.Manager.Drain:output_type -> stepmux.manager.v1.DrainResponse
+	19, // 37: stepmux.manager.v1.Manager.Undrain:output_type -> stepmux.manager.v1.UndrainResponse
+	21, // 38: stepmux.manager.v1.Manager.KeepProject:output_type -> stepmux.manager.v1.KeepProjectResponse
+	23, // 39: stepmux.manager.v1.Manager.Artifacts:output_type -> stepmux.manager.v1.ArtifactsResponse
+	25, // 40: stepmux.manager.v1.Manager.Reserve:output_type -> stepmux.manager.v1.ReserveResponse
+	27, // 41: stepmux.manager.v1.Manager.Exec:output_type -> stepmux.manager.v1.ExecResponse
+	29, // 42: stepmux.manager.v1.Manager.Release:output_type -> stepmux.manager.v1.ReleaseResponse
+	30, // [30:43] is the sub-list for method output_type
+	17, // [17:30] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_managerv1_manager_proto_init() }
@@ -1622,13 +2252,24 @@ func file_managerv1_manager_proto_init() {
 	if File_managerv1_manager_proto != nil {
 		return
 	}
+	file_managerv1_manager_proto_msgTypes[25].OneofWrappers = []any{
+		(*ExecRequest_Start_)(nil),
+		(*ExecRequest_Input)(nil),
+		(*ExecRequest_EndInput)(nil),
+		(*ExecRequest_Signal)(nil),
+	}
+	file_managerv1_manager_proto_msgTypes[26].OneofWrappers = []any{
+		(*ExecResponse_Stdout)(nil),
+		(*ExecResponse_Stderr)(nil),
+		(*ExecResponse_Exit_)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_managerv1_manager_proto_rawDesc), len(file_managerv1_manager_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   24,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

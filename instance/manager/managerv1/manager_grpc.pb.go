@@ -32,6 +32,9 @@ const (
 	Manager_Undrain_FullMethodName     = "/stepmux.manager.v1.Manager/Undrain"
 	Manager_KeepProject_FullMethodName = "/stepmux.manager.v1.Manager/KeepProject"
 	Manager_Artifacts_FullMethodName   = "/stepmux.manager.v1.Manager/Artifacts"
+	Manager_Reserve_FullMethodName     = "/stepmux.manager.v1.Manager/Reserve"
+	Manager_Exec_FullMethodName        = "/stepmux.manager.v1.Manager/Exec"
+	Manager_Release_FullMethodName     = "/stepmux.manager.v1.Manager/Release"
 )
 
 // ManagerClient is the client API for Manager service.
@@ -65,6 +68,16 @@ type ManagerClient interface {
 	// Artifacts streams the archive of a build's artifacts, tar in zstd. It is foreign data. A build without artifacts, or
 	// whose artifacts are not kept any more, is NOT_FOUND.
 	Artifacts(ctx context.Context, in *ArtifactsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ArtifactsResponse], error)
+	// Reserve gives the caller a slot on a VM: a lease. It streams the place in the queue while it waits, and ends with the
+	// lease, which is on disk then: a manager that is started anew keeps it. If the call ends before that there is no lease.
+	// The lease ends with Release, with its limit, and with the process that holds it.
+	Reserve(ctx context.Context, in *ReserveRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReserveResponse], error)
+	// Exec runs a command on the VM of a lease. The first message has start, the others input, end_input or a signal. The
+	// answers have output, and the last one the exit. If the call ends before, the command gets SIGTERM and, 10 s later,
+	// SIGKILL. A lease that the manager does not know is NOT_FOUND.
+	Exec(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ExecRequest, ExecResponse], error)
+	// Release ends a lease: its commands end, and the slot is free. A lease that has ended is no error.
+	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseResponse, error)
 }
 
 type managerClient struct {
@@ -196,6 +209,48 @@ func (c *managerClient) Artifacts(ctx context.Context, in *ArtifactsRequest, opt
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Manager_ArtifactsClient = grpc.ServerStreamingClient[ArtifactsResponse]
 
+func (c *managerClient) Reserve(ctx context.Context, in *ReserveRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReserveResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Manager_ServiceDesc.Streams[3], Manager_Reserve_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ReserveRequest, ReserveResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Manager_ReserveClient = grpc.ServerStreamingClient[ReserveResponse]
+
+func (c *managerClient) Exec(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ExecRequest, ExecResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Manager_ServiceDesc.Streams[4], Manager_Exec_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ExecRequest, ExecResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Manager_ExecClient = grpc.BidiStreamingClient[ExecRequest, ExecResponse]
+
+func (c *managerClient) Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReleaseResponse)
+	err := c.cc.Invoke(ctx, Manager_Release_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ManagerServer is the server API for Manager service.
 // All implementations must embed UnimplementedManagerServer
 // for forward compatibility.
@@ -227,6 +282,16 @@ type ManagerServer interface {
 	// Artifacts streams the archive of a build's artifacts, tar in zstd. It is foreign data. A build without artifacts, or
 	// whose artifacts are not kept any more, is NOT_FOUND.
 	Artifacts(*ArtifactsRequest, grpc.ServerStreamingServer[ArtifactsResponse]) error
+	// Reserve gives the caller a slot on a VM: a lease. It streams the place in the queue while it waits, and ends with the
+	// lease, which is on disk then: a manager that is started anew keeps it. If the call ends before that there is no lease.
+	// The lease ends with Release, with its limit, and with the process that holds it.
+	Reserve(*ReserveRequest, grpc.ServerStreamingServer[ReserveResponse]) error
+	// Exec runs a command on the VM of a lease. The first message has start, the others input, end_input or a signal. The
+	// answers have output, and the last one the exit. If the call ends before, the command gets SIGTERM and, 10 s later,
+	// SIGKILL. A lease that the manager does not know is NOT_FOUND.
+	Exec(grpc.BidiStreamingServer[ExecRequest, ExecResponse]) error
+	// Release ends a lease: its commands end, and the slot is free. A lease that has ended is no error.
+	Release(context.Context, *ReleaseRequest) (*ReleaseResponse, error)
 	mustEmbedUnimplementedManagerServer()
 }
 
@@ -266,6 +331,15 @@ func (UnimplementedManagerServer) KeepProject(grpc.BidiStreamingServer[KeepProje
 }
 func (UnimplementedManagerServer) Artifacts(*ArtifactsRequest, grpc.ServerStreamingServer[ArtifactsResponse]) error {
 	return status.Error(codes.Unimplemented, "method Artifacts not implemented")
+}
+func (UnimplementedManagerServer) Reserve(*ReserveRequest, grpc.ServerStreamingServer[ReserveResponse]) error {
+	return status.Error(codes.Unimplemented, "method Reserve not implemented")
+}
+func (UnimplementedManagerServer) Exec(grpc.BidiStreamingServer[ExecRequest, ExecResponse]) error {
+	return status.Error(codes.Unimplemented, "method Exec not implemented")
+}
+func (UnimplementedManagerServer) Release(context.Context, *ReleaseRequest) (*ReleaseResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Release not implemented")
 }
 func (UnimplementedManagerServer) mustEmbedUnimplementedManagerServer() {}
 func (UnimplementedManagerServer) testEmbeddedByValue()                 {}
@@ -443,6 +517,42 @@ func _Manager_Artifacts_Handler(srv interface{}, stream grpc.ServerStream) error
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Manager_ArtifactsServer = grpc.ServerStreamingServer[ArtifactsResponse]
 
+func _Manager_Reserve_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ReserveRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ManagerServer).Reserve(m, &grpc.GenericServerStream[ReserveRequest, ReserveResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Manager_ReserveServer = grpc.ServerStreamingServer[ReserveResponse]
+
+func _Manager_Exec_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(ManagerServer).Exec(&grpc.GenericServerStream[ExecRequest, ExecResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Manager_ExecServer = grpc.BidiStreamingServer[ExecRequest, ExecResponse]
+
+func _Manager_Release_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReleaseRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).Release(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_Release_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).Release(ctx, req.(*ReleaseRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Manager_ServiceDesc is the grpc.ServiceDesc for Manager service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -478,6 +588,10 @@ var Manager_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "Undrain",
 			Handler:    _Manager_Undrain_Handler,
 		},
+		{
+			MethodName: "Release",
+			Handler:    _Manager_Release_Handler,
+		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
@@ -495,6 +609,17 @@ var Manager_ServiceDesc = grpc.ServiceDesc{
 			StreamName:    "Artifacts",
 			Handler:       _Manager_Artifacts_Handler,
 			ServerStreams: true,
+		},
+		{
+			StreamName:    "Reserve",
+			Handler:       _Manager_Reserve_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Exec",
+			Handler:       _Manager_Exec_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
 		},
 	},
 	Metadata: "managerv1/manager.proto",

@@ -26,7 +26,7 @@ import (
 // Commands are the commands that a manager starts on a VM, and that need no network there.
 var Commands = commands.Set{
 	"steps serve": serve, "steps proxy": proxy, "steps relay": relay, "steps script": script, "steps end": end,
-	"steps hold": hold, "steps isolation": tellIsolation,
+	"steps hold": hold, "steps isolation": tellIsolation, "ci": ci,
 	commands.GitLab + "steps serve": serveGitLab,
 }
 
@@ -169,6 +169,18 @@ func tellIsolation(fl *pflag.FlagSet) commands.Runner {
 		}
 		return remote.TellIsolation(ctx, stdio.Out, cfg)
 	})
+}
+
+func ci(*pflag.FlagSet) commands.Runner {
+	return func(ctx context.Context, args []string) (int, error) {
+		if len(args) > 0 {
+			return 0, fmt.Errorf("%w: ci takes no arguments, its steps are in the environment variable STEPS",
+				commands.ErrUsage)
+		}
+		return remote.CI(ctx, remote.Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}, remote.CIConfig{
+			WorkDir: os.Getenv("CI_PROJECT_DIR"), Environ: os.Environ(), Version: buildinfo.Version(),
+		})
+	}
 }
 
 func script(fl *pflag.FlagSet) commands.Runner {

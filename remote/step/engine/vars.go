@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/stepmux/stepmux/remote/step/expr"
 	"github.com/stepmux/stepmux/remote/step/lang"
@@ -19,6 +21,31 @@ type Variable struct {
 	File bool
 	// Masked says that the value is a secret.
 	Masked bool
+}
+
+// secrets are the predefined variables of CI jobs that hold secrets.
+var secrets = []string{
+	"CI_BUILD_TOKEN", "CI_DEPENDENCY_PROXY_PASSWORD", "CI_DEPLOY_PASSWORD", "CI_JOB_JWT", "CI_JOB_JWT_V1", "CI_JOB_JWT_V2",
+	"CI_JOB_TOKEN", "CI_REGISTRY_PASSWORD",
+}
+
+// EnvironmentVars returns the variables in environ, which has the form of [os.Environ], as job variables, but for those
+// named without. Those that are known to hold secrets are masked, and those named masked.
+func EnvironmentVars(environ, masked []string, without ...string) (vars []Variable) {
+	seen := map[string]bool{}
+	for _, name := range without {
+		seen[name] = true
+	}
+	for _, entry := range environ {
+		name, value, ok := strings.Cut(entry, "=")
+		if !ok || seen[name] || !lang.IsName(name) {
+			continue
+		}
+		seen[name] = true
+		secret := slices.Contains(secrets, name) || slices.Contains(masked, name)
+		vars = append(vars, Variable{Key: name, Value: value, Masked: secret})
+	}
+	return vars
 }
 
 // varsDir is the directory of the files of variables.

@@ -1,0 +1,18 @@
+// The stepmux-custom-executor program: "stepmux custom-executor" alone. GitLab Runner starts it four to eight times for
+// each job, and the manager's program takes long to start.
+package main
+
+import (
+	"os"
+	"runtime/debug"
+
+	"github.com/stepmux/stepmux/instance/manager/customexecutor"
+	"github.com/stepmux/stepmux/internal/buildinfo"
+)
+
+func main() {
+	buildinfo.FromGo = debug.ReadBuildInfo
+	os.Exit(customexecutor.Main(customexecutor.Call{
+		Args: os.Args[1:], Env: os.Getenv, Stdout: os.Stdout, Stderr: os.Stderr, Version: buildinfo.Version(),
+	}))
+}

@@ -1,0 +1,421 @@
+package manager
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/stepmux/stepmux/instance"
+)
+
+const (
+	// leaseName begins the names of leases, and leasePrefix their keys in the bucket of the builds.
+	leaseName, leasePrefix = "lease-", "lease."
+	// maxLease bounds the time of a lease.
+	maxLease = 7 * 24 * time.Hour
+	// maxLeases bounds the leases, with those that wait for a slot.
+	maxLeases = 10_000
+	// purgedKeep is how long the mark of a lease that has ended stays in the bucket.
+	purgedKeep = time.Minute
+)
+
+var leaseNames = regexp.MustCompile(`^lease-[a-z0-9-]{1,40}$`)
+
+// leaseRecord is a lease in the bucket. Unlike a build's record it has no ID.
+type leaseRecord struct {
+	Lease    string    `json:"lease"`
+	Instance string    `json:"instance"`
+	Until    time.Time `json:"until"`
+	// Holder is the process with whose end the lease ends; may be nil.
+	Holder *holder `json:"holder,omitempty"`
+}
+
+// lease is a slot that a client has, or waits for. One goroutine, Manager.keepLease, ends it in time.
+type lease struct {
+	name     string
+	executor *instance.Executor
+	released chan struct{} // closed when its end begins
+	ended    chan struct{} // closed when it has ended
+	once     sync.Once
+
+	mu     sync.Mutex // guards the following
+	record *leaseRecord
+	// bare is set if the VM has no stepmux.
+	bare bool
+	kept bool     // it has a record in the bucket
+	left []string // what may be left on the VM, once it has ended
+}
+
+// leases are the leases of a manager.
+type leases struct {
+	mu  sync.Mutex // guards the following
+	all map[string]*lease
+	// ahead has the places in the queue for a slot as they were at the time.
+	ahead map[string]int
+	at    time.Time
+}
+
+// errLeases refuses a lease.
+var errLeases = fmt.Errorf("there are %d leases already", maxLeases)
+
+// leaseRequest asks for a lease.
+type leaseRequest struct {
+	name     string // if empty, a new one
+	labels   map[string]string
+	instance string
+	limit    time.Duration // if zero, maxLease
+	holder   *holder       // may be nil
+	// brief is set for a lease that another manager must not keep: the client is gone with this one.
+	brief bool
+}
+
+// check returns an error unless an instance will do now. The queue would wait for one to come.
+func (r *leaseRequest) check(group *instance.Group) error {
+	if r.instance == "" && len(r.labels) == 0 {
+		return nil
+	}
+	for _, in := range group.Instances() {
+		if r.instance != "" && in.ID != r.instance {
+			continue
+		}
+		fits := true
+		for name, value := range r.labels {
+			has, ok := in.Labels[name]
+			fits = fits && ok && has == value
+		}
+		if fits {
+			return nil
+		}
+	}
+	if len(r.labels) == 0 {
+		return fmt.Errorf("%w %.160q", instance.ErrUnknown, r.instance)
+	}
+	var texts []string
+	for _, name := range slices.Sorted(maps.Keys(r.labels)) {
+		texts = append(texts, name+"="+r.labels[name])
+	}
+	return fmt.Errorf("%w with the labels %.300q", instance.ErrUnknown, strings.Join(texts, ","))
+}
+
+// reserve waits for a slot and returns the lease once it is kept. waits is called with the place in the queue, from
+// time to time. missing is as for Executor.Equip. ctx bounds the wait alone.
+func (m *Manager) reserve(ctx context.Context, r leaseRequest, waits func(ahead int) error) (
+	l *lease, missing string, err error,
+) {
+	if err := r.check(m.cfg.Group); err != nil {
+		return nil, "", err
+	}
+	r.name = cmp.Or(r.name, leaseName+strings.ToLower(rand.Text()))
+	l, known, err := m.addLease(r)
+	if err != nil || known {
+		return l, "", err
+	}
+	if missing, err = m.fillLease(ctx, l, r, waits); err != nil {
+		_ = m.release(m.life, l) //nolint:contextcheck // whatever became of ctx
+		return nil, "", err
+	}
+	return l, missing, nil
+}
+
+// fillLease waits for the slot of a new lease, and keeps the lease.
+func (m *Manager) fillLease(
+	ctx context.Context, l *lease, r leaseRequest, waits func(ahead int) error,
+) (missing string, err error) {
+	if err = m.awaitSlot(ctx, l, waits); err != nil {
+		return "", err
+	}
+	if missing, err = l.executor.Equip(ctx); err != nil {
+		return "", err
+	}
+	record := &leaseRecord{
+		Lease: l.name, Instance: l.executor.Instance(), Holder: r.holder,
+		Until: time.Now().Add(min(cmp.Or(max(r.limit, 0), maxLease), maxLease)),
+	}
+	if !r.brief {
+		if err = m.putLease(ctx, record); err != nil {
+			return "", err
+		}
+	}
+	l.mu.Lock()
+	l.record, l.bare, l.kept = record, missing != "", !r.brief
+	l.mu.Unlock()
+	if !m.keepLease(l, record) { //nolint:contextcheck // its life is the manager's
+		return "", context.Cause(m.takes) //nolint:contextcheck // the manager's end
+	}
+	m.cfg.Logger.Info("lease begins", "lease", l.name, "instance", record.Instance)
+	return missing, nil
+}
+
+// addLease returns a new lease, or the one of that name that has its slot.
+func (m *Manager) addLease(r leaseRequest) (l *lease, known bool, err error) {
+	if !leaseNames.MatchString(r.name) {
+		return nil, false, fmt.Errorf("%w %.80q", errLeaseName, r.name)
+	}
+	m.leases.mu.Lock()
+	defer m.leases.mu.Unlock()
+	if l := m.leases.all[r.name]; l != nil {
+		if !l.usable() {
+			return nil, false, errLeaseWaits
+		}
+		return l, true, nil
+	}
+	if len(m.leases.all) >= maxLeases {
+		return nil, false, errLeases
+	}
+	l = m.newLease(r.name, instance.Build{Labels: r.labels, On: r.instance})
+	m.leases.all[r.name] = l
+	return l, false, nil
+}
+
+var (
+	errLeaseName  = errors.New("a lease is named lease- and 1 to 40 of a-z 0-9 -, not")
+	errLeaseWaits = errors.New("another call waits for this lease, or its end")
+)
+
+func (m *Manager) newLease(name string, b instance.Build) *lease {
+	none := time.Duration(0)
+	b.ID, b.Linger = name, &none
+	return &lease{
+		name: name, executor: m.cfg.Provider.Executor(b), released: make(chan struct{}), ended: make(chan struct{}),
+	}
+}
+
+// awaitSlot waits for the lease's slot and its connection.
+func (m *Manager) awaitSlot(ctx context.Context, l *lease, waits func(ahead int) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	//nolint:contextcheck // the manager's end
+	defer context.AfterFunc(m.takes, func() { cancel(context.Cause(m.takes)) })()
+	prepared := make(chan error, 1)
+	go func() { prepared <- l.executor.Prepare(ctx) }() // waited for below
+	tick := time.NewTicker(aheadPause)
+	defer tick.Stop()
+	for {
+		select {
+		case err := <-prepared:
+			return err
+		case <-tick.C:
+			ahead, waiting := m.aheadOf(l.name)
+			if !waiting {
+				continue
+			}
+			if err := waits(ahead); err != nil {
+				cancel(err)
+				return errors.Join(err, <-prepared)
+			}
+		}
+	}
+}
+
+// aheadPause is the time between two looks at the queue for a slot.
+const aheadPause = 500 * time.Millisecond
+
+// aheadOf returns how many wait for a slot before a lease. All leases that wait share a look at the queue.
+func (m *Manager) aheadOf(name string) (ahead int, waiting bool) {
+	m.leases.mu.Lock()
+	defer m.leases.mu.Unlock()
+	if time.Since(m.leases.at) >= aheadPause {
+		m.leases.ahead = map[string]int{}
+		for i, id := range m.cfg.Group.Waiting() {
+			m.leases.ahead[id] = i
+		}
+		m.leases.at = time.Now()
+	}
+	ahead, waiting = m.leases.ahead[name]
+	return ahead, waiting
+}
+
+// keepLease ends a lease in time, or when its holder has ended. It returns false if the manager ends.
+func (m *Manager) keepLease(l *lease, record *leaseRecord) bool {
+	var gone <-chan struct{}
+	stop := func() {}
+	if record.Holder != nil {
+		gone, stop = record.Holder.watch()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.takes.Err() != nil {
+		stop()
+		return false
+	}
+	m.wg.Go(func() {
+		defer stop()
+		timer := time.NewTimer(time.Until(record.Until))
+		defer timer.Stop()
+		why := "its time is over"
+		select {
+		case <-l.released:
+			return
+		case <-m.takes.Done():
+			return
+		case <-gone:
+			why = "the process that held it has ended"
+		case <-timer.C:
+		}
+		m.cfg.Logger.Warn("lease is ended", "lease", l.name, "instance", record.Instance, "because", why)
+		_ = m.release(m.life, l) // logged there
+	})
+	return true
+}
+
+// findLease returns the lease of a name that has its slot, or nil.
+func (m *Manager) findLease(name string) *lease {
+	m.leases.mu.Lock()
+	defer m.leases.mu.Unlock()
+	if l := m.leases.all[name]; l != nil && l.usable() {
+		return l
+	}
+	return nil
+}
+
+// usable reports whether the lease has its slot, and its end has not begun.
+func (l *lease) usable() bool {
+	select {
+	case <-l.released:
+		return false
+	default:
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.record != nil
+}
+
+// release ends a lease: its commands, its slot and its record. The first call does that, and the others wait for it
+// until ctx ends.
+func (m *Manager) release(ctx context.Context, l *lease) error {
+	l.once.Do(func() { //nolint:contextcheck // it is ended whatever becomes of the caller
+		close(l.released)
+		m.mu.Lock()
+		stopped := m.takes.Err() != nil
+		if !stopped {
+			m.wg.Add(1)
+		}
+		m.mu.Unlock()
+		end := func() {
+			defer close(l.ended)
+			m.endLease(l, true)
+		}
+		if stopped {
+			end()
+			return
+		}
+		go func() {
+			defer m.wg.Done()
+			end()
+		}()
+	})
+	select {
+	case <-l.ended:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// endLease ends a lease. If it is to be forgotten, its record goes, too.
+func (m *Manager) endLease(l *lease, forget bool) {
+	err := l.executor.Cleanup(context.WithoutCancel(m.life)) // it is bounded
+	l.mu.Lock()
+	kept := l.kept
+	if err != nil {
+		l.left = append(l.left, err.Error())
+		m.cfg.Logger.Warn("the lease's end on the VM failed", "lease", l.name, "instance", l.executor.Instance(),
+			"error", err)
+	}
+	l.mu.Unlock()
+	if kept && forget {
+		ctx, cancel := context.WithTimeout(m.life, storeTimeout)
+		defer cancel()
+		if err := m.store.builds.Purge(ctx, leasePrefix+l.name, jetstream.PurgeTTL(purgedKeep)); err != nil {
+			m.cfg.Logger.Error("cannot forget a lease", "lease", l.name, "error", err)
+		}
+	}
+	m.leases.mu.Lock()
+	defer m.leases.mu.Unlock()
+	delete(m.leases.all, l.name)
+}
+
+// putLease keeps a lease. When it returns nil, the record is on disk.
+func (m *Manager) putLease(ctx context.Context, record *leaseRecord) error {
+	text, err := json.Marshal(record)
+	if err != nil {
+		return err
+	}
+	if _, err := m.store.builds.Create(ctx, leasePrefix+record.Lease, text); err != nil {
+		return fmt.Errorf("keep the lease %s: %w", record.Lease, err)
+	}
+	return nil
+}
+
+// restoreLeases takes the slots of the leases that a manager before has given.
+func (m *Manager) restoreLeases(ctx context.Context) error {
+	keys, err := m.store.builds.ListKeysFiltered(ctx, leasePrefix+"*")
+	if err != nil {
+		return fmt.Errorf("read the leases: %w", err)
+	}
+	var names []string
+	for key := range keys.Keys() {
+		names = append(names, key)
+	}
+	for _, key := range names {
+		entry, err := m.store.builds.Get(ctx, key)
+		if errors.Is(err, jetstream.ErrKeyNotFound) {
+			continue
+		}
+		record := &leaseRecord{}
+		if err == nil {
+			err = json.Unmarshal(entry.Value(), record)
+		}
+		if err != nil {
+			return fmt.Errorf("read the leases: %w", err)
+		}
+		l := m.newLease(record.Lease, instance.Build{On: record.Instance})
+		l.record, l.kept = record, true
+		m.leases.mu.Lock()
+		m.leases.all[l.name] = l
+		m.leases.mu.Unlock()
+		if err := l.executor.Occupy(record.Instance); err != nil {
+			m.cfg.Logger.Warn("lease is lost", "lease", l.name, "instance", record.Instance, "error", err)
+			if err := m.release(ctx, l); err != nil {
+				return err
+			}
+			continue
+		}
+		if !m.keepLease(l, record) { //nolint:contextcheck // its life is the manager's
+			return context.Cause(m.takes) //nolint:contextcheck // the manager's end
+		}
+		m.cfg.Logger.Info("lease is kept", "lease", l.name, "instance", record.Instance)
+	}
+	return nil
+}
+
+// leaveLeases ends the commands of all leases. Their records stay, for the next manager, unless instances end with this
+// one.
+func (m *Manager) leaveLeases() {
+	m.leases.mu.Lock()
+	all := make([]*lease, 0, len(m.leases.all))
+	for _, l := range m.leases.all {
+		all = append(all, l)
+	}
+	m.leases.mu.Unlock()
+	for _, l := range all {
+		l.once.Do(func() {
+			close(l.released)
+			m.wg.Go(func() {
+				defer close(l.ended)
+				m.endLease(l, m.cfg.EndBuilds)
+			})
+		})
+	}
+}

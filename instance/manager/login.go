@@ -1,0 +1,423 @@
+package manager
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+
+	"github.com/stepmux/stepmux/internal/wire"
+)
+
+// login is a client that has logged in by SSH. Its lease begins with the first channel that needs one, and ends with
+// the connection.
+type login struct {
+	server *sshServer
+	conn   *ssh.ServerConn
+	ctx    context.Context //nolint:containedctx // ends with the connection
+	end    context.CancelFunc
+	work   sync.WaitGroup // goroutines of channels
+
+	mu       sync.Mutex // guards the following
+	channels int
+	asked    bool // for the lease
+	ahead    int64
+
+	given  chan struct{} // closed when the lease is there, or err is set
+	lease  *lease
+	failed error
+}
+
+func newLogin(s *sshServer, conn *ssh.ServerConn) *login {
+	l := &login{server: s, conn: conn, given: make(chan struct{}), ahead: -1}
+	l.ctx, l.end = context.WithCancel(s.life)
+	return l
+}
+
+// serve serves the channels of a login until its connection ends. Then it ends their commands and the lease.
+func (l *login) serve(channels <-chan ssh.NewChannel, requests <-chan *ssh.Request) {
+	defer func() {
+		l.end()
+		l.work.Wait()
+		if l.lease != nil {
+			_ = l.server.m.release(l.server.m.life, l.lease) // logged there
+		}
+	}()
+	l.work.Go(func() { refuseRequests(requests) })
+	l.work.Go(l.watch)
+	for channel := range channels {
+		l.mu.Lock()
+		full := l.channels >= maxChannels
+		if !full {
+			l.channels++
+		}
+		l.mu.Unlock()
+		if full {
+			_ = channel.Reject(ssh.ResourceShortage, fmt.Sprintf("a connection has at most %d channels", maxChannels))
+			continue
+		}
+		l.work.Go(func() {
+			l.open(channel)
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.channels--
+		})
+	}
+}
+
+// refuseRequests answers requests such as keepalive@openssh.com and tcpip-forward.
+func refuseRequests(requests <-chan *ssh.Request) {
+	for r := range requests {
+		if r.WantReply {
+			_ = r.Reply(false, nil) // fails only if the connection has ended, as the next receive tells
+		}
+	}
+}
+
+// watch closes the connection of a client that gives no sign of life. Any answer is one.
+func (l *login) watch() {
+	tick := time.NewTicker(sshPing)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-l.ctx.Done():
+			_ = l.conn.Close() // it may have ended
+			return
+		}
+		timer := time.AfterFunc(sshDead, func() { _ = l.conn.Close() })
+		_, _, err := l.conn.SendRequest("keepalive@openssh.com", true, nil)
+		timer.Stop()
+		if err != nil {
+			return
+		}
+	}
+}
+
+// open serves a channel to its end.
+func (l *login) open(channel ssh.NewChannel) {
+	switch kind := channel.ChannelType(); kind {
+	case "session":
+		ch, requests, err := channel.Accept()
+		if err != nil {
+			return // the connection has ended
+		}
+		(&session{login: l, ch: ch}).serve(requests)
+	case "direct-tcpip", "direct-streamlocal@openssh.com":
+		l.forward(channel, kind)
+	default:
+		_ = channel.Reject(ssh.UnknownChannelType, "there are sessions and forwards only")
+	}
+}
+
+// request is the lease that the user name asks for.
+func (l *login) request() (leaseRequest, error) {
+	r := leaseRequest{name: leaseName + "ssh-" + strings.ToLower(rand.Text()), brief: true}
+	user := l.conn.User()
+	if user == anyVM {
+		return r, nil
+	}
+	if !strings.Contains(user, "=") {
+		r.instance = user
+		return r, nil
+	}
+	r.labels = map[string]string{}
+	for label := range strings.SplitSeq(user, ",") {
+		name, value, ok := strings.Cut(label, "=")
+		if !ok || name == "" {
+			return r, fmt.Errorf("the user name %.80q: use any, the ID of a VM, or labels as in os=linux,size=large", user)
+		}
+		r.labels[name] = value
+	}
+	return r, nil
+}
+
+// await returns the login's lease. says is told how long the queue is, when that changes.
+func (l *login) await(ctx context.Context, says func(ahead int64)) (*lease, error) {
+	l.mu.Lock()
+	if !l.asked {
+		l.asked = true
+		l.work.Go(func() {
+			defer close(l.given)
+			r, err := l.request()
+			if err == nil {
+				l.lease, _, err = l.server.m.reserve(l.ctx, r, func(ahead int) error {
+					l.mu.Lock()
+					defer l.mu.Unlock()
+					l.ahead = int64(ahead)
+					return nil
+				})
+			}
+			l.failed = err
+		})
+	}
+	l.mu.Unlock()
+	tick := time.NewTicker(aheadPause)
+	defer tick.Stop()
+	said, at := int64(-1), time.Time{}
+	for {
+		select {
+		case <-l.given:
+			return l.lease, l.failed
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-tick.C:
+			l.mu.Lock()
+			ahead := l.ahead
+			l.mu.Unlock()
+			if ahead != said && time.Since(at) >= waitLines {
+				said, at = ahead, time.Now()
+				says(ahead)
+			}
+		}
+	}
+}
+
+// waitLines is the time between two lines about the wait for a slot.
+const waitLines = 10 * time.Second
+
+// forward connects a channel to an address as seen from the VM.
+func (l *login) forward(channel ssh.NewChannel, kind string) {
+	reject := func(reason ssh.RejectionReason, text string) { _ = channel.Reject(reason, text) }
+	if !l.server.cfg.Forward {
+		reject(ssh.Prohibited, "this manager allows no forwarding")
+		return
+	}
+	network, address, err := forwardTo(kind, channel.ExtraData())
+	if err != nil {
+		reject(ssh.ConnectionFailed, err.Error())
+		return
+	}
+	lease, err := l.await(l.ctx, func(int64) {})
+	if err != nil {
+		reject(ssh.ConnectionFailed, err.Error())
+		return
+	}
+	client, err := lease.executor.Client(l.ctx)
+	if err != nil {
+		reject(ssh.ConnectionFailed, err.Error())
+		return
+	}
+	defer func() { _ = client.Close() }() // always nil
+	target, err := client.Dial(network, address)
+	if err != nil {
+		reject(ssh.ConnectionFailed, err.Error())
+		return
+	}
+	defer target.Close()
+	ch, requests, err := channel.Accept()
+	if err != nil {
+		return // the connection has ended
+	}
+	defer ch.Close()
+	join(l.ctx, ch, requests, target)
+}
+
+// forwardTo reads the address of a forward (RFC 4254, section 7.2; OpenSSH's PROTOCOL, section 2.4).
+func forwardTo(kind string, data []byte) (network, address string, err error) {
+	if kind == "direct-tcpip" {
+		var to struct {
+			Host       string
+			Port       uint32
+			Originator string
+			OriginPort uint32
+		}
+		if err := ssh.Unmarshal(data, &to); err != nil || to.Port == 0 || to.Port > 65535 {
+			return "", "", errors.New("the address of the forward is not valid")
+		}
+		return "tcp", net.JoinHostPort(to.Host, strconv.FormatUint(uint64(to.Port), 10)), nil
+	}
+	var to struct {
+		Path     string
+		Reserved string
+		Port     uint32
+	}
+	if err := ssh.Unmarshal(data, &to); err != nil || !strings.HasPrefix(to.Path, "/") {
+		return "", "", errors.New("the path of the forward is not valid")
+	}
+	return "unix", to.Path, nil
+}
+
+// join copies both ways between a channel and a connection, until both have ended, the channel is closed, or ctx ends.
+// The end of one direction is passed on.
+func join(ctx context.Context, ch ssh.Channel, requests <-chan *ssh.Request, target net.Conn) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { _, _ = target.Close(), ch.Close() })()
+	var copies sync.WaitGroup
+	defer copies.Wait()
+	go func() { // it ends with the channel
+		refuseRequests(requests)
+		cancel()
+	}()
+	copies.Go(func() {
+		if _, err := io.Copy(onlyWriter{target}, onlyReader{ch}); err != nil {
+			cancel()
+		}
+		if half, ok := target.(interface{ CloseWrite() error }); ok {
+			_ = half.CloseWrite() // it may have ended
+		}
+	})
+	_, err := io.Copy(onlyWriter{ch}, onlyReader{target})
+	_ = ch.CloseWrite() // it may have ended
+	if err != nil {
+		cancel()
+	}
+	copies.Wait()
+}
+
+// onlyWriter and onlyReader hide ReadFrom and WriteTo, which splice, and spin while the receiver does not read.
+type (
+	onlyWriter struct{ io.Writer }
+	onlyReader struct{ io.Reader }
+)
+
+// session is a session channel (RFC 4254, section 6): one command.
+type session struct {
+	*login
+	ch ssh.Channel
+
+	terminal *terminal // that was asked for; nil if none was
+	in       *inputs   // of the command; nil before it
+}
+
+// terminal is a pty-req (RFC 4254, section 6.2).
+type terminal struct {
+	Term                         string
+	Columns, Rows, Width, Height uint32
+	Modes                        string
+}
+
+// terminalLine runs the command line $1 in a terminal of the type $2 with $3 rows and $4 columns, which script(1)
+// makes. Without script the command gets no terminal, and says so.
+const terminalLine = `command -v script >/dev/null || { echo "stepmux: there is no terminal here: the VM has no ` +
+	`script(1)" >&2; exec "${SHELL:-/bin/sh}" -c "$1"; }
+export TERM="$2" STEPMUX_LINE="$1" STEPMUX_SHELL="${SHELL:-/bin/sh}" SHELL=/bin/sh
+exec script -qefc "stty rows $3 cols $4; "'l=$STEPMUX_LINE SHELL=$STEPMUX_SHELL
+unset STEPMUX_LINE STEPMUX_SHELL; export SHELL; exec "$SHELL" -c "$l"' /dev/null`
+
+// maxTerminal bounds the rows and columns of a terminal.
+const maxTerminal = 1000
+
+// run returns the command line that runs a line in the terminal.
+func (t *terminal) run(line string) (string, error) {
+	size := func(n, otherwise uint32) string {
+		return strconv.FormatUint(uint64(min(cmp.Or(n, otherwise), maxTerminal)), 10)
+	}
+	quoted, err := wire.Quote("sh", "-c", terminalLine, "sh", line, cmp.Or(t.Term, "dumb"), size(t.Rows, 24),
+		size(t.Columns, 80))
+	return "exec " + quoted, err
+}
+
+// sftpLine starts the SFTP server of the VM, wherever its OpenSSH has it.
+const sftpLine = `for p in /usr/lib/openssh/sftp-server /usr/libexec/openssh/sftp-server /usr/lib/ssh/sftp-server ` +
+	`/usr/libexec/sftp-server; do [ ! -x "$p" ] || exec "$p"; done; exec sftp-server`
+
+// shellLine starts the login's shell as at a login.
+const shellLine = `exec "${SHELL:-/bin/sh}" -l`
+
+// serve answers the requests of the channel until it is closed, and waits for its command.
+func (s *session) serve(requests <-chan *ssh.Request) {
+	ctx, cancel := context.WithCancel(s.ctx)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	defer func() { _ = s.ch.Close() }() // it may be closed; wakes the command's writes
+	for r := range requests {
+		line, ok := s.take(r)
+		if r.WantReply {
+			_ = r.Reply(ok, nil) // fails only if the connection has ended
+		}
+		if line == "" {
+			continue
+		}
+		running.Go(func() {
+			s.run(ctx, line)
+			_ = s.ch.Close() // the requests end
+		})
+	}
+}
+
+// take handles a request. It returns the command line that the request starts, if it does.
+func (s *session) take(r *ssh.Request) (line string, ok bool) {
+	var text struct{ Text string }
+	switch r.Type {
+	case "pty-req":
+		asked := &terminal{}
+		if ssh.Unmarshal(r.Payload, asked) != nil || len(asked.Term) > 64 || s.in != nil {
+			return "", false
+		}
+		s.terminal = asked
+		return "", true
+	case "shell":
+		line = shellLine
+	case "exec":
+		if ssh.Unmarshal(r.Payload, &text) != nil || text.Text == "" || len(text.Text) > maxCommand {
+			return "", false
+		}
+		line = text.Text
+	case "subsystem":
+		if ssh.Unmarshal(r.Payload, &text) != nil || text.Text != "sftp" {
+			return "", false
+		}
+		quoted, err := wire.Quote("sh", "-c", sftpLine)
+		if err != nil {
+			return "", false
+		}
+		line = "exec " + quoted
+	case "signal":
+		if s.in == nil || ssh.Unmarshal(r.Payload, &text) != nil {
+			return "", false
+		}
+		s.in.signal(text.Text)
+		return "", true
+	default: // env among them: variables are part of the command line here, if they are needed
+		return "", false
+	}
+	if s.in != nil {
+		return "", false // a session has one command
+	}
+	if s.terminal != nil {
+		var err error
+		if line, err = s.terminal.run(line); err != nil {
+			return "", false
+		}
+	}
+	s.in = newInputs()
+	return line, true
+}
+
+// run runs a command and reports its end.
+func (s *session) run(ctx context.Context, line string) {
+	say := func(text string) { _, _ = io.WriteString(s.ch.Stderr(), "stepmux: "+text+"\r\n") }
+	defer s.in.stop()
+	s.work.Go(func() { // it ends with the channel
+		_, _ = io.Copy(onlyWriter{s.in}, onlyReader{s.ch})
+		s.in.end()
+	})
+	code, err := 0, error(nil)
+	l, err := s.await(ctx, func(ahead int64) { say(fmt.Sprintf("waiting for a slot, %d ahead", ahead)) })
+	if err == nil {
+		code, err = l.runCommand(ctx, command{line, true}, s.in, onlyWriter{s.ch}, s.ch.Stderr())
+	}
+	if ctx.Err() != nil {
+		return // the client has gone
+	}
+	if err != nil {
+		say(err.Error())
+		code = 255 // as ssh says of itself
+	}
+	// These fail only if the connection has ended.
+	status := ssh.Marshal(struct{ Status uint32 }{uint32(code)}) //nolint:gosec // 0 to 255
+	_, _ = s.ch.SendRequest("exit-status", false, status)
+	_ = s.ch.CloseWrite()
+}

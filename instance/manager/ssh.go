@@ -1,0 +1,304 @@
+package manager
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+)
+
+const (
+	// loginTimeout bounds the time of a client until it has logged in.
+	loginTimeout = 30 * time.Second
+	// maxStrangers bounds the clients that have not logged in, and maxLogins those that have.
+	maxStrangers, maxLogins = 1000, 2000
+	// maxChannels bounds the channels of a login.
+	maxChannels = 128
+	// maxKeysFile bounds the file with the authorized keys, in bytes.
+	maxKeysFile = 4 << 20
+	// sshPing is the time between two questions for a sign of life, and sshDead how long a client may take to answer.
+	sshPing, sshDead = 15 * time.Second, 45 * time.Second
+	// acceptPause paces a listener that fails, as it does while there are no descriptors.
+	acceptPause = 50 * time.Millisecond
+)
+
+// anyVM is the name of the SSH user that any VM will do for.
+const anyVM = "any"
+
+// SSHConfig is the configuration of the SSH server of a Manager.
+type SSHConfig struct {
+	// KeysFile has the public keys that may log in, as authorized_keys of OpenSSH has them. It is read again when it has
+	// changed. Options of keys are not supported: a file that has some lets nobody in.
+	// Required.
+	KeysFile string
+	// HostKeyFile is the private host key. It is made if it is missing, and only this user may read it. If empty, the file
+	// ssh_host_ed25519_key in the Manager's directory.
+	HostKeyFile string
+	// Forward lets clients connect to TCP addresses and unix sockets from their VM.
+	Forward bool
+}
+
+// ServeSSH serves SSH on a listener, which it closes, until the Manager is shut down or ctx ends. Then it ends all
+// connections and their commands. Each login has a slot of its own, from its first command on: its user name is
+// "any", the ID of a VM, or labels, as in os=linux,size=large. It returns nil, or why it cannot begin or the
+// listener's error.
+func (m *Manager) ServeSSH(ctx context.Context, listener net.Listener, cfg SSHConfig) error {
+	defer listener.Close()
+	keys := &authorizedKeys{file: cfg.KeysFile, warn: func(text string) { m.cfg.Logger.Warn(text) }}
+	if err := keys.read(); err != nil {
+		return err
+	}
+	host, err := hostKey(cmp.Or(cfg.HostKeyFile, filepath.Join(m.cfg.Dir, "ssh_host_ed25519_key")))
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(m.takes, cancel)() //nolint:contextcheck // the manager's end
+	s := &sshServer{m: m, cfg: cfg, keys: keys, life: ctx}
+	s.ssh = &ssh.ServerConfig{ServerVersion: "SSH-2.0-stepmux", PublicKeyCallback: s.authorize}
+	s.ssh.AddHostKey(host)
+	m.cfg.Logger.Info("ssh host key", "fingerprint", ssh.FingerprintSHA256(host.PublicKey()))
+	return s.serve(listener) //nolint:contextcheck // its life is ctx
+}
+
+// sshServer serves SSH. It owns a goroutine for each connection, and serve waits for all of them.
+type sshServer struct {
+	m    *Manager
+	cfg  SSHConfig
+	keys *authorizedKeys
+	ssh  *ssh.ServerConfig
+	life context.Context //nolint:containedctx // that of ServeSSH's call
+
+	mu        sync.Mutex // guards the following
+	strangers int        // connections that have not logged in
+	logins    int
+}
+
+// serve accepts connections until life ends.
+func (s *sshServer) serve(listener net.Listener) error {
+	var conns sync.WaitGroup
+	defer conns.Wait()
+	stop := context.AfterFunc(s.life, func() { _ = listener.Close() })
+	defer stop()
+	for {
+		nc, err := listener.Accept()
+		if s.life.Err() != nil {
+			if err == nil {
+				_ = nc.Close()
+			}
+			return nil
+		}
+		if errors.Is(err, net.ErrClosed) {
+			return err
+		}
+		if err != nil {
+			s.m.cfg.Logger.Warn("ssh: cannot accept a connection", "error", err)
+			pause := time.NewTimer(acceptPause)
+			select {
+			case <-pause.C:
+			case <-s.life.Done():
+				pause.Stop()
+			}
+			continue
+		}
+		s.mu.Lock()
+		full := s.strangers >= maxStrangers
+		if !full {
+			s.strangers++
+		}
+		s.mu.Unlock()
+		if full {
+			_ = nc.Close()
+			continue
+		}
+		conns.Go(func() { s.connection(nc) })
+	}
+}
+
+// authorize checks a client's key. The client then proves that it has it.
+func (s *sshServer) authorize(_ ssh.ConnMetadata, key ssh.PublicKey) (*ssh.Permissions, error) {
+	if !s.keys.has(key) {
+		return nil, errors.New("the key is not authorized")
+	}
+	return &ssh.Permissions{Extensions: map[string]string{"key": ssh.FingerprintSHA256(key)}}, nil
+}
+
+// connection serves a connection to its end.
+func (s *sshServer) connection(nc net.Conn) {
+	defer nc.Close()
+	defer context.AfterFunc(s.life, func() { _ = nc.Close() })()
+	known := false
+	leave := func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if known {
+			s.logins--
+		} else {
+			s.strangers--
+		}
+	}
+	defer leave()
+	_ = nc.SetDeadline(time.Now().Add(loginTimeout)) // fails only if it is closed
+	conn, channels, requests, err := ssh.NewServerConn(nc, s.ssh)
+	if err != nil {
+		s.m.cfg.Logger.Debug("ssh: no login", "from", nc.RemoteAddr(), "error", err)
+		return
+	}
+	defer conn.Close()
+	s.mu.Lock()
+	full := s.logins >= maxLogins
+	if !full {
+		s.strangers--
+		s.logins++
+		known = true
+	}
+	s.mu.Unlock()
+	if full {
+		s.m.cfg.Logger.Warn("ssh: a login is refused, there are too many", "logins", maxLogins)
+		return
+	}
+	_ = nc.SetDeadline(time.Time{})
+	l := newLogin(s, conn)
+	s.m.cfg.Logger.Info("ssh: login", "user", conn.User(), "key", conn.Permissions.Extensions["key"],
+		"from", nc.RemoteAddr())
+	l.serve(channels, requests)
+}
+
+// authorizedKeys are the keys in a file.
+type authorizedKeys struct {
+	file string
+	warn func(text string)
+
+	mu   sync.Mutex // guards the following
+	info fs.FileInfo
+	keys map[string]bool
+}
+
+// has reports whether a key is in the file.
+func (k *authorizedKeys) has(key ssh.PublicKey) bool {
+	if err := k.read(); err != nil {
+		k.warn("ssh: nobody can log in: " + err.Error())
+		return false
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.keys[string(key.Marshal())]
+}
+
+// read reads the file if it has changed.
+func (k *authorizedKeys) read() error {
+	file, err := os.Open(k.file)
+	if err != nil {
+		return fmt.Errorf("authorized keys: %w", err)
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return fmt.Errorf("authorized keys: %w", err)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if was := k.info; was != nil && os.SameFile(was, info) && was.ModTime().Equal(info.ModTime()) &&
+		was.Size() == info.Size() {
+		return nil
+	}
+	switch {
+	case !info.Mode().IsRegular():
+		return fmt.Errorf("authorized keys: %s is no regular file", k.file)
+	case info.Mode().Perm()&0o022 != 0:
+		return fmt.Errorf("authorized keys: others can write %s (mode %04o)", k.file, info.Mode().Perm())
+	case info.Size() > maxKeysFile:
+		return fmt.Errorf("authorized keys: %s has more than %d bytes", k.file, maxKeysFile)
+	}
+	text, err := io.ReadAll(io.LimitReader(file, maxKeysFile))
+	if err != nil {
+		return fmt.Errorf("authorized keys: %w", err)
+	}
+	keys := map[string]bool{}
+	number := 0
+	for line := range bytes.Lines(text) {
+		number++
+		line = bytes.TrimSpace(line)
+		if len(line) == 0 || line[0] == '#' {
+			continue
+		}
+		key, _, options, _, err := ssh.ParseAuthorizedKey(line)
+		switch {
+		case err != nil:
+			return fmt.Errorf("authorized keys: %s:%d: %w", k.file, number, err)
+		case len(options) > 0:
+			return fmt.Errorf("authorized keys: %s:%d: the options %.80q are not supported", k.file, number,
+				strings.Join(options, ","))
+		}
+		keys[string(key.Marshal())] = true
+	}
+	k.keys, k.info = keys, info
+	return nil
+}
+
+// hostKey reads a private key, or makes one.
+func hostKey(file string) (ssh.Signer, error) {
+	signer, err := readHostKey(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err = makeHostKey(file); err == nil || errors.Is(err, fs.ErrExist) {
+			signer, err = readHostKey(file)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("host key: %w", err)
+	}
+	return signer, nil
+}
+
+func readHostKey(name string) (ssh.Signer, error) {
+	file, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() || info.Mode().Perm()&0o077 != 0 {
+		return nil, fmt.Errorf("%s is no regular file, or can be read by others (mode %04o): use mode 0600", name,
+			info.Mode().Perm())
+	}
+	text, err := io.ReadAll(io.LimitReader(file, 64<<10))
+	if err != nil {
+		return nil, err
+	}
+	signer, err := ssh.ParsePrivateKey(text)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return signer, nil
+}
+
+// makeHostKey makes a key file. It is there with all its bytes, or not at all.
+func makeHostKey(name string) error {
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return err
+	}
+	block, err := ssh.MarshalPrivateKey(key, "stepmux manager")
+	if err != nil {
+		return err
+	}
+	return writeNew(name, pem.EncodeToMemory(block))
+}

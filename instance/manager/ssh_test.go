@@ -1,0 +1,388 @@
+package manager_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/crypto/ssh"
+
+	"github.com/stepmux/stepmux/instance/manager"
+	"github.com/stepmux/stepmux/internal/sshtest"
+)
+
+// front is the SSH server of a manager, and how its clients log in.
+type front struct {
+	*running
+	addr string
+	vm   *sshtest.Server // has the client's key, too
+	dir  string
+}
+
+// serveSSH starts a manager of the fleet that serves SSH. Its clients have the key that the fleet's VM knows, too.
+func (f *fleet) serveSSH(t *testing.T, forward bool) *front {
+	t.Helper()
+	s := &front{running: f.start(t), vm: f.vm, dir: t.TempDir()}
+	keys := filepath.Join(s.dir, "keys")
+	line := append([]byte("# of the test\n\n"), ssh.MarshalAuthorizedKey(f.vm.Signer.PublicKey())...)
+	require.NoError(t, os.WriteFile(keys, line, 0o600))
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	s.addr = listener.Addr().String()
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		err := s.m.ServeSSH(context.Background(), listener, manager.SSHConfig{KeysFile: keys, Forward: forward})
+		if err != nil {
+			t.Errorf("serve SSH: %v", err)
+		}
+	})
+	stop := s.stop
+	s.stop = func() {
+		stop()
+		serving.Wait()
+	}
+	t.Cleanup(s.stop)
+	return s
+}
+
+// dial logs in as a user.
+func (s *front) dial(user string) *ssh.Client {
+	s.t.Helper()
+	client, err := ssh.Dial("tcp", s.addr, loginOf(s.vm, user))
+	require.NoError(s.t, err)
+	s.t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+// loginOf is the configuration of a client that has the key for a VM.
+func loginOf(vm *sshtest.Server, user string) *ssh.ClientConfig {
+	config := vm.ClientConfig()
+	config.User, config.HostKeyAlgorithms = user, nil
+	config.HostKeyCallback = ssh.InsecureIgnoreHostKey() //nolint:gosec // a test's
+	return config
+}
+
+// options are those of OpenSSH's programs. port is -p, or -P for some.
+func (s *front) options(port string) []string {
+	_, number, err := net.SplitHostPort(s.addr)
+	require.NoError(s.t, err)
+	return []string{
+		"-F", "none", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=accept-new", "-o",
+		"UserKnownHostsFile=" + filepath.Join(s.dir, "known"), "-o", "LogLevel=ERROR", "-i", s.vm.IdentityFile, port, number,
+	}
+}
+
+// call runs a program, with a text as its input, and returns what it says, and its exit code.
+func (s *front) call(input, program string, args ...string) (stdout, stderr string, code int) {
+	s.t.Helper()
+	cmd := exec.CommandContext(sshtest.Within(s.t), program, args...)
+	cmd.Stdin = strings.NewReader(input)
+	var out, messages bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &messages
+	_ = cmd.Run() // its exit code tells
+	require.NotNil(s.t, cmd.ProcessState, program)
+	return out.String(), messages.String(), cmd.ProcessState.ExitCode()
+}
+
+// free waits until no login has a slot.
+func (s *front) free() {
+	s.t.Helper()
+	require.Eventually(s.t, func() bool { return s.slots() == 0 }, sshtest.Bound, bound10ms, "a slot is not back")
+}
+
+// The tour of OpenSSH's own programs.
+func TestStockSSHClientsWorkThroughTheFrontDoor(t *testing.T) {
+	t.Parallel()
+	f := newFleetOn(t, sshtest.OpenSSH(t))
+	s := f.serveSSH(t, false)
+	const host = "any@127.0.0.1"
+	shell := func(input, user string, command ...string) (string, string, int) {
+		return s.call(input, "ssh", append(append(s.options("-p"), user), command...)...)
+	}
+	out, messages, code := shell("", host, "echo out; echo err >&2; exit 7")
+	require.Equal(t, []any{"out\n", "err\n", 7}, []any{out, messages, code})
+	binary := strings.Repeat("step runner: \x00\xff\r\n", 50_000)
+	out, _, code = shell(binary, host, "cat; kill -TERM $$")
+	require.True(t, binary == out, "no byte is changed")
+	require.Equal(t, 143, code)
+	out, _, code = shell("echo from a shell\nexit 5\n", host)
+	require.Equal(t, "from a shell\n", out)
+	require.Equal(t, 5, code)
+	out, messages, code = shell("", host, "-tt", `test -t 0; echo "$? $SHELL"; stty size; exit 6`)
+	require.Equal(t, 6, code, messages)
+	require.Regexp(t, "^0 /.+\r\n24 80\r\n$", out)
+	out, _, _ = shell("", "vm-1@127.0.0.1", "command -v gitlab-runner step-runner")
+	require.Equal(t, 2, strings.Count(out, "/tools-"), out)
+	_, messages, code = shell("", "vm-2@127.0.0.1", "true")
+	require.Equal(t, 255, code)
+	require.Contains(t, messages, `there is no instance "vm-2"`)
+	_, messages, code = shell("", "os=plan9@127.0.0.1", "true")
+	require.Equal(t, 255, code)
+	require.Contains(t, messages, `there is no instance with the labels "os=plan9"`)
+
+	file, copied := filepath.Join(s.dir, "file"), filepath.Join(s.dir, "copied")
+	require.NoError(t, os.WriteFile(file, []byte(binary), 0o600))
+	for i, args := range [][]string{
+		append(s.options("-P"), file, host+":"+copied+"0"), append(s.options("-P"), host+":"+copied+"0", copied+"1"),
+		append(append([]string{"-O"}, s.options("-P")...), file, host+":"+copied+"2"),
+	} {
+		_, messages, code = s.call("", "scp", args...)
+		require.Equal(t, 0, code, messages)
+		text, err := os.ReadFile(copied + strconv.Itoa(i))
+		require.NoError(t, err)
+		require.True(t, binary == string(text), "scp %d", i)
+	}
+	_, messages, code = s.call("mkdir "+s.dir+"/made\nput "+file+" "+s.dir+"/made/it\n", "sftp",
+		append(s.options("-P"), "-b", "-", host)...)
+	require.Equal(t, 0, code, messages)
+	require.FileExists(t, s.dir+"/made/it")
+	sshtest.RequirePart(t, "rsync", "/usr/bin/rsync")
+	_, messages, code = s.call("", "rsync", "-a", "-e", "ssh "+strings.Join(s.options("-p"), " "), s.dir+"/made/",
+		host+":"+s.dir+"/synced")
+	require.Equal(t, 0, code, messages)
+	text, err := os.ReadFile(s.dir + "/synced/it")
+	require.NoError(t, err)
+	require.True(t, binary == string(text))
+	if os.Getenv("STEPMUX_ANSIBLE") != "" {
+		s.ansible()
+	}
+	s.free()
+	require.Equal(t, 1, f.vm.TotalConns(), "connections to the VM")
+}
+
+// ansible runs modules that copy files and run commands.
+func (s *front) ansible() {
+	s.t.Helper()
+	_, port, err := net.SplitHostPort(s.addr)
+	require.NoError(s.t, err)
+	play := filepath.Join(s.dir, "play.yml")
+	require.NoError(s.t, os.WriteFile(play, []byte(`- hosts: all
+  gather_facts: true
+  tasks:
+    - copy: {content: "by ansible", dest: `+s.dir+`/ansible}
+    - command: cat `+s.dir+`/ansible
+      register: said
+    - assert: {that: said.stdout == "by ansible"}
+`), 0o600))
+	cmd := exec.CommandContext(sshtest.Within(s.t), "ansible-playbook", "-i", "door,", play,
+		"-e", "ansible_host=127.0.0.1", "-e", "ansible_port="+port, "-e", "ansible_user=any",
+		"--private-key", s.vm.IdentityFile,
+		"--ssh-common-args", "-o StrictHostKeyChecking=accept-new -o UserKnownHostsFile="+filepath.Join(s.dir, "known"))
+	cmd.Env = append(os.Environ(), "HOME="+s.dir)
+	out, err := cmd.CombinedOutput()
+	require.NoError(s.t, err, "%s", out)
+	s.t.Logf("%s", out)
+}
+
+// STEPMUX_SSH_LOGINS=200 is the long form.
+func TestManyLoginsAtOnceShareTheConnectionOfTheVM(t *testing.T) {
+	t.Parallel()
+	logins := 40
+	if text := os.Getenv("STEPMUX_SSH_LOGINS"); text != "" {
+		var err error
+		logins, err = strconv.Atoi(text)
+		require.NoError(t, err)
+	}
+	f := newFleetOn(t, sshtest.OpenSSH(t))
+	f.capacity = 10
+	s := f.serveSSH(t, false)
+	var all sync.WaitGroup
+	for i := range logins {
+		all.Go(func() {
+			client, err := ssh.Dial("tcp", s.addr, loginOf(s.vm, "any"))
+			if err != nil {
+				t.Errorf("login %d: %v", i, err)
+				return
+			}
+			defer client.Close()
+			session, err := client.NewSession()
+			if err == nil {
+				var out []byte
+				out, err = session.Output(fmt.Sprintf("echo %d; exit 3", i))
+				exit, ok := errors.AsType[*ssh.ExitError](err)
+				if ok && exit.ExitStatus() == 3 && string(out) == fmt.Sprintf("%d\n", i) {
+					err = nil
+				}
+			}
+			if err != nil {
+				t.Errorf("login %d: %v", i, err)
+			}
+		})
+	}
+	all.Wait()
+	s.free()
+	require.Equal(t, 1, f.vm.TotalConns(), "connections to the VM")
+}
+
+func TestALoginIsOneSlotAndEndsWithItsConnection(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	s := f.serveSSH(t, false)
+	client := s.dial("any")
+	gone := filepath.Join(s.dir, "gone")
+	var outs []io.Reader
+	for i := range 3 {
+		session, err := client.NewSession()
+		require.NoError(t, err)
+		out, err := session.StdoutPipe()
+		require.NoError(t, err)
+		require.NoError(t, session.Start(fmt.Sprintf(
+			"trap 'echo int' INT; trap 'touch %s%d; exit' TERM; echo up; while :; do sleep 0.01; done", gone, i)))
+		require.Equal(t, "up\n", read(t, out, 3))
+		outs = append(outs, out)
+		if i == 0 {
+			require.NoError(t, session.Signal(ssh.SIGINT))
+			require.Equal(t, "int\n", read(t, outs[0], 4))
+		}
+	}
+	require.Equal(t, 1, s.slots(), "one login is one lease")
+	_, err := client.Dial("tcp", "127.0.0.1:22")
+	require.ErrorContains(t, err, "allows no forwarding")
+	require.NoError(t, client.Close())
+	s.free()
+	for i := range 3 {
+		require.FileExists(t, gone+strconv.Itoa(i), "the commands got SIGTERM")
+	}
+	// A lease of a login does not outlive its manager.
+	client = s.dial("any")
+	session, err := client.NewSession()
+	require.NoError(t, err)
+	out, err := session.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, session.Start("echo up; sleep 600"))
+	require.Equal(t, "up\n", read(t, out, 3))
+	s.stop()
+	require.Error(t, session.Wait())
+	next := f.start(t)
+	require.Equal(t, 0, (&front{running: next}).slots())
+}
+
+func read(t *testing.T, from io.Reader, n int) string {
+	t.Helper()
+	buf := make([]byte, n)
+	_, err := io.ReadFull(from, buf)
+	require.NoError(t, err)
+	return string(buf)
+}
+
+func TestForwardsGoToTheVM(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	s := f.serveSSH(t, true)
+	client := s.dial("any")
+	for _, network := range []string{"tcp", "unix"} {
+		address := "127.0.0.1:0"
+		if network == "unix" {
+			address = filepath.Join(sshtest.SocketDir(t), "s")
+		}
+		listener, err := net.Listen(network, address)
+		require.NoError(t, err)
+		echoed := make(chan struct{})
+		go func() {
+			defer close(echoed)
+			defer listener.Close()
+			nc, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			defer nc.Close()
+			_, _ = io.Copy(nc, nc)
+		}()
+		conn, err := client.Dial(network, listener.Addr().String())
+		require.NoError(t, err)
+		_, err = conn.Write([]byte("ping"))
+		require.NoError(t, err)
+		require.NoError(t, conn.(interface{ CloseWrite() error }).CloseWrite())
+		text, err := io.ReadAll(conn)
+		require.NoError(t, err)
+		require.Equal(t, "ping", string(text))
+		_ = conn.Close() // the channel may have ended
+		<-echoed
+	}
+	_, err := client.Dial("unix", filepath.Join(s.dir, "none"))
+	require.Error(t, err)
+	_, err = client.Listen("tcp", "127.0.0.1:0")
+	require.Error(t, err, "no forwards from the VM")
+}
+
+func TestHostileSSHClientsAreBounded(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	s := f.serveSSH(t, false)
+	stranger := sshtest.OpenSSH(t) // only for another key
+	_, err := ssh.Dial("tcp", s.addr, loginOf(stranger, "any"))
+	require.ErrorContains(t, err, "unable to authenticate")
+	silent, err := net.Dial("tcp", s.addr) // never says a word
+	require.NoError(t, err)
+	defer silent.Close()
+
+	client := s.dial("any")
+	var open []ssh.Channel
+	refused := error(nil)
+	for range 200 {
+		ch, requests, err := client.OpenChannel("session", nil)
+		if err != nil {
+			refused = err
+			break
+		}
+		go ssh.DiscardRequests(requests)
+		open = append(open, ch)
+	}
+	require.ErrorContains(t, refused, "at most 128 channels")
+	require.Equal(t, 0, s.slots(), "channels without a command need no slot")
+	large := ssh.Marshal(struct{ Name, Value string }{"A", strings.Repeat("x", 30_000)})
+	for range 200 {
+		ok, err := open[0].SendRequest("env", true, large)
+		require.NoError(t, err)
+		require.False(t, ok)
+	}
+	for _, request := range []struct{ name, payload string }{
+		{"exec", "\xff\xff\xff\xff"}, {"exec", ""}, {"subsystem", "x"}, {"signal", "TERM"}, {"pty-req", ""}, {"nonsense", ""},
+	} {
+		ok, err := open[1].SendRequest(request.name, true, []byte(request.payload))
+		require.NoError(t, err)
+		require.False(t, ok, request.name)
+	}
+	session, err := s.dial("any").NewSession()
+	require.NoError(t, err)
+	out, err := session.Output("echo others work")
+	require.NoError(t, err)
+	require.Equal(t, "others work\n", string(out))
+}
+
+func TestBadKeyFilesAreRefused(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	m := f.start(t)
+	dir := t.TempDir()
+	key := string(ssh.MarshalAuthorizedKey(f.vm.Signer.PublicKey()))
+	refused := func(message, keys string, mode os.FileMode, host string) {
+		t.Helper()
+		file := filepath.Join(dir, "keys")
+		require.NoError(t, os.WriteFile(file, []byte(keys), 0o600))
+		require.NoError(t, os.Chmod(file, mode))
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		err = m.m.ServeSSH(t.Context(), listener, manager.SSHConfig{KeysFile: file, HostKeyFile: host})
+		require.ErrorContains(t, err, message)
+	}
+	refused("others can write", key, 0o666, "")
+	refused(`keys:2: the options "command=\"x\"" are not supported`, "#\ncommand=\"x\" "+key, 0o600, "")
+	refused("keys:1: ", "nonsense\n", 0o600, "")
+	host := filepath.Join(dir, "host")
+	require.NoError(t, os.WriteFile(host, []byte("x"), 0o644))
+	refused("can be read by others", key, 0o600, host)
+	require.NoError(t, os.Chmod(host, 0o600))
+	refused("no key found", key, 0o600, host)
+}

@@ -1,0 +1,68 @@
+package relay
+
+import (
+	"context"
+	"crypto/rand"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/socketdir"
+)
+
+// toolNames are the names by which the scripts of a GitLab manager call this program.
+var toolNames = []string{"gitlab-runner", "step-runner"}
+
+// tools is a private directory in which this program has the toolNames, for the PATH of command lines. It is made for
+// the first of them, and is locked like that of a build: if the relay is killed, the next one removes it.
+type tools struct {
+	once sync.Once
+	dir  *socketdir.Dir // nil if it could not be made
+}
+
+// env returns the variable of a command line's environment that names the directory, or nothing.
+func (t *tools) env(r *relay) []string {
+	t.once.Do(func() {
+		if err := t.make(r); err != nil {
+			r.log.Printf("commands find no gitlab-runner and no step-runner: %v", err)
+		}
+	})
+	if t.dir == nil {
+		return nil
+	}
+	return []string{wire.ToolsVar + "=" + t.dir.Path()}
+}
+
+func (t *tools) make(r *relay) error {
+	program, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	program = strings.TrimSuffix(program, " (deleted)") // an update has put a new file there
+	path, err := wire.SocketPath(r.tempDir, wire.BuildID("tools-"+strings.ToLower(rand.Text()[:8])))
+	if err != nil {
+		return err
+	}
+	dir, err := socketdir.Open(r.life, path)
+	if err != nil {
+		return err
+	}
+	for _, name := range toolNames {
+		if err := os.Symlink(program, filepath.Join(dir.Path(), name)); err != nil {
+			_ = dir.Remove(r.life) // err is the one that matters
+			return err
+		}
+	}
+	t.dir = dir
+	return nil
+}
+
+// remove removes the directory. No command starts any more.
+func (t *tools) remove(ctx context.Context) error {
+	if t.dir == nil {
+		return nil
+	}
+	return t.dir.Remove(ctx)
+}
