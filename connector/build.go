@@ -67,7 +67,7 @@ func (c *Connector) start() (*build, error) {
 	switch {
 	case p.relay == nil:
 		err = b.startBySession(&p)
-	case p.Bridge == Relay && c.linger == nil: // a process that starts a lingering serve ends at once
+	case p.Bridge == Relay && c.linger == nil: // the process that starts a lingering serve may end at once
 		err = b.startWithBridge()
 	default:
 		b.publish(b.relay)
@@ -186,7 +186,7 @@ func (b *build) startServe(ready *prestarted) error {
 	s := &serve{process: process, stderr: stderr, socket: c.socket, runner: b.program.Argv()}
 	b.serve = s
 	life, end := c.life, c.end
-	if c.linger != nil { // the process ends when its serve listens
+	if c.linger != nil { // the process may end when its serve listens
 		s.detached = true
 		life, end = context.WithCancelCause(c.life)
 	}

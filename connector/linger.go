@@ -377,6 +377,7 @@ func (l *lingering) endServe(ctx context.Context) error {
 	defer cancel()
 	defer context.AfterFunc(l.life, cancel)() //nolint:contextcheck // its end ends the calls too
 	rpc := pb.NewAttachmentClient(l.rpc)
+	watched := l.watched()
 	err := retryFor(calls, l.c.cfg.StopTimeout, func() (bool, error) {
 		_, err := rpc.End(calls, &pb.EndRequest{})
 		return false, err
@@ -387,12 +388,36 @@ func (l *lingering) endServe(ctx context.Context) error {
 		// Another manager may have the build, so nothing is ended by force.
 		l.c.leave(fmt.Sprintf("unknown: the step runner could not be reached; it ends by itself once no manager has been "+
 			"attached for %v", l.c.cfg.Linger))
+	case watched != nil && endsWell(ctx, watched, l.c.cfg.StopTimeout/3):
 	case b.relay != nil && b.relay.Err() == nil:
 		b.endByCommand(ctx, b.relay)
 	default:
 		b.endByCommand(ctx, b.conn)
 	}
 	return nil
+}
+
+// watched returns the process of the step runner, nil if that is not known to run: it was started in another way, or
+// over another link.
+func (l *lingering) watched() *mux.Process {
+	b, _ := l.c.current()
+	if p := b.serve.process; p != nil && !isDone(p.Exited()) {
+		return p
+	}
+	return nil
+}
+
+// endsWell waits for the end of a step runner, which has been asked for, and reports whether it has left nothing.
+func endsWell(ctx context.Context, p *mux.Process, most time.Duration) bool {
+	timer := time.NewTimer(most)
+	defer timer.Stop()
+	select {
+	case <-p.Exited():
+		return p.Err() == nil
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	return false
 }
 
 // close ends all that is left, at the end of Close.
@@ -403,6 +428,9 @@ func (l *lingering) close() {
 	}
 	if b, _ := l.c.current(); b != nil {
 		b.drop()
+		if b.serve != nil && b.serve.process != nil {
+			b.serve.process.Close() // a relay lets the step runner go on
+		}
 	}
 }
 

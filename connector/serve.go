@@ -24,7 +24,7 @@ type serve struct {
 	socket  string   // asked for; once ready is set, the reported one
 	runner  []string // its command, for messages
 	ready   atomic.Bool
-	// detached: the step runner goes on without process, which started it and ends.
+	// detached: the step runner goes on without process, which is it or has started it and ends.
 	detached bool
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"sync"
 
 	"github.com/stepmux/stepmux/connector"
@@ -49,18 +50,25 @@ func (e *Executor) startPlace(ctx context.Context, into *connector.Config, start
 	return nil
 }
 
-// startPod starts the build's pod.
+// startPod starts the build's pod, or attaches to the one in which the step runner of into.Attach is.
 func (e *Executor) startPod(ctx context.Context, s *slot, into *connector.Config) error {
 	if e.build.Pod == nil {
 		return fmt.Errorf("instance: a build on the cluster %s needs a Pod", s.member.ID)
 	}
 	cfg := e.provider.cfg
+	pod := kubernetes.Config{
+		Cluster: s.member.Cluster, BuildID: e.build.ID, Spec: *e.build.Pod, Programs: cfg.ContainerPrograms,
+		Log: e.log.Remarks(e.life.Done()), Timeout: e.build.Timeout, Linger: e.linger(s),
+		ReadyTimeout: cfg.ReadyTimeout, StopTimeout: cfg.StopTimeout, Logger: into.Logger,
+	}
+	start := func() (*kubernetes.Pod, error) { return kubernetes.Start(ctx, pod) }
+	if into.Attach != "" {
+		var at string
+		at, into.Attach, _ = strings.Cut(into.Attach, podSocket)
+		start = func() (*kubernetes.Pod, error) { return kubernetes.Attach(ctx, pod, at) }
+	}
 	return e.startPlace(ctx, into, func() (place, error) {
-		p, err := kubernetes.Start(ctx, kubernetes.Config{
-			Cluster: s.member.Cluster, BuildID: e.build.ID, Spec: *e.build.Pod, Programs: cfg.ContainerPrograms,
-			Log: e.log.Remarks(e.life.Done()), Timeout: e.build.Timeout, Linger: e.linger(s),
-			ReadyTimeout: cfg.ReadyTimeout, StopTimeout: cfg.StopTimeout, Logger: into.Logger,
-		})
+		p, err := start()
 		if err != nil {
 			return nil, err
 		}

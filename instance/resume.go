@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"github.com/stepmux/stepmux/connector/kubernetes"
 )
 
-// Place returns where a build is that has its step runner: the ID of the instance, and the socket there. Another
+// Place returns where a build is that has its step runner: the ID of the instance, and the socket there, for a build in
+// a pod with the pod before it. Another
 // process needs both, with the build's ID and Secret, for Resume. Keep them before Execute is called: from then on the
 // build may have run.
 func (e *Executor) Place() (instance, socket string) {
@@ -15,7 +18,23 @@ func (e *Executor) Place() (instance, socket string) {
 	if e.connector == nil {
 		return "", ""
 	}
-	return e.slot.member.ID, e.connector.Socket()
+	socket = e.connector.Socket()
+	if pod := e.pod(); pod != nil && socket != "" {
+		socket = pod.Place() + podSocket + socket
+	}
+	return e.slot.member.ID, socket
+}
+
+// podSocket stands between a pod and a socket in it.
+const podSocket = ":"
+
+// pod returns the build's pod, nil without one. e.mu is held.
+func (e *Executor) pod() *kubernetes.Pod {
+	if e.box == nil {
+		return nil
+	}
+	pod, _ := e.box.running().(*kubernetes.Pod)
+	return pod
 }
 
 // Resume takes the place of Prepare and Connect for a build that another process has begun, and that lingers. It takes
@@ -36,10 +55,6 @@ func (e *Executor) Resume(ctx context.Context, instance, socket string) (err err
 	if err != nil {
 		return err
 	}
-	if s.member.Cluster != nil {
-		s.giveBack()
-		return errors.New("instance: a build in a pod cannot go on in another process")
-	}
 	if !e.keep(func() { e.slot, e.started, e.resumed = s, time.Now(), true }) {
 		s.giveBack()
 		return ErrCleanedUp
@@ -47,13 +62,15 @@ func (e *Executor) Resume(ctx context.Context, instance, socket string) (err err
 	if e.build.Placed != nil {
 		e.build.Placed(s.member.ID)
 	}
-	lease, err := e.leaseToStart(ctx, s)
-	if err != nil {
-		return err
-	}
-	if !e.keep(func() { e.lease = lease }) {
-		lease.Release()
-		return ErrCleanedUp
+	if s.member.Cluster == nil {
+		lease, err := e.leaseToStart(ctx, s)
+		if err != nil {
+			return err
+		}
+		if !e.keep(func() { e.lease = lease }) {
+			lease.Release()
+			return ErrCleanedUp
+		}
 	}
 	_, err = e.connect(ctx, socket)
 	return err
@@ -83,10 +100,13 @@ func (e *Executor) Occupy(instance string) (err error) {
 // that has not returned, its start is given up. Once Leave has returned the log has all that its Writer was given.
 func (e *Executor) Leave(ctx context.Context) error {
 	e.mu.Lock()
-	c := e.connector
+	c, pod := e.connector, e.pod()
 	e.mu.Unlock()
 	if c != nil {
 		c.Leave()
+	}
+	if pod != nil {
+		pod.Leave()
 	}
 	return e.Cleanup(ctx)
 }

@@ -51,7 +51,8 @@ func (cfg *ServeConfig) checkLinger() error {
 	case !cfg.SecretOnStdin || cfg.AllowUnauthenticated:
 		return errors.New("to linger it needs a secret (--secret-stdin, without --allow-unauthenticated): " +
 			"managers attach with it")
-	case cfg.Socket == SocketOnStdin || !socketdir.IsBuild(cfg.Socket):
+	case cfg.Socket == SocketOnStdin && cfg.Detach == nil: // it is checked when it is known
+	case !socketdir.IsBuild(cfg.Socket):
 		return fmt.Errorf("to linger it needs the socket of a build, <tmp>/%s/<build id>/%s, not %.160q",
 			wire.SocketBase, wire.SocketName, cfg.Socket)
 	}

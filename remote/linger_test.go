@@ -261,7 +261,9 @@ func TestServeRefusesAnImpossibleLinger(t *testing.T) {
 		{ServeConfig{Socket: build, Lingering: Lingering{Linger: time.Hour}}, "needs a secret"},
 		{ServeConfig{Socket: "/x/y", SecretOnStdin: true, Lingering: Lingering{Linger: time.Hour}}, "socket of a build"},
 		{
-			ServeConfig{Socket: SocketOnStdin, SecretOnStdin: true, Lingering: Lingering{Linger: time.Hour}},
+			ServeConfig{
+				Socket: SocketOnStdin, SecretOnStdin: true, Lingering: Lingering{Linger: time.Hour, Detach: []string{"x"}},
+			},
 			"socket of a build",
 		},
 	} {

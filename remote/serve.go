@@ -151,6 +151,14 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 	if cfg.Socket == "" {
 		return nil
 	}
+	if cfg.Linger > 0 {
+		if err := cfg.checkLinger(); err != nil {
+			return fmt.Errorf("serve: %w", err)
+		}
+		if cfg.findServed(ctx, stdio.Err) {
+			return nil
+		}
+	}
 	hold, err := cfg.hold(ctx, stdio)
 	if err != nil {
 		return fmt.Errorf("serve: %w", err)
@@ -164,6 +172,9 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 	defer user.Close()
 	defer func() { _ = init.Close() }() // if it is not closed yet: then there is an error that matters
 	dir, err := openDir(ctx, cfg.Socket)
+	if err != nil && cfg.Linger > 0 && cfg.findServed(ctx, stdio.Err) { // two starts at once
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("serve: %w", err)
 	}

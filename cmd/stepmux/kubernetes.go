@@ -80,7 +80,7 @@ func (f *podFlags) register(fl *pflag.FlagSet) {
 // notInPods are flags that mean nothing for pods, or for which a pod has no field.
 var notInPods = []string{
 	"instance", "inventory", "docker", "container", "platform", "pids-limit", "tmpfs", "volume", "network", "add-host",
-	"service", "service-env", "service-timeout", "route", "isolation", "build-user", "runner-command",
+	"route", "isolation", "build-user", "runner-command",
 	"build-memory", "build-pids", "build-cpus",
 }
 
@@ -106,12 +106,14 @@ func (f *podFlags) pod(c *docker.Spec) (*kubernetes.Spec, error) {
 		return nil, errors.New("--entrypoint keep does not work with --kubernetes: name the program")
 	case c.Platform != "":
 		return nil, errors.New("the job's platform does not work with --kubernetes: the template's node selector says")
-	case len(c.Services) > 0:
-		return nil, errors.New("services do not work with --kubernetes")
 	}
 	spec := &kubernetes.Spec{
 		Image: c.Image, InitImage: f.initImage, Pull: kubernetes.Pull(c.Pull), Command: c.Entrypoint, User: c.User,
 		Memory: c.Memory, NanoCPUs: c.NanoCPUs, ReadOnly: c.ReadOnly, Labels: c.Labels, ScheduleTimeout: f.wait,
+		ServiceTimeout: c.ServiceTimeout,
+	}
+	for _, s := range c.Services {
+		spec.Services = append(spec.Services, kubernetes.Service(s))
 	}
 	if f.template != "" {
 		text, err := os.ReadFile(f.template)

@@ -3,6 +3,7 @@ package kubernetes
 import (
 	"bytes"
 	"context"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -41,6 +42,7 @@ type apiError struct {
 	op   string
 	code int    // of HTTP
 	text string // foreign
+	said bool   // the API server has said so itself, and no proxy
 }
 
 func (e *apiError) Error() string {
@@ -57,19 +59,26 @@ func (e *apiError) Error() string {
 // answerError returns the error of an answer with a code that is not 2xx.
 func answerError(op string, code int, text []byte) *apiError {
 	told := status{}
-	if json.Unmarshal(text, &told) != nil || told.Message == "" {
+	said := json.Unmarshal(text, &told) == nil && told.Message != ""
+	if !said {
 		told.Message = fmt.Sprintf("%d %s", code, http.StatusText(code))
 		if len(text) > 0 {
 			told.Message += ": " + string(text)
 		}
 	}
-	return &apiError{op: op, code: code, text: termtext.Line(termtext.Cut(told.Message, maxText))}
+	return &apiError{op: op, code: code, said: said, text: termtext.Line(termtext.Cut(told.Message, maxText))}
 }
 
 // foreignError is an error with at most maxText of a foreign text, on one line.
 type foreignError struct{ err error }
 
-func (e *foreignError) Error() string { return termtext.Line(termtext.Cut(e.err.Error(), maxText)) }
+func (e *foreignError) Error() string {
+	text := termtext.Line(termtext.Cut(e.err.Error(), maxText))
+	if bad, ok := errors.AsType[x509.CertificateInvalidError](e.err); ok && bad.Reason == x509.Expired {
+		text += " (is the clock of this machine right?)"
+	}
+	return text
+}
 func (e *foreignError) Unwrap() error { return e.err }
 
 func foreign(err error) error { return &foreignError{err} }
@@ -88,7 +97,8 @@ func isPassing(err error) bool {
 	}
 	_, exit := errors.AsType[*channel.ExitError](err)
 	_, none := errors.AsType[*noProgramError](err)
-	return !exit && !none
+	_, ended := errors.AsType[*podError](err)
+	return !exit && !none && !ended
 }
 
 // url returns the address of a path of the API.
@@ -175,6 +185,22 @@ func (c *Cluster) call(ctx context.Context, op, method, path string, query url.V
 // for a while. If the pod has ended, its watch tells.
 func isPassingExec(err error) bool {
 	return isPassing(err) || isCode(err, http.StatusNotFound) || isCode(err, http.StatusBadRequest)
+}
+
+// maxEnds is how often a command that is executed may fail.
+const maxEnds = 5
+
+// passingExec returns isPassingExec for one exec that is repeated. A container runtime that is started anew ends the
+// commands that it executes, so a command's own end passes a few times.
+func passingExec() func(error) bool {
+	ends := 0
+	return func(err error) bool {
+		if _, ended := errors.AsType[*channel.ExitError](err); ended {
+			ends++
+			return ends < maxEnds
+		}
+		return isPassingExec(err)
+	}
 }
 
 // persist calls do until it succeeds, or its error does not pass, or ctx ends. The error is then the last one of do.

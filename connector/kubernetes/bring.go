@@ -19,9 +19,6 @@ import (
 	"github.com/stepmux/stepmux/mux/channel"
 )
 
-// maxEnds is how often a script that brings a file may fail.
-const maxEnds = 5
-
 // machines are the platforms by the names that uname has for their machines.
 var machines = map[string]string{"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
 
@@ -49,21 +46,14 @@ func (p *Pod) bring(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	for _, name := range programFiles(p.cfg.Programs) {
 		group.Go(func() error {
-			ends := 0
-			passes := func(err error) bool { // a container runtime that is started anew ends what it executes
-				if _, ended := errors.AsType[*channel.ExitError](err); ended {
-					ends++
-					return ends < maxEnds
+			return persist(ctx, passingExec(), func() error {
+				p.mu.Lock()
+				ended := p.end != nil || p.seen.container(initName).State.Terminated != nil
+				p.mu.Unlock()
+				if ended { // the wait that comes next tells why; or the file came, and the server's word about it was lost
+					return nil
 				}
-				return isPassingExec(err)
-			}
-			return persist(ctx, passes, func() error {
-				select {
-				case <-p.dead:
-					return nil // the wait that comes next tells why
-				default:
-					return p.bringFile(ctx, name)
-				}
+				return p.bringFile(ctx, name)
 			})
 		})
 	}
@@ -87,7 +77,7 @@ func (p *Pod) bringFile(ctx context.Context, name string) (err error) {
 	stop := context.AfterFunc(ctx, func() { _ = s.Close() }) // always nil
 	defer stop()
 	err = p.sendFile(s, name)
-	if _, none := errors.AsType[*noProgramError](err); none {
+	if _, none := errors.AsType[*noProgramError](err); none || err == nil {
 		return err
 	}
 	_, _ = io.Copy(io.Discard, s) // its end tells the script's exit status, which explains an error
@@ -109,7 +99,7 @@ func noProgram(format string, args ...any) error {
 }
 
 // sendFile sends the program for the machine that the script at the other end names, and reads the script's last word.
-func (p *Pod) sendFile(s *stream, name string) error {
+func (p *Pod) sendFile(s execution, name string) error {
 	answers := bufio.NewReader(io.LimitReader(s, maxText))
 	machine, err := answers.ReadString('\n')
 	if err != nil {
@@ -135,11 +125,15 @@ func (p *Pod) sendFile(s *stream, name string) error {
 	if err == nil {
 		err = s.CloseWrite()
 	}
-	last, readErr := io.ReadAll(answers) // to the end, where the script's exit status is
-	if err = errors.Join(err, readErr); err == nil && string(last) != brought+"\n" {
+	last, readErr := io.ReadAll(answers)
+	switch {
+	case string(last) == brought+"\n":
+		return nil // the container may have ended since, before the server said how the script ended
+	case err == nil && readErr == nil:
 		return errNoStatus
+	default:
+		return errors.Join(err, readErr)
 	}
-	return err
 }
 
 // programFor returns the program for a machine as uname names it.

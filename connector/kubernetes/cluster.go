@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/url"
+	"sync/atomic"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -36,6 +37,8 @@ type Cluster struct {
 	namespace string
 	base      *url.URL
 	client    *http.Client
+	http1     *http.Client // speaks HTTP/1.1 only, for SPDY
+	spdy      atomic.Bool  // execs go by SPDY
 	logger    *slog.Logger
 	reaped    flight.Flight[struct{}]
 }
@@ -78,6 +81,11 @@ func Load(cfg ClusterConfig) (*Cluster, error) {
 	if c.client, err = rest.HTTPClientFor(way); err != nil {
 		return nil, fmt.Errorf("read the kubeconfig: %w", foreign(err))
 	}
+	old := rest.CopyConfig(way)
+	old.NextProtos = []string{"http/1.1"}
+	if c.http1, err = rest.HTTPClientFor(old); err != nil {
+		return nil, fmt.Errorf("read the kubeconfig: %w", foreign(err))
+	}
 	return c, nil
 }
 
@@ -98,4 +106,7 @@ func (c *Cluster) Check(ctx context.Context) (string, error) {
 }
 
 // Close closes idle connections. Builds must have ended.
-func (c *Cluster) Close() { c.client.CloseIdleConnections() }
+func (c *Cluster) Close() {
+	c.client.CloseIdleConnections()
+	c.http1.CloseIdleConnections()
+}

@@ -31,3 +31,6 @@ func (c *Cluster) Reap(ctx context.Context) error { return c.reapNow(ctx) }
 func Manifest(cfg Config) (map[string]any, error) {
 	return (&Pod{cfg: cfg, name: podName(cfg.BuildID)}).manifest([]string{"stepmux"})
 }
+
+// UseSPDY lets execs go by SPDY, as with an API server that takes no WebSockets.
+func (c *Cluster) UseSPDY() { c.spdy.Store(true) }

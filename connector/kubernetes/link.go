@@ -29,7 +29,7 @@ type link struct {
 // reconnect makes a link to the pod, and tries until it has one, ctx ends, or the pod does. Then its error wraps
 // connector.ErrGone.
 func (p *Pod) reconnect(ctx context.Context) (*link, error) {
-	pause := firstPause
+	pause, passes := firstPause, passingExec()
 	for {
 		select {
 		case <-p.dead:
@@ -40,7 +40,7 @@ func (p *Pod) reconnect(ctx context.Context) (*link, error) {
 		if err == nil {
 			return l, nil
 		}
-		if !isPassingExec(err) {
+		if !passes(err) {
 			return nil, err
 		}
 		p.cfg.Logger.Debug("no link to the pod yet", "pod", p.name, "error", err)

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/docker/go-units"
@@ -34,6 +35,8 @@ const (
 	endGrace = 5 * time.Second
 	// shakyTimeout is how long a pod may wait for a reason that may pass.
 	shakyTimeout = 20 * time.Second
+	// maxPods is how many pods a build may have: one that fails because a part of its node was started anew gets another.
+	maxPods = 4
 )
 
 // Config says which pod to make, where.
@@ -76,32 +79,58 @@ type Pod struct {
 	endLife context.CancelFunc
 	wg      sync.WaitGroup
 
-	mu      sync.Mutex // guards the following
-	seen    object     // the newest state of the pod
-	pull    string     // the last error of a pull
+	mu      sync.Mutex        // guards the following
+	seen    object            // the newest state of the pod
+	pulls   map[string]string // the last errors of pulls, by container
 	changed chan struct{}
+	blind   error // why the pod cannot be watched, if the API server refuses that
 	end     error // why the pod is of no use any more; set before dead is closed
 	removed bool  // the API server has no such pod any more
 	first   *link // of Start, for Configure
 
 	closeOnce sync.Once
 	closeErr  error
+	left      atomic.Bool // Close leaves the pod
 }
 
-// Start makes a pod, brings the step runner into it, and starts its relay. ctx bounds that, and means nothing
-// afterwards. The caller closes the Pod. When Start fails nothing of the pod is left, unless the error says so.
+// Start makes a pod, brings the step runner into it, and starts its relay. A pod that fails for a reason of its node
+// gets a successor, three at most: nothing of the build has run yet. ctx bounds that, and means nothing afterwards. The
+// caller closes the Pod. When Start fails nothing of the pod is left, unless the error says so.
 func Start(ctx context.Context, cfg Config) (*Pod, error) {
-	if cfg.Cluster == nil {
-		return nil, errors.New("kubernetes: Config.Cluster is nil")
-	}
-	if _, err := wire.ParseBuildID(cfg.BuildID); err != nil {
+	if err := cfg.check(); err != nil {
 		return nil, err
 	}
 	if err := cfg.Spec.Check(); err != nil {
 		return nil, err
 	}
+	ctx, cancel := context.WithTimeoutCause(ctx, cfg.StartTimeout,
+		fmt.Errorf("the pod was not ready within %v", cfg.StartTimeout))
+	defer cancel()
+	for pods := 1; ; pods++ {
+		p := newPod(ctx, cfg, podName(cfg.BuildID))
+		err := p.start(ctx)
+		if err == nil {
+			return p, nil
+		}
+		left := p.Close(context.WithoutCancel(ctx))
+		if pods == maxPods || !isPodsFault(err) || ctx.Err() != nil {
+			return nil, errors.Join(err, left)
+		}
+		p.say("another pod is made: %v", err)
+		cfg.Logger.Warn("another pod is made for the build", "error", err, "left", left)
+	}
+}
+
+// check checks the configuration and sets its defaults.
+func (cfg *Config) check() error {
+	if cfg.Cluster == nil {
+		return errors.New("kubernetes: Config.Cluster is nil")
+	}
+	if _, err := wire.ParseBuildID(cfg.BuildID); err != nil {
+		return err
+	}
 	if cfg.Linger < 0 || cfg.Linger > wire.MaxLinger || cfg.Timeout < 0 {
-		return nil, fmt.Errorf("a build in a pod cannot linger for %v: 0 to %v", cfg.Linger, wire.MaxLinger)
+		return fmt.Errorf("a build in a pod cannot linger for %v: 0 to %v", cfg.Linger, wire.MaxLinger)
 	}
 	cfg.Log = cmp.Or(cfg.Log, io.Discard)
 	cfg.Linger = cmp.Or(cfg.Linger, DefaultLinger)
@@ -109,14 +138,16 @@ func Start(ctx context.Context, cfg Config) (*Pod, error) {
 	cfg.ReadyTimeout = cmp.Or(cfg.ReadyTimeout, defaultReadyTimeout)
 	cfg.StopTimeout = cmp.Or(cfg.StopTimeout, defaultStopTimeout)
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	return nil
+}
+
+func newPod(ctx context.Context, cfg Config, name string) *Pod {
 	p := &Pod{
-		cfg: cfg, cluster: cfg.Cluster, name: podName(cfg.BuildID), dead: make(chan struct{}), changed: make(chan struct{}),
+		cfg: cfg, cluster: cfg.Cluster, name: name, dead: make(chan struct{}), changed: make(chan struct{}),
+		pulls: map[string]string{},
 	}
 	p.life, p.endLife = context.WithCancel(context.WithoutCancel(ctx))
-	if err := p.start(ctx); err != nil {
-		return nil, errors.Join(err, p.Close(context.WithoutCancel(ctx)))
-	}
-	return p, nil
+	return p
 }
 
 // podName returns a name for the pod of a build, which nothing else has.
@@ -135,9 +166,6 @@ func podName(build string) string {
 // start does the work of Start. It leaves the cleaning up to Close.
 func (p *Pod) start(ctx context.Context) error {
 	p.wg.Go(func() { p.cluster.reap(p.life) })
-	ctx, cancel := context.WithTimeoutCause(ctx, p.cfg.StartTimeout,
-		fmt.Errorf("the pod was not ready within %v", p.cfg.StartTimeout))
-	defer cancel()
 	if err := p.create(ctx); err != nil {
 		return err
 	}
@@ -151,10 +179,30 @@ func (p *Pod) start(ctx context.Context) error {
 	}
 	p.say("pod %s runs on node %s", p.name, s.Spec.NodeName)
 	p.say("image %.160s is %s", p.cfg.Spec.Image, p.Image())
-	if p.first, err = p.reconnect(ctx); err != nil {
+	if err := p.startLink(ctx); err != nil {
 		return p.startError(err)
 	}
-	return nil
+	return p.startError(p.awaitServices(ctx))
+}
+
+// startLink makes the link with which the build begins.
+func (p *Pod) startLink(ctx context.Context) error {
+	limit := p.cfg.ReadyTimeout
+	timed, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not done within %v", limit))
+	defer cancel()
+	l, err := p.reconnect(timed)
+	switch {
+	case err == nil:
+		if p.first != nil { // it was cut
+			p.first.Release()
+		}
+		p.first = l
+		return nil
+	case timed.Err() != nil && ctx.Err() == nil:
+		return &podError{pod: p.name, why: "its step runner could not be reached: " + err.Error(), another: true}
+	default:
+		return err
+	}
 }
 
 // deadline is how long the cluster lets the pod live.
@@ -194,14 +242,18 @@ func (p *Pod) await(ctx context.Context, wanted func(*object) bool) (object, err
 	defer shaky.stop()
 	for {
 		p.mu.Lock()
-		seen, changed, pull := p.seen, p.changed, p.pull
+		seen, changed, blind := p.seen, p.changed, p.blind
+		stuck, another := seen.stuck(p.pulls, shaky.over(seen.shaky()))
 		p.mu.Unlock()
-		if stuck := seen.stuck(pull, shaky.over(seen.shaky())); stuck != "" {
-			return seen, p.failure(ctx, p.because(stuck))
+		if stuck != "" {
+			return seen, p.failure(ctx, p.because(stuck, another))
 		}
 		why := seen.unschedulable()
 		if noNode.over(why != "") {
-			return seen, p.failure(ctx, p.because(why))
+			return seen, p.failure(ctx, p.because(why, false))
+		}
+		if blind != nil {
+			return seen, blind
 		}
 		if wanted(&seen) {
 			return seen, nil
@@ -263,8 +315,25 @@ func waitText(o *object) string {
 	return foreignText(" (" + strings.Join(all, "; ") + ")")
 }
 
+// podError says why a pod cannot run its build, or does not any more.
+type podError struct {
+	pod, why string
+	// another says that the fault may be that of the pod or its node, so another pod may do.
+	another bool
+}
+
+func (e *podError) Error() string { return "pod " + e.pod + ": " + e.why }
+
 // because returns an error about the pod with a text of the cluster.
-func (p *Pod) because(why string) error { return fmt.Errorf("pod %s: %s", p.name, foreignText(why)) }
+func (p *Pod) because(why string, another bool) error {
+	return &podError{pod: p.name, why: foreignText(why), another: another}
+}
+
+// isPodsFault reports whether another pod may do, although this one did not.
+func isPodsFault(err error) bool {
+	e, ok := errors.AsType[*podError](err)
+	return ok && e.another
+}
 
 // failure returns err, of a pod that does not start, with its events.
 func (p *Pod) failure(ctx context.Context, err error) error {
@@ -278,6 +347,9 @@ func (p *Pod) failure(ctx context.Context, err error) error {
 
 // startError returns err with the reason why the pod has ended, if it has.
 func (p *Pod) startError(err error) error {
+	if err == nil {
+		return nil
+	}
 	select {
 	case <-p.dead:
 		if end := p.endError(); !strings.Contains(err.Error(), end.Error()) {
@@ -364,7 +436,9 @@ func (p *Pod) Close(ctx context.Context) error {
 		if p.first != nil {
 			p.first.Release()
 		}
-		p.closeErr = p.remove(ctx)
+		if !p.left.Load() {
+			p.closeErr = p.remove(ctx)
+		}
 		p.endLife()
 		p.wg.Wait()
 	})

@@ -3,13 +3,26 @@ package kubernetes_test
 import (
 	"bytes"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
+	"log"
+	"math/big"
+	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -90,7 +103,14 @@ func (l *lines) Write(p []byte) (int, error) {
 // The main promise: an exec that is cut costs nothing. The API server says nothing of the command's end then, and the
 // next exec goes on from the offset of the last line.
 func TestABuildGoesOnWhenItsExecIsCutAndLosesNoLine(t *testing.T) {
+	t.Run("WebSocket", func(t *testing.T) { cutBuild(t, nil) })
+	t.Run("SPDY", func(t *testing.T) { cutBuild(t, noWebSockets) })
+}
+
+func cutBuild(t *testing.T, answer func(http.ResponseWriter, *http.Request) bool) {
+	t.Helper()
 	s := kubetest.Serve(t)
+	s.Answer = answer
 	p := start(t, config(t, load(t, s)))
 	c := connect(t, s, p, nil)
 	const all = 300
@@ -130,7 +150,44 @@ func TestAPodThatIsDeletedByHandEndsItsBuildAtOnce(t *testing.T) {
 	log := &lines{on: func(int) { s.Delete(p.Name()) }}
 	_, err := c.Execute(t.Context(), connector.Job{Steps: []byte("run: [{name: a, script: echo here; sleep 60}]")}, log)
 	require.ErrorIs(t, err, connector.ErrGone)
-	require.ErrorContains(t, err, "pod "+p.Name()+": it was deleted")
+	require.ErrorContains(t, err, "pod "+p.Name()+": it was deleted (container build: exit status 0)")
+}
+
+func TestAPodOfANodeThatIsDrainedSaysSo(t *testing.T) {
+	s := kubetest.Serve(t)
+	p := start(t, config(t, load(t, s)))
+	c := connect(t, s, p, nil)
+	log := &lines{on: func(int) {
+		s.SetStatus(p.Name(), kubetest.Object{"phase": "Running", "conditions": []any{kubetest.Object{
+			"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "Eviction API: evicting",
+		}}})
+		s.Delete(p.Name())
+	}}
+	_, err := c.Execute(t.Context(), connector.Job{Steps: []byte("run: [{name: a, script: echo here; sleep 60}]")}, log)
+	require.ErrorContains(t, err, "it was deleted (EvictionByEvictionAPI: Eviction API: evicting; container build: ")
+}
+
+// The build goes on in its pod for the time of its linger, in which its Connector asks again.
+func TestALoginThatExpiresInTheMiddleIsNamed(t *testing.T) {
+	s := kubetest.Serve(t)
+	var expired atomic.Bool
+	s.Answer = func(w http.ResponseWriter, _ *http.Request) bool {
+		if expired.Load() {
+			kubetest.Refuse(w, http.StatusUnauthorized, "Unauthorized")
+		}
+		return expired.Load()
+	}
+	p := start(t, config(t, load(t, s)))
+	var place connector.Config
+	p.Configure(&place)
+	expired.Store(true)
+	_, err := place.Reconnect(t.Context())
+	require.ErrorContains(t, err, "Unauthorized (is the login of the kubeconfig's user still valid?)")
+	require.NotErrorIs(t, err, connector.ErrGone)
+	expired.Store(false)
+	lease, err := place.Reconnect(t.Context())
+	require.NoError(t, err)
+	lease.Release()
 }
 
 // A container that ran out of memory ends with all its processes.
@@ -199,6 +256,139 @@ func TestAPodThatCannotStartIsTheBuildsErrorAtOnceWithItsEvents(t *testing.T) {
 	}
 }
 
+// A part of the node that is started anew may end a pod, or leave it as it is. Nothing of the build has run then.
+func TestAPodThatFailsForItsNodeGetsASuccessor(t *testing.T) {
+	ended := func(container string, end kubetest.Object) kubetest.Object {
+		return kubetest.Object{"phase": "Failed", "initContainerStatuses": []any{kubetest.Object{
+			"name": container, "state": kubetest.Object{"terminated": end},
+		}}}
+	}
+	for name, c := range map[string]struct {
+		status kubetest.Object
+		pods   int
+	}{
+		"unknown": {ended("stepmux-init", kubetest.Object{"exitCode": 137, "reason": "ContainerStatusUnknown"}), 2},
+		"lost":    {ended("stepmux-init", kubetest.Object{"exitCode": 255, "reason": "Unknown"}), 2},
+		"killed":  {ended("stepmux-init", kubetest.Object{"exitCode": 137, "reason": "Error"}), 2},
+		"not started": {ended("stepmux-init", kubetest.Object{
+			"exitCode": 128, "reason": "StartError", "message": "ttrpc: closed",
+		}), 2},
+		"kubelet": {kubetest.Object{"phase": "Failed", "reason": "NodeAffinity"}, 2},
+		"drained": {kubetest.Object{"phase": "Failed", "conditions": []any{kubetest.Object{
+			"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI",
+		}}}, 2},
+		"memory": {ended("stepmux-init", kubetest.Object{"exitCode": 137, "reason": "OOMKilled"}), 1},
+		"script": {ended("stepmux-init", kubetest.Object{"exitCode": 1, "reason": "Error"}), 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := kubetest.Serve(t)
+			pods := 0
+			s.Fate = func(kubetest.Object) kubetest.Object {
+				if pods++; pods > 1 {
+					return kubetest.Object{"phase": "Failed", "reason": "Evicted"}
+				}
+				return c.status
+			}
+			_, err := kubernetes.Start(t.Context(), config(t, load(t, s)))
+			require.Error(t, err)
+			require.Equal(t, c.pods, pods, "%v", err)
+			require.Empty(t, s.Pods())
+		})
+	}
+	t.Run("and starts", func(t *testing.T) {
+		s := kubetest.Serve(t)
+		pods := 0
+		s.Fate = func(kubetest.Object) kubetest.Object {
+			if pods++; pods > 1 {
+				return nil
+			}
+			return kubetest.Object{"phase": "Failed", "reason": "NodeAffinity"}
+		}
+		cfg := config(t, load(t, s))
+		var log bytes.Buffer
+		cfg.Log = &log
+		p := start(t, cfg)
+		require.Equal(t, []string{p.Name()}, s.Pods())
+		require.Contains(t, log.String(), "another pod is made: pod stepmux-b1-")
+	})
+	t.Run("always", func(t *testing.T) {
+		s := kubetest.Serve(t)
+		pods := 0
+		s.Fate = func(kubetest.Object) kubetest.Object {
+			pods++
+			return kubetest.Object{"phase": "Failed", "reason": "NodeLost"}
+		}
+		_, err := kubernetes.Start(t.Context(), config(t, load(t, s)))
+		require.ErrorContains(t, err, "NodeLost")
+		require.Equal(t, 4, pods)
+		require.Empty(t, s.Pods())
+	})
+}
+
+// A login may have some of the rights.
+func TestAMissingRightIsTheBuildsErrorAtOnce(t *testing.T) {
+	for verb, is := range map[string]func(*http.Request) bool{
+		"get": func(r *http.Request) bool {
+			return r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/pods/stepmux-b1-")
+		},
+		"watch": func(r *http.Request) bool { return r.URL.Query().Has("watch") },
+		"exec":  func(r *http.Request) bool { return strings.HasSuffix(r.URL.Path, "/exec") },
+	} {
+		t.Run(verb, func(t *testing.T) {
+			s := kubetest.Serve(t)
+			s.Answer = func(w http.ResponseWriter, r *http.Request) bool {
+				if is(r) {
+					kubetest.Refuse(w, http.StatusForbidden, "no "+verb)
+				}
+				return is(r)
+			}
+			cfg := config(t, load(t, s))
+			cfg.StopTimeout = time.Millisecond // without get, nobody sees the pod's end
+			_, err := kubernetes.Start(t.Context(), cfg)
+			require.ErrorContains(t, err, "the API server says: no "+verb+" (see: stepmux doctor --kubernetes)")
+			require.ErrorContains(t, err, "pod stepmux-b1-")
+		})
+	}
+}
+
+// check asks the server at an address for its version.
+func check(t *testing.T, address string, ca []byte) error {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	require.NoError(t, os.WriteFile(file, []byte(fmt.Sprintf(`apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: %q, certificate-authority-data: %q}}]
+contexts: [{name: test, context: {cluster: c}}]
+current-context: test
+`, address, base64.StdEncoding.EncodeToString(ca))), 0o600))
+	c, err := kubernetes.Load(kubernetes.ClusterConfig{Kubeconfig: file})
+	require.NoError(t, err)
+	defer c.Close()
+	_, err = c.Check(t.Context())
+	return err
+}
+
+func TestAClusterThatCannotBeReachedIsNamed(t *testing.T) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	old := &x509.Certificate{
+		SerialNumber: big.NewInt(1), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
+		NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: time.Now().Add(-time.Hour),
+	}
+	der, err := x509.CreateCertificate(rand.Reader, old, old, &key.PublicKey, key)
+	require.NoError(t, err)
+	s := httptest.NewUnstartedServer(http.NotFoundHandler())
+	s.Config.ErrorLog = log.New(io.Discard, "", 0)
+	s.TLS = &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}}
+	s.StartTLS()
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	err = check(t, s.URL, ca)
+	require.ErrorContains(t, err, "reach the Kubernetes cluster test at "+s.URL)
+	require.ErrorContains(t, err, "(is the clock of this machine right?)")
+	s.Close()
+	require.ErrorContains(t, check(t, s.URL, ca), "connection refused")
+}
+
 func TestAClusterThatRefusesIsTheBuildsErrorAtOnce(t *testing.T) {
 	for want, code := range map[string]int{
 		"Unauthorized (is the login of the kubeconfig's user still valid?)": http.StatusUnauthorized,
@@ -249,6 +439,13 @@ func TestABuildStartsThoughTheAPIServerIsAwayForAMoment(t *testing.T) {
 	require.NoError(t, c.Close(t.Context()))
 }
 
+// The init container ends as soon as it has the program, and takes the exec that brought it along.
+func TestAProgramThatCameIsNotBroughtAgain(t *testing.T) {
+	s := kubetest.Serve(t)
+	s.Mute = true
+	start(t, config(t, load(t, s)))
+}
+
 func TestCloseNamesThePodThatItCouldNotRemove(t *testing.T) {
 	s := kubetest.Serve(t)
 	s.Answer = func(w http.ResponseWriter, r *http.Request) bool {
@@ -285,8 +482,112 @@ func TestTheReaperRemovesWhatADeadManagerLeftAndNothingElse(t *testing.T) {
 	pod("runs", long, "Running", running)
 	pod("never-started", long, "Pending", kubetest.Object{})
 	pod("starts", short, "Pending", kubetest.Object{})
-	require.NoError(t, load(t, s).Reap(t.Context()))
+	// By the cluster's clock it is yesterday, and nothing is old.
+	var past atomic.Bool
+	past.Store(true)
+	s.Answer = func(w http.ResponseWriter, _ *http.Request) bool {
+		if past.Load() {
+			w.Header().Set("Date", time.Now().Add(-24*time.Hour).UTC().Format(http.TimeFormat))
+		}
+		return false
+	}
+	c := load(t, s)
+	require.NoError(t, c.Reap(t.Context()))
+	require.Len(t, s.Pods(), 5)
+	past.Store(false)
+	require.NoError(t, c.Reap(t.Context()))
 	require.Equal(t, []string{"ended-now", "runs", "starts"}, s.Pods())
+}
+
+// The program that the test starts beside the pod stands for another manager.
+func TestABuildGoesOnInAnotherProcess(t *testing.T) {
+	s := kubetest.Serve(t)
+	cfg := config(t, load(t, s))
+	p, err := kubernetes.Start(t.Context(), cfg)
+	require.NoError(t, err)
+	secret := strings.Repeat("s", 43)
+	connectors := func(p *kubernetes.Pod, attach string) *connector.Connector {
+		place := connector.Config{BuildID: "b1", Isolation: "off", Secret: secret, Attach: attach}
+		p.Configure(&place)
+		place.TempDir, place.Runner = s.Home(p.Name())+"/run", []string{s.Home(p.Name()) + "/bin/stepmux"}
+		c, err := connector.New(place)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = c.Close(context.Background()) }) // the second one's error is looked at
+		_, err = c.Connect(t.Context())
+		require.NoError(t, err)
+		return c
+	}
+	first := connectors(p, "")
+	place, socket := p.Place(), first.Socket()
+	first.Leave()
+	p.Leave()
+	require.NoError(t, first.Close(t.Context()))
+	require.NoError(t, p.Close(t.Context()))
+	require.Len(t, s.Pods(), 1)
+
+	p, err = kubernetes.Attach(t.Context(), kubernetes.Config{Cluster: cfg.Cluster, BuildID: "b1"}, place)
+	require.NoError(t, err)
+	second := connectors(p, socket)
+	var log bytes.Buffer
+	result, err := second.Execute(t.Context(), connector.Job{Steps: []byte("run: [{name: a, script: echo here}]")}, &log)
+	require.NoError(t, err)
+	require.Equal(t, connector.Succeeded, result.Status)
+	require.Equal(t, "here\n", log.String())
+	require.NoError(t, second.Close(t.Context()))
+	require.NoError(t, p.Close(t.Context()))
+	require.Empty(t, s.Pods())
+	for _, lost := range []string{place, p.Name() + "/other"} {
+		_, err = kubernetes.Attach(t.Context(), kubernetes.Config{Cluster: cfg.Cluster, BuildID: "b1"}, lost)
+		require.ErrorIs(t, err, connector.ErrGone)
+		require.ErrorContains(t, err, "it was deleted")
+	}
+	_, err = kubernetes.Attach(t.Context(), cfg, "../x")
+	require.ErrorContains(t, err, "is no place of a pod")
+}
+
+func TestServicesAreReadyBeforeTheBuildBegins(t *testing.T) {
+	s := kubetest.Serve(t)
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	port := closed.Addr().(*net.TCPAddr).Port
+	require.NoError(t, closed.Close())
+	cfg := config(t, load(t, s))
+	cfg.Spec.Services = []kubernetes.Service{
+		{Image: "postgres:17", Alias: "localhost", Env: []string{fmt.Sprint("HEALTHCHECK_TCP_PORT=", port)}},
+	}
+	cfg.Spec.ServiceTimeout = 100 * time.Millisecond
+	_, err = kubernetes.Start(t.Context(), cfg)
+	require.ErrorContains(t, err, fmt.Sprintf(
+		"service localhost: it accepts no connection at localhost:%d: it was not ready within 100ms", port))
+	require.Empty(t, s.Pods())
+
+	open, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", port))
+	require.NoError(t, err)
+	defer open.Close()
+	cfg.Spec.ServiceTimeout = 0
+	start(t, cfg)
+}
+
+func TestAServiceThatEndsIsTheBuildsError(t *testing.T) {
+	for name, state := range map[string]kubetest.Object{
+		"ended": {"state": kubetest.Object{"terminated": kubetest.Object{"exitCode": 1, "message": "no password"}}},
+		"again": {
+			"state":     kubetest.Object{"waiting": kubetest.Object{"reason": "CrashLoopBackOff", "message": "back-off 10s"}},
+			"lastState": kubetest.Object{"terminated": kubetest.Object{"exitCode": 1, "message": "no password"}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := kubetest.Serve(t)
+			state["name"] = "db"
+			s.Sidecars = []any{state}
+			cfg := config(t, load(t, s))
+			cfg.Spec.Services = []kubernetes.Service{{Image: "postgres:17", Alias: "db"}}
+			_, err := kubernetes.Start(t.Context(), cfg)
+			require.ErrorContains(t, err, "it ended: exit status 1; it said: no password")
+			require.ErrorContains(t, err, "db: ")
+			require.Empty(t, s.Pods())
+		})
+	}
 }
 
 func TestRightsAreAskedForEachVerb(t *testing.T) {
@@ -345,7 +646,22 @@ func TestStartIsNotSilentAboutMistakes(t *testing.T) {
 		"is a Deployment: want a Pod": func(c *kubernetes.Config) { c.Spec.Template = []byte("kind: Deployment") },
 		"spec is no mapping":          func(c *kubernetes.Config) { c.Spec.Template = []byte("spec: 1") },
 		"an entry of spec.containers": func(c *kubernetes.Config) { c.Spec.Template = []byte("spec: {containers: [a]}") },
-		"cannot linger":               func(c *kubernetes.Config) { c.Linger = 25 * time.Hour },
+		"the alias \"DB\" is no": func(c *kubernetes.Config) {
+			c.Spec.Services = []kubernetes.Service{{Image: "a", Alias: "DB"}}
+		},
+		"another container has the name \"a\"": func(c *kubernetes.Config) {
+			c.Spec.Services = []kubernetes.Service{{Image: "a"}, {Image: "x/a:2"}}
+		},
+		"another container has the name \"build\"": func(c *kubernetes.Config) {
+			c.Spec.Services = []kubernetes.Service{{Image: "build"}}
+		},
+		"want a port": func(c *kubernetes.Config) {
+			c.Spec.Services = []kubernetes.Service{{Image: "a", Env: []string{"HEALTHCHECK_TCP_PORT=x"}}}
+		},
+		"is not KEY=VALUE": func(c *kubernetes.Config) {
+			c.Spec.Services = []kubernetes.Service{{Image: "a", Env: []string{"x"}}}
+		},
+		"cannot linger": func(c *kubernetes.Config) { c.Linger = 25 * time.Hour },
 	} {
 		cfg := config(t, load(t, s))
 		change(&cfg)
@@ -371,7 +687,13 @@ spec:
     env: [{name: A, value: b}]
     securityContext: {runAsNonRoot: true, allowPrivilegeEscalation: false}
   - {name: db, image: "postgres:17"}
+  initContainers:
+  - {name: mine, image: x}
+  - {name: my-db, readinessProbe: {tcpSocket: {port: 5432}}}
 `),
+		Services: []kubernetes.Service{{
+			Image: "postgres:17", Alias: "my.db", Entrypoint: []string{"run"}, Command: []string{"x"}, Env: []string{"K=v=w"},
+		}},
 	}}
 	pod, err := kubernetes.Manifest(cfg)
 	require.NoError(t, err)
@@ -398,6 +720,14 @@ spec:
 	init := spec["initContainers"].([]any)[0].(map[string]any)
 	require.Equal(t, true, init["securityContext"].(map[string]any)["runAsNonRoot"])
 	require.Equal(t, build["resources"], init["resources"])
+	require.Equal(t, map[string]any{
+		"name": "my-db", "image": "postgres:17", "restartPolicy": "Always", "imagePullPolicy": "Never",
+		"terminationMessagePolicy": "FallbackToLogsOnError", "command": []string{"run"}, "args": []string{"x"},
+		"env":            []any{map[string]any{"name": "K", "value": "v=w"}},
+		"readinessProbe": map[string]any{"tcpSocket": map[string]any{"port": 5432}},
+	}, spec["initContainers"].([]any)[1])
+	require.Equal(t, "mine", spec["initContainers"].([]any)[2].(map[string]any)["name"])
+	require.Equal(t, []any{map[string]any{"ip": "127.0.0.1", "hostnames": []any{"my.db"}}}, spec["hostAliases"])
 }
 
 func TestStartCanBeCancelled(t *testing.T) {

@@ -23,7 +23,8 @@ type object struct {
 		Annotations                map[string]string
 	}
 	Spec struct {
-		NodeName string
+		NodeName   string
+		Containers []struct{ Name, Image string }
 	}
 	Status struct {
 		Phase, Reason, Message string
@@ -36,11 +37,20 @@ type object struct {
 // containerStatus is the state of one container.
 type containerStatus struct {
 	Name, ImageID string
+	Ready         bool
 	State         struct {
 		Waiting    *struct{ Reason, Message string }
 		Running    *struct{ StartedAt time.Time }
 		Terminated *termination
 	}
+	LastState struct {
+		Terminated *termination
+	}
+}
+
+// lastEnd returns how the container ended the last time, also if it was started again; nil if it never has.
+func (s *containerStatus) lastEnd() *termination {
+	return cmp.Or(s.State.Terminated, s.LastState.Terminated)
 }
 
 // termination is the end of a container.
@@ -68,6 +78,16 @@ func (o *object) container(name string) containerStatus {
 	return containerStatus{}
 }
 
+// image returns the name of the image of the steps' container.
+func (o *object) image() string {
+	for _, c := range o.Spec.Containers {
+		if c.Name == buildName {
+			return c.Image
+		}
+	}
+	return ""
+}
+
 var (
 	// stuckReasons are the reasons for which a container waits that do not pass by themselves.
 	stuckReasons = []string{
@@ -88,30 +108,77 @@ func (o *object) shaky() bool {
 	return false
 }
 
-// stuck returns why the pod will not start by itself, or "". pull is the last error of a pull. late says that the
-// reasons that may pass have not.
-func (o *object) stuck(pull string, late bool) string {
+// stuck returns why the pod will not start by itself, or "", and whether another may. pulls are the last errors of
+// pulls, by container. late says that the reasons that may pass have not.
+func (o *object) stuck(pulls map[string]string, late bool) (why string, another bool) {
 	for _, s := range slices.Concat(o.Status.InitContainerStatuses, o.Status.ContainerStatuses) {
 		switch w := s.State.Waiting; {
 		case w == nil:
-		case slices.Contains(stuckReasons, w.Reason), late && slices.Contains(shakyReasons, w.Reason):
-			return fmt.Sprintf("container %s: %s: %s", s.Name, w.Reason, cmp.Or(pull, w.Message))
+		case slices.Contains(stuckReasons, w.Reason):
+			text := fmt.Sprintf("container %s: %s: %s", s.Name, w.Reason, cmp.Or(pulls[s.Name], w.Message))
+			if end := s.lastEnd(); end != nil {
+				text += "; it ended: " + end.text()
+			}
+			return text, false
+		case late && slices.Contains(shakyReasons, w.Reason):
+			return fmt.Sprintf("container %s: %s: %s", s.Name, w.Reason, w.Message), true
 		}
 		if end := s.State.Terminated; end != nil && s.Name == initName && end.ExitCode != 0 {
-			return "container " + s.Name + ": " + end.text()
+			return "container " + s.Name + ": " + end.text(), end.ofNode()
 		}
 	}
-	return ""
+	return "", false
 }
 
-// pullError returns the error of the last pull of an image, or "".
-func (o *object) pullError() string {
-	for _, s := range slices.Concat(o.Status.InitContainerStatuses, o.Status.ContainerStatuses) {
-		if w := s.State.Waiting; w != nil && w.Reason == "ErrImagePull" {
-			return w.Message
+// endReasons are the reasons for which a node ends a pod, or does not take it, that say nothing of another pod.
+var endReasons = []string{
+	"NodeAffinity", "NodeLost", "NodeShutdown", "Shutdown", "Terminated", "UnexpectedAdmissionError",
+}
+
+// ofNode reports whether the pod has ended, or is being deleted, for a reason of its node: a drain, a preemption, a
+// restart of the kubelet or of the container runtime.
+func (o *object) ofNode() bool {
+	for _, c := range o.Status.Conditions {
+		if c.Type == "DisruptionTarget" && c.Status == "True" {
+			return true
 		}
 	}
-	return ""
+	if o.Metadata.DeletionTimestamp != nil { // somebody wants it to end, and its containers are killed
+		return false
+	}
+	for _, s := range slices.Concat(o.Status.InitContainerStatuses, o.Status.ContainerStatuses) {
+		if end := s.State.Terminated; end != nil && end.ofNode() && (s.Name == initName || s.Name == buildName) {
+			return true
+		}
+	}
+	return slices.Contains(endReasons, o.Status.Reason)
+}
+
+// ofNode reports whether the container has ended without a word of its process, or was not started, and not because of
+// its image.
+func (t *termination) ofNode() bool {
+	switch t.Reason {
+	case "ContainerStatusUnknown", "Unknown": // the kubelet's word, and containerd's
+		return true
+	case "StartError", "ContainerCannotRun":
+		return !slices.ContainsFunc(imageFaults, func(s string) bool { return strings.Contains(t.Message, s) })
+	case "OOMKilled":
+		return false
+	default:
+		return t.ExitCode == killed
+	}
+}
+
+// imageFaults are parts of the message of a container that can never start.
+var imageFaults = []string{"not found", "no such file", "permission denied", "exec format error", "not a directory"}
+
+// pullErrors notes the errors of pulls in pulls, by container.
+func (o *object) pullErrors(pulls map[string]string) {
+	for _, s := range slices.Concat(o.Status.InitContainerStatuses, o.Status.ContainerStatuses) {
+		if w := s.State.Waiting; w != nil && w.Reason == "ErrImagePull" {
+			pulls[s.Name] = w.Message
+		}
+	}
 }
 
 // unschedulable returns why the scheduler has found no node, or "".
@@ -145,6 +212,14 @@ func (o *object) endText() string {
 		}
 	}
 	return strings.Join(all, "; ")
+}
+
+// deletedText says that a pod was deleted, and why if that is known.
+func (o *object) deletedText() string {
+	if text := o.endText(); text != "" {
+		return "it was deleted (" + text + ")"
+	}
+	return "it was deleted"
 }
 
 // text describes the end of a container.

@@ -29,7 +29,9 @@ import (
 	"k8s.io/client-go/util/exec"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/buildlog"
 	"github.com/stepmux/stepmux/connector/kubernetes"
+	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/kubetest"
 	"github.com/stepmux/stepmux/internal/runnertest"
 )
@@ -208,7 +210,7 @@ subjects: [{kind: User, name: nobody, apiGroup: rbac.authorization.k8s.io}]
 		c, _ := realConnect(t, p)
 		log := &lines{on: func(int) { go k.Remove(t, "/api/v1/namespaces/default/pods/"+p.Name()) }}
 		_, err := c.Execute(t.Context(), connector.Job{Steps: []byte("run: [{name: a, script: echo here; sleep 60}]")}, log)
-		require.Error(t, err)
+		require.ErrorContains(t, err, "it was deleted")
 		t.Log(err)
 
 		cfg := realConfig(t, cluster)
@@ -222,11 +224,94 @@ subjects: [{kind: User, name: nobody, apiGroup: rbac.authorization.k8s.io}]
 		t.Log(result, err, text.String())
 	})
 
+	t.Run("services", func(t *testing.T) {
+		cfg := realConfig(t, cluster)
+		cfg.Spec.Services = []kubernetes.Service{{
+			Image: kubetest.Image, Alias: "web", Command: []string{"sleep 1; httpd -f -p 18642 -h /etc"},
+			Entrypoint: []string{"sh", "-c"}, Env: []string{"HEALTHCHECK_TCP_PORT=18642"},
+		}, {
+			Image: kubetest.Image, Alias: "probed", Command: []string{"sh", "-c", "sleep 1; touch /ready; sleep 600"},
+		}}
+		cfg.Spec.Template = append(cfg.Spec.Template, []byte(`  initContainers:
+  - name: probed
+    readinessProbe: {exec: {command: [test, -e, /ready]}, periodSeconds: 1}
+`)...)
+		began := time.Now()
+		p := start(t, cfg)
+		t.Logf("a pod with services that are ready after a second took %v", time.Since(began))
+		require.Equal(t, map[string]bool{"build": true, "web": true, "probed": true}, k.Ready(t, p.Name()))
+		c, _ := realConnect(t, p)
+		var log bytes.Buffer
+		job := connector.Job{Steps: []byte("run: [{name: a, script: wget -qO- http://web:18642/passwd}]")}
+		result, err := c.Execute(t.Context(), job, &log)
+		require.NoError(t, err)
+		require.Equal(t, connector.Succeeded, result.Status, log.String())
+		require.Contains(t, log.String(), "root:x:0:0:")
+		require.NoError(t, c.Close(t.Context()))
+
+		cfg = realConfig(t, cluster)
+		cfg.Spec.Services = []kubernetes.Service{
+			{Image: kubetest.Image, Alias: "db", Command: []string{"sh", "-c", "echo no password; exit 4"}},
+		}
+		_, err = kubernetes.Start(t.Context(), cfg)
+		require.ErrorContains(t, err, "it ended: exit status 4; it said: no password")
+		t.Log(err)
+	})
+
+	t.Run("by SPDY", func(t *testing.T) {
+		old := realCluster(t, k.Kubeconfig, "")
+		old.UseSPDY()
+		p := start(t, realConfig(t, old))
+		c, _ := realConnect(t, p)
+		var log bytes.Buffer
+		result, err := c.Execute(t.Context(), connector.Job{Script: "echo here; exit 7"}, &log)
+		require.NoError(t, err)
+		require.Equal(t, 7, result.ExitCode)
+		require.Equal(t, "here\n", log.String())
+		require.NoError(t, c.Close(t.Context()))
+	})
+
+	t.Run("another manager goes on", func(t *testing.T) {
+		cfg, secret := realConfig(t, cluster), strings.Repeat("s", 43)
+		group, err := instance.NewGroup(instance.Instance{ID: "k", Cluster: cluster, Capacity: 1})
+		require.NoError(t, err)
+		manager := func(log *stateLog) *instance.Executor {
+			provider, err := instance.NewProvider(instance.Config{Group: group, ContainerPrograms: cfg.Programs})
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = provider.Close() }) // builds have ended
+			return provider.Executor(instance.Build{ID: "b1", Log: log, Secret: secret, LogState: log.state, Pod: &cfg.Spec})
+		}
+		log := &stateLog{half: make(chan struct{})}
+		job := connector.Job{Script: killScript(7)}
+		first := manager(log)
+		require.NoError(t, first.Prepare(t.Context()))
+		_, err = first.Connect(t.Context())
+		require.NoError(t, err)
+		where, socket := first.Place()
+		ended := make(chan error, 1)
+		go func() { ended <- first.Execute(t.Context(), job) }()
+		<-log.half
+		require.NoError(t, first.Leave(t.Context()))
+		require.Error(t, <-ended)
+		require.Less(t, strings.Count(log.text.String(), "\n"), killLines)
+
+		second := manager(log)
+		require.NoError(t, second.Resume(t.Context(), where, socket))
+		err = second.Execute(t.Context(), job)
+		failed, _ := errors.AsType[*instance.BuildError](err)
+		require.NotNil(t, failed, "%v", err)
+		require.Equal(t, 7, failed.ExitCode)
+		require.NoError(t, second.Cleanup(t.Context()))
+		o := outcome{code: 7, want: 7, wantLines: killLines, text: onlyLines(log.text.String())}
+		require.Equal(t, "right", o.verdict(), log.text.String())
+	})
+
 	t.Run("a manager that is killed", func(t *testing.T) {
 		dir := t.TempDir()
 		template, job := filepath.Join(dir, "pod.yml"), filepath.Join(dir, "job.yml")
 		require.NoError(t, os.WriteFile(template, []byte(kubetest.Template), 0o600))
-		require.NoError(t, os.WriteFile(job, []byte("run: [{name: a, script: echo here; sleep 600}]"), 0o600))
+		forever := strconv.Itoa(1e6 + rand.IntN(1e6)) // no other test of this machine sleeps so long
+		require.NoError(t, os.WriteFile(job, []byte("run: [{name: a, script: echo here; sleep "+forever+"}]"), 0o600))
 		cmd := osexec.Command(runnertest.Manager(t), "run", "--kubernetes", "--kubeconfig", k.Kubeconfig, "--image",
 			kubetest.Image, "--pull", "never", "--pod-template", template, "--linger", "3s", job)
 		out, err := cmd.StdoutPipe()
@@ -245,11 +330,41 @@ subjects: [{kind: User, name: nobody, apiGroup: rbac.authorization.k8s.io}]
 		relay := []string{"/.stepmux/bin/stepmux", "steps", "relay", "--temp-dir", "/.stepmux/run"}
 		require.Eventually(t, func() bool { return !running(relay...) }, time.Minute, 20*time.Millisecond)
 		t.Logf("its relay ended %v later", time.Since(began))
-		require.Eventually(t, func() bool { return !running("sleep", "600") }, time.Minute, 100*time.Millisecond)
+		require.Eventually(t, func() bool { return !running("sleep", forever) }, time.Minute, 100*time.Millisecond)
 		t.Logf("its processes ended %v later, with a linger of 3s", time.Since(began))
 		require.Eventually(t, func() bool { return k.Phases(t)["Succeeded"] == 1 }, time.Minute, 100*time.Millisecond)
 		t.Logf("its pod ended %v later", time.Since(began))
 	})
+}
+
+// stateLog is a log that one manager writes after the other. It closes half when it has half of the lines.
+type stateLog struct {
+	half  chan struct{}
+	text  bytes.Buffer
+	state buildlog.State
+}
+
+func (*stateLog) Write([]byte) (int, error) { panic("BUG: a StateWriter is told the state") }
+
+func (l *stateLog) WriteState(text []byte, after buildlog.State) (int, error) {
+	before := bytes.Count(l.text.Bytes(), []byte("\n"))
+	l.text.Write(text)
+	l.state = after
+	if now := bytes.Count(l.text.Bytes(), []byte("\n")); before < killLines/2 && now >= killLines/2 {
+		close(l.half)
+	}
+	return len(text), nil
+}
+
+// onlyLines returns the lines of killScript in a log, which has others beside them.
+func onlyLines(text string) string {
+	var lines strings.Builder
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, "line ") {
+			lines.WriteString(line)
+		}
+	}
+	return lines.String()
 }
 
 // running reports whether a process with these arguments runs on this machine.

@@ -53,6 +53,10 @@ type Spec struct {
 	// tolerations, service account, secrets for pulls, security contexts, volumes. The steps' container is the one of
 	// the name build. It may be empty.
 	Template []byte
+	// Services are containers beside the steps'. The build begins when all are ready. Kubernetes 1.29 has them.
+	Services []Service
+	// ServiceTimeout bounds their start once the pod runs. If zero, 1m.
+	ServiceTimeout time.Duration
 	// ScheduleTimeout is how long the scheduler may find no node for the pod, for a cluster that adds nodes when it needs
 	// some. If zero, the build fails at once.
 	ScheduleTimeout time.Duration
@@ -61,14 +65,14 @@ type Spec struct {
 // Check returns an error for a Spec of which no pod can be made.
 func (s *Spec) Check() error {
 	for _, image := range []string{s.Image, cmp.Or(s.InitImage, s.Image)} {
-		if _, err := name.ParseReference(image); err != nil {
-			return fmt.Errorf("image name %.160q: use NAME, NAME:TAG or NAME@DIGEST, maybe with a registry before it", image)
+		if err := checkImage(image); err != nil {
+			return err
 		}
 	}
 	if s.Pull != "" && pulls[s.Pull] == "" {
 		return fmt.Errorf("pull policy %.80q: use %s, %s or %s", s.Pull, PullIfNotPresent, PullAlways, PullNever)
 	}
-	if min(s.Memory, s.NanoCPUs) < 0 || s.ScheduleTimeout < 0 {
+	if min(s.Memory, s.NanoCPUs) < 0 || min(s.ScheduleTimeout, s.ServiceTimeout) < 0 {
 		return errors.New("a limit of the pod is negative")
 	}
 	for _, text := range s.Labels {
@@ -79,8 +83,18 @@ func (s *Spec) Check() error {
 	if s.User != "" && !userPattern.MatchString(s.User) {
 		return fmt.Errorf("user %.80q: a pod takes a number, or two as USER:GROUP", s.User)
 	}
+	if err := s.checkServices(); err != nil {
+		return err
+	}
 	_, err := s.template()
 	return err
+}
+
+func checkImage(image string) error {
+	if _, err := name.ParseReference(image); err != nil {
+		return fmt.Errorf("image name %.160q: use NAME, NAME:TAG or NAME@DIGEST, maybe with a registry before it", image)
+	}
+	return nil
 }
 
 var (
@@ -109,7 +123,7 @@ func (s *Spec) template() (dict, error) {
 			return nil, fmt.Errorf("the template of the pod: %s is no mapping", key)
 		}
 	}
-	for _, key := range []string{"containers", "initContainers", "volumes"} {
+	for _, key := range []string{"containers", "initContainers", "volumes", "hostAliases"} {
 		if err := checkList(at(pod, "spec"), key); err != nil {
 			return nil, err
 		}
@@ -246,7 +260,8 @@ func (p *Pod) manifest(files []string) (dict, error) {
 	if pull, ok := build["imagePullPolicy"]; ok {
 		init["imagePullPolicy"] = pull
 	}
-	in["initContainers"] = append([]any{init}, list(in, "initContainers")...)
+	sidecars := spec.addServices(in)
+	in["initContainers"] = slices.Concat([]any{init}, sidecars, list(in, "initContainers"))
 	return pod, nil
 }
 
@@ -276,6 +291,18 @@ func named(d dict, key, name string) dict {
 	one := dict{"name": name}
 	d[key] = append([]any{one}, list(d, key)...)
 	return one
+}
+
+// take takes the entry of that name out of the list d[key]. It returns a new one if it is missing.
+func take(d dict, key, name string) dict {
+	all := list(d, key)
+	for i, one := range all {
+		if one, ok := one.(dict); ok && one["name"] == name {
+			d[key] = slices.Delete(slices.Clone(all), i, i+1)
+			return one
+		}
+	}
+	return dict{"name": name}
 }
 
 func setDefault(d dict, key string, value any) {

@@ -1,21 +1,14 @@
 package kubernetes
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
-	"strconv"
-	"sync"
 
 	"github.com/coder/websocket"
-
-	"github.com/stepmux/stepmux/internal/termtext"
-	"github.com/stepmux/stepmux/mux/channel"
 )
 
 // The protocol v5.channel.k8s.io: each binary message is a channel's number and a piece of that channel. On
@@ -32,47 +25,70 @@ const (
 	maxStatus = 64 << 10
 )
 
-// errNoStatus says that a stream has ended without the word of how its command ended. The command may go on.
-var errNoStatus = errors.New("the stream to the pod was cut")
-
-// stream is a command that is executed in a container, and the stream to its standard streams. It implements
-// relay.Duplex: it writes to stdin and reads stdout. Read passes stderr on. The command's end is known only if the
-// server tells it: a stream that ends without is an error.
+// stream is a command that is executed in a container, by a WebSocket. It implements execution.
 type stream struct {
+	ending
 	conn   *websocket.Conn
 	stderr io.Writer // never fails, never waits
 	piece  io.Reader // what is still to come of a message of stdout; nil between two messages; owned by Read
 
 	life context.Context //nolint:containedctx // the library wants one for each read and write; it ends with Close
 	end  context.CancelFunc
-
-	mu     sync.Mutex // guards the following
-	status *status    // nil before the server has told it
-	ended  chan struct{}
 }
 
 // execute executes a command in a container of a pod. ctx bounds the start, and means nothing afterwards. The caller
 // closes the stream.
 func (c *Cluster) execute(ctx context.Context, pod, container string, stderr io.Writer, argv ...string) (
-	*stream, error,
+	execution, error,
 ) {
 	op := "execute a command in pod " + pod
 	query := url.Values{
 		"container": {container}, "command": argv, "stdin": {"true"}, "stdout": {"true"}, "stderr": {"true"},
 	}
 	at := c.url(c.podPath(pod)+"/exec", query)
+	refused := errors.New("it took none before")
+	if !c.spdy.Load() {
+		s, err := c.executeWebSocket(ctx, op, at, stderr)
+		if err == nil {
+			return s, nil
+		}
+		if _, ok := errors.AsType[*noWebSocketError](err); !ok {
+			return nil, err
+		}
+		refused = err
+	}
+	s, err := c.executeSPDY(ctx, op, at, stderr)
+	if err != nil {
+		return nil, fmt.Errorf("%w (by SPDY, as the API server takes no WebSocket: %w)", err, refused)
+	}
+	if !c.spdy.Swap(true) {
+		c.logger.Warn("the API server takes no WebSockets: execs go by SPDY", "error", refused)
+	}
+	return s, nil
+}
+
+// noWebSocketError says that the API server, or a proxy before it, does not take WebSockets of the protocol.
+type noWebSocketError struct{ text string }
+
+func (e *noWebSocketError) Error() string { return e.text }
+
+// executeWebSocket is execute by a WebSocket.
+func (c *Cluster) executeWebSocket(ctx context.Context, op, at string, stderr io.Writer) (*stream, error) {
 	options := &websocket.DialOptions{HTTPClient: c.client, Subprotocols: []string{subprotocol}}
 	conn, answer, err := websocket.Dial(ctx, at, options) //nolint:bodyclose // the library closes it, and keeps a part
 	if err != nil {
-		return nil, dialError(ctx, op, answer, err)
+		err = dialError(ctx, op, answer, err)
+		if refused, ok := errors.AsType[*apiError](err); ok && refused.code/100 == 4 && !refused.said {
+			err = &noWebSocketError{refused.text}
+		}
+		return nil, err
 	}
 	if conn.Subprotocol() != subprotocol {
 		_ = conn.CloseNow() // it is of no use
-		return nil, fmt.Errorf("%s: the API server does not speak %s: it must be of Kubernetes 1.30 or later", op,
-			subprotocol)
+		return nil, &noWebSocketError{"it does not speak " + subprotocol}
 	}
 	conn.SetReadLimit(-1) // pieces are passed on as they come
-	s := &stream{conn: conn, stderr: stderr, ended: make(chan struct{})}
+	s := &stream{ending: ending{ended: make(chan struct{})}, conn: conn, stderr: stderr}
 	s.life, s.end = context.WithCancel(context.WithoutCancel(ctx))
 	return s, nil
 }
@@ -146,18 +162,7 @@ func (s *stream) readStatus(message io.Reader) error {
 	if err != nil {
 		return s.cut(err)
 	}
-	if len(text) > maxStatus {
-		return errors.New("the API server's word about the end of the command is too long")
-	}
-	text = bytes.TrimSpace(text)
-	told := &status{}
-	if err := json.Unmarshal(text, told); err != nil || told.Status != statusSuccess && told.Status != statusFailure {
-		return fmt.Errorf("the API server's word about the end of the command is %.80q", text)
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.status = told
-	return nil
+	return s.take(text)
 }
 
 // cut returns the error of a stream that ended without a status.
@@ -166,48 +171,6 @@ func (s *stream) cut(err error) error {
 		return io.ErrClosedPipe
 	}
 	return fmt.Errorf("%w: %w", errNoStatus, foreign(err))
-}
-
-// told returns the server's word about the command's end, or nil.
-func (s *stream) told() *status {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.status
-}
-
-func (s *stream) markEnded() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	select {
-	case <-s.ended:
-	default:
-		close(s.ended)
-	}
-}
-
-// exit waits until the stream has ended, as far as Read has read it, or ctx has. It returns nil for a command that
-// ended well, a *channel.ExitError for one that told its exit status, and errNoStatus if nobody told it.
-func (s *stream) exit(ctx context.Context) error {
-	select {
-	case <-s.ended:
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-	told := s.told()
-	switch {
-	case told == nil:
-		return errNoStatus
-	case told.Status == statusSuccess:
-		return nil
-	}
-	if told.Reason == "NonZeroExitCode" {
-		for _, cause := range told.Details.Causes {
-			if code, err := strconv.Atoi(cause.Message); cause.Reason == "ExitCode" && err == nil && code != 0 {
-				return &channel.ExitError{Status: code}
-			}
-		}
-	}
-	return fmt.Errorf("the command could not be executed: %s", termtext.Line(termtext.Cut(told.Message, maxText)))
 }
 
 // Write implements io.Writer.

@@ -3,10 +3,15 @@ package kubernetes_test
 import (
 	"context"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/coder/websocket"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/connector/kubernetes"
@@ -95,5 +100,54 @@ func TestAServerWithoutTheProtocolIsNamed(t *testing.T) {
 		return true
 	}
 	_, err := load(t, s).Execute(t.Context(), "p", "", "true")
-	require.ErrorContains(t, err, "it must be of Kubernetes 1.30 or later")
+	require.ErrorContains(t, err, "by SPDY, as the API server takes no WebSocket: it does not speak v5.channel.k8s.io")
+}
+
+// noWebSockets answers as an API server or a proxy that does not know the protocol.
+func noWebSockets(w http.ResponseWriter, r *http.Request) bool {
+	if strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
+		w.WriteHeader(http.StatusForbidden)
+		return true
+	}
+	return false
+}
+
+func TestWithoutWebSocketsExecsGoBySPDY(t *testing.T) {
+	s := kubetest.Serve(t)
+	s.Answer = noWebSockets
+	c := load(t, s)
+	p := start(t, config(t, c))
+	long := strings.Repeat("0123456789", 20<<10)
+	out, err := c.Execute(t.Context(), p.Name(), long, "sh", "-c", "cat; exit 7")
+	exit := (*channel.ExitError)(nil)
+	require.ErrorAs(t, err, &exit)
+	require.Equal(t, 7, exit.Status)
+	require.Equal(t, long, out)
+	out, err = c.Execute(t.Context(), p.Name(), "x", "cat")
+	require.NoError(t, err)
+	require.Equal(t, "x", out)
+	_, err = c.Execute(t.Context(), "other", "", "true")
+	require.ErrorContains(t, err, `pods "other" not found`)
+}
+
+// client-go takes a connection that was lost for a command that ended well.
+func TestAnExecBySPDYThatIsCutHasNotEnded(t *testing.T) {
+	s := kubetest.Serve(t)
+	s.Answer = noWebSockets
+	c := load(t, s)
+	p := start(t, config(t, c))
+	dir := t.TempDir()
+	runs, end := filepath.Join(dir, "runs"), filepath.Join(dir, "end")
+	require.NoError(t, syscall.Mkfifo(runs, 0o600))
+	require.NoError(t, syscall.Mkfifo(end, 0o600))
+	var cutter sync.WaitGroup
+	cutter.Go(func() {
+		_, err := os.ReadFile(runs)
+		assert.NoError(t, err)
+		s.Cut()
+	})
+	_, err := c.Execute(t.Context(), p.Name(), "", "sh", "-c", "echo half; echo >"+runs+"; read x <"+end)
+	require.ErrorContains(t, err, "the stream to the pod was cut")
+	cutter.Wait()
+	require.NoError(t, os.WriteFile(end, []byte("x\n"), 0o600)) // the command went on
 }

@@ -2,6 +2,7 @@ package kubernetes
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -27,11 +28,14 @@ func (p *Pod) watch(ctx context.Context) {
 		began := time.Now()
 		err := p.watchOnce(ctx)
 		if isCode(err, http.StatusNotFound) {
-			p.gone("it was deleted")
+			p.gone()
 			return
 		}
 		if err != nil && ctx.Err() == nil {
 			p.cfg.Logger.Debug("the pod is watched anew", "pod", p.name, "error", err)
+			if isCode(err, http.StatusUnauthorized) || isCode(err, http.StatusForbidden) {
+				p.setBlind(err)
+			}
 		}
 		if pause = min(2*pause, lastPause); time.Since(began) > lastPause {
 			pause = firstPause
@@ -60,6 +64,7 @@ func (p *Pod) watchOnce(ctx context.Context) error {
 		return err
 	}
 	defer answer.Body.Close()
+	p.setBlind(nil)
 	return readEvents(answer.Body, func(kind string, text json.RawMessage) error {
 		switch kind {
 		case "ADDED", "MODIFIED", "DELETED":
@@ -71,7 +76,7 @@ func (p *Pod) watchOnce(ctx context.Context) error {
 			return fmt.Errorf("%s: %w", op, err)
 		}
 		if p.update(&now); kind == "DELETED" {
-			p.gone("it was deleted")
+			p.gone()
 			return io.EOF
 		}
 		return nil
@@ -104,41 +109,46 @@ func readEvents(from io.Reader, take func(kind string, text json.RawMessage) err
 // update takes over a newer state of the pod. It returns false if that is another pod of the same name.
 func (p *Pod) update(now *object) bool {
 	if p.uid != now.Metadata.UID {
-		p.gone("it was deleted, and another has its name")
+		p.gone()
 		return false
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.seen = *now
-	if said := now.pullError(); said != "" {
-		p.pull = said
-	}
-	if now.ended() && p.end == nil {
-		p.endLocked(now.endText())
+	now.pullErrors(p.pulls)
+	switch {
+	case !now.ended() || p.end != nil:
+	case now.Metadata.DeletionTimestamp != nil:
+		p.endLocked(now.deletedText(), now.ofNode())
+	default:
+		p.endLocked(now.endText(), now.ofNode())
 	}
 	p.changeLocked()
 	return true
 }
 
+// setBlind notes why the pod cannot be watched, or that it is.
+func (p *Pod) setBlind(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.blind = err
+	p.changeLocked()
+}
+
 // gone notes that the API server has no such pod any more.
-func (p *Pod) gone(why string) {
+func (p *Pod) gone() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.removed = true
 	if p.end == nil {
-		if text := p.seen.endText(); text != "" {
-			why += " (" + text + ")"
-		}
-		p.endLocked(why)
+		p.endLocked(p.seen.deletedText(), p.seen.ofNode())
 	}
 	p.changeLocked()
 }
 
-func (p *Pod) endLocked(why string) {
-	if why == "" {
-		why = "it has ended"
-	}
-	p.end = p.because(why)
+// endLocked notes why the pod has ended. another says that another pod may do.
+func (p *Pod) endLocked(why string, another bool) {
+	p.end = p.because(cmp.Or(why, "it has ended"), another)
 	close(p.dead)
 }
 

@@ -401,3 +401,17 @@ func TestAManagerNeedsAStateDirectoryThatItCanWrite(t *testing.T) {
 	_, _, err := f.open(t)
 	require.ErrorContains(t, err, "not a directory")
 }
+
+// Every build pays for the start of its step runner, so a relay starts the one that lingers itself, ahead of its build.
+func TestStepRunnersThatLingerArePrestarted(t *testing.T) {
+	t.Parallel()
+	m := newFleet(t).start(t)
+	script := "tr '\\0' ' ' </proc/$(cut -d' ' -f4 /proc/$PPID/stat)/cmdline"
+	text, _ := m.wait(m.submit(script), 0)
+	require.Contains(t, text, " --detached", "the relay's child is the step runner")
+	require.Eventually(t, func() bool {
+		text, b := m.wait(m.submit(script), 0)
+		require.Empty(t, b.GetResult().GetReason(), b.GetResult().GetMessage())
+		return strings.Contains(text, " --socket - ")
+	}, sshtest.Bound, time.Millisecond)
+}

@@ -256,7 +256,7 @@ func buildID(seq uint64, key string) string {
 	return strconv.FormatUint(seq, 10) + "-" + hex.EncodeToString(sum[:4])
 }
 
-// placeOf returns the place in the queue that a build's ID names, 0 if it is none.
+// placeOf returns the place in the queue that a build's ID names, or 0.
 func placeOf(id string) uint64 {
 	number, _, _ := strings.Cut(id, "-")
 	seq, err := strconv.ParseUint(number, 10, 64)
@@ -291,7 +291,7 @@ func (s *store) push(ctx context.Context, key, project string, text []byte) (id 
 	return buildID(ack.Sequence, key), nil
 }
 
-// queued returns the first request at or after a place in the queue, nil if there is none.
+// queued returns the first request at or after a place in the queue, or nil.
 func (s *store) queued(ctx context.Context, seq uint64) (*request, string, error) {
 	msg, err := s.queue.GetMsg(ctx, seq, jetstream.WithGetMsgSubject(queueSubject))
 	if errors.Is(err, jetstream.ErrMsgNotFound) {

@@ -1,12 +1,14 @@
 package kubetest
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log"
 	"maps"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -23,6 +25,8 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/stretchr/testify/require"
 	"k8s.io/klog/v2"
+	"k8s.io/streaming/pkg/httpstream"
+	"k8s.io/streaming/pkg/httpstream/spdy"
 	"k8s.io/streaming/pkg/httpstream/wsstream"
 
 	"github.com/stepmux/stepmux/internal/remotetest"
@@ -40,6 +44,10 @@ type Server struct {
 	Answer func(w http.ResponseWriter, r *http.Request) bool
 	// Fate returns the status of a new pod that never starts, nil for one that does. May be nil; set before.
 	Fate func(pod Object) Object
+	// Sidecars are the statuses of the sidecars of pods that run. If nil, all are ready; set before.
+	Sidecars []any
+	// Mute ends execs without a word of how their commands ended, as if their container had ended with them; set before.
+	Mute bool
 	// Events are the warnings of all pods; set before.
 	Events []string
 	// Denied are verbs and resources, such as "create pods/exec", that the login does not have; set before.
@@ -53,7 +61,7 @@ type Server struct {
 	pods    map[string]*pod
 	version int
 	changed chan struct{}
-	execs   map[*wsstream.Conn]struct{}
+	execs   map[io.Closer]struct{}
 	count   int // execs in all
 }
 
@@ -66,7 +74,7 @@ type pod struct {
 // Serve starts a Server, which ends with the test.
 func Serve(t testing.TB) *Server {
 	t.Helper()
-	s := &Server{t: t, pods: map[string]*pod{}, changed: make(chan struct{}), execs: map[*wsstream.Conn]struct{}{}}
+	s := &Server{t: t, pods: map[string]*pod{}, changed: make(chan struct{}), execs: map[io.Closer]struct{}{}}
 	quiet()
 	s.http = httptest.NewUnstartedServer(http.HandlerFunc(s.serve))
 	s.http.Config.ErrorLog = log.New(io.Discard, "", 0) // as above
@@ -148,6 +156,17 @@ func (s *Server) Delete(name string) {
 		return
 	}
 	p.deleted = true
+	// As the kubelet tells it: the containers end before the pod is gone.
+	now := maps.Clone(p.object)
+	meta, status := maps.Clone(at(now, "metadata")), maps.Clone(at(now, "status"))
+	meta["deletionTimestamp"] = time.Now().UTC().Format(time.RFC3339)
+	if status["phase"] == "Running" {
+		status["phase"], status["containerStatuses"] = "Succeeded", []any{Object{
+			"name": "build", "state": Object{"terminated": Object{"exitCode": 0}},
+		}}
+	}
+	now["metadata"], now["status"] = meta, status
+	p.object = now
 	s.changeLocked(p)
 	s.mu.Unlock()
 	if p.dir != "" {
@@ -301,9 +320,19 @@ func (s *Server) run(name, dir string, object Object) {
 		if container != "build" {
 			kind = "initContainerStatuses"
 		}
-		s.SetStatus(name, Object{"phase": phase, kind: []any{Object{
+		now := Object{"phase": phase, kind: []any{Object{
 			"name": container, "imageID": "registry.test/image@sha256:0", "state": state,
-		}}})
+		}}}
+		if phase == "Running" {
+			sidecars := s.Sidecars
+			for _, one := range at(object, "spec")["initContainers"].([]any)[1:] { //nolint:forcetypeassert // of a test
+				if s.Sidecars == nil {
+					sidecars = append(sidecars, Object{"name": one.(Object)["name"], "ready": true, "state": state})
+				}
+			}
+			now["initContainerStatuses"] = sidecars
+		}
+		s.SetStatus(name, now)
 	}
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Stderr = os.Stderr
@@ -412,14 +441,9 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request, name string) {
 		Refuse(w, http.StatusNotFound, fmt.Sprintf("pods %q not found", name))
 		return
 	}
-	conn := wsstream.NewConn(map[string]wsstream.ChannelProtocolConfig{
-		"v5.channel.k8s.io": {Binary: true, Channels: []wsstream.ChannelType{
-			wsstream.ReadChannel, wsstream.WriteChannel, wsstream.WriteChannel, wsstream.WriteChannel, wsstream.ReadChannel,
-		}},
-	})
-	_, streams, err := conn.Open(w, r)
+	conn, streams, err := openStreams(w, r)
 	if err != nil {
-		return // Open has told the client
+		return // the client was told
 	}
 	s.mu.Lock()
 	s.execs[conn] = struct{}{}
@@ -455,5 +479,56 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request, name string) {
 		cause := Object{"reason": "ExitCode", "message": fmt.Sprint(exit.ExitCode())}
 		status = Object{"status": "Failure", "reason": "NonZeroExitCode", "details": Object{"causes": []any{cause}}}
 	}
-	_ = json.NewEncoder(streams[3]).Encode(status) // it may be cut
+	if !s.Mute {
+		_ = json.NewEncoder(streams[3]).Encode(status) // it may be cut
+	}
+}
+
+// openStreams opens the streams of an exec: stdin, stdout, stderr and the status.
+func openStreams(w http.ResponseWriter, r *http.Request) (io.Closer, []io.ReadWriteCloser, error) {
+	if wsstream.IsWebSocketRequest(r) {
+		conn := wsstream.NewConn(map[string]wsstream.ChannelProtocolConfig{
+			"v5.channel.k8s.io": {Binary: true, Channels: []wsstream.ChannelType{
+				wsstream.ReadChannel, wsstream.WriteChannel, wsstream.WriteChannel, wsstream.WriteChannel, wsstream.ReadChannel,
+			}},
+		})
+		_, streams, err := conn.Open(w, r)
+		return conn, streams, err
+	}
+	if _, err := httpstream.Handshake(r, w, []string{"v4.channel.k8s.io"}); err != nil {
+		return nil, nil, err
+	}
+	opened := make(chan httpstream.Stream, 4)
+	conn := spdy.NewResponseUpgrader().UpgradeResponse(hijacked{w}, r, func(s httpstream.Stream, _ <-chan struct{}) error {
+		opened <- s
+		return nil
+	})
+	if conn == nil {
+		return nil, nil, errors.New("no upgrade")
+	}
+	streams := make([]io.ReadWriteCloser, 4)
+	for range streams {
+		select {
+		case s := <-opened:
+			streams[slices.Index([]string{"stdin", "stdout", "stderr", "error"}, s.Headers().Get("streamType"))] = s
+		case <-conn.CloseChan():
+			return nil, nil, errors.New("the client has gone")
+		}
+	}
+	return conn, streams, nil
+}
+
+// hijacked is a response whose connection closes without an error: the SPDY library waits for a second to tell of one.
+type hijacked struct{ http.ResponseWriter }
+
+func (h hijacked) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	conn, buffered, err := http.NewResponseController(h.ResponseWriter).Hijack()
+	return closing{conn}, buffered, err
+}
+
+type closing struct{ net.Conn }
+
+func (c closing) Close() error {
+	_ = c.Conn.Close() // fails only if the connection has ended
+	return nil
 }

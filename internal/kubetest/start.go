@@ -227,7 +227,7 @@ func (c *Cluster) logs() string {
 }
 
 // Get reads an object of the API.
-func (c *Cluster) Get(path string, into *Object) error {
+func (c *Cluster) Get(path string, into any) error {
 	return c.call(http.MethodGet, path, nil, into)
 }
 
@@ -407,7 +407,7 @@ func (c *Cluster) certificate(name string, ca *x509.Certificate, caKey *ecdsa.Pr
 }
 
 // call calls the API as the administrator.
-func (c *Cluster) call(method, path string, body io.Reader, into *Object) error {
+func (c *Cluster) call(method, path string, body io.Reader, into any) error {
 	request, err := http.NewRequest(method, "https://127.0.0.1:"+apiPort+path, body)
 	if err != nil {
 		return err
@@ -460,4 +460,26 @@ func (c *Cluster) Phases(t testing.TB) map[string]int {
 		phases[fmt.Sprint(at(pod, "status")["phase"])]++
 	}
 	return phases
+}
+
+// Ready tells of each container of a pod that has not ended whether it is ready.
+func (c *Cluster) Ready(t testing.TB, pod string) map[string]bool {
+	t.Helper()
+	var now struct {
+		Status struct {
+			InitContainerStatuses, ContainerStatuses []struct {
+				Name  string
+				Ready bool
+				State struct{ Terminated *struct{} }
+			}
+		}
+	}
+	require.NoError(t, c.Get("/api/v1/namespaces/default/pods/"+pod, &now))
+	ready := map[string]bool{}
+	for _, one := range append(now.Status.InitContainerStatuses, now.Status.ContainerStatuses...) {
+		if one.State.Terminated == nil {
+			ready[one.Name] = one.Ready
+		}
+	}
+	return ready
 }

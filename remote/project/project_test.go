@@ -99,13 +99,15 @@ func TestManyBuildsAtOnceGetAProjectThatIsSentOnce(t *testing.T) {
 	cache, vm, sent := cacheDir(t), &files.VM{}, atomic.Int64{}
 	p := packed(t, map[string]string{"a/b.txt": "text", "c": "more"})
 	open := p.Open
+	var builds, asked sync.WaitGroup
 	p.Open = func() (io.ReadSeekCloser, error) {
 		sent.Add(1)
+		asked.Wait() // until each build has been told that the archive is not there
 		return open()
 	}
-	var builds sync.WaitGroup
+	asked.Add(12)
 	for range 12 {
-		b := newBuild(t, cache)
+		b := &asking{newBuild(t, cache), asked.Done}
 		builds.Go(func() {
 			dir, _, err := vm.Place(t.Context(), b, p)
 			if assertNoError(t, err) {
@@ -132,6 +134,29 @@ func TestManyBuildsAtOnceGetAProjectThatIsSentOnce(t *testing.T) {
 	require.Equal(t, first, again)
 	_, _, err = vm.Place(t.Context(), b, packed(t, map[string]string{"x": "y"}))
 	require.Equal(t, codes.AlreadyExists, status.Code(err), "%v", err)
+}
+
+// asking is a client that tells when its build has had the first answer.
+type asking struct {
+	pb.FilesClient
+	answered func()
+}
+
+func (a *asking) Place(
+	ctx context.Context, options ...grpc.CallOption,
+) (grpc.BidiStreamingClient[pb.PlaceRequest, pb.PlaceResponse], error) {
+	stream, err := a.FilesClient.Place(ctx, options...)
+	return &askStream{stream, sync.OnceFunc(a.answered)}, err
+}
+
+type askStream struct {
+	grpc.BidiStreamingClient[pb.PlaceRequest, pb.PlaceResponse]
+	answered func()
+}
+
+func (s *askStream) Recv() (*pb.PlaceResponse, error) {
+	defer s.answered()
+	return s.BidiStreamingClient.Recv()
 }
 
 func assertNoError(t *testing.T, err error) bool {

@@ -21,6 +21,7 @@ type Command struct {
 	argv    []string
 	dir     string
 	env     []string
+	lingers bool // it goes on when this process dies
 }
 
 // NewCommand returns the command of the request. The error is a refusal.
@@ -94,13 +95,17 @@ func loginShell() string {
 // Start starts the command among children, with these descriptors as its stdio, as the leader of a session. The error
 // is a refusal.
 func (c *Command) Start(children *proc.Children, stdio [3]int) (*proc.Child, error) {
+	death := unix.SIGTERM
+	if c.lingers {
+		death = 0
+	}
 	child, err := children.Start(c.program, c.argv, &syscall.ProcAttr{
 		Dir:   c.dir,
 		Env:   c.env,
 		Files: []uintptr{uintptr(stdio[0]), uintptr(stdio[1]), uintptr(stdio[2])},
 		// The kernel also sends the signal when the thread that starts the process ends. Go ends a thread only
 		// when a goroutine locked to it ends: nothing in this program may do that.
-		Sys: &syscall.SysProcAttr{Setsid: true, Pdeathsig: unix.SIGTERM},
+		Sys: &syscall.SysProcAttr{Setsid: true, Pdeathsig: death},
 	})
 	if err != nil {
 		return nil, c.refusal(err)

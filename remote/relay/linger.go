@@ -12,21 +12,35 @@ import (
 	"github.com/stepmux/stepmux/remote/socketdir"
 )
 
-// lingers reports whether a request starts a serve that outlives this relay. The process of such a request starts the
-// serve in a session of its own and ends when that listens.
+// lingers reports whether a request starts a serve that outlives this relay. If it is one of this very program the
+// relay starts that serve itself, and lets it go once it listens. Another process of such a request starts the serve in
+// a session of its own and ends when that listens.
 func lingers(request *wire.RelayStart) bool {
 	return request.Ready != "" && slices.ContainsFunc(request.Argv, func(arg string) bool {
 		return arg == "--linger" || strings.HasPrefix(arg, "--linger=")
 	})
 }
 
+// linger lets a serve of this very program linger in the process that the relay starts.
+func (c *Command) linger(request *wire.RelayStart) {
+	if lingers(request) && socketArgument(c, request) > 0 {
+		c.argv, c.lingers = append(slices.Clone(c.argv), "--detached"), true
+	}
+}
+
 // spare keeps the serve that listens on the socket path alive when the relay ends, if a process of the relay has
-// started it. The kernel tells the process that listens, so no job can pose as one. The relay adopts that serve when p
-// has ended. The marker may come when the relay is ending already: the serve goes on then, too.
+// started it, or is it. The kernel tells the process that listens, so no job can pose as one. The relay adopts that
+// serve when p has ended. The marker may come when the relay is ending already: a serve that p has started goes on
+// then, too, and p itself has been told to end.
 func (p *process) spare(path string) {
 	pid, err := socketdir.Listener(context.WithoutCancel(p.relay.life), path) // a connect to a unix socket does not block
 	if err != nil {
 		p.relay.log.Printf("the step runner on %s will not outlive this relay: %v", path, err)
+		return
+	}
+	if pid == p.child.PID() {
+		p.relay.children.Spare(pid)
+		close(p.free)
 		return
 	}
 	info, err := proc.ReadInfo(pid)

@@ -30,7 +30,9 @@ type process struct {
 	*stream
 	*spawned
 	ready  *readySocket // on which it will listen; nil: it will not
-	spares bool         // it starts a serve that outlives this relay
+	spares bool         // it is a serve that outlives this relay, or starts one
+
+	free chan struct{} // closed once it is a serve that outlives this relay, and is not ended with its stream
 
 	input  input
 	feeder sync.WaitGroup
@@ -50,7 +52,7 @@ func (s *stream) start(request *wire.RelayStart) {
 		return
 	}
 	defer s.relay.processes.Done()
-	p := &process{stream: s, gone: make(chan struct{}), over: make(chan struct{})}
+	p := &process{stream: s, free: make(chan struct{}), gone: make(chan struct{}), over: make(chan struct{})}
 	p.input.more, p.room.stdout, p.room.stderr = make(chan struct{}, 1), newWindow(), newWindow()
 	if request.Ready != "" {
 		p.ready, p.spares = s.relay.sockets.own(request.Ready), lingers(request)
@@ -71,6 +73,7 @@ func (r *relay) exec(request *wire.RelayStart) (*spawned, error) {
 	if err != nil {
 		return nil, err
 	}
+	c.linger(request)
 	if spare := r.spares.take(c, request); spare != nil {
 		return spare, nil
 	}
@@ -115,7 +118,8 @@ func pipeFile(fd int) *os.File {
 	return os.NewFile(uintptr(fd), "pipe")
 }
 
-// run carries the process's bytes until it has ended, and kills the rest of its group.
+// run carries the process's bytes until it has ended, and kills the rest of its group. It lets a process go that is
+// free when the manager does, or when the relay ends.
 func (p *process) run() {
 	var frames sync.WaitGroup
 	frames.Go(p.takeFrames)
@@ -152,6 +156,9 @@ func (p *process) run() {
 // end ends the process: it closes its stdin, sends SIGTERM to its group and, after the grace, SIGKILL. It waits for a
 // process that cannot be killed until the relay gives that up.
 func (p *process) end() {
+	if isClosed(p.free) {
+		return
+	}
 	r := p.relay
 	r.sockets.disown(p.ready, "it is being ended")
 	p.input.close()
@@ -175,7 +182,9 @@ func (p *process) drain(output <-chan struct{}) {
 	case <-output:
 	case <-timer.C:
 	}
-	p.relay.children.Signal(p.child, unix.SIGKILL)
+	if !isClosed(p.free) || isClosed(p.child.Exited()) {
+		p.relay.children.Signal(p.child, unix.SIGKILL)
+	}
 	// The bytes in the pipes are still sent.
 	_ = p.stdout.SetReadDeadline(time.Unix(1, 0)) // never fails for a pipe
 	_ = p.stderr.SetReadDeadline(time.Unix(1, 0))

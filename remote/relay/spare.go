@@ -27,25 +27,35 @@ type spares struct {
 	timer   *time.Timer     // starts one
 }
 
-// serveCommand returns the argv of a request with pipe.SocketOnStdin in place of its socket's path. It returns nil
-// unless the request is for a serve of this very program, with its own directory and environment, and without a
-// linger: such a serve must know its socket first.
-func serveCommand(c *Command, request *wire.RelayStart) []string {
-	argv := slices.Clone(request.Argv)
+// socketArgument returns the place of the socket's path in the argv of a request. It returns 0 unless the request is
+// for a serve of this very program, with its own directory and environment.
+func socketArgument(c *Command, request *wire.RelayStart) int {
+	argv := request.Argv
 	at := slices.Index(argv, "--socket") + 1 // of the path; other flags may follow
 	if at < 4 || at == len(argv) || !slices.Equal(argv[at-3:at-1], []string{"steps", "serve"}) ||
-		request.Ready != argv[at] || request.Dir != "" || len(request.Env) > 0 || lingers(request) {
-		return nil
+		request.Ready != argv[at] || request.Dir != "" || len(request.Env) > 0 {
+		return 0
 	}
-	argv[at] = pipe.SocketOnStdin
 	theirs, err := os.Stat(c.program)
 	if err != nil {
-		return nil
+		return 0
 	}
 	ours, err := os.Stat("/proc/self/exe")
 	if err != nil || !os.SameFile(theirs, ours) {
+		return 0
+	}
+	return at
+}
+
+// serveCommand returns the argv of a request for a serve with pipe.SocketOnStdin in place of its socket's path, nil if
+// the request is for another program.
+func serveCommand(c *Command, request *wire.RelayStart) []string {
+	at := socketArgument(c, request)
+	if at == 0 {
 		return nil
 	}
+	argv := slices.Clone(c.argv)
+	argv[at] = pipe.SocketOnStdin
 	return argv
 }
 

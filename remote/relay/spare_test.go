@@ -14,17 +14,20 @@ func TestAServeIsKnownByItsCommandWhateverFlagsFollowItsSocket(t *testing.T) {
 	require.NoError(t, err)
 	command := func(argv ...string) []string {
 		request := &wire.RelayStart{Argv: argv, Ready: "/tmp/s"}
-		return serveCommand(&Command{program: program}, request)
+		c := &Command{program: program, argv: argv}
+		c.linger(request)
+		return serveCommand(c, request)
 	}
 	require.Equal(t, []string{"stepmux", "steps", "serve", "--socket", "-", "--secret-stdin", "--isolation", "private"},
 		command("stepmux", "steps", "serve", "--socket", "/tmp/s", "--secret-stdin", "--isolation", "private"))
 	require.Equal(t, []string{"stepmux", "steps", "serve", "--socket", "-"},
 		command("stepmux", "steps", "serve", "--socket", "/tmp/s"))
+	require.Equal(t, []string{"stepmux", "steps", "serve", "--socket", "-", "--linger", "1m", "--detached"},
+		command("stepmux", "steps", "serve", "--socket", "/tmp/s", "--linger", "1m"))
 	for _, other := range [][]string{
 		{"stepmux", "steps", "serve", "--socket"},
 		{"stepmux", "steps", "serve", "--socket", "/tmp/other"},
 		{"stepmux", "steps", "proxy", "--socket", "/tmp/s"},
-		{"stepmux", "steps", "serve", "--socket", "/tmp/s", "--linger", "1m"},
 		{"steps", "serve", "--socket", "/tmp/s"},
 		{"--socket", "/tmp/s"},
 		{"/tmp/s"},

@@ -1,0 +1,59 @@
+package kubernetes
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+)
+
+// Place names the pod to Attach, in another process.
+func (p *Pod) Place() string { return p.name + "/" + p.uid }
+
+// Leave lets Close leave the pod, for a build that goes on there until another process attaches to it, or its linger is
+// over.
+func (p *Pod) Leave() { p.left.Store(true) }
+
+// Attach returns the Pod of a build that another process has started, by its Place, with a link to it. Of cfg, the Spec
+// and the Programs are not needed. ctx bounds the call, as does the linger of the build: nothing is left of that after
+// so long. The error wraps connector.ErrGone if the cluster has no such pod, or the pod has ended. The caller closes
+// the Pod, and by that removes it, unless Leave is called.
+func Attach(ctx context.Context, cfg Config, place string) (*Pod, error) {
+	name, uid, ok := strings.Cut(place, "/")
+	if !ok || !namePattern.MatchString(name) || uid == "" {
+		return nil, fmt.Errorf("kubernetes: %.160q is no place of a pod", place)
+	}
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, cfg.Linger,
+		fmt.Errorf("pod %s could not be reached for the time of the build's linger", name))
+	defer cancel()
+	p := newPod(ctx, cfg, name)
+	p.uid = uid
+	if err := p.attach(ctx); err != nil {
+		p.Leave() // it may be another's now, and ends by itself
+		_ = p.Close(ctx)
+		return nil, err
+	}
+	return p, nil
+}
+
+func (p *Pod) attach(ctx context.Context) (err error) {
+	var now object
+	err = persist(ctx, isPassing, func() error {
+		_, err := p.cluster.call(ctx, "look for pod "+p.name, http.MethodGet, p.cluster.podPath(p.name), nil, nil, &now)
+		return err
+	})
+	switch {
+	case isCode(err, http.StatusNotFound):
+		p.gone()
+	case err != nil:
+		return err
+	case p.update(&now):
+		p.wg.Go(func() { p.watch(p.life) })
+	}
+	p.cfg.Spec.Image = now.image()
+	p.first, err = p.reconnect(ctx)
+	return err
+}
