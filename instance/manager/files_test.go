@@ -158,7 +158,10 @@ func TestABuildThatIsLostRunsAgainIfItAskedForThat(t *testing.T) {
 	text, b := m.wait(resp.GetId(), 0)
 	require.Empty(t, b.GetResult().GetReason(), b.GetResult().GetMessage())
 	require.EqualValues(t, 1, b.GetAttempt())
-	require.Regexp(t, `(?s)^begun\n.*step runner: the build is lost and runs again: .*\nbegun\ndone\n$`, text)
+	require.Regexp(t, `(?s)step runner: the build is lost and runs again: .*\nbegun\ndone\n$`, text)
+	runs, err := os.ReadFile(ledger)
+	require.NoError(t, err)
+	require.Equal(t, "run\nrun\n", string(runs))
 
 	once := m.submit("echo begun; " + killServe)
 	_, b = m.wait(once, 0)

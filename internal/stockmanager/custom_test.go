@@ -302,7 +302,8 @@ export STEPS='[{"name":"one","script":"echo steps of ${{ vars.CI_JOB_ID }}; exit
 step-runner ci`)
 		result, log := d.run(job)
 		require.Equal(t, 9, result.ExitCode, "%+v %s", result, log)
-		require.Contains(t, log, "Running step \"one\"\nsteps of 3\n")
+		require.Contains(t, log, "\nRunning step \"one\"\n") // on the other stream
+		require.Contains(t, log, "\nsteps of 3\n")
 		require.Len(t, server.Uploads(), 1)
 	})
 	t.Run("a cancelled script gets SIGTERM, and what comes after is in the log", func(t *testing.T) {
