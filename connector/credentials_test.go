@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -25,6 +26,9 @@ func TestServeGetsItsSecretOnStdinAndNowhereElse(t *testing.T) {
 		var last string
 		for range 2 {
 			command := runner(t, tellAll)
+			t.Cleanup(func() { // a prestarted one may still write there when the connection has just been closed
+				require.Eventually(t, func() bool { return len(processesOf(command)) == 0 }, sshtest.Bound, 10*time.Millisecond)
+			})
 			b := newBuild(t, s, "b1", command, nil)
 			_, err := b.Connect(sshtest.Within(t))
 			require.NoError(t, err)
