@@ -71,7 +71,7 @@ func TestOrphansOfAKilledServerAreKilled(t *testing.T) {
 	// Another test's relay may have killed them before.
 	require.Empty(t, KillOrphans(t.Context()))
 	require.Empty(t, tagged(t, deadTag))
-	require.Equal(t, before, tagged(t, livingTag), "the processes of the living server")
+	require.Subset(t, tagged(t, livingTag), before, "the processes of the living server, of which more may begin")
 	require.False(t, ended(living.Process.Pid))
 }
 
