@@ -74,12 +74,17 @@ func TestAnExecEndsWellOnlyByTheServersWord(t *testing.T) {
 }
 
 func TestAnExecTellsItsExitStatusAndTakesTheEndOfItsInput(t *testing.T) {
-	s := kubetest.Serve(t)
+	requireExecs(t, kubetest.Serve(t))
+}
+
+// requireExecs runs commands in a pod of the server, and checks their input, output and exit status.
+func requireExecs(t *testing.T, s *kubetest.Server) {
+	t.Helper()
 	c := load(t, s)
 	p := start(t, config(t, c))
 	long := strings.Repeat("0123456789", 20<<10)
 	out, err := c.Execute(t.Context(), p.Name(), long, "sh", "-c", "cat; exit 7")
-	var exit *channel.ExitError
+	exit := (*channel.ExitError)(nil)
 	require.ErrorAs(t, err, &exit)
 	require.Equal(t, 7, exit.Status)
 	require.Equal(t, long, out)
@@ -115,19 +120,7 @@ func noWebSockets(w http.ResponseWriter, r *http.Request) bool {
 func TestWithoutWebSocketsExecsGoBySPDY(t *testing.T) {
 	s := kubetest.Serve(t)
 	s.Answer = noWebSockets
-	c := load(t, s)
-	p := start(t, config(t, c))
-	long := strings.Repeat("0123456789", 20<<10)
-	out, err := c.Execute(t.Context(), p.Name(), long, "sh", "-c", "cat; exit 7")
-	exit := (*channel.ExitError)(nil)
-	require.ErrorAs(t, err, &exit)
-	require.Equal(t, 7, exit.Status)
-	require.Equal(t, long, out)
-	out, err = c.Execute(t.Context(), p.Name(), "x", "cat")
-	require.NoError(t, err)
-	require.Equal(t, "x", out)
-	_, err = c.Execute(t.Context(), "other", "", "true")
-	require.ErrorContains(t, err, `pods "other" not found`)
+	requireExecs(t, s)
 }
 
 // client-go takes a connection that was lost for a command that ended well.
