@@ -101,15 +101,19 @@ func New(cfg Config) *Session {
 // Run receives until the session ends, and returns why, as Err does. It returns some time after Close: once In's Read
 // has.
 func (s *Session) Run() error {
-	s.end(s.receive())
+	err := s.receive()
+	if errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF // the end of the link is not that of a stream
+	}
+	s.end(err)
 	return s.Err()
 }
 
 // Done returns a channel that is closed when the session has ended.
 func (s *Session) Done() <-chan struct{} { return s.done }
 
-// Err returns nil while the session lives, then why it ended: io.EOF if the peer did, between two frames. The error for
-// a peer that breaks the protocol wraps wire.ErrRelayProtocol.
+// Err returns nil while the session lives, then why it ended: io.ErrUnexpectedEOF if In did. The error for a peer that
+// breaks the protocol wraps wire.ErrRelayProtocol.
 func (s *Session) Err() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -181,12 +185,10 @@ func (s *Session) receive() error {
 	for {
 		head, err := s.in.Peek(headerSize)
 		switch {
-		case errors.Is(err, io.EOF) && len(head) > 0:
-			return io.ErrUnexpectedEOF
 		case err != nil:
 			return err
 		case head[0] != 0:
-			return broken("a frame of version %d", head[0])
+			return broken("what came from it makes no sense: a frame of version %d", head[0])
 		}
 		h := header{
 			kind: head[1], flags: binary.BigEndian.Uint16(head[2:]),
@@ -201,7 +203,7 @@ func (s *Session) receive() error {
 		case kindGoAway:
 			err = errors.New("it wants no more streams")
 		default:
-			err = broken("a frame of kind %d", h.kind)
+			err = broken("what came from it makes no sense: a frame of kind %d", h.kind)
 		}
 		if err != nil {
 			return err

@@ -153,13 +153,11 @@ func (st *Stream) grantLocked() uint32 {
 	return grant
 }
 
-// receive takes n bytes of data from in.
+// receive takes n bytes of data from in. They use up the window as they come to the queue: what uses neither is granted
+// again.
 func (st *Stream) receive(in *bufio.Reader, n uint32) error {
 	st.mu.Lock()
 	fits := n <= st.window && !st.ended
-	if fits {
-		st.window -= n
-	}
 	st.mu.Unlock()
 	if !fits {
 		return broken("it sent more than its window, or after its end")
@@ -180,6 +178,12 @@ func (st *Stream) receive(in *bufio.Reader, n uint32) error {
 	return nil
 }
 
+// heldLocked counts n bytes that have come to the queue.
+func (st *Stream) heldLocked(n int) {
+	st.held += uint32(n)
+	st.window -= uint32(n)
+}
+
 // receiveLarge reads into a piece of its own.
 func (st *Stream) receiveLarge(in *bufio.Reader, n int) error {
 	p := newPiece(n, false)
@@ -189,7 +193,7 @@ func (st *Stream) receiveLarge(in *bufio.Reader, n int) error {
 	}
 	st.mu.Lock()
 	st.queue = append(st.queue, p)
-	st.held += uint32(n)
+	st.heldLocked(n)
 	st.mu.Unlock()
 	notify(st.readable)
 	return nil
@@ -208,7 +212,7 @@ func (st *Stream) receiveSmall(in *bufio.Reader, n int) error {
 		last++
 	}
 	st.queue[last].data = append(st.queue[last].data, data...)
-	st.held += uint32(n)
+	st.heldLocked(n)
 	st.mu.Unlock()
 	notify(st.readable)
 	_, _ = in.Discard(n) // is buffered

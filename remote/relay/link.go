@@ -41,12 +41,13 @@ type link struct {
 	written  chan struct{}    // closed once the last byte is written to out
 
 	pulse alive.Pulse // of stdin
+	stall time.Duration
 
 	inEnded atomic.Bool // stdin has ended or failed, other than by Close
-	stuck   atomic.Bool // stdout was not read for wire.RelayStall
+	stuck   atomic.Bool // stdout was not read for stall
 }
 
-func openLink(stdin, stdout *os.File) (*link, error) {
+func openLink(stdin, stdout *os.File, stall time.Duration) (*link, error) {
 	in, err := pipe.Open(stdin)
 	if err != nil {
 		return nil, err
@@ -58,7 +59,7 @@ func openLink(stdin, stdout *os.File) (*link, error) {
 	}
 	in.Widen()
 	out.Widen()
-	l := &link{in: in, out: out, written: make(chan struct{})}
+	l := &link{in: in, out: out, stall: stall, written: make(chan struct{})}
 	l.gathered = coalesce.New(linkOutput{l}, linkBuffer)
 	l.buffered = bufio.NewReaderSize(linkInput{l}, streams.ReadAhead)
 	go func() {
@@ -86,7 +87,7 @@ func (l linkInput) Read(p []byte) (int, error) {
 type linkOutput struct{ *link }
 
 func (l linkOutput) Write(p []byte) (int, error) {
-	stalled := time.AfterFunc(wire.RelayStall, func() {
+	stalled := time.AfterFunc(l.stall, func() {
 		l.stuck.Store(true)
 		l.out.Close()
 	})

@@ -36,10 +36,12 @@ type limits struct {
 	request time.Duration // for the request with which a stream begins
 	// A manager that was silent for interval is asked for a sign of life, and has timeout to give one.
 	interval, timeout time.Duration
+	stall             time.Duration // how long the manager may take no byte
 }
 
 var defaultLimits = limits{
 	streams: 16 << 10, request: 30 * time.Second, interval: 15 * time.Second, timeout: 30 * time.Second,
+	stall: wire.RelayStall,
 }
 
 // Config says which sockets a relay may reach and how it ends processes.
@@ -80,7 +82,7 @@ func run(ctx context.Context, in, out *os.File, log io.Writer, cfg Config, bound
 	if !filepath.IsAbs(cfg.TempDir) {
 		return fmt.Errorf("temporary directory %q is not an absolute path", cfg.TempDir)
 	}
-	link, err := openLink(in, out)
+	link, err := openLink(in, out, bounds.stall)
 	if err != nil {
 		return err
 	}
@@ -152,7 +154,7 @@ type relay struct {
 // run serves the manager until it has gone, ctx ends or something fails, and cleans up.
 func (r *relay) run(ctx context.Context) error {
 	var own sync.WaitGroup
-	own.Go(func() { r.fail(r.link.reason(r.session.Run())) })
+	own.Go(func() { _ = r.session.Run() }) // watch asks for the error
 	own.Go(r.watch)
 	own.Go(r.sweep)
 	<-ctx.Done()
@@ -197,7 +199,7 @@ func (r *relay) beginProcess() bool {
 	return true
 }
 
-// watch ends the relay when the manager gives no sign of life.
+// watch ends the relay when the session has ended, or the manager gives no sign of life.
 func (r *relay) watch() {
 	var ping sync.WaitGroup
 	defer ping.Wait()
@@ -207,6 +209,8 @@ func (r *relay) watch() {
 	err := alive.Watch(r.session.Done(), r.limits.interval, r.limits.timeout, r.link.pulse.Heard, ask)
 	if err != nil {
 		r.fail(fmt.Errorf("the manager gave %w", err))
+	} else {
+		r.fail(r.link.reason(r.session.Err()))
 	}
 }
 
