@@ -300,7 +300,7 @@ func TestOnePingASecondIsAnswered(t *testing.T) {
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			for range 1000 {
-				time.Sleep(time.Second)
+				<-time.After(time.Second)
 				_, _ = say.Write(ping)
 			}
 			say.Close()
