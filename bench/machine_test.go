@@ -34,7 +34,7 @@ func versions() []string {
 	if out, err := exec.Command("ssh", "-V").CombinedOutput(); err == nil {
 		all = append(all, strings.TrimSpace(string(out)))
 	}
-	modules := []string{"golang.org/x/crypto", "github.com/hashicorp/yamux", "google.golang.org/grpc"}
+	modules := []string{"golang.org/x/crypto", "google.golang.org/grpc"}
 	if out, err := exec.Command("go", append([]string{"list", "-m"}, modules...)...).Output(); err == nil {
 		all = append(all, strings.Split(strings.TrimSpace(string(out)), "\n")...)
 	}

@@ -198,7 +198,7 @@ func TestRelayThatFloodsIsEndedAndCostsNoMemory(t *testing.T) {
 
 // badFrames answers each request, and then sends frames that are malformed or out of place.
 func badFrames(s io.ReadWriteCloser, n int, seed uint64) {
-	session, err := yamux.Server(s, wire.RelayConfig(wire.MaxRelayWindow))
+	session, err := yamux.Server(s, yamuxConfig())
 	if err != nil {
 		return
 	}
@@ -282,6 +282,17 @@ func TestMalformedFramesOfARelayEndTheirStreamOnly(t *testing.T) {
 	requireCloses(t, conn)
 }
 
+// yamuxConfig is that of the library, as a peer of another make.
+func yamuxConfig() *yamux.Config {
+	cfg := yamux.DefaultConfig()
+	cfg.AcceptBacklog = 1024
+	cfg.EnableKeepAlive = false
+	cfg.MaxStreamWindowSize = wire.MaxRelayWindow
+	cfg.StreamOpenTimeout = 0
+	cfg.LogOutput = io.Discard
+	return cfg
+}
+
 // FuzzRelayEnd sends data to a manager as a relay would: as yamux itself, or on the stream of a request.
 func FuzzRelayEnd(f *testing.F) {
 	f.Add([]byte("D\x00\x00\x01xX\x00\x00\x07\x00\x00\x00\x00\x00\x00\x00"), true)
@@ -295,7 +306,7 @@ func FuzzRelayEnd(f *testing.F) {
 				}
 				return // no more is read
 			}
-			session, err := yamux.Server(s, wire.RelayConfig(wire.MaxRelayWindow))
+			session, err := yamux.Server(s, yamuxConfig())
 			if err != nil {
 				return
 			}

@@ -15,13 +15,11 @@ import (
 type Writer struct {
 	to   io.Writer
 	size int
-	hold func(p []byte) bool
 
 	mu       sync.Mutex // guards the following
 	changed  sync.Cond
 	pending  []byte // at most size bytes
 	spare    []byte // the buffer that is not pending
-	held     bool   // pending waits for the next Write
 	reserved int    // bytes reserved and not yet released
 	queue    []*reservation
 	unused   []*reservation // for later calls
@@ -38,10 +36,9 @@ type reservation struct {
 // ErrClosed is returned by Write after Close.
 var ErrClosed = errors.New("coalesce: write after Close")
 
-// New returns a Writer that holds at most size bytes and hands them over in one piece. hold, which may be nil, is
-// asked about each Write: if it returns true, the bytes wait for the next Write, such as a header for its body.
-func New(to io.Writer, size int, hold func(p []byte) bool) *Writer {
-	w := &Writer{to: to, size: size, hold: hold}
+// New returns a Writer that holds at most size bytes and hands them over in one piece.
+func New(to io.Writer, size int) *Writer {
+	w := &Writer{to: to, size: size}
 	w.changed.L = &w.mu
 	return w
 }
@@ -52,7 +49,7 @@ func (w *Writer) Run() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for {
-		for w.err == nil && !w.closed && (len(w.pending) == 0 || w.held && len(w.pending) < w.size) {
+		for w.err == nil && !w.closed && len(w.pending) == 0 {
 			w.changed.Wait()
 		}
 		if len(w.pending) == 0 || w.err != nil {
@@ -73,43 +70,46 @@ func (w *Writer) writeLocked(p []byte) {
 	w.mu.Unlock()
 	_, err := w.to.Write(p)
 	w.mu.Lock()
-	if err != nil && w.err == nil {
+	if err != nil {
 		w.err = err
 		w.grantLocked()
+		w.changed.Broadcast()
 	}
-	w.changed.Broadcast()
 }
 
-// Write takes p. It waits while the Writer is full, so its caller is as fast as the underlying Writer. Its error is
-// that of an earlier write, or ErrClosed.
+// Write is WriteAll of one piece.
 func (w *Writer) Write(p []byte) (int, error) {
+	if err := w.WriteAll(p); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// WriteAll takes pieces, which go out together as far as they fit. It waits while the Writer is full, so its caller is
+// as fast as the underlying Writer. Its error is that of an earlier write, or ErrClosed.
+func (w *Writer) WriteAll(pieces ...[]byte) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	held := w.hold != nil && w.hold(p)
-	total := 0
-	for {
-		switch {
-		case w.err != nil:
-			return total, w.err
-		case w.closed:
-			return total, ErrClosed
+	for _, p := range pieces {
+		for {
+			switch {
+			case w.err != nil:
+				return w.err
+			case w.closed:
+				return ErrClosed
+			}
+			n := min(len(p), w.size-len(w.pending))
+			w.pending = append(w.pending, p[:n]...)
+			p = p[n:]
+			if len(p) == 0 {
+				break
+			}
+			w.changed.Broadcast()
+			w.changed.Wait()
 		}
-		n := min(len(p), w.size-len(w.pending))
-		w.pending = append(w.pending, p[:n]...)
-		p = p[n:]
-		total += n
-		if len(p) == 0 {
-			break
-		}
-		w.held = false
-		w.changed.Broadcast()
-		w.changed.Wait()
 	}
-	w.held = held
-	if !held {
-		w.changed.Broadcast()
-	}
-	return total, nil
+	w.changed.Broadcast()
+	return nil
 }
 
 // Reserve waits, in the order of its calls, until n bytes fit into half of the Writer. It returns false if stop is

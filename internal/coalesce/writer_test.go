@@ -48,7 +48,7 @@ func run(w *coalesce.Writer) <-chan error {
 
 func TestWriterGathersWhatComesDuringAWrite(t *testing.T) {
 	to := newGatedWriter()
-	w := coalesce.New(to, 100, nil)
+	w := coalesce.New(to, 100)
 	done := run(w)
 	_, err := w.Write([]byte("first"))
 	require.NoError(t, err)
@@ -66,27 +66,21 @@ func TestWriterGathersWhatComesDuringAWrite(t *testing.T) {
 	require.Equal(t, "first"+string(bytes.Repeat([]byte("more"), 10)), to.got.String())
 }
 
-func TestWriterHoldsAHeaderBackUntilItsBody(t *testing.T) {
+func TestPiecesOfOneWriteGoOutTogether(t *testing.T) {
 	to := newGatedWriter()
-	w := coalesce.New(to, 100, func(p []byte) bool { return string(p) == "head" })
+	w := coalesce.New(to, 100)
 	done := run(w)
-	_, err := w.Write([]byte("head"))
-	require.NoError(t, err)
-	_, err = w.Write([]byte("body"))
-	require.NoError(t, err)
+	require.NoError(t, w.WriteAll([]byte("head"), nil, []byte("body")))
 	require.Equal(t, 8, <-to.entered)
 	to.tokens <- nil
-	_, err = w.Write([]byte("head"))
-	require.NoError(t, err)
-	require.NoError(t, w.Close(), "the body never comes")
-	require.Equal(t, 4, <-to.entered, "nothing is lost")
-	to.tokens <- nil
+	require.NoError(t, w.Close())
 	require.NoError(t, <-done)
+	require.ErrorIs(t, w.WriteAll([]byte("head"), []byte("body")), coalesce.ErrClosed)
 }
 
 func TestWriterKeepsNoMoreThanItsSize(t *testing.T) {
 	to := newGatedWriter()
-	w := coalesce.New(to, 10, nil)
+	w := coalesce.New(to, 10)
 	done := run(w)
 	wrote := make(chan error, 1)
 	go func() {
@@ -110,7 +104,7 @@ func TestWriterKeepsNoMoreThanItsSize(t *testing.T) {
 
 func TestWriterPassesTheErrorOnToWhoeverWrites(t *testing.T) {
 	to := newGatedWriter()
-	w := coalesce.New(to, 10, nil)
+	w := coalesce.New(to, 10)
 	done := run(w)
 	broken := errors.New("broken")
 	to.tokens <- broken
@@ -123,7 +117,7 @@ func TestWriterPassesTheErrorOnToWhoeverWrites(t *testing.T) {
 
 func TestCloseWakesAWriteAndIsIdempotent(t *testing.T) {
 	to := newGatedWriter()
-	w := coalesce.New(to, 10, nil)
+	w := coalesce.New(to, 10)
 	done := run(w)
 	wrote := make(chan error, 1)
 	go func() {
@@ -143,7 +137,7 @@ func TestCloseWakesAWriteAndIsIdempotent(t *testing.T) {
 func TestReserveWaitsInOrderUntilThereIsRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		to := newGatedWriter()
-		w := coalesce.New(to, 100, nil)
+		w := coalesce.New(to, 100)
 		done := run(w)
 		reserve := func(n int, stop <-chan struct{}) <-chan bool {
 			got := make(chan bool, 1)
@@ -182,7 +176,7 @@ func TestReserveWaitsInOrderUntilThereIsRoom(t *testing.T) {
 }
 
 func TestReserveThatWaitsTakesNoMemory(t *testing.T) {
-	w := coalesce.New(io.Discard, 100, nil)
+	w := coalesce.New(io.Discard, 100)
 	require.True(t, w.Reserve(50, nil))
 	stop := make(chan struct{})
 	close(stop)

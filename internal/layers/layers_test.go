@@ -23,12 +23,13 @@ var allowed = map[string][]string{
 	"mux/channel": {},
 	// The relay's client end, over any byte stream.
 	"mux/relay": {
-		"mux/channel", "internal/wire", "internal/alive", "internal/coalesce", "internal/tail", "internal/hooks",
+		"mux/channel", "internal/streams", "internal/wire", "internal/alive", "internal/coalesce", "internal/tail",
+		"internal/hooks",
 	},
 	"mux/login": {"internal/boundedfile", "internal/firstuse", "internal/percent", "internal/subprocess"},
 	"mux": {
 		"mux/channel", "mux/relay", "mux/login",
-		"internal/flight", "internal/wire", "internal/alive", "internal/coalesce", "internal/tail", "internal/hooks",
+		"internal/flight", "internal/wire", "internal/alive", "internal/tail", "internal/hooks",
 	},
 	"connector": {
 		"internal/limits", "internal/termtext",
@@ -105,8 +106,8 @@ var allowed = map[string][]string{
 	},
 	"remote/jobcache": {"remote/archive", "remote/transfer"},
 	"remote/relay": {
-		"remote/stale", "remote/socketdir", "remote/pipe", "remote/proc", "internal/wire", "internal/alive",
-		"internal/coalesce", "internal/oserr",
+		"remote/stale", "remote/socketdir", "remote/pipe", "remote/proc", "internal/streams", "internal/wire",
+		"internal/alive", "internal/coalesce", "internal/oserr",
 	},
 	"remote/linger":    {"remote/api/**", "internal/wire"},
 	"remote/stale":     {"remote/proc", "remote/socketdir", "remote/pipe"},
@@ -187,6 +188,7 @@ var allowed = map[string][]string{
 	"remote/api/runnerproto": {},
 	"remote/api/stepmuxv1":   {},
 
+	"internal/streams":        {"internal/coalesce", "internal/wire"},
 	"internal/wire":           {},
 	"internal/limits":         {},
 	"internal/contents":       {"internal/oserr"},

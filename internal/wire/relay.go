@@ -2,14 +2,11 @@ package wire
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"strconv"
 	"time"
-
-	"github.com/hashicorp/yamux"
 )
 
 const (
@@ -108,30 +105,14 @@ const (
 	MaxRelayWindow = 4 << 20
 	minRelayWindow = 3 << 19
 	relayRate      = 80 << 20 // bytes per second
-	// RelayBacklog is how many streams may wait to be answered.
-	RelayBacklog = 1024
-	// relayWriteTimeout ends a relay whose other end reads no bytes. The keepalive finds a dead peer sooner.
-	relayWriteTimeout = 2 * time.Minute
+	// RelayStall ends a relay whose other end reads no bytes. The keepalive finds a dead peer sooner.
+	RelayStall = 2 * time.Minute
 )
 
-// RelayWindow returns the window of streams over a round trip of rtt.
+// RelayWindow returns the window of streams over a round trip of rtt, for the manager. The relay has MaxRelayWindow.
 func RelayWindow(rtt time.Duration) uint32 {
 	window := minRelayWindow + relayRate*min(max(rtt, 0), time.Second).Seconds()
 	return uint32(min(window, MaxRelayWindow))
-}
-
-// RelayConfig returns the yamux configuration for an end that receives with this window. The manager knows the round
-// trip and has RelayWindow; the relay has MaxRelayWindow. yamux's own keepalive is off: it takes a busy peer for a dead
-// one.
-func RelayConfig(window uint32) *yamux.Config {
-	cfg := yamux.DefaultConfig()
-	cfg.AcceptBacklog = RelayBacklog
-	cfg.EnableKeepAlive = false
-	cfg.ConnectionWriteTimeout = relayWriteTimeout
-	cfg.MaxStreamWindowSize = window
-	cfg.StreamOpenTimeout = 0 // the caller bounds the answer to each request
-	cfg.LogOutput = io.Discard
-	return cfg
 }
 
 // ErrRelayProtocol is wrapped by the errors for a peer that breaks the relay's protocol.
@@ -139,14 +120,4 @@ var ErrRelayProtocol = errors.New("relay protocol error")
 
 func protocolError(format string, args ...any) error {
 	return fmt.Errorf("%w: %w", ErrRelayProtocol, fmt.Errorf(format, args...))
-}
-
-// yamuxHeader is the length of yamux's frame header; its second byte is the type, its last four the
-// length.
-const yamuxHeader = 12
-
-// YamuxBodyFollows reports whether p is the header of a yamux data frame, whose body is written next. A writer that
-// gathers small writes can hold it back.
-func YamuxBodyFollows(p []byte) bool {
-	return len(p) == yamuxHeader && p[0] == 0 && p[1] == 0 && binary.BigEndian.Uint32(p[8:]) > 0
 }

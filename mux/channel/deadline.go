@@ -10,8 +10,6 @@ var past = time.Unix(0, 1)
 
 // deadline is a time that can be moved while calls wait for it.
 type deadline struct {
-	tell func(time.Time) error // moves the transport's own; nil if it has none
-
 	mu     sync.Mutex // guards the following
 	timer  *time.Timer
 	passed chan struct{} // closed once the deadline has passed; a new one once it is moved after that
@@ -24,15 +22,12 @@ func (d *deadline) channel() <-chan struct{} {
 	return d.passed
 }
 
-// set moves the deadline and the transport's own. A closed stream's deadline has passed for good.
+// set moves the deadline. A closed stream's deadline has passed for good.
 func (d *deadline) set(t time.Time, closed <-chan struct{}) (err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if isDone(closed) {
 		t, err = past, &closedError{"set deadline"}
-	}
-	if d.tell != nil {
-		_ = d.tell(t)
 	}
 	if d.timer != nil && !d.timer.Stop() {
 		<-d.passed // the timer closes it now, or has closed it

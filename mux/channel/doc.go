@@ -5,5 +5,5 @@
 // route: an SSH channel (package mux) or a stream of a relay (package mux/relay). Whoever opens a Stream or starts a
 // Process closes it; a Transport ends with its Stream, or with the connection under it.
 //
-// Users of mux and mux/relay get these types from there. The package knows no SSH and no yamux.
+// Users of mux and mux/relay get these types from there. The package knows no SSH and no relay.
 package channel

@@ -19,9 +19,6 @@ var ErrStopped = errors.New("stopped")
 //
 // Once stop is closed, a call that waits returns ErrStopped and the number of bytes that it has taken. A later call
 // goes on where it left off: bytes that Write has counted are sent before all that follow, or lost with Close.
-//
-// A Transport that waits for a part with deadlines of its own also has SetReadDeadline and SetWriteDeadline. They are
-// called with each deadline that is set, and with one in the past before Close.
 type Transport interface {
 	Read(p []byte, stop <-chan struct{}) (int, error)
 	Write(p []byte, stop <-chan struct{}) (int, error)
@@ -64,12 +61,6 @@ func (a Addr) String() string { return a.Text }
 func NewStream(t Transport, local, remote Addr) *Stream {
 	s := &Stream{transport: t, local: local, remote: remote, closed: make(chan struct{})}
 	s.readUntil.passed, s.writeUntil.passed = make(chan struct{}), make(chan struct{})
-	if d, ok := t.(interface{ SetReadDeadline(t time.Time) error }); ok {
-		s.readUntil.tell = d.SetReadDeadline
-	}
-	if d, ok := t.(interface{ SetWriteDeadline(t time.Time) error }); ok {
-		s.writeUntil.tell = d.SetWriteDeadline
-	}
 	return s
 }
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"sync"
-	"time"
 
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux/channel"
@@ -33,8 +32,6 @@ type process struct {
 }
 
 func newProcess(s *stream, cmd channel.Command) *process {
-	// The window of the yamux stream is larger than all that credits allow to be under way: Write never waits for it.
-	_ = s.raw.SetWriteDeadline(time.Time{}) // never fails
 	return &process{
 		stream:   s,
 		stdout:   newInbox(),
@@ -50,7 +47,6 @@ func newProcess(s *stream, cmd channel.Command) *process {
 // receive delivers the frames of the stream until it ends.
 func (p *process) receive() {
 	err := p.readFrames()
-	p.relay.remove(p.raw)
 	switch {
 	case errors.Is(err, wire.ErrRelayProtocol):
 		p.lost = fmt.Errorf("wait for remote process: %w", err)
@@ -167,7 +163,8 @@ func (p *process) Write(b []byte, stop <-chan struct{}) (int, error) {
 	return total, nil
 }
 
-// sendStdin sends a frame of stdin, or nothing.
+// sendStdin sends a frame of stdin, or nothing. The stream's window is larger than all that credits allow to be under
+// way, so Write never waits for it.
 func (p *process) sendStdin(b []byte, stop <-chan struct{}) error {
 	size := wire.RelayFrameHeader + len(b)
 	out := p.relay.link.out
@@ -178,11 +175,9 @@ func (p *process) sendStdin(b []byte, stop <-chan struct{}) error {
 		return channel.ErrStopped
 	}
 	defer out.Release(size)
-	f := frames.Get().(*frame)
-	defer frames.Put(f)
-	wire.PutFrameHeader(f[:], wire.FrameData, len(b))
-	copy(f[wire.RelayFrameHeader:], b)
-	if _, err := p.raw.Write(f[:size]); err != nil {
+	var head [wire.RelayFrameHeader]byte
+	wire.PutFrameHeader(head[:], wire.FrameData, len(b))
+	if err := p.raw.WriteBoth(head[:], b); err != nil {
 		return p.failure("write", err)
 	}
 	return nil

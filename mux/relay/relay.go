@@ -9,10 +9,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/hashicorp/yamux"
-
 	"github.com/stepmux/stepmux/internal/alive"
 	"github.com/stepmux/stepmux/internal/hooks"
+	"github.com/stepmux/stepmux/internal/streams"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux/channel"
 )
@@ -24,8 +23,7 @@ const (
 	keepaliveTimeout  = 30 * time.Second
 	// exitTimeout is how long the error of a relay that hung up waits for the program's exit status.
 	exitTimeout = time.Second
-	// closeTimeout is how long a stream that was closed here waits for its other end. yamux keeps the bytes that it
-	// has received for so long, even if the session ends before.
+	// closeTimeout is how long a stream that was closed here waits for its other end.
 	closeTimeout = 30 * time.Second
 )
 
@@ -65,26 +63,25 @@ type Config struct {
 
 // Relay starts processes and connects to sockets by way of one program on the VM. It is safe for concurrent use.
 //
-// It owns these goroutines: two that carry bytes, yamux's two, two that watch, one for each process, and one for each
-// request until it is answered. (The goroutine that delivers a process's stderr belongs to the process's Wait.) All but
+// It owns these goroutines: two that carry bytes, two that watch, one for each process, and one for each request until
+// it is answered. (The goroutine that delivers a process's stderr belongs to the process's Wait.) All but
 // that are gone when Close returns. When a Relay ends, everything that goes by it fails with an [*Error], or with
 // Config.Lost if the carrier was lost.
 type Relay struct {
 	cfg     Config
 	carrier Duplex
 	link    *link
-	session *yamux.Session
+	session *streams.Session
 	program Program
 	wg      sync.WaitGroup
 
 	ending  chan struct{} // closed by Close
 	endOnce sync.Once
 
-	done    chan struct{} // closed once err is set
-	mu      sync.Mutex    // guards the following
-	err     error
-	open    int                        // streams that are open, or being opened
-	streams map[*yamux.Stream]struct{} // for wakeReaders
+	done chan struct{} // closed once err is set
+	mu   sync.Mutex    // guards the following
+	err  error
+	open int // streams that are open, or being opened
 }
 
 // Program is a relay's description of itself.
@@ -97,25 +94,25 @@ type Program struct {
 // New exchanges hellos with the relay at the other end of carrier. ctx bounds that, and means nothing afterwards. New
 // owns carrier, also when it fails. Its error is an [*Error], or Config.Lost. The caller closes the Relay.
 func New(ctx context.Context, carrier Duplex, cfg Config) (*Relay, error) {
-	yamuxConfig := wire.RelayConfig(wire.RelayWindow(cfg.RTT))
-	yamuxConfig.StreamCloseTimeout = closeTimeout
 	hooks.Fill(&cfg)
-	r := &Relay{
-		cfg: cfg, carrier: carrier, ending: make(chan struct{}), done: make(chan struct{}),
-		streams: make(map[*yamux.Stream]struct{}),
-	}
-	r.link = newLink(carrier, yamuxConfig.ConnectionWriteTimeout, &r.wg)
-	stop := context.AfterFunc(ctx, func() {
-		_ = r.link.Close() // always nil
-		_ = carrier.Close()
+	r := &Relay{cfg: cfg, carrier: carrier, ending: make(chan struct{}), done: make(chan struct{})}
+	r.link = newLink(carrier, wire.RelayStall, &r.wg)
+	in := bufio.NewReaderSize(r.link, streams.ReadAhead)
+	r.session = streams.New(streams.Config{
+		In: in, Out: r.link.out, Window: wire.RelayWindow(cfg.RTT), CloseTimeout: closeTimeout,
 	})
-	buffered := bufio.NewReader(r.link) // for the hello; yamux reads the rest of it
-	err := r.exchangeHellos(buffered)
-	if err == nil {
-		r.session, err = yamux.Client(&guardedLink{r.link, wire.NewRelayGuard(buffered)}, yamuxConfig)
-	}
-	if !stop() && err == nil {
-		_ = r.session.Close() // always nil
+	said := make(chan error, 1)
+	r.wg.Go(func() { // ends with the carrier, whose Read cannot be woken
+		err := r.exchangeHellos(in)
+		said <- err
+		if err == nil {
+			_ = r.session.Run() // watch asks for the error
+		}
+	})
+	var err error
+	select {
+	case err = <-said:
+	case <-ctx.Done():
 		err = context.Cause(ctx)
 	}
 	if err != nil {
@@ -127,8 +124,8 @@ func New(ctx context.Context, carrier Duplex, cfg Config) (*Relay, error) {
 
 // exchangeHellos sends our hello and reads the relay's.
 func (r *Relay) exchangeHellos(from *bufio.Reader) error {
-	if _, err := r.link.Write([]byte(wire.ManagerHello(wire.RelayVersion))); err != nil {
-		return err
+	if _, err := r.link.out.Write([]byte(wire.ManagerHello(wire.RelayVersion))); err != nil {
+		return fmt.Errorf("write: %w", err)
 	}
 	version, noise, err := wire.FindRelayHello(from)
 	switch {
@@ -149,7 +146,7 @@ func (r *Relay) startError(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		err = fmt.Errorf("%w (%w)", context.Cause(ctx), err)
 	}
-	_ = r.link.Close() // always nil
+	r.session.Close()
 	_ = r.carrier.Close()
 	r.cfg.Leftover(r.wg.Wait)
 	exit := r.awaitExit() //nolint:contextcheck // ctx may have ended
@@ -184,7 +181,7 @@ func (r *Relay) watch() {
 	silence := make(chan error, 1)
 	pings.Go(func() {
 		ask := func() {
-			pings.Go(func() { _, _ = r.session.Ping() }) // any byte that comes is a sign of life
+			pings.Go(r.session.Ping) // any byte that comes is a sign of life
 		}
 		if err := alive.Watch(ended, keepaliveInterval, keepaliveTimeout, r.link.pulse.Heard, ask); err != nil {
 			silence <- err
@@ -192,8 +189,7 @@ func (r *Relay) watch() {
 	})
 	var err error
 	select {
-	case <-r.session.CloseChan():
-		r.wakeReaders()
+	case <-r.session.Done():
 		err = r.endError()
 	case silent := <-silence:
 		err = &Error{Op: "keepalive", Err: silent, Stderr: r.cfg.Stderr()}
@@ -209,57 +205,28 @@ func (r *Relay) watch() {
 	close(r.done)
 	open := r.open
 	r.mu.Unlock()
-	r.wakeReaders()
 	r.cfg.End(open)
-	_ = r.link.Close() // always nil
-	_ = r.session.Close()
+	r.session.Close()
 	_ = r.carrier.Close()
 	pings.Wait()
-}
-
-// wakeReaders ends the Reads of all streams, once streamError knows of the relay's end. yamux's Read spins from the
-// session's end until Close has ended its stream. Of many, each waits for the processors that the others keep busy: the
-// end of 200 streams took half a minute.
-func (r *Relay) wakeReaders() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for raw := range r.streams {
-		_ = raw.SetReadDeadline(longAgo) // never fails
-	}
-}
-
-// add and remove keep the streams for wakeReaders.
-func (r *Relay) add(raw *yamux.Stream) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.streams[raw] = struct{}{}
-}
-
-func (r *Relay) remove(raw *yamux.Stream) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.streams, raw)
 }
 
 // errClosed is the cause of the end of a relay that was closed here.
 var errClosed = errors.New("closed by this side")
 
-// endError says why yamux's session ended: the program has ended, or it broke the protocol. Its exit status tells.
+// endError says why the session ended: the program has ended, or it broke the protocol. Its exit status tells.
 func (r *Relay) endError() error {
 	if lost := r.cfg.Lost("relay"); lost != nil {
 		return lost
 	}
 	failure := r.link.failure()
-	_ = r.link.Close() // always nil
 	exit := r.awaitExit()
 	e := &Error{Op: "relay", Stderr: r.cfg.Stderr()}
 	switch {
 	case exit != nil:
 		e.Err, e.ExitCode = exit, exit.Status
-	case errors.Is(failure, wire.ErrRelayProtocol):
-		e.Op, e.Err = "protocol", failure
 	case failure == nil:
-		e.Op, e.Err = "protocol", errors.New("what came from it makes no sense")
+		e.Op, e.Err = "protocol", r.session.Err()
 	case errors.Is(failure, errTakesNothing):
 		e.Err = failure
 	default:
@@ -352,7 +319,7 @@ func (r *Relay) ended(op string) error {
 
 // alive returns nil, or the error for op if the relay has ended, or its session.
 func (r *Relay) alive(op string) error {
-	if r.session.IsClosed() || r.Err() != nil {
+	if r.session.Err() != nil || r.Err() != nil {
 		return r.ended(op)
 	}
 	return nil

@@ -9,8 +9,7 @@ import (
 	"math"
 	"time"
 
-	"github.com/hashicorp/yamux"
-
+	"github.com/stepmux/stepmux/internal/streams"
 	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux/channel"
@@ -89,7 +88,7 @@ func (r *Relay) request(ctx context.Context, op string, message []byte) (*stream
 	if err := r.begin(op); err != nil {
 		return nil, err
 	}
-	// yamux has no context for this, so a goroutine waits.
+	// A goroutine waits, so that an answer that comes too late is seen, and its stream closed.
 	answered, failed := make(chan *stream), make(chan error, 1)
 	spawned := r.spawn(func() {
 		start := time.Now()
@@ -122,33 +121,27 @@ func (r *Relay) request(ctx context.Context, op string, message []byte) (*stream
 
 // ask sends the request and reads the answer, until ctx ends.
 func (r *Relay) ask(ctx context.Context, op string, message []byte) (_ *stream, err error) {
-	raw, err := r.session.OpenStream()
+	raw, err := r.session.Open()
 	if err != nil {
 		return nil, r.streamError(op, err)
 	}
-	s := newStream(r, raw)
-	r.add(raw)
-	stop := context.AfterFunc(ctx, func() {
-		_ = s.SetWriteDeadline(longAgo)  // never fails
-		_ = raw.SetReadDeadline(longAgo) // as above
-	})
+	s := &stream{relay: r, raw: raw}
 	defer func() {
-		if !stop() {
+		if ctx.Err() != nil {
 			err = fmt.Errorf("%s: %w", op, context.Cause(ctx))
 		}
 		if err != nil {
-			_ = raw.Close() // an error means that the session has ended
-			r.remove(raw)
+			raw.Close()
 		}
 	}()
 	for len(message) > 0 {
-		n, err := s.send(message[:min(len(message), wire.MaxRelayFrame)], ctx.Done())
+		n, err := s.send(message, ctx.Done())
 		if err != nil {
 			return nil, r.streamError(op, err)
 		}
 		message = message[n:]
 	}
-	response, err := wire.ReadRelayResponse(raw)
+	response, err := wire.ReadRelayResponse(streams.Reader{Stream: raw, Stop: ctx.Done()})
 	switch {
 	case err != nil:
 		return nil, r.streamError(op, err)
@@ -172,15 +165,9 @@ func refusal(op string, response wire.RelayResponse) error {
 	return &RefusedError{Op: op, Reason: cmp.Or(reason, RefusedFailed), Text: text}
 }
 
-// streamError returns the error for op that an error of yamux stands for. yamux says io.EOF when the peer has closed
-// the stream, but also when the session has ended. A session whose write timed out, or that the peer has told to go
-// away, is of no more use and ends.
+// streamError returns the error for op that an error of a stream stands for. It is io.EOF when the peer has closed the
+// stream, but also when the session has ended.
 func (r *Relay) streamError(op string, err error) error {
-	if errors.Is(err, yamux.ErrConnectionWriteTimeout) || errors.Is(err, yamux.ErrRemoteGoAway) ||
-		errors.Is(err, yamux.ErrStreamsExhausted) {
-		_ = r.link.Close() // always nil; the session ends with it
-		<-r.session.CloseChan()
-	}
 	if lost := r.alive(op); lost != nil {
 		return lost
 	}

@@ -7,90 +7,39 @@ import (
 	"fmt"
 	"io"
 	"sync"
-	"time"
 
-	"github.com/hashicorp/yamux"
-
+	"github.com/stepmux/stepmux/internal/streams"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux/channel"
 )
 
-// frame has room for a whole frame, its header included.
-type frame [wire.RelayFrameHeader + wire.MaxRelayFrame]byte
-
-var frames = sync.Pool{New: func() any { return new(frame) }}
-
-// stream is a yamux stream whose request the relay has granted.
+// stream is a stream whose request the relay has granted.
 type stream struct {
 	relay      *Relay
-	raw        *yamux.Stream
+	raw        *streams.Stream
 	hangUpOnce sync.Once
-
-	mu         sync.Mutex // guards the following
-	writeUntil time.Time  // the deadline of awaitWindow
-	awaiting   bool       // awaitWindow is under way
 }
 
-func newStream(r *Relay, raw *yamux.Stream) *stream {
-	s := &stream{relay: r, raw: raw}
-	_ = raw.SetWriteDeadline(longAgo) // never fails; see send
-	return s
-}
-
-// longAgo is a deadline that has passed.
-var longAgo = time.Unix(0, 1)
-
-// send sends p, at most a frame, and returns how much of it. yamux cannot wake a Write that waits for the link, so
-// all waiting for the link is done here, in Reserve. The room must not stay reserved while the stream waits for its
-// window: siblings need it. So yamux's Write has a deadline that has passed, with which it sends as much as the window
-// has room for and waits for no more.
+// send sends some of p, at most a frame, and returns how much. All waiting for the link is done in Reserve, which can
+// be stopped. The room must not stay reserved while the stream waits for its window: siblings need it.
 func (s *stream) send(p []byte, stop <-chan struct{}) (int, error) {
+	room, err := s.raw.Await(1, stop)
+	if err != nil {
+		return 0, err
+	}
+	n := min(len(p), room, wire.MaxRelayFrame)
 	out := s.relay.link.out
-	if !out.Reserve(len(p), stop) {
+	if !out.Reserve(n, stop) {
 		return 0, channel.ErrStopped
 	}
-	n, err := s.raw.Write(p)
-	out.Release(len(p))
-	if !errors.Is(err, yamux.ErrTimeout) {
-		return n, err
-	}
-	more, err := s.awaitWindow(p[n : n+1])
-	if errors.Is(err, yamux.ErrTimeout) {
-		err = channel.ErrStopped
-	}
-	return n + more, err
-}
-
-// awaitWindow waits until the stream's window has room, by sending a single byte.
-func (s *stream) awaitWindow(one []byte) (int, error) {
-	s.mu.Lock()
-	s.awaiting = true
-	_ = s.raw.SetWriteDeadline(s.writeUntil)
-	s.mu.Unlock()
-	defer func() {
-		s.mu.Lock()
-		s.awaiting = false
-		_ = s.raw.SetWriteDeadline(longAgo)
-		s.mu.Unlock()
-	}()
-	return s.raw.Write(one)
-}
-
-// SetWriteDeadline sets the deadline of awaitWindow. See [channel.Transport].
-func (s *stream) SetWriteDeadline(t time.Time) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.writeUntil = t
-	if s.awaiting {
-		return s.raw.SetWriteDeadline(t)
-	}
-	return nil
+	defer out.Release(n)
+	return n, s.raw.Send(nil, p[:n])
 }
 
 // hangUp sends the end of the stream. Idempotent.
 func (s *stream) hangUp() {
 	s.hangUpOnce.Do(func() {
-		_ = s.raw.Close() // an error means that the session has ended
+		s.raw.Close()
 		s.relay.finish()
 		s.relay.cfg.Closed()
 	})
@@ -101,9 +50,9 @@ func (s *stream) failure(op string, err error) error {
 	switch {
 	case errors.Is(err, channel.ErrStopped):
 		return err
-	case errors.Is(err, yamux.ErrTimeout):
+	case errors.Is(err, streams.ErrStopped):
 		return cmp.Or(s.relay.alive(op), channel.ErrStopped)
-	case errors.Is(err, yamux.ErrStreamClosed), errors.Is(err, yamux.ErrConnectionReset):
+	case errors.Is(err, streams.ErrClosed):
 		err = io.ErrClosedPipe
 	}
 	return s.relay.streamError(op, err)
@@ -119,17 +68,14 @@ type socket struct {
 	left int  // bytes of the frame's payload that are still to be read
 	end  bool // the other end is done
 
-	// Owned by Write and CloseWrite:
-	frame  *frame // the buffer of unsent; may be nil
-	unsent []byte // the rest of a frame, which must be sent before all else
-	ended  bool   // FrameEnd was sent, or is unsent
+	sent [wire.RelayFrameHeader]byte // the header of a frame that is sent; owned by Write and CloseWrite
 }
 
-// Read implements [channel.Transport]. yamux's own deadline stops it.
-func (s *socket) Read(p []byte, _ <-chan struct{}) (int, error) {
-	n, err := 0, s.next()
+// Read implements [channel.Transport].
+func (s *socket) Read(p []byte, stop <-chan struct{}) (int, error) {
+	n, err := 0, s.next(stop)
 	if err == nil {
-		n, err = s.raw.Read(p[:min(len(p), s.left)])
+		n, err = s.raw.ReadUntil(p[:min(len(p), s.left)], stop)
 		s.left -= n
 	}
 	if err != nil && !s.end {
@@ -138,17 +84,14 @@ func (s *socket) Read(p []byte, _ <-chan struct{}) (int, error) {
 	return n, err
 }
 
-// SetReadDeadline sets yamux's deadline.
-func (s *socket) SetReadDeadline(t time.Time) error { return s.raw.SetReadDeadline(t) }
-
 // next reads frame headers until a frame has data, of which left tells, or the stream ends.
-func (s *socket) next() error {
+func (s *socket) next(stop <-chan struct{}) error {
 	for s.left == 0 {
 		if s.end {
 			return io.EOF
 		}
 		for s.have < len(s.head) {
-			n, err := s.raw.Read(s.head[s.have:])
+			n, err := s.raw.ReadUntil(s.head[s.have:], stop)
 			s.have += n
 			if err != nil {
 				return err
@@ -172,21 +115,11 @@ func (s *socket) next() error {
 
 // Write implements [channel.Transport].
 func (s *socket) Write(p []byte, stop <-chan struct{}) (int, error) {
-	if err := s.flush(stop); err != nil {
-		return 0, err
-	}
 	total := 0
 	for len(p) > 0 {
-		s.frame = frames.Get().(*frame)
-		n := copy(s.frame[wire.RelayFrameHeader:], p)
-		wire.PutFrameHeader(s.frame[:], wire.FrameData, n)
-		s.unsent = s.frame[:wire.RelayFrameHeader+n]
-		if err := s.flush(stop); err != nil {
-			if len(s.unsent) < wire.RelayFrameHeader+n {
-				return total + n, err // a frame that has begun is sent to its end
-			}
-			s.sent()
-			return total, err
+		n, err := s.sendFrame(wire.FrameData, p, stop)
+		if err != nil {
+			return total, s.failure("write", err)
 		}
 		total += n
 		p = p[n:]
@@ -194,42 +127,31 @@ func (s *socket) Write(p []byte, stop <-chan struct{}) (int, error) {
 	return total, nil
 }
 
-// flush sends the rest of a frame.
-func (s *socket) flush(stop <-chan struct{}) error {
-	for len(s.unsent) > 0 {
-		n, err := s.send(s.unsent, stop)
-		s.unsent = s.unsent[n:]
-		if err != nil {
-			return s.failure("write", err)
-		}
+// sendFrame sends a frame with as much of p as fits, in one piece: none is cut off by stop. It waits for the window and
+// for the link, and returns how much it has sent.
+func (s *socket) sendFrame(kind wire.RelayFrame, p []byte, stop <-chan struct{}) (int, error) {
+	const header = wire.RelayFrameHeader
+	room, err := s.raw.Await(header+min(len(p), 1), stop)
+	if err != nil {
+		return 0, err
 	}
-	s.sent()
-	return nil
-}
-
-// sent forgets the frame.
-func (s *socket) sent() {
-	s.unsent = nil
-	if s.frame != nil {
-		frames.Put(s.frame)
-		s.frame = nil
+	n := min(len(p), room-header, wire.MaxRelayFrame)
+	out := s.relay.link.out
+	if !out.Reserve(header+n, stop) {
+		return 0, channel.ErrStopped
 	}
+	defer out.Release(header + n)
+	wire.PutFrameHeader(s.sent[:], kind, n)
+	return n, s.raw.Send(s.sent[:], p[:n])
 }
 
 // CloseWrite implements [channel.Transport].
 func (s *socket) CloseWrite(stop <-chan struct{}) error {
-	if err := s.flush(stop); err != nil {
-		return err
+	if _, err := s.sendFrame(wire.FrameEnd, nil, stop); err != nil {
+		return s.failure("close write", err)
 	}
-	if !s.ended {
-		s.ended = true
-		s.unsent = wire.AppendFrame(nil, wire.FrameEnd, nil)
-	}
-	return s.flush(stop)
+	return nil
 }
 
 // Close implements [channel.Transport]. The end of the stream without FrameEnd tells the relay to close the socket.
-func (s *socket) Close() {
-	s.hangUp()
-	s.relay.remove(s.raw)
-}
+func (s *socket) Close() { s.hangUp() }

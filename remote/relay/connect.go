@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -37,10 +36,8 @@ func (s *stream) connect(request *wire.RelayConnect) {
 		s.answer(err)
 		return
 	}
-	stop := context.AfterFunc(ctx, func() { // wakes both directions
-		_ = b.conn.Close()
-		_ = s.raw.SetWriteDeadline(time.Unix(1, 0)) // never fails
-	})
+	s.giveUp = ctx.Done()
+	stop := context.AfterFunc(ctx, func() { _ = b.conn.Close() }) // with giveUp it wakes both directions
 	defer stop()
 	s.answer(nil)
 	close(b.connected)

@@ -100,10 +100,21 @@ func manage(t testing.TB, in io.WriteCloser, out io.ReadCloser) *manager {
 	_, err = io.ReadFull(out, hello)
 	require.NoError(t, err)
 	require.Equal(t, wire.RelayHello(wire.RelayVersion), string(hello), "and nothing before")
-	session, err := yamux.Client(&duplex{out, in}, wire.RelayConfig(wire.MaxRelayWindow))
+	session, err := yamux.Client(&duplex{out, in}, yamuxConfig())
 	require.NoError(t, err)
 	t.Cleanup(func() { session.Close() })
 	return &manager{session}
+}
+
+// yamuxConfig is that of the library, as a peer of another make.
+func yamuxConfig() *yamux.Config {
+	cfg := yamux.DefaultConfig()
+	cfg.AcceptBacklog = 1024
+	cfg.EnableKeepAlive = false
+	cfg.MaxStreamWindowSize = wire.MaxRelayWindow
+	cfg.StreamOpenTimeout = 0
+	cfg.LogOutput = io.Discard
+	return cfg
 }
 
 // duplex is stdin and stdout of a relay as one connection.

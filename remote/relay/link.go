@@ -12,11 +12,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/hashicorp/yamux"
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/alive"
 	"github.com/stepmux/stepmux/internal/coalesce"
+	"github.com/stepmux/stepmux/internal/streams"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/pipe"
 )
@@ -26,8 +26,6 @@ const (
 	helloTimeout = 30 * time.Second
 	// linkBuffer is the most bytes of one write to stdout.
 	linkBuffer = 128 << 10
-	// readAhead is the size of the buffer of stdin. A larger read bypasses it.
-	readAhead = 16 << 10
 	// flushTimeout bounds the wait, at the end, for the manager to take the bytes that were written.
 	flushTimeout = 2 * time.Second
 )
@@ -35,8 +33,7 @@ const (
 // errStuck ends a relay whose manager reads no more.
 var errStuck = errors.New("the manager takes nothing any more")
 
-// link is stdin and stdout as one connection for yamux, on which Close wakes a blocked Read. A goroutine of its own
-// writes; finish waits for it.
+// link is stdin and stdout. Close wakes a blocked read. A goroutine of its own writes; finish waits for it.
 type link struct {
 	in, out  *pipe.File
 	buffered *bufio.Reader    // of in
@@ -44,11 +41,13 @@ type link struct {
 	written  chan struct{}    // closed once the last byte is written to out
 
 	pulse alive.Pulse // of stdin
+	stall time.Duration
 
 	inEnded atomic.Bool // stdin has ended or failed, other than by Close
+	stuck   atomic.Bool // stdout was not read for stall
 }
 
-func openLink(stdin, stdout *os.File) (*link, error) {
+func openLink(stdin, stdout *os.File, stall time.Duration) (*link, error) {
 	in, err := pipe.Open(stdin)
 	if err != nil {
 		return nil, err
@@ -60,13 +59,9 @@ func openLink(stdin, stdout *os.File) (*link, error) {
 	}
 	in.Widen()
 	out.Widen()
-	l := &link{
-		in:       in,
-		out:      out,
-		gathered: coalesce.New(out, linkBuffer, wire.YamuxBodyFollows),
-		written:  make(chan struct{}),
-	}
-	l.buffered = bufio.NewReaderSize(linkInput{l}, readAhead)
+	l := &link{in: in, out: out, stall: stall, written: make(chan struct{})}
+	l.gathered = coalesce.New(linkOutput{l}, linkBuffer)
+	l.buffered = bufio.NewReaderSize(linkInput{l}, streams.ReadAhead)
 	go func() {
 		defer close(l.written)
 		_ = l.gathered.Run() // its error is that of the next Write
@@ -86,6 +81,18 @@ func (l linkInput) Read(p []byte) (int, error) {
 		l.inEnded.Store(true)
 	}
 	return n, err
+}
+
+// linkOutput writes stdout, and closes it if nobody reads it.
+type linkOutput struct{ *link }
+
+func (l linkOutput) Write(p []byte) (int, error) {
+	stalled := time.AfterFunc(l.stall, func() {
+		l.stuck.Store(true)
+		l.out.Close()
+	})
+	defer stalled.Stop()
+	return l.out.Write(p)
 }
 
 // shakeHands exchanges hellos and tells the program's version. If ctx ends first the error is its cause.
@@ -119,13 +126,7 @@ func (l *link) shakeHands(ctx context.Context, program string) error {
 	return nil
 }
 
-// Read implements io.Reader.
-func (l *link) Read(p []byte) (int, error) { return l.buffered.Read(p) }
-
-// Write implements io.Writer.
-func (l *link) Write(p []byte) (int, error) { return l.gathered.Write(p) }
-
-// Close implements io.Closer. Bytes that were written before are still sent.
+// Close wakes a blocked read. Bytes that were written before are still sent.
 func (l *link) Close() error {
 	_ = l.gathered.Close() // always nil
 	l.in.SetReadDeadline(time.Unix(1, 0))
@@ -135,10 +136,10 @@ func (l *link) Close() error {
 // reason says why the session has ended with err: ErrLeash if the manager has gone.
 func (l *link) reason(err error) error {
 	switch path := (*fs.PathError)(nil); {
+	case l.stuck.Load():
+		return errStuck
 	case l.inEnded.Load(), errors.Is(err, unix.EPIPE):
 		return pipe.ErrLeash
-	case errors.Is(err, yamux.ErrConnectionWriteTimeout):
-		return errStuck
 	case errors.As(err, &path):
 		return fmt.Errorf("stdout: %w", path.Err)
 	default:

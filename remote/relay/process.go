@@ -43,6 +43,9 @@ type process struct {
 	gone  chan struct{} // closed once the manager's frames have ended and broke is set
 	broke error         // how they broke the protocol, nil if the manager has closed the stream
 	over  chan struct{} // closed once the process and its output have ended
+
+	letGo func()      // ends writes that wait for a manager that reads no more
+	late  *time.Timer // calls letGo; read once gone is closed, nil if it is not needed
 }
 
 // start serves a start request: it starts a process and carries its bytes until both have ended.
@@ -53,6 +56,8 @@ func (s *stream) start(request *wire.RelayStart) {
 	}
 	defer s.relay.processes.Done()
 	p := &process{stream: s, free: make(chan struct{}), gone: make(chan struct{}), over: make(chan struct{})}
+	giveUp := make(chan struct{})
+	s.giveUp, p.letGo = giveUp, sync.OnceFunc(func() { close(giveUp) })
 	p.input.more, p.room.stdout, p.room.stderr = make(chan struct{}, 1), newWindow(), newWindow()
 	if request.Ready != "" {
 		p.ready, p.spares = s.relay.sockets.own(request.Ready), lingers(request)
@@ -148,6 +153,9 @@ func (p *process) run() {
 	if p.broke == nil && isClosed(p.child.Exited()) {
 		_ = p.write(exitOf(p.child.Status()).Append(nil)) // the manager may have gone
 	}
+	if p.late != nil {
+		p.late.Stop()
+	}
 	if isClosed(p.child.Exited()) && p.child.Status().Signaled() && !isClosed(p.relay.closing) {
 		p.relay.sweep() // a serve that was killed has ended nothing
 	}
@@ -195,7 +203,7 @@ func (p *process) drain(output <-chan struct{}) {
 func (p *process) takeFrames() {
 	defer func() {
 		if !isClosed(p.over) { // the manager may read no more
-			_ = p.raw.SetWriteDeadline(time.Now().Add(p.relay.grace + drainTimeout)) // never fails
+			p.late = time.AfterFunc(p.relay.grace+drainTimeout, p.letGo)
 		}
 		close(p.gone)
 	}()
@@ -207,7 +215,7 @@ func (p *process) takeFrames() {
 		if errors.Is(err, wire.ErrRelayProtocol) {
 			p.broke = err
 			p.relay.log.Printf("ended process %d: %v", p.child.PID(), err)
-			_ = p.raw.Close() // an error means that the session has ended
+			p.raw.Close()
 		}
 		if err != nil {
 			return

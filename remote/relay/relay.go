@@ -13,9 +13,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/hashicorp/yamux"
-
 	"github.com/stepmux/stepmux/internal/alive"
+	"github.com/stepmux/stepmux/internal/streams"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/pipe"
 	"github.com/stepmux/stepmux/remote/proc"
@@ -37,10 +36,12 @@ type limits struct {
 	request time.Duration // for the request with which a stream begins
 	// A manager that was silent for interval is asked for a sign of life, and has timeout to give one.
 	interval, timeout time.Duration
+	stall             time.Duration // how long the manager may take no byte
 }
 
 var defaultLimits = limits{
 	streams: 16 << 10, request: 30 * time.Second, interval: 15 * time.Second, timeout: 30 * time.Second,
+	stall: wire.RelayStall,
 }
 
 // Config says which sockets a relay may reach and how it ends processes.
@@ -81,7 +82,7 @@ func run(ctx context.Context, in, out *os.File, log io.Writer, cfg Config, bound
 	if !filepath.IsAbs(cfg.TempDir) {
 		return fmt.Errorf("temporary directory %q is not an absolute path", cfg.TempDir)
 	}
-	link, err := openLink(in, out)
+	link, err := openLink(in, out, bounds.stall)
 	if err != nil {
 		return err
 	}
@@ -94,22 +95,20 @@ func run(ctx context.Context, in, out *os.File, log io.Writer, cfg Config, bound
 		return err
 	}
 	defer children.Release()
-	session, err := yamux.Server(link, wire.RelayConfig(wire.MaxRelayWindow))
-	if err != nil {
-		return err
-	}
 	r := &relay{
 		tempDir:   filepath.Clean(cfg.TempDir),
 		grace:     max(cmp.Or(cfg.Grace, defaultGrace), 0),
 		limits:    bounds,
 		log:       pipe.NewNotices(log),
 		link:      link,
-		session:   session,
 		children:  children,
 		sockets:   newReadySockets(),
 		closing:   make(chan struct{}),
 		abandoned: make(chan struct{}),
 	}
+	r.session = streams.New(streams.Config{
+		In: link.buffered, Out: link.gathered, Window: wire.MaxRelayWindow, Accept: r.accept,
+	})
 	r.spares = &spares{relay: r}
 	r.life, r.endLife = context.WithCancel(context.WithoutCancel(ctx))
 	serving, fail := context.WithCancelCause(ctx)
@@ -123,8 +122,8 @@ func run(ctx context.Context, in, out *os.File, log io.Writer, cfg Config, bound
 	return err
 }
 
-// relay is a relay that has exchanged hellos. Its goroutines are one that accepts streams, one that watches for signs
-// of life, one that sweeps, and those of its streams; run waits for all of them.
+// relay is a relay that has exchanged hellos. Its goroutines are one that receives, one that watches for signs of life,
+// one that sweeps, and those of its streams; run waits for all of them.
 type relay struct {
 	tempDir string
 	grace   time.Duration
@@ -132,7 +131,7 @@ type relay struct {
 	log     *pipe.Notices
 
 	link     *link
-	session  *yamux.Session
+	session  *streams.Session
 	children *proc.Children
 	sockets  *readySockets
 	spares   *spares
@@ -146,7 +145,7 @@ type relay struct {
 	abandoned chan struct{} // closed when the relay gives up the processes that have not ended
 
 	count   atomic.Int64   // of open streams
-	streams sync.WaitGroup // accept alone adds to it
+	streams sync.WaitGroup // the session's Run alone adds to it
 
 	mu        sync.Mutex // held to close closing, and to add to processes, which nobody does after that
 	processes sync.WaitGroup
@@ -155,7 +154,7 @@ type relay struct {
 // run serves the manager until it has gone, ctx ends or something fails, and cleans up.
 func (r *relay) run(ctx context.Context) error {
 	var own sync.WaitGroup
-	own.Go(r.accept)
+	own.Go(func() { _ = r.session.Run() }) // watch asks for the error
 	own.Go(r.watch)
 	own.Go(r.sweep)
 	<-ctx.Done()
@@ -184,7 +183,8 @@ func (r *relay) run(ctx context.Context) error {
 
 // hangUp ends the session, and with it all streams. It is idempotent.
 func (r *relay) hangUp() {
-	_ = r.session.Close() // always nil
+	r.session.Close()
+	_ = r.link.Close() // always nil
 	r.endLife()
 }
 
@@ -199,16 +199,18 @@ func (r *relay) beginProcess() bool {
 	return true
 }
 
-// watch ends the relay when the manager gives no sign of life.
+// watch ends the relay when the session has ended, or the manager gives no sign of life.
 func (r *relay) watch() {
 	var ping sync.WaitGroup
 	defer ping.Wait()
 	ask := func() {
-		ping.Go(func() { _, _ = r.session.Ping() }) // any byte received counts
+		ping.Go(r.session.Ping) // any byte received counts
 	}
-	err := alive.Watch(r.session.CloseChan(), r.limits.interval, r.limits.timeout, r.link.pulse.Heard, ask)
+	err := alive.Watch(r.session.Done(), r.limits.interval, r.limits.timeout, r.link.pulse.Heard, ask)
 	if err != nil {
 		r.fail(fmt.Errorf("the manager gave %w", err))
+	} else {
+		r.fail(r.link.reason(r.session.Err()))
 	}
 }
 

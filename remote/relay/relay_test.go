@@ -3,6 +3,7 @@ package relay
 import (
 	"bufio"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -292,6 +293,21 @@ func TestRelayEndsWhenItsStdoutDoes(t *testing.T) {
 	require.NoError(t, out.Close())
 	_, _ = m.session.OpenStream() // has to be answered
 	require.NoError(t, <-ended, "the manager has gone")
+}
+
+func TestRelayEndsIfItsManagerReadsNothing(t *testing.T) {
+	bounds := defaultLimits
+	bounds.stall, bounds.streams = 50*time.Millisecond, 1
+	in, _, ended := relayHere(t, t.Context(), bounds, startNothing)
+	_, err := in.WriteString(wire.ManagerHello(wire.RelayVersion))
+	require.NoError(t, err)
+	for id := uint32(1); err == nil; id += 2 { // each is answered
+		_, err = in.Write(binary.BigEndian.AppendUint32([]byte{0, 1, 0, 1}, id))
+		if err == nil {
+			_, err = in.Write(make([]byte, 4))
+		}
+	}
+	require.ErrorContains(t, <-ended, "takes nothing any more")
 }
 
 type nopCloser struct{ *os.File }

@@ -7,9 +7,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/hashicorp/yamux"
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/internal/streams"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/pipe"
 )
@@ -34,47 +34,48 @@ func (f *frame) payload() []byte { return f[wire.RelayFrameHeader:] }
 // stream is one stream of the manager.
 type stream struct {
 	relay *relay
-	raw   *yamux.Stream
-	in    *bufio.Reader // of raw
-	large bool          // a large frame was read, so yamux keeps a large buffer
+	raw   *streams.Stream
+	in    *bufio.Reader // of raw, until wake
+	// giveUp ends a write that waits for the window, once it is closed. It is nil until something may close it.
+	giveUp <-chan struct{}
+	wake   func() // makes every read return, now and later, unless bytes are buffered; idempotent
 }
 
 // errClosing refuses a request that comes too late.
 var errClosing error = wire.RelayResponse{Code: wire.RelayClosing, Text: "the relay is about to end"}
 
-// accept serves the manager's streams until the session ends.
-func (r *relay) accept() {
-	for {
-		raw, err := r.session.AcceptStream()
-		if err != nil {
-			r.fail(r.link.reason(err))
-			return
-		}
-		s := &stream{relay: r, raw: raw, in: bufio.NewReaderSize(raw, idleBuffer)}
-		if r.count.Add(1) > int64(r.limits.streams) {
-			r.count.Add(-1)
-			s.answer(wire.RefuseRelay(wire.RelayBusy, "the relay has as many streams as it takes"))
-			_ = raw.Close() // an error means that the session has ended
-			continue
-		}
-		r.streams.Go(func() {
-			defer r.count.Add(-1)
-			s.serve()
-			_ = raw.Close()
-		})
+// accept serves a stream of the manager.
+func (r *relay) accept(raw *streams.Stream) {
+	stop := make(chan struct{})
+	s := &stream{
+		relay: r, raw: raw, in: bufio.NewReaderSize(streams.Reader{Stream: raw, Stop: stop}, idleBuffer),
+		wake: sync.OnceFunc(func() { close(stop) }),
 	}
+	if r.count.Add(1) > int64(r.limits.streams) {
+		r.count.Add(-1)
+		s.answer(wire.RefuseRelay(wire.RelayBusy, "the relay has as many streams as it takes"))
+		raw.Close()
+		return
+	}
+	r.streams.Go(func() {
+		defer r.count.Add(-1)
+		s.serve()
+		raw.Close()
+	})
 }
 
 // serve reads the request of s and serves it.
 func (s *stream) serve() {
-	_ = s.raw.SetReadDeadline(time.Now().Add(s.relay.limits.request)) // never fails
+	late := time.AfterFunc(s.relay.limits.request, s.wake)
 	request, err := wire.ReadRelayRequest(s.in)
-	_ = s.raw.SetReadDeadline(time.Time{})
+	if !late.Stop() {
+		err = streams.ErrStopped
+	}
 	switch {
 	case errors.Is(err, wire.ErrRelayProtocol):
 		s.answer(wire.RefuseRelay(wire.RelayInvalid, "%v", err))
 		return
-	case errors.Is(err, yamux.ErrTimeout):
+	case errors.Is(err, streams.ErrStopped):
 		s.answer(wire.RefuseRelay(wire.RelayInvalid, "no whole request came within %v", s.relay.limits.request))
 		return
 	case err != nil:
@@ -106,32 +107,14 @@ func (s *stream) send(f *frame, kind wire.RelayFrame, n int) error {
 	return s.write(f[:wire.RelayFrameHeader+n])
 }
 
-// write sends whole frames. It waits for the window of the stream, until the stream or the session ends. If the manager
-// reads nothing at all, the relay ends.
+// write sends whole frames. It waits for the window of the stream, until its own end, raw's or the session's.
 func (s *stream) write(p []byte) error {
-	_, err := s.raw.Write(p)
-	if errors.Is(err, yamux.ErrConnectionWriteTimeout) {
-		s.relay.fail(errStuck)
-	}
+	_, err := s.raw.WriteUntil(p, s.giveUp)
 	return err
 }
 
-// next reads a frame's header. At a small frame, after which a stream may be idle, it makes yamux give up its large
-// buffer.
-func (s *stream) next() (kind wire.RelayFrame, n int, err error) {
-	kind, n, err = wire.ReadFrameHeader(s.in)
-	switch {
-	case n > idleBuffer:
-		s.large = true
-	case s.large && s.in.Buffered() <= n:
-		s.raw.Shrink()
-		s.large = false
-	}
-	return kind, n, err
-}
-
-// wake makes every read of s return, now and later, unless bytes are buffered.
-func (s *stream) wake() { _ = s.raw.SetReadDeadline(time.Unix(1, 0)) }
+// next reads a frame's header.
+func (s *stream) next() (kind wire.RelayFrame, n int, err error) { return wire.ReadFrameHeader(s.in) }
 
 // readFrame waits until a pipe or socket has bytes, and returns at most so many of them in the place of a frame's
 // payload. It holds no frame while it waits. wait is the Read of the file's syscall.RawConn. The error is io.EOF at the

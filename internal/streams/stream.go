@@ -1,0 +1,351 @@
+package streams
+
+import (
+	"bufio"
+	"io"
+	"math"
+	"sync"
+	"time"
+)
+
+const (
+	// ReadAhead is the size of the buffer of what is received. Larger data bypasses it. A Config.In that is a bufio.Reader
+	// of this size is used as it is.
+	ReadAhead = 8 << 10
+	// copied is how much data of a frame is copied at most, into what already waits in a stream. It fits in ReadAhead.
+	copied = 4 << 10
+	// pieceSize is the size of a large piece: the largest frame of a relay's (wire.MaxRelayFrame and its header).
+	pieceSize = 64<<10 + 4
+)
+
+// pieces holds large pieces.
+var pieces = sync.Pool{New: func() any { return new([pieceSize]byte) }}
+
+// piece is some of the data that waits in a stream.
+type piece struct {
+	data  []byte
+	large *[pieceSize]byte // of which data is part; nil if it is a small piece
+}
+
+// newPiece returns an empty piece with room for n bytes. Small ones are for streams that have nothing else waiting: a
+// peer that sends single bytes cannot make them cost more than a few times the window.
+func newPiece(n int, first bool) piece {
+	if first && n <= copied {
+		return piece{data: make([]byte, 0, n)}
+	}
+	large, _ := pieces.Get().(*[pieceSize]byte)
+	return piece{large[:0], large}
+}
+
+// Stream is one stream of a Session. One goroutine at a time may read, and one may call Await and Send; all else may be
+// called at any time.
+type Stream struct {
+	session            *Session
+	id                 uint32
+	readable, writable chan struct{} // have an element if there may be something new
+
+	writing sync.Mutex // held by Write
+
+	mu     sync.Mutex // guards the following
+	queue  []piece
+	used   int    // bytes of the first piece that were read
+	held   uint32 // bytes in the queue that were not
+	window uint32 // bytes that the peer may still send
+	room   uint32 // bytes that may still be sent
+	ended  bool   // the peer sends no more
+	closed bool   // this end sends no more
+	reset  bool   // the stream is no more
+	timer  *time.Timer
+}
+
+func newStream(s *Session, id uint32) *Stream {
+	return &Stream{
+		session: s, id: id, readable: make(chan struct{}, 1), writable: make(chan struct{}, 1),
+		window: s.cfg.Window, room: initialWindow,
+	}
+}
+
+func notify(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// Read is ReadUntil that nothing stops but the end of the session.
+func (st *Stream) Read(p []byte) (int, error) { return st.ReadUntil(p, nil) }
+
+// ReadUntil reads what the peer sends, io.EOF at the end. Once stop is closed it waits no more and returns ErrStopped.
+func (st *Stream) ReadUntil(p []byte, stop <-chan struct{}) (int, error) {
+	for {
+		var over error
+		select {
+		case <-st.session.done: // what was received before is read first
+			over = st.session.Err()
+		default:
+		}
+		st.mu.Lock()
+		n, grant := st.takeLocked(p), st.grantLocked()
+		switch {
+		case st.reset:
+			over = ErrClosed
+		case st.ended:
+			over = io.EOF
+		}
+		st.mu.Unlock()
+		if grant > 0 {
+			_ = st.session.send(header{kindWindow, 0, st.id, grant}, nil, nil) // the next call tells
+		}
+		switch {
+		case n > 0 || len(p) == 0:
+			return n, nil
+		case over != nil:
+			return 0, over
+		}
+		select {
+		case <-st.readable:
+		case <-st.session.done:
+		case <-stop:
+			return 0, ErrStopped
+		}
+	}
+}
+
+// Reader is a stream whose Read is stopped with ErrStopped once Stop is closed.
+type Reader struct {
+	Stream *Stream
+	Stop   <-chan struct{}
+}
+
+// Read implements io.Reader.
+func (r Reader) Read(p []byte) (int, error) { return r.Stream.ReadUntil(p, r.Stop) }
+
+// takeLocked copies from the queue.
+func (st *Stream) takeLocked(p []byte) int {
+	total := 0
+	for len(p) > 0 && len(st.queue) > 0 {
+		first := &st.queue[0]
+		n := copy(p, first.data[st.used:])
+		p, total, st.used = p[n:], total+n, st.used+n
+		if st.used < len(first.data) {
+			break
+		}
+		if first.large != nil {
+			pieces.Put(first.large)
+		}
+		st.queue[0], st.queue, st.used = piece{}, st.queue[1:], 0
+	}
+	if len(st.queue) == 0 {
+		st.queue = nil // an idle stream keeps nothing
+	}
+	st.held -= uint32(total)
+	return total
+}
+
+// grantLocked returns by how much the peer's window grows, in few large portions.
+func (st *Stream) grantLocked() uint32 {
+	most := st.session.cfg.Window
+	grant := most - st.held - st.window
+	if grant < most/2 || st.ended || st.reset {
+		return 0
+	}
+	st.window += grant
+	return grant
+}
+
+// receive takes n bytes of data from in. They use up the window as they come to the queue: what uses neither is granted
+// again.
+func (st *Stream) receive(in *bufio.Reader, n uint32) error {
+	st.mu.Lock()
+	fits := n <= st.window && !st.ended
+	st.mu.Unlock()
+	if !fits {
+		return broken("it sent more than its window, or after its end")
+	}
+	for n > 0 {
+		m := min(n, pieceSize)
+		var err error
+		if m <= copied {
+			err = st.receiveSmall(in, int(m))
+		} else {
+			err = st.receiveLarge(in, int(m))
+		}
+		if err != nil {
+			return err
+		}
+		n -= m
+	}
+	return nil
+}
+
+// heldLocked counts n bytes that have come to the queue.
+func (st *Stream) heldLocked(n int) {
+	st.held += uint32(n)
+	st.window -= uint32(n)
+}
+
+// receiveLarge reads into a piece of its own.
+func (st *Stream) receiveLarge(in *bufio.Reader, n int) error {
+	p := newPiece(n, false)
+	p.data = p.data[:n]
+	if _, err := io.ReadFull(in, p.data); err != nil {
+		return err
+	}
+	st.mu.Lock()
+	st.queue = append(st.queue, p)
+	st.heldLocked(n)
+	st.mu.Unlock()
+	notify(st.readable)
+	return nil
+}
+
+// receiveSmall copies behind what waits already, if there is room.
+func (st *Stream) receiveSmall(in *bufio.Reader, n int) error {
+	data, err := in.Peek(n)
+	if err != nil {
+		return err
+	}
+	st.mu.Lock()
+	last := len(st.queue) - 1
+	if last < 0 || cap(st.queue[last].data)-len(st.queue[last].data) < n {
+		st.queue = append(st.queue, newPiece(n, last < 0))
+		last++
+	}
+	st.queue[last].data = append(st.queue[last].data, data...)
+	st.heldLocked(n)
+	st.mu.Unlock()
+	notify(st.readable)
+	_, _ = in.Discard(n) // is buffered
+	return nil
+}
+
+// endRead notes that the peer sends no more, or has reset the stream.
+func (st *Stream) endRead(reset bool) {
+	st.mu.Lock()
+	st.ended = true
+	st.reset = st.reset || reset
+	over := st.closed || st.reset
+	if over && st.timer != nil {
+		st.timer.Stop()
+	}
+	st.mu.Unlock()
+	if over {
+		st.session.forget(st.id)
+	}
+	notify(st.readable)
+	notify(st.writable)
+}
+
+// grow takes the peer's word that so many bytes more may be sent.
+func (st *Stream) grow(n uint32) error {
+	st.mu.Lock()
+	fits := n <= math.MaxUint32-st.room
+	if fits {
+		st.room += n
+	}
+	st.mu.Unlock()
+	notify(st.writable)
+	if !fits {
+		return broken("a window of more than 4 GiB")
+	}
+	return nil
+}
+
+// Write is WriteUntil that nothing stops but the end of the session.
+func (st *Stream) Write(p []byte) (int, error) { return st.WriteUntil(p, nil) }
+
+// WriteUntil sends p, which it does not keep. Once stop is closed it waits for the window no more, and returns
+// ErrStopped and how many bytes it has sent. Calls at the same time send one after the other.
+func (st *Stream) WriteUntil(p []byte, stop <-chan struct{}) (int, error) {
+	st.writing.Lock()
+	defer st.writing.Unlock()
+	total := 0
+	for len(p) > 0 {
+		room, err := st.Await(1, stop)
+		if err != nil {
+			return total, err
+		}
+		n := min(room, len(p))
+		if err := st.Send(nil, p[:n]); err != nil {
+			return total, err
+		}
+		total += n
+		p = p[n:]
+	}
+	return total, nil
+}
+
+// WriteBoth is Write of head and body as one frame. The caller knows that the window has room for both.
+func (st *Stream) WriteBoth(head, body []byte) error {
+	st.writing.Lock()
+	defer st.writing.Unlock()
+	if _, err := st.Await(len(head)+len(body), nil); err != nil {
+		return err
+	}
+	return st.Send(head, body)
+}
+
+// Await waits until at least n bytes may be sent, and returns how many may. Once stop is closed it returns ErrStopped.
+func (st *Stream) Await(n int, stop <-chan struct{}) (room int, err error) {
+	for {
+		st.mu.Lock()
+		gone, room := st.closed || st.reset, int(st.room)
+		st.mu.Unlock()
+		switch {
+		case gone:
+			return 0, ErrClosed
+		case room >= n:
+			return room, nil
+		}
+		select {
+		case <-st.writable:
+		case <-st.session.done:
+			return 0, st.session.Err()
+		case <-stop:
+			return 0, ErrStopped
+		}
+	}
+}
+
+// Send sends head and body, neither of which it keeps, as one frame. Await has told that there is room for both. It
+// waits for the link alone.
+func (st *Stream) Send(head, body []byte) error {
+	n := uint32(len(head) + len(body))
+	st.mu.Lock()
+	gone := st.closed || st.reset
+	if !gone {
+		st.room -= n
+	}
+	st.mu.Unlock()
+	if gone {
+		return ErrClosed
+	}
+	return st.session.send(header{kindData, 0, st.id, n}, head, body)
+}
+
+// Close tells the peer that no more comes, and wakes a Write that waits for the window. What the peer sends can still
+// be read, until it closes its end or CloseTimeout has passed. Idempotent.
+func (st *Stream) Close() {
+	st.mu.Lock()
+	if st.closed || st.reset {
+		st.mu.Unlock()
+		return
+	}
+	st.closed = true
+	over := st.ended
+	if timeout := st.session.cfg.CloseTimeout; !over && timeout > 0 {
+		st.timer = time.AfterFunc(timeout, st.giveUp)
+	}
+	st.mu.Unlock()
+	notify(st.writable)
+	_ = st.session.send(header{kindWindow, flagFIN, st.id, 0}, nil, nil) // an error means that the session has ended
+	if over {
+		st.session.forget(st.id)
+	}
+}
+
+// giveUp resets a stream whose peer does not close its end.
+func (st *Stream) giveUp() {
+	st.endRead(true)
+	_ = st.session.send(header{kindWindow, flagRST, st.id, 0}, nil, nil)
+}
