@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"io"
 	"math"
+	"slices"
 	"sync"
 	"time"
 )
@@ -133,10 +134,10 @@ func (st *Stream) takeLocked(p []byte) int {
 		if first.large != nil {
 			pieces.Put(first.large)
 		}
-		st.queue[0], st.queue, st.used = piece{}, st.queue[1:], 0
+		st.queue, st.used = slices.Delete(st.queue, 0, 1), 0
 	}
-	if len(st.queue) == 0 {
-		st.queue = nil // an idle stream keeps nothing
+	if len(st.queue) == 0 && cap(st.queue) > 4 {
+		st.queue = nil // an idle stream keeps little
 	}
 	st.held -= uint32(total)
 	return total

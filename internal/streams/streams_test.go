@@ -300,7 +300,7 @@ func TestOnePingASecondIsAnswered(t *testing.T) {
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			for range 1000 {
-				<-time.After(time.Second)
+				<-time.NewTimer(time.Second).C
 				_, _ = say.Write(ping)
 			}
 			say.Close()
