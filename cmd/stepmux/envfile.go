@@ -27,8 +27,8 @@ type settingFlags struct {
 func (f *settingFlags) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.configFile, "config", "",
 		"YAML `FILE` with flags, by their names without the dashes; flags on the command line go first")
-	fl.StringArrayVar(&f.envFiles, "env-file", nil, "`FILE` with lines NAME=VALUE, job variables; NAME alone takes the value "+
-		"in the environment, and # begins a comment; repeatable, the last of several values counts")
+	fl.StringArrayVar(&f.envFiles, "env-file", nil, "`FILE` with lines NAME=VALUE, job variables; NAME alone takes the "+
+		"value in the environment, and # begins a comment; repeatable, the last of several values counts")
 	grouped(fl, fileGroup)
 }
 

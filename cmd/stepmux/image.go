@@ -40,7 +40,8 @@ type imageFlags struct {
 
 func (f *imageFlags) register(fl *pflag.FlagSet) {
 	f.flags, f.others = fl, []string{"container-user"}
-	fl.StringVar(&f.spec.Image, "image", "", "run each build in a container of this `IMAGE`, by the Docker daemon of its VM")
+	fl.StringVar(&f.spec.Image, "image", "",
+		"run each build in a container of this `IMAGE`, by the Docker daemon of its VM")
 	fl.StringVar(&f.spec.Container, "container", "", "run the builds in the container of this `NAME`, which runs already")
 	f.spec.Pull = docker.PullIfNotPresent
 	choiceFlag(fl, &f.spec.Pull, "pull", "when to pull the image: always, if-not-present or never",
@@ -69,8 +70,8 @@ func (f *imageFlags) register(fl *pflag.FlagSet) {
 
 // registerDaemon registers the flag of the daemon. Without it that is DOCKER_HOST's.
 func (f *imageFlags) registerDaemon(fl *pflag.FlagSet) {
-	fl.StringVar(&f.daemon, "docker", "", "`ADDRESS`, unix://PATH or tcp://HOST:PORT, of the Docker daemon, as seen from the VMs "+
-		"(default unix:///var/run/docker.sock; without a VM, that of DOCKER_HOST if it is set)")
+	fl.StringVar(&f.daemon, "docker", "", "`ADDRESS`, unix://PATH or tcp://HOST:PORT, of the Docker daemon, as seen from the "+
+		"VMs (default unix:///var/run/docker.sock; without a VM, that of DOCKER_HOST if it is set)")
 	grouped(fl, containerGroup)
 	f.others = append(f.others, "docker")
 }

@@ -57,11 +57,11 @@ func (f *jobFlags) register(fl *pflag.FlagSet) {
 		"the variable of this `NAME` holds a secret: mask it in output and results; repeatable")
 	grouped(fl, jobGroup)
 	fl.StringVar(&f.outputFile, "output-file", "",
-		"write the trace of the job to this file: the definition, inputs and outputs of each step; secrets are masked")
+		"write the trace of the job to this `FILE`: the definition, inputs and outputs of each step; secrets are masked")
 	fl.StringVar(&f.provenance, "provenance", "",
-		"write SLSA provenance of the job to this file, as a statement of in-toto")
+		"write SLSA provenance of the job to this `FILE`, as a statement of in-toto")
 	f.provenanceFlags.register(fl)
-	fl.StringVar(&f.report, "report", "", "write the results to this file, in the form of --output json")
+	fl.StringVar(&f.report, "report", "", "write the results to this `FILE`, in the form of --output json")
 	grouped(fl, fileGroup)
 }
 

@@ -143,6 +143,9 @@ func helpOf(cmd *cobra.Command) (string, error) {
 	return string(text), err
 }
 
+// manEscapes are the escapes of man(7).
+var manEscapes = strings.NewReplacer(`\`, `\e`, "-", `\-`, "'", `\(aq`, "`", `\(ga`, "^", `\(ha`, "~", `\(ti`)
+
 // manWriter writes a man page.
 type manWriter struct{ bytes.Buffer }
 
@@ -172,19 +175,23 @@ func (m *manWriter) verbatim(text string) {
 	m.macro("fi")
 }
 
-// paragraphs writes a text whose paragraphs are separated by empty lines. Paragraphs that begin with blanks stay as they
+// paragraphs writes a text whose paragraphs are separated by empty lines. Lines that begin with a blank stay as they
 // are.
 func (m *manWriter) paragraphs(text string) {
 	for i, p := range strings.Split(text, "\n\n") {
 		if i > 0 {
 			m.macro("PP")
 		}
-		if strings.HasPrefix(p, " ") {
-			m.verbatim(p)
-			continue
-		}
+		table := false
 		for line := range strings.SplitSeq(p, "\n") {
-			m.line(escapeMan(strings.TrimSpace(line)))
+			if indented := strings.HasPrefix(line, " "); indented != table {
+				table = indented
+				m.macro(map[bool]string{true: "nf", false: "fi"}[table])
+			}
+			m.line(escapeMan(line))
+		}
+		if table {
+			m.macro("fi")
 		}
 	}
 }
@@ -215,5 +222,5 @@ func manReference(cmd *cobra.Command) string { return `\fB` + escapeMan(manName(
 // escapeMan returns a text in which nothing has a meaning for the formatter of man pages. Hyphens and quotes can be
 // copied from the page.
 func escapeMan(text string) string {
-	return strings.NewReplacer(`\`, `\e`, "-", `\-`, "'", `\(aq`, "`", `\(ga`, "^", `\(ha`, "~", `\(ti`).Replace(text)
+	return manEscapes.Replace(text)
 }

@@ -68,14 +68,14 @@ func (f *vmFlags) register(fl *pflag.FlagSet) {
 	fl.StringArrayVar(&f.instances, "instance", nil, "a `VM`, [ID=]ssh://[USER@]HOST[:PORT] or [ID=]NAME of ssh_config; "+
 		"may repeat (run: without any, a VM embedded in this program)")
 	fl.StringVar(&f.inventory, "inventory", "",
-		"YAML file that lists the VMs; run rereads it when it changes and on SIGHUP")
+		"YAML `FILE` that lists the VMs; run rereads it when it changes and on SIGHUP")
 	fl.IntVar(&f.capacity, "capacity", 1, "largest number `N` of builds on each VM at once")
 	fl.StringVar(&f.way.Jump, "jump", "",
 		"jump `HOSTS` for all VMs, separated by commas; none for no jump host (default those of ssh_config)")
 	fl.StringVar(&f.way.SSHConfig, "ssh-config", "",
-		"file to read instead of ~/.ssh/config and /etc/ssh/ssh_config; none for no file")
+		"`FILE` to read instead of ~/.ssh/config and /etc/ssh/ssh_config; none for no file")
 	grouped(fl, vmGroup)
-	fl.StringArrayVar(&f.way.Identities, "identity", nil, "file with a private key to log in with; may repeat (default "+
+	fl.StringArrayVar(&f.way.Identities, "identity", nil, "`FILE` with a private key to log in with; may repeat (default "+
 		"the keys in ssh_config, else the ssh-agent, then ~/.ssh/id_*)")
 	wordsFlag(fl, &f.way.PassphraseCommand, "passphrase-command",
 		"`command` that prints the passphrase of the key file %f, of --identity or (run) --sign-key; it is split into words "+
@@ -83,7 +83,7 @@ func (f *vmFlags) register(fl *pflag.FlagSet) {
 	wordsFlag(fl, &f.way.IdentityCommand, "identity-command", "`command` that prints a private key, and its certificate "+
 		"if it has one, for each connection to %r@%h:%p; words are split at blanks")
 	fl.StringArrayVar(&f.way.KnownHosts, "known-hosts", nil,
-		"file with the VMs' host keys; may repeat (default ~/.ssh/known_hosts and /etc/ssh/ssh_known_hosts)")
+		"`FILE` with the VMs' host keys; may repeat (default ~/.ssh/known_hosts and /etc/ssh/ssh_known_hosts)")
 	known, _ := sshtarget.ParsePolicy("known-hosts") // it is one
 	f.way.Policies = []sshtarget.Policy{known}
 	fl.Func("host-key", "`policy` for host keys: known-hosts, pinned:ID=KEY, command:CMD, first-use[:FILE] or insecure; "+
@@ -106,8 +106,8 @@ func (f *vmFlags) register(fl *pflag.FlagSet) {
 
 // registerConnections adds the flags for commands that keep connections.
 func (f *vmFlags) registerConnections(fl *pflag.FlagSet) {
-	boundedTimeFlag(fl, &f.maxAge, "max-age", "a connection of this `age` takes no new builds and is closed after the last "+
-		"of its builds; 0: never (default never)", time.Second, maxConnTime, 0)
+	boundedTimeFlag(fl, &f.maxAge, "max-age", "a connection of this `age` takes no new builds and is closed after the "+
+		"last of its builds; 0: never (default never)", time.Second, maxConnTime, 0)
 	f.idleTimeout = 5 * time.Minute
 	boundedTimeFlag(fl, &f.idleTimeout, "idle-timeout",
 		"close a connection that has had no builds for this `time`; 0: never", time.Second, maxConnTime, -1)

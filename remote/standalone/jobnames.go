@@ -2,8 +2,8 @@ package standalone
 
 import "github.com/stepmux/stepmux/remote/step/action"
 
-// JobNames returns the names of the jobs in a .gitlab-ci.yml or a workflow, in the order of the file. It returns nil for
-// texts without jobs and for those that are not valid.
+// JobNames returns the names of the jobs in a .gitlab-ci.yml or a workflow, in the order of the file. It returns nil
+// for texts without jobs and for those that are not valid.
 func JobNames(src Source) []string {
 	switch src.Format { //nolint:exhaustive // the others have no jobs
 	case GitLabCI:
