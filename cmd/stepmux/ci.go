@@ -83,7 +83,7 @@ func (f *ciFlags) run(cmd *cobra.Command) error {
 		f.defaultTrace = "trace.json"
 	}
 	return f.runJob(cmd, func() (standalone.Source, error) {
-		vars, err := f.variables(os.LookupEnv)
+		vars, err := f.variables()
 		if err != nil {
 			return standalone.Source{}, err
 		}

@@ -70,8 +70,8 @@ func (f *imageFlags) register(fl *pflag.FlagSet) {
 
 // registerDaemon registers the flag of the daemon. Without it that is DOCKER_HOST's.
 func (f *imageFlags) registerDaemon(fl *pflag.FlagSet) {
-	fl.StringVar(&f.daemon, "docker", "", "`ADDRESS`, unix://PATH or tcp://HOST:PORT, of the Docker daemon, as seen from the "+
-		"VMs (default unix:///var/run/docker.sock; without a VM, that of DOCKER_HOST if it is set)")
+	fl.StringVar(&f.daemon, "docker", "", "`ADDRESS`, unix://PATH or tcp://HOST:PORT, of the Docker daemon, as seen from "+
+		"the VMs (default unix:///var/run/docker.sock; without a VM, that of DOCKER_HOST if it is set)")
 	grouped(fl, containerGroup)
 	f.others = append(f.others, "docker")
 }

@@ -145,7 +145,7 @@ func (f *localFlags) source(cmd *cobra.Command, files []string) (src standalone.
 		}
 		src.Matrix[name] = value
 	}
-	vars, err := f.variables(os.LookupEnv)
+	vars, err := f.variables()
 	if err != nil {
 		return src, err
 	}
