@@ -25,13 +25,14 @@ const (
 	actionGroup     = "GitHub Actions"
 	managerGroup    = "Manager"
 	sshGroup        = "SSH server"
+	doorGroup       = "API and status page"
 	outputGroup     = "Output"
 )
 
 // flagGroups are the groups in the order of the help. Flags in none of them come last.
 var flagGroups = []string{
-	buildGroup, jobGroup, fileGroup, managerGroup, vmGroup, keyGroup, connectionGroup, sshGroup, runnerGroup, limitGroup,
-	containerGroup, podGroup, actionGroup, outputGroup,
+	buildGroup, jobGroup, fileGroup, managerGroup, vmGroup, keyGroup, connectionGroup, sshGroup, doorGroup, runnerGroup,
+	limitGroup, containerGroup, podGroup, actionGroup, outputGroup,
 }
 
 // groupKey is the annotation of a flag that names its group.

@@ -159,6 +159,7 @@ Exit codes:
 	grouped(fl, outputGroup)
 	f.ssh.register(fl)
 	f.doors.register(fl)
+	grouped(fl, doorGroup)
 	return cmd
 }
 

@@ -65,6 +65,7 @@ func (f *managerFlag) register(fl *pflag.FlagSet) {
 		"with https: `sha256:HEX` of the manager's certificate, as its log says (default $"+fingerprintVar+")")
 	fl.StringVar(&f.target.CAFile, "manager-ca", "",
 		"with https: file with the authority of the manager's certificate, in PEM (default $"+caVar+", else the system's)")
+	grouped(fl, managerGroup)
 }
 
 // socket returns the socket of the manager, or its URL: the default one is that of this user's if it is there.
@@ -170,7 +171,6 @@ The manager keeps the files of --artifacts with the log: 'stepmux artifacts ID D
 	}
 	fl := cmd.Flags()
 	f.register(fl)
-	grouped(fl, managerGroup)
 	f.registerProject(fl)
 	f.labels = map[string]string{}
 	fl.Func("label", "`LABEL=VALUE`, a label of the inventory: run only on a VM that has it; repeatable, the VM has all",

@@ -53,7 +53,9 @@ func TestFlagsOfConnectionsHoldForEachWayToNameAVM(t *testing.T) {
 
 // A flag that is in no group would stand below "Other flags".
 func TestTheFlagsOfALongHelpAreInGroups(t *testing.T) {
-	for _, cmd := range newRoot().Commands() {
+	for todo := newRoot().Commands(); len(todo) > 0; {
+		cmd := todo[0]
+		todo = append(todo[1:], cmd.Commands()...)
 		cmd.InitDefaultHelpFlag()
 		for _, s := range sections(cmd) {
 			if s.title == "Other flags" {
