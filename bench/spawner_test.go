@@ -36,7 +36,7 @@ type spawner struct {
 	spawn func() (float64, error)
 }
 
-// at returns candidates that start n at once. Who cannot is missing.
+// at returns candidates that start n at once. Those that cannot are missing.
 func at(b *testing.B, n int, all []spawner) []candidate {
 	b.Helper()
 	var found []candidate

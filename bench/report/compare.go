@@ -20,7 +20,7 @@ const (
 	exact = 1.001
 	// counted is the limit of counts that hardly vary, such as one goroutine more for each eighth build.
 	counted = 1.09
-	// allocated is the limit of allocations: some belong to what goes on beside a transfer.
+	// allocated is the limit of allocations: some belong to other work beside a transfer.
 	allocated = 1.3
 	// processorTime is that of a ratio of processor times: a short run tells no more than that it has doubled.
 	processorTime = 2

@@ -59,9 +59,9 @@ type header struct {
 
 // Config describes a link. In, Out and Window are required.
 type Config struct {
-	// In is what the peer sends. Its end ends the session.
+	// In has the bytes that the peer sends. Its end ends the session.
 	In io.Reader
-	// Out takes what is sent. Its owner runs it; the end of the session closes it.
+	// Out takes the bytes for the peer. Its owner runs it; the end of the session closes it.
 	Out *coalesce.Writer
 	// Window is how many bytes of a stream may wait to be read, at least 256 KiB.
 	Window uint32

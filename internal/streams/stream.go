@@ -10,10 +10,10 @@ import (
 )
 
 const (
-	// ReadAhead is the size of the buffer of what is received. Larger data bypasses it. A Config.In that is a bufio.Reader
-	// of this size is used as it is.
+	// ReadAhead is the size of the buffer of Config.In. Larger data bypasses it. An In that is a bufio.Reader of this size
+	// is used as it is.
 	ReadAhead = 8 << 10
-	// copied is how much data of a frame is copied at most, into what already waits in a stream. It fits in ReadAhead.
+	// copied is the most data of a frame that is copied behind data that waits already. It fits in ReadAhead.
 	copied = 4 << 10
 	// pieceSize is the size of a large piece: the largest frame of a relay's (wire.MaxRelayFrame and its header).
 	pieceSize = 64<<10 + 4
@@ -76,7 +76,8 @@ func notify(c chan struct{}) {
 // Read is ReadUntil that nothing stops but the end of the session.
 func (st *Stream) Read(p []byte) (int, error) { return st.ReadUntil(p, nil) }
 
-// ReadUntil reads what the peer sends, io.EOF at the end. Once stop is closed it waits no more and returns ErrStopped.
+// ReadUntil reads the bytes that the peer sends, io.EOF at the end. Once stop is closed it waits no more and returns
+// ErrStopped.
 func (st *Stream) ReadUntil(p []byte, stop <-chan struct{}) (int, error) {
 	for {
 		var over error
@@ -154,8 +155,8 @@ func (st *Stream) grantLocked() uint32 {
 	return grant
 }
 
-// receive takes n bytes of data from in. They use up the window as they come to the queue: what uses neither is granted
-// again.
+// receive takes n bytes of data from in. They leave the window when they come to the queue: bytes that are in neither
+// are granted again.
 func (st *Stream) receive(in *bufio.Reader, n uint32) error {
 	st.mu.Lock()
 	fits := n <= st.window && !st.ended
@@ -200,7 +201,7 @@ func (st *Stream) receiveLarge(in *bufio.Reader, n int) error {
 	return nil
 }
 
-// receiveSmall copies behind what waits already, if there is room.
+// receiveSmall copies behind the last piece that waits, if there is room.
 func (st *Stream) receiveSmall(in *bufio.Reader, n int) error {
 	data, err := in.Peek(n)
 	if err != nil {
@@ -324,8 +325,8 @@ func (st *Stream) Send(head, body []byte) error {
 	return st.session.send(header{kindData, 0, st.id, n}, head, body)
 }
 
-// Close tells the peer that no more comes, and wakes a Write that waits for the window. What the peer sends can still
-// be read, until it closes its end or CloseTimeout has passed. Idempotent.
+// Close tells the peer that no more comes, and wakes a Write that waits for the window. The peer's bytes can still be
+// read, until it closes its end or CloseTimeout has passed. Idempotent.
 func (st *Stream) Close() {
 	st.mu.Lock()
 	if st.closed || st.reset {

@@ -44,7 +44,7 @@ func run(t testing.TB, nc net.Conn, accept func(*streams.Stream)) *streams.Sessi
 	return s
 }
 
-// echo sends back what comes by a stream, and its end.
+// echo sends back the bytes of a stream, and its end.
 func echo(wg *sync.WaitGroup) func(s *streams.Stream) {
 	return func(s *streams.Stream) {
 		wg.Go(func() {
@@ -54,7 +54,7 @@ func echo(wg *sync.WaitGroup) func(s *streams.Stream) {
 	}
 }
 
-// through sends data by a stream to a peer that echoes, in pieces of all sizes, and returns what comes back.
+// through sends data by a stream to a peer that echoes, in pieces of all sizes, and returns the answer.
 func through(t testing.TB, s io.ReadWriter, end func(), data []byte) []byte {
 	t.Helper()
 	var wg sync.WaitGroup

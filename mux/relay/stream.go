@@ -127,7 +127,7 @@ func (s *socket) Write(p []byte, stop <-chan struct{}) (int, error) {
 	return total, nil
 }
 
-// sendFrame sends a frame with as much of p as fits, in one piece: none is cut off by stop. It waits for the window and
+// sendFrame sends a frame with as much of p as fits, in one piece: stop cuts no frame off. It waits for the window and
 // for the link, and returns how much it has sent.
 func (s *socket) sendFrame(kind wire.RelayFrame, p []byte, stop <-chan struct{}) (int, error) {
 	const header = wire.RelayFrameHeader
