@@ -64,6 +64,25 @@ type managerFlags struct {
 	files   string
 	metrics string
 	ssh     sshFlags
+	nats    manager.NATS
+}
+
+// checkNATS returns the cluster of the flags, nil if there is none.
+func (f *managerFlags) checkNATS() (*manager.NATS, error) {
+	n := &f.nats
+	switch {
+	case len(n.URLs) == 0 && (n.Creds != "" || n.CA != "" || n.Cert != "" || n.Key != ""):
+		return nil, errors.New("--nats-creds, --nats-ca, --nats-cert and --nats-key need --nats")
+	case len(n.URLs) == 0:
+		return nil, nil
+	case (n.Cert == "") != (n.Key == ""):
+		return nil, errors.New("--nats-cert and --nats-key need each other")
+	case f.key == "":
+		return nil, errors.New("--nats needs --key-file: the managers of a cluster seal with the same key")
+	case f.inventory == "" && len(f.instances) == 0:
+		return nil, errors.New("--nats needs --inventory or --instance: other managers cannot reach the embedded VM")
+	}
+	return n, nil
 }
 
 // sshFlags are the flags of the SSH server.
@@ -135,7 +154,8 @@ Exit codes:
 		"auto", "session", "streamlocal", "relay")
 	fl.StringVar(&f.config, "config", "", "YAML file with flags")
 	fl.BoolVar(&f.check, "check", false, "check the flags, the file of --config and the inventory, and end")
-	fl.StringVar(&f.state, "state", "", "directory of the queue, the builds and the logs; it is made if it is missing")
+	fl.StringVar(&f.state, "state", "", "directory of the queue, the builds and the logs, with --nats of the manager's own "+
+		"files; it is made if it is missing")
 	fl.StringVar(&f.socket, "socket", "", "where the manager listens (default $"+managerVar+", for root "+systemSocket+
 		", else manager.socket in $XDG_RUNTIME_DIR/stepmux or a directory for temporary files)")
 	fl.StringVar(&f.group, "socket-group", "",
@@ -152,6 +172,13 @@ Exit codes:
 	fl.StringVar(&f.metrics, "metrics", "",
 		"serve Prometheus metrics and /healthz on [HOST]:PORT; without HOST for this machine only (default off)")
 	f.ssh.register(fl)
+	fl.StringSliceVar(&f.nats.URLs, "nats", nil, "keep queue, builds and logs in the NATS cluster with the server `URL`, "+
+		"with other managers of the same VMs; repeatable, or separated by commas (default in the state directory)")
+	fl.StringVar(&f.nats.Creds, "nats-creds", "", "file with credentials for --nats")
+	fl.StringVar(&f.nats.CA, "nats-ca", "", "file with the authorities that sign the certificates of --nats (default the "+
+		"system's)")
+	fl.StringVar(&f.nats.Cert, "nats-cert", "", "file with the client's certificate for --nats")
+	fl.StringVar(&f.nats.Key, "nats-key", "", "file with the key of --nats-cert")
 	return cmd
 }
 
@@ -179,6 +206,10 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 		if group, err = groupID(f.group); err != nil {
 			return fmt.Errorf("--socket-group: %w", err)
 		}
+	}
+	nats, err := f.checkNATS()
+	if err != nil {
+		return err
 	}
 	bootstrap, err := f.bootstraps()
 	if err != nil {
@@ -223,7 +254,7 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 		logger.Info("metrics", "url", "http://"+server.Addr()+"/metrics")
 	}
 	return f.serve(ctx, group, manager.Config{
-		Dir: f.state, KeyFile: f.key, Provider: provider, Group: vms, Linger: f.linger, EndBuilds: embedded,
+		Dir: f.state, KeyFile: f.key, NATS: nats, Provider: provider, Group: vms, Linger: f.linger, EndBuilds: embedded,
 		Keep: f.keep, LogBytes: logBytes, FileBytes: fileBytes, Version: buildinfo.Version(), InventoryErr: f.inventoryErr,
 		OnEnd: counts.Ended, Logger: logger,
 	})

@@ -19,3 +19,10 @@ func (m *Manager) SweepProjects(t *testing.T, more int64) error {
 	t.Helper()
 	return m.sweepProjects(t.Context(), more)
 }
+
+// Holds returns how many VMs the manager of a cluster has.
+func (m *Manager) Holds() int {
+	m.cluster.mu.Lock()
+	defer m.cluster.mu.Unlock()
+	return len(m.cluster.held)
+}
