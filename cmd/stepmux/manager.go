@@ -154,8 +154,8 @@ Exit codes:
 		"auto", "session", "streamlocal", "relay")
 	fl.StringVar(&f.config, "config", "", "YAML file with flags")
 	fl.BoolVar(&f.check, "check", false, "check the flags, the file of --config and the inventory, and end")
-	fl.StringVar(&f.state, "state", "", "directory of the queue, the builds and the logs, with --nats of the manager's own "+
-		"files; it is made if it is missing")
+	fl.StringVar(&f.state, "state", "", "directory of the queue, the builds and the logs; with --nats of the manager's "+
+		"own files; it is made if it is missing")
 	fl.StringVar(&f.socket, "socket", "", "where the manager listens (default $"+managerVar+", for root "+systemSocket+
 		", else manager.socket in $XDG_RUNTIME_DIR/stepmux or a directory for temporary files)")
 	fl.StringVar(&f.group, "socket-group", "",

@@ -83,8 +83,8 @@ type neighbour struct {
 	seen time.Time // when its lease was renewed, as far as is known here
 }
 
-// joinCluster takes part in the fleet of the store. VMs that this manager had before, and some that nobody has, are held
-// when it returns.
+// joinCluster takes part in the fleet of the store. When it returns, this manager has the VMs that it had before, and
+// its share of those that nobody has.
 func (m *Manager) joinCluster(ctx context.Context) (err error) {
 	c := &cluster{
 		m: m, ttl: m.cfg.Lease, found: make(chan struct{}, 1),
@@ -109,7 +109,7 @@ func (m *Manager) joinCluster(ctx context.Context) (err error) {
 			if entry == nil { // what there was
 				break
 			}
-			c.note(entry)
+			c.note(entry) //nolint:contextcheck // the timer of a drain outlives ctx
 		}
 	}
 	m.cluster = c
@@ -301,7 +301,10 @@ func (c *cluster) note(entry jetstream.KeyValueEntry) {
 	defer c.mu.Unlock()
 	if entry.Bucket() == managersBucket {
 		var sign lifeSign
-		if entry.Key() != c.id && (entry.Operation() != jetstream.KeyValuePut || json.Unmarshal(entry.Value(), &sign) == nil) {
+		if entry.Operation() == jetstream.KeyValuePut && json.Unmarshal(entry.Value(), &sign) != nil {
+			return
+		}
+		if entry.Key() != c.id {
 			c.peers[entry.Key()] = neighbour{sign.Life, time.Now()}
 		}
 		return
@@ -523,8 +526,8 @@ func (c *cluster) leave(ctx context.Context) {
 	}
 }
 
-// has reports whether this manager has a VM, or nobody can have it: it has left the inventory, and no manager that lives
-// has it.
+// has reports whether this manager has a VM, or may end the builds of one that has left the inventory, because no
+// manager that lives has it.
 func (c *cluster) has(id string) bool {
 	known := slices.ContainsFunc(c.m.cfg.Group.Instances(), func(in instance.Instance) bool { return in.ID == id })
 	c.mu.Lock()

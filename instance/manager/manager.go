@@ -216,8 +216,8 @@ func (m *Manager) find(id string) *build {
 	return m.live[id]
 }
 
-// consume returns the requests of the queue. The consumer is made anew unless other managers take part: so all that were
-// not acknowledged come again at once.
+// consume returns the requests of the queue. The consumer is made anew unless other managers take part: then all that
+// were not acknowledged come again at once.
 func (m *Manager) consume(ctx context.Context) (jetstream.MessagesContext, error) {
 	cfg := jetstream.ConsumerConfig{
 		Durable: consumerName, FilterSubject: queueSubject, AckPolicy: jetstream.AckExplicitPolicy,
@@ -349,7 +349,7 @@ func (m *Manager) begin(
 	}
 	log, err := m.store.openLog(ctx, m.life, r.id)
 	if err == nil && m.cluster != nil && rec != nil && rec.Phase == phaseRunning && log.result == nil {
-		err = log.claim()
+		err = log.claim() //nolint:contextcheck // bounded by the manager's life
 	}
 	if err != nil {
 		return err

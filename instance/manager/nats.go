@@ -41,8 +41,12 @@ func (s *store) join(cfg *NATS) (err error) {
 		nats.Name("stepmux manager"), nats.Timeout(natsConnect), nats.PingInterval(natsPing), nats.MaxPingsOutstanding(2),
 		nats.MaxReconnects(-1), nats.ReconnectWait(natsPause),
 		nats.ReconnectBufSize(-1), // what cannot be sent now fails: its caller repeats it
-		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { log.Warn("store: connection to NATS is lost", "error", err) }),
-		nats.ReconnectHandler(func(nc *nats.Conn) { log.Info("store: connected to NATS", "server", nc.ConnectedServerName()) }),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			log.Warn("store: connection to NATS is lost", "error", err)
+		}),
+		nats.ReconnectHandler(func(nc *nats.Conn) {
+			log.Info("store: connected to NATS", "server", nc.ConnectedServerName())
+		}),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { log.Warn("store: NATS", "error", err) }),
 	}
 	if cfg.Creds != "" {
@@ -78,8 +82,8 @@ func (n *NATS) String() string {
 	return strings.Join(all, ",")
 }
 
-// stream opens a stream, which is made if it is missing. Of a shared one there are three replicas, if the cluster has so
-// many servers, and only the one that leads is read: the others may be behind.
+// stream opens a stream, which is made if it is missing. A shared one has three replicas, if the cluster has so many
+// servers, and only its leader is read: the others may be behind.
 func (s *store) stream(ctx context.Context, cfg jetstream.StreamConfig) (jetstream.Stream, error) {
 	cfg.AllowDirect = !s.shared
 	if s.shared {

@@ -72,7 +72,8 @@ func (s *service) Submit(ctx context.Context, req *pb.SubmitRequest) (*pb.Submit
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
 	if most := s.m.store.maxRequest; len(text) > most {
-		return nil, status.Errorf(codes.InvalidArgument, "the request has %d bytes, at most %d can be queued", len(text), most)
+		return nil, status.Errorf(codes.InvalidArgument, "the request has %d bytes, at most %d can be queued", len(text),
+			most)
 	}
 	if err := s.m.checkLabels(req.GetJob().GetLabels()); err != nil {
 		return nil, err

@@ -33,8 +33,8 @@ const (
 	logsStream   = "STEPMUX_LOGS"
 	logsSubject  = "stepmux.logs."
 
-	// maxRequest bounds a request, in bytes, and maxPayload what a stream takes: that, sealed, with its headers, which take
-	// less than payloadExtra.
+	// maxRequest bounds a request, in bytes, and maxPayload what a stream takes: that, sealed, with headers of less than
+	// payloadExtra.
 	maxRequest, maxPayload, payloadExtra = 4 << 20, 5 << 20, 64 << 10
 	// ackWait is how long the queue waits for a sign of life of a build that was taken, before it hands it out again.
 	ackWait = 30 * time.Second

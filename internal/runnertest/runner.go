@@ -196,7 +196,7 @@ func NATSServer(t testing.TB) string {
 
 const module = "github.com/stepmux/stepmux/"
 
-// build builds a program of this module or another, without debug information, and with the other flags of the Makefile: so the
+// build builds a program, without debug information, and with the other flags of the Makefile: so the
 // packages that `make build` has compiled are not compiled again.
 func build(name, pkg, tags string, flags ...string) (string, error) {
 	in, err := tempDir()
