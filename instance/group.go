@@ -246,7 +246,7 @@ func (g *Group) Waiting() []string {
 func (g *Group) waitingLocked() []string {
 	all := make([]string, 0, g.waiters.Len())
 	for e := g.waiters.Front(); e != nil; e = e.Next() {
-		if build := e.Value.(*waiter).build; build != "" { // AwaitRoom has none
+		if build := e.Value.(*waiter).build; build != "" { // that of AwaitRoom
 			all = append(all, build)
 		}
 	}

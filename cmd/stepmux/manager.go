@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"os/signal"
 	"os/user"
@@ -64,10 +65,11 @@ type managerFlags struct {
 	files   string
 	metrics string
 	ssh     sshFlags
+	doors   doorFlags
 	nats    manager.NATS
 }
 
-// checkNATS returns the cluster of the flags, nil if there is none.
+// checkNATS returns the cluster of the flags, nil without --nats.
 func (f *managerFlags) checkNATS() (*manager.NATS, error) {
 	n := &f.nats
 	switch {
@@ -172,6 +174,7 @@ Exit codes:
 	fl.StringVar(&f.metrics, "metrics", "",
 		"serve Prometheus metrics and /healthz on [HOST]:PORT; without HOST for this machine only (default off)")
 	f.ssh.register(fl)
+	f.doors.register(fl)
 	fl.StringSliceVar(&f.nats.URLs, "nats", nil, "keep queue, builds and logs in the NATS cluster with the server `URL`, "+
 		"with other managers of the same VMs; repeatable, or separated by commas (default in the state directory)")
 	fl.StringVar(&f.nats.Creds, "nats-creds", "", "file with credentials for --nats")
@@ -244,8 +247,8 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 		return systemError(err)
 	}
 	defer func() { _ = provider.Close() }() // its builds have ended or are left
+	counts.Watch(provider)
 	if f.metrics != "" {
-		counts.Watch(provider)
 		server, err := metrics.Serve(f.metrics, counts)
 		if err != nil {
 			return fmt.Errorf("--metrics: %w", err)
@@ -253,7 +256,7 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 		defer server.Close()
 		logger.Info("metrics", "url", "http://"+server.Addr()+"/metrics")
 	}
-	return f.serve(ctx, group, manager.Config{
+	return f.serve(ctx, group, counts.Handler(), manager.Config{
 		Dir: f.state, KeyFile: f.key, NATS: nats, Provider: provider, Group: vms, Linger: f.linger, EndBuilds: embedded,
 		Keep: f.keep, LogBytes: logBytes, FileBytes: fileBytes, Version: buildinfo.Version(), InventoryErr: f.inventoryErr,
 		OnEnd: counts.Ended, Logger: logger,
@@ -261,7 +264,7 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 }
 
 // serve runs a manager until ctx ends or its state is lost.
-func (f *managerFlags) serve(ctx context.Context, group int, cfg manager.Config) error {
+func (f *managerFlags) serve(ctx context.Context, group int, counts http.Handler, cfg manager.Config) error {
 	if f.socket == "" {
 		f.socket = ownSocket()
 		if err := os.MkdirAll(filepath.Dir(f.socket), socketDirMode(f.socket)); err != nil {
@@ -275,13 +278,25 @@ func (f *managerFlags) serve(ctx context.Context, group int, cfg manager.Config)
 	if logins != nil {
 		defer logins.Close()
 	}
+	open, err := f.doors.open()
+	if err != nil {
+		return err
+	}
+	defer open.close()
 	m, err := manager.Open(ctx, cfg)
 	if err != nil {
 		return systemError(err)
 	}
 	listener, err := control.Listen(f.socket, group) //nolint:contextcheck // it waits for a lock, for seconds
-	served := make(chan error, 2)
+	served := make(chan error, 3)
+	stopDoors := func() {}
 	if err == nil {
+		if stopDoors, err = open.serve(ctx, m, f.socket, cfg, counts, served); err != nil {
+			_ = listener.Close() // it is of no use
+		}
+	}
+	if err == nil {
+		defer stopDoors()
 		cfg.Logger.Info("manager listens", "socket", f.socket, "state", cfg.Dir)
 		serving := make(chan struct{})
 		defer func() { <-serving }()

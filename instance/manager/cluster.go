@@ -18,6 +18,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/privatefile"
 )
 
 const (
@@ -38,8 +39,8 @@ const (
 //   - A manager has a lease: a key that is gone a while after it was renewed the last time. The manager stops using its
 //     VMs well before that.
 //   - A claim says which manager has a VM. It is changed by compare-and-set.
-//   - Who takes the claims of a dead manager first puts a mark in place of its lease, which succeeds only if the lease
-//     has ended. A manager that comes back takes its claims anew before it uses their VMs.
+//   - Before a manager takes the claims of a dead one, it puts a mark in place of that one's lease. This succeeds only
+//     if the lease has ended. A manager that comes back takes its claims anew before it uses their VMs.
 //
 // The goroutine of run owns it.
 type cluster struct {
@@ -54,7 +55,7 @@ type cluster struct {
 	life     string // names the lease; empty without one
 	revision uint64 // of the lease
 	until    time.Time
-	surplus  int // how many looks in a row found that it has too many VMs, and none of them idle
+	surplus  int // how many looks in a row found too many VMs here, and all of them busy
 
 	mu     sync.Mutex           // guards the following
 	held   map[string]uint64    // the revisions of its claims, by the ID of the VM
@@ -71,7 +72,7 @@ type lifeSign struct {
 // claim says which manager has a VM.
 type claim struct {
 	Instance string `json:"instance"`
-	Manager  string `json:"manager,omitempty"` // empty: none
+	Manager  string `json:"manager,omitempty"` // empty: the VM is free
 	Life     string `json:"life,omitempty"`    // of its lease at the time
 
 	revision uint64
@@ -106,7 +107,7 @@ func (m *Manager) joinCluster(ctx context.Context) (err error) {
 	}
 	for _, watch := range []jetstream.KeyWatcher{c.claimed, c.leased} {
 		for entry := range watch.Updates() {
-			if entry == nil { // what there was
+			if entry == nil { // the end of the present state
 				break
 			}
 			c.note(entry) //nolint:contextcheck // the timer of a drain outlives ctx
@@ -129,14 +130,12 @@ func (m *Manager) joinCluster(ctx context.Context) (err error) {
 	return nil
 }
 
-// identity returns the ID of the manager with a state directory, and what tells it from one with a copy of that.
+// identity returns the ID in a state directory, and a text that differs for a copy of the directory.
 func identity(dir string) (id, host string, err error) {
 	file := filepath.Join(dir, idFile)
-	text, err := os.ReadFile(file)
-	if errors.Is(err, os.ErrNotExist) {
-		text = []byte(strings.ToLower(rand.Text())[:10])
-		err = writeNew(file, text)
-	}
+	text, err := privatefile.Open(file, 64, func() ([]byte, error) {
+		return []byte(strings.ToLower(rand.Text())[:10]), nil
+	})
 	if err != nil {
 		return "", "", fmt.Errorf("the manager's ID: %w", err)
 	}

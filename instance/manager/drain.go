@@ -64,7 +64,7 @@ func (m *Manager) setDrained(d *drained) {
 			}
 			ctx, cancel := context.WithTimeout(m.takes, storeTimeout)
 			defer cancel()
-			err := m.undrain(ctx, d.Instance, jetstream.LastRevision(d.revision))
+			err := m.undrainedBy(ctx, "the end of the drain's time", d.Instance, jetstream.LastRevision(d.revision))
 			if err != nil && !wasChanged(err) { // by another manager
 				m.cfg.Logger.Error("cannot undrain", "instance", d.Instance, "error", err)
 			}
@@ -126,7 +126,7 @@ func (m *Manager) restoreDrains(ctx context.Context) error {
 	return nil
 }
 
-// noteDrain does what another manager has done with a drain.
+// noteDrain repeats a drain or undrain of another manager here.
 func (m *Manager) noteDrain(entry jetstream.KeyValueEntry) {
 	id, err := base64.RawURLEncoding.DecodeString(strings.TrimPrefix(entry.Key(), drainPrefix))
 	if err != nil {

@@ -44,9 +44,9 @@ type Config struct {
 	// KeyFile has the key that seals requests, 32 bytes. It is made if it is missing, and only this user may read it. If
 	// empty, the file key in Dir.
 	KeyFile string
-	// NATS is the cluster in which the state is kept, for managers that share it: then Dir has what is this manager's own,
-	// KeyFile is the same for all of them, as are the instances, and each VM is used by one of them at a time. If nil, the
-	// state is in Dir.
+	// NATS is the cluster in which several managers keep their state. Dir then has the files of this manager alone. KeyFile
+	// and the instances are the same for all of them, and each VM is used by one of them at a time. If nil, the state is in
+	// Dir.
 	NATS *NATS
 	// Lease is how long the VMs of a manager of a cluster that says nothing stay with it, the same for all. If zero,
 	// DefaultLease.
@@ -243,8 +243,8 @@ func (m *Manager) consume(ctx context.Context) (jetstream.MessagesContext, error
 	return consumer.Messages(jetstream.PullMaxMessages(1)) // what is pulled and not taken is nobody's
 }
 
-// take takes builds from the queue, until no more are to be taken. What another manager could run is taken only when
-// there is a slot for it.
+// take takes builds from the queue, until no more are to be taken. With other managers it takes a build only when a
+// slot is free for it.
 func (m *Manager) take(messages jetstream.MessagesContext) {
 	defer func() { messages.Stop() }()
 	ahead := aheadBuilds

@@ -17,7 +17,8 @@ type NATS struct {
 	// URLs are those of its servers. Required.
 	URLs []string
 	// Creds is a file with credentials (a JWT and its seed), CA one with the certificates of the authorities that sign
-	// those of the servers, and Cert and Key are the client's certificate and its key. If empty: none, and the system's.
+	// those of the servers, and Cert and Key are the client's certificate and its key. If empty, there are no
+	// credentials, and the system's authorities count.
 	Creds, CA, Cert, Key string
 }
 
@@ -40,7 +41,7 @@ func (s *store) join(cfg *NATS) (err error) {
 	options := []nats.Option{
 		nats.Name("stepmux manager"), nats.Timeout(natsConnect), nats.PingInterval(natsPing), nats.MaxPingsOutstanding(2),
 		nats.MaxReconnects(-1), nats.ReconnectWait(natsPause),
-		nats.ReconnectBufSize(-1), // what cannot be sent now fails: its caller repeats it
+		nats.ReconnectBufSize(-1), // a message that cannot be sent now fails, and its caller repeats it
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			log.Warn("store: connection to NATS is lost", "error", err)
 		}),

@@ -19,9 +19,9 @@ const (
 	peersWait, answerWait = time.Second, 5 * time.Second
 )
 
-// peerQuestion is what a manager asks all others.
+// peerQuestion is a question to all other managers.
 type peerQuestion struct {
-	Manager string `json:"manager"`          // who asks
+	Manager string `json:"manager"`          // the one that asks
 	Cancel  string `json:"cancel,omitempty"` // a build to cancel
 	Taken   bool   `json:"taken,omitempty"`  // asks for the builds that the others have
 	Status  bool   `json:"status,omitempty"` // asks for their VMs
@@ -110,7 +110,7 @@ func (m *Manager) taken() (ids []string, running int64) {
 	return ids, running
 }
 
-// cancelElsewhere cancels a build that another manager has, or none yet, and that has a record with that revision.
+// cancelElsewhere cancels a build by its record, of that revision: another manager has the build, or will take it.
 func (m *Manager) cancelElsewhere(ctx context.Context, rec *record, revision uint64) error {
 	if rec.Canceled {
 		return nil

@@ -65,6 +65,7 @@ type store struct {
 	history jetstream.Stream // of builds
 	builds  jetstream.KeyValue
 	fleet   jetstream.KeyValue
+	audit   jetstream.Stream // of the actions of operators
 }
 
 // openStore opens the state in a directory, which is made if it is missing. The caller calls close.
@@ -154,6 +155,9 @@ func (s *store) openStreams(ctx context.Context, cfg *Config) (err error) {
 	if s.fleet, err = s.bucket(ctx, fleetBucket, 0, 0); err != nil {
 		return fmt.Errorf("open the fleet's state: %w", err)
 	}
+	if err := s.openAudit(ctx); err != nil {
+		return err
+	}
 	s.history, err = s.js.Stream(ctx, "KV_"+buildsBucket)
 	return err
 }
@@ -179,7 +183,7 @@ func (s *store) checkKey(ctx context.Context, file string) error {
 func (s *store) close() {
 	if s.nc != nil {
 		if s.shared {
-			_ = s.nc.FlushTimeout(time.Second) // of what needs no answer
+			_ = s.nc.FlushTimeout(time.Second) // of messages without an answer
 		}
 		s.nc.Close()
 	}
