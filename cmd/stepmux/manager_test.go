@@ -43,8 +43,10 @@ type managerProcess struct {
 	t      *testing.T
 	args   []string
 	socket string
-	stderr bytes.Buffer
-	cmd    *exec.Cmd
+	// patience bounds the wait for its start.
+	patience time.Duration
+	stderr   bytes.Buffer
+	cmd      *exec.Cmd
 }
 
 // start starts the manager and waits until it listens.
@@ -60,7 +62,7 @@ func (p *managerProcess) start() {
 	p.cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+path)
 	p.cmd.Stderr = &p.stderr
 	require.NoError(p.t, p.cmd.Start())
-	require.NoError(p.t, systemd.SetReadDeadline(time.Now().Add(bound)))
+	require.NoError(p.t, systemd.SetReadDeadline(time.Now().Add(p.patience)))
 	told := make([]byte, 64)
 	n, err := systemd.Read(told)
 	if err != nil {
@@ -149,7 +151,7 @@ func TestAManagerThatIsKilledLosesNothing(t *testing.T) {
 	dir := t.TempDir()
 	ledger := filepath.Join(dir, "ledger")
 	file, ports := newInventory(t, dir, vms)
-	p := &managerProcess{t: t, socket: filepath.Join(sshtest.SocketDir(t), "m.sock")}
+	p := &managerProcess{t: t, socket: filepath.Join(sshtest.SocketDir(t), "m.sock"), patience: bound}
 	p.args = []string{
 		"manager", "--state", filepath.Join(dir, "state"), "--inventory", file, "--socket", p.socket,
 		"--log-level", "info",

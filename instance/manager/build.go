@@ -252,7 +252,7 @@ func (m *Manager) work(b *build) connector.Job {
 
 // change changes the record of a build.
 func (m *Manager) change(b *build, edit func(*record)) error {
-	ctx, cancel := context.WithTimeout(m.life, storeTimeout)
+	ctx, cancel := context.WithTimeout(m.life, m.store.timeout)
 	defer cancel()
 	b.mu.Lock()
 	defer b.mu.Unlock()

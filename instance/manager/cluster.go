@@ -98,24 +98,23 @@ func (m *Manager) joinCluster(ctx context.Context) (err error) {
 	if c.managers, err = m.store.bucket(ctx, managersBucket, c.ttl, 0); err != nil {
 		return fmt.Errorf("open the list of managers: %w", err)
 	}
-	// The watches last as long as the manager.
-	if c.claimed, err = m.store.fleet.WatchAll(m.life); err != nil { //nolint:contextcheck // see above
-		return fmt.Errorf("watch the claims: %w", err)
-	}
-	if c.leased, err = c.managers.WatchAll(m.life); err != nil { //nolint:contextcheck // see above
-		return fmt.Errorf("watch the managers: %w", err)
-	}
-	for _, watch := range []jetstream.KeyWatcher{c.claimed, c.leased} {
-		for entry := range watch.Updates() {
-			if entry == nil { // the end of the present state
-				break
-			}
-			c.note(entry) //nolint:contextcheck // the timer of a drain outlives ctx
+	for bucket, watch := range map[jetstream.KeyValue]*jetstream.KeyWatcher{
+		m.store.fleet: &c.claimed, c.managers: &c.leased,
+	} {
+		err := m.store.persist(ctx, func(context.Context) (err error) {
+			*watch, err = bucket.WatchAll(m.life) // it lasts as long as the manager
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("watch %s: %w", bucket.Bucket(), err)
+		}
+		if err := c.noteAll(ctx, *watch); err != nil {
+			return err
 		}
 	}
 	m.cluster = c
 	for c.life == "" {
-		if err = c.renew(ctx); err == nil {
+		if err = m.store.persist(ctx, c.renew); err == nil {
 			break
 		}
 		if !errors.Is(err, errSameID) {
@@ -285,6 +284,21 @@ func (c *cluster) yield(id string) (revision uint64) {
 	revision = c.held[id]
 	delete(c.held, id)
 	return revision
+}
+
+// noteAll notes the present state of a watch.
+func (c *cluster) noteAll(ctx context.Context, watch jetstream.KeyWatcher) error {
+	for {
+		select {
+		case entry := <-watch.Updates():
+			if entry == nil { // the end of it
+				return nil
+			}
+			c.note(entry)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
 }
 
 // note notes a change of a claim or a lease.

@@ -168,6 +168,11 @@ func TestManagersOfAClusterAreOne(t *testing.T) {
 	}
 	_, _, err = f.open(t)
 	require.ErrorContains(t, err, "sealed with another key")
+	f.change = func(cfg *manager.Config) {
+		cfg.NATS, cfg.KeyFile = &manager.NATS{URLs: []string{"nats://u:hidden@127.0.0.1:1"}}, c.key
+	}
+	_, _, err = f.open(t)
+	require.ErrorContains(t, err, "connect to NATS at nats://u:xxxxx@127.0.0.1:1: ")
 }
 
 // A manager that NATS cannot be reached from leaves its VM before another one takes it. Its builds go on there.

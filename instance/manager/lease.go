@@ -331,7 +331,7 @@ func (m *Manager) endLease(l *lease, forget bool) {
 	}
 	l.mu.Unlock()
 	if kept && forget {
-		ctx, cancel := context.WithTimeout(m.life, storeTimeout)
+		ctx, cancel := context.WithTimeout(m.life, m.store.timeout)
 		defer cancel()
 		if err := m.store.builds.Purge(ctx, leasePrefix+l.name, jetstream.PurgeTTL(purgedKeep)); err != nil {
 			m.cfg.Logger.Error("cannot forget a lease", "lease", l.name, "error", err)
@@ -381,6 +381,9 @@ func (m *Manager) restoreLeases(ctx context.Context) error {
 				_ = m.store.builds.Purge(ctx, key, jetstream.PurgeTTL(purgedKeep)) // else the next manager does it
 			}
 			continue
+		}
+		if m.leases.all[record.Lease] != nil {
+			continue // this is another attempt
 		}
 		l := m.newLease(record.Lease, instance.Build{On: record.Instance})
 		l.record, l.kept = record, true

@@ -178,7 +178,7 @@ func (l *storedLog) publishLocked(msg *nats.Msg, id string) error {
 	if l.lost.Load() {
 		return errTaken
 	}
-	ctx, cancel := context.WithTimeout(l.life, storeTimeout)
+	ctx, cancel := context.WithTimeout(l.life, l.store.timeout)
 	defer cancel()
 	ack, err := l.store.js.PublishMsg(
 		ctx, msg, jetstream.WithMsgID(id), jetstream.WithExpectLastSequencePerSubject(l.last))

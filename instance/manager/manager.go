@@ -44,9 +44,9 @@ type Config struct {
 	// KeyFile has the key that seals requests, 32 bytes. It is made if it is missing, and only this user may read it. If
 	// empty, the file key in Dir.
 	KeyFile string
-	// NATS is the cluster in which several managers keep their state. Dir then has the files of this manager alone. KeyFile
-	// and the instances are the same for all of them, and each VM is used by one of them at a time. If nil, the state is in
-	// Dir.
+	// NATS is the cluster in which several managers keep their state. Dir then has the files of this manager alone.
+	// KeyFile and the instances are the same for all of them, and each VM is used by one of them at a time. If nil, the
+	// state is in Dir.
 	NATS *NATS
 	// Lease is how long the VMs of a manager of a cluster that says nothing stay with it, the same for all. If zero,
 	// DefaultLease.
@@ -138,17 +138,20 @@ func Open(ctx context.Context, cfg Config) (*Manager, error) {
 	if m.files, err = openFiles(cfg.Dir, cfg.FileBytes, cfg.Keep); err == nil && cfg.NATS != nil {
 		err = m.joinCluster(ctx)
 	}
-	if err == nil {
+	if err == nil && m.cluster == nil {
 		err = m.restoreDrains(ctx)
 	}
 	if err == nil {
-		err = m.restoreLeases(ctx)
+		err = m.store.persist(ctx, m.restoreLeases)
 	}
-	if err == nil {
+	if err == nil && m.cluster == nil {
 		err = m.resume(ctx)
 	}
 	if err == nil {
-		messages, err = m.consume(ctx)
+		err = m.store.persist(ctx, func(ctx context.Context) (err error) {
+			messages, err = m.consume(ctx)
+			return err
+		})
 	}
 	if err != nil {
 		err = fmt.Errorf("state directory %s: %w", cfg.Dir, err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/url"
 	"strings"
 	"time"
@@ -25,6 +26,8 @@ type NATS struct {
 const (
 	// natsConnect bounds the wait for a NATS server, and natsPause is the time between two attempts to reach one again.
 	natsConnect, natsPause = 5 * time.Second, 500 * time.Millisecond
+	// natsTimeout bounds a call to the cluster: a server that dies takes the call along, and it is repeated.
+	natsTimeout = 5 * time.Second
 	// natsPing is the time between two pings, of which two may be lost.
 	natsPing = 5 * time.Second
 	// pullExpiry and pullHeartbeat bound the life of a request for messages: a NATS server that dies takes it along.
@@ -62,12 +65,12 @@ func (s *store) join(cfg *NATS) (err error) {
 	if s.nc, err = nats.Connect(strings.Join(cfg.URLs, ","), options...); err != nil {
 		return fmt.Errorf("connect to NATS at %s: %w", cfg, err)
 	}
-	s.shared = true
+	s.shared, s.timeout = true, natsTimeout
 	if s.maxRequest = min(maxRequest, int(s.nc.MaxPayload())-payloadExtra); s.maxRequest < 1 {
 		return fmt.Errorf("the NATS servers at %s take messages of %d bytes at most: raise their max_payload", cfg,
 			s.nc.MaxPayload())
 	}
-	s.js, err = jetstream.New(s.nc, jetstream.WithDefaultTimeout(storeTimeout))
+	s.js, err = jetstream.New(s.nc, jetstream.WithDefaultTimeout(s.timeout))
 	return err
 }
 
@@ -90,14 +93,21 @@ func (s *store) stream(ctx context.Context, cfg jetstream.StreamConfig) (jetstre
 	if s.shared {
 		cfg.Replicas = replicas
 	}
-	stream, err := s.js.CreateOrUpdateStream(ctx, cfg)
+	var stream jetstream.Stream
+	err := s.persist(ctx, func(ctx context.Context) (err error) {
+		stream, err = s.js.CreateOrUpdateStream(ctx, cfg)
+		return err
+	})
 	told, ok := errors.AsType[*jetstream.APIError](err)
 	if s.shared && ok && (told.ErrorCode == codeNoPeers || told.ErrorCode == codeNotClustered) {
 		cfg.Replicas = 1
 		if now, err := s.js.Stream(ctx, cfg.Name); err == nil {
 			cfg.Replicas = now.CachedInfo().Config.Replicas
 		}
-		stream, err = s.js.CreateOrUpdateStream(ctx, cfg)
+		err = s.persist(ctx, func(ctx context.Context) (err error) {
+			stream, err = s.js.CreateOrUpdateStream(ctx, cfg)
+			return err
+		})
 	}
 	if err == nil && s.shared && cfg.Replicas < replicas {
 		s.logger.to.Warn("store: fewer than three NATS servers have this stream", "stream", cfg.Name, "servers", cfg.Replicas)
@@ -122,7 +132,36 @@ func (s *store) bucket(
 	if err != nil {
 		return nil, err
 	}
-	return s.js.KeyValue(ctx, name)
+	var bucket jetstream.KeyValue
+	err = s.persist(ctx, func(ctx context.Context) (err error) {
+		bucket, err = s.js.KeyValue(ctx, name)
+		return err
+	})
+	return bucket, err
+}
+
+// persist calls do again while the NATS cluster does not answer, as in an election.
+func (s *store) persist(ctx context.Context, do func(ctx context.Context) error) error {
+	for {
+		once, cancel := context.WithTimeout(ctx, s.timeout)
+		err := do(once)
+		cancel()
+		if err == nil || !s.shared || ctx.Err() != nil || !isSilent(err) {
+			return err
+		}
+		s.logger.to.Warn("store: waits for the NATS cluster", "error", err)
+		if pause(ctx, natsPause) != nil {
+			return err
+		}
+	}
+}
+
+// isSilent reports whether err says that the NATS cluster did not answer, or that it has no server that leads now.
+func isSilent(err error) bool {
+	told, ok := errors.AsType[*jetstream.APIError](err)
+	return ok && told.Code == http.StatusServiceUnavailable || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrTimeout) ||
+		errors.Is(err, nats.ErrNoResponders) || errors.Is(err, jetstream.ErrNoStreamResponse) ||
+		errors.Is(err, nats.ErrReconnectBufExceeded) || errors.Is(err, nats.ErrDisconnected)
 }
 
 // wasChanged reports whether err says that a subject has another last message than the one that was expected, or is

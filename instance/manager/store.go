@@ -55,6 +55,7 @@ type store struct {
 	lock       *os.File
 	server     *server.Server // nil if the state is in a NATS cluster
 	shared     bool           // it is, and other managers use it, too
+	timeout    time.Duration  // of a call
 	maxRequest int
 	logger     *serverLog
 	nc         *nats.Conn
@@ -70,7 +71,7 @@ type store struct {
 
 // openStore opens the state in a directory, which is made if it is missing. The caller calls close.
 func openStore(ctx context.Context, cfg *Config) (*store, error) {
-	s := &store{keep: cfg.Keep, maxRequest: maxRequest, logger: &serverLog{to: cfg.Logger}}
+	s := &store{keep: cfg.Keep, timeout: storeTimeout, maxRequest: maxRequest, logger: &serverLog{to: cfg.Logger}}
 	if err := s.open(ctx, cfg); err != nil {
 		s.close()
 		return nil, fmt.Errorf("state directory %s: %w", cfg.Dir, err)
@@ -103,7 +104,7 @@ func (s *store) open(ctx context.Context, cfg *Config) (err error) {
 	if err := s.openStreams(ctx, cfg); err != nil {
 		return errors.Join(err, s.logger.fatal())
 	}
-	return s.checkKey(ctx, cfg.KeyFile)
+	return s.persist(ctx, func(ctx context.Context) error { return s.checkKey(ctx, cfg.KeyFile) })
 }
 
 // serve starts the embedded server and connects to it.
@@ -158,8 +159,10 @@ func (s *store) openStreams(ctx context.Context, cfg *Config) (err error) {
 	if err := s.openAudit(ctx); err != nil {
 		return err
 	}
-	s.history, err = s.js.Stream(ctx, "KV_"+buildsBucket)
-	return err
+	return s.persist(ctx, func(ctx context.Context) (err error) {
+		s.history, err = s.js.Stream(ctx, "KV_"+buildsBucket)
+		return err
+	})
 }
 
 // checkKey returns an error if the state was sealed with another key.
