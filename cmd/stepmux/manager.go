@@ -94,11 +94,12 @@ type sshFlags struct {
 }
 
 func (f *sshFlags) register(fl *pflag.FlagSet) {
-	fl.StringVar(&f.listen, "ssh-listen", "", "serve SSH on [HOST]:PORT: each login has a slot of its own (default off)")
+	fl.StringVar(&f.listen, "ssh-listen", "", "serve SSH on `[HOST]:PORT`: each login has a slot of its own (default off)")
 	fl.StringVar(&f.keys, "ssh-authorized-keys", "",
-		"file with the public keys that may log in by --ssh-listen, and so run any program on the VMs")
+		"`FILE` with the public keys that may log in by --ssh-listen, and so run any program on the VMs")
 	fl.BoolVar(&f.forward, "ssh-forward", false,
 		"let logins by --ssh-listen connect to addresses and unix sockets from their VM")
+	grouped(fl, sshGroup)
 }
 
 // open listens for SSH, if that is wanted.
@@ -154,15 +155,16 @@ Exit codes:
 	f.route = connector.Auto
 	choiceFlag(fl, &f.route, "route", "how to start and reach a build's step runner: auto, relay, streamlocal or session",
 		"auto", "session", "streamlocal", "relay")
-	fl.StringVar(&f.config, "config", "", "YAML file with flags")
+	f.registerConnections(fl)
+	fl.StringVar(&f.config, "config", "", "YAML `FILE` with flags")
 	fl.BoolVar(&f.check, "check", false, "check the flags, the file of --config and the inventory, and end")
-	fl.StringVar(&f.state, "state", "", "directory of the queue, the builds and the logs; with --nats of the manager's "+
+	fl.StringVar(&f.state, "state", "", "`DIR` of the queue, the builds and the logs; with --nats of the manager's "+
 		"own files; it is made if it is missing")
 	fl.StringVar(&f.socket, "socket", "", "where the manager listens (default $"+managerVar+", for root "+systemSocket+
 		", else manager.socket in $XDG_RUNTIME_DIR/stepmux or a directory for temporary files)")
 	fl.StringVar(&f.group, "socket-group", "",
 		"let the members of this `GROUP` use the manager, too (default only its own user and root)")
-	fl.StringVar(&f.key, "key-file", "", "file with the key that seals the variables of builds; it is made if it is "+
+	fl.StringVar(&f.key, "key-file", "", "`FILE` with the key that seals the variables of builds; it is made if it is "+
 		"missing (default key in the state directory)")
 	f.linger = manager.DefaultLinger
 	timeFlag(fl, &f.linger, "linger", "how long builds go on without a manager and without their link, at most 24h")
@@ -171,17 +173,20 @@ Exit codes:
 	fl.StringVar(&f.logs, "keep-logs", "10g", "most `BYTES` of all logs, as in 500m or 10g; the oldest go first")
 	fl.StringVar(&f.files, "keep-files", "10g", "most `BYTES` of all projects that builds need, and of all artifacts; "+
 		"the artifacts of the oldest builds go first")
-	fl.StringVar(&f.metrics, "metrics", "",
-		"serve Prometheus metrics and /healthz on [HOST]:PORT; without HOST for this machine only (default off)")
-	f.ssh.register(fl)
-	f.doors.register(fl)
 	fl.StringSliceVar(&f.nats.URLs, "nats", nil, "keep queue, builds and logs in the NATS cluster with the server `URL`, "+
 		"with other managers of the same VMs; repeatable, or separated by commas (default in the state directory)")
-	fl.StringVar(&f.nats.Creds, "nats-creds", "", "file with credentials for --nats")
-	fl.StringVar(&f.nats.CA, "nats-ca", "", "file with the authorities that sign the certificates of --nats (default the "+
-		"system's)")
-	fl.StringVar(&f.nats.Cert, "nats-cert", "", "file with the client's certificate for --nats")
-	fl.StringVar(&f.nats.Key, "nats-key", "", "file with the key of --nats-cert")
+	fl.StringVar(&f.nats.Creds, "nats-creds", "", "`FILE` with credentials for --nats")
+	fl.StringVar(&f.nats.CA, "nats-ca", "", "`FILE` with the authorities that sign the certificates of --nats (default "+
+		"the system's)")
+	fl.StringVar(&f.nats.Cert, "nats-cert", "", "`FILE` with the client's certificate for --nats")
+	fl.StringVar(&f.nats.Key, "nats-key", "", "`FILE` with the key of --nats-cert")
+	grouped(fl, managerGroup)
+	fl.StringVar(&f.metrics, "metrics", "",
+		"serve Prometheus metrics and /healthz on `[HOST]:PORT`; without HOST for this machine only (default off)")
+	grouped(fl, outputGroup)
+	f.ssh.register(fl)
+	f.doors.register(fl)
+	grouped(fl, doorGroup)
 	return cmd
 }
 
@@ -239,10 +244,12 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 		return nil
 	}
 	counts := metrics.New(buildinfo.Version())
-	provider, err := instance.NewProvider(instance.Config{
+	cfg := instance.Config{
 		Group: vms, Route: f.route, Bootstrap: bootstrap, Version: buildinfo.Version(), Logger: logger,
 		ConnTrace: counts.ConnTrace(), DialDone: counts.Dialed, Retired: counts.Retired,
-	})
+	}
+	f.setTimes(&cfg)
+	provider, err := instance.NewProvider(cfg)
 	if err != nil {
 		return systemError(err)
 	}

@@ -159,9 +159,10 @@ func (s *store) persist(ctx context.Context, do func(ctx context.Context) error)
 // isSilent reports whether err says that the NATS cluster did not answer, or that it has no server that leads now.
 func isSilent(err error) bool {
 	told, ok := errors.AsType[*jetstream.APIError](err)
-	return ok && told.Code == http.StatusServiceUnavailable || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrTimeout) ||
-		errors.Is(err, nats.ErrNoResponders) || errors.Is(err, jetstream.ErrNoStreamResponse) ||
-		errors.Is(err, nats.ErrReconnectBufExceeded) || errors.Is(err, nats.ErrDisconnected)
+	return ok && told.Code == http.StatusServiceUnavailable ||
+		errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrTimeout) || errors.Is(err, nats.ErrNoResponders) ||
+		errors.Is(err, jetstream.ErrNoStreamResponse) || errors.Is(err, nats.ErrReconnectBufExceeded) ||
+		errors.Is(err, nats.ErrDisconnected)
 }
 
 // wasChanged reports whether err says that a subject has another last message than the one that was expected, or is
