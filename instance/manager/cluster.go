@@ -102,7 +102,7 @@ func (m *Manager) joinCluster(ctx context.Context) (err error) {
 		m.store.fleet: &c.claimed, c.managers: &c.leased,
 	} {
 		err := m.store.persist(ctx, func(context.Context) (err error) {
-			*watch, err = bucket.WatchAll(m.life) // it lasts as long as the manager
+			*watch, err = bucket.WatchAll(m.life) //nolint:contextcheck // it lasts as long as the manager
 			return err
 		})
 		if err != nil {
@@ -294,7 +294,7 @@ func (c *cluster) noteAll(ctx context.Context, watch jetstream.KeyWatcher) error
 			if entry == nil { // the end of it
 				return nil
 			}
-			c.note(entry)
+			c.note(entry) //nolint:contextcheck // the timer of a drain outlives ctx
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
