@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"os/signal"
 	"os/user"
@@ -64,6 +65,7 @@ type managerFlags struct {
 	files   string
 	metrics string
 	ssh     sshFlags
+	doors   doorFlags
 }
 
 // sshFlags are the flags of the SSH server.
@@ -73,11 +75,12 @@ type sshFlags struct {
 }
 
 func (f *sshFlags) register(fl *pflag.FlagSet) {
-	fl.StringVar(&f.listen, "ssh-listen", "", "serve SSH on [HOST]:PORT: each login has a slot of its own (default off)")
+	fl.StringVar(&f.listen, "ssh-listen", "", "serve SSH on `[HOST]:PORT`: each login has a slot of its own (default off)")
 	fl.StringVar(&f.keys, "ssh-authorized-keys", "",
-		"file with the public keys that may log in by --ssh-listen, and so run any program on the VMs")
+		"`FILE` with the public keys that may log in by --ssh-listen, and so run any program on the VMs")
 	fl.BoolVar(&f.forward, "ssh-forward", false,
 		"let logins by --ssh-listen connect to addresses and unix sockets from their VM")
+	grouped(fl, sshGroup)
 }
 
 // open listens for SSH, if that is wanted.
@@ -133,14 +136,15 @@ Exit codes:
 	f.route = connector.Auto
 	choiceFlag(fl, &f.route, "route", "how to start and reach a build's step runner: auto, relay, streamlocal or session",
 		"auto", "session", "streamlocal", "relay")
-	fl.StringVar(&f.config, "config", "", "YAML file with flags")
+	f.registerConnections(fl)
+	fl.StringVar(&f.config, "config", "", "YAML `FILE` with flags")
 	fl.BoolVar(&f.check, "check", false, "check the flags, the file of --config and the inventory, and end")
-	fl.StringVar(&f.state, "state", "", "directory of the queue, the builds and the logs; it is made if it is missing")
+	fl.StringVar(&f.state, "state", "", "`DIR` of the queue, the builds and the logs; it is made if it is missing")
 	fl.StringVar(&f.socket, "socket", "", "where the manager listens (default $"+managerVar+", for root "+systemSocket+
 		", else manager.socket in $XDG_RUNTIME_DIR/stepmux or a directory for temporary files)")
 	fl.StringVar(&f.group, "socket-group", "",
 		"let the members of this `GROUP` use the manager, too (default only its own user and root)")
-	fl.StringVar(&f.key, "key-file", "", "file with the key that seals the variables of builds; it is made if it is "+
+	fl.StringVar(&f.key, "key-file", "", "`FILE` with the key that seals the variables of builds; it is made if it is "+
 		"missing (default key in the state directory)")
 	f.linger = manager.DefaultLinger
 	timeFlag(fl, &f.linger, "linger", "how long builds go on without a manager and without their link, at most 24h")
@@ -149,9 +153,13 @@ Exit codes:
 	fl.StringVar(&f.logs, "keep-logs", "10g", "most `BYTES` of all logs, as in 500m or 10g; the oldest go first")
 	fl.StringVar(&f.files, "keep-files", "10g", "most `BYTES` of all projects that builds need, and of all artifacts; "+
 		"the artifacts of the oldest builds go first")
+	grouped(fl, managerGroup)
 	fl.StringVar(&f.metrics, "metrics", "",
-		"serve Prometheus metrics and /healthz on [HOST]:PORT; without HOST for this machine only (default off)")
+		"serve Prometheus metrics and /healthz on `[HOST]:PORT`; without HOST for this machine only (default off)")
+	grouped(fl, outputGroup)
 	f.ssh.register(fl)
+	f.doors.register(fl)
+	grouped(fl, doorGroup)
 	return cmd
 }
 
@@ -205,16 +213,18 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 		return nil
 	}
 	counts := metrics.New(buildinfo.Version())
-	provider, err := instance.NewProvider(instance.Config{
+	cfg := instance.Config{
 		Group: vms, Route: f.route, Bootstrap: bootstrap, Version: buildinfo.Version(), Logger: logger,
 		ConnTrace: counts.ConnTrace(), DialDone: counts.Dialed, Retired: counts.Retired,
-	})
+	}
+	f.setTimes(&cfg)
+	provider, err := instance.NewProvider(cfg)
 	if err != nil {
 		return systemError(err)
 	}
 	defer func() { _ = provider.Close() }() // its builds have ended or are left
+	counts.Watch(provider)
 	if f.metrics != "" {
-		counts.Watch(provider)
 		server, err := metrics.Serve(f.metrics, counts)
 		if err != nil {
 			return fmt.Errorf("--metrics: %w", err)
@@ -222,7 +232,7 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 		defer server.Close()
 		logger.Info("metrics", "url", "http://"+server.Addr()+"/metrics")
 	}
-	return f.serve(ctx, group, manager.Config{
+	return f.serve(ctx, group, counts.Handler(), manager.Config{
 		Dir: f.state, KeyFile: f.key, Provider: provider, Group: vms, Linger: f.linger, EndBuilds: embedded,
 		Keep: f.keep, LogBytes: logBytes, FileBytes: fileBytes, Version: buildinfo.Version(), InventoryErr: f.inventoryErr,
 		OnEnd: counts.Ended, Logger: logger,
@@ -230,7 +240,7 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 }
 
 // serve runs a manager until ctx ends or its state is lost.
-func (f *managerFlags) serve(ctx context.Context, group int, cfg manager.Config) error {
+func (f *managerFlags) serve(ctx context.Context, group int, counts http.Handler, cfg manager.Config) error {
 	if f.socket == "" {
 		f.socket = ownSocket()
 		if err := os.MkdirAll(filepath.Dir(f.socket), socketDirMode(f.socket)); err != nil {
@@ -244,13 +254,25 @@ func (f *managerFlags) serve(ctx context.Context, group int, cfg manager.Config)
 	if logins != nil {
 		defer logins.Close()
 	}
+	open, err := f.doors.open()
+	if err != nil {
+		return err
+	}
+	defer open.close()
 	m, err := manager.Open(ctx, cfg)
 	if err != nil {
 		return systemError(err)
 	}
 	listener, err := control.Listen(f.socket, group) //nolint:contextcheck // it waits for a lock, for seconds
-	served := make(chan error, 2)
+	served := make(chan error, 3)
+	stopDoors := func() {}
 	if err == nil {
+		if stopDoors, err = open.serve(ctx, m, f.socket, cfg, counts, served); err != nil {
+			_ = listener.Close() // it is of no use
+		}
+	}
+	if err == nil {
+		defer stopDoors()
 		cfg.Logger.Info("manager listens", "socket", f.socket, "state", cfg.Dir)
 		serving := make(chan struct{})
 		defer func() { <-serving }()
