@@ -132,7 +132,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 	case isJSON && len(files) > 0:
 		return errors.New("use either --json or FILE")
 	case !isJSON && len(files) == 0:
-		return errors.New("the job is missing; name a FILE, or give steps with --json")
+		return fmt.Errorf("the FILE is missing; write %s", cmd.UseLine())
 	}
 	if _, err := f.checkBuilds(1, 1); err != nil {
 		return err

@@ -110,12 +110,17 @@ func baseName(name string) string {
 }
 
 // choose returns the build called name: that of the job without parallel, or a parallel one by its name, its number, or
-// the values of the matrix that the caller wants.
+// the values of the matrix that the caller wants. The name of a job that is only divided by a number is its whole.
 func (d *draft) choose(name string) share {
 	all := d.shares()
 	matrix := d.file.cfg.Matrix
-	if name == d.name && len(all) == 1 && len(matrix) == 0 {
+	switch {
+	case name == d.name && len(all) == 1 && len(matrix) == 0:
 		return all[0]
+	case name == d.name && all[0].vars == nil && len(matrix) == 0:
+		d.notices = append(d.notices, fmt.Sprintf("the job runs once and whole; its parts (parallel) are called %.80q and so on",
+			all[0].name))
+		return share{name: name, index: 1, total: 1}
 	}
 	if len(matrix) > 0 && all[0].vars == nil {
 		d.file.tree.failf(d.at, "the job%s has no matrix", lang.Quote(d.name))

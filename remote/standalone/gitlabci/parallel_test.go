@@ -41,6 +41,12 @@ test:
 	require.NoError(t, err)
 	require.NotContains(t, values(j), "CI_NODE_TOTAL")
 
+	j, err = file.Job("five")
+	require.NoError(t, err)
+	v = values(j)
+	require.Equal(t, []string{"1", "1", "five"}, []string{v["CI_NODE_INDEX"], v["CI_NODE_TOTAL"], v["CI_JOB_NAME"]})
+	require.Equal(t, []string{`the job runs once and whole; its parts (parallel) are called "five 1/5" and so on`}, j.Notices)
+
 	for name, want := range map[string]string{
 		"test": `the job "test" has 3 builds (parallel), and the name must choose one: "test: [linux, amd64]", ` +
 			`"test: [linux, arm64]", "test: [mac, arm64, 1]"`,
