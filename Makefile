@@ -109,6 +109,11 @@ run: build ## run BUILDS builds of examples/hello.yml at once on a VM embedded i
 manager: build ## run a manager with an embedded VM, submit three builds to it, and show what came of them
 	STEPMUX=bin/stepmux sh examples/manager.sh
 
+.PHONY: page
+page: ## drive the manager's status page in Debian's chromium, and keep pictures of it in bin/page
+	mkdir -p bin/page
+	STEPMUX_BROWSER=chromium STEPMUX_PICTURES=$(CURDIR)/bin/page go test -count=1 -v -run '^TestThePageInABrowser$$' ./instance/manager
+
 .PHONY: custom-executor
 custom-executor: ## run 500 jobs of GitLab's custom executor on 4 VMs, 32 at once, and the same with a login for each stage
 	STEPMUX_CUSTOM_JOBS=500 STEPMUX_CUSTOM_AT_ONCE=32 STEPMUX_CUSTOM_VMS=4 go test -count=1 -timeout 30m -v \

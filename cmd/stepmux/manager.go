@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"os/signal"
 	"os/user"
@@ -64,6 +65,7 @@ type managerFlags struct {
 	files   string
 	metrics string
 	ssh     sshFlags
+	doors   doorFlags
 }
 
 // sshFlags are the flags of the SSH server.
@@ -152,6 +154,7 @@ Exit codes:
 	fl.StringVar(&f.metrics, "metrics", "",
 		"serve Prometheus metrics and /healthz on [HOST]:PORT; without HOST for this machine only (default off)")
 	f.ssh.register(fl)
+	f.doors.register(fl)
 	return cmd
 }
 
@@ -213,8 +216,8 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 		return systemError(err)
 	}
 	defer func() { _ = provider.Close() }() // its builds have ended or are left
+	counts.Watch(provider)
 	if f.metrics != "" {
-		counts.Watch(provider)
 		server, err := metrics.Serve(f.metrics, counts)
 		if err != nil {
 			return fmt.Errorf("--metrics: %w", err)
@@ -222,7 +225,7 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 		defer server.Close()
 		logger.Info("metrics", "url", "http://"+server.Addr()+"/metrics")
 	}
-	return f.serve(ctx, group, manager.Config{
+	return f.serve(ctx, group, counts.Handler(), manager.Config{
 		Dir: f.state, KeyFile: f.key, Provider: provider, Group: vms, Linger: f.linger, EndBuilds: embedded,
 		Keep: f.keep, LogBytes: logBytes, FileBytes: fileBytes, Version: buildinfo.Version(), InventoryErr: f.inventoryErr,
 		OnEnd: counts.Ended, Logger: logger,
@@ -230,7 +233,7 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 }
 
 // serve runs a manager until ctx ends or its state is lost.
-func (f *managerFlags) serve(ctx context.Context, group int, cfg manager.Config) error {
+func (f *managerFlags) serve(ctx context.Context, group int, counts http.Handler, cfg manager.Config) error {
 	if f.socket == "" {
 		f.socket = ownSocket()
 		if err := os.MkdirAll(filepath.Dir(f.socket), socketDirMode(f.socket)); err != nil {
@@ -244,13 +247,25 @@ func (f *managerFlags) serve(ctx context.Context, group int, cfg manager.Config)
 	if logins != nil {
 		defer logins.Close()
 	}
+	open, err := f.doors.open()
+	if err != nil {
+		return err
+	}
+	defer open.close()
 	m, err := manager.Open(ctx, cfg)
 	if err != nil {
 		return systemError(err)
 	}
 	listener, err := control.Listen(f.socket, group) //nolint:contextcheck // it waits for a lock, for seconds
-	served := make(chan error, 2)
+	served := make(chan error, 3)
+	stopDoors := func() {}
 	if err == nil {
+		if stopDoors, err = open.serve(ctx, m, f.socket, cfg, counts, served); err != nil {
+			_ = listener.Close() // it is of no use
+		}
+	}
+	if err == nil {
+		defer stopDoors()
 		cfg.Logger.Info("manager listens", "socket", f.socket, "state", cfg.Dir)
 		serving := make(chan struct{})
 		defer func() { <-serving }()

@@ -14,14 +14,15 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/manager"
+	"github.com/stepmux/stepmux/instance/manager/access"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/termtext"
@@ -42,15 +43,31 @@ const managerExitHelp = `Exit codes:
   3        no manager was found, it did not answer, or it has no such build
   130 143  interrupted (Ctrl-C), terminated; builds go on`
 
-// managerFlag is the flag that names the manager.
-type managerFlag struct{ path string }
-
-func (f *managerFlag) register(fl *pflag.FlagSet) {
-	fl.StringVar(&f.path, "manager", "", "socket of the manager (default $"+managerVar+", else that of this user's, else "+
-		systemSocket+")")
+// managerFlag has the flags that name the manager.
+type managerFlag struct {
+	path   string
+	target access.Target
 }
 
-// socket returns the socket of the manager: the default one is that of this user's if it is there.
+const (
+	// tokenVar, caVar and fingerprintVar name the variables of the environment for a manager that is reached by TCP.
+	tokenVar, caVar, fingerprintVar = "STEPMUX_TOKEN_FILE", "STEPMUX_MANAGER_CA", "STEPMUX_MANAGER_FINGERPRINT"
+	// reachTimeout bounds the first connection to such a manager.
+	reachTimeout = 15 * time.Second
+)
+
+func (f *managerFlag) register(fl *pflag.FlagSet) {
+	fl.StringVar(&f.path, "manager", "", "socket of the manager, or https://HOST:PORT (default $"+managerVar+
+		", else that of this user's, else "+systemSocket+")")
+	fl.StringVar(&f.target.TokenFile, "token-file", "",
+		"with https: file with the manager's token (default $"+tokenVar+")")
+	fl.StringVar(&f.target.Fingerprint, "manager-fingerprint", "",
+		"with https: `sha256:HEX` of the manager's certificate, as its log says (default $"+fingerprintVar+")")
+	fl.StringVar(&f.target.CAFile, "manager-ca", "",
+		"with https: file with the authority of the manager's certificate, in PEM (default $"+caVar+", else the system's)")
+}
+
+// socket returns the socket of the manager, or its URL: the default one is that of this user's if it is there.
 func (f *managerFlag) socket() string {
 	own := cmp.Or(f.path, ownSocket())
 	if f.path != "" || os.Getenv(managerVar) != "" {
@@ -64,20 +81,44 @@ func (f *managerFlag) socket() string {
 	return own
 }
 
+// dial connects to the manager. The caller closes the connection.
+func (f *managerFlag) dial(ctx context.Context, path string) (*grpc.ClientConn, error) {
+	t := f.target
+	if access.IsURL(path) {
+		t.URL = path
+		t.TokenFile = cmp.Or(t.TokenFile, os.Getenv(tokenVar))
+		if t.Fingerprint == "" && t.CAFile == "" {
+			t.Fingerprint, t.CAFile = os.Getenv(fingerprintVar), os.Getenv(caVar)
+		}
+		ctx, cancel := context.WithTimeout(ctx, reachTimeout)
+		defer cancel()
+		conn, err := t.Dial(ctx)
+		if errors.Is(err, access.ErrAway) {
+			return nil, systemError(err)
+		}
+		return conn, err
+	}
+	if t != (access.Target{}) {
+		return nil, errors.New("--token-file, --manager-fingerprint and --manager-ca are for a --manager https://HOST:PORT")
+	}
+	probe, err := net.Dial("unix", path)
+	if err != nil {
+		return nil, systemError(fmt.Errorf("no manager listens at %s (%w); start one with stepmux manager, or name its "+
+			"socket with --manager", path, errors.Unwrap(errors.Unwrap(err))))
+	}
+	_ = probe.Close() // it was not used
+	conn, err := manager.Dial(path)
+	return conn, systemError(err)
+}
+
 // use calls do with a client of the manager, until a signal comes.
 func (f *managerFlag) use(cmd *cobra.Command, do func(context.Context, pb.ManagerClient) error) error {
 	ctx, stop := endsignal.Until(cmd.Context(), endsignal.All...)
 	defer stop()
 	path := f.socket()
-	probe, err := net.Dial("unix", path)
+	conn, err := f.dial(ctx, path)
 	if err != nil {
-		return systemError(fmt.Errorf("no manager listens at %s (%w); start one with stepmux manager, or name its socket "+
-			"with --manager", path, errors.Unwrap(errors.Unwrap(err))))
-	}
-	_ = probe.Close()
-	conn, err := manager.Dial(path)
-	if err != nil {
-		return systemError(err)
+		return err
 	}
 	defer conn.Close()
 	err = do(ctx, pb.NewManagerClient(conn))
@@ -378,53 +419,6 @@ seconds. Builds that have ended are left as they are.
 	return cmd
 }
 
-// managedBuild is a build of a manager, as JSON.
-type managedBuild struct {
-	ID        string     `json:"id"`
-	Phase     string     `json:"phase"`
-	Instance  string     `json:"instance,omitempty"`
-	File      string     `json:"file,omitempty"`
-	Submitted *time.Time `json:"submitted,omitempty"`
-	Started   *time.Time `json:"started,omitempty"`
-	Ended     *time.Time `json:"ended,omitempty"`
-	Canceled  bool       `json:"canceled,omitempty"`
-	Status    string     `json:"status,omitempty"` // success or failed, once it has ended
-	Reason    string     `json:"reason,omitempty"`
-	ExitCode  *int32     `json:"exit_code,omitempty"`
-	Error     string     `json:"error,omitempty"`
-	Left      []string   `json:"left,omitempty"`
-	Artifacts int64      `json:"artifacts_bytes,omitempty"` // of the archive
-	Attempt   int32      `json:"attempt,omitempty"`         // counts how often it was lost and ran again
-}
-
-func managedBuildOf(b *pb.Build) managedBuild {
-	j := managedBuild{
-		ID: b.GetId(), Phase: b.GetPhase().String(), Instance: b.GetInstance(), File: b.GetStepsFile(),
-		Submitted: optionalTime(b.GetSubmitted()), Started: optionalTime(b.GetStarted()),
-		Ended: optionalTime(b.GetEndedAt()), Canceled: b.GetCanceled(), Attempt: b.GetAttempt(),
-	}
-	r := b.GetResult()
-	if r == nil {
-		return j
-	}
-	j.Status, j.Reason, j.Error, j.Left = "success", r.GetReason(), r.GetMessage(), r.GetLeft()
-	j.Artifacts = r.GetArtifacts()
-	if j.Reason != "" {
-		j.Status = "failed"
-	}
-	if j.Reason == "" || j.Reason == string(instance.ScriptFailure) && r.GetExitCode() != 0 {
-		j.ExitCode = &r.ExitCode
-	}
-	return j
-}
-
-func optionalTime(t *timestamppb.Timestamp) *time.Time {
-	if t == nil {
-		return nil
-	}
-	return new(t.AsTime())
-}
-
 func newBuildsCommand() *cobra.Command {
 	var f managerFlag
 	var output, phase, file, instance string
@@ -456,7 +450,7 @@ func newBuildsCommand() *cobra.Command {
 			}
 			if output == "json" {
 				for _, b := range list.GetBuilds() {
-					if err := writeJSON(cmd.OutOrStdout(), managedBuildOf(b)); err != nil {
+					if err := writeJSON(cmd.OutOrStdout(), b.JSON()); err != nil {
 						return err
 					}
 				}

@@ -201,10 +201,18 @@ func (m *Manager) execute(b *build, e *instance.Executor) error {
 	if limit := b.job.GetTimeout().AsDuration(); limit > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadlineCause(
-			ctx, b.kept().Started.Add(limit), fmt.Errorf("the build took longer than %v", limit))
+			ctx, earlier(b.kept().Started, time.Now()).Add(limit), fmt.Errorf("the build took longer than %v", limit))
 		defer cancel()
 	}
 	return e.Execute(ctx, m.work(b))
+}
+
+// earlier returns the first of two times. The clock may have been set back since a build got its slot.
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
 }
 
 // work returns the build's job. It is the same each time: a step runner that has it already takes it for one.

@@ -63,7 +63,7 @@ func (m *Manager) setDrained(d *drained) {
 			}
 			ctx, cancel := context.WithTimeout(m.takes, storeTimeout)
 			defer cancel()
-			if err := m.undrain(ctx, d.Instance); err != nil {
+			if err := m.undrainedBy(ctx, "the end of the drain's time", d.Instance); err != nil {
 				m.cfg.Logger.Error("cannot undrain", "instance", d.Instance, "error", err)
 			}
 		})

@@ -2,6 +2,7 @@ package manager
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -18,4 +19,21 @@ func (m *Manager) Readers(t *testing.T) int {
 func (m *Manager) SweepProjects(t *testing.T, more int64) error {
 	t.Helper()
 	return m.sweepProjects(t.Context(), more)
+}
+
+// SetGuestTime sets how long a connection may take to show the token, until the test ends, which must not be parallel.
+func SetGuestTime(t *testing.T, d time.Duration) {
+	before := guestTime
+	guestTime = d
+	t.Cleanup(func() { guestTime = before })
+}
+
+// SetStarted sets when a running build got its slot.
+func (m *Manager) SetStarted(t *testing.T, id string, at time.Time) {
+	t.Helper()
+	m.mu.Lock()
+	b := m.live[id]
+	m.mu.Unlock()
+	require.NotNil(t, b)
+	require.NoError(t, m.change(b, func(r *record) { r.Started = at }))
 }

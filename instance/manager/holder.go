@@ -105,6 +105,7 @@ func (h *holder) watch() (gone <-chan struct{}, stop func()) {
 type peerInfo struct {
 	credentials.CommonAuthInfo
 	pid int // 0 if it is not known
+	uid uint32
 }
 
 // AuthType implements credentials.AuthInfo.
@@ -124,7 +125,7 @@ func (peerCredentials) ServerHandshake(conn net.Conn) (net.Conn, credentials.Aut
 		if raw, err := nc.SyscallConn(); err == nil {
 			_ = raw.Control(func(fd uintptr) {
 				if peer, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-					info.pid = int(peer.Pid)
+					info.pid, info.uid = int(peer.Pid), peer.Uid
 				}
 			})
 		}

@@ -155,15 +155,16 @@ func (l *storedLog) putLocked(p piece) error {
 	return nil
 }
 
-// readLog passes the pieces of a build's log to take, from the first that is kept. Unless follow is set it returns at
+// readLog passes the pieces of a build's log to take, from the first with bytes at or after an offset. Unless follow is
+// set it returns at
 // the piece that was the last when it began, else at the end of the log. A build that has ended may have no log any
 // more.
 func (s *store) readLog(
-	ctx context.Context, id string, follow, ended bool, take func(piece) error,
+	ctx context.Context, id string, offset int64, follow, ended bool, take func(piece) error,
 ) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	until := uint64(0)
+	from, until := uint64(1), uint64(0)
 	last, err := s.logs.GetLastMsgForSubject(ctx, logsSubject+id)
 	switch {
 	case errors.Is(err, jetstream.ErrMsgNotFound):
@@ -172,12 +173,17 @@ func (s *store) readLog(
 		}
 	case err != nil:
 		return fmt.Errorf("read the log of %s: %w", id, err)
-	case !follow:
-		until = last.Sequence
+	default:
+		if from, err = s.seekLog(ctx, id, offset, last.Sequence); err != nil {
+			return err
+		}
+		if !follow {
+			until = last.Sequence
+		}
 	}
 	consumer, err := s.js.OrderedConsumer(ctx, logsStream, jetstream.OrderedConsumerConfig{
-		FilterSubjects: []string{logsSubject + id}, DeliverPolicy: jetstream.DeliverAllPolicy,
-		InactiveThreshold: readerIdle,
+		FilterSubjects: []string{logsSubject + id}, DeliverPolicy: jetstream.DeliverByStartSequencePolicy,
+		OptStartSeq: from, InactiveThreshold: readerIdle,
 	})
 	if err != nil {
 		return fmt.Errorf("read the log of %s: %w", id, err)

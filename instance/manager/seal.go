@@ -9,11 +9,10 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
 
 	"golang.org/x/crypto/chacha20poly1305"
+
+	"github.com/stepmux/stepmux/internal/privatefile"
 )
 
 // keySize is the length of a key file, in bytes.
@@ -28,11 +27,13 @@ type seal struct {
 
 // openSeal reads a key file, or makes one.
 func openSeal(file string) (*seal, error) {
-	key, err := readKey(file)
-	if errors.Is(err, fs.ErrNotExist) {
-		if err = makeKey(file); err == nil || errors.Is(err, fs.ErrExist) {
-			key, err = readKey(file)
-		}
+	key, err := privatefile.Open(file, keySize, func() ([]byte, error) {
+		key := make([]byte, keySize)
+		_, _ = rand.Read(key) // never fails
+		return key, nil
+	})
+	if err == nil && len(key) != keySize {
+		err = fmt.Errorf("%s is not a file of %d bytes", file, keySize)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("key file: %w", err)
@@ -49,54 +50,6 @@ func openSeal(file string) (*seal, error) {
 		return nil, fmt.Errorf("key file: %w", err)
 	}
 	return &seal{aead, derive("secrets of builds")}, nil
-}
-
-func readKey(file string) ([]byte, error) {
-	f, err := os.Open(file)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	key := make([]byte, keySize)
-	switch n, err := f.Read(key); {
-	case !info.Mode().IsRegular() || info.Size() != keySize:
-		return nil, fmt.Errorf("%s is not a file of %d bytes", file, keySize)
-	case info.Mode().Perm()&0o077 != 0:
-		return nil, fmt.Errorf("%s can be read by others (mode %04o): use mode 0600", file, info.Mode().Perm())
-	case err != nil:
-		return nil, err
-	case n != keySize:
-		return nil, fmt.Errorf("%s was cut off", file)
-	}
-	return key, nil
-}
-
-// makeKey makes a key file.
-func makeKey(file string) error {
-	key := make([]byte, keySize)
-	_, _ = rand.Read(key) // never fails
-	return writeNew(file, key)
-}
-
-// writeNew makes a file that only this user can read. It is there with all its bytes, or not at all.
-func writeNew(file string, text []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(file), ".key-")
-	if err != nil {
-		return err
-	}
-	defer func() { _ = os.Remove(f.Name()) }() // its other name is there
-	_, err = f.Write(text)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return err
-	}
-	return os.Link(f.Name(), file)
 }
 
 // close seals a text for a use. Only open with the same use opens it.

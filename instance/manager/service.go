@@ -28,15 +28,21 @@ const (
 	defaultListed, maxListed = 100, 10_000
 	// maxCalls bounds the calls of one client at once.
 	maxCalls = 1000
+	// maxNote bounds the note of a drain, in bytes.
+	maxNote = 1 << 10
 )
 
 // Serve answers the service of package managerv1 on a listener, which it closes, until the Manager is shut down or ctx
 // ends. Then it ends all calls. It returns nil, or the error of the listener.
 func (m *Manager) Serve(ctx context.Context, listener net.Listener) error {
-	server := grpc.NewServer(
+	return m.serve(ctx, listener, grpc.Creds(peerCredentials{insecure.NewCredentials()}))
+}
+
+func (m *Manager) serve(ctx context.Context, listener net.Listener, options ...grpc.ServerOption) error {
+	server := grpc.NewServer(append(options,
 		grpc.MaxRecvMsgSize(maxPayload), grpc.MaxSendMsgSize(pb.MaxAnswer), grpc.MaxConcurrentStreams(maxCalls),
-		grpc.ConnectionTimeout(10*time.Second), grpc.Creds(peerCredentials{insecure.NewCredentials()}),
-	)
+		grpc.ConnectionTimeout(10*time.Second),
+	)...)
 	pb.RegisterManagerServer(server, &service{m: m})
 	stop := func() { server.Stop() }
 	defer context.AfterFunc(ctx, stop)()
@@ -142,7 +148,7 @@ func (m *Manager) get(ctx context.Context, id string) (*pb.Build, error) {
 func (m *Manager) waiting(r *request, key string) *pb.Build {
 	b := &pb.Build{Id: r.id, Phase: pb.Build_queued, Submitted: timestamppb.New(r.submitted)}
 	if job, err := m.store.read(r, key); err == nil {
-		b.StepsFile = job.GetStepsFile()
+		b.StepsFile, b.Labels = job.GetStepsFile(), job.GetLabels()
 	}
 	return b
 }
@@ -260,8 +266,15 @@ func (m *Manager) follow(ctx context.Context, req *pb.FollowRequest, send func(*
 		return err
 	}
 	ended := b.GetPhase() == pb.Build_ended
-	at := max(req.GetOffset(), 0)
-	err = m.store.readLog(ctx, req.GetId(), req.GetFollow(), ended, func(p piece) error {
+	at := req.GetOffset()
+	if at < 0 {
+		length, err := m.store.logEnd(ctx, req.GetId())
+		if err != nil {
+			return err
+		}
+		at = max(length+at, 0)
+	}
+	err = m.store.readLog(ctx, req.GetId(), at, req.GetFollow(), ended, func(p piece) error {
 		text, missing := p.text, max(p.offset-at, 0)
 		if behind := at - p.offset; behind > 0 {
 			text = text[min(behind, int64(len(text))):]
@@ -299,6 +312,7 @@ func (s *service) Cancel(ctx context.Context, req *pb.CancelRequest) (*pb.Cancel
 	for range 10 {
 		err := s.m.cancel(ctx, req.GetId())
 		if err == nil {
+			s.m.note(ctx, action{Who: callerOf(ctx), Action: "cancel", Subject: req.GetId()})
 			return &pb.CancelResponse{}, nil
 		}
 		if !errors.Is(err, errTaken) {
@@ -362,11 +376,14 @@ func (s *service) Drain(ctx context.Context, req *pb.DrainRequest) (*pb.DrainRes
 	if limit := req.GetFor().AsDuration(); limit < 0 {
 		return nil, status.Errorf(codes.InvalidArgument, "a drain for %v", limit)
 	}
+	if len(req.GetNote()) > maxNote {
+		return nil, status.Errorf(codes.InvalidArgument, "a note has at most %d bytes", maxNote)
+	}
 	if err := s.m.knows(req.GetInstances()); err != nil {
 		return nil, err
 	}
 	for _, id := range req.GetInstances() {
-		if err := s.m.drain(ctx, id, req.GetNote(), req.GetFor().AsDuration()); err != nil {
+		if err := s.m.drainedBy(ctx, callerOf(ctx), id, req.GetNote(), req.GetFor().AsDuration()); err != nil {
 			return nil, s.m.failed(ctx, err)
 		}
 	}
@@ -379,7 +396,7 @@ func (s *service) Undrain(ctx context.Context, req *pb.UndrainRequest) (*pb.Undr
 		return nil, err
 	}
 	for _, id := range req.GetInstances() {
-		if err := s.m.undrain(ctx, id); err != nil {
+		if err := s.m.undrainedBy(ctx, callerOf(ctx), id); err != nil {
 			return nil, s.m.failed(ctx, err)
 		}
 	}

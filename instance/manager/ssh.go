@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"golang.org/x/crypto/ssh"
+
+	"github.com/stepmux/stepmux/internal/privatefile"
 )
 
 const (
@@ -253,52 +255,28 @@ func (k *authorizedKeys) read() error {
 
 // hostKey reads a private key, or makes one.
 func hostKey(file string) (ssh.Signer, error) {
-	signer, err := readHostKey(file)
-	if errors.Is(err, fs.ErrNotExist) {
-		if err = makeHostKey(file); err == nil || errors.Is(err, fs.ErrExist) {
-			signer, err = readHostKey(file)
-		}
-	}
+	text, err := privatefile.Open(file, maxHostKey, newHostKey)
 	if err != nil {
 		return nil, fmt.Errorf("host key: %w", err)
 	}
-	return signer, nil
-}
-
-func readHostKey(name string) (ssh.Signer, error) {
-	file, err := os.Open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	info, err := file.Stat()
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() || info.Mode().Perm()&0o077 != 0 {
-		return nil, fmt.Errorf("%s is no regular file, or can be read by others (mode %04o): use mode 0600", name,
-			info.Mode().Perm())
-	}
-	text, err := io.ReadAll(io.LimitReader(file, 64<<10))
-	if err != nil {
-		return nil, err
-	}
 	signer, err := ssh.ParsePrivateKey(text)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
+		return nil, fmt.Errorf("host key: %s: %w", file, err)
 	}
 	return signer, nil
 }
 
-// makeHostKey makes a key file. It is there with all its bytes, or not at all.
-func makeHostKey(name string) error {
+// maxHostKey bounds the file of the host key, in bytes.
+const maxHostKey = 64 << 10
+
+func newHostKey() ([]byte, error) {
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	block, err := ssh.MarshalPrivateKey(key, "stepmux manager")
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return writeNew(name, pem.EncodeToMemory(block))
+	return pem.EncodeToMemory(block), nil
 }

@@ -61,6 +61,7 @@ type store struct {
 	history jetstream.Stream // of builds
 	builds  jetstream.KeyValue
 	fleet   jetstream.KeyValue
+	audit   jetstream.Stream // of the actions of operators
 }
 
 // openStore opens the state in a directory, which is made if it is missing. The caller calls close.
@@ -148,6 +149,9 @@ func (s *store) openStreams(ctx context.Context, cfg *Config) (err error) {
 	}
 	if s.fleet, err = s.js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: fleetBucket}); err != nil {
 		return fmt.Errorf("open the fleet's state: %w", err)
+	}
+	if err := s.openAudit(ctx); err != nil {
+		return err
 	}
 	s.history, err = s.js.Stream(ctx, "KV_"+buildsBucket)
 	return err

@@ -22,7 +22,7 @@ func FuzzRequests(f *testing.F) {
 		require.NoError(t, err)
 		s := boundedhttp.Serve(listener, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 			n, _ := io.Copy(io.Discard, r.Body)
-			if n > 1<<10 {
+			if n > 4<<10 {
 				t.Errorf("a handler was given %d bytes", n)
 			}
 		}))

@@ -1,21 +1,27 @@
-// Package boundedhttp is an HTTP server with limits on size and time, for metrics and the control socket. The owner of
-// a [Server] closes it.
+// Package boundedhttp is an HTTP server with limits on size, number and time, for metrics, the status page and the
+// control socket. The owner of a [Server] closes it.
 package boundedhttp
 
 import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
-// maxBody bounds a request's body, which no handler reads.
-const maxBody = 1 << 10
+const (
+	// maxBody bounds a request's body, which is a small form if it is anything.
+	maxBody = 4 << 10
+	// maxConns bounds the connections. Those over it are closed.
+	maxConns = 500
+)
 
 // Server is an HTTP server. It owns a goroutine that accepts connections, and one for each of those.
 type Server struct {
 	http http.Server
 	wg   sync.WaitGroup
+	open atomic.Int64 // connections
 }
 
 // Serve answers requests on listener, which it closes, until Close.
@@ -30,8 +36,25 @@ func Serve(listener net.Listener, handler http.Handler) *Server {
 		MaxHeaderBytes:    16 << 10,
 		ConnState:         s.count,
 	}
-	s.wg.Go(func() { _ = s.http.Serve(listener) }) // until Close
+	s.wg.Go(func() { _ = s.http.Serve(&limited{listener, s}) }) // until Close
 	return s
+}
+
+// limited is a listener that closes connections over maxConns.
+type limited struct {
+	net.Listener
+	server *Server
+}
+
+// Accept implements net.Listener.
+func (l *limited) Accept() (net.Conn, error) {
+	for {
+		conn, err := l.Listener.Accept()
+		if err != nil || l.server.open.Load() < maxConns {
+			return conn, err
+		}
+		_ = conn.Close() // it was not used
+	}
 }
 
 // count counts the goroutines of connections.
@@ -39,7 +62,9 @@ func (s *Server) count(_ net.Conn, state http.ConnState) {
 	switch state {
 	case http.StateNew:
 		s.wg.Add(1)
+		s.open.Add(1)
 	case http.StateClosed, http.StateHijacked:
+		s.open.Add(-1)
 		s.wg.Done()
 	case http.StateActive, http.StateIdle: // still open
 	}

@@ -26,8 +26,8 @@ func TestCloseLeavesNothingWhateverClientsDo(t *testing.T) {
 	}))
 	for request, want := range map[string]string{
 		"GET / HTTP/1.1\r\nHost: x\r\n\r\n": " 200 ",
-		"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\n" + strings.Repeat("x", 2048): " 413 ",
-		"GET / HTTP/1.1\r\nHost: x\r\nX: " + strings.Repeat("y", 64<<10) + "\r\n\r\n":            " 431 ",
+		"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\n" + strings.Repeat("x", 8<<10): " 413 ",
+		"GET / HTTP/1.1\r\nHost: x\r\nX: " + strings.Repeat("y", 64<<10) + "\r\n\r\n":             " 431 ",
 		// Answered as HTTP/1.1: the server does not speak HTTP/2.
 		"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n": " 200 ",
 		"GET / HT":                         "",

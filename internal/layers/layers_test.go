@@ -64,9 +64,17 @@ var allowed = map[string][]string{
 		"internal/termtext",
 	},
 	"instance/manager/managerv1": {},
+	"instance/manager/access": {
+		"instance/manager/managerv1", "internal/boundedfile", "internal/privatefile",
+	},
+	"instance/manager/page": {
+		"instance/control", "instance/manager/access", "instance/manager/managerv1", "internal/boundedhttp",
+		"internal/termtext",
+	},
 	"instance/manager": {
 		"instance", "instance/batch", "instance/control", "instance/manager/managerv1", "connector", "connector/buildlog",
-		"connector/files", "internal/filelock", "internal/contents", "internal/wire",
+		"connector/files", "instance/manager/access", "internal/filelock", "internal/contents", "internal/privatefile",
+		"internal/wire",
 	},
 	// The driver of GitLab Runner's custom executor. A runner starts it several times for each job: it stays small.
 	"instance/manager/customexecutor": {"instance/manager/managerv1", "internal/endsignal"},
@@ -213,6 +221,7 @@ var allowed = map[string][]string{
 	"internal/oneproc":        {},
 	"internal/remotetest":     {"internal/wire"},
 	"internal/boundedhttp":    {},
+	"internal/privatefile":    {},
 	"internal/boundedfile":    {},
 	"internal/boundedzip":     {},
 	"internal/embeddedvm":     {"internal/wire"},

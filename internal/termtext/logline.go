@@ -15,8 +15,21 @@ var colour = lazyregexp.New("\x1b\\[[0-9;:]{0,64}m")
 // LogLine appends a line of a build's log to b as a terminal may show it. Colours stay, and end with the line. All else
 // that a terminal would obey is shown as Escape does, but for tabs and for carriage returns at the end of the line.
 func LogLine(b, line []byte) []byte {
+	b, coloured := appendLine(b, line, true)
+	if coloured {
+		b = append(b, resetColour...)
+	}
+	return b
+}
+
+// PlainLine is LogLine for what is no terminal: colours are left out.
+func PlainLine(b, line []byte) []byte {
+	b, _ = appendLine(b, line, false)
+	return b
+}
+
+func appendLine(b, line []byte, colours bool) (_ []byte, coloured bool) {
 	line = bytes.TrimRight(line, "\r")
-	coloured := false
 	for len(line) > 0 {
 		at := colour().FindIndex(line)
 		if at == nil {
@@ -28,12 +41,11 @@ func LogLine(b, line []byte) []byte {
 			}
 			b = append(b, Escape(string(part))...)
 		}
-		b = append(b, line[at[0]:at[1]]...)
+		if colours {
+			b = append(b, line[at[0]:at[1]]...)
+		}
 		coloured = coloured || at[1] > at[0]
 		line = line[at[1]:]
 	}
-	if coloured {
-		b = append(b, resetColour...)
-	}
-	return b
+	return b, coloured
 }

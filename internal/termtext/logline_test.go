@@ -24,4 +24,5 @@ func TestLogLineKeepsColoursAndNothingElseThatATerminalObeys(t *testing.T) {
 	} {
 		require.Equal(t, "b | "+want, string(termtext.LogLine([]byte("b | "), []byte(line))), "%q", line)
 	}
+	require.Equal(t, "a red\tb", string(termtext.PlainLine([]byte("a "), []byte("\x1b[1;31mred\x1b[m\tb\r"))))
 }

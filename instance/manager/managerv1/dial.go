@@ -22,11 +22,16 @@ const (
 // Dial returns a connection to the manager whose socket is at a path, for a client of this package. It connects with
 // the first call. The caller closes it.
 func Dial(path string) (*grpc.ClientConn, error) {
-	return grpc.NewClient("passthrough:///manager",
+	return Connect("passthrough:///manager",
 		grpc.WithTransportCredentials(insecure.NewCredentials()), // the kernel checks the users of a unix socket
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", path)
-		}),
+		}))
+}
+
+// Connect is grpc.NewClient with the options that all clients of a manager need.
+func Connect(target string, options ...grpc.DialOption) (*grpc.ClientConn, error) {
+	return grpc.NewClient(target, append(options,
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxAnswer)), grpc.WithDisableServiceConfig(), grpc.WithNoProxy(),
 		// A manager that is started anew is back soon.
 		grpc.WithConnectParams(grpc.ConnectParams{
@@ -35,5 +40,5 @@ func Dial(path string) (*grpc.ClientConn, error) {
 			},
 			MinConnectTimeout: connectTimeout,
 		}),
-	)
+	)...)
 }

@@ -436,7 +436,9 @@ type Build struct {
 	// result is set for a build that has ended.
 	Result *Result `protobuf:"bytes,9,opt,name=result,proto3" json:"result,omitempty"`
 	// attempt counts how often the build was lost and ran again.
-	Attempt       int32 `protobuf:"varint,10,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	Attempt int32 `protobuf:"varint,10,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	// labels are those of the VM that a queued build waits for.
+	Labels        map[string]string `protobuf:"bytes,11,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -539,6 +541,13 @@ func (x *Build) GetAttempt() int32 {
 		return x.Attempt
 	}
 	return 0
+}
+
+func (x *Build) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
 }
 
 // Result is the outcome of a build.
@@ -755,10 +764,11 @@ func (x *ListResponse) GetRunning() int64 {
 }
 
 type FollowRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	Offset        int64                  `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
-	Follow        bool                   `protobuf:"varint,3,opt,name=follow,proto3" json:"follow,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// offset is the position of the first byte that is wanted. If it is negative: so many bytes before the end.
+	Offset        int64 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
+	Follow        bool  `protobuf:"varint,3,opt,name=follow,proto3" json:"follow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -965,6 +975,86 @@ func (*CancelResponse) Descriptor() ([]byte, []int) {
 	return file_managerv1_manager_proto_rawDescGZIP(), []int{12}
 }
 
+type AuditRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditRequest) Reset() {
+	*x = AuditRequest{}
+	mi := &file_managerv1_manager_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditRequest) ProtoMessage() {}
+
+func (x *AuditRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditRequest.ProtoReflect.Descriptor instead.
+func (*AuditRequest) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{13}
+}
+
+type AuditResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Entries       []*AuditResponse_Entry `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditResponse) Reset() {
+	*x = AuditResponse{}
+	mi := &file_managerv1_manager_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditResponse) ProtoMessage() {}
+
+func (x *AuditResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditResponse.ProtoReflect.Descriptor instead.
+func (*AuditResponse) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *AuditResponse) GetEntries() []*AuditResponse_Entry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -973,7 +1063,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[13]
+	mi := &file_managerv1_manager_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -985,7 +1075,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[13]
+	mi := &file_managerv1_manager_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -998,7 +1088,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{13}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{15}
 }
 
 type StatusResponse struct {
@@ -1011,7 +1101,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[14]
+	mi := &file_managerv1_manager_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1023,7 +1113,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[14]
+	mi := &file_managerv1_manager_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1036,7 +1126,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{14}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *StatusResponse) GetJson() []byte {
@@ -1059,7 +1149,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[15]
+	mi := &file_managerv1_manager_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1071,7 +1161,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[15]
+	mi := &file_managerv1_manager_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1084,7 +1174,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{15}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DrainRequest) GetInstances() []string {
@@ -1116,7 +1206,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[16]
+	mi := &file_managerv1_manager_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1128,7 +1218,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[16]
+	mi := &file_managerv1_manager_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1141,7 +1231,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{16}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{18}
 }
 
 type UndrainRequest struct {
@@ -1153,7 +1243,7 @@ type UndrainRequest struct {
 
 func (x *UndrainRequest) Reset() {
 	*x = UndrainRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[17]
+	mi := &file_managerv1_manager_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1165,7 +1255,7 @@ func (x *UndrainRequest) String() string {
 func (*UndrainRequest) ProtoMessage() {}
 
 func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[17]
+	mi := &file_managerv1_manager_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1178,7 +1268,7 @@ func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainRequest.ProtoReflect.Descriptor instead.
 func (*UndrainRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{17}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *UndrainRequest) GetInstances() []string {
@@ -1196,7 +1286,7 @@ type UndrainResponse struct {
 
 func (x *UndrainResponse) Reset() {
 	*x = UndrainResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[18]
+	mi := &file_managerv1_manager_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1208,7 +1298,7 @@ func (x *UndrainResponse) String() string {
 func (*UndrainResponse) ProtoMessage() {}
 
 func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[18]
+	mi := &file_managerv1_manager_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1221,7 +1311,7 @@ func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainResponse.ProtoReflect.Descriptor instead.
 func (*UndrainResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{18}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{20}
 }
 
 type KeepProjectRequest struct {
@@ -1237,7 +1327,7 @@ type KeepProjectRequest struct {
 
 func (x *KeepProjectRequest) Reset() {
 	*x = KeepProjectRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[19]
+	mi := &file_managerv1_manager_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1249,7 +1339,7 @@ func (x *KeepProjectRequest) String() string {
 func (*KeepProjectRequest) ProtoMessage() {}
 
 func (x *KeepProjectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[19]
+	mi := &file_managerv1_manager_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1262,7 +1352,7 @@ func (x *KeepProjectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepProjectRequest.ProtoReflect.Descriptor instead.
 func (*KeepProjectRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{19}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *KeepProjectRequest) GetDigest() string {
@@ -1295,7 +1385,7 @@ type KeepProjectResponse struct {
 
 func (x *KeepProjectResponse) Reset() {
 	*x = KeepProjectResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[20]
+	mi := &file_managerv1_manager_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1307,7 +1397,7 @@ func (x *KeepProjectResponse) String() string {
 func (*KeepProjectResponse) ProtoMessage() {}
 
 func (x *KeepProjectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[20]
+	mi := &file_managerv1_manager_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1320,7 +1410,7 @@ func (x *KeepProjectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepProjectResponse.ProtoReflect.Descriptor instead.
 func (*KeepProjectResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{20}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *KeepProjectResponse) GetWanted() int64 {
@@ -1339,7 +1429,7 @@ type ArtifactsRequest struct {
 
 func (x *ArtifactsRequest) Reset() {
 	*x = ArtifactsRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[21]
+	mi := &file_managerv1_manager_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1351,7 +1441,7 @@ func (x *ArtifactsRequest) String() string {
 func (*ArtifactsRequest) ProtoMessage() {}
 
 func (x *ArtifactsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[21]
+	mi := &file_managerv1_manager_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1364,7 +1454,7 @@ func (x *ArtifactsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArtifactsRequest.ProtoReflect.Descriptor instead.
 func (*ArtifactsRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{21}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ArtifactsRequest) GetId() string {
@@ -1384,7 +1474,7 @@ type ArtifactsResponse struct {
 
 func (x *ArtifactsResponse) Reset() {
 	*x = ArtifactsResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[22]
+	mi := &file_managerv1_manager_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1396,7 +1486,7 @@ func (x *ArtifactsResponse) String() string {
 func (*ArtifactsResponse) ProtoMessage() {}
 
 func (x *ArtifactsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[22]
+	mi := &file_managerv1_manager_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1409,7 +1499,7 @@ func (x *ArtifactsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArtifactsResponse.ProtoReflect.Descriptor instead.
 func (*ArtifactsResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{22}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ArtifactsResponse) GetData() []byte {
@@ -1437,7 +1527,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[23]
+	mi := &file_managerv1_manager_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1449,7 +1539,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[23]
+	mi := &file_managerv1_manager_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1462,7 +1552,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{23}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ReserveRequest) GetLease() string {
@@ -1515,7 +1605,7 @@ type ReserveResponse struct {
 
 func (x *ReserveResponse) Reset() {
 	*x = ReserveResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[24]
+	mi := &file_managerv1_manager_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1527,7 +1617,7 @@ func (x *ReserveResponse) String() string {
 func (*ReserveResponse) ProtoMessage() {}
 
 func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[24]
+	mi := &file_managerv1_manager_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1540,7 +1630,7 @@ func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveResponse.ProtoReflect.Descriptor instead.
 func (*ReserveResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{24}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ReserveResponse) GetAhead() int64 {
@@ -1586,7 +1676,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[25]
+	mi := &file_managerv1_manager_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1598,7 +1688,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[25]
+	mi := &file_managerv1_manager_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1611,7 +1701,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{25}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ExecRequest) GetWhat() isExecRequest_What {
@@ -1701,7 +1791,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[26]
+	mi := &file_managerv1_manager_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1713,7 +1803,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[26]
+	mi := &file_managerv1_manager_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1726,7 +1816,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{26}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ExecResponse) GetWhat() isExecResponse_What {
@@ -1794,7 +1884,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[27]
+	mi := &file_managerv1_manager_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1806,7 +1896,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[27]
+	mi := &file_managerv1_manager_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1819,7 +1909,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{27}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ReleaseRequest) GetLease() string {
@@ -1839,7 +1929,7 @@ type ReleaseResponse struct {
 
 func (x *ReleaseResponse) Reset() {
 	*x = ReleaseResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[28]
+	mi := &file_managerv1_manager_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1851,7 +1941,7 @@ func (x *ReleaseResponse) String() string {
 func (*ReleaseResponse) ProtoMessage() {}
 
 func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[28]
+	mi := &file_managerv1_manager_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1864,7 +1954,7 @@ func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{28}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ReleaseResponse) GetLeft() []string {
@@ -1872,6 +1962,87 @@ func (x *ReleaseResponse) GetLeft() []string {
 		return x.Left
 	}
 	return nil
+}
+
+// Entry is an action of an operator.
+type AuditResponse_Entry struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	At    *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=at,proto3" json:"at,omitempty"`
+	// who is the user by the unix socket, as in "uid 1000 (ann)", or the address by TCP and by the status page, as in
+	// "token, 192.0.2.7" and "page, 192.0.2.7".
+	Who string `protobuf:"bytes,2,opt,name=who,proto3" json:"who,omitempty"`
+	// action is drain, undrain or cancel.
+	Action string `protobuf:"bytes,3,opt,name=action,proto3" json:"action,omitempty"`
+	// subject is the ID of the VM or the build.
+	Subject       string `protobuf:"bytes,4,opt,name=subject,proto3" json:"subject,omitempty"`
+	Note          string `protobuf:"bytes,5,opt,name=note,proto3" json:"note,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditResponse_Entry) Reset() {
+	*x = AuditResponse_Entry{}
+	mi := &file_managerv1_manager_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditResponse_Entry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditResponse_Entry) ProtoMessage() {}
+
+func (x *AuditResponse_Entry) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditResponse_Entry.ProtoReflect.Descriptor instead.
+func (*AuditResponse_Entry) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{14, 0}
+}
+
+func (x *AuditResponse_Entry) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *AuditResponse_Entry) GetWho() string {
+	if x != nil {
+		return x.Who
+	}
+	return ""
+}
+
+func (x *AuditResponse_Entry) GetAction() string {
+	if x != nil {
+		return x.Action
+	}
+	return ""
+}
+
+func (x *AuditResponse_Entry) GetSubject() string {
+	if x != nil {
+		return x.Subject
+	}
+	return ""
+}
+
+func (x *AuditResponse_Entry) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
 }
 
 type ExecRequest_Start struct {
@@ -1887,7 +2058,7 @@ type ExecRequest_Start struct {
 
 func (x *ExecRequest_Start) Reset() {
 	*x = ExecRequest_Start{}
-	mi := &file_managerv1_manager_proto_msgTypes[31]
+	mi := &file_managerv1_manager_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1899,7 +2070,7 @@ func (x *ExecRequest_Start) String() string {
 func (*ExecRequest_Start) ProtoMessage() {}
 
 func (x *ExecRequest_Start) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[31]
+	mi := &file_managerv1_manager_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1912,7 +2083,7 @@ func (x *ExecRequest_Start) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest_Start.ProtoReflect.Descriptor instead.
 func (*ExecRequest_Start) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{25, 0}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{27, 0}
 }
 
 func (x *ExecRequest_Start) GetLease() string {
@@ -1948,7 +2119,7 @@ type ExecResponse_Exit struct {
 
 func (x *ExecResponse_Exit) Reset() {
 	*x = ExecResponse_Exit{}
-	mi := &file_managerv1_manager_proto_msgTypes[32]
+	mi := &file_managerv1_manager_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1960,7 +2131,7 @@ func (x *ExecResponse_Exit) String() string {
 func (*ExecResponse_Exit) ProtoMessage() {}
 
 func (x *ExecResponse_Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[32]
+	mi := &file_managerv1_manager_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1973,7 +2144,7 @@ func (x *ExecResponse_Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse_Exit.ProtoReflect.Descriptor instead.
 func (*ExecResponse_Exit) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{26, 0}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{28, 0}
 }
 
 func (x *ExecResponse_Exit) GetCode() int32 {
@@ -2024,7 +2195,7 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x1c\n" +
 	"\n" +
 	"GetRequest\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"\xde\x03\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\xd8\x04\n" +
 	"\x05Build\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x125\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x1f.stepmux.manager.v1.Build.PhaseR\x05phase\x12\x1a\n" +
@@ -2037,7 +2208,11 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\bcanceled\x18\b \x01(\bR\bcanceled\x122\n" +
 	"\x06result\x18\t \x01(\v2\x1a.stepmux.manager.v1.ResultR\x06result\x12\x18\n" +
 	"\aattempt\x18\n" +
-	" \x01(\x05R\aattempt\"B\n" +
+	" \x01(\x05R\aattempt\x12=\n" +
+	"\x06labels\x18\v \x03(\v2%.stepmux.manager.v1.Build.LabelsEntryR\x06labels\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"B\n" +
 	"\x05Phase\x12\x15\n" +
 	"\x11phase_unspecified\x10\x00\x12\n" +
 	"\n" +
@@ -2070,7 +2245,16 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\x05build\x18\x04 \x01(\v2\x19.stepmux.manager.v1.BuildR\x05build\"\x1f\n" +
 	"\rCancelRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x10\n" +
-	"\x0eCancelResponse\"\x0f\n" +
+	"\x0eCancelResponse\"\x0e\n" +
+	"\fAuditRequest\"\xe0\x01\n" +
+	"\rAuditResponse\x12A\n" +
+	"\aentries\x18\x01 \x03(\v2'.stepmux.manager.v1.AuditResponse.EntryR\aentries\x1a\x8b\x01\n" +
+	"\x05Entry\x12*\n" +
+	"\x02at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x10\n" +
+	"\x03who\x18\x02 \x01(\tR\x03who\x12\x16\n" +
+	"\x06action\x18\x03 \x01(\tR\x06action\x12\x18\n" +
+	"\asubject\x18\x04 \x01(\tR\asubject\x12\x12\n" +
+	"\x04note\x18\x05 \x01(\tR\x04note\"\x0f\n" +
 	"\rStatusRequest\"$\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04json\x18\x01 \x01(\fR\x04json\"m\n" +
@@ -2128,13 +2312,14 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\x0eReleaseRequest\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\tR\x05lease\"%\n" +
 	"\x0fReleaseResponse\x12\x12\n" +
-	"\x04left\x18\x01 \x03(\tR\x04left2\xb7\b\n" +
+	"\x04left\x18\x01 \x03(\tR\x04left2\x85\t\n" +
 	"\aManager\x12O\n" +
 	"\x06Submit\x12!.stepmux.manager.v1.SubmitRequest\x1a\".stepmux.manager.v1.SubmitResponse\x12@\n" +
 	"\x03Get\x12\x1e.stepmux.manager.v1.GetRequest\x1a\x19.stepmux.manager.v1.Build\x12I\n" +
 	"\x04List\x12\x1f.stepmux.manager.v1.ListRequest\x1a .stepmux.manager.v1.ListResponse\x12Q\n" +
 	"\x06Follow\x12!.stepmux.manager.v1.FollowRequest\x1a\".stepmux.manager.v1.FollowResponse0\x01\x12O\n" +
-	"\x06Cancel\x12!.stepmux.manager.v1.CancelRequest\x1a\".stepmux.manager.v1.CancelResponse\x12O\n" +
+	"\x06Cancel\x12!.stepmux.manager.v1.CancelRequest\x1a\".stepmux.manager.v1.CancelResponse\x12L\n" +
+	"\x05Audit\x12 .stepmux.manager.v1.AuditRequest\x1a!.stepmux.manager.v1.AuditResponse\x12O\n" +
 	"\x06Status\x12!.stepmux.manager.v1.StatusRequest\x1a\".stepmux.manager.v1.StatusResponse\x12L\n" +
 	"\x05Drain\x12 .stepmux.manager.v1.DrainRequest\x1a!.stepmux.manager.v1.DrainResponse\x12R\n" +
 	"\aUndrain\x12\".stepmux.manager.v1.UndrainRequest\x1a#.stepmux.manager.v1.UndrainResponse\x12b\n" +
@@ -2157,7 +2342,7 @@ func file_managerv1_manager_proto_rawDescGZIP() []byte {
 }
 
 var file_managerv1_manager_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_managerv1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
+var file_managerv1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_managerv1_manager_proto_goTypes = []any{
 	(Build_Phase)(0),              // 0: stepmux.manager.v1.Build.Phase
 	(*Job)(nil),                   // 1: stepmux.manager.v1.Job
@@ -2173,78 +2358,87 @@ var file_managerv1_manager_proto_goTypes = []any{
 	(*FollowResponse)(nil),        // 11: stepmux.manager.v1.FollowResponse
 	(*CancelRequest)(nil),         // 12: stepmux.manager.v1.CancelRequest
 	(*CancelResponse)(nil),        // 13: stepmux.manager.v1.CancelResponse
-	(*StatusRequest)(nil),         // 14: stepmux.manager.v1.StatusRequest
-	(*StatusResponse)(nil),        // 15: stepmux.manager.v1.StatusResponse
-	(*DrainRequest)(nil),          // 16: stepmux.manager.v1.DrainRequest
-	(*DrainResponse)(nil),         // 17: stepmux.manager.v1.DrainResponse
-	(*UndrainRequest)(nil),        // 18: stepmux.manager.v1.UndrainRequest
-	(*UndrainResponse)(nil),       // 19: stepmux.manager.v1.UndrainResponse
-	(*KeepProjectRequest)(nil),    // 20: stepmux.manager.v1.KeepProjectRequest
-	(*KeepProjectResponse)(nil),   // 21: stepmux.manager.v1.KeepProjectResponse
-	(*ArtifactsRequest)(nil),      // 22: stepmux.manager.v1.ArtifactsRequest
-	(*ArtifactsResponse)(nil),     // 23: stepmux.manager.v1.ArtifactsResponse
-	(*ReserveRequest)(nil),        // 24: stepmux.manager.v1.ReserveRequest
-	(*ReserveResponse)(nil),       // 25: stepmux.manager.v1.ReserveResponse
-	(*ExecRequest)(nil),           // 26: stepmux.manager.v1.ExecRequest
-	(*ExecResponse)(nil),          // 27: stepmux.manager.v1.ExecResponse
-	(*ReleaseRequest)(nil),        // 28: stepmux.manager.v1.ReleaseRequest
-	(*ReleaseResponse)(nil),       // 29: stepmux.manager.v1.ReleaseResponse
-	nil,                           // 30: stepmux.manager.v1.Job.LabelsEntry
-	nil,                           // 31: stepmux.manager.v1.ReserveRequest.LabelsEntry
-	(*ExecRequest_Start)(nil),     // 32: stepmux.manager.v1.ExecRequest.Start
-	(*ExecResponse_Exit)(nil),     // 33: stepmux.manager.v1.ExecResponse.Exit
-	(*durationpb.Duration)(nil),   // 34: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 35: google.protobuf.Timestamp
+	(*AuditRequest)(nil),          // 14: stepmux.manager.v1.AuditRequest
+	(*AuditResponse)(nil),         // 15: stepmux.manager.v1.AuditResponse
+	(*StatusRequest)(nil),         // 16: stepmux.manager.v1.StatusRequest
+	(*StatusResponse)(nil),        // 17: stepmux.manager.v1.StatusResponse
+	(*DrainRequest)(nil),          // 18: stepmux.manager.v1.DrainRequest
+	(*DrainResponse)(nil),         // 19: stepmux.manager.v1.DrainResponse
+	(*UndrainRequest)(nil),        // 20: stepmux.manager.v1.UndrainRequest
+	(*UndrainResponse)(nil),       // 21: stepmux.manager.v1.UndrainResponse
+	(*KeepProjectRequest)(nil),    // 22: stepmux.manager.v1.KeepProjectRequest
+	(*KeepProjectResponse)(nil),   // 23: stepmux.manager.v1.KeepProjectResponse
+	(*ArtifactsRequest)(nil),      // 24: stepmux.manager.v1.ArtifactsRequest
+	(*ArtifactsResponse)(nil),     // 25: stepmux.manager.v1.ArtifactsResponse
+	(*ReserveRequest)(nil),        // 26: stepmux.manager.v1.ReserveRequest
+	(*ReserveResponse)(nil),       // 27: stepmux.manager.v1.ReserveResponse
+	(*ExecRequest)(nil),           // 28: stepmux.manager.v1.ExecRequest
+	(*ExecResponse)(nil),          // 29: stepmux.manager.v1.ExecResponse
+	(*ReleaseRequest)(nil),        // 30: stepmux.manager.v1.ReleaseRequest
+	(*ReleaseResponse)(nil),       // 31: stepmux.manager.v1.ReleaseResponse
+	nil,                           // 32: stepmux.manager.v1.Job.LabelsEntry
+	nil,                           // 33: stepmux.manager.v1.Build.LabelsEntry
+	(*AuditResponse_Entry)(nil),   // 34: stepmux.manager.v1.AuditResponse.Entry
+	nil,                           // 35: stepmux.manager.v1.ReserveRequest.LabelsEntry
+	(*ExecRequest_Start)(nil),     // 36: stepmux.manager.v1.ExecRequest.Start
+	(*ExecResponse_Exit)(nil),     // 37: stepmux.manager.v1.ExecResponse.Exit
+	(*durationpb.Duration)(nil),   // 38: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 39: google.protobuf.Timestamp
 }
 var file_managerv1_manager_proto_depIdxs = []int32{
 	2,  // 0: stepmux.manager.v1.Job.variables:type_name -> stepmux.manager.v1.Variable
-	34, // 1: stepmux.manager.v1.Job.timeout:type_name -> google.protobuf.Duration
-	30, // 2: stepmux.manager.v1.Job.labels:type_name -> stepmux.manager.v1.Job.LabelsEntry
+	38, // 1: stepmux.manager.v1.Job.timeout:type_name -> google.protobuf.Duration
+	32, // 2: stepmux.manager.v1.Job.labels:type_name -> stepmux.manager.v1.Job.LabelsEntry
 	1,  // 3: stepmux.manager.v1.SubmitRequest.job:type_name -> stepmux.manager.v1.Job
 	0,  // 4: stepmux.manager.v1.Build.phase:type_name -> stepmux.manager.v1.Build.Phase
-	35, // 5: stepmux.manager.v1.Build.submitted:type_name -> google.protobuf.Timestamp
-	35, // 6: stepmux.manager.v1.Build.started:type_name -> google.protobuf.Timestamp
-	35, // 7: stepmux.manager.v1.Build.ended_at:type_name -> google.protobuf.Timestamp
+	39, // 5: stepmux.manager.v1.Build.submitted:type_name -> google.protobuf.Timestamp
+	39, // 6: stepmux.manager.v1.Build.started:type_name -> google.protobuf.Timestamp
+	39, // 7: stepmux.manager.v1.Build.ended_at:type_name -> google.protobuf.Timestamp
 	7,  // 8: stepmux.manager.v1.Build.result:type_name -> stepmux.manager.v1.Result
-	0,  // 9: stepmux.manager.v1.ListRequest.phase:type_name -> stepmux.manager.v1.Build.Phase
-	6,  // 10: stepmux.manager.v1.ListResponse.builds:type_name -> stepmux.manager.v1.Build
-	6,  // 11: stepmux.manager.v1.FollowResponse.build:type_name -> stepmux.manager.v1.Build
-	34, // 12: stepmux.manager.v1.DrainRequest.for:type_name -> google.protobuf.Duration
-	31, // 13: stepmux.manager.v1.ReserveRequest.labels:type_name -> stepmux.manager.v1.ReserveRequest.LabelsEntry
-	34, // 14: stepmux.manager.v1.ReserveRequest.limit:type_name -> google.protobuf.Duration
-	32, // 15: stepmux.manager.v1.ExecRequest.start:type_name -> stepmux.manager.v1.ExecRequest.Start
-	33, // 16: stepmux.manager.v1.ExecResponse.exit:type_name -> stepmux.manager.v1.ExecResponse.Exit
-	3,  // 17: stepmux.manager.v1.Manager.Submit:input_type -> stepmux.manager.v1.SubmitRequest
-	5,  // 18: stepmux.manager.v1.Manager.Get:input_type -> stepmux.manager.v1.GetRequest
-	8,  // 19: stepmux.manager.v1.Manager.List:input_type -> stepmux.manager.v1.ListRequest
-	10, // 20: stepmux.manager.v1.Manager.Follow:input_type -> stepmux.manager.v1.FollowRequest
-	12, // 21: stepmux.manager.v1.Manager.Cancel:input_type -> stepmux.manager.v1.CancelRequest
-	14, // 22: stepmux.manager.v1.Manager.Status:input_type -> stepmux.manager.v1.StatusRequest
-	16, // 23: stepmux.manager.v1.Manager.Drain:input_type -> stepmux.manager.v1.DrainRequest
-	18, // 24: stepmux.manager.v1.Manager.Undrain:input_type -> stepmux.manager.v1.UndrainRequest
-	20, // 25: stepmux.manager.v1.Manager.KeepProject:input_type -> stepmux.manager.v1.KeepProjectRequest
-	22, // 26: stepmux.manager.v1.Manager.Artifacts:input_type -> stepmux.manager.v1.ArtifactsRequest
-	24, // 27: stepmux.manager.v1.Manager.Reserve:input_type -> stepmux.manager.v1.ReserveRequest
-	26, // 28: stepmux.manager.v1.Manager.Exec:input_type -> stepmux.manager.v1.ExecRequest
-	28, // 29: stepmux.manager.v1.Manager.Release:input_type -> stepmux.manager.v1.ReleaseRequest
-	4,  // 30: stepmux.manager.v1.Manager.Submit:output_type -> stepmux.manager.v1.SubmitResponse
-	6,  // 31: stepmux.manager.v1.Manager.Get:output_type -> stepmux.manager.v1.Build
-	9,  // 32: stepmux.manager.v1.Manager.List:output_type -> stepmux.manager.v1.ListResponse
-	11, // 33: stepmux.manager.v1.Manager.Follow:output_type -> stepmux.manager.v1.FollowResponse
-	13, // 34: stepmux.manager.v1.Manager.Cancel:output_type -> stepmux.manager.v1.CancelResponse
-	15, // 35: stepmux.manager.v1.Manager.Status:output_type -> stepmux.manager.v1.StatusResponse
-	17, // 36: stepmux.manager.v1.Manager.Drain:output_type -> stepmux.manager.v1.DrainResponse
-	19, // 37: stepmux.manager.v1.Manager.Undrain:output_type -> stepmux.manager.v1.UndrainResponse
-	21, // 38: stepmux.manager.v1.Manager.KeepProject:output_type -> stepmux.manager.v1.KeepProjectResponse
-	23, // 39: stepmux.manager.v1.Manager.Artifacts:output_type -> stepmux.manager.v1.ArtifactsResponse
-	25, // 40: stepmux.manager.v1.Manager.Reserve:output_type -> stepmux.manager.v1.ReserveResponse
-	27, // 41: stepmux.manager.v1.Manager.Exec:output_type -> stepmux.manager.v1.ExecResponse
-	29, // 42: stepmux.manager.v1.Manager.Release:output_type -> stepmux.manager.v1.ReleaseResponse
-	30, // [30:43] is the sub-list for method output_type
-	17, // [17:30] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	33, // 9: stepmux.manager.v1.Build.labels:type_name -> stepmux.manager.v1.Build.LabelsEntry
+	0,  // 10: stepmux.manager.v1.ListRequest.phase:type_name -> stepmux.manager.v1.Build.Phase
+	6,  // 11: stepmux.manager.v1.ListResponse.builds:type_name -> stepmux.manager.v1.Build
+	6,  // 12: stepmux.manager.v1.FollowResponse.build:type_name -> stepmux.manager.v1.Build
+	34, // 13: stepmux.manager.v1.AuditResponse.entries:type_name -> stepmux.manager.v1.AuditResponse.Entry
+	38, // 14: stepmux.manager.v1.DrainRequest.for:type_name -> google.protobuf.Duration
+	35, // 15: stepmux.manager.v1.ReserveRequest.labels:type_name -> stepmux.manager.v1.ReserveRequest.LabelsEntry
+	38, // 16: stepmux.manager.v1.ReserveRequest.limit:type_name -> google.protobuf.Duration
+	36, // 17: stepmux.manager.v1.ExecRequest.start:type_name -> stepmux.manager.v1.ExecRequest.Start
+	37, // 18: stepmux.manager.v1.ExecResponse.exit:type_name -> stepmux.manager.v1.ExecResponse.Exit
+	39, // 19: stepmux.manager.v1.AuditResponse.Entry.at:type_name -> google.protobuf.Timestamp
+	3,  // 20: stepmux.manager.v1.Manager.Submit:input_type -> stepmux.manager.v1.SubmitRequest
+	5,  // 21: stepmux.manager.v1.Manager.Get:input_type -> stepmux.manager.v1.GetRequest
+	8,  // 22: stepmux.manager.v1.Manager.List:input_type -> stepmux.manager.v1.ListRequest
+	10, // 23: stepmux.manager.v1.Manager.Follow:input_type -> stepmux.manager.v1.FollowRequest
+	12, // 24: stepmux.manager.v1.Manager.Cancel:input_type -> stepmux.manager.v1.CancelRequest
+	14, // 25: stepmux.manager.v1.Manager.Audit:input_type -> stepmux.manager.v1.AuditRequest
+	16, // 26: stepmux.manager.v1.Manager.Status:input_type -> stepmux.manager.v1.StatusRequest
+	18, // 27: stepmux.manager.v1.Manager.Drain:input_type -> stepmux.manager.v1.DrainRequest
+	20, // 28: stepmux.manager.v1.Manager.Undrain:input_type -> stepmux.manager.v1.UndrainRequest
+	22, // 29: stepmux.manager.v1.Manager.KeepProject:input_type -> stepmux.manager.v1.KeepProjectRequest
+	24, // 30: stepmux.manager.v1.Manager.Artifacts:input_type -> stepmux.manager.v1.ArtifactsRequest
+	26, // 31: stepmux.manager.v1.Manager.Reserve:input_type -> stepmux.manager.v1.ReserveRequest
+	28, // 32: stepmux.manager.v1.Manager.Exec:input_type -> stepmux.manager.v1.ExecRequest
+	30, // 33: stepmux.manager.v1.Manager.Release:input_type -> stepmux.manager.v1.ReleaseRequest
+	4,  // 34: stepmux.manager.v1.Manager.Submit:output_type -> stepmux.manager.v1.SubmitResponse
+	6,  // 35: stepmux.manager.v1.Manager.Get:output_type -> stepmux.manager.v1.Build
+	9,  // 36: stepmux.manager.v1.Manager.List:output_type -> stepmux.manager.v1.ListResponse
+	11, // 37: stepmux.manager.v1.Manager.Follow:output_type -> stepmux.manager.v1.FollowResponse
+	13, // 38: stepmux.manager.v1.Manager.Cancel:output_type -> stepmux.manager.v1.CancelResponse
+	15, // 39: stepmux.manager.v1.Manager.Audit:output_type -> stepmux.manager.v1.AuditResponse
+	17, // 40: stepmux.manager.v1.Manager.Status:output_type -> stepmux.manager.v1.StatusResponse
+	19, // 41: stepmux.manager.v1.Manager.Drain:output_type -> stepmux.manager.v1.DrainResponse
+	21, // 42: stepmux.manager.v1.Manager.Undrain:output_type -> stepmux.manager.v1.UndrainResponse
+	23, // 43: stepmux.manager.v1.Manager.KeepProject:output_type -> stepmux.manager.v1.KeepProjectResponse
+	25, // 44: stepmux.manager.v1.Manager.Artifacts:output_type -> stepmux.manager.v1.ArtifactsResponse
+	27, // 45: stepmux.manager.v1.Manager.Reserve:output_type -> stepmux.manager.v1.ReserveResponse
+	29, // 46: stepmux.manager.v1.Manager.Exec:output_type -> stepmux.manager.v1.ExecResponse
+	31, // 47: stepmux.manager.v1.Manager.Release:output_type -> stepmux.manager.v1.ReleaseResponse
+	34, // [34:48] is the sub-list for method output_type
+	20, // [20:34] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_managerv1_manager_proto_init() }
@@ -2252,13 +2446,13 @@ func file_managerv1_manager_proto_init() {
 	if File_managerv1_manager_proto != nil {
 		return
 	}
-	file_managerv1_manager_proto_msgTypes[25].OneofWrappers = []any{
+	file_managerv1_manager_proto_msgTypes[27].OneofWrappers = []any{
 		(*ExecRequest_Start_)(nil),
 		(*ExecRequest_Input)(nil),
 		(*ExecRequest_EndInput)(nil),
 		(*ExecRequest_Signal)(nil),
 	}
-	file_managerv1_manager_proto_msgTypes[26].OneofWrappers = []any{
+	file_managerv1_manager_proto_msgTypes[28].OneofWrappers = []any{
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
 		(*ExecResponse_Exit_)(nil),
@@ -2269,7 +2463,7 @@ func file_managerv1_manager_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_managerv1_manager_proto_rawDesc), len(file_managerv1_manager_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   33,
+			NumMessages:   37,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -27,6 +27,7 @@ const (
 	Manager_List_FullMethodName        = "/stepmux.manager.v1.Manager/List"
 	Manager_Follow_FullMethodName      = "/stepmux.manager.v1.Manager/Follow"
 	Manager_Cancel_FullMethodName      = "/stepmux.manager.v1.Manager/Cancel"
+	Manager_Audit_FullMethodName       = "/stepmux.manager.v1.Manager/Audit"
 	Manager_Status_FullMethodName      = "/stepmux.manager.v1.Manager/Status"
 	Manager_Drain_FullMethodName       = "/stepmux.manager.v1.Manager/Drain"
 	Manager_Undrain_FullMethodName     = "/stepmux.manager.v1.Manager/Undrain"
@@ -55,6 +56,8 @@ type ManagerClient interface {
 	// Cancel ends a build. It returns when that is on disk: the build ends soon, also if the manager ends before. A build
 	// that has ended is left as it is.
 	Cancel(ctx context.Context, in *CancelRequest, opts ...grpc.CallOption) (*CancelResponse, error)
+	// Audit returns who drained VMs and cancelled builds, the latest first. The last 1000 actions are kept.
+	Audit(ctx context.Context, in *AuditRequest, opts ...grpc.CallOption) (*AuditResponse, error)
 	// Status describes the manager and its VMs.
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error)
 	// Drain lets VMs take no new builds.
@@ -141,6 +144,16 @@ func (c *managerClient) Cancel(ctx context.Context, in *CancelRequest, opts ...g
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(CancelResponse)
 	err := c.cc.Invoke(ctx, Manager_Cancel_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *managerClient) Audit(ctx context.Context, in *AuditRequest, opts ...grpc.CallOption) (*AuditResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AuditResponse)
+	err := c.cc.Invoke(ctx, Manager_Audit_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -269,6 +282,8 @@ type ManagerServer interface {
 	// Cancel ends a build. It returns when that is on disk: the build ends soon, also if the manager ends before. A build
 	// that has ended is left as it is.
 	Cancel(context.Context, *CancelRequest) (*CancelResponse, error)
+	// Audit returns who drained VMs and cancelled builds, the latest first. The last 1000 actions are kept.
+	Audit(context.Context, *AuditRequest) (*AuditResponse, error)
 	// Status describes the manager and its VMs.
 	Status(context.Context, *StatusRequest) (*StatusResponse, error)
 	// Drain lets VMs take no new builds.
@@ -316,6 +331,9 @@ func (UnimplementedManagerServer) Follow(*FollowRequest, grpc.ServerStreamingSer
 }
 func (UnimplementedManagerServer) Cancel(context.Context, *CancelRequest) (*CancelResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Cancel not implemented")
+}
+func (UnimplementedManagerServer) Audit(context.Context, *AuditRequest) (*AuditResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Audit not implemented")
 }
 func (UnimplementedManagerServer) Status(context.Context, *StatusRequest) (*StatusResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Status not implemented")
@@ -441,6 +459,24 @@ func _Manager_Cancel_Handler(srv interface{}, ctx context.Context, dec func(inte
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(ManagerServer).Cancel(ctx, req.(*CancelRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Manager_Audit_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AuditRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).Audit(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_Audit_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).Audit(ctx, req.(*AuditRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -575,6 +611,10 @@ var Manager_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Cancel",
 			Handler:    _Manager_Cancel_Handler,
+		},
+		{
+			MethodName: "Audit",
+			Handler:    _Manager_Audit_Handler,
 		},
 		{
 			MethodName: "Status",

@@ -1,0 +1,168 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/stepmux/stepmux/instance/manager"
+	"github.com/stepmux/stepmux/instance/manager/access"
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/instance/manager/page"
+)
+
+// doorFlags are the flags of a manager's API on TCP and of its status page.
+type doorFlags struct{ api, page, cert, key, token string }
+
+func (f *doorFlags) register(fl *pflag.FlagSet) {
+	fl.StringVar(&f.api, "api-listen", "",
+		"serve the commands' API by TLS on [HOST]:PORT, to clients that show the token (default off)")
+	fl.StringVar(&f.page, "http-listen", "", "serve the status page on [HOST]:PORT; without HOST for this machine only; "+
+		"without --token-file to this machine only, and read-only (default off)")
+	fl.StringVar(&f.cert, "tls-cert", "", "file with the certificate of --api-listen and --http-listen, in PEM (default "+
+		"one that no authority signed, made at the first start: clients know its fingerprint from the log)")
+	fl.StringVar(&f.key, "tls-key", "", "file with the key of --tls-cert, in PEM")
+	fl.StringVar(&f.token, "token-file", "", "file with the token for --api-listen and --http-listen; it is made if it "+
+		"is missing (default for --api-listen token in the state directory)")
+}
+
+// tcpDoors are the listeners of a manager on TCP.
+type tcpDoors struct {
+	flags     *doorFlags
+	api, page net.Listener // nil if there is none
+}
+
+// open listens as the flags say.
+func (f *doorFlags) open() (d *tcpDoors, err error) {
+	switch {
+	case (f.cert == "") != (f.key == ""):
+		return nil, errors.New("--tls-cert and --tls-key need each other")
+	case f.api == "" && f.page == "" && (f.cert != "" || f.token != ""):
+		return nil, errors.New("--tls-cert and --token-file need --api-listen or --http-listen")
+	}
+	if f.page != "" && !strings.Contains(f.page, ":") {
+		f.page = ":" + f.page
+	}
+	if strings.HasPrefix(f.page, ":") {
+		f.page = "127.0.0.1" + f.page
+	}
+	if f.page != "" && f.token == "" && !isLoopback(f.page) {
+		return nil, fmt.Errorf("--http-listen %s: other machines can reach it: use --token-file, or an address of this "+
+			"machine alone, as in 127.0.0.1:8080", f.page)
+	}
+	d = &tcpDoors{flags: f}
+	if f.api != "" {
+		if d.api, err = net.Listen("tcp", f.api); err != nil {
+			return nil, fmt.Errorf("--api-listen: %w", err)
+		}
+	}
+	if f.page != "" {
+		if d.page, err = net.Listen("tcp", f.page); err != nil {
+			d.close()
+			return nil, fmt.Errorf("--http-listen: %w", err)
+		}
+	}
+	return d, nil
+}
+
+// isLoopback reports whether only this machine can connect to an address.
+func isLoopback(addr string) bool {
+	host, _, err := net.SplitHostPort(addr)
+	ip := net.ParseIP(host)
+	return err == nil && (host == "localhost" || ip != nil && ip.IsLoopback())
+}
+
+// close is idempotent.
+func (d *tcpDoors) close() {
+	for _, l := range []net.Listener{d.api, d.page} {
+		if l != nil {
+			_ = l.Close() // it may be closed
+		}
+	}
+}
+
+// serve serves until ctx or the manager ends. Failures go to failed, which must have room for one. The caller calls the
+// returned function at the end: it waits for all. socket is that of the manager.
+func (d *tcpDoors) serve(
+	ctx context.Context, m *manager.Manager, socket string, cfg manager.Config, metrics http.Handler, failed chan<- error,
+) (stop func(), err error) {
+	if d.api == nil && d.page == nil {
+		return func() {}, nil
+	}
+	pageTLS := d.page != nil && (d.flags.cert != "" || !isLoopback(d.page.Addr().String()))
+	var cert tls.Certificate
+	switch {
+	case d.flags.cert != "":
+		cert, err = access.Certificate(d.flags.cert, d.flags.key)
+	case d.api != nil || pageTLS:
+		cert, err = access.OwnCertificate(filepath.Join(cfg.Dir, "tls.pem"))
+	}
+	file := d.flags.token
+	if file == "" && d.api != nil {
+		file = filepath.Join(cfg.Dir, "token")
+	}
+	var token *access.Token
+	if err == nil && file != "" {
+		token, err = access.OpenToken(file)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if len(cert.Certificate) > 0 {
+		cfg.Logger.Info("certificate", "fingerprint", access.Fingerprint(cert))
+	}
+	closePage := func() {}
+	if d.page != nil {
+		listener, scheme := d.page, "http://"
+		if pageTLS {
+			scheme = "https://"
+			listener = tls.NewListener(listener, &tls.Config{Certificates: []tls.Certificate{cert}})
+		}
+		pageToken := token
+		if d.flags.token == "" {
+			pageToken = nil
+		}
+		conn, err := manager.Dial(socket)
+		if err != nil {
+			return nil, err
+		}
+		server := page.Serve(listener, page.Config{
+			Manager: pb.NewManagerClient(conn), As: manager.ContextFor, Token: pageToken, TLS: pageTLS, Metrics: metrics,
+			Version: cfg.Version,
+		})
+		closePage = func() {
+			server.Close()
+			_ = conn.Close() // nobody uses it
+		}
+		cfg.Logger.Info("status page", "url", scheme+d.page.Addr().String()+"/", "token", tokenText(d.flags.token))
+	}
+	ended := make(chan struct{})
+	go func() { // it ends with the manager
+		defer close(ended)
+		if d.api == nil {
+			return
+		}
+		cfg.Logger.Info("API listens", "url", "https://"+d.api.Addr().String(), "token", file)
+		if err := m.ServeTCP(ctx, d.api, cert, token); err != nil {
+			failed <- err
+		}
+	}()
+	return func() {
+		closePage()
+		<-ended
+	}, nil
+}
+
+func tokenText(file string) string {
+	if file == "" {
+		return "none: read-only"
+	}
+	return file
+}

@@ -1,0 +1,141 @@
+package manager
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/user"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+)
+
+const (
+	auditStream, auditSubject = "STEPMUX_AUDIT", "stepmux.audit"
+	// maxAudit bounds the actions that are kept.
+	maxAudit = 1000
+)
+
+// action is a message of the stream of actions.
+type action struct {
+	Who     string `json:"who"`
+	Action  string `json:"action"`
+	Subject string `json:"subject"`
+	Note    string `json:"note,omitempty"`
+}
+
+func (s *store) openAudit(ctx context.Context) (err error) {
+	s.audit, err = s.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
+		Name: auditStream, Subjects: []string{auditSubject}, MaxMsgs: maxAudit, AllowDirect: true,
+	})
+	if err != nil {
+		return fmt.Errorf("open the actions of operators: %w", err)
+	}
+	return nil
+}
+
+// note keeps an action that has succeeded.
+func (m *Manager) note(ctx context.Context, a action) {
+	m.cfg.Logger.Info("action of an operator", "who", a.Who, "action", a.Action, "on", a.Subject, "note", a.Note)
+	text, err := json.Marshal(a)
+	if err == nil {
+		_, err = m.store.js.Publish(ctx, auditSubject, text)
+	}
+	if err != nil {
+		m.cfg.Logger.Error("cannot keep an action of an operator", "error", err)
+	}
+}
+
+// whoVar names the metadata by which this process says for whom it calls its own service.
+const whoVar = "stepmux-who"
+
+// ContextFor returns a context for calls of this process to its own service, on behalf of someone else: who is kept
+// with actions.
+func ContextFor(ctx context.Context, who string) context.Context {
+	return metadata.AppendToOutgoingContext(ctx, whoVar, who)
+}
+
+// callerOf returns a text about the client of a call.
+func callerOf(ctx context.Context) string {
+	from, ok := peer.FromContext(ctx)
+	if !ok {
+		return "unknown"
+	}
+	switch info := from.AuthInfo.(type) {
+	case peerInfo:
+		if who := metadata.ValueFromIncomingContext(ctx, whoVar); info.pid == os.Getpid() && len(who) == 1 {
+			return who[0]
+		}
+		uid := strconv.FormatUint(uint64(info.uid), 10)
+		if u, err := user.LookupId(uid); err == nil {
+			return "uid " + uid + " (" + u.Username + ")"
+		}
+		return "uid " + uid
+	case tcpInfo:
+		host, _, _ := net.SplitHostPort(from.Addr.String())
+		return "token, " + host
+	}
+	return "unknown"
+}
+
+// Audit returns the actions of operators.
+func (s *service) Audit(ctx context.Context, _ *pb.AuditRequest) (*pb.AuditResponse, error) {
+	resp, err := s.m.store.actions(ctx)
+	if err != nil {
+		return nil, s.m.failed(ctx, err)
+	}
+	return resp, nil
+}
+
+// actions returns the actions that are kept, the latest first.
+func (s *store) actions(ctx context.Context) (*pb.AuditResponse, error) {
+	info, err := s.audit.Info(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read the actions of operators: %w", err)
+	}
+	resp := &pb.AuditResponse{}
+	for seq := info.State.LastSeq; seq >= info.State.FirstSeq && seq > 0; seq-- {
+		msg, err := s.audit.GetMsg(ctx, seq)
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			continue
+		}
+		var a action
+		if err == nil {
+			err = json.Unmarshal(msg.Data, &a)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read the actions of operators: %w", err)
+		}
+		resp.Entries = append(resp.Entries, &pb.AuditResponse_Entry{
+			At: timestamppb.New(msg.Time), Who: a.Who, Action: a.Action, Subject: a.Subject, Note: a.Note,
+		})
+	}
+	return resp, nil
+}
+
+// drainedBy is drain, and keeps who did it.
+func (m *Manager) drainedBy(ctx context.Context, who, id, note string, limit time.Duration) error {
+	if err := m.drain(ctx, id, note, limit); err != nil {
+		return err
+	}
+	m.note(ctx, action{who, "drain", id, note})
+	return nil
+}
+
+// undrainedBy is undrain, and keeps who did it.
+func (m *Manager) undrainedBy(ctx context.Context, who, id string) error {
+	if err := m.undrain(ctx, id); err != nil {
+		return err
+	}
+	m.note(ctx, action{Who: who, Action: "undrain", Subject: id})
+	return nil
+}

@@ -1,0 +1,51 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// seekLog returns the place in the stream of the first piece of a build's log that has bytes at or after an offset, or
+// that of its last piece, which is at last. The pieces of a log are in order there, between those of other logs.
+func (s *store) seekLog(ctx context.Context, id string, offset int64, last uint64) (uint64, error) {
+	low, high := uint64(1), last
+	for offset > 0 && low < high {
+		middle := low + (high-low)/2
+		msg, err := s.logs.GetMsg(ctx, middle, jetstream.WithGetMsgSubject(logsSubject+id)) // or the first after it
+		if errors.Is(err, jetstream.ErrMsgNotFound) {                                       // all were removed meanwhile
+			break
+		}
+		if err != nil {
+			return 0, fmt.Errorf("read the log of %s: %w", id, err)
+		}
+		p, err := pieceOf(msg.Header, msg.Data)
+		switch {
+		case err != nil:
+			return 0, fmt.Errorf("read the log of %s: %w", id, err)
+		case p.offset+int64(len(p.text)) > offset:
+			high = middle
+		default:
+			low = msg.Sequence + 1
+		}
+	}
+	return min(low, last), nil
+}
+
+// logEnd returns the length of a build's log.
+func (s *store) logEnd(ctx context.Context, id string) (int64, error) {
+	last, err := s.logs.GetLastMsgForSubject(ctx, logsSubject+id)
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return 0, nil
+	}
+	var p piece
+	if err == nil {
+		p, err = pieceOf(last.Header, last.Data)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read the log of %s: %w", id, err)
+	}
+	return p.offset + int64(len(p.text)), nil
+}

@@ -1,0 +1,328 @@
+package page
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/stepmux/stepmux/instance/control"
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+)
+
+const (
+	// maxQueued bounds the builds that wait on a page, maxRows its VMs, and maxBuilds the builds of a VM.
+	maxQueued, maxRows, maxBuilds = 100, 500, 50
+	// maxRecent bounds the builds that have ended from which pages are made.
+	maxRecent = 1000
+	// freshTime and recentTime are how long answers of the manager are shared by the readers of pages.
+	freshTime, recentTime = time.Second, 2 * time.Second
+)
+
+// facts are answers of the manager, which all readers of pages share for a moment. They are safe for concurrent use.
+type facts struct {
+	manager pb.ManagerClient
+
+	mu       sync.Mutex // held while the manager is asked; guards the following
+	status   control.Status
+	queue    *pb.ListResponse
+	asked    time.Time // for these two
+	recent   []*pb.Build
+	recentAt time.Time
+}
+
+// now returns the status of the fleet and the queue.
+func (f *facts) now(ctx context.Context) (control.Status, *pb.ListResponse, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if time.Since(f.asked) < freshTime {
+		return f.status, f.queue, nil
+	}
+	resp, err := f.manager.Status(ctx, &pb.StatusRequest{})
+	if err != nil {
+		return control.Status{}, nil, err
+	}
+	var s control.Status
+	if err := json.Unmarshal(resp.GetJson(), &s); err != nil {
+		return s, nil, fmt.Errorf("read the status: %w", err)
+	}
+	queue, err := f.manager.List(ctx, &pb.ListRequest{Phase: pb.Build_queued, Limit: maxQueued})
+	if err != nil {
+		return s, nil, err
+	}
+	f.status, f.queue, f.asked = s, queue, time.Now()
+	return s, queue, nil
+}
+
+// ended returns the builds that have ended last, the latest first.
+func (f *facts) ended(ctx context.Context) ([]*pb.Build, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if time.Since(f.recentAt) < recentTime {
+		return f.recent, nil
+	}
+	list, err := f.manager.List(ctx, &pb.ListRequest{Phase: pb.Build_ended, Limit: maxRecent})
+	if err != nil {
+		return nil, err
+	}
+	f.recent, f.recentAt = list.GetBuilds(), time.Now()
+	return f.recent, nil
+}
+
+// forget has the next reader ask again.
+func (f *facts) forget() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.asked, f.recentAt = time.Time{}, time.Time{}
+}
+
+// overviewData is the first page.
+type overviewData struct {
+	Version        string         `json:"version"`
+	Since          time.Time      `json:"since"`
+	InventoryError string         `json:"inventory_error,omitempty"`
+	Slots          slots          `json:"slots"`
+	Waiting        int64          `json:"waiting"`
+	OldestWait     float64        `json:"oldest_wait_s"`
+	States         map[string]int `json:"vms"`
+	Waits          []waits        `json:"waits"`
+	Queue          []queued       `json:"queue"` // the oldest
+	VMs            []control.VM   `json:"instances"`
+	HiddenVMs      int            `json:"instances_left_out,omitempty"`
+	Filter         string         `json:"-"`
+	Sort           string         `json:"-"`
+}
+
+// MoreWait reports whether more builds wait than Queue has.
+func (o overviewData) MoreWait() bool { return o.Waiting > int64(len(o.Queue)) }
+
+// slots counts the slots of the VMs that take builds.
+type slots struct {
+	Total int `json:"total"`
+	Busy  int `json:"busy"`
+	Free  int `json:"free"`
+}
+
+// queued is a build that waits.
+type queued struct {
+	pb.BuildJSON
+	Why string `json:"why"`
+}
+
+// waits tells how long builds waited for their slots, in seconds.
+type waits struct {
+	Window string  `json:"window"`
+	Builds int     `json:"builds"`
+	P50    float64 `json:"p50_s"`
+	P90    float64 `json:"p90_s"`
+	P99    float64 `json:"p99_s"`
+}
+
+// overviewOf makes the first page.
+func overviewOf(s control.Status, queue *pb.ListResponse, ended []*pb.Build, now time.Time) overviewData {
+	o := overviewData{
+		Version: s.Version, Since: s.Since, InventoryError: s.Inventory, Waiting: queue.GetQueued(),
+		States: map[string]int{}, VMs: s.Instances,
+	}
+	for i := range s.Instances {
+		vm := &s.Instances[i]
+		o.States[vm.State]++
+		o.Slots.Busy += len(vm.Builds)
+		if takesBuilds(vm) {
+			o.Slots.Total += vm.Capacity
+			o.Slots.Free += max(vm.Capacity-len(vm.Builds), 0)
+		}
+	}
+	for _, b := range queue.GetBuilds() {
+		q := queued{BuildJSON: b.JSON(), Why: whyItWaits(b.GetLabels(), s.Instances)}
+		if q.Submitted != nil {
+			o.OldestWait = max(o.OldestWait, now.Sub(*q.Submitted).Seconds())
+		}
+		o.Queue = append(o.Queue, q)
+	}
+	o.Waits = []waits{waitsOf("5 minutes", 5*time.Minute, ended, now), waitsOf("hour", time.Hour, ended, now)}
+	return o
+}
+
+func takesBuilds(vm *control.VM) bool { return vm.State == "ready" || vm.State == "suspect" }
+
+// whyItWaits says why a build with labels has no slot.
+func whyItWaits(labels map[string]string, vms []control.VM) string {
+	fit, free, full := 0, 0, 0
+	states := map[string]int{} // of those that take no builds
+	for i := range vms {
+		vm := &vms[i]
+		if !hasLabels(vm, labels) {
+			continue
+		}
+		fit++
+		switch {
+		case !takesBuilds(vm):
+			states[vm.State]++
+		case len(vm.Builds) < vm.Capacity:
+			free++
+		default:
+			full++
+		}
+	}
+	switch {
+	case fit == 0 && len(labels) > 0:
+		return "no VM has the label " + labelText(labels)
+	case fit == 0:
+		return "there is no VM"
+	case free > 0:
+		return "it is about to start, or others are ahead"
+	case full > 0:
+		return "all slots are taken"
+	}
+	var texts []string
+	for _, state := range slices.Sorted(maps.Keys(states)) {
+		texts = append(texts, fmt.Sprintf("%d %s", states[state], state))
+	}
+	return "no VM takes builds: " + strings.Join(texts, ", ")
+}
+
+func hasLabels(vm *control.VM, labels map[string]string) bool {
+	for name, value := range labels {
+		if has, ok := vm.Labels[name]; !ok || has != value {
+			return false
+		}
+	}
+	return true
+}
+
+func labelText(labels map[string]string) string {
+	var texts []string
+	for _, name := range slices.Sorted(maps.Keys(labels)) {
+		texts = append(texts, name+"="+labels[name])
+	}
+	return strings.Join(texts, ", ")
+}
+
+// waitsOf returns the waits of the builds that got their slot within a time before now.
+func waitsOf(name string, window time.Duration, builds []*pb.Build, now time.Time) waits {
+	var all []float64
+	for _, b := range builds {
+		if b.GetStarted() == nil || now.Sub(b.GetStarted().AsTime()) > window {
+			continue
+		}
+		all = append(all, max(b.GetStarted().AsTime().Sub(b.GetSubmitted().AsTime()).Seconds(), 0))
+	}
+	slices.Sort(all)
+	return waits{name, len(all), quantile(all, 0.5), quantile(all, 0.9), quantile(all, 0.99)}
+}
+
+// quantile returns that of sorted values by the nearest rank.
+func quantile(sorted []float64, q float64) float64 {
+	if len(sorted) == 0 {
+		return 0
+	}
+	return sorted[max(int(math.Ceil(q*float64(len(sorted))))-1, 0)]
+}
+
+// choose filters and sorts the VMs of the first page.
+func (o *overviewData) choose(filter, by string) {
+	o.Filter, o.Sort = filter, by
+	if filter != "" {
+		o.VMs = slices.DeleteFunc(slices.Clone(o.VMs), func(vm control.VM) bool {
+			return !strings.Contains(vm.ID, filter) && !strings.Contains(labelText(vm.Labels), filter) && vm.State != filter
+		})
+	}
+	o.VMs = slices.SortedFunc(slices.Values(o.VMs), func(a, b control.VM) int {
+		switch by {
+		case "state":
+			return cmp.Or(cmp.Compare(a.State, b.State), cmp.Compare(a.ID, b.ID))
+		case "busy":
+			return cmp.Or(cmp.Compare(len(b.Builds), len(a.Builds)), cmp.Compare(a.ID, b.ID))
+		default:
+			return cmp.Compare(a.ID, b.ID)
+		}
+	})
+	if more := len(o.VMs) - maxRows; more > 0 {
+		o.VMs, o.HiddenVMs = o.VMs[:maxRows], more
+	}
+}
+
+// failuresData is the page of the builds that failed among the last ones.
+type failuresData struct {
+	Of      int            `json:"of"` // builds
+	System  []failureGroup `json:"system"`
+	Scripts []failureGroup `json:"scripts"`
+	Others  []failureGroup `json:"others"` // canceled, or took too long
+}
+
+// failureGroup has builds that failed alike.
+type failureGroup struct {
+	Reason string         `json:"reason"`
+	Cause  string         `json:"cause"`
+	Count  int            `json:"count"`
+	VMs    map[string]int `json:"instances"`
+	Builds []pb.BuildJSON `json:"builds"` // the latest
+}
+
+const (
+	// maxGrouped bounds the builds of a group on the page, and maxCause its text.
+	maxGrouped, maxCause = 5, 300
+)
+
+func failuresOf(ended []*pb.Build) failuresData {
+	groups := map[[2]string]*failureGroup{}
+	for _, b := range ended {
+		r := b.GetResult()
+		if r.GetReason() == "" {
+			continue
+		}
+		key := [2]string{r.GetReason(), causeOf(b)}
+		g := groups[key]
+		if g == nil {
+			g = &failureGroup{Reason: key[0], Cause: key[1], VMs: map[string]int{}}
+			groups[key] = g
+		}
+		g.Count++
+		if b.GetInstance() != "" {
+			g.VMs[b.GetInstance()]++
+		}
+		if len(g.Builds) < maxGrouped {
+			g.Builds = append(g.Builds, b.JSON())
+		}
+	}
+	f := failuresData{Of: len(ended)}
+	for _, g := range slices.SortedFunc(maps.Values(groups), func(a, b *failureGroup) int {
+		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Reason, b.Reason), cmp.Compare(a.Cause, b.Cause))
+	}) {
+		switch g.Reason {
+		case pb.ScriptFailure:
+			f.Scripts = append(f.Scripts, *g)
+		case "job_canceled", "job_execution_timeout":
+			f.Others = append(f.Others, *g)
+		default:
+			f.System = append(f.System, *g)
+		}
+	}
+	return f
+}
+
+// numbers matches the parts of a message that differ between failures with the same cause.
+var numbers = regexp.MustCompile(`(0x)?[0-9a-f]*[0-9][0-9a-f]*`)
+
+// causeOf returns what a failure has in common with others that have the same cause.
+func causeOf(b *pb.Build) string {
+	r := b.GetResult()
+	if r.GetReason() == pb.ScriptFailure {
+		return fmt.Sprintf("exit code %d", r.GetExitCode())
+	}
+	text := r.GetMessage()
+	for _, own := range []string{b.GetId(), b.GetInstance()} {
+		if own != "" {
+			text = strings.ReplaceAll(text, own, "…")
+		}
+	}
+	return line(numbers.ReplaceAllString(text, "…"), maxCause)
+}

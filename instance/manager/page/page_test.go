@@ -1,0 +1,96 @@
+package page
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/stepmux/stepmux/instance/control"
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestWhyABuildWaits(t *testing.T) {
+	vm := func(state string, builds, capacity int, label string) control.VM {
+		return control.VM{
+			ID: state, State: state, Capacity: capacity, Builds: make([]control.Build, builds),
+			Labels: map[string]string{"os": label},
+		}
+	}
+	linux := map[string]string{"os": "linux"}
+	for want, vms := range map[string][]control.VM{
+		"no VM has the label os=linux": {vm("ready", 0, 1, "bsd")},
+		"all slots are taken": {
+			vm("ready", 2, 2, "linux"), vm("ready", 0, 2, "bsd"), vm("aside", 0, 2, "linux"),
+		},
+		"it is about to start, or others are ahead": {vm("suspect", 0, 2, "linux")},
+		"no VM takes builds: 1 aside, 2 draining": {
+			vm("draining", 1, 2, "linux"), vm("aside", 0, 2, "linux"), vm("draining", 0, 1, "linux"),
+		},
+	} {
+		require.Equal(t, want, whyItWaits(linux, vms))
+	}
+	require.Equal(t, "there is no VM", whyItWaits(nil, nil))
+}
+
+func TestQuantilesAreOfTheWaitsInTheirWindow(t *testing.T) {
+	now := time.Unix(1_000_000, 0)
+	var all []*pb.Build
+	for i := range 100 {
+		began := now.Add(-time.Duration(i) * time.Minute)
+		all = append(all, &pb.Build{
+			Submitted: timestamppb.New(began.Add(-time.Duration(i+1) * time.Second)), Started: timestamppb.New(began),
+		})
+	}
+	require.Equal(t, waits{"hour", 61, 31, 55, 61}, waitsOf("hour", time.Hour, append(all, &pb.Build{}), now))
+	require.Equal(t, waits{Window: "hour"}, waitsOf("hour", time.Hour, nil, now))
+}
+
+func TestFailuresAreGroupedByTheirCause(t *testing.T) {
+	failed := func(id, vm, reason, message string, code int32) *pb.Build {
+		return &pb.Build{Id: id, Instance: vm, Phase: pb.Build_ended, Result: &pb.Result{
+			Reason: reason, Message: message, ExitCode: code,
+		}}
+	}
+	f := failuresOf([]*pb.Build{
+		failed("1-ab", "vm-1", "runner_system_failure", "connect to vm-1 at 10.0.0.1:22: refused", 0),
+		failed("2-ab", "vm-2", "runner_system_failure", "connect to vm-2 at 10.0.0.2:22: refused", 0),
+		failed("3-ab", "vm-2", "script_failure", "step x", 7),
+		failed("4-ab", "vm-2", "job_canceled", "asked", 0), failed("5-ab", "vm-2", "", "", 0),
+	})
+	require.Equal(t, 5, f.Of)
+	require.Len(t, f.System, 1)
+	require.Equal(t, 2, f.System[0].Count)
+	require.Equal(t, map[string]int{"vm-1": 1, "vm-2": 1}, f.System[0].VMs)
+	require.Contains(t, f.System[0].Cause, "refused")
+	require.Equal(t, "exit code 7", f.Scripts[0].Cause)
+	require.Len(t, f.Others, 1)
+}
+
+// FuzzLogText holds that a log in any pieces is the same log, that its positions are those of line ends, and that
+// nothing in it is obeyed.
+func FuzzLogText(f *testing.F) {
+	f.Add([]byte("one\ntwo\x1b[31m\r\nthree"), 3)
+	f.Add([]byte("\n\n\xff\xfe"), 1)
+	f.Fuzz(func(t *testing.T, log []byte, size int) {
+		size = max(size, 1)
+		var whole, pieces logText
+		want := string(whole.take(log, 0))
+		got := ""
+		for at := 0; at < len(log); at += size {
+			got += string(pieces.take(log[at:min(at+size, len(log))], int64(at)))
+			if pieces.shown > 0 && log[pieces.shown-1] != '\n' {
+				require.GreaterOrEqual(t, int(pieces.shown), maxLine)
+			}
+		}
+		require.Equal(t, want, got)
+		require.Equal(t, string(whole.end()), string(pieces.end()))
+		require.EqualValues(t, len(log), pieces.shown)
+		require.False(t, strings.ContainsAny(got, "\x1b\r\a"))
+	})
+}

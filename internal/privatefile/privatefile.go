@@ -1,0 +1,69 @@
+// Package privatefile reads and makes files that only their owner can read: keys and tokens.
+package privatefile
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+)
+
+// Read returns the text of a regular file of at most limit bytes. A file that its group or others can use is refused.
+// Errors have the name.
+func Read(name string, limit int64) ([]byte, error) {
+	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe does not hold it up
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	switch {
+	case err != nil:
+		return nil, err
+	case !info.Mode().IsRegular():
+		return nil, fmt.Errorf("%s is not a regular file", name)
+	case info.Mode().Perm()&0o077 != 0:
+		return nil, fmt.Errorf("%s can be read by others (mode %04o): use mode 0600", name, info.Mode().Perm())
+	}
+	text, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(text)) > limit {
+		err = fmt.Errorf("%s has more than %d bytes", name, limit)
+	}
+	return text, err
+}
+
+// Create makes a file with mode 0600. It is on disk with all its bytes, or not there at all. A file that is there is
+// fs.ErrExist.
+func Create(name string, text []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(name), ".new-")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(f.Name()) }() // its other name is there
+	_, err = f.Write(text)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	return os.Link(f.Name(), name)
+}
+
+// Open is Read. It first makes a file that is missing, with the text that fresh returns.
+func Open(name string, limit int64, fresh func() ([]byte, error)) ([]byte, error) {
+	text, err := Read(name, limit)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return text, err
+	}
+	if text, err = fresh(); err == nil {
+		err = Create(name, text)
+	}
+	if err != nil && !errors.Is(err, fs.ErrExist) { // another process may have made it
+		return nil, err
+	}
+	return Read(name, limit)
+}
