@@ -42,7 +42,7 @@ type sourceFlags struct {
 }
 
 func (f *sourceFlags) registerSource(fl *pflag.FlagSet) {
-	f.formatFlag.register(fl)
+	f.register(fl)
 	fl.StringVar(&f.jobName, "job-name", "", "the job of a .gitlab-ci.yml; needed if it has several")
 	fl.BoolVar(&f.inImage, "in-image", false, "run a job of a .gitlab-ci.yml in a container of the image that it names")
 	fl.StringArrayVar(&f.inputs, "input", nil,

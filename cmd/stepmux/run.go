@@ -62,8 +62,10 @@ func newRunCommand() *cobra.Command {
 		Short: "Run a job's steps on VMs, as many builds at once as there are slots",
 		Long: `Run the steps in each FILE, a YAML document with a run: list, on VMs. A FILE that is a shell script is run
 too; - is standard input. Of a .gitlab-ci.yml one job runs (--job-name), with all its parallel builds, as by 'stepmux
-local'; its sources are those of --project. The logs of the builds go to standard output, each line with the name of its build; progress
-and a summary go to standard error.
+local'; its sources are those of --project.
+
+The logs of the builds go to standard output, each line with the name of its build; progress and a summary go to
+standard error.
 
 Without --instance the steps run on a VM embedded in this program, on this machine: good for a first try. They run as
 you.

@@ -41,8 +41,8 @@ var (
 	refName = regexp.MustCompile(`\A[^\s\p{C}~^:?*\[\\-][^\s\p{C}~^:?*\[\\]{0,254}\z`)
 )
 
-// Git returns the start of a command line: git in dir. Variables of the environment that name another repository have no
-// effect, and git starts no monitor of files.
+// Git returns the start of a command line: git in dir. Variables of the environment that name another repository have
+// no effect, and git starts no monitor of files.
 func Git(dir string) []string {
 	return []string{
 		"env", "-u", "GIT_DIR", "-u", "GIT_WORK_TREE", "-u", "GIT_INDEX_FILE", "git", "-C", dir, "-c", "core.fsmonitor=false",
@@ -64,7 +64,8 @@ func Contains(dir string) bool {
 // Variables returns CI_COMMIT_SHA, CI_COMMIT_SHORT_SHA, CI_COMMIT_BRANCH or CI_COMMIT_TAG, CI_COMMIT_REF_NAME,
 // CI_COMMIT_REF_SLUG, CI_COMMIT_MESSAGE, CI_COMMIT_TITLE, CI_COMMIT_DESCRIPTION, CI_COMMIT_AUTHOR, CI_COMMIT_TIMESTAMP
 // and CI_DEFAULT_BRANCH, as far as they are known of the commit that is checked out in dir, an absolute path. There are
-// none if dir is in no repository, or if that has no commit. CI_COMMIT_TAG is for a checkout of a tag, without a branch.
+// no variables if dir is in no repository, or if that has no commit. CI_COMMIT_TAG is for a checkout of a tag, without
+// a branch.
 func Variables(ctx context.Context, dir string) ([]Variable, error) {
 	if !Contains(dir) {
 		return nil, nil
@@ -78,7 +79,7 @@ func Variables(ctx context.Context, dir string) ([]Variable, error) {
 	commit, err := git(ctx, dir, maxCommit, "log", "-1", "--no-show-signature", "--encoding=UTF-8",
 		"--format=tformat:%H%x00%an <%ae>%x00%cI%x00%B", "HEAD")
 	if err != nil {
-		return nil, nil // a repository without a commit
+		return nil, nil //nolint:nilerr // a repository without a commit
 	}
 	fields := strings.SplitN(string(commit), "\x00", 4)
 	if len(fields) != 4 || !commitID.MatchString(fields[0]) {
@@ -122,7 +123,8 @@ func current(ctx context.Context, dir string) (branch, tag string) {
 		}
 		return branch, ""
 	}
-	tags, err := git(ctx, dir, maxCommit, "for-each-ref", "--count=1", "--points-at=HEAD", "--format=%(refname)", "refs/tags")
+	tags, err := git(ctx, dir, maxCommit, "for-each-ref", "--count=1", "--points-at=HEAD", "--format=%(refname)",
+		"refs/tags")
 	name, found := strings.CutPrefix(strings.TrimSpace(string(tags)), "refs/tags/")
 	if err == nil && found && refName.MatchString(name) {
 		tag = name

@@ -20,7 +20,8 @@ func repository(t *testing.T) (dir string, git func(args ...string)) {
 	t.Setenv("GIT_CONFIG_GLOBAL", "/dev/null")
 	git = func(args ...string) {
 		cmd := exec.Command("env", append([]string{
-			"-u", "GIT_DIR", "git", "-C", dir, "-c", "user.name=Ann", "-c", "user.email=ann@x.test", "-c", "init.defaultBranch=main",
+			"-u", "GIT_DIR", "git", "-C", dir, "-c", "user.name=Ann", "-c", "user.email=ann@x.test",
+			"-c", "init.defaultBranch=main",
 		}, args...)...)
 		cmd.Env = append(os.Environ(), "GIT_COMMITTER_DATE=2026-01-02T03:04:05+01:00")
 		out, err := cmd.CombinedOutput()
@@ -73,7 +74,8 @@ func TestVariablesAreThoseOfTheCommitThatIsCheckedOut(t *testing.T) {
 // The configuration of a repository makes git print more, or other texts, and a commit can have any bytes.
 func TestOutputOfGitIsNotBelieved(t *testing.T) {
 	dir, git := repository(t)
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "message"), []byte("a\xffb\x1b[2J\n\n"+strings.Repeat("x", 1<<20)), 0o600))
+	message := "a\xffb\x1b[2J\n\n" + strings.Repeat("x", 1<<20)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "message"), []byte(message), 0o600))
 	git("config", "log.showSignature", "true")
 	git("config", "gpg.program", "/bin/false")
 	git("config", "core.pager", "/bin/false")

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// condition is a parsed expression of if: in rules. Its language is GitLab's: $NAME, texts in quotes, null, /regex/flags,
-// ==, !=, =~, !~, &&, || and parentheses.
+// condition is a parsed expression of if: in rules. Its language is GitLab's: $NAME, texts in quotes, null,
+// /regex/flags, ==, !=, =~, !~, &&, || and parentheses.
 type condition struct {
 	op          string // an operator; empty for an operand
 	left, right *condition

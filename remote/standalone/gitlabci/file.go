@@ -20,8 +20,8 @@ type Config struct {
 	// Other reads a file that is included from elsewhere: PROJECT/PATH, HOST/PATH of a URL or of a component, or
 	// templates/NAME. If nil, such files are left out.
 	Other func(path string) ([]byte, error)
-	// Changed returns the paths of the files that differ from compareTo, a branch or a commit, or from the commit before if
-	// compareTo is empty; nil if that is not known. If it is nil, nothing is known.
+	// Changed returns the paths of the files that differ from compareTo, a branch or a commit, or from the commit before
+	// if compareTo is empty; nil if that is not known. If it is nil, nothing is known.
 	Changed func(compareTo string) ([]string, error)
 	// Predefined are variables below those of the file, Given those above them. They are literal.
 	Predefined, Given []Variable
@@ -63,8 +63,8 @@ type jobEntry struct{ key, node *yaml.Node }
 
 // defaults are the keys of default.
 var defaults = append(slices.Clone(stepLists),
-	"after_script", "artifacts", "before_script", "cache", "hooks", "id_tokens", "identity", "image", "interruptible", "retry",
-	"services", "tags", "timeout",
+	"after_script", "artifacts", "before_script", "cache", "hooks", "id_tokens", "identity", "image", "interruptible",
+	"retry", "services", "tags", "timeout",
 )
 
 // Read reads the file data, which errors call name, and its includes. The error is a [*lang.Error] with the first
@@ -135,8 +135,8 @@ func (f *File) Builds(name string) ([]string, error) {
 }
 
 // Check compiles all jobs, as parts of one pipeline, and returns the first mistake of each, in order. The errors have
-// the type [*lang.Error]. Of parallel builds the first one is compiled. If inspect is not nil, it is called with each job
-// that was compiled; Check adds its errors.
+// the type [*lang.Error]. Of parallel builds the first one is compiled. If inspect is not nil, it is called with each
+// job that was compiled; Check adds its errors.
 func (f *File) Check(inspect func(name string, job *Job) error) []error {
 	var errs []error
 	reported := map[string]bool{} // jobs may share the part with the mistake

@@ -118,8 +118,8 @@ func (d *draft) choose(name string) share {
 	case name == d.name && len(all) == 1 && len(matrix) == 0:
 		return all[0]
 	case name == d.name && all[0].vars == nil && len(matrix) == 0:
-		d.notices = append(d.notices, fmt.Sprintf("the job runs once and whole; its parts (parallel) are called %.80q and so on",
-			all[0].name))
+		d.notices = append(d.notices, fmt.Sprintf(
+			"the job runs once and whole; its parts (parallel) are called %.80q and so on", all[0].name))
 		return share{name: name, index: 1, total: 1}
 	}
 	if len(matrix) > 0 && all[0].vars == nil {

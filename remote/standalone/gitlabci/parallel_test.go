@@ -24,7 +24,8 @@ test:
 	require.NoError(t, err)
 	require.Equal(t, []string{"one", "five", "job: [x]", "test"}, file.Jobs())
 	for name, want := range map[string]string{
-		"one": "one", "job: [x]": "job: [x]", "five": "five 1/5; five 2/5; five 3/5; five 4/5; five 5/5", "five 4/5": "five 4/5",
+		"one": "one", "job: [x]": "job: [x]",
+		"five": "five 1/5; five 2/5; five 3/5; five 4/5; five 5/5", "five 4/5": "five 4/5",
 		"test":                  "test: [linux, amd64]; test: [linux, arm64]; test: [mac, arm64, 1]",
 		"test: [mac, arm64, 1]": "test: [mac, arm64, 1]", "test 2/3": "test: [linux, arm64]",
 	} {
@@ -45,12 +46,14 @@ test:
 	require.NoError(t, err)
 	v = values(j)
 	require.Equal(t, []string{"1", "1", "five"}, []string{v["CI_NODE_INDEX"], v["CI_NODE_TOTAL"], v["CI_JOB_NAME"]})
-	require.Equal(t, []string{`the job runs once and whole; its parts (parallel) are called "five 1/5" and so on`}, j.Notices)
+	require.Equal(t, []string{`the job runs once and whole; its parts (parallel) are called "five 1/5" and so on`},
+		j.Notices)
 
 	for name, want := range map[string]string{
 		"test": `the job "test" has 3 builds (parallel), and the name must choose one: "test: [linux, amd64]", ` +
 			`"test: [linux, arm64]", "test: [mac, arm64, 1]"`,
-		"test: [linux]": `the job "test" has 3 builds`, "five 6/5": `the job "five" has 5 builds`, "one 1/2": `the job "one" has 1 builds`,
+		"test: [linux]": `the job "test" has 3 builds`, "five 6/5": `the job "five" has 5 builds`,
+		"one 1/2": `the job "one" has 1 builds`,
 		"six 1/6": `there is no job; there is "one"`,
 	} {
 		_, err := file.Job(name)
@@ -73,11 +76,13 @@ test:
 func TestMistakesInParallel(t *testing.T) {
 	many := strings.TrimSuffix(strings.Repeat("a, ", 15), ", ")
 	for parallel, want := range map[string]string{
-		"0": "ci.yml:1:28: parallel takes a number from 1 to 200, or matrix", "201": "parallel takes", "[1]": "parallel takes",
+		"0":   "ci.yml:1:28: parallel takes a number from 1 to 200, or matrix",
+		"201": "parallel takes", "[1]": "parallel takes",
 		"{matrx: []}": `unknown key "matrx" of parallel; it has matrix`, "{matrix: a}": "matrix must be a list of mappings",
-		"{matrix: [a]}":       "an entry of matrix must be a mapping (NAME: [value, value]), not a text",
-		"{matrix: [{A: {}}]}": `a value of matrix must be a text or a number, not a mapping`, "{matrix: [{A B: c}]}": `the variable name "A B" is not valid`,
-		fmt.Sprintf("{matrix: [{A: [%s], B: [%s], C: [%[1]s], D: [%[1]s]}]}", many, many): "matrix has more than 200 combinations",
+		"{matrix: [a]}":        "an entry of matrix must be a mapping (NAME: [value, value]), not a text",
+		"{matrix: [{A: {}}]}":  `a value of matrix must be a text or a number, not a mapping`,
+		"{matrix: [{A B: c}]}": `the variable name "A B" is not valid`,
+		fmt.Sprintf("{matrix: [{A: [%s], B: [%[1]s], C: [%[1]s]}]}", many): "matrix has more than 200 combinations",
 	} {
 		require.Contains(t, wrong("j: {script: [a], parallel: "+parallel+"}", nil), want, parallel)
 	}

@@ -46,7 +46,8 @@ func TestFilesOfRealShapes(t *testing.T) {
 		},
 		{
 			file: "go.yml", job: "goreleaser", given: []Variable{{"CI_COMMIT_TAG", "v1.2.3"}},
-			script: "mkdir -p \"$GOPATH\"\ngoreleaser release --clean", vars: map[string]string{"PUBLISH": "yes"}, silent: "rules",
+			script: "mkdir -p \"$GOPATH\"\ngoreleaser release --clean",
+			vars:   map[string]string{"PUBLISH": "yes"}, silent: "rules",
 		},
 		{
 			file: "go.yml", job: "goreleaser", given: main, script: "mkdir -p \"$GOPATH\"\ngoreleaser release --clean",
@@ -54,13 +55,17 @@ func TestFilesOfRealShapes(t *testing.T) {
 		},
 		{
 			file: "node.yml", job: "unit tests: [api, 20]", given: []Variable{{"CI_COMMIT_BRANCH", "Fix/x"}},
-			script:  "npm ci --no-audit\necho ready\ncd \"packages/$PACKAGE\"\nnpm test -- $EXTRA",
-			vars:    map[string]string{"NODE_VERSION": "20", "CI_NODE_INDEX": "1", "CI_NODE_TOTAL": "5", "npm_config_cache": "/p/.npm"},
+			script: "npm ci --no-audit\necho ready\ncd \"packages/$PACKAGE\"\nnpm test -- $EXTRA",
+			vars: map[string]string{
+				"NODE_VERSION": "20", "CI_NODE_INDEX": "1", "CI_NODE_TOTAL": "5",
+				"npm_config_cache": "/p/.npm",
+			},
 			notices: []string{"image, retry"}, silent: "would not",
 		},
 		{
 			file: "node.yml", job: "unit tests: [web, 22]", given: []Variable{{"CI_COMMIT_BRANCH", "Fix/x"}},
-			script: "npm ci --no-audit\necho ready\ncd \"packages/$PACKAGE\"\nnpm test -- $EXTRA", notices: []string{"would not have"},
+			script:  "npm ci --no-audit\necho ready\ncd \"packages/$PACKAGE\"\nnpm test -- $EXTRA",
+			notices: []string{"would not have"},
 		},
 		{
 			file: "node.yml", job: "e2e 2/3", script: "npm ci --no-audit\necho ready\nnpx playwright test " +
