@@ -27,14 +27,15 @@ func TestConditionsAreThoseOfGitLab(t *testing.T) {
 		"$BRANCH =~ $RE": true, "$BRANCH =~ $REI": true, "$A =~ $RE": false, "$A =~ $NO_RE": true, "$A =~ $GONE": false,
 		"$A !~ $GONE": true, "$A =~ null": false,
 		`$A && $BRANCH`: true, "$A && $GONE": false, "$GONE || $A": true, "$GONE || $EMPTY": false, "$EMPTY && $A": true,
-		"$EMPTY || $A":                    false, // to GitLab, an empty text is a result
-		`$GONE && $GONE || $A`:            true,  // && before ||
-		`$A || $GONE && $GONE`:            true,
-		`($A || $GONE) && $GONE`:          false,
-		`(($A == "a") && ($V =~ /^v\d/))`: true,
-		`$A == "b" || $V =~ /^v1\.[0-9]+$/ && $BRANCH != "main"`: true,
-		"$A\n && $BRANCH": true,
-		`"a b" == "a b"`:  true, `"$A" == $A`: false, `"/x/" =~ "/x/"`: true,
+
+		// To GitLab, an empty text is a result.
+		"$EMPTY || $A": false,
+
+		// && comes before ||.
+		`$GONE && $GONE || $A`: true, `$A || $GONE && $GONE`: true, `($A || $GONE) && $GONE`: false,
+		`(($A == "a") && ($V =~ /^v\d/))`: true, `$A == "b" || $V =~ /^v1\.[0-9]+$/ && $BRANCH != "main"`: true,
+
+		"$A\n && $BRANCH": true, `"a b" == "a b"`: true, `"$A" == $A`: false, `"/x/" =~ "/x/"`: true,
 	} {
 		c, err := parseCondition(text)
 		require.NoError(t, err, text)
