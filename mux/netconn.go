@@ -78,9 +78,9 @@ func (c *netConn) receive(p []byte) (int, error) {
 }
 
 // joinPieces makes Write hold back the first piece of a packet until the next piece comes. It is called when the
-// cipher is known. A packet of just libraryBuffer bytes has one piece, which would wait for the next packet. The ciphers
-// that authenticate the length have no such packet: theirs have 4 bytes, a multiple of the block (16 or 8 bytes) and
-// a tag of 16.
+// cipher is known. A packet of just libraryBuffer bytes has one piece, which would wait for the next packet. The
+// ciphers that authenticate the length have no such packet: theirs have 4 bytes, a multiple of the block (16 or 8
+// bytes) and a tag of 16.
 func (c *netConn) joinPieces(cipher string) {
 	switch cipher {
 	case ssh.CipherAES128GCM, ssh.CipherAES256GCM, ssh.CipherChaCha20Poly1305:
