@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -88,26 +87,11 @@ standard output has the results as one object, and the steps' output goes to sta
 	fl.StringVar(&f.json, "json", "", "run these steps, a `TEXT` in JSON; - reads them from standard input")
 	grouped(fl, jobGroup)
 	_ = cmd.RegisterFlagCompletionFunc("job-name", completing(func(_ *cobra.Command, files []string) []string {
-		return f.jobNames(files)
+		return f.jobNames(files, f.workDir)
 	})) // it is there
 	cmd.MarkFlagsMutuallyExclusive("json", "format")
 	cmd.MarkFlagsMutuallyExclusive("json", "job-name")
 	return cmd
-}
-
-// jobNames returns the names of the jobs in the file that is named, or in the .gitlab-ci.yml here. Without a file that
-// can be read there are none.
-func (f *localFlags) jobNames(files []string) []string {
-	name := ".gitlab-ci.yml"
-	if len(files) > 0 && files[0] != "-" {
-		name = files[0]
-	}
-	src, err := f.readFile(name, nil)
-	if err != nil {
-		return nil
-	}
-	src.WorkDir = cmp.Or(f.workDir, ".")
-	return standalone.JobNames(src)
 }
 
 // source returns the job that the flags and the file name.

@@ -104,6 +104,7 @@ summary; the logs go to standard error.
 	f.buildFlags.register(fl)
 	f.registerProject(fl)
 	f.registerSource(fl)
+	grouped(fl, jobGroup)
 	fl.StringVar(&f.artifactsDir, "artifacts-dir", "artifacts",
 		"where --artifacts go: to a directory of each build's own below this `DIR`")
 	grouped(fl, fileGroup)
@@ -129,6 +130,9 @@ summary; the logs go to standard error.
 	f.runFiles.register(fl)
 	cmd.MarkFlagsMutuallyExclusive("json", "format")
 	cmd.MarkFlagsMutuallyExclusive("json", "job-name")
+	_ = cmd.RegisterFlagCompletionFunc("job-name", completing(func(_ *cobra.Command, files []string) []string {
+		return f.jobNames(files, f.project)
+	})) // it is there
 	return cmd
 }
 

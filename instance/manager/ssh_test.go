@@ -454,8 +454,8 @@ func TestDockersClientReachesADaemonThroughTheFrontDoor(t *testing.T) {
 	require.NoError(t, err)
 	// Docker's client takes no options for ssh. It has several connections at once: they share a login, and so a slot.
 	wrapper := filepath.Join(s.dir, "ssh")
-	text := "#!/bin/sh\nexec /usr/bin/ssh " + strings.Join(s.options("-p"), " ") + " -o ControlMaster=auto -o ControlPath=" +
-		filepath.Join(sshtest.SocketDir(t), "c") + ` "$@"` + "\n"
+	text := "#!/bin/sh\nexec /usr/bin/ssh " + strings.Join(s.options("-p"), " ") +
+		" -o ControlMaster=auto -o ControlPath=" + filepath.Join(sshtest.SocketDir(t), "c") + ` "$@"` + "\n"
 	require.NoError(t, os.WriteFile(wrapper, []byte(text), 0o755)) //nolint:gosec // a program
 	docker := func(args ...string) string {
 		cmd := exec.CommandContext(sshtest.Within(t), "/usr/bin/docker", args...)
