@@ -50,7 +50,7 @@ func runLogin(ctx context.Context, client *ssh.Client, stage, script string, log
 	if err != nil {
 		return fmt.Errorf("%s: %w", stage, err)
 	}
-	defer session.Close()
+	defer func() { _ = session.Close() }() // it has ended, or the connection has
 	defer context.AfterFunc(ctx, func() { _, _ = session.Signal(ssh.SIGKILL), session.Close() })()
 	session.Stdin, session.Stdout, session.Stderr = strings.NewReader(script), log, log
 	err = session.Run("bash -l")
