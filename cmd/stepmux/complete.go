@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"regexp"
 	"slices"
@@ -13,7 +12,6 @@ import (
 
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/termtext"
-	"github.com/stepmux/stepmux/remote/standalone"
 )
 
 // valuesKey is the annotation of a flag with the values that it takes.
@@ -109,21 +107,6 @@ func first(complete, rest cobra.CompletionFunc) cobra.CompletionFunc {
 		}
 		return complete(cmd, args, word)
 	}
-}
-
-// jobNames returns the names of the jobs in the file that is named, or in the .gitlab-ci.yml here. Without a file that
-// can be read there are none.
-func (f *formatFlag) jobNames(files []string, dir string) []string {
-	name := ".gitlab-ci.yml"
-	if len(files) > 0 && files[0] != "-" {
-		name = files[0]
-	}
-	src, err := f.readFile(name, nil)
-	if err != nil {
-		return nil
-	}
-	src.WorkDir = cmp.Or(dir, ".")
-	return standalone.JobNames(src)
 }
 
 // completeBuilds completes the IDs of a manager's builds that are wanted.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -92,6 +93,21 @@ standard output has the results as one object, and the steps' output goes to sta
 	cmd.MarkFlagsMutuallyExclusive("json", "format")
 	cmd.MarkFlagsMutuallyExclusive("json", "job-name")
 	return cmd
+}
+
+// jobNames returns the names of the jobs in the file that is named, or in the .gitlab-ci.yml here, in a project in dir.
+// Without a file that can be read there are none.
+func (f *formatFlag) jobNames(files []string, dir string) []string {
+	name := ".gitlab-ci.yml"
+	if len(files) > 0 && files[0] != "-" {
+		name = files[0]
+	}
+	src, err := f.readFile(name, nil)
+	if err != nil {
+		return nil
+	}
+	src.WorkDir = cmp.Or(dir, ".")
+	return standalone.JobNames(src)
 }
 
 // source returns the job that the flags and the file name.
