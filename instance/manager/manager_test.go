@@ -23,6 +23,7 @@ import (
 	"github.com/stepmux/stepmux/instance/control"
 	"github.com/stepmux/stepmux/instance/manager"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/internal/dockertest"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
@@ -30,7 +31,7 @@ import (
 	"github.com/stepmux/stepmux/mux/login"
 )
 
-func TestMain(m *testing.M) { runnertest.Main(m) }
+func TestMain(m *testing.M) { dockertest.Main(m) }
 
 // fleet is a VM, and the state directory of its managers.
 type fleet struct {
@@ -60,8 +61,8 @@ type running struct {
 	stop func()
 }
 
-// open opens a manager of the fleet and its config for it.
-func (f *fleet) open(t *testing.T) (*manager.Manager, *instance.Provider, error) {
+// openGroup returns the VMs of the fleet, and a provider of its own.
+func (f *fleet) openGroup(t *testing.T) (*instance.Group, *instance.Provider, error) {
 	t.Helper()
 	var vms []instance.Instance
 	for i, vm := range []*sshtest.Server{f.vm, f.more} {
@@ -79,6 +80,13 @@ func (f *fleet) open(t *testing.T) (*manager.Manager, *instance.Provider, error)
 	group, err := instance.NewGroup(vms...)
 	require.NoError(t, err)
 	provider, err := instance.NewProvider(instance.Config{Group: group})
+	return group, provider, err
+}
+
+// open opens a manager of the fleet and its config for it.
+func (f *fleet) open(t *testing.T) (*manager.Manager, *instance.Provider, error) {
+	t.Helper()
+	group, provider, err := f.openGroup(t)
 	require.NoError(t, err)
 	cfg := manager.Config{Dir: f.dir, Provider: provider, Group: group, Linger: time.Minute, Version: "test"}
 	if testing.Verbose() {
