@@ -272,6 +272,13 @@ func (m *Manager) begin(
 			Reason: string(instance.RunnerSystemFailure), Message: err.Error(),
 		})
 	}
+	if rec == nil && log.hasRun() {
+		m.cfg.Logger.Error("a build has a log and no record: the state directory is damaged", "build", r.id)
+		return m.store.refuse(ctx, r, nil, revision, log, &result{
+			Reason:  string(instance.RunnerSystemFailure),
+			Message: "the build may have run: its record was damaged in the state directory",
+		})
+	}
 	if rec == nil {
 		rec = &record{ID: r.id, StepsFile: job.GetStepsFile(), Submitted: r.submitted}
 	}

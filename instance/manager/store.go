@@ -94,7 +94,10 @@ func (s *store) open(ctx context.Context, cfg *Config) (err error) {
 	if err := s.openStreams(ctx, cfg); err != nil {
 		return errors.Join(err, s.logger.fatal())
 	}
-	return s.checkKey(ctx, cfg.KeyFile)
+	if err := s.checkKey(ctx, cfg.KeyFile); err != nil {
+		return err
+	}
+	return s.checkDamage(ctx, cfg)
 }
 
 // serve starts the embedded server and connects to it.
