@@ -54,6 +54,7 @@ WARMUP   ?= 30m
 STORMS   ?= 50
 KILLS    ?= 20
 PREFIX   ?= /usr/local
+SHARED   := $(addprefix share/,man/man1 bash-completion/completions zsh/site-functions fish/vendor_completions.d)
 API      ?= remote/api
 MANAGER_API ?= instance/manager
 
@@ -82,9 +83,19 @@ vm-end: ## build the VM's end alone, as for a release, to the file OUT, and step
 	@$(call vm_end,$(OUT),$(dir $(OUT))stepmux-fetch)
 
 .PHONY: install
-install: build ## copy the programs to PREFIX/bin
-	install -d $(DESTDIR)$(PREFIX)/bin
+install: build man ## copy the programs, their man pages and the completion for bash, zsh and fish below PREFIX
+	install -d $(addprefix $(DESTDIR)$(PREFIX)/,bin $(SHARED))
 	install bin/stepmux bin/stepmux-vm bin/stepmux-fetch bin/stepmux-custom-executor $(DESTDIR)$(PREFIX)/bin
+	install -m 0644 bin/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1
+	bin/stepmux completion bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/stepmux
+	bin/stepmux completion zsh >$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_stepmux
+	bin/stepmux completion fish >$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/stepmux.fish
+
+.PHONY: man
+man: build ## write the man pages of all commands to bin/man
+	rm -rf bin/man
+	mkdir -p bin/man
+	bin/stepmux man --date "$(shell git log -1 --format=%cs 2>/dev/null)" bin/man
 
 # Archives of the manager for each machine, the VM's ends as files, and their checksums.
 .PHONY: release

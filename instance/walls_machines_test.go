@@ -1,6 +1,7 @@
 package instance_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -27,12 +28,12 @@ var narrowMachines = []struct {
 	{"mount namespaces are closed", `echo 0 >/proc/sys/user/max_mnt_namespaces`, "start its init: "},
 }
 
-// on makes the VM's end run on the narrow machine.
+// on makes the VM's end run on such a machine, which has a network of its own.
 func (s *site) on(t testing.TB, setUp string) {
 	t.Helper()
 	sshtest.RequirePart(t, "util-linux", "/usr/bin/setpriv")
 	wrapper := filepath.Join(s.home, "narrow")
-	text := "#!/bin/sh\nexec unshare -Um --map-current-user --keep-caps sh -ec '" + setUp +
+	text := "#!/bin/sh\nexec unshare -Umn --map-current-user --keep-caps sh -ec '" + setUp +
 		"\nexec setpriv --inh-caps=-all --ambient-caps=-all " + s.runner[0] + ` "$@"' sh "$@"` + "\n"
 	require.NoError(t, os.WriteFile(wrapper, []byte(text), 0o700))
 	s.runner = []string{wrapper}
@@ -63,5 +64,25 @@ func TestALevelThatCannotBeHadIsAnErrorAndAutoGoesOnWithout(t *testing.T) {
 				s.requireClean(t)
 			})
 		}
+	}
+}
+
+// File capabilities and setuid have no effect behind walls, so ping needs the sockets that a machine gives to groups.
+func TestPingWorksBehindWallsWhereItsGroupMay(t *testing.T) {
+	t.Parallel()
+	sshtest.RequirePart(t, "iputils-ping", "/bin/ping")
+	open := fmt.Sprintf(`echo "%d %[1]d" >/proc/sys/net/ipv4/ping_group_range`, os.Getegid())
+	for _, m := range []struct{ name, setUp, text string }{
+		{"open", open, "ping -c 1 -W 10 127.0.0.1"},
+		{"closed", "true", "! ping -c 1 -W 10 127.0.0.1 2>&1"},
+	} {
+		t.Run(m.name, func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t, walls.Processes, connector.Relay)
+			s.on(t, "PATH=$PATH:/usr/sbin:/sbin ip link set lo up; "+m.setUp)
+			s.p = s.provider(t, 1, nil)
+			out, err := s.run(t, "b1", walled+" && "+m.text, nil)
+			require.NoError(t, err, "%s", out)
+		})
 	}
 }

@@ -63,6 +63,8 @@ Files of the same name there are replaced. An archive with a file or a link that
 		Args: arguments("ID", "DIR"),
 	}
 	f.register(cmd.Flags())
+	has := func(b *pb.Build) bool { return b.GetResult().GetArtifacts() > 0 }
+	cmd.ValidArgsFunction = first(f.completeBuilds(has), directories)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return f.use(cmd, func(ctx context.Context, m pb.ManagerClient) error {
 			n, err := getArtifacts(ctx, m, args[0], args[1])

@@ -24,7 +24,8 @@ func (f *bootstrapFlags) register(fl *pflag.FlagSet) {
 		"is too old for a relay: to ~/.cache/stepmux or a directory for temporary files. \"stepmux version\" says which "+
 		"platforms this program carries it for")
 	fl.StringArrayVar(&f.binaries, "bootstrap-binary", nil,
-		"OS/ARCH=FILE, a stepmux to copy to VMs of that platform, as --bootstrap does; repeatable")
+		"`OS/ARCH=FILE`, a stepmux to copy to VMs of that platform, as --bootstrap does; repeatable")
+	grouped(fl, runnerGroup)
 }
 
 // bootstraps returns the programs that may be copied to VMs.

@@ -62,6 +62,7 @@ func (f *buildFlags) register(fl *pflag.FlagSet) {
 		return assign(f.env, text)
 	})
 	fl.IntVar(&f.maxFailures, "max-failures", 0, "start no more builds once this many have failed (default no limit)")
+	grouped(fl, buildGroup)
 }
 
 // assign adds NAME=VALUE to a map.

@@ -94,6 +94,7 @@ Exit codes:
 	if verb == "prune" {
 		timeFlag(fl, &f.unused, "unused-for", "keep components that were used within this time, such as 24h")
 	}
+	grouped(fl, fileGroup)
 	return cmd
 }
 

@@ -18,6 +18,7 @@ import (
 
 type ciFlags struct {
 	jobFlags
+	settingFlags
 	port      int
 	tokenFile string
 }
@@ -31,7 +32,8 @@ func newCICommand() *cobra.Command {
 This command is for the script of a CI job. Expressions know the environment as job variables (vars.X, job.X); the
 steps get a small environment, and the variables they ask for. The job runs in CI_PROJECT_DIR or, if that is not set,
 in the current directory. It writes its trace to trace.json there, or to --output-file; an empty name means no trace.
-The known tokens of CI jobs are masked, and the variables of --mask.
+The known tokens of CI jobs are masked, and the variables of --mask. The variables in the files of --env-file come
+before those of the environment, STEPS and CI_PROJECT_DIR too.
 
 With --port it serves the step service (gRPC) on 127.0.0.1 until SIGINT, SIGTERM or SIGHUP. Calls need the metadata
 "authorization: Bearer TOKEN". The token is the first line of --token-file, else the environment variable
@@ -39,6 +41,7 @@ STEPMUX_TOKEN, else a new one, which is printed on standard error.
 
 ` + jobExitHelp,
 		Example: `  STEPS="$(cat steps.yml)" stepmux ci
+  stepmux ci --env-file job.env --config ci.yml
   stepmux ci --port 8080`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -48,6 +51,9 @@ STEPMUX_TOKEN, else a new one, which is printed on standard error.
 				"stepmux local %s", args[0])
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := f.apply(cmd); err != nil {
+				return err
+			}
 			if cmd.Flags().Changed("port") {
 				return f.serve(cmd)
 			}
@@ -55,12 +61,14 @@ STEPMUX_TOKEN, else a new one, which is printed on standard error.
 		},
 	}
 	fl := cmd.Flags()
-	f.register(fl)
+	f.jobFlags.register(fl)
+	f.settingFlags.register(fl)
 	fl.IntVar(&f.port, "port", 0, "serve gRPC on this port of 127.0.0.1; 0 picks a free one")
 	fl.StringVar(&f.tokenFile, "token-file", "", "file whose first line is the token of --port")
+	grouped(fl, jobGroup)
 	for _, other := range []string{
 		"output", "output-file", "report", "provenance", "builder-id", "subject", "sign-key", "passphrase-command", "mask",
-		"timeout",
+		"timeout", "env-file",
 	} {
 		cmd.MarkFlagsMutuallyExclusive("port", other)
 	}
@@ -75,15 +83,26 @@ func (f *ciFlags) run(cmd *cobra.Command) error {
 		f.defaultTrace = "trace.json"
 	}
 	return f.runJob(cmd, func() (standalone.Source, error) {
-		text := os.Getenv(standalone.StepsVariable)
+		vars, err := f.variables()
+		if err != nil {
+			return standalone.Source{}, err
+		}
+		getenv := func(name string) string {
+			for _, entry := range vars {
+				if value, ok := strings.CutPrefix(entry, name+"="); ok {
+					return value
+				}
+			}
+			return os.Getenv(name)
+		}
+		text := getenv(standalone.StepsVariable)
 		if strings.TrimSpace(text) == "" {
 			return standalone.Source{}, errors.New(`the environment variable STEPS is not set; it holds the steps to run, as ` +
 				`in STEPS="$(cat steps.yml)" stepmux ci`)
 		}
-		f.workDir = cmp.Or(f.workDir, os.Getenv("CI_PROJECT_DIR"))
+		f.workDir = cmp.Or(f.workDir, getenv("CI_PROJECT_DIR"))
 		src := standalone.Source{Name: standalone.StepsVariable, Text: []byte(text), Format: standalone.Steps}
-		var err error
-		src.Vars, err = standalone.EnvironmentVars(os.Environ(), f.masked)
+		src.Vars, err = standalone.EnvironmentVars(append(vars, os.Environ()...), f.masked) // the first of a name counts
 		return src, err
 	}, place{})
 }

@@ -91,7 +91,7 @@ func newDrainCommand() *cobra.Command {
 	cmd := newVerbCommand("drain ID...", "Send no new builds to VMs of a stepmux manager or run",
 		`Send no new builds to VMs. Running builds go on; after the last of them the connection to the VM is closed. A manager
 keeps this over its restart.`, m, operated.Drain)
-	cmd.Flags().StringVar(&m.note, "note", "", "why, for other operators: ps shows it (managers only)")
+	cmd.Flags().StringVar(&m.note, "note", "", "`TEXT` that says why, for other operators: ps shows it (managers only)")
 	timeFlag(cmd.Flags(), &m.limit, "for", "undrain after this `time` (managers only; default never)")
 	return cmd
 }
@@ -162,7 +162,7 @@ is none the manager.
 	var of managerFlag
 	of.register(cmd.Flags())
 	cmd.MarkFlagsMutuallyExclusive("control", "manager")
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+	with := func(cmd *cobra.Command, args []string, use func(context.Context, operated, []string) error) error {
 		var run *control.Client
 		var err error
 		managed := of.path != "" || *path == "" && os.Getenv(managerVar) != ""
@@ -191,6 +191,17 @@ is none the manager.
 		ctx, cancel := context.WithTimeout(cmd.Context(), controlTimeout)
 		defer cancel()
 		return systemError(use(ctx, run, args))
+	}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error { return with(cmd, args, use) }
+	if strings.Contains(cmd.Use, "ID") {
+		cmd.ValidArgsFunction = completing(func(cmd *cobra.Command, _ []string) (ids []string) {
+			// Without an answer there are none.
+			_ = with(cmd, nil, func(ctx context.Context, of operated, _ []string) (err error) {
+				ids, err = vmIDs(ctx, of)
+				return err
+			})
+			return ids
+		})
 	}
 	return cmd
 }

@@ -51,6 +51,7 @@ Exit codes:
 		"in place of VMs: its version, and what the login may do there")
 	cmd.Flags().StringVar(&f.docker, "docker", "", "examine for builds in containers (run --image) by the Docker daemon "+
 		"at `unix://PATH` of the VM: the login and the daemon")
+	grouped(cmd.Flags(), containerGroup)
 	f.registerIsolation(cmd.Flags())
 	outputFlag(cmd.Flags(), &f.output, "text, or json for an object per VM")
 	return cmd

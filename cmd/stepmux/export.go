@@ -33,7 +33,7 @@ type provenanceFlags struct {
 const (
 	builderUsage = "the `URI` of the builder, which runs the job and vouches for the provenance (default " +
 		provenance.DefaultBuilder + ")"
-	signUsage = "sign the provenance with the ed25519 or ECDSA private key in this file: the file is a DSSE envelope"
+	signUsage = "sign the provenance with the ed25519 or ECDSA private key in this `FILE`: the result is a DSSE envelope"
 )
 
 func (f *provenanceFlags) register(fl *pflag.FlagSet) {

@@ -84,12 +84,14 @@ func choiceFlag[T ~string](fl *pflag.FlagSet, to *T, name, usage string, values 
 		*to = T(text)
 		return nil
 	})
+	_ = fl.SetAnnotation(name, valuesKey, values) // it is there
 }
 
 // outputFlag adds --output, which is text or json.
 func outputFlag(fl *pflag.FlagSet, to *string, usage string) {
 	*to = "text"
 	choiceFlag(fl, to, "output", usage, "text", "json")
+	_ = fl.SetAnnotation("output", groupKey, []string{outputGroup}) // it is there
 }
 
 // either returns the words with "or" before the last.
@@ -110,10 +112,10 @@ func timeFlag(fl *pflag.FlagSet, to *time.Duration, name, usage string) {
 		zero = -1
 	}
 	fl.Func(name, usage, func(text string) (err error) {
-		*to, err = time.ParseDuration(text)
+		*to, err = parseTime(text)
 		switch {
 		case err != nil:
-			return fmt.Errorf("%.40q: write a number with a unit, as in 30s, 5m or 2h", text)
+			return err
 		case *to < 0:
 			return fmt.Errorf("%v is negative", *to)
 		case *to == 0:
@@ -121,6 +123,39 @@ func timeFlag(fl *pflag.FlagSet, to *time.Duration, name, usage string) {
 		}
 		return nil
 	})
+}
+
+// boundedTimeFlag adds a flag for a time from least to most. *to has its default, which the help shows if it is not 0.
+// If there is a zero, 0 is a valid time, too, and becomes that.
+func boundedTimeFlag(
+	fl *pflag.FlagSet, to *time.Duration, name, usage string, least, most time.Duration, zero ...time.Duration,
+) {
+	if *to != 0 {
+		usage += fmt.Sprintf(" (default %v)", *to)
+	}
+	fl.Func(name, usage, func(text string) error {
+		d, err := parseTime(text)
+		switch {
+		case err != nil:
+			return err
+		case d == 0 && len(zero) > 0:
+			*to = zero[0]
+		case d < least || d > most:
+			return fmt.Errorf("%v: use %v to %v", d, least, most)
+		default:
+			*to = d
+		}
+		return nil
+	})
+}
+
+// parseTime parses a time as it stands on a command line.
+func parseTime(text string) (time.Duration, error) {
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		err = fmt.Errorf("%.40q: write a number with a unit, as in 30s, 5m or 2h", text)
+	}
+	return d, err
 }
 
 // wordsFlag adds a flag for a command, which is split into words at blanks. Quotes have no meaning.

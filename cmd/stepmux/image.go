@@ -40,7 +40,8 @@ type imageFlags struct {
 
 func (f *imageFlags) register(fl *pflag.FlagSet) {
 	f.flags, f.others = fl, []string{"container-user"}
-	fl.StringVar(&f.spec.Image, "image", "", "run each build in a container of this image, by the Docker daemon of its VM")
+	fl.StringVar(&f.spec.Image, "image", "",
+		"run each build in a container of this `IMAGE`, by the Docker daemon of its VM")
 	fl.StringVar(&f.spec.Container, "container", "", "run the builds in the container of this `NAME`, which runs already")
 	f.spec.Pull = docker.PullIfNotPresent
 	choiceFlag(fl, &f.spec.Pull, "pull", "when to pull the image: always, if-not-present or never",
@@ -50,26 +51,28 @@ func (f *imageFlags) register(fl *pflag.FlagSet) {
 		"must execute its arguments, and be quiet (default: none is run)")
 	fl.StringArrayVar(&f.spec.Labels, "label", nil, "`KEY=VALUE` for the builds' containers and networks; repeatable")
 	fl.StringVar(&f.spec.User, "container-user", "", "run the steps as this `USER[:GROUP]` of the container")
-	fl.StringVar(&f.memory, "memory", "", "limit of the container's memory, as in 512m or 4g")
-	fl.StringVar(&f.cpus, "cpus", "", "limit of the container's processor time, as in 1.5")
-	fl.Int64Var(&f.spec.Pids, "pids-limit", 0, "limit of the container's processes")
+	fl.StringVar(&f.memory, "memory", "", "limit of the container's memory, a `SIZE` as in 512m or 4g")
+	fl.StringVar(&f.cpus, "cpus", "", "limit of the container's processor time, `N` as in 1.5")
+	fl.Int64Var(&f.spec.Pids, "pids-limit", 0, "limit of the container's processes, `N`")
 	fl.BoolVar(&f.spec.ReadOnly, "read-only", false, "the container's root is read-only; steps work in memory")
 	fl.StringArrayVar(&f.spec.Tmpfs, "tmpfs", nil, "`PATH[:OPTIONS]` of a file system in memory; repeatable")
 	fl.StringArrayVar(&f.spec.Volumes, "volume", nil,
 		"`SOURCE:PATH[:ro]`, a directory of the VM, or a volume, for the container; repeatable")
-	fl.StringVar(&f.spec.Network, "network", "", "the container's network: none, host or one of the daemon's")
+	fl.StringVar(&f.spec.Network, "network", "", "the container's `NETWORK`: none, host or one of the daemon's")
 	fl.StringArrayVar(&f.services, "service", nil,
 		"`[ALIAS=]IMAGE` of a container beside the build's, which waits until it is ready; repeatable")
 	fl.StringArrayVar(&f.serviceEnv, "service-env", nil,
 		"`NAME=VALUE` for the environment of all services; NAME alone takes the value in the environment; repeatable")
 	timeFlag(fl, &f.spec.ServiceTimeout, "service-timeout", "how long services may take until they are ready (default 1m)")
 	fl.StringArrayVar(&f.spec.Hosts, "add-host", nil, "`NAME:IP`, a name for the container's /etc/hosts; repeatable")
+	grouped(fl, containerGroup)
 }
 
 // registerDaemon registers the flag of the daemon. Without it that is DOCKER_HOST's.
 func (f *imageFlags) registerDaemon(fl *pflag.FlagSet) {
-	fl.StringVar(&f.daemon, "docker", "", "unix://PATH or tcp://HOST:PORT of the Docker daemon, as seen from the VMs "+
-		"(default unix:///var/run/docker.sock; without a VM, that of DOCKER_HOST if it is set)")
+	fl.StringVar(&f.daemon, "docker", "", "`ADDRESS`, unix://PATH or tcp://HOST:PORT, of the Docker daemon, as seen from "+
+		"the VMs (default unix:///var/run/docker.sock; without a VM, that of DOCKER_HOST if it is set)")
+	grouped(fl, containerGroup)
 	f.others = append(f.others, "docker")
 }
 

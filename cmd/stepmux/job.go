@@ -55,25 +55,30 @@ func (f *jobFlags) register(fl *pflag.FlagSet) {
 	f.registerPassEnv(fl, "this command's")
 	fl.StringArrayVar(&f.masked, "mask", nil,
 		"the variable of this `NAME` holds a secret: mask it in output and results; repeatable")
+	grouped(fl, jobGroup)
 	fl.StringVar(&f.outputFile, "output-file", "",
-		"write the trace of the job to this file: the definition, inputs and outputs of each step; secrets are masked")
+		"write the trace of the job to this `FILE`: the definition, inputs and outputs of each step; secrets are masked")
 	fl.StringVar(&f.provenance, "provenance", "",
-		"write SLSA provenance of the job to this file, as a statement of in-toto")
+		"write SLSA provenance of the job to this `FILE`, as a statement of in-toto")
 	f.provenanceFlags.register(fl)
-	fl.StringVar(&f.report, "report", "", "write the results to this file, in the form of --output json")
+	fl.StringVar(&f.report, "report", "", "write the results to this `FILE`, in the form of --output json")
+	grouped(fl, fileGroup)
 }
 
 // registerCommon registers the flags that replay has too.
 func (f *jobFlags) registerCommon(fl *pflag.FlagSet, workDir string) {
 	fl.StringVar(&f.workDir, "work-dir", "", workDir)
+	fl.StringVar(&f.cacheDir, "cache-dir", "",
+		"directory for fetched steps (default stepmux-steps in the user's cache directory)")
+	grouped(fl, fileGroup)
 	timeFlag(fl, &f.timeout, "timeout", "end the job when it takes longer than this `time` (default 24h)")
 	f.grace = 10 * time.Second
 	timeFlag(fl, &f.grace, "grace",
 		"`time` between SIGTERM and SIGKILL for processes of a job that is stopped; 0 for SIGKILL at once")
-	fl.StringVar(&f.cacheDir, "cache-dir", "",
-		"directory for fetched steps (default stepmux-steps in the user's cache directory)")
 	f.registerUnsafeExports(fl)
+	grouped(fl, jobGroup)
 	doors.ActionFlags(fl, &f.actions)
+	grouped(fl, actionGroup)
 	outputFlag(fl, &f.output, "text or json")
 }
 

@@ -29,7 +29,8 @@ func (f *clusterFlags) register(fl *pflag.FlagSet, usage string) {
 	fl.Lookup("kubernetes").NoOptDefVal = currentContext
 	fl.StringVar(&f.clusterConfig.Kubeconfig, "kubeconfig", "", "kubeconfig `FILE` of the cluster (default $KUBECONFIG, "+
 		"else ~/.kube/config; in a pod without these, the pod's own service account)")
-	fl.StringVar(&f.clusterConfig.Namespace, "namespace", "", "namespace of the pods (default the context's)")
+	fl.StringVar(&f.clusterConfig.Namespace, "namespace", "", "`NAMESPACE` of the pods (default the context's)")
+	grouped(fl, podGroup)
 }
 
 // currentContext is the value of --kubernetes without one.
@@ -75,6 +76,7 @@ func (f *podFlags) register(fl *pflag.FlagSet) {
 		"tolerations, service account, secrets, volumes; its container build is that of the steps")
 	timeFlag(fl, &f.wait, "schedule-timeout",
 		"how long a pod may wait for a node, for a cluster that adds nodes (default: the build fails when there is none)")
+	grouped(fl, podGroup)
 }
 
 // notInPods are flags that mean nothing for pods, or for which a pod has no field.
@@ -82,6 +84,7 @@ var notInPods = []string{
 	"instance", "inventory", "docker", "container", "platform", "pids-limit", "tmpfs", "volume", "network", "add-host",
 	"route", "isolation", "build-user", "runner-command",
 	"build-memory", "build-pids", "build-cpus",
+	"max-age", "idle-timeout", "keepalive-interval", "keepalive-timeout", "session-limit",
 }
 
 // checkPods checks the flags.

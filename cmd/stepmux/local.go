@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -14,6 +15,7 @@ import (
 
 type localFlags struct {
 	jobFlags
+	settingFlags
 	formatFlag
 	jobName string
 	inputs  []string
@@ -53,6 +55,9 @@ standard output has the results as one object, and the steps' output goes to sta
   stepmux local --json '[{"script": "echo hello"}]'`,
 		Args: arguments("[FILE]"),
 		RunE: func(cmd *cobra.Command, files []string) error {
+			if err := f.apply(cmd); err != nil {
+				return err
+			}
 			if len(files) > 0 {
 				f.input = files[0]
 			}
@@ -65,20 +70,42 @@ standard output has the results as one object, and the steps' output goes to sta
 	}
 	fl := cmd.Flags()
 	f.jobFlags.register(fl)
+	f.settingFlags.register(fl)
 	f.formatFlag.register(fl)
+	grouped(fl, jobGroup)
 	f.inContainer.register(fl)
 	fl.BoolVar(&f.inContainer.ofJob, "in-image", false, "run the job in a container of the image that it names")
-	fl.StringVar(&f.jobName, "job-name", "", "the job of a .gitlab-ci.yml or of a workflow; needed if it has several")
+	grouped(fl, containerGroup)
+	fl.StringVar(&f.jobName, "job-name", "", "the `JOB` of a .gitlab-ci.yml or of a workflow; needed if it has several")
 	fl.StringArrayVar(&f.matrix, "matrix", nil,
 		"`name=value` of the matrix of a workflow's job, for this run; JSON, or else a text; repeatable")
 	fl.StringArrayVar(&f.inputs, "input", nil,
 		"`name=value` of an input in the spec of the steps; JSON if its type is not string; repeatable")
 	fl.StringArrayVar(&f.vars, "var", nil,
 		"`NAME=VALUE`, a job variable; NAME alone takes the value in the environment; repeatable")
-	fl.StringVar(&f.json, "json", "", "run these steps, in JSON; - reads them from standard input")
+	fl.StringVar(&f.json, "json", "", "run these steps, a `TEXT` in JSON; - reads them from standard input")
+	grouped(fl, jobGroup)
+	_ = cmd.RegisterFlagCompletionFunc("job-name", completing(func(_ *cobra.Command, files []string) []string {
+		return f.jobNames(files)
+	})) // it is there
 	cmd.MarkFlagsMutuallyExclusive("json", "format")
 	cmd.MarkFlagsMutuallyExclusive("json", "job-name")
 	return cmd
+}
+
+// jobNames returns the names of the jobs in the file that is named, or in the .gitlab-ci.yml here. Without a file that
+// can be read there are none.
+func (f *localFlags) jobNames(files []string) []string {
+	name := ".gitlab-ci.yml"
+	if len(files) > 0 && files[0] != "-" {
+		name = files[0]
+	}
+	src, err := f.readFile(name, nil)
+	if err != nil {
+		return nil
+	}
+	src.WorkDir = cmp.Or(f.workDir, ".")
+	return standalone.JobNames(src)
 }
 
 // source returns the job that the flags and the file name.
@@ -118,6 +145,10 @@ func (f *localFlags) source(cmd *cobra.Command, files []string) (src standalone.
 		}
 		src.Matrix[name] = value
 	}
-	src.Vars, err = standalone.Vars(f.vars, f.masked, os.LookupEnv)
+	vars, err := f.variables()
+	if err != nil {
+		return src, err
+	}
+	src.Vars, err = standalone.Vars(append(vars, f.vars...), f.masked, os.LookupEnv)
 	return src, err
 }

@@ -23,6 +23,7 @@ func (f *logFlags) register(fl *pflag.FlagSet) {
 	choiceFlag(fl, &f.level, "log-level", "the least level that is logged on standard error: debug, info, warn or error",
 		"debug", "info", "warn", "error")
 	choiceFlag(fl, &f.format, "log-format", "format of the log: text or json", "text", "json")
+	grouped(fl, outputGroup)
 }
 
 // logger returns the log, which is written to w.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -52,6 +53,9 @@ func main() {
 func run(args []string) int {
 	root := newRoot()
 	root.SetArgs(args)
+	if len(args) > 0 && strings.HasPrefix(args[0], cobra.ShellCompRequestCmd) {
+		addCompletions(root)
+	}
 	cmd, err := root.ExecuteC()
 	if err == nil {
 		return 0
@@ -115,6 +119,7 @@ Start with:  stepmux run examples/hello.yml
 	}
 	root.SetVersionTemplate(buildinfo.Text())
 	root.SetFlagErrorFunc(flagError)
+	root.SetUsageFunc(showUsage)
 	root.SetHelpCommand(&cobra.Command{
 		Use:   "help [command]",
 		Short: "Help about any command",
@@ -129,13 +134,31 @@ Start with:  stepmux run examples/hello.yml
 			return cmd.Help()
 		},
 	})
-	root.AddCommand(newRunCommand(), newManagerCommand(), newSubmitCommand(), newLogsCommand(), newCancelCommand(),
-		newArtifactsCommand(),
-		newBuildsCommand(), newPsCommand(), newDrainCommand(), newUndrainCommand(), newDoctorCommand(),
-		newCustomExecutorCommand(),
-		newCICommand(), newLocalCommand(), newReplayCommand(), newTraceCommand(), newValidateCommand(), newCacheCommand(),
-		newActionsCommand(), newStepsCommand(), newVersionCommand())
-	root.AddCommand(newHelperCommands()...)
+	for _, g := range []struct {
+		title    string
+		commands []*cobra.Command
+	}{
+		{"Run builds on VMs", []*cobra.Command{
+			newRunCommand(), newManagerCommand(), newSubmitCommand(), newLogsCommand(), newCancelCommand(),
+			newArtifactsCommand(), newBuildsCommand(),
+		}},
+		{"Look after VMs", []*cobra.Command{
+			newPsCommand(), newDrainCommand(), newUndrainCommand(), newDoctorCommand(), newCacheCommand(),
+		}},
+		{"Run a job on this machine", []*cobra.Command{
+			newLocalCommand(), newCICommand(), newReplayCommand(), newTraceCommand(), newValidateCommand(), newActionsCommand(),
+		}},
+		{"For other programs", append(newHelperCommands(), newStepsCommand(), newCustomExecutorCommand())},
+		{"About this program", []*cobra.Command{newVersionCommand(), newManCommand()}},
+	} {
+		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title})
+		for _, c := range g.commands {
+			c.GroupID = g.title
+			root.AddCommand(c)
+		}
+		root.SetHelpCommandGroupID(g.title) // that of the last group, as the next
+		root.SetCompletionCommandGroupID(g.title)
+	}
 	return root
 }
 

@@ -75,11 +75,12 @@ type sshFlags struct {
 }
 
 func (f *sshFlags) register(fl *pflag.FlagSet) {
-	fl.StringVar(&f.listen, "ssh-listen", "", "serve SSH on [HOST]:PORT: each login has a slot of its own (default off)")
+	fl.StringVar(&f.listen, "ssh-listen", "", "serve SSH on `[HOST]:PORT`: each login has a slot of its own (default off)")
 	fl.StringVar(&f.keys, "ssh-authorized-keys", "",
-		"file with the public keys that may log in by --ssh-listen, and so run any program on the VMs")
+		"`FILE` with the public keys that may log in by --ssh-listen, and so run any program on the VMs")
 	fl.BoolVar(&f.forward, "ssh-forward", false,
 		"let logins by --ssh-listen connect to addresses and unix sockets from their VM")
+	grouped(fl, sshGroup)
 }
 
 // open listens for SSH, if that is wanted.
@@ -135,14 +136,15 @@ Exit codes:
 	f.route = connector.Auto
 	choiceFlag(fl, &f.route, "route", "how to start and reach a build's step runner: auto, relay, streamlocal or session",
 		"auto", "session", "streamlocal", "relay")
-	fl.StringVar(&f.config, "config", "", "YAML file with flags")
+	f.registerConnections(fl)
+	fl.StringVar(&f.config, "config", "", "YAML `FILE` with flags")
 	fl.BoolVar(&f.check, "check", false, "check the flags, the file of --config and the inventory, and end")
-	fl.StringVar(&f.state, "state", "", "directory of the queue, the builds and the logs; it is made if it is missing")
+	fl.StringVar(&f.state, "state", "", "`DIR` of the queue, the builds and the logs; it is made if it is missing")
 	fl.StringVar(&f.socket, "socket", "", "where the manager listens (default $"+managerVar+", for root "+systemSocket+
 		", else manager.socket in $XDG_RUNTIME_DIR/stepmux or a directory for temporary files)")
 	fl.StringVar(&f.group, "socket-group", "",
 		"let the members of this `GROUP` use the manager, too (default only its own user and root)")
-	fl.StringVar(&f.key, "key-file", "", "file with the key that seals the variables of builds; it is made if it is "+
+	fl.StringVar(&f.key, "key-file", "", "`FILE` with the key that seals the variables of builds; it is made if it is "+
 		"missing (default key in the state directory)")
 	f.linger = manager.DefaultLinger
 	timeFlag(fl, &f.linger, "linger", "how long builds go on without a manager and without their link, at most 24h")
@@ -151,10 +153,13 @@ Exit codes:
 	fl.StringVar(&f.logs, "keep-logs", "10g", "most `BYTES` of all logs, as in 500m or 10g; the oldest go first")
 	fl.StringVar(&f.files, "keep-files", "10g", "most `BYTES` of all projects that builds need, and of all artifacts; "+
 		"the artifacts of the oldest builds go first")
+	grouped(fl, managerGroup)
 	fl.StringVar(&f.metrics, "metrics", "",
-		"serve Prometheus metrics and /healthz on [HOST]:PORT; without HOST for this machine only (default off)")
+		"serve Prometheus metrics and /healthz on `[HOST]:PORT`; without HOST for this machine only (default off)")
+	grouped(fl, outputGroup)
 	f.ssh.register(fl)
 	f.doors.register(fl)
+	grouped(fl, doorGroup)
 	return cmd
 }
 
@@ -208,10 +213,12 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 		return nil
 	}
 	counts := metrics.New(buildinfo.Version())
-	provider, err := instance.NewProvider(instance.Config{
+	cfg := instance.Config{
 		Group: vms, Route: f.route, Bootstrap: bootstrap, Version: buildinfo.Version(), Logger: logger,
 		ConnTrace: counts.ConnTrace(), DialDone: counts.Dialed, Retired: counts.Retired,
-	})
+	}
+	f.setTimes(&cfg)
+	provider, err := instance.NewProvider(cfg)
 	if err != nil {
 		return systemError(err)
 	}

@@ -21,7 +21,8 @@ func (f *operateFlags) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.control, "control", "", "socket for ps, drain and undrain (default a new one in $XDG_RUNTIME_DIR or "+
 		"a directory for temporary files)")
 	fl.StringVar(&f.metrics, "metrics", "",
-		"serve Prometheus metrics and /healthz on [HOST]:PORT; without HOST for this machine only (default off)")
+		"serve Prometheus metrics and /healthz on `[HOST]:PORT`; without HOST for this machine only (default off)")
+	grouped(fl, outputGroup)
 }
 
 // operate serves metrics and the control socket until the returned function is called.

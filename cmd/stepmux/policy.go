@@ -19,6 +19,7 @@ func (f *policyFlags) registerPassEnv(fl *pflag.FlagSet, whose string) {
 	fl.StringSliceVar(&f.passEnv, "pass-env", nil,
 		"`NAMES` of variables of "+whose+" environment that reach the steps, beside those of the machine, the user and "+
 			"the proxies; all for all but those that look like secrets; none")
+	_ = fl.SetAnnotation("pass-env", valuesKey, []string{"all", "none"}) // it is there
 }
 
 func (f *policyFlags) registerUnsafeExports(fl *pflag.FlagSet) {

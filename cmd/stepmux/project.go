@@ -50,6 +50,7 @@ func (f *projectFlags) registerProject(fl *pflag.FlagSet) {
 		"the files that git ignores; a VM gets the same files once")
 	fl.StringArrayVar(&f.artifacts, "artifacts", nil, "`GLOB` of files and directories in the work directory that come "+
 		"back when a build has ended, also if it failed, as in dist or 'logs/**/*.txt'; repeatable")
+	grouped(fl, fileGroup)
 }
 
 func (f *projectFlags) checkProject() error {

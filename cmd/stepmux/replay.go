@@ -77,6 +77,7 @@ Exit codes:
 	f.registerCommon(fl, "run the job in this directory, which has the steps of the project")
 	fl.StringVar(&f.outputFile, "output-file", "",
 		"write the trace of the new run to this file; with --check that of the first different run, or of the last")
+	grouped(fl, fileGroup)
 	fl.StringArrayVar(&f.secrets, "secret", nil,
 		"`NAME=env:VARIABLE` or NAME=file:PATH, the value of a secret that is masked in the trace; repeatable")
 	fl.BoolVar(&f.offline, "offline", false,
@@ -88,6 +89,7 @@ Exit codes:
 		"run also if steps of the project were changed; the differences tell")
 	choiceFlag(fl, &f.ignore, "ignore", "do not compare these: logs; repeatable", "logs")
 	fl.IntVar(&f.check, "check", 1, "run this many times, and count each difference")
+	grouped(fl, jobGroup)
 	return cmd
 }
 

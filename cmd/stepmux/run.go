@@ -102,9 +102,11 @@ summary; the logs go to standard error.
 	f.registerProject(fl)
 	fl.StringVar(&f.artifactsDir, "artifacts-dir", "artifacts",
 		"where --artifacts go: to a directory of each build's own below this `DIR`")
+	grouped(fl, fileGroup)
 	f.route = connector.Auto
 	choiceFlag(fl, &f.route, "route", "how to start and reach a build's step runner: auto, relay, streamlocal or session",
 		"auto", "session", "streamlocal", "relay")
+	f.registerConnections(fl)
 	f.registerIsolation(fl)
 	timeFlag(fl, &f.timeout, "timeout",
 		"end a build that takes longer than this `time`, from the moment it has its slot (default none)")
@@ -116,8 +118,10 @@ summary; the logs go to standard error.
 		"the variable of this `NAME` holds a secret: mask it in output and traces; repeatable")
 	f.registerPassEnv(fl, "the VM's")
 	f.registerUnsafeExports(fl)
+	grouped(fl, buildGroup)
 	f.output = "text"
 	choiceFlag(fl, &f.output, "output", "text, raw or json", "text", "raw", "json")
+	grouped(fl, outputGroup)
 	f.runFiles.register(fl)
 	return cmd
 }
@@ -196,6 +200,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 		Group: group, Route: f.route, Bootstrap: bootstrap, Version: buildinfo.Version(), Logger: logger,
 		ConnTrace: counts.ConnTrace(), DialDone: counts.Dialed, Retired: counts.Retired,
 	}
+	f.setTimes(&cfg)
 	switch {
 	case f.onCluster():
 		err = f.addPrograms(&cfg, "--kubernetes")

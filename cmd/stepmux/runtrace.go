@@ -29,12 +29,13 @@ type runFiles struct {
 }
 
 func (f *runFiles) register(fl *pflag.FlagSet) {
-	fl.StringVar(&f.provenances, "provenance", "", "write SLSA provenance of each build to this file, with {build} for "+
+	fl.StringVar(&f.provenances, "provenance", "", "write SLSA provenance of each build to this `FILE`, with {build} for "+
 		"the name of the build, or into this directory")
 	fl.StringVar(&f.builder, "builder-id", "", builderUsage)
 	fl.StringVar(&f.signKey, "sign-key", "", signUsage)
-	fl.StringVar(&f.traces, "output-file", "", "write the trace of each build to this file, with {build} for the name "+
+	fl.StringVar(&f.traces, "output-file", "", "write the trace of each build to this `FILE`, with {build} for the name "+
 		"of the build, or into this directory, which is made if its name ends in /")
+	grouped(fl, fileGroup)
 }
 
 // prepare checks the flags of a run with this number of builds. passphrase is the command for the passphrases of keys.

@@ -67,6 +67,7 @@ func (f *managerFlag) register(fl *pflag.FlagSet) {
 		"with https: `sha256:HEX` of the manager's certificate, as its log says (default $"+fingerprintVar+")")
 	fl.StringVar(&f.target.CAFile, "manager-ca", "",
 		"with https: file with the authority of the manager's certificate, in PEM (default $"+caVar+", else the system's)")
+	grouped(fl, managerGroup)
 }
 
 // socket returns the socket of the manager, or its URL: the default one is that of this user's if it is there.
@@ -200,6 +201,7 @@ The manager keeps the files of --artifacts with the log: 'stepmux artifacts ID D
 		"the variable of this `NAME` holds a secret: mask it in output; repeatable")
 	f.registerPassEnv(fl, "the VM's")
 	f.registerUnsafeExports(fl)
+	grouped(fl, buildGroup)
 	return cmd
 }
 
@@ -397,6 +399,7 @@ build ends.
 		Args: arguments("ID"),
 	}
 	f.register(cmd.Flags())
+	cmd.ValidArgsFunction = first(f.completeBuilds(func(*pb.Build) bool { return true }), cobra.NoFileCompletions)
 	follow := cmd.Flags().BoolP("follow", "f", false, "follow the log until the build ends")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return f.use(cmd, func(ctx context.Context, m pb.ManagerClient) error {
@@ -419,6 +422,7 @@ seconds. Builds that have ended are left as they are.
 		Args: arguments("ID..."),
 	}
 	f.register(cmd.Flags())
+	cmd.ValidArgsFunction = f.completeBuilds(func(b *pb.Build) bool { return b.GetPhase() != pb.Build_ended })
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return f.use(cmd, func(ctx context.Context, m pb.ManagerClient) error {
 			for _, id := range args {
@@ -449,6 +453,7 @@ func newBuildsCommand() *cobra.Command {
 	choiceFlag(fl, &phase, "phase", "list only builds that are queued, running or ended", "queued", "running", "ended")
 	fl.StringVar(&file, "file", "", "list only builds of the steps file with this `NAME`")
 	fl.StringVar(&instance, "instance", "", "list only builds on the VM with this `ID`")
+	_ = cmd.RegisterFlagCompletionFunc("instance", f.completeVMs()) // it is there
 	limit := fl.Int32("limit", 100, "list at most `N` builds, up to 10000")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if *limit < 1 || *limit > 10_000 {

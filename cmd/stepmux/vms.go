@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -21,6 +22,13 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
+)
+
+const (
+	// maxConnTime bounds --max-age and --idle-timeout, maxKeepalive the other times of a connection.
+	maxConnTime, maxKeepalive = 365 * 24 * time.Hour, time.Hour
+	// maxSessions bounds --session-limit.
+	maxSessions = 10_000
 )
 
 // maxAtOnce bounds the VMs that a command looks at, at once.
@@ -49,18 +57,25 @@ type vmFlags struct {
 	limits    limits.Build
 	way       sshtarget.ResolverConfig
 
+	maxAge, idleTimeout, stopTimeout time.Duration // of the commands with registerConnections
+
 	flags        *pflag.FlagSet
 	inventoryErr func() error // the mistake in the inventory; nil without an inventory
 }
 
 func (f *vmFlags) register(fl *pflag.FlagSet) {
 	f.flags = fl
-	fl.StringArrayVar(&f.instances, "instance", nil, "a VM, [ID=]ssh://[USER@]HOST[:PORT] or [ID=]NAME of ssh_config; "+
+	fl.StringArrayVar(&f.instances, "instance", nil, "a `VM`, [ID=]ssh://[USER@]HOST[:PORT] or [ID=]NAME of ssh_config; "+
 		"may repeat (run: without any, a VM embedded in this program)")
 	fl.StringVar(&f.inventory, "inventory", "",
-		"YAML file that lists the VMs; run rereads it when it changes and on SIGHUP")
-	fl.IntVar(&f.capacity, "capacity", 1, "largest number of builds on each VM at once")
-	fl.StringArrayVar(&f.way.Identities, "identity", nil, "file with a private key to log in with; may repeat (default "+
+		"YAML `FILE` that lists the VMs; run rereads it when it changes and on SIGHUP")
+	fl.IntVar(&f.capacity, "capacity", 1, "largest number `N` of builds on each VM at once")
+	fl.StringVar(&f.way.Jump, "jump", "",
+		"jump `HOSTS` for all VMs, separated by commas; none for no jump host (default those of ssh_config)")
+	fl.StringVar(&f.way.SSHConfig, "ssh-config", "",
+		"`FILE` to read instead of ~/.ssh/config and /etc/ssh/ssh_config; none for no file")
+	grouped(fl, vmGroup)
+	fl.StringArrayVar(&f.way.Identities, "identity", nil, "`FILE` with a private key to log in with; may repeat (default "+
 		"the keys in ssh_config, else the ssh-agent, then ~/.ssh/id_*)")
 	wordsFlag(fl, &f.way.PassphraseCommand, "passphrase-command",
 		"`command` that prints the passphrase of the key file %f, of --identity or (run) --sign-key; it is split into words "+
@@ -68,7 +83,7 @@ func (f *vmFlags) register(fl *pflag.FlagSet) {
 	wordsFlag(fl, &f.way.IdentityCommand, "identity-command", "`command` that prints a private key, and its certificate "+
 		"if it has one, for each connection to %r@%h:%p; words are split at blanks")
 	fl.StringArrayVar(&f.way.KnownHosts, "known-hosts", nil,
-		"file with the VMs' host keys; may repeat (default ~/.ssh/known_hosts and /etc/ssh/ssh_known_hosts)")
+		"`FILE` with the VMs' host keys; may repeat (default ~/.ssh/known_hosts and /etc/ssh/ssh_known_hosts)")
 	known, _ := sshtarget.ParsePolicy("known-hosts") // it is one
 	f.way.Policies = []sshtarget.Policy{known}
 	fl.Func("host-key", "`policy` for host keys: known-hosts, pinned:ID=KEY, command:CMD, first-use[:FILE] or insecure; "+
@@ -80,13 +95,40 @@ func (f *vmFlags) register(fl *pflag.FlagSet) {
 		f.way.Policies = append(f.way.Policies, policy)
 		return err
 	})
-	fl.StringVar(&f.way.Jump, "jump", "",
-		"jump hosts for all VMs, separated by commas; none for no jump host (default those of ssh_config)")
-	fl.StringVar(&f.way.SSHConfig, "ssh-config", "",
-		"file to read instead of ~/.ssh/config and /etc/ssh/ssh_config; none for no file")
+	_ = fl.SetAnnotation("host-key", valuesKey, // it is there
+		[]string{"known-hosts", "first-use", "first-use:", "insecure", "pinned:", "command:"})
+	grouped(fl, keyGroup)
 	wordsFlag(fl, &f.runner, "runner-command", "the step runner's `command` on the VMs, a stepmux, or a gitlab-runner "+
 		"or step-runner that has steps serve; words are split at blanks (default stepmux, or one of the others where that "+
 		"is missing)")
+	grouped(fl, runnerGroup)
+}
+
+// registerConnections adds the flags for commands that keep connections.
+func (f *vmFlags) registerConnections(fl *pflag.FlagSet) {
+	boundedTimeFlag(fl, &f.maxAge, "max-age", "a connection of this `age` takes no new builds and is closed after the "+
+		"last of its builds; 0: never (default never)", time.Second, maxConnTime, 0)
+	f.idleTimeout = 5 * time.Minute
+	boundedTimeFlag(fl, &f.idleTimeout, "idle-timeout",
+		"close a connection that has had no builds for this `time`; 0: never", time.Second, maxConnTime, -1)
+	f.way.KeepaliveInterval, f.way.KeepaliveTimeout = 15*time.Second, 15*time.Second
+	boundedTimeFlag(fl, &f.way.KeepaliveInterval, "keepalive-interval",
+		"ask a VM for a sign of life when none came for this `time`", time.Second, maxKeepalive)
+	boundedTimeFlag(fl, &f.way.KeepaliveTimeout, "keepalive-timeout",
+		"the `time` that the answer may take; then the connection is lost", time.Second, maxKeepalive)
+	fl.Func("session-limit", "the largest `N` of sessions that the VMs' sshd allows on a connection, its MaxSessions "+
+		"(default: it is learned from the first refusal)", func(text string) error {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 1 || n > maxSessions {
+			return fmt.Errorf("%.40q: use 1 to %d", text, maxSessions)
+		}
+		f.way.SessionLimit = n
+		return nil
+	})
+	f.stopTimeout = 20 * time.Second
+	boundedTimeFlag(fl, &f.stopTimeout, "stop-timeout", "the `time` that the end of a build's step runner may take, with "+
+		"that of its processes after SIGTERM", time.Second, maxKeepalive)
+	grouped(fl, connectionGroup)
 }
 
 // registerIsolation adds the flags for commands that start builds' step runners.
@@ -105,6 +147,12 @@ func (f *vmFlags) registerIsolation(fl *pflag.FlagSet) {
 	} {
 		fl.Func(l.name, l.usage, func(text string) error { return f.limits.Set(l.name, text) })
 	}
+	grouped(fl, limitGroup)
+}
+
+// setTimes sets how long connections and the ends of step runners last.
+func (f *vmFlags) setTimes(cfg *instance.Config) {
+	cfg.MaxAge, cfg.IdleTimeout, cfg.StopTimeout = f.maxAge, f.idleTimeout, f.stopTimeout
 }
 
 // group returns the VMs of the flags, and a function that ends their helpers, such as the embedded VM. ctx bounds the
@@ -244,6 +292,9 @@ func (f *vmFlags) embedded(ctx context.Context) (*instance.Group, func(), error)
 			User:     "ci",
 			Auth:     []login.Auth{login.Key("of the embedded VM", vm.ClientSigner())},
 			HostKeys: login.PinnedHostKeys(vm.HostKey()),
+
+			KeepaliveInterval: f.way.KeepaliveInterval, KeepaliveTimeout: f.way.KeepaliveTimeout,
+			SessionLimit: f.way.SessionLimit,
 		},
 	})
 	if err != nil {

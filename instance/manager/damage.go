@@ -19,9 +19,8 @@ const (
 	checkStall = 2 * time.Second
 )
 
-// checkDamage looks for what the disk has damaged: the store leaves out messages whose checksum is wrong, and does not
-// tell. A damaged record could let a build run twice, so the manager does not start then. Damaged requests are lost, and
-// said to be; a build that ran is ended.
+// checkDamage looks for damage by the disk: the store leaves out messages whose checksum is wrong, and does not tell. A
+// damaged record could let a build run twice, so it is an error. Damaged requests are logged, and their builds end.
 func (s *store) checkDamage(ctx context.Context, cfg *Config) error {
 	var open []*record // of builds that have not ended
 	lost, err := s.unreadable(ctx, s.history, func(text []byte) {

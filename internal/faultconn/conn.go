@@ -128,7 +128,8 @@ func (c *Conn) Resume() {
 	c.out.stall(false)
 }
 
-// Reshape changes Delay and Bandwidth of both directions. Bytes in flight keep their time of arrival.
+// Reshape changes Delay and Bandwidth of both directions. Bytes in flight keep their delay. Those that wait for
+// bandwidth leave with the new one.
 func (c *Conn) Reshape(delay time.Duration, bandwidth int) {
 	c.in.reshape(delay, bandwidth)
 	c.out.reshape(delay, bandwidth)

@@ -293,6 +293,23 @@ func TestWriteReportsThatThePeerIsGone(t *testing.T) {
 	})
 }
 
+// A link that was slow for a second held back what was sent in it for many more.
+func TestBytesThatWaitForBandwidthLeaveWithTheNewOne(t *testing.T) {
+	const size = 1 << 20
+	config := faultconn.Config{Bandwidth: size, Delay: time.Second}
+	bubble(t, config, func(t *testing.T, near *faultconn.Conn, far net.Conn) {
+		start := time.Now()
+		send(t, near, string(make([]byte, 5*size)))
+		read(t, far, size)
+		require.Equal(t, 2*time.Second, time.Since(start))
+		near.Reshape(0, 4*size)
+		read(t, far, size)
+		require.Equal(t, 3*time.Second, time.Since(start), "it was on its way")
+		read(t, far, 3*size)
+		require.Equal(t, 3750*time.Millisecond, time.Since(start))
+	})
+}
+
 func TestReshapeChangesLaterBytes(t *testing.T) {
 	bubble(t, faultconn.Config{Delay: time.Second}, func(t *testing.T, near *faultconn.Conn, far net.Conn) {
 		near.Reshape(time.Minute, 0)

@@ -32,6 +32,7 @@ type lane struct {
 
 // segment arrives as a whole: bytes, or the end of the stream.
 type segment struct {
+	left time.Time // at which its last byte leaves the sender
 	due  time.Time
 	data []byte
 	err  error // if not nil, the last segment, without data
@@ -85,13 +86,18 @@ func (l *lane) sendLocked(s segment) {
 	if now := time.Now(); l.clear.Before(now) {
 		l.clear = now
 	}
-	if l.bandwidth > 0 {
-		l.clear = l.clear.Add(time.Duration(len(s.data)) * time.Second / time.Duration(l.bandwidth))
-	}
-	s.due = l.clear.Add(l.delay)
+	l.leaveLocked(&s, l.delay)
 	l.queue = append(l.queue, s)
 	l.size += len(s.data)
 	l.changed.Broadcast()
+}
+
+// leaveLocked sets the times of s, which leaves the sender after all others.
+func (l *lane) leaveLocked(s *segment, delay time.Duration) {
+	if l.bandwidth > 0 {
+		l.clear = l.clear.Add(time.Duration(len(s.data)) * time.Second / time.Duration(l.bandwidth))
+	}
+	s.left, s.due = l.clear, l.clear.Add(delay)
 }
 
 // pop waits for bytes and reads them. After finish it returns io.EOF when all have arrived.
@@ -170,11 +176,19 @@ func (l *lane) stall(on bool) {
 	l.changed.Broadcast()
 }
 
-// reshape changes the delay and bandwidth of later bytes.
+// reshape changes the delay of later bytes, and the bandwidth of all that have not left the sender.
 func (l *lane) reshape(delay time.Duration, bandwidth int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.delay, l.bandwidth = delay, bandwidth
+	now := time.Now()
+	l.clear = now
+	for i := range l.queue {
+		if s := &l.queue[i]; s.left.After(now) {
+			l.leaveLocked(s, s.due.Sub(s.left))
+		}
+	}
+	l.changed.Broadcast()
 }
 
 // distance returns how long a byte takes.

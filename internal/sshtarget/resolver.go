@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/stepmux/stepmux/internal/subprocess"
 	"github.com/stepmux/stepmux/mux"
@@ -25,6 +26,9 @@ type ResolverConfig struct {
 	Policies          []Policy // for host keys; required
 	// Jump names the jump hosts to all machines, as ssh -J does. If empty, ssh_config's; "none" for a direct way.
 	Jump string
+	// KeepaliveInterval, KeepaliveTimeout and SessionLimit are those of the machines' mux.Config.
+	KeepaliveInterval, KeepaliveTimeout time.Duration
+	SessionLimit                        int
 }
 
 // Resolver finds out how machines are reached. One goroutine uses it.
@@ -205,7 +209,10 @@ func loopError(names []string) error {
 func (r *Resolver) target(ctx context.Context, id string, s *settings, jump *Target, m Machine) (*Target, error) {
 	t := &Target{
 		Name: id, Addr: s.addr(), Jump: jump,
-		SSH: mux.Config{User: s.user, HostKeyAlias: s.hostKeyAlias, MachineID: id},
+		SSH: mux.Config{
+			User: s.user, HostKeyAlias: s.hostKeyAlias, MachineID: id, KeepaliveInterval: r.cfg.KeepaliveInterval,
+			KeepaliveTimeout: r.cfg.KeepaliveTimeout, SessionLimit: r.cfg.SessionLimit,
+		},
 	}
 	var err error
 	if len(m.Auth) > 0 {

@@ -174,6 +174,20 @@ func choose(file string, jobs []pair, name string) (pair, error) {
 	return jobs[0], nil
 }
 
+// WorkflowJobs returns the names of the jobs of a workflow, in the order of the file.
+func WorkflowJobs(file string, text []byte) (names []string, err error) {
+	r := &reader{name: file}
+	for _, p := range r.pairs(r.load(text), "the workflow") {
+		if p.key != "jobs" {
+			continue
+		}
+		for _, job := range r.pairs(p.value, "jobs") {
+			names = append(names, job.key)
+		}
+	}
+	return names, r.err
+}
+
 // WorkflowUses returns the references of the actions that the steps of a workflow's jobs name, each once, sorted.
 func WorkflowUses(file string, text []byte) ([]string, error) {
 	r := &reader{name: file}

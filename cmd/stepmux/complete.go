@@ -1,0 +1,146 @@
+package main
+
+import (
+	"context"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/internal/termtext"
+)
+
+// valuesKey is the annotation of a flag with the values that it takes.
+const valuesKey = "values"
+
+const (
+	// completionTime bounds the wait of a completion for a manager or a run.
+	completionTime = time.Second
+	// maxCompletions bounds the builds that a completion asks for.
+	maxCompletions = 200
+)
+
+// filesAsArguments matches the usage of a command whose arguments are files.
+var filesAsArguments = regexp.MustCompile(`\b(FILE|TRACE|ENVELOPE|OLD|NEW)\b`)
+
+// addCompletions tells a shell, for all commands and flags without a completion of their own, whether values, files,
+// directories or none of these can follow. That is in their texts.
+func addCompletions(cmd *cobra.Command) {
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		complete := cobra.NoFileCompletions
+		kind, text := pflag.UnquoteUsage(f)
+		if values := f.Annotations[valuesKey]; values != nil {
+			complete = oneOf(values)
+		} else {
+			switch kind {
+			case "DIR", "directory":
+				complete = directories
+			case "string", "strings", "stringArray":
+				dir, file := strings.Index(text, "directory"), strings.Index(text, "file")
+				if dir < 0 || file >= 0 && file < dir {
+					return
+				}
+				complete = directories
+			case "FILE", "command", "program":
+				return // files
+			}
+		}
+		_ = cmd.RegisterFlagCompletionFunc(f.Name, complete) // fails if the flag has its own
+	})
+	if cmd.ValidArgsFunction == nil && !cmd.DisableFlagParsing && !filesAsArguments.MatchString(cmd.Use) {
+		cmd.ValidArgsFunction = cobra.NoFileCompletions
+	}
+	for _, c := range cmd.Commands() {
+		addCompletions(c)
+	}
+}
+
+// oneOf completes a word with values. No blank follows values such as command: that need more.
+func oneOf(values []string) cobra.CompletionFunc {
+	return func(_ *cobra.Command, _ []string, word string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		directive := cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
+		var found []cobra.Completion
+		for _, value := range values {
+			if !strings.HasPrefix(value, word) {
+				continue
+			}
+			if found = append(found, value); !strings.HasSuffix(value, ":") {
+				directive = cobra.ShellCompDirectiveNoFileComp
+			}
+		}
+		return found, directive
+	}
+}
+
+// directories completes a word with directories.
+func directories(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return nil, cobra.ShellCompDirectiveFilterDirs
+}
+
+// completing returns a completion with the words of list that begin as the word does and are no arguments yet. A
+// description may follow a word, after a tab. The context of the command ends after completionTime.
+func completing(list func(cmd *cobra.Command, args []string) []string) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, word string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
+		defer cancel()
+		cmd.SetContext(ctx)
+		var found []cobra.Completion
+		for _, text := range list(cmd, args) {
+			name, _, _ := strings.Cut(text, "\t")
+			if strings.HasPrefix(name, word) && !slices.Contains(args, name) {
+				found = append(found, text)
+			}
+		}
+		return found, cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// first returns a completion for the first argument. rest completes the others.
+func first(complete, rest cobra.CompletionFunc) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, word string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return rest(cmd, args, word)
+		}
+		return complete(cmd, args, word)
+	}
+}
+
+// completeBuilds completes the IDs of a manager's builds that are wanted.
+func (f *managerFlag) completeBuilds(wanted func(*pb.Build) bool) cobra.CompletionFunc {
+	return completing(func(cmd *cobra.Command, _ []string) (ids []string) {
+		_ = f.use(cmd, func(ctx context.Context, m pb.ManagerClient) error { // without an answer there are none
+			list, err := m.List(ctx, &pb.ListRequest{Limit: maxCompletions})
+			for _, b := range list.GetBuilds() {
+				if wanted(b) {
+					ids = append(ids, b.GetId()+"\t"+b.GetPhase().String()+" "+termtext.Line(b.GetStepsFile()))
+				}
+			}
+			return err
+		})
+		return ids
+	})
+}
+
+// completeVMs completes the IDs of a manager's VMs.
+func (f *managerFlag) completeVMs() cobra.CompletionFunc {
+	return completing(func(cmd *cobra.Command, _ []string) (ids []string) {
+		_ = f.use(cmd, func(ctx context.Context, m pb.ManagerClient) (err error) { // as above
+			ids, err = vmIDs(ctx, managed{ManagerClient: m})
+			return err
+		})
+		return ids
+	})
+}
+
+// vmIDs returns the IDs of the VMs of a run or a manager, with their states.
+func vmIDs(ctx context.Context, of operated) (ids []string, err error) {
+	status, err := of.Status(ctx)
+	for _, vm := range status.Instances {
+		ids = append(ids, vm.ID+"\t"+vm.State)
+	}
+	return ids, err
+}

@@ -1,0 +1,48 @@
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/stepmux/stepmux/remote/standalone"
+)
+
+// settingFlags name the files that a command takes flags and variables from.
+type settingFlags struct {
+	configFile string
+	envFiles   []string
+}
+
+func (f *settingFlags) register(fl *pflag.FlagSet) {
+	fl.StringVar(&f.configFile, "config", "",
+		"YAML `FILE` with flags, by their names without the dashes; flags on the command line go first")
+	fl.StringArrayVar(&f.envFiles, "env-file", nil, "`FILE` with lines NAME=VALUE, job variables; NAME alone takes the "+
+		"value in the environment, and # begins a comment; repeatable, the last of several values counts")
+	grouped(fl, fileGroup)
+}
+
+// apply sets the flags of cmd that the file of --config names.
+func (f *settingFlags) apply(cmd *cobra.Command) error {
+	if f.configFile == "" {
+		return nil
+	}
+	if err := applyConfig(cmd.Flags(), f.configFile); err != nil {
+		return err
+	}
+	if err := cmd.ValidateFlagGroups(); err != nil {
+		return fmt.Errorf("%s: %w", f.configFile, err)
+	}
+	return nil
+}
+
+// variables returns the lines NAME=VALUE of the files, the last of several values for a name.
+func (f *settingFlags) variables() ([]string, error) {
+	vars, err := standalone.ReadEnvFiles(f.envFiles, os.LookupEnv)
+	if err != nil {
+		return nil, fmt.Errorf("--env-file: %w", err)
+	}
+	return vars, nil
+}
