@@ -255,6 +255,11 @@ manager-faults: ## kill a manager N times at random while 5000 builds go through
 	STEPMUX_MANAGER_KILLS=$(or $(filter-out 200,$(N)),300) STEPMUX_MANAGER_BUILDS=$(or $(MANAGED),5000) STEPMUX_MANAGER_VMS=10 \
 	  STEPMUX_REQUIRE_PARTS=1 go test -run TestAManagerThatIsKilledLosesNothing -count=1 -v -timeout 2h ./cmd/stepmux
 
+.PHONY: cluster
+cluster: ## kill one of three managers and three NATS servers every 5 s for D=20m while builds go through their queue
+	STEPMUX_CLUSTER=$(or $(D),20m) STEPMUX_REQUIRE_PARTS=1 go test -run TestAClusterWhoseMembersAreKilledLosesNothing -count=1 -v \
+	  -timeout 3h ./cmd/stepmux
+
 .PHONY: container-kills
 container-kills: ## kill a manager of containers N times at random, of which the tests do five, and look what is left
 	STEPMUX_KILLS=$(N) STEPMUX_REQUIRE_PARTS=1 go test -run TestAManagerThatIsKilledLeavesNoContainer -count=1 -v \

@@ -61,6 +61,9 @@ func (c *connections[C]) dial(ctx context.Context, key pool.Key) (conn C, err er
 	if err != nil {
 		return conn, err
 	}
+	if c.group.isElsewhere(h.id) {
+		return conn, outOfServiceError(Elsewhere)
+	}
 	known := c.group.healthOf(h)
 	if refused := known.refused(time.Now()); refused != nil {
 		return conn, refused

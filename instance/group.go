@@ -83,6 +83,7 @@ type Group struct {
 	byHand   bool             // instances were added or removed one by one, and more may be
 	wake     *time.Timer
 	awaited  map[string]int // how many builds wait to come back to a host
+	shared   bool           // other groups have some of its instances; see Share
 
 	changed []retirement                 // of hosts that are reached in another way now; unlock hands them to retire
 	retire  func(id string, cause error) // closes a connection that has no builds; nil without a Provider
@@ -136,7 +137,9 @@ func (g *Group) change(byHand bool, edit func([]Instance) ([]Instance, error)) e
 	for _, in := range set {
 		m, h := known[in.ID], hosts[in.ID]
 		if m == nil {
-			m = &machine{member: &member{in, &connector.VM{}, &docker.Daemon{}}, host: h, slots: map[*slot]struct{}{}}
+			m = &machine{
+				member: &member{in, &connector.VM{}, &docker.Daemon{}}, host: h, slots: map[*slot]struct{}{}, elsewhere: g.shared,
+			}
 		} else if m.configure(in, h) {
 			changed[in.ID] = true
 		}
@@ -237,9 +240,15 @@ func (g *Group) setLocked() []Instance {
 func (g *Group) Waiting() []string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	return g.waitingLocked()
+}
+
+func (g *Group) waitingLocked() []string {
 	all := make([]string, 0, g.waiters.Len())
 	for e := g.waiters.Front(); e != nil; e = e.Next() {
-		all = append(all, e.Value.(*waiter).build)
+		if build := e.Value.(*waiter).build; build != "" { // that of AwaitRoom
+			all = append(all, build)
+		}
 	}
 	return all
 }

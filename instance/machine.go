@@ -27,6 +27,8 @@ type machine struct {
 	gone    bool // and its machine no longer exists
 	drained bool // by an operator
 
+	elsewhere bool // another group has it; see Group.Share
+
 	probe *slot // the build that finds out whether a suspect instance is back; may be nil
 }
 
@@ -48,7 +50,7 @@ func (m *machine) configure(in Instance, h *host) (changed bool) {
 }
 
 // takes reports whether the instance takes builds, now or later.
-func (m *machine) takes() bool { return !m.removed && !m.drained && !m.usedUp() }
+func (m *machine) takes() bool { return !m.removed && !m.elsewhere && !m.drained && !m.usedUp() }
 
 // usedUp reports whether the instance has reached its MaxUses.
 func (m *machine) usedUp() bool { return m.member.MaxUses > 0 && m.uses >= m.member.MaxUses }

@@ -116,8 +116,11 @@ func (g *Group) occupy(build, id string) (*slot, error) {
 	g.mu.Lock()
 	defer g.unlock()
 	m := g.machineLocked(id)
-	if m == nil {
+	switch {
+	case m == nil:
 		return nil, unknown(id)
+	case m.elsewhere:
+		return nil, outOfServiceError(Elsewhere)
 	}
 	return m.take(g, build, time.Now()), nil
 }

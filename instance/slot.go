@@ -183,7 +183,7 @@ func (g *Group) refusalLocked(of demand, now time.Time) error {
 		case m.removed, !m.meets(of):
 		case m.usedUp():
 			full = fmt.Errorf("no instance takes builds any more: %s has had its %d uses", m.member.ID, m.uses)
-		case m.drained, m.host.health.refused(now) == nil:
+		case m.drained, m.elsewhere, m.host.health.refused(now) == nil:
 			return nil
 		default:
 			refused = fmt.Errorf("no instance can be reached: instance %s: %w", m.member.ID, m.host.health.suspect)

@@ -29,6 +29,8 @@ const (
 	Draining State = "draining"
 	// UsedUp: it has reached its MaxUses.
 	UsedUp State = "used up"
+	// Elsewhere: another group that shares it has it; see Group.Share.
+	Elsewhere State = "elsewhere"
 	// Removed: it left the set, and still has builds.
 	Removed State = "removed"
 )
@@ -80,7 +82,7 @@ func (g *Group) stat() Stat {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := time.Now()
-	s := Stat{Waiting: g.waiters.Len(), Instances: make([]VMStat, len(g.machines))}
+	s := Stat{Waiting: len(g.waitingLocked()), Instances: make([]VMStat, len(g.machines))}
 	instances := map[*host]bool{}
 	for i, m := range g.machines {
 		s.Instances[i] = m.stat(now)
@@ -117,9 +119,7 @@ func (m *machine) stat(now time.Time) VMStat {
 	if s.State == Quarantined || s.State == Suspect {
 		s.Reason = reasonText(m.host.health.suspect)
 	}
-	slots := slices.SortedFunc(maps.Keys(m.slots), func(a, b *slot) int {
-		return cmp.Or(a.since.Compare(b.since), cmp.Compare(a.build, b.build))
-	})
+	slots := m.slotsInOrder()
 	s.Builds = slices.Grow(s.Builds, len(slots))[:len(slots)]
 	for i, slot := range slots {
 		s.Builds[i].ID, s.Builds[i].Since = slot.build, slot.since
@@ -127,10 +127,19 @@ func (m *machine) stat(now time.Time) VMStat {
 	return s
 }
 
+// slotsInOrder returns the slots that builds have, oldest first.
+func (m *machine) slotsInOrder() []*slot {
+	return slices.SortedFunc(maps.Keys(m.slots), func(a, b *slot) int {
+		return cmp.Or(a.since.Compare(b.since), cmp.Compare(a.build, b.build))
+	})
+}
+
 func (m *machine) state(now time.Time) State {
 	switch {
 	case m.removed:
 		return Removed
+	case m.elsewhere:
+		return Elsewhere
 	case m.drained:
 		return Draining
 	case m.usedUp():

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"time"
 )
 
@@ -158,7 +159,7 @@ func (p *Pool[C]) await(ctx context.Context, d *dial[C]) (*member[C], error) {
 func (p *Pool[C]) publish(d *dial[C], conn C) {
 	now, e := time.Now(), d.e
 	m := &member[C]{e: e, conn: conn, done: conn.Done(), since: now, idleSince: now}
-	m.retired, m.drained = make(chan struct{}), make(chan struct{})
+	m.retired, m.drained, m.close = make(chan struct{}), make(chan struct{}), sync.OnceValue(conn.Close)
 	if age := p.cfg.MaxAge; age > 0 {
 		m.expires = now.Add(age - rand.N(age/10+1))
 	}

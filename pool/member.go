@@ -18,6 +18,7 @@ type member[C Conn] struct {
 	expires time.Time       // takes no leases from then on; zero if it does not expire
 	retired chan struct{}   // closed once cause is set: out of service
 	drained chan struct{}   // closed when it is out of service and has no leases
+	close   func() error    // closes conn, once
 
 	// Pool.mu guards the following.
 	leases    int
@@ -44,7 +45,7 @@ func (p *Pool[C]) keep(m *member[C]) {
 	case <-m.done: // it is dead, whatever leases it has
 	case <-p.now:
 	}
-	_ = m.conn.Close() // the cause is known
+	_ = m.close() // the cause is known
 	select {
 	case <-m.drained:
 	case <-p.now:

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 )
 
@@ -96,6 +97,20 @@ func (p *Pool[C]) Retire(key Key, err error) {
 		return
 	}
 	p.endLocked(e, fmt.Errorf("connect %s: %w", key, err), err)
+}
+
+// Sever is Retire that waits for no lease: the key's connections are closed under them. It returns once they are.
+func (p *Pool[C]) Sever(key Key, err error) {
+	p.Retire(key, err)
+	var open []*member[C]
+	p.mu.Lock()
+	if e := p.entries[key]; e != nil {
+		open = slices.Clone(e.members)
+	}
+	p.mu.Unlock()
+	for _, m := range open {
+		_ = m.close() // the cause is known
+	}
 }
 
 // endLocked takes a key's connection out of service because of cause, and ends its dial with err for the waiters.

@@ -252,3 +252,25 @@ func TestLeaseRetireLeavesANewerConnectionAlone(t *testing.T) {
 		require.Equal(t, 2, v.dials())
 	})
 }
+
+func TestSeverClosesTheConnectionUnderItsLeasesAndEndsTheDial(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := &vms{}
+		p := newPool(t, v, pool.Config[*conn]{})
+		used, other := acquire(t, p, "vm-1"), acquire(t, p, "vm-2")
+		gone := errors.New("gone")
+		p.Sever("vm-1", gone)
+		require.Equal(t, 1, v.conns[0].closed(), "it is closed when Sever returns")
+		require.Zero(t, v.conns[1].closed())
+		p.Sever("vm-1", gone)
+		p.Sever("vm-3", gone)
+		again := acquire(t, p, "vm-1")
+		require.NotSame(t, used.Conn(), again.Conn())
+		used.Release()
+		again.Release()
+		other.Release()
+		synctest.Wait()
+		require.Equal(t, 1, v.conns[0].closed(), "once")
+		require.Zero(t, v.conns[2].closed())
+	})
+}

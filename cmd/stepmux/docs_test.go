@@ -46,6 +46,9 @@ func TestExamplesOfTheDockerPageDoWhatItSays(t *testing.T) {
 	require.Empty(t, d.Containers(t))
 }
 
+// command matches the start of a command of an example. A script shows its own commands in the same way.
+var command = regexp.MustCompile(`(?m)^\$ (?:STEPS=|stepmux |ls |echo \$\?)`)
+
 // runExamples runs the examples of a page in dir and returns how many they are. A block whose first line is "# name" is
 // a file; a block of the language console is the output of a shell, which plain makes the same for all runs.
 func runExamples(t *testing.T, dir, page string, plain func(string) string, env ...string) (commands int) {
@@ -62,12 +65,17 @@ func runExamples(t *testing.T, dir, page string, plain func(string) string, env 
 		first, _, _ := strings.Cut(text, "\n")
 		switch name, isFile := strings.CutPrefix(first, "# "); {
 		case language == "console":
-			for _, example := range strings.Split("\n"+text, "\n$ ")[1:] {
-				command, want, _ := strings.Cut(example+"\n", "\n")
+			at := command.FindAllStringIndex(text, -1)
+			for i, from := range at {
+				end := len(text)
+				if i+1 < len(at) {
+					end = at[i+1][0]
+				}
+				line, want, _ := strings.Cut(text[from[0]+len("$ "):end]+"\n", "\n")
 				commands++
 				got := ""
-				got, status = shell(t, dir, program, status, command, env...)
-				require.Equal(t, strings.TrimSuffix(want, "\n"), strings.TrimSuffix(plain(got), "\n"), command)
+				got, status = shell(t, dir, program, status, line, env...)
+				require.Equal(t, strings.TrimSpace(want), strings.TrimSpace(plain(got)), line)
 			}
 		case isFile:
 			path := filepath.Join(dir, name)

@@ -34,9 +34,10 @@ func newLocalCommand() *cobra.Command {
 		Long: `Run the steps in FILE, or a job of a .gitlab-ci.yml, in the current directory, as this user and without any
 isolation. FILE may be - for standard input.
 
-A .gitlab-ci.yml may use include: local, extends, !reference, default and variables. Keys for a server or a runner,
-such as image, artifacts, cache and rules, are left out and named in a note. So are includes from elsewhere, unless
---includes names a directory with their files.
+A .gitlab-ci.yml may use include: local, extends, !reference, default, variables, rules and parallel. Of parallel builds
+one runs: --job-name "test 2/5", or "test: [linux]" of a matrix. Keys for a server or a runner, such as image, artifacts
+and cache, are left out and named in a note. So are includes from elsewhere, unless --includes names a directory with
+their files. In a git checkout the variables CI_COMMIT_* are those of its commit.
 
 Of a workflow of GitHub Actions (--format github) one job runs: its steps, with composite, node and docker actions.
 Variables that are masked (--mask) are its secrets, the others its vars; GITHUB_TOKEN is its token. Services, containers
@@ -78,7 +79,8 @@ standard output has the results as one object, and the steps' output goes to sta
 	grouped(fl, containerGroup)
 	fl.StringVar(&f.jobName, "job-name", "", "the `JOB` of a .gitlab-ci.yml or of a workflow; needed if it has several")
 	fl.StringArrayVar(&f.matrix, "matrix", nil,
-		"`name=value` of the matrix of a workflow's job, for this run; JSON, or else a text; repeatable")
+		"`name=value` of the matrix of a workflow's job, for this run: JSON, or else a text; of the matrix of a "+
+			".gitlab-ci.yml, to choose one build; repeatable")
 	fl.StringArrayVar(&f.inputs, "input", nil,
 		"`name=value` of an input in the spec of the steps; JSON if its type is not string; repeatable")
 	fl.StringArrayVar(&f.vars, "var", nil,
@@ -132,6 +134,15 @@ func (f *localFlags) source(cmd *cobra.Command, files []string) (src standalone.
 		return src, err
 	}
 	src.JobName = f.jobName
+	if src.Format == standalone.GitLabCI {
+		dir, err := f.dir()
+		if err != nil {
+			return src, err
+		}
+		addCheckout(cmd.Context(), &src, dir)
+		out := cmd.OutOrStdout()
+		src.Colours = f.output != "json" && isTerminal(out) && os.Getenv("NO_COLOR") == ""
+	}
 	if src.Inputs, err = standalone.Inputs(f.inputs); err != nil {
 		return src, fmt.Errorf("--input: %w", err)
 	}

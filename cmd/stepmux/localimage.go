@@ -85,19 +85,8 @@ func (f *localFlags) contained(j *standalone.Job) (*docker.Spec, error) {
 	box, own := &f.inContainer, f.inContainer.own
 	if len(j.Container) > 0 {
 		var err error
-		if _, own, err = docker.FromJob("job "+j.Source.JobName, j.Container); err != nil {
+		if own, err = containerOf(j); err != nil {
 			return nil, err
-		}
-		for i := range own.Services { // with GitLab they get the variables of the job
-			if j.Source.Kind == trace.FromGitHub {
-				break
-			}
-			s := &own.Services[i]
-			var vars []string
-			for _, v := range j.Vars {
-				vars = append(vars, v.Key+"="+v.Value)
-			}
-			s.Env = append(vars, s.Env...)
 		}
 	}
 	if box.ofJob && (own == nil || own.Image == "") {
@@ -116,6 +105,25 @@ func (f *localFlags) contained(j *standalone.Job) (*docker.Spec, error) {
 		spec.Volumes = append(spec.Volumes, base+":"+base+":ro")
 	}
 	return spec, spec.Check()
+}
+
+// containerOf returns the container that a job of a .gitlab-ci.yml or of a workflow describes, or nil.
+func containerOf(j *standalone.Job) (*docker.Spec, error) {
+	if len(j.Container) == 0 {
+		return nil, nil
+	}
+	_, own, err := docker.FromJob("job "+j.Source.JobName, j.Container)
+	if err != nil || j.Source.Kind == trace.FromGitHub {
+		return own, err
+	}
+	var vars []string
+	for _, v := range j.Vars {
+		vars = append(vars, v.Key+"="+v.Value)
+	}
+	for i := range own.Services { // with GitLab they get the variables of the job
+		own.Services[i].Env = append(slices.Clip(vars), own.Services[i].Env...)
+	}
+	return own, nil
 }
 
 // actionArgs are the flags about actions for a step runner in a container. Variables of this machine that name its

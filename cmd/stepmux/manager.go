@@ -66,6 +66,25 @@ type managerFlags struct {
 	metrics string
 	ssh     sshFlags
 	doors   doorFlags
+	nats    manager.NATS
+}
+
+// checkNATS returns the cluster of the flags, nil without --nats.
+func (f *managerFlags) checkNATS() (*manager.NATS, error) {
+	n := &f.nats
+	switch {
+	case len(n.URLs) == 0 && (n.Creds != "" || n.CA != "" || n.Cert != "" || n.Key != ""):
+		return nil, errors.New("--nats-creds, --nats-ca, --nats-cert and --nats-key need --nats")
+	case len(n.URLs) == 0:
+		return nil, nil
+	case (n.Cert == "") != (n.Key == ""):
+		return nil, errors.New("--nats-cert and --nats-key need each other")
+	case f.key == "":
+		return nil, errors.New("--nats needs --key-file: the managers of a cluster seal with the same key")
+	case f.inventory == "" && len(f.instances) == 0:
+		return nil, errors.New("--nats needs --inventory or --instance: other managers cannot reach the embedded VM")
+	}
+	return n, nil
 }
 
 // sshFlags are the flags of the SSH server.
@@ -139,7 +158,8 @@ Exit codes:
 	f.registerConnections(fl)
 	fl.StringVar(&f.config, "config", "", "YAML `FILE` with flags")
 	fl.BoolVar(&f.check, "check", false, "check the flags, the file of --config and the inventory, and end")
-	fl.StringVar(&f.state, "state", "", "`DIR` of the queue, the builds and the logs; it is made if it is missing")
+	fl.StringVar(&f.state, "state", "", "`DIR` of the queue, the builds and the logs; with --nats of the manager's "+
+		"own files; it is made if it is missing")
 	fl.StringVar(&f.socket, "socket", "", "where the manager listens (default $"+managerVar+", for root "+systemSocket+
 		", else manager.socket in $XDG_RUNTIME_DIR/stepmux or a directory for temporary files)")
 	fl.StringVar(&f.group, "socket-group", "",
@@ -153,6 +173,13 @@ Exit codes:
 	fl.StringVar(&f.logs, "keep-logs", "10g", "most `BYTES` of all logs, as in 500m or 10g; the oldest go first")
 	fl.StringVar(&f.files, "keep-files", "10g", "most `BYTES` of all projects that builds need, and of all artifacts; "+
 		"the artifacts of the oldest builds go first")
+	fl.StringSliceVar(&f.nats.URLs, "nats", nil, "keep queue, builds and logs in the NATS cluster with the server `URL`, "+
+		"with other managers of the same VMs; repeatable, or separated by commas (default in the state directory)")
+	fl.StringVar(&f.nats.Creds, "nats-creds", "", "`FILE` with credentials for --nats")
+	fl.StringVar(&f.nats.CA, "nats-ca", "", "`FILE` with the authorities that sign the certificates of --nats (default "+
+		"the system's)")
+	fl.StringVar(&f.nats.Cert, "nats-cert", "", "`FILE` with the client's certificate for --nats")
+	fl.StringVar(&f.nats.Key, "nats-key", "", "`FILE` with the key of --nats-cert")
 	grouped(fl, managerGroup)
 	fl.StringVar(&f.metrics, "metrics", "",
 		"serve Prometheus metrics and /healthz on `[HOST]:PORT`; without HOST for this machine only (default off)")
@@ -187,6 +214,10 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 		if group, err = groupID(f.group); err != nil {
 			return fmt.Errorf("--socket-group: %w", err)
 		}
+	}
+	nats, err := f.checkNATS()
+	if err != nil {
+		return err
 	}
 	bootstrap, err := f.bootstraps()
 	if err != nil {
@@ -233,7 +264,7 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 		logger.Info("metrics", "url", "http://"+server.Addr()+"/metrics")
 	}
 	return f.serve(ctx, group, counts.Handler(), manager.Config{
-		Dir: f.state, KeyFile: f.key, Provider: provider, Group: vms, Linger: f.linger, EndBuilds: embedded,
+		Dir: f.state, KeyFile: f.key, NATS: nats, Provider: provider, Group: vms, Linger: f.linger, EndBuilds: embedded,
 		Keep: f.keep, LogBytes: logBytes, FileBytes: fileBytes, Version: buildinfo.Version(), InventoryErr: f.inventoryErr,
 		OnEnd: counts.Ended, Logger: logger,
 	})

@@ -43,8 +43,10 @@ type managerProcess struct {
 	t      *testing.T
 	args   []string
 	socket string
-	stderr bytes.Buffer
-	cmd    *exec.Cmd
+	// patience bounds the wait for its start.
+	patience time.Duration
+	stderr   bytes.Buffer
+	cmd      *exec.Cmd
 }
 
 // start starts the manager and waits until it listens.
@@ -60,7 +62,7 @@ func (p *managerProcess) start() {
 	p.cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+path)
 	p.cmd.Stderr = &p.stderr
 	require.NoError(p.t, p.cmd.Start())
-	require.NoError(p.t, systemd.SetReadDeadline(time.Now().Add(bound)))
+	require.NoError(p.t, systemd.SetReadDeadline(time.Now().Add(p.patience)))
 	told := make([]byte, 64)
 	n, err := systemd.Read(told)
 	if err != nil {
@@ -73,6 +75,63 @@ func (p *managerProcess) start() {
 func (p *managerProcess) kill() {
 	_ = p.cmd.Process.Kill()
 	_ = p.cmd.Wait() // it was killed
+}
+
+// newInventory starts VMs, and writes an inventory of them to dir.
+func newInventory(t *testing.T, dir string, vms int) (file string, ports []string) {
+	t.Helper()
+	inventory := "instances:\n"
+	for i := range vms {
+		s := sshtest.OpenSSH(t)
+		_, port, ok := strings.Cut(s.Addr, ":")
+		require.True(t, ok)
+		ports = append(ports, port)
+		inventory += fmt.Sprintf("  - {id: vm-%d, address: %q, user: %s, key: %s, capacity: 4, runner: %s, temp_dir: %s, "+
+			"host_keys: [%q]}\n", i, s.Addr, s.User, s.IdentityFile, runnertest.Command(t)[0], sshtest.SocketDir(t),
+			strings.TrimSpace(string(ssh.MarshalAuthorizedKey(s.HostKey))))
+	}
+	file = filepath.Join(dir, "fleet.yml")
+	require.NoError(t, os.WriteFile(file, []byte(inventory), 0o600))
+	return file, ports
+}
+
+// counted is how many lines a countingJob writes.
+const counted = 120
+
+// countingJob writes its ID to a ledger, and lines to its log.
+func countingJob(ledger string) *pb.Job {
+	steps := fmt.Sprintf(`run:
+- name: counts
+  script: |
+    set -e
+    echo "$CI_JOB_ID" >>%s
+    i=0
+    while [ $i -lt %d ]; do
+      i=$((i+1)); echo "line $i of $CI_JOB_ID"
+      [ $((i %% 40)) -ne 0 ] || sleep 0.02
+    done
+`, ledger, counted)
+	return &pb.Job{Steps: []byte(steps), StepsFile: "counts.yml"}
+}
+
+// requireCounted waits for builds with a countingJob: each succeeds, runs once, and has all of its log.
+func requireCounted(t *testing.T, ids []string, ledger string, client func(id string) pb.ManagerClient) {
+	t.Helper()
+	for _, id := range ids {
+		text, b := wholeLog(t, client(id), id)
+		require.Empty(t, b.GetResult().GetReason(), "%s: %s", id, b.GetResult().GetMessage())
+		require.Equal(t, linesOf(id, counted), withoutRemarks(text), "the log of %s", id)
+	}
+	ran, err := os.ReadFile(ledger)
+	require.NoError(t, err)
+	times := map[string]int{}
+	for line := range strings.Lines(string(ran)) {
+		times[strings.TrimSpace(line)]++
+	}
+	for _, id := range ids {
+		require.Equal(t, 1, times[id], "how often %s ran", id)
+	}
+	require.Len(t, times, len(ids))
 }
 
 // linesOf is the log of a build of the test below.
@@ -89,23 +148,10 @@ func TestAManagerThatIsKilledLosesNothing(t *testing.T) {
 	kills := numberFrom(t, "STEPMUX_MANAGER_KILLS", 4)
 	builds := numberFrom(t, "STEPMUX_MANAGER_BUILDS", 24)
 	vms := numberFrom(t, "STEPMUX_MANAGER_VMS", 2)
-	const lines = 120
 	dir := t.TempDir()
 	ledger := filepath.Join(dir, "ledger")
-	inventory := "instances:\n"
-	var ports []string
-	for i := range vms {
-		s := sshtest.OpenSSH(t)
-		_, port, ok := strings.Cut(s.Addr, ":")
-		require.True(t, ok)
-		ports = append(ports, port)
-		inventory += fmt.Sprintf("  - {id: vm-%d, address: %q, user: %s, key: %s, capacity: 4, runner: %s, temp_dir: %s, "+
-			"host_keys: [%q]}\n", i, s.Addr, s.User, s.IdentityFile, runnertest.Command(t)[0], sshtest.SocketDir(t),
-			strings.TrimSpace(string(ssh.MarshalAuthorizedKey(s.HostKey))))
-	}
-	file := filepath.Join(dir, "fleet.yml")
-	require.NoError(t, os.WriteFile(file, []byte(inventory), 0o600))
-	p := &managerProcess{t: t, socket: filepath.Join(sshtest.SocketDir(t), "m.sock")}
+	file, ports := newInventory(t, dir, vms)
+	p := &managerProcess{t: t, socket: filepath.Join(sshtest.SocketDir(t), "m.sock"), patience: bound}
 	p.args = []string{
 		"manager", "--state", filepath.Join(dir, "state"), "--inventory", file, "--socket", p.socket,
 		"--log-level", "info",
@@ -122,17 +168,6 @@ func TestAManagerThatIsKilledLosesNothing(t *testing.T) {
 	defer conn.Close()
 	client := pb.NewManagerClient(conn)
 
-	steps := fmt.Sprintf(`run:
-- name: counts
-  script: |
-    set -e
-    echo "$CI_JOB_ID" >>%s
-    i=0
-    while [ $i -lt %d ]; do
-      i=$((i+1)); echo "line $i of $CI_JOB_ID"
-      [ $((i %% 40)) -ne 0 ] || sleep 0.02
-    done
-`, ledger, lines)
 	ids := make([]string, builds)
 	most, stop := watchConnections(t, ports)
 	defer stop()
@@ -141,9 +176,7 @@ func TestAManagerThatIsKilledLosesNothing(t *testing.T) {
 		for i := range ids {
 			key := fmt.Sprintf("build-%d", i)
 			require.Eventually(t, func() bool {
-				resp, err := client.Submit(t.Context(), &pb.SubmitRequest{
-					Key: key, Job: &pb.Job{Steps: []byte(steps), StepsFile: "counts.yml"},
-				})
+				resp, err := client.Submit(t.Context(), &pb.SubmitRequest{Key: key, Job: countingJob(ledger)})
 				ids[i] = resp.GetId()
 				return err == nil
 			}, bound, time.Millisecond)
@@ -159,21 +192,7 @@ func TestAManagerThatIsKilledLosesNothing(t *testing.T) {
 		p.start()
 	}
 	submitting.Wait()
-	for _, id := range ids {
-		text, b := wholeLog(t, client, id)
-		require.Empty(t, b.GetResult().GetReason(), "%s: %s", id, b.GetResult().GetMessage())
-		require.Equal(t, linesOf(id, lines), withoutRemarks(text), "the log of %s", id)
-	}
-	ran, err := os.ReadFile(ledger)
-	require.NoError(t, err)
-	times := map[string]int{}
-	for line := range strings.Lines(string(ran)) {
-		times[strings.TrimSpace(line)]++
-	}
-	for _, id := range ids {
-		require.Equal(t, 1, times[id], "how often %s ran", id)
-	}
-	require.Len(t, times, builds)
+	requireCounted(t, ids, ledger, func(string) pb.ManagerClient { return client })
 	require.LessOrEqual(t, most.Load(), int64(1), "connections to a VM at once")
 	t.Logf("%d kills, %d builds on %d VMs: none lost, none run twice, each log whole, %d connection to a VM at once",
 		killed, builds, vms, most.Load())

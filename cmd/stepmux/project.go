@@ -24,6 +24,7 @@ import (
 	"github.com/stepmux/stepmux/internal/subprocess"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/remote/archive"
+	"github.com/stepmux/stepmux/remote/standalone/checkout"
 )
 
 const (
@@ -181,12 +182,9 @@ func projectFiles(ctx context.Context, dir string, depth int) ([]string, error) 
 	if _, err := exec.LookPath("git"); err != nil {
 		return filesWithoutGit(ctx, dir)
 	}
-	// Variables that a hook of git sets would name another repository.
-	argv := []string{
-		"env", "-u", "GIT_DIR", "-u", "GIT_WORK_TREE", "-u", "GIT_INDEX_FILE", "git", "-C", dir, "-c", "core.fsmonitor=false",
-	}
+	argv := checkout.Git(dir)
 	list := []string{"ls-files", "-z", "--others", "--exclude-standard"}
-	if inRepository(dir) {
+	if checkout.Contains(dir) {
 		list = append(list, "--cached")
 	} else {
 		empty, err := os.MkdirTemp("", "stepmux-git-")
@@ -228,18 +226,6 @@ func projectFiles(ctx context.Context, dir string, depth int) ([]string, error) 
 		}
 	}
 	return names, nil
-}
-
-// inRepository reports whether a directory is in a git repository.
-func inRepository(dir string) bool {
-	for ; ; dir = filepath.Dir(dir) {
-		if _, err := os.Lstat(filepath.Join(dir, ".git")); err == nil {
-			return true
-		}
-		if dir == filepath.Dir(dir) {
-			return false
-		}
-	}
 }
 
 // filesWithoutGit returns all files below a directory, in which nothing may need git.

@@ -45,6 +45,7 @@ type runFlags struct {
 	policyFlags
 	buildFlags
 	projectFlags
+	sourceFlags
 	artifactsDir string
 	route        connector.Route
 	timeout      time.Duration
@@ -57,11 +58,14 @@ type runFlags struct {
 func newRunCommand() *cobra.Command {
 	var f runFlags
 	cmd := &cobra.Command{
-		Use:   "run [flags] FILE...",
+		Use:   "run [flags] FILE... | run [flags] --json TEXT|-",
 		Short: "Run a job's steps on VMs, as many builds at once as there are slots",
 		Long: `Run the steps in each FILE, a YAML document with a run: list, on VMs. A FILE that is a shell script is run
-too; - is standard input. The logs of the builds go to standard output, each line with the name of its build; progress
-and a summary go to standard error.
+too; - is standard input. Of a .gitlab-ci.yml one job runs (--job-name), with all its parallel builds, as by 'stepmux
+local'; its sources are those of --project.
+
+The logs of the builds go to standard output, each line with the name of its build; progress and a summary go to
+standard error.
 
 Without --instance the steps run on a VM embedded in this program, on this machine: good for a first try. They run as
 you.
@@ -87,7 +91,6 @@ summary; the logs go to standard error.
 		Example: `  stepmux run --builds 6 --capacity 6 examples/hello.yml
   stepmux run --instance ssh://ci@vm-1 --instance ssh://ci@vm-2:2222 --capacity 8 --builds 200 examples/hello.yml
   stepmux run --inventory examples/inventory.yml --builds 200 --metrics :9100 examples/hello.yml`,
-		Args: arguments("FILE..."),
 		RunE: f.run,
 	}
 	fl := cmd.Flags()
@@ -100,6 +103,7 @@ summary; the logs go to standard error.
 	f.podFlags.register(fl)
 	f.buildFlags.register(fl)
 	f.registerProject(fl)
+	f.registerSource(fl)
 	fl.StringVar(&f.artifactsDir, "artifacts-dir", "artifacts",
 		"where --artifacts go: to a directory of each build's own below this `DIR`")
 	grouped(fl, fileGroup)
@@ -123,18 +127,26 @@ summary; the logs go to standard error.
 	choiceFlag(fl, &f.output, "output", "text, raw or json", "text", "raw", "json")
 	grouped(fl, outputGroup)
 	f.runFiles.register(fl)
+	cmd.MarkFlagsMutuallyExclusive("json", "format")
+	cmd.MarkFlagsMutuallyExclusive("json", "job-name")
 	return cmd
 }
 
 func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
-	atLeast, err := f.checkBuilds(len(files), 1)
-	if err != nil {
+	isJSON := cmd.Flags().Changed("json")
+	switch {
+	case isJSON && len(files) > 0:
+		return errors.New("use either --json or FILE")
+	case !isJSON && len(files) == 0:
+		return fmt.Errorf("the FILE is missing; write %s", cmd.UseLine())
+	}
+	if _, err := f.checkBuilds(1, 1); err != nil {
 		return err
 	}
 	if f.linger < 0 || f.linger > instance.MaxLinger {
 		return fmt.Errorf("--linger %v: use 0 to %v", f.linger, instance.MaxLinger)
 	}
-	vars, err := f.variables()
+	given, err := standalone.Vars(f.vars, f.masked, os.LookupEnv)
 	if err != nil {
 		return err
 	}
@@ -147,7 +159,14 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 	if err := f.checkProject(); err != nil {
 		return err
 	}
-	jobs, inContainers, err := f.readJobs(files)
+	reader := &jobReader{
+		runFlags: f, ctx: cmd.Context(), given: given, stdin: cmd.InOrStdin(), messages: cmd.ErrOrStderr(),
+	}
+	jobs, inContainers, err := f.readJobs(reader, files, isJSON)
+	if err != nil {
+		return err
+	}
+	atLeast, err := f.checkBuilds(len(jobs), 1)
 	if err != nil {
 		return err
 	}
@@ -191,7 +210,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 	if err != nil {
 		return err
 	}
-	total, err := f.checkBuilds(len(files), len(places))
+	total, err := f.checkBuilds(len(jobs), len(places))
 	if err != nil {
 		return err
 	}
@@ -224,7 +243,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 
 	all := batch.Batch{
 		Logger: logger, Timeout: f.timeout, MaxFailures: f.maxFailures,
-		Builds: f.batchBuilds(jobs, vars, places, project.archive(), report), OnStart: report.started,
+		Builds: f.batchBuilds(jobs, places, project.archive(), report), OnStart: report.started,
 		OnEnd: func(r batch.Report) {
 			counts.Ended(r)
 			report.ended(r)
@@ -249,7 +268,7 @@ func (f *runFlags) patience() time.Duration {
 // batchBuilds returns all builds of the run. Their IDs begin with a random prefix, because other runs may use the same
 // VMs.
 func (f *runFlags) batchBuilds(
-	jobs []runJob, vars []connector.Variable, places []string, project *files.Project, report *reporter,
+	jobs []runJob, places []string, project *files.Project, report *reporter,
 ) []batch.Build {
 	var prefix [3]byte
 	_, _ = rand.Read(prefix[:]) // never fails
@@ -268,9 +287,13 @@ func (f *runFlags) batchBuilds(
 			job.Env = map[string]string{
 				"CI": "true", "CI_JOB_ID": id, "CI_NODE_INDEX": strconv.Itoa(n + 1), "CI_NODE_TOTAL": strconv.Itoa(of),
 			}
+			maps.Copy(job.Env, j.Env)
 			maps.Copy(job.Env, f.env)
 			job.Timeout, job.PassEnv, job.UnsafeExports = f.timeout, f.passEnv, f.unsafeExports
-			job.Vars = append(slices.Clip(vars), values...)
+			job.Vars = slices.DeleteFunc(slices.Clone(j.Vars), func(v connector.Variable) bool {
+				return slices.ContainsFunc(values, func(of connector.Variable) bool { return of.Key == v.Key })
+			})
+			job.Vars = append(job.Vars, values...)
 			job.Project, job.Artifacts = project, f.artifactsFor(f.artifactsDir, id, say)
 			name := j.name
 			for _, v := range values {
@@ -286,19 +309,6 @@ func (f *runFlags) batchBuilds(
 	return builds
 }
 
-// variables returns the variables of all builds.
-func (f *runFlags) variables() ([]connector.Variable, error) {
-	given, err := standalone.Vars(f.vars, f.masked, os.LookupEnv)
-	if err != nil {
-		return nil, err
-	}
-	vars := make([]connector.Variable, len(given))
-	for i, v := range given {
-		vars[i] = connector.Variable(v)
-	}
-	return vars, nil
-}
-
 // runJob is a job of a run.
 type runJob struct {
 	connector.Job
@@ -307,35 +317,18 @@ type runJob struct {
 	pod       *kubernetes.Spec // in place of container, on a cluster
 }
 
-// readJobs reads and checks the steps files. some tells that jobs run in containers.
-func (f *runFlags) readJobs(files []string) (jobs []runJob, some bool, err error) {
-	own := make([]*docker.Spec, len(files))
-	jobs = make([]runJob, len(files))
-	for i, name := range files {
-		text, err := readFile(name)
-		if err != nil {
-			return nil, false, err
-		}
-		jobs[i].name = name
-		if script, err := isScript(name, text); err != nil {
-			return nil, false, err
-		} else if script {
-			jobs[i].Script = string(text)
-			continue
-		}
-		if text, own[i], err = docker.FromJob(name, text); err != nil {
-			return nil, false, err
-		}
-		if err := remote.CheckSteps(name, text); err != nil {
-			return nil, false, err
-		}
-		jobs[i].Steps, jobs[i].StepsFile = text, name
+// readJobs reads and checks the jobs. some tells that jobs run in containers.
+func (f *runFlags) readJobs(r *jobReader, files []string, isJSON bool) (jobs []runJob, some bool, err error) {
+	jobs, own, err := r.files(files, isJSON)
+	if err != nil {
+		return nil, false, err
 	}
 	named := func(s *docker.Spec) bool { return s != nil && s.Image != "" }
 	if err := f.check(slices.ContainsFunc(own, named)); err != nil {
 		return nil, false, err
 	}
-	for i, name := range files {
+	for i := range jobs {
+		name := jobs[i].name
 		jobs[i].container, err = f.container(own[i])
 		switch {
 		case err != nil && own[i] != nil:

@@ -34,8 +34,8 @@ type action struct {
 }
 
 func (s *store) openAudit(ctx context.Context) (err error) {
-	s.audit, err = s.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
-		Name: auditStream, Subjects: []string{auditSubject}, MaxMsgs: maxAudit, AllowDirect: true,
+	s.audit, err = s.stream(ctx, jetstream.StreamConfig{
+		Name: auditStream, Subjects: []string{auditSubject}, MaxMsgs: maxAudit,
 	})
 	if err != nil {
 		return fmt.Errorf("open the actions of operators: %w", err)
@@ -132,8 +132,8 @@ func (m *Manager) drainedBy(ctx context.Context, who, id, note string, limit tim
 }
 
 // undrainedBy is undrain, and keeps who did it.
-func (m *Manager) undrainedBy(ctx context.Context, who, id string) error {
-	if err := m.undrain(ctx, id); err != nil {
+func (m *Manager) undrainedBy(ctx context.Context, who, id string, options ...jetstream.KVDeleteOpt) error {
+	if err := m.undrain(ctx, id, options...); err != nil {
 		return err
 	}
 	m.note(ctx, action{Who: who, Action: "undrain", Subject: id})

@@ -84,6 +84,20 @@ func (m *Manager) run(b *build, placed func()) {
 	}
 	for m.attempt(b, placed) {
 	}
+	if m.cluster != nil {
+		b.giveBack()
+		m.cluster.look() // this manager may have its VM again
+	}
+}
+
+// giveBack gives a build that is left to another manager back to the queue.
+func (b *build) giveBack() {
+	b.log.stop()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.left && b.msg != nil {
+		_ = b.msg.Nak() // else the queue hands it out again later
+	}
 }
 
 // attempt is run, once. It reports whether the build was lost and is to run again.
@@ -107,7 +121,7 @@ func (m *Manager) attempt(b *build, placed func()) (again bool) {
 		err = m.execute(b, e)
 	}
 	b.mu.Lock()
-	b.left = b.left || m.life.Err() != nil
+	b.left = b.left || m.life.Err() != nil || b.log.lost.Load() || errors.Is(err, errTaken)
 	left = b.left
 	b.ending = !left
 	b.mu.Unlock()
@@ -191,10 +205,17 @@ func (m *Manager) execute(b *build, e *instance.Executor) error {
 			return err
 		}
 		vm, socket := e.Place()
-		err := m.change(b, func(r *record) {
-			r.Phase, r.Instance, r.Socket, r.Started = phaseRunning, vm, socket, started
-		})
+		begin := func(r *record) { r.Phase, r.Instance, r.Socket, r.Started = phaseRunning, vm, socket, started }
+		err := m.change(b, begin)
+		for m.cluster != nil && err != nil && !errors.Is(err, errTaken) && ctx.Err() == nil && !b.isLeft() {
+			m.cfg.Logger.Warn("cannot keep the build", "build", b.id, "error", err)
+			_ = pause(m.life, time.Second)
+			err = m.change(b, begin)
+		}
 		if err != nil {
+			if errors.Is(err, errTaken) {
+				_ = e.Cleanup(m.life) // another manager runs the build, or has ended it: this step runner has no job
+			}
 			return err
 		}
 	}
@@ -231,18 +252,50 @@ func (m *Manager) work(b *build) connector.Job {
 
 // change changes the record of a build.
 func (m *Manager) change(b *build, edit func(*record)) error {
-	ctx, cancel := context.WithTimeout(m.life, storeTimeout)
+	ctx, cancel := context.WithTimeout(m.life, m.store.timeout)
 	defer cancel()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	r := b.record
 	edit(&r)
+	r.Manager = m.id()
 	revision, err := m.store.put(ctx, &r, b.revision)
+	if errors.Is(err, errTaken) && m.cluster != nil {
+		var now *record
+		if now, revision, err = m.store.record(ctx, b.id); err == nil {
+			revision, err = m.merge(ctx, b, &r, now, revision, edit)
+		}
+	}
 	if err != nil {
 		return err
 	}
 	b.record, b.revision = r, revision
 	return nil
+}
+
+// merge repeats a change of the record of a build, which is now that of this manager whose answer was lost, or has been
+// marked as canceled by another. b.mu is held.
+func (m *Manager) merge(
+	ctx context.Context, b *build, r, now *record, revision uint64, edit func(*record),
+) (uint64, error) {
+	switch {
+	case now == nil || now.Manager != m.id():
+		return 0, errTaken
+	case now.Phase == phaseEnded && r.Phase != phaseEnded:
+		return 0, errTaken
+	case now.Canceled && !b.record.Canceled:
+		b.cancel(errCanceled)
+	}
+	*r = *now
+	edit(r)
+	return m.store.put(ctx, r, revision)
+}
+
+// isLeft reports whether the build is left to another manager.
+func (b *build) isLeft() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.left
 }
 
 // resultOf returns the outcome of a build by its error.
@@ -308,7 +361,7 @@ func (m *Manager) finish(b *build, r *result) {
 func (m *Manager) keepTrying(what string, b *build, do func() error) {
 	for {
 		err := do()
-		if err == nil || m.life.Err() != nil || errors.Is(err, errTaken) {
+		if err == nil || m.life.Err() != nil || errors.Is(err, errTaken) || b.isLeft() {
 			return
 		}
 		m.cfg.Logger.Error("cannot "+what, "build", b.id, "error", err)

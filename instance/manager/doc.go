@@ -6,5 +6,8 @@
 // server is embedded and listens nowhere. Shutdown leaves running builds to the next manager, which goes on with them
 // as it does after a crash. [Dial] connects a client.
 //
+// With Config.NATS several managers share the streams of a NATS cluster, and a fleet, of which each uses some VMs at a
+// time: cluster.go has the rules.
+//
 // The rules that keep a build from being lost or run twice are in store.go and build.go.
 package manager

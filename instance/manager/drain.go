@@ -21,7 +21,8 @@ type drained struct {
 	Note     string    `json:"note,omitempty"`
 	Until    time.Time `json:"until,omitzero"`
 
-	timer *time.Timer // ends it; nil if nothing does
+	revision uint64      // of its key
+	timer    *time.Timer // ends it; nil if nothing does
 }
 
 const drainPrefix = "drain."
@@ -41,7 +42,7 @@ func (m *Manager) drain(ctx context.Context, id, note string, limit time.Duratio
 	if err != nil {
 		return err
 	}
-	if _, err := m.store.fleet.Put(ctx, drainKey(id), text); err != nil {
+	if d.revision, err = m.store.fleet.Put(ctx, drainKey(id), text); err != nil {
 		return fmt.Errorf("keep the drain of %s: %w", id, err)
 	}
 	m.cfg.Logger.Info("instance is drained", "instance", id, "note", note, "for", limit)
@@ -63,7 +64,8 @@ func (m *Manager) setDrained(d *drained) {
 			}
 			ctx, cancel := context.WithTimeout(m.takes, storeTimeout)
 			defer cancel()
-			if err := m.undrainedBy(ctx, "the end of the drain's time", d.Instance); err != nil {
+			err := m.undrainedBy(ctx, "the end of the drain's time", d.Instance, jetstream.LastRevision(d.revision))
+			if err != nil && !wasChanged(err) { // by another manager
 				m.cfg.Logger.Error("cannot undrain", "instance", d.Instance, "error", err)
 			}
 		})
@@ -72,10 +74,14 @@ func (m *Manager) setDrained(d *drained) {
 }
 
 // undrain lets a VM take builds again.
-func (m *Manager) undrain(ctx context.Context, id string) error {
-	if err := m.store.fleet.Purge(ctx, drainKey(id)); err != nil {
+func (m *Manager) undrain(ctx context.Context, id string, options ...jetstream.KVDeleteOpt) error {
+	if err := m.store.fleet.Purge(ctx, drainKey(id), options...); err != nil {
 		return fmt.Errorf("forget the drain of %s: %w", id, err)
 	}
+	return m.setUndrained(id)
+}
+
+func (m *Manager) setUndrained(id string) error {
 	m.mu.Lock()
 	if d := m.drains[id]; d != nil && d.timer != nil {
 		d.timer.Stop()
@@ -103,7 +109,7 @@ func (m *Manager) restoreDrains(ctx context.Context) error {
 		}
 		d := &drained{}
 		if err == nil {
-			err = json.Unmarshal(entry.Value(), d)
+			d.revision, err = entry.Revision(), json.Unmarshal(entry.Value(), d)
 		}
 		if err != nil {
 			return fmt.Errorf("read the drains: %w", err)
@@ -120,8 +126,56 @@ func (m *Manager) restoreDrains(ctx context.Context) error {
 	return nil
 }
 
-// status returns the status of the manager, with the notes of drained VMs.
-func (m *Manager) status() control.Status {
+// noteDrain repeats a drain or undrain of another manager here.
+func (m *Manager) noteDrain(entry jetstream.KeyValueEntry) {
+	id, err := base64.RawURLEncoding.DecodeString(strings.TrimPrefix(entry.Key(), drainPrefix))
+	if err != nil {
+		return
+	}
+	m.mu.Lock()
+	known := m.drains[string(id)]
+	m.mu.Unlock()
+	d := &drained{revision: entry.Revision()}
+	switch {
+	case known != nil && known.revision >= d.revision:
+		return
+	case entry.Operation() != jetstream.KeyValuePut:
+		if known != nil {
+			err = m.setUndrained(known.Instance)
+		}
+	case json.Unmarshal(entry.Value(), d) == nil:
+		m.setDrained(d)
+		err = m.cfg.Group.Drain(d.Instance)
+	}
+	if err != nil && !errors.Is(err, instance.ErrUnknown) {
+		m.cfg.Logger.Error("cannot drain as another manager does", "instance", string(id), "error", err)
+	}
+}
+
+// status returns the status of the fleet. In a cluster that is the VMs of all managers, and the rest is this one's.
+func (m *Manager) status(ctx context.Context) control.Status {
+	s := m.ownStatus()
+	if m.cluster == nil {
+		return s
+	}
+	others := map[string]control.VM{}
+	m.ask(ctx, peerQuestion{Status: true}, func(a *peerAnswer) bool {
+		s.Waiting += a.Waiting
+		for _, vm := range a.VMs {
+			others[vm.ID] = vm
+		}
+		return true
+	})
+	for i, vm := range s.Instances {
+		if theirs, ok := others[vm.ID]; ok && vm.State == string(instance.Elsewhere) {
+			s.Instances[i] = theirs
+		}
+	}
+	return s
+}
+
+// ownStatus returns the status of the manager, with the notes of drained VMs.
+func (m *Manager) ownStatus() control.Status {
 	s := control.StatusOf(control.Config{
 		Provider: m.cfg.Provider, Version: m.cfg.Version, InventoryErr: m.cfg.InventoryErr,
 	}, m.since)

@@ -21,6 +21,13 @@ func (m *Manager) SweepProjects(t *testing.T, more int64) error {
 	return m.sweepProjects(t.Context(), more)
 }
 
+// Holds returns how many VMs the manager of a cluster has.
+func (m *Manager) Holds() int {
+	m.cluster.mu.Lock()
+	defer m.cluster.mu.Unlock()
+	return len(m.cluster.held)
+}
+
 // SetGuestTime sets how long a connection may take to show the token, until the test ends, which must not be parallel.
 func SetGuestTime(t *testing.T, d time.Duration) {
 	before := guestTime

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/stepmux/stepmux/connector/files"
+	"github.com/stepmux/stepmux/instance"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/contents"
 )
@@ -123,6 +124,9 @@ func (s *service) KeepProject(stream grpc.BidiStreamingServer[pb.KeepProjectRequ
 	}
 	if err := checkProject(req.GetDigest(), req.GetSize()); err != nil {
 		return err
+	}
+	if s.m.cluster != nil {
+		return errNoFiles
 	}
 	store := s.m.files.projects
 	kept, err := store.Find(req.GetDigest(), req.GetSize())
@@ -258,6 +262,10 @@ func (s *service) Artifacts(req *pb.ArtifactsRequest, stream grpc.ServerStreamin
 	}
 }
 
+// errNoFiles refuses files where several managers would have to share them.
+var errNoFiles = status.Error(codes.Unimplemented,
+	"managers that share their state by NATS keep no projects and no artifacts")
+
 // checkFiles checks the part of a job about files, and keeps its project for the request that is about to be queued.
 func (m *Manager) checkFiles(job *pb.Job) error {
 	size := 0
@@ -267,6 +275,9 @@ func (m *Manager) checkFiles(job *pb.Job) error {
 	if len(job.GetArtifacts()) > maxPatterns || size > maxPatternBytes || slices.Contains(job.GetArtifacts(), "") {
 		return status.Errorf(codes.InvalidArgument, "there are more than %d patterns of artifacts, they have more than %d "+
 			"bytes, or one is empty", maxPatterns, maxPatternBytes)
+	}
+	if m.cluster != nil && (job.GetProject() != "" || len(job.GetArtifacts()) > 0) {
+		return errNoFiles
 	}
 	if job.GetProject() == "" {
 		return nil
@@ -285,11 +296,8 @@ func (m *Manager) checkLabels(labels map[string]string) error {
 	if len(labels) == 0 {
 		return nil
 	}
-	for _, in := range m.cfg.Group.Instances() {
-		lacks := func(name string) bool { value, ok := in.Labels[name]; return !ok || value != labels[name] }
-		if !slices.ContainsFunc(slices.Collect(maps.Keys(labels)), lacks) {
-			return nil
-		}
+	if slices.ContainsFunc(m.cfg.Group.Instances(), func(in instance.Instance) bool { return hasLabels(in, labels) }) {
+		return nil
 	}
 	var wanted []string
 	for _, name := range slices.Sorted(maps.Keys(labels)) {
@@ -297,4 +305,14 @@ func (m *Manager) checkLabels(labels map[string]string) error {
 	}
 	return status.Errorf(codes.InvalidArgument, "no VM has the labels %.200s; see labels in the inventory",
 		strings.Join(wanted, " "))
+}
+
+// hasLabels reports whether an instance has all labels.
+func hasLabels(in instance.Instance, labels map[string]string) bool {
+	for name, value := range labels {
+		if has, ok := in.Labels[name]; !ok || has != value {
+			return false
+		}
+	}
+	return true
 }

@@ -37,6 +37,7 @@ type leaseRecord struct {
 	Lease    string    `json:"lease"`
 	Instance string    `json:"instance"`
 	Until    time.Time `json:"until"`
+	Manager  string    `json:"manager,omitempty"` // has it, of those that share the state
 	// Holder is the process with whose end the lease ends; may be nil.
 	Holder *holder `json:"holder,omitempty"`
 }
@@ -89,12 +90,7 @@ func (r *leaseRequest) check(group *instance.Group) error {
 		if r.instance != "" && in.ID != r.instance {
 			continue
 		}
-		fits := true
-		for name, value := range r.labels {
-			has, ok := in.Labels[name]
-			fits = fits && ok && has == value
-		}
-		if fits {
+		if hasLabels(in, r.labels) {
 			return nil
 		}
 	}
@@ -139,7 +135,7 @@ func (m *Manager) fillLease(
 		return "", err
 	}
 	record := &leaseRecord{
-		Lease: l.name, Instance: l.executor.Instance(), Holder: r.holder,
+		Lease: l.name, Instance: l.executor.Instance(), Holder: r.holder, Manager: m.id(),
 		Until: time.Now().Add(min(cmp.Or(max(r.limit, 0), maxLease), maxLease)),
 	}
 	if !r.brief {
@@ -335,7 +331,7 @@ func (m *Manager) endLease(l *lease, forget bool) {
 	}
 	l.mu.Unlock()
 	if kept && forget {
-		ctx, cancel := context.WithTimeout(m.life, storeTimeout)
+		ctx, cancel := context.WithTimeout(m.life, m.store.timeout)
 		defer cancel()
 		if err := m.store.builds.Purge(ctx, leasePrefix+l.name, jetstream.PurgeTTL(purgedKeep)); err != nil {
 			m.cfg.Logger.Error("cannot forget a lease", "lease", l.name, "error", err)
@@ -379,6 +375,15 @@ func (m *Manager) restoreLeases(ctx context.Context) error {
 		}
 		if err != nil {
 			return fmt.Errorf("read the leases: %w", err)
+		}
+		if record.Manager != m.id() {
+			if time.Now().After(record.Until) { // of a manager that did not come back
+				_ = m.store.builds.Purge(ctx, key, jetstream.PurgeTTL(purgedKeep)) // else the next manager does it
+			}
+			continue
+		}
+		if m.leases.all[record.Lease] != nil {
+			continue // this is another attempt
 		}
 		l := m.newLease(record.Lease, instance.Build{On: record.Instance})
 		l.record, l.kept = record, true

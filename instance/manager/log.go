@@ -2,11 +2,13 @@ package manager
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -32,11 +34,16 @@ const (
 
 // storedLog is the log of a build in the stream. It is a buildlog.StateWriter, for one goroutine at a time.
 type storedLog struct {
-	store *store
-	id    string
-	life  context.Context //nolint:containedctx // the manager's: it bounds the writes
+	store  *store
+	id     string
+	writer string             // names this writer in the IDs of its pieces
+	life   context.Context    //nolint:containedctx // the manager's: it bounds the writes
+	stop   context.CancelFunc // ends writes that are repeated
+	lost   atomic.Bool        // another manager writes the log
 
 	mu     sync.Mutex // guards the following
+	last   uint64     // place of the last piece in the stream; 0 if there is none
+	pieces uint64     // of this writer
 	offset int64
 	state  buildlog.State // after offset
 	result *result        // nil unless the log has its end
@@ -44,7 +51,8 @@ type storedLog struct {
 
 // openLog returns the log of a build as far as it is stored.
 func (s *store) openLog(ctx context.Context, life context.Context, id string) (*storedLog, error) {
-	l := &storedLog{store: s, id: id, life: life}
+	l := &storedLog{store: s, id: id, writer: rand.Text()}
+	l.life, l.stop = context.WithCancel(life)
 	last, err := s.logs.GetLastMsgForSubject(ctx, logsSubject+id)
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
 		return l, nil
@@ -52,6 +60,7 @@ func (s *store) openLog(ctx context.Context, life context.Context, id string) (*
 	if err == nil {
 		var p piece
 		if p, err = pieceOf(last.Header, last.Data); err == nil {
+			l.last = last.Sequence
 			l.offset, l.state, l.result = p.offset+int64(len(p.text)), p.state, p.result
 		}
 	}
@@ -122,12 +131,39 @@ func (l *storedLog) end(r *result) error {
 	return nil
 }
 
-// putLocked stores a piece. A piece whose acknowledgment was lost is stored once, although it is sent again: its ID
-// tells.
+// claim puts a piece without text, after which no other writer of the log can add to it.
+func (l *storedLog) claim() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	msg, id := l.messageLocked(piece{offset: l.offset, state: l.state})
+	if err := l.publishLocked(msg, id); err != nil {
+		return fmt.Errorf("store the log: %w", err)
+	}
+	return nil
+}
+
+// putLocked stores a piece after the last one that this writer knows of, or fails with errTaken. A piece whose
+// acknowledgment was lost is stored once, although it is sent again: its ID tells.
 func (l *storedLog) putLocked(p piece) error {
-	msg := nats.NewMsg(logsSubject + l.id)
+	msg, id := l.messageLocked(p)
+	for {
+		err := l.publishLocked(msg, id)
+		if err == nil {
+			return nil
+		}
+		if l.lost.Load() || l.life.Err() != nil || l.store.err() != nil {
+			return fmt.Errorf("store the log: %w", err)
+		}
+		_ = pause(l.life, logRetry)
+	}
+}
+
+// messageLocked returns the message of a piece, and its ID.
+func (l *storedLog) messageLocked(p piece) (msg *nats.Msg, id string) {
+	msg = nats.NewMsg(logsSubject + l.id)
 	msg.Data = p.text
-	id := l.id + ":" + strconv.FormatInt(p.offset, 10)
+	l.pieces++
+	id = l.id + ":" + l.writer + ":" + strconv.FormatUint(l.pieces, 10)
 	msg.Header.Set(offsetHeader, strconv.FormatInt(p.offset, 10))
 	state, err := json.Marshal(p.state)
 	if err != nil {
@@ -140,26 +176,40 @@ func (l *storedLog) putLocked(p piece) error {
 			panic("BUG: encode a result: " + err.Error()) // as above
 		}
 		msg.Header.Set(resultHeader, string(text))
-		id += ":end"
 	}
-	for {
-		ctx, cancel := context.WithTimeout(l.life, storeTimeout)
-		_, err = l.store.js.PublishMsg(ctx, msg, jetstream.WithMsgID(id))
-		cancel()
-		if err == nil || l.life.Err() != nil || l.store.err() != nil {
-			break
-		}
-		pause := time.NewTimer(logRetry)
-		select {
-		case <-pause.C:
-		case <-l.life.Done():
-			pause.Stop()
-		}
+	return msg, id
+}
+
+// publishLocked stores a message with an ID, once.
+func (l *storedLog) publishLocked(msg *nats.Msg, id string) error {
+	if l.lost.Load() {
+		return errTaken
 	}
-	if err != nil {
-		return fmt.Errorf("store the log: %w", err)
+	ctx, cancel := context.WithTimeout(l.life, l.store.timeout)
+	defer cancel()
+	ack, err := l.store.js.PublishMsg(
+		ctx, msg, jetstream.WithMsgID(id), jetstream.WithExpectLastSequencePerSubject(l.last))
+	if err == nil {
+		l.last = ack.Sequence
+		return nil
 	}
-	return nil
+	if !wasChanged(err) {
+		return err
+	}
+	last, readErr := l.store.logs.GetLastMsgForSubject(ctx, msg.Subject)
+	switch {
+	case errors.Is(readErr, jetstream.ErrMsgNotFound):
+		l.last = 0 // all pieces were too old, or too many
+	case readErr != nil:
+		return readErr
+	case last.Header.Get(nats.MsgIdHdr) == id: // the acknowledgment was lost
+		l.last = last.Sequence
+		return nil
+	case last.Sequence != l.last:
+		l.lost.Store(true)
+		return errTaken
+	}
+	return err // an attempt before may still be under way
 }
 
 // readLog passes the pieces of a build's log to take, from the first with bytes at or after an offset. Unless follow is
@@ -202,11 +252,13 @@ func (s *store) readLog(
 			_ = s.logs.DeleteConsumer(over, info.Name) // else it ends by itself, after readerIdle
 		}
 	}()
-	messages, err := consumer.Messages(jetstream.PullMaxMessages(aheadPieces))
+	messages, err := consumer.Messages(
+		jetstream.PullMaxMessages(aheadPieces), jetstream.PullExpiry(pullExpiry), jetstream.PullHeartbeat(pullHeartbeat))
 	if err != nil {
 		return fmt.Errorf("read the log of %s: %w", id, err)
 	}
 	defer messages.Stop()
+	defer context.AfterFunc(ctx, messages.Stop)() // Next may be waiting for a store that does not answer
 	for {
 		msg, err := messages.Next(jetstream.NextContext(ctx))
 		if err != nil {

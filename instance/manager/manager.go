@@ -32,9 +32,8 @@ const (
 	aheadBuilds = 16
 	// maxPicky bounds the builds with labels that do not count as those.
 	maxPicky = 500
-	// signPause is the time between two signs of life of the builds to the queue, and checkPause that between two looks at
-	// the store.
-	signPause, checkPause = ackWait / 6, time.Second
+	// checkPause is the time between two looks at the store.
+	checkPause = time.Second
 )
 
 // Config is the configuration of a Manager.
@@ -45,6 +44,13 @@ type Config struct {
 	// KeyFile has the key that seals requests, 32 bytes. It is made if it is missing, and only this user may read it. If
 	// empty, the file key in Dir.
 	KeyFile string
+	// NATS is the cluster in which several managers keep their state. Dir then has the files of this manager alone.
+	// KeyFile and the instances are the same for all of them, and each VM is used by one of them at a time. If nil, the
+	// state is in Dir.
+	NATS *NATS
+	// Lease is how long the VMs of a manager of a cluster that says nothing stay with it, the same for all. If zero,
+	// DefaultLease.
+	Lease time.Duration
 	// Provider runs the builds on the instances of Group. The caller closes it after the Manager. Both are required.
 	Provider *instance.Provider
 	Group    *instance.Group
@@ -88,6 +94,9 @@ type Manager struct {
 	picky  atomic.Int64 // builds with labels
 
 	leases leases
+	// cluster is nil unless other managers share the state.
+	cluster *cluster
+	begins  sync.Mutex // held while it is found out whether a build is to be begun
 
 	mu     sync.Mutex // guards the following
 	live   map[string]*build
@@ -107,10 +116,13 @@ func Open(ctx context.Context, cfg Config) (*Manager, error) {
 		return nil, fmt.Errorf("manager: linger %v: use at most %v", cfg.Linger, instance.MaxLinger)
 	case cfg.Keep != 0 && cfg.Keep < time.Second:
 		return nil, fmt.Errorf("manager: builds are kept for a second at least, not %v", cfg.Keep)
+	case cfg.NATS != nil && (len(cfg.NATS.URLs) == 0 || cfg.KeyFile == "" || cfg.EndBuilds):
+		return nil, errors.New("manager: NATS without addresses, without a KeyFile, or with EndBuilds")
 	case cfg.LogBytes < 0 || cfg.FileBytes < 0:
 		return nil, fmt.Errorf("manager: %d bytes of logs, %d of files", cfg.LogBytes, cfg.FileBytes)
 	}
 	cfg.KeyFile = cmp.Or(cfg.KeyFile, filepath.Join(cfg.Dir, "key"))
+	cfg.Lease = cmp.Or(cfg.Lease, DefaultLease)
 	cfg.Linger, cfg.Keep = cmp.Or(cfg.Linger, DefaultLinger), cmp.Or(cfg.Keep, DefaultKeep)
 	cfg.LogBytes, cfg.FileBytes = cmp.Or(cfg.LogBytes, DefaultLogBytes), cmp.Or(cfg.FileBytes, DefaultFileBytes)
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
@@ -123,21 +135,34 @@ func Open(ctx context.Context, cfg Config) (*Manager, error) {
 	m.takes, m.stop = context.WithCancel(m.life)
 	var messages jetstream.MessagesContext
 	m.leases.all = map[string]*lease{}
-	if m.files, err = openFiles(cfg.Dir, cfg.FileBytes, cfg.Keep); err == nil {
+	if m.files, err = openFiles(cfg.Dir, cfg.FileBytes, cfg.Keep); err == nil && cfg.NATS != nil {
+		err = m.joinCluster(ctx)
+	}
+	if err == nil && m.cluster == nil {
 		err = m.restoreDrains(ctx)
 	}
 	if err == nil {
-		err = m.restoreLeases(ctx)
+		err = m.store.persist(ctx, m.restoreLeases)
 	}
-	if err == nil {
+	if err == nil && m.cluster == nil {
 		err = m.resume(ctx)
 	}
 	if err == nil {
-		messages, err = m.consume(ctx)
+		err = m.store.persist(ctx, func(ctx context.Context) (err error) {
+			messages, err = m.consume(ctx)
+			return err
+		})
 	}
 	if err != nil {
 		err = fmt.Errorf("state directory %s: %w", cfg.Dir, err)
 		return nil, errors.Join(err, m.Shutdown(ctx))
+	}
+	if m.cluster != nil {
+		if err := m.answerPeers(); err != nil { //nolint:contextcheck // its life is the manager's
+			return nil, errors.Join(err, m.Shutdown(ctx))
+		}
+		m.wg.Go(m.cluster.run)         //nolint:contextcheck // as above
+		m.wg.Go(m.cluster.resumeFound) //nolint:contextcheck // as above
 	}
 	m.wg.Go(func() { m.take(messages) }) //nolint:contextcheck // its life is the manager's
 	m.wg.Go(m.giveSigns)
@@ -155,43 +180,81 @@ func (m *Manager) resume(ctx context.Context) error {
 			return err
 		}
 		seq = r.seq + 1
-		rec, revision, err := m.store.record(ctx, r.id)
+		running, err := m.resumeOne(ctx, r, key)
 		if err != nil {
 			return err
 		}
-		if rec == nil || rec.Phase != phaseRunning {
-			strangers++
-			continue
-		}
-		strangers = 0
-		if err := m.begin(ctx, r, key, rec, revision, nil, func() {}); err != nil {
-			return err
+		if strangers++; running {
+			strangers = 0
 		}
 	}
 	return nil
 }
 
-// consume returns the requests of the queue. The consumer is made anew: no other manager takes part, so all that were
-// not acknowledged come again at once.
+// resumeOne takes on a build if a manager before had begun it, and reports whether one had.
+func (m *Manager) resumeOne(ctx context.Context, r *request, key string) (running bool, err error) {
+	m.begins.Lock()
+	defer m.begins.Unlock()
+	if m.find(r.id) != nil {
+		return true, nil
+	}
+	rec, revision, err := m.store.record(ctx, r.id)
+	if err != nil || rec == nil || rec.Phase != phaseRunning {
+		return false, err
+	}
+	if m.cluster != nil && !m.cluster.has(rec.Instance) {
+		return true, nil
+	}
+	err = m.begin(ctx, r, key, rec, revision, nil, func() {})
+	if errors.Is(err, errTaken) {
+		err = nil
+	}
+	return true, err
+}
+
+// find returns the build with an ID if this manager has it.
+func (m *Manager) find(id string) *build {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.live[id]
+}
+
+// consume returns the requests of the queue. The consumer is made anew unless other managers take part: then all that
+// were not acknowledged come again at once.
 func (m *Manager) consume(ctx context.Context) (jetstream.MessagesContext, error) {
+	cfg := jetstream.ConsumerConfig{
+		Durable: consumerName, FilterSubject: queueSubject, AckPolicy: jetstream.AckExplicitPolicy,
+		AckWait: ackWait, MaxAckPending: -1,
+	}
+	if m.cluster != nil {
+		cfg.AckWait = m.cfg.Lease
+		consumer, err := m.store.queue.CreateOrUpdateConsumer(ctx, cfg)
+		if err != nil {
+			return nil, fmt.Errorf("open the queue: %w", err)
+		}
+		return consumer.Messages(
+			jetstream.PullMaxMessages(1), jetstream.PullExpiry(pullExpiry), jetstream.PullHeartbeat(pullHeartbeat))
+	}
 	err := m.store.queue.DeleteConsumer(ctx, consumerName)
 	if err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
 		return nil, fmt.Errorf("open the queue: %w", err)
 	}
-	consumer, err := m.store.queue.CreateConsumer(ctx, jetstream.ConsumerConfig{
-		Durable: consumerName, FilterSubject: queueSubject, AckPolicy: jetstream.AckExplicitPolicy,
-		AckWait: ackWait, MaxAckPending: -1,
-	})
+	consumer, err := m.store.queue.CreateConsumer(ctx, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("open the queue: %w", err)
 	}
 	return consumer.Messages(jetstream.PullMaxMessages(1)) // what is pulled and not taken is nobody's
 }
 
-// take takes builds from the queue, until no more are to be taken.
+// take takes builds from the queue, until no more are to be taken. With other managers it takes a build only when a
+// slot is free for it.
 func (m *Manager) take(messages jetstream.MessagesContext) {
-	defer messages.Stop()
-	places := make(chan struct{}, aheadBuilds)
+	defer func() { messages.Stop() }()
+	ahead := aheadBuilds
+	if m.cluster != nil {
+		ahead = 1
+	}
+	places := make(chan struct{}, ahead)
 	for {
 		select {
 		case places <- struct{}{}:
@@ -199,7 +262,14 @@ func (m *Manager) take(messages jetstream.MessagesContext) {
 			return
 		}
 		release := sync.OnceFunc(func() { <-places })
-		msg, err := messages.Next(jetstream.NextContext(m.takes))
+		var msg jetstream.Msg
+		var err error
+		if m.cluster != nil {
+			err = m.cfg.Group.AwaitRoom(m.takes)
+		}
+		if err == nil {
+			msg, err = messages.Next(jetstream.NextContext(m.takes))
+		}
 		if err == nil {
 			err = m.accept(msg, release)
 		}
@@ -209,11 +279,12 @@ func (m *Manager) take(messages jetstream.MessagesContext) {
 				return
 			}
 			m.cfg.Logger.Error("cannot take a build from the queue", "error", err)
-			pause := time.NewTimer(time.Second)
-			select {
-			case <-pause.C:
-			case <-m.takes.Done():
-				pause.Stop()
+			_ = pause(m.takes, time.Second)
+			if errors.Is(err, jetstream.ErrMsgIteratorClosed) || errors.Is(err, jetstream.ErrConsumerDeleted) {
+				if again, err := m.consume(m.takes); err == nil {
+					messages.Stop()
+					messages = again
+				}
 			}
 		}
 	}
@@ -227,14 +298,16 @@ func (m *Manager) accept(msg jetstream.Msg, placed func()) error {
 	}
 	key := msg.Headers().Get(nats.MsgIdHdr)
 	r := &request{buildID(at.Sequence.Stream, key), at.Sequence.Stream, msg.Data(), at.Timestamp}
-	m.mu.Lock()
-	b := m.live[r.id]
-	m.mu.Unlock()
-	if b != nil { // it was resumed, or came again
-		b.mu.Lock()
-		b.msg = msg
-		b.mu.Unlock()
+	m.begins.Lock()
+	defer m.begins.Unlock()
+	if b := m.find(r.id); b != nil { // it was resumed, or came again
 		placed()
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if b.left && m.cluster != nil {
+			return m.cluster.pass(msg)
+		}
+		b.msg = msg
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(m.life, storeTimeout)
@@ -254,14 +327,33 @@ func (m *Manager) accept(msg jetstream.Msg, placed func()) error {
 		placed()
 		return err
 	}
-	return m.begin(ctx, r, key, rec, revision, msg, placed)
+	if m.cluster != nil && rec != nil && rec.Phase == phaseRunning && !m.cluster.has(rec.Instance) {
+		placed()
+		return m.cluster.pass(msg)
+	}
+	err = m.begin(ctx, r, key, rec, revision, msg, placed)
+	if errors.Is(err, errTaken) && m.cluster != nil {
+		placed()
+		return m.cluster.pass(msg)
+	}
+	return err
 }
 
 // begin begins or resumes a build.
 func (m *Manager) begin(
 	ctx context.Context, r *request, key string, rec *record, revision uint64, msg jetstream.Msg, placed func(),
 ) error {
+	if m.cluster != nil && rec != nil && rec.Phase == phaseRunning {
+		rec.Manager = m.cluster.id
+		var err error
+		if revision, err = m.store.put(ctx, rec, revision); err != nil {
+			return err
+		}
+	}
 	log, err := m.store.openLog(ctx, m.life, r.id)
+	if err == nil && m.cluster != nil && rec != nil && rec.Phase == phaseRunning && log.result == nil {
+		err = log.claim() //nolint:contextcheck // bounded by the manager's life
+	}
 	if err != nil {
 		return err
 	}
@@ -272,12 +364,15 @@ func (m *Manager) begin(
 			Reason: string(instance.RunnerSystemFailure), Message: err.Error(),
 		})
 	}
-	if rec == nil && log.hasRun() {
+	if rec == nil && log.hasRun() && !m.store.shared { // another manager may have made one just now
 		m.cfg.Logger.Error("a build has a log and no record: the state directory is damaged", "build", r.id)
 		return m.store.refuse(ctx, r, nil, revision, log, &result{
 			Reason:  string(instance.RunnerSystemFailure),
 			Message: "the build may have run: its record was damaged in the state directory",
 		})
+	}
+	if m.cluster != nil && (rec == nil || rec.Phase == phaseWaiting) && !m.cluster.hasFor(job.GetLabels()) {
+		return errTaken // by one that has such a VM
 	}
 	if rec == nil {
 		rec = &record{ID: r.id, StepsFile: job.GetStepsFile(), Submitted: r.submitted}
@@ -315,9 +410,25 @@ func (m *Manager) builds() []*build {
 	return all
 }
 
+// signPause is the time between two signs of life of the builds to the queue.
+func (m *Manager) signPause() time.Duration {
+	if m.cluster != nil {
+		return m.cfg.Lease / 6
+	}
+	return ackWait / 6
+}
+
+// id returns the ID of this manager, empty if it shares no state.
+func (m *Manager) id() string {
+	if m.cluster == nil {
+		return ""
+	}
+	return m.cluster.id
+}
+
 // giveSigns tells the queue that the builds are not lost, and ends the manager when the store is.
 func (m *Manager) giveSigns() {
-	signs, checks := time.NewTicker(signPause), time.NewTicker(checkPause)
+	signs, checks := time.NewTicker(m.signPause()), time.NewTicker(checkPause)
 	defer signs.Stop()
 	defer checks.Stop()
 	for {
@@ -370,6 +481,9 @@ func (m *Manager) Shutdown(ctx context.Context) (err error) {
 		case <-gone:
 		case <-ctx.Done():
 			err = fmt.Errorf("stop the manager: %w", context.Cause(ctx))
+		}
+		if m.cluster != nil {
+			m.cluster.leave(ctx)
 		}
 		m.fail(ErrStopped)
 		m.store.close()

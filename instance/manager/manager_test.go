@@ -35,6 +35,7 @@ func TestMain(m *testing.M) { runnertest.Main(m) }
 // fleet is a VM, and the state directory of its managers.
 type fleet struct {
 	vm       *sshtest.Server
+	more     *sshtest.Server // a second VM, or nil
 	tmp, dir string
 	capacity int
 	change   func(*manager.Config) // may be nil
@@ -62,13 +63,20 @@ type running struct {
 // open opens a manager of the fleet and its config for it.
 func (f *fleet) open(t *testing.T) (*manager.Manager, *instance.Provider, error) {
 	t.Helper()
-	group, err := instance.NewGroup(instance.Instance{
-		ID: "vm-1", Addr: f.vm.Addr, Capacity: f.capacity, Runner: runnertest.Command(t), TempDir: f.tmp,
-		SSH: mux.Config{
-			User: f.vm.User, Auth: []login.Auth{login.Key("of the test", f.vm.Signer)},
-			HostKeys: login.PinnedHostKeys(f.vm.HostKey),
-		},
-	})
+	var vms []instance.Instance
+	for i, vm := range []*sshtest.Server{f.vm, f.more} {
+		if vm == nil {
+			break
+		}
+		vms = append(vms, instance.Instance{
+			ID: fmt.Sprintf("vm-%d", i+1), Addr: vm.Addr, Capacity: f.capacity, Runner: runnertest.Command(t), TempDir: f.tmp,
+			SSH: mux.Config{
+				User: vm.User, Auth: []login.Auth{login.Key("of the test", vm.Signer)},
+				HostKeys: login.PinnedHostKeys(vm.HostKey),
+			},
+		})
+	}
+	group, err := instance.NewGroup(vms...)
 	require.NoError(t, err)
 	provider, err := instance.NewProvider(instance.Config{Group: group})
 	require.NoError(t, err)

@@ -77,9 +77,9 @@ func (s *service) Submit(ctx context.Context, req *pb.SubmitRequest) (*pb.Submit
 	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	if len(text) > maxRequest {
+	if most := s.m.store.maxRequest; len(text) > most {
 		return nil, status.Errorf(codes.InvalidArgument, "the request has %d bytes, at most %d can be queued", len(text),
-			maxRequest)
+			most)
 	}
 	if err := s.m.checkLabels(req.GetJob().GetLabels()); err != nil {
 		return nil, err
@@ -108,6 +108,9 @@ func (m *Manager) failed(ctx context.Context, err error) error {
 	}
 	if _, ok := status.FromError(err); ok {
 		return err
+	}
+	if m.store.shared {
+		return status.Errorf(codes.Unavailable, "NATS: has the cluster lost its quorum? %v", err)
 	}
 	return status.Error(codes.Internal, err.Error())
 }
@@ -195,13 +198,18 @@ func (s *service) List(ctx context.Context, req *pb.ListRequest) (*pb.ListRespon
 func (m *Manager) list(ctx context.Context, req *pb.ListRequest, limit int) (*pb.ListResponse, error) {
 	resp, phase := &pb.ListResponse{}, req.GetPhase()
 	taken := map[string]bool{} // with a record
-	for _, b := range m.builds() {
-		if r := b.kept(); r.Phase != "" {
-			taken[r.ID] = true
-			if r.Phase == phaseRunning {
-				resp.Running++
-			}
+	note := func(ids []string, running int64) {
+		for _, id := range ids {
+			taken[id] = true
 		}
+		resp.Running += running
+	}
+	note(m.taken())
+	if m.cluster != nil {
+		m.ask(ctx, peerQuestion{Taken: true}, func(a *peerAnswer) bool {
+			note(a.Taken, a.Running)
+			return true
+		})
 	}
 	info, err := m.store.queue.Info(ctx)
 	if err != nil {
@@ -290,14 +298,17 @@ func (m *Manager) follow(ctx context.Context, req *pb.FollowRequest, send func(*
 	if err != nil || !req.GetFollow() {
 		return err
 	}
-	m.mu.Lock()
-	running := m.live[req.GetId()]
-	m.mu.Unlock()
-	if running != nil { // its result is kept soon
+	running := m.find(req.GetId())
+	switch {
+	case running != nil: // its result is kept soon
 		select {
 		case <-running.done:
 		case <-ctx.Done():
 			return context.Cause(ctx)
+		}
+	case m.cluster != nil:
+		if err := m.store.awaitEnd(ctx, req.GetId()); err != nil {
+			return err
 		}
 	}
 	if b, err = m.get(ctx, req.GetId()); err != nil {
@@ -323,17 +334,10 @@ func (s *service) Cancel(ctx context.Context, req *pb.CancelRequest) (*pb.Cancel
 }
 
 func (m *Manager) cancel(ctx context.Context, id string) error {
-	m.mu.Lock()
-	b := m.live[id]
-	m.mu.Unlock()
-	if b != nil {
-		if b.kept().Phase != phaseEnded {
-			err := m.change(b, func(r *record) { r.Canceled = true }) //nolint:contextcheck // done although the caller goes away
-			if err != nil {
-				return err
-			}
-		}
-		b.cancel(errCanceled)
+	if b := m.find(id); b != nil {
+		return m.cancelLive(b) //nolint:contextcheck // done although the caller goes away
+	}
+	if m.askToCancel(ctx, id) {
 		return nil
 	}
 	rec, revision, err := m.store.record(ctx, id)
@@ -343,6 +347,9 @@ func (m *Manager) cancel(ctx context.Context, id string) error {
 	if rec != nil {
 		if rec.Phase == phaseEnded {
 			return nil
+		}
+		if m.cluster != nil {
+			return m.cancelElsewhere(ctx, rec, revision)
 		}
 		return errTaken // by a manager that has not begun it yet
 	}
@@ -362,9 +369,20 @@ func (m *Manager) cancel(ctx context.Context, id string) error {
 	})
 }
 
+// cancelLive ends a build that this manager has.
+func (m *Manager) cancelLive(b *build) error {
+	if b.kept().Phase != phaseEnded {
+		if err := m.change(b, func(r *record) { r.Canceled = true }); err != nil {
+			return err
+		}
+	}
+	b.cancel(errCanceled)
+	return nil
+}
+
 // Status describes the manager.
-func (s *service) Status(context.Context, *pb.StatusRequest) (*pb.StatusResponse, error) {
-	text, err := json.Marshal(s.m.status())
+func (s *service) Status(ctx context.Context, _ *pb.StatusRequest) (*pb.StatusResponse, error) {
+	text, err := json.Marshal(s.m.status(ctx))
 	if err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
 	}

@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -32,8 +33,9 @@ const (
 	logsStream   = "STEPMUX_LOGS"
 	logsSubject  = "stepmux.logs."
 
-	// maxRequest bounds a request, in bytes, and maxPayload what a stream takes: that, sealed, with its headers.
-	maxRequest, maxPayload = 4 << 20, 5 << 20
+	// maxRequest bounds a request, in bytes, and maxPayload what a stream takes: that, sealed, with headers of less than
+	// payloadExtra.
+	maxRequest, maxPayload, payloadExtra = 4 << 20, 5 << 20, 64 << 10
 	// ackWait is how long the queue waits for a sign of life of a build that was taken, before it hands it out again.
 	ackWait = 30 * time.Second
 	// storeTimeout bounds a call to the store, and startTimeout its start: streams are checked then.
@@ -48,13 +50,16 @@ const (
 //   - A piece of a log and the state of the log after it are one message. The last message of a log has the result.
 //   - The record has the result before the request leaves the queue.
 type store struct {
-	keep   time.Duration // the age of a build that has ended, and of its log
-	seal   *seal
-	lock   *os.File
-	server *server.Server
-	logger *serverLog
-	nc     *nats.Conn
-	js     jetstream.JetStream
+	keep       time.Duration // the age of a build that has ended, and of its log
+	seal       *seal
+	lock       *os.File
+	server     *server.Server // nil if the state is in a NATS cluster
+	shared     bool           // it is, and other managers use it, too
+	timeout    time.Duration  // of a call
+	maxRequest int
+	logger     *serverLog
+	nc         *nats.Conn
+	js         jetstream.JetStream
 
 	queue   jetstream.Stream
 	logs    jetstream.Stream
@@ -66,7 +71,7 @@ type store struct {
 
 // openStore opens the state in a directory, which is made if it is missing. The caller calls close.
 func openStore(ctx context.Context, cfg *Config) (*store, error) {
-	s := &store{keep: cfg.Keep, logger: &serverLog{to: cfg.Logger}}
+	s := &store{keep: cfg.Keep, timeout: storeTimeout, maxRequest: maxRequest, logger: &serverLog{to: cfg.Logger}}
 	if err := s.open(ctx, cfg); err != nil {
 		s.close()
 		return nil, fmt.Errorf("state directory %s: %w", cfg.Dir, err)
@@ -86,7 +91,12 @@ func (s *store) open(ctx context.Context, cfg *Config) (err error) {
 	if s.seal, err = openSeal(cfg.KeyFile); err != nil {
 		return err
 	}
-	if err := s.serve(filepath.Join(cfg.Dir, "jetstream")); err != nil {
+	if cfg.NATS != nil {
+		err = s.join(cfg.NATS)
+	} else {
+		err = s.serve(filepath.Join(cfg.Dir, "jetstream"))
+	}
+	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
@@ -94,7 +104,8 @@ func (s *store) open(ctx context.Context, cfg *Config) (err error) {
 	if err := s.openStreams(ctx, cfg); err != nil {
 		return errors.Join(err, s.logger.fatal())
 	}
-	if err := s.checkKey(ctx, cfg.KeyFile); err != nil {
+	err = s.persist(ctx, func(ctx context.Context) error { return s.checkKey(ctx, cfg.KeyFile) })
+	if err != nil || s.shared {
 		return err
 	}
 	return s.checkDamage(ctx, cfg)
@@ -130,34 +141,32 @@ func (s *store) serve(dir string) (err error) {
 }
 
 func (s *store) openStreams(ctx context.Context, cfg *Config) (err error) {
-	s.queue, err = s.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
+	s.queue, err = s.stream(ctx, jetstream.StreamConfig{
 		Name: queueStream, Subjects: []string{"stepmux.queue.*"}, Retention: jetstream.WorkQueuePolicy,
-		AllowDirect: true,
 	})
 	if err != nil {
 		return fmt.Errorf("open the queue: %w", err)
 	}
-	s.logs, err = s.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
+	s.logs, err = s.stream(ctx, jetstream.StreamConfig{
 		Name: logsStream, Subjects: []string{logsSubject + "*"}, MaxAge: cfg.Keep, MaxBytes: cfg.LogBytes,
-		AllowDirect: true, Duplicates: min(time.Minute, cfg.Keep),
+		Duplicates: min(time.Minute, cfg.Keep),
 	})
 	if err != nil {
 		return fmt.Errorf("open the logs: %w", err)
 	}
-	s.builds, err = s.js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{
-		Bucket: buildsBucket, LimitMarkerTTL: time.Minute, // for the age of builds that have ended
-	})
-	if err != nil {
+	if s.builds, err = s.bucket(ctx, buildsBucket, 0, time.Minute); err != nil { // for the age of builds that have ended
 		return fmt.Errorf("open the builds: %w", err)
 	}
-	if s.fleet, err = s.js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: fleetBucket}); err != nil {
+	if s.fleet, err = s.bucket(ctx, fleetBucket, 0, 0); err != nil {
 		return fmt.Errorf("open the fleet's state: %w", err)
 	}
 	if err := s.openAudit(ctx); err != nil {
 		return err
 	}
-	s.history, err = s.js.Stream(ctx, "KV_"+buildsBucket)
-	return err
+	return s.persist(ctx, func(ctx context.Context) (err error) {
+		s.history, err = s.js.Stream(ctx, "KV_"+buildsBucket)
+		return err
+	})
 }
 
 // checkKey returns an error if the state was sealed with another key.
@@ -180,6 +189,9 @@ func (s *store) checkKey(ctx context.Context, file string) error {
 // close ends the store. All that was acknowledged is on disk.
 func (s *store) close() {
 	if s.nc != nil {
+		if s.shared {
+			_ = s.nc.FlushTimeout(time.Second) // of messages without an answer
+		}
 		s.nc.Close()
 	}
 	if s.server != nil {
@@ -195,6 +207,12 @@ func (s *store) close() {
 func (s *store) err() error {
 	if err := s.logger.fatal(); err != nil {
 		return err
+	}
+	if s.shared {
+		if s.nc.IsClosed() {
+			return fmt.Errorf("the connection to NATS was closed: %w", cmp.Or(s.nc.LastError(), nats.ErrConnectionClosed))
+		}
+		return nil // a cluster that does not answer is waited for
 	}
 	if !s.server.JetStreamEnabled() {
 		return fmt.Errorf("the store gave up: is the disk full, or read-only? %s", s.logger.last())
@@ -371,6 +389,7 @@ type record struct {
 	Ended     time.Time `json:"ended,omitzero"`
 	Canceled  bool      `json:"canceled,omitempty"`
 	Attempt   int       `json:"attempt,omitempty"` // counts how often it was lost and ran again
+	Manager   string    `json:"manager,omitempty"` // has it, of those that share the state
 	Result    *result   `json:"result,omitempty"`
 }
 
@@ -407,8 +426,7 @@ func (s *store) put(ctx context.Context, r *record, revision uint64) (uint64, er
 		options = append(options, jetstream.WithMsgTTL(s.keep))
 	}
 	ack, err := s.js.PublishMsg(ctx, msg, options...)
-	told, ok := errors.AsType[*jetstream.APIError](err)
-	if ok && told.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence {
+	if wasChanged(err) {
 		return 0, errTaken
 	}
 	if err != nil {

@@ -155,6 +155,7 @@ var allowed = map[string][]string{
 	},
 	"remote/standalone/actionmirror": {"remote/standalone", "remote/step/action", "remote/step/lang", "remote/api/**"},
 	"remote/standalone/gitlabci":     {"remote/step/lang", "remote/api/**"},
+	"remote/standalone/checkout":     {"internal/subprocess"},
 	"remote/step/lang": {
 		"internal/lazyregexp", "remote/step/expr", "remote/api/**", "internal/wire", "internal/spell",
 	},
@@ -256,7 +257,8 @@ var allowed = map[string][]string{
 		"remote/commands/**", "internal/limits", "internal/endsignal", "internal/buildinfo",
 		"instance/**", "connector", "connector/program", "connector/docker", "connector/kubernetes", "mux",
 		"connector/files", "mux/login", "pool", "remote", "remote/archive", "internal/subprocess",
-		"remote/standalone", "remote/standalone/replay", "remote/standalone/actionmirror", "remote/step/action",
+		"remote/standalone", "remote/standalone/replay", "remote/standalone/actionmirror", "remote/standalone/checkout",
+		"remote/step/action",
 		"remote/step/engine", "remote/step/fetch", "remote/step/trace/**",
 		"remote/standalone/provenance",
 		"remote/proc", "internal/wire", "internal/sshtarget", "internal/embeddedvm", "internal/rmtree", "internal/spell",

@@ -144,7 +144,7 @@ func CustomExecutor(t testing.TB) string {
 }
 
 var customExecutor = sync.OnceValues(func() (string, error) {
-	return build("stepmux-custom-executor", "cmd/stepmux-custom-executor", "grpcnotrace")
+	return build("stepmux-custom-executor", module+"cmd/stepmux-custom-executor", "grpcnotrace")
 })
 
 // buildManager builds the manager's program around the VM's end in the file end. The go command is told that the packed
@@ -170,7 +170,7 @@ func buildManager(end string) (string, error) {
 	if err := once(end+".overlay", func() error { return os.WriteFile(end+".overlay", overlay, 0o600) }); err != nil {
 		return "", err
 	}
-	return build("stepmux", "cmd/stepmux", "grpcnotrace,carry", "-overlay", end+".overlay")
+	return build("stepmux", module+"cmd/stepmux", "grpcnotrace,carry", "-overlay", end+".overlay")
 }
 
 // GitLabRunner returns the command of a stand-in for GitLab Runner's step runner. The comment of its package describes
@@ -183,10 +183,20 @@ func GitLabRunner(t testing.TB) []string {
 }
 
 var gitLabRunner = sync.OnceValues(func() (string, error) {
-	return build("gitlab-runner", "internal/runnertest/gitlabrunner", "grpcnotrace")
+	return build("gitlab-runner", module+"internal/runnertest/gitlabrunner", "grpcnotrace")
 })
 
-// build builds a program of this module, without debug information, and with the other flags of the Makefile: so the
+// NATSServer builds NATS' server, once, and returns its path.
+func NATSServer(t testing.TB) string {
+	t.Helper()
+	path, err := build("nats-server", "github.com/nats-io/nats-server/v2", "")
+	require.NoError(t, err)
+	return path
+}
+
+const module = "github.com/stepmux/stepmux/"
+
+// build builds a program, without debug information, and with the other flags of the Makefile: so the
 // packages that `make build` has compiled are not compiled again.
 func build(name, pkg, tags string, flags ...string) (string, error) {
 	in, err := tempDir()
@@ -196,7 +206,7 @@ func build(name, pkg, tags string, flags ...string) (string, error) {
 	program := filepath.Join(in, name)
 	args := slices.Concat(
 		[]string{"build", "-trimpath", "-buildvcs=false", "-tags", tags, "-ldflags", "-s -w", "-o", program}, flags,
-		[]string{"github.com/stepmux/stepmux/" + pkg})
+		[]string{pkg})
 	return program, once(program, func() error {
 		cmd := exec.Command("go", args...)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")

@@ -2,16 +2,24 @@ package standalone
 
 import "github.com/stepmux/stepmux/remote/step/action"
 
-// JobNames returns the names of the jobs in a .gitlab-ci.yml or a workflow, in the order of the file. It returns nil
-// for texts without jobs and for those that are not valid.
+// JobNames returns the names of the jobs in a .gitlab-ci.yml or a workflow, in the order of the file, and those of the
+// parallel builds of a job after it. It returns nil for texts without jobs and for those that are not valid.
 func JobNames(src Source) []string {
 	switch src.Format { //nolint:exhaustive // the others have no jobs
 	case GitLabCI:
-		file, err := openGitLabCI(src)
+		file, closeFile, err := openGitLabCI(src)
 		if err != nil {
 			return nil
 		}
-		return file.Jobs()
+		defer closeFile()
+		var all []string
+		for _, name := range file.Jobs() {
+			all = append(all, name)
+			if builds, err := file.Builds(name); err == nil && len(builds) > 1 {
+				all = append(all, builds...)
+			}
+		}
+		return all
 	case GitHub:
 		names, _ := action.WorkflowJobs(src.Name, src.Text) // nil then
 		return names

@@ -226,7 +226,9 @@ j:
 `)}))
 			require.Equal(t, test.reason, report.Reason, report.Message)
 			require.Equal(t, &test.code, report.ExitCode)
-			require.Equal(t, "kept you j\n"+test.told+" [] you\n", tr.stdout.String())
+			require.Equal(t, "$ X=kept\n$ echo \"$X $WHO $CI_JOB_NAME\"\nkept you j\n$ "+test.script+
+				"\n$ echo \"after $CI_JOB_STATUS [$X] $WHO\"\n"+test.told+" [] you\n$ exit 9\n", tr.stdout.String(),
+				"each command is shown before it runs")
 			require.Equal(t, new(9), report.Steps[1].ExitCode)
 		})
 	}
@@ -238,7 +240,8 @@ j:
   script: [echo started, sleep 600]
   after_script: ['echo "after $CI_JOB_STATUS"']
 `)
-	require.Equal(t, "started\nafter canceled\n", tr.stdout.String())
+	require.Equal(t, "$ echo started\nstarted\n$ sleep 600\n$ echo \"after $CI_JOB_STATUS\"\nafter canceled\n",
+		tr.stdout.String())
 	require.Equal(t, "success", report.Steps[1].Status)
 }
 
@@ -252,13 +255,13 @@ j:
 	require.Contains(t, report.Steps[1].Message, "timeout")
 }
 
-// cancelled runs the job of a .gitlab-ci.yml, and cancels it after its first output.
+// cancelled runs the job of a .gitlab-ci.yml, and cancels it when its script sleeps.
 func cancelled(t *testing.T, text string) (*trial, *Report) {
 	t.Helper()
 	tr := newTrial(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	tr.stdout.on("started", cancel)
+	tr.stdout.on("$ sleep 600", cancel) // it is shown before it runs
 	report, err := tr.run(ctx, t.Context(), tr.read(Source{Name: "ci.yml", Format: GitLabCI, Text: []byte(text)}))
 	require.NoError(t, err)
 	require.Equal(t, Cancelled, report.Reason)

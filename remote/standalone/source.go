@@ -8,7 +8,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+
+	"google.golang.org/protobuf/proto"
 
 	"github.com/stepmux/stepmux/remote/standalone/gitlabci"
 	"github.com/stepmux/stepmux/remote/step/engine"
@@ -56,12 +59,22 @@ type Source struct {
 	JobName string
 	// Inputs are values for the inputs in the spec of steps: strings as they are, all other types as JSON.
 	Inputs map[string]string
-	// Matrix has the values of a workflow's matrix for this run: JSON, or else texts.
+	// Matrix has the values of a workflow's matrix for this run: JSON, or else texts. Those of parallel: matrix in a
+	// .gitlab-ci.yml choose one of the builds of the job.
 	Matrix map[string]string
 	// Vars are job variables. They replace those of a .gitlab-ci.yml.
 	Vars []engine.Variable
 	// InContainer tells that the caller runs the job in the container that it describes: then no notice is about that.
 	InContainer bool
+	// Predefined are variables that those of a .gitlab-ci.yml replace, and Changed is that of [gitlabci.Config].
+	Predefined []engine.Variable
+	Changed    func(compareTo string) ([]string, error)
+	// Notices are lines that the notices of the job begin with.
+	Notices []string
+	// Elsewhere tells that the job runs in a directory that is not known yet, and not in WorkDir.
+	Elsewhere bool
+	// Colours says that the commands in the scripts of a .gitlab-ci.yml are shown in colours.
+	Colours bool
 	// WorkDir is the directory of the job. A .gitlab-ci.yml includes files from there.
 	WorkDir string
 	// Includes is a directory with the files that a .gitlab-ci.yml includes from elsewhere; see [gitlabci.Read]. If empty,
@@ -94,6 +107,36 @@ type Given struct {
 	Secrets []string
 }
 
+// TextWithInputs returns a text that compiles to the job's definition with its inputs as the defaults of its spec. The
+// lines of its steps are those of Steps.
+func (j *Job) TextWithInputs() (string, error) {
+	if len(j.Inputs) == 0 {
+		return j.Text()
+	}
+	def := proto.CloneOf(j.Definition)
+	for name, v := range j.Inputs {
+		def.GetSpec().GetSpec().GetInputs()[name].Default = v.Proto()
+	}
+	text, err := lang.Format(def)
+	if err != nil {
+		return "", err
+	}
+	spec, _, _ := strings.Cut(text, separator)
+	src, err := lang.Load("steps", []byte(j.Steps))
+	if err != nil || len(src.Docs) != 2 {
+		return "", errors.Join(errors.New("BUG: steps with inputs are not two documents"), err)
+	}
+	lines := strings.SplitAfter(j.Steps, "\n")
+	at := src.Docs[1].Line - 1
+	for at > 0 && !strings.HasPrefix(lines[at], "---") {
+		at--
+	}
+	return spec + strings.Repeat("\n", max(at, 1)) + strings.Join(lines[at:], ""), nil
+}
+
+// separator stands between two documents of YAML.
+const separator = "\n---\n"
+
 // NewJob returns the job g.
 func NewJob(g Given) *Job { return &Job{Given: g} }
 
@@ -107,29 +150,48 @@ func (j *Job) Text() (string, error) {
 
 // Read reads the job of src. An error is about the text or the values added to it.
 func Read(src Source) (*Job, error) {
-	read := readSteps
-	switch src.Format { //nolint:exhaustive // the others are steps
-	case GitLabCI:
-		read = readGitLabCI
-	case GitHub:
-		read = readGitHub
-	}
-	if len(src.Matrix) > 0 && src.Format != GitHub {
-		return nil, errors.New("a matrix is for a job of a workflow (--format github)")
-	}
-	j, err := read(src)
+	all, err := read(src, func(_ *gitlabci.File, name string) ([]string, error) { return []string{name}, nil })
 	if err != nil {
 		return nil, err
 	}
-	j.Source, j.text = sourceOf(src, j.name), src.Text
-	for _, v := range j.Vars {
-		if v.Masked && v.Value != "" {
-			if err := new(mask.Set).Add(v.Value); err != nil {
-				j.Notices = append(j.Notices, fmt.Sprintf("the variable %s is not masked: %v", v.Key, err))
+	return all[0], nil
+}
+
+// ReadAll reads the job of src as Read does. If it has parallel builds and the name does not choose one, it returns all
+// of them.
+func ReadAll(src Source) ([]*Job, error) { return read(src, (*gitlabci.File).Builds) }
+
+// read reads the jobs of src: in a .gitlab-ci.yml, those that builds returns for the name of a job.
+func read(src Source, builds func(f *gitlabci.File, name string) ([]string, error)) (jobs []*Job, err error) {
+	var j *Job
+	switch {
+	case len(src.Matrix) > 0 && src.Format != GitHub && src.Format != GitLabCI:
+		return nil, errors.New("a matrix is for a job of a workflow (--format github) or of a .gitlab-ci.yml")
+	case src.Format == GitLabCI:
+		jobs, err = readGitLabCI(src, builds)
+	case src.Format == GitHub:
+		j, err = readGitHub(src)
+	default:
+		j, err = readSteps(src)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if j != nil {
+		jobs = []*Job{j}
+	}
+	for _, j := range jobs {
+		j.Source, j.text = sourceOf(src, j.name), src.Text
+		j.Notices = append(slices.Clone(src.Notices), j.Notices...)
+		for _, v := range j.Vars {
+			if v.Masked && v.Value != "" {
+				if err := new(mask.Set).Add(v.Value); err != nil {
+					j.Notices = append(j.Notices, fmt.Sprintf("the variable %s is not masked: %v", v.Key, err))
+				}
 			}
 		}
 	}
-	return j, nil
+	return jobs, nil
 }
 
 // sourceOf describes src, in which the job is called name, for a trace.
@@ -180,16 +242,16 @@ func readSteps(src Source) (*Job, error) {
 	}), nil
 }
 
-// readGitLabCI reads a job of a .gitlab-ci.yml.
-func readGitLabCI(src Source) (*Job, error) {
+// readGitLabCI reads the builds of a job of a .gitlab-ci.yml.
+func readGitLabCI(src Source, builds func(f *gitlabci.File, name string) ([]string, error)) ([]*Job, error) {
 	if len(src.Inputs) > 0 {
 		return nil, errors.New("inputs are for steps; a job of a .gitlab-ci.yml takes variables")
 	}
-	file, err := openGitLabCI(src)
+	file, closeFile, err := openGitLabCI(src)
 	if err != nil {
 		return nil, err
 	}
-	file.InContainer = src.InContainer
+	defer closeFile()
 	name := src.JobName
 	if name == "" {
 		jobs := file.Jobs()
@@ -198,56 +260,108 @@ func readGitLabCI(src Source) (*Job, error) {
 		}
 		name = jobs[0]
 	}
-	predefined := []gitlabci.Variable{
-		{Name: "CI", Value: "true"},
-		{Name: "CI_PROJECT_DIR", Value: src.WorkDir},
-		{Name: "CI_PROJECT_NAME", Value: filepath.Base(src.WorkDir)},
+	names, err := builds(file, name)
+	if err != nil {
+		return nil, err
 	}
-	given := make([]gitlabci.Variable, len(src.Vars))
 	masked := map[string]bool{}
-	for i, v := range src.Vars {
-		given[i] = gitlabci.Variable{Name: v.Key, Value: v.Value}
+	for _, v := range src.Vars {
 		masked[v.Key] = v.Masked
 	}
-	job, err := file.Job(name, predefined, given...)
-	if err != nil {
-		return nil, err
-	}
-	j := NewJob(Given{Notices: job.Notices, Container: job.Container, Config: engine.Config{
-		Definition: job.Definition, Places: job.Places, MayFail: job.MayFail,
-	}})
-	j.name = name
-	for _, v := range job.Variables {
-		j.Vars = append(j.Vars, engine.Variable{Key: v.Name, Value: v.Value, Masked: masked[v.Name]})
-	}
-	if job.Script {
-		j.Env = map[string]string{}
+	var all []*Job
+	for _, name := range names {
+		job, err := file.Job(name)
+		if err != nil {
+			return nil, err
+		}
+		j := NewJob(Given{Notices: job.Notices, Container: job.Container, Config: engine.Config{
+			Definition: job.Definition, Places: job.Places, MayFail: job.MayFail,
+		}})
+		j.name = job.Name
 		for _, v := range job.Variables {
-			j.Env[v.Name] = v.Value
+			j.Vars = append(j.Vars, engine.Variable{Key: v.Name, Value: v.Value, Masked: masked[v.Name]})
 		}
-		if err := lang.CheckEnv("variables", j.Env); err != nil {
-			return nil, fmt.Errorf("%s: %w", src.Name, err)
+		if job.Script {
+			j.Env = map[string]string{}
+			for _, v := range job.Variables {
+				j.Env[v.Name] = v.Value
+			}
+			if err := lang.CheckEnv("variables", j.Env); err != nil {
+				return nil, fmt.Errorf("%s: %w", src.Name, err)
+			}
 		}
+		all = append(all, j)
 	}
-	return j, nil
+	return all, nil
 }
 
-// openGitLabCI reads a .gitlab-ci.yml. Files that it includes are below the work directory, or below src.Includes.
-func openGitLabCI(src Source) (*gitlabci.File, error) {
+// openGitLabCI reads a .gitlab-ci.yml. Files that it includes are below the work directory, or below src.Includes. The
+// caller closes them when it has read all jobs.
+func openGitLabCI(src Source) (file *gitlabci.File, closeFile func(), err error) {
 	open, closeDir, err := filesIn("work directory", src.WorkDir)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	defer closeDir()
-	if src.Includes == "" {
-		return gitlabci.Read(src.Name, src.Text, open, nil)
+	cfg := gitlabci.Config{
+		Open: open, Changed: src.Changed, ProjectDir: src.WorkDir, Matrix: src.Matrix, InContainer: src.InContainer,
+		Colours: src.Colours, Given: plainVars(src.Vars),
+		List: func() ([]string, error) { return listFiles(src.WorkDir) },
+		Predefined: append(plainVars(src.Predefined), gitlabci.Variable{Name: "CI", Value: "true"},
+			gitlabci.Variable{Name: "CI_PROJECT_NAME", Value: filepath.Base(src.WorkDir)}),
 	}
-	other, closeOther, err := filesIn("directory for includes", src.Includes)
-	if err != nil {
-		return nil, err
+	if src.Elsewhere {
+		cfg.ProjectDir = ""
 	}
-	defer closeOther()
-	return gitlabci.Read(src.Name, src.Text, open, other)
+	closeFile = closeDir
+	if src.Includes != "" {
+		other, closeOther, err := filesIn("directory for includes", src.Includes)
+		if err != nil {
+			closeDir()
+			return nil, nil, err
+		}
+		cfg.Other = other
+		closeFile = func() { closeOther(); closeDir() }
+	}
+	if file, err = gitlabci.Read(src.Name, src.Text, cfg); err != nil {
+		closeFile()
+		return nil, nil, err
+	}
+	return file, closeFile, nil
+}
+
+func plainVars(vars []engine.Variable) []gitlabci.Variable {
+	plain := make([]gitlabci.Variable, len(vars))
+	for i, v := range vars {
+		plain[i] = gitlabci.Variable{Name: v.Key, Value: v.Value}
+	}
+	return plain
+}
+
+// maxFiles bounds the files and directories of a project that patterns are compared with.
+const maxFiles = 200_000
+
+// listFiles returns the slash-separated paths of the files below dir, in order. Links are files, and .git is left out.
+func listFiles(dir string) (paths []string, err error) {
+	count := 0
+	err = filepath.WalkDir(dir, func(file string, entry fs.DirEntry, err error) error {
+		if count++; count > maxFiles {
+			return fmt.Errorf("the work directory has more than %d files", maxFiles)
+		}
+		switch {
+		case err != nil && file == dir:
+			return err
+		case err != nil:
+			return fs.SkipDir // nobody may read it
+		case entry.IsDir() && entry.Name() == ".git":
+			return fs.SkipDir
+		case entry.IsDir():
+			return nil
+		}
+		name, err := filepath.Rel(dir, file)
+		paths = append(paths, filepath.ToSlash(name))
+		return err
+	})
+	return paths, err
 }
 
 // filesIn returns a function that reads the files of a directory, until the other is called. what describes it.

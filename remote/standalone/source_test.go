@@ -124,7 +124,7 @@ func TestIncludedFilesAreFoundInTheWorkDirectoryAndNotBeyond(t *testing.T) {
 	tr := newTrial(t)
 	tr.file("ci/jobs.yml", "j: {script: [echo included]}\n")
 	tr.finish(tr.read(Source{Name: "ci.yml", Format: GitLabCI, Text: []byte("include: /ci/jobs.yml\n")}))
-	require.Equal(t, "included\n", tr.stdout.String())
+	require.Equal(t, "$ echo included\nincluded\n", tr.stdout.String())
 	_, err := Read(Source{
 		Name: "ci.yml", Format: GitLabCI, WorkDir: tr.cfg.WorkDir,
 		Text: []byte("include: ../../etc/passwd\nj: {script: [a]}\n"),

@@ -18,7 +18,8 @@ const (
 	afterScriptStep = "after_script"
 )
 
-const legacyScript = "builtin://" + lang.LegacyScriptStep
+// managerScript is the step that shows each command of a script before it runs, as GitLab Runner does.
+const managerScript = "builtin://" + lang.ManagerScriptStep
 
 // The variables that bound scripts, and the bound of an after_script without one.
 const (
@@ -63,11 +64,7 @@ func (d *draft) compile(job *Job) {
 	if t.err != nil || d.fromVariable(parts, job) {
 		return
 	}
-	var err error
-	if job.Definition, job.Warnings, err = lang.FromNode(list, t.origin); err != nil {
-		t.fail(err)
-	}
-	job.Places = lang.NewNodeLocator(list, t.origin)
+	d.finish(list, job)
 }
 
 // addTeardown adds the steps in n, which always run unless they have a when.
@@ -117,6 +114,9 @@ func (d *draft) addScripts(list *yaml.Node, parts map[string]*yaml.Node, job *Jo
 	lines := append(d.lines("before_script", parts["before_script"], 0), d.lines("script", parts["script"], 0)...)
 	step := d.scriptStep(parts["script"], scriptStep, lines)
 	d.limit(step, job, scriptTimeout, "")
+	if len(job.inProject) > 0 {
+		d.env(step, job)
+	}
 	list.Content = append(list.Content, step)
 
 	n := parts["after_script"]
@@ -127,26 +127,66 @@ func (d *draft) addScripts(list *yaml.Node, parts map[string]*yaml.Node, job *Jo
 	d.limit(step, job, afterScriptTimeout, defaultAfterScript)
 	d.set(step, "when", lang.Always)
 	t := d.file.tree
-	step.Content = append(step.Content, t.text(n, "env"),
-		t.made(n, yaml.MappingNode, t.text(n, "CI_JOB_STATUS"), t.text(n, jobStatus)))
+	env := d.env(step, job)
+	env.Content = append(env.Content, t.text(n, "CI_JOB_STATUS"), t.text(n, jobStatus))
 	list.Content = append(list.Content, step)
 	job.MayFail = append(job.MayFail, afterScriptStep)
 }
 
-// scriptStep returns a step that runs lines. ${{ has no meaning in them.
-func (d *draft) scriptStep(at *yaml.Node, name string, lines []string) *yaml.Node {
+// env gives a step the variables with a path in the project, and returns the node of its environment.
+func (d *draft) env(step *yaml.Node, job *Job) *yaml.Node {
 	t := d.file.tree
-	text := strings.Join(lines, "\n")
-	if strings.TrimSpace(text) == "" {
+	env := t.made(step, yaml.MappingNode)
+	for _, v := range job.inProject {
+		env.Content = append(env.Content, t.text(step, v.Name), t.text(step, inProjectDir(v.Value)))
+	}
+	step.Content = append(step.Content, t.text(step, "env"), env)
+	return env
+}
+
+// scriptStep returns a step that runs commands. ${{ has no meaning in them.
+func (d *draft) scriptStep(at *yaml.Node, name string, commands []string) *yaml.Node {
+	t := d.file.tree
+	if strings.TrimSpace(strings.Join(commands, "")) == "" {
 		t.failf(at, "%s is empty; write the commands for the shell", name)
 	}
 	step := t.made(at, yaml.MappingNode)
 	d.set(step, "name", name)
-	d.set(step, "step", legacyScript)
-	inputs := t.made(at, yaml.MappingNode, t.text(at, "script"), t.text(at, lang.Escape(text)))
+	d.set(step, "step", managerScript)
+	list := t.made(at, yaml.SequenceNode)
+	for _, command := range commands {
+		text := t.text(at, lang.Escape(command))
+		t.spend(text)
+		list.Content = append(list.Content, text)
+	}
+	inputs := t.made(at, yaml.MappingNode, t.text(at, "script"), list)
+	if !d.file.cfg.Colours {
+		plain := t.made(at, yaml.ScalarNode)
+		plain.Tag, plain.Value = "!!bool", "true"
+		inputs.Content = append(inputs.Content, t.text(at, "posix_escape"), plain)
+	}
 	step.Content = append(step.Content, t.text(at, "inputs"), inputs)
-	t.spend(inputs.Content[1])
 	return step
+}
+
+// compileTrigger makes the definition of a job that starts another pipeline: a step that does not run, and a notice.
+func (d *draft) compileTrigger(trigger *yaml.Node, job *Job) {
+	t := d.file.tree
+	step := t.made(trigger, yaml.MappingNode)
+	d.set(step, "name", "trigger")
+	d.set(step, "script", ":")
+	d.set(step, "if", "false")
+	d.notices = append(d.notices, "the job starts another pipeline (trigger), which is not possible here: nothing runs")
+	d.finish(t.made(trigger, yaml.SequenceNode, step), job)
+}
+
+// finish compiles the list of the steps of the job.
+func (d *draft) finish(list *yaml.Node, job *Job) {
+	var err error
+	if job.Definition, job.Warnings, err = lang.FromNode(list, d.file.tree.origin); err != nil {
+		d.file.tree.fail(err)
+	}
+	job.Places = lang.NewNodeLocator(list, d.file.tree.origin)
 }
 
 func (d *draft) set(step *yaml.Node, key, value string) {

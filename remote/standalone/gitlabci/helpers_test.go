@@ -2,6 +2,9 @@ package gitlabci
 
 import (
 	"io/fs"
+	"maps"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -20,6 +23,13 @@ func (p project) open(path string) ([]byte, error) {
 	return []byte(text), nil
 }
 
+// config is for a project in /project with these files.
+func (p project) config() Config {
+	return Config{
+		Open: p.open, List: func() ([]string, error) { return slices.Sorted(maps.Keys(p)), nil }, ProjectDir: "/project",
+	}
+}
+
 // job reads a job of a valid file.
 func job(t testing.TB, text, name string, files ...project) *Job {
 	t.Helper()
@@ -27,18 +37,18 @@ func job(t testing.TB, text, name string, files ...project) *Job {
 	for _, f := range files {
 		all = f
 	}
-	file, err := Read("ci.yml", []byte(text), all.open, nil)
+	file, err := Read("ci.yml", []byte(text), all.config())
 	require.NoError(t, err)
-	j, err := file.Job(name, nil)
+	j, err := file.Job(name)
 	require.NoError(t, err)
 	return j
 }
 
 // wrong returns the mistake in the job j of a file, or in the file.
 func wrong(text string, files project) string {
-	file, err := Read("ci.yml", []byte(text), files.open, nil)
+	file, err := Read("ci.yml", []byte(text), files.config())
 	if err == nil {
-		_, err = file.Job("j", nil)
+		_, err = file.Job("j")
 	}
 	if err == nil {
 		return ""
@@ -50,7 +60,11 @@ func wrong(text string, files project) string {
 func script(j *Job) string {
 	for _, s := range j.Definition.GetSteps() {
 		if s.GetName() == scriptStep {
-			return s.GetInputs()["script"].GetStringValue()
+			var lines []string
+			for _, line := range s.GetInputs()["script"].GetListValue().GetValues() {
+				lines = append(lines, line.GetStringValue())
+			}
+			return strings.Join(lines, "\n")
 		}
 	}
 	return ""

@@ -19,7 +19,6 @@ const maxIncludes = 150
 type includer struct {
 	file  *File
 	open  func(path string) ([]byte, error) // of the project whose file is being read
-	other func(path string) ([]byte, error) // of other places; nil if they are left out
 	stack []string                          // the files being read, the outermost first
 	place string                            // the project whose file is being read; empty for this one
 	count int
@@ -34,9 +33,24 @@ func (in *includer) load(src *lang.Source) *yaml.Node {
 	}
 	var base *yaml.Node
 	for _, entry := range itemsOf(include) {
-		base = in.file.tree.merge(base, in.entry(entry))
+		if in.wanted(entry) {
+			base = in.file.tree.merge(base, in.entry(entry))
+		}
 	}
 	return in.file.tree.merge(base, top)
+}
+
+// wanted reports whether the rules of an entry let it be included. They know predefined and given variables only, as
+// those of GitLab do.
+func (in *includer) wanted(entry *yaml.Node) bool {
+	rules := find(entry, "rules")
+	return isNull(rules) || in.file.matched(rules, includeRuleKeys, in.known()) != nil
+}
+
+// known expands the variables that include knows.
+func (in *includer) known() *expander {
+	f := in.file
+	return f.expander(f.literal(f.literal(nil, f.cfg.Predefined), f.cfg.Given))
 }
 
 // kinds has the kinds of include for files of other places, and these.
@@ -47,6 +61,9 @@ var kinds = map[string]string{
 	"component": "the catalog",
 	"artifact":  "a job's artifacts",
 }
+
+// otherIncludeKeys are keys of include that go with its kinds.
+var otherIncludeKeys = []string{"rules", "file", "ref", "job", "integrity", "cache"}
 
 // entry reads the file that one entry of include names.
 func (in *includer) entry(n *yaml.Node) *yaml.Node {
@@ -65,11 +82,9 @@ func (in *includer) entry(n *yaml.Node) *yaml.Node {
 				name = at.Value
 			case kinds[key] != "":
 				return in.elsewhere(findKey(n, key), key, n)
-			case key == "rules":
-				in.file.notice("rules of include")
 			case key == "inputs":
 				in.file.notice("inputs of include")
-			case key == "file" || key == "ref" || key == "job": // keys of the other kinds
+			case slices.Contains(otherIncludeKeys, key):
 			default:
 				return t.failf(findKey(n, key), "unknown key%s of include; use local", lang.Quote(key))
 			}
@@ -88,39 +103,40 @@ func (in *includer) elsewhere(at *yaml.Node, kind string, entry *yaml.Node) *yam
 	if entry.Kind == yaml.MappingNode {
 		value = find(entry, kind)
 	}
-	top, files := "", []string{value.Value}
+	expand := func(n *yaml.Node) string { return in.known().expand(variable{at: n, value: n.Value}) }
+	top, files := "", []string{expand(value)}
 	switch kind {
 	case "remote":
-		_, rest, _ := strings.Cut(value.Value, "://")
+		_, rest, _ := strings.Cut(files[0], "://")
 		rest, _, _ = strings.Cut(rest, "?")
 		files[0] = rest
 	case "template":
 		top = "templates"
 	case "component":
-		name, _, _ := strings.Cut(value.Value, "@")
+		name, _, _ := strings.Cut(files[0], "@")
 		files[0] = name + ".yml"
 	case "project":
 		list := find(entry, "file")
 		if isNull(list) {
 			return in.file.tree.failf(at, "include: project needs file, the path of a file there")
 		}
-		top, files = value.Value, nil
+		top, files = files[0], nil
 		for _, file := range itemsOf(list) {
-			files = append(files, file.Value)
+			files = append(files, expand(file))
 		}
 	}
 	what := fmt.Sprintf("%s %.160q", kind, value.Value)
 	if kind == "project" {
 		what += fmt.Sprintf(" %.160q", strings.Join(files, " "))
 	}
-	if in.other == nil || kind == "artifact" || strings.Contains(top+strings.Join(files, ""), "$") {
+	if in.file.cfg.Other == nil || kind == "artifact" || strings.Contains(top+strings.Join(files, ""), "$") {
 		in.file.notice("include: " + what)
 		in.file.left = append(in.file.left, what)
 		return &yaml.Node{Kind: yaml.MappingNode}
 	}
 	own := in.open
 	defer func() { in.open = own }()
-	in.open = func(name string) ([]byte, error) { return in.other(path.Join(top, name)) }
+	in.open = func(name string) ([]byte, error) { return in.file.cfg.Other(path.Join(top, name)) }
 	var all *yaml.Node
 	for _, file := range files {
 		all = in.file.tree.merge(all, in.readAs(at, file, "other: "+top))
@@ -137,9 +153,34 @@ func (f *File) mayBeElsewhere() string {
 		"directory, and name it by --includes", strings.Join(f.left, ", "))
 }
 
-// read reads the file name of this project, which stands at the node at.
+// read reads the file name of this project, or the files if it has wildcards. It stands at the node at.
 func (in *includer) read(at *yaml.Node, name string) *yaml.Node {
-	return in.readAs(at, name, in.place)
+	t := in.file.tree
+	name = in.known().expand(variable{at: at, value: name})
+	switch {
+	case strings.Contains(name, "$"):
+		return t.failf(at, "include: a variable in this path has no value; give it one by --var")
+	case !strings.Contains(name, "*"):
+		return in.readAs(at, name, in.place)
+	case in.place != "":
+		in.file.notice("include with wildcards in a file from elsewhere")
+		return &yaml.Node{Kind: yaml.MappingNode}
+	}
+	pattern, err := includePattern(strings.TrimPrefix(name, "/"))
+	if err != nil {
+		return t.failf(at, "include: the pattern is not valid: %v", bare(err))
+	}
+	paths, err := in.file.list()
+	if err != nil {
+		return t.failf(at, "include: %v", err)
+	}
+	all := &yaml.Node{Kind: yaml.MappingNode}
+	for _, file := range paths {
+		if pattern.MatchString(file) && !slices.Contains(in.stack, file) {
+			all = t.merge(all, in.readAs(at, file, ""))
+		}
+	}
+	return all
 }
 
 // readAs reads a file. place is that of its project; empty for this one.
@@ -152,12 +193,7 @@ func (in *includer) readAs(at *yaml.Node, name, place string) *yaml.Node {
 	if shown != "" {
 		shown = ` "` + name + `"`
 	}
-	switch {
-	case strings.ContainsAny(name, "*?["):
-		return t.failf(at, "include: wildcards are not supported; name each file")
-	case strings.Contains(name, "$"):
-		return t.failf(at, "include: variables are not supported; write the path out")
-	case in.open == nil:
+	if in.open == nil {
 		return t.failf(at, "include: no other files can be read here")
 	}
 	name = strings.TrimPrefix(path.Clean("/"+name), "/")

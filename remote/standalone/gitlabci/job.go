@@ -1,8 +1,10 @@
 package gitlabci
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v4"
@@ -13,6 +15,8 @@ import (
 
 // Job is a compiled job.
 type Job struct {
+	// Name is the name of the job or, if it is one of several parallel builds, of that.
+	Name string
 	// Definition has its steps.
 	Definition *pb.Definition
 	// Places finds the places of their expressions.
@@ -26,6 +30,8 @@ type Job struct {
 	// Container has the keys image and services of the job, in YAML, with their variables replaced; empty if the job has
 	// neither.
 	Container []byte
+	// inProject are the variables with a path in the project, whose place is known when the job runs.
+	inProject []Variable
 	// Notices are lines about keys that have no effect here.
 	Notices []string
 	// Warnings are about steps that may not do what they seem to; see [lang.Vet].
@@ -39,22 +45,22 @@ var (
 	// scripts are lists of lines for a shell.
 	scripts = []string{"before_script", "script", "after_script"}
 	// about are known keys that run nothing.
-	about = []string{"extends", "variables", "stage", "inherit", "tags", "interruptible", "allow_failure"}
+	about = []string{
+		"extends", "variables", "stage", "inherit", "tags", "interruptible", "parallel", "rules", "trigger",
+	}
 	// ignored are keys for a server or a runner.
 	ignored = []string{
-		"artifacts", "cache", "coverage", "dast_configuration", "dependencies", "environment", "except", "hooks",
-		"id_tokens", "identity", "image", "manual_confirmation", "needs", "only", "pages", "parallel", "publish",
-		"release", "resource_group", "retry", "rules", "secrets", "services", "start_in", "timeout", "when",
+		"allow_failure", "artifacts", "cache", "coverage", "dast_configuration", "dependencies", "environment", "except",
+		"hooks", "id_tokens", "identity", "image", "manual_confirmation", "needs", "only", "pages", "publish", "release",
+		"resource_group", "retry", "secrets", "services", "start_in", "timeout", "when",
 	}
-	// inheritable are the keys that a job takes from default.
-	inheritable = append(append(slices.Clone(stepLists), "before_script", "after_script"), ignored...)
 )
 
 // defaultStage is the stage of a job that names none.
 const defaultStage = "test"
 
 // jobKeys are all keys of a job.
-var jobKeys = slices.Concat(stepLists, scripts, about, ignored, []string{"trigger"})
+var jobKeys = slices.Concat(stepLists, scripts, about, ignored)
 
 // draft is a job before it is compiled.
 type draft struct {
@@ -63,22 +69,30 @@ type draft struct {
 	at      *yaml.Node // its key
 	node    *yaml.Node // merged over the jobs it extends
 	inherit map[string]bool
+	share   share
 	notices []string
 }
 
-// Job compiles the job name. The variables of the file replace predefined, and given replaces those of the file. If
-// there is no such job the error suggests another name or lists the jobs. Errors of the file have the type
-// [*lang.Error].
-func (f *File) Job(name string, predefined []Variable, given ...Variable) (*Job, error) {
+// Job compiles the job name, or one of its parallel builds. If there is no such job the error suggests another name or
+// lists the jobs. Errors of the file have the type [*lang.Error].
+func (f *File) Job(name string) (*Job, error) {
 	f.tree.err = nil // that of another job
 	d := f.find(name)
 	d.check()
+	return f.compile(d, d.choose(name))
+}
+
+// compile compiles one build of a job.
+func (f *File) compile(d *draft, s share) (*Job, error) {
+	d.share = s
+	job := &Job{Name: s.name}
+	job.Variables = d.variables(job)
 	if trigger := findKey(d.node, "trigger"); trigger != nil {
-		f.tree.failf(trigger, "the job%s starts another pipeline, which is not possible here", lang.Quote(d.name))
+		d.compileTrigger(trigger, job)
+	} else {
+		d.compile(job)
 	}
-	job := &Job{Variables: d.variables(predefined, given)}
-	d.compile(job)
-	job.Container = d.container(job.Variables)
+	job.Container = d.container(job)
 	job.Notices = d.allNotices()
 	if f.tree.err != nil {
 		return nil, f.tree.err
@@ -89,12 +103,15 @@ func (f *File) Job(name string, predefined []Variable, given ...Variable) (*Job,
 // maxListed is the largest number of jobs that an error names.
 const maxListed = 20
 
-// find returns the job name, merged over the jobs it extends.
+// find returns the job name, merged over the jobs it extends. name may be that of a parallel build.
 func (f *File) find(name string) *draft {
 	t := f.tree
-	d := &draft{file: f, name: name, at: findKey(f.top, name), node: &yaml.Node{}}
+	if f.jobs[name].node == nil && f.jobs[baseName(name)].node != nil {
+		name = baseName(name)
+	}
+	d := &draft{file: f, name: name, at: f.jobs[name].key, node: &yaml.Node{}}
 	switch {
-	case d.at == nil || slices.Contains(globals, name):
+	case d.at == nil:
 		t.fail(t.main.Errorf(nil, "there is no job%s%s%s", lang.Quote(name),
 			lang.Suggest(name, f.Jobs(), "; there is "+List(f.Jobs())), f.mayBeElsewhere()))
 		d.at = f.top
@@ -145,7 +162,7 @@ func (d *draft) check() {
 // stages returns the stages of the pipeline.
 func (f *File) stages() []string {
 	names := []string{"build", "test", "deploy"}
-	if n := find(f.top, "stages"); !isNull(n) {
+	if n := f.globals["stages"]; !isNull(n) {
 		names = nil
 		for _, item := range f.resolve(n, nil).Content {
 			names = append(names, item.Value)
@@ -156,8 +173,8 @@ func (f *File) stages() []string {
 
 // checkPlace checks that the stage of the job exists, and the jobs that it needs. Names with variables are for a
 // server.
-func (d *draft) checkPlace() {
-	t, stages, jobs := d.file.tree, d.file.stages(), d.file.Jobs()
+func (d *draft) checkPlace(stages, jobs []string) {
+	t := d.file.tree
 	there := "; there are " + strings.Join(stages[:min(len(stages), maxListed)], ", ")
 	switch n := find(d.node, "stage"); {
 	case len(d.file.left) > 0: // a file that was left out may have the stages
@@ -178,7 +195,8 @@ func (d *draft) checkPlace() {
 			}
 			n = find(n, "job")
 		}
-		if n != nil && !strings.Contains(n.Value, "$") && !slices.Contains(jobs, n.Value) && len(d.file.left) == 0 {
+		if n != nil && !strings.Contains(n.Value, "$") && d.file.jobs[baseName(n.Value)].node == nil &&
+			d.file.jobs[n.Value].node == nil && len(d.file.left) == 0 {
 			t.failf(n, "the job%s needs%s, and there is no such job%s", lang.Quote(d.name), lang.Quote(n.Value),
 				lang.Suggest(n.Value, jobs, ""))
 		}
@@ -224,12 +242,12 @@ func (d *draft) get(key string) *yaml.Node {
 	if n := find(d.node, key); n != nil {
 		return n
 	}
-	if !slices.Contains(inheritable, key) || !d.inherits("default", key) {
+	if !slices.Contains(defaults, key) || !d.inherits("default", key) {
 		return nil
 	}
-	n := find(find(d.file.top, "default"), key)
+	n := find(d.file.globals["default"], key)
 	if n == nil && slices.Contains(globals, key) {
-		n = find(d.file.top, key) // an older form of default
+		n = d.file.globals[key] // an older form of default
 	}
 	return n
 }
@@ -238,11 +256,11 @@ func (d *draft) get(key string) *yaml.Node {
 var ofContainer = []string{"image", "services"}
 
 // container returns the keys of the job's container as YAML, with variables replaced.
-func (d *draft) container(vars []Variable) []byte {
+func (d *draft) container(job *Job) []byte {
 	t := d.file.tree
-	list := make([]variable, len(vars))
-	for i, v := range vars {
-		list[i] = variable{at: d.at, name: v.Name, value: v.Value}
+	list := make([]variable, 0, len(job.Variables))
+	for _, v := range job.Variables {
+		list = append(list, variable{at: d.at, name: v.Name, value: v.Value})
 	}
 	e := d.file.expander(list)
 	var expand func(n *yaml.Node) *yaml.Node
@@ -272,42 +290,69 @@ func (d *draft) container(vars []Variable) []byte {
 	return text
 }
 
-// variables returns the variables of the job.
-func (d *draft) variables(predefined, given []Variable) []Variable {
-	literal := func(list []variable, vars []Variable) []variable {
-		for _, v := range vars {
-			list = setVariable(list, variable{at: d.at, name: v.Name, value: v.Value})
-		}
-		return list
-	}
+// variables returns the variables of the job. In the order of GitLab each replaces those before it: predefined ones,
+// those of the file, of the rules of its workflow, of the job, of the matrix, of the rules of the job, and given ones.
+func (d *draft) variables(job *Job) []Variable {
+	f := d.file
 	stage := defaultStage
 	if n := find(d.node, "stage"); n != nil && n.Kind == yaml.ScalarNode {
 		stage = n.Value
 	}
-	list := literal(nil, predefined)
-	list = literal(list, []Variable{{"CI_JOB_NAME", d.name}, {"CI_JOB_STAGE", stage}})
-	if global := find(d.file.top, "variables"); global != nil {
-		for _, v := range d.file.variables(nil, d.file.resolve(global, nil)) {
-			if d.inherits("variables", v.name) {
-				list = setVariable(list, v)
-			}
+	predefined := append(slices.Clone(f.cfg.Predefined), Variable{"CI_PROJECT_DIR", cmp.Or(f.cfg.ProjectDir, projectDir)},
+		Variable{"CI_JOB_NAME", d.share.name}, Variable{"CI_JOB_STAGE", stage})
+	if s := d.share; s.total > 0 {
+		predefined = append(predefined, Variable{"CI_NODE_INDEX", strconv.Itoa(s.index)},
+			Variable{"CI_NODE_TOTAL", strconv.Itoa(s.total)})
+	}
+	list := f.literal(nil, predefined)
+	list = d.global(list, f.globals["variables"])
+	list = d.global(list, f.workflow(f.expander(f.literal(list, f.cfg.Given))))
+	list = f.variables(list, find(d.node, "variables"))
+	for _, v := range d.share.vars {
+		list = setVariable(list, v)
+	}
+	r := d.judge(f.expander(f.literal(list, f.cfg.Given)))
+	d.tell(r)
+	list = f.literal(f.variables(list, r.variables), f.cfg.Given)
+	e := f.expander(list)
+	vars := make([]Variable, 0, len(list))
+	for _, v := range list {
+		value := e.value(v.name)
+		if strings.Contains(value, projectDir) {
+			job.inProject = append(job.inProject, Variable{v.name, value})
+		} else {
+			vars = append(vars, Variable{v.name, value})
 		}
 	}
-	list = d.file.variables(list, find(d.node, "variables"))
-	list = literal(list, given)
-	e := d.file.expander(list)
-	vars := make([]Variable, len(list))
-	for i, v := range list {
-		vars[i] = Variable{v.name, e.value(v.name)}
-	}
 	return vars
+}
+
+// global adds the variables in n, which are for all jobs that inherit them.
+func (d *draft) global(list []variable, n *yaml.Node) []variable {
+	if isNull(n) {
+		return list
+	}
+	for _, v := range d.file.variables(nil, d.file.resolve(n, nil)) {
+		if d.inherits("variables", v.name) {
+			list = setVariable(list, v)
+		}
+	}
+	return list
+}
+
+// literal adds vars, in which $ has no meaning.
+func (f *File) literal(list []variable, vars []Variable) []variable {
+	for _, v := range vars {
+		list = setVariable(list, variable{at: f.top, name: v.Name, value: v.Value})
+	}
+	return list
 }
 
 // allNotices returns the notices of the job.
 func (d *draft) allNotices() []string {
 	var left []string
 	for _, key := range ignored {
-		if !isNull(d.get(key)) && (!d.file.InContainer || !slices.Contains(ofContainer, key)) {
+		if !isNull(d.get(key)) && (!d.file.cfg.InContainer || !slices.Contains(ofContainer, key)) {
 			left = append(left, key)
 		}
 	}

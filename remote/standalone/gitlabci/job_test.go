@@ -79,7 +79,7 @@ j: {extends: [.b, .c], variables: {J: j}, after_script: null}
 	require.Empty(t, j.MayFail)
 	require.Equal(t, map[string]string{
 		"A": "a", "B": "b", "C": "c", "J": "j", "X": "c", "CI_JOB_NAME": "j",
-		"CI_JOB_STAGE": "test",
+		"CI_JOB_STAGE": "test", "CI_PROJECT_DIR": "/project",
 	}, values(j))
 }
 
@@ -155,9 +155,9 @@ j:
     PROJECT: $CI_PROJECT_DIR
     GIVEN: own
   script: [a]
-`), nil, nil)
+`), Config{ProjectDir: "/project", Predefined: []Variable{{"NAME", "below"}}, Given: []Variable{{"GIVEN", "$NAME"}}})
 	require.NoError(t, err)
-	j, err := file.Job("j", []Variable{{"CI_PROJECT_DIR", "/project"}, {"NAME", "below"}}, Variable{"GIVEN", "$NAME"})
+	j, err := file.Job("j")
 	require.NoError(t, err)
 	v := values(j)
 	for name, want := range map[string]string{
@@ -174,10 +174,10 @@ func TestWhatIsNotDoneIsToldOnce(t *testing.T) {
 	j := job(t, `
 image: alpine
 default: {cache: {key: x}}
-j: {script: ["echo $[[ inputs.a ]]"], artifacts: {paths: [a]}, stage: test, tags: [x], rules: []}
+j: {script: ["echo $[[ inputs.a ]]"], artifacts: {paths: [a]}, stage: test, tags: [x], needs: []}
 `, "j")
 	require.Equal(t, []string{
-		"not done here, but by a server or runner: artifacts, cache, image, rules",
+		"not done here, but by a server or runner: artifacts, cache, image, needs",
 		"$[[ ]] stays as it is: only a server replaces it by the inputs of the file",
 	}, j.Notices)
 	require.Equal(t, "echo $[[ inputs.a ]]", script(j))
@@ -213,7 +213,7 @@ func TestErrorsNameTheFileTheyAreIn(t *testing.T) {
 
 func TestNamesOfJobs(t *testing.T) {
 	file, err := Read("ci.yml",
-		[]byte("stages: [x]\n.hidden: {script: [a]}\nbuild app: {script: [a]}\ntest: {script: [a]}\n"), nil, nil)
+		[]byte("stages: [x]\n.hidden: {script: [a]}\nbuild app: {script: [a]}\ntest: {script: [a]}\n"), Config{})
 	require.NoError(t, err)
 	require.Equal(t, []string{"build app", "test"}, file.Jobs())
 	for name, want := range map[string]string{
@@ -223,7 +223,7 @@ func TestNamesOfJobs(t *testing.T) {
 		".hidden":  `ci.yml:2:1: the job ".hidden" is hidden: its name begins with a dot, and other jobs extend it`,
 		"a\nb\x1b": `ci.yml: there is no job; there is "build app", "test"`,
 	} {
-		_, err := file.Job(name, nil)
+		_, err := file.Job(name)
 		require.EqualError(t, err, want)
 	}
 }
@@ -249,9 +249,11 @@ job: {extends: [.go, .more, .lint, .template, .scan, .own]}
 		"gitlab.example/group/scan/unused.yml": "",
 	}
 	own := project{"own.yml": ".own: {variables: {OWN: x}}", "ci/base.yml": ".base: {variables: {BASE: own}}"}
-	file, err := Read("ci.yml", []byte(text), own.open, elsewhere.open)
+	cfg := own.config()
+	cfg.Other = elsewhere.open
+	file, err := Read("ci.yml", []byte(text), cfg)
 	require.NoError(t, err)
-	j, err := file.Job("job", nil)
+	j, err := file.Job("job")
 	require.NoError(t, err)
 	v := values(j)
 	for _, name := range []string{"MORE", "LINT", "TEMPLATE", "OWN"} {
@@ -262,19 +264,20 @@ job: {extends: [.go, .more, .lint, .template, .scan, .own]}
 	require.Len(t, j.Notices, 1)
 	require.Contains(t, j.Notices[0], `include: component "$CI_SERVER_FQDN/group/scan/scan@2.0"`)
 
-	file, err = Read("ci.yml", []byte(text), own.open, nil)
+	file, err = Read("ci.yml", []byte(text), own.config())
 	require.NoError(t, err)
-	j, err = file.Job("alone", nil)
+	j, err = file.Job("alone")
 	require.NoError(t, err, "it needs none of them")
 	require.Contains(t, j.Notices[0], `include: project "group/tools" "/ci/go.yml more.yml", include: remote "https://`)
 	require.Empty(t, file.Check(nil)[1:], "of the two jobs one needs them")
-	_, err = file.Job("job", nil)
+	_, err = file.Job("job")
 	require.ErrorContains(t, err,
 		`there is no job ".go"; it may be in a file that this one includes from elsewhere (project`)
 
-	_, err = Read("ci.yml", []byte(text), own.open, project{}.open)
+	cfg.Other = project{}.open
+	_, err = Read("ci.yml", []byte(text), cfg)
 	require.ErrorContains(t, err, `ci.yml:2:4: include: read`)
 	loop := project{"p/a.yml": "include: [b.yml]", "p/b.yml": "include: {project: p, file: a.yml}"}
-	_, err = Read("ci.yml", []byte("include: {project: p, file: a.yml}\nj: {script: [a]}"), nil, loop.open)
+	_, err = Read("ci.yml", []byte("include: {project: p, file: a.yml}\nj: {script: [a]}"), Config{Other: loop.open})
 	require.ErrorContains(t, err, "includes itself")
 }

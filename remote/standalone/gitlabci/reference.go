@@ -36,13 +36,13 @@ func (f *File) extended(name string, at *yaml.Node, chain []string) *yaml.Node {
 
 func (f *File) extend(name string, at *yaml.Node, chain []string) *yaml.Node {
 	t := f.tree
-	n := find(f.top, name)
+	n := f.jobs[name].node
 	switch {
 	case slices.Contains(chain, name):
 		return t.failf(at, "extends: the job%s extends itself, by way of %s", lang.Quote(name),
 			strings.Join(append(chain, name), " > "))
 	case n == nil:
-		return t.failf(at, "extends: there is no job%s%s%s", lang.Quote(name), lang.Suggest(name, f.jobs(), ""),
+		return t.failf(at, "extends: there is no job%s%s%s", lang.Quote(name), lang.Suggest(name, f.names, ""),
 			f.mayBeElsewhere())
 	case len(chain) > maxExtends:
 		return t.failf(at, "extends: jobs extend each other more than %d deep", maxExtends)
@@ -107,9 +107,12 @@ func (f *File) refer(n *yaml.Node, chain []string) *yaml.Node {
 	case len(chain) >= maxReferences:
 		return t.failf(n, "!reference: references lead to others more than %d deep", maxReferences)
 	}
-	found := find(f.top, path[0])
-	if found != nil && !slices.Contains(globals, path[0]) {
+	var found *yaml.Node
+	switch {
+	case f.jobs[path[0]].node != nil:
 		found = f.extended(path[0], n, nil)
+	case slices.Contains(globals, path[0]):
+		found = f.globals[path[0]]
 	}
 	for _, key := range path[1:] {
 		found = find(found, key)

@@ -73,10 +73,25 @@ func (f *File) variable(key, value *yaml.Node) variable {
 	switch {
 	case value.Kind != yaml.ScalarNode:
 		t.failf(value, "the value of%s must be a text or a number, not %s", lang.Quote(v.name), describe(value))
+	case strings.Contains(value.Value, projectDir):
+		t.failf(value, "the value of%s has a NUL byte", lang.Quote(v.name))
 	case !isNull(value):
 		v.value = value.Value
 	}
 	return v
+}
+
+// projectDir stands for the directory of the project in the values of variables, if that is known when the job runs. No
+// value of a file has it.
+const projectDir = "\x00"
+
+// inProjectDir returns a template for a value of steps.
+func inProjectDir(value string) string {
+	parts := strings.Split(value, projectDir)
+	for i := range parts {
+		parts[i] = lang.Escape(parts[i])
+	}
+	return strings.Join(parts, "${{ work_dir }}")
 }
 
 // maxValue is the longest value of a variable after expansion, in bytes. Linux passes no longer value to a program.
@@ -98,6 +113,14 @@ func (f *File) expander(list []variable) *expander {
 		e.vars[v.name] = v
 	}
 	return e
+}
+
+// lookUp returns the expanded value of the variable name, and whether there is such a variable.
+func (e *expander) lookUp(name string) (string, bool) {
+	if _, known := e.vars[name]; !known {
+		return "", false
+	}
+	return e.value(name), true
 }
 
 // value returns the expanded value of the variable name, which exists.

@@ -28,8 +28,8 @@ func (t *text) otherFile(docs []*yaml.Node) error {
 	}
 	for i := 1; i < len(root.Content); i += 2 {
 		if job(root.Content[i]) {
-			return t.errorAt(1, 1, "it is a .gitlab-ci.yml, not steps; stepmux local --format gitlab-ci runs its jobs on this "+
-				"machine")
+			return t.errorAt(1, 1, "it is a .gitlab-ci.yml, not steps; --format gitlab-ci of stepmux local or run runs its "+
+				"jobs")
 		}
 	}
 	return nil

@@ -1,0 +1,186 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/instance/manager"
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/internal/sshtest"
+)
+
+// member is a process of a cluster: a manager or a NATS server.
+type member interface {
+	start()
+	kill()
+}
+
+// natsProcess is a NATS server that is killed and started again.
+type natsProcess struct {
+	t    *testing.T
+	args []string
+	addr string
+	log  bytes.Buffer
+	cmd  *exec.Cmd
+}
+
+// newNATS returns the servers of a cluster, which are not started.
+func newNATS(t *testing.T, n int) (servers []*natsProcess, urls string) {
+	t.Helper()
+	var routes, clients, ports []string
+	for range 2 * n {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		defer listener.Close()
+		ports = append(ports, listener.Addr().String())
+	}
+	for i := range n {
+		routes, clients = append(routes, "nats://"+ports[i]), append(clients, "nats://"+ports[n+i])
+	}
+	for i := range n {
+		dir := t.TempDir()
+		config := fmt.Sprintf("server_name: n%d\nlisten: %q\nmax_payload: 8MB\n"+
+			"jetstream { store_dir: %q, sync_interval: always }\n"+
+			"cluster { name: c, listen: %q, routes: [%s] }\n", i, ports[n+i], dir, ports[i], strings.Join(routes, ", "))
+		file := filepath.Join(dir, "nats.conf")
+		require.NoError(t, os.WriteFile(file, []byte(config), 0o600))
+		servers = append(servers, &natsProcess{t: t, args: []string{"-c", file}, addr: ports[n+i]})
+	}
+	return servers, strings.Join(clients, ",")
+}
+
+func (p *natsProcess) start() {
+	p.cmd = exec.Command(runnertest.NATSServer(p.t), p.args...)
+	p.cmd.Stderr = &p.log
+	require.NoError(p.t, p.cmd.Start())
+}
+
+func (p *natsProcess) kill() {
+	_ = p.cmd.Process.Kill()
+	_ = p.cmd.Wait() // it was killed
+}
+
+// One of three managers and three NATS servers is killed every five seconds, and started again two seconds later, while
+// builds go through their queue. make cluster runs it.
+func TestAClusterWhoseMembersAreKilledLosesNothing(t *testing.T) {
+	duration, err := time.ParseDuration(os.Getenv("STEPMUX_CLUSTER"))
+	if err != nil {
+		t.Skip("make cluster runs it: STEPMUX_CLUSTER is no time")
+	}
+	const each, vms, outstanding = 3, 6, 60
+	dir := t.TempDir()
+	ledger := filepath.Join(dir, "ledger")
+	file, ports := newInventory(t, dir, vms)
+	servers, urls := newNATS(t, each)
+	var members []member
+	for _, s := range servers {
+		s.start()
+		t.Cleanup(s.kill)
+		members = append(members, s)
+	}
+	var clients []pb.ManagerClient
+	for i := range each {
+		p := &managerProcess{t: t, socket: filepath.Join(sshtest.SocketDir(t), "m.sock"), patience: 4 * bound}
+		p.args = []string{
+			"manager", "--state", filepath.Join(dir, fmt.Sprintf("state-%d", i)), "--inventory", file, "--socket", p.socket,
+			"--nats", urls, "--key-file", filepath.Join(dir, "key"), "--log-level", "info",
+		}
+		p.start()
+		t.Cleanup(p.kill)
+		t.Cleanup(func() {
+			if t.Failed() || testing.Verbose() {
+				t.Logf("the log of manager %d:\n%s", i, &p.stderr)
+			}
+		})
+		members = append(members, p)
+		conn, err := manager.Dial(p.socket)
+		require.NoError(t, err)
+		t.Cleanup(func() { conn.Close() })
+		clients = append(clients, pb.NewManagerClient(conn))
+	}
+	most, stop := watchConnections(t, ports)
+	defer stop()
+
+	var ids []string
+	over := make(chan struct{})
+	var submitting sync.WaitGroup
+	submitting.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-over:
+				return
+			default:
+			}
+			key := fmt.Sprintf("build-%d", i)
+			require.Eventually(t, func() bool {
+				resp, err := clients[i%each].Submit(t.Context(), &pb.SubmitRequest{Key: key, Job: countingJob(ledger)})
+				if err == nil {
+					ids = append(ids, resp.GetId())
+				}
+				return err == nil
+			}, 2*time.Minute, 10*time.Millisecond)
+			if i >= outstanding { // the queue is neither empty nor long
+				_, _ = followLog(t.Context(), clients[i%each], ids[i-outstanding], true, io.Discard, io.Discard) // read again below
+			}
+		}
+	})
+	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // no secret
+	kills, killed := 0, map[string]int{}
+	up := make([]chan struct{}, len(members)) // closed when it is up
+	for i := range up {
+		up[i] = make(chan struct{})
+		close(up[i])
+	}
+	var starting sync.WaitGroup
+	for end := time.Now().Add(duration); time.Now().Before(end); {
+		wait(t, 5*time.Second)
+		i := random.IntN(len(members))
+		select {
+		case <-up[i]:
+		default:
+			continue // it is not up yet
+		}
+		kills++
+		killed[fmt.Sprintf("%T", members[i])]++
+		members[i].kill()
+		t.Logf("%s: killed %T %d", time.Now().Format(time.TimeOnly), members[i], i%each)
+		again := make(chan struct{})
+		up[i] = again
+		starting.Go(func() {
+			defer close(again)
+			wait(t, 2*time.Second)
+			members[i].start()
+		})
+	}
+	starting.Wait()
+	close(over)
+	submitting.Wait()
+	requireCounted(t, ids, ledger, func(id string) pb.ManagerClient { return clients[len(id)%each] })
+	require.LessOrEqual(t, most.Load(), int64(1), "connections to a VM at once")
+	t.Logf("%d kills (%v), %d builds on %d VMs: none lost, none run twice, each log whole, %d connection to a VM at once",
+		kills, killed, len(ids), vms, most.Load())
+}
+
+// wait waits for a time.
+func wait(t *testing.T, d time.Duration) {
+	t.Helper()
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-t.Context().Done():
+	}
+}

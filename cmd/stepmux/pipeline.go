@@ -1,0 +1,213 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/spf13/pflag"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/internal/termtext"
+	"github.com/stepmux/stepmux/remote"
+	"github.com/stepmux/stepmux/remote/standalone"
+	"github.com/stepmux/stepmux/remote/standalone/checkout"
+	"github.com/stepmux/stepmux/remote/step/engine"
+)
+
+// addCheckout adds to the source of a .gitlab-ci.yml what git knows of the directory of the project.
+func addCheckout(ctx context.Context, src *standalone.Source, dir string) {
+	vars, err := checkout.Variables(ctx, dir)
+	if err != nil {
+		src.Notices = append(src.Notices, fmt.Sprintf("CI_COMMIT_* and CI_DEFAULT_BRANCH are not known: %v", err))
+	}
+	for _, v := range vars {
+		src.Predefined = append(src.Predefined, engine.Variable{Key: v.Name, Value: v.Value})
+	}
+	src.Changed = func(compareTo string) ([]string, error) { return checkout.Changed(ctx, dir, compareTo) }
+}
+
+// sourceFlags say which job of a FILE a run has, and with which values.
+type sourceFlags struct {
+	formatFlag
+	jobName string
+	inputs  []string
+	json    string
+	inImage bool
+}
+
+func (f *sourceFlags) registerSource(fl *pflag.FlagSet) {
+	f.register(fl)
+	fl.StringVar(&f.jobName, "job-name", "", "the job of a .gitlab-ci.yml; needed if it has several")
+	fl.BoolVar(&f.inImage, "in-image", false, "run a job of a .gitlab-ci.yml in a container of the image that it names")
+	fl.StringArrayVar(&f.inputs, "input", nil,
+		"`name=value` of an input in the spec of the steps; JSON if its type is not string; repeatable")
+	fl.StringVar(&f.json, "json", "", "run these steps, in JSON; - reads them from standard input")
+}
+
+// jobReader reads the jobs of a run.
+type jobReader struct {
+	*runFlags
+	ctx      context.Context //nolint:containedctx // it reads the jobs before anything runs
+	given    []engine.Variable
+	stdin    io.Reader
+	messages io.Writer
+	told     []string // notices
+}
+
+// files reads the jobs in files, and those of --json. Each may have a container.
+func (r *jobReader) files(files []string, isJSON bool) (jobs []runJob, boxes []*docker.Spec, err error) {
+	if isJSON {
+		src := standalone.Source{Name: "--json", Text: []byte(r.json), Format: standalone.JSON}
+		if r.json == "-" {
+			src.Name = "stdin"
+			if src.Text, err = standalone.ReadFile("-", r.stdin); err != nil {
+				return nil, nil, err
+			}
+		}
+		job, err := r.steps(src)
+		return []runJob{job}, []*docker.Spec{nil}, err
+	}
+	for _, name := range files {
+		src, err := r.read(name)
+		if err != nil {
+			return nil, nil, err
+		}
+		script, err := isScript(name, src.Text)
+		switch {
+		case src.Format == standalone.GitHub:
+			return nil, nil, fmt.Errorf("%s: a workflow of GitHub runs by stepmux local only", name)
+		case src.Format == standalone.GitLabCI:
+			more, theirs, err := r.pipeline(src)
+			if err != nil {
+				return nil, nil, err
+			}
+			jobs, boxes = append(jobs, more...), append(boxes, theirs...)
+			continue
+		case r.jobName != "":
+			return nil, nil, fmt.Errorf("%s: --job-name is for a .gitlab-ci.yml (--format gitlab-ci)", name)
+		case err != nil:
+			return nil, nil, err
+		case script && len(r.inputs) > 0:
+			return nil, nil, fmt.Errorf("%s: --input: a shell script has no inputs; give it variables (--env)", name)
+		case script:
+			jobs = append(jobs, runJob{Job: connector.Job{Script: string(src.Text)}, name: name})
+			boxes = append(boxes, nil)
+			continue
+		}
+		var box *docker.Spec
+		if src.Text, box, err = docker.FromJob(src.Name, src.Text); err != nil {
+			return nil, nil, err
+		}
+		job, err := r.steps(src)
+		if err != nil {
+			return nil, nil, err
+		}
+		job.name = name
+		jobs, boxes = append(jobs, job), append(boxes, box)
+	}
+	return jobs, boxes, nil
+}
+
+// read reads a FILE, which may be a pipe.
+func (r *jobReader) read(name string) (src standalone.Source, err error) {
+	if src.Format, err = standalone.ParseFormat(r.sourceFlags.format, name); err != nil {
+		return src, err
+	}
+	if src.Name, src.Includes = name, r.includes; name == "-" {
+		src.Name = "stdin"
+	}
+	src.Text, err = readFile(name)
+	return src, err
+}
+
+// steps reads steps. Values for their inputs become the defaults of these: a step runner takes no inputs.
+func (r *jobReader) steps(src standalone.Source) (job runJob, err error) {
+	job.name = src.Name
+	if src.Inputs, err = standalone.Inputs(r.inputs); err != nil {
+		return job, fmt.Errorf("--input: %w", err)
+	}
+	j, err := standalone.Read(src)
+	if err != nil {
+		return job, err
+	}
+	text, err := j.TextWithInputs()
+	if err == nil {
+		err = remote.CheckSteps(src.Name, []byte(text))
+	}
+	if err != nil {
+		return job, err
+	}
+	job.Steps, job.StepsFile = []byte(text), src.Name
+	if src.Format == standalone.JSON {
+		job.StepsFile = "" // it is another text
+	}
+	for _, v := range r.given {
+		job.Vars = append(job.Vars, connector.Variable(v))
+	}
+	return job, nil
+}
+
+// pipeline reads a job of a .gitlab-ci.yml, or all its parallel builds.
+func (r *jobReader) pipeline(src standalone.Source) (jobs []runJob, boxes []*docker.Spec, err error) {
+	if len(r.inputs) > 0 {
+		return nil, nil, fmt.Errorf("%s: --input is for steps; a job of a .gitlab-ci.yml takes variables (--var)", src.Name)
+	}
+	if src.WorkDir, err = filepath.Abs(r.project); err != nil {
+		return nil, nil, err
+	}
+	if _, err := os.Stat(src.WorkDir); err != nil {
+		return nil, nil, fmt.Errorf("--project: %w", err)
+	}
+	src.JobName, src.Vars, src.Elsewhere, src.InContainer = r.jobName, r.given, true, r.inImage
+	addCheckout(r.ctx, &src, src.WorkDir)
+	if r.project == "" {
+		src.Notices = append(src.Notices, "the job has no files of the project; give it them by --project .")
+	}
+	all, err := standalone.ReadAll(src)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, j := range all {
+		r.tell(j.Notices)
+		text, err := j.Text()
+		if err == nil {
+			err = remote.CheckSteps("the job "+j.Source.JobName, []byte(text))
+		}
+		if err != nil {
+			return nil, nil, fmt.Errorf("%s: %w", src.Name, err)
+		}
+		var box *docker.Spec
+		if r.inImage {
+			if box, err = containerOf(j); err != nil {
+				return nil, nil, err
+			}
+			if r.spec.Image == "" && (box == nil || box.Image == "") {
+				return nil, nil, errors.New("--in-image: the job names no image; name one by --image")
+			}
+		}
+		job := runJob{name: src.Name + " " + j.Source.JobName, Job: connector.Job{
+			Steps: []byte(text), Env: j.Env, MayFail: j.MayFail,
+		}}
+		for _, v := range j.Vars {
+			job.Vars = append(job.Vars, connector.Variable(v))
+		}
+		jobs, boxes = append(jobs, job), append(boxes, box)
+	}
+	return jobs, boxes, nil
+}
+
+// tell shows notices, each once.
+func (r *jobReader) tell(notices []string) {
+	for _, notice := range notices {
+		if !slices.Contains(r.told, notice) {
+			r.told = append(r.told, notice)
+			fmt.Fprintf(r.messages, "note: %s\n", termtext.Line(notice))
+		}
+	}
+}

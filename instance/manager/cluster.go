@@ -1,0 +1,632 @@
+package manager
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/privatefile"
+)
+
+const (
+	managersBucket = "STEPMUX_MANAGERS"
+	claimPrefix    = "vm."
+	idFile         = "manager-id"
+
+	// DefaultLease is how long the VMs of a manager that says nothing stay with it.
+	DefaultLease = 30 * time.Second
+
+	// maxSurplus is how many looks a manager with too many VMs waits for one without builds, before it gives up another.
+	maxSurplus = 6
+)
+
+// cluster is the part of a manager in a fleet that several managers share. These rules keep two of them from using one
+// VM at a time:
+//
+//   - A manager has a lease: a key that is gone a while after it was renewed the last time. The manager stops using its
+//     VMs well before that.
+//   - A claim says which manager has a VM. It is changed by compare-and-set.
+//   - Before a manager takes the claims of a dead one, it puts a mark in place of that one's lease. This succeeds only
+//     if the lease has ended. A manager that comes back takes its claims anew before it uses their VMs.
+//
+// The goroutine of run owns it.
+type cluster struct {
+	m        *Manager
+	id, host string        // of this manager
+	ttl      time.Duration // of leases
+	managers jetstream.KeyValue
+	claimed  jetstream.KeyWatcher // all changes of claims and drains
+	leased   jetstream.KeyWatcher // and of leases
+	found    chan struct{}        // has an element if builds may be there to be resumed
+
+	life     string // names the lease; empty without one
+	revision uint64 // of the lease
+	until    time.Time
+	surplus  int // how many looks in a row found too many VMs here, and all of them busy
+
+	mu     sync.Mutex           // guards the following
+	held   map[string]uint64    // the revisions of its claims, by the ID of the VM
+	claims map[string]claim     // of all managers, by the ID of the VM
+	peers  map[string]neighbour // the other managers
+}
+
+// lifeSign is a manager's lease as it is kept.
+type lifeSign struct {
+	Life string `json:"life"` // empty: others have taken its claims
+	Host string `json:"host,omitempty"`
+}
+
+// claim says which manager has a VM.
+type claim struct {
+	Instance string `json:"instance"`
+	Manager  string `json:"manager,omitempty"` // empty: the VM is free
+	Life     string `json:"life,omitempty"`    // of its lease at the time
+
+	revision uint64
+}
+
+// neighbour is another manager.
+type neighbour struct {
+	life string
+	seen time.Time // when its lease was renewed, as far as is known here
+}
+
+// joinCluster takes part in the fleet of the store. When it returns, this manager has the VMs that it had before, and
+// its share of those that nobody has.
+func (m *Manager) joinCluster(ctx context.Context) (err error) {
+	c := &cluster{
+		m: m, ttl: m.cfg.Lease, found: make(chan struct{}, 1),
+		held: map[string]uint64{}, claims: map[string]claim{}, peers: map[string]neighbour{},
+	}
+	if c.id, c.host, err = identity(m.cfg.Dir); err != nil {
+		return err
+	}
+	m.cfg.Group.Share()
+	if c.managers, err = m.store.bucket(ctx, managersBucket, c.ttl, 0); err != nil {
+		return fmt.Errorf("open the list of managers: %w", err)
+	}
+	for bucket, watch := range map[jetstream.KeyValue]*jetstream.KeyWatcher{
+		m.store.fleet: &c.claimed, c.managers: &c.leased,
+	} {
+		err := m.store.persist(ctx, func(context.Context) (err error) {
+			*watch, err = bucket.WatchAll(m.life) //nolint:contextcheck // it lasts as long as the manager
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("watch %s: %w", bucket.Bucket(), err)
+		}
+		if err := c.noteAll(ctx, *watch); err != nil {
+			return err
+		}
+	}
+	m.cluster = c
+	for c.life == "" {
+		if err = m.store.persist(ctx, c.renew); err == nil {
+			break
+		}
+		if !errors.Is(err, errSameID) {
+			return fmt.Errorf("take part in the cluster: %w", err)
+		}
+		m.cfg.Logger.Warn("waits for the end of another manager's lease", "error", err)
+		if err := pause(ctx, c.ttl/6); err != nil {
+			return err
+		}
+	}
+	c.balance(ctx)
+	return nil
+}
+
+// identity returns the ID in a state directory, and a text that differs for a copy of the directory.
+func identity(dir string) (id, host string, err error) {
+	file := filepath.Join(dir, idFile)
+	text, err := privatefile.Open(file, 64, func() ([]byte, error) {
+		return []byte(strings.ToLower(rand.Text())[:10]), nil
+	})
+	if err != nil {
+		return "", "", fmt.Errorf("the manager's ID: %w", err)
+	}
+	name, err := os.Hostname()
+	if err != nil {
+		return "", "", err
+	}
+	dir, err = filepath.Abs(dir)
+	id = strings.TrimSpace(string(text))
+	if err == nil && (len(id) != 10 || strings.Trim(id, keyLetters) != "") {
+		err = fmt.Errorf("%s is no ID of a manager", file)
+	}
+	return id, name + ":" + dir, err
+}
+
+// pause waits for a time.
+func pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// run renews the lease, and sees to it that this manager has its share of the VMs, until the manager takes no more
+// builds.
+func (c *cluster) run() {
+	tick := time.NewTicker(c.ttl / 6)
+	defer tick.Stop()
+	end := time.NewTimer(time.Until(c.until))
+	defer end.Stop()
+	for {
+		select {
+		case entry, ok := <-c.claimed.Updates():
+			if c.note(entry); !ok {
+				return // the connection was closed
+			}
+			continue
+		case entry, ok := <-c.leased.Updates():
+			if c.note(entry); !ok {
+				return
+			}
+			continue
+		case <-end.C:
+			c.fence("its lease could not be renewed")
+			continue
+		case <-c.m.takes.Done():
+			return
+		case <-tick.C:
+		}
+		limit := time.Now().Add(c.ttl / 3)
+		if c.life != "" && c.until.Before(limit) {
+			limit = c.until
+		}
+		ctx, cancel := context.WithDeadline(c.m.takes, limit)
+		if err := c.renew(ctx); err != nil {
+			if c.m.takes.Err() == nil {
+				c.m.cfg.Logger.Warn("cannot renew the manager's lease", "error", err)
+			}
+		} else {
+			end.Reset(time.Until(c.until))
+			c.balance(ctx)
+		}
+		cancel()
+	}
+}
+
+// errSameID says that a manager with this ID is on another machine, or in another directory.
+var errSameID = errors.New("another manager has the same ID: was the state directory copied?")
+
+// renew renews the lease, or takes one.
+func (c *cluster) renew(ctx context.Context) error {
+	sent, life := time.Now(), c.life
+	if life == "" {
+		life = rand.Text()
+	}
+	text := encode(lifeSign{life, c.host})
+	var err error
+	if c.life != "" {
+		var revision uint64
+		if revision, err = c.managers.Update(ctx, c.id, text, c.revision); err == nil {
+			c.leaseIs(life, revision, sent)
+			return nil
+		}
+		if !wasChanged(err) {
+			return err
+		}
+	}
+	entry, err := c.managers.Get(ctx, c.id)
+	var revision uint64
+	switch {
+	case errors.Is(err, jetstream.ErrKeyNotFound):
+		if c.life != "" {
+			c.fence("its lease has ended")
+			return errors.New("the lease has ended")
+		}
+		revision, err = c.managers.Create(ctx, c.id, text)
+	case err == nil:
+		var now lifeSign
+		if err = json.Unmarshal(entry.Value(), &now); err != nil {
+			return fmt.Errorf("read the lease: %w", err)
+		}
+		switch {
+		case now.Life == c.life: // the answer to a renewal was lost
+		case c.life != "":
+			c.fence("another manager has taken its VMs")
+			return errors.New("the lease was taken")
+		case now.Life != "" && now.Host != c.host:
+			return fmt.Errorf("%w %s is on %s", errSameID, c.id, now.Host)
+		}
+		revision, err = c.managers.Update(ctx, c.id, text, entry.Revision())
+	}
+	if err == nil {
+		c.leaseIs(life, revision, sent)
+	}
+	return err
+}
+
+// leaseIs notes a lease that was renewed by a request that was sent at that time.
+func (c *cluster) leaseIs(life string, revision uint64, sent time.Time) {
+	c.life, c.revision, c.until = life, revision, sent.Add(c.ttl*2/3)
+}
+
+// fence gives up all VMs at once.
+func (c *cluster) fence(why string) {
+	if c.life == "" {
+		return
+	}
+	c.life = ""
+	c.mu.Lock()
+	held := slices.Collect(maps.Keys(c.held))
+	c.mu.Unlock()
+	c.m.cfg.Logger.Error("the manager leaves its VMs", "because", why, "instances", len(held))
+	for _, id := range held {
+		c.yield(id)
+	}
+}
+
+// yield stops the use of a VM. Builds there go on without this manager.
+func (c *cluster) yield(id string) (revision uint64) {
+	c.m.cfg.Provider.Yield(id, c.m.abandon)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	revision = c.held[id]
+	delete(c.held, id)
+	return revision
+}
+
+// noteAll notes the present state of a watch.
+func (c *cluster) noteAll(ctx context.Context, watch jetstream.KeyWatcher) error {
+	for {
+		select {
+		case entry := <-watch.Updates():
+			if entry == nil { // the end of it
+				return nil
+			}
+			c.note(entry) //nolint:contextcheck // the timer of a drain outlives ctx
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// note notes a change of a claim or a lease.
+func (c *cluster) note(entry jetstream.KeyValueEntry) {
+	switch {
+	case entry == nil:
+		return
+	case strings.HasPrefix(entry.Key(), drainPrefix):
+		c.m.noteDrain(entry)
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if entry.Bucket() == managersBucket {
+		var sign lifeSign
+		if entry.Operation() == jetstream.KeyValuePut && json.Unmarshal(entry.Value(), &sign) != nil {
+			return
+		}
+		if entry.Key() != c.id {
+			c.peers[entry.Key()] = neighbour{sign.Life, time.Now()}
+		}
+		return
+	}
+	var now claim
+	if !strings.HasPrefix(entry.Key(), claimPrefix) || entry.Operation() != jetstream.KeyValuePut ||
+		json.Unmarshal(entry.Value(), &now) != nil || now.Instance == "" {
+		return
+	}
+	now.revision = entry.Revision()
+	if before := c.claims[now.Instance]; before.revision < now.revision {
+		c.claims[now.Instance] = now
+	}
+}
+
+// isDead reports whether a manager seems to be dead. mu is held.
+func (c *cluster) isDeadLocked(manager string) bool {
+	p, known := c.peers[manager]
+	if !known { // its lease may have ended before this manager began to watch
+		c.peers[manager] = neighbour{life: "unknown", seen: time.Now()}
+		return false
+	}
+	return p.life == "" || time.Since(p.seen) > c.ttl+c.ttl/4
+}
+
+// aliveLocked counts the managers. mu is held.
+func (c *cluster) aliveLocked() int {
+	n := 1
+	for id := range c.peers {
+		if id != c.id && !c.isDeadLocked(id) {
+			n++
+		}
+	}
+	return n
+}
+
+// balance takes VMs that nobody has until this manager has its share, or gives one up if it has more.
+func (c *cluster) balance(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, c.ttl/6) // the lease must be renewed meanwhile
+	defer cancel()
+	set := c.usable()
+	c.mu.Lock()
+	held := len(c.held)
+	share := (len(set) + c.aliveLocked() - 1) / c.aliveLocked()
+	var mine, free []string
+	dead := map[string][]string{} // by the manager that has them
+	for _, id := range set {
+		if _, ok := c.held[id]; ok {
+			_ = c.m.cfg.Group.Hold(id) // it may have left the inventory meanwhile, and come back
+			continue
+		}
+		switch owner := c.claims[id].Manager; {
+		case owner == c.id:
+			mine = append(mine, id) // of an earlier lease
+		case owner == "":
+			free = append(free, id)
+		case c.isDeadLocked(owner):
+			dead[owner] = append(dead[owner], id)
+		}
+	}
+	c.mu.Unlock()
+	c.take(ctx, mine, len(mine))
+	room := share - held - len(mine)
+	room -= c.take(ctx, free, room)
+	for manager, ids := range dead {
+		if room > 0 && c.bury(ctx, manager) {
+			room -= c.take(ctx, ids, room)
+		}
+	}
+	c.giveUp(ctx, set, share)
+}
+
+// usable returns the IDs of the VMs of the inventory that managers can share.
+func (c *cluster) usable() []string {
+	all := c.m.cfg.Group.Instances()
+	jumps := map[string]bool{}
+	for _, in := range all {
+		for j := in.Jump; j != nil; j = j.Jump {
+			jumps[j.ID] = true
+		}
+	}
+	var ids []string
+	for _, in := range all {
+		if !jumps[in.ID] {
+			ids = append(ids, in.ID)
+		}
+	}
+	return ids
+}
+
+// take claims VMs, at most so many, and returns how many it has got.
+func (c *cluster) take(ctx context.Context, ids []string, most int) (n int) {
+	for _, id := range ids {
+		if n >= most || ctx.Err() != nil {
+			break
+		}
+		c.mu.Lock()
+		revision := c.claims[id].revision
+		c.mu.Unlock()
+		revision, err := c.put(ctx, claim{Instance: id, Manager: c.id, Life: c.life}, revision)
+		if err != nil {
+			if !wasChanged(err) && ctx.Err() == nil {
+				c.m.cfg.Logger.Warn("cannot claim an instance", "instance", id, "error", err)
+			}
+			continue // another manager was faster
+		}
+		n++
+		c.mu.Lock()
+		c.held[id] = revision
+		c.mu.Unlock()
+		_ = c.m.cfg.Group.Hold(id) // it may have left the inventory
+		c.m.cfg.Logger.Info("instance is claimed", "instance", id)
+	}
+	if n > 0 {
+		c.look()
+	}
+	return n
+}
+
+// put changes a claim by compare-and-set.
+func (c *cluster) put(ctx context.Context, now claim, revision uint64) (uint64, error) {
+	key := claimPrefix + base64.RawURLEncoding.EncodeToString([]byte(now.Instance))
+	revision, err := c.m.store.fleet.Update(ctx, key, encode(now), revision)
+	if err == nil {
+		now.revision = revision
+		c.mu.Lock()
+		c.claims[now.Instance] = now
+		c.mu.Unlock()
+	}
+	return revision, err
+}
+
+// bury puts a mark in place of the lease of another manager, and reports whether it could: the lease has ended then.
+func (c *cluster) bury(ctx context.Context, manager string) bool {
+	var now lifeSign
+	revision := uint64(0)
+	entry, err := c.managers.Get(ctx, manager)
+	if err == nil {
+		revision, err = entry.Revision(), json.Unmarshal(entry.Value(), &now)
+	} else if errors.Is(err, jetstream.ErrKeyNotFound) {
+		err = nil
+	}
+	if err == nil && now.Life == "" {
+		if revision > 0 {
+			_, err = c.managers.Update(ctx, manager, encode(lifeSign{}), revision)
+		} else {
+			_, err = c.managers.Create(ctx, manager, encode(lifeSign{}))
+		}
+		if err == nil {
+			c.m.cfg.Logger.Warn("another manager is dead: its instances are taken over", "manager", manager)
+			return true
+		}
+	}
+	if err == nil { // it lives
+		c.mu.Lock()
+		c.peers[manager] = neighbour{now.Life, time.Now()}
+		c.mu.Unlock()
+	}
+	return false
+}
+
+// giveUp gives up VMs that have left the inventory and have no builds, and one for another manager if this one has more
+// than its share: one without leases, and one without builds if there is one soon.
+func (c *cluster) giveUp(ctx context.Context, set []string, share int) {
+	builds, leased := map[string]int{}, map[string]bool{}
+	for _, vm := range c.m.cfg.Provider.Stat().Instances {
+		builds[vm.ID] = len(vm.Builds)
+		for _, b := range vm.Builds {
+			leased[vm.ID] = leased[vm.ID] || strings.HasPrefix(b.ID, leaseName)
+		}
+	}
+	c.mu.Lock()
+	held := slices.Sorted(maps.Keys(c.held))
+	c.mu.Unlock()
+	best, kept := "", 0
+	for _, id := range held {
+		switch {
+		case slices.Contains(set, id):
+			kept++
+			if !leased[id] && (best == "" || builds[id] < builds[best]) {
+				best = id
+			}
+		case builds[id] == 0:
+			c.release(ctx, id)
+		}
+	}
+	if best == "" || kept <= share {
+		c.surplus = 0
+		return
+	}
+	if c.surplus++; builds[best] == 0 || c.surplus >= maxSurplus {
+		c.surplus = 0
+		c.release(ctx, best)
+	}
+}
+
+// release gives up a VM for other managers.
+func (c *cluster) release(ctx context.Context, id string) {
+	revision := c.yield(id)
+	if _, err := c.put(ctx, claim{Instance: id}, revision); err != nil {
+		c.m.cfg.Logger.Warn("cannot give an instance to another manager", "instance", id, "error", err)
+		return // it is taken again
+	}
+	c.m.cfg.Logger.Info("instance is given up for another manager", "instance", id)
+}
+
+// leave gives up all VMs, when the manager ends.
+func (c *cluster) leave(ctx context.Context) {
+	c.mu.Lock()
+	held := slices.Collect(maps.Keys(c.held))
+	c.mu.Unlock()
+	for _, id := range held {
+		if c.release(ctx, id); ctx.Err() != nil {
+			break
+		}
+	}
+	if c.life != "" {
+		_ = c.managers.Delete(ctx, c.id, jetstream.LastRevision(c.revision)) // else it ends by itself
+	}
+}
+
+// has reports whether this manager has a VM, or may end the builds of one that has left the inventory, because no
+// manager that lives has it.
+func (c *cluster) has(id string) bool {
+	known := slices.ContainsFunc(c.m.cfg.Group.Instances(), func(in instance.Instance) bool { return in.ID == id })
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, held := c.held[id]; held {
+		return true
+	}
+	owner := c.claims[id].Manager
+	return !known && (owner == "" || owner == c.id || c.isDeadLocked(owner))
+}
+
+// hasFor reports whether this manager has a VM with all labels.
+func (c *cluster) hasFor(labels map[string]string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.ContainsFunc(c.m.cfg.Group.Instances(), func(in instance.Instance) bool {
+		_, held := c.held[in.ID]
+		return held && hasLabels(in, labels)
+	})
+}
+
+// look asks for a look at the queue for builds that can be resumed.
+func (c *cluster) look() {
+	select {
+	case c.found <- struct{}{}:
+	default:
+	}
+}
+
+// resumeFound resumes builds on VMs that this manager has got.
+func (c *cluster) resumeFound() {
+	for {
+		select {
+		case <-c.found:
+		case <-c.m.takes.Done():
+			return
+		}
+		if err := c.m.resume(c.m.takes); err != nil && c.m.takes.Err() == nil {
+			c.m.cfg.Logger.Warn("cannot look for builds that run", "error", err)
+			if pause(c.m.takes, time.Second) == nil {
+				c.look()
+			}
+		}
+	}
+}
+
+// pass gives a build back to the queue, for another manager, or for later.
+func (c *cluster) pass(msg jetstream.Msg) error {
+	wait := time.Second
+	if at, err := msg.Metadata(); err == nil {
+		wait <<= min(at.NumDelivered, 5)
+	}
+	return msg.NakWithDelay(min(wait/2, c.ttl))
+}
+
+// encode returns JSON.
+func encode(v any) []byte {
+	text, err := json.Marshal(v)
+	if err != nil {
+		panic("BUG: encode: " + err.Error()) // it has nothing that cannot be encoded
+	}
+	return text
+}
+
+// abandon leaves builds and leases to another manager, by their names on the VM.
+func (m *Manager) abandon(names []string) {
+	for _, b := range m.builds() {
+		if slices.Contains(names, b.attemptID()) {
+			m.leaveTo(b)
+		}
+	}
+	for _, name := range names {
+		if l := m.findLease(name); l != nil {
+			m.cfg.Logger.Warn("lease is lost with its instance", "lease", name)
+			m.wg.Go(func() { _ = m.release(m.life, l) }) // logged there
+		}
+	}
+}
+
+// leaveTo leaves a build to another manager, unless its outcome is known.
+func (m *Manager) leaveTo(b *build) {
+	b.mu.Lock()
+	b.left = b.left || !b.ending
+	e, left := b.executor, b.left
+	b.mu.Unlock()
+	if left && e != nil {
+		m.wg.Go(func() { _ = e.Leave(m.life) }) // it goes on
+	}
+}

@@ -1,0 +1,213 @@
+package manager_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/stepmux/stepmux/instance/control"
+	"github.com/stepmux/stepmux/instance/manager"
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/internal/embeddedvm"
+	"github.com/stepmux/stepmux/internal/sshtest"
+)
+
+// natsServer starts a NATS server, and returns its address.
+func natsServer(t *testing.T) string {
+	t.Helper()
+	s, err := server.NewServer(&server.Options{
+		Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(), NoLog: true, NoSigs: true,
+		MaxPayload: 8 << 20,
+	})
+	require.NoError(t, err)
+	s.Start()
+	t.Cleanup(func() {
+		s.Shutdown()
+		s.WaitForShutdown()
+	})
+	require.True(t, s.ReadyForConnections(sshtest.Bound))
+	return s.Addr().String()
+}
+
+// cluster is VMs that managers share.
+type cluster struct {
+	fleet
+	nats, key string
+	lease     time.Duration
+}
+
+func newCluster(t *testing.T) *cluster {
+	t.Helper()
+	c := &cluster{fleet: *newFleet(t), nats: natsServer(t), lease: 1500 * time.Millisecond}
+	c.more = sshtest.InProcess(t, embeddedvm.Config{})
+	c.key = filepath.Join(t.TempDir(), "key")
+	return c
+}
+
+// member starts a manager that reaches NATS at an address.
+func (c *cluster) member(t *testing.T, nats string) *running {
+	t.Helper()
+	f := c.fleet
+	f.dir = filepath.Join(t.TempDir(), "state")
+	f.change = func(cfg *manager.Config) {
+		cfg.NATS, cfg.KeyFile, cfg.Lease = &manager.NATS{URLs: []string{"nats://" + nats}}, c.key, c.lease
+	}
+	return f.start(t)
+}
+
+// states returns the states of the VMs as a manager tells them.
+func states(t *testing.T, m *running) map[string]string {
+	t.Helper()
+	resp, err := m.Status(t.Context(), &pb.StatusRequest{})
+	require.NoError(t, err)
+	var s control.Status
+	require.NoError(t, json.Unmarshal(resp.GetJson(), &s))
+	all := map[string]string{}
+	for _, vm := range s.Instances {
+		all[vm.ID] = vm.State
+	}
+	return all
+}
+
+// Both managers have one of the two VMs, and are one to their users.
+func TestManagersOfAClusterAreOne(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	a := c.member(t, c.nats)
+	b := c.member(t, c.nats)
+	require.Eventually(t, func() bool {
+		return a.m.Holds() == 1 && b.m.Holds() == 1
+	}, sshtest.Bound, 10*time.Millisecond, "each manager has its share")
+	for _, m := range []*running{a, b} {
+		require.Equal(t, map[string]string{"vm-1": "ready", "vm-2": "ready"}, states(t, m))
+	}
+	wait, open := gate(t)
+	ledger := filepath.Join(t.TempDir(), "ledger")
+	var ids []string
+	for i := range 8 {
+		m := a
+		if i%2 == 0 {
+			m = b
+		}
+		ids = append(ids, m.submit(fmt.Sprintf("echo begun %d >>%s\necho begun\n%s\necho done", i, ledger, wait)))
+	}
+	on := map[string]int{}
+	for _, id := range ids[:4] { // there are as many slots
+		a.await(id, "begun\n")
+		b.await(id, "begun\n")
+		build, err := a.Get(t.Context(), &pb.GetRequest{Id: id})
+		require.NoError(t, err)
+		on[build.GetInstance()]++
+	}
+	require.Equal(t, map[string]int{"vm-1": 2, "vm-2": 2}, on, "no manager takes a build for which it has no slot")
+	for _, m := range []*running{a, b} {
+		list, err := m.List(t.Context(), &pb.ListRequest{Phase: pb.Build_queued})
+		require.NoError(t, err)
+		require.EqualValues(t, 4, list.GetRunning())
+		require.EqualValues(t, 4, list.GetQueued())
+		require.Len(t, list.GetBuilds(), 4)
+		require.Equal(t, ids[4], list.GetBuilds()[0].GetId())
+	}
+	for _, id := range ids[2:4] { // they are on one manager each, or both on one
+		_, err := a.Cancel(t.Context(), &pb.CancelRequest{Id: id})
+		require.NoError(t, err)
+		_, build := b.wait(id, 0)
+		require.Equal(t, "job_canceled", build.GetResult().GetReason())
+	}
+	_, err := b.Cancel(t.Context(), &pb.CancelRequest{Id: ids[7]})
+	require.NoError(t, err)
+	_, err = a.Drain(t.Context(), &pb.DrainRequest{Instances: []string{"vm-1", "vm-2"}, Note: "disk"})
+	require.NoError(t, err)
+	drained := map[string]string{"vm-1": "draining", "vm-2": "draining"}
+	require.Eventually(t, func() bool {
+		return states(t, b)["vm-1"] == "draining" && states(t, b)["vm-2"] == "draining"
+	}, sshtest.Bound, 10*time.Millisecond, "a drain is one of the fleet")
+	require.Equal(t, drained, states(t, a))
+	_, err = b.Undrain(t.Context(), &pb.UndrainRequest{Instances: []string{"vm-1", "vm-2"}})
+	require.NoError(t, err)
+	open()
+	for i, id := range ids[:7] {
+		if i == 2 || i == 3 {
+			continue
+		}
+		m := a
+		if i%2 == 0 {
+			m = b
+		}
+		text, build := m.wait(id, 0)
+		require.Equal(t, "begun\ndone\n", text)
+		require.Empty(t, build.GetResult().GetReason(), build.GetResult().GetMessage())
+	}
+	_, build := a.wait(ids[7], 0)
+	require.Equal(t, "job_canceled", build.GetResult().GetReason())
+	ran, err := os.ReadFile(ledger)
+	require.NoError(t, err)
+	for i := range 7 {
+		require.Equal(t, 1, strings.Count(string(ran), fmt.Sprintf("begun %d\n", i)), "%s", ran)
+	}
+	withFiles := job("true")
+	withFiles.Artifacts = []string{"x"}
+	_, err = a.Submit(t.Context(), &pb.SubmitRequest{Job: withFiles})
+	require.Equal(t, codes.Unimplemented, status.Code(err), "%v", err)
+	b.stop()
+	require.Eventually(t, func() bool { return a.m.Holds() == 2 }, sshtest.Bound, 10*time.Millisecond,
+		"a manager that ends leaves its VMs to the others")
+	f := c.fleet
+	f.dir = filepath.Join(t.TempDir(), "state")
+	f.change = func(cfg *manager.Config) {
+		cfg.NATS, cfg.KeyFile = &manager.NATS{URLs: []string{"nats://" + c.nats}}, filepath.Join(t.TempDir(), "key")
+	}
+	_, _, err = f.open(t)
+	require.ErrorContains(t, err, "sealed with another key")
+	f.change = func(cfg *manager.Config) {
+		cfg.NATS, cfg.KeyFile = &manager.NATS{URLs: []string{"nats://u:hidden@127.0.0.1:1"}}, c.key
+	}
+	_, _, err = f.open(t)
+	require.ErrorContains(t, err, "connect to NATS at nats://u:xxxxx@127.0.0.1:1: ")
+}
+
+// A manager that NATS cannot be reached from leaves its VM before another one takes it. Its builds go on there.
+func TestAManagerThatIsCutOffLosesItsVMsAndNoBuild(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	proxy := sshtest.Proxy(t, c.nats)
+	a := c.member(t, proxy.Addr())
+	b := c.member(t, c.nats)
+	require.Eventually(t, func() bool {
+		return a.m.Holds() == 1 && b.m.Holds() == 1
+	}, sshtest.Bound, 10*time.Millisecond)
+	wait, open := gate(t)
+	ledger := filepath.Join(t.TempDir(), "ledger")
+	var ids []string
+	for i := range 4 {
+		ids = append(ids, b.submit(fmt.Sprintf("echo begun %d >>%s\necho begun\n%s\necho done\nexit %d", i, ledger, wait, i)))
+		b.await(ids[i], "begun\n")
+	}
+	proxy.Stall()
+	require.Eventually(t, func() bool { return b.m.Holds() == 2 }, sshtest.Bound, 10*time.Millisecond)
+	require.Zero(t, a.m.Holds(), "it has left its VM")
+	open()
+	for i, id := range ids {
+		text, build := b.wait(id, 0)
+		require.Equal(t, "begun\ndone\n", text)
+		require.EqualValues(t, i, build.GetResult().GetExitCode(), build.GetResult().GetMessage())
+	}
+	ran, err := os.ReadFile(ledger)
+	require.NoError(t, err)
+	require.Equal(t, 4, strings.Count(string(ran), "begun"), "%s", ran)
+	proxy.Resume()
+	require.Eventually(t, func() bool {
+		return a.m.Holds() == 1 && b.m.Holds() == 1
+	}, sshtest.Bound, 10*time.Millisecond, "a manager that is back has its share again")
+	text, _ := a.wait(b.submit("echo again"), 0)
+	require.Equal(t, "again\n", text)
+}

@@ -1,0 +1,174 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// NATS names a NATS cluster with JetStream, in which managers keep their state together.
+type NATS struct {
+	// URLs are those of its servers. Required.
+	URLs []string
+	// Creds is a file with credentials (a JWT and its seed), CA one with the certificates of the authorities that sign
+	// those of the servers, and Cert and Key are the client's certificate and its key. If empty, there are no
+	// credentials, and the system's authorities count.
+	Creds, CA, Cert, Key string
+}
+
+const (
+	// natsConnect bounds the wait for a NATS server, and natsPause is the time between two attempts to reach one again.
+	natsConnect, natsPause = 5 * time.Second, 500 * time.Millisecond
+	// natsTimeout bounds a call to the cluster: a server that dies takes the call along, and it is repeated.
+	natsTimeout = 5 * time.Second
+	// natsPing is the time between two pings, of which two may be lost.
+	natsPing = 5 * time.Second
+	// pullExpiry and pullHeartbeat bound the life of a request for messages: a NATS server that dies takes it along.
+	pullExpiry, pullHeartbeat = 10 * time.Second, 2 * time.Second
+	// replicas is how many servers have each stream, if there are that many.
+	replicas = 3
+	// Codes of the API of JetStream, which nats.go has no names for.
+	codeNoPeers, codeNotClustered = 10005, 10074
+)
+
+// join connects to a NATS cluster.
+func (s *store) join(cfg *NATS) (err error) {
+	log := s.logger.to
+	options := []nats.Option{
+		nats.Name("stepmux manager"), nats.Timeout(natsConnect), nats.PingInterval(natsPing), nats.MaxPingsOutstanding(2),
+		nats.MaxReconnects(-1), nats.ReconnectWait(natsPause),
+		nats.ReconnectBufSize(-1), // a message that cannot be sent now fails, and its caller repeats it
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			log.Warn("store: connection to NATS is lost", "error", err)
+		}),
+		nats.ReconnectHandler(func(nc *nats.Conn) {
+			log.Info("store: connected to NATS", "server", nc.ConnectedServerName())
+		}),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { log.Warn("store: NATS", "error", err) }),
+	}
+	if cfg.Creds != "" {
+		options = append(options, nats.UserCredentials(cfg.Creds))
+	}
+	if cfg.CA != "" {
+		options = append(options, nats.RootCAs(cfg.CA))
+	}
+	if cfg.Cert != "" || cfg.Key != "" {
+		options = append(options, nats.ClientCert(cfg.Cert, cfg.Key))
+	}
+	if s.nc, err = nats.Connect(strings.Join(cfg.URLs, ","), options...); err != nil {
+		return fmt.Errorf("connect to NATS at %s: %w", cfg, err)
+	}
+	s.shared, s.timeout = true, natsTimeout
+	if s.maxRequest = min(maxRequest, int(s.nc.MaxPayload())-payloadExtra); s.maxRequest < 1 {
+		return fmt.Errorf("the NATS servers at %s take messages of %d bytes at most: raise their max_payload", cfg,
+			s.nc.MaxPayload())
+	}
+	s.js, err = jetstream.New(s.nc, jetstream.WithDefaultTimeout(s.timeout))
+	return err
+}
+
+// String returns the addresses, without passwords.
+func (n *NATS) String() string {
+	var all []string
+	for _, text := range n.URLs {
+		if u, err := url.Parse(text); err == nil {
+			text = u.Redacted()
+		}
+		all = append(all, text)
+	}
+	return strings.Join(all, ",")
+}
+
+// stream opens a stream, which is made if it is missing. A shared one has three replicas, if the cluster has so many
+// servers, and only its leader is read: the others may be behind.
+func (s *store) stream(ctx context.Context, cfg jetstream.StreamConfig) (jetstream.Stream, error) {
+	cfg.AllowDirect = !s.shared
+	if s.shared {
+		cfg.Replicas = replicas
+	}
+	var stream jetstream.Stream
+	err := s.persist(ctx, func(ctx context.Context) (err error) {
+		stream, err = s.js.CreateOrUpdateStream(ctx, cfg)
+		return err
+	})
+	told, ok := errors.AsType[*jetstream.APIError](err)
+	if s.shared && ok && (told.ErrorCode == codeNoPeers || told.ErrorCode == codeNotClustered) {
+		cfg.Replicas = 1
+		if now, err := s.js.Stream(ctx, cfg.Name); err == nil {
+			cfg.Replicas = now.CachedInfo().Config.Replicas
+		}
+		err = s.persist(ctx, func(ctx context.Context) (err error) {
+			stream, err = s.js.CreateOrUpdateStream(ctx, cfg)
+			return err
+		})
+	}
+	if err == nil && s.shared && cfg.Replicas < replicas {
+		s.logger.to.Warn("store: fewer than three NATS servers have this stream", "stream", cfg.Name, "servers", cfg.Replicas)
+	}
+	return stream, err
+}
+
+// bucket opens a key-value bucket, which is made if it is missing. Its keys are gone after a time, never if that is
+// zero. With marks, a key can have a time of its own.
+func (s *store) bucket(
+	ctx context.Context, name string, age time.Duration, marks time.Duration,
+) (jetstream.KeyValue, error) {
+	duplicates := 2 * time.Minute
+	if age > 0 {
+		duplicates = min(duplicates, age)
+	}
+	_, err := s.stream(ctx, jetstream.StreamConfig{ // as CreateKeyValue does, which lets all replicas be read
+		Name: "KV_" + name, Subjects: []string{"$KV." + name + ".>"}, MaxMsgsPerSubject: 1, MaxBytes: -1, MaxAge: age,
+		MaxMsgSize: -1, Replicas: 1, AllowRollup: true, DenyDelete: true, Duplicates: duplicates, MaxMsgs: -1,
+		MaxConsumers: -1, Discard: jetstream.DiscardNew, AllowMsgTTL: marks > 0, SubjectDeleteMarkerTTL: marks,
+	})
+	if err != nil {
+		return nil, err
+	}
+	var bucket jetstream.KeyValue
+	err = s.persist(ctx, func(ctx context.Context) (err error) {
+		bucket, err = s.js.KeyValue(ctx, name)
+		return err
+	})
+	return bucket, err
+}
+
+// persist calls do again while the NATS cluster does not answer, as in an election.
+func (s *store) persist(ctx context.Context, do func(ctx context.Context) error) error {
+	for {
+		once, cancel := context.WithTimeout(ctx, s.timeout)
+		err := do(once)
+		cancel()
+		if err == nil || !s.shared || ctx.Err() != nil || !isSilent(err) {
+			return err
+		}
+		s.logger.to.Warn("store: waits for the NATS cluster", "error", err)
+		if pause(ctx, natsPause) != nil {
+			return err
+		}
+	}
+}
+
+// isSilent reports whether err says that the NATS cluster did not answer, or that it has no server that leads now.
+func isSilent(err error) bool {
+	told, ok := errors.AsType[*jetstream.APIError](err)
+	return ok && told.Code == http.StatusServiceUnavailable ||
+		errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrTimeout) || errors.Is(err, nats.ErrNoResponders) ||
+		errors.Is(err, jetstream.ErrNoStreamResponse) || errors.Is(err, nats.ErrReconnectBufExceeded) ||
+		errors.Is(err, nats.ErrDisconnected)
+}
+
+// wasChanged reports whether err says that a subject has another last message than the one that was expected, or is
+// being written to.
+func wasChanged(err error) bool {
+	told, ok := errors.AsType[*jetstream.APIError](err)
+	return ok && (told.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence ||
+		told.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant)
+}

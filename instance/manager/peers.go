@@ -1,0 +1,160 @@
+package manager
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/control"
+)
+
+const (
+	// peersSubject is where the managers of a cluster ask each other.
+	peersSubject = "stepmux.managers"
+	// peersWait bounds the wait for the answers of the others, and answerWait the work for one.
+	peersWait, answerWait = time.Second, 5 * time.Second
+)
+
+// peerQuestion is a question to all other managers.
+type peerQuestion struct {
+	Manager string `json:"manager"`          // the one that asks
+	Cancel  string `json:"cancel,omitempty"` // a build to cancel
+	Taken   bool   `json:"taken,omitempty"`  // asks for the builds that the others have
+	Status  bool   `json:"status,omitempty"` // asks for their VMs
+}
+
+// peerAnswer is the answer of one of them.
+type peerAnswer struct {
+	Canceled bool         `json:"canceled,omitempty"` // it has the build, and cancels it
+	Taken    []string     `json:"taken,omitempty"`    // builds with a record
+	Running  int64        `json:"running,omitempty"`  // how many of them run
+	VMs      []control.VM `json:"vms,omitempty"`      // those that it has
+	Waiting  int          `json:"waiting,omitempty"`  // builds that wait for one of them
+}
+
+// answerPeers answers the other managers until the connection is closed.
+func (m *Manager) answerPeers() error {
+	_, err := m.store.nc.Subscribe(peersSubject, func(msg *nats.Msg) {
+		var q peerQuestion
+		if json.Unmarshal(msg.Data, &q) != nil || q.Manager == m.cluster.id || m.takes.Err() != nil {
+			return
+		}
+		var a peerAnswer
+		switch {
+		case q.Cancel != "":
+			b := m.find(q.Cancel)
+			a.Canceled = b != nil && m.cancelLive(b) == nil
+		case q.Taken:
+			a.Taken, a.Running = m.taken()
+		case q.Status:
+			s := m.ownStatus()
+			a.Waiting = s.Waiting
+			for _, vm := range s.Instances {
+				if vm.State != string(instance.Elsewhere) {
+					a.VMs = append(a.VMs, vm)
+				}
+			}
+		}
+		_ = msg.Respond(encode(a)) // it does not wait for long
+	})
+	return err
+}
+
+// ask asks all other managers, and calls take with their answers until it returns false, all have answered, or the time
+// is over.
+func (m *Manager) ask(ctx context.Context, q peerQuestion, take func(*peerAnswer) bool) {
+	m.cluster.mu.Lock()
+	others := m.cluster.aliveLocked() - 1
+	m.cluster.mu.Unlock()
+	if others == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, peersWait)
+	defer cancel()
+	q.Manager = m.cluster.id
+	inbox := m.store.nc.NewInbox()
+	answers, err := m.store.nc.SubscribeSync(inbox)
+	if err != nil {
+		return
+	}
+	defer func() { _ = answers.Unsubscribe() }()
+	if err := m.store.nc.PublishRequest(peersSubject, inbox, encode(q)); err != nil {
+		return
+	}
+	for range others {
+		msg, err := answers.NextMsgWithContext(ctx)
+		if err != nil {
+			return
+		}
+		a := &peerAnswer{}
+		if json.Unmarshal(msg.Data, a) == nil && !take(a) {
+			return
+		}
+	}
+}
+
+// taken returns the builds with a record that this manager has, and how many of them run.
+func (m *Manager) taken() (ids []string, running int64) {
+	for _, b := range m.builds() {
+		if r := b.kept(); r.Phase != "" {
+			ids = append(ids, r.ID)
+			if r.Phase == phaseRunning {
+				running++
+			}
+		}
+	}
+	return ids, running
+}
+
+// cancelElsewhere cancels a build by its record, of that revision: another manager has the build, or will take it.
+func (m *Manager) cancelElsewhere(ctx context.Context, rec *record, revision uint64) error {
+	if rec.Canceled {
+		return nil
+	}
+	rec.Canceled = true
+	if _, err := m.store.put(ctx, rec, revision); err != nil {
+		return err
+	}
+	m.askToCancel(ctx, rec.ID) // one that has just taken it
+	return nil
+}
+
+// askToCancel asks the other managers to cancel a build, and reports whether one has it.
+func (m *Manager) askToCancel(ctx context.Context, id string) (canceled bool) {
+	if m.cluster == nil {
+		return false
+	}
+	m.ask(ctx, peerQuestion{Cancel: id}, func(a *peerAnswer) bool {
+		canceled = canceled || a.Canceled
+		return !canceled
+	})
+	return canceled
+}
+
+// awaitEnd waits until the record of a build has its result.
+func (s *store) awaitEnd(ctx context.Context, id string) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	watch, err := s.builds.Watch(ctx, id)
+	if err != nil {
+		return err
+	}
+	for {
+		select {
+		case entry, ok := <-watch.Updates():
+			var r record
+			switch {
+			case !ok:
+				return errors.New("the connection to NATS was closed")
+			case entry != nil && json.Unmarshal(entry.Value(), &r) == nil && r.Phase == phaseEnded:
+				return nil
+			}
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}

@@ -1,0 +1,72 @@
+package instance
+
+import (
+	"context"
+
+	"github.com/stepmux/stepmux/pool"
+)
+
+// Share makes the group one of several, in other processes, that have the same instances and use each in turn. From
+// then on an instance takes no builds and is not connected to, unless Hold was called for it, and until
+// [Provider.Yield] is. Call it before the first build. Jump hosts are not held: each group connects to them.
+func (g *Group) Share() {
+	g.mu.Lock()
+	defer g.unlock()
+	g.shared = true
+	for _, m := range g.machines {
+		m.elsewhere = true
+	}
+}
+
+// Hold says that no other group uses an instance now. Idempotent. The error wraps ErrUnknown.
+func (g *Group) Hold(id string) error {
+	g.mu.Lock()
+	defer g.unlock()
+	m := g.machineLocked(id)
+	if m == nil || m.removed {
+		return unknown(id)
+	}
+	m.elsewhere = false
+	return nil
+}
+
+// Yield undoes Group.Hold, so that another group can have the instance. It calls told with the IDs of the builds there,
+// oldest first, then closes the connection under them, and returns when that is closed. Builds that linger go on there,
+// and another process can resume them. Idempotent.
+func (p *Provider) Yield(id string, told func(builds []string)) {
+	told(p.cfg.Group.yield(id))
+	p.conns.pool.Sever(pool.Key(id), outOfServiceError(Elsewhere))
+}
+
+func (g *Group) yield(id string) (builds []string) {
+	g.mu.Lock()
+	defer g.unlock()
+	m := g.machineLocked(id)
+	if m == nil {
+		return nil
+	}
+	m.elsewhere = true
+	for _, s := range m.slotsInOrder() {
+		builds = append(builds, s.build)
+	}
+	return builds
+}
+
+// isElsewhere reports whether another group has the instance of this ID, and it is no jump host.
+func (g *Group) isElsewhere(id string) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	m, h := g.machineLocked(id), g.hosts[id]
+	return m != nil && m.elsewhere && (h == nil || h.behind == 0)
+}
+
+// AwaitRoom waits until an instance has a free slot that no build waits for. It fails as a build would that waits for a
+// slot.
+func (g *Group) AwaitRoom(ctx context.Context) error {
+	s, err := g.await(ctx, g.queue("", demand{}))
+	if err != nil {
+		return err
+	}
+	s.giveBack()
+	return nil
+}

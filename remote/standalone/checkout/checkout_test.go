@@ -1,0 +1,125 @@
+package checkout
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// repository makes a repository and returns its directory and a function that runs git in it.
+func repository(t *testing.T) (dir string, git func(args ...string)) {
+	t.Helper()
+	dir = t.TempDir()
+	t.Setenv("GIT_CONFIG_GLOBAL", "/dev/null")
+	git = func(args ...string) {
+		cmd := exec.Command("env", append([]string{
+			"-u", "GIT_DIR", "git", "-C", dir, "-c", "user.name=Ann", "-c", "user.email=ann@x.test",
+			"-c", "init.defaultBranch=main",
+		}, args...)...)
+		cmd.Env = append(os.Environ(), "GIT_COMMITTER_DATE=2026-01-02T03:04:05+01:00")
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, "%s", out)
+	}
+	git("init", "-q")
+	return dir, git
+}
+
+func values(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	vars, err := Variables(t.Context(), dir)
+	require.NoError(t, err)
+	all := map[string]string{}
+	for _, v := range vars {
+		all[v.Name] = v.Value
+	}
+	return all
+}
+
+func TestVariablesAreThoseOfTheCommitThatIsCheckedOut(t *testing.T) {
+	require.Empty(t, values(t, t.TempDir()), "no repository, no error")
+	dir, git := repository(t)
+	require.Empty(t, values(t, dir), "no commit, no error")
+	t.Setenv("GIT_DIR", "/nowhere") // as a hook of git may have it
+	git("commit", "-q", "--allow-empty", "-m", "Title $HOME\n\nMore\nlines")
+	v := values(t, dir)
+	require.Len(t, v["CI_COMMIT_SHA"], 40)
+	require.Equal(t, v["CI_COMMIT_SHA"][:8], v["CI_COMMIT_SHORT_SHA"])
+	require.Equal(t, "Title $HOME\n\nMore\nlines", v["CI_COMMIT_MESSAGE"])
+	require.Equal(t, "Title $HOME", v["CI_COMMIT_TITLE"])
+	require.Equal(t, "More\nlines", v["CI_COMMIT_DESCRIPTION"])
+	require.Equal(t, "Ann <ann@x.test>", v["CI_COMMIT_AUTHOR"])
+	require.Equal(t, "2026-01-02T03:04:05+01:00", v["CI_COMMIT_TIMESTAMP"])
+	require.Equal(t, []string{"main", "main", "main"},
+		[]string{v["CI_COMMIT_BRANCH"], v["CI_COMMIT_REF_NAME"], v["CI_COMMIT_REF_SLUG"]})
+	require.NotContains(t, v, "CI_COMMIT_TAG")
+	require.NotContains(t, v, "CI_DEFAULT_BRANCH")
+
+	git("update-ref", "refs/remotes/origin/trunk", "HEAD")
+	git("symbolic-ref", "refs/remotes/origin/HEAD", "refs/remotes/origin/trunk")
+	git("tag", "v1.0/Beta")
+	git("checkout", "-q", "--detach")
+	v = values(t, dir)
+	require.Equal(t, []string{"v1.0/Beta", "v1.0/Beta", "v1-0-beta", "trunk"},
+		[]string{v["CI_COMMIT_TAG"], v["CI_COMMIT_REF_NAME"], v["CI_COMMIT_REF_SLUG"], v["CI_DEFAULT_BRANCH"]})
+	require.NotContains(t, v, "CI_COMMIT_BRANCH")
+}
+
+// The configuration of a repository makes git print more, or other texts, and a commit can have any bytes.
+func TestOutputOfGitIsNotBelieved(t *testing.T) {
+	dir, git := repository(t)
+	message := "a\xffb\x1b[2J\n\n" + strings.Repeat("x", 1<<20)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "message"), []byte(message), 0o600))
+	git("config", "log.showSignature", "true")
+	git("config", "gpg.program", "/bin/false")
+	git("config", "core.pager", "/bin/false")
+	git("config", "i18n.commitEncoding", "nonsense")
+	git("commit", "-q", "--allow-empty", "-F", filepath.Join(dir, "message"))
+	v := values(t, dir)
+	require.Len(t, v["CI_COMMIT_SHA"], 40)
+	require.Len(t, v["CI_COMMIT_MESSAGE"], maxMessage)
+	require.Equal(t, "a\uFFFDb\x1b[2J", v["CI_COMMIT_TITLE"])
+
+	require.NoError(t, os.WriteFile(filepath.Join(dir, ".git", "HEAD"), []byte("not a ref\n"), 0o600))
+	_, err := Variables(t.Context(), dir)
+	require.ErrorContains(t, err, "not a git repository")
+}
+
+func TestChangedAreTheFilesOfTheLastCommitAndAfterIt(t *testing.T) {
+	none, err := Changed(t.Context(), t.TempDir(), "")
+	require.NoError(t, err)
+	require.Nil(t, none)
+	dir, git := repository(t)
+	write := func(names ...string) {
+		for _, name := range names {
+			require.NoError(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
+			require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(name), 0o600))
+			git("add", name)
+		}
+		git("commit", "-q", "-m", "more")
+	}
+	write("first")
+	none, err = Changed(t.Context(), dir, "")
+	require.NoError(t, err)
+	require.Nil(t, none, "before the first commit nothing is known")
+	git("branch", "base")
+	write("docs/a.md")
+	write("src/b c.go")
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "new\nfile"), nil, 0o600))
+	changed, err := Changed(t.Context(), dir, "")
+	require.NoError(t, err)
+	require.ElementsMatch(t, []string{"src/b c.go", "new\nfile"}, changed)
+	changed, err = Changed(t.Context(), dir, "base")
+	require.NoError(t, err)
+	require.ElementsMatch(t, []string{"docs/a.md", "src/b c.go", "new\nfile"}, changed)
+	for _, wrong := range []string{"gone", "--output=/tmp/x", "a b"} {
+		_, err = Changed(t.Context(), dir, wrong)
+		require.ErrorContains(t, err, wrong)
+	}
+}

@@ -1,0 +1,298 @@
+package gitlabci
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+)
+
+// condition is a parsed expression of if: in rules. Its language is GitLab's: $NAME, texts in quotes, null,
+// /regex/flags, ==, !=, =~, !~, &&, || and parentheses.
+type condition struct {
+	op          string // an operator; empty for an operand
+	left, right *condition
+
+	name string // of a variable; empty for other operands
+	operand
+}
+
+// operand is a value in a condition. The zero value is null.
+type operand struct {
+	text  *string
+	regex *regexp.Regexp
+	yes   *bool // the result of a comparison
+}
+
+func textOperand(text string) operand { return operand{text: &text} }
+func boolOperand(yes bool) operand    { return operand{yes: &yes} }
+
+// isSet reports whether an operand counts as true for && and ||: an empty text does, as it does for GitLab.
+func (o operand) isSet() bool {
+	if o.yes != nil {
+		return *o.yes
+	}
+	return o.text != nil || o.regex != nil
+}
+
+// holds reports whether a whole condition with the result o is true: a blank text is not.
+func (o operand) holds() bool {
+	if o.text != nil {
+		return strings.TrimSpace(*o.text) != ""
+	}
+	return o.isSet()
+}
+
+func (o operand) string() string {
+	if o.text == nil {
+		return ""
+	}
+	return *o.text
+}
+
+// eval computes c. value returns the value of a variable, and whether there is such a variable.
+func (c *condition) eval(value func(name string) (string, bool)) operand {
+	if c.name != "" {
+		if text, ok := value(c.name); ok {
+			return textOperand(text)
+		}
+		return operand{}
+	}
+	if c.op == "" {
+		return c.operand
+	}
+	left := c.left.eval(value)
+	switch {
+	case c.op == "&&" && !left.isSet() || c.op == "||" && left.isSet():
+		return left
+	case c.op == "&&" || c.op == "||":
+		return c.right.eval(value)
+	}
+	right := c.right.eval(value)
+	switch c.op {
+	case "==":
+		return boolOperand(left.equal(right))
+	case "!=":
+		return boolOperand(!left.equal(right))
+	case "=~":
+		return boolOperand(left.matches(right))
+	default:
+		return boolOperand(!left.matches(right))
+	}
+}
+
+func (o operand) equal(other operand) bool {
+	switch {
+	case o.text != nil && other.text != nil:
+		return *o.text == *other.text
+	case o.yes != nil && other.yes != nil:
+		return *o.yes == *other.yes
+	default:
+		return o == operand{} && other == operand{}
+	}
+}
+
+// matches reports whether o matches a pattern: a regex, or a text with one, such as the value of a variable. Any other
+// text matches its parts, as GitLab has it.
+func (o operand) matches(pattern operand) bool {
+	if pattern.regex == nil && pattern.text != nil {
+		whole := *pattern.text
+		if regex, rest, err := readRegex(whole); err == nil && rest == "" {
+			pattern.regex = regex
+		} else {
+			return strings.Contains(whole, o.string())
+		}
+	}
+	return pattern.regex != nil && pattern.regex.MatchString(o.string())
+}
+
+// readRegex reads /regex/flags at the beginning of text, and returns the rest of text. Such a regex takes time in
+// proportion to the text that it is matched with.
+func readRegex(text string) (regex *regexp.Regexp, rest string, err error) {
+	inner, ok := strings.CutPrefix(text, "/")
+	if !ok {
+		return nil, text, errNoRegex
+	}
+	end := 0
+	for end < len(inner) && inner[end] != '/' {
+		if inner[end] == '\\' {
+			end++
+		}
+		end++
+	}
+	if end == 0 || end >= len(inner) {
+		return nil, text, errNoRegex
+	}
+	rest = strings.TrimLeft(inner[end+1:], "ismU")
+	flags := inner[end+1 : len(inner)-len(rest)]
+	source := strings.ReplaceAll(inner[:end], `\/`, "/")
+	if flags != "" {
+		source = "(?" + flags + ")" + source
+	}
+	if regex, err = regexp.Compile(source); err != nil {
+		return nil, text, fmt.Errorf("the regex is not valid: %w", bare(err))
+	}
+	return regex, rest, nil
+}
+
+// errNoRegex is for a text that does not begin with a whole regex.
+var errNoRegex = errors.New("a regex stands between two slashes, as in /^v[0-9]/")
+
+const (
+	// maxTokens is the largest number of words and operators in a condition.
+	maxTokens = 1000
+	// maxCondition is the longest condition, in bytes.
+	maxCondition = 32 << 10
+)
+
+// conditionReader parses a condition. It keeps the first mistake.
+type conditionReader struct {
+	all, rest string
+	token     string // the operator or parenthesis that comes next; "operand" for an operand, empty at the end
+	next      condition
+	tokens    int
+	err       error
+}
+
+// parseCondition parses text. The error says where in text the mistake is.
+func parseCondition(text string) (*condition, error) {
+	if len(text) > maxCondition {
+		return nil, fmt.Errorf("the condition has more than %d bytes", maxCondition)
+	}
+	r := &conditionReader{all: text, rest: text}
+	r.advance()
+	c := r.either()
+	if r.token != "" {
+		r.fail("an operator (&&, ||, ==, !=, =~, !~) is missing before this")
+	}
+	return c, r.err
+}
+
+// fail keeps a mistake at the token that comes next.
+func (r *conditionReader) fail(format string, args ...any) {
+	if r.err == nil {
+		at := len([]rune(r.all[:len(r.all)-len(r.rest)-len(r.taken())])) + 1
+		r.err = fmt.Errorf("at character %d of the condition: %s", at, fmt.Sprintf(format, args...))
+	}
+	r.token, r.rest = "", ""
+}
+
+// taken is the part of the text that the next token has.
+func (r *conditionReader) taken() string {
+	if r.token == "operand" {
+		return r.next.op
+	}
+	return r.token
+}
+
+// advance reads the next token. For an operand, next.op is its text.
+func (r *conditionReader) advance() {
+	r.token, r.next = "", condition{}
+	r.rest = strings.TrimLeft(r.rest, " \t\r\n\v\f")
+	if r.rest == "" || r.err != nil {
+		return
+	}
+	if r.tokens++; r.tokens > maxTokens {
+		r.fail("the condition has more than %d words and operators", maxTokens)
+		return
+	}
+	for _, op := range []string{"==", "!=", "=~", "!~", "&&", "||", "(", ")"} {
+		if rest, ok := strings.CutPrefix(r.rest, op); ok {
+			r.token, r.rest = op, rest
+			return
+		}
+	}
+	start := r.rest
+	r.readOperand()
+	if r.err == nil {
+		r.token, r.next.op = "operand", start[:len(start)-len(r.rest)]
+	}
+}
+
+func (r *conditionReader) readOperand() {
+	first, inner := r.rest[0], r.rest[1:]
+	switch {
+	case first == '$':
+		n := 0
+		for n < len(inner) && isWord(inner[n]) {
+			n++
+		}
+		if n == 0 {
+			r.fail("the name of a variable is missing after $; write $NAME, without braces")
+			return
+		}
+		r.next.name, r.rest = inner[:n], inner[n:]
+	case first == '"' || first == '\'':
+		text, rest, closed := strings.Cut(inner, string(first))
+		if !closed {
+			r.fail("the text is not closed; end it with %c", first)
+			return
+		}
+		r.next.operand, r.rest = textOperand(text), rest
+	case first == '/':
+		regex, rest, err := readRegex(r.rest)
+		if err != nil {
+			r.fail("%v", err)
+			return
+		}
+		r.next.operand, r.rest = operand{regex: regex}, rest
+	case strings.HasPrefix(r.rest, "null") && (len(r.rest) == 4 || !isWord(r.rest[4])):
+		r.rest = r.rest[4:]
+	case isWord(first):
+		r.fail("a text must be in quotes, and the name of a variable begins with $")
+	default:
+		r.fail("%q is not part of a condition", first)
+	}
+}
+
+func isWord(c byte) bool {
+	return c == '_' || '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
+}
+
+// either reads operands of ||.
+func (r *conditionReader) either() *condition { return r.chain(r.both, "||") }
+
+// both reads operands of &&.
+func (r *conditionReader) both() *condition { return r.chain(r.comparison, "&&") }
+
+func (r *conditionReader) comparison() *condition { return r.chain(r.single, "==", "!=", "=~", "!~") }
+
+func (r *conditionReader) chain(read func() *condition, ops ...string) *condition {
+	c := read()
+	for r.token != "" {
+		found := ""
+		for _, op := range ops {
+			if r.token == op {
+				found = op
+			}
+		}
+		if found == "" {
+			break
+		}
+		r.advance()
+		c = &condition{op: found, left: c, right: read()}
+	}
+	return c
+}
+
+// single reads an operand, or a condition in parentheses.
+func (r *conditionReader) single() *condition {
+	switch r.token {
+	case "operand":
+		c := r.next
+		c.op = ""
+		r.advance()
+		return &c
+	case "(":
+		r.advance()
+		c := r.either()
+		if r.token != ")" {
+			r.fail("a closing parenthesis is missing")
+		}
+		r.advance()
+		return c
+	default:
+		r.fail("a variable, a text, a regex or null is missing")
+		return &condition{}
+	}
+}

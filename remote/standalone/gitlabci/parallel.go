@@ -1,0 +1,157 @@
+package gitlabci
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v4"
+
+	"github.com/stepmux/stepmux/remote/step/lang"
+)
+
+// maxParallel is the largest number of builds of a job with parallel, as GitLab has it.
+const maxParallel = 200
+
+// share is one of the builds of a job with parallel. The zero value is the whole of a job without.
+type share struct {
+	name         string // of the build, as GitLab names it: "test 2/5" or "test: [linux, arm64]"
+	index, total int    // from 1
+	vars         []variable
+}
+
+// shares returns the builds of the job: one without parallel.
+func (d *draft) shares() []share {
+	n := find(d.node, "parallel")
+	if isNull(n) {
+		return []share{{name: d.name}}
+	}
+	var all []share
+	if n.Kind == yaml.MappingNode {
+		for key := range entries(n) {
+			if key.Value != "matrix" {
+				d.file.tree.failf(key, "unknown key%s of parallel; it has matrix", lang.Quote(key.Value))
+			}
+		}
+		all = d.matrix(n)
+	} else {
+		count, err := strconv.Atoi(n.Value)
+		if err != nil || count < 1 || count > maxParallel {
+			d.file.tree.failf(n, "parallel takes a number from 1 to %d, or matrix", maxParallel)
+			count = 1
+		}
+		for i := range count {
+			all = append(all, share{name: fmt.Sprintf("%s %d/%d", d.name, i+1, count)})
+		}
+	}
+	for i := range all {
+		all[i].index, all[i].total = i+1, len(all)
+	}
+	if len(all) == 0 {
+		all = []share{{name: d.name}}
+	}
+	return all
+}
+
+// matrix returns a share for each combination of the variables in each entry of the matrix.
+func (d *draft) matrix(parallel *yaml.Node) (all []share) {
+	t := d.file.tree
+	n := find(parallel, "matrix")
+	if n == nil || n.Kind != yaml.SequenceNode {
+		t.failf(parallel, "matrix must be a list of mappings (NAME: [value, value])")
+		return nil
+	}
+	for _, entry := range n.Content {
+		if entry.Kind != yaml.MappingNode {
+			t.failf(entry, "an entry of matrix must be a mapping (NAME: [value, value]), not %s", describe(entry))
+			return nil
+		}
+		combined := [][]variable{nil}
+		for key, values := range entries(entry) {
+			var longer [][]variable
+			for _, vars := range combined {
+				for _, value := range itemsOf(values) {
+					if len(all)+len(longer) >= maxParallel {
+						t.failf(entry, "matrix has more than %d combinations", maxParallel)
+						return nil
+					}
+					if value.Kind != yaml.ScalarNode {
+						t.failf(value, "a value of matrix must be a text or a number, not %s", describe(value))
+					}
+					longer = append(longer, append(slices.Clip(vars), d.file.variable(key, value)))
+				}
+			}
+			combined = longer
+		}
+		for _, vars := range combined {
+			var values []string
+			for _, v := range vars {
+				values = append(values, v.value)
+			}
+			all = append(all, share{name: d.name + ": [" + strings.Join(values, ", ") + "]", vars: vars})
+		}
+	}
+	return all
+}
+
+// baseName returns the name of a job without the end that names one of its parallel builds.
+func baseName(name string) string {
+	if i := strings.LastIndex(name, ": ["); i > 0 && strings.HasSuffix(name, "]") {
+		return name[:i]
+	}
+	if i := strings.LastIndex(name, " "); i > 0 {
+		index, total, ok := strings.Cut(name[i+1:], "/")
+		if ok && strings.Trim(index+total, "0123456789") == "" && index != "" && total != "" {
+			return name[:i]
+		}
+	}
+	return name
+}
+
+// choose returns the build called name: that of the job without parallel, or a parallel one by its name, its number, or
+// the values of the matrix that the caller wants. The name of a job that is only divided by a number is its whole.
+func (d *draft) choose(name string) share {
+	all := d.shares()
+	matrix := d.file.cfg.Matrix
+	switch {
+	case name == d.name && len(all) == 1 && len(matrix) == 0:
+		return all[0]
+	case name == d.name && all[0].vars == nil && len(matrix) == 0:
+		d.notices = append(d.notices, fmt.Sprintf(
+			"the job runs once and whole; its parts (parallel) are called %.80q and so on", all[0].name))
+		return share{name: name, index: 1, total: 1}
+	}
+	if len(matrix) > 0 && all[0].vars == nil {
+		d.file.tree.failf(d.at, "the job%s has no matrix", lang.Quote(d.name))
+		return all[0]
+	}
+	var fit []share
+	for _, s := range all {
+		byNumber := s.total > 0 && name == fmt.Sprintf("%s %d/%d", d.name, s.index, s.total)
+		byValues := name == d.name && len(matrix) > 0 && s.has(matrix)
+		if s.name == name || byNumber || byValues {
+			fit = append(fit, s)
+		}
+	}
+	if len(fit) == 1 {
+		return fit[0]
+	}
+	names := make([]string, len(all))
+	for i, s := range all {
+		names[i] = s.name
+	}
+	d.file.tree.failf(d.at, "the job%s has %d builds (parallel), and the name must choose one: %s", lang.Quote(d.name),
+		len(all), List(names))
+	return all[0]
+}
+
+// has reports whether the share has the values wanted.
+func (s share) has(wanted map[string]string) bool {
+	for name, value := range wanted {
+		if !slices.ContainsFunc(s.vars, func(v variable) bool { return v.name == name && v.value == value }) {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,289 @@
+package gitlabci
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v4"
+
+	"github.com/stepmux/stepmux/remote/step/lang"
+)
+
+// The keys of a rule in the rules of a job, of workflow and of include.
+var (
+	jobRuleKeys = []string{
+		"if", "changes", "exists", "when", "start_in", "allow_failure", "variables", "needs", "interruptible",
+	}
+	workflowRuleKeys = []string{"if", "changes", "exists", "when", "variables", "auto_cancel"}
+	includeRuleKeys  = []string{"if", "changes", "exists", "when"}
+)
+
+// never is the when of a rule that leaves its job out.
+const never = "never"
+
+// matched returns the first rule of the list n that matches with the variables of e. It is nil if there is none, or if
+// that one has when: never. All rules are checked, also those after it.
+func (f *File) matched(n *yaml.Node, keys []string, e *expander) (rule *yaml.Node) {
+	found := false
+	for _, r := range f.rules(n, keys, 0) {
+		if is := f.ruleMatches(r, e); is && !found {
+			found, rule = true, r
+		}
+	}
+	if when := find(rule, "when"); when != nil && when.Value == never {
+		return nil
+	}
+	return rule
+}
+
+// rules returns the rules in the list n. References may have made n a list of lists.
+func (f *File) rules(n *yaml.Node, keys []string, depth int) (all []*yaml.Node) {
+	switch {
+	case isNull(n):
+		return nil
+	case n.Kind != yaml.SequenceNode:
+		f.tree.failf(n, "rules must be a list, not %s", describe(n))
+		return nil
+	case depth > maxReferences:
+		f.tree.failf(n, "rules are nested deeper than %d", maxReferences)
+		return nil
+	}
+	for _, item := range n.Content {
+		switch item.Kind { //nolint:exhaustive // the others are wrong
+		case yaml.SequenceNode:
+			all = append(all, f.rules(item, keys, depth+1)...)
+		case yaml.MappingNode:
+			for key := range entries(item) {
+				if !slices.Contains(keys, key.Value) {
+					f.tree.failf(key, "unknown key%s of a rule%s", lang.Quote(key.Value),
+						lang.Suggest(key.Value, keys, "; it has "+strings.Join(keys, ", ")))
+				}
+			}
+			all = append(all, item)
+		default:
+			f.tree.failf(item, "a rule must be a mapping with if, changes, exists or when, not %s", describe(item))
+		}
+	}
+	return all
+}
+
+// ruleMatches reports whether all parts of a rule hold.
+func (f *File) ruleMatches(rule *yaml.Node, e *expander) bool {
+	holds := true
+	if n := find(rule, "if"); !isNull(n) {
+		holds = f.conditionHolds(n, e)
+	}
+	if n := find(rule, "changes"); !isNull(n) {
+		holds = f.changed(n, e) && holds
+	}
+	if n := find(rule, "exists"); !isNull(n) {
+		holds = f.exists(n, e) && holds
+	}
+	return holds && f.tree.err == nil
+}
+
+func (f *File) conditionHolds(n *yaml.Node, e *expander) bool {
+	if n.Kind != yaml.ScalarNode {
+		f.tree.failf(n, "if must be a text, such as $CI_COMMIT_BRANCH == \"main\", not %s", describe(n))
+		return false
+	}
+	c, err := parseCondition(n.Value)
+	if err != nil {
+		f.tree.failf(n, "if: %v", err)
+		return false
+	}
+	return c.eval(e.lookUp).holds()
+}
+
+// changed reports whether files have changed that match the patterns in n. It is true if that is not known, as it is
+// for GitLab in a pipeline without a commit before it.
+func (f *File) changed(n *yaml.Node, e *expander) bool {
+	patterns := f.patterns("changes", n, []string{"paths", "compare_to"}, e)
+	if f.cfg.Changed == nil || f.tree.err != nil {
+		return true
+	}
+	base := ""
+	if to := find(n, "compare_to"); !isNull(to) {
+		base = e.expand(variable{at: to, value: to.Value})
+	}
+	paths, known := f.changes[base]
+	if !known {
+		var err error
+		if paths, err = f.cfg.Changed(base); err != nil {
+			f.notice(fmt.Sprintf("changes of rules (they count as there: %v)", err))
+		}
+		f.changes[base] = paths
+	}
+	return paths == nil || anyMatches(patterns, paths)
+}
+
+// exists reports whether the project has files that match the patterns in n.
+func (f *File) exists(n *yaml.Node, e *expander) bool {
+	patterns := f.patterns("exists", n, []string{"paths", "project", "ref"}, e)
+	if !isNull(find(n, "project")) {
+		f.notice("exists of another project (it counts as not there)")
+		return false
+	}
+	paths, err := f.list()
+	if err != nil {
+		f.tree.failf(n, "exists: %v", err)
+	}
+	return anyMatches(patterns, paths)
+}
+
+// list returns the paths of the files of the project.
+func (f *File) list() ([]string, error) {
+	if f.paths == nil && f.cfg.List != nil {
+		paths, err := f.cfg.List()
+		if err != nil {
+			return nil, err
+		}
+		f.paths = append([]string{}, paths...)
+	}
+	return f.paths, nil
+}
+
+// maxPatterns is the largest number of patterns in one rule.
+const maxPatterns = 1000
+
+// patterns returns the patterns of paths in n: a text, a list, or a mapping with keys, of which paths has them.
+func (f *File) patterns(what string, n *yaml.Node, keys []string, e *expander) (all []*regexp.Regexp) {
+	if n.Kind == yaml.MappingNode {
+		for key := range entries(n) {
+			if !slices.Contains(keys, key.Value) {
+				f.tree.failf(key, "unknown key%s of %s; it has %s", lang.Quote(key.Value), what, strings.Join(keys, ", "))
+			}
+		}
+		paths := find(n, "paths")
+		if isNull(paths) {
+			f.tree.failf(n, "%s needs paths, a list of files", what)
+			return nil
+		}
+		n = paths
+	}
+	for _, item := range itemsOf(n) {
+		if item.Kind != yaml.ScalarNode || len(all) >= maxPatterns {
+			f.tree.failf(item, "%s takes the paths of files, or patterns such as docs/**/*.md, at most %d", what, maxPatterns)
+			return nil
+		}
+		pattern, err := globPattern(strings.TrimPrefix(e.expand(variable{at: item, value: item.Value}), "/"))
+		if err != nil {
+			f.tree.failf(item, "%s: the pattern is not valid: %v", what, bare(err))
+			return nil
+		}
+		all = append(all, pattern)
+	}
+	return all
+}
+
+func anyMatches(patterns []*regexp.Regexp, paths []string) bool {
+	return slices.ContainsFunc(patterns, func(p *regexp.Regexp) bool { return slices.ContainsFunc(paths, p.MatchString) })
+}
+
+// globPattern returns a regex for a pattern of paths, as GitLab has them: **/ is any number of directories, * and ? are
+// no slashes, [a-z] and {a,b} are choices.
+func globPattern(glob string) (*regexp.Regexp, error) {
+	var b strings.Builder
+	b.WriteString(`\A(?s:`)
+	depth := 0
+	for i := 0; i < len(glob); i++ {
+		rest := glob[i:]
+		switch c := glob[i]; {
+		case strings.HasPrefix(rest, "**/") && (i == 0 || glob[i-1] == '/'):
+			b.WriteString(`(?:.*/)?`)
+			i += 2
+		case c == '*':
+			b.WriteString(`[^/]*`)
+			i += len(rest) - len(strings.TrimLeft(rest, "*")) - 1
+		case c == '?':
+			b.WriteString(`[^/]`)
+		case c == '[' && strings.Contains(rest, "]"):
+			end := strings.Index(rest, "]")
+			inner := strings.ReplaceAll(rest[1:end], `\`, `\\`)
+			if negated := strings.TrimLeft(inner, "!^"); negated != inner {
+				inner = "^/" + negated
+			}
+			b.WriteString("[" + strings.ReplaceAll(inner, "[", `\[`) + "]")
+			i += end
+		case c == '{':
+			b.WriteString("(?:")
+			depth++
+		case c == ',' && depth > 0:
+			b.WriteString("|")
+		case c == '}' && depth > 0:
+			b.WriteString(")")
+			depth--
+		case c == '\\' && len(rest) > 1:
+			b.WriteString(regexp.QuoteMeta(rest[1:2]))
+			i++
+		default:
+			b.WriteString(regexp.QuoteMeta(rest[:1]))
+		}
+	}
+	b.WriteString(`)\z`)
+	return regexp.Compile(b.String())
+}
+
+// includePattern returns a regex for the path of an include with wildcards: * is no slash, ** is anything.
+func includePattern(path string) (*regexp.Regexp, error) {
+	quoted := regexp.QuoteMeta(path)
+	quoted = strings.ReplaceAll(quoted, `\*\*`, "\x00")
+	quoted = strings.ReplaceAll(quoted, `\*`, `[^/]*`)
+	return regexp.Compile(`\A(?s:` + strings.ReplaceAll(quoted, "\x00", ".*") + `)\z`)
+}
+
+// ruling is the part that rules have in a job.
+type ruling struct {
+	when         string // empty if the rules say nothing
+	out          bool   // a pipeline would not have the job
+	allowFailure *yaml.Node
+	variables    *yaml.Node
+}
+
+// judge evaluates the rules of the job with its variables.
+func (d *draft) judge(e *expander) (r ruling) {
+	n := find(d.node, "rules")
+	if isNull(n) {
+		return r
+	}
+	rule := d.file.matched(n, jobRuleKeys, e)
+	if rule == nil {
+		r.out = true
+		return r
+	}
+	if when := find(rule, "when"); when != nil {
+		r.when = when.Value
+	}
+	r.allowFailure, r.variables = find(rule, "allow_failure"), find(rule, "variables")
+	return r
+}
+
+// tell adds notices about a ruling.
+func (d *draft) tell(r ruling) {
+	say := func(text string) { d.notices = append(d.notices, text) }
+	switch {
+	case r.out:
+		say("a pipeline with these variables would not have this job, by its rules; it runs because you named it")
+	case r.when != "" && r.when != lang.Always && r.when != "on_success":
+		say(fmt.Sprintf("the rules of this job have when: %.32s; it runs because you named it", r.when))
+	}
+	if n := r.allowFailure; n != nil && n.Value != "false" {
+		say("a pipeline would go on after a failure of this job (allow_failure), but its failure is told here")
+	}
+}
+
+// workflow returns the variables that the rules of the pipeline add, or nil.
+func (f *File) workflow(e *expander) *yaml.Node {
+	n := find(f.globals["workflow"], "rules")
+	if isNull(n) {
+		return nil
+	}
+	rule := f.matched(f.resolve(n, nil), workflowRuleKeys, e)
+	if rule == nil {
+		f.notice("workflow (its rules would start no pipeline with these variables)")
+		return nil
+	}
+	return find(rule, "variables")
+}
