@@ -88,16 +88,16 @@ standard output has the results as one object, and the steps' output goes to sta
 	fl.StringVar(&f.json, "json", "", "run these steps, a `TEXT` in JSON; - reads them from standard input")
 	grouped(fl, jobGroup)
 	_ = cmd.RegisterFlagCompletionFunc("job-name", completing(func(_ *cobra.Command, files []string) []string {
-		return f.jobNames(files)
+		return f.jobNames(files, f.workDir)
 	})) // it is there
 	cmd.MarkFlagsMutuallyExclusive("json", "format")
 	cmd.MarkFlagsMutuallyExclusive("json", "job-name")
 	return cmd
 }
 
-// jobNames returns the names of the jobs in the file that is named, or in the .gitlab-ci.yml here. Without a file that
-// can be read there are none.
-func (f *localFlags) jobNames(files []string) []string {
+// jobNames returns the names of the jobs in the file that is named, or in the .gitlab-ci.yml here, in a project in dir.
+// Without a file that can be read there are none.
+func (f *formatFlag) jobNames(files []string, dir string) []string {
 	name := ".gitlab-ci.yml"
 	if len(files) > 0 && files[0] != "-" {
 		name = files[0]
@@ -106,7 +106,7 @@ func (f *localFlags) jobNames(files []string) []string {
 	if err != nil {
 		return nil
 	}
-	src.WorkDir = cmp.Or(f.workDir, ".")
+	src.WorkDir = cmp.Or(dir, ".")
 	return standalone.JobNames(src)
 }
 

@@ -43,11 +43,11 @@ type sourceFlags struct {
 
 func (f *sourceFlags) registerSource(fl *pflag.FlagSet) {
 	f.register(fl)
-	fl.StringVar(&f.jobName, "job-name", "", "the job of a .gitlab-ci.yml; needed if it has several")
+	fl.StringVar(&f.jobName, "job-name", "", "the `JOB` of a .gitlab-ci.yml; needed if it has several")
 	fl.BoolVar(&f.inImage, "in-image", false, "run a job of a .gitlab-ci.yml in a container of the image that it names")
 	fl.StringArrayVar(&f.inputs, "input", nil,
 		"`name=value` of an input in the spec of the steps; JSON if its type is not string; repeatable")
-	fl.StringVar(&f.json, "json", "", "run these steps, in JSON; - reads them from standard input")
+	fl.StringVar(&f.json, "json", "", "run these steps, a `TEXT` in JSON; - reads them from standard input")
 }
 
 // jobReader reads the jobs of a run.

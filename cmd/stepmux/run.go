@@ -127,6 +127,9 @@ summary; the logs go to standard error.
 	choiceFlag(fl, &f.output, "output", "text, raw or json", "text", "raw", "json")
 	grouped(fl, outputGroup)
 	f.runFiles.register(fl)
+	_ = cmd.RegisterFlagCompletionFunc("job-name", completing(func(_ *cobra.Command, files []string) []string {
+		return f.jobNames(files, f.project)
+	})) // it is there
 	cmd.MarkFlagsMutuallyExclusive("json", "format")
 	cmd.MarkFlagsMutuallyExclusive("json", "job-name")
 	return cmd

@@ -17,6 +17,8 @@ const (
 	DefaultTimeout = 5 * time.Minute
 	// outputRoom bounds the job's output that waits for the Writer, and the size of most writes.
 	outputRoom = 64 << 10
+	// storedRoom is outputRoom for a StateWriter, whose writes each wait for a disk.
+	storedRoom = 256 << 10
 	// remarkRoom is the extra room for the step runner's lines.
 	remarkRoom = 16 << 10
 	// closeGrace is the time for the rest of a log whose Close gets a context that has ended.
@@ -32,7 +34,7 @@ func (e *Error) Error() string { return "write build log: " + e.Err.Error() }
 func (e *Error) Unwrap() error { return e.Err }
 
 // Log is a build's log. It joins the job's output and the step runner's lines in the order in which they come, and
-// passes them on to a Writer, one write at a time, of about 80 KiB at most.
+// passes them on to a Writer, one write at a time, of about 80 KiB at most, to a StateWriter of 272 KiB.
 //
 // A Writer that fails, or takes nothing for the log's timeout, fails the log: all writes are refused, and the builds
 // that write to it end with an [*Error]. One goroutine writes; it lives while there is something to write. If the
@@ -46,6 +48,7 @@ func (e *Error) Unwrap() error { return e.Err }
 type Log struct {
 	w       io.Writer
 	timeout time.Duration
+	room    int // in the queue, for output
 
 	failed context.Context // ends with an *Error when the log fails
 	fail   context.CancelCauseFunc
@@ -63,7 +66,10 @@ type Log struct {
 // DefaultTimeout. The caller calls Close at the end; w stays the caller's.
 func New(w io.Writer, timeout time.Duration) *Log {
 	timeout = cmp.Or(timeout, DefaultTimeout)
-	l := &Log{w: w, timeout: timeout, cursor: cursor{lineStart: true}, more: make(chan struct{})}
+	l := &Log{w: w, timeout: timeout, room: outputRoom, cursor: cursor{lineStart: true}, more: make(chan struct{})}
+	if _, ok := w.(StateWriter); ok {
+		l.room = storedRoom
+	}
 	l.failed, l.fail = context.WithCancelCause(context.Background())
 	return l
 }
@@ -96,7 +102,7 @@ func (l *Log) WriteUntil(done <-chan struct{}, p []byte) (int, error) {
 func (l *Log) write(done <-chan struct{}, p []byte, count *int64) (int, error) {
 	total := 0
 	for piece := range slices.Chunk(p, outputRoom) {
-		err := l.put(done, len(piece), outputRoom, func() {
+		err := l.put(done, len(piece), l.room, func() {
 			l.queue = l.cursor.appendOutput(l.queue, piece)
 			*count += int64(len(piece))
 		})
@@ -111,7 +117,7 @@ func (l *Log) write(done <-chan struct{}, p []byte, count *int64) (int, error) {
 // remark takes a line of the step runner and calls added, which mu guards. It waits for room only while done is open.
 func (l *Log) remark(done <-chan struct{}, line string, added func()) {
 	// A log that has failed ends the build by itself.
-	_ = l.put(done, len(mark)+len(line), outputRoom+remarkRoom, func() {
+	_ = l.put(done, len(mark)+len(line), l.room+remarkRoom, func() {
 		l.queue = l.cursor.appendRemark(l.queue, line)
 		added()
 	})

@@ -1,10 +1,19 @@
 package manager
 
 import (
+	"log/slog"
+	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 )
 
 // Readers returns how many readers of logs the store knows.
@@ -43,4 +52,35 @@ func (m *Manager) SetStarted(t *testing.T, id string, at time.Time) {
 	m.mu.Unlock()
 	require.NotNil(t, b)
 	require.NoError(t, m.change(b, func(r *record) { r.Started = at }))
+}
+
+// FillQueue queues a job many times in a state directory that no manager uses, with less care for the disk than a
+// manager takes.
+func FillQueue(t *testing.T, dir string, job *pb.Job, n int) {
+	t.Helper()
+	s := &store{timeout: storeTimeout, logger: &serverLog{to: slog.New(slog.DiscardHandler)}}
+	defer s.close()
+	var err error
+	s.seal, err = openSeal(filepath.Join(dir, "key"))
+	require.NoError(t, err)
+	s.server, err = server.NewServer(&server.Options{
+		DontListen: true, NoSigs: true, JetStream: true, StoreDir: filepath.Join(dir, "jetstream"), MaxPayload: maxPayload,
+	})
+	require.NoError(t, err)
+	s.server.Start()
+	require.True(t, s.server.ReadyForConnections(startTimeout))
+	s.nc, err = nats.Connect("", nats.InProcessServer(s.server))
+	require.NoError(t, err)
+	s.js, err = jetstream.New(s.nc, jetstream.WithPublishAsyncMaxPending(4000))
+	require.NoError(t, err)
+	text, err := proto.Marshal(job)
+	require.NoError(t, err)
+	for i := range n {
+		key := strconv.Itoa(i)
+		msg := nats.NewMsg(queueSubject)
+		msg.Data = s.seal.close(key, text)
+		_, err = s.js.PublishMsgAsync(msg, jetstream.WithMsgID(key), jetstream.WithStallWait(storeTimeout))
+		require.NoError(t, err)
+	}
+	<-s.js.PublishAsyncComplete()
 }

@@ -60,8 +60,8 @@ type running struct {
 	stop func()
 }
 
-// open opens a manager of the fleet and its config for it.
-func (f *fleet) open(t *testing.T) (*manager.Manager, *instance.Provider, error) {
+// openGroup returns the VMs of the fleet, and a provider of its own.
+func (f *fleet) openGroup(t *testing.T) (*instance.Group, *instance.Provider, error) {
 	t.Helper()
 	var vms []instance.Instance
 	for i, vm := range []*sshtest.Server{f.vm, f.more} {
@@ -79,6 +79,13 @@ func (f *fleet) open(t *testing.T) (*manager.Manager, *instance.Provider, error)
 	group, err := instance.NewGroup(vms...)
 	require.NoError(t, err)
 	provider, err := instance.NewProvider(instance.Config{Group: group})
+	return group, provider, err
+}
+
+// open opens a manager of the fleet and its config for it.
+func (f *fleet) open(t *testing.T) (*manager.Manager, *instance.Provider, error) {
+	t.Helper()
+	group, provider, err := f.openGroup(t)
 	require.NoError(t, err)
 	cfg := manager.Config{Dir: f.dir, Provider: provider, Group: group, Linger: time.Minute, Version: "test"}
 	if testing.Verbose() {
