@@ -38,8 +38,8 @@ vm_end = $(call VM_BUILD,$(INLINE_FETCH)) -ldflags "$(VM_LDFLAGS)" -o '$(2)' ./c
 
 FUZZTIME ?= 10s
 FUZZ     ?= ^Fuzz
-BENCH    ?= .
-BENCHTIME ?= 250ms
+BENCH    ?= $(if $(QUICK),^Benchmark(SpawnLatency|ProxyThroughput|Neighbour|Density|Pool)$$/^(first|down|up|flood|Capacity|goroutines),.)
+BENCHTIME ?= $(if $(QUICK),1ms,250ms)
 BASE     ?= bench/baseline.txt
 OUT      ?= bin/stepmux-vm
 BUILDS   ?= 6
@@ -212,11 +212,11 @@ faults-report: ## write the tables of docs/reliability.md from the results in bi
 	go run ./bench/faults/faultrig report
 
 .PHONY: bench
-bench: ## run the benchmarks that match BENCH, all in about ten minutes; the output goes to bin/bench.txt
+bench: ## run the benchmarks that match BENCH, all in about ten minutes; with QUICK=1 the main ones, small; see bin/bench.txt
 	mkdir -p bin
 	rm -f bin/bench-samples.json
 	STEPMUX_BENCH_SAMPLES=$(CURDIR)/bin/bench-samples.json \
-	  go test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -timeout 1h ./bench >bin/bench.txt || { cat bin/bench.txt; exit 1; }
+	  go test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) $(if $(QUICK),-short) -timeout 1h ./bench >bin/bench.txt || { cat bin/bench.txt; exit 1; }
 	cat bin/bench.txt
 
 .PHONY: bench-smoke
@@ -244,11 +244,12 @@ bench-baseline: bin/report ## keep the results of make bench as BASE, to be comm
 
 # benchstat does not compare files with different machines or commits; -ignore makes it compare them.
 .PHONY: bench-compare
-bench-compare: bin/report ## compare the results of make bench with the earlier results in the file BASE
+bench-compare: bin/report ## compare the results of make bench with the earlier ones in the file BASE; fails if a stable figure is worse
 	@test -r "$(BASE)" || { echo "$(BASE) is not there: name a file of earlier results, as make bench-compare BASE=bench/baseline.txt"; exit 2; }
 	bin/report lines -samples bin/bench-samples.json bin/bench.txt >bin/bench-lines.txt
 	@grep -hE '^(commit|cpu|processors|kernel|versions|load|others): ' $(BASE) | sed 's/^/base: /'
 	$(BENCHSTAT) -ignore commit,cpu,processors,kernel,versions,load,others,goos,goarch $(BASE) bin/bench-lines.txt
+	bin/report compare -base $(BASE) bin/bench-lines.txt
 
 .PHONY: manager-faults
 manager-faults: ## kill a manager N times at random while 5000 builds go through its queue on 10 VMs; the tests do it 4 times with 24

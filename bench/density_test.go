@@ -19,17 +19,14 @@ import (
 )
 
 // BenchmarkDensity measures the cost of each of many builds while they are on one VM: the time of its start beside
-// those that are there, the manager's memory and goroutines, and the VM's memory. The builds have no jobs yet; those of
-// running= have. growth is how the costs grow with the number of builds.
+// those that are there, the manager's memory and goroutines, and the VM's memory. The builds have no jobs yet; those
+// named running and relay-running have one that runs. growth is how the costs grow with the number of builds.
 func BenchmarkDensity(b *testing.B) {
 	grown := make(map[string]growth)
 	for _, n := range capacities() {
 		b.Run(capacityName(n), func(b *testing.B) { benchmarkDensity(b, n, grown) })
 	}
 	b.Run("growth", func(b *testing.B) { reportGrowth(b, grown) })
-	for _, n := range sizes([]int{128}, 8) {
-		b.Run(fmt.Sprintf("running=%d", n), func(b *testing.B) { benchmarkRunning(b, n) })
-	}
 	for _, n := range sizes([]int{1000}, 100) {
 		b.Run(fmt.Sprintf("processes=%d", n), func(b *testing.B) { benchmarkProcesses(b, n) })
 	}
@@ -61,8 +58,15 @@ func benchmarkDensity(b *testing.B, n int, grown map[string]growth) {
 			return func() error { return s.close(b.Context()) }, nil
 		}}
 	}
+	working := func(name string, route connector.Route) occupant {
+		return occupant{name: name, parent: "sshd", conn: conn, start: func() (func() error, error) {
+			return v.startRunning(b, conn, known, route)
+		}}
+	}
 	auto, relay := by(connector.Auto), by(connector.Relay)
+	running, relayRunning := working("running", connector.Auto), working("relay-running", connector.Relay)
 	relay.most, relay.why = 128, "it is what auto takes for all but the first"
+	relayRunning.most, relayRunning.why = relay.most, relay.why
 	local := occupant{name: "local", parent: "stepmux", start: func() (func() error, error) {
 		s, err := startCommandBuild(b, v, nil, nil)
 		if err != nil {
@@ -85,7 +89,7 @@ func benchmarkDensity(b *testing.B, n int, grown map[string]growth) {
 	missing(b, "control-master, raw", twoSessions)
 	missing(b, "ssh", "it is a connection for each build, as fresh-dial")
 	var all []candidate
-	for _, o := range []occupant{auto, relay, local, fresh} {
+	for _, o := range []occupant{auto, relay, running, relayRunning, local, fresh} {
 		if o.most != 0 && n > o.most {
 			missing(b, o.name, fmt.Sprintf("not with %d builds: %s", n, o.why))
 			continue

@@ -66,28 +66,26 @@ func cpu(of []process) (used time.Duration) {
 	return used
 }
 
-// vmCPU returns the processor time that the VM's end has used so far: that of every sshd this process has
-// started, and of all that it has started in turn (proc(5)).
-func vmCPU() (time.Duration, error) {
+// spent is the processor time that other processes have used so far: every sshd this process has started and all that
+// it has started in turn, and OpenSSH's clients (proc(5)).
+type spent struct{ vm, clients time.Duration }
+
+func readSpent() (spent, error) {
 	all, err := readProcesses()
 	if err != nil {
-		return 0, err
+		return spent{}, err
 	}
 	vm := all.named("sshd")
 	if len(vm) == 0 {
-		return 0, fmt.Errorf("read /proc: found no sshd among the children of %d", os.Getpid())
+		return spent{}, fmt.Errorf("read /proc: found no sshd among the children of %d", os.Getpid())
 	}
-	return cpu(vm), nil
+	return spent{cpu(vm), cpu(all.named("ssh"))}, nil
 }
 
-// clientCPU returns the processor time that the manager's end has used so far: this process, and OpenSSH's clients.
-func clientCPU() (time.Duration, error) {
-	all, err := readProcesses()
-	if err != nil {
-		return 0, err
-	}
-	own, err := ownCPU()
-	return own + cpu(all.named("ssh")), err
+// vmCPU returns the processor time that the VM's end has used so far.
+func vmCPU() (time.Duration, error) {
+	s, err := readSpent()
+	return s.vm, err
 }
 
 // ownCPU returns the processor time that this process has used so far (getrusage(2)).

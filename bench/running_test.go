@@ -7,33 +7,9 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/stretchr/testify/require"
-
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/mux"
 )
-
-// benchmarkRunning measures the cost of n builds whose jobs run: the goroutines and the memory of a build that follows
-// its job's output and state. BenchmarkDensity's other builds have a step runner and no job yet.
-func benchmarkRunning(b *testing.B, n int) {
-	v := newVM(b)
-	conn, known := v.dial(b), new(connector.VM)
-	v.relay(b, conn)
-	var all []candidate
-	for _, route := range []connector.Route{connector.Auto, connector.Relay} {
-		o := occupant{name: string(route), parent: "sshd", conn: conn, start: func() (func() error, error) {
-			return v.startRunning(b, conn, known, route)
-		}}
-		all = append(all, o.candidate(b, n))
-	}
-	r := inTurns(b, costly, all)
-	require.Equal(b, 1, v.TotalConns())
-	for _, name := range names(all) {
-		for _, c := range costs {
-			r.median(name+"-"+c.name, name+"-"+c.name+c.unit)
-		}
-	}
-}
 
 // startRunning starts a build with a job that runs until end is called. It returns when the job has written a byte.
 func (v *vm) startRunning(

@@ -1,21 +1,26 @@
 package bench
 
-import "time"
+import (
+	"runtime"
+	"time"
+)
 
-// spending is the processor time of transfers. One transfer is too short for the clock of /proc; all
-// together are not.
+// spending is the processor time of transfers, and how often the manager's end allocated memory. One transfer is too
+// short for the clock of /proc; all together are not.
 type spending struct {
 	gigabytes  float64
 	vm, client time.Duration
+	allocs     float64
 }
 
 // rate measures a transfer of n bytes in MB/s, and its cost for both ends.
 func (r *results) rate(name string, n int64, transfer func() error) error {
-	vm, err := vmCPU()
+	before, err := readSpent()
 	if err != nil {
 		return err
 	}
-	client, err := clientCPU()
+	allocs := mallocs()
+	own, err := ownCPU() // last, as to read the others takes time
 	if err != nil {
 		return err
 	}
@@ -24,11 +29,12 @@ func (r *results) rate(name string, n int64, transfer func() error) error {
 		return err
 	}
 	took := time.Since(begin)
-	clientAfter, err := clientCPU()
+	ownAfter, err := ownCPU()
 	if err != nil {
 		return err
 	}
-	vmAfter, err := vmCPU()
+	allocs = mallocs() - allocs
+	after, err := readSpent()
 	if err != nil {
 		return err
 	}
@@ -38,17 +44,27 @@ func (r *results) rate(name string, n int64, transfer func() error) error {
 	}
 	s := r.spent[name]
 	s.gigabytes += float64(n) / giga
-	s.vm += vmAfter - vm
-	s.client += clientAfter - client
+	s.vm += after.vm - before.vm
+	s.client += ownAfter - own + after.clients - before.clients
+	s.allocs += allocs
 	return nil
 }
 
-// costs reports the processor time of both ends for each name, as name-vm-s/GB and name-client-s/GB.
+// mallocs returns how often this process has allocated memory so far.
+func mallocs() float64 {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return float64(m.Mallocs)
+}
+
+// costs reports the processor time of both ends for each name, as name-vm-s/GB and name-client-s/GB, and the
+// allocations of the manager's end, as name-allocs/MB.
 func (r *results) costs(names ...string) {
 	for _, name := range names {
 		if s := r.spent[name]; s != nil && s.gigabytes > 0 {
 			r.b.ReportMetric(s.vm.Seconds()/s.gigabytes, name+"-vm-s/GB")
 			r.b.ReportMetric(s.client.Seconds()/s.gigabytes, name+"-client-s/GB")
+			r.b.ReportMetric(s.allocs/s.gigabytes*mega/giga, name+"-allocs/MB")
 		}
 	}
 }

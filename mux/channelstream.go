@@ -8,8 +8,10 @@ import (
 )
 
 const (
-	// chunkSize is how much a stream hands to the SSH library at once: the largest packet it and OpenSSH exchange.
-	// Larger pieces would be passed between goroutines less often; measurements showed no difference.
+	// sendSize is how much a stream hands to the SSH library at once: two packets, so that fewer pieces pass between
+	// goroutines.
+	sendSize = 64 << 10
+	// chunkSize is the largest packet that the SSH library and OpenSSH exchange.
 	chunkSize = 32 << 10
 	// idleChunk is the size of the buffer that waits for the peer's first byte. It is small because many streams are
 	// idle.
@@ -18,8 +20,9 @@ const (
 	bulkChunk = 256 << 10
 )
 
-// chunks and bulks hold buffers of chunkSize and of bulkChunk.
+// sends, chunks and bulks hold buffers of sendSize, of chunkSize and of bulkChunk.
 var (
+	sends  = sync.Pool{New: func() any { return new([sendSize]byte) }}
 	chunks = sync.Pool{New: func() any { return new([chunkSize]byte) }}
 	bulks  = sync.Pool{New: func() any { return new([bulkChunk]byte) }}
 )
@@ -163,10 +166,10 @@ func (s *channelStream) readLoop() {
 func (s *channelStream) Write(p []byte, stop <-chan struct{}) (int, error) {
 	total := 0
 	for len(p) > 0 {
-		buf := chunks.Get().(*[chunkSize]byte)
+		buf := sends.Get().(*[sendSize]byte)
 		n := copy(buf[:], p)
 		taken, err := s.send(stop, func() error {
-			defer chunks.Put(buf)
+			defer sends.Put(buf)
 			_, err := s.ssh.Write(buf[:n])
 			return err
 		})

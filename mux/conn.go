@@ -25,9 +25,9 @@ const causeTimeout = 100 * time.Millisecond
 
 // Conn is one SSH connection. It is safe for concurrent use.
 //
-// It owns these goroutines: the keepalive and its probe, one that writes and one that waits for its end, two that
-// answer the server's requests, one for each channel (two while it is opened), one for each stream that is read, one
-// for each Write that is under way, and those of its relays. All are gone when Close returns. (The goroutine that
+// It owns these goroutines: the keepalive and its probe, two that answer the server's requests, one for each channel
+// (two while it is opened), one for each stream that is read, one for each Write that is under way, and those of its
+// relays. All are gone when Close returns. (The goroutine that
 // delivers a process's stderr belongs to the process's Wait: it ends with the channel, but not before the caller's
 // Writer returns.) A server that breaks the protocol can make the SSH library leave some behind: see libraryEnded and
 // openRaw.
@@ -74,7 +74,6 @@ func newConn(
 	}
 	c.probe.GoOn = true
 	c.sessions.scarce = c.giveUpSpares
-	c.wg.Go(func() { <-nc.done })
 	c.wg.Go(func() { ssh.DiscardRequests(reqs) })
 	c.wg.Go(func() {
 		for ch := range chans {

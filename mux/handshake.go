@@ -57,17 +57,18 @@ func (h *handshake) run(ctx context.Context, nc net.Conn) (*Conn, error) {
 		if err == nil {
 			cc.Close()
 		}
-		<-wrapped.done
 		return nil, h.cfg.dialError(ctx, h.addr, "handshake", "", err)
 	}
 	if err != nil {
 		_ = wrapped.Close() // the handshake's error counts
-		<-wrapped.done
 		stage, hint, reason := h.login.Explain(err)
 		if reason == nil {
 			reason = shorten(err)
 		}
 		return nil, &DialError{Stage: stage, Addr: h.addr, User: h.cfg.User, Hint: hint, Err: reason}
+	}
+	if known, ok := cc.(ssh.AlgorithmsConnMetadata); ok {
+		wrapped.joinPieces(known.Algorithms().Write.Cipher)
 	}
 	//nolint:contextcheck // the connection outlives the dial
 	return newConn(wrapped, cc, chans, reqs, h.addr, h.cfg), nil

@@ -2,31 +2,34 @@ package mux
 
 import (
 	"bufio"
-	"errors"
 	"net"
 	"sync"
 	"sync/atomic"
 
+	"golang.org/x/crypto/ssh"
+
 	"github.com/stepmux/stepmux/internal/alive"
-	"github.com/stepmux/stepmux/internal/coalesce"
 )
 
 const (
-	// netBuffer is how much is read from, or handed to, the kernel at once.
+	// netBuffer is how much is read from the kernel at once.
 	netBuffer = 128 << 10
-	// netDirect is the size of the SSH library's own buffer: a shorter message reaches us as one write.
-	netDirect = 4 << 10
+	// libraryBuffer is the size of the SSH library's buffer for writing (bufio's default). A larger packet reaches us in
+	// pieces, the first of which has this size.
+	libraryBuffer = 4 << 10
 )
 
 // netConn is the connection under SSH. It sees each error before the SSH library does, which may return io.EOF for it,
-// and it knows when the peer was last heard. It reads and writes in larger pieces than the library. Writing has a
-// goroutine, so that the library encrypts while the kernel copies.
+// and it knows when the peer was last heard. It reads in larger pieces than the library, and writes a packet by one
+// system call where the library makes several. The library calls Read from one goroutine, and Write with a lock held.
 type netConn struct {
 	net.Conn
-	in    atomic.Pointer[bufio.Reader] // nil once closed: the library may keep a netConn for ever
-	out   *coalesce.Writer
-	wrote chan struct{} // closed once nothing more is written
-	done  chan struct{} // closed once the goroutine that writes has ended
+	in atomic.Pointer[bufio.Reader] // nil once closed: the library may keep a netConn for ever
+
+	whole atomic.Bool // hold back the first piece of a packet; see joinPieces
+	begun []byte      // the first piece of a packet; owned by Write
+	parts [2][]byte   // begun and the next piece, for join
+	join  net.Buffers
 
 	pulse    alive.Pulse // of the peer
 	quickAck atomic.Bool // ask for immediate ACKs after each read
@@ -40,18 +43,9 @@ type netConn struct {
 }
 
 func newNetConn(nc net.Conn) *netConn {
-	c := &netConn{Conn: nc, wrote: make(chan struct{}), done: make(chan struct{})}
+	c := &netConn{Conn: nc}
 	c.in.Store(bufio.NewReaderSize(readerFunc(c.receive), netBuffer))
-	c.out = coalesce.New(nc, netBuffer, nil).Directly(netDirect)
 	c.quickAck.Store(true)
-	go func() {
-		defer close(c.done)
-		err := c.out.Run()
-		close(c.wrote)
-		if err != nil {
-			c.report("write", err) // may call Close
-		}
-	}()
 	return c
 }
 
@@ -83,23 +77,42 @@ func (c *netConn) receive(p []byte) (int, error) {
 	return n, err
 }
 
-// Write implements net.Conn. The bytes that it has taken are on their way. An error is reported at once, and returned
-// by a later Write.
-func (c *netConn) Write(p []byte) (int, error) {
-	n, err := c.out.Write(p)
-	if err != nil && !errors.Is(err, coalesce.ErrClosed) { // the caller of Close has reported why
-		c.report("write", err)
+// joinPieces makes Write hold back the first piece of a packet until the next piece comes. It is called when the
+// cipher is known. A packet of just libraryBuffer bytes has one piece, which would wait for the next packet. With the
+// ciphers that authenticate the length there is none: their packets have 4 bytes, a multiple of the block (16 bytes, or
+// 8) and a tag of 16.
+func (c *netConn) joinPieces(cipher string) {
+	switch cipher {
+	case ssh.CipherAES128GCM, ssh.CipherAES256GCM, ssh.CipherChaCha20Poly1305:
+		c.whole.Store(true)
 	}
-	return n, err
 }
 
-// Close implements net.Conn. Bytes that are on their way are sent if that takes no more than a moment. Idempotent.
+// Write implements net.Conn. An error is reported at once.
+func (c *netConn) Write(p []byte) (int, error) {
+	var err error
+	switch {
+	case len(c.begun) > 0:
+		c.parts = [2][]byte{c.begun, p}
+		c.join = c.parts[:]
+		_, err = c.join.WriteTo(c.Conn)
+		c.begun = c.begun[:0]
+	case len(p) == libraryBuffer && c.whole.Load():
+		c.begun = append(c.begun, p...)
+	default:
+		_, err = c.Conn.Write(p)
+	}
+	if err != nil {
+		c.report("write", err)
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// Close implements net.Conn. Idempotent.
 func (c *netConn) Close() error {
 	c.closeOnce.Do(func() {
-		_ = c.out.Close() // always nil
-		settle(c.wrote)
 		_ = c.Conn.Close() // nothing more is to be done
-		<-c.wrote          // soon: the connection is closed
 		c.in.Store(nil)
 	})
 	return nil

@@ -90,7 +90,8 @@ func (c *Conn) startRelay(ctx context.Context, cmd Command) (_ *relay.Relay, kee
 	defer cancel()
 	said := &tail.Writer{}
 	cmd.Stderr = io.MultiWriter(said, cmp.Or[io.Writer](cmd.Stderr, io.Discard))
-	rtt := c.measureRTT(ctx)
+	rtt := make(chan time.Duration, 1) // is measured while the program starts
+	c.spawnOrRun(func() { rtt <- c.measureRTT(ctx) })
 	p, _, err := c.startSession(ctx, cmd, c.openSessions)
 	if err != nil {
 		if ctx.Err() != nil && c.ended("start relay") == nil {
@@ -99,7 +100,7 @@ func (c *Conn) startRelay(ctx context.Context, cmd Command) (_ *relay.Relay, kee
 		return nil, 0, err
 	}
 	r, err := relay.New(ctx, relayCarrier{p}, relay.Config{
-		RTT:    rtt,
+		RTT:    <-rtt,
 		Stderr: said.String,
 		Exit: func(ctx context.Context) error {
 			select {

@@ -1,7 +1,9 @@
 // Command report reads the output of the benchmarks. It checks the figures against the project's goals, writes them as
-// a page with tables and pictures, and as lines for benchstat.
+// a page with tables and pictures, and as lines for benchstat. It compares figures that do not depend on the machine
+// with those of an earlier run.
 //
 //	bin/report check FILE
+//	bin/report compare --base FILE FILE
 //	bin/report lines --samples FILE FILE
 //	bin/report write --samples FILE --page docs/benchmarks.md --readme README.md FILE
 package main
@@ -21,9 +23,10 @@ func main() {
 
 func run(args []string) error {
 	if len(args) == 0 {
-		return fmt.Errorf("use check, lines or write")
+		return fmt.Errorf("use check, compare, lines or write")
 	}
 	flags := flag.NewFlagSet(args[0], flag.ContinueOnError)
+	base := flags.String("base", "", "file with the results to compare with")
 	samples := flags.String("samples", "", "file with the samples of the run, for distributions and lines")
 	page := flags.String("page", "docs/benchmarks.md", "page to write; pictures go beside it")
 	readme := flags.String("readme", "", "file whose part between the benchmark markers is replaced")
@@ -44,11 +47,17 @@ func run(args []string) error {
 	switch args[0] {
 	case "check":
 		return check(os.Stdout, results)
+	case "compare":
+		before, err := readResults(*base)
+		if err != nil {
+			return err
+		}
+		return compare(os.Stdout, before, results)
 	case "lines":
 		return lines(os.Stdout, results, taken)
 	case "write":
 		return write(results, taken, *page, *readme)
 	default:
-		return fmt.Errorf("unknown command %q: use check, lines or write", args[0])
+		return fmt.Errorf("unknown command %q: use check, compare, lines or write", args[0])
 	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -127,6 +128,19 @@ func TestLinesForBenchstatHaveEachTurnAndTheMachine(t *testing.T) {
 	require.Equal(t, []float64{800}, again.values[oneDown]["raw-MB/s"], "has no turns")
 	require.Len(t, again.values[firstByte]["relay-x/fork"], mostLines)
 	require.NotContains(t, out.String(), noiseSuffix)
+}
+
+func TestAComparisonFailsForStableFiguresThatBecameWorse(t *testing.T) {
+	run := func(goroutines, streamlocal float64) *results {
+		return read(t, fmt.Sprintf("BenchmarkDensity/CapacityPerInstance=8-2 1 %g relay-goroutines/build\n"+
+			"BenchmarkProxyThroughput/up/CapacityPerInstance=1-2 1 2 raw-client-s/GB %g streamlocal-client-s/GB\n",
+			goroutines, streamlocal))
+	}
+	base := run(7, 2)
+	require.NoError(t, compare(t.Output(), base, run(7.5, 3.9)))
+	require.ErrorContains(t, compare(t.Output(), base, run(8, 2)), "1 of 2 stable figures")
+	require.ErrorContains(t, compare(t.Output(), base, run(8, 4.1)), "2 of 2 stable figures")
+	require.ErrorContains(t, compare(t.Output(), base, read(t, run1)), "no stable figure in common")
 }
 
 func TestThePageHasTablesAndPicturesInTheReadersColours(t *testing.T) {

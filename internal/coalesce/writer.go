@@ -16,14 +16,12 @@ type Writer struct {
 	to   io.Writer
 	size int
 	hold func(p []byte) bool
-	few  int // a write of fewer bytes goes out at once if no other is under way
 
 	mu       sync.Mutex // guards the following
 	changed  sync.Cond
 	pending  []byte // at most size bytes
 	spare    []byte // the buffer that is not pending
 	held     bool   // pending waits for the next Write
-	busy     bool   // a write of the underlying Writer is under way
 	reserved int    // bytes reserved and not yet released
 	queue    []*reservation
 	unused   []*reservation // for later calls
@@ -48,21 +46,13 @@ func New(to io.Writer, size int, hold func(p []byte) bool) *Writer {
 	return w
 }
 
-// Directly makes writes of fewer than n bytes go out at once, on the goroutine that calls Write, if no other is under
-// way: a small message is not passed between goroutines. Close does not wake such a Write. Call Directly before the
-// first Write.
-func (w *Writer) Directly(n int) *Writer {
-	w.few = n
-	return w
-}
-
 // Run writes the bytes that Write gathers. It returns nil once Close was called and everything is written, or the
 // first error of the underlying Writer. Its owner runs it in a goroutine, once.
 func (w *Writer) Run() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for {
-		for w.busy || w.err == nil && !w.closed && (len(w.pending) == 0 || w.held && len(w.pending) < w.size) {
+		for w.err == nil && !w.closed && (len(w.pending) == 0 || w.held && len(w.pending) < w.size) {
 			w.changed.Wait()
 		}
 		if len(w.pending) == 0 || w.err != nil {
@@ -79,12 +69,10 @@ func (w *Writer) Run() error {
 
 // writeLocked writes p without the lock.
 func (w *Writer) writeLocked(p []byte) {
-	w.busy = true
 	w.changed.Broadcast()
 	w.mu.Unlock()
 	_, err := w.to.Write(p)
 	w.mu.Lock()
-	w.busy = false
 	if err != nil && w.err == nil {
 		w.err = err
 		w.grantLocked()
@@ -98,13 +86,6 @@ func (w *Writer) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	held := w.hold != nil && w.hold(p)
-	if len(p) < w.few && !held && !w.busy && len(w.pending) == 0 && !w.closed && w.err == nil {
-		w.writeLocked(p)
-		if w.err != nil {
-			return 0, w.err
-		}
-		return len(p), nil
-	}
 	total := 0
 	for {
 		switch {

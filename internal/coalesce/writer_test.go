@@ -140,37 +140,6 @@ func TestCloseWakesAWriteAndIsIdempotent(t *testing.T) {
 	require.Error(t, err)
 }
 
-func TestDirectlyWritesSmallOnesInTheirTurn(t *testing.T) {
-	to := newGatedWriter()
-	w := coalesce.New(to, 100, nil).Directly(10)
-	done := run(w)
-	direct := make(chan error, 1)
-	go func() {
-		_, err := w.Write([]byte("small"))
-		direct <- err
-	}()
-	require.Equal(t, 5, <-to.entered)
-	for range 3 {
-		_, err := w.Write([]byte("next"))
-		require.NoError(t, err, "does not wait for the one under way")
-	}
-	to.tokens <- nil
-	require.NoError(t, <-direct)
-	require.Equal(t, 12, <-to.entered, "in order, and gathered")
-	to.tokens <- nil
-	require.NoError(t, w.Close())
-	require.NoError(t, <-done)
-	require.Equal(t, "smallnextnextnext", to.got.String())
-
-	broken := errors.New("broken")
-	w = coalesce.New(to, 100, nil).Directly(10)
-	done = run(w)
-	to.tokens <- broken
-	_, err := w.Write([]byte("small"))
-	require.ErrorIs(t, err, broken)
-	require.ErrorIs(t, <-done, broken)
-}
-
 func TestReserveWaitsInOrderUntilThereIsRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		to := newGatedWriter()

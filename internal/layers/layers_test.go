@@ -28,7 +28,7 @@ var allowed = map[string][]string{
 	"mux/login": {"internal/boundedfile", "internal/firstuse", "internal/percent", "internal/subprocess"},
 	"mux": {
 		"mux/channel", "mux/relay", "mux/login",
-		"internal/flight", "internal/wire", "internal/alive", "internal/coalesce", "internal/tail", "internal/hooks",
+		"internal/flight", "internal/wire", "internal/alive", "internal/tail", "internal/hooks",
 	},
 	"connector": {
 		"internal/limits", "internal/termtext",
