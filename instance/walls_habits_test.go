@@ -1,6 +1,9 @@
 package instance_test
 
 import (
+	"encoding/pem"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -39,6 +42,7 @@ var habits = []struct{ name, part, text string }{
 	{"ssh reads its configuration", "/usr/bin/ssh", `ssh -G host | grep -q ^hostname`},
 	{"git", "/usr/bin/git", `git init -q repo; cd repo; git config user.email a@b; git config user.name a
 		echo a >a; git add a; git commit -qm a; cd ..; git clone -q "file://$PWD/repo" copy; [ -s copy/a ]`},
+	{"git over https", "/usr/bin/git", `git clone -q $HTTPS/.git copy; [ -s copy/a ]`},
 	{"a tree of processes by pipes", "", `[ "$(seq 1000 | xargs -P 4 -n 100 echo | tr ' ' '\n' | wc -l)" = 1000 ]`},
 	{"locks", "/usr/bin/flock", `flock /tmp/lock true; flock ~/lock true`},
 	{"a compiler", "/usr/bin/gcc", `echo 'int main(void){return 0;}' >a.c; gcc -o a a.c; ./a`},
@@ -74,6 +78,22 @@ func goEnv(t *testing.T) map[string]string {
 	}
 }
 
+// gitServer serves a repository by https, and returns its URL. It writes the certificate to a file.
+func gitServer(t *testing.T, certificate string) string {
+	t.Helper()
+	dir := t.TempDir()
+	text := `git init -q; echo a >a; git add a; git -c user.name=a -c user.email=a@b commit -qm a; git update-server-info`
+	cmd := exec.Command("sh", "-ec", text)
+	cmd.Dir = dir
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	server := httptest.NewTLSServer(http.FileServer(http.Dir(dir)))
+	t.Cleanup(server.Close)
+	block := &pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}
+	require.NoError(t, os.WriteFile(certificate, pem.EncodeToMemory(block), 0o600))
+	return server.URL
+}
+
 func TestHabitsOfJobsWorkBehindWalls(t *testing.T) {
 	t.Parallel()
 	for _, level := range []walls.Level{walls.Processes, walls.Private} {
@@ -82,6 +102,8 @@ func TestHabitsOfJobsWorkBehindWalls(t *testing.T) {
 			s := newSite(t, level, connector.Relay)
 			env := goEnv(t)
 			env["TOOL"] = s.tool(t)
+			env["GIT_SSL_CAINFO"] = filepath.Join(s.home, "certificate.pem")
+			env["HTTPS"] = gitServer(t, env["GIT_SSL_CAINFO"])
 			for _, h := range habits {
 				if level == walls.Private && strings.HasPrefix(h.name, slow) {
 					continue

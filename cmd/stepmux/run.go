@@ -104,6 +104,7 @@ summary; the logs go to standard error.
 	f.buildFlags.register(fl)
 	f.registerProject(fl)
 	f.registerSource(fl)
+	grouped(fl, jobGroup)
 	fl.StringVar(&f.artifactsDir, "artifacts-dir", "artifacts",
 		"where --artifacts go: to a directory of each build's own below this `DIR`")
 	grouped(fl, fileGroup)

@@ -35,6 +35,8 @@ const (
 	awayLimit = time.Minute
 	// awayPause is the time between two attempts to reach it.
 	awayPause = 200 * time.Millisecond
+	// stuckLimit is how long a command that a signal ended waits for its output to be taken.
+	stuckLimit = time.Second
 )
 
 const managerExitHelp = `Exit codes:
@@ -122,7 +124,18 @@ func (f *managerFlag) use(cmd *cobra.Command, do func(context.Context, pb.Manage
 		return err
 	}
 	defer conn.Close()
-	err = do(ctx, pb.NewManagerClient(conn))
+	done := make(chan error, 1)
+	go func() { done <- do(ctx, pb.NewManagerClient(conn)) }() // a write that nobody takes ends with the process
+	select {
+	case err = <-done:
+	case <-ctx.Done():
+		timer := time.NewTimer(stuckLimit)
+		defer timer.Stop()
+		select {
+		case err = <-done:
+		case <-timer.C:
+		}
+	}
 	if code := endsignal.Code(ctx); code != 0 {
 		return withCode(code, nil)
 	}

@@ -33,8 +33,14 @@ type command struct {
 }
 
 // toolsLine runs a command line with the tools of the VM's stepmux first in the PATH. It is for any login shell.
-const toolsLine = `PATH=${STEPMUX_TOOLS:+$STEPMUX_TOOLS:}$PATH; export PATH; unset STEPMUX_TOOLS; ` +
-	`exec "${SHELL:-/bin/sh}" -c "$1"`
+// GitLab's ssh executor runs its scripts by "bash -l", whose profile sets a new PATH: BASH_ENV, a file that bash reads
+// after that, adds the tools again.
+const toolsLine = `case $1 in "bash -l"|"bash --login") f=$STEPMUX_TOOLS/profile; ` +
+	`[ ! -d "$STEPMUX_TOOLS" ] || [ -e "$f" ] || ` +
+	`{ echo "case :\$PATH: in *:$STEPMUX_TOOLS:*) ;; *) PATH=$STEPMUX_TOOLS:\$PATH;; esac" >"$f.$$" && ` +
+	`mv "$f.$$" "$f"; }; ` +
+	`[ ! -e "$f" ] || export BASH_ENV="$f";; esac; ` +
+	`PATH=${STEPMUX_TOOLS:+$STEPMUX_TOOLS:}$PATH; export PATH; unset STEPMUX_TOOLS; exec "${SHELL:-/bin/sh}" -c "$1"`
 
 // text returns the command line for the login's shell.
 func (c command) text() (string, error) {

@@ -1,6 +1,9 @@
 package manager_test
 
 import (
+	"bytes"
+	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/stepmux/stepmux/instance/manager"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 )
 
@@ -95,4 +99,79 @@ func TestAClockThatJumpsBackDoesNotLengthenABuild(t *testing.T) {
 	m.stop()
 	_, b := f.start(t).wait(resp.GetId(), 0)
 	require.Equal(t, "job_execution_timeout", b.GetResult().GetReason())
+}
+
+// Bytes of the store flip on the disk, or a file of it is cut off: no build runs twice, and none is lost in silence.
+func TestADamagedStoreIsTold(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.capacity = 1
+	ledger := filepath.Join(t.TempDir(), "ledger")
+	m := f.start(t)
+	wait, open := gate(t)
+	runs := m.submit("echo x >>" + ledger + "; echo begun\n" + wait)
+	m.await(runs, "begun\n")
+	var ids []string
+	for range 3 {
+		ids = append(ids, m.submit("echo waits"))
+	}
+	m.stop()
+	whole := filepath.Join(t.TempDir(), "whole")
+	require.NoError(t, os.CopyFS(whole, os.DirFS(f.dir)))
+	again := func(stream string, damage func(text []byte) []byte) {
+		require.NoError(t, os.RemoveAll(f.dir))
+		require.NoError(t, os.CopyFS(f.dir, os.DirFS(whole)))
+		require.NoError(t, os.Chmod(filepath.Join(f.dir, "key"), 0o600))
+		damageFile(t, filepath.Join(f.dir, "jetstream"), stream, damage)
+	}
+	flip := func(at float64) func([]byte) []byte {
+		return func(text []byte) []byte {
+			text[int(at*float64(len(text)))] ^= 0xff
+			return text
+		}
+	}
+
+	again("KV_STEPMUX_BUILDS", flip(0.5))
+	_, _, err := f.open(t)
+	require.ErrorContains(t, err, "1 records of builds are damaged on the disk")
+
+	again("KV_STEPMUX_BUILDS", func(text []byte) []byte { return text[:len(text)-30] })
+	m = f.start(t)
+	_, b := m.wait(runs, 0)
+	require.Contains(t, b.GetResult().GetMessage(), "may have run: its record was damaged")
+	m.stop()
+
+	said := &bytes.Buffer{}
+	f.change = func(cfg *manager.Config) { cfg.Logger = slog.New(slog.NewTextHandler(said, nil)) }
+	again("STEPMUX_QUEUE", flip(0.1)) // of the build that runs
+	open()
+	m = f.start(t)
+	text, b := m.wait(runs, 0)
+	require.Contains(t, b.GetResult().GetMessage(), "its request was damaged")
+	require.Equal(t, "begun\n", text)
+	for _, id := range ids {
+		_, b = m.wait(id, 0)
+		require.Empty(t, b.GetResult().GetReason(), "the others go on")
+	}
+	m.stop()
+	require.Contains(t, said.String(), "requests in the queue are damaged on the disk: their builds are lost")
+	ran, err := os.ReadFile(ledger)
+	require.NoError(t, err)
+	require.Equal(t, "x\n", string(ran), "it ran once")
+}
+
+// damageFile changes the only block of a stream.
+func damageFile(t *testing.T, dir, stream string, damage func(text []byte) []byte) {
+	t.Helper()
+	var blocks []string
+	require.NoError(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if strings.HasSuffix(path, ".blk") && strings.Contains(path, stream) {
+			blocks = append(blocks, path)
+		}
+		return err
+	}))
+	require.Len(t, blocks, 1)
+	text, err := os.ReadFile(blocks[0])
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(blocks[0], damage(text), 0o600))
 }

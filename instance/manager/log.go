@@ -70,6 +70,13 @@ func (s *store) openLog(ctx context.Context, life context.Context, id string) (*
 	return l, nil
 }
 
+// hasRun reports whether the log has something of the build's job. Then the build has a record.
+func (l *storedLog) hasRun() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.result != nil || l.state.Stdout > 0 || l.state.Stderr > 0 || l.state.Events > 0
+}
+
 // piece is one message of a log.
 type piece struct {
 	text   []byte
@@ -227,7 +234,7 @@ func (s *store) readLog(
 		if from, err = s.seekLog(ctx, id, offset, last.Sequence); err != nil {
 			return err
 		}
-		if !follow {
+		if !follow || ended { // what has ended does not grow
 			until = last.Sequence
 		}
 	}

@@ -364,6 +364,13 @@ func (m *Manager) begin(
 			Reason: string(instance.RunnerSystemFailure), Message: err.Error(),
 		})
 	}
+	if rec == nil && log.hasRun() && !m.store.shared { // another manager may have made one just now
+		m.cfg.Logger.Error("a build has a log and no record: the state directory is damaged", "build", r.id)
+		return m.store.refuse(ctx, r, nil, revision, log, &result{
+			Reason:  string(instance.RunnerSystemFailure),
+			Message: "the build may have run: its record was damaged in the state directory",
+		})
+	}
 	if m.cluster != nil && (rec == nil || rec.Phase == phaseWaiting) && !m.cluster.hasFor(job.GetLabels()) {
 		return errTaken // by one that has such a VM
 	}

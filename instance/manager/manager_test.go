@@ -23,6 +23,7 @@ import (
 	"github.com/stepmux/stepmux/instance/control"
 	"github.com/stepmux/stepmux/instance/manager"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/internal/dockertest"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
@@ -30,7 +31,7 @@ import (
 	"github.com/stepmux/stepmux/mux/login"
 )
 
-func TestMain(m *testing.M) { runnertest.Main(m) }
+func TestMain(m *testing.M) { dockertest.Main(m) }
 
 // fleet is a VM, and the state directory of its managers.
 type fleet struct {

@@ -19,7 +19,9 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"github.com/stepmux/stepmux/instance/manager"
+	"github.com/stepmux/stepmux/internal/dockertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/stockmanager"
 )
 
 // front is the SSH server of a manager, and how its clients log in.
@@ -323,9 +325,21 @@ func TestHostileSSHClientsAreBounded(t *testing.T) {
 	stranger := sshtest.OpenSSH(t) // only for another key
 	_, err := ssh.Dial("tcp", s.addr, loginOf(stranger, "any"))
 	require.ErrorContains(t, err, "unable to authenticate")
-	silent, err := net.Dial("tcp", s.addr) // never says a word
+	for i := range 100 { // clients that never authenticate
+		stuck, err := net.Dial("tcp", s.addr)
+		require.NoError(t, err)
+		defer stuck.Close()
+		if i%2 > 0 {
+			_, _ = stuck.Write([]byte("SSH-2.0-x\r\n")) // and no more
+		}
+	}
+	flood, err := net.Dial("tcp", s.addr)
 	require.NoError(t, err)
-	defer silent.Close()
+	defer flood.Close()
+	noise := bytes.Repeat([]byte("\xff\x00noise"), 8<<10)
+	for err = nil; err == nil; { // until the server has closed it
+		_, err = flood.Write(noise)
+	}
 
 	client := s.dial("any")
 	var open []ssh.Channel
@@ -385,4 +399,75 @@ func TestBadKeyFilesAreRefused(t *testing.T) {
 	refused("can be read by others", key, 0o600, host)
 	require.NoError(t, os.Chmod(host, 0o600))
 	refused("no key found", key, 0o600, host)
+}
+
+func TestJobsOfGitLabsSSHExecutorWorkThroughTheFrontDoor(t *testing.T) {
+	t.Parallel()
+	f := newFleetOn(t, sshtest.OpenSSH(t))
+	s := f.serveSSH(t, false)
+	runner := &stockmanager.SSH{Addr: s.addr, Config: loginOf(s.vm, "any"), BuildsDir: t.TempDir()}
+	job := func(id int64, script string) (stockmanager.CustomJob, *sshtest.Log) {
+		log := new(sshtest.Log)
+		return stockmanager.CustomJob{ID: id, Log: log, Stages: []stockmanager.CustomStage{
+			{Name: "prepare_script", Script: "shopt login_shell; gitlab-runner --version | head -n 1"},
+			{Name: "build_script", Script: script},
+			{Name: "after_script", Script: "echo after", Always: true},
+		}}, log
+	}
+	var jobs sync.WaitGroup
+	for i := range 6 { // on two slots
+		jobs.Go(func() {
+			j, log := job(int64(i), fmt.Sprintf("echo job %d; pwd; exit %d", i, i))
+			result := runner.Execute(sshtest.Within(t), j)
+			want := stockmanager.CustomResult{}
+			if i > 0 {
+				want = stockmanager.CustomResult{
+					Reason: "script_failure", ExitCode: i, Message: fmt.Sprintf("build_script: exit code %d", i),
+				}
+			}
+			text := fmt.Sprintf("\njob %d\n%s/%d\nafter\n", i, runner.BuildsDir, i)
+			if result != want || !strings.Contains(log.String(), text) || !strings.Contains(log.String(), "\ton\nVersion: ") {
+				t.Errorf("job %d: %+v: %s", i, result, log)
+			}
+		})
+	}
+	jobs.Wait()
+	ctx, cancel := context.WithCancel(sshtest.Within(t))
+	j, log := job(10, "echo up; sleep 600")
+	ended := make(chan stockmanager.CustomResult, 1)
+	go func() { ended <- runner.Execute(ctx, j) }()
+	log.Await(t, "up\n")
+	cancel()
+	require.Equal(t, "runner_system_failure", (<-ended).Reason)
+	s.free()
+	require.Equal(t, 1, f.vm.TotalConns(), "connections to the VM")
+}
+
+// The client of Docker reaches the daemon of the VM by "docker system dial-stdio" there.
+func TestDockersClientReachesADaemonThroughTheFrontDoor(t *testing.T) {
+	t.Parallel()
+	d := dockertest.Start(t)
+	sshtest.RequirePart(t, "docker.io", "/usr/bin/docker")
+	f := newFleetOn(t, sshtest.OpenSSH(t, "SetEnv SHLVL=1 DOCKER_HOST=unix://"+d.Socket))
+	s := f.serveSSH(t, false)
+	_, port, err := net.SplitHostPort(s.addr)
+	require.NoError(t, err)
+	// Docker's client takes no options for ssh. It has several connections at once: they share a login, and so a slot.
+	wrapper := filepath.Join(s.dir, "ssh")
+	text := "#!/bin/sh\nexec /usr/bin/ssh " + strings.Join(s.options("-p"), " ") +
+		" -o ControlMaster=auto -o ControlPath=" + filepath.Join(sshtest.SocketDir(t), "c") + ` "$@"` + "\n"
+	require.NoError(t, os.WriteFile(wrapper, []byte(text), 0o755)) //nolint:gosec // a program
+	docker := func(args ...string) string {
+		cmd := exec.CommandContext(sshtest.Within(t), "/usr/bin/docker", args...)
+		cmd.Env = append(os.Environ(), "PATH="+s.dir+":"+os.Getenv("PATH"), "DOCKER_HOST=ssh://any@127.0.0.1:"+port,
+			"DOCKER_CONFIG="+s.dir)
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		return string(out)
+	}
+	require.NotEmpty(t, docker("version", "--format", "{{.Server.Version}}"))
+	d.Load(t, "door:1", `CMD ["echo", "from a container"]`)
+	require.Equal(t, "from a container\n", docker("run", "--rm", "door:1"))
+	s.free()
+	require.Equal(t, 1, f.vm.TotalConns(), "connections to the VM")
 }

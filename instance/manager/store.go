@@ -104,7 +104,11 @@ func (s *store) open(ctx context.Context, cfg *Config) (err error) {
 	if err := s.openStreams(ctx, cfg); err != nil {
 		return errors.Join(err, s.logger.fatal())
 	}
-	return s.persist(ctx, func(ctx context.Context) error { return s.checkKey(ctx, cfg.KeyFile) })
+	err = s.persist(ctx, func(ctx context.Context) error { return s.checkKey(ctx, cfg.KeyFile) })
+	if err != nil || s.shared {
+		return err
+	}
+	return s.checkDamage(ctx, cfg)
 }
 
 // serve starts the embedded server and connects to it.

@@ -1,0 +1,125 @@
+package manager
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/stepmux/stepmux/instance"
+)
+
+const (
+	// maxChecked bounds the messages of a stream that are read at the start, so that the start stays short.
+	maxChecked = 100_000
+	// checkStall is how long the next message may take before it counts as one that cannot be read.
+	checkStall = 2 * time.Second
+)
+
+// checkDamage looks for damage by the disk: the store leaves out messages whose checksum is wrong, and does not tell. A
+// damaged record could let a build run twice, so it is an error. Damaged requests are logged, and their builds end.
+func (s *store) checkDamage(ctx context.Context, cfg *Config) error {
+	var open []*record // of builds that have not ended
+	lost, err := s.unreadable(ctx, s.history, func(text []byte) {
+		r := &record{}
+		if json.Unmarshal(text, r) == nil && r.ID != "" && r.Phase != phaseEnded { // else a lease, or a mark
+			open = append(open, r)
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("check the builds: %w", err)
+	}
+	if lost > 0 {
+		return fmt.Errorf("%d records of builds are damaged on the disk, so builds could run twice: copy the state back "+
+			"from before, or start with another state directory", lost)
+	}
+	err = s.queue.DeleteConsumer(ctx, consumerName) // of the manager before; it is made anew
+	if err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
+		return fmt.Errorf("check the queue: %w", err)
+	}
+	if lost, err = s.unreadable(ctx, s.queue, nil); err != nil {
+		return fmt.Errorf("check the queue: %w", err)
+	}
+	if lost > 0 {
+		cfg.Logger.Error("requests in the queue are damaged on the disk: their builds are lost", "requests", lost)
+	}
+	for _, r := range open {
+		if err := s.endWithoutRequest(ctx, cfg, r.ID); err != nil {
+			return fmt.Errorf("check the builds: %w", err)
+		}
+	}
+	return nil
+}
+
+// endWithoutRequest ends a build that has a record and whose request is not there any more: nobody would resume it.
+func (s *store) endWithoutRequest(ctx context.Context, cfg *Config, id string) error {
+	r, _, err := s.find(ctx, id)
+	if err != nil || r != nil {
+		return err
+	}
+	rec, revision, err := s.record(ctx, id)
+	if err != nil || rec == nil || rec.Phase == phaseEnded {
+		return err
+	}
+	rec.Phase, rec.Ended = phaseEnded, time.Now()
+	rec.Result = &result{
+		Reason:  string(instance.RunnerSystemFailure),
+		Message: "the build is lost: its request was damaged in the state directory",
+	}
+	cfg.Logger.Error("the build is lost", "build", id, "because", rec.Result.Message)
+	_, err = s.put(ctx, rec, revision)
+	return err
+}
+
+// unreadable passes the messages of a stream to take, if that is not nil, and returns how many are there and cannot be
+// read. Of a stream with very many messages it reads none. A work queue must have no other consumer.
+func (s *store) unreadable(ctx context.Context, stream jetstream.Stream, take func([]byte)) (uint64, error) {
+	info, err := stream.Info(ctx)
+	if err != nil {
+		return 0, err
+	}
+	state := info.State
+	if state.Msgs == 0 || state.Msgs > maxChecked {
+		return 0, nil
+	}
+	consumer, err := stream.CreateConsumer(ctx, jetstream.ConsumerConfig{
+		AckPolicy: jetstream.AckExplicitPolicy, AckWait: startTimeout, MaxAckPending: -1, HeadersOnly: take == nil,
+		InactiveThreshold: readerIdle, MemoryStorage: true,
+	})
+	if err != nil {
+		return 0, err
+	}
+	defer func() {
+		_ = stream.DeleteConsumer(context.WithoutCancel(ctx), consumer.CachedInfo().Name) // else it ends by itself
+	}()
+	messages, err := consumer.Messages()
+	if err != nil {
+		return 0, err
+	}
+	defer messages.Stop()
+	for read := uint64(0); read < state.Msgs; read++ {
+		next, cancel := context.WithTimeout(ctx, checkStall)
+		msg, err := messages.Next(jetstream.NextContext(next))
+		cancel()
+		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+			return state.Msgs - read, nil
+		}
+		if err != nil {
+			return 0, err
+		}
+		at, err := msg.Metadata()
+		if err != nil {
+			return 0, err
+		}
+		if take != nil {
+			take(msg.Data())
+		}
+		if at.Sequence.Stream >= state.LastSeq {
+			return state.Msgs - read - 1, nil
+		}
+	}
+	return 0, nil
+}
