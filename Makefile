@@ -263,9 +263,9 @@ cluster: ## kill one of three managers and three NATS servers every 5 s for D=20
 
 .PHONY: scale
 scale: ## measure a manager: a submit, N trivial builds, a log, and a million requests that wait; docs/scale.md has figures
-	STEPMUX_SCALE=1 STEPMUX_SCALE_BUILDS=$(or $(filter-out 200,$(N)),10000) STEPMUX_REQUIRE_PARTS=1 go test -count=1 -v -timeout 2h \
-	  -run 'TestMeasureASubmit|TestMeasureTrivial|TestMeasureALog' ./instance/manager
-	STEPMUX_SCALE=1 go test -count=1 -v -timeout 1h -run TestMeasureAQueue ./instance/manager
+	STEPMUX_SCALE_PAIRS=100 STEPMUX_SCALE_LOG=256 STEPMUX_SCALE_BUILDS=$(or $(filter-out 200,$(N)),10000) STEPMUX_REQUIRE_PARTS=1 \
+	  go test -count=1 -v -timeout 2h -run 'TestMeasureASubmit|TestMeasureTrivial|TestMeasureALog' ./instance/manager
+	STEPMUX_SCALE_QUEUE=1000000 go test -count=1 -v -timeout 1h -run TestMeasureAQueue ./instance/manager
 
 .PHONY: container-kills
 container-kills: ## kill a manager of containers N times at random, of which the tests do five, and look what is left

@@ -21,13 +21,7 @@ import (
 	"github.com/stepmux/stepmux/internal/sshtest"
 )
 
-// measures skips a test that make scale runs.
-func measures(t *testing.T) {
-	t.Helper()
-	if os.Getenv("STEPMUX_SCALE") == "" {
-		t.Skip("make scale runs it")
-	}
-}
+// The tests of this file measure a manager. make scale makes them large; here they show that each way ends well.
 
 // builds are those of a batch, as stepmux run has them.
 func builds(n int, j *pb.Job, log func() *timedLog) (all []batch.Build) {
@@ -66,8 +60,7 @@ func (f *fleet) runner(t *testing.T) *instance.Provider {
 
 // A submit is compared with a build of run, on the same VM, in turn.
 func TestMeasureASubmitToItsFirstOutput(t *testing.T) {
-	measures(t)
-	const pairs = 100
+	pairs := number(t, "STEPMUX_SCALE_PAIRS", 2)
 	f := newFleetOn(t, sshtest.OpenSSH(t))
 	f.capacity = 1
 	m, p := f.start(t), f.runner(t)
@@ -117,8 +110,7 @@ func part(all []time.Duration, of int, times ...int) time.Duration {
 }
 
 func TestMeasureTrivialBuilds(t *testing.T) {
-	measures(t)
-	n := number(t, "STEPMUX_SCALE_BUILDS", 10_000)
+	n := number(t, "STEPMUX_SCALE_BUILDS", 32)
 	f := newFleetOn(t, sshtest.OpenSSH(t))
 	f.capacity = 8
 	ended := make(chan struct{}, n)
@@ -154,8 +146,7 @@ func TestMeasureTrivialBuilds(t *testing.T) {
 }
 
 func TestMeasureALog(t *testing.T) {
-	measures(t)
-	const size = 256 << 20
+	size := number(t, "STEPMUX_SCALE_LOG", 1) << 20
 	f := newFleetOn(t, sshtest.OpenSSH(t))
 	m, p := f.start(t), f.runner(t)
 	script := fmt.Sprintf("yes 'a line of a log, of some sixty bytes, as most of them are' | head -c %d", size)
@@ -176,8 +167,7 @@ func TestMeasureALog(t *testing.T) {
 }
 
 func TestMeasureAQueue(t *testing.T) {
-	measures(t)
-	n := number(t, "STEPMUX_SCALE_QUEUE", 1_000_000)
+	n := number(t, "STEPMUX_SCALE_QUEUE", 1000)
 	f := newFleet(t)
 	j := job("echo " + strings.Repeat("x", 900)) // a kibibyte in all
 	m := f.start(t)
