@@ -211,7 +211,7 @@ func TestKeepaliveClosesADeadPeerWithinItsBound(t *testing.T) {
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
 		proxy := sshtest.Proxy(t, s.Addr)
 		cfg := config(s)
-		cfg.KeepaliveInterval, cfg.KeepaliveTimeout = 50*time.Millisecond, 100*time.Millisecond
+		cfg.KeepaliveInterval, cfg.KeepaliveTimeout = 50*time.Millisecond, 3*time.Second // a busy peer answers by then
 		conn := dialWith(t, s.Via(t, proxy.Addr()), cfg)
 		p := start(t, conn, "exec cat", nil)
 		eventually(t, func() bool { return conn.Stat().RTT > 0 })
