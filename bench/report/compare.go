@@ -20,10 +20,8 @@ const (
 	exact = 1.001
 	// counted is the limit of counts that hardly vary, such as one goroutine more for each eighth build.
 	counted = 1.09
-	// allocated is the limit of allocations: some belong to other work beside a transfer.
-	allocated = 1.3
-	// processorTime is that of a ratio of processor times: a short run tells no more than that it has doubled.
-	processorTime = 2
+	// doubled is the limit of ratios of allocations and of processor times: a short run tells no more.
+	doubled = 2
 )
 
 // stables are all of them. Where the base or the run lacks one, there is nothing to compare.
@@ -36,14 +34,14 @@ var stables = []stable{
 	{"Density/CapacityPerInstance=8", "running-goroutines/build", "", counted},
 	{"Density/CapacityPerInstance=8", "relay-running-goroutines/build", "", counted},
 	{uncontended, "allocs/op", "", exact},
-	{oneDown, "streamlocal-allocs/MB", "raw-allocs/MB", allocated},
-	{oneDown, "relay-allocs/MB", "raw-allocs/MB", allocated},
-	{oneUp, "streamlocal-allocs/MB", "raw-allocs/MB", allocated},
-	{oneUp, "relay-allocs/MB", "raw-allocs/MB", allocated},
-	{oneDown, "streamlocal-client-s/GB", "raw-client-s/GB", processorTime},
-	{oneDown, "relay-client-s/GB", "raw-client-s/GB", processorTime},
-	{oneUp, "streamlocal-client-s/GB", "raw-client-s/GB", processorTime},
-	{oneUp, "relay-client-s/GB", "raw-client-s/GB", processorTime},
+	{oneDown, "streamlocal-allocs/MB", "raw-allocs/MB", doubled},
+	{oneDown, "relay-allocs/MB", "raw-allocs/MB", doubled},
+	{oneUp, "streamlocal-allocs/MB", "raw-allocs/MB", doubled},
+	{oneUp, "relay-allocs/MB", "raw-allocs/MB", doubled},
+	{oneDown, "streamlocal-client-s/GB", "raw-client-s/GB", doubled},
+	{oneDown, "relay-client-s/GB", "raw-client-s/GB", doubled},
+	{oneUp, "streamlocal-client-s/GB", "raw-client-s/GB", doubled},
+	{oneUp, "relay-client-s/GB", "raw-client-s/GB", doubled},
 }
 
 func (s stable) name() string {
