@@ -15,6 +15,7 @@ import (
 	"github.com/moby/moby/client"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/internal/pause"
 )
 
 const (
@@ -148,7 +149,7 @@ func (c *Container) remove(ctx context.Context, id string) error {
 		return nil
 	}
 	_, err := c.api.ContainerRemove(ctx, id, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
-	for cerrdefs.IsInternal(err) && sleep(ctx, removeAgain) { // its containerd starts again: it cannot tell what runs
+	for cerrdefs.IsInternal(err) && pause.For(ctx, removeAgain) == nil { // its containerd starts again
 		_, err = c.api.ContainerRemove(ctx, id, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
 	}
 	if cerrdefs.IsConflict(err) { // its removal is under way
@@ -163,18 +164,6 @@ func (c *Container) remove(ctx context.Context, id string) error {
 		return nil
 	}
 	return c.api.failure(ctx, fmt.Sprintf("remove container %.12s", id), err)
-}
-
-// sleep waits for d. It returns false if ctx ends before.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // Removed reports whether the container was seen removed, or stopped if it was there before.

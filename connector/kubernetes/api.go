@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/mux/channel"
 )
@@ -205,22 +206,10 @@ func passingExec() func(error) bool {
 
 // persist calls do until it succeeds, or its error does not pass, or ctx ends. The error is then the last one of do.
 func persist(ctx context.Context, passes func(error) bool, do func() error) error {
-	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+	for wait := firstPause; ; wait = min(2*wait, lastPause) {
 		err := do()
-		if err == nil || !passes(err) || ctx.Err() != nil || !sleep(ctx, pause) {
+		if err == nil || !passes(err) || ctx.Err() != nil || pause.For(ctx, wait) != nil {
 			return err
 		}
-	}
-}
-
-// sleep waits for d. It returns false if ctx ends before.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }

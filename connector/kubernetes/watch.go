@@ -12,6 +12,8 @@ import (
 	"net/url"
 	"strconv"
 	"time"
+
+	"github.com/stepmux/stepmux/internal/pause"
 )
 
 const (
@@ -24,7 +26,7 @@ const (
 // watch keeps the newest state of the pod until it is removed, or ctx ends. After each break it asks for the state, and
 // goes on from there, so no change is missed.
 func (p *Pod) watch(ctx context.Context) {
-	for pause := firstPause; ctx.Err() == nil && !p.Removed(); {
+	for wait := firstPause; ctx.Err() == nil && !p.Removed(); {
 		began := time.Now()
 		err := p.watchOnce(ctx)
 		if isCode(err, http.StatusNotFound) {
@@ -37,10 +39,10 @@ func (p *Pod) watch(ctx context.Context) {
 				p.setBlind(err)
 			}
 		}
-		if pause = min(2*pause, lastPause); time.Since(began) > lastPause {
-			pause = firstPause
+		if wait = min(2*wait, lastPause); time.Since(began) > lastPause {
+			wait = firstPause
 		}
-		sleep(ctx, pause)
+		_ = pause.For(ctx, wait) // the loop's condition tells
 	}
 }
 

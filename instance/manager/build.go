@@ -17,6 +17,7 @@ import (
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/batch"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/internal/pause"
 )
 
 // errCanceled ends a build on request.
@@ -209,7 +210,7 @@ func (m *Manager) execute(b *build, e *instance.Executor) error {
 		err := m.change(b, begin)
 		for m.cluster != nil && err != nil && !errors.Is(err, errTaken) && ctx.Err() == nil && !b.isLeft() {
 			m.cfg.Logger.Warn("cannot keep the build", "build", b.id, "error", err)
-			_ = pause(m.life, time.Second)
+			_ = pause.For(m.life, time.Second)
 			err = m.change(b, begin)
 		}
 		if err != nil {

@@ -18,6 +18,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/privatefile"
 )
 
@@ -121,7 +122,7 @@ func (m *Manager) joinCluster(ctx context.Context) (err error) {
 			return fmt.Errorf("take part in the cluster: %w", err)
 		}
 		m.cfg.Logger.Warn("waits for the end of another manager's lease", "error", err)
-		if err := pause(ctx, c.ttl/6); err != nil {
+		if err := pause.For(ctx, c.ttl/6); err != nil {
 			return err
 		}
 	}
@@ -148,18 +149,6 @@ func identity(dir string) (id, host string, err error) {
 		err = fmt.Errorf("%s is no ID of a manager", file)
 	}
 	return id, name + ":" + dir, err
-}
-
-// pause waits for a time.
-func pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }
 
 // run renews the lease, and sees to it that this manager has its share of the VMs, until the manager takes no more
@@ -333,7 +322,7 @@ func (c *cluster) note(entry jetstream.KeyValueEntry) {
 	}
 }
 
-// isDead reports whether a manager seems to be dead. mu is held.
+// isDeadLocked reports whether a manager seems to be dead. mu is held.
 func (c *cluster) isDeadLocked(manager string) bool {
 	p, known := c.peers[manager]
 	if !known { // its lease may have ended before this manager began to watch
@@ -580,7 +569,7 @@ func (c *cluster) resumeFound() {
 		}
 		if err := c.m.resume(c.m.takes); err != nil && c.m.takes.Err() == nil {
 			c.m.cfg.Logger.Warn("cannot look for builds that run", "error", err)
-			if pause(c.m.takes, time.Second) == nil {
+			if pause.For(c.m.takes, time.Second) == nil {
 				c.look()
 			}
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stepmux/stepmux/connector/buildlog"
+	"github.com/stepmux/stepmux/internal/pause"
 )
 
 const (
@@ -154,7 +155,7 @@ func (l *storedLog) putLocked(p piece) error {
 		if l.lost.Load() || l.life.Err() != nil || l.store.err() != nil {
 			return fmt.Errorf("store the log: %w", err)
 		}
-		_ = pause(l.life, logRetry)
+		_ = pause.For(l.life, logRetry)
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/batch"
+	"github.com/stepmux/stepmux/internal/pause"
 )
 
 const (
@@ -279,7 +280,7 @@ func (m *Manager) take(messages jetstream.MessagesContext) {
 				return
 			}
 			m.cfg.Logger.Error("cannot take a build from the queue", "error", err)
-			_ = pause(m.takes, time.Second)
+			_ = pause.For(m.takes, time.Second)
 			if errors.Is(err, jetstream.ErrMsgIteratorClosed) || errors.Is(err, jetstream.ErrConsumerDeleted) {
 				if again, err := m.consume(m.takes); err == nil {
 					messages.Stop()

@@ -11,6 +11,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/stepmux/stepmux/internal/pause"
 )
 
 // NATS names a NATS cluster with JetStream, in which managers keep their state together.
@@ -150,7 +152,7 @@ func (s *store) persist(ctx context.Context, do func(ctx context.Context) error)
 			return err
 		}
 		s.logger.to.Warn("store: waits for the NATS cluster", "error", err)
-		if pause(ctx, natsPause) != nil {
+		if pause.For(ctx, natsPause) != nil {
 			return err
 		}
 	}

@@ -43,12 +43,12 @@ var allowed = map[string][]string{
 	"connector/files":    {"remote/api/**"},
 	"connector/docker": {
 		"connector", "connector/program", "mux", "mux/relay", "mux/channel", "internal/wire", "internal/tail",
-		"internal/flight", "internal/termtext",
+		"internal/flight", "internal/termtext", "internal/pause",
 	},
 
 	"connector/kubernetes": {
 		"connector", "connector/program", "mux", "mux/relay", "mux/channel", "internal/wire", "internal/tail",
-		"internal/flight", "internal/termtext",
+		"internal/flight", "internal/termtext", "internal/pause",
 	},
 
 	"instance": {"internal/limits", "connector/**", "mux", "pool", "internal/wire"},
@@ -75,10 +75,10 @@ var allowed = map[string][]string{
 	"instance/manager": {
 		"instance", "instance/batch", "instance/control", "instance/manager/managerv1", "connector", "connector/buildlog",
 		"connector/files", "instance/manager/access", "internal/filelock", "internal/contents", "internal/privatefile",
-		"internal/wire",
+		"internal/wire", "internal/pause",
 	},
 	// The driver of GitLab Runner's custom executor. A runner starts it several times for each job: it stays small.
-	"instance/manager/customexecutor": {"instance/manager/managerv1", "internal/endsignal"},
+	"instance/manager/customexecutor": {"instance/manager/managerv1", "internal/endsignal", "internal/pause"},
 	"instance/doctor": {
 		"internal/limits",
 		"instance", "connector", "connector/docker", "connector/kubernetes", "connector/program", "mux", "mux/login",
@@ -203,6 +203,7 @@ var allowed = map[string][]string{
 	"internal/contents":       {"internal/oserr"},
 	"internal/buildinfo":      {"internal/wire"},
 	"internal/endsignal":      {},
+	"internal/pause":          {},
 	"internal/lazyregexp":     {},
 	"internal/alive":          {},
 	"internal/hooks":          {},

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/internal/pause"
 )
 
 const (
@@ -116,7 +117,7 @@ func (d *driver) prepare(ctx context.Context) (int, error) {
 				fmt.Fprintln(d.Stdout, "The manager is being started anew, the job waits on")
 				told = true
 			}
-			if err := pause(ctx, awayPause); err != nil {
+			if err := pause.For(ctx, awayPause); err != nil {
 				return 0, err
 			}
 		default:
@@ -233,7 +234,7 @@ func (d *driver) exec(ctx context.Context, manager pb.ManagerClient, script io.R
 			return
 		}
 		send(&pb.ExecRequest{What: &pb.ExecRequest_Signal{Signal: "TERM"}})
-		if pause(life, d.grace) == nil {
+		if pause.For(life, d.grace) == nil {
 			send(&pb.ExecRequest{What: &pb.ExecRequest_Signal{Signal: "KILL"}})
 		}
 	})

@@ -20,6 +20,7 @@ import (
 
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/endsignal"
+	"github.com/stepmux/stepmux/internal/pause"
 )
 
 const (
@@ -173,21 +174,9 @@ func (d *driver) awaitSocket(ctx context.Context) error {
 			return fmt.Errorf("the manager at %s lets this user not in: its socket-group must be a group of the user of "+
 				"gitlab-runner: %w", d.manager, err)
 		}
-		if pause(ctx, awayPause) != nil {
+		if pause.For(ctx, awayPause) != nil {
 			return fmt.Errorf("no manager listens at %s: %w", d.manager, err)
 		}
-	}
-}
-
-// pause waits, at most until ctx ends.
-func pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
 	}
 }
 

@@ -78,7 +78,7 @@ func TestMountsAndPathsOfADockerAction(t *testing.T) {
   env: {PASSED: "on", SOCKET: /var/run/docker.sock}
   with:
     entrypoint: /bin/sh
-    args: -c "cat file; echo $PASSED $HOME $GITHUB_WORKSPACE $RUNNER_TEMP; echo x=y >> $GITHUB_ENV; ls $SOCKET; true"
+    args: -c "cat file; echo $PASSED $HOME $GITHUB_WORKSPACE $RUNNER_TEMP; ls $SOCKET 2>&1; echo x=y >> $GITHUB_ENV"
 - run: echo "then $x"
 `)
 	tr.succeed()
