@@ -160,6 +160,7 @@ func (c *Container) bring(ctx context.Context, bin *program.Binary) error {
 func (c *Container) execExit(ctx context.Context, id string) error {
 	tick := time.NewTicker(execPoll)
 	defer tick.Stop()
+	gone := c.gone
 	for {
 		told, err := c.api.ExecInspect(ctx, id, client.ExecInspectOptions{})
 		switch {
@@ -172,8 +173,11 @@ func (c *Container) execExit(ctx context.Context, id string) error {
 		}
 		select {
 		case <-tick.C:
-		case <-c.gone: // with all its processes
-			return nil
+		case <-gone:
+			if c.lost == nil {
+				return nil // with all its processes
+			}
+			gone = nil // the link by which the daemon would tell was cut
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
