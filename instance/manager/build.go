@@ -321,7 +321,10 @@ func (m *Manager) end(b *build, e *instance.Executor, known *result, err error) 
 	ended := *known
 	ended.Left = e.Left()
 	if len(b.job.GetArtifacts()) > 0 {
-		ended.Artifacts = m.artifactsSize(b.id)
+		m.keepTrying("look for its artifacts", b, func() (err error) {
+			ended.Artifacts, err = m.files.artifactsSize(m.life, b.id)
+			return err
+		})
 	}
 	if cleanup != nil {
 		m.cfg.Logger.Warn("the build's end on the VM failed", "build", b.id, "instance", e.Instance(), "error", cleanup)

@@ -84,8 +84,8 @@ func (s *service) Submit(ctx context.Context, req *pb.SubmitRequest) (*pb.Submit
 	if err := s.m.checkLabels(req.GetJob().GetLabels()); err != nil {
 		return nil, err
 	}
-	if err := s.m.checkFiles(req.GetJob()); err != nil {
-		return nil, err
+	if err := s.m.checkFiles(ctx, req.GetJob()); err != nil {
+		return nil, s.m.failed(ctx, err)
 	}
 	id, err := s.m.store.push(ctx, key, req.GetJob().GetProject(), text)
 	if err != nil {
