@@ -41,7 +41,7 @@ func Attach(ctx context.Context, cfg Config, place string) (c, link *Container, 
 	return c, link, nil
 }
 
-// attach finds the container, and what belongs to it.
+// attach finds the container, its image and its services.
 func (c *Container) attach(ctx context.Context, place string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, c.cfg.ReadyTimeout,
 		fmt.Errorf("the Docker daemon did not answer within %v", c.cfg.ReadyTimeout))

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/connector/kubernetes"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/batch"
 )
@@ -43,6 +45,11 @@ type Config struct {
 	Group    *instance.Group
 	// Linger is how long a build goes on without a manager, at most 24h. If zero, DefaultLinger.
 	Linger time.Duration
+	// Place says where the job of a build runs: in a container, in a pod on a group that is a cluster, or with neither on
+	// the instance itself. own is what its keys image and services ask for, nil without these. It is asked again when
+	// another manager goes on with the build, and must then say the same. If nil, jobs with such keys are refused, and the
+	// others run on the instance.
+	Place func(own *docker.Spec) (*docker.Spec, *kubernetes.Spec, error)
 	// EndBuilds lets Shutdown end the builds that run: for instances that end with the manager.
 	EndBuilds bool
 	// Keep is how long builds that have ended, and logs, are kept, at least a second. If zero, DefaultKeep.
@@ -82,5 +89,8 @@ func (cfg *Config) check() error {
 	cfg.Linger, cfg.Keep = cmp.Or(cfg.Linger, DefaultLinger), cmp.Or(cfg.Keep, DefaultKeep)
 	cfg.LogBytes, cfg.FileBytes = cmp.Or(cfg.LogBytes, DefaultLogBytes), cmp.Or(cfg.FileBytes, DefaultFileBytes)
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	if cfg.Place == nil {
+		cfg.Place = onInstance
+	}
 	return nil
 }

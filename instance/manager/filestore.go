@@ -40,7 +40,7 @@ type fileStore interface {
 	readArtifacts(ctx context.Context, id string, to io.Writer) error
 	// artifactsSize returns the length of the artifacts that are kept of a build, 0 without any.
 	artifactsSize(ctx context.Context, id string) (int64, error)
-	// sweep removes what is too old, and projects that no build needs until there is room for so many bytes more.
+	// sweep removes files that are too old, and projects that no build needs until there is room for so many bytes more.
 	sweep(ctx context.Context, more int64) error
 }
 

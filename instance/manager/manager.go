@@ -298,6 +298,12 @@ func (m *Manager) begin(
 			Reason: string(instance.RunnerSystemFailure), Message: err.Error(),
 		})
 	}
+	where, err := m.where(job)
+	if err != nil {
+		return m.store.refuse(ctx, r, rec, revision, log, &result{
+			Reason: string(instance.ConfigurationError), Message: err.Error(),
+		})
+	}
 	if rec == nil && log.hasRun() && !m.store.shared { // another manager may have made one just now
 		m.cfg.Logger.Error("a build has a log and no record: the state directory is damaged", "build", r.id)
 		return m.store.refuse(ctx, r, nil, revision, log, &result{
@@ -312,7 +318,7 @@ func (m *Manager) begin(
 		rec = &record{ID: r.id, StepsFile: job.GetStepsFile(), Submitted: r.submitted}
 	}
 	b := &build{
-		request: *r, job: job, log: log, done: make(chan struct{}), record: *rec, revision: revision, msg: msg,
+		request: *r, job: job, where: where, log: log, done: make(chan struct{}), record: *rec, revision: revision, msg: msg,
 	}
 	b.ctx, b.cancel = context.WithCancelCause(context.WithoutCancel(m.life))
 	if rec.Canceled {

@@ -29,7 +29,7 @@ const (
 
 // objects keeps archives in NATS by their names, as an object store (ADR-20 of NATS; "nats object" shows it). It reads
 // and writes the pieces by itself: Put of nats.go has up to 4000 pieces under way, which a stream with a slow disk
-// refuses, and a Read of what Get returns does not end with its context. It is safe for concurrent use.
+// refuses, and reading the result of Get does not end with its context. It is safe for concurrent use.
 type objects struct {
 	store  *store
 	bucket string
@@ -66,8 +66,7 @@ func (o *objects) publish(ctx context.Context, msg *nats.Msg, options ...jetstre
 	})
 }
 
-// describe stores the description of an object, by compare-and-set: revision is that of the one before, 0 if there was
-// none.
+// describe stores the description of an object, by compare-and-set: revision is that of the one before, or 0.
 func (o *objects) describe(ctx context.Context, info *jetstream.ObjectInfo, revision uint64) error {
 	msg := nats.NewMsg(o.aboutOf(info.Name))
 	msg.Data = encode(info)
@@ -180,7 +179,7 @@ func (o *objects) touch(ctx context.Context, name string, size int64) (bool, err
 	}
 }
 
-// errDamaged says that an archive is not what was put.
+// errDamaged says that an archive was changed since it was put.
 var errDamaged = errors.New("the archive is damaged in NATS")
 
 // read writes an archive to a Writer. An error of errDamaged may come after all of it was written. Without the archive
@@ -239,11 +238,11 @@ func (o *objects) over(ctx context.Context, more int64) (int64, error) {
 }
 
 // sweep removes archives that were not used for a time, and others, those used longest ago first, until there is room
-// for more bytes. It keeps those that are needed, and those in rest. needed may be nil. It removes pieces of archives that were
-// not put to the end, too. It returns how many bytes there are too many then.
+// for more bytes. It keeps those that are needed, and those in rest. needed may be nil. It removes pieces of archives
+// that were not put to the end, too. It returns how many bytes there are too many then.
 //
-// An archive that is used between the look at it and its removal stays: the removal names the revision that was seen. So
-// one that a request needs is never removed, if it is touched before the request is queued.
+// An archive that is used between the look at it and its removal stays: the removal names the revision that was seen.
+// So one that a request needs is never removed, if it is touched before the request is queued.
 func (o *objects) sweep(
 	ctx context.Context, more int64, keep time.Duration, needed func(context.Context) (map[string]bool, error),
 ) (over int64, err error) {
