@@ -7,8 +7,8 @@ import (
 )
 
 // Place returns where a build is that has its step runner: the ID of the instance, and the socket there, for a build in
-// a container or a pod with that before it. Another process needs both, with the build's ID and Secret, for Resume. Keep
-// them before Execute is called: from then on the build may have run.
+// a container or a pod with that before it. Another process needs both, with the build's ID and Secret, for Resume.
+// Keep them before Execute is called: from then on the build may have run.
 func (e *Executor) Place() (instance, socket string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
