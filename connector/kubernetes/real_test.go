@@ -102,7 +102,7 @@ func TestRealCluster(t *testing.T) {
 		t.Logf("%s", out)
 	})
 
-	t.Run("a manager's build with files, whose manager is killed", func(t *testing.T) {
+	t.Run("files of a build whose manager is killed", func(t *testing.T) {
 		dir := t.TempDir()
 		socket := filepath.Join(sshtest.SocketDir(t), "m.sock")
 		write := func(name, text string) string {
