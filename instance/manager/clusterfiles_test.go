@@ -112,6 +112,20 @@ func TestFilesOfAClusterAreBoundedAndChecked(t *testing.T) {
 	}, sshtest.Bound, 10*time.Millisecond)
 	require.Zero(t, m.m.Projects(t), "no build needs it any more")
 
+	// One that is used while others are removed stays, and so do pieces that may just be arriving.
+	_, err = m.keep(text, digest)
+	require.NoError(t, err)
+	m.m.PutPart(t)
+	require.EqualValues(t, 2, m.m.SweepAround(t, 4000, func() {
+		_, err := m.keep(text, digest)
+		require.NoError(t, err)
+	}), "the archive and its description")
+	m.m.SetRest(t, time.Hour)
+	m.m.PutPart(t)
+	require.EqualValues(t, 3, m.m.SweepAround(t, 4000, func() {}))
+	m.m.SetRest(t, 0)
+	require.Zero(t, m.m.SweepAround(t, 4000, func() {}))
+
 	// What was damaged in NATS is an error.
 	text, digest = archive(t, "in.txt", "another project")
 	_, err = m.keep(text, digest)

@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"context"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -37,6 +38,28 @@ func (m *Manager) Projects(t *testing.T) int {
 	all, err := m.files.(*sharedFiles).projects.list(t.Context())
 	require.NoError(t, err)
 	return len(all)
+}
+
+// SweepAround removes the projects of a cluster that no build needs, and calls do between the look at them and their
+// removal. It returns how many messages there are in the store then.
+func (m *Manager) SweepAround(t *testing.T, more int64, do func()) (left uint64) {
+	t.Helper()
+	f := m.files.(*sharedFiles)
+	_, err := f.projects.sweep(t.Context(), more, f.keep, func(context.Context) (map[string]bool, error) {
+		do()
+		return nil, nil
+	})
+	require.NoError(t, err)
+	info, err := f.projects.info(t.Context(), "")
+	require.NoError(t, err)
+	return info.State.Msgs
+}
+
+// PutPart stores a piece of a project whose upload does not go on.
+func (m *Manager) PutPart(t *testing.T) {
+	t.Helper()
+	_, err := m.store.js.Publish(t.Context(), m.files.(*sharedFiles).projects.pieces("part"), []byte("part"))
+	require.NoError(t, err)
 }
 
 // Damage cuts off the only piece of an archive in NATS, or replaces it. The manager's copies of projects are removed.

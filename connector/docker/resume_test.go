@@ -1,0 +1,85 @@
+package docker_test
+
+import (
+	"bytes"
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/internal/dockertest"
+)
+
+// The Container of Attach stands for another process.
+func TestABuildInAContainerGoesOnInAnotherProcess(t *testing.T) {
+	d := dockertest.Start(t)
+	standing(t, d, "standing", container.HostConfig{})
+	alone := d.Containers(t)
+	for name, spec := range map[string]docker.Spec{
+		"with a service": {
+			Image:    dockertest.Image,
+			Services: []docker.Service{{Image: dockertest.Image, Alias: "idle", Command: []string{"sleep", "600"}}},
+		},
+		"another user":         {Image: dockertest.Image, User: "1000", Network: "none"},
+		"in one that is there": {Container: "standing"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := config(t, d)
+			cfg.Spec, cfg.Linger = spec, true
+			first := start(t, cfg)
+			connectTo := func(c, link *docker.Container, socket string) *connector.Connector {
+				place := connector.Config{
+					BuildID: "b1", Isolation: "off", Secret: strings.Repeat("s", 43), Linger: time.Minute, Attach: socket,
+					Reconnect: func(ctx context.Context) (connector.Lease, error) { return c.Reconnect(ctx) },
+				}
+				link.Configure(&place)
+				b, err := connector.New(place)
+				require.NoError(t, err)
+				t.Cleanup(func() { _ = b.Close(context.Background()) }) // a failed test leaves it open
+				_, err = b.Connect(t.Context())
+				require.NoError(t, err)
+				return b
+			}
+			b := connectTo(first, first, "")
+			place, socket := first.Place(), b.Socket()
+			there := d.Containers(t)
+			b.Leave()
+			first.Leave()
+			require.NoError(t, b.Close(t.Context()))
+			require.NoError(t, first.Close(t.Context()))
+			require.Equal(t, there, d.Containers(t))
+
+			cfg.Daemon = &docker.Daemon{}
+			second, link, err := docker.Attach(t.Context(), cfg, place)
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = second.Close(context.Background()) }) // as above
+			require.Equal(t, first.Image(), second.Image())
+			b = connectTo(second, link, socket)
+			var log bytes.Buffer
+			result, err := b.Execute(t.Context(), connector.Job{Script: "echo here; exit 3"}, &log)
+			require.NoError(t, err)
+			require.Equal(t, 3, result.ExitCode)
+			require.Equal(t, "here\n", log.String())
+			require.NoError(t, b.Close(t.Context()))
+			require.Empty(t, b.Left())
+			if spec.Container == "" {
+				cfg.BuildID = "b2"
+				_, _, err = docker.Attach(t.Context(), cfg, place)
+				require.ErrorContains(t, err, "is not that of the build b2")
+				cfg.BuildID = "b1"
+			}
+			require.NoError(t, second.Close(t.Context()))
+			require.Equal(t, alone, d.Containers(t))
+			require.Equal(t, []string{"sleep 600"}, processes(t, d, "standing"))
+			if spec.Container == "" {
+				_, _, err = docker.Attach(t.Context(), cfg, place)
+				require.ErrorIs(t, err, connector.ErrGone)
+			}
+		})
+	}
+}
