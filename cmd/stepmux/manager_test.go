@@ -98,29 +98,30 @@ func newInventory(t *testing.T, dir string, vms int) (file string, ports []strin
 // counted is how many lines a countingJob writes.
 const counted = 120
 
-// countingJob writes its ID to a ledger, and lines to its log.
+// countingJob writes its ID to a ledger, and lines to its log. It has an artifact.
 func countingJob(ledger string) *pb.Job {
 	steps := fmt.Sprintf(`run:
 - name: counts
   script: |
     set -e
-    echo "$CI_JOB_ID" >>%s
+    echo "$CI_JOB_ID" | tee -a %s >id
     i=0
     while [ $i -lt %d ]; do
       i=$((i+1)); echo "line $i of $CI_JOB_ID"
       [ $((i %% 40)) -ne 0 ] || sleep 0.02
     done
 `, ledger, counted)
-	return &pb.Job{Steps: []byte(steps), StepsFile: "counts.yml"}
+	return &pb.Job{Steps: []byte(steps), StepsFile: "counts.yml", Artifacts: []string{"id"}}
 }
 
-// requireCounted waits for builds with a countingJob: each succeeds, runs once, and has all of its log.
+// requireCounted waits for builds with a countingJob: each succeeds, runs once, and has all of its log and its artifact.
 func requireCounted(t *testing.T, ids []string, ledger string, client func(id string) pb.ManagerClient) {
 	t.Helper()
 	for _, id := range ids {
 		text, b := wholeLog(t, client(id), id)
 		require.Empty(t, b.GetResult().GetReason(), "%s: %s", id, b.GetResult().GetMessage())
 		require.Equal(t, linesOf(id, counted), withoutRemarks(text), "the log of %s", id)
+		require.Positive(t, b.GetResult().GetArtifacts(), id)
 	}
 	ran, err := os.ReadFile(ledger)
 	require.NoError(t, err)
