@@ -63,8 +63,8 @@ func (s *store) checkDamage(ctx context.Context, cfg *Config) error {
 	return nil
 }
 
-// queueEndKey is the key of the last place in the queue that is known to have been given, which noteQueue keeps. What was
-// cut off at the end of the queue's file is noticed by it: the store does not tell.
+// queueEndKey is the key of the last place in the queue that was given, as noteQueue keeps it. It shows that requests
+// were cut off at the end of the queue's file: the store does not tell.
 const queueEndKey = "queue-end"
 
 // noteQueue keeps the last place in the queue, if there was a submit since the last call. It does nothing for a state
@@ -76,13 +76,14 @@ func (s *store) noteQueue(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	if _, err := s.fleet.Put(ctx, queueEndKey, []byte(strconv.FormatUint(last, 10))); err == nil { // else the next call does it
+	_, err := s.fleet.Put(ctx, queueEndKey, []byte(strconv.FormatUint(last, 10)))
+	if err == nil { // else the next call does it
 		s.noted = last
 	}
 }
 
-// checkQueueEnd logs, once, how many requests were cut off at the end of the queue's file: those up to the last place that
-// was given that are neither in the queue nor have a record.
+// checkQueueEnd logs, once, how many requests were cut off at the end of the queue's file. Those are the last places that
+// were given, as far as they are neither in the queue nor have a record.
 func (s *store) checkQueueEnd(ctx context.Context, cfg *Config, recorded map[uint64]bool) error {
 	entry, err := s.fleet.Get(ctx, queueEndKey)
 	if errors.Is(err, jetstream.ErrKeyNotFound) {

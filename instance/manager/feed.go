@@ -88,13 +88,13 @@ func (s *store) followLog(ctx context.Context, id string, offset int64, take fun
 		ended = p.result != nil
 		return take(p)
 	}
-	// What was stored before the feed was opened, or has left it since, is read back.
+	// Pieces that were stored before the feed was opened, or have left it since, are read back.
 	place, err := s.readBack(ctx, id, 0, offset, note)
 	for err == nil && !ended {
 		pieces, more, whole := s.feeds.after(f, place)
 		if !whole {
 			place, err = s.readBack(ctx, id, place, 0, note)
-			place = max(place, pieces[0].before) // what is not there any more was too old, or too much
+			place = max(place, pieces[0].before) // pieces that are gone were too old, or too many
 			continue
 		}
 		for _, p := range pieces {
