@@ -82,8 +82,8 @@ func (s *store) noteQueue(ctx context.Context) {
 	}
 }
 
-// checkQueueEnd logs, once, how many requests were cut off at the end of the queue's file. Those are the last places that
-// were given, as far as they are neither in the queue nor have a record.
+// checkQueueEnd logs, once, how many requests were cut off at the end of the queue's file. Those are the last places
+// that were given, as far as they are neither in the queue nor have a record.
 func (s *store) checkQueueEnd(ctx context.Context, cfg *Config, recorded map[uint64]bool) error {
 	entry, err := s.fleet.Get(ctx, queueEndKey)
 	if errors.Is(err, jetstream.ErrKeyNotFound) {

@@ -7,7 +7,7 @@ import (
 	"sync"
 )
 
-// feeds hand the pieces of logs that this manager has stored to those who follow these logs, so that they need not be
+// feeds hand the pieces of logs that this manager has stored to the followers of these logs, so that they need not be
 // read back from the disk. The zero value is ready for use. It is safe for concurrent use.
 type feeds struct {
 	mu  sync.Mutex       // guards the following
@@ -21,7 +21,7 @@ type feed struct {
 	more    chan struct{} // closed, and made anew, when a piece is added
 }
 
-// fedPiece is a piece, its place in the stream, and that of the piece before it: 0 if there is none.
+// fedPiece is a piece, its place in the stream, and that of the piece before it: 0 for the first.
 type fedPiece struct {
 	piece
 	before, place uint64

@@ -247,7 +247,7 @@ func (s *store) readLog(
 	ctx context.Context, id string, offset int64, follow, ended bool, take func(piece) error,
 ) error {
 	switch {
-	case !follow || ended: // what has ended does not grow
+	case !follow || ended: // the log of a build that has ended does not grow
 		_, err := s.readBack(ctx, id, 0, offset, take)
 		return err
 	case !s.shared:
@@ -261,7 +261,7 @@ func (s *store) readLog(
 }
 
 // readBack passes the pieces after a place in the stream to take that are there now, from the first with bytes at or
-// after an offset. It returns the place of the last one, or the given one if there are none.
+// after an offset. It returns the place of the last one, or the given one if nothing is there.
 func (s *store) readBack(
 	ctx context.Context, id string, after uint64, offset int64, take func(piece) error,
 ) (uint64, error) {
@@ -273,7 +273,7 @@ func (s *store) readBack(
 }
 
 // findPieces returns the place in the stream of the first piece after a place that has bytes at or after an offset, and
-// that of the last piece, which is 0 if there is none.
+// that of the last piece, which is 0 for an empty log.
 func (s *store) findPieces(
 	ctx context.Context, id string, after uint64, offset int64,
 ) (from, until uint64, err error) {
