@@ -321,17 +321,31 @@ func (st *Stream) Await(n int, stop <-chan struct{}) (room int, err error) {
 // Send sends head and body, neither of which it keeps, as one frame. Await has told that there is room for both. It
 // waits for the link alone.
 func (st *Stream) Send(head, body []byte) error {
-	n := uint32(len(head) + len(body))
-	st.mu.Lock()
-	gone := st.closed || st.reset
-	if !gone {
-		st.room -= n
-	}
-	st.mu.Unlock()
-	if gone {
+	n := len(head) + len(body)
+	if !st.use(n) {
 		return ErrClosed
 	}
-	return st.session.send(header{kindData, 0, st.id, n}, head, body)
+	return st.session.send(header{kindData, 0, st.id, uint32(n)}, head, body)
+}
+
+// SendBy sends one frame of n bytes that write puts on the link itself, behind the bytes that it gets. Await has told
+// that there is room for them. An error of write ends the session. See [coalesce.Writer.Direct].
+func (st *Stream) SendBy(n int, write func(before []byte) error) error {
+	if !st.use(n) {
+		return ErrClosed
+	}
+	return st.session.sendBy(header{kindData, 0, st.id, uint32(n)}, write)
+}
+
+// use takes n bytes from the window. It returns false if the stream has ended.
+func (st *Stream) use(n int) bool {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if st.closed || st.reset {
+		return false
+	}
+	st.room -= uint32(n)
+	return true
 }
 
 // Close tells the peer that no more comes, and wakes a Write that waits for the window. The peer's bytes can still be
