@@ -102,7 +102,11 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 		stopErr := service.Stop(server, conns, func() error {
 			return store.Shutdown(context.WithoutCancel(ctx), max(cmp.Or(cfg.Grace, defaultGrace), 0))
 		})
-		return errors.Join(stopErr, <-served)
+		served := <-served
+		if errors.Is(served, grpc.ErrServerStopped) { // it was stopped before it began
+			served = nil
+		}
+		return errors.Join(stopErr, served)
 	case err := <-served:
 		return fmt.Errorf("accept on %s: %w", ln.Addr(), err)
 	}
