@@ -11,9 +11,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// StartManager starts a manager, which cmd describes, and waits until it listens, for some time at most. The socket of
-// a manager that was killed is still there, so only the manager's word to systemd tells. The caller ends the process; one
-// that does not come to listen is killed, and the test fails. said is shown then.
+// StartManager starts a manager, which cmd describes, and waits until it listens, for some time at most. Only the
+// manager's word to systemd tells: the socket of a manager that was killed is still there. The caller ends the process.
+// One that does not come to listen is killed, and the test fails; said is shown then.
 func StartManager(t testing.TB, cmd *exec.Cmd, patience time.Duration, said interface{ String() string }) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "n") //nolint:usetesting // that of the test may be too long for a socket
