@@ -105,7 +105,7 @@ func TestHostileSSHClientsAreBounded(t *testing.T) { // not parallel: it measure
 	require.Equal(t, "others work\n", string(out))
 }
 
-// Input for commands that read none: the manager holds little beside the window of SSH itself, which is 2 MiB.
+// The commands do not read their input: the manager holds little beside the window of SSH itself, which is 2 MiB.
 func TestHostileInputOfSSHClientsIsNotHeld(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)

@@ -15,7 +15,7 @@ import (
 // inputKeys are the keys of an input in the spec of a file.
 var inputKeys = []string{"type", "default", "description", "options", "regex", "rules"}
 
-// inputTags has the tags of the values that an input of a type may have. A list has none of them.
+// inputTags has the tags of the values that an input of a type may have. A list has no tag of its own.
 var inputTags = map[string][]string{
 	"string": {"!!str"}, "number": {"!!int", "!!float"}, "boolean": {"!!bool"}, "array": nil,
 }

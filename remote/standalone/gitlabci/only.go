@@ -13,7 +13,7 @@ import (
 var onlyKeys = []string{"refs", "variables", "changes", "kubernetes"}
 
 // selected reports whether a pipeline with the variables of e has the job by its only and except. Of only all keys must
-// match, of except none may.
+// match, and no key of except.
 func (d *draft) selected(e *expander) bool {
 	only, except := find(d.node, "only"), find(d.node, "except")
 	if isNull(only) && isNull(except) {
