@@ -227,6 +227,38 @@ func (l *storedLog) publishLocked(msg *nats.Msg, id string) error {
 	return err // an attempt before may still be under way
 }
 
+// reader returns the messages of a subject, in their order, from a place in the stream. The caller calls stop.
+func (s *store) reader(ctx context.Context, stream jetstream.Stream, subject string, from uint64) (
+	messages jetstream.MessagesContext, stop func(), err error,
+) {
+	consumer, err := stream.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{
+		FilterSubjects: []string{subject}, DeliverPolicy: jetstream.DeliverByStartSequencePolicy,
+		OptStartSeq: from, InactiveThreshold: readerIdle,
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	forget := func() {
+		if info := consumer.CachedInfo(); info != nil {
+			over, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
+			defer cancel()
+			_ = stream.DeleteConsumer(over, info.Name) // else it ends by itself, after readerIdle
+		}
+	}
+	messages, err = consumer.Messages(
+		jetstream.PullMaxMessages(aheadPieces), jetstream.PullExpiry(pullExpiry), jetstream.PullHeartbeat(pullHeartbeat))
+	if err != nil {
+		forget()
+		return nil, nil, err
+	}
+	waits := context.AfterFunc(ctx, messages.Stop) // Next may be waiting for a store that does not answer
+	return messages, func() {
+		waits()
+		messages.Stop()
+		forget()
+	}, nil
+}
+
 // readLog passes the pieces of a build's log to take, from the first with bytes at or after an offset. Unless follow is
 // set it returns at
 // the piece that was the last when it began, else at the end of the log. A build that has ended may have no log any
@@ -253,27 +285,11 @@ func (s *store) readLog(
 			until = last.Sequence
 		}
 	}
-	consumer, err := s.js.OrderedConsumer(ctx, logsStream, jetstream.OrderedConsumerConfig{
-		FilterSubjects: []string{logsSubject + id}, DeliverPolicy: jetstream.DeliverByStartSequencePolicy,
-		OptStartSeq: from, InactiveThreshold: readerIdle,
-	})
+	messages, stop, err := s.reader(ctx, s.logs, logsSubject+id, from)
 	if err != nil {
 		return fmt.Errorf("read the log of %s: %w", id, err)
 	}
-	defer func() {
-		if info := consumer.CachedInfo(); info != nil {
-			over, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
-			defer cancel()
-			_ = s.logs.DeleteConsumer(over, info.Name) // else it ends by itself, after readerIdle
-		}
-	}()
-	messages, err := consumer.Messages(
-		jetstream.PullMaxMessages(aheadPieces), jetstream.PullExpiry(pullExpiry), jetstream.PullHeartbeat(pullHeartbeat))
-	if err != nil {
-		return fmt.Errorf("read the log of %s: %w", id, err)
-	}
-	defer messages.Stop()
-	defer context.AfterFunc(ctx, messages.Stop)() // Next may be waiting for a store that does not answer
+	defer stop()
 	for {
 		msg, err := messages.Next(jetstream.NextContext(ctx))
 		if err != nil {

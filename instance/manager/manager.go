@@ -1,12 +1,9 @@
 package manager
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,20 +12,10 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stepmux/stepmux/instance"
-	"github.com/stepmux/stepmux/instance/batch"
 	"github.com/stepmux/stepmux/internal/pause"
 )
 
 const (
-	// DefaultLinger is how long a build goes on without a manager.
-	DefaultLinger = 5 * time.Minute
-	// DefaultKeep is how long builds that have ended are kept.
-	DefaultKeep = 7 * 24 * time.Hour
-	// DefaultLogBytes bounds all logs together.
-	DefaultLogBytes = 10 << 30
-	// DefaultFileBytes bounds the projects of builds, and their artifacts.
-	DefaultFileBytes = 10 << 30
-
 	// aheadBuilds bounds the builds that were taken from the queue and have no slot yet.
 	aheadBuilds = 16
 	// maxPicky bounds the builds with labels that do not count as those.
@@ -37,52 +24,12 @@ const (
 	checkPause = time.Second
 )
 
-// Config is the configuration of a Manager.
-type Config struct {
-	// Dir is the directory of the state. It is made if it is missing, for this user alone. One manager uses it at a time.
-	// Required.
-	Dir string
-	// KeyFile has the key that seals requests, 32 bytes. It is made if it is missing, and only this user may read it. If
-	// empty, the file key in Dir.
-	KeyFile string
-	// NATS is the cluster in which several managers keep their state. Dir then has the files of this manager alone.
-	// KeyFile and the instances are the same for all of them, and each VM is used by one of them at a time. If nil, the
-	// state is in Dir.
-	NATS *NATS
-	// Lease is how long the VMs of a manager of a cluster that says nothing stay with it, the same for all. If zero,
-	// DefaultLease.
-	Lease time.Duration
-	// Provider runs the builds on the instances of Group. The caller closes it after the Manager. Both are required.
-	Provider *instance.Provider
-	Group    *instance.Group
-	// Linger is how long a build goes on without a manager, at most 24h. If zero, DefaultLinger.
-	Linger time.Duration
-	// EndBuilds lets Shutdown end the builds that run: for instances that end with the manager.
-	EndBuilds bool
-	// Keep is how long builds that have ended, and logs, are kept, at least a second. If zero, DefaultKeep.
-	Keep time.Duration
-	// LogBytes bounds all logs together; the oldest pieces go first. If zero, DefaultLogBytes.
-	LogBytes int64
-	// FileBytes bounds the archives of all projects that builds need, and those of all artifacts. The artifacts of the
-	// oldest builds go first. If zero, DefaultFileBytes.
-	FileBytes int64
-	// Version is that of the program.
-	Version string
-	// InventoryErr returns the error in the inventory's newest version, if there is one. May be nil.
-	InventoryErr func() error
-	// OnEnd is called when a build has ended, from many goroutines at once. Times before the end are those of this
-	// manager. May be nil.
-	OnEnd func(batch.Report)
-	// Logger receives messages for an operator. If nil, nothing is logged.
-	Logger *slog.Logger
-}
-
 // Manager runs the builds of its queue. It owns a goroutine for each build that it has taken, one that takes builds,
 // one that gives signs of life and one that removes files. It is safe for concurrent use.
 type Manager struct {
 	cfg   Config
 	store *store
-	files *fileStore
+	files fileStore
 	since time.Time
 
 	life context.Context //nolint:containedctx // ends with Shutdown, or with the store
@@ -110,23 +57,9 @@ var ErrStopped = errors.New("the manager was stopped")
 // Open opens the state, resumes the builds that run, and begins to take others. ctx bounds the opening. The caller
 // calls Shutdown.
 func Open(ctx context.Context, cfg Config) (*Manager, error) {
-	switch {
-	case cfg.Dir == "" || cfg.Provider == nil || cfg.Group == nil:
-		return nil, errors.New("manager: Config.Dir, Provider or Group is missing")
-	case cfg.Linger < 0 || cfg.Linger > instance.MaxLinger:
-		return nil, fmt.Errorf("manager: linger %v: use at most %v", cfg.Linger, instance.MaxLinger)
-	case cfg.Keep != 0 && cfg.Keep < time.Second:
-		return nil, fmt.Errorf("manager: builds are kept for a second at least, not %v", cfg.Keep)
-	case cfg.NATS != nil && (len(cfg.NATS.URLs) == 0 || cfg.KeyFile == "" || cfg.EndBuilds):
-		return nil, errors.New("manager: NATS without addresses, without a KeyFile, or with EndBuilds")
-	case cfg.LogBytes < 0 || cfg.FileBytes < 0:
-		return nil, fmt.Errorf("manager: %d bytes of logs, %d of files", cfg.LogBytes, cfg.FileBytes)
+	if err := cfg.check(); err != nil {
+		return nil, err
 	}
-	cfg.KeyFile = cmp.Or(cfg.KeyFile, filepath.Join(cfg.Dir, "key"))
-	cfg.Lease = cmp.Or(cfg.Lease, DefaultLease)
-	cfg.Linger, cfg.Keep = cmp.Or(cfg.Linger, DefaultLinger), cmp.Or(cfg.Keep, DefaultKeep)
-	cfg.LogBytes, cfg.FileBytes = cmp.Or(cfg.LogBytes, DefaultLogBytes), cmp.Or(cfg.FileBytes, DefaultFileBytes)
-	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	m := &Manager{cfg: cfg, since: time.Now(), live: map[string]*build{}, drains: map[string]*drained{}}
 	var err error
 	if m.store, err = openStore(ctx, &cfg); err != nil {
@@ -136,7 +69,7 @@ func Open(ctx context.Context, cfg Config) (*Manager, error) {
 	m.takes, m.stop = context.WithCancel(m.life)
 	var messages jetstream.MessagesContext
 	m.leases.all = map[string]*lease{}
-	if m.files, err = openFiles(cfg.Dir, cfg.FileBytes, cfg.Keep); err == nil && cfg.NATS != nil {
+	if m.files, err = openFiles(ctx, m.store, &cfg); err == nil && cfg.NATS != nil {
 		err = m.joinCluster(ctx)
 	}
 	if err == nil && m.cluster == nil {
@@ -365,6 +298,12 @@ func (m *Manager) begin(
 			Reason: string(instance.RunnerSystemFailure), Message: err.Error(),
 		})
 	}
+	where, err := m.where(job)
+	if err != nil {
+		return m.store.refuse(ctx, r, rec, revision, log, &result{
+			Reason: string(instance.ConfigurationError), Message: err.Error(),
+		})
+	}
 	if rec == nil && log.hasRun() && !m.store.shared { // another manager may have made one just now
 		m.cfg.Logger.Error("a build has a log and no record: the state directory is damaged", "build", r.id)
 		return m.store.refuse(ctx, r, nil, revision, log, &result{
@@ -379,7 +318,7 @@ func (m *Manager) begin(
 		rec = &record{ID: r.id, StepsFile: job.GetStepsFile(), Submitted: r.submitted}
 	}
 	b := &build{
-		request: *r, job: job, log: log, done: make(chan struct{}), record: *rec, revision: revision, msg: msg,
+		request: *r, job: job, where: where, log: log, done: make(chan struct{}), record: *rec, revision: revision, msg: msg,
 	}
 	b.ctx, b.cancel = context.WithCancelCause(context.WithoutCancel(m.life))
 	if rec.Canceled {

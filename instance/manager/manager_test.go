@@ -39,7 +39,8 @@ type fleet struct {
 	more     *sshtest.Server // a second VM, or nil
 	tmp, dir string
 	capacity int
-	change   func(*manager.Config) // may be nil
+	change   func(*manager.Config)  // may be nil
+	provide  func(*instance.Config) // may be nil
 }
 
 func newFleet(t *testing.T) *fleet {
@@ -79,7 +80,11 @@ func (f *fleet) openGroup(t *testing.T) (*instance.Group, *instance.Provider, er
 	}
 	group, err := instance.NewGroup(vms...)
 	require.NoError(t, err)
-	provider, err := instance.NewProvider(instance.Config{Group: group})
+	cfg := instance.Config{Group: group}
+	if f.provide != nil {
+		f.provide(&cfg)
+	}
+	provider, err := instance.NewProvider(cfg)
 	return group, provider, err
 }
 
