@@ -98,7 +98,7 @@ func countingJob(ledger string) *pb.Job {
 	return &pb.Job{Steps: []byte(steps), StepsFile: "counts.yml", Artifacts: []string{"id"}}
 }
 
-// requireCounted waits for builds with a countingJob: each succeeds, runs once, and has all of its log and its artifact.
+// requireCounted waits for builds with a countingJob: each succeeds, runs once, and has its whole log and its artifact.
 func requireCounted(t *testing.T, ids []string, ledger string, client func(id string) pb.ManagerClient) {
 	t.Helper()
 	for _, id := range ids {
