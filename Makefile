@@ -127,9 +127,10 @@ page: ## drive the manager's status page in Debian's chromium, and keep pictures
 	STEPMUX_BROWSER=chromium STEPMUX_PICTURES=$(CURDIR)/bin/page go test -count=1 -v -run '^TestThePageInABrowser$$' ./instance/manager
 
 .PHONY: custom-executor
-custom-executor: ## run 500 jobs of GitLab's custom executor on 4 VMs, 32 at once, and the same with a login for each stage
+custom-executor: ## run 500 jobs of GitLab's custom executor on 4 VMs, 32 at once, and then beside a login for each stage
 	STEPMUX_CUSTOM_JOBS=500 STEPMUX_CUSTOM_AT_ONCE=32 STEPMUX_CUSTOM_VMS=4 go test -count=1 -timeout 30m -v \
 	  -run '^TestJobsOfACustomExecutorShareOneConnectionPerVM$$' ./internal/stockmanager
+	STEPMUX_CUSTOM_JOBS=500 go test -run '^$$' -bench '^BenchmarkCustomExecutor$$' -benchtime 1x -timeout 30m ./bench
 
 .PHONY: ssh-door
 ssh-door: ## tour of SSH clients, ansible among them, through a manager, and 200 logins at once (needs ansible-core)
@@ -182,7 +183,8 @@ large: ## upload, download, cache and restore a file of a GiB, and measure our m
 
 .PHONY: hostile
 hostile: ## let hostile servers, relays and step runners send MESSAGES messages of each kind, and measure our memory
-	STEPMUX_HOSTILE=$(MESSAGES) go test -v -timeout 3h -run 'Hostile|Malformed|Floods|EveryByte' ./mux ./connector ./remote/relay ./cmd/stepmux
+	STEPMUX_HOSTILE=$(MESSAGES) go test -v -timeout 3h -run 'Hostile|Malformed|Floods|EveryByte' ./mux ./connector ./remote/relay \
+	  ./instance/manager ./cmd/stepmux
 	for i in 1 2 3 4 5 6 7 8 9 10; do \
 	  STEPMUX_HOSTILE=$$(($(MESSAGES) / 10)) go test -count=1 -timeout 3h -run Nothing ./mux || exit 1; \
 	done # ten processes, since goroutines that the SSH library leaks end with their process

@@ -85,6 +85,13 @@ func SetGuestTime(t *testing.T, d time.Duration) {
 	t.Cleanup(func() { guestTime = before })
 }
 
+// SetLoginTimeout is SetGuestTime for clients that log in by SSH.
+func SetLoginTimeout(t *testing.T, d time.Duration) {
+	before := loginTimeout
+	loginTimeout = d
+	t.Cleanup(func() { loginTimeout = before })
+}
+
 // SetStarted sets when a running build got its slot.
 func (m *Manager) SetStarted(t *testing.T, id string, at time.Time) {
 	t.Helper()
