@@ -67,7 +67,7 @@ func Open(ctx context.Context, cfg Config) (*Manager, error) {
 	}
 	m.life, m.fail = context.WithCancelCause(context.WithoutCancel(ctx))
 	m.takes, m.stop = context.WithCancel(m.life)
-	var messages jetstream.MessagesContext
+	var queue jetstream.Consumer
 	m.leases.all = map[string]*lease{}
 	if m.files, err = openFiles(ctx, m.store, &cfg); err == nil && cfg.NATS != nil {
 		err = m.joinCluster(ctx)
@@ -83,7 +83,7 @@ func Open(ctx context.Context, cfg Config) (*Manager, error) {
 	}
 	if err == nil {
 		err = m.store.persist(ctx, func(ctx context.Context) (err error) {
-			messages, err = m.consume(ctx)
+			queue, err = m.consume(ctx)
 			return err
 		})
 	}
@@ -98,7 +98,7 @@ func Open(ctx context.Context, cfg Config) (*Manager, error) {
 		m.wg.Go(m.cluster.run)         //nolint:contextcheck // as above
 		m.wg.Go(m.cluster.resumeFound) //nolint:contextcheck // as above
 	}
-	m.wg.Go(func() { m.take(messages) }) //nolint:contextcheck // its life is the manager's
+	m.wg.Go(func() { m.take(queue) }) //nolint:contextcheck // its life is the manager's
 	m.wg.Go(m.giveSigns)
 	m.wg.Go(m.sweepFiles)
 	return m, nil
@@ -153,12 +153,13 @@ func (m *Manager) find(id string) *build {
 	return m.live[id]
 }
 
-// consume returns the requests of the queue. The consumer is made anew unless other managers take part: then all that
+// consume returns the consumer of the queue. It is made anew unless other managers take part: then all requests that
 // were not acknowledged come again at once.
-func (m *Manager) consume(ctx context.Context) (jetstream.MessagesContext, error) {
+func (m *Manager) consume(ctx context.Context) (jetstream.Consumer, error) {
 	cfg := jetstream.ConsumerConfig{
 		Durable: consumerName, FilterSubject: queueSubject, AckPolicy: jetstream.AckExplicitPolicy,
 		AckWait: ackWait, MaxAckPending: -1,
+		MemoryStorage: m.cluster == nil, // as it is made anew at each start, nothing of it is written to the disk
 	}
 	if m.cluster != nil {
 		cfg.AckWait = m.cfg.Lease
@@ -166,8 +167,7 @@ func (m *Manager) consume(ctx context.Context) (jetstream.MessagesContext, error
 		if err != nil {
 			return nil, fmt.Errorf("open the queue: %w", err)
 		}
-		return consumer.Messages(
-			jetstream.PullMaxMessages(1), jetstream.PullExpiry(pullExpiry), jetstream.PullHeartbeat(pullHeartbeat))
+		return consumer, nil
 	}
 	err := m.store.queue.DeleteConsumer(ctx, consumerName)
 	if err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
@@ -177,13 +177,29 @@ func (m *Manager) consume(ctx context.Context) (jetstream.MessagesContext, error
 	if err != nil {
 		return nil, fmt.Errorf("open the queue: %w", err)
 	}
-	return consumer.Messages(jetstream.PullMaxMessages(1)) // what is pulled and not taken is nobody's
+	return consumer, nil
+}
+
+// next returns the next request of the queue. It waits for one until no more are to be taken.
+//
+// It asks for one request at a time: one that is pulled and not taken is nobody's. Not by Consumer.Messages, which then
+// sometimes does not ask for the next one, and notices after two heartbeats: a request that comes before the call that
+// asked for it has returned is taken for one that is still awaited.
+func (m *Manager) next(queue jetstream.Consumer) (jetstream.Msg, error) {
+	for {
+		ctx, cancel := context.WithTimeout(m.takes, pullExpiry)
+		msg, err := queue.Next(jetstream.FetchContext(ctx), jetstream.FetchHeartbeat(pullHeartbeat))
+		cancel()
+		none := errors.Is(err, nats.ErrTimeout) || errors.Is(err, context.DeadlineExceeded)
+		if !none || m.takes.Err() != nil {
+			return msg, err
+		}
+	}
 }
 
 // take takes builds from the queue, until no more are to be taken. With other managers it takes a build only when a
 // slot is free for it.
-func (m *Manager) take(messages jetstream.MessagesContext) {
-	defer func() { messages.Stop() }()
+func (m *Manager) take(queue jetstream.Consumer) {
 	ahead := aheadBuilds
 	if m.cluster != nil {
 		ahead = 1
@@ -202,7 +218,7 @@ func (m *Manager) take(messages jetstream.MessagesContext) {
 			err = m.cfg.Group.AwaitRoom(m.takes)
 		}
 		if err == nil {
-			msg, err = messages.Next(jetstream.NextContext(m.takes))
+			msg, err = m.next(queue)
 		}
 		if err == nil {
 			err = m.accept(msg, release)
@@ -214,10 +230,9 @@ func (m *Manager) take(messages jetstream.MessagesContext) {
 			}
 			m.cfg.Logger.Error("cannot take a build from the queue", "error", err)
 			_ = pause.For(m.takes, time.Second)
-			if errors.Is(err, jetstream.ErrMsgIteratorClosed) || errors.Is(err, jetstream.ErrConsumerDeleted) {
+			if errors.Is(err, nats.ErrNoResponders) || errors.Is(err, jetstream.ErrConsumerDeleted) {
 				if again, err := m.consume(m.takes); err == nil {
-					messages.Stop()
-					messages = again
+					queue = again
 				}
 			}
 		}
@@ -231,7 +246,10 @@ func (m *Manager) accept(msg jetstream.Msg, placed func()) error {
 		return err
 	}
 	key := msg.Headers().Get(nats.MsgIdHdr)
-	r := &request{buildID(at.Sequence.Stream, key), at.Sequence.Stream, msg.Data(), at.Timestamp}
+	r := &request{
+		id: buildID(at.Sequence.Stream, key), seq: at.Sequence.Stream, sealed: msg.Data(), submitted: at.Timestamp,
+		fresh: m.cluster == nil && at.Sequence.Stream > m.store.before && at.NumDelivered == 1,
+	}
 	m.begins.Lock()
 	defer m.begins.Unlock()
 	if b := m.find(r.id); b != nil { // it was resumed, or came again
@@ -246,9 +264,12 @@ func (m *Manager) accept(msg jetstream.Msg, placed func()) error {
 	}
 	ctx, cancel := context.WithTimeout(m.life, storeTimeout)
 	defer cancel()
-	rec, revision, err := m.store.record(ctx, r.id)
-	if err != nil {
-		return err
+	var rec *record
+	var revision uint64
+	if !r.fresh {
+		if rec, revision, err = m.store.record(ctx, r.id); err != nil {
+			return err
+		}
 	}
 	if rec != nil && rec.Phase == phaseEnded {
 		log, err := m.store.openLog(ctx, m.life, r.id)
@@ -284,7 +305,11 @@ func (m *Manager) begin(
 			return err
 		}
 	}
-	log, err := m.store.openLog(ctx, m.life, r.id)
+	log := m.store.newLog(m.life, r.id) //nolint:contextcheck // its life is the manager's
+	var err error
+	if !r.fresh {
+		err = log.load(ctx)
+	}
 	if err == nil && m.cluster != nil && rec != nil && rec.Phase == phaseRunning && log.result == nil {
 		err = log.claim() //nolint:contextcheck // bounded by the manager's life
 	}
@@ -378,6 +403,7 @@ func (m *Manager) giveSigns() {
 				b.working()
 			}
 		case <-checks.C:
+			m.store.noteQueue(m.takes)
 			if err := m.store.err(); err != nil {
 				m.cfg.Logger.Error("the state cannot be kept", "error", err)
 				m.fail(err)
@@ -419,6 +445,7 @@ func (m *Manager) Shutdown(ctx context.Context) (err error) {
 		}()
 		select {
 		case <-gone:
+			m.store.noteQueue(ctx)
 		case <-ctx.Done():
 			err = fmt.Errorf("stop the manager: %w", context.Cause(ctx))
 		}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -152,6 +153,12 @@ func (r *running) wait(id string, offset int64) (string, *pb.Build) {
 	r.t.Helper()
 	stream, err := r.Follow(r.t.Context(), &pb.FollowRequest{Id: id, Offset: offset, Follow: true})
 	require.NoError(r.t, err)
+	return r.rest(stream, offset)
+}
+
+// rest reads a stream to the end of the build, and returns its text, which begins at an offset.
+func (r *running) rest(stream grpc.ServerStreamingClient[pb.FollowResponse], offset int64) (string, *pb.Build) {
+	r.t.Helper()
 	var text bytes.Buffer
 	for {
 		msg, err := stream.Recv()
