@@ -27,19 +27,20 @@ var largePrograms = []struct {
 	{
 		"FUSE", []string{"/usr/bin/sshfs", "/usr/bin/fusermount3", "/usr/lib/openssh/sftp-server", "/dev/fuse"},
 		sshfs + `$mount; [ -s mnt/a ]; fusermount3 -u mnt`,
-		sshfs + `! $mount 2>said; grep fusermount3: said; [ ! -e mnt/a ]
-			[ ! -w /dev/fuse ] || unshare -rm sh -ec "$mount; [ -s mnt/a ]"`,
+		sshfs + `! $mount 2>said; cat said; grep fusermount3: said; [ ! -e mnt/a ]; unshare -rm sh -ec "$mount; [ -s mnt/a ]"`,
 	},
 	{
 		"the user's manager of services", []string{"/usr/bin/systemd-run", "/usr/bin/systemctl"},
-		bus + `systemctl --user is-system-running --wait; systemd-run --user --wait --quiet touch $PWD/ran; [ -e ran ]`,
+		bus + `systemctl --user show-environment >/dev/null || { echo "no systemd --user runs for this user"; exit 1; }
+			systemd-run --user --wait --quiet touch $PWD/ran; [ -e ran ]`,
 		bus + `! systemctl --user status 2>said; grep 'Failed to connect to bus' said
 			! systemd-run --user --wait touch $PWD/ran 2>said; grep 'Failed to connect to bus' said`,
 	},
 }
 
 const (
-	sshfs = `printf '#!/bin/sh\nexec /usr/lib/openssh/sftp-server\n' >sftp; chmod 700 sftp; mkdir dir mnt; echo a >dir/a
+	sshfs = `[ -w /dev/fuse ] || { echo "this user cannot open /dev/fuse"; exit 1; }
+		printf '#!/bin/sh\nexec /usr/lib/openssh/sftp-server\n' >sftp; chmod 700 sftp; mkdir dir mnt; echo a >dir/a
 		mount="sshfs -o ssh_command=$PWD/sftp host:$PWD/dir mnt"
 		`
 	bus = `export XDG_RUNTIME_DIR=/run/user/$(id -u)
