@@ -1,7 +1,7 @@
 package mux
 
 import (
-	"bufio"
+	"io"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	// netBuffer is how much is read from the kernel at once.
+	// netBuffer is how much is read from the kernel beyond what the SSH library asks for.
 	netBuffer = 128 << 10
 	// libraryBuffer is the size of the SSH library's buffer for writing (bufio's default). A larger packet reaches us in
 	// pieces, the first of which has this size.
@@ -20,16 +20,17 @@ const (
 )
 
 // netConn is the connection under SSH. It sees each error before the SSH library does, which may return io.EOF for it,
-// and it knows when the peer was last heard. It reads in larger pieces than the library, and writes a packet by one
-// system call where the library makes several. The library calls Read from one goroutine, and Write with a lock held.
+// and it knows when the peer was last heard. It reads and writes a packet by one system call where the library makes
+// several. The library calls Read from one goroutine, and Write with a lock held.
 type netConn struct {
 	net.Conn
-	in atomic.Pointer[bufio.Reader] // nil once closed: the library may keep a netConn for ever
+	scatter, gather *vector // nil if Conn is not TCP
+
+	in    atomic.Pointer[[netBuffer]byte] // nil once closed: the library may keep a netConn for ever
+	ahead [2]int                          // the bytes of in that wait to be read: from and to; owned by Read
 
 	whole atomic.Bool // hold back the first piece of a packet; see joinPieces
 	begun []byte      // the first piece of a packet; owned by Write
-	parts [2][]byte   // begun and the next piece, for join
-	join  net.Buffers
 
 	pulse    alive.Pulse // of the peer
 	quickAck atomic.Bool // ask for immediate ACKs after each read
@@ -44,14 +45,11 @@ type netConn struct {
 
 func newNetConn(nc net.Conn) *netConn {
 	c := &netConn{Conn: nc}
-	c.in.Store(bufio.NewReaderSize(readerFunc(c.receive), netBuffer))
+	c.scatter, c.gather = vectors(nc)
+	c.in.Store(new([netBuffer]byte))
 	c.quickAck.Store(true)
 	return c
 }
-
-type readerFunc func(p []byte) (int, error)
-
-func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
 // Read implements net.Conn.
 func (c *netConn) Read(p []byte) (int, error) {
@@ -59,12 +57,12 @@ func (c *netConn) Read(p []byte) (int, error) {
 	if in == nil {
 		return 0, net.ErrClosed
 	}
-	return in.Read(p)
-}
-
-// receive reads from the kernel.
-func (c *netConn) receive(p []byte) (int, error) {
-	n, err := c.Conn.Read(p)
+	if from, to := c.ahead[0], c.ahead[1]; from < to {
+		n := copy(p, in[from:to])
+		c.ahead[0] += n
+		return n, nil
+	}
+	n, err := c.receive(p, in[:])
 	if n > 0 {
 		c.pulse.Beat()
 		if c.quickAck.Load() {
@@ -75,6 +73,22 @@ func (c *netConn) receive(p []byte) (int, error) {
 		c.report("read", err)
 	}
 	return n, err
+}
+
+// receive reads from the kernel: into p, and what is there beyond that into in.
+func (c *netConn) receive(p, in []byte) (n int, err error) {
+	if c.scatter == nil {
+		read, err := c.Conn.Read(in)
+		n = copy(p, in[:read])
+		c.ahead = [2]int{n, read}
+		return n, err
+	}
+	n, err = c.scatter.do(p, in)
+	if n == 0 && err == nil {
+		return 0, io.EOF
+	}
+	c.ahead = [2]int{0, max(n-len(p), 0)}
+	return min(n, len(p)), err
 }
 
 // joinPieces makes Write hold back the first piece of a packet until the next piece comes. It is called when the
@@ -93,20 +107,28 @@ func (c *netConn) Write(p []byte) (int, error) {
 	var err error
 	switch {
 	case len(c.begun) > 0:
-		c.parts = [2][]byte{c.begun, p}
-		c.join = c.parts[:]
-		_, err = c.join.WriteTo(c.Conn)
+		err = c.writeBoth(c.begun, p)
 		c.begun = c.begun[:0]
 	case len(p) == libraryBuffer && c.whole.Load():
 		c.begun = append(c.begun, p...)
 	default:
-		_, err = c.Conn.Write(p)
+		err = c.writeBoth(nil, p)
 	}
 	if err != nil {
 		c.report("write", err)
 		return 0, err
 	}
 	return len(p), nil
+}
+
+// writeBoth writes to the kernel.
+func (c *netConn) writeBoth(first, second []byte) error {
+	if c.gather != nil {
+		return c.gather.writeAll(first, second)
+	}
+	parts := net.Buffers{first, second}
+	_, err := parts.WriteTo(c.Conn)
+	return err
 }
 
 // Close implements net.Conn. Idempotent.

@@ -171,7 +171,7 @@ func (m *Manager) again(b *build, e *instance.Executor, err error) bool {
 	m.cfg.Logger.Warn("the build is lost and runs again", "build", b.id, "instance", e.Instance(), "error", err)
 	m.keepTrying("keep the next attempt", b, func() error {
 		return m.change(b, func(r *record) {
-			r.Phase, r.Instance, r.Socket, r.Started = phaseWaiting, "", "", time.Time{}
+			r.Phase, r.Instance, r.Socket, r.Started, r.Connect = phaseWaiting, "", "", time.Time{}, 0
 			r.Attempt++
 		})
 	})
@@ -205,8 +205,11 @@ func (m *Manager) execute(b *build, e *instance.Executor) error {
 		if _, err := e.Connect(ctx); err != nil {
 			return err
 		}
+		connect := time.Since(started)
 		vm, socket := e.Place()
-		begin := func(r *record) { r.Phase, r.Instance, r.Socket, r.Started = phaseRunning, vm, socket, started }
+		begin := func(r *record) {
+			r.Phase, r.Instance, r.Socket, r.Started, r.Connect = phaseRunning, vm, socket, started, connect
+		}
 		err := m.change(b, begin)
 		for m.cluster != nil && err != nil && !errors.Is(err, errTaken) && ctx.Err() == nil && !b.isLeft() {
 			m.cfg.Logger.Warn("cannot keep the build", "build", b.id, "error", err)
@@ -340,7 +343,9 @@ func (m *Manager) end(b *build, e *instance.Executor, known *result, err error) 
 			}
 		}
 		if !e.Started().IsZero() {
-			report.Duration, report.Waited = time.Since(b.kept().Started), b.kept().Started.Sub(b.submitted)
+			r := b.kept()
+			report.Duration, report.Waited = time.Since(r.Started), r.Started.Sub(b.submitted)
+			report.Connect, report.FirstOutput = r.Connect, r.FirstOutput
 		}
 		m.cfg.OnEnd(report)
 	}
@@ -349,7 +354,10 @@ func (m *Manager) end(b *build, e *instance.Executor, known *result, err error) 
 // finish keeps the result of a build whose log has its end, and takes its request out of the queue.
 func (m *Manager) finish(b *build, r *result) {
 	m.keepTrying("keep its result", b, func() error {
-		return m.change(b, func(rec *record) { rec.Phase, rec.Ended, rec.Result = phaseEnded, time.Now(), r })
+		return m.change(b, func(rec *record) {
+			rec.Phase, rec.Ended, rec.Result = phaseEnded, time.Now(), r
+			rec.FirstOutput = b.log.firstAfter(rec.Started)
+		})
 	})
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -366,11 +374,6 @@ func (m *Manager) keepTrying(what string, b *build, do func() error) {
 			return
 		}
 		m.cfg.Logger.Error("cannot "+what, "build", b.id, "error", err)
-		pause := time.NewTimer(time.Second)
-		select {
-		case <-pause.C:
-		case <-m.life.Done():
-			pause.Stop()
-		}
+		_ = pause.For(m.life, time.Second)
 	}
 }

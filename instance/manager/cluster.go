@@ -3,7 +3,6 @@ package manager
 import (
 	"context"
 	"crypto/rand"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,7 +16,6 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/privatefile"
 )
@@ -68,15 +66,6 @@ type cluster struct {
 type lifeSign struct {
 	Life string `json:"life"` // empty: others have taken its claims
 	Host string `json:"host,omitempty"`
-}
-
-// claim says which manager has a VM.
-type claim struct {
-	Instance string `json:"instance"`
-	Manager  string `json:"manager,omitempty"` // empty: the VM is free
-	Life     string `json:"life,omitempty"`    // of its lease at the time
-
-	revision uint64
 }
 
 // neighbour is another manager.
@@ -341,214 +330,6 @@ func (c *cluster) aliveLocked() int {
 		}
 	}
 	return n
-}
-
-// balance takes VMs that nobody has until this manager has its share, or gives one up if it has more.
-func (c *cluster) balance(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, c.ttl/6) // the lease must be renewed meanwhile
-	defer cancel()
-	set := c.usable()
-	c.mu.Lock()
-	held := len(c.held)
-	share := (len(set) + c.aliveLocked() - 1) / c.aliveLocked()
-	var mine, free []string
-	dead := map[string][]string{} // by the manager that has them
-	for _, id := range set {
-		if _, ok := c.held[id]; ok {
-			_ = c.m.cfg.Group.Hold(id) // it may have left the inventory meanwhile, and come back
-			continue
-		}
-		switch owner := c.claims[id].Manager; {
-		case owner == c.id:
-			mine = append(mine, id) // of an earlier lease
-		case owner == "":
-			free = append(free, id)
-		case c.isDeadLocked(owner):
-			dead[owner] = append(dead[owner], id)
-		}
-	}
-	c.mu.Unlock()
-	c.take(ctx, mine, len(mine))
-	room := share - held - len(mine)
-	room -= c.take(ctx, free, room)
-	for manager, ids := range dead {
-		if room > 0 && c.bury(ctx, manager) {
-			room -= c.take(ctx, ids, room)
-		}
-	}
-	c.giveUp(ctx, set, share)
-}
-
-// usable returns the IDs of the VMs of the inventory that managers can share.
-func (c *cluster) usable() []string {
-	all := c.m.cfg.Group.Instances()
-	jumps := map[string]bool{}
-	for _, in := range all {
-		for j := in.Jump; j != nil; j = j.Jump {
-			jumps[j.ID] = true
-		}
-	}
-	var ids []string
-	for _, in := range all {
-		if !jumps[in.ID] {
-			ids = append(ids, in.ID)
-		}
-	}
-	return ids
-}
-
-// take claims VMs, at most so many, and returns how many it has got.
-func (c *cluster) take(ctx context.Context, ids []string, most int) (n int) {
-	for _, id := range ids {
-		if n >= most || ctx.Err() != nil {
-			break
-		}
-		c.mu.Lock()
-		revision := c.claims[id].revision
-		c.mu.Unlock()
-		revision, err := c.put(ctx, claim{Instance: id, Manager: c.id, Life: c.life}, revision)
-		if err != nil {
-			if !wasChanged(err) && ctx.Err() == nil {
-				c.m.cfg.Logger.Warn("cannot claim an instance", "instance", id, "error", err)
-			}
-			continue // another manager was faster
-		}
-		n++
-		c.mu.Lock()
-		c.held[id] = revision
-		c.mu.Unlock()
-		_ = c.m.cfg.Group.Hold(id) // it may have left the inventory
-		c.m.cfg.Logger.Info("instance is claimed", "instance", id)
-	}
-	if n > 0 {
-		c.look()
-	}
-	return n
-}
-
-// put changes a claim by compare-and-set.
-func (c *cluster) put(ctx context.Context, now claim, revision uint64) (uint64, error) {
-	key := claimPrefix + base64.RawURLEncoding.EncodeToString([]byte(now.Instance))
-	revision, err := c.m.store.fleet.Update(ctx, key, encode(now), revision)
-	if err == nil {
-		now.revision = revision
-		c.mu.Lock()
-		c.claims[now.Instance] = now
-		c.mu.Unlock()
-	}
-	return revision, err
-}
-
-// bury puts a mark in place of the lease of another manager, and reports whether it could: the lease has ended then.
-func (c *cluster) bury(ctx context.Context, manager string) bool {
-	var now lifeSign
-	revision := uint64(0)
-	entry, err := c.managers.Get(ctx, manager)
-	if err == nil {
-		revision, err = entry.Revision(), json.Unmarshal(entry.Value(), &now)
-	} else if errors.Is(err, jetstream.ErrKeyNotFound) {
-		err = nil
-	}
-	if err == nil && now.Life == "" {
-		if revision > 0 {
-			_, err = c.managers.Update(ctx, manager, encode(lifeSign{}), revision)
-		} else {
-			_, err = c.managers.Create(ctx, manager, encode(lifeSign{}))
-		}
-		if err == nil {
-			c.m.cfg.Logger.Warn("another manager is dead: its instances are taken over", "manager", manager)
-			return true
-		}
-	}
-	if err == nil { // it lives
-		c.mu.Lock()
-		c.peers[manager] = neighbour{now.Life, time.Now()}
-		c.mu.Unlock()
-	}
-	return false
-}
-
-// giveUp gives up VMs that have left the inventory and have no builds, and one for another manager if this one has more
-// than its share: one without leases, and one without builds if there is one soon.
-func (c *cluster) giveUp(ctx context.Context, set []string, share int) {
-	builds, leased := map[string]int{}, map[string]bool{}
-	for _, vm := range c.m.cfg.Provider.Stat().Instances {
-		builds[vm.ID] = len(vm.Builds)
-		for _, b := range vm.Builds {
-			leased[vm.ID] = leased[vm.ID] || strings.HasPrefix(b.ID, leaseName)
-		}
-	}
-	c.mu.Lock()
-	held := slices.Sorted(maps.Keys(c.held))
-	c.mu.Unlock()
-	best, kept := "", 0
-	for _, id := range held {
-		switch {
-		case slices.Contains(set, id):
-			kept++
-			if !leased[id] && (best == "" || builds[id] < builds[best]) {
-				best = id
-			}
-		case builds[id] == 0:
-			c.release(ctx, id)
-		}
-	}
-	if best == "" || kept <= share {
-		c.surplus = 0
-		return
-	}
-	if c.surplus++; builds[best] == 0 || c.surplus >= maxSurplus {
-		c.surplus = 0
-		c.release(ctx, best)
-	}
-}
-
-// release gives up a VM for other managers.
-func (c *cluster) release(ctx context.Context, id string) {
-	revision := c.yield(id)
-	if _, err := c.put(ctx, claim{Instance: id}, revision); err != nil {
-		c.m.cfg.Logger.Warn("cannot give an instance to another manager", "instance", id, "error", err)
-		return // it is taken again
-	}
-	c.m.cfg.Logger.Info("instance is given up for another manager", "instance", id)
-}
-
-// leave gives up all VMs, when the manager ends.
-func (c *cluster) leave(ctx context.Context) {
-	c.mu.Lock()
-	held := slices.Collect(maps.Keys(c.held))
-	c.mu.Unlock()
-	for _, id := range held {
-		if c.release(ctx, id); ctx.Err() != nil {
-			break
-		}
-	}
-	if c.life != "" {
-		_ = c.managers.Delete(ctx, c.id, jetstream.LastRevision(c.revision)) // else it ends by itself
-	}
-}
-
-// has reports whether this manager has a VM, or may end the builds of one that has left the inventory, because no
-// manager that lives has it.
-func (c *cluster) has(id string) bool {
-	known := slices.ContainsFunc(c.m.cfg.Group.Instances(), func(in instance.Instance) bool { return in.ID == id })
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if _, held := c.held[id]; held {
-		return true
-	}
-	owner := c.claims[id].Manager
-	return !known && (owner == "" || owner == c.id || c.isDeadLocked(owner))
-}
-
-// hasFor reports whether this manager has a VM with all labels.
-func (c *cluster) hasFor(labels map[string]string) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return slices.ContainsFunc(c.m.cfg.Group.Instances(), func(in instance.Instance) bool {
-		_, held := c.held[in.ID]
-		return held && hasLabels(in, labels)
-	})
 }
 
 // look asks for a look at the queue for builds that can be resumed.

@@ -132,6 +132,17 @@ func TestManagersOfAClusterAreOne(t *testing.T) {
 		return states(t, b)["vm-1"] == "draining" && states(t, b)["vm-2"] == "draining"
 	}, sshtest.Bound, 10*time.Millisecond, "a drain is one of the fleet")
 	require.Equal(t, drained, states(t, a))
+	page := b.servePage(t, false)
+	var now struct{ VMs map[string]int }
+	page.json("/overview.json", &now)
+	require.Equal(t, map[string]int{"draining": 2}, now.VMs)
+	require.Contains(t, page.get("/audit"), "<td>drain</td>", "by the other manager")
+	for _, id := range ids[:2] { // one of them is on a VM of the other manager
+		require.Contains(t, page.get("/builds/"+id), "begun\n</pre>")
+	}
+	for vm := range on {
+		require.Contains(t, page.get("/vms/"+vm), "draining")
+	}
 	_, err = b.Undrain(t.Context(), &pb.UndrainRequest{Instances: []string{"vm-1", "vm-2"}})
 	require.NoError(t, err)
 	open()

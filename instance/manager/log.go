@@ -45,6 +45,7 @@ type storedLog struct {
 	mu     sync.Mutex // guards the following
 	last   uint64     // place of the last piece in the stream; 0 if there is none
 	pieces uint64     // of this writer
+	first  time.Time  // when this writer stored the log's first byte
 	offset int64
 	state  buildlog.State // after offset
 	result *result        // nil unless the log has its end
@@ -113,9 +114,22 @@ func (l *storedLog) WriteState(text []byte, after buildlog.State) (int, error) {
 	if err := l.putLocked(piece{text: text, offset: l.offset, state: after}); err != nil {
 		return 0, err
 	}
+	if l.offset == 0 && len(text) > 0 {
+		l.first = time.Now()
+	}
 	l.offset += int64(len(text))
 	l.state = after
 	return len(text), nil
+}
+
+// firstAfter returns the time from start to the log's first byte, 0 if this writer did not store it after start.
+func (l *storedLog) firstAfter(start time.Time) time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if start.IsZero() || l.first.IsZero() {
+		return 0
+	}
+	return max(l.first.Sub(start), 0)
 }
 
 // end puts the end of the log, with the build's result, unless it is there.

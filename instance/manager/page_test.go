@@ -271,6 +271,8 @@ func TestThePageWithoutATokenIsReadOnlyAndForThisMachine(t *testing.T) {
 	}
 	b.json("/builds/"+id+".json", &build)
 	require.EqualValues(t, 7, *build.Build.ExitCode)
+	require.Positive(t, build.Build.Connect)
+	require.Greater(t, build.Build.FirstOutput, build.Build.Connect)
 	require.Equal(t, log, build.Log)
 	for _, path := range []string{"/builds.json", "/failures.json", "/audit.json", "/vms/vm-1.json"} {
 		b.json(path, &map[string]any{})

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/stepmux/stepmux/instance"
@@ -162,6 +163,12 @@ func (r *record) build() *pb.Build {
 		Id: r.ID, Phase: pb.Build_queued, Instance: r.Instance, StepsFile: r.StepsFile, Canceled: r.Canceled,
 		Submitted: timeOf(r.Submitted), Started: timeOf(r.Started), EndedAt: timeOf(r.Ended),
 		Attempt: int32(r.Attempt), //nolint:gosec // it is small
+	}
+	if r.Connect > 0 {
+		b.Connect = durationpb.New(r.Connect)
+	}
+	if r.FirstOutput > 0 {
+		b.FirstOutput = durationpb.New(r.FirstOutput)
 	}
 	switch r.Phase {
 	case phaseRunning:

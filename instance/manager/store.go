@@ -387,10 +387,13 @@ type record struct {
 	Submitted time.Time `json:"submitted"`
 	Started   time.Time `json:"started,omitzero"`
 	Ended     time.Time `json:"ended,omitzero"`
-	Canceled  bool      `json:"canceled,omitempty"`
-	Attempt   int       `json:"attempt,omitempty"` // counts how often it was lost and ran again
-	Manager   string    `json:"manager,omitempty"` // has it, of those that share the state
-	Result    *result   `json:"result,omitempty"`
+	// Connect and FirstOutput are the times from Started to a step runner that listens, and to the log's first byte.
+	Connect     time.Duration `json:"connect_ns,omitempty"`
+	FirstOutput time.Duration `json:"first_output_ns,omitempty"`
+	Canceled    bool          `json:"canceled,omitempty"`
+	Attempt     int           `json:"attempt,omitempty"` // counts how often it was lost and ran again
+	Manager     string        `json:"manager,omitempty"` // has it, of those that share the state
+	Result      *result       `json:"result,omitempty"`
 }
 
 // record returns the record of a build and its revision, nil if there is none.

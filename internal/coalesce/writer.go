@@ -5,6 +5,7 @@
 package coalesce
 
 import (
+	"cmp"
 	"errors"
 	"io"
 	"slices"
@@ -20,6 +21,8 @@ type Writer struct {
 	changed  sync.Cond
 	pending  []byte // at most size bytes
 	spare    []byte // the buffer that is not pending
+	busy     bool   // Run or Direct uses to
+	direct   int    // calls of Direct that wait; Run lets them go first
 	reserved int    // bytes reserved and not yet released
 	queue    []*reservation
 	unused   []*reservation // for later calls
@@ -49,32 +52,61 @@ func (w *Writer) Run() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for {
-		for w.err == nil && !w.closed && len(w.pending) == 0 {
+		for w.err == nil && (w.busy || w.direct > 0 || !w.closed && len(w.pending) == 0) {
 			w.changed.Wait()
 		}
 		if len(w.pending) == 0 || w.err != nil {
 			w.pending, w.spare = nil, nil
 			return w.err
 		}
-		out := w.pending
-		w.pending, w.spare = w.spare[:0], nil
-		w.grantLocked()
-		w.writeLocked(out)
-		w.spare = out
+		w.writeLocked(func(p []byte) error {
+			_, err := w.to.Write(p)
+			return err
+		})
 	}
 }
 
-// writeLocked writes p without the lock.
-func (w *Writer) writeLocked(p []byte) {
-	w.changed.Broadcast()
-	w.mu.Unlock()
-	_, err := w.to.Write(p)
-	w.mu.Lock()
-	if err != nil {
-		w.err = err
+// writeLocked hands the pending bytes to write, which it calls without the lock.
+func (w *Writer) writeLocked(write func(p []byte) error) {
+	out := w.pending
+	if len(out) > 0 {
+		w.pending, w.spare = w.spare[:0], nil
 		w.grantLocked()
 		w.changed.Broadcast()
 	}
+	w.busy = true
+	w.mu.Unlock()
+	err := write(out)
+	w.mu.Lock()
+	w.busy = false
+	if len(out) > 0 {
+		w.spare = out
+	}
+	if err != nil {
+		w.err = err
+		w.grantLocked()
+	}
+	w.changed.Broadcast()
+}
+
+// Direct lets write use the underlying Writer itself, for data that is not to be copied. It waits until nobody else
+// does. write gets the bytes that were gathered before, which it writes first and does not keep. Direct returns write's
+// error, which also ends the Writer, the error of an earlier write, or ErrClosed. Close does not wake a write that has
+// begun. The caller sees to it that no WriteAll is half done meanwhile.
+func (w *Writer) Direct(write func(before []byte) error) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.direct++
+	for w.busy && !w.closed && w.err == nil {
+		w.changed.Wait()
+	}
+	w.direct--
+	if w.closed || w.err != nil {
+		w.changed.Broadcast() // Run may go on
+		return cmp.Or(w.err, ErrClosed)
+	}
+	w.writeLocked(write)
+	return w.err
 }
 
 // Write is WriteAll of one piece.
@@ -180,8 +212,8 @@ func (w *Writer) grantLocked() {
 	}
 }
 
-// Close ends Run once everything that is pending is written, and wakes a Write and a Reserve that wait. It does not
-// wait, and is idempotent.
+// Close ends Run once everything that is pending is written, and wakes a Write, a Reserve and a Direct that wait. It
+// does not wait, and is idempotent.
 func (w *Writer) Close() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

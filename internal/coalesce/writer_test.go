@@ -188,3 +188,73 @@ func TestReserveThatWaitsTakesNoMemory(t *testing.T) {
 		require.True(t, w.Reserve(50, nil))
 	}), 2.0, "of the test's goroutine")
 }
+
+// direct calls w.Direct in a goroutine, for a write of what it gets and then of data to to.
+func direct(w *coalesce.Writer, to io.Writer, data string) <-chan error {
+	done := make(chan error, 1)
+	go func() {
+		done <- w.Direct(func(before []byte) error {
+			_, err := to.Write(append(before, data...))
+			return err
+		})
+	}()
+	return done
+}
+
+func TestDirectWritesBehindWhatWasGatheredAndBeforeWhatComesLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		to := newGatedWriter()
+		w := coalesce.New(to, 100)
+		done := run(w)
+		write := func(text string) {
+			_, err := w.Write([]byte(text))
+			require.NoError(t, err)
+			synctest.Wait()
+		}
+		write("one ")
+		wrote := direct(w, to, "three ")
+		write("two ")
+		to.tokens <- nil // for one
+		synctest.Wait()
+		write("four ")
+		to.tokens <- nil // for two and three
+		require.NoError(t, <-wrote)
+		to.tokens <- nil
+		require.NoError(t, w.Close())
+		require.NoError(t, <-done)
+		require.Equal(t, "one two three four ", to.got.String())
+	})
+}
+
+func TestAnErrorOfDirectEndsTheWriter(t *testing.T) {
+	to := newGatedWriter()
+	w := coalesce.New(to, 100)
+	done := run(w)
+	broken := errors.New("broken")
+	require.ErrorIs(t, w.Direct(func([]byte) error { return broken }), broken)
+	require.ErrorIs(t, <-done, broken)
+	require.ErrorIs(t, w.Direct(func([]byte) error { return nil }), broken)
+	_, err := w.Write([]byte("x"))
+	require.ErrorIs(t, err, broken)
+}
+
+func TestCloseWakesADirectThatWaitsAndLetsOneThatWritesFinish(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		to := newGatedWriter()
+		w := coalesce.New(to, 100)
+		done := run(w)
+		first := direct(w, to, "first ")
+		synctest.Wait()
+		second := direct(w, to, "second ")
+		_, err := w.Write([]byte("rest"))
+		require.NoError(t, err)
+		synctest.Wait()
+		require.NoError(t, w.Close())
+		require.ErrorIs(t, <-second, coalesce.ErrClosed)
+		to.tokens <- nil
+		require.NoError(t, <-first)
+		to.tokens <- nil
+		require.NoError(t, <-done)
+		require.Equal(t, "first rest", to.got.String())
+	})
+}

@@ -215,7 +215,7 @@ func (d *Daemon) RemoveAll(t testing.TB) {
 	for _, c := range found.Items {
 		_, err := d.Client.ContainerRemove(context.Background(), c.ID,
 			client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
-		if !cerrdefs.IsNotFound(err) { // it may have ended meanwhile
+		if !cerrdefs.IsNotFound(err) && !cerrdefs.IsConflict(err) { // it may be gone, or its removal be under way
 			require.NoError(t, err)
 		}
 	}

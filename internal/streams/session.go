@@ -164,11 +164,28 @@ func (s *Session) Ping() { _ = s.send(header{kind: kindPing, flags: flagSYN}, ni
 func (s *Session) send(h header, head, body []byte) error {
 	s.sending.Lock()
 	defer s.sending.Unlock()
+	s.putHeader(h)
+	return s.wrote(s.cfg.Out.WriteAll(s.head[:], head, body))
+}
+
+// sendBy sends a frame whose data write puts on the link, after the bytes that it gets; see Stream.SendBy.
+func (s *Session) sendBy(h header, write func(before []byte) error) error {
+	s.sending.Lock()
+	defer s.sending.Unlock()
+	s.putHeader(h)
+	return s.wrote(s.cfg.Out.Direct(func(before []byte) error { return write(append(before, s.head[:]...)) }))
+}
+
+// putHeader writes h to head. The caller holds sending.
+func (s *Session) putHeader(h header) {
 	s.head[1] = h.kind // the version before it is 0
 	binary.BigEndian.PutUint16(s.head[2:], h.flags)
 	binary.BigEndian.PutUint32(s.head[4:], h.id)
 	binary.BigEndian.PutUint32(s.head[8:], h.n)
-	err := s.cfg.Out.WriteAll(s.head[:], head, body)
+}
+
+// wrote ends the session if a frame could not be sent, and returns why.
+func (s *Session) wrote(err error) error {
 	if err != nil {
 		s.end(fmt.Errorf("write: %w", err))
 		return s.Err()

@@ -47,16 +47,17 @@ type Stream struct {
 
 	writing sync.Mutex // held by Write
 
-	mu     sync.Mutex // guards the following
-	queue  []piece
-	used   int    // bytes of the first piece that were read
-	held   uint32 // bytes in the queue that were not
-	window uint32 // bytes that the peer may still send
-	room   uint32 // bytes that may still be sent
-	ended  bool   // the peer sends no more
-	closed bool   // this end sends no more
-	reset  bool   // the stream is no more
-	timer  *time.Timer
+	mu      sync.Mutex // guards the following
+	queue   []piece
+	filling bool   // data is read into the room of the last piece
+	used    int    // bytes of the first piece that were read
+	held    uint32 // bytes in the queue that were not
+	window  uint32 // bytes that the peer may still send
+	room    uint32 // bytes that may still be sent
+	ended   bool   // the peer sends no more
+	closed  bool   // this end sends no more
+	reset   bool   // the stream is no more
+	timer   *time.Timer
 }
 
 func newStream(s *Session, id uint32) *Stream {
@@ -129,7 +130,7 @@ func (st *Stream) takeLocked(p []byte) int {
 		first := &st.queue[0]
 		n := copy(p, first.data[st.used:])
 		p, total, st.used = p[n:], total+n, st.used+n
-		if st.used < len(first.data) {
+		if st.used < len(first.data) || st.filling && len(st.queue) == 1 {
 			break
 		}
 		if first.large != nil {
@@ -164,20 +165,17 @@ func (st *Stream) receive(in *bufio.Reader, n uint32) error {
 	if !fits {
 		return broken("it sent more than its window, or after its end")
 	}
-	for n > 0 {
-		m := min(n, pieceSize)
-		var err error
-		if m <= copied {
-			err = st.receiveSmall(in, int(m))
-		} else {
-			err = st.receiveLarge(in, int(m))
-		}
+	for n > copied {
+		m, err := st.receiveLarge(in, int(n))
 		if err != nil {
 			return err
 		}
-		n -= m
+		n -= uint32(m)
 	}
-	return nil
+	if n == 0 {
+		return nil
+	}
+	return st.receiveSmall(in, int(n))
 }
 
 // heldLocked counts n bytes that have come to the queue.
@@ -186,19 +184,30 @@ func (st *Stream) heldLocked(n int) {
 	st.window -= uint32(n)
 }
 
-// receiveLarge reads into a piece of its own.
-func (st *Stream) receiveLarge(in *bufio.Reader, n int) error {
-	p := newPiece(n, false)
-	p.data = p.data[:n]
-	if _, err := io.ReadFull(in, p.data); err != nil {
-		return err
+// receiveLarge reads at most n bytes into the room of the last piece, or of a new one if that is full, and returns how
+// many. So the pieces of a stream that nobody reads are full, whatever the size of the frames.
+func (st *Stream) receiveLarge(in *bufio.Reader, n int) (int, error) {
+	st.mu.Lock()
+	last := len(st.queue) - 1
+	if last < 0 || cap(st.queue[last].data) == len(st.queue[last].data) {
+		st.queue = append(st.queue, newPiece(n, false))
+		last++
+	}
+	data := st.queue[last].data
+	n = min(n, cap(data)-len(data))
+	st.filling = true
+	st.mu.Unlock()
+	if _, err := io.ReadFull(in, data[len(data):len(data)+n]); err != nil {
+		return 0, err
 	}
 	st.mu.Lock()
-	st.queue = append(st.queue, p)
+	st.filling = false
+	last = len(st.queue) - 1
+	st.queue[last].data = st.queue[last].data[:len(data)+n]
 	st.heldLocked(n)
 	st.mu.Unlock()
 	notify(st.readable)
-	return nil
+	return n, nil
 }
 
 // receiveSmall copies behind the last piece that waits, if there is room.
@@ -312,17 +321,31 @@ func (st *Stream) Await(n int, stop <-chan struct{}) (room int, err error) {
 // Send sends head and body, neither of which it keeps, as one frame. Await has told that there is room for both. It
 // waits for the link alone.
 func (st *Stream) Send(head, body []byte) error {
-	n := uint32(len(head) + len(body))
-	st.mu.Lock()
-	gone := st.closed || st.reset
-	if !gone {
-		st.room -= n
-	}
-	st.mu.Unlock()
-	if gone {
+	n := len(head) + len(body)
+	if !st.use(n) {
 		return ErrClosed
 	}
-	return st.session.send(header{kindData, 0, st.id, n}, head, body)
+	return st.session.send(header{kindData, 0, st.id, uint32(n)}, head, body)
+}
+
+// SendBy sends one frame of n bytes that write puts on the link itself, behind the bytes that it gets. Await has told
+// that there is room for them. An error of write ends the session. See [coalesce.Writer.Direct].
+func (st *Stream) SendBy(n int, write func(before []byte) error) error {
+	if !st.use(n) {
+		return ErrClosed
+	}
+	return st.session.sendBy(header{kindData, 0, st.id, uint32(n)}, write)
+}
+
+// use takes n bytes from the window. It returns false if the stream has ended.
+func (st *Stream) use(n int) bool {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if st.closed || st.reset {
+		return false
+	}
+	st.room -= uint32(n)
+	return true
 }
 
 // Close tells the peer that no more comes, and wakes a Write that waits for the window. The peer's bytes can still be

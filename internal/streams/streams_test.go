@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"io"
 	"net"
+	"runtime"
 	"sync"
 	"testing"
 	"testing/iotest"
@@ -236,6 +237,50 @@ func TestAStreamWhoseOtherEndStaysOpenIsReset(t *testing.T) {
 		far.Close()
 		wg.Wait()
 	})
+}
+
+// What waits in a stream that nobody reads takes little more memory than its bytes, whatever the size of the frames.
+func TestFramesOfAllSizesTakeTheMemoryOfTheirBytes(t *testing.T) {
+	const wide = 1 << 20
+	data := make([]byte, wide)
+	for i := range data {
+		data[i] = byte(i * 7 >> 3)
+	}
+	for _, size := range []int{16, 4096, 4097, 9000, 33_000, 65_540, 100_000} {
+		in, say := io.Pipe()
+		out := coalesce.New(io.Discard, 1<<20)
+		s := streams.New(streams.Config{In: in, Out: out, Window: wide})
+		var wg sync.WaitGroup
+		wg.Go(func() { _ = out.Run() })
+		wg.Go(func() { _ = s.Run() })
+		st, err := s.Open()
+		require.NoError(t, err)
+		before := heap()
+		var frames []byte
+		for at := 0; at < wide; at += size {
+			n := min(size, wide-at)
+			frames = append(frames, frame(0, 0, 1, uint32(n), string(data[at:at+n]))...)
+		}
+		_, err = say.Write(frames)
+		require.NoError(t, err)
+		_, err = say.Write(frame(1, 4, 1, 0, "")) // the last frame has been received once this one is taken
+		require.NoError(t, err)
+		require.Less(t, heap()-before, int64(wide)*3/2, "frames of %d bytes", size)
+		got, err := io.ReadAll(st)
+		require.NoError(t, err)
+		require.Equal(t, data, got)
+		say.Close()
+		wg.Wait()
+	}
+}
+
+// heap returns how many bytes are in use.
+func heap() int64 {
+	runtime.GC()
+	runtime.GC() // for what pools keep over one
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapInuse)
 }
 
 // frame returns a frame, with n as its number and then its data.

@@ -68,7 +68,12 @@ func (f *File) SetReadDeadline(t time.Time) { _ = f.dup.SetReadDeadline(t) }
 // unprivileged user may have at most this much (pipe-max-size, pipe(7)).
 const pipeCapacity = 1 << 20
 
-// Widen gives f a larger buffer if f is a pipe. Where the system refuses, copying is only slower.
-func (f *File) Widen() {
-	_ = f.conn.Control(func(fd uintptr) { _, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeCapacity) })
+// Widen gives f a larger buffer if f is a pipe, and reports whether it is one. Where the system refuses, copying is
+// only slower.
+func (f *File) Widen() (isPipe bool) {
+	_ = f.conn.Control(func(fd uintptr) {
+		_, err := unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeCapacity)
+		isPipe = !errors.Is(err, unix.EBADF) // of all but pipes
+	})
+	return isPipe
 }

@@ -84,3 +84,51 @@ func (f Raw) do(op string, wait func(func(uintptr) bool) error, call uintptr, p 
 		return n, nil
 	}
 }
+
+// Move moves n bytes that wait in a socket to the pipe, without a copy (splice(2)). from is the socket's descriptor, in
+// non-blocking mode, and must have the bytes. It waits while the pipe is full. It returns how many bytes were moved, n
+// unless there is an error: errors.ErrUnsupported if this cannot be done here, os.ErrClosed after a Close.
+func (f Raw) Move(from uintptr, n int) (total int, err error) {
+	for err == nil && total < n {
+		var moved int
+		waitErr := f.conn.Write(func(to uintptr) bool {
+			moved, err = splice(from, to, n-total)
+			return !errors.Is(err, unix.EAGAIN)
+		})
+		switch {
+		case waitErr != nil:
+			err = os.ErrClosed
+		case err == nil && moved == 0:
+			err = io.ErrUnexpectedEOF
+		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EPERM):
+			err = errors.ErrUnsupported
+		case err != nil:
+			err = &fs.PathError{Op: "splice", Path: f.name, Err: err}
+		}
+		total += moved
+	}
+	return total, err
+}
+
+// splice moves at most n bytes between two descriptors in non-blocking mode, of which one is a pipe.
+func splice(from, to uintptr, n int) (int, error) {
+	for {
+		moved, _, errno := unix.RawSyscall6(unix.SYS_SPLICE, from, 0, to, 0, uintptr(n), unix.SPLICE_F_NONBLOCK)
+		switch errno {
+		case 0:
+			return int(moved), nil
+		case unix.EINTR:
+		default:
+			return 0, errno
+		}
+	}
+}
+
+// Waiting returns how many bytes wait in a socket to be read, 0 if that is not known.
+func Waiting(fd uintptr) int {
+	var n int32
+	if _, _, errno := unix.RawSyscall(unix.SYS_IOCTL, fd, unix.SIOCINQ, uintptr(unsafe.Pointer(&n))); errno != 0 {
+		return 0
+	}
+	return int(n)
+}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -17,6 +18,10 @@ import (
 
 // errHungUp is the cause of a context that ended because the manager closed the stream.
 var errHungUp = errors.New("the manager has closed the stream")
+
+// leastMoved is how many bytes must wait in a socket to be moved to the manager without a copy. Fewer are copied, which
+// takes fewer system calls.
+const leastMoved = 16 << 10
 
 // connect serves a connect request: it joins s and a socket.
 func (s *stream) connect(request *wire.RelayConnect) {
@@ -123,22 +128,62 @@ func (b *bridge) sendDown() {
 	if err != nil {
 		return // closed
 	}
-	for {
-		f, n, err := readFrame(raw.Read, wire.MaxRelayFrame)
-		if err != nil {
-			// A server that exits before it has read everything resets the connection, after its last bytes.
-			if !errors.Is(err, io.EOF) && !errors.Is(err, unix.ECONNRESET) {
-				return
-			}
-			break
+	for moved := false; ; {
+		var n int
+		if moved {
+			n, err = b.moveDown(raw)
+		} else {
+			n, err = b.copyDown(raw)
 		}
-		err = b.send(f, wire.FrameData, n)
-		frames.Put(f)
-		if err != nil {
+		switch {
+		case errors.Is(err, io.EOF), errors.Is(err, unix.ECONNRESET):
+			// A server that exits before it has read everything resets the connection, after its last bytes.
+			if b.write(wire.AppendFrame(nil, wire.FrameEnd, nil)) == nil {
+				pipe.WaitHangup(b.conn)
+			}
+			return
+		case err != nil:
 			return
 		}
+		moved = n >= leastMoved && b.relay.link.moves.Load()
 	}
-	if b.write(wire.AppendFrame(nil, wire.FrameEnd, nil)) == nil {
-		pipe.WaitHangup(b.conn)
+}
+
+// copyDown waits for bytes of the server and sends them. It returns how many. io.EOF and unix.ECONNRESET are the
+// server's end.
+func (b *bridge) copyDown(from syscall.RawConn) (int, error) {
+	f, n, err := readFrame(from.Read, wire.MaxRelayFrame)
+	if err != nil {
+		return 0, err
 	}
+	defer frames.Put(f)
+	if b.send(f, wire.FrameData, n) != nil {
+		return 0, errHungUp
+	}
+	return n, nil
+}
+
+// moveDown sends a frame of the bytes that wait in the socket without a copy in this program, if they are many, and
+// returns how many. It keeps the socket open until the frame is whole.
+func (b *bridge) moveDown(from syscall.RawConn) (n int, err error) {
+	closed := from.Control(func(fd uintptr) {
+		waiting := pipe.Waiting(fd)
+		if waiting < leastMoved {
+			return
+		}
+		var room int
+		if room, err = b.raw.Await(wire.RelayFrameHeader+leastMoved, b.giveUp); err != nil {
+			return
+		}
+		n = min(waiting, room-wire.RelayFrameHeader, wire.MaxRelayFrame)
+		err = b.raw.SendBy(wire.RelayFrameHeader+n, func(before []byte) error {
+			var head [wire.RelayFrameHeader]byte
+			wire.PutFrameHeader(head[:], wire.FrameData, n)
+			return b.relay.link.move(append(before, head[:]...), fd, n)
+		})
+	})
+	if closed != nil || err != nil {
+		return 0, errHungUp
+	}
+	return n, nil
 }

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"net"
@@ -8,10 +9,12 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/internal/wire"
@@ -20,7 +23,13 @@ import (
 // joined returns a call that is connected, and the server's end.
 func joined(t *testing.T, r *relayed) (*call, *net.UnixConn) {
 	t.Helper()
-	ln, path := listenIn(t, r.tmp, "b")
+	return joinedTo(t, r, "b")
+}
+
+// joinedTo is joined for the socket of that build.
+func joinedTo(t *testing.T, r *relayed, build string) (*call, *net.UnixConn) {
+	t.Helper()
+	ln, path := listenIn(t, r.tmp, build)
 	c := r.connectReq(t, wire.RelayConnect{Path: path}).granted(t)
 	conn, err := ln.AcceptUnix()
 	require.NoError(t, err)
@@ -59,6 +68,59 @@ func TestRelayJoinsAStreamAndASocket(t *testing.T) {
 	c.expect(t, wire.FrameEnd, "")
 	c.ended(t)
 	remotetest.Eventually(t, func() bool { return r.session.NumStreams() == 0 }, "nothing left")
+}
+
+// Much that a server sends is moved to stdout if that is a pipe, and copied otherwise.
+func TestRelayCarriesFloodsOfSeveralServersSideBySide(t *testing.T) {
+	for name, stdout := range map[string]func(t *testing.T) (near, far *os.File){
+		"to a pipe": func(t *testing.T) (near, far *os.File) {
+			near, far, err := os.Pipe()
+			require.NoError(t, err)
+			return near, far
+		},
+		"to a socket": func(t *testing.T) (near, far *os.File) {
+			fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+			require.NoError(t, err)
+			return os.NewFile(uintptr(fds[0]), "near"), os.NewFile(uintptr(fds[1]), "far")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out, theirs := stdout(t)
+			r := launchRelay(t, time.Minute)
+			r.manager = manage(t, r.start(t, theirs), out)
+			t.Cleanup(func() { out.Close() })
+			const most = 3 << 20 // less than a window: nobody reads while the servers send
+			var calls []*call
+			var sent [][]byte
+			var servers sync.WaitGroup
+			for i := range 3 {
+				c, conn := joinedTo(t, r, fmt.Sprint("b", i))
+				var data []byte
+				for size := 1 + i; len(data) < most; size = size*5%100_000 + 1 {
+					data = append(data, bytes.Repeat([]byte{byte(size)}, size)...)
+				}
+				calls, sent = append(calls, c), append(sent, data)
+				servers.Go(func() {
+					for size := 1; len(data) > 0; size = size*7%300_000 + 1 {
+						n, err := conn.Write(data[:min(size, len(data))])
+						if err != nil {
+							return // the reader notices
+						}
+						data = data[n:]
+					}
+					conn.Close()
+				})
+			}
+			servers.Wait()
+			for i, c := range calls {
+				var got []byte
+				for kind, payload := c.next(t); kind == wire.FrameData; kind, payload = c.next(t) {
+					got = append(got, payload...)
+				}
+				require.True(t, bytes.Equal(sent[i], got), "%d bytes came of %d, or others", len(got), len(sent[i]))
+			}
+		})
+	}
 }
 
 func TestRelayServerThatOnlyEndsItsOutputCanStillBeSentTo(t *testing.T) {

@@ -70,14 +70,22 @@ func launchRelay(t testing.TB, grace time.Duration) *relayed {
 // stdout starts the relay and returns its stdout.
 func (r *relayed) stdout(t testing.TB) *os.File {
 	t.Helper()
-	near, far, err := os.Pipe()
-	require.NoError(t, err)
 	out, theirs, err := os.Pipe()
 	require.NoError(t, err)
-	r.stdin, r.cmd.Stdin, r.cmd.Stdout = far, near, theirs
+	r.start(t, theirs)
+	t.Cleanup(func() { out.Close() })
+	return out
+}
+
+// start starts the relay with that stdout, which it closes here, and returns its stdin.
+func (r *relayed) start(t testing.TB, stdout *os.File) *os.File {
+	t.Helper()
+	near, far, err := os.Pipe()
+	require.NoError(t, err)
+	r.stdin, r.cmd.Stdin, r.cmd.Stdout = far, near, stdout
 	require.NoError(t, r.cmd.Start())
 	near.Close()
-	theirs.Close()
+	stdout.Close()
 	go func() {
 		r.cmd.Wait()
 		close(r.exited)
@@ -86,9 +94,8 @@ func (r *relayed) stdout(t testing.TB) *os.File {
 		r.cmd.Process.Kill()
 		<-r.exited
 		far.Close()
-		out.Close()
 	})
-	return out
+	return far
 }
 
 // manage shakes hands with a relay.

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -43,6 +44,10 @@ type link struct {
 	pulse alive.Pulse // of stdin
 	stall time.Duration
 
+	closeOnce sync.Once
+	giveUp    *time.Timer // closes out; set by Close
+
+	moves   atomic.Bool // bytes can be moved to stdout without a copy; see move
 	inEnded atomic.Bool // stdin has ended or failed, other than by Close
 	stuck   atomic.Bool // stdout was not read for stall
 }
@@ -58,8 +63,8 @@ func openLink(stdin, stdout *os.File, stall time.Duration) (*link, error) {
 		return nil, err
 	}
 	in.Widen()
-	out.Widen()
 	l := &link{in: in, out: out, stall: stall, written: make(chan struct{})}
+	l.moves.Store(out.Widen())
 	l.gathered = coalesce.New(linkOutput{l}, linkBuffer)
 	l.buffered = bufio.NewReaderSize(linkInput{l}, streams.ReadAhead)
 	go func() {
@@ -87,12 +92,51 @@ func (l linkInput) Read(p []byte) (int, error) {
 type linkOutput struct{ *link }
 
 func (l linkOutput) Write(p []byte) (int, error) {
-	stalled := time.AfterFunc(l.stall, func() {
+	defer l.watchOutput()()
+	return l.out.Write(p)
+}
+
+// watchOutput closes stdout if stop is not called within stall.
+func (l *link) watchOutput() (stop func() bool) {
+	return time.AfterFunc(l.stall, func() {
 		l.stuck.Store(true)
 		l.out.Close()
-	})
-	defer stalled.Stop()
-	return l.out.Write(p)
+	}).Stop
+}
+
+// move writes before to stdout, and then n bytes that wait in the socket from, which it moves there without a copy. The
+// caller owns stdout, as [coalesce.Writer.Direct] says. An error leaves a frame half sent.
+func (l *link) move(before []byte, from uintptr, n int) error {
+	defer l.watchOutput()()
+	if _, err := l.out.Write(before); err != nil {
+		return err
+	}
+	moved, err := l.out.Move(from, n)
+	if errors.Is(err, errors.ErrUnsupported) {
+		l.moves.Store(false) // the next ones are copied
+		return l.copy(from, n-moved)
+	}
+	return err
+}
+
+// copy is move where the system does not move bytes.
+func (l *link) copy(from uintptr, n int) error {
+	f := getFrame()
+	defer frames.Put(f)
+	for n > 0 {
+		m, err := pipe.ReadFD(from, f[:min(n, len(f))])
+		if err == nil && m == 0 {
+			err = io.ErrUnexpectedEOF
+		}
+		if err == nil {
+			_, err = l.out.Write(f[:m])
+		}
+		if err != nil {
+			return err
+		}
+		n -= m
+	}
+	return nil
 }
 
 // shakeHands exchanges hellos and tells the program's version. If ctx ends first the error is its cause.
@@ -126,10 +170,13 @@ func (l *link) shakeHands(ctx context.Context, program string) error {
 	return nil
 }
 
-// Close wakes a blocked read. Bytes that were written before are still sent.
+// Close wakes a blocked read. Bytes that were written before are still sent, for at most flushTimeout. Idempotent.
 func (l *link) Close() error {
-	_ = l.gathered.Close() // always nil
-	l.in.SetReadDeadline(time.Unix(1, 0))
+	l.closeOnce.Do(func() {
+		_ = l.gathered.Close()                               // always nil
+		l.giveUp = time.AfterFunc(flushTimeout, l.out.Close) // also wakes a stream that moves bytes there
+		l.in.SetReadDeadline(time.Unix(1, 0))
+	})
 	return nil
 }
 
@@ -147,16 +194,11 @@ func (l *link) reason(err error) error {
 	}
 }
 
-// finish waits until all bytes are sent, for at most flushTimeout, and gives up stdin and stdout.
+// finish waits until all bytes are sent, or are given up, and closes stdin and stdout.
 func (l *link) finish() {
 	_ = l.Close() // always nil
-	timer := time.NewTimer(flushTimeout)
-	defer timer.Stop()
-	select {
-	case <-l.written:
-	case <-timer.C:
-	}
-	l.out.Close()
 	<-l.written
+	l.giveUp.Stop()
+	l.out.Close()
 	l.in.Close()
 }

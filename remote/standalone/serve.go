@@ -102,7 +102,8 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 		stopErr := service.Stop(server, conns, func() error {
 			return store.Shutdown(context.WithoutCancel(ctx), max(cmp.Or(cfg.Grace, defaultGrace), 0))
 		})
-		return errors.Join(stopErr, <-served)
+		<-served // its error says only whether it had begun before the stop
+		return stopErr
 	case err := <-served:
 		return fmt.Errorf("accept on %s: %w", ln.Addr(), err)
 	}

@@ -146,6 +146,14 @@ func TestServiceEndsThoughAConnectionSaysNothing(t *testing.T) {
 	s.done <- nil
 }
 
+func TestAnEndBeforeTheFirstCallIsNoError(t *testing.T) {
+	for range 50 { // the server may not have begun yet
+		ctx, cancel := context.WithCancel(t.Context())
+		cfg := ServeConfig{Token: NewToken(), TempDir: t.TempDir(), Ready: func(net.Addr) { cancel() }}
+		require.NoError(t, Serve(ctx, cfg))
+	}
+}
+
 func TestServiceThatCannotListenSaysWhy(t *testing.T) {
 	s := serveLocal(t, nil)
 	_, port, err := net.SplitHostPort(s.addr)

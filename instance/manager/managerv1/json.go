@@ -24,6 +24,9 @@ type BuildJSON struct {
 	Left      []string          `json:"left,omitempty"`
 	Artifacts int64             `json:"artifacts_bytes,omitempty"` // of the archive
 	Attempt   int32             `json:"attempt,omitempty"`         // counts how often it was lost and ran again
+	// Connect and FirstOutput are the times from the slot to a step runner that listens and to the log's first byte.
+	Connect     float64 `json:"connect_s,omitempty"`
+	FirstOutput float64 `json:"first_output_s,omitempty"`
 }
 
 // ScriptFailure is the reason of a build whose script failed.
@@ -35,6 +38,7 @@ func (b *Build) JSON() BuildJSON {
 		ID: b.GetId(), Phase: b.GetPhase().String(), Instance: b.GetInstance(), File: b.GetStepsFile(),
 		Labels: b.GetLabels(), Submitted: optionalTime(b.GetSubmitted()), Started: optionalTime(b.GetStarted()),
 		Ended: optionalTime(b.GetEndedAt()), Canceled: b.GetCanceled(), Attempt: b.GetAttempt(),
+		Connect: b.GetConnect().AsDuration().Seconds(), FirstOutput: b.GetFirstOutput().AsDuration().Seconds(),
 	}
 	r := b.GetResult()
 	if r == nil {

@@ -438,7 +438,11 @@ type Build struct {
 	// attempt counts how often the build was lost and ran again.
 	Attempt int32 `protobuf:"varint,10,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	// labels are those of the VM that a queued build waits for.
-	Labels        map[string]string `protobuf:"bytes,11,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Labels map[string]string `protobuf:"bytes,11,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// connect is the time from the slot to a step runner that listens, and first_output that from the slot to the first byte
+	// of the log. Not set: the build did not get there, or the manager that saw it was ended.
+	Connect       *durationpb.Duration `protobuf:"bytes,12,opt,name=connect,proto3" json:"connect,omitempty"`
+	FirstOutput   *durationpb.Duration `protobuf:"bytes,13,opt,name=first_output,json=firstOutput,proto3" json:"first_output,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -546,6 +550,20 @@ func (x *Build) GetAttempt() int32 {
 func (x *Build) GetLabels() map[string]string {
 	if x != nil {
 		return x.Labels
+	}
+	return nil
+}
+
+func (x *Build) GetConnect() *durationpb.Duration {
+	if x != nil {
+		return x.Connect
+	}
+	return nil
+}
+
+func (x *Build) GetFirstOutput() *durationpb.Duration {
+	if x != nil {
+		return x.FirstOutput
 	}
 	return nil
 }
@@ -2195,7 +2213,7 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x1c\n" +
 	"\n" +
 	"GetRequest\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"\xd8\x04\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\xcb\x05\n" +
 	"\x05Build\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x125\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x1f.stepmux.manager.v1.Build.PhaseR\x05phase\x12\x1a\n" +
@@ -2209,7 +2227,9 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\x06result\x18\t \x01(\v2\x1a.stepmux.manager.v1.ResultR\x06result\x12\x18\n" +
 	"\aattempt\x18\n" +
 	" \x01(\x05R\aattempt\x12=\n" +
-	"\x06labels\x18\v \x03(\v2%.stepmux.manager.v1.Build.LabelsEntryR\x06labels\x1a9\n" +
+	"\x06labels\x18\v \x03(\v2%.stepmux.manager.v1.Build.LabelsEntryR\x06labels\x123\n" +
+	"\aconnect\x18\f \x01(\v2\x19.google.protobuf.DurationR\aconnect\x12<\n" +
+	"\ffirst_output\x18\r \x01(\v2\x19.google.protobuf.DurationR\vfirstOutput\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"B\n" +
@@ -2396,49 +2416,51 @@ var file_managerv1_manager_proto_depIdxs = []int32{
 	39, // 7: stepmux.manager.v1.Build.ended_at:type_name -> google.protobuf.Timestamp
 	7,  // 8: stepmux.manager.v1.Build.result:type_name -> stepmux.manager.v1.Result
 	33, // 9: stepmux.manager.v1.Build.labels:type_name -> stepmux.manager.v1.Build.LabelsEntry
-	0,  // 10: stepmux.manager.v1.ListRequest.phase:type_name -> stepmux.manager.v1.Build.Phase
-	6,  // 11: stepmux.manager.v1.ListResponse.builds:type_name -> stepmux.manager.v1.Build
-	6,  // 12: stepmux.manager.v1.FollowResponse.build:type_name -> stepmux.manager.v1.Build
-	34, // 13: stepmux.manager.v1.AuditResponse.entries:type_name -> stepmux.manager.v1.AuditResponse.Entry
-	38, // 14: stepmux.manager.v1.DrainRequest.for:type_name -> google.protobuf.Duration
-	35, // 15: stepmux.manager.v1.ReserveRequest.labels:type_name -> stepmux.manager.v1.ReserveRequest.LabelsEntry
-	38, // 16: stepmux.manager.v1.ReserveRequest.limit:type_name -> google.protobuf.Duration
-	36, // 17: stepmux.manager.v1.ExecRequest.start:type_name -> stepmux.manager.v1.ExecRequest.Start
-	37, // 18: stepmux.manager.v1.ExecResponse.exit:type_name -> stepmux.manager.v1.ExecResponse.Exit
-	39, // 19: stepmux.manager.v1.AuditResponse.Entry.at:type_name -> google.protobuf.Timestamp
-	3,  // 20: stepmux.manager.v1.Manager.Submit:input_type -> stepmux.manager.v1.SubmitRequest
-	5,  // 21: stepmux.manager.v1.Manager.Get:input_type -> stepmux.manager.v1.GetRequest
-	8,  // 22: stepmux.manager.v1.Manager.List:input_type -> stepmux.manager.v1.ListRequest
-	10, // 23: stepmux.manager.v1.Manager.Follow:input_type -> stepmux.manager.v1.FollowRequest
-	12, // 24: stepmux.manager.v1.Manager.Cancel:input_type -> stepmux.manager.v1.CancelRequest
-	14, // 25: stepmux.manager.v1.Manager.Audit:input_type -> stepmux.manager.v1.AuditRequest
-	16, // 26: stepmux.manager.v1.Manager.Status:input_type -> stepmux.manager.v1.StatusRequest
-	18, // 27: stepmux.manager.v1.Manager.Drain:input_type -> stepmux.manager.v1.DrainRequest
-	20, // 28: stepmux.manager.v1.Manager.Undrain:input_type -> stepmux.manager.v1.UndrainRequest
-	22, // 29: stepmux.manager.v1.Manager.KeepProject:input_type -> stepmux.manager.v1.KeepProjectRequest
-	24, // 30: stepmux.manager.v1.Manager.Artifacts:input_type -> stepmux.manager.v1.ArtifactsRequest
-	26, // 31: stepmux.manager.v1.Manager.Reserve:input_type -> stepmux.manager.v1.ReserveRequest
-	28, // 32: stepmux.manager.v1.Manager.Exec:input_type -> stepmux.manager.v1.ExecRequest
-	30, // 33: stepmux.manager.v1.Manager.Release:input_type -> stepmux.manager.v1.ReleaseRequest
-	4,  // 34: stepmux.manager.v1.Manager.Submit:output_type -> stepmux.manager.v1.SubmitResponse
-	6,  // 35: stepmux.manager.v1.Manager.Get:output_type -> stepmux.manager.v1.Build
-	9,  // 36: stepmux.manager.v1.Manager.List:output_type -> stepmux.manager.v1.ListResponse
-	11, // 37: stepmux.manager.v1.Manager.Follow:output_type -> stepmux.manager.v1.FollowResponse
-	13, // 38: stepmux.manager.v1.Manager.Cancel:output_type -> stepmux.manager.v1.CancelResponse
-	15, // 39: stepmux.manager.v1.Manager.Audit:output_type -> stepmux.manager.v1.AuditResponse
-	17, // 40: stepmux.manager.v1.Manager.Status:output_type -> stepmux.manager.v1.StatusResponse
-	19, // 41: stepmux.manager.v1.Manager.Drain:output_type -> stepmux.manager.v1.DrainResponse
-	21, // 42: stepmux.manager.v1.Manager.Undrain:output_type -> stepmux.manager.v1.UndrainResponse
-	23, // 43: stepmux.manager.v1.Manager.KeepProject:output_type -> stepmux.manager.v1.KeepProjectResponse
-	25, // 44: stepmux.manager.v1.Manager.Artifacts:output_type -> stepmux.manager.v1.ArtifactsResponse
-	27, // 45: stepmux.manager.v1.Manager.Reserve:output_type -> stepmux.manager.v1.ReserveResponse
-	29, // 46: stepmux.manager.v1.Manager.Exec:output_type -> stepmux.manager.v1.ExecResponse
-	31, // 47: stepmux.manager.v1.Manager.Release:output_type -> stepmux.manager.v1.ReleaseResponse
-	34, // [34:48] is the sub-list for method output_type
-	20, // [20:34] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	38, // 10: stepmux.manager.v1.Build.connect:type_name -> google.protobuf.Duration
+	38, // 11: stepmux.manager.v1.Build.first_output:type_name -> google.protobuf.Duration
+	0,  // 12: stepmux.manager.v1.ListRequest.phase:type_name -> stepmux.manager.v1.Build.Phase
+	6,  // 13: stepmux.manager.v1.ListResponse.builds:type_name -> stepmux.manager.v1.Build
+	6,  // 14: stepmux.manager.v1.FollowResponse.build:type_name -> stepmux.manager.v1.Build
+	34, // 15: stepmux.manager.v1.AuditResponse.entries:type_name -> stepmux.manager.v1.AuditResponse.Entry
+	38, // 16: stepmux.manager.v1.DrainRequest.for:type_name -> google.protobuf.Duration
+	35, // 17: stepmux.manager.v1.ReserveRequest.labels:type_name -> stepmux.manager.v1.ReserveRequest.LabelsEntry
+	38, // 18: stepmux.manager.v1.ReserveRequest.limit:type_name -> google.protobuf.Duration
+	36, // 19: stepmux.manager.v1.ExecRequest.start:type_name -> stepmux.manager.v1.ExecRequest.Start
+	37, // 20: stepmux.manager.v1.ExecResponse.exit:type_name -> stepmux.manager.v1.ExecResponse.Exit
+	39, // 21: stepmux.manager.v1.AuditResponse.Entry.at:type_name -> google.protobuf.Timestamp
+	3,  // 22: stepmux.manager.v1.Manager.Submit:input_type -> stepmux.manager.v1.SubmitRequest
+	5,  // 23: stepmux.manager.v1.Manager.Get:input_type -> stepmux.manager.v1.GetRequest
+	8,  // 24: stepmux.manager.v1.Manager.List:input_type -> stepmux.manager.v1.ListRequest
+	10, // 25: stepmux.manager.v1.Manager.Follow:input_type -> stepmux.manager.v1.FollowRequest
+	12, // 26: stepmux.manager.v1.Manager.Cancel:input_type -> stepmux.manager.v1.CancelRequest
+	14, // 27: stepmux.manager.v1.Manager.Audit:input_type -> stepmux.manager.v1.AuditRequest
+	16, // 28: stepmux.manager.v1.Manager.Status:input_type -> stepmux.manager.v1.StatusRequest
+	18, // 29: stepmux.manager.v1.Manager.Drain:input_type -> stepmux.manager.v1.DrainRequest
+	20, // 30: stepmux.manager.v1.Manager.Undrain:input_type -> stepmux.manager.v1.UndrainRequest
+	22, // 31: stepmux.manager.v1.Manager.KeepProject:input_type -> stepmux.manager.v1.KeepProjectRequest
+	24, // 32: stepmux.manager.v1.Manager.Artifacts:input_type -> stepmux.manager.v1.ArtifactsRequest
+	26, // 33: stepmux.manager.v1.Manager.Reserve:input_type -> stepmux.manager.v1.ReserveRequest
+	28, // 34: stepmux.manager.v1.Manager.Exec:input_type -> stepmux.manager.v1.ExecRequest
+	30, // 35: stepmux.manager.v1.Manager.Release:input_type -> stepmux.manager.v1.ReleaseRequest
+	4,  // 36: stepmux.manager.v1.Manager.Submit:output_type -> stepmux.manager.v1.SubmitResponse
+	6,  // 37: stepmux.manager.v1.Manager.Get:output_type -> stepmux.manager.v1.Build
+	9,  // 38: stepmux.manager.v1.Manager.List:output_type -> stepmux.manager.v1.ListResponse
+	11, // 39: stepmux.manager.v1.Manager.Follow:output_type -> stepmux.manager.v1.FollowResponse
+	13, // 40: stepmux.manager.v1.Manager.Cancel:output_type -> stepmux.manager.v1.CancelResponse
+	15, // 41: stepmux.manager.v1.Manager.Audit:output_type -> stepmux.manager.v1.AuditResponse
+	17, // 42: stepmux.manager.v1.Manager.Status:output_type -> stepmux.manager.v1.StatusResponse
+	19, // 43: stepmux.manager.v1.Manager.Drain:output_type -> stepmux.manager.v1.DrainResponse
+	21, // 44: stepmux.manager.v1.Manager.Undrain:output_type -> stepmux.manager.v1.UndrainResponse
+	23, // 45: stepmux.manager.v1.Manager.KeepProject:output_type -> stepmux.manager.v1.KeepProjectResponse
+	25, // 46: stepmux.manager.v1.Manager.Artifacts:output_type -> stepmux.manager.v1.ArtifactsResponse
+	27, // 47: stepmux.manager.v1.Manager.Reserve:output_type -> stepmux.manager.v1.ReserveResponse
+	29, // 48: stepmux.manager.v1.Manager.Exec:output_type -> stepmux.manager.v1.ExecResponse
+	31, // 49: stepmux.manager.v1.Manager.Release:output_type -> stepmux.manager.v1.ReleaseResponse
+	36, // [36:50] is the sub-list for method output_type
+	22, // [22:36] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_managerv1_manager_proto_init() }

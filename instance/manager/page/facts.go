@@ -92,7 +92,7 @@ type overviewData struct {
 	Waiting        int64          `json:"waiting"`
 	OldestWait     float64        `json:"oldest_wait_s"`
 	States         map[string]int `json:"vms"`
-	Waits          []waits        `json:"waits"`
+	Times          []times        `json:"times"`
 	Queue          []queued       `json:"queue"` // the oldest
 	VMs            []control.VM   `json:"instances"`
 	HiddenVMs      int            `json:"instances_left_out,omitempty"`
@@ -116,9 +116,10 @@ type queued struct {
 	Why string `json:"why"`
 }
 
-// waits tells how long builds waited for their slots, in seconds.
-type waits struct {
+// times tells how long one part of builds took, in seconds.
+type times struct {
 	Window string  `json:"window"`
+	Part   string  `json:"part"`
 	Builds int     `json:"builds"`
 	P50    float64 `json:"p50_s"`
 	P90    float64 `json:"p90_s"`
@@ -147,7 +148,7 @@ func overviewOf(s control.Status, queue *pb.ListResponse, ended []*pb.Build, now
 		}
 		o.Queue = append(o.Queue, q)
 	}
-	o.Waits = []waits{waitsOf("5 minutes", 5*time.Minute, ended, now), waitsOf("hour", time.Hour, ended, now)}
+	o.Times = append(timesOf("5 minutes", 5*time.Minute, ended, now), timesOf("hour", time.Hour, ended, now)...)
 	return o
 }
 
@@ -206,17 +207,30 @@ func labelText(labels map[string]string) string {
 	return strings.Join(texts, ", ")
 }
 
-// waitsOf returns the waits of the builds that got their slot within a time before now.
-func waitsOf(name string, window time.Duration, builds []*pb.Build, now time.Time) waits {
-	var all []float64
+// timesOf returns the times of the builds that got their slot within a window before now.
+func timesOf(name string, window time.Duration, builds []*pb.Build, now time.Time) []times {
+	var waits, connects, outputs []float64
 	for _, b := range builds {
 		if b.GetStarted() == nil || now.Sub(b.GetStarted().AsTime()) > window {
 			continue
 		}
-		all = append(all, max(b.GetStarted().AsTime().Sub(b.GetSubmitted().AsTime()).Seconds(), 0))
+		waits = append(waits, max(b.GetStarted().AsTime().Sub(b.GetSubmitted().AsTime()).Seconds(), 0))
+		if b.GetConnect() != nil {
+			connects = append(connects, b.GetConnect().AsDuration().Seconds())
+		}
+		if b.GetFirstOutput() != nil {
+			outputs = append(outputs, b.GetFirstOutput().AsDuration().Seconds())
+		}
 	}
+	return []times{
+		quantiles(name, "wait", waits), quantiles(name, "connect", connects), quantiles(name, "first_output", outputs),
+	}
+}
+
+// quantiles returns those of the times that a part of builds took.
+func quantiles(window, part string, all []float64) times {
 	slices.Sort(all)
-	return waits{name, len(all), quantile(all, 0.5), quantile(all, 0.9), quantile(all, 0.99)}
+	return times{window, part, len(all), quantile(all, 0.5), quantile(all, 0.9), quantile(all, 0.99)}
 }
 
 // quantile returns that of sorted values by the nearest rank.

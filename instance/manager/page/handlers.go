@@ -41,6 +41,9 @@ var functions = template.FuncMap{
 		}
 		return seconds(end.Sub(*b.Started).Seconds())
 	},
+	"until": func(part string) string {
+		return map[string]string{"wait": "slot", "connect": "step runner", "first_output": "first output"}[part]
+	},
 	"clock":   func(t time.Time) string { return t.Local().Format(time.DateTime) },
 	"isLease": func(id string) bool { return strings.HasPrefix(id, "lease-") },
 	"local":   func(t *time.Time) string { return t.Local().Format(time.DateTime) },

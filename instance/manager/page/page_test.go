@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/stepmux/stepmux/instance/control"
@@ -38,7 +39,7 @@ func TestWhyABuildWaits(t *testing.T) {
 	require.Equal(t, "there is no VM", whyItWaits(nil, nil))
 }
 
-func TestQuantilesAreOfTheWaitsInTheirWindow(t *testing.T) {
+func TestQuantilesAreOfTheTimesInTheirWindow(t *testing.T) {
 	now := time.Unix(1_000_000, 0)
 	var all []*pb.Build
 	for i := range 100 {
@@ -47,8 +48,13 @@ func TestQuantilesAreOfTheWaitsInTheirWindow(t *testing.T) {
 			Submitted: timestamppb.New(began.Add(-time.Duration(i+1) * time.Second)), Started: timestamppb.New(began),
 		})
 	}
-	require.Equal(t, waits{"hour", 61, 31, 55, 61}, waitsOf("hour", time.Hour, append(all, &pb.Build{}), now))
-	require.Equal(t, waits{Window: "hour"}, waitsOf("hour", time.Hour, nil, now))
+	all[0].Connect, all[1].FirstOutput = durationpb.New(time.Second), durationpb.New(2*time.Second)
+	require.Equal(t, []times{
+		{"hour", "wait", 61, 31, 55, 61}, {"hour", "connect", 1, 1, 1, 1}, {"hour", "first_output", 1, 2, 2, 2},
+	}, timesOf("hour", time.Hour, append(all, &pb.Build{}), now))
+	for _, none := range timesOf("hour", time.Hour, nil, now) {
+		require.Equal(t, times{Window: "hour", Part: none.Part}, none)
+	}
 }
 
 func TestFailuresAreGroupedByTheirCause(t *testing.T) {

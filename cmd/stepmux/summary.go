@@ -1,0 +1,262 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/batch"
+	"github.com/stepmux/stepmux/internal/termtext"
+)
+
+// jsonBuild is one build's result.
+type jsonBuild struct {
+	Build    string           `json:"build"`
+	File     string           `json:"file"`
+	Instance string           `json:"instance"`
+	Status   string           `json:"status"`
+	Reason   string           `json:"reason"`
+	ExitCode *int             `json:"exit_code,omitempty"` // nil if no script ended
+	Error    string           `json:"error,omitempty"`
+	Cleanup  string           `json:"cleanup_error,omitempty"`
+	Left     []string         `json:"left,omitempty"` // what may be left on the instance
+	Route    connector.Choice `json:"route"`
+	program.Isolation
+	Connect     float64 `json:"connect_s"`
+	FirstOutput float64 `json:"first_output_s"`
+	Duration    float64 `json:"duration_s"`
+	program.Usage
+}
+
+func jsonBuildOf(r batch.Report, file string) jsonBuild {
+	b := jsonBuild{
+		Build: r.Build, File: file, Instance: r.Instance, Status: "success",
+		Route: r.Route, Isolation: r.Isolation, Usage: r.Usage,
+		Connect: r.Connect.Seconds(), FirstOutput: r.FirstOutput.Seconds(), Duration: r.Duration.Seconds(),
+	}
+	if r.Err == nil {
+		b.ExitCode = new(0)
+	} else {
+		b.Status, b.Reason, b.Error = "failed", string(r.Err.Reason), termtext.Text(r.Err.Err.Error())
+	}
+	if r.Err != nil && r.Err.Reason == instance.ScriptFailure && r.Err.ExitCode != 0 {
+		b.ExitCode = &r.Err.ExitCode
+	}
+	if r.Cleanup != nil {
+		b.Cleanup = termtext.Text(r.Cleanup.Error())
+	}
+	for _, what := range r.Left {
+		b.Left = append(b.Left, termtext.Text(what))
+	}
+	return b
+}
+
+// jsonSummary is the last object of a run.
+type jsonSummary struct {
+	Builds      int                        `json:"builds"`
+	Failed      int                        `json:"failed"`
+	Left        int                        `json:"left"` // builds of which something may be left on their instance
+	Connections map[string]int             `json:"connections"`
+	JumpHosts   map[string]int             `json:"jump_hosts"` // connections to jump hosts that are not instances
+	Sessions    map[string]int             `json:"sessions_at_once"`
+	Programs    map[string]program.Program `json:"step_runners"` // of the instances with one
+	Duration    float64                    `json:"duration_s"`
+}
+
+// summary shows the totals of the run.
+func (r *reporter) summary(reports []batch.Report, stat instance.Stat) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.json {
+		_ = writeJSON(r.out, map[string]jsonSummary{"summary": r.jsonSummaryLocked(len(reports), stat)})
+		return
+	}
+	fmt.Fprintf(r.err, "\n%d builds, %d failed, in %v\n",
+		len(reports), r.failed, time.Since(r.began).Round(100*time.Millisecond))
+	if r.total > 1 {
+		for _, line := range r.failures.summary() {
+			r.showLocked("%s", line)
+		}
+	}
+	if r.left > 0 {
+		fmt.Fprintf(r.err, "builds that may have left something on their VM: %d\n", r.left)
+	}
+	for _, in := range stat.Instances {
+		r.showInstanceLocked(in, reports)
+	}
+	ids, builds := gone(stat, reports)
+	for _, id := range ids {
+		r.showLocked("%s: left during the run, builds: %d", id, builds[id])
+		r.showRoutesLocked(id, reports)
+	}
+	if line := isolationOn(reports); line != "" {
+		r.showLocked("isolation: %s", line)
+	}
+	used := program.Usage{}
+	for _, report := range reports {
+		used = used.Plus(report.Usage)
+	}
+	if used != (program.Usage{}) {
+		fmt.Fprintf(r.err, "used: %v\n", used)
+	}
+	for _, j := range stat.JumpHosts {
+		r.showLocked("jump host %s: connections: %d", j.ID, j.Connections)
+	}
+	if first := firstOutputs(reports); len(first) > 0 {
+		fmt.Fprintf(r.err, "time to first output: p50 %v, p95 %v\n", quantile(first, 0.50), quantile(first, 0.95))
+	}
+}
+
+// jsonSummaryLocked returns the totals of a run of so many builds. mu is held.
+func (r *reporter) jsonSummaryLocked(builds int, stat instance.Stat) jsonSummary {
+	sum := jsonSummary{
+		Builds: builds, Failed: r.failed, Left: r.left,
+		Connections: map[string]int{}, JumpHosts: map[string]int{}, Sessions: map[string]int{},
+		Programs: map[string]program.Program{},
+		Duration: time.Since(r.began).Seconds(),
+	}
+	for _, in := range stat.Instances {
+		sum.Connections[in.ID], sum.Sessions[in.ID] = in.Connections, in.Conn.Sessions.Peak
+		if in.Program.Kind != "" {
+			sum.Programs[in.ID] = in.Program
+		}
+	}
+	for _, j := range stat.JumpHosts {
+		sum.JumpHosts[j.ID] = j.Connections
+	}
+	return sum
+}
+
+// showInstanceLocked shows what the builds took of an instance. mu is held.
+func (r *reporter) showInstanceLocked(in instance.VMStat, reports []batch.Report) {
+	if in.Addr == "" { // a cluster
+		r.showLocked("%s: a pod for each build", in.ID)
+		return
+	}
+	sessions, allowed := in.Conn.Sessions, ""
+	if sessions.Limit > 0 {
+		allowed = fmt.Sprintf(" of %d the server allows", sessions.Limit)
+	}
+	r.showLocked("%s: connections: %d, sessions at once: %d%s", in.ID, in.Connections, sessions.Peak, allowed)
+	if in.Program.Kind != "" {
+		r.showLocked("  step runner: %s", in.Program)
+	}
+	r.showRoutesLocked(in.ID, reports)
+}
+
+// showRoutesLocked shows the routes that the builds of an instance took. mu is held.
+func (r *reporter) showRoutesLocked(id string, reports []batch.Report) {
+	for _, line := range routesOn(id, reports) {
+		r.showLocked("  %s", line)
+	}
+}
+
+// gone returns the instances that have left, in the order of their first builds, and how many builds each had.
+func gone(stat instance.Stat, reports []batch.Report) (ids []string, builds map[string]int) {
+	here := map[string]bool{"": true} // the instance of a build that never had a slot
+	for _, in := range stat.Instances {
+		here[in.ID] = true
+	}
+	builds = map[string]int{}
+	for _, r := range reports {
+		if here[r.Instance] {
+			continue
+		}
+		if builds[r.Instance]++; builds[r.Instance] == 1 {
+			ids = append(ids, r.Instance)
+		}
+	}
+	return ids, builds
+}
+
+// isolationOn returns the isolation of the builds on each VM, in the order of its first use: "processes on 9 VMs; off
+// on vm-3: REASON".
+func isolationOn(reports []batch.Report) string {
+	vms := map[program.Isolation][]string{}
+	var order []program.Isolation
+	for _, r := range reports {
+		switch on := vms[r.Isolation]; {
+		case r.Isolation.Level == "" || slices.Contains(on, r.Instance):
+		case len(on) == 0:
+			order = append(order, r.Isolation)
+			fallthrough
+		default:
+			vms[r.Isolation] = append(on, r.Instance)
+		}
+	}
+	parts := make([]string, len(order))
+	for i, level := range order {
+		where := vms[level][0]
+		if n := len(vms[level]); n > 1 {
+			where = fmt.Sprintf("%d VMs", n)
+		}
+		parts[i] = level.Level + " on " + where
+		if level.Reason != "" {
+			parts[i] += ": " + level.Reason
+		}
+	}
+	return strings.Join(parts, "; ")
+}
+
+// routesOn returns a line for each route on an instance, with the number of builds and the reason, in the order of
+// their first use.
+func routesOn(id string, reports []batch.Report) []string {
+	type way struct {
+		verb   string
+		route  connector.Route
+		reason string
+	}
+	builds := map[way]int{}
+	var order []way
+	for _, of := range []func(connector.Choice) way{
+		func(c connector.Choice) way { return way{"started by", c.Start, c.StartReason} },
+		func(c connector.Choice) way { return way{"bridged by", c.Bridge, c.BridgeReason} },
+	} {
+		for _, r := range reports {
+			w := of(r.Route)
+			if r.Instance != id || w.route == "" {
+				continue
+			}
+			if builds[w]++; builds[w] == 1 {
+				order = append(order, w)
+			}
+		}
+	}
+	lines := make([]string, len(order))
+	for i, w := range order {
+		lines[i] = fmt.Sprintf("%s %s: %d (%s)", w.verb, w.route, builds[w], w.reason)
+	}
+	return lines
+}
+
+// firstOutputs returns the sorted times to first output of the builds.
+func firstOutputs(reports []batch.Report) []time.Duration {
+	var all []time.Duration
+	for _, r := range reports {
+		if r.FirstOutput > 0 {
+			all = append(all, r.FirstOutput)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// quantile returns the q-quantile of sorted, by the nearest rank.
+func quantile(sorted []time.Duration, q float64) time.Duration {
+	rank := int(q*float64(len(sorted)) + 0.5)
+	return sorted[min(max(rank-1, 0), len(sorted)-1)].Round(100 * time.Microsecond)
+}
+
+// writeJSON writes v as a line.
+func writeJSON(w io.Writer, v any) error {
+	if err := json.NewEncoder(w).Encode(v); err != nil {
+		return fmt.Errorf("write results: %w", err)
+	}
+	return nil
+}
