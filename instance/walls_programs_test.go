@@ -27,7 +27,8 @@ var largePrograms = []struct {
 	{
 		"FUSE", []string{"/usr/bin/sshfs", "/usr/bin/fusermount3", "/usr/lib/openssh/sftp-server", "/dev/fuse"},
 		sshfs + `$mount; [ -s mnt/a ]; fusermount3 -u mnt`,
-		sshfs + `! $mount 2>said; cat said; grep fusermount3: said; [ ! -e mnt/a ]; unshare -rm sh -ec "$mount; [ -s mnt/a ]"`,
+		sshfs + `! $mount 2>said; cat said; grep fusermount3: said; [ ! -e mnt/a ]
+			unshare -rm sh -ec "$mount; [ -s mnt/a ]"`,
 	},
 	{
 		"the user's manager of services", []string{"/usr/bin/systemd-run", "/usr/bin/systemctl"},

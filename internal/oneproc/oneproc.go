@@ -15,7 +15,7 @@ func init() {
 	growStack(false)
 }
 
-// mainStack is what `steps serve` needs of the main goroutine's stack until it is ready.
+// mainStack is the size of the main goroutine's stack that `steps serve` needs until it is ready.
 const mainStack = 24 << 10
 
 // growStack has the runtime make room for its variable when it is called. It fills that only if fill is true, since

@@ -13,8 +13,8 @@ const (
 	maxLines = 5
 )
 
-// crashes begin the first line of what a Go program says when it crashes. The stacks that follow are longer than what is
-// kept, and say less.
+// crashes begin the first line that a Go program prints when it crashes. The stacks after it are longer than MaxBytes,
+// and say less.
 var crashes = []string{"runtime: ", "fatal error: ", "panic: "}
 
 // crash returns where the text of a crash begins, or -1.
