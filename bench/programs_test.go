@@ -39,7 +39,8 @@ func (p *builds) goBuild(b *testing.B, target string) string {
 	b.Helper()
 	return p.build(b, target, func(path string) []string {
 		return []string{
-			"env", "CGO_ENABLED=0", "go", "build", "-trimpath", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", path, target,
+			"env", "CGO_ENABLED=0", "go", "build", "-trimpath", "-tags", "grpcnotrace", "-gcflags", "all=-dwarf=false",
+			"-ldflags", "-s -w", "-o", path, target,
 		}
 	})
 }

@@ -38,6 +38,7 @@ type lingering struct {
 	end  context.CancelCauseFunc
 
 	rpc      *grpc.ClientConn // nil before the step runner listens
+	first    *attachment      // begin's, for keep
 	ending   atomic.Bool      // stop has begun
 	replaced atomic.Bool      // another manager has the build
 	left     atomic.Bool      // the build is left to another manager
@@ -117,6 +118,25 @@ func (l *lingering) find() (*build, error) {
 	return b, err
 }
 
+// attachment is a call that keeps the build attached, and its first answer.
+type attachment struct {
+	stream grpc.ServerStreamingClient[pb.AttachResponse]
+	answer *pb.AttachResponse
+}
+
+// attach attaches to the step runner, for the life of ctx. It returns once that is so.
+func (l *lingering) attach(ctx context.Context, offset int64) (*attachment, error) {
+	stream, err := pb.NewAttachmentClient(l.rpc).Attach(ctx, &pb.AttachRequest{Offset: offset})
+	if err != nil {
+		return nil, err
+	}
+	answer, err := stream.Recv()
+	if err != nil {
+		return nil, err
+	}
+	return &attachment{stream, answer}, nil
+}
+
 // begin attaches to the step runner for the first time.
 func (l *lingering) begin(b *build, until time.Time) (err error) {
 	if l.rpc == nil {
@@ -131,21 +151,23 @@ func (l *lingering) begin(b *build, until time.Time) (err error) {
 	l.mu.Lock()
 	l.again = again
 	l.mu.Unlock()
-	rpc := pb.NewAttachmentClient(l.rpc)
-	err = retryFor(ctx, b.patience(), func() (bool, error) {
-		stream, err := rpc.Attach(ctx, &pb.AttachRequest{})
-		if err == nil {
-			_, err = stream.Recv()
-		}
+	calls, end := context.WithCancel(l.life) // the call that succeeds goes on after this
+	stop := context.AfterFunc(ctx, end)
+	err = retryFor(ctx, b.patience(), func() (_ bool, err error) {
+		l.first, err = l.attach(calls, l.c.log.State().Notices)
 		return false, err
 	})
-	if err != nil && ctx.Err() != nil {
+	if !stop() { // end was called
 		return context.Cause(ctx)
+	}
+	if err != nil {
+		end()
+		return err
 	}
 	l.mu.Lock()
 	l.again = nil
 	l.mu.Unlock()
-	return err
+	return nil
 }
 
 // drop gives up a link.
@@ -276,7 +298,6 @@ func (c *Connector) link(ctx context.Context, conn Conn, old *build) (*build, er
 // is back, and passes on the step runner's notices. When it was not attached for the time of the linger, the build is
 // lost.
 func (l *lingering) keep() {
-	rpc := pb.NewAttachmentClient(l.rpc)
 	log, notices := l.c.log.Remarks(l.c.closing), l.c.log.Notices(l.c.closing)
 	defer notices.Flush()
 	var away time.Time // zero: the link is there
@@ -293,7 +314,7 @@ func (l *lingering) keep() {
 		away = time.Time{}
 	}
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, lingerPause) {
-		err := l.attach(rpc, &offset, func(first bool, msg *pb.AttachResponse) {
+		err := l.stay(&offset, func(first bool, msg *pb.AttachResponse) {
 			if first {
 				back()
 				pause = 10 * time.Millisecond
@@ -326,23 +347,25 @@ func (l *lingering) keep() {
 	}
 }
 
-// attach is attached to the step runner until that call ends, and returns its error. take gets the notices; first is
-// set once the call has arrived.
-func (l *lingering) attach(
-	rpc pb.AttachmentClient, offset *int64, take func(first bool, msg *pb.AttachResponse),
-) error {
-	stream, err := rpc.Attach(l.life, &pb.AttachRequest{Offset: *offset})
-	if err != nil {
-		return err
+// stay is attached to the step runner until that call ends, and returns its error. take gets the notices; first is set
+// once the call has arrived.
+func (l *lingering) stay(offset *int64, take func(first bool, msg *pb.AttachResponse)) error {
+	now := l.first
+	if l.first = nil; now == nil {
+		var err error
+		if now, err = l.attach(l.life, *offset); err != nil {
+			return err
+		}
 	}
 	first := true
-	err = receive(stream, func(msg *pb.AttachResponse) error {
+	next := func(msg *pb.AttachResponse) error {
 		*offset = msg.GetOffset() + int64(len(msg.GetNotices()))
 		take(first, msg)
 		first = false
 		return nil
-	})
-	return cmp.Or(err, status.Error(codes.Unavailable, "the step runner has ended the call"))
+	}
+	_ = next(now.answer) // never fails
+	return cmp.Or(receive(now.stream, next), status.Error(codes.Unavailable, "the step runner has ended the call"))
 }
 
 // giveUp ends a build that has been away for too long.

@@ -22,6 +22,8 @@ type place interface {
 	Image() string
 	Explain(ctx context.Context, err error) error
 	Note(ctx context.Context, exitCode int)
+	Place() string
+	Leave()
 	Removed() bool
 	Close(ctx context.Context) error
 }
@@ -64,7 +66,7 @@ func (e *Executor) startPod(ctx context.Context, s *slot, into *connector.Config
 	start := func() (*kubernetes.Pod, error) { return kubernetes.Start(ctx, pod) }
 	if into.Attach != "" {
 		var at string
-		at, into.Attach, _ = strings.Cut(into.Attach, podSocket)
+		at, into.Attach, _ = strings.Cut(into.Attach, placeSocket)
 		start = func() (*kubernetes.Pod, error) { return kubernetes.Attach(ctx, pod, at) }
 	}
 	return e.startPlace(ctx, into, func() (place, error) {
@@ -83,15 +85,19 @@ type dockerPlace struct {
 
 	mu     sync.Mutex // guards the following
 	lease  *pool.Lease[*mux.Conn]
-	link   *docker.Container // the latest one to the container; nil before the first reconnect
+	link   *docker.Container // the latest one to the container; nil for that of its start
 	closed bool
 }
 
-// startContainer starts the build's container and makes it the place of the step runner. It takes over the lease.
+// startContainer starts the build's container, or attaches to the one in which the step runner of into.Attach is, and
+// makes it the place of the step runner. It takes over the lease.
 func (e *Executor) startContainer(
 	ctx context.Context, s *slot, lease *pool.Lease[*mux.Conn], into *connector.Config,
 ) error {
-	cfg, spec, limits := e.provider.cfg, *e.build.Container, s.member.Limits
+	cfg, spec, limits, at := e.provider.cfg, *e.build.Container, s.member.Limits, ""
+	if into.Attach != "" {
+		at, into.Attach, _ = strings.Cut(into.Attach, placeSocket)
+	}
 	spec.Memory = cmp.Or(spec.Memory, limits.Memory)
 	spec.Pids = cmp.Or(spec.Pids, limits.PIDs)
 	spec.NanoCPUs = cmp.Or(spec.NanoCPUs, int64(limits.CPUs*1e9))
@@ -99,7 +105,7 @@ func (e *Executor) startContainer(
 		return e.reconnect(ctx, s)
 	}}
 	err := e.startPlace(ctx, into, func() (_ place, err error) {
-		d.Container, err = docker.Start(ctx, docker.Config{
+		box := docker.Config{
 			Dial: func(ctx context.Context) (net.Conn, error) {
 				return cfg.Docker.Dial(ctx, func(ctx context.Context, network, addr string) (net.Conn, error) {
 					stream, err := d.conn().Dial(ctx, network, addr)
@@ -113,7 +119,12 @@ func (e *Executor) startContainer(
 			Daemon: s.member.daemon, BuildID: e.build.ID, Spec: spec, Programs: cfg.ContainerPrograms,
 			Log: e.log.Remarks(e.life.Done()), ReadyTimeout: cfg.ReadyTimeout, StopTimeout: cfg.StopTimeout,
 			Linger: into.Linger > 0, Logger: into.Logger,
-		})
+		}
+		if at != "" {
+			d.Container, d.link, err = docker.Attach(ctx, box, at)
+		} else {
+			d.Container, err = docker.Start(ctx, box)
+		}
 		return d, err
 	})
 	if err != nil {
@@ -139,7 +150,7 @@ func (d *dockerPlace) release() {
 
 // Configure implements place.
 func (d *dockerPlace) Configure(cfg *connector.Config) {
-	d.Container.Configure(cfg)
+	cmp.Or(d.link, d.Container).Configure(cfg)
 	cfg.Reconnect = d.reconnect
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -175,6 +176,55 @@ func TestABuildInAContainerThatLingersOutlivesItsLinks(t *testing.T) {
 	require.NoError(t, e.Cleanup(t.Context()))
 	require.Empty(t, e.Left())
 	require.Empty(t, d.Containers(t))
+}
+
+// Another provider, as in another process, goes on with the build in its container.
+func TestABuildInAContainerGoesOnInAnotherProcess(t *testing.T) {
+	const rounds = 3
+	d := dockertest.Start(t)
+	v, dir := newVM(t, sshtest.InProcess(t, embeddedvm.Config{})), t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "turn"), nil, 0o600))
+	linger, log := time.Minute, &stateLog{}
+	build := instance.Build{
+		ID: "c7", Log: log, Linger: &linger, Secret: strings.Repeat("s", 43),
+		Container: &docker.Spec{Image: dockertest.Image, Network: "none", Volumes: []string{dir + ":/shared"}},
+	}
+	var vm, socket string
+	var e *instance.Executor
+	ended := make(chan error, 1)
+	for i := range rounds {
+		_, build.LogState = log.get()
+		e = containersOn(t, v, d).Executor(build)
+		if i == 0 {
+			require.NoError(t, e.Prepare(t.Context()))
+			_, err := e.Connect(t.Context())
+			require.NoError(t, err)
+			vm, socket = e.Place()
+		} else {
+			require.NoError(t, e.Resume(t.Context(), vm, socket))
+		}
+		go func() {
+			ended <- e.Execute(t.Context(), connector.Job{Script: fmt.Sprintf(counting, rounds, "/shared/turn")})
+		}()
+		log.await(t, fmt.Sprintf("line %d\n", i+1))
+		if i < rounds-1 {
+			require.NoError(t, e.Leave(t.Context()))
+			requireReason(t, <-ended, instance.RunnerSystemFailure, 0)
+		}
+		addLine(t, dir)
+	}
+	requireReason(t, <-ended, instance.ScriptFailure, 7)
+	text, _ := log.get()
+	require.Equal(t, countedTo(rounds), onlyStdout(withoutRemarks(text)), "no line is missing, none comes twice")
+	require.NoError(t, e.Cleanup(t.Context()))
+	require.Empty(t, e.Left())
+	require.Empty(t, d.Containers(t))
+
+	again := containersOn(t, v, d).Executor(build)
+	err := again.Resume(t.Context(), vm, socket)
+	requireReason(t, err, instance.RunnerSystemFailure, 0)
+	require.ErrorContains(t, err, "has ended (was the Docker daemon started anew?")
+	require.NoError(t, again.Cleanup(t.Context()))
 }
 
 // Nobody is there to remove the container: it ends with its step runner, which ends with its linger.

@@ -38,9 +38,12 @@ func lingers(t *testing.T, p *instance.Provider, id string, linger time.Duration
 }
 
 // jobLines returns the lines of a log that are the job's.
-func jobLines(log *sshtest.Log) string {
+func jobLines(log *sshtest.Log) string { return withoutRemarks(log.String()) }
+
+// withoutRemarks drops the lines of a log that are not the job's.
+func withoutRemarks(text string) string {
 	var all []string
-	for line := range strings.Lines(log.String()) {
+	for line := range strings.Lines(text) {
 		if !strings.HasPrefix(line, "step runner: ") {
 			all = append(all, line)
 		}

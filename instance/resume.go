@@ -4,14 +4,11 @@ import (
 	"context"
 	"errors"
 	"time"
-
-	"github.com/stepmux/stepmux/connector/kubernetes"
 )
 
 // Place returns where a build is that has its step runner: the ID of the instance, and the socket there, for a build in
-// a pod with the pod before it. Another
-// process needs both, with the build's ID and Secret, for Resume. Keep them before Execute is called: from then on the
-// build may have run.
+// a container or a pod with that before it. Another process needs both, with the build's ID and Secret, for Resume.
+// Keep them before Execute is called: from then on the build may have run.
 func (e *Executor) Place() (instance, socket string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -19,22 +16,21 @@ func (e *Executor) Place() (instance, socket string) {
 		return "", ""
 	}
 	socket = e.connector.Socket()
-	if pod := e.pod(); pod != nil && socket != "" {
-		socket = pod.Place() + podSocket + socket
+	if at := e.place(); at != nil && socket != "" {
+		socket = at.Place() + placeSocket + socket
 	}
 	return e.slot.member.ID, socket
 }
 
-// podSocket stands between a pod and a socket in it.
-const podSocket = ":"
+// placeSocket stands between a container or a pod and a socket in it.
+const placeSocket = ":"
 
-// pod returns the build's pod, nil without one. e.mu is held.
-func (e *Executor) pod() *kubernetes.Pod {
+// place returns the build's container or pod, nil without one. e.mu is held.
+func (e *Executor) place() place {
 	if e.box == nil {
 		return nil
 	}
-	pod, _ := e.box.running().(*kubernetes.Pod)
-	return pod
+	return e.box.running()
 }
 
 // Resume takes the place of Prepare and Connect for a build that another process has begun, and that lingers. It takes
@@ -100,13 +96,13 @@ func (e *Executor) Occupy(instance string) (err error) {
 // that has not returned, its start is given up. Once Leave has returned the log has all that its Writer was given.
 func (e *Executor) Leave(ctx context.Context) error {
 	e.mu.Lock()
-	c, pod := e.connector, e.pod()
+	c, at := e.connector, e.place()
 	e.mu.Unlock()
 	if c != nil {
 		c.Leave()
 	}
-	if pod != nil {
-		pod.Leave()
+	if at != nil {
+		at.Leave()
 	}
 	return e.Cleanup(ctx)
 }

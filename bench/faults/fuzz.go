@@ -76,7 +76,7 @@ func (f *Fuzzing) Run(ctx context.Context) ([]Fuzzed, error) {
 	if err != nil {
 		return nil, fmt.Errorf("how long to fuzz: %q is neither a time, as 30m, nor a number of inputs, as 500x", f.Each)
 	}
-	targets, err := f.build(ctx)
+	targets, err := f.build(ctx, limit == 0)
 	if err != nil {
 		return nil, err
 	}
@@ -134,8 +134,9 @@ func (f *Fuzzing) keep(t target, r Fuzzed) (err error) {
 // fuzzFunc is how a test file declares a target.
 var fuzzFunc = regexp.MustCompile(`(?m)^func (Fuzz\w+)\(\w+ \*testing\.F\) \{$`)
 
-// build finds the targets and builds the test programs they are in, with the fuzzer's instruments.
-func (f *Fuzzing) build(ctx context.Context) ([]target, error) {
+// build finds the targets and builds the test programs they are in. In a short run, only the module's own packages
+// count which code an input reaches: the libraries are compiled as for the programs, and so not once more.
+func (f *Fuzzing) build(ctx context.Context, short bool) ([]target, error) {
 	list, err := f.goOutput(ctx, "list", "-f", `{{.ImportPath}} {{.Dir}}`, "./...")
 	if err != nil {
 		return nil, err
@@ -145,6 +146,7 @@ func (f *Fuzzing) build(ctx context.Context) ([]target, error) {
 		return nil, err
 	}
 	var all []target
+	seen, batches := map[string]int{}, map[string][]string{} // a batch has packages with different last names
 	for line := range strings.Lines(list) {
 		pkg, dir, _ := strings.Cut(strings.TrimSpace(line), " ")
 		names, err := f.declared(dir)
@@ -158,15 +160,40 @@ func (f *Fuzzing) build(ctx context.Context) ([]target, error) {
 		if err != nil {
 			return nil, err
 		}
-		program := filepath.Join(f.Keep, strings.ReplaceAll(folder, string(filepath.Separator), "-")+".test")
-		if _, err := f.goOutput(ctx, "test", "-c", "-vet", "off", "-fuzz", "Fuzz", "-o", program, pkg); err != nil {
-			return nil, err
-		}
+		program := filepath.Base(folder) + ".test"
+		into := filepath.Join(f.Keep, strconv.Itoa(seen[program]))
+		seen[program]++
+		batches[into] = append(batches[into], pkg)
 		for _, name := range names {
-			all = append(all, target{folder, name, program, filepath.Join(strings.TrimSpace(cache), "fuzz", pkg)})
+			corpus := filepath.Join(strings.TrimSpace(cache), "fuzz", pkg)
+			all = append(all, target{folder, name, filepath.Join(into, program), corpus})
+		}
+	}
+	for into, packages := range batches {
+		if err := f.compile(ctx, into, packages, short); err != nil {
+			return nil, err
 		}
 	}
 	return all, nil
+}
+
+// compile builds the test programs of packages into a folder.
+func (f *Fuzzing) compile(ctx context.Context, into string, packages []string, short bool) error {
+	if err := os.MkdirAll(into, 0o755); err != nil {
+		return err
+	}
+	command := []string{"test", "-c", "-vet", "off", "-ldflags", "-w", "-o", into}
+	if short { // the flags of the Makefile, and what -fuzz adds
+		command = append(command, "-gcflags", "all=-dwarf=false", "-gcflags", "./...=-dwarf=false -d=libfuzzer")
+		_, err := f.goOutput(ctx, append(command, packages...)...)
+		return err
+	}
+	for _, p := range packages { // -fuzz takes one
+		if _, err := f.goOutput(ctx, append(command, "-fuzz", "Fuzz", p)...); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // declared returns the wanted targets that the test files in a folder declare.
@@ -196,6 +223,10 @@ var progress = regexp.MustCompile(`execs: (\d+) .*\(total: (\d+)\)`)
 // one fuzzes a target. Its error says why nothing is known.
 func (f *Fuzzing) one(ctx context.Context, t target, limit time.Duration) (Fuzzed, error) {
 	each, r := f.Each, Fuzzed{Target: t.String()}
+	minimize := "10s"
+	if limit == 0 {
+		minimize = "0" // nobody keeps the inputs of a short run
+	}
 	if ctx.Err() != nil {
 		return r, nil //nolint:nilerr // an end like any
 	}
@@ -206,7 +237,7 @@ func (f *Fuzzing) one(ctx context.Context, t target, limit time.Duration) (Fuzze
 		each = limit.String()
 	}
 	cmd := exec.CommandContext(ctx, t.program, "-test.run=^$", "-test.fuzz=^"+t.name+"$", "-test.fuzztime="+each,
-		"-test.fuzzminimizetime=10s", "-test.parallel=1", "-test.fuzzcachedir="+t.corpus)
+		"-test.fuzzminimizetime="+minimize, "-test.parallel=1", "-test.fuzzcachedir="+t.corpus)
 	cmd.Dir = filepath.Join(f.Dir, t.folder)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = time.Minute

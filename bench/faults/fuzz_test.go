@@ -40,7 +40,7 @@ func TestWhatAFuzzerDidIsRead(t *testing.T) {
 	require.Positive(t, r.Seconds)
 	text, err := os.ReadFile(filepath.Join(f.Dir, "arguments"))
 	require.NoError(t, err)
-	require.Equal(t, "-test.run=^$\n-test.fuzz=^FuzzIt$\n-test.fuzztime=500x\n-test.fuzzminimizetime=10s\n"+
+	require.Equal(t, "-test.run=^$\n-test.fuzz=^FuzzIt$\n-test.fuzztime=500x\n-test.fuzzminimizetime=0\n"+
 		"-test.parallel=1\n-test.fuzzcachedir=/corpus\n", string(text))
 }
 

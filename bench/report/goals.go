@@ -38,6 +38,7 @@ const (
 	processes   = "Density/processes=1000"
 	growth      = "Density/growth"
 	uncontended = "Pool/goroutines=1/keys=1"
+	executor    = "CustomExecutor"
 )
 
 // goals are all of them, in the order of a build's life.
@@ -137,6 +138,12 @@ var goals = []goal{
 		says: "128 bridges at once to a container, µs", bench: "Container/bridges=128", metric: "attach-p50-µs",
 		most: 100_000,
 	},
+
+	{
+		says: "jobs of GitLab's custom executor, over a driver that logs in by ssh for each stage", bench: executor,
+		metric: "stepmux-x/ssh", most: 1.0 / 3,
+	},
+	{says: "logins that those jobs take on four VMs", bench: executor, metric: "stepmux-logins", most: 4},
 
 	{says: "ping beside 1,000 idle builds, by relay", bench: idle, metric: "relay-ping-x/alone", most: 1.5},
 	{says: "download beside 1,000 idle builds, by relay", bench: idle, metric: "relay-rate-x/alone", least: 1.0 / 1.3},

@@ -261,6 +261,9 @@ connection of its own. "client" is the manager's end. "vm" is the VM's end: sshd
 server that the bridges lead to. Memory of processes is PSS, which includes their share of common pages. A proxy that
 delays all bytes makes distances.
 
+CustomExecutor plays GitLab Runner: it runs jobs of five stages on four VMs, 32 at once, with two drivers for its custom
+executor. "stepmux" is stepmux-custom-executor with a manager, "ssh" a script that logs in for each stage, as is usual.
+
 ` + "    make bench bench-check bench-report" + `
 `
 
@@ -268,7 +271,7 @@ delays all bytes makes distances.
 var metricName = regexp.MustCompile(`^(.+?)-(` +
 	`(?:(?:time|nth|heap|heap-last|stack|serve|vm|alone|same|separate|ping|rate)-)?` +
 	`(?:p50-µs|p99-µs|p50-ms|p99-ms|ms|ms/build|ns/lease|(?:vm|client)-s/GB|vm-s/s|trips|` +
-	`x/.+|MB|MB/s|MiB|PSS-MiB|KiB/build|goroutines/build|jobs/s|builds/s|refused/1|exponent|sessions|conns))$`)
+	`x/.+|MB|MB/s|MiB|PSS-MiB|KiB/build|goroutines/build|jobs/s|builds/s|refused/1|exponent|sessions|conns|logins))$`)
 
 // figures writes a benchmark's metrics, a row for each candidate.
 func figures(b *bytes.Buffer, r *results, name string) {

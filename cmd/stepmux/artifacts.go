@@ -33,7 +33,7 @@ func keepProject(ctx context.Context, m pb.ManagerClient, p *packed, job *pb.Job
 	if err != nil || resp.GetWanted() == 0 {
 		return err
 	}
-	archive, err := p.Open()
+	archive, err := p.Open(ctx)
 	if err != nil {
 		return err
 	}

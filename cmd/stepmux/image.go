@@ -176,8 +176,20 @@ func (f *imageFlags) container(own *docker.Spec) (*docker.Spec, error) {
 	return &spec, spec.Check()
 }
 
-// configure sets the daemon's socket and the programs for containers. onThisMachine says that the builds run here.
+// configure sets the daemon's socket and the programs for containers. onThisMachine says that the builds run here: then
+// the daemon must answer.
 func (f *imageFlags) configure(cfg *instance.Config, onThisMachine bool) error {
+	if err := f.configureLater(cfg, onThisMachine); err != nil {
+		return err
+	}
+	if onThisMachine && cfg.Docker.TCP == "" {
+		return systemError(checkSocket(cfg.Docker.String()))
+	}
+	return nil
+}
+
+// configureLater is configure for builds that come later: no daemon need answer.
+func (f *imageFlags) configureLater(cfg *instance.Config, onThisMachine bool) error {
 	from, daemon := "--docker", f.daemon
 	if daemon == "" && onThisMachine {
 		from, daemon = "DOCKER_HOST", os.Getenv("DOCKER_HOST")
@@ -186,11 +198,6 @@ func (f *imageFlags) configure(cfg *instance.Config, onThisMachine bool) error {
 		var err error
 		if cfg.Docker, err = daemonAddress(from, daemon); err != nil {
 			return err
-		}
-	}
-	if onThisMachine && cfg.Docker.TCP == "" {
-		if err := checkSocket(cfg.Docker.String()); err != nil {
-			return systemError(err)
 		}
 	}
 	return f.addPrograms(cfg, "--image")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -19,6 +20,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/connector/kubernetes"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/control"
 	"github.com/stepmux/stepmux/instance/manager"
@@ -52,6 +55,8 @@ type managerFlags struct {
 	vmFlags
 	logFlags
 	bootstrapFlags
+	imageFlags
+	podFlags
 	config  string
 	check   bool
 	state   string
@@ -81,6 +86,8 @@ func (f *managerFlags) checkNATS() (*manager.NATS, error) {
 		return nil, errors.New("--nats-cert and --nats-key need each other")
 	case f.key == "":
 		return nil, errors.New("--nats needs --key-file: the managers of a cluster seal with the same key")
+	case f.onCluster():
+		return nil, errors.New("--nats does not work with --kubernetes: one manager has the cluster")
 	case f.inventory == "" && len(f.instances) == 0:
 		return nil, errors.New("--nats needs --inventory or --instance: other managers cannot reach the embedded VM")
 	}
@@ -134,6 +141,9 @@ Any flag may stand in the file of --config, in YAML, by its name without the das
 may repeat take lists there. Flags on the command line go first. The inventory is read again when it changes, and on
 SIGHUP.
 
+With --image, or if a job has the key image, a build runs in a container of its own, which the Docker daemon of its VM
+makes; with --kubernetes in a pod of its own. Both outlive the manager as builds on VMs do.
+
 Without --instance and --inventory the builds run on a VM embedded in this program, which ends with it: for a first try.
 
 ` + vmHelp + `
@@ -152,6 +162,9 @@ Exit codes:
 	f.logFlags.register(fl)
 	f.bootstrapFlags.register(fl)
 	f.registerIsolation(fl)
+	f.imageFlags.register(fl)
+	f.registerDaemon(fl)
+	f.podFlags.register(fl)
 	f.route = connector.Auto
 	choiceFlag(fl, &f.route, "route", "how to start and reach a build's step runner: auto, relay, streamlocal or session",
 		"auto", "session", "streamlocal", "relay")
@@ -216,6 +229,18 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 		}
 	}
 	nats, err := f.checkNATS()
+	if err == nil {
+		err = f.imageFlags.check(true) // a job may have an image
+	}
+	if err == nil {
+		err = f.checkPods()
+	}
+	if err == nil && (f.spec.Image != "" || f.spec.Container != "") {
+		_, _, err = f.containerOrPod(nil)
+	}
+	if err == nil && f.onCluster() && f.ssh.listen != "" {
+		err = errors.New("--ssh-listen does not work with --kubernetes: a pod has no login")
+	}
 	if err != nil {
 		return err
 	}
@@ -231,11 +256,11 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 		defer signal.Stop(hangups)
 	}
 	logger := f.logger(cmd.ErrOrStderr())
-	embedded := f.inventory == "" && len(f.instances) == 0
+	embedded := f.inventory == "" && len(f.instances) == 0 && !f.onCluster()
 	if embedded && f.check {
 		return nil
 	}
-	vms, closeVMs, err := f.vmFlags.group(ctx, logger)
+	vms, closeVMs, err := f.place(ctx, logger)
 	if err != nil {
 		return err
 	}
@@ -249,6 +274,17 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 		ConnTrace: counts.ConnTrace(), DialDone: counts.Dialed, Retired: counts.Retired,
 	}
 	f.setTimes(&cfg)
+	switch {
+	case f.onCluster():
+		err = f.addPrograms(&cfg, "--kubernetes")
+	case f.spec.Image != "" || f.spec.Container != "":
+		err = f.configure(&cfg, embedded)
+	default: // a job may have an image; its build fails without a daemon
+		err = f.configureLater(&cfg, embedded)
+	}
+	if err != nil {
+		return err
+	}
 	provider, err := instance.NewProvider(cfg)
 	if err != nil {
 		return systemError(err)
@@ -266,8 +302,26 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 	return f.serve(ctx, group, counts.Handler(), manager.Config{
 		Dir: f.state, KeyFile: f.key, NATS: nats, Provider: provider, Group: vms, Linger: f.linger, EndBuilds: embedded,
 		Keep: f.keep, LogBytes: logBytes, FileBytes: fileBytes, Version: buildinfo.Version(), InventoryErr: f.inventoryErr,
-		OnEnd: counts.Ended, Logger: logger,
+		Place: f.containerOrPod, OnEnd: counts.Ended, Logger: logger,
 	})
+}
+
+// place returns the VMs or the cluster of the manager, and a function that ends their helpers.
+func (f *managerFlags) place(ctx context.Context, log *slog.Logger) (*instance.Group, func(), error) {
+	if f.onCluster() {
+		return f.clusterGroup(ctx, f.capacity, log)
+	}
+	return f.vmFlags.group(ctx, log)
+}
+
+// containerOrPod returns where a job runs that asks for own; see manager.Config.Place.
+func (f *managerFlags) containerOrPod(own *docker.Spec) (*docker.Spec, *kubernetes.Spec, error) {
+	box, err := f.container(own)
+	if err != nil || !f.onCluster() {
+		return box, nil, err
+	}
+	pod, err := f.pod(box)
+	return nil, pod, err
 }
 
 // serve runs a manager until ctx ends or its state is lost.

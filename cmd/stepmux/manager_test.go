@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -52,24 +51,9 @@ type managerProcess struct {
 // start starts the manager and waits until it listens.
 func (p *managerProcess) start() {
 	p.t.Helper()
-	// The socket of a killed manager is still there, so only the manager's word to systemd tells.
-	path := p.socket + ".notify"
-	_ = os.Remove(path)
-	systemd, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
-	require.NoError(p.t, err)
-	defer systemd.Close()
 	p.cmd = exec.Command(runnertest.Manager(p.t), p.args...)
-	p.cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+path)
 	p.cmd.Stderr = &p.stderr
-	require.NoError(p.t, p.cmd.Start())
-	require.NoError(p.t, systemd.SetReadDeadline(time.Now().Add(p.patience)))
-	told := make([]byte, 64)
-	n, err := systemd.Read(told)
-	if err != nil {
-		p.kill()
-		require.FailNow(p.t, "the manager did not come to listen", p.stderr.String())
-	}
-	require.Equal(p.t, "READY=1", string(told[:n]))
+	runnertest.StartManager(p.t, p.cmd, p.patience, &p.stderr)
 }
 
 func (p *managerProcess) kill() {

@@ -85,7 +85,7 @@ func TestCommandsOfTheOperatorsPageWork(t *testing.T) {
 		require.NoError(t, err, "%s\n%s", line, out)
 		return string(out)
 	}
-	run("ssh-keygen -q -p -N secret -f locked")
+	run("ssh-keygen -q -p -a 1 -N secret -f locked")
 
 	// The machines of the page have other addresses here.
 	host, port, err := net.SplitHostPort(vms["vm-1"].Addr)

@@ -46,7 +46,7 @@ func (f *sourceFlags) registerSource(fl *pflag.FlagSet) {
 	fl.StringVar(&f.jobName, "job-name", "", "the `JOB` of a .gitlab-ci.yml; needed if it has several")
 	fl.BoolVar(&f.inImage, "in-image", false, "run a job of a .gitlab-ci.yml in a container of the image that it names")
 	fl.StringArrayVar(&f.inputs, "input", nil,
-		"`name=value` of an input in the spec of the steps; JSON if its type is not string; repeatable")
+		"`name=value` of an input in the spec of the FILE; JSON if its type is not string; repeatable")
 	fl.StringVar(&f.json, "json", "", "run these steps, a `TEXT` in JSON; - reads them from standard input")
 }
 
@@ -155,8 +155,8 @@ func (r *jobReader) steps(src standalone.Source) (job runJob, err error) {
 
 // pipeline reads a job of a .gitlab-ci.yml, or all its parallel builds.
 func (r *jobReader) pipeline(src standalone.Source) (jobs []runJob, boxes []*docker.Spec, err error) {
-	if len(r.inputs) > 0 {
-		return nil, nil, fmt.Errorf("%s: --input is for steps; a job of a .gitlab-ci.yml takes variables (--var)", src.Name)
+	if src.Inputs, err = standalone.Inputs(r.inputs); err != nil {
+		return nil, nil, fmt.Errorf("--input: %w", err)
 	}
 	if src.WorkDir, err = filepath.Abs(r.project); err != nil {
 		return nil, nil, err

@@ -136,7 +136,9 @@ func packProject(ctx context.Context, dir string, warnings io.Writer) (_ *packed
 		return nil, err
 	}
 	p.Digest, p.Size = hex.EncodeToString(sum.Sum(nil)), to.n
-	p.Open = func() (io.ReadSeekCloser, error) { return section{io.NewSectionReader(file, 0, to.n)}, nil }
+	p.Open = func(context.Context) (io.ReadSeekCloser, error) {
+		return section{io.NewSectionReader(file, 0, to.n)}, nil
+	}
 	return p, nil
 }
 

@@ -171,9 +171,9 @@ func newSubmitCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "submit [flags] FILE",
 		Short: "Queue a build of a job's steps at a stepmux manager",
-		Long: `Queue a build of the steps in FILE, a YAML document with a run: list, at a stepmux manager. Its ID is printed
-once the request is on disk. With --wait the log follows, and the exit code is the build's, as that of run is; if this
-command is ended the build goes on.
+		Long: `Queue a build of the steps in FILE, a YAML document with a run: list, at a stepmux manager. With the keys image
+and services it runs in a container or a pod, as by 'stepmux run'. Its ID is printed once the request is on disk. With
+--wait the log follows, and the exit code is the build's, as that of run is; if this command is ended the build goes on.
 
 The manager keeps the files of --artifacts with the log: 'stepmux artifacts ID DIR' gets them.
 
@@ -220,13 +220,9 @@ func (f *submitFlags) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	text, box, err := docker.FromJob(args[0], text)
-	if err == nil && box != nil {
-		err = fmt.Errorf("%s: a manager's builds do not run in containers: leave out the key image, or use stepmux run",
-			args[0])
-	}
+	steps, _, err := docker.FromJob(args[0], text)
 	if err == nil {
-		err = remote.CheckSteps(args[0], text)
+		err = remote.CheckSteps(args[0], steps)
 	}
 	if err != nil {
 		return err

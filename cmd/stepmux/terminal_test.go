@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/internal/sshtest"
 )
 
 // A build could forge the line of another on a terminal: the log's bytes went there as they were.
@@ -39,6 +41,37 @@ func TestALogCannotForgeAnotherBuildsLineOnATerminal(t *testing.T) {
 		require.NoError(t, cmd.Wait())
 		require.Contains(t, string(text), want, output)
 	}
+}
+
+// The view is cut to the width of the terminal, also to one that changes meanwhile.
+func TestTheLiveViewFitsATerminalThatChangesItsSize(t *testing.T) {
+	t.Parallel()
+	terminal, shown := openTerminal(t)
+	resize := func(columns uint16) {
+		require.NoError(t, unix.IoctlSetWinsize(int(terminal.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 10, Col: columns}))
+	}
+	resize(20)
+	gate := filepath.Join(t.TempDir(), "go")
+	build := scriptFile(t, "until [ -e "+gate+" ]; do sleep 0.01; done")
+	cmd := exec.Command(runnertest.Manager(t), "run", "--builds", "2", build)
+	cmd.Stdout, cmd.Stderr = terminal, terminal
+	require.NoError(t, cmd.Start())
+	var text sshtest.Log
+	ended := make(chan struct{})
+	go func() { // it ends with the terminal
+		defer close(ended)
+		_, _ = io.Copy(&text, shown)
+	}()
+	const narrow, wide = "\r\x1b[J0 of 2 builds done,", "0 of 2 builds done, 1 running, 1 waiting, 0 failed"
+	text.Await(t, narrow)
+	require.NotContains(t, text.String(), wide)
+	resize(100)
+	text.Await(t, wide)
+	require.NoError(t, os.WriteFile(gate, nil, 0o600))
+	require.NoError(t, cmd.Wait())
+	require.NoError(t, terminal.Close())
+	<-ended
+	require.Contains(t, text.String(), "2 builds, 0 failed")
 }
 
 // openTerminal returns a terminal, and the file that tells what it shows.

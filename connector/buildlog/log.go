@@ -18,7 +18,7 @@ const (
 	// outputRoom bounds the job's output that waits for the Writer, and the size of most writes.
 	outputRoom = 64 << 10
 	// storedRoom is outputRoom for a StateWriter, whose writes each wait for a disk.
-	storedRoom = 256 << 10
+	storedRoom = 512 << 10
 	// remarkRoom is the extra room for the step runner's lines.
 	remarkRoom = 16 << 10
 	// closeGrace is the time for the rest of a log whose Close gets a context that has ended.
@@ -34,7 +34,7 @@ func (e *Error) Error() string { return "write build log: " + e.Err.Error() }
 func (e *Error) Unwrap() error { return e.Err }
 
 // Log is a build's log. It joins the job's output and the step runner's lines in the order in which they come, and
-// passes them on to a Writer, one write at a time, of about 80 KiB at most, to a StateWriter of 272 KiB.
+// passes them on to a Writer, one write at a time, of about 80 KiB at most, to a StateWriter of 528 KiB.
 //
 // A Writer that fails, or takes nothing for the log's timeout, fails the log: all writes are refused, and the builds
 // that write to it end with an [*Error]. One goroutine writes; it lives while there is something to write. If the

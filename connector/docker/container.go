@@ -89,27 +89,15 @@ type Container struct {
 	closeOnce sync.Once
 	closeErr  error
 	removed   atomic.Bool // by Close
+	left      atomic.Bool // Close leaves the container
 }
 
 // Start makes and starts a container, and the relay in it. ctx bounds that, and means nothing afterwards. The caller
 // closes the Container. When Start fails nothing of the container is left, unless the error says so.
 func Start(ctx context.Context, cfg Config) (*Container, error) {
-	switch {
-	case cfg.Dial == nil:
-		return nil, errors.New("docker: Config.Dial is nil")
-	case cfg.Daemon == nil:
-		return nil, errors.New("docker: Config.Daemon is nil")
-	}
-	if _, err := wire.ParseBuildID(cfg.BuildID); err != nil {
+	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	if err := cfg.Spec.Check(); err != nil {
-		return nil, err
-	}
-	cfg.Log = cmp.Or(cfg.Log, io.Discard)
-	cfg.ReadyTimeout = cmp.Or(cfg.ReadyTimeout, defaultReadyTimeout)
-	cfg.StopTimeout = cmp.Or(cfg.StopTimeout, defaultStopTimeout)
-	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	c, err := attempt(ctx, cfg)
 	if errors.Is(err, errProgramGone) {
 		cfg.Daemon.forget()
@@ -118,20 +106,33 @@ func Start(ctx context.Context, cfg Config) (*Container, error) {
 	return c, err
 }
 
+// check checks the configuration and sets its defaults.
+func (cfg *Config) check() error {
+	switch {
+	case cfg.Dial == nil:
+		return errors.New("docker: Config.Dial is nil")
+	case cfg.Daemon == nil:
+		return errors.New("docker: Config.Daemon is nil")
+	}
+	if _, err := wire.ParseBuildID(cfg.BuildID); err != nil {
+		return err
+	}
+	cfg.Log = cmp.Or(cfg.Log, io.Discard)
+	cfg.ReadyTimeout = cmp.Or(cfg.ReadyTimeout, defaultReadyTimeout)
+	cfg.StopTimeout = cmp.Or(cfg.StopTimeout, defaultStopTimeout)
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	return cfg.Spec.Check()
+}
+
 // attempt is Start, once.
 func attempt(ctx context.Context, cfg Config) (*Container, error) {
 	var salt [3]byte
 	_, _ = rand.Read(salt[:]) // never fails
-	known, _ := cfg.Daemon.facts.Kept()
-	a, err := newAPI(cfg.Dial, known.api)
+	c, err := newContainer(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
-	c := &Container{
-		cfg: cfg, api: a, name: fmt.Sprintf("stepmux-%s-%x", cfg.BuildID, salt), gone: make(chan struct{}),
-		program: programFile, stderr: &stderr{},
-	}
-	c.life, c.endLife = context.WithCancel(context.WithoutCancel(ctx))
+	c.name = fmt.Sprintf("stepmux-%s-%x", cfg.BuildID, salt)
 	err = c.start(ctx)
 	if err == nil {
 		err = c.startServices(ctx)
@@ -139,6 +140,18 @@ func attempt(ctx context.Context, cfg Config) (*Container, error) {
 	if err != nil {
 		return nil, errors.Join(err, c.Close(context.WithoutCancel(ctx)))
 	}
+	return c, nil
+}
+
+// newContainer returns a Container without a container.
+func newContainer(ctx context.Context, cfg Config) (*Container, error) {
+	known, _ := cfg.Daemon.facts.Kept()
+	a, err := newAPI(cfg.Dial, known.api)
+	if err != nil {
+		return nil, err
+	}
+	c := &Container{cfg: cfg, api: a, gone: make(chan struct{}), program: programFile, stderr: &stderr{}}
+	c.life, c.endLife = context.WithCancel(context.WithoutCancel(ctx))
 	return c, nil
 }
 
@@ -217,13 +230,9 @@ func (c *Container) create(ctx context.Context, volume string) error {
 		at, options, _ := strings.Cut(text, ":")
 		host.Tmpfs[at] = options
 	}
-	c.tempDir = runDir
-	user := cmp.Or(spec.User, c.image.user)
-	switch {
-	case spec.ReadOnly:
+	c.chooseDir()
+	if spec.ReadOnly {
 		host.Tmpfs[runDir] = "mode=1777,exec"
-	case isRoot(user):
-		c.tempDir = home // the mount of the program makes it
 	}
 	argv := c.command()
 	switch {
@@ -249,7 +258,7 @@ func (c *Container) create(ctx context.Context, volume string) error {
 	for _, text := range made.Warnings {
 		c.cfg.Logger.Warn("the Docker daemon warns", "says", (&daemonError{errors.New(text)}).Error())
 	}
-	if spec.ReadOnly || isRoot(user) {
+	if spec.ReadOnly || c.tempDir == home {
 		return nil
 	}
 	_, err = c.api.CopyToContainer(ctx, c.id, client.CopyToContainerOptions{
@@ -259,6 +268,14 @@ func (c *Container) create(ctx context.Context, volume string) error {
 		return c.api.failure(ctx, "make the directory of the step runner in the container", err)
 	}
 	return nil
+}
+
+// chooseDir chooses where the step runner's files are in the container.
+func (c *Container) chooseDir() {
+	c.tempDir = runDir
+	if spec := &c.cfg.Spec; !spec.ReadOnly && isRoot(cmp.Or(spec.User, c.image.user)) {
+		c.tempDir = home // the mount of the program makes it
+	}
 }
 
 // command is the command line of the relay.

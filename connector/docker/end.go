@@ -105,8 +105,8 @@ func (c *Container) outOfMemory(ctx context.Context) bool {
 }
 
 // Close removes the container, its services and their network, and so ends all that runs there. A container that was
-// there before is left, and only the step runner in it ends. Close waits until the daemon has done so, at most until
-// ctx ends or StopTimeout has passed; then its error names the container. Idempotent:
+// there before is left, and only the step runner in it ends. After Leave all of it stays. Close waits until the daemon
+// has done so, at most until ctx ends or StopTimeout has passed; then its error names the container. Idempotent:
 // later calls wait for the first and return its result. Calls that wait on the relay return an error.
 func (c *Container) Close(ctx context.Context) error {
 	c.closeOnce.Do(func() {
@@ -114,6 +114,12 @@ func (c *Container) Close(ctx context.Context) error {
 		defer cancel()
 		if c.relay != nil {
 			_ = c.relay.Close() // always nil; the relay's stdin ends, and the container with it
+		}
+		if c.left.Load() {
+			c.endLife()
+			c.wg.Wait()
+			_ = c.api.Close() // always nil
+			return
 		}
 		switch {
 		case c.again: // its container ends by itself, or is removed

@@ -35,25 +35,30 @@ func (c *Container) enter(ctx context.Context, daemon facts) error {
 	case !one.State.Running || one.State.Paused:
 		return fmt.Errorf("%s: it does not run", op)
 	}
+	ctx, cancel := context.WithTimeoutCause(ctx, c.cfg.ReadyTimeout,
+		fmt.Errorf("the step runner was not ready within %v", c.cfg.ReadyTimeout))
+	defer cancel()
+	if err := c.prepare(ctx, daemon, one); err != nil {
+		return err
+	}
+	c.say("container %.160s has image %.160s, %s", strings.TrimPrefix(one.Name, "/"), one.Config.Image, c.Image())
+	c.started = time.Now()
+	return c.startExec(ctx, op)
+}
+
+// prepare brings the program into a container that was there before.
+func (c *Container) prepare(ctx context.Context, daemon facts, one *container.InspectResponse) error {
 	c.entered = one.ID
 	if image, err := c.api.ImageInspect(ctx, one.Image); err == nil {
 		c.image = pictureOf(&image.InspectResponse)
 	} else { // it was removed while the container runs
 		c.image = picture{id: one.Image, platform: daemon.platform}
 	}
-	c.say("container %.160s has image %.160s, %s", strings.TrimPrefix(one.Name, "/"), one.Config.Image, c.Image())
 	bin, err := c.programFor(c.image.platform)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, c.cfg.ReadyTimeout,
-		fmt.Errorf("the step runner was not ready within %v", c.cfg.ReadyTimeout))
-	defer cancel()
-	if err := c.bring(ctx, bin); err != nil {
-		return err
-	}
-	c.started = time.Now()
-	return c.startExec(ctx, op)
+	return c.bring(ctx, bin)
 }
 
 // inspect returns a container as the daemon describes it, with its state.
@@ -97,16 +102,22 @@ func (c *Container) comeBack(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, c.cfg.ReadyTimeout,
 		fmt.Errorf("the Docker daemon did not answer within %v", c.cfg.ReadyTimeout))
 	defer cancel()
-	op := fmt.Sprintf("come back to container %.12s", c.entered)
-	one, err := c.inspect(ctx, op, c.entered)
-	switch {
-	case cerrdefs.IsNotFound(err), err == nil && !one.State.Running:
-		return fmt.Errorf("%w: container %.12s has ended (was the Docker daemon started anew? It ends containers then)",
-			connector.ErrGone, c.entered)
-	case err != nil:
+	if _, err := c.inspectAgain(ctx, c.entered); err != nil {
 		return err
 	}
-	return c.startExec(ctx, op)
+	return c.startExec(ctx, comeBackOp(c.entered))
+}
+
+func comeBackOp(id string) string { return fmt.Sprintf("come back to container %.12s", id) }
+
+// inspectAgain is inspect for the container of a build that lingers. The error is connector.ErrGone if it has ended.
+func (c *Container) inspectAgain(ctx context.Context, id string) (*container.InspectResponse, error) {
+	one, err := c.inspect(ctx, comeBackOp(id), id)
+	if cerrdefs.IsNotFound(err) || err == nil && !one.State.Running {
+		return nil, fmt.Errorf("%w: container %.12s has ended (was the Docker daemon started anew? It ends containers then)",
+			connector.ErrGone, id)
+	}
+	return one, err
 }
 
 // startExec starts the relay by an exec, and connects to it.
@@ -160,6 +171,7 @@ func (c *Container) bring(ctx context.Context, bin *program.Binary) error {
 func (c *Container) execExit(ctx context.Context, id string) error {
 	tick := time.NewTicker(execPoll)
 	defer tick.Stop()
+	gone := c.gone
 	for {
 		told, err := c.api.ExecInspect(ctx, id, client.ExecInspectOptions{})
 		switch {
@@ -172,8 +184,11 @@ func (c *Container) execExit(ctx context.Context, id string) error {
 		}
 		select {
 		case <-tick.C:
-		case <-c.gone: // with all its processes
-			return nil
+		case <-gone:
+			if c.lost == nil {
+				return nil // with all its processes
+			}
+			gone = nil // the link by which the daemon would tell was cut
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}

@@ -56,11 +56,16 @@ func (c *Container) findImage(ctx context.Context, image string) (picture, error
 }
 
 func (c *Container) inspectImage(ctx context.Context, image string) (picture, error) {
+	return c.inspectImageAs(ctx, image, image)
+}
+
+// inspectImageAs is inspectImage for an image of this ID, which had that name.
+func (c *Container) inspectImageAs(ctx context.Context, id, image string) (picture, error) {
 	ref, err := parseImage(image)
 	if err != nil {
 		return picture{}, err
 	}
-	told, err := c.api.ImageInspect(ctx, image)
+	told, err := c.api.ImageInspect(ctx, id)
 	if err != nil {
 		return picture{}, c.api.failure(ctx, fmt.Sprintf("look at image %.160q", image), err)
 	}

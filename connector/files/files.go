@@ -28,8 +28,9 @@ type Project struct {
 	// Digest is the archive's SHA-256, in lower hexadecimal, and Size its length in bytes.
 	Digest string
 	Size   int64
-	// Open opens the archive. It is called for each transfer, at any time until the build has ended.
-	Open func() (io.ReadSeekCloser, error)
+	// Open opens the archive, and may have to get it from elsewhere: ctx bounds that. It is called for each transfer, at
+	// any time until the build has ended.
+	Open func(ctx context.Context) (io.ReadSeekCloser, error)
 }
 
 // Artifacts says which files of a build come back.
@@ -136,7 +137,7 @@ func (v *VM) send(
 	if wanted > p.Size {
 		return nil, false, fmt.Errorf("the step runner asks for %d bytes of an archive of %d", wanted, p.Size)
 	}
-	archive, err := p.Open()
+	archive, err := p.Open(ctx)
 	if err != nil {
 		return nil, false, fmt.Errorf("open the project's archive: %w", err)
 	}

@@ -34,6 +34,7 @@ import (
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/kubetest"
 	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/internal/sshtest"
 )
 
 // realCluster returns a cluster for builds.
@@ -99,6 +100,69 @@ func TestRealCluster(t *testing.T) {
 		out, err = doctor.CombinedOutput()
 		require.NoError(t, err, "%s", out)
 		t.Logf("%s", out)
+	})
+
+	t.Run("files of a build whose manager is killed", func(t *testing.T) {
+		dir := t.TempDir()
+		socket := filepath.Join(sshtest.SocketDir(t), "m.sock")
+		write := func(name, text string) string {
+			file := filepath.Join(dir, name)
+			require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o755))
+			require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
+			return file
+		}
+		write("app/in.txt", "from the project")
+		job := write("job.yml", "image: "+kubetest.Image+`
+run:
+  - name: files
+    script: |
+      echo "begun $(cat in.txt)"
+      until [ -e /gate/go ]; do sleep 0.1; done
+      mkdir dist; cat in.txt >dist/out
+      exit 7
+`)
+		gate := filepath.Dir(write("gate/closed", ""))
+		template := write("pod.yml", kubetest.Template+`  volumes: [{name: gate, hostPath: {path: `+gate+`}}]
+  containers: [{name: build, volumeMounts: [{name: gate, mountPath: /gate}]}]
+`)
+		start := func() *osexec.Cmd {
+			cmd := osexec.Command(runnertest.Manager(t), "manager", "--state", filepath.Join(dir, "state"), "--socket", socket,
+				"--kubernetes", "--kubeconfig", k.Kubeconfig, "--pull", "never", "--pod-template", template, "--capacity", "2")
+			cmd.Stderr = os.Stderr
+			require.NoError(t, cmd.Start())
+			t.Cleanup(func() {
+				_ = cmd.Process.Signal(os.Interrupt) // fails if it was killed
+				_ = cmd.Wait()
+			})
+			return cmd
+		}
+		first := start()
+		require.Eventually(t, func() bool {
+			_, err := os.Stat(socket)
+			return err == nil
+		}, time.Minute, 10*time.Millisecond)
+		submit := osexec.Command(runnertest.Manager(t), "submit", "--manager", socket, "--wait", "--project",
+			filepath.Join(dir, "app"), "--artifacts", "dist", job)
+		var log sshtest.Log
+		var id bytes.Buffer
+		submit.Stdout, submit.Stderr = &log, &id
+		require.NoError(t, submit.Start())
+		log.Await(t, "begun from the project\n")
+		require.NoError(t, first.Process.Kill())
+		_ = first.Wait() // it was killed
+		start()
+		write("gate/go", "")
+		exit := (*osexec.ExitError)(nil)
+		require.ErrorAs(t, submit.Wait(), &exit, "%s", id.Bytes())
+		require.Equal(t, 7, exit.ExitCode(), "%s%s", id.Bytes(), log.String())
+		build, _, _ := strings.Cut(id.String(), "\n")
+		out, err := osexec.Command(runnertest.Manager(t), "artifacts", "--manager", socket, build,
+			filepath.Join(dir, "got")).CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		text, err := os.ReadFile(filepath.Join(dir, "got/dist/out"))
+		require.NoError(t, err)
+		require.Equal(t, "from the project", string(text))
+		require.Eventually(t, func() bool { return len(k.Phases(t)) == 0 }, time.Minute, 100*time.Millisecond)
 	})
 
 	t.Run("a build and its times", func(t *testing.T) {

@@ -26,9 +26,10 @@ var errCanceled = errors.New("its end was asked for")
 // build is a build that this manager has taken from the queue. One goroutine, Manager.run, owns it.
 type build struct {
 	request
-	job  *pb.Job
-	log  *storedLog
-	done chan struct{} // closed when it has ended or is left to another manager
+	job   *pb.Job
+	where where
+	log   *storedLog
+	done  chan struct{} // closed when it has ended or is left to another manager
 
 	ctx    context.Context //nolint:containedctx // its end cancels the build; it is not the manager's
 	cancel context.CancelCauseFunc
@@ -107,6 +108,7 @@ func (m *Manager) attempt(b *build, placed func()) (again bool) {
 	e := m.cfg.Provider.Executor(instance.Build{
 		ID: id, Log: b.log, LogState: b.log.state, Linger: &linger, Secret: m.store.seal.secret(id),
 		Labels: b.job.GetLabels(), Placed: func(string) { placed() },
+		Container: b.where.container, Pod: b.where.pod, Timeout: b.job.GetTimeout().AsDuration(),
 	})
 	b.mu.Lock()
 	b.executor = e
@@ -243,7 +245,7 @@ func earlier(a, b time.Time) time.Time {
 // work returns the build's job. It is the same each time: a step runner that has it already takes it for one.
 func (m *Manager) work(b *build) connector.Job {
 	job := connector.Job{
-		Steps: b.job.GetSteps(), StepsFile: b.job.GetStepsFile(),
+		Steps: b.where.steps, StepsFile: b.job.GetStepsFile(),
 		Env: map[string]string{"CI": "true", "CI_JOB_ID": b.id}, Timeout: b.job.GetTimeout().AsDuration(),
 		PassEnv: b.job.GetPassEnv(), UnsafeExports: b.job.GetUnsafeExports(),
 		Project: m.project(b.job), Artifacts: m.artifacts(b.id, b.job),
@@ -324,7 +326,10 @@ func (m *Manager) end(b *build, e *instance.Executor, known *result, err error) 
 	ended := *known
 	ended.Left = e.Left()
 	if len(b.job.GetArtifacts()) > 0 {
-		ended.Artifacts = m.artifactsSize(b.id)
+		m.keepTrying("look for its artifacts", b, func() (err error) {
+			ended.Artifacts, err = m.files.artifactsSize(m.life, b.id)
+			return err
+		})
 	}
 	if cleanup != nil {
 		m.cfg.Logger.Warn("the build's end on the VM failed", "build", b.id, "instance", e.Instance(), "error", cleanup)

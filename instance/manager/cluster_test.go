@@ -11,8 +11,6 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/stretchr/testify/require"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/stepmux/stepmux/instance/control"
 	"github.com/stepmux/stepmux/instance/manager"
@@ -43,6 +41,7 @@ type cluster struct {
 	fleet
 	nats, key string
 	lease     time.Duration
+	fileBytes int64
 }
 
 func newCluster(t *testing.T) *cluster {
@@ -60,6 +59,7 @@ func (c *cluster) member(t *testing.T, nats string) *running {
 	f.dir = filepath.Join(t.TempDir(), "state")
 	f.change = func(cfg *manager.Config) {
 		cfg.NATS, cfg.KeyFile, cfg.Lease = &manager.NATS{URLs: []string{"nats://" + nats}}, c.key, c.lease
+		cfg.FileBytes = c.fileBytes
 	}
 	return f.start(t)
 }
@@ -165,10 +165,6 @@ func TestManagersOfAClusterAreOne(t *testing.T) {
 	for i := range 7 {
 		require.Equal(t, 1, strings.Count(string(ran), fmt.Sprintf("begun %d\n", i)), "%s", ran)
 	}
-	withFiles := job("true")
-	withFiles.Artifacts = []string{"x"}
-	_, err = a.Submit(t.Context(), &pb.SubmitRequest{Job: withFiles})
-	require.Equal(t, codes.Unimplemented, status.Code(err), "%v", err)
 	b.stop()
 	require.Eventually(t, func() bool { return a.m.Holds() == 2 }, sshtest.Bound, 10*time.Millisecond,
 		"a manager that ends leaves its VMs to the others")

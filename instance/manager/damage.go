@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -22,10 +23,15 @@ const (
 // checkDamage looks for damage by the disk: the store leaves out messages whose checksum is wrong, and does not tell. A
 // damaged record could let a build run twice, so it is an error. Damaged requests are logged, and their builds end.
 func (s *store) checkDamage(ctx context.Context, cfg *Config) error {
-	var open []*record // of builds that have not ended
+	var open []*record            // of builds that have not ended
+	recorded := map[uint64]bool{} // places in the queue
 	lost, err := s.unreadable(ctx, s.history, func(text []byte) {
 		r := &record{}
-		if json.Unmarshal(text, r) == nil && r.ID != "" && r.Phase != phaseEnded { // else a lease, or a mark
+		if json.Unmarshal(text, r) != nil || r.ID == "" {
+			return // a lease, or a mark
+		}
+		recorded[placeOf(r.ID)] = true
+		if r.Phase != phaseEnded {
 			open = append(open, r)
 		}
 	})
@@ -46,12 +52,70 @@ func (s *store) checkDamage(ctx context.Context, cfg *Config) error {
 	if lost > 0 {
 		cfg.Logger.Error("requests in the queue are damaged on the disk: their builds are lost", "requests", lost)
 	}
+	if err := s.checkQueueEnd(ctx, cfg, recorded); err != nil {
+		return fmt.Errorf("check the queue: %w", err)
+	}
 	for _, r := range open {
 		if err := s.endWithoutRequest(ctx, cfg, r.ID); err != nil {
 			return fmt.Errorf("check the builds: %w", err)
 		}
 	}
 	return nil
+}
+
+// queueEndKey is the key of the last place in the queue that was given, as noteQueue keeps it. It shows that requests
+// were cut off at the end of the queue's file: the store does not tell.
+const queueEndKey = "queue-end"
+
+// noteQueue keeps the last place in the queue, if there was a submit since the last call. It does nothing for a state
+// that managers share, of which other servers have copies.
+func (s *store) noteQueue(ctx context.Context) {
+	last := s.pushed.Load()
+	if s.shared || last <= s.noted || s.err() != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	_, err := s.fleet.Put(ctx, queueEndKey, []byte(strconv.FormatUint(last, 10)))
+	if err == nil { // else the next call does it
+		s.noted = last
+	}
+}
+
+// checkQueueEnd logs, once, how many requests were cut off at the end of the queue's file. Those are the last places
+// that were given, as far as they are neither in the queue nor have a record.
+func (s *store) checkQueueEnd(ctx context.Context, cfg *Config, recorded map[uint64]bool) error {
+	entry, err := s.fleet.Get(ctx, queueEndKey)
+	if errors.Is(err, jetstream.ErrKeyNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	last, err := strconv.ParseUint(string(entry.Value()), 10, 64)
+	if err != nil {
+		return fmt.Errorf("read its end: %w", err)
+	}
+	records, err := s.history.Info(ctx)
+	if err != nil || records.State.Msgs > maxChecked || time.Since(entry.Created()) > s.keep {
+		return err // not all records were read, or that of the last build may not be kept any more
+	}
+	lost := uint64(0)
+	for ; last > 0 && !recorded[last] && lost < maxChecked; last, lost = last-1, lost+1 {
+		_, err := s.queue.GetMsg(ctx, last)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, jetstream.ErrMsgNotFound) {
+			return err
+		}
+	}
+	if lost == 0 {
+		return nil
+	}
+	cfg.Logger.Error("the end of the queue was cut off on the disk: the builds there are lost", "requests", lost)
+	_, err = s.fleet.Put(ctx, queueEndKey, []byte(strconv.FormatUint(last, 10)))
+	return err
 }
 
 // endWithoutRequest ends a build that has a record and whose request is not there any more: nobody would resume it.

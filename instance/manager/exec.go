@@ -20,6 +20,9 @@ const (
 	// maxHeldInput bounds the input of a command that its caller has sent and that it has not read. A caller that sends
 	// more waits, and its signals with it.
 	maxHeldInput = 8 << 20
+	// maxSSHInput is the same for a command of an SSH client, whose signals do not wait. SSH's own window holds 2 MiB
+	// more.
+	maxSSHInput = 128 << 10
 	// execPiece is the largest piece of output in a message.
 	execPiece = 64 << 10
 	// maxCommand bounds a command line, in bytes.
@@ -129,6 +132,8 @@ func (l *lease) runCommand(
 
 // inputs are the input and the signals of a command. Its methods may be called by any goroutine.
 type inputs struct {
+	most int // bytes that are held
+
 	mu      sync.Mutex // guards the following
 	changed *sync.Cond // of mu
 	held    []byte
@@ -137,8 +142,8 @@ type inputs struct {
 	stopped bool // the command has ended
 }
 
-func newInputs() *inputs {
-	in := &inputs{}
+func newInputs(most int) *inputs {
+	in := &inputs{most: most}
 	in.changed = sync.NewCond(&in.mu)
 	return in
 }
@@ -147,7 +152,7 @@ func newInputs() *inputs {
 func (in *inputs) Write(p []byte) (int, error) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	for len(in.held) > 0 && len(in.held)+len(p) > maxHeldInput && !in.stopped {
+	for len(in.held) > 0 && len(in.held)+len(p) > in.most && !in.stopped {
 		in.changed.Wait()
 	}
 	if in.stopped || in.ended {
@@ -311,7 +316,7 @@ func (s *service) Exec(stream grpc.BidiStreamingServer[pb.ExecRequest, pb.ExecRe
 	if _, err := c.text(); err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
-	in := newInputs()
+	in := newInputs(maxHeldInput)
 	defer in.stop()
 	ctx, cancel := context.WithCancelCause(stream.Context())
 	defer cancel(nil)

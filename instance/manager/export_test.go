@@ -2,6 +2,7 @@ package manager
 
 import (
 	"log/slog"
+	"os"
 	"path/filepath"
 	"strconv"
 	"testing"
@@ -24,10 +25,50 @@ func (m *Manager) Readers(t *testing.T) int {
 	return info.State.Consumers
 }
 
-// SweepProjects removes the projects that no build needs.
-func (m *Manager) SweepProjects(t *testing.T, more int64) error {
+// SweepFiles removes the projects that no build needs, until there is room for so many bytes more.
+func (m *Manager) SweepFiles(t *testing.T, more int64) error {
 	t.Helper()
-	return m.sweepProjects(t.Context(), more)
+	return m.files.sweep(t.Context(), more)
+}
+
+// Projects returns how many projects a cluster has.
+func (m *Manager) Projects(t *testing.T) int {
+	t.Helper()
+	all, err := m.files.(*sharedFiles).projects.list(t.Context())
+	require.NoError(t, err)
+	return len(all)
+}
+
+// Damage cuts off the only piece of an archive in NATS, or replaces it. The manager's copies of projects are removed.
+func (m *Manager) Damage(t *testing.T, name string, cut bool) {
+	t.Helper()
+	f := m.files.(*sharedFiles)
+	require.NoError(t, os.RemoveAll(f.copies.Dir))
+	require.NoError(t, os.Mkdir(f.copies.Dir, 0o700))
+	o := f.artifacts
+	info, _, err := o.find(t.Context(), name)
+	require.NoError(t, err)
+	if info == nil {
+		o = f.projects
+		info, _, err = o.find(t.Context(), name)
+		require.NoError(t, err)
+		require.NotNil(t, info)
+	}
+	subject := o.pieces(info.NUID)
+	piece, err := o.stream.GetLastMsgForSubject(t.Context(), subject)
+	require.NoError(t, err)
+	require.NoError(t, o.stream.DeleteMsg(t.Context(), piece.Sequence))
+	if !cut {
+		_, err = m.store.js.Publish(t.Context(), subject, make([]byte, len(piece.Data)))
+		require.NoError(t, err)
+	}
+}
+
+// SetRest sets how long after its last use a project of a cluster stays.
+func (m *Manager) SetRest(t *testing.T, rest time.Duration) {
+	t.Helper()
+	f := m.files.(*sharedFiles)
+	f.projects.rest, f.artifacts.rest = rest, rest
 }
 
 // Holds returns how many VMs the manager of a cluster has.
@@ -42,6 +83,13 @@ func SetGuestTime(t *testing.T, d time.Duration) {
 	before := guestTime
 	guestTime = d
 	t.Cleanup(func() { guestTime = before })
+}
+
+// SetLoginTimeout is SetGuestTime for clients that log in by SSH.
+func SetLoginTimeout(t *testing.T, d time.Duration) {
+	before := loginTimeout
+	loginTimeout = d
+	t.Cleanup(func() { loginTimeout = before })
 }
 
 // SetStarted sets when a running build got its slot.

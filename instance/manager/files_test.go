@@ -106,8 +106,8 @@ func TestFilesOfABuildOutliveTheManager(t *testing.T) {
 	require.ErrorContains(t, err, "has not ended: it has no artifacts yet")
 
 	// A second project has no room while a build needs the first.
-	require.NoError(t, m.m.SweepProjects(t, 0))
-	require.NoError(t, m.m.SweepProjects(t, 0))
+	require.NoError(t, m.m.SweepFiles(t, 0))
+	require.NoError(t, m.m.SweepFiles(t, 0))
 	_, err = m.keep(make([]byte, 1900), digest[1:]+"0")
 	require.Equal(t, codes.ResourceExhausted, status.Code(err), "%v", err)
 	m.stop()
@@ -121,7 +121,7 @@ func TestFilesOfABuildOutliveTheManager(t *testing.T) {
 	require.Contains(t, dir, "/project\n")
 
 	// Now the first one goes, and so do artifacts beyond the bound.
-	require.NoError(t, m.m.SweepProjects(t, 1999))
+	require.NoError(t, m.m.SweepFiles(t, 1999))
 	require.NoFileExists(t, filepath.Join(f.dir, "projects", digest))
 	require.NoError(t, os.Remove(filepath.Join(f.dir, "artifacts", id+".tar.zst")))
 	_, err = m.unpacked(id, "out/dir")

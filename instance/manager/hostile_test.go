@@ -31,16 +31,20 @@ func TestHugeRequestsAreRefusedAndCostNothing(t *testing.T) {
 	require.Equal(t, "x\n", text)
 }
 
-// A client that follows a log and does not read holds up neither the build, nor others, nor the manager's end.
+// Clients that follow a log and do not read hold up neither the build, nor others, nor the manager's end.
 func TestAClientThatNeverReadsHoldsUpNothing(t *testing.T) {
 	t.Parallel()
 	m := newFleet(t).start(t)
 	id := m.submit("head -c 20000000 /dev/zero | tr '\\0' x")
-	_, err := m.Follow(t.Context(), &pb.FollowRequest{Id: id, Follow: true})
+	stuck, err := m.Follow(t.Context(), &pb.FollowRequest{Id: id, Follow: true})
+	require.NoError(t, err)
+	_, err = m.Follow(t.Context(), &pb.FollowRequest{Id: id, Follow: true})
 	require.NoError(t, err)
 	text, b := m.wait(id, 0)
 	require.Len(t, text, 20_000_000)
 	require.Empty(t, b.GetResult().GetReason())
+	late, _ := m.rest(stuck, 0)
+	require.True(t, text == late, "it reads on after all: %d bytes of %d", len(late), len(text))
 	m.stop()
 }
 
@@ -155,6 +159,22 @@ func TestADamagedStoreIsTold(t *testing.T) {
 	}
 	m.stop()
 	require.Contains(t, said.String(), "requests in the queue are damaged on the disk: their builds are lost")
+
+	said.Reset()
+	again("STEPMUX_QUEUE", func(text []byte) []byte { return text[:len(text)-30] })
+	m = f.start(t)
+	for _, id := range append([]string{runs}, ids[:2]...) {
+		_, b = m.wait(id, 0)
+		require.Empty(t, b.GetResult().GetReason(), "the others go on")
+	}
+	_, err = m.Get(t.Context(), &pb.GetRequest{Id: ids[2]})
+	require.Equal(t, codes.NotFound, status.Code(err), "%v", err)
+	m.stop()
+	require.Contains(t, said.String(), "the end of the queue was cut off on the disk: the builds there are lost")
+	require.Contains(t, said.String(), "requests=1")
+	said.Reset()
+	f.start(t).stop()
+	require.NotContains(t, said.String(), "cut off", "it is told once")
 	ran, err := os.ReadFile(ledger)
 	require.NoError(t, err)
 	require.Equal(t, "x\n", string(ran), "it ran once")

@@ -30,7 +30,7 @@ const (
 	// readerIdle is how long the store keeps the place of a reader that asks for nothing.
 	readerIdle = time.Minute
 	// aheadPieces is how many pieces of a log a reader holds.
-	aheadPieces = 8
+	aheadPieces = 4
 )
 
 // storedLog is the log of a build in the stream. It is a buildlog.StateWriter, for one goroutine at a time.
@@ -51,13 +51,24 @@ type storedLog struct {
 	result *result        // nil unless the log has its end
 }
 
-// openLog returns the log of a build as far as it is stored.
-func (s *store) openLog(ctx context.Context, life context.Context, id string) (*storedLog, error) {
+// newLog returns the log of a build of which nothing is stored.
+func (s *store) newLog(life context.Context, id string) *storedLog {
 	l := &storedLog{store: s, id: id, writer: rand.Text()}
 	l.life, l.stop = context.WithCancel(life)
-	last, err := s.logs.GetLastMsgForSubject(ctx, logsSubject+id)
+	return l
+}
+
+// openLog returns the log of a build as far as it is stored.
+func (s *store) openLog(ctx context.Context, life context.Context, id string) (*storedLog, error) {
+	l := s.newLog(life, id)
+	return l, l.load(ctx)
+}
+
+// load makes a new log go on where the stored one stops.
+func (l *storedLog) load(ctx context.Context) error {
+	last, err := l.store.logs.GetLastMsgForSubject(ctx, logsSubject+l.id)
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
-		return l, nil
+		return nil
 	}
 	if err == nil {
 		var p piece
@@ -67,9 +78,9 @@ func (s *store) openLog(ctx context.Context, life context.Context, id string) (*
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read the log of %s: %w", id, err)
+		return fmt.Errorf("read the log of %s: %w", l.id, err)
 	}
-	return l, nil
+	return nil
 }
 
 // hasRun reports whether the log has something of the build's job. Then the build has a record.
@@ -162,8 +173,10 @@ func (l *storedLog) claim() error {
 func (l *storedLog) putLocked(p piece) error {
 	msg, id := l.messageLocked(p)
 	for {
+		before := l.last
 		err := l.publishLocked(msg, id)
 		if err == nil {
+			l.store.feeds.add(l.id, fedPiece{p, before, l.last})
 			return nil
 		}
 		if l.lost.Load() || l.life.Err() != nil || l.store.err() != nil {
@@ -227,68 +240,114 @@ func (l *storedLog) publishLocked(msg *nats.Msg, id string) error {
 	return err // an attempt before may still be under way
 }
 
-// readLog passes the pieces of a build's log to take, from the first with bytes at or after an offset. Unless follow is
-// set it returns at
-// the piece that was the last when it began, else at the end of the log. A build that has ended may have no log any
-// more.
-func (s *store) readLog(
-	ctx context.Context, id string, offset int64, follow, ended bool, take func(piece) error,
-) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	from, until := uint64(1), uint64(0)
-	last, err := s.logs.GetLastMsgForSubject(ctx, logsSubject+id)
-	switch {
-	case errors.Is(err, jetstream.ErrMsgNotFound):
-		if !follow || ended {
-			return nil
-		}
-	case err != nil:
-		return fmt.Errorf("read the log of %s: %w", id, err)
-	default:
-		if from, err = s.seekLog(ctx, id, offset, last.Sequence); err != nil {
-			return err
-		}
-		if !follow || ended { // what has ended does not grow
-			until = last.Sequence
-		}
-	}
-	consumer, err := s.js.OrderedConsumer(ctx, logsStream, jetstream.OrderedConsumerConfig{
-		FilterSubjects: []string{logsSubject + id}, DeliverPolicy: jetstream.DeliverByStartSequencePolicy,
+// reader returns the messages of a subject, in their order, from a place in the stream. The caller calls stop.
+func (s *store) reader(ctx context.Context, stream jetstream.Stream, subject string, from uint64) (
+	messages jetstream.MessagesContext, stop func(), err error,
+) {
+	consumer, err := stream.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{
+		FilterSubjects: []string{subject}, DeliverPolicy: jetstream.DeliverByStartSequencePolicy,
 		OptStartSeq: from, InactiveThreshold: readerIdle,
 	})
 	if err != nil {
-		return fmt.Errorf("read the log of %s: %w", id, err)
+		return nil, nil, err
 	}
-	defer func() {
+	forget := func() {
 		if info := consumer.CachedInfo(); info != nil {
 			over, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
 			defer cancel()
-			_ = s.logs.DeleteConsumer(over, info.Name) // else it ends by itself, after readerIdle
+			_ = stream.DeleteConsumer(over, info.Name) // else it ends by itself, after readerIdle
 		}
-	}()
-	messages, err := consumer.Messages(
+	}
+	messages, err = consumer.Messages(
 		jetstream.PullMaxMessages(aheadPieces), jetstream.PullExpiry(pullExpiry), jetstream.PullHeartbeat(pullHeartbeat))
 	if err != nil {
-		return fmt.Errorf("read the log of %s: %w", id, err)
+		forget()
+		return nil, nil, err
 	}
-	defer messages.Stop()
-	defer context.AfterFunc(ctx, messages.Stop)() // Next may be waiting for a store that does not answer
+	waits := context.AfterFunc(ctx, messages.Stop) // Next may be waiting for a store that does not answer
+	return messages, func() {
+		waits()
+		messages.Stop()
+		forget()
+	}, nil
+}
+
+// readLog passes the pieces of a build's log to take, from the first with bytes at or after an offset. Unless follow is
+// set it returns at the piece that was the last when it began, else at the end of the log. A build that has ended may
+// have no log any more.
+func (s *store) readLog(
+	ctx context.Context, id string, offset int64, follow, ended bool, take func(piece) error,
+) error {
+	switch {
+	case !follow || ended: // the log of a build that has ended does not grow
+		_, err := s.readBack(ctx, id, 0, offset, take)
+		return err
+	case !s.shared:
+		return s.followLog(ctx, id, offset, take)
+	}
+	from, _, err := s.findPieces(ctx, id, 0, offset)
+	if err == nil {
+		_, err = s.readPieces(ctx, id, from, 0, take)
+	}
+	return err
+}
+
+// readBack passes the pieces after a place in the stream to take that are there now, from the first with bytes at or
+// after an offset. It returns the place of the last one, or the given one if nothing is there.
+func (s *store) readBack(
+	ctx context.Context, id string, after uint64, offset int64, take func(piece) error,
+) (uint64, error) {
+	from, until, err := s.findPieces(ctx, id, after, offset)
+	if err != nil || until <= after {
+		return after, err
+	}
+	return s.readPieces(ctx, id, from, until, take)
+}
+
+// findPieces returns the place in the stream of the first piece after a place that has bytes at or after an offset, and
+// that of the last piece, which is 0 for an empty log.
+func (s *store) findPieces(
+	ctx context.Context, id string, after uint64, offset int64,
+) (from, until uint64, err error) {
+	last, err := s.logs.GetLastMsgForSubject(ctx, logsSubject+id)
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return after + 1, 0, nil
+	}
+	if err != nil {
+		return 0, 0, fmt.Errorf("read the log of %s: %w", id, err)
+	}
+	from, err = s.seekLog(ctx, id, offset, last.Sequence)
+	return max(from, after+1), last.Sequence, err
+}
+
+// readPieces passes the pieces of a log to take, from one place in the stream until another, or without an end if that
+// is 0. It returns the place of the last one. The end of the log ends it too.
+func (s *store) readPieces(
+	ctx context.Context, id string, from, until uint64, take func(piece) error,
+) (place uint64, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	messages, stop, err := s.reader(ctx, s.logs, logsSubject+id, from)
+	if err != nil {
+		return 0, fmt.Errorf("read the log of %s: %w", id, err)
+	}
+	defer stop()
 	for {
 		msg, err := messages.Next(jetstream.NextContext(ctx))
 		if err != nil {
-			return err
+			return place, err
 		}
 		at, err := msg.Metadata()
 		if err != nil {
-			return fmt.Errorf("read the log of %s: %w", id, err)
+			return place, fmt.Errorf("read the log of %s: %w", id, err)
 		}
+		place = at.Sequence.Stream
 		p, err := pieceOf(msg.Headers(), msg.Data())
 		if err == nil {
 			err = take(p)
 		}
-		if err != nil || p.result != nil || until > 0 && at.Sequence.Stream >= until {
-			return err
+		if err != nil || p.result != nil || until > 0 && place >= until {
+			return place, err
 		}
 	}
 }

@@ -356,6 +356,7 @@ func (s *session) take(r *ssh.Request) (line string, ok bool) {
 		if ssh.Unmarshal(r.Payload, asked) != nil || len(asked.Term) > 64 || s.in != nil {
 			return "", false
 		}
+		asked.Modes = "" // they are not used, and can be long
 		s.terminal = asked
 		return "", true
 	case "shell":
@@ -392,7 +393,7 @@ func (s *session) take(r *ssh.Request) (line string, ok bool) {
 			return "", false
 		}
 	}
-	s.in = newInputs()
+	s.in = newInputs(maxSSHInput)
 	return line, true
 }
 

@@ -1,12 +1,9 @@
 package manager
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,20 +12,10 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stepmux/stepmux/instance"
-	"github.com/stepmux/stepmux/instance/batch"
 	"github.com/stepmux/stepmux/internal/pause"
 )
 
 const (
-	// DefaultLinger is how long a build goes on without a manager.
-	DefaultLinger = 5 * time.Minute
-	// DefaultKeep is how long builds that have ended are kept.
-	DefaultKeep = 7 * 24 * time.Hour
-	// DefaultLogBytes bounds all logs together.
-	DefaultLogBytes = 10 << 30
-	// DefaultFileBytes bounds the projects of builds, and their artifacts.
-	DefaultFileBytes = 10 << 30
-
 	// aheadBuilds bounds the builds that were taken from the queue and have no slot yet.
 	aheadBuilds = 16
 	// maxPicky bounds the builds with labels that do not count as those.
@@ -37,52 +24,12 @@ const (
 	checkPause = time.Second
 )
 
-// Config is the configuration of a Manager.
-type Config struct {
-	// Dir is the directory of the state. It is made if it is missing, for this user alone. One manager uses it at a time.
-	// Required.
-	Dir string
-	// KeyFile has the key that seals requests, 32 bytes. It is made if it is missing, and only this user may read it. If
-	// empty, the file key in Dir.
-	KeyFile string
-	// NATS is the cluster in which several managers keep their state. Dir then has the files of this manager alone.
-	// KeyFile and the instances are the same for all of them, and each VM is used by one of them at a time. If nil, the
-	// state is in Dir.
-	NATS *NATS
-	// Lease is how long the VMs of a manager of a cluster that says nothing stay with it, the same for all. If zero,
-	// DefaultLease.
-	Lease time.Duration
-	// Provider runs the builds on the instances of Group. The caller closes it after the Manager. Both are required.
-	Provider *instance.Provider
-	Group    *instance.Group
-	// Linger is how long a build goes on without a manager, at most 24h. If zero, DefaultLinger.
-	Linger time.Duration
-	// EndBuilds lets Shutdown end the builds that run: for instances that end with the manager.
-	EndBuilds bool
-	// Keep is how long builds that have ended, and logs, are kept, at least a second. If zero, DefaultKeep.
-	Keep time.Duration
-	// LogBytes bounds all logs together; the oldest pieces go first. If zero, DefaultLogBytes.
-	LogBytes int64
-	// FileBytes bounds the archives of all projects that builds need, and those of all artifacts. The artifacts of the
-	// oldest builds go first. If zero, DefaultFileBytes.
-	FileBytes int64
-	// Version is that of the program.
-	Version string
-	// InventoryErr returns the error in the inventory's newest version, if there is one. May be nil.
-	InventoryErr func() error
-	// OnEnd is called when a build has ended, from many goroutines at once. Times before the end are those of this
-	// manager. May be nil.
-	OnEnd func(batch.Report)
-	// Logger receives messages for an operator. If nil, nothing is logged.
-	Logger *slog.Logger
-}
-
 // Manager runs the builds of its queue. It owns a goroutine for each build that it has taken, one that takes builds,
 // one that gives signs of life and one that removes files. It is safe for concurrent use.
 type Manager struct {
 	cfg   Config
 	store *store
-	files *fileStore
+	files fileStore
 	since time.Time
 
 	life context.Context //nolint:containedctx // ends with Shutdown, or with the store
@@ -110,23 +57,9 @@ var ErrStopped = errors.New("the manager was stopped")
 // Open opens the state, resumes the builds that run, and begins to take others. ctx bounds the opening. The caller
 // calls Shutdown.
 func Open(ctx context.Context, cfg Config) (*Manager, error) {
-	switch {
-	case cfg.Dir == "" || cfg.Provider == nil || cfg.Group == nil:
-		return nil, errors.New("manager: Config.Dir, Provider or Group is missing")
-	case cfg.Linger < 0 || cfg.Linger > instance.MaxLinger:
-		return nil, fmt.Errorf("manager: linger %v: use at most %v", cfg.Linger, instance.MaxLinger)
-	case cfg.Keep != 0 && cfg.Keep < time.Second:
-		return nil, fmt.Errorf("manager: builds are kept for a second at least, not %v", cfg.Keep)
-	case cfg.NATS != nil && (len(cfg.NATS.URLs) == 0 || cfg.KeyFile == "" || cfg.EndBuilds):
-		return nil, errors.New("manager: NATS without addresses, without a KeyFile, or with EndBuilds")
-	case cfg.LogBytes < 0 || cfg.FileBytes < 0:
-		return nil, fmt.Errorf("manager: %d bytes of logs, %d of files", cfg.LogBytes, cfg.FileBytes)
+	if err := cfg.check(); err != nil {
+		return nil, err
 	}
-	cfg.KeyFile = cmp.Or(cfg.KeyFile, filepath.Join(cfg.Dir, "key"))
-	cfg.Lease = cmp.Or(cfg.Lease, DefaultLease)
-	cfg.Linger, cfg.Keep = cmp.Or(cfg.Linger, DefaultLinger), cmp.Or(cfg.Keep, DefaultKeep)
-	cfg.LogBytes, cfg.FileBytes = cmp.Or(cfg.LogBytes, DefaultLogBytes), cmp.Or(cfg.FileBytes, DefaultFileBytes)
-	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	m := &Manager{cfg: cfg, since: time.Now(), live: map[string]*build{}, drains: map[string]*drained{}}
 	var err error
 	if m.store, err = openStore(ctx, &cfg); err != nil {
@@ -134,9 +67,9 @@ func Open(ctx context.Context, cfg Config) (*Manager, error) {
 	}
 	m.life, m.fail = context.WithCancelCause(context.WithoutCancel(ctx))
 	m.takes, m.stop = context.WithCancel(m.life)
-	var messages jetstream.MessagesContext
+	var queue jetstream.Consumer
 	m.leases.all = map[string]*lease{}
-	if m.files, err = openFiles(cfg.Dir, cfg.FileBytes, cfg.Keep); err == nil && cfg.NATS != nil {
+	if m.files, err = openFiles(ctx, m.store, &cfg); err == nil && cfg.NATS != nil {
 		err = m.joinCluster(ctx)
 	}
 	if err == nil && m.cluster == nil {
@@ -150,7 +83,7 @@ func Open(ctx context.Context, cfg Config) (*Manager, error) {
 	}
 	if err == nil {
 		err = m.store.persist(ctx, func(ctx context.Context) (err error) {
-			messages, err = m.consume(ctx)
+			queue, err = m.consume(ctx)
 			return err
 		})
 	}
@@ -165,7 +98,7 @@ func Open(ctx context.Context, cfg Config) (*Manager, error) {
 		m.wg.Go(m.cluster.run)         //nolint:contextcheck // as above
 		m.wg.Go(m.cluster.resumeFound) //nolint:contextcheck // as above
 	}
-	m.wg.Go(func() { m.take(messages) }) //nolint:contextcheck // its life is the manager's
+	m.wg.Go(func() { m.take(queue) }) //nolint:contextcheck // its life is the manager's
 	m.wg.Go(m.giveSigns)
 	m.wg.Go(m.sweepFiles)
 	return m, nil
@@ -220,12 +153,13 @@ func (m *Manager) find(id string) *build {
 	return m.live[id]
 }
 
-// consume returns the requests of the queue. The consumer is made anew unless other managers take part: then all that
+// consume returns the consumer of the queue. It is made anew unless other managers take part: then all requests that
 // were not acknowledged come again at once.
-func (m *Manager) consume(ctx context.Context) (jetstream.MessagesContext, error) {
+func (m *Manager) consume(ctx context.Context) (jetstream.Consumer, error) {
 	cfg := jetstream.ConsumerConfig{
 		Durable: consumerName, FilterSubject: queueSubject, AckPolicy: jetstream.AckExplicitPolicy,
 		AckWait: ackWait, MaxAckPending: -1,
+		MemoryStorage: m.cluster == nil, // as it is made anew at each start, nothing of it is written to the disk
 	}
 	if m.cluster != nil {
 		cfg.AckWait = m.cfg.Lease
@@ -233,8 +167,7 @@ func (m *Manager) consume(ctx context.Context) (jetstream.MessagesContext, error
 		if err != nil {
 			return nil, fmt.Errorf("open the queue: %w", err)
 		}
-		return consumer.Messages(
-			jetstream.PullMaxMessages(1), jetstream.PullExpiry(pullExpiry), jetstream.PullHeartbeat(pullHeartbeat))
+		return consumer, nil
 	}
 	err := m.store.queue.DeleteConsumer(ctx, consumerName)
 	if err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
@@ -244,13 +177,29 @@ func (m *Manager) consume(ctx context.Context) (jetstream.MessagesContext, error
 	if err != nil {
 		return nil, fmt.Errorf("open the queue: %w", err)
 	}
-	return consumer.Messages(jetstream.PullMaxMessages(1)) // what is pulled and not taken is nobody's
+	return consumer, nil
+}
+
+// next returns the next request of the queue. It waits for one until no more are to be taken.
+//
+// It asks for one request at a time: one that is pulled and not taken is nobody's. Not by Consumer.Messages, which then
+// sometimes does not ask for the next one, and notices after two heartbeats: a request that comes before the call that
+// asked for it has returned is taken for one that is still awaited.
+func (m *Manager) next(queue jetstream.Consumer) (jetstream.Msg, error) {
+	for {
+		ctx, cancel := context.WithTimeout(m.takes, pullExpiry)
+		msg, err := queue.Next(jetstream.FetchContext(ctx), jetstream.FetchHeartbeat(pullHeartbeat))
+		cancel()
+		none := errors.Is(err, nats.ErrTimeout) || errors.Is(err, context.DeadlineExceeded)
+		if !none || m.takes.Err() != nil {
+			return msg, err
+		}
+	}
 }
 
 // take takes builds from the queue, until no more are to be taken. With other managers it takes a build only when a
 // slot is free for it.
-func (m *Manager) take(messages jetstream.MessagesContext) {
-	defer func() { messages.Stop() }()
+func (m *Manager) take(queue jetstream.Consumer) {
 	ahead := aheadBuilds
 	if m.cluster != nil {
 		ahead = 1
@@ -269,7 +218,7 @@ func (m *Manager) take(messages jetstream.MessagesContext) {
 			err = m.cfg.Group.AwaitRoom(m.takes)
 		}
 		if err == nil {
-			msg, err = messages.Next(jetstream.NextContext(m.takes))
+			msg, err = m.next(queue)
 		}
 		if err == nil {
 			err = m.accept(msg, release)
@@ -281,10 +230,9 @@ func (m *Manager) take(messages jetstream.MessagesContext) {
 			}
 			m.cfg.Logger.Error("cannot take a build from the queue", "error", err)
 			_ = pause.For(m.takes, time.Second)
-			if errors.Is(err, jetstream.ErrMsgIteratorClosed) || errors.Is(err, jetstream.ErrConsumerDeleted) {
+			if errors.Is(err, nats.ErrNoResponders) || errors.Is(err, jetstream.ErrConsumerDeleted) {
 				if again, err := m.consume(m.takes); err == nil {
-					messages.Stop()
-					messages = again
+					queue = again
 				}
 			}
 		}
@@ -298,7 +246,10 @@ func (m *Manager) accept(msg jetstream.Msg, placed func()) error {
 		return err
 	}
 	key := msg.Headers().Get(nats.MsgIdHdr)
-	r := &request{buildID(at.Sequence.Stream, key), at.Sequence.Stream, msg.Data(), at.Timestamp}
+	r := &request{
+		id: buildID(at.Sequence.Stream, key), seq: at.Sequence.Stream, sealed: msg.Data(), submitted: at.Timestamp,
+		fresh: m.cluster == nil && at.Sequence.Stream > m.store.before && at.NumDelivered == 1,
+	}
 	m.begins.Lock()
 	defer m.begins.Unlock()
 	if b := m.find(r.id); b != nil { // it was resumed, or came again
@@ -313,9 +264,12 @@ func (m *Manager) accept(msg jetstream.Msg, placed func()) error {
 	}
 	ctx, cancel := context.WithTimeout(m.life, storeTimeout)
 	defer cancel()
-	rec, revision, err := m.store.record(ctx, r.id)
-	if err != nil {
-		return err
+	var rec *record
+	var revision uint64
+	if !r.fresh {
+		if rec, revision, err = m.store.record(ctx, r.id); err != nil {
+			return err
+		}
 	}
 	if rec != nil && rec.Phase == phaseEnded {
 		log, err := m.store.openLog(ctx, m.life, r.id)
@@ -351,7 +305,11 @@ func (m *Manager) begin(
 			return err
 		}
 	}
-	log, err := m.store.openLog(ctx, m.life, r.id)
+	log := m.store.newLog(m.life, r.id) //nolint:contextcheck // its life is the manager's
+	var err error
+	if !r.fresh {
+		err = log.load(ctx)
+	}
 	if err == nil && m.cluster != nil && rec != nil && rec.Phase == phaseRunning && log.result == nil {
 		err = log.claim() //nolint:contextcheck // bounded by the manager's life
 	}
@@ -363,6 +321,12 @@ func (m *Manager) begin(
 		m.cfg.Logger.Error("a build cannot be run", "build", r.id, "error", err)
 		return m.store.refuse(ctx, r, rec, revision, log, &result{
 			Reason: string(instance.RunnerSystemFailure), Message: err.Error(),
+		})
+	}
+	where, err := m.where(job)
+	if err != nil {
+		return m.store.refuse(ctx, r, rec, revision, log, &result{
+			Reason: string(instance.ConfigurationError), Message: err.Error(),
 		})
 	}
 	if rec == nil && log.hasRun() && !m.store.shared { // another manager may have made one just now
@@ -379,7 +343,7 @@ func (m *Manager) begin(
 		rec = &record{ID: r.id, StepsFile: job.GetStepsFile(), Submitted: r.submitted}
 	}
 	b := &build{
-		request: *r, job: job, log: log, done: make(chan struct{}), record: *rec, revision: revision, msg: msg,
+		request: *r, job: job, where: where, log: log, done: make(chan struct{}), record: *rec, revision: revision, msg: msg,
 	}
 	b.ctx, b.cancel = context.WithCancelCause(context.WithoutCancel(m.life))
 	if rec.Canceled {
@@ -439,6 +403,7 @@ func (m *Manager) giveSigns() {
 				b.working()
 			}
 		case <-checks.C:
+			m.store.noteQueue(m.takes)
 			if err := m.store.err(); err != nil {
 				m.cfg.Logger.Error("the state cannot be kept", "error", err)
 				m.fail(err)
@@ -480,6 +445,7 @@ func (m *Manager) Shutdown(ctx context.Context) (err error) {
 		}()
 		select {
 		case <-gone:
+			m.store.noteQueue(ctx)
 		case <-ctx.Done():
 			err = fmt.Errorf("stop the manager: %w", context.Cause(ctx))
 		}

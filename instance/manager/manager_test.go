@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -39,7 +40,8 @@ type fleet struct {
 	more     *sshtest.Server // a second VM, or nil
 	tmp, dir string
 	capacity int
-	change   func(*manager.Config) // may be nil
+	change   func(*manager.Config)  // may be nil
+	provide  func(*instance.Config) // may be nil
 }
 
 func newFleet(t *testing.T) *fleet {
@@ -79,7 +81,11 @@ func (f *fleet) openGroup(t *testing.T) (*instance.Group, *instance.Provider, er
 	}
 	group, err := instance.NewGroup(vms...)
 	require.NoError(t, err)
-	provider, err := instance.NewProvider(instance.Config{Group: group})
+	cfg := instance.Config{Group: group}
+	if f.provide != nil {
+		f.provide(&cfg)
+	}
+	provider, err := instance.NewProvider(cfg)
 	return group, provider, err
 }
 
@@ -147,6 +153,12 @@ func (r *running) wait(id string, offset int64) (string, *pb.Build) {
 	r.t.Helper()
 	stream, err := r.Follow(r.t.Context(), &pb.FollowRequest{Id: id, Offset: offset, Follow: true})
 	require.NoError(r.t, err)
+	return r.rest(stream, offset)
+}
+
+// rest reads a stream to the end of the build, and returns its text, which begins at an offset.
+func (r *running) rest(stream grpc.ServerStreamingClient[pb.FollowResponse], offset int64) (string, *pb.Build) {
+	r.t.Helper()
 	var text bytes.Buffer
 	for {
 		msg, err := stream.Recv()
@@ -277,7 +289,7 @@ func TestBuildsAreCanceledWhereverTheyAre(t *testing.T) {
 	require.EqualValues(t, 1, list.GetRunning())
 	require.Len(t, list.GetBuilds(), 5)
 	require.Equal(t, waiting[0], list.GetBuilds()[0].GetId(), "the oldest first")
-	for _, id := range append([]string{runs}, waiting...) {
+	for _, id := range append(waiting, runs) { // the running one last: its slot is the next one's
 		_, err := m.Cancel(t.Context(), &pb.CancelRequest{Id: id})
 		require.NoError(t, err)
 	}

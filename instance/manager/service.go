@@ -82,11 +82,14 @@ func (s *service) Submit(ctx context.Context, req *pb.SubmitRequest) (*pb.Submit
 		return nil, status.Errorf(codes.InvalidArgument, "the request has %d bytes, at most %d can be queued", len(text),
 			most)
 	}
+	if _, err := s.m.where(req.GetJob()); err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
 	if err := s.m.checkLabels(req.GetJob().GetLabels()); err != nil {
 		return nil, err
 	}
-	if err := s.m.checkFiles(req.GetJob()); err != nil {
-		return nil, err
+	if err := s.m.checkFiles(ctx, req.GetJob()); err != nil {
+		return nil, s.m.failed(ctx, err)
 	}
 	id, err := s.m.store.push(ctx, key, req.GetJob().GetProject(), text)
 	if err != nil {

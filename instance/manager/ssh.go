@@ -23,9 +23,10 @@ import (
 	"github.com/stepmux/stepmux/internal/privatefile"
 )
 
+// loginTimeout bounds the time of a client until it has logged in. A test changes it.
+var loginTimeout = 30 * time.Second
+
 const (
-	// loginTimeout bounds the time of a client until it has logged in.
-	loginTimeout = 30 * time.Second
 	// maxStrangers bounds the clients that have not logged in, and maxLogins those that have.
 	maxStrangers, maxLogins = 1000, 2000
 	// maxChannels bounds the channels of a login.

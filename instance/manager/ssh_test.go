@@ -318,63 +318,6 @@ func TestForwardsGoToTheVM(t *testing.T) {
 	require.Error(t, err, "no forwards from the VM")
 }
 
-func TestHostileSSHClientsAreBounded(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t)
-	s := f.serveSSH(t, false)
-	stranger := sshtest.OpenSSH(t) // only for another key
-	_, err := ssh.Dial("tcp", s.addr, loginOf(stranger, "any"))
-	require.ErrorContains(t, err, "unable to authenticate")
-	for i := range 100 { // clients that never authenticate
-		stuck, err := net.Dial("tcp", s.addr)
-		require.NoError(t, err)
-		defer stuck.Close()
-		if i%2 > 0 {
-			_, _ = stuck.Write([]byte("SSH-2.0-x\r\n")) // and no more
-		}
-	}
-	flood, err := net.Dial("tcp", s.addr)
-	require.NoError(t, err)
-	defer flood.Close()
-	noise := bytes.Repeat([]byte("\xff\x00noise"), 8<<10)
-	for err = nil; err == nil; { // until the server has closed it
-		_, err = flood.Write(noise)
-	}
-
-	client := s.dial("any")
-	var open []ssh.Channel
-	refused := error(nil)
-	for range 200 {
-		ch, requests, err := client.OpenChannel("session", nil)
-		if err != nil {
-			refused = err
-			break
-		}
-		go ssh.DiscardRequests(requests)
-		open = append(open, ch)
-	}
-	require.ErrorContains(t, refused, "at most 128 channels")
-	require.Equal(t, 0, s.slots(), "channels without a command need no slot")
-	large := ssh.Marshal(struct{ Name, Value string }{"A", strings.Repeat("x", 30_000)})
-	for range 200 {
-		ok, err := open[0].SendRequest("env", true, large)
-		require.NoError(t, err)
-		require.False(t, ok)
-	}
-	for _, request := range []struct{ name, payload string }{
-		{"exec", "\xff\xff\xff\xff"}, {"exec", ""}, {"subsystem", "x"}, {"signal", "TERM"}, {"pty-req", ""}, {"nonsense", ""},
-	} {
-		ok, err := open[1].SendRequest(request.name, true, []byte(request.payload))
-		require.NoError(t, err)
-		require.False(t, ok, request.name)
-	}
-	session, err := s.dial("any").NewSession()
-	require.NoError(t, err)
-	out, err := session.Output("echo others work")
-	require.NoError(t, err)
-	require.Equal(t, "others work\n", string(out))
-}
-
 func TestBadKeyFilesAreRefused(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)

@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -67,6 +68,11 @@ type store struct {
 	builds  jetstream.KeyValue
 	fleet   jetstream.KeyValue
 	audit   jetstream.Stream // of the actions of operators
+
+	feeds  feeds         // of the logs that are followed; unused if other managers write logs, too
+	before uint64        // the last place in the queue at the start
+	pushed atomic.Uint64 // the last place in the queue that was given since
+	noted  uint64        // noteQueue's, for one goroutine at a time
 }
 
 // openStore opens the state in a directory, which is made if it is missing. The caller calls close.
@@ -147,6 +153,7 @@ func (s *store) openStreams(ctx context.Context, cfg *Config) (err error) {
 	if err != nil {
 		return fmt.Errorf("open the queue: %w", err)
 	}
+	s.before = s.queue.CachedInfo().State.LastSeq
 	s.logs, err = s.stream(ctx, jetstream.StreamConfig{
 		Name: logsStream, Subjects: []string{logsSubject + "*"}, MaxAge: cfg.Keep, MaxBytes: cfg.LogBytes,
 		Duplicates: min(time.Minute, cfg.Keep),
@@ -297,6 +304,10 @@ type request struct {
 	seq       uint64
 	sealed    []byte
 	submitted time.Time
+	// fresh says that the request was queued since the manager started, and that it was handed out for the first time: no
+	// other has begun the build, which has neither a record nor a log. If that is wrong, as when the build was canceled
+	// meanwhile, the first write of either fails.
+	fresh bool
 }
 
 // projectHeader is the header of a request with the project that its build needs.
@@ -313,6 +324,9 @@ func (s *store) push(ctx context.Context, key, project string, text []byte) (id 
 	if err != nil {
 		return "", fmt.Errorf("queue the build: %w", err)
 	}
+	for last := s.pushed.Load(); last < ack.Sequence && !s.pushed.CompareAndSwap(last, ack.Sequence); {
+		last = s.pushed.Load()
+	}
 	return buildID(ack.Sequence, key), nil
 }
 
@@ -326,7 +340,9 @@ func (s *store) queued(ctx context.Context, seq uint64) (*request, string, error
 		return nil, "", fmt.Errorf("read the queue: %w", err)
 	}
 	key := msg.Header.Get(nats.MsgIdHdr)
-	return &request{buildID(msg.Sequence, key), msg.Sequence, msg.Data, msg.Time}, key, nil
+	return &request{
+		id: buildID(msg.Sequence, key), seq: msg.Sequence, sealed: msg.Data, submitted: msg.Time,
+	}, key, nil
 }
 
 // queuedProjects returns the projects of all requests in the queue.

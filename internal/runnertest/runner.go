@@ -205,8 +205,10 @@ func build(name, pkg, tags string, flags ...string) (string, error) {
 	}
 	program := filepath.Join(in, name)
 	args := slices.Concat(
-		[]string{"build", "-trimpath", "-buildvcs=false", "-tags", tags, "-ldflags", "-s -w", "-o", program}, flags,
-		[]string{pkg})
+		[]string{
+			"build", "-trimpath", "-buildvcs=false", "-tags", tags, "-gcflags", "all=-dwarf=false", "-ldflags", "-s -w",
+			"-o", program,
+		}, flags, []string{pkg})
 	return program, once(program, func() error {
 		cmd := exec.Command("go", args...)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")

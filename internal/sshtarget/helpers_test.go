@@ -52,11 +52,11 @@ func key(t testing.TB, path, passphrase string) (private ed25519.PrivateKey, pub
 	_, private, err := ed25519.GenerateKey(rand.Reader)
 	require.NoError(t, err)
 	block, err := ssh.MarshalPrivateKey(private, "")
-	if passphrase != "" {
-		block, err = ssh.MarshalPrivateKeyWithPassphrase(private, "", []byte(passphrase))
-	}
 	require.NoError(t, err)
 	put(t, path, string(pem.EncodeToMemory(block)))
+	if passphrase != "" {
+		sshtest.Lock(t, path, passphrase)
+	}
 	public, err = ssh.NewPublicKey(private.Public())
 	require.NoError(t, err)
 	put(t, path+".pub", string(ssh.MarshalAuthorizedKey(public)))

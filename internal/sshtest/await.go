@@ -34,13 +34,13 @@ func InBlockedCall(t testing.TB, fn func() error) <-chan error {
 		done <- fn()
 	}()
 	prefix := append([]byte("\n"), <-id...)
-	require.Eventually(t, func() bool { return isBlocked(prefix) }, Bound, time.Millisecond)
+	stacks := make([]byte, 4<<20)
+	require.Eventually(t, func() bool { return isBlocked(prefix, stacks) }, Bound, time.Millisecond)
 	return done
 }
 
-// isBlocked reports whether the goroutine whose stack begins with prefix waits for a channel.
-func isBlocked(prefix []byte) bool {
-	stacks := make([]byte, 4<<20)
+// isBlocked reports whether the goroutine whose stack begins with prefix waits for a channel. It uses stacks.
+func isBlocked(prefix, stacks []byte) bool {
 	stacks = stacks[:runtime.Stack(stacks, true)]
 	_, state, found := bytes.Cut(stacks, prefix)
 	return found && (bytes.HasPrefix(state, []byte("[select")) || bytes.HasPrefix(state, []byte("[chan ")))

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/pem"
 	"os"
+	"os/exec"
 	"os/user"
 	"path/filepath"
 	"testing"
@@ -25,6 +26,14 @@ func newKey(t testing.TB, name string) (path string, signer ssh.Signer) {
 	signer, err = ssh.NewSignerFromSigner(key)
 	require.NoError(t, err)
 	return path, signer
+}
+
+// Lock gives the private key in a file a passphrase, from which its cipher's key is derived in one round. By default
+// there are 16 and more, each of which takes a tenth of a second under the race detector.
+func Lock(t testing.TB, path, passphrase string) {
+	t.Helper()
+	out, err := exec.Command("ssh-keygen", "-q", "-p", "-a", "1", "-P", "", "-N", passphrase, "-f", path).CombinedOutput()
+	require.NoError(t, err, "%s", out)
 }
 
 // currentUser returns the only user that a daemon without root's rights can log in.

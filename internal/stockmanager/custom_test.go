@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -94,20 +93,9 @@ func (d *doors) runner() *stockmanager.Custom {
 // start starts the manager and waits until it listens.
 func (d *doors) start() {
 	d.t.Helper()
-	path := d.socket + ".notify"
-	_ = os.Remove(path)
-	systemd, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
-	require.NoError(d.t, err)
-	defer systemd.Close()
 	d.cmd = exec.Command(d.program, d.args...)
-	d.cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+path)
 	d.cmd.Stderr = &d.stderr
-	require.NoError(d.t, d.cmd.Start())
-	require.NoError(d.t, systemd.SetReadDeadline(time.Now().Add(sshtest.Bound)))
-	told := make([]byte, 64)
-	n, err := systemd.Read(told)
-	require.NoError(d.t, err, "%s", &d.stderr)
-	require.Equal(d.t, "READY=1", string(told[:n]))
+	runnertest.StartManager(d.t, d.cmd, sshtest.Bound, &d.stderr)
 }
 
 // stop ends the manager by a signal.
@@ -222,41 +210,11 @@ func TestJobsOfACustomExecutorShareOneConnectionPerVM(t *testing.T) {
 	})
 	took := time.Since(began)
 	d.requireFree()
-	logins := 0
 	for i, s := range d.servers {
 		require.Equal(t, 1, s.TotalConns(), "connections to vm-%d", i)
-		logins += s.TotalConns()
 	}
 	require.Empty(t, remotetest.Names(t, d.Temp))
-	t.Logf("%d jobs, %d at once, on %d VMs: %v, %d logins", jobs, atOnce, vms, took.Round(time.Millisecond), logins)
-	if os.Getenv("STEPMUX_CUSTOM_JOBS") == "" {
-		return
-	}
-	// The usual way: each stage logs in, as public drivers for VMs do.
-	began = time.Now()
-	runAll(jobs, atOnce, func(i int) {
-		s := d.servers[i%len(d.servers)]
-		host, port, _ := strings.Cut(s.Addr, ":")
-		job := d.job(int64(i+1), script(i))
-		for _, stage := range job.Stages {
-			text := "export CI_JOB_ID=1; mkdir -p " + d.dir + "/usual/" + strconv.Itoa(i) + "; cd " + d.dir + "/usual/" +
-				strconv.Itoa(i) + "\n(" + stage.Script + "\n) </dev/null\n"
-			cmd := exec.Command("ssh", "-F", "none", "-o", "BatchMode=yes", "-o", "UserKnownHostsFile="+s.KnownHosts,
-				"-i", s.IdentityFile, "-p", port, s.User+"@"+host, "bash")
-			cmd.Stdin = strings.NewReader(text)
-			out, err := cmd.CombinedOutput()
-			if code := cmd.ProcessState.ExitCode(); err != nil && (stage.Name != "build_script" || code != i%4*7) {
-				t.Errorf("job %d, stage %s: %v: %s", i, stage.Name, err, out)
-			}
-		}
-	})
-	usual := time.Since(began)
-	all := -logins
-	for _, s := range d.servers {
-		all += s.TotalConns()
-	}
-	t.Logf("the same with a login per stage: %v, %d logins; ours takes %.2f of the time",
-		usual.Round(time.Millisecond), all, took.Seconds()/usual.Seconds())
+	t.Logf("%d jobs, %d at once, on %d VMs: %v", jobs, atOnce, vms, took.Round(time.Millisecond))
 }
 
 // runAll calls do for 0 to n-1, some at once.
@@ -337,6 +295,29 @@ step-runner ci`)
 		result := c.Execute(sshtest.Within(t), job)
 		require.Equal(t, "script_failure", result.Reason, "%s", job.Log)
 		require.Equal(t, 1, strings.Count(fmt.Sprint(job.Log), `there is no instance with the labels "number=7"`))
+	})
+	t.Run("variables of the job that lie are not believed", func(t *testing.T) {
+		gate, lied := filepath.Join(t.TempDir(), "go"), filepath.Join(t.TempDir(), "lied")
+		other, _ := d.begin(d.job(20, "echo up; until [ -e "+gate+" ]; do sleep 0.01; done"), "\nup\n")
+		leases, err := exec.Command(d.program, "ps", "--output", "json", "--manager", d.socket).Output()
+		require.NoError(t, err)
+		lease := regexp.MustCompile("lease-[a-z0-9]+").Find(leases)
+		require.NotNil(t, lease, "%s", leases)
+		job := d.job(21, "exit 3")
+		for name, value := range map[string]string{
+			"STEPMUX_LEASE": string(lease), "STEPMUX_MANAGER": "/none", "CI_JOB_ID": "20", "CI_JOB_TIMEOUT": "-1",
+			"JOB_RESPONSE_FILE": "/none", "BUILD_EXIT_CODE_FILE": lied, "BUILD_FAILURE_EXIT_CODE": "0",
+			"SYSTEM_FAILURE_EXIT_CODE": "0", "TMPDIR": "/none", "LARGE": strings.Repeat("x", 100_000),
+		} {
+			job.Variables = append(job.Variables, &runnerproto.Variable{Key: name, Value: value})
+		}
+		result, log := d.run(job)
+		require.Equal(t, "build_script: exit code 3", result.Message, log)
+		require.Contains(t, log, "Job 21 has a slot on vm-0\n")
+		require.NoFileExists(t, lied)
+		require.Equal(t, map[string]int{"vm-0": 1}, d.status(), "the other job has its slot")
+		require.NoError(t, os.WriteFile(gate, nil, 0o600))
+		require.Equal(t, stockmanager.CustomResult{}, other())
 	})
 	t.Run("a bad file with the job is the system's fault", func(t *testing.T) {
 		large := filepath.Join(t.TempDir(), "large")

@@ -2,8 +2,6 @@ package login_test
 
 import (
 	"context"
-	"crypto/rand"
-	"crypto/rsa"
 	"encoding/pem"
 	"errors"
 	"net"
@@ -193,11 +191,8 @@ func TestKeyFileWithAPassphrase(t *testing.T) {
 	s := sshtest.InProcess(t, embeddedvm.Config{})
 	text, err := os.ReadFile(s.IdentityFile)
 	require.NoError(t, err)
-	private, err := ssh.ParseRawPrivateKey(text)
-	require.NoError(t, err)
-	block, err := ssh.MarshalPrivateKeyWithPassphrase(private, "", []byte("secret"))
-	require.NoError(t, err)
-	file := write(t, "locked", string(pem.EncodeToMemory(block)))
+	file := write(t, "locked", string(text))
+	sshtest.Lock(t, file, "secret")
 
 	_, err = login.KeyFile(file)
 	missing := (*ssh.PassphraseMissingError)(nil)
@@ -288,8 +283,7 @@ func TestAgentThatIsGoneOrHangsIsAClearError(t *testing.T) {
 }
 
 func TestRSAKeysSignWithSHA2AlsoFromAnAgent(t *testing.T) {
-	private, err := rsa.GenerateKey(rand.Reader, 2048)
-	require.NoError(t, err)
+	private := rsaKey(t)
 	_, signer := keyFile(t, private)
 	s := sshtest.OpenSSH(
 		t, "AuthorizedKeysFile "+write(t, "authorized_keys", string(ssh.MarshalAuthorizedKey(signer.PublicKey()))),
@@ -308,10 +302,12 @@ func TestRSAKeysSignWithSHA2AlsoFromAnAgent(t *testing.T) {
 func TestKeyFileErrorNamesTheReason(t *testing.T) {
 	dir := t.TempDir()
 	_, private := newKey(t)
-	locked, err := ssh.MarshalPrivateKeyWithPassphrase(private, "", []byte("secret"))
+	plain, _ := keyFile(t, &private)
+	sshtest.Lock(t, plain, "secret")
+	locked, err := os.ReadFile(plain)
 	require.NoError(t, err)
 	for want, content := range map[string]string{
-		"it has a passphrase": string(pem.EncodeToMemory(locked)),
+		"it has a passphrase": string(locked),
 		"not the .pub file":   "ssh-ed25519 AAAA me@here",
 		"not a private key":   string(make([]byte, 100<<10)),
 	} {

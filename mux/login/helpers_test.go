@@ -3,6 +3,8 @@ package login_test
 import (
 	"crypto/ed25519"
 	"crypto/rand"
+	"crypto/rsa"
+	"sync"
 	"testing"
 	"time"
 
@@ -43,6 +45,16 @@ func newKey(t testing.TB) (ssh.Signer, ed25519.PrivateKey) {
 	require.NoError(t, err)
 	return signer, private
 }
+
+// rsaKey returns one key for all tests: to find a new one takes seconds under the race detector.
+func rsaKey(t testing.TB) *rsa.PrivateKey {
+	t.Helper()
+	key, err := newRSAKey()
+	require.NoError(t, err)
+	return key
+}
+
+var newRSAKey = sync.OnceValues(func() (*rsa.PrivateKey, error) { return rsa.GenerateKey(rand.Reader, 2048) })
 
 // requireStage checks the stage of a DialError and whether it is permanent.
 func requireStage(t testing.TB, err error, stage string, permanent bool) {

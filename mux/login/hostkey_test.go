@@ -4,7 +4,6 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
-	"crypto/rsa"
 	"encoding/pem"
 	"fmt"
 	"io"
@@ -137,9 +136,7 @@ func hostKeys(t testing.TB) map[string]any {
 	_, ed := newKey(t)
 	ec, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(t, err)
-	rs, err := rsa.GenerateKey(rand.Reader, 2048)
-	require.NoError(t, err)
-	return map[string]any{ssh.KeyAlgoED25519: &ed, ssh.KeyAlgoECDSA256: ec, ssh.KeyAlgoRSA: rs}
+	return map[string]any{ssh.KeyAlgoED25519: &ed, ssh.KeyAlgoECDSA256: ec, ssh.KeyAlgoRSA: rsaKey(t)}
 }
 
 // keyFile writes a private key as ssh-keygen does.
@@ -340,15 +337,13 @@ func TestSHA1IsRefusedUnlessAllowed(t *testing.T) {
 		"login":        "PubkeyAcceptedAlgorithms ssh-rsa",
 	} {
 		t.Run(name, func(t *testing.T) {
-			rs, err := rsa.GenerateKey(rand.Reader, 2048)
-			require.NoError(t, err)
-			file, host := keyFile(t, rs)
+			file, host := keyFile(t, rsaKey(t))
 			keys := write(t, "authorized_keys", string(ssh.MarshalAuthorizedKey(host.PublicKey())))
 			s := sshtest.OpenSSH(t, line, "HostKey "+file, "AuthorizedKeysFile "+keys)
 			cfg := config(s)
 			cfg.HostKeys = login.PinnedHostKeys(host.PublicKey())
 			cfg.Auth = []login.Auth{login.Key("rsa", host)}
-			_, err = mux.Dial(sshtest.Within(t), s.Addr, cfg)
+			_, err := mux.Dial(sshtest.Within(t), s.Addr, cfg)
 			require.Error(t, err)
 			cfg.AllowSHA1 = true
 			dialWith(t, s, cfg)

@@ -51,7 +51,7 @@ func projectOf(text []byte) *files.Project {
 	sum := sha256.Sum256(text)
 	return &files.Project{
 		Digest: hex.EncodeToString(sum[:]), Size: int64(len(text)),
-		Open: func() (io.ReadSeekCloser, error) { return opened{bytes.NewReader(text)}, nil },
+		Open: func(context.Context) (io.ReadSeekCloser, error) { return opened{bytes.NewReader(text)}, nil },
 	}
 }
 
@@ -100,10 +100,10 @@ func TestManyBuildsAtOnceGetAProjectThatIsSentOnce(t *testing.T) {
 	p := packed(t, map[string]string{"a/b.txt": "text", "c": "more"})
 	open := p.Open
 	var builds, asked sync.WaitGroup
-	p.Open = func() (io.ReadSeekCloser, error) {
+	p.Open = func(ctx context.Context) (io.ReadSeekCloser, error) {
 		sent.Add(1)
 		asked.Wait() // until each build has been told that the archive is not there
-		return open()
+		return open(ctx)
 	}
 	asked.Add(12)
 	for range 12 {
@@ -183,16 +183,16 @@ func TestAnUploadThatIsCutGoesOn(t *testing.T) {
 	p := packed(t, map[string]string{"a": string(random)})
 	whole := p.Open
 	broken, cut := context.WithCancel(t.Context())
-	p.Open = func() (io.ReadSeekCloser, error) {
-		archive, err := whole()
+	p.Open = func(ctx context.Context) (io.ReadSeekCloser, error) {
+		archive, err := whole(ctx)
 		return &cutAt{archive, 2 << 20, cut}, err
 	}
 	_, progress, err := vm.Place(broken, b, p)
 	require.Error(t, err)
 	require.True(t, progress)
 	from := int64(-1)
-	p.Open = func() (io.ReadSeekCloser, error) {
-		archive, err := whole()
+	p.Open = func(ctx context.Context) (io.ReadSeekCloser, error) {
+		archive, err := whole(ctx)
 		return &toldSeek{archive, &from}, err
 	}
 	dir, _, err := vm.Place(t.Context(), b, p)
@@ -233,8 +233,8 @@ func TestAnArchiveThatWasChangedIsNotUsed(t *testing.T) {
 	t.Parallel()
 	cache, vm := cacheDir(t), &files.VM{}
 	p := packed(t, map[string]string{"a": "b"})
-	other, _ := packed(t, map[string]string{"a": "harm"}).Open()
-	p.Open = func() (io.ReadSeekCloser, error) { return other, nil }
+	other, _ := packed(t, map[string]string{"a": "harm"}).Open(t.Context())
+	p.Open = func(context.Context) (io.ReadSeekCloser, error) { return other, nil }
 	q := *p
 	text, err := io.ReadAll(other)
 	require.NoError(t, err)

@@ -57,7 +57,8 @@ type Source struct {
 	Format Format
 	// JobName is the job of a .gitlab-ci.yml or of a workflow. It may be empty if the file has only one.
 	JobName string
-	// Inputs are values for the inputs in the spec of steps: strings as they are, all other types as JSON.
+	// Inputs are values for the inputs in the spec of steps or of a .gitlab-ci.yml: strings as they are, all other types
+	// as JSON.
 	Inputs map[string]string
 	// Matrix has the values of a workflow's matrix for this run: JSON, or else texts. Those of parallel: matrix in a
 	// .gitlab-ci.yml choose one of the builds of the job.
@@ -244,9 +245,6 @@ func readSteps(src Source) (*Job, error) {
 
 // readGitLabCI reads the builds of a job of a .gitlab-ci.yml.
 func readGitLabCI(src Source, builds func(f *gitlabci.File, name string) ([]string, error)) ([]*Job, error) {
-	if len(src.Inputs) > 0 {
-		return nil, errors.New("inputs are for steps; a job of a .gitlab-ci.yml takes variables")
-	}
 	file, closeFile, err := openGitLabCI(src)
 	if err != nil {
 		return nil, err
@@ -304,7 +302,7 @@ func openGitLabCI(src Source) (file *gitlabci.File, closeFile func(), err error)
 	}
 	cfg := gitlabci.Config{
 		Open: open, Changed: src.Changed, ProjectDir: src.WorkDir, Matrix: src.Matrix, InContainer: src.InContainer,
-		Colours: src.Colours, Given: plainVars(src.Vars),
+		Colours: src.Colours, Given: plainVars(src.Vars), Inputs: src.Inputs,
 		List: func() ([]string, error) { return listFiles(src.WorkDir) },
 		Predefined: append(plainVars(src.Predefined), gitlabci.Variable{Name: "CI", Value: "true"},
 			gitlabci.Variable{Name: "CI_PROJECT_NAME", Value: filepath.Base(src.WorkDir)}),

@@ -79,9 +79,9 @@ func TestInputsThatDoNotFitAreRefused(t *testing.T) {
 	}
 	_, err := Read(Source{
 		Name: "ci.yml", Text: []byte("j: {script: [a]}"), Format: GitLabCI,
-		Inputs: map[string]string{"a": "b"},
+		Inputs: map[string]string{"a": "b"}, WorkDir: t.TempDir(),
 	})
-	require.EqualError(t, err, "inputs are for steps; a job of a .gitlab-ci.yml takes variables")
+	require.EqualError(t, err, "ci.yml: the file has no spec, and so takes no inputs")
 }
 
 func TestJSONIsReadAsItStands(t *testing.T) {

@@ -231,7 +231,7 @@ func (d *draft) lines(key string, n *yaml.Node, depth int) (all []string) {
 
 // unresolved adds a notice if n has $[[ ]].
 func (d *draft) unresolved(n *yaml.Node) {
-	const notice = "$[[ ]] stays as it is: only a server replaces it by the inputs of the file"
+	const notice = "$[[ ]] stays as it is: it is about no input of its file"
 	if holdsText(n, "$[[") && !slices.Contains(d.notices, notice) {
 		d.notices = append(d.notices, notice)
 	}

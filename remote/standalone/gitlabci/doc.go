@@ -2,7 +2,7 @@
 //
 // [Read] reads the file and its includes into a [File]. [File.Job] compiles one job to a Definition of
 // remote/api/stepmuxv1, which the engine runs. In between it does the work of GitLab's server, in the same order:
-// include, extends, !reference, default, variables. A job consists of
+// include and the inputs of files, extends, !reference, default, variables, rules. A job consists of
 //
 //   - setup, run and teardown, lists of steps. teardown also runs after a failure;
 //   - before_script and script, which become one script that ends with the first failing line, and after_script, which

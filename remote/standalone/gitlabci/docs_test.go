@@ -12,13 +12,13 @@ import (
 
 // samples are files with one keyword each; the others are keys of the job j with the value x.
 var samples = map[string]string{
-	"default": "default: {tags: [x]}\n", "include": "include: a.yml\n", "spec": "spec: {inputs: {a: }}\n---\n",
+	"default": "default: {tags: [x]}\n", "include": "include: a.yml\n", "spec": "spec: {inputs: {a: {default: b}}}\n---\n",
 	"stages": "stages: [test]\n", "workflow": "workflow: {rules: [{when: always}]}\n", "variables": "variables: {A: b}\n",
 	"include:local": "include: {local: a.yml}\n", "include:project": "include: {project: a/b, file: c}\n",
 	"include:remote": "include: {remote: 'https://x.test/a'}\n", "include:template": "include: {template: A}\n",
 	"include:component": "include: {component: x.test/a@1}\n", "include:artifact": "include: {artifact: a, job: b}\n",
 	"include:rules":  "include: {local: a.yml, rules: [{when: always}]}\n",
-	"include:inputs": "include: {local: a.yml, inputs: {a: b}}\n",
+	"include:inputs": "include: {local: b.yml, inputs: {a: b}}\n",
 	"include:file":   "include: {local: a.yml, file: a}\n", "include:ref": "include: {local: a.yml, ref: a}\n",
 	"include:job": "include: {local: a.yml, job: a}\n", "include:integrity": "include: {local: a.yml, integrity: a}\n",
 	"include:cache": "include: {local: a.yml, cache: 1h}\n",
@@ -75,7 +75,9 @@ func TestTheTableOfKeywordsIsTrue(t *testing.T) {
 			text = "j: {script: [x], " + name + ": x}\n"
 		}
 		got := "works"
-		file, err := Read("ci.yml", []byte(text), project{"a.yml": "variables: {}"}.config())
+		file, err := Read("ci.yml", []byte(text), project{
+			"a.yml": "variables: {}", "b.yml": "spec: {inputs: {a: }}\n---\nvariables: {}\n",
+		}.config())
 		require.NoError(t, err, text)
 		for _, job := range file.Jobs() {
 			names, err := file.Builds(job)

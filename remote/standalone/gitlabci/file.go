@@ -28,6 +28,8 @@ type Config struct {
 	// ProjectDir is the value of CI_PROJECT_DIR. If empty, it is known when the job runs: it is the work directory of the
 	// steps.
 	ProjectDir string
+	// Inputs are values for the inputs in the spec of the file: texts as they are, all other types as YAML.
+	Inputs map[string]string
 	// Matrix has values of parallel: matrix, which choose one of the builds of a job.
 	Matrix map[string]string
 	// InContainer tells that the caller runs jobs in the containers that they describe: then no notice is about that.
@@ -46,7 +48,8 @@ type File struct {
 	names   []string              // of all jobs, in order
 	whole   map[string]*yaml.Node // jobs, merged with those they extend
 	notices []string
-	left    []string // includes from elsewhere, which were left out
+	left    []string     // includes from elsewhere, which were left out
+	missing []*yaml.Node // the names of inputs without a value
 
 	paths   []string            // of the project, once they are listed
 	changes map[string][]string // of the project, by what they are compared with
@@ -161,25 +164,24 @@ func (f *File) Check(inspect func(name string, job *Job) error) []error {
 	return errs
 }
 
-// topOf returns the mapping of jobs in the documents of src.
-func (f *File) topOf(src *lang.Source) *yaml.Node {
+// topOf returns the mapping of jobs in the documents of src, and the header before it, nil without one.
+func (f *File) topOf(src *lang.Source) (header, top *yaml.Node) {
 	docs := src.Docs
 	if len(docs) == 2 && find(docs[0], "spec") != nil {
-		docs = docs[1:]
-		f.notice("spec of the file: only a server fills in its inputs")
+		header, docs = f.tree.expand(src, docs[0], 0), docs[1:]
 	}
 	switch {
 	case len(docs) == 0:
-		return f.tree.fail(src.Errorf(nil, "the file is empty; write a job: a name, and below it script: or run:"))
+		return nil, f.tree.fail(src.Errorf(nil, "the file is empty; write a job: a name, and below it script: or run:"))
 	case len(docs) > 1:
-		return f.tree.fail(src.Errorf(docs[1], "the file has one document, after one with a spec; this is one too many"))
+		return nil, f.tree.fail(src.Errorf(docs[1],
+			"the file has one document, after one with a spec; this is one too many"))
 	}
-	top := f.tree.expand(src, docs[0], 0)
-	if top.Kind != yaml.MappingNode {
-		return f.tree.fail(src.Errorf(docs[0],
+	if top = f.tree.expand(src, docs[0], 0); top.Kind != yaml.MappingNode {
+		return nil, f.tree.fail(src.Errorf(docs[0],
 			"the file must be a mapping of jobs, not %s; for a list of steps use the format steps", describe(top)))
 	}
-	return top
+	return header, top
 }
 
 // notice adds a notice about the file, once.

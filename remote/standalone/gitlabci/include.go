@@ -21,12 +21,16 @@ type includer struct {
 	open  func(path string) ([]byte, error) // of the project whose file is being read
 	stack []string                          // the files being read, the outermost first
 	place string                            // the project whose file is being read; empty for this one
+	given *yaml.Node                        // the inputs for the file that is read next; may be nil
 	count int
 }
 
-// load returns the content of src, merged over its includes.
+// load returns the content of src, with its inputs, merged over its includes.
 func (in *includer) load(src *lang.Source) *yaml.Node {
-	top := in.file.topOf(src)
+	given := in.given
+	in.given = nil
+	header, content := in.file.topOf(src)
+	top := in.fill(header, content, given)
 	include := find(top, "include")
 	if isNull(include) {
 		return top
@@ -69,6 +73,10 @@ var otherIncludeKeys = []string{"rules", "file", "ref", "job", "integrity", "cac
 func (in *includer) entry(n *yaml.Node) *yaml.Node {
 	t := in.file.tree
 	name, at := "", n
+	in.given = nil
+	if given := find(n, "inputs"); !isNull(given) {
+		in.given = given
+	}
 	switch n.Kind { //nolint:exhaustive // there are no others
 	case yaml.ScalarNode:
 		if name = n.Value; strings.Contains(name, "://") {
@@ -82,9 +90,7 @@ func (in *includer) entry(n *yaml.Node) *yaml.Node {
 				name = at.Value
 			case kinds[key] != "":
 				return in.elsewhere(findKey(n, key), key, n)
-			case key == "inputs":
-				in.file.notice("inputs of include")
-			case slices.Contains(otherIncludeKeys, key):
+			case key == "inputs", slices.Contains(otherIncludeKeys, key):
 			default:
 				return t.failf(findKey(n, key), "unknown key%s of include; use local", lang.Quote(key))
 			}
@@ -215,9 +221,9 @@ func (in *includer) readAs(at *yaml.Node, name, place string) *yaml.Node {
 	if err != nil {
 		return t.fail(err)
 	}
-	was := in.place
+	was, given := in.place, in.given
 	in.place, in.stack = place, append(in.stack, key)
-	defer func() { in.place, in.stack = was, in.stack[:len(in.stack)-1] }()
+	defer func() { in.place, in.given, in.stack = was, given, in.stack[:len(in.stack)-1] }()
 	return in.load(src)
 }
 

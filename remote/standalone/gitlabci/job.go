@@ -46,13 +46,14 @@ var (
 	scripts = []string{"before_script", "script", "after_script"}
 	// about are known keys that run nothing.
 	about = []string{
-		"extends", "variables", "stage", "inherit", "tags", "interruptible", "parallel", "rules", "trigger",
+		"extends", "variables", "stage", "inherit", "tags", "interruptible", "parallel", "rules", "only", "except",
+		"trigger",
 	}
 	// ignored are keys for a server or a runner.
 	ignored = []string{
-		"allow_failure", "artifacts", "cache", "coverage", "dast_configuration", "dependencies", "environment", "except",
-		"hooks", "id_tokens", "identity", "image", "manual_confirmation", "needs", "only", "pages", "publish", "release",
-		"resource_group", "retry", "secrets", "services", "start_in", "timeout", "when",
+		"allow_failure", "artifacts", "cache", "coverage", "dast_configuration", "dependencies", "environment", "hooks",
+		"id_tokens", "identity", "image", "manual_confirmation", "needs", "pages", "publish", "release", "resource_group",
+		"retry", "secrets", "services", "start_in", "timeout", "when",
 	}
 )
 
@@ -77,6 +78,9 @@ type draft struct {
 // lists the jobs. Errors of the file have the type [*lang.Error].
 func (f *File) Job(name string) (*Job, error) {
 	f.tree.err = nil // that of another job
+	for _, input := range f.missing {
+		f.tree.failf(input, "the input%s has no value and no default; give it one by --input", lang.Quote(input.Value))
+	}
 	d := f.find(name)
 	d.check()
 	return f.compile(d, d.choose(name))

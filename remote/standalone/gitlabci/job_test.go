@@ -178,13 +178,10 @@ j: {script: ["echo $[[ inputs.a ]]"], artifacts: {paths: [a]}, stage: test, tags
 `, "j")
 	require.Equal(t, []string{
 		"not done here, but by a server or runner: artifacts, cache, image, needs",
-		"$[[ ]] stays as it is: only a server replaces it by the inputs of the file",
+		"$[[ ]] stays as it is: it is about no input of its file",
 	}, j.Notices)
 	require.Equal(t, "echo $[[ inputs.a ]]", script(j))
 	require.Empty(t, job(t, "j: {script: [a], stage: x}", "j").Notices)
-	require.Equal(t,
-		[]string{"not done here, but by a server or runner: spec of the file: only a server fills in its inputs"},
-		job(t, "spec: {inputs: {a: }}\n---\nj: {script: [a]}\n", "j").Notices)
 }
 
 func TestIncludedFilesLieBelowTheFile(t *testing.T) {

@@ -75,7 +75,7 @@ func TestFilesOfRealShapes(t *testing.T) {
 		},
 		{
 			file: "node.yml", job: "pages", script: "npm ci --no-audit\necho ready\nnpm run docs",
-			notices: []string{"artifacts, environment, image, only, pages, retry"},
+			notices: []string{"artifacts, environment, image, pages, retry", "this job, by its only and except"},
 		},
 		{
 			file: "infra.yml", job: "apply prod", given: main, script: "cd \"$TF_ROOT\"\nterraform apply plan",

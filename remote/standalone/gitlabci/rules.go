@@ -237,7 +237,7 @@ func includePattern(path string) (*regexp.Regexp, error) {
 // ruling is the part that rules have in a job.
 type ruling struct {
 	when         string // empty if the rules say nothing
-	out          bool   // a pipeline would not have the job
+	out          string // the keys by which a pipeline would not have the job; empty if it would
 	allowFailure *yaml.Node
 	variables    *yaml.Node
 }
@@ -245,12 +245,15 @@ type ruling struct {
 // judge evaluates the rules of the job with its variables.
 func (d *draft) judge(e *expander) (r ruling) {
 	n := find(d.node, "rules")
+	if !d.selected(e) {
+		r.out = "only and except"
+	}
 	if isNull(n) {
 		return r
 	}
 	rule := d.file.matched(n, jobRuleKeys, e)
 	if rule == nil {
-		r.out = true
+		r.out = "rules"
 		return r
 	}
 	if when := find(rule, "when"); when != nil {
@@ -264,8 +267,8 @@ func (d *draft) judge(e *expander) (r ruling) {
 func (d *draft) tell(r ruling) {
 	say := func(text string) { d.notices = append(d.notices, text) }
 	switch {
-	case r.out:
-		say("a pipeline with these variables would not have this job, by its rules; it runs because you named it")
+	case r.out != "":
+		say("a pipeline with these variables would not have this job, by its " + r.out + "; it runs because you named it")
 	case r.when != "" && r.when != lang.Always && r.when != "on_success":
 		say(fmt.Sprintf("the rules of this job have when: %.32s; it runs because you named it", r.when))
 	}

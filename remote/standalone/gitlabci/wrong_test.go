@@ -139,6 +139,7 @@ func FuzzRead(f *testing.F) {
 	f.Add("include: a.yml\ndefault: {setup: [{script: a}]}\nvariables: {A: $B, B: ${A}}\n" +
 		"j: {extends: .b, script: [!reference [.b, script]]}\n.b: &b {script: [a], teardown: [{script: b}]}\n" +
 		"k: {<<: *b, after_script: c}\n")
+	f.Add(component + "j: {script: [$A], only: ['/a/i@b', tags], except: {variables: [$A], changes: [a]}}\n")
 	f.Add("j: {run: [{name: a, step: ./b, inputs: {c: 1}}], inherit: {default: [run]}}\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		file, err := Read("ci.yml", []byte(text), project{"a.yml": "i: {script: [a]}"}.config())

@@ -1,0 +1,64 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/liveheap"
+	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/remote/archive"
+)
+
+// A project with many files, and with some that no build may have: of those few are told, and nothing waits for them.
+func TestAProjectOfManyFilesWithSocketsAndLinksIsPacked(t *testing.T) {
+	t.Parallel()
+	dir := sshtest.SocketDir(t)
+	const files, each = 3000, 20
+	var want []string
+	for i := range files {
+		name := fmt.Sprintf("d%d/f%d", i%30, i)
+		if i < 30 {
+			require.NoError(t, os.Mkdir(filepath.Join(dir, filepath.Dir(name)), 0o755))
+		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
+		want = append(want, name)
+	}
+	for i := range each {
+		in := func(name string) string { return filepath.Join(dir, fmt.Sprintf("%s%d", name, i)) }
+		require.NoError(t, unix.Mkfifo(in("fifo"), 0o600))
+		require.NoError(t, os.Symlink("/etc/passwd", in("absolute")))
+		require.NoError(t, os.Symlink("../../x", in("above")))
+		require.NoError(t, os.Symlink("loop", in("loop")))
+		listener, err := net.Listen("unix", in("s"))
+		require.NoError(t, err)
+		defer listener.Close()
+	}
+	var warnings bytes.Buffer
+	before := liveheap.Bytes()
+	p, err := packProject(t.Context(), dir, &warnings)
+	require.NoError(t, err)
+	defer p.Close()
+	require.Less(t, liveheap.Bytes()-before, int64(1<<20), "nothing of it is kept in memory")
+	lines := strings.Split(strings.TrimSpace(warnings.String()), "\n")
+	require.LessOrEqual(t, len(lines), maxWarnings+1, "%s", &warnings)
+	require.Contains(t, warnings.String(), "left out")
+	to := t.TempDir()
+	n, err := archive.Extract(t.Context(), p.file, to, archive.Bounds{})
+	require.NoError(t, err)
+	for _, name := range want {
+		require.FileExists(t, filepath.Join(to, name))
+	}
+	for _, name := range []string{"fifo0", "absolute0", "above0", "s0"} {
+		_, err := os.Lstat(filepath.Join(to, name))
+		require.ErrorIs(t, err, os.ErrNotExist, name)
+	}
+	require.GreaterOrEqual(t, n, files)
+}

@@ -1,0 +1,92 @@
+package manager_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/connector/kubernetes"
+	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/manager"
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/internal/dockertest"
+	"github.com/stepmux/stepmux/internal/runnertest"
+)
+
+// A build in a container goes on without its manager, with its files, and the next manager ends it.
+func TestABuildInAContainerOutlivesItsManager(t *testing.T) {
+	d := dockertest.Start(t)
+	end, err := runnertest.Program()
+	require.NoError(t, err)
+	bin, err := program.LoadBinary(end)
+	require.NoError(t, err)
+	f, dir := newFleet(t), t.TempDir()
+	f.provide = func(cfg *instance.Config) {
+		cfg.Docker.Socket, cfg.ContainerPrograms = d.Socket, []*program.Binary{bin}
+	}
+	f.change = func(cfg *manager.Config) {
+		cfg.Place = func(own *docker.Spec) (*docker.Spec, *kubernetes.Spec, error) {
+			if own == nil {
+				return nil, nil, nil
+			}
+			box := *own
+			box.Network, box.Volumes = "none", []string{dir + ":/shared"}
+			return &box, nil, box.Check()
+		}
+	}
+	m := f.start(t)
+	text, digest := archive(t, "in.txt", "from the project")
+	_, err = m.keep(text, digest)
+	require.NoError(t, err)
+	j := fileJob(text, digest, "echo $COLOUR begun\nuntil [ -e /shared/go ]; do sleep 0.01; done\necho done")
+	j.Steps = append([]byte("image: "+dockertest.Image+"\n"), j.Steps...)
+	resp, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: j})
+	require.NoError(t, err)
+	m.await(resp.GetId(), "of-the-image begun\n")
+	m.stop()
+	require.Len(t, d.Containers(t), 1)
+	m = f.start(t)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "go"), nil, 0o600))
+	log, b := m.wait(resp.GetId(), 0)
+	require.Empty(t, b.GetResult().GetReason(), b.GetResult().GetMessage())
+	require.Contains(t, log, "from the project\nof-the-image begun\ndone\n")
+	require.Empty(t, b.GetResult().GetLeft())
+	said, err := m.unpacked(resp.GetId(), "out/said")
+	require.NoError(t, err)
+	require.Equal(t, "from the project", said)
+	require.Empty(t, d.Containers(t))
+
+	// One whose container is gone is lost, and not started again.
+	require.NoError(t, os.Remove(filepath.Join(dir, "go")))
+	resp, err = m.Submit(t.Context(), &pb.SubmitRequest{Job: j})
+	require.NoError(t, err)
+	m.await(resp.GetId(), "of-the-image begun\n")
+	m.stop()
+	d.RemoveAll(t)
+	m = f.start(t)
+	_, b = m.wait(resp.GetId(), 0)
+	require.Equal(t, "runner_system_failure", b.GetResult().GetReason())
+	require.Contains(t, b.GetResult().GetMessage(), "has ended (was the Docker daemon started anew?")
+	require.Empty(t, d.Containers(t))
+}
+
+func TestAJobWithAnImageIsRefusedWhereBuildsHaveNoContainers(t *testing.T) {
+	t.Parallel()
+	m := newFleet(t).start(t)
+	for text, says := range map[string]string{
+		"image: busybox:1\n": "this manager's builds do not run in containers",
+		"image: {nam: x}\n":  `job.yml:1:9: unknown key "nam" of image`,
+	} {
+		j := job("true")
+		j.Steps = append([]byte(text), j.Steps...)
+		_, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: j})
+		require.Equal(t, codes.InvalidArgument, status.Code(err), "%v", err)
+		require.ErrorContains(t, err, says)
+	}
+}

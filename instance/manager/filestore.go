@@ -1,0 +1,183 @@
+package manager
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/stepmux/stepmux/internal/contents"
+)
+
+const (
+	// projectsDir and artifactsDir are the directories of archives in the state directory.
+	projectsDir, artifactsDir = "projects", "artifacts"
+	artifactsSuffix           = ".tar.zst"
+)
+
+// fileStore has the archives of the projects of builds that wait or run, by their SHA-256, and the artifacts of builds
+// that have ended, by the build's ID. It is safe for concurrent use.
+type fileStore interface {
+	// hasProject reports whether a project is there, and notes its use.
+	hasProject(ctx context.Context, digest string, size int64) (bool, error)
+	// beginProject makes room for a project that is about to arrive. The caller discards it, or gives it to keepProject,
+	// after which it is on disk.
+	beginProject(ctx context.Context, digest string, size int64) (*contents.Upload, error)
+	keepProject(ctx context.Context, upload *contents.Upload) error
+	// useProject keeps a project for a request that is about to be queued, and reports whether it is there.
+	useProject(ctx context.Context, digest string, size int64) (bool, error)
+	// openProject opens a project. The caller closes it.
+	openProject(ctx context.Context, digest string, size int64) (*os.File, error)
+	// keepArtifacts keeps an archive. It may give the file another name.
+	keepArtifacts(ctx context.Context, id string, archive *os.File) error
+	// readArtifacts writes an archive to a Writer. Without one the error wraps fs.ErrNotExist.
+	readArtifacts(ctx context.Context, id string, to io.Writer) error
+	// artifactsSize returns the length of the artifacts that are kept of a build, 0 without any.
+	artifactsSize(ctx context.Context, id string) (int64, error)
+	// sweep removes files that are too old, and projects that no build needs until there is room for so many bytes more.
+	sweep(ctx context.Context, more int64) error
+}
+
+// dirFiles is the fileStore of a manager that shares nothing: directories of its own.
+type dirFiles struct {
+	projects  *contents.Store
+	artifacts *contents.Store // by build; their names are no digests
+	// needed returns the projects that the queue needs.
+	needed func(context.Context) (map[string]bool, error)
+
+	mu sync.Mutex // guards the following, and removals from projects
+	// recent and earlier have the projects of requests since the queue was looked through the last time, and the time
+	// before. A request may be in neither list of the queue, but then it is here.
+	recent, earlier map[string]bool
+}
+
+// openFiles opens the files of a manager, in its state directory or in the cluster of its store.
+func openFiles(ctx context.Context, s *store, cfg *Config) (fileStore, error) {
+	f := &dirFiles{
+		projects: &contents.Store{
+			Dir: filepath.Join(cfg.Dir, projectsDir), Bytes: cfg.FileBytes, Age: cfg.Keep, Sync: !s.shared,
+		},
+		artifacts: &contents.Store{Dir: filepath.Join(cfg.Dir, artifactsDir), Bytes: cfg.FileBytes, Age: cfg.Keep},
+		needed:    s.queuedProjects, recent: map[string]bool{},
+	}
+	for _, dir := range []string{f.projects.Dir, f.artifacts.Dir} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, err
+		}
+	}
+	parts, err := filepath.Glob(filepath.Join(f.artifacts.Dir, ".*")) // of a manager that was killed
+	for _, part := range parts {
+		_ = os.Remove(part) // it takes room only
+	}
+	if err != nil || !s.shared {
+		return f, err
+	}
+	return openSharedFiles(ctx, s, cfg, f.projects)
+}
+
+func (f *dirFiles) hasProject(_ context.Context, digest string, size int64) (bool, error) {
+	kept, err := f.projects.Find(digest, size)
+	if kept == nil {
+		return false, err
+	}
+	return true, kept.Close()
+}
+
+func (f *dirFiles) beginProject(ctx context.Context, digest string, size int64) (*contents.Upload, error) {
+	if f.projects.Sweep(size, func(string) bool { return true }) > 0 { // there is no room
+		if err := f.sweepProjects(ctx, size); err != nil {
+			return nil, err
+		}
+	}
+	return f.projects.Begin(digest, size)
+}
+
+func (f *dirFiles) keepProject(_ context.Context, upload *contents.Upload) error {
+	kept, err := f.projects.Keep(upload)
+	if err != nil {
+		return err
+	}
+	return kept.Close()
+}
+
+func (f *dirFiles) useProject(_ context.Context, digest string, _ int64) (bool, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.recent[digest] = true
+	return f.projects.Touch(digest), nil
+}
+
+func (f *dirFiles) openProject(_ context.Context, digest string, _ int64) (*os.File, error) {
+	return os.Open(filepath.Join(f.projects.Dir, digest))
+}
+
+func (f *dirFiles) keepArtifacts(_ context.Context, id string, archive *os.File) error {
+	if err := archive.Sync(); err != nil {
+		return err
+	}
+	if err := os.Rename(archive.Name(), f.artifactsFile(id)); err != nil {
+		return err
+	}
+	f.artifacts.Sweep(0, func(name string) bool { return name == id+artifactsSuffix })
+	return nil
+}
+
+func (f *dirFiles) artifactsFile(id string) string {
+	return filepath.Join(f.artifacts.Dir, id+artifactsSuffix)
+}
+
+func (f *dirFiles) readArtifacts(_ context.Context, id string, to io.Writer) error {
+	file, err := os.Open(f.artifactsFile(id))
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	_, err = io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{file}, make([]byte, filePiece))
+	return err
+}
+
+func (f *dirFiles) artifactsSize(_ context.Context, id string) (int64, error) {
+	info, err := os.Stat(f.artifactsFile(id))
+	if err != nil {
+		return 0, nil //nolint:nilerr // it is of no use then
+	}
+	return info.Size(), nil
+}
+
+func (f *dirFiles) sweep(ctx context.Context, more int64) error {
+	f.artifacts.Sweep(0, nil)
+	return f.sweepProjects(ctx, more)
+}
+
+func (f *dirFiles) sweepProjects(ctx context.Context, more int64) error {
+	if entries, err := os.ReadDir(f.projects.Dir); err != nil || len(entries) == 0 {
+		return err
+	}
+	f.mu.Lock()
+	f.recent, f.earlier = map[string]bool{}, f.recent
+	f.mu.Unlock()
+	needed, err := f.needed(ctx)
+	if err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	maps.Copy(needed, f.recent)
+	maps.Copy(needed, f.earlier)
+	return noRoom(f.projects.Sweep(more, func(digest string) bool { return needed[digest] }))
+}
+
+// noRoom returns an error unless over, the bytes of projects that there are too many, is 0.
+func noRoom(over int64) error {
+	if over <= 0 {
+		return nil
+	}
+	return status.Error(codes.ResourceExhausted, fmt.Sprintf("the projects of builds that wait or run take all the room "+
+		"that the manager has for them: %d bytes too few", over))
+}
