@@ -37,7 +37,7 @@ failure, and 2 for wrong usage.
 
 Example:
   stepmux cache-archiver --file /cache/project/main/cache.zip --path node_modules`,
-	"cache-extractor": `Unpack an archive that cache-archiver wrote in the working directory, after it was downloaded from a presigned
-URL if there is one. If there is no archive, the exit code is 1, as for a failure: the manager's script then tries
-another key or goes on without.`,
+	"cache-extractor": `Unpack an archive that cache-archiver wrote in the working directory, after it was downloaded from a
+presigned URL if there is one. If there is no archive, the exit code is 1, as for a failure: the manager's script then
+tries another key or goes on without.`,
 }
