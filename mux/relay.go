@@ -99,7 +99,7 @@ func (c *Conn) startRelay(ctx context.Context, cmd Command) (_ *relay.Relay, kee
 		}
 		return nil, 0, err
 	}
-	r, err := relay.New(ctx, relayCarrier{p}, relay.Config{
+	r, err := relay.New(ctx, &relayCarrier{p: p}, relay.Config{
 		RTT:    <-rtt,
 		Stderr: said.String,
 		Exit: func(ctx context.Context) error {
@@ -133,20 +133,64 @@ func (c *Conn) startRelay(ctx context.Context, cmd Command) (_ *relay.Relay, kee
 
 // relayCarrier is the session of a relay. It reads and writes the SSH library's channel without the goroutines of a
 // channelStream: the relay has its own.
-type relayCarrier struct{ p *sessionProcess }
+//
+// While much comes it reads large pieces. That costs a copy, but the library sends a window update to the server for
+// each read of a channel in which three packets wait.
+type relayCarrier struct {
+	p *sessionProcess
 
-func (c relayCarrier) Read(p []byte) (int, error) {
-	n, err := c.p.ssh.Read(p)
-	if err != nil {
-		err = c.p.readError(err)
-	}
-	return n, err
+	// Owned by Read:
+	bulk *[bulkChunk]byte // nil but while much comes
+	rest []byte           // of bulk, read from the channel
+	more bool             // the last read was a large one
 }
 
-func (c relayCarrier) Write(p []byte) (int, error) { return c.p.ssh.Write(p) }
-func (c relayCarrier) CloseWrite() error           { return c.p.ssh.CloseWrite() }
+func (c *relayCarrier) Read(p []byte) (int, error) {
+	if len(c.rest) == 0 && c.more {
+		if err := c.fill(); err != nil {
+			return 0, err
+		}
+	}
+	if len(c.rest) == 0 {
+		c.free()
+		n, err := c.p.ssh.Read(p)
+		if err != nil {
+			return n, c.p.readError(err)
+		}
+		c.more = n == len(p)
+		return n, nil
+	}
+	n := copy(p, c.rest)
+	c.rest = c.rest[n:]
+	return n, nil
+}
 
-func (c relayCarrier) Close() error {
+// fill reads a large piece.
+func (c *relayCarrier) fill() error {
+	if c.bulk == nil {
+		c.bulk = bulks.Get().(*[bulkChunk]byte)
+	}
+	n, err := c.p.ssh.Read(c.bulk[:])
+	c.rest, c.more = c.bulk[:n], n >= chunkSize
+	if err != nil {
+		c.free()
+		return c.p.readError(err)
+	}
+	return nil
+}
+
+// free gives the buffer back. Idempotent.
+func (c *relayCarrier) free() {
+	if c.bulk != nil {
+		bulks.Put(c.bulk)
+		c.bulk, c.rest = nil, nil
+	}
+}
+
+func (c *relayCarrier) Write(p []byte) (int, error) { return c.p.ssh.Write(p) }
+func (c *relayCarrier) CloseWrite() error           { return c.p.ssh.CloseWrite() }
+
+func (c *relayCarrier) Close() error {
 	c.p.Close()
 	return nil
 }

@@ -67,7 +67,9 @@ func TestScripts(t *testing.T) {
 			// Short enough for sockets, and visible to the script.
 			env.Setenv("TMPDIR", sshtest.SocketDir(tb))
 			env.Setenv("HOME", env.WorkDir)
-			env.Setenv(wire.IsolationVar, "off")     // the scripts keep files in /tmp
+			env.Setenv(wire.IsolationVar, "off") // the scripts keep files in /tmp
+			// Else a program built with the race detector sleeps for a second before it exits.
+			env.Setenv("GORACE", "atexit_sleep_ms=0")
 			stepmux, err := exec.LookPath("stepmux") // of testscript.Main
 			env.Setenv("STEPMUX", stepmux)
 			if err != nil {

@@ -99,7 +99,9 @@ func TestAThousandMachinesAtOneAddress(t *testing.T) {
 			}
 			p.next(signer(i))
 		}
-		require.NoError(t, p.dial(keys, id, p.client), "%s, again", id)
+		if i%10 == 0 || i == swapped {
+			require.NoError(t, p.dial(keys, id, p.client), "%s, again", id)
+		}
 		if i%10 > 0 { // nobody reports the end of the others
 			require.NoError(t, keys.Forget(t.Context(), id))
 		}
