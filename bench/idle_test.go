@@ -1,17 +1,23 @@
 package bench
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/relay"
 )
 
 // benchmarkIdleMemory measures the memory of the VM's end while it has nothing to do: of a step runner that has no job
 // yet, by itself and with the processes it keeps ready, of a relay, and of a step runner beside a relay, with which it
-// shares the pages of the program.
+// shares the pages of the program. serve-of-relay has one process more to share them with.
 func benchmarkIdleMemory(b *testing.B) {
 	r := inTurns(b, usual, []candidate{
 		{name: "serve", run: func(r *results) error {
@@ -41,10 +47,46 @@ func benchmarkIdleMemory(b *testing.B) {
 			if started != nil {
 				return errors.Join(err, started, client.Close())
 			}
-			return errors.Join(err, r.memory("serve-beside-relay", process{pid: s.serve.Process.Pid}), s.close(), client.Close())
+			err = errors.Join(err, r.memory("serve-beside-relay", process{pid: s.serve.Process.Pid}), s.close())
+			return errors.Join(err, r.ofRelay(b, v, client, process{pid: stream.cmd.Process.Pid}), client.Close())
 		}},
 	})
-	r.medians("PSS-MiB", "serve", "serve-and-its-own", "relay", "serve-beside-relay")
+	r.medians("PSS-MiB", "serve", "serve-and-its-own", "relay", "serve-beside-relay", "serve-of-relay",
+		"spare-of-relay")
+}
+
+// ofRelay measures a step runner that the relay starts and connects to, as a manager's does, and the one that the relay
+// then keeps ready for the next build.
+func (r *results) ofRelay(b *testing.B, v *vm, client *relay.Relay, parent process) error {
+	socket, err := wire.SocketPath(v.tmp, wire.BuildID(rand.Text()))
+	if err != nil {
+		return err
+	}
+	serve, err := client.Start(b.Context(), mux.Command{
+		Argv: []string{stepmux(b), "steps", "serve", "--socket", socket}, Ready: socket,
+	})
+	if err != nil {
+		return err
+	}
+	rpc, err := firstCall(b.Context(), func() (io.ReadWriteCloser, error) { return client.DialReady(b.Context(), socket) })
+	if err != nil {
+		return errors.Join(err, serve.Close())
+	}
+	var both []process
+	tick := time.NewTicker(tick)
+	defer tick.Stop()
+	for end := time.Now().Add(sshtest.Bound); len(both) < 2 && err == nil; <-tick.C {
+		var p processes
+		if p, err = readProcesses(); err == nil && time.Now().After(end) {
+			err = errors.New("the relay keeps no step runner ready")
+		}
+		both = serving(p[parent.pid])
+	}
+	if err == nil {
+		slices.SortFunc(both, func(x, y process) int { return x.pid - y.pid })
+		err = errors.Join(r.memory("serve-of-relay", both[0]), r.memory("spare-of-relay", both[1]))
+	}
+	return errors.Join(err, rpc.Close(), serve.CloseWrite(), serve.Wait(b.Context()))
 }
 
 // memory adds the memory of processes together, in MiB, to the values of name.

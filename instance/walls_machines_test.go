@@ -1,9 +1,11 @@
 package instance_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -28,15 +30,17 @@ var narrowMachines = []struct {
 	{"mount namespaces are closed", `echo 0 >/proc/sys/user/max_mnt_namespaces`, "start its init: "},
 }
 
-// on makes the VM's end run on such a machine, which has a network of its own.
-func (s *site) on(t testing.TB, setUp string) {
+// on makes the VM's end run on such a machine, which has a network of its own. flags are more of unshare's.
+func (s *site) on(t testing.TB, setUp string, flags ...string) {
 	t.Helper()
 	sshtest.RequirePart(t, "util-linux", "/usr/bin/setpriv")
 	wrapper := filepath.Join(s.home, "narrow")
-	text := "#!/bin/sh\nexec unshare -Umn --map-current-user --keep-caps sh -ec '" + setUp +
+	flags = append(flags, "-Umn", "--map-current-user", "--keep-caps")
+	text := "#!/bin/sh\nexec unshare " + strings.Join(flags, " ") + " sh -ec '" + setUp +
 		"\nexec setpriv --inh-caps=-all --ambient-caps=-all " + s.runner[0] + ` "$@"' sh "$@"` + "\n"
 	require.NoError(t, os.WriteFile(wrapper, []byte(text), 0o700))
 	s.runner = []string{wrapper}
+	s.p = s.provider(t, 8, nil)
 }
 
 func TestALevelThatCannotBeHadIsAnErrorAndAutoGoesOnWithout(t *testing.T) {
@@ -47,7 +51,6 @@ func TestALevelThatCannotBeHadIsAnErrorAndAutoGoesOnWithout(t *testing.T) {
 				t.Parallel()
 				s := newSite(t, level, connector.Relay)
 				s.on(t, m.setUp)
-				s.p = s.provider(t, 1, nil)
 				out, err := s.run(t, "b1", "echo ran; ! "+walled, nil)
 				if level == walls.Auto {
 					require.NoError(t, err, "%s", out)
@@ -67,6 +70,62 @@ func TestALevelThatCannotBeHadIsAnErrorAndAutoGoesOnWithout(t *testing.T) {
 	}
 }
 
+// A /proc with hidepid=2 shows a user its own processes alone.
+func TestWallsAreHadWhereProcHidesProcesses(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, walls.Processes, connector.Relay)
+	s.on(t, "mount -t proc -o hidepid=2 proc /proc", "-pf", "--kill-child")
+	out, err := s.run(t, "b1", walled+" && $TOOL daemon left", map[string]string{"TOOL": s.tool(t)})
+	require.NoError(t, err, "%s", out)
+	require.NoError(t, s.p.Close())
+	s.requireClean(t)
+}
+
+// The user's manager of services, reached by a socket in /run/user/UID, starts processes outside of all walls.
+func TestTheUsersManagerOfServicesIsHidden(t *testing.T) {
+	t.Parallel()
+	for level, text := range map[walls.Level]string{
+		walls.Processes: walled + ` && d=/run/user/$(id -u) && [ -d $d ] && [ -z "$(ls -A $d)" ]`,
+		walls.Off:       `[ -s /run/user/$(id -u)/bus ]`,
+	} {
+		t.Run(level.String(), func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t, level, connector.Relay)
+			s.on(t, `mount -t tmpfs none /run; d=/run/user/$(id -u); mkdir -p $d; echo text >$d/bus`)
+			out, err := s.run(t, "b1", text, nil)
+			require.NoError(t, err, "%s", out)
+		})
+	}
+}
+
+// While one build has all processes that the user may have, another one fails, for a reason that says so.
+func TestABuildThatFindsTheLimitOfProcessesFullSaysSo(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, walls.Processes, connector.Relay)
+	s.on(t, "prlimit --pid $$ --nproc=150:150")
+	full := &sshtest.Log{}
+	job := script(walled + " && $TOOL fill 200")
+	job.Env = map[string]string{"TOOL": s.tool(t)}
+	ctx, cancel := context.WithCancel(sshtest.Within(t))
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- build(ctx, s.p, "b1", job, full) }()
+	full.Await(t, "full\n")
+	out, err := s.run(t, "b2", "echo has run; "+walled, nil)
+	require.NotContains(t, out, "has run")
+	require.Error(t, err)
+	require.Regexp(t, `resource temporarily unavailable|max user processes \(ulimit -u\)`, err.Error())
+	failed := (*instance.BuildError)(nil)
+	require.ErrorAs(t, err, &failed)
+	require.Equal(t, instance.RunnerSystemFailure, failed.Reason)
+	cancel()
+	<-ended
+	out, err = s.run(t, "b3", walled, nil)
+	require.NoError(t, err, "%s", out)
+	require.NoError(t, s.p.Close())
+	s.requireClean(t)
+}
+
 // File capabilities and setuid have no effect behind walls, so ping needs the sockets that a machine gives to groups.
 func TestPingWorksBehindWallsWhereItsGroupMay(t *testing.T) {
 	t.Parallel()
@@ -80,7 +139,6 @@ func TestPingWorksBehindWallsWhereItsGroupMay(t *testing.T) {
 			t.Parallel()
 			s := newSite(t, walls.Processes, connector.Relay)
 			s.on(t, "PATH=$PATH:/usr/sbin:/sbin ip link set lo up; "+m.setUp)
-			s.p = s.provider(t, 1, nil)
 			out, err := s.run(t, "b1", walled+" && "+m.text, nil)
 			require.NoError(t, err, "%s", out)
 		})

@@ -26,6 +26,7 @@ var toolVerbs = map[string]func(arg string) error{
 	"key-find":   findKey,
 	"daemon":     daemonize,
 	"inotify":    awaitFile,
+	"fill":       fillProcesses,
 }
 
 const loot = "LOOT"
@@ -175,4 +176,23 @@ func awaitFile(dir string) error {
 	fmt.Fprintln(os.Stdout, "watching")
 	_, err = unix.Read(fd, make([]byte, 4096))
 	return err
+}
+
+// fillProcesses starts processes until there can be no more, at most n, and waits for its end.
+func fillProcesses(n string) error {
+	most, err := strconv.Atoi(n)
+	if err != nil {
+		return err
+	}
+	for range most {
+		_, err := os.StartProcess("/bin/sleep", []string{"sleep", "600"}, &os.ProcAttr{})
+		if errors.Is(err, unix.EAGAIN) {
+			fmt.Fprintln(os.Stdout, "full")
+			select {}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("%d processes could be started", most)
 }

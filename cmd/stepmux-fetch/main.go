@@ -11,5 +11,6 @@ import (
 )
 
 func main() {
-	os.Exit(commands.Program{Name: wire.FetchProgram, Sets: []commands.Set{network.Commands}}.Run(os.Args))
+	program := commands.Program{Name: wire.FetchProgram, Sets: []commands.Set{network.Commands}, Long: network.Long}
+	os.Exit(program.Run(os.Args))
 }

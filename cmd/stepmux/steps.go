@@ -14,7 +14,7 @@ import (
 
 // vmsEnd is the VM's end in this program: the same commands as those of stepmux-vm and stepmux-fetch.
 var vmsEnd = commands.Program{
-	Name: "stepmux", Sets: []commands.Set{doors.Commands, network.Commands}, Carries: platforms,
+	Name: "stepmux", Sets: []commands.Set{doors.Commands, network.Commands}, Long: network.Long, Carries: platforms,
 }
 
 func newStepsCommand() *cobra.Command {

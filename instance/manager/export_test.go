@@ -18,6 +18,9 @@ import (
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 )
 
+// KeyTime is how long a request that is sent again, with the same key, is known.
+const KeyTime = keyTime
+
 // Readers returns how many readers of logs the store knows.
 func (m *Manager) Readers(t *testing.T) int {
 	t.Helper()

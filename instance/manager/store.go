@@ -37,6 +37,9 @@ const (
 	// maxRequest bounds a request, in bytes, and maxPayload what a stream takes: that, sealed, with headers of less than
 	// payloadExtra.
 	maxRequest, maxPayload, payloadExtra = 4 << 20, 5 << 20, 64 << 10
+	// keyTime is how long a request that is sent again, with the same key, is known. Each costs 100 bytes of memory
+	// meanwhile.
+	keyTime = 2 * time.Minute
 	// ackWait is how long the queue waits for a sign of life of a build that was taken, before it hands it out again.
 	ackWait = 30 * time.Second
 	// storeTimeout bounds a call to the store, and startTimeout its start: streams are checked then.
@@ -149,6 +152,7 @@ func (s *store) serve(dir string) (err error) {
 func (s *store) openStreams(ctx context.Context, cfg *Config) (err error) {
 	s.queue, err = s.stream(ctx, jetstream.StreamConfig{
 		Name: queueStream, Subjects: []string{"stepmux.queue.*"}, Retention: jetstream.WorkQueuePolicy,
+		Duplicates: keyTime,
 	})
 	if err != nil {
 		return fmt.Errorf("open the queue: %w", err)

@@ -2,6 +2,7 @@
 package tail
 
 import (
+	"bytes"
 	"strings"
 	"sync"
 )
@@ -12,22 +13,52 @@ const (
 	maxLines = 5
 )
 
-// Append appends p to kept and keeps the last MaxBytes.
-func Append(kept, p []byte) []byte {
-	kept = append(kept, p[max(0, len(p)-MaxBytes):]...)
-	if over := len(kept) - MaxBytes; over > 0 {
-		kept = append(kept[:0], kept[over:]...)
+// crashes begin the first line that a Go program prints when it crashes. The stacks after it are longer than MaxBytes,
+// and say less.
+var crashes = []string{"runtime: ", "fatal error: ", "panic: "}
+
+// crash returns where the text of a crash begins, or -1.
+func crash(text []byte) int {
+	first := -1
+	for _, c := range crashes {
+		at := 0
+		if !bytes.HasPrefix(text, []byte(c)) {
+			at = bytes.Index(text, []byte("\n"+c)) + 1
+			if at == 0 {
+				continue
+			}
+		}
+		if first < 0 || at < first {
+			first = at
+		}
 	}
-	return kept
+	return first
 }
 
-// Lines returns the last maxLines lines of foreign text as one line.
+// Append appends p to kept and keeps the last MaxBytes, or the first ones of a crash.
+func Append(kept, p []byte) []byte {
+	kept = append(kept, p...)
+	from := max(0, len(kept)-MaxBytes)
+	if at := crash(kept); at >= 0 {
+		from = at
+	}
+	if from > 0 {
+		kept = append(kept[:0], kept[from:]...)
+	}
+	return kept[:min(len(kept), MaxBytes)]
+}
+
+// Lines returns the last maxLines lines of foreign text as one line, or the first ones of a crash.
 func Lines(text []byte) string {
+	at := crash(text)
 	var lines []string
-	for line := range strings.Lines(strings.ToValidUTF8(string(text), "?")) {
+	for line := range strings.Lines(strings.ToValidUTF8(string(text[max(0, at):]), "?")) {
 		if line = strings.TrimSpace(line); line != "" {
 			lines = append(lines, line)
 		}
+	}
+	if at >= 0 {
+		return strings.Join(lines[:min(len(lines), maxLines)], " | ")
 	}
 	return strings.Join(lines[max(0, len(lines)-maxLines):], " | ")
 }

@@ -25,3 +25,17 @@ func TestNoMoreThanTheBoundIsKept(t *testing.T) {
 	require.Len(t, kept, MaxBytes)
 	require.Equal(t, "rt", string(kept[:2]))
 }
+
+func TestTheFirstLinesOfACrashAreKept(t *testing.T) {
+	stack := strings.Repeat("goroutine 1 [running]:\n", MaxBytes)
+	for _, said := range []string{"runtime: no thread\nfatal error: newosproc\n", "panic: oops\n"} {
+		var w Writer
+		for _, piece := range []string{"before\n", said[:4], said[4:] + stack, stack} {
+			_, err := w.Write([]byte(piece))
+			require.NoError(t, err)
+			require.LessOrEqual(t, len(w.kept), MaxBytes)
+		}
+		require.True(t, strings.HasPrefix(w.String(), strings.ReplaceAll(said, "\n", " | ")), w.String())
+		require.Equal(t, w.String(), Lines([]byte("before\n"+said+stack)))
+	}
+}

@@ -1,6 +1,7 @@
 package commands
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,6 +40,8 @@ type Program struct {
 	Name string
 	// Sets are its commands.
 	Sets []Set
+	// Long has more about commands, for --help, by their names in Sets. Optional.
+	Long map[string]string
 	// Beside becomes the program that has the other commands, and returns only if that fails. If nil, there are no others.
 	Beside func(ctx context.Context) error
 	// Carries says which VM's ends a manager's program carries. The command version prints that. Optional.
@@ -196,8 +199,8 @@ func (p Program) run(name string, c command, args []string) int {
 	start := prepare(fl)
 	fl.Usage = func() {
 		text := c.short
-		if c.long != "" {
-			text = c.long
+		if long := cmp.Or(c.long, p.Long[name]); long != "" {
+			text = long
 		}
 		prefix := strings.TrimSuffix(name, c.word())
 		fmt.Fprintf(os.Stdout, "%s\n\nUsage:\n  %s %s%s\n\nFlags:\n%s", text, p.Name, prefix, c.name, fl.FlagUsages())

@@ -7,20 +7,112 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-
-	"github.com/gowebpki/jcs"
+	"sort"
+	"strings"
 )
 
 // canonical returns v as RFC 8785 has it. Errors call it name.
 func canonical(v any, name string) ([]byte, error) {
 	data, err := json.Marshal(v)
 	if err == nil {
-		data, err = jcs.Transform(data)
+		data, err = rewrite(data)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("encode %s: %w", name, err)
 	}
 	return data, nil
+}
+
+// rewrite returns JSON of package encoding/json as RFC 8785 has it. Foreign JSON, which may have a key twice or bytes
+// that are not UTF-8, is for package jcs.
+func rewrite(data []byte) ([]byte, error) {
+	var v any
+	if err := json.Unmarshal(data, &v); err != nil {
+		return nil, err
+	}
+	return appendCanonical(make([]byte, 0, len(data)), v)
+}
+
+// appendCanonical appends a value of json.Unmarshal.
+func appendCanonical(to []byte, v any) (_ []byte, err error) {
+	switch v := v.(type) {
+	case map[string]any:
+		keys := make(byCodeUnit, 0, len(v))
+		for key := range v {
+			keys = append(keys, key)
+		}
+		sort.Sort(keys)
+		to = append(to, '{')
+		for i, key := range keys {
+			if i > 0 {
+				to = append(to, ',')
+			}
+			if to, err = appendCanonical(append(appendText(to, key), ':'), v[key]); err != nil {
+				return nil, err
+			}
+		}
+		return append(to, '}'), nil
+	case []any:
+		to = append(to, '[')
+		for i, element := range v {
+			if i > 0 {
+				to = append(to, ',')
+			}
+			if to, err = appendCanonical(to, element); err != nil {
+				return nil, err
+			}
+		}
+		return append(to, ']'), nil
+	case string:
+		return appendText(to, v), nil
+	case float64:
+		if v == 0 {
+			return append(to, '0'), nil // -0, too
+		}
+	}
+	text, err := json.Marshal(v) // a number, as ECMAScript writes it, true, false or null
+	return append(to, text...), err
+}
+
+// appendText appends a JSON string, in which only quotes, backslashes and control characters are escaped.
+func appendText(to []byte, text string) []byte {
+	to = append(to, '"')
+	for i := range len(text) {
+		switch c := text[i]; {
+		case c == '"' || c == '\\':
+			to = append(to, '\\', c)
+		case c >= ' ':
+			to = append(to, c)
+		case strings.IndexByte("\b\t\n\f\r", c) >= 0:
+			to = append(to, '\\', "btn-fr"[c-'\b'])
+		default:
+			to = fmt.Appendf(to, `\u%04x`, c)
+		}
+	}
+	return append(to, '"')
+}
+
+// byCodeUnit sorts keys by their UTF-16 code units. That is the order of their bytes, but that a character beyond the
+// first plane, of two code units from D800 on, comes before those from E000 on.
+type byCodeUnit []string
+
+func (k byCodeUnit) Len() int      { return len(k) }
+func (k byCodeUnit) Swap(i, j int) { k[i], k[j] = k[j], k[i] }
+
+func (k byCodeUnit) Less(i, j int) bool {
+	a, b := k[i], k[j]
+	for n := range min(len(a), len(b)) {
+		x, y := a[n], b[n]
+		if x == y {
+			continue
+		}
+		const e000, beyond = 0xee, 0xf0 // first bytes in UTF-8
+		if x >= e000 && y >= e000 && (x >= beyond) != (y >= beyond) {
+			return x >= beyond
+		}
+		return x < y
+	}
+	return len(a) < len(b)
 }
 
 // Canonical returns the identity in its canonical form: JSON as RFC 8785 has it.

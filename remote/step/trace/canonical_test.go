@@ -91,6 +91,32 @@ func TestEncodedTraceIsCanonicalAsAWhole(t *testing.T) {
 	require.Equal(t, string(again)+"\n", string(data))
 }
 
+// Package jcs is the reference.
+func TestCanonicalFormIsThatOfTheReference(t *testing.T) {
+	t.Parallel()
+	parts := []string{
+		"", "a", "\"", "\\", "/", "<", "\x7f", "\u2028", "\u00e9", "\ud7ff", "\ue000", "\ufb33", "\uffff",
+		"\U00010000", "\U0001f600", "\U0010ffff", "\xff",
+	}
+	for c := range rune(' ') {
+		parts = append(parts, string(c))
+	}
+	object := map[string]any{}
+	for _, a := range parts {
+		for i, b := range parts {
+			object[a+b] = []any{b + a, i, -i, math.Ldexp(1.1, 40*i-1000), -1e-7 * float64(i), int64(math.MaxInt64) - int64(i)}
+		}
+	}
+	object["rest"] = []any{true, false, nil, math.Copysign(0, -1), map[string]any{}, []any{}}
+	data, err := json.Marshal(object)
+	require.NoError(t, err)
+	want, err := jcs.Transform(data)
+	require.NoError(t, err)
+	is, err := rewrite(data)
+	require.NoError(t, err)
+	require.Equal(t, string(want), string(is))
+}
+
 func TestIDIsOfTheIdentityAlone(t *testing.T) {
 	a, b := sample(t), sample(t)
 	b.Volatile.PID, b.Volatile.Host = 7, "elsewhere"
