@@ -62,7 +62,7 @@ func TestTheLiveViewFitsATerminalThatChangesItsSize(t *testing.T) {
 		defer close(ended)
 		_, _ = io.Copy(&text, shown)
 	}()
-	const narrow, wide = "\r\x1b[J0 of 2 builds done,", "0 of 2 builds done, 1 running, 1 waiting, 0 failed"
+	const narrow, wide = "0 of 2 builds done,", "0 of 2 builds done, 1 running, 1 waiting, 0 failed"
 	text.Await(t, narrow)
 	require.NotContains(t, text.String(), wide)
 	resize(100)
