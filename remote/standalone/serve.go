@@ -102,7 +102,9 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 		stopErr := service.Stop(server, conns, func() error {
 			return store.Shutdown(context.WithoutCancel(ctx), max(cmp.Or(cfg.Grace, defaultGrace), 0))
 		})
-		<-served // its error says only whether it had begun before the stop
+		if err := <-served; !errors.Is(err, grpc.ErrServerStopped) { // it had not begun
+			return errors.Join(stopErr, err)
+		}
 		return stopErr
 	case err := <-served:
 		return fmt.Errorf("accept on %s: %w", ln.Addr(), err)
