@@ -236,7 +236,7 @@ func receive[M any](stream grpc.ServerStreamingClient[M], take func(*M) error) e
 
 // logWriter writes a job's output to its log, until ctx ends.
 type logWriter struct {
-	ctx context.Context //nolint:containedctx // a Writer for one call
+	ctx context.Context // a Writer for one call
 	log *buildlog.Log
 }
 

@@ -442,7 +442,7 @@ echo "umask: $(umask)" >&2; env | grep '^CI' >&2; `+otherReady+"exec sleep 600")
 			}
 		}, "is no directory of this user's"},
 		"others may rename": {func(t *testing.T, b *build) {
-			require.NoError(t, os.Chmod(b.tmp, 0o777)) //nolint:gosec // that is the point
+			require.NoError(t, os.Chmod(b.tmp, 0o777)) // that is the point
 		}, "chmod +t"},
 		"no such directory": {func(t *testing.T, b *build) { require.NoError(t, os.RemoveAll(b.tmp)) }, "is no directory"},
 	} {

@@ -30,7 +30,7 @@ const hostileMemory = 64 << 20
 type rawCodec struct{}
 
 func (rawCodec) Marshal(v any) (mem.BufferSlice, error) {
-	return mem.BufferSlice{mem.SliceBuffer(v.([]byte))}, nil //nolint:forcetypeassert // of these tests
+	return mem.BufferSlice{mem.SliceBuffer(v.([]byte))}, nil // of these tests
 }
 
 func (rawCodec) Unmarshal(mem.BufferSlice, any) error { return nil }

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/relay"
@@ -313,11 +314,11 @@ func (l *lingering) keep() {
 		}
 		away = time.Time{}
 	}
-	for pause := 10 * time.Millisecond; ; pause = min(2*pause, lingerPause) {
+	for wait := 10 * time.Millisecond; ; wait = min(2*wait, lingerPause) {
 		err := l.stay(&offset, func(first bool, msg *pb.AttachResponse) {
 			if first {
 				back()
-				pause = 10 * time.Millisecond
+				wait = 10 * time.Millisecond
 			}
 			_, _ = notices.WriteAt(msg.GetNotices(), msg.GetOffset()) // never fails
 		})
@@ -338,12 +339,7 @@ func (l *lingering) keep() {
 				status.Convert(err).Message(), l.c.cfg.Linger)
 			l.c.cfg.Logger.Warn("the link of the build is away", "linger", l.c.cfg.Linger, "error", err)
 		}
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-		case <-l.life.Done():
-			timer.Stop()
-		}
+		_ = pause.For(l.life, wait) // if it is over, that is seen next
 	}
 }
 

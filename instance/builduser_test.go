@@ -183,7 +183,7 @@ func runNamed(t *testing.T, id, group int) {
 	require.NoError(t, err)
 	users := filepath.Join(t.TempDir(), "passwd")
 	text := fmt.Sprintf("%sbuilder:x:%d:%d::%s:/bin/sh\n", passwd, id, group, home)
-	require.NoError(t, os.WriteFile(users, []byte(text), 0o644)) //nolint:gosec // as the machine's
+	require.NoError(t, os.WriteFile(users, []byte(text), 0o644)) // as the machine's
 	cmd := exec.CommandContext(sshtest.Within(t), "unshare", "-m", "sh", "-ec", `mount --bind "$1" /etc/passwd
 		mount -t tmpfs tmpfs /var/lib; shift; exec "$@"`, "sh", users, os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
 	cmd.Env = append(os.Environ(), namedVar+"="+home,
@@ -225,7 +225,7 @@ func TestDockerByGroupWorksBehindWalls(t *testing.T) {
 	for groups, want := range map[string]string{fmt.Sprintf("--groups=%d", group): " 200 OK", "--clear-groups": "denied"} {
 		v.runner = []string{filepath.Join(filepath.Dir(end), "as"+groups)}
 		text := fmt.Sprintf("#!/bin/sh\nHOME=%s exec setpriv --reuid=%d --regid=%[2]d %s %s \"$@\"\n", home, id, groups, end)
-		require.NoError(t, os.WriteFile(v.runner[0], []byte(text), 0o755)) //nolint:gosec // for the other user
+		require.NoError(t, os.WriteFile(v.runner[0], []byte(text), 0o755)) // for the other user
 		out := &sshtest.Log{}
 		p := v.as(t, "", "processes", connector.Relay)
 		_ = build(sshtest.Within(t), p, "1", script(walled+` && perl -MIO::Socket::UNIX -e '

@@ -7,6 +7,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
 )
@@ -112,7 +113,7 @@ func (c *connections[C]) awaitTurn(
 ) (via *pool.Lease[C], err error) {
 	entered := false
 	err = pool.Standby(ctx, func() error {
-		err := waitUntil(ctx, retryAt)
+		err := pause.For(ctx, time.Until(retryAt))
 		if err == nil {
 			start := time.Now()
 			if via, err = c.leaseVia(ctx, h); err != nil && ctx.Err() == nil {

@@ -1,7 +1,6 @@
 package instance
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -104,20 +103,4 @@ func isPermanent(err error) bool {
 func backoff(n int) time.Duration {
 	d := min(backoffBase<<min(n-1, 10), backoffMax)
 	return d - rand.N(d/2+1)
-}
-
-// waitUntil waits until t.
-func waitUntil(ctx context.Context, t time.Time) error {
-	wait := time.Until(t)
-	if wait <= 0 {
-		return context.Cause(ctx)
-	}
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }

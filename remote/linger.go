@@ -61,7 +61,7 @@ func (cfg *ServeConfig) checkLinger() error {
 
 // hold is the manager's hold on a serve: its leash, or a lease.
 type hold struct {
-	life    context.Context //nolint:containedctx // it is handed on by hold, which only makes it
+	life    context.Context // it is handed on by hold, which only makes it
 	release func()
 	notices io.Writer
 	lease   *linger.Lease // nil for a leash

@@ -140,7 +140,7 @@ func TestAClusterWhoseMembersAreKilledLosesNothing(t *testing.T) {
 			}
 		}
 	})
-	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // no secret
+	random := rand.New(rand.NewPCG(1, 2)) // no secret
 	kills, killed := 0, map[string]int{}
 	up := make([]chan struct{}, len(members)) // closed when it is up
 	for i := range up {

@@ -159,7 +159,7 @@ func TestTheEndOfABuildTakesTheTimeOfItsFlag(t *testing.T) {
 [ "$1 $2" = "steps serve" ] || exec `+real+` "$@"
 `+real+` "$@"
 sleep 5
-`), 0o755)) //nolint:gosec // a program
+`), 0o755)) // a program
 	fleet := inventoryOf(t, 1, vm)
 	text, err := os.ReadFile(fleet)
 	require.NoError(t, err)

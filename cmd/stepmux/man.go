@@ -37,7 +37,7 @@ func writeManPages(cmd *cobra.Command, dir, date string) error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(dir, manName(cmd)+".1"), page, 0o644); err != nil { //nolint:gosec // for all
+	if err := os.WriteFile(filepath.Join(dir, manName(cmd)+".1"), page, 0o644); err != nil { // for all
 		return err
 	}
 	for _, c := range manChildren(cmd) {

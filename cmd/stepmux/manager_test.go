@@ -167,7 +167,7 @@ func TestAManagerThatIsKilledLosesNothing(t *testing.T) {
 			}, bound, time.Millisecond)
 		}
 	})
-	random := rand.New(rand.NewPCG(1, uint64(kills))) //nolint:gosec // no secret
+	random := rand.New(rand.NewPCG(1, uint64(kills))) // no secret
 	killed := 0
 	for range kills {
 		timer := time.NewTimer(time.Duration(random.IntN(400)) * time.Millisecond)

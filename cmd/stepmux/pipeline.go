@@ -53,7 +53,7 @@ func (f *sourceFlags) registerSource(fl *pflag.FlagSet) {
 // jobReader reads the jobs of a run.
 type jobReader struct {
 	*runFlags
-	ctx      context.Context //nolint:containedctx // it reads the jobs before anything runs
+	ctx      context.Context // it reads the jobs before anything runs
 	given    []engine.Variable
 	stdin    io.Reader
 	messages io.Writer

@@ -25,6 +25,7 @@ import (
 	"github.com/stepmux/stepmux/instance/manager/access"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/endsignal"
+	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/remote"
 	"github.com/stepmux/stepmux/remote/standalone"
@@ -312,12 +313,8 @@ func followLog(
 		} else if time.Since(away) > awayLimit {
 			return nil, err
 		}
-		pause := time.NewTimer(awayPause)
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-			pause.Stop()
-			return nil, context.Cause(ctx)
+		if err := pause.For(ctx, awayPause); err != nil {
+			return nil, err
 		}
 	}
 }

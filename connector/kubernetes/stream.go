@@ -32,7 +32,7 @@ type stream struct {
 	stderr io.Writer // never fails, never waits
 	piece  io.Reader // what is still to come of a message of stdout; nil between two messages; owned by Read
 
-	life context.Context //nolint:containedctx // the library wants one for each read and write; it ends with Close
+	life context.Context // the library wants one for each read and write; it ends with Close
 	end  context.CancelFunc
 }
 

@@ -66,7 +66,7 @@ The repository is %[3]s: commit to it, and replay still runs what the trace has.
 
 // host stands in for a test.
 type host struct {
-	ctx      context.Context //nolint:containedctx // as that of a test
+	ctx      context.Context // as that of a test
 	cleanups []func()
 }
 

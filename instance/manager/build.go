@@ -31,7 +31,7 @@ type build struct {
 	log   *storedLog
 	done  chan struct{} // closed when it has ended or is left to another manager
 
-	ctx    context.Context //nolint:containedctx // its end cancels the build; it is not the manager's
+	ctx    context.Context // its end cancels the build; it is not the manager's
 	cancel context.CancelCauseFunc
 
 	mu       sync.Mutex // guards the following

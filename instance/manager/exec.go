@@ -347,7 +347,7 @@ func (s *service) Exec(stream grpc.BidiStreamingServer[pb.ExecRequest, pb.ExecRe
 	if stream.Context().Err() != nil {
 		return status.FromContextError(stream.Context().Err()).Err()
 	}
-	exit := &pb.ExecResponse_Exit{Code: int32(code)} //nolint:gosec // an exit code
+	exit := &pb.ExecResponse_Exit{Code: int32(code)} // an exit code
 	if err != nil {
 		exit.Error = err.Error()
 	}

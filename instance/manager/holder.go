@@ -85,7 +85,7 @@ func (h *holder) watch() (gone <-chan struct{}, stop func()) {
 		}
 		over := false
 		_ = raw.Read(func(fd uintptr) bool { // it waits until the descriptor can be read, or stop
-			fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}} //nolint:gosec // a descriptor
+			fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}} // a descriptor
 			n, err := unix.Poll(fds, 0)
 			over = err == nil && n > 0
 			return over

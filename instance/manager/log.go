@@ -38,7 +38,7 @@ type storedLog struct {
 	store  *store
 	id     string
 	writer string             // names this writer in the IDs of its pieces
-	life   context.Context    //nolint:containedctx // the manager's: it bounds the writes
+	life   context.Context    // the manager's: it bounds the writes
 	stop   context.CancelFunc // ends writes that are repeated
 	lost   atomic.Bool        // another manager writes the log
 

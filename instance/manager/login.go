@@ -23,7 +23,7 @@ import (
 type login struct {
 	server *sshServer
 	conn   *ssh.ServerConn
-	ctx    context.Context //nolint:containedctx // ends with the connection
+	ctx    context.Context // ends with the connection
 	end    context.CancelFunc
 	work   sync.WaitGroup // goroutines of channels
 
@@ -418,7 +418,7 @@ func (s *session) run(ctx context.Context, line string) {
 		code = 255 // as ssh says of itself
 	}
 	// These fail only if the connection has ended.
-	status := ssh.Marshal(struct{ Status uint32 }{uint32(code)}) //nolint:gosec // 0 to 255
+	status := ssh.Marshal(struct{ Status uint32 }{uint32(code)}) // 0 to 255
 	_, _ = s.ch.SendRequest("exit-status", false, status)
 	_ = s.ch.CloseWrite()
 }

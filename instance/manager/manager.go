@@ -32,11 +32,11 @@ type Manager struct {
 	files fileStore
 	since time.Time
 
-	life context.Context //nolint:containedctx // ends with Shutdown, or with the store
+	life context.Context // ends with Shutdown, or with the store
 	fail context.CancelCauseFunc
 	wg   sync.WaitGroup
 
-	takes  context.Context //nolint:containedctx // ends when no more builds are taken
+	takes  context.Context // ends when no more builds are taken
 	stop   context.CancelFunc
 	closed sync.Once
 	picky  atomic.Int64 // builds with labels

@@ -147,7 +147,7 @@ func (o *objects) put(ctx context.Context, name string, from io.Reader) (err err
 			return err
 		}
 		info.Chunks++
-		info.Size += uint64(n) //nolint:gosec // not negative
+		info.Size += uint64(n) // not negative
 	}
 	info.Digest = jetstream.GetObjectDigestValue(sum)
 	before, revision, err := o.find(ctx, name)
@@ -170,7 +170,7 @@ func (o *objects) put(ctx context.Context, name string, from io.Reader) (err err
 func (o *objects) touch(ctx context.Context, name string, size int64) (bool, error) {
 	for {
 		info, revision, err := o.find(ctx, name)
-		if err != nil || info == nil || info.Size != uint64(size) { //nolint:gosec // not negative
+		if err != nil || info == nil || info.Size != uint64(size) { // not negative
 			return false, err
 		}
 		if err = o.describe(ctx, info, revision); !wasChanged(err) {
@@ -197,7 +197,7 @@ func (o *objects) read(ctx context.Context, name string, to io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if missing := int64(info.Chunks) - int64(now.State.Subjects[subject]); missing != 0 { //nolint:gosec // they are few
+	if missing := int64(info.Chunks) - int64(now.State.Subjects[subject]); missing != 0 { // they are few
 		return fmt.Errorf("%w: %d of its %d pieces are missing", errDamaged, missing, info.Chunks)
 	}
 	messages, stop, err := o.store.reader(ctx, o.stream, subject, 1)
@@ -234,7 +234,7 @@ func (o *objects) over(ctx context.Context, more int64) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	return max(int64(now.State.Bytes)+more-o.most, 0), nil //nolint:gosec // not that many
+	return max(int64(now.State.Bytes)+more-o.most, 0), nil // not that many
 }
 
 // sweep removes archives that were not used for a time, and others, those used longest ago first, until there is room
@@ -266,7 +266,7 @@ func (o *objects) sweep(
 	}
 	slices.SortFunc(found, func(a, b object) int { return a.info.ModTime.Compare(b.info.ModTime) })
 	whole := map[string]bool{}
-	total := int64(before.State.Bytes) + more //nolint:gosec // not that many
+	total := int64(before.State.Bytes) + more // not that many
 	for _, one := range found {
 		whole[o.pieces(one.info.NUID)] = true
 		unused := now.Sub(one.info.ModTime)
@@ -278,7 +278,7 @@ func (o *objects) sweep(
 			return 0, err
 		}
 		if removed {
-			total -= int64(one.info.Size) //nolint:gosec // not that many
+			total -= int64(one.info.Size) // not that many
 		}
 	}
 	for subject := range before.State.Subjects {

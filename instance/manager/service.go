@@ -165,7 +165,7 @@ func (r *record) build() *pb.Build {
 	b := &pb.Build{
 		Id: r.ID, Phase: pb.Build_queued, Instance: r.Instance, StepsFile: r.StepsFile, Canceled: r.Canceled,
 		Submitted: timeOf(r.Submitted), Started: timeOf(r.Started), EndedAt: timeOf(r.Ended),
-		Attempt: int32(r.Attempt), //nolint:gosec // it is small
+		Attempt: int32(r.Attempt), // it is small
 	}
 	if r.Connect > 0 {
 		b.Connect = durationpb.New(r.Connect)
@@ -181,7 +181,7 @@ func (r *record) build() *pb.Build {
 	}
 	if r.Result != nil {
 		b.Result = &pb.Result{
-			Reason: r.Result.Reason, ExitCode: int32(r.Result.ExitCode), //nolint:gosec // an exit code
+			Reason: r.Result.Reason, ExitCode: int32(r.Result.ExitCode), // an exit code
 			Message: strings.ToValidUTF8(r.Result.Message, "?"), Left: r.Result.Left, Artifacts: r.Result.Artifacts,
 		}
 	}
@@ -225,7 +225,7 @@ func (m *Manager) list(ctx context.Context, req *pb.ListRequest, limit int) (*pb
 	if err != nil {
 		return nil, fmt.Errorf("read the queue: %w", err)
 	}
-	resp.Queued = max(int64(info.State.Msgs)-int64(len(taken)), 0) //nolint:gosec // there are not that many
+	resp.Queued = max(int64(info.State.Msgs)-int64(len(taken)), 0) // there are not that many
 	wanted := func(b *pb.Build) bool {
 		return (phase == pb.Build_phase_unspecified || phase == b.GetPhase()) &&
 			(req.GetFile() == "" || req.GetFile() == b.GetStepsFile()) &&

@@ -112,7 +112,7 @@ func (f *sharedFiles) artifactsSize(ctx context.Context, id string) (int64, erro
 	if info == nil {
 		return 0, err
 	}
-	return int64(info.Size), nil //nolint:gosec // it was put
+	return int64(info.Size), nil // it was put
 }
 
 func (f *sharedFiles) sweep(ctx context.Context, more int64) error {

@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/crypto/ssh"
 
+	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/privatefile"
 )
 
@@ -85,7 +86,7 @@ type sshServer struct {
 	cfg  SSHConfig
 	keys *authorizedKeys
 	ssh  *ssh.ServerConfig
-	life context.Context //nolint:containedctx // that of ServeSSH's call
+	life context.Context // that of ServeSSH's call
 
 	mu        sync.Mutex // guards the following
 	strangers int        // connections that have not logged in
@@ -111,12 +112,7 @@ func (s *sshServer) serve(listener net.Listener) error {
 		}
 		if err != nil {
 			s.m.cfg.Logger.Warn("ssh: cannot accept a connection", "error", err)
-			pause := time.NewTimer(acceptPause)
-			select {
-			case <-pause.C:
-			case <-s.life.Done():
-				pause.Stop()
-			}
+			_ = pause.For(s.life, acceptPause) // if it is over, the listener is closed
 			continue
 		}
 		s.mu.Lock()

@@ -29,7 +29,7 @@ func TestAnAgentAsThatOfJenkinsWorksThroughTheFrontDoor(t *testing.T) {
 	t.Parallel()
 	s := newFleetOn(t, sshtest.OpenSSH(t)).serveSSH(t, false)
 	program, jar := filepath.Join(s.dir, "java"), filepath.Join(s.dir, "remoting.jar")
-	require.NoError(t, os.WriteFile(program, []byte(java), 0o755)) //nolint:gosec // a program
+	require.NoError(t, os.WriteFile(program, []byte(java), 0o755)) // a program
 	client := s.dial("any")
 	start := func() *ssh.Session {
 		session, err := client.NewSession()
@@ -79,7 +79,7 @@ func upload(t *testing.T, session *ssh.Session, file string, content []byte) {
 	require.NoError(t, session.RequestSubsystem("sftp"))
 	call := func(message any) []byte {
 		packet := ssh.Marshal(message)
-		_, err := in.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(packet))), packet...)) //nolint:gosec // small
+		_, err := in.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(packet))), packet...)) // small
 		require.NoError(t, err)
 		size := make([]byte, 4)
 		_, err = io.ReadFull(out, size)
@@ -111,7 +111,7 @@ func upload(t *testing.T, session *ssh.Session, file string, content []byte) {
 			Handle string
 			Offset uint64
 			Data   []byte
-		}{1, handle, uint64(at), content[at:min(at+piece, len(content))]})) //nolint:gosec // not negative
+		}{1, handle, uint64(at), content[at:min(at+piece, len(content))]})) // not negative
 	}
 	ok(call(struct {
 		ID     uint32 `sshtype:"4"`

@@ -71,7 +71,7 @@ func (s *front) dial(user string) *ssh.Client {
 func loginOf(vm *sshtest.Server, user string) *ssh.ClientConfig {
 	config := vm.ClientConfig()
 	config.User, config.HostKeyAlgorithms = user, nil
-	config.HostKeyCallback = ssh.InsecureIgnoreHostKey() //nolint:gosec // a test's
+	config.HostKeyCallback = ssh.InsecureIgnoreHostKey() // a test's
 	return config
 }
 
@@ -399,7 +399,7 @@ func TestDockersClientReachesADaemonThroughTheFrontDoor(t *testing.T) {
 	wrapper := filepath.Join(s.dir, "ssh")
 	text := "#!/bin/sh\nexec /usr/bin/ssh " + strings.Join(s.options("-p"), " ") +
 		" -o ControlMaster=auto -o ControlPath=" + filepath.Join(sshtest.SocketDir(t), "c") + ` "$@"` + "\n"
-	require.NoError(t, os.WriteFile(wrapper, []byte(text), 0o755)) //nolint:gosec // a program
+	require.NoError(t, os.WriteFile(wrapper, []byte(text), 0o755)) // a program
 	docker := func(args ...string) string {
 		cmd := exec.CommandContext(sshtest.Within(t), "/usr/bin/docker", args...)
 		cmd.Env = append(os.Environ(), "PATH="+s.dir+":"+os.Getenv("PATH"), "DOCKER_HOST=ssh://any@127.0.0.1:"+port,

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/pause"
 )
 
 // ErrTaken says that another process holds the lock, or has removed or replaced the file.
@@ -96,18 +98,14 @@ func Wait(ctx context.Context, f *os.File) error {
 // Poll calls try until it reports done, returns an error, or ctx ends; then the error is ctx's cause. The pause between
 // two calls grows from 1 to 20 ms. It exists because a context cannot end the wait of flock(2).
 func Poll(ctx context.Context, try func() (done bool, err error)) error {
-	pause := time.Millisecond
+	wait := time.Millisecond
 	for {
 		if done, err := try(); done || err != nil {
 			return err
 		}
-		timer := time.NewTimer(pause)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return context.Cause(ctx)
-		case <-timer.C:
+		if err := pause.For(ctx, wait); err != nil {
+			return err
 		}
-		pause = min(2*pause, 20*time.Millisecond)
+		wait = min(2*wait, 20*time.Millisecond)
 	}
 }

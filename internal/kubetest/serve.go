@@ -128,7 +128,7 @@ func (s *Server) Execs() int {
 func (s *Server) Add(object Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.pods[at(object, "metadata")["name"].(string)] = &pod{object: object} //nolint:forcetypeassert // of a test
+	s.pods[at(object, "metadata")["name"].(string)] = &pod{object: object} // of a test
 }
 
 // Cut ends all execs without a word of how their commands ended, as an API server does that is killed.
@@ -306,7 +306,7 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) {
 func (s *Server) run(name, dir string, object Object) {
 	init, _ := at(object, "spec")["initContainers"].([]any)[0].(Object)
 	var argv []string
-	for _, word := range init["command"].([]any) { //nolint:forcetypeassert // of a test
+	for _, word := range init["command"].([]any) { // of a test
 		argv = append(argv, inDir(dir, fmt.Sprint(word)))
 	}
 	status := func(phase, container string, state Object) {
@@ -319,7 +319,7 @@ func (s *Server) run(name, dir string, object Object) {
 		}}}
 		if phase == "Running" {
 			sidecars := s.Sidecars
-			for _, one := range at(object, "spec")["initContainers"].([]any)[1:] { //nolint:forcetypeassert // of a test
+			for _, one := range at(object, "spec")["initContainers"].([]any)[1:] { // of a test
 				if s.Sidecars == nil {
 					sidecars = append(sidecars, Object{"name": one.(Object)["name"], "ready": true, "state": state})
 				}

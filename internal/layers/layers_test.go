@@ -34,7 +34,7 @@ var allowed = map[string][]string{
 	"connector": {
 		"internal/limits", "internal/termtext",
 		"connector/program", "connector/buildlog", "connector/files", "mux", "mux/relay", "internal/wire", "internal/tail",
-		"internal/flight", "internal/hooks", "internal/vmlog", "remote/api/**",
+		"internal/flight", "internal/hooks", "internal/vmlog", "internal/pause", "remote/api/**",
 		"remote/step/mask", // for another step runner, which does not mask
 	},
 	"connector/program":  {"mux", "mux/relay", "internal/wire", "internal/tail"},
@@ -51,7 +51,7 @@ var allowed = map[string][]string{
 		"internal/flight", "internal/termtext", "internal/pause",
 	},
 
-	"instance": {"internal/limits", "connector/**", "mux", "pool", "internal/wire"},
+	"instance": {"internal/limits", "connector/**", "mux", "pool", "internal/wire", "internal/pause"},
 
 	"instance/inventory": {
 		"internal/limits",
@@ -108,7 +108,7 @@ var allowed = map[string][]string{
 	"remote/archive": {
 		"internal/boundedfile", "internal/boundedzip", "internal/oserr", "internal/tail", "internal/termtext",
 	},
-	"remote/transfer": {"internal/boundedfile", "internal/buildinfo", "internal/termtext"},
+	"remote/transfer": {"internal/boundedfile", "internal/buildinfo", "internal/termtext", "internal/pause"},
 	"remote/artifacts": {
 		"remote/archive", "remote/transfer", "internal/boundedfile", "internal/buildinfo", "internal/oserr",
 	},
@@ -219,7 +219,7 @@ var allowed = map[string][]string{
 	"internal/tail":           {},
 	"internal/rmtree":         {"internal/oserr"},
 	"internal/liveheap":       {},
-	"internal/filelock":       {},
+	"internal/filelock":       {"internal/pause"},
 	"internal/oserr":          {},
 	"internal/oneproc":        {},
 	"internal/remotetest":     {"internal/wire"},
@@ -238,7 +238,7 @@ var allowed = map[string][]string{
 	// A module of its own: the programs of a real cluster.
 	"internal/kubetest/control": {},
 	// It does what GitLab Runner's manager does, and shares no code with the programs that it drives.
-	"internal/stockmanager": {"remote/api/runnerproto"},
+	"internal/stockmanager": {"remote/api/runnerproto", "internal/pause"},
 	// A program that stands for another step runner.
 	"internal/runnertest/gitlabrunner": {
 		"remote/job/service", "remote/job", "remote/proc", "remote/api/**", "internal/wire",
@@ -265,7 +265,7 @@ var allowed = map[string][]string{
 		"remote/step/engine", "remote/step/fetch", "remote/step/trace/**",
 		"remote/standalone/provenance",
 		"remote/proc", "internal/wire", "internal/sshtarget", "internal/embeddedvm", "internal/rmtree", "internal/spell",
-		"internal/termtext", "internal/boundedfile", "internal/tail",
+		"internal/termtext", "internal/boundedfile", "internal/tail", "internal/pause",
 	},
 	// The example uses servers that are made for tests.
 	"examples/sources":        {"internal/fetchtest"},

@@ -17,6 +17,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
 )
 
@@ -144,12 +145,7 @@ func (c *Custom) Execute(ctx context.Context, job CustomJob) CustomResult {
 	var err error
 	for try := range prepareTries {
 		if try > 0 {
-			timer := time.NewTimer(cmp.Or(c.PreparationPause, prepareInterval))
-			select {
-			case <-timer.C:
-			case <-ctx.Done():
-				timer.Stop()
-			}
+			_ = pause.For(ctx, cmp.Or(c.PreparationPause, prepareInterval)) // prepare sees its end
 		}
 		if err = r.prepare(ctx); err == nil {
 			break
@@ -233,7 +229,7 @@ func (r *customRun) stage(ctx context.Context, s CustomStage) error {
 	text := script(Job{BuildDir: filepath.Join(r.BuildsDir, strconv.FormatInt(r.job.ID, 10)), Variables: r.job.Variables},
 		stage{s.Name, s.Script + "\n"})
 	path := filepath.Join(dir, "script")
-	if err := os.WriteFile(path, []byte(text), 0o700); err != nil { //nolint:gosec // a script
+	if err := os.WriteFile(path, []byte(text), 0o700); err != nil { // a script
 		return err
 	}
 	args := append(r.RunArgs[:len(r.RunArgs):len(r.RunArgs)], path, s.Name)

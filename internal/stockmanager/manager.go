@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/crypto/ssh"
 
+	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
 )
 
@@ -125,17 +126,13 @@ func (m *Manager) steps(
 // dial logs in. A stock sshd refuses some of the logins that come together (MaxStartups), so it tries until ctx ends.
 // A login that the server has answered with a refusal is final.
 func (m *Manager) dial(ctx context.Context) (*ssh.Client, error) {
-	for pause := 20 * time.Millisecond; ; pause = min(2*pause, maxRedial) {
+	for wait := 20 * time.Millisecond; ; wait = min(2*wait, maxRedial) {
 		client, err := m.dialOnce(ctx)
 		if err == nil || strings.Contains(err.Error(), "unable to authenticate") {
 			return client, err
 		}
-		timer := time.NewTimer(pause/2 + rand.N(pause))
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return nil, fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		if ended := pause.For(ctx, wait/2+rand.N(wait)); ended != nil {
+			return nil, fmt.Errorf("%w: %w", ended, err)
 		}
 	}
 }

@@ -188,7 +188,7 @@ func parseCertificate(text []byte) (*ssh.Certificate, error) {
 // reason.
 func certify(key ssh.Signer, cert *ssh.Certificate) (ssh.Signer, error) {
 	if end := cert.ValidBefore; end != ssh.CertTimeInfinity && uint64(time.Now().Unix()) >= end {
-		at := time.Unix(int64(min(end, 1<<40)), 0).UTC() //nolint:gosec // bounded
+		at := time.Unix(int64(min(end, 1<<40)), 0).UTC() // bounded
 		return nil, fmt.Errorf("certificate %q expired at %s: get a new one", cert.KeyId, at.Format(time.RFC3339))
 	}
 	return ssh.NewCertSigner(cert, key)

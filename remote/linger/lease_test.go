@@ -20,7 +20,7 @@ import (
 // call is a call of Attach.
 type call struct {
 	grpc.ServerStream
-	ctx   context.Context //nolint:containedctx // as gRPC has it
+	ctx   context.Context // as gRPC has it
 	got   chan *pb.AttachResponse
 	ended chan error
 }

@@ -47,16 +47,25 @@ func move(t *testing.T, to *pipe.File, from *os.File, n int) (moved int, err err
 	return moved, err
 }
 
-func TestMoveWaitsForThePipeAndMovesExactlyTheBytesAsked(t *testing.T) {
-	near, far := socketPair(t)
+// smallPipe returns a pipe that holds one page.
+func smallPipe(t *testing.T) (from, to *os.File) {
+	t.Helper()
 	from, to, err := os.Pipe()
 	require.NoError(t, err)
-	defer from.Close()
-	defer to.Close()
-	_, err = unix.FcntlInt(to.Fd(), unix.F_SETPIPE_SZ, 4<<10) // one page
+	t.Cleanup(func() {
+		from.Close()
+		to.Close()
+	})
+	_, err = unix.FcntlInt(to.Fd(), unix.F_SETPIPE_SZ, 4<<10)
 	require.NoError(t, err)
+	return from, to
+}
+
+func TestMoveWaitsForThePipeAndMovesExactlyTheBytesAsked(t *testing.T) {
+	near, far := socketPair(t)
+	from, to := smallPipe(t)
 	data := bytes.Repeat([]byte("0123456789abcdef"), 4<<10)
-	_, err = near.Write(data)
+	_, err := near.Write(data)
 	require.NoError(t, err)
 	got := make(chan []byte)
 	go func() {
@@ -79,15 +88,10 @@ func TestMoveWaitsForThePipeAndMovesExactlyTheBytesAsked(t *testing.T) {
 
 func TestCloseWakesAMoveThatWaitsForThePipe(t *testing.T) {
 	near, far := socketPair(t)
-	from, to, err := os.Pipe()
-	require.NoError(t, err)
-	defer from.Close()
-	defer to.Close()
-	_, err = unix.FcntlInt(to.Fd(), unix.F_SETPIPE_SZ, 4<<10) // one page
-	require.NoError(t, err)
+	from, to := smallPipe(t)
 	out := opened(t, to)
 	const n = 64 << 10
-	_, err = near.Write(make([]byte, n))
+	_, err := near.Write(make([]byte, n))
 	require.NoError(t, err)
 	ended := make(chan error)
 	go func() {

@@ -58,7 +58,7 @@ func play(role string) (err error) {
 }
 
 // lateWriter is the standard error of a process that tells the marker only when it is told to end itself.
-type lateWriter struct{ ctx context.Context } //nolint:containedctx // it is the writer's life
+type lateWriter struct{ ctx context.Context } // it is the writer's life
 
 func (w lateWriter) Write(p []byte) (int, error) {
 	_, _ = os.Stderr.WriteString("it listens\n")

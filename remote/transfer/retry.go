@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"time"
+
+	"github.com/stepmux/stepmux/internal/pause"
 )
 
 const (
@@ -38,12 +40,8 @@ func (c *Client) Retry(ctx context.Context, try func(ctx context.Context, n int)
 			wait = min(status.Wait, maxWait)
 		}
 		c.cfg.Log.Warn(fmt.Sprintf("%v; retry %d of %d in %v", err, n+1, c.cfg.Retries, wait.Round(10*time.Millisecond)))
-		timer := time.NewTimer(wait)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return context.Cause(ctx)
+		if err := pause.For(ctx, wait); err != nil {
+			return err
 		}
 	}
 }

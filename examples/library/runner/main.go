@@ -38,7 +38,7 @@ func main() {
 	}
 	fmt.Fprintln(os.Stderr, err)
 	if failed, ok := errors.AsType[*instance.BuildError](err); ok && failed.Reason == instance.ScriptFailure {
-		os.Exit(failed.ExitCode) //nolint:gocritic // stop has nothing to do any more
+		os.Exit(failed.ExitCode) // stop has nothing to do any more
 	}
 	os.Exit(2)
 }

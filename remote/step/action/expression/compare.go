@@ -101,7 +101,7 @@ func parseNumber(s string) float64 {
 	}
 	if base != 0 {
 		if n, err := strconv.ParseUint(s[2:], base, 32); err == nil {
-			return float64(int32(n)) //nolint:gosec // the runner's number wraps around, too
+			return float64(int32(n)) // the runner's number wraps around, too
 		}
 	}
 	return math.NaN()
