@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-containerregistry/pkg/registry"
@@ -45,25 +46,25 @@ func registryOf(t *testing.T, d *dockertest.Daemon, answer *func(http.ResponseWr
 
 func TestAnImageIsPulledAsThePolicySays(t *testing.T) {
 	d := dockertest.Start(t)
-	pulls := 0
+	var pulls atomic.Int64
 	answer := func(_ http.ResponseWriter, r *http.Request) bool {
 		if r.Method == http.MethodHead && strings.Contains(r.URL.Path, "/manifests/") {
-			pulls++
+			pulls.Add(1)
 		}
 		return false
 	}
 	cfg := config(t, d)
 	cfg.Spec.Image = registryOf(t, d, &answer)
-	pulls = 0
+	pulls.Store(0)
 	var out bytes.Buffer
 	cfg.Log = &out
-	again := func(policy docker.Pull, want int) {
+	again := func(policy docker.Pull, want int64) {
 		t.Helper()
 		cfg.Spec.Pull = policy
 		c := start(t, cfg)
 		require.Contains(t, c.Image(), "tools/busybox@sha256:")
 		require.NoError(t, c.Close(t.Context()))
-		require.Equal(t, want, pulls)
+		require.Equal(t, want, pulls.Load())
 	}
 	again("", 1)
 	again(docker.PullIfNotPresent, 1)

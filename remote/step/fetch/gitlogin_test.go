@@ -6,6 +6,7 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -65,12 +66,12 @@ func TestServerThatFailsAfterTheLoginIsToldByItsName(t *testing.T) {
 			h := newGitHost(t)
 			h.echo("c/private")
 			login := h.private()
-			questions := 0
+			var questions atomic.Int64 // the client may ask again, beside itself
 			h.Before = func(w http.ResponseWriter, r *http.Request) bool {
 				if r.Header.Get("Authorization") == "" {
 					return false
 				}
-				if questions++; questions == 1 { // is there a repository?
+				if questions.Add(1) == 1 { // is there a repository?
 					return false
 				}
 				answer(w, r)
