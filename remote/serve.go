@@ -155,7 +155,7 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 		if err := cfg.checkLinger(); err != nil {
 			return fmt.Errorf("serve: %w", err)
 		}
-		if cfg.findServed(ctx, stdio.Err) {
+		if cfg.BuildUser != "" && cfg.findServed(ctx, stdio.Err) { // this one would be another user
 			return nil
 		}
 	}
@@ -172,7 +172,7 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 	defer user.Close()
 	defer func() { _ = init.Close() }() // if it is not closed yet: then there is an error that matters
 	dir, err := openDir(ctx, cfg.Socket)
-	if err != nil && cfg.Linger > 0 && cfg.findServed(ctx, stdio.Err) { // two starts at once
+	if err != nil && cfg.Linger > 0 && cfg.findServed(ctx, stdio.Err) {
 		return nil
 	}
 	if err != nil {

@@ -2,7 +2,10 @@ package proc
 
 import (
 	"context"
+	"errors"
 	"slices"
+
+	"golang.org/x/sys/unix"
 )
 
 // Spare excepts a process that descends from a child from KillAll, and with it its own descendants while it lives: it
@@ -10,7 +13,9 @@ import (
 func (r *reaper) Spare(pid int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.before[pid], r.spared[pid] = true, true // until it is reaped
+	if !errors.Is(unix.Kill(pid, 0), unix.ESRCH) { // else it was reaped already
+		r.before[pid], r.spared[pid] = true, true // until it is reaped
+	}
 }
 
 // AwaitSpared waits until no process of Spare is left, or until ctx ends. It is called after KillAll.

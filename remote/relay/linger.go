@@ -29,18 +29,19 @@ func (c *Command) linger(request *wire.RelayStart) {
 }
 
 // spare keeps the serve that listens on the socket path alive when the relay ends, if a process of the relay has
-// started it, or is it. The kernel tells the process that listens, so no job can pose as one. The relay adopts that
-// serve when p has ended. The marker may come when the relay is ending already: a serve that p has started goes on
-// then, too, and p itself has been told to end.
+// started it, or is it. A serve that the relay has started tells the marker itself, or has found another one, and ends.
+// Of another the kernel tells the process that listens, so no job can pose as one. The relay adopts that serve when p
+// has ended. The marker may come when the relay is ending already: a serve that p has started goes on then, too, and p
+// itself has been told to end.
 func (p *process) spare(path string) {
+	if p.lingers {
+		p.relay.children.Spare(p.child.PID())
+		close(p.free)
+		return
+	}
 	pid, err := socketdir.Listener(context.WithoutCancel(p.relay.life), path) // a connect to a unix socket does not block
 	if err != nil {
 		p.relay.log.Printf("the step runner on %s will not outlive this relay: %v", path, err)
-		return
-	}
-	if pid == p.child.PID() {
-		p.relay.children.Spare(pid)
-		close(p.free)
 		return
 	}
 	info, err := proc.ReadInfo(pid)

@@ -108,7 +108,7 @@ func (r *relay) spawn(c *Command) (*spawned, error) {
 		closeAll(ours[:])
 		return nil, err
 	}
-	return &spawned{started, pipeFile(ours[0]), pipeFile(ours[1]), pipeFile(ours[2])}, nil
+	return &spawned{started, pipeFile(ours[0]), pipeFile(ours[1]), pipeFile(ours[2]), c.lingers}, nil
 }
 
 func closeAll(fds []int) {

@@ -123,6 +123,7 @@ func (s *spares) close() {
 type spawned struct {
 	child                 *proc.Child
 	stdin, stdout, stderr *os.File
+	lingers               bool // as in its Command
 }
 
 func (s *spawned) close() {
