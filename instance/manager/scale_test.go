@@ -117,7 +117,7 @@ func TestMeasureTrivialBuilds(t *testing.T) {
 	ended := make(chan struct{}, n)
 	f.change = func(cfg *manager.Config) { cfg.OnEnd = func(batch.Report) { ended <- struct{}{} } }
 	m, p := f.start(t), f.runner(t)
-	const rounds = 2 // each way, in turn
+	rounds := max(2, n/320) // each way, in turn
 	var byRun, byQueue time.Duration
 	for range rounds {
 		start := time.Now()
