@@ -66,7 +66,7 @@ func runUnread(
 // that the builds shared.
 func TestAReaderThatTakesNothingCostsTheBuildThatFloodsIt(t *testing.T) {
 	t.Parallel()
-	code, _, stderr := runUnread(t, func(*os.Process, int) {}, "--timeout", "3s")
+	code, _, stderr := runUnread(t, func(*os.Process, int) {}, "--timeout", "10s")
 	require.Equal(t, exitTimeout, code, stderr)
 	require.Contains(t, stderr, "2 builds, 1 failed", "the innocent build succeeds")
 	require.Contains(t, stderr, "standard output takes nothing")
@@ -83,5 +83,5 @@ func TestASecondSignalEndsARunThatNobodyReadsAtOnce(t *testing.T) {
 		require.NoError(t, run.Signal(syscall.SIGINT))
 	})
 	require.Equal(t, 128+int(syscall.SIGINT), code, stderr)
-	require.Less(t, took, 10*time.Second)
+	require.Less(t, took, bound)
 }
