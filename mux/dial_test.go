@@ -160,8 +160,8 @@ func TestDialEndsWithItsContextThoughTheServerIsSilent(t *testing.T) {
 	s := sshtest.InProcess(t, embeddedvm.Config{})
 	reached := make(chan struct{}, 1)
 	addr := tcpServer(t, func(nc net.Conn) {
+		_, _ = nc.Read(make([]byte, 1)) // the client's name: the handshake has begun
 		reached <- struct{}{}
-		_, _ = nc.Read(make([]byte, 1))
 		for buf := make([]byte, 4096); ; { // says nothing, until the client goes
 			if _, err := nc.Read(buf); err != nil {
 				return
@@ -181,9 +181,14 @@ func TestDialEndsWithItsContextThoughTheServerIsSilent(t *testing.T) {
 	_, err := mux.Dial(ctx, addr, config(s))
 	require.ErrorIs(t, err, because)
 
-	expired, cancelExpired := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancelExpired()
-	_, err = mux.Dial(expired, addr, config(s))
+	expired, expire := context.WithCancelCause(t.Context()) // not by a timer, which may fire before the handshake
+	done = inBackground(func() error {
+		_, err := mux.Dial(expired, addr, config(s))
+		return err
+	})
+	receive(t, reached)
+	expire(context.DeadlineExceeded)
+	err = receive(t, done)
 	requireStage(t, err, "handshake", false)
 	require.ErrorContains(t, err, "is this an SSH port")
 }

@@ -38,7 +38,7 @@ type netConn struct {
 	closeOnce sync.Once
 
 	mu      sync.Mutex // guards the following
-	closed  bool // Close was called
+	closed  bool       // Close was called
 	onError func(op string, err error)
 	op      string // of the first error
 	err     error
