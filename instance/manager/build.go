@@ -131,7 +131,8 @@ func (m *Manager) attempt(b *build, placed func()) (again bool) {
 		err = m.execute(b, e)
 	}
 	b.mu.Lock()
-	b.left = b.left || m.life.Err() != nil || b.log.lost.Load() || errors.Is(err, errTaken)
+	b.left = b.left || m.life.Err() != nil || b.log.lost.Load() || errors.Is(err, errTaken) ||
+		errors.Is(err, instance.ErrElsewhere)
 	left = b.left
 	b.ending = !left
 	b.mu.Unlock()
