@@ -29,8 +29,8 @@ func script(ctx context.Context, t *testing.T, cfg ScriptConfig, stdin string, h
 	return scriptBeside(ctx, t, cfg, stdin, hold, func(*os.File, string) {})
 }
 
-// scriptBeside is script beside a function that gets the end of stdin which is written to, and the name of the file that
-// has the output.
+// scriptBeside is script beside a function that gets the end of stdin which is written to, and the name of the file
+// that has the output.
 func scriptBeside(
 	ctx context.Context, t *testing.T, cfg ScriptConfig, stdin string, hold bool, beside func(feed *os.File, out string),
 ) (string, wire.End, int) {

@@ -287,8 +287,8 @@ func TestConnectionOutlivesNewKeyExchanges(t *testing.T) {
 	require.Equal(t, "x\nx\n", string(asked), "for the order and the key of one dial")
 }
 
-// changingSigner is a key that becomes another with the first signature after change is set: a key exchange that is under
-// way shows and signs with the same one.
+// changingSigner is a key that becomes another with the first signature after change is set. A key exchange that is
+// under way shows one key and signs with it.
 type changingSigner struct {
 	first, second   ssh.Signer
 	change, changed atomic.Bool
