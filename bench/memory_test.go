@@ -72,7 +72,6 @@ func rss(pid int) (float64, error) {
 // usage is this process's use of memory and goroutines.
 type usage struct {
 	heap, stack float64 // bytes of the system's memory
-	live        float64 // bytes of the heap that are used by something
 	goroutines  float64
 }
 
@@ -82,12 +81,13 @@ func readUsage() usage {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return usage{
-		heap: float64(m.HeapInuse), stack: float64(m.StackInuse), live: float64(m.HeapAlloc),
+		heap: float64(m.HeapInuse), stack: float64(m.StackInuse),
 		goroutines: float64(runtime.NumGoroutine()),
 	}
 }
 
-// A heapWatch looks at this process's heap, again and again.
+// A heapWatch looks, again and again, at what the last collection of garbage found in use of this process's heap. The
+// garbage itself says nothing: how much of it there is depends on when the collections come.
 type heapWatch struct {
 	stop chan struct{}
 	wg   sync.WaitGroup
@@ -117,7 +117,7 @@ func (w *heapWatch) run() {
 }
 
 func (w *heapWatch) look() {
-	sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
+	sample := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
 	metrics.Read(sample)
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -114,11 +114,11 @@ var goals = []goal{
 		least: 0.5,
 	},
 	{
-		says: "the manager's heap at the end of that, over the beginning, streamlocal", bench: followIO,
+		says: "what the manager keeps of its heap after that, over after a quarter of it, streamlocal", bench: followIO,
 		metric: "streamlocal-heap-last-x/first-part", most: 1.25,
 	},
 	{
-		says: "the manager's heap at the end of that, over the beginning, relay", bench: followIO,
+		says: "what the manager keeps of its heap after that, over after a quarter of it, relay", bench: followIO,
 		metric: "relay-heap-last-x/first-part", most: 1.25,
 	},
 
