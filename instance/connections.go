@@ -63,7 +63,7 @@ func (c *connections[C]) dial(ctx context.Context, key pool.Key) (conn C, err er
 		return conn, err
 	}
 	if c.group.isElsewhere(h.id) {
-		return conn, outOfServiceError(Elsewhere)
+		return conn, ErrElsewhere
 	}
 	known := c.group.healthOf(h)
 	if refused := known.refused(time.Now()); refused != nil {

@@ -16,6 +16,10 @@ var ErrCleanedUp = errors.New("the build was cleaned up")
 // ErrUnknown is wrapped by errors about an instance, or one with some labels, that the group does not have.
 var ErrUnknown = errors.New("there is no instance")
 
+// ErrElsewhere is wrapped by the error of a build whose instance another group has by now; see Group.Share. The build
+// may go on there.
+var ErrElsewhere error = outOfServiceError(Elsewhere)
+
 func unknown(id string) error { return fmt.Errorf("%w %q", ErrUnknown, id) }
 
 // FailureReason is the cause of a failed build, in GitLab's words.

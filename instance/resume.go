@@ -116,7 +116,7 @@ func (g *Group) occupy(build, id string) (*slot, error) {
 	case m == nil:
 		return nil, unknown(id)
 	case m.elsewhere:
-		return nil, outOfServiceError(Elsewhere)
+		return nil, ErrElsewhere
 	}
 	return m.take(g, build, time.Now()), nil
 }

@@ -35,7 +35,7 @@ func (g *Group) Hold(id string) error {
 // and another process can resume them. Idempotent.
 func (p *Provider) Yield(id string, told func(builds []string)) {
 	told(p.cfg.Group.yield(id))
-	p.conns.pool.Sever(pool.Key(id), outOfServiceError(Elsewhere))
+	p.conns.pool.Sever(pool.Key(id), ErrElsewhere)
 }
 
 func (g *Group) yield(id string) (builds []string) {

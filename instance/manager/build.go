@@ -30,6 +30,8 @@ type build struct {
 	where where
 	log   *storedLog
 	done  chan struct{} // closed when it has ended or is left to another manager
+	// queued is called when the build has its place among those that wait for a slot, or needs none.
+	queued func()
 
 	ctx    context.Context // its end cancels the build; it is not the manager's
 	cancel context.CancelCauseFunc
@@ -78,6 +80,7 @@ func (s *store) read(r *request, key string) (*pb.Job, error) {
 func (m *Manager) run(b *build, placed func()) {
 	defer close(b.done)
 	defer placed()
+	defer b.queued()
 	if len(b.job.GetLabels()) > 0 {
 		if m.picky.Add(1) <= maxPicky {
 			placed() // it waits for some of the VMs: builds for others pass it
@@ -109,6 +112,7 @@ func (m *Manager) attempt(b *build, placed func()) (again bool) {
 		ID: id, Log: b.log, LogState: b.log.state, Linger: &linger, Secret: m.store.seal.secret(id),
 		Labels: b.job.GetLabels(), Placed: func(string) { placed() },
 		Container: b.where.container, Pod: b.where.pod, Timeout: b.job.GetTimeout().AsDuration(),
+		Queued: b.queued,
 	})
 	b.mu.Lock()
 	b.executor = e
@@ -120,11 +124,15 @@ func (m *Manager) attempt(b *build, placed func()) (again bool) {
 	}
 	var err error
 	known := b.log.result
+	if known != nil || b.kept().Phase == phaseRunning {
+		b.queued()
+	}
 	if known == nil {
 		err = m.execute(b, e)
 	}
 	b.mu.Lock()
-	b.left = b.left || m.life.Err() != nil || b.log.lost.Load() || errors.Is(err, errTaken)
+	b.left = b.left || m.life.Err() != nil || b.log.lost.Load() || errors.Is(err, errTaken) ||
+		errors.Is(err, instance.ErrElsewhere)
 	left = b.left
 	b.ending = !left
 	b.mu.Unlock()

@@ -97,6 +97,9 @@ func (m *Manager) SetRest(t *testing.T, rest time.Duration) {
 	f.projects.rest, f.artifacts.rest = rest, rest
 }
 
+// Withdraw takes a VM from the manager, whose claim stays for now: a build that is resumed there finds it elsewhere.
+func (m *Manager) Withdraw(id string) { m.cfg.Provider.Yield(id, m.abandon) }
+
 // Holds returns how many VMs the manager of a cluster has.
 func (m *Manager) Holds() int {
 	m.cluster.mu.Lock()
@@ -104,19 +107,25 @@ func (m *Manager) Holds() int {
 	return len(m.cluster.held)
 }
 
-// SetGuestTime sets how long a connection may take to show the token, until the test ends, which must not be parallel.
-func SetGuestTime(t *testing.T, d time.Duration) {
-	before := guestTime
-	guestTime = d
-	t.Cleanup(func() { guestTime = before })
+// ShortenGuestTime sets how long a connection may take to show the token from now on, until restore is called. The test
+// must not be parallel.
+func ShortenGuestTime(t *testing.T, d time.Duration) (restore func()) {
+	t.Helper()
+	shortGuestTime.Store(int64(d))
+	restore = func() { shortGuestTime.Store(0) }
+	t.Cleanup(restore)
+	return restore
 }
 
-// SetLoginTimeout is SetGuestTime for clients that log in by SSH.
+// SetLoginTimeout sets how long a client may take to log in by SSH, until the test ends, which must not be parallel.
 func SetLoginTimeout(t *testing.T, d time.Duration) {
 	before := loginTimeout
 	loginTimeout = d
 	t.Cleanup(func() { loginTimeout = before })
 }
+
+// Waiting returns the builds that wait for a slot, in the order in which they get one.
+func (m *Manager) Waiting() []string { return m.cfg.Group.Waiting() }
 
 // SetStarted sets when a running build got its slot.
 func (m *Manager) SetStarted(t *testing.T, id string, at time.Time) {

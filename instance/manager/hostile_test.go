@@ -95,7 +95,7 @@ func TestAClockThatJumpsBackDoesNotLengthenABuild(t *testing.T) {
 	f := newFleet(t)
 	m := f.start(t)
 	timed := job("echo begun; exec sleep 1000")
-	timed.Timeout = durationpb.New(2 * time.Second)
+	timed.Timeout = durationpb.New(10 * time.Second) // time for all of this up to the restart
 	resp, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: timed})
 	require.NoError(t, err)
 	m.await(resp.GetId(), "begun\n")

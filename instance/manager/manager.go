@@ -342,26 +342,37 @@ func (m *Manager) begin(
 	if rec == nil {
 		rec = &record{ID: r.id, StepsFile: job.GetStepsFile(), Submitted: r.submitted}
 	}
+	queued := make(chan struct{})
 	b := &build{
 		request: *r, job: job, where: where, log: log, done: make(chan struct{}), record: *rec, revision: revision, msg: msg,
+		queued: sync.OnceFunc(func() { close(queued) }),
 	}
 	b.ctx, b.cancel = context.WithCancelCause(context.WithoutCancel(m.life))
 	if rec.Canceled {
 		b.cancel(errCanceled)
 	}
+	if !m.launch(b, placed) { //nolint:contextcheck // its life is the manager's
+		return context.Cause(m.takes) //nolint:contextcheck // the manager's end, not ctx's
+	}
+	<-queued // builds get their slots in the order of the queue
+	return nil
+}
+
+// launch starts the goroutine of a build. It returns false if the manager ends.
+func (m *Manager) launch(b *build, placed func()) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.takes.Err() != nil {
-		return context.Cause(m.takes) //nolint:contextcheck // the manager's end, not ctx's
+		return false
 	}
-	m.live[r.id] = b
-	m.wg.Go(func() { //nolint:contextcheck // its life is the manager's
+	m.live[b.id] = b
+	m.wg.Go(func() {
 		m.run(b, placed)
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		delete(m.live, b.id)
 	})
-	return nil
+	return true
 }
 
 // builds returns the builds that this manager has taken.

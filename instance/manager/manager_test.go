@@ -224,11 +224,14 @@ func TestABuildGoesThroughTheQueue(t *testing.T) {
 	require.Eventually(t, func() bool { return m.m.Readers(t) == 0 }, sshtest.Bound, time.Millisecond,
 		"readers of logs leave nothing in the store")
 
-	all, err := m.List(t.Context(), &pb.ListRequest{})
+	var all *pb.ListResponse
+	require.Eventually(t, func() bool { // their requests leave the queue soon
+		all, err = m.List(t.Context(), &pb.ListRequest{})
+		return err != nil || all.GetQueued() == 0
+	}, sshtest.Bound, time.Millisecond)
 	require.NoError(t, err)
 	require.Len(t, all.GetBuilds(), 2)
 	require.Equal(t, good, all.GetBuilds()[0].GetId(), "the latest first")
-	require.Zero(t, all.GetQueued())
 	require.Zero(t, all.GetRunning())
 	_, err = m.Get(t.Context(), &pb.GetRequest{Id: "17-abcdef01"})
 	require.Equal(t, codes.NotFound, status.Code(err), "%v", err)
@@ -307,6 +310,27 @@ func TestBuildsAreCanceledWhereverTheyAre(t *testing.T) {
 	require.NoError(t, err)
 	_, b := m.wait(resp.GetId(), 0)
 	require.Equal(t, "job_execution_timeout", b.GetResult().GetReason())
+}
+
+// A build whose goroutine came late was overtaken by the next one of the queue.
+func TestBuildsWaitForASlotInTheOrderOfTheQueue(t *testing.T) {
+	t.Parallel()
+	m := newFleet(t).start(t)
+	_, err := m.Drain(t.Context(), &pb.DrainRequest{Instances: []string{"vm-1"}})
+	require.NoError(t, err)
+	for range 10 {
+		var ids []string
+		for range 16 { // as many as are taken ahead of their slot
+			ids = append(ids, m.submit("true"))
+		}
+		require.Eventually(t, func() bool { return len(m.m.Waiting()) == len(ids) }, sshtest.Bound, time.Millisecond)
+		require.Equal(t, ids, m.m.Waiting())
+		for _, id := range ids {
+			_, err := m.Cancel(t.Context(), &pb.CancelRequest{Id: id})
+			require.NoError(t, err)
+			m.wait(id, 0)
+		}
+	}
 }
 
 // Each round is another manager on the same state.

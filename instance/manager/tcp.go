@@ -1,12 +1,14 @@
 package manager
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -28,10 +30,12 @@ const (
 	maxHeaders = 16 << 10
 	// clientPing and clientDead are the times after which a silent client is asked for a sign of life, and is given up.
 	clientPing, clientDead = 30 * time.Second, 30 * time.Second
+	// guestTime is how long a connection may take to show the token.
+	guestTime = 15 * time.Second
 )
 
-// guestTime is how long a connection may take to show the token. Tests shorten it.
-var guestTime = 15 * time.Second
+// shortGuestTime replaces guestTime unless it is zero. Tests set it while a server runs.
+var shortGuestTime atomic.Int64
 
 // ServeTCP is Serve for a listener on TCP. Clients must use TLS 1.3 and show the token with each call. Leases are
 // refused: the process that holds one cannot be watched from here.
@@ -92,7 +96,8 @@ func (d *tcpDoor) welcome(nc net.Conn) *tcpConn {
 		return nil
 	}
 	d.guests++
-	return &tcpConn{Conn: nc, door: d, timer: time.AfterFunc(guestTime, func() { _ = nc.Close() })}
+	limit := time.Duration(cmp.Or(shortGuestTime.Load(), int64(guestTime)))
+	return &tcpConn{Conn: nc, door: d, timer: time.AfterFunc(limit, func() { _ = nc.Close() })}
 }
 
 // Close implements net.Conn.
