@@ -27,7 +27,7 @@ func floodCount(t *testing.T) int {
 }
 
 // retained returns how many bytes of the heap stay in use once the relay has handled what it was sent. A collection
-// counts what is allocated while it runs, and a sync.Pool under the race detector drops a quarter of the relay's frames.
+// counts what is allocated while it runs, and under the race detector a sync.Pool drops a quarter of the frames.
 func retained() int64 {
 	least := liveheap.Bytes()
 	for {
