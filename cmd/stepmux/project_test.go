@@ -18,8 +18,7 @@ import (
 )
 
 // A project with many files, and with some that no build may have: of those few are told, and nothing waits for them.
-func TestAProjectOfManyFilesWithSocketsAndLinksIsPacked(t *testing.T) {
-	t.Parallel()
+func TestAProjectOfManyFilesWithSocketsAndLinksIsPacked(t *testing.T) { // not parallel: it measures the heap
 	dir := sshtest.SocketDir(t)
 	const files, each = 3000, 20
 	var want []string
