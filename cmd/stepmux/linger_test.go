@@ -73,8 +73,8 @@ func TestARunWithLingerGoesOnAfterItsLinkWasAway(t *testing.T) {
 	t.Parallel()
 	cmd, proxy, lines, stderr, proceed := lingeringRun(t, "2m")
 	dir := directoryIn(t, awaitLine(t, lines, "started in "))
+	proxy.Stall() // before the cut: no new connection gets through
 	proxy.Cut()
-	proxy.Stall() // no new connection gets through
 	awaitLine(t, lines, "step runner: the link to the VM is away")
 	proxy.Cut()
 	proxy.Resume()
