@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/internal/sshtest"
 )
 
 func TestAJournalGoesOnWhereItStopped(t *testing.T) {
@@ -72,7 +74,7 @@ func TestOpenConnectionsOfAProcessAreCounted(t *testing.T) {
 	far, err := l.Accept()
 	require.NoError(t, err)
 	require.NoError(t, far.Close())
-	require.Eventually(t, func() bool { return connectionsTo(addr, os.Getpid()) == 2 }, 10*time.Second, time.Millisecond,
+	require.Eventually(t, func() bool { return connectionsTo(addr, os.Getpid()) == 2 }, sshtest.Bound, time.Millisecond,
 		"one has ended")
 }
 

@@ -121,7 +121,7 @@ func TestALinkThatIsDeadIsNoticedInTheTimeOfItsFlags(t *testing.T) {
 	vm, proxy := proxied(t)
 	up := filepath.Join(t.TempDir(), "up")
 	build := scriptFile(t, "touch "+up+"; sleep 600")
-	end := begin(t, "run", "--inventory", inventoryOf(t, 1, vm), "--keepalive-interval", "1s", "--keepalive-timeout", "1s",
+	end := begin(t, "run", "--inventory", inventoryOf(t, 1, vm), "--keepalive-interval", "1s", "--keepalive-timeout", "5s",
 		build)
 	require.Eventually(t, func() bool { return exists(up) }, sshtest.Bound, 10*time.Millisecond)
 	proxy.Stall()

@@ -156,6 +156,7 @@ func TestOperatorsSeeAndChangeARunThatIsUnderWay(t *testing.T) {
 	require.Equal(t, exitUsage, exitOf(err))
 	require.Contains(t, string(text), "it is that of another stepmux run")
 
+	r.stderr.Await(t, "/metrics")
 	url := regexp.MustCompile(`http://127\.0\.0\.1:\d+/metrics`).FindString(r.stderr.String())
 	require.NotEmpty(t, url, r.stderr)
 	scraped := get(t, url)

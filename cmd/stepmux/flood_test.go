@@ -83,5 +83,5 @@ func TestASecondSignalEndsARunThatNobodyReadsAtOnce(t *testing.T) {
 		require.NoError(t, run.Signal(syscall.SIGINT))
 	})
 	require.Equal(t, 128+int(syscall.SIGINT), code, stderr)
-	require.Less(t, took, bound)
+	require.Less(t, took, 30*time.Second)
 }

@@ -23,7 +23,7 @@ import (
 	"github.com/stepmux/stepmux/internal/sshtest"
 )
 
-const bound = 30 * time.Second
+const bound = sshtest.Bound
 
 // The state of the VM after any end of the manager. The job has children in its process
 // group, out of it, and in sessions of their own.

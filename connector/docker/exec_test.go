@@ -15,6 +15,7 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/internal/dockertest"
+	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
 )
 
@@ -95,7 +96,7 @@ func TestAManagerThatDiesLeavesNothingInAContainerThatIsThere(t *testing.T) {
 			return len(p), nil
 		}))
 	require.True(t, mux.IsLost(err), "%v", err)
-	require.Eventually(t, func() bool { return len(processes(t, d, "standing")) == 1 }, 30*time.Second,
+	require.Eventually(t, func() bool { return len(processes(t, d, "standing")) == 1 }, sshtest.Bound,
 		10*time.Millisecond)
 	_ = b.Close(t.Context()) // the step runner's end was not seen
 	require.NoError(t, c.Close(t.Context()))
