@@ -20,9 +20,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// waitLimit bounds the waits for other processes. Only failing tests reach it.
-const waitLimit = 20 * time.Second
-
 // onBoth runs a test against an embedded VM and against a real sshd, because both must behave alike. limits is
 // sshd_config for the options of config.
 func onBoth(t *testing.T, config embeddedvm.Config, limits []string, test func(t *testing.T, s *sshtest.Server)) {
@@ -90,7 +87,7 @@ func output(t *testing.T, client *ssh.Client, command string) string {
 // eventually waits until other processes make a condition true.
 func eventually(t *testing.T, condition func() bool, what string) {
 	t.Helper()
-	require.Eventually(t, condition, waitLimit, 5*time.Millisecond, what)
+	require.Eventually(t, condition, sshtest.Bound, 5*time.Millisecond, what)
 }
 
 func exists(path string) bool {

@@ -27,7 +27,7 @@ func ShortTemp(t testing.TB) string {
 	dir, err := os.MkdirTemp("", "sm") //nolint:usetesting // t.TempDir has the test's name in it: too long for a socket
 	require.NoError(t, err)
 	t.Cleanup(func() { // what a killed serve has left may be going on with the removal
-		require.Eventually(t, func() bool { return os.RemoveAll(dir) == nil }, 10*time.Second, 5*time.Millisecond)
+		require.Eventually(t, func() bool { return os.RemoveAll(dir) == nil }, time.Minute, 5*time.Millisecond)
 	})
 	return dir
 }

@@ -67,7 +67,7 @@ func TestProxyForwardsAndCounts(t *testing.T) {
 	require.Equal(t, 2, p.Conns())
 	require.Equal(t, 2, p.TotalConns())
 	require.NoError(t, a.Close())
-	require.Eventually(t, func() bool { return p.Conns() == 1 }, waitLimit, time.Millisecond)
+	require.Eventually(t, func() bool { return p.Conns() == 1 }, sshtest.Bound, time.Millisecond)
 	requireEcho(t, b)
 	require.Equal(t, 2, p.TotalConns())
 }

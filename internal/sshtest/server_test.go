@@ -18,9 +18,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// waitLimit bounds the waits for other processes. Only failing tests reach it.
-const waitLimit = 20 * time.Second
-
 // eachServer runs a test on every kind of server, each started by the subtest that uses it.
 func eachServer(t *testing.T, test func(t *testing.T, s *sshtest.Server)) {
 	for name, start := range map[string]func(t *testing.T) *sshtest.Server{
@@ -109,12 +106,12 @@ func TestStopEndsConnectionsAndTheirCommands(t *testing.T) {
 		// A grandchild that ignores the end of its stdin, SIGHUP and SIGTERM.
 		require.NoError(t, session.Start("sh -c 'trap \"\" HUP TERM; echo $$ > "+pidFile+".new; "+
 			"mv "+pidFile+".new "+pidFile+"; while :; do sleep 1; done'; true"))
-		require.Eventually(t, func() bool { return alive(pidFile) }, waitLimit, 5*time.Millisecond)
+		require.Eventually(t, func() bool { return alive(pidFile) }, sshtest.Bound, 5*time.Millisecond)
 
 		s.Stop()
 		s.Stop()
 		require.Error(t, client.Wait())
-		require.Eventually(t, func() bool { return !alive(pidFile) }, waitLimit, 5*time.Millisecond)
+		require.Eventually(t, func() bool { return !alive(pidFile) }, sshtest.Bound, 5*time.Millisecond)
 		_, err = ssh.Dial("tcp", s.Addr, s.ClientConfig())
 		require.Error(t, err)
 	})

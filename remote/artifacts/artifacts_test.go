@@ -36,7 +36,7 @@ func newRig(t *testing.T) *rig {
 	t.Helper()
 	r := &rig{Server: artifactstest.New(t), t: t, dir: t.TempDir()}
 	client, err := transfer.New(transfer.Config{
-		Retries: 5, RetryTime: time.Millisecond, Stall: 5 * time.Second, Log: transfer.Log{To: &r.log},
+		Retries: 5, RetryTime: time.Millisecond, Log: transfer.Log{To: &r.log},
 	})
 	require.NoError(t, err)
 	t.Cleanup(client.Close)

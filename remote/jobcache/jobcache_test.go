@@ -32,7 +32,7 @@ func newRig(t *testing.T) *rig {
 	r := &rig{Server: artifactstest.New(t), t: t, dir: t.TempDir()}
 	r.file = filepath.Join(t.TempDir(), "key", "cache.zip")
 	client, err := transfer.New(transfer.Config{
-		Retries: 2, RetryTime: time.Millisecond, Stall: 5 * time.Second, Log: transfer.Log{To: &r.log},
+		Retries: 2, RetryTime: time.Millisecond, Log: transfer.Log{To: &r.log},
 	})
 	require.NoError(t, err)
 	t.Cleanup(client.Close)

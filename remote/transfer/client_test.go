@@ -141,7 +141,7 @@ func TestAServerThatStallsIsGivenUp(t *testing.T) {
 		}
 	})
 	defer close(release)
-	c := newClient(t, Config{Stall: stall, HeaderTimeout: 200 * time.Millisecond})
+	c := newClient(t, Config{Stall: stall})
 
 	resp, err := c.Do(t.Context(), Request{Method: http.MethodGet, URL: s.URL + "/slow-body", OK: []int{200}})
 	require.NoError(t, err)
@@ -157,6 +157,7 @@ func TestAServerThatStallsIsGivenUp(t *testing.T) {
 	require.EqualError(t, err, "the server has taken nothing for 50ms")
 	require.True(t, temporary(err))
 
+	c = newClient(t, Config{HeaderTimeout: 200 * time.Millisecond})
 	err = send(t.Context(), c, Request{
 		Method: http.MethodPost, URL: s.URL + "/think", OK: []int{201}, Length: -1, Body: body("all"),
 	})

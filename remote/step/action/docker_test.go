@@ -63,9 +63,10 @@ func TestStoppedDockerActionLeavesNoContainer(t *testing.T) {
 	tr.workflow("- uses: ./a\n")
 	res := tr.runWith(func(r *engine.Runner) { tr.when("begun", func() { r.Stop("no longer wanted", time.Second) }) })
 	require.Equal(t, engine.Cancelled, res.Status, res.Message)
-	out, err := exec.Command("docker", "ps", "--quiet", "--all").Output()
-	require.NoError(t, err)
-	require.Empty(t, strings.TrimSpace(string(out)))
+	require.Eventually(t, func() bool { // docker itself may be going on with the removal: --rm
+		out, err := exec.Command("docker", "ps", "--quiet", "--all").Output()
+		return err == nil && strings.TrimSpace(string(out)) == ""
+	}, daemonPatience, 20*time.Millisecond, "a container is left")
 }
 
 func TestMountsAndPathsOfADockerAction(t *testing.T) {

@@ -16,8 +16,9 @@ import (
 )
 
 const (
-	user   = "gitlab-ci-token"
-	secret = "s3cr3t-t0ken"
+	user = "gitlab-ci-token"
+	// Tests look for it in all processes, so the tests of other packages, which run at the same time, have another one.
+	secret = "s3cr3t-0f-fetch"
 )
 
 // private makes h require credentials.
