@@ -93,7 +93,7 @@ func (m *Manager) Damage(t *testing.T, name string, cut bool) {
 	}
 }
 
-// PutAndGo stores an archive for a caller that goes away when NATS gets the description, and returns what is there then.
+// PutAndGo stores an archive for a caller that goes away when NATS gets the description. It returns what is there then.
 func (m *Manager) PutAndGo(t *testing.T, name, text string) (read string, err error) {
 	t.Helper()
 	o := m.files.(*sharedFiles).artifacts
