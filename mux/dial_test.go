@@ -5,6 +5,7 @@ import (
 	"crypto/ed25519"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/crypto/ssh"
+	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
@@ -97,10 +99,13 @@ func TestDialRefusedLoginNamesHostUserAndKey(t *testing.T) {
 }
 
 func TestDialToAPortThatRefuses(t *testing.T) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	bound, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0) // no other process gets its port
 	require.NoError(t, err)
-	addr := ln.Addr().String()
-	ln.Close()
+	defer unix.Close(bound)
+	require.NoError(t, unix.Bind(bound, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
+	name, err := unix.Getsockname(bound)
+	require.NoError(t, err)
+	addr := fmt.Sprintf("127.0.0.1:%d", name.(*unix.SockaddrInet4).Port)
 	s := sshtest.InProcess(t, embeddedvm.Config{})
 	_, err = mux.Dial(sshtest.Within(t), addr, config(s))
 	requireStage(t, err, "connect", false)
@@ -160,8 +165,8 @@ func TestDialEndsWithItsContextThoughTheServerIsSilent(t *testing.T) {
 	s := sshtest.InProcess(t, embeddedvm.Config{})
 	reached := make(chan struct{}, 1)
 	addr := tcpServer(t, func(nc net.Conn) {
+		_, _ = nc.Read(make([]byte, 1)) // the client's name: the handshake has begun
 		reached <- struct{}{}
-		_, _ = nc.Read(make([]byte, 1))
 		for buf := make([]byte, 4096); ; { // says nothing, until the client goes
 			if _, err := nc.Read(buf); err != nil {
 				return
@@ -181,9 +186,14 @@ func TestDialEndsWithItsContextThoughTheServerIsSilent(t *testing.T) {
 	_, err := mux.Dial(ctx, addr, config(s))
 	require.ErrorIs(t, err, because)
 
-	expired, cancelExpired := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancelExpired()
-	_, err = mux.Dial(expired, addr, config(s))
+	expired, expire := context.WithCancelCause(t.Context()) // not by a timer, which may fire before the handshake
+	done = inBackground(func() error {
+		_, err := mux.Dial(expired, addr, config(s))
+		return err
+	})
+	receive(t, reached)
+	expire(context.DeadlineExceeded)
+	err = receive(t, done)
 	requireStage(t, err, "handshake", false)
 	require.ErrorContains(t, err, "is this an SSH port")
 }

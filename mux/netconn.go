@@ -38,6 +38,7 @@ type netConn struct {
 	closeOnce sync.Once
 
 	mu      sync.Mutex // guards the following
+	closed  bool       // Close was called
 	onError func(op string, err error)
 	op      string // of the first error
 	err     error
@@ -131,19 +132,24 @@ func (c *netConn) writeBoth(first, second []byte) error {
 	return err
 }
 
-// Close implements net.Conn. Idempotent.
+// Close implements net.Conn. Idempotent. Errors that follow it are not reported: they say only that it was called, and
+// its caller has the reason. The SSH library closes after a key exchange that failed, while it still writes what waited
+// for the exchange.
 func (c *netConn) Close() error {
 	c.closeOnce.Do(func() {
+		c.mu.Lock()
+		c.closed = true
+		c.mu.Unlock()
 		_ = c.Conn.Close() // nothing more is to be done
 		c.in.Store(nil)
 	})
 	return nil
 }
 
-// report keeps the first error and calls onError with it, once.
+// report keeps the first error before Close and calls onError with it, once.
 func (c *netConn) report(op string, err error) {
 	c.mu.Lock()
-	first := c.err == nil
+	first := c.err == nil && !c.closed
 	if first {
 		c.op, c.err = op, err
 	}

@@ -183,11 +183,19 @@ func TestDialReadyTravelsWithTheStart(t *testing.T) {
 func TestDialReadySaysThatTheProcessHasEnded(t *testing.T) {
 	r := relayOf(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
 	path := buildSocket(t)
-	p, err := r.Start(sshtest.Within(t), mux.Command{Argv: []string{"sh", "-c", "sleep 0.1; exit 3"}, Ready: path})
+	p, err := r.Start(sshtest.Within(t), mux.Command{Argv: []string{"sh", "-c", "read -r x; exit 3"}, Ready: path})
 	require.NoError(t, err)
 	defer p.Close()
+	dialed := inBackground(func() error {
+		_, err := r.DialReady(sshtest.Within(t), path)
+		return err
+	})
+	eventually(t, func() bool { return r.Streams() == 2 })
+	require.NoError(t, startBy(t, r, "true", nil).Wait(sshtest.Within(t)), "and so the relay has seen the dial")
+	_, err = p.Write([]byte("end\n"))
+	require.NoError(t, err)
 	refused := (*relay.RefusedError)(nil)
-	_, err = r.DialReady(sshtest.Within(t), path)
+	err = receive(t, dialed)
 	require.ErrorAs(t, err, &refused)
 	require.Equal(t, relay.RefusedNotReady, refused.Reason)
 }

@@ -98,3 +98,20 @@ func TestNetConnTellsWhyAConnectionBroke(t *testing.T) {
 	require.ErrorContains(t, err, "connection reset by peer")
 	require.Equal(t, "read", <-ops)
 }
+
+// A connection was said to be lost by "use of closed network connection" where the library had closed it, for a reason
+// that it told a moment later.
+func TestNetConnDoesNotReportItsOwnEnd(t *testing.T) {
+	near, _ := tcpPair(t)
+	c := newNetConn(near)
+	c.notify(func(op string, err error) { t.Errorf("reported: %s: %v", op, err) })
+	read := make(chan error, 1)
+	go func() {
+		_, err := c.Read(make([]byte, 1))
+		read <- err
+	}()
+	require.NoError(t, c.Close())
+	require.ErrorIs(t, <-read, net.ErrClosed)
+	_, err := c.Write([]byte("x"))
+	require.ErrorIs(t, err, net.ErrClosed)
+}

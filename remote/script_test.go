@@ -7,10 +7,13 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/internal/wire"
@@ -22,6 +25,15 @@ const scriptKey = "0123456789abcdef0123456789abcdef"
 // script runs Script with stdin, which ends unless hold is set. It returns the script's output, its end and the exit
 // status.
 func script(ctx context.Context, t *testing.T, cfg ScriptConfig, stdin string, hold bool) (string, wire.End, int) {
+	t.Helper()
+	return scriptBeside(ctx, t, cfg, stdin, hold, func(*os.File, string) {})
+}
+
+// scriptBeside is script beside a function that gets the end of stdin which is written to, and the name of the file
+// that has the output.
+func scriptBeside(
+	ctx context.Context, t *testing.T, cfg ScriptConfig, stdin string, hold bool, beside func(feed *os.File, out string),
+) (string, wire.End, int) {
 	t.Helper()
 	cfg.TempDir = remotetest.ShortTemp(t)
 	t.Setenv("HOME", t.TempDir()) // isolation makes files there
@@ -37,7 +49,10 @@ func script(ctx context.Context, t *testing.T, cfg ScriptConfig, stdin string, h
 	out, err := os.CreateTemp(t.TempDir(), "")
 	require.NoError(t, err)
 	defer out.Close()
+	var wg sync.WaitGroup
+	wg.Go(func() { beside(feed, out.Name()) })
 	status, err := Script(ctx, in, out, out, cfg)
+	wg.Wait()
 	require.NoError(t, err)
 	_, err = out.Seek(0, io.SeekStart)
 	require.NoError(t, err)
@@ -137,28 +152,47 @@ func TestScriptIsNotRunUnlessItIsWhole(t *testing.T) {
 	require.Contains(t, end.Text, "9 of 100 bytes")
 	require.Equal(t, scriptExit, status)
 
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	_, end, _ = script(ctx, t, ScriptConfig{Shell: []string{"sh"}, Size: 100}, scriptKey+"\necho run\n", true)
+	cfg := ScriptConfig{Shell: []string{"sh"}, Size: 100}
+	_, end, _ = scriptBeside(ctx, t, cfg, scriptKey+"\necho run\n", true, func(feed *os.File, _ string) {
+		defer cancel()
+		assert.Eventually(t, func() bool { return unread(feed) == 0 }, time.Minute, time.Millisecond)
+	})
 	require.Equal(t, "truncated", end.Stage, "it waits no longer than it may")
 }
 
-func TestScriptEndsWithItsStdinAndItsContext(t *testing.T) {
-	text := "trap 'echo bye; exit 5' TERM; setsid sleep 600 & while :; do sleep 0.01; done"
-	cfg := ScriptConfig{Shell: []string{"sh"}, Size: int64(len(text)), Grace: time.Minute}
-	for name, hold := range map[string]bool{"stdin": false, "context": true} {
-		ctx, cancel := context.WithCancel(t.Context())
-		if hold {
-			defer time.AfterFunc(100*time.Millisecond, cancel).Stop()
-		}
-		_, end, _ := script(ctx, t, cfg, scriptKey+"\n"+text, hold)
-		cancel()
-		require.Contains(t, []int{5, 143}, end.Code, name) // the latter if it had not come to its trap
-		require.Empty(t, end.Stage)
+// unread returns how many bytes of a pipe nobody has read, -1 if that cannot be told.
+func unread(pipe *os.File) (n int) {
+	rc, err := pipe.SyscallConn()
+	if err != nil {
+		return -1
 	}
+	ctlErr := rc.Control(func(fd uintptr) { n, err = unix.IoctlGetInt(int(fd), unix.TIOCINQ) })
+	if err != nil || ctlErr != nil {
+		return -1
+	}
+	return n
+}
+
+func TestScriptEndsWithItsStdinAndItsContext(t *testing.T) {
+	text := "trap 'echo bye; exit 5' TERM; echo begun; setsid sleep 600 & while :; do sleep 0.01; done"
+	cfg := ScriptConfig{Shell: []string{"sh"}, Size: int64(len(text)), Grace: time.Minute}
+	_, end, _ := script(t.Context(), t, cfg, scriptKey+"\n"+text, false)
+	require.Contains(t, []int{5, 143}, end.Code) // the latter if it had not come to its trap
+	require.Empty(t, end.Stage)
+	ctx, cancel := context.WithCancel(t.Context())
+	_, end, _ = scriptBeside(ctx, t, cfg, scriptKey+"\n"+text, true, func(_ *os.File, out string) {
+		defer cancel()
+		assert.Eventually(t, func() bool {
+			said, err := os.ReadFile(out)
+			return err == nil && strings.HasPrefix(string(said), "begun\n")
+		}, time.Minute, time.Millisecond)
+	})
+	require.Equal(t, wire.End{Code: 5}, end)
 	cfg.Grace = 0
 	cfg.Size = int64(len("trap '' TERM; sleep 600"))
-	_, end, _ := script(t.Context(), t, cfg, scriptKey+"\ntrap '' TERM; sleep 600", false)
+	_, end, _ = script(t.Context(), t, cfg, scriptKey+"\ntrap '' TERM; sleep 600", false)
 	require.Equal(t, wire.End{Code: 137}, end)
 }
 

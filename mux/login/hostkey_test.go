@@ -287,10 +287,11 @@ func TestConnectionOutlivesNewKeyExchanges(t *testing.T) {
 	require.Equal(t, "x\nx\n", string(asked), "for the order and the key of one dial")
 }
 
-// changingSigner is a key that becomes another.
+// changingSigner is a key that becomes another with the first signature after change is set. A key exchange that is
+// under way shows one key and signs with it.
 type changingSigner struct {
-	first, second ssh.Signer
-	changed       atomic.Bool
+	first, second   ssh.Signer
+	change, changed atomic.Bool
 }
 
 func (s *changingSigner) now() ssh.Signer {
@@ -303,6 +304,7 @@ func (s *changingSigner) now() ssh.Signer {
 func (s *changingSigner) PublicKey() ssh.PublicKey { return s.now().PublicKey() }
 
 func (s *changingSigner) Sign(rand io.Reader, data []byte) (*ssh.Signature, error) {
+	defer func() { s.changed.Store(s.change.Load()) }()
 	return s.now().Sign(rand, data)
 }
 
@@ -319,7 +321,7 @@ func TestServerThatShowsAnotherKeyLaterIsLeft(t *testing.T) {
 	_, err := io.Copy(io.Discard, p)
 	require.NoError(t, err, "with the same key")
 
-	key.changed.Store(true)
+	key.change.Store(true)
 	p, err = conn.Start(sshtest.Within(t), mux.Command{Line: "cat /dev/zero"})
 	if err == nil { // keys may be exchanged before
 		t.Cleanup(func() { p.Close() })

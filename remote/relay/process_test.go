@@ -6,6 +6,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -381,15 +383,15 @@ func TestRelayDoesNotWaitForProcessesLeftBehind(t *testing.T) {
 			remotetest.Eventually(t, func() bool { return !running(pid) }, "killed")
 		})
 	}
-	c := r.sh(t, `setsid sleep 1000 & echo $!; exit 8`)
-	got := c.finish(t)
-	require.Equal(t, wire.RelayExit{Status: 8}, got.exit)
-	require.Len(t, r.children(t), 1, "what is on its own lives on")
+	// It says that it has left the group, and only then the shell ends.
+	c := r.sh(t, `setsid sh -c 'echo $$; exec sleep 1000' & read -r x; exit 8`)
+	pid := c.pid(t)
+	c.send(t, wire.FrameData, "end\n")
+	require.Equal(t, wire.RelayExit{Status: 8}, c.finish(t).exit)
+	remotetest.Eventually(t, func() bool { return slices.Equal(r.children(t), []string{strconv.Itoa(pid)}) },
+		"what is on its own lives on, and the others are reaped")
 	require.NoError(t, r.stdin.Close())
 	r.requireExit(t, 0, "")
-	var pid int
-	_, err := fmt.Sscan(got.out, &pid)
-	require.NoError(t, err)
 	require.False(t, running(pid), "until the relay's end")
 }
 
