@@ -5,6 +5,7 @@ import (
 	"crypto/ed25519"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/crypto/ssh"
+	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
@@ -97,10 +99,13 @@ func TestDialRefusedLoginNamesHostUserAndKey(t *testing.T) {
 }
 
 func TestDialToAPortThatRefuses(t *testing.T) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	bound, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0) // no other process gets its port
 	require.NoError(t, err)
-	addr := ln.Addr().String()
-	ln.Close()
+	defer unix.Close(bound)
+	require.NoError(t, unix.Bind(bound, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
+	name, err := unix.Getsockname(bound)
+	require.NoError(t, err)
+	addr := fmt.Sprintf("127.0.0.1:%d", name.(*unix.SockaddrInet4).Port)
 	s := sshtest.InProcess(t, embeddedvm.Config{})
 	_, err = mux.Dial(sshtest.Within(t), addr, config(s))
 	requireStage(t, err, "connect", false)

@@ -1,6 +1,7 @@
 package manager_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -164,4 +165,17 @@ func TestFilesOfAClusterAreBoundedAndChecked(t *testing.T) {
 	}, sshtest.Bound, time.Millisecond)
 	_, err = m.unpacked(resp.GetId(), "out/said")
 	require.ErrorContains(t, err, "are not kept any more")
+}
+
+// A manager that left a build while the description of its artifacts was on its way removed their pieces.
+func TestArtifactsStayWhoseKeeperGoesAway(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.fileBytes = 200_000
+	m := c.member(t, c.nats)
+	for i := range 20 {
+		text, err := m.m.PutAndGo(t, fmt.Sprintf("build-%d", i), "artifacts")
+		require.NoError(t, err)
+		require.Equal(t, "artifacts", text)
+	}
 }

@@ -2,10 +2,13 @@ package manager
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -88,6 +91,26 @@ func (m *Manager) Damage(t *testing.T, name string, cut bool) {
 		_, err = m.store.js.Publish(t.Context(), subject, make([]byte, len(piece.Data)))
 		require.NoError(t, err)
 	}
+}
+
+// PutAndGo stores an archive for a caller that goes away when NATS gets the description. It returns what is there then.
+func (m *Manager) PutAndGo(t *testing.T, name, text string) (read string, err error) {
+	t.Helper()
+	o := m.files.(*sharedFiles).artifacts
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	described, err := m.store.nc.Subscribe(o.aboutOf(name), func(*nats.Msg) { cancel() })
+	require.NoError(t, err)
+	require.NoError(t, m.store.nc.Flush())
+	_ = o.put(ctx, name, strings.NewReader(text)) // it may have been told before
+	<-ctx.Done()
+	require.NoError(t, described.Unsubscribe())
+	var got strings.Builder
+	err = o.read(t.Context(), name, &got)
+	for errors.Is(err, fs.ErrNotExist) { // it is under way
+		err = o.read(t.Context(), name, &got)
+	}
+	return got.String(), err
 }
 
 // SetRest sets how long after its last use a project of a cluster stays.

@@ -162,7 +162,9 @@ func (o *objects) put(ctx context.Context, name string, from io.Reader) (err err
 		kept = err != nil || before.NUID == info.NUID
 		return err
 	}
-	kept = err == nil || isSilent(err)
+	// Without an answer, as when ctx ended meanwhile, the description may be there: its pieces must not go then.
+	_, refused := errors.AsType[*jetstream.APIError](err)
+	kept = !refused || isSilent(err)
 	return err
 }
 
