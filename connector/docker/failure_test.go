@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -212,16 +213,15 @@ func TestAStartThatIsCancelledLeavesNothing(t *testing.T) {
 	d := dockertest.Start(t)
 	cfg := config(t, d)
 	require.NoError(t, start(t, cfg).Close(t.Context())) // the daemon is known then
-	for n := 1; ; n++ {
+	for n := int64(1); ; n++ {
 		ctx, cancel := context.WithCancel(t.Context())
-		dials := 0
+		var dials atomic.Int64
 		cfg.Dial = func(dialing context.Context) (net.Conn, error) {
 			conn, err := d.Dial(dialing)
 			if err != nil {
 				return nil, err
 			}
-			dials++
-			if dials == n {
+			if dials.Add(1) == n {
 				cancel()
 			}
 			return conn, nil
@@ -230,7 +230,7 @@ func TestAStartThatIsCancelledLeavesNothing(t *testing.T) {
 		cancel()
 		if err == nil {
 			require.NoError(t, c.Close(t.Context()))
-			require.Greater(t, n, 1, "a start makes several connections")
+			require.Greater(t, n, int64(1), "a start makes several connections")
 			break
 		}
 		require.ErrorIs(t, err, context.Canceled)
