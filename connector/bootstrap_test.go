@@ -122,10 +122,7 @@ func place(t testing.TB, dir string) string {
 // runs connects b and runs a job.
 func (b *build) runs(t testing.TB) error {
 	t.Helper()
-	// Under the race detector the program takes long to pack.
-	ctx, cancel := context.WithTimeout(t.Context(), 3*sshtest.Bound)
-	defer cancel()
-	if _, err := b.Connect(ctx); err != nil {
+	if _, err := b.Connect(sshtest.Within(t)); err != nil {
 		return err
 	}
 	result, err := b.Execute(sshtest.Within(t), connector.Job{Script: "true"}, &sshtest.Log{})

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"net"
 	"os"
@@ -98,9 +97,7 @@ func TestTheTourOfFourUsersWorks(t *testing.T) {
 				require.Contains(t, string(example), text)
 			}
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 5*sshtest.Bound) // it compiles programs
-		defer cancel()
-		cmd := exec.CommandContext(ctx, "sh", "-ec", script.String())
+		cmd := exec.CommandContext(sshtest.Within(t), "sh", "-ec", script.String())
 		cmd.Dir, cmd.Env = dir, env
 		out, err := cmd.CombinedOutput()
 		require.NoError(t, err, "%s\n%s", tour[i].title, out)

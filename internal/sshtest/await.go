@@ -13,7 +13,7 @@ import (
 )
 
 // Bound is a generous limit for events that must happen. No test measures time by it.
-const Bound = time.Minute
+const Bound = 3 * time.Minute
 
 // Within returns a context that bounds a test's waits.
 func Within(t testing.TB) context.Context {
