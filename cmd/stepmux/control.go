@@ -171,7 +171,9 @@ is none the manager.
 		}
 		if errors.Is(err, control.ErrNone) {
 			_, missing := os.Lstat(of.socket())
-			managed = missing == nil
+			if managed = missing == nil; !managed {
+				err = fmt.Errorf("%w; a manager (--manager) is not at %s either", err, of.socket())
+			}
 		}
 		switch {
 		case managed:

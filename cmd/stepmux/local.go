@@ -126,6 +126,9 @@ func (f *localFlags) source(cmd *cobra.Command, files []string) (src standalone.
 	default:
 		src, err = f.readFile(files[0], cmd.InOrStdin())
 		if err == nil && src.Format == standalone.Steps {
+			err = noScript(src.Name, src.Text)
+		}
+		if err == nil && src.Format == standalone.Steps {
 			src.Text, f.inContainer.own, err = docker.FromJob(src.Name, src.Text)
 		}
 		src.InContainer = f.inContainer.wanted()

@@ -96,6 +96,9 @@ func (r *jobReader) files(files []string, isJSON bool) (jobs []runJob, boxes []*
 		case script && len(r.inputs) > 0:
 			return nil, nil, fmt.Errorf("%s: --input: a shell script has no inputs; give it variables (--env)", name)
 		case script:
+			if v := standalone.ValidateScript(name, string(src.Text)); !v.Valid {
+				return nil, nil, errors.New(v.Errors[0].String())
+			}
 			jobs = append(jobs, runJob{Job: connector.Job{Script: string(src.Text)}, name: name})
 			boxes = append(boxes, nil)
 			continue

@@ -115,8 +115,9 @@ summary; the logs go to standard error.
 	f.registerIsolation(fl)
 	timeFlag(fl, &f.timeout, "timeout",
 		"end a build that takes longer than this `time`, from the moment it has its slot (default none)")
-	fl.DurationVar(&f.linger, "linger", 0, "let builds outlive the connection to their VM: for this `time`, at most 24h, "+
-		"a build goes on without it and comes back to it; 0: builds end with it (default as the inventory says, or 0)")
+	boundedTimeFlag(fl, &f.linger, "linger", "let builds outlive the connection to their VM: for this `time`, at most "+
+		"24h, a build goes on without it and comes back to it; 0: builds end with it "+
+		"(default as the inventory says, or 0)", 0, instance.MaxLinger)
 	fl.StringArrayVar(&f.vars, "var", nil,
 		"`NAME=VALUE`, a job variable; NAME alone takes the value in the environment; repeatable")
 	fl.StringArrayVar(&f.masked, "mask", nil,
@@ -146,9 +147,6 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 	}
 	if _, err := f.checkBuilds(1, 1); err != nil {
 		return err
-	}
-	if f.linger < 0 || f.linger > instance.MaxLinger {
-		return fmt.Errorf("--linger %v: use 0 to %v", f.linger, instance.MaxLinger)
 	}
 	given, err := standalone.Vars(f.vars, f.masked, os.LookupEnv)
 	if err != nil {
@@ -387,6 +385,16 @@ func isScript(name string, text []byte) (bool, error) {
 	default:
 		return strings.HasPrefix(first, "#!") || strings.HasSuffix(name, ".sh"), nil
 	}
+}
+
+// noScript returns an error if the name of a file, which shall be YAML, is that of a shell script. The parser says so
+// itself of a text that begins with #!.
+func noScript(name string, text []byte) error {
+	if strings.HasSuffix(name, ".sh") && !strings.HasPrefix(string(text), "#!") {
+		return fmt.Errorf(`%s: it is a script, not steps; write "run:", "- script: |" and the script, indented, `+
+			"or run it by stepmux run", name)
+	}
+	return nil
 }
 
 // outcome returns the exit code of the run as an error. A failure of the system outranks those of scripts.

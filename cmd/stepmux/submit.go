@@ -221,6 +221,9 @@ func (f *submitFlags) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
+	if err := noScript(args[0], text); err != nil {
+		return err
+	}
 	steps, _, err := docker.FromJob(args[0], text)
 	if err == nil {
 		err = remote.CheckSteps(args[0], steps)

@@ -26,7 +26,7 @@ func newValidateCommand() *cobra.Command {
 		Use:   "validate [flags] FILE...",
 		Short: "Check steps, definitions of steps, .gitlab-ci.yml and GitHub workflows",
 		Long: `Check each FILE (- is standard input) without running anything: a job's steps, the definition of a step, a
-.gitlab-ci.yml, or a workflow of GitHub Actions. Each mistake is a line on standard output, with file, line, column and
+.gitlab-ci.yml, a workflow of GitHub Actions, or a shell script for stepmux run. Each mistake is a line on standard output, with file, line, column and
 a remedy: the first mistake in steps or in a workflow, and the first mistake of each job in a .gitlab-ci.yml. Local
 steps are checked too; nothing is fetched.
 A warning is about something valid that may not do what it seems to; it does not change the exit code.
@@ -64,15 +64,7 @@ func (f *validateFlags) run(cmd *cobra.Command, files []string) error {
 	valid := true
 	verdicts := make([]standalone.Verdict, len(files))
 	for i, name := range files {
-		src, err := f.readFile(name, cmd.InOrStdin())
-		if err == nil && src.Format == standalone.Steps {
-			src.Text, _, err = docker.FromJob(src.Name, src.Text)
-		}
-		if err != nil {
-			verdicts[i] = standalone.Unreadable(name, err)
-		} else {
-			verdicts[i] = standalone.Validate(cmd.Context(), src.Name, src.Text, src.Format, f.workDir, f.includes)
-		}
+		verdicts[i] = f.verdict(cmd, name)
 		valid = valid && verdicts[i].Valid
 		if f.output == "text" {
 			showProblems(out, verdicts[i])
@@ -87,6 +79,21 @@ func (f *validateFlags) run(cmd *cobra.Command, files []string) error {
 		return withCode(exitUsage, nil)
 	}
 	return nil
+}
+
+// verdict checks one FILE.
+func (f *validateFlags) verdict(cmd *cobra.Command, name string) standalone.Verdict {
+	src, err := f.readFile(name, cmd.InOrStdin())
+	if err == nil && src.Format == standalone.Steps {
+		if script, err := isScript(src.Name, src.Text); err == nil && script {
+			return standalone.ValidateScript(src.Name, string(src.Text))
+		}
+		src.Text, _, err = docker.FromJob(src.Name, src.Text)
+	}
+	if err != nil {
+		return standalone.Unreadable(name, err)
+	}
+	return standalone.Validate(cmd.Context(), src.Name, src.Text, src.Format, f.workDir, f.includes)
 }
 
 // formatFlag is --format, of files with steps.

@@ -119,7 +119,9 @@ func (m *Manager) failed(ctx context.Context, err error) error {
 	return status.Error(codes.Internal, err.Error())
 }
 
-func notFound(id string) error { return status.Errorf(codes.NotFound, "there is no build %.80q", id) }
+func notFound(id string) error {
+	return status.Errorf(codes.NotFound, "there is no build %.80q; stepmux builds lists them", id)
+}
 
 // Get returns a build.
 func (s *service) Get(ctx context.Context, req *pb.GetRequest) (*pb.Build, error) {

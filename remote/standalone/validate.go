@@ -18,7 +18,7 @@ import (
 // Verdict is the result of the check of a file, as JSON.
 type Verdict struct {
 	File string `json:"file"`
-	// Kind is the kind that the file was read as: job, step, gitlab-ci or github.
+	// Kind is the kind that the file was read as: job, step, gitlab-ci, github or script.
 	Kind   string    `json:"kind"`
 	Valid  bool      `json:"valid"`
 	Errors []Problem `json:"errors,omitempty"`
@@ -48,6 +48,7 @@ const (
 	kindStep     = "step"
 	kindGitLabCI = "gitlab-ci"
 	kindGitHub   = "github"
+	kindScript   = "script"
 )
 
 // Validate checks a file. It reports the first mistake of a job or of a step, and the first mistake in each job of a
@@ -65,6 +66,18 @@ func Validate(ctx context.Context, name string, text []byte, format Format, work
 		v.steps(ctx, text, workDir)
 	}
 	v.Valid = len(v.Errors) == 0
+	return v
+}
+
+// ValidateScript checks a shell script that is a job by itself. It does not parse the shell's language.
+func ValidateScript(name, text string) Verdict {
+	v := Verdict{File: name, Kind: kindScript}
+	warnings, err := lang.VetScript(name, text)
+	if err != nil {
+		v.add(err)
+	}
+	v.warn(warnings)
+	v.Valid = err == nil
 	return v
 }
 

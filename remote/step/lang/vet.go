@@ -7,6 +7,8 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
+const goesOnWarning = "the script has several lines, and goes on after one that fails; begin it with set -e"
+
 // Vet is ParseCalled or, for a step, ParseStep. It also returns warnings: parts of the text that are valid, and may not
 // do what they seem to.
 func Vet(name string, data []byte, step bool) (*pb.Definition, []*Error, error) {
@@ -22,6 +24,17 @@ func Vet(name string, data []byte, step bool) (*pb.Definition, []*Error, error) 
 	return def, d.run.warnings(), err
 }
 
+// VetScript checks a shell script that is a file of its own, as Script does, and returns warnings as Vet does.
+func VetScript(name, text string) ([]*Error, error) {
+	if _, err := Script(name, text); err != nil {
+		return nil, err
+	}
+	if goesOn(text) {
+		return []*Error{{Where: name + ":1:1", Line: 1, Column: 1, Message: goesOnWarning}}, nil
+	}
+	return nil, nil
+}
+
 // warnings returns the warnings about the steps of run, which may be nil, and those below them.
 func (run *draftRun) warnings() (list []*Error) {
 	if run == nil {
@@ -29,8 +42,7 @@ func (run *draftRun) warnings() (list []*Error) {
 	}
 	for _, s := range run.steps {
 		if goesOn(s.script.text) {
-			list = append(list, s.script.at.errorf("the script has several lines, and goes on after one that fails; "+
-				"begin it with set -e"))
+			list = append(list, s.script.at.errorf(goesOnWarning))
 		}
 		list = append(list, s.run.warnings()...)
 	}
