@@ -286,21 +286,24 @@ func (g *Group) queue(build string, of demand) (place *list.Element) {
 // changed. The caller calls release or giveBack.
 func (g *Group) await(ctx context.Context, place *list.Element) (*slot, error) {
 	w := place.Value.(*waiter)
+	var got served
 	select {
-	case got := <-w.served:
-		return got.slot, got.err
-	case <-ctx.Done():
-	}
-	g.mu.Lock()
-	select {
-	case got := <-w.served: // in the meantime
-		g.mu.Unlock()
-		if got.slot != nil {
-			got.slot.giveBack()
+	case got = <-w.served:
+		if got.slot == nil || ctx.Err() == nil {
+			return got.slot, got.err
 		}
-	default:
-		g.leaveLocked(place)
-		g.unlock()
+	case <-ctx.Done():
+		g.mu.Lock()
+		select {
+		case got = <-w.served: // in the meantime
+			g.mu.Unlock()
+		default:
+			g.leaveLocked(place)
+			g.unlock()
+		}
+	}
+	if got.slot != nil {
+		got.slot.giveBack()
 	}
 	return nil, fmt.Errorf("wait for a free slot on an instance: %w", ctx.Err())
 }

@@ -64,6 +64,21 @@ func TestWaitersGetSlotsInOrder(t *testing.T) {
 	})
 }
 
+// A build that waits when its run starts no more gets no slot, even if one becomes free before it has noticed.
+func TestWaiterWhoseContextHasEndedTakesNoSlot(t *testing.T) {
+	for range 100 { // by chance it took one
+		g := group(t, 1)
+		s := take(t, g)
+		ctx, cancel := context.WithCancel(t.Context())
+		place := g.queue("b", demand{})
+		cancel()
+		s.release()
+		_, err := g.await(ctx, place)
+		require.ErrorIs(t, err, context.Canceled)
+		require.Zero(t, g.stat().Instances[0].Used)
+	}
+}
+
 func TestWaiterThatLeavesLosesNoSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := group(t, 1)

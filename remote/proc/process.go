@@ -259,16 +259,25 @@ func (p *Process) Wait(ctx context.Context) (Exit, error) {
 	return p.exit, errors.Join(failed...)
 }
 
-// drain waits until the pumps of a command that has exited have ended, or for the rest of DrainTimeout. The error is
-// ctx's cause.
+// drain waits until the pumps of a command that has exited have ended, but no longer than for the rest of DrainTimeout
+// for those whose pipe is held open. The error is ctx's cause.
 func (p *Process) drain(ctx context.Context) error {
 	timer := time.NewTimer(DrainTimeout - time.Since(p.exitedAt))
 	defer timer.Stop()
 	for _, pump := range p.pumps {
 		select {
 		case <-pump.done:
+			continue
 		case <-timer.C:
-			return nil
+			timer.Reset(0) // for the next pump
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		if pump.isHeld() {
+			continue
+		}
+		select { // it has yet to write its output: the Writer is slow, or the machine
+		case <-pump.done:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}

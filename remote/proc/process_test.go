@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -306,4 +307,26 @@ func TestCloseWakesWait(t *testing.T) {
 	}
 	closers.Wait()
 	waiters.Wait()
+}
+
+// late takes nothing before it has waited for a time.
+type late struct {
+	wait  time.Duration
+	taken atomic.Bool
+}
+
+func (l *late) Write(p []byte) (int, error) {
+	timer := time.NewTimer(l.wait)
+	<-timer.C
+	l.taken.Store(true)
+	return len(p), nil
+}
+
+// Wait gave up on the output of a command that had left nothing behind, and what came after it was before its output.
+func TestOutputThatNobodyHoldsOpenIsReadToItsEndHoweverLongThatTakes(t *testing.T) {
+	out := &late{wait: DrainTimeout + time.Second/2}
+	c := shell("echo hi")
+	c.Stdout = out
+	require.Zero(t, wait(t, start(t, c)).Code)
+	require.True(t, out.taken.Load())
 }

@@ -100,6 +100,20 @@ func deliver(to io.Writer, b []byte) (err error) {
 	return err
 }
 
+// isHeld reports whether a process can still write to the pipe.
+func (p *pump) isHeld() (held bool) {
+	conn, err := p.out.SyscallConn()
+	if err != nil {
+		return false // the pump has ended
+	}
+	err = conn.Control(func(fd uintptr) {
+		fds := []unix.PollFd{{Fd: int32(fd)}}
+		_, err := unix.Poll(fds, 0)
+		held = err != nil || fds[0].Revents&unix.POLLHUP == 0
+	})
+	return held && err == nil
+}
+
 func (p *pump) fail(err error) {
 	p.err.CompareAndSwap(nil, &err)
 }

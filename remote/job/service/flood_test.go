@@ -79,7 +79,7 @@ func requireServes(t *testing.T, h *harness, before int) {
 	t.Helper()
 	_, err := h.List(t.Context(), &pb.ListRequest{})
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return runtime.NumGoroutine() < before+100 }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return runtime.NumGoroutine() < before+100 }, patience, time.Millisecond)
 }
 
 func TestStreamsOfAConnectionAreLimited(t *testing.T) {

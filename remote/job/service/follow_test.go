@@ -227,7 +227,7 @@ func awaitReturn(t *testing.T, methods ...string) {
 	require.Eventually(t, func() bool {
 		all := string(stacks[:runtime.Stack(stacks, true)])
 		return !slices.ContainsFunc(methods, func(m string) bool { return strings.Contains(all, m) })
-	}, time.Minute, time.Millisecond, "the server's side goes on")
+	}, patience, time.Millisecond, "the server's side goes on")
 }
 
 func TestReaderThatDoesNotReadHoldsUpNoJob(t *testing.T) {

@@ -24,7 +24,7 @@ import (
 )
 
 // patience is a grace that no test uses up.
-const patience = 30 * time.Second
+const patience = 3 * time.Minute
 
 // succeeded has the published spelling on the wire.
 const succeeded = pb.Job_suceeded //nolint:misspell // see above

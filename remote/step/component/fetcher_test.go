@@ -95,7 +95,7 @@ func TestTheEndOfAContextEndsTheProgramByItsInput(t *testing.T) {
 		_, err := fetcher.Fetch(ctx, &pb.Reference{}, Credentials{})
 		done <- err
 	}()
-	require.Eventually(t, func() bool { _, err := os.Stat(ready); return err == nil }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { _, err := os.Stat(ready); return err == nil }, 3*time.Minute, time.Millisecond)
 	cancel(why)
 	require.ErrorIs(t, <-done, why)
 	require.FileExists(t, ended, "the program has ended by itself")

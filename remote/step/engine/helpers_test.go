@@ -19,7 +19,7 @@ import (
 )
 
 // patience bounds the waits of tests for what must happen; none of them takes it.
-const patience = 30 * time.Second
+const patience = 3 * time.Minute
 
 // output collects what a job writes and tells when a text has come.
 type output struct {

@@ -201,12 +201,12 @@ func TestTimeoutOfTheJobReachesNestedSteps(t *testing.T) {
 	tr := newTrial(
 		t,
 		`- {name: o, run: [{name: i, script: sleep 4736}, {name: j, script: x}]}`,
-		func(c *Config) { c.Timeout = 200 * time.Millisecond },
+		func(c *Config) { c.Timeout = 2 * time.Second },
 	)
 	res := tr.run()
 	require.Equal(t, Failure, res.Status)
 	require.True(t, res.TimedOut)
-	require.Equal(t, "timeout: the job ran for longer than 200ms", res.Message)
+	require.Equal(t, "timeout: the job ran for longer than 2s", res.Message)
 	require.Equal(t, []string{"o failure"}, statuses(res.Steps))
 }
 

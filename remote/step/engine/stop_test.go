@@ -171,12 +171,12 @@ func TestTimeoutFailsTheJob(t *testing.T) {
 - {name: a, script: "trap 'echo cleanup; exit 0' TERM; sleep 4721 & wait"}
 - {name: b, script: echo not-run}
 - {name: c, script: echo always, when: always}
-`, func(c *Config) { c.Timeout = 300 * time.Millisecond })
+`, func(c *Config) { c.Timeout = 2 * time.Second })
 	res := tr.run()
 	require.Equal(t, Failure, res.Status)
 	require.True(t, res.TimedOut)
 	require.Zero(t, res.ExitCode)
-	require.Equal(t, "timeout: the job ran for longer than 300ms", res.Message)
+	require.Equal(t, "timeout: the job ran for longer than 2s", res.Message)
 	require.Equal(t, []string{"a failure", "b skipped", "c success"}, statuses(res.Steps))
 	require.Equal(t, "always\n", tr.stdout.String()[len(tr.stdout.String())-len("always\n"):])
 }

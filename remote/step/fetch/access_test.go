@@ -1,6 +1,7 @@
 package fetch
 
 import (
+	"crypto/rand"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -15,11 +16,11 @@ import (
 	"github.com/stepmux/stepmux/remote/step/component"
 )
 
-const (
-	user = "gitlab-ci-token"
-	// Tests look for it in all processes, so the tests of other packages, which run at the same time, have another one.
-	secret = "s3cr3t-0f-fetch"
-)
+const user = "gitlab-ci-token"
+
+// Tests look for it in all processes and in the files that these have open, so no other process has it: it is in no
+// file of the source, which a linter or a compiler reads at the same time.
+var secret = rand.Text()
 
 // private makes h require credentials.
 func (h *gitHost) private() Login {
@@ -157,19 +158,24 @@ func TestNameOfAStepGoesOnWhereItsRepositoryEnds(t *testing.T) {
 		asked = append(asked, strings.TrimSuffix(r.URL.Path, "/info/refs"))
 		return false
 	}
+	questions := func() []string { // since the last call
+		mu.Lock()
+		defer mu.Unlock()
+		all := asked
+		asked = nil
+		return all
+	}
 	s := newStore(t)
 	open := h.URL + "/group/components/bash/script"
 	c := get(t, s, open+"@v1")
 	require.Equal(t, c.Root+"/steps/bash", c.Dir)
 	require.Equal(t, "script.yml", c.File)
 	require.Equal(t, h.URL+"/group/components", c.Location)
-	require.Equal(t, []string{"/group/components/bash/script", "/group/components"}, asked[:2])
-	asked = nil
+	require.Equal(t, []string{"/group/components/bash/script", "/group/components"}, questions()[:2])
 	get(t, s, open+"@v1")
-	require.Equal(t, "/group/components", asked[0], "where it ends is known by now")
-	asked = nil
+	require.Equal(t, "/group/components", questions()[0], "where it ends is known by now")
 	get(t, s, open+"@"+c.Commit)
-	require.Empty(t, asked)
+	require.Empty(t, questions())
 
 	c = get(t, s, h.URL+"/group/components/sast@v1")
 	require.Equal(t, c.Root+"/steps/sast", c.Dir)

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -169,9 +170,10 @@ func TestFetchHasATimeLimit(t *testing.T) {
 func TestServerThatFailsIsAskedAgain(t *testing.T) {
 	h := newGitHost(t)
 	h.echo("c/echo")
-	failing := true
+	var failing atomic.Bool
+	failing.Store(true)
 	h.Before = func(w http.ResponseWriter, r *http.Request) bool {
-		if failing && r.Method == http.MethodPost {
+		if failing.Load() && r.Method == http.MethodPost {
 			http.Error(w, "\x1b[31mno", http.StatusInternalServerError)
 			return true
 		}
@@ -181,7 +183,7 @@ func TestServerThatFailsIsAskedAgain(t *testing.T) {
 	message := refused(t, s, h.URL+"/c/echo@v1")
 	require.Contains(t, message, "git ls-remote: ")
 	require.Contains(t, message, "500")
-	failing = false
+	failing.Store(false)
 	get(t, s, h.URL+"/c/echo@v1")
 }
 

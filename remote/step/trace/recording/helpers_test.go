@@ -120,7 +120,7 @@ func (tr *trial) start(ctx context.Context) <-chan engine.Result {
 // awaitOutput waits until the job has written text.
 func (tr *trial) awaitOutput(text string) {
 	tr.t.Helper()
-	require.Eventually(tr.t, func() bool { return strings.Contains(tr.stdout.String(), text) }, 30*time.Second,
+	require.Eventually(tr.t, func() bool { return strings.Contains(tr.stdout.String(), text) }, 3*time.Minute,
 		time.Millisecond)
 }
 
