@@ -26,9 +26,9 @@ func newValidateCommand() *cobra.Command {
 		Use:   "validate [flags] FILE...",
 		Short: "Check steps, definitions of steps, .gitlab-ci.yml and GitHub workflows",
 		Long: `Check each FILE (- is standard input) without running anything: a job's steps, the definition of a step, a
-.gitlab-ci.yml, a workflow of GitHub Actions, or a shell script for stepmux run. Each mistake is a line on standard output, with file, line, column and
-a remedy: the first mistake in steps or in a workflow, and the first mistake of each job in a .gitlab-ci.yml. Local
-steps are checked too; nothing is fetched.
+.gitlab-ci.yml, a workflow of GitHub Actions, or a shell script for stepmux run. Each mistake is a line on standard
+output, with file, line, column and a remedy: the first mistake in steps or in a workflow, and the first mistake of each
+job in a .gitlab-ci.yml. Local steps are checked too; nothing is fetched, and no shell is parsed.
 A warning is about something valid that may not do what it seems to; it does not change the exit code.
 
 With --output json standard output has one object with the mistakes of each file. --schema prints a JSON Schema for
