@@ -249,7 +249,8 @@ func checkSocket(at string) error {
 	err = fmt.Errorf("connect to the Docker daemon: %w", err)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("%w (is it installed and running? --docker names another socket)", err)
+		return fmt.Errorf("%w (is it installed and running? DOCKER_HOST names another socket, and --docker, "+
+			"where there is such a flag)", err)
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("%w (its group may open it: %s; \"usermod -aG GROUP USER\" adds a user, and makes the user's "+
 			"next login as powerful as root on this machine)", err, groupOf(at))

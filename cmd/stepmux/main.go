@@ -85,10 +85,13 @@ type exitError struct {
 
 func (e *exitError) Error() string { return fmt.Sprintf("exit code %d: %v", e.code, e.err) }
 
-// withCode gives err, which may be nil, an exit code. With code 0 it returns err.
+// withCode gives err, which may be nil, an exit code, in place of one that it has. With code 0 it returns err.
 func withCode(code int, err error) error {
 	if code == 0 {
 		return err
+	}
+	if coded, ok := err.(*exitError); ok { //nolint:errorlint // one that is wrapped has more to say
+		err = coded.err
 	}
 	return &exitError{code, err}
 }
