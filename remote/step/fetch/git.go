@@ -207,7 +207,7 @@ func (f *fetcher) advertised(ctx context.Context, u *url.URL, login *Login) (*ur
 	defer resp.Body.Close()
 	drain(resp.Body)
 	if kind := resp.Header.Get("Content-Type"); kind != "application/x-"+service+"-advertisement" {
-		return nil, &AccessError{Status: http.StatusNotFound, Presented: login != nil} // the server has answered with a web page
+		return nil, &AccessError{Status: http.StatusNotFound, Presented: login != nil} // a web page
 	}
 	at := *resp.Request.URL
 	path, found := strings.CutSuffix(at.Path, "/info/refs")
