@@ -78,7 +78,7 @@ func (cfg DownloadConfig) get(ctx context.Context, client *transfer.Client, file
 	status, refused := errors.AsType[*transfer.StatusError](err)
 	switch {
 	case refused && direct && status.Origin != transfer.Origin(address):
-		return fmt.Errorf("direct download: %s answers %d", status.Origin, status.Code) // the next attempt, without the redirect, may succeed
+		return fmt.Errorf("direct download: %s answers %d", status.Origin, status.Code) // retried without the redirect
 	case err != nil:
 		return err
 	}

@@ -257,7 +257,7 @@ func untilEnd(fl *pflag.FlagSet, run func(context.Context, remote.Stdio) error) 
 			}
 		}
 		err := run(ctx, remote.Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr})
-		if code := endsignal.Code(ctx); code != 0 && errors.Is(err, context.Cause(ctx)) { // a signal is a normal end for serve
+		if code := endsignal.Code(ctx); code != 0 && errors.Is(err, context.Cause(ctx)) { // a normal end
 			return code, nil
 		}
 		return 0, err
