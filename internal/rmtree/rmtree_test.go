@@ -103,7 +103,7 @@ func TestRemovalOfAnOpenDirectoryEndsWithItsContext(t *testing.T) {
 	}
 }
 
-func TestRemoveReportsWhatItCannotRemoveAndRemovesTheRest(t *testing.T) {
+func TestRemoveReportsFilesItCannotRemoveAndRemovesTheRest(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("part missing: only root can mount a file system, which nobody can remove")
 	}

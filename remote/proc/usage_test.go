@@ -20,7 +20,7 @@ import (
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
-func TestUsageCountsWhatTheCommandsLeftBehind(t *testing.T) {
+func TestUsageCountsProcessesThatTheCommandsLeftBehind(t *testing.T) {
 	in := &Init{Room: walls.Spec{Level: walls.Off}}
 	defer in.Close()
 	require.Zero(t, in.Usage())

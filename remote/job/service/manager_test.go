@@ -84,7 +84,7 @@ func (h *harness) status(id string) *runnerproto.Status {
 	return resp.GetJobs()[0]
 }
 
-func TestManagersServiceHasTheNamesAndNumbersTheManagerKnows(t *testing.T) {
+func TestManagersServiceHasTheNamesAndNumbersTheManagerExpects(t *testing.T) {
 	h := newHarness(t)
 	var methods, fields []string
 	service := runnerproto.File_runnerproto_runner_proto.Services().Get(0)

@@ -172,7 +172,7 @@ var digestForms = map[string]*regexp.Regexp{
 	"gitCommit": regexp.MustCompile(`^[0-9a-f]{40}$`), "gitTree": regexp.MustCompile(`^[0-9a-f]{40}$`),
 }
 
-// requireResource requires that r is a ResourceDescriptor by its specification, beyond what the library looks at.
+// requireResource requires that r is a ResourceDescriptor by its specification. It is stricter than the library.
 func requireResource(t testing.TB, r *intoto.ResourceDescriptor) {
 	t.Helper()
 	require.NoError(t, r.Validate())

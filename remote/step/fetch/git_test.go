@@ -99,7 +99,7 @@ func TestTagComesBeforeBranchOfTheSameName(t *testing.T) {
 	require.Equal(t, "refs/tags/v1", c.ResolvedRef)
 }
 
-func TestFilesAreWhatTheyAreInTheRepository(t *testing.T) {
+func TestFilesAreTheSameAsInTheRepository(t *testing.T) {
 	h := newGitHost(t)
 	commit := h.repository("c/all").Commit("main", fetchtest.Files{
 		".gitattributes":   {Content: "* eol=crlf\nv.txt export-subst\ni.txt export-ignore filter=evil\n"},

@@ -24,7 +24,7 @@ import (
 )
 
 // A server with a certificate of an unknown authority is trusted if SSL_CERT_FILE names the authority.
-func TestGitIsFetchedOverTLSFromWhomWeTrust(t *testing.T) {
+func TestGitIsFetchedOverTLSFromTrustedServersOnly(t *testing.T) {
 	h := newGitHost(t)
 	h.echo("group/echo.git")
 	secure := httptest.NewUnstartedServer(h.Config.Handler)

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// slowly writes pieces, with a pause of twice the hold time after each, and returns what is out after each pause.
+// slowly writes pieces, with a pause of twice the hold time after each, and returns the output after each pause.
 func slowly(t *testing.T, s *Set, pieces ...string) (out []string) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {

@@ -156,7 +156,7 @@ func TestSetIsBounded(t *testing.T) {
 	require.ErrorIs(t, new(Set).Add(strings.Repeat("x", maxNodes+1)), ErrFull)
 }
 
-func TestWriterHoldsBackOnlyWhatMayBecomeASecret(t *testing.T) {
+func TestWriterHoldsBackOnlyTheBeginningOfASecret(t *testing.T) {
 	var out bytes.Buffer
 	w := newSet(t, "geheim", "heimat!!").NewWriter(&out)
 	for _, c := range []struct{ write, want string }{

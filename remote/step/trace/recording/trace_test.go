@@ -45,7 +45,7 @@ func validate(t testing.TB, data []byte) {
 	require.NoError(t, s.Validate(v))
 }
 
-func TestTraceTellsWhatAStepWasGotAndGave(t *testing.T) {
+func TestTraceHasTheInputsAndOutputsOfAStep(t *testing.T) {
 	const definition = `
 spec:
   inputs: {message: {type: string}, times: {type: number, default: 2}}
@@ -114,7 +114,7 @@ exec:
 	require.Equal(t, tr.place.WorkDir, made.Volatile.Paths[trace.WorkDir])
 }
 
-func TestTraceTellsOfAllEnds(t *testing.T) {
+func TestTraceRecordsAllEnds(t *testing.T) {
 	tr := newTrial(t, `
 - {name: never, if: "false", script: echo}
 - {name: signal, script: "kill -9 $$"}
@@ -154,7 +154,7 @@ func TestTraceTellsOfAllEnds(t *testing.T) {
 	require.Contains(t, made.Volatile.Steps[len(made.Volatile.Steps)-1].Message, `step "wrong"`)
 }
 
-func TestTraceTellsOfCancelledAndTimedOutJobs(t *testing.T) {
+func TestTraceRecordsCancelledAndTimedOutJobs(t *testing.T) {
 	const job = "- {name: a, script: 'echo ready; sleep 600'}\n- {name: b, script: echo}\n"
 	tr := newTrial(t, job, traced())
 	results := tr.start(t.Context())
@@ -185,7 +185,7 @@ func TestTraceTellsOfCancelledAndTimedOutJobs(t *testing.T) {
 	require.Equal(t, "killed", made.Volatile.Message)
 }
 
-func TestTraceTellsOfAJobThatIsWrong(t *testing.T) {
+func TestTraceRecordsAnInvalidJob(t *testing.T) {
 	tr := newTrial(t, "- {name: a, step: ./a}\n", traced()).files(map[string]string{"a/step.yml": "nonsense"})
 	made, _ := tr.trace(tr.run())
 	require.Equal(t, "invalid", made.Identity.Reason)
@@ -193,7 +193,7 @@ func TestTraceTellsOfAJobThatIsWrong(t *testing.T) {
 }
 
 // A trace of a job that was never run, as its directory could not be made.
-func TestTraceTellsOfAJobThatDidNotRun(t *testing.T) {
+func TestTraceRecordsAJobThatDidNotRun(t *testing.T) {
 	tr := newTrial(t, "- {name: a, script: echo}\n", traced())
 	res := engine.Result{
 		Status: engine.Failure, System: true, Message: "no disk", Steps: engine.NotRun(tr.job.Definition),
@@ -375,7 +375,7 @@ func TestDirectoryOfALocalStepIsSummedUpIfItIsSmall(t *testing.T) {
 	require.Equal(t, trees["again"], trees["linked"])
 }
 
-func TestTraceTellsWhereAFetchedStepIsFrom(t *testing.T) {
+func TestTraceHasTheSourceOfAFetchedStep(t *testing.T) {
 	s, repository := serve(t, "c/echo", map[string]string{
 		"steps/step.yml":       "spec: {}\n---\nrun: [{name: i, step: ./inner}]\n",
 		"steps/inner/step.yml": "spec: {}\n---\nexec: {command: [echo, '${{ step_dir }}']}\n",
@@ -536,7 +536,7 @@ func BenchmarkTracedJob(b *testing.B) {
 }
 
 // A step that never ran, or failed without an exit code, had the exit code of a success.
-func TestOnlyAStepWhoseScriptEndedHasAnExitCode(t *testing.T) {
+func TestOnlyAStepWithAnEndedScriptHasAnExitCode(t *testing.T) {
 	tr := newTrial(t, `
 - {name: done, script: "true"}
 - {name: never, if: "false", script: echo}
