@@ -222,6 +222,7 @@ var allowed = map[string][]string{
 	"internal/filelock":       {"internal/pause"},
 	"internal/oserr":          {},
 	"internal/oneproc":        {},
+	"internal/gcpace":         {},
 	"internal/remotetest":     {"internal/wire"},
 	"internal/boundedhttp":    {},
 	"internal/privatefile":    {},
@@ -257,7 +258,7 @@ var allowed = map[string][]string{
 
 	// The program joins both ends. embeddedvm is its embedded VM, remote/proc the init of its processes.
 	"cmd/stepmux": {
-		"remote/commands/**", "internal/limits", "internal/endsignal", "internal/buildinfo",
+		"remote/commands/**", "internal/limits", "internal/endsignal", "internal/buildinfo", "internal/gcpace",
 		"instance/**", "connector", "connector/program", "connector/docker", "connector/kubernetes", "mux",
 		"connector/files", "mux/login", "pool", "remote", "remote/archive", "internal/subprocess",
 		"remote/standalone", "remote/standalone/replay", "remote/standalone/actionmirror", "remote/standalone/checkout",
