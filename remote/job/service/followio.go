@@ -16,8 +16,9 @@ import (
 	"github.com/stepmux/stepmux/remote/job"
 )
 
-// maxPiece is the most output in one message.
-const maxPiece = 64 << 10
+// maxPiece is the most output in one message, so that the message fits gRPC's buffers of 32 KiB. The next size in gRPC's
+// pool is 1 MiB, and both ends clear the whole buffer for each message.
+const maxPiece = 32<<10 - 64
 
 var pieces = sync.Pool{New: func() any { return new([maxPiece]byte) }}
 
