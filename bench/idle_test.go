@@ -17,8 +17,8 @@ import (
 
 // benchmarkIdleMemory measures the memory of the VM's end while it has nothing to do: of a step runner that has no job
 // yet, by itself and with the processes it keeps ready, of a relay, and of a step runner beside a relay, with which it
-// shares the pages of the program. serve-of-relay has one process more to share them with. Each has unmapped the pages of
-// its start before, but for the one that the relay keeps ready, which has not started yet.
+// shares the pages of the program. serve-of-relay has one process more to share them with. Each has unmapped the pages
+// of its start before. Only the step runner that the relay keeps ready has not: its start is not over.
 func benchmarkIdleMemory(b *testing.B) {
 	r := inTurns(b, twice, []candidate{
 		{name: "serve", run: func(r *results) error {

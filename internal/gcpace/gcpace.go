@@ -1,8 +1,8 @@
 // Package gcpace makes a program collect garbage less often while its heap is small.
 //
-// Go collects garbage when the heap has doubled, so a program with 4 MiB of live memory collects after each 4 MiB that it
-// allocates. golang.org/x/crypto/ssh allocates each packet that it reads, of up to 32 KiB. A download therefore makes such
-// a program collect every 128 packets, which is over half of its processor time.
+// Go collects garbage when the heap has doubled, so a program with 4 MiB of live memory collects after each 4 MiB that
+// it allocates. golang.org/x/crypto/ssh allocates each packet that it reads, of up to 32 KiB. A download therefore makes
+// such a program collect every 128 packets, which is over half of its processor time.
 package gcpace
 
 import (
@@ -19,7 +19,7 @@ const (
 )
 
 // Set sets the pace for the rest of the program's life, and adjusts it after each collection. The program's heap may
-// grow by 32 MiB more than it would at Go's own pace. Once 32 MiB are live, Go's own pace holds. Set does nothing if the
+// grow by 32 MiB more than it would at Go's own pace, which holds once 32 MiB are live. Set does nothing if the
 // environment variable GOGC sets a pace.
 func Set() {
 	if os.Getenv("GOGC") == "" {
