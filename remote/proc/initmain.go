@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/internal/pages"
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
@@ -87,6 +88,7 @@ func runInit() int {
 	}
 	k.sendReady()
 	runtime.SetDefaultGOMAXPROCS() // see oneproc
+	pages.UnmapAfterStart()
 	k.obey()
 	return 0
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/stepmux/stepmux/internal/buildinfo"
 	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/limits"
+	"github.com/stepmux/stepmux/internal/pages"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote"
 	"github.com/stepmux/stepmux/remote/commands"
@@ -72,13 +73,14 @@ func serveWith(fl *pflag.FlagSet, cfg remote.ServeConfig) commands.Runner {
 		if cfg.Grace == 0 {
 			cfg.Grace = -1 // a negative grace is none in package remote
 		}
-		cfg.Ready = runtime.SetDefaultGOMAXPROCS // see oneproc
-		if *detached {
-			cfg.Ready = func() {
-				runtime.SetDefaultGOMAXPROCS()
+		cfg.Ready = func() {
+			runtime.SetDefaultGOMAXPROCS() // see oneproc
+			pages.UnmapAfterStart()
+			if *detached {
 				letGo()
 			}
-		} else {
+		}
+		if !*detached {
 			cfg.Detach = append(slices.Clone(os.Args[1:]), "--detached")
 		}
 		if cfg.Isolation, err = isolation(); err != nil {
@@ -138,6 +140,7 @@ func relay(fl *pflag.FlagSet) commands.Runner {
 			cfg.Grace = -1 // a negative grace is none in package remote
 		}
 		runtime.GOMAXPROCS(relayProcessors(runtime.NumCPU()))
+		pages.UnmapAfterStart()
 		return remote.Relay(ctx, stdio, cfg)
 	})
 }

@@ -16,8 +16,9 @@ import (
 	"github.com/stepmux/stepmux/remote/job"
 )
 
-// maxPiece bounds the output in one message, in bytes.
-const maxPiece = 64 << 10
+// maxPiece bounds the output in one message, in bytes. The message so fits gRPC's buffers of 32 KiB. The next size in
+// gRPC's pool is 1 MiB, and both ends clear the whole buffer for each message.
+const maxPiece = 32<<10 - 64
 
 var pieces = sync.Pool{New: func() any { return new([maxPiece]byte) }}
 

@@ -125,7 +125,7 @@ func (s *session) addPath(dir string) error {
 	if len(s.paths) == maxPaths {
 		return fmt.Errorf("the steps put more than %d directories before PATH", maxPaths)
 	}
-	s.paths = slices.Insert(s.paths, 0, dir)
+	s.paths = append([]string{dir}, s.paths...)
 	return nil
 }
 

@@ -26,11 +26,10 @@ func (p *Paths) Add(path, marker string) {
 		return
 	}
 	other := slices.ContainsFunc(p.known, func(k known) bool { return k.marker == marker })
-	at := slices.IndexFunc(p.known, func(k known) bool { return len(k.path) < len(path) })
-	if at < 0 {
-		at = len(p.known)
+	p.known = append(p.known, known{path, marker, other})
+	for i := len(p.known) - 1; i > 0 && len(p.known[i-1].path) < len(path); i-- {
+		p.known[i-1], p.known[i] = p.known[i], p.known[i-1]
 	}
-	p.known = slices.Insert(p.known, at, known{path, marker, other})
 }
 
 // Mark returns text with markers in place of the known paths. Text that looks like a marker gets a colon after its @,
