@@ -30,7 +30,7 @@ func told(t *testing.T, level walls.Level) (r isolationReport) {
 	return r
 }
 
-// A directory without a base of sockets above it once kept the init from starting.
+// Symptom: the init did not start in a directory without a base of sockets above it.
 func TestTellIsolationReportsTheLevelThatWasTried(t *testing.T) {
 	require.Equal(t, "off", told(t, walls.Off).Level)
 	for _, level := range []walls.Level{walls.Processes, walls.Private} {

@@ -154,7 +154,7 @@ func TestJobThatIsWrongIsFoundOutBeforeItsFirstStep(t *testing.T) {
 	require.Empty(t, tr.stdout.String())
 }
 
-// A job that was refused, timed out or stopped had the exit code of a success.
+// Symptom: a job that was refused, timed out or stopped had the exit code of a success.
 func TestResultsHaveAnExitCodeOnlyWhereAScriptEnded(t *testing.T) {
 	codes := func(report *Report) (codes []any) {
 		data, err := json.Marshal(report)

@@ -208,7 +208,7 @@ func TestLimitKeepsSoMuchSaysSoOnceAndCountsTheRest(t *testing.T) {
 	}
 }
 
-// A follower that had read all so far got no more than the limit.
+// Symptom: a follower that had read everything got no bytes beyond the limit.
 func TestBytesThatWereReadMakeRoomForMore(t *testing.T) {
 	const limit, piece = 1 << 20, 64 << 10
 	l := create(t, limit)
@@ -259,7 +259,7 @@ func TestUnreadOutputMakesNoRoom(t *testing.T) {
 	require.Equal(t, strings.Repeat("x", 1000), string(got))
 }
 
-// A slow reader looks at the length, room is made for more, and then it reads: zeros.
+// Symptom: a slow reader looked at the length, room was made for more, and then it read zeros.
 func TestReadThatRoomIsMadeUnderReturnsAnError(t *testing.T) {
 	l := create(t, 1<<20)
 	write(t, l, strings.Repeat("x", 1<<20))
@@ -344,7 +344,7 @@ func TestRemoveDeletesTheFile(t *testing.T) {
 	require.NoError(t, gone.Remove(), "somebody else has removed it")
 }
 
-// A short log was a file, and to make it took longer than its job.
+// Symptom: a short log was a file, and to make the file took longer than its job.
 func TestShortLogIsNoFile(t *testing.T) {
 	for _, limit := range []int64{0, 100, 2 * maxHead} {
 		l := create(t, limit)

@@ -258,7 +258,7 @@ func TestOutputLimitIsSaidAndTheJobGoesOn(t *testing.T) {
 	require.Equal(t, "END\n", o.stderr())
 }
 
-// What a client had followed up to the limit was all it got.
+// Symptom: a client that had followed up to the limit got no more output.
 func TestClientThatKeepsUpGetsMoreThanTheLimit(t *testing.T) {
 	h := newHarness(t, func(c *job.Config) { c.OutputLimit = 1_000_000 })
 	going := t.TempDir()

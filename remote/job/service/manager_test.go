@@ -183,7 +183,7 @@ func TestManagersStepsAreTwoDocumentsAndTheSameIDTwiceIsOneJob(t *testing.T) {
 	}
 }
 
-// The same steps ran by themselves, as a list or as the run of one document, and were refused here.
+// Symptom: steps that ran locally, as a list or as the run of one document, were refused here.
 func TestManagersStepsGetTheNamesThatALocalJobGives(t *testing.T) {
 	h := newHarness(t)
 	h.runManaged(managed("1", "- script: echo hi\n- run: [{script: echo inner}]\n- {name: last, script: 'true'}\n"))

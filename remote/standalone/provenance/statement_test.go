@@ -323,7 +323,8 @@ func TestNamesOfATraceThatMeansHarmLeadNowhere(t *testing.T) {
 	requireStatement(t, data, SLSA, &slsa.Provenance{})
 }
 
-// A signed link of a step deep below others got a name that no file can have, and one of two links replaced the other.
+// Symptom: a signed link of a deeply nested step got a name that is too long for a file, and one of two links replaced
+// the other.
 func TestSignedLinksHaveNamesThatFilesCanHave(t *testing.T) {
 	signer, _ := newSigner(t, "ed25519")
 	deep := func(levels int) *trace.Trace {

@@ -191,7 +191,7 @@ func TestStepThatCallsItselfFails(t *testing.T) {
 	require.Contains(t, res.Message, "the steps call each other beyond a depth of 32; does one of them call itself?")
 }
 
-// Elsewhere steps that called each other did so without an end, and went on when the job was closed.
+// In other step runners, steps that called each other ran forever, even after the job was closed.
 func TestStopEndsStepsThatCallEachOtherInACircle(t *testing.T) {
 	// If Stop comes just before an always step, that step and those below it have their own time.
 	soon := func(c *Config) { c.AlwaysLimit = 100 * time.Millisecond }

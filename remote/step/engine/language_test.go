@@ -80,7 +80,7 @@ func TestValuesAreNotExpandedAgain(t *testing.T) {
 	require.Equal(t, strings.Repeat("${{ vars.SECRET }}\n", 3), tr.stdout.String())
 }
 
-// Elsewhere values were pasted into YAML, and a newline in one could add a step.
+// Other step runners paste values into YAML, so a newline in a value can add a step.
 func TestValuesCannotAddSteps(t *testing.T) {
 	const trick = "x'}\n- {name: more, script: 'echo injected'}\n# \"]}"
 	tr := newTrial(t, `

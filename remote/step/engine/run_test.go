@@ -176,7 +176,8 @@ func children(t *testing.T) int {
 	return n
 }
 
-// A machine that can open no more files, or start no more processes, failed jobs in the name of their scripts.
+// Symptom: a machine that could open no more files, or start no more processes, failed jobs as if their scripts had
+// failed.
 func TestFailureOfTheMachineIsNotTheStepsFailure(t *testing.T) {
 	for name, c := range map[string]struct {
 		err    error

@@ -378,7 +378,7 @@ func deepTree(t *testing.T, dir string) string {
 	return strings.TrimSuffix(strings.Repeat(name+"/", levels), "/")
 }
 
-// An earlier version took archives of any depth, and could neither use nor remove such a component.
+// Symptom: an earlier version accepted archives of any depth, and could neither use nor remove such a component.
 func TestDeepTreesOfTheCacheAreRemoved(t *testing.T) {
 	s := newStore(t)
 	ref := zipOf(t, "step.yml", stepText)

@@ -153,8 +153,8 @@ func TestStepOfARepositoryIsNotFoundOutsideOfIt(t *testing.T) {
 	}
 }
 
-// The provenance of a job named the commit that the cache's index claimed; any build of the same user could write
-// another one there.
+// Symptom: the provenance of a job named the commit in the cache's index, which any build of the same user could
+// change.
 func TestFilesAreThoseOfTheirCommit(t *testing.T) {
 	h := newGitHost(t)
 	r := h.repository("c/echo")

@@ -224,7 +224,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// A file of 60 MB of empty steps took 4.4 GB, and one of 3 MB took 2.9 GB.
+// Symptom: a file of 60 MB with empty steps took 4.4 GB of memory, and one of 3 MB took 2.9 GB.
 func TestATraceWithTooManyValuesOrStepsIsRefusedBeforeItTakesMemory(t *testing.T) {
 	refused := func(data, want string, most uint64) {
 		t.Helper()

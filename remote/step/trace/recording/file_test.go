@@ -49,7 +49,7 @@ func TestFileIsCompleteOrMissing(t *testing.T) {
 	require.Len(t, left, 1)
 }
 
-// A file whose name was as long as it can be could not be written: its temporary name was longer.
+// Symptom: a file with a name of the maximal length could not be written, because its temporary name was longer.
 func TestFileCanHaveTheLongestName(t *testing.T) {
 	path := filepath.Join(t.TempDir(), strings.Repeat("x", 255))
 	f, err := Create(path, 0)

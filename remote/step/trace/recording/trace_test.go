@@ -192,7 +192,7 @@ func TestTraceRecordsAnInvalidJob(t *testing.T) {
 	require.Equal(t, trace.Skipped, made.Identity.Steps[0].Status)
 }
 
-// A trace of a job that was never run, as its directory could not be made.
+// The trace of a job that did not run because its directory could not be made.
 func TestTraceRecordsAJobThatDidNotRun(t *testing.T) {
 	tr := newTrial(t, "- {name: a, script: echo}\n", traced())
 	res := engine.Result{
@@ -203,7 +203,7 @@ func TestTraceRecordsAJobThatDidNotRun(t *testing.T) {
 	require.Len(t, made.Identity.Steps, 1)
 }
 
-// It is in a secret's place, wherever that stands, that its sum is: also where it stood before it was known as one.
+// Each secret is replaced by its sum everywhere, also in texts from before it was known as a secret.
 func TestNoSecretIsInATrace(t *testing.T) {
 	secrets := []string{
 		"tokentoken",
@@ -439,7 +439,7 @@ func TestTraceThatBecomesTooLargeIsCutStepByStep(t *testing.T) {
 	require.Less(t, int64(len(text)), asked[1], "what there was room for")
 }
 
-// The outputs of the job were not counted, so there could be no trace: it would have had too many values.
+// Symptom: the outputs of the job were not counted, so no trace could be written: it would have had too many values.
 func TestOutputsOfTheJobHaveTheirPlaceBeforeThoseOfSteps(t *testing.T) {
 	tr := newTrial(t, "- {name: a, script: echo}\n- {name: b, script: echo}\n- {name: c, script: echo}\n", traced())
 	res := tr.succeed()
@@ -465,7 +465,7 @@ func TestOutputsOfTheJobHaveTheirPlaceBeforeThoseOfSteps(t *testing.T) {
 		made.Volatile.Warnings)
 }
 
-// A definition was counted by its bytes alone: one of empty lists has half a million values in a megabyte.
+// Symptom: a definition was counted by its bytes only, but empty lists make half a million values in a megabyte.
 func TestDefinitionsOfManyValuesAreCutStepByStep(t *testing.T) {
 	var job strings.Builder
 	for i := range 4 {
@@ -535,7 +535,7 @@ func BenchmarkTracedJob(b *testing.B) {
 	}
 }
 
-// A step that never ran, or failed without an exit code, had the exit code of a success.
+// Symptom: a step that never ran, or failed without an exit code, had the exit code of a success.
 func TestOnlyAStepWithAnEndedScriptHasAnExitCode(t *testing.T) {
 	tr := newTrial(t, `
 - {name: done, script: "true"}
