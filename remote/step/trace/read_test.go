@@ -178,7 +178,7 @@ func TestDataThatIsNotATraceIsRefused(t *testing.T) {
 			`"masked":false,"hmac":"x","value"`, true),
 		"a text is null": edited(t, `"name":"inner","outputs"`,
 			`"condition":{"expr":null},"name":"inner","outputs"`, true),
-		"summed up with hmac-sha256 and a salt of": edited(t, salt, `"salt":"AAAA"`, false),
+		"do not use hmac-sha256 with a salt of": edited(t, salt, `"salt":"AAAA"`, false),
 		"cannot unmarshal":                         edited(t, `"argv":["bash"`, `"argv":[7`, true),
 	} {
 		_, err := Parse(data)
