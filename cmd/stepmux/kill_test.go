@@ -85,8 +85,8 @@ func TestManagerThatEndsLeavesNothingOnTheVM(t *testing.T) {
 }
 
 // The daemon removes the containers of a manager that was killed at any moment, with their anonymous volumes, once
-// their jobs have ended: of the SIGTERM that serve sends them, or at the end of its grace. Containers that were created
-// and not started are left to the next manager.
+// their jobs have ended: of the SIGTERM that serve sends them, or a second later of SIGKILL. Containers that were
+// created and not started are left to the next manager.
 func TestAManagerThatIsKilledLeavesNoContainer(t *testing.T) {
 	d := dockertest.Start(t)
 	program := runnertest.Manager(t)

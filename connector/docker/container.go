@@ -31,6 +31,10 @@ import (
 const (
 	defaultReadyTimeout = 30 * time.Second
 	defaultStopTimeout  = 20 * time.Second
+	// leashGrace is how long a job may clean up after SIGTERM when its manager, or the link to it, is gone: the container
+	// is to be gone within 2 s. It holds neither for a build that is cancelled or times out, whose job has a grace of its
+	// own, nor for one that lingers, nor in a container that was there before.
+	leashGrace = time.Second
 )
 
 // Config says which container to make, where.
@@ -281,10 +285,14 @@ func (c *Container) chooseDir() {
 // command is the command line of the relay.
 func (c *Container) command() []string {
 	argv := []string{c.program, "steps", "relay", "--temp-dir", c.tempDir}
-	if c.cfg.Linger && c.entered == "" {
-		argv = append(argv, "--stay")
+	switch {
+	case c.entered != "":
+		return argv
+	case c.cfg.Linger:
+		return append(argv, "--stay")
+	default:
+		return append(argv, "--grace", leashGrace.String())
 	}
-	return argv
 }
 
 // wrapped returns the command line that runs argv by an entrypoint. A shell with -c takes one argument for a script,

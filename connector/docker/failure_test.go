@@ -15,6 +15,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -182,6 +183,39 @@ func TestAManagerThatHangsUpLeavesNoContainer(t *testing.T) {
 	}
 	require.Empty(t, d.Containers(t))
 	require.NoError(t, c.Close(t.Context()))
+}
+
+// A job that ignores SIGTERM kept its container for the five seconds that a step runner gives its jobs. It has one, in
+// which it can clean up.
+func TestAJobThatIgnoresSIGTERMDoesNotOutliveItsManagerForLong(t *testing.T) {
+	d := dockertest.Start(t)
+	cfg := config(t, d)
+	out := t.TempDir()
+	cfg.Spec.Volumes = []string{out + ":/out"}
+	hangUp := recordConns(&cfg)
+	c := start(t, cfg)
+	waiting := d.Client.ContainerWait(t.Context(), c.Place(),
+		client.ContainerWaitOptions{Condition: container.WaitConditionRemoved})
+	b := connect(t, c)
+	var killed time.Time
+	_, err := b.Execute(t.Context(), connector.Job{
+		Script: `trap "sleep 0.1; touch /out/cleaned" TERM; echo started; while :; do sleep 600; done`,
+	}, writerFunc(func(p []byte) (int, error) {
+		killed = time.Now()
+		hangUp()
+		return len(p), nil
+	}))
+	require.True(t, mux.IsLost(err), "%v", err)
+	select {
+	case <-waiting.Result:
+	case err := <-waiting.Error:
+		require.NoError(t, err)
+	}
+	require.Less(t, time.Since(killed), 4*time.Second)
+	require.FileExists(t, filepath.Join(out, "cleaned"))
+	_ = b.Close(t.Context()) // the step runner's end was not seen; the container's end tells
+	require.NoError(t, c.Close(t.Context()))
+	require.Empty(t, d.Containers(t))
 }
 
 // A manager that died between the creation of a container and its start leaves it; the next build removes it.
