@@ -341,10 +341,14 @@ func (c *Container) run(ctx context.Context) error {
 		}
 		return nil
 	})
-	if err != nil {
-		return c.Explain(ctx, fmt.Errorf("%s: %w", op, err))
+	if err == nil {
+		return nil
 	}
-	return nil
+	err = c.Explain(ctx, fmt.Errorf("%s: %w", op, err))
+	if spec := &c.cfg.Spec; spec.KeepEntrypoint || len(spec.Entrypoint) > 0 {
+		err = fmt.Errorf("%w (its entrypoint must become the command that it gets, as by exec \"$@\", and be quiet)", err)
+	}
+	return err
 }
 
 // missing marks an error that says that the program is no longer at its place.

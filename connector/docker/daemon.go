@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -41,7 +42,11 @@ func (d *Daemon) look(ctx context.Context, a *api) (facts, error) {
 	return d.facts.Do(ctx, func(ctx context.Context) (facts, time.Duration, error) {
 		told, err := a.ServerVersion(ctx, client.ServerVersionOptions{})
 		if err != nil {
-			return facts{}, 0, a.failure(ctx, "ask the Docker daemon for its version", err)
+			err = a.failure(ctx, "ask the Docker daemon for its version", err)
+			if strings.Contains(err.Error(), "client version ") { // of another age, and it says of which
+				err = fmt.Errorf("%w (stepmux speaks the API from %s to %s)", err, client.MinAPIVersion, client.MaxAPIVersion)
+			}
+			return facts{}, 0, err
 		}
 		f := facts{api: a.ClientVersion(), platform: told.Os + "/" + told.Arch}
 		if told.Os != "linux" {

@@ -304,6 +304,33 @@ func TestImagesThatCannotRunAreRefusedByName(t *testing.T) {
 	refused("needs shared libraries, which the image may not have; use one of make build")
 }
 
+// An entrypoint that is kept may do anything. What it prints is not taken for a step runner's.
+func TestAnEntrypointThatDoesNotBecomeTheStepRunnerFailsByName(t *testing.T) {
+	d := dockertest.Start(t)
+	for name, test := range map[string]struct{ script, want string }{
+		"ends":          {"exit 0", "the container ended with exit status 0: "},
+		"fails":         {"echo no key >&2; exit 3", "the container ended with exit status 3: "},
+		"is not found":  {"exec /no/such", "the container ended with exit status 127: "},
+		"never becomes": {"sleep 600", "the relay on the VM did not start: the container was not ready within 3s ("},
+		"prints the ready marker": {
+			"echo step-runner is listening on socket /tmp/s | tee /dev/stderr; sleep 600",
+			"the container was not ready within 3s; it said: step-runner is listening on socket /tmp/s (",
+		},
+		"floods stdout": {"exec yes hello", `no relay's hello in the first 65536 bytes; it printed "hello\nhello\n`},
+		"floods stderr": {"exec yes hello >&2", "the container was not ready within 3s; it said: hello | hello | hello"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := config(t, d)
+			cfg.Spec.Entrypoint, cfg.ReadyTimeout = []string{"/bin/sh", "-c", test.script, "sh"}, 3*time.Second
+			_, err := docker.Start(t.Context(), cfg)
+			require.ErrorContains(t, err, test.want)
+			require.ErrorContains(t, err, `its entrypoint must become the command that it gets, as by exec "$@"`)
+			require.Less(t, len(err.Error()), 2000)
+			require.Empty(t, d.Containers(t))
+		})
+	}
+}
+
 // dynamic returns a program that says it is a stepmux and needs shared libraries, as a plain `go build` makes where cgo
 // works. It does nothing: the packages of stepmux would all be compiled for this.
 func dynamic(t *testing.T) *program.Binary {
@@ -344,11 +371,12 @@ func TestDaemonsThatAreNoneOrTooOld(t *testing.T) {
 		},
 		"too old": {answer(func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Api-Version", "1.24")
+
 			if !strings.HasSuffix(r.URL.Path, "/_ping") {
 				w.WriteHeader(http.StatusBadRequest)
 				_, _ = w.Write([]byte(`{"message":"client version 1.40 is too new. Maximum supported API version is 1.24"}`))
 			}
-		}), "Maximum supported API version is 1.24"},
+		}), `Maximum supported API version is 1.24"} (stepmux speaks the API from 1.40 to 1.`},
 		"no daemon": {answer(func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = w.Write([]byte(strings.Repeat("<html>\n", 1000)))
 		}), "ask the Docker daemon for its version: "},
