@@ -53,6 +53,9 @@ func duringBuild(t *testing.T, d *dockertest.Daemon, harm func(id string)) (*doc
 	require.True(t, mux.IsLost(err), "%v", err)
 	err = c.Explain(t.Context(), err)
 	_ = b.Close(t.Context()) // the step runner's end was not seen; the container's end tells
+	if c.Removed() {
+		require.Empty(t, b.Left(), "a warning about files in a container that is gone")
+	}
 	return c, err
 }
 
