@@ -390,4 +390,5 @@ func (c *Container) labels(image string) map[string]string {
 // say writes a line to the build's log.
 func (c *Container) say(format string, args ...any) {
 	fmt.Fprintf(c.cfg.Log, format+"\n", args...) // a log that cannot be written ends the build by itself
+	labels[labelManager] = thisProcess()
 }

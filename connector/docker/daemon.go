@@ -23,7 +23,7 @@ const factsFor = 10 * time.Minute
 // concurrent use.
 type Daemon struct {
 	facts  flight.Flight[facts]
-	reaped flight.Flight[struct{}]
+	reaped flight.Flight[bool]
 
 	mu       sync.Mutex                          // guards the following
 	programs map[string]*flight.Flight[struct{}] // by SHA-256 of the program, or container and it

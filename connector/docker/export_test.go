@@ -8,3 +8,9 @@ func SetStartLimit(d time.Duration) func() {
 	startLimit = d
 	return func() { startLimit = before }
 }
+
+// ThisProcess names this process on the label of what it makes.
+func ThisProcess() string { return thisProcess() }
+
+// AnEarlierProcess names one that has ended, and whose number this process has now.
+func AnEarlierProcess() string { return thisProcess() + "0" }

@@ -221,10 +221,10 @@ func TestAJobThatIgnoresSIGTERMDoesNotOutliveItsManagerForLong(t *testing.T) {
 	require.Empty(t, d.Containers(t))
 }
 
-// A manager that died between the creation of a container and its start leaves it; the next build removes it.
+// A manager that died between the creation of a container and its start leaves it. The next build removes it, at once
+// if that manager was a process of this machine.
 func TestTheNextBuildRemovesContainersThatWereNotStarted(t *testing.T) {
 	d := dockertest.Start(t)
-	t.Cleanup(docker.SetStartLimit(-1))
 	create := func(labels map[string]string) string {
 		made, err := d.Client.ContainerCreate(t.Context(), client.ContainerCreateOptions{
 			Config: &container.Config{
@@ -234,16 +234,34 @@ func TestTheNextBuildRemovesContainersThatWereNotStarted(t *testing.T) {
 		require.NoError(t, err)
 		return made.ID
 	}
-	create(map[string]string{"dev.stepmux.build": "old"})
-	other := create(nil)
-	require.NoError(t, start(t, config(t, d)).Close(t.Context())) // it waits for the reaper
-	found, err := d.Client.ContainerList(t.Context(), client.ContainerListOptions{All: true})
-	require.NoError(t, err)
-	require.Len(t, found.Items, 1)
-	require.Equal(t, other, found.Items[0].ID)
-	_, err = d.Client.ContainerRemove(t.Context(), other, client.ContainerRemoveOptions{RemoveVolumes: true})
-	require.NoError(t, err)
-	require.Empty(t, d.Containers(t), "the volume of the old container")
+	for name, test := range map[string]struct {
+		limit time.Duration
+		dead  string
+	}{
+		"of a machine that is not known": {-1, ""},
+		"of this machine":                {time.Hour, docker.AnEarlierProcess()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Cleanup(docker.SetStartLimit(test.limit))
+			create(map[string]string{"dev.stepmux.build": "old", "dev.stepmux.manager": test.dead})
+			kept := []string{create(nil)}
+			if test.dead != "" {
+				kept = append(kept, create(map[string]string{
+					"dev.stepmux.build": "new", "dev.stepmux.group": "new", "dev.stepmux.manager": docker.ThisProcess(),
+				}))
+			}
+			require.NoError(t, start(t, config(t, d)).Close(t.Context())) // it waits for the reaper
+			found, err := d.Client.ContainerList(t.Context(), client.ContainerListOptions{All: true})
+			require.NoError(t, err)
+			var left []string
+			for _, one := range found.Items {
+				left = append(left, one.ID)
+			}
+			d.RemoveAll(t)
+			require.ElementsMatch(t, kept, left)
+			require.Empty(t, d.Containers(t), "the volume of the old container")
+		})
+	}
 }
 
 func TestAStartThatIsCancelledLeavesNothing(t *testing.T) {
