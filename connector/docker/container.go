@@ -51,7 +51,8 @@ type Config struct {
 	Programs []*program.Binary
 	// Log receives lines about the container for the build's log. If nil they are discarded.
 	Log io.Writer
-	// ReadyTimeout bounds the start of the container and of the step runner's relay, without the pull. If zero, 30s.
+	// ReadyTimeout bounds the start of the container and of the step runner's relay, without the pull and without the wait
+	// for other containers that the Daemon is about to start. If zero, 30s.
 	ReadyTimeout time.Duration
 	// Linger tells that the build is to outlive its link: the container ends with its step runner, and Reconnect makes
 	// another link to it.
@@ -185,6 +186,11 @@ func (c *Container) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	done, err := c.cfg.Daemon.turn(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
 	ctx, cancel := context.WithTimeoutCause(ctx, c.cfg.ReadyTimeout,
 		fmt.Errorf("the container was not ready within %v", c.cfg.ReadyTimeout))
 	defer cancel()
@@ -384,11 +390,11 @@ func (c *Container) labels(image string) map[string]string {
 		labels[key] = value
 	}
 	labels[labelBuild], labels[labelGroup], labels[labelImage] = c.cfg.BuildID, c.name, image
+	labels[labelManager] = thisProcess()
 	return labels
 }
 
 // say writes a line to the build's log.
 func (c *Container) say(format string, args ...any) {
 	fmt.Fprintf(c.cfg.Log, format+"\n", args...) // a log that cannot be written ends the build by itself
-	labels[labelManager] = thisProcess()
 }

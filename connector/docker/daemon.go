@@ -28,6 +28,27 @@ type Daemon struct {
 	mu       sync.Mutex                          // guards the following
 	programs map[string]*flight.Flight[struct{}] // by SHA-256 of the program, or container and it
 	pulls    map[string]*flight.Flight[struct{}] // by platform and name of the image
+	turns    chan struct{}                       // has an element for each container that is being started
+}
+
+// startsAtOnce is how many containers a daemon is asked to start at the same time. It starts them one after the other
+// for the most part, so more would only use up their ReadyTimeout there.
+const startsAtOnce = 16
+
+// turn waits until another container may be started. The caller calls done when it has.
+func (d *Daemon) turn(ctx context.Context) (done func(), err error) {
+	d.mu.Lock()
+	if d.turns == nil {
+		d.turns = make(chan struct{}, startsAtOnce)
+	}
+	turns := d.turns
+	d.mu.Unlock()
+	select {
+	case turns <- struct{}{}:
+		return func() { <-turns }, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
 }
 
 // facts describe a daemon.

@@ -118,6 +118,25 @@ func TestABuildWhoseContainerdDiesEndsRightAndLeavesNothing(t *testing.T) {
 	require.Empty(t, d.Containers(t))
 }
 
+// A daemon that was asked for a hundred containers at once started half of them too late.
+func TestContainersTakeTurnsAtTheirStart(t *testing.T) {
+	d := dockertest.Start(t)
+	cfg := config(t, d)
+	free := docker.TakeAllTurns(t, cfg.Daemon)
+	var log bytes.Buffer
+	cfg.Log, cfg.ReadyTimeout = &log, time.Minute // of its turn
+	over := errors.New("the test is over")
+	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, over)
+	defer cancel()
+	_, err := docker.Start(ctx, cfg)
+	require.ErrorIs(t, err, over)
+	require.Contains(t, log.String(), "image busybox:1 is ", "the image needs no turn")
+	free()
+	require.NoError(t, start(t, cfg).Close(t.Context()))
+	docker.TakeAllTurns(t, cfg.Daemon)() // all were given back
+	require.Empty(t, d.Containers(t))
+}
+
 func TestADaemonWhoseDiskIsFullIsNamed(t *testing.T) {
 	d := dockertest.Start(t)
 	cfg := config(t, d)
@@ -392,7 +411,6 @@ func TestDaemonsThatAreNoneOrTooOld(t *testing.T) {
 		},
 		"too old": {answer(func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Api-Version", "1.24")
-
 			if !strings.HasSuffix(r.URL.Path, "/_ping") {
 				w.WriteHeader(http.StatusBadRequest)
 				_, _ = w.Write([]byte(`{"message":"client version 1.40 is too new. Maximum supported API version is 1.24"}`))
