@@ -439,9 +439,11 @@ func endsWell(ctx context.Context, p *mux.Process, most time.Duration) bool {
 	return false
 }
 
-// close ends all that is left, at the end of Close.
+// close ends all that is left, at the end of Close. It waits for a link that is being made, which the life bounds: the
+// lease would be nobody's.
 func (l *lingering) close() {
 	l.end(ErrClosed)
+	l.turn <- struct{}{} // for good
 	if l.rpc != nil {
 		_ = l.rpc.Close() // fails only if it was closed before
 	}
