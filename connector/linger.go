@@ -382,7 +382,7 @@ func (l *lingering) stop(ctx context.Context) error {
 	cfg := &l.c.cfg
 	begin := time.Now()
 	l.ending.Store(true)
-	if l.replaced.Load() || l.left.Load() {
+	if l.replaced.Load() || l.c.leaves.Load() {
 		return nil
 	}
 	cfg.Trace.ServeStop(cfg.BuildID)

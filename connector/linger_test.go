@@ -2,6 +2,7 @@ package connector_test
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -65,4 +66,37 @@ func TestALinkThatIsMadeAtTheEndOfABuildIsGivenUp(t *testing.T) {
 	require.Positive(t, b.lease.released.Load())
 	require.Positive(t, released)
 	require.Eventually(t, func() bool { return second.conn.Stat().Sessions.Taken == 0 }, sshtest.Bound, time.Millisecond)
+}
+
+// A manager that was shut down while it came back to a build could end that.
+func TestABuildThatIsLeftBeforeTheConnectGoesOn(t *testing.T) {
+	server := embedded(t)
+	var first *build
+	attach := func(socket string) *build {
+		return newBuild(t, server, "b1", runnertest.Command(t)[0], func(cfg *connector.Config) {
+			cfg.Linger, cfg.Secret, cfg.Attach = time.Minute, strings.Repeat("s", 43), socket
+			cfg.Reconnect = func(context.Context) (connector.Lease, error) { return &lease{conn: connect(t, server)}, nil }
+			if first != nil {
+				cfg.TempDir = first.tmp
+			}
+		})
+	}
+	first = attach("")
+	_, err := first.Connect(sshtest.Within(t))
+	require.NoError(t, err)
+	socket := first.Socket()
+	first.Leave()
+	require.NoError(t, first.Close(sshtest.Within(t)))
+
+	second := attach(socket)
+	second.Leave()
+	_, err = second.Connect(sshtest.Within(t))
+	require.NoError(t, err)
+	require.NoError(t, second.Close(sshtest.Within(t)))
+
+	third := attach(socket)
+	_, err = third.Connect(sshtest.Within(t))
+	require.NoError(t, err)
+	require.NoError(t, third.Close(sshtest.Within(t)))
+	require.Empty(t, third.Left())
 }
