@@ -178,7 +178,9 @@ func TestAManagerHoldsOnlyProjectsThatItHas(t *testing.T) {
 	_, err := m.keep(text, digest)
 	require.NoError(t, err)
 	for project, code := range map[string]codes.Code{
-		strings.Repeat("0", 64): codes.FailedPrecondition, strings.Repeat("1", 64): codes.FailedPrecondition, digest: codes.OK,
+		strings.Repeat("0", 64): codes.FailedPrecondition,
+		strings.Repeat("1", 64): codes.FailedPrecondition,
+		digest:                  codes.OK,
 	} {
 		one := job("true")
 		one.Project, one.ProjectBytes = project, int64(len(text))
