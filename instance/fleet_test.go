@@ -238,8 +238,8 @@ func TestADrainHoldsForAnInstanceThatLeavesTheSetAndComesBack(t *testing.T) {
 		requireOn(t, "b", f.ask(t))
 		requireWaits(t, f.ask(t))
 
-		require.NoError(t, f.Undrain("a"))
 		require.NoError(t, f.Update([]Instance{vm("b", 1)}))
+		require.ErrorIs(t, f.Undrain("a"), ErrUnknown)
 		require.NoError(t, f.Update([]Instance{vm("a", 1), vm("b", 1)}))
 		require.Equal(t, Ready, f.state("a"))
 		require.NoError(t, f.Drain("a"))

@@ -268,18 +268,21 @@ func (g *Group) setDrained(id string, drained bool) error {
 	g.mu.Lock()
 	defer g.unlock()
 	m := g.machineLocked(id)
-	if m == nil || m.removed {
+	there := m != nil && !m.removed
+	if m != nil && (there || !drained) {
+		m.drained = drained
+	}
+	switch {
+	case !drained:
+		delete(g.drained, id) // also if it has left the set
+	case there && g.drained == nil:
+		g.drained = map[string]bool{id: true}
+	case there:
+		g.drained[id] = true
+	}
+	if !there {
 		return unknown(id)
 	}
-	m.drained = drained
-	if !drained {
-		delete(g.drained, id)
-		return nil
-	}
-	if g.drained == nil {
-		g.drained = map[string]bool{}
-	}
-	g.drained[id] = true
 	return nil
 }
 
