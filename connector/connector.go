@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/stepmux/stepmux/connector/buildlog"
@@ -123,7 +124,8 @@ type Connector struct {
 	secret   wire.Secret
 	log      *buildlog.Log
 	closeLog func(context.Context)
-	linger   *lingering // nil without Config.Linger
+	linger   *lingering  // nil without Config.Linger
+	leaves   atomic.Bool // Close leaves the build to another manager
 	wg       sync.WaitGroup
 
 	life     context.Context // ends with the build's ctx, with serve, or at Close
@@ -327,13 +329,7 @@ func (c *Connector) Socket() string {
 
 // Leave lets Close end nothing on the VM: the build of a Connector with Config.Linger goes on there until another
 // Connector attaches to it, or its linger is over. Without Linger it does nothing.
-func (c *Connector) Leave() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.linger != nil {
-		c.linger.left.Store(true)
-	}
-}
+func (c *Connector) Leave() { c.leaves.Store(true) }
 
 // Close ends the build's presence on the VM: bridges first, then serve, then the lease. It waits until serve is seen
 // gone, at most until ctx ends or StopTimeout has passed; then it gives up and returns an error. [Connector.Left] then

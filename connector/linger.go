@@ -382,7 +382,7 @@ func (l *lingering) stop(ctx context.Context) error {
 	cfg := &l.c.cfg
 	begin := time.Now()
 	l.ending.Store(true)
-	if l.replaced.Load() || l.left.Load() {
+	if l.replaced.Load() || l.c.leaves.Load() {
 		return nil
 	}
 	cfg.Trace.ServeStop(cfg.BuildID)
@@ -439,9 +439,11 @@ func endsWell(ctx context.Context, p *mux.Process, most time.Duration) bool {
 	return false
 }
 
-// close ends all that is left, at the end of Close.
+// close ends all that is left, at the end of Close. It waits for a link that is being made, which the life bounds: the
+// lease would be nobody's.
 func (l *lingering) close() {
 	l.end(ErrClosed)
+	l.turn <- struct{}{} // for good
 	if l.rpc != nil {
 		_ = l.rpc.Close() // fails only if it was closed before
 	}

@@ -143,8 +143,8 @@ func (r *Relay) exchangeHellos(from *bufio.Reader) error {
 
 // startError says why there is no relay, and closes the carrier.
 func (r *Relay) startError(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		err = fmt.Errorf("%w (%w)", context.Cause(ctx), err)
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+		err = fmt.Errorf("%w (%w)", cause, err)
 	}
 	r.session.Close()
 	_ = r.carrier.Close()
