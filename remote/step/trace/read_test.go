@@ -179,7 +179,7 @@ func TestDataThatIsNotATraceIsRefused(t *testing.T) {
 		"a text is null": edited(t, `"name":"inner","outputs"`,
 			`"condition":{"expr":null},"name":"inner","outputs"`, true),
 		"do not use hmac-sha256 with a salt of": edited(t, salt, `"salt":"AAAA"`, false),
-		"cannot unmarshal":                         edited(t, `"argv":["bash"`, `"argv":[7`, true),
+		"cannot unmarshal":                      edited(t, `"argv":["bash"`, `"argv":[7`, true),
 	} {
 		_, err := Parse(data)
 		require.ErrorContains(t, err, want, want)
