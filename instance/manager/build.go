@@ -145,9 +145,15 @@ func (m *Manager) attempt(b *build, placed func()) (again bool) {
 	}
 	if known == nil {
 		known = resultOf(err, b.kept().Canceled)
+		if len(b.job.GetArtifacts()) > 0 {
+			m.keepTrying("look for its artifacts", b, func() (err error) {
+				known.Artifacts, err = m.files.artifactsSize(m.life, b.id)
+				return err
+			})
+		}
 		if known.Reason != string(instance.RunnerSystemFailure) { // the log has all of the job's output
 			// The manager may die before the clean-up, after which nobody could tell the outcome.
-			m.keepTrying("end the log", b, func() error { return b.log.end(known) })
+			m.keep(b, known)
 		}
 	}
 	m.end(b, e, known, err)
@@ -328,22 +334,18 @@ func resultOf(err error, canceled bool) *result {
 	return r
 }
 
-// end ends what is left of a build on its VM, and keeps its outcome.
+// end ends what is left of a build on its VM, keeps its outcome, and takes its request out of the queue.
 func (m *Manager) end(b *build, e *instance.Executor, known *result, err error) {
 	cleanup := e.Cleanup(m.life) // it is bounded
 	ended := *known
 	ended.Left = e.Left()
-	if len(b.job.GetArtifacts()) > 0 {
-		m.keepTrying("look for its artifacts", b, func() (err error) {
-			ended.Artifacts, err = m.files.artifactsSize(m.life, b.id)
-			return err
-		})
-	}
 	if cleanup != nil {
 		m.cfg.Logger.Warn("the build's end on the VM failed", "build", b.id, "instance", e.Instance(), "error", cleanup)
 	}
-	m.keepTrying("end the log", b, func() error { return b.log.end(known) })
-	m.finish(b, &ended)
+	if b.kept().Phase != phaseEnded || len(ended.Left) > 0 {
+		m.keep(b, &ended)
+	}
+	b.leaveQueue()
 	if m.cfg.OnEnd != nil {
 		report := batch.Report{
 			Build: b.id, Instance: e.Instance(), Route: e.Choice(), Isolation: e.Isolation(), Usage: e.Usage(),
@@ -364,14 +366,20 @@ func (m *Manager) end(b *build, e *instance.Executor, known *result, err error) 
 	}
 }
 
-// finish keeps the result of a build whose log has its end, and takes its request out of the queue.
-func (m *Manager) finish(b *build, r *result) {
+// keep keeps the result of a build, of which the log has all output.
+func (m *Manager) keep(b *build, r *result) {
+	ended := time.Now()
 	m.keepTrying("keep its result", b, func() error {
 		return m.change(b, func(rec *record) {
-			rec.Phase, rec.Ended, rec.Result = phaseEnded, time.Now(), r
+			rec.Phase, rec.Ended, rec.Result = phaseEnded, ended, r
 			rec.FirstOutput = b.log.firstAfter(rec.Started)
 		})
 	})
+	m.keepTrying("end the log", b, func() error { return b.log.end(r) })
+}
+
+// leaveQueue takes the request of a build, of which the result is kept, out of the queue.
+func (b *build) leaveQueue() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.msg != nil {
