@@ -32,6 +32,8 @@ type build struct {
 	done  chan struct{} // closed when it has ended or is left to another manager
 	// queued is called when the build has its place among those that wait for a slot, or needs none.
 	queued func()
+	// traceErr is why its trace is not kept, although that was asked for. It is for Manager.run's goroutine.
+	traceErr error
 
 	ctx    context.Context // its end cancels the build; it is not the manager's
 	cancel context.CancelCauseFunc
@@ -145,11 +147,9 @@ func (m *Manager) attempt(b *build, placed func()) (again bool) {
 	}
 	if known == nil {
 		known = resultOf(err, b.kept().Canceled)
-		if len(b.job.GetArtifacts()) > 0 {
-			m.keepTrying("look for its artifacts", b, func() (err error) {
-				known.Artifacts, err = m.files.artifactsSize(m.life, b.id)
-				return err
-			})
+		m.noteFiles(b, known)
+		if b.traceErr != nil {
+			m.remark(b, b.log.state, fmt.Sprintf("there is no trace: %v", b.traceErr))
 		}
 		if known.Reason != string(instance.RunnerSystemFailure) { // the log has all of the job's output
 			// The manager may die before the clean-up, after which nobody could tell the outcome.
@@ -191,18 +191,24 @@ func (m *Manager) again(b *build, e *instance.Executor, err error) bool {
 			r.Attempt++
 		})
 	})
-	m.keepTrying("write the log", b, func() error {
-		text := fmt.Sprintf("step runner: the build is lost and runs again: %v\n", err)
-		if b.log.state.Open {
-			text = "\n" + text
-		}
-		_, err := b.log.WriteState([]byte(text), buildlog.State{})
-		return err
-	})
+	m.remark(b, buildlog.State{}, fmt.Sprintf("the build is lost and runs again: %v", err))
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.ending = false
 	return b.record.Phase == phaseWaiting && m.takes.Err() == nil
+}
+
+// remark adds a line to the log of a build whose step runner adds nothing. after is the state of the log then.
+func (m *Manager) remark(b *build, after buildlog.State, text string) {
+	text = "step runner: " + text + "\n"
+	if b.log.state.Open {
+		text = "\n" + text
+	}
+	after.Open = false
+	m.keepTrying("write the log", b, func() error {
+		_, err := b.log.WriteState([]byte(text), after)
+		return err
+	})
 }
 
 // execute runs the job of a build, from the start or from where another manager has left it.
@@ -263,6 +269,10 @@ func (m *Manager) work(b *build) connector.Job {
 		Env: map[string]string{"CI": "true", "CI_JOB_ID": b.id}, Timeout: b.job.GetTimeout().AsDuration(),
 		PassEnv: b.job.GetPassEnv(), UnsafeExports: b.job.GetUnsafeExports(),
 		Project: m.project(b.job), Artifacts: m.artifacts(b.id, b.job),
+	}
+	if b.job.GetTrace() {
+		kept := &keptTrace{m: m, id: b.id}
+		job.Trace, job.OnTrace = kept, func(err error) { b.traceErr = kept.end(err) }
 	}
 	for _, v := range b.job.GetVariables() {
 		job.Vars = append(job.Vars, connector.Variable{Key: v.GetKey(), Value: v.GetValue(), Masked: v.GetMasked()})

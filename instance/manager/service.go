@@ -185,6 +185,7 @@ func (r *record) build() *pb.Build {
 		b.Result = &pb.Result{
 			Reason: r.Result.Reason, ExitCode: int32(r.Result.ExitCode), // an exit code
 			Message: strings.ToValidUTF8(r.Result.Message, "?"), Left: r.Result.Left, Artifacts: r.Result.Artifacts,
+			Trace: r.Result.Trace,
 		}
 	}
 	return b

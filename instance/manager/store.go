@@ -396,6 +396,7 @@ type result struct {
 	Left     []string `json:"left,omitempty"`
 	// Artifacts is the length of the archive that was kept.
 	Artifacts int64 `json:"artifacts,omitempty"`
+	Trace     int64 `json:"trace,omitempty"` // so of the trace
 }
 
 // record is a build in the bucket.
