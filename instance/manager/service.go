@@ -105,6 +105,8 @@ func (m *Manager) failed(ctx context.Context, err error) error {
 	switch lost := m.store.err(); {
 	case ctx.Err() != nil:
 		return status.FromContextError(ctx.Err()).Err()
+	case m.Err() != nil && !errors.Is(m.Err(), ErrStopped): // the store was lost
+		return status.Error(codes.Unavailable, m.Err().Error())
 	case m.takes.Err() != nil:
 		return status.Error(codes.Unavailable, "the manager ends")
 	case lost != nil:
