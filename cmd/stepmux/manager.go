@@ -185,8 +185,8 @@ Exit codes:
 	f.keep = manager.DefaultKeep
 	timeFlag(fl, &f.keep, "keep", "how long builds that have ended, and logs, are kept")
 	fl.StringVar(&f.logs, "keep-logs", "10g", "most `BYTES` of all logs, as in 500m or 10g; the oldest go first")
-	fl.StringVar(&f.files, "keep-files", "10g", "most `BYTES` of all projects that builds need, and of all artifacts; "+
-		"the artifacts of the oldest builds go first")
+	fl.StringVar(&f.files, "keep-files", "10g", "most `BYTES` of all projects that builds need, and of all artifacts "+
+		"and traces; those of the oldest builds go first")
 	fl.StringSliceVar(&f.nats.URLs, "nats", nil, "keep queue, builds and logs in the NATS cluster with the server `URL`, "+
 		"with other managers of the same VMs; repeatable, or separated by commas (default in the state directory)")
 	fl.StringVar(&f.nats.Creds, "nats-creds", "", "`FILE` with credentials for --nats")
