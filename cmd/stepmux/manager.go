@@ -60,6 +60,7 @@ type managerFlags struct {
 	podFlags
 	config  string
 	check   bool
+	schema  bool
 	state   string
 	socket  string
 	group   string
@@ -154,7 +155,8 @@ Exit codes:
   2        wrong usage, or a configuration that is not valid
   3        the state cannot be kept, or the system failed otherwise`,
 		Example: `  stepmux manager --state /tmp/manager --capacity 4
-  stepmux manager --config /etc/stepmux/manager.yml`,
+  stepmux manager --config /etc/stepmux/manager.yml
+  stepmux manager --config-schema >manager.schema.json`,
 		Args: arguments(),
 		RunE: f.run,
 	}
@@ -172,6 +174,7 @@ Exit codes:
 	f.registerConnections(fl)
 	fl.StringVar(&f.config, "config", "", "YAML `FILE` with flags")
 	fl.BoolVar(&f.check, "check", false, "check the flags, the file of --config and the inventory, and end")
+	fl.BoolVar(&f.schema, "config-schema", false, "print the JSON Schema of the file of --config, for editors, and end")
 	fl.StringVar(&f.state, "state", "", "`DIR` of the queue, the builds and the logs; with --nats of the manager's "+
 		"own files; it is made if it is missing")
 	fl.StringVar(&f.socket, "socket", "", "where the manager listens (default $"+managerVar+", for root "+systemSocket+
@@ -205,6 +208,9 @@ Exit codes:
 }
 
 func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
+	if f.schema {
+		return systemError(writeJSON(cmd.OutOrStdout(), configSchema(cmd.Flags())))
+	}
 	gcpace.Set()
 	if f.config != "" {
 		if err := applyConfig(cmd.Flags(), f.config); err != nil {

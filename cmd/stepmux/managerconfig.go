@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v4"
@@ -64,7 +65,7 @@ func setFlags(fl *pflag.FlagSet, name string, content []*yaml.Node) error {
 		key, value := content[i], content[i+1]
 		flag := fl.Lookup(key.Value)
 		switch {
-		case key.Kind != yaml.ScalarNode || flag == nil || key.Value == "config" || key.Value == "help":
+		case key.Kind != yaml.ScalarNode || flag == nil || slices.Contains(commandLineOnly, key.Value):
 			return fail(key, "unknown key %.80q%s", key.Value, meant("%q", key.Value, names))
 		case seen[key.Value]:
 			return fail(key, "the key %q stands here for the second time", key.Value)
@@ -90,6 +91,37 @@ func setFlags(fl *pflag.FlagSet, name string, content []*yaml.Node) error {
 		}
 	}
 	return nil
+}
+
+// commandLineOnly are the flags that make no sense in a file of --config.
+var commandLineOnly = []string{"config", "config-schema", "check", "help"}
+
+// configSchema returns the JSON Schema (draft 2020-12) of a file that sets flags by applyConfig.
+func configSchema(fl *pflag.FlagSet) map[string]any {
+	keys := map[string]any{}
+	fl.VisitAll(func(f *pflag.Flag) {
+		if f.Hidden || slices.Contains(commandLineOnly, f.Name) {
+			return
+		}
+		types := []string{"string", "number"} // a duration, a name, or a port
+		switch f.Value.Type() {
+		case "bool":
+			types = []string{"boolean"}
+		case "int", "uint":
+			types = []string{"integer"}
+		}
+		_, usage := pflag.UnquoteUsage(f)
+		key := map[string]any{"description": usage, "type": types}
+		if repeats(f) {
+			key["type"] = append(types, "array")
+			key["items"] = map[string]any{"type": types}
+		}
+		keys[f.Name] = key
+	})
+	return map[string]any{
+		"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "stepmux manager",
+		"type": "object", "properties": keys, "additionalProperties": false,
+	}
 }
 
 // repeats reports whether a flag may be given more than once.
