@@ -10,7 +10,7 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// ownFile is the file of this program, even if another file has its name by now.
+// ownFile opens the file of this program, even if its path now names another file.
 const ownFile = "/proc/self/exe"
 
 // bootstrapFlags name the programs that may be copied to VMs.
@@ -60,5 +60,5 @@ func (f *bootstrapFlags) bootstraps() ([]*program.Binary, error) {
 		}
 		ends = []*program.Binary{own}
 	}
-	return append(all, ends...), nil // after those that were named
+	return append(all, ends...), nil // after the programs that were named
 }

@@ -17,7 +17,7 @@ import (
 // maxBuilds bounds the builds of a run, as each waiting build costs memory.
 const maxBuilds = 100_000
 
-// buildFlags say which builds a run has of each FILE.
+// buildFlags select the builds of a run for each FILE.
 type buildFlags struct {
 	builds      int
 	each        bool
@@ -75,7 +75,7 @@ func assign(to map[string]string, text string) error {
 	return nil
 }
 
-// checkBuilds returns how many builds a run of so many FILEs on so many VMs has.
+// checkBuilds returns the number of builds of a run with this many FILEs and VMs.
 func (f *buildFlags) checkBuilds(files, vms int) (int, error) {
 	if f.builds < 1 || f.builds > maxBuilds {
 		return 0, fmt.Errorf("--builds %d: use 1 to %d", f.builds, maxBuilds)
@@ -92,7 +92,7 @@ func (f *buildFlags) checkBuilds(files, vms int) (int, error) {
 	return total, nil
 }
 
-// sizes returns how many values each axis has.
+// sizes returns the number of values of each axis.
 func (f *buildFlags) sizes() []int {
 	sizes := make([]int, len(f.matrix))
 	for i, a := range f.matrix {
@@ -101,7 +101,7 @@ func (f *buildFlags) sizes() []int {
 	return sizes
 }
 
-// combinations returns those of the matrix, one without variables if there is no matrix.
+// combinations returns the combinations of the matrix: one without variables if there is no matrix.
 func (f *buildFlags) combinations() [][]connector.Variable {
 	all := [][]connector.Variable{nil}
 	for _, a := range f.matrix {
@@ -116,7 +116,7 @@ func (f *buildFlags) combinations() [][]connector.Variable {
 	return all
 }
 
-// places returns the IDs of the VMs on which the builds are to run, or one empty ID: any of those with the labels.
+// places returns the IDs of the VMs to run on, or one empty ID for any VM with the labels.
 func (f *buildFlags) places(group *instance.Group) ([]string, error) {
 	var ids []string
 	for _, in := range group.Instances() {

@@ -42,7 +42,7 @@ type cacheFlags struct {
 	unused time.Duration
 }
 
-// cacheReport is the report of a VM or, if Instance is empty, of this machine.
+// cacheReport is the report of one VM or, if Instance is empty, of this machine.
 type cacheReport struct {
 	Instance string `json:"instance,omitempty"`
 	network.CacheReport
@@ -125,7 +125,7 @@ func (f *cacheFlags) run(cmd *cobra.Command, _ []string) error {
 	return withCode(cmp.Or(endsignal.Code(ctx), code), nil)
 }
 
-// reports returns the reports of the VMs or, if the flags name none, of this machine.
+// reports returns the reports of the VMs or, if the flags name no VM, of this machine.
 func (f *cacheFlags) reports(ctx context.Context) ([]cacheReport, error) {
 	if len(f.instances) > 0 || f.inventory != "" {
 		bootstrap, err := f.bootstraps()
@@ -147,11 +147,11 @@ func (f *cacheFlags) reports(ctx context.Context) ([]cacheReport, error) {
 	return []cacheReport{{CacheReport: network.Cache(ctx, f.verb, f.dir, f.unused)}}, nil
 }
 
-// answerTimeout bounds the wait for a step runner that is asked for its version.
+// answerTimeout bounds the wait for a step runner's answer to --version.
 const answerTimeout = 30 * time.Second
 
-// stepRunner returns the step runner of a VM: the command that runs it, and its name. With bootstrap it is the one that
-// a run with --bootstrap would use.
+// stepRunner returns the step runner of a VM: the command that runs it, and its name. With bootstrap it is the one
+// that a run with --bootstrap would use.
 func (f *cacheFlags) stepRunner(
 	ctx context.Context, conn *mux.Conn, in instance.Instance, bootstrap []*program.Binary,
 ) (argv, name []string, err error) {
@@ -175,7 +175,7 @@ func (f *cacheFlags) stepRunner(
 	return found.Argv(), found.Command, nil
 }
 
-// onVM does the same on a VM, by the step runner there.
+// onVM runs the same command on a VM, with the step runner there.
 func (f *cacheFlags) onVM(
 	ctx context.Context, p *instance.Provider, in instance.Instance, bootstrap []*program.Binary,
 ) (r cacheReport, err error) {
@@ -214,7 +214,7 @@ func (f *cacheFlags) onVM(
 		return r, fmt.Errorf("its report has %d components, more than %d", n, maxCacheObjects)
 	}
 	if json.Unmarshal(data, &r) == nil {
-		return r, nil // the exit code says no more than the report
+		return r, nil // the exit code adds nothing to the report
 	}
 	return cacheReport{}, fmt.Errorf("%s: %w (is it a stepmux of this version? --runner-command names a program, "+
 		"--bootstrap finds one that was uploaded, or uploads it)",
@@ -222,7 +222,7 @@ func (f *cacheFlags) onVM(
 		cmp.Or(readErr, waitErr, errors.New("it prints no report")))
 }
 
-// writeText writes r, whose texts may come from a VM.
+// writeText writes r. Its texts may come from a VM, so they are untrusted.
 func (f *cacheFlags) writeText(out, problems io.Writer, r cacheReport) error {
 	where := ""
 	if r.Instance != "" {

@@ -102,7 +102,7 @@ func (f *ciFlags) run(cmd *cobra.Command) error {
 		}
 		f.workDir = cmp.Or(f.workDir, getenv("CI_PROJECT_DIR"))
 		src := standalone.Source{Name: standalone.StepsVariable, Text: []byte(text), Format: standalone.Steps}
-		src.Vars, err = standalone.EnvironmentVars(append(vars, os.Environ()...), f.masked) // the first of a name counts
+		src.Vars, err = standalone.EnvironmentVars(append(vars, os.Environ()...), f.masked) // the first value counts
 		return src, err
 	}, place{})
 }
@@ -143,7 +143,7 @@ func (f *ciFlags) serve(cmd *cobra.Command) error {
 	return systemError(err)
 }
 
-// token returns the token of the service. made tells that it is new.
+// token returns the token of the service. made is true if it is new.
 func (f *ciFlags) token() (token string, made bool, err error) {
 	from, token := "the environment variable "+standalone.TokenVariable, os.Getenv(standalone.TokenVariable)
 	switch {

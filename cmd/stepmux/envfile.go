@@ -10,7 +10,7 @@ import (
 	"github.com/stepmux/stepmux/remote/standalone"
 )
 
-// settingFlags name the files that a command takes flags and variables from.
+// settingFlags name files with flags and variables for a command.
 type settingFlags struct {
 	configFile string
 	envFiles   []string
@@ -24,7 +24,7 @@ func (f *settingFlags) register(fl *pflag.FlagSet) {
 	grouped(fl, fileGroup)
 }
 
-// apply sets the flags of cmd that the file of --config names.
+// apply sets the flags of cmd from the file of --config.
 func (f *settingFlags) apply(cmd *cobra.Command) error {
 	if f.configFile == "" {
 		return nil
@@ -38,7 +38,7 @@ func (f *settingFlags) apply(cmd *cobra.Command) error {
 	return nil
 }
 
-// variables returns the lines NAME=VALUE of the files, the last of several values for a name.
+// variables returns the lines NAME=VALUE of the files. If a name occurs several times, the last value counts.
 func (f *settingFlags) variables() ([]string, error) {
 	vars, err := standalone.ReadEnvFiles(f.envFiles, os.LookupEnv)
 	if err != nil {

@@ -89,14 +89,14 @@ standard output has the results as one object, and the steps' output goes to sta
 	grouped(fl, jobGroup)
 	_ = cmd.RegisterFlagCompletionFunc("job-name", completing(func(_ *cobra.Command, files []string) []string {
 		return f.jobNames(files, f.workDir)
-	})) // it is there
+	})) // cannot fail: the flag exists
 	cmd.MarkFlagsMutuallyExclusive("json", "format")
 	cmd.MarkFlagsMutuallyExclusive("json", "job-name")
 	return cmd
 }
 
-// jobNames returns the names of the jobs in the file that is named, or in the .gitlab-ci.yml here, in a project in dir.
-// Without a file that can be read there are none.
+// jobNames returns the names of the jobs in the named file, or in the .gitlab-ci.yml of the project in dir. It
+// returns nil if no file can be read.
 func (f *formatFlag) jobNames(files []string, dir string) []string {
 	name := ".gitlab-ci.yml"
 	if len(files) > 0 && files[0] != "-" {
@@ -110,7 +110,7 @@ func (f *formatFlag) jobNames(files []string, dir string) []string {
 	return standalone.JobNames(src)
 }
 
-// source returns the job that the flags and the file name.
+// source returns the job that the flags and arguments name.
 func (f *localFlags) source(cmd *cobra.Command, files []string) (src standalone.Source, err error) {
 	isJSON := cmd.Flags().Changed("json")
 	switch {

@@ -31,15 +31,15 @@ import (
 )
 
 const (
-	// managerVar names the variable of the environment with the socket of the manager.
+	// managerVar is the environment variable with the socket of the manager.
 	managerVar = "STEPMUX_MANAGER"
-	// systemSocket is the socket of the manager that runs as root. /run/stepmux is for the users of builds.
+	// systemSocket is the socket of a manager that runs as root. /run/stepmux belongs to the users of builds.
 	systemSocket = "/run/stepmux-manager/manager.sock"
 	// managerStop bounds the wait for the end of a manager.
 	managerStop = 20 * time.Second
 )
 
-// ownSocket returns the default socket of a manager that this user starts. Its name is none of those among which ps
+// ownSocket returns the default socket of a manager that this user starts. Its name differs from the names where ps
 // looks for runs.
 func ownSocket() string {
 	if path := os.Getenv(managerVar); path != "" {
@@ -74,7 +74,7 @@ type managerFlags struct {
 	nats    manager.NATS
 }
 
-// checkNATS returns the cluster of the flags, nil without --nats.
+// checkNATS returns the NATS configuration of the flags, or nil without --nats.
 func (f *managerFlags) checkNATS() (*manager.NATS, error) {
 	n := &f.nats
 	switch {
@@ -109,7 +109,7 @@ func (f *sshFlags) register(fl *pflag.FlagSet) {
 	grouped(fl, sshGroup)
 }
 
-// open listens for SSH, if that is wanted.
+// open listens for SSH. It returns nil if the flags do not ask for that.
 func (f *sshFlags) open() (net.Listener, error) {
 	switch {
 	case f.listen == "" && (f.keys != "" || f.forward):
@@ -250,7 +250,7 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 	}
 	ctx, _, stop := endings(cmd.Context(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	if f.inventory == "" { // else it is read again
+	if f.inventory == "" { // otherwise it is read again
 		hangups := make(chan os.Signal, 1)
 		signal.Notify(hangups, syscall.SIGHUP)
 		defer signal.Stop(hangups)
@@ -279,7 +279,7 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 		err = f.addPrograms(&cfg, "--kubernetes")
 	case f.spec.Image != "" || f.spec.Container != "":
 		err = f.configure(&cfg, embedded)
-	default: // a job may have an image; its build fails without a daemon
+	default: // a job may have an image; without a daemon, its build fails
 		err = f.configureLater(&cfg, embedded)
 	}
 	if err != nil {
@@ -289,7 +289,7 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 	if err != nil {
 		return systemError(err)
 	}
-	defer func() { _ = provider.Close() }() // its builds have ended or are left
+	defer func() { _ = provider.Close() }() // its builds have ended or were left running
 	counts.Watch(provider)
 	if f.metrics != "" {
 		server, err := metrics.Serve(f.metrics, counts)
@@ -306,7 +306,7 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 	})
 }
 
-// place returns the VMs or the cluster of the manager, and a function that ends their helpers.
+// place returns the VMs or the cluster of the manager, and a function that ends what it started for them.
 func (f *managerFlags) place(ctx context.Context, log *slog.Logger) (*instance.Group, func(), error) {
 	if f.onCluster() {
 		return f.clusterGroup(ctx, f.capacity, log)
@@ -314,7 +314,7 @@ func (f *managerFlags) place(ctx context.Context, log *slog.Logger) (*instance.G
 	return f.vmFlags.group(ctx, log)
 }
 
-// containerOrPod returns where a job runs that asks for own; see manager.Config.Place.
+// containerOrPod returns the container or pod for a job that asks for own; see manager.Config.Place.
 func (f *managerFlags) containerOrPod(own *docker.Spec) (*docker.Spec, *kubernetes.Spec, error) {
 	box, err := f.container(own)
 	if err != nil || !f.onCluster() {
@@ -324,7 +324,7 @@ func (f *managerFlags) containerOrPod(own *docker.Spec) (*docker.Spec, *kubernet
 	return nil, pod, err
 }
 
-// serve runs a manager until ctx ends or its state is lost.
+// serve runs a manager until ctx ends or the manager loses its state.
 func (f *managerFlags) serve(ctx context.Context, group int, counts http.Handler, cfg manager.Config) error {
 	if f.socket == "" {
 		f.socket = ownSocket()
@@ -348,12 +348,12 @@ func (f *managerFlags) serve(ctx context.Context, group int, counts http.Handler
 	if err != nil {
 		return systemError(err)
 	}
-	listener, err := control.Listen(f.socket, group) //nolint:contextcheck // it waits for a lock, for seconds
+	listener, err := control.Listen(f.socket, group) //nolint:contextcheck // it waits some seconds for a lock
 	served := make(chan error, 3)
 	stopDoors := func() {}
 	if err == nil {
 		if stopDoors, err = open.serve(ctx, m, f.socket, cfg, counts, served); err != nil {
-			_ = listener.Close() // it is of no use
+			_ = listener.Close() // it cannot be used
 		}
 	}
 	if err == nil {
@@ -361,7 +361,7 @@ func (f *managerFlags) serve(ctx context.Context, group int, counts http.Handler
 		cfg.Logger.Info("manager listens", "socket", f.socket, "state", cfg.Dir)
 		serving := make(chan struct{})
 		defer func() { <-serving }()
-		go func() { // it ends with the manager
+		go func() { // ends with the manager
 			defer close(serving)
 			if logins == nil {
 				return
@@ -369,7 +369,7 @@ func (f *managerFlags) serve(ctx context.Context, group int, counts http.Handler
 			served <- m.ServeSSH(ctx, logins, manager.SSHConfig{KeysFile: f.ssh.keys, Forward: f.ssh.forward})
 		}()
 		notify("READY=1")
-		go func() { served <- m.Serve(ctx, listener) }() // it ends with the manager
+		go func() { served <- m.Serve(ctx, listener) }() // ends with the manager
 		select {
 		case <-ctx.Done():
 		case <-m.Done():
@@ -387,7 +387,7 @@ func (f *managerFlags) serve(ctx context.Context, group int, counts http.Handler
 	return systemError(errors.Join(err, stopped))
 }
 
-// socketDirMode returns the mode of the default directory of a socket: members of a group reach that of root.
+// socketDirMode returns the mode of the directory of a socket: for root's socket, members of its group may enter.
 func socketDirMode(socket string) os.FileMode {
 	if socket == systemSocket {
 		return 0o755
@@ -395,7 +395,7 @@ func socketDirMode(socket string) os.FileMode {
 	return 0o700
 }
 
-// groupID returns the number of a group.
+// groupID returns the numeric id of a group.
 func groupID(name string) (int, error) {
 	if id, err := strconv.Atoi(name); err == nil && id >= 0 {
 		return id, nil

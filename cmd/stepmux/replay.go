@@ -186,7 +186,7 @@ func readSecrets(given []string) (map[string]string, error) {
 	return secrets, nil
 }
 
-// replayError gives err its exit code.
+// replayError wraps err with its exit code.
 func replayError(ctx context.Context, err error) error {
 	code := endsignal.Code(ctx)
 	_, refused := errors.AsType[*replay.RefusedError](err)
@@ -203,7 +203,7 @@ func replayError(ctx context.Context, err error) error {
 	}
 }
 
-// showReplay shows how a replay compares with its trace.
+// showReplay shows the differences between a replay and its trace.
 func showReplay(talk *standalone.Talk, r *replay.Result) {
 	for _, d := range r.Differences {
 		text := d.String()

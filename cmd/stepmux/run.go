@@ -31,7 +31,7 @@ import (
 	"github.com/stepmux/stepmux/remote/standalone"
 )
 
-// tellArtifacts is how many builds a run may have at most for a line about the artifacts of each.
+// tellArtifacts is the largest number of builds in a run for which a line about each build's artifacts is shown.
 const tellArtifacts = 20
 
 type runFlags struct {
@@ -131,7 +131,7 @@ summary; the logs go to standard error.
 	f.runFiles.register(fl)
 	_ = cmd.RegisterFlagCompletionFunc("job-name", completing(func(_ *cobra.Command, files []string) []string {
 		return f.jobNames(files, f.project)
-	})) // it is there
+	})) // cannot fail: the flag exists
 	cmd.MarkFlagsMutuallyExclusive("json", "format")
 	cmd.MarkFlagsMutuallyExclusive("json", "job-name")
 	return cmd
@@ -199,7 +199,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 	})
 	defer func() {
 		if lost := report.close(ctx, abort, f.patience()); lost != nil && err == nil {
-			err = withCode(exitSystem, nil) // close has said it
+			err = withCode(exitSystem, nil) // close has reported it
 		}
 	}()
 	logger := f.logger(report)
@@ -259,12 +259,12 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 	return outcome(ctx, reports)
 }
 
-// patience is how long a run waits at its end for a reader that takes nothing.
+// patience is how long a run waits at its end for a reader that does not read.
 func (f *runFlags) patience() time.Duration {
 	if f.timeout > 0 {
 		return 10 * time.Second
 	}
-	return 5 * time.Minute // as long as a build waits
+	return 5 * time.Minute // as long as a build waits for it
 }
 
 // batchBuilds returns all builds of the run. Their IDs begin with a random prefix, because other runs may use the same
@@ -315,11 +315,11 @@ func (f *runFlags) batchBuilds(
 type runJob struct {
 	connector.Job
 	name      string           // of its file
-	container *docker.Spec     // nil without one
-	pod       *kubernetes.Spec // in place of container, on a cluster
+	container *docker.Spec     // nil if it has no container
+	pod       *kubernetes.Spec // replaces container on a cluster
 }
 
-// readJobs reads and checks the jobs. some tells that jobs run in containers.
+// readJobs reads and checks the jobs. some is true if at least one runs in a container.
 func (f *runFlags) readJobs(r *jobReader, files []string, isJSON bool) (jobs []runJob, some bool, err error) {
 	jobs, own, err := r.files(files, isJSON)
 	if err != nil {
@@ -350,7 +350,7 @@ func (f *runFlags) readJobs(r *jobReader, files []string, isJSON bool) (jobs []r
 	return jobs, some, nil
 }
 
-// place returns the VMs or the cluster of the run, and a function that ends what belongs to them.
+// place returns the VMs or the cluster of the run, and a function that ends everything it has started for them.
 func (f *runFlags) place(ctx context.Context, log *slog.Logger) (*instance.Group, func(), error) {
 	if f.onCluster() {
 		return f.clusterGroup(ctx, f.capacity, log)
@@ -368,7 +368,7 @@ func readFile(name string) ([]byte, error) {
 		}
 		defer file.Close()
 	}
-	return io.ReadAll(io.LimitReader(file, remote.MaxSteps+1)) // an error names the file
+	return io.ReadAll(io.LimitReader(file, remote.MaxSteps+1)) // errors name the file
 }
 
 // shells are the shells whose scripts a build can run.
@@ -379,7 +379,7 @@ func isScript(name string, text []byte) (bool, error) {
 	first, _, _ := strings.Cut(string(text), "\n")
 	switch {
 	case len(text) > remote.MaxSteps:
-		return false, nil // the parser says so
+		return false, nil // the parser reports it
 	case strings.HasPrefix(first, "#!") && !shells.MatchString(first):
 		return false, fmt.Errorf("%s: %.80q: FILE is a YAML document with a run: list, or a shell script", name, first)
 	default:
@@ -387,8 +387,8 @@ func isScript(name string, text []byte) (bool, error) {
 	}
 }
 
-// noScript returns an error if the name of a file, which shall be YAML, is that of a shell script. The parser says so
-// itself of a text that begins with #!.
+// noScript returns an error if a file that should be YAML has the name of a shell script. For a text that begins with
+// #! the parser reports this itself.
 func noScript(name string, text []byte) error {
 	if strings.HasSuffix(name, ".sh") && !strings.HasPrefix(string(text), "#!") {
 		return fmt.Errorf(`%s: it is a script, not steps; write "run:", "- script: |" and the script, indented, `+
@@ -397,7 +397,7 @@ func noScript(name string, text []byte) error {
 	return nil
 }
 
-// outcome returns the exit code of the run as an error. A failure of the system outranks those of scripts.
+// outcome returns the exit code of the run as an error. A system failure takes precedence over failures of scripts.
 func outcome(ctx context.Context, reports []batch.Report) error {
 	code, worst := 0, 0
 	for _, r := range reports {
@@ -408,7 +408,7 @@ func outcome(ctx context.Context, reports []batch.Report) error {
 	return withCode(cmp.Or(endsignal.Code(ctx), code), nil)
 }
 
-// exitCode returns the exit code of a build, and the rank of its failure among others.
+// exitCode returns the exit code of a build, and the weight of its failure among the others.
 func exitCode(err *instance.BuildError) (code, weight int) {
 	switch {
 	case err == nil, errors.Is(err, batch.ErrFailures): // others have failed

@@ -32,11 +32,11 @@ import (
 )
 
 const (
-	// awayLimit is how long a manager may be away, as while it is started anew, before a command gives up.
+	// awayLimit is how long a command waits for a manager that does not answer, for example while it restarts.
 	awayLimit = time.Minute
-	// awayPause is the time between two attempts to reach it.
+	// awayPause is the time between two attempts to reach the manager.
 	awayPause = 200 * time.Millisecond
-	// stuckLimit is how long a command that a signal ended waits for its output to be taken.
+	// stuckLimit is how long a command that was ended by a signal waits for the reader of its output.
 	stuckLimit = time.Second
 )
 
@@ -46,14 +46,14 @@ const managerExitHelp = `Exit codes:
   3        no manager was found, it did not answer, or it has no such build
   130 143  interrupted (Ctrl-C), terminated; builds go on`
 
-// managerFlag has the flags that name the manager.
+// managerFlag holds the flags that name the manager.
 type managerFlag struct {
 	path   string
 	target access.Target
 }
 
 const (
-	// tokenVar, caVar and fingerprintVar name the variables of the environment for a manager that is reached by TCP.
+	// tokenVar, caVar and fingerprintVar are the environment variables for a manager that is reached over TCP.
 	tokenVar, caVar, fingerprintVar = "STEPMUX_TOKEN_FILE", "STEPMUX_MANAGER_CA", "STEPMUX_MANAGER_FINGERPRINT"
 	// reachTimeout bounds the first connection to such a manager.
 	reachTimeout = 15 * time.Second
@@ -71,7 +71,8 @@ func (f *managerFlag) register(fl *pflag.FlagSet) {
 	grouped(fl, managerGroup)
 }
 
-// socket returns the socket of the manager, or its URL: the default one is that of this user's if it is there.
+// socket returns the socket of the manager, or its URL. The default is this user's socket if it exists, otherwise
+// systemSocket.
 func (f *managerFlag) socket() string {
 	own := cmp.Or(f.path, ownSocket())
 	if f.path != "" || os.Getenv(managerVar) != "" {
@@ -110,12 +111,12 @@ func (f *managerFlag) dial(ctx context.Context, path string) (*grpc.ClientConn, 
 		return nil, systemError(fmt.Errorf("no manager listens at %s (%w); start one with stepmux manager, or name its "+
 			"socket with --manager", path, errors.Unwrap(errors.Unwrap(err))))
 	}
-	_ = probe.Close() // it was not used
+	_ = probe.Close() // not needed any more
 	conn, err := manager.Dial(path)
 	return conn, systemError(err)
 }
 
-// use calls do with a client of the manager, until a signal comes.
+// use calls do with a client of the manager, and returns when do has returned or a signal arrives.
 func (f *managerFlag) use(cmd *cobra.Command, do func(context.Context, pb.ManagerClient) error) error {
 	ctx, stop := endsignal.Until(cmd.Context(), endsignal.All...)
 	defer stop()
@@ -126,7 +127,7 @@ func (f *managerFlag) use(cmd *cobra.Command, do func(context.Context, pb.Manage
 	}
 	defer conn.Close()
 	done := make(chan error, 1)
-	go func() { done <- do(ctx, pb.NewManagerClient(conn)) }() // a write that nobody takes ends with the process
+	go func() { done <- do(ctx, pb.NewManagerClient(conn)) }() // a blocked write ends with the process
 	select {
 	case err = <-done:
 	case <-ctx.Done():
@@ -287,14 +288,14 @@ func managedOutcome(b *pb.Build, messages io.Writer) error {
 	return withCode(code, nil)
 }
 
-// followLog shows the log of a build, with follow to its end; then it returns the build. A manager that is started anew
-// meanwhile is waited for.
+// followLog shows the log of a build, with follow up to its end, and then returns the build. While the manager
+// restarts, it waits.
 func followLog(
 	ctx context.Context, m pb.ManagerClient, id string, follow bool, to, messages io.Writer,
 ) (*pb.Build, error) {
 	shown := &lines{to: to, plain: isTerminal(to)}
 	var offset int64
-	var away time.Time // zero: the manager is there
+	var away time.Time // when the manager was lost; zero while it answers
 	for {
 		b, err := followOnce(ctx, m, &pb.FollowRequest{Id: id, Offset: offset, Follow: follow},
 			func(msg *pb.FollowResponse) error {
@@ -351,11 +352,11 @@ func followOnce(
 	}
 }
 
-// lines shows a log. On a terminal control characters other than those of colours are shown and not obeyed.
+// lines shows a log. On a terminal, control characters other than colours are made visible instead of being obeyed.
 type lines struct {
 	to    io.Writer
 	plain bool
-	part  []byte // a line that has not ended
+	part  []byte // an unfinished line
 }
 
 func (l *lines) write(text []byte) error {
@@ -449,7 +450,7 @@ func newBuildsCommand() *cobra.Command {
 	choiceFlag(fl, &phase, "phase", "list only builds that are queued, running or ended", "queued", "running", "ended")
 	fl.StringVar(&file, "file", "", "list only builds of the steps file with this `NAME`")
 	fl.StringVar(&instance, "instance", "", "list only builds on the VM with this `ID`")
-	_ = cmd.RegisterFlagCompletionFunc("instance", f.completeVMs()) // it is there
+	_ = cmd.RegisterFlagCompletionFunc("instance", f.completeVMs()) // cannot fail: the flag exists
 	limit := fl.Int32("limit", 100, "list at most `N` builds, up to 10000")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if *limit < 1 || *limit > 10_000 {

@@ -106,7 +106,7 @@ func showComparison(w io.Writer, c *inspect.Comparison, asJSON bool) error {
 	return err
 }
 
-// withCommands returns cmd, which does nothing itself, with commands below it.
+// withCommands adds subcommands to cmd, which does nothing by itself.
 func withCommands(cmd *cobra.Command, below ...*cobra.Command) *cobra.Command {
 	var names []string
 	for _, c := range below {

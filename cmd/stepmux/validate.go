@@ -96,7 +96,7 @@ func (f *validateFlags) verdict(cmd *cobra.Command, name string) standalone.Verd
 	return standalone.Validate(cmd.Context(), src.Name, src.Text, src.Format, f.workDir, f.includes)
 }
 
-// formatFlag is --format, of files with steps.
+// formatFlag holds --format, the format of files with steps, and its companions.
 type formatFlag struct{ format, includes string }
 
 func (f *formatFlag) register(fl *pflag.FlagSet) {

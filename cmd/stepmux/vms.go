@@ -31,13 +31,13 @@ const (
 	maxSessions = 10_000
 )
 
-// maxAtOnce bounds the VMs that a command looks at, at once.
+// maxAtOnce bounds how many VMs a command examines at the same time.
 const maxAtOnce = 8
 
 // embeddedStop bounds the wait for processes on the embedded VM at the end.
 const embeddedStop = 10 * time.Second
 
-// vmHelp describes the flags of vmFlags that need more than a line.
+// vmHelp describes those of vmFlags' flags that need more than a line.
 const vmHelp = `A VM is ssh://[USER@]HOST[:PORT], or [USER@]NAME[:PORT] with a NAME in ~/.ssh/config, whose HostName,
 Port, User, IdentityFile, IdentitiesOnly, IdentityAgent, CertificateFile, ProxyJump, HostKeyAlias and
 UserKnownHostsFile apply. ID= before it gives the machine an identity (an instance id): a new machine at an old
@@ -46,21 +46,21 @@ flags, and they override ~/.ssh/config.
 
 ` + sshtarget.PolicyHelp
 
-// vmFlags name the VMs and the ways to reach them.
+// vmFlags name the VMs and how to reach them.
 type vmFlags struct {
 	instances []string
 	inventory string
 	capacity  int
 	runner    []string
-	isolation string // of the commands with registerIsolation, as are the next two
+	isolation string // only for commands that call registerIsolation, like the next two
 	buildUser string
 	limits    limits.Build
 	way       sshtarget.ResolverConfig
 
-	maxAge, idleTimeout, stopTimeout time.Duration // of the commands with registerConnections
+	maxAge, idleTimeout, stopTimeout time.Duration // only for commands that call registerConnections
 
 	flags        *pflag.FlagSet
-	inventoryErr func() error // the mistake in the inventory; nil without an inventory
+	inventoryErr func() error // the error in the inventory; nil without an inventory
 }
 
 func (f *vmFlags) register(fl *pflag.FlagSet) {
@@ -95,7 +95,7 @@ func (f *vmFlags) register(fl *pflag.FlagSet) {
 		f.way.Policies = append(f.way.Policies, policy)
 		return err
 	})
-	_ = fl.SetAnnotation("host-key", valuesKey, // it is there
+	_ = fl.SetAnnotation("host-key", valuesKey, // cannot fail: the flag exists
 		[]string{"known-hosts", "first-use", "first-use:", "insecure", "pinned:", "command:"})
 	grouped(fl, keyGroup)
 	wordsFlag(fl, &f.runner, "runner-command", "the step runner's `command` on the VMs, a stepmux, or a gitlab-runner "+
@@ -104,7 +104,7 @@ func (f *vmFlags) register(fl *pflag.FlagSet) {
 	grouped(fl, runnerGroup)
 }
 
-// registerConnections adds the flags for commands that keep connections.
+// registerConnections adds the flags of commands that keep connections open.
 func (f *vmFlags) registerConnections(fl *pflag.FlagSet) {
 	boundedTimeFlag(fl, &f.maxAge, "max-age", "a connection of this `age` takes no new builds and is closed after the "+
 		"last of its builds; 0: never (default never)", time.Second, maxConnTime, 0)
@@ -131,7 +131,7 @@ func (f *vmFlags) registerConnections(fl *pflag.FlagSet) {
 	grouped(fl, connectionGroup)
 }
 
-// registerIsolation adds the flags for commands that start builds' step runners.
+// registerIsolation adds the flags of commands that start step runners.
 func (f *vmFlags) registerIsolation(fl *pflag.FlagSet) {
 	f.isolation = wire.IsolationAuto
 	choiceFlag(fl, &f.isolation, "isolation", "how far builds are held apart from the rest of their VM: auto (the best "+
@@ -150,13 +150,13 @@ func (f *vmFlags) registerIsolation(fl *pflag.FlagSet) {
 	grouped(fl, limitGroup)
 }
 
-// setTimes sets how long connections and the ends of step runners last.
+// setTimes sets the time limits of connections and of the ends of step runners.
 func (f *vmFlags) setTimes(cfg *instance.Config) {
 	cfg.MaxAge, cfg.IdleTimeout, cfg.StopTimeout = f.maxAge, f.idleTimeout, f.stopTimeout
 }
 
-// group returns the VMs of the flags, and a function that ends their helpers, such as the embedded VM. ctx bounds the
-// commands of the flags. log gets changes of the inventory.
+// group returns the VMs of the flags, and a function that ends what was started for them, such as the embedded VM.
+// ctx bounds the commands that the flags name. log receives changes of the inventory.
 func (f *vmFlags) group(ctx context.Context, log *slog.Logger) (*instance.Group, func(), error) {
 	if f.capacity < 1 {
 		return nil, nil, fmt.Errorf("--capacity %d: a VM takes at least one build", f.capacity)
@@ -182,8 +182,8 @@ func (f *vmFlags) group(ctx context.Context, log *slog.Logger) (*instance.Group,
 	return group, func() {}, err
 }
 
-// needsVM returns an error for a flag that was given and means nothing without a VM: one of those that vmFlags has for
-// a VM of any command, or of others.
+// needsVM returns an error if a flag was given that needs a VM, but no VM was named. others are further such flags of
+// the command.
 func (f *vmFlags) needsVM(others ...string) error {
 	for _, name := range append(others,
 		"identity", "passphrase-command", "identity-command", "known-hosts", "host-key", "jump", "ssh-config") {
@@ -195,7 +195,7 @@ func (f *vmFlags) needsVM(others ...string) error {
 	return nil
 }
 
-// onEach calls do for all VMs of the flags, some at once, and returns the results in order.
+// onEach calls do for all VMs of the flags, some at a time, and returns the results in order.
 func onEach[T any](ctx context.Context, f *vmFlags, do func(*instance.Provider, instance.Instance) T) ([]T, error) {
 	group, closeVMs, err := f.group(ctx, slog.New(slog.DiscardHandler))
 	if err != nil {
@@ -252,7 +252,7 @@ func (f *vmFlags) resolve(ctx context.Context) ([]instance.Instance, error) {
 	return instance.ShareJumpHosts(all), nil
 }
 
-// instanceOf returns a target as an instance, and nil for nil.
+// instanceOf converts a target to an instance, and nil to nil.
 func instanceOf(t *sshtarget.Target) *instance.Instance {
 	if t == nil {
 		return nil
@@ -260,7 +260,7 @@ func instanceOf(t *sshtarget.Target) *instance.Instance {
 	return &instance.Instance{ID: t.Name, Addr: t.Addr, SSH: t.SSH, Jump: instanceOf(t.Jump)}
 }
 
-// embedded starts a VM in this process.
+// embedded starts a VM inside this process.
 func (f *vmFlags) embedded(ctx context.Context) (*instance.Group, func(), error) {
 	dir, err := os.MkdirTemp("", "stepmux-")
 	if err != nil {
@@ -268,14 +268,14 @@ func (f *vmFlags) embedded(ctx context.Context) (*instance.Group, func(), error)
 	}
 	vm, err := embeddedvm.Start(embeddedvm.Config{Dir: dir})
 	if err != nil {
-		_ = os.RemoveAll(dir) // it is empty
+		_ = os.RemoveAll(dir) // the directory is empty
 		return nil, nil, systemError(fmt.Errorf("start the embedded VM: %w", err))
 	}
 	stop := func() {
-		// Processes get SIGTERM first, as when a machine shuts down.
+		// SIGTERM first, as when a machine shuts down.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), embeddedStop)
 		defer cancel()
-		_ = vm.Shutdown(ctx) // kills them at the end of ctx
+		_ = vm.Shutdown(ctx) // when ctx ends, they are killed
 		if err := rmtree.Remove(dir); err != nil {
 			fmt.Fprintf(os.Stderr, "stepmux: remove the embedded VM's directory: %v\n", err)
 		}
@@ -304,8 +304,8 @@ func (f *vmFlags) embedded(ctx context.Context) (*instance.Group, func(), error)
 	return group, stop, nil
 }
 
-// embeddedRunner returns the program that is the embedded VM's end: the one that this program carries, put into dir, or
-// this program.
+// embeddedRunner returns the program for the embedded VM's end: the one that this program contains, unpacked into
+// dir, or this program itself.
 func embeddedRunner(dir string) (string, error) {
 	if end := ownEnd(); end != nil {
 		file := filepath.Join(dir, "stepmux-vm")
