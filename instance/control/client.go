@@ -18,20 +18,20 @@ import (
 // maxAnswer bounds an answer, in bytes. A manager with ten thousand instances needs less.
 const maxAnswer = 64 << 20
 
-// ErrSeveral is wrapped by the error of NewClient without a path if there are several managers.
+// ErrSeveral is wrapped by the error of NewClient without a path if several managers are running.
 var ErrSeveral = errors.New("runs are under way")
 
-// ErrNone is wrapped by the error of NewClient without a path if there is no manager.
+// ErrNone is wrapped by the error of NewClient without a path if no manager is running.
 var ErrNone = errors.New("no stepmux run of this user is under way")
 
-// Client asks a manager. It holds no connection and is safe for concurrent use.
+// Client queries a manager. It holds no connection and is safe for concurrent use.
 type Client struct {
 	path string
 	http http.Client
 }
 
-// NewClient returns a client of the manager whose socket is at path, or if that is empty of the only one of
-// this user.
+// NewClient returns a client of the manager whose socket is at path. If path is empty, of the only manager of this
+// user.
 func NewClient(path string) (*Client, error) {
 	if path == "" {
 		var err error
@@ -45,7 +45,7 @@ func NewClient(path string) (*Client, error) {
 	return &Client{path, http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}}}, nil
 }
 
-// only returns the path of the only socket in a directory on which a manager listens.
+// only returns the path of the only socket in a directory that a manager listens on.
 func only(dir string) (string, error) {
 	alive := slices.DeleteFunc(sockets(dir), func(path string) bool { return !isAlive(path) })
 	switch len(alive) {
