@@ -54,7 +54,7 @@ func newArtifactsCommand() *cobra.Command {
 	var f managerFlag
 	cmd := &cobra.Command{
 		Use:   "artifacts ID DIR",
-		Short: "Get the artifacts of a manager's build",
+		Short: "Download the artifacts of a manager's build",
 		Long: `Get the artifacts of a build of a stepmux manager, and unpack them in DIR, which is made if it is missing.
 Files of the same name there are replaced. An archive with a file or a link that would be outside of DIR is refused.
 

@@ -21,8 +21,8 @@ type bootstrapFlags struct {
 
 func (f *bootstrapFlags) register(fl *pflag.FlagSet) {
 	fl.BoolVar(&f.bootstrap, "bootstrap", false, "copy stepmux to VMs whose stepmux is missing, cannot run, or "+
-		"is too old for a relay: to ~/.cache/stepmux or a directory for temporary files. \"stepmux version\" says which "+
-		"platforms this program carries it for")
+		"is too old for a relay: to ~/.cache/stepmux or a directory for temporary files; \"stepmux version\" lists the "+
+		"platforms that this program carries it for")
 	fl.StringArrayVar(&f.binaries, "bootstrap-binary", nil,
 		"`OS/ARCH=FILE`, a stepmux to copy to VMs of that platform, as --bootstrap does; repeatable")
 	grouped(fl, runnerGroup)

@@ -38,13 +38,13 @@ type axis struct {
 
 func (f *buildFlags) register(fl *pflag.FlagSet) {
 	f.selected, f.env = map[string]string{}, map[string]string{}
-	fl.IntVar(&f.builds, "builds", 1, "how many builds to run of each FILE; each has its number in CI_NODE_INDEX, from "+
-		"1, and their number in CI_NODE_TOTAL")
+	fl.IntVar(&f.builds, "builds", 1, "how many builds to run of each FILE; CI_NODE_INDEX is the number of the build, "+
+		"from 1, and CI_NODE_TOTAL how many there are")
 	fl.BoolVar(&f.each, "each", false, "run the builds on every VM")
-	fl.Func("select", "`LABEL=VALUE`, a label of the inventory: use only VMs that have it; repeatable, a VM has all",
+	fl.Func("select", "use only VMs that have the label `LABEL=VALUE` in the inventory; repeatable, a VM must have all",
 		func(text string) error { return assign(f.selected, text) })
-	fl.Func("matrix", "`NAME=VALUE,VALUE...`: run the builds with each value of this job variable, which is in the "+
-		"environment too; repeatable, for each combination", func(text string) error {
+	fl.Func("matrix", "run the builds once for each value of a job variable, `NAME=VALUE,VALUE...`, which is "+
+		"also in the environment; repeatable: each combination", func(text string) error {
 		name, values, ok := strings.Cut(text, "=")
 		switch {
 		case !ok || !variableName.MatchString(name):

@@ -51,16 +51,15 @@ type cacheReport struct {
 func newCacheCommand() *cobra.Command {
 	return withCommands(&cobra.Command{
 		Use:   "cache",
-		Short: "Look after the cache of fetched steps, on this machine or on VMs",
+		Short: "List, check and prune the cache of fetched steps, on this machine or on VMs",
 	},
 		newCacheVerb("list", "List the components in the cache", `List the components in the cache, the least recently used
 first, with their sizes and the places they were fetched from.`),
-		newCacheVerb("prune", "Remove components that no job uses", `Remove the components that no job uses, and what killed
-processes have left. Jobs may run meanwhile. The directories of a component are read-only, so that rm -rf cannot
-remove them unless root calls it. After prune, while no job runs, it can.`),
+		newCacheVerb("prune", "Remove components that no job uses", `Remove the components that no job uses, and files that
+killed processes have left. Jobs may run meanwhile. The directories of a component are read-only, so only root can
+remove them with rm -rf. After prune, while no job runs, you can, too.`),
 		newCacheVerb("verify", "Compare components with their digests", `Compare the files of all components with their
-digests, and remove the components that were changed. List those, also the ones that a job uses and which
-therefore stay.`),
+digests, list the components that were changed, and remove them, except those that a job uses.`),
 	)
 }
 
@@ -71,8 +70,8 @@ func newCacheVerb(verb, short, long string) *cobra.Command {
 		Short: short,
 		Long: long + `
 
-With --instance or --inventory it does so on VMs, by the step runner there and as the user of the builds. --bootstrap
-finds the one that stepmux run --bootstrap has uploaded.
+With --instance or --inventory it works on the caches of VMs, with the step runner there and as the user of the builds.
+With --bootstrap it uses the step runner that 'stepmux run --bootstrap' has uploaded.
 
 ` + vmHelp + `
 

@@ -29,8 +29,8 @@ func newCICommand() *cobra.Command {
 		Use:   "ci [flags]",
 		Short: "Run the steps in the environment variable STEPS, or serve gRPC on a port",
 		Long: `Run the steps in the environment variable STEPS: a list of steps, or a document with the list below run:.
-This command is for the script of a CI job. Expressions know the environment as job variables (vars.X, job.X); the
-steps get a small environment, and the variables they ask for. The job runs in CI_PROJECT_DIR or, if that is not set,
+This command is for the script of a CI job. Expressions see the environment as job variables (vars.X, job.X); steps get
+a small environment, and the variables that they ask for. The job runs in CI_PROJECT_DIR or, if that is not set,
 in the current directory. It writes its trace to trace.json there, or to --output-file; an empty name means no trace.
 The known tokens of CI jobs are masked, and the variables of --mask. The variables in the files of --env-file come
 before those of the environment, STEPS and CI_PROJECT_DIR too.

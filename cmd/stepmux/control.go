@@ -89,9 +89,9 @@ func newPsCommand() *cobra.Command {
 func newDrainCommand() *cobra.Command {
 	m := &managed{}
 	cmd := newVerbCommand("drain ID...", "Send no new builds to VMs of a stepmux manager or run",
-		`Send no new builds to VMs. Running builds go on; after the last of them the connection to the VM is closed. A manager
-keeps this over its restart.`, m, operated.Drain)
-	cmd.Flags().StringVar(&m.note, "note", "", "`TEXT` that says why, for other operators: ps shows it (managers only)")
+		`Send no new builds to VMs. Running builds continue; after the last of them the connection to the VM is closed. A
+manager remembers this when it restarts.`, m, operated.Drain)
+	cmd.Flags().StringVar(&m.note, "note", "", "`TEXT` with the reason, for other operators; ps shows it (managers only)")
 	timeFlag(cmd.Flags(), &m.limit, "for", "undrain after this `time` (managers only; default never)")
 	return cmd
 }

@@ -18,9 +18,9 @@ type settingFlags struct {
 
 func (f *settingFlags) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.configFile, "config", "",
-		"YAML `FILE` with flags, by their names without the dashes; flags on the command line go first")
+		"YAML `FILE` with flags, by their names without the dashes; flags on the command line take precedence")
 	fl.StringArrayVar(&f.envFiles, "env-file", nil, "`FILE` with lines NAME=VALUE, job variables; NAME alone takes the "+
-		"value in the environment, and # begins a comment; repeatable, the last of several values counts")
+		"value in the environment, and # begins a comment; repeatable, the last value of a name counts")
 	grouped(fl, fileGroup)
 }
 

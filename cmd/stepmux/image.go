@@ -41,26 +41,26 @@ type imageFlags struct {
 func (f *imageFlags) register(fl *pflag.FlagSet) {
 	f.flags, f.others = fl, []string{"container-user"}
 	fl.StringVar(&f.spec.Image, "image", "",
-		"run each build in a container of this `IMAGE`, by the Docker daemon of its VM")
-	fl.StringVar(&f.spec.Container, "container", "", "run the builds in the container of this `NAME`, which runs already")
+		"run each build in a container of this `IMAGE`, with the Docker daemon of its VM")
+	fl.StringVar(&f.spec.Container, "container", "", "run the builds in the running container with this `NAME`")
 	f.spec.Pull = docker.PullIfNotPresent
 	choiceFlag(fl, &f.spec.Pull, "pull", "when to pull the image: always, if-not-present or never",
 		string(docker.PullAlways), string(docker.PullIfNotPresent), string(docker.PullNever))
-	fl.StringVar(&f.spec.Platform, "platform", "", "`OS/ARCH` of the image, if it is not the Docker daemon's")
-	fl.StringVar(&f.entrypoint, "entrypoint", "", "keep, to run the image's entrypoint, or `PROGRAM` in its place: it "+
-		"must execute its arguments, and be quiet (default: none is run)")
+	fl.StringVar(&f.spec.Platform, "platform", "", "`OS/ARCH` of the image, if it differs from the Docker daemon's")
+	fl.StringVar(&f.entrypoint, "entrypoint", "", "keep, to run the image's entrypoint, or a `PROGRAM` to run instead; "+
+		"it must execute its arguments, and print nothing (default: no entrypoint is run)")
 	fl.StringArrayVar(&f.spec.Labels, "label", nil, "`KEY=VALUE` for the builds' containers and networks; repeatable")
 	fl.StringVar(&f.spec.User, "container-user", "", "run the steps as this `USER[:GROUP]` of the container")
-	fl.StringVar(&f.memory, "memory", "", "limit of the container's memory, a `SIZE` as in 512m or 4g")
-	fl.StringVar(&f.cpus, "cpus", "", "limit of the container's processor time, `N` as in 1.5")
+	fl.StringVar(&f.memory, "memory", "", "limit of the container's memory, a `SIZE` such as 512m or 4g")
+	fl.StringVar(&f.cpus, "cpus", "", "limit of the container's processors, `N` such as 1.5")
 	fl.Int64Var(&f.spec.Pids, "pids-limit", 0, "limit of the container's processes, `N`")
-	fl.BoolVar(&f.spec.ReadOnly, "read-only", false, "the container's root is read-only; steps work in memory")
-	fl.StringArrayVar(&f.spec.Tmpfs, "tmpfs", nil, "`PATH[:OPTIONS]` of a file system in memory; repeatable")
+	fl.BoolVar(&f.spec.ReadOnly, "read-only", false, "make the container's root read-only; steps work in memory")
+	fl.StringArrayVar(&f.spec.Tmpfs, "tmpfs", nil, "mount a file system in memory at `PATH[:OPTIONS]`; repeatable")
 	fl.StringArrayVar(&f.spec.Volumes, "volume", nil,
-		"`SOURCE:PATH[:ro]`, a directory of the VM, or a volume, for the container; repeatable")
+		"mount a directory of the VM, or a volume, in the container: `SOURCE:PATH[:ro]`; repeatable")
 	fl.StringVar(&f.spec.Network, "network", "", "the container's `NETWORK`: none, host or one of the daemon's")
 	fl.StringArrayVar(&f.services, "service", nil,
-		"`[ALIAS=]IMAGE` of a container beside the build's, which waits until it is ready; repeatable")
+		"start a container of `[ALIAS=]IMAGE` beside the build, which waits until it is ready; repeatable")
 	fl.StringArrayVar(&f.serviceEnv, "service-env", nil,
 		"`NAME=VALUE` for the environment of all services; NAME alone takes the value in the environment; repeatable")
 	timeFlag(fl, &f.spec.ServiceTimeout, "service-timeout", "how long services may take until they are ready (default 1m)")

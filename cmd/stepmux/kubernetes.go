@@ -69,13 +69,13 @@ type podFlags struct {
 
 func (f *podFlags) register(fl *pflag.FlagSet) {
 	f.clusterFlags.register(fl, "run each build in a pod of its own, in the cluster of this `CONTEXT` of the kubeconfig "+
-		"(--kubernetes alone: its current context); needs --image, or jobs with image")
+		"(--kubernetes alone: the current context); needs --image, or jobs with the key image")
 	fl.StringVar(&f.initImage, "init-image", "",
-		"`IMAGE` with a shell, for the container that takes the step runner (default the build's image)")
-	fl.StringVar(&f.template, "pod-template", "", "`FILE` with a Pod in YAML, for all that has no flag: node selector, "+
-		"tolerations, service account, secrets, volumes; its container build is that of the steps")
+		"`IMAGE` with a shell, for the init container that receives the step runner (default the build's image)")
+	fl.StringVar(&f.template, "pod-template", "", "`FILE` with a Pod in YAML, for everything without a flag: node "+
+		"selector, tolerations, service account, secrets, volumes; its container named build runs the steps")
 	timeFlag(fl, &f.wait, "schedule-timeout",
-		"how long a pod may wait for a node, for a cluster that adds nodes (default: the build fails when there is none)")
+		"how long a pod may wait for a node, in a cluster that adds nodes (default: without a node the build fails)")
 	grouped(fl, podGroup)
 }
 

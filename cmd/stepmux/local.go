@@ -34,17 +34,17 @@ func newLocalCommand() *cobra.Command {
 		Long: `Run the steps in FILE, or a job of a .gitlab-ci.yml, in the current directory, as this user and without any
 isolation. FILE may be - for standard input.
 
-A .gitlab-ci.yml may use include: local, extends, !reference, default, variables, rules and parallel. Of parallel builds
-one runs: --job-name "test 2/5", or "test: [linux]" of a matrix. Keys for a server or a runner, such as image, artifacts
-and cache, are left out and named in a note. So are includes from elsewhere, unless --includes names a directory with
-their files. In a git checkout the variables CI_COMMIT_* are those of its commit.
+A .gitlab-ci.yml may use include: local, extends, !reference, default, variables, rules and parallel. One of several
+parallel builds runs: --job-name "test 2/5", or "test: [linux]" of a matrix. Keys for a server or a runner, such as
+image, artifacts and cache, are ignored, and a note names them. So are includes from elsewhere, unless --includes names
+a directory with their files. In a git checkout, the variables CI_COMMIT_* describe its commit.
 
-Of a workflow of GitHub Actions (--format github) one job runs: its steps, with composite, node and docker actions.
+One job of a GitHub Actions workflow runs (--format github): its steps, with composite, node and docker actions.
 Variables that are masked (--mask) are its secrets, the others its vars; GITHUB_TOKEN is its token. Services, containers
-and permissions have no effect, and a note says so; with --in-image the job runs in its container, beside its services.
+and permissions are ignored, and a note names them; with --in-image the job runs in its container, with its services.
 
-With --image or --in-image a job runs in a container of the Docker daemon of this machine. The work directory is
-there at the same path, so the job can change it.
+With --image or --in-image a job runs in a container of this machine's Docker daemon. The work directory has the same
+path in the container, and the job can change it.
 
 Standard output has only the output of the steps; all messages of stepmux are on standard error. With --output json
 standard output has the results as one object, and the steps' output goes to standard error.

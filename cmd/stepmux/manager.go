@@ -101,11 +101,11 @@ type sshFlags struct {
 }
 
 func (f *sshFlags) register(fl *pflag.FlagSet) {
-	fl.StringVar(&f.listen, "ssh-listen", "", "serve SSH on `[HOST]:PORT`: each login has a slot of its own (default off)")
+	fl.StringVar(&f.listen, "ssh-listen", "", "serve SSH on `[HOST]:PORT`: each login gets a slot on a VM (default off)")
 	fl.StringVar(&f.keys, "ssh-authorized-keys", "",
-		"`FILE` with the public keys that may log in by --ssh-listen, and so run any program on the VMs")
+		"`FILE` with the public keys that may log in over --ssh-listen, and so run any program on the VMs")
 	fl.BoolVar(&f.forward, "ssh-forward", false,
-		"let logins by --ssh-listen connect to addresses and unix sockets from their VM")
+		"let logins over --ssh-listen connect to addresses and unix sockets from their VM")
 	grouped(fl, sshGroup)
 }
 
@@ -130,28 +130,29 @@ func newManagerCommand() *cobra.Command {
 	var f managerFlags
 	cmd := &cobra.Command{
 		Use:   "manager --state DIR [flags]",
-		Short: "Run builds from a queue, on and on: a manager that loses nothing",
+		Short: "Run builds from a queue on VMs, as a service that survives restarts",
 		Long: `Run builds from a queue on VMs, until SIGTERM or SIGINT. 'stepmux submit' queues a build; 'logs', 'cancel',
-'builds', 'ps', 'drain' and 'undrain' speak with the manager by its socket.
+'builds', 'ps', 'drain' and 'undrain' talk to the manager over its socket.
 
-Queue, builds and logs are in the state directory. Builds outlive the manager: they go on without it for --linger, and
-the next manager with this directory goes on with them and their logs, also after a crash. No build runs twice.
+Queue, builds and logs are kept in the state directory. Builds survive a restart or a crash of the manager: they
+continue without it for --linger, and the next manager with this directory takes them over with their logs. No build
+runs twice.
 
-Any flag may stand in the file of --config, in YAML, by its name without the dashes: "inventory: fleet.yml". Flags that
-may repeat take lists there. Flags on the command line go first. The inventory is read again when it changes, and on
-SIGHUP.
+--config names a YAML file with flags, by their names without the dashes: "inventory: fleet.yml". Flags that may repeat
+take lists there. Flags on the command line take precedence. The inventory is read again when it changes, and on SIGHUP.
 
-With --image, or if a job has the key image, a build runs in a container of its own, which the Docker daemon of its VM
-makes; with --kubernetes in a pod of its own. Both outlive the manager as builds on VMs do.
+With --image, or if a job has the key image, a build runs in a container of its own, created by the Docker daemon of its
+VM; with --kubernetes, in a pod of its own. Both survive a restart of the manager, as builds on VMs do.
 
-Without --instance and --inventory the builds run on a VM embedded in this program, which ends with it: for a first try.
+Without --instance and --inventory, builds run on a VM embedded in this program, for a first try. It ends with the
+program.
 
 ` + vmHelp + `
 
 Exit codes:
   0        it was ended by SIGTERM or SIGINT
   2        wrong usage, or a configuration that is not valid
-  3        the state cannot be kept, or the system failed otherwise`,
+  3        the state cannot be written, or another failure of the system`,
 		Example: `  stepmux manager --state /tmp/manager --capacity 4
   stepmux manager --config /etc/stepmux/manager.yml`,
 		Args: arguments(),
@@ -170,26 +171,28 @@ Exit codes:
 		"auto", "session", "streamlocal", "relay")
 	f.registerConnections(fl)
 	fl.StringVar(&f.config, "config", "", "YAML `FILE` with flags")
-	fl.BoolVar(&f.check, "check", false, "check the flags, the file of --config and the inventory, and end")
-	fl.StringVar(&f.state, "state", "", "`DIR` of the queue, the builds and the logs; with --nats of the manager's "+
-		"own files; it is made if it is missing")
+	fl.BoolVar(&f.check, "check", false, "check the flags, the file of --config and the inventory, then exit")
+	fl.StringVar(&f.state, "state", "", "`DIR` for the queue, the builds and the logs; with --nats for the manager's "+
+		"own files; created if it is missing")
 	fl.StringVar(&f.socket, "socket", "", "where the manager listens (default $"+managerVar+", for root "+systemSocket+
 		", else manager.socket in $XDG_RUNTIME_DIR/stepmux or a directory for temporary files)")
 	fl.StringVar(&f.group, "socket-group", "",
 		"let the members of this `GROUP` use the manager, too (default only its own user and root)")
-	fl.StringVar(&f.key, "key-file", "", "`FILE` with the key that seals the variables of builds; it is made if it is "+
+	fl.StringVar(&f.key, "key-file", "", "`FILE` with the key that encrypts the variables of builds; created if it is "+
 		"missing (default key in the state directory)")
 	f.linger = manager.DefaultLinger
-	timeFlag(fl, &f.linger, "linger", "how long builds go on without a manager and without their link, at most 24h")
+	timeFlag(fl, &f.linger, "linger",
+		"how long builds continue without a manager, or without a connection to it, at most 24h")
 	f.keep = manager.DefaultKeep
-	timeFlag(fl, &f.keep, "keep", "how long builds that have ended, and logs, are kept")
-	fl.StringVar(&f.logs, "keep-logs", "10g", "most `BYTES` of all logs, as in 500m or 10g; the oldest go first")
-	fl.StringVar(&f.files, "keep-files", "10g", "most `BYTES` of all projects that builds need, and of all artifacts; "+
-		"the artifacts of the oldest builds go first")
+	timeFlag(fl, &f.keep, "keep", "how long builds that have ended, and their logs, are kept")
+	fl.StringVar(&f.logs, "keep-logs", "10g",
+		"largest size of all logs in `BYTES`, such as 500m or 10g; the oldest are removed first")
+	fl.StringVar(&f.files, "keep-files", "10g", "largest size in `BYTES` of all projects that builds need, and of all "+
+		"artifacts; the artifacts of the oldest builds are removed first")
 	fl.StringSliceVar(&f.nats.URLs, "nats", nil, "keep queue, builds and logs in the NATS cluster with the server `URL`, "+
-		"with other managers of the same VMs; repeatable, or separated by commas (default in the state directory)")
+		"and share the VMs with its other managers; repeatable, or separated by commas (default: the state directory)")
 	fl.StringVar(&f.nats.Creds, "nats-creds", "", "`FILE` with credentials for --nats")
-	fl.StringVar(&f.nats.CA, "nats-ca", "", "`FILE` with the authorities that sign the certificates of --nats (default "+
+	fl.StringVar(&f.nats.CA, "nats-ca", "", "`FILE` with the certificate authorities for --nats (default "+
 		"the system's)")
 	fl.StringVar(&f.nats.Cert, "nats-cert", "", "`FILE` with the client's certificate for --nats")
 	fl.StringVar(&f.nats.Key, "nats-key", "", "`FILE` with the key of --nats-cert")

@@ -44,7 +44,7 @@ type sourceFlags struct {
 func (f *sourceFlags) registerSource(fl *pflag.FlagSet) {
 	f.register(fl)
 	fl.StringVar(&f.jobName, "job-name", "", "the `JOB` of a .gitlab-ci.yml; needed if it has several")
-	fl.BoolVar(&f.inImage, "in-image", false, "run a job of a .gitlab-ci.yml in a container of the image that it names")
+	fl.BoolVar(&f.inImage, "in-image", false, "run the job of a .gitlab-ci.yml in a container of its own image")
 	fl.StringArrayVar(&f.inputs, "input", nil,
 		"`name=value` of an input in the spec of the FILE; JSON if its type is not string; repeatable")
 	fl.StringVar(&f.json, "json", "", "run these steps, a `TEXT` in JSON; - reads them from standard input")

@@ -17,14 +17,14 @@ type policyFlags struct {
 // registerPassEnv registers --pass-env. whose names the environment in the help.
 func (f *policyFlags) registerPassEnv(fl *pflag.FlagSet, whose string) {
 	fl.StringSliceVar(&f.passEnv, "pass-env", nil,
-		"`NAMES` of variables of "+whose+" environment that reach the steps, beside those of the machine, the user and "+
-			"the proxies; all for all but those that look like secrets; none")
+		"`NAMES` of variables of "+whose+" environment that reach the steps, in addition to those about the machine, the "+
+			"user and the proxies; or all, without those that look like secrets; or none")
 	_ = fl.SetAnnotation("pass-env", valuesKey, []string{"all", "none"}) // cannot fail: the flag exists
 }
 
 func (f *policyFlags) registerUnsafeExports(fl *pflag.FlagSet) {
 	choiceFlag(fl, &f.unsafeExports, "unsafe-exports",
-		"what becomes of exports such as LD_PRELOAD: drop (the default, with a warning), refuse or allow",
+		"treatment of exports such as LD_PRELOAD: drop (the default, with a warning), refuse or allow",
 		"drop", "refuse", "allow")
 }
 

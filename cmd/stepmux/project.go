@@ -47,10 +47,10 @@ type projectFlags struct {
 }
 
 func (f *projectFlags) registerProject(fl *pflag.FlagSet) {
-	fl.StringVar(&f.project, "project", "", "`DIR` whose files each build has in its work directory, without .git and "+
-		"the files that git ignores; a VM gets the same files once")
-	fl.StringArrayVar(&f.artifacts, "artifacts", nil, "`GLOB` of files and directories in the work directory that come "+
-		"back when a build has ended, also if it failed, as in dist or 'logs/**/*.txt'; repeatable")
+	fl.StringVar(&f.project, "project", "", "copy the files of this `DIR` to each build's work directory, without .git "+
+		"and the files that git ignores; they are sent to a VM only once")
+	fl.StringArrayVar(&f.artifacts, "artifacts", nil, "collect the files and directories in the work directory that "+
+		"match this `GLOB`, such as dist or 'logs/**/*.txt', when a build has ended, even if it failed; repeatable")
 	grouped(fl, fileGroup)
 }
 

@@ -60,32 +60,33 @@ func newRunCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run [flags] FILE... | run [flags] --json TEXT|-",
 		Short: "Run a job's steps on VMs, as many builds at once as there are slots",
-		Long: `Run the steps in each FILE, a YAML document with a run: list, on VMs. A FILE that is a shell script is run
-too; - is standard input. Of a .gitlab-ci.yml one job runs (--job-name), with all its parallel builds, as by 'stepmux
-local'; its sources are those of --project.
+		Long: `Run the steps in each FILE on VMs. FILE is a YAML document with a run: list, a shell script, a .gitlab-ci.yml,
+or - for standard input. One job of a .gitlab-ci.yml runs (--job-name), with all its parallel builds, as with 'stepmux
+local'; --project names the directory with its sources.
 
 The logs of the builds go to standard output, each line with the name of its build; progress and a summary go to
 standard error.
 
-Without --instance the steps run on a VM embedded in this program, on this machine: good for a first try. They run as
-you.
+Without --instance the steps run on a VM embedded in this program, on this machine and as your user. That is good for
+a first try.
 
-A relay on each VM starts all its builds over one SSH session. A build is reached by SSH's own forwarding or by the
-relay. On a VM without a relay each build takes a session of its own, and waits until one is free. --route forces a
-route: relay, streamlocal (one session each, and SSH's forwarding) or session (two sessions each).
+A relay on each VM starts all its builds over one SSH session. Builds are reached by SSH's forwarding of unix sockets or
+by the relay. On a VM without a relay, each build takes a session of its own and waits until one is free. --route forces
+a route: relay, streamlocal (one session for each build, and SSH's forwarding) or session (two sessions for each build).
 
 ` + vmHelp + `
 
-With --image, or if FILE has the key image, each build runs in a container of its own, which the Docker daemon of its
-VM makes; without --instance, the one of this machine. The VM needs no stepmux then: it is put into a volume of the
-daemon.
+With --image, or if FILE has the key image, each build runs in a container of its own. The Docker daemon of its VM
+creates the container; without --instance, the daemon of this machine. The VM then needs no stepmux: the daemon gets it
+in a volume.
 
-With --kubernetes each build runs in a pod of its own, made in the cluster of the kubeconfig. It outlives the API server
-and the kubelet: for the time of --linger (default 5m) it goes on without a connection, and the run comes back to it.
+With --kubernetes each build runs in a pod of its own, in the cluster of the kubeconfig. A build survives restarts of
+the API server and the kubelet: it continues without a connection for the time of --linger (default 5m), and the run
+reconnects to it.
 
-On a terminal, the logs keep their colours, and other control characters are shown and not obeyed; --output raw leaves
-them as they are. With --output json, standard output has one object for each build as it ends and a last one with the
-summary; the logs go to standard error.
+On a terminal, logs keep their colours, and other control characters are made visible; with --output raw nothing is
+changed. With --output json, standard output has one object for each build when it ends and a last one with the summary;
+the logs go to standard error.
 
 ` + exitHelp,
 		Example: `  stepmux run --builds 6 --capacity 6 examples/hello.yml
@@ -106,7 +107,7 @@ summary; the logs go to standard error.
 	f.registerSource(fl)
 	grouped(fl, jobGroup)
 	fl.StringVar(&f.artifactsDir, "artifacts-dir", "artifacts",
-		"where --artifacts go: to a directory of each build's own below this `DIR`")
+		"`DIR` for --artifacts: each build's are in a directory below it, named after the build")
 	grouped(fl, fileGroup)
 	f.route = connector.Auto
 	choiceFlag(fl, &f.route, "route", "how to start and reach a build's step runner: auto, relay, streamlocal or session",
@@ -114,10 +115,10 @@ summary; the logs go to standard error.
 	f.registerConnections(fl)
 	f.registerIsolation(fl)
 	timeFlag(fl, &f.timeout, "timeout",
-		"end a build that takes longer than this `time`, from the moment it has its slot (default none)")
-	boundedTimeFlag(fl, &f.linger, "linger", "let builds outlive the connection to their VM: for this `time`, at most "+
-		"24h, a build goes on without it and comes back to it; 0: builds end with it "+
-		"(default as the inventory says, or 0)", 0, instance.MaxLinger)
+		"end a build that takes longer than this `time`, counted from its slot (default none)")
+	boundedTimeFlag(fl, &f.linger, "linger", "let builds continue for this `time`, at most 24h, when the connection to "+
+		"their VM is lost: the run reconnects to them; 0: builds end with the connection "+
+		"(default that of the inventory, else 0)", 0, instance.MaxLinger)
 	fl.StringArrayVar(&f.vars, "var", nil,
 		"`NAME=VALUE`, a job variable; NAME alone takes the value in the environment; repeatable")
 	fl.StringArrayVar(&f.masked, "mask", nil,

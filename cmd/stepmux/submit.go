@@ -61,13 +61,13 @@ const (
 
 func (f *managerFlag) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.path, "manager", "", "socket of the manager, or https://HOST:PORT (default $"+managerVar+
-		", else that of this user's, else "+systemSocket+")")
+		", else this user's manager, else "+systemSocket+")")
 	fl.StringVar(&f.target.TokenFile, "token-file", "",
 		"with https: file with the manager's token (default $"+tokenVar+")")
 	fl.StringVar(&f.target.Fingerprint, "manager-fingerprint", "",
-		"with https: `sha256:HEX` of the manager's certificate, as its log says (default $"+fingerprintVar+")")
+		"with https: `sha256:HEX`, the fingerprint of the manager's certificate from its log (default $"+fingerprintVar+")")
 	fl.StringVar(&f.target.CAFile, "manager-ca", "",
-		"with https: file with the authority of the manager's certificate, in PEM (default $"+caVar+", else the system's)")
+		"with https: PEM file with the certificate authority of the manager (default $"+caVar+", else the system's)")
 	grouped(fl, managerGroup)
 }
 
@@ -173,11 +173,12 @@ func newSubmitCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "submit [flags] FILE",
 		Short: "Queue a build of a job's steps at a stepmux manager",
-		Long: `Queue a build of the steps in FILE, a YAML document with a run: list, at a stepmux manager. With the keys image
-and services it runs in a container or a pod, as by 'stepmux run'. Its ID is printed once the request is on disk. With
---wait the log follows, and the exit code is the build's, as that of run is; if this command is ended the build goes on.
+		Long: `Queue a build of the steps in FILE at a stepmux manager. FILE is a YAML document with a run: list. With the
+keys image and services it runs in a container or a pod, as with 'stepmux run'. The build's ID is printed once the
+manager has stored the request. With --wait, the command shows the log and exits with the build's exit code, as run
+does. If you interrupt it, the build continues.
 
-The manager keeps the files of --artifacts with the log: 'stepmux artifacts ID DIR' gets them.
+The manager keeps the files of --artifacts with the log: 'stepmux artifacts ID DIR' downloads them.
 
 ` + exitHelp,
 		Example: `  stepmux submit --wait examples/hello.yml`,
@@ -188,15 +189,16 @@ The manager keeps the files of --artifacts with the log: 'stepmux artifacts ID D
 	f.register(fl)
 	f.registerProject(fl)
 	f.labels = map[string]string{}
-	fl.Func("label", "`LABEL=VALUE`, a label of the inventory: run only on a VM that has it; repeatable, the VM has all",
+	fl.Func("label",
+		"run only on a VM that has the label `LABEL=VALUE` in the inventory; repeatable, the VM must have all",
 		func(text string) error { return assign(f.labels, text) })
 	f.retry = "never"
-	choiceFlag(fl, &f.retry, "retry", "never, or lost: run again, up to twice, if the VM or the way to it fails while "+
-		"the build runs", "never", "lost")
+	choiceFlag(fl, &f.retry, "retry", "when to run the build again: never, or lost (up to twice, if the VM or the "+
+		"connection to it fails during the build)", "never", "lost")
 	fl.BoolVar(&f.wait, "wait", false,
-		"show the log on standard output and the ID on standard error, and exit as the build does")
+		"show the log on standard output and the ID on standard error, and exit with the build's exit code")
 	timeFlag(fl, &f.timeout, "timeout",
-		"end the build when it takes longer than this `time`, from the moment it has its slot (default none)")
+		"end the build if it takes longer than this `time`, counted from its slot (default none)")
 	fl.StringArrayVar(&f.vars, "var", nil,
 		"`NAME=VALUE`, a job variable; NAME alone takes the value in the environment; repeatable")
 	fl.StringArrayVar(&f.masked, "mask", nil,

@@ -16,7 +16,7 @@ import (
 func newTraceCommand() *cobra.Command {
 	return withCommands(&cobra.Command{
 		Use:   "trace",
-		Short: "Read the traces of jobs: show, compare, export as provenance, verify that",
+		Short: "Show, compare and export the traces of jobs, and verify their provenance",
 		Long: `Read the traces that local, ci and run have written with --output-file. docs/trace.md describes them. A trace
 that was changed later is refused.`,
 	}, newTraceShowCommand(), newTraceDiffCommand(), newTraceExportCommand(), newTraceVerifyCommand())

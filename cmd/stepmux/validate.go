@@ -24,7 +24,7 @@ func newValidateCommand() *cobra.Command {
 	var f validateFlags
 	cmd := &cobra.Command{
 		Use:   "validate [flags] FILE...",
-		Short: "Check steps, definitions of steps, .gitlab-ci.yml and GitHub workflows",
+		Short: "Check steps, definitions of steps, .gitlab-ci.yml files and GitHub workflows",
 		Long: `Check each FILE (- is standard input) without running anything: a job's steps, the definition of a step, a
 .gitlab-ci.yml, a workflow of GitHub Actions, or a shell script for stepmux run. Each mistake is a line on standard
 output, with file, line, column and a remedy: the first mistake in steps or in a workflow, and the first mistake of each

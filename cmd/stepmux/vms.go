@@ -41,8 +41,8 @@ const embeddedStop = 10 * time.Second
 const vmHelp = `A VM is ssh://[USER@]HOST[:PORT], or [USER@]NAME[:PORT] with a NAME in ~/.ssh/config, whose HostName,
 Port, User, IdentityFile, IdentitiesOnly, IdentityAgent, CertificateFile, ProxyJump, HostKeyAlias and
 UserKnownHostsFile apply. ID= before it gives the machine an identity (an instance id): a new machine at an old
-address needs a new one. VMs behind a jump host share one connection to it. The file of --inventory overrides the
-flags, and they override ~/.ssh/config.
+address needs a new ID. VMs behind a jump host share one connection to it. The file of --inventory takes precedence
+over the flags, and the flags over ~/.ssh/config.
 
 ` + sshtarget.PolicyHelp
 
@@ -66,9 +66,9 @@ type vmFlags struct {
 func (f *vmFlags) register(fl *pflag.FlagSet) {
 	f.flags = fl
 	fl.StringArrayVar(&f.instances, "instance", nil, "a `VM`, [ID=]ssh://[USER@]HOST[:PORT] or [ID=]NAME of ssh_config; "+
-		"may repeat (run: without any, a VM embedded in this program)")
+		"may repeat (run: without --instance and --inventory, a VM embedded in this program)")
 	fl.StringVar(&f.inventory, "inventory", "",
-		"YAML `FILE` that lists the VMs; run rereads it when it changes and on SIGHUP")
+		"YAML `FILE` that lists the VMs; run and manager reread it when it changes and on SIGHUP")
 	fl.IntVar(&f.capacity, "capacity", 1, "largest number `N` of builds on each VM at once")
 	fl.StringVar(&f.way.Jump, "jump", "",
 		"jump `HOSTS` for all VMs, separated by commas; none for no jump host (default those of ssh_config)")
@@ -78,10 +78,10 @@ func (f *vmFlags) register(fl *pflag.FlagSet) {
 	fl.StringArrayVar(&f.way.Identities, "identity", nil, "`FILE` with a private key to log in with; may repeat (default "+
 		"the keys in ssh_config, else the ssh-agent, then ~/.ssh/id_*)")
 	wordsFlag(fl, &f.way.PassphraseCommand, "passphrase-command",
-		"`command` that prints the passphrase of the key file %f, of --identity or (run) --sign-key; it is split into words "+
-			"at blanks")
+		"`command` that prints the passphrase of a key file (--identity or, run only, --sign-key); %f is the file; words "+
+			"are split at spaces")
 	wordsFlag(fl, &f.way.IdentityCommand, "identity-command", "`command` that prints a private key, and its certificate "+
-		"if it has one, for each connection to %r@%h:%p; words are split at blanks")
+		"if it has one; run for each connection to %r@%h:%p; words are split at spaces")
 	fl.StringArrayVar(&f.way.KnownHosts, "known-hosts", nil,
 		"`FILE` with the VMs' host keys; may repeat (default ~/.ssh/known_hosts and /etc/ssh/ssh_known_hosts)")
 	known, _ := sshtarget.ParsePolicy("known-hosts") // it is one
@@ -99,25 +99,25 @@ func (f *vmFlags) register(fl *pflag.FlagSet) {
 		[]string{"known-hosts", "first-use", "first-use:", "insecure", "pinned:", "command:"})
 	grouped(fl, keyGroup)
 	wordsFlag(fl, &f.runner, "runner-command", "the step runner's `command` on the VMs, a stepmux, or a gitlab-runner "+
-		"or step-runner that has steps serve; words are split at blanks (default stepmux, or one of the others where that "+
-		"is missing)")
+		"or step-runner with steps serve; words are split at spaces (default stepmux, or one of the others if that is "+
+		"missing)")
 	grouped(fl, runnerGroup)
 }
 
 // registerConnections adds the flags of commands that keep connections open.
 func (f *vmFlags) registerConnections(fl *pflag.FlagSet) {
-	boundedTimeFlag(fl, &f.maxAge, "max-age", "a connection of this `age` takes no new builds and is closed after the "+
-		"last of its builds; 0: never (default never)", time.Second, maxConnTime, 0)
+	boundedTimeFlag(fl, &f.maxAge, "max-age", "a connection that has reached this `age` takes no new builds, and closes "+
+		"with the last of its builds; 0: never (default never)", time.Second, maxConnTime, 0)
 	f.idleTimeout = 5 * time.Minute
 	boundedTimeFlag(fl, &f.idleTimeout, "idle-timeout",
 		"close a connection that has had no builds for this `time`; 0: never", time.Second, maxConnTime, -1)
 	f.way.KeepaliveInterval, f.way.KeepaliveTimeout = 15*time.Second, 15*time.Second
 	boundedTimeFlag(fl, &f.way.KeepaliveInterval, "keepalive-interval",
-		"ask a VM for a sign of life when none came for this `time`", time.Second, maxKeepalive)
+		"send a keepalive to a VM that has sent nothing for this `time`", time.Second, maxKeepalive)
 	boundedTimeFlag(fl, &f.way.KeepaliveTimeout, "keepalive-timeout",
-		"the `time` that the answer may take; then the connection is lost", time.Second, maxKeepalive)
+		"give a connection up if a keepalive is not answered within this `time`", time.Second, maxKeepalive)
 	fl.Func("session-limit", "the largest `N` of sessions that the VMs' sshd allows on a connection, its MaxSessions "+
-		"(default: it is learned from the first refusal)", func(text string) error {
+		"(default: learned from the first refusal)", func(text string) error {
 		n, err := strconv.Atoi(text)
 		if err != nil || n < 1 || n > maxSessions {
 			return fmt.Errorf("%.40q: use 1 to %d", text, maxSessions)
@@ -126,22 +126,22 @@ func (f *vmFlags) registerConnections(fl *pflag.FlagSet) {
 		return nil
 	})
 	f.stopTimeout = 20 * time.Second
-	boundedTimeFlag(fl, &f.stopTimeout, "stop-timeout", "the `time` that the end of a build's step runner may take, with "+
-		"that of its processes after SIGTERM", time.Second, maxKeepalive)
+	boundedTimeFlag(fl, &f.stopTimeout, "stop-timeout", "wait this `time` for the end of a build's step runner; it "+
+		"includes the grace of the build's processes after SIGTERM", time.Second, maxKeepalive)
 	grouped(fl, connectionGroup)
 }
 
 // registerIsolation adds the flags of commands that start step runners.
 func (f *vmFlags) registerIsolation(fl *pflag.FlagSet) {
 	f.isolation = wire.IsolationAuto
-	choiceFlag(fl, &f.isolation, "isolation", "how far builds are held apart from the rest of their VM: auto (the best "+
-		"that the VM has), off, processes or private; a level that is named is had, or the build fails",
+	choiceFlag(fl, &f.isolation, "isolation", "how far builds are isolated from the rest of their VM: auto (the best "+
+		"level that the VM allows), off, processes or private; if the VM does not allow the named level, the build fails",
 		wire.IsolationAuto, wire.IsolationOff, wire.IsolationProcesses, wire.IsolationPrivate)
-	fl.StringVar(&f.buildUser, "build-user", "", "where the login is root, the `user` of the VMs as whom builds run, or "+
-		"a range of user ids, FIRST-LAST, of which each build has one of its own (default the login)")
+	fl.StringVar(&f.buildUser, "build-user", "", "if the login is root: run builds as this `user` of the VM or, with a "+
+		"range of user ids, FIRST-LAST, each build as another of them (default the login)")
 	for _, l := range []struct{ name, usage string }{
-		{limits.MemoryFlag, "limit of each build's memory, a `SIZE` such as 512M or 2G; limits need cgroups of version 2 " +
-			"that the VM delegates, or builds are refused (see doctor)"},
+		{limits.MemoryFlag, "limit of each build's memory, a `SIZE` such as 512M or 2G; limits need a delegated cgroup of " +
+			"version 2 on the VM, otherwise the build is refused (see doctor)"},
 		{limits.PIDsFlag, "limit of each build's processes and threads, `N`"},
 		{limits.CPUsFlag, "limit of each build's processors, `N` such as 2 or 0.5"},
 	} {
