@@ -308,8 +308,8 @@ func (l *lingering) keep() {
 	back := func() {
 		if lost.Stop(); !away.IsZero() {
 			took := time.Since(away).Round(time.Millisecond)
-			fmt.Fprintf(log, "the link to the VM is back after %v\n", took)
-			l.c.cfg.Logger.Info("the link of the build is back", "away", took)
+			fmt.Fprintf(log, "the connection to the VM is back after %v\n", took)
+			l.c.cfg.Logger.Info("the connection of the build is back", "away", took)
 			l.c.cfg.Trace.LinkBack(l.c.cfg.BuildID, took)
 		}
 		away = time.Time{}
@@ -335,9 +335,9 @@ func (l *lingering) keep() {
 		case away.IsZero():
 			away = time.Now()
 			lost.Reset(l.c.cfg.Linger)
-			fmt.Fprintf(log, "the link to the VM is away (%s); the build goes on there for up to %v\n",
+			fmt.Fprintf(log, "the connection to the VM is lost (%s); the build continues there for up to %v\n",
 				status.Convert(err).Message(), l.c.cfg.Linger)
-			l.c.cfg.Logger.Warn("the link of the build is away", "linger", l.c.cfg.Linger, "error", err)
+			l.c.cfg.Logger.Warn("the connection of the build is lost", "linger", l.c.cfg.Linger, "error", err)
 		}
 		_ = pause.For(l.life, wait) // if the life ends, the loop notices
 	}

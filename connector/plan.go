@@ -91,7 +91,7 @@ func (v *VM) plan(ctx context.Context, cfg *Config, conn Conn, runner []string) 
 }
 
 // startRelay returns the relay that starts processes, and starts it if it does not run yet. The text is the reason
-// for using the relay or, if there is none, the reason for using sessions.
+// for using the relay or, without a relay, for using sessions.
 func (v *VM) startRelay(ctx context.Context, cfg *Config, conn Conn, runner []string) (*relay.Relay, string, error) {
 	if cfg.Route == Session || cfg.Route == Streamlocal {
 		return nil, forced, nil

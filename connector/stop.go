@@ -66,7 +66,7 @@ func (b *build) awaitServe(ctx context.Context) error {
 	case <-stuck.C:
 		b.endByCommand(ctx, b.conn)
 	case <-ctx.Done():
-		b.c.leave("unknown: the step runner was not seen to end")
+		b.c.leave("unknown: the end of the step runner was not observed")
 	}
 	select {
 	case <-exited:

@@ -177,7 +177,7 @@ type viaError struct {
 	err error
 }
 
-func (e *viaError) Error() string { return fmt.Sprintf("by way of %s: %v", e.via, e.err) }
+func (e *viaError) Error() string { return fmt.Sprintf("through jump host %s: %v", e.via, e.err) }
 func (e *viaError) Unwrap() error { return e.err }
 
 // connect connects to a host by SSH; see connections.connect.
@@ -188,7 +188,7 @@ func connect(ctx context.Context, h *host, via *pool.Lease[*mux.Conn], trace *mu
 		cfg.DialNet = func(ctx context.Context, addr string) (net.Conn, error) {
 			nc, err := via.Conn().DialNet(ctx, addr)
 			if err != nil {
-				return nil, fmt.Errorf("by way of %s: %w", h.via, err)
+				return nil, fmt.Errorf("through jump host %s: %w", h.via, err)
 			}
 			return &leasedConn{nc, via}, nil
 		}

@@ -47,7 +47,7 @@ type DialError struct {
 	Stage string
 	// Addr and User name the machine and the account.
 	Addr, User string
-	// Hint says what to change. It may be empty.
+	// Hint is the change to make. It may be empty.
 	Hint string
 	// Err is the cause.
 	Err error

@@ -64,8 +64,8 @@ func (f *runFiles) prepare(ctx context.Context, builds int, passphrase []string)
 	return func() { _ = os.RemoveAll(dir) }, nil
 }
 
-// buildPattern returns the pattern of a file of each build, its what, for the value text of a flag. If text is a
-// directory, its files are named after the builds; it is made if its name ends in /.
+// buildPattern turns the value of a flag into the pattern for a file of each build. what names the file in errors. If
+// text is a directory, its files are named after the builds; it is created if its name ends in /.
 func buildPattern(text, what string, builds int) (string, error) {
 	if text == "" {
 		return "", nil

@@ -57,7 +57,7 @@ func (s *Service) alias() string {
 // container returns the name of the service's container.
 func (s *Service) container() string { return strings.ReplaceAll(s.alias(), ".", "-") }
 
-// port returns the TCP port that shows whether the service is ready, or 0 if it names none.
+// port returns the TCP port that shows whether the service is ready, or 0 without one.
 func (s *Service) port() (port int, err error) {
 	for _, entry := range s.Env {
 		key, value, ok := strings.Cut(entry, "=")

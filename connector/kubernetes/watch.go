@@ -154,7 +154,7 @@ func (p *Pod) endLocked(why string, another bool) {
 	close(p.dead)
 }
 
-// changeLocked wakes everybody who waits for a change.
+// changeLocked wakes all calls that wait for a change.
 func (p *Pod) changeLocked() {
 	close(p.changed)
 	p.changed = make(chan struct{})

@@ -61,7 +61,7 @@ func StartCommand(ctx context.Context, starter Starter, c Command) (*Running, er
 
 func startCommand(ctx context.Context, starter Starter, c Command, stderr io.Writer, framed bool) (*process, error) {
 	if c.Line == "" {
-		return nil, errors.New("run command: it is empty")
+		return nil, errors.New("run command: the command line is empty")
 	}
 	if c.Grace <= 0 {
 		c.Grace = defaultGrace

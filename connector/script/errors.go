@@ -60,7 +60,7 @@ func machineError(stage, text string, err error) *MachineError {
 }
 
 // errStopped is the error of a process that was stopped and whose end was not observed.
-var errStopped = errors.New("it was stopped, and was not seen to end")
+var errStopped = errors.New("it was stopped, but its end was not observed")
 
 // lossOf adds op to the error of a lost connection. Other errors name their subject already.
 func lossOf(op string, err error) error {

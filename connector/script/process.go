@@ -184,7 +184,7 @@ func (p *process) exit() (code int, err error) {
 		return code, nil
 	case code >= 0:
 		if err == nil {
-			err = errors.New("it ended without a word")
+			err = errors.New("it ended without reporting its exit code")
 		}
 		p.stderr.flush()
 		return 0, machineError(stageGuard, p.stderr.tail.String(), err)

@@ -101,7 +101,7 @@ func (c *Client) do(ctx context.Context, method, path string, to any) error {
 		return nil
 	}
 	if err := json.Unmarshal(body, to); err != nil {
-		return fmt.Errorf("ask stepmux run at %s: its answer makes no sense: %w", c.path, err)
+		return fmt.Errorf("ask stepmux run at %s: its answer is not valid: %w", c.path, err)
 	}
 	return nil
 }
@@ -114,7 +114,7 @@ func (c *Client) doError(err error) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("no stepmux run has its control socket at %s", c.path)
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("nobody listens at %s: the stepmux run is dead, or that is no control socket", c.path)
+		return fmt.Errorf("no process listens at %s: the stepmux run has died, or this is not a control socket", c.path)
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET):
 		return fmt.Errorf("ask stepmux run at %s: %w (only the user that started it, and root, may)", c.path, err)
 	default:

@@ -150,9 +150,9 @@ func removeStale(path string) error {
 	case err != nil:
 		return fmt.Errorf("control socket: %w", err)
 	case info.Mode().Type() != fs.ModeSocket:
-		return fmt.Errorf("control socket %s: there is something that is no socket; it is left alone", path)
+		return fmt.Errorf("control socket %s: the path exists and is not a socket; name another path", path)
 	case isAlive(path):
-		return fmt.Errorf("control socket %s: it is that of another stepmux run; name another", path)
+		return fmt.Errorf("control socket %s: another stepmux run uses it; name another path", path)
 	}
 	if err := os.Remove(path); err != nil {
 		return fmt.Errorf("control socket: remove that of a dead run: %w", err)

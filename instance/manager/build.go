@@ -21,7 +21,7 @@ import (
 )
 
 // errCanceled ends a build on request.
-var errCanceled = errors.New("its end was asked for")
+var errCanceled = errors.New("it was canceled on request")
 
 // build is a build that this manager has taken from the queue. One goroutine, Manager.run, owns it.
 type build struct {
@@ -30,7 +30,7 @@ type build struct {
 	where where
 	log   *storedLog
 	done  chan struct{} // closed when it has ended or is left to another manager
-	// queued is called when the build has its place among those that wait for a slot, or needs none.
+	// queued is called when the build has its place in the queue for a slot, or needs no slot.
 	queued func()
 
 	ctx    context.Context // its end cancels the build; it is not the manager's
@@ -328,7 +328,7 @@ func resultOf(err error, canceled bool) *result {
 	return r
 }
 
-// end ends what is left of a build on its VM, and keeps its outcome.
+// end ends the rest of a build on its VM, and stores its outcome.
 func (m *Manager) end(b *build, e *instance.Executor, known *result, err error) {
 	cleanup := e.Cleanup(m.life) // it is bounded
 	ended := *known
@@ -379,7 +379,7 @@ func (m *Manager) finish(b *build, r *result) {
 	}
 }
 
-// keepTrying repeats what must not fail, until it succeeds or the store is lost: then the next manager does it.
+// keepTrying repeats an operation until it succeeds or the store is lost; in that case the next manager does it.
 func (m *Manager) keepTrying(what string, b *build, do func() error) {
 	for {
 		err := do()

@@ -63,7 +63,7 @@ func Prepare(ctx context.Context, cfg Config) (*Login, error) {
 		cfg.Auth = slices.Concat(more, cfg.Auth)
 	}
 	if len(cfg.Auth) == 0 {
-		return nil, errors.New("get credentials: there are none")
+		return nil, errors.New("get credentials: no key and no password was found")
 	}
 	return &Login{cfg: cfg, verifier: verifier}, nil
 }
