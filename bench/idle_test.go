@@ -17,14 +17,16 @@ import (
 
 // benchmarkIdleMemory measures the memory of the VM's end while it has nothing to do: of a step runner that has no job
 // yet, by itself and with the processes it keeps ready, of a relay, and of a step runner beside a relay, with which it
-// shares the pages of the program. serve-of-relay has one process more to share them with.
+// shares the pages of the program. serve-of-relay has one process more to share them with. Each has unmapped the pages
+// of its start before. Only the step runner that the relay keeps ready has not: its start is not over.
 func benchmarkIdleMemory(b *testing.B) {
-	r := inTurns(b, usual, []candidate{
+	r := inTurns(b, twice, []candidate{
 		{name: "serve", run: func(r *results) error {
 			s, err := startCommandBuild(b, &vm{tmp: sshtest.SocketDir(b)}, nil, nil)
 			if err != nil {
 				return err
 			}
+			settle()
 			p, err := readProcesses()
 			if err != nil {
 				return err
@@ -42,11 +44,13 @@ func benchmarkIdleMemory(b *testing.B) {
 			if err != nil {
 				return errors.Join(err, stream.Close())
 			}
+			settle()
 			err = r.memory("relay", process{pid: stream.cmd.Process.Pid})
 			s, started := startCommandBuild(b, v, nil, nil)
 			if started != nil {
 				return errors.Join(err, started, client.Close())
 			}
+			settle()
 			err = errors.Join(err, r.memory("serve-beside-relay", process{pid: s.serve.Process.Pid}), s.close())
 			return errors.Join(err, r.ofRelay(b, v, client, process{pid: stream.cmd.Process.Pid}), client.Close())
 		}},
@@ -54,6 +58,9 @@ func benchmarkIdleMemory(b *testing.B) {
 	r.medians("PSS-MiB", "serve", "serve-and-its-own", "relay", "serve-beside-relay", "serve-of-relay",
 		"spare-of-relay")
 }
+
+// settle waits until a process that has just started has unmapped the pages of its start, which it does after a second.
+func settle() { <-time.After(1500 * time.Millisecond) }
 
 // ofRelay measures a step runner that the relay starts and connects to, as a manager's does, and the one that the relay
 // then keeps ready for the next build.
@@ -83,6 +90,7 @@ func (r *results) ofRelay(b *testing.B, v *vm, client *relay.Relay, parent proce
 		both = serving(p[parent.pid])
 	}
 	if err == nil {
+		settle()
 		slices.SortFunc(both, func(x, y process) int { return x.pid - y.pid })
 		err = errors.Join(r.memory("serve-of-relay", both[0]), r.memory("spare-of-relay", both[1]))
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/stepmux/stepmux/internal/dockertest"
+	"github.com/stepmux/stepmux/internal/gcpace"
 	"github.com/stepmux/stepmux/internal/runnertest"
 )
 
@@ -18,6 +19,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	gcpace.Set() // as the programs that are managers have it; the peers in this process have it, too
 	flag.Parse()
 	measuring := flag.Lookup("test.bench").Value.String() != ""
 	others := watchDisturbance()

@@ -2,11 +2,11 @@ package remote
 
 import "github.com/stepmux/stepmux/remote/step/lang"
 
-// MaxSteps is the largest text of steps CheckSteps accepts, in bytes.
+// MaxSteps is the largest text that CheckSteps accepts, in bytes.
 const MaxSteps = lang.MaxText
 
-// CheckSteps returns the error with which a step runner of this version refuses the steps in data, or nil. In the
-// error, "name:line:column: reason", name stands for the text.
+// CheckSteps checks the steps in data as a step runner of this version does, without running them. It returns nil if
+// they are valid, and otherwise an error of the form "name:line:column: reason". name stands for the text's file.
 func CheckSteps(name string, data []byte) error {
 	_, err := lang.Parse(name, data)
 	return err

@@ -17,7 +17,7 @@ import (
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
-// ciSteps is the environment variable with the steps of CI.
+// ciSteps is the environment variable that holds the steps of a CI job.
 const ciSteps = "STEPS"
 
 // CIConfig says where CI runs.
@@ -30,15 +30,18 @@ type CIConfig struct {
 	Version string
 }
 
-// ciSystem is the exit code of a failure of the machine.
+// ciSystem is the exit code if the machine, and not a step, failed.
 const ciSystem = 3
 
-// CI runs the steps of a CI job for the job's script on this machine, with the job's environment as job variables,
-// and passes the environment on to them, but for variables that look like secrets. The output of both streams, with a
-// line before that of each step, goes to stdio.Out, and why the job did not succeed to stdio.Err. It returns the exit
-// code for the program: 0, that of the step that failed, 1 if it has no exit code, or 3 if the machine failed. When
-// ctx ends the job gets SIGTERM and, 10 s later, SIGKILL. When CI returns, all processes and directories of the job
-// are gone. The error says that the steps are not valid, or that they could not be run.
+// CI runs the steps of a CI job on this machine, for the job's own script. The job's environment becomes the job's
+// variables, and the steps get it as their environment, except for variables that look like secrets.
+//
+// Both output streams go to stdio.Out, with a line before the output of each step. The reason for a failure goes to
+// stdio.Err. CI returns the exit code for the program: 0, that of the step that failed, 1 if that step has no exit
+// code, or 3 if the machine failed. The error says that the steps are not valid, or could not be run.
+//
+// When ctx ends, the job gets SIGTERM and, 10 s later, SIGKILL. When CI returns, all processes and directories of the
+// job are gone.
 func CI(ctx context.Context, stdio Stdio, cfg CIConfig) (code int, err error) {
 	text, environ := "", []string{}
 	for _, entry := range cfg.Environ {
@@ -72,7 +75,7 @@ func CI(ctx context.Context, stdio Stdio, cfg CIConfig) (code int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	defer func() { err = errors.Join(err, store.Close()) }() //nolint:contextcheck // whatever became of ctx
+	defer func() { err = errors.Join(err, store.Close()) }() //nolint:contextcheck // close the store even if ctx has ended
 	const id = "ci"
 	err = store.Create(job.Spec{ //nolint:contextcheck // the job is stopped below
 		ID: id, WorkDir: cfg.WorkDir, Merged: true,

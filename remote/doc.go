@@ -2,17 +2,17 @@
 // It runs on Linux.
 //
 //   - [Serve] is the step runner of one build. It owns the build's private directory, the socket in it, the jobs and
-//     their processes, and leaves nothing of them behind. Its stdin is a leash: when an SSH channel closes, the SSH
+//     their processes, and removes all of them when it ends. Its stdin is a leash: when an SSH channel closes, the SSH
 //     server does not end the channel's process, it only closes the process's stdin.
 //   - [Proxy] carries bytes between its stdio and a build's socket, for a manager that reaches the VM by exec only.
 //   - [Relay] does the work of many sessions in one: it starts the serves of any number of builds and connects to
 //     their sockets. Its stdin is a leash too, and its processes end with it.
 //   - [Script] runs one script for a manager, without a step runner.
 //
-// A serve that is killed with SIGKILL leaves a directory that it has locked no longer; the next serve or relay on that
-// VM removes it. The socket's path decides where files go, and nothing in the environment does.
+// A serve that is killed with SIGKILL leaves its directory behind, but the kernel releases the lock on it. The next
+// serve or relay on that VM removes it. Only the socket's path decides where files go, never the environment.
 //
 // Below the doors: socketdir has the directories and sockets, relay the relay, pipe the stdio, proc the processes, job
-// the jobs and their gRPC services. The package knows no SSH and no manager; internal/wire has the contract of both
+// the jobs and their gRPC services. The package knows no SSH and no manager. internal/wire has the contract of both
 // ends.
 package remote

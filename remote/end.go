@@ -24,16 +24,17 @@ import (
 )
 
 const (
-	// endGrace is how long End lets a serve end its jobs: their default grace and a second.
+	// endGrace is how long End waits for a serve to end its jobs: their default grace and a second more.
 	endGrace = defaultGrace + time.Second
-	// endKill bounds the wait for a serve that was killed, and for its inits to remove the directory.
+	// endKill bounds the wait until a killed serve is gone, and until its inits have removed its directory.
 	endKill = 2 * time.Second
 )
 
-// End ends the build whose socket is path, for a manager whose serve did not end with its leash. It continues what was
-// stopped, sends SIGTERM to the serve that listens on the socket, SIGKILL after 6 s, and kills the processes of dead
-// serves. If root calls it for a build of another user, it does all that as that user. Then it writes to out what is
-// left, as a list of texts in one line of JSON. It takes 20 s at most.
+// End ends the build whose socket is path. A manager calls it if the build's serve did not end with its leash.
+//
+// End continues stopped processes, sends SIGTERM to the serve that listens on the socket, SIGKILL after 6 s, and kills
+// the processes of dead serves. If root calls it for a build of another user, it does all that as that user. At the end
+// it writes the remains of the build to out, as a list of texts in one line of JSON. It takes 20 s at most.
 func End(ctx context.Context, out io.Writer, path string) error {
 	if err := wire.CheckSocketPath(path); err != nil {
 		return fmt.Errorf("end: %w", err)
@@ -46,7 +47,7 @@ func End(ctx context.Context, out io.Writer, path string) error {
 	if err := socketdir.CheckBuild(tmp, path); err != nil {
 		return fmt.Errorf("end: %w", err)
 	}
-	serve := findServe(ctx, path) // one that goes on may close its socket at once
+	serve := findServe(ctx, path) // if the serve goes on, it may close its socket at once
 	stale.Continue(tmp)
 	left, removal := []string{}, endGrace // nobody listens: a serve may be ending
 	if serve != nil {
@@ -67,7 +68,7 @@ func End(ctx context.Context, out io.Writer, path string) error {
 	return nil
 }
 
-// findServe returns the serve that listens on the socket, nil if there is none.
+// findServe returns the serve that listens on the socket, or nil.
 func findServe(ctx context.Context, path string) *proc.Info {
 	pid, err := socketdir.Listener(ctx, path)
 	if err != nil || pid <= 1 {
@@ -98,8 +99,8 @@ func endServe(ctx context.Context, serve *proc.Info) bool {
 	return false
 }
 
-// awaitRemoval reports whether the directory dir of a build is gone within so long. Its serve or its inits may be
-// removing it; if there are none, it is removed here.
+// awaitRemoval waits until the directory dir of a build is gone, and reports whether that happened within the time
+// most. A serve or its inits may be removing dir. If there are none, awaitRemoval removes it.
 func awaitRemoval(ctx context.Context, tmp, dir string, most time.Duration) bool {
 	gone := func() bool {
 		_, err := os.Lstat(dir)
@@ -109,11 +110,11 @@ func awaitRemoval(ctx context.Context, tmp, dir string, most time.Duration) bool
 	if await(ctx, most, gone) {
 		return true
 	}
-	socketdir.Sweep(ctx, tmp) // who held its lock may have ended meanwhile
+	socketdir.Sweep(ctx, tmp) // the holder of its lock may have ended meanwhile
 	return gone()
 }
 
-// await polls until is returns true, for at most so long, and reports whether it did.
+// await polls is until it returns true, and reports whether it did so within the time most.
 func await(ctx context.Context, most time.Duration, is func() bool) bool {
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()

@@ -12,27 +12,28 @@ import (
 )
 
 const (
-	// holdTick is how often Hold looks for other processes.
+	// holdTick is the interval at which Hold looks for other processes.
 	holdTick = time.Second
-	// holdGrace is how long they may take to end at the end.
+	// holdGrace is how long Hold waits between SIGTERM and its return.
 	holdGrace = 10 * time.Second
 )
 
 // HoldConfig says how long a container is held.
 type HoldConfig struct {
-	// Idle is how long Hold goes on while no other process is there. Required.
+	// Idle is how long Hold goes on without other processes. Required.
 	Idle time.Duration
-	// First is how long it waits for the first one. If zero, Idle.
+	// First is how long Hold waits for the first other process. If zero, Idle.
 	First time.Duration
 }
 
-// Hold is the first process of a container, which keeps the container alive for processes that come from outside, such
-// as a relay by an exec. It reaps orphans. It returns nil
+// Hold is the first process of a container. It keeps the container alive for processes that are started from outside,
+// such as a relay by an exec, and reaps orphans. It returns nil
 //
 //   - when no other process has been there for Idle, or the first did not come within First;
-//   - when ctx has ended, and the others have ended after a SIGTERM, or had 10 s for that.
+//   - when ctx has ended, and the others have ended after a SIGTERM, or 10 s have passed.
 //
-// The kernel kills the rest. Hold fails in a process that is not the first one of a container.
+// When Hold returns and its process exits, the kernel kills the rest of the container. Hold fails in a process that is
+// not the first one of a container.
 func Hold(ctx context.Context, cfg HoldConfig) error {
 	switch {
 	case cfg.Idle <= 0:

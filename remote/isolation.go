@@ -21,37 +21,37 @@ import (
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
-// IsolationConfig says how to try an isolation level.
+// IsolationConfig says how TellIsolation tries an isolation level.
 type IsolationConfig struct {
-	// Level is the level to try. Auto is the best that can be had.
+	// Level is the level to try. Auto is the best level that the VM offers.
 	Level walls.Level
-	// TempDir is the directory of the builds' directories, as a relay has it. Required.
+	// TempDir is the parent of the builds' directories, as in a relay's Config. Required.
 	TempDir string
 	// BuildUser is as in ServeConfig.
 	BuildUser string
-	// Limits are those to ask for. If zero, some of each kind.
+	// Limits are the limits to try. If zero, one of each kind.
 	Limits limits.Build
 }
 
-// isolationReport is the answer of TellIsolation.
+// isolationReport is the output of TellIsolation.
 type isolationReport struct {
-	// Level is the level that builds get, empty if the one that was asked for cannot be had.
+	// Level is the level that builds get. It is empty if the level that was asked for is not available.
 	Level string `json:"level"`
-	// Reason says why Level is off although the best was wanted, or why it is empty. Remedy is advice for an operator.
+	// Reason says why Level is Off although Auto was asked for, or why it is empty. Remedy is advice for an operator.
 	Reason string `json:"reason,omitempty"`
 	Remedy string `json:"remedy,omitempty"`
-	// Readable says that the user, if not root, can read the program's file. Processes of this user can then look into a
-	// step runner while it starts, if they see it.
+	// Readable says that an ordinary user can read the program's file. Other processes of that user which see a step
+	// runner can then look into it while it starts.
 	Readable bool `json:"program_readable,omitempty"`
-	// Limits says that the limits can be had. LimitsReason says why not; LimitsRemedy is advice for an operator.
+	// Limits says that limits are available. LimitsReason says why not; LimitsRemedy is advice for an operator.
 	Limits       bool   `json:"limits"`
 	LimitsReason string `json:"limits_reason,omitempty"`
 	LimitsRemedy string `json:"limits_remedy,omitempty"`
 }
 
-// TellIsolation starts and ends an init with the level, as serve does for its build, and writes an isolationReport to
-// out, in one line of JSON. A level that cannot be had is no error. It leaves the login files that walls make in HOME,
-// as the first build does, and nothing else.
+// TellIsolation finds out which isolation level and limits builds get on this VM. It starts an init with the level, as
+// serve does, ends it, and writes an isolationReport to out, in one line of JSON. A level that is not available is no
+// error. The login files that walls make in HOME stay, as after the first build; nothing else does.
 func TellIsolation(ctx context.Context, out io.Writer, cfg IsolationConfig) (err error) {
 	if err := pipe.Conceal(); err != nil {
 		return fmt.Errorf("isolation: %w", err)
@@ -62,7 +62,7 @@ func TellIsolation(ctx context.Context, out io.Writer, cfg IsolationConfig) (err
 		return fmt.Errorf("isolation: %w", err)
 	}
 	defer user.Close()
-	defer func() { _ = init.Close() }() // if it is not closed yet: then there is an error that matters
+	defer func() { _ = init.Close() }() // for returns before the Close below, whose error is returned
 	dir, err := os.MkdirTemp(cfg.TempDir, "stepmux-isolation-")
 	if err != nil {
 		return fmt.Errorf("isolation: make a directory: %w", err)

@@ -20,7 +20,7 @@ import (
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
-// jobs returns the part of the job store's configuration that cfg tells.
+// jobs returns the configuration of the job store.
 func (cfg *ServeConfig) jobs() (jobs job.Config, err error) {
 	jobs.Version, jobs.Keep = cfg.Version, cfg.keep()
 	if len(cfg.PassEnv) > 0 {
@@ -40,15 +40,16 @@ func (cfg *ServeConfig) jobs() (jobs job.Config, err error) {
 	return jobs, nil
 }
 
-// fetchCommand is the command of this program that fetches steps. The file at its path may be another one by now.
+// fetchCommand is the command of this program that fetches steps. It does not use the program's path: an update may
+// have put another file there.
 var fetchCommand = []string{"/proc/self/exe", "steps", "fetch"}
 
 // archiveCommand is the beginning of the commands that pack and unpack archives.
 var archiveCommand = []string{"/proc/self/exe", "steps"}
 
-// openJobs opens the job store of the build, configured by cfg, in its directory dir, and the step service in front of
-// it. The steps that jobs fetch are in the cache directory, which builds share; every other file of a job is in dir. If
-// this process is killed, init, which starts the jobs' processes, removes dir. The jobRunner closes init.
+// openJobs opens the job store of the build in the directory dir, configured by cfg, and the step service in front of
+// it. Fetched steps are in the cache directory, which builds share; all other files of jobs are in dir. init starts the
+// jobs' processes. If this process is killed, init removes dir. The jobRunner closes init.
 func openJobs(
 	cfg job.Config, init *proc.Init, dir string, serve ServeConfig, options ...grpc.ServerOption,
 ) (*jobRunner, error) {
@@ -76,7 +77,8 @@ func openJobs(
 	}}, nil
 }
 
-// room returns where the processes of the build in dir live, which cannot change these files and this program.
+// room describes the places that the processes of the build in dir see. They cannot change dir, readOnly and this
+// program.
 func room(level walls.Level, dir string, readOnly ...string) walls.Spec {
 	spec := walls.Spec{Level: level, Dir: dir, Shell: os.Getenv("SHELL"), ReadOnly: readOnly}
 	if base := filepath.Dir(dir); wire.IsSocketBase(filepath.Base(base)) {
@@ -91,8 +93,8 @@ func room(level walls.Level, dir string, readOnly ...string) walls.Spec {
 	return spec
 }
 
-// programFiles returns the files of the VM's end whose stepmux-vm is program, or the directory of an upload:
-// stepmux-fetch may arrive there later.
+// programFiles returns the files of the VM's end that belong to program, a stepmux-vm. For an uploaded program it is
+// their directory, because stepmux-fetch may arrive there later.
 func programFiles(program string) []string {
 	dir := filepath.Dir(program)
 	if wire.IsUploadDir(filepath.Base(dir)) {

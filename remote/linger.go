@@ -26,19 +26,20 @@ import (
 // Lingering is the part of a ServeConfig for a build that outlives the connection to its manager.
 type Lingering struct {
 	// Linger is how long Serve goes on while no manager is attached, at most 24 h. Managers attach by the service
-	// Attachment, with the secret, so SecretOnStdin must be set, and Socket be that of a build. If zero, stdio.In is the
-	// leash.
+	// Attachment, with the secret. So SecretOnStdin must be set, and Socket must be that of a build. If zero, stdio.In
+	// is the leash.
 	Linger time.Duration
-	// Detach is the command line, without its first word, by which this program calls Serve with the same
-	// configuration but without Detach. With Linger, Serve starts that in a session of its own, and returns once it
-	// listens, or once a serve of the build is found that listens already. If nil, Serve itself lingers.
+	// Detach is the command line, without its first word, by which this program calls Serve with the same configuration
+	// but without Detach. With Linger, Serve starts that command in a session of its own, and returns once it listens,
+	// or once another serve of the build is found that listens already. If nil, Serve itself lingers.
 	Detach []string
 }
 
 // defaultKeep is how long jobs that have ended are kept at least.
 const defaultKeep = 30 * time.Minute
 
-// keep returns how long a job that has ended is kept: a manager that comes back asks for its end.
+// keep returns how long a job that has ended is kept. It is at least Linger, because a manager that comes back asks for
+// the job's final state.
 func (l *Lingering) keep() time.Duration { return max(defaultKeep, l.Linger) }
 
 // checkLinger returns an error if the configuration cannot linger.
@@ -59,15 +60,15 @@ func (cfg *ServeConfig) checkLinger() error {
 	return nil
 }
 
-// hold is the manager's hold on a serve: its leash, or a lease.
+// hold decides how long a serve lives: as long as its leash, or as its lease.
 type hold struct {
-	life    context.Context // it is handed on by hold, which only makes it
+	life    context.Context // created and handed on by ServeConfig.hold
 	release func()
 	notices io.Writer
 	lease   *linger.Lease // nil for a leash
 }
 
-// hold returns the manager's hold on this serve.
+// hold returns the leash or the lease of this serve.
 func (cfg *ServeConfig) hold(ctx context.Context, stdio Stdio) (*hold, error) {
 	h := &hold{notices: stdio.Err}
 	if cfg.Linger == 0 {
@@ -93,9 +94,9 @@ func (h *hold) register(server *grpc.Server) {
 	}
 }
 
-// detach starts the serve of a build in a session of its own, and waits until it listens. The manager's link, and this
-// process, can then end without it. If a serve of the build listens already, as after a start whose answer was lost,
-// detach tells its marker.
+// detach starts the serve of a build in a session of its own, and waits until it listens. After that the manager's link
+// and this process may end; the serve goes on. If a serve of the build listens already, for example because the answer
+// to the first start was lost, detach writes its marker instead.
 func (cfg *ServeConfig) detach(ctx context.Context, stdio Stdio) error {
 	defer pipe.WithstandSIGPIPE()()
 	if cfg.findServed(ctx, stdio.Err) {
@@ -113,7 +114,7 @@ func (cfg *ServeConfig) detach(ctx context.Context, stdio Stdio) error {
 		return started.Release()
 	}
 	if err != nil {
-		_ = started.Signal(unix.SIGTERM) // nobody takes the marker
+		_ = started.Signal(unix.SIGTERM) // nobody has received the marker
 	}
 	state, err := started.Wait()
 	switch {
@@ -126,18 +127,19 @@ func (cfg *ServeConfig) detach(ctx context.Context, stdio Stdio) error {
 	}
 }
 
-// errReady ends the copy of a serve's standard error at the marker, errEnding if this process ends before it is told.
+// errReady ends the copy of a serve's standard error at the marker. errEnding ends it if this process ends before it
+// has passed the marker on.
 var (
 	errReady  = errors.New("it listens")
 	errEnding = errors.New("it was to end before it listened")
 )
 
-// untilReady is an io.Writer that passes on the standard error of a serve up to the ready marker.
+// untilReady passes on the standard error of a serve up to the ready marker.
 type untilReady struct {
 	to   io.Writer
 	scan wire.MarkerScanner
-	// found is called before the marker is passed on, because a manager that sees it counts on the serve. It returns
-	// false if that is being ended already.
+	// found is called before the marker is passed on: a manager that has seen the marker relies on the serve. It
+	// returns false if the serve is already being ended.
 	found func() bool
 }
 
@@ -154,8 +156,8 @@ func (u *untilReady) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// startDetached runs this program in a session of its own, with the caller's standard input, and returns its standard
-// error.
+// startDetached runs this program in a session of its own. It inherits the caller's standard input. The caller reads
+// its standard error.
 func startDetached(in *os.File, args []string) (*os.Process, *os.File, error) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
@@ -177,7 +179,7 @@ func startDetached(in *os.File, args []string) (*os.Process, *os.File, error) {
 	return p, near, nil
 }
 
-// findServed tells the marker of a serve that listens on the build's socket, if there is one.
+// findServed writes the marker of the serve that listens on the build's socket to to. It reports whether there is one.
 func (cfg *ServeConfig) findServed(ctx context.Context, to io.Writer) bool {
 	base := filepath.Dir(filepath.Dir(cfg.Socket))
 	for _, id := range builduser.IDs(cfg.BuildUser) {

@@ -18,10 +18,10 @@ import (
 	"github.com/stepmux/stepmux/remote/socketdir"
 )
 
-// ProxyConfig says to which socket Proxy connects.
+// ProxyConfig names the socket that Proxy connects to.
 type ProxyConfig struct {
-	// Socket is the path of the build's socket, as serve's ready marker shows it. If SocketOnStdin, the path is the
-	// first line of stdio.In, which is not carried.
+	// Socket is the path of the build's socket, as in serve's ready marker. If SocketOnStdin, the path is the first
+	// line of stdio.In, and the bytes after it go to the socket.
 	Socket string
 }
 
@@ -33,8 +33,9 @@ type ProxyConfig struct {
 // even if In is still open. It returns an error if In fails, Out cannot be written, or ctx ends. It waits for all its
 // goroutines. In stays open, and so does Out unless the server has ended.
 //
-// It only connects to a socket on which a process of our own user, or of root, listens. Root first becomes the user who
-// has the socket. From its call on other processes of the user cannot look into this one (PR_SET_DUMPABLE, prctl(2)).
+// Proxy refuses a socket unless the process that listens on it belongs to our own user or to root. If root calls Proxy,
+// it first becomes the owner of the socket. From then on other processes of the user cannot look into this one
+// (PR_SET_DUMPABLE, prctl(2)).
 func Proxy(ctx context.Context, stdio Stdio, cfg ProxyConfig) error {
 	if err := pipe.Conceal(); err != nil {
 		return fmt.Errorf("proxy: %w", err)
@@ -117,8 +118,8 @@ func Proxy(ctx context.Context, stdio Stdio, cfg ProxyConfig) error {
 	return nil
 }
 
-// takeSocket returns the socket's path, the first line of in, and the bytes that were read beyond it. The path is empty
-// if in ends before the line's first byte.
+// takeSocket reads the socket's path, the first line of in. rest are the bytes that were read beyond it. The path is
+// empty if in ends before the line's first byte.
 func takeSocket(ctx context.Context, in *os.File) (path string, rest []byte, err error) {
 	lines, err := pipe.OpenLines(ctx, in)
 	if err != nil {
@@ -129,8 +130,8 @@ func takeSocket(ctx context.Context, in *os.File) (path string, rest []byte, err
 	return path, lines.Rest(), err
 }
 
-// sendUp copies in to the socket, which is conn's, and ends conn's sending half when in ends. If in fails it ends the
-// whole proxy, by calling closeAll: input that was cut off must not look complete.
+// sendUp copies in to the socket of conn, and ends conn's sending half when in ends. If in fails, sendUp ends the whole
+// proxy by closeAll: the server must not take a broken input for a complete one.
 func sendUp(socket io.Writer, conn *net.UnixConn, in io.Reader, closeAll func()) error {
 	err := pipe.Copy(socket, in)
 	switch {
@@ -140,12 +141,12 @@ func sendUp(socket io.Writer, conn *net.UnixConn, in io.Reader, closeAll func())
 		closeAll()
 		return err
 	}
-	// Otherwise the server reads no more, but it may still send.
+	// Otherwise the server has stopped reading, but it may still send.
 	return nil
 }
 
-// endOutput shows the end of the output to its reader. If out is a socket it may be our stdin too: then closing one of
-// the two descriptors would show nothing.
+// endOutput shows the reader of out that the output has ended. If out is a socket it may be our stdin too: the reader
+// would then not notice that one of two descriptors was closed.
 func endOutput(out *os.File) {
 	if rc, err := out.SyscallConn(); err == nil {
 		_ = rc.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_WR) })

@@ -27,18 +27,18 @@ import (
 type ScriptConfig struct {
 	// Shell is the command that gets the script on its standard input. Required.
 	Shell []string
-	// Isolation is how far the script's processes are held apart from the rest of the machine, and TempDir where the
+	// Isolation is how far the script's processes are held apart from the rest of the machine. TempDir is where the
 	// directory for that is made, as for a build's socket. If empty, /tmp.
 	Isolation walls.Level
 	TempDir   string
 	// BuildUser is as in ServeConfig.
 	BuildUser string
-	// Limits bound the script's processes together. If they cannot be had, the script does not start.
+	// Limits bound the script's processes together. If they are not available, the script does not start.
 	Limits limits.Build
 	// Size is the length of the script, in bytes.
 	Size int64
-	// Grace is the time between SIGTERM and SIGKILL when the script is stopped. If zero or less, none:
-	// SIGKILL at once.
+	// Grace is the time between SIGTERM and SIGKILL when the script is stopped. If zero or negative, none: SIGKILL at
+	// once.
 	Grace time.Duration
 }
 
@@ -47,12 +47,14 @@ const scriptExit = 1
 
 // Script runs a script for a manager, in a session and process group of its own, with the given stdout and stderr.
 // stdin has a line with a key and then the script. Script starts the shell when the whole script has arrived; from then
-// on stdin is a leash. It returns the exit status for the program: the shell's, or 128 plus the signal's number if a
-// signal ended the shell. The manager does not rely on that status, but on the line with the key at the end of stdout
-// and of stderr (wire.End).
+// on stdin is a leash.
 //
-// When stdin or ctx ends the shell's process group gets SIGTERM, and after the grace everything is killed. When Script
-// returns, every process that descends from the shell is gone, in its group or not. As for Relay no other part of the
+// It returns the exit status for the program: the shell's, or 128 plus the signal's number if a signal ended the shell.
+// The manager does not rely on that status. It reads the line with the key at the end of stdout and of stderr
+// (wire.End).
+//
+// When stdin or ctx ends, the shell's process group gets SIGTERM, and after the grace everything is killed. When Script
+// returns, all descendants of the shell are gone, whatever their process group. As for Relay, no other part of the
 // program may start processes.
 func Script(ctx context.Context, stdin, stdout, stderr *os.File, cfg ScriptConfig) (status int, err error) {
 	defer pipe.WithstandSIGPIPE()()
@@ -97,7 +99,7 @@ func readEndKey(in io.Reader) (string, error) {
 	}
 }
 
-// receiveAndRun reads the script and runs it. It returns the limit that it met, if it failed; else that is empty.
+// receiveAndRun reads the script and runs it. It returns the limit that was not available, or "".
 func receiveAndRun(
 	ctx context.Context, in *pipe.File, stdout, stderr *os.File, cfg ScriptConfig,
 ) (end wire.End, limit string) {
@@ -140,8 +142,8 @@ func receiveAndRun(
 	return shellEnd(exit, text, cfg), exit.Limit
 }
 
-// init returns the init of the script's processes, and a function that removes its files at the end, once the init is
-// closed.
+// init returns the init of the script's processes. The function that it returns removes the init's files; call it once
+// the init is closed.
 func (cfg *ScriptConfig) init(ctx context.Context) (*proc.Init, func(context.Context) error, error) {
 	user, init, err := become(cfg.BuildUser, cfg.Isolation, cfg.Limits)
 	if err != nil {
@@ -158,7 +160,7 @@ func (cfg *ScriptConfig) init(ctx context.Context) (*proc.Init, func(context.Con
 		}
 	}
 	if err != nil {
-		_ = init.Close() // err is the one that matters
+		_ = init.Close() // the caller needs err
 		user.Close()
 		return nil, nil, err
 	}
@@ -169,8 +171,8 @@ func (cfg *ScriptConfig) init(ctx context.Context) (*proc.Init, func(context.Con
 	}, nil
 }
 
-// scriptIDSize is the length of the random part of a script's directory. It is short, since the directory is as deep as
-// that of a build, where the path of a socket has a bound.
+// scriptIDSize is the length of the random part of a script's directory. It is short because the directory is as deep
+// as that of a build, where the path of a socket has a bound.
 const scriptIDSize = 8
 
 // openDir makes the script's directory.
@@ -205,7 +207,7 @@ func receiveScript(in io.Reader, size int64) (*os.File, *wire.End) {
 	return nil, &wire.End{Stage: stage, Text: fmt.Sprintf("%d of %d bytes arrived: %v", n, size, err)}
 }
 
-// shellEnd returns the end of the script by the end of its shell. If the shell ends with 126 or 127 before it has read
+// shellEnd turns the end of the shell into the end of the script. If the shell ends with 126 or 127 before it has read
 // any of the script, the shell itself could not be started.
 func shellEnd(exit proc.Exit, text *os.File, cfg ScriptConfig) wire.End {
 	code := exit.Code

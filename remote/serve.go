@@ -28,48 +28,51 @@ import (
 )
 
 const (
-	// defaultGrace leaves enough of 10 s after the end for the rest of the clean-up of the VM.
+	// defaultGrace is half of the 10 s in which a VM is cleaned up after a build: the rest of the clean-up needs time
+	// too.
 	defaultGrace = 5 * time.Second
-	// secretTimeout bounds the wait for the secret, which a manager sends together with the start of serve.
+	// secretTimeout bounds the wait for the secret. A manager sends it together with the start of serve.
 	secretTimeout = 30 * time.Second
 )
 
 // ServeConfig says where and how to serve.
 type ServeConfig struct {
-	// Socket is where to listen. Of <tmp>/gitlab-runner-steps/<build id>/<name> Serve makes the directory; if another
-	// user has <tmp>/gitlab-runner-steps, gitlab-runner-steps-<uid> takes its place. Any other path is in a directory
-	// that the caller has made for it: private (0700), ours and empty. If it is not, Serve makes another directory, and a
-	// notice says why. The ready marker tells the path. SocketOnStdin: the first line of stdio.In says it.
+	// Socket is the path to listen on. If it has the form <tmp>/gitlab-runner-steps/<build id>/<name>, Serve makes the
+	// directory; if another user owns <tmp>/gitlab-runner-steps, Serve takes gitlab-runner-steps-<uid> instead. For any
+	// other path the caller has made the directory: private (0700), ours and empty. If it is not, Serve makes another
+	// directory, and a notice says why. The ready marker has the final path. SocketOnStdin: the path is the first line
+	// of stdio.In.
 	Socket string
 
-	// SecretOnStdin says that a line of stdio.In, the first or, after that of SocketOnStdin, the second, is a
-	// secret: 43 to 128 characters of base64url. Serve waits for it for 30 s before it makes any file, and refuses
-	// calls that do not carry it. Without a secret every process that can open the socket can use it; a notice says so.
+	// SecretOnStdin says that stdio.In begins with a secret, on its first line or, with SocketOnStdin, on its second:
+	// 43 to 128 characters of base64url. Serve waits for it for 30 s before it makes any file, and refuses calls that
+	// do not carry it. Without a secret every process that can open the socket can use it; a notice says so.
 	SecretOnStdin bool
 	// QuietWithoutSecret omits the notice that no secret guards the socket, for a manager that knows no secrets.
 	QuietWithoutSecret bool
-	// AllowUnauthenticated also takes calls that do not carry the secret; a notice says so.
+	// AllowUnauthenticated also accepts calls without the secret; a notice says so.
 	AllowUnauthenticated bool
 
 	Lingering
 
-	// Grace is the time between SIGTERM and SIGKILL for the processes of jobs that run when serving
-	// ends. If zero, 5 s. If negative, none: SIGKILL at once.
+	// Grace is the time between SIGTERM and SIGKILL for the processes of jobs that run when serving ends. If zero, 5 s.
+	// If negative, none: SIGKILL at once.
 	Grace time.Duration
 
 	// Isolation is how far the processes of jobs are held apart from the rest of the machine.
 	Isolation walls.Level
-	// BuildUser is the user that a serve of root becomes: its name, or a range of ids, FIRST-LAST, of which
-	// no two builds have the same one at a time. This process becomes that user before it makes any file. If empty, the
-	// caller.
+	// BuildUser is the user that a serve of root becomes: its name, or a range of ids, FIRST-LAST. From a range each
+	// build gets an id that no other build has at the time. This process becomes that user before it makes any file. If
+	// empty, it stays the caller.
 	BuildUser string
-	// Limits bound the processes of all jobs together. If they cannot be had, Serve fails at once.
+	// Limits bound the processes of all jobs together. If they are not available, Serve fails at once.
 	Limits limits.Build
 	// CacheDir keeps the fetched steps, for all builds of our user on this VM. It is made when the first step is
-	// fetched. If empty, stepmux-steps in the user's cache directory.
+	// fetched. If empty, it is stepmux-steps in the user's cache directory.
 	CacheDir string
-	// PassEnv says which variables of this process reach the steps of all jobs, and UnsafeExports what becomes of exports
-	// such as LD_PRELOAD; see [engine.ParsePassEnv] and [engine.ParseUnsafeExports]. If empty, the jobs say.
+	// PassEnv says which variables of this process reach the steps of all jobs, and UnsafeExports whether steps may
+	// export variables such as LD_PRELOAD; see [engine.ParsePassEnv] and [engine.ParseUnsafeExports]. If empty, each
+	// job decides.
 	PassEnv       []string
 	UnsafeExports string
 	// Actions says how GitHub Actions run.
@@ -85,7 +88,7 @@ type ServeConfig struct {
 // until
 //
 //   - stdio.In ends, if it is a pipe or a socket: then it is the leash that the manager holds. With Linger there is no
-//     leash: Serve ends when no manager was attached for so long, or when its manager says so;
+//     leash: Serve ends when no manager was attached for that time, or when its manager says so;
 //   - ctx ends; the caller lets SIGTERM, SIGINT and SIGHUP end it;
 //   - the server fails; this is the only end after the marker that is an error by itself.
 //
@@ -95,9 +98,10 @@ type ServeConfig struct {
 // While Serve runs the process does not die of SIGPIPE, so stdio.Err may be closed. From its call on other processes of
 // the user cannot look into this one (PR_SET_DUMPABLE, prctl(2)).
 //
-// Errors before the marker name the file that stands where the directory should be, or the missing one. The directory
-// must not be in use by a living serve. What dead serves have left is ended and removed once this one is ready (package
-// stale). In a directory that the caller made, Serve removes what it made itself, and nothing outside.
+// An error before the marker names the missing file, or the file that stands in the place of the directory. The
+// directory must not be in use by a living serve. Once it is ready, Serve ends the processes of dead serves and removes
+// their directories (package stale). In a directory that the caller made, Serve removes only the files that it made
+// itself.
 func Serve(ctx context.Context, stdio Stdio, cfg ServeConfig) error {
 	if err := pipe.Conceal(); err != nil {
 		return fmt.Errorf("serve: %w", err)
@@ -124,17 +128,17 @@ func Serve(ctx context.Context, stdio Stdio, cfg ServeConfig) error {
 // jobRunner serves the calls that arrive on the socket.
 type jobRunner struct {
 	server *grpc.Server
-	// warm does work that can come after the ready marker.
+	// warm does the work that can wait until after the ready marker.
 	warm func()
-	// stop ends all jobs: SIGTERM, after the grace SIGKILL. It waits for their end, which is bounded. Callers can
-	// still ask for their final states.
+	// stop ends all jobs: SIGTERM, after the grace SIGKILL. It waits for their end, which is bounded. Callers can still
+	// ask for their final states.
 	stop func(ctx context.Context, grace time.Duration) error
 	// close closes the job store and the cache of steps.
 	close func() error
 }
 
-// openRunner opens the job runner of a build, which closes init. dir is the build's directory, which is locked; options
-// are for the server.
+// openRunner opens the job runner of a build, which then owns init. dir is the build's directory, which is locked;
+// options are for the server.
 type openRunner func(init *proc.Init, dir string, options ...grpc.ServerOption) (*jobRunner, error)
 
 // serve is Serve with its job runner.
@@ -147,7 +151,7 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 	options, err := cfg.takeLines(ctx, stdio.In)
 	if err != nil {
 		return fmt.Errorf("serve: %w", err)
-	}
+	} // for a socket path of our form
 	if cfg.Socket == "" {
 		return nil
 	}
@@ -155,7 +159,7 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 		if err := cfg.checkLinger(); err != nil {
 			return fmt.Errorf("serve: %w", err)
 		}
-		if cfg.BuildUser != "" && cfg.findServed(ctx, stdio.Err) { // this one would be another user
+		if cfg.BuildUser != "" && cfg.findServed(ctx, stdio.Err) { // a second serve would get another user
 			return nil
 		}
 	}
@@ -170,7 +174,7 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 		return fmt.Errorf("serve: %w", err)
 	}
 	defer user.Close()
-	defer func() { _ = init.Close() }() // if it is not closed yet: then there is an error that matters
+	defer func() { _ = init.Close() }() // for returns before the Close below, whose error is returned
 	dir, err := openDir(ctx, cfg.Socket)
 	if err != nil && cfg.Linger > 0 && cfg.findServed(ctx, stdio.Err) {
 		return nil
@@ -235,8 +239,8 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 	return end(alive, jobs, ln, cfg.Grace)
 }
 
-// become makes this process the build user, and returns it with the init of its processes. If there is none, it is
-// still the caller. The caller closes both, the init first.
+// become turns this process into the build user that spec names; if spec is empty it stays the caller. It returns the
+// user and the init of its processes. The caller closes both, the init first.
 func become(spec string, level walls.Level, build limits.Build) (user *builduser.User, init *proc.Init, err error) {
 	init = &proc.Init{Limits: build}
 	if user, err = builduser.Take(spec); user == nil {
@@ -250,15 +254,15 @@ func become(spec string, level walls.Level, build limits.Build) (user *builduser
 		err = user.Become()
 	}
 	if err != nil {
-		_ = init.Close() // err is the one that matters
+		_ = init.Close() // the caller needs err
 		user.Close()
 		return nil, nil, err
 	}
 	return user, init, nil
 }
 
-// takeLines reads the lines of stdin that cfg asks for. It sets Socket, to "" if the manager has no use for this serve,
-// and returns the server's options for the secret.
+// takeLines reads the lines of stdin that cfg asks for, and returns the server's options for the secret. It sets
+// Socket, or clears it if stdin ends first: then the manager does not need this prestarted serve.
 func (cfg *ServeConfig) takeLines(ctx context.Context, in *os.File) ([]grpc.ServerOption, error) {
 	if cfg.Socket != SocketOnStdin && !cfg.SecretOnStdin {
 		return nil, nil

@@ -1,5 +1,6 @@
-// The stepmux-fetch program: the part of the VM's end that needs the network. It is beside stepmux-vm, which becomes it
-// for the commands that fetch steps, clone repositories, and bring artifacts and caches.
+// The stepmux-fetch program is the part of the VM's end that needs the network: it fetches steps, clones repositories,
+// and transfers artifacts and caches. It stands beside stepmux-vm, which replaces itself by stepmux-fetch for these
+// commands. Package remote/commands/network has them.
 package main
 
 import (

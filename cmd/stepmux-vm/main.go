@@ -1,11 +1,11 @@
-// The stepmux-vm program: the VM's end of stepmux and nothing else. The manager carries it and brings it to VMs, with
-// stepmux-fetch beside it.
+// The stepmux-vm program is the VM's end of stepmux and nothing else. The manager carries it and brings it to VMs, with
+// stepmux-fetch beside it. Package remote/commands has the command line, package remote the work.
 package main
 
 import (
 	"os"
 
-	_ "github.com/stepmux/stepmux/internal/oneproc" // it starts faster so
+	_ "github.com/stepmux/stepmux/internal/oneproc" // makes the program start faster
 	"github.com/stepmux/stepmux/remote/commands"
 	"github.com/stepmux/stepmux/remote/commands/doors"
 	"github.com/stepmux/stepmux/remote/proc"

@@ -28,6 +28,7 @@ import (
 	"github.com/stepmux/stepmux/instance/metrics"
 	"github.com/stepmux/stepmux/internal/buildinfo"
 	"github.com/stepmux/stepmux/internal/endsignal"
+	"github.com/stepmux/stepmux/internal/gcpace"
 )
 
 const (
@@ -207,6 +208,7 @@ Exit codes:
 }
 
 func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
+	gcpace.Set()
 	if f.config != "" {
 		if err := applyConfig(cmd.Flags(), f.config); err != nil {
 			return err

@@ -27,6 +27,7 @@ import (
 	"github.com/stepmux/stepmux/instance/metrics"
 	"github.com/stepmux/stepmux/internal/buildinfo"
 	"github.com/stepmux/stepmux/internal/endsignal"
+	"github.com/stepmux/stepmux/internal/gcpace"
 	"github.com/stepmux/stepmux/remote"
 	"github.com/stepmux/stepmux/remote/standalone"
 )
@@ -139,6 +140,7 @@ the logs go to standard error.
 }
 
 func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
+	gcpace.Set()
 	isJSON := cmd.Flags().Changed("json")
 	switch {
 	case isJSON && len(files) > 0:

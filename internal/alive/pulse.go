@@ -8,12 +8,12 @@ import (
 // epoch is a time with the monotonic clock.
 var epoch = time.Now()
 
-// Pulse keeps when the last byte came from a peer. It is safe for concurrent use. The zero value says that none came
-// since the program started.
+// Pulse keeps the time of the last byte from a peer. It is safe for concurrent use. The zero value says that no byte
+// has come since the program started.
 type Pulse struct{ last atomic.Int64 } // nanoseconds since epoch
 
-// Beat says that a byte has come now.
+// Beat records that a byte has come now.
 func (p *Pulse) Beat() { p.last.Store(int64(time.Since(epoch))) }
 
-// Heard returns when the last byte came, for [Watch].
+// Heard returns the time of the last byte, for [Watch].
 func (p *Pulse) Heard() time.Time { return epoch.Add(time.Duration(p.last.Load())) }

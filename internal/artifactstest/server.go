@@ -1,5 +1,5 @@
-// Package artifactstest is a server for tests of artifacts and caches. It follows the API for artifacts that GitLab has
-// for runners, and it stores objects behind presigned URLs. The end of the test stops it.
+// Package artifactstest is a server for tests of artifacts and caches. It follows GitLab's API for the artifacts of
+// runners, and it stores objects behind presigned URLs. [New] starts a [Server]; the end of the test stops it.
 package artifactstest
 
 import (
@@ -25,7 +25,7 @@ const (
 	Signature = "X-Signature=topsecret"
 )
 
-// maxKept is the largest upload whose bytes are kept.
+// maxKept bounds an upload whose bytes are kept.
 const maxKept = 32 << 20
 
 // Upload is one artifact that was stored.
@@ -48,7 +48,7 @@ type Request struct {
 // Server is the server. Its fields are set before it is used.
 type Server struct {
 	URL string
-	// Answer can answer a request in the server's place; it reports whether it did. n counts the requests from 0.
+	// Answer, if set, may answer a request in the server's place; then it returns true. n counts the requests from 0.
 	Answer func(w http.ResponseWriter, r *http.Request, n int) bool
 
 	mu       sync.Mutex // guards the following
@@ -180,7 +180,7 @@ func (s *Server) take(w http.ResponseWriter, r *http.Request, job string) {
 	Refuse(w, http.StatusCreated, "201 Created")
 }
 
-// give sends the newest archive of a job. Reports are not for other jobs.
+// give sends the newest archive of a job. Other jobs cannot get reports.
 func (s *Server) give(w http.ResponseWriter, job string) {
 	for i := len(s.Uploads()) - 1; i >= 0; i-- {
 		if u := s.Uploads()[i]; u.Job == job && cmp.Or(u.Query.Get("artifact_type"), "archive") == "archive" {

@@ -1,4 +1,5 @@
-// Package boundedfile reads regular files: those that an operator named, of a bounded size, and digests of any.
+// Package boundedfile reads regular files: files that an operator has named, up to a size ([Read], [ReadBy]), and the
+// digests of files ([SHA256]). It owns nothing.
 package boundedfile
 
 import (
@@ -14,8 +15,8 @@ import (
 // ErrTooLarge is wrapped by the error for a file that is larger than its limit.
 var ErrTooLarge = errors.New("is too large")
 
-// Read reads a regular file of at most limit bytes, or os.DevNull. It refuses directories, and pipes and devices, which
-// could block. Its errors have the name.
+// Read reads a regular file of at most limit bytes, or os.DevNull. It refuses directories, and pipes and devices,
+// because they could block. Its errors contain the name.
 func Read(name string, limit int64) ([]byte, error) {
 	info, err := os.Stat(name)
 	switch {
@@ -38,7 +39,7 @@ func Read(name string, limit int64) ([]byte, error) {
 // Opener is os.OpenFile, or the method of an [os.Root].
 type Opener func(name string, flag int, perm fs.FileMode) (*os.File, error)
 
-// Open opens a regular file to read. A pipe does not hold it up.
+// Open opens a regular file for reading. A pipe does not block it.
 func Open(open Opener, name string) (*os.File, error) {
 	file, err := open(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -55,7 +56,7 @@ func Open(open Opener, name string) (*os.File, error) {
 	return file, nil
 }
 
-// ReadBy reads a regular file of at most limit bytes. Its errors have the name.
+// ReadBy reads a regular file of at most limit bytes. Its errors contain the name.
 func ReadBy(open Opener, name string, limit int64) ([]byte, error) {
 	file, err := Open(open, name)
 	if err != nil {

@@ -11,9 +11,9 @@ import (
 )
 
 const (
-	// maxBody bounds a request's body, which is a small form if it is anything.
+	// maxBody bounds a request's body. The largest body is a small form.
 	maxBody = 4 << 10
-	// maxConns bounds the connections. Those over it are closed.
+	// maxConns bounds the connections. Further ones are closed.
 	maxConns = 500
 )
 
@@ -24,7 +24,7 @@ type Server struct {
 	open atomic.Int64 // connections
 }
 
-// Serve answers requests on listener, which it closes, until Close.
+// Serve answers requests on listener until Close. It closes the listener.
 func Serve(listener net.Listener, handler http.Handler) *Server {
 	s := &Server{}
 	s.http = http.Server{
@@ -66,7 +66,7 @@ func (s *Server) count(_ net.Conn, state http.ConnState) {
 	case http.StateClosed, http.StateHijacked:
 		s.open.Add(-1)
 		s.wg.Done()
-	case http.StateActive, http.StateIdle: // still open
+	case http.StateActive, http.StateIdle: // the connection is still open
 	}
 }
 

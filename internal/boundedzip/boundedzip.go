@@ -1,6 +1,6 @@
 // Package boundedzip opens zip archives that may be hostile. archive/zip reads the whole directory of an archive into
-// memory, and goes on as long as there are entries, whatever number and size the archive declares. [NewReader] bounds
-// that.
+// memory, and goes on as long as there are entries, even if the archive declares fewer of them and a smaller size.
+// [NewReader] bounds both.
 package boundedzip
 
 import (
@@ -24,7 +24,7 @@ const (
 	entryMark   = "PK\x01\x02"
 	endMark     = "PK\x06\x06"
 	endCount    = 32      // offset of the number of entries
-	endOverlaps = 2 << 10 // entries that may be counted twice, as the end of the archive is read first
+	endOverlaps = 2 << 10 // entries that may be counted twice, because the end of the archive is read first
 )
 
 // NewReader reads the directory of the archive of size bytes, which may have at most entries entries. It accepts names
@@ -48,7 +48,7 @@ func NewReader(r io.ReaderAt, size int64, entries int) (*zip.Reader, error) {
 type directoryReader struct {
 	r       io.ReaderAt
 	limit   int  // of entries
-	read    bool // the directory was read: from then on there is no bound
+	read    bool // the directory was read: the bound does not apply any more
 	bytes   int
 	entries int
 	last    []byte // the last bytes read, in which an entry may have begun

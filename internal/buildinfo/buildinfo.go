@@ -1,4 +1,4 @@
-// Package buildinfo tells which version of stepmux this program is.
+// Package buildinfo returns the version, the commit and the checksums of this program.
 package buildinfo
 
 import (
@@ -17,11 +17,11 @@ import (
 // The linker sets these: -X github.com/stepmux/stepmux/internal/buildinfo.version=v1.2.3. `make build` does.
 var version, commit, fetchSum string
 
-// FromGo returns what the go command knows of this program: [debug.ReadBuildInfo] in a program that sets it. In others,
-// which the linker tells, it would only make the program larger.
+// FromGo returns the go command's information about this program: [debug.ReadBuildInfo] in a program that sets it. The
+// other programs get it from the linker, and would only become larger.
 var FromGo = func() (*debug.BuildInfo, bool) { return nil, false }
 
-// Version returns the version that the linker set, or the one that the go command knows, or "devel".
+// Version returns the version from the linker, or else from the go command, or "devel".
 func Version() string {
 	if version != "" {
 		return version
@@ -57,8 +57,8 @@ func Commit() string {
 	return revision + changed
 }
 
-// FetchSum returns the SHA-256 of the stepmux-fetch that was built together with this program, in hexadecimal, or "" if
-// the go command alone has built this one.
+// FetchSum returns the SHA-256 of the stepmux-fetch that was built together with this program, in hexadecimal. It is ""
+// if the go command built this program by itself.
 func FetchSum() string { return fetchSum }
 
 // Text returns the lines by which managers, ours and GitLab Runner's, identify a program.
@@ -72,8 +72,8 @@ func Text() string {
 	}, runtime.Version(), Commit())
 }
 
-// GitLabText returns the lines that GitLab Runner's program prints for its version, with the version that a manager
-// shall read, and lines that identify our program. If version is empty, it is our own.
+// GitLabText returns the lines that GitLab Runner's program prints for its version, and lines that identify our
+// program. version is the version for a manager; if empty, our own.
 func GitLabText(version string) string {
 	return fmt.Sprintf(`Version:      %s
 Git revision: %s
@@ -90,14 +90,14 @@ Protocol:     %d
 
 // Checksum returns the SHA-256 of this program's file, in hexadecimal.
 func Checksum() (string, error) {
-	file, err := os.Open("/proc/self/exe") // even if another file has its name by now
+	file, err := os.Open("/proc/self/exe") // even if another file is at its path now
 	if err != nil {
 		return "", err
 	}
 	defer file.Close()
 	sum := sha256.New()
 	if _, err := io.Copy(sum, file); err != nil {
-		return "", err // names the file
+		return "", err // the error names the file
 	}
 	return hex.EncodeToString(sum.Sum(nil)), nil
 }

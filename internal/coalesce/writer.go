@@ -12,7 +12,7 @@ import (
 	"sync"
 )
 
-// Writer gathers writes for another Writer. Its methods may be called at the same time.
+// Writer gathers writes for another Writer. Its methods are safe for concurrent use.
 type Writer struct {
 	to   io.Writer
 	size int
@@ -22,7 +22,7 @@ type Writer struct {
 	pending  []byte // at most size bytes
 	spare    []byte // the buffer that is not pending
 	busy     bool   // Run or Direct uses to
-	direct   int    // calls of Direct that wait; Run lets them go first
+	direct   int    // waiting calls of Direct; Run lets them go first
 	reserved int    // bytes reserved and not yet released
 	queue    []*reservation
 	unused   []*reservation // for later calls
@@ -30,16 +30,16 @@ type Writer struct {
 	err      error // of to
 }
 
-// reservation is a call of Reserve that waits.
+// reservation is a waiting call of Reserve.
 type reservation struct {
 	n     int
-	ready chan struct{} // has an element once the bytes are reserved, or will never be
+	ready chan struct{} // gets an element once the bytes are reserved, or never can be
 }
 
-// ErrClosed is returned by Write after Close.
+// ErrClosed is the error of Write after Close.
 var ErrClosed = errors.New("coalesce: write after Close")
 
-// New returns a Writer that holds at most size bytes and hands them over in one piece.
+// New returns a Writer that gathers at most size bytes and writes them to to in one piece.
 func New(to io.Writer, size int) *Writer {
 	w := &Writer{to: to, size: size}
 	w.changed.L = &w.mu
@@ -66,7 +66,7 @@ func (w *Writer) Run() error {
 	}
 }
 
-// writeLocked hands the pending bytes to write, which it calls without the lock.
+// writeLocked passes the pending bytes to write. It calls write without the lock.
 func (w *Writer) writeLocked(write func(p []byte) error) {
 	out := w.pending
 	if len(out) > 0 {
@@ -89,10 +89,11 @@ func (w *Writer) writeLocked(write func(p []byte) error) {
 	w.changed.Broadcast()
 }
 
-// Direct lets write use the underlying Writer itself, for data that is not to be copied. It waits until nobody else
-// does. write gets the bytes that were gathered before, which it writes first and does not keep. Direct returns write's
-// error, which also ends the Writer, the error of an earlier write, or ErrClosed. Close does not wake a write that has
-// begun. The caller sees to it that no WriteAll is half done meanwhile.
+// Direct lets write use the underlying Writer itself, for data that must not be copied. It waits for the use by others
+// to end. write gets the bytes that were gathered before; it must write them first and not keep them.
+//
+// Direct returns the error of write, which also ends the Writer, the error of an earlier write, or ErrClosed. Close
+// does not wake a write that has begun. The caller makes sure that no WriteAll is under way.
 func (w *Writer) Direct(write func(before []byte) error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -102,14 +103,14 @@ func (w *Writer) Direct(write func(before []byte) error) error {
 	}
 	w.direct--
 	if w.closed || w.err != nil {
-		w.changed.Broadcast() // Run may go on
+		w.changed.Broadcast() // Run may continue
 		return cmp.Or(w.err, ErrClosed)
 	}
 	w.writeLocked(write)
 	return w.err
 }
 
-// Write is WriteAll of one piece.
+// Write calls WriteAll with one piece.
 func (w *Writer) Write(p []byte) (int, error) {
 	if err := w.WriteAll(p); err != nil {
 		return 0, err
@@ -117,8 +118,8 @@ func (w *Writer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// WriteAll takes pieces, which go out together as far as they fit. It waits while the Writer is full, so its caller is
-// as fast as the underlying Writer. Its error is that of an earlier write, or ErrClosed.
+// WriteAll takes pieces, which are written together as far as they fit. It waits while the Writer is full, so the
+// caller is only as fast as the underlying Writer. The error is that of an earlier write, or ErrClosed.
 func (w *Writer) WriteAll(pieces ...[]byte) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -144,10 +145,12 @@ func (w *Writer) WriteAll(pieces ...[]byte) error {
 	return nil
 }
 
-// Reserve waits, in the order of its calls, until n bytes fit into half of the Writer. It returns false if stop is
-// closed first. A caller that reserves its bytes never waits in Write, which cannot be stopped: all waiting is done
-// here. It calls Release once Write has returned. n is at most a quarter of the Writer's size. Once the Writer is
-// closed or has failed, Reserve returns true at once, and Write returns the error.
+// Reserve waits until n bytes fit into half of the Writer. Waiting calls are served in their order. It returns false if
+// stop is closed first. n must be at most a quarter of the Writer's size.
+//
+// A caller that reserves its bytes never waits in Write, which cannot be stopped: all waiting is done here. It calls
+// Release once Write has returned. Once the Writer is closed or has failed, Reserve returns true at once, and Write
+// returns the error.
 func (w *Writer) Reserve(n int, stop <-chan struct{}) bool {
 	w.mu.Lock()
 	if len(w.queue) == 0 && w.fitsLocked(n) {
@@ -190,7 +193,7 @@ func (w *Writer) reservationLocked() *reservation {
 	return r
 }
 
-// Release gives reserved bytes back.
+// Release returns reserved bytes.
 func (w *Writer) Release(n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -202,18 +205,18 @@ func (w *Writer) fitsLocked(n int) bool {
 	return len(w.pending)+w.reserved+n <= w.size/2 || w.closed || w.err != nil
 }
 
-// grantLocked lets calls of Reserve return, in their order, as far as there is room.
+// grantLocked lets waiting calls of Reserve return, in their order, as far as there is room.
 func (w *Writer) grantLocked() {
 	for len(w.queue) > 0 && w.fitsLocked(w.queue[0].n) {
 		r := w.queue[0]
 		w.queue = slices.Delete(w.queue, 0, 1)
 		w.reserved += r.n
-		r.ready <- struct{}{} // has room
+		r.ready <- struct{}{} // the channel has room
 	}
 }
 
-// Close ends Run once everything that is pending is written, and wakes a Write, a Reserve and a Direct that wait. It
-// does not wait, and is idempotent.
+// Close ends Run once all pending bytes are written, and wakes a waiting Write, Reserve and Direct. It does not wait,
+// and is idempotent.
 func (w *Writer) Close() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -1,6 +1,7 @@
-// Package contents keeps files by their content: a [Store] is a directory in which each file has its SHA-256 as its
-// name. A file arrives as an [Upload], whose sum is checked before it is in the store. Both ends have one: the VM for
-// the archives of projects, and the manager for those that wait for a VM.
+// Package contents keeps files by their content: a [Store] is a directory in which each file is named by its SHA-256. A
+// file arrives as an [Upload]; its sum is checked before it is in the store. Both ends have a store: the VM for the
+// archives of projects, and the manager for archives that wait for a VM. A Store owns no open file; the caller closes
+// the files it gets.
 package contents
 
 import (
@@ -23,24 +24,24 @@ import (
 )
 
 const (
-	// keepPart is how long a part of a file is kept that nobody goes on with.
+	// keepPart is how long an incomplete file is kept without new bytes.
 	keepPart   = 24 * time.Hour
 	partPrefix = ".part-"
 )
 
-// Store is a directory with files by their content. It is there, and only this user can use it. Several processes may
-// use it at the same time. It is safe for concurrent use.
+// Store is a directory with files by their content. The directory must exist, and only this user may use it. Several
+// processes may use it at the same time. It is safe for concurrent use.
 type Store struct {
 	// Dir is the directory.
 	Dir string
-	// Bytes bounds the files together, and Age how long one is kept that nobody has found. Sweep holds both.
+	// Bytes bounds all files together, and Age is how long an unused file is kept. Sweep enforces both.
 	Bytes int64
 	Age   time.Duration
-	// Sync lets a file survive a crash of the machine once Keep has returned.
+	// Sync makes a file survive a crash of the machine once Keep has returned.
 	Sync bool
 }
 
-// CheckDigest returns an error unless a text is the name of a file in a Store: a SHA-256 in lower hexadecimal.
+// CheckDigest returns an error unless digest is a valid name of a file in a Store: a SHA-256 in lower hexadecimal.
 func CheckDigest(digest string) error {
 	if sum, err := hex.DecodeString(digest); err != nil || len(sum) != sha256.Size || hex.EncodeToString(sum) != digest {
 		return fmt.Errorf("the digest %.80q is not a SHA-256 in hexadecimal", digest)
@@ -48,8 +49,9 @@ func CheckDigest(digest string) error {
 	return nil
 }
 
-// Find returns a file, nil if it is not there, and notes its use. A file with another content than its name says is
-// removed: it was cut off, or changed. The caller closes the file; it stays whole although a Sweep removes it.
+// Find returns a file, or nil if it is not there, and records its use. It removes a file whose content does not match
+// its name, because it was cut off or changed. The caller closes the file. It can be read to its end even if a Sweep
+// removes it.
 func (s *Store) Find(digest string, size int64) (*os.File, error) {
 	path := filepath.Join(s.Dir, digest)
 	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
@@ -73,13 +75,13 @@ func (s *Store) Find(digest string, size int64) (*os.File, error) {
 	return nil, os.RemoveAll(path)
 }
 
-// Touch notes the use of a file, and reports whether it is there.
+// Touch records the use of a file, and reports whether it is there.
 func (s *Store) Touch(digest string) bool {
 	now := time.Now()
 	return os.Chtimes(filepath.Join(s.Dir, digest), now, now) == nil
 }
 
-// Begin begins a file of so many bytes. The caller gives it to Keep, or discards it.
+// Begin begins a file of size bytes. The caller passes it to Keep, or discards it.
 func (s *Store) Begin(digest string, size int64) (*Upload, error) {
 	file, err := os.CreateTemp(s.Dir, partPrefix)
 	if err != nil {
@@ -88,7 +90,7 @@ func (s *Store) Begin(digest string, size int64) (*Upload, error) {
 	return &Upload{Digest: digest, file: file, size: size, sum: sha256.New()}, nil
 }
 
-// Keep puts a file that has arrived into the store, if its content is the one that its name says. The caller closes it.
+// Keep puts a complete file into the store, if its content matches its digest. The caller closes the file.
 func (s *Store) Keep(u *Upload) (*os.File, error) {
 	err := error(nil)
 	if is := hex.EncodeToString(u.sum.Sum(nil)); is != u.Digest {
@@ -122,8 +124,9 @@ func syncDir(path string) error {
 	return dir.Sync()
 }
 
-// Sweep removes files that nobody has used for the Age, and then those used longest ago until there is room for more
-// bytes. It keeps the files that are needed; needed may be nil. It returns how many bytes there are too many then.
+// Sweep removes files that were not used for the Age, and then the least recently used ones until there is room for
+// more bytes. It keeps files for which needed is true; needed may be nil. It returns how many bytes are then still over
+// the limit.
 func (s *Store) Sweep(more int64, needed func(digest string) bool) (over int64) {
 	entries, err := os.ReadDir(s.Dir)
 	if err != nil {
@@ -146,7 +149,7 @@ func (s *Store) Sweep(more int64, needed func(digest string) bool) (over int64) 
 		kept = append(kept, info)
 		more += info.Size()
 	}
-	// Not slices.SortFunc, which is compiled anew for each type: the VM's end stays smaller by 13 KB.
+	// Not slices.SortFunc: that is compiled again for each type, which costs the VM's end 13 KB.
 	sort.Slice(kept, func(i, j int) bool { return kept[i].ModTime().Before(kept[j].ModTime()) })
 	for _, info := range kept {
 		if more <= s.Bytes {
@@ -162,10 +165,10 @@ func (s *Store) Sweep(more int64, needed func(digest string) bool) (over int64) 
 
 func isPart(info fs.FileInfo) bool { return strings.HasPrefix(info.Name(), partPrefix) }
 
-// remove removes a file. Another process may have.
+// remove removes a file. It ignores errors, because another process may have removed it.
 func (s *Store) remove(info fs.FileInfo) { _ = os.Remove(filepath.Join(s.Dir, info.Name())) }
 
-// Upload is a file of which a part has arrived. It is for one goroutine at a time.
+// Upload is a file that has not arrived completely. It is not safe for concurrent use.
 type Upload struct {
 	// Digest is its name in the store.
 	Digest string
@@ -176,7 +179,7 @@ type Upload struct {
 	sum     hash.Hash
 }
 
-// Missing returns how many bytes have not arrived.
+// Missing returns how many bytes are still to arrive.
 func (u *Upload) Missing() int64 { return u.size - u.arrived }
 
 // Write adds the next bytes.
@@ -193,11 +196,11 @@ func (u *Upload) Write(data []byte) (int, error) {
 	return n, nil
 }
 
-// Discard removes the part. It does nothing for nil.
+// Discard removes the incomplete file. It does nothing for nil.
 func (u *Upload) Discard() {
 	if u == nil {
 		return
 	}
 	u.file.Close()
-	_ = os.Remove(u.file.Name()) // a Sweep may have
+	_ = os.Remove(u.file.Name()) // a Sweep may have removed it
 }

@@ -32,7 +32,7 @@ import (
 const (
 	// Image is an image with busybox, a root user and /tmp.
 	Image = "busybox:1"
-	// Bare is an image with nothing in it.
+	// Bare is an image without files.
 	Bare = "bare:1"
 
 	dockerd, busybox = "/usr/sbin/dockerd", "/usr/bin/busybox"
@@ -57,7 +57,7 @@ var running *Daemon
 // Main runs the tests as runnertest.Main does, and ends the daemon. TestMain calls it.
 func Main(m *testing.M) { os.Exit(M{M: runnertest.M{M: m}}.Run()) }
 
-// M runs tests as Main does, for a TestMain that does more than that.
+// M runs tests as Main does, for a TestMain with more work.
 type M struct{ runnertest.M }
 
 // Run runs the tests and returns the exit code.
@@ -114,7 +114,7 @@ func (d *Daemon) Load(t testing.TB, ref string, instructions ...string) {
 	require.NoError(t, d.load(ref, BusyboxFiles, append(instructions, "ENV PATH=/bin")...))
 }
 
-// Launch starts the daemon's process, and waits until it answers. It is for tests that killed it.
+// Launch starts the daemon's process, and waits until it answers. It is for tests that have killed it.
 func (d *Daemon) Launch() error {
 	log, err := os.OpenFile(filepath.Join(d.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -167,7 +167,7 @@ func (d *Daemon) KillContainerd(t testing.TB) {
 	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
 }
 
-// FillDisk leaves the daemon no room for another container, until the function is called.
+// FillDisk leaves the daemon no room for another container. empty undoes that.
 func (d *Daemon) FillDisk(t testing.TB) (empty func()) {
 	t.Helper()
 	at := filepath.Join(d.dir, "data/containers")
@@ -181,7 +181,8 @@ func (d *Daemon) Dial(ctx context.Context) (net.Conn, error) {
 	return dialer.DialContext(ctx, "unix", d.Socket)
 }
 
-// Containers returns the names of all containers, of all volumes without a program, and of all networks that were made.
+// Containers returns the names of all containers, of all volumes without a program, and of all networks that tests have
+// made.
 func (d *Daemon) Containers(t testing.TB) []string {
 	t.Helper()
 	found, err := d.Client.ContainerList(context.Background(), client.ContainerListOptions{All: true})
@@ -233,7 +234,7 @@ func (d *Daemon) stop() error {
 	}
 	for line := range strings.Lines(string(mounts)) {
 		if at := strings.Fields(line)[1]; strings.HasPrefix(at, d.dir+"/") {
-			_ = unix.Unmount(at, unix.MNT_DETACH) // the removal finds it
+			_ = unix.Unmount(at, unix.MNT_DETACH) // the removal reports a failure
 		}
 	}
 	return rmtree.Remove(d.dir)

@@ -21,7 +21,7 @@ import (
 // listens matches the daemon's message that it listens on TCP.
 var listens = regexp.MustCompile(`API listen on (127\.0\.0\.1:[0-9]+)`)
 
-// TCP returns the address at which the daemon also listens. It takes clients with a certificate alone.
+// TCP returns the address at which the daemon also listens. It accepts only clients with a certificate.
 func (d *Daemon) TCP(t testing.TB) string {
 	t.Helper()
 	said, err := os.ReadFile(filepath.Join(d.dir, "log"))

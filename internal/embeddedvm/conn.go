@@ -9,8 +9,8 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// maxForwards bounds the socket channels of one connection. (sshd ends a connection with 16384 channels.) A hostile
-// client cannot exhaust the process.
+// maxForwards bounds the socket channels of one connection, so that a hostile client cannot exhaust the process. sshd
+// ends a connection with 16384 channels.
 const maxForwards = 4096
 
 // openFailed is sshd's only text for a channel that it does not open.
@@ -48,7 +48,7 @@ func (c *conn) run() {
 	for nch := range channels {
 		c.open(nch)
 	}
-	_ = sc.Wait() // however it ended
+	_ = sc.Wait() // the end's reason does not matter
 }
 
 // refuseAll answers requests such as keepalive@openssh.com with a failure, as sshd does. That also shows that the

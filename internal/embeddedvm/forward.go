@@ -24,8 +24,8 @@ type socket interface {
 // parseTarget reads the target of a forward from a channel's type-specific data.
 type parseTarget func(data []byte) (network, address string, err error)
 
-// unixTarget parses the data of direct-streamlocal@openssh.com (OpenSSH's PROTOCOL, section 2.4).
-// It refuses relative paths: they have no meaning here, and package net takes one with @ for an abstract socket.
+// unixTarget parses the data of direct-streamlocal@openssh.com (OpenSSH's PROTOCOL, section 2.4). It refuses relative
+// paths: they have no meaning here, and package net takes a path that begins with @ for an abstract socket.
 func unixTarget(data []byte) (network, address string, err error) {
 	var msg struct {
 		Path     string
@@ -102,12 +102,12 @@ func (c *conn) forward(nch ssh.NewChannel, network, address string) {
 	c.bridge(ch, requests, target)
 }
 
-// bridge copies between a channel and a socket until both directions have ended or the channel is closed. It passes on
-// the end of one direction and keeps the other.
+// bridge copies between a channel and a socket until both directions have ended or the channel is closed. When one
+// direction ends, the other goes on.
 func (c *conn) bridge(ch ssh.Channel, requests <-chan *ssh.Request, target socket) {
 	unhook := hangUpWith(c, target)
 	defer unhook()
-	sent := make(chan struct{}) // closed when the target gets no more
+	sent := make(chan struct{}) // closed when everything was sent to the target
 	c.server.running.Go(func() {
 		err := copyBytes(target, ch)
 		_ = target.CloseWrite() // an error means the socket is closed

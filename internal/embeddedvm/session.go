@@ -14,8 +14,8 @@ type session struct {
 	ch   ssh.Channel
 	proc *process // once started
 
-	// answering is held from a request until its reply, and while we close the channel: the reply to a signal must
-	// come before the end of the process that it killed.
+	// answering is held from a request until its reply, and while we close the channel: the reply to a signal must come
+	// before the end of the process that it killed.
 	answering sync.Mutex
 }
 
@@ -45,7 +45,7 @@ func (c *conn) openSession(nch ssh.NewChannel) {
 }
 
 // serve answers the client's requests until the channel is closed. Then it holds the slot until the process has exited,
-// without a limit of time.
+// however long that takes.
 func (s *session) serve(requests <-chan *ssh.Request) {
 	for req := range requests {
 		s.answer(req)

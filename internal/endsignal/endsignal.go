@@ -1,4 +1,5 @@
-// Package endsignal turns the signals that end a program into the end of a context, and into the program's exit code.
+// Package endsignal turns the signals that end a program into the end of a context ([Until], [Twice]), and into the
+// program's exit code ([Code]).
 package endsignal
 
 import (
@@ -14,7 +15,7 @@ import (
 var All = []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP}
 
 // Until returns a context that ends with the first of the signals. Its cause names the signal. stop ends the context
-// and gives the signals back their usual effect.
+// and restores the signals' usual effect.
 func Until(ctx context.Context, which ...os.Signal) (_ context.Context, stop context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	signals := make(chan os.Signal, 1)
@@ -32,10 +33,12 @@ func Until(ctx context.Context, which ...os.Signal) (_ context.Context, stop con
 	}
 }
 
-// Twice returns two contexts: ctx ends with the first of the signals which, and asks for an end; abort ends with the
-// next signal of All, and ends everything at once. No signal is lost between the two. The cause of ctx names the
-// signal. If parent ends, ctx does, and abort ends with the first signal after that. stop ends both, and gives the
-// signals back their usual effect.
+// Twice returns two contexts. ctx ends with the first of the signals in which: the program should end. abort ends with
+// the next signal of All: the program must end at once. No signal is lost between the two. The cause of ctx names the
+// signal.
+//
+// If parent ends, so does ctx, and abort ends with the first signal after that. stop ends both, and restores the
+// signals' usual effect.
 func Twice(parent context.Context, which ...os.Signal) (ctx, abort context.Context, stop context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(parent)
 	abort, kill := context.WithCancelCause(context.WithoutCancel(parent))
@@ -73,7 +76,8 @@ type received struct{ os.Signal }
 
 func (e received) Error() string { return "signal: " + e.String() }
 
-// Code returns the exit code of a program whose ctx a signal ended, 128 and the signal's number, or 0.
+// Code returns the exit code of a program if a signal ended its ctx: 128 plus the signal's number. Otherwise it returns
+// 0.
 func Code(ctx context.Context) int {
 	by, _ := errors.AsType[received](context.Cause(ctx))
 	if n, ok := by.Signal.(syscall.Signal); ok {

@@ -31,8 +31,8 @@ type Config struct {
 	// throughput. If zero, 16 MiB.
 	Buffer int
 
-	// CutAfterRead and CutAfterWrite cut the connection after exactly so many bytes in one direction. Bytes that arrived
-	// before the cut can still be read. If zero, the connection does not cut itself.
+	// CutAfterRead and CutAfterWrite cut the connection after exactly this many bytes in one direction. Bytes that
+	// arrived before the cut can still be read. If zero, the connection does not cut itself.
 	CutAfterRead, CutAfterWrite int64
 }
 
@@ -128,7 +128,7 @@ func (c *Conn) Resume() {
 	c.out.stall(false)
 }
 
-// Reshape changes Delay and Bandwidth of both directions. Bytes in flight keep their delay. Those that wait for
+// Reshape changes Delay and Bandwidth of both directions. Bytes in flight keep their delay. Bytes that wait for
 // bandwidth leave with the new one.
 func (c *Conn) Reshape(delay time.Duration, bandwidth int) {
 	c.in.reshape(delay, bandwidth)

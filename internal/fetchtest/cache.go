@@ -9,8 +9,8 @@ import (
 	"github.com/stepmux/stepmux/internal/rmtree"
 )
 
-// CacheDir is t.TempDir for a directory with a cache of steps. An ordinary user could not remove its read-only
-// directories by os.RemoveAll, so CacheDir removes them at the end.
+// CacheDir is t.TempDir for a directory with a cache of steps. An ordinary user cannot remove its read-only directories
+// by os.RemoveAll, so CacheDir removes them at the end.
 func CacheDir(t interface {
 	TB
 	TempDir() string

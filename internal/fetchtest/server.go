@@ -23,7 +23,7 @@ type GitServer struct {
 	Host string
 	// User and Password are required of clients if they are not empty. Set them before the first request.
 	User, Password string
-	// Old makes it speak the oldest protocol, in which a client can only fetch commits that refs lead to.
+	// Old makes the server speak the oldest protocol: a client can then only fetch commits to which refs lead.
 	Old bool
 	// Before is called before each request, and answers it if it returns true. May be nil.
 	Before func(w http.ResponseWriter, r *http.Request) bool

@@ -1,7 +1,8 @@
-// Package filelock locks files and directories with flock(2), between processes that know nothing of each other.
+// Package filelock locks files and directories with flock(2), between independent processes. [Try] and [Wait] lock an
+// open file, [Claim] opens and locks a path; [Release] ends both.
 //
-// A lock belongs to one opening of a file and to the processes that inherit it. It ends with the last of them,
-// however that ends. systemd-tmpfiles leaves a locked directory alone.
+// A lock belongs to one opening of a file and to the processes that inherit it. The kernel releases it when the last of
+// them has closed the file or has ended. systemd-tmpfiles does not touch a locked directory.
 package filelock
 
 import (
@@ -20,11 +21,11 @@ import (
 // ErrTaken says that another process holds the lock, or has removed or replaced the file.
 var ErrTaken = errors.New("in use")
 
-// Try takes the exclusive lock of f without waiting. If another process holds a lock the error is ErrTaken.
+// Try takes the exclusive lock of f without waiting. If another process holds a lock, the error is ErrTaken.
 func Try(f *os.File) error { return try(f, unix.LOCK_EX) }
 
-// TryShared takes the shared lock of f without waiting. If another process holds the exclusive one, or gets it while
-// f's own exclusive lock is exchanged for the shared one, the error is ErrTaken.
+// TryShared takes the shared lock of f without waiting. The error is ErrTaken if another process holds the exclusive
+// lock, or gets it while f's own exclusive lock is being exchanged for the shared one.
 func TryShared(f *os.File) error { return try(f, unix.LOCK_SH) }
 
 func try(f *os.File, how int) error {
@@ -42,8 +43,8 @@ func try(f *os.File, how int) error {
 	}
 }
 
-// Unlock gives up the lock of f at once. Closing f alone does not while a child that is being forked still has a copy
-// of the descriptor.
+// Unlock releases the lock of f at once. Closing f is not enough while a child that is being forked still has a copy of
+// the descriptor.
 func Unlock(f *os.File) { _ = unix.Flock(int(f.Fd()), unix.LOCK_UN) }
 
 // Release unlocks f and closes it.
@@ -52,7 +53,7 @@ func Release(f *os.File) {
 	f.Close()
 }
 
-// Claim opens the file or directory at path, but no symbolic link, and locks it. The error is ErrTaken if another
+// Claim opens the file or directory at path, but not a symbolic link, and locks it. The error is ErrTaken if another
 // process holds the lock, or if path does not lead to the locked file any more. The caller releases the file.
 func Claim(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
@@ -74,7 +75,7 @@ func Claim(path string) (*os.File, error) {
 	return f, nil
 }
 
-// StillAt reports whether path, which is not followed if it is a symbolic link, leads to the open file f.
+// StillAt reports whether path leads to the open file f. It does not follow a symbolic link at path.
 func StillAt(f *os.File, path string) bool {
 	opened, err := f.Stat()
 	if err != nil {
@@ -84,7 +85,7 @@ func StillAt(f *os.File, path string) bool {
 	return err == nil && os.SameFile(opened, now)
 }
 
-// Wait takes the exclusive lock of f, for which it waits. If ctx ends first the error is its cause.
+// Wait waits for the exclusive lock of f and takes it. If ctx ends first, the error is its cause.
 func Wait(ctx context.Context, f *os.File) error {
 	return Poll(ctx, func() (bool, error) {
 		err := Try(f)
@@ -96,7 +97,7 @@ func Wait(ctx context.Context, f *os.File) error {
 }
 
 // Poll calls try until it reports done, returns an error, or ctx ends; then the error is ctx's cause. The pause between
-// two calls grows from 1 to 20 ms. It exists because a context cannot end the wait of flock(2).
+// two calls grows from 1 to 20 ms. It is needed because a context cannot interrupt flock(2).
 func Poll(ctx context.Context, try func() (done bool, err error)) error {
 	wait := time.Millisecond
 	for {

@@ -1,7 +1,8 @@
-// Package firstuse stores the host keys that machines showed when they were first reached (trust on first use). A
-// [Store] is a file; it is keyed by the machine's identity, never by its address, which the next machine may get.
+// Package firstuse stores the host key that each machine showed when it was first reached (trust on first use). A
+// [Store] is a file. Its keys are the machines' identities, never their addresses, because another machine may get an
+// address later.
 //
-// The file has the form of OpenSSH's known_hosts, with the identity in place of the name, so that
+// The file has the form of OpenSSH's known_hosts, with the identity in place of the name. So
 //
 //	ssh -o UserKnownHostsFile=FILE -o HostKeyAlias=ID ...
 //

@@ -35,8 +35,8 @@ func (e entry) line() string {
 	)
 }
 
-// parse reads the whole file. A line that it does not understand is an error: without the line, a wrong machine could
-// be trusted.
+// parse reads the whole file. A line that it cannot parse is an error: if it were skipped, a wrong machine could be
+// trusted.
 func parse(data []byte) ([]entry, error) {
 	var all []entry
 	for n := 1; len(data) > 0; n++ {
@@ -74,7 +74,7 @@ func parseLine(line []byte) (entry, error) {
 	return e, nil
 }
 
-// escape writes an identity for the file: characters with a meaning in known_hosts become %XX.
+// escape converts an identity for the file: characters with a meaning in known_hosts become %XX.
 func escape(id string) (string, error) {
 	if id == "" {
 		return "", errors.New("the machine has no identity")

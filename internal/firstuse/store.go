@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// maxEntries and maxUnused bound the file. Machines that were not reached for maxUnused are forgotten, and beyond
-	// maxEntries those that were not reached for longest.
+	// maxEntries and maxUnused bound the file. Machines that were not reached for maxUnused are forgotten. If there are
+	// more than maxEntries, those that were not reached for the longest time are forgotten.
 	maxEntries = 16 << 10
 	maxUnused  = 90 * 24 * time.Hour
 	// maxFile bounds the file: room for maxEntries of the longest keys in use.
@@ -73,8 +73,8 @@ func (s *Store) Key(id string) (ssh.PublicKey, error) {
 	return nil, nil
 }
 
-// Keep notes that a machine was reached and showed key. It returns the stored key of the machine: key, unless another
-// was stored before. ctx bounds the wait for other writers.
+// Keep records that a machine was reached and showed key. It returns the stored key of the machine: this is key, unless
+// another one was stored before. ctx bounds the wait for other writers.
 func (s *Store) Keep(ctx context.Context, id string, key ssh.PublicKey) (kept ssh.PublicKey, err error) {
 	id, err = escape(id)
 	if err != nil {
@@ -136,7 +136,8 @@ func (s *Store) change(ctx context.Context, fn func([]entry) ([]entry, bool)) er
 	return nil
 }
 
-// bound forgets machines that were not reached for long. A line without a day, written by hand, counts from today.
+// bound forgets machines that were not reached for a long time. A line without a day, written by hand, counts from
+// today.
 func (s *Store) bound(all []entry) []entry {
 	for i := range all {
 		if all[i].used.IsZero() {
@@ -158,11 +159,11 @@ func find(all []entry, id string) int {
 	return slices.IndexFunc(all, func(e entry) bool { return e.id == id })
 }
 
-// read returns the entries. It needs no lock: writers replace the file as a whole.
+// read returns the entries. It needs no lock, because writers replace the whole file.
 func (s *Store) read() ([]entry, error) {
 	f, err := os.OpenFile(s.path, os.O_RDONLY|openFlags, 0)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil // an operator removed the file to start anew
+		return nil, nil // an operator has removed the file to start again
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read store of host keys: %w", err)

@@ -14,23 +14,23 @@ import (
 // ErrClosed is the result of a Flight after Close.
 var ErrClosed = errors.New("flight: closed")
 
-// errAbandoned ends work that nobody waits for any more.
+// errAbandoned ends work whose callers have all left.
 var errAbandoned = errors.New("flight: nobody waits for the result")
 
-// Work finds a result and says how long it holds: forever if keep is negative; if zero, only for the callers that
-// wait for it now. An error is never kept longer than keep says either.
+// Work computes a result and says how long it may be kept: forever if keep is negative; if keep is zero, only for the
+// callers that wait for it now. That also applies to an error.
 type Work[T any] func(ctx context.Context) (result T, keep time.Duration, err error)
 
 // Flight shares the result of work among its callers. The zero value is ready. It is safe for concurrent use.
 type Flight[T any] struct {
-	// GoOn lets work finish after its last caller has left. If false, its ctx then ends.
+	// GoOn lets work finish after its last caller has left. If false, the ctx of the work ends then.
 	GoOn bool
-	// Holds reports whether a kept result without an error still holds. If nil, only its time counts. It is called
+	// Holds reports whether a kept result without an error is still valid. If nil, only the time decides. It is called
 	// with the Flight's lock held.
 	Holds func(result T) bool
 
 	mu     sync.Mutex // guards the following
-	now    *call[T]   // under way or kept; nil if neither
+	now    *call[T]   // under way or kept; otherwise nil
 	closed bool
 	wg     sync.WaitGroup
 }
@@ -57,9 +57,9 @@ func (f *Flight[T]) freshLocked(c *call[T]) bool {
 	}
 }
 
-// Do returns the kept result if it still holds, joins the work that is under way, or starts work in a goroutine of
-// the Flight's. The ctx that work gets has the values of the first caller's ctx and not its end. When ctx ends before
-// the result is there, Do returns its cause.
+// Do returns the kept result if it is still valid, joins the work that is under way, or starts work in a goroutine of
+// the Flight. The ctx of the work has the values of the first caller's ctx, but not its end. When ctx ends before the
+// result is there, Do returns its cause.
 func (f *Flight[T]) Do(ctx context.Context, work Work[T]) (T, error) {
 	f.mu.Lock()
 	if f.closed {
@@ -124,8 +124,8 @@ func (f *Flight[T]) leave(c *call[T]) {
 	}
 }
 
-// Claim makes the caller do the work itself: it calls report once with the result, of which the first call counts.
-// report is nil if a result is kept or other work is under way.
+// Claim lets the caller do the work itself. The caller calls report with the result; only the first call counts. report
+// is nil if a result is kept or other work is under way.
 func (f *Flight[T]) Claim() (report func(result T, keep time.Duration)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -159,7 +159,7 @@ func (f *Flight[T]) Wait(ctx context.Context) error {
 	}
 }
 
-// Kept returns the result that is kept, if there is one and it still holds.
+// Kept returns the kept result, if there is one and it is still valid.
 func (f *Flight[T]) Kept() (result T, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -182,15 +182,15 @@ func (f *Flight[T]) Set(result T, keep time.Duration) {
 	f.now = c
 }
 
-// Forget drops the kept result. Callers of work that is under way still get its result, later ones start anew.
+// Forget drops the kept result. Callers of work that is under way still get its result; later callers start new work.
 func (f *Flight[T]) Forget() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.now = nil
 }
 
-// Close ends the work that is under way and waits for it. Callers that wait get the result that the work then returns;
-// Do returns ErrClosed from then on. Idempotent.
+// Close ends the work that is under way and waits for it. Waiting callers get the result that the work then returns;
+// later calls of Do return ErrClosed. It is idempotent.
 func (f *Flight[T]) Close() {
 	f.mu.Lock()
 	f.closed = true

@@ -1,9 +1,9 @@
-// Package hooks fills in the hooks that a user of a package leaves out.
+// Package hooks fills in the hooks that a caller leaves out, see [Fill].
 package hooks
 
 import "reflect"
 
-// Fill sets each nil function in the struct that all points to: to one that does nothing and returns zero values.
+// Fill sets each nil function in the struct that all points to. The new function does nothing and returns zero values.
 func Fill(all any) {
 	fields := reflect.ValueOf(all).Elem()
 	for i := range fields.NumField() {

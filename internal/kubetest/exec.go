@@ -103,7 +103,7 @@ func openStreams(w http.ResponseWriter, r *http.Request) (io.Closer, []io.ReadWr
 	return conn, streams, nil
 }
 
-// hijacked is a response whose connection closes without an error: the SPDY library waits for a second to tell of one.
+// hijacked is a response whose connection closes without an error: the SPDY library waits for a second to report one.
 type hijacked struct{ http.ResponseWriter }
 
 func (h hijacked) Hijack() (net.Conn, *bufio.ReadWriter, error) {

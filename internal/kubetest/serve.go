@@ -29,22 +29,24 @@ import (
 // Object is an object of the API.
 type Object = map[string]any
 
-// Server serves the API of a cluster with one namespace, whose pods are processes of this machine. What a pod has in
-// /.stepmux is in a directory of the pod's own. It is safe for concurrent use.
+// Server serves the API of a cluster with one namespace. Its pods are processes of this machine. The files that a pod
+// has in /.stepmux are in a directory of the pod's own. It is safe for concurrent use.
 type Server struct {
 	// Kubeconfig is the path of its kubeconfig, whose current context is "test" with the namespace "ci".
 	Kubeconfig string
 	// Answer answers a request in place of the server, unless it returns false. May be nil; set before the first request.
 	Answer func(w http.ResponseWriter, r *http.Request) bool
-	// Fate returns the status of a new pod that never starts, nil for one that does. May be nil; set before.
+	// Fate returns the status of a new pod that never starts, or nil for a pod that starts. May be nil; set before the
+	// first request.
 	Fate func(pod Object) Object
 	// Sidecars are the statuses of the sidecars of pods that run. If nil, all are ready; set before.
 	Sidecars []any
-	// Mute ends execs without a word of how their commands ended, as if their container had ended with them; set before.
+	// Mute ends execs without a status, as if their container had ended with them. Set it before the first request.
 	Mute bool
 	// Events are the warnings of all pods; set before.
 	Events []string
-	// Denied are verbs and resources, such as "create pods/exec", that the login does not have; set before.
+	// Denied are verbs and resources that the login may not use, such as "create pods/exec". Set it before the first
+	// request.
 	Denied []string
 
 	t    testing.TB
@@ -93,7 +95,7 @@ current-context: test
 	return s
 }
 
-// quiet lets the API server's code log nothing: it tells of each connection that a test cuts.
+// quiet makes the API server's code log nothing: otherwise it logs each connection that a test cuts.
 var quiet = sync.OnceFunc(func() { klog.SetLogger(logr.Discard()) })
 
 // Home returns the directory that stands for /.stepmux in a pod.
@@ -124,14 +126,14 @@ func (s *Server) Execs() int {
 	return s.count
 }
 
-// Add adds a pod that nothing starts.
+// Add adds a pod that never starts.
 func (s *Server) Add(object Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.pods[at(object, "metadata")["name"].(string)] = &pod{object: object} // of a test
 }
 
-// Cut ends all execs without a word of how their commands ended, as an API server does that is killed.
+// Cut ends all execs without a status, as a killed API server does.
 func (s *Server) Cut() {
 	s.mu.Lock()
 	all := slices.Collect(maps.Keys(s.execs))
@@ -141,7 +143,7 @@ func (s *Server) Cut() {
 	}
 }
 
-// Delete deletes a pod, as somebody does by hand, and kills its processes.
+// Delete deletes a pod, as an operator does by hand, and kills its processes.
 func (s *Server) Delete(name string) {
 	s.mu.Lock()
 	p := s.pods[name]
@@ -150,7 +152,7 @@ func (s *Server) Delete(name string) {
 		return
 	}
 	p.deleted = true
-	// As the kubelet tells it: the containers end before the pod is gone.
+	// The kubelet reports it so: the containers end before the pod is gone.
 	now := maps.Clone(p.object)
 	meta, status := maps.Clone(at(now, "metadata")), maps.Clone(at(now, "status"))
 	meta["deletionTimestamp"] = time.Now().UTC().Format(time.RFC3339)
@@ -391,7 +393,7 @@ func (s *Server) remove(w http.ResponseWriter, r *http.Request, name string) {
 	}
 }
 
-// watch tells of the changes of one pod.
+// watch sends the changes of one pod.
 func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 	name := strings.TrimPrefix(r.URL.Query().Get("fieldSelector"), "metadata.name=")
 	after := r.URL.Query().Get("resourceVersion")

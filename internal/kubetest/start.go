@@ -57,7 +57,7 @@ const Template = `spec:
   tolerations: [{operator: Exists}]
 `
 
-// Part is a program of the cluster, which tests may kill.
+// Part is a program of the cluster. Tests may kill it.
 type Part string
 
 // The parts.
@@ -196,8 +196,8 @@ func (c *Cluster) end(p Part, by syscall.Signal) {
 	_ = cmd.Wait() // its status says nothing
 }
 
-// await waits until do succeeds.
-func (c *Cluster) await(what string, do func() error) error {
+// await waits until do succeeds. Errors call it label.
+func (c *Cluster) await(label string, do func() error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	tick := time.NewTicker(50 * time.Millisecond)
@@ -210,7 +210,7 @@ func (c *Cluster) await(what string, do func() error) error {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return fmt.Errorf("await %s: %w\n%s", what, err, c.logs())
+			return fmt.Errorf("await %s: %w\n%s", label, err, c.logs())
 		}
 	}
 }
@@ -462,7 +462,7 @@ func (c *Cluster) Phases(t testing.TB) map[string]int {
 	return phases
 }
 
-// Ready tells of each container of a pod that has not ended whether it is ready.
+// Ready returns for each container of a pod, if it has not ended, whether it is ready.
 func (c *Cluster) Ready(t testing.TB, pod string) map[string]bool {
 	t.Helper()
 	var now struct {

@@ -96,7 +96,7 @@ var allowed = map[string][]string{
 	"remote/builduser": {"internal/wire", "internal/filelock", "internal/oserr"},
 	"remote/commands":  {"internal/wire", "internal/buildinfo", "internal/endsignal", "internal/filelock"},
 	"remote/commands/doors": {
-		"internal/limits", "remote/step/action",
+		"internal/limits", "internal/pages", "remote/step/action",
 		"remote", "remote/walls", "remote/commands", "internal/wire", "internal/buildinfo", "internal/endsignal",
 	},
 	"remote/commands/network": {
@@ -186,7 +186,7 @@ var allowed = map[string][]string{
 	// GitHub's language of expressions, which shares nothing with that of steps.
 	"remote/step/action/expression": {"internal/lazyregexp"},
 	"remote/proc": {
-		"internal/limits",
+		"internal/limits", "internal/pages",
 		"remote/cgroup", "remote/walls", "internal/rmtree", "internal/filelock", "internal/oserr", "internal/wire",
 	},
 	"remote/cgroup":     {"internal/limits"},
@@ -222,6 +222,8 @@ var allowed = map[string][]string{
 	"internal/filelock":       {"internal/pause"},
 	"internal/oserr":          {},
 	"internal/oneproc":        {},
+	"internal/pages":          {},
+	"internal/gcpace":         {},
 	"internal/remotetest":     {"internal/wire"},
 	"internal/boundedhttp":    {},
 	"internal/privatefile":    {},
@@ -257,7 +259,7 @@ var allowed = map[string][]string{
 
 	// The program joins both ends. embeddedvm is its embedded VM, remote/proc the init of its processes.
 	"cmd/stepmux": {
-		"remote/commands/**", "internal/limits", "internal/endsignal", "internal/buildinfo",
+		"remote/commands/**", "internal/limits", "internal/endsignal", "internal/buildinfo", "internal/gcpace",
 		"instance/**", "connector", "connector/program", "connector/docker", "connector/kubernetes", "mux",
 		"connector/files", "mux/login", "pool", "remote", "remote/archive", "internal/subprocess",
 		"remote/standalone", "remote/standalone/replay", "remote/standalone/actionmirror", "remote/standalone/checkout",

@@ -1,5 +1,5 @@
-// Package limits has the limits of a build, as both ends know them: its type [Build], their flags, and how people write
-// them. Package remote/cgroup makes them effective.
+// Package limits has the limits of a build for both ends: the type [Build], its flags, and their form as text. Package
+// remote/cgroup enforces them.
 package limits
 
 import (
@@ -23,8 +23,8 @@ const (
 	CPUsFlag   = "build-cpus"
 )
 
-// The smallest limits. The init of the build needs some memory and threads for itself, and the kernel takes no smaller
-// share of a processor.
+// The smallest limits. The init of the build needs some memory and threads for itself, and the kernel accepts no
+// smaller share of a processor.
 const (
 	minMemory = 32 << 20
 	minPIDs   = 16
@@ -32,8 +32,8 @@ const (
 	maxCPUs   = 1 << 16
 )
 
-// Set sets the limit of a flag to text, as people write it: a number of bytes with K, M, G or T (powers of 1024) or
-// without, a number of processes, a number of processors.
+// Set sets the limit of a flag. text has the form in which people write it: a number of bytes, also with K, M, G or T
+// (powers of 1024), a number of processes, or a number of processors.
 func (l *Build) Set(flag, text string) (err error) {
 	switch flag {
 	case MemoryFlag:

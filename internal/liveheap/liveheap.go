@@ -6,8 +6,8 @@ import (
 	"runtime/metrics"
 )
 
-// Bytes returns how many bytes of the heap the last collection of garbage, which it runs, found in use. What other
-// goroutines allocate since does not count, however late the caller's runs.
+// Bytes runs a garbage collection and returns how many bytes of the heap it found in use. Bytes that other goroutines
+// allocate after the collection do not count, even if the caller continues late.
 func Bytes() int64 {
 	runtime.GC()
 	sample := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}

@@ -1,5 +1,5 @@
-// Package neighbourcases has the conformance cases on which the public step runner agrees, for tests that run them by
-// some service. [Load] reads the [Case]s from the folder that STEPMUX_CASES names.
+// Package neighbourcases has the conformance cases on which the public step runner agrees, for tests that run them by a
+// service. [Load] reads the [Case]s from the folder that STEPMUX_CASES names.
 package neighbourcases
 
 import (
@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Case is a conformance case, as far as a service can tell it.
+// Case is the part of a conformance case that a service can show.
 type Case struct {
 	Name      string
 	StepsYAML string                     `json:"steps_yaml"`
@@ -34,13 +34,13 @@ type Variable struct {
 	File, Masked bool
 }
 
-// decidedOtherwise are the cases that our services go against, and why.
+// decidedOtherwise are the cases in which our services decide otherwise, with the reasons.
 var decidedOtherwise = map[string]string{
 	"env_invocation_not_referenced_by_own_inputs": "the published example uses env of a step in its own inputs",
 	"schema_name_missing":                         "a step of a job without a name gets one, step_1",
 }
 
-// Load returns all cases. It skips the test if there is no folder of them.
+// Load returns all cases. It skips the test if there is no folder with cases.
 func Load(t testing.TB) []*Case {
 	t.Helper()
 	root := os.Getenv("STEPMUX_CASES")
@@ -85,8 +85,8 @@ func (c *Case) LayOut(t testing.TB, dir string) {
 	}
 }
 
-// Require requires the expected result, or another one of a case that was decided otherwise. state is success, failure
-// or rejected.
+// Require requires the expected result, or the result that was decided for a case in decidedOtherwise. state is
+// success, failure or rejected.
 func (c *Case) Require(t testing.TB, state, message, log string) {
 	t.Helper()
 	wrong := c.check(state, message, log)
@@ -99,7 +99,7 @@ func (c *Case) Require(t testing.TB, state, message, log string) {
 
 // check returns the differences from the expectation.
 func (c *Case) check(state, message, log string) (wrong []string) {
-	// A job that is found to be wrong before its first step may be refused, or fail without any output.
+	// A job with a mistake that is found before its first step may be refused, or may fail without any output.
 	early := state == "rejected" || state == "failure" && log == ""
 	if fits := c.Expect.Status == state || early && c.Expect.Status != "success"; !fits {
 		wrong = append(wrong, "the status is "+state+": "+message)

@@ -1,11 +1,11 @@
-// Package oneproc makes a program start with less work for the Go runtime.
+// Package oneproc makes a program start with less work for the Go runtime. A program imports it for its effect.
 //
-// It begins with one processor. Packages are initialised, and a command is prepared, by one thread, but each goroutine
-// started on the way wakes another thread for an idle processor. That takes a tenth of the start of `steps serve`. A
-// command that has more to do calls [runtime.SetDefaultGOMAXPROCS].
+// The program begins with one processor. One thread initialises the packages and prepares the command; but each
+// goroutine that is started on the way would wake another thread for an idle processor. That takes a tenth of the start
+// of `steps serve`. A command with more work calls [runtime.SetDefaultGOMAXPROCS].
 //
-// And the stack of the main goroutine gets its size at once. Otherwise it is copied to one of twice the size, again and
-// again, and each time the tables of all functions on it are read.
+// The stack of the main goroutine gets its final size at once. Otherwise the runtime would copy it to a stack of twice
+// the size several times, and read the tables of all functions on it each time.
 package oneproc
 
 import "runtime"
@@ -15,7 +15,7 @@ func init() {
 	growStack(false)
 }
 
-// mainStack is the size of the main goroutine's stack that `steps serve` needs until it is ready.
+// mainStack is the size of the main goroutine's stack until `steps serve` is ready.
 const mainStack = 24 << 10
 
 // growStack has the runtime make room for its variable when it is called. It fills that only if fill is true, since

@@ -1,4 +1,5 @@
-// Package oserr makes errors of the operating system readable in messages that name the path themselves.
+// Package oserr makes errors of the operating system readable, for messages that name the path themselves: [Bare]
+// removes the path, [Hint] adds a remedy.
 package oserr
 
 import (
@@ -10,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bare strips from err the system call and the path that os adds, for a message that names the whole path.
+// Bare removes the system call and the path from err, for a message that names the whole path.
 func Bare(err error) error {
 	if path, ok := errors.AsType[*fs.PathError](err); ok {
 		return path.Err
@@ -18,7 +19,7 @@ func Bare(err error) error {
 	if link, ok := errors.AsType[*os.LinkError](err); ok {
 		return link.Err
 	}
-	if call, ok := err.(*os.SyscallError); ok { //nolint:errorlint // not of an error that says more around it
+	if call, ok := err.(*os.SyscallError); ok { //nolint:errorlint // the outermost error only
 		return call.Err
 	}
 	return err
@@ -29,8 +30,8 @@ func NoSpace(err error) bool {
 	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
 }
 
-// Hint adds to err, of creating a file in dir, how the operator of the machine can help. It adds nothing where no
-// remedy is known, and returns nil for nil.
+// Hint adds a remedy for the operator of the machine to err, an error of creating a file in dir. If no remedy is known,
+// it adds nothing. It returns nil for nil.
 func Hint(err error, dir string) error {
 	switch {
 	case err == nil:

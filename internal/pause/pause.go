@@ -1,4 +1,4 @@
-// Package pause waits for a time that a context can cut short.
+// Package pause waits for a time, or until a context ends.
 package pause
 
 import (
@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// For waits for d. If ctx ends before, it returns the cause of that. It is safe for concurrent use.
+// For waits for d. If ctx ends first, it returns the cause. It is safe for concurrent use.
 func For(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -1,4 +1,4 @@
-// Package privatefile reads and makes files that only their owner can read: keys and tokens.
+// Package privatefile reads and creates files that only their owner can read: keys and tokens.
 package privatefile
 
 import (
@@ -11,10 +11,10 @@ import (
 	"syscall"
 )
 
-// Read returns the text of a regular file of at most limit bytes. A file that its group or others can use is refused.
-// Errors have the name.
+// Read returns the text of a regular file of at most limit bytes. It refuses a file that its group or others can use.
+// Errors contain the name.
 func Read(name string, limit int64) ([]byte, error) {
-	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe does not hold it up
+	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe does not block it
 	if err != nil {
 		return nil, err
 	}
@@ -35,14 +35,14 @@ func Read(name string, limit int64) ([]byte, error) {
 	return text, err
 }
 
-// Create makes a file with mode 0600. It is on disk with all its bytes, or not there at all. A file that is there is
-// fs.ErrExist.
+// Create makes a file with mode 0600. The file appears with all its bytes, or not at all. If a file exists already, the
+// error is fs.ErrExist.
 func Create(name string, text []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(name), ".new-")
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.Remove(f.Name()) }() // its other name is there
+	defer func() { _ = os.Remove(f.Name()) }() // the file stays under its other name
 	_, err = f.Write(text)
 	if err == nil {
 		err = f.Sync()
@@ -53,7 +53,7 @@ func Create(name string, text []byte) error {
 	return os.Link(f.Name(), name)
 }
 
-// Open is Read. It first makes a file that is missing, with the text that fresh returns.
+// Open reads a file like Read. If the file is missing, Open first makes it with the text of fresh.
 func Open(name string, limit int64, fresh func() ([]byte, error)) ([]byte, error) {
 	text, err := Read(name, limit)
 	if !errors.Is(err, fs.ErrNotExist) {

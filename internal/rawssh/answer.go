@@ -9,8 +9,8 @@ import (
 // Window is the window that Answer grants the client for each channel.
 const Window = 1 << 20
 
-// Answer replies to a message as a server that grants everything: it gives channels the client's number, grants
-// requests, refuses keepalives, which is an answer too, and answers a close with a close. It reports whether the
+// Answer replies to a message like a server that grants everything. It gives channels the client's number, grants
+// requests, refuses keepalives (which is an answer, too), and answers a close with a close. It reports whether the
 // message was a channel request.
 func (c *Conn) Answer(message []byte) (id uint32, granted bool, err error) {
 	switch message[0] {

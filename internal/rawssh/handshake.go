@@ -65,7 +65,7 @@ func (c *Conn) ClientKex() []string {
 	return init.Kex
 }
 
-// Exchange exchanges keys, for the first time or again. Before another exchange the client must have been told.
+// Exchange exchanges keys, for the first time or again. The next message of the client must be its KEXINIT.
 func (c *Conn) Exchange() error { return c.ExchangeAfter() }
 
 // ExchangeAfter is Exchange with one more message after the server's offer.
@@ -182,7 +182,7 @@ func (c *Conn) sealing(secret, hash []byte, iv, key byte) (*sealing, error) {
 	return s, nil
 }
 
-// Login accepts the client's login, whatever it is.
+// Login accepts any login of the client.
 func (c *Conn) Login() error {
 	if err := c.AcceptService(); err != nil {
 		return err

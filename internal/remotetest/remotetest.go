@@ -1,5 +1,5 @@
-// Package remotetest has what the tests of the VM's end share: short directories for sockets, full disks, directories
-// as careless jobs leave them, and commands that run as another user.
+// Package remotetest has helpers that several tests of the VM's end use: short directories for sockets, full disks,
+// directories that careless jobs have left, and commands that run as another user.
 package remotetest
 
 import (
@@ -26,7 +26,7 @@ func ShortTemp(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "sm") //nolint:usetesting // t.TempDir has the test's name in it: too long for a socket
 	require.NoError(t, err)
-	t.Cleanup(func() { // what a killed serve has left may be going on with the removal
+	t.Cleanup(func() { // the init of a killed serve may still be removing files there
 		require.Eventually(t, func() bool { return os.RemoveAll(dir) == nil }, time.Minute, 5*time.Millisecond)
 	})
 	return dir
@@ -40,7 +40,7 @@ func SocketIn(t testing.TB, tmp, id string) string {
 	return path
 }
 
-// NeedRoot skips the test where it cannot act as other users.
+// NeedRoot skips the test if it cannot act as other users.
 func NeedRoot(t testing.TB) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -51,7 +51,7 @@ func NeedRoot(t testing.TB) {
 // Nobody is a user that does not run the tests.
 const Nobody = 65534
 
-// AsNobody makes cmd, of this test binary, run as another user.
+// AsNobody makes cmd, which runs this test binary, run as another user.
 func AsNobody(t testing.TB, cmd *exec.Cmd) *exec.Cmd {
 	t.Helper()
 	dir := ShortTemp(t)
@@ -84,13 +84,13 @@ func RequireGone(t testing.TB, path string) {
 	require.ErrorIs(t, err, fs.ErrNotExist)
 }
 
-// Eventually waits until is returns true, for conditions that nothing announces.
+// Eventually waits until is returns true, for conditions without an event to wait for.
 func Eventually(t testing.TB, is func() bool, message string) {
 	t.Helper()
 	require.Eventually(t, is, time.Minute, time.Millisecond, message)
 }
 
-// FillStale puts into dir files as a careless job leaves them: closed directories, symbolic links that lead out, many
+// FillStale fills dir like a careless job: with directories without permissions, symbolic links that lead out, and many
 // files. It returns a file outside that must survive.
 func FillStale(t testing.TB, dir string) (outside string) {
 	t.Helper()
@@ -139,7 +139,7 @@ func FillDisk(t testing.TB, dir string) {
 	t.Fatal("the file system has no end")
 }
 
-// BlockingPair returns two connected ends in blocking mode, as a process finds its stdio. kind is pipe or socket.
+// BlockingPair returns two connected ends in blocking mode, like the stdio of a process. kind is pipe or socket.
 func BlockingPair(t testing.TB, kind string) (near, far *os.File) {
 	t.Helper()
 	var fds [2]int
@@ -172,7 +172,7 @@ func Nonblocking(t testing.TB, f *os.File) bool {
 // Repeat returns a recognisable text of n bytes.
 func Repeat(n int) string { return strings.Repeat("stepmux ", n/8+1)[:n] }
 
-// Output collects the stderr of a process and tells when the ready marker has come.
+// Output collects the stderr of a process and closes Ready when the ready marker has come.
 type Output struct {
 	Ready chan struct{} // closed with the marker
 

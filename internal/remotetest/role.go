@@ -20,8 +20,8 @@ func Role(ctx context.Context, name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// PlayRole plays the role that RoleVar names, if any, and exits. The roles dial and listen are known everywhere; play
-// plays the others.
+// PlayRole plays the role in RoleVar, if it is set, and exits. The roles dial and listen exist everywhere; play plays
+// the others.
 func PlayRole(play func(role string) error) {
 	role := os.Getenv(RoleVar)
 	var err error
@@ -42,7 +42,7 @@ func PlayRole(play func(role string) error) {
 	os.Exit(0)
 }
 
-// NoRole is the play of tests without roles of their own.
+// NoRole is the play function for tests without roles of their own.
 func NoRole(role string) error { return fmt.Errorf("no role %q", role) }
 
 // dial connects to path without looking at the listener's user, and reads to the end.
@@ -56,7 +56,7 @@ func dial(path string) error {
 	return err
 }
 
-// listen listens on path, says so on stdout, and ends when stdin does.
+// listen listens on path, prints that on stdout, and ends when stdin ends.
 func listen(path string) error {
 	ln, err := net.Listen("unix", path)
 	if err != nil {

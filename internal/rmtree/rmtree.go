@@ -1,4 +1,6 @@
-// Package rmtree removes directories with everything in them, whatever modes a job has given them.
+// Package rmtree removes directories with everything in them, even if a job has changed their modes or moves them
+// meanwhile. [Remove] takes a path, [RemoveIn] an entry of an open directory, [RemoveOpen] an open directory. No
+// function leaves a goroutine or an open file.
 package rmtree
 
 import (
@@ -18,8 +20,8 @@ import (
 )
 
 const (
-	batch    = 1024 // names of a directory that are read at once
-	maxDepth = 64   // directories that are open at once
+	batch    = 1024 // names of a directory that are read at a time
+	maxDepth = 64   // directories that are open at a time
 )
 
 // Remove removes path and everything below it. A path that does not exist is no error. See [RemoveIn].
@@ -39,8 +41,8 @@ func Remove(path string) error {
 }
 
 // RemoveIn removes name, an entry of parent, and everything below it. It follows no symbolic link and stays within
-// parent. Unlike RemoveAll it opens directories that were made unreadable or unwritable, as module caches are. It
-// removes as much as it can and returns the first error. When ctx ends it stops and returns ctx's cause.
+// parent. Unlike RemoveAll it opens directories without permissions to read or write, such as those of module caches.
+// It removes as much as it can and returns the first error. When ctx ends, it stops and returns ctx's cause.
 func RemoveIn(ctx context.Context, parent *os.Root, name string) error {
 	return newRemoval(ctx).remove(parent, name, 0)
 }
@@ -51,8 +53,8 @@ func RemoveEntry(parent *os.Root, name string) error {
 	return r.remove(parent, name, 0)
 }
 
-// RemoveOpen removes the open directory dir and everything below it, wherever it is now: its user may have moved it.
-// It is no error if it has been removed. When ctx ends it stops and returns ctx's cause.
+// RemoveOpen removes the open directory dir and everything below it, even if its user has moved it. It is no error if
+// it has been removed. When ctx ends, it stops and returns ctx's cause.
 func RemoveOpen(ctx context.Context, dir *os.File) error {
 	err := EmptyOpen(ctx, dir, func(string) bool { return false })
 	if stopped := context.Cause(ctx); stopped != nil {
@@ -82,8 +84,8 @@ func RemoveOpen(ctx context.Context, dir *os.File) error {
 	}
 }
 
-// EmptyOpen removes all that is in the open directory dir, but for the entries that keep returns true of. It is no
-// error if dir has been removed. When ctx ends it stops and returns ctx's cause.
+// EmptyOpen removes all entries of the open directory dir, except for those for which keep is true. It is no error if
+// dir has been removed. When ctx ends, it stops and returns ctx's cause.
 func EmptyOpen(ctx context.Context, dir *os.File, keep func(name string) bool) error {
 	_ = dir.Chmod(0o700) // if it fails, so does the next line
 	root, err := os.OpenRoot(PathOf(dir))
@@ -98,17 +100,17 @@ func EmptyOpen(ctx context.Context, dir *os.File, keep func(name string) bool) e
 	return err
 }
 
-// PathOf is a path of dir as long as it is open, whatever its name is.
+// PathOf returns a path of dir that is valid as long as dir is open, even if dir is renamed.
 func PathOf(dir *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", dir.Fd()) }
 
 // removal is the removal of one tree.
 type removal struct {
 	stopped func() error // an error ends the removal
 	top     *os.Root     // the tree's uppermost directory
-	lifted  int          // how many directories were moved there
+	lifted  int          // how many directories were moved to top
 }
 
-// newRemoval returns a removal that the end of ctx stops between two entries.
+// newRemoval returns a removal that stops between two entries when ctx ends.
 func newRemoval(ctx context.Context) *removal {
 	return &removal{stopped: func() error { return context.Cause(ctx) }}
 }
@@ -136,8 +138,8 @@ func (r *removal) remove(parent *os.Root, name string, depth int) error {
 	if depth == maxDepth {
 		return r.lift(parent, name)
 	}
-	err = parent.Remove(name) // many are empty
-	// A process may still write there, so an emptied directory may not be empty: try again.
+	err = parent.Remove(name) // many directories are empty
+	// A process may still write there, so the directory may not be empty any more. Then try again.
 	for try := 0; err != nil && try < 3 && (try == 0 || errors.Is(err, unix.ENOTEMPTY)); try++ {
 		if err = r.empty(parent, name, depth, func(string) bool { return false }); err != nil {
 			return err
@@ -150,8 +152,8 @@ func (r *removal) remove(parent *os.Root, name string, depth int) error {
 	return nil
 }
 
-// lift moves the directory name of parent to the top, which removes it later. So a tree of any depth needs few open
-// files, and no long path.
+// lift moves the directory name of parent to the top, where it is removed later. So even a very deep tree needs few
+// open files, and no long path.
 func (r *removal) lift(parent *os.Root, name string) error {
 	from, err := parent.Open(".")
 	if err != nil {
@@ -170,7 +172,7 @@ func (r *removal) lift(parent *os.Root, name string) error {
 	return nil
 }
 
-// empty removes the entries of the directory name of parent, but for those that keep returns true of.
+// empty removes the entries of the directory name of parent, except for those for which keep is true.
 func (r *removal) empty(parent *os.Root, name string, depth int, keep func(name string) bool) error {
 	root, err := parent.OpenRoot(name)
 	if errors.Is(err, fs.ErrNotExist) { // another process has removed it
@@ -184,7 +186,7 @@ func (r *removal) empty(parent *os.Root, name string, depth int, keep func(name 
 		r.top = root
 	}
 	for failed := 0; ; {
-		most, lifted := batch+failed, r.lifted // entries that stay are listed again
+		most, lifted := batch+failed, r.lifted // entries that failed are listed again
 		names, err := list(root, most)
 		if errors.Is(err, fs.ErrNotExist) { // another process has removed it
 			return nil
@@ -215,7 +217,8 @@ func (r *removal) empty(parent *os.Root, name string, depth int, keep func(name 
 	}
 }
 
-// list returns at most so many names in root. It keeps no file open: the caller descends into what it lists.
+// list returns at most most names in root. It leaves no file open, because the caller descends into the listed
+// directories.
 func list(root *os.Root, most int) ([]string, error) {
 	dir, err := root.Open(".")
 	if err != nil {

@@ -27,7 +27,7 @@ import (
 const fetchProgram = "stepmux-fetch"
 
 // DirVar names an environment variable with an existing directory. The programs are built there, once for all test
-// binaries that get it, and stay. Whoever sets it removes the directory. .ci/run does.
+// binaries that get the variable, and stay. The process that sets it removes the directory; .ci/run does.
 const DirVar = "STEPMUX_TEST_PROGRAMS"
 
 // dir holds the built programs if there is no DirVar. The first Command makes it, and Main removes it.
@@ -39,7 +39,7 @@ func Main(m *testing.M) { os.Exit(M{M: m}.Run()) }
 // M runs tests as Main does, for a TestMain that does more than that.
 type M struct {
 	*testing.M
-	// Leaks holds goroutines that are no leak of a test.
+	// Leaks are goroutines that are not leaks of a test.
 	Leaks []goleak.Option
 }
 
@@ -78,14 +78,14 @@ var Program = sync.OnceValues(func() (string, error) {
 	return program, once(program, func() error { return BuildEnd(program) })
 })
 
-// BuildEnd builds the VM's end to a file, as a release has it but for the version, so that nothing is compiled that
-// `make build` has compiled. env may name another machine: GOARCH=arm64.
+// BuildEnd builds the VM's end to a file, like a release except for the version. So packages that `make build` has
+// compiled are not compiled again. env may name another machine: GOARCH=arm64.
 func BuildEnd(file string, env ...string) error {
 	root, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}").Output()
 	if err != nil {
 		return fmt.Errorf("find the module: %w", err)
 	}
-	// Else a make that runs the tests would pass on its own flags.
+	// Otherwise a make that runs the tests would pass on its own flags.
 	cmd := exec.Command("make", "-s", "-C", strings.TrimSpace(string(root)),
 		"vm-end", "OUT="+file, "VERSION=devel", "COMMIT=")
 	cmd.Env = append(os.Environ(), "MAKEFLAGS=", "GOFLAGS="+os.Getenv("GOFLAGS")+" -buildvcs=false")
@@ -147,8 +147,8 @@ var customExecutor = sync.OnceValues(func() (string, error) {
 	return build("stepmux-custom-executor", module+"cmd/stepmux-custom-executor", "grpcnotrace")
 })
 
-// buildManager builds the manager's program around the VM's end in the file end. The go command is told that the packed
-// files are where make puts them.
+// buildManager builds the manager's program around the VM's end in the file end. It tells the go command that the
+// packed files are where make puts them.
 func buildManager(end string) (string, error) {
 	replace := map[string]string{}
 	source, err := exec.Command("go", "list", "-f", "{{.Dir}}", "github.com/stepmux/stepmux/cmd/stepmux").Output()
@@ -219,8 +219,8 @@ func build(name, pkg, tags string, flags ...string) (string, error) {
 	})
 }
 
-// once builds file, unless another test binary has built it. A lock beside the file makes test binaries wait for the
-// one that builds it. The mark in the lock's file says that the build has succeeded.
+// once builds file, unless another test binary has built it. A lock beside the file makes other test binaries wait for
+// the one that builds. A mark in the lock's file says that the build has succeeded.
 func once(file string, build func() error) error {
 	lock, err := os.OpenFile(file+".built", os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {

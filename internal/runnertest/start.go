@@ -11,12 +11,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// StartManager starts a manager, which cmd describes, and waits until it listens, for some time at most. Only the
-// manager's word to systemd tells: the socket of a manager that was killed is still there. The caller ends the process.
-// One that does not come to listen is killed, and the test fails; said is shown then.
+// StartManager starts the manager in cmd, and waits until it listens, for at most patience. It waits for the manager's
+// message to systemd, because the socket of a killed manager may still be there. The caller ends the process. If the
+// manager does not listen in time, it is killed, and the test fails and shows said.
 func StartManager(t testing.TB, cmd *exec.Cmd, patience time.Duration, said interface{ String() string }) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "n") //nolint:usetesting // that of the test may be too long for a socket
+	dir, err := os.MkdirTemp("", "n") //nolint:usetesting // the test's own directory may have a name too long for a socket
 	require.NoError(t, err)
 	defer func() { _ = os.RemoveAll(dir) }() // in the system's directory for temporary files
 	path := filepath.Join(dir, "notify")

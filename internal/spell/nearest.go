@@ -1,4 +1,4 @@
-// Package spell guesses the word that somebody misspelled.
+// Package spell guesses the intended word from a misspelled one ([Nearest]).
 package spell
 
 import "strings"
@@ -10,8 +10,8 @@ const (
 	maxCandidates = 1000
 )
 
-// Nearest returns the word of words that key was most likely meant to be, or "" if no word is near. Upper and lower
-// case are the same, and so are - and _.
+// Nearest returns the word of words that is most similar to key, or "" if no word is similar. It ignores the difference
+// of upper and lower case, and of - and _.
 func Nearest(key string, words []string) string {
 	if len(key) > maxWord {
 		return ""

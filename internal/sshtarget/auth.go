@@ -20,7 +20,7 @@ import (
 	"github.com/stepmux/stepmux/mux/login"
 )
 
-// Limits of the operator's commands, which ask other services and no human.
+// Limits of the operator's commands. They ask other services, and no human.
 var (
 	passphraseLimit = subprocess.Limit{Time: 20 * time.Second, Bytes: 4 << 10}
 	identityLimit   = subprocess.Limit{Time: 20 * time.Second, Bytes: 64 << 10}
@@ -95,7 +95,7 @@ func exists(file string) bool {
 	return err == nil
 }
 
-// Passphrase returns the first line that command, the operator's, prints: the passphrase of a key.
+// Passphrase returns the first line of the output of command, the operator's: the passphrase of a key.
 func Passphrase(ctx context.Context, command []string, file string) ([]byte, error) {
 	words, err := percent.ExpandAll(command[1:], map[byte]string{'f': file})
 	if err != nil {
@@ -140,7 +140,7 @@ func (r *Resolver) defaultAuth(ctx context.Context, s *settings) ([]login.Auth, 
 		all = append(all, agent)
 	}
 	for _, file := range defaultKeyFiles() {
-		// A file that is missing or cannot be read is no error: nobody named it.
+		// A file that is missing or cannot be read is no error, because it was not configured.
 		if key, err := r.KeyFile(ctx, file); err == nil {
 			all = append(all, key)
 		}
@@ -158,8 +158,8 @@ func defaultKeyFiles() []string {
 	return []string{filepath.Join(dir, "id_ed25519"), filepath.Join(dir, "id_ecdsa"), filepath.Join(dir, "id_rsa")}
 }
 
-// configuredAuth returns the keys that ssh_config names. The agent has those whose files are locked or only public.
-// Unless IdentitiesOnly is set, all other keys of the agent follow.
+// configuredAuth returns the keys that ssh_config names. If a key file is locked or has only the public key, the agent
+// must have the key. Unless IdentitiesOnly is set, all other keys of the agent follow.
 func (r *Resolver) configuredAuth(ctx context.Context, s *settings) ([]login.Auth, error) {
 	var all []login.Auth
 	var byAgent []ssh.PublicKey
@@ -179,7 +179,7 @@ func (r *Resolver) configuredAuth(ctx context.Context, s *settings) ([]login.Aut
 		switch {
 		case s.agent != "" && pubErr == nil:
 			byAgent = append(byAgent, public)
-		case errors.Is(err, os.ErrNotExist): // ssh ignores it, too; an error if no other key is left
+		case errors.Is(err, os.ErrNotExist): // ssh ignores it, too; it is an error if no other key is left
 			problems = errors.Join(problems, err)
 		case errors.As(err, &missing) && s.agent != "" && !s.identitiesOnly: // the agent may have it
 		default:
@@ -188,7 +188,7 @@ func (r *Resolver) configuredAuth(ctx context.Context, s *settings) ([]login.Aut
 	}
 	if s.agent != "" && (len(byAgent) > 0 || !s.identitiesOnly) {
 		if !s.identitiesOnly {
-			byAgent = nil // all
+			byAgent = nil // nil means all
 		}
 		agent, err := login.Agent(s.agent, byAgent...)
 		if err != nil {
@@ -218,7 +218,7 @@ func withCertificates(ways []login.Auth, files []string) ([]login.Auth, error) {
 	ways = slices.Clone(ways)
 	for _, file := range files {
 		if !exists(file) {
-			continue // as ssh does
+			continue // ssh skips it, too
 		}
 		public, err := publicKey(file)
 		if err != nil {
@@ -235,7 +235,8 @@ func withCertificates(ways []login.Auth, files []string) ([]login.Auth, error) {
 	return ways, nil
 }
 
-// certifies reports whether a certificate is for a key. An agent's keys are nil, not known yet, so it may be.
+// certifies reports whether a certificate may be for a key. For an agent's keys, which are nil because they are not
+// known yet, it returns true.
 func certifies(cert, key ssh.PublicKey) bool {
 	c, ok := cert.(*ssh.Certificate)
 	return !ok || key == nil || bytes.Equal(c.Key.Marshal(), key.Marshal())

@@ -25,13 +25,13 @@ const maxConfig = 1 << 20
 // sshLimit bounds `ssh -G`, which may run commands that the configuration names.
 var sshLimit = subprocess.Limit{Time: 15 * time.Second, Bytes: 1 << 20}
 
-// config evaluates ssh_config files. The zero value is empty. `ssh -G` evaluates all of them, or the library does;
-// never one file each, because the two may disagree. One goroutine uses it.
+// config evaluates ssh_config files. The zero value is empty. Either `ssh -G` or the library evaluates all files,
+// because the two may disagree about one. It is not safe for concurrent use.
 type config struct {
 	file     string // for ssh -F; empty for the default ones
 	sources  []source
 	ssh      string              // path of ssh; empty if the library evaluates
-	defaults map[string][]string // values of ssh without any configuration, nil until asked
+	defaults map[string][]string // values of ssh without any configuration; nil before they are needed
 	known    map[place]lookup    // by ssh
 	parsed   []*ssh_config.Config
 }
@@ -42,9 +42,9 @@ type source struct {
 	text []byte
 }
 
-// load reads a configuration file, or the files that ssh reads if file is empty, or nothing if it is "none".
+// load reads a configuration file. If file is empty, it reads the files that ssh reads; if it is "none", no file.
 //
-// `ssh -G` evaluates them. The library does where ssh is not installed, does not run, or looks for ~ in another
+// `ssh -G` evaluates them. The library evaluates them if ssh is not installed, does not run, or uses another home
 // directory than $HOME. Files with Match always need ssh.
 func load(file string) (*config, error) {
 	c := &config{file: file, known: map[place]lookup{}}
@@ -143,7 +143,7 @@ func (c *config) lookup(ctx context.Context, where place) (lookup, error) {
 	return values, err
 }
 
-// tryDefaults finds out whether ssh runs here, and with which defaults. Where it does not, for example because the
+// tryDefaults finds out whether ssh runs here, and with which defaults. If it does not, for example because the
 // password database has no entry for our user, the library takes over.
 func (c *config) tryDefaults(ctx context.Context) error {
 	out, err := subprocess.Output(ctx, []string{c.ssh, "-G", "-T", "-F", "none", "--", "localhost"}, sshLimit)
@@ -185,7 +185,7 @@ func (c *config) askSSH(ctx context.Context, where place) (lookup, error) {
 	values := parseDump(out)
 	for keyword, all := range values {
 		if slices.Equal(all, c.defaults[keyword]) {
-			delete(values, keyword) // nobody configured it
+			delete(values, keyword) // it is a default, not configuration
 		}
 	}
 	if host := values["hostname"]; len(host) == 1 && strings.EqualFold(host[0], where.host) {
@@ -207,8 +207,8 @@ func parseDump(out []byte) map[string][]string {
 	return values
 }
 
-// requote puts quotes around the names of files that have blanks in them. ssh -G prints names without quotes. Words
-// that do not begin a path belong to the name before them if there is such a file.
+// requote puts quotes around names of files that contain blanks. ssh -G prints names without quotes. A word that does
+// not begin a path belongs to the name before it, if there is such a file.
 func requote(files string) string {
 	var out []string
 	words := strings.Fields(files)

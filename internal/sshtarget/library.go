@@ -19,7 +19,7 @@ const maxIncludes = 5
 var (
 	// matchLine finds Match, which the library does not evaluate.
 	matchLine = regexp.MustCompile(`(?im)^[ \t]*match[ \t=]`)
-	// includeLine finds the names of files to include.
+	// includeLine finds the lines that include files.
 	includeLine = regexp.MustCompile(`(?im)^([ \t]*include)[ \t=]+(.*)$`)
 )
 
@@ -35,7 +35,7 @@ func (c *config) parse() error {
 	return nil
 }
 
-// decode parses a file. The library panics on some that it cannot parse.
+// decode parses a file. It turns a panic of the library, which cannot parse some files, into an error.
 func decode(text []byte) (c *ssh_config.Config, err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -51,7 +51,7 @@ func (c *config) inParsed(where place) lookup {
 		var all []string
 		for _, f := range c.parsed {
 			values, err := f.GetAll(where.host, keyword)
-			if err == nil { // the only errors are of nodes that a parsed file does not have
+			if err == nil { // a parsed file has no nodes that return errors
 				all = append(all, values...)
 			}
 		}
@@ -94,7 +94,7 @@ func (c *config) hasMatch() bool {
 	})
 }
 
-// hasMatch takes a file that cannot be read for one without Match: the parser reports it.
+// hasMatch returns false for a file that cannot be read: the parser reports it.
 func hasMatch(text []byte, depth int) bool {
 	if matchLine.Match(text) {
 		return true

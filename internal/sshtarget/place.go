@@ -28,7 +28,7 @@ func parsePlace(text string) (place, error) {
 	switch {
 	case err != nil:
 		return place{}, err
-	// A program could take it for an option, a shell for a command.
+	// A program could take the text for an option, and a shell for a command.
 	case strings.HasPrefix(p.host, "-") || strings.HasPrefix(p.user, "-") ||
 		strings.ContainsAny(p.host+p.user, " \t\r\n'\"`$\\;&<>|(){}"):
 		return place{}, fmt.Errorf("%q: no machine or user has such a name", text)

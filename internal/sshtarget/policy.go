@@ -33,7 +33,7 @@ type Policy struct {
 	secure bool
 }
 
-// Policies of these kinds differ from machine to machine.
+// The policies of these kinds depend on the machine.
 const (
 	knownHosts = "known-hosts"
 	pinned     = "pinned"
@@ -81,7 +81,7 @@ func parsePin(text string) (id string, keys login.HostKeys, err error) {
 func firstUse(file string) (login.HostKeys, error) {
 	if file == "" {
 		state := os.Getenv("XDG_STATE_HOME")
-		if !filepath.IsAbs(state) { // as the XDG base directory specification has it
+		if !filepath.IsAbs(state) { // the XDG base directory specification ignores relative paths
 			home, err := os.UserHomeDir()
 			if err != nil {
 				return login.HostKeys{}, fmt.Errorf("find a place for the file: %w; use first-use:FILE", err)
@@ -115,8 +115,8 @@ func (r *Resolver) hostKeys(id string, s *settings) (login.HostKeys, error) {
 	return login.FirstOf(all...), nil
 }
 
-// knownHosts reads the known_hosts files for a machine. All files that the operator named must exist; one of ssh's own
-// must, unless there are other policies.
+// knownHosts reads the known_hosts files for a machine. All files that the operator has named must exist. Of ssh's own
+// files one must exist, unless there are other policies.
 func (r *Resolver) knownHosts(s *settings) (login.HostKeys, error) {
 	const help = "; make the file with: ssh-keyscan -p PORT HOST, check the keys, and name it with --known-hosts"
 	files := r.cfg.KnownHosts

@@ -21,17 +21,17 @@ type ResolverConfig struct {
 	SSHConfig         string   // file; empty for ssh's own, "none" to read no file
 	Identities        []string // files with private keys
 	PassphraseCommand []string // prints the passphrase of the key file %f
-	IdentityCommand   []string // prints a private key, and its certificate if it has one, for each connection
+	IdentityCommand   []string // prints a private key, and its certificate if there is one, for each connection
 	KnownHosts        []string // files
 	Policies          []Policy // for host keys; required
-	// Jump names the jump hosts to all machines, as ssh -J does. If empty, ssh_config's; "none" for a direct way.
+	// Jump names the jump hosts to all machines, like ssh -J. If empty, ssh_config decides; "none" means no jump host.
 	Jump string
-	// KeepaliveInterval, KeepaliveTimeout and SessionLimit are those of the machines' mux.Config.
+	// KeepaliveInterval, KeepaliveTimeout and SessionLimit are as in mux.Config.
 	KeepaliveInterval, KeepaliveTimeout time.Duration
 	SessionLimit                        int
 }
 
-// Resolver finds out how machines are reached. One goroutine uses it.
+// Resolver finds out how to reach machines. It is not safe for concurrent use.
 type Resolver struct {
 	cfg       ResolverConfig
 	sshConfig *config
@@ -41,15 +41,15 @@ type Resolver struct {
 
 // Target is a machine and the way to it.
 type Target struct {
-	// Name is the machine's identity, its name in ssh_config, or host:port; that of a jump host is user@host:port and
-	// the way there.
+	// Name is the machine's identity, its name in ssh_config, or host:port. For a jump host it is user@host:port with
+	// the jump hosts before it.
 	Name string
 	Addr string // host:port
 	SSH  mux.Config
 	Jump *Target // nil if it is reached directly
 }
 
-// Machine names a machine, with settings for it alone. They override the operator's and ssh_config.
+// Machine names a machine, with settings for this machine only. They override the operator's and ssh_config.
 type Machine struct {
 	ID    string // its identity; if empty, the Target's Name
 	Place string // ssh://[USER@]HOST[:PORT] or [USER@]NAME[:PORT]
@@ -60,7 +60,7 @@ type Machine struct {
 	HostKeys *login.HostKeys
 	// Jump overrides ResolverConfig.Jump.
 	Jump string
-	// JumpUser and JumpAuth are User and Auth of the hosts that Jump names.
+	// JumpUser and JumpAuth are User and Auth for the hosts in Jump.
 	JumpUser string
 	JumpAuth []login.Auth
 }
@@ -90,7 +90,7 @@ func NewResolver(cfg ResolverConfig) (*Resolver, error) {
 	}, nil
 }
 
-// Target finds out how a machine is reached. ctx bounds the commands it runs.
+// Target finds out how to reach a machine. ctx bounds the commands that it runs.
 func (r *Resolver) Target(ctx context.Context, m Machine) (*Target, error) {
 	s, err := r.find(ctx, m.Place, m.User)
 	if err != nil {
@@ -118,8 +118,8 @@ func (r *Resolver) Target(ctx context.Context, m Machine) (*Target, error) {
 	return r.target(ctx, or(m.ID, s.id()), s, jump, m)
 }
 
-// jumpsTo returns the jump hosts that jump names on the way to a machine. A machine that is one of them is reached
-// through the hosts before it.
+// jumpsTo returns the jump hosts in jump that lead to a machine. If the machine is one of them, only the hosts before
+// it lead there.
 func (r *Resolver) jumpsTo(ctx context.Context, jump, user string, s *settings) ([]string, error) {
 	if jump == "none" {
 		return nil, nil
@@ -137,7 +137,7 @@ func (r *Resolver) jumpsTo(ctx context.Context, jump, user string, s *settings) 
 	return all, nil
 }
 
-// id is the name of a machine without an identity.
+// id returns the name of a machine without an identity.
 func (s *settings) id() string {
 	if s.literal {
 		return s.addr()
@@ -154,8 +154,8 @@ func (r *Resolver) find(ctx context.Context, text, user string) (*settings, erro
 	return r.sshConfig.settings(ctx, where)
 }
 
-// chain returns the last of several jump hosts. Each is reached through the one before, and the first as ssh_config
-// says. path holds the machines that they lead to, m first.
+// chain returns the last of several jump hosts. Each is reached through the one before, and the first by ssh_config.
+// path has the machines behind them, with m first.
 func (r *Resolver) chain(ctx context.Context, jumps []string, path []*settings, m Machine) (*Target, error) {
 	var last *Target
 	for i, text := range jumps {
@@ -205,7 +205,7 @@ func loopError(names []string) error {
 		strings.Join(names, " -> "))
 }
 
-// target adds to settings how to log in and how to verify the host key.
+// target adds the login and the verification of the host key to the settings.
 func (r *Resolver) target(ctx context.Context, id string, s *settings, jump *Target, m Machine) (*Target, error) {
 	t := &Target{
 		Name: id, Addr: s.addr(), Jump: jump,

@@ -14,7 +14,7 @@ import (
 
 // settings are the configured values for one host, expanded.
 type settings struct {
-	name         string // in the place that was looked up
+	name         string // the name that was looked up
 	literal      bool   // ssh_config does not apply
 	host, port   string
 	user         string
@@ -128,8 +128,8 @@ func (e *expander) file(name string) (string, error) {
 	return name, nil
 }
 
-// expandEnv replaces ${NAME} by the environment's value. As for ssh, a variable that is not set is an error
-// and another $ means nothing.
+// expandEnv replaces ${NAME} by the environment's value. As in ssh, a variable that is not set is an error, and any
+// other $ is kept.
 func expandEnv(text string) (string, error) {
 	var out strings.Builder
 	for {

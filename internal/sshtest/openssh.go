@@ -26,13 +26,12 @@ const (
 	portTries = 10
 )
 
-// OpenSSH starts the machine's own sshd as a daemon with stock limits, and lines of sshd_config, such
-// as "MaxSessions 2". They come first, so they win over ours; Match blocks are not possible. It lets
-// only the user of this process log in, with Signer. If the login shell is bash it does not read the
-// user's start-up files.
+// OpenSSH starts the machine's own sshd as a daemon with stock limits. lines are lines of sshd_config, such as
+// "MaxSessions 2". They come first, so they override ours; Match blocks are not possible. Only the user of this process
+// can log in, with Signer. If the login shell is bash, it does not read the user's start-up files.
 //
-// Where there is no sshd the test is skipped, or fails if STEPMUX_REQUIRE_PARTS is 1. When the test
-// fails, the daemon's log is part of its output.
+// If there is no sshd, the test is skipped, or fails if STEPMUX_REQUIRE_PARTS is 1. If the test fails, its output has
+// the daemon's log.
 func OpenSSH(t testing.TB, lines ...string) *Server {
 	t.Helper()
 	RequirePart(t, "openssh-server", sshdPath)
@@ -81,8 +80,8 @@ func OpenSSH(t testing.TB, lines ...string) *Server {
 	return s
 }
 
-// RequirePart skips the test if the machine has no file at path, which the named package would
-// install, or fails it if STEPMUX_REQUIRE_PARTS is 1.
+// RequirePart skips the test if the machine has no file at path, which the package part installs. It fails the test
+// instead if STEPMUX_REQUIRE_PARTS is 1.
 func RequirePart(t testing.TB, part, path string) {
 	t.Helper()
 	_, err := os.Stat(path)

@@ -53,7 +53,7 @@ func newServer(t testing.TB, name string) *Server {
 	return s
 }
 
-// Via returns s as a client sees it through a proxy that listens on addr.
+// Via returns s as a client reaches it through a proxy that listens on addr.
 func (s *Server) Via(t testing.TB, addr string) *Server {
 	t.Helper()
 	via := *s
@@ -101,7 +101,7 @@ func SocketDir(t testing.TB) string {
 	t.Cleanup(func() {
 		var err error
 		require.Eventually(t, func() bool {
-			err = os.RemoveAll(dir) // fails if a relay that is ending renames its own directory there meanwhile
+			err = os.RemoveAll(dir) // fails if a relay that is ending renames its own directory there at the same time
 			return err == nil
 		}, Bound, time.Millisecond, "%v", &err)
 	})

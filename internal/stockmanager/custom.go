@@ -22,9 +22,9 @@ import (
 )
 
 const (
-	// prepareTries is how often a job is prepared, and prepareInterval the pause between two attempts.
+	// prepareTries is the number of attempts to prepare a job, and prepareInterval the pause between two of them.
 	prepareTries, prepareInterval = 3, 3 * time.Second
-	// buildFailure and systemFailure are the exit codes that a driver is told.
+	// buildFailure and systemFailure are the exit codes for a driver's failures, which it gets in its environment.
 	buildFailure, systemFailure = 1, 2
 )
 
@@ -35,11 +35,11 @@ type Custom struct {
 	ConfigArgs, PrepareArgs, RunArgs, CleanupArgs   []string
 	ConfigTimeout, PrepareTimeout, CleanupTimeout   time.Duration
 	GracefulTimeout, ForceTimeout, PreparationPause time.Duration
-	// Temp is where the directories of jobs are made. Required.
+	// Temp is the parent of the directories of jobs. Required.
 	Temp string
-	// Env is added to the environment of the driver's processes, which have this process's.
+	// Env is added to the environment of the driver's processes, which is this process's.
 	Env []string
-	// Log receives the output of cleanup, which is in the runner's own log. May be nil.
+	// Log gets the output of cleanup, which the real manager writes to the runner's own log. May be nil.
 	Log io.Writer
 }
 
@@ -95,7 +95,7 @@ func ParseCustom(text string) (Custom, error) {
 // CustomJob is a job for a Custom.
 type CustomJob struct {
 	ID int64
-	// Timeout is that of the runner's information; it is not enforced here.
+	// Timeout is a part of the information about the runner. It is not enforced here.
 	Timeout   time.Duration
 	Variables []*runnerproto.Variable
 	Stages    []CustomStage
@@ -106,20 +106,20 @@ type CustomJob struct {
 // CustomStage is one script.
 type CustomStage struct {
 	Name   string
-	Script string // without what all scripts of the runner begin with
-	// Always has it run after a failure, too.
+	Script string // without the common beginning of all scripts
+	// Always makes it run after a failure, too.
 	Always bool
 }
 
-// CustomResult is how a job ended.
+// CustomResult is the end of a job.
 type CustomResult struct {
-	// Reason is empty for success, else script_failure or runner_system_failure.
+	// Reason is empty after a success, otherwise script_failure or runner_system_failure.
 	Reason   string
 	ExitCode int // of a script_failure
 	Message  string
 }
 
-// buildError is a failure of the job's script, and not of the system.
+// buildError is a failure of the job's script, not of the system.
 type buildError struct {
 	code  int
 	stage string
@@ -133,11 +133,11 @@ type customRun struct {
 	job  CustomJob
 	log  *buildLog
 	dir  string
-	vars map[string]string // that config gave
+	vars map[string]string // from the output of config
 }
 
-// Execute runs a job: config and prepare, three times at most, the stages, and cleanup. ctx is the job's: its end kills
-// the driver's process group with SIGTERM and then SIGKILL, and cleanup still runs.
+// Execute runs a job: config and prepare, at most three times, the stages, and cleanup. When the job's ctx ends, the
+// driver's process group gets SIGTERM and then SIGKILL, and cleanup still runs.
 func (c *Custom) Execute(ctx context.Context, job CustomJob) CustomResult {
 	log := &buildLog{w: cmp.Or[io.Writer](job.Log, io.Discard)}
 	defer log.detach()
@@ -145,7 +145,7 @@ func (c *Custom) Execute(ctx context.Context, job CustomJob) CustomResult {
 	var err error
 	for try := range prepareTries {
 		if try > 0 {
-			_ = pause.For(ctx, cmp.Or(c.PreparationPause, prepareInterval)) // prepare sees its end
+			_ = pause.For(ctx, cmp.Or(c.PreparationPause, prepareInterval)) // prepare notices the end of ctx
 		}
 		if err = r.prepare(ctx); err == nil {
 			break
@@ -295,8 +295,8 @@ func (r *customRun) call(
 	return &buildError{code, stage}
 }
 
-// runGroup runs a command. When ctx ends its process group gets SIGTERM, and SIGKILL after graceful; after force it is
-// given up.
+// runGroup runs a command. When ctx ends, its process group gets SIGTERM and, after graceful, SIGKILL. After force,
+// runGroup returns without waiting any longer.
 func runGroup(ctx context.Context, cmd *exec.Cmd, graceful, force time.Duration) error {
 	if err := cmd.Start(); err != nil {
 		return err

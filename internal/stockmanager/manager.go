@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	// probeTimeout bounds the question for the version.
+	// probeTimeout bounds the command that prints the version.
 	probeTimeout = 60 * time.Second
 	// dialTimeout bounds one attempt to log in.
 	dialTimeout = 30 * time.Second
@@ -46,8 +46,8 @@ type Job struct {
 	BuildDir  string // absolute, or relative to the login directory
 	Run       string // the list of steps, in JSON
 	Variables []*runnerproto.Variable
-	// Caches, Dependencies and Artifacts are what scripts do before and after the steps. Dependencies are the numbers of
-	// the jobs whose artifacts this job needs.
+	// Caches, Dependencies and Artifacts are transferred by scripts before and after the steps. Dependencies are the
+	// numbers of the jobs whose artifacts this job needs.
 	Caches       []Cache
 	Dependencies []string
 	Artifacts    []Artifact
@@ -60,14 +60,14 @@ type Job struct {
 	Serving func(socket string)
 }
 
-// Result is how a job ended.
+// Result is the end of a job.
 type Result struct {
 	State    runnerproto.Status_State
 	Message  string // if a script failed, STAGE: exit status N
-	ExitCode int    // the N of a message that ends in "exit status N", else 0
+	ExitCode int    // the N of "exit status N" at the end of the message, otherwise 0
 }
 
-// Execute runs the job and returns when its status is final. The error says why there is none.
+// Execute runs the job and returns when its status is final. The error says why there is no status.
 func (m *Manager) Execute(ctx context.Context, job Job) (Result, error) {
 	log := &buildLog{w: cmp.Or[io.Writer](job.Log, io.Discard)}
 	defer log.detach()
@@ -123,8 +123,8 @@ func (m *Manager) steps(
 	return m.run(ctx, client, serve, job, log)
 }
 
-// dial logs in. A stock sshd refuses some of the logins that come together (MaxStartups), so it tries until ctx ends.
-// A login that the server has answered with a refusal is final.
+// dial logs in. A stock sshd refuses some of many simultaneous logins (MaxStartups), so dial tries until ctx ends. If
+// the server answers a login with a refusal, that is final.
 func (m *Manager) dial(ctx context.Context) (*ssh.Client, error) {
 	for wait := 20 * time.Millisecond; ; wait = min(2*wait, maxRedial) {
 		client, err := m.dialOnce(ctx)

@@ -17,7 +17,7 @@ import (
 // serving is a shell that runs `steps serve`, in a session.
 type serving struct {
 	stdin  io.WriteCloser
-	socket string        // as the ready marker shows it
+	socket string        // the path in the ready marker
 	ended  chan struct{} // closed when the shell or its connection has ended
 	once   sync.Once
 }
@@ -25,7 +25,8 @@ type serving struct {
 // stop ends the shell's stdin. The shell then ends serve, waits for it and removes the directory. stop does not wait.
 func (s *serving) stop() { s.once.Do(func() { s.stdin.Close() }) }
 
-// serve starts the shell and waits for the ready marker until ctx ends: the shell goes on after the end of its serve.
+// serve starts the shell and waits for the ready marker until ctx ends. The end of serve alone is not noticed, because
+// the shell goes on.
 func (m *Manager) serve(ctx context.Context, client *ssh.Client, log io.Writer) (*serving, error) {
 	session, err := client.NewSession()
 	if err != nil {
@@ -66,7 +67,7 @@ func (m *Manager) serve(ctx context.Context, client *ssh.Client, log io.Writer) 
 
 var readyMarker = []byte("step-runner is listening on socket ")
 
-// markerWriter writes to the log what comes from serve, and finds the first ready marker in it.
+// markerWriter writes serve's output to the log, and finds the first ready marker in it.
 type markerWriter struct {
 	log    io.Writer
 	socket chan string // gets the marker's path
@@ -88,7 +89,7 @@ func (w *markerWriter) Write(p []byte) (int, error) {
 	return w.log.Write(p)
 }
 
-// dialProxy starts `steps proxy` in a session: a bridge to the socket. Its end is that of serve too.
+// dialProxy starts `steps proxy` in a session: a bridge to the socket. When the bridge ends, serve ends too.
 func (m *Manager) dialProxy(client *ssh.Client, s *serving, log io.Writer) (net.Conn, error) {
 	session, err := client.NewSession()
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// SSH is the part of config.toml for a runner with the ssh executor: a login for each job, and a session with a login
-// shell for each of its scripts.
+// SSH is the part of config.toml for a runner with the ssh executor: it logs in once for each job, and runs each of the
+// job's scripts in a session with a login shell.
 type SSH struct {
 	Addr string // host:port
 	// Config is that of each login.

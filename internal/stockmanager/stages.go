@@ -17,10 +17,10 @@ import (
 // Server is the GitLab server, as the scripts of a job see it.
 type Server struct {
 	URL   string
-	Token string // of the job, which is that of its dependencies too
+	Token string // of the job; it is also valid for the job's dependencies
 }
 
-// Archive is where a cache is kept under one key.
+// Archive is the place of a cache under one key.
 type Archive struct {
 	File string // on the VM
 	URL  string // presigned, for GET and PUT. If empty, the cache is on the VM only.
@@ -29,7 +29,8 @@ type Archive struct {
 // Cache is an entry of a job's cache.
 type Cache struct {
 	Paths []string
-	// Archives begins with that of the cache's key. The others are those of its fallback keys, which are only read.
+	// Archives begins with the archive of the cache's key. The others are those of its fallback keys, which are only
+	// read.
 	Archives []Archive
 	PullOnly bool
 }
@@ -44,7 +45,7 @@ type Artifact struct {
 	Always bool   // upload also if the job has failed
 }
 
-// stage is a part of a job that a script does.
+// stage is a part of a job that a script carries out.
 type stage struct {
 	name   string
 	script string
@@ -142,7 +143,7 @@ func (m *Manager) guard(doing, commands string) string {
 		m.command("--version"), commands, doing)
 }
 
-// runStages runs the scripts of the stages that have something to do, until one fails.
+// runStages runs the scripts of the stages that are not empty, until one fails.
 func (m *Manager) runStages(
 	ctx context.Context, client *ssh.Client, job Job, stages []stage, log io.Writer,
 ) (Result, error) {
@@ -164,8 +165,8 @@ func (m *Manager) runStages(
 	return Result{State: runnerproto.Status_success}, nil
 }
 
-// script returns the whole script of a stage. It exports the job's variables itself. (The real manager's first stage
-// makes the directory, with the project's sources in it. Nothing here has sources.)
+// script returns the whole script of a stage. It exports the job's variables itself. The real manager's first stage
+// would make the directory and get the project's sources; here there are no sources.
 func script(job Job, s stage) string {
 	var b strings.Builder
 	b.WriteString("#!/usr/bin/env bash\n\ntrap 'exit 1' TERM\nset -o pipefail\nset -o errexit\nset +o noclobber\n(\n")

@@ -14,7 +14,7 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// The errors of a Stream. That of a session that has ended is the one of [Session.Err].
+// The errors of a Stream. After the end of the session it is that of [Session.Err].
 var (
 	// ErrStopped says that the call was stopped.
 	ErrStopped = errors.New("stopped")
@@ -28,7 +28,7 @@ const (
 	headerSize = 12
 	// initialWindow is a stream's window in each direction before the first update.
 	initialWindow = 256 << 10
-	// maxPings is how many pings a peer may send at once; it gains another one each pingInterval.
+	// maxPings is how many pings a peer may send at once. It gains another one in each pingInterval.
 	maxPings     = 16
 	pingInterval = time.Second
 )
@@ -54,7 +54,7 @@ type header struct {
 	kind  byte
 	flags uint16
 	id    uint32 // of the stream
-	n     uint32 // length of the data, growth of the window, a ping's number
+	n     uint32 // length of the data, growth of the window, or number of a ping
 }
 
 // Config describes a link. In, Out and Window are required.
@@ -65,10 +65,10 @@ type Config struct {
 	Out *coalesce.Writer
 	// Window is how many bytes of a stream may wait to be read, at least 256 KiB.
 	Window uint32
-	// Accept is called with each stream that the peer opens, before its next frame is received. If it is nil this end
-	// opens the streams, and a peer that opens one breaks the protocol.
+	// Accept is called with each stream that the peer opens, before its next frame is received. If nil, this end opens
+	// the streams, and a peer that opens one breaks the protocol.
 	Accept func(*Stream)
-	// CloseTimeout is how long a stream that was closed here waits for its other end. If zero, as long as the session.
+	// CloseTimeout bounds how long a closed stream waits for its other end. If zero, as long as the session lives.
 	CloseTimeout time.Duration
 }
 
@@ -98,12 +98,12 @@ func New(cfg Config) *Session {
 	}
 }
 
-// Run receives until the session ends, and returns why, as Err does. It returns some time after Close: once In's Read
-// has.
+// Run receives until the session ends, and returns the reason, as Err does. After Close it returns when the current
+// Read of In returns.
 func (s *Session) Run() error {
 	err := s.receive()
 	if errors.Is(err, io.EOF) {
-		err = io.ErrUnexpectedEOF // the end of the link is not that of a stream
+		err = io.ErrUnexpectedEOF // the link ended, which is not the end of a stream
 	}
 	s.end(err)
 	return s.Err()
@@ -112,18 +112,18 @@ func (s *Session) Run() error {
 // Done returns a channel that is closed when the session has ended.
 func (s *Session) Done() <-chan struct{} { return s.done }
 
-// Err returns nil while the session lives, then why it ended: io.ErrUnexpectedEOF if In did. The error for a peer that
-// breaks the protocol wraps wire.ErrRelayProtocol.
+// Err returns nil while the session lives, and then the reason of its end. The reason is io.ErrUnexpectedEOF if In has
+// ended. The error for a peer that breaks the protocol wraps wire.ErrRelayProtocol.
 func (s *Session) Err() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.err
 }
 
-// Close ends the session and wakes all calls that wait. It does not wait for Run. Idempotent.
+// Close ends the session and wakes all calls that wait. It does not wait for Run. It is idempotent.
 func (s *Session) Close() { s.end(errEnded) }
 
-// end ends the session. The first call decides why.
+// end ends the session. Only the first call's reason counts.
 func (s *Session) end(err error) {
 	s.mu.Lock()
 	first := s.err == nil
@@ -156,11 +156,10 @@ func (s *Session) Open() (*Stream, error) {
 	return st, s.send(header{kindWindow, flagSYN, st.id, s.cfg.Window - initialWindow}, nil, nil)
 }
 
-// Ping asks the peer for an answer. Whatever comes from the peer is a sign of life, so nobody waits for this answer.
+// Ping asks the peer for an answer, and does not wait for it: any byte from the peer is a sign of life.
 func (s *Session) Ping() { _ = s.send(header{kind: kindPing, flags: flagSYN}, nil, nil) }
 
-// send hands a frame to Out, with head and body as its data if it has any. It waits while Out is full. An error ends
-// the session.
+// send hands a frame to Out, with head and body as its data. It waits while Out is full. An error ends the session.
 func (s *Session) send(h header, head, body []byte) error {
 	s.sending.Lock()
 	defer s.sending.Unlock()
@@ -168,7 +167,7 @@ func (s *Session) send(h header, head, body []byte) error {
 	return s.wrote(s.cfg.Out.WriteAll(s.head[:], head, body))
 }
 
-// sendBy sends a frame whose data write puts on the link, after the bytes that it gets; see Stream.SendBy.
+// sendBy sends a frame whose data write puts on the link, after the bytes that are passed to it; see Stream.SendBy.
 func (s *Session) sendBy(h header, write func(before []byte) error) error {
 	s.sending.Lock()
 	defer s.sending.Unlock()
@@ -184,7 +183,7 @@ func (s *Session) putHeader(h header) {
 	binary.BigEndian.PutUint32(s.head[8:], h.n)
 }
 
-// wrote ends the session if a frame could not be sent, and returns why.
+// wrote ends the session if a frame could not be sent. It returns the reason.
 func (s *Session) wrote(err error) error {
 	if err != nil {
 		s.end(fmt.Errorf("write: %w", err))
@@ -211,7 +210,7 @@ func (s *Session) receive() error {
 			kind: head[1], flags: binary.BigEndian.Uint16(head[2:]),
 			id: binary.BigEndian.Uint32(head[4:]), n: binary.BigEndian.Uint32(head[8:]),
 		}
-		_, _ = s.in.Discard(headerSize) // is buffered
+		_, _ = s.in.Discard(headerSize) // the header is buffered
 		switch h.kind {
 		case kindData, kindWindow:
 			err = s.takeFrame(h)
@@ -244,7 +243,7 @@ func (s *Session) takePing(h header) error {
 	return s.send(header{kindPing, flagACK, 0, h.n}, nil, nil)
 }
 
-// takeFrame takes a frame of a stream. One of a stream that is gone is dropped.
+// takeFrame takes a frame of a stream. It drops a frame of an unknown stream.
 func (s *Session) takeFrame(h header) error {
 	s.mu.Lock()
 	st := s.streams[h.id]
@@ -275,7 +274,7 @@ func (s *Session) takeFrame(h header) error {
 	return nil
 }
 
-// accept takes a stream that the peer opens. old is the one that has its number.
+// accept accepts a stream that the peer opens. old is a stream with the same number, or nil.
 func (s *Session) accept(old *Stream, id uint32) (*Stream, error) {
 	if s.cfg.Accept == nil || old != nil || id%2 == 0 {
 		return nil, broken("it opened a stream")

@@ -10,10 +10,10 @@ import (
 )
 
 const (
-	// ReadAhead is the size of the buffer of Config.In. Larger data bypasses it. An In that is a bufio.Reader of this size
-	// is used as it is.
+	// ReadAhead is the size of the buffer of Config.In. Larger data bypasses it. An In that is a bufio.Reader of this
+	// size is used directly.
 	ReadAhead = 8 << 10
-	// copied is the most data of a frame that is copied behind data that waits already. It fits in ReadAhead.
+	// copied bounds the data of a frame that is copied behind waiting data. It fits in ReadAhead.
 	copied = 4 << 10
 	// pieceSize is the size of a large piece: the largest frame of a relay's (wire.MaxRelayFrame and its header).
 	pieceSize = 64<<10 + 4
@@ -22,14 +22,14 @@ const (
 // pieces holds large pieces.
 var pieces = sync.Pool{New: func() any { return new([pieceSize]byte) }}
 
-// piece is some of the data that waits in a stream.
+// piece is a part of the data that waits in a stream.
 type piece struct {
 	data  []byte
-	large *[pieceSize]byte // of which data is part; nil if it is a small piece
+	large *[pieceSize]byte // data is a part of it; nil for a small piece
 }
 
-// newPiece returns an empty piece with room for n bytes. Small ones are for streams that have nothing else waiting: a
-// peer that sends single bytes cannot make them cost more than a few times the window.
+// newPiece returns an empty piece with room for n bytes. Small pieces are for streams without other waiting data: with
+// single bytes, a peer cannot make this end keep more than a few times the window.
 func newPiece(n int, first bool) piece {
 	if first && n <= copied {
 		return piece{data: make([]byte, 0, n)}
@@ -38,25 +38,25 @@ func newPiece(n int, first bool) piece {
 	return piece{large[:0], large}
 }
 
-// Stream is one stream of a Session. One goroutine at a time may read, and one may call Await and Send; all else may be
-// called at any time.
+// Stream is one stream of a Session. One goroutine at a time may read, and one may call Await and Send. All other
+// methods may be called at any time.
 type Stream struct {
 	session            *Session
 	id                 uint32
-	readable, writable chan struct{} // have an element if there may be something new
+	readable, writable chan struct{} // have an element if the state may have changed
 
 	writing sync.Mutex // held by Write
 
 	mu      sync.Mutex // guards the following
 	queue   []piece
 	filling bool   // data is read into the room of the last piece
-	used    int    // bytes of the first piece that were read
-	held    uint32 // bytes in the queue that were not
+	used    int    // bytes of the first piece that the reader has taken
+	held    uint32 // bytes in the queue that the reader has not taken
 	window  uint32 // bytes that the peer may still send
 	room    uint32 // bytes that may still be sent
-	ended   bool   // the peer sends no more
-	closed  bool   // this end sends no more
-	reset   bool   // the stream is no more
+	ended   bool   // the peer has sent everything
+	closed  bool   // this end has sent everything
+	reset   bool   // the stream was reset
 	timer   *time.Timer
 }
 
@@ -74,16 +74,16 @@ func notify(c chan struct{}) {
 	}
 }
 
-// Read is ReadUntil that nothing stops but the end of the session.
+// Read calls ReadUntil without a stop.
 func (st *Stream) Read(p []byte) (int, error) { return st.ReadUntil(p, nil) }
 
-// ReadUntil reads the bytes that the peer sends, io.EOF at the end. Once stop is closed it waits no more and returns
-// ErrStopped.
+// ReadUntil reads bytes from the peer. The error is io.EOF at the end. Once stop is closed, it does not wait any more
+// and returns ErrStopped.
 func (st *Stream) ReadUntil(p []byte, stop <-chan struct{}) (int, error) {
 	for {
 		var over error
 		select {
-		case <-st.session.done: // what was received before is read first
+		case <-st.session.done: // bytes that were received before are read first
 			over = st.session.Err()
 		default:
 		}
@@ -97,7 +97,7 @@ func (st *Stream) ReadUntil(p []byte, stop <-chan struct{}) (int, error) {
 		}
 		st.mu.Unlock()
 		if grant > 0 {
-			_ = st.session.send(header{kindWindow, 0, st.id, grant}, nil, nil) // the next call tells
+			_ = st.session.send(header{kindWindow, 0, st.id, grant}, nil, nil) // the next call returns the error
 		}
 		switch {
 		case n > 0 || len(p) == 0:
@@ -114,7 +114,7 @@ func (st *Stream) ReadUntil(p []byte, stop <-chan struct{}) (int, error) {
 	}
 }
 
-// Reader is a stream whose Read is stopped with ErrStopped once Stop is closed.
+// Reader reads a stream until Stop is closed; then the error is ErrStopped.
 type Reader struct {
 	Stream *Stream
 	Stop   <-chan struct{}
@@ -139,13 +139,13 @@ func (st *Stream) takeLocked(p []byte) int {
 		st.queue, st.used = slices.Delete(st.queue, 0, 1), 0
 	}
 	if len(st.queue) == 0 && cap(st.queue) > 4 {
-		st.queue = nil // an idle stream keeps little
+		st.queue = nil // so that an idle stream keeps little memory
 	}
 	st.held -= uint32(total)
 	return total
 }
 
-// grantLocked returns by how much the peer's window grows, in few large portions.
+// grantLocked returns by how much the peer's window grows. It grants few large portions.
 func (st *Stream) grantLocked() uint32 {
 	most := st.session.cfg.Window
 	grant := most - st.held - st.window
@@ -156,7 +156,7 @@ func (st *Stream) grantLocked() uint32 {
 	return grant
 }
 
-// receive takes n bytes of data from in. They leave the window when they come to the queue: bytes that are in neither
+// receive takes n bytes of data from in. They count until the reader takes them from the queue. Bytes that were dropped
 // are granted again.
 func (st *Stream) receive(in *bufio.Reader, n uint32) error {
 	st.mu.Lock()
@@ -184,8 +184,8 @@ func (st *Stream) heldLocked(n int) {
 	st.window -= uint32(n)
 }
 
-// receiveLarge reads at most n bytes into the room of the last piece, or of a new one if that is full, and returns how
-// many. So the pieces of a stream that nobody reads are full, whatever the size of the frames.
+// receiveLarge reads at most n bytes into the room of the last piece, or of a new one if that is full, and returns
+// their number. So the pieces of an unread stream are full, even if the frames are small.
 func (st *Stream) receiveLarge(in *bufio.Reader, n int) (int, error) {
 	st.mu.Lock()
 	last := len(st.queue) - 1
@@ -210,7 +210,7 @@ func (st *Stream) receiveLarge(in *bufio.Reader, n int) (int, error) {
 	return n, nil
 }
 
-// receiveSmall copies behind the last piece that waits, if there is room.
+// receiveSmall copies to the end of the last waiting piece, if there is room.
 func (st *Stream) receiveSmall(in *bufio.Reader, n int) error {
 	data, err := in.Peek(n)
 	if err != nil {
@@ -226,11 +226,11 @@ func (st *Stream) receiveSmall(in *bufio.Reader, n int) error {
 	st.heldLocked(n)
 	st.mu.Unlock()
 	notify(st.readable)
-	_, _ = in.Discard(n) // is buffered
+	_, _ = in.Discard(n) // the bytes are buffered
 	return nil
 }
 
-// endRead notes that the peer sends no more, or has reset the stream.
+// endRead records that the peer has sent everything, or has reset the stream.
 func (st *Stream) endRead(reset bool) {
 	st.mu.Lock()
 	st.ended = true
@@ -247,7 +247,7 @@ func (st *Stream) endRead(reset bool) {
 	notify(st.writable)
 }
 
-// grow takes the peer's word that so many bytes more may be sent.
+// grow adds n bytes to the window for sending, as the peer allows.
 func (st *Stream) grow(n uint32) error {
 	st.mu.Lock()
 	fits := n <= math.MaxUint32-st.room
@@ -262,11 +262,11 @@ func (st *Stream) grow(n uint32) error {
 	return nil
 }
 
-// Write is WriteUntil that nothing stops but the end of the session.
+// Write calls WriteUntil without a stop.
 func (st *Stream) Write(p []byte) (int, error) { return st.WriteUntil(p, nil) }
 
-// WriteUntil sends p, which it does not keep. Once stop is closed it waits for the window no more, and returns
-// ErrStopped and how many bytes it has sent. Calls at the same time send one after the other.
+// WriteUntil sends p, and does not keep it. Once stop is closed, it does not wait for the window any more, and returns
+// ErrStopped and how many bytes it has sent. Concurrent calls send one after the other.
 func (st *Stream) WriteUntil(p []byte, stop <-chan struct{}) (int, error) {
 	st.writing.Lock()
 	defer st.writing.Unlock()
@@ -286,7 +286,7 @@ func (st *Stream) WriteUntil(p []byte, stop <-chan struct{}) (int, error) {
 	return total, nil
 }
 
-// WriteBoth is Write of head and body as one frame. The caller knows that the window has room for both.
+// WriteBoth sends head and body as one frame. The window must have room for both.
 func (st *Stream) WriteBoth(head, body []byte) error {
 	st.writing.Lock()
 	defer st.writing.Unlock()
@@ -296,7 +296,7 @@ func (st *Stream) WriteBoth(head, body []byte) error {
 	return st.Send(head, body)
 }
 
-// Await waits until at least n bytes may be sent, and returns how many may. Once stop is closed it returns ErrStopped.
+// Await waits until at least n bytes may be sent, and returns how many may. Once stop is closed, it returns ErrStopped.
 func (st *Stream) Await(n int, stop <-chan struct{}) (room int, err error) {
 	for {
 		st.mu.Lock()
@@ -318,8 +318,8 @@ func (st *Stream) Await(n int, stop <-chan struct{}) (room int, err error) {
 	}
 }
 
-// Send sends head and body, neither of which it keeps, as one frame. Await has told that there is room for both. It
-// waits for the link alone.
+// Send sends head and body as one frame, and keeps neither. Await must have returned enough room for both. It waits
+// only for the link.
 func (st *Stream) Send(head, body []byte) error {
 	n := len(head) + len(body)
 	if !st.use(n) {
@@ -328,8 +328,8 @@ func (st *Stream) Send(head, body []byte) error {
 	return st.session.send(header{kindData, 0, st.id, uint32(n)}, head, body)
 }
 
-// SendBy sends one frame of n bytes that write puts on the link itself, behind the bytes that it gets. Await has told
-// that there is room for them. An error of write ends the session. See [coalesce.Writer.Direct].
+// SendBy sends one frame of n bytes. write puts them on the link itself, after the bytes that are passed to it. Await
+// must have returned enough room. An error of write ends the session. See [coalesce.Writer.Direct].
 func (st *Stream) SendBy(n int, write func(before []byte) error) error {
 	if !st.use(n) {
 		return ErrClosed
@@ -348,8 +348,8 @@ func (st *Stream) use(n int) bool {
 	return true
 }
 
-// Close tells the peer that no more comes, and wakes a Write that waits for the window. The peer's bytes can still be
-// read, until it closes its end or CloseTimeout has passed. Idempotent.
+// Close tells the peer that everything was sent, and wakes a Write that waits for the window. The peer's bytes can
+// still be read, until it closes its end or CloseTimeout has passed. It is idempotent.
 func (st *Stream) Close() {
 	st.mu.Lock()
 	if st.closed || st.reset {

@@ -29,8 +29,9 @@ type Limit struct {
 var errTooMuch = errors.New("it prints too much")
 
 // Output runs argv without a shell and returns its standard output. Its standard input is empty, and its environment is
-// ours. A command that takes too long, prints too much or outlives ctx is killed with its process group. The error says
-// which it was and has the start of its standard error, but never standard output, which may be a secret.
+// ours. If a command takes too long, prints too much or outlives ctx, it is killed with its process group. The error
+// says which of them it was and has the beginning of the standard error. It never has standard output, because that may
+// be a secret.
 func Output(ctx context.Context, argv []string, limit Limit) ([]byte, error) {
 	if len(argv) == 0 {
 		return nil, errors.New("run a command: it is empty")
@@ -69,11 +70,11 @@ func Look(argv []string) error {
 		return errors.New("the command is empty")
 	}
 	_, err := exec.LookPath(argv[0])
-	return err // names the program
+	return err // the error names the program
 }
 
-// bounded keeps the first limit bytes and calls full when more come. Its Write never fails, so that the error of the
-// command is not about its output pipe.
+// bounded keeps the first limit bytes and calls full when more come. Its Write never fails, because the command's error
+// would then be about its output pipe.
 type bounded struct {
 	buf   bytes.Buffer
 	limit int

@@ -1,4 +1,5 @@
-// Package tail keeps the last lines of a foreign program's output, for error messages.
+// Package tail keeps the last lines of a foreign program's output, for error messages. A [Writer] collects them;
+// [Append] and [Lines] do the same for a slice.
 package tail
 
 import (
@@ -13,11 +14,11 @@ const (
 	maxLines = 5
 )
 
-// crashes begin the first line that a Go program prints when it crashes. The stacks after it are longer than MaxBytes,
-// and say less.
+// crashes are the beginnings of the first line that a crashing Go program prints. The stacks after it are longer than
+// MaxBytes, and less useful.
 var crashes = []string{"runtime: ", "fatal error: ", "panic: "}
 
-// crash returns where the text of a crash begins, or -1.
+// crash returns the offset of a crash's text, or -1.
 func crash(text []byte) int {
 	first := -1
 	for _, c := range crashes {

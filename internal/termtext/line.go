@@ -1,6 +1,6 @@
-// Package termtext makes foreign text, such as a VM's, fit for a terminal, a log or an error message: it cannot move
-// the cursor, hide other text, reverse its order, pass for a line of ours or go on without end. Whatever writes such
-// text to a terminal calls [Text] or [Line].
+// Package termtext makes foreign text, such as a VM's, safe for a terminal, a log or an error message: it cannot move
+// the cursor, hide other text, reverse its order, imitate our own lines or be endless. Code that writes such text to a
+// terminal calls [Text] or [Line].
 package termtext
 
 import (
@@ -10,14 +10,14 @@ import (
 	"unicode/utf8"
 )
 
-// The most of a foreign text that is shown.
+// The part of a foreign text that is shown.
 const (
 	maxShown = 4 << 10 // bytes
 	maxLines = 50
 )
 
-// Text returns s as lines, of which all but the first are indented, so that none of them passes for a line of ours. At
-// most 50 lines and 4 KiB of s are left, and each is as Line has it.
+// Text returns s as lines. All but the first are indented, so that none imitates our own lines. It keeps at most 50
+// lines and 4 KiB of s, and converts each line as Line does.
 func Text(s string) string {
 	lines := strings.SplitN(Cut(s, maxShown), "\n", maxLines+1)
 	if len(lines) > maxLines {
@@ -29,8 +29,8 @@ func Text(s string) string {
 	return strings.Join(lines, "\n    ")
 }
 
-// Line returns s as one line, with at most 4 KiB of s. Line breaks and tabs become blanks; every other character that
-// is not printable (unicode.IsPrint), such as a control, a change of direction or invalid UTF-8, becomes a ?.
+// Line returns s as one line, with at most 4 KiB of s. Line breaks and tabs become blanks. Every other character that
+// is not printable (unicode.IsPrint) becomes a ?, for example a control, a change of direction or invalid UTF-8.
 func Line(s string) string {
 	return strings.Map(func(c rune) rune {
 		switch {
@@ -43,7 +43,7 @@ func Line(s string) string {
 	}, Cut(s, maxShown))
 }
 
-// Escape is Line for text whose every character matters: it escapes characters that are not printable, as in Go
+// Escape is Line for text in which every character matters: it escapes characters that are not printable, as in Go
 // strings.
 func Escape(s string) string {
 	var b strings.Builder
@@ -62,7 +62,8 @@ func Escape(s string) string {
 	return b.String()
 }
 
-// Cut returns s, or its first n bytes and "..." if it is longer. No character is cut in two.
+// Cut returns s if it has at most n bytes, and otherwise its first n bytes and "...". It does not cut a character in
+// two.
 func Cut(s string, n int) string {
 	if len(s) <= n {
 		return s
@@ -73,8 +74,8 @@ func Cut(s string, n int) string {
 	return s[:n] + "..."
 }
 
-// Short returns s as one line of at most n bytes and then "...". Each run of blanks and characters that are not
-// printable becomes one blank.
+// Short returns s as one line of at most n bytes, and "..." if it was cut. Each run of blanks and unprintable
+// characters becomes one blank.
 func Short(s string, n int) string {
 	return Cut(strings.Join(strings.FieldsFunc(s, func(c rune) bool {
 		return c == ' ' || c == utf8.RuneError || !unicode.IsPrint(c)

@@ -9,11 +9,12 @@ import (
 // resetColour ends all colours.
 const resetColour = "\x1b[0m"
 
-// colour matches an escape sequence that only sets colours and the like (SGR, ECMA-48).
+// colour matches an escape sequence that only sets colours and similar attributes (SGR, ECMA-48).
 var colour = lazyregexp.New("\x1b\\[[0-9;:]{0,64}m")
 
-// LogLine appends a line of a build's log to b as a terminal may show it. Colours stay, and end with the line. All else
-// that a terminal would obey is shown as Escape does, but for tabs and for carriage returns at the end of the line.
+// LogLine appends a line of a build's log to b in a form that is safe for a terminal. It keeps colours, and ends them
+// with the line. It keeps tabs, and carriage returns at the end of the line. All else that a terminal could interpret
+// is shown as Escape does.
 func LogLine(b, line []byte) []byte {
 	b, coloured := appendLine(b, line, true)
 	if coloured {
@@ -22,7 +23,7 @@ func LogLine(b, line []byte) []byte {
 	return b
 }
 
-// PlainLine is LogLine for what is no terminal: colours are left out.
+// PlainLine is LogLine without colours, for output that is not a terminal.
 func PlainLine(b, line []byte) []byte {
 	b, _ = appendLine(b, line, false)
 	return b

@@ -1,4 +1,5 @@
-// Package vmlog bounds what a VM can make its manager log: the length of a text, and how often a message comes.
+// Package vmlog bounds the part of a manager's log that a VM can cause: the length of a text, and how often a message
+// comes. [Limiter.Logger] wraps a logger.
 package vmlog
 
 import (
@@ -13,12 +14,12 @@ import (
 const (
 	// MaxText bounds each text and each error of a record.
 	MaxText = 2 << 10
-	// burst is how many records of one message come at once, and refill the time after which another one may come.
+	// burst is how many records of one message may come at once. refill is the time after which one more may come.
 	burst, refill = 20, 10 * time.Second
 )
 
-// Limiter bounds the records about one VM, by message: a flood of one does not hide another. The zero value is ready.
-// It is safe for concurrent use.
+// Limiter bounds the records about one VM, separately for each message, so that a flood of one does not hide another.
+// The zero value is ready. It is safe for concurrent use.
 type Limiter struct {
 	mu       sync.Mutex          // guards the following
 	accounts map[string]*account // by message; messages are constants of this program
@@ -26,12 +27,12 @@ type Limiter struct {
 
 // account counts the records of one message.
 type account struct {
-	paid    time.Time // refill after the last record, or later: each record moves it on by refill
-	dropped int       // since the last record that was logged
+	paid    time.Time // refill after the last record, or later: each record adds refill
+	dropped int       // since the last logged record
 }
 
-// Logger returns a Logger that passes on to another as many records as l allows. A record that follows dropped ones has
-// their number, as "dropped".
+// Logger returns a Logger that passes the records that l allows on to to. A record that follows dropped ones has their
+// number, as "dropped".
 func (l *Limiter) Logger(to *slog.Logger) *slog.Logger { return slog.New(handler{to.Handler(), l}) }
 
 // take counts a record. It reports whether the record may be logged, and how many before it were dropped.

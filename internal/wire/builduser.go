@@ -7,17 +7,18 @@ import (
 )
 
 const (
-	// firstBuildID is the first id of a range: those before it are for root and the system's services, by the custom of
-	// the distributions. Those from nobodyID to overflowID are nobody's.
+	// firstBuildID is the first id of a range: by the custom of distributions, smaller ids are for root and the
+	// system's services. The ids from nobodyID to overflowID stand for unknown users.
 	firstBuildID, nobodyID, overflowID = 1000, 65534, 65535
-	// maxBuildID is the last id that a range can have.
+	// maxBuildID is the largest id in a range.
 	maxBuildID = 1<<31 - 2
-	// maxBuildIDs is the most ids of a range.
+	// maxBuildIDs bounds the number of ids in a range.
 	maxBuildIDs = 4096
 )
 
-// ParseBuildUser parses the user of a build where the login is root: a name, or a range of ids in the form FIRST-LAST,
-// of which the build gets one. It returns the name, or the ids. An empty text is no error: the user is the login's.
+// ParseBuildUser parses the user for builds on a VM where the login is root: a name, or a range of ids in the form
+// FIRST-LAST, from which each build gets one. It returns the name, or the ids. An empty text is no error: then builds
+// run as the login.
 func ParseBuildUser(text string) (name string, first, last int, err error) {
 	from, to, cut := strings.Cut(text, "-")
 	first, firstErr := strconv.Atoi(from)

@@ -8,8 +8,8 @@ import (
 )
 
 // The guard that runs a script on a VM reports the script's end with a line on standard output and on standard error.
-// The script cannot forge the line: it has a key that arrived on standard input. All bytes before the line are the
-// script's:
+// The script cannot forge the line, because it has a key that arrived on standard input. All bytes before the line
+// belong to the script:
 //
 //	0x1e stepmux-end KEY exit CODE
 //	0x1e stepmux-end KEY fail STAGE TEXT
@@ -23,13 +23,14 @@ const EndKeySize = 32
 // maxEndLine bounds the line after the mark.
 const maxEndLine = 4 << 10
 
-// End is how a script ended, or why it could not be run.
+// End is the end of a script, or the reason why it could not be run.
 type End struct {
-	// Code is the exit code; 128 plus the number of the signal that ended the script. It means nothing if Stage is set.
+	// Code is the exit code, or 128 plus the number of the signal that ended the script. It has no meaning if Stage is
+	// set.
 	Code int
-	// Stage names the step of the guard that failed, in one word; empty if the script ran.
+	// Stage names the step of the guard that failed, in one word. It is empty if the script ran.
 	Stage string
-	// Text is the reason. It is foreign text.
+	// Text is the reason. It is untrusted text.
 	Text string
 }
 
@@ -50,7 +51,7 @@ func ParseEndKey(s string) (string, error) {
 	return s, nil
 }
 
-// EndScanner finds the line of an End in a stream and takes it out.
+// EndScanner finds the line of an End in a stream and removes it.
 type EndScanner struct {
 	mark []byte
 	held []byte // possible start of a line with the key
@@ -60,7 +61,7 @@ type EndScanner struct {
 // NewEndScanner returns a scanner for lines with this key.
 func NewEndScanner(key string) *EndScanner { return &EndScanner{mark: []byte(endMark + key + " ")} }
 
-// End returns the end once its line was scanned. Bytes after it are dropped.
+// End returns the end once its line was scanned. The scanner drops the bytes after it.
 func (s *EndScanner) End() (End, bool) {
 	if s.end == nil {
 		return End{}, false
@@ -68,8 +69,8 @@ func (s *EndScanner) End() (End, bool) {
 	return *s.end, true
 }
 
-// Scan takes the next bytes of the stream and returns the script's, which may share p's memory. It may hold back some
-// until the next call.
+// Scan takes the next bytes of the stream and returns those of the script, which may share p's memory. It may hold back
+// some bytes until the next call.
 func (s *EndScanner) Scan(p []byte) []byte {
 	if s.end != nil {
 		return nil
@@ -78,7 +79,7 @@ func (s *EndScanner) Scan(p []byte) []byte {
 		p = append(s.held, p...)
 		s.held = nil
 	}
-	var before []byte // bytes before a line that was taken out
+	var before []byte // bytes before a removed line
 	for {
 		i := bytes.Index(p, s.mark)
 		if i < 0 {
@@ -99,7 +100,7 @@ func (s *EndScanner) Scan(p []byte) []byte {
 	}
 }
 
-// Rest returns the bytes that are held back. It is called at the end of the stream.
+// Rest returns the held-back bytes. Call it at the end of the stream.
 func (s *EndScanner) Rest() []byte {
 	held := s.held
 	s.held = nil
@@ -124,7 +125,7 @@ func join(a, b []byte) []byte {
 	return append(a[:len(a):len(a)], b...)
 }
 
-// parseEnd returns nil for a sign of life.
+// parseEnd parses the line after the mark. It returns nil for a sign of life.
 func parseEnd(line string) *End {
 	word, rest, _ := strings.Cut(line, " ")
 	switch word {

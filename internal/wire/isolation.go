@@ -7,7 +7,7 @@ import (
 
 // The names of the isolation levels. Package remote/walls describes them.
 const (
-	IsolationAuto      = "auto" // the best that the VM has
+	IsolationAuto      = "auto" // the best level that the VM offers
 	IsolationOff       = "off"
 	IsolationProcesses = "processes"
 	IsolationPrivate   = "private"
@@ -30,10 +30,10 @@ func ParseIsolation(name string) (string, error) {
 	}
 }
 
-// IsolationVar is the environment variable of a VM that gives the isolation of builds whose manager asks for none, as
-// "steps serve --isolation" does.
+// IsolationVar is the environment variable on a VM that sets the isolation of builds, if their manager does not set it,
+// like "steps serve --isolation".
 const IsolationVar = "STEPMUX_ISOLATION"
 
-// ToolsVar is the environment variable of a command line that a relay runs: the directory with this program under the
-// names by which the scripts of a GitLab manager call it.
+// ToolsVar is an environment variable of the command lines that a relay runs: a directory with links to this program,
+// by the names that the scripts of a GitLab manager use.
 const ToolsVar = "STEPMUX_TOOLS"

@@ -11,36 +11,37 @@ import (
 const (
 	// ProgramName is the name that our own program reports.
 	ProgramName = "stepmux"
-	// FetchProgram is the file beside a stepmux-vm that has the commands for the network.
+	// FetchProgram is the file beside stepmux-vm that has the commands which need the network.
 	FetchProgram = "stepmux-fetch"
-	// UploadDigits is how many digits of the SHA-256 of a program that a manager puts on a VM name its directory there.
+	// UploadDigits is the length of the name of a directory with an uploaded program: so many digits of the program's
+	// SHA-256.
 	UploadDigits = 16
 	// MaxVersionText bounds the output of --version, a login shell's greeting included.
 	MaxVersionText = 64 << 10
 
-	// programHello starts the line by which a relay introduces its program.
+	// programHello starts the line in which a relay introduces its program.
 	programHello = "stepmux-program/"
-	// LingerHello is the line by which a relay says, after its ProgramHello, that its program has Program.Linger. Older
+	// LingerHello is the line, after ProgramHello, in which a relay says that its program has Program.Linger. Older
 	// managers take it for a login shell's greeting.
 	LingerHello = "stepmux-features/" + lingerFeature + "\n"
-	// lingerFeature stands for Program.Linger in lists of features, whose words are separated by spaces.
+	// lingerFeature is the word for Program.Linger in lists of features, whose words are separated by spaces.
 	lingerFeature = "linger"
 	// maxVersion bounds a version in bytes.
 	maxVersion = 64
 )
 
-// IsUploadDir reports whether name may be that of a directory that has a program which a manager has put there.
+// IsUploadDir reports whether name is valid for a directory with an uploaded program.
 func IsUploadDir(name string) bool {
 	return len(name) == UploadDigits && strings.Trim(name, "0123456789abcdef") == ""
 }
 
-// Program describes a step runner, as it describes itself.
+// Program is the description of a step runner by itself.
 type Program struct {
 	// Name is ProgramName, or empty for another project's program.
 	Name string
 	// Version is 1 to 64 printable ASCII characters; empty if it is not known.
 	Version string
-	// Platform is os/arch as Go names them; empty if it is not known.
+	// Platform is os/arch in Go's words, empty if it is not known.
 	Platform string
 	// Protocol is the version of the relay's protocol; 0 if the program has no relay.
 	Protocol int
@@ -48,14 +49,14 @@ type Program struct {
 	Linger bool
 }
 
-// OpenProgram is the name by which a manager starts a program whose file its shell holds open as OpenDescriptor.
+// OpenProgram is the path by which a manager starts a program whose open file its shell has as OpenDescriptor.
 const (
 	OpenProgram    = "/proc/self/fd/3"
 	OpenDescriptor = 3
 )
 
-// VersionText returns the output of --version: the lines that a manager of GitLab Runner knows, and lines that identify
-// our program. The commit may be empty.
+// VersionText returns the output of --version: the lines that a manager of GitLab Runner expects, and lines that
+// identify our program. The commit may be empty.
 func VersionText(p Program, goVersion, commit string) string {
 	if commit != "" {
 		commit = "Git revision: " + commit + "\n"
@@ -64,7 +65,7 @@ func VersionText(p Program, goVersion, commit string) string {
 		p.Version, commit, p.Name, p.Protocol, FeaturesLine(p.Linger), goVersion, p.Platform)
 }
 
-// FeaturesLine returns the line of --version with the program's features, empty if it has no feature.
+// FeaturesLine returns the line of --version with the program's features. It is empty if there are none.
 func FeaturesLine(linger bool) string {
 	if !linger {
 		return ""
@@ -114,7 +115,7 @@ func ParseVersionText(text []byte) (Program, error) {
 	return p, nil
 }
 
-// ProgramHello returns the line by which a relay introduces its program, before its hello. Older managers take it for a
+// ProgramHello returns the line in which a relay introduces its program, before its hello. Older managers take it for a
 // login shell's greeting. It is empty if version or platform is not valid.
 func ProgramHello(version, platform string) string {
 	if !ValidVersion(version) || !ValidPlatform(platform) {
@@ -123,12 +124,13 @@ func ProgramHello(version, platform string) string {
 	return programHello + platform + " " + version + "\n"
 }
 
-// FindProgramHello finds the last ProgramHello in the bytes before a relay's hello. Without one only the name is known.
+// FindProgramHello finds the last ProgramHello in the bytes before a relay's hello. Without one, only the name is
+// known.
 func FindProgramHello(noise []byte) Program {
 	p := Program{Name: ProgramName}
 	for line := range bytes.Lines(noise) {
 		p.Linger = p.Linger || string(line) == LingerHello
-		i := bytes.LastIndex(line, []byte(programHello)) // a shell's prompt may stand before it
+		i := bytes.LastIndex(line, []byte(programHello)) // a shell's prompt may come before it
 		if i < 0 {
 			continue
 		}
@@ -141,7 +143,7 @@ func FindProgramHello(noise []byte) Program {
 	return p
 }
 
-// ValidVersion reports whether s can be a version, such as v1.2.3-rc1+x, a hash, or "development version".
+// ValidVersion reports whether s is a valid version, such as v1.2.3-rc1+x, a hash, or "development version".
 func ValidVersion(s string) bool {
 	if s == "" || len(s) > maxVersion || !isAlnum(s[0]) {
 		return false
@@ -154,7 +156,7 @@ func ValidVersion(s string) bool {
 	return true
 }
 
-// ValidPlatform reports whether s is os/arch, as in linux/amd64.
+// ValidPlatform reports whether s has the form os/arch, such as linux/amd64.
 func ValidPlatform(s string) bool {
 	system, arch, ok := strings.Cut(s, "/")
 	return ok && validWord(system) && validWord(arch)

@@ -32,8 +32,8 @@ func Quote(argv ...string) (string, error) {
 	return b.String(), nil
 }
 
-// quoteTo writes arg: unquoted if every byte is harmless to any shell, else in single quotes. A reserved word in the
-// place of the command is quoted, too.
+// quoteTo writes arg: unquoted if every byte is harmless to any shell, otherwise in single quotes. If arg is the
+// command, it also quotes a reserved word.
 func quoteTo(b *strings.Builder, arg string, command bool) {
 	bare := arg != "" && (!command || !reservedWord[arg])
 	for i := 0; i < len(arg) && bare; i++ {

@@ -10,7 +10,7 @@ import (
 )
 
 const (
-	// RelayVersion is the version of the relay's protocol that this program speaks.
+	// RelayVersion is the version of the relay's protocol in this program.
 	RelayVersion = 1
 
 	// managerHello and relayHello start the first line of each end. They differ, so that a program that only echoes is
@@ -26,8 +26,7 @@ const (
 // ManagerHello returns the line that asks for a version; the manager speaks first.
 func ManagerHello(version int) string { return managerHello + strconv.Itoa(version) + "\n" }
 
-// RelayHello returns the relay's answer with the version it speaks. If the manager asked for that version, yamux
-// follows.
+// RelayHello returns the relay's answer, with its own version. If the manager asked for that version, yamux follows.
 func RelayHello(version int) string { return relayHello + strconv.Itoa(version) + "\n" }
 
 // ReadManagerHello reads the manager's hello, which must come first. It reads no byte after it.
@@ -109,13 +108,13 @@ const (
 	RelayStall = 2 * time.Minute
 )
 
-// RelayWindow returns the window of streams over a round trip of rtt, for the manager. The relay has MaxRelayWindow.
+// RelayWindow returns the window of streams for a round trip of rtt, for the manager. The relay uses MaxRelayWindow.
 func RelayWindow(rtt time.Duration) uint32 {
 	window := minRelayWindow + relayRate*min(max(rtt, 0), time.Second).Seconds()
 	return uint32(min(window, MaxRelayWindow))
 }
 
-// ErrRelayProtocol is wrapped by the errors for a peer that breaks the relay's protocol.
+// ErrRelayProtocol is wrapped by the error for a peer that breaks the relay's protocol.
 var ErrRelayProtocol = errors.New("relay protocol error")
 
 func protocolError(format string, args ...any) error {

@@ -12,8 +12,9 @@ const (
 	RelayFrameHeader = 4
 	// MaxRelayFrame bounds the payload of a frame, and so how long a stream delays its siblings.
 	MaxRelayFrame = 64 << 10
-	// RelayProcessWindow is how many bytes of a process's stdin, stdout or stderr may be in flight without a credit. Each
-	// has its own window: a stdin that is not read delays no signal, and a stdout that is not read no exit status.
+	// RelayProcessWindow is how many bytes of a process's stdin, stdout or stderr may be in flight without a credit.
+	// Each has its own window: an unread stdin does not delay a signal, and an unread stdout does not delay an exit
+	// status.
 	RelayProcessWindow = 256 << 10
 )
 
@@ -63,7 +64,7 @@ func ReadFramePayload(r io.Reader, n int) ([]byte, error) {
 	return payload, err
 }
 
-// RelayCredit allows n bytes more of a kind, FrameData or FrameStderr.
+// RelayCredit allows n more bytes of a kind, FrameData or FrameStderr.
 type RelayCredit struct {
 	Kind RelayFrame
 	N    uint32
@@ -88,11 +89,11 @@ func ParseRelayCredit(payload []byte) (RelayCredit, error) {
 	return c, nil
 }
 
-// RelayExit is the end of a process: by Signal if it is not empty, else with Status.
+// RelayExit is the end of a process: by Signal if that is not empty, otherwise with Status.
 type RelayExit struct {
 	Status uint8
 	Signal string // without "SIG"
-	Text   string // more about it, such as why the end is not known; foreign text
+	Text   string // more about it, for example why the end is not known; untrusted text
 }
 
 // Append appends e as a frame. Texts that are too long are cut.

@@ -25,8 +25,8 @@ const (
 
 // RelayStart asks for a process.
 type RelayStart struct {
-	// Argv is the program and its arguments; a name without a slash is looked up in the relay's PATH. If
-	// empty, Line is run by the user's login shell.
+	// Argv is the program and its arguments. A name without a slash is looked up in the relay's PATH. If Argv is empty,
+	// the user's login shell runs Line.
 	Argv []string
 	Line string
 	// Dir is the working directory; if empty, the user's home.
@@ -41,7 +41,7 @@ type RelayStart struct {
 // RelayConnect asks for a connection to a unix socket in the user's own socket base.
 type RelayConnect struct {
 	Path string
-	// Wait is for a socket that may not exist yet: how long the relay waits for the ReadyLine of a process that was
+	// Wait is for a socket that may not exist yet. It bounds the relay's wait for the ReadyLine of a process that was
 	// started with this path in Ready. It is rounded down to milliseconds. If zero, the relay does not wait.
 	Wait time.Duration
 }
@@ -49,14 +49,14 @@ type RelayConnect struct {
 // RelayCode is the kind of answer to a request.
 type RelayCode uint8
 
-// The codes. Others count as RelayFailed.
+// The codes. Unknown codes count as RelayFailed.
 const (
 	RelayOK        RelayCode = iota
 	RelayFailed              // see the text
 	RelayInvalid             // the request is not valid
 	RelayForbidden           // the path is not a socket of this user's builds
 	RelayNotFound            // no such program, directory or socket
-	RelayNotReady            // the process did not begin to listen
+	RelayNotReady            // the process has not begun to listen
 	RelayBusy                // the relay is at its limit
 	RelayClosing             // the relay is about to end
 )
@@ -72,7 +72,7 @@ func RefuseRelay(code RelayCode, format string, args ...any) RelayResponse {
 	return RelayResponse{code, fmt.Sprintf(format, args...)}
 }
 
-// Error implements error, for a request that is refused.
+// Error returns the reason of a refusal.
 func (r RelayResponse) Error() string { return r.Text }
 
 // AppendRelayStart appends r in its wire form.
@@ -94,7 +94,7 @@ func AppendRelayConnect(b []byte, r RelayConnect) ([]byte, error) {
 	})
 }
 
-// AppendRelayResponse appends r in its wire form. A Text that is too long is cut.
+// AppendRelayResponse appends r in its wire form. It cuts a Text that is too long.
 func AppendRelayResponse(b []byte, r RelayResponse) []byte {
 	b, err := appendMessage(b, byte(r.Code), func(body *cryptobyte.Builder) {
 		addString(body, r.Text[:min(len(r.Text), maxRelayMessage/2)])
@@ -105,8 +105,8 @@ func AppendRelayResponse(b []byte, r RelayResponse) []byte {
 	return b
 }
 
-// ReadRelayRequest reads a *RelayStart or a *RelayConnect, and no byte after it. It allocates memory for bytes that
-// came, not for a length that is claimed. Errors other than those of r wrap ErrRelayProtocol.
+// ReadRelayRequest reads a *RelayStart or a *RelayConnect, and no byte after it. It allocates memory only for bytes
+// that have arrived, not for a claimed length. Errors other than those of r wrap ErrRelayProtocol.
 func ReadRelayRequest(r io.Reader) (any, error) {
 	kind, body, err := readMessage(r)
 	if err != nil {
@@ -134,7 +134,7 @@ func ReadRelayRequest(r io.Reader) (any, error) {
 	}
 }
 
-// check refuses requests with which no process can be started.
+// check refuses requests that cannot start a process.
 func (s *RelayStart) check() error {
 	switch {
 	case len(s.Argv) == 0 && s.Line == "":

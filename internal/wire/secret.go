@@ -35,7 +35,7 @@ func NewSecret() Secret {
 	return Secret{base64.RawURLEncoding.EncodeToString(b[:])}
 }
 
-// ParseSecret returns the secret that line holds, without its newline. The error does not quote it.
+// ParseSecret returns the secret in line, which has no newline. The error does not quote it.
 func ParseSecret(line string) (Secret, error) {
 	if len(line) < minSecretLength || len(line) > maxSecretLength {
 		return Secret{}, fmt.Errorf(
@@ -50,13 +50,13 @@ func ParseSecret(line string) (Secret, error) {
 	return Secret{line}, nil
 }
 
-// IsZero reports whether s is the zero value, which is no secret.
+// IsZero reports whether s is the zero value, which is not a secret.
 func (s Secret) IsZero() bool { return s.text == "" }
 
 // Line returns the secret with a newline, as serve reads it from its stdin.
 func (s Secret) Line() []byte { return []byte(s.text + "\n") }
 
-// Authorization returns the value under AuthorizationKey that carries the secret.
+// Authorization returns the value with the secret for the metadata key AuthorizationKey.
 func (s Secret) Authorization() string { return Bearer + s.text }
 
 // String hides the secret, from logs too.
@@ -71,7 +71,7 @@ type Verifier [sha256.Size]byte
 // Verifier returns the Verifier of s.
 func (s Secret) Verifier() Verifier { return sha256.Sum256([]byte(s.text)) }
 
-// Admits reports whether authorization, the values of a call under AuthorizationKey, is exactly one value with the
+// Admits reports whether authorization, the values under AuthorizationKey in a call, is exactly one value with the
 // right secret. It takes the same time for every wrong secret of the same length.
 func (v Verifier) Admits(authorization []string) bool {
 	if len(authorization) != 1 {

@@ -8,8 +8,8 @@ import (
 )
 
 const (
-	// SocketBase is the directory below the VM's temporary directory that holds one directory per
-	// build. Where another user owns it, serve uses SocketBase-<uid> instead.
+	// SocketBase is the directory below the VM's temporary directory that holds one directory for each build. If
+	// another user owns it, serve uses SocketBase-<uid> instead.
 	SocketBase = "gitlab-runner-steps"
 	// SocketName is the socket's file name in the build's directory.
 	SocketName = "step-runner.sock"
@@ -17,9 +17,8 @@ const (
 	MaxSocketPath = 107
 )
 
-// SocketPath returns <tmp>/gitlab-runner-steps/<build id>/step-runner.sock. The VM is a unix machine
-// whatever the manager is, hence slashes. It fails if tmp is not absolute or the path is too long
-// for a socket.
+// SocketPath returns <tmp>/gitlab-runner-steps/<build id>/step-runner.sock. It uses slashes on every platform, because
+// the VM is a Unix machine. It fails if tmp is not absolute or the path is too long for a socket.
 func SocketPath(tmp string, id BuildID) (string, error) {
 	if !path.IsAbs(tmp) {
 		return "", fmt.Errorf("remote temporary directory %q is not an absolute path", tmp)
@@ -34,8 +33,8 @@ func SocketPath(tmp string, id BuildID) (string, error) {
 	return p, nil
 }
 
-// CheckSocketPath reports whether p can be the address of a unix socket: absolute, clean, without
-// control characters, and no longer than MaxSocketPath.
+// CheckSocketPath returns an error unless p is a valid address of a unix socket: absolute, clean, without control
+// characters, and no longer than MaxSocketPath.
 func CheckSocketPath(p string) error {
 	switch {
 	case !path.IsAbs(p):

@@ -26,28 +26,30 @@ import (
 const (
 	maxEntries = 500_000
 	maxPath    = 4096 // bytes of a path in an archive, and of a link's target
-	// maxWindow is the most that an archive may make zstd remember.
+	// maxWindow bounds the memory that an archive can make zstd use for its window, in bytes.
 	maxWindow = 64 << 20
-	// DefaultBytes is the bound of all files of an archive where the file system has more room.
+	// DefaultBytes bounds all files of an archive together, in bytes, even if the file system has more room.
 	DefaultBytes = 64 << 30
 )
 
 // Bounds are the bounds of an archive's content.
 type Bounds struct {
-	// Bytes is the largest sum of the sizes of all files. If zero, nine tenths of the free space of the file system, and
-	// at most [DefaultBytes].
+	// Bytes bounds the sum of the sizes of all files. If zero, it is nine tenths of the free space of the file system,
+	// and at most [DefaultBytes].
 	Bytes int64
-	// Entries is the largest number of files, links and directories. If zero, 500,000.
+	// Entries bounds the number of files, links and directories. If zero, 500,000.
 	Entries int
-	// OutsideLinks keeps symbolic links that lead out of the directory. Otherwise they are an error. Nothing is written
-	// through them in either case.
+	// OutsideLinks allows symbolic links that lead out of the directory. Otherwise they are an error. In both cases
+	// nothing is written through them.
 	OutsideLinks bool
 }
 
 // Extract unpacks the archive in file below dir: zip, or tar in zstd. It replaces files, and keeps their modes and
-// times, but no owner and no setuid bit. An entry that would be outside of dir is an error, as are a name that is there
-// twice, a link that leads outside, a device, and more than the bounds allow. Extract looks for these before it writes
-// anything. What was unpacked before any other error stays. It returns the number of files and links.
+// times, but no owner and no setuid bit.
+//
+// Some entries are an error: one outside of dir, a name that comes twice, a link that leads outside, a device, and more
+// than the bounds allow. Extract looks for these before it writes anything. After another error, the files that were
+// unpacked before it stay. It returns the number of files and links.
 func Extract(ctx context.Context, file *os.File, dir string, b Bounds) (files int, err error) {
 	b.Entries = cmp.Or(b.Entries, maxEntries)
 	root, err := os.OpenRoot(dir)
@@ -91,7 +93,7 @@ func roomBelow(root *os.Root) (int64, error) {
 
 // unpacker writes the entries of one archive.
 type unpacker struct {
-	ctx    context.Context // of the one call of Extract
+	ctx    context.Context // of the single call of Extract
 	root   *os.Root
 	bounds Bounds
 	left   int64 // bytes
@@ -100,12 +102,12 @@ type unpacker struct {
 	links  []link
 	dirs   []directory
 	buffer []byte
-	dry    bool // only look at the entries
+	dry    bool // only check the entries
 }
 
 type link struct{ name, target string }
 
-// directory is a directory whose mode and time are set at the end, after its files.
+// directory is a directory whose mode and time are set at the end, because its files change both.
 type directory struct {
 	name string
 	info fs.FileInfo
@@ -222,7 +224,7 @@ func (u *unpacker) tar(file io.ReaderAt, size int64) error {
 	}
 }
 
-// entry writes one entry. target returns a link's.
+// entry writes one entry. target returns the target of a link.
 func (u *unpacker) entry(name string, mode fs.FileMode, info fs.FileInfo, size int64, r io.Reader,
 	target func() (string, error),
 ) error {
@@ -331,7 +333,7 @@ func (u *unpacker) file(name string, info fs.FileInfo, size int64, r io.Reader) 
 	return u.root.Chtimes(name, info.ModTime(), info.ModTime())
 }
 
-// link keeps a link, to be made after all files: nothing is written through it.
+// link keeps a link until all files are written, so that no file is written through it.
 func (u *unpacker) link(name, target string) error {
 	if target == "" || len(target) > maxPath || strings.IndexByte(target, 0) >= 0 {
 		return errors.New("the symbolic link has no valid target")
@@ -343,7 +345,7 @@ func (u *unpacker) link(name, target string) error {
 	return nil
 }
 
-// leadsOut reports whether the link name leads out of its archive by its own target.
+// leadsOut reports whether the target of the link name leads out of the archive, without following other links.
 func leadsOut(name, target string) bool {
 	return path.IsAbs(target) || outside(path.Join(path.Dir(name), target))
 }
@@ -355,7 +357,7 @@ func leadsOutside(target string) error {
 
 // finish makes the links, and sets the modes and times of directories.
 func (u *unpacker) finish() error {
-	for _, l := range u.links { // all parents first: none is reached through a link of the archive
+	for _, l := range u.links { // all parents first, so that none is reached through a link of the archive
 		if err := u.clear(l.name); err != nil {
 			return entryError(l.name, err)
 		}
@@ -388,8 +390,8 @@ func (u *unpacker) finish() error {
 	return nil
 }
 
-// leaves reports whether a link leads outside by way of others. os.Root refuses to follow it then, with an error that
-// is not one of the system.
+// leaves reports whether a link leads outside through other links. os.Root refuses to follow such a link, with an error
+// that is not a system error.
 func (u *unpacker) leaves(name string) bool {
 	_, err := u.root.Stat(name)
 	if err == nil {

@@ -21,15 +21,15 @@ import (
 	"github.com/stepmux/stepmux/internal/tail"
 )
 
-// maxName is the largest number of bytes in the path of a file that git lists.
+// maxName bounds the path of a file in git's list, in bytes.
 const maxName = 64 << 10
 
 // Selection says which files of a directory to archive.
 type Selection struct {
 	// Dir is the project's directory, an absolute path.
 	Dir string
-	// Paths are patterns (doublestar) of files and directories, relative to Dir or below it. A directory stands for all
-	// that is in it.
+	// Paths are patterns (doublestar) of files and directories, relative to Dir or below it. A directory includes
+	// everything in it.
 	Paths []string
 	// Exclude are patterns of files to leave out.
 	Exclude []string
@@ -37,12 +37,12 @@ type Selection struct {
 	Untracked bool
 	// OnlyInside leaves out symbolic links that lead out of Dir. Otherwise they are archived as links.
 	OnlyInside bool
-	// Info and Warn take lines about the patterns. Warn gets those that matched nothing or lead outside of Dir. A
-	// pattern never fails the whole.
+	// Info and Warn are called with lines about the patterns. Warn gets patterns that match nothing or lead outside of
+	// Dir. A pattern never makes Find fail.
 	Info, Warn func(text string)
 }
 
-// Files are the files of a directory that a [Selection] matches. The caller closes it.
+// Files are the files of a directory that match a [Selection]. The caller closes it.
 type Files struct {
 	root   *os.Root
 	names  []string // sorted, with slashes
@@ -66,9 +66,9 @@ func Find(ctx context.Context, s Selection) (*Files, error) {
 	return f.files, nil
 }
 
-// Named returns the files of a directory that have these names, relative to it and with slashes. As with OnlyInside,
-// symbolic links that lead out are left out, as are names that are not there and files of other kinds; warn takes a
-// line about those. The caller closes the Files.
+// Named returns the files of a directory with these names, which are relative to it and have slashes. It leaves out
+// symbolic links that lead out, missing files and files of other kinds, and calls warn with a line about each. The
+// caller closes the Files.
 func Named(dir string, names []string, warn func(text string)) (*Files, error) {
 	if len(names) > maxEntries {
 		return nil, fmt.Errorf("%s has %d files, at most %d can be archived", dir, len(names), maxEntries)
@@ -94,7 +94,7 @@ func (f *Files) Close() { f.root.Close() }
 // Names returns the paths of the files, links and directories, sorted.
 func (f *Files) Names() []string { return f.names }
 
-// Newest returns the last time at which one of the files was modified.
+// Newest returns the latest modification time of the files.
 func (f *Files) Newest() time.Time { return f.newest }
 
 // Add adds the file name of the directory, as if a pattern had matched it.
@@ -110,7 +110,7 @@ func (f *Files) Add(name string) error {
 	return nil
 }
 
-// Root returns the directory of the files.
+// Root returns the open directory of the files.
 func (f *Files) Root() *os.Root { return f.root }
 
 func (f *Files) saw(info fs.FileInfo) {
@@ -124,7 +124,7 @@ type finder struct {
 	Selection
 	files    *Files
 	fsys     fs.FS
-	exclude  [][2]string // patterns of Exclude, relative to Dir and as they are written
+	exclude  [][2]string // patterns of Exclude, relative to Dir and as the caller wrote them
 	found    map[string]bool
 	excluded map[string]int // files by pattern
 	outside  []string       // links that lead outside
@@ -156,7 +156,7 @@ func (f *finder) find(ctx context.Context) error {
 	return nil
 }
 
-// warnOutside tells of links that lead outside.
+// warnOutside warns about links that lead outside.
 func (f *finder) warnOutside() {
 	switch n := len(f.outside); {
 	case n == 0:
@@ -199,7 +199,7 @@ func check(pattern string) error {
 	return nil
 }
 
-// match adds the files that a pattern matches, and all below the directories it matches. Its error is the end of ctx.
+// match adds the files that match a pattern, and all files below matching directories. The error is the end of ctx.
 func (f *finder) match(ctx context.Context, pattern string) error {
 	relative, err := f.relative(pattern)
 	if err != nil {
@@ -242,7 +242,7 @@ func (f *finder) match(ctx context.Context, pattern string) error {
 	return nil
 }
 
-// isDir reports whether there is a directory of that name. A link to one is none: it is archived as a link.
+// isDir reports whether name is a directory. A link to one does not count: it is archived as a link.
 func (f *finder) isDir(name string) bool {
 	info, err := f.files.root.Lstat(name)
 	return err == nil && info.IsDir()
@@ -255,7 +255,7 @@ func (f *finder) sumExcluded() (sum int) {
 	return sum
 }
 
-// add adds a file, link or directory, and returns 1 unless it is excluded or of another kind.
+// add adds a file, link or directory, and returns 1. It returns 0 if it is excluded or of another kind.
 func (f *finder) add(name string) int {
 	if name == "." {
 		return 0
@@ -271,7 +271,7 @@ func (f *finder) add(name string) int {
 	}
 	info, err := f.files.root.Lstat(name)
 	switch {
-	case errors.Is(err, fs.ErrNotExist): // deleted since
+	case errors.Is(err, fs.ErrNotExist): // deleted in the meantime
 		return 0
 	case err != nil:
 		f.Warn(fmt.Sprintf("%s: %v", name, oserr.Bare(err)))

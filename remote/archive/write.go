@@ -23,12 +23,12 @@ import (
 
 const (
 	bufferSize = 64 << 10
-	// window is how far back zstd looks for repetitions. Each end needs a few times as much memory.
+	// window is the distance over which zstd looks for repetitions, in bytes. Both ends need a few times as much
+	// memory.
 	window = 8 << 20
 )
 
-// Write writes an archive of the files to w. It takes a bounded amount of memory, however large the files are, and ends
-// with ctx.
+// Write writes an archive of the files to w. Its memory is bounded, even for large files. It ends with ctx.
 func (f *Files) Write(ctx context.Context, w io.Writer, format Format, level Level) error {
 	p := &packer{files: f, ctx: ctx, level: level, buffer: make([]byte, bufferSize)}
 	buffered := bufio.NewWriterSize(w, bufferSize)
@@ -54,12 +54,12 @@ func (f *Files) Write(ctx context.Context, w io.Writer, format Format, level Lev
 // packer packs files.
 type packer struct {
 	files  *Files
-	ctx    context.Context // of the one call of Write
+	ctx    context.Context // of the single call of Write
 	level  Level
 	buffer []byte
 }
 
-// each calls pack for each file that is still there. file is nil for a directory and a link.
+// each calls pack for each file that still exists. file is nil for a directory and a link.
 func (p *packer) each(pack func(name string, info fs.FileInfo, file io.Reader) error) error {
 	for _, name := range p.files.names {
 		if p.ctx.Err() != nil {
@@ -74,7 +74,7 @@ func (p *packer) each(pack func(name string, info fs.FileInfo, file io.Reader) e
 
 func (p *packer) one(name string, pack func(name string, info fs.FileInfo, file io.Reader) error) error {
 	info, err := p.files.root.Lstat(name)
-	if errors.Is(err, fs.ErrNotExist) { // deleted since
+	if errors.Is(err, fs.ErrNotExist) { // deleted in the meantime
 		return nil
 	}
 	if err != nil {
@@ -94,7 +94,8 @@ func (p *packer) one(name string, pack func(name string, info fs.FileInfo, file 
 	return pack(name, info, untilEnd{p.ctx, file})
 }
 
-// untilEnd is a reader that ends with ctx. It hides the file's other methods: they would not look at ctx.
+// untilEnd is a reader that fails when ctx has ended. It hides the file's other methods, because they do not look at
+// ctx.
 type untilEnd struct {
 	ctx context.Context
 	r   io.Reader
@@ -112,7 +113,7 @@ func (p *packer) copy(w io.Writer, r io.Reader) error {
 	return err
 }
 
-// onlyWriter hides ReadFrom, so that copies go through the one buffer.
+// onlyWriter hides ReadFrom, so that copies use the one buffer.
 type onlyWriter struct{ io.Writer }
 
 func (p *packer) encoder() (*zstd.Encoder, error) {
@@ -120,7 +121,7 @@ func (p *packer) encoder() (*zstd.Encoder, error) {
 		zstd.WithEncoderConcurrency(1), zstd.WithLowerEncoderMem(true))
 }
 
-// compressor is a compressor that is used again for the next file.
+// compressor can be reused for the next file.
 type compressor interface {
 	io.WriteCloser
 	Reset(w io.Writer)
@@ -201,7 +202,7 @@ func (p *packer) tar(w io.Writer) error {
 		return p.copyExactly(t, file, h.Size)
 	})
 	if err != nil {
-		_ = c.Close() // it has no goroutine then
+		_ = c.Close() // so that it leaves no goroutine
 		return err
 	}
 	if err := t.Close(); err != nil {
@@ -210,7 +211,7 @@ func (p *packer) tar(w io.Writer) error {
 	return c.Close()
 }
 
-// copyExactly copies size bytes, which a header has announced.
+// copyExactly copies size bytes, because the header has announced this size.
 func (p *packer) copyExactly(w io.Writer, file io.Reader, size int64) error {
 	counted := &io.LimitedReader{R: file, N: size}
 	if err := p.copy(w, counted); err != nil {
@@ -234,7 +235,7 @@ func (p *packer) gzip(w io.Writer) error {
 		}
 		c.Reset(w)
 		c.ModTime = info.ModTime()
-		if isLatin1(name) { // a gzip header can have no other name
+		if isLatin1(name) { // a gzip header accepts only such names
 			c.Name = name
 		}
 		if err := p.copy(c, file); err != nil {
@@ -268,8 +269,8 @@ func (p *packer) raw(w io.Writer) error {
 	})
 }
 
-// Replace makes or replaces the file name, with mode 0600, once write has written all of it. The new file has a name of
-// the pattern temporary until then. Missing directories are made with mode 0700.
+// Replace makes or replaces the file name, with mode 0600. The file appears only when write has written all of it;
+// until then it has a name of the pattern temporary. Missing directories are made with mode 0700.
 func Replace(name, temporary string, write func(*os.File) error) (err error) {
 	dir := filepath.Dir(name)
 	if err := os.MkdirAll(dir, 0o700); err != nil {

@@ -14,14 +14,14 @@ import (
 	"github.com/stepmux/stepmux/remote/transfer"
 )
 
-// DownloadConfig is what to download and where to unpack it.
+// DownloadConfig says which artifacts to download and where to unpack them.
 type DownloadConfig struct {
 	Job Job
 	// Dir is the project's directory.
 	Dir string
-	// Direct asks the server to redirect to its object storage. Only the first attempt does.
+	// Direct asks the server to redirect to its object storage. Only the first attempt asks for that.
 	Direct bool
-	// StagingDir is where the archive is kept until it is unpacked. If empty, the temporary directory.
+	// StagingDir is the directory for the archive until it is unpacked. If empty, the temporary directory.
 	StagingDir string
 	Bounds     archive.Bounds
 	Log        transfer.Log
@@ -37,7 +37,7 @@ func Download(ctx context.Context, client *transfer.Client, cfg DownloadConfig) 
 		return fmt.Errorf("make a file for the artifacts: %w", oserr.Hint(err, cfg.StagingDir))
 	}
 	defer file.Close()
-	if err := os.Remove(file.Name()); err != nil { // nothing is left of it, whatever ends this program
+	if err := os.Remove(file.Name()); err != nil { // so that no end of this program leaves it behind
 		return err
 	}
 	doing := fmt.Sprintf("download artifacts of job %d", cfg.Job.ID)
@@ -78,7 +78,7 @@ func (cfg DownloadConfig) get(ctx context.Context, client *transfer.Client, file
 	status, refused := errors.AsType[*transfer.StatusError](err)
 	switch {
 	case refused && direct && status.Origin != transfer.Origin(address):
-		return fmt.Errorf("direct download: %s answers %d", status.Origin, status.Code) // the server itself may do better
+		return fmt.Errorf("direct download: %s answers %d", status.Origin, status.Code) // retried without the redirect
 	case err != nil:
 		return err
 	}

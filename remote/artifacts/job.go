@@ -10,7 +10,7 @@ import (
 	"github.com/stepmux/stepmux/remote/transfer"
 )
 
-// Job is a job of a GitLab server, and the right to its artifacts.
+// Job is a job of a GitLab server, and the token for its artifacts.
 type Job struct {
 	Server string // the server's URL
 	ID     int64
@@ -37,7 +37,7 @@ func (j Job) endpoint(query url.Values) (string, error) {
 
 func (j Job) header() http.Header { return http.Header{"Job-Token": {j.Token}} }
 
-// explain says what a refusal means for artifacts.
+// explain says what a refusal by the server means for artifacts.
 func (j Job) explain(err error, doing string) error {
 	status, ok := errors.AsType[*transfer.StatusError](err)
 	if !ok {

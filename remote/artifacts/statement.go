@@ -13,10 +13,11 @@ import (
 	"github.com/stepmux/stepmux/remote/archive"
 )
 
-// Statement has the facts for a statement about artifacts: in-toto with a provenance of SLSA. The manager knows them.
+// Statement has the facts for a statement about artifacts: in-toto with a provenance of SLSA. The manager provides
+// them.
 type Statement struct {
 	RunnerID, RunnerName, Executor string
-	RepoURL, RepoDigest            string // of the project, and the commit
+	RepoURL, RepoDigest            string // of the project: its URL, and the commit
 	JobName                        string
 	StartedAt, EndedAt             string // RFC 3339
 	Parameters                     []string
@@ -30,7 +31,7 @@ const buildType = "https://gitlab.com/gitlab-org/gitlab-runner/-/blob/HEAD/PROVE
 // object is an object of JSON.
 type object map[string]any
 
-// add writes the statement to the file NAME-statement.json of the project and adds that to the files.
+// add writes the statement to the file NAME-statement.json of the project and adds that file to the files.
 func (s *Statement) add(ctx context.Context, files *archive.Files, name string, job int64) error {
 	for _, at := range []string{s.StartedAt, s.EndedAt} {
 		if _, err := time.Parse(time.RFC3339, at); err != nil {
@@ -74,7 +75,7 @@ func (s *Statement) add(ctx context.Context, files *archive.Files, name string, 
 	return files.Add(file)
 }
 
-// names returns the parameters, whose values are left out.
+// names returns the parameters with empty values.
 func (s *Statement) names() object {
 	parameters := object{}
 	for _, name := range s.Parameters {

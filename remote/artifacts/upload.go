@@ -15,25 +15,25 @@ import (
 	"github.com/stepmux/stepmux/remote/transfer"
 )
 
-// UploadConfig is what to upload and how it is called.
+// UploadConfig says which files to upload and how to name the archive.
 type UploadConfig struct {
 	Job   Job
 	Files archive.Selection
-	// Name of the archive, without an extension. If empty, "default".
+	// Name is the name of the archive, without an extension. If empty, "default".
 	Name string
 	// ExpireIn and Type are for the server: "1 week", "junit". Optional.
 	ExpireIn, Type string
-	// Format is zip, gzip or raw. If empty, zip, and the server is not told a format.
+	// Format is zip, gzip or raw. If empty, it is zip, and the request has no format.
 	Format archive.Format
 	Level  archive.Level
-	// Statement is written to a file beside the others and uploaded with them. Optional; only with zip.
+	// Statement is written to a file in the project and uploaded with the files. Optional; only with zip.
 	Statement *Statement
 	// Found is called with the paths of all files, before the upload. Optional.
 	Found func(names []string)
 	Log   transfer.Log
 }
 
-// ErrNoFiles is returned if there is nothing to upload.
+// ErrNoFiles says that there is nothing to upload.
 var ErrNoFiles = errors.New("no files to upload")
 
 // Upload sends the files to the server. It returns [ErrNoFiles] if the selection matches none.
@@ -110,7 +110,8 @@ func (cfg UploadConfig) query() url.Values {
 	return q
 }
 
-// bodies makes the bodies of an upload, one for each attempt and redirect. A goroutine writes each until it is closed.
+// bodies makes the bodies of an upload, one for each attempt and redirect. Each has a goroutine that writes it and ends
+// when the body is closed.
 type bodies struct {
 	ctx      context.Context
 	boundary string
@@ -134,7 +135,7 @@ func (b *bodies) open() (io.ReadCloser, error) {
 		if err == nil {
 			err = m.Close()
 		}
-		w.CloseWithError(err) // nil is EOF
+		w.CloseWithError(err) // nil means EOF
 	})
 	return r, nil
 }

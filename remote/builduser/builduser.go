@@ -2,8 +2,8 @@
 // build.
 //
 // [Take] chooses the user of one build, and keeps an id of a range from other builds while the [User] is open.
-// [User.Become] makes the whole process that user: nothing of it is root afterwards. So no file that a build can
-// replace is ever opened as root. Its caller closes the User when no process of the build is left.
+// [User.Become] makes the whole process that user, without any right of root. So no file that a build can replace is
+// ever opened as root. The caller closes the User when no process of the build is left.
 package builduser
 
 import (
@@ -24,7 +24,7 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// idsDir is where the ids that are in use are locked, and passwdFile and groupFile the machine's users. Tests change
+// idsDir is where the ids in use are locked. passwdFile and groupFile have the machine's users and groups. Tests change
 // them.
 var idsDir, passwdFile, groupFile = "/run/stepmux", "/etc/passwd", "/etc/group"
 
@@ -33,12 +33,12 @@ type User struct {
 	id, group   int
 	groups      []int
 	name, shell string
-	home        string   // empty if the machine does not know the user
-	lock        *os.File // of an id of a range, else nil
+	home        string   // empty if the user is not in passwdFile
+	lock        *os.File // locks an id of a range, else nil
 }
 
-// Take returns the user that spec names, see [wire.ParseBuildUser], and nil if it is empty. Of a range it takes an id
-// that no other build has, until Close. The caller must be root.
+// Take returns the user that spec names (see [wire.ParseBuildUser]), or nil if spec is empty. From a range it takes an
+// id that no other build has, and keeps it until Close. The caller must be root.
 func Take(spec string) (*User, error) {
 	if spec == "" {
 		return nil, nil
@@ -94,7 +94,7 @@ func takeName(name string) (*User, error) {
 	return u, nil
 }
 
-// IDs returns the ids that the user which spec names can have, ours if it is empty.
+// IDs returns the ids of the users that spec allows, or our own id if spec is empty.
 func IDs(spec string) (ids []int) {
 	name, first, last, err := wire.ParseBuildUser(spec)
 	switch {
@@ -113,7 +113,8 @@ func IDs(spec string) (ids []int) {
 	return ids
 }
 
-// takeID locks an id. The error is filelock.ErrTaken if another build has it. The files stay: there is one for each id.
+// takeID locks an id. The error is filelock.ErrTaken if another build has it. The lock files stay: there is one for
+// each id.
 func takeID(id int) (*os.File, error) {
 	if err := os.Mkdir(idsDir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return nil, err
@@ -129,7 +130,8 @@ func takeID(id int) (*os.File, error) {
 	return lock, nil
 }
 
-// lookup returns the user with the name, or with the id if the name is empty, and nil if there is none.
+// lookup returns the user with the name, or with the id if the name is empty. It returns nil if the machine has no such
+// user.
 func lookup(name string, id int) (*User, error) {
 	users, err := fields(passwdFile, 7)
 	if err != nil {
@@ -175,7 +177,7 @@ func fields(file string, n int) (list [][]string, err error) {
 	return list, err
 }
 
-// Credential returns the credential to start a process of the user with, nil for a nil User.
+// Credential returns the credential for starting a process of the user. It is nil for a nil User.
 func (u *User) Credential() *syscall.Credential {
 	if u == nil {
 		return nil
@@ -187,9 +189,9 @@ func (u *User) Credential() *syscall.Credential {
 	return c
 }
 
-// Become makes this process the user, for good, with the environment of a login of the user: of the variables of root's
-// login that point to root's files and services none is left. It works in the user's home, or in / if the user has
-// none, and then UseHome gives it one. It does nothing for a nil User. After an error the process must end.
+// Become makes this process the user, for good, with the environment of a login of the user. It removes the variables
+// of root's login that point to root's files and services. Its directory is the user's home, or / if the user has none;
+// then UseHome makes one. It does nothing for a nil User. After an error the process must end.
 func (u *User) Become() error {
 	if u == nil {
 		return nil
@@ -197,8 +199,8 @@ func (u *User) Become() error {
 	if err := become(u.id, u.group, u.groups); err != nil {
 		return fmt.Errorf("become build user %s: %w", u.name, err)
 	}
-	for _, name := range roots {
-		_ = os.Unsetenv(name) // fails only for a malformed name, as Setenv
+	for _, name := range rootVars {
+		_ = os.Unsetenv(name) // Unsetenv and Setenv fail only for a malformed name
 	}
 	for name, value := range map[string]string{"USER": u.name, "LOGNAME": u.name, "SHELL": u.shell} {
 		_ = os.Setenv(name, value)
@@ -217,9 +219,9 @@ func (u *User) Become() error {
 	return nil
 }
 
-// EndOthers kills all processes of a user that is one build's at a time: without isolation an earlier build may have
-// left some. The caller is still root. It does nothing for a nil User, nor for one that the machine knows, who may run
-// more than builds.
+// EndOthers kills all processes of a user whose id came from a range: without isolation an earlier build may have left
+// some. The caller is still root. It does nothing for a nil User, and for a user in passwdFile, who may have processes
+// that are no builds'.
 func (u *User) EndOthers() error {
 	if u == nil || u.lock == nil || u.home != "" {
 		return nil
@@ -231,12 +233,12 @@ func (u *User) EndOthers() error {
 	return nil
 }
 
-// as calls do in a thread that has the user's rights to send signals, and root's no more. The user's processes cannot
-// look into that thread, since its saved id is root's.
+// as calls do in a thread that may send signals with the user's rights only. The user's processes cannot look into that
+// thread, because its saved id is root's.
 func as(id int, do func() error) error {
 	runtime.LockOSThread()
 	set := func(real, effective int) error {
-		// Not syscall.Setresuid, which is for all threads.
+		// Not syscall.Setresuid, which changes all threads.
 		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(real), uintptr(effective), 0); errno != 0 {
 			return errno
 		}
@@ -251,11 +253,11 @@ func as(id int, do func() error) error {
 		panic("BUG: a thread cannot become root again: " + back.Error())
 	}
 	runtime.UnlockOSThread()
-	// The changes of ids have set what the system has for it.
+	// A change of ids resets PR_SET_DUMPABLE to the system's default.
 	return errors.Join(err, unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0))
 }
 
-// become gives this process the ids, and nothing of root's.
+// become gives this process these ids, and checks that no right of root is left.
 func become(id, group int, groups []int) error {
 	err := errors.Join(syscall.Setgroups(groups), syscall.Setresgid(group, group, group), syscall.Setresuid(id, id, id))
 	if err == nil && syscall.Setuid(0) == nil {
@@ -264,11 +266,11 @@ func become(id, group int, groups []int) error {
 	if err != nil {
 		return err
 	}
-	return unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) // the change of ids has set what the system has for it
+	return unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) // a change of ids resets it
 }
 
-// roots are the variables of root's login that are no other user's.
-var roots = []string{
+// rootVars are the variables of root's login that are wrong for another user.
+var rootVars = []string{
 	"XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_SESSION_ID",
 	"DBUS_SESSION_BUS_ADDRESS", "SSH_AUTH_SOCK", "MAIL", "SUDO_USER", "SUDO_UID", "SUDO_GID", "SUDO_COMMAND",
 }
@@ -286,8 +288,8 @@ func executable() error {
 	return nil
 }
 
-// UseHome gives the user the home dir/home, which it makes, if the machine knows none. dir is the build's directory,
-// and the home is removed with it. It does nothing for a nil User.
+// UseHome makes the home dir/home for a user that is not in passwdFile. dir is the build's directory, and the home is
+// removed with it. It does nothing for a nil User.
 func (u *User) UseHome(dir string) error {
 	if u == nil || u.home != "" {
 		return nil
@@ -304,8 +306,8 @@ func (u *User) UseHome(dir string) error {
 	return nil
 }
 
-// Lock returns the file that keeps the id from other builds while it is open here or in another process, nil if there
-// is none.
+// Lock returns the file whose lock keeps the id from other builds, as long as this process or another one has it open.
+// It is nil if the id does not come from a range.
 func (u *User) Lock() *os.File {
 	if u == nil {
 		return nil
@@ -313,20 +315,20 @@ func (u *User) Lock() *os.File {
 	return u.lock
 }
 
-// Close gives the id back. It is idempotent, and does nothing for a nil User. The kernel closes the lock of a process
-// that was killed.
+// Close gives the id back. It is idempotent, and does nothing for a nil User. If the process is killed, the kernel
+// releases the id.
 func (u *User) Close() {
 	if u != nil && u.lock != nil {
 		u.lock.Close()
 	}
 }
 
-// BecomeOwner makes this process, if it is root's, the owner of the file at path: what it then does there it does with
-// the rights of that user alone. A file of root, and one that is not there, changes nothing.
+// BecomeOwner makes a process of root the owner of the file at path, so that it uses the file with that user's rights
+// only. If the file belongs to root or does not exist, BecomeOwner does nothing.
 func BecomeOwner(path string) error {
 	var st unix.Stat_t
 	if os.Geteuid() != 0 || unix.Lstat(path, &st) != nil || st.Uid == 0 {
-		return nil //nolint:nilerr // the caller finds out what is wrong with the file
+		return nil //nolint:nilerr // the caller finds out why the file cannot be used
 	}
 	if err := become(int(st.Uid), int(st.Gid), nil); err != nil {
 		return fmt.Errorf("become user %d, who has %s: %w", st.Uid, path, err)

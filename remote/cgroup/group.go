@@ -17,30 +17,30 @@ import (
 )
 
 const (
-	// removeTimeout bounds the wait for processes that were killed: some cannot be.
+	// removeTimeout bounds the wait for killed processes: the kernel may be unable to end one.
 	removeTimeout = 5 * time.Second
-	// maxBelow bounds the cgroups that a build can make below its own, which it can without isolation.
+	// maxBelow bounds the cgroups below a build's own. Without isolation a build can make some.
 	maxBelow = "1000"
-	// maxOfUser bounds those that a user can make beside its builds' own, which it can without isolation.
+	// maxOfUser bounds the cgroups of a user beside those of its builds. Without isolation a build can make some.
 	maxOfUser = "100000"
-	// period is that of cpu.max, in microseconds.
+	// period is the period in cpu.max, in microseconds.
 	period = 100000
 )
 
-// sweepPatience is how long the processes of a dead program may take to end by themselves: its init removes its files.
-// Variable for tests.
-var sweepPatience = 3 * time.Second
+// sweepGrace is how long the processes of a dead program may take to end by themselves: its init removes its files. It
+// is a variable for tests.
+var sweepGrace = 3 * time.Second
 
-// Group is a cgroup of a build. It is safe for concurrent use, but for Remove, which comes last.
+// Group is a cgroup of a build. It is safe for concurrent use, except for Remove, which comes last.
 type Group struct {
 	dir    string
 	run    *os.File // the cgroup of the processes
 	limits limits.Build
 }
 
-// Make makes a group with these limits. name is unique on the machine. owner is the id of the user that the caller, who
-// is root, is about to become: that user can then end and remove the group, and not change it or leave it. For any
-// other caller it is 0. An [*Error] says why there can be no group.
+// Make makes a group with these limits. name must be unique on the machine. If root is about to become another user,
+// owner is that user's id, otherwise 0: the owner can end and remove the group, but cannot change or leave it. An
+// [*Error] says why there can be no group.
 func Make(name string, limits limits.Build, owner int) (*Group, error) {
 	base, err := find()
 	if err == nil {
@@ -65,7 +65,7 @@ func Make(name string, limits limits.Build, owner int) (*Group, error) {
 		err = mkdir(g.dir + "/run")
 	}
 	if names := controllers(limits); err == nil && len(names) > 0 {
-		// What counts are the limits of dir. These are for programs that ask how much they may use.
+		// The kernel enforces the limits of dir. These are for programs that ask how much they may use.
 		err = errors.Join(enable(g.dir, names), limit(g.dir+"/run", limits))
 	}
 	if err == nil && owner != 0 {
@@ -99,30 +99,30 @@ func limit(dir string, l limits.Build) (err error) {
 	return err
 }
 
-// Attributes makes the process that sys starts one of the group. The kernel puts it there before it runs.
+// Attributes makes sys start a process in the group. The kernel puts it there before it runs.
 func (g *Group) Attributes(sys *syscall.SysProcAttr) {
 	sys.UseCgroupFD, sys.CgroupFD = true, int(g.run.Fd())
 }
 
-// Remove kills every process of the group, of whatever user, and removes it. It waits for their end, for at most 5 s:
-// some processes cannot be killed. Before Linux 5.14 it kills nothing. It is idempotent.
+// Remove kills every process of the group, of any user, and removes it. It waits for their end, for at most 5 s: some
+// processes cannot be killed. Before Linux 5.14 it kills nothing. It is idempotent.
 //
-// It is the only one to kill by the group: at least Linux 6.18 kills every process that is started straight into a
-// cgroup which was killed before.
+// No other function kills a whole group: at least Linux 6.18 kills every process that is started directly in a cgroup
+// which was killed before.
 func (g *Group) Remove() error {
 	g.run.Close()
 	return remove(context.Background(), g.dir, 0)
 }
 
-// remove kills the processes of the cgroup dir that are still there after the patience, and removes it. It returns at
-// the end of ctx, or after 5 s more.
-func remove(ctx context.Context, dir string, patience time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, patience+removeTimeout)
+// remove removes the cgroup dir. It kills the processes that are still there after the grace. It returns at the end of
+// ctx, or after 5 s more.
+func remove(ctx context.Context, dir string, grace time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, grace+removeTimeout)
 	defer cancel()
-	killAt := time.Now().Add(patience)
+	killAt := time.Now().Add(grace)
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
 		if !time.Now().Before(killAt) {
-			_ = write(dir, "cgroup.kill", "1") // the removal shows a failure
+			_ = write(dir, "cgroup.kill", "1") // if it fails, so does the removal
 		}
 		err := removeAll(dir)
 		if err == nil {
@@ -158,7 +158,7 @@ func removeAll(dir string) error {
 // Usage is the time and memory that the processes of a group have used so far.
 type Usage struct {
 	CPU  time.Duration // user and system
-	Peak int64         // memory in bytes, the most at once; 0 if the kernel does not tell
+	Peak int64         // the largest memory at one time, in bytes; 0 if the kernel does not report it
 }
 
 // Usage returns the usage of the processes of the group.
@@ -168,16 +168,16 @@ func (g *Group) Usage() Usage {
 	return Usage{time.Duration(value(g.dir+"/cpu.stat", "usage_usec")) * time.Microsecond, n}
 }
 
-// Events counts how often the processes of a group have met its limits.
+// Events counts how often the processes of a group have reached its limits.
 type Events struct{ OutOfMemory, OutOfPIDs int64 }
 
 // Events returns the counts until now.
 func (g *Group) Events() Events {
-	// Before Linux 6.11 only the cgroup of the process counts a fork that failed.
+	// Before Linux 6.11 a failed fork is counted only in the cgroup of the process.
 	return Events{value(g.dir+"/memory.events", "oom_kill"), value(g.dir+"/run/pids.events", "max")}
 }
 
-// Since returns the limit that was met after the events before, in words, or "".
+// Since returns the limit that was reached since before, in words, or "".
 func (g *Group) Since(before Events) string {
 	switch now := g.Events(); {
 	case now.OutOfMemory > before.OutOfMemory:
@@ -189,22 +189,22 @@ func (g *Group) Since(before Events) string {
 	}
 }
 
-// Sweep removes the groups that dead tells to be those of dead programs. It kills the processes that do not end by
-// themselves. It returns at the end of ctx at the latest. The error names the rest.
+// Sweep removes the groups for which dead is true. It kills processes that do not end by themselves. It returns at the
+// end of ctx at the latest. The error names the groups that are left.
 func Sweep(ctx context.Context, dead func(name string) bool) error {
 	var errs []error
 	for _, parent := range parents() {
 		entries, _ := os.ReadDir(parent)
 		for _, e := range entries {
 			if e.IsDir() && ctx.Err() == nil && dead(e.Name()) {
-				errs = append(errs, remove(ctx, filepath.Join(parent, e.Name()), sweepPatience))
+				errs = append(errs, remove(ctx, filepath.Join(parent, e.Name()), sweepGrace))
 			}
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// value returns the number after key in a file of lines, 0 if it is not there.
+// value returns the number after key in a file of lines, or 0 if key is missing.
 func value(file, key string) int64 {
 	text, _ := os.ReadFile(file)
 	for line := range strings.Lines(string(text)) {

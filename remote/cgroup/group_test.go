@@ -124,11 +124,11 @@ func TestSweepRemovesTheGroupsOfTheDead(t *testing.T) {
 	require.NoError(t, err)
 	cmd := inGroup(t, living)
 	ended := inGroup(t, dead)
-	defer func(before time.Duration) { sweepPatience = before }(sweepPatience)
-	sweepPatience = 100 * time.Millisecond
+	defer func(before time.Duration) { sweepGrace = before }(sweepGrace)
+	sweepGrace = 100 * time.Millisecond
 	started := time.Now()
 	require.NoError(t, Sweep(t.Context(), func(name string) bool { return name == "dead" }))
-	require.GreaterOrEqual(t, time.Since(started), sweepPatience, "an init has time to end")
+	require.GreaterOrEqual(t, time.Since(started), sweepGrace, "an init has time to end")
 	require.NoDirExists(t, dead.dir)
 	require.Error(t, ended.Wait())
 	require.DirExists(t, living.dir)

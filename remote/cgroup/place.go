@@ -18,10 +18,10 @@ import (
 const (
 	// ours is the cgroup that holds the groups.
 	ours = "stepmux"
-	// rest is the cgroup into which the other processes of a delegated one go: only a cgroup without processes can limit
-	// those below.
+	// rest is the cgroup for the other processes of a delegated cgroup: only a cgroup without processes can limit the
+	// cgroups below it.
 	rest = "stepmux-rest"
-	// userPrefix and an id name the cgroup below ours with the groups of a user that root makes builds run as.
+	// userPrefix and an id name the cgroup below ours with the groups of a build user.
 	userPrefix = "user-"
 )
 
@@ -34,7 +34,7 @@ const (
 // Error says why this machine gives us no group.
 type Error struct {
 	Reason error
-	Remedy string // what an operator can do; may be empty
+	Remedy string // how to change that; may be empty
 }
 
 // Error implements error.
@@ -49,7 +49,7 @@ func (e *Error) Error() string {
 // Unwrap returns the reason.
 func (e *Error) Unwrap() error { return e.Reason }
 
-// Check returns an [*Error] if limits of these kinds cannot be had. It changes nothing.
+// Check returns an [*Error] if limits of these kinds are not available. It changes nothing.
 func Check(limits limits.Build) error {
 	base, err := find()
 	if err != nil {
@@ -79,7 +79,7 @@ func check(base string, limits limits.Build) error {
 	return nil
 }
 
-// find returns the directory of the cgroup that we may divide. Variable for tests.
+// find returns the directory of the cgroup that we may divide. It is a variable for tests.
 var find = func() (string, error) {
 	mount, root, err := mountPoint()
 	if err != nil || os.Geteuid() == 0 {
@@ -106,7 +106,7 @@ var find = func() (string, error) {
 	return "", &Error{errors.New("the cgroup of this process is not below " + mount), delegate}
 }
 
-// mountPoint returns where the cgroups are mounted, and which of them is the root there.
+// mountPoint returns where the cgroups are mounted, and which cgroup is the root there.
 func mountPoint() (dir, root string, err error) {
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -116,7 +116,7 @@ func mountPoint() (dir, root string, err error) {
 		// id parent device root point options... - type: see proc_pid_mountinfo(5).
 		before, after, _ := bytes.Cut(line, []byte(" - "))
 		f := strings.Fields(string(before))
-		var st unix.Statfs_t // another mount may hide it
+		var st unix.Statfs_t // another mount may cover this one
 		if len(f) > 4 && bytes.HasPrefix(after, []byte("cgroup2 ")) && unix.Statfs(f[4], &st) == nil &&
 			st.Type == unix.CGROUP2_SUPER_MAGIC {
 			return f[4], f[3], nil
@@ -125,7 +125,7 @@ func mountPoint() (dir, root string, err error) {
 	return "", "", &Error{errors.New("no cgroups of version 2 are mounted"), unified}
 }
 
-// controllers returns the names of those that limits need.
+// controllers returns the names of the controllers that limits need.
 func controllers(limits limits.Build) (names []string) {
 	for _, c := range []struct {
 		name   string
@@ -138,7 +138,8 @@ func controllers(limits limits.Build) (names []string) {
 	return names
 }
 
-// divide lets the cgroup base, and ours below it, limit those below by these controllers. It returns the path of ours.
+// divide makes the cgroup ours below base, and enables these controllers in both, for the cgroups below them. It
+// returns the path of ours.
 func divide(base string, names []string) (string, error) {
 	dir := base + "/" + ours
 	if err := mkdir(dir); err != nil && !errors.Is(err, unix.EEXIST) {
@@ -166,8 +167,8 @@ func divide(base string, names []string) (string, error) {
 	return dir, nil
 }
 
-// divideFor makes the cgroup below parent for the groups of a user, who can remove them there. It returns its path. It
-// stays, for later builds of the user.
+// divideFor makes the cgroup for the groups of a user below parent, in which the user can remove groups. It returns its
+// path. The cgroup stays, for later builds of the user.
 func divideFor(owner int, parent string, names []string) (string, error) {
 	dir := parent + "/" + userPrefix + strconv.Itoa(owner)
 	err := mkdir(dir)
@@ -192,7 +193,7 @@ func parents() (dirs []string) {
 	if base, err := find(); err == nil {
 		dirs = append(dirs, base+"/"+ours)
 		if root {
-			users, _ := filepath.Glob(base + "/" + ours + "/" + userPrefix + "*") // a path of the system's
+			users, _ := filepath.Glob(base + "/" + ours + "/" + userPrefix + "*") // the pattern is valid
 			return append(dirs, users...)
 		}
 	}
@@ -202,7 +203,7 @@ func parents() (dirs []string) {
 	return dirs
 }
 
-// enable lets the cgroup dir limit those below it by these controllers.
+// enable enables these controllers for the cgroups below the cgroup dir.
 func enable(dir string, names []string) error {
 	return write(dir, "cgroup.subtree_control", "+"+strings.Join(names, " +"))
 }

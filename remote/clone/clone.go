@@ -22,16 +22,16 @@ type Config struct {
 	URL string
 	// Revision is a commit, a branch, a tag or a full ref. If empty, HEAD.
 	Revision string
-	// Dir is the directory, which is made if it is missing. Of an earlier clone there the history is used again.
+	// Dir is the directory, which is made if it is missing. If it has an earlier clone, its history is used again.
 	// Required.
 	Dir string
 	// Depth is how many commits of the history are fetched. If zero, all.
 	Depth int
-	// Clean removes files that are not in the repository, ignored ones too, if there was a clone before.
+	// Clean removes files of an earlier clone that are not in the repository, ignored ones too.
 	Clean bool
 	// Submodules are checked out too.
 	Submodules Submodules
-	// User and Password are the login for the server of URL. Without a Password there is none.
+	// User and Password are the login for the server of URL. If Password is empty, there is no login.
 	User, Password string
 	// Env is the environment of git, in the form of [os.Environ].
 	Env []string
@@ -46,7 +46,7 @@ type Submodules string
 const (
 	None      Submodules = "none"
 	Normal    Submodules = "normal"    // those of the repository
-	Recursive Submodules = "recursive" // and theirs
+	Recursive Submodules = "recursive" // those of the repository, and their submodules
 )
 
 func (cfg *Config) check() error {
@@ -71,8 +71,8 @@ func (cfg *Config) check() error {
 
 func isControl(c rune) bool { return c < ' ' || c == 0x7f }
 
-// Clone checks out cfg.Revision in cfg.Dir and returns the commit. Files in the way are replaced. When ctx ends, git is
-// killed, and the directory stays as it is.
+// Clone checks out cfg.Revision in cfg.Dir and returns the commit. It replaces files in the way. When ctx ends, git is
+// killed, and the directory stays as it is then.
 func Clone(ctx context.Context, cfg Config) (commit string, err error) {
 	if err := cfg.check(); err != nil {
 		return "", err
@@ -114,19 +114,19 @@ func Clone(ctx context.Context, cfg Config) (commit string, err error) {
 	return commit, err
 }
 
-// isCommit reports whether a revision is the whole id of a commit.
+// isCommit reports whether a revision is the full id of a commit.
 func isCommit(revision string) bool {
 	return (len(revision) == 40 || len(revision) == 64) && strings.Trim(revision, "0123456789abcdef") == ""
 }
 
-// removed is what may change the meaning of a repository that an earlier build has left, or block it.
+// removed are the files of a repository that can change its meaning or block it. An earlier build may have left them.
 var removed = []string{
 	"config", "config.worktree", "config.lock", "hooks", "info", "modules", "index.lock", "shallow.lock", "HEAD.lock",
 	"packed-refs.lock",
 }
 
-// reset removes from the repository in Dir what an earlier build may have put there to run code in this one, and
-// reports whether there is a repository. One that is not a plain directory goes as a whole.
+// reset removes files from the repository in Dir by which an earlier build could run code in this one. again says that
+// there is a repository. If it is not a plain directory, reset removes it as a whole.
 func (cfg *Config) reset() (again bool, err error) {
 	dir := filepath.Join(cfg.Dir, ".git")
 	info, err := os.Lstat(dir)
@@ -149,7 +149,7 @@ func (cfg *Config) reset() (again bool, err error) {
 	return true, nil
 }
 
-// fetch makes the repository, and fetches the revision.
+// fetch makes the repository if there is none, and fetches the revision.
 func (g *git) fetch(ctx context.Context) error {
 	init := []string{"init", "--quiet", "--template="}
 	if len(g.cfg.Revision) == 64 && isCommit(g.cfg.Revision) {
@@ -179,7 +179,7 @@ func (g *git) fetch(ctx context.Context) error {
 	return g.run(ctx, append(args, "--", "origin", revision)...)
 }
 
-// submodules checks out the submodules. again tells that files of an earlier clone may be in their place.
+// submodules checks out the submodules. again says that files of an earlier clone may be in their place.
 func (g *git) submodules(ctx context.Context, again bool) error {
 	if g.cfg.Submodules == "" || g.cfg.Submodules == None {
 		return nil

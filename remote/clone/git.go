@@ -19,14 +19,14 @@ type git struct {
 	login *login // nil without a password
 }
 
-// options returns the arguments before every command.
+// options returns the arguments that come before every git command.
 func (g *git) options() []string {
 	options := []string{
 		"-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=", "-c", "core.askPass=", "-c", "gc.auto=0",
 		"-c", "maintenance.auto=false", "-c", "advice.detachedHead=false", "-c", "safe.directory=*",
 		"-c", "http.lowSpeedLimit=1", "-c", "http.lowSpeedTime=120",
 	}
-	if g.login != nil { // for this server alone
+	if g.login != nil { // only for this server
 		server := strings.Join(strings.Split(g.cfg.URL, "/")[:3], "/")
 		options = append(options, "-c", "credential.helper=", "-c", "credential."+server+".helper="+loginHelper)
 	}
@@ -91,7 +91,7 @@ func orDiscard(w io.Writer) io.Writer {
 	return w
 }
 
-// maxOutput bounds what is kept of an output, in bytes.
+// maxOutput bounds the part of an output that is kept, in bytes.
 const maxOutput = 8 << 10
 
 // limited keeps the last maxOutput bytes that are written to it.
@@ -105,7 +105,7 @@ func (l *limited) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// reason returns the first line that tells why git failed.
+// reason returns the first line that says why git failed.
 func (l *limited) reason(err error) string {
 	for line := range strings.Lines(l.String()) {
 		for _, word := range []string{"fatal: ", "error: "} {

@@ -13,19 +13,19 @@ import (
 )
 
 // loginHelper is the program that git asks for the login. It asks by descriptor 4, a socket that git's children
-// inherit: every process of this user can read git's arguments and environment, and open again what git has open, files
-// and pipes, but no sockets. It needs no other program than the shell that git starts helpers by.
+// inherit. Every process of this user can read git's arguments and environment, and can open the files and pipes that
+// git has open, but no sockets. It needs no program but the shell that git starts helpers by.
 const loginHelper = `!f() { test "$1" = get || return 0; echo get >&4; ` +
 	`IFS= read -r user <&4 && IFS= read -r word <&4 && printf 'username=%s\npassword=%s\n' "$user" "$word"; }; f`
 
-// login answers git and the gits that it starts, for submodules, one after the other.
+// login answers git, and the gits that it starts for submodules, one after the other.
 type login struct {
 	git  *os.File // git's end
 	ours net.Conn
 	wg   sync.WaitGroup
 }
 
-// newLogin starts to answer. The caller calls close.
+// newLogin starts a goroutine that answers. The caller calls close.
 func newLogin(user, password string) (*login, error) {
 	if strings.ContainsAny(user+password, "\r\n\x00") {
 		return nil, errors.New("git cannot take the login: it has a line break or a NUL byte")
@@ -51,7 +51,7 @@ func newLogin(user, password string) (*login, error) {
 	return l, nil
 }
 
-// close ends the answers.
+// close stops the goroutine and waits for it.
 func (l *login) close() {
 	l.git.Close()
 	l.ours.Close()

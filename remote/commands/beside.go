@@ -19,13 +19,13 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// besideWait is how long a program that a manager has put on the VM waits for the one beside it, which the manager
-// sends later. Tests change it.
+// besideWait bounds the wait for stepmux-fetch in the directory of an upload: the manager sends it later. Tests change
+// it.
 var besideWait = 2 * time.Minute
 
-// ToFetchProgram makes this process the program stepmux-fetch, which is in the directory of this program's file, with
-// the same arguments. If that program was built together with this one, its file must have the checksum of then: jobs
-// may have put another one in its place. ToFetchProgram returns only if that fails, or if ctx ends.
+// ToFetchProgram replaces this process by the program stepmux-fetch, which is in the directory of this program's file,
+// with the same arguments. If both were built together, its file must have the checksum from that build, because a job
+// may have put another file there. ToFetchProgram returns only if that fails, or if ctx ends.
 func ToFetchProgram(ctx context.Context) error {
 	own, err := os.Executable()
 	if err != nil {
@@ -52,7 +52,7 @@ func ToFetchProgram(ctx context.Context) error {
 	if strings.HasPrefix(name, "/proc/self/") {
 		name = wire.ProgramName
 	}
-	// Not the file at path, which may be another one by now. The kernel opens the program before it closes this file.
+	// Not the file at path, which may be another one now. The kernel opens the program before it closes this file.
 	err = syscall.Exec(fmt.Sprintf("/proc/self/fd/%d", file.Fd()), append([]string{name}, os.Args[1:]...), os.Environ())
 	return fmt.Errorf("start %s: %w", path, err)
 }
@@ -75,8 +75,8 @@ func openBeside(ctx context.Context, path string) (file *os.File, err error) {
 	return file, err
 }
 
-// uploaded reports whether dir is the directory that a manager has made for this program: it has the beginning of the
-// program's checksum as its name.
+// uploaded reports whether a manager has made the directory dir for this program: then dir is named after the beginning
+// of the program's checksum.
 func uploaded(dir string) bool {
 	sum, err := buildinfo.Checksum()
 	return err == nil && filepath.Base(dir) == sum[:wire.UploadDigits]

@@ -15,7 +15,7 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// The exit codes for wrong usage, and for another failure.
+// The exit codes for wrong usage, and for any other failure.
 const (
 	ExitUsage  = 2
 	ExitFailed = 3
@@ -24,34 +24,35 @@ const (
 // ErrUsage is the cause of an error about the arguments of a command.
 var ErrUsage = errors.New("wrong usage")
 
-// Runner runs a command with the arguments that follow its flags, and returns the exit code.
+// Runner runs a command with the arguments after its flags, and returns the exit code.
 type Runner func(ctx context.Context, args []string) (int, error)
 
-// Set has commands by their name in the command line, such as "version" and "steps serve". Each defines its flags and
-// returns the function that runs it.
+// Set has commands by their name in the command line, such as "version" and "steps serve". Each entry defines the
+// command's flags and returns the function that runs it.
 type Set map[string]func(fl *pflag.FlagSet) Runner
 
-// GitLab comes before the name of a command that differs in a program that stands in for GitLab Runner's.
+// GitLab is the prefix of commands that work differently when the program stands in for GitLab Runner's.
 const GitLab = "gitlab-runner "
 
 // Program is a program with the commands of the VM's end.
 type Program struct {
-	// Name is how it is called, as in "stepmux-vm".
+	// Name is the program's name, such as "stepmux-vm".
 	Name string
 	// Sets are its commands.
 	Sets []Set
-	// Long has more about commands, for --help, by their names in Sets. Optional.
+	// Long has more text for --help, by the names in Sets. Optional.
 	Long map[string]string
-	// Beside becomes the program that has the other commands, and returns only if that fails. If nil, there are no others.
+	// Beside replaces this process by the program that has the other commands, and returns only if that fails. If nil,
+	// there are no other commands.
 	Beside func(ctx context.Context) error
-	// Carries says which VM's ends a manager's program carries. The command version prints that. Optional.
+	// Carries says which VM's ends a manager's program carries, for the command version. Optional.
 	Carries func() string
 
-	gitLab bool   // it stands in for GitLab Runner's program: see as
-	report string // the version that it then reports; empty for its own
+	gitLab bool   // it stands in for GitLab Runner's program, see as
+	report string // the version for that role; empty for its own
 }
 
-// Main runs the command line of the program that has no other commands, without the program's name, and returns its
+// Main runs the command line of a program that has only these commands, without the program's name, and returns its
 // exit code.
 func (p Program) Main(args []string) int {
 	if len(args) > 0 {
@@ -77,7 +78,7 @@ func (p Program) Main(args []string) int {
 	return p.wrongUsage("", errors.New("it needs a command"))
 }
 
-// Steps runs the command line that follows the word "steps", and returns its exit code.
+// Steps runs the command line after the word "steps", and returns its exit code.
 func (p Program) Steps(args []string) int {
 	if len(args) == 0 {
 		return p.wrongUsage("steps", errors.New("steps needs a command: "+stepsNames))
@@ -96,11 +97,11 @@ func (p Program) Steps(args []string) int {
 		fmt.Errorf("unknown command %q: use %s", args[0], stepsNames))
 }
 
-// stepsNames are the commands that follow the word "steps" and that a person may want.
+// stepsNames are the commands after the word "steps" that a person may need.
 const stepsNames = "serve, proxy, relay, script, end, cache or clone"
 
-// HelperNames returns the names of the commands that the scripts of a GitLab manager call beside steps, and a line
-// about each.
+// HelperNames returns the names of the commands that the scripts of a GitLab manager call without the word steps, each
+// with a line about it.
 func HelperNames() map[string]string {
 	names := map[string]string{}
 	for _, c := range helperCommands {
@@ -109,8 +110,8 @@ func HelperNames() map[string]string {
 	return names
 }
 
-// Helper runs the helper command with a name and returns its exit code: 0, 1 for a failure, 2 for wrong usage.
-// found is false if there is no such command.
+// Helper runs the helper command with that name and returns its exit code: 0, 1 for a failure, 2 for wrong usage. found
+// is false if there is no such command.
 func (p Program) Helper(name string, args []string) (code int, found bool) {
 	for _, c := range helperCommands {
 		if c.word() == name && p.has(name) {
@@ -120,7 +121,7 @@ func (p Program) Helper(name string, args []string) (code int, found bool) {
 	return 0, false
 }
 
-// Version runs the command line that follows the word "version", and returns its exit code.
+// Version runs the command line after the word "version", and returns its exit code.
 func (p Program) Version(args []string) int { return p.run("version", versionText, args) }
 
 // own returns this program's function for a command, or nil.
@@ -182,13 +183,13 @@ func (p Program) wrongUsage(of string, err error) int {
 	return ExitUsage
 }
 
-// run runs one command. name is how it was called.
+// run runs one command. name is its name in the command line.
 func (p Program) run(name string, c command, args []string) int {
 	if os.Args[0] == wire.OpenProgram {
-		_ = syscall.Close(wire.OpenDescriptor) // jobs would inherit it
+		_ = syscall.Close(wire.OpenDescriptor) // otherwise jobs inherit it
 	}
 	if strings.HasPrefix(os.Args[0], "/proc/self/") {
-		_ = os.WriteFile("/proc/self/comm", []byte("stepmux"), 0) // for ps; else it is the name in /proc
+		_ = os.WriteFile("/proc/self/comm", []byte("stepmux"), 0) // the name in ps; without it ps shows a descriptor
 	}
 	prepare := p.own(name)
 	if prepare == nil {
@@ -224,7 +225,7 @@ func (p Program) run(name string, c command, args []string) int {
 	return code
 }
 
-// become runs a command in the program beside this one, which takes the place of this process.
+// become runs a command by replacing this process with the program beside it. It returns the exit code of a failure.
 func (p Program) become(name string) int {
 	ctx, stop := endsignal.Until(context.Background(), endsignal.All...)
 	defer stop()
@@ -234,7 +235,7 @@ func (p Program) become(name string) int {
 	}
 	fmt.Fprintf(os.Stderr, "stepmux: %s: %v\n", name, err)
 	if !strings.HasPrefix(name, "steps ") {
-		return 1 // as the scripts of GitLab's manager know it
+		return 1 // the exit code that the scripts of GitLab's manager expect
 	}
 	return ExitFailed
 }
@@ -247,7 +248,7 @@ func Required(fl *pflag.FlagSet, name string) error {
 	return fmt.Errorf("%w: --%s is required", ErrUsage, name)
 }
 
-// flagError returns an error of the flag parser in our words.
+// flagError rewords an error of the flag parser.
 func flagError(err error) error {
 	wrong, ok := errors.AsType[*pflag.InvalidValueError](err)
 	if !ok {
@@ -255,7 +256,7 @@ func flagError(err error) error {
 	}
 	form := ""
 	switch wrong.GetFlag().Value.Type() {
-	case "int64": // the length of something, or the number of a job
+	case "int64": // a length, or the number of a job
 		if form = "a whole number of bytes"; wrong.GetFlag().Name == "id" {
 			form = "the number of a job"
 		}

@@ -10,7 +10,7 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// gitLabNames are the names by which GitLab Runner calls its program on a VM.
+// gitLabNames are the names that GitLab Runner uses for its program on a VM.
 var gitLabNames = []string{"gitlab-runner", "gitlab-runner-helper"}
 
 const gitLabHelp = `
@@ -18,7 +18,7 @@ Called as gitlab-runner or gitlab-runner-helper, or with --as NAME before the co
 of its own program on a VM. --report-version VERSION, before the command, is the version that --version then reports.
 `
 
-// refused has the other commands of GitLab Runner's program, and what to do without them.
+// refused has the other commands of GitLab Runner's program, with advice what to do instead.
 var refused = []struct {
 	names   []string
 	instead string
@@ -37,8 +37,8 @@ var refused = []struct {
 	},
 }
 
-// Run runs the command line args, which begins with the name by which the program was called, as Main does, or stands
-// in for GitLab Runner's program if that is asked for.
+// Run runs the command line args, which begins with the program's name. It stands in for GitLab Runner's program if
+// args ask for that; otherwise it is Main.
 func (p Program) Run(args []string) int {
 	p, rest, err := p.as(args)
 	if err == nil && p.gitLab && len(rest) > 0 {
@@ -57,8 +57,7 @@ func StandsIn(args []string) bool {
 	return p.gitLab || err != nil || len(rest) < len(args)-1
 }
 
-// as returns the program that args, a command line with the program's name, ask for, and the arguments from the command
-// on.
+// as returns the program for args, a command line with the program's name, and the arguments from the command on.
 func (p Program) as(args []string) (Program, []string, error) {
 	if len(args) == 0 {
 		return p, nil, nil

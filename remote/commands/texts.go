@@ -1,8 +1,8 @@
 package commands
 
-// command is the text of one command of the command line.
+// command has the help texts of one command.
 type command struct {
-	name  string // with its arguments, as the help shows it
+	name  string // with its arguments, as in the help
 	short string // one line
 	long  string
 }

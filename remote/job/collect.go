@@ -30,8 +30,8 @@ func (s *Store) wakeCollector() {
 	}
 }
 
-// collectDue removes the jobs that are due, and returns when the next one will be: the zero time if there is no next
-// one.
+// collectDue removes the jobs that are due. next is when it has to be called again, or the zero time if no job waits
+// for removal.
 func (s *Store) collectDue() (next time.Time) {
 	now := time.Now()
 	s.mu.Lock()
@@ -65,8 +65,8 @@ func (s *Store) collectDue() (next time.Time) {
 	return next
 }
 
-// removeLocked removes j, which has ended, from the store: its id is free. Its files go with the next collectDue after
-// its last follower, or after Linger.
+// removeLocked removes j, which has ended, from the store, so that its id is free. A later collectDue deletes its
+// files: after its last follower has left, or after Linger.
 func (s *Store) removeLocked(j *record) {
 	delete(s.jobs, j.id)
 	s.kept -= j.size

@@ -14,31 +14,32 @@ import (
 
 // Config says where a Store keeps its jobs, and its limits.
 type Config struct {
-	// Dir is a private directory that exists. The store makes the directory jobs in it, and removes an old one first:
+	// Dir is a private directory that exists. The store makes the directory jobs in it. It removes an old one first:
 	// jobs do not survive their store.
 	Dir string
 	// WorkBase is the base of relative work directories. If empty, the process's directory.
 	WorkBase string
-	// Init starts the processes of jobs. Its owner closes it after the store. If nil, each has one of its own.
+	// Init starts the processes of jobs. Its owner closes it after the store. If nil, each job has an init of its own.
 	Init *proc.Init
 	// Fetcher gets the steps that are not local. If nil, jobs cannot have such steps. The store does not close it.
 	Fetcher component.Getter
 	// Language makes the runner of a job's actions. If nil, jobs cannot have actions.
 	Language func() engine.Language
 
-	// Keep is how long a job that has ended is kept. If zero, 30 min.
+	// Keep is how long a job is kept after its end. If zero, 30 min.
 	Keep time.Duration
-	// Linger is how long at most the followers of a removed job can still read its output. If zero, 60 s.
+	// Linger bounds how long the followers of a removed job can still read its output. If zero, 60 s.
 	Linger time.Duration
-	// MaxJobs is the most jobs that run or are kept. A new job replaces the one that ended first. If zero, 1,000.
+	// MaxJobs bounds the number of jobs that run or are kept. A new job replaces the one that ended first. If zero,
+	// 1,000.
 	MaxJobs int
-	// OutputLimit is the most bytes of each stream that are kept. Beyond it, bytes that a follower has read make room for
-	// later ones; where there are too few, later ones are dropped. If zero, 256 MiB. If negative, there is no limit.
+	// OutputLimit bounds the bytes that are kept of each stream. Beyond it, bytes that a follower has read make room
+	// for later ones; without enough of them, later ones are dropped. If zero, 256 MiB. If negative, there is no limit.
 	OutputLimit int64
-	// KeepBytes is the most bytes of output that all jobs that have ended keep together. The jobs that ended first are
-	// removed, but never the last one. If zero, 10 GiB. If negative, there is no limit.
+	// KeepBytes bounds the output that all ended jobs keep together, in bytes. The jobs that ended first are removed,
+	// but never the last one. If zero, 10 GiB. If negative, there is no limit.
 	KeepBytes int64
-	// MaxRunTime is the most time any job may take. If zero, 24 h.
+	// MaxRunTime bounds the time of each job. If zero, 24 h.
 	MaxRunTime time.Duration
 	// Grace is the time between SIGTERM and SIGKILL for jobs without a Spec.Grace. If zero, 10 s.
 	Grace time.Duration
@@ -75,18 +76,18 @@ type Spec struct {
 	Digest [sha256.Size]byte
 
 	// Config is the job for the engine. Values of masked Vars with at least 4 bytes appear in no log and no message. If
-	// Timeout is zero or more than Config.MaxRunTime of the store, MaxRunTime counts; if Grace is zero, the store's
-	// Grace. The store sets Fetcher, Language, Secrets, Start, Observe and Events itself.
+	// Timeout is zero or more than MaxRunTime, it is MaxRunTime; if Grace is zero, it is the store's Grace. The store
+	// sets Fetcher, Language, Secrets, Start, Observe and Events itself.
 	engine.Config
 
-	// Secrets are texts that are masked like the values of masked variables.
+	// Secrets are texts to mask, like the values of masked variables.
 	Secrets []string
-	// Notices are lines for the log Merged, about the job's text.
+	// Notices are remarks about the job's text. Each becomes a line of the stream Merged.
 	Notices []string
-	// Merged gives the job a log of both streams together, the stream Merged.
+	// Merged gives the job the stream Merged, a log of both streams together.
 	Merged bool
-	// WorkDir is the directory in which the steps run. It is made if it is missing. If empty, a fresh directory that is
-	// removed when the job ends.
+	// WorkDir is the directory in which the steps run. It is made if it is missing. If empty, it is a fresh directory,
+	// which is removed when the job ends.
 	WorkDir string
 	// Trace asks for a trace of the job. May be nil.
 	Trace *TraceSpec

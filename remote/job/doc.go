@@ -6,13 +6,13 @@
 //	<dir>/jobs/<sha256 of the job's id>-<n>/{stdout,stderr,merged}   until the job is removed
 //	                                       /{script,step-<n>/,vars/,work/}   until it has ended
 //
-// A [Follower] reads a job's output and the results of its steps, from any offset. Any number of followers may read,
-// and they hold up neither the job nor each other.
+// A [Follower] reads a job's output and the results of its steps, from any offset. A job may have any number of
+// followers. They delay neither the job nor each other.
 //
-// The store owns the jobs' processes, logs and directories; Shutdown ends the jobs and Close removes everything. Output
-// and messages are masked (package mask) before they are stored or seen. A job's name never becomes part of a path. By
-// the time a job's end is visible its processes are gone, its logs are complete and its temporary files are removed. A
-// full disk, or another failure of the machine, fails the job that it hits and no other.
+// The store owns the jobs' processes, logs and directories. Shutdown ends the jobs and Close removes everything. Output
+// and messages are masked (package mask) before they are stored. A job's name never becomes part of a path. When
+// callers see that a job has ended, its processes are gone, its logs are complete and its temporary files are removed.
+// A full disk, or another failure of the machine, fails only the job that it hits.
 //
 // Package service serves a store over gRPC; package joblog has the logs.
 package job

@@ -3,7 +3,7 @@ package job
 import "errors"
 
 var (
-	// ErrExists says that another job has the id.
+	// ErrExists says that another job has this id.
 	ErrExists = errors.New("there is another job with this id")
 	// ErrNotFound says that the store has no such job, or has removed it.
 	ErrNotFound = errors.New("there is no such job; it may have been removed")

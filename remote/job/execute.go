@@ -25,7 +25,7 @@ var stateOf = map[engine.Status]State{
 	engine.Success: Succeeded, engine.Failure: Failed, engine.Cancelled: Cancelled,
 }
 
-// execute is the life of a job's goroutine.
+// execute runs the job j to its end, and records the result.
 func (s *Store) execute(j *record, spec Spec, runner *engine.Runner) {
 	result := s.attempt(j, spec, runner)
 	j.kill(nil)
@@ -35,12 +35,12 @@ func (s *Store) execute(j *record, spec Spec, runner *engine.Runner) {
 		usage = s.cfg.Init.Usage()
 	}
 	tracePath, traceSize, traceErr := j.writeTrace(spec.Trace, result, usage)
-	// The record is kept for a while, without the job's text, its variables and its secrets.
+	// The record is kept for a while, but the job's text, its variables and its secrets are not.
 	j.output = nil
 	j.runner.Store(nil)
 	state := stateOf[result.Status]
 	if state == Cancelled {
-		// Only Shutdown did this, and no caller. An error of the output may precede it in the message.
+		// Only Shutdown cancels a job with this message; callers do not. An error of the output may stand before it.
 		result.System = strings.HasSuffix(result.Message, ErrShutdown.Error())
 	}
 	size := traceSize
@@ -61,8 +61,8 @@ func (s *Store) execute(j *record, spec Spec, runner *engine.Runner) {
 	close(j.done)
 }
 
-// isolation returns the level at which jobs run, and the reason for one that is Off or unknown. Without an init for all
-// jobs each has its own, without isolation.
+// isolation returns the isolation level of all jobs, and the reason if it is Off or unknown. Without an init for all
+// jobs each job has its own, without isolation.
 func (s *Store) isolation() (walls.Level, error) {
 	if s.cfg.Init == nil {
 		return walls.Off, nil
@@ -86,7 +86,7 @@ func (s *Store) attempt(j *record, spec Spec, runner *engine.Runner) (result eng
 		case result.Status == engine.Success:
 			result.Status, result.Message, result.System = engine.Failure, err.Error(), true
 		default:
-			result.Message = err.Error() + "; " + result.Message // the exit status stays at the end
+			result.Message = err.Error() + "; " + result.Message // the exit status stays at the end of the message
 		}
 	}()
 	if err := s.open(); err != nil {
@@ -104,7 +104,7 @@ func (s *Store) attempt(j *record, spec Spec, runner *engine.Runner) (result eng
 	return s.run(j.life, runner, place)
 }
 
-// mkdirIn makes the directory name in parent, wherever a job has moved that, and opens it.
+// mkdirIn makes the directory name in parent, and opens it. It finds parent even if a job has moved it.
 func mkdirIn(parent *os.File, name string) (*os.File, error) {
 	err := unix.Mkdirat(int(parent.Fd()), name, 0o700)
 	fd := -1
@@ -117,8 +117,8 @@ func mkdirIn(parent *os.File, name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), filepath.Join(parent.Name(), name)), nil
 }
 
-// prepare makes the job's directories and files. jobs is the open directory of all jobs, kept the job's own with a work
-// directory or nil, and base that of a relative work directory.
+// prepare makes the job's directories and files. jobs is the open directory of all jobs. kept is an unused directory of
+// an earlier job, or nil. base is the base of a relative WorkDir.
 func (j *record) prepare(spec Spec, jobs, kept *os.File, base string) (place engine.Place, err error) {
 	if j.home = kept; kept == nil {
 		if j.home, err = mkdirIn(jobs, filepath.Base(j.dir)); err != nil {
@@ -161,10 +161,10 @@ func (j *record) prepare(spec Spec, jobs, kept *os.File, base string) (place eng
 	return place, nil
 }
 
-// traceName is in the names of a trace's file, also while it is written.
+// traceName is the file name of a trace. While the trace is written, it is a part of the name.
 const traceName = "trace.json"
 
-// isKept reports whether the file name of a job's directory stays until the job is removed: its logs and its trace.
+// isKept reports whether the file stays in the job's directory until the job is removed. Logs and the trace do.
 func isKept(name string) bool {
 	return slices.Contains(streamNames[:], name) || strings.Contains(name, traceName)
 }

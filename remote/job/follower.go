@@ -11,7 +11,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
-// Stream is one of a job's streams of output.
+// Stream names one of the streams of a job's output.
 type Stream int
 
 // The streams.
@@ -19,8 +19,8 @@ const (
 	// Stdout and Stderr are the output of the steps, and nothing else.
 	Stdout Stream = iota
 	Stderr
-	// Merged is both, in the order they were written, with a line before each step's output that names the step. Only a
-	// job with Spec.Merged has it.
+	// Merged is both in the order in which they were written, with a line before each step's output that names the
+	// step. Only jobs with Spec.Merged have it.
 	Merged
 )
 
@@ -36,8 +36,8 @@ type Follower struct {
 	close sync.Once
 }
 
-// Event returns change number n, from 0, of the job's steps. It waits for the change until the job has ended (io.EOF)
-// or ctx ends (its cause).
+// Event returns change number n, from 0, of the job's steps. It waits for that change. The error is io.EOF if the job
+// has ended without it, or the cause of ctx if that ends first.
 func (f *Follower) Event(ctx context.Context, n int) (engine.StepResult, error) {
 	var over bool
 	for {
@@ -60,9 +60,9 @@ func (f *Follower) Event(ctx context.Context, n int) (engine.StepResult, error) 
 	}
 }
 
-// Past returns change number n, from 0, if it has happened, and how many bytes of stdout and stderr there were then.
-// Those bytes came before the change. The reverse may not hold: masking delays the end of a text that may begin a
-// secret.
+// Past returns change number n, from 0, if it has happened, and the lengths of stdout and stderr at that time. All of
+// these bytes were written before the change. Later bytes may also be older than it, because masking delays the end of
+// a text that may begin a secret.
 func (f *Follower) Past(n int) (result engine.StepResult, stdout, stderr int64, ok bool) {
 	f.job.mu.Lock()
 	defer f.job.mu.Unlock()
@@ -80,9 +80,9 @@ func (f *Follower) Stat() Stat {
 	return f.job.statLocked()
 }
 
-// ReadAt reads from a stream at offset into p, at least one byte. It waits for that byte until the stream has ended
-// (io.EOF) or ctx ends (its cause). For an offset that is negative, or beyond the end of a stream that has ended, the
-// error is [joblog.ErrOffset]; for Merged of a job without that stream it is ErrNotMerged.
+// ReadAt reads from a stream at offset into p, at least one byte. It waits for that byte. The error is io.EOF at the
+// end of the stream, [joblog.ErrOffset] if the offset is negative or beyond that end, ErrNotMerged for Merged of a job
+// without that stream, or the cause of ctx if that ends first.
 func (f *Follower) ReadAt(ctx context.Context, stream Stream, p []byte, offset int64) (int, error) {
 	if int(stream) >= len(f.job.logs) {
 		return 0, ErrNotMerged
@@ -94,7 +94,7 @@ func (f *Follower) ReadAt(ctx context.Context, stream Stream, p []byte, offset i
 	return n, err
 }
 
-// Wait waits for the job's end and returns its final state. If ctx ends first the error is its cause.
+// Wait waits for the job's end and returns its final state. If ctx ends first, the error is its cause.
 func (f *Follower) Wait(ctx context.Context) (Stat, engine.Result, error) {
 	select {
 	case <-f.job.done:
@@ -106,7 +106,7 @@ func (f *Follower) Wait(ctx context.Context) (Stat, engine.Result, error) {
 	return f.job.statLocked(), f.job.result, nil
 }
 
-// Close gives up the Follower. It is idempotent.
+// Close ends the Follower, so that a removed job's files can be deleted. It is idempotent.
 func (f *Follower) Close() {
 	f.close.Do(func() { f.store.unfollow(f.job) })
 }

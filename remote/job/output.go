@@ -10,12 +10,12 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
-// output carries a job's output into its logs, masked. Only the job's goroutine calls its methods.
+// output masks a job's output and writes it into the logs. Only the job's goroutine calls its methods.
 type output struct {
 	secrets mask.Set
-	streams [2]io.Writer // behind the engine's masking
+	streams [2]io.Writer // the engine masks before it writes to them
 	merged  *merged      // nil if the job has no such log
-	// recorder sums up the streams for a trace; nil without one.
+	// recorder records the streams for a trace. It is nil without a trace.
 	recorder *recording.Recorder
 }
 
@@ -47,13 +47,13 @@ func (o *output) close() error {
 	return o.merged.to.Close()
 }
 
-// merged takes the masked output of both streams of a job, and writes a line before each step. It masks the output
+// merged receives the masked output of both streams of a job, and writes a line before each step. It masks the output
 // again, because a secret may begin in one stream and end in the other.
 type merged struct {
 	mu      sync.Mutex // guards the following
 	to      *mask.Writer
-	inLine  bool     // the last line has no end yet
-	notices []string // lines that follow the first step's
+	inLine  bool     // the last line is not finished
+	notices []string // written after the line of the first step
 }
 
 // Write writes a piece of one of the streams.
@@ -70,8 +70,8 @@ func (m *merged) writeLocked(p []byte) (int, error) {
 	return m.to.Write(p)
 }
 
-// begin writes the line of a step that begins. The first line of a log is always such a line: a reader recognises other
-// forms of logs by their first bytes, and no output of a job can imitate one.
+// begin writes the line of a step that begins. The first line of a log is always such a line. Readers recognise other
+// forms of logs by their first bytes, so a job's output cannot imitate one.
 func (m *merged) begin(step string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

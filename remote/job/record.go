@@ -30,7 +30,7 @@ type record struct {
 	dir     string
 	started time.Time
 	grace   time.Duration
-	// runner has the job's text and its variables; nil once the job has ended.
+	// runner has the job's text and its variables. It is nil once the job has ended.
 	runner atomic.Pointer[engine.Runner]
 
 	life context.Context // its end kills the job's processes
@@ -40,7 +40,7 @@ type record struct {
 	output *output       // used by the job's goroutine only, nil at the end
 	done   chan struct{} // closed once the state is final, after the last event
 
-	// home is the open directory dir: the job may move it. It is nil if that could not be made.
+	// home is the open directory dir, because the job may move that. It is nil if dir could not be made.
 	home *os.File
 
 	traceFile *recording.File // used by the job's goroutine only; nil without a trace
@@ -53,7 +53,7 @@ type record struct {
 	tracePath string
 	traceErr  error // why there is no trace
 	level     walls.Level
-	levelErr  error // why level is Off instead of Auto, or Auto because there was no init
+	levelErr  error // why level is Off although Auto was asked for, or why it is unknown (Auto)
 	usage     proc.Usage
 	followers int
 	discard   bool      // remove it when it ends

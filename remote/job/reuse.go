@@ -13,22 +13,22 @@ import (
 	"github.com/stepmux/stepmux/internal/rmtree"
 )
 
-// workName is the name of a job's work directory in its own.
+// workName is the name of the work directory in a job's directory.
 const workName = "work"
 
-// reuse keeps the directory of a job that left nothing there for the next job: on some file systems it takes a
-// millisecond to make one. All jobs of a store are of the same build.
+// reuse keeps the directory of a job that left no files in it, for the next job. On some file systems it takes a
+// millisecond to make a directory. All jobs of a store belong to the same build.
 type reuse struct {
 	mu     sync.Mutex // guards the following
 	kept   *os.File   // the open directory keptName; nil if there is none
 	closed bool
 }
 
-// keptName is the name of the kept directory, in that of all jobs.
+// keptName is the name of the kept directory, relative to the directory of all jobs.
 const keptName = "../kept"
 
-// keep keeps the open directory dir of a job, whose name in jobs is name, and owns it then. It reports whether it does:
-// dir must have an empty work directory and nothing else.
+// keep takes over the open directory dir of a job, whose name in jobs is name, if it has an empty work directory and
+// nothing else. It reports whether it did; then the caller must not use dir any more.
 func (r *reuse) keep(jobs, dir *os.File, name string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -42,7 +42,7 @@ func (r *reuse) keep(jobs, dir *os.File, name string) bool {
 	return true
 }
 
-// take gives the kept directory its name in jobs, and returns it. It returns nil if there is none.
+// take moves the kept directory to name in jobs, and returns it. It returns nil if there is no kept directory.
 func (r *reuse) take(jobs *os.File, name string) *os.File {
 	r.mu.Lock()
 	dir := r.kept
@@ -54,7 +54,7 @@ func (r *reuse) take(jobs *os.File, name string) *os.File {
 	defer dir.Close()
 	if !isUnused(dir) || !isAt(jobs, keptName, dir) ||
 		unix.Renameat(int(jobs.Fd()), keptName, int(jobs.Fd()), name) != nil {
-		discard(dir) // a job has changed it meanwhile
+		discard(dir) // a job has changed it in the meantime
 		return nil
 	}
 	fd, err := unix.FcntlInt(dir.Fd(), unix.F_DUPFD_CLOEXEC, 0)
@@ -77,13 +77,14 @@ func (r *reuse) close() {
 	}
 }
 
-// discard removes the open directory dir. What is left goes with the build's directory.
+// discard removes the open directory dir. If that fails, the rest is removed with the build's directory.
 func discard(dir *os.File) { _ = rmtree.RemoveOpen(context.Background(), dir) }
 
 // isUnused reports whether the open directory of a job has an empty work directory and nothing else.
 func isUnused(dir *os.File) bool { return isFresh(dir, ".", workName) && isFresh(dir, workName) }
 
-// isFresh reports whether name in the open directory dir is a directory as mkdirIn makes it, with these entries.
+// isFresh reports whether name in the open directory dir is a directory as mkdirIn makes it, with exactly these
+// entries.
 func isFresh(dir *os.File, name string, entries ...string) bool {
 	const flags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	fd, err := unix.Openat(int(dir.Fd()), name, flags, 0)
@@ -97,7 +98,7 @@ func isFresh(dir *os.File, name string, entries ...string) bool {
 		return false
 	}
 	if n, err := unix.Flistxattr(fd, nil); n > 0 || err != nil && !errors.Is(err, unix.ENOTSUP) {
-		return false // an access control list, for one
+		return false // an access control list, for example
 	}
 	names, err := at.Readdirnames(len(entries) + 1)
 	if errors.Is(err, io.EOF) {

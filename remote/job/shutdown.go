@@ -13,9 +13,9 @@ import (
 const killTimeout = 15 * time.Second
 
 // Shutdown ends all jobs: it sends SIGTERM and, after grace or when ctx ends, SIGKILL to all remaining processes. It
-// waits for their end, at most killTimeout after SIGKILL. From its call on the store refuses new jobs and collects no
-// more. Jobs can be followed and listed until Close. Shutdown may be called again: the shortest grace counts. The error
-// says how many jobs still run.
+// waits for their end, at most killTimeout after SIGKILL. From its call on, the store refuses new jobs and keeps all
+// ended ones. Jobs can be followed and listed until Close. Shutdown may be called again: the shortest grace counts. The
+// error says how many jobs still run.
 func (s *Store) Shutdown(ctx context.Context, grace time.Duration) error {
 	s.mu.Lock()
 	s.shutdown = true
@@ -46,7 +46,7 @@ func (s *Store) Shutdown(ctx context.Context, grace time.Duration) error {
 	return nil
 }
 
-// awaitAll waits until all jobs have ended, or ctx has, and returns those that have not.
+// awaitAll waits until all jobs have ended or ctx ends, and returns the jobs that still run.
 func awaitAll(ctx context.Context, jobs []*record) (left []*record) {
 	for _, j := range jobs {
 		select {
@@ -62,7 +62,7 @@ func awaitAll(ctx context.Context, jobs []*record) (left []*record) {
 	return left
 }
 
-// Close is Shutdown without grace. It waits for that, and then removes all jobs: reads of followers fail. It is
+// Close calls Shutdown without grace, and then removes all jobs: reads of followers fail. It waits for both. It is
 // idempotent.
 func (s *Store) Close() error {
 	err := s.Shutdown(context.Background(), 0)

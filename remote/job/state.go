@@ -29,17 +29,17 @@ type Stat struct {
 	Started, Finished time.Time
 	// ExitCode is the exit code of the step that failed the job, else 0.
 	ExitCode int
-	// Message says why the job did not succeed.
+	// Message says why the job failed or was cancelled.
 	Message string
 	// TimedOut says that the job reached its timeout.
 	TimedOut bool
 	// System says that the machine or the step runner failed the job, and not the job's own commands. It is also set if
-	// Shutdown, and no caller, has cancelled the job.
+	// Shutdown cancelled the job.
 	System bool
-	// Isolation is the level at which the job's commands ran, empty if it is not known. IsolationReason says why it is off
-	// although the best was wanted, or why it is not known. Both are set once the State is final.
+	// Isolation is the level at which the job's commands ran, empty if it is unknown. IsolationReason says why it is
+	// off although Auto was asked for, or why it is unknown. Both are set once the State is final.
 	Isolation, IsolationReason string
-	// Usage is that of the commands of all jobs until the end of this one. It is set once the State is final.
+	// Usage is the usage of the commands of all jobs so far, not only of this one. It is set once the State is final.
 	Usage proc.Usage
 	// Stdout and Stderr are the lengths of the streams.
 	Stdout, Stderr int64

@@ -18,15 +18,15 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
-// Store holds the jobs. It has one goroutine for each running job, and one that removes jobs. Shutdown waits for all of
-// them. It is safe for concurrent use.
+// Store runs jobs and keeps their results. It has one goroutine for each running job, and one that removes jobs.
+// Shutdown waits for all of them. It is safe for concurrent use.
 type Store struct {
 	cfg Config
 	dir string
 	// run runs a job's steps. Tests of timing replace it.
 	run func(context.Context, *engine.Runner, engine.Place) engine.Result
 
-	open func() error // makes dir at the first call, and waits for that at the others
+	open func() error // makes dir at the first call; the other calls wait for it
 
 	stop      context.CancelFunc // ends the collector
 	stopped   context.Context    // ends to end the collector
@@ -38,13 +38,13 @@ type Store struct {
 	jobs     map[string]*record
 	finished []*record // jobs that have ended, oldest first
 	kept     int64     // bytes of output of finished jobs
-	removed  []*record // no longer in jobs, but perhaps followed
+	removed  []*record // no longer in jobs, but perhaps still followed
 	serial   int       // number of the last directory
 	shutdown bool
 	home     *os.File // the open directory dir, which a job may move; nil once it is removed
 }
 
-// New returns a store. The caller ends it with Close, or with Shutdown if the process ends then too.
+// New returns a store. The caller ends it with Close. Shutdown is enough if the process ends then, too.
 func New(cfg Config) (*Store, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -69,9 +69,9 @@ func New(cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// Warm makes the directory of all jobs, so that the first job finds it. To make a directory takes half a millisecond on
-// some file systems. So New does not: a step runner listens that much earlier, and calls Warm while its first job is on
-// its way. An error is the first job's.
+// Warm makes the directory of all jobs before the first job needs it. On some file systems that takes half a
+// millisecond. New does not do it, so that the step runner listens earlier; it calls Warm while its first job is on the
+// way. If Warm fails, the first job reports the error.
 func (s *Store) Warm() { _ = s.open() }
 
 // makeDir makes the directory dir.
@@ -90,9 +90,8 @@ func (s *Store) makeDir() error {
 	return nil
 }
 
-// Create starts a job. If there is already one with its ID and Digest it does nothing. It does not wait for the job: a
-// failure of this machine that keeps the job from running is the job's failure. The error is ErrExists, ErrFull or
-// ErrShutdown.
+// Create starts a job. If there is already one with its ID and Digest, Create does nothing. It does not wait for the
+// job: if the machine fails to run the job, that is the job's failure. The error is ErrExists, ErrFull or ErrShutdown.
 func (s *Store) Create(spec Spec) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -121,8 +120,8 @@ func (s *Store) Create(spec Spec) error {
 	return nil
 }
 
-// newRunner returns the engine's runner for j, watched by a Recorder if a trace is wanted, and starts the init of
-// its processes.
+// newRunner returns the engine's runner for j, and starts the init of its processes. If j has a trace, a Recorder
+// watches the runner.
 func (s *Store) newRunner(spec Spec, j *record) *engine.Runner {
 	cfg := spec.Config
 	cfg.Fetcher, cfg.Language = s.cfg.Fetcher, s.cfg.Language
@@ -150,11 +149,11 @@ func (s *Store) newRunner(spec Spec, j *record) *engine.Runner {
 	return engine.New(cfg)
 }
 
-// Cancel stops a running job, as [engine.Runner.Stop] does, with the job's grace or, by force, with SIGKILL at once. It
-// removes a job that has ended. It does not wait, and ignores an id without a job.
+// Cancel stops a running job as [engine.Runner.Stop] does: with the job's grace or, with force, with SIGKILL at once.
+// It removes a job that has ended. It does not wait, and ignores an unknown id.
 func (s *Store) Cancel(id string, force bool) { s.cancel(id, force, false) }
 
-// Discard stops a running job, as Cancel does, and removes it when it has ended.
+// Discard stops a running job, as Cancel does, and removes it once it has ended.
 func (s *Store) Discard(id string) { s.cancel(id, false, true) }
 
 // Stop stops a running job, as Cancel does. It keeps a job that has ended.
@@ -164,14 +163,14 @@ func (s *Store) Stop(id string) {
 	}
 }
 
-// Kill kills a job that runs, with all its processes. One that has ended stays.
+// Kill kills a running job, with all its processes. It does nothing to a job that has ended.
 func (s *Store) Kill(id string) {
 	if j := s.find(id); j != nil {
 		j.kill(errors.New("the job was killed"))
 	}
 }
 
-// find returns the job id, or nil.
+// find returns the job with this id, or nil.
 func (s *Store) find(id string) *record {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -194,7 +193,7 @@ func (s *Store) cancel(id string, force, discard bool) {
 	switch {
 	case ended:
 		if !followed {
-			j.remove() // waits for the collector if that is removing it
+			j.remove() // waits if the collector is removing it
 		}
 		s.wakeCollector() // it removes a followed job after its last follower, or after Linger
 	case force:
@@ -204,7 +203,7 @@ func (s *Store) cancel(id string, force, discard bool) {
 	}
 }
 
-// List returns the jobs with the given ids, or all jobs, sorted by their start. It leaves out ids without a job.
+// List returns the state of the jobs with the given ids, or of all jobs, sorted by their start. It ignores unknown ids.
 func (s *Store) List(ids ...string) []Stat {
 	s.mu.Lock()
 	if len(ids) == 0 {
@@ -217,7 +216,7 @@ func (s *Store) List(ids ...string) []Stat {
 		}
 	}
 	s.mu.Unlock()
-	// Not slices.SortFunc, which is compiled anew for each type: the VM's end stays smaller by 25 KB.
+	// Not slices.SortFunc: that is compiled again for each type, which costs the VM's end 25 KB.
 	sort.Slice(stats, func(i, j int) bool {
 		a, b := stats[i], stats[j]
 		return cmp.Or(a.Started.Compare(b.Started), cmp.Compare(a.ID, b.ID)) < 0
@@ -225,7 +224,7 @@ func (s *Store) List(ids ...string) []Stat {
 	return stats
 }
 
-// Follow returns a Follower of the job id. The caller must close it.
+// Follow returns a Follower of the job with this id. The caller closes it. The error is ErrNotFound.
 func (s *Store) Follow(id string) (*Follower, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

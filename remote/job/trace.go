@@ -24,16 +24,16 @@ type TraceSpec struct {
 	Text   []byte
 	Steps  string
 	Salt   *mask.Salt
-	// File is the path of the trace. Its space is reserved before the job begins: without space the job does not run. If
-	// empty, the trace is a file in the job's directory, and is removed with the job.
+	// File is the path of the trace. Its space is reserved before the job begins: without space the job does not run.
+	// If empty, the trace is a file in the job's directory, and is removed with the job.
 	File string
-	// Done is called with the trace once it is written, before the job counts as ended. May be nil.
+	// Done is called with the trace once it is written, before callers see that the job has ended. May be nil.
 	Done func(*trace.Trace)
 }
 
-// writeTrace writes the trace of j, which ended with result, if t is not nil. usage is that of the job's end. It
-// returns the trace's path, and its size if it is among the job's files. It returns a panic as an error: a panic must
-// not end the other jobs.
+// writeTrace writes the trace of j, which ended with result. It does nothing if t is nil. usage is the usage at the
+// job's end. It returns the trace's path, and its size if it is among the job's files. It turns a panic into an error,
+// because a panic would end the other jobs too.
 func (j *record) writeTrace(
 	t *TraceSpec, result engine.Result, usage proc.Usage,
 ) (path string, size int64, err error) {
@@ -69,7 +69,7 @@ func (j *record) writeTrace(
 }
 
 // Trace opens the trace of the job, as JSON. The caller closes the file. The error is ErrNoTrace if the job has not
-// ended or was created without a TraceSpec, or else the reason for which the trace could not be written.
+// ended or was created without a TraceSpec; otherwise it is the reason why the trace could not be written.
 func (f *Follower) Trace() (*os.File, error) {
 	f.store.mu.Lock()
 	err, path := f.job.traceErr, f.job.tracePath
@@ -83,7 +83,7 @@ func (f *Follower) Trace() (*os.File, error) {
 	if filepath.Base(filepath.Dir(filepath.Dir(path))) != "fd" { // not in the job's directory
 		return openTrace(path)
 	}
-	raw, err := f.job.home.SyscallConn() // closed when the job is removed: then its number may be another file's
+	raw, err := f.job.home.SyscallConn() // closed when the job is removed: another file may then have its number
 	if err != nil {
 		return nil, fmt.Errorf("read trace: %w", err)
 	}

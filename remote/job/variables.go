@@ -8,8 +8,8 @@ import (
 	"github.com/stepmux/stepmux/remote/step/mask"
 )
 
-// hideAll adds the values of masked variables, and other texts, to secrets. It returns a line for each variable that is
-// too short to be masked. With an error, too many secrets for one, the job must not run.
+// hideAll adds the values of masked variables, and the texts in others, to secrets. It returns a notice for each
+// variable whose value is too short to be masked. If it returns an error (too many secrets), the job must not run.
 func hideAll(secrets *mask.Set, vars []engine.Variable, others []string) (notices []string, err error) {
 	for _, v := range vars {
 		if !v.Masked || v.Value == "" {

@@ -1,4 +1,4 @@
-// Package jobcache keeps a job's files for later jobs: [Save] packs them into an archive on this machine and uploads
-// that, and [Restore] downloads an archive and unpacks it. Servers are reached by presigned URLs, so this package holds
-// no credentials of a cloud.
+// Package jobcache keeps a job's files for later jobs. [Save] packs them into an archive on this machine and uploads
+// it. [Restore] downloads an archive and unpacks it. The servers' URLs are presigned, so this package needs no
+// credentials of a cloud. The caller owns the [transfer.Client]; the package owns nothing.
 package jobcache

@@ -14,13 +14,13 @@ import (
 	"github.com/stepmux/stepmux/remote/transfer"
 )
 
-// RestoreConfig is where an archive is and where to unpack it.
+// RestoreConfig says where an archive is and where to unpack it.
 type RestoreConfig struct {
 	// Dir is the project's directory.
 	Dir string
 	// File is the archive on this machine. A download replaces it.
 	File string
-	// Sources are asked in their order until one has the archive. If there are none, only File is used.
+	// Sources are asked in order until one has the archive. Without sources only File is used.
 	Sources []Source
 	Bounds  archive.Bounds
 	Log     transfer.Log
@@ -30,16 +30,17 @@ type RestoreConfig struct {
 type Source struct {
 	// URL is a presigned URL to GET it.
 	URL string
-	// HeadURL is one for a HEAD request, which is cheaper if the server has no archive, or no newer one. Optional.
+	// HeadURL is a presigned URL for a HEAD request. It saves a download if the server has no archive, or no newer one.
+	// Optional.
 	HeadURL string
 }
 
-// ErrMiss is returned if there is no archive.
+// ErrMiss says that there is no archive.
 var ErrMiss = errors.New("there is no cache of this name")
 
 var errNoFile = errors.New("the cache's archive is missing: give --file")
 
-// Restore unpacks the archive, after it has downloaded a newer one.
+// Restore downloads the archive if a server has a newer one, and unpacks it.
 func Restore(ctx context.Context, client *transfer.Client, cfg RestoreConfig) error {
 	if cfg.File == "" {
 		return errNoFile
@@ -79,14 +80,14 @@ func Restore(ctx context.Context, client *transfer.Client, cfg RestoreConfig) er
 	return nil
 }
 
-// isMiss reports whether err says that the server has no such archive. Object stores answer 403 if they do not want to
-// tell.
+// isMiss reports whether err means that the server has no such archive. Some object stores answer 403 to hide whether
+// it exists.
 func isMiss(err error) bool {
 	status, ok := errors.AsType[*transfer.StatusError](err)
 	return ok && (status.Code == http.StatusNotFound || status.Code == http.StatusForbidden)
 }
 
-// download replaces the file with the source's archive, unless that is not newer.
+// download replaces the file by the source's archive, if that is newer.
 func (cfg RestoreConfig) download(ctx context.Context, client *transfer.Client, from Source) error {
 	if from.HeadURL != "" {
 		resp, err := client.Do(ctx, transfer.Request{
@@ -146,7 +147,7 @@ func (cfg RestoreConfig) upToDate(resp *http.Response) bool {
 	return true
 }
 
-// lastModified returns the time of the server's archive, or no time.
+// lastModified returns the time of the server's archive, or the zero time.
 func lastModified(resp *http.Response) time.Time {
 	at, err := http.ParseTime(resp.Header.Get("Last-Modified"))
 	if err != nil {

@@ -14,34 +14,35 @@ import (
 	"github.com/stepmux/stepmux/remote/transfer"
 )
 
-// SaveConfig is what to keep and where.
+// SaveConfig says which files to keep and where.
 type SaveConfig struct {
 	Files archive.Selection
-	// File is the archive on this machine. If AlternateFile is there and File is not, it is renamed to File first.
+	// File is the archive on this machine. If only AlternateFile exists, it is renamed to File first.
 	File, AlternateFile string
 	// URL is a presigned URL to PUT the archive to. If empty, the archive stays on this machine.
 	URL string
-	// CheckURL is a presigned URL for a HEAD request. It tells whether an archive that is up to date here is on the
-	// server too. Optional.
+	// CheckURL is a presigned URL for a HEAD request. It shows whether the server also has an archive that is up to
+	// date here. Optional.
 	CheckURL string
-	// Header goes with the PUT.
+	// Header is sent with the PUT.
 	Header http.Header
 	// Metadata is kept beside the archive in metadata.json.
 	Metadata map[string]string
 	Format   archive.Format
 	Level    archive.Level
-	// MaxUpload is the largest archive to upload, in bytes; a larger one stays on this machine. If zero, any.
+	// MaxUpload bounds an archive that is uploaded, in bytes; a larger one stays on this machine. If zero, there is no
+	// bound.
 	MaxUpload int64
 	// Found is called with the paths of all files, before they are packed. Optional.
 	Found func(names []string)
 	Log   transfer.Log
 }
 
-// ErrNoFiles is returned if there is nothing to keep.
+// ErrNoFiles says that there is nothing to keep.
 var ErrNoFiles = errors.New("no files to cache")
 
-// Save packs the files, unless the archive is newer than all of them, and uploads the archive. It returns [ErrNoFiles]
-// if the selection matches none.
+// Save packs the files and uploads the archive. If the archive is newer than all files, it is not packed again. The
+// error is [ErrNoFiles] if no file matches the selection.
 func Save(ctx context.Context, client *transfer.Client, cfg SaveConfig) error {
 	if cfg.File == "" {
 		return errNoFile
@@ -80,7 +81,7 @@ func Save(ctx context.Context, client *transfer.Client, cfg SaveConfig) error {
 	return cfg.upload(ctx, client)
 }
 
-// takeAlternate renames the archive that has its older name.
+// takeAlternate renames AlternateFile to File if only AlternateFile exists.
 func (cfg SaveConfig) takeAlternate() error {
 	if cfg.AlternateFile == "" || cfg.AlternateFile == cfg.File {
 		return nil
@@ -98,7 +99,7 @@ func (cfg SaveConfig) takeAlternate() error {
 	return nil
 }
 
-// onServer reports whether the server has the archive. If it cannot be asked, it has not.
+// onServer reports whether the server has the archive. It returns false if the server cannot be asked.
 func (cfg SaveConfig) onServer(ctx context.Context, client *transfer.Client) bool {
 	resp, err := client.Do(ctx, transfer.Request{Method: http.MethodHead, URL: cfg.CheckURL, OK: []int{http.StatusOK}})
 	if err != nil {

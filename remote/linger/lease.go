@@ -19,18 +19,18 @@ import (
 )
 
 const (
-	// pingInterval is how long a manager may be silent before it is asked for an answer, and pingTimeout how long that
-	// may take, before its connection counts as broken. A link that is cut without a word ends so.
+	// pingInterval is how long a manager may be silent before it is pinged. pingTimeout is how long it may take to
+	// answer, before its connection counts as broken. So a link that is cut silently ends, too.
 	pingInterval = 15 * time.Second
 	pingTimeout  = 15 * time.Second
-	// maxReplaced bounds the managers that are remembered as replaced.
+	// maxReplaced bounds the list of replaced managers.
 	maxReplaced = 1000
 )
 
 var (
-	// ErrUnattended is the cause of the end of a Lease that no manager was attached to for its time.
+	// ErrUnattended is the cause of a Lease that ended because no manager was attached for its time.
 	ErrUnattended = errors.New("no manager came back in time")
-	// ErrEnded is the cause of the end of a Lease whose manager has ended it.
+	// ErrEnded is the cause of a Lease that its manager has ended.
 	ErrEnded = errors.New("the manager has ended the build")
 
 	errReplaced = status.Error(codes.Aborted, "another manager has attached to this build since; the later one wins")
@@ -47,14 +47,14 @@ type Lease struct {
 	end  context.CancelCauseFunc
 
 	mu       sync.Mutex // guards the following
-	manager  string     // the present one, or the last
+	manager  string     // the present one, or else the last one
 	replaced []string   // earlier ones
 	attached context.CancelCauseFunc
 	serial   int // of the last Attach
 	expiry   *time.Timer
 }
 
-// New returns a Lease that ends with ctx, or when no manager was attached for so long. That time begins now. The
+// New returns a Lease that ends with ctx, or when no manager was attached for the time most. That time begins now. The
 // caller calls Close.
 func New(ctx context.Context, most time.Duration) *Lease {
 	l := &Lease{notices: &notices{more: make(chan struct{})}, most: most}
@@ -77,13 +77,13 @@ func (l *Lease) Close() {
 func (l *Lease) expire() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.attached == nil { // a manager may have come while the timer fired
+	if l.attached == nil { // otherwise a manager came while the timer fired
 		l.end(ErrUnattended)
 	}
 }
 
-// Options returns the options for the server of serve: each call of a manager that was replaced is refused, and a
-// manager that gives no sign of life loses its connection.
+// Options returns the options for the server of serve: it refuses the calls of managers that were replaced, and closes
+// the connection of a manager that gives no sign of life.
 func (l *Lease) Options() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingInterval, Timeout: pingTimeout}),
@@ -109,7 +109,7 @@ func (l *Lease) Options() []grpc.ServerOption {
 // Register makes the service Attachment part of a server that does not serve yet.
 func (l *Lease) Register(server *grpc.Server) { pb.RegisterAttachmentServer(server, l) }
 
-// callerOf returns the name that a call's manager gives itself, empty if it gives no valid one.
+// callerOf returns the manager's name in a call, or "" if it has no valid one.
 func callerOf(ctx context.Context) string {
 	if names := metadata.ValueFromIncomingContext(ctx, wire.ManagerKey); len(names) == 1 && wire.ValidManager(names[0]) {
 		return names[0]
@@ -117,7 +117,8 @@ func callerOf(ctx context.Context) string {
 	return ""
 }
 
-// check refuses the call of a manager that was replaced. A call without a manager's name passes: it has the secret.
+// check refuses the call of a manager that was replaced. It accepts a call without a manager's name, because it carries
+// the secret.
 func (l *Lease) check(ctx context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -156,8 +157,8 @@ func (l *Lease) Attach(req *pb.AttachRequest, stream grpc.ServerStreamingServer[
 	}
 }
 
-// enter makes name the manager. The context that it returns ends with ctx, or when another call of Attach takes the
-// place of this one. The caller calls leave at the end.
+// enter makes name the manager. The returned context ends with ctx, or when another call of Attach takes the place of
+// this one. The caller calls leave at the end.
 func (l *Lease) enter(ctx context.Context, name string) (_ context.Context, leave func(), err error) {
 	ctx, end := context.WithCancelCause(ctx)
 	l.mu.Lock()

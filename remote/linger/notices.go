@@ -5,7 +5,7 @@ import "sync"
 // maxNotices bounds the notices that are kept, in bytes. Older ones are dropped.
 const maxNotices = 64 << 10
 
-// notices are the last lines that serve has said, by their byte offset. They are an io.Writer, which never fails.
+// notices keeps the last lines of serve's output, by their byte offset. It is an io.Writer, which never fails.
 type notices struct {
 	mu    sync.Mutex // guards the following
 	first int64      // offset of kept[0]
@@ -27,7 +27,7 @@ func (n *notices) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// since returns the notices from offset on, or from the first that is kept, where they begin, and a channel that is
+// since returns the notices from offset on, or all that are kept if offset is older. begin is their offset. more is
 // closed when there are more.
 func (n *notices) since(offset int64) (text []byte, begin int64, more <-chan struct{}) {
 	n.mu.Lock()

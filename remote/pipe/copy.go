@@ -13,9 +13,9 @@ var copyBuffers = sync.Pool{New: func() any { return new([64 << 10]byte) }}
 // ErrRead is wrapped by the error of a [Copy] whose source failed.
 var ErrRead = errors.New("read")
 
-// Copy copies src to dst until src ends, then returns nil. It reads and writes, and nothing else:
-// io.Copy would find ReadFrom and use splice(2), and a splice into a pipe in blocking mode that nobody
-// reads spins, at a whole core for as long as the reader stalls.
+// Copy copies src to dst until src ends, then returns nil. It uses plain reads and writes: io.Copy would find ReadFrom
+// and use splice(2). A splice into a pipe in blocking mode spins on a whole core for as long as the pipe's reader
+// stalls.
 func Copy(dst io.Writer, src io.Reader) error {
 	buf, _ := copyBuffers.Get().(*[64 << 10]byte)
 	defer copyBuffers.Put(buf)

@@ -6,6 +6,6 @@
 //   - [Lines] reads the lines that come before everything else on stdin: a socket's path and a secret.
 //   - [Raw] and [Copy] carry bulk with few switches between threads.
 //
-// The files stay their caller's. A function that starts a goroutine returns the function that stops it and waits for
-// it. The package knows no sockets, jobs or relays.
+// The caller closes its files. A function that starts a goroutine returns a function that stops it and waits for it.
+// The package knows no sockets, jobs or relays.
 package pipe

@@ -11,15 +11,15 @@ import (
 )
 
 // File is a duplicate of a stdin or stdout, in non-blocking mode. Close wakes a blocked Read or Write if the file is a
-// pipe, a socket or a terminal; a read of another file never waits.
+// pipe, a socket or a terminal; on other files a read never blocks.
 type File struct {
 	Raw
 	dup   *os.File
 	close func()
 }
 
-// Open returns f as a File, which the caller closes. f stays open. Of two files that may be one socket, the first that
-// was opened must be closed last: it restores the mode of both.
+// Open returns f as a File, which the caller closes. f stays open. If two files may be the same socket, close the one
+// that was opened first last: it restores the mode of both.
 func Open(f *os.File) (*File, error) {
 	if f == nil {
 		return nil, errors.New("stdin or stdout is missing")
@@ -40,7 +40,7 @@ func Open(f *os.File) (*File, error) {
 		if fd, fail = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 3); fail != nil {
 			return
 		}
-		fail = unix.SetNonblock(fd, true) // before NewFile, which looks at it
+		fail = unix.SetNonblock(fd, true) // before NewFile, which checks the mode
 	})
 	if err == nil {
 		err = fail
@@ -49,7 +49,7 @@ func Open(f *os.File) (*File, error) {
 		return nil, fmt.Errorf("duplicate %s: %w", f.Name(), err)
 	}
 	dup := os.NewFile(uintptr(fd), f.Name())
-	raw, _ := NewRaw(dup, f.Name()) // fails for a closed file only
+	raw, _ := NewRaw(dup, f.Name()) // fails only for a closed file
 	return &File{raw, dup, sync.OnceFunc(func() {
 		dup.Close()
 		if flags&unix.O_NONBLOCK == 0 {
@@ -61,19 +61,19 @@ func Open(f *os.File) (*File, error) {
 // Close closes the duplicate, waits until no Read or Write uses it, and restores f's blocking mode. It is idempotent.
 func (f *File) Close() { f.close() }
 
-// SetReadDeadline ends a blocked Read, and later ones, at t. A file on which no read waits has no deadlines.
+// SetReadDeadline ends a blocked Read, and later ones, at t. A file on which no read blocks ignores it.
 func (f *File) SetReadDeadline(t time.Time) { _ = f.dup.SetReadDeadline(t) }
 
-// pipeCapacity is the capacity of a pipe to sshd. With the usual 64 KiB both ends wait for each other all the time. An
+// pipeCapacity is the capacity of a pipe to sshd. With the usual 64 KiB both ends often wait for each other. An
 // unprivileged user may have at most this much (pipe-max-size, pipe(7)).
 const pipeCapacity = 1 << 20
 
-// Widen gives f a larger buffer if f is a pipe, and reports whether it is one. Where the system refuses, copying is
-// only slower.
+// Widen gives f a larger buffer if f is a pipe, and reports whether it is one. If the system refuses, copying is only
+// slower.
 func (f *File) Widen() (isPipe bool) {
 	_ = f.conn.Control(func(fd uintptr) {
 		_, err := unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeCapacity)
-		isPipe = !errors.Is(err, unix.EBADF) // of all but pipes
+		isPipe = !errors.Is(err, unix.EBADF) // all other files return EBADF
 	})
 	return isPipe
 }

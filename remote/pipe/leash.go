@@ -11,12 +11,12 @@ import (
 var ErrLeash = errors.New("the manager has gone: stdin has ended")
 
 // Leash returns a context that ends with parent or, if in is a pipe or a socket, with ErrLeash when in ends. An SSH
-// server shows the end of a channel, or of its connection, to the channel's process by closing its stdin, and in no
-// other way. The stdin of a daemon (/dev/null, a terminal, a file, none) is no leash. The death of the parent process
-// ends nothing: a shell that starts a server in the background exits.
+// server tells a process the end of its channel or connection only by closing its stdin. The stdin of a daemon
+// (/dev/null, a terminal, a file, none) is no leash. The death of the parent process is no sign either: a shell that
+// starts a server in the background exits.
 //
-// Bytes that arrive on in are discarded. The caller must call stop, which waits until in is no longer read; in itself
-// stays open.
+// Bytes that arrive on in are discarded. The caller must call stop, which waits until in is no longer read. in stays
+// open.
 func Leash(parent context.Context, in *os.File) (ctx context.Context, stop func(), err error) {
 	if !isLeash(in) {
 		ctx, cancel := context.WithCancel(parent)

@@ -12,18 +12,18 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// SocketOnStdin stands for the path of a socket: the path is the first line of stdin. A manager prestarts a serve or a
-// proxy with it, before it knows their build.
+// SocketOnStdin in place of a socket's path means that the path is the first line of stdin. A manager prestarts a serve
+// or a proxy with it, before it knows their build.
 const SocketOnStdin = "-"
 
-// Lines reads the first lines of stdin. Rest returns the bytes it has read beyond them. Its owner closes it.
+// Lines reads the first lines of stdin. Its owner closes it.
 type Lines struct {
 	file *File
 	stop func() bool
 	r    *bufio.Reader
 }
 
-// OpenLines returns the Lines of in. The end of ctx ends their waits; the methods that read must get the same ctx. in
+// OpenLines returns the Lines of in. When ctx ends, blocked reads end; the methods that read must get the same ctx. in
 // stays open.
 func OpenLines(ctx context.Context, in *os.File) (*Lines, error) {
 	f, err := Open(in)
@@ -62,8 +62,8 @@ func (l *Lines) next(ctx context.Context) ([]byte, error) {
 	}
 }
 
-// Socket returns the next line, the path of a socket. The path is empty if stdin ends before the line's first byte: the
-// manager has no use for this process.
+// Socket returns the next line, the path of a socket. The path is empty if stdin ends before the line's first byte:
+// then the manager does not need this prestarted process.
 func (l *Lines) Socket(ctx context.Context) (string, error) {
 	line, err := l.next(ctx)
 	switch {
@@ -79,8 +79,8 @@ func (l *Lines) Socket(ctx context.Context) (string, error) {
 	return string(line), nil
 }
 
-// Secret reads the next line, a secret that must come within the timeout, and returns its verifier. The secret itself
-// is not kept.
+// Secret reads the next line, a secret that must come within the timeout, and returns its verifier. It does not keep
+// the secret itself.
 func (l *Lines) Secret(ctx context.Context, timeout time.Duration) (wire.Verifier, error) {
 	late := time.AfterFunc(timeout, func() { l.file.SetReadDeadline(time.Unix(1, 0)) })
 	defer late.Stop()

@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// Notices writes notices, one line each, to a writer that may fail: no operation depends on a notice. It is safe for
-// concurrent use.
+// Notices writes notices, one line each, to a writer. It ignores errors, because no operation depends on a notice. It
+// is safe for concurrent use.
 type Notices struct {
 	mu sync.Mutex // serialises writes
 	w  io.Writer

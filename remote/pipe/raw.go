@@ -11,14 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bulk is read and written by raw system calls, on descriptors in non-blocking mode only. Go's scheduler is not told of
-// a raw call. Telling it wakes the runtime's watchdog thread if the program was idle, which costs a program that is
-// woken for each piece of a stream one more thread switch for each piece.
+// Bulk is read and written by raw system calls, on descriptors in non-blocking mode only. Go's scheduler does not see a
+// raw call. If it did, it would wake the runtime's watchdog thread whenever the program was idle: one more thread
+// switch for each piece of a stream.
 
-// ReadFD is read(2) of a descriptor in non-blocking mode.
+// ReadFD calls read(2) on a descriptor in non-blocking mode.
 func ReadFD(fd uintptr, p []byte) (int, error) { return rawIO(unix.SYS_READ, fd, p) }
 
-// rawIO is read(2) or write(2) of a descriptor in non-blocking mode.
+// rawIO calls read(2) or write(2) on a descriptor in non-blocking mode.
 func rawIO(call, fd uintptr, p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
@@ -86,8 +86,9 @@ func (f Raw) do(op string, wait func(func(uintptr) bool) error, call uintptr, p 
 }
 
 // Move moves n bytes that wait in a socket to the pipe, without a copy (splice(2)). from is the socket's descriptor, in
-// non-blocking mode, and must have the bytes. It waits while the pipe is full. It returns how many bytes were moved, n
-// unless there is an error: errors.ErrUnsupported if this cannot be done here, os.ErrClosed after a Close.
+// non-blocking mode; the bytes must have arrived. It waits while the pipe is full. It returns how many bytes were
+// moved: n unless there is an error. The error is errors.ErrUnsupported if the files do not allow it, os.ErrClosed
+// after a Close.
 func (f Raw) Move(from uintptr, n int) (total int, err error) {
 	for err == nil && total < n {
 		var moved int
@@ -110,7 +111,7 @@ func (f Raw) Move(from uintptr, n int) (total int, err error) {
 	return total, err
 }
 
-// splice moves at most n bytes between two descriptors in non-blocking mode, of which one is a pipe.
+// splice moves at most n bytes between two descriptors in non-blocking mode. One of them must be a pipe.
 func splice(from, to uintptr, n int) (int, error) {
 	for {
 		moved, _, errno := unix.RawSyscall6(unix.SYS_SPLICE, from, 0, to, 0, uintptr(n), unix.SPLICE_F_NONBLOCK)
@@ -124,7 +125,7 @@ func splice(from, to uintptr, n int) (int, error) {
 	}
 }
 
-// Waiting returns how many bytes wait in a socket to be read, 0 if that is not known.
+// Waiting returns how many bytes wait in a socket to be read, or 0 if that is not known.
 func Waiting(fd uintptr) int {
 	var n int32
 	if _, _, errno := unix.RawSyscall(unix.SYS_IOCTL, fd, unix.SIOCINQ, uintptr(unsafe.Pointer(&n))); errno != 0 {

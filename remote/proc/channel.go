@@ -17,32 +17,32 @@ import (
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
-// message is a message to the init: one packet. The first is messageRoom. The end of the channel without a messageClose
-// for the init is the end of the server.
+// message is a message to the init: one packet. The first one is messageRoom. If the channel ends without a
+// messageClose for the init, the init takes the server for dead.
 type message struct {
 	kind byte
 	id   uint32 // of the command; 0 for the init itself
 }
 
 const (
-	messageRoom    = 'W' // carries a file in memory with what encodeRoom returns
-	messageCommand = 'C' // carries a file in memory with the command, and its stdin, stdout and stderr
+	messageRoom    = 'W' // has a file in memory with the text of encodeRoom
+	messageCommand = 'C' // has a file in memory with the text of encodeCommand, and the command's stdin, stdout and stderr
 	messageInt     = 'I' // SIGINT to the command's process group
 	messageTerm    = 'T' // SIGTERM to the command's process group
-	messageKill    = 'K' // SIGKILL to everything that descends from the command
+	messageKill    = 'K' // SIGKILL to the command and all its descendants
 	messageGroup   = 'G' // asks whether the command's process group is empty
-	messageClose   = 'Q' // SIGKILL to everything that descends from the command or, for the init, from it, and its end
+	messageClose   = 'Q' // SIGKILL to all descendants of the command or of the init, and the end of either
 )
 
 // messageSize is the length of a message.
 const messageSize = 5
 
-// report is a message from the init about a command: started, exited, group and closed, or failed alone. With number 0
-// it is about the init: ready or failed, and closed.
+// report is a message from the init. Of a command it sends started, exited, group and closed, or only failed. Of the
+// init itself, whose number is 0, it sends ready or failed, and closed.
 type report struct {
 	reportFixed
 
-	text string // of reportFailed: what failed; may be empty
+	text string // of reportFailed: the error's text; may be empty
 }
 
 type reportFixed struct {
@@ -53,8 +53,8 @@ type reportFixed struct {
 	At     stage  // of reportFailed
 	Errno  uint32 // of reportFailed
 	Status uint32 // of reportExited
-	// UserTime and SysTime, in nanoseconds, and MaxRSS, in bytes, are those of the command for reportExited; for
-	// reportClosed of all processes that the init has reaped.
+	// UserTime and SysTime, in nanoseconds, and MaxRSS, in bytes, are those of the command in reportExited, and those
+	// of all processes that the init has reaped in reportClosed.
 	UserTime int64
 	SysTime  int64
 	MaxRSS   int64
@@ -71,19 +71,19 @@ const (
 )
 
 const (
-	// maxReport is the longest report, in bytes.
+	// maxReport is the length of the longest report, in bytes.
 	maxReport = 1 << 10
-	// reportNumbers is how many numbers a report has; each takes 8 bytes, after the two bytes of Kind and At.
+	// reportNumbers is how many numbers a report has. Each takes 8 bytes, after the two bytes of Kind and At.
 	reportNumbers = 8
 	reportHead    = 2 + 8*reportNumbers
-	// maxReportText is the longest text of a report.
+	// maxReportText is the length of the longest text in a report.
 	maxReportText = maxReport - reportHead
 )
 
-// send sends r in one packet. A server that is gone needs no report.
+// send sends r in one packet. It ignores errors: if the server is gone, nobody needs the report.
 func (r report) send(control io.Writer) {
 	b := append(make([]byte, 0, maxReport), r.Kind, byte(r.At))
-	// Not binary.Write, with which the VM's end would be larger by 30 KB.
+	// Not binary.Write: the VM's end would be larger by 30 KB.
 	for _, n := range [reportNumbers]uint64{
 		uint64(r.ID), uint64(r.PID), uint64(r.Errno), uint64(r.Status), uint64(r.UserTime), uint64(r.SysTime),
 		uint64(r.MaxRSS), uint64(r.Left),
@@ -118,7 +118,8 @@ func exited(id uint32, status syscall.WaitStatus, usage *syscall.Rusage) report 
 	}}
 }
 
-// closedReport returns the report that nothing is left of command id, but for so many processes.
+// closedReport reports that command id has ended with all its descendants, except for left processes that could not be
+// killed.
 func closedReport(id uint32, left int) report {
 	var usage syscall.Rusage
 	_ = syscall.Getrusage(syscall.RUSAGE_CHILDREN, &usage) // never fails
@@ -127,7 +128,7 @@ func closedReport(id uint32, left int) report {
 	return r
 }
 
-// usage returns the usage of all processes, by a report of closedReport.
+// usage returns the usage of all processes, from a report of closedReport.
 func (r report) usage() Usage {
 	return Usage{CPU: time.Duration(r.UserTime + r.SysTime), LargestProcess: r.MaxRSS}
 }
@@ -146,7 +147,7 @@ func (r report) exit() Exit {
 	return e
 }
 
-// channelPair returns the server's end of a channel and the init's. Processes do not inherit either by default.
+// channelPair returns the server's end of a channel and the init's. Child processes inherit neither by default.
 func channelPair() (ours, theirs *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -156,8 +157,8 @@ func channelPair() (ours, theirs *os.File, err error) {
 	return os.NewFile(uintptr(fds[0]), "control"), os.NewFile(uintptr(fds[1]), "init"), nil
 }
 
-// sendFiles sends a message with files and, if text is not nil, before them a file in memory that has it. It does not
-// block: the socket's buffer has room for the messages of some hundred commands.
+// sendFiles sends a message with files. If text is not nil, a file in memory with the text comes before them. It does
+// not block: the socket's buffer has room for the messages of some hundred commands.
 func sendFiles(control *os.File, m message, text []byte, files ...*os.File) error {
 	var fds []int
 	if text != nil {
@@ -196,7 +197,7 @@ func sendFiles(control *os.File, m message, text []byte, files ...*os.File) erro
 		return true
 	})
 	if err != nil || sendErr != nil {
-		return errDeaf // the socket is closed or full
+		return errUnreachable // the socket is closed or full
 	}
 	return nil
 }
@@ -208,11 +209,11 @@ type received struct {
 	files []int // of messageCommand: stdin, stdout, stderr
 }
 
-// receive receives a message. The error of the channel's end is io.EOF.
+// receive receives a message. At the channel's end the error is io.EOF.
 func receive(control int) (r received, err error) {
 	var packet [messageSize]byte
 	oob := make([]byte, unix.CmsgSpace(4*4))
-	// Not unix.Recvmsg, which knows the addresses of all networks: the VM's end would be larger by 25 KB.
+	// Not unix.Recvmsg, which decodes the addresses of all networks: the VM's end would be larger by 25 KB.
 	n, oobn, _, _, err := syscall.Recvmsg(control, packet[:], oob, unix.MSG_CMSG_CLOEXEC)
 	switch {
 	case err != nil:
@@ -244,8 +245,8 @@ func receive(control int) (r received, err error) {
 // errMessage is the error of a malformed message.
 var errMessage = errors.New("malformed message")
 
-// encodeCommand returns the command as strings that end at NUL bytes: the two directories, the number of arguments, the
-// arguments and the environment. No string of a command that was checked has a NUL byte.
+// encodeCommand returns the command as strings that end with NUL bytes: the two directories, the number of arguments,
+// the arguments and the environment. Command.check has made sure that no string has a NUL byte.
 func encodeCommand(c *Command) []byte {
 	head := []string{c.Dir, c.Visible, strconv.Itoa(len(c.Argv))}
 	return []byte(strings.Join(slices.Concat(head, c.Argv, LastOfEachKey(c.Env)), "\x00"))
@@ -265,7 +266,7 @@ func decodeCommand(b []byte) (*Command, error) {
 	return &Command{Dir: fields[0], Visible: fields[1], Argv: list[:n], Env: list[n:]}, nil
 }
 
-// encodeRoom returns a room and the orphan directory in the same form.
+// encodeRoom returns a room and the orphan directory in the form of encodeCommand.
 func encodeRoom(room walls.Spec, orphan string) []byte {
 	head := []string{string(room.Level), room.Dir, room.Base, room.Home, room.Shell, orphan}
 	return []byte(strings.Join(append(head, room.ReadOnly...), "\x00"))

@@ -13,11 +13,11 @@ import (
 // ForkExec is the type of syscall.ForkExec.
 type ForkExec func(program string, argv []string, attr *syscall.ProcAttr) (pid int, err error)
 
-// Children are processes that this program starts without an init, and every process that descends from them. While
-// they are adopted the program is a child subreaper, so that orphans among them become its children, and it reaps all
-// its children: no other part of the program may start processes. It is safe for concurrent use.
+// Children are processes that this program starts without an init, and all their descendants. Adopt makes the program a
+// child subreaper: orphans among them become its children. Then it reaps all its children, so no other part of the
+// program may start processes. It is safe for concurrent use.
 //
-// One goroutine belongs to it, which reaps until Release.
+// It has one goroutine, which reaps until Release.
 type Children struct {
 	*reaper
 	fork ForkExec
@@ -28,8 +28,8 @@ type Children struct {
 	done         chan struct{}  // closed once the goroutine has ended
 }
 
-// Adopt makes this process the parent of all orphans that will descend from it. fork starts its processes;
-// [syscall.ForkExec] does, outside tests. The caller must call Release, after KillAll.
+// Adopt makes this process the parent of all future orphans among its descendants. fork starts its processes; outside
+// tests it is [syscall.ForkExec]. The caller must call Release, after KillAll.
 func Adopt(fork ForkExec) (*Children, error) {
 	c := &Children{
 		reaper:    newReaper(),
@@ -63,7 +63,7 @@ func Adopt(fork ForkExec) (*Children, error) {
 	return c, nil
 }
 
-// Release undoes Adopt. It waits for the goroutine, and kills nothing.
+// Release undoes Adopt. It waits for the goroutine. It does not kill any process.
 func (c *Children) Release() {
 	signal.Stop(c.sigchld)
 	signal.Stop(c.unignored)
@@ -77,9 +77,9 @@ func (c *Children) Start(program string, argv []string, attr *syscall.ProcAttr) 
 	return c.start(func() (int, error) { return c.fork(program, argv, attr) })
 }
 
-// catchIgnored makes processes start with no signal ignored, whatever this one was started with: it catches the two
-// signals that Go leaves ignored, which nohup and background jobs of shells ignore. An exec resets a caught signal to
-// its default.
+// catchIgnored makes processes start with no signal ignored, even if this one was started with some. nohup and
+// background jobs of shells ignore signals, and Go leaves two of them ignored. They are caught here, because an exec
+// resets a caught signal to its default.
 func catchIgnored(c chan os.Signal) {
 	for _, sig := range []os.Signal{unix.SIGHUP, unix.SIGINT} {
 		if signal.Ignored(sig) {
@@ -88,7 +88,7 @@ func catchIgnored(c chan os.Signal) {
 	}
 }
 
-// prctlGet returns an attribute of this process that prctl(2) stores at its argument.
+// prctlGet returns an attribute of this process that prctl(2) writes to the address in its argument.
 func prctlGet(attribute int) (int, error) {
 	var value int32
 	err := unix.Prctl(attribute, uintptr(unsafe.Pointer(&value)), 0, 0, 0)

@@ -16,24 +16,25 @@ type Command struct {
 	Argv []string
 	// Dir is the working directory: an absolute path that must exist.
 	Dir string
-	// Env is the whole environment, as KEY=VALUE: nothing is inherited. Of several entries with one key the last one
-	// counts. [Marker] and the number of the command are added to it.
+	// Env is the whole environment, as KEY=VALUE: the command inherits nothing. If a key comes several times, its last
+	// entry counts. Start adds [Marker] and the number of the command.
 	Env []string
-	// Stdin is read by the command. If nil, it reads nothing. The caller closes it.
+	// Stdin is the command's input. If nil, it is empty. The caller closes it.
 	Stdin *os.File
-	// Stdout and Stderr get the output, each from one goroutine, until Close has returned. One Writer for both must be
-	// safe for concurrent use. Nil discards the output. A Writer that fails gets no more bytes and does not stop the
-	// command; a Writer that blocks holds up the command and Close. An *os.File goes to the command itself.
+	// Stdout and Stderr get the output, each from one goroutine, until Close has returned. If both are the same Writer,
+	// it must be safe for concurrent use. Nil discards the output. A Writer that fails gets no more bytes and does not
+	// stop the command; a Writer that blocks delays the command and Close. An *os.File becomes the command's own stdout
+	// or stderr.
 	Stdout, Stderr io.Writer
-	// Visible is a directory, an absolute path, that the isolation of the [Init] must not hide. May be empty.
+	// Visible is a directory that the isolation of the [Init] must not hide, an absolute path. May be empty.
 	Visible string
 }
 
-// maxCommand bounds the arguments and the environment of a command together, in bytes. The kernel takes 6 MiB at most,
-// for a stack of any size.
+// maxCommand bounds the arguments and the environment of a command together, in bytes. The kernel accepts 6 MiB at
+// most, for a stack of any size.
 const maxCommand = 4 << 20
 
-// check returns an error for a command that cannot run, as far as it can tell without running it.
+// check returns an error if it is certain, without a start, that the command cannot run.
 func (c *Command) check() error {
 	switch {
 	case len(c.Argv) == 0 || c.Argv[0] == "":
@@ -60,7 +61,7 @@ func (c *Command) check() error {
 		key, _, ok := strings.Cut(entry, "=")
 		switch {
 		case !ok || key == "":
-			// The entry itself may be a secret.
+			// The message does not quote the entry, because it may be a secret.
 			return fmt.Errorf("start %q: an environment entry is not KEY=VALUE", c.Argv[0])
 		case strings.ContainsRune(entry, 0):
 			return fmt.Errorf("start %q: environment variable %q has a NUL byte", c.Argv[0], key)

@@ -9,23 +9,23 @@ import (
 
 // Reasons of a StartError.
 var (
-	// ErrNotFound: the program, or the interpreter that its first line names, does not exist. A shell gives exit code
+	// ErrNotFound: the program does not exist, or the interpreter in its first line does not. A shell returns exit code
 	// 127.
 	ErrNotFound = errors.New("not found")
-	// ErrNotExecutable: the program exists, but this machine or this user cannot execute it. A shell gives exit code
+	// ErrNotExecutable: the program exists, but this machine or this user cannot execute it. A shell returns exit code
 	// 126.
 	ErrNotExecutable = errors.New("not executable")
-	// ErrTooLarge: an argument, an environment variable, or all of them together exceed a limit of the kernel
-	// (E2BIG).
+	// ErrTooLarge: an argument or an environment variable exceeds a limit of the kernel (E2BIG), or all of them
+	// together do.
 	ErrTooLarge = errors.New("arguments and environment too large")
 )
 
-// StartError is the error of Start when the command is at fault, not the machine. It wraps Reason, and Err if it is not
+// StartError is the error of Start if the command is at fault, not the machine. It wraps Reason, and Err if it is not
 // nil.
 type StartError struct {
 	Program string // Argv[0]
 	Reason  error  // ErrNotFound, ErrNotExecutable or ErrTooLarge
-	Detail  string // more for a reader; may be empty
+	Detail  string // more for the reader; may be empty
 	Err     error  // the system call's; may be nil
 }
 
@@ -50,9 +50,9 @@ func tooLarge(program, format string, args ...any) error {
 	return &StartError{Program: program, Reason: ErrTooLarge, Detail: fmt.Sprintf(format, args...)}
 }
 
-// MachineFailed reports whether err, of starting a command, of waiting for it or of a file it needs, is the machine's
-// failure and not the command's: its init was killed or could not be made, or the kernel ran out of space, memory or
-// another resource.
+// MachineFailed reports whether the machine, and not the command, is at fault for err: its init was killed or could not
+// be made, or the kernel ran out of space, memory or another resource. err is an error of starting a command, of
+// waiting for it, or of a file that it needs.
 func MachineFailed(err error) bool {
 	if _, ok := errors.AsType[initError](err); ok || errors.Is(err, errInit) {
 		return true
@@ -66,7 +66,7 @@ type initError struct{ error }
 
 func (e initError) Unwrap() error { return e.error }
 
-// exhausted are the errors of a kernel at its limits, or of failing hardware.
+// exhausted are the errors of a kernel that has reached a limit, or of failing hardware.
 var exhausted = []syscall.Errno{
 	syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.EAGAIN, syscall.ENOBUFS,
 	syscall.ENOSPC, syscall.EDQUOT, syscall.EROFS, syscall.EIO,

@@ -7,8 +7,8 @@ import (
 )
 
 // Find finds the program name as execvp(3) does, in the PATH of env, for a command that runs in dir, or in the current
-// directory if dir is empty. The error is ENOENT if no directory of the PATH has it, or EACCES if no file of that name
-// can be executed.
+// directory if dir is empty. The error is ENOENT if no directory of the PATH has the program, or EACCES if files of
+// that name cannot be executed.
 func Find(name, dir string, env []string) (string, error) {
 	file, err := find(name, dir, env)
 	if err != nil {
@@ -17,7 +17,7 @@ func Find(name, dir string, env []string) (string, error) {
 	return in(dir, file), nil
 }
 
-// in returns the path of a file that dir, or the current directory, has.
+// in returns the path of file, which is relative to dir or, if dir is empty, to the current directory.
 func in(dir, file string) string {
 	if dir == "" || strings.HasPrefix(file, "/") {
 		return file
@@ -25,7 +25,7 @@ func in(dir, file string) string {
 	return dir + "/" + file
 }
 
-// find is Find with a path that counts from dir, as the program itself sees it.
+// find is Find, but returns the path as the program itself sees it, relative to dir.
 func find(name, dir string, env []string) (string, error) {
 	if strings.Contains(name, "/") {
 		return name, nil
@@ -42,7 +42,7 @@ func find(name, dir string, env []string) (string, error) {
 	var found error = unix.ENOENT
 	for _, entry := range strings.Split(path, ":") {
 		if entry == "" {
-			entry = "." // as POSIX has it
+			entry = "." // an empty entry means ".", as in POSIX
 		}
 		file, at := entry+"/"+name, in(dir, entry+"/"+name)
 		var st unix.Stat_t

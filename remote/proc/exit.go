@@ -8,7 +8,7 @@ import (
 
 // Exit is how a command ended.
 type Exit struct {
-	// Code is its exit code or, if a signal killed it, 128 plus the signal's number, as in a shell.
+	// Code is the command's exit code or, if a signal killed it, 128 plus the signal's number, as in a shell.
 	Code int
 	// Signal is the signal that killed it, else 0.
 	Signal syscall.Signal
@@ -16,12 +16,12 @@ type Exit struct {
 	UserTime, SystemTime time.Duration
 	// MaxRSS is the largest resident memory of one of those processes, in bytes.
 	MaxRSS int64
-	// Limit is the limit of the [Init] that was met while the command ran, if that failed: "killed: out of memory (limit
-	// 512 MiB)". Else it is empty. It may have been met by another command of the Init.
+	// Limit is the limit of the [Init] that was reached while the command ran, if the command failed: "killed: out of
+	// memory (limit 512 MiB)". Otherwise it is empty. Another command of the Init may have reached it.
 	Limit string
 }
 
-// String returns a shell's words, "exit status 1" or "signal: killed", or the Limit.
+// String returns the Limit or, like a shell, "exit status 1" or "signal: killed".
 func (e Exit) String() string {
 	if e.Limit != "" {
 		return e.Limit

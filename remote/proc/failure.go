@@ -6,20 +6,20 @@ import (
 	"syscall"
 )
 
-// stage is the step at which the init failed.
+// stage is the step in which the init failed.
 type stage uint8
 
 const (
 	stageInit    stage = iota // setting itself up
 	stageOrphan               // the orphan directory
-	stageRoom                 // holding the commands apart
+	stageRoom                 // isolating the commands
 	stageVisible              // showing a directory that is hidden
 	stageDir                  // the working directory
 	stagePath                 // finding the program
 	stageExec                 // executing it
 )
 
-// failure is the reason for which the init could not start a command, or itself.
+// failure says why the init could not start a command, or itself.
 type failure struct {
 	at    stage
 	errno syscall.Errno
@@ -43,7 +43,7 @@ func (f *failure) Error() string { return f.text }
 // Unwrap returns the system call's error.
 func (f *failure) Unwrap() error { return f.errno }
 
-// error returns the error of Start for c.
+// error returns the failure as an error of Start for c.
 func (f *failure) error(c *Command) error {
 	name := c.Argv[0]
 	switch f.at {
@@ -61,7 +61,7 @@ func (f *failure) error(c *Command) error {
 	return fmt.Errorf("start %q: set up its init: %w", name, f)
 }
 
-// reason returns the Reason and Detail of a StartError, or nil if the machine is at fault.
+// reason returns the Detail and the Reason of a StartError, or nil if the machine is at fault.
 func (f *failure) reason() (detail string, reason error) {
 	switch f.errno {
 	case syscall.ENOENT, syscall.ENOTDIR, syscall.ENAMETOOLONG, syscall.ELOOP:

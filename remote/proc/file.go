@@ -9,11 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// file is a file of a process in /proc, as it was when it was read.
+// file holds the content of a file of a process in /proc at the time when it was read.
 type file struct{ data []byte }
 
-// files are files that were released. A sweep reads three files of each process of the machine: new memory for each
-// would be most of the memory of a serve.
+// files holds the memory of released files. A sweep reads three files of each process of the machine: new memory for
+// each would be most of the memory of a serve.
 var files = sync.Pool{New: func() any { return new(file) }}
 
 // maxKept is the largest file that release keeps, in bytes.
@@ -45,14 +45,14 @@ func readFile(pid int, name string) (*file, error) {
 	}
 }
 
-// release lets another read have the memory. It must be called once.
+// release makes the memory available to other reads. It must be called once.
 func (f *file) release() {
 	if cap(f.data) <= maxKept {
 		files.Put(f)
 	}
 }
 
-// retry calls the system call again as long as a signal interrupts it.
+// retry repeats the system call as long as a signal interrupts it.
 func retry(call func() (int, error)) (int, error) {
 	for {
 		if n, err := call(); !errors.Is(err, unix.EINTR) {

@@ -37,7 +37,7 @@ func FuzzInitsMessages(f *testing.F) {
 		l := &link{control: ours, ready: make(chan report, 1), gone: make(chan struct{}), processes: map[uint32]*Process{}}
 		p, err := l.register("fake")
 		require.NoError(t, err)
-		require.Error(t, l.hear())
+		require.Error(t, l.receiveReports())
 		require.True(t, p.leader == 0 || p.leader > 1 && p.leader <= math.MaxInt32)
 		if p.failed != nil {
 			require.Zero(t, p.leader)

@@ -14,36 +14,37 @@ import (
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
-// startSlots bounds how many commands start at a time. A start only takes processor time: with more at once, all of
-// them would be late instead of some.
+// startSlots bounds how many commands start at a time. A start only takes processor time: more of them at once would
+// delay all of them.
 var startSlots = make(chan struct{}, 8)
 
-// Init starts commands by a process of its own, the init, which lives from the first command, or from Prepare, to
-// Close. If the init is killed, its commands end with it; the next command gets another one. The zero value is ready
-// to use. The fields are set before that. Its owner calls Close. It is safe for concurrent use.
+// Init starts commands from a process of its own, the init. That process lives from Prepare, or the first command,
+// until Close. If it is killed, its commands end with it, and the next command gets another init. The zero value is
+// ready to use. Set the fields before the first call. Its owner calls Close. It is safe for concurrent use.
 type Init struct {
-	// Room says how far the commands are held apart from the rest of the machine. Level Auto is the best that can be had;
-	// any other level is had, or Start fails. Auto without a Dir is Off. The paths may have symbolic links.
+	// Room says how far the commands are isolated from the rest of the machine. Level Auto is the best level that is
+	// available; any other level that is not available makes Start fail. Auto without a Dir is Off. The paths may have
+	// symbolic links.
 	Room walls.Spec
-	// OrphanDir is a directory that must not outlive this process. It must exist and belong to our user. If this process
-	// dies without a Close, the init removes the directory with everything in it, unless another process has locked it
-	// with flock(2) or has put another one in its place. The init first renames it to a name that begins with "~". May be
-	// empty.
+	// OrphanDir is a directory that must not outlive this process. It must exist and belong to our user. If this
+	// process dies without a Close, the init removes the directory with everything in it, unless another process has
+	// locked it with flock(2) or has put another one in its place. The init first renames it to a name that begins with
+	// "~". May be empty.
 	OrphanDir string
-	// Keep is a file that each init keeps open as long as it lives, and its commands do not. May be nil.
+	// Keep is a file that each init keeps open as long as it lives. Commands do not inherit it. May be nil.
 	Keep *os.File
-	// Limits bound the commands and all that descends from them, together. All are had, or Start fails.
+	// Limits bound the commands and all their descendants together. If one of them is not available, Start fails.
 	Limits limits.Build
 
 	mu     sync.Mutex // guards the following
-	forked *link      // an init that waits for its room; nil if there is none
-	latest *making    // nil if no init was wanted yet
+	forked *link      // an init that waits for its messageRoom; nil if there is none
+	latest *making    // nil before the first init
 	closed bool
-	group  group // nil without Limits, and before the first init; only a making sets it
+	group  group // nil without Limits, and before the first init; only a launch sets it
 	before Usage // of the inits before the latest one
 }
 
-// making is an init that is being made, or was made.
+// making is the launch of an init, and its result.
 type making struct {
 	done chan struct{} // closed once the following are set
 	link *link
@@ -53,10 +54,10 @@ type making struct {
 // errClosed is the error of Start after Close.
 var errClosed = errors.New("the program is ending")
 
-// Start runs c and returns once the program is being executed. ctx bounds the start alone, not the life of the command.
-// A few commands are started at a time; more wait for their turn until ctx ends. If the init is killed at the start,
-// nobody knows whether the program ran. That is no error of Start but of Wait: after an error of Start, but ctx's, the
-// program has not run, and can be started again.
+// Start runs c and returns once the program is being executed. ctx bounds only the start, not the life of the command.
+// Few commands start at the same time; others wait for their turn until ctx ends. If the init is killed during the
+// start, it is unknown whether the program ran. Start then returns no error, and Wait does. So after an error of Start,
+// other than that of ctx, the program has not run and can be started again.
 //
 // A *[StartError] says that the command is at fault: there is no such program, it cannot be executed, or its arguments
 // are too large. Other errors name a mistake in c, or a failure of the machine.
@@ -84,11 +85,12 @@ func (in *Init) Start(ctx context.Context, c Command) (*Process, error) {
 	return m.link.start(ctx, c)
 }
 
-// Fork starts the process of the first init as another user, for a server that is root and is about to become that
-// user: so it has the isolation without a user namespace, and is in the cgroup of the Limits. level is that of Room,
-// which is set later, as is OrphanDir; Keep and Limits are set before. At level Off without Limits there is no such
-// process, and Auto goes on without one. An init that has to be started after that one has a user namespace, and
-// cannot be had with Limits. Fork is called once at most, before any other method.
+// Fork starts the process of the first init as another user. A server of root calls it before it becomes that user. The
+// init then is isolated without a user namespace, and is in the cgroup of the Limits.
+//
+// level is the level of Room. Room and OrphanDir are set later; Keep and Limits are set before. At level Off without
+// Limits Fork does nothing. Auto goes on without that process if it is not possible. If it dies, the next init needs a
+// user namespace, and cannot have Limits. Fork is called at most once, before any other method.
 func (in *Init) Fork(level walls.Level, as *syscall.Credential) (err error) {
 	switch {
 	case in.Limits != (limits.Build{}):
@@ -102,10 +104,10 @@ func (in *Init) Fork(level walls.Level, as *syscall.Credential) (err error) {
 	if err != nil && level != walls.Auto {
 		return unavailable(level, err)
 	}
-	return nil // the start of an init at Auto says why it has none
+	return nil // at Auto the start of the init reports why it has none
 }
 
-// Prepare starts the init, unless there is one, and does not wait for it.
+// Prepare starts the init if there is none, and does not wait for it.
 func (in *Init) Prepare() { in.prepare() }
 
 func (in *Init) prepare() *making {
@@ -127,7 +129,7 @@ func (in *Init) prepare() *making {
 	m := &making{done: make(chan struct{})}
 	s := launcher{room: in.Room, orphan: in.OrphanDir, keep: in.Keep, forked: in.forked}
 	in.forked = nil
-	if last := in.latest; last != nil && last.link != nil { // the build keeps the level that it has had
+	if last := in.latest; last != nil && last.link != nil { // keep the level that the build has had
 		s.room.Level, s.off = last.link.level, last.link.off
 	}
 	in.latest = m
@@ -151,7 +153,7 @@ func (in *Init) prepare() *making {
 	return m
 }
 
-// over reports whether there is no init: it could not be made, or it has ended.
+// over reports whether there is no usable init: it could not be made, or it has ended.
 func (m *making) over() bool {
 	select {
 	case <-m.done:
@@ -161,8 +163,8 @@ func (m *making) over() bool {
 	}
 }
 
-// Isolation returns the level at which the commands run and, if that is Off instead of Auto, why no better one can be
-// had. It waits for the init, and is Auto if no init was wanted yet.
+// Isolation returns the level at which the commands run. If that is Off although the level is Auto, why says the
+// reason. It waits for the init. Before Prepare or the first command it is Auto.
 func (in *Init) Isolation(ctx context.Context) (level walls.Level, why error) {
 	in.mu.Lock()
 	m := in.latest
@@ -181,8 +183,8 @@ func (in *Init) Isolation(ctx context.Context) (level walls.Level, why error) {
 	return m.link.level, m.link.off
 }
 
-// Close ends the init with every process that descends from it, and waits until they are gone. The error counts the
-// processes that could not be killed. It is idempotent. Every later Start fails.
+// Close ends the init with all its descendants, and waits until they are gone. The error counts the processes that
+// could not be killed. It is idempotent. Every later Start fails.
 func (in *Init) Close() error {
 	in.mu.Lock()
 	in.closed = true
@@ -190,38 +192,38 @@ func (in *Init) Close() error {
 	in.forked = nil
 	in.mu.Unlock()
 	if forked != nil {
-		_ = forked.close() // it held nothing
+		_ = forked.close() // it has started no command
 	}
 	var err error
 	if m != nil {
 		<-m.done           // bounded by launch
-		if m.link != nil { // else it could not be made, which Start has told
+		if m.link != nil { // otherwise it could not be made, and Start has returned the error
 			err = m.link.close()
 		}
 	}
-	if in.group == nil { // nobody makes one any more
+	if in.group == nil { // no launch can set it any more
 		return err
 	}
 	removeErr := in.group.Remove()
-	if removeErr == nil && errors.Is(err, errLeft) {
-		return nil // those were killed with the cgroup
+	if removeErr == nil && errors.Is(err, errUnkillable) {
+		return nil // the processes that were left were killed with the cgroup
 	}
 	return errors.Join(err, removeErr)
 }
 
-// Start is [Init.Start] of an Init that ends with the Process.
+// Start starts c by an Init of its own, which ends with the Process.
 func Start(ctx context.Context, c Command) (*Process, error) {
 	in := &Init{Room: walls.Spec{Level: walls.Off}}
 	p, err := in.Start(ctx, c)
 	if err != nil {
-		_ = in.Close() // err is the one that matters
+		_ = in.Close() // the caller needs err
 		return nil, err
 	}
 	p.alone = in
 	return p, nil
 }
 
-// resolve returns the room with paths that have no symbolic links, as far as they are there.
+// resolve returns the room with its symbolic links resolved. Paths that do not exist stay as they are.
 func resolve(room walls.Spec) walls.Spec {
 	real := func(path string) string {
 		if to, err := filepath.EvalSymlinks(path); err == nil && path != "" {

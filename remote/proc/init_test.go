@@ -99,7 +99,7 @@ func TestCommandWhoseStartIsUnknownIsNoStartError(t *testing.T) {
 	require.EqualError(t, p.Close(), `close "/bin/sh": the init that held it ended before it: signal: killed`)
 
 	_, err = l.start(t.Context(), shell("exit 3"))
-	require.ErrorIs(t, err, errDeaf)
+	require.ErrorIs(t, err, errUnreachable)
 	require.True(t, MachineFailed(err))
 }
 

@@ -15,35 +15,36 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/internal/pages"
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
 const (
-	// controlFD is where the init finds its end of the channel.
+	// controlFD is the descriptor of the init's end of the channel.
 	controlFD = 3
 
-	// killTimeout bounds the wait for processes that were killed: some cannot be.
+	// killTimeout bounds the wait for killed processes: the kernel may be unable to end one.
 	killTimeout = 5 * time.Second
-	// initTimeout is how long an init has to do as it was told before it is killed itself. It is longer than its own
-	// killTimeout.
+	// initTimeout bounds the time in which an init must do what a message asks. After it, the init is killed. It is
+	// longer than the init's own killTimeout.
 	initTimeout = 10 * time.Second
 )
 
-// initArgs are the arguments that make this program an init; the identity of its server follows. ps shows them.
+// initArgs are the arguments that make this program an init. The identity of its server follows them. ps shows them.
 var initArgs = []string{"stepmux", "__init"}
 
 // isReady says that Main was called.
 var isReady atomic.Bool
 
-// Main says that this program may be executed again as an init. Start panics without it. It must be the first line of
-// main, and of every TestMain whose tests start processes. An init never reaches main.
+// Main allows this program to be executed again as an init. Start panics without it. It must be the first line of main,
+// and of every TestMain whose tests start processes. An init never reaches main.
 func Main() { isReady.Store(true) }
 
-// An init does not wait for main: in a program with gRPC and a command line the packages that are initialised after
-// this one take a third of the time of its start.
+// An init does not wait for main: in a program with gRPC and a command line, initialising the packages after this one
+// takes a third of the time of its start.
 func init() {
 	if len(os.Args) > 1 && slices.Equal(os.Args[:2], initArgs) {
-		unix.Exit(runInit()) // os.Exit of a program with the race detector would sleep for a second
+		unix.Exit(runInit()) // os.Exit of a program with the race detector sleeps for a second
 	}
 }
 
@@ -53,27 +54,28 @@ type keeper struct {
 	control *os.File
 	room    *walls.Room
 	orphan  *os.File // the directory to remove; nil if there is none
-	// isolated says that this is the first process of a namespace: all others there are the build's.
+	// isolated says that this process is the first one of a PID namespace, in which all other processes are the
+	// build's.
 	isolated bool
 
 	commands map[uint32]*held // guarded by the reaper's mu
 }
 
-// held is a command that was started, up to its close.
+// held is a command from its start to its messageClose.
 type held struct {
 	id     uint32
 	leader *Child
 }
 
-// runInit is the life of an init.
+// runInit is the main function of an init. It returns the exit status.
 func runInit() int {
 	if _, err := unix.GetsockoptInt(controlFD, unix.SOL_SOCKET, unix.SO_TYPE); err != nil {
 		_, _ = os.Stderr.WriteString("stepmux: __init is started by stepmux itself, and does nothing by hand\n")
 		return 2
 	}
 	control := os.NewFile(controlFD, "control")
-	// Commands die with the thread that started them, and inherit its capabilities. All of this runs on the first thread,
-	// which init has to itself.
+	// Commands die with the thread that started them, and inherit its capabilities. So everything here runs on the
+	// first thread, which belongs to the init function alone.
 	k := &keeper{reaper: newReaper(), control: control, commands: map[uint32]*held{}}
 	k.childless = k.forgetAllLocked
 	m, err := receive(controlFD)
@@ -86,25 +88,26 @@ func runInit() int {
 	}
 	k.sendReady()
 	runtime.SetDefaultGOMAXPROCS() // see oneproc
+	pages.UnmapAfterStart()
 	k.obey()
 	return 0
 }
 
-// setUp makes this process an init.
+// setUp makes this process an init, by the text of messageRoom.
 func (k *keeper) setUp(text []byte) *failure {
 	room, orphan, err := decodeRoom(text)
 	if err != nil {
 		return fail(stageInit, err)
 	}
 	k.isolated = room.Level != walls.Off && os.Getpid() == 1
-	// Signals to all processes of a user must not end the init: its processes would get away. They are caught and not
-	// ignored, as an ignored signal is inherited.
+	// A signal to all processes of a user must not end the init: its commands would escape. The signals are caught and
+	// not ignored, because commands would inherit an ignored signal.
 	signal.Notify(make(chan os.Signal, 1),
 		unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2, unix.SIGPIPE)
 	err = errors.Join(
 		closeOnExec(),
 		unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0),
-		// Jobs run as our user. No job may attach a debugger to free its processes from the init.
+		// Jobs run as our user. They must not attach a debugger to the init to free their processes.
 		unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0),
 		unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}),
 	)
@@ -121,7 +124,7 @@ func (k *keeper) setUp(text []byte) *failure {
 	return nil
 }
 
-// closeOnExec keeps all files but stdio from the processes that this one starts, also those it was started with.
+// closeOnExec makes child processes inherit no file but stdio, not even files that this process was started with.
 func closeOnExec() error {
 	err := unix.CloseRange(controlFD, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC)
 	if err != nil { // before Linux 5.11
@@ -130,7 +133,7 @@ func closeOnExec() error {
 	return err
 }
 
-// closeOnExecEach is closeOnExec that goes through the list of open files.
+// closeOnExecEach does the same as closeOnExec, file by file.
 func closeOnExecEach() error {
 	dir, err := os.Open("/proc/self/fd")
 	if err != nil {
@@ -146,7 +149,7 @@ func closeOnExecEach() error {
 	return err
 }
 
-// obey does as the server's messages say, until the server closes the init or is gone. Then it ends all processes.
+// obey handles the server's messages until the server closes the init or is gone. Then it ends all processes.
 func (k *keeper) obey() {
 	closed := false
 	for !closed {
@@ -163,7 +166,7 @@ func (k *keeper) obey() {
 		}
 	}
 	if k.isolated {
-		_ = unix.Kill(-1, unix.SIGKILL) // all but us, at once: none can outrun it
+		_ = unix.Kill(-1, unix.SIGKILL) // all but us, at once: a process that forks cannot escape
 	}
 	left := k.KillAll()
 	closedReport(0, left).send(k.control)
@@ -174,7 +177,7 @@ func (k *keeper) obey() {
 	}
 }
 
-// take handles a message about a command. It reports whether the server keeps to the protocol.
+// take handles a message about a command. It returns false if the message breaks the protocol.
 func (k *keeper) take(m received) bool {
 	if m.kind == messageCommand {
 		return k.start(m)
@@ -183,7 +186,7 @@ func (k *keeper) take(m received) bool {
 	h := k.commands[m.id]
 	k.mu.Unlock()
 	if h == nil {
-		return true // it could not be started, which its server did not know yet
+		return true // its start failed, and the server has not read that report yet
 	}
 	switch m.kind {
 	case messageInt:
@@ -191,7 +194,7 @@ func (k *keeper) take(m received) bool {
 	case messageTerm:
 		k.Signal(h.leader, unix.SIGTERM)
 	case messageKill:
-		go k.killAll(nil, k.descends(h)) // it ends with the last of them; the process may end first
+		go k.killAll(nil, k.descends(h)) // ends with the last of them; this process may end first
 	case messageGroup:
 		r := report{reportFixed: reportFixed{Kind: reportGroup, ID: h.id}}
 		if !errors.Is(unix.Kill(-h.leader.pid, 0), unix.ESRCH) {
@@ -210,7 +213,7 @@ func (k *keeper) take(m received) bool {
 	return true
 }
 
-// start starts a command and reports that.
+// start starts a command and reports the result. It returns false if the message breaks the protocol.
 func (k *keeper) start(m received) bool {
 	c, err := decodeCommand(m.text)
 	if err != nil || len(m.files) != 3 {
@@ -262,7 +265,7 @@ func (k *keeper) execute(c *Command, files []int) (*Child, *failure) {
 	return leader, nil
 }
 
-// checkDir returns the error of entering the directory: a fork does not tell it from that of the program.
+// checkDir returns the error of entering the directory. A fork does not distinguish that error from one of the program.
 func checkDir(path string) error {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -272,14 +275,15 @@ func checkDir(path string) error {
 	return unix.Faccessat(unix.AT_FDCWD, path, unix.X_OK, unix.AT_EACCESS)
 }
 
-// close kills everything that descends from a command. The last command takes along all that could not be assigned.
+// close kills all descendants of a command. The last command's close also kills the processes that belong to no
+// command.
 func (k *keeper) close(h *held) {
 	timer := time.NewTimer(killTimeout)
 	defer timer.Stop()
 	k.forget(h, k.killAll(timer.C, k.descends(h)))
 }
 
-// forget ends a command of which so many processes are left.
+// forget ends a command. left is the number of its processes that could not be killed.
 func (k *keeper) forget(h *held, left int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -290,21 +294,22 @@ func (k *keeper) forgetLocked(h *held, left int) {
 	if k.commands[h.id] != h {
 		return // it was forgotten already
 	}
-	h.leader.tell = nil // should it still end
+	h.leader.tell = nil // its end is not reported any more
 	delete(k.commands, h.id)
 	closedReport(h.id, left).send(k.control)
 }
 
-// forgetAllLocked ends all commands, since there is no process. So a command that left none is over with its exit, and
-// its server need not ask.
+// forgetAllLocked ends all commands, because no process is left. So a command that left no process is closed with its
+// exit, without a message of the server.
 func (k *keeper) forgetAllLocked() {
 	for _, h := range k.commands {
 		k.forgetLocked(h, 0)
 	}
 }
 
-// descends returns whether a child of the init descends from the command: by its process group, by the marker in its
-// environment or because there is no other command. It is called with the reaper's mu held.
+// descends returns a function that reports whether a child of the init descends from the command: by its process group,
+// by the marker in its environment, or because there is no other command. The function is called with the reaper's mu
+// held.
 func (k *keeper) descends(h *held) func(pid int) bool {
 	number := strconv.FormatUint(uint64(h.id), 10)
 	return func(pid int) bool {

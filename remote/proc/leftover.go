@@ -16,15 +16,15 @@ import (
 // Left is a process of a dead server that could not be killed.
 type Left struct {
 	PID  int
-	Name string // of its program; foreign text
+	Name string // its program; untrusted text
 }
 
-// String names it for a message.
+// String names the process for a message.
 func (l Left) String() string { return fmt.Sprintf("process %d (%q)", l.PID, l.Name) }
 
-// KillOrphans kills the processes of servers that are dead, which it finds by the marker in their environment, and
-// continues the stopped inits of dead servers, which then end by themselves. It does not touch what belongs to a living
-// server, nor what it cannot assign to one. It returns the processes that are left after 5 s, or when ctx ends.
+// KillOrphans kills the processes of dead servers. It finds them by the marker in their environment. It continues the
+// stopped inits of dead servers, which then end by themselves. Processes of living servers, and processes without a
+// marker, are not touched. It returns the processes that are left after 5 s, or when ctx ends.
 func KillOrphans(ctx context.Context) []Left {
 	ctx, cancel := context.WithTimeout(ctx, killTimeout)
 	defer cancel()
@@ -41,21 +41,21 @@ func KillOrphans(ctx context.Context) []Left {
 	}
 }
 
-// RemoveOrphanGroups removes the cgroups of servers that are dead, with the processes in them. It returns when ctx ends
-// or after some seconds for each. The error names the cgroups that are left.
+// RemoveOrphanGroups removes the cgroups of dead servers, with the processes in them. It returns when ctx ends or after
+// some seconds for each. The error names the cgroups that are left.
 func RemoveOrphanGroups(ctx context.Context) error { return cgroup.Sweep(ctx, isOrphan) }
 
-// killOrphansOnce kills the orphans that there are now, and returns them. A process that was killed counts as long as
-// it runs.
+// killOrphansOnce kills the present orphans, and returns them. It also returns killed processes that have not ended
+// yet.
 func killOrphansOnce() (found []Left) {
 	if self().pid == 0 {
-		return nil // nobody's life can be told here
+		return nil // without an identity no server can be called dead
 	}
 	all, err := List()
 	if err != nil {
 		return nil
 	}
-	dead := map[identity]bool{} // a server has many processes
+	dead := map[identity]bool{} // by server, because a server has many processes
 	for _, p := range all {
 		if p.PID == self().pid || p.Ended {
 			continue
@@ -80,8 +80,8 @@ func killOrphansOnce() (found []Left) {
 	return found
 }
 
-// signalIf sends sig to process pid if its server is still that one, and reports whether it was sent. What has the
-// number cannot become another process meanwhile, where the kernel has pidfd_open(2).
+// signalIf sends sig to process pid if its server is still the same, and reports whether it did. With pidfd_open(2) the
+// kernel makes sure that the number cannot become that of another process in between.
 func signalIf(pid int, sig unix.Signal, server identity) bool {
 	p, err := os.FindProcess(pid)
 	if err != nil {
@@ -94,8 +94,8 @@ func signalIf(pid int, sig unix.Signal, server identity) bool {
 	return p.Signal(sig) == nil
 }
 
-// serverOf returns the server of a process that has a marker which we can read, or of an init. It is zero if there is
-// none. The marker comes first: an init has no marker, but any process can look like one.
+// serverOf returns the server of a process that has a readable marker, or of an init. It is zero for other processes.
+// The marker is read first: an init has no marker, and any other process can imitate the arguments of an init.
 func serverOf(pid int) (id identity, isInit bool) {
 	if marker := lookup(pid, markerVar); marker != "" {
 		id, _ = parseIdentity(marker)

@@ -17,40 +17,40 @@ import (
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
-// link is the server's end of an init. One goroutine belongs to it, which ends with the init.
+// link is the server's end of an init. It has one goroutine, which ends with the init.
 type link struct {
 	init    *os.Process
 	control *os.File
 	level   walls.Level
-	off     error // why level is Off instead of Auto
+	off     error // why level is Off although Auto was asked for
 	group   group // of its processes; nil without limits
 
-	view  *os.File      // the root directory of the commands, set before ready gets its report; nil if it is ours
+	view  *os.File      // the root directory of the commands, set before ready gets its report; nil if it is our root
 	ready chan report   // gets the answer to the room
 	gone  chan struct{} // closed once the init has ended and err is set
-	err   error         // why it could not end cleanly
+	err   error         // why the init could not end cleanly
 
 	mu        sync.Mutex // guards the following
 	last      uint32     // the number of the last command
 	processes map[uint32]*Process
 	left      int   // processes that the init could not kill at its end
-	used      Usage // as the init has told
+	used      Usage // as the init has reported
 
 	closing sync.Once
 	resume  func() // continues an init that was stopped
 }
 
 var (
-	// errInit is the error of a command whose init ended before it.
+	// errInit is the error of a command whose init ended first.
 	errInit = errors.New("the init that held it ended before it")
-	// errUntold is that of a command that was handed over, and of which the init told nothing.
-	errUntold = fmt.Errorf("%w; it is not known whether it had started", errInit)
-	// errDeaf is the error of a command that was not handed over: it has not started.
-	errDeaf = initError{errors.New("its init takes no commands: it has ended, or hangs")}
+	// errStartUnknown is the error of a command that was sent to the init, which ended without a report about it.
+	errStartUnknown = fmt.Errorf("%w; it is not known whether it had started", errInit)
+	// errUnreachable is the error of a command that could not be sent to the init. It has not started.
+	errUnreachable = initError{errors.New("its init takes no commands: it has ended, or hangs")}
 )
 
-// errLeft is the error of an init that could not end all of its processes, after their number.
-var errLeft = errors.New("processes could not be killed")
+// errUnkillable is the error of an init that could not end all of its processes. Their number stands before it.
+var errUnkillable = errors.New("processes could not be killed")
 
 // launcher starts an init.
 type launcher struct {
@@ -58,14 +58,14 @@ type launcher struct {
 	orphan string
 	keep   *os.File // may be nil
 	group  group    // may be nil
-	off    error    // why the level is Off, where it was Auto before
-	forked *link    // an init that waits for its room; nil if there is none
+	off    error    // why the level is Off although it was Auto
+	forked *link    // an init that waits for its messageRoom; nil if there is none
 }
 
-// launch starts the init. With level Auto it has no isolation where the machine gives it none.
+// launch starts the init. With level Auto the init is not isolated if the machine offers no isolation.
 func (s *launcher) launch() (*link, error) {
 	defer func() {
-		if s.forked != nil { // it has namespaces, which did not suffice
+		if s.forked != nil { // its namespaces were not enough
 			s.forked.abandon()
 			<-s.forked.gone
 		}
@@ -77,7 +77,7 @@ func (s *launcher) launch() (*link, error) {
 	if s.room.Level != walls.Auto {
 		return s.launchAt()
 	}
-	if s.room.Level, s.off = walls.Choose(context.Background()); s.off == nil { // bounded by itself
+	if s.room.Level, s.off = walls.Choose(context.Background()); s.off == nil { // has a timeout of its own
 		l, err := s.launchAt()
 		if err == nil || orphanFailed(err) {
 			return l, err
@@ -118,8 +118,8 @@ func (s *launcher) launchAt() (l *link, err error) {
 	return l, nil
 }
 
-// fork starts the process of an init, as the user of as if that is not nil. It waits for its room. keep and group may
-// be nil.
+// fork starts the process of an init, which then waits for its messageRoom. If as is not nil, it runs as that user.
+// keep and group may be nil.
 func fork(level walls.Level, as *syscall.Credential, keep *os.File, group group) (*link, error) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
@@ -135,7 +135,7 @@ func fork(level walls.Level, as *syscall.Credential, keep *os.File, group group)
 		processes: map[uint32]*Process{},
 	}
 	l.resume = func() { _ = l.init.Signal(unix.SIGCONT) } // an error means that it has ended
-	// An init that was stopped goes on when its server dies. It finds that out by its channel.
+	// An init that was stopped is continued when its server dies. It notices the death by its channel.
 	sys := &syscall.SysProcAttr{Setsid: true, Pdeathsig: unix.SIGCONT, Credential: as}
 	level.Attributes(sys)
 	if group != nil {
@@ -143,14 +143,14 @@ func fork(level walls.Level, as *syscall.Credential, keep *os.File, group group)
 	}
 	attr := &os.ProcAttr{
 		Dir:   "/",
-		Env:   []string{"GOMAXPROCS=1"}, // it only waits: more threads would wake each other in vain
+		Env:   []string{"GOMAXPROCS=1"}, // it only waits; more threads would only wake each other
 		Files: []*os.File{null, null, null, theirs}, Sys: sys,
 	}
 	if keep != nil {
 		attr.Files = append(attr.Files, keep)
 	}
 	err = startInit(l, attr)
-	theirs.Close() // or the channel would not end with the init
+	theirs.Close() // otherwise the channel would not end with the init
 	if group != nil && errors.Is(err, unix.EACCES) {
 		err = errors.New("only root can start processes in the cgroup of this build's limits, and it has become the build " +
 			"user (ask for isolation off or processes by name)")
@@ -163,7 +163,7 @@ func fork(level walls.Level, as *syscall.Credential, keep *os.File, group group)
 	return l, nil
 }
 
-// await waits for the init's answer to the room.
+// await waits for the init's answer to messageRoom.
 func (l *link) await() error {
 	timer := time.NewTimer(initTimeout)
 	defer timer.Stop()
@@ -180,8 +180,8 @@ func (l *link) await() error {
 	}
 }
 
-// start hands c to the init and waits until it runs. If the init ends first, c may have run, with all effects: then
-// start returns a process whose exit is unknown, since a caller may start again after an error.
+// start sends c to the init and waits until it runs. If the init ends first, c may have run. Then start returns no
+// error but a process whose exit is unknown: after an error the caller may start the command again.
 func (l *link) start(ctx context.Context, c Command) (*Process, error) {
 	var err error
 	if c.Visible != "" && l.level != walls.Off {
@@ -195,7 +195,7 @@ func (l *link) start(ctx context.Context, c Command) (*Process, error) {
 	}
 	if err := p.connect(&c); err != nil {
 		l.unregister(p)
-		_ = p.Close() // err is the one that matters
+		_ = p.Close() // the caller needs err
 		return nil, fmt.Errorf("start %q: %w", c.Argv[0], err)
 	}
 	select {
@@ -211,12 +211,12 @@ func (l *link) start(ctx context.Context, c Command) (*Process, error) {
 	return nil, p.limited(p.failed.error(&c))
 }
 
-// register returns a process with a number of its own.
+// register returns a process with a new number.
 func (l *link) register(program string) (*Process, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if isClosed(l.gone) {
-		return nil, errDeaf
+		return nil, errUnreachable
 	}
 	l.last++
 	p := newProcess(l, l.last, program)
@@ -227,7 +227,7 @@ func (l *link) register(program string) (*Process, error) {
 	return p, nil
 }
 
-// unregister forgets a process of which the init has not heard: it reports nothing of it.
+// unregister removes a process that was never sent to the init: there will be no report about it.
 func (l *link) unregister(p *Process) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -240,20 +240,20 @@ func (l *link) unregister(p *Process) {
 // listen handles the init's reports until it ends.
 func (l *link) listen() {
 	defer close(l.gone)
-	if err := l.hear(); !errors.Is(err, io.EOF) {
+	if err := l.receiveReports(); !errors.Is(err, io.EOF) {
 		l.abandon() // it broke the protocol
 	}
 	state, err := l.init.Wait()
 	forgetInit(l)
 	strays := 0
 	if err != nil || !state.Success() {
-		strays = killStrays(killTimeout) // what it held, unless the kernel has ended that with its namespace
+		strays = killStrays(killTimeout) // its processes, unless the kernel has ended them with its namespace
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch l.left += strays; {
 	case l.left > 0:
-		l.err = fmt.Errorf("%d %w", l.left, errLeft)
+		l.err = fmt.Errorf("%d %w", l.left, errUnkillable)
 	case err != nil:
 		l.err = fmt.Errorf("wait for its init: %w", oserr.Bare(err))
 	case !state.Success():
@@ -269,8 +269,8 @@ func (l *link) listen() {
 	}
 }
 
-// hear handles reports until the channel ends: then the error is io.EOF.
-func (l *link) hear() error {
+// receiveReports handles the init's reports until the channel ends. The error at its end is io.EOF.
+func (l *link) receiveReports() error {
 	for packet := make([]byte, maxReport); ; {
 		n, file, err := l.receiveReport(packet)
 		if err != nil {
@@ -294,7 +294,7 @@ func (l *link) hear() error {
 		if r.ID == 0 {
 			err = l.take(r)
 		} else {
-			err = l.give(r)
+			err = l.dispatch(r)
 		}
 		if err != nil {
 			return err
@@ -302,7 +302,7 @@ func (l *link) hear() error {
 	}
 }
 
-// unavailable adds the remedy to an error of making an init at the level.
+// unavailable adds the remedy to an error of making an init at that level.
 func unavailable(level walls.Level, err error) error {
 	if level == walls.Off {
 		return err
@@ -338,8 +338,8 @@ func (l *link) take(r report) error {
 	return errMessage
 }
 
-// give hands a report to its process.
-func (l *link) give(r report) error {
+// dispatch passes a report to its process.
+func (l *link) dispatch(r report) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p := l.processes[r.ID]
@@ -356,15 +356,15 @@ func (l *link) give(r report) error {
 	return err
 }
 
-// tell sends the init a message, and continues an init that was stopped. One that is gone needs neither. It does not
-// block.
+// tell sends the init a message, and continues an init that was stopped. It ignores errors: the init may be gone. It
+// does not block.
 func (l *link) tell(m message) {
 	_ = sendFiles(l.control, m, nil)
 	l.resume()
 }
 
 // abandon kills the init, which ends all its commands.
-func (l *link) abandon() { _ = l.init.Kill() } // fails only if it has ended
+func (l *link) abandon() { _ = l.init.Kill() } // fails only if the init has ended
 
 // close ends the init and waits for its end.
 func (l *link) close() error {

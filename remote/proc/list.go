@@ -8,7 +8,7 @@ import (
 	"strconv"
 )
 
-// ListChildren returns the pids of the children of this process, also of those that have ended and were not reaped.
+// ListChildren returns the pids of the children of this process, also of ended ones that were not reaped.
 func ListChildren() []int {
 	tasks, err := os.ReadDir("/proc/self/task")
 	if err != nil {
@@ -31,9 +31,9 @@ func ListChildren() []int {
 	return list
 }
 
-// scanChildren is ListChildren without the kernel's list: it looks at every process.
+// scanChildren does the same as ListChildren without the kernel's list: it looks at every process.
 func scanChildren() []int {
-	all, _ := List() // without /proc there is no list
+	all, _ := List() // without /proc the list is empty
 	var list []int
 	for _, p := range all {
 		if p.Parent == os.Getpid() {
@@ -43,7 +43,7 @@ func scanChildren() []int {
 	return list
 }
 
-// atoi returns the number in s, 0 if s is not a number.
+// atoi returns the number in s, or 0 if s is not a number.
 func atoi(s string) int {
 	n, err := strconv.Atoi(s)
 	if err != nil || n < 0 {

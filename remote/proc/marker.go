@@ -12,12 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// markerVar is the environment variable by which the processes of a dead server are found. Its value names the server
-// (see identity). A process can remove it from its environment; only a namespace holds one that does.
+// markerVar is the environment variable that marks the processes of a server, so that they are found when the server is
+// dead. Its value is the server's identity. A process can remove it from its environment; only a namespace holds such a
+// process.
 const markerVar = "STEPMUX_SERVER"
 
-// Marker returns the environment entry that marks the processes which this program starts, for [KillOrphans]. There is
-// none where /proc does not show this program: then nobody could tell whether it lives.
+// Marker returns the environment entry that marks the processes of this program, for [KillOrphans]. It returns nothing
+// if /proc does not show this program: then another process could not find out whether it lives.
 func Marker() []string {
 	if self().pid == 0 {
 		return nil
@@ -28,8 +29,8 @@ func Marker() []string {
 // commandVar is the environment variable with the number of a command among those of one [Init].
 const commandVar = "STEPMUX_COMMAND"
 
-// lookup returns a variable of the environment that process pid was started with. It is empty if it is not
-// there, or if we may not read it.
+// lookup returns a variable of the environment that process pid was started with. It is empty if there is no such
+// variable, or if we may not read it.
 func lookup(pid int, name string) string {
 	environ, err := readFile(pid, "environ")
 	if err != nil {
@@ -46,9 +47,9 @@ func lookup(pid int, name string) string {
 	return ""
 }
 
-// identity names a process as long as its machine is up: no other one has the same number and the same start.
+// identity names a process as long as its machine is up: no two processes have the same number and the same start time.
 type identity struct {
-	space string // the namespaces in which the other two count
+	space string // the namespaces in which pid and start count
 	pid   int
 	start uint64 // in clock ticks since boot
 }
@@ -66,7 +67,7 @@ func parseIdentity(text string) (identity, bool) {
 	return id, err == nil && id.space != "" && id.pid > 1
 }
 
-// self is the identity of this process, zero if /proc does not tell it.
+// self is the identity of this process. It is zero if /proc does not show it.
 var self = sync.OnceValue(func() identity {
 	pid := os.Getpid()
 	if name, err := os.Readlink("/proc/self"); err != nil || name != strconv.Itoa(pid) {
@@ -80,28 +81,28 @@ var self = sync.OnceValue(func() identity {
 	if err != nil || pid == 1 {
 		return identity{}
 	}
-	_ = unix.Stat("/proc/self/ns/time", &clock) // before Linux 5.6 there is none
+	_ = unix.Stat("/proc/self/ns/time", &clock) // fails before Linux 5.6
 	return identity{space: fmt.Sprintf("%d.%d", space.Ino, clock.Ino), pid: pid, start: us.start}
 })
 
 // dead reports whether the process has certainly ended.
 func (i identity) dead() bool {
 	if i.space != self().space {
-		return false // we cannot tell
+		return false // unknown
 	}
 	if errors.Is(unix.Kill(i.pid, 0), unix.ESRCH) {
 		return true
 	}
 	now, err := ReadInfo(i.pid)
-	return err == nil && (now.start != i.start || now.Ended) // an error: /proc may hide it (hidepid)
+	return err == nil && (now.start != i.start || now.Ended) // with an error it is unknown (hidepid)
 }
 
-// Info is what /proc shows everybody of a process.
+// Info is the part of /proc about a process that every user can read.
 type Info struct {
 	PID, Parent int
-	Name        string // of its program, at most 15 bytes; a process can change it
+	Name        string // its program, at most 15 bytes; a process can change it
 	Stopped     bool   // by a signal
-	Ended       bool   // and not reaped
+	Ended       bool   // but not reaped
 
 	start uint64 // in clock ticks since boot
 }
@@ -138,7 +139,7 @@ func ReadInfo(pid int) (Info, error) {
 	}, err
 }
 
-// Gone reports whether the process has certainly ended since.
+// Gone reports whether the process has certainly ended since ReadInfo.
 func (i Info) Gone() bool { return identity{self().space, i.PID, i.start}.dead() }
 
 // List returns the processes of this machine.
@@ -155,7 +156,7 @@ func List() ([]Info, error) {
 	var all []Info
 	for _, name := range names {
 		if pid := atoi(name); pid > 0 {
-			if info, err := ReadInfo(pid); err == nil { // else it has just ended
+			if info, err := ReadInfo(pid); err == nil { // an error means that it has just ended
 				all = append(all, info)
 			}
 		}
@@ -163,7 +164,7 @@ func List() ([]Info, error) {
 	return all, nil
 }
 
-// Arguments returns the command line of process pid, nil if it has none or has ended.
+// Arguments returns the command line of process pid, or nil if it has none or has ended.
 func Arguments(pid int) []string {
 	line, err := readFile(pid, "cmdline")
 	if err != nil {

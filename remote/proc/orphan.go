@@ -16,16 +16,16 @@ import (
 )
 
 const (
-	// orphanTimeout is how long the init tries to lock an orphan directory, and how long it goes on trying where some of
-	// it resists. The dead server's lock may end a moment after its channel, and other inits may still be killing the
-	// processes that write there.
+	// orphanTimeout bounds how long the init tries to lock an orphan directory, and how long it retries the removal of
+	// files that resist. The dead server's lock may end a moment after its channel, and other inits may still be
+	// killing processes that write there.
 	orphanTimeout = 2 * time.Second
-	// removalTimeout bounds the whole removal. A large tree takes minutes, and an init must end.
+	// removalTimeout bounds the whole removal: a large tree may take minutes, but an init must end.
 	removalTimeout = 10 * time.Minute
 )
 
-// openOrphan opens the directory path, which a dead server would leave and which must be ours. As it is open it stays
-// the same one whatever comes to its path. It returns nil if the command has no orphan directory.
+// openOrphan opens the orphan directory path, which must be ours. An open directory stays the same one even if another
+// is put at its path. It returns nil if path is empty.
 func openOrphan(path string) (*os.File, *failure) {
 	if path == "" {
 		return nil, nil
@@ -48,9 +48,9 @@ func orphanFailure(path string, err error) *failure {
 	return fail(stageOrphan, fmt.Errorf("open orphan directory %q: %w", path, err))
 }
 
-// removeOrphan removes the directory, wherever a job may have moved it, if no process has it locked. It does nothing
-// for nil. If some of it resists, the rest of it stays
-// under a name that says it is being removed. When ctx ends it stops at the next entry.
+// removeOrphan removes the directory, even if a job has moved it, unless another process has locked it. It does nothing
+// for nil. If a part of it resists, that part stays under a name that says it is being removed. When ctx ends, it stops
+// at the next entry.
 func removeOrphan(ctx context.Context, dir *os.File) {
 	if dir == nil {
 		return
@@ -75,7 +75,7 @@ func removeOrphan(ctx context.Context, dir *os.File) {
 	if parent.Rename(name, scratch) != nil {
 		return
 	}
-	// An attempt that has begun may take longer than orphanTimeout; no other one begins after that.
+	// An attempt may take longer than orphanTimeout, but none begins after it.
 	remove := func() (bool, error) { return rmtree.RemoveIn(ctx, parent, scratch) == nil, nil }
 	_ = filelock.Poll(trying, remove)
 }

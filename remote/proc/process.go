@@ -22,35 +22,34 @@ import (
 // open.
 const DrainTimeout = 2 * time.Second
 
-// groupPause is the pause between looks at whether a process group that was told to end has ended.
+// groupPause is the interval at which AwaitGroup asks whether a process group has ended.
 const groupPause = 5 * time.Millisecond
 
-// Process is a command that was started, with every process that descends from it. The caller must close it. It is safe
-// for concurrent use.
+// Process is a started command with all its descendants. The caller must close it. It is safe for concurrent use.
 //
-// Two goroutines belong to it, and Close waits for them: one for each stream of output.
+// It has two goroutines, one for each stream of output, and Close waits for them.
 type Process struct {
 	link    *link
 	id      uint32
-	alone   *Init // it ends with the process; nil if it has other commands
+	alone   *Init // ends with the process; nil if the Init has other commands
 	program string
 	pumps   []*pump
 	closing sync.Once
 
-	started chan struct{} // closed once leader or failed is set, or exitErr: the init has ended
+	started chan struct{} // closed once leader or failed is set, or exitErr because the init has ended
 	exited  chan struct{} // closed once exit or exitErr, and exitedAt, are set
-	gone    chan struct{} // closed once nothing is left of the command, and goneErr is set
+	gone    chan struct{} // closed once no process of the command is left, and goneErr is set
 	grouped chan bool     // answers to GroupEnded
 
-	leader   int      // the command's pid, and that of its process group, in the init's namespace
+	leader   int      // pid and process group of the command, in the init's namespace
 	failed   *failure // why the command did not start
 	exit     Exit
 	exitErr  error // why there is no exit
 	exitedAt time.Time
-	goneErr  error // what is left
+	goneErr  error // which processes could not be killed
 	closeErr error // the result of Close, set in closing
 
-	before cgroup.Events // counts of the link's group before the start
+	before cgroup.Events // counts of the link's group at the start
 
 	asking   sync.Mutex // held by GroupEnded
 	stopping stopper
@@ -70,7 +69,8 @@ func newProcess(l *link, id uint32, program string) *Process {
 	return p
 }
 
-// connect makes the pipes for the output of c, starts their pumps, and hands the other ends to the init.
+// connect makes the pipes for the output of c, starts their pumps, and sends the command with the other ends to the
+// init.
 func (p *Process) connect(c *Command) error {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
@@ -104,11 +104,11 @@ func (p *Process) connect(c *Command) error {
 	return sendFiles(p.link.control, message{messageCommand, p.id}, encodeCommand(&marked), files[:]...)
 }
 
-// take handles a report. It reports whether it is the last one. The link's mu is held.
+// take handles a report. last says that it was the last one. The link's mu is held.
 func (p *Process) take(r report) (last bool, err error) {
 	begins := p.leader == 0 && p.failed == nil
 	switch {
-	case r.Kind == reportStarted && begins && r.PID > 1: // a signal to "-1" goes to every process
+	case r.Kind == reportStarted && begins && r.PID > 1: // PID > 1: a signal to group 1 would go to every process
 		p.leader = int(r.PID)
 		close(p.started)
 	case r.Kind == reportFailed && begins:
@@ -125,7 +125,7 @@ func (p *Process) take(r report) (last bool, err error) {
 	case r.Kind == reportGroup && p.leader != 0:
 		select {
 		case p.grouped <- r.Left == 0:
-		default: // nobody has asked
+		default: // GroupEnded does not wait any more
 		}
 	case r.Kind == reportClosed && p.leader != 0:
 		if p.goneErr == nil && r.Left > 0 {
@@ -143,17 +143,17 @@ func (p *Process) take(r report) (last bool, err error) {
 	return false, nil
 }
 
-// lost notes that the init has ended, with err if it was not of its own. The link's mu is held.
+// lost records that the init has ended. err says why, nil if the server closed it. The link's mu is held.
 func (p *Process) lost(err error) {
 	p.goneErr = err
 	if p.exitedAt.IsZero() {
-		// The kernel has killed the command with its init, but not the rest of its process group.
+		// The kernel kills the command with its init, but not the rest of its process group.
 		if p.leader != 0 && p.link.level == walls.Off {
 			_ = unix.Kill(-p.leader, unix.SIGKILL)
 		}
-		p.exitErr = errInit
-		if p.leader == 0 { // nor has it failed: the link would have forgotten it
-			p.exitErr = errUntold
+		p.exitErr = errInit // not started and not failed: a failed process is not registered any more
+		if p.leader == 0 {  // nor has it failed: the link would have forgotten it
+			p.exitErr = errStartUnknown
 			close(p.started)
 		}
 		p.exitErr = p.limited(p.exitErr)
@@ -162,7 +162,7 @@ func (p *Process) lost(err error) {
 	close(p.gone)
 }
 
-// limit returns the limit of the build that was met since the start of the command, or "".
+// limit returns the limit of the build that was reached since the start of the command, or "".
 func (p *Process) limit() string {
 	if p.link.group == nil {
 		return ""
@@ -185,15 +185,15 @@ func (p *Process) setExited() {
 
 func (p *Process) tell(kind byte) { p.link.tell(message{kind, p.id}) }
 
-// abandonUnlessExited kills an init that does not report the end of a command that it was told to kill.
+// abandonUnlessExited kills the init if it does not report the exit of a command that it was told to kill.
 func (p *Process) abandonUnlessExited() {
 	if !isClosed(p.exited) {
 		p.link.abandon()
 	}
 }
 
-// GroupEnded reports whether no process of the command's process group is left. A command that has exited can leave
-// some. When ctx ends first it says no.
+// GroupEnded reports whether the command's process group is empty. A command that has exited can leave members of it.
+// If ctx ends first, it returns false.
 func (p *Process) GroupEnded(ctx context.Context) bool {
 	p.asking.Lock()
 	defer p.asking.Unlock()
@@ -212,10 +212,11 @@ func (p *Process) GroupEnded(ctx context.Context) bool {
 	}
 }
 
-// AwaitGroup waits until the process group is empty, or until killAt, which may come nearer, or until ctx ends. The
-// shell of a script dies of SIGTERM at once, while its children use the grace to clean up.
+// AwaitGroup waits until the process group is empty, until killAt, or until ctx ends. killAt is asked again and again,
+// because the time may change. It matters for scripts: the shell dies of SIGTERM at once, while its children use the
+// grace to clean up.
 func (p *Process) AwaitGroup(ctx context.Context, killAt func() time.Time) {
-	// Nothing tells when a process group ends.
+	// The kernel sends no event when a process group ends.
 	tick := time.NewTicker(groupPause)
 	defer tick.Stop()
 	for time.Now().Before(killAt()) && !p.GroupEnded(ctx) {
@@ -227,17 +228,17 @@ func (p *Process) AwaitGroup(ctx context.Context, killAt func() time.Time) {
 	}
 }
 
-// PID returns the process id of the command, which is that of its process group and session too. It is that of the
-// command's own namespace, if its [Init] has isolation. It is 0 if the init ended before it told it.
+// PID returns the process id of the command, which is also that of its process group and session. With isolation it is
+// an id in the command's own namespace. It is 0 if the init ended before it reported the id.
 func (p *Process) PID() int { return p.leader }
 
-// Wait waits for the command's exit, and then until its output was read to the end, or for DrainTimeout if processes
-// that it left behind hold the output open. Those live on until Close, and their output is still passed on. If ctx ends
-// first Wait returns its cause and does not touch the command. Any number of calls may wait, and all get the same
-// result.
+// Wait waits for the command's exit, and then until its output has been read to the end. If processes that it left
+// behind hold the output open, it waits for DrainTimeout; they live until Close, and their output is still passed on.
+// If ctx ends first, Wait returns its cause and does not touch the command. Any number of calls may wait, and all get
+// the same result.
 //
-// An error other than ctx's says that the exit is unknown because the init was killed or, with a valid Exit, that a
-// Writer failed and the output is incomplete.
+// An error other than that of ctx says that the exit is unknown because the init was killed or, with a valid Exit, that
+// a Writer failed and the output is incomplete.
 func (p *Process) Wait(ctx context.Context) (Exit, error) {
 	select {
 	case <-p.exited:
@@ -259,8 +260,8 @@ func (p *Process) Wait(ctx context.Context) (Exit, error) {
 	return p.exit, errors.Join(failed...)
 }
 
-// drain waits until the pumps of a command that has exited have ended, but no longer than for the rest of DrainTimeout
-// for those whose pipe is held open. The error is ctx's cause.
+// drain waits until the pumps of an exited command have ended. For a pump whose pipe is held open it waits at most for
+// the rest of DrainTimeout. The error is ctx's cause.
 func (p *Process) drain(ctx context.Context) error {
 	timer := time.NewTimer(DrainTimeout - time.Since(p.exitedAt))
 	defer timer.Stop()
@@ -276,7 +277,7 @@ func (p *Process) drain(ctx context.Context) error {
 		if pump.isHeld() {
 			continue
 		}
-		select { // it has yet to write its output: the Writer is slow, or the machine
+		select { // all writers have gone, but the output is not written yet: the Writer or the machine is slow
 		case <-pump.done:
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -289,22 +290,23 @@ func (p *Process) drain(ctx context.Context) error {
 // exited.
 func (p *Process) Interrupt() { p.tell(messageInt) }
 
-// Stop asks the command to end: it sends SIGTERM to the command's process group now and, after grace, SIGKILL to every
-// process that descends from it, in any group. It does not wait. It may be called at any time, and again: only the
-// first call sends SIGTERM, and a call with a shorter grace brings the SIGKILL forward. With a grace of 0 or less it
-// sends SIGKILL at once.
+// Stop asks the command to end: it sends SIGTERM to the command's process group now and, after grace, SIGKILL to all
+// its descendants in any group. It does not wait. It may be called at any time, and again: only the first call sends
+// SIGTERM, and a call with a shorter grace brings the SIGKILL forward. With a grace of 0 or less it sends SIGKILL at
+// once.
 func (p *Process) Stop(grace time.Duration) { p.stopping.stop(grace) }
 
-// Close kills every process that descends from the command, in its process group or not. It waits until they are gone
-// and all output was passed on. While other commands of the [Init] run, a process that has left the group and has
-// removed the marker from its environment lives on until the last of them is closed. After some seconds it gives up
-// processes that cannot be killed, because they run as another user or hang in the kernel; that is the error. It is
-// idempotent: every call waits for the same end and returns the same error. A blocked Wait returns the exit by
-// SIGKILL.
+// Close kills all descendants of the command, in its process group or not. It waits until they are gone and all output
+// was passed on. A process that has left the group and has removed the marker from its environment lives on while other
+// commands of the [Init] run, until the last of them is closed.
+//
+// Some processes cannot be killed, because they run as another user or hang in the kernel. Close gives them up after
+// some seconds, and returns an error. It is idempotent: every call waits for the same end and returns the same error. A
+// blocked Wait returns the exit by SIGKILL.
 func (p *Process) Close() error {
 	p.closing.Do(func() {
 		p.stopping.end()
-		if !isClosed(p.gone) { // else it left no process
+		if !isClosed(p.gone) { // otherwise no process is left
 			p.tell(messageClose)
 			timer := time.NewTimer(p.stopping.timeout)
 			defer timer.Stop()

@@ -17,8 +17,8 @@ import (
 const (
 	pumpBuffer = 32 << 10
 
-	// A pump that is always busy would keep its processor to itself: the runtime only polls the network when a
-	// processor is idle, or after 10 ms. So the pump pauses for pumpPause after every pumpTurn bytes.
+	// pumpTurn is how many bytes a pump carries between pauses of pumpPause. A pump that is always busy would keep a
+	// processor to itself: the runtime polls the network only when a processor is idle, or after 10 ms.
 	pumpTurn  = 1 << 20
 	pumpPause = 100 * time.Microsecond
 )
@@ -33,15 +33,15 @@ type pump struct {
 	to   io.Writer
 	done chan struct{} // closed once the pump has ended
 
-	err atomic.Pointer[error] // the first; nil if there is none
+	err atomic.Pointer[error] // the first error, or nil
 }
 
-// newPump returns a pump and the end the command writes to, which the caller closes.
+// newPump returns a pump and the end of the pipe for the command. The caller closes that end.
 func newPump(name string, to io.Writer) (*pump, *os.File, error) {
 	var fds [2]int
 	err := unix.Pipe2(fds[:], unix.O_CLOEXEC)
 	if err == nil {
-		// Our end alone: the command expects a blocking one.
+		// Only our end: the command expects a blocking one.
 		err = unix.SetNonblock(fds[0], true)
 	}
 	if err != nil {
@@ -51,7 +51,7 @@ func newPump(name string, to io.Writer) (*pump, *os.File, error) {
 	return p, os.NewFile(uintptr(fds[1]), name), nil
 }
 
-// run reads until every writer has closed the pipe, or until the deadline that finish sets. It only reads and writes:
+// run reads until all writers have closed the pipe, or until the deadline of finish. It uses plain reads and writes:
 // io.Copy may splice(2), which spins while a pipe's reader stalls.
 func (p *pump) run() {
 	defer close(p.done)
@@ -72,7 +72,7 @@ func (p *pump) run() {
 		if n > 0 {
 			if err := deliver(to, buf[:n]); err != nil {
 				p.fail(fmt.Errorf("write %s: %w", p.name, err))
-				to = io.Discard // and do not hold up the command
+				to = io.Discard // keep reading, so that the command can go on
 			}
 		}
 		switch {
@@ -86,7 +86,7 @@ func (p *pump) run() {
 	}
 }
 
-// deliver writes b. It returns a panic as an error: in this goroutine a panic would end the server.
+// deliver writes b. It turns a panic of the Writer into an error: in this goroutine a panic would end the server.
 func deliver(to io.Writer, b []byte) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -100,7 +100,7 @@ func deliver(to io.Writer, b []byte) (err error) {
 	return err
 }
 
-// isHeld reports whether a process can still write to the pipe.
+// isHeld reports whether a process still has the pipe open for writing.
 func (p *pump) isHeld() (held bool) {
 	conn, err := p.out.SyscallConn()
 	if err != nil {
@@ -118,7 +118,7 @@ func (p *pump) fail(err error) {
 	p.err.CompareAndSwap(nil, &err)
 }
 
-// finish waits until the pump has ended. Every writer should be gone, so the pipe ends. If a process has got away,
+// finish waits until the pump has ended. The command's processes are gone, so the pipe ends. If one has escaped,
 // DrainTimeout bounds the wait.
 func (p *pump) finish() {
 	_ = p.out.SetReadDeadline(time.Now().Add(DrainTimeout))

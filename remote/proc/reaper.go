@@ -17,7 +17,7 @@ type Child struct {
 	status syscall.WaitStatus
 	usage  syscall.Rusage
 	alone  chan struct{} // closed once it was reaped and its process group is empty
-	tell   func()        // is called when exited was closed, with the reaper's mu held; may be nil
+	tell   func()        // called once exited is closed, with the reaper's mu held; may be nil
 }
 
 // PID returns the process id.
@@ -38,26 +38,25 @@ func (c *Child) Ended() bool {
 	}
 	var info unix.Siginfo
 	err := unix.Waitid(unix.P_PID, c.pid, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
-	return err != nil || info.Signo != 0 // an error: it was reaped just now
+	return err != nil || info.Signo != 0 // an error means that it was reaped just now
 }
 
-// reaper reaps the children of this process, which is a child subreaper: every process that descends from a child is a
-// child too, or descends from one. Without a child left, no descendant is left. Its owner calls collect whenever a
-// child has ended.
+// reaper reaps the children of this process, which is a child subreaper: every descendant is a child, or descends from
+// one. If no child is left, no descendant is left. Its owner calls collect whenever a child has ended.
 type reaper struct {
-	before    map[int]bool  // children that were there first: KillAll spares them
-	spared    map[int]bool  // those of Spare, which are in before, too
+	before    map[int]bool  // children from before the reaper: KillAll does not kill them
+	spared    map[int]bool  // processes of Spare; they are in before, too
 	dying     map[int]bool  // children that killOnce has killed, until they are reaped
 	reaped    chan struct{} // has room for one; filled when collect has reaped
-	childless func()        // is called with mu held when there is no child; may be nil
+	childless func()        // called with mu held when no child is left; may be nil
 
-	// While mu is held no child is reaped, so no pid of a child can become that of another process.
+	// While mu is held no child is reaped. So the pid of a child cannot become that of another process.
 	mu        sync.Mutex
 	starting  int  // calls of start that are under way
-	reaping   bool // a goroutine of reapAll runs
+	reaping   bool // the goroutine of reapAll runs
 	running   map[int]*Child
 	lingering map[int]*Child // reaped, but their groups have members left
-	early     map[int]*Child // reaped while starting was not 0 and before anybody knew them
+	early     map[int]*Child // reaped while a start was under way that may have started them
 }
 
 func newReaper() *reaper {
@@ -67,8 +66,8 @@ func newReaper() *reaper {
 	}
 }
 
-// start starts a process. It holds no lock meanwhile, because an exec from a mount that hangs does not return. So the
-// process may be reaped before its pid is known here.
+// start starts a process. It holds no lock during the fork, because an exec from a hanging mount does not return. So
+// the process may be reaped before its pid is known here.
 func (r *reaper) start(fork func() (pid int, err error)) (*Child, error) {
 	r.mu.Lock()
 	r.starting++
@@ -84,17 +83,17 @@ func (r *reaper) start(fork func() (pid int, err error)) (*Child, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.aloneLocked(pid) // a number that is used again is that of an empty group
+	r.aloneLocked(pid) // the pid was free, so the earlier group of that number is empty
 	if c != nil && errors.Is(unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil), unix.ECHILD) {
 		r.lingering[pid] = c
 		return c, nil
 	}
-	c = newChild(pid) // also if a process that was reaped meanwhile had the same pid before
+	c = newChild(pid) // also if a reaped process had the same pid before
 	r.running[pid] = c
 	return c, nil
 }
 
-// reapAll has children reaped until the last one has ended, by a goroutine that ends then.
+// reapAll starts a goroutine that reaps children until the last one has ended, unless it runs already.
 func (r *reaper) reapAll() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -104,7 +103,7 @@ func (r *reaper) reapAll() {
 	r.reaping = true
 	go func() {
 		for {
-			// This wait reaps nothing, as the lock cannot be held while it lasts.
+			// This wait does not reap: the lock must be held to reap, and cannot be held during the wait.
 			switch err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOWAIT, nil); {
 			case errors.Is(err, unix.EINTR):
 			case err == nil:
@@ -116,7 +115,7 @@ func (r *reaper) reapAll() {
 	}()
 }
 
-// rest ends reaping if there is no child, also not one that was started just now.
+// rest ends the goroutine of reapAll if there is no child, not even one that was started just now.
 func (r *reaper) rest() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -139,7 +138,7 @@ func (r *reaper) collect() {
 	}
 }
 
-// collectLocked reaps the children that have ended, and reports whether this process has no child left.
+// collectLocked reaps the children that have ended. none says that this process has no child left.
 func (r *reaper) collectLocked() (none bool) {
 	for {
 		var status syscall.WaitStatus
@@ -148,7 +147,7 @@ func (r *reaper) collectLocked() (none bool) {
 		switch {
 		case errors.Is(err, syscall.EINTR):
 			continue
-		case err != nil, pid <= 0: // ECHILD, or all of them run
+		case err != nil, pid <= 0: // ECHILD, or all of them still run
 			for leader := range r.lingering {
 				if errors.Is(unix.Kill(-leader, 0), unix.ESRCH) {
 					r.aloneLocked(leader)
@@ -181,7 +180,7 @@ func (r *reaper) collectLocked() (none bool) {
 	}
 }
 
-// aloneLocked notes that the group of leader, if it lingers, is empty.
+// aloneLocked records that the process group of leader is empty.
 func (r *reaper) aloneLocked(leader int) {
 	if c := r.lingering[leader]; c != nil {
 		delete(r.lingering, leader)
@@ -189,8 +188,8 @@ func (r *reaper) aloneLocked(leader int) {
 	}
 }
 
-// Signal sends sig to the process group of c, if that has a member left. A stopped process takes SIGTERM and SIGHUP
-// only when it goes on, so SIGCONT follows them.
+// Signal sends sig to the process group of c, unless the group is empty. SIGCONT follows SIGTERM and SIGHUP, because a
+// stopped process does not take them.
 func (r *reaper) Signal(c *Child, sig syscall.Signal) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -203,8 +202,8 @@ func (r *reaper) Signal(c *Child, sig syscall.Signal) {
 	}
 }
 
-// anyInGroup reports whether one of the children is in the group. As long as that is so, the group's number cannot
-// become that of another process.
+// anyInGroup reports whether one of the children is in the group. As long as one is, the group's number cannot become
+// that of another process.
 func anyInGroup(children []int, group int) bool {
 	return slices.ContainsFunc(children, func(pid int) bool {
 		g, err := unix.Getpgid(pid)
@@ -213,7 +212,7 @@ func anyInGroup(children []int, group int) bool {
 }
 
 // Stop sends SIGTERM to the process group of c and waits until it is empty, for at most the grace. It reports whether
-// it is. With a grace of 0 or less it does nothing.
+// it is empty. With a grace of 0 or less it does nothing.
 func (r *reaper) Stop(c *Child, grace time.Duration) (alone bool) {
 	if grace <= 0 {
 		return false
@@ -229,17 +228,17 @@ func (r *reaper) Stop(c *Child, grace time.Duration) (alone bool) {
 	}
 }
 
-// KillAll kills every process that descends from this one, except for the children that it had first. It returns how
-// many are left after 5 s: some cannot be killed.
+// KillAll kills all descendants of this process, except for the children that it had first. It returns how many are
+// left after 5 s: some cannot be killed.
 func (r *reaper) KillAll() (left int) {
 	timer := time.NewTimer(killTimeout)
 	defer timer.Stop()
 	return r.killAll(timer.C, func(pid int) bool { return !r.before[pid] })
 }
 
-// killAll kills and reaps the children that are among those to kill until all of them are gone, or until the deadline;
-// then it returns how many are left. Killing a process may orphan others, which become children then. among is called
-// with mu held.
+// killAll kills and reaps the children for which among is true, until all of them are gone or the deadline. It returns
+// how many are left. The death of a process may orphan others, which then become children. among is called with mu
+// held.
 func (r *reaper) killAll(deadline <-chan time.Time, among func(pid int) bool) (left int) {
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
 		left := r.killOnce(among)
@@ -265,9 +264,9 @@ func (r *reaper) killOnce(among func(pid int) bool) (n int) {
 	}
 	children := ListChildren()
 	if len(children) == 0 {
-		n = 1 // there is at least one, but the list cannot be read now
+		n = 1 // at least one, although the list cannot be read now
 	}
-	// Groups first, each at once: a group that forks cannot outrun a signal to all of it.
+	// Groups come first, each by one signal: a group that forks cannot escape it.
 	for pid := range r.running {
 		if among(pid) {
 			_ = unix.Kill(-pid, unix.SIGKILL)
@@ -279,7 +278,7 @@ func (r *reaper) killOnce(among func(pid int) bool) (n int) {
 		}
 	}
 	for _, pid := range children {
-		// One that was killed shows nothing of itself any more, until it is reaped. Its children are still to come.
+		// A killed child shows no environment until it is reaped. Its own children become ours after that.
 		if r.dying[pid] || among(pid) {
 			_ = unix.Kill(pid, unix.SIGKILL)
 			r.dying[pid] = true

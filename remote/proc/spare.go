@@ -8,17 +8,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Spare excepts a process that descends from a child from KillAll, and with it its own descendants while it lives: it
-// goes on when this program has ended.
+// Spare excepts the process pid, a descendant, from KillAll, with its own descendants as long as it lives. So it
+// outlives this program.
 func (r *reaper) Spare(pid int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !errors.Is(unix.Kill(pid, 0), unix.ESRCH) { // else it was reaped already
+	if !errors.Is(unix.Kill(pid, 0), unix.ESRCH) { // otherwise it was reaped already
 		r.before[pid], r.spared[pid] = true, true // until it is reaped
 	}
 }
 
-// AwaitSpared waits until no process of Spare is left, or until ctx ends. It is called after KillAll.
+// AwaitSpared waits until all processes of Spare have ended, or until ctx ends. Call it after KillAll.
 func (r *reaper) AwaitSpared(ctx context.Context) {
 	for r.hasSpared() {
 		select {

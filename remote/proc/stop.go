@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// stopper is the course of a Stop: term now, kill after the grace, and abandon after the timeout if the process has not
-// ended by then. Its funcs do not block, and are called in this order, each at most once.
+// stopper carries out a Stop: it calls term now, kill after the grace, and abandon after the timeout unless the process
+// has ended. Its funcs do not block. They are called in this order, each at most once.
 type stopper struct {
 	term, kill, abandon func()
 	timeout             time.Duration
@@ -17,7 +17,7 @@ type stopper struct {
 	timers []*time.Timer // one for each stop with a grace, and one for the timeout
 }
 
-// stop begins the course, or brings the kill forward.
+// stop begins, or brings the kill forward.
 func (s *stopper) stop(grace time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -43,7 +43,7 @@ func (s *stopper) giveUp() {
 	}
 }
 
-// end ends the course at any time. No func runs after it.
+// end stops the timers at any time. No func runs after it.
 func (s *stopper) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

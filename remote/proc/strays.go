@@ -9,17 +9,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// If an init without isolation is killed, the processes it held become orphans. This program is a child subreaper too,
-// so they become its children: strays. A stray differs from the program's other children by its session, which is not
-// the program's, and by not being an init.
+// Strays are the orphans of a killed init without isolation. This program is a child subreaper too, so they become its
+// children. A stray differs from the program's other children: its session is not the program's, and it is not an init.
 
 // inits are the running inits of this program.
 var inits = struct {
-	mu   sync.Mutex // held while one is started, and guards the following
+	mu   sync.Mutex // held during the start of an init, and guards the following
 	pids map[int]*link
 }{pids: map[int]*link{}}
 
-// adoptStrays makes this program the parent of strays. Where the kernel refuses, strays get away.
+// adoptStrays makes this program the parent of strays. If the kernel refuses, strays escape.
 var adoptStrays = sync.OnceFunc(func() { _ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) })
 
 // startInit starts the init of l.
@@ -34,7 +33,7 @@ func startInit(l *link, attr *os.ProcAttr) (err error) {
 	return err
 }
 
-// forgetInit notes that the init of l was reaped: its pid may already be that of another process.
+// forgetInit removes the init of l, which was reaped: its pid may now be that of another process.
 func forgetInit(l *link) {
 	inits.mu.Lock()
 	defer inits.mu.Unlock()
@@ -43,8 +42,8 @@ func forgetInit(l *link) {
 	}
 }
 
-// killStrays kills strays until no stray is left, or until the timeout; then it returns how many are left. Killing one
-// may orphan others, which become strays.
+// killStrays kills strays until none is left or until the timeout. It returns how many are left. The death of one may
+// orphan others, which then become strays.
 func killStrays(timeout time.Duration) (left int) {
 	end := time.Now().Add(timeout)
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
@@ -56,8 +55,8 @@ func killStrays(timeout time.Duration) (left int) {
 	}
 }
 
-// killStraysOnce kills and reaps the present strays, and returns how many. It does not count processes that they
-// orphan.
+// killStraysOnce kills and reaps the present strays, and returns their number, without the strays that their death
+// makes.
 func killStraysOnce() (n int) {
 	inits.mu.Lock()
 	defer inits.mu.Unlock()
@@ -70,7 +69,7 @@ func killStraysOnce() (n int) {
 		if err != nil || session == ours || inits.pids[pid] != nil {
 			continue
 		}
-		_ = unix.Kill(pid, unix.SIGKILL)               // only we can reap it, so the pid is still this process's
+		_ = unix.Kill(pid, unix.SIGKILL)               // only we can reap it, so the pid is still its own
 		_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil) // if it has not ended yet, the next call reaps it
 		n++
 	}

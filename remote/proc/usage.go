@@ -13,14 +13,14 @@ import (
 	"github.com/stepmux/stepmux/remote/cgroup"
 )
 
-// Usage is the time and memory of the commands of an [Init], with everything that descends from them.
+// Usage is the time and memory of the commands of an [Init] and of all their descendants.
 type Usage struct {
-	// CPU is the processor time, user and system. Without Limits it is that of processes which have ended.
+	// CPU is the processor time, user and system. Without Limits it counts only processes that have ended.
 	CPU time.Duration
-	// PeakMemory is the most memory that they had together, in bytes. 0 if it is not known, as without a limit of
-	// memory.
+	// PeakMemory is the largest amount of memory that they used together, in bytes. It is 0 if it is not known, for
+	// example without a limit of memory.
 	PeakMemory int64
-	// LargestProcess is the largest resident memory of one of those that have ended, in bytes.
+	// LargestProcess is the largest resident memory of one process that has ended, in bytes.
 	LargestProcess int64
 }
 
@@ -28,7 +28,7 @@ func (u Usage) plus(v Usage) Usage {
 	return Usage{u.CPU + v.CPU, max(u.PeakMemory, v.PeakMemory), max(u.LargestProcess, v.LargestProcess)}
 }
 
-// Usage returns the usage of the commands so far. Those that were not closed count in part.
+// Usage returns the usage of the commands so far. Of commands that are not closed yet it has only a part.
 func (in *Init) Usage() Usage {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -61,12 +61,12 @@ type group interface {
 	Since(before cgroup.Events) string
 }
 
-// newGroup makes a cgroup that is named after this program, so that it is found when this program is dead. Variable for
-// tests: this machine may have no controllers. owner is that of cgroup.Make.
+// newGroup makes a cgroup whose name has the identity of this program, so that it is found when the program is dead.
+// owner is that of cgroup.Make. It is a variable for tests, because a machine may have no controllers.
 var newGroup = func(limits limits.Build, owner int) (group, error) {
 	id := self()
 	name := id.String()
-	if id.pid == 0 { // no sweep can tell whether this program lives
+	if id.pid == 0 { // then no sweep can find out whether this program lives
 		name = strconv.FormatUint(rand.Uint64(), 36)
 	}
 	g, err := cgroup.Make(fmt.Sprintf("%s+%d", name, groups.Add(1)), limits, owner)
@@ -76,7 +76,7 @@ var newGroup = func(limits limits.Build, owner int) (group, error) {
 	return g, nil
 }
 
-// isOrphan reports whether the cgroup of that name belongs to a program that is dead.
+// isOrphan reports whether the cgroup of that name belongs to a dead program.
 func isOrphan(name string) bool {
 	name, _, _ = strings.Cut(name, "+")
 	id, ok := parseIdentity(name)

@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Open is os.OpenFile, to read, of the absolute path as the commands see it: with isolation, what they may not see is
-// not there, also for a symbolic link that a command has made. It starts the init unless there is one, and waits for
-// it. A pipe does not block it. Flags to write are refused. Linux before 5.6 follows no absolute link.
+// Open opens the absolute path for reading, as the commands see it: with isolation, hidden files do not exist, also
+// behind a symbolic link that a command has made. It starts the init unless there is one, and waits for it. A pipe does
+// not block it. Flags to write are refused. Before Linux 5.6 it follows no absolute link.
 func (in *Init) Open(path string, flag int, _ fs.FileMode) (*os.File, error) {
 	if flag&(os.O_WRONLY|os.O_RDWR|os.O_CREATE|os.O_TRUNC) != 0 || !filepath.IsAbs(path) {
 		return nil, &fs.PathError{Op: "open", Path: path, Err: unix.EINVAL}
@@ -44,15 +44,15 @@ func (in *Init) Open(path string, flag int, _ fs.FileMode) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// openIn opens path as a process does that has the directory root as its root.
+// openIn opens path as a process does whose root directory is root.
 func openIn(root int, path string, flag int) (int, error) {
 	how := unix.OpenHow{Flags: uint64(flag), Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS}
 	for {
 		fd, err := unix.Openat2(root, path, &how)
 		switch {
-		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR): // something was renamed meanwhile
+		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR): // a file was renamed in the meantime
 			continue
-		case errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EPERM): // before Linux 5.6, or below a filter for system calls
+		case errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EPERM): // before Linux 5.6, or behind a filter for system calls
 			return openBelow(root, path, flag)
 		default:
 			return fd, err
@@ -60,7 +60,7 @@ func openIn(root int, path string, flag int) (int, error) {
 	}
 }
 
-// openBelow is openIn without openat2(2).
+// openBelow does the same as openIn, without openat2(2).
 func openBelow(root int, path string, flag int) (int, error) {
 	below, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", root))
 	if err != nil {
@@ -75,7 +75,7 @@ func openBelow(root int, path string, flag int) (int, error) {
 	return unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 }
 
-// sendReady tells the server that the init is ready. With isolation it adds the root directory of the commands.
+// sendReady reports that the init is ready. With isolation it also sends the root directory of the commands.
 func (k *keeper) sendReady() {
 	var rights []byte
 	if k.isolated {
@@ -86,7 +86,7 @@ func (k *keeper) sendReady() {
 	}
 	packet := new(strings.Builder)
 	report{reportFixed: reportFixed{Kind: reportReady}}.send(packet)
-	_ = unix.Sendmsg(controlFD, []byte(packet.String()), rights, nil, 0) // a server that is gone needs none
+	_ = unix.Sendmsg(controlFD, []byte(packet.String()), rights, nil, 0) // ignores errors: the server may be gone
 }
 
 // receiveReport reads a packet of the init, which may carry a file. At the channel's end the error is io.EOF.

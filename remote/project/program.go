@@ -14,11 +14,11 @@ import (
 	"github.com/stepmux/stepmux/internal/tail"
 )
 
-// lateOutput is how long the output of a program that has ended is waited for: others may hold it open.
+// lateOutput bounds the wait for the output of a program that has ended: other processes may hold it open.
 const lateOutput = 10 * time.Second
 
 // run runs the program that packs and unpacks in the job's directory, and returns the last lines of its standard error.
-// It is killed when ctx ends, or this process.
+// The program is killed when ctx or this process ends.
 func (p *Project) run(ctx context.Context, in, out *os.File, args ...string) (note string, err error) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -29,7 +29,7 @@ func (p *Project) run(ctx context.Context, in, out *os.File, args ...string) (no
 	process, err := os.StartProcess(argv[0], argv, &os.ProcAttr{
 		Dir: p.dir(), Files: []*os.File{in, out, w}, Sys: &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL},
 	})
-	_ = w.Close() // the program has it
+	_ = w.Close() // the program has its own
 	if err != nil {
 		return "", fmt.Errorf("start the program for archives: %w", err)
 	}
@@ -39,7 +39,7 @@ func (p *Project) run(ctx context.Context, in, out *os.File, args ...string) (no
 		defer close(heard)
 		_, _ = io.Copy(&said, r)
 	}()
-	stop := context.AfterFunc(ctx, func() { _ = process.Kill() }) // it may have ended
+	stop := context.AfterFunc(ctx, func() { _ = process.Kill() }) // the program may have ended
 	state, err := process.Wait()
 	stop()
 	_ = r.SetReadDeadline(time.Now().Add(lateOutput))

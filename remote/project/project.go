@@ -20,7 +20,7 @@ import (
 const (
 	// MaxSize bounds an archive, in bytes.
 	MaxSize = 16 << 30
-	// piece is the size of the pieces of an archive.
+	// piece is the size of the pieces in which an archive is sent, in bytes.
 	piece = 256 << 10
 	// maxPaths and maxPathBytes bound the patterns of one call.
 	maxPaths, maxPathBytes = 1000, 64 << 10
@@ -30,21 +30,21 @@ const (
 type Config struct {
 	// Dir is the private directory of the build. The job's directory is made in it. Required.
 	Dir string
-	// CacheDir has the archives of all builds of the user. It is made if it is missing. If it is empty, or no other user
-	// than this one may be kept out of it, archives are in Dir, for this build alone.
+	// CacheDir has the archives of all builds of the user. It is made if it is missing. If it is empty, or other users
+	// can get into it, archives are in Dir, for this build only.
 	CacheDir string
-	// Command is the program, with its first arguments, that packs and unpacks archives. Required.
+	// Command is the program that packs and unpacks archives, with its first arguments. Required.
 	Command []string
 }
 
-// Project serves the service Files for one build. It is safe for concurrent use; calls take turns.
+// Project serves the service Files for one build. It is safe for concurrent use; calls run one after the other.
 type Project struct {
 	pb.UnimplementedFilesServer
 	cfg Config
 
-	turn   chan struct{} // held by a call; guards the following
+	turn   chan struct{} // held by the running call; guards the following
 	placed *pb.PlaceRequest
-	upload *contents.Upload // the archive of which a part has arrived; may be nil
+	upload *contents.Upload // an archive that has arrived in part; may be nil
 	packed *os.File
 	note   string
 }
@@ -55,7 +55,7 @@ func New(cfg Config) *Project { return &Project{cfg: cfg, turn: make(chan struct
 // Register makes the service Files part of a server that does not serve yet.
 func (p *Project) Register(server *grpc.Server) { pb.RegisterFilesServer(server, p) }
 
-// Close waits for the calls, which end with their server, and removes the part of an archive that has arrived.
+// Close waits for the running calls, which end with their server, and removes an archive that has arrived in part.
 func (p *Project) Close() {
 	p.turn <- struct{}{}
 	p.upload.Discard()
@@ -65,10 +65,10 @@ func (p *Project) Close() {
 	}
 }
 
-// dir is the job's directory.
+// dir returns the job's directory.
 func (p *Project) dir() string { return filepath.Join(p.cfg.Dir, "project") }
 
-// take waits for the turn of a call, which gives it back.
+// take waits for the turn of a call. The call returns the turn at its end.
 func (p *Project) take(ctx context.Context) error {
 	select {
 	case p.turn <- struct{}{}:
@@ -121,7 +121,7 @@ func check(req *pb.PlaceRequest) error {
 	return nil
 }
 
-// answer returns err as an answer of the step runner, which the manager does not take for a broken connection.
+// answer returns err as an answer of the step runner, so that the manager does not mistake it for a broken connection.
 func answer(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return status.FromContextError(ctx.Err()).Err()
@@ -148,7 +148,7 @@ func (p *Project) place(
 		}
 		defer archive.Close()
 	}
-	// The rest of an earlier call is not complete.
+	// An earlier call may have left an incomplete directory.
 	if err := os.RemoveAll(p.dir()); err != nil {
 		return err
 	}
@@ -164,7 +164,7 @@ func (p *Project) place(
 	return nil
 }
 
-// archive returns the archive that a request names, from the cache or from the stream. The caller closes it.
+// archive returns the archive in a request, from the cache or from the stream. The caller closes it.
 func (p *Project) archive(
 	stream grpc.BidiStreamingServer[pb.PlaceRequest, pb.PlaceResponse], req *pb.PlaceRequest,
 ) (*os.File, error) {
@@ -200,7 +200,7 @@ func (p *Project) archive(
 	}
 }
 
-// receive takes the rest of an archive, which begins with msg, and keeps it.
+// receive receives and keeps the rest of an archive. msg is its first piece.
 func (p *Project) receive(
 	stream grpc.BidiStreamingServer[pb.PlaceRequest, pb.PlaceResponse], store *contents.Store, msg *pb.PlaceRequest,
 ) (*os.File, error) {
@@ -227,7 +227,7 @@ func (p *Project) receive(
 	return file, stream.Send(&pb.PlaceResponse{Stored: true})
 }
 
-// hangup returns the error of a stream that should have gone on.
+// hangup returns the error of a stream that has ended too early.
 func hangup(err error) error {
 	if errors.Is(err, io.EOF) {
 		return status.Error(codes.InvalidArgument, "the stream ended before the archive")
@@ -267,7 +267,7 @@ func (p *Project) Collect(req *pb.CollectRequest, stream grpc.ServerStreamingSer
 	}
 	from := io.NewSectionReader(p.packed, req.GetOffset(), max(info.Size()-req.GetOffset(), 0))
 	for {
-		data := make([]byte, piece) // the stream may keep it
+		data := make([]byte, piece) // a new one for each message, because the stream may keep it
 		n, err := from.Read(data)
 		if n > 0 {
 			if err := stream.Send(&pb.CollectResponse{Data: data[:n]}); err != nil {

@@ -12,12 +12,12 @@ import (
 )
 
 const (
-	// keepBytes bounds the archives on a VM, and keepTime how long one is kept that no build uses.
+	// keepBytes bounds the archives on a VM, and keepTime how long an unused archive is kept.
 	keepBytes = 10 << 30
 	keepTime  = 7 * 24 * time.Hour
 )
 
-// store returns the store in the cache's directory, or else one in the directory of the build.
+// store returns the store in CacheDir, or one in the directory of the build.
 func (p *Project) store() (*contents.Store, error) {
 	dir := p.cfg.CacheDir
 	if dir == "" || !private(dir) {

@@ -15,16 +15,16 @@ import (
 	"github.com/stepmux/stepmux/remote/proc"
 )
 
-// Command is a command as sshd would start it: in the user's home, with this program's environment.
+// Command is a command with the place that sshd would give it: the user's home, and this program's environment.
 type Command struct {
-	program string // a path
+	program string // its path
 	argv    []string
 	dir     string
 	env     []string
-	lingers bool // it goes on when this process dies
+	lingers bool // it outlives this process
 }
 
-// NewCommand returns the command of the request. The error is a refusal.
+// NewCommand returns the command of the request. The error is the relay's refusal.
 func NewCommand(request *wire.RelayStart) (*Command, error) {
 	c := &Command{argv: request.Argv, dir: HomeDir(), env: proc.LastOfEachKey(slices.Concat(os.Environ(), request.Env))}
 	switch {
@@ -45,7 +45,8 @@ func NewCommand(request *wire.RelayStart) (*Command, error) {
 	return c, nil
 }
 
-// refusal says why the command could not be found or started. The system's error alone does not name the missing file.
+// refusal explains why the command could not be found or started. The system's error alone does not name the missing
+// file.
 func (c *Command) refusal(err error) error {
 	name := c.argv[0]
 	if fi, statErr := os.Stat(c.dir); statErr != nil || !fi.IsDir() {
@@ -76,7 +77,7 @@ var remedies = map[syscall.Errno]string{
 	unix.EMFILE:  " (raise ulimit -n for logins on this machine)",
 }
 
-// HomeDir returns the user's home, or the root if there is none.
+// HomeDir returns the user's home directory, or "/" if there is none.
 func HomeDir() string {
 	home := os.Getenv("HOME")
 	if fi, err := os.Stat(home); err != nil || !fi.IsDir() || !filepath.IsAbs(home) {
@@ -92,8 +93,8 @@ func loginShell() string {
 	return "/bin/sh"
 }
 
-// Start starts the command among children, with these descriptors as its stdio, as the leader of a session. The error
-// is a refusal.
+// Start starts the command as the leader of a session, with these descriptors as its stdio. It becomes one of children.
+// The error is the relay's refusal.
 func (c *Command) Start(children *proc.Children, stdio [3]int) (*proc.Child, error) {
 	death := unix.SIGTERM
 	if c.lingers {
@@ -103,8 +104,8 @@ func (c *Command) Start(children *proc.Children, stdio [3]int) (*proc.Child, err
 		Dir:   c.dir,
 		Env:   c.env,
 		Files: []uintptr{uintptr(stdio[0]), uintptr(stdio[1]), uintptr(stdio[2])},
-		// The kernel also sends the signal when the thread that starts the process ends. Go ends a thread only
-		// when a goroutine locked to it ends: nothing in this program may do that.
+		// The kernel also sends this signal when the thread that started the process ends. Go ends a thread only when a
+		// goroutine locked to it ends. So no goroutine of this program may end while it is locked to a thread.
 		Sys: &syscall.SysProcAttr{Setsid: true, Pdeathsig: death},
 	})
 	if err != nil {

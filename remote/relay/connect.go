@@ -19,8 +19,8 @@ import (
 // errHungUp is the cause of a context that ended because the manager closed the stream.
 var errHungUp = errors.New("the manager has closed the stream")
 
-// leastMoved is how many bytes must wait in a socket to be moved to the manager without a copy. Fewer are copied, which
-// takes fewer system calls.
+// leastMoved is how many bytes must wait in a socket to be moved to the manager without a copy. Fewer are copied,
+// because that takes fewer system calls.
 const leastMoved = 16 << 10
 
 // connect serves a connect request: it joins s and a socket.
@@ -49,8 +49,8 @@ func (s *stream) connect(request *wire.RelayConnect) {
 	b.sendDown()
 }
 
-// reach connects to the socket of the request. If the request says so, it first waits until a process listens there,
-// and takes the path that the process told.
+// reach connects to the socket of the request. If the request asks for that, it first waits until a process listens
+// there, and connects to the path that the process reported.
 func (s *stream) reach(ctx context.Context, request *wire.RelayConnect) (*net.UnixConn, error) {
 	path, tempDir := request.Path, s.relay.tempDir
 	err := socketdir.CheckBuild(tempDir, path)
@@ -68,20 +68,20 @@ func (s *stream) reach(ctx context.Context, request *wire.RelayConnect) (*net.Un
 	return socketdir.ConnectBuild(ctx, path)
 }
 
-// bridge is a stream and the socket it is joined to.
+// bridge joins a stream and a socket.
 type bridge struct {
 	*stream
 	cancel    context.CancelCauseFunc // closes conn
 	connected chan struct{}           // closed once conn and socket are set
 	conn      *net.UnixConn
-	socket    pipe.Raw // is conn
+	socket    pipe.Raw // of conn
 }
 
 // sendUp carries the manager's frames to the socket, once it is connected. It returns when the manager closes the
 // stream or breaks the protocol, or when ctx ends.
 func (b *bridge) sendUp(ctx context.Context) error {
 	if _, err := b.in.Peek(1); err != nil {
-		return errHungUp // perhaps while the request waits for the socket
+		return errHungUp // the request may still wait for the socket
 	}
 	select {
 	case <-b.connected:
@@ -98,7 +98,7 @@ func (b *bridge) sendUp(ctx context.Context) error {
 			err = b.copyUp(n)
 		case kind == wire.FrameEnd && !ended && n == 0:
 			ended = true
-			_ = b.conn.CloseWrite() // fails if the server has gone, which sendDown notices
+			_ = b.conn.CloseWrite() // fails if the server has gone; sendDown notices that
 		default:
 			err = fmt.Errorf("%w: a frame %q of %d bytes to a socket", wire.ErrRelayProtocol, kind, n)
 		}
@@ -109,8 +109,8 @@ func (b *bridge) sendUp(ctx context.Context) error {
 	return nil
 }
 
-// copyUp carries a payload of n bytes to the socket. A failed write is no error: a server that reads no more may still
-// send.
+// copyUp carries a payload of n bytes to the socket. A failed write is no error: a server that has stopped reading may
+// still send.
 func (b *bridge) copyUp(n int) error {
 	f := getFrame()
 	defer frames.Put(f)
@@ -121,8 +121,8 @@ func (b *bridge) copyUp(n int) error {
 	return nil
 }
 
-// sendDown carries the server's bytes to the manager, and returns once the server has closed the connection or the
-// bridge is closed. When the server only ends its sending half the manager is told, and may send on.
+// sendDown carries the server's bytes to the manager. It returns once the server has closed the connection or the
+// bridge is closed. If the server only ends its sending half, sendDown tells the manager, which may send on.
 func (b *bridge) sendDown() {
 	raw, err := b.conn.SyscallConn()
 	if err != nil {
@@ -149,8 +149,8 @@ func (b *bridge) sendDown() {
 	}
 }
 
-// copyDown waits for bytes of the server and sends them. It returns how many. io.EOF and unix.ECONNRESET are the
-// server's end.
+// copyDown waits for bytes of the server, sends them, and returns their number. The errors io.EOF and unix.ECONNRESET
+// are the server's end.
 func (b *bridge) copyDown(from syscall.RawConn) (int, error) {
 	f, n, err := readFrame(from.Read, wire.MaxRelayFrame)
 	if err != nil {
@@ -163,8 +163,8 @@ func (b *bridge) copyDown(from syscall.RawConn) (int, error) {
 	return n, nil
 }
 
-// moveDown sends a frame of the bytes that wait in the socket without a copy in this program, if they are many, and
-// returns how many. It keeps the socket open until the frame is whole.
+// moveDown sends a frame of the bytes that wait in the socket, if there are many of them, and returns their number. It
+// moves them without a copy in this program. It keeps the socket open until the frame is whole.
 func (b *bridge) moveDown(from syscall.RawConn) (n int, err error) {
 	closed := from.Control(func(fd uintptr) {
 		waiting := pipe.Waiting(fd)

@@ -25,16 +25,16 @@ import (
 const (
 	// helloTimeout bounds the wait for the manager's hello.
 	helloTimeout = 30 * time.Second
-	// linkBuffer is the most bytes of one write to stdout.
+	// linkBuffer bounds the bytes of one write to stdout.
 	linkBuffer = 128 << 10
-	// flushTimeout bounds the wait, at the end, for the manager to take the bytes that were written.
+	// flushTimeout bounds the wait, at the end, until the manager has received the bytes that were written.
 	flushTimeout = 2 * time.Second
 )
 
-// errStuck ends a relay whose manager reads no more.
+// errStuck ends a relay whose manager has stopped reading.
 var errStuck = errors.New("the manager takes nothing any more")
 
-// link is stdin and stdout. Close wakes a blocked read. A goroutine of its own writes; finish waits for it.
+// link is stdin and stdout. Close wakes a blocked read. It has a goroutine that writes; finish waits for it.
 type link struct {
 	in, out  *pipe.File
 	buffered *bufio.Reader    // of in
@@ -47,7 +47,7 @@ type link struct {
 	closeOnce sync.Once
 	giveUp    *time.Timer // closes out; set by Close
 
-	moves   atomic.Bool // bytes can be moved to stdout without a copy; see move
+	moves   atomic.Bool // bytes can be moved to stdout without a copy, see move
 	inEnded atomic.Bool // stdin has ended or failed, other than by Close
 	stuck   atomic.Bool // stdout was not read for stall
 }
@@ -69,12 +69,12 @@ func openLink(stdin, stdout *os.File, stall time.Duration) (*link, error) {
 	l.buffered = bufio.NewReaderSize(linkInput{l}, streams.ReadAhead)
 	go func() {
 		defer close(l.written)
-		_ = l.gathered.Run() // its error is that of the next Write
+		_ = l.gathered.Run() // the next Write returns the same error
 	}()
 	return l, nil
 }
 
-// linkInput reads stdin, and notes when a byte came and when stdin ended.
+// linkInput reads stdin, and notes when bytes arrive and when stdin ends.
 type linkInput struct{ *link }
 
 func (l linkInput) Read(p []byte) (int, error) {
@@ -96,7 +96,7 @@ func (l linkOutput) Write(p []byte) (int, error) {
 	return l.out.Write(p)
 }
 
-// watchOutput closes stdout if stop is not called within stall.
+// watchOutput closes stdout unless stop is called within stall.
 func (l *link) watchOutput() (stop func() bool) {
 	return time.AfterFunc(l.stall, func() {
 		l.stuck.Store(true)
@@ -104,8 +104,8 @@ func (l *link) watchOutput() (stop func() bool) {
 	}).Stop
 }
 
-// move writes before to stdout, and then n bytes that wait in the socket from, which it moves there without a copy. The
-// caller owns stdout, as [coalesce.Writer.Direct] says. An error leaves a frame half sent.
+// move writes before to stdout, and then moves n bytes that wait in the socket from there, without a copy. The caller
+// owns stdout, as [coalesce.Writer.Direct] says. After an error, a part of the frame may have been sent.
 func (l *link) move(before []byte, from uintptr, n int) error {
 	defer l.watchOutput()()
 	if _, err := l.out.Write(before); err != nil {
@@ -113,13 +113,13 @@ func (l *link) move(before []byte, from uintptr, n int) error {
 	}
 	moved, err := l.out.Move(from, n)
 	if errors.Is(err, errors.ErrUnsupported) {
-		l.moves.Store(false) // the next ones are copied
+		l.moves.Store(false) // the next bytes are copied
 		return l.copy(from, n-moved)
 	}
 	return err
 }
 
-// copy is move where the system does not move bytes.
+// copy replaces move on systems that cannot move bytes between these files.
 func (l *link) copy(from uintptr, n int) error {
 	f := getFrame()
 	defer frames.Put(f)
@@ -139,7 +139,7 @@ func (l *link) copy(from uintptr, n int) error {
 	return nil
 }
 
-// shakeHands exchanges hellos and tells the program's version. If ctx ends first the error is its cause.
+// shakeHands exchanges hellos and tells the manager the program's version. If ctx ends first, the error is its cause.
 func (l *link) shakeHands(ctx context.Context, program string) error {
 	l.in.SetReadDeadline(time.Now().Add(helloTimeout))
 	stop := context.AfterFunc(ctx, func() { l.in.SetReadDeadline(time.Unix(1, 0)) })
@@ -170,7 +170,8 @@ func (l *link) shakeHands(ctx context.Context, program string) error {
 	return nil
 }
 
-// Close wakes a blocked read. Bytes that were written before are still sent, for at most flushTimeout. Idempotent.
+// Close wakes a blocked read. Bytes that were written before are still sent, for at most flushTimeout. It is
+// idempotent.
 func (l *link) Close() error {
 	l.closeOnce.Do(func() {
 		_ = l.gathered.Close()                               // always nil
@@ -180,7 +181,7 @@ func (l *link) Close() error {
 	return nil
 }
 
-// reason says why the session has ended with err: ErrLeash if the manager has gone.
+// reason returns why the session ended with err. It is ErrLeash if the manager has gone.
 func (l *link) reason(err error) error {
 	switch path := (*fs.PathError)(nil); {
 	case l.stuck.Load():
@@ -194,7 +195,7 @@ func (l *link) reason(err error) error {
 	}
 }
 
-// finish waits until all bytes are sent, or are given up, and closes stdin and stdout.
+// finish waits until all bytes are sent or given up, and closes stdin and stdout.
 func (l *link) finish() {
 	_ = l.Close() // always nil
 	<-l.written

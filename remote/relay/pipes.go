@@ -11,7 +11,7 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// window is how many bytes of a process's output may still be sent.
+// window counts how many bytes of a process's output may still be sent.
 type window struct {
 	mu   sync.Mutex // guards the following
 	room int
@@ -42,7 +42,7 @@ func (w *window) use(n int) {
 	w.room -= n
 }
 
-// wait waits until there is room, and returns how much. It returns 0 once gone is closed.
+// wait waits until there is room, and returns its size. It returns 0 once gone is closed.
 func (w *window) wait(gone <-chan struct{}) int {
 	for {
 		w.mu.Lock()
@@ -69,8 +69,8 @@ func (p *process) carryOutput() {
 }
 
 // carry sends the bytes of a pipe as frames of a kind, as the manager's window allows, until the pipe ends or its
-// deadline has passed. When the manager has gone it reads on and drops the bytes, so that no writer blocks. look sees
-// every byte before it is sent.
+// deadline has passed. When the manager has gone, carry still reads and drops the bytes, so that no writer blocks. look
+// sees every byte before it is sent.
 func (p *process) carry(pipe *os.File, kind wire.RelayFrame, w *window, look func([]byte)) {
 	raw, err := pipe.SyscallConn()
 	if err != nil {
@@ -82,7 +82,7 @@ func (p *process) carry(pipe *os.File, kind wire.RelayFrame, w *window, look fun
 		most := min(cmp.Or(room, wire.MaxRelayFrame), wire.MaxRelayFrame) // without room the bytes are dropped below
 		f, n, err := readFrame(wait, most)
 		if errors.Is(err, os.ErrDeadlineExceeded) && rest == 0 {
-			rest = pipeSize // send no more than is in the pipe now
+			rest = pipeSize // send only the bytes that are in the pipe now
 			wait = func(read func(uintptr) bool) error { return raw.Control(func(fd uintptr) { read(fd) }) }
 			continue
 		}
@@ -105,7 +105,7 @@ func (p *process) carry(pipe *os.File, kind wire.RelayFrame, w *window, look fun
 	}
 }
 
-// scanner returns a function that looks for the ready marker on stderr, nil if no ready socket is expected.
+// scanner returns a function that looks for the ready marker on stderr, or nil if the request names no socket.
 func (p *process) scanner() func([]byte) {
 	if p.ready == nil {
 		return nil
@@ -118,22 +118,22 @@ func (p *process) scanner() func([]byte) {
 		_, _ = scan.Write(b) // never fails
 		var path string
 		if path, told = scan.Path(); told {
-			if p.spares && wire.SameBuildSocket(p.ready.path, path) {
-				p.spare(path)
+			if p.outlives && wire.SameBuildSocket(p.ready.path, path) {
+				p.keepServe(path)
 			}
 			p.relay.sockets.listens(p.ready, path)
 		}
 	}
 }
 
-// input queues the bytes that the manager sent for a process's stdin.
+// input queues the bytes that the manager sends to a process's stdin.
 type input struct {
 	mu     sync.Mutex // guards the following
 	queue  []byte
-	owed   int  // bytes that came and for which no new credit was sent
-	due    int  // of those, the bytes that stdin has taken
+	owed   int  // bytes that came and were not credited yet
+	due    int  // the part of them that stdin has taken
 	ended  bool // the manager has ended stdin
-	closed bool // the process wants no more
+	closed bool // the process takes no more
 	more   chan struct{}
 }
 
@@ -144,7 +144,7 @@ func (i *input) wakeLocked() {
 	}
 }
 
-// put queues b; nil is the end.
+// put queues b. A nil b is the end of stdin.
 func (i *input) put(b []byte) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -163,7 +163,7 @@ func (i *input) put(b []byte) error {
 	return nil
 }
 
-// close drops what is queued and ends take.
+// close drops the queue and ends take.
 func (i *input) close() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -171,7 +171,7 @@ func (i *input) close() {
 	i.wakeLocked()
 }
 
-// take waits for input and returns the whole queue, in exchange for a spare buffer, or nil at the end.
+// take waits for input and returns the whole queue, or nil at the end. The queue continues in spare, a buffer to reuse.
 func (i *input) take(spare []byte) []byte {
 	for {
 		i.mu.Lock()
@@ -192,7 +192,7 @@ func (i *input) take(spare []byte) []byte {
 	}
 }
 
-// through counts n bytes that stdin has taken, and returns the credit to send. It saves credit up to half a window.
+// through counts n bytes that stdin has taken, and returns the credit to send. It saves up credit to half a window.
 func (i *input) through(n int) (credit int) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -205,7 +205,7 @@ func (i *input) through(n int) (credit int) {
 	return credit
 }
 
-// giveInput queues b for the process's stdin; nil is its end.
+// giveInput queues b for the process's stdin. A nil b is its end.
 func (p *process) giveInput(b []byte) error {
 	if err := p.input.put(b); err != nil {
 		return err
@@ -214,8 +214,8 @@ func (p *process) giveInput(b []byte) error {
 	return nil
 }
 
-// feed writes the queue to stdin, and closes it at the end. If the process has closed its stdin the bytes are dropped,
-// so that the manager is not held up.
+// feed writes the queue to stdin, and closes it at the end. If the process has closed its stdin, the bytes are dropped,
+// so that the manager can go on.
 func (p *process) feed() {
 	defer p.stdin.Close()
 	for queue := p.input.take(nil); queue != nil; queue = p.input.take(queue) {

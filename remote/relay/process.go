@@ -17,8 +17,7 @@ import (
 )
 
 const (
-	// drainTimeout is how long the output of a process is still read after its exit, if processes that it left
-	// behind hold it open.
+	// drainTimeout is how long the output of a process is still read after its exit, if its children hold it open.
 	drainTimeout = 2 * time.Second
 	// pipeSize is the capacity of a pipe (pipe(7)).
 	pipeSize = 64 << 10
@@ -29,23 +28,23 @@ const (
 type process struct {
 	*stream
 	*spawned
-	ready  *readySocket // on which it will listen; nil: it will not
-	spares bool         // it is a serve that outlives this relay, or starts one
+	ready    *readySocket // the socket on which it will listen, or nil
+	outlives bool         // it is or starts a serve that outlives this relay
 
-	free chan struct{} // closed once it is a serve that outlives this relay, and is not ended with its stream
+	detached chan struct{} // closed once it is a serve that outlives this relay, and must not be ended with its stream
 
 	input  input
 	feeder sync.WaitGroup
-	fed    sync.Once // feeder runs
+	fed    sync.Once // starts feeder
 
 	room struct{ stdout, stderr *window } // the manager's windows
 
-	gone  chan struct{} // closed once the manager's frames have ended and broke is set
-	broke error         // how they broke the protocol, nil if the manager has closed the stream
-	over  chan struct{} // closed once the process and its output have ended
+	gone        chan struct{} // closed once the manager's frames have ended and protocolErr is set
+	protocolErr error         // how the manager broke the protocol; nil if it closed the stream
+	over        chan struct{} // closed once the process and its output have ended
 
-	letGo func()      // ends writes that wait for a manager that reads no more
-	late  *time.Timer // calls letGo; read once gone is closed, nil if it is not needed
+	abortWrites func()      // ends writes that wait for a manager that has stopped reading
+	abortTimer  *time.Timer // calls abortWrites; read once gone is closed; nil if it is not needed
 }
 
 // start serves a start request: it starts a process and carries its bytes until both have ended.
@@ -55,12 +54,12 @@ func (s *stream) start(request *wire.RelayStart) {
 		return
 	}
 	defer s.relay.processes.Done()
-	p := &process{stream: s, free: make(chan struct{}), gone: make(chan struct{}), over: make(chan struct{})}
+	p := &process{stream: s, detached: make(chan struct{}), gone: make(chan struct{}), over: make(chan struct{})}
 	giveUp := make(chan struct{})
-	s.giveUp, p.letGo = giveUp, sync.OnceFunc(func() { close(giveUp) })
+	s.giveUp, p.abortWrites = giveUp, sync.OnceFunc(func() { close(giveUp) })
 	p.input.more, p.room.stdout, p.room.stderr = make(chan struct{}, 1), newWindow(), newWindow()
 	if request.Ready != "" {
-		p.ready, p.spares = s.relay.sockets.own(request.Ready), lingers(request)
+		p.ready, p.outlives = s.relay.sockets.own(request.Ready), lingers(request)
 	}
 	var err error
 	if p.spawned, err = s.relay.exec(request); err != nil {
@@ -72,7 +71,7 @@ func (s *stream) start(request *wire.RelayStart) {
 	p.run()
 }
 
-// exec starts the process, or takes a prestarted one. The error is a refusal.
+// exec starts the process of a request, or takes a prestarted one. The error is the relay's refusal.
 func (r *relay) exec(request *wire.RelayStart) (*spawned, error) {
 	c, err := NewCommand(request)
 	if err != nil {
@@ -88,7 +87,7 @@ func (r *relay) exec(request *wire.RelayStart) (*spawned, error) {
 	return r.spawn(c)
 }
 
-// spawn starts a process with pipes as its stdio. The error is a refusal.
+// spawn starts a process with pipes as its stdio. The error is the relay's refusal.
 func (r *relay) spawn(c *Command) (*spawned, error) {
 	var ours, theirs [3]int
 	for i := range ours {
@@ -117,14 +116,14 @@ func closeAll(fds []int) {
 	}
 }
 
-// pipeFile returns fd as a file on which a goroutine waits without a thread.
+// pipeFile returns fd as a file. A goroutine that waits for it does not block a thread.
 func pipeFile(fd int) *os.File {
 	_ = unix.SetNonblock(fd, true) // never fails for a pipe
 	return os.NewFile(uintptr(fd), "pipe")
 }
 
-// run carries the process's bytes until it has ended, and kills the rest of its group. It lets a process go that is
-// free when the manager does, or when the relay ends.
+// run carries the process's bytes until it has ended, and kills the rest of its group. If the process outlives this
+// relay, run only waits until its stream or the relay ends.
 func (p *process) run() {
 	var frames sync.WaitGroup
 	frames.Go(p.takeFrames)
@@ -150,21 +149,21 @@ func (p *process) run() {
 	p.feeder.Wait()
 	p.stdout.Close()
 	p.stderr.Close()
-	if p.broke == nil && isClosed(p.child.Exited()) {
+	if p.protocolErr == nil && isClosed(p.child.Exited()) {
 		_ = p.write(exitOf(p.child.Status()).Append(nil)) // the manager may have gone
 	}
-	if p.late != nil {
-		p.late.Stop()
+	if p.abortTimer != nil {
+		p.abortTimer.Stop()
 	}
 	if isClosed(p.child.Exited()) && p.child.Status().Signaled() && !isClosed(p.relay.closing) {
-		p.relay.sweep() // a serve that was killed has ended nothing
+		p.relay.sweep() // if it was a serve, its jobs are still running
 	}
 }
 
-// end ends the process: it closes its stdin, sends SIGTERM to its group and, after the grace, SIGKILL. It waits for a
-// process that cannot be killed until the relay gives that up.
+// end ends the process: it closes its stdin, sends SIGTERM to its group and, after the grace, SIGKILL. Some processes
+// cannot be killed: end waits for them until the relay abandons them.
 func (p *process) end() {
-	if isClosed(p.free) {
+	if isClosed(p.detached) {
 		return
 	}
 	r := p.relay
@@ -181,8 +180,8 @@ func (p *process) end() {
 	}
 }
 
-// drain waits until the output has ended, for at most drainTimeout if processes that were left behind hold it open, and
-// kills the rest of the process group.
+// drain waits until the output has ended, for at most drainTimeout if children of the process hold it open, and kills
+// the rest of the process group.
 func (p *process) drain(output <-chan struct{}) {
 	timer := time.NewTimer(drainTimeout)
 	defer timer.Stop()
@@ -190,20 +189,20 @@ func (p *process) drain(output <-chan struct{}) {
 	case <-output:
 	case <-timer.C:
 	}
-	if !isClosed(p.free) || isClosed(p.child.Exited()) {
+	if !isClosed(p.detached) || isClosed(p.child.Exited()) {
 		p.relay.children.Signal(p.child, unix.SIGKILL)
 	}
-	// The bytes in the pipes are still sent.
+	// The bytes that are in the pipes already are still sent.
 	_ = p.stdout.SetReadDeadline(time.Unix(1, 0)) // never fails for a pipe
 	_ = p.stderr.SetReadDeadline(time.Unix(1, 0))
 	<-output
 }
 
-// takeFrames takes the manager's frames until the process is over or they end.
+// takeFrames takes the manager's frames until they end or the process has ended.
 func (p *process) takeFrames() {
 	defer func() {
-		if !isClosed(p.over) { // the manager may read no more
-			p.late = time.AfterFunc(p.relay.grace+drainTimeout, p.letGo)
+		if !isClosed(p.over) { // the manager may have stopped reading
+			p.abortTimer = time.AfterFunc(p.relay.grace+drainTimeout, p.abortWrites)
 		}
 		close(p.gone)
 	}()
@@ -213,7 +212,7 @@ func (p *process) takeFrames() {
 			err = p.take(kind, n)
 		}
 		if errors.Is(err, wire.ErrRelayProtocol) {
-			p.broke = err
+			p.protocolErr = err
 			p.relay.log.Printf("ended process %d: %v", p.child.PID(), err)
 			p.raw.Close()
 		}
@@ -223,7 +222,7 @@ func (p *process) takeFrames() {
 	}
 }
 
-// take takes one frame, with a payload of n bytes to read.
+// take takes one frame. Its payload of n bytes is still to be read.
 func (p *process) take(kind wire.RelayFrame, n int) error {
 	if kind == wire.FrameData {
 		f := getFrame()
@@ -267,7 +266,7 @@ var signals = map[string]syscall.Signal{
 	"TERM": unix.SIGTERM, "USR1": unix.SIGUSR1, "USR2": unix.SIGUSR2,
 }
 
-// signal sends a signal to the process group. Like SSH it ignores an unknown one.
+// signal sends a signal to the process group. Like SSH, it ignores an unknown signal.
 func (p *process) signal(name string) {
 	if sig, ok := signals[name]; ok {
 		p.relay.children.Signal(p.child, sig)
@@ -276,7 +275,7 @@ func (p *process) signal(name string) {
 	p.relay.log.Printf("ignored a signal %.32q for process %d: no signal has that name", name, p.child.PID())
 }
 
-// exitOf returns how a process ended in the form the manager knows.
+// exitOf returns the end of a process in the form of the relay's protocol.
 func exitOf(status syscall.WaitStatus) wire.RelayExit {
 	if !status.Signaled() {
 		return wire.RelayExit{Status: uint8(status.ExitStatus())}

@@ -7,29 +7,29 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// readySockets has the sockets on which processes of the relay are expected to listen, and the requests that wait for
-// them. A connect may arrive before the start of its process, as both requests travel at once.
+// readySockets has the sockets on which processes of the relay are expected to listen, and the connects that wait for
+// them. A connect may arrive before the start of its process, because both requests are sent at once.
 type readySockets struct {
 	mu    sync.Mutex // guards the following
 	paths map[string]*readySocket
 }
 
-// readySocket is a socket that a connect waits for or on which a process is expected to listen.
+// readySocket is a socket that a connect waits for, or on which a process is expected to listen.
 type readySocket struct {
 	path    string
 	waiters int  // guarded by readySockets.mu
-	owned   bool // guarded by it too: there is or was a process
+	owned   bool // guarded by readySockets.mu too: a process has announced it
 
 	done chan struct{} // closed once told or err is set
-	told string        // the path on which the process says that it listens
-	err  error         // why it will not
+	told string        // the path from the process's ready marker
+	err  error         // why no process will listen
 }
 
 func newReadySockets() *readySockets {
 	return &readySockets{paths: make(map[string]*readySocket)}
 }
 
-// own announces a process that will listen on path. It returns nil if there is one already, as only one can.
+// own announces a process that will listen on path. It returns nil if another process has announced path before.
 func (r *readySockets) own(path string) *readySocket {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -50,7 +50,7 @@ func (r *readySockets) getLocked(path string) *readySocket {
 	return s
 }
 
-// listens notes that the process has said that it listens on told.
+// listens records told, the path from the process's ready marker.
 func (r *readySockets) listens(s *readySocket, told string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -63,7 +63,7 @@ func (r *readySockets) listens(s *readySocket, told string) {
 	close(s.done)
 }
 
-// disown notes that the process will not listen any more, and why. It is idempotent, and does nothing if s is nil.
+// disown records that the process will not listen any more, and why. It is idempotent, and does nothing if s is nil.
 func (r *readySockets) disown(s *readySocket, why string) {
 	if s == nil {
 		return
@@ -79,8 +79,8 @@ func (r *readySockets) disown(s *readySocket, why string) {
 	}
 }
 
-// await waits until a process listens on path and returns the path that the process told. The error is a refusal if the
-// process has ended or the relay is closing, or ctx's cause.
+// await waits until a process listens on path, and returns the path from its ready marker. The error is a refusal if
+// the process has ended or the relay is closing, and otherwise the cause of ctx.
 func (r *readySockets) await(ctx context.Context, path string, closing <-chan struct{}) (string, error) {
 	r.mu.Lock()
 	s := r.getLocked(path)

@@ -24,9 +24,9 @@ import (
 
 const (
 	defaultGrace = 15 * time.Second
-	// killTimeout bounds the wait for processes that were killed: some cannot be.
+	// killTimeout bounds the wait for killed processes: the kernel may be unable to end one.
 	killTimeout = 5 * time.Second
-	// sweepTimeout bounds the last sweep. The next relay or serve removes what is left of a large directory.
+	// sweepTimeout bounds the last sweep. The next relay or serve removes the rest of a large directory.
 	sweepTimeout = 5 * time.Second
 )
 
@@ -34,9 +34,9 @@ const (
 type limits struct {
 	streams int           // at a time
 	request time.Duration // for the request with which a stream begins
-	// A manager that was silent for interval is asked for a sign of life, and has timeout to give one.
+	// A manager that was silent for interval is pinged, and has timeout to answer.
 	interval, timeout time.Duration
-	stall             time.Duration // how long the manager may take no byte
+	stall             time.Duration // bounds a write that the manager does not read
 }
 
 var defaultLimits = limits{
@@ -46,29 +46,30 @@ var defaultLimits = limits{
 
 // Config says which sockets a relay may reach and how it ends processes.
 type Config struct {
-	// TempDir is an absolute path. Sockets below TempDir/gitlab-runner-steps, or
-	// gitlab-runner-steps-<uid>, can be connected to, and no others. If empty, /tmp.
+	// TempDir is an absolute path. The relay connects only to sockets below TempDir/gitlab-runner-steps or
+	// TempDir/gitlab-runner-steps-<uid>. If empty, /tmp.
 	TempDir string
 
-	// Grace is the time between SIGTERM and SIGKILL for a process whose stream has ended. If zero, 15 s, in which a
-	// serve can stop its jobs, with their grace, and clean up. If negative, none: SIGKILL at once.
+	// Grace is the time between SIGTERM and SIGKILL for a process whose stream has ended. If zero, 15 s: enough for a
+	// serve to stop its jobs, with their grace, and to clean up. If negative, none: SIGKILL at once.
 	Grace time.Duration
 
-	// Version is the version of this program, which the manager is told. If empty, it is not told.
+	// Version is the version of this program. The hello has it for the manager, unless it is empty.
 	Version string
 
-	// Stay has Run return only once the step runners that linger have ended, too: a container ends with its main
-	// process.
+	// Stay makes Run wait at its end for the step runners that linger. A container needs that, because it ends with its
+	// main process.
 	Stay bool
 }
 
 // Run relays for the manager at in and out until in ends (then the error is nil), ctx ends, or the manager breaks the
-// protocol, takes no more bytes or gives no sign of life for 45 s. Notices go to log. Before it returns it stops every
-// process it has started and everything that descends from one, but for step runners that linger, and removes the
-// directories of dead ones. It waits for that. The error says how many processes could not be killed. With Stay it then
-// waits for the step runners that linger, until ctx ends.
+// protocol, takes no more bytes or gives no sign of life for 45 s. Notices go to log.
 //
-// While it runs the program is a child subreaper and no other part of it may start processes (see [proc.Children]).
+// Before it returns it stops every process it has started and all descendants, except for step runners that linger, and
+// removes the directories of dead step runners. It waits for that. The error says how many processes could not be
+// killed. With Stay it then waits for the step runners that linger, until ctx ends.
+//
+// While it runs, the program is a child subreaper and no other part of it may start processes (see [proc.Children]).
 func Run(ctx context.Context, in, out *os.File, log io.Writer, cfg Config) error {
 	return run(ctx, in, out, log, cfg, defaultLimits, syscall.ForkExec)
 }
@@ -137,7 +138,7 @@ type relay struct {
 	spares   *spares
 	tools    tools
 
-	life    context.Context // of everything but processes; ends after them
+	life    context.Context // governs everything but processes; ends after them
 	endLife context.CancelFunc
 
 	fail      func(error)   // ends the relay; the first reason counts
@@ -147,19 +148,19 @@ type relay struct {
 	count   atomic.Int64   // of open streams
 	streams sync.WaitGroup // the session's Run alone adds to it
 
-	mu        sync.Mutex // held to close closing, and to add to processes, which nobody does after that
+	mu        sync.Mutex // held to close closing, and to add to processes, which is not allowed after that
 	processes sync.WaitGroup
 }
 
 // run serves the manager until it has gone, ctx ends or something fails, and cleans up.
 func (r *relay) run(ctx context.Context) error {
 	var own sync.WaitGroup
-	own.Go(func() { _ = r.session.Run() }) // watch asks for the error
+	own.Go(func() { _ = r.session.Run() }) // watch reports its error
 	own.Go(r.watch)
 	own.Go(r.sweep)
 	<-ctx.Done()
 	reason := context.Cause(ctx)
-	// Hang up before any process is stopped: the manager must not take SIGTERM for a process's own end.
+	// Hang up before any process is stopped. Otherwise the manager would take our SIGTERM for the process's own end.
 	r.hangUp()
 	r.mu.Lock()
 	close(r.closing)
@@ -188,7 +189,7 @@ func (r *relay) hangUp() {
 	r.endLife()
 }
 
-// beginProcess counts a process that is about to be started. It returns false if the relay is about to end.
+// beginProcess counts a process that is about to be started. It returns false if the relay is closing.
 func (r *relay) beginProcess() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -199,12 +200,12 @@ func (r *relay) beginProcess() bool {
 	return true
 }
 
-// watch ends the relay when the session has ended, or the manager gives no sign of life.
+// watch ends the relay when the session has ended or the manager gives no sign of life.
 func (r *relay) watch() {
 	var ping sync.WaitGroup
 	defer ping.Wait()
 	ask := func() {
-		ping.Go(r.session.Ping) // any byte received counts
+		ping.Go(r.session.Ping) // any byte received counts as an answer
 	}
 	err := alive.Watch(r.session.Done(), r.limits.interval, r.limits.timeout, r.link.pulse.Heard, ask)
 	if err != nil {
@@ -214,19 +215,19 @@ func (r *relay) watch() {
 	}
 }
 
-// sweep ends the processes of serves that were killed, and removes their directories.
+// sweep ends the processes of killed serves, and removes the directories of these serves.
 func (r *relay) sweep() {
 	for _, err := range stale.Sweep(r.life, r.tempDir) {
 		r.log.Printf("%v", err)
 	}
 }
 
-// sweepLast removes the directories of serves that the end of this relay has killed: their inits, which would do so,
-// were killed with them.
+// sweepLast removes the directories of serves that the end of this relay has killed. Their inits would remove them, but
+// were killed too.
 func (r *relay) sweepLast(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), sweepTimeout)
 	defer cancel()
-	_ = socketdir.Sweep(ctx, r.tempDir) // the next sweep tells what could not be removed
+	_ = socketdir.Sweep(ctx, r.tempDir) // the next sweep reports directories that cannot be removed
 }
 
 func isClosed(c <-chan struct{}) bool {

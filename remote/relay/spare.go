@@ -11,24 +11,24 @@ import (
 	"github.com/stepmux/stepmux/remote/proc"
 )
 
-// spareDelay lets the serve that was started just now go first.
+// spareDelay lets the serve that is starting now go first.
 const spareDelay = 10 * time.Millisecond
 
 // spares prestarts one serve for the next build, because most of the time that a serve takes to start is the start of
-// its program. The spare waits for its socket's path on stdin (pipe.SocketOnStdin) and goes to the next start request
-// with the same command. If the command wants a secret, the build's manager sends it as stdin, so it is the line after
-// the path. At most one spare waits; it ends with the relay.
+// its program. The spare reads its socket's path from stdin (pipe.SocketOnStdin) and goes to the next start request
+// with the same command. If the command wants a secret, the build's manager sends it as stdin: it is the line after the
+// path. At most one spare waits; it ends with the relay.
 type spares struct {
 	relay *relay
 
 	mu      sync.Mutex      // guards the following
 	command []string        // the spare's argv
-	next    func() *spawned // returns the spare once it is started, nil if that failed; nil if there is no spare
-	timer   *time.Timer     // starts one
+	next    func() *spawned // waits for the spare's start and returns it, nil if that failed; nil if there is no spare
+	timer   *time.Timer     // calls prestart
 }
 
-// socketArgument returns the place of the socket's path in the argv of a request. It returns 0 unless the request is
-// for a serve of this very program, with its own directory and environment.
+// socketArgument returns the index of the socket's path in the argv of a request. It returns 0 unless the request is
+// for a serve of this very program, without a directory and an environment of its own.
 func socketArgument(c *Command, request *wire.RelayStart) int {
 	argv := request.Argv
 	at := slices.Index(argv, "--socket") + 1 // of the path; other flags may follow
@@ -47,8 +47,8 @@ func socketArgument(c *Command, request *wire.RelayStart) int {
 	return at
 }
 
-// serveCommand returns the argv of a request for a serve with pipe.SocketOnStdin in place of its socket's path, nil if
-// the request is for another program.
+// serveCommand returns the argv of a request with pipe.SocketOnStdin in place of the socket's path. It returns nil
+// unless the request is for a serve of this very program.
 func serveCommand(c *Command, request *wire.RelayStart) []string {
 	at := socketArgument(c, request)
 	if at == 0 {
@@ -59,8 +59,8 @@ func serveCommand(c *Command, request *wire.RelayStart) []string {
 	return argv
 }
 
-// take returns a prestarted serve that was told the request's socket, nil if there is none. It has the next one
-// prestarted.
+// take returns a prestarted serve and tells it the request's socket. It returns nil if no spare fits. In any case it
+// prestarts the next one.
 func (s *spares) take(c *Command, request *wire.RelayStart) *spawned {
 	command := serveCommand(c, request)
 	if command == nil {
@@ -80,7 +80,7 @@ func (s *spares) take(c *Command, request *wire.RelayStart) *spawned {
 	if next == nil {
 		return nil
 	}
-	idle := next() // if it is being started, it comes sooner than one that is started now
+	idle := next() // a spare that is being started is ready sooner than a new one
 	if idle == nil {
 		return nil
 	}
@@ -91,14 +91,14 @@ func (s *spares) take(c *Command, request *wire.RelayStart) *spawned {
 	return idle
 }
 
-// prestart starts a spare, unless the relay is about to end.
+// prestart starts a spare, unless the relay is closing.
 func (s *spares) prestart(c *Command) {
 	if !s.relay.beginProcess() {
 		return
 	}
 	defer s.relay.processes.Done()
 	next := sync.OnceValue(func() *spawned {
-		spare, _ := s.relay.spawn(c) // if it fails, the next build starts its own serve, and reports the error
+		spare, _ := s.relay.spawn(c) // if it fails, the next build starts its own serve and reports the error
 		return spare
 	})
 	s.mu.Lock()
@@ -107,7 +107,8 @@ func (s *spares) prestart(c *Command) {
 	next()
 }
 
-// close gives up the spare, which ends with its stdin. No request takes or prestarts one any more.
+// close ends the spare by the end of its stdin. The caller has made sure that no request takes or prestarts another
+// one.
 func (s *spares) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -119,7 +120,7 @@ func (s *spares) close() {
 	}
 }
 
-// spawned is a process that was started, with our ends of its pipes.
+// spawned is a started process, with our ends of its pipes.
 type spawned struct {
 	child                 *proc.Child
 	stdin, stdout, stderr *os.File

@@ -14,8 +14,8 @@ import (
 	"github.com/stepmux/stepmux/remote/pipe"
 )
 
-// idleBuffer is the size of the buffer that waits for the manager's next frame. It is small because many streams are
-// idle.
+// idleBuffer is the size of the buffer in which a stream waits for the manager's next frame. It is small because many
+// streams are idle.
 const idleBuffer = 512
 
 // frame is a buffer for a whole frame, its header included.
@@ -28,7 +28,7 @@ func getFrame() *frame {
 	return f
 }
 
-// payload is the place of the payload in f.
+// payload returns the part of f for the payload.
 func (f *frame) payload() []byte { return f[wire.RelayFrameHeader:] }
 
 // stream is one stream of the manager.
@@ -36,12 +36,12 @@ type stream struct {
 	relay *relay
 	raw   *streams.Stream
 	in    *bufio.Reader // of raw, until wake
-	// giveUp ends a write that waits for the window, once it is closed. It is nil until something may close it.
+	// giveUp, once closed, ends a write that waits for the window. It is nil as long as nothing can close it.
 	giveUp <-chan struct{}
-	wake   func() // makes every read return, now and later, unless bytes are buffered; idempotent
+	wake   func() // makes every read return, now and later, once no bytes are buffered; idempotent
 }
 
-// errClosing refuses a request that comes too late.
+// errClosing refuses a request that comes while the relay is closing.
 var errClosing error = wire.RelayResponse{Code: wire.RelayClosing, Text: "the relay is about to end"}
 
 // accept serves a stream of the manager.
@@ -64,7 +64,7 @@ func (r *relay) accept(raw *streams.Stream) {
 	})
 }
 
-// serve reads the request of s and serves it.
+// serve reads the request of s and carries it out.
 func (s *stream) serve() {
 	late := time.AfterFunc(s.relay.limits.request, s.wake)
 	request, err := wire.ReadRelayRequest(s.in)
@@ -101,13 +101,14 @@ func (s *stream) answer(err error) {
 	_ = s.write(wire.AppendRelayResponse(nil, response)) // the reader of the stream notices its end
 }
 
-// send sends f, whose payload of n bytes is in its place.
+// send sends f. Its payload has n bytes.
 func (s *stream) send(f *frame, kind wire.RelayFrame, n int) error {
 	wire.PutFrameHeader(f[:], kind, n)
 	return s.write(f[:wire.RelayFrameHeader+n])
 }
 
-// write sends whole frames. It waits for the window of the stream, until its own end, raw's or the session's.
+// write sends whole frames. It waits for the window of the stream until giveUp, or until the stream or the session
+// ends.
 func (s *stream) write(p []byte) error {
 	_, err := s.raw.WriteUntil(p, s.giveUp)
 	return err
@@ -116,9 +117,9 @@ func (s *stream) write(p []byte) error {
 // next reads a frame's header.
 func (s *stream) next() (kind wire.RelayFrame, n int, err error) { return wire.ReadFrameHeader(s.in) }
 
-// readFrame waits until a pipe or socket has bytes, and returns at most so many of them in the place of a frame's
-// payload. It holds no frame while it waits. wait is the Read of the file's syscall.RawConn. The error is io.EOF at the
-// end, os.ErrDeadlineExceeded when the deadline has passed, and os.ErrClosed or another one.
+// readFrame waits until a pipe or socket has bytes, and returns a frame with at most most of them as payload. It holds
+// no frame while it waits. wait is the Read of the file's syscall.RawConn. The error is io.EOF at the end,
+// os.ErrDeadlineExceeded when the deadline has passed, os.ErrClosed, or a system error.
 func readFrame(wait func(func(uintptr) bool) error, most int) (f *frame, n int, err error) {
 	waitErr := wait(func(fd uintptr) bool {
 		f = getFrame()

@@ -15,14 +15,15 @@ import (
 // toolNames are the names by which the scripts of a GitLab manager call this program.
 var toolNames = []string{"gitlab-runner", "step-runner"}
 
-// tools is a private directory in which this program has the toolNames, for the PATH of command lines. It is made for
-// the first of them, and is locked like that of a build: if the relay is killed, the next one removes it.
+// tools is a private directory with links to this program by all toolNames, for the PATH of command lines. The first
+// command line makes it. It is locked like the directory of a build: if the relay is killed, the next one removes it.
 type tools struct {
 	once sync.Once
 	dir  *socketdir.Dir // nil if it could not be made
 }
 
-// env returns the variable of a command line's environment that names the directory, or nothing.
+// env returns the environment variable that names the directory, for a command line. It returns nothing if there is no
+// directory.
 func (t *tools) env(r *relay) []string {
 	t.once.Do(func() {
 		if err := t.make(r); err != nil {
@@ -51,7 +52,7 @@ func (t *tools) make(r *relay) error {
 	}
 	for _, name := range toolNames {
 		if err := os.Symlink(program, filepath.Join(dir.Path(), name)); err != nil {
-			_ = dir.Remove(r.life) // err is the one that matters
+			_ = dir.Remove(r.life) // the caller needs err
 			return err
 		}
 	}
@@ -59,7 +60,7 @@ func (t *tools) make(r *relay) error {
 	return nil
 }
 
-// remove removes the directory. No command starts any more.
+// remove removes the directory. The caller has made sure that no more commands start.
 func (t *tools) remove(ctx context.Context) error {
 	if t.dir == nil {
 		return nil

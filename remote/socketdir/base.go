@@ -19,11 +19,11 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// baseLockTimeout bounds the wait for the base's lock, which its holders keep for a few system calls only.
+// baseLockTimeout bounds the wait for the base's lock. Its holders keep it only for a few system calls.
 const baseLockTimeout = 10 * time.Second
 
 // base is the directory that holds one directory for each build of our user on this VM. It is open and verified. Three
-// rules let processes that know nothing of each other share it:
+// rules let independent processes share it:
 //
 //   - A build's directory appears under its name already locked by its serve. So a directory that can be locked is
 //     stale, and the process that locked it may remove it.
@@ -48,7 +48,8 @@ func openBase(path string) (*base, error) {
 	return b, err
 }
 
-// openBaseAt opens the base at path. If there is none it makes one, if it shall, or else the error is fs.ErrNotExist.
+// openBaseAt opens the base at path. If the base is missing, it makes one if create is set; otherwise the error is
+// fs.ErrNotExist.
 func openBaseAt(path string, create bool) (_ *base, err error) {
 	tmp, name := filepath.Dir(path), filepath.Base(path)
 	parent, err := openTmp(tmp)
@@ -117,8 +118,8 @@ func openOurs(parent *os.Root, path string) (_ *os.Root, _ *os.File, err error) 
 	return root, dir, nil
 }
 
-// openTmp opens the directory that holds a base, or one that a caller made. It refuses one in which other users than
-// root could replace it.
+// openTmp opens the directory that holds a base, or one that a caller made. It refuses a directory in which users other
+// than root could replace it.
 func openTmp(tmp string) (*os.Root, error) {
 	root, err := os.OpenRoot(tmp)
 	if err != nil {
@@ -135,7 +136,7 @@ func openTmp(tmp string) (*os.Root, error) {
 	return root, nil
 }
 
-// lock takes the base's lock. The caller gives it up with filelock.Unlock(b.dir).
+// lock takes the base's lock. The caller releases it with filelock.Unlock(b.dir).
 func (b *base) lock(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, baseLockTimeout,
 		fmt.Errorf("another process has held it for %v", baseLockTimeout))
@@ -146,8 +147,8 @@ func (b *base) lock(ctx context.Context) error {
 	return nil
 }
 
-// create makes the directory of build id and returns it locked. It moves the directory of a dead serve out of the way.
-// The error is filelock.ErrTaken if a living serve has the directory, and a *FoundError if it is not ours.
+// create makes the directory of build id and returns it locked. It first moves the directory of a dead serve away. The
+// error is filelock.ErrTaken if a living serve has the directory, and a *FoundError if it is not ours.
 func (b *base) create(ctx context.Context, id string) (*os.File, error) {
 	if err := b.lock(ctx); err != nil {
 		return nil, err
@@ -156,7 +157,7 @@ func (b *base) create(ctx context.Context, id string) (*os.File, error) {
 	stale, err := b.claim(id)
 	switch {
 	case err == nil:
-		err = b.root.Rename(id, scratchName()) // for the sweep
+		err = b.root.Rename(id, scratchName()) // a sweep removes it
 		stale.Close()
 		if err != nil {
 			return nil, fmt.Errorf("move stale directory: %w", oserr.Bare(err))
@@ -185,8 +186,8 @@ func (b *base) create(ctx context.Context, id string) (*os.File, error) {
 	return dir, nil
 }
 
-// claim opens and locks the directory name of the base if it is ours and no living process uses it. The error is
-// filelock.ErrTaken, a *FoundError, or that of a system call.
+// claim opens and locks the directory name of the base, if it is ours and no living process uses it. The error is
+// filelock.ErrTaken, a *FoundError, or a system call's.
 func (b *base) claim(name string) (_ *os.File, err error) {
 	fi, err := b.root.Lstat(name)
 	if err != nil {
@@ -195,7 +196,7 @@ func (b *base) claim(name string) (_ *os.File, err error) {
 	if err := ourDir(filepath.Join(b.path, name), fi); err != nil {
 		return nil, err
 	}
-	if fi.Mode().Perm()&0o700 != 0o700 { // a job may have closed it
+	if fi.Mode().Perm()&0o700 != 0o700 { // a job may have changed it
 		if err := b.root.Chmod(name, 0o700); err != nil {
 			return nil, oserr.Bare(err)
 		}
@@ -227,21 +228,21 @@ func (b *base) claim(name string) (_ *os.File, err error) {
 	return dir, nil
 }
 
-// answers reports whether a process listens on the socket in dir. The serve of another program in the same base, such
-// as GitLab Runner's, holds no lock.
+// answers reports whether a process listens on the socket in dir. It finds serves of other programs in the same base,
+// such as GitLab Runner's: they hold no lock.
 func answers(dir *os.File) bool {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return true // unknown: keep the directory
 	}
 	defer func() { _ = unix.Close(fd) }()
-	// Through the descriptor no path is too long, and no symbolic link is followed on the way.
+	// Through the descriptor, every path is short enough, and no symbolic link is followed.
 	path := fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), wire.SocketName)
 	err = unix.Connect(fd, &unix.SockaddrUnix{Name: path})
 	return !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ECONNREFUSED) && !errors.Is(err, unix.ENOTDIR)
 }
 
-// close closes the base. It is idempotent and works on a base that was opened in part.
+// close closes the base. It is idempotent, and also closes a base that was opened in part.
 func (b *base) close() {
 	if b.dir != nil {
 		b.dir.Close()
@@ -251,7 +252,7 @@ func (b *base) close() {
 	}
 }
 
-// scratchPrefix begins the names of directories that are being made or removed. No build ID has it.
+// scratchPrefix begins the names of directories that are being made or removed. No build ID begins with it.
 const scratchPrefix = "~"
 
 func scratchName() string { return scratchPrefix + rand.Text() }

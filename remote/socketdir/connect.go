@@ -17,8 +17,8 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// Connect connects to the unix socket path, in any directory. It refuses a socket on which a process of another user
-// than ours or root listens. Errors with a known cause are [wire.RelayResponse].
+// Connect connects to the unix socket path, in any directory. It refuses a socket unless the process that listens on it
+// belongs to our user or to root. Errors with a known cause are [wire.RelayResponse].
 func Connect(ctx context.Context, path string) (*net.UnixConn, error) {
 	if err := wire.CheckSocketPath(path); err != nil {
 		return nil, err
@@ -33,10 +33,12 @@ func Connect(ctx context.Context, path string) (*net.UnixConn, error) {
 	return dial(ctx, path, path, os.Geteuid())
 }
 
-// ConnectBuild connects to the socket of a build, <tmp>/<base>/<build id>/<name>, for which [CheckBuild] returns nil.
-// The base and the build's directory must be ours; root connects to those of any one user, on whose socket that user
-// listens: so it reaches builds that run as another user. From the base on it follows no symbolic link, and it connects
-// to the very socket it has looked at. Errors with a known cause are [wire.RelayResponse].
+// ConnectBuild connects to the socket of a build, <tmp>/<base>/<build id>/<name>. [CheckBuild] must have returned nil
+// for it.
+//
+// The base, the build's directory and the listening process must be ours. If we are root, they may belong to any one
+// user, so that root reaches builds that run as another user. From the base on ConnectBuild follows no symbolic link,
+// and it connects to the very socket that it has checked. Errors with a known cause are [wire.RelayResponse].
 func ConnectBuild(ctx context.Context, path string) (*net.UnixConn, error) {
 	socket, owner, err := openSocket(path)
 	if err != nil {
@@ -46,8 +48,8 @@ func ConnectBuild(ctx context.Context, path string) (*net.UnixConn, error) {
 	return dial(ctx, fmt.Sprintf("/proc/self/fd/%d", socket.Fd()), path, owner)
 }
 
-// CheckBuild returns a [wire.RelayResponse] unless path is the path of a build's socket in a base of our user in tmp,
-// or of any user if we are root.
+// CheckBuild returns nil if path is the path of a build's socket in a base of our user in tmp, or of any user if we are
+// root. Otherwise it returns a [wire.RelayResponse].
 func CheckBuild(tmp, path string) error {
 	base, _, err := splitPath(path)
 	ours := os.Geteuid() == 0 || slices.Contains(ourBases(), filepath.Base(base))
@@ -61,7 +63,7 @@ func CheckBuild(tmp, path string) error {
 		err, filepath.Join(tmp, "{"+strings.Join(ourBases(), ",")+"}"))
 }
 
-// dial connects to the socket path of user owner at its address, which may be another name of it.
+// dial connects to the socket path of user owner. address is another name of the socket, or path.
 func dial(ctx context.Context, address, path string, owner int) (*net.UnixConn, error) {
 	nc, err := new(net.Dialer).DialContext(ctx, "unix", address)
 	switch {
@@ -87,7 +89,7 @@ func dial(ctx context.Context, address, path string, owner int) (*net.UnixConn, 
 	return conn, nil
 }
 
-// inspectError returns the error of a connect to path that has found err there.
+// inspectError turns err, of checking path before a connect, into the error of the connect.
 func inspectError(path string, err error) error {
 	found, refused := (*FoundError)(nil), wire.RelayResponse{}
 	switch {
@@ -103,7 +105,7 @@ func inspectError(path string, err error) error {
 }
 
 // openSocket opens the socket itself (O_PATH, open(2)), so that no process can put another one in its place, and
-// returns its build's user. The error is a *FoundError or a [wire.RelayResponse] for anything that is not ours or not a
+// returns the user of its build. The error is a *FoundError or a [wire.RelayResponse] if the path is not ours or not a
 // socket.
 func openSocket(path string) (at *os.File, owner int, err error) {
 	build := filepath.Dir(path)
@@ -137,8 +139,8 @@ func openSocket(path string) (at *os.File, owner int, err error) {
 	return at, owner, nil
 }
 
-// isSocket returns a [wire.RelayResponse] unless fi, of path, is a socket. The socket's owner does not matter: dial
-// looks at the user that listens.
+// isSocket returns a [wire.RelayResponse] unless fi, of path, is a socket. Any user may own it: dial checks the user
+// that listens.
 func isSocket(path string, fi fs.FileInfo) error {
 	if fi.Mode().Type() == fs.ModeSocket {
 		return nil

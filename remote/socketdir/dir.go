@@ -14,19 +14,19 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// busyTimeout is how long the directory of a build may be in use before that is an error: its last serve may be about
-// to exit, or a sweep may be removing it.
+// busyTimeout bounds the wait for a build's directory that is in use: its last serve may be about to exit, or a sweep
+// may be removing it.
 const busyTimeout = time.Second
 
-// Dir is the private directory of one build: it holds the state of the build's jobs, and the socket if Open made it.
-// It is locked while it is open, and Remove removes it with everything in it.
+// Dir is the private directory of one build. It holds the state of the build's jobs, and the socket if Open made it. It
+// is locked until Remove, which removes it with everything in it.
 type Dir struct {
-	base   *base    // where it is, or nil
-	given  *os.Root // where it is if its caller made that directory, else nil
-	id     string   // its name there
-	lock   *os.File // the directory itself
-	socket string   // the socket's path; nothing listens there yet
-	moved  error    // why OpenGiven has not used its caller's directory
+	base   *base    // its parent, or nil
+	given  *os.Root // its parent if the caller made that directory, else nil
+	id     string   // its name in the parent
+	lock   *os.File // the open directory itself
+	socket string   // the path for the socket; a Dir does not listen
+	moved  error    // why OpenGiven has not used the caller's directory
 }
 
 // Open makes the directory of the socket path, <tmp>/gitlab-runner-steps/<build id>/<name>. It replaces the directory
@@ -52,8 +52,8 @@ func Open(ctx context.Context, path string) (*Dir, error) {
 	return d, nil
 }
 
-// create is base.create, repeated until busyTimeout while the directory is in use, and once after a sweep if the disk
-// is full.
+// create calls base.create until it succeeds: for busyTimeout while the directory is in use, and once more after a
+// sweep if the disk is full.
 func (d *Dir) create(ctx context.Context) (dir *os.File, err error) {
 	retries, cancel := context.WithTimeoutCause(ctx, busyTimeout, filelock.ErrTaken)
 	defer cancel()
@@ -61,7 +61,7 @@ func (d *Dir) create(ctx context.Context) (dir *os.File, err error) {
 		var err error
 		dir, err = d.base.create(ctx, d.id)
 		if oserr.NoSpace(err) {
-			_ = d.base.sweep(ctx) // the next attempt tells whether it helped
+			_ = d.base.sweep(ctx) // the next attempt shows whether it helped
 			dir, err = d.base.create(ctx, d.id)
 		}
 		if errors.Is(err, filelock.ErrTaken) {
@@ -75,8 +75,8 @@ func (d *Dir) create(ctx context.Context) (dir *os.File, err error) {
 	return dir, err
 }
 
-// splitPath returns the base and the build ID of a socket's path. It is strict because a sweep removes every directory
-// of the base that is not locked: /tmp/x.sock must not make / a base.
+// splitPath returns the base and the build ID of a socket's path. It accepts no other form, because a sweep removes
+// every directory of the base that is not locked: /tmp/x.sock must not make / a base.
 func splitPath(path string) (basePath string, id wire.BuildID, err error) {
 	if err := wire.CheckSocketPath(path); err != nil {
 		return "", "", err
@@ -102,14 +102,14 @@ func (d *Dir) Path() string {
 	return filepath.Dir(d.socket)
 }
 
-// Socket returns the path to listen on. It differs from the path given to Open if another user has that base, and from
-// that given to OpenGiven if Moved says why.
+// Socket returns the path to listen on. It is not the path given to Open if another user owns that base, nor the path
+// given to OpenGiven if Moved returns a reason.
 func (d *Dir) Socket() string { return d.socket }
 
-// Moved returns why OpenGiven has not used the directory that its caller made, or nil.
+// Moved returns why OpenGiven has not used the caller's directory, or nil if it has.
 func (d *Dir) Moved() error { return d.moved }
 
-// Sweep removes the directories of dead serves beside d. See [Sweep]. There are none in a caller's directory.
+// Sweep removes the directories of dead serves beside d. See [Sweep]. In a caller's directory there are none.
 func (d *Dir) Sweep(ctx context.Context) error {
 	if d.given != nil {
 		return nil
@@ -117,8 +117,8 @@ func (d *Dir) Sweep(ctx context.Context) error {
 	return d.base.sweep(ctx)
 }
 
-// Remove removes the directory with everything in it, wherever a job may have moved it, and gives up the lock. It
-// waits for the file system only, no longer than ctx. It must be called once.
+// Remove removes the directory with everything in it, even if a job has moved it, and releases the lock. It waits only
+// for the file system, and no longer than ctx. It must be called once.
 func (d *Dir) Remove(ctx context.Context) error {
 	defer d.close()
 	now, err := d.root().Lstat(d.id)
@@ -137,7 +137,7 @@ func (d *Dir) Remove(ctx context.Context) error {
 	return nil
 }
 
-// root returns the directory in which d is.
+// root returns the parent directory of d.
 func (d *Dir) root() *os.Root {
 	if d.given != nil {
 		return d.given
@@ -145,7 +145,7 @@ func (d *Dir) root() *os.Root {
 	return d.base.root
 }
 
-// close gives up the lock.
+// close releases the lock.
 func (d *Dir) close() {
 	d.lock.Close()
 	if d.given != nil {

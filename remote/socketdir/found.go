@@ -8,12 +8,12 @@ import (
 	"syscall"
 )
 
-// FoundError says that something other than a directory of our user stands where one should be. It is never removed.
+// FoundError says that a path has something other than a directory of our user. It is never removed.
 type FoundError struct {
 	path  string
 	kind  string // "a symbolic link"
 	owner uint32
-	want  int // the user who should have it: ours, or that of a build of root's
+	want  int // the user who should own it: ours, or that of a build of root's
 }
 
 // Error implements error.
@@ -30,7 +30,7 @@ func (e *FoundError) Error() string {
 
 func (e *FoundError) foreign() bool { return e.owner != uint32(os.Geteuid()) }
 
-// ourDir returns nil if fi, from an Lstat of path, is a directory of our user, else a *FoundError.
+// ourDir returns a *FoundError unless fi, from an Lstat of path, is a directory of our user.
 func ourDir(path string, fi fs.FileInfo) error { return dirOf(os.Geteuid(), path, fi) }
 
 // dirOf is ourDir for another user.

@@ -15,26 +15,26 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// stateSuffix follows the socket's name in the name of the directory that OpenGiven makes beside the socket.
+// stateSuffix and the socket's name make the name of the directory that OpenGiven makes beside the socket.
 const stateSuffix = ".d"
 
-// IsBuild reports whether a socket's path has the form for which Open makes the directory:
-// <tmp>/gitlab-runner-steps/<build id>/<name>. The directory of any other path is its caller's: see OpenGiven.
+// IsBuild reports whether a socket's path has the form <tmp>/gitlab-runner-steps/<build id>/<name>. For such a path
+// Open makes the directory; for any other path the caller makes it, see OpenGiven.
 func IsBuild(path string) bool {
 	return wire.IsSocketBase(filepath.Base(filepath.Dir(filepath.Dir(path))))
 }
 
-// OpenGiven takes the directory of the socket path, which the caller has made for it, as `mktemp -d` makes one: empty,
-// of our user, with mode 0700 and no symbolic link. Everything but the socket is in a directory of our own in it.
-// Nothing outside is locked or removed, and Remove leaves the caller's directory to the caller.
+// OpenGiven takes the directory of the socket path, which the caller has made for it, as `mktemp -d` does: empty, of
+// our user, with mode 0700 and no symbolic link. OpenGiven makes a directory of our own in it for everything but the
+// socket. Nothing outside is locked or removed, and Remove leaves the caller's directory to the caller.
 //
-// If that directory cannot be used, OpenGiven makes a directory as Open does, in /tmp, /var/tmp or the user's cache
-// directory, and [Dir.Moved] says why. The error says why none of them can be used either. The caller must call Remove.
+// If that directory cannot be used, OpenGiven makes one as Open does, in /tmp, /var/tmp or the user's cache directory,
+// and [Dir.Moved] says why. The error says why none of them can be used either. The caller must call Remove.
 func OpenGiven(ctx context.Context, path string) (*Dir, error) {
 	return openGiven(ctx, path, ownPlaces())
 }
 
-// ownPlaces returns the directories in which OpenGiven makes a directory if it cannot use the caller's.
+// ownPlaces returns the parents to try for a directory of our own, if the caller's cannot be used.
 func ownPlaces() []string {
 	places := []string{"/tmp", "/var/tmp"}
 	if cache, err := os.UserCacheDir(); err == nil {
@@ -73,7 +73,7 @@ func makeOwn(ctx context.Context, tmp string) (*Dir, error) {
 	return d.tried(ctx)
 }
 
-// takeGiven takes the caller's directory.
+// takeGiven makes a Dir in the caller's directory.
 func takeGiven(ctx context.Context, path string) (*Dir, error) {
 	if err := wire.CheckSocketPath(path); err != nil {
 		return nil, err
@@ -118,8 +118,8 @@ func checkGiven(dir *os.File, path string) error {
 	return fmt.Errorf("%s is not empty: it has %.64q", path, names[0])
 }
 
-// makeState makes the directory at path, an entry of root, and returns it locked. It must not be there yet: of several
-// serves that are given the same directory one gets it.
+// makeState makes the directory at path, an entry of root, and returns it locked. If it exists already, makeState
+// fails: of several serves with the same caller's directory only one gets it.
 func makeState(root *os.Root, path string) (*os.File, error) {
 	name := filepath.Base(path)
 	if err := root.Mkdir(name, 0o700); err != nil {
@@ -139,8 +139,8 @@ func makeState(root *os.Root, path string) (*os.File, error) {
 	return nil, fmt.Errorf("create %s: %w", path, oserr.Bare(err))
 }
 
-// tried returns d if a file can be made in it and a listener on its socket. No later step shall fail for want of room,
-// or because the file system has no sockets. Otherwise it removes d.
+// tried returns d if it can make a file and a listener in it, so that no later step fails because the disk is full or
+// the file system has no sockets. Otherwise it removes d.
 func (d *Dir) tried(ctx context.Context) (*Dir, error) {
 	err := d.try()
 	if err == nil {
@@ -168,8 +168,7 @@ func (d *Dir) try() error {
 	return ln.Close()
 }
 
-// discard removes what d has made at its place: in the caller's directory, which the caller may have removed already,
-// or in the base.
+// discard removes the directory of d from its parent. The caller may have removed its directory already.
 func (d *Dir) discard(ctx context.Context) error {
 	if d.given == nil {
 		return d.base.discard(ctx, d.id)

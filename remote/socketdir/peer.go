@@ -13,8 +13,8 @@ import (
 )
 
 // Listen returns a listener on the unix socket path, of mode 0600. It accepts connections of our own user and of root,
-// closes those of other users, and calls refused with the reason. The directory must be private: for a moment the
-// socket has another mode.
+// closes those of other users, and calls refused with the reason. The socket's directory must be private, because for a
+// moment the socket has another mode.
 func Listen(path string, refused func(error)) (net.Listener, error) {
 	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err == nil {
@@ -53,8 +53,8 @@ func (l *peerListener) Accept() (net.Conn, error) {
 	}
 }
 
-// Listener returns the process that listens on the socket of a build (SO_PEERCRED, unix(7)), also if it was stopped.
-// The errors are those of [ConnectBuild].
+// Listener returns the pid of the process that listens on the socket of a build (SO_PEERCRED, unix(7)), even if it is
+// stopped. The errors are those of [ConnectBuild].
 func Listener(ctx context.Context, path string) (pid int, err error) {
 	conn, err := ConnectBuild(ctx, path)
 	if err != nil {
@@ -69,7 +69,7 @@ func Listener(ctx context.Context, path string) (pid int, err error) {
 }
 
 // checkPeer returns an error unless the process at the other end of conn ran as user us, or as root, when it connected
-// or listened. us is our own user, but for root's connection to a build that runs as another.
+// or listened. us is our own user, except when root connects to a build of another user.
 func checkPeer(conn *net.UnixConn, us int) error {
 	cred, err := peerOf(conn)
 	if err != nil {
@@ -82,7 +82,8 @@ func checkPeer(conn *net.UnixConn, us int) error {
 	return nil
 }
 
-// peerOf returns the process at the other end of conn as it was when it connected or listened (SO_PEERCRED, unix(7)).
+// peerOf returns the credentials of the process at the other end of conn from the time when it connected or listened
+// (SO_PEERCRED, unix(7)).
 func peerOf(conn *net.UnixConn) (*unix.Ucred, error) {
 	rc, err := conn.SyscallConn()
 	var cred *unix.Ucred

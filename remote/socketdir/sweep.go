@@ -16,12 +16,11 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// maxSweep is the most entries of the base that one sweep looks at. No VM has that many builds.
+// maxSweep bounds the entries of the base that one sweep looks at. No VM has that many builds.
 const maxSweep = 4096
 
-// Sweep removes the directories that serves which were killed have left below tmp, in either base that our user can
-// have there. A base that is missing or belongs to another user is no error. It returns one error at most for each
-// base.
+// Sweep removes the directories that killed serves have left below tmp, in both bases that our user can have there. A
+// base that is missing or belongs to another user is no error. It returns at most one error for each base.
 func Sweep(ctx context.Context, tmp string) (errs []error) {
 	for _, name := range ourBases() {
 		b, err := openBaseAt(filepath.Join(tmp, name), false)
@@ -45,9 +44,9 @@ func ourBases() []string {
 	return []string{wire.SocketBase, wire.SocketBase + "-" + strconv.Itoa(os.Geteuid())}
 }
 
-// sweep removes every directory of the base that is ours and that no living process uses. It leaves everything else,
-// and does not hold up builds that start meanwhile. It returns at its end, or when ctx ends, with the first error. A
-// directory that it cannot remove does not keep it from the others.
+// sweep removes every directory of the base that is ours and that no living process uses. It does not delay builds that
+// start in the meantime. It returns at its end, or when ctx ends, with the first error; after an error it goes on with
+// the other directories.
 func (b *base) sweep(ctx context.Context) error {
 	list, err := b.root.Open(".")
 	if err != nil {
@@ -80,11 +79,11 @@ func (b *base) sweepOne(ctx context.Context, name string) error {
 	case err != nil:
 		return err
 	}
-	defer dir.Close() // holds the lock until all is gone
+	defer dir.Close() // holds the lock until all files are gone
 	return b.discard(ctx, name)
 }
 
-// claimStale is claim, under the base's lock if name is a scratch name.
+// claimStale calls claim, and holds the base's lock meanwhile if name is a scratch name.
 func (b *base) claimStale(ctx context.Context, name string) (*os.File, error) {
 	if isScratch(name) {
 		if err := b.lock(ctx); err != nil {

@@ -1,9 +1,9 @@
-// Package stale ends what dead builds have left on a VM.
+// Package stale ends the processes that dead builds have left on a VM, and removes their files.
 //
-// [Sweep] continues processes of the VM's end that were stopped, so that they notice that their manager has gone; kills
-// the processes of servers that are dead (package proc finds them); and removes the directories of those servers
-// (package socketdir does). It never ends anything that belongs to a living server. A relay calls it at its start and
-// after each of its processes that was killed, a serve that no relay started at its own.
+// [Sweep] continues stopped processes of the VM's end, so that they notice that their manager has gone. It kills the
+// processes of dead servers (package proc finds them), and removes the directories of those servers (package socketdir
+// does). It never touches a living server. A relay calls it at its start and after each of its processes that was
+// killed. A serve calls it at its start, unless a relay started it.
 package stale
 
 import (
@@ -22,9 +22,8 @@ import (
 	"github.com/stepmux/stepmux/remote/socketdir"
 )
 
-// Sweep ends what dead builds have left on this machine: their processes everywhere, their directories below tmp. It
-// returns at its end, which is bounded for processes, or when ctx ends. Its errors name the processes and directories
-// that are left.
+// Sweep ends the processes of dead builds on this machine, and removes their directories below tmp. It waits for both;
+// the wait for processes is bounded, and ctx ends either. Its errors name the processes and directories that are left.
 func Sweep(ctx context.Context, tmp string) (errs []error) {
 	if err := EndProcesses(ctx, tmp); err != nil {
 		errs = append(errs, err)
@@ -32,7 +31,7 @@ func Sweep(ctx context.Context, tmp string) (errs []error) {
 	return append(errs, socketdir.Sweep(ctx, tmp)...)
 }
 
-// EndProcesses is Sweep for processes and their cgroups alone. It returns when ctx ends or after some seconds.
+// EndProcesses is the part of Sweep for processes and their cgroups. It returns when ctx ends or after some seconds.
 func EndProcesses(ctx context.Context, tmp string) (err error) {
 	Continue(tmp)
 	if left := proc.KillOrphans(ctx); len(left) > 0 && ctx.Err() == nil {
@@ -56,18 +55,18 @@ func Names(left []proc.Left) string {
 	return strings.Join(text, ", ")
 }
 
-// Continue sends SIGCONT to the serves, proxies and relays of tmp that were stopped. A stopped one does not notice that
-// its manager has gone. One whose manager lives goes on with its work.
+// Continue sends SIGCONT to the stopped serves, proxies and relays of tmp. A stopped process does not notice that its
+// manager has gone. If its manager lives, it goes on with its work.
 func Continue(tmp string) {
-	all, _ := proc.List() // without /proc nothing is known to be stopped
+	all, _ := proc.List() // without /proc the list is empty
 	for _, p := range all {
 		if p.Stopped && isPart(p, tmp) {
-			_ = unix.Kill(p.PID, unix.SIGCONT) // does nothing to a process that has got the number meanwhile and runs
+			_ = unix.Kill(p.PID, unix.SIGCONT) // harmless if another process, which runs, has the number now
 		}
 	}
 }
 
-// StartedByRelay reports whether this program's parent is a relay, which sweeps for all that it starts.
+// StartedByRelay reports whether this program's parent is a relay. A relay sweeps for all the processes that it starts.
 func StartedByRelay() bool {
 	args := proc.Arguments(os.Getppid())
 	return len(args) > 2 && slices.Equal(args[1:3], []string{"steps", "relay"})
@@ -90,7 +89,7 @@ func isPart(p proc.Info, tmp string) bool {
 	if socket != pipe.SocketOnStdin {
 		return filepath.Dir(filepath.Dir(filepath.Dir(socket))) == tmp
 	}
-	// It was started ahead of its build. Its relay tells where; one that no relay started may be continued in any case.
+	// It was prestarted. Its relay's command line has tmp. Without a relay it is always continued.
 	parent := proc.Arguments(p.Parent)
 	if len(parent) < 3 || parent[1] != "steps" || parent[2] != "relay" {
 		return true

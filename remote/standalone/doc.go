@@ -3,7 +3,7 @@
 //
 // A [Source] is the text of a job: a file of steps, JSON, the variable STEPS, or a .gitlab-ci.yml with the name of a
 // job. [Read] turns it into a [Job]. [Run] runs a Job in the same job store that serve uses (package job), shows its
-// output as it comes, and returns a [Report]; it removes all processes and directories of the job before it returns.
+// output as it comes, and returns a [Report]. Before Run returns, it removes all processes and directories of the job.
 // [Serve] serves gRPC with a token until its context ends. [Validate] reports mistakes in files. Package gitlabci reads
 // .gitlab-ci.yml, package replay repeats a job by its trace.
 //

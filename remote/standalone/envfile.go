@@ -14,9 +14,9 @@ import (
 // maxVariables bounds the variables of all files of a [ReadEnvFiles].
 const maxVariables = 10_000
 
-// ReadEnvFiles returns the variables in files, each NAME=VALUE, the last of several values for a name. A file has the
-// form of docker's --env-file: NAME alone takes the value that lookup finds in the environment, and is passed over
-// without one; # at the beginning of a line begins a comment; quotes are part of a value.
+// ReadEnvFiles returns the variables in files, each as NAME=VALUE. If a name comes several times, the last value
+// counts. A file has the form of docker's --env-file: NAME alone takes its value from lookup, the environment, and is
+// ignored if it is not there; # at the beginning of a line begins a comment; quotes are part of a value.
 func ReadEnvFiles(files []string, lookup func(string) (string, bool)) (vars []string, err error) {
 	for _, file := range files {
 		text, err := ReadFile(file, os.Stdin)

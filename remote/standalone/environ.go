@@ -10,14 +10,14 @@ import (
 )
 
 const (
-	// StepsVariable is the environment variable with the steps that the command ci runs.
+	// StepsVariable is the environment variable that has the steps for the command ci.
 	StepsVariable = "STEPS"
-	// TokenVariable is the environment variable that can hold the token of a service.
+	// TokenVariable is the environment variable that may have the token of a service.
 	TokenVariable = "STEPMUX_TOKEN"
 )
 
-// EnvironmentVars returns the variables in environ, which has the form of [os.Environ], as job variables: a CI job has
-// its variables there. masked names further variables that hold secrets; each must exist.
+// EnvironmentVars returns the variables in environ, which has the form of [os.Environ], as job variables, because a CI
+// job has its variables there. masked names more variables that hold secrets; each must exist.
 func EnvironmentVars(environ, masked []string) ([]engine.Variable, error) {
 	vars := engine.EnvironmentVars(environ, masked, StepsVariable, TokenVariable)
 	return vars, checkMasked(vars, masked)
@@ -33,8 +33,8 @@ func checkMasked(vars []engine.Variable, masked []string) error {
 	return nil
 }
 
-// Vars returns given, each NAME=VALUE or NAME, as job variables. NAME takes the value that lookup finds in the
-// environment. masked names the variables that hold secrets; each must exist. The last of several values counts.
+// Vars returns given, each NAME=VALUE or NAME, as job variables. NAME takes its value from lookup, the environment.
+// masked names the variables that hold secrets; each must exist. If a name comes several times, the last value counts.
 func Vars(given, masked []string, lookup func(string) (string, bool)) ([]engine.Variable, error) {
 	var vars []engine.Variable
 	for _, text := range given {
@@ -55,7 +55,7 @@ func Vars(given, masked []string, lookup func(string) (string, bool)) ([]engine.
 	return vars, checkMasked(vars, masked)
 }
 
-// Inputs returns given, each name=value, as a map. The last of several values counts.
+// Inputs returns given, each name=value, as a map. If a name comes several times, the last value counts.
 func Inputs(given []string) (map[string]string, error) {
 	inputs := make(map[string]string, len(given))
 	for _, text := range given {

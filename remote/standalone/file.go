@@ -16,7 +16,7 @@ import (
 )
 
 // ReadFile reads the regular file name or, if name is "-", standard input. It reads at most one byte more than a text
-// of steps may have.
+// of steps may have, so that the caller notices a text that is too long.
 func ReadFile(name string, stdin io.Reader) ([]byte, error) {
 	if name == "-" {
 		return readText(stdin)
@@ -24,7 +24,7 @@ func ReadFile(name string, stdin io.Reader) ([]byte, error) {
 	return readRegular(os.OpenFile, name)
 }
 
-// readRegular reads a regular file with open, which may be that of a directory.
+// readRegular reads a regular file with open, which may be the method of an open directory.
 func readRegular(open func(name string, flag int, perm fs.FileMode) (*os.File, error), name string) ([]byte, error) {
 	file, err := open(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // opening a FIFO must not block
 	if err != nil {
@@ -47,7 +47,7 @@ func readText(from io.Reader) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(from, lang.MaxText+1))
 }
 
-// CheckOutputFile returns an error if it is known that no file can be written at path.
+// CheckOutputFile returns an error if it is certain that no file can be written at path.
 func CheckOutputFile(path string) error {
 	info, err := os.Stat(path)
 	switch {
@@ -64,7 +64,7 @@ func CheckOutputFile(path string) error {
 	return nil
 }
 
-// IsSameFile reports whether both paths lead to one file, whether it exists or not. An empty path is no file.
+// IsSameFile reports whether both paths lead to one file. The file need not exist. An empty path is not a file.
 func IsSameFile(a, b string) bool {
 	if a == "" || b == "" {
 		return false
@@ -79,7 +79,8 @@ func IsSameFile(a, b string) bool {
 	return errA == nil && errB == nil && pathA == pathB
 }
 
-// WriteFile writes or replaces a file that only this user can read, as a whole or not at all.
+// WriteFile writes a file that only this user can read. It replaces an older file completely or, after an error, not at
+// all.
 func WriteFile(path string, data []byte) error {
 	if err := CheckOutputFile(path); err != nil {
 		return err

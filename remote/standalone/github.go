@@ -11,7 +11,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// readGitHub reads a job of a workflow. The job becomes one step: the built-in one that runs such jobs.
+// readGitHub reads a job of a workflow. The job becomes one built-in step, which runs such jobs.
 func readGitHub(src Source) (*Job, error) {
 	if len(src.Inputs) > 0 {
 		return nil, errors.New("inputs are for steps; a job of a workflow takes variables, as vars and secrets")
@@ -63,7 +63,7 @@ func readGitHub(src Source) (*Job, error) {
 	return j, nil
 }
 
-// stepName is the name of a workflow's job as a step can have it.
+// stepName turns the name of a workflow's job into a valid name of a step.
 func stepName(job string) string {
 	name := strings.Map(func(c rune) rune {
 		if c == '-' || c > 0x7f {

@@ -2,10 +2,10 @@ package standalone
 
 import "github.com/stepmux/stepmux/remote/step/action"
 
-// JobNames returns the names of the jobs in a .gitlab-ci.yml or a workflow, in the order of the file, and those of the
-// parallel builds of a job after it. It returns nil for texts without jobs and for those that are not valid.
+// JobNames returns the names of the jobs in a .gitlab-ci.yml or a workflow, in the order of the file. The names of
+// parallel builds come after their job's. It returns nil for a text that has no jobs or is not valid.
 func JobNames(src Source) []string {
-	switch src.Format { //nolint:exhaustive // the others have no jobs
+	switch src.Format { //nolint:exhaustive // other formats have no jobs
 	case GitLabCI:
 		file, closeFile, err := openGitLabCI(src)
 		if err != nil {
@@ -21,7 +21,7 @@ func JobNames(src Source) []string {
 		}
 		return all
 	case GitHub:
-		names, _ := action.WorkflowJobs(src.Name, src.Text) // nil then
+		names, _ := action.WorkflowJobs(src.Name, src.Text) // nil after an error
 		return names
 	default:
 		return nil

@@ -12,7 +12,8 @@ import (
 // escapes matches an escape of JSON. A pair of surrogates counts as one.
 var escapes = regexp.MustCompile(`\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\.`)
 
-// fromJSON checks that text is JSON, and returns it as YAML. Only surrogate pairs are written in another way there.
+// fromJSON checks that text is JSON, and returns it as YAML. JSON is YAML, except for surrogate pairs, which it writes
+// in YAML's form.
 func fromJSON(name string, text []byte) ([]byte, error) {
 	var any json.RawMessage
 	err := json.Unmarshal(text, &any)
@@ -32,6 +33,6 @@ func fromJSON(name string, text []byte) ([]byte, error) {
 
 // unit returns the value of four hexadecimal digits.
 func unit(digits []byte) rune {
-	n, _ := strconv.ParseUint(string(digits), 16, 16) // the pattern allows no others
+	n, _ := strconv.ParseUint(string(digits), 16, 16) // the pattern matches only such digits
 	return rune(n)
 }

@@ -19,7 +19,8 @@ type Report struct {
 	Status string `json:"status"`
 	// Reason is the reason of a failure; empty after a success.
 	Reason Reason `json:"reason,omitempty"`
-	// ExitCode is 0 after a success, else that of the step that failed; nil if that has none, as after a timeout.
+	// ExitCode is 0 after a success, otherwise that of the step that failed. It is nil if the step has none, as after a
+	// timeout.
 	ExitCode *int             `json:"exit_code,omitempty"`
 	Message  string           `json:"message,omitempty"`
 	Started  time.Time        `json:"started"`
@@ -29,7 +30,7 @@ type Report struct {
 	Exports  map[string]value `json:"exports,omitempty"`
 	Steps    []StepReport     `json:"steps"`
 
-	// Trace is the trace of the job. It is nil if nobody asked for one, or it could not be written.
+	// Trace is the trace of the job. It is nil if the job has none or it could not be written.
 	Trace *trace.Trace `json:"-"`
 }
 
@@ -79,7 +80,7 @@ func newReport(stat job.Stat, r engine.Result) *Report {
 	}
 }
 
-// ReportOf returns the report of a job that ran elsewhere, from its trace.
+// ReportOf makes the report of a job that ran elsewhere from its trace.
 func ReportOf(t *trace.Trace) *Report {
 	id, runs := &t.Identity, map[string]*trace.StepRun{}
 	for i := range t.Volatile.Steps {
@@ -163,7 +164,7 @@ func stepReports(results []engine.StepResult) []StepReport {
 	return reports
 }
 
-// value is a value whose JSON form is {"masked": true} if it is or holds a secret.
+// value is a value whose JSON form is {"masked": true} if it is or contains a secret.
 type value struct{ expr.Value }
 
 // MarshalJSON implements [json.Marshaler].
@@ -195,7 +196,8 @@ func (r *Report) JSON(indent bool) ([]byte, error) {
 	return append(data, '\n'), err
 }
 
-// WriteFile writes the report to a file that only this user can read. It replaces the file as a whole or not at all.
+// WriteFile writes the report to a file that only this user can read. It replaces an older file completely or, after an
+// error, not at all.
 func (r *Report) WriteFile(path string) error {
 	data, err := r.JSON(true)
 	if err != nil {
@@ -204,7 +206,7 @@ func (r *Report) WriteFile(path string) error {
 	return WriteFile(path, data)
 }
 
-// Refused returns the report of a job that did not run because of err: its source is not valid.
+// Refused returns the report of a job that did not run because its source is not valid. err says why.
 func Refused(err error) *Report {
 	now := time.Now()
 	return &Report{

@@ -22,11 +22,11 @@ import (
 
 // Config says where and how a job runs.
 type Config struct {
-	// WorkDir is the directory of the steps: an absolute path of a directory that exists.
+	// WorkDir is the directory of the steps. It is an absolute path and exists.
 	WorkDir string
-	// TempDir is the parent of a private directory that is removed at the end. If empty, that of the system.
+	// TempDir is the parent of a private directory that is removed at the end. If empty, it is the system's.
 	TempDir string
-	// Fetcher gets the steps that are not local. If nil, a [fetch.Store] in CacheDir.
+	// Fetcher gets steps that are not local. If nil, Run uses a [fetch.Store] in CacheDir.
 	Fetcher component.Getter
 	// CacheDir keeps fetched steps. If empty, [component.DefaultDir].
 	CacheDir string
@@ -41,22 +41,22 @@ type Config struct {
 	PassEnv       *engine.PassEnv
 	UnsafeExports *engine.UnsafeExports
 
-	// Trace asks for a trace of the job, which becomes part of the report. May be nil.
+	// Trace asks for a trace of the job in the report. May be nil.
 	Trace *Trace
-	// Version is that of this program, for the trace.
+	// Version is the version of this program, for the trace.
 	Version string
 
-	// Stdout and Stderr get the output of the steps. The job is stopped if one of them fails.
+	// Stdout and Stderr get the output of the steps. If one of them fails, the job is stopped.
 	Stdout, Stderr io.Writer
-	// Observe is told each change of a step, in order with the output: after that of earlier steps, and before that of the
-	// step itself. May be nil.
+	// Observe is called with each change of a step, in order with the output: after the output of earlier steps, and
+	// before that of the step itself. May be nil.
 	Observe func(engine.StepResult)
 }
 
 // Trace asks for a trace of a job.
 type Trace struct {
-	// File gets the trace, also if the job does not succeed. It is replaced as a whole or not at all. If empty, no file is
-	// written.
+	// File is the path for the trace, which is also written if the job fails. An older file is replaced completely or
+	// not at all. If empty, no file is written.
 	File string
 	// Salt is for the HMACs of masked values. If nil, a new one.
 	Salt *mask.Salt
@@ -65,9 +65,9 @@ type Trace struct {
 // jobID names the only job of a store.
 const jobID = "local"
 
-// Run runs a job to its end. When ctx ends, the job gets SIGTERM, its grace and SIGKILL, and only steps with when:
-// always still run; when abort ends, the job is killed. The report tells how the job ended. An error tells that this
-// machine could not run the job to its end, or could not show all of its output. When Run returns, all processes and
+// Run runs a job to its end. When ctx ends, the job gets SIGTERM, its grace and SIGKILL, and then only steps with when:
+// always run. When abort ends, the job is killed. The report says how the job ended. An error says that this machine
+// could not run the job to its end, or could not show all of its output. When Run returns, all processes and
 // directories of the job are gone.
 func Run(ctx, abort context.Context, j *Job, cfg Config) (report *Report, err error) {
 	if cfg.Observe == nil {
@@ -78,7 +78,7 @@ func Run(ctx, abort context.Context, j *Job, cfg Config) (report *Report, err er
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, closeStore()) }() //nolint:contextcheck // whatever became of ctx
+	defer func() { err = errors.Join(err, closeStore()) }() //nolint:contextcheck // close the store even if ctx has ended
 	grace := cfg.Grace
 	if grace < 0 {
 		grace = time.Nanosecond
@@ -118,7 +118,7 @@ func Run(ctx, abort context.Context, j *Job, cfg Config) (report *Report, err er
 		switch {
 		case traceErr == nil:
 			file.Close()
-		case !errors.Is(traceErr, job.ErrNoTrace): // of a job that there was no room for, which the report tells
+		case !errors.Is(traceErr, job.ErrNoTrace): // ErrNoTrace: there was no room for the job; the report says so
 			showErr = errors.Join(showErr, traceErr)
 		}
 		report.Trace = made
@@ -126,8 +126,9 @@ func Run(ctx, abort context.Context, j *Job, cfg Config) (report *Report, err er
 	return report, showErr
 }
 
-// openStore returns a job store in a new private directory below tempDir, named after pattern, and a function that
-// closes the store and removes all of it. Without a Fetcher in cfg it opens one in cacheDir.
+// openStore returns a job store in a new private directory below tempDir. The directory's name begins with pattern. The
+// returned function closes the store and removes the directory. Without a Fetcher in cfg, openStore opens one in
+// cacheDir.
 func openStore(
 	tempDir, pattern, cacheDir string, actions action.Config, cfg job.Config,
 ) (store *job.Store, closeAll func() error, err error) {

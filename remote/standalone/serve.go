@@ -21,20 +21,20 @@ import (
 )
 
 const (
-	// maxConns bounds the connections to a service, which every user of the machine can open.
+	// maxConns bounds the connections to a service. Every user of the machine can open some.
 	maxConns = 256
 	// handshakeTimeout bounds the start of HTTP/2 on a connection.
 	handshakeTimeout = 10 * time.Second
-	// defaultGrace is the grace of jobs when the service ends.
+	// defaultGrace is the grace of jobs that run when the service ends.
 	defaultGrace = 5 * time.Second
-	// minToken is the shortest token, in bytes.
+	// minToken is the length of the shortest token, in bytes.
 	minToken = 16
 )
 
-// NewToken returns a token that nobody can guess.
+// NewToken returns a random token.
 func NewToken() string { return rand.Text() }
 
-// CheckToken returns an error if a token from outside is not safe.
+// CheckToken returns an error if a token that a user has chosen is not safe.
 func CheckToken(token string) error {
 	if len(token) < minToken {
 		return fmt.Errorf("the token has %d bytes; it must have at least %d", len(token), minToken)
@@ -53,9 +53,9 @@ type ServeConfig struct {
 	Token string
 	// WorkBase is the base of relative work directories of jobs. If empty, the process's directory.
 	WorkBase string
-	// Version is that of this program, for the traces of jobs.
+	// Version is the version of this program, for the traces of jobs.
 	Version string
-	// TempDir is the parent of a private directory that is removed at the end. If empty, that of the system.
+	// TempDir is the parent of a private directory that is removed at the end. If empty, it is the system's.
 	TempDir string
 	// CacheDir keeps fetched steps. If empty, component.DefaultDir.
 	CacheDir string
@@ -66,12 +66,12 @@ type ServeConfig struct {
 	UnsafeExports *engine.UnsafeExports
 	// Grace is the time between SIGTERM and SIGKILL for jobs that still run at the end. If zero, 5 s. If negative, none.
 	Grace time.Duration
-	// Ready is told the address once the service listens. May be nil.
+	// Ready is called with the address once the service listens. May be nil.
 	Ready func(net.Addr)
 }
 
 // Serve serves the step service over TCP until ctx ends. Then it refuses new jobs, stops the running ones, gives
-// callers a second to read the final states, and removes its processes and directories. An error tells that a part
+// callers a second to read the final states, and removes its processes and directories. The error names the part that
 // could not be started, ended or removed.
 func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 	if err := CheckToken(cfg.Token); err != nil {
@@ -84,7 +84,7 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, closeStore()) }() //nolint:contextcheck // whatever became of ctx
+	defer func() { err = errors.Join(err, closeStore()) }() //nolint:contextcheck // close the store even if ctx has ended
 	server := service.NewServer(store, service.RequireToken(cfg.Token), grpc.ConnectionTimeout(handshakeTimeout))
 	defer server.Stop()
 	ln, err := (&net.ListenConfig{}).Listen(ctx, "tcp4", net.JoinHostPort("127.0.0.1", strconv.Itoa(cfg.Port)))
@@ -102,7 +102,7 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 		stopErr := service.Stop(server, conns, func() error {
 			return store.Shutdown(context.WithoutCancel(ctx), max(cmp.Or(cfg.Grace, defaultGrace), 0))
 		})
-		if err := <-served; !errors.Is(err, grpc.ErrServerStopped) { // it had not begun
+		if err := <-served; !errors.Is(err, grpc.ErrServerStopped) { // ErrServerStopped: Stop came before Serve
 			return errors.Join(stopErr, err)
 		}
 		return stopErr

@@ -38,7 +38,7 @@ func show(ctx context.Context, f *job.Follower, cfg Config) error {
 	return context.Cause(ctx)
 }
 
-// shower shows a job. Each of its three goroutines waits for one kind of news, and then shows all news.
+// shower shows a job. Each of its three goroutines waits for one kind of change, and then shows all changes.
 type shower struct {
 	follower *job.Follower
 	cfg      Config
@@ -74,12 +74,12 @@ func (s *shower) await(ctx context.Context, stream job.Stream) error {
 	return err
 }
 
-// show shows all news.
+// show shows all changes since the last call.
 func (s *shower) show(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for {
-		// Output that was there before this look at the next event belongs before the event.
+		// Output that existed before the next event is looked for belongs before that event.
 		stat := s.follower.Stat()
 		to := [2]int64{job.Stdout: stat.Stdout, job.Stderr: stat.Stderr}
 		event, stdout, stderr, isEvent := s.follower.Past(s.events)
@@ -99,7 +99,7 @@ func (s *shower) show(ctx context.Context) error {
 	}
 }
 
-// copyLocked shows a stream up to the offset to, which it has reached.
+// copyLocked shows a stream up to the offset to. The stream has these bytes already.
 func (s *shower) copyLocked(ctx context.Context, stream job.Stream, to int64) error {
 	for s.shown[stream] < to {
 		piece := s.piece[:min(int64(len(s.piece)), to-s.shown[stream])]

@@ -31,7 +31,7 @@ const (
 	GitHub   Format = "github"    // a workflow of GitHub Actions
 )
 
-// ParseFormat returns the format called text or, if text is empty, the format of files called name.
+// ParseFormat returns the format called text. If text is empty, it returns the format of files called name.
 func ParseFormat(text, name string) (Format, error) {
 	switch f := Format(text); f {
 	case Steps, GitLabCI, GitHub:
@@ -49,46 +49,47 @@ func ParseFormat(text, name string) (Format, error) {
 	}
 }
 
-// Source is the text of a job, and values that the caller adds.
+// Source is the text of a job, with values from the caller.
 type Source struct {
 	// Name is the name of the text in errors.
 	Name   string
 	Text   []byte
 	Format Format
-	// JobName is the job of a .gitlab-ci.yml or of a workflow. It may be empty if the file has only one.
+	// JobName is the job of a .gitlab-ci.yml or of a workflow. It may be empty if there is only one job.
 	JobName string
-	// Inputs are values for the inputs in the spec of steps or of a .gitlab-ci.yml: strings as they are, all other types
-	// as JSON.
+	// Inputs are values for the inputs in the spec of steps or of a .gitlab-ci.yml. The value of a string input is used
+	// unchanged; all others are JSON.
 	Inputs map[string]string
-	// Matrix has the values of a workflow's matrix for this run: JSON, or else texts. Those of parallel: matrix in a
-	// .gitlab-ci.yml choose one of the builds of the job.
+	// Matrix has the values of a workflow's matrix for this run: JSON, or else texts. For a .gitlab-ci.yml the values
+	// of parallel: matrix choose one of the builds of the job.
 	Matrix map[string]string
 	// Vars are job variables. They replace those of a .gitlab-ci.yml.
 	Vars []engine.Variable
-	// InContainer tells that the caller runs the job in the container that it describes: then no notice is about that.
+	// InContainer says that the caller runs the job in the container that the job describes. Then there is no notice
+	// about that.
 	InContainer bool
-	// Predefined are variables that those of a .gitlab-ci.yml replace, and Changed is that of [gitlabci.Config].
+	// Predefined are variables that the variables of a .gitlab-ci.yml override. Changed is as in [gitlabci.Config].
 	Predefined []engine.Variable
 	Changed    func(compareTo string) ([]string, error)
-	// Notices are lines that the notices of the job begin with.
+	// Notices come before the notices of the job.
 	Notices []string
-	// Elsewhere tells that the job runs in a directory that is not known yet, and not in WorkDir.
+	// Elsewhere says that the job does not run in WorkDir, but in a directory that is not known yet.
 	Elsewhere bool
 	// Colours says that the commands in the scripts of a .gitlab-ci.yml are shown in colours.
 	Colours bool
 	// WorkDir is the directory of the job. A .gitlab-ci.yml includes files from there.
 	WorkDir string
-	// Includes is a directory with the files that a .gitlab-ci.yml includes from elsewhere; see [gitlabci.Read]. If empty,
-	// they are left out.
+	// Includes is a directory that has the files which a .gitlab-ci.yml includes from other places; see
+	// [gitlabci.Read]. If empty, such files are left out.
 	Includes string
 }
 
-// Job is a job that can be run: read by [Read], or restored from a trace with [NewJob].
+// Job is a job that can be run. [Read] reads it, or [NewJob] makes it from parts, such as those of a trace.
 type Job struct {
 	Given
 
 	name string // in a .gitlab-ci.yml
-	text []byte // of the Source, for a trace
+	text []byte // text of the Source, for a trace
 }
 
 // Given has the parts of a job.
@@ -97,19 +98,20 @@ type Given struct {
 	Notices []string
 	// Source describes the text of the job, for a trace.
 	Source trace.Source
-	// Config has the job's Definition, Places, Inputs, Vars, Env and MayFail. RunnerEnv replaces the environment of this
-	// process, of which few variables reach a step; if nil, it does not. [Run] sets the rest.
+	// Config has the job's Definition, Places, Inputs, Vars, Env and MayFail. RunnerEnv replaces the environment of
+	// this process, from which only few variables reach a step. [Run] sets the rest.
 	engine.Config
-	// Steps is a text that compiles to Definition. If empty, a trace has one that is made of Definition.
+	// Steps is a text that compiles to Definition. If empty, a trace gets a text made from Definition.
 	Steps string
-	// Container has the keys image and services of a job of a .gitlab-ci.yml, in YAML; empty if the job has neither.
+	// Container has the keys image and services of a job of a .gitlab-ci.yml, in YAML. It is empty if the job has
+	// neither.
 	Container []byte
-	// Secrets are texts that are masked, in addition to the values of masked variables.
+	// Secrets are texts to mask, in addition to the values of masked variables.
 	Secrets []string
 }
 
-// TextWithInputs returns a text that compiles to the job's definition with its inputs as the defaults of its spec. The
-// lines of its steps are those of Steps.
+// TextWithInputs returns a text that compiles to the job's definition, with the job's inputs as the defaults in its
+// spec. The lines of its steps are those of Steps.
 func (j *Job) TextWithInputs() (string, error) {
 	if len(j.Inputs) == 0 {
 		return j.Text()
@@ -149,7 +151,7 @@ func (j *Job) Text() (string, error) {
 	return lang.Format(j.Definition)
 }
 
-// Read reads the job of src. An error is about the text or the values added to it.
+// Read reads the job of src. An error is about the text, or about the values that the caller has added.
 func Read(src Source) (*Job, error) {
 	all, err := read(src, func(_ *gitlabci.File, name string) ([]string, error) { return []string{name}, nil })
 	if err != nil {
@@ -158,11 +160,11 @@ func Read(src Source) (*Job, error) {
 	return all[0], nil
 }
 
-// ReadAll reads the job of src as Read does. If it has parallel builds and the name does not choose one, it returns all
-// of them.
+// ReadAll reads the job of src like Read. If the job has parallel builds and the name does not choose one, it returns
+// all of them.
 func ReadAll(src Source) ([]*Job, error) { return read(src, (*gitlabci.File).Builds) }
 
-// read reads the jobs of src: in a .gitlab-ci.yml, those that builds returns for the name of a job.
+// read reads the jobs of src. In a .gitlab-ci.yml, builds returns the names of the builds to read for a job's name.
 func read(src Source, builds func(f *gitlabci.File, name string) ([]string, error)) (jobs []*Job, err error) {
 	var j *Job
 	switch {
@@ -195,7 +197,7 @@ func read(src Source, builds func(f *gitlabci.File, name string) ([]string, erro
 	return jobs, nil
 }
 
-// sourceOf describes src, in which the job is called name, for a trace.
+// sourceOf describes src for a trace. name is the name of the job in it.
 func sourceOf(src Source, name string) trace.Source {
 	sum := sha256.Sum256(src.Text)
 	s := trace.Source{Kind: trace.FromFile, JobName: name, Digest: trace.Digest{trace.SHA256: hex.EncodeToString(sum[:])}}
@@ -212,7 +214,7 @@ func sourceOf(src Source, name string) trace.Source {
 	return s
 }
 
-// readSteps reads a list of steps, or the definition of one.
+// readSteps reads a list of steps, or the definition of a step.
 func readSteps(src Source) (*Job, error) {
 	if src.JobName != "" {
 		return nil, fmt.Errorf("job %.64q: a list of steps has no jobs; the formats gitlab-ci and github have", src.JobName)
@@ -294,7 +296,7 @@ func readGitLabCI(src Source, builds func(f *gitlabci.File, name string) ([]stri
 }
 
 // openGitLabCI reads a .gitlab-ci.yml. Files that it includes are below the work directory, or below src.Includes. The
-// caller closes them when it has read all jobs.
+// caller calls closeFile when it has read all jobs.
 func openGitLabCI(src Source) (file *gitlabci.File, closeFile func(), err error) {
 	open, closeDir, err := filesIn("work directory", src.WorkDir)
 	if err != nil {
@@ -335,10 +337,11 @@ func plainVars(vars []engine.Variable) []gitlabci.Variable {
 	return plain
 }
 
-// maxFiles bounds the files and directories of a project that patterns are compared with.
+// maxFiles bounds the files and directories of a project that are compared with patterns.
 const maxFiles = 200_000
 
-// listFiles returns the slash-separated paths of the files below dir, in order. Links are files, and .git is left out.
+// listFiles returns the slash-separated paths of the files below dir, in order. Links count as files, and .git is left
+// out.
 func listFiles(dir string) (paths []string, err error) {
 	count := 0
 	err = filepath.WalkDir(dir, func(file string, entry fs.DirEntry, err error) error {
@@ -349,7 +352,7 @@ func listFiles(dir string) (paths []string, err error) {
 		case err != nil && file == dir:
 			return err
 		case err != nil:
-			return fs.SkipDir // nobody may read it
+			return fs.SkipDir // we may not read it
 		case entry.IsDir() && entry.Name() == ".git":
 			return fs.SkipDir
 		case entry.IsDir():
@@ -362,16 +365,17 @@ func listFiles(dir string) (paths []string, err error) {
 	return paths, err
 }
 
-// filesIn returns a function that reads the files of a directory, until the other is called. what describes it.
-func filesIn(what, dir string) (read func(path string) ([]byte, error), closeDir func(), err error) {
+// filesIn returns a function that reads the files of a directory, until closeDir is called. label names the directory
+// in errors.
+func filesIn(label, dir string) (read func(path string) ([]byte, error), closeDir func(), err error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
-		return nil, nil, fmt.Errorf("open %s: %w", what, err)
+		return nil, nil, fmt.Errorf("open %s: %w", label, err)
 	}
 	read = func(path string) ([]byte, error) {
 		data, err := readRegular(root.OpenFile, path)
-		if errors.Is(err, fs.ErrNotExist) { // the file itself may lie elsewhere, with this one beside it
-			err = fmt.Errorf("the %s %s has no such file", what, dir)
+		if errors.Is(err, fs.ErrNotExist) { // name the directory: it may be the wrong one
+			err = fmt.Errorf("the %s %s has no such file", label, dir)
 		}
 		return data, err
 	}

@@ -10,19 +10,19 @@ import (
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
-// Talk shows the progress of a job to a person: the name of each step as it begins, and the results at the end. Its
-// methods and those of its writers are for one goroutine at a time.
+// Talk shows the progress of a job to a person: the name of each step when it begins, and the results at the end. Its
+// methods and those of its writers are not safe for concurrent use.
 type Talk struct {
 	err    io.Writer
 	colour bool
-	// open tells that the cursor is in the middle of a line.
+	// open says that the cursor is in the middle of a line.
 	open bool
 }
 
-// NewTalk returns a Talk on err, in colours if wanted.
+// NewTalk returns a Talk on err. colour says whether it uses colours.
 func NewTalk(err io.Writer, colour bool) *Talk { return &Talk{err: err, colour: colour} }
 
-// Beside returns a writer to w, which appears on the same terminal as the Talk. The Talk then begins its lines on a new
+// Beside returns a writer to w, which is on the same terminal as the Talk. The Talk then begins its lines on a new
 // line.
 func (t *Talk) Beside(w io.Writer) io.Writer { return &besides{t, w} }
 
@@ -59,10 +59,10 @@ func (t *Talk) line(text string) {
 		text = "\n" + text
 		t.open = false
 	}
-	_, _ = io.WriteString(t.err, text+"\n") // a reader that went away does not want the rest
+	_, _ = io.WriteString(t.err, text+"\n") // ignore errors: the reader may have gone
 }
 
-// Notice shows a note about the job.
+// Notice shows a notice about the job.
 func (t *Talk) Notice(text string) { t.line(t.paint(dim, "note: "+termtext.Line(text))) }
 
 // Say shows a line about the result.

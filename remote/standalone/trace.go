@@ -18,8 +18,8 @@ import (
 // traceBegin matches the beginning of a trace.
 var traceBegin = regexp.MustCompile(`^\{"id":"[0-9a-f]{64}","identity":\{`)
 
-// CheckTraceFile is CheckOutputFile for a default name, which the user did not choose: the disk must have room, and the
-// only file that may be replaced is a trace.
+// CheckTraceFile is CheckOutputFile for a default path, which the user did not choose. It also requires room on the
+// disk, and accepts an existing file only if that is a trace.
 func CheckTraceFile(path string) error {
 	if err := CheckOutputFile(path); err != nil {
 		return err
@@ -48,8 +48,8 @@ func CheckTraceFile(path string) error {
 	return nil
 }
 
-// WriteRefused writes the trace of a job that did not run because of why: its source is not valid. The trace has no
-// definition. version is that of this program.
+// WriteRefused writes the trace of a job that did not run because its source is not valid. why says the reason. The
+// trace has no definition. version is the version of this program.
 func WriteRefused(path string, why error, version string) error {
 	now := time.Now().UTC()
 	t := &trace.Trace{

@@ -18,11 +18,11 @@ import (
 // Verdict is the result of the check of a file, as JSON.
 type Verdict struct {
 	File string `json:"file"`
-	// Kind is the kind that the file was read as: job, step, gitlab-ci, github or script.
+	// Kind says how the file was read: as job, step, gitlab-ci, github or script.
 	Kind   string    `json:"kind"`
 	Valid  bool      `json:"valid"`
 	Errors []Problem `json:"errors,omitempty"`
-	// Warnings are about parts that are valid, and may not do what they seem to.
+	// Warnings are about valid parts that may not do what their author expects.
 	Warnings []Problem `json:"warnings,omitempty"`
 }
 
@@ -51,13 +51,15 @@ const (
 	kindScript   = "script"
 )
 
-// Validate checks a file. It reports the first mistake of a job or of a step, and the first mistake in each job of a
-// .gitlab-ci.yml. A job runs in workDir: files that a .gitlab-ci.yml includes and local steps are read there, as far as
-// they are read before the first step of a job runs. The local steps of a definition are beside its file. includes is
-// the directory of [Source.Includes].
+// Validate checks a file. It reports the first mistake of a job or of a step; in a .gitlab-ci.yml, the first mistake of
+// each job.
+//
+// workDir is the directory of the job: files that a .gitlab-ci.yml includes are read from there, and local steps as far
+// as a run would read them before its first step. The local steps of a step's definition are beside its file. includes
+// is as in [Source.Includes].
 func Validate(ctx context.Context, name string, text []byte, format Format, workDir, includes string) Verdict {
 	v := Verdict{File: name}
-	switch format { //nolint:exhaustive // the others are steps
+	switch format { //nolint:exhaustive // all other formats are steps
 	case GitLabCI:
 		v.gitLabCI(ctx, Source{Name: name, Text: text, WorkDir: workDir, Includes: includes})
 	case GitHub:
@@ -81,7 +83,7 @@ func ValidateScript(name, text string) Verdict {
 	return v
 }
 
-// Unreadable is the verdict on a file that could not be read.
+// Unreadable returns the verdict on a file that could not be read.
 func Unreadable(name string, err error) Verdict {
 	return Verdict{File: name, Errors: []Problem{problemOf(err)}}
 }
@@ -124,7 +126,7 @@ func (v *Verdict) gitLabCI(ctx context.Context, src Source) {
 	})...)
 }
 
-// gitHub checks the steps of a workflow, and the actions of the project that they name.
+// gitHub checks the steps of a workflow, and the project's own actions that they use.
 func (v *Verdict) gitHub(text []byte, workDir string) {
 	v.Kind = kindGitHub
 	uses, err := action.WorkflowUses(v.File, text)
@@ -140,13 +142,13 @@ func (v *Verdict) gitHub(text []byte, workDir string) {
 			continue
 		}
 		if err := action.Check(filepath.Join(workDir, ref), ref); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			v.add(err) // one that is missing can be made by an earlier step
+			v.add(err) // a missing action is no mistake: an earlier step may make it
 		}
 	}
 }
 
-// steps checks a job, or the definition of a step: a file with the name of one, or with two documents. A file of two
-// documents with another name can be a job with inputs, too, whose local steps are in workDir.
+// steps checks a job, or the definition of a step. A file is a definition if it has the name of one, or two documents.
+// A file of two documents with another name may also be a job with inputs, whose local steps are in workDir.
 func (v *Verdict) steps(ctx context.Context, text []byte, workDir string) {
 	dirs := []string{workDir}
 	v.Kind = kindJob
@@ -170,5 +172,5 @@ func (v *Verdict) steps(ctx context.Context, text []byte, workDir string) {
 	v.add(&lang.Error{Where: v.File, Message: err.Error()})
 }
 
-// Schema returns a JSON Schema of jobs and steps, for editors. It must not be changed.
+// Schema returns a JSON Schema of jobs and steps, for editors. Do not change it.
 func Schema() []byte { return lang.Schema() }

@@ -20,31 +20,32 @@ import (
 
 const (
 	maxRedirects = 10
-	maxPEM       = 4 << 20 // bytes of a file with certificates
+	maxPEM       = 4 << 20 // bounds a file with certificates, in bytes
 )
 
-// Config is how a [Client] works.
+// Config configures a [Client].
 type Config struct {
-	// CAFile has certificates of authorities to trust besides the system's. CertFile and KeyFile are the client's own
-	// certificate. All optional.
+	// CAFile has certificates of authorities to trust in addition to the system's. CertFile and KeyFile are the
+	// client's own certificate and key. All are optional.
 	CAFile, CertFile, KeyFile string
-	// Timeout bounds each attempt. If zero, an attempt lasts as long as bytes move.
+	// Timeout bounds each attempt. If zero, an attempt may last as long as bytes move.
 	Timeout time.Duration
-	// HeaderTimeout is how long the server may think after it has the whole request. If zero, 10 minutes.
+	// HeaderTimeout bounds the wait for the answer after the whole request is sent. If zero, 10 minutes.
 	HeaderTimeout time.Duration
-	// Stall is the longest time in which no byte moves. If zero, one minute.
+	// Stall is the longest time without a moving byte. If zero, one minute.
 	Stall time.Duration
 	// Retries is how often a failed attempt is repeated.
 	Retries int
-	// RetryTime is the first wait between two attempts, which doubles. If zero, one second.
+	// RetryTime is the wait after the first attempt. It doubles after each further one. If zero, one second.
 	RetryTime time.Duration
-	// MeterEvery is the time between two lines about a transfer. If zero, 10 seconds. If negative, there are none.
+	// MeterEvery is the time between two lines about a transfer. If zero, 10 seconds. If negative, there are no such
+	// lines.
 	MeterEvery time.Duration
-	// Log takes warnings about retries, and lines about long transfers.
+	// Log gets warnings about retries, and lines about long transfers.
 	Log Log
 }
 
-// Client sends requests. Its methods can be used by several goroutines.
+// Client sends requests. It is safe for concurrent use.
 type Client struct {
 	cfg  Config
 	http *http.Client
@@ -103,8 +104,8 @@ func tlsConfig(cfg Config) (*tls.Config, error) {
 	return security, nil
 }
 
-// checkRedirect refuses redirects to a less safe protocol and redirects that lose the body. It takes the caller's
-// headers, which may be credentials, out of a request to another server.
+// checkRedirect refuses redirects to a less safe protocol and redirects that lose the body. In a redirect to another
+// server it removes the caller's headers, which may be credentials.
 func checkRedirect(req *http.Request, via []*http.Request) error {
 	first, last := via[0], via[len(via)-1]
 	switch {
@@ -141,21 +142,22 @@ func plainHeader(contentType, expect string) http.Header {
 type Request struct {
 	Method string
 	URL    string
-	// Header has credentials and the like. Another server to which the request is redirected does not get it, but for
-	// the Content-Type.
+	// Header has credentials, for example. After a redirect to another server only the Content-Type is sent.
 	Header http.Header
-	// Body returns the body, and is called again for a redirect. If nil, there is none. Each is closed.
+	// Body returns the body. It is called again for each redirect. If nil, there is no body. The client closes each
+	// body.
 	Body func() (io.ReadCloser, error)
 	// Length is the number of bytes of the body, or -1 if it is not known.
 	Length int64
-	// OK are the good answers.
+	// OK are the accepted statuses.
 	OK []int
-	// Label begins the lines about a long transfer, as in "Uploading artifacts". If empty, there are none.
+	// Label begins the lines about a long transfer, for example "Uploading artifacts". If empty, there are no such
+	// lines.
 	Label string
 }
 
-// Do sends r once and returns the answer, whose body the caller closes. Reading that fails when no byte arrives for
-// [Config.Stall]. A status that is not in r.OK is a [StatusError].
+// Do sends r once and returns the answer. The caller closes its body. A read of the body fails when no byte arrives for
+// [Config.Stall]. If the status is not in r.OK, the error is a [StatusError].
 func (c *Client) Do(ctx context.Context, r Request) (*http.Response, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	req, err := http.NewRequestWithContext(ctx, r.Method, r.URL, nil)
@@ -171,7 +173,7 @@ func (c *Client) Do(ctx context.Context, r Request) (*http.Response, error) {
 	maps.Copy(req.Header, r.Header)
 	sent := &sender{client: c, request: r, cancel: cancel}
 	if r.Body != nil {
-		req.Header.Set("Expect", "100-continue") // a server that refuses says so before it has the body
+		req.Header.Set("Expect", "100-continue") // so that a server can refuse before it gets the body
 		req.ContentLength, req.GetBody = r.Length, sent.open
 		if req.Body, err = sent.open(); err != nil {
 			cancel(nil)
@@ -195,7 +197,7 @@ func (c *Client) Do(ctx context.Context, r Request) (*http.Response, error) {
 	return nil, statusError(resp, time.Now())
 }
 
-// contextCause returns why ctx has ended, or nil.
+// contextCause returns the cause of ctx if it has ended, otherwise nil.
 func contextCause(ctx context.Context) error {
 	if ctx.Err() == nil {
 		return nil
@@ -203,7 +205,7 @@ func contextCause(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// Parse returns the parts of a URL. Its error does not quote the URL.
+// Parse parses a URL. Its error does not quote the URL.
 func Parse(address string) (*url.URL, error) {
 	u, err := url.Parse(address)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {

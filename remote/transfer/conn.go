@@ -7,12 +7,12 @@ import (
 	"time"
 )
 
-// lastWord is how long a failed write waits for an answer of the server.
+// lastWord bounds the wait for the server's answer after a failed write.
 const lastWord = time.Second
 
-// answeringConn is a connection whose server may refuse a request while its body is still sent, and close the
-// connection. The write that fails then waits for the answer to be read: net/http would return the error of the write
-// in its place.
+// answeringConn is a connection to a server that may refuse a request while its body is still being sent, and close the
+// connection. Then a write fails. The failed write waits until the answer has been read: otherwise net/http would
+// return the error of the write instead of the answer.
 type answeringConn struct {
 	net.Conn
 	once   sync.Once
@@ -45,7 +45,7 @@ func (c *answeringConn) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Close implements net.Conn. It wakes a write that waits.
+// Close implements net.Conn. It wakes a waiting write.
 func (c *answeringConn) Close() error {
 	c.once.Do(func() { close(c.closed) })
 	return c.Conn.Close()

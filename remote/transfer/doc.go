@@ -3,6 +3,6 @@
 //
 // A [Client] owns connections until Close. [Client.Do] sends one request: it follows safe redirects without the
 // caller's credentials, fails when no byte moves for [Config.Stall], and turns a refusal into a [StatusError].
-// [Client.Retry] repeats what may succeed later. [Log] writes the lines that a job's log shows. No error and no line
-// has a URL's query, which may be a signature.
+// [Client.Retry] repeats requests that may succeed later. [Log] writes the lines that a job's log shows. No error and
+// no line contains the query of a URL, because that may be a signature.
 package transfer

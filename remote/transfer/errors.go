@@ -17,13 +17,13 @@ import (
 	"github.com/stepmux/stepmux/internal/termtext"
 )
 
-// StatusError is a server's answer that is not one of those the request asks for.
+// StatusError is an answer whose status the request does not accept.
 type StatusError struct {
 	Code    int           // the HTTP status
-	Message string        // what the server says about it; may be empty
+	Message string        // the server's explanation; may be empty
 	Type    string        // the media type of the answer
 	Origin  string        // scheme, host and port of the server that answered
-	Wait    time.Duration // how long the server asks to wait; negative if it does not say
+	Wait    time.Duration // how long the server asks to wait; negative without such a wish
 }
 
 // Error implements error.
@@ -48,12 +48,12 @@ func (e *StatusError) temporary() bool {
 	return e.Code >= 512
 }
 
-// localError is an error of this machine, such as no space. It is not retried, as are errors about a path.
+// localError is an error of this machine, such as a full disk. Like errors about a path, it is not retried.
 type localError struct{ error }
 
 func (e localError) Unwrap() error { return e.error }
 
-// Local marks err as an error of this machine, which is not retried. It returns nil for nil.
+// Local marks err as an error of this machine, so that it is not retried. It returns nil for nil.
 func Local(err error) error {
 	if err == nil {
 		return nil
@@ -66,7 +66,7 @@ type unsafeRedirect string
 
 func (e unsafeRedirect) Error() string { return string(e) }
 
-// temporary reports whether the same request may succeed later. Errors of the network may.
+// temporary reports whether the same request may succeed later. For errors of the network it returns true.
 func temporary(err error) bool {
 	if status, ok := errors.AsType[*StatusError](err); ok {
 		return status.temporary()
@@ -96,7 +96,7 @@ func statusError(resp *http.Response, now time.Time) *StatusError {
 			Message any    `json:"message"` // a text, or an object
 			Error   string `json:"error"`
 		}
-		data, _ := io.ReadAll(io.LimitReader(resp.Body, 4<<10)) // a part does not parse
+		data, _ := io.ReadAll(io.LimitReader(resp.Body, 4<<10)) // a cut message does not parse
 		if json.Unmarshal(data, &said) == nil {
 			if text, ok := said.Message.(string); ok {
 				e.Message = termtext.Short(text, 200)
@@ -122,7 +122,7 @@ func serverWait(h http.Header, now time.Time) time.Duration {
 	return -1
 }
 
-// withoutURL strips the address from an error of net/http, as its query may be a signature.
+// withoutURL removes the address from an error of net/http, because its query may be a signature.
 func withoutURL(err error) error {
 	if u, ok := errors.AsType[*url.Error](err); ok {
 		return u.Err

@@ -7,7 +7,7 @@ import (
 	"github.com/stepmux/stepmux/internal/termtext"
 )
 
-// Log writes lines for a job's log. Foreign text in them cannot move the cursor or pass for another line.
+// Log writes lines for a job's log. Foreign text in them cannot move the cursor or imitate another line.
 type Log struct{ To io.Writer }
 
 // Info writes a line.

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// meter writes a line about a transfer from time to time, while bytes move.
+// meter writes a line about a transfer at intervals, while bytes move.
 type meter struct {
 	log   Log
 	label string
@@ -50,7 +50,7 @@ func (r meteredReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Size returns a number of bytes as a reader likes it: "1.5 MiB".
+// Size returns a number of bytes in a readable form: "1.5 MiB".
 func Size(n int64) string {
 	if n < 1<<10 {
 		return fmt.Sprintf("%d bytes", n)

@@ -12,13 +12,13 @@ import (
 
 const (
 	maxBackoff = time.Minute
-	// maxWait is the longest wait that a server can ask for.
+	// maxWait bounds a wait that a server asks for.
 	maxWait = 5 * time.Minute
 )
 
-// Retry calls try until it succeeds, fails for good, or has been repeated [Config.Retries] times. Its argument counts
-// from 0. Retry waits between two calls as long as the server asks for, at most 5 minutes, or else with a growing
-// backoff. It ends with ctx.
+// Retry calls try until it succeeds, fails permanently, or has been repeated [Config.Retries] times. The argument n
+// counts from 0. Between two calls Retry waits as long as the server asks for, at most 5 minutes, or else with
+// exponential backoff. It ends with ctx.
 func (c *Client) Retry(ctx context.Context, try func(ctx context.Context, n int) error) error {
 	for n := 0; ; n++ {
 		err := c.once(ctx, n, try)
@@ -46,7 +46,7 @@ func (c *Client) Retry(ctx context.Context, try func(ctx context.Context, n int)
 	}
 }
 
-// once calls try with the time that an attempt has.
+// once calls try within the time of one attempt.
 func (c *Client) once(ctx context.Context, n int, try func(ctx context.Context, n int) error) error {
 	if c.cfg.Timeout > 0 {
 		late := fmt.Errorf("it takes longer than --timeout, %v", c.cfg.Timeout)

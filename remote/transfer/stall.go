@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// stallGuard is the body of an answer. Its request is cancelled when no byte arrives for some time.
+// stallGuard is the body of an answer. It cancels its request when no byte arrives for some time.
 type stallGuard struct {
 	io.ReadCloser
-	ctx    context.Context // of the request, for the reason of its end
+	ctx    context.Context // of the request; its cause says why it ended
 	most   time.Duration
 	timer  *time.Timer
 	cancel context.CancelCauseFunc
@@ -28,7 +28,7 @@ func newStallGuard(ctx context.Context, body io.ReadCloser, most time.Duration, 
 func (g *stallGuard) Read(p []byte) (int, error) {
 	g.timer.Reset(g.most)
 	n, err := g.ReadCloser.Read(p)
-	g.timer.Stop() // the reader may take its time
+	g.timer.Stop() // the caller's own time does not count
 	if err != nil && !errors.Is(err, io.EOF) && g.ctx.Err() != nil {
 		err = context.Cause(g.ctx)
 	}
@@ -42,7 +42,7 @@ func (g *stallGuard) Close() error {
 	return g.ReadCloser.Close()
 }
 
-// sender opens the bodies of a request, one for each redirect, and keeps the first error of reading one.
+// sender opens the bodies of a request, one for each redirect, and keeps the first error of reading a body.
 type sender struct {
 	client  *Client
 	request Request
@@ -79,12 +79,12 @@ func (s *sender) err() error {
 	return s.first
 }
 
-// sendGuard is the body of a request. The request is cancelled when the server does not take bytes for some time.
+// sendGuard is the body of a request. It cancels the request when the server accepts no byte for some time.
 type sendGuard struct {
 	meteredReader
 	sender *sender
-	timer  *time.Timer // runs while the bytes of the last Read are sent
-	closed atomic.Bool // reading fails from then on, which is not an error of this machine
+	timer  *time.Timer // runs while the bytes of the last Read are being sent
+	closed atomic.Bool // reading fails from then on; that is no error of this machine
 }
 
 func (g *sendGuard) Read(p []byte) (int, error) {
@@ -96,7 +96,7 @@ func (g *sendGuard) Read(p []byte) (int, error) {
 		if g.closed.Load() {
 			g.timer.Stop()
 		}
-	case !errors.Is(err, io.EOF) && !g.closed.Load(): // after EOF the server thinks: see Config.HeaderTimeout
+	case !errors.Is(err, io.EOF) && !g.closed.Load(): // after EOF the server prepares its answer: see Config.HeaderTimeout
 		err = g.sender.failed(err)
 	}
 	return n, err

@@ -11,9 +11,9 @@ import (
 )
 
 const (
-	// sudoTimeout bounds the question whether the user can become root.
+	// sudoTimeout bounds the call of sudo that finds out whether the user can become root.
 	sudoTimeout = 5 * time.Second
-	// sudoAge is how long its answer counts.
+	// sudoAge is how long its answer is valid.
 	sudoAge = 24 * time.Hour
 )
 
@@ -23,8 +23,8 @@ const sudoRemedy = "set the isolation by name, or take the rule out of sudoers"
 var errSudo = errors.New("the user can become root by sudo without a password; in a user namespace sudo cannot " +
 	"work, and such a user can leave it (" + sudoRemedy + ")")
 
-// Choose returns the level that Auto stands for, and why if that is Off. sudo logs a refusal, so it is asked once a
-// day: the answer is kept in the user's cache directory, where no build with isolation can change it.
+// Choose returns the level that Auto stands for. If that is Off, the error says why. sudo logs a refusal, so it is
+// asked once a day: the answer is kept in the user's cache directory, where no build with isolation can change it.
 func Choose(ctx context.Context) (Level, error) {
 	if os.Geteuid() == 0 {
 		return Processes, nil
@@ -50,8 +50,8 @@ func Choose(ctx context.Context) (Level, error) {
 	return level(can)
 }
 
-// succeeds runs a command, without input and output, and kills it when ctx ends. Package os/exec would make the VM's
-// end larger.
+// succeeds runs a command without input and output, and reports whether it exits with 0. It kills the command when ctx
+// ends. It does not use os/exec, which would make the VM's end larger.
 func succeeds(ctx context.Context, command ...string) bool {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
@@ -85,7 +85,7 @@ func findSudo() string {
 	return ""
 }
 
-// readAnswer returns the answer in file, if it is of this boot and not too old.
+// readAnswer returns the answer in file. known is false if it is of an earlier boot or too old.
 func readAnswer(file string, boot []byte) (can, known bool) {
 	fi, err := os.Lstat(file)
 	if err != nil || !fi.Mode().IsRegular() || time.Since(fi.ModTime()).Abs() > sudoAge {
@@ -97,7 +97,7 @@ func readAnswer(file string, boot []byte) (can, known bool) {
 	return can, err == nil && ours
 }
 
-// keepAnswer writes file. Without it the next build asks again.
+// keepAnswer writes file. If it fails, the next build asks again.
 func keepAnswer(file string, boot []byte, can bool) {
 	answer := "no"
 	if can {

@@ -15,38 +15,38 @@ import (
 // Spec describes the changes of Enter. Its paths are absolute and have no symbolic links.
 type Spec struct {
 	Level Level
-	// Dir is the build's private directory. It stays visible. Enter keeps the build's own places below it, so they are
+	// Dir is the build's private directory. It stays visible. Enter makes the build's own places below it, so they are
 	// removed with it.
 	Dir string
-	// Base is the directory that holds the directories of all builds; the build sees its own there alone. May be empty.
+	// Base is the directory that holds the directories of all builds. The build sees only its own there. May be empty.
 	Base string
 	// Home is the user's home. May be empty. Login files, and the configuration of SSH, of shells and of systemd's user
-	// manager are read-only there; some that are missing are made, empty.
+	// manager are read-only there; if some are missing, empty ones are made.
 	Home string
 	// Shell is the user's login shell. May be empty.
 	Shell string
-	// ReadOnly are more files and directories that the build cannot change, such as the program. What is missing there is
-	// made, as a directory, if it is in Home.
+	// ReadOnly are more files and directories that the build cannot change, such as the program. In Home, a missing one
+	// is made as a directory.
 	ReadOnly []string
 }
 
 // Room is where a build's processes live. It is not safe for concurrent use.
 type Room struct {
 	spec   Spec
-	dir    string   // the path of spec.Dir through its descriptor: it is good wherever that directory is hidden
-	hidden []hidden // the last one wins
+	dir    string   // a path of spec.Dir through its descriptor, which works where that directory is hidden
+	hidden []hidden // a later entry overrides an earlier one
 }
 
-// hidden is a directory of the machine in whose place the build has its own. Without was it is one that was made
-// visible again.
+// hidden is a directory of the machine that the build does not see; it sees an own one. If was is empty, the directory
+// was made visible again.
 type hidden struct {
 	path string
-	was  string // its path through a descriptor
+	was  string // the machine's directory, as a path through a descriptor
 }
 
 // Enter changes the mounts of this process, which must be the first one in the namespaces of spec.Level and locked to
-// its thread. Then it gives up the capabilities that this thread's processes could take over. After an error the
-// process must end.
+// its thread. Then it drops the capabilities that this thread's processes could inherit. After an error the process
+// must end.
 func Enter(spec Spec) (*Room, error) {
 	r := &Room{spec: spec}
 	if spec.Level == Off {
@@ -57,15 +57,15 @@ func Enter(spec Spec) (*Room, error) {
 			return nil, err
 		}
 	}
-	if err := forgo(); err != nil {
+	if err := dropCapabilities(); err != nil {
 		return nil, fmt.Errorf("give up capabilities: %w", err)
 	}
-	_, _ = unix.KeyctlJoinSessionKeyring("") // the login's is that of all its builds; some kernels have none
+	_, _ = unix.KeyctlJoinSessionKeyring("") // all builds of a login share its keyring; some kernels have none
 	return r, nil
 }
 
-// forgo gives up the capabilities that a process which this thread starts would inherit.
-func forgo() error {
+// dropCapabilities drops the capabilities that a process which this thread starts would inherit.
+func dropCapabilities() error {
 	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
 		return err
 	}
@@ -78,8 +78,8 @@ func forgo() error {
 	return unix.Capset(&header, &sets[0])
 }
 
-// begin keeps mounts that are made here from the machine, but not the other way round: a mount that the machine gives
-// up must go here too.
+// begin hides mounts that are made here from the machine. An unmount on the machine still takes effect here: the build
+// must not keep its file systems busy.
 func (r *Room) begin() error {
 	if err := mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
 		return err
@@ -115,10 +115,10 @@ func (r *Room) hideAll() error {
 	return mount("tmpfs", "/dev/shm", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777")
 }
 
-// hide puts an empty directory of the build in the place of path, if there is such a directory and it is not hidden.
+// hide puts an empty directory of the build in the place of path, if path is a directory that is not hidden yet.
 func (r *Room) hide(path string, mode fs.FileMode) error {
 	if path == "" {
-		return nil // EvalSymlinks would make it "."
+		return nil // EvalSymlinks would return "."
 	}
 	path, err := filepath.EvalSymlinks(path)
 	if err != nil || r.above(path) != nil {
@@ -136,12 +136,12 @@ func (r *Room) hide(path string, mode fs.FileMode) error {
 	return mount(own, path, "", unix.MS_BIND, "")
 }
 
-// own makes a directory of the build for use in the place of path, and returns its path.
+// own makes the build's directory for the place of path, and returns its path.
 func (r *Room) own(path string, mode fs.FileMode) (string, error) {
 	own := r.dir + "/private/" + strings.ReplaceAll(strings.TrimPrefix(path, "/"), "/", "-")
 	err := os.Mkdir(own, 0o700)
 	if err == nil {
-		err = os.Chmod(own, mode) // whatever the umask is
+		err = os.Chmod(own, mode) // the umask may have changed it
 	}
 	if err != nil {
 		return "", bare("make a directory in the place of", path, err)
@@ -149,7 +149,7 @@ func (r *Room) own(path string, mode fs.FileMode) (string, error) {
 	return own, nil
 }
 
-// above returns the hidden directory that path is, or is below, or nil if path is visible.
+// above returns the hidden directory that is path or contains it, or nil if path is visible.
 func (r *Room) above(path string) *hidden {
 	for i := len(r.hidden) - 1; i >= 0; i-- {
 		if h := &r.hidden[i]; within(path, h.path) {
@@ -167,8 +167,8 @@ func within(path, dir string) bool {
 	return dir != "" && (path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/"))
 }
 
-// home gives a private build a home of its own: a view of the user's with a layer to write to, or an empty one where
-// the machine has no such layers.
+// home gives a private build a home of its own: an overlay on the user's home or, if the machine allows no overlays, an
+// empty directory.
 func (r *Room) home() error {
 	home := r.spec.Home
 	if r.spec.Level != Private || home == "" || home == "/" || r.above(home) != nil {
@@ -188,11 +188,11 @@ func (r *Room) home() error {
 		}
 	}
 	r.hidden = append(r.hidden, hidden{home, was})
-	// The kernel refuses the paths of descriptors here.
+	// The kernel refuses paths through descriptors here.
 	layers := filepath.Join(r.spec.Dir, "private", filepath.Base(own))
 	options := fmt.Sprintf("lowerdir=%s,upperdir=%s/upper,workdir=%s/work", home, layers, layers)
 	if os.Geteuid() != 0 {
-		options += ",userxattr" // the others are not a user's to set
+		options += ",userxattr" // a user may not set the other attributes
 	}
 	if strings.ContainsAny(home+layers, `,:\`) ||
 		mount("overlay", home, "overlay", unix.MS_NOSUID|unix.MS_NODEV, options) != nil {
@@ -204,13 +204,13 @@ func (r *Room) home() error {
 // showDir makes the build's directory visible.
 func (r *Room) showDir() error { return r.Show(r.spec.Dir) }
 
-// showAll makes visible again those parts of hidden directories that the build needs.
+// showAll makes the parts of hidden directories visible again that the build needs.
 func (r *Room) showAll() error {
 	show := r.spec.ReadOnly
 	switch {
 	case r.spec.Level != Private:
 		show = append([]string{r.spec.Home}, show...)
-	case within(r.spec.Dir, r.spec.Home): // a home of its own has hidden it
+	case within(r.spec.Dir, r.spec.Home): // its own home has hidden it
 		show = append([]string{r.spec.Dir}, show...)
 	}
 	for _, path := range show {
@@ -221,15 +221,15 @@ func (r *Room) showAll() error {
 	return nil
 }
 
-// Show makes the file or directory path visible if it is below a directory that is hidden. What belongs to another
-// build is refused.
+// Show makes the file or directory path visible if it is below a hidden directory. It refuses the files of another
+// build.
 func (r *Room) Show(path string) error {
 	h := r.above(path)
 	switch {
 	case h == nil || h.path == path:
 		return nil
 	case within(path, r.spec.Dir) && path != r.spec.Dir:
-		return nil // it is visible with the build's directory
+		return nil // it is a part of the build's directory, which is visible
 	case within(path, r.spec.Base) && path != r.spec.Dir:
 		return fmt.Errorf("%.160q belongs to another build", path)
 	}
@@ -257,13 +257,13 @@ func (r *Room) Show(path string) error {
 	if path == r.spec.Base || !within(r.spec.Base, path) {
 		return nil
 	}
-	if err := r.hide(r.spec.Base, 0o700); err != nil { // the directories of other builds have come into view with path
+	if err := r.hide(r.spec.Base, 0o700); err != nil { // path has brought the directories of other builds into view
 		return err
 	}
 	return r.showDir()
 }
 
-// kernel makes the kernel's file systems for processes, queues and groups the build's own or read-only.
+// kernel makes the kernel's file systems for processes, queues and cgroups the build's own or read-only.
 func (r *Room) kernel() error {
 	if err := mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 		return err
@@ -289,17 +289,17 @@ func (r *Room) kernel() error {
 	return freeze(cgroups) // with version 1
 }
 
-// freeze makes the directory or file path read-only, with all that is mounted below it.
+// freeze makes the file or directory path read-only, with all mounts below it.
 func freeze(path string) error {
 	if err := mount(path, path, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
 		return err
 	}
 	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}
 	err := unix.MountSetattr(unix.AT_FDCWD, path, unix.AT_RECURSIVE, &attr)
-	if errors.Is(err, unix.ENOSYS) { // before Linux 5.12, where only the mount itself can be changed at once
+	if errors.Is(err, unix.ENOSYS) { // before Linux 5.12 only this mount can be changed, not those below it
 		var st unix.Statfs_t
 		if err = unix.Statfs(path, &st); err == nil {
-			// The flags that it has are locked, so they must be said again. ST_* and MS_* are the same for these.
+			// The present flags are locked, so they must be repeated. ST_* and MS_* have the same values here.
 			kept := uintptr(st.Flags) & (unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC)
 			err = unix.Mount("", path, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|kept, "")
 		}
@@ -310,7 +310,7 @@ func freeze(path string) error {
 	return nil
 }
 
-// mount is mount(2) with an error that names the place.
+// mount calls mount(2); its error names the target.
 func mount(source, target, kind string, flags uintptr, data string) error {
 	if err := unix.Mount(source, target, kind, flags, data); err != nil {
 		return fmt.Errorf("mount %s: %w", target, err)
@@ -332,7 +332,7 @@ func isDir(path string) bool {
 	return err == nil && fi.IsDir()
 }
 
-// bare names the path that a caller knows: that in err may be one through a descriptor.
+// bare returns err with path in place of a path through a descriptor.
 func bare(action, path string, err error) error {
 	if inner, ok := errors.AsType[*fs.PathError](err); ok {
 		err = inner.Err

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// guarded are the files of a home from which a login or a shell starts. Those of directories end with a slash.
+// guarded are the files in a home from which a login or a shell starts. A slash at the end marks a directory.
 var guarded = []string{
 	".ssh/", ".config/systemd/", ".config/environment.d/", ".config/autostart/", ".config/fish/", ".local/share/systemd/",
 	".cache/stepmux/",
@@ -21,8 +21,8 @@ var guarded = []string{
 	".pam_environment", ".rhosts", ".shosts", ".forward",
 }
 
-// created are those that are made if they are missing, with their text: otherwise a build could make them. What is made
-// changes nothing for a shell. The files of a shell are made if it is the login's.
+// created are the files that are made if they are missing, with their text, by the shell that needs them: otherwise a
+// build could make them. Their text changes nothing for a shell.
 var created = map[string]map[string]string{
 	"": {".ssh/": "", ".config/systemd/": "", ".config/environment.d/": "", ".cache/stepmux/": ""},
 	"bash": {".bashrc": "", ".bash_login": "", ".profile": "", ".bash_profile": "" +
@@ -60,7 +60,7 @@ func (r *Room) guard() error {
 	return nil
 }
 
-// Prepare makes the missing files of a home whose user has this login shell, so that no build can make them.
+// Prepare makes the missing files in a home whose user has this login shell, so that no build can make them.
 func Prepare(home, shell string) error {
 	for _, shell := range []string{"", filepath.Base(cmp.Or(shell, "bash"))} {
 		for name, text := range created[shell] {
@@ -72,7 +72,8 @@ func Prepare(home, shell string) error {
 	return nil
 }
 
-// create makes the file or directory path, unless it is there or the user may not: then no build may either.
+// create makes the file or directory path if it is missing. It is no error if the user may not make it: a build may not
+// either.
 func create(path string, dir bool, text string) error {
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -98,10 +99,10 @@ func create(path string, dir bool, text string) error {
 // maxLinks is how many symbolic links the kernel follows in a path.
 const maxLinks = 40
 
-// freezeIn freezes path if it is there. What is on the way to it from home, or behind a symbolic link, could be
-// renamed, and something else put in its place. Where something is mounted it cannot.
+// freezeIn makes path read-only if it exists. A directory on the way from home, or a symbolic link, could be renamed,
+// and another one put in its place. A mount point cannot be renamed; so freezeIn pins them.
 func (r *Room) freezeIn(home, path string, pinned map[string]bool) error {
-	way, rest := "/", strings.Split(path, "/") // way has no links
+	way, rest := "/", strings.Split(path, "/") // way has no symbolic links
 	for links := 0; len(rest) > 0; {
 		name, next := rest[0], filepath.Join(way, rest[0])
 		rest = rest[1:]
@@ -110,7 +111,7 @@ func (r *Room) freezeIn(home, path string, pinned map[string]bool) error {
 		}
 		fi, err := os.Lstat(next)
 		if err != nil {
-			return nil //nolint:nilerr // there is none
+			return nil //nolint:nilerr // it does not exist
 		}
 		isLink := fi.Mode()&fs.ModeSymlink != 0
 		ours := within(next, home) || links > 0 && unix.Access(filepath.Dir(next), unix.W_OK) == nil
@@ -126,7 +127,7 @@ func (r *Room) freezeIn(home, path string, pinned map[string]bool) error {
 		}
 		to, err := os.Readlink(next)
 		if links++; err != nil || links > maxLinks {
-			return nil //nolint:nilerr // nobody can follow it
+			return nil //nolint:nilerr // no process can follow it
 		}
 		if filepath.IsAbs(to) {
 			way = "/"
@@ -134,12 +135,12 @@ func (r *Room) freezeIn(home, path string, pinned map[string]bool) error {
 		rest = append(strings.Split(to, "/"), rest...)
 	}
 	if within(home, way) || within(r.spec.Dir, way) {
-		return nil // a link to what the build writes to
+		return nil // it leads to a place that the build may write to
 	}
 	return freeze(way)
 }
 
-// pin mounts a directory or a symbolic link over itself. Before Linux 5.2 a link cannot be held.
+// pin mounts a directory or a symbolic link over itself. Before Linux 5.2 this does not work for links.
 func pin(path string, isLink bool) error {
 	if !isLink {
 		return mount(path, path, "", unix.MS_BIND|unix.MS_REC, "")

@@ -14,22 +14,22 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// Level says how far the processes of a build are held apart. The zero value is Auto.
+// Level says how far the processes of a build are isolated. The zero value is Auto.
 type Level string
 
 const (
-	// Auto is Processes where the machine allows it and the user cannot become root by sudo without a password, else
+	// Auto is Processes if the machine allows it and the user cannot become root by sudo without a password, otherwise
 	// Off.
 	Auto Level = ""
-	// Off holds nothing apart.
+	// Off is no isolation.
 	Off Level = wire.IsolationOff
 	// Processes gives the build namespaces of its own for processes, mounts and IPC, as the package's comment says.
 	Processes Level = wire.IsolationProcesses
-	// Private is Processes with a HOME of its own: nothing that a build writes there is left.
+	// Private is Processes with a HOME of its own: nothing that a build writes there stays.
 	Private Level = wire.IsolationPrivate
 )
 
-// ParseLevel returns the level of that name. The empty name is that of Auto.
+// ParseLevel returns the level of that name. The empty name is Auto.
 func ParseLevel(name string) (Level, error) {
 	name, err := wire.ParseIsolation(name)
 	if err != nil || name == wire.IsolationAuto {
@@ -46,11 +46,11 @@ func (l Level) String() string {
 	return string(l)
 }
 
-// needed are the capabilities that an init keeps in its user namespace: to mount, and to look at its own processes.
+// needed are the capabilities that an init keeps in its user namespace: to mount, and to inspect its own processes.
 var needed = []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_SYS_PTRACE}
 
-// Attributes makes the process that sys starts the first one in the level's namespaces. An ordinary user must call
-// MapUser next. With a Credential root starts it as an ordinary user, who needs no user namespace then.
+// Attributes makes sys start a process as the first one in the level's namespaces. An ordinary user must call MapUser
+// next. If sys has a Credential, root starts it as an ordinary user, who needs no user namespace then.
 func (l Level) Attributes(sys *syscall.SysProcAttr) {
 	if l == Off {
 		return
@@ -62,14 +62,14 @@ func (l Level) Attributes(sys *syscall.SysProcAttr) {
 	if os.Geteuid() != 0 || sys.Credential != nil {
 		sys.AmbientCaps = needed
 		if l == Private {
-			sys.AmbientCaps = append(slices.Clip(needed), unix.CAP_DAC_OVERRIDE) // an overlay makes directories without modes
+			sys.AmbientCaps = append(slices.Clip(needed), unix.CAP_DAC_OVERRIDE) // an overlay makes directories of mode 0
 		}
 	}
 }
 
-// MapUser gives process pid, which was started with Attributes and waits, its user and group in its user namespace:
-// the same as ours. A process that is not dumpable cannot have the go command's UidMappings written for its child,
-// since the child is not dumpable either until its exec. For root there is nothing to do.
+// MapUser maps our user and group to themselves in the user namespace of process pid, which was started with Attributes
+// and waits. UidMappings of the standard library do not work for a parent that is not dumpable, because its child is
+// not dumpable either until its exec. For root there is nothing to do.
 func MapUser(pid int) error {
 	uid, gid := os.Geteuid(), os.Getegid()
 	if uid == 0 {
@@ -93,8 +93,8 @@ func MapUser(pid int) error {
 	return nil
 }
 
-// Remedy returns advice for an operator about err, of a level that cannot be had on this machine. It is empty if
-// there is no advice.
+// Remedy returns advice for an operator about err, the reason why a level is not available on this machine. It may be
+// empty.
 func Remedy(err error) string {
 	switch {
 	case err == nil || os.Geteuid() == 0:

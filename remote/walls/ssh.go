@@ -11,12 +11,12 @@ import (
 )
 
 const (
-	sshFiles = 64      // the most included files of OpenSSH's configuration that are copied
-	sshBytes = 1 << 20 // the most that one of them may have
+	sshFiles = 64      // bounds the included files of OpenSSH's configuration that are copied
+	sshBytes = 1 << 20 // bounds one of them, in bytes
 )
 
-// sshConfig puts copies of the files that OpenSSH's configuration includes in their places. In a user namespace the
-// files of root belong to nobody, and ssh refuses to include such a file.
+// sshConfig replaces the files that OpenSSH's configuration includes by copies. In a user namespace the files of root
+// belong to nobody, and ssh refuses to include such a file.
 func (r *Room) sshConfig() error {
 	if os.Geteuid() == 0 {
 		return nil
@@ -25,11 +25,11 @@ func (r *Room) sshConfig() error {
 	return r.copyIncludes("/etc/ssh/ssh_config", done)
 }
 
-// copyIncludes does so for the files that file includes, and for those that these include.
+// copyIncludes replaces the files that file includes, and the files that these include.
 func (r *Room) copyIncludes(file string, done map[string]bool) error {
 	text, err := readBounded(file)
 	if err != nil {
-		return nil // ssh will say why
+		return nil // ssh will report the error
 	}
 	for line := range strings.Lines(string(text)) {
 		words := strings.Fields(strings.Replace(line, "=", " ", 1))
@@ -41,7 +41,7 @@ func (r *Room) copyIncludes(file string, done map[string]bool) error {
 			if !filepath.IsAbs(pattern) {
 				pattern = filepath.Join("/etc/ssh", pattern)
 			}
-			files, _ := filepath.Glob(pattern) // an error: a bad pattern, which ssh finds too
+			files, _ := filepath.Glob(pattern) // ssh reports a bad pattern, too
 			for _, included := range files {
 				included, err := filepath.EvalSymlinks(included)
 				if err != nil || done[included] || len(done) == sshFiles {
@@ -60,12 +60,12 @@ func (r *Room) copyIncludes(file string, done map[string]bool) error {
 	return nil
 }
 
-// copyOver mounts a copy over file, if it is one of root's that we can read.
+// copyOver mounts a copy over file, if it belongs to root and we can read it.
 func (r *Room) copyOver(file string, n int) error {
 	var st unix.Stat_t
 	text, err := readBounded(file)
 	if err != nil || unix.Stat(file, &st) != nil || int(st.Uid) == os.Geteuid() {
-		return nil //nolint:nilerr // ssh says what is wrong with a file that it cannot read
+		return nil //nolint:nilerr // ssh reports why it cannot read a file
 	}
 	own := fmt.Sprintf("%s/private/ssh-config-%d", r.dir, n)
 	if err := os.WriteFile(own, text, 0o400); err != nil {
@@ -77,7 +77,7 @@ func (r *Room) copyOver(file string, n int) error {
 	return nil
 }
 
-// readBounded reads a regular file that has at most sshBytes.
+// readBounded reads a regular file of at most sshBytes.
 func readBounded(file string) ([]byte, error) {
 	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {

@@ -8,14 +8,14 @@ import (
 	"github.com/stepmux/stepmux/remote/step/action"
 )
 
-// NodeVariable is the environment variable that names the program node for actions.
+// NodeVariable is the environment variable with the path of the program node for actions.
 const NodeVariable = "STEP_RUNNER_NODE"
 
-// baseVariable is the environment variable that names the mirror of actions. A relay, which starts step runners without
-// flags, passes its environment on to them.
+// baseVariable is the environment variable with the mirror of actions. A relay starts step runners without flags, but
+// with its environment.
 const baseVariable = "STEPMUX_ACTIONS_BASE"
 
-// ActionFlags registers the flags that say how GitHub Actions run.
+// ActionFlags defines the flags that say how GitHub Actions run.
 func ActionFlags(fl *pflag.FlagSet, cfg *action.Config) {
 	fl.StringVar(&cfg.Base, "actions-base", os.Getenv(baseVariable),
 		"take actions from this `URL` or directory (default STEPMUX_ACTIONS_BASE, else https://github.com)")

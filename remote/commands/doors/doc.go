@@ -1,3 +1,4 @@
 // Package doors has the commands that a manager starts on a VM: `steps serve`, `steps proxy`, `steps relay`, `steps
-// script` and `steps end`. Each turns its flags into the configuration of package remote and makes one call.
+// script` and `steps end`. Each turns its flags into a configuration and makes one call of package remote, which owns
+// everything that the command starts. [Commands] is the list.
 package doors

@@ -17,13 +17,14 @@ import (
 	"github.com/stepmux/stepmux/internal/buildinfo"
 	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/limits"
+	"github.com/stepmux/stepmux/internal/pages"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote"
 	"github.com/stepmux/stepmux/remote/commands"
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
-// Commands are the commands that a manager starts on a VM, and that need no network there.
+// Commands are the commands that a manager starts on a VM and that need no network.
 var Commands = commands.Set{
 	"steps serve": serve, "steps proxy": proxy, "steps relay": relay, "steps script": script, "steps end": end,
 	"steps hold": hold, "steps isolation": tellIsolation, "ci": ci,
@@ -34,7 +35,7 @@ func serve(fl *pflag.FlagSet) commands.Runner {
 	return serveWith(fl, remote.ServeConfig{Version: buildinfo.Version()})
 }
 
-// serveGitLab is serve for GitLab Runner's manager, which knows no secrets.
+// serveGitLab is serve for GitLab Runner's manager, which does not know secrets.
 func serveGitLab(fl *pflag.FlagSet) commands.Runner {
 	return serveWith(fl, remote.ServeConfig{Version: buildinfo.Version(), QuietWithoutSecret: true})
 }
@@ -52,7 +53,7 @@ func serveWith(fl *pflag.FlagSet, cfg remote.ServeConfig) commands.Runner {
 	isolation := isolationFlag(fl)
 	buildUserFlag(fl, &cfg.BuildUser)
 	limitFlags(fl, &cfg.Limits)
-	// Not a string slice, which has the VM's end link a reader of CSV.
+	// Not a string slice: with that the VM's end would link a reader of CSV.
 	fl.Func("pass-env", "`NAMES` of variables of serve's environment that reach the steps, "+
 		"beside those of the machine, the user and the proxies; all for all but those that look like secrets; none "+
 		"(default: the caller says; for GitLab Runner's manager, all)", func(names string) error {
@@ -70,15 +71,16 @@ func serveWith(fl *pflag.FlagSet, cfg remote.ServeConfig) commands.Runner {
 	_ = fl.MarkHidden("detached") // fails only for an unknown flag
 	return untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) (err error) {
 		if cfg.Grace == 0 {
-			cfg.Grace = -1 // no grace, for the package
+			cfg.Grace = -1 // a negative grace is none in package remote
 		}
-		cfg.Ready = runtime.SetDefaultGOMAXPROCS // see oneproc
-		if *detached {
-			cfg.Ready = func() {
-				runtime.SetDefaultGOMAXPROCS()
+		cfg.Ready = func() {
+			runtime.SetDefaultGOMAXPROCS() // see oneproc
+			pages.UnmapAfterStart()
+			if *detached {
 				letGo()
 			}
-		} else {
+		}
+		if !*detached {
 			cfg.Detach = append(slices.Clone(os.Args[1:]), "--detached")
 		}
 		if cfg.Isolation, err = isolation(); err != nil {
@@ -88,12 +90,12 @@ func serveWith(fl *pflag.FlagSet, cfg remote.ServeConfig) commands.Runner {
 	})
 }
 
-// letGo gives up the standard files, which this process shares with the one that started it: an SSH server waits for
-// all that have a session's files open.
+// letGo closes the standard files, which this process shares with the one that started it. Otherwise an SSH server
+// would wait for this process, too, before it closes the session.
 func letGo() {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
-		return // the session stays open until the end of the build
+		return // the session then stays open until the end of the build
 	}
 	defer null.Close()
 	for fd := range 3 {
@@ -135,9 +137,10 @@ func relay(fl *pflag.FlagSet) commands.Runner {
 		"end only after the step runners that linger: for the main process of a container")
 	return untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) error {
 		if cfg.Grace == 0 {
-			cfg.Grace = -1 // no grace, for the package
+			cfg.Grace = -1 // a negative grace is none in package remote
 		}
 		runtime.GOMAXPROCS(relayProcessors(runtime.NumCPU()))
+		pages.UnmapAfterStart()
 		return remote.Relay(ctx, stdio, cfg)
 	})
 }
@@ -213,7 +216,7 @@ func buildUserFlag(fl *pflag.FlagSet, to *string) {
 		"which each build has one of its own (default: the login)")
 }
 
-// isolationFlag defines --isolation and returns the function that reads it.
+// isolationFlag defines --isolation and returns a function that reads it.
 func isolationFlag(fl *pflag.FlagSet) func() (walls.Level, error) {
 	name := fl.String("isolation", cmp.Or(os.Getenv(wire.IsolationVar), wire.IsolationAuto),
 		"how far jobs are held apart from the rest of the machine: "+wire.Isolations+"; the variable "+wire.IsolationVar+
@@ -227,7 +230,7 @@ func isolationFlag(fl *pflag.FlagSet) func() (walls.Level, error) {
 	}
 }
 
-// limitFlags defines the flags of the limits.
+// limitFlags defines the flags for limits.
 func limitFlags(fl *pflag.FlagSet, to *limits.Build) {
 	for _, f := range []struct{ name, usage string }{
 		{limits.MemoryFlag, "limit of the build's memory, a `SIZE` such as 512M or 2G; it has no swap. Limits need a " +
@@ -239,13 +242,13 @@ func limitFlags(fl *pflag.FlagSet, to *limits.Build) {
 	}
 }
 
-// socket defines the flag that serve and proxy need.
+// socket defines the flag --socket of serve and proxy.
 func socket(fl *pflag.FlagSet, to *string) {
 	fl.StringVar(to, "socket", "", "path of the socket: <tmp>/gitlab-runner-steps/<build id>/step-runner.sock, or in a "+
 		"private directory of yours (required); -: the first line of standard input is the path")
 }
 
-// untilEnd returns the runner of a command that lasts until a signal or its standard input ends it.
+// untilEnd returns the runner of a command that runs until a signal or the end of its standard input.
 func untilEnd(fl *pflag.FlagSet, run func(context.Context, remote.Stdio) error) commands.Runner {
 	return func(ctx context.Context, args []string) (int, error) {
 		if len(args) > 0 {
@@ -257,16 +260,16 @@ func untilEnd(fl *pflag.FlagSet, run func(context.Context, remote.Stdio) error) 
 			}
 		}
 		err := run(ctx, remote.Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr})
-		if code := endsignal.Code(ctx); code != 0 && errors.Is(err, context.Cause(ctx)) { // serve ends well by a signal
+		if code := endsignal.Code(ctx); code != 0 && errors.Is(err, context.Cause(ctx)) { // a normal end
 			return code, nil
 		}
 		return 0, err
 	}
 }
 
-// relayProcessors returns the number of processors that a relay uses on a machine with n. A relay and a proxy copy
-// bytes between system calls. More processors mostly wake each other, which costs a quarter of the work, and the jobs
-// have better use for them. The SSH server takes one.
+// relayProcessors returns the number of processors that a relay uses on a machine with n. A relay only copies bytes
+// between system calls. More processors mostly wake each other, which costs a quarter of the work, and jobs need the
+// processors. The SSH server takes one.
 func relayProcessors(n int) int {
 	if n <= 2 {
 		return 1

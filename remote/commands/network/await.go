@@ -33,12 +33,12 @@ func awaitServers(fl *pflag.FlagSet) commands.Runner {
 }
 
 const (
-	// awaitEvery is how often a port is tried, and awaitTry how long one try may take.
+	// awaitEvery is the time between two attempts at a port, and awaitTry bounds one attempt.
 	awaitEvery, awaitTry = 50 * time.Millisecond, 5 * time.Second
 )
 
-// awaitPorts waits until each of these addresses, HOST:PORT, has accepted a TCP connection, or ctx ends. Its error then
-// says why the last try failed.
+// awaitPorts waits until each address, HOST:PORT, has accepted a TCP connection, or ctx ends. Then the error says why
+// the last attempt failed.
 func awaitPorts(ctx context.Context, addresses []string) error {
 	group, ctx := errgroup.WithContext(ctx)
 	for _, address := range addresses {

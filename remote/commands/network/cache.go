@@ -15,20 +15,20 @@ import (
 	"github.com/stepmux/stepmux/remote/step/fetch"
 )
 
-// CacheReport has components in a cache: all of them, those that were removed, or those that were changed.
+// CacheReport lists components in a cache: all of them, the removed ones, or the changed ones.
 type CacheReport struct {
 	Components []fetch.Cached `json:"components"`
-	// Error says why there may be more.
+	// Error says why the list may be incomplete.
 	Error string `json:"error,omitempty"`
 }
 
-// Cache lists, prunes or verifies the cache in dir, as the verb says: see [fetch.Store]. If dir is empty, it is
+// Cache lists, prunes or verifies the cache in dir, depending on verb: see [fetch.Store]. If dir is empty, it is
 // [component.DefaultDir]. prune keeps components that were used within the time unused.
 func Cache(ctx context.Context, verb, dir string, unused time.Duration) CacheReport {
 	r := CacheReport{}
 	store, err := fetch.New(fetch.Config{Dir: dir})
 	if err == nil {
-		defer func() { _ = store.Close() }() // nil
+		defer func() { _ = store.Close() }() // always nil
 		switch verb {
 		case "list":
 			r.Components, err = store.List()

@@ -15,7 +15,7 @@ import (
 	"github.com/stepmux/stepmux/remote/pipe"
 )
 
-// passwordVariable is the environment variable with the password of a repository.
+// passwordVariable is the environment variable that has the password of a repository.
 const passwordVariable = "CI_JOB_TOKEN"
 
 // exitCloneFailed is the exit code of a clone that failed, as of a step.
@@ -63,7 +63,7 @@ func cloneRepository(fl *pflag.FlagSet) commands.Runner {
 	}
 }
 
-// appendOutput appends an output to the file of a step.
+// appendOutput appends an output to the output file of a step.
 func appendOutput(file, name, value string) error {
 	line, err := json.Marshal(map[string]string{"name": name, "value": value})
 	if err != nil {

@@ -1,10 +1,9 @@
-// Package network has the commands of the VM's end that speak HTTP with servers, or look after the files that came from
-// there, or wait for servers, or pack and unpack files: `steps fetch`, `steps clone`, `steps cache`, `steps await`,
-// `steps unpack`, `steps pack`, and the helper commands that the scripts of a GitLab manager call. The helper commands
-// exit with 1 if they fail, as those scripts expect.
+// Package network has the commands of the VM's end that need HTTP, the network or compression: `steps fetch`, `steps
+// clone`, `steps cache`, `steps await`, `steps unpack`, `steps pack`, and the helper commands that the scripts of a
+// GitLab manager call. The helper commands exit with 1 if they fail, as those scripts expect.
 //
-// The program stepmux-fetch has them, so that the programs that every build starts link no TLS and no library of a
-// registry. [Commands] is the list.
+// They are in the program stepmux-fetch. So the programs that every build starts link no TLS and no library of a
+// registry. [Commands] is the list. Each command makes one call of another package and owns nothing afterwards.
 package network
 
 import "github.com/stepmux/stepmux/remote/commands"

@@ -8,10 +8,10 @@ import (
 	"github.com/stepmux/stepmux/internal/boundedfile"
 )
 
-// maxEnvFile is the largest number of bytes of a file of --env-file.
+// maxEnvFile bounds a file of --env-file, in bytes.
 const maxEnvFile = 1 << 20
 
-// readEnvFile reads lines KEY=VALUE. A value can be in quotes; those in double quotes have escapes as in JSON, and \$.
+// readEnvFile reads lines KEY=VALUE. A value may be in quotes. In double quotes it has the escapes of JSON, and \$.
 func readEnvFile(name string) (map[string]string, error) {
 	data, err := boundedfile.Read(name, maxEnvFile)
 	if err != nil {

@@ -21,7 +21,7 @@ func fetchStep(*pflag.FlagSet) commands.Runner {
 		if err := pipe.Conceal(); err != nil { // the request has credentials
 			return 0, err
 		}
-		// Children that git leaves behind are ours then, and fetch waits for them.
+		// This process then becomes the parent of children that git leaves behind, and fetch waits for them.
 		if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 			return 0, fmt.Errorf("adopt the processes of git: %w", err)
 		}

@@ -18,13 +18,13 @@ import (
 	"github.com/stepmux/stepmux/remote/transfer"
 )
 
-// exitHelperFailed is the exit code of a helper command that failed, as the scripts of GitLab's manager know it.
+// exitHelperFailed is the exit code of a failed helper command that the scripts of GitLab's manager expect.
 const exitHelperFailed = 1
 
 // helper has the flags that the helper commands share.
 type helper struct {
 	fl *pflag.FlagSet
-	// env has the variable for each flag that can come from the environment, and file the variables of --env-file.
+	// env maps flags to the variables that can set them. file has the variables of --env-file.
 	env  map[string]string
 	file map[string]string
 	log  transfer.Log
@@ -35,7 +35,7 @@ type helper struct {
 	level     string
 	verbose   bool
 	envFile   string
-	missing   map[string]string // flags that are refused, and why
+	missing   map[string]string // refused flags, with the reasons
 }
 
 func newHelper(fl *pflag.FlagSet) *helper {
@@ -44,16 +44,17 @@ func newHelper(fl *pflag.FlagSet) *helper {
 	return h
 }
 
-// from lets a flag come from a variable of the environment.
+// from says that a variable of the environment can set the flag.
 func (h *helper) from(flag, variable string) {
 	h.env[flag] = variable
 	f := h.fl.Lookup(flag)
 	f.Usage += " (" + variable + ")"
 }
 
-// transfers defines the flags about requests: uploads or downloads, which are repeated so often.
-func (h *helper) transfers(what string, retries int) {
-	h.fl.IntVar(&h.transfer.Retries, "retry", retries, "how often a failed "+what+" is repeated")
+// transfers defines the flags about requests. doing is "upload" or "download", and retries the default number of
+// retries.
+func (h *helper) transfers(doing string, retries int) {
+	h.fl.IntVar(&h.transfer.Retries, "retry", retries, "how often a failed "+doing+" is repeated")
 	h.fl.DurationVar(&h.transfer.RetryTime, "retry-time", time.Second,
 		"first wait before a repetition; it doubles up to 1m, and the server may ask for another")
 	h.fl.DurationVar(&h.transfer.MeterEvery, "transfer-meter-frequency", 10*time.Second,
@@ -64,12 +65,12 @@ func (h *helper) transfers(what string, retries int) {
 	h.fl.DurationVar(&h.transfer.Stall, "stall-timeout", time.Minute, "longest time in which no byte moves")
 }
 
-// refuse defines flags of GitLab's program that this one has no code for.
+// refuse defines flags of GitLab's program that are not supported here. Their use is an error with the reason why.
 func (h *helper) refuse(why string, flags ...string) {
 	for _, name := range flags {
 		h.missing[name] = why
 		h.fl.String(name, "", "")
-		_ = h.fl.MarkHidden(name) // there is such a flag
+		_ = h.fl.MarkHidden(name) // the flag was defined just now
 	}
 }
 
@@ -84,8 +85,8 @@ func (h *helper) selects(levelVariable string) {
 	h.from("compression-level", levelVariable)
 }
 
-// extracts defines the flags that bound what an archive may have. A project's own caches may have links that lead
-// outside, as a virtual environment of Python has.
+// extracts defines the flags that bound an archive's content. A project's own caches may have links that lead outside,
+// for example a virtual environment of Python.
 func (h *helper) extracts(outsideLinks bool) {
 	h.fl.Int64Var(&h.bounds.Bytes, "max-extracted-size", 0, "most bytes that the files of an archive may have "+
 		"(default nine tenths of the free space, at most 64 GiB)")
@@ -146,7 +147,7 @@ func (h *helper) parsed(args []string) (archive.Level, error) {
 	return level, err
 }
 
-// expand replaces $NAME, ${NAME} and ${NAME:-WORD} with variables, as a shell does.
+// expand replaces $NAME, ${NAME} and ${NAME:-WORD} by variables, as a shell does.
 func (h *helper) expand(s string) string {
 	bad := false
 	expanded := os.Expand(s, func(name string) string {
@@ -168,7 +169,7 @@ func (h *helper) expand(s string) string {
 	return expanded
 }
 
-// found names the files if --verbose is set.
+// found prints the names of the files if --verbose is set.
 func (h *helper) found(names []string) {
 	if !h.verbose {
 		return
@@ -178,7 +179,7 @@ func (h *helper) found(names []string) {
 	}
 }
 
-// with runs do with a client. It shows an error as GitLab's program does.
+// with calls do with a client. It prints an error in the form of GitLab's program.
 func (h *helper) with(ctx context.Context, do func(client *transfer.Client) error) (int, error) {
 	client, err := transfer.New(h.transfer)
 	if err == nil {
@@ -188,7 +189,7 @@ func (h *helper) with(ctx context.Context, do func(client *transfer.Client) erro
 	return h.end(ctx, err)
 }
 
-// end shows the error that ends a command, and returns the exit code.
+// end prints the error of a command, and returns the exit code.
 func (h *helper) end(ctx context.Context, err error) (int, error) {
 	switch {
 	case err == nil:
@@ -203,7 +204,7 @@ func (h *helper) end(ctx context.Context, err error) (int, error) {
 	return exitHelperFailed, nil
 }
 
-// lasting is a flag for a time: as Go writes it, 1h30m, or as a number of units.
+// lasting is a flag for a duration: in Go's form, 1h30m, or as a number of units.
 type lasting struct {
 	to   *time.Duration
 	unit time.Duration

@@ -17,7 +17,7 @@ import (
 	"github.com/stepmux/stepmux/remote/transfer"
 )
 
-// noCloud says why flags for Go Cloud URLs are refused.
+// noCloud is the reason for refusing flags for Go Cloud URLs.
 const noCloud = "stepmux has no credentials of a cloud; use a cache with presigned URLs (s3 with access keys, or " +
 	"gcs), or a local cache"
 
@@ -94,7 +94,7 @@ func cacheExtractor(fl *pflag.FlagSet) commands.Runner {
 	}
 }
 
-// cached defines the flags that both commands of a cache have.
+// cached defines the flags of both commands for a cache.
 func (h *helper) cached(file *string, doing string) {
 	h.fl.StringVar(file, "file", "", "the archive on this machine (required)")
 	h.transfer.Timeout = 10 * time.Minute

@@ -11,7 +11,7 @@ import (
 	"github.com/stepmux/stepmux/remote/commands"
 )
 
-// unpackProject unpacks the archive on standard input in the working directory.
+// unpackProject unpacks the archive on standard input into the working directory.
 func unpackProject(*pflag.FlagSet) commands.Runner {
 	return func(ctx context.Context, args []string) (int, error) {
 		if len(args) > 0 {
@@ -22,7 +22,7 @@ func unpackProject(*pflag.FlagSet) commands.Runner {
 	}
 }
 
-// packArtifacts packs the files that its arguments match to standard output. Without files it writes nothing.
+// packArtifacts packs the files that match its arguments to standard output. Without files it writes nothing.
 func packArtifacts(*pflag.FlagSet) commands.Runner {
 	return func(ctx context.Context, args []string) (int, error) {
 		dir, err := os.Getwd()

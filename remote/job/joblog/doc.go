@@ -1,9 +1,10 @@
-// Package joblog keeps the output of one stream of a job in a file, or in memory while it is short: append-only, raw
-// bytes, readable from any offset by any number of readers while it grows.
+// Package joblog keeps the output of one stream of a job: append-only, as raw bytes, readable from any offset by any
+// number of readers while it grows.
 //
-// A [Log] knows no lines: its readers get the bytes as they were written, at the offsets at which they were written.
-// The writer is the pump of a running process, so a Write never waits for a reader and never reports a full disk,
-// which would block or kill the process; [Log.Err] reports it. The job owns the log: it closes it after the last
-// Write, and removes it. A log with a limit keeps the bytes that no reader has had, and drops those that have been
-// read when it needs room.
+// A [Log] is a file, or memory while it is short. It does not split lines: readers get the bytes at the offsets at
+// which they were written. The writer is the pump of a running process. So a Write never waits for a reader, and never
+// reports a full disk, because that would block or kill the process; [Log.Err] reports it. A log with a limit drops
+// bytes that have been read when it needs room, and keeps the others.
+//
+// The job owns the log: it calls Close after the last Write, and Remove after the last read.
 package joblog

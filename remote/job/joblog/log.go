@@ -16,34 +16,34 @@ import (
 // Log is the output of one stream. All methods may be called at the same time, from any goroutine.
 type Log struct {
 	path  string
-	dir   *os.File // where its file is; nil: at path
+	dir   *os.File // the directory of its file; nil: that of path
 	limit int64    // 0: none
 
-	appending sync.Mutex // held by the one Write that appends; readers never take it
-	file      *os.File   // nil while all bytes are in head; readers do not look at it then
+	appending sync.Mutex // held by the Write that appends; readers never take it
+	file      *os.File   // nil while all bytes are in head; then readers do not use it
 
 	mu      sync.Mutex    // guards the following; all but seen, removed and changed change under appending too
 	head    []byte        // the whole log while it is short: nil before the first byte, and once there is a file
-	length  int64         // where the next byte will be
-	first   int64         // bytes before it are not in the file any more
-	seen    int64         // a reader has had each byte before it
+	length  int64         // the offset of the next byte
+	first   int64         // bytes before it are no longer in the file
+	seen    int64         // each byte before it has been read
 	dropped int64         // bytes that were written but are not in the file
-	full    bool          // the limit's marker is in the file, nothing follows it
+	full    bool          // the limit's marker is in the file, and nothing comes after it
 	err     error         // why the file is shorter than the output
 	closed  bool          // length is final
 	removed bool          // the file is deleted, or about to be
-	changed chan struct{} // closed with the next change of length or closed; nil while nobody waits
+	changed chan struct{} // closed when length or closed changes; nil while nobody waits
 }
 
-// maxHead is the length up to which a log is kept in memory. Most jobs write less, and a file system can take longer to
-// make a file than such a job runs.
+// maxHead is the length up to which a log is kept in memory. Most jobs write less, and to make a file can take longer
+// than such a job runs.
 const maxHead = 4 << 10
 
-// New returns an empty log. When it becomes longer than 4 KiB, or than its limit, its file is created at path, where no
-// file may exist then, readable by our user alone. A limit above 0 bounds the file. When it is reached, bytes that a
-// reader has had make room for new ones. Where there are too few, a line that says so ends the log, and the rest is
-// dropped. A limit of 0 is no limit, and a negative one panics. The caller must call Close after the last Write, and
-// Remove after the last read.
+// New returns an empty log. When it becomes longer than 4 KiB, or than its limit, its file is created at path, readable
+// by our user only; no file may exist there. A limit above 0 bounds the file. When it is reached, bytes that have been
+// read make room for new ones. If too few have been read, a line that says so ends the log, and the rest is dropped. A
+// limit of 0 is no limit, and a negative one panics. The caller must call Close after the last Write, and Remove after
+// the last read.
 func New(path string, limit int64) *Log {
 	if limit < 0 {
 		panic("joblog: limit is negative")
@@ -51,8 +51,8 @@ func New(path string, limit int64) *Log {
 	return &Log{path: path, limit: limit}
 }
 
-// In says that dir is the directory of the log's path. Then the file is made and removed there, wherever that directory
-// was moved and whatever is in its place. It must be called before the first Write, and dir stay open until Remove.
+// In sets the open directory of the log's file, in place of that of its path: the file is made and removed there even
+// if the directory is moved or replaced. In must be called before the first Write, and dir must stay open until Remove.
 func (l *Log) In(dir *os.File) { l.dir = dir }
 
 // create makes the file.
@@ -97,8 +97,8 @@ func (l *Log) Dropped() int64 {
 	return l.dropped
 }
 
-// Err returns the error that cut the log off, such as a full disk. It is nil if the log is complete, or cut off by its
-// limit only. The bytes before the error stay readable.
+// Err returns the error that cut the log off, such as a full disk. It is nil if the log is complete, or if only its
+// limit cut it off. The bytes before the error stay readable.
 func (l *Log) Err() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -106,7 +106,7 @@ func (l *Log) Err() error {
 }
 
 // Close ends the log and wakes the readers that wait at its end. It waits for a Write that is under way. The log can be
-// read until Remove. It is idempotent and returns the error of Err.
+// read until Remove. It is idempotent and returns the same error as Err.
 func (l *Log) Close() error {
 	l.appending.Lock()
 	defer l.appending.Unlock()
@@ -120,7 +120,7 @@ func (l *Log) Close() error {
 // Remove closes the log and deletes its file. Reads under way end first or fail; later ones fail with [fs.ErrClosed].
 // It is idempotent, and a file that is already gone is no error.
 func (l *Log) Remove() error {
-	_ = l.Close() // its error is Err's
+	_ = l.Close() // Err returns the same error
 	l.mu.Lock()
 	first := !l.removed
 	l.removed = true

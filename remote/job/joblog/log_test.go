@@ -268,7 +268,7 @@ func TestReadThatRoomIsMadeUnderReturnsAnError(t *testing.T) {
 	_, err = l.await(t.Context(), 0)
 	require.NoError(t, err)
 	write(t, l, "more")
-	_, err = l.had(0, 100)
+	_, err = l.markRead(0, 100)
 	require.ErrorIs(t, err, ErrOffset)
 }
 

@@ -10,13 +10,13 @@ import (
 	"github.com/stepmux/stepmux/internal/oserr"
 )
 
-// ErrOffset is wrapped by the error of a read at an offset the log does not have: a negative one, one past the end of a
-// closed log, or one of bytes that made room for others.
+// ErrOffset is wrapped by the error of a read at an offset that the log does not have: it is negative, past the end of
+// a closed log, or its byte has been dropped to make room.
 var ErrOffset = errors.New("offset out of range")
 
 // ReadAt reads at least one byte at off into p. It waits for that byte, also if off is past the present end. At the end
-// of a closed log it returns [io.EOF], past it an ErrOffset; if ctx ends, its cause. Unlike [io.ReaderAt] it returns
-// fewer bytes than len(p), with no error, when there are no more yet.
+// of a closed log it returns [io.EOF], past it ErrOffset; if ctx ends, its cause. Unlike [io.ReaderAt] it may return
+// fewer bytes than len(p) without an error, when there are no more yet.
 func (l *Log) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if off < 0 {
 		return 0, fmt.Errorf("read log %s: %w: %d is negative", l.path, ErrOffset, off)
@@ -26,22 +26,22 @@ func (l *Log) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 		return 0, err
 	}
 	p = p[:min(int64(len(p)), length-off)]
-	n, held, err := l.readHeld(p, off)
+	n, held, err := l.readMemory(p, off)
 	if !held {
 		n, err = l.file.ReadAt(p, off)
 	}
 	switch {
 	case n > 0:
-		return l.had(off, n) // the next read returns the error
+		return l.markRead(off, n) // the next read returns the error
 	case errors.Is(err, io.EOF):
-		// The file is shorter than the log. A reader must not take that for the log's end.
+		// The file is shorter than the log. A reader must not mistake that for the log's end.
 		err = io.ErrUnexpectedEOF
 	}
 	return 0, fmt.Errorf("read log %s: %w", l.path, oserr.Bare(err))
 }
 
-// readHeld reads from the log in memory. It reports whether the log is there.
-func (l *Log) readHeld(p []byte, off int64) (n int, held bool, err error) {
+// readMemory reads from the log while it is in memory. held reports whether it is there.
+func (l *Log) readMemory(p []byte, off int64) (n int, held bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
@@ -54,9 +54,9 @@ func (l *Log) readHeld(p []byte, off int64) (n int, held bool, err error) {
 	}
 }
 
-// had takes note that a reader has had n bytes at off. If they have made room meanwhile, it may have had zeros instead,
-// and had returns the error of ReadAt.
-func (l *Log) had(off int64, n int) (int, error) {
+// markRead notes that n bytes at off were read, so that they may be dropped. If they were dropped during the read, the
+// reader may have got zeros in their place; then markRead returns the error of ReadAt.
+func (l *Log) markRead(off int64, n int) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if off < l.first {

@@ -10,15 +10,15 @@ import (
 )
 
 // Write appends p. It waits for the file system and for other calls of Write, never for a reader. It returns len(p)
-// even if p is dropped, past the limit or after an error (see Err), so that the writing process goes on. Only after
-// Close it fails, with [fs.ErrClosed].
+// even if p is dropped, past the limit or after an error (see Err), so that the writing process goes on. It fails only
+// after Close, with [fs.ErrClosed].
 func (l *Log) Write(p []byte) (int, error) {
 	l.appending.Lock()
 	defer l.appending.Unlock()
 	if l.closed {
 		return 0, fmt.Errorf("write log %s: %w", l.path, fs.ErrClosed)
 	}
-	if l.hold(p) {
+	if l.keepInMemory(p) {
 		return len(p), nil
 	}
 	keep, marker := p, []byte(nil)
@@ -49,8 +49,8 @@ func (l *Log) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// hold appends p to the log in memory, and reports whether that has room.
-func (l *Log) hold(p []byte) bool {
+// keepInMemory appends p to the log in memory, and reports whether that has room for it.
+func (l *Log) keepInMemory(p []byte) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	length := l.length + int64(len(p))
@@ -64,7 +64,7 @@ func (l *Log) hold(p []byte) bool {
 	return true
 }
 
-// spill creates the file, with the bytes that are in memory.
+// spill creates the file, and writes the bytes that are in memory to it.
 func (l *Log) spill() {
 	if l.file != nil {
 		return
@@ -86,8 +86,9 @@ func (l *Log) spill() {
 // failLocked ends the log with err, for good: if later bytes found room again, they would stand at wrong offsets.
 func (l *Log) failLocked(err error) { l.err = fmt.Errorf("write log %s: %w", l.path, oserr.Bare(err)) }
 
-// room returns for how many of the next n bytes the limit has room. If it has too little, room removes from the file
-// what a reader has had, but for a quarter of the limit: a reader whose connection breaks goes on a little before.
+// room returns how many of the next n bytes fit into the limit. If they do not all fit, it first drops bytes that have
+// been read. It keeps the last quarter of the limit: a reader whose connection breaks starts again a little before its
+// end.
 func (l *Log) room(n int64) int64 {
 	free := l.limit - l.Size()
 	if l.limit == 0 || n <= free {
@@ -95,13 +96,13 @@ func (l *Log) room(n int64) int64 {
 	}
 	l.mu.Lock()
 	before := l.first
-	l.first = max(l.first, l.seen-l.limit/4) // first: from now on no read returns what is removed
+	l.first = max(l.first, l.seen-l.limit/4) // before the hole is made: from now on no read returns these bytes
 	gone := l.first - before
 	l.mu.Unlock()
 	const hole = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
 	if gone > 0 && unix.Fallocate(int(l.file.Fd()), hole, before, gone) != nil {
 		l.mu.Lock()
-		l.first = before // a file system that cannot
+		l.first = before // this file system cannot make holes
 		l.mu.Unlock()
 		gone = 0
 	}
@@ -116,7 +117,7 @@ func (l *Log) put(p []byte, at int64) (int, error) {
 	return l.file.WriteAt(p, at)
 }
 
-// marker is the last line of a log that reached its limit.
+// marker returns the last line of a log that has reached its limit.
 func (l *Log) marker() []byte {
 	return fmt.Appendf(nil, "\n[output limit of %d bytes reached, the rest is dropped]\n", l.limit)
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// Both refusals are the same for a missing and for a wrong secret.
+// The same error answers a missing and a wrong secret.
 var (
 	errSecret = status.Error(codes.Unauthenticated,
 		"this build's step runner wants the secret its manager started it with")
@@ -20,11 +20,11 @@ var (
 		`the token is missing or wrong; send the metadata "authorization: Bearer <token>"`)
 )
 
-// RequireSecret returns an option for [NewServer] that refuses every call that does not carry the secret of v.
+// RequireSecret returns an option for [NewServer]: the server refuses every call that does not carry the secret of v.
 func RequireSecret(v wire.Verifier) grpc.ServerOption { return demand(v, errSecret) }
 
-// RequireToken returns an option for [NewServer] that refuses every call without the token. It panics if the token is
-// empty.
+// RequireToken returns an option for [NewServer]: the server refuses every call that does not carry the token. It
+// panics if the token is empty.
 func RequireToken(token string) grpc.ServerOption {
 	if token == "" {
 		panic("service: the token is empty")
@@ -32,7 +32,8 @@ func RequireToken(token string) grpc.ServerOption {
 	return demand(sha256.Sum256([]byte(token)), errToken)
 }
 
-// demand refuses calls of known and unknown methods before any byte of a message is read: a message may have 64 MiB.
+// demand returns an option that refuses calls of known and unknown methods before any byte of a message is read: a
+// message may have 64 MiB.
 func demand(v wire.Verifier, refused error) grpc.ServerOption {
 	return grpc.InTapHandle(func(ctx context.Context, call *tap.Info) (context.Context, error) {
 		if !v.Admits(call.Header.Get(wire.AuthorizationKey)) {

@@ -16,8 +16,9 @@ import (
 	"github.com/stepmux/stepmux/remote/job"
 )
 
-// maxPiece is the most output in one message.
-const maxPiece = 64 << 10
+// maxPiece bounds the output in one message, in bytes. The message so fits gRPC's buffers of 32 KiB. The next size in
+// gRPC's pool is 1 MiB, and both ends clear the whole buffer for each message.
+const maxPiece = 32<<10 - 64
 
 var pieces = sync.Pool{New: func() any { return new([maxPiece]byte) }}
 
@@ -47,7 +48,8 @@ func (r *runner) FollowIO(req *pb.FollowIORequest, stream grpc.ServerStreamingSe
 	})
 }
 
-// sendStream sends stream from offset to its end, each piece with its offset, and waits until the job's state is final.
+// sendStream sends stream from offset to its end, each piece with its offset. Then it waits until the job's state is
+// final.
 func sendStream(
 	ctx context.Context, f *job.Follower, stream job.Stream, offset int64, send func(piece []byte, offset int64) error,
 ) error {
@@ -68,7 +70,7 @@ func sendPieces(
 	for {
 		n, err := read(piece[:], offset)
 		if n > 0 {
-			// Send encodes the message before it returns, so the piece can be used again.
+			// Send encodes the message before it returns, so the next message can use the same piece.
 			if err := send(piece[:n], offset); err != nil {
 				return err
 			}

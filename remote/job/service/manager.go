@@ -11,7 +11,7 @@ import (
 	"github.com/stepmux/stepmux/remote/job"
 )
 
-// manager implements the service that GitLab Runner's manager calls. The .proto documents its methods.
+// manager implements the service that GitLab Runner's manager calls. The .proto describes its methods.
 type manager struct {
 	runnerproto.UnimplementedStepRunnerServer
 	store *job.Store

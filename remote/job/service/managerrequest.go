@@ -13,7 +13,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// maxKey is the longest key of a variable, which may be the name of a file (NAME_MAX).
+// maxKey is the longest key of a variable: it may become the name of a file (NAME_MAX).
 const maxKey = 255
 
 // managerSpecOf checks req and returns the job it asks for. The error names the field.
@@ -21,7 +21,8 @@ func managerSpecOf(req *runnerproto.RunRequest) (job.Spec, error) {
 	dir := cmp.Or(req.GetJob().GetBuildDir(), req.GetWorkDir())
 	spec := job.Spec{ID: req.GetId(), WorkDir: dir, Merged: true, Config: engine.Config{
 		Env: req.GetEnv(),
-		// As GitLab documents it: the operating system's environment is the last layer, and a manager may be newer.
+		// GitLab documents that the operating system's environment is the last layer. Unknown keys are tolerated
+		// because the manager may be newer.
 		PassEnv: engine.PassEnv{Base: engine.PassAll}, Tolerant: true,
 	}}
 	dirs := map[string]string{"work_dir": req.GetWorkDir(), "job.build_dir": req.GetJob().GetBuildDir()}
@@ -34,7 +35,7 @@ func managerSpecOf(req *runnerproto.RunRequest) (job.Spec, error) {
 			return spec, fmt.Errorf("job.variables[%d].key: use letters, digits and _, not a digit first, at most %d in all",
 				i, maxKey)
 		}
-		// A manager may send several variables of a key, and the last one counts, in the first one's place.
+		// A manager may send a key several times. The last value counts, in the place of the first one.
 		last := engine.Variable{Key: v.GetKey(), Value: v.GetValue(), File: v.GetFile(), Masked: v.GetMasked()}
 		at := slices.IndexFunc(spec.Vars, func(other engine.Variable) bool { return other.Key == last.Key })
 		if at < 0 {
@@ -57,10 +58,10 @@ func managerSpecOf(req *runnerproto.RunRequest) (job.Spec, error) {
 	return spec, err
 }
 
-// logLevelVariable is the variable by which steps know how much to log. Every job of this service has it.
+// logLevelVariable tells steps how much to log. Every job of this service has it.
 const logLevelVariable = "CI_STEPS_LOG_LEVEL"
 
-// setLogLevel sets the log level of a job's steps by the job's variable.
+// setLogLevel sets the log level of a job's steps from the job's variables.
 func setLogLevel(spec *job.Spec) error {
 	level := "info"
 	for _, v := range spec.Vars {

@@ -22,13 +22,13 @@ import (
 )
 
 const (
-	// maxPath is the longest path the system takes (PATH_MAX less the final NUL).
+	// maxPath is the longest path that the system accepts (PATH_MAX less the final NUL).
 	maxPath = 4095
-	// maxGrace is the longest grace a job may ask for: a runner that ends has to wait for it.
+	// maxGrace is the longest grace that a job may ask for: a step runner that ends has to wait for it.
 	maxGrace = time.Hour
 )
 
-// specOf checks req and returns the job it asks for. The error names the field.
+// specOf checks req and returns the job that it asks for. The error names the field.
 func specOf(req *pb.RunRequest) (job.Spec, error) {
 	spec := job.Spec{ID: req.GetId(), WorkDir: req.GetWorkDir()}
 	spec.Config = engine.Config{Env: req.GetEnv(), MayFail: req.GetMayFail()}
@@ -71,7 +71,7 @@ func specOf(req *pb.RunRequest) (job.Spec, error) {
 // traceOf returns the trace that req asks for. Its source is the text of the job or, for steps that came as messages,
 // the encoded messages.
 func traceOf(req *pb.RunRequest) (*job.TraceSpec, error) {
-	text := []byte(req.GetStepsYaml() + req.GetCiScript()) // there is one of them at most
+	text := []byte(req.GetStepsYaml() + req.GetCiScript()) // at most one of them is set
 	if len(text) == 0 {
 		var err error
 		if text, err = encode(&pb.RunRequest{Steps: req.GetSteps()}); err != nil {
@@ -85,7 +85,7 @@ func traceOf(req *pb.RunRequest) (*job.TraceSpec, error) {
 	}, nil
 }
 
-// digest returns the digest of a request, by which the store recognises the same job.
+// digest returns the digest of a request. The store recognises a repeated request by it.
 func digest(req proto.Message) ([sha256.Size]byte, error) {
 	payload, err := encode(req)
 	return sha256.Sum256(payload), err
@@ -99,14 +99,15 @@ func encode(req proto.Message) ([]byte, error) {
 	return payload, nil
 }
 
-// idForm matches the id of a job, which has at most maxID bytes.
+// idForm matches the id of a job. Its length is at most maxID bytes.
 var idForm = lazyregexp.New(`^[A-Za-z0-9._-]+$`)
 
 const maxID = 256
 
 func validID(id string) bool { return len(id) <= maxID && idForm().MatchString(id) }
 
-// check checks what all requests for jobs have: the id, the environment, and paths, by the names of their fields.
+// check checks the fields that all requests for jobs have: the id, the environment, and paths, a map from a field's
+// name to its value.
 func check(spec *job.Spec, paths map[string]string) error {
 	if !validID(spec.ID) {
 		return errors.New("id: use 1 to 256 characters of A-Z a-z 0-9 . _ -")
@@ -144,7 +145,7 @@ func variablesOf(list []*pb.Variable) ([]engine.Variable, error) {
 	return vars, nil
 }
 
-// nameOf returns the name of req's steps_yaml in messages.
+// nameOf returns the file name of req's steps_yaml for messages.
 func nameOf(req *pb.RunRequest) string { return cmp.Or(req.GetStepsFile(), "steps_yaml") }
 
 // definitionOf compiles the steps or the script of req.
@@ -170,7 +171,7 @@ func definitionOf(req *pb.RunRequest) (*pb.Definition, error) {
 	}
 }
 
-// duration returns d, of the field, which must not be negative.
+// duration converts d, the value of field. It must not be negative.
 func duration(field string, d *durationpb.Duration) (time.Duration, error) {
 	if d != nil && d.CheckValid() != nil || d.AsDuration() < 0 {
 		return 0, fmt.Errorf("%s: use a duration that is not negative", field)

@@ -28,8 +28,8 @@ var jobStatus = map[job.State]pb.Job_JobStatus{
 	job.Cancelled: pb.Job_cancelled,
 }
 
-// stepResult returns r as a message, with the steps below it. Of the step itself it has the name only: the caller knows
-// the rest, which may be secret.
+// stepResult returns r as a message, with the steps below it. Of the step's definition it has the name only: the caller
+// has the rest, which may be secret.
 func stepResult(r engine.StepResult) *pb.StepResult {
 	result := &pb.StepResult{
 		Step: &pb.Step{Name: r.Name}, Path: r.Path, Status: stepStatus[r.Status], ExitCode: int32(r.ExitCode),
@@ -45,7 +45,7 @@ func stepResult(r engine.StepResult) *pb.StepResult {
 	return result
 }
 
-// fit returns m, without outputs and exports if m would be larger than a message can be.
+// fit returns m. If m would be too large for a message, it leaves out the outputs and exports.
 func fit(m *pb.FollowResponse) *pb.FollowResponse {
 	if proto.Size(m) > maxMessage {
 		strip(m.GetResult())
@@ -62,7 +62,7 @@ func strip(r *pb.StepResult) {
 	}
 }
 
-// outputsOf returns the outputs of a step, without secret values.
+// outputsOf returns the outputs of a step, except for sensitive values.
 func outputsOf(values map[string]expr.Value) map[string]*pb.StepResult_Output {
 	if len(values) == 0 {
 		return nil
@@ -88,7 +88,7 @@ func jobOf(s job.Stat) *pb.Job {
 	}
 }
 
-// valid returns text as valid UTF-8: a message with another field cannot be encoded at all.
+// valid returns text as valid UTF-8: a message with an invalid field cannot be encoded at all.
 func valid(text string) string { return strings.ToValidUTF8(text, "\uFFFD") }
 
 // timestamp returns t as a message, or nil for the zero time.

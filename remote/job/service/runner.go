@@ -16,7 +16,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
-// runner implements the StepRunner service. The .proto documents its methods.
+// runner implements the StepRunner service. The .proto describes its methods.
 type runner struct {
 	pb.UnimplementedStepRunnerServer
 	store *job.Store
@@ -82,7 +82,7 @@ func (r *runner) List(_ context.Context, req *pb.ListRequest) (*pb.ListResponse,
 	return resp, nil
 }
 
-// codeOf are the codes of errors that are not statuses yet.
+// codeOf maps errors that are not gRPC statuses to codes.
 var codeOf = []struct {
 	err  error
 	code codes.Code
@@ -98,7 +98,7 @@ var codeOf = []struct {
 	{context.DeadlineExceeded, codes.DeadlineExceeded},
 }
 
-// statusOf translates an error of the store about the job id. A status, of the stream's own errors, stays as it is.
+// statusOf translates an error of the store about the job id. It returns a gRPC status unchanged.
 func statusOf(id string, err error) error {
 	if status.Code(err) != codes.Unknown {
 		return err
@@ -109,13 +109,13 @@ func statusOf(id string, err error) error {
 			code = known.code
 		}
 	}
-	if !validID(id) { // do not repeat it
+	if !validID(id) { // do not repeat it in the message
 		return status.Error(code, err.Error())
 	}
 	return status.Error(code, fmt.Sprintf("job %q: %v", id, err))
 }
 
-// follow calls with with a follower of the job id, and returns its error as a status.
+// follow calls with with a follower of the job id, and returns its error as a gRPC status.
 func follow(store *job.Store, id string, with func(*job.Follower) error) error {
 	f, err := store.Follow(id)
 	if err == nil {

@@ -17,22 +17,22 @@ import (
 const (
 	// maxMessage bounds one message in either direction; a job's script is the largest.
 	maxMessage = 64 << 20
-	// maxStreams bounds the calls on one connection. A followed job has two.
+	// maxStreams bounds the calls on one connection. A follower of a job needs two.
 	maxStreams = 4096
-	// pingInterval is how often clients may ping.
+	// pingInterval is the shortest interval at which clients may ping.
 	pingInterval = 5 * time.Second
 )
 
-// NewServer returns a server of the jobs in store. It accepts no connections yet. It trusts every connection and call
-// that the listener and the options let through. The caller ends it, with [Stop], before it closes the store; jobs do
-// not end with the server.
+// NewServer returns a server of the jobs in store, which accepts no connections yet. It trusts every connection and
+// call that the listener and the options let through. The caller ends it, with [Stop], before it closes the store. Jobs
+// do not end with the server.
 func NewServer(store *job.Store, options ...grpc.ServerOption) *grpc.Server {
 	server := grpc.NewServer(append([]grpc.ServerOption{
 		grpc.MaxRecvMsgSize(maxMessage),
 		grpc.MaxSendMsgSize(maxMessage),
 		grpc.MaxConcurrentStreams(maxStreams),
 		grpc.MaxHeaderListSize(64 << 10),
-		// Windows of this size let output run ahead of slow readers a little, and let a script arrive without a round
+		// With windows of this size, output can run a little ahead of slow readers, and a script does not need a round
 		// trip for each 64 KiB.
 		grpc.InitialWindowSize(1 << 20),
 		grpc.InitialConnWindowSize(4 << 20),
@@ -47,10 +47,10 @@ func NewServer(store *job.Store, options ...grpc.ServerOption) *grpc.Server {
 	return server
 }
 
-// errPanic is the error of a call that panicked. It does not repeat the panic's value, which may be secret.
+// errPanic is the error of a call that panicked. It does not repeat the panic's value, because that may be secret.
 var errPanic = status.Error(codes.Internal, "internal error of the step runner")
 
-// recovered turns a panic into the error of its call. Without it, one bad call would end every job of the build.
+// recovered turns a panic into the error of its call. Without it, one bad call would end all jobs of the build.
 func recovered(err *error) {
 	if recover() != nil {
 		*err = errPanic

@@ -13,7 +13,7 @@ import (
 // followersTimeout bounds the wait, after the last job, for callers to take the final states.
 const followersTimeout = time.Second
 
-// Listener is a listener that knows its open connections. [Stop] closes them.
+// Listener keeps a list of its open connections, so that [Stop] can close them.
 type Listener struct {
 	net.Listener
 
@@ -21,7 +21,7 @@ type Listener struct {
 	conns map[*trackedConn]struct{}
 }
 
-// Track returns a Listener that accepts the connections of ln.
+// Track returns a Listener that accepts the connections of ln. It owns ln.
 func Track(ln net.Listener) *Listener {
 	return &Listener{Listener: ln, conns: make(map[*trackedConn]struct{})}
 }
@@ -48,7 +48,7 @@ func (l *Listener) closeConns() {
 	}
 }
 
-// trackedConn is a connection that its listener knows.
+// trackedConn removes itself from its listener's list when it is closed.
 type trackedConn struct {
 	net.Conn
 	listener *Listener
@@ -63,7 +63,7 @@ func (c *trackedConn) Close() error {
 }
 
 // Stop stops a server. It refuses new calls, and calls stopJobs while the calls under way go on. When stopJobs has
-// returned it gives callers a second to take the final states, and closes every connection. ln is the server's
+// returned, it gives callers a second to take the final states, and closes every connection. ln is the server's
 // listener, nil if it does not serve yet. Stop returns the error of stopJobs.
 func Stop(server *grpc.Server, ln *Listener, stopJobs func() error) error {
 	drained := make(chan struct{})
@@ -77,7 +77,7 @@ func Stop(server *grpc.Server, ln *Listener, stopJobs func() error) error {
 	select {
 	case <-drained:
 	case <-timer.C:
-		// GracefulStop and Stop both wait for connections on which no client has spoken yet.
+		// GracefulStop and Stop both wait for connections on which no client has spoken yet. So they are closed first.
 		if ln != nil {
 			ln.closeConns()
 		}

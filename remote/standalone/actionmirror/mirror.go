@@ -16,15 +16,15 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// Action is an action that is in the mirror.
+// Action is an action in the mirror.
 type Action struct {
 	// Uses is the reference.
 	Uses string
-	// Commit is the commit of its revision. A workflow that names it in place of the revision is pinned.
+	// Commit is the commit of its revision. To pin the action, a workflow names this commit in place of the revision.
 	Commit string
 }
 
-// maxActions bounds the actions of one file, those that they use included.
+// maxActions bounds the actions of one file, including those that its actions use.
 const maxActions = 1000
 
 // Uses returns the actions that a file names.
@@ -53,9 +53,10 @@ func Uses(name string, text []byte, format standalone.Format) ([]string, error) 
 	return uses, nil
 }
 
-// Fill brings the actions, and those that they use, from a server such as https://github.com, or the directory of a
-// mirror, into dir, which it makes if it is missing. Of an action of the project, whose files are in project, it brings
-// those that it uses. Images, and actions of other servers, are left out. It tells each action once it is there.
+// Fill brings the actions in uses, and those that they use, into dir, which it makes if it is missing. They come from
+// server, which is a URL such as https://github.com, or the directory of a mirror. For an action of the project, whose
+// files are in project, it brings only the actions that it uses. It leaves out images, and actions of other servers. It
+// calls tell with each action that is in dir.
 func Fill(ctx context.Context, server, dir, project string, uses []string, tell func(Action)) error {
 	m := &mirror{server: strings.TrimSuffix(server, "/"), dir: dir}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -85,7 +86,7 @@ func Fill(ctx context.Context, server, dir, project string, uses []string, tell 
 			continue
 		}
 		if !strings.Contains(ref.GetRepository(), "/") {
-			continue // the server does not have it
+			continue // an image, or an action of another server
 		}
 		commit, nested, err := m.add(ctx, ref)
 		if err != nil {
@@ -115,7 +116,7 @@ func (m *mirror) add(ctx context.Context, ref *pb.Reference) (commit string, use
 	for _, spec := range []string{"refs/tags/" + rev, "refs/heads/" + rev, rev} {
 		to := spec
 		if spec == rev {
-			to = "refs/commits/" + rev // a commit needs a ref that keeps it
+			to = "refs/commits/" + rev // git keeps a commit only if a ref leads to it
 		}
 		_, failed = git(ctx, repo, "fetch", "--quiet", "--no-tags", "--depth=1", "--", url, "+"+spec+":"+to)
 		if failed == nil {
@@ -135,7 +136,7 @@ func (m *mirror) add(ctx context.Context, ref *pb.Reference) (commit string, use
 		uses, err := action.ManifestUses(lang.Describe(ref)+"/"+file, []byte(text))
 		return commit, uses, err
 	}
-	return commit, nil, nil // a Dockerfile alone
+	return commit, nil, nil // it has only a Dockerfile
 }
 
 // git runs git in a bare repository, and returns its output.
@@ -158,7 +159,8 @@ func git(ctx context.Context, repo string, args ...string) (string, error) {
 	return string(out), nil
 }
 
-// maxOutput is how much of git's output is kept, in bytes: more than the longest action.yml, which is refused then.
+// maxOutput bounds the part of git's output that is kept, in bytes. It is more than the longest action.yml, so that a
+// longer one is refused.
 const maxOutput = 2 << 20
 
 // bounded keeps the first maxOutput bytes of a text.

@@ -1,8 +1,8 @@
-// Package checkout tells what git knows of a directory: the variables of its commit, as GitLab predefines them, and the
-// files that have changed.
+// Package checkout returns git's information about a directory: the variables of its commit, as GitLab predefines them,
+// and the changed files.
 //
-// [Variables] and [Changed] run git, bounded in time and output. They believe nothing that git prints: a name that is
-// not one is left out, and texts are cut and made valid UTF-8.
+// [Variables] and [Changed] run git, bounded in time and output. They do not trust git's output: invalid names are left
+// out, and texts are cut and made valid UTF-8. Both wait for git, so the package owns nothing.
 package checkout
 
 import (
@@ -23,11 +23,11 @@ import (
 const (
 	// gitTime bounds each call of git.
 	gitTime = 30 * time.Second
-	// maxCommit bounds what git says of a commit, and maxMessage the message that is used of it, in bytes.
+	// maxCommit bounds git's output about a commit, and maxMessage the part of the message that is used, in bytes.
 	maxCommit, maxMessage = 4 << 20, 64 << 10
 	// maxChanged bounds the list of changed files, in bytes.
 	maxChanged = 16 << 20
-	// maxSlug is the longest slug of a branch or tag.
+	// maxSlug bounds the slug of a branch or tag.
 	maxSlug = 63
 )
 
@@ -37,12 +37,12 @@ type Variable struct{ Name, Value string }
 var (
 	// commitID matches the ID of a commit.
 	commitID = regexp.MustCompile(`\A[0-9a-f]{40,64}\z`)
-	// refName matches what can be the name of a branch, a tag or a revision, and is no option.
+	// refName matches a name that a branch, a tag or a revision may have, and that is not an option.
 	refName = regexp.MustCompile(`\A[^\s\p{C}~^:?*\[\\-][^\s\p{C}~^:?*\[\\]{0,254}\z`)
 )
 
-// Git returns the start of a command line: git in dir. Variables of the environment that name another repository have
-// no effect, and git starts no monitor of files.
+// Git returns the beginning of a command line: git in dir. Variables of the environment that name another repository
+// have no effect, and git does not start its file system monitor.
 func Git(dir string) []string {
 	return []string{
 		"env", "-u", "GIT_DIR", "-u", "GIT_WORK_TREE", "-u", "GIT_INDEX_FILE", "git", "-C", dir, "-c", "core.fsmonitor=false",
@@ -63,9 +63,8 @@ func Contains(dir string) bool {
 
 // Variables returns CI_COMMIT_SHA, CI_COMMIT_SHORT_SHA, CI_COMMIT_BRANCH or CI_COMMIT_TAG, CI_COMMIT_REF_NAME,
 // CI_COMMIT_REF_SLUG, CI_COMMIT_MESSAGE, CI_COMMIT_TITLE, CI_COMMIT_DESCRIPTION, CI_COMMIT_AUTHOR, CI_COMMIT_TIMESTAMP
-// and CI_DEFAULT_BRANCH, as far as they are known of the commit that is checked out in dir, an absolute path. There are
-// no variables if dir is in no repository, or if that has no commit. CI_COMMIT_TAG is for a checkout of a tag, without
-// a branch.
+// and CI_DEFAULT_BRANCH of the commit that is checked out in dir, an absolute path. Unknown ones are left out, and all
+// of them if dir is in no repository or that has no commit. CI_COMMIT_TAG is for a checkout of a tag without a branch.
 func Variables(ctx context.Context, dir string) ([]Variable, error) {
 	if !Contains(dir) {
 		return nil, nil
@@ -79,7 +78,7 @@ func Variables(ctx context.Context, dir string) ([]Variable, error) {
 	commit, err := git(ctx, dir, maxCommit, "log", "-1", "--no-show-signature", "--encoding=UTF-8",
 		"--format=tformat:%H%x00%an <%ae>%x00%cI%x00%B", "HEAD")
 	if err != nil {
-		return nil, nil //nolint:nilerr // a repository without a commit
+		return nil, nil //nolint:nilerr // the repository has no commit
 	}
 	fields := strings.SplitN(string(commit), "\x00", 4)
 	if len(fields) != 4 || !commitID.MatchString(fields[0]) {
@@ -114,7 +113,7 @@ func Variables(ctx context.Context, dir string) ([]Variable, error) {
 	return vars, context.Cause(ctx)
 }
 
-// current returns the branch that is checked out or, without one, a tag of the commit.
+// current returns the branch that is checked out or, if there is no branch, a tag of the commit.
 func current(ctx context.Context, dir string) (branch, tag string) {
 	if head, err := git(ctx, dir, maxMessage, "symbolic-ref", "-q", "HEAD"); err == nil {
 		name, found := strings.CutPrefix(strings.TrimSpace(string(head)), "refs/heads/")
@@ -133,8 +132,9 @@ func current(ctx context.Context, dir string) (branch, tag string) {
 }
 
 // Changed returns the slash-separated paths, from the top of the repository, of the files in the work tree of dir that
-// differ from the point where HEAD left compareTo, a branch, tag or commit, or from the commit before HEAD if compareTo
-// is empty. It is nil, without an error, if there is no repository and no such commit before.
+// have changed. They are compared with the commit where HEAD left compareTo, a branch, tag or commit, or with the
+// commit before HEAD if compareTo is empty. It returns nil, without an error, if there is no repository or no such
+// commit.
 func Changed(ctx context.Context, dir, compareTo string) ([]string, error) {
 	if !Contains(dir) {
 		return nil, nil
@@ -150,7 +150,7 @@ func Changed(ctx context.Context, dir, compareTo string) ([]string, error) {
 	id := strings.TrimSpace(string(from))
 	switch {
 	case err != nil && compareTo == "":
-		return nil, context.Cause(ctx) // the first commit
+		return nil, context.Cause(ctx) // HEAD is the first commit
 	case err != nil:
 		return nil, fmt.Errorf("compare with %.80q: %w", compareTo, err)
 	case !commitID.MatchString(id):
@@ -179,7 +179,7 @@ func git(ctx context.Context, dir string, limit int, args ...string) ([]byte, er
 	return subprocess.Output(ctx, append(Git(dir), args...), subprocess.Limit{Time: gitTime, Bytes: limit})
 }
 
-// text returns a text of git as the value of a variable, of at most limit bytes.
+// text returns a text of git as the value of a variable, cut to limit bytes.
 func text(s string, limit int) string {
 	s = strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "")
 	return strings.ToValidUTF8(s[:min(len(s), limit)], "")
@@ -191,7 +191,7 @@ func line(s string) string {
 	return text(first, 1024)
 }
 
-// slug returns the name of a branch or tag for URLs and the names of hosts, as CI_COMMIT_REF_SLUG has it.
+// slug converts the name of a branch or tag for URLs and host names, as in CI_COMMIT_REF_SLUG.
 func slug(name string) string {
 	s := []byte(strings.ToLower(name))
 	for i, c := range s {

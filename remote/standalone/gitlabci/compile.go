@@ -12,7 +12,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// The names of the steps that scripts become.
+// The names of the steps that run the scripts of a job.
 const (
 	scriptStep      = "script"
 	afterScriptStep = "after_script"
@@ -21,7 +21,7 @@ const (
 // managerScript is the step that shows each command of a script before it runs, as GitLab Runner does.
 const managerScript = "builtin://" + lang.ManagerScriptStep
 
-// The variables that bound scripts, and the bound of an after_script without one.
+// The variables that bound the time of scripts, and the default for an after_script.
 const (
 	scriptTimeout      = "RUNNER_SCRIPT_TIMEOUT"
 	afterScriptTimeout = "RUNNER_AFTER_SCRIPT_TIMEOUT"
@@ -46,10 +46,10 @@ func (d *draft) compile(job *Job) {
 		}
 	}
 	if parts["run"] != nil && find(d.node, "script") == nil {
-		parts["before_script"], parts["after_script"] = nil, nil // from default, for jobs with a script
+		parts["before_script"], parts["after_script"] = nil, nil // from default, where they are for jobs with a script
 	}
 	if find(d.node, "script") != nil {
-		parts["run"] = nil // from default, for jobs without a script
+		parts["run"] = nil // from default, where it is for jobs without a script
 	}
 	if parts["run"] == nil && parts["script"] == nil {
 		t.failf(d.at, "the job%s has nothing to run; give it a script or a run", lang.Quote(d.name))
@@ -67,7 +67,7 @@ func (d *draft) compile(job *Job) {
 	d.finish(list, job)
 }
 
-// addTeardown adds the steps in n, which always run unless they have a when.
+// addTeardown adds the steps in n. They always run, unless they have a when.
 func (d *draft) addTeardown(list, n *yaml.Node) {
 	from := len(list.Content)
 	d.addSteps(list, "teardown", n, 0)
@@ -83,7 +83,7 @@ func (d *draft) addTeardown(list, n *yaml.Node) {
 	}
 }
 
-// addSteps adds the steps in n. References may have made n a list of lists.
+// addSteps adds the steps in n. n may be a list of lists, because of references.
 func (d *draft) addSteps(list *yaml.Node, key string, n *yaml.Node, depth int) {
 	switch {
 	case n == nil:
@@ -105,8 +105,8 @@ func (d *draft) addSteps(list *yaml.Node, key string, n *yaml.Node, depth int) {
 	}
 }
 
-// addScripts adds the lines of before_script and script as one step, and after_script as a step that always runs, for
-// a bounded time.
+// addScripts adds the lines of before_script and script as one step, and after_script as a step that always runs, for a
+// bounded time.
 func (d *draft) addScripts(list *yaml.Node, parts map[string]*yaml.Node, job *Job) {
 	if parts["script"] == nil {
 		return
@@ -133,7 +133,7 @@ func (d *draft) addScripts(list *yaml.Node, parts map[string]*yaml.Node, job *Jo
 	job.MayFail = append(job.MayFail, afterScriptStep)
 }
 
-// env gives a step the variables with a path in the project, and returns the node of its environment.
+// env gives a step the variables whose values contain a path of the project, and returns the node of its environment.
 func (d *draft) env(step *yaml.Node, job *Job) *yaml.Node {
 	t := d.file.tree
 	env := t.made(step, yaml.MappingNode)
@@ -169,7 +169,7 @@ func (d *draft) scriptStep(at *yaml.Node, name string, commands []string) *yaml.
 	return step
 }
 
-// compileTrigger makes the definition of a job that starts another pipeline: a step that does not run, and a notice.
+// compileTrigger makes the definition of a job that starts another pipeline: a step that does nothing, and a notice.
 func (d *draft) compileTrigger(trigger *yaml.Node, job *Job) {
 	t := d.file.tree
 	step := t.made(trigger, yaml.MappingNode)
@@ -194,7 +194,7 @@ func (d *draft) set(step *yaml.Node, key, value string) {
 	step.Content = append(step.Content, t.text(step, key), t.text(step, value))
 }
 
-// limit gives a step the timeout in a variable or, without one, otherwise.
+// limit gives a step the timeout in a variable, or otherwise if the variable is not set.
 func (d *draft) limit(step *yaml.Node, job *Job, variable, otherwise string) {
 	limit := cmp.Or(valueOf(job.Variables, variable), otherwise)
 	if limit == "" {
@@ -206,7 +206,7 @@ func (d *draft) limit(step *yaml.Node, job *Job, variable, otherwise string) {
 	d.set(step, "timeout", limit)
 }
 
-// maxNested is the deepest nesting of lists of lines.
+// maxNested bounds the nesting of lists of lines.
 const maxNested = 10
 
 // lines returns the lines of a script: a text, or nested lists of texts.
@@ -229,7 +229,7 @@ func (d *draft) lines(key string, n *yaml.Node, depth int) (all []string) {
 	return all
 }
 
-// unresolved adds a notice if n has $[[ ]].
+// unresolved adds a notice if n contains $[[ ]].
 func (d *draft) unresolved(n *yaml.Node) {
 	const notice = "$[[ ]] stays as it is: it is about no input of its file"
 	if holdsText(n, "$[[") && !slices.Contains(d.notices, notice) {
@@ -242,10 +242,10 @@ func holdsText(n *yaml.Node, text string) bool {
 		slices.ContainsFunc(n.Content, func(item *yaml.Node) bool { return holdsText(item, text) })
 }
 
-// stepsVariable holds the steps that the command ci of this program runs.
+// stepsVariable has the steps that the command ci of this program runs.
 const stepsVariable = "STEPS"
 
-// fromVariable compiles a job whose script only runs the steps in the variable STEPS. It returns false for others.
+// fromVariable compiles a job whose script only runs the steps in the variable STEPS. For other jobs it returns false.
 func (d *draft) fromVariable(parts map[string]*yaml.Node, job *Job) bool {
 	if parts["before_script"] != nil || parts["setup"] != nil || parts["teardown"] != nil {
 		return false
@@ -268,7 +268,7 @@ func (d *draft) fromVariable(parts map[string]*yaml.Node, job *Job) bool {
 	return true
 }
 
-// callsUs reports whether a line is the ci command of this program: /path/to/step-runner ci.
+// callsUs reports whether a line calls the ci command of this program: /path/to/step-runner ci.
 func callsUs(line string) bool {
 	words := strings.Fields(line)
 	if len(words) != 2 || words[1] != "ci" {

@@ -7,13 +7,13 @@ import (
 	"strings"
 )
 
-// condition is a parsed expression of if: in rules. Its language is GitLab's: $NAME, texts in quotes, null,
-// /regex/flags, ==, !=, =~, !~, &&, || and parentheses.
+// condition is a parsed if: of rules. Its language is GitLab's: $NAME, texts in quotes, null, /regex/flags, ==, !=, =~,
+// !~, &&, || and parentheses.
 type condition struct {
 	op          string // an operator; empty for an operand
 	left, right *condition
 
-	name string // of a variable; empty for other operands
+	name string // name of a variable; empty for other operands
 	operand
 }
 
@@ -27,7 +27,7 @@ type operand struct {
 func textOperand(text string) operand { return operand{text: &text} }
 func boolOperand(yes bool) operand    { return operand{yes: &yes} }
 
-// isSet reports whether an operand counts as true for && and ||: an empty text does, as it does for GitLab.
+// isSet reports whether an operand counts as true for && and ||. As with GitLab, an empty text does.
 func (o operand) isSet() bool {
 	if o.yes != nil {
 		return *o.yes
@@ -35,7 +35,7 @@ func (o operand) isSet() bool {
 	return o.text != nil || o.regex != nil
 }
 
-// holds reports whether a whole condition with the result o is true: a blank text is not.
+// holds reports whether the result o makes a whole condition true. A blank text does not.
 func (o operand) holds() bool {
 	if o.text != nil {
 		return strings.TrimSpace(*o.text) != ""
@@ -50,7 +50,7 @@ func (o operand) string() string {
 	return *o.text
 }
 
-// eval computes c. value returns the value of a variable, and whether there is such a variable.
+// eval computes c. value returns the value of a variable, and whether the variable exists.
 func (c *condition) eval(value func(name string) (string, bool)) operand {
 	if c.name != "" {
 		if text, ok := value(c.name); ok {
@@ -92,8 +92,8 @@ func (o operand) equal(other operand) bool {
 	}
 }
 
-// matches reports whether o matches a pattern: a regex, or a text with one, such as the value of a variable. Any other
-// text matches its parts, as GitLab has it.
+// matches reports whether o matches a pattern: a regex, or a text that contains one, such as the value of a variable.
+// As with GitLab, any other text matches if it is a part of o.
 func (o operand) matches(pattern operand) bool {
 	if pattern.regex == nil && pattern.text != nil {
 		whole := *pattern.text
@@ -106,8 +106,8 @@ func (o operand) matches(pattern operand) bool {
 	return pattern.regex != nil && pattern.regex.MatchString(o.string())
 }
 
-// readRegex reads /regex/flags at the beginning of text, and returns the rest of text. Such a regex takes time in
-// proportion to the text that it is matched with.
+// readRegex reads /regex/flags at the beginning of text, and returns the rest of text. The time of a match is
+// proportional to the length of the matched text.
 func readRegex(text string) (regex *regexp.Regexp, rest string, err error) {
 	inner, ok := strings.CutPrefix(text, "/")
 	if !ok {
@@ -135,26 +135,26 @@ func readRegex(text string) (regex *regexp.Regexp, rest string, err error) {
 	return regex, rest, nil
 }
 
-// errNoRegex is for a text that does not begin with a whole regex.
+// errNoRegex is the error for a text that does not begin with a whole regex.
 var errNoRegex = errors.New("a regex stands between two slashes, as in /^v[0-9]/")
 
 const (
-	// maxTokens is the largest number of words and operators in a condition.
+	// maxTokens bounds the words and operators in a condition.
 	maxTokens = 1000
-	// maxCondition is the longest condition, in bytes.
+	// maxCondition bounds the length of a condition, in bytes.
 	maxCondition = 32 << 10
 )
 
 // conditionReader parses a condition. It keeps the first mistake.
 type conditionReader struct {
 	all, rest string
-	token     string // the operator or parenthesis that comes next; "operand" for an operand, empty at the end
+	token     string // the next operator or parenthesis; "operand" for an operand, empty at the end
 	next      condition
 	tokens    int
 	err       error
 }
 
-// parseCondition parses text. The error says where in text the mistake is.
+// parseCondition parses text. The error has the place of the mistake in text.
 func parseCondition(text string) (*condition, error) {
 	if len(text) > maxCondition {
 		return nil, fmt.Errorf("the condition has more than %d bytes", maxCondition)
@@ -168,7 +168,7 @@ func parseCondition(text string) (*condition, error) {
 	return c, r.err
 }
 
-// fail keeps a mistake at the token that comes next.
+// fail keeps a mistake at the next token.
 func (r *conditionReader) fail(format string, args ...any) {
 	if r.err == nil {
 		at := len([]rune(r.all[:len(r.all)-len(r.rest)-len(r.taken())])) + 1
@@ -177,7 +177,7 @@ func (r *conditionReader) fail(format string, args ...any) {
 	r.token, r.rest = "", ""
 }
 
-// taken is the part of the text that the next token has.
+// taken returns the text of the next token.
 func (r *conditionReader) taken() string {
 	if r.token == "operand" {
 		return r.next.op

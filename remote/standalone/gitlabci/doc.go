@@ -10,7 +10,7 @@
 //   - the variable STEPS, if the script only calls this program's ci command.
 //
 // Keys for a server or a runner (artifacts, cache, image, rules, ...) are left out, and the job has one notice about
-// them. Keys that would make it another job, such as includes from elsewhere, are refused.
+// them. Keys that would change the meaning of the job, such as includes from other places, are refused.
 //
 // Reading is as strict and bounded as that of steps. The limits and the error type of package lang apply to each file.
 // Cycles and bombs of aliases, references and includes end with an error that has its place. The caller reads the

@@ -9,50 +9,53 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// Config says what Read may read, and in which pipeline the jobs are. The zero value is for one file alone.
+// Config says which files Read may read, and describes the pipeline of the jobs. The zero value is for a file without
+// includes.
 type Config struct {
-	// Open reads a file of the project by its slash-separated path from the top; the path never leaves the project. If
-	// nil, the file can include no others.
+	// Open reads a file of the project. The slash-separated path is relative to the project's directory and never
+	// leaves it. If nil, the file can include no others.
 	Open func(path string) ([]byte, error)
-	// List returns the paths of all files of the project, for include with wildcards and for exists of rules. It is called
-	// once at most. If nil, there are no files.
+	// List returns the paths of all files of the project, for include with wildcards and for exists of rules. It is
+	// called at most once. If nil, there are no files.
 	List func() ([]string, error)
-	// Other reads a file that is included from elsewhere: PROJECT/PATH, HOST/PATH of a URL or of a component, or
+	// Other reads a file that is included from another place: PROJECT/PATH, HOST/PATH of a URL or of a component, or
 	// templates/NAME. If nil, such files are left out.
 	Other func(path string) ([]byte, error)
-	// Changed returns the paths of the files that differ from compareTo, a branch or a commit, or from the commit before
-	// if compareTo is empty; nil if that is not known. If it is nil, nothing is known.
+	// Changed returns the paths of the files that differ from compareTo, a branch or a commit. If compareTo is empty,
+	// it is the commit before. A nil result means that the changes are not known, and so does a nil Changed.
 	Changed func(compareTo string) ([]string, error)
-	// Predefined are variables below those of the file, Given those above them. They are literal.
+	// Predefined are variables that the file's override. Given override the file's. Both are literal.
 	Predefined, Given []Variable
-	// ProjectDir is the value of CI_PROJECT_DIR. If empty, it is known when the job runs: it is the work directory of the
-	// steps.
+	// ProjectDir is the value of CI_PROJECT_DIR. If empty, it is the work directory of the steps, which is not known
+	// before the job runs.
 	ProjectDir string
-	// Inputs are values for the inputs in the spec of the file: texts as they are, all other types as YAML.
+	// Inputs are values for the inputs in the spec of the file. The value of a string input is used unchanged; all
+	// others are YAML.
 	Inputs map[string]string
-	// Matrix has values of parallel: matrix, which choose one of the builds of a job.
+	// Matrix has values of parallel: matrix. They choose one of the builds of a job.
 	Matrix map[string]string
-	// InContainer tells that the caller runs jobs in the containers that they describe: then no notice is about that.
+	// InContainer says that the caller runs jobs in the containers that they describe. Then there is no notice about
+	// that.
 	InContainer bool
 	// Colours says that the commands of a script are shown in colours before they run.
 	Colours bool
 }
 
-// File is a .gitlab-ci.yml with all its includes. It is for one goroutine at a time.
+// File is a .gitlab-ci.yml with all its includes. It is not safe for concurrent use.
 type File struct {
 	cfg     Config
 	tree    *tree
 	top     *yaml.Node            // a mapping
-	globals map[string]*yaml.Node // by their names
+	globals map[string]*yaml.Node // by name
 	jobs    map[string]jobEntry   // all of them
 	names   []string              // of all jobs, in order
-	whole   map[string]*yaml.Node // jobs, merged with those they extend
+	whole   map[string]*yaml.Node // by name, merged with the jobs they extend
 	notices []string
-	left    []string     // includes from elsewhere, which were left out
-	missing []*yaml.Node // the names of inputs without a value
+	left    []string     // includes from other places, which were left out
+	missing []*yaml.Node // names of inputs without a value
 
-	paths   []string            // of the project, once they are listed
-	changes map[string][]string // of the project, by what they are compared with
+	paths   []string            // of the files of the project; nil before the first use
+	changes map[string][]string // paths of changed files, by the compareTo of Config.Changed
 }
 
 // globals are the top-level keys that are not jobs.
@@ -61,7 +64,7 @@ var globals = []string{
 	"image", "services", "cache", "before_script", "after_script",
 }
 
-// jobEntry is a job, as it stands in the file.
+// jobEntry is a job as it stands in the file.
 type jobEntry struct{ key, node *yaml.Node }
 
 // defaults are the keys of default.
@@ -70,7 +73,7 @@ var defaults = append(slices.Clone(stepLists),
 	"retry", "services", "tags", "timeout",
 )
 
-// Read reads the file data, which errors call name, and its includes. The error is a [*lang.Error] with the first
+// Read reads the file data and its includes. Errors call the file name. The error is a [*lang.Error] with the first
 // mistake.
 func Read(name string, data []byte, cfg Config) (*File, error) {
 	src, err := lang.Load(name, data)
@@ -115,15 +118,15 @@ func (f *File) checkDefault() {
 	}
 }
 
-// Jobs returns the names of the jobs that can run, in the order of the file. The parallel builds of a job are one.
+// Jobs returns the names of the jobs that can run, in the order of the file. The parallel builds of a job count as one.
 func (f *File) Jobs() []string {
 	return slices.DeleteFunc(slices.Clone(f.names), func(name string) bool { return strings.HasPrefix(name, ".") })
 }
 
-// Builds returns the names of the builds of a job: its own, or those of its parallel builds, for which name may be that
-// of one of them.
+// Builds returns the names of the builds of a job: its own name, or the names of its parallel builds. name may be that
+// of one of the builds.
 func (f *File) Builds(name string) ([]string, error) {
-	f.tree.err = nil // that of another job
+	f.tree.err = nil // the error of an earlier job
 	d := f.find(name)
 	d.check()
 	var names []string
@@ -138,8 +141,8 @@ func (f *File) Builds(name string) ([]string, error) {
 }
 
 // Check compiles all jobs, as parts of one pipeline, and returns the first mistake of each, in order. The errors have
-// the type [*lang.Error]. Of parallel builds the first one is compiled. If inspect is not nil, it is called with each
-// job that was compiled; Check adds its errors.
+// the type [*lang.Error]. Of parallel builds it compiles the first one. If inspect is not nil, it is called with each
+// compiled job, and Check adds its errors.
 func (f *File) Check(inspect func(name string, job *Job) error) []error {
 	var errs []error
 	reported := map[string]bool{} // jobs may share the part with the mistake
@@ -164,7 +167,7 @@ func (f *File) Check(inspect func(name string, job *Job) error) []error {
 	return errs
 }
 
-// topOf returns the mapping of jobs in the documents of src, and the header before it, nil without one.
+// topOf returns the mapping of jobs in the documents of src, and the header before it. header is nil if there is none.
 func (f *File) topOf(src *lang.Source) (header, top *yaml.Node) {
 	docs := src.Docs
 	if len(docs) == 2 && find(docs[0], "spec") != nil {
@@ -184,7 +187,7 @@ func (f *File) topOf(src *lang.Source) (header, top *yaml.Node) {
 	return header, top
 }
 
-// notice adds a notice about the file, once.
+// notice adds a notice about the file, unless it is there already.
 func (f *File) notice(text string) {
 	if !slices.Contains(f.notices, text) {
 		f.notices = append(f.notices, text)

@@ -12,16 +12,16 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// maxIncludes is the largest number of included files, direct and indirect.
+// maxIncludes bounds the included files, direct and indirect.
 const maxIncludes = 150
 
-// includer reads the files a file includes.
+// includer reads the files that a file includes.
 type includer struct {
 	file  *File
-	open  func(path string) ([]byte, error) // of the project whose file is being read
+	open  func(path string) ([]byte, error) // opens files of the project whose file is being read
 	stack []string                          // the files being read, the outermost first
-	place string                            // the project whose file is being read; empty for this one
-	given *yaml.Node                        // the inputs for the file that is read next; may be nil
+	place string                            // the project whose file is being read; empty for our own
+	given *yaml.Node                        // the inputs for the next file; may be nil
 	count int
 }
 
@@ -44,20 +44,20 @@ func (in *includer) load(src *lang.Source) *yaml.Node {
 	return in.file.tree.merge(base, top)
 }
 
-// wanted reports whether the rules of an entry let it be included. They know predefined and given variables only, as
-// those of GitLab do.
+// wanted reports whether the rules of an entry include it. As with GitLab, they can use only predefined and given
+// variables.
 func (in *includer) wanted(entry *yaml.Node) bool {
 	rules := find(entry, "rules")
 	return isNull(rules) || in.file.matched(rules, includeRuleKeys, in.known()) != nil
 }
 
-// known expands the variables that include knows.
+// known returns an expander with the variables that include can use.
 func (in *includer) known() *expander {
 	f := in.file
 	return f.expander(f.literal(f.literal(nil, f.cfg.Predefined), f.cfg.Given))
 }
 
-// kinds has the kinds of include for files of other places, and these.
+// kinds are the kinds of include, with the names of the places that are not this project.
 var kinds = map[string]string{
 	"remote":    "a URL",
 	"project":   "another project",
@@ -66,10 +66,10 @@ var kinds = map[string]string{
 	"artifact":  "a job's artifacts",
 }
 
-// otherIncludeKeys are keys of include that go with its kinds.
+// otherIncludeKeys are the keys of include that are not kinds.
 var otherIncludeKeys = []string{"rules", "file", "ref", "job", "integrity", "cache"}
 
-// entry reads the file that one entry of include names.
+// entry reads the file of one entry of include.
 func (in *includer) entry(n *yaml.Node) *yaml.Node {
 	t := in.file.tree
 	name, at := "", n
@@ -77,7 +77,7 @@ func (in *includer) entry(n *yaml.Node) *yaml.Node {
 	if given := find(n, "inputs"); !isNull(given) {
 		in.given = given
 	}
-	switch n.Kind { //nolint:exhaustive // there are no others
+	switch n.Kind { //nolint:exhaustive // there are no other kinds
 	case yaml.ScalarNode:
 		if name = n.Value; strings.Contains(name, "://") {
 			return in.elsewhere(n, "remote", n)
@@ -103,7 +103,7 @@ func (in *includer) entry(n *yaml.Node) *yaml.Node {
 }
 
 // elsewhere reads the files that an entry, at the node at, includes from another place. They are in a directory for
-// such files. Without it they are left out, and a job that needs them says so.
+// such files. Without that directory they are left out, and the error of a job that needs them says so.
 func (in *includer) elsewhere(at *yaml.Node, kind string, entry *yaml.Node) *yaml.Node {
 	value := entry
 	if entry.Kind == yaml.MappingNode {
@@ -150,7 +150,7 @@ func (in *includer) elsewhere(at *yaml.Node, kind string, entry *yaml.Node) *yam
 	return all
 }
 
-// mayBeElsewhere says, for the error about a job that is not there, which files were left out.
+// mayBeElsewhere returns the left-out files, in words for the error about a job that does not exist.
 func (f *File) mayBeElsewhere() string {
 	if len(f.left) == 0 {
 		return ""
@@ -159,7 +159,7 @@ func (f *File) mayBeElsewhere() string {
 		"directory, and name it by --includes", strings.Join(f.left, ", "))
 }
 
-// read reads the file name of this project, or the files if it has wildcards. It stands at the node at.
+// read reads the file name of this project, or all files that match if it has wildcards. at is the node of the name.
 func (in *includer) read(at *yaml.Node, name string) *yaml.Node {
 	t := in.file.tree
 	name = in.known().expand(variable{at: at, value: name})
@@ -189,7 +189,7 @@ func (in *includer) read(at *yaml.Node, name string) *yaml.Node {
 	return all
 }
 
-// readAs reads a file. place is that of its project; empty for this one.
+// readAs reads a file. place is the project of the file, or empty for this project.
 func (in *includer) readAs(at *yaml.Node, name, place string) *yaml.Node {
 	t := in.file.tree
 	if t.err != nil {
@@ -227,7 +227,7 @@ func (in *includer) readAs(at *yaml.Node, name, place string) *yaml.Node {
 	return in.load(src)
 }
 
-// bare returns the innermost error of err; the others only repeat the path.
+// bare returns the innermost error of err. The outer ones only repeat the path.
 func bare(err error) error {
 	for {
 		inner := errors.Unwrap(err)

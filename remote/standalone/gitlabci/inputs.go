@@ -15,12 +15,12 @@ import (
 // inputKeys are the keys of an input in the spec of a file.
 var inputKeys = []string{"type", "default", "description", "options", "regex", "rules"}
 
-// inputTags has the tags of the values that an input of a type may have. A list has no tag of its own.
+// inputTags has the YAML tags of the values that each type of input accepts. A list has no tag of its own.
 var inputTags = map[string][]string{
 	"string": {"!!str"}, "number": {"!!int", "!!float"}, "boolean": {"!!bool"}, "array": nil,
 }
 
-// maxFunctions is the largest number of functions in one $[[ ]], as GitLab has it.
+// maxFunctions bounds the functions in one $[[ ]], as in GitLab.
 const maxFunctions = 3
 
 // inputs are the inputs of one file.
@@ -30,8 +30,8 @@ type inputs struct {
 	values   map[string]*yaml.Node
 }
 
-// fill replaces $[[ inputs.NAME ]] in the content top of a file that has the header spec, which may be nil. given has
-// the inputs of the include, if there are some.
+// fill replaces $[[ inputs.NAME ]] in the content top of a file. header is its spec, or nil. given has the inputs of
+// the include, or nil.
 func (in *includer) fill(header, top, given *yaml.Node) *yaml.Node {
 	t, spec := in.file.tree, find(header, "spec")
 	declared := find(spec, "inputs")
@@ -79,7 +79,7 @@ func (in *includer) fill(header, top, given *yaml.Node) *yaml.Node {
 	return i.replace(top)
 }
 
-// declare finds the value of an input: the given one, or the default.
+// declare determines the value of an input: the given value, or the default.
 func (i *inputs) declare(key, about, given *yaml.Node, outermost bool) {
 	t, name := i.file.tree, key.Value
 	if !isNull(about) && about.Kind != yaml.MappingNode {
@@ -164,7 +164,7 @@ func (i *inputs) check(about, value *yaml.Node, name string) {
 	}
 	switch {
 	case err != nil:
-		i.file.notice("regex of the input " + name) // Ruby's language has more
+		i.file.notice("regex of the input " + name) // Ruby's regexes can do more
 	case !pattern.MatchString(value.Value):
 		t.failf(value, "the input%s has a value that does not match its regex", lang.Quote(name))
 	}
@@ -199,7 +199,7 @@ func (i *inputs) replace(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// scalar replaces $[[ ]] in a text. If the text is nothing else, the value keeps its type.
+// scalar replaces $[[ ]] in a text. If the whole text is one $[[ ]], the value keeps its type.
 func (i *inputs) scalar(n *yaml.Node) *yaml.Node {
 	t := i.file.tree
 	var out strings.Builder
@@ -218,7 +218,7 @@ func (i *inputs) scalar(n *yaml.Node) *yaml.Node {
 		switch {
 		case t.err != nil:
 			return n
-		case value == nil: // it is about something else
+		case value == nil: // it is not about inputs
 			out.WriteString("$[[" + inner + "]]")
 		case before == "" && behind == "" && out.Len() == 0 && value.Kind != yaml.ScalarNode:
 			return t.duplicate(value)
@@ -239,8 +239,8 @@ func (i *inputs) scalar(n *yaml.Node) *yaml.Node {
 	}
 }
 
-// block returns the value of the text between $[[ and ]]: that of an input, after functions. It is nil for others than
-// inputs.
+// block returns the value of the text between $[[ and ]]: the value of an input, after functions. It returns nil if the
+// text is not about inputs.
 func (i *inputs) block(at *yaml.Node, text string) *yaml.Node {
 	t := i.file.tree
 	parts := strings.Split(text, "|")
@@ -254,7 +254,7 @@ func (i *inputs) block(at *yaml.Node, text string) *yaml.Node {
 	case !i.declared[name]:
 		return t.failf(at, "the spec of the file has no input%s%s", lang.Quote(name),
 			lang.Suggest(name, slices.Sorted(maps.Keys(i.declared)), ""))
-	case value == nil: // missing, and told where a job is to run
+	case value == nil: // a missing value is reported when a job is compiled
 		return nil
 	case len(parts) > 1+maxFunctions:
 		return t.failf(at, "$[[ ]] has more than %d functions", maxFunctions)
@@ -272,7 +272,7 @@ func (i *inputs) block(at *yaml.Node, text string) *yaml.Node {
 	return value
 }
 
-// truncateArgs are the arguments of truncate.
+// truncateArgs matches truncate with its arguments.
 var truncateArgs = regexp.MustCompile(`^truncate\(\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\)$`)
 
 // apply applies a function to a text.
@@ -280,7 +280,7 @@ func (i *inputs) apply(at, value *yaml.Node, function string) *yaml.Node {
 	t := i.file.tree
 	if args := truncateArgs.FindStringSubmatch(function); args != nil {
 		runes := []rune(value.Value)
-		from, _ := strconv.Atoi(args[1]) // it has digits
+		from, _ := strconv.Atoi(args[1]) // the pattern matches only digits
 		length, _ := strconv.Atoi(args[2])
 		from = min(from, len(runes))
 		return t.text(at, string(runes[from:min(from+length, len(runes))]))
@@ -296,7 +296,7 @@ func (i *inputs) apply(at, value *yaml.Node, function string) *yaml.Node {
 	}
 }
 
-// posixEscape quotes a text for a shell as Ruby's Shellwords does.
+// posixEscape quotes a text for a shell, like Ruby's Shellwords.
 func posixEscape(text string) string {
 	if text == "" {
 		return "''"

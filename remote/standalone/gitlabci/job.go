@@ -15,26 +15,26 @@ import (
 
 // Job is a compiled job.
 type Job struct {
-	// Name is the name of the job or, if it is one of several parallel builds, of that.
+	// Name is the name of the job or, for a parallel build, of that build.
 	Name string
 	// Definition has its steps.
 	Definition *pb.Definition
-	// Places finds the places of their expressions.
+	// Places finds the places of the Definition's expressions.
 	Places *lang.Locator
 	// Variables are in the order of the file, each name once.
 	Variables []Variable
-	// Script tells that a shell runs the job (script:), which reads the variables from its environment.
+	// Script says that a shell runs the job (script:). It reads the variables from its environment.
 	Script bool
 	// MayFail names the steps whose failure does not change the result of the job.
 	MayFail []string
-	// Container has the keys image and services of the job, in YAML, with their variables replaced; empty if the job has
-	// neither.
+	// Container has the keys image and services of the job, in YAML, with their variables replaced. It is empty if the
+	// job has neither.
 	Container []byte
-	// inProject are the variables with a path in the project, whose place is known when the job runs.
+	// inProject are the variables whose values contain a path of the project, which is not known before the job runs.
 	inProject []Variable
 	// Notices are lines about keys that have no effect here.
 	Notices []string
-	// Warnings are about steps that may not do what they seem to; see [lang.Vet].
+	// Warnings are about steps that may not do what their author expects; see [lang.Vet].
 	Warnings []*lang.Error
 }
 
@@ -44,7 +44,7 @@ var (
 	stepLists = []string{"setup", "run", "teardown"}
 	// scripts are lists of lines for a shell.
 	scripts = []string{"before_script", "script", "after_script"}
-	// about are known keys that run nothing.
+	// about are known keys that do not run anything.
 	about = []string{
 		"extends", "variables", "stage", "inherit", "tags", "interruptible", "parallel", "rules", "only", "except",
 		"trigger",
@@ -57,7 +57,7 @@ var (
 	}
 )
 
-// defaultStage is the stage of a job that names none.
+// defaultStage is the stage of a job that does not name one.
 const defaultStage = "test"
 
 // jobKeys are all keys of a job.
@@ -74,10 +74,10 @@ type draft struct {
 	notices []string
 }
 
-// Job compiles the job name, or one of its parallel builds. If there is no such job the error suggests another name or
+// Job compiles the job name, or one of its parallel builds. If there is no such job, the error suggests another name or
 // lists the jobs. Errors of the file have the type [*lang.Error].
 func (f *File) Job(name string) (*Job, error) {
-	f.tree.err = nil // that of another job
+	f.tree.err = nil // the error of an earlier job
 	for _, input := range f.missing {
 		f.tree.failf(input, "the input%s has no value and no default; give it one by --input", lang.Quote(input.Value))
 	}
@@ -104,7 +104,7 @@ func (f *File) compile(d *draft, s share) (*Job, error) {
 	return job, nil
 }
 
-// maxListed is the largest number of jobs that an error names.
+// maxListed bounds the jobs that an error names.
 const maxListed = 20
 
 // find returns the job name, merged over the jobs it extends. name may be that of a parallel build.
@@ -131,7 +131,7 @@ func (f *File) find(name string) *draft {
 	return d
 }
 
-// List returns names in quotes, without those after the first 20.
+// List returns the first 20 names in quotes, and says how many more there are.
 func List(names []string) string {
 	more := ""
 	if len(names) > maxListed {
@@ -175,13 +175,13 @@ func (f *File) stages() []string {
 	return slices.Concat([]string{".pre"}, names, []string{".post"})
 }
 
-// checkPlace checks that the stage of the job exists, and the jobs that it needs. Names with variables are for a
-// server.
+// checkPlace checks that the stage of the job and the jobs in its needs exist. It skips names with variables, which
+// only a server can replace.
 func (d *draft) checkPlace(stages, jobs []string) {
 	t := d.file.tree
 	there := "; there are " + strings.Join(stages[:min(len(stages), maxListed)], ", ")
 	switch n := find(d.node, "stage"); {
-	case len(d.file.left) > 0: // a file that was left out may have the stages
+	case len(d.file.left) > 0: // one of the left-out files may define the stages
 	case n == nil && !slices.Contains(stages, defaultStage):
 		t.failf(d.at, "the job%s has no stage, and %q does not exist%s", lang.Quote(d.name), defaultStage, there)
 	case n != nil && !strings.Contains(n.Value, "$") && !slices.Contains(stages, n.Value):
@@ -207,7 +207,7 @@ func (d *draft) checkPlace(stages, jobs []string) {
 	}
 }
 
-// readInherit reads the parts of default and the global variables that the job takes.
+// readInherit reads which parts of default and which global variables the job inherits.
 func (d *draft) readInherit() {
 	t := d.file.tree
 	d.inherit = map[string]bool{}
@@ -238,10 +238,10 @@ func (d *draft) readInherit() {
 	}
 }
 
-// inherits reports whether the job takes name of what: of default or of variables.
-func (d *draft) inherits(what, name string) bool { return !d.inherit[what] || d.inherit[what+"."+name] }
+// inherits reports whether the job inherits name from part, which is default or variables.
+func (d *draft) inherits(part, name string) bool { return !d.inherit[part] || d.inherit[part+"."+name] }
 
-// get returns the value of key in the job or else in default, or nil. In default, references are not resolved.
+// get returns the value of key in the job or else in default, or nil. It does not resolve references in default.
 func (d *draft) get(key string) *yaml.Node {
 	if n := find(d.node, key); n != nil {
 		return n
@@ -294,8 +294,9 @@ func (d *draft) container(job *Job) []byte {
 	return text
 }
 
-// variables returns the variables of the job. In the order of GitLab each replaces those before it: predefined ones,
-// those of the file, of the rules of its workflow, of the job, of the matrix, of the rules of the job, and given ones.
+// variables returns the variables of the job. As in GitLab, later ones override earlier ones in this order: predefined
+// ones, those of the file, of the rules of its workflow, of the job, of the matrix, of the rules of the job, and given
+// ones.
 func (d *draft) variables(job *Job) []Variable {
 	f := d.file
 	stage := defaultStage
@@ -331,7 +332,7 @@ func (d *draft) variables(job *Job) []Variable {
 	return vars
 }
 
-// global adds the variables in n, which are for all jobs that inherit them.
+// global adds the variables in n that the job inherits.
 func (d *draft) global(list []variable, n *yaml.Node) []variable {
 	if isNull(n) {
 		return list
@@ -344,7 +345,7 @@ func (d *draft) global(list []variable, n *yaml.Node) []variable {
 	return list
 }
 
-// literal adds vars, in which $ has no meaning.
+// literal adds vars without expansion: $ has no meaning in them.
 func (f *File) literal(list []variable, vars []Variable) []variable {
 	for _, v := range vars {
 		list = setVariable(list, variable{at: f.top, name: v.Name, value: v.Value})

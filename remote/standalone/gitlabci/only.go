@@ -9,10 +9,10 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// onlyKeys are the keys of only and except as mappings.
+// onlyKeys are the keys of only and except in their form as mappings.
 var onlyKeys = []string{"refs", "variables", "changes", "kubernetes"}
 
-// selected reports whether a pipeline with the variables of e has the job by its only and except. Of only all keys must
+// selected reports whether only and except put the job into a pipeline with the variables of e. All keys of only must
 // match, and no key of except.
 func (d *draft) selected(e *expander) bool {
 	only, except := find(d.node, "only"), find(d.node, "except")
@@ -34,7 +34,7 @@ func (d *draft) selected(e *expander) bool {
 	return in && !out
 }
 
-// policy returns whether each part of only or except matches.
+// policy returns for each part of only or except whether it matches.
 func (f *File) policy(name string, n *yaml.Node, e *expander) (parts []bool) {
 	switch {
 	case isNull(n):
@@ -68,7 +68,7 @@ func (f *File) policy(name string, n *yaml.Node, e *expander) (parts []bool) {
 	return parts
 }
 
-// anyRef reports whether one of the names or regexes in n is that of the pipeline.
+// anyRef reports whether one of the names or regexes in n matches the pipeline.
 func (f *File) anyRef(name string, n *yaml.Node, e *expander) (match bool) {
 	for _, item := range itemsOf(n) {
 		if item.Kind != yaml.ScalarNode {
@@ -86,8 +86,8 @@ func (f *File) anyRef(name string, n *yaml.Node, e *expander) (match bool) {
 	return match
 }
 
-// refersTo reports whether an entry of refs is about the pipeline with the variables of e: branches, tags, its source
-// (schedules, merge_requests) or, for a branch or a tag, its name or a regex for that.
+// refersTo reports whether an entry of refs matches the pipeline with the variables of e: branches, tags, its source
+// (schedules, merge_requests) or, for a branch or a tag, its name or a regex for the name.
 func refersTo(entry string, e *expander) bool {
 	value := func(name string) string {
 		text, _ := e.lookUp(name)
@@ -97,7 +97,7 @@ func refersTo(entry string, e *expander) bool {
 		path := value("CI_PROJECT_PATH")
 		return project == "" || path == "" || path == project
 	}
-	if regex, rest, err := readRegex(entry); err == nil { // @ may be part of it
+	if regex, rest, err := readRegex(entry); err == nil { // a regex may contain @
 		return isHere(strings.TrimPrefix(rest, "@")) && isRef(value) && regex.MatchString(value("CI_COMMIT_REF_NAME"))
 	}
 	entry, project, _ := strings.Cut(entry, "@")

@@ -11,17 +11,17 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// maxParallel is the largest number of builds of a job with parallel, as GitLab has it.
+// maxParallel bounds the builds of a job with parallel, as in GitLab.
 const maxParallel = 200
 
-// share is one of the builds of a job with parallel. The zero value is the whole of a job without.
+// share is one of the builds of a job with parallel. The zero value is a job without parallel.
 type share struct {
 	name         string // of the build, as GitLab names it: "test 2/5" or "test: [linux, arm64]"
 	index, total int    // from 1
 	vars         []variable
 }
 
-// shares returns the builds of the job: one without parallel.
+// shares returns the builds of the job: a single one without parallel.
 func (d *draft) shares() []share {
 	n := find(d.node, "parallel")
 	if isNull(n) {
@@ -95,7 +95,7 @@ func (d *draft) matrix(parallel *yaml.Node) (all []share) {
 	return all
 }
 
-// baseName returns the name of a job without the end that names one of its parallel builds.
+// baseName returns the name of a job without the suffix of a parallel build.
 func baseName(name string) string {
 	if i := strings.LastIndex(name, ": ["); i > 0 && strings.HasSuffix(name, "]") {
 		return name[:i]
@@ -109,8 +109,8 @@ func baseName(name string) string {
 	return name
 }
 
-// choose returns the build called name: that of the job without parallel, or a parallel one by its name, its number, or
-// the values of the matrix that the caller wants. The name of a job that is only divided by a number is its whole.
+// choose returns the build called name: the job itself without parallel, or a parallel build by its name, its number,
+// or the values of the matrix in Config. If parallel is a number, the name of the job means all of it.
 func (d *draft) choose(name string) share {
 	all := d.shares()
 	matrix := d.file.cfg.Matrix
@@ -146,7 +146,7 @@ func (d *draft) choose(name string) share {
 	return all[0]
 }
 
-// has reports whether the share has the values wanted.
+// has reports whether the share has the values in wanted.
 func (s share) has(wanted map[string]string) bool {
 	for name, value := range wanted {
 		if !slices.ContainsFunc(s.vars, func(v variable) bool { return v.name == name && v.value == value }) {

@@ -10,15 +10,15 @@ import (
 )
 
 const (
-	// maxExtends is the longest chain of extends.
+	// maxExtends bounds the length of a chain of extends.
 	maxExtends = 11
-	// maxReferences is the longest chain of references.
+	// maxReferences bounds the length of a chain of references.
 	maxReferences = 10
 )
 
 func isReference(n *yaml.Node) bool { return n.Kind == yaml.SequenceNode && n.Tag == "!reference" }
 
-// extended returns the job name merged over the jobs it extends. at is the node that names it, chain the jobs that led
+// extended returns the job name merged over the jobs it extends. at is the node with the name, chain the jobs that led
 // here.
 func (f *File) extended(name string, at *yaml.Node, chain []string) *yaml.Node {
 	switch n := f.whole[name]; {
@@ -46,7 +46,7 @@ func (f *File) extend(name string, at *yaml.Node, chain []string) *yaml.Node {
 			f.mayBeElsewhere())
 	case len(chain) > maxExtends:
 		return t.failf(at, "extends: jobs extend each other more than %d deep", maxExtends)
-	case n.Kind != yaml.MappingNode: // such as a list of script lines, for references
+	case n.Kind != yaml.MappingNode: // for example a list of script lines, for references
 		return n
 	}
 	extends := find(n, "extends")
@@ -67,7 +67,7 @@ func (f *File) extend(name string, at *yaml.Node, chain []string) *yaml.Node {
 	return t.merge(all, n)
 }
 
-// resolve returns n with its references replaced by the named nodes. chain has the references that led here.
+// resolve returns n with its references replaced by the nodes they name. chain has the references that led here.
 func (f *File) resolve(n *yaml.Node, chain []string) *yaml.Node {
 	if isReference(n) {
 		return f.refer(n, chain)
@@ -120,7 +120,7 @@ func (f *File) refer(n *yaml.Node, chain []string) *yaml.Node {
 	if found == nil {
 		return t.failf(n, "!reference: there is no%s%s", lang.Quote(strings.Join(path, " ")), f.mayBeElsewhere())
 	}
-	// Copied, because the node may be used in many places.
+	// It is copied because it may be used in many places.
 	return t.duplicate(f.resolve(found, append(slices.Clip(chain), shown)))
 }
 

@@ -20,11 +20,11 @@ var (
 	includeRuleKeys  = []string{"if", "changes", "exists", "when"}
 )
 
-// never is the when of a rule that leaves its job out.
+// never is the value of when by which a rule excludes its job.
 const never = "never"
 
-// matched returns the first rule of the list n that matches with the variables of e. It is nil if there is none, or if
-// that one has when: never. All rules are checked, also those after it.
+// matched returns the first rule of the list n that matches with the variables of e. It is nil if no rule matches, or
+// if the first one that does has when: never. It checks the form of all rules.
 func (f *File) matched(n *yaml.Node, keys []string, e *expander) (rule *yaml.Node) {
 	found := false
 	for _, r := range f.rules(n, keys, 0) {
@@ -38,7 +38,7 @@ func (f *File) matched(n *yaml.Node, keys []string, e *expander) (rule *yaml.Nod
 	return rule
 }
 
-// rules returns the rules in the list n. References may have made n a list of lists.
+// rules returns the rules in the list n. n may be a list of lists, because of references.
 func (f *File) rules(n *yaml.Node, keys []string, depth int) (all []*yaml.Node) {
 	switch {
 	case isNull(n):
@@ -51,7 +51,7 @@ func (f *File) rules(n *yaml.Node, keys []string, depth int) (all []*yaml.Node) 
 		return nil
 	}
 	for _, item := range n.Content {
-		switch item.Kind { //nolint:exhaustive // the others are wrong
+		switch item.Kind { //nolint:exhaustive // other kinds are mistakes
 		case yaml.SequenceNode:
 			all = append(all, f.rules(item, keys, depth+1)...)
 		case yaml.MappingNode:
@@ -69,7 +69,7 @@ func (f *File) rules(n *yaml.Node, keys []string, depth int) (all []*yaml.Node) 
 	return all
 }
 
-// ruleMatches reports whether all parts of a rule hold.
+// ruleMatches reports whether all parts of a rule are true.
 func (f *File) ruleMatches(rule *yaml.Node, e *expander) bool {
 	holds := true
 	if n := find(rule, "if"); !isNull(n) {
@@ -97,8 +97,8 @@ func (f *File) conditionHolds(n *yaml.Node, e *expander) bool {
 	return c.eval(e.lookUp).holds()
 }
 
-// changed reports whether files have changed that match the patterns in n. It is true if that is not known, as it is
-// for GitLab in a pipeline without a commit before it.
+// changed reports whether changed files match the patterns in n. It returns true if the changes are not known, like
+// GitLab for a pipeline without an earlier commit.
 func (f *File) changed(n *yaml.Node, e *expander) bool {
 	patterns := f.patterns("changes", n, []string{"paths", "compare_to"}, e)
 	if f.cfg.Changed == nil || f.tree.err != nil {
@@ -145,32 +145,33 @@ func (f *File) list() ([]string, error) {
 	return f.paths, nil
 }
 
-// maxPatterns is the largest number of patterns in one rule.
+// maxPatterns bounds the patterns in one rule.
 const maxPatterns = 1000
 
-// patterns returns the patterns of paths in n: a text, a list, or a mapping with keys, of which paths has them.
-func (f *File) patterns(what string, n *yaml.Node, keys []string, e *expander) (all []*regexp.Regexp) {
+// patterns returns the patterns of paths in n: a text, a list, or a mapping whose key paths has them. Errors call n
+// label.
+func (f *File) patterns(label string, n *yaml.Node, keys []string, e *expander) (all []*regexp.Regexp) {
 	if n.Kind == yaml.MappingNode {
 		for key := range entries(n) {
 			if !slices.Contains(keys, key.Value) {
-				f.tree.failf(key, "unknown key%s of %s; it has %s", lang.Quote(key.Value), what, strings.Join(keys, ", "))
+				f.tree.failf(key, "unknown key%s of %s; it has %s", lang.Quote(key.Value), label, strings.Join(keys, ", "))
 			}
 		}
 		paths := find(n, "paths")
 		if isNull(paths) {
-			f.tree.failf(n, "%s needs paths, a list of files", what)
+			f.tree.failf(n, "%s needs paths, a list of files", label)
 			return nil
 		}
 		n = paths
 	}
 	for _, item := range itemsOf(n) {
 		if item.Kind != yaml.ScalarNode || len(all) >= maxPatterns {
-			f.tree.failf(item, "%s takes the paths of files, or patterns such as docs/**/*.md, at most %d", what, maxPatterns)
+			f.tree.failf(item, "%s takes the paths of files, or patterns such as docs/**/*.md, at most %d", label, maxPatterns)
 			return nil
 		}
 		pattern, err := globPattern(strings.TrimPrefix(e.expand(variable{at: item, value: item.Value}), "/"))
 		if err != nil {
-			f.tree.failf(item, "%s: the pattern is not valid: %v", what, bare(err))
+			f.tree.failf(item, "%s: the pattern is not valid: %v", label, bare(err))
 			return nil
 		}
 		all = append(all, pattern)
@@ -182,8 +183,8 @@ func anyMatches(patterns []*regexp.Regexp, paths []string) bool {
 	return slices.ContainsFunc(patterns, func(p *regexp.Regexp) bool { return slices.ContainsFunc(paths, p.MatchString) })
 }
 
-// globPattern returns a regex for a pattern of paths, as GitLab has them: **/ is any number of directories, * and ? are
-// no slashes, [a-z] and {a,b} are choices.
+// globPattern returns a regex for a pattern of paths. As in GitLab, **/ matches any number of directories, * and ?
+// match no slash, [a-z] and {a,b} are choices.
 func globPattern(glob string) (*regexp.Regexp, error) {
 	var b strings.Builder
 	b.WriteString(`\A(?s:`)
@@ -226,7 +227,7 @@ func globPattern(glob string) (*regexp.Regexp, error) {
 	return regexp.Compile(b.String())
 }
 
-// includePattern returns a regex for the path of an include with wildcards: * is no slash, ** is anything.
+// includePattern returns a regex for the path of an include with wildcards: * matches no slash, ** matches everything.
 func includePattern(path string) (*regexp.Regexp, error) {
 	quoted := regexp.QuoteMeta(path)
 	quoted = strings.ReplaceAll(quoted, `\*\*`, "\x00")
@@ -234,10 +235,10 @@ func includePattern(path string) (*regexp.Regexp, error) {
 	return regexp.Compile(`\A(?s:` + strings.ReplaceAll(quoted, "\x00", ".*") + `)\z`)
 }
 
-// ruling is the part that rules have in a job.
+// ruling is the result of the rules of a job.
 type ruling struct {
-	when         string // empty if the rules say nothing
-	out          string // the keys by which a pipeline would not have the job; empty if it would
+	when         string // empty if the rules do not set it
+	out          string // the keys that exclude the job from the pipeline; empty if it is included
 	allowFailure *yaml.Node
 	variables    *yaml.Node
 }
@@ -277,7 +278,7 @@ func (d *draft) tell(r ruling) {
 	}
 }
 
-// workflow returns the variables that the rules of the pipeline add, or nil.
+// workflow returns the variables that the rules of workflow add, or nil.
 func (f *File) workflow(e *expander) *yaml.Node {
 	n := find(f.globals["workflow"], "rules")
 	if isNull(n) {

@@ -10,20 +10,20 @@ import (
 )
 
 const (
-	// maxDepth is the deepest nesting, including aliases.
+	// maxDepth bounds the nesting, including aliases.
 	maxDepth = 64
-	// maxCost bounds the sum of all nodes and their copies: about half a million nodes.
+	// maxCost bounds the sum of all nodes and their copies. It is enough for about half a million nodes.
 	maxCost = 32 << 20
 	// nodeCost is the cost of a node without its text, entryCost that of its place in a list.
 	nodeCost, entryCost = 64, 8
 )
 
-// tree makes copies of nodes, without aliases and merge keys. It knows the text that each node comes from, and counts
-// their cost. It keeps the first mistake; from then on its nodes are empty, and results need no errors beside them.
+// tree makes copies of nodes, without aliases and merge keys. It records the text that each node comes from, and counts
+// the cost. It keeps the first mistake. From then on its nodes are empty, so its methods need no error results.
 type tree struct {
 	err    error // the first mistake
 	main   *lang.Source
-	others map[*yaml.Node]*lang.Source // the texts of nodes that are not from main
+	others map[*yaml.Node]*lang.Source // for nodes that do not come from main
 	cost   int
 }
 
@@ -43,12 +43,12 @@ func (t *tree) fail(err error) *yaml.Node {
 	return &yaml.Node{}
 }
 
-// failf is fail with an error about n.
+// failf calls fail with an error about n.
 func (t *tree) failf(n *yaml.Node, format string, args ...any) *yaml.Node {
 	return t.fail(t.origin(n).Errorf(n, format, args...))
 }
 
-// spend counts a copy of n. It returns false after a mistake: then nothing more is to be copied.
+// spend counts a copy of n. After a mistake it returns false: then no more may be copied.
 func (t *tree) spend(n *yaml.Node) bool {
 	if t.cost += nodeCost + len(n.Value) + entryCost*len(n.Content); t.cost > maxCost {
 		t.failf(n, "aliases, extends and references make this file too large; write it shorter")
@@ -65,14 +65,14 @@ func (t *tree) copyOf(n *yaml.Node) *yaml.Node {
 	return c
 }
 
-// made returns a new node at the place of n.
+// made returns a new node with the place of n.
 func (t *tree) made(n *yaml.Node, kind yaml.Kind, content ...*yaml.Node) *yaml.Node {
 	c := t.copyOf(n)
 	c.Kind, c.Style, c.Tag, c.Value, c.Content = kind, 0, "", "", content
 	return c
 }
 
-// text returns a text at the place of n.
+// text returns a text with the place of n.
 func (t *tree) text(n *yaml.Node, value string) *yaml.Node {
 	c := t.made(n, yaml.ScalarNode)
 	c.Style, c.Tag, c.Value = yaml.DoubleQuotedStyle, "!!str", value
@@ -110,7 +110,7 @@ func (t *tree) expand(src *lang.Source, n *yaml.Node, depth int) *yaml.Node {
 	return c
 }
 
-// expandMapping copies the content of the mapping v to c. Keys from merge keys do not replace others.
+// expandMapping copies the content of the mapping v to c. Keys from merge keys do not override others.
 func (t *tree) expandMapping(src *lang.Source, v, c *yaml.Node, depth int) {
 	seen := make(map[string]bool, len(v.Content)/2)
 	var merged []*yaml.Node
@@ -145,7 +145,7 @@ func (t *tree) expandMapping(src *lang.Source, v, c *yaml.Node, depth int) {
 	}
 }
 
-// itemsOf returns the items of the list n, or n alone.
+// itemsOf returns the items of the list n. If n is not a list, it returns n alone.
 func itemsOf(n *yaml.Node) []*yaml.Node {
 	if n.Kind == yaml.SequenceNode {
 		return n.Content
@@ -196,7 +196,7 @@ func keys(n *yaml.Node) []string {
 	return all
 }
 
-// merge returns base overridden by over: mappings key by key, everything else as a whole. Neither changes.
+// merge returns base overridden by over: mappings key by key, all other values as a whole. It changes neither.
 func (t *tree) merge(base, over *yaml.Node) *yaml.Node {
 	if base == nil || base.Kind != yaml.MappingNode || over.Kind != yaml.MappingNode {
 		return over

@@ -25,7 +25,7 @@ type variable struct {
 // variableKeys are the keys of a variable in the form of a mapping.
 var variableKeys = []string{"value", "description", "options", "expand"}
 
-// variables adds the variables in the mapping n to list, and replaces those of the same name.
+// variables adds the variables in the mapping n to list. They replace those of the same name.
 func (f *File) variables(list []variable, n *yaml.Node) []variable {
 	if isNull(n) {
 		return list
@@ -81,11 +81,11 @@ func (f *File) variable(key, value *yaml.Node) variable {
 	return v
 }
 
-// projectDir stands for the directory of the project in the values of variables, if that is known when the job runs. No
-// value of a file has it.
+// projectDir stands for the directory of the project in the values of variables, if that is not known before the job
+// runs. No value in a file can contain it.
 const projectDir = "\x00"
 
-// inProjectDir returns a template for a value of steps.
+// inProjectDir turns value into a template for a value of steps.
 func inProjectDir(value string) string {
 	parts := strings.Split(value, projectDir)
 	for i := range parts {
@@ -94,11 +94,11 @@ func inProjectDir(value string) string {
 	return strings.Join(parts, "${{ work_dir }}")
 }
 
-// maxValue is the longest value of a variable after expansion, in bytes. Linux passes no longer value to a program.
+// maxValue bounds the value of a variable after expansion, in bytes. Linux does not pass longer values to a program.
 const maxValue = lang.MaxArg
 
 // expander expands the values of variables: $NAME and ${NAME} become the value of another variable, $$ becomes $. A
-// name that is not a variable of the job, or refers to itself, stays as it is.
+// name stays unchanged if it is not a variable of the job, or refers to itself.
 type expander struct {
 	tree *tree
 	vars map[string]variable
@@ -115,7 +115,7 @@ func (f *File) expander(list []variable) *expander {
 	return e
 }
 
-// lookUp returns the expanded value of the variable name, and whether there is such a variable.
+// lookUp returns the expanded value of the variable name, and whether the variable exists.
 func (e *expander) lookUp(name string) (string, bool) {
 	if _, known := e.vars[name]; !known {
 		return "", false
@@ -123,7 +123,7 @@ func (e *expander) lookUp(name string) (string, bool) {
 	return e.value(name), true
 }
 
-// value returns the expanded value of the variable name, which exists.
+// value returns the expanded value of the variable name, which must exist.
 func (e *expander) value(name string) string {
 	if value, ok := e.done[name]; ok || e.tree.err != nil {
 		return value

@@ -15,24 +15,24 @@ import (
 
 // Link is the statement about one command.
 type Link struct {
-	// File is a name for its file: the place of the step among the others, and its name.
+	// File is a name for its file, made from the step's position and name.
 	File string
 	Data []byte
 }
 
-// linkType is the type of in-toto's own links, which its verifiers read.
+// linkType is the type of links in in-toto's own format, which its verifiers read.
 const linkType = "link"
 
 // maxFileName is the longest name of a file, in bytes (NAME_MAX of Linux).
 const maxFileName = 255
 
-// Links returns a statement for each command that was run, in the order of the steps. With a key each is a link of
-// in-toto instead, in a DSSE envelope that the key has signed, in a file with the name that in-toto's verifiers want.
-// It is an error if that name is too long for a file, or if two steps would have the same.
+// Links returns a statement for each command, in the order of the steps. With a key, each is a link in in-toto's own
+// format, in a DSSE envelope that the key has signed, and File is the name that in-toto's verifiers expect. It is an
+// error if that name is too long for a file, or if two steps have the same name.
 func Links(t *trace.Trace, key *Key) ([]Link, error) {
 	var links []Link
 	var failed error
-	steps := map[string]string{} // by the files of their links
+	steps := map[string]string{} // by the file of their link
 	walk(t.Identity.Steps, nil, func(s *trace.Step, names []string) {
 		if s.Exec == nil || failed != nil {
 			return
@@ -66,10 +66,11 @@ func Links(t *trace.Trace, key *Key) ([]Link, error) {
 	return links, failed
 }
 
-// unusual matches characters that names of steps do not have.
+// unusual matches characters that are not allowed in names of steps.
 var unusual = regexp.MustCompile(`[^A-Za-z0-9_-]+`)
 
-// fit joins names as a part of a file name. Names of a trace that was not written by us are made fit for one.
+// fit joins names to a part of a file name. It replaces unusual characters, because the trace may come from another
+// program.
 func fit(names []string, with string) string {
 	fitting := make([]string, len(names))
 	for i, name := range names {
@@ -87,7 +88,7 @@ func linkOf(s *trace.Step, name string) ([]byte, error) {
 	return encode(LinkType, p, []Subject{{"outputs", outputs}})
 }
 
-// signedLink returns the link of in-toto about the command of s, in canonical JSON.
+// signedLink returns the link about the command of s in in-toto's own format, as canonical JSON.
 func signedLink(s *trace.Step, names []string) ([]byte, error) {
 	p, outputs, err := predicate(s, strings.Join(names, "."))
 	if err != nil {
@@ -137,7 +138,7 @@ func predicate(s *trace.Step, name string) (p *link.Link, outputs string, err er
 	return p, fmt.Sprintf("%x", sha256.Sum256(data)), nil
 }
 
-// named makes the names in list differ: a link's materials are known by them.
+// named makes the names in list unique, because a link's materials are looked up by name.
 func named(list []*intoto.ResourceDescriptor) []*intoto.ResourceDescriptor {
 	seen := map[string]int{}
 	for _, r := range list {

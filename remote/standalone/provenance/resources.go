@@ -24,7 +24,7 @@ func textOf(t mask.Text) string {
 	return t.Value
 }
 
-// sortedKeys returns the keys of m, sorted. It is not nil, so that in JSON it is a list, too.
+// sortedKeys returns the keys of m, sorted. It is never nil, so that its JSON is a list.
 func sortedKeys[T any](m map[string]T) []string {
 	return append([]string{}, slices.Sorted(maps.Keys(m))...)
 }
@@ -34,7 +34,7 @@ func descriptor(name, uri, digest string) *intoto.ResourceDescriptor {
 	return &intoto.ResourceDescriptor{Name: name, Uri: uri, Digest: map[string]string{trace.SHA256: digest}}
 }
 
-// walk calls visit for each of steps and those below them, with the names that lead there.
+// walk calls visit for each of steps and for the steps below it, with the names that lead there.
 func walk(steps []trace.Step, names []string, visit func(s *trace.Step, names []string)) {
 	for i := range steps {
 		s := &steps[i]
@@ -44,11 +44,11 @@ func walk(steps []trace.Step, names []string, visit func(s *trace.Step, names []
 	}
 }
 
-// dependencies are the image of the job, and the components and the programs of its steps, each once.
+// dependencies returns the image of the job, and the components and the programs of its steps, each once.
 func dependencies(id *trace.Identity) []*intoto.ResourceDescriptor {
 	list := []*intoto.ResourceDescriptor{}
 	if name, digest, ok := strings.Cut(id.Runtime.Image, trace.SHA256+":"); ok && isDigest(trace.SHA256, digest) {
-		uri := "" // of an image that came from no registry
+		uri := "" // empty for an image that came from no registry
 		if name != "" {
 			uri = "docker://" + id.Runtime.Image
 		}
@@ -72,7 +72,7 @@ func distinct(list []*intoto.ResourceDescriptor) []*intoto.ResourceDescriptor {
 	})
 }
 
-// materials are the component and the programs of one step.
+// materials returns the component and the programs of one step.
 func materials(s *trace.Step) []*intoto.ResourceDescriptor {
 	var list []*intoto.ResourceDescriptor
 	if s.Component != nil {
@@ -88,7 +88,8 @@ func materials(s *trace.Step) []*intoto.ResourceDescriptor {
 	return list
 }
 
-// component describes where a step was found. What has no digest cannot be told from anything else, and is left out.
+// component describes the place where a step was found. A component without a digest is left out: it could not be
+// recognised.
 func component(c *trace.Component) []*intoto.ResourceDescriptor {
 	switch c.Kind {
 	case trace.Local:
@@ -103,11 +104,11 @@ func component(c *trace.Component) []*intoto.ResourceDescriptor {
 		if isDigest(kind, digest) {
 			r.Digest[kind] = digest
 		} else if kind == trace.GitCommit || kind == trace.GitTree {
-			about[kind] = digest // of a repository whose objects are named by SHA-256, which the library does not know
+			about[kind] = digest // the repository names objects by SHA-256, which the library does not support
 		}
 	}
 	if len(about) > 0 {
-		r.Annotations, _ = structpb.NewStruct(about) // texts always can be
+		r.Annotations, _ = structpb.NewStruct(about) // texts are always valid
 	}
 	if len(r.GetDigest()) == 0 {
 		return nil
@@ -115,7 +116,7 @@ func component(c *trace.Component) []*intoto.ResourceDescriptor {
 	return []*intoto.ResourceDescriptor{r}
 }
 
-// local describes a step of the project: its directory, and the file that defines it.
+// local describes a step of the project: its directory, and the file of its definition.
 func local(c *trace.Component) []*intoto.ResourceDescriptor {
 	var list []*intoto.ResourceDescriptor
 	add := func(name, kind string) {
@@ -129,7 +130,7 @@ func local(c *trace.Component) []*intoto.ResourceDescriptor {
 	return list
 }
 
-// program describes a file that was run. What is part of a component is described with that.
+// program describes a program file. It returns nil for a part of a component, which is described with the component.
 func program(p *trace.Program) *intoto.ResourceDescriptor {
 	if p == nil || p.Path.Masked || strings.HasPrefix(p.Path.Value, trace.CacheDir+"/") ||
 		!isDigest(trace.SHA256, p.Digest[trace.SHA256]) {
@@ -138,7 +139,7 @@ func program(p *trace.Program) *intoto.ResourceDescriptor {
 	return descriptor(p.Path.Value, fileURI(p.Path.Value), p.Digest[trace.SHA256])
 }
 
-// fileURI returns the URI of a path: of one in the job's directory it is relative to that.
+// fileURI returns the URI of a path. In the job's directory it is relative.
 func fileURI(name string) string {
 	rel, inside := strings.CutPrefix(name, trace.WorkDir)
 	switch {
@@ -182,7 +183,7 @@ func isDigest(kind, text string) bool {
 	return len(text) == length && strings.Trim(text, "0123456789abcdef") == ""
 }
 
-// logs describe the output of the commands.
+// logs returns descriptions of the output of the commands.
 func logs(id *trace.Identity) []*intoto.ResourceDescriptor {
 	var list []*intoto.ResourceDescriptor
 	walk(id.Steps, nil, func(s *trace.Step, names []string) {

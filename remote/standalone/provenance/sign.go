@@ -19,7 +19,7 @@ import (
 // payloadType is the type of statements and links in an envelope.
 const payloadType = "application/vnd.in-toto+json"
 
-// Key is an ed25519 or ECDSA key. A private one signs statements, both kinds verify signatures.
+// Key is an ed25519 or ECDSA key. A private key signs statements; both kinds verify signatures.
 type Key struct {
 	// ID is the name of the key as in-toto computes it: a SHA-256 of the public key, in hexadecimal.
 	ID string
@@ -27,7 +27,7 @@ type Key struct {
 	key dsse.SignerVerifier
 }
 
-// ParsePrivateKey reads a private key in OpenSSH or PEM form. For a key with a passphrase and without one given, the
+// ParsePrivateKey reads a private key in OpenSSH or PEM form. If the key needs a passphrase and passphrase is nil, the
 // error wraps a [*ssh.PassphraseMissingError].
 func ParsePrivateKey(text, passphrase []byte) (*Key, error) {
 	private, err := ssh.ParseRawPrivateKey(text)
@@ -86,7 +86,7 @@ func newKey(kind string, key any, marshal func(any) ([]byte, error)) (*Key, erro
 	return &Key{k.KeyID, both}, err
 }
 
-// Sign returns a DSSE envelope with statement, a statement or a link, and a newline after it.
+// Sign returns a DSSE envelope with statement, which is a statement or a link. A newline follows it.
 func (k *Key) Sign(statement []byte) ([]byte, error) {
 	signer, err := dsse.NewEnvelopeSigner(k.key)
 	if err != nil {
@@ -100,7 +100,7 @@ func (k *Key) Sign(statement []byte) ([]byte, error) {
 	return append(data, '\n'), err
 }
 
-// open returns the payload of a DSSE envelope that the key has signed.
+// open returns the payload of a DSSE envelope. The key must have signed it.
 func (k *Key) open(envelope []byte) ([]byte, error) {
 	var e dsse.Envelope
 	if err := json.Unmarshal(envelope, &e); err != nil || e.PayloadType != payloadType {

@@ -19,38 +19,38 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
-// Signed is a statement or a link whose signature was verified, compared with what is there now.
+// Signed is a verified statement or link, compared with the present files.
 type Signed struct {
-	// KeyID is that of the key that signed it.
+	// KeyID is the ID of the key that signed it.
 	KeyID string `json:"key_id"`
 	// Type is the type of its predicate, or link.
 	Type string `json:"type"`
-	// Name is that of the step, in a link.
+	// Name is the name of the step, in a link.
 	Name string `json:"name,omitempty"`
-	// Builder is the builder that it names.
+	// Builder is the builder in the statement.
 	Builder string `json:"builder,omitempty"`
-	// Subjects are the files that it is about. The trace is one of them if no other file was named.
+	// Subjects are the files that it is about. Without other files, the trace is the subject.
 	Subjects []SignedFile `json:"subjects"`
-	// Trace is the trace that it was made from; nil in a link.
+	// Trace is the trace from which it was made. It is nil for a link.
 	Trace *SignedFile `json:"trace,omitempty"`
-	// Differences are the parts that differ from those that the trace would have made.
+	// Differences are the parts that the trace would have made differently.
 	Differences []string `json:"differences,omitempty"`
 }
 
-// SignedFile is a file that a statement names.
+// SignedFile is a file in a statement.
 type SignedFile struct {
 	Name string `json:"name"`
-	// Signed is its SHA-256 in the statement, and Is that of the file now; empty if there is no such file.
+	// Signed is its SHA-256 in the statement. Is is that of the present file, or empty if there is no such file.
 	Signed string `json:"signed"`
 	Is     string `json:"is,omitempty"`
 }
 
-// Same reports whether all files and parts are as they were signed.
+// Same reports whether all files and parts are unchanged since they were signed.
 func (s *Signed) Same() bool {
 	return len(s.Differences) == 0 && !slices.ContainsFunc(s.Subjects, func(f SignedFile) bool { return !f.same() })
 }
 
-// same reports whether the file is there, as it was signed.
+// same reports whether the file exists unchanged.
 func (f SignedFile) same() bool { return f.Is == f.Signed && f.Is != "" }
 
 // statement has the parts of a statement or a link that are compared with files.
@@ -116,7 +116,7 @@ func (k *Key) Verify(envelope []byte, dir string, data []byte) (*Signed, error) 
 	return s, s.compare(payload, data)
 }
 
-// compare compares the payload with that which the trace in data would make.
+// compare compares the payload with the one that the trace in data would make.
 func (s *Signed) compare(payload, data []byte) error {
 	t, err := trace.Parse(data)
 	if err != nil {
@@ -181,7 +181,7 @@ func (s *Signed) difference(pointer string, signed, is any) {
 	}
 }
 
-// Show writes s for people. Its texts are of the signer.
+// Show writes s for people. It treats the texts in s as hostile.
 func (s *Signed) Show(w io.Writer) error {
 	var b bytes.Buffer
 	line := func(format string, args ...any) { fmt.Fprintln(&b, termtext.Line(fmt.Sprintf(format, args...))) }
@@ -197,7 +197,7 @@ func (s *Signed) Show(w io.Writer) error {
 	}
 	for i, f := range files {
 		switch {
-		case i == len(s.Subjects) && i > 0 && files[i-1] == f: // the trace is the subject
+		case i == len(s.Subjects) && i > 0 && files[i-1] == f: // the trace is the subject itself
 		case f.same():
 			line("%s is as it was signed, sha256:%s", f.Name, f.Is)
 		case f.Is == "":

@@ -33,7 +33,7 @@ const (
 type Config struct {
 	// Builder is the URI of the trusted party that ran the job. If empty, DefaultBuilder.
 	Builder string
-	// TraceName and TraceDigest name the file of the trace, and its SHA-256 in hexadecimal.
+	// TraceName and TraceDigest are the name of the trace's file, and its SHA-256 in hexadecimal.
 	TraceName, TraceDigest string
 	// Subjects are the files that the provenance is about. If empty, the file of the trace.
 	Subjects []Subject
@@ -55,8 +55,8 @@ func CheckBuilder(id string) error {
 	return nil
 }
 
-// Statement returns the SLSA provenance of the job that t is of, in the canonical form of JSON (RFC 8785) and with a
-// newline after it.
+// Statement returns the SLSA provenance of the job of t, in the canonical form of JSON (RFC 8785), with a newline at
+// its end.
 func Statement(t *trace.Trace, cfg Config) ([]byte, error) {
 	cfg.Builder = cmp.Or(cfg.Builder, DefaultBuilder)
 	if err := CheckBuilder(cfg.Builder); err != nil {
@@ -99,7 +99,7 @@ func Statement(t *trace.Trace, cfg Config) ([]byte, error) {
 	return encode(SLSA, p, subjects)
 }
 
-// externalParameters are the parameters of the request for the job.
+// externalParameters returns the parameters of the request for the job.
 func externalParameters(id *trace.Identity) map[string]any {
 	steps := make([]any, len(id.Steps))
 	for i := range id.Steps {
@@ -132,7 +132,7 @@ func externalParameters(id *trace.Identity) map[string]any {
 	return map[string]any{"source": source, "steps": steps, "vars": vars, "masked_vars": masked, "inputs": inputs}
 }
 
-// internalParameters are the parameters of the machine. Of the environment they have the names only.
+// internalParameters returns the parameters of the machine. From the environment it takes only the names.
 func internalParameters(id *trace.Identity) map[string]any {
 	return map[string]any{
 		"runtime": id.Runtime,
@@ -141,7 +141,7 @@ func internalParameters(id *trace.Identity) map[string]any {
 	}
 }
 
-// encode returns a statement that predicate is true of subjects.
+// encode returns a statement with this predicate about subjects.
 func encode(kind string, predicate proto.Message, subjects []Subject) ([]byte, error) {
 	about, err := structOf(protojson.Marshal(predicate))
 	if err != nil {
@@ -158,7 +158,7 @@ func encode(kind string, predicate proto.Message, subjects []Subject) ([]byte, e
 	return append(data, '\n'), err
 }
 
-// canonical returns JSON in its canonical form (RFC 8785). It passes an error on.
+// canonical returns JSON in its canonical form (RFC 8785). It returns err unchanged if that is not nil.
 func canonical(data []byte, err error) ([]byte, error) {
 	if err == nil {
 		data, err = jcs.Transform(data)
@@ -169,7 +169,7 @@ func canonical(data []byte, err error) ([]byte, error) {
 	return data, nil
 }
 
-// structOf returns JSON as protocol buffers have it. It passes an error on.
+// structOf converts JSON to a message. It returns err unchanged if that is not nil.
 func structOf(data []byte, err error) (*structpb.Struct, error) {
 	s := &structpb.Struct{}
 	if err == nil {

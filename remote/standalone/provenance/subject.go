@@ -9,7 +9,7 @@ import (
 	"github.com/stepmux/stepmux/internal/boundedfile"
 )
 
-// maxSubjects is the most files a provenance is about.
+// maxSubjects bounds the files of a provenance.
 const maxSubjects = 10_000
 
 // Subjects returns the files below dir that match patterns, in the form of [path.Match]. A pattern must not lead out

@@ -16,8 +16,8 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
-// visit calls fn for each step of a trace that was found somewhere, with the names that lead to it and the step that it
-// is of its definition, if that is known.
+// visit calls fn for each step of a trace whose definition was found. name has the names that lead to it, and step is
+// its place in the definition, if that is known.
 func visit(list []trace.Step, def *pb.Definition, names string, fn func(s *trace.Step, step *pb.Step, name string)) {
 	for i := range list {
 		s := &list[i]
@@ -29,13 +29,13 @@ func visit(list []trace.Step, def *pb.Definition, names string, fn func(s *trace
 		fn(s, step, name)
 		inner := step.GetDefinition()
 		if len(s.Definition) > 0 {
-			inner, _ = trace.DecodeDefinition(s.Definition) // with a secret in it it is not known
+			inner, _ = trace.DecodeDefinition(s.Definition) // after an error, such as a masked text, it is not known
 		}
 		visit(s.Steps, inner, name, fn)
 	}
 }
 
-// sourceOf is the source of a component, in the store's terms.
+// sourceOf returns the source of a component in the form of the store.
 func sourceOf(c *trace.Component, paths *recording.Paths) fetch.Source {
 	prefixed := func(kind string) string {
 		if digest := c.Digest[kind]; digest != "" {
@@ -50,27 +50,27 @@ func sourceOf(c *trace.Component, paths *recording.Paths) fetch.Source {
 	}
 }
 
-// Exact is where components come from as they were: a [*fetch.Store].
+// Exact fetches components by their digests. A [*fetch.Store] implements it.
 type Exact interface {
 	FetchExactly(
 		ctx context.Context, ref *pb.Reference, want fetch.Source, with fetch.Credentials,
 	) (*fetch.Component, error)
 }
 
-// recorded are the components of a trace. It is the job's Fetcher, and gives it these and no others.
+// recorded has the components of a trace. It is the job's Fetcher, and returns only these.
 type recorded struct {
 	store Exact
-	with  fetch.Credentials // whatever the job's variables say
+	with  fetch.Credentials // used instead of the credentials in the job's variables
 
-	sources []fetch.Source // in the order they were fetched, each as often as that
+	sources []fetch.Source // in the order in which they were fetched, with repetitions
 	held    []*fetch.Component
 
 	mu      sync.Mutex     // guards the following
-	next    map[string]int // how often each reference was asked for
+	next    map[string]int // how often each reference was used
 	refused []string
 }
 
-// obtain gets all components that were fetched, and holds them until release.
+// obtain fetches all components of the trace, and holds them until release.
 func (r *recorded) obtain(
 	ctx context.Context, id *trace.Identity, def *pb.Definition, paths *recording.Paths,
 ) (reasons []string) {
@@ -105,7 +105,7 @@ func (r *recorded) obtain(
 	return reasons
 }
 
-// referenceTo returns the reference that want was fetched by, which may hold credentials. If the reference has
+// referenceTo returns the reference by which want was fetched, which may contain credentials. If that reference has
 // expressions, it returns one to the place where the component was found.
 func referenceTo(want fetch.Source, step *pb.Step) (*pb.Reference, error) {
 	if ref := step.GetReference(); ref != nil && fetch.IsOf(want, ref) {
@@ -114,7 +114,7 @@ func referenceTo(want fetch.Source, step *pb.Step) (*pb.Reference, error) {
 	return fetch.Reference(want)
 }
 
-// Fetch implements [component.Getter]: it returns the component that ref led to when the trace was made.
+// Fetch implements [component.Getter]: it returns the component to which ref led when the trace was made.
 func (r *recorded) Fetch(ctx context.Context, ref *pb.Reference, _ fetch.Credentials) (*fetch.Component, error) {
 	want, found := r.pick(ref)
 	if !found {
@@ -127,7 +127,7 @@ func (r *recorded) Fetch(ctx context.Context, ref *pb.Reference, _ fetch.Credent
 	return c, err
 }
 
-// pick returns the component of ref: of several the first that was not taken, or the last.
+// pick returns the source of ref. If there are several, it returns the first unused one, or the last.
 func (r *recorded) pick(ref *pb.Reference) (want fetch.Source, found bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

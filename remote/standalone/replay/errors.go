@@ -6,14 +6,14 @@ import (
 	"strings"
 )
 
-// ErrTrace says that a trace can never be repeated: no job leaves such a trace, or it lacks something.
+// ErrTrace says that a trace can never be repeated: it is incomplete, or no job makes such a trace.
 var ErrTrace = errors.New("the trace cannot be repeated")
 
-// RefusedError says that something a job is made of is not to be had as it was. Nothing was run, unless Late is set.
+// RefusedError says that a part of the job is not available in its recorded state. No step has run, unless Late is set.
 type RefusedError struct {
 	// Reasons name each difference, Hints the remedies.
 	Reasons, Hints []string
-	// Late tells that it came out while the job ran: it is of a component that the trace does not tell of.
+	// Late says that this was noticed while the job ran: the job needed a component that is not in the trace.
 	Late bool
 }
 
@@ -25,7 +25,7 @@ func (e *RefusedError) Error() string {
 	return text
 }
 
-// some joins the first of list, and says how many more there are.
+// some joins the beginning of list, and says how many more there are.
 func some(list []string, with string) string {
 	const most = 20
 	if len(list) <= most {
@@ -36,7 +36,7 @@ func some(list []string, with string) string {
 
 // MissingError names the values that are masked in the trace and were not given.
 type MissingError struct {
-	// Names are the names of variables and inputs; for other values, JSON pointers into the trace's identity.
+	// Names are the names of variables and inputs. For other values they are JSON pointers into the trace's identity.
 	Names []string
 }
 

@@ -11,7 +11,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
-// readDefinition reads a file that can be the definition of a step.
+// readDefinition reads the file of a step's definition.
 func readDefinition(path string) ([]byte, error) {
 	file, err := boundedfile.Open(os.OpenFile, path)
 	if err != nil {
@@ -21,7 +21,7 @@ func readDefinition(path string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(file, lang.MaxText+1))
 }
 
-// shownPath is the path of a local step for a reader.
+// shownPath returns the path of a local step for people.
 func shownPath(location string) string {
 	if rel, inside := strings.CutPrefix(location, trace.WorkDir); inside {
 		location = "." + rel
@@ -29,5 +29,6 @@ func shownPath(location string) string {
 	return graphic(location)
 }
 
-// graphic is a text of a trace for people: not too long, and without anything that a terminal could obey.
+// graphic returns a text of a trace for people: cut to a length, and without characters that a terminal could
+// interpret.
 func graphic(text string) string { return termtext.Escape(termtext.Cut(text, 400)) }

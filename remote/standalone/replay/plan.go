@@ -17,41 +17,43 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
-// Config says how a trace is to be repeated.
+// Config says how to repeat a trace.
 type Config struct {
-	// WorkDir is where: an absolute path of a directory that exists. The steps of the project are in it.
+	// WorkDir is the directory of the job. It is an absolute path and exists. It has the steps of the project.
 	WorkDir string
 	// Store fetches the components. The caller closes it after the Plan.
 	Store Exact
-	// Secrets are the masked values, by the names of variables and inputs, or by JSON pointers into the identity.
+	// Secrets are the masked values. The keys are the names of variables and inputs, or JSON pointers into the
+	// identity.
 	Secrets map[string]string
-	// Runtime decides about other machines and programs. If empty, ExactRuntime.
+	// Runtime says whether other machines and programs are accepted. If empty, ExactRuntime.
 	Runtime Runtime
-	// AllowChanged accepts changed steps of the project. The comparison shows the effects.
+	// AllowChanged accepts changed steps of the project. The comparison shows their effects.
 	AllowChanged bool
-	// Version is that of this program.
+	// Version is the version of this program.
 	Version string
-	// VMsEnd returns the SHA-256 of the VM's end that belongs to this program. A trace of that program is one of this
-	// program. Optional.
+	// VMsEnd returns the SHA-256 of the VM's end that belongs to this program. A trace made by that program counts as
+	// made by this one. Optional.
 	VMsEnd func() (string, error)
 }
 
 // Plan is a job that repeats a trace.
 type Plan struct {
-	// Job is the job, to run with Fetcher in the work directory. Its notices name the differences found so far.
+	// Job is the job. Run it with Fetcher in the work directory. Its notices name the differences that were found so
+	// far.
 	Job *standalone.Job
-	// Fetcher gives the job the components of the trace and no others.
+	// Fetcher returns only the components of the trace.
 	Fetcher component.Getter
-	// Salt is for the HMACs of its trace: with the salt of the old one both can be compared.
+	// Salt is for the HMACs of the new trace. It is the salt of the old one, so that both can be compared.
 	Salt       *mask.Salt
 	components *recorded
 	workDir    string
 	vmsEnd     bool // the VM's end that belongs to this program made the trace
 }
 
-// Prepare checks that t can be repeated, fetches its components, and returns the plan. It runs nothing of the job.
-// The error is a *RefusedError if something is not as it was, a *MissingError if values are missing, ErrTrace if t
-// itself is wrong. The caller closes the plan.
+// Prepare checks that t can be repeated, fetches its components, and returns the plan. It does not run the job. The
+// error is a *RefusedError if something has changed, a *MissingError if values are missing, and ErrTrace if t itself is
+// wrong. The caller closes the plan.
 func Prepare(ctx context.Context, t *trace.Trace, cfg Config) (*Plan, error) {
 	paths := &recording.Paths{}
 	paths.Add(cfg.WorkDir, trace.WorkDir)
@@ -60,7 +62,7 @@ func Prepare(ctx context.Context, t *trace.Trace, cfg Config) (*Plan, error) {
 	}
 	given, err := restore(&t.Identity.Job, s)
 	if missing := (*MissingError)(nil); err != nil && !errors.As(err, &missing) {
-		err = fmt.Errorf("%w: %s", ErrTrace, graphic(err.Error())) // which may be of the trace's own making
+		err = fmt.Errorf("%w: %s", ErrTrace, graphic(err.Error())) // the text may come from the trace
 	}
 	if err != nil {
 		return nil, err
@@ -105,8 +107,8 @@ func Prepare(ctx context.Context, t *trace.Trace, cfg Config) (*Plan, error) {
 	return plan, nil
 }
 
-// compare finds differences of the machine, the programs and the project's steps. It returns them as notices if cfg
-// accepts them, else in refused.
+// compare finds differences of the machine, the programs and the project's steps. If cfg accepts them, they are
+// notices, otherwise refused.
 func (c *Config) compare(
 	id *trace.Identity, own trace.Runtime, paths *recording.Paths,
 ) (notices []string, refused *RefusedError) {
@@ -128,10 +130,10 @@ func (c *Config) compare(
 	return notices, refused
 }
 
-// Close lets go of the components. It is idempotent.
+// Close releases the components. It is idempotent.
 func (p *Plan) Close() { p.components.release() }
 
-// Refused returns the error of a job that has ended and was refused something while it ran; nil if it was not.
+// Refused returns the error of an ended job that needed a component which is not in the trace, or nil.
 func (p *Plan) Refused() error {
 	p.components.mu.Lock()
 	defer p.components.mu.Unlock()
@@ -141,7 +143,7 @@ func (p *Plan) Refused() error {
 	return &RefusedError{Reasons: p.components.refused, Late: true}
 }
 
-// credentials are those in the job's variables, and in secrets beside these.
+// credentials returns the credentials in the job's variables, and those in given.
 func credentials(vars []engine.Variable, given map[string]string) fetch.Credentials {
 	return component.FromVariables(func(name string) string {
 		for _, v := range vars {
@@ -153,7 +155,7 @@ func credentials(vars []engine.Variable, given map[string]string) fetch.Credenti
 	})
 }
 
-// passwords are those of c that the job did not have as variables that are no secrets.
+// passwords returns the passwords of c that are not masked variables of the job.
 func passwords(c fetch.Credentials, vars []engine.Variable) []string {
 	var list []string
 	for _, l := range c.Logins {
@@ -164,7 +166,7 @@ func passwords(c fetch.Credentials, vars []engine.Variable) []string {
 	return list
 }
 
-// isCredential reports whether a variable can be of use for fetching, though no step read it.
+// isCredential reports whether a variable may be needed for fetching, even if no step read it.
 func isCredential(name string) bool {
 	asked := false
 	component.FromVariables(func(variable string) string {

@@ -23,7 +23,7 @@ const (
 	maxBytes   = 1 << 30
 )
 
-// changedLocals names the steps of the project that have changed.
+// changedLocals names the changed steps of the project.
 func changedLocals(id *trace.Identity, paths *recording.Paths) (reasons []string) {
 	seen := map[string]bool{}
 	visit(id.Steps, nil, "", func(s *trace.Step, _ *pb.Step, name string) {
@@ -43,7 +43,7 @@ func changedLocals(id *trace.Identity, paths *recording.Paths) (reasons []string
 	return reasons
 }
 
-// checkLocal compares the step in dir with its digests: its file, and then all there is.
+// checkLocal compares the step in dir with its digests: first its file, then the whole directory.
 func checkLocal(c *trace.Component, dir string) error {
 	if !filepath.IsAbs(dir) || c.File == "" || strings.Contains(c.File, "/") || c.Digest[trace.SHA256] == "" {
 		return errors.New("the trace does not tell its directory, or its digest")

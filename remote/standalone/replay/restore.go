@@ -23,7 +23,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
-// restore returns the job that a trace tells of.
+// restore returns the job that a trace describes.
 func restore(job *trace.Job, s *secrets) (given standalone.Given, err error) {
 	given.MayFail, given.Env, given.Inputs = job.MayFail, map[string]string{}, map[string]expr.Value{}
 	compile, err := kept(job, s)
@@ -38,7 +38,7 @@ func restore(job *trace.Job, s *secrets) (given standalone.Given, err error) {
 	for _, name := range slices.Sorted(maps.Keys(job.Env)) {
 		given.Env[name] = s.text(job.Env[name], name, "/job/run_env/"+pointerEscapes.Replace(name))
 	}
-	given.RunnerEnv, given.PassEnv = []string{}, engine.PassEnv{Base: engine.PassNone} // all that the trace has
+	given.RunnerEnv, given.PassEnv = []string{}, engine.PassEnv{Base: engine.PassNone} // all of it is in the trace
 	for _, name := range slices.Sorted(maps.Keys(job.OSEnv)) {
 		value := s.text(job.OSEnv[name], name, "/job/os_env/"+pointerEscapes.Replace(name))
 		given.RunnerEnv = append(given.RunnerEnv, name+"="+value)
@@ -58,7 +58,7 @@ func restore(job *trace.Job, s *secrets) (given standalone.Given, err error) {
 	return given, check(&given)
 }
 
-// check refuses values that no text and no command line can give.
+// check refuses values that cannot come from a text or a command line.
 func check(g *standalone.Given) error {
 	if err := lang.CheckEnv("run_env", g.Env); err != nil {
 		return err
@@ -75,7 +75,7 @@ func check(g *standalone.Given) error {
 	return nil
 }
 
-// input returns the value that was given for an input.
+// input returns the value of an input.
 func input(v mask.Value, name string, s *secrets) (value expr.Value, err error) {
 	if !v.Masked {
 		return expandAll(v.Value, s.paths)
@@ -89,9 +89,9 @@ func input(v mask.Value, name string, s *secrets) (value expr.Value, err error) 
 	return value.MarkMasked(), err
 }
 
-// expandAll returns v with paths in the place of markers.
+// expandAll returns v with paths in place of markers.
 func expandAll(v expr.Value, paths *recording.Paths) (expr.Value, error) {
-	switch v.Kind() { //nolint:exhaustive // in the others there is no text
+	switch v.Kind() { //nolint:exhaustive // other kinds contain no text
 	case expr.String:
 		return expr.New(paths.Expand(v.Text()))
 	case expr.Array:
@@ -118,9 +118,9 @@ func expandAll(v expr.Value, paths *recording.Paths) (expr.Value, error) {
 	}
 }
 
-// kept takes note of the secrets in the steps of a job. compile returns the definition and its text, once they are
-// known: the definition of the text or, in a trace of the first version, the text of the definition. A definition that
-// no text compiles to is refused.
+// kept collects the secrets in the steps of a job. compile returns the definition and its text, once the secrets are
+// known. The definition is compiled from the text; in a trace of the first version, the text is made from the
+// definition. compile refuses a definition that differs from the recorded one, or that no text compiles to.
 func kept(job *trace.Job, s *secrets) (compile func() (*pb.Definition, string, error), err error) {
 	if job.Text == (mask.Text{}) {
 		def, err := definition(job.Definition, s)
@@ -149,7 +149,7 @@ func kept(job *trace.Job, s *secrets) (compile func() (*pb.Definition, string, e
 	}, nil
 }
 
-// definition returns the definition that was kept as data.
+// definition returns the definition in data.
 func definition(data json.RawMessage, s *secrets) (*pb.Definition, error) {
 	if len(data) == 0 {
 		return nil, errors.New("the trace has no definition of the job: it could not be read, or was too large; " +
@@ -178,7 +178,7 @@ var (
 	maskedKey      = regexp.MustCompile(`^\[MASKED ([0-9a-f]{16})\]$`)
 )
 
-// unmask returns v, which is at pointer, with the texts that were masked in it.
+// unmask returns v with its masked texts restored. pointer is its place.
 func unmask(v any, pointer string, s *secrets) (any, error) {
 	switch v := v.(type) {
 	case []any:

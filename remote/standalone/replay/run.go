@@ -10,23 +10,23 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace/inspect"
 )
 
-// Result is how runs of a plan compare with the trace.
+// Result compares the runs of a plan with the trace.
 type Result struct {
 	// Schema names this form.
 	Schema string `json:"schema"`
-	// Same tells that all runs equal the trace.
+	// Same says that all runs are equal to the trace.
 	Same bool `json:"same"`
-	// Runs is how many there were.
+	// Runs is the number of runs.
 	Runs int `json:"runs"`
-	// Status, Reason and ExitCode are those of the last one.
+	// Status, Reason and ExitCode are those of the last run.
 	Status   string            `json:"status"`
 	Reason   standalone.Reason `json:"reason,omitempty"`
 	ExitCode *int              `json:"exit_code,omitempty"`
-	// Differences are all that was different in any of them, with the values of the first.
+	// Differences has each difference once, with the values of the first run that had it.
 	Differences []Difference `json:"differences"`
-	// More is how many beyond these the run with most of them had.
+	// More is the number of further differences, in the run that had most of them.
 	More int `json:"more,omitempty"`
-	// Unknown is how many values were masked by salts that differ, so that nobody can tell.
+	// Unknown is how many values are masked by different salts, so that they cannot be compared.
 	Unknown int `json:"unknown,omitempty"`
 }
 
@@ -35,15 +35,16 @@ const resultSchema = "stepmux-replay/v1"
 // Difference is a place that was different in some of the runs.
 type Difference struct {
 	inspect.Difference
-	// Runs is in how many.
+	// Runs is the number of runs in which it was different.
 	Runs int `json:"runs"`
 }
 
-// Run runs the plan in its work directory, as [standalone.Run] does, and compares the result with t, the plan's
-// trace. It repeats that times times, one after the other; it ends early when the job is stopped or this machine
-// fails. If cfg has a file for a trace, the first run that differs is written there, or else the last run. ended is
-// told of each run; it may be nil. The error is a *RefusedError if the job was refused something while it ran, or one
-// of standalone.Run: then there is no comparison.
+// Run runs the plan in its work directory, as [standalone.Run] does, and compares the result with t, the plan's trace.
+// It does so times times, one after the other, and ends early when the job is stopped or this machine fails.
+//
+// If cfg has a file for a trace, the trace of the first run that differs is written there, or else that of the last
+// run. ended is called after each run; it may be nil. The error is a *RefusedError if the job needed a component that
+// is not in the trace, or an error of standalone.Run: then there is no comparison.
 func (p *Plan) Run(
 	ctx, abort context.Context,
 	t *trace.Trace,
@@ -80,16 +81,16 @@ func (p *Plan) Run(
 			return nil, err
 		}
 		if !result.Same {
-			file = "" // it has what was different
+			file = "" // it has the trace of a run that differs
 		}
 		if ctx.Err() != nil || report.Reason == standalone.System {
 			break
 		}
 	}
-	return result, nil //nolint:nilerr // whoever ended ctx knows that
+	return result, nil //nolint:nilerr // the owner of ctx knows that it has ended
 }
 
-// compare adds how one run differs.
+// compare adds the differences of one run.
 func (r *Result) compare(old, now *trace.Trace, ignore inspect.Ignore) error {
 	c, err := inspect.Compare(old, now, ignore)
 	if err != nil {

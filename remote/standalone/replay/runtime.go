@@ -12,16 +12,16 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
-// Runtime decides about a replay on another machine, or with other programs, than those of the trace.
+// Runtime says whether a replay accepts another machine, or other programs, than those of the trace.
 type Runtime string
 
 // The values of Runtime.
 const (
-	// ExactRuntime refuses it.
+	// ExactRuntime refuses them.
 	ExactRuntime Runtime = "exact"
-	// WarnRuntime accepts it, with a note for each difference, and leaves these out of the comparison.
+	// WarnRuntime accepts them, with a notice for each difference, and leaves them out of the comparison.
 	WarnRuntime Runtime = "warn"
-	// IgnoreRuntime does not even look.
+	// IgnoreRuntime accepts them without a check.
 	IgnoreRuntime Runtime = "ignore"
 )
 
@@ -36,14 +36,14 @@ func ParseRuntime(text string) (Runtime, error) {
 }
 
 // changedRuntime names the differences of the machine and of the programs. It leaves out programs in the job's
-// directory, which the job may make, and in components, which are checked already.
+// directory, because the job may make them, and in components, because they were checked already.
 func changedRuntime(id *trace.Identity, own trace.Runtime, paths *recording.Paths) (reasons []string) {
 	was := id.Runtime
 	if was.OS != own.OS || was.Arch != own.Arch {
 		reasons = append(reasons,
 			fmt.Sprintf("the trace was made on %s/%s, and this is %s/%s", graphic(was.OS), graphic(was.Arch), own.OS, own.Arch))
 	}
-	if was.Image != own.Image { // a replay runs in no container of ours
+	if was.Image != own.Image { // a replay never runs in a container
 		reasons = append(reasons, fmt.Sprintf("the trace was made in a container of image %s, and this is none",
 			graphic(was.Image)))
 	}
@@ -69,7 +69,7 @@ func changedRuntime(id *trace.Identity, own trace.Runtime, paths *recording.Path
 	return reasons
 }
 
-// changedProgram says how p has changed; empty if it has not.
+// changedProgram says how p has changed. It returns "" if it has not.
 func changedProgram(p *trace.Program, paths *recording.Paths) string {
 	was := p.Digest[trace.SHA256]
 	path := paths.Expand(p.Path.Value)
@@ -86,7 +86,7 @@ func changedProgram(p *trace.Program, paths *recording.Paths) string {
 	return ""
 }
 
-// shown is a digest for a reader.
+// shown returns a digest for people.
 func shown(digest string) string {
 	if digest == "" {
 		return "none"

@@ -13,20 +13,20 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
-// secrets are the values given for masked values of a trace.
+// secrets has the given values for the masked values of a trace.
 type secrets struct {
-	sums  *mask.Salt // nil if nothing is masked
+	sums  *mask.Salt // nil if no value is masked
 	paths *recording.Paths
 	given map[string]string
 
 	used     map[string]bool
 	missing  []string
-	wrong    []string          // given, and not what the job had
-	restored map[string]string // what stands where something was masked, by its name or its pointer
+	wrong    []string          // given values that the job did not have
+	restored map[string]string // the originals of masked values, by name or pointer
 }
 
-// value returns the value given for a masked text: by its name or pointer, or else any value with its sum. pointer is
-// its place in the identity; name may be empty.
+// value returns the original of a masked text: the value given for its name or pointer, or else any given value with
+// that sum. pointer is its place in the identity; name may be empty.
 func (s *secrets) value(name, pointer, sum string) string {
 	value := s.find(name, pointer, sum)
 	if value != "" {
@@ -62,7 +62,7 @@ func (s *secrets) find(name, pointer, sum string) string {
 	return ""
 }
 
-// fitting returns value if it has the sum, with or without the newline at the end of a file.
+// fitting returns value if it has the sum, with or without a newline at its end, as files have.
 func (s *secrets) fitting(value, sum string) (string, bool) {
 	if s.sums == nil {
 		return "", false
@@ -85,8 +85,8 @@ func (s *secrets) text(t mask.Text, name, pointer string) string {
 	return s.paths.Expand(t.Value)
 }
 
-// end returns the texts to mask. The error names values that were not given, or that nothing needs. notices name
-// texts that cannot be masked as they were.
+// end returns the texts to mask. The error names values that are missing, and given values that are not needed. notices
+// name texts that cannot be masked again.
 func (s *secrets) end() (hide, notices []string, err error) {
 	if len(s.missing) > 0 {
 		slices.Sort(s.missing)
@@ -94,7 +94,7 @@ func (s *secrets) end() (hide, notices []string, err error) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.given)) {
 		if strings.HasPrefix(name, "/") && s.used[name] {
-			continue // the secret may be a part of it
+			continue // the secret may be only a part of it
 		}
 		value := strings.TrimSuffix(s.given[name], "\n")
 		switch {
@@ -121,7 +121,7 @@ func (s *secrets) end() (hide, notices []string, err error) {
 	return hide, notices, nil
 }
 
-// within reports whether a restored text has value in it.
+// within reports whether a restored text contains value.
 func (s *secrets) within(value string) bool {
 	for _, text := range s.restored {
 		if strings.Contains(text, value) {

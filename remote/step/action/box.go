@@ -10,7 +10,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
-// box is the container of a workflow's job, or one of its services. Its texts can have expressions.
+// box is the container of a workflow's job, or of one of its services. Its texts can have expressions.
 type box struct {
 	key   string // container, or the name of a service
 	line  int
@@ -19,7 +19,7 @@ type box struct {
 	left  []pair // keys that have no effect
 }
 
-// boxKeys says why keys of a container and of a service have no effect.
+// boxKeys are the keys of a container and of a service that have no effect, with the reasons.
 var boxKeys = map[string]string{
 	"credentials": "the login for a registry is that of this user's ~/.docker/config.json",
 	"options":     "the flags of stepmux local set limits; a service is ready when its ports accept connections",
@@ -50,7 +50,7 @@ func (r *reader) box(p pair) *box {
 	return b
 }
 
-// boxNotes are the notes about the job's container and its services.
+// boxNotes returns the notes about the job's container and its services.
 func (j *Job) boxNotes(inContainer bool) (notes []string) {
 	var boxes []box
 	if j.container != nil {
@@ -77,9 +77,9 @@ func (j *Job) boxNotes(inContainer bool) (notes []string) {
 	return notes
 }
 
-// Container returns the container of the job and its services as YAML with the keys image and services of a
-// .gitlab-ci.yml; empty if the job has neither. env is the environment of its container. Expressions know the values of
-// matrix and the variables.
+// Container returns the container of the job and its services as YAML, with the keys image and services of a
+// .gitlab-ci.yml. The text is empty if the job has neither. env is the environment of its container. Expressions can
+// use the values of matrix and the variables.
 func (j *Job) Container(matrix map[string]any, vars []engine.Variable) (text []byte, env map[string]string, err error) {
 	l := &boxLanguage{file: j.file, scope: boxScope(matrix, vars)}
 	top := map[string]any{}
@@ -90,7 +90,7 @@ func (j *Job) Container(matrix map[string]any, vars []engine.Variable) (text []b
 	}
 	var services []any
 	for _, b := range j.services {
-		if image := l.text(b.image); image != "" { // without one the service is not wanted, as with GitHub
+		if image := l.text(b.image); image != "" { // like GitHub, start no service without an image
 			services = append(services, map[string]any{"name": image, "alias": b.key, "variables": l.texts(b.env)})
 		}
 	}
@@ -106,7 +106,7 @@ func (j *Job) Container(matrix map[string]any, vars []engine.Variable) (text []b
 	return text, env, nil
 }
 
-// boxScope has the contexts that the container of a job can use.
+// boxScope returns the contexts that the container of a job can use.
 func boxScope(matrix map[string]any, vars []engine.Variable) expression.Scope {
 	known, hidden, open := map[string]string{}, map[string]string{}, map[string]string{}
 	for _, v := range vars {

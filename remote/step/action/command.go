@@ -15,15 +15,15 @@ var (
 	oldEscapes      = strings.NewReplacer("%0D", "\r", "%0A", "\n", "%3B", ";", "%5D", "]", "%25", "%")
 )
 
-// commandNames are the commands that are known. Others are text.
+// commandNames are the known commands. A line with another name is text.
 var commandNames = map[string]bool{
 	"set-output": true, "save-state": true, "add-mask": true, "add-path": true, "set-env": true, "group": true,
 	"endgroup": true, "debug": true, "notice": true, "warning": true, "error": true, "add-matcher": true,
 	"remove-matcher": true, "echo": true, "stop-commands": true,
 }
 
-// parseCommand reads ::name key=value,key=value::data, or the older ##[name key=value;key=value]data. Blanks may stand
-// before it.
+// parseCommand reads ::name key=value,key=value::data, or the older ##[name key=value;key=value]data. Spaces and tabs
+// may stand before it.
 func parseCommand(line string) (c command, ok bool) {
 	line = strings.TrimLeft(line, " \t")
 	var head, separator string

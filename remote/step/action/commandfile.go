@@ -11,13 +11,13 @@ import (
 )
 
 const (
-	// maxSummary is the longest summary of a step, in bytes.
+	// maxSummary bounds the summary of a step, in bytes.
 	maxSummary = 1 << 20
-	// maxEntries is the most entries of a command file.
+	// maxEntries bounds the entries of a command file.
 	maxEntries = 10_000
 )
 
-// fileKinds are the command files of a step, and the ends of the variables that name them.
+// fileKinds are the command files of a step. GITHUB_<KIND> is the variable with the path of each.
 var fileKinds = []string{"output", "env", "path", "state", "step_summary"}
 
 // files are the command files of a process, in a directory of their own.
@@ -28,7 +28,7 @@ type files struct {
 
 func newFiles(call *engine.Call) files { return files{call, call.FilesDir()} }
 
-// dir returns the path of the directory; empty without files.
+// dir returns the path of the directory, or "" if there are no files.
 func (f files) dir() string {
 	if f.name == "" {
 		return ""
@@ -112,7 +112,7 @@ func parseEntries(text string) ([]setting, error) {
 	return list, nil
 }
 
-// untilDelimiter returns the lines of text before the line delimiter, and the text after that.
+// untilDelimiter returns the lines of text before the line delimiter, and the text after it.
 func untilDelimiter(text, delimiter string) (value, rest string, lines int, found bool) {
 	for at := 0; at <= len(text); {
 		line, _, more := strings.Cut(text[at:], "\n")

@@ -33,7 +33,7 @@ const dockerSocket = "/var/run/docker.sock"
 // runFailed is the exit status of docker run if the container did not start.
 const runFailed = 125
 
-// runDocker runs an action by the docker command: a stage with a program of its own, or the image's.
+// runDocker runs an action by the docker command: a stage with its own program, or with the image's.
 func (x *running) runDocker(
 	ctx context.Context, res *engine.StepResult, a *loaded, inputs, env map[string]string, entrypoint string,
 ) engine.Result {
@@ -57,8 +57,8 @@ func (x *running) runDocker(
 	if err != nil {
 		return x.failed(a, err)
 	}
-	// The client passes on the variables that its arguments name, so that no value is in an argument. The few that change
-	// the client itself have been left out.
+	// The docker command passes on the variables that its arguments name, so that no value is in an argument. Variables
+	// that would change the docker command itself are left out.
 	all := maps.Clone(host)
 	maps.Copy(all, inside)
 	for _, name := range clientVariables {
@@ -81,8 +81,8 @@ var containerID = lazyregexp.New("^[0-9a-f]{64}$")
 // removeTimeout bounds the removal of a container.
 const removeTimeout = 10 * time.Second
 
-// removeContainer removes a container that outlived the docker command, as when that was killed. A step may have
-// written the file of its id, and chooses by PATH which program docker is.
+// removeContainer removes a container that outlived the docker command, for example because that was killed. It must be
+// safe against steps: a step may have written the file with the id, and PATH decides which program docker is.
 func (x *running) removeContainer(ctx context.Context, docker string, f files, env map[string]string) {
 	id, err := x.call.ReadFile(cidFile(f))
 	x.call.Remove(cidFile(f))
@@ -91,7 +91,7 @@ func (x *running) removeContainer(ctx context.Context, docker string, f files, e
 	}
 	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	defer cancel()
-	// Most containers are gone, and that is an error here.
+	// Most containers are gone already, so this command usually fails.
 	_ = x.call.Tidy(ctx, proc.Command{
 		Argv: []string{docker, "rm", "--force", string(id)}, Env: lines(env), Dir: x.work(), Visible: x.work(),
 	})
@@ -100,8 +100,8 @@ func (x *running) removeContainer(ctx context.Context, docker string, f files, e
 // clientVariables are the variables that the docker command itself needs.
 var clientVariables = []string{"PATH", "HOME", "DOCKER_HOST", "DOCKER_CONFIG", "DOCKER_CONTEXT", "TMPDIR"}
 
-// image gets the image of the action. It returns the name that the container is made from: that has the digest of the
-// image, so that a trace has it too, and so that no other job can put another image in its place.
+// image gets the image of the action. It returns the name for docker run. That name has the digest of the image, so
+// that the trace has it too, and so that no other job can replace the image.
 func (x *running) image(
 	ctx context.Context, a *loaded, docker string, env map[string]string,
 ) (string, engine.Result) {
@@ -130,7 +130,7 @@ func (x *running) image(
 }
 
 var (
-	// imageDigest matches the name of an image that cannot move.
+	// imageDigest matches an image name with a digest.
 	imageDigest = lazyregexp.New(`@sha256:[0-9a-f]{64}$`)
 	// imageID matches the id of an image on this machine.
 	imageID = lazyregexp.New(`^(sha256:)?[0-9a-f]{64}$`)
@@ -139,7 +139,7 @@ var (
 // maxInspected bounds the description of an image, in bytes.
 const maxInspected = 64 << 10
 
-// inspectTimeout bounds a question to the docker daemon.
+// inspectTimeout bounds a call of the docker daemon.
 const inspectTimeout = 30 * time.Second
 
 // imageID returns the name and the digest of an image as its registry has them, or its id if it comes from no registry.
@@ -157,7 +157,7 @@ func (x *running) imageID(ctx context.Context, docker, name string, env map[stri
 		return ""
 	}
 	var digests []string
-	_ = json.Unmarshal([]byte(list), &digests) // an image that was never in a registry has none
+	_ = json.Unmarshal([]byte(list), &digests) // an image that was built here has no digests
 	if imageDigest().MatchString(name) {
 		return name
 	}
@@ -191,7 +191,8 @@ func (x *running) runClient(ctx context.Context, a *loaded, argv []string, env m
 	return x.explain(x.exec(ctx, p, env), a, 1)
 }
 
-// explain adds the likely cause to a failure of the docker command itself, which exits with code then.
+// explain adds the likely cause to the failure of an action. code is the exit code that means a failure of the docker
+// command itself.
 func (x *running) explain(o engine.Result, a *loaded, code int) engine.Result {
 	if o.Status == engine.Failure && o.ExitCode == code {
 		o.Message = x.failed(a, fmt.Errorf("the docker command failed; does its daemon run, and may this user use it? Its "+
@@ -200,7 +201,7 @@ func (x *running) explain(o engine.Result, a *loaded, code int) engine.Result {
 	return o
 }
 
-// docker returns the program docker.
+// docker returns the path of the program docker.
 func (x *running) docker(env map[string]string) (string, error) {
 	if x.cfg.Docker != "" {
 		return x.cfg.Docker, nil
@@ -280,12 +281,12 @@ func first(a, b string) string {
 	return b
 }
 
-// dockerEnv returns the environment in the container, with the paths that are right there, and the arguments.
+// dockerEnv returns the environment in the container and the arguments, both with paths of the container.
 func (x *running) dockerEnv(
 	a *loaded, inputs, env map[string]string, f files,
 ) (inside map[string]string, args []string, err error) {
 	inside = map[string]string{}
-	maps.Copy(inside, x.global) // of the machine's environment nothing is right in there
+	maps.Copy(inside, x.global) // variables of the machine are wrong in the container
 	maps.Copy(inside, x.list.env)
 	maps.Copy(inside, x.env)
 	maps.Copy(inside, env)
@@ -319,7 +320,7 @@ func (x *running) dockerEnv(
 	return inside, args, nil
 }
 
-// translate replaces a path of the machine by that in the container.
+// translate replaces a path of the machine by its path in the container.
 func (x *running) translate(value string, f files) string {
 	for _, m := range [][2]string{
 		{f.dir(), inFiles}, {x.temp(), inTemp}, {x.base(), inWorkflow}, {x.work(), inWorkspace},

@@ -15,11 +15,11 @@ import (
 	"github.com/stepmux/stepmux/internal/boundedfile"
 )
 
-// maxHashed is the most files that hashFiles reads.
+// maxHashed bounds the files that hashFiles reads.
 const maxHashed = 100_000
 
-// hashFiles returns the SHA-256 of the digests of the files below dir that match the patterns; "" without such
-// files. A pattern after ! leaves files out. It ends early when stopped says so.
+// hashFiles returns the SHA-256 of the digests of the files below dir that match the patterns, or "" if no file
+// matches. A pattern after ! excludes files. It ends early when stopped returns true.
 func hashFiles(open boundedfile.Opener, dir string, patterns []string, stopped func() bool) (string, error) {
 	var with, without []string
 	for _, given := range patterns {
@@ -56,7 +56,7 @@ func hashFiles(open boundedfile.Opener, dir string, patterns []string, stopped f
 		return "", fmt.Errorf("hashFiles: %w", err)
 	}
 	defer at.Close()
-	root, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", at.Fd())) // not by its path, which a step can change
+	root, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", at.Fd())) // not by its path, because a step can change that
 	if err != nil {
 		return "", fmt.Errorf("hashFiles: %w", err)
 	}

@@ -18,20 +18,20 @@ import (
 
 // Config says how actions run.
 type Config struct {
-	// Node is the program that runs actions for node. If empty, it is looked for: in the tool cache, and in PATH.
+	// Node is the program that runs actions for node. If empty, the tool cache and PATH are searched.
 	Node string
-	// Docker is the program that runs actions for docker. If empty, docker or, where that is missing, podman.
+	// Docker is the program that runs actions for docker. If empty, docker or, if that is missing, podman.
 	Docker string
-	// DockerSocket gives docker actions the socket of the docker daemon, with which they control the machine.
+	// DockerSocket gives docker actions the socket of the docker daemon. With it they control the machine.
 	DockerSocket bool
-	// Base is a mirror of github.com: a URL, or a directory with a directory for each owner. If empty, actions come from
-	// github.com.
+	// Base is a mirror of github.com: a URL, or a directory with a directory for each owner. If empty, actions come
+	// from github.com.
 	Base string
 	// RequirePinned refuses actions whose revision is not a full commit.
 	RequirePinned bool
 }
 
-// Mirrors returns the mirrors for a [fetch.Store] by which actions come from Base.
+// Mirrors returns the Mirrors of a [fetch.Store] that gets actions from Base.
 func (c *Config) Mirrors() (map[string]string, error) {
 	if c.Base == "" {
 		return nil, nil
@@ -63,9 +63,9 @@ func New(cfg Config) func() engine.Language {
 // language runs the actions of a job.
 type language struct {
 	cfg   Config
-	posts []*stage        // of actions in lists of the engine's own language
+	posts []*stage        // post stages of actions in lists of the engine's own language
 	ready bool            // the directories of the job exist
-	asked map[string]bool // programs that were asked for their version
+	asked map[string]bool // programs whose version was asked for
 }
 
 // Run implements [engine.Language].
@@ -89,24 +89,24 @@ func (g *language) Finish(ctx context.Context) *engine.StepResult {
 	return runPosts(ctx, posts)
 }
 
-// loaded is an action that was found.
+// loaded is an action with its description.
 type loaded struct {
 	*manifest
 	ref       *pb.Reference
-	dir, root string // root is that of the component; empty for an action of this machine
+	dir, root string // root is the component's; empty for a local action
 	component *component.Component
 }
 
 // isRemote reports whether the action was fetched.
 func (a *loaded) isRemote() bool { return a.component != nil }
 
-// name is the action for a reader.
+// name returns the reference of the action for people.
 func (a *loaded) name() string { return lang.Describe(a.ref) }
 
-// githubServer is where actions come from that are named by their repository.
+// githubServer is the server of actions that are named by their repository only.
 const githubServer = "https://github.com"
 
-// load finds the action of ref. locate returns where a local one is.
+// load finds the action of ref. locate returns the directory of a local action.
 func (s *session) load(ctx context.Context, ref *pb.Reference, locate func(string) (string, error)) (*loaded, error) {
 	a := &loaded{ref: ref}
 	var err error
@@ -149,7 +149,7 @@ func isCommit(rev string) bool {
 	return (len(rev) == 40 || len(rev) == 64) && strings.Trim(strings.ToLower(rev), "0123456789abcdef") == ""
 }
 
-// found describes the action, whose parts are called names, for a trace.
+// found describes the action for a trace. names are the names of its parts.
 func (a *loaded) found(names []string) engine.Found {
 	def := &pb.Definition{Type: pb.DefinitionType_steps}
 	for _, name := range names {
@@ -162,7 +162,7 @@ func (a *loaded) found(names []string) engine.Found {
 	return f
 }
 
-// parts are the names of the stages of an action that has more than one.
+// parts returns the names of the stages of an action that has more than one stage.
 func (a *loaded) parts() []string {
 	if a.using == "composite" || !a.hasPre && !a.hasPost {
 		return nil
@@ -221,7 +221,7 @@ func (s *session) runCall(ctx context.Context) engine.Result {
 	return o
 }
 
-// export makes exports of the variables and directories that the action wrote to its files.
+// export makes exports from the variables and directories that the action wrote to its files.
 func (s *session) export(res *engine.StepResult) {
 	res.Exports = nil
 	set := func(name, value string) {
@@ -251,7 +251,7 @@ const (
 	inputWorkflow = "workflow"
 	inputJob      = "job"
 	inputMatrix   = "matrix"
-	inputFile     = "file" // the name of the text in errors
+	inputFile     = "file" // name of the text in errors
 
 	inputInContainer = "in_container"
 )
@@ -299,7 +299,7 @@ func (s *session) runJob(ctx context.Context) engine.Result {
 	return o
 }
 
-// definitionOf is a definition of steps that are called names, for a trace.
+// definitionOf returns a definition with steps of these names, for a trace.
 func definitionOf(names []string) *pb.Definition {
 	return (&loaded{manifest: &manifest{}}).found(names).Definition
 }

@@ -17,21 +17,21 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// list is a list of steps under way: those of a workflow's job, or of a composite action.
+// list is a running list of steps: those of a workflow's job, or of a composite action.
 type list struct {
 	*session
-	file   string  // where the steps stand, for errors
+	file   string  // file of the steps, for errors
 	specs  []*step // its steps
 	action *loaded // nil for a job
 	inputs map[string]string
-	steps  map[string]*state // that are over, by id in lower case
-	env    map[string]string // of the steps around it
+	steps  map[string]*state // finished steps, by id in lower case
+	env    map[string]string // set by the steps around it
 	isJob  bool
-	failed bool // one of its steps has failed, and that counts
+	failed bool // one of its steps has failed without continue-on-error
 	shell  string
 	dir    string
 	limit  time.Time // zero if there is no limit
-	label  string    // of the limit
+	label  string    // names the limit in errors
 }
 
 // state is the part of a finished step that expressions can read.
@@ -43,7 +43,7 @@ type state struct {
 
 // names returns the names of the list's steps, which differ.
 func (l *list) names() []string {
-	seen := map[string]int{} // the number that the next of that name is tried with
+	seen := map[string]int{} // the number to try for the next step of that name
 	names := make([]string, len(l.specs))
 	for i, s := range l.specs {
 		name := cmp.Or(s.id, s.name)
@@ -61,7 +61,7 @@ func (l *list) names() []string {
 	return names
 }
 
-// prepare gets all actions that the steps name, and runs their pre stages: GitHub does so before the first step.
+// prepare gets all actions of the steps, and runs their pre stages. Like GitHub, it does both before the first step.
 func (l *list) prepare(ctx context.Context, results []engine.StepResult) error {
 	for i, s := range l.specs {
 		if s.uses == "" || strings.HasPrefix(s.uses, ".") {
@@ -107,7 +107,7 @@ func (l *list) loadStep(ctx context.Context, s *step) error {
 	return nil
 }
 
-// at is err with its place.
+// at adds the place to err.
 func (l *list) at(line int, err error) error {
 	if line == 0 {
 		return err
@@ -115,7 +115,7 @@ func (l *list) at(line int, err error) error {
 	return fmt.Errorf("%s:%d: %w", l.file, line, err)
 }
 
-// run runs the steps. It returns the outcome of the list.
+// run runs the steps and returns the outcome of the list.
 func (l *list) run(ctx context.Context, results []engine.StepResult) engine.Result {
 	out := engine.Result{Status: engine.Success}
 	for i, s := range l.specs {
@@ -141,7 +141,7 @@ var outcomes = map[engine.Status]string{
 	engine.Success: success, engine.Failure: failure, engine.Cancelled: cancelled, engine.Skipped: skipped,
 }
 
-// runStep runs a step, if its condition holds, and returns how it counts.
+// runStep runs a step if its condition is true. It also returns the step's conclusion.
 func (l *list) runStep(ctx context.Context, s *step, res *engine.StepResult) (engine.Result, string) {
 	st := &state{id: s.id, outputs: map[string]string{}, outcome: skipped, conclusion: skipped}
 	if s.id != "" {
@@ -173,7 +173,7 @@ func (l *list) runStep(ctx context.Context, s *step, res *engine.StepResult) (en
 		return end(engine.Failed(err))
 	}
 	if !wanted {
-		if l.call.Stopped() { // tells the engine that the step did not run
+		if l.call.Stopped() { // so that the engine knows that the step did not run
 			l.call.Proceed(ctx, false)
 		}
 		l.call.Skip(res)
@@ -265,7 +265,7 @@ func (l *list) eval(template string, line int, label string, env map[string]stri
 	return v, nil
 }
 
-// condition evaluates the if of a step. always tells that it holds for a job that was stopped, too.
+// condition evaluates the if of a step. always says that it is true for a stopped job, too.
 func (l *list) condition(text string, line int, env map[string]string) (holds, always bool, err error) {
 	text = strings.TrimSpace(text)
 	inner, whole := strings.CutPrefix(text, "${{")
@@ -293,10 +293,10 @@ func (l *list) condition(text string, line int, env map[string]string) (holds, a
 	return v.Truthy() && (asks || l.succeeded()), asks, nil
 }
 
-// succeeded is the value of success().
+// succeeded returns the value of success().
 func (l *list) succeeded() bool { return !l.failed && !l.call.Stopped() }
 
-// jobStatus is that of the job so far.
+// jobStatus returns the status of the job so far.
 func (l *list) jobStatus() string {
 	switch {
 	case l.call.Stopped():
@@ -308,7 +308,7 @@ func (l *list) jobStatus() string {
 	}
 }
 
-// stepsValue is the context steps.
+// stepsValue returns the context steps.
 func (l *list) stepsValue() expression.Value {
 	all := make(map[string]expression.Value, len(l.steps))
 	for _, st := range l.steps {
@@ -372,7 +372,7 @@ func (l *list) scope(text string, env map[string]string) expression.Scope {
 	return s
 }
 
-// variableIf returns a job variable if word occurs in text: least information.
+// variableIf returns a job variable if word occurs in text: the expressions get only the variables that they can name.
 func (l *list) variableIf(text, word, name string) (string, bool) {
 	if !strings.Contains(strings.ToLower(text), word) {
 		return "", false
@@ -380,7 +380,7 @@ func (l *list) variableIf(text, word, name string) (string, bool) {
 	return l.variable(name)
 }
 
-// variableContexts are the contexts secrets and vars: the job's variables that are masked, and the others. Those whose
+// variableContexts returns the contexts secrets and vars: the masked job variables, and the others. Variables whose
 // names stand in text count as read.
 func (l *list) variableContexts(text string) (secrets, vars expression.Value) {
 	lower := strings.ToLower(text)

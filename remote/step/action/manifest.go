@@ -32,18 +32,18 @@ type manifest struct {
 	env             []setting
 	line            int // of runs
 	hasPre, hasPost bool
-	asks            string // the version of node
+	asks            string // the version of node that it asks for
 }
 
 // input is an input of an action.
 type input struct {
 	name, value string // value is the default
 	required    bool
-	deprecated  string // why it should not be used
+	deprecated  string // the advice if it should not be used any more
 	line        int
 }
 
-// manifestFiles are the files that describe an action, the one that is preferred first.
+// manifestFiles are the names of files that describe an action. The first one is preferred.
 var manifestFiles = []string{"action.yml", "action.yaml"}
 
 // readManifest reads the description of the action in the absolute directory dir. Errors call the action name.
@@ -132,7 +132,7 @@ func (r *reader) inputs(n *yaml.Node) []input {
 // nodeVersion matches the values of using for node.
 var nodeVersion = lazyregexp.New(`^node(12|16|20|24)$`)
 
-// runs reads the part that says how the action runs.
+// runs reads the part runs, which says how the action runs.
 func (m *manifest) runs(r *reader, n *yaml.Node) {
 	at := map[string]*yaml.Node{}
 	for _, p := range r.pairs(n, "runs") {

@@ -20,13 +20,13 @@ const (
 	maxPatterns    = 20
 )
 
-// matcher finds problems that a compiler or a linter prints.
+// matcher finds the problems in the output of a compiler or a linter.
 type matcher struct {
 	owner    string
 	severity string
 	patterns []pattern
 
-	at    int                    // the pattern that the next line is compared with
+	at    int                    // the pattern for the next line
 	found *annotation.Annotation // the parts of earlier lines
 }
 
@@ -36,7 +36,7 @@ type pattern struct {
 	loop  bool
 }
 
-// matcherFile is the format of a file with matchers.
+// matcherFile is the format of a file with problem matchers.
 type matcherFile struct {
 	ProblemMatcher []struct {
 		Owner, Severity string
@@ -48,7 +48,7 @@ type matcherFile struct {
 	}
 }
 
-// readMatchers reads a file with matchers. A relative path is one of the directory base.
+// readMatchers reads a file with problem matchers. A relative path is in the directory base.
 func readMatchers(open boundedfile.Opener, base, path string) ([]*matcher, error) {
 	if !filepath.IsAbs(path) {
 		path = filepath.Join(base, path)
@@ -101,7 +101,7 @@ func parseMatchers(data []byte) ([]*matcher, error) {
 // colours matches the escape sequences that set colours.
 var colours = lazyregexp.New("\x1b\\[[0-9;]*m?")
 
-// match compares a line, and returns the problem that it completes, or nil.
+// match compares a line with the present pattern. It returns the problem that the line completes, or nil.
 func (m *matcher) match(line string) *annotation.Annotation {
 	for {
 		p := m.patterns[m.at]
@@ -110,7 +110,7 @@ func (m *matcher) match(line string) *annotation.Annotation {
 			if m.at == 0 {
 				return nil
 			}
-			m.at, m.found = 0, nil // the line may begin another problem
+			m.at, m.found = 0, nil // the line may be the beginning of another problem
 			continue
 		}
 		a := annotation.Annotation{Level: m.severity}
@@ -136,7 +136,7 @@ func (m *matcher) match(line string) *annotation.Annotation {
 	}
 }
 
-// fill sets the parts that the pattern's groups have.
+// fill sets the parts of the problem that the pattern's groups have matched.
 func (p *pattern) fill(a *annotation.Annotation, groups []string) {
 	text := func(name string) string {
 		if n := p.group[name]; n > 0 {

@@ -52,14 +52,14 @@ func (x *running) runNode(
 	return o
 }
 
-// versionTimeout bounds the question to node for its version.
+// versionTimeout bounds "node --version".
 const versionTimeout = 10 * time.Second
 
-// nodeVersionText matches what node says of its version.
+// nodeVersionText matches the output of "node --version".
 var nodeVersionText = lazyregexp.New(`^v\d{1,4}\.\d{1,4}\.\d{1,4}[-+.0-9A-Za-z]{0,64}\n$`)
 
-// askVersion asks the program node for its version, once a job, if that is traced. The action runs meanwhile. The
-// function that it returns waits for the answer, which may be empty. It must be called.
+// askVersion asks the program node for its version, once a job, if the job is traced. The action runs meanwhile. The
+// caller must call answer, which waits for the version; it may be empty.
 func (x *running) askVersion(ctx context.Context, node string, env map[string]string) (answer func() string) {
 	if !x.call.IsTraced() || x.asked[node] {
 		return func() string { return "" }
@@ -73,7 +73,7 @@ func (x *running) askVersion(ctx context.Context, node string, env map[string]st
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		// Without an answer the trace has the digest alone.
+		// If this fails, the trace has only the digest.
 		_ = x.call.Tidy(ctx, proc.Command{
 			Argv: []string{node, "--version"}, Env: lines(env), Dir: x.work(), Visible: x.work(), Stdout: &out,
 			Stderr: io.Discard,
@@ -92,7 +92,8 @@ func (x *running) askVersion(ctx context.Context, node string, env map[string]st
 	}
 }
 
-// node returns the program node: that of the configuration, the newest of the tool cache, or that of PATH.
+// node returns the path of the program node: that of the configuration, or the newest in the tool cache, or that of
+// PATH.
 func (x *running) node(env map[string]string, asks string) (string, error) {
 	if x.cfg.Node != "" {
 		return x.cfg.Node, nil
@@ -125,7 +126,7 @@ func newestNode(cache string) string {
 	return best
 }
 
-// numbers are the numbers of a version.
+// numbers returns the numbers of a version.
 func numbers(version string) []int {
 	var list []int
 	for _, part := range strings.Split(strings.TrimPrefix(version, "v"), ".") {

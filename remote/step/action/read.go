@@ -15,11 +15,11 @@ import (
 )
 
 const (
-	// maxText is the longest action.yml or workflow, in bytes.
+	// maxText bounds an action.yml or a workflow, in bytes.
 	maxText = 1 << 20
-	// maxNodes bounds the values that are read, each use of an alias included.
+	// maxNodes bounds the values that are read. Each use of an alias counts.
 	maxNodes = 200_000
-	// maxLevels is the deepest nesting.
+	// maxLevels bounds the nesting.
 	maxLevels = 64
 )
 
@@ -70,7 +70,7 @@ func (r *reader) fail(n *yaml.Node, format string, args ...any) {
 	}
 }
 
-// follow returns the value itself if n is an alias.
+// follow returns n or, if n is an alias, its value.
 func (r *reader) follow(n *yaml.Node) *yaml.Node {
 	if r.nodes++; r.nodes > maxNodes {
 		r.fail(n, "the text has more than %d values, each use of an alias included", maxNodes)
@@ -125,7 +125,7 @@ func (r *reader) items(n *yaml.Node, label string) []*yaml.Node {
 	return n.Content
 }
 
-// text returns a scalar as GitHub's texts have it: numbers in their shortest form.
+// text returns a scalar as GitHub converts it to a text: numbers in their shortest form.
 func (r *reader) text(n *yaml.Node, label string) string {
 	if r.err != nil {
 		return ""

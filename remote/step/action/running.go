@@ -18,35 +18,35 @@ import (
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
-// running is a step, or a stage of one, under way.
+// running is a running step, or a running stage of a step.
 type running struct {
 	*list
 	spec    *step
-	res     *engine.StepResult // of the step
+	res     *engine.StepResult // the result of the step
 	env     map[string]string  // of the step
-	literal bool               // the inputs have no expressions: the engine's own language has evaluated them
-	early   bool               // it is the pre stage, before the first step of the job
+	literal bool               // use the inputs unchanged: the engine's own language has evaluated their expressions
+	early   bool               // this is the pre stage, before the first step of the job
 	limit   time.Time
 	label   string
 	outputs map[string]string
 	state   map[string]string // saved for the post stage
 
-	now *engine.StepResult // of the part that runs: the step, or one of its stages
+	now *engine.StepResult // the result of the part that runs: the step, or one of its stages
 
-	shows bool // debug messages
+	shows bool // debug messages are shown
 
 	mu   sync.Mutex // guards the following, which the streams of the process use
 	errs []error    // of commands
 	size int        // of the values that commands have set, in bytes
 }
 
-// maxAnnotations is the most annotations that a step keeps.
+// maxAnnotations bounds the annotations that a step keeps.
 const maxAnnotations = 100
 
 const (
-	// maxWarnings is the most warnings that commands give, and maxErrors the most errors that are kept.
+	// maxWarnings and maxErrors bound the warnings and errors from commands that a step keeps.
 	maxWarnings, maxErrors = 20, 20
-	// maxValues is the most bytes of values that commands set.
+	// maxValues bounds the values that commands set, in bytes.
 	maxValues = 8 << 20
 )
 
@@ -64,7 +64,7 @@ type process struct {
 	with   values // inputs, for a trace
 }
 
-// exec runs a process with the environment of GitHub's runner, over env, and reads the files that it wrote.
+// exec runs a process with the variables of GitHub's runner and env, and reads its command files.
 func (x *running) exec(ctx context.Context, p process, env map[string]string) engine.Result {
 	defer x.call.RemoveFiles(p.files.name, fileKinds)
 	x.now.Status = engine.Running
@@ -78,7 +78,7 @@ func (x *running) exec(ctx context.Context, p process, env map[string]string) en
 	closeErr := errors.Join(stdout.Close(), stderr.Close())
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.stopped = "" // no step stops the commands of others
+	x.stopped = "" // stop-commands of one step has no effect on the next
 	err := errors.Join(x.collect(p.files), errors.Join(x.errs...), closeErr)
 	if err != nil && o.Status == engine.Success {
 		o = engine.Failed(errors.New(strings.ReplaceAll(err.Error(), "\n", "; ")))
@@ -134,7 +134,7 @@ func (x *running) collect(f files) error {
 	return errors.Join(errs...)
 }
 
-// setOutputs makes values of the outputs.
+// setOutputs makes the outputs of the step.
 func (x *running) setOutputs() error {
 	if len(x.outputs) > maxEntries {
 		return fmt.Errorf("the step has more than %d outputs", maxEntries)
@@ -151,7 +151,7 @@ func (x *running) setOutputs() error {
 	return nil
 }
 
-// scanner returns a scanner for a stream of the step.
+// scanner returns a scanner for an output stream of the step.
 func (x *running) scanner(to io.Writer) *scanner {
 	return &scanner{
 		to: to, command: x.command,
@@ -164,7 +164,7 @@ func (x *running) scanner(to io.Writer) *scanner {
 	}
 }
 
-// matchLine shows a line to the problem matchers.
+// matchLine passes a line to the problem matchers.
 func (x *running) matchLine(line string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -193,7 +193,7 @@ func clip(text string) string {
 	return text
 }
 
-// command obeys a line of output that is a command. It returns the text to show in its place.
+// command carries out a line of output if it is a command. It returns the text to show in place of the line.
 func (x *running) command(line string) (string, bool) {
 	c, ok := parseCommand(line)
 	if !ok {
@@ -282,7 +282,7 @@ func (x *running) obey(c command) (string, error) {
 	return "", nil
 }
 
-// unsecure refuses the commands that other programs' output could abuse, unless the job allows them.
+// unsecure refuses the commands that foreign text in the output could abuse, unless the job allows them.
 func (x *running) unsecure(c command, name string) (string, error) {
 	if x.environ(x.list.env, x.env)["ACTIONS_ALLOW_UNSECURE_COMMANDS"] != "true" {
 		return "", fmt.Errorf("the `%s` command is disabled; write to the file in GITHUB_ENV or GITHUB_PATH", c.name)
@@ -313,7 +313,7 @@ func (x *running) addMatchers(path string) string {
 	return ""
 }
 
-// variables are the variables of the runner for a process whose files are f.
+// variables returns the runner's variables for a process whose files are f.
 func (x *running) variables(f files, action string) map[string]string {
 	env := map[string]string{"CI": "true", "GITHUB_ACTIONS": "true", "GITHUB_ACTION": action}
 	for key, v := range x.github {
@@ -334,15 +334,15 @@ func (x *running) variables(f files, action string) map[string]string {
 	return env
 }
 
-// environment is the environment of a process of the step. Variables of the step count more than those that earlier
-// steps have set, and the variables of the runner count most.
+// environment returns the environment of a process of the step. Variables of the step override those of earlier steps,
+// and the runner's variables override both.
 func (x *running) environment(f files, more ...map[string]string) map[string]string {
 	env := x.environ(append([]map[string]string{x.list.env, x.env}, more...)...)
 	maps.Copy(env, x.variables(f, actionName(x.spec)))
 	return env
 }
 
-// actionName is the value of GITHUB_ACTION.
+// actionName returns the value of GITHUB_ACTION.
 func actionName(s *step) string {
 	switch {
 	case s.id != "":
@@ -356,7 +356,7 @@ func actionName(s *step) string {
 	}
 }
 
-// begin announces a part that runs a process, or a list of steps.
+// begin reports that a part runs: a process, or a list of steps.
 func (x *running) begin(res *engine.StepResult, p process, kind engine.Kind) error {
 	x.now = res
 	def := &pb.Definition{Type: pb.DefinitionType_exec}

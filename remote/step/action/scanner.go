@@ -7,28 +7,28 @@ import (
 )
 
 const (
-	// maxCommand is the longest line that is read as a command, in bytes. A longer one is text.
+	// maxCommand bounds a line that is read as a command, in bytes. A longer one is text.
 	maxCommand = 1 << 20
-	// maxBlanks is the most blanks before a command.
+	// maxBlanks bounds the spaces and tabs before a command.
 	maxBlanks = 256
-	// maxMatched is the longest part of a line that problem matchers see, in bytes.
+	// maxMatched bounds the part of a line that problem matchers get, in bytes.
 	maxMatched = 8 << 10
 )
 
-// scanner passes a stream on, without the lines that are commands. It holds back a line only while that can be a
-// command. It is safe for concurrent use.
+// scanner passes a stream on, except for lines that are commands. It holds back the beginning of a line only while the
+// line can still become a command. It is safe for concurrent use.
 type scanner struct {
 	to io.Writer
-	// command handles a line, without its end. It returns the text that takes the place of the line, and false if the
-	// line is no command.
+	// command handles a line, without its end. It returns the text to pass on in its place, or false if the line is not
+	// a command.
 	command func(line string) (text string, ok bool)
-	// matches reports whether lines are wanted, and match gets them.
+	// matches reports whether match must be called with each line.
 	matches func() bool
 	match   func(line string)
 
 	mu     sync.Mutex // guards the following
 	held   []byte     // the beginning of a line that may be a command
-	inside bool       // a line that is text is under way
+	inside bool       // the last line is text and has no end yet
 	line   []byte     // the beginning of a line, for match
 	closed bool
 }
@@ -37,10 +37,10 @@ type scanner struct {
 func (s *scanner) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed { // a process that its step has left behind
+	if s.closed { // from a process that outlived its step
 		return s.to.Write(p)
 	}
-	from := 0 // the bytes before it were passed on or held
+	from := 0 // the bytes before it were handled
 	for i := 0; i < len(p); {
 		if !s.inside && len(s.held) == 0 && !mayBegin(p[i]) {
 			s.inside = true
@@ -75,7 +75,7 @@ func (s *scanner) Write(p []byte) (int, error) {
 
 func mayBegin(c byte) bool { return c == ':' || c == '#' || c == ' ' || c == '\t' }
 
-// isBeginning reports whether line, which has no end yet, can become a command.
+// isBeginning reports whether line, whose end is missing, can still become a command.
 func isBeginning(line []byte) bool {
 	rest := bytes.TrimLeft(line, " \t")
 	if len(line)-len(rest) > maxBlanks {
@@ -124,7 +124,7 @@ func (s *scanner) pass(p []byte) error {
 	return err
 }
 
-// Close handles a last line without an end. Bytes that are written later are text.
+// Close handles a last line without an end. Bytes that are written later are passed on unchanged.
 func (s *scanner) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -11,16 +11,16 @@ import (
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
-// shells are the command lines of the shells that a step can name; {0} is the script's file.
+// shells are the command lines of the shells that a step can name. {0} is the path of the script's file.
 var shells = map[string]string{
 	"bash": "bash --noprofile --norc -e -o pipefail {0}", "sh": "sh -e {0}", "python": "python {0}",
 	"pwsh": "pwsh -command \". '{0}'\"", "powershell": "powershell -command \". '{0}'\"",
 }
 
-// extensions are the ends of scripts' names.
+// extensions are the file extensions of scripts, by shell.
 var extensions = map[string]string{"python": ".py", "pwsh": ".ps1", "powershell": ".ps1", "bash": ".sh", "sh": ".sh"}
 
-// shellCommand returns the command that runs a script by the shell, whose name may be empty.
+// shellCommand returns the command that runs a script by the shell. The shell's name may be empty.
 func shellCommand(shell, file, dir string, env []string) ([]string, error) {
 	line := shells[shell]
 	switch {
@@ -132,7 +132,7 @@ func (x *running) runScript(ctx context.Context) engine.Result {
 	return x.exec(ctx, p, env)
 }
 
-// path is a directory of the step, which is relative to that of the job.
+// path returns a directory of the step. It is relative to the directory of the job.
 func (x *running) path(dir string) string {
 	if !filepath.IsAbs(dir) {
 		dir = filepath.Join(x.work(), dir)
@@ -140,7 +140,7 @@ func (x *running) path(dir string) string {
 	return dir
 }
 
-// lines is env in the form of [os.Environ].
+// lines returns env in the form of [os.Environ].
 func lines(env map[string]string) []string {
 	list := make([]string, 0, len(env))
 	for name, value := range env {

@@ -20,7 +20,7 @@ type values = map[string]expr.Value
 
 func newValue(text string) (expr.Value, error) { return expr.New(text) }
 
-// session is a call of the language: an action, or a job of a workflow.
+// session runs one call of the language: an action, or a job of a workflow.
 type session struct {
 	*language
 	call   *engine.Call
@@ -28,14 +28,14 @@ type session struct {
 	top    *list // of the job's steps
 	matrix expression.Value
 
-	github map[string]expression.Value // the context
-	global map[string]string           // the environment that steps have set, over that of the call
-	paths  []string                    // that steps have put before PATH, the first that is looked in first
-	posts  []*stage                    // that are left for the end, in the order they were left
+	github map[string]expression.Value // the context github
+	global map[string]string           // variables that steps have set; they override those of the call
+	paths  []string                    // directories that steps have put before PATH, the first one first
+	posts  []*stage                    // post stages that wait for the end of the job, in the order of their steps
 
 	matchers []*matcher
-	stopped  string                      // the token that ends stop-commands; empty if commands count
-	early    map[*step]map[string]string // saved by pre stages
+	stopped  string                      // the token that ends stop-commands; empty if commands are carried out
+	early    map[*step]map[string]string // state that pre stages have saved
 }
 
 // Names of the directories and of the file of a job.
@@ -46,7 +46,7 @@ const (
 	eventFile = baseDir + "/event.json"
 )
 
-// Directories of a job.
+// The directories of a job.
 func (s *session) base() string { return s.call.Path(baseDir) }
 func (s *session) temp() string { return s.call.Path(tempDir) }
 func (s *session) home() string { return s.call.Path(homeDir) }
@@ -76,7 +76,7 @@ func (s *session) open() error {
 
 func (s *session) eventPath() string { return s.call.Path(eventFile) }
 
-// variable returns a job variable, and tells that it was read.
+// variable returns a job variable, and reports that it was read.
 func (s *session) variable(name string) (string, bool) {
 	v, there := s.call.Variables()[name]
 	if !there {
@@ -86,7 +86,7 @@ func (s *session) variable(name string) (string, bool) {
 	return v.Text(), true
 }
 
-// toolCache is the directory of tools that actions keep.
+// toolCache returns the directory in which actions keep tools.
 func (s *session) toolCache() string {
 	for _, name := range []string{"RUNNER_TOOL_CACHE", "AGENT_TOOLSDIRECTORY"} {
 		if dir := s.call.Env[name].Text(); filepath.IsAbs(dir) {
@@ -99,8 +99,8 @@ func (s *session) toolCache() string {
 	return filepath.Join(s.base(), "tools")
 }
 
-// environ returns the environment for steps: that of the call, the variables that steps have set, and overlays. The
-// last overlays count most.
+// environ returns the environment for steps: that of the call, the variables that steps have set, and overlays. Later
+// ones override earlier ones.
 func (s *session) environ(overlays ...map[string]string) map[string]string {
 	env := make(map[string]string, len(s.call.Env)+len(s.global))
 	for name, v := range s.call.Env {
@@ -116,7 +116,7 @@ func (s *session) environ(overlays ...map[string]string) map[string]string {
 	return env
 }
 
-// maxPaths is the most directories that steps put before PATH.
+// maxPaths bounds the directories that steps put before PATH.
 const maxPaths = 1000
 
 // addPath puts a directory before PATH.
@@ -125,16 +125,16 @@ func (s *session) addPath(dir string) error {
 	if len(s.paths) == maxPaths {
 		return fmt.Errorf("the steps put more than %d directories before PATH", maxPaths)
 	}
-	s.paths = slices.Insert(s.paths, 0, dir)
+	s.paths = append([]string{dir}, s.paths...)
 	return nil
 }
 
-// isBlocked reports whether no step may set a variable for later ones: it has node, or git, run code of its choice.
+// isBlocked reports whether steps must not set the variable for later steps, because it makes node or git run any code.
 func isBlocked(name string) bool {
 	return name == "NODE_OPTIONS" || strings.HasPrefix(name, "GIT_") && strings.Contains(name, "CONFIG")
 }
 
-// setEnv sets a variable for later steps, or returns why not.
+// setEnv sets a variable for later steps. The error says why that is not allowed.
 func (s *session) setEnv(name, value string) error {
 	switch {
 	case isBlocked(strings.ToUpper(name)), s.call.UnsafeExport(name):
@@ -153,8 +153,7 @@ func (s *session) setEnv(name, value string) error {
 	return nil
 }
 
-// githubVariables are the sources of the github context: the variables of GitLab for each key. A variable
-// GITHUB_<KEY> comes before them.
+// githubVariables maps keys of the context github to variables of GitLab. A variable GITHUB_<KEY> comes first.
 var githubVariables = map[string]string{
 	"repository": "CI_PROJECT_PATH", "repository_id": "CI_PROJECT_ID", "repository_owner": "CI_PROJECT_ROOT_NAMESPACE",
 	"repository_owner_id": "CI_PROJECT_NAMESPACE_ID", "sha": "CI_COMMIT_SHA", "ref_name": "CI_COMMIT_REF_NAME",
@@ -168,13 +167,13 @@ var githubVariables = map[string]string{
 	"graphql_url": "", "retention_days": "", "run_attempt": "",
 }
 
-// events are the events of GitHub for the sources of pipelines.
+// events maps sources of GitLab's pipelines to events of GitHub.
 var events = map[string]string{
 	"merge_request_event": "pull_request", "web": "workflow_dispatch", "api": "workflow_dispatch",
 	"trigger": "repository_dispatch",
 }
 
-// githubContext makes the github context of the job's variables.
+// githubContext makes the context github from the job's variables.
 func (s *session) githubContext() map[string]expression.Value {
 	vars := s.call.Variables()
 	read := func(name string) string {
@@ -204,7 +203,7 @@ func (s *session) githubContext() map[string]expression.Value {
 	return c
 }
 
-// githubTexts are the texts of the github context that come from the job's variables, which read returns.
+// githubTexts returns the texts of the context github. read returns a job variable.
 func githubTexts(read func(string) string) map[string]string {
 	text := map[string]string{
 		"server_url": githubServer, "api_url": "https://api.github.com", "graphql_url": "https://api.github.com/graphql",
@@ -231,7 +230,7 @@ func githubTexts(read func(string) string) map[string]string {
 	return text
 }
 
-// ref returns the full name of the ref that the job is for, and its type.
+// ref returns the full name of the job's ref, and its type.
 func ref(read func(string) string, name string) (full, kind string) {
 	switch {
 	case read("CI_COMMIT_TAG") != "":
@@ -247,10 +246,10 @@ func ref(read func(string) string, name string) (full, kind string) {
 	}
 }
 
-// architectures are GitHub's names.
+// architectures are GitHub's names of architectures.
 var architectures = map[string]string{"amd64": "X64", "386": "X86", "arm64": "ARM64", "arm": "ARM"}
 
-// runner is the runner context, and as RUNNER_ variables a part of the environment.
+// runner returns the context runner. As RUNNER_ variables it is also a part of the environment.
 func (s *session) runner() map[string]string {
 	r := map[string]string{
 		"os": strings.ToUpper(runtime.GOOS[:1]) + runtime.GOOS[1:], "arch": architectures[runtime.GOARCH], "name": "stepmux",

@@ -40,7 +40,7 @@ func (x *running) runAction(ctx context.Context) engine.Result {
 			return engine.Failed(err)
 		}
 	}
-	if a.file != "" { // an image alone has no description
+	if a.file != "" { // docker://image has no description
 		x.call.Found(x.res, a.found(names))
 	}
 	if names != nil {
@@ -65,7 +65,7 @@ func (x *running) runAction(ctx context.Context) engine.Result {
 	return o
 }
 
-// failed is the result of an action that could not run.
+// failed returns the result of an action that could not run.
 func (x *running) failed(a *loaded, err error) engine.Result {
 	return engine.Failed(x.at(x.spec.line, fmt.Errorf("run the action %s: %w", a.name(), err)))
 }
@@ -90,7 +90,7 @@ func (x *running) runStage(
 	return x.runNode(ctx, res, a, env, program)
 }
 
-// runPre runs the pre stage, and reports whether its condition held.
+// runPre runs the pre stage if its condition is true, and reports whether it did.
 func (x *running) runPre(ctx context.Context) (engine.Result, bool) {
 	a, res := x.spec.loaded, x.part("pre")
 	holds, always, err := x.condition(a.preIf, 0, nil)
@@ -115,7 +115,7 @@ func (x *running) runPre(ctx context.Context) (engine.Result, bool) {
 	return o, true
 }
 
-// runPosts runs post stages, the last first. It returns the first result that failed.
+// runPosts runs post stages, the last one first. It returns the first result that failed.
 func runPosts(ctx context.Context, posts []*stage) (failed *engine.StepResult) {
 	for _, p := range slices.Backward(posts) {
 		res := p.x.part("post")
@@ -126,10 +126,10 @@ func runPosts(ctx context.Context, posts []*stage) (failed *engine.StepResult) {
 	return failed
 }
 
-// run runs a post stage in res, if its condition holds.
+// run runs a post stage if its condition is true. res gets the result.
 func (p *stage) run(ctx context.Context, res *engine.StepResult) engine.Result {
 	x := p.x
-	top := *x.list // post-if asks for the status of the job
+	top := *x.list // post-if uses the status of the job
 	top.failed = top.jobStatus() == failure
 	holds, always, err := top.condition(p.a.postIf, 0, nil)
 	if err == nil && !holds {
@@ -149,14 +149,14 @@ func (p *stage) run(ctx context.Context, res *engine.StepResult) engine.Result {
 		x.limit, x.label = x.list.limit, x.list.label
 		outputs := x.res.Outputs
 		o = x.runStage(ctx, res, p.a, p.inputs, p.a.post)
-		x.res.Outputs = outputs // a post stage comes too late to give any
+		x.res.Outputs = outputs // outputs of a post stage come too late
 	}
 	x.call.End(res, o)
 	return o
 }
 
-// inputsOf returns the inputs of an action as variables INPUT_<NAME>, with defaults. For a composite action it returns
-// them by their names.
+// inputsOf returns the inputs of an action, with defaults: as variables INPUT_<NAME> or, for a composite action, by
+// their names.
 func (x *running) inputsOf(a *loaded) (map[string]string, error) {
 	variable := func(name string) string {
 		if a.using == "composite" {
@@ -190,7 +190,7 @@ func (x *running) inputsOf(a *loaded) (map[string]string, error) {
 		given[lower] = true
 		set[variable(w.name)] = text
 	}
-	defaults := *x.list // the defaults know the job, not the steps
+	defaults := *x.list // defaults can use the contexts of the job, but not steps
 	defaults.action = a
 	defaults.file = a.name() + "/" + a.file
 	for _, in := range a.inputs {
@@ -248,7 +248,7 @@ func (x *running) runComposite(ctx context.Context, a *loaded, inputs map[string
 	return o
 }
 
-// copies are steps for another run of the same action.
+// copies returns fresh copies of steps for another run of the same action.
 func copies(steps []*step) []*step {
 	list := make([]*step, len(steps))
 	for i, s := range steps {

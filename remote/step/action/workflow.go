@@ -14,7 +14,7 @@ import (
 
 // Job is a job of a workflow.
 type Job struct {
-	// Name is its key in the workflow.
+	// Name is the job's key in the workflow.
 	Name string
 
 	file     string
@@ -25,14 +25,14 @@ type Job struct {
 	dir      string
 	outputs  []setting
 	notes    []string // about parts that have no effect here
-	strategy int      // the line of the key; 0 without
+	strategy int      // the line of the key strategy, or 0
 
-	container *box // of the job; nil if it names none
+	container *box // the job's container, or nil
 	services  []box
 }
 
-// ignored are the keys of a workflow and of a job that have no effect, and why. There is no note on those without a
-// reason.
+// ignored are the keys of a workflow and of a job that have no effect, with the reasons. A key without a reason gets no
+// note.
 var ignored = map[string]string{
 	"permissions":       "a token has the permissions that it was made with",
 	"concurrency":       "jobs that run at the same time do not know each other",
@@ -109,7 +109,7 @@ func ReadJob(file string, text []byte, name string) (*Job, error) {
 	return j, nil
 }
 
-// note takes note of a key that has no effect.
+// note adds a note about a key that has no effect.
 func (j *Job) note(file string, p pair) {
 	why, known := ignored[p.key]
 	if !known {
@@ -120,8 +120,8 @@ func (j *Job) note(file string, p pair) {
 	}
 }
 
-// writeNotes writes the notes to the job's output. hasMatrix tells that the job was given values of a matrix, and
-// inContainer that it runs in its container, beside its services.
+// writeNotes writes the notes to the job's output. hasMatrix says that the job got values of a matrix, and inContainer
+// that it runs in its container, beside its services.
 func (j *Job) writeNotes(to io.Writer, hasMatrix, inContainer bool) error {
 	notes := append(slices.Clone(j.notes), j.boxNotes(inContainer)...)
 	if j.strategy > 0 && !hasMatrix {
@@ -188,7 +188,7 @@ func WorkflowJobs(file string, text []byte) (names []string, err error) {
 	return names, r.err
 }
 
-// WorkflowUses returns the references of the actions that the steps of a workflow's jobs name, each once, sorted.
+// WorkflowUses returns the references of the actions in the steps of a workflow's jobs, each once, sorted.
 func WorkflowUses(file string, text []byte) ([]string, error) {
 	r := &reader{name: file}
 	var all []*step
@@ -207,7 +207,7 @@ func WorkflowUses(file string, text []byte) ([]string, error) {
 	return usesOf(all), r.err
 }
 
-// ManifestUses returns the references of the actions that the steps of an action.yml name, each once, sorted.
+// ManifestUses returns the references of the actions in the steps of an action.yml, each once, sorted.
 func ManifestUses(file string, text []byte) ([]string, error) {
 	m, err := parseManifest(file, text)
 	if err != nil {
@@ -216,8 +216,8 @@ func ManifestUses(file string, text []byte) ([]string, error) {
 	return usesOf(m.steps), nil
 }
 
-// LocalUses returns the references of the actions that the steps of the action in dir name, each once, sorted. A
-// missing action has none: an earlier step may make it. Errors call it name.
+// LocalUses returns the references of the actions in the steps of the action in dir, each once, sorted. For a missing
+// action the list is empty: an earlier step may make it. Errors call the action name.
 func LocalUses(dir, name string) ([]string, error) {
 	m, err := readManifest(os.OpenFile, dir, name)
 	if errors.Is(err, fs.ErrNotExist) {

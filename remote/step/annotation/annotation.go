@@ -1,5 +1,5 @@
-// Package annotation has the remarks that actions make about the files of a project, for the engine's results and for
-// traces.
+// Package annotation has the type of the remarks that actions make about files of a project. The engine's results and
+// traces use it.
 package annotation
 
 // Annotation is a remark about a place in the project's files, or about the step. Secrets in it are masked once the
@@ -9,7 +9,7 @@ type Annotation struct {
 	Level   string `json:"level"`
 	Message string `json:"message"`
 	Title   string `json:"title,omitempty"`
-	// File is a path; empty if the remark is not about a file. Numbers that are not known are 0.
+	// File is a path. It is empty if the remark is not about a file. Unknown numbers are 0.
 	File      string `json:"file,omitempty"`
 	Line      int    `json:"line,omitempty"`
 	EndLine   int    `json:"end_line,omitempty"`

@@ -16,18 +16,18 @@ type Source struct {
 	Kind string `json:"kind"`
 	// Location is where it came from, without credentials: a URL, or registry/repository.
 	Location string `json:"location"`
-	// Version is the branch, tag, commit or digest that was asked for.
+	// Version is the requested branch, tag, commit or digest.
 	Version string `json:"-"`
-	// ResolvedRef is the ref of the repository that Version stood for, such as refs/tags/v1.
+	// ResolvedRef is the ref of the repository to which Version led, such as refs/tags/v1.
 	ResolvedRef string `json:"-"`
 	// Commit and GitTree are the names of the commit and of its tree.
 	Commit  string `json:"commit,omitempty"`
 	GitTree string `json:"git_tree,omitempty"`
-	// Digest is that of the archive or of the image's manifest, as sha256:<hex>.
+	// Digest is the digest of the archive or of the image's manifest, as sha256:<hex>.
 	Digest string `json:"digest,omitempty"`
-	// Tree is the digest of the files, as sha256:<hex>. It is taken of a line "<mode> <path>\x00<sha256>\n" for each
-	// file, symbolic link (sha256 of its target) and empty directory (sha256 of no bytes), sorted by path. Equal files
-	// have equal digests wherever they came from.
+	// Tree is the digest of the files, as sha256:<hex>. It is the SHA-256 of a line "<mode> <path>\x00<sha256>\n" for
+	// each file, symbolic link (sha256 of its target) and empty directory (sha256 of no bytes), sorted by path. So
+	// equal files have equal digests, whatever their source.
 	Tree string `json:"tree"`
 }
 
@@ -47,16 +47,16 @@ type Component struct {
 	Dir string
 	// File is the file in Dir that defines the step. If empty, one of the usual names.
 	File string
-	// Cached tells that the component was in the cache already.
+	// Cached says that the component was in the cache already.
 	Cached bool
 
 	held *os.File // locked, so that the component is not removed
 }
 
-// Hold lets the component have a locked file until its Release.
+// Hold gives the component a locked file. Release closes it.
 func (c *Component) Hold(locked *os.File) { c.held = locked }
 
-// Release ends the use of the component. From then on the cache may remove it. It is idempotent.
+// Release ends the use of the component: the cache may remove it then. It is idempotent.
 func (c *Component) Release() {
 	if c.held != nil {
 		filelock.Release(c.held)
@@ -75,7 +75,7 @@ func (c *Component) Place(dir, file, name string) {
 	}
 }
 
-// For returns the step that ref names if it has the repository and the version of c. So a job that refers to a branch
+// For returns the step that ref names, if ref has the repository and the version of c. So a job that refers to a branch
 // twice gets the same commit both times. The result is valid until c is released.
 func (c *Component) For(ref *pb.Reference) (*Component, bool) {
 	if ref.GetProtocol() != pb.Reference_git || c.Kind != KindGit || ref.GetRev() != c.Version {

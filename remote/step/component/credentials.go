@@ -12,22 +12,22 @@ import (
 
 // Credentials are the logins that a job may present to servers. The zero value has no logins.
 type Credentials struct {
-	// Logins belong to one server each. Of several for one server the first counts.
+	// Logins belong to one server each. If several have the same server, the first one counts.
 	Logins []Login
 }
 
 // Login is a user and a password for one server.
 type Login struct {
 	// Server is the scheme and host of a URL, such as https://example.com:8443, or the name of a registry, such as
-	// registry.example.com. The login is presented there and nowhere else.
+	// registry.example.com. No other server gets the login.
 	Server string
-	// User and Password are presented as they are.
+	// User and Password are sent unchanged.
 	User, Password string
 }
 
-// FromVariables returns the credentials that the variables of a job hold. In this order: the registries of
+// FromVariables returns the credentials in the variables of a job. They are, in this order: the registries of
 // DOCKER_AUTH_CONFIG; CI_JOB_TOKEN for the server of CI_SERVER_URL (or of CI_SERVER_PROTOCOL, CI_SERVER_HOST and
-// CI_SERVER_PORT); CI_REGISTRY_USER and CI_REGISTRY_PASSWORD, or else the token, for the registry CI_REGISTRY. variable
+// CI_SERVER_PORT); for the registry CI_REGISTRY, CI_REGISTRY_USER and CI_REGISTRY_PASSWORD or else the token. variable
 // returns the value of a variable, or "".
 func FromVariables(variable func(name string) string) Credentials {
 	var c Credentials
@@ -99,7 +99,7 @@ func dockerLogins(config string) []Login {
 	return logins
 }
 
-// registryName returns the name of a registry, which may be written as a URL.
+// registryName returns the name of a registry. server may be a URL.
 func registryName(server string) string {
 	if _, rest, found := strings.Cut(server, "://"); found {
 		server = rest

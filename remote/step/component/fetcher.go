@@ -17,27 +17,27 @@ import (
 )
 
 // Getter gets steps that are not on this machine: those with a reference of the protocols git, zip and oci. It is safe
-// for concurrent use; a [*Fetcher] is one.
+// for concurrent use. [*Fetcher] implements it.
 type Getter interface {
-	// Fetch returns the step that ref says, once it is there. with are the credentials of the job.
+	// Fetch returns the step that ref names, once it is on this machine. with are the credentials of the job.
 	Fetch(ctx context.Context, ref *pb.Reference, with Credentials) (*Component, error)
 }
 
 // Fetcher gets steps by another program, so that a step runner links no network code. It starts one process for each
-// step, which ends before Fetch returns. It is safe for concurrent use.
+// step. That process has ended when Fetch returns. It is safe for concurrent use.
 type Fetcher struct {
-	// Command is the path of the program, and its arguments. It reads a Request from standard input, writes an Answer to
-	// standard output, and ends with its standard input. Required.
+	// Command is the path of the program, and its arguments. The program reads a Request from standard input, writes an
+	// Answer to standard output, and ends with its standard input. Required.
 	Command []string
-	// Dir is the cache's directory; empty for the default.
+	// Dir is the cache's directory. If empty, the default.
 	Dir string
 	// Mirrors replaces the beginnings of URLs of git repositories. See [Request].
 	Mirrors map[string]string
 }
 
 // Fetch returns the step that ref names. It blocks until the step is in the cache, or ctx ends; then the error is its
-// cause. The program may present the credentials in ref and, after those, the credentials with: they reach it by its
-// standard input, and are in none of its arguments and variables. The caller must Release the component.
+// cause. The program may present the credentials in ref and, after those, the credentials with. It gets them by its
+// standard input, not by an argument or a variable. The caller must Release the component.
 func (f *Fetcher) Fetch(ctx context.Context, ref *pb.Reference, with Credentials) (*Component, error) {
 	c, err := f.fetch(ctx, ref, with)
 	if err != nil && ctx.Err() != nil {
@@ -65,7 +65,7 @@ func (f *Fetcher) fetch(ctx context.Context, ref *pb.Reference, with Credentials
 	atEnd := context.AfterFunc(ctx, p.end)
 	c, err := exchange(append(request, '\n'), p.in, p.out)
 	atEnd()
-	why := p.wait() // the component is ours, or there is none
+	why := p.wait() // whether Fetch succeeded or not, the program can end now
 	if !errors.Is(err, errNoAnswer) {
 		return c, err
 	}
@@ -95,7 +95,7 @@ func exchange(request []byte, in io.Writer, out io.Reader) (*Component, error) {
 	if err != nil {
 		return nil, fmt.Errorf("keep the step in the cache: %w", err)
 	}
-	// The program has a shared lock, so that nobody removes the file while this one is taken.
+	// The program still has its shared lock, so no process removes the file before this one has its own.
 	if err = filelock.TryShared(lock); err == nil && !filelock.StillAt(lock, a.Lock) {
 		err = filelock.ErrTaken
 	}

@@ -12,10 +12,10 @@ import (
 	"github.com/stepmux/stepmux/internal/tail"
 )
 
-// endTime is how long the program that fetches may take to end, once it is told to, before it is killed.
+// endTime is how long the program that fetches may take to end by itself, before it is killed.
 const endTime = 10 * time.Second
 
-// program is a program that fetches one step. Package os/exec would make the VM's end larger.
+// program is a process that fetches one step. It does not use os/exec, which would make the VM's end larger.
 type program struct {
 	process *os.Process
 	in, out *os.File
@@ -46,7 +46,7 @@ func startProgram(command []string) (_ *program, err error) {
 		})
 	}
 	for i := range its {
-		_ = its[i].Close() // fails only for one that was not made
+		_ = its[i].Close() // fails only for a file that was not opened
 		if err != nil {
 			_ = ours[i].Close()
 		}
@@ -61,21 +61,21 @@ func startProgram(command []string) (_ *program, err error) {
 	return p, nil
 }
 
-// end tells the program to end, and has it killed if it does not.
+// end closes the program's input. If it does not end by that, it is killed.
 func (p *program) end() {
 	p.ending.Do(func() {
-		p.late = time.AfterFunc(endTime, func() { _ = p.process.Kill() }) // it may have ended
+		p.late = time.AfterFunc(endTime, func() { _ = p.process.Kill() }) // it may have ended already
 		_ = p.in.Close()
 	})
 }
 
-// wait waits for the end of the program, and returns what it said about its failure.
+// wait waits for the end of the program, and returns its error output if it failed.
 func (p *program) wait() string {
 	p.end()
 	_ = p.out.Close()
 	state, err := p.process.Wait()
 	p.late.Stop()
-	_ = p.errs.SetReadDeadline(time.Now().Add(endTime)) // others may hold it open
+	_ = p.errs.SetReadDeadline(time.Now().Add(endTime)) // other processes may hold it open
 	<-p.heard
 	_ = p.errs.Close()
 	why := cmp.Or(strings.TrimPrefix(p.said.String(), "stepmux: "), "it gave no reason")

@@ -10,13 +10,12 @@ type Request struct {
 	Credentials Credentials `json:"credentials"`
 	// Dir is the cache's directory; empty for the default.
 	Dir string `json:"dir,omitempty"`
-	// Mirrors replaces the beginnings of URLs of git repositories by the beginning of another URL, or of a path of this
-	// machine.
+	// Mirrors replaces the beginnings of URLs of git repositories by another URL, or by a local path.
 	Mirrors map[string]string `json:"mirrors,omitempty"`
 }
 
 // Answer is the line of JSON that the program sends. The component stays in the cache until the program's standard
-// input ends. Until then the Fetcher takes a lock of its own.
+// input ends. Before that, the Fetcher takes a lock of its own.
 type Answer struct {
 	// Error is empty if the step was fetched. It has no credentials.
 	Error string `json:"error,omitempty"`
@@ -33,7 +32,7 @@ type Answer struct {
 	Lock string `json:"lock,omitempty"`
 }
 
-// AnswerOf returns the Answer about a component that was fetched.
+// AnswerOf returns the Answer about a fetched component.
 func AnswerOf(c *Component) Answer {
 	return Answer{
 		Source: c.Source, Version: c.Version, ResolvedRef: c.ResolvedRef,
@@ -41,7 +40,7 @@ func AnswerOf(c *Component) Answer {
 	}
 }
 
-// component returns the Component that a tells of.
+// component returns the Component that a describes.
 func (a Answer) component() *Component {
 	c := &Component{Source: a.Source, Root: a.Root, Dir: a.Dir, File: a.File, Cached: a.Cached}
 	c.Version, c.ResolvedRef = a.Version, a.ResolvedRef

@@ -29,7 +29,7 @@ type Node struct {
 
 // Digest sorts nodes and returns their digest.
 func Digest(nodes []Node) string {
-	// Not slices.SortFunc, which is compiled anew for each type: the VM's end stays smaller by 20 KB.
+	// Not slices.SortFunc: that is compiled again for each type, which costs the VM's end 20 KB.
 	sort.Slice(nodes, func(i, j int) bool { return nodes[i].Path < nodes[j].Path })
 	h := sha256.New()
 	for _, n := range nodes {
@@ -43,8 +43,8 @@ var ErrTooLarge = errors.New("the directory is too large")
 
 // DirTree returns the digest of the files in the directory dir, in hexadecimal, by the rules of [Source].Tree. It
 // leaves out entries called .git. sum returns the SHA-256 of the regular file path, in hexadecimal. The error is
-// ErrTooLarge for more than entries files, links and directories, or more than size bytes. Other kinds of files are an
-// error.
+// ErrTooLarge if there are more than entries files, links and directories, or more than size bytes. Other kinds of
+// files are an error.
 func DirTree(
 	dir string, entries int, size int64, sum func(path string, info fs.FileInfo) (string, error),
 ) (string, error) {

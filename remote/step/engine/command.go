@@ -17,12 +17,12 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// maxKept is how many steps are kept until the end of the job because they may have left something in
-// the background, out of sight. Each holds a process, its init, even if it has left nothing, so of the
-// steps beyond these only those are kept whose process group lives on.
+// maxKept bounds how many finished steps keep their process, an init, until the end of the job, because they may have
+// left hidden background processes. An init costs memory even if the step has left none. Beyond maxKept, only steps
+// whose process group is not empty keep theirs.
 const maxKept = 64
 
-// Exit codes of a step whose program could not be run, as a shell has them.
+// Exit codes of a step whose program could not be run, as in a shell.
 const (
 	exitNotExecutable = 126
 	exitNotFound      = 127
@@ -37,7 +37,7 @@ func (r *Runner) runCommand(ctx context.Context, g *frame, res *StepResult) outc
 	if err != nil {
 		return concluded(proc.Exit{}, err)
 	}
-	g.files.wanted = g.files.wanted || g.v0() // its environment tells those
+	g.files.wanted = g.files.wanted || g.v0() // its environment has the paths of the files
 	if err := g.files.create(); err != nil {
 		return failed(err)
 	}
@@ -75,7 +75,7 @@ func (r *Runner) runCommand(ctx context.Context, g *frame, res *StepResult) outc
 	return o
 }
 
-// concluded is how a process ended by itself.
+// concluded returns the outcome of a process that ended by itself.
 func concluded(exit proc.Exit, err error) outcome {
 	switch {
 	case err != nil:
@@ -93,8 +93,8 @@ func concluded(exit proc.Exit, err error) outcome {
 	}
 }
 
-// exited is the failure of a process with an exit code. Its message ends in "exit status N": callers take the code from
-// there.
+// exited returns the failure of a process with an exit code. Its message ends with "exit status N": callers read the
+// code from it.
 func exited(code int, why string) outcome {
 	if code != 0 {
 		why += fmt.Sprintf(": exit status %d", code)
@@ -102,8 +102,8 @@ func exited(code int, why string) outcome {
 	return outcome{status: Failure, code: code, why: why}
 }
 
-// collect reads the outputs and exports from the files of the step, also after a failure. The error says why they are
-// wrong.
+// collect reads the outputs and exports from the files of the step, also after a failure. The error says why a file is
+// invalid.
 func (r *Runner) collect(g *frame, res *StepResult) error {
 	outputs, warnings, outErr := g.files.outputs(g.def.GetSpec(), g.dialect())
 	exports, dropped, expErr := g.files.exports(g.v0(), r.cfg.UnsafeExports)
@@ -121,7 +121,7 @@ func (r *Runner) collect(g *frame, res *StepResult) error {
 	return together(outErr, expErr)
 }
 
-// dialect is the dialect of the command: that of its definition or, if that stands in a list, of the list.
+// dialect returns the dialect of the command: that of its definition or, for a definition in a list, that of the list.
 func (f *frame) dialect() pb.Definition_Dialect {
 	for f.outer != nil {
 		f = f.outer
@@ -131,7 +131,7 @@ func (f *frame) dialect() pb.Definition_Dialect {
 
 func (f *frame) v0() bool { return f.dialect() == pb.Definition_v0 }
 
-// clean removes the files of a step. Those that resist go with ScriptDir.
+// clean removes the files of a step. If some cannot be removed, they are removed with ScriptDir.
 func (r *Runner) clean(g *frame) {
 	if g.files.wanted {
 		r.scripts.remove(g.files.name)
@@ -144,8 +144,8 @@ func (r *Runner) clean(g *frame) {
 // scriptName is the name of the file with the script of a step.
 const scriptName = "script"
 
-// command returns the process of g's definition with the environment env, and the values that its arguments begin
-// with.
+// command returns the process of g's definition with the environment env. argv are the values at the beginning of its
+// arguments.
 func (r *Runner) command(g *frame, env layer) (cmd proc.Command, argv []expr.Value, err error) {
 	cmd = proc.Command{
 		Dir: r.place.WorkDir, Env: environ(env), Stdout: r.place.Stdout, Stderr: r.place.Stderr, Visible: r.place.WorkDir,
@@ -179,8 +179,8 @@ func (r *Runner) command(g *frame, env layer) (cmd proc.Command, argv []expr.Val
 	return cmd, argv, nil
 }
 
-// script makes cmd run a script. Its text is in a file, so that it has no limit of length, which the
-// shell reads as if it stood in its place.
+// script makes cmd run a script. The shell reads its text from a file, as if the text stood in the file's place, so
+// that its length has no limit.
 func (r *Runner) script(g *frame, cmd *proc.Command) error {
 	wanted := ""
 	if v, there := g.inputs[inputShell]; there {
@@ -219,7 +219,7 @@ func (r *Runner) describe(g *frame, res *StepResult, cmd *proc.Command) error {
 		"OUTPUT_FILE": "output", "STEP_RUNNER_OUTPUT": "output", "ENV_FILE": "export", "STEP_RUNNER_ENV": "export",
 		"STEP_JSON": "step.json",
 	} {
-		cmd.Env = append(cmd.Env, name+"="+g.files.path(kind)) // the last one of a name counts
+		cmd.Env = append(cmd.Env, name+"="+g.files.path(kind)) // the last entry of a name counts
 	}
 	about, err := json.Marshal(map[string]any{
 		"version": 1, "inputs": g.inputs, "job": description(r.knownVars(g)),
@@ -232,8 +232,8 @@ func (r *Runner) describe(g *frame, res *StepResult, cmd *proc.Command) error {
 	return g.files.in.write(g.files.entry("step.json"), string(about), "step.json")
 }
 
-// runProcess starts a step's process and waits for its end. The error says why there is no exit
-// status. When ctx ends, all processes of the step are killed. A limit that was reached is returned.
+// runProcess starts a step's process and waits for its end. When ctx ends, it kills all processes of the step. It
+// returns the time limit that was reached, if any. The error says why there is no exit status.
 func (r *Runner) runProcess(
 	ctx context.Context, g *frame, res *StepResult, cmd proc.Command,
 ) (proc.Exit, *limit, error) {
@@ -253,7 +253,7 @@ func (r *Runner) runProcess(
 		}
 	})
 	l := g.limits.next()
-	var expired atomic.Pointer[time.Time] // when the process is killed
+	var expired atomic.Pointer[time.Time] // the time at which the process is killed
 	if l != nil {
 		timer := time.AfterFunc(time.Until(l.at), func() {
 			at := time.Now().Add(r.cfg.Grace)
@@ -263,7 +263,7 @@ func (r *Runner) runProcess(
 		defer timer.Stop()
 	}
 	exit, err := p.Wait(ctx)
-	killAt := func() (at time.Time) { // zero if p is not being ended
+	killAt := func() (at time.Time) { // zero unless p is being ended
 		if s := r.stopping(); s != nil && r.after == nil {
 			return s.killAt
 		}
@@ -286,7 +286,7 @@ func (r *Runner) runProcess(
 	return exit, l, err
 }
 
-// startExitCode is the exit code a shell would have given for err, or 0.
+// startExitCode returns the exit code that a shell would return for err, or 0.
 func startExitCode(err error) int {
 	switch {
 	case errors.Is(err, proc.ErrNotFound), errors.Is(err, errNoShell):

@@ -20,27 +20,27 @@ import (
 )
 
 const (
-	// maxCalls is how deep steps can call each other.
+	// maxCalls bounds how deep steps can call each other.
 	maxCalls = 32
-	// maxRun is the most steps one job can run, those that are called included.
+	// maxRun bounds the steps that one job can run, steps of steps included.
 	maxRun = 10_000
 )
 
-// Config is a job and the way to run it.
+// Config is a job, and how to run it.
 type Config struct {
-	// Definition is the job: steps. If its spec requires inputs they are in Inputs.
+	// Definition is the job's list of steps. If its spec requires inputs, they must be in Inputs.
 	Definition *pb.Definition
-	// Places finds the places of the Definition's expressions, for errors. If nil, they have none.
+	// Places finds the places of the Definition's expressions, for errors. If nil, errors have no places.
 	Places *lang.Locator
 	// Env is the environment of all steps. It overrides the operating system's variables; exports and the env of the
 	// definition and of steps override it.
 	Env map[string]string
-	// Inputs are the values of the inputs that the definition has. If nil, they have their defaults.
+	// Inputs are the values of the definition's inputs. Missing inputs have their defaults.
 	Inputs map[string]expr.Value
-	// Tolerant makes keys that are not known, in the files of steps, warnings of the steps that use them.
+	// Tolerant accepts unknown keys in the files of steps, and makes them warnings of those steps.
 	Tolerant bool
-	// MayFail names steps of the job, not of the steps it calls, that may fail: the job goes on as if they
-	// had not.
+	// MayFail names steps that may fail: the job goes on as if they had succeeded. It applies to the job's own steps,
+	// not to the steps that they call.
 	MayFail []string
 	// Vars are the job's variables.
 	Vars []Variable
@@ -48,51 +48,50 @@ type Config struct {
 	// reach a step.
 	RunnerEnv []string
 	PassEnv   PassEnv
-	// UnsafeExports is what becomes of exports such as LD_PRELOAD.
+	// UnsafeExports says how to treat exports such as LD_PRELOAD.
 	UnsafeExports UnsafeExports
 
-	// Fetcher gets the steps that are not local, with the credentials in the job's variables. If nil, such steps
-	// fail. Run does not close it.
+	// Fetcher gets steps that are not local, with the credentials in the job's variables. If nil, such steps fail. Run
+	// does not close it.
 	Fetcher component.Getter
 	// Language makes the runner of the job's actions. If nil, actions fail.
 	Language func() Language
-	// Program is the program whose commands the built-in steps run, an absolute path. If empty, this program.
+	// Program is the absolute path of the program whose commands the built-in steps run. If empty, this program.
 	Program string
-	// Secrets are masked in the output and in messages. Run adds those that it learns of. If nil, Run begins with an
+	// Secrets are masked in the output and in messages. Run adds the secrets that it finds. If nil, Run begins with an
 	// empty Set.
 	Secrets *mask.Set
 
 	// Start starts the job's processes. If nil, [proc.Start].
 	Start func(context.Context, proc.Command) (*proc.Process, error)
-	// Open opens a file or a directory to read that steps can have made, by its absolute path, as they see it. If nil,
-	// [os.OpenFile].
+	// Open opens a file or a directory for reading that steps may have made, by its absolute path as the steps see it.
+	// If nil, [os.OpenFile].
 	Open func(path string, flag int, perm fs.FileMode) (*os.File, error)
 
-	// Timeout stops the job when it has run for so long. If zero, never.
+	// Timeout stops the job after this time. If zero, never.
 	Timeout time.Duration
-	// Grace is the time a step has between SIGTERM and SIGKILL when a timeout ends it. If zero, 10 s.
+	// Grace is the time between SIGTERM and SIGKILL for a step that a timeout ends. If zero, 10 s.
 	Grace time.Duration
-	// AlwaysLimit is the time that the steps which always run have, together, after the job was
-	// stopped. If zero, 5 min.
+	// AlwaysLimit bounds the time of all steps together that run although the job was stopped. If zero, 5 min.
 	AlwaysLimit time.Duration
 
-	// Observe is told each change of a step, one after the other. May be nil.
+	// Observe is called with each change of a step, one call after the other. May be nil.
 	Observe func(StepResult)
-	// Events is told more than Observe is. May be nil.
+	// Events gets more events than Observe. May be nil.
 	Events Events
 }
 
 // Place has the directories and the output streams of a job.
 type Place struct {
-	// WorkDir is where steps run. It is absolute and exists.
+	// WorkDir is the directory in which steps run. It is absolute and exists.
 	WorkDir string
 	// ScriptDir is a private directory for scripts and for the files that steps read and write. It exists, and has no
 	// entries named script, vars, step-1, step-2 and so on.
 	ScriptDir string
-	// Script is ScriptDir, open. If nil, it is opened by its path. It stays the caller's.
+	// Script is ScriptDir, open. If nil, Run opens ScriptDir by its path. The caller closes it.
 	Script *os.File
-	// Stdout and Stderr get the output of the steps, with secrets masked. They must allow concurrent calls. Nil
-	// discards it.
+	// Stdout and Stderr get the output of the steps, with secrets masked. They must be safe for concurrent use. Nil
+	// discards the output.
 	Stdout, Stderr io.Writer
 }
 
@@ -104,35 +103,35 @@ type Runner struct {
 	// Only Run's goroutine uses the following.
 	place     Place
 	scripts   scriptDir // of place
-	spare     string    // a directory with files of an earlier part, see makeFiles; empty without
+	spare     string    // a directory with the empty files of an earlier part, see makeFiles; or empty
 	loader    loader
 	varValues map[string]expr.Value
-	vars, job expr.Value // what expressions know as that
+	vars, job expr.Value // the values of these names in expressions
 
 	credentials component.Credentials
-	components  []*component.Component // in use until the end
+	components  []*component.Component // released at the end
 
 	osEnv, requestEnv layer
-	exports           layer // what steps have exported so far
+	exports           layer // what the steps have exported so far
 
 	results []StepResult
 	top     *frame // of the job's steps
 	count   int    // steps that were run
-	serial  int    // of the last step that had files
-	given   int    // bytes that steps gave
-	located int    // errors of expressions, see maxLocated
-	cuts    int    // steps that did not run, or not to their end, because the job was stopped
+	serial  int    // number of the last step that had files
+	given   int    // size of the outputs and exports of all steps, in bytes
+	located int    // errors of expressions with a place, see maxLocated
+	cuts    int    // steps that did not run, or were cut short, because the job was stopped
 
 	foreign  Language        // nil before its first step
-	kept     []*proc.Process // whose background processes live until the end
-	after    context.Context // for steps that run although the job was stopped; nil before the first
+	kept     []*proc.Process // processes of finished steps; their background processes live until the end
+	after    context.Context // the context of steps that run although the job was stopped; nil before the first
 	cancel   context.CancelFunc
-	closeErr error // of those that were closed before
+	closeErr error // of processes that were closed earlier
 
 	mu sync.Mutex // guards the following
-	// stopped says why the job was stopped; nil if it was not.
+	// stopped says why the job was stopped. It is nil as long as it was not.
 	stopped *stop
-	// current ends the process or the fetch of the step that runs; nil if Stop is not to end it.
+	// current ends the process or the fetch of the step that runs. It is nil if Stop must not end it.
 	current func(*stop)
 }
 
@@ -159,9 +158,9 @@ func New(cfg Config) *Runner {
 	return &Runner{cfg: cfg, maxKept: maxKept, loader: loader{tolerant: cfg.Tolerant}}
 }
 
-// Run runs the job at place, and returns how it ended, once all of its processes are gone. When ctx ends, Run kills
-// them at once and runs no further step; the Result's message is the cause. Call it once. A panic while it runs fails
-// the job.
+// Run runs the job at place, and returns its result once all of its processes are gone. When ctx ends, Run kills them
+// at once and runs no further step; the Result's message is the cause. Call it once. A panic while it runs fails the
+// job.
 func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
 	stdout, stderr := r.masked(place.Stdout), r.masked(place.Stderr)
 	place.Stdout, place.Stderr = stdout, stderr
@@ -212,7 +211,7 @@ func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
 	return r.result(ctx)
 }
 
-// begin makes the frame of the job's steps, and finds the mistakes that are visible before the first of them.
+// begin makes the frame of the job's steps, and finds the mistakes that are visible before the first step.
 func (r *Runner) begin(ctx context.Context) (*frame, error) {
 	r.requestEnv, r.exports = layer{}, layer{}
 	for name, value := range r.cfg.Env {
@@ -255,7 +254,7 @@ func (r *Runner) begin(ctx context.Context) (*frame, error) {
 	return f.with(set, nil), nil
 }
 
-// refuse is the result of a job that cannot run.
+// refuse returns the result of a job that cannot run.
 func (r *Runner) refuse(err error) Result {
 	for i := range r.results {
 		r.cfg.Observe(r.results[i])
@@ -265,8 +264,8 @@ func (r *Runner) refuse(err error) Result {
 	return Result{Status: Failure, Invalid: !system, System: system, Message: message, Steps: r.results}
 }
 
-// due reports whether a step of f with when shall run now, the context for that, and whether it runs
-// because the job was stopped.
+// due reports whether a step of f with when must run now. It returns the context for that. after says that the step
+// runs although the job was stopped.
 func (r *Runner) due(ctx context.Context, f *frame, when string) (_ context.Context, after, due bool) {
 	wanted := when == lang.Always || (when == lang.OnFailure) == (f.failed != nil)
 	switch {
@@ -287,7 +286,7 @@ func (r *Runner) due(ctx context.Context, f *frame, when string) (_ context.Cont
 	return nil, false, false
 }
 
-// result sums up. A job was stopped if that kept a step from running, or from running to its end.
+// result returns the result of the job. It counts as stopped if the stop kept a step from running to its end.
 func (r *Runner) result(ctx context.Context) Result {
 	res := Result{Status: Success, Exports: r.exports, Steps: r.results}
 	if r.top != nil && r.top.failed != nil {

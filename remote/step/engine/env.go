@@ -9,8 +9,8 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// basicEnv names the variables of the runner's environment that tell of the machine, the user, and the proxies of the
-// network. Any other could be a secret of the runner.
+// basicEnv names the variables of the runner's environment that describe the machine, the user, and the proxies of the
+// network. Any other variable could be a secret of the runner.
 var basicEnv = map[string]bool{
 	"PATH": true, "HOME": true, "LOGNAME": true, "USER": true, "SHELL": true, "TERM": true, "TMPDIR": true, "TZ": true,
 	"LANG": true, "LC_ALL": true, "LC_CTYPE": true,
@@ -18,10 +18,10 @@ var basicEnv = map[string]bool{
 	"http_proxy": true, "https_proxy": true, "no_proxy": true, "all_proxy": true,
 }
 
-// defaultPath is a step's PATH where nobody says otherwise.
+// defaultPath is a step's PATH if no other layer of its environment has one.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// layer is one of the layers an environment is made of.
+// layer is a part of an environment. Inner layers override outer ones.
 type layer = map[string]expr.Value
 
 // osLayer is the part of runner that steps may see. runner is the runner's own environment in the form of
@@ -36,7 +36,7 @@ func osLayer(runner []string, pass PassEnv) layer {
 	return env
 }
 
-// text is s as a value. It is for texts that are known to be within the limits of one.
+// text returns s as a value. Use it for texts that are certainly within the limits of a value.
 func text(s string) expr.Value {
 	v, err := expr.New(s)
 	if err != nil {
@@ -45,7 +45,7 @@ func text(s string) expr.Value {
 	return v
 }
 
-// environ returns the environment env for a process, sorted.
+// environ returns env in the form of os.Environ, sorted.
 func environ(env layer) []string {
 	list := make([]string, 0, len(env))
 	for _, name := range slices.Sorted(maps.Keys(env)) {
@@ -54,9 +54,9 @@ func environ(env layer) []string {
 	return list
 }
 
-// environment is the environment of a step in f, and the value of env in its expressions: the outside variables that
-// f may know, overridden by those of the job's text. The
-// script of a job as a manager sends it has the job's variables there, as GitLab has it.
+// environment returns the environment of a step in f, which is also the value of env in its expressions. It has the
+// outside variables that f may know; the env of the job's text overrides them. For the script of a job from GitLab's
+// manager it also has the job's variables, as GitLab has.
 func (r *Runner) environment(f *frame) layer {
 	env := layer{}
 	outside := []layer{r.osEnv, r.requestEnv, r.exports}

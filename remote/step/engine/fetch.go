@@ -15,7 +15,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// fetch gets a step that is elsewhere, within the limits of f. Stop ends it.
+// fetch gets a step that is not local, within the limits of f. Stop ends it.
 func (r *Runner) fetch(ctx context.Context, f *frame, ref *pb.Reference) (Found, error) {
 	name := lang.Describe(ref)
 	if r.cfg.Fetcher == nil {
@@ -39,7 +39,7 @@ func (r *Runner) fetch(ctx context.Context, f *frame, ref *pb.Reference) (Found,
 	return found, err
 }
 
-// fetching calls get with ref as it can be fetched, within the limits of f. Stop ends it.
+// fetching calls get with the resolved ref, within the limits of f. Stop ends it.
 func (r *Runner) fetching(
 	ctx context.Context, f *frame, ref *pb.Reference, get func(context.Context, *pb.Reference) error,
 ) error {
@@ -67,7 +67,7 @@ func (r *Runner) fetching(
 	return err
 }
 
-// component fetches the component of ref, and keeps it until the job ends. The whole job uses one commit of each
+// component fetches the component of ref, and keeps it until the job ends. The whole job uses the same commit of each
 // version.
 func (r *Runner) component(ctx context.Context, ref *pb.Reference) (*component.Component, error) {
 	for _, c := range r.components {
@@ -83,8 +83,8 @@ func (r *Runner) component(ctx context.Context, ref *pb.Reference) (*component.C
 	return c, err
 }
 
-// fetchable returns ref as it can be fetched: the path of an archive of this machine, which is one of the definition it
-// stands in, is absolute then. What is secret in ref is masked from now on.
+// fetchable returns ref with the absolute path of a local archive, which is relative to the definition that ref stands
+// in. It masks the secrets in ref from now on.
 func (r *Runner) fetchable(f *frame, ref *pb.Reference) (*pb.Reference, error) {
 	path := ref.GetUrl()
 	if u, _ := url.Parse(path); u != nil {

@@ -12,15 +12,15 @@ import (
 	"github.com/stepmux/stepmux/internal/oserr"
 )
 
-// maxFile is the longest output or export file that is read, in bytes.
+// maxFile bounds the part of an output or export file that is read, in bytes.
 const maxFile = 8 << 20
 
 // files are the output and export files of a step, in a directory of its own. They are made only for steps that can
-// know their paths: most steps need no files, and making them costs more than the rest of a short step.
+// know their paths: most steps need no files, and to make them costs more than the rest of a short step.
 type files struct {
 	in     scriptDir
 	name   string // of their directory
-	wanted bool   // the step is told where they are
+	wanted bool   // the step knows their paths
 }
 
 // path returns the path of the file kind: output, export or step.json.

@@ -24,32 +24,32 @@ type Language interface {
 	// Run runs a step to its end. It sets the Outputs, the Exports and the Steps of call.Result. The call stays valid
 	// until Finish has returned.
 	Run(ctx context.Context, call *Call) Result
-	// Finish runs the stages that steps have left for the end of the job. It returns the result of the first one that
+	// Finish runs the stages that steps have left for the end of the job. It returns the result of the first stage that
 	// failed, or nil.
 	Finish(ctx context.Context) *StepResult
 }
 
-// Failed is the result of a step that failed by err.
+// Failed returns the result of a step that failed with err.
 func Failed(err error) Result { return failed(err).public() }
 
 func (o outcome) public() Result {
 	return Result{Status: o.status, ExitCode: o.code, Message: o.why, System: o.system}
 }
 
-// outcome is the part of a Result that a step has.
+// outcome returns the part of r that every step has.
 func (r *Result) outcome() outcome { return outcome{r.Status, r.ExitCode, r.Message, r.System} }
 
-// Call is a step of another language, with the parts of the job that it can use.
+// Call is a step of another language, and gives it the parts of the job that it can use.
 type Call struct {
-	// Reference is that of an action; nil for a built-in step.
+	// Reference is the reference of an action. It is nil for a built-in step.
 	Reference *pb.Reference
-	// Inputs are the values of the inputs, with defaults for a built-in step.
+	// Inputs are the values of the inputs. For a built-in step they include the defaults.
 	Inputs map[string]expr.Value
 	// Env is the whole environment for processes of the step.
 	Env map[string]expr.Value
 	// Result is the state of the step.
 	Result *StepResult
-	// Place is where the job runs. Its streams mask the secrets.
+	// Place is the place where the job runs. Its streams mask the secrets.
 	Place Place
 
 	r *Runner
@@ -96,7 +96,7 @@ func (r *Runner) runForeign(ctx context.Context, g *frame, res *StepResult) outc
 	return o.outcome()
 }
 
-// receive counts the outputs and exports of a step, and marks those that hold secrets.
+// receive counts the outputs and exports of a step, and marks those that contain secrets.
 func (r *Runner) receive(res *StepResult) error {
 	r.taint(res.Outputs)
 	r.taint(res.Exports)
@@ -113,8 +113,8 @@ func (r *Runner) finishForeign(ctx context.Context) {
 	}
 }
 
-// Begin announces that a part of the step runs: res is its result, in Steps of the result of the step or of one of its
-// parts. with describes it.
+// Begin reports that a part of the step runs. res is its result; it must be in the Steps of the step's result, or of a
+// part's. with describes the part.
 func (c *Call) Begin(res *StepResult, kind Kind, with Prepared) error {
 	if c.r.count++; c.r.count > maxRun {
 		return fmt.Errorf("the job runs more than %d steps", maxRun)
@@ -128,13 +128,13 @@ func (c *Call) Begin(res *StepResult, kind Kind, with Prepared) error {
 	return nil
 }
 
-// Found tells where the definition of the step, or of a part, is. Its Definition names the parts.
+// Found reports where the definition of the step, or of a part, is. Its Definition names the parts.
 func (c *Call) Found(res *StepResult, found Found) {
 	res.Source = found.Source
 	c.r.tell(func(e Events) { e.StepFound(res, found) })
 }
 
-// End records how a part of the step ended.
+// End records the end of a part of the step.
 func (c *Call) End(res *StepResult, o Result) {
 	if err := c.r.receive(res); err != nil && o.Status == Success {
 		o = Failed(err)
@@ -145,8 +145,8 @@ func (c *Call) End(res *StepResult, o Result) {
 // Skip records that a part of the step does not run.
 func (c *Call) Skip(res *StepResult) { c.r.cfg.Observe(*res) }
 
-// Proceed returns the context for the next part, or false if it must not run: the job was stopped, and it is no part
-// that always runs.
+// Proceed returns the context for the next part. It returns false if the job was stopped and always is not set: then
+// the part must not run.
 func (c *Call) Proceed(ctx context.Context, always bool) (context.Context, bool) {
 	when := lang.OnSuccess
 	if always {
@@ -162,7 +162,7 @@ func (c *Call) Stopped() bool { return c.r.stopping() != nil }
 // JobFailed reports whether a step of the job has failed.
 func (c *Call) JobFailed() bool { return c.r.top != nil && c.r.top.failed != nil }
 
-// Fetch returns the component of ref, which is there until the job ends.
+// Fetch returns the component of ref. It is valid until the job ends.
 func (c *Call) Fetch(ctx context.Context, ref *pb.Reference) (*component.Component, error) {
 	if c.r.cfg.Fetcher == nil {
 		return nil, errors.New("this program fetches no actions; use one of the project, such as ./action")
@@ -175,34 +175,35 @@ func (c *Call) Fetch(ctx context.Context, ref *pb.Reference) (*component.Compone
 	return got, err
 }
 
-// Locate returns where a path is that is relative to the definition that the step stands in, and the directory that
-// the definition must not leave, if there is one.
+// Locate returns the directory of path, which is relative to the definition that the step stands in. root is the
+// directory that the definition must not leave, or empty.
 func (c *Call) Locate(path string) (dir, root string, err error) {
 	dir, err = c.g.locate(path)
 	return dir, c.g.root, err
 }
 
-// Open opens a file or a directory that steps can have made, see [Config].
+// Open opens a file or a directory that steps may have made, see [Config].
 func (c *Call) Open(path string, flag int, perm fs.FileMode) (*os.File, error) {
 	return c.r.cfg.Open(path, flag, perm)
 }
 
-// Variables are the job variables that the step may know. Reading tells which of them it reads.
+// Variables are the job variables that the step may know. Call Reading with those that it reads.
 func (c *Call) Variables() map[string]expr.Value { return c.r.knownVars(c.g) }
 
-// Reading tells that the step reads job variables.
+// Reading reports that the step reads these job variables.
 func (c *Call) Reading(names ...string) { c.r.tell(func(e Events) { e.VariablesRead(names) }) }
 
 // Hide masks a secret from now on. Texts that are too short are not masked.
 func (c *Call) Hide(secret string) error { return c.r.hide(secret) }
 
-// Masked is a text for people, with secrets masked.
+// Masked returns a text for people, with secrets masked.
 func (c *Call) Masked(text string) string { return c.r.cfg.Secrets.Message(text) }
 
-// FilesDir returns the name of a directory for the files of a part, which does not exist yet.
+// FilesDir returns the name of a directory for the files of a part. The directory does not exist yet.
 //
-// That name, and those that Path, Mkdir, WriteFile, ReadFile and Remove take, are relative to [Place.ScriptDir]. Use
-// only these methods on that directory: a step may move it or put links into it, and they stay inside it all the same.
+// That name, and the names in Path, Mkdir, WriteFile, ReadFile and Remove, are relative to [Place.ScriptDir]. Use only
+// these methods there: a step may move the directory or put links into it, and these methods stay inside it all the
+// same.
 func (c *Call) FilesDir() string {
 	c.r.serial++
 	return fmt.Sprintf("step-%d", c.r.serial)
@@ -218,7 +219,7 @@ func (c *Call) Mkdir(name string) error { return c.r.scripts.mkdir(name) }
 // [Call.RemoveFiles].
 func (c *Call) MakeFiles(name string, files []string) error { return c.r.makeFiles(name, files) }
 
-// RemoveFiles removes the files of MakeFiles, and all else in their directory.
+// RemoveFiles removes the files of MakeFiles, and all other files in their directory.
 func (c *Call) RemoveFiles(name string, files []string) { c.r.retire(name, files) }
 
 // WriteFile writes text to a new file that only its owner can read. It replaces an older file of that name.
@@ -226,14 +227,15 @@ func (c *Call) WriteFile(name, text string) error {
 	return c.r.scripts.write(name, text, filepath.Base(name))
 }
 
-// ReadFile reads a file of at most 8 MiB that a step has written. The step may have put anything in its place.
+// ReadFile reads a file of at most 8 MiB that a step has written. It is safe even if the step has put a link or a
+// device there.
 func (c *Call) ReadFile(name string) ([]byte, error) { return c.r.scripts.read(name) }
 
-// Remove removes a file, or a directory and all below it. Entries that resist go with the directory.
+// Remove removes a file, or a directory and all below it. If some cannot be removed, they are removed with ScriptDir.
 func (c *Call) Remove(name string) { c.r.scripts.remove(name) }
 
-// Tidy runs a process beside those of the step, such as one that cleans up after it, where they run. It is in no
-// result, and its exit status does not count. When ctx ends, the process is killed. It is safe for use beside Exec.
+// Tidy runs a process in the place of the step's processes, such as one that cleans up after them. It is in no result,
+// and its exit status does not count. When ctx ends, the process is killed. It may run at the same time as Exec.
 func (c *Call) Tidy(ctx context.Context, cmd proc.Command) error {
 	p, err := c.r.cfg.Start(ctx, cmd)
 	if err != nil {
@@ -246,20 +248,19 @@ func (c *Call) Tidy(ctx context.Context, cmd proc.Command) error {
 // IsTraced reports whether the job is traced.
 func (c *Call) IsTraced() bool { return c.r.cfg.Events != nil }
 
-// Version tells the version of the program that Exec has run for res.
+// Version reports the version of the program that Exec has run for res.
 func (c *Call) Version(res *StepResult, version string) {
 	c.r.tell(func(e Events) { e.VersionFound(res, version) })
 }
 
-// UnsafeExport reports whether a variable changes the way in which every later program runs, so that no step may export
-// it.
+// UnsafeExport reports whether a variable changes how every later program runs. No step may export it.
 func (c *Call) UnsafeExport(name string) bool {
 	return unsafeExports[name] && c.r.cfg.UnsafeExports != AllowUnsafe
 }
 
-// Exec runs a process of the step, or of its part res, to its end, with the environment vars. deadline bounds it, if it
-// is not zero; label names the cause. When the job is stopped, the process group gets SIGINT, after three quarters of
-// the grace SIGTERM, and at its end SIGKILL.
+// Exec runs a process of the step, or of its part res, to its end, with the environment vars. A deadline that is not
+// zero bounds it; label names it in the message. When the job is stopped, the process group gets SIGINT, after three
+// quarters of the grace SIGTERM, and at its end SIGKILL.
 func (c *Call) Exec(
 	ctx context.Context, res *StepResult, cmd proc.Command, vars map[string]string, deadline time.Time, label string,
 ) Result {
@@ -317,7 +318,7 @@ type ender struct {
 	already atomic.Bool
 }
 
-// interrupt asks the process to end at the latest at a time.
+// interrupt sends SIGINT. The process has until at to end.
 func (e *ender) interrupt(at time.Time) {
 	left := time.Until(at)
 	if left <= 0 || e.already.Swap(true) {
@@ -328,7 +329,7 @@ func (e *ender) interrupt(at time.Time) {
 	e.pause.Store(time.AfterFunc(left*3/4, func() { e.p.Stop(time.Until(at)) }))
 }
 
-// end ends the pause, if there is one.
+// end stops the timer, if there is one.
 func (e *ender) end() {
 	if timer := e.pause.Load(); timer != nil {
 		timer.Stop()

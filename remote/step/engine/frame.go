@@ -14,36 +14,36 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// frame is a running definition, with the context of its expressions.
+// frame is a running definition, with the values that its expressions can read.
 type frame struct {
 	def     *pb.Definition
-	builtin string        // its name if it is built in
-	action  *pb.Reference // of an action
+	builtin string        // name of a built-in step
+	action  *pb.Reference // reference of an action
 	script  string        // the text of a script step
-	// given is the value of a script step's script; null if it is too long for a value. The input itself is sensitive,
-	// so that it may hold secrets, which alone does not make it one.
+	// given is the value of a script step's script. It is null if the text is too long for a value. It decides whether
+	// the text is secret: the input itself is always sensitive, because it may contain secrets.
 	given expr.Value
-	// outer is the frame of the list that an inline definition stands in. Its context is visible inside.
+	// outer is the frame of the list in which an inline definition stands. Its names are visible inside.
 	outer *frame
-	path  []string // of its steps; that of the job is empty
-	dir   string   // where the definition is; its references are relative to that
-	root  string   // which they must not leave; empty if they may
+	path  []string // names of the steps that lead to it; empty for the job
+	dir   string   // directory of the definition; its references are relative to it
+	root  string   // directory that references must not leave, or empty
 	env   []layer  // set by the job's text so far, the innermost last
-	// requests are the outside variables that the definition asks for; nil for all.
+	// requests are the outside variables that the definition asks for. Nil means all of them.
 	requests []*pb.Spec_Requests
 	inputs   map[string]expr.Value
 	files    *files // of a step that runs a command
 	// places finds the places of the expressions. They stand in the steps that within names, the innermost last, or, if
-	// it is empty, in the definition itself.
+	// within is empty, in the definition itself.
 	places *lang.Locator
 	within []string
 	limits *limit
-	// interrupt tells that a process of it gets SIGINT before SIGTERM.
+	// interrupt says that its processes get SIGINT before SIGTERM.
 	interrupt bool
 
-	ran    map[string]*StepResult // the steps that are over
-	failed *StepResult            // the first that failed
-	after  bool                   // it runs because the job was stopped
+	ran    map[string]*StepResult // the finished steps
+	failed *StepResult            // the first failed step
+	after  bool                   // it runs although the job was stopped
 }
 
 // isScript reports whether the frame is of a built-in step that runs a script.
@@ -51,8 +51,8 @@ func (f *frame) isScript() bool {
 	return f.builtin == lang.ScriptStep || f.builtin == lang.LegacyScriptStep || f.builtin == lang.ManagerScriptStep
 }
 
-// mayKnow reports whether the definition may know the environment variable name from outside. There is
-// a PATH always: without it there are no programs.
+// mayKnow reports whether the definition may know the environment variable name from outside. PATH is always allowed:
+// without it no program is found.
 func (f *frame) mayKnow(name string) bool {
 	return name == "PATH" || !slices.ContainsFunc(f.requests, func(req *pb.Spec_Requests) bool {
 		return !slices.Contains(req.GetEnv(), name)
@@ -70,7 +70,7 @@ func (r *Runner) knownVars(f *frame) map[string]expr.Value {
 	return known
 }
 
-// with returns the frame as it is for a step that sets env and has files.
+// with returns a copy of the frame for a step that sets env and has files.
 func (f *frame) with(env layer, files *files) *frame {
 	inner := *f
 	if len(env) > 0 {
@@ -80,14 +80,14 @@ func (f *frame) with(env layer, files *files) *frame {
 	return &inner
 }
 
-// at returns the frame as it is for the texts of s, a step of its definition.
+// at returns a copy of the frame for the texts of s, a step of its definition.
 func (f *frame) at(s *pb.Step) *frame {
 	inner := *f
 	inner.within = append(slices.Clip(f.within), s.GetName())
 	return &inner
 }
 
-// text evaluates a template, a text of part, to a text. Errors name it by label.
+// text evaluates a template, a text of part, to a text. Errors call it label.
 func (r *Runner) text(f *frame, part lang.Part, template, label string) (expr.Value, error) {
 	v, err := r.eval(f, part, template, label)
 	if err != nil || v.Kind() == expr.String {
@@ -118,7 +118,7 @@ func (r *Runner) eval(f *frame, part lang.Part, template, label string) (expr.Va
 	return v, nil
 }
 
-// condition evaluates the expression of the if of a step, in its frame f.
+// condition evaluates the if of a step in f.
 func (r *Runner) condition(f *frame, text string) (bool, error) {
 	wrong := func(err error) error { return r.inside(f, lang.PartCondition, text, "if", err) }
 	e, err := expr.Parse(text)
@@ -142,10 +142,10 @@ func (r *Runner) condition(f *frame, text string) (bool, error) {
 	return v.Truthy(), nil
 }
 
-// maxLocated bounds the errors of a job that tell their place: each costs another reading of the text.
+// maxLocated bounds the errors of a job that have a place: each costs another reading of the text.
 const maxLocated = 20
 
-// inside words an error of an expression in template, a text of part, with its place.
+// inside returns err, of an expression in template, with its place. template is a text of part.
 func (r *Runner) inside(f *frame, part lang.Part, template, label string, err error) error {
 	offset := 0
 	bad, ok := errors.AsType[*expr.Error](err)
@@ -201,7 +201,7 @@ func (r *Runner) evalValue(f *frame, part lang.Part, v *structpb.Value, label st
 	}
 }
 
-// made is x as a value. Errors name it by label.
+// made converts x to a value. Errors call it label.
 func made(x any, label string) (expr.Value, error) {
 	v, err := expr.New(x)
 	if err != nil {
@@ -244,7 +244,7 @@ func (r *Runner) evalEnv(f *frame, env map[string]string) (layer, error) {
 	return set, nil
 }
 
-// scope returns the context that the references refs read in f.
+// scope returns the names that the references refs read in f.
 func (r *Runner) scope(f *frame, refs []expr.Reference) (expr.Scope, error) {
 	scope := expr.Scope{}
 	for _, ref := range refs {
@@ -290,7 +290,7 @@ func (r *Runner) name(f *frame, name string, refs []expr.Reference) (v expr.Valu
 	return v, true, err
 }
 
-// varsContext is the value of vars or job in f.
+// varsContext returns the value of vars or job in f.
 func (r *Runner) varsContext(f *frame, name string) (expr.Value, error) {
 	if len(f.requests) == 0 {
 		if name == "vars" {
@@ -304,7 +304,7 @@ func (r *Runner) varsContext(f *frame, name string) (expr.Value, error) {
 	return jobContext(r.knownVars(f))
 }
 
-// stepsContext is the value of steps: those finished steps that refs read.
+// stepsContext returns the value of steps, with the finished steps that refs read.
 func (f *frame) stepsContext(refs []expr.Reference) (expr.Value, error) {
 	context := map[string]any{}
 	for at := f; at != nil; at = at.outer {
@@ -323,7 +323,7 @@ func (f *frame) stepsContext(refs []expr.Reference) (expr.Value, error) {
 	return expr.New(context)
 }
 
-// addStep adds the step name to a context, unless an inner list has one of that name.
+// addStep adds the step name to a context, unless an inner list has a step of that name.
 func (f *frame) addStep(context map[string]any, name string) {
 	res, ran := f.ran[name]
 	if _, there := context[name]; !ran || there {

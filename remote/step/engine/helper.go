@@ -18,11 +18,12 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// ownProgram is the program that runs, whatever a build has put in the place of its file: a command's init starts it,
-// and that is this program too.
+// ownProgram is the running program, even if a build has replaced its file. It is the path in a command's init, which
+// is this program too.
 const ownProgram = "/proc/self/exe"
 
-// tokenVariable is the environment variable by which a command of this program gets its token. It is in no argument.
+// tokenVariable is the environment variable by which a command of this program gets its token. The token is in no
+// argument.
 const tokenVariable = "CI_JOB_TOKEN"
 
 // helperCall is a call of a built-in step that runs a command of this program.
@@ -31,10 +32,10 @@ type helperCall struct {
 	g    *frame
 	vars map[string]expr.Value // job variables
 	argv []expr.Value
-	err  error // the first
+	err  error // the first error
 }
 
-// helper makes cmd run the command of this program that the built-in step g stands for.
+// helper makes cmd run the command of this program that implements the built-in step g.
 func (r *Runner) helper(g *frame, cmd *proc.Command) ([]expr.Value, error) {
 	c := &helperCall{r: r, g: g, vars: r.knownVars(g)}
 	c.add(append([]string{r.cfg.Program}, g.def.GetExec().GetCommand()...)...)
@@ -52,7 +53,7 @@ func (r *Runner) helper(g *frame, cmd *proc.Command) ([]expr.Value, error) {
 		c.fail("the step %s is built in, and this program has no command for it", g.builtin)
 	}
 	if token != "" && c.err == nil {
-		cmd.Env = append(cmd.Env, tokenVariable+"="+token) // the last one of a name counts
+		cmd.Env = append(cmd.Env, tokenVariable+"="+token) // the last entry of a name counts
 		c.err = r.hide(token)
 	}
 	for _, arg := range c.argv {
@@ -162,7 +163,8 @@ func (c *helperCall) clone() (password string) {
 	return password
 }
 
-// server adds the address of the server, and returns the token for it. The job's token goes to the job's server alone.
+// server adds the address of the server, and returns the token for it. The job's token is used only for the job's own
+// server.
 func (c *helperCall) server() (token string) {
 	address := cmp.Or(c.text("url"), c.variable("CI_SERVER_URL"))
 	u, err := url.Parse(address)
@@ -241,8 +243,8 @@ func (c *helperCall) cache(cmd *proc.Command) {
 	}
 }
 
-// cacheDir returns the directory of the project's caches, in the user's cache directory: the project is that of the
-// server or, without one, the job's directory.
+// cacheDir returns the directory of the project's caches, in the user's cache directory. The project is that of the
+// server or, without a server, the job's directory.
 func (c *helperCall) cacheDir() string {
 	env := c.r.environment(c.g)
 	base := env["XDG_CACHE_HOME"].Text()
@@ -261,10 +263,10 @@ func (c *helperCall) cacheDir() string {
 	return filepath.Join(base, "stepmux-caches", fileName(project))
 }
 
-// longestName is the longest name that fileName keeps, in bytes.
+// longestName bounds the names that fileName keeps unchanged, in bytes.
 const longestName = 200
 
-// fileName returns the name of a file for any text that is not empty. Those of different texts differ.
+// fileName returns a file name for any text that is not empty. Different texts have different names.
 func fileName(text string) string {
 	name := url.PathEscape(text)
 	switch {
@@ -278,7 +280,7 @@ func fileName(text string) string {
 	}
 }
 
-// forgive turns a failure of cache/restore into the output that there was nothing to restore.
+// forgive turns a failure of cache/restore into the output of a cache that does not exist.
 func (r *Runner) forgive(g *frame, res *StepResult, o outcome) outcome {
 	itself := o.status == Failure && !o.system && o.code > 0 && o.code < exitNotExecutable
 	if g.builtin != lang.RestoreCacheStep || !itself {

@@ -7,7 +7,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// limit is a deadline, within the outer ones.
+// limit is a deadline inside outer deadlines.
 type limit struct {
 	outer *limit
 	at    time.Time
@@ -26,7 +26,7 @@ func limited(outer *limit, d *durationpb.Duration, label string) *limit {
 	}
 }
 
-// next returns the limit that is reached first; nil without limits.
+// next returns the limit that is reached first, or nil if there is no limit.
 func (l *limit) next() *limit {
 	first := l
 	for ; l != nil; l = l.outer {
@@ -37,5 +37,5 @@ func (l *limit) next() *limit {
 	return first
 }
 
-// extend sets the limit to d from now: time for the clean-up after it was reached.
+// extend sets the limit to d from now, as time for the clean-up after it was reached.
 func (l *limit) extend(d time.Duration) { l.at = time.Now().Add(d) }

@@ -16,7 +16,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// definitionFiles are the files that define a step, the one that is preferred first.
+// definitionFiles are the names of files that define a step. The first one is preferred.
 var definitionFiles = []string{"func.yml", "step.yml"}
 
 // maxCached bounds the texts whose definitions are kept, in bytes.
@@ -53,7 +53,7 @@ func (r *Runner) load(ctx context.Context, f *frame, ref *pb.Reference) (Found, 
 	}
 }
 
-// locate returns where a path of this machine is that stands in f.
+// locate returns the absolute path of a local path that stands in f.
 func (f *frame) locate(path string) (string, error) {
 	if !filepath.IsAbs(path) {
 		path = filepath.Join(f.dir, path)
@@ -66,7 +66,7 @@ func (f *frame) locate(path string) (string, error) {
 	return filepath.Clean(path), nil
 }
 
-// within checks that dir is root or below, also where symbolic links lead.
+// within checks that dir is root or below it, with symbolic links followed.
 func within(root, dir string) error {
 	real, err := filepath.EvalSymlinks(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -87,7 +87,7 @@ func within(root, dir string) error {
 	return errors.New("it is outside of the fetched component, and a fetched step cannot refer to that")
 }
 
-// find reads the definition in dir: from file or, if that is empty, from the first of definitionFiles that exists.
+// find reads the definition in dir: from file or, if file is empty, from the first of definitionFiles that exists.
 // Errors call the step name.
 func (r *Runner) find(dir, file, root, name string) (Found, error) {
 	candidates := []string{file}
@@ -97,7 +97,7 @@ func (r *Runner) find(dir, file, root, name string) (Found, error) {
 	for _, candidate := range candidates {
 		path := filepath.Join(dir, candidate)
 		open := r.cfg.Open
-		if root != "" { // it is fetched: no step can have changed it
+		if root != "" { // it is fetched, so no step has changed it
 			open = os.OpenFile
 		}
 		text, err := readFile(open, path)
@@ -123,9 +123,9 @@ func (r *Runner) find(dir, file, root, name string) (Found, error) {
 	return Found{}, fmt.Errorf("find step %s: %w", name, fs.ErrNotExist)
 }
 
-// readFile reads a text that can be the definition of a step.
+// readFile reads the text of a definition.
 func readFile(open func(string, int, fs.FileMode) (*os.File, error), path string) ([]byte, error) {
-	file, err := open(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO must not hold us
+	file, err := open(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // opening a FIFO must not block
 	if errors.Is(err, syscall.ENOTDIR) {
 		return nil, fs.ErrNotExist
 	}
@@ -143,7 +143,7 @@ func readFile(open func(string, int, fs.FileMode) (*os.File, error), path string
 	return io.ReadAll(io.LimitReader(file, lang.MaxText+1))
 }
 
-// compile compiles text, which was read from path and is called name in errors.
+// compile compiles text, the content of path. Errors call it name.
 func (l *loader) compile(path, name string, text []byte) cached {
 	if c, ok := l.files[path]; ok && bytes.Equal(c.text, text) {
 		return c

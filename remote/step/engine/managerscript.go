@@ -9,8 +9,8 @@ import (
 	"github.com/stepmux/stepmux/remote/step/expr"
 )
 
-// managerScript returns the shell script of a script_legacy step: its commands, each shown before it runs, as GitLab
-// Runner shows them.
+// managerScript returns the shell script of a script_legacy step. It shows each command before it runs, as GitLab
+// Runner does.
 func (r *Runner) managerScript(g *frame) (string, error) {
 	list := g.given
 	if list.Len() == 0 {
@@ -23,7 +23,7 @@ func (r *Runner) managerScript(g *frame) (string, error) {
 	}
 	var b strings.Builder
 	if dir, ok := r.knownVars(g)["RUNNER_TEMP_PROJECT_DIR"]; ok && dir.Text() != "" {
-		// The parts of a job pass variables to later ones in this file.
+		// The parts of a job pass variables to later parts in this file.
 		line, err := wire.Quote("export", "GITLAB_ENV="+dir.Text()+"/gitlab_runner_env")
 		if err != nil {
 			return "", err
@@ -50,7 +50,7 @@ unset stepmux_line
 fi
 `
 
-// scriptLook is how a script shows its commands.
+// scriptLook says how a script shows its commands.
 type scriptLook struct{ colours, sections, check bool }
 
 // write writes the command at index i of a script.

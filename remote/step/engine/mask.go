@@ -20,8 +20,8 @@ func (r *Runner) masked(w io.Writer) io.WriteCloser {
 	return r.cfg.Secrets.NewWriter(w)
 }
 
-// hide masks secret from now on, unless it is too short for that. If it cannot be masked for another reason, the error
-// says why: nobody may see it then.
+// hide masks secret from now on, unless it is too short for that. If masking fails for another reason, it returns the
+// error; then the text must not be shown.
 func (r *Runner) hide(secret string) error {
 	if err := r.cfg.Secrets.Add(secret); !errors.Is(err, mask.ErrShort) {
 		return err
@@ -54,7 +54,7 @@ func (r *Runner) hideValue(v expr.Value) error {
 	return r.hide(v.Text())
 }
 
-// taint marks each value that holds a secret as sensitive.
+// taint marks each value that contains a secret as sensitive.
 func (r *Runner) taint(values map[string]expr.Value) {
 	for name, v := range values {
 		if !v.Sensitive() && mask.Any(v, r.cfg.Secrets.Holds) {

@@ -17,20 +17,20 @@ import (
 )
 
 const (
-	// maxEntries is the most outputs or exports in one file.
+	// maxEntries bounds the outputs or exports in one file.
 	maxEntries = 10_000
-	// maxLevels is the deepest nesting of a value in a file.
+	// maxLevels bounds the nesting of a value in a file.
 	maxLevels = 64
-	// maxResults bounds the outputs and exports of all steps of a job, in bytes. They are kept until the job is
-	// forgotten.
+	// maxResults bounds the outputs and exports of all steps of a job, in bytes: they stay in memory as long as the job
+	// is kept.
 	maxResults = 32 << 20
 )
 
 // entries are the values in a file, by name.
 type entries map[string]expr.Value
 
-// parseEntries reads a file: a line for each value, as {"name": ..., "value": ...} or, in the dialect of
-// the blueprint, also as name=value. The last value of a name counts.
+// parseEntries reads a file with a line for each value: {"name": ..., "value": ...} or, in the blueprint's dialect,
+// also name=value. The last value of a name counts.
 func parseEntries(data []byte, v0 bool) (entries, error) {
 	if !utf8.Valid(data) {
 		return nil, errors.New("it is not valid UTF-8")
@@ -128,7 +128,7 @@ func decode(data []byte, into any) error {
 	return nil
 }
 
-// unquote reads the value of NAME=value as a shell would: with quotes around it or without.
+// unquote reads the value in NAME=value as a shell does, with or without quotes.
 func unquote(value string) (expr.Value, error) {
 	value = strings.TrimSpace(value)
 	if value == "" || value[0] != '"' && value[0] != '\'' {
@@ -166,13 +166,13 @@ func (f *files) outputs(spec *pb.Spec, dialect pb.Definition_Dialect) (map[strin
 	return lang.BindOutputs(spec, dialect, written)
 }
 
-// convert reads the values that were written as NAME=value by the types their outputs have.
+// convert converts the values that were written as NAME=value to the types of their outputs.
 func (e entries) convert(spec *pb.Spec) {
 	for name, v := range e {
 		if v.Kind() != expr.String {
 			continue
 		}
-		switch spec.GetSpec().GetOutputs()[name].GetType() { //nolint:exhaustive // a text stays one for other types
+		switch spec.GetSpec().GetOutputs()[name].GetType() { //nolint:exhaustive // other types keep the text
 		case pb.Spec_number, pb.Spec_bool, pb.Spec_struct, pb.Spec_list:
 			if typed, err := parseValue([]byte(v.Text())); err == nil {
 				e[name] = typed
@@ -181,8 +181,8 @@ func (e entries) convert(spec *pb.Spec) {
 	}
 }
 
-// delegated reads the outputs of a command that gives those of another step: its file holds the result
-// of that.
+// delegated reads the outputs of a command that passes on the outputs of another step: its file holds the result of
+// that step.
 func delegated(data []byte) (map[string]expr.Value, error) {
 	var result struct {
 		Outputs map[string]json.RawMessage `json:"outputs"`
@@ -202,8 +202,8 @@ func delegated(data []byte) (map[string]expr.Value, error) {
 	return outputs, nil
 }
 
-// exports returns the exports that the command of a step wrote to its file. policy is for those that are unsafe; there
-// is a warning for each that it drops.
+// exports returns the exports that the command of a step wrote to its file. policy says how to treat unsafe ones.
+// dropped has a warning for each export that was left out.
 func (f *files) exports(v0 bool, policy UnsafeExports) (exports map[string]expr.Value, dropped []string, err error) {
 	data, err := f.read("export")
 	if err != nil {
@@ -250,7 +250,7 @@ func exported(name string, v expr.Value) (expr.Value, error) {
 	return text, err
 }
 
-// together joins errs in one line; nil without errors.
+// together joins errs in one line. It returns nil if there are no errors.
 func together(errs ...error) error {
 	err := errors.Join(errs...)
 	if err == nil {
@@ -259,7 +259,7 @@ func together(errs ...error) error {
 	return errors.New(strings.ReplaceAll(err.Error(), "\n", "; "))
 }
 
-// size is about how many bytes values take in memory.
+// size estimates the memory of values, in bytes.
 func size(values map[string]expr.Value) (n int) {
 	for name, v := range values {
 		n += len(name) + sizeOf(v)

@@ -10,19 +10,19 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// UnsafeExports is what becomes of an export that changes every later program, such as LD_PRELOAD.
+// UnsafeExports says how to treat an export that changes every later program, such as LD_PRELOAD.
 type UnsafeExports int
 
 // The values of UnsafeExports.
 const (
 	DropUnsafe   UnsafeExports = iota // it is left out, with a warning
 	RefuseUnsafe                      // it fails its step
-	AllowUnsafe                       // it is an export as any other
+	AllowUnsafe                       // it is treated as any other export
 )
 
 var unsafePolicies = []string{DropUnsafe: "drop", RefuseUnsafe: "refuse", AllowUnsafe: "allow"}
 
-// String returns the policy as a flag has it: drop, refuse or allow.
+// String returns the policy as in a flag: drop, refuse or allow.
 func (u UnsafeExports) String() string { return unsafePolicies[u] }
 
 // ParseUnsafeExports returns the policy of that name.
@@ -34,19 +34,19 @@ func ParseUnsafeExports(text string) (UnsafeExports, error) {
 	return UnsafeExports(i), nil
 }
 
-// unsafeExports are variables that change every later program, or the runner's own variables of the blueprint's
+// unsafeExports are the variables that change every later program, and the runner's own variables in the blueprint's
 // dialect.
 var unsafeExports = map[string]bool{
 	"LD_PRELOAD": true, "LD_AUDIT": true, "BASH_ENV": true, "SHELLOPTS": true, "BASHOPTS": true,
 	"OUTPUT_FILE": true, "ENV_FILE": true, "STEP_RUNNER_OUTPUT": true, "STEP_RUNNER_ENV": true, "STEP_JSON": true,
 }
 
-// PassEnv says which variables of the runner's own environment reach the steps. The zero value passes those that tell
-// of the machine, the user, and the proxies of the network.
+// PassEnv says which variables of the runner's own environment reach the steps. The zero value passes variables that
+// describe the machine, the user, and the proxies of the network.
 type PassEnv struct {
-	// Base is the set of variables that pass whatever their names.
+	// Base is the set of variables that pass, whatever Names has.
 	Base passBase
-	// Names pass in addition.
+	// Names are more variables that pass.
 	Names []string
 }
 
@@ -55,12 +55,12 @@ type passBase int
 
 // The values of passBase.
 const (
-	PassBasic passBase = iota // those that tell of the machine, the user and the proxies
-	PassAll                   // all but those that look like secrets by their names, and URLs with a password
-	PassNone                  // none
+	PassBasic passBase = iota // variables that describe the machine, the user and the proxies
+	PassAll                   // all except URLs with a password and names that look like secrets
+	PassNone                  // no variables
 )
 
-// ParsePassEnv reads a policy from the values of a flag: names of variables, and all or none.
+// ParsePassEnv reads a policy from the values of a flag: names of variables, and the words all and none.
 func ParsePassEnv(values []string) (PassEnv, error) {
 	var p PassEnv
 	for _, value := range values {
@@ -93,13 +93,13 @@ func (p PassEnv) passes(name, value string) bool {
 	}
 }
 
-// secretWords are the words of names of secrets. The words of a name are separated by underscores.
+// secretWords are words in the names of secrets. Underscores separate the words of a name.
 var secretWords = []string{
 	"TOKEN", "SECRET", "SECRETS", "PASSWORD", "PASSWD", "PASS", "PASSPHRASE", "PASSCODE", "PWD", "CREDENTIAL",
 	"CREDENTIALS", "KEY", "APIKEY", "JWT", "AUTH", "COOKIE", "PRIVATE", "SALT", "DSN",
 }
 
-// secretEnds are words of secrets that other words are often joined to, as in GITLABTOKEN.
+// secretEnds are words of secrets that are often joined to the word before, as in GITLABTOKEN.
 var secretEnds = []string{"TOKEN", "TOKENS", "SECRET", "SECRETS", "PASSWORD", "PASSPHRASE", "APIKEY"}
 
 // looksSecret reports whether name looks like the name of a variable with a secret. PWD and OLDPWD are directories.

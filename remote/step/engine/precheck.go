@@ -11,33 +11,33 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// prechecked is how many levels of local steps are looked at before the first step runs.
+// prechecked is how many levels of local steps are checked before the first step runs.
 const prechecked = 2
 
-// precheck finds mistakes in the steps that f refers to before any of them runs: a job fails in milliseconds, not
-// after an hour. Missing files are no mistake yet: an earlier step may create them.
+// precheck finds mistakes in the steps that f refers to before the first step runs. So a job fails in milliseconds, not
+// after an hour. A missing file is no mistake yet: an earlier step may create it.
 func (r *Runner) precheck(ctx context.Context, f *frame) error {
 	c := &checker{r: r, done: map[*pb.Definition]bool{}, found: map[string]Found{}, may: true}
 	return c.check(ctx, f, 0)
 }
 
-// Check finds mistakes in the local steps that def refers to, as a run finds them before its first step. def is a job
-// in dir, or the definition of a step in dir. A missing step is a mistake too, if it is sure to run and no step before
-// it can have made it.
+// Check finds the mistakes in the local steps of def that a run would find before its first step. def is a job in dir,
+// or the definition of a step in dir. A missing step is a mistake, too, if it certainly runs and no step before it can
+// have made it.
 func Check(ctx context.Context, def *pb.Definition, dir string) error {
 	c := &checker{r: New(Config{Definition: def}), done: map[*pb.Definition]bool{}, found: map[string]Found{}}
 	return c.check(ctx, &frame{def: def, dir: dir}, 0)
 }
 
-// maxPrechecked is the most steps that are looked at.
+// maxPrechecked bounds the number of steps that are checked.
 const maxPrechecked = 2 * maxRun
 
 type checker struct {
 	r     *Runner
-	count int                     // of the steps looked at
-	done  map[*pb.Definition]bool // what was looked at, on the first level
-	found map[string]Found        // by where it was looked for
-	// may tells that a missing step is no mistake: an earlier step may make it, or it may be skipped.
+	count int                     // of checked steps
+	done  map[*pb.Definition]bool // the checked definitions of the first level
+	found map[string]Found        // by the searched path
+	// may says that a missing step is no mistake: an earlier step may make it, or it may be skipped.
 	may bool
 }
 
@@ -49,7 +49,7 @@ func (c *checker) check(ctx context.Context, f *frame, level int) error {
 		if err := c.checkStep(ctx, f, s, level); err != nil {
 			return fmt.Errorf("step %q: %w", s.GetName(), err)
 		}
-		if s.GetDefinition().GetType() != pb.DefinitionType_steps { // its steps were looked at
+		if s.GetDefinition().GetType() != pb.DefinitionType_steps { // the steps of a list were checked
 			c.may = true
 		}
 	}
@@ -79,7 +79,7 @@ func (c *checker) checkStep(ctx context.Context, f *frame, s *pb.Step, level int
 	return c.check(ctx, &frame{def: found.Definition, dir: found.Dir, root: found.Root}, level+1)
 }
 
-// load is the runner's, once for each step.
+// load is Runner.load, once for each step.
 func (c *checker) load(ctx context.Context, f *frame, ref *pb.Reference) (Found, error) {
 	key := strings.Join([]string{f.dir, ref.GetProtocol().String(), ref.GetPath(), ref.GetFile()}, "\x00")
 	if found, ok := c.found[key]; ok {

@@ -11,14 +11,14 @@ import (
 	"github.com/stepmux/stepmux/remote/step/expr"
 )
 
-// Status is how far a step or a job has come.
+// Status is the state of a step or a job.
 type Status int
 
 // The values of Status.
 const (
 	Running   Status = iota + 1
-	Success          // it ended well
-	Failure          // it did not
+	Success          // it succeeded
+	Failure          // it failed
 	Cancelled        // it was stopped
 	Skipped          // the step never ran
 )
@@ -42,35 +42,35 @@ const (
 // StepResult is the state of one step.
 type StepResult struct {
 	Name string
-	// Path has the names of the steps that lead to this one, itself the last.
+	// Path has the names of the steps that lead to this one. The last name is its own.
 	Path []string
 	// Kind is set once the step starts, if its definition was found.
 	Kind   Kind
 	Status Status
-	// ExitCode is the process's exit status; 128 plus the signal's number when a signal ended it; 127
-	// when there was no such program, 126 when it could not be executed. 0 when no process told. Of a
-	// sequence it is that of the step that failed it.
+	// ExitCode is the process's exit status; 128 plus the signal's number if a signal ended it; 127 if there was no
+	// such program; 126 if it could not be executed; 0 without an exit status. For a sequence it is the code of the
+	// step that failed it.
 	ExitCode int
-	// System tells that this machine or the step runner failed, not the step. The Status is Failure then.
+	// System says that this machine or the step runner failed, not the step. Then the Status is Failure.
 	System bool
-	// Message says why the step did not succeed. If its process did not, it ends in "exit status N".
+	// Message says why the step failed. If its process failed, it ends with "exit status N".
 	Message string
 	// Warnings are problems that did not fail the step.
 	Warnings []string
-	// Started and Finished are zero if that has not happened.
+	// Started and Finished are zero until then.
 	Started, Finished time.Time
 	// Source is the fetched source of the step, if there is one. Do not change it.
 	Source *component.Source
-	// Outputs and Exports are set also if the step failed after it wrote them. Do not change them.
+	// Outputs and Exports are also set if the step failed after it wrote them. Do not change them.
 	Outputs, Exports map[string]expr.Value
-	// Annotations are remarks about files of the project, and Summary is a text in Markdown; both of actions.
+	// Annotations are remarks about files of the project, and Summary is a text in Markdown. Only actions have them.
 	Annotations []annotation.Annotation
 	Summary     string
-	// Steps are those of a sequence. Observe gets results without them.
+	// Steps are the steps of a sequence. The results in Observe do not have them.
 	Steps []StepResult
 }
 
-// maxWarnings is the most warnings that a step keeps.
+// maxWarnings bounds the warnings that a step keeps.
 const maxWarnings = 20
 
 // warn adds a warning.
@@ -89,27 +89,27 @@ func (s *StepResult) addWarnings(list []string) {
 	}
 }
 
-// Result is how a job ended, or a step of another language.
+// Result is the end of a job, or of a step of another language.
 type Result struct {
 	// Status is Success, Failure or Cancelled.
 	Status Status
-	// ExitCode and Message are those of the step that failed the job. The code is 0 without such a step, also when
-	// the job was stopped.
+	// ExitCode and Message are those of the step that failed the job. The code is 0 if no step did, also if the job was
+	// stopped.
 	ExitCode int
 	Message  string
-	// TimedOut tells that the job's time was up. The Status is Failure then.
+	// TimedOut says that the job reached its time limit. Then the Status is Failure.
 	TimedOut bool
-	// Invalid tells that the job was found to be wrong before its first step. The Status is Failure then.
+	// Invalid says that a mistake in the job was found before its first step. Then the Status is Failure.
 	Invalid bool
-	// System tells that this machine or the step runner failed, not the job. The Status is Failure then.
+	// System says that this machine or the step runner failed, not the job. Then the Status is Failure.
 	System bool
-	// Outputs are those of the job, Exports all that its steps exported and that was passed on.
+	// Outputs are the job's outputs. Exports are all variables that its steps have exported to later ones.
 	Outputs, Exports map[string]expr.Value
-	// Steps has all steps of the job in their order, also those that never ran.
+	// Steps has all steps of the job in their order, even if they did not run.
 	Steps []StepResult
 }
 
-// NotRun returns the results of def's steps before any of them has run.
+// NotRun returns the results of def's steps before the first one has run.
 func NotRun(def *pb.Definition) []StepResult { return notRun(def, nil) }
 
 func notRun(def *pb.Definition, path []string) []StepResult {
@@ -120,7 +120,7 @@ func notRun(def *pb.Definition, path []string) []StepResult {
 	return results
 }
 
-// abort marks the steps that run as failed.
+// abort marks the running steps as failed.
 func abort(results []StepResult) {
 	for i := range results {
 		if results[i].Status == Running {

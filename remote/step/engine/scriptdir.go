@@ -11,9 +11,9 @@ import (
 	"github.com/stepmux/stepmux/internal/rmtree"
 )
 
-// scriptDir is Place.ScriptDir, held open from before the first step. A step can move that directory and put a link in
-// its place. By its path we would then write, read and remove files where the step itself may not: we are outside the
-// walls that hold the step's processes.
+// scriptDir is Place.ScriptDir, open since before the first step. A step can move that directory and put a link in its
+// place. We are outside of the isolation of the step's processes: by the path we would then write, read and remove
+// files that the step cannot reach.
 type scriptDir struct {
 	path string
 	root *os.Root
@@ -45,7 +45,7 @@ func createNew(in *os.Root, name string) (*os.File, error) {
 	return in.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 }
 
-// read returns the content of a file that a step has written. Most are empty, and need not be opened.
+// read returns the content of a file that a step has written. It does not open empty files, and most of them are empty.
 func (d scriptDir) read(name string) ([]byte, error) {
 	if d.err == nil {
 		if info, err := d.root.Lstat(name); err == nil && info.Mode().IsRegular() && info.Size() == 0 {
@@ -66,8 +66,8 @@ func (d scriptDir) open(name string) (*os.File, error) {
 	return d.root.OpenFile(name, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 }
 
-// write writes text to a new file that only its owner can read. Errors name it by label. The file of an earlier step
-// still exists if the file system was read-only when that step ended.
+// write writes text to a new file that only its owner can read. Errors call it label. If the file system was read-only
+// when an earlier step ended, the file of that step still exists.
 func (d scriptDir) write(name, text, label string) error {
 	if d.err != nil {
 		return fmt.Errorf("create %s: %w", label, d.err)
@@ -92,7 +92,7 @@ func (d scriptDir) write(name, text, label string) error {
 	return nil
 }
 
-// remove removes an entry and all below it. Entries that resist go with the directory.
+// remove removes an entry and all below it. If some cannot be removed, they are removed with the directory.
 func (d scriptDir) remove(name string) {
 	if d.err == nil {
 		_ = rmtree.RemoveEntry(d.root, name)
@@ -101,6 +101,6 @@ func (d scriptDir) remove(name string) {
 
 func (d scriptDir) close() {
 	if d.err == nil {
-		_ = d.root.Close() // it was not written to
+		_ = d.root.Close() // nothing was written to it
 	}
 }

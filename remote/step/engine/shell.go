@@ -10,8 +10,8 @@ import (
 
 var errNoShell = errors.New("no shell")
 
-// shell returns the path of the shell for scripts: wanted or, if that is empty, bash, or else sh. It looks in the PATH
-// of env, the step's environment; relative entries of that are below dir.
+// shell returns the path of the shell for scripts: wanted or, if wanted is empty, bash, or else sh. It searches the
+// PATH in env, the step's environment. Relative entries of PATH are below dir.
 func shell(wanted, dir string, env []string) (string, error) {
 	names := []string{"bash", "sh"}
 	if wanted != "" {

@@ -12,9 +12,9 @@ import (
 	"github.com/stepmux/stepmux/internal/rmtree"
 )
 
-// Most steps leave their command files empty. To make and to remove these for each step costs more than a short step on
-// a disk, so an earlier step's directory gets a new name for the next one. No step can tell: a file that has content,
-// another mode or another name, or that a process of the earlier step has open, is replaced by a new one.
+// Most steps leave their command files empty. On a disk, to make and remove these files costs more than a short step.
+// So an earlier step's directory gets a new name and is used again. No step can notice: a file is replaced by a new one
+// if it has content, another mode or another name, or if a process of the earlier step has it open.
 
 // makeFiles makes the directory name with empty files, for a part.
 func (r *Runner) makeFiles(name string, files []string) error {
@@ -66,14 +66,14 @@ func (d scriptDir) openDir(name string) (*os.Root, *os.File, error) {
 	}
 	dir, err := root.Open(".")
 	if err != nil {
-		_ = root.Close() // it was not written to
+		_ = root.Close() // nothing was written to it
 		return nil, nil, err
 	}
 	return root, dir, nil
 }
 
-// retire removes what is in the directory name, but for those of files that are empty, and keeps it for a later part.
-// If it cannot, or keeps one already, it removes the directory.
+// retire removes all entries of the directory name, except for those of files that are empty, and keeps the directory
+// for a later part. If that fails, or it keeps one already, it removes the directory.
 func (r *Runner) retire(name string, files []string) {
 	d := r.scripts
 	if r.spare != "" || d.err != nil || !d.clear(name, files) {
@@ -83,10 +83,10 @@ func (r *Runner) retire(name string, files []string) {
 	r.spare = name
 }
 
-// maxLeft is the most entries of a directory that clear looks at.
+// maxLeft bounds the entries of a directory that clear looks at.
 const maxLeft = 64
 
-// clear removes what is in the directory name but for those of files that are as they were made.
+// clear removes all entries of the directory name, except for those of files that are unchanged.
 func (d scriptDir) clear(name string, files []string) bool {
 	if info, err := d.root.Lstat(name); err != nil || info.Mode() != fs.ModeDir|0o700 {
 		return false
@@ -119,14 +119,14 @@ func isEmpty(st *unix.Stat_t) bool {
 	return st.Mode == unix.S_IFREG|0o600 && st.Size == 0 && st.Nlink == 1 && int(st.Uid) == os.Geteuid()
 }
 
-// isUnused reports whether a file is as createNew makes it, and no process has it open: the system grants a lease for
-// writing only then. Nobody can open it by its path while it is looked at, as its directory has a new name.
+// isUnused reports whether a file is as createNew makes it and no process has it open: only then the system grants a
+// lease for writing. No process can open it by its path meanwhile, because its directory has a new name.
 func isUnused(dir *os.File, name string) bool {
 	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return false
 	}
-	defer func() { _ = unix.Close(fd) }() // ends the lease; it was not written to
+	defer func() { _ = unix.Close(fd) }() // ends the lease; nothing was written
 	var st unix.Stat_t
 	if unix.Fstat(fd, &st) != nil || !isEmpty(&st) {
 		return false

@@ -15,7 +15,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// sequence runs the steps of f, and records the ends of them in results.
+// sequence runs the steps of f, and records their ends in results.
 func (r *Runner) sequence(ctx context.Context, f *frame, results []StepResult) {
 	for i, s := range f.def.GetSteps() {
 		res := &results[i]
@@ -31,24 +31,24 @@ func (r *Runner) sequence(ctx context.Context, f *frame, results []StepResult) {
 	}
 }
 
-// mayFail reports whether a step that failed leaves the job as it is.
+// mayFail reports whether the job goes on as if the failed step had succeeded.
 func (r *Runner) mayFail(res *StepResult) bool {
 	return len(res.Path) == 1 && slices.Contains(r.cfg.MayFail, res.Name)
 }
 
-// outcome is how a step ended.
+// outcome is the end of a step.
 type outcome struct {
 	status Status
 	code   int
-	why    string // empty if it ended well
-	system bool   // it is the machine's failure, or the step runner's
+	why    string // empty if it succeeded
+	system bool   // the machine or the step runner failed
 }
 
 func failed(err error) outcome {
 	return outcome{status: Failure, why: err.Error(), system: proc.MachineFailed(err)}
 }
 
-// outcome is how a step ended that was stopped.
+// outcome returns the end of a step that was stopped.
 func (s *stop) outcome(code int) outcome {
 	o := outcome{status: Cancelled, code: code, why: s.message}
 	if s.timedOut {
@@ -57,10 +57,10 @@ func (s *stop) outcome(code int) outcome {
 	return o
 }
 
-// runStep runs one step to its end and records that in res.
+// runStep runs one step to its end and records its end in res.
 func (r *Runner) runStep(ctx context.Context, f *frame, s *pb.Step, res *StepResult, after bool) {
 	if s.GetCondition() != "" {
-		delete(f.ran, res.Name) // it does not know itself
+		delete(f.ran, res.Name) // its own result is not visible to it
 		wanted, err := r.condition(f.at(s), s.GetCondition())
 		f.ran[res.Name] = res
 		if err != nil {
@@ -78,13 +78,13 @@ func (r *Runner) runStep(ctx context.Context, f *frame, s *pb.Step, res *StepRes
 	r.finish(res, r.call(ctx, f, s, res, after))
 }
 
-// announce tells that a step runs.
+// announce reports that a step runs.
 func (r *Runner) announce(res *StepResult, kind Kind) {
 	res.Status, res.Kind = Running, kind
 	r.observe(res)
 }
 
-// observe tells the state of res, without the steps below it.
+// observe reports the state of res, without the steps below it.
 func (r *Runner) observe(res *StepResult) {
 	seen := *res
 	seen.Steps = nil
@@ -122,7 +122,7 @@ func (r *Runner) call(ctx context.Context, f *frame, s *pb.Step, res *StepResult
 	if len(res.Path) > maxCalls {
 		return failed(fmt.Errorf("the steps call each other beyond a depth of %d; does one of them call itself?", maxCalls))
 	}
-	delete(f.ran, res.Name) // while it is under way it does not know itself
+	delete(f.ran, res.Name) // its own result is not visible to it while it runs
 	defer func() { f.ran[res.Name] = res }()
 	g, err := r.prepare(ctx, f, s, res)
 	switch stopped := r.stopping(); {
@@ -145,7 +145,7 @@ func (r *Runner) call(ctx context.Context, f *frame, s *pb.Step, res *StepResult
 	return r.runSequence(ctx, g, res)
 }
 
-// prepare makes the frame that a step runs in.
+// prepare makes the frame of a step.
 func (r *Runner) prepare(ctx context.Context, f *frame, s *pb.Step, res *StepResult) (*frame, error) {
 	r.serial++
 	own := &files{in: r.scripts, name: fmt.Sprintf("step-%d", r.serial)}
@@ -187,14 +187,14 @@ func (r *Runner) prepare(ctx context.Context, f *frame, s *pb.Step, res *StepRes
 	return g, nil
 }
 
-// prepared describes the step s, whose frame is f. set is the environment that it sets.
+// prepared describes the step s, whose frame is f. set is the environment that the step sets.
 func (f *frame) prepared(s *pb.Step, set []layer) Prepared {
 	p := Prepared{Definition: f.def, Script: f.isScript(), Env: set}
 	if f.files != nil {
 		p.FilesDir = f.files.in.join(f.files.name)
 	}
 	switch {
-	case s.GetDefinition() != nil: // it has no inputs of its own
+	case s.GetDefinition() != nil: // an inline definition has no inputs of its own
 	case f.isScript():
 		p.Inputs = maps.Clone(f.inputs)
 		p.Inputs[inputScript] = f.given
@@ -207,7 +207,7 @@ func (f *frame) prepared(s *pb.Step, set []layer) Prepared {
 	return p
 }
 
-// enter makes g the frame of the step that s, which is in c, refers to, and takes note of its source in res.
+// enter makes g the frame of the step that s, in c, refers to, and records its source in res.
 func (r *Runner) enter(ctx context.Context, c, g *frame, s *pb.Step, res *StepResult) error {
 	inputs := s.GetInputs()
 	script, literal := literalScript(s)
@@ -277,7 +277,7 @@ func (r *Runner) enter(ctx context.Context, c, g *frame, s *pb.Step, res *StepRe
 	return nil
 }
 
-// hideInputs masks sensitive inputs, which were made of given.
+// hideInputs masks sensitive inputs, which were made from given.
 func (r *Runner) hideInputs(inputs, given map[string]expr.Value) error {
 	for name, v := range inputs {
 		// Masks the secret parts of a derived value and leaves the rest readable.
@@ -291,7 +291,7 @@ func (r *Runner) hideInputs(inputs, given map[string]expr.Value) error {
 	return nil
 }
 
-// restrict hides everything from f that spec does not request.
+// restrict hides all variables from f that spec does not request.
 func (f *frame) restrict(spec *pb.Spec) {
 	if req := spec.GetSpec().GetRequests(); req != nil {
 		f.requests = append(slices.Clip(f.requests), req)
@@ -304,8 +304,7 @@ const (
 	inputShell  = "shell"
 )
 
-// literalScript returns the script that a step runs, if it has no expressions. It has no limit of length
-// then, as a value has.
+// literalScript returns the script of a step if it has no expressions. Then its length has no limit, which a value has.
 func literalScript(s *pb.Step) (string, bool) {
 	script, ok := s.GetInputs()[inputScript].GetKind().(*structpb.Value_StringValue)
 	if !ok || s.GetReference().GetProtocol() != pb.Reference_builtin {
@@ -407,7 +406,7 @@ func (r *Runner) bindOutputs(
 	return outputs, warnings, err
 }
 
-// give counts the outputs and exports of a step.
+// give counts the outputs and exports of a step. The error says that the job has too many.
 func (r *Runner) give(values ...map[string]expr.Value) error {
 	for _, given := range values {
 		r.given += size(given)

@@ -2,17 +2,18 @@ package engine
 
 import "time"
 
-// stop is why a job was stopped. It does not change.
+// stop says why a job was stopped. It does not change.
 type stop struct {
 	message  string
 	timedOut bool
-	killAt   time.Time // what is left of the step then is killed
+	killAt   time.Time // when the rest of the step is killed
 }
 
-// Stop ends the job: the process group of the step that runs gets SIGTERM and, after grace, SIGKILL
-// with all its descendants; of the steps after it only those run that always do. message says why.
-// Stop does not wait; Run returns when all is done. It may be called at any time, again too: a later
-// call can only shorten the time until SIGKILL. To cut short the steps that always run, end Run's ctx.
+// Stop ends the job. The process group of the running step gets SIGTERM and, after grace, SIGKILL with all its
+// descendants. Of the later steps only those run that always run. message says why.
+//
+// Stop does not wait; Run returns when all is done. It may be called at any time, and again: a later call can only
+// shorten the time until SIGKILL. To cut short the steps that always run, end Run's ctx.
 func (r *Runner) Stop(message string, grace time.Duration) {
 	r.stop(&stop{message: message}, grace)
 }
@@ -40,8 +41,8 @@ func (r *Runner) stopping() *stop {
 	return r.stopped
 }
 
-// attach lets Stop end what the step does now, its process or its fetch, by end, unless the step runs because the job
-// was stopped. If Stop came before, attach calls end at once.
+// attach lets Stop end the present work of the step, its process or its fetch, by end. It does nothing if the step runs
+// although the job was stopped. If Stop came before, attach calls end at once.
 func (r *Runner) attach(end func(*stop)) {
 	if r.after != nil {
 		return
@@ -54,7 +55,7 @@ func (r *Runner) attach(end func(*stop)) {
 	}
 }
 
-// release undoes attach. It returns why the job was stopped if that ended the step.
+// release undoes attach. If a stop ended the step, it returns that.
 func (r *Runner) release() *stop {
 	r.mu.Lock()
 	defer r.mu.Unlock()

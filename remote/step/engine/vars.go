@@ -12,12 +12,12 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// Variable is a job variable: expressions know it, the environment of a step does not.
+// Variable is a job variable. Expressions can read it; it is not in the environment of a step.
 type Variable struct {
 	// Key matches [A-Za-z_][A-Za-z0-9_]*.
 	Key   string
 	Value string
-	// File says that steps get the path of a file with the value.
+	// File says that steps get the path of a file that has the value.
 	File bool
 	// Masked says that the value is a secret.
 	Masked bool
@@ -29,8 +29,8 @@ var secrets = []string{
 	"CI_JOB_TOKEN", "CI_REGISTRY_PASSWORD",
 }
 
-// EnvironmentVars returns the variables in environ, which has the form of [os.Environ], as job variables, but for those
-// named without. Those that are known to hold secrets are masked, and those named masked.
+// EnvironmentVars returns the variables in environ, which has the form of [os.Environ], as job variables, except for
+// those in without. It masks variables that are known to hold secrets, and those in masked.
 func EnvironmentVars(environ, masked []string, without ...string) (vars []Variable) {
 	seen := map[string]bool{}
 	for _, name := range without {
@@ -51,7 +51,7 @@ func EnvironmentVars(environ, masked []string, without ...string) (vars []Variab
 // varsDir is the directory of the files of variables.
 const varsDir = "vars"
 
-// predefined are the variables a job is described by, where the context job has them.
+// predefined are the variables that describe a job, and their places in the context job.
 var predefined = []struct{ variable, group, key string }{
 	{"CI_JOB_ID", "", "id"},
 	{"CI_JOB_NAME", "", "name"},
@@ -61,7 +61,7 @@ var predefined = []struct{ variable, group, key string }{
 	{"CI_PIPELINE_ID", "pipeline", "id"},
 }
 
-// variables makes the values of the job's variables, and the files of those that have one.
+// variables returns the values of the job's variables, and makes the files of file variables.
 func (r *Runner) variables() (map[string]expr.Value, error) {
 	values := make(map[string]expr.Value, len(r.cfg.Vars))
 	for _, v := range r.cfg.Vars {
@@ -102,7 +102,7 @@ func (r *Runner) writeVariable(v Variable) (string, error) {
 	return r.scripts.join(name), r.scripts.write(name, v.Value, "variable "+v.Key)
 }
 
-// jobContext is the value of job in expressions: the variables and, under the names of the blueprint, the description
+// jobContext returns the value of job in expressions: the variables and, under the blueprint's names, the description
 // of the job.
 func jobContext(vars map[string]expr.Value) (expr.Value, error) {
 	context := description(vars)
@@ -113,7 +113,7 @@ func jobContext(vars map[string]expr.Value) (expr.Value, error) {
 	return expr.New(context)
 }
 
-// description is the part of job that the predefined variables describe.
+// description is the part of job that comes from the predefined variables.
 func description(vars map[string]expr.Value) map[string]any {
 	about := map[string]any{}
 	for _, p := range predefined {
@@ -134,7 +134,7 @@ func description(vars map[string]expr.Value) map[string]any {
 	return about
 }
 
-// describing names the predefined variables that tell the part of the job's description at path.
+// describing returns the predefined variables that make the part of the job's description at path.
 func describing(path []string) (names []string) {
 	for _, p := range predefined {
 		if len(path) == 0 || cmp.Or(p.group, p.key) == path[0] {
@@ -144,7 +144,7 @@ func describing(path []string) (names []string) {
 	return names
 }
 
-// tellReads tells which variables expressions with the references refs may read.
+// tellReads reports the variables that expressions with the references refs may read.
 func (r *Runner) tellReads(refs []expr.Reference) {
 	for _, ref := range refs {
 		if path := ref.Path; len(path) > 0 && (path[0] == "vars" || path[0] == "job") {
@@ -153,7 +153,7 @@ func (r *Runner) tellReads(refs []expr.Reference) {
 	}
 }
 
-// readsOf names the variables that an expression may read by path in the context vars or job.
+// readsOf returns the variables that an expression may read by path in the context vars or job.
 func (r *Runner) readsOf(context string, path []string) []string {
 	variables := context == "job" && len(path) > 0 && path[0] == "variables"
 	if variables && len(path) > 1 {

@@ -31,8 +31,8 @@ func (n *access) follow(r *run, v Value, i int) Value {
 	return v.MarkLike(index)
 }
 
-// child returns the value of v at key. written tells that the key is written in the expression. A computed key may be a
-// secret.
+// child returns the value of v at key. written says that the key stands in the expression. A computed key may be a
+// secret, so errors do not quote it.
 func (n *access) child(r *run, v Value, i int, key string, written bool) Value {
 	at := n.links[i].at
 	child, found := v.Get(key)

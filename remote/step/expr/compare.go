@@ -13,8 +13,8 @@ func equal(a, b Value) bool {
 	return c == 0 && err == nil
 }
 
-// order returns -1, 0 or +1 if a comes before, with or after b. The first items that differ order arrays. Objects are
-// ordered by their length, then their keys, then their values. Values of different kinds are an error.
+// order returns -1, 0 or +1 if a comes before, with or after b. Arrays are ordered by the first items that differ.
+// Objects are ordered by their length, then their keys, then their values. Values of different kinds are an error.
 func order(a, b Value) (int, error) {
 	if a.kind != b.kind {
 		return 0, fmt.Errorf("%s and %s have no order", a.kind.phrase(), b.kind.phrase())

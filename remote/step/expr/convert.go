@@ -18,7 +18,7 @@ func New(x any) (Value, error) {
 	return new(converter).convert(x, 0)
 }
 
-// converter counts the converted bytes, because shared or cyclic values could exceed the memory.
+// converter counts the converted bytes, because shared or cyclic values could otherwise exceed the memory.
 type converter struct{ size int }
 
 func (c *converter) convert(x any, depth int) (Value, error) {
@@ -125,8 +125,8 @@ func convertMap[T any](c *converter, x map[string]T, depth int) (Value, error) {
 	return newObject(fields)
 }
 
-// Proto returns the value as a new message. The message does not tell that a value is sensitive, and has only UTF-8:
-// other bytes become U+FFFD.
+// Proto returns the value as a new message. The message loses the mark of a sensitive value, and has only UTF-8: other
+// bytes become U+FFFD.
 func (v Value) Proto() *structpb.Value {
 	p, err := structpb.NewValue(v.plain(func(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }))
 	if err != nil {
@@ -135,10 +135,10 @@ func (v Value) Proto() *structpb.Value {
 	return p
 }
 
-// Any returns the value as a nil, bool, float64, string, or a new []any or map[string]any.
+// Any returns the value as nil, a bool, float64 or string, or a new []any or map[string]any.
 func (v Value) Any() any { return v.plain(func(s string) string { return s }) }
 
-// plain is Any with its strings, but not the keys, replaced by those that str returns.
+// plain is Any with str applied to its strings, but not to the keys.
 func (v Value) plain(str func(string) string) any {
 	switch v.kind {
 	case Boolean:

@@ -1,9 +1,9 @@
-// Package expr is the language of expressions between ${{ and }}: it parses expressions, and texts that have some, and
-// computes their values.
+// Package expr is the language of expressions between ${{ and }}: it parses expressions, and texts that contain some,
+// and computes their values.
 //
 // [ParseTemplate] parses a text with any number of expressions, [Parse] a single expression without its brackets. Both
-// report every syntax error. References lists the names that are read, so that a job can be checked before it runs.
-// Eval computes a [Value] from a [Scope], the names that the caller defines.
+// report every syntax error. References lists the names that an expression reads, so that a job can be checked before
+// it runs. Eval computes a [Value] from a [Scope], the names that the caller defines.
 //
 //	${{ steps.build.outputs.items[0] }}          access, by name and by index
 //	${{ vars.REGISTRY + "/" + inputs.image }}    + - * / %, on numbers; + on strings as well
@@ -18,9 +18,10 @@
 // is an error. A missing name or key is an error, never an empty text. A text that is a single expression keeps the
 // type of its value; other texts are strings, see [Value.Text].
 //
-// A [Value] can be sensitive. A value computed from it is sensitive too, whatever the operation; && and || pass it on
-// even from the operand that only chose. It also keeps whether somebody declared a source sensitive ([Value.Declared]),
-// or only a masked variable made it so. Errors quote names that are written in an expression, never values.
+// A [Value] can be sensitive. A value that is computed from it is sensitive too, by any operation. That includes the
+// operand of && and || that only decides. A Value also remembers whether a source was declared sensitive
+// ([Value.Declared]), or only a masked variable made it so. Errors quote names that stand in an expression, never
+// values.
 //
 // Everything is bounded for any input: an expression has at most 64 KiB and nests at most 100 deep, a value has at most
 // 16 MiB and 100 levels, and an evaluation reads and writes at most 256 MiB.

@@ -12,7 +12,7 @@ import (
 // Error is a mistake in an expression, or a failure of its evaluation, with its place. It quotes words of the source,
 // never values.
 type Error struct {
-	// Offset is the place in the text that was parsed, in bytes.
+	// Offset is the place in the parsed text, in bytes.
 	Offset int
 	// Line and Column are the same place. Both count from 1; the column counts characters.
 	Line, Column int
@@ -37,7 +37,7 @@ func (e *Error) withHint(format string, args ...any) *Error {
 	return e
 }
 
-// withNearest sets the hint to the known word that is nearest to word, or to otherwise if none is near.
+// withNearest sets the hint to the known word that is most similar to word, or else to otherwise.
 func (e *Error) withNearest(word string, known []string, otherwise string) *Error {
 	e.Hint = otherwise
 	if near := spell.Nearest(word, known); near != "" {
@@ -46,7 +46,7 @@ func (e *Error) withNearest(word string, known []string, otherwise string) *Erro
 	return e
 }
 
-// catch sets err to the Error that a parser or an evaluation panicked with, to end from any depth.
+// catch sets err to the Error of a panic. A parser or an evaluation panics to end from any depth.
 func catch(err *error) {
 	switch e := recover().(type) {
 	case nil:
@@ -69,7 +69,7 @@ func errorAt(text string, offset int, format string, args ...any) *Error {
 	}
 }
 
-// maxQuoted is the longest word an error repeats, in bytes.
+// maxQuoted bounds a word in an error, in bytes.
 const maxQuoted = 64
 
 // abbreviate returns a word of the source for an error.

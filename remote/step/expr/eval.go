@@ -9,7 +9,7 @@ import (
 // Scope has the values of names. An evaluation only reads it.
 type Scope map[string]Value
 
-// run is one evaluation. An error ends it by a panic, see catch.
+// run is one evaluation. It ends with an error by a panic, see catch.
 type run struct {
 	text  string // the parsed text
 	scope Scope
@@ -28,7 +28,7 @@ func (r *run) charge(at, n int) {
 	}
 }
 
-// check ends the evaluation with err, if that is not nil, as an error at the offset at.
+// check ends the evaluation with err, as an error at the offset at. It does nothing if err is nil.
 func (r *run) check(at int, err error) {
 	if err != nil {
 		panic(r.errorAt(at, "%s", err.Error()))
@@ -39,7 +39,7 @@ func (n *constant) eval(*run) Value { return n.value }
 
 func (s plain) eval(*run) Value { return text(string(s)) }
 
-// maxNames is the longest list of names in an error, in bytes.
+// maxNames bounds the list of names in an error, in bytes.
 const maxNames = 200
 
 func (n *name) eval(r *run) Value {

@@ -1,7 +1,7 @@
 package expr
 
-// JSONShape returns the deepest nesting of arrays and objects in a JSON text, and how many values it has at most, so
-// that both can be checked before the text is parsed. The results for text that is not JSON have no meaning.
+// JSONShape returns how deep arrays and objects are nested in a JSON text, and an upper bound of its values, so that
+// both can be checked before the text is parsed. If text is not JSON, the results have no meaning.
 func JSONShape(data []byte) (depth, values int) {
 	level, inString, escaped := 0, false, false
 	values = 1

@@ -26,7 +26,7 @@ type (
 	}
 	link struct {
 		at    int
-		key   string // where index is nil
+		key   string // if index is nil
 		index node
 	}
 
@@ -53,8 +53,8 @@ type (
 	// unary is op operand.
 	unary struct{ operation }
 
-	// chain is first op operand op operand..., of operators of one precedence, from left to right. It does not nest, so
-	// that only the length of the expression bounds it.
+	// chain is first op operand op operand..., with operators of one precedence, from left to right. It does not nest,
+	// so it may be as long as the expression.
 	chain struct {
 		first node
 		rest  []operation
@@ -74,8 +74,8 @@ type (
 
 // Reference is a use of a name of the scope in an expression.
 type Reference struct {
-	// Path is the name and the keys that follow it, such as steps, build, outputs, x. It ends before the first index that
-	// is not a constant string.
+	// Path is the name and the keys after it, such as steps, build, outputs, x. It ends before the first index that is
+	// not a constant string.
 	Path []string
 	// Offset is its place in the parsed text, in bytes.
 	Offset int

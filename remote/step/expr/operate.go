@@ -24,8 +24,8 @@ func (n *chain) eval(r *run) Value {
 	return v
 }
 
-// apply returns left op operand. && and || return left if it decides, and else the operand, which is sensitive if left
-// is: the choice tells about left.
+// apply returns left op operand. && and || return left if it decides, and otherwise the operand. The result is
+// sensitive if left is, because the choice reveals something about left.
 func (o operation) apply(r *run, left Value) Value {
 	if o.op == "||" && left.Truthy() || o.op == "&&" && !left.Truthy() {
 		return left
@@ -81,7 +81,7 @@ func (o operation) compare(r *run, left, right Value) Value {
 	}
 }
 
-// hintFor returns a hint at a conversion that makes the operands fit.
+// hintFor returns a hint at the conversion that makes the operands fit.
 func hintFor(left, right Value) string {
 	if left.kind == String || right.kind == String {
 		return "convert with num() or str()"

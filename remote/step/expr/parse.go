@@ -6,11 +6,11 @@ import (
 	"unicode/utf8"
 )
 
-// parser reads one expression by recursive descent, to a bounded depth. An error ends it by a panic, see catch.
+// parser reads one expression by recursive descent, to a bounded depth. It ends with an error by a panic, see catch.
 type parser struct {
 	text  string
 	pos   int
-	end   int // the end of the text, or of the longest expression
+	end   int // the end of the text, or where the longest expression would end
 	depth int
 	refs  []Reference
 }
@@ -50,7 +50,7 @@ func (p *parser) accept(s string) bool {
 	return true
 }
 
-// expect is accept for a required s.
+// expect is accept, but it is an error if s is missing.
 func (p *parser) expect(s string) {
 	if !p.accept(s) {
 		panic(p.unexpected(s))
@@ -72,7 +72,7 @@ func (p *parser) expression() node {
 	return p.nested(func() node { return p.binary(0) })
 }
 
-// binary reads a chain of the operators at level, or of tighter ones.
+// binary reads a chain of the operators at level, or of those that bind tighter.
 func (p *parser) binary(level int) node {
 	if level == len(operators) {
 		return p.unary()
@@ -113,7 +113,7 @@ func (p *parser) unary() node {
 // postfix reads a value with its keys and indexes.
 func (p *parser) postfix() node {
 	base := p.primary()
-	n, path := base.(*name) // whether the path of the reference can still grow
+	n, path := base.(*name) // path says that the path of the reference can still grow
 	var links []link
 	for l, ok := p.link(); ok; l, ok = p.link() {
 		links = append(links, l)
@@ -226,7 +226,7 @@ func (p *parser) call(at int, function string) node {
 	return &call{at, function, argument}
 }
 
-// unexpected returns an error about the next word, where expected must be.
+// unexpected returns an error about the next word, in a place that needs expected.
 func (p *parser) unexpected(expected string) *Error {
 	p.skipSpace()
 	at, rest := p.pos, p.text[p.pos:p.end]

@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// Text returns the value as a text, as str does: a string as it is, a number in its shortest form without an exponent,
-// an array or object as compact JSON, and null as <null>. It returns the text of a sensitive value too; String does
-// not.
+// Text returns the value as a text, like str: a string unchanged, a number in its shortest form without an exponent, an
+// array or object as compact JSON, and null as <null>. It also returns the text of a sensitive value, in contrast to
+// String.
 func (v Value) Text() string { return string(v.appendText(nil)) }
 
 // String returns the value for a log or an error: Text, or [MASKED] if the value is sensitive.
@@ -33,7 +33,7 @@ func (v Value) appendText(b []byte) []byte {
 }
 
 // MarshalJSON implements [json.Marshaler]: compact JSON with sorted keys, and with strings and numbers by RFC 8785.
-// Bytes that are not UTF-8 become U+FFFD. The JSON does not tell that a value is sensitive.
+// Bytes that are not UTF-8 become U+FFFD. The JSON loses the mark of a sensitive value.
 func (v Value) MarshalJSON() ([]byte, error) { return v.appendJSON(nil), nil }
 
 func (v Value) appendJSON(b []byte) []byte {
@@ -67,11 +67,11 @@ func (v Value) appendList(b []byte, opening, closing byte) []byte {
 	return append(b, closing)
 }
 
-// unescaper undoes the escapes of encoding/json that RFC 8785 (3.2.2.2) does not have.
+// unescaper reverses the escapes of encoding/json that RFC 8785 (3.2.2.2) does not use.
 var unescaper = strings.NewReplacer(`\\`, `\\`, `\u003c`, "<", `\u003e`, ">", `\u0026`, "&",
 	`\u2028`, "\u2028", `\u2029`, "\u2029", `\ufffd`, "\uFFFD")
 
-// appendScalar appends a string or a number as RFC 8785 has it (3.2.2.2 and 3.2.2.3).
+// appendScalar appends a string or a number by the rules of RFC 8785 (3.2.2.2 and 3.2.2.3).
 func appendScalar(b []byte, x any) []byte {
 	data, err := json.Marshal(x)
 	if err != nil {

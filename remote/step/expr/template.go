@@ -40,8 +40,8 @@ type Template struct {
 	refs []Reference
 }
 
-// ParseTemplate reads a text with any number of ${{ expressions }}. \${{ is the escape of ${{. All other text stays as
-// it is, including $, }} and backslashes. The error is an [*Error].
+// ParseTemplate reads a text with any number of ${{ expressions }}. \${{ is the escape of ${{. All other text stays
+// unchanged, including $, }} and backslashes. The error is an [*Error].
 func ParseTemplate(text string) (_ *Template, err error) {
 	if len(text) > maxSize {
 		return nil, errorAt(text, 0, "the text has more than 16 MiB")
@@ -83,7 +83,7 @@ func ParseTemplate(text string) (_ *Template, err error) {
 	}
 }
 
-// Literal returns the text, and false if it has an expression.
+// Literal returns the text if it has no expression, and false otherwise.
 func (t *Template) Literal() (string, bool) {
 	c, ok := t.root.(*constant)
 	if !ok {
@@ -92,8 +92,8 @@ func (t *Template) Literal() (string, bool) {
 	return c.value.str, true
 }
 
-// Lone reports whether the text is a single expression, so that its value keeps its type. A line break after it, which
-// YAML leaves at the end of a block, is ignored, unless the value is a string.
+// Lone reports whether the text is a single expression, so that its value keeps its type. A line break after it is
+// ignored, because YAML leaves one at the end of a block; but if the value is a string, it stays.
 func (t *Template) Lone() bool { return t.lone != nil }
 
 // References returns the uses of names of the scope, in the order of the text. The slice must not be changed.

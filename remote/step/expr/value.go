@@ -35,7 +35,7 @@ func (k Kind) String() string { return phrases[k][strings.IndexByte(phrases[k], 
 // A string may have any bytes. The keys of an object are UTF-8 and sorted.
 type Value struct {
 	kind   Kind
-	sealed secrecy // of the value with all its content
+	sealed secrecy // of the value and all its content
 	num    float64 // of a Number; of a Boolean, 1 is true
 	str    string
 	list   *list // of an Array or Object
@@ -45,12 +45,12 @@ type Value struct {
 type list struct {
 	keys  []string // sorted; nil in an array
 	items []Value
-	part  secrecy // the highest of its parts
+	part  secrecy // the highest secrecy of its parts
 	size  int     // see Value.size
 	depth int     // levels, this one included
 }
 
-// itemCost is the size of a place in an array or object, without the value.
+// itemCost is the size of an item in an array or object, without its value.
 const itemCost = 16
 
 var (
@@ -125,7 +125,8 @@ func (v Value) depth() int {
 // Kind returns the type of the value.
 func (v Value) Kind() Kind { return v.kind }
 
-// secrecy is how a value is secret. A value that is computed from several has the highest of theirs.
+// secrecy is the reason why a value is sensitive. A value that is computed from several has the highest secrecy of
+// them.
 type secrecy uint8
 
 const (
@@ -150,10 +151,10 @@ func (v Value) Declared() bool { return v.secrecy() == declared }
 // MarkSensitive returns the value with all its content marked as sensitive because its author declared it so.
 func (v Value) MarkSensitive() Value { return v.seal(declared) }
 
-// MarkMasked returns the value with all its content marked as sensitive because a masked variable holds it.
+// MarkMasked returns the value with all its content marked as sensitive because it comes from a masked variable.
 func (v Value) MarkMasked() Value { return v.seal(masked) }
 
-// MarkLike returns the value with all its content marked as other is.
+// MarkLike returns the value with all its content marked like other.
 func (v Value) MarkLike(other Value) Value { return v.seal(other.secrecy()) }
 
 func (v Value) seal(s secrecy) Value {
@@ -161,8 +162,8 @@ func (v Value) seal(s secrecy) Value {
 	return v
 }
 
-// Truthy reports whether the value counts as true: it is true, a number other than 0, or a string, array or object that
-// is not empty.
+// Truthy reports whether the value counts as true: true, a number other than 0, or a string, array or object that is
+// not empty.
 func (v Value) Truthy() bool {
 	if v.list != nil {
 		return len(v.list.items) > 0
@@ -178,7 +179,7 @@ func (v Value) Len() int {
 	return len(v.list.items)
 }
 
-// Keys returns the sorted keys of an object; nil for any other value. The slice is the caller's.
+// Keys returns the sorted keys of an object, or nil for any other value. The caller may change the slice.
 func (v Value) Keys() []string {
 	if v.kind != Object {
 		return nil

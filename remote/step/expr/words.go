@@ -7,15 +7,15 @@ var functions = []string{"bool", "num", "str"}
 
 var functionsHint = "the functions are " + strings.Join(functions, ", ")
 
-// reserved are the words that can be keys, but not names.
+// reserved are words that are allowed as keys, but not as names.
 var reserved = strings.Fields(`array as break case const continue default else fallthrough float for func
 	function goto if import in int let loop map namespace number object package range return string struct
 	switch type var void while`)
 
-// literals are the words that are values.
+// literals are the words that stand for values.
 var literals = map[string]Value{"null": {}, "true": boolean(true), "false": boolean(false)}
 
-// foreign has operators of other languages, and hints at ours.
+// foreign has operators of other languages, with hints at ours.
 var foreign = map[string]string{
 	"=":   "equality is ==",
 	"&":   "and is &&",

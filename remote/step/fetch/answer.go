@@ -17,7 +17,7 @@ import (
 )
 
 // Answer fetches one step for a [component.Fetcher] in another process, at the other end of in and out. It keeps the
-// component in the cache until in ends, which also ends a fetch that is under way.
+// component in the cache until in ends. The end of in also ends a fetch that is under way.
 func Answer(ctx context.Context, in *os.File, out io.Writer) error {
 	line, err := bufio.NewReader(io.LimitReader(in, component.MaxMessage)).ReadBytes('\n')
 	if errors.Is(err, io.EOF) {
@@ -43,7 +43,7 @@ func Answer(ctx context.Context, in *os.File, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = store.Close() }() // nil
+	defer func() { _ = store.Close() }() // always nil
 	c, err := store.Fetch(ctx, ref, request.Credentials)
 	if err != nil {
 		return json.NewEncoder(out).Encode(component.Answer{Error: err.Error()})
@@ -52,6 +52,6 @@ func Answer(ctx context.Context, in *os.File, out io.Writer) error {
 	if err := json.NewEncoder(out).Encode(component.AnswerOf(c)); err != nil {
 		return err
 	}
-	<-ctx.Done() // the other process has the component
+	<-ctx.Done() // the other process uses the component
 	return nil
 }

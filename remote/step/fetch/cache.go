@@ -18,7 +18,7 @@ import (
 	"github.com/stepmux/stepmux/internal/rmtree"
 )
 
-// The directories of a cache, below one named after the version of this layout.
+// The directories of a cache. Their parent is named after the version of this layout.
 const (
 	layout      = "v1"
 	compDir     = "comp"    // components by the digests of their trees
@@ -33,10 +33,11 @@ type cache struct {
 	dir      string
 	maxBytes int64
 	verified sync.Map // the stamps of trees whose digest was compared, by their names
-	proved   sync.Map // commits together with the trees of their files; see prove
+	proved   sync.Map // proved pairs of commits and trees, see prove
 }
 
-// openCache opens the cache in dir, makes it if missing, and removes scratch directories of processes that are gone.
+// openCache opens the cache in dir. It makes the cache if it is missing, and removes the scratch directories of dead
+// processes.
 func openCache(dir string, maxBytes int64) (*cache, error) {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return nil, err
@@ -62,7 +63,7 @@ func openCache(dir string, maxBytes int64) (*cache, error) {
 			return nil, fmt.Errorf("create %s: %w", c.path(name), oserr.Bare(err))
 		}
 	}
-	_ = c.sweep() // the next one tries again
+	_ = c.sweep() // the next sweep tries again
 	return c, nil
 }
 
@@ -83,14 +84,14 @@ func (c *cache) path(parts ...string) string {
 	return filepath.Join(append([]string{c.dir}, parts...)...)
 }
 
-// scratch is a locked directory for temporary files, in the file system of the cache. A child process that inherits the
-// lock keeps the directory from being swept, too.
+// scratch is a locked directory for temporary files, in the file system of the cache. Child processes that inherit the
+// lock also protect the directory from a sweep.
 type scratch struct {
 	path string
 	lock *os.File
 }
 
-// scratch makes a scratch directory, which the caller removes.
+// scratch makes a scratch directory. The caller removes it.
 func (c *cache) scratch() (*scratch, error) {
 	for {
 		path := c.path(scratchBase, rand.Text())
@@ -101,7 +102,7 @@ func (c *cache) scratch() (*scratch, error) {
 		switch {
 		case err == nil:
 			return &scratch{path, dir}, nil
-		case !errors.Is(err, filelock.ErrTaken): // a sweep took it before it was locked
+		case !errors.Is(err, filelock.ErrTaken): // ErrTaken: a sweep locked it first
 			return nil, fmt.Errorf("lock scratch directory: %w", err)
 		}
 	}
@@ -112,7 +113,7 @@ func (s *scratch) remove() {
 	filelock.Release(s.lock)
 }
 
-// sweep removes the scratch directories that no process has locked. It goes on after an error.
+// sweep removes the scratch directories that no process has locked. After an error it goes on with the others.
 func (c *cache) sweep() error {
 	entries, err := os.ReadDir(c.path(scratchBase))
 	failures := []error{err}
@@ -143,7 +144,7 @@ func (c *cache) lock(ctx context.Context, key string, ready func() bool) (unlock
 		}
 		if err = filelock.Try(file); err == nil && filelock.StillAt(file, path) {
 			unlock = func() {
-				_ = os.Remove(path) // before the release: waiters see that it is gone, and make another
+				_ = os.Remove(path) // before the release, so that waiters notice and make another file
 				filelock.Release(file)
 			}
 			return true, nil

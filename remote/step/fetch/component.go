@@ -2,7 +2,7 @@ package fetch
 
 import "github.com/stepmux/stepmux/remote/step/component"
 
-// So callers of a Store need no other import.
+// With these names the callers of a Store need no other import.
 type (
 	// Source is component.Source.
 	Source = component.Source

@@ -15,12 +15,12 @@ import (
 // ErrClosed says that the Store was closed.
 var ErrClosed = errors.New("the component store is closed")
 
-// AccessError says that a server refuses a request: the thing asked for does not exist, or the caller may not have it.
-// Many servers do not tell which.
+// AccessError says that a server refuses a request: the repository, archive or image does not exist, or the caller may
+// not read it. Many servers do not say which.
 type AccessError struct {
-	// Status is the HTTP status. For a directory of this machine it is 404.
+	// Status is the HTTP status. For a local directory it is 404.
 	Status int
-	// Presented tells that credentials were presented.
+	// Presented says that the request had credentials.
 	Presented bool
 }
 
@@ -36,7 +36,7 @@ func (e *AccessError) Error() string {
 	}
 }
 
-// hint adds to an error of the cache in dir a remedy, where one is known.
+// hint adds a remedy to an error of the cache in dir, if one is known.
 func hint(err error, dir string) error {
 	switch {
 	case err == nil:

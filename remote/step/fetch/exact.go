@@ -17,7 +17,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// ErrOffline says that a component can be had only by asking a server, and the store is offline.
+// ErrOffline says that a server would have to be asked for a component, and the store is offline.
 var ErrOffline = errors.New("not in the cache; a private copy may exist, but offline its server cannot be asked " +
 	"whether you may use it")
 
@@ -27,9 +27,9 @@ type offline struct{}
 // RoundTrip implements [http.RoundTripper].
 func (offline) RoundTrip(*http.Request) (*http.Response, error) { return nil, ErrOffline }
 
-// ChangedError says that the files differ from those that were fetched before.
+// ChangedError says that the files differ from those of an earlier fetch.
 type ChangedError struct {
-	// Kind is that of the digest: the name of a field of Source.
+	// Kind is the kind of the digest: the name of a field of Source.
 	Kind string
 	// Was and Is are the digests before and now. Is is empty if the files are gone.
 	Was, Is string
@@ -40,9 +40,9 @@ func (e *ChangedError) Error() string {
 		termtext.Short(e.Was, 80), cmp.Or(e.Is, "none"))
 }
 
-// FetchExactly is Fetch for a component that was fetched before, for a reference such as ref, and was want then. It
-// gets that very commit, archive or image, from the cache if possible, wherever ref leads by now. The component's
-// Source is want. The error is a *ChangedError if a single byte differs.
+// FetchExactly fetches a component again. ref is a reference like that of the earlier fetch, and want the Source that
+// it returned. FetchExactly gets that very commit, archive or image, from the cache if possible, even if ref leads to
+// another one now. The component's Source is want. The error is a *ChangedError if a single byte differs.
 func (s *Store) FetchExactly(
 	ctx context.Context, ref *pb.Reference, want Source, with Credentials,
 ) (*Component, error) {
@@ -68,7 +68,7 @@ func (s *Store) FetchExactly(
 	return c, nil
 }
 
-// IsOf reports whether s can have been fetched for ref, which has the protocol git, zip or oci and no expressions.
+// IsOf reports whether s can be the result of fetching ref, which has the protocol git, zip or oci and no expressions.
 func IsOf(s Source, ref *pb.Reference) bool {
 	switch ref.GetProtocol() { //nolint:exhaustive // the others are not fetched
 	case pb.Reference_git:
@@ -88,7 +88,7 @@ func IsOf(s Source, ref *pb.Reference) bool {
 	}
 }
 
-// pin returns a copy of ref that leads to s and to nothing else.
+// pin returns a copy of ref that can only lead to s.
 func pin(s Source, ref *pb.Reference) (*pb.Reference, error) {
 	ref = proto.CloneOf(ref)
 	digest := s.Digest
@@ -122,7 +122,7 @@ func pin(s Source, ref *pb.Reference) (*pb.Reference, error) {
 }
 
 // Reference returns a reference to the place that s was fetched from, without credentials, without a query, and without
-// the step's place in it.
+// the path of the step in it.
 func Reference(s Source) (*pb.Reference, error) {
 	ref := &pb.Reference{}
 	switch s.Kind {

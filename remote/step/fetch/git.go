@@ -23,13 +23,14 @@ type repository struct {
 	location string
 	// url is the address that git uses.
 	url string
-	// login is presented to the server; nil if it wants no login.
+	// login is for the server. It is nil if the server needs no login.
 	login *Login
-	// local tells that it is a directory of this machine.
+	// local says that it is a directory of this machine.
 	local bool
 }
 
-// git returns the step of a repository that ref names. name is the part of an open ref's address after the repository.
+// git returns the repository that ref names. For an open ref, whose address is not divided, name is the part after the
+// repository.
 func (f *fetcher) git(ctx context.Context, ref *pb.Reference) (c *Component, name string, err error) {
 	u, err := url.Parse(ref.GetUrl())
 	if err != nil || !isHTTP(u) {
@@ -73,7 +74,7 @@ func hasOddPath(u *url.URL) bool {
 		strings.ContainsFunc(u.Path, unicode.IsControl)
 }
 
-// pinned returns the step if its commit is in the cache and public, so that no server needs to be asked. Otherwise it
+// pinned returns the step if its commit is in the cache and public, so that no server has to be asked. Otherwise it
 // returns nil.
 func (f *fetcher) pinned(ctx context.Context, u *url.URL, open bool, commit string) (*Component, string, error) {
 	location, name := u.String(), ""
@@ -92,7 +93,8 @@ func (f *fetcher) pinned(ctx context.Context, u *url.URL, open bool, commit stri
 	return c, name, err
 }
 
-// boundary returns the repository that location, which ends with the name of a step, was found to begin with.
+// boundary returns the repository at the beginning of location, which ends with the name of a step, if an earlier fetch
+// has found it.
 func (f *fetcher) boundary(location string) (string, bool) {
 	var a answer
 	found := f.cache.read(answerDir, keyOf("boundary", location), &a)
@@ -126,11 +128,11 @@ func (f *fetcher) repository(ctx context.Context, u *url.URL, open bool, login *
 	return nil, "", fmt.Errorf("neither the address nor a beginning of it is a repository: %w", first)
 }
 
-// minSegments is the least number of segments in the path of a repository.
+// minSegments is the smallest number of segments in the path of a repository.
 const minSegments = 2
 
-// candidates returns the repositories that u can begin with: the one found before, u itself, and then the others, the
-// shortest first.
+// candidates returns the repositories that may be at the beginning of u: first the one that an earlier fetch has found,
+// then u itself, then the others, the shortest first.
 func (f *fetcher) candidates(u *url.URL) []*url.URL {
 	segments := strings.Split(strings.Trim(u.Path, "/"), "/")
 	var all []*url.URL
@@ -192,8 +194,8 @@ func (f *fetcher) mirrored(location string) string {
 	return f.cfg.Mirrors[best] + strings.TrimPrefix(location, best)
 }
 
-// advertised asks the server at u for the beginning of git's protocol, and returns the address after redirects, which
-// git itself does not follow.
+// advertised asks the server at u for the beginning of git's protocol, and returns the address after redirects. git
+// itself does not follow them.
 func (f *fetcher) advertised(ctx context.Context, u *url.URL, login *Login) (*url.URL, error) {
 	const service = "git-upload-pack"
 	info := u.JoinPath("info/refs")

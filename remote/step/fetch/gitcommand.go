@@ -23,11 +23,11 @@ import (
 // any effect on it. The owner calls close.
 type gitProgram struct {
 	from   *repository
-	proxy  *loginProxy // to from; nil without a login
-	url    string      // where git finds from
+	proxy  *loginProxy // in front of from; nil without a login
+	url    string      // the address of from for git
 	tmp    *scratch
 	dir    string
-	limits limits // the total bounds each file that git writes
+	limits limits // total bounds each file that git writes
 }
 
 // newGit makes a repository in tmp, to fetch from another. format is the object format, sha1 or sha256.
@@ -54,7 +54,7 @@ func (g *gitProgram) close() {
 	}
 }
 
-// gitEnv are the variables that git gets from our environment: they find programs and the network.
+// gitEnv are the variables of our environment that git gets, to find programs and the network.
 var gitEnv = []string{
 	"PATH", "http_proxy", "https_proxy", "no_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY",
 	"SSL_CERT_FILE", "SSL_CERT_DIR", "GIT_SSL_CAINFO", "GIT_SSL_CAPATH",
@@ -81,7 +81,7 @@ func (g *gitProgram) environment() []string {
 	return env
 }
 
-// options returns the arguments before every command.
+// options returns the arguments that come before every git command.
 func (g *gitProgram) options() []string {
 	options := []string{"--git-dir=" + g.dir}
 	for _, setting := range []string{
@@ -122,7 +122,7 @@ func (g *gitProgram) run(ctx context.Context, in io.Reader, read func(io.Reader)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "git", append(g.options(), args...)...)
 	cmd.Env, cmd.Dir = g.environment(), g.tmp.path
-	// If we die git does. Until then it holds the lock of the directory that it writes to.
+	// git is killed when we die. Until then it holds the lock of the directory that it writes to.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.ExtraFiles = []*os.File{g.tmp.lock}
 	if g.proxy != nil {
@@ -148,7 +148,7 @@ func (g *gitProgram) run(ctx context.Context, in io.Reader, read func(io.Reader)
 		return fmt.Errorf("start git: %w", err)
 	}
 	defer reap(cmd.Process.Pid) // after Wait
-	// Before git can have received anything.
+	// The limit is set before git can have received anything.
 	most := unix.Rlimit{Cur: uint64(g.limits.total), Max: uint64(g.limits.total)}
 	if err := unix.Prlimit(cmd.Process.Pid, unix.RLIMIT_FSIZE, &most, nil); err != nil && !errors.Is(err, unix.ESRCH) {
 		cancel()
@@ -174,8 +174,8 @@ func (g *gitProgram) run(ctx context.Context, in io.Reader, read func(io.Reader)
 	return nil
 }
 
-// reap ends the orphans of a process group whose leader was waited for, and waits for them. They are children of this
-// process if it is a child subreaper, as a step runner is; else init waits for them.
+// reap kills the remaining processes of a group whose leader was waited for, and waits for them. They are children of
+// this process if it is a child subreaper, as a step runner is; otherwise the machine's init waits for them.
 func reap(group int) {
 	for {
 		pid, err := unix.Wait4(-group, nil, unix.WNOHANG, nil)
@@ -189,15 +189,15 @@ func reap(group int) {
 	}
 }
 
-// full reports whether a file of git has reached the limit. The process that writes it is killed without a message
-// then.
+// full reports whether a file of git has reached the limit. The kernel then kills the process that writes it, without a
+// message.
 func (g *gitProgram) full() (full bool) {
 	_ = filepath.WalkDir(g.dir, func(_ string, d fs.DirEntry, err error) error {
 		if err == nil && d.Type().IsRegular() {
 			info, err := d.Info()
 			full = full || err == nil && info.Size() >= g.limits.total
 		}
-		return nil // a file that is gone has not reached it
+		return nil // a removed file has not reached it
 	})
 	return full
 }
@@ -211,7 +211,7 @@ type gitError struct {
 func (e *gitError) Error() string {
 	for line := range strings.SplitSeq(e.stderr, "\n") {
 		for _, word := range []string{"fatal: ", "error: "} {
-			if text, found := strings.CutPrefix(line, word); found { // the first one tells the most
+			if text, found := strings.CutPrefix(line, word); found { // the first such line says the most
 				return fmt.Sprintf("git %s: %s", e.command, termtext.Short(text, 300))
 			}
 		}

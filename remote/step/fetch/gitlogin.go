@@ -17,10 +17,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// loginProxy is a server on this machine that git fetches a private repository from. It passes git's requests on with
-// the login. So git presents the login where the server does not ask for it: some servers answer 403 or 404 to a
-// request without a login, and git before 2.46 presents a login only after a 401. git and its helpers do not get the
-// login, only a password for the proxy, which is valid while git runs. The owner calls close.
+// loginProxy is a server on this machine from which git fetches a private repository. It passes git's requests on with
+// the login. So the login is presented even if the server does not ask for it: some servers answer 403 or 404 to a
+// request without a login, and git before 2.46 presents a login only after a 401. git and its helpers get only a
+// password for the proxy, which is valid while git runs. The owner calls close.
 type loginProxy struct {
 	repo     *repository
 	upstream *url.URL // the repository
@@ -30,7 +30,7 @@ type loginProxy struct {
 	wg       sync.WaitGroup
 
 	mu  sync.Mutex // guards the following
-	err error      // why the first request that failed did so
+	err error      // the cause of the first request that failed
 }
 
 // maxProxyHeader bounds the header of a request to a loginProxy, in bytes.
@@ -40,7 +40,7 @@ const maxProxyHeader = 64 << 10
 func newLoginProxy(ctx context.Context, repo *repository, transport http.RoundTripper) (*loginProxy, error) {
 	upstream, err := url.Parse(repo.url)
 	if err != nil {
-		return nil, err // of probe, it is valid
+		return nil, err // probe has checked it
 	}
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -63,7 +63,7 @@ func newLoginProxy(ctx context.Context, repo *repository, transport http.RoundTr
 }
 
 // url returns the address of the repository for git.
-func (p *loginProxy) url() string { return p.origin + p.upstream.EscapedPath() }
+func (p *loginProxy) url() string { return p.origin + p.upstream.EscapedPath() } // ends with close
 
 // count counts the goroutines of connections.
 func (p *loginProxy) count(_ net.Conn, state http.ConnState) {
@@ -88,7 +88,7 @@ const (
 	pathPack = "/git-upload-pack"
 )
 
-// admit passes the requests of our git to next, and refuses those of other processes.
+// admit passes the requests of our git to next, and refuses the requests of other processes.
 func (p *loginProxy) admit(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, password, _ := r.BasicAuth()
@@ -105,7 +105,7 @@ func (p *loginProxy) admit(next http.Handler) http.Handler {
 	})
 }
 
-// rewrite makes a request to the server out of a request that admit has passed.
+// rewrite turns a request that admit has passed into a request to the server.
 func (p *loginProxy) rewrite(r *httputil.ProxyRequest) {
 	path := r.Out.URL.Path
 	r.Out.URL = &url.URL{Scheme: p.upstream.Scheme, Host: p.upstream.Host, Path: path, RawQuery: r.In.URL.RawQuery}
@@ -113,7 +113,7 @@ func (p *loginProxy) rewrite(r *httputil.ProxyRequest) {
 	r.Out.Header.Set("Authorization", basicAuth(p.repo.login))
 }
 
-// look keeps the refusal of the login, of which git would tell the status alone.
+// look keeps the server's refusal of the login. git reports only the status.
 func (p *loginProxy) look(resp *http.Response) error {
 	switch resp.StatusCode {
 	case http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound:
@@ -122,9 +122,9 @@ func (p *loginProxy) look(resp *http.Response) error {
 	return nil
 }
 
-// failed answers a request that the server did not.
+// failed answers a request that did not reach the server.
 func (p *loginProxy) failed(w http.ResponseWriter, r *http.Request, err error) {
-	if r.Context().Err() == nil { // else git has gone
+	if r.Context().Err() == nil { // otherwise git has gone
 		p.keep(err)
 	}
 	w.WriteHeader(http.StatusBadGateway)
@@ -138,7 +138,7 @@ func (p *loginProxy) keep(err error) {
 	}
 }
 
-// cause returns why the first request that failed did so, or nil.
+// cause returns the error of the first request that failed, or nil.
 func (p *loginProxy) cause() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -151,17 +151,17 @@ func (p *loginProxy) options() []string {
 }
 
 // passwordHelper is the program that git asks for the password. It copies the lines of [loginProxy.socket]. It needs no
-// other program than the shell that git starts helpers by.
+// program but the shell that git starts helpers by.
 const passwordHelper = `!f() { while IFS= read -r line; do printf '%s\n' "$line"; done <&4; }; f`
 
-// socket returns a socket that has the password, to be descriptor 4 of git. Every process of this user can read git's
-// arguments and environment, and open again what git has open, files and pipes, but no sockets.
+// socket returns a socket that has the password, for descriptor 4 of git. Every process of this user can read git's
+// arguments and environment, and can open the files and pipes that git has open, but no sockets.
 func (p *loginProxy) socket() (*os.File, error) {
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("make a socket for git: %w", err)
 	}
-	defer func() { _ = unix.Close(ends[0]) }() // what was sent stays to be read
+	defer func() { _ = unix.Close(ends[0]) }() // the bytes in the socket stay readable
 	socket := os.NewFile(uintptr(ends[1]), "password")
 	text := "username=stepmux\npassword=" + p.password + "\n"
 	if _, err := unix.SendmsgN(ends[0], []byte(text), nil, nil, unix.MSG_DONTWAIT); err != nil {

@@ -19,29 +19,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// gitProof has the parts of a commit that its files do not tell. With them the names of the tree, of the commit and of
-// tags are computed from the files, whoever claims them: the server, or the index of the cache.
+// gitProof has the parts of a commit that are not in its files. With them, the names of the tree, of the commit and of
+// tags can be computed from the files. So neither the server nor the index of the cache has to be trusted.
 type gitProof struct {
 	// Commit is the commit as git stores it. It begins with the name of its tree.
 	Commit []byte `json:"commit"`
-	// Tags are tag objects as git stores them, if a tag object was asked for and not a commit. Each names the next one,
-	// and the last one the commit.
+	// Tags are tag objects as git stores them, if a tag object was asked for. Each one names the next, and the last one
+	// the commit.
 	Tags [][]byte `json:"tags,omitempty"`
 	// Links are the commits of its submodules, by path.
 	Links map[string]string `json:"links,omitempty"`
-	// Modes are the modes of entries whose mode is not the one that git writes today, such as 100664, by path.
+	// Modes are the modes that git no longer writes today, such as 100664, by path.
 	Modes map[string]string `json:"modes,omitempty"`
-	// Empty are the paths of the directories without entries. The component does not have them, as a checkout does not.
+	// Empty are the paths of the directories without entries. Neither a component nor a checkout has them.
 	Empty []string `json:"empty,omitempty"`
 }
 
 const (
-	maxCommit = 1 << 20 // bytes of a commit, or of a tag object, that is kept
-	maxTags   = 10      // tag objects that lead to a commit
+	maxCommit = 1 << 20 // bounds a commit or a tag object that is kept, in bytes
+	maxTags   = 10      // bounds the tag objects that lead to a commit
 )
 
-// prove checks that the component tree has the files of the commit that s names. The error is errDamaged if it has
-// not. It reads all files, once for each process.
+// prove checks that the component tree has the files of the commit in s. The error is errDamaged if it does not. It
+// reads all files, once for each process.
 func (c *cache) prove(tree string, s Source, proof *gitProof) error {
 	if proof == nil {
 		return errDamaged
@@ -61,12 +61,12 @@ func (c *cache) prove(tree string, s Source, proof *gitProof) error {
 	return nil
 }
 
-// provedKey returns the key in cache.proved of a component and of all that its proof is about.
+// provedKey returns the key in cache.proved for a component and all facts that its proof is about.
 func provedKey(tree string, s Source, proof *gitProof) string {
 	return keyOf(tree, s.Commit, proof.named(s.Commit))
 }
 
-// named returns the name that the proof begins with: that of the first tag object or, without any, the commit's.
+// named returns the first name in the proof: that of the first tag object or, without tags, the commit's.
 func (p *gitProof) named(commit string) string {
 	if p == nil || len(p.Tags) == 0 {
 		return commit
@@ -74,7 +74,7 @@ func (p *gitProof) named(commit string) string {
 	return namesOf(commit).text("tag", p.Tags[0])
 }
 
-// withoutTags returns the proof of the commit alone.
+// withoutTags returns the proof that is about the commit only.
 func (p *gitProof) withoutTags() *gitProof {
 	of := *p
 	of.Tags = nil
@@ -94,7 +94,7 @@ func (p *gitProof) size() (n int64) {
 	return n
 }
 
-// check checks that the files in dir, of which nodes is the list, are those of the commit that s names.
+// check checks that the files in dir, whose list is nodes, are those of the commit in s.
 func (p *gitProof) check(dir string, nodes []node, s Source) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -106,7 +106,7 @@ func (p *gitProof) check(dir string, nodes []node, s Source) error {
 	for _, n := range nodes {
 		is := n.Mode
 		var id []byte
-		if is == modeDir { // of the empty directories of a component each is a submodule
+		if is == modeDir { // each empty directory of a component is a submodule
 			is = modeGitlink
 			id, err = hex.DecodeString(p.Links[n.Path])
 		} else {
@@ -155,7 +155,7 @@ func (p *gitProof) checkTags(g gitNames, commit string) error {
 	return nil
 }
 
-// mode returns the mode that the commit has for the entry at path. is is its mode as git writes it today.
+// mode returns the mode of the entry at path in the commit. is is its mode as git writes it today.
 func (p *gitProof) mode(path, is string) (string, error) {
 	odd, found := p.Modes[path]
 	switch {
@@ -170,7 +170,7 @@ func (p *gitProof) mode(path, is string) (string, error) {
 // treeMode returns a mode as git writes it into trees.
 func treeMode(mode string) string { return strings.TrimPrefix(mode, "0") }
 
-// canonicalMode returns the mode that git takes a mode in a tree for; empty for none.
+// canonicalMode returns today's form of a mode in a tree, or "" for an unknown mode.
 func canonicalMode(mode string) string {
 	bits, err := strconv.ParseUint(mode, 8, 32)
 	switch kind := bits & unix.S_IFMT; {
@@ -192,7 +192,7 @@ func canonicalMode(mode string) string {
 // gitNames computes the names of git's objects: digests of their kind, size and content.
 type gitNames struct{ new func() hash.Hash }
 
-// namesOf returns the way in which the name of a commit was computed.
+// namesOf returns the algorithm by which the name of a commit was computed.
 func namesOf(commit string) gitNames {
 	if len(commit) == 2*sha256.Size {
 		return gitNames{sha256.New}

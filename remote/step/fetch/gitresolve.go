@@ -14,10 +14,10 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// minAbbreviated is the least number of digits of an abbreviated commit.
+// minAbbreviated is the smallest number of digits of an abbreviated commit.
 const minAbbreviated = 7
 
-// resolve returns the commit that rev stands for in repo now, and the ref that it names. It may use an answer that
+// resolve returns the commit to which rev leads in repo now, and the ref that rev names. It may use an answer that
 // another job received after this Fetch began.
 func (f *fetcher) resolve(ctx context.Context, repo *repository, rev string) (commit, ref string, err error) {
 	if err := lang.CheckRevision(rev); err != nil {
@@ -39,8 +39,8 @@ func (f *fetcher) resolve(ctx context.Context, repo *repository, rev string) (co
 	return a.Is, a.Ref, err
 }
 
-// ask returns the answer of question, or an answer that another process received after this Fetch began. Of all
-// processes that want the answer one calls question, and the others wait.
+// ask returns the answer of question, or an answer that another process received after this Fetch began. If several
+// processes want the answer, one calls question and the others wait.
 func (f *fetcher) ask(ctx context.Context, key string, question func() (answer, error)) (a answer, err error) {
 	unlock, err := f.cache.lock(ctx, key, func() bool { return f.cache.read(answerDir, key, &a) && a.within(f.began) })
 	if unlock == nil || err != nil {
@@ -81,7 +81,7 @@ func (g *gitProgram) lookUp(ctx context.Context, rev string) (answer, error) {
 	return answer{Is: commit}, err
 }
 
-// remoteRefs has the objects of refs. For a tag object, the name with ^{} after it has the commit.
+// remoteRefs maps refs to objects. For a tag object, the ref with ^{} appended maps to the commit.
 type remoteRefs map[string]string
 
 func (r remoteRefs) commit(name string) string { return cmp.Or(r[name+"^{}"], r[name]) }
@@ -101,7 +101,7 @@ func (g *gitProgram) remoteRefs(ctx context.Context, names ...string) (remoteRef
 	return refs, nil
 }
 
-// abbreviated finds the commit whose name begins with rev among the tips of branches and tags, or in all history.
+// abbreviated finds the commit whose name begins with rev among the tips of branches and tags, or in the whole history.
 func (g *gitProgram) abbreviated(ctx context.Context, rev string) (string, error) {
 	refs, err := g.remoteRefs(ctx)
 	if err != nil {
@@ -129,7 +129,7 @@ func (g *gitProgram) abbreviated(ctx context.Context, rev string) (string, error
 	return strings.TrimSpace(id), nil
 }
 
-// The refspecs of everything a repository has.
+// The refspecs of everything in a repository.
 const (
 	allBranches = "+refs/heads/*:refs/fetched/heads/*"
 	allTags     = "+refs/tags/*:refs/fetched/tags/*"

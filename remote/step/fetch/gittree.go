@@ -15,7 +15,7 @@ import (
 	"github.com/stepmux/stepmux/internal/termtext"
 )
 
-// download fetches a commit and writes its files. resolved, if not empty, is a ref that leads to the commit.
+// download fetches a commit and writes its files. resolved is a ref that leads to the commit, or empty.
 func (f *fetcher) download(
 	ctx context.Context, repo *repository, commit, resolved string, w *treeWriter, tmp *scratch,
 ) (Source, error) {
@@ -38,8 +38,8 @@ func (f *fetcher) download(
 	return source, g.writeTree(ctx, source.GitTree, w)
 }
 
-// proof returns the parts of the proof that are not about files. name is that of the commit, or of a tag object that
-// leads to it.
+// proof returns the parts of the proof that are not about files. name is the name of the commit, or of a tag object
+// that leads to it.
 func (g *gitProgram) proof(ctx context.Context, name, commit string) (*gitProof, error) {
 	p := &gitProof{Links: map[string]string{}, Modes: map[string]string{}}
 	for name != commit {
@@ -72,7 +72,7 @@ func (g *gitProgram) text(ctx context.Context, kind, name string) ([]byte, error
 	return text, err
 }
 
-// fetchCommit fetches a commit, or the commit of a tag: alone by its name, or alone by the name of the ref, or, if the
+// fetchCommit fetches a commit, or the commit of a tag: only it, by its name or else by the name of the ref, or, if the
 // server refuses both, with all branches and tags. It returns the commit and its tree.
 func (g *gitProgram) fetchCommit(ctx context.Context, name, resolved string) (commit, tree string, err error) {
 	attempts := [][]string{{"--depth=1", "--", g.url, name}}
@@ -105,7 +105,7 @@ func (g *gitProgram) fetchCommit(ctx context.Context, name, resolved string) (co
 	return "", "", fmt.Errorf("the repository has no commit %s: %w", name, first)
 }
 
-// refusal reports whether the server refuses to send a commit by its name. It may send it with a branch.
+// refusal reports whether the server refuses to send a commit by its name. The server may still send it with a branch.
 func (e *gitError) refusal() bool {
 	return slices.ContainsFunc([]string{"not our ref", "unadvertised object", "couldn't find remote ref"},
 		func(text string) bool { return strings.Contains(e.stderr, text) })
@@ -117,8 +117,8 @@ type object struct {
 	size           int64 // of a file or a link
 }
 
-// writeTree writes the files of a tree byte for byte as they are in the repository: no filter, attribute or line ending
-// setting applies.
+// writeTree writes the files of a tree byte for byte as they are in the repository. Filters, attributes and line-ending
+// settings do not apply.
 func (g *gitProgram) writeTree(ctx context.Context, tree string, w *treeWriter) error {
 	listing, err := g.output(ctx, "ls-tree", "-r", "-t", "-z", "-l", "--full-tree", tree)
 	if err != nil {
@@ -223,8 +223,8 @@ func (o object) write(r *bufio.Reader, w *treeWriter) error {
 	return err
 }
 
-// writeDir reads a tree as git stores it: "<mode> <name>\x00<id>" for each entry. It adds to the proof what neither
-// the files tell nor ls-tree, which shows old modes as git writes them today.
+// writeDir reads a tree as git stores it: "<mode> <name>\x00<id>" for each entry. It adds the parts to the proof that
+// are neither in the files nor in the output of ls-tree, which shows old modes in today's form.
 func (o object) writeDir(r io.Reader, w *treeWriter) error {
 	if o.size == 0 && o.path != "" {
 		w.git.Empty = append(w.git.Empty, o.path)

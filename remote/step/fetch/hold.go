@@ -18,7 +18,7 @@ import (
 
 const (
 	treeName = "tree"      // the files of a component
-	metaName = "meta.json" // its nodes; each user of the component has a shared lock of this file
+	metaName = "meta.json" // list of its nodes; each user of the component holds a shared lock on it
 )
 
 // meta lists the nodes of a component, in its directory. Their digest is the component's name.
@@ -47,8 +47,8 @@ func (c *cache) hold(ctx context.Context, tree string) (*os.File, error) {
 	return nil, err
 }
 
-// share takes the shared lock of file, a meta.json. A process with the exclusive lock is about to remove the component,
-// or files that steps have added to it. The error is filelock.ErrTaken if the component was removed.
+// share takes the shared lock of file, a meta.json. Another process with the exclusive lock is about to remove the
+// component, or files that steps have added to it. The error is filelock.ErrTaken if the component was removed.
 func share(ctx context.Context, file *os.File) error {
 	return filelock.Poll(ctx, func() (bool, error) {
 		err := filelock.TryShared(file)
@@ -89,11 +89,11 @@ func (c *cache) component(ctx context.Context, e entry) (*Component, error) {
 // usedEvery is the resolution at which the cache records the last use of a component.
 const usedEvery = time.Minute
 
-// use returns the component s. file is its locked meta.json.
+// use returns the component s, which holds file, its locked meta.json.
 func (c *cache) use(s Source, file *os.File) *Component {
 	now := time.Now()
 	if info, err := file.Stat(); err == nil && now.Sub(info.ModTime()) > usedEvery {
-		_ = os.Chtimes(file.Name(), now, now) // if it fails the component only looks older
+		_ = os.Chtimes(file.Name(), now, now) // if it fails, the component only looks older
 	}
 	root := c.path(compDir, s.Tree, treeName)
 	s.Tree = digestPrefix + s.Tree
@@ -115,7 +115,7 @@ func (c *cache) evict(tree string) error {
 		defer filelock.Release(file)
 	} else if _, there := os.Lstat(filepath.Join(dir, metaName)); !errors.Is(there, fs.ErrNotExist) {
 		return err
-	} // else another process removes it, or its meta.json is lost
+	} // otherwise another process removes it, or its meta.json is lost
 	if err := os.Rename(dir, filepath.Join(tmp.path, compDir)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -123,7 +123,7 @@ func (c *cache) evict(tree string) error {
 	return nil
 }
 
-// publish moves dir, with the files that nodes lists, to its place in the cache. It returns the component, held,
+// publish moves dir, which has the files in nodes, to its place in the cache. It returns the component with its lock,
 // and its name.
 func (c *cache) publish(ctx context.Context, dir string, nodes []node) (*Component, string, error) {
 	tree := component.Digest(nodes)
@@ -139,7 +139,7 @@ func (c *cache) publish(ctx context.Context, dir string, nodes []node) (*Compone
 		if err != nil && !errors.Is(err, fs.ErrExist) && !errors.Is(err, unix.ENOTEMPTY) {
 			return nil, "", err
 		}
-		// Equal files fetched from elsewhere may be there already, and may be damaged.
+		// Equal files from another source may be there already, and may be damaged.
 		there, err := c.component(ctx, entry{Source: Source{Tree: tree}})
 		if err != nil {
 			return nil, "", err

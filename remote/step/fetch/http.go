@@ -26,7 +26,7 @@ const (
 	stallTime = time.Minute
 )
 
-// metadata are the addresses at which clouds tell a machine its secrets. Steps are never fetched from there.
+// metadata are the addresses at which clouds give a machine its secrets. Steps are never fetched from there.
 var metadata = []netip.Addr{netip.MustParseAddr("169.254.169.254"), netip.MustParseAddr("fd00:ec2::254")}
 
 // newClient returns a client that follows only safe redirects and never calls a metadata service.
@@ -70,8 +70,8 @@ func checkRedirect(req *http.Request, via []*http.Request) error {
 	return nil
 }
 
-// get requests u, and presents login if that is not nil. The caller closes the body of the response. The body fails
-// when the server sends nothing for limits.stall. A status that is not in ok is an *AccessError or another error.
+// get requests u, with login if that is not nil. The caller closes the body of the response. The body fails when the
+// server sends no byte for limits.stall. A status that is not in ok is an *AccessError or another error.
 func (f *fetcher) get(
 	ctx context.Context, u *url.URL, login *Login, header http.Header, ok ...int,
 ) (*http.Response, error) {
@@ -104,7 +104,7 @@ func (f *fetcher) get(
 	return nil, fmt.Errorf("the server answers %s", termtext.Short(resp.Status, 100))
 }
 
-// withoutURL strips the address from an error of the client, as it may hold credentials.
+// withoutURL removes the address from an error of the client, because it may contain credentials.
 func withoutURL(err error) error {
 	if u, ok := errors.AsType[*url.Error](err); ok {
 		return u.Err
@@ -113,7 +113,7 @@ func withoutURL(err error) error {
 }
 
 // anonymousFirst calls ask without credentials and, if the server refuses that and login is not nil, with login.
-// private tells that credentials were needed.
+// private says that credentials were needed.
 func anonymousFirst[T any](login *Login, ask func(*Login) (T, error)) (result T, private bool, err error) {
 	result, err = ask(nil)
 	if _, refused := errors.AsType[*AccessError](err); !refused || login == nil {
@@ -151,7 +151,7 @@ func (w *stallGuard) Close() error {
 	return w.ReadCloser.Close()
 }
 
-// drain reads the short rest of a body, so that its connection can be used again.
+// drain reads the short rest of a body, so that its connection can be reused.
 func drain(body io.Reader) { _, _ = io.CopyN(io.Discard, body, 4<<10) }
 
 func isHTTP(u *url.URL) bool {

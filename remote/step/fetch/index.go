@@ -10,21 +10,21 @@ import (
 	"time"
 )
 
-// keyOf returns a file name of the cache for parts. It is a digest, as the parts may be private.
+// keyOf returns a file name of the cache for parts. It is a digest, because the parts may be private.
 func keyOf(parts ...string) string {
 	return fmt.Sprintf("%x", sha256.Sum256([]byte(strings.Join(parts, "\x00"))))
 }
 
-// entry is the component of something that never changes: a commit, an archive of a known digest, a manifest.
+// entry is the component of a source that never changes: a commit, an archive of a known digest, or a manifest.
 type entry struct {
 	Source Source `json:"source"`
-	// Private tells that the server wanted credentials for it.
+	// Private says that the server asked for credentials.
 	Private bool `json:"private,omitempty"`
 	// Git proves that the files are those of the commit. It is nil for other components.
 	Git *gitProof `json:"git,omitempty"`
 }
 
-// answer is a server's answer about a name that can change.
+// answer is a server's answer about a name whose target can change.
 type answer struct {
 	// Asked is the time of the question, in nanoseconds since 1970.
 	Asked int64 `json:"asked"`
@@ -34,7 +34,8 @@ type answer struct {
 	Ref string `json:"ref,omitempty"`
 }
 
-// within reports whether the answer is younger than t. An answer from the future has a wrong clock's time.
+// within reports whether the answer is younger than t. An answer from the future comes from a wrong clock, and does not
+// count.
 func (a answer) within(t time.Time) bool {
 	return a.Asked >= t.UnixNano() && a.Asked <= time.Now().UnixNano()
 }

@@ -7,8 +7,8 @@ type limits struct {
 	entries int           // files, links and directories
 	file    int64         // bytes of one file
 	total   int64         // bytes of all files, and of an archive
-	ratio   int64         // bytes of an archive's files for each byte of the archive, beyond ratioFloor
-	parts   int           // parts of all paths that links lead by
+	ratio   int64         // bytes of an archive's files for each byte of the archive, after the first ratioFloor bytes
+	parts   int           // parts of all paths that links lead through
 	proof   int64         // bytes of the parts of a gitProof that grow with the number of files
 	stall   time.Duration // longest time without a byte from the server; git counts in seconds
 }

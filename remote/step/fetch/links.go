@@ -20,11 +20,11 @@ func outside(p string) bool { return p == ".." || strings.HasPrefix(p, "../") }
 type linkWalk struct {
 	links map[string]string // the targets of the links
 	parts int               // parts of paths that were walked
-	limit int               // of parts: a link may lead by 40 others, each with thousands of parts
+	limit int               // of parts: a link may lead through 40 others, each with thousands of parts
 }
 
-// checkLinks refuses links that lead out of a tree by way of others. links has the targets of all links of the tree.
-// limit bounds the parts of all paths that they lead by.
+// checkLinks refuses links that lead out of a tree through other links. links has the targets of all links of the tree.
+// limit bounds the parts of all paths that they lead through.
 func checkLinks(ctx context.Context, links map[string]string, limit int) error {
 	return (&linkWalk{links: links, limit: limit}).check(ctx)
 }
@@ -41,10 +41,10 @@ func (w *linkWalk) check(ctx context.Context) error {
 	return nil
 }
 
-// follow refuses a path that leads out of the tree. It follows links as Linux does. (os.Root does not tell: it follows
-// fewer, and a longer chain looks like a loop.)
+// follow refuses a path that leads out of the tree. It follows links as Linux does. os.Root does not help here: it
+// follows fewer links, and reports a longer chain as a loop.
 func (w *linkWalk) follow(name string) error {
-	at, rest := "", []string{name} // the path that was walked, and what is left of the targets, the next one last
+	at, rest := "", []string{name} // the path so far, and the rest of the targets, the next one last
 	for followed := 0; len(rest) > 0 && followed <= maxLinks; {
 		if w.parts++; w.parts > w.limit {
 			return fmt.Errorf("the symlinks of the tree lead by paths of more than %d parts", w.limit)
@@ -81,5 +81,5 @@ func (w *linkWalk) follow(name string) error {
 	return nil
 }
 
-// parentOf returns the directory of a clean relative path; "" for the top of the tree.
+// parentOf returns the directory of a clean relative path, or "" for the top of the tree.
 func parentOf(at string) string { return at[:max(0, strings.LastIndexByte(at, '/'))] }

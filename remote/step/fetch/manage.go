@@ -18,13 +18,13 @@ import (
 type Cached struct {
 	// Tree is the digest of its files, as in [Source].
 	Tree string `json:"tree"`
-	// Sources are the commits, archives and images that it is, as far as the cache knows.
+	// Sources are the commits, archives and images that have these files, as far as the cache knows.
 	Sources []Source `json:"sources,omitempty"`
 	// Bytes is its size.
 	Bytes int64 `json:"bytes"`
-	// Used is the time of the last use, to the minute; zero if the cache does not know.
+	// Used is the time of the last use, to the minute. It is zero if the cache does not know it.
 	Used time.Time `json:"used,omitzero"`
-	// InUse tells that a job uses it, so that it cannot be removed.
+	// InUse says that a job uses it, so that it cannot be removed.
 	InUse bool `json:"in_use,omitempty"`
 }
 
@@ -39,7 +39,7 @@ func (s *Store) existing() (*cache, error) {
 	return s.open()
 }
 
-// List returns the components in the cache, the least recently used first. It makes no cache where there is none.
+// List returns the components in the cache, the least recently used first. It does not create a missing cache.
 func (s *Store) List() ([]Cached, error) {
 	c, err := s.existing()
 	if c == nil || err != nil {
@@ -62,8 +62,8 @@ func (s *Store) List() ([]Cached, error) {
 	return all, err
 }
 
-// Prune removes the components that no job uses and that were not used for a time. It returns those that it removed. It
-// also removes the remains of processes that are gone. After an error it goes on with the next component.
+// Prune removes the components that no job uses and that were not used for the time unused. It returns the removed
+// ones. It also removes the files of dead processes. After an error it goes on with the next component.
 func (s *Store) Prune(ctx context.Context, unused time.Duration) (removed []Cached, err error) {
 	c, err := s.existing()
 	if c == nil || err != nil {
@@ -82,7 +82,7 @@ func (s *Store) Prune(ctx context.Context, unused time.Duration) (removed []Cach
 		switch err := c.evict(one.name()); {
 		case err == nil:
 			removed = append(removed, one)
-		case !errors.Is(err, filelock.ErrTaken): // else a job has begun to use it
+		case !errors.Is(err, filelock.ErrTaken): // ErrTaken: a job has begun to use it
 			failures = append(failures, fmt.Errorf("remove %s: %w", c.path(compDir, one.name()), err))
 		}
 	}
@@ -90,8 +90,8 @@ func (s *Store) Prune(ctx context.Context, unused time.Duration) (removed []Cach
 	return removed, errors.Join(append(failures, c.sweep())...)
 }
 
-// Verify compares all components with their digests, and removes those that were changed. It returns the changed ones;
-// InUse tells that a job uses one, which therefore stays.
+// Verify compares all components with their digests, and removes the changed ones. It returns them. A component with
+// InUse stays, because a job uses it.
 func (s *Store) Verify(ctx context.Context) (changed []Cached, err error) {
 	c, err := s.existing()
 	if c == nil || err != nil {
@@ -136,7 +136,7 @@ func (c *cache) check(ctx context.Context, tree string) error {
 	return err
 }
 
-// sources returns the sources of all components, by the names of these.
+// sources returns the sources of all components, by component name.
 func (c *cache) sources() (map[string][]Source, error) {
 	entries, err := os.ReadDir(c.path(indexDir))
 	all := map[string][]Source{}
@@ -145,7 +145,7 @@ func (c *cache) sources() (map[string][]Source, error) {
 		if c.read(indexDir, e.Name(), &of) {
 			name := of.Source.Tree
 			of.Source.Tree = digestPrefix + name
-			if !slices.Contains(all[name], of.Source) { // a tag object's is its commit's, too
+			if !slices.Contains(all[name], of.Source) { // a tag object and its commit have the same source
 				all[name] = append(all[name], of.Source)
 			}
 		}
@@ -161,13 +161,13 @@ func (c *cache) list() (all []Cached, total int64, err error) {
 		if info, err := os.Stat(c.path(compDir, e.Name(), metaName)); err == nil {
 			one.Used, one.Bytes = info.ModTime(), info.Size()
 		}
-		nodes, _ := c.nodes(e.Name()) // of a damaged component, only the list counts
+		nodes, _ := c.nodes(e.Name()) // a damaged list of nodes is used as far as it goes
 		for _, n := range nodes {
 			one.Bytes += n.Size
 		}
 		all, total = append(all, one), total+one.Bytes
 	}
-	// Not slices.SortFunc, which is compiled anew for each type: the VM's end stays smaller by 20 KB.
+	// Not slices.SortFunc: that is compiled again for each type, which costs the VM's end 20 KB.
 	sort.Slice(all, func(i, j int) bool { return all[i].Used.Before(all[j].Used) })
 	return all, total, err
 }

@@ -20,8 +20,8 @@ func (f *fetcher) find(key string) (entry, bool) {
 // fillFunc writes the files of a component to w. It may use the scratch directory tmp.
 type fillFunc func(w *treeWriter, tmp *scratch) (Source, error)
 
-// obtain returns the component of key, from the cache or by fill. Of all processes that need the component one fills
-// it, and the others wait. The caller has checked that it may have the component.
+// obtain returns the component of key, from the cache or by fill. If several processes need it, one fills it and the
+// others wait. The caller has checked that it may have the component.
 func (f *fetcher) obtain(ctx context.Context, key string, private bool, fill fillFunc) (*Component, error) {
 	c, err := f.once(ctx, key, func() (*Component, error) { return f.cached(ctx, key) },
 		func() (*Component, error) { return f.add(ctx, key, private, fill) })
@@ -31,8 +31,8 @@ func (f *fetcher) obtain(ctx context.Context, key string, private bool, fill fil
 	return c, err
 }
 
-// once returns the component that have returns or, if that is nil, the one that get returns. Of all processes that wait
-// for the same key one calls get.
+// once returns the component of have or, if that is nil, the component of get. If several processes wait for the same
+// key, one calls get.
 func (f *fetcher) once(ctx context.Context, key string, have, get func() (*Component, error)) (*Component, error) {
 	var c *Component
 	var err error
@@ -44,7 +44,7 @@ func (f *fetcher) once(ctx context.Context, key string, have, get func() (*Compo
 		return c, cmp.Or(lockErr, err)
 	}
 	defer unlock()
-	if c, err = have(); c != nil || err != nil { // another process may have got it just before
+	if c, err = have(); c != nil || err != nil { // another process may have fetched it just now
 		return c, err
 	}
 	return get()
@@ -68,7 +68,7 @@ func (f *fetcher) cached(ctx context.Context, key string) (*Component, error) {
 	}
 	if err != nil {
 		c.Release()
-		if errors.Is(err, errDamaged) { // fetched anew, it replaces the entry
+		if errors.Is(err, errDamaged) { // it is fetched again, and replaces the entry
 			err = nil
 		}
 		return nil, err
@@ -101,7 +101,7 @@ func (f *fetcher) add(ctx context.Context, key string, private bool, fill fillFu
 	if err != nil {
 		return nil, fmt.Errorf("write to cache: %w", err)
 	}
-	if source.Kind == kindGit { // before it is published, so that nothing is left of a refused one
+	if source.Kind == kindGit { // before it is published, so that a refused component leaves no files
 		if err := w.git.check(filepath.Join(dir, treeName), nodes, source); err != nil {
 			return nil, fmt.Errorf("check the files against the commit %s: %w", source.Commit, err)
 		}
@@ -120,7 +120,7 @@ func (f *fetcher) add(ctx context.Context, key string, private bool, fill fillFu
 	return published, nil
 }
 
-// record makes e the entry of key. The component of a tag object is that of its commit, too.
+// record makes e the entry of key. The component of a tag object also becomes that of its commit.
 func (f *fetcher) record(key string, e entry) error {
 	if e.Git != nil {
 		f.cache.proved.Store(provedKey(e.Source.Tree, e.Source, e.Git), true)

@@ -52,7 +52,7 @@ func (f *fetcher) oci(ctx context.Context, ref *pb.Reference) (*Component, error
 	})
 }
 
-// options returns the options of a request that presents login, if that is not nil.
+// options returns the options of a request, with login if that is not nil.
 func (f *fetcher) options(ctx context.Context, login *Login) []remote.Option {
 	auth := authn.Anonymous
 	if login != nil {
@@ -64,8 +64,8 @@ func (f *fetcher) options(ctx context.Context, login *Login) []remote.Option {
 	}
 }
 
-// manifestDigest asks the registry for the digest of an image's manifest. It also reports whether the registry wanted
-// credentials for that.
+// manifestDigest asks the registry for the digest of an image's manifest. It also reports whether the registry asked
+// for credentials.
 func (f *fetcher) manifestDigest(ctx context.Context, image name.Reference, login *Login) (string, bool, error) {
 	return anonymousFirst(login, func(login *Login) (string, error) {
 		d, err := remote.Head(image, f.options(ctx, login)...)
@@ -76,7 +76,7 @@ func (f *fetcher) manifestDigest(ctx context.Context, image name.Reference, logi
 	})
 }
 
-// refusalOf returns an *AccessError if the registry refused the request, and an error fit to be shown otherwise.
+// refusalOf returns an *AccessError if the registry refused the request, and otherwise err without secrets.
 func refusalOf(err error, presented bool) error {
 	failed, ok := errors.AsType[*transport.Error](err)
 	if !ok {

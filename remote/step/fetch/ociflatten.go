@@ -12,8 +12,8 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// A whiteout file in a layer hides the file of the layers below that has the rest of its name. An opaque whiteout hides
-// everything the layers below have in its directory (OCI image specification, "Whiteouts").
+// A whiteout file in a layer hides the file in lower layers whose name follows the prefix. An opaque whiteout hides
+// everything that lower layers have in its directory (OCI image specification, "Whiteouts").
 const (
 	whiteout = ".wh."
 	opaque   = ".wh..wh..opq"
@@ -21,15 +21,15 @@ const (
 
 // flattener writes the files of an image's layers, from the uppermost to the lowest.
 //
-// Not mutate.Extract: that cleans names before a caller can refuse them, drops duplicates and links that leave the tree
-// without an error, does not count hidden entries, and hides a directory that stands beside a whiteout of its name.
+// It does not use mutate.Extract. That cleans names before a caller can refuse them, drops duplicates and links out of
+// the tree without an error, does not count hidden entries, and hides a directory beside a whiteout of its name.
 type flattener struct {
 	w       *treeWriter
 	entries int              // of all layers, also hidden ones
-	above   map[string]cover // what the layers above hide of the layers below, by path
+	above   map[string]cover // the entries of lower layers that upper layers hide, by path
 }
 
-// cover tells what an entry of a layer hides.
+// cover says which entries an entry of a layer hides.
 type cover uint8
 
 const (
@@ -62,7 +62,7 @@ func (f *flattener) layer(archive *tar.Reader) error {
 		if errors.Is(err, io.EOF) {
 			break
 		}
-		if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // the writer refuses these, and says why
+		if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // the writer refuses insecure paths, and says why
 			return registryError(err)
 		}
 		if f.entries++; f.entries > f.w.limits.entries {

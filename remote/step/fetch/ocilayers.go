@@ -22,7 +22,7 @@ type savedLayer struct {
 
 func (l savedLayer) Compressed() (io.ReadCloser, error) { return os.Open(l.path) }
 
-// saveLayers downloads the layers of img. It reads each to its end, because only there the library compares the digest;
+// saveLayers downloads the layers of img. It reads each to its end: only there does the library compare the digest, and
 // a reader of the archive would stop before. cancel ends the downloads.
 func saveLayers(
 	ctx context.Context, cancel context.CancelCauseFunc, img v1.Image, l limits, tmp *scratch,

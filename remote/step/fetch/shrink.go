@@ -10,18 +10,18 @@ import (
 	"github.com/stepmux/stepmux/internal/filelock"
 )
 
-// keepAnswers is how long the cache keeps the answers of servers. An answer that is gone is asked for again.
+// keepAnswers is how long the cache keeps the answers of servers. After that the server is asked again.
 const keepAnswers = 24 * time.Hour
 
 // shrink removes unused components, the least recently used first, until the cache is within its limit. It does nothing
-// while another process does the same. A component that cannot be removed stays for the next attempt.
+// while another process shrinks the cache. A component that cannot be removed stays until the next attempt.
 func (c *cache) shrink() {
 	gc, err := filelock.Claim(c.dir)
 	if err != nil {
 		return
 	}
 	defer filelock.Release(gc)
-	all, total, _ := c.list() // what it cannot list it cannot remove
+	all, total, _ := c.list() // components that cannot be listed cannot be removed
 	if total <= c.maxBytes {
 		return
 	}

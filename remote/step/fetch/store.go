@@ -19,18 +19,18 @@ const (
 	defaultTimeout  = 10 * time.Minute
 )
 
-// Config says where a Store keeps components, and how much.
+// Config says where a Store keeps components, and how many bytes.
 type Config struct {
-	// Dir is the cache's directory, made if missing. A directory of another user is refused. If empty,
+	// Dir is the cache's directory. It is made if it is missing; a directory of another user is refused. If empty,
 	// [component.DefaultDir].
 	Dir string
-	// MaxBytes is the size of the cache, in bytes of files, beyond which unused components are removed, the least
-	// recently used first. Components in use do not count against it. If zero, 10 GiB.
+	// MaxBytes bounds the cache, in bytes of files. Beyond it unused components are removed, the least recently used
+	// first. Components in use do not count. If zero, 10 GiB.
 	MaxBytes int64
 	// Timeout bounds one Fetch. If zero, 10 min.
 	Timeout time.Duration
-	// Mirrors replaces the beginnings of URLs of git repositories by the beginning of another URL, or of a path of this
-	// machine. The longest match counts. Components keep the URL they were asked for by.
+	// Mirrors replaces the beginnings of URLs of git repositories by another URL, or by a local path. The longest match
+	// counts. Components keep the original URL.
 	Mirrors map[string]string
 	// Offline keeps the store from asking servers. A component that is not in the cache is then an ErrOffline.
 	Offline bool
@@ -48,8 +48,8 @@ type Store struct {
 	closed bool
 }
 
-// New returns a Store, which the caller closes. It does not touch the cache before the first Fetch: a machine whose
-// jobs fetch nothing needs no cache.
+// New returns a Store. The caller closes it. New does not touch the cache: a machine whose jobs fetch nothing needs no
+// cache.
 func New(cfg Config) (*Store, error) {
 	if cfg.MaxBytes < 0 || cfg.Timeout < 0 {
 		return nil, errors.New("open component store: MaxBytes and Timeout must not be negative")

@@ -18,19 +18,19 @@ import (
 	"github.com/stepmux/stepmux/remote/step/component"
 )
 
-// treeWriter writes the files of a component below one directory, and refuses entries that do not belong there. After
-// an error it is of no more use; the caller removes the directory.
+// treeWriter writes the files of a component below one directory, and refuses entries that lead outside or exceed a
+// limit. After an error it cannot be used any more; the caller removes the directory.
 type treeWriter struct {
 	root   *os.Root
 	limits limits
 	at     string            // the directory of the last entry
-	inside *os.Root          // that directory: the next entry often has the same
-	dirs   map[string]bool   // made so far, and the root; false if empty
+	inside *os.Root          // that directory, open: the next entry is often in the same one
+	dirs   map[string]bool   // made so far, and the root; false for an empty directory
 	nodes  map[string]node   // files and links by path
 	links  map[string]string // the targets of links
 	folded map[string]string // paths by their lower-case form
 	total  int64
-	git    *gitProof // of the files of a commit
+	git    *gitProof // proof of a commit's files
 }
 
 // newTreeWriter makes dir and returns a writer to it.
@@ -78,7 +78,7 @@ func checkPath(name string) error {
 	return nil
 }
 
-// add counts a new entry, whose name is valid, makes its parent directories and enters its parent.
+// add counts a new entry, whose name is valid, makes its parent directories and opens its parent.
 func (w *treeWriter) add(name string) error {
 	parent := path.Dir(name)
 	if err := w.makeDir(parent); err != nil {
@@ -191,7 +191,7 @@ func tooLarge(limit int64) error {
 	return fmt.Errorf("its size exceeds the limit; %d bytes are left", limit)
 }
 
-// symlink adds a symbolic link to the path that r has.
+// symlink adds a symbolic link. r has its target.
 func (w *treeWriter) symlink(name string, r io.Reader) error {
 	return w.entry(node{Path: name, Mode: modeSymlink}, func(n *node) error {
 		data, err := io.ReadAll(io.LimitReader(r, maxTarget+1))
@@ -213,7 +213,7 @@ func (w *treeWriter) symlink(name string, r io.Reader) error {
 
 var errDuplicate = errors.New("it is there twice (duplicate)")
 
-// entryError adds to err the name of the entry it is about.
+// entryError adds the name of the entry to err.
 func entryError(name string, err error) error {
 	return fmt.Errorf("write %q: %w", termtext.Short(name, 200), oserr.Bare(err))
 }

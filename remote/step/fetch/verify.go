@@ -23,14 +23,15 @@ import (
 // errDamaged says that files of a component were changed.
 var errDamaged = errors.New("the component was changed")
 
-// stamp is a digest of the inode numbers, sizes, modes and change times of a component's files. No process can set back
-// a change time.
+// stamp is a digest of the inode numbers, sizes, modes and change times of a component's files. No process can set a
+// change time.
 type stamp [sha256.Size]byte
 
-// verify compares a component with its digest. file is its meta.json, with the shared lock. An unchanged stamp since
-// this process last compared the files is enough. Files that steps have added, such as the compiled files that
-// interpreters keep beside the source, do not count: they are removed, unless another process uses the component. The
-// error is filelock.ErrTaken if the component was removed meanwhile.
+// verify compares a component with its digest. file is its meta.json, with the shared lock. If the stamp is the same as
+// when this process last compared the files, verify does not compare them again.
+//
+// Steps may have added files, such as the compiled files that interpreters keep beside the source. Those are removed,
+// unless another process uses the component. The error is filelock.ErrTaken if the component was removed meanwhile.
 func (c *cache) verify(ctx context.Context, tree string, file *os.File) error {
 	nodes, err := c.nodes(tree)
 	if err != nil {
@@ -52,7 +53,7 @@ func (c *cache) verify(ctx context.Context, tree string, file *os.File) error {
 	if err := compare(ctx, dir, nodes); err != nil {
 		return err
 	}
-	if added.empty() { // else the next call tries to remove them
+	if added.empty() { // otherwise the next call tries to remove them
 		c.verified.Store(tree, now)
 	}
 	return nil
@@ -66,10 +67,10 @@ func ignoreNotExist(err error) error {
 	return err
 }
 
-// damagedIfMissing returns errDamaged if err, which is not nil, means that a file does not exist, and err otherwise.
+// damagedIfMissing returns errDamaged if err means that a file does not exist, and err otherwise. err is not nil.
 func damagedIfMissing(err error) error { return cmp.Or(ignoreNotExist(err), errDamaged) }
 
-// nodes returns the nodes of the component tree by its meta.json.
+// nodes reads the nodes of the component tree from its meta.json.
 func (c *cache) nodes(tree string) ([]node, error) {
 	data, err := os.ReadFile(c.path(compDir, tree, metaName))
 	if err != nil {
@@ -83,7 +84,7 @@ func (c *cache) nodes(tree string) ([]node, error) {
 }
 
 // compare compares the files in dir with nodes. A component with links that are refused today counts as changed:
-// earlier versions kept some.
+// earlier versions accepted some of them.
 func compare(ctx context.Context, dir string, nodes []node) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -142,7 +143,7 @@ func checkNode(n node, root *os.Root) error {
 	return nil
 }
 
-// added has the additions of steps to a component. The files of the component are unchanged.
+// added has the additions of steps to a component whose own files are unchanged.
 type added struct {
 	paths []string // files and directories that do not belong to the component
 	open  []string // directories of the component that are no longer read-only
@@ -150,8 +151,8 @@ type added struct {
 
 func (a added) empty() bool { return len(a.paths)+len(a.open) == 0 }
 
-// scan returns the stamp of the files in dir, and the additions of steps to nodes. It skips files that vanish: compare
-// notices a missing file of the component, and any other file may go at any time.
+// scan returns the stamp of the files in dir, and the additions of steps to nodes. It skips files that disappear:
+// compare notices a missing file of the component, and any other file may disappear at any time.
 func scan(ctx context.Context, dir string, nodes []node) (stamp, added, error) {
 	known := map[string]bool{".": true}
 	for _, n := range nodes {
@@ -169,7 +170,7 @@ func scan(ctx context.Context, dir string, nodes []node) (stamp, added, error) {
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
-		case errors.Is(err, syscall.ENAMETOOLONG): // earlier versions kept components of any depth
+		case errors.Is(err, syscall.ENAMETOOLONG): // earlier versions accepted components of any depth
 			return errDamaged
 		case err != nil:
 			return ignoreNotExist(err)
@@ -204,11 +205,11 @@ func removeAdded(ctx context.Context, file *os.File, a added) error {
 	if err != nil && !errors.Is(err, filelock.ErrTaken) {
 		return err
 	}
-	return share(ctx, file) // the attempt gave up the shared lock
+	return share(ctx, file) // the attempt has released the shared lock
 }
 
-// remove removes the additions, and makes the directories read-only again. If a process that outlived its step adds
-// more meanwhile, the next call removes that.
+// remove removes the additions, and makes the directories read-only again. A process that outlived its step may add
+// more meanwhile; the next call removes that.
 func (a added) remove() error {
 	for _, at := range a.paths {
 		parent := filepath.Dir(at)

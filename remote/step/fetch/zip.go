@@ -20,15 +20,15 @@ import (
 
 // archive is a requested zip archive.
 type archive struct {
-	path     string   // of an archive on this machine
-	url      *url.URL // of any other
+	path     string   // of a local archive
+	url      *url.URL // of a remote archive
 	location string   // its address without credentials and query
 	key      string   // its address without a login; the query may be secret
 	login    *Login
-	digest   string // the digest it must have, in hexadecimal; empty for any
+	digest   string // the expected digest, in hexadecimal, or empty
 }
 
-// archiveAt returns the archive at an address, which is a URL or an absolute path.
+// archiveAt returns the archive at an address: a URL or an absolute path.
 func archiveAt(address string) (*archive, error) {
 	u, err := url.Parse(address)
 	switch {
@@ -91,7 +91,7 @@ func (f *fetcher) localArchive(ctx context.Context, a *archive) (*Component, err
 	if err != nil {
 		return nil, err
 	}
-	c.Location = a.location // the cache may have it from an equal archive elsewhere
+	c.Location = a.location // the cache may have it from an equal archive in another place
 	return c, nil
 }
 
@@ -100,7 +100,7 @@ func (f *fetcher) remoteArchive(ctx context.Context, a *archive) (*Component, er
 	if a.digest == "" {
 		return f.latestArchive(ctx, a)
 	}
-	// The download has a lock of its own: obtain takes that of the content.
+	// The download has a lock of its own, because obtain takes the lock of the content.
 	return f.once(ctx, keyOf("download", a.key, a.digest), func() (*Component, error) {
 		key := keyOf(keyOf(kindZip, a.key), a.digest)
 		e, found := f.find(key)
@@ -119,7 +119,7 @@ func (f *fetcher) remoteArchive(ctx context.Context, a *archive) (*Component, er
 	})
 }
 
-// latestArchive returns the present content of the archive a, whose digest is not known.
+// latestArchive returns the present content of the archive a, which was requested without a digest.
 func (f *fetcher) latestArchive(ctx context.Context, a *archive) (*Component, error) {
 	var c *Component
 	key := keyOf("archive", a.key)
@@ -158,8 +158,8 @@ func (f *fetcher) checkAccess(ctx context.Context, a *archive) error {
 	return err
 }
 
-// downloadArchive downloads a and returns its content, and the server's answer about it. Both are empty if tag is not
-// empty and still the archive's.
+// downloadArchive downloads a and returns its content, and the server's answer about it. Both are empty if tag is still
+// the ETag of the archive.
 func (f *fetcher) downloadArchive(ctx context.Context, a *archive, tag string) (*Component, answer, error) {
 	header := http.Header{}
 	if tag != "" {
@@ -212,7 +212,7 @@ func fill(file *os.File, r io.Reader, limit int64) (int64, error) {
 	return n, file.Close()
 }
 
-// extracted returns the content of the archive a, whose bytes r has, and its digest.
+// extracted returns the content of the archive a and its digest. r has the archive's bytes.
 func (f *fetcher) extracted(ctx context.Context, a *archive, r io.Reader, private bool) (*Component, string, error) {
 	tmp, err := f.cache.scratch()
 	if err != nil {
@@ -237,7 +237,7 @@ func (f *fetcher) extracted(ctx context.Context, a *archive, r io.Reader, privat
 	return c, got.digest, err
 }
 
-// contextReader ends with ctx.
+// contextReader is a reader that fails when ctx has ended.
 type contextReader struct {
 	ctx context.Context
 	r   io.Reader

@@ -21,8 +21,8 @@ var kinds = map[pb.Spec_InputType]expr.Kind{
 	pb.Spec_list:   expr.Array,
 }
 
-// mistyped returns the mistake of a value of kind for the declared type want, such as "a string, and must be a number".
-// It returns "" if the type is right.
+// mistyped returns the mistake if a value of kind does not fit the declared type want, such as "a string, and must be a
+// number". It returns "" if the type is right.
 func mistyped(want pb.Spec_InputType, kind expr.Kind) string {
 	if want == pb.Spec_spec_type_unspecified {
 		if kind == expr.Array || kind == expr.Object || kind == expr.Null {
@@ -55,7 +55,7 @@ func TypeName(kind expr.Kind) string {
 	return strings.TrimPrefix(strings.TrimPrefix(phrase(kind), "a "), "an ")
 }
 
-// kindOf returns the kind of a value before its expressions are evaluated; an expression counts as a string.
+// kindOf returns the kind of a value before its expressions are evaluated. An expression counts as a string.
 func kindOf(v *structpb.Value) expr.Kind {
 	switch v.GetKind().(type) {
 	case *structpb.Value_BoolValue:
@@ -73,8 +73,8 @@ func kindOf(v *structpb.Value) expr.Kind {
 	}
 }
 
-// accept returns v as the value of the input in. A value that is sensitive only because of a masked variable fits every
-// input, and stays sensitive. The error does not show the value.
+// accept returns v as the value of the input in. Sensitive values are accepted only by sensitive inputs, except for
+// those that are sensitive only because of a masked variable. The error does not show the value.
 func accept(in *pb.Spec_Input, v expr.Value) (expr.Value, error) {
 	if why := mistyped(in.GetType(), v.Kind()); why != "" {
 		return v, errors.New("the value is " + why)

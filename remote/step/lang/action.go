@@ -14,8 +14,8 @@ const GitHubJobStep = "github/job"
 
 const dockerScheme = "docker://"
 
-// ParseAction reads the reference to a GitHub Action: ./directory, owner/repository[/directory]@revision, the same with
-// https://host/ before it, where /-/ ends the repository, or docker://image.
+// ParseAction reads the reference to a GitHub Action: ./directory, owner/repository[/directory]@revision, or
+// docker://image. The second form may begin with https://host/; then /-/ may end the repository.
 func ParseAction(text string) (*pb.Reference, error) {
 	ref := &pb.Reference{Protocol: pb.Reference_action}
 	switch {
@@ -49,7 +49,7 @@ func ParseAction(text string) (*pb.Reference, error) {
 		}
 	} else {
 		parts := strings.SplitN(where, "/", 3)
-		name := parts[:min(len(parts), 2)] // the schema takes a name without an owner too, which no server has
+		name := parts[:min(len(parts), 2)] // the schema accepts a name without an owner, too; no server has one
 		if slices.ContainsFunc(name, func(part string) bool { return !isSegment(part) }) {
 			return nil, wrong
 		}
@@ -68,7 +68,7 @@ func isSegment(text string) bool {
 	return strings.Trim(text, ".") != "" && !strings.HasPrefix(text, "-") && !strings.ContainsAny(text, `\?#:@% `)
 }
 
-// ActionText is the text that ParseAction made ref of.
+// ActionText returns the text from which ParseAction made ref.
 func ActionText(ref *pb.Reference) string {
 	dir, rev := ref.GetPath(), ""
 	if ref.GetRev() != "" {
@@ -86,7 +86,7 @@ func ActionText(ref *pb.Reference) string {
 	}
 }
 
-// checkActionInput refuses a name that no input of an action can have: it becomes part of the name of a variable.
+// checkActionInput refuses names that no action's input can have: the name becomes part of the name of a variable.
 func checkActionInput(w word) error {
 	if w.text == "" || len(w.text) > maxName || hasControl(w.text) || strings.Contains(w.text, "=") {
 		return w.at.errorf("the name of the input%s is not valid", Quote(w.text))
@@ -94,5 +94,6 @@ func checkActionInput(w word) error {
 	return nil
 }
 
-// EscapeExpressions returns a text that is evaluated to text itself: the expressions of other languages look alike.
+// EscapeExpressions returns a template whose value is text. Expressions of other languages in text would look like
+// ours.
 func EscapeExpressions(text string) string { return escape(text) }

@@ -9,10 +9,10 @@ import (
 	"github.com/stepmux/stepmux/remote/step/expr"
 )
 
-// maxInput is the largest value of an input, in bytes.
+// maxInput bounds the value of an input, in bytes.
 const maxInput = 4 << 20
 
-// Bind returns the inputs of a call of a definition with spec: the values given, checked, and the defaults of the
+// Bind returns the inputs of a call of a definition with spec: the given values, checked, and the defaults of the
 // others. Its error does not show values.
 func Bind(spec *pb.Spec, given map[string]expr.Value) (map[string]expr.Value, error) {
 	declared := spec.GetSpec().GetInputs()
@@ -51,8 +51,8 @@ func Bind(spec *pb.Spec, given map[string]expr.Value) (map[string]expr.Value, er
 	return inputs, nil
 }
 
-// Undeclared names the inputs in bound, the result of Bind, that have a sensitive value although spec does not declare
-// them sensitive: a masked variable made it so.
+// Undeclared returns the names of the inputs in bound, the result of Bind, whose value is sensitive although spec does
+// not declare them sensitive: a masked variable made them so.
 func Undeclared(spec *pb.Spec, bound map[string]expr.Value) (names []string) {
 	declared := spec.GetSpec().GetInputs()
 	for _, name := range sortedKeys(bound) {
@@ -63,9 +63,9 @@ func Undeclared(spec *pb.Spec, bound map[string]expr.Value) (names []string) {
 	return names
 }
 
-// BindOutputs returns the outputs of a definition with spec: the values given, checked, and the defaults of the others.
-// The error has all mistakes on one line and does not show values; the outputs without mistakes are returned in any
-// case. In the blueprint's dialect a missing output is only a warning.
+// BindOutputs returns the outputs of a definition with spec: the given values, checked, and the defaults of the others.
+// The error has all mistakes on one line and does not show values. The valid outputs are returned even with an error.
+// In the blueprint's dialect a missing output is only a warning.
 func BindOutputs(
 	spec *pb.Spec, dialect pb.Definition_Dialect, given map[string]expr.Value,
 ) (outputs map[string]expr.Value, warnings []string, err error) {

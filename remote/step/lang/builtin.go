@@ -11,15 +11,15 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-// The built-in steps that run scripts: the Reference.Path of the protocol builtin.
+// The built-in steps that run scripts. The names are the Reference.Path of the protocol builtin.
 const (
-	// ScriptStep runs the shell script in the input script, by the shell in the input shell. It goes on after a line
+	// ScriptStep runs the shell script in the input script, by the shell in the input shell. It continues after a line
 	// that fails.
 	ScriptStep = "script"
 	// LegacyScriptStep is like ScriptStep, but ends with the first line that fails.
 	LegacyScriptStep = "legacy/script"
-	// ManagerScriptStep runs the script of a job as GitLab Runner's manager sends it: a list of commands that knows the
-	// job's variables as its environment. It shows each command, and ends with the first that fails.
+	// ManagerScriptStep runs the script of a job from GitLab Runner's manager: a list of commands with the job's
+	// variables as environment. It shows each command, and ends with the first that fails.
 	ManagerScriptStep = "script_legacy"
 )
 
@@ -35,7 +35,7 @@ const (
 //go:embed builtins
 var builtinFiles embed.FS
 
-// unsupported are steps that are built into other step runners, and what to do without them.
+// unsupported are built-in steps of other step runners, with advice what to use instead.
 var unsupported = map[string]string{
 	"concrete": "it has a whole job in a form of GitLab Runner's own; turn its feature flag FF_CONCRETE off",
 	"function/oci/build": "build the image with another tool, such as docker build or buildah; it needs the step's " +
@@ -63,7 +63,7 @@ func isScript(ref *pb.Reference) bool {
 	return ref.GetProtocol() == pb.Reference_builtin && (ref.GetPath() == ScriptStep || ref.GetPath() == LegacyScriptStep)
 }
 
-// builtins return the definitions of all built-in steps, by name.
+// builtins has functions that return the definitions of all built-in steps, by name.
 var builtins = map[string]func() *pb.Definition{
 	ScriptStep:            scriptDefinition,
 	LegacyScriptStep:      scriptDefinition,
@@ -85,7 +85,7 @@ var scriptDefinition = sync.OnceValue(func() *pb.Definition {
 	}}}
 })
 
-// embedded returns a function that compiles the file of a built-in step, once: most builds use none of them.
+// embedded returns a function that compiles the file of a built-in step when it is first called: most builds use none.
 func embedded(name string) func() *pb.Definition {
 	return sync.OnceValue(func() *pb.Definition {
 		text, err := builtinFiles.ReadFile("builtins/" + name + ".yml")
@@ -100,7 +100,7 @@ func embedded(name string) func() *pb.Definition {
 	})
 }
 
-// Builtin returns the definition of the built-in step name. It must not be changed.
+// Builtin returns the definition of the built-in step name. Do not change it.
 func Builtin(name string) (*pb.Definition, error) {
 	if def := builtins[name]; def != nil {
 		return def(), nil

@@ -13,11 +13,11 @@ func isName(s string) bool {
 	return s != "" && !strings.Contains(digits, s[:1]) && strings.Trim(s, letters+digits) == ""
 }
 
-// checkName checks the name w, which is called what in errors.
-func checkName(w word, what string) error {
+// checkName checks the name w. Errors call it label.
+func checkName(w word, label string) error {
 	if len(w.text) > maxName || !isName(w.text) {
 		return w.at.errorf("the %s%s is not valid; use letters, digits and _, not a digit first, at most %d in all",
-			what, Quote(w.text), maxName)
+			label, Quote(w.text), maxName)
 	}
 	return nil
 }
@@ -36,7 +36,7 @@ func checkNUL(w word) error {
 	return nil
 }
 
-// CheckEnv checks variables that are not part of a text. Errors call them field. The rules are those of env in a job,
+// CheckEnv checks variables that do not come from a text. Errors call them field. The rules are those of env in a job,
 // but the values have no expressions. The error is an [*Error].
 func CheckEnv(field string, env map[string]string) error {
 	total := 0

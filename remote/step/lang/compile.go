@@ -13,11 +13,11 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-// compiler turns a draft into a definition. It makes the checks that a schema can make on the way, and postpones the
-// others to the end: then both report the same first mistake.
+// compiler turns a draft into a definition. Checks that a schema can make come first, and the others are postponed to
+// the end: so both report the same first mistake.
 type compiler struct {
 	mistake
-	checks []func() error // for the end
+	checks []func() error // the postponed checks
 }
 
 // afterwards postpones a check.
@@ -43,7 +43,7 @@ func compileStep(d *draftDefinition) (*pb.Definition, error) {
 	return def, nil
 }
 
-// compileSequence compiles a job with inputs. If it is a command, that becomes its only step.
+// compileSequence compiles a job with inputs. A job that is a single command becomes a list with one step.
 func compileSequence(d *draftDefinition) (*pb.Definition, error) {
 	def, err := compileStep(d)
 	if err == nil && def.GetType() == pb.DefinitionType_exec {
@@ -52,7 +52,7 @@ func compileSequence(d *draftDefinition) (*pb.Definition, error) {
 	return def, err
 }
 
-// compileJob compiles a job that gets no inputs.
+// compileJob compiles a job without inputs.
 func compileJob(d *draftDefinition) (*pb.Definition, error) {
 	def, err := compileSequence(d)
 	if err != nil {
@@ -177,7 +177,7 @@ func (c *compiler) step(d *draft, list *scope, i int, named bool) *pb.Step {
 	p.Timeout = c.timeout(d.timeout)
 	s := list.in(p.GetName(), i)
 	p.Condition = c.condition(d.condition, s)
-	// A command or script has files for outputs and exports. A called step has files of its own.
+	// A command or a script has files for outputs and exports. A called step has its own.
 	s.files = d.ref == nil && d.run == nil
 	p.Env = c.env(d.env, s)
 	switch {
@@ -202,7 +202,7 @@ func (c *compiler) step(d *draft, list *scope, i int, named bool) *pb.Step {
 	return p
 }
 
-// stepName is the name of the step at index i of its list.
+// stepName returns the name of the step at index i of its list.
 func (d *draft) stepName(i int) string {
 	if d.name.given {
 		return d.name.text
@@ -224,7 +224,7 @@ func (c *compiler) script(d *draft, p *pb.Step, s *scope) {
 	p.Inputs[inputScript] = structpb.NewStringValue(d.script.text)
 }
 
-// onlyOne checks that the step names its code, in one way.
+// onlyOne checks that the step names its code exactly once.
 func (d *draft) onlyOne() error {
 	switch {
 	case len(d.ways) == 0:
@@ -313,26 +313,26 @@ func checkSizes(pairs []pair) error {
 	return nil
 }
 
-// values compiles the inputs of a call or the outputs of a definition. what is "input" or "output".
-func (c *compiler) values(list []namedValue, s *scope, what string) map[string]*structpb.Value {
-	return c.valuesOf(list, s, what, func(w word) error { return checkName(w, "name of the "+what) })
+// values compiles the inputs of a call or the outputs of a definition. label is "input" or "output".
+func (c *compiler) values(list []namedValue, s *scope, label string) map[string]*structpb.Value {
+	return c.valuesOf(list, s, label, func(w word) error { return checkName(w, "name of the "+label) })
 }
 
-// valuesOf is values with a check of names.
+// valuesOf is values with another check of names.
 func (c *compiler) valuesOf(
-	list []namedValue, s *scope, what string, check func(word) error,
+	list []namedValue, s *scope, label string, check func(word) error,
 ) map[string]*structpb.Value {
 	if len(list) == 0 {
 		return nil
 	}
 	values := make(map[string]*structpb.Value, len(list))
 	for _, v := range list {
-		c.key(v.name, s, what)
+		c.key(v.name, s, label)
 		if !hasExpression(v.name.text) {
 			c.fail(check(v.name))
 		}
 		for _, text := range v.value.texts {
-			c.template(text, s, what+Quote(v.name.text))
+			c.template(text, s, label+Quote(v.name.text))
 		}
 		values[v.name.text] = v.value.value
 	}

@@ -70,31 +70,31 @@ func (c *compiler) input(p *draftParam) *pb.Spec_Input {
 	return in
 }
 
-// param compiles the type and the default of an input or an output; what tells which.
-func (c *compiler) param(p *draftParam, what string) (kind pb.Spec_InputType, preset *structpb.Value) {
-	c.fail(checkName(p.name, "name of the "+what))
+// param compiles the type and the default of an input or an output. label is "input" or "output".
+func (c *compiler) param(p *draftParam, label string) (kind pb.Spec_InputType, preset *structpb.Value) {
+	c.fail(checkName(p.name, "name of the "+label))
 	kind, known := types[p.kind.text]
 	if p.kind.given && !known {
-		c.fail(p.kind.at.errorf("the %s %s has an unknown type%s%s", what, p.label(), Quote(p.kind.text),
+		c.fail(p.kind.at.errorf("the %s %s has an unknown type%s%s", label, p.label(), Quote(p.kind.text),
 			Suggest(p.kind.text, strings.Split(typeList, ", "), "; it is one of "+typeList)))
 	}
 	if p.preset == nil {
 		return kind, nil
 	}
 	if why := mistyped(kind, kindOf(p.preset.value)); why != "" {
-		c.fail(p.preset.at.errorf("the default of the %s %s is %s", what, p.label(), why))
+		c.fail(p.preset.at.errorf("the default of the %s %s is %s", label, p.label(), why))
 	}
 	for _, w := range p.preset.texts {
 		if _, literal := Literal(w.text); !literal {
 			c.fail(w.at.beyond().errorf("the default of the %s %s has an expression, which a spec cannot have; for the "+
-				"text itself write %s", what, p.label(), exprEscaped))
+				"text itself write %s", label, p.label(), exprEscaped))
 		}
 	}
 	preset, _ = unescape(p.preset.value)
 	return kind, preset
 }
 
-// unescape returns v with the escapes in its texts resolved, and false if v has expressions.
+// unescape returns v with the escapes in its texts resolved. It returns false if v has expressions.
 func unescape(v *structpb.Value) (*structpb.Value, bool) {
 	literal := true
 	v = mapTexts(v, func(template string) string {
@@ -105,7 +105,7 @@ func unescape(v *structpb.Value) (*structpb.Value, bool) {
 	return v, literal
 }
 
-// mapTexts returns v with each text in it replaced by change of it.
+// mapTexts returns v with change applied to each text in it.
 func mapTexts(v *structpb.Value, change func(string) string) *structpb.Value {
 	switch k := v.GetKind().(type) {
 	case *structpb.Value_StringValue:

@@ -13,7 +13,7 @@ func (r *reader) job(docs []*yaml.Node) *draftDefinition {
 	}
 	d := r.stepFile(docs, "a list of steps, such as - script: echo hello")
 	if d != nil {
-		d.named = false // as in a job of one document
+		d.named = false // as in a job with one document
 	}
 	return d
 }
@@ -23,7 +23,7 @@ func (r *reader) step(docs []*yaml.Node) *draftDefinition {
 	return r.stepFile(docs, "the spec of the step, a line ---, and exec or run")
 }
 
-// stepFile reads a spec and a definition. If there is nothing, the error says to write example.
+// stepFile reads a spec and a definition. For an empty text, the error suggests example.
 func (r *reader) stepFile(docs []*yaml.Node, example string) *draftDefinition {
 	switch len(docs) {
 	case 0:
@@ -135,7 +135,7 @@ func (r *reader) readV0(n *yaml.Node) *draftDefinition {
 	return d
 }
 
-// checkType checks that a definition of the blueprint's dialect has the part that its type names, and not the other.
+// checkType checks that a definition of the blueprint's dialect has the part that its type names, and no other part.
 func (r *reader) checkType(d *draftDefinition, kind word) {
 	switch {
 	case !slices.Contains(definitionType, kind.text):
@@ -157,7 +157,7 @@ func (r *reader) run(n *yaml.Node) *draftRun {
 	r.enter(n)
 	nodes := r.list(n, "run")
 	run := &draftRun{at: r.at(n)}
-	if r.steps += len(nodes); r.steps > MaxSteps { // before the first of them costs memory
+	if r.steps += len(nodes); r.steps > MaxSteps { // before the first of them uses memory
 		r.fail(r.at(n).beyond().errorf("%d steps are too many, at most %d are allowed", r.steps, MaxSteps))
 		return run
 	}
@@ -232,8 +232,7 @@ func (r *reader) reference(n *yaml.Node, key string) *draftReference {
 	return ref
 }
 
-// strictly makes unknown keys mistakes until the function that it returns is called: a part of a reference that is not
-// understood may say which code is meant.
+// strictly makes unknown keys mistakes until end is called: an unknown part of a reference may decide which code runs.
 func (r *reader) strictly() (end func()) {
 	tolerant := r.tolerant
 	r.tolerant = false
@@ -279,8 +278,8 @@ func (r *reader) exec(n *yaml.Node) *draftExec {
 	return e
 }
 
-func (r *reader) words(n *yaml.Node, what string) []word {
-	return collect(r.list(n, what), func(n *yaml.Node) word { return r.word(n, "an argument of "+what) })
+func (r *reader) words(n *yaml.Node, label string) []word {
+	return collect(r.list(n, label), func(n *yaml.Node) word { return r.word(n, "an argument of "+label) })
 }
 
 func (r *reader) env(n *yaml.Node) []pair {
@@ -290,8 +289,8 @@ func (r *reader) env(n *yaml.Node) []pair {
 }
 
 // namedValues reads a mapping of values of any type.
-func (r *reader) namedValues(n *yaml.Node, what string) []namedValue {
-	return collect(r.optional(n, what), func(it item) namedValue {
+func (r *reader) namedValues(n *yaml.Node, label string) []namedValue {
+	return collect(r.optional(n, label), func(it item) namedValue {
 		return namedValue{it.key, r.anyValue(it.value, "the value of"+Quote(it.key.text))}
 	})
 }

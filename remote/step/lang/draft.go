@@ -2,8 +2,8 @@ package lang
 
 import "google.golang.org/protobuf/types/known/structpb"
 
-// A draft is the result of a front end: parts of the right types that are not checked yet. All front ends make drafts
-// and compile checks them, so the same mistake is an error in all of them.
+// A draft is the result of a front end: parts of the right types that are not checked yet. All front ends make drafts,
+// and compile checks them, so all front ends report the same mistakes.
 
 // draftDefinition is a job or a step.
 type draftDefinition struct {
@@ -15,7 +15,7 @@ type draftDefinition struct {
 	run      *draftRun
 	outputs  []namedValue
 	delegate word
-	// named tells that each of its steps must have a name.
+	// named says that each of its steps must have a name.
 	named bool
 }
 
@@ -36,7 +36,7 @@ type draft struct {
 	inputs    []namedValue
 	inputsAt  place
 
-	// ways are the keys that name the code of the step; the following have their values. Only one is allowed.
+	// ways are the keys by which the step names its code; the fields below have their values. Only one is allowed.
 	ways   []word
 	script word
 	ref    *draftReference

@@ -7,14 +7,14 @@ import (
 	"github.com/stepmux/stepmux/internal/spell"
 )
 
-// Error is a mistake in a job or a step, with its place and, where possible, a remedy. It quotes keys and names, never
+// Error is a mistake in a job or a step, with its place and, if possible, a remedy. It quotes keys and names, never
 // values.
 type Error struct {
 	// Where is the place: "file:line:column" in a text, "steps[2].env" in a request.
 	Where string
-	// Line and Column count from 1, in a text; the column counts characters. Else they are 0.
+	// Line and Column count from 1, in a text; the column counts characters. In a request they are 0.
 	Line, Column int
-	// Message is the text without the place.
+	// Message is the mistake, without the place.
 	Message string
 
 	semantic bool // see place
@@ -22,7 +22,7 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Where + ": " + e.Message }
 
-// mistake keeps the first mistake that was found.
+// mistake keeps the first mistake.
 type mistake struct{ err error }
 
 // fail keeps err, if it is the first one. err may be nil.
@@ -32,7 +32,7 @@ func (m *mistake) fail(err error) {
 	}
 }
 
-// maxQuoted is the longest foreign word an error repeats, in bytes.
+// maxQuoted bounds a foreign word in an error, in bytes.
 const maxQuoted = 64
 
 // letters may begin a name; digits may follow.
@@ -41,8 +41,8 @@ const (
 	digits  = "0123456789"
 )
 
-// Quote returns a foreign key or name for an error: a space and the word in quotes. It returns "" for a word that does
-// not look like a name: a line of a script in the place of a key may hold a secret.
+// Quote returns a foreign key or name for an error: a space and the word in quotes. It returns "" if the word does not
+// look like a name: a line of a script in the place of a key may contain a secret.
 func Quote(word string) string {
 	if word == "" || len(word) > maxQuoted || strings.Trim(word, letters+digits+"-. ") != "" {
 		return ""
@@ -50,8 +50,8 @@ func Quote(word string) string {
 	return fmt.Sprintf(" %q", word)
 }
 
-// Suggest returns the end of an error about an unknown word: a question about the word of known that was most likely
-// meant, or else otherwise.
+// Suggest returns the end of an error about an unknown word: a question about the known word that is most similar, or
+// else otherwise.
 func Suggest(word string, known []string, otherwise string) string {
 	if near := spell.Nearest(word, known); near != "" {
 		return fmt.Sprintf(", did you mean %q?", near)

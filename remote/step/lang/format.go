@@ -14,8 +14,7 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-// Format returns a text that ParseKept compiles to def. If there is none, def is not what a text compiles to, and the
-// error says so.
+// Format returns a text that ParseKept compiles to def. The error says that no text compiles to def.
 func Format(def *pb.Definition) (string, error) {
 	var text strings.Builder
 	for i, doc := range documentsOf(def) {
@@ -27,7 +26,7 @@ func Format(def *pb.Definition) (string, error) {
 			text.WriteString("\n---\n")
 		}
 		for _, c := range string(data) {
-			if c >= 0x7f && c < 0xa0 || c == 0xfeff || c == 0xfffe || c == 0xffff { // JSON has these as they are, YAML not
+			if c >= 0x7f && c < 0xa0 || c == 0xfeff || c == 0xfffe || c == 0xffff { // YAML must escape these, JSON not
 				fmt.Fprintf(&text, `\u%04x`, c)
 				continue
 			}
@@ -45,10 +44,10 @@ func Format(def *pb.Definition) (string, error) {
 	return text.String(), nil
 }
 
-// maxKept is the longest text of ParseKept, in bytes: the memory to read a text is up to 150 times its length.
+// maxKept bounds a text of ParseKept, in bytes: reading a text needs up to 150 times its length as memory.
 const maxKept = 16 * MaxText
 
-// ParseKept is ParseCalled for a text that was compiled before or comes from Format: it may be longer than MaxText, up
+// ParseKept is ParseCalled for a text that was compiled before or comes from Format. It may be longer than MaxText, up
 // to 16 MiB.
 func ParseKept(name, text string) (*pb.Definition, error) {
 	t, docs, err := load(name, []byte(text), maxKept)
@@ -73,7 +72,7 @@ func (o members) set(key string, value any) {
 	o[key] = value
 }
 
-// documentsOf returns the spec of def, and what it runs.
+// documentsOf returns the two documents of def: its spec, and its command or steps.
 func documentsOf(def *pb.Definition) [2]members {
 	content := proto.CloneOf(def.GetSpec().GetSpec())
 	for _, in := range content.GetInputs() {
@@ -88,7 +87,7 @@ func documentsOf(def *pb.Definition) [2]members {
 		spec["outputs"] = delegateWord
 	}
 	body := members{}
-	if inner := lone(def); inner != nil { // a command that was made a list of one
+	if inner := lone(def); inner != nil { // a command that became a list with one step
 		def = inner
 	} else {
 		body.set("outputs", valuesOf(def.GetOutputs()))
@@ -108,7 +107,7 @@ func documentsOf(def *pb.Definition) [2]members {
 	return [2]members{{"spec": spec}, body}
 }
 
-// lone returns the command that sequenceOf made def of, or nil.
+// lone returns the command from which sequenceOf made def, or nil.
 func lone(def *pb.Definition) *pb.Definition {
 	if len(def.GetSteps()) != 1 {
 		return nil
@@ -154,8 +153,8 @@ func stepOf(s *pb.Step) members {
 	return o
 }
 
-// isShortScript reports whether s can be the short form of a call of the script step. The long form may hold the same,
-// but its script cannot use the files of the step.
+// isShortScript reports whether s can be written as the short form of a call of the script step. The long form can have
+// the same values, but its script cannot use the files of the step.
 func isShortScript(s *pb.Step) bool {
 	if s.GetStep() != scriptURL || strings.TrimSpace(s.GetInputs()[inputScript].GetStringValue()) == "" {
 		return false
@@ -180,7 +179,7 @@ func partsOf(ref *pb.Reference) members {
 	return members{form.String(): o}
 }
 
-// membersOf returns the fields of m that are set, by the names that they have in texts, too.
+// membersOf returns the fields of m that are set. Their names are those in texts.
 func membersOf(m proto.Message) members {
 	o := members{}
 	data, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
@@ -188,7 +187,7 @@ func membersOf(m proto.Message) members {
 		err = json.Unmarshal(data, &o)
 	}
 	if err != nil {
-		return members{} // of no definition that was compiled, and Format finds it out
+		return members{} // no compiled definition has this; Format notices it
 	}
 	return o
 }

@@ -30,7 +30,7 @@ var (
 	longRequired = map[string][]string{"git": {"url", "rev"}, "zip": {"url"}, "oci": {"registry", "repository", "tag"}}
 )
 
-// ways are the keys of a step that name its code; a step has one of them.
+// ways are the keys by which a step names its code. A step has one of them.
 var ways = []string{"step", "func", "script", "exec", "run", "action"}
 
 // workDirs are all published spellings of work_dir.

@@ -34,5 +34,5 @@ func Literal(template string) (string, bool) {
 	return out.String(), true
 }
 
-// escape returns a template for any text.
+// escape returns a template whose value is text.
 func escape(text string) string { return strings.ReplaceAll(text, exprOpen, exprEscaped) }

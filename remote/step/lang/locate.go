@@ -15,24 +15,24 @@ type Part string
 const (
 	PartCondition Part = "if"
 	PartEnv       Part = "env"
-	PartInputs    Part = "inputs" // and script
+	PartInputs    Part = "inputs" // and the script
 	PartOutputs   Part = "outputs"
 	PartReference Part = "step"
 	PartExec      Part = "exec"
 )
 
-// Locator finds the places of expressions in the text that a definition was compiled from. Definitions have no places:
-// the same steps are the same definition, wherever they stand. A Locator reads the text anew for each place, so that
-// only an expression that fails costs anything. A nil Locator finds nothing.
+// Locator finds the places of expressions in the text from which a definition was compiled. A definition has no places,
+// because equal steps are equal definitions, wherever they stand. A Locator reads the text again for each place, so
+// only an expression that fails costs time. A nil Locator finds nothing.
 type Locator struct{ read func() *draftDefinition }
 
-// NewLocator returns the Locator of data, a text that [Parse] or [ParseStep] or their variants accept. Places begin
-// with name.
+// NewLocator returns the Locator of data, a text that [Parse], [ParseStep] or one of their variants accepts. Places
+// begin with name.
 func NewLocator(name string, data []byte) *Locator {
 	return &Locator{func() *draftDefinition {
 		d, err := parseDraft(name, data, func(r *reader, docs []*yaml.Node) *draftDefinition {
 			r.tolerant = true
-			return r.job(docs) // which reads the file of a step, too
+			return r.job(docs) // also reads the file of a step
 		})
 		if err != nil {
 			return nil
@@ -49,10 +49,9 @@ func NewNodeLocator(n *yaml.Node, origin func(*yaml.Node) *Source) *Locator {
 	}}
 }
 
-// Locate returns the place of the byte at offset of template, as "file:line:column", or "" if there is none. The
-// template is the text of a part of a definition or, if steps is not empty, of a step: steps are the names of the steps
-// that it stands in, the innermost last. If several texts of the part are the same, the one that is evaluated first
-// counts.
+// Locate returns the place of the byte at offset of template, as "file:line:column", or "" if it is unknown. template
+// is a text of part, which belongs to a definition or, if steps is not empty, to a step: steps are the names of the
+// steps that lead to it, its own name last. If the part has equal texts, the first one that is evaluated counts.
 func (l *Locator) Locate(steps []string, part Part, template string, offset int) string {
 	if l == nil {
 		return ""
@@ -62,7 +61,7 @@ func (l *Locator) Locate(steps []string, part Part, template string, offset int)
 		return ""
 	}
 	at, words := d.part(part)
-	if d.run != nil && len(steps) > 0 { // the only step of a job that is a command is the job
+	if d.run != nil && len(steps) > 0 { // a job that is a command is its own only step
 		step := d.run.find(steps)
 		if step == nil {
 			return ""
@@ -71,7 +70,7 @@ func (l *Locator) Locate(steps []string, part Part, template string, offset int)
 	}
 	for _, w := range words {
 		if start := strings.Index(w.text, template); start == 0 && len(w.text) == len(template) ||
-			start >= 0 && part == PartCondition { // whose brackets are no part of the template
+			start >= 0 && part == PartCondition { // its brackets are not in the template
 			return w.at.errorIn(w.text, start+offset, "").Where
 		}
 	}
@@ -88,7 +87,7 @@ func (l *Locator) Locate(steps []string, part Part, template string, offset int)
 
 // part returns the place of the definition, and its texts in part, in the order of their evaluation.
 func (d *draftDefinition) part(part Part) (place, []word) {
-	switch part { //nolint:exhaustive // the others belong to steps
+	switch part { //nolint:exhaustive // the other parts belong to steps
 	case PartEnv:
 		return d.at, envWords(d.env)
 	case PartOutputs:
@@ -102,7 +101,7 @@ func (d *draftDefinition) part(part Part) (place, []word) {
 
 // part returns the texts of the step in part, in the order of their evaluation.
 func (d *draft) part(part Part) []word {
-	switch part { //nolint:exhaustive // the others belong to definitions
+	switch part { //nolint:exhaustive // the other parts belong to definitions
 	case PartCondition:
 		return []word{d.condition}
 	case PartEnv:
@@ -153,7 +152,7 @@ func (ref *draftReference) words() []word {
 	return words
 }
 
-// Here and below not slices.SortFunc, which is compiled anew for each type: the VM's end stays smaller by 30 KB each.
+// Here and below not slices.SortFunc: that is compiled again for each type, which costs the VM's end 30 KB each.
 func envWords(env []pair) (words []word) {
 	env = slices.Clone(env)
 	sort.Slice(env, func(i, j int) bool { return env[i].key.text < env[j].key.text })

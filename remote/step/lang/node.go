@@ -6,8 +6,8 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-// Source is a YAML text that has steps among other things. A front end loads it with [Load], under the same limits as
-// steps, finds the lists of steps in Docs, and compiles them with [FromNode].
+// Source is a YAML text that contains steps besides other things. A front end loads it with [Load], under the same
+// limits as steps, finds the lists of steps in Docs, and compiles them with [FromNode].
 type Source struct {
 	// Docs are its documents, at most three.
 	Docs []*yaml.Node
@@ -15,8 +15,8 @@ type Source struct {
 	text *text
 }
 
-// Load loads the YAML text data, which errors call name. It makes the checks of [Parse] that do not depend on the
-// language of steps. The error is an [*Error].
+// Load loads the YAML text data. Errors call it name. It makes the checks of [Parse] that do not depend on the language
+// of steps. The error is an [*Error].
 func Load(name string, data []byte) (*Source, error) {
 	t, docs, err := load(name, data, MaxText)
 	if err != nil {
@@ -25,7 +25,7 @@ func Load(name string, data []byte) (*Source, error) {
 	return &Source{Docs: docs, text: t}, nil
 }
 
-// Errorf returns an error about n, a node of the source or a copy of one. If n is nil the error is about the whole
+// Errorf returns an error about n, a node of the source or a copy of one. If n is nil, the error is about the whole
 // text.
 func (s *Source) Errorf(n *yaml.Node, format string, args ...any) *Error {
 	if n == nil {
@@ -46,5 +46,5 @@ func FromNode(n *yaml.Node, origin func(*yaml.Node) *Source) (*pb.Definition, []
 	return def, run.warnings(), err
 }
 
-// Escape returns a template for any text.
+// Escape returns a template whose value is text.
 func Escape(text string) string { return escape(text) }

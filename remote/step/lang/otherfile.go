@@ -6,8 +6,8 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// otherFile returns an error for a text that has a mistake because it is a file of another kind, and nil if it may be
-// meant as steps. docs are its documents; it has none if it is no YAML.
+// otherFile explains a mistake in a text that is a file of another kind. It returns nil if the text may be meant as
+// steps. docs are its documents; a text that is not YAML has none.
 func (t *text) otherFile(docs []*yaml.Node) error {
 	root := &yaml.Node{}
 	if len(docs) > 0 {

@@ -17,13 +17,13 @@ type place struct {
 	semantic bool
 }
 
-// beyond returns p for an error that a schema cannot find.
+// beyond marks p for an error that a schema cannot find.
 func (p place) beyond() place {
 	p.semantic = true
 	return p
 }
 
-// text is a YAML text and the name errors give it.
+// text is a YAML text and its name in errors.
 type text struct {
 	name string
 	data string
@@ -78,7 +78,7 @@ func (p place) errorf(format string, args ...any) *Error {
 	return err
 }
 
-// errorIn returns an error about offset of the value read here.
+// errorIn returns an error about the byte at offset of the value that was read here.
 func (p place) errorIn(value string, offset int, format string, args ...any) *Error {
 	err := p.errorf(format, args...)
 	if p.node == nil || p.node.Kind != yaml.ScalarNode {
@@ -91,7 +91,7 @@ func (p place) errorIn(value string, offset int, format string, args ...any) *Er
 	return err
 }
 
-// find returns the place in the text of offset of the value, or 0 if it cannot tell.
+// find returns the place in the text of the byte at offset of the value. It returns 0 if it is unknown.
 func (p place) find(value string, offset int) (line, column int) {
 	mark, _, _ := strings.Cut(value[offset:], "\n")
 	mark = mark[:min(len(mark), maxMark)]
@@ -124,5 +124,5 @@ func (p place) find(value string, offset int) (line, column int) {
 	return line, 1 + utf8.RuneCountInString(source[:from+at])
 }
 
-// maxMark bounds the part of a value that is searched in its text, in bytes.
+// maxMark bounds the part of a value that is searched for in its text, in bytes.
 const maxMark = 16

@@ -10,8 +10,8 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-// FromProto compiles the steps of a request. The rules are those of [Parse]; errors name the field,
-// as in "steps[2].env". The error is an [*Error].
+// FromProto compiles the steps of a request. The rules are those of [Parse]. Errors name the field, as in
+// "steps[2].env". The error is an [*Error].
 func FromProto(list []*pb.Step) (*pb.Definition, error) {
 	run := &draftRun{at: place{path: "steps"}, steps: make([]draft, len(list))}
 	if len(list) > MaxSteps {
@@ -27,7 +27,7 @@ func FromProto(list []*pb.Step) (*pb.Definition, error) {
 	return compileJob(&draftDefinition{at: run.at, run: run})
 }
 
-// request reads the messages of a request. An empty field counts as one that is not given.
+// request reads the messages of a request. An empty field counts as missing.
 type request struct{ mistake }
 
 func (r *request) step(s *pb.Step, path string) draft {
@@ -68,7 +68,7 @@ func (r *request) step(s *pb.Step, path string) draft {
 	return d
 }
 
-// timeout reads a duration into the text of one, or into an empty word if there is none.
+// timeout returns a duration as text, or an empty word if it is missing.
 func (r *request) timeout(d *durationpb.Duration, at place) word {
 	if d == nil {
 		return word{at: at}
@@ -79,7 +79,7 @@ func (r *request) timeout(d *durationpb.Duration, at place) word {
 	return word{at: at, text: timeoutText(d), given: true}
 }
 
-// timeoutText returns a duration as it is written in a text; empty if there is none.
+// timeoutText returns a duration as texts have it, or "" if it is missing.
 func timeoutText(d *durationpb.Duration) string {
 	if d == nil {
 		return ""
@@ -124,8 +124,8 @@ func (r *request) collect(d *draftValue, v *structpb.Value, depth int) {
 	}
 }
 
-// Script returns a job of one step named script, which runs text. ${{ has no meaning in the text. The error is an
-// [*Error] and calls the text field.
+// Script returns a job with one step, named script, which runs text. ${{ has no meaning in the text. The error is an
+// [*Error] that calls the text field.
 func Script(field, text string) (*pb.Definition, error) {
 	at := place{path: field}
 	switch {

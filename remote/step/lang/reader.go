@@ -9,23 +9,23 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// reader reads the nodes of a text and counts their cost. It keeps the first mistake; from then on every node that it
-// reads is empty, so that its methods need no results for errors.
+// reader reads the nodes of a text and counts their cost. It keeps the first mistake. From then on every node that it
+// reads is empty, so its methods need no error results.
 type reader struct {
 	mistake
 	text *text
-	// tolerant makes an unknown key a warning, which is kept in unknown.
+	// tolerant makes an unknown key a warning, in unknown.
 	tolerant bool
 	unknown  []*Error
-	// origin returns the source of a node; nil if all nodes belong to text.
+	// origin returns the source of a node. It is nil if all nodes belong to text.
 	origin func(*yaml.Node) *Source
 	cost   int
 	steps  int // read so far
 	depth  int // of lists of steps and of values, including aliases
 }
 
-// enter goes one level deeper; the caller calls leave. The loader bounds the nesting of the text, but not that of an
-// alias that holds itself: beyond the limit every node is empty.
+// enter goes one level deeper; the caller calls leave. The loader bounds the nesting of the text, but an alias may
+// contain itself: beyond the limit every node is empty.
 func (r *reader) enter(n *yaml.Node) {
 	if r.depth++; r.depth > maxDepth {
 		r.fail(r.at(n).beyond().errorf("it is nested deeper than %d; does an alias hold itself?", maxDepth))
@@ -42,7 +42,7 @@ func (r *reader) at(n *yaml.Node) place {
 }
 
 // value returns n or, if n is an alias, its target, and counts the cost. Every node is read through value, so that
-// aliases cannot turn a small text into a large job. The kind of a node may be trusted only after this call.
+// aliases cannot turn a small text into a large job. Only after this call the kind of a node can be trusted.
 func (r *reader) value(n *yaml.Node) *yaml.Node {
 	target := n
 	if n.Kind == yaml.AliasNode {
@@ -63,21 +63,21 @@ func (r *reader) value(n *yaml.Node) *yaml.Node {
 	return target
 }
 
-// word reads a text, which is called what in errors.
-func (r *reader) word(n *yaml.Node, what string) word {
+// word reads a text. Errors call it label.
+func (r *reader) word(n *yaml.Node, label string) word {
 	v := r.value(n)
 	if v.Kind != yaml.ScalarNode || v.ShortTag() != "!!str" {
-		r.fail(r.at(n).errorf("%s must be a text, not %s", what, describe(v)))
+		r.fail(r.at(n).errorf("%s must be a text, not %s", label, describe(v)))
 		return word{}
 	}
 	return word{at: r.at(n), text: v.Value, given: true}
 }
 
 // list reads a list and returns its items.
-func (r *reader) list(n *yaml.Node, what string) []*yaml.Node {
+func (r *reader) list(n *yaml.Node, label string) []*yaml.Node {
 	v := r.value(n)
 	if v.Kind != yaml.SequenceNode {
-		r.fail(r.at(n).errorf("%s must be a list, not %s", what, describe(v)))
+		r.fail(r.at(n).errorf("%s must be a list, not %s", label, describe(v)))
 	}
 	return v.Content
 }
@@ -89,10 +89,10 @@ type item struct {
 }
 
 // mapping reads a mapping with distinct texts as keys.
-func (r *reader) mapping(n *yaml.Node, what string) []item {
+func (r *reader) mapping(n *yaml.Node, label string) []item {
 	v := r.value(n)
 	if v.Kind != yaml.MappingNode {
-		r.fail(r.at(n).errorf("%s must be a mapping (key: value), not %s", what, describe(v)))
+		r.fail(r.at(n).errorf("%s must be a mapping (key: value), not %s", label, describe(v)))
 		return nil
 	}
 	items := make([]item, 0, len(v.Content)/2)
@@ -106,7 +106,7 @@ func (r *reader) mapping(n *yaml.Node, what string) []item {
 		}
 		key := r.word(v.Content[i], "a key")
 		if bad, ok := errors.AsType[*Error](r.err); ok {
-			bad.semantic = true // a schema cannot find a key that is not a text
+			bad.semantic = true // a schema cannot find keys that are not texts
 			return nil
 		}
 		if seen[key.text] || seen == nil && hasKey(items, key.text) {
@@ -120,36 +120,36 @@ func (r *reader) mapping(n *yaml.Node, what string) []item {
 	return items
 }
 
-// fewKeys is the number of keys up to which they are compared one by one.
+// fewKeys is the number of keys up to which each is compared with all others.
 const fewKeys = 16
 
 func hasKey(items []item, key string) bool {
 	return slices.ContainsFunc(items, func(it item) bool { return it.key.text == key })
 }
 
-// optional is mapping, but null counts as an empty mapping.
-func (r *reader) optional(n *yaml.Node, what string) []item {
+// optional is mapping, but accepts null as an empty mapping.
+func (r *reader) optional(n *yaml.Node, label string) []item {
 	if r.empty(n) {
 		return nil
 	}
-	return r.mapping(n, what)
+	return r.mapping(n, label)
 }
 
-// each calls read for each key of items, a mapping that errors call what. It refuses keys that are not in known.
-func (r *reader) each(items []item, what string, known []string, read func(item)) {
+// each calls read for each key of items, a mapping that errors call label. It refuses keys that are not in known.
+func (r *reader) each(items []item, label string, known []string, read func(item)) {
 	for _, it := range items {
 		if slices.Contains(known, it.key.text) {
 			read(it)
-		} else if r.refuse(unknown(it.key, what, known)); r.err != nil {
+		} else if r.refuse(unknown(it.key, label, known)); r.err != nil {
 			return
 		}
 	}
 }
 
-// maxUnknown is the most unknown keys of a text that are reported where they are only warnings.
+// maxUnknown bounds the unknown keys of a text that are reported as warnings.
 const maxUnknown = 20
 
-// refuse takes note of a key that is not known: a mistake, or only a warning if the reader is tolerant.
+// refuse records an unknown key: as a mistake, or as a warning if the reader is tolerant.
 func (r *reader) refuse(bad *Error) {
 	switch {
 	case !r.tolerant:
@@ -163,7 +163,7 @@ func (r *reader) refuse(bad *Error) {
 	}
 }
 
-// collect reads each part of list.
+// collect returns the results of read for all items of list.
 func collect[T, U any](list []T, read func(T) U) []U {
 	all := make([]U, len(list))
 	for i, part := range list {
@@ -173,9 +173,9 @@ func collect[T, U any](list []T, read func(T) U) []U {
 }
 
 // unknown returns the error for a key that is not in known.
-func unknown(key word, what string, known []string) *Error {
+func unknown(key word, label string, known []string) *Error {
 	return key.at.errorf("unknown key%s%s", Quote(key.text),
-		Suggest(key.text, known, fmt.Sprintf("; %s has %s", what, strings.Join(known, ", "))))
+		Suggest(key.text, known, fmt.Sprintf("; %s has %s", label, strings.Join(known, ", "))))
 }
 
 // describe returns the type of v for errors, without its value.

@@ -85,7 +85,7 @@ func longParts(ref *pb.Reference) map[string]*string {
 	}
 }
 
-// writtenPart returns a part of a reference as its long form has it.
+// writtenPart returns a part of a reference as it is written in the long form.
 func writtenPart(key, part string) string {
 	if key == "sha256" {
 		return strings.TrimPrefix(part, digestPrefix)
@@ -101,7 +101,7 @@ func setPart(ref *pb.Reference, key, text string) {
 	*longParts(ref)[key] = text
 }
 
-// Resolve returns the value of the dynamic reference ref. eval evaluates a template.
+// Resolve evaluates the templates in ref by eval, and returns the resulting reference.
 func Resolve(ref *pb.Reference, eval func(template string) (string, error)) (*pb.Reference, error) {
 	if ref.GetText() != "" {
 		text, err := eval(ref.GetText())

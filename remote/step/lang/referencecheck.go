@@ -11,7 +11,7 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-// digestPrefix comes before the hexadecimal digits of a digest.
+// digestPrefix stands before the hexadecimal digits of a digest.
 const digestPrefix = "sha256:"
 
 var errDots = errors.New("the reference is invalid: .. leads out of the repository")
@@ -22,7 +22,7 @@ func hasControl(text string) bool {
 	return strings.ContainsFunc(text, func(c rune) bool { return c < ' ' || c == 0x7f })
 }
 
-// CheckReference checks a reference to a step that is fetched.
+// CheckReference checks a reference to a step that must be fetched.
 func CheckReference(ref *pb.Reference) error {
 	for _, part := range []string{
 		ref.GetUrl(), ref.GetRev(), ref.GetPath(), ref.GetFile(), ref.GetRegistry(), ref.GetRepository(), ref.GetTag(),
@@ -38,7 +38,7 @@ func CheckReference(ref *pb.Reference) error {
 		(!ok || d == "" || strings.Trim(d, "0123456789abcdef") != "") {
 		return errors.New("the reference is invalid: the digest is not in hexadecimal")
 	}
-	switch ref.GetProtocol() { //nolint:exhaustive // the others are not fetched
+	switch ref.GetProtocol() { //nolint:exhaustive // the other protocols are not fetched
 	case pb.Reference_git:
 		return checkGit(ref)
 	case pb.Reference_zip:
@@ -82,7 +82,7 @@ func CheckRevision(rev string) error {
 	return nil
 }
 
-// Describe returns a reference for a reader, without credentials.
+// Describe returns a reference for people, without credentials.
 func Describe(ref *pb.Reference) string {
 	switch ref.GetProtocol() {
 	case pb.Reference_local:
@@ -112,7 +112,7 @@ func Describe(ref *pb.Reference) string {
 	}
 }
 
-// WithoutUserinfo returns a URL without credentials and without its query, which may hold credentials too.
+// WithoutUserinfo returns a URL without credentials and without its query, because that may contain credentials too.
 func WithoutUserinfo(address string) string {
 	u, err := url.Parse(address)
 	if err != nil {

@@ -123,7 +123,7 @@ func cutUserinfo(text string) (userinfo, location string, found bool) {
 	return text[:at], text[at+1:], true
 }
 
-// shortest is the least number of segments of a repository's path, if the reference does not tell its end.
+// shortest is the smallest number of segments of a repository's path, if the reference does not mark its end.
 const shortest = 2
 
 func parseGit(scheme, text string) (*pb.Reference, error) {

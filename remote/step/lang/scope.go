@@ -12,7 +12,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/expr"
 )
 
-// The names that expressions know.
+// The names that expressions can read.
 const (
 	nameEnv        = "env"
 	nameInputs     = "inputs"
@@ -29,18 +29,18 @@ var (
 	stepParts = []string{"exports", "outputs", "status"}
 )
 
-// scope has the names that the expressions of a definition, or of a list of steps in it, know.
+// scope has the names that expressions can read in a definition, or in a list of steps in it.
 type scope struct {
 	spec  *draftSpec
 	v0    bool
 	files bool           // output_file and export_file exist
 	names map[string]int // the numbers of the steps of the list, from 1; nil outside of lists
-	outer *scope         // the scope of the step that holds the list
+	outer *scope         // the scope of the step that contains the list
 	step  string         // the step that the texts belong to; empty for the definition
 	index int            // of the step in its list; the length of the list for the definition's outputs
 }
 
-// in returns the scope for the texts of a step, which has the index i in its list.
+// in returns the scope for the texts of a step. i is its index in the list.
 func (s *scope) in(step string, i int) *scope {
 	inner := *s
 	inner.step, inner.index = step, i
@@ -129,7 +129,7 @@ func (s *scope) check(w word, label string, shift int, parsed expressions, err e
 	return nil
 }
 
-// missing returns an error text if path is known not to exist, or "".
+// missing returns an error text if path certainly does not exist, and "" otherwise.
 func (s *scope) missing(path []string) string {
 	switch path[0] {
 	case nameInputs:
@@ -203,7 +203,7 @@ func missingPart(path []string) string {
 		suggest(path[2], stepParts, "a step has "))
 }
 
-// suggest returns the end of an error about word: the most likely word of known, or else all of them after there.
+// suggest returns the end of an error about word: the most similar known word, or else all of them after there.
 func suggest(word string, known []string, there string) string {
 	if near := spell.Nearest(word, known); near != "" {
 		return fmt.Sprintf("did you mean %s?", near)
@@ -214,7 +214,7 @@ func suggest(word string, known []string, there string) string {
 	return there + strings.Join(known, ", ")
 }
 
-// maxListed is the largest number of names that an error lists.
+// maxListed bounds the names that an error lists.
 const maxListed = 20
 
 func abbreviate(word string) string {

@@ -48,12 +48,12 @@ func (r *reader) specOutputs(n *yaml.Node, spec *draftSpec, v0 bool) {
 }
 
 // params reads inputs or outputs.
-func (r *reader) params(n *yaml.Node, what string, known []string, v0 bool) []draftParam {
+func (r *reader) params(n *yaml.Node, label string, known []string, v0 bool) []draftParam {
 	read := r.mapping
 	if v0 {
 		read = r.optional
 	}
-	return collect(r.optional(n, what), func(it item) draftParam {
+	return collect(r.optional(n, label), func(it item) draftParam {
 		p := draftParam{name: it.key}
 		keys := read(it.value, "the value of"+Quote(it.key.text))
 		r.each(keys, "it", known, func(k item) { r.paramKey(&p, k) })
@@ -103,10 +103,10 @@ func (r *reader) requests(n *yaml.Node) *draftRequests {
 	return req
 }
 
-func (r *reader) boolean(n *yaml.Node, what string) (b bool) {
+func (r *reader) boolean(n *yaml.Node, label string) (b bool) {
 	v := r.value(n)
 	if v.Kind != yaml.ScalarNode || v.ShortTag() != "!!bool" || v.Decode(&b) != nil {
-		r.fail(r.at(n).errorf("%s is true or false", what))
+		r.fail(r.at(n).errorf("%s is true or false", label))
 	}
 	return b
 }

@@ -9,23 +9,23 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// anyValue reads a value of any type, which errors call what.
-func (r *reader) anyValue(n *yaml.Node, what string) draftValue {
+// anyValue reads a value of any type. Errors call it label.
+func (r *reader) anyValue(n *yaml.Node, label string) draftValue {
 	d := draftValue{at: r.at(n)}
-	d.value = r.valueInto(&d, n, what)
+	d.value = r.valueInto(&d, n, label)
 	return d
 }
 
-func (r *reader) valueInto(d *draftValue, n *yaml.Node, what string) *structpb.Value {
+func (r *reader) valueInto(d *draftValue, n *yaml.Node, label string) *structpb.Value {
 	defer r.leave()
 	r.enter(n)
 	v := r.value(n)
-	switch v.Kind { //nolint:exhaustive // value returns no others
+	switch v.Kind { //nolint:exhaustive // value returns no other kinds
 	case yaml.SequenceNode:
-		values := collect(v.Content, func(item *yaml.Node) *structpb.Value { return r.valueInto(d, item, what) })
+		values := collect(v.Content, func(item *yaml.Node) *structpb.Value { return r.valueInto(d, item, label) })
 		return structpb.NewListValue(&structpb.ListValue{Values: values})
 	case yaml.MappingNode:
-		return r.structInto(d, n, what)
+		return r.structInto(d, n, label)
 	}
 	switch v.ShortTag() {
 	case "!!null":
@@ -33,24 +33,24 @@ func (r *reader) valueInto(d *draftValue, n *yaml.Node, what string) *structpb.V
 	case "!!bool":
 		var b bool
 		if v.Decode(&b) != nil {
-			r.fail(r.at(n).errorf("%s is not a boolean", what))
+			r.fail(r.at(n).errorf("%s is not a boolean", label))
 		}
 		return structpb.NewBoolValue(b)
 	case "!!int", "!!float":
-		return structpb.NewNumberValue(r.number(v, what))
+		return structpb.NewNumberValue(r.number(v, label))
 	case "!!str":
 		if hasExpression(v.Value) {
 			d.texts = append(d.texts, word{at: r.at(n), text: v.Value, given: true})
 		}
 		return structpb.NewStringValue(v.Value)
 	default:
-		r.fail(r.at(n).errorf("%s is %s", what, describe(v)))
+		r.fail(r.at(n).errorf("%s is %s", label, describe(v)))
 		return nil
 	}
 }
 
-func (r *reader) structInto(d *draftValue, n *yaml.Node, what string) *structpb.Value {
-	items := r.mapping(n, what)
+func (r *reader) structInto(d *draftValue, n *yaml.Node, label string) *structpb.Value {
+	items := r.mapping(n, label)
 	fields := make(map[string]*structpb.Value, len(items))
 	for _, it := range items {
 		key, literal := Literal(it.key.text)
@@ -60,18 +60,18 @@ func (r *reader) structInto(d *draftValue, n *yaml.Node, what string) *structpb.
 		case fields[key] != nil:
 			r.fail(it.key.at.beyond().errorf("the key%s is given twice", Quote(key)))
 		}
-		fields[key] = r.valueInto(d, it.value, what)
+		fields[key] = r.valueInto(d, it.value, label)
 	}
 	return structpb.NewStructValue(&structpb.Struct{Fields: fields})
 }
 
-func (r *reader) number(v *yaml.Node, what string) float64 {
+func (r *reader) number(v *yaml.Node, label string) float64 {
 	f, err := strconv.ParseFloat(v.Value, 64)
 	if err != nil || strings.ContainsAny(v.Value, "xX_") || len(v.Value) > 1 && v.Value[0] == '0' {
-		err = v.Decode(&f) // YAML has other forms of numbers
+		err = v.Decode(&f) // YAML has more forms of numbers
 	}
 	if err != nil || math.IsInf(f, 0) || math.IsNaN(f) {
-		r.fail(r.at(v).beyond().errorf("%s is too large for a 64-bit floating-point number", what))
+		r.fail(r.at(v).beyond().errorf("%s is too large for a 64-bit floating-point number", label))
 	}
 	return f
 }

@@ -9,8 +9,8 @@ import (
 
 const goesOnWarning = "the script has several lines, and goes on after one that fails; begin it with set -e"
 
-// Vet is ParseCalled or, for a step, ParseStep. It also returns warnings: parts of the text that are valid, and may not
-// do what they seem to.
+// Vet is ParseCalled or, for a step, ParseStep. It also returns warnings: about valid parts of the text that may not do
+// what their author expects.
 func Vet(name string, data []byte, step bool) (*pb.Definition, []*Error, error) {
 	read, compile := (*reader).job, compileSequence
 	if step {
@@ -24,7 +24,7 @@ func Vet(name string, data []byte, step bool) (*pb.Definition, []*Error, error) 
 	return def, d.run.warnings(), err
 }
 
-// VetScript checks a shell script that is a file of its own, as Script does, and returns warnings as Vet does.
+// VetScript checks a shell script in a file of its own, as Script does, and returns warnings as Vet does.
 func VetScript(name, text string) ([]*Error, error) {
 	if _, err := Script(name, text); err != nil {
 		return nil, err
@@ -35,7 +35,7 @@ func VetScript(name, text string) ([]*Error, error) {
 	return nil, nil
 }
 
-// warnings returns the warnings about the steps of run, which may be nil, and those below them.
+// warnings returns the warnings about the steps of run and the steps below them. run may be nil.
 func (run *draftRun) warnings() (list []*Error) {
 	if run == nil {
 		return nil
@@ -56,7 +56,7 @@ var (
 	endsEarly = lazyregexp.New(`(?m)^\s*set\s(.*\s)?(-[A-Za-z]*e[A-Za-z]*|errexit)(\s|;|$)`)
 )
 
-// goesOn reports whether a script has several commands on lines of their own, and does not end with one that fails.
+// goesOn reports whether a script has several commands on lines of their own, and continues after one that fails.
 func goesOn(script string) bool {
 	commands := 0
 	for line := range strings.Lines(continued().ReplaceAllString(script, " ")) {

@@ -14,11 +14,11 @@ import (
 )
 
 const (
-	// maxDepth is the deepest nesting. A job needs six levels.
+	// maxDepth bounds the nesting. A job needs six levels.
 	maxDepth = 64
-	// maxCost bounds the reading of a text: it counts the bytes of values, and nodeCost for each node, because even an
-	// empty node takes 100 bytes of memory. Each use of an alias counts. A text of MaxText without aliases costs less,
-	// although a node may take only two bytes of it.
+	// maxCost bounds the reading of a text. The cost is the bytes of values, and nodeCost for each node, because even
+	// an empty node takes 100 bytes of memory. Each use of an alias counts. A text of MaxText without aliases is always
+	// within it, although a node may take only two bytes of the text.
 	maxCost  = 4 * MaxText
 	nodeCost = 6
 )
@@ -42,7 +42,7 @@ func Parse(name string, data []byte) (*pb.Definition, error) {
 	return parse(name, data, (*reader).job, compileJob)
 }
 
-// ParseCalled is Parse for a job that gets inputs: its spec may have required inputs.
+// ParseCalled is Parse for a job with inputs: its spec may have required inputs.
 func ParseCalled(name string, data []byte) (*pb.Definition, error) {
 	return parse(name, data, (*reader).job, compileSequence)
 }
@@ -53,8 +53,8 @@ func ParseStep(name string, data []byte) (*pb.Definition, error) {
 	return parse(name, data, (*reader).step, compileStep)
 }
 
-// ParseTolerant is Parse for a text that may be of a newer version of the language: a key that is not known is ignored,
-// with a warning. The parts of references are read as strictly as ever. The error, if there is one, is that of Parse.
+// ParseTolerant is Parse for a text that may use a newer version of the language: an unknown key is ignored, with a
+// warning. The parts of references are still read strictly. The error is that of Parse.
 func ParseTolerant(name string, data []byte) (def *pb.Definition, warnings []*Error, err error) {
 	return parseTolerant(name, data, (*reader).job, compileJob)
 }
@@ -76,7 +76,7 @@ func parseTolerant(name string, data []byte, read func(*reader, []*yaml.Node) *d
 	if err == nil {
 		def, err = compile(d)
 	}
-	if err != nil && len(warnings) > 0 { // the mistake may be in a key that was ignored
+	if err != nil && len(warnings) > 0 { // the mistake may be in an ignored key
 		def, err = parse(name, data, read, compile)
 	}
 	return def, warnings, err
@@ -164,7 +164,7 @@ func (t *text) syntaxError(err error) error {
 	if !ok {
 		return t.errorf("the text is not valid YAML")
 	}
-	// The context, such as an unclosed quote, tells more than the place of the error.
+	// The context, such as an unclosed quote, says more than the place of the error.
 	line, column, message := bad.Mark.Line, bad.Mark.Column, bad.Message
 	if bad.ContextMsg != "" {
 		message += " " + bad.ContextMsg

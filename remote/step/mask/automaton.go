@@ -9,19 +9,19 @@ import (
 
 // automaton finds all occurrences of its patterns. It does not change.
 //
-// It is a tree of the patterns' beginnings. A node stands for the text on the way to it from the root,
-// node 0, which is its depth long. Nodes are numbered breadth first, so that a node's children follow each
-// other and so do their children: the tree is a few slices, with 18 bytes for each node.
+// It is a trie: a tree of the patterns' prefixes. A node stands for the text on the way to it from the root, node 0;
+// the length of that text is its depth. Nodes are numbered breadth first: a node's children follow each other, and so
+// do their children. So the tree is a few slices, with 18 bytes for each node.
 type automaton struct {
 	label []byte  // of the edge to the node
 	child []int32 // the first child; the next node's first child is one past the last
 	fail  []int32 // the longest proper suffix of the node's text that is a node too
 	depth []int32
-	match []int32 // the length of the longest pattern the node's text ends with, 0 if none
-	show  []uint8 // bytes that may be shown of the node's text: a quarter of any pattern that begins with it, at most 3
+	match []int32 // the length of the longest pattern that the node's text ends with, 0 if there is no such pattern
+	show  []uint8 // bytes of the node's text that may be shown: a quarter of any pattern with this prefix, at most 3
 
-	// The first four bytes of all patterns, which are never shorter: a bitmap of their hashes, and a table
-	// of them, at their hash or after it, with their nodes.
+	// The first four bytes of all patterns, which have at least four: a bitmap of their hashes, and a table of them
+	// with their nodes, at the index of the hash or after it.
 	filter []uint64
 	keys   []uint32
 	nodes  []int32
@@ -45,7 +45,7 @@ func build(patterns []string) *automaton {
 // empty reports whether there are no patterns.
 func (a *automaton) empty() bool { return len(a.label) == 0 }
 
-// grow makes the nodes. The patterns that begin with a node's text stand beside each other.
+// grow makes the nodes. The patterns with the same prefix stand beside each other.
 func (a *automaton) grow(patterns []string) {
 	type span struct{ from, to int } // of patterns
 	level, next := []span{{0, len(patterns)}}, []span{}
@@ -94,7 +94,8 @@ func (a *automaton) allow() {
 	}
 }
 
-// link sets fail and its derived fields. The fail of a node is less deep than the node, so link has set it before.
+// link sets fail and the fields that are computed from it. The fail of a node has a smaller depth, so link has set it
+// before.
 func (a *automaton) link() {
 	a.fail = make([]int32, len(a.label))
 	for v := range int32(len(a.label)) {
@@ -116,7 +117,7 @@ func (a *automaton) index(patterns []string) {
 	size := bits.Len(uint(last - first))
 	a.slots = 32 - (size + 1)
 	a.keys, a.nodes = make([]uint32, 2<<size), make([]int32, 2<<size)
-	size = min(max(size+6, 13), 22) // at most one bit in 64 is set, while that is small
+	size = min(max(size+6, 13), 22) // at most one bit in 64 is set, if the size allows it
 	a.shift = 32 - size
 	a.filter = make([]uint64, 1<<size/64)
 	for _, p := range patterns {
@@ -149,7 +150,7 @@ func (a *automaton) start(key uint32) int32 {
 	return 0
 }
 
-// step returns the node of the longest suffix of v's text and c that is one.
+// step returns the node of the longest suffix of v's text and c that is a node.
 func (a *automaton) step(v int32, c byte) int32 {
 	for {
 		from, to := a.child[v], a.child[v+1]
@@ -171,18 +172,17 @@ func (a *automaton) open(v int32) int32 {
 	return v
 }
 
-// scan goes on from the node v through text and returns the node it arrives at. It calls hit for each
-// place a pattern ends, in their order, with the length of the longest one that ends there.
+// scan continues from the node v through text and returns the last node. For each end of a pattern it calls hit, in
+// order, with the length of the longest pattern that ends there.
 func (a *automaton) scan(v int32, text []byte, hit func(end, length int)) int32 {
 	i := 0
 	for {
-		// As long as fewer bytes than a pattern has are known, it is quicker to look at the place they
-		// begin at again.
+		// As long as the node is not as deep as the shortest pattern, it is quicker to search for its beginning again.
 		if depth := int(a.depth[v]); depth < minLen && depth <= i {
 			i = a.skip(text, i-depth)
 			if len(text)-i < minLen {
 				v = 0
-				for _, c := range text[i:] { // too little for a match
+				for _, c := range text[i:] { // too short for a match
 					v = a.step(v, c)
 				}
 				return v
@@ -203,7 +203,7 @@ func (a *automaton) scan(v int32, text []byte, hit func(end, length int)) int32 
 		if n := a.match[v]; n > 0 {
 			hit(i, int(n))
 		}
-		// Most nodes are on a branch of one pattern: as long as the text follows it, that is quick.
+		// Most nodes are on a branch of one pattern: as long as the text follows that branch, this loop is quick.
 		for i < len(text) {
 			u := a.child[v]
 			if a.child[v+1] != u+1 || a.label[u] != text[i] {
@@ -218,8 +218,8 @@ func (a *automaton) scan(v int32, text []byte, hit func(end, length int)) int32 
 	}
 }
 
-// skip returns the first place from i on at which a pattern may begin, or one with fewer than minLen bytes
-// after it.
+// skip returns the first place from i on at which a pattern may begin, or a place with fewer than minLen bytes after
+// it.
 func (a *automaton) skip(text []byte, i int) int {
 	filter, shift := a.filter, a.shift
 	for ; i+minLen <= len(text); i++ {

@@ -6,8 +6,8 @@ import (
 )
 
 var (
-	// ErrShort says that a secret is not masked: so short a text is everywhere.
+	// ErrShort says that a secret is not masked because it is too short: such a text occurs everywhere.
 	ErrShort = fmt.Errorf("the value has less than %d bytes", minLen)
-	// ErrFull says that a secret is not masked because the Set has as many bytes of them as it can.
+	// ErrFull says that a secret is not masked because the Set is full.
 	ErrFull = errors.New("the values to be masked are too large in all; they can have about half a megabyte")
 )

@@ -16,10 +16,10 @@ import (
 // minLen is the length of the shortest text that is masked, in bytes.
 const minLen = 4
 
-// forms returns the texts that give secret away, sorted: secret itself, its lines, both also as strings of JSON have
-// them, and its encodings. None is shorter than minLen, nor is secret.
+// forms returns the texts that reveal secret, sorted: secret itself, its lines, both as strings of JSON, and its
+// encodings. Neither secret nor any of them is shorter than minLen.
 func forms(secret string) []string {
-	whole := strings.Trim(secret, "\r\n") // often lost on the way, and no loss
+	whole := strings.Trim(secret, "\r\n") // programs often cut off line ends; without them the secret is still found
 	if len(whole) < minLen {
 		whole = secret
 	}
@@ -30,7 +30,7 @@ func forms(secret string) []string {
 		}
 	}
 	for _, text := range slices.Clone(all) {
-		if utf8.ValidString(text) { // of other bytes JSON has nothing that gives them away
+		if utf8.ValidString(text) { // JSON does not keep other bytes
 			all = appendJSON(all, text)
 		}
 	}
@@ -44,13 +44,13 @@ func forms(secret string) []string {
 	return slices.DeleteFunc(all, func(f string) bool { return len(f) < minLen })
 }
 
-// shortEscapes puts a backslash where JSON and most languages do.
+// shortEscapes puts a backslash before the characters that JSON and most languages escape so.
 var shortEscapes = strings.NewReplacer(
 	`"`, `\"`, `\`, `\\`, "\b", `\b`, "\f", `\f`, "\n", `\n`, "\r", `\r`, "\t", `\t`,
 )
 
-// appendJSON adds secret as strings of JSON have it (RFC 8259, section 7). Encoders differ in the characters that they
-// write as \u: those of HTML, as Go does, or all beyond ASCII, as Python does. PHP also writes / as \/.
+// appendJSON adds secret as strings of JSON (RFC 8259, section 7). Encoders differ in the characters that they write as
+// \u: the special characters of HTML in Go, all beyond ASCII in Python. PHP also writes / as \/.
 func appendJSON(all []string, secret string) []string {
 	quoted := shortEscapes.Replace(secret)
 	for _, digits := range []string{`\u%04x`, `\u%04X`} {
@@ -74,8 +74,8 @@ func appendJSON(all []string, secret string) []string {
 }
 
 // appendBase64 adds the base64 forms of secret, in both alphabets. Three bytes become four characters, so there are
-// three forms, by the position of the secret in its text. Characters at its borders depend on the neighbours; they
-// are left out, except the last one of a text that ends with the secret.
+// three forms, depending on the position of the secret in its text. Characters at its borders depend on the neighbours.
+// They are left out, except for the last one of a text that ends with the secret.
 func appendBase64(all []string, secret string) []string {
 	for _, alphabet := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
 		for before := range 3 {
@@ -100,14 +100,14 @@ func appendBase64(all []string, secret string) []string {
 // escape matches one byte that is URL-encoded.
 var escape = lazyregexp.New("%[0-9A-F]{2}")
 
-// componentMarks undoes the encoding of the marks that JavaScript's encodeURIComponent leaves alone.
+// componentMarks decodes the marks that JavaScript's encodeURIComponent does not encode.
 var componentMarks = strings.NewReplacer("%21", "!", "%27", "'", "%28", "(", "%29", ")", "%2A", "*")
 
-// appendPercent adds the URL encodings of secret. They differ in the characters they encode (RFC 3986, section 2), in
-// a space, and in the case of the digits.
+// appendPercent adds the URL encodings of secret. They differ in the encoded characters (RFC 3986, section 2), in the
+// encoding of a space, and in the case of the digits.
 func appendPercent(all []string, secret string) []string {
 	form := url.QueryEscape(secret)
-	strict := strings.ReplaceAll(form, "+", "%20") // all but the unreserved characters
+	strict := strings.ReplaceAll(form, "+", "%20") // encodes all but the unreserved characters
 	for _, text := range []string{
 		form,
 		url.PathEscape(secret),

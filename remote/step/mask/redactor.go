@@ -8,8 +8,8 @@ import (
 	"github.com/stepmux/stepmux/remote/step/expr"
 )
 
-// Redactor replaces secrets by their HMACs in the texts and values that a trace keeps. A text counts as secret if it
-// holds a secret of the Set or a password in a URL, or if Hide was called with it. It is not safe for concurrent use.
+// Redactor replaces secrets by their HMACs in the texts and values that a trace keeps. A text is secret if it contains
+// a secret of the Set or a password in a URL, or if Hide was called with it. It is not safe for concurrent use.
 type Redactor struct {
 	set    *Set
 	salt   *Salt
@@ -25,7 +25,7 @@ func NewRedactor(set *Set, salt *Salt) *Redactor {
 	return &Redactor{set: set, salt: salt, hidden: map[string]bool{}}
 }
 
-// Salt returns the salt if anything was masked, else nil.
+// Salt returns the salt if it was used, and nil otherwise.
 func (r *Redactor) Salt() *Salt {
 	if !r.used {
 		return nil
@@ -33,25 +33,25 @@ func (r *Redactor) Salt() *Salt {
 	return r.salt
 }
 
-// credentials is how a reference with credentials begins.
+// credentials matches the beginning of a reference with credentials.
 var credentials = lazyregexp.New(`^([a-z+]+://)?[^/@\s]+@[^/@\s]+/`)
 
-// password is a URL with a password, anywhere in a text. In http the user name alone can be a token.
+// password matches a URL with a password, anywhere in a text. With http the user name alone can be a token.
 var password = lazyregexp.New(`(?i)https?://[^/@\s]+@|[a-z]://[^/@\s]*:[^/@\s]+@`)
 
-// HideReference masks the reference of a step from now on if it holds credentials.
+// HideReference masks the reference of a step from now on if it contains credentials.
 func (r *Redactor) HideReference(text string) {
 	if credentials().MatchString(text) {
 		r.hidden[text] = true
 	}
 }
 
-// Secret reports whether text is, or holds, a secret.
+// Secret reports whether text is, or contains, a secret.
 func (r *Redactor) Secret(text string) bool {
 	return r.hidden[text] || strings.Contains(text, "://") && password().MatchString(text) || r.set.Holds(text)
 }
 
-// Text returns a text for a trace: marked, which is text with markers for its paths, or its HMAC if text is secret.
+// Text returns text for a trace: its HMAC if it is secret, otherwise marked, the same text with markers for its paths.
 func (r *Redactor) Text(text, marked string, sensitive bool) Text {
 	if text != "" && (sensitive || r.Secret(text)) {
 		r.used = true
@@ -69,7 +69,7 @@ func (r *Redactor) Value(v, marked expr.Value) Value {
 	return Value{Value: marked}
 }
 
-// Any reports whether secret is true of a text in v, or of v as JSON.
+// Any reports whether secret is true for a text in v, or for v as JSON.
 func Any(v expr.Value, secret func(text string) bool) bool {
 	if secret(v.Text()) {
 		return true

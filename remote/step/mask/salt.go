@@ -11,11 +11,11 @@ import (
 )
 
 const (
-	scheme  = "hmac-sha256" // the only one
+	scheme  = "hmac-sha256" // the only scheme
 	saltLen = 32            // bytes
 )
 
-// Salt is the key of the HMACs that stand for masked values: HMAC-SHA256 with a random salt for each trace.
+// Salt is the key of the HMACs that replace masked values: HMAC-SHA256 with a random salt for each trace.
 type Salt struct {
 	// Scheme is hmac-sha256.
 	Scheme string `json:"scheme"`
@@ -38,7 +38,7 @@ func (s *Salt) Check() error {
 	return nil
 }
 
-// Sum returns the HMAC of text, in hexadecimal. Mark the paths of a text before.
+// Sum returns the HMAC of text, in hexadecimal. Replace the paths of a text by markers first.
 func (s *Salt) Sum(text string) string {
 	h := hmac.New(sha256.New, s.Salt)
 	_, _ = h.Write([]byte(text)) // never fails

@@ -9,25 +9,25 @@ import (
 	"github.com/stepmux/stepmux/internal/lazyregexp"
 )
 
-// Replacement stands where a secret was.
+// Replacement is written in place of a secret.
 const Replacement = "[MASKED]"
 
-// maxNodes bounds the memory for the automaton of a Set: 18 bytes a node.
+// maxNodes bounds the memory of a Set's automaton: 18 bytes a node.
 const maxNodes = 8 << 20
 
 // Set holds secrets. The zero value is empty and ready to use. It is safe for concurrent use, and may grow while
-// streams run: a new secret is masked in all data written after Add has returned.
+// streams run: a new secret is masked in all data that is written after Add has returned.
 type Set struct {
-	built atomic.Pointer[automaton] // of all patterns; nil if that has to be built
+	built atomic.Pointer[automaton] // of all patterns; nil if it must be built
 
 	mu       sync.Mutex // guards the following
 	secrets  map[string]bool
 	patterns []string
 	nodes    int
-	limit    int // of nodes; maxNodes if 0, less in tests
+	limit    int // of nodes; 0 means maxNodes; tests set less
 }
 
-// Add adds a secret, in all its forms. The error, ErrShort or ErrFull, says that it is not masked.
+// Add adds a secret, in all its forms. The error ErrShort or ErrFull says that the secret is not masked.
 func (s *Set) Add(secret string) error {
 	if len(secret) < minLen {
 		return ErrShort
@@ -38,7 +38,7 @@ func (s *Set) Add(secret string) error {
 		return nil
 	}
 	limit := cmp.Or(s.limit, maxNodes) - s.nodes
-	if len(secret) > limit/4 { // in base64 alone it has more nodes than that
+	if len(secret) > limit/4 { // its base64 forms alone need more nodes
 		return ErrFull
 	}
 	all := forms(secret)
@@ -56,7 +56,7 @@ func (s *Set) Add(secret string) error {
 	return nil
 }
 
-// countNodes returns how many nodes an automaton of patterns, which are sorted, has below its root.
+// countNodes returns the number of nodes below the root of the automaton of patterns, which are sorted.
 func countNodes(patterns []string) int {
 	n, last := 0, ""
 	for _, p := range patterns {
@@ -70,7 +70,7 @@ func countNodes(patterns []string) int {
 	return n
 }
 
-// automaton returns the automaton of all secrets there are.
+// automaton returns the automaton of the present secrets.
 func (s *Set) automaton() *automaton {
 	if a := s.built.Load(); a != nil {
 		return a
@@ -85,10 +85,10 @@ func (s *Set) automaton() *automaton {
 	return a
 }
 
-// Holds reports whether text holds a secret.
+// Holds reports whether text contains a secret.
 func (s *Set) Holds(text string) bool { return len(s.find(text)) > 0 }
 
-// find returns where the secrets in text are.
+// find returns the places of the secrets in text.
 func (s *Set) find(text string) (found spans) {
 	if a := s.automaton(); !a.empty() {
 		a.scan(0, []byte(text), found.add)
@@ -112,11 +112,11 @@ func (s *Set) Mask(text string) string {
 	return string(append(out, text[at:]...))
 }
 
-// exitStatus is how a message about a process ends.
+// exitStatus matches the end of a message about a process.
 var exitStatus = lazyregexp.New(`exit status \d{1,3}$`)
 
-// Message masks a text for people, and replaces bytes that are not UTF-8. An exit status at its end stays whatever the
-// secrets are, because callers read it.
+// Message masks a text for people, and replaces bytes that are not UTF-8. It keeps an exit status at the end even if
+// that looks like a secret, because callers read it.
 func (s *Set) Message(text string) string {
 	status := exitStatus().FindString(text)
 	return strings.ToValidUTF8(s.Mask(strings.TrimSuffix(text, status)), "\uFFFD") + status

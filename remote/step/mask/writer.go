@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// block is the most of a Write that is masked at once. It bounds the spans and the copies.
+// block bounds the part of a Write that is masked at once, and so the spans and the copies.
 const block = 32 << 10
 
 // hold is how long the end of the data is held back after the last Write.
@@ -18,39 +18,40 @@ const hold = time.Second
 
 var errClosed = fmt.Errorf("write masked stream: %w", fs.ErrClosed)
 
-// Writer passes a stream on, with the secrets of its Set replaced. It is safe for concurrent use: it treats the data
-// of all callers as one stream, in the order of the calls.
+// Writer passes a stream on, with the secrets of its Set replaced. It is safe for concurrent use: it treats the data of
+// all callers as one stream, in the order of the calls.
 //
-// It holds back the end of the data as long as that may be the beginning of a secret: fewer bytes than the longest form
-// of a secret. If nothing is written for a second it passes on what may be known of a secret, a quarter of it and at
-// most three bytes, and a replacement for the other bytes; if the secret goes on later, nothing more of it is passed
-// on. Each Write starts the second anew: a secret that is written slowly is replaced as a whole. So a byte is held back
-// until a second passes without a Write or, at the latest, until as many bytes follow it as the longest form has. Where
-// no secret is, it passes on the slices of the callers without a copy, if possible.
+// It holds back the end of the data while that may be the beginning of a secret: fewer bytes than the longest form of a
+// secret. If nothing is written for a second, it passes on the part that may be shown, a quarter of the secret and at
+// most three bytes, and a replacement for the other bytes. If the secret goes on later, no more of it is passed on.
+// Each Write starts the second again: a secret that is written slowly is replaced as a whole. So a byte is held back
+// until a second passes without a Write or, at the latest, until as many bytes follow it as the longest form has.
+//
+// Data without secrets is passed on in the slices of the callers, without a copy if possible.
 type Writer struct {
 	set *Set
 
 	mu     sync.Mutex // guards the following
 	to     io.Writer
-	err    error // what Write returns
+	err    error // the result of Write
 	closed bool
 	with   *automaton
-	at     int32       // the node with has reached
-	held   []byte      // what is not decided: as many bytes as at is deep
-	passed int         // how many bytes of held were passed on, or replaced, because their time was up
-	found  spans       // that have to do with held, relative to its end
-	out    []byte      // what is passed on next
-	timer  *time.Timer // calls expire while a byte of held is not passed on; nil before the first
+	at     int32       // the node of the automaton after the last byte
+	held   []byte      // the undecided bytes; their number is the depth of at
+	passed int         // how many bytes of held were passed on or replaced because the second was over
+	found  spans       // spans that touch held, relative to its end
+	out    []byte      // the next bytes to pass on
+	timer  *time.Timer // calls expire while held has bytes that were not passed on; nil before the first
 }
 
-// NewWriter returns a Writer to to, which is called by one goroutine at a time and is not closed. The
-// caller ends the stream with Close.
+// NewWriter returns a Writer to to. It calls to from one goroutine at a time and does not close it. The caller ends the
+// stream with Close.
 func (s *Set) NewWriter(to io.Writer) *Writer {
 	return &Writer{set: s, to: to, with: s.automaton()}
 }
 
-// Write writes p. When the underlying writer fails, this and all later calls return its error, and the held-back
-// bytes are lost. After Close the error is [fs.ErrClosed].
+// Write writes p. If the underlying writer fails, this and all later calls return its error, and the held-back bytes
+// are lost. After Close the error is [fs.ErrClosed].
 func (w *Writer) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -75,7 +76,7 @@ func (w *Writer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// wait starts the time of the held-back bytes anew, if there are any.
+// wait restarts the second of the held-back bytes, if there are any.
 func (w *Writer) wait() {
 	switch {
 	case len(w.held) == w.passed && w.timer != nil:
@@ -88,8 +89,8 @@ func (w *Writer) wait() {
 	}
 }
 
-// expire passes on the held-back bytes, whose time is up, as far as they may be shown, and replaces the others. They
-// stay in held: what follows can make a secret of them, and the rest of that is replaced then.
+// expire handles held-back bytes whose second is over: it passes on those that may be shown, and replaces the others.
+// They stay in held: the next bytes can complete a secret, and the rest of that is replaced then.
 func (w *Writer) expire() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -97,7 +98,7 @@ func (w *Writer) expire() {
 		return
 	}
 	to := 0
-	for v := w.at; v != 0; v = w.with.fail[v] { // each secret that may have begun
+	for v := w.at; v != 0; v = w.with.fail[v] { // for each secret that may have begun
 		to = min(to, int(w.with.show[v])-int(w.with.depth[v]))
 	}
 	w.emit(nil, to)
@@ -118,7 +119,7 @@ func (w *Writer) Close() error {
 	}
 	w.closed = true
 	if w.timer != nil {
-		w.timer.Stop() // an expire that has begun finds the error
+		w.timer.Stop() // an expire that has begun sees the error
 	}
 	if w.err == nil {
 		w.emit(nil, 0)
@@ -128,7 +129,7 @@ func (w *Writer) Close() error {
 	return err
 }
 
-// renew goes over to the secrets there are now. What is held back is looked at once more.
+// renew switches to the automaton of the present secrets. It searches the held-back bytes again.
 func (w *Writer) renew() {
 	a := w.set.automaton()
 	if a == w.with {
@@ -136,7 +137,7 @@ func (w *Writer) renew() {
 	}
 	held := w.held
 	w.with, w.at, w.held = a, 0, nil
-	w.found = slices.DeleteFunc(w.found, func(f span) bool { return !f.shown }) // the others are found again
+	w.found = slices.DeleteFunc(w.found, func(f span) bool { return !f.shown }) // the others will be found again
 	w.found.move(-len(held))
 	if len(held) > 0 {
 		w.mask(held)
@@ -176,7 +177,7 @@ func (w *Writer) emit(p []byte, to int) {
 			}
 			from = max(from, f.to)
 		}
-		if f.to >= to { // it may still grow
+		if f.to >= to { // its end may still move
 			kept = append(kept, f)
 		}
 	}
@@ -199,7 +200,7 @@ func (w *Writer) take(p []byte, from, to int) {
 	}
 }
 
-// pass writes p to where all goes.
+// pass writes p to the underlying writer.
 func (w *Writer) pass(p []byte) error {
 	if len(p) == 0 {
 		return nil

@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// canonical returns v as RFC 8785 has it. Errors call it name.
+// canonical returns v in the form of RFC 8785. Errors call it name.
 func canonical(v any, name string) ([]byte, error) {
 	data, err := json.Marshal(v)
 	if err == nil {
@@ -23,8 +23,8 @@ func canonical(v any, name string) ([]byte, error) {
 	return data, nil
 }
 
-// rewrite returns JSON of package encoding/json as RFC 8785 has it. Foreign JSON, which may have a key twice or bytes
-// that are not UTF-8, is for package jcs.
+// rewrite converts the JSON of package encoding/json to the form of RFC 8785. It is not for foreign JSON, which may
+// have duplicate keys or invalid UTF-8; package jcs is.
 func rewrite(data []byte) ([]byte, error) {
 	var v any
 	if err := json.Unmarshal(data, &v); err != nil {
@@ -33,7 +33,7 @@ func rewrite(data []byte) ([]byte, error) {
 	return appendCanonical(make([]byte, 0, len(data)), v)
 }
 
-// appendCanonical appends a value of json.Unmarshal.
+// appendCanonical appends a value that json.Unmarshal has made.
 func appendCanonical(to []byte, v any) (_ []byte, err error) {
 	switch v := v.(type) {
 	case map[string]any:
@@ -74,7 +74,7 @@ func appendCanonical(to []byte, v any) (_ []byte, err error) {
 	return append(to, text...), err
 }
 
-// appendText appends a JSON string, in which only quotes, backslashes and control characters are escaped.
+// appendText appends a JSON string. It escapes only quotes, backslashes and control characters.
 func appendText(to []byte, text string) []byte {
 	to = append(to, '"')
 	for i := range len(text) {
@@ -92,8 +92,8 @@ func appendText(to []byte, text string) []byte {
 	return append(to, '"')
 }
 
-// byCodeUnit sorts keys by their UTF-16 code units. That is the order of their bytes, but that a character beyond the
-// first plane, of two code units from D800 on, comes before those from E000 on.
+// byCodeUnit sorts keys by their UTF-16 code units. That order differs from the order of bytes in one case: characters
+// beyond the first plane, whose code units begin at D800, come before those from E000 on.
 type byCodeUnit []string
 
 func (k byCodeUnit) Len() int      { return len(k) }
@@ -115,7 +115,7 @@ func (k byCodeUnit) Less(i, j int) bool {
 	return len(a) < len(b)
 }
 
-// Canonical returns the identity in its canonical form: JSON as RFC 8785 has it.
+// Canonical returns the identity in its canonical form: JSON by RFC 8785.
 func (i *Identity) Canonical() ([]byte, error) { return canonical(i, "identity") }
 
 // idOf returns the id of an identity in its canonical form.
@@ -124,9 +124,10 @@ func idOf(canonical []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Encode sets t's id, and its schema if that is empty, and returns t in the canonical JSON of RFC 8785, with a
-// newline. If t is larger than a trace can be, it leaves out large data of steps, which it marks as truncated, those at
-// the end first, and then the outputs and exports of the job; a warning of t says so.
+// Encode sets t's id, and its schema if that is empty, and returns t in the canonical JSON of RFC 8785, with a newline.
+//
+// If t exceeds MaxSize, Encode leaves out large data of steps, those at the end first, and then the outputs and exports
+// of the job. It marks the steps as truncated, and adds a warning to t.
 func (t *Trace) Encode() ([]byte, error) { return t.encodeWithin(maxValues, MaxSize) }
 
 // encodeWithin is Encode with other limits.

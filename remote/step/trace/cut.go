@@ -2,7 +2,7 @@ package trace
 
 import "github.com/stepmux/stepmux/remote/step/mask"
 
-// The functions that cut a trace return what a warning says of it.
+// The functions that cut a trace return words for a warning about it.
 
 // cutLastHalf leaves out the large data of the last half of the steps.
 func (t *Trace) cutLastHalf() string {

@@ -15,11 +15,11 @@ import (
 	"github.com/stepmux/stepmux/remote/step/mask"
 )
 
-// ErrMasked tells that a definition holds a secret in its text, so that it is not known as a whole.
+// ErrMasked says that a definition is incomplete because a text with a secret was masked.
 var ErrMasked = errors.New("a text of the definition was masked, as it holds a secret")
 
-// EncodeDefinition returns def in the JSON form of protocol buffers, with the names of the proto file. mask says what
-// is left of a text; a masked one is an object in its place.
+// EncodeDefinition returns def in the JSON form of protocol buffers, with the names of the proto file. redact is called
+// for each text. A masked text becomes an object in its place.
 func EncodeDefinition(def *pb.Definition, redact func(string) mask.Text) (json.RawMessage, error) {
 	data, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(def)
 	var tree any
@@ -59,8 +59,8 @@ func maskTree(v any, redact func(string) mask.Text) any {
 	return v
 }
 
-// DecodeDefinition returns the definition that EncodeDefinition made data of. If a text in it was masked the error is
-// ErrMasked. What it returns was checked for its form only.
+// DecodeDefinition returns the definition from which EncodeDefinition made data. The error is ErrMasked if a text in it
+// was masked. Only the form of the definition is checked.
 func DecodeDefinition(data json.RawMessage) (*pb.Definition, error) {
 	var tree any
 	err := json.Unmarshal(data, &tree)

@@ -17,24 +17,24 @@ import (
 )
 
 const (
-	// MaxSize is the largest trace that is written or read, in bytes.
+	// MaxSize bounds a trace that is written or read, in bytes.
 	MaxSize = 128 << 20
-	// maxDepth is how deep a trace is nested at most.
+	// maxDepth bounds the nesting of a trace.
 	maxDepth = 1000
-	// maxValues is how many values a trace has at most, and maxSteps how many steps, or runs of steps: each takes memory
-	// when it is decoded, even if it is as short as {}.
+	// maxValues bounds the values of a trace, and maxSteps the steps and the runs of steps: each takes memory when it
+	// is decoded, even if it is as short as {}.
 	maxValues, maxSteps = 2 << 20, 64 << 10
 )
 
-// ErrID tells that the id of a trace does not fit its identity: somebody has changed it.
+// ErrID says that the id of a trace does not match its identity: it was changed.
 var ErrID = errors.New("its identity was changed after it was written: it does not have the id that the trace says")
 
-// sizeError says in what a trace is larger than a trace can be.
+// sizeError says which limit a trace exceeds.
 type sizeError string
 
 func (e sizeError) Error() string { return string(e) }
 
-// Read reads the trace in the file path, as Parse does. The file must be a regular one.
+// Read reads the trace in the file path, like Parse. It must be a regular file.
 func Read(path string) (*Trace, error) {
 	data, err := ReadFile(path)
 	if err != nil {
@@ -49,7 +49,7 @@ func Read(path string) (*Trace, error) {
 
 // ReadFile returns the content of path, which must be a regular file of at most MaxSize.
 func ReadFile(path string) ([]byte, error) {
-	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO must not hold us
+	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // opening a FIFO must not block
 	if err != nil {
 		return nil, fmt.Errorf("read trace: %w", err)
 	}
@@ -71,8 +71,8 @@ func ReadFile(path string) ([]byte, error) {
 	return data, nil
 }
 
-// Parse reads a trace, checks its form, and verifies its id: the error is ErrID if that does not fit the identity. Do
-// not trust the contents: anybody can write a trace with a fitting id.
+// Parse reads a trace, checks its form, and verifies its id: the error is ErrID if it does not match the identity. Do
+// not trust the contents: anybody can write a trace with a matching id.
 func Parse(data []byte) (*Trace, error) {
 	if len(data) > MaxSize {
 		return nil, fmt.Errorf("read trace: it has %d bytes, the limit is %d", len(data), MaxSize)
@@ -80,7 +80,7 @@ func Parse(data []byte) (*Trace, error) {
 	if err := checkShape(data, maxValues); err != nil {
 		return nil, fmt.Errorf("read trace: %w", err)
 	}
-	canonical, err := jcs.Transform(data) // which refuses what is no JSON, and a key that is there twice
+	canonical, err := jcs.Transform(data) // refuses invalid JSON and duplicate keys
 	if err != nil {
 		return nil, fmt.Errorf("read trace: it is not valid JSON: %w", err)
 	}
@@ -91,7 +91,7 @@ func Parse(data []byte) (*Trace, error) {
 	return t, nil
 }
 
-// checkShape checks a trace before it is decoded. It may have so many values.
+// checkShape checks the nesting of a trace before it is decoded, and that it has at most most values.
 func checkShape(data []byte, most int) error {
 	switch depth, values := expr.JSONShape(data); {
 	case depth > maxDepth:
@@ -104,7 +104,7 @@ func checkShape(data []byte, most int) error {
 }
 
 // tooManySteps reports whether the identity or the rest of a trace has more than maxSteps steps. It counts the items of
-// all lists of steps as encoding/json finds them, which takes a name in any case, and again.
+// all lists of steps that encoding/json would read: names in any case, and duplicates.
 func tooManySteps(data []byte) bool {
 	type list struct {
 		isSteps, isObject bool
@@ -114,7 +114,7 @@ func tooManySteps(data []byte) bool {
 	steps := 0
 	for d := json.NewDecoder(bytes.NewReader(data)); ; {
 		token, err := d.Token()
-		if err != nil { // the end, or a mistake that the decoder of the trace reports
+		if err != nil { // the end; or an error, which the decoder of the trace reports
 			return false
 		}
 		var in list
@@ -129,7 +129,7 @@ func tooManySteps(data []byte) bool {
 		if in.isObject && in.name == "" {
 			name, _ := token.(string)
 			if len(open) == 1 {
-				steps = 0 // the identity and the rest count by themselves
+				steps = 0 // the identity and the rest are counted separately
 			}
 			open[len(open)-1].name = "." + name
 			continue
@@ -151,7 +151,7 @@ func tooManySteps(data []byte) bool {
 }
 
 // decode reads a trace in its canonical form. It refuses data that is not a trace, traces of other versions, and
-// members that a trace does not have.
+// unknown members.
 func (t *Trace) decode(data []byte) error {
 	var raw struct {
 		Schema   *string
@@ -179,8 +179,8 @@ func (t *Trace) decode(data []byte) error {
 	return t.check(raw.Identity)
 }
 
-// check finds mistakes in a trace. identity is its canonical identity as it was read: written again it must be the
-// same.
+// check finds mistakes in a trace. identity is the canonical identity from the file: encoding the decoded one must give
+// the same bytes.
 func (t *Trace) check(identity []byte) error {
 	if t.Schema == SchemaV1 && t.Identity.Job.Text != (mask.Text{}) {
 		return fmt.Errorf("its job has a text, which %s does not know", SchemaV1)

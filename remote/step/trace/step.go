@@ -9,11 +9,11 @@ import (
 
 // Step is a step and its results.
 type Step struct {
-	// Path has the places of the steps that lead to this one in their lists, from 0, itself the last: "0.1" is the
+	// Path has the index of each step that leads to this one in its list, from 0, its own index last: "0.1" is the
 	// second step of the job's first.
 	Path string `json:"path"`
 	Name string `json:"name"`
-	// Kind is exec, script or steps; empty if the step never ran, or could not be found.
+	// Kind is exec, script or steps. It is empty if the step never ran, or could not be found.
 	Kind string `json:"kind,omitempty"`
 	// Status is success, failure, cancelled or skipped.
 	Status   string `json:"status"`
@@ -26,26 +26,26 @@ type Step struct {
 		// Value is nil if the expression could not be evaluated.
 		Value *bool `json:"value,omitempty"`
 	} `json:"condition,omitzero"`
-	// Reference is the reference to the step; zero if its definition stands in its place.
+	// Reference is the reference to the step. It is zero for an inline definition.
 	Reference struct {
-		// Text is the reference as it was written, unexpanded; of a long form, its JSON.
+		// Text is the reference as it was written, with its expressions; a long form is JSON.
 		Text mask.Text `json:"text"`
-		// Dynamic tells that it has expressions.
+		// Dynamic says that it has expressions.
 		Dynamic bool `json:"dynamic,omitempty"`
 	} `json:"reference,omitzero"`
-	// Component is where the definition was found; nil if it was not looked for, or not found.
+	// Component is the place where the definition was found. It is nil if it was not looked for or not found.
 	Component *Component `json:"component,omitempty"`
-	// Definition is the compiled definition of Component, with its expressions unevaluated. See [DecodeDefinition].
-	// It is missing for inline steps, whose definition is part of the one around them, and for built-in steps.
+	// Definition is the compiled definition of Component, with its expressions. See [DecodeDefinition]. Inline steps do
+	// not have it, because it is part of the definition around them, and built-in steps do not have it either.
 	Definition json.RawMessage `json:"definition,omitempty"`
-	// Inputs are the final ones, with defaults.
+	// Inputs are the final values, with defaults.
 	Inputs mask.Values `json:"inputs"`
 	// EnvSet is the env of the step's reference and definition. Env is the whole environment of its process.
 	EnvSet mask.Texts `json:"env_set"`
 	Env    mask.Texts `json:"env"`
 	// Exec is the command of the step; nil if it ran no command.
 	Exec *Exec `json:"exec,omitempty"`
-	// Outputs and Exports are set also if the step failed after it wrote them.
+	// Outputs and Exports are also set if the step failed after it wrote them.
 	Outputs mask.Values `json:"outputs"`
 	Exports mask.Values `json:"exports"`
 	// Logs are the output of a command, with secrets masked; zero for other steps.
@@ -53,10 +53,10 @@ type Step struct {
 		Stdout Log `json:"stdout"`
 		Stderr Log `json:"stderr"`
 	} `json:"logs,omitzero"`
-	// Summary is a text in Markdown, and Annotations are remarks about files; both of actions.
+	// Summary is a text in Markdown, and Annotations are remarks about files. Only actions have them.
 	Summary     mask.Text               `json:"summary,omitzero"`
 	Annotations []annotation.Annotation `json:"annotations,omitempty"`
-	// Truncated tells that the trace became too large, and that large data of this step is left out.
+	// Truncated says that large data of this step was left out, because the trace became too large.
 	Truncated bool   `json:"truncated,omitempty"`
 	Steps     []Step `json:"steps,omitempty"`
 }
@@ -68,19 +68,19 @@ const (
 	KindSteps  = "steps"
 )
 
-// Component is where a step was found.
+// Component is the place where a step was found.
 type Component struct {
-	// Kind is local, git, zip, oci, builtin or inline (its definition stands in its place).
+	// Kind is local, git, zip, oci, builtin or inline.
 	Kind string `json:"kind"`
-	// Location is a URL without credentials, or registry/repository; of a local one the path of its directory; of one
-	// that is built in its name.
+	// Location is a URL without credentials, or registry/repository; for a local component the path of its directory;
+	// for a built-in step its name.
 	Location string `json:"location,omitempty"`
 	// Version is the requested branch, tag, commit or digest.
 	Version string `json:"version,omitempty"`
-	// ResolvedRef is the ref that Version named, such as refs/tags/v1.
+	// ResolvedRef is the ref to which Version led, such as refs/tags/v1.
 	ResolvedRef string `json:"resolved_ref,omitempty"`
-	// Digest of a fetched component: always sha256tree of its files; gitCommit and gitTree; sha256 of the archive or
-	// of the image's manifest. Digest of a local step: always sha256 of its definition file; sha256tree of its
+	// Digest has, for a fetched component, always sha256tree of its files; gitCommit and gitTree; sha256 of the archive
+	// or of the image's manifest. For a local step it always has sha256 of its definition file, and sha256tree of its
 	// directory if that is small enough.
 	Digest Digest `json:"digest,omitempty"`
 	// Dir is the directory of the step in the component, "." for its root. File is the file there that defines the
@@ -99,20 +99,20 @@ const (
 	Inline  = "inline"
 )
 
-// Exec is a command that was run.
+// Exec is the command of a step.
 type Exec struct {
 	Argv    []mask.Text `json:"argv"`
 	WorkDir mask.Text   `json:"work_dir"`
 	// Program is the file of argv[0]. Interpreter is the program that runs it, or the shell of a script.
 	Program     *Program `json:"program,omitempty"`
 	Interpreter *Program `json:"interpreter,omitempty"`
-	// NotStarted tells that there is no process: the program is missing, or the machine failed.
+	// NotStarted says that there was no process: the program is missing, or the machine failed.
 	NotStarted bool `json:"not_started,omitempty"`
-	// ExitCode is nil if the process did not end, or there is none and a shell would not have given a code for that.
+	// ExitCode is nil if the process did not end, or did not start for a reason for which a shell has no code.
 	ExitCode *int `json:"exit_code,omitempty"`
 	// Signal is the signal that ended the process, such as SIGKILL.
 	Signal string `json:"signal,omitempty"`
-	// Timeout tells that a time limit ended it.
+	// Timeout says that a time limit ended it.
 	Timeout bool `json:"timeout,omitempty"`
 }
 
@@ -122,13 +122,13 @@ type Program struct {
 	Digest Digest    `json:"digest,omitempty"`
 }
 
-// Log is a part of a stream, as it is with markers for paths: so output that names a temporary directory is the same
-// each time. The end of a text that may be the beginning of a secret counts for the step during which it is decided,
-// or its time is up.
+// Log is a part of a stream, with markers in place of paths: so output that names a temporary directory is the same
+// each time. If the end of a step's output may be the beginning of a secret, it can count for the next step: that
+// during which masking decides.
 type Log struct {
 	Bytes int64 `json:"bytes"`
-	// SHA256 is of all bytes, also of those that were not kept.
+	// SHA256 is the digest of all bytes, even if some were not kept.
 	SHA256 string `json:"sha256"`
-	// Truncated tells that not all of it was kept.
+	// Truncated says that some bytes were not kept.
 	Truncated bool `json:"truncated,omitempty"`
 }

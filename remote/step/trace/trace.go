@@ -7,7 +7,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/mask"
 )
 
-// The versions of the format. The second has [Job.Text] beside everything that the first has.
+// The versions of the format. The second one adds [Job.Text].
 const (
 	Schema   = "steptrace/v2" // of new traces
 	SchemaV1 = "steptrace/v1" // is still read
@@ -15,11 +15,11 @@ const (
 
 // The markers that replace paths in an identity.
 const (
-	// WorkDir is the directory the job runs in.
+	// WorkDir is the directory in which the job runs.
 	WorkDir = "@work"
-	// CacheDir is where fetched components are: @cache/<sha256tree> is the root of one.
+	// CacheDir is the directory of fetched components: @cache/<sha256tree> is the root of one.
 	CacheDir = "@cache"
-	// TempDir has files of the job's own, as the text of a script.
+	// TempDir has files that the job needs itself, such as the text of a script.
 	TempDir = "@tmp"
 	// StepDir has the files that a step reads and writes: @step/output is its output file.
 	StepDir = "@step"
@@ -33,7 +33,7 @@ type Trace struct {
 	ID       string   `json:"id"`
 	Identity Identity `json:"identity"`
 	Volatile Volatile `json:"volatile"`
-	// Secrets tells how masked values were summed up. It is there only if something is masked.
+	// Secrets says how the HMACs of masked values were computed. It is missing if no value is masked.
 	Secrets *mask.Salt `json:"secrets,omitempty"`
 }
 
@@ -41,16 +41,17 @@ type Trace struct {
 type Identity struct {
 	Job     Job     `json:"job"`
 	Runtime Runtime `json:"runtime"`
-	// Steps are those of the job in their order, also those that never ran.
+	// Steps are all steps of the job in their order, even if they did not run.
 	Steps []Step `json:"steps"`
 	// Status is success, failure or cancelled.
 	Status string `json:"status"`
-	// Reason is why the job did not succeed: script, invalid, timeout, cancelled or system; else empty.
+	// Reason says why the job failed or was cancelled: script, invalid, timeout, cancelled or system. After a success
+	// it is empty.
 	Reason string `json:"reason,omitempty"`
-	// ExitCode is 0 after a success, else that of the step that failed the job. See ExitCode.
+	// ExitCode is 0 after a success, otherwise that of the step that failed the job. See the function ExitCode.
 	ExitCode *int        `json:"exit_code,omitempty"`
 	Outputs  mask.Values `json:"outputs"`
-	// Exports are all that steps exported and that was passed on.
+	// Exports are all variables that steps have exported to later ones.
 	Exports mask.Values `json:"exports"`
 }
 
@@ -59,11 +60,11 @@ const (
 	Success   = "success"
 	Failure   = "failure"
 	Cancelled = "cancelled"
-	Skipped   = "skipped" // of a step only: it never ran
+	Skipped   = "skipped" // only for a step: it never ran
 )
 
-// ExitCode returns the exit code of a job or a step: nil if it did not succeed and no process of it ended with a code.
-// Zero means success and nothing else, but older traces have it also where no process ended.
+// ExitCode returns the exit code of a job or a step. It is nil if the job or step failed and no process of it ended
+// with a code. Zero always means success. Older traces also have zero if no process ended.
 func ExitCode(status string, code int) *int {
 	if code == 0 && status != Success {
 		return nil
@@ -74,23 +75,23 @@ func ExitCode(status string, code int) *int {
 // Job is a job as it was requested.
 type Job struct {
 	Source Source `json:"source"`
-	// Text is the text of the job's steps, which compiles to Definition; zero if the job has no such text. If a
-	// secret is anywhere in it, or in Definition, all of it is masked.
+	// Text is the text that compiles to Definition; zero if the job has no such text. If a secret is anywhere in it, or
+	// in Definition, all of it is masked.
 	Text mask.Text `json:"text,omitzero"`
-	// Definition is the whole job as it was compiled, with its expressions as they were written. See
-	// [DecodeDefinition]. It is missing if the source could not be read.
+	// Definition is the whole compiled job, with its expressions. See [DecodeDefinition]. It is missing if the source
+	// could not be read.
 	Definition json.RawMessage `json:"definition,omitempty"`
-	// Inputs are the values that were given for inputs of the definition, without defaults.
+	// Inputs are the values that the caller gave for inputs of the definition, without defaults.
 	Inputs mask.Values `json:"inputs"`
 	// Vars are the job variables that expressions read.
 	Vars map[string]Variable `json:"vars_used"`
-	// Env is the environment that the job was given for all of its steps.
+	// Env is the environment that the caller gave for all steps.
 	Env mask.Texts `json:"run_env"`
 	// OSEnv is the part of the runner's own environment that steps get.
 	OSEnv mask.Texts `json:"os_env"`
-	// MayFail names steps that may fail without failing the job.
+	// MayFail names the steps whose failure does not fail the job.
 	MayFail []string `json:"may_fail,omitempty"`
-	// Dialect is the language the job was written in: v0 or v1.
+	// Dialect is the dialect of the job's text: v0 or v1.
 	Dialect string `json:"dialect,omitempty"`
 }
 
@@ -104,18 +105,18 @@ const (
 	FromGRPC     = "grpc"
 )
 
-// Source is where the text of a job came from.
+// Source is the origin of a job's text.
 type Source struct {
 	// Kind is file, env, json, gitlab-ci, github or grpc.
 	Kind string `json:"kind"`
 	// JobName is the job of a .gitlab-ci.yml or a workflow.
 	JobName string `json:"job_name,omitempty"`
-	// Digest is that of the text. It is left out if the text holds a secret.
+	// Digest is the digest of the text. It is left out if the text contains a secret.
 	Digest Digest `json:"digest,omitempty"`
 }
 
-// Digest has digests in hexadecimal, by the names that in-toto has for their kinds: sha256 of a file, gitCommit,
-// gitTree; and sha256tree of a directory, as [github.com/stepmux/stepmux/remote/step/fetch.Source] describes it.
+// Digest has digests in hexadecimal, by in-toto's names of their kinds: sha256 of a file, gitCommit, gitTree; and
+// sha256tree of a directory, as [github.com/stepmux/stepmux/remote/step/fetch.Source] describes it.
 type Digest map[string]string
 
 // The kinds of digests.
@@ -129,9 +130,9 @@ const (
 // Variable is a job variable.
 type Variable struct {
 	Value mask.Text `json:"value"`
-	// File tells that steps got the path of a file with the value.
+	// File says that steps got the path of a file with the value.
 	File bool `json:"file,omitempty"`
-	// Masked tells that the variable was given as a secret.
+	// Masked says that the variable was given as a secret.
 	Masked bool `json:"masked,omitempty"`
 }
 
@@ -139,8 +140,8 @@ type Variable struct {
 type Runtime struct {
 	OS   string `json:"os"`
 	Arch string `json:"arch"`
-	// Image is the image of the container in which the job ran, by its digest: NAME@sha256:... if it came from a registry,
-	// else sha256:... Empty if the job ran in no container, or nobody told.
+	// Image is the image of the container in which the job ran, by its digest: NAME@sha256:... if it came from a
+	// registry, otherwise sha256:... It is empty if the job ran in no container, or if that is not known.
 	Image string `json:"image,omitempty"`
 	// Runner is the program that ran the job.
 	Runner struct {
@@ -157,50 +158,50 @@ type Volatile struct {
 	Ended   time.Time `json:"ended"`
 	Host    string    `json:"host,omitempty"`
 	PID     int       `json:"pid,omitempty"`
-	// Message says why the job did not succeed.
+	// Message says why the job failed or was cancelled.
 	Message string `json:"message,omitempty"`
-	// Paths are the absolute paths of the markers, by "@work" and so on.
+	// Paths are the absolute paths for the markers: the keys are "@work" and so on.
 	Paths map[string]string `json:"paths,omitempty"`
-	// Versions are those of interpreters, by the sha256 of their file: of bash what its file says, and of the node that
-	// ran an action what "node --version" says.
+	// Versions are the versions of interpreters, by the sha256 of their file: bash's from its file, and that of an
+	// action's node from "node --version".
 	Versions map[string]string `json:"versions,omitempty"`
-	// CPU is the processor time, user and system, of all processes, in seconds. It counts from the start of the step
-	// runner, other jobs too, as the next two do. All three are 0 if they are not known.
+	// CPU is the processor time, user and system, of all processes, in seconds. Like the next two, it counts from the
+	// start of the step runner and includes other jobs. All three are 0 if they are not known.
 	CPU float64 `json:"cpu_seconds,omitempty"`
-	// PeakMemory is the most memory that they had together, in bytes. It is known with a limit of memory alone.
+	// PeakMemory is the largest memory of all processes together, in bytes. It is known only with a limit of memory.
 	PeakMemory int64 `json:"peak_memory_bytes,omitempty"`
 	// LargestProcess is the largest resident memory of one of them, in bytes.
 	LargestProcess int64 `json:"largest_process_bytes,omitempty"`
-	// Steps are about the steps that ran, in the order they began.
+	// Steps has an entry for each step that ran, in the order in which they began.
 	Steps []StepRun `json:"steps"`
-	// Warnings tell the gaps of the trace itself.
+	// Warnings say which parts of the trace itself are missing.
 	Warnings []string `json:"warnings,omitempty"`
 }
 
-// StepRun is about one run of a step.
+// StepRun is one run of a step.
 type StepRun struct {
-	// Path is the step's.
+	// Path is the path of the step, as in Step.
 	Path    string    `json:"path"`
 	Started time.Time `json:"started"`
 	Ended   time.Time `json:"ended"`
 	PID     int       `json:"pid,omitempty"`
-	// MaxRSS is the largest memory a process of the step had resident, in bytes.
+	// MaxRSS is the largest resident memory of a process of the step, in bytes.
 	MaxRSS   int64   `json:"max_rss_bytes,omitempty"`
 	UserMS   float64 `json:"user_ms,omitempty"`
 	SystemMS float64 `json:"sys_ms,omitempty"`
-	// Cache is hit or fetched, of a component that is not local.
+	// Cache is hit or fetched. It is empty for a local component.
 	Cache string `json:"cache,omitempty"`
 	// Message says why the step failed. Warnings are problems that did not fail it.
 	Message  string   `json:"message,omitempty"`
 	Warnings []string `json:"warnings,omitempty"`
-	// Stdout and Stderr are about the output of a command; else nil.
+	// Stdout and Stderr are the places of a command's output. Other steps have nil.
 	Stdout *Range `json:"stdout,omitempty"`
 	Stderr *Range `json:"stderr,omitempty"`
 }
 
 // Range is a part of one of the job's streams, as it was written, with secrets masked.
 type Range struct {
-	// Offset is where it begins, Bytes how long it is, in bytes that were kept or not.
+	// Offset is the beginning, and Bytes the length. Both count bytes that were not kept, too.
 	Offset int64  `json:"offset"`
 	Bytes  int64  `json:"bytes"`
 	SHA256 string `json:"sha256"`

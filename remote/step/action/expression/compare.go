@@ -17,7 +17,7 @@ func upperRune(c rune) rune {
 	return unicode.ToUpper(c)
 }
 
-// coerce makes both values of one kind, where they can be.
+// coerce converts both values to one kind, if they can be converted.
 func coerce(a, b Value) (left, right Value) {
 	ka, kb := a.Kind(), b.Kind()
 	switch {
@@ -44,14 +44,14 @@ func equal(a, b Value) bool {
 	if s, ok := a.any.(string); ok {
 		return upper(s) == upper(b.Text())
 	}
-	return a.any == b.any // arrays and objects are pointers; NaN differs from itself
+	return a.any == b.any // arrays and objects are compared by identity; NaN is not equal to itself
 }
 
 func greater(a, b Value) bool { return ordering(a, b) > 0 }
 
 func less(a, b Value) bool { return ordering(a, b) < 0 }
 
-// ordering is negative if a is less than b, positive if it is greater, and 0 if it is neither.
+// ordering is negative if a is less than b, positive if it is greater, and 0 otherwise.
 func ordering(a, b Value) int {
 	a, b = coerce(a, b)
 	if a.Kind() != b.Kind() {
@@ -79,7 +79,7 @@ var (
 	octal       = lazyregexp.New(`^0o[0-7]{1,11}$`)
 )
 
-// parseNumber converts a text; NaN if it is no number. Numbers in hexadecimal and octal have 32 bits and a sign.
+// parseNumber converts a text to a number, or to NaN. Numbers in hexadecimal and octal have 32 bits and a sign.
 func parseNumber(s string) float64 {
 	s = strings.TrimSpace(s)
 	switch {
@@ -107,7 +107,7 @@ func parseNumber(s string) float64 {
 	return math.NaN()
 }
 
-// digits is how many significant digits of a number are printed.
+// digits is the number of significant digits in the text of a number.
 const digits = 15
 
 // formatNumber prints a number with 15 significant digits, as .NET's format G15 does.

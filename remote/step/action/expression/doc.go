@@ -2,10 +2,10 @@
 // workflow.
 //
 // [Parse] compiles the text of one expression, and [Expression.Eval] computes it. A [Scope] has the contexts and the
-// functions beyond the built-in ones; both calls get the same. [Template] is for texts with expressions in them. A
-// [Value] is immutable and safe for concurrent use; the package keeps no state.
+// functions in addition to the built-in ones; pass the same to both calls. [Template] is for texts that contain
+// expressions. A [Value] is immutable and safe for concurrent use; the package keeps no state.
 //
-// The rules are those of the runner of GitHub: loose comparison, names and texts that ignore case, null for properties
-// that are missing. Mistakes are reported in the runner's words, with the position. Length, depth and the memory of
-// results are bounded. Package expr has the language of steps, which is another one.
+// The rules are those of GitHub's runner: loose comparison, names and texts that ignore case, null for missing
+// properties. Errors are in the runner's words, with the position. Length, depth and the memory of results are bounded.
+// Package expr has another language: that of steps.
 package expression

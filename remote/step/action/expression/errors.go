@@ -4,16 +4,16 @@ import "fmt"
 
 // Error is a mistake in an expression.
 type Error struct {
-	// Message is in the words of GitHub's runner.
+	// Message is the text of GitHub's runner for this mistake.
 	Message string
-	// Offset is where the mistake is, in bytes from the beginning of the text that was parsed; negative if it is in no
-	// single place.
+	// Offset is the place of the mistake, in bytes from the beginning of the parsed text. It is negative if the mistake
+	// has no single place.
 	Offset int
 }
 
 func (e *Error) Error() string { return e.Message }
 
-// at is a mistake at an offset of text.
+// at returns an error at an offset of text.
 func at(text string, offset int, format string, args ...any) error {
 	return &Error{
 		Message: fmt.Sprintf("%s. Located at position %d within expression: %.400s",
@@ -22,7 +22,7 @@ func at(text string, offset int, format string, args ...any) error {
 	}
 }
 
-// nowhere is a mistake of a value.
+// nowhere returns an error about a value.
 func nowhere(format string, args ...any) error {
 	return &Error{Message: fmt.Sprintf(format, args...), Offset: -1}
 }

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// builtin is a function that every expression knows. It gets its arguments as nodes: case does not compute all.
+// builtin is a function of every expression. Its arguments are nodes, because case does not compute all of them.
 type builtin struct {
 	min, max int
 	call     func(*evaluation, []node) (Value, error)
@@ -31,7 +31,7 @@ func init() {
 	}
 }
 
-// plain makes a builtin of a function of values.
+// plain makes a builtin from a function of values.
 func plain(f func(*evaluation, []Value) (Value, error)) func(*evaluation, []node) (Value, error) {
 	return func(e *evaluation, nodes []node) (Value, error) {
 		args, err := e.all(nodes)
@@ -56,7 +56,7 @@ func contains(_ *evaluation, args []Value) (Value, error) {
 	return Boolean(found), nil
 }
 
-// affix is startsWith or endsWith.
+// affix returns startsWith or endsWith.
 func affix(has func(s, affix string) bool) func(*evaluation, []Value) (Value, error) {
 	return func(_ *evaluation, args []Value) (Value, error) {
 		a, b := args[0], args[1]
@@ -64,7 +64,7 @@ func affix(has func(s, affix string) bool) func(*evaluation, []Value) (Value, er
 	}
 }
 
-// choose is case: it computes no more than the value that it chooses, and the predicates before it.
+// choose is case: it computes only the predicates up to the first true one, and the value of that.
 func choose(e *evaluation, nodes []node) (Value, error) {
 	for ; len(nodes) > 1; nodes = nodes[2:] {
 		v, err := nodes[0].eval(e)
@@ -108,7 +108,7 @@ func join(e *evaluation, args []Value) (Value, error) {
 	return String(out.String()), nil
 }
 
-// format replaces {0} and so on by the arguments. Braces are written twice.
+// format replaces {0}, {1} and so on by the arguments. {{ and }} are literal braces.
 func format(e *evaluation, args []Value) (Value, error) {
 	f := args[0].Text()
 	var out strings.Builder
@@ -210,7 +210,7 @@ func quoteJSON(s string) string {
 	return strings.TrimSuffix(out.String(), "\n")
 }
 
-// maxJSONDepth is the deepest nesting of a text that fromJSON reads.
+// maxJSONDepth bounds the nesting of a text that fromJSON reads.
 const maxJSONDepth = 100
 
 func fromJSON(e *evaluation, args []Value) (Value, error) {
@@ -281,7 +281,7 @@ func readJSONObject(e *evaluation, d *json.Decoder, level int) (Value, error) {
 		if err != nil {
 			return Value{}, err
 		}
-		key, _ := t.(string) // the decoder allows no other
+		key, _ := t.(string) // the decoder accepts only strings as keys
 		v, err := readJSON(e, d, level+1)
 		if err != nil {
 			return Value{}, err

@@ -12,8 +12,8 @@ type kind int
 
 const (
 	tokenEnd      kind = iota
-	tokenSymbol        // an operator or a bracket; the text says which
-	tokenLiteral       // the value says which
+	tokenSymbol        // an operator or a bracket; see text
+	tokenLiteral       // see value
 	tokenName          // a context
 	tokenFunction      // the name of a function; a parenthesis follows
 	tokenProperty      // the name after a dot
@@ -74,7 +74,7 @@ func (l *lexer) read() (token, error) {
 	}
 }
 
-// mayBegin reports whether an operand may begin after the last token: a dot begins a number there.
+// mayBegin reports whether an operand may begin after the last token. In such a place a dot begins a number.
 func (l *lexer) mayBegin() bool {
 	if l.last.kind == tokenSymbol {
 		return l.last.text != ")" && l.last.text != "]" && l.last.text != "*" && l.last.text != "."
@@ -106,7 +106,7 @@ func (l *lexer) operator() (token, error) {
 	return token{}, l.unexpected(start)
 }
 
-// string reads a text in quotes. A quote in it is written twice.
+// string reads a text in quotes. Two quotes in it stand for one.
 func (l *lexer) string() (token, error) {
 	start := l.at
 	var out strings.Builder
@@ -128,7 +128,7 @@ func (l *lexer) string() (token, error) {
 	return token{kind: tokenLiteral, text: l.text[start:l.at], offset: start, value: String(out.String())}, nil
 }
 
-// skip goes on to the next boundary that is not one of also.
+// skip goes to the next boundary that is not in also.
 func (l *lexer) skip(also string) {
 	for l.at < len(l.text) {
 		c, size := utf8.DecodeRuneInString(l.text[l.at:])

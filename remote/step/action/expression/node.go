@@ -22,7 +22,7 @@ type (
 		op       string
 		operands []node
 	}
-	// index is an access to a property or an item, or, if by is nil, to all of them.
+	// index is an access to a property or an item or, if by is nil, to all of them.
 	index struct{ of, by node }
 	call  struct {
 		name    string
@@ -33,7 +33,7 @@ type (
 
 func (*literal) below() []node      { return nil }
 func (*named) below() []node        { return nil }
-func (n *grouped) below() []node    { return n.of.below() } // parentheses are no level
+func (n *grouped) below() []node    { return n.of.below() } // parentheses do not count as a level
 func (n *negation) below() []node   { return []node{n.of} }
 func (n *comparison) below() []node { return []node{n.left, n.right} }
 func (n *logic) below() []node      { return n.operands }
@@ -46,7 +46,7 @@ func (n *index) below() []node {
 	return []node{n.of, n.by}
 }
 
-// depth is how deep n is nested.
+// depth returns how deep n is nested.
 func depth(n node) int {
 	deepest := 0
 	for _, b := range n.below() {
@@ -55,7 +55,7 @@ func depth(n node) int {
 	return deepest + 1
 }
 
-// Calls reports whether the expression calls one of the functions, whose names are in lower case.
+// Calls reports whether the expression calls one of the functions. Their names must be in lower case.
 func (x *Expression) Calls(functions ...string) bool { return calls(x.root, functions) }
 
 func calls(n node, functions []string) bool {
@@ -68,7 +68,7 @@ func calls(n node, functions []string) bool {
 const (
 	// maxMemory bounds the results of an expression, in bytes.
 	maxMemory = 10 << 20
-	// maxTemplate bounds those of all expressions in a text.
+	// maxTemplate bounds the results of all expressions in a text, in bytes.
 	maxTemplate = 10 * maxMemory
 )
 
@@ -78,7 +78,7 @@ type evaluation struct {
 	spent int
 }
 
-// spend counts the bytes of a text, or of the items of a list, that was made.
+// spend counts the bytes of a new text, or of the items of a new list.
 func (e *evaluation) spend(bytes int) error {
 	if e.spent += bytes; e.spent > maxMemory {
 		return nowhere("The maximum allowed memory size was exceeded: the expression computes more than %d bytes", maxMemory)
@@ -86,8 +86,8 @@ func (e *evaluation) spend(bytes int) error {
 	return nil
 }
 
-// Eval computes the expression. s has at least the names of the Scope that it was parsed with. The error is an
-// [*Error], or that of a function of s.
+// Eval computes the expression. s must have at least the names of the Scope of Parse. The error is an [*Error], or the
+// error of a function of s.
 func (x *Expression) Eval(s Scope) (Value, error) {
 	return x.root.eval(&evaluation{scope: s})
 }
@@ -174,7 +174,7 @@ func (n *call) eval(e *evaluation) (Value, error) {
 	return e.scope.Functions[n.name].Call(args)
 }
 
-// all computes nodes.
+// all computes all nodes.
 func (e *evaluation) all(nodes []node) ([]Value, error) {
 	values := make([]Value, len(nodes))
 	for i, n := range nodes {

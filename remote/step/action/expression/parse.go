@@ -3,20 +3,20 @@ package expression
 import "strings"
 
 const (
-	// MaxLength is the longest expression, in bytes.
+	// MaxLength bounds an expression, in bytes.
 	MaxLength = 21_000
-	// maxDepth is the deepest nesting of an expression.
+	// maxDepth bounds the nesting of an expression.
 	maxDepth = 50
 )
 
-// Expression is an expression that was parsed. It is safe for concurrent use.
+// Expression is a parsed expression. It is safe for concurrent use.
 type Expression struct {
 	text string
 	root node
 }
 
-// Scope has the contexts and the functions that an expression knows beside the built-in functions. Their names are in
-// lower case: expressions ignore the case.
+// Scope has the contexts and the functions that an expression can use in addition to the built-in ones. Their names are
+// in lower case: expressions ignore the case.
 type Scope struct {
 	Values    map[string]Value
 	Functions map[string]Function
@@ -24,12 +24,12 @@ type Scope struct {
 
 // Function is a function that the caller of an expression provides.
 type Function struct {
-	// Min and Max are how many arguments it takes.
+	// Min and Max bound the number of its arguments.
 	Min, Max int
 	Call     func(args []Value) (Value, error)
 }
 
-// Parse parses an expression. Names that s does not have are mistakes. The error is an [*Error].
+// Parse parses an expression. Names that are not in s are mistakes. The error is an [*Error].
 func Parse(text string, s Scope) (*Expression, error) {
 	if len(text) > MaxLength {
 		return nil, nowhere("Exceeded max expression length %d", MaxLength)
@@ -59,7 +59,7 @@ type parser struct {
 	lexer
 	scope Scope
 	tok   token
-	open  int // calls of operand that are under way
+	open  int // calls of operand under way
 }
 
 func (p *parser) advance() (err error) {
@@ -75,10 +75,10 @@ func (p *parser) unexpected() error {
 	return at(p.text, p.tok.offset, "Unexpected symbol: '%.160s'", p.tok.text)
 }
 
-// levels are the binary operators, those that bind least first.
+// levels are the binary operators by precedence, the loosest first.
 var levels = [][]string{{"||"}, {"&&"}, {"==", "!="}, {">", ">=", "<", "<="}}
 
-// symbol returns which of the symbols the current token is, or "".
+// symbol returns the current token if it is one of symbols, and "" otherwise.
 func (p *parser) symbol(symbols ...string) string {
 	if p.tok.kind == tokenSymbol {
 		for _, s := range symbols {
@@ -90,7 +90,7 @@ func (p *parser) symbol(symbols ...string) string {
 	return ""
 }
 
-// binary parses operators of a level and of those that bind more.
+// binary parses operators of a level and of tighter ones.
 func (p *parser) binary(level int) (node, error) {
 	if level == len(levels) {
 		return p.unary()
@@ -139,7 +139,7 @@ func (p *parser) unary() (node, error) {
 	return n, err
 }
 
-// operand parses a value with the indices behind it.
+// operand parses a value and the indices after it.
 func (p *parser) operand() (node, error) {
 	if p.open++; p.open > 2*maxDepth {
 		return nil, nowhere("Exceeded max expression depth %d", maxDepth)
@@ -178,7 +178,7 @@ func (p *parser) group() (node, error) {
 	if err == nil {
 		err = p.expect(")")
 	}
-	if l, ok := n.(*logic); ok { // parentheses keep it apart from a chain around it
+	if l, ok := n.(*logic); ok { // parentheses separate it from a chain around it
 		n = &logic{l.op, l.operands[:len(l.operands):len(l.operands)]}
 		return &grouped{n}, err
 	}
@@ -192,7 +192,7 @@ func (p *parser) expect(symbol string) error {
 	return p.advance()
 }
 
-// index parses .name, .*, [index] or [*] behind n.
+// index parses .name, .*, [index] or [*] after n.
 func (p *parser) index(n node) (node, error) {
 	isDot := p.symbol(".") != ""
 	if err := p.advance(); err != nil {

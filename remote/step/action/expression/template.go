@@ -2,8 +2,8 @@ package expression
 
 import "strings"
 
-// Template evaluates the expressions in text, each between ${{ and }}. A text that is one expression alone keeps the
-// type of its value. The error is an [*Error] whose Offset is one of text.
+// Template evaluates the expressions in text, each between ${{ and }}. If the text is a single expression, the result
+// keeps the type of its value. The error is an [*Error] whose Offset counts in text.
 func Template(text string, s Scope) (Value, error) {
 	var out strings.Builder
 	rest, spent := text, 0
@@ -44,7 +44,7 @@ func Template(text string, s Scope) (Value, error) {
 	}
 }
 
-// closing returns where the expression ends that text begins with, or -1. A text in quotes may have braces.
+// closing returns the end of the expression at the beginning of text, or -1. It skips braces in quotes.
 func closing(text string) int {
 	quoted := false
 	for i := 0; i < len(text); i++ {
@@ -58,9 +58,9 @@ func closing(text string) int {
 	return -1
 }
 
-// moved is err with an offset in the text around the expression, which begins at start.
+// moved returns err with its offset moved to the text around the expression, which begins at start.
 func moved(err error, start int) error {
-	if e, ok := err.(*Error); ok && e.Offset >= 0 { //nolint:errorlint // those of functions of the scope stay as they are
+	if e, ok := err.(*Error); ok && e.Offset >= 0 { //nolint:errorlint // errors of the scope's functions are not moved
 		return &Error{Message: e.Message, Offset: start + e.Offset}
 	}
 	return err
@@ -72,7 +72,7 @@ func Evaluate(text string, s Scope) (Value, error) {
 	return v, err
 }
 
-// evaluate is Evaluate. It also returns how many bytes were made.
+// evaluate is Evaluate, and also returns the size of the results in bytes.
 func evaluate(text string, s Scope) (v Value, spent int, err error) {
 	x, err := Parse(strings.TrimSpace(text), s)
 	if err != nil {

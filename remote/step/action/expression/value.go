@@ -10,11 +10,11 @@ import (
 // Value is a value of an expression: null, a boolean, a number, a text, an array or an object. The zero value is null.
 type Value struct{ any any }
 
-// array and object have an identity: comparisons tell apart two that have the same content.
+// array and object are compared by identity: two with the same content are not equal.
 type (
 	array struct {
 		items []Value
-		// filtered tells that it comes from .*: an index goes to each of its items.
+		// filtered says that the array comes from .*: an index applies to each of its items.
 		filtered bool
 	}
 	object struct {
@@ -24,7 +24,7 @@ type (
 	}
 )
 
-// valueSize is about how many bytes an item takes beside its text.
+// valueSize is the estimated size of an item without its text, in bytes.
 const valueSize = 32
 
 // String returns a text.
@@ -84,7 +84,7 @@ func (v Value) Kind() string {
 
 func (v Value) isPrimitive() bool { return v.Kind() != "Array" && v.Kind() != "Object" }
 
-// Truthy reports whether the value counts as true: all do but null, false, 0, NaN and the empty text.
+// Truthy reports whether the value counts as true: every value except null, false, 0, NaN and the empty text.
 func (v Value) Truthy() bool {
 	switch x := v.any.(type) {
 	case nil:
@@ -100,7 +100,7 @@ func (v Value) Truthy() bool {
 	}
 }
 
-// Text returns the value as a text. Of an array or an object it is the name of its kind.
+// Text returns the value as a text. For an array or an object it returns the name of the kind.
 func (v Value) Text() string {
 	switch x := v.any.(type) {
 	case nil:
@@ -119,7 +119,7 @@ func (v Value) Text() string {
 	}
 }
 
-// number converts a primitive value; others are NaN.
+// number converts a primitive value to a number. Other values are NaN.
 func (v Value) number() float64 {
 	switch x := v.any.(type) {
 	case nil:
@@ -158,7 +158,7 @@ func (v Value) Any() any {
 	}
 }
 
-// New returns the value of x, which has the types of [Value.Any]. Numbers may be int as well.
+// New returns the value of x, which has a type of [Value.Any]. Numbers may be int as well.
 func New(x any) Value {
 	switch x := x.(type) {
 	case Value:
@@ -184,7 +184,7 @@ func New(x any) Value {
 	}
 }
 
-// at returns the property or the item by an index, if there is one.
+// at returns the property or the item of an index, if it exists.
 func (v Value) at(by Value) (Value, bool) {
 	switch x := v.any.(type) {
 	case *object:
@@ -211,7 +211,7 @@ func (o *object) property(name string) (Value, bool) {
 	return o.values[key], there
 }
 
-// children are the items of an array or the values of an object.
+// children returns the items of an array or the values of an object.
 func (v Value) children() []Value {
 	switch x := v.any.(type) {
 	case *array:
@@ -227,7 +227,7 @@ func (v Value) children() []Value {
 	}
 }
 
-// all is the value of v.*.
+// all returns the value of v.*.
 func (v Value) all(e *evaluation) (Value, error) {
 	found := &array{filtered: true}
 	if list, ok := v.any.(*array); ok && list.filtered {
@@ -243,8 +243,8 @@ func (v Value) all(e *evaluation) (Value, error) {
 	return Value{found}, e.spend(valueSize * len(found.items))
 }
 
-// upper is the form in which texts are compared. Only letters that one other letter stands for change, as in .NET's
-// invariant culture: not the dotless i and the long s.
+// upper returns the form in which texts are compared. As in .NET's invariant culture, only letters change that have one
+// other form: not the dotless i and the long s.
 func upper(s string) string {
 	ascii := true
 	for i := range len(s) {

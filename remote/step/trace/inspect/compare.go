@@ -12,21 +12,21 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
-// maxDifferences is how many differences are told; the others are counted.
+// maxDifferences bounds the differences that are listed; the others are counted.
 const maxDifferences = 1000
 
 // Difference is a place where two identities differ.
 type Difference struct {
 	// Pointer is the place in the identity, as a JSON pointer (RFC 6901): /steps/0/outputs/said.
 	Pointer string `json:"pointer"`
-	// Step has the names that lead to the step it belongs to, as in "outer.inner"; empty if it belongs to the job.
+	// Step has the names that lead to the step of the difference, as in "outer.inner". It is empty for the job itself.
 	Step string `json:"step,omitempty"`
-	// Old and New are the values as JSON, cut to a readable length; empty where there is no value. Neither is shown
-	// if one trace masks it.
+	// Old and New are the values as JSON, cut to a readable length; empty if there is no value. If one trace masks the
+	// value, neither is shown.
 	Old string `json:"old,omitempty"`
 	New string `json:"new,omitempty"`
 
-	place string // the pointer as people write it, from the step on
+	place string // the pointer in a readable form, from the step on
 }
 
 // String returns the difference in words: step one: outputs.said: "a" -> "b".
@@ -44,13 +44,13 @@ func (d Difference) String() string {
 	return fmt.Sprintf("%s: %s: %s -> %s", where, d.place, d.Old, d.New)
 }
 
-// Comparison is how two traces differ.
+// Comparison is the result of Compare.
 type Comparison struct {
 	// Differences are in the order of the first trace's canonical form, at most 1000 of them.
 	Differences []Difference `json:"differences"`
-	// More is how many there are beyond these.
+	// More is the number of differences beyond these.
 	More int `json:"more,omitempty"`
-	// Unknown is how many values are masked in both traces, by salts that differ: nobody can tell whether they are equal.
+	// Unknown is how many values are masked in both traces by different salts, so that they cannot be compared.
 	Unknown int `json:"unknown,omitempty"`
 }
 
@@ -59,9 +59,9 @@ func (c *Comparison) Same() bool { return len(c.Differences) == 0 }
 
 // Ignore leaves parts out of a comparison.
 type Ignore struct {
-	// Logs are the output of the steps.
+	// Logs leaves out the output of the steps.
 	Logs bool
-	// Runtime is the machine, the program that ran the job, and the digests of the programs that steps ran.
+	// Runtime leaves out the machine, the program that ran the job, and the digests of the programs that steps ran.
 	Runtime bool
 }
 
@@ -80,7 +80,7 @@ func Compare(a, b *trace.Trace, ignore Ignore) (*Comparison, error) {
 		if err := d.Decode(&trees[i]); err != nil {
 			return nil, fmt.Errorf("read identity: %w", err)
 		}
-		if a.Schema != b.Schema { // only one version has it
+		if a.Schema != b.Schema { // only SchemaV2 has it
 			identity, _ := trees[i].(map[string]any)
 			job, _ := identity["job"].(map[string]any)
 			delete(job, "text")
@@ -96,7 +96,7 @@ type comparer struct {
 	result   *Comparison
 }
 
-// absent stands for a value there is not.
+// absent stands for a missing value.
 type absent struct{}
 
 func (c *comparer) compare(p *position, old, now any) {
@@ -120,14 +120,14 @@ func (c *comparer) compare(p *position, old, now any) {
 			return
 		}
 	default:
-		if old == now { // of which old can be compared
+		if old == now { // old is a scalar, so == does not panic
 			return
 		}
 	}
 	c.add(p, shown(old), shown(now))
 }
 
-// isNoFailure reports whether an exit code is 0 or absent: older traces have 0 also where no process ended.
+// isNoFailure reports whether an exit code is 0 or absent: older traces also have 0 if no process ended.
 func isNoFailure(code any) bool { return code == absent{} || code == json.Number("0") }
 
 func (c *comparer) compareObjects(p *position, old, now map[string]any) {
@@ -157,7 +157,7 @@ func (c *comparer) compareLists(p *position, old, now []any) {
 	}
 }
 
-// compareMasked compares values of which one is masked at least.
+// compareMasked compares two values if at least one is masked.
 func (c *comparer) compareMasked(p *position, old, now any, oldMask, newMask string) {
 	switch {
 	case oldMask == "":
@@ -171,7 +171,7 @@ func (c *comparer) compareMasked(p *position, old, now any, oldMask, newMask str
 	}
 }
 
-// unmasked stands for a value that the other trace masks: it may be the secret.
+// unmasked returns the words for a value that the other trace masks: it may be the secret.
 func unmasked(v any) string {
 	if v == (absent{}) {
 		return ""
@@ -179,7 +179,7 @@ func unmasked(v any) string {
 	return "(not masked)"
 }
 
-// maskOf returns the HMAC of a masked value, and empty for any other.
+// maskOf returns the HMAC of a masked value, and "" for any other.
 func maskOf(v any) string {
 	m, ok := v.(map[string]any)
 	if !ok || m["masked"] != true {
@@ -215,10 +215,10 @@ func (c *comparer) add(p *position, old, now string) {
 	c.result.Differences = append(c.result.Differences, d)
 }
 
-// maxShown is how much of a value is told, in bytes.
+// maxShown bounds the shown part of a value, in bytes.
 const maxShown = 200
 
-// shown returns v as it is told.
+// shown returns v as it is shown.
 func shown(v any) string {
 	switch v := v.(type) {
 	case absent:

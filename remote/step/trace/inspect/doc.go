@@ -1,3 +1,3 @@
 // Package inspect shows traces to people: [Show] prints one, [Compare] finds the differences between two. Both accept
-// traces that somebody has changed, and escape everything that a terminal could obey.
+// hostile traces: they escape every character that a terminal could interpret. The package owns nothing.
 package inspect

@@ -6,13 +6,13 @@ import (
 	"strings"
 )
 
-// position is a place in an identity: the position around it, and a key or an index in that.
+// position is a place in an identity: a key or an index, and the position around it.
 type position struct {
 	outer *position // nil for the identity itself
-	key   string    // as JSON pointers have it unescaped
+	key   string    // a JSON pointer escapes it
 	item  bool      // of a list
-	step  string    // the name of the step that it is; empty if it is none
-	keys  int       // how many lead here from the step, or from the identity
+	step  string    // the name of the step at this position, or empty
+	keys  int       // number of keys from the step, or from the identity, to here
 }
 
 // in returns the place of the member key of the object at p.
@@ -23,7 +23,7 @@ func (p *position) in(key string) *position {
 // at returns the place of an item of the list at p.
 func (p *position) at(i int, old, now any) *position {
 	q := &position{outer: p, key: strconv.Itoa(i), item: true, keys: p.keys + 1}
-	if p.keys == 1 && p.key == "steps" { // those of the job, or of a step, not of a definition
+	if p.keys == 1 && p.key == "steps" { // steps of the job or of a step, not of a definition
 		q.step, q.keys = stepName(old, now, i), 0
 	}
 	return q
@@ -44,7 +44,7 @@ func (p *position) isExitCode() bool {
 	return p.key == "exit_code" && (p.keys == 1 || p.keys == 2 && p.outer.key == "exec" && p.ofStep())
 }
 
-// write sets where d is.
+// write sets the place of d.
 func (p *position) write(d *Difference) {
 	var path []*position
 	for at := p; at.outer != nil; at = at.outer {
@@ -88,7 +88,7 @@ func stepName(old, now any, i int) string {
 	return strconv.Itoa(i)
 }
 
-// plain reports whether text can stand in a place as it is.
+// plain reports whether text can stand in a place without quotes.
 func plain(text string) bool {
 	for _, c := range text {
 		if (c < '0' || c > '9') && (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && c != '_' && c != '-' {

@@ -15,8 +15,8 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
-// Show prints t: a line for the job and for each step, and below it the inputs, the command and the results. It
-// escapes everything that a terminal could obey.
+// Show prints t: a line for the job and for each step, and below it the inputs, the command and the results. It escapes
+// every character that a terminal could interpret.
 func Show(w io.Writer, t *trace.Trace) error {
 	s := &shower{w: bufio.NewWriter(w), runs: make(map[string]*trace.StepRun, len(t.Volatile.Steps))}
 	for i := range t.Volatile.Steps {
@@ -96,7 +96,7 @@ func (s *shower) step(step *trace.Step, depth int) {
 	}
 }
 
-// ended says how a job or a step ended.
+// ended returns the end of a job or a step in words.
 func ended(status string, code *int, from, to time.Time) string {
 	text := one(status)
 	if code != nil && *code != 0 {
@@ -123,7 +123,7 @@ func component(c *trace.Component) string {
 	return text
 }
 
-// digests returns d as one text: the one that says most.
+// digests returns the most telling digest of d as a text.
 func digests(d trace.Digest) string {
 	kinds := slices.SortedFunc(maps.Keys(d), func(a, b string) int {
 		rank := func(kind string) int {
@@ -165,7 +165,7 @@ func (s *shower) values(what string, depth int, values mask.Values) {
 
 func (s *shower) line(depth int, format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
-	_, _ = fmt.Fprintf(s.w, "%s%s\n", strings.Repeat("  ", depth), strings.TrimRight(text, " ")) // Flush tells
+	_, _ = fmt.Fprintf(s.w, "%s%s\n", strings.Repeat("  ", depth), strings.TrimRight(text, " ")) // Flush returns the error
 }
 
 func textOf(t mask.Text) string {
@@ -175,5 +175,5 @@ func textOf(t mask.Text) string {
 	return one(t.Value)
 }
 
-// one returns text as a piece of one line that can be shown.
+// one returns text as a piece of one line that is safe to show.
 func one(text string) string { return cut(termtext.Escape(text)) }

@@ -11,15 +11,16 @@ import (
 )
 
 const (
-	// maxRecorded is how much large data a trace has, in bytes of JSON. Data beyond it is left out, step by step. As each
-	// value counts itemCost at least, it bounds the values too.
+	// maxRecorded bounds the large data of a trace, in bytes of JSON. Beyond it data is left out, step by step. It also
+	// bounds the number of values, because each value counts as itemCost at least.
 	maxRecorded = 64 << 20
-	// stepCost is about the size of a step in a trace without its large data. textCost is about the size of a text
-	// beside its own length: an HMAC, and the JSON around it. itemCost is that of an item of a list beside its text.
+	// stepCost is the estimated size of a step in a trace without its large data. textCost is that of a text in
+	// addition to its length: an HMAC, and the JSON around it. itemCost is that of an item of a list in addition to its
+	// text.
 	stepCost, textCost, itemCost = 2 << 10, 128, 32
 )
 
-// spend counts n bytes, and asks for room for them.
+// spend counts n bytes, and requests room for them.
 func (c *Recorder) spend(n int64) {
 	c.size += n
 	if c.cfg.Room == nil || c.short != nil || 2*c.size <= c.room {
@@ -31,7 +32,7 @@ func (c *Recorder) spend(n int64) {
 	}
 }
 
-// afford reports whether n more bytes of step s are kept, and counts them.
+// afford reports whether there is room for n more bytes of step s. If so, it counts them.
 func (c *Recorder) afford(s *stepRecord, n int64) bool {
 	s.cut = s.cut || c.size+n > c.limit
 	if !s.cut {
@@ -42,7 +43,7 @@ func (c *Recorder) afford(s *stepRecord, n int64) bool {
 	return !s.cut
 }
 
-// makeRoom leaves out the large data of the last steps until there is room for n more bytes, and counts those.
+// makeRoom leaves out the large data of the last steps until there is room for n more bytes. Then it counts them.
 func (c *Recorder) makeRoom(n int64) {
 	for _, s := range slices.Backward(c.order) {
 		if c.size+n <= c.limit {
@@ -74,7 +75,7 @@ func valuesSize(values map[string]expr.Value) (n int64) {
 	return n
 }
 
-// itemsSize is what the items of v count beside their text: a trace has a limit of values.
+// itemsSize returns the size of the items of v without their text: a trace has a limit of values.
 func itemsSize(v expr.Value) (n int64) {
 	for i := range v.Len() {
 		n += 2*itemCost + itemsSize(v.Index(i)) // a list in a list counts twice
@@ -87,7 +88,7 @@ func definitionSize(def *pb.Definition) int64 {
 	return int64(4*proto.Size(def)) + itemCost*valuesOf(def.ProtoReflect())
 }
 
-// valuesOf is how many values m has in JSON, or more.
+// valuesOf returns an upper bound of the number of values that m has in JSON.
 func valuesOf(m protoreflect.Message) int64 {
 	n := int64(1)
 	m.Range(func(field protoreflect.FieldDescriptor, v protoreflect.Value) bool {

@@ -12,9 +12,8 @@ import (
 	"github.com/stepmux/stepmux/internal/oserr"
 )
 
-// A File is the file of a trace that is still to be written. It reserves room on the disk under a temporary name, so
-// that a disk that fills up in the meantime does not lose the trace. It is for one goroutine at a
-// time.
+// File is the file of a trace that will be written later. It reserves room on the disk under a temporary name, so that
+// the trace is not lost if the disk fills up in the meantime. It is not safe for concurrent use.
 type File struct {
 	path     string
 	temp     *os.File // nil after Commit and Discard
@@ -22,8 +21,8 @@ type File struct {
 	written  int64
 }
 
-// Create reserves room for size bytes in the directory of path. path changes with Commit only. The caller must call
-// Commit or Discard.
+// Create reserves room for size bytes in the directory of path. The file at path does not change before Commit. The
+// caller must call Commit or Discard.
 func Create(path string, size int64) (*File, error) {
 	info, err := os.Stat(path)
 	switch {
@@ -35,7 +34,7 @@ func Create(path string, size int64) (*File, error) {
 		return nil, fmt.Errorf("write %w", err)
 	}
 	base := filepath.Base(path)
-	base = base[:min(len(base), 200)]                               // the name may be as long as a file's can be
+	base = base[:min(len(base), 200)]                               // the name may have the maximal length already
 	temp, err := os.CreateTemp(filepath.Dir(path), "."+base+".tmp") // of mode 0600
 	if err != nil {
 		return nil, fmt.Errorf("write %s: %w", path, oserr.Bare(err))
@@ -48,11 +47,11 @@ func Create(path string, size int64) (*File, error) {
 	return f, nil
 }
 
-// Path returns where the trace will be, or is.
+// Path returns the final path of the trace.
 func (f *File) Path() string { return f.path }
 
-// Reserve reserves room for size bytes in all. It never gives room back, and does nothing on a file system that
-// cannot reserve.
+// Reserve reserves room for size bytes in all. It never reduces the room, and does nothing on a file system that cannot
+// reserve.
 func (f *File) Reserve(size int64) error {
 	if f.temp == nil || size <= f.reserved {
 		return nil
@@ -78,14 +77,15 @@ func (f *File) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// Commit moves the written file to path, and replaces the file there: as a whole, or not at all. It ends f.
+// Commit moves the written file to path. It replaces the file there completely or, after an error, not at all. It ends
+// f.
 func (f *File) Commit() error {
 	if f.temp == nil {
 		return fmt.Errorf("write %s: %w", f.path, fs.ErrClosed)
 	}
 	temp := f.temp
 	f.temp = nil
-	err := temp.Truncate(f.written) // gives back what was reserved beyond it
+	err := temp.Truncate(f.written) // releases the rest of the reserved room
 	if err == nil {
 		err = temp.Sync()
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
-// part sums up a part of a stream: as it is, and as it is with markers for paths.
+// part computes the digests of a part of a stream: unchanged, and with markers for paths.
 type part struct {
 	paths     Paths
 	offset    int64
@@ -17,7 +17,7 @@ type part struct {
 	marked    int64
 	truncated bool
 	asMarked  hash.Hash
-	asIs      hash.Hash // nil as long as it would be the same
+	asIs      hash.Hash // nil as long as both digests are the same
 	held      []byte    // may be the beginning of a path
 }
 
@@ -38,7 +38,7 @@ func (p *part) write(data []byte) {
 	p.scan(data)
 }
 
-// scan passes on data with its paths marked, but for an end that may be the beginning of one.
+// scan passes on data with its paths marked. It holds back an end that may be the beginning of a path.
 func (p *part) scan(data []byte) {
 	for at := 0; ; {
 		next := bytes.IndexByte(data[at:], '/')
@@ -64,7 +64,7 @@ func (p *part) scan(data []byte) {
 	}
 }
 
-// open returns the path that data begins with, or whether it may turn out to be one.
+// open returns the path at the beginning of data. open says that more data may still complete a path.
 func (p *Paths) open(data []byte) (_ *known, open bool) {
 	for i := range p.known {
 		k := &p.known[i]
@@ -82,8 +82,8 @@ func (p *Paths) open(data []byte) (_ *known, open bool) {
 	return nil, false
 }
 
-// split begins a second sum because the stream and its marked form differ from here on. rest comes next in the
-// stream.
+// split begins the second digest, because from here on the stream and its marked form differ. rest are the next bytes
+// of the stream.
 func (p *part) split(rest []byte) {
 	if p.asIs != nil {
 		return
@@ -122,7 +122,7 @@ func (p *part) end() {
 	p.end()
 }
 
-// log returns the part with markers, for the identity, and the part as it was written.
+// log returns the part with markers, for the identity, and its place in the stream.
 func (p *part) log() (trace.Log, *trace.Range) {
 	p.end()
 	sum := hex.EncodeToString(p.asMarked.Sum(nil))

@@ -19,22 +19,21 @@ type known struct {
 	other        bool // an earlier path has the marker too
 }
 
-// Add lets marker, which is one of the four or begins with @cache/, replace path. It ignores the root directory and
+// Add makes marker replace path. marker is one of the four or begins with @cache/. Add ignores the root directory and
 // relative paths. If several paths have one marker, Expand returns the first.
 func (p *Paths) Add(path, marker string) {
 	if len(path) < 2 || path[0] != '/' || strings.HasSuffix(path, "/") {
 		return
 	}
 	other := slices.ContainsFunc(p.known, func(k known) bool { return k.marker == marker })
-	at := slices.IndexFunc(p.known, func(k known) bool { return len(k.path) < len(path) })
-	if at < 0 {
-		at = len(p.known)
+	p.known = append(p.known, known{path, marker, other})
+	for i := len(p.known) - 1; i > 0 && len(p.known[i-1].path) < len(path); i-- {
+		p.known[i-1], p.known[i] = p.known[i], p.known[i-1]
 	}
-	p.known = slices.Insert(p.known, at, known{path, marker, other})
 }
 
-// Mark returns text with markers in the place of the paths it knows. What reads like a marker itself gets a colon
-// after its @, as in @:work.
+// Mark returns text with markers in place of the known paths. Text that looks like a marker gets a colon after its @,
+// as in @:work.
 func (p *Paths) Mark(text string) string {
 	return replace(text, func(rest string) (string, int) {
 		if rest[0] == '@' {
@@ -52,7 +51,7 @@ func (p *Paths) Mark(text string) string {
 	})
 }
 
-// Expand undoes Mark. Markers it does not know stay.
+// Expand reverses Mark. Unknown markers stay.
 func (p *Paths) Expand(text string) string {
 	return replace(text, func(rest string) (string, int) {
 		if rest[0] != '@' {
@@ -71,7 +70,7 @@ func (p *Paths) Expand(text string) string {
 	})
 }
 
-// replace calls by for the rest of text at each / and @, and replaces n bytes there if by returns a text and n > 0.
+// replace calls by for the rest of text at each / and @. If by returns n > 0, its text replaces n bytes there.
 func replace(text string, by func(rest string) (string, int)) string {
 	var b strings.Builder
 	for {
@@ -91,8 +90,8 @@ func replace(text string, by func(rest string) (string, int)) string {
 	}
 }
 
-// like returns 0 if text does not begin as a marker, or one with colons after its @, does; else the number of those
-// and 1.
+// like returns 0 unless text begins with a marker, with or without colons after its @. Otherwise it returns the number
+// of the colons and 1.
 func like(text string) int {
 	rest := strings.TrimLeft(text[1:], ":")
 	colons := len(text) - 1 - len(rest)
@@ -104,13 +103,13 @@ func like(text string) int {
 	return 0
 }
 
-// begins reports whether text begins with the path prefix, whose last name is not longer in text.
+// begins reports whether text begins with the path prefix, and the last name in prefix ends there.
 func begins(text, prefix string) bool {
 	rest, found := strings.CutPrefix(text, prefix)
 	return found && (rest == "" || !inName(rest[0]))
 }
 
-// inName reports whether c goes on with a name.
+// inName reports whether c is a part of a name.
 func inName(c byte) bool {
 	return c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '.' || c == '_' || c == '-' ||
 		c >= 0x80

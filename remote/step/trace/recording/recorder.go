@@ -21,60 +21,60 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
-// Config has the parts of a trace that the events of its job do not tell.
+// Config has the parts of a trace that are not in the events of its job.
 type Config struct {
-	// Source is where the job's text came from. Its digest is left out of the trace if Text, which it is the digest of,
-	// holds a secret.
+	// Source is the origin of the job's text. Its digest is left out of the trace if Text contains a secret.
 	Source trace.Source
 	Text   []byte
-	// Steps is a text that compiles to the job's definition. If empty, that of [lang.Format].
+	// Steps is a text that compiles to the job's definition. If empty, the text is that of [lang.Format].
 	Steps string
-	// Version is that of this program.
+	// Version is the version of this program.
 	Version string
-	// Image is that of [trace.Runtime].
+	// Image is the Image of [trace.Runtime].
 	Image string
 	// Salt is for the HMACs of masked values. If nil, a new one.
 	Salt *mask.Salt
-	// Room is told the largest size the trace may reach, in bytes, each time that grows. If it returns an error,
-	// everything large from then on is left out. May be nil.
+	// Room is called with the largest size that the trace may reach, in bytes, each time that grows. If it returns an
+	// error, all large data from then on is left out. May be nil.
 	Room func(size int64) error
 }
 
-// Recorder keeps the events of one job for its trace. It keeps them unmasked: only when the job has ended are all
-// secrets known.
+// Recorder keeps the events of one job for its trace. It keeps them unmasked, because only at the end of the job all
+// secrets are known.
 type Recorder struct {
 	cfg   Config
 	job   engine.Config
 	taps  [2]*Tap
 	steps map[*engine.StepResult]*stepRecord
-	order []*stepRecord   // as the steps began
+	order []*stepRecord   // in the order in which the steps began
 	read  map[string]bool // names of variables
 	roots []*component.Component
 	sums  sums
-	size  int64 // of the data kept
-	room  int64 // asked for
+	size  int64 // of the kept data
+	room  int64 // that was requested
 	limit int64
 	short error // why there is no more room
 	own   sync.WaitGroup
 	place engine.Place
 	osEnv map[string]expr.Value
-	// realWork and realTemp are the directories of place without symbolic links; empty if they have no links.
+	// realWork and realTemp are the directories of place without symbolic links. They are empty if the paths have no
+	// links.
 	realWork, realTemp string
 }
 
-// stepRecord is the record of a step, beside its result.
+// stepRecord has the data of a step that is not in its result.
 type stepRecord struct {
 	cut                  bool  // large data is left out
-	size                 int64 // of the large data kept
+	size                 int64 // of the kept large data
 	condition            *bool
 	kind                 string
-	body                 *pb.Definition // which runs
+	body                 *pb.Definition // the one that runs
 	component            *trace.Component
-	def                  *pb.Definition // at component; nil if that stands elsewhere in the trace
+	def                  *pb.Definition // the definition at component; nil if it is elsewhere in the trace
 	inputs               map[string]expr.Value
 	envSet               map[string]expr.Value
 	env                  []string
-	envOf                map[string]expr.Value // the values in env, which know whether they are sensitive
+	envOf                map[string]expr.Value // the values behind env, which say whether they are sensitive
 	exec                 *trace.Exec
 	argv                 []expr.Value
 	dir                  string
@@ -83,25 +83,25 @@ type stepRecord struct {
 	cache                string
 	pid                  int
 	exit                 proc.Exit
-	parts                [2]int // of the output, if there is an exec
+	parts                [2]int // numbers of the parts of stdout and stderr, if there is an exec
 }
 
-// New returns a Recorder for the job of a Runner that is made of job, with the Recorder as its Events. job.Secrets must
-// not be nil.
+// New returns a Recorder for the job. The caller makes a Runner from job with the Recorder as its Events. job.Secrets
+// must not be nil.
 func New(job engine.Config, cfg Config) *Recorder {
 	return &Recorder{
 		cfg: cfg, job: job, steps: map[*engine.StepResult]*stepRecord{}, read: map[string]bool{}, limit: maxRecorded,
 	}
 }
 
-// Tap returns a writer to w that sums up a stream of the job, after masking: 0 is stdout, 1 is stderr. The caller must
-// call Close.
+// Tap returns a writer to w that computes the digests of an output stream of the job, after masking: 0 is stdout, 1 is
+// stderr. The caller must call Close.
 func (c *Recorder) Tap(stream int, w io.Writer) io.Writer {
 	c.taps[stream] = NewTap(w)
 	return c.taps[stream]
 }
 
-// Close ends the taps. It waits until everything is summed up, and is idempotent.
+// Close ends the taps. It waits until all digests are computed. It is idempotent.
 func (c *Recorder) Close() {
 	for _, tap := range c.taps {
 		if tap != nil {
@@ -138,7 +138,7 @@ func (c *Recorder) JobStarted(place engine.Place, osEnv map[string]expr.Value) {
 	}
 }
 
-// realPath is path without symbolic links; empty if it has no links, or does not exist.
+// realPath returns path without symbolic links. It returns "" if path has no links, or does not exist.
 func realPath(path string) string {
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil || real == path {
@@ -226,7 +226,7 @@ func (c *Recorder) CommandStarting(
 	}
 	s.argv = argv
 	for _, arg := range cmd.Argv[len(argv):] {
-		v, _ := expr.New(arg) // null if it is too long for a value
+		v, _ := expr.New(arg) // null if the argument is too long for a value
 		s.argv = append(s.argv, v)
 	}
 	s.env, s.envOf = cmd.Env, env
@@ -266,7 +266,7 @@ func (c *Recorder) ComponentFetched(component *component.Component) {
 	c.roots = append(c.roots, component)
 }
 
-// component is found, for a trace.
+// component returns found in the form of a trace.
 func (c *Recorder) component(found engine.Found) *trace.Component {
 	if src := found.Source; src != nil {
 		digest := trace.Digest{
@@ -285,7 +285,7 @@ func (c *Recorder) component(found engine.Found) *trace.Component {
 		Kind: trace.Local, Location: found.Dir, File: found.File,
 		Digest: trace.Digest{trace.SHA256: hex.EncodeToString(sum[:])},
 	}
-	if found.Root != "" { // a part of a fetched component: the step around it has the digest
+	if found.Root != "" { // it is a part of a fetched component, and the step around it has the digest
 		return k
 	}
 	if tree := c.sums.tree(found.Dir, cmp.Or(c.realWork, c.place.WorkDir)); tree != "" {
@@ -294,7 +294,7 @@ func (c *Recorder) component(found engine.Found) *trace.Component {
 	return k
 }
 
-// paths are the paths that markers replace in the data of a step whose files are in filesDir.
+// paths returns the Paths for the data of a step whose files are in filesDir.
 func (c *Recorder) paths(filesDir string) Paths {
 	var p Paths
 	p.Add(c.place.WorkDir, trace.WorkDir)

@@ -20,28 +20,28 @@ import (
 )
 
 const (
-	// maxSummed is the largest file whose digest is taken.
+	// maxSummed bounds a file whose digest is computed, in bytes.
 	maxSummed = 1 << 30
-	// maxTreeEntries and maxTreeSize bound the directory of a local step whose digest is taken.
+	// maxTreeEntries and maxTreeSize bound the directory of a local step whose digest is computed.
 	maxTreeEntries = 2000
 	maxTreeSize    = 32 << 20
-	// maxKnownFiles is how many digests are kept.
+	// maxKnownFiles bounds the digests that are kept.
 	maxKnownFiles = 10_000
 )
 
-// sums takes digests of files, each once as long as it does not change.
+// sums computes digests of files. It computes the digest of an unchanged file only once.
 type sums struct {
 	files    map[string]summed
 	versions map[string]string // by digest
 }
 
-// summed is the digest of a file, and the state of the file then, which nobody can set back.
+// summed is the digest of a file and the file's state at that time. No process can set that state back.
 type summed struct {
 	state  [5]int64
 	digest string
 }
 
-// file returns the SHA-256 of the regular file path, which info is of.
+// file returns the SHA-256 of the regular file path. info is its state.
 func (s *sums) file(path string, info fs.FileInfo) (string, error) {
 	state := stateOf(info)
 	if known, ok := s.files[path]; ok && known.state == state {
@@ -69,7 +69,7 @@ func (s *sums) file(path string, info fs.FileInfo) (string, error) {
 	return digest, nil
 }
 
-// know keeps the version of the file with a digest. Either may be empty: then nothing is known.
+// know keeps the version of the file with that digest. It does nothing if one of them is empty.
 func (s *sums) know(digest, version string) {
 	if digest == "" || version == "" {
 		return
@@ -82,17 +82,17 @@ func (s *sums) know(digest, version string) {
 
 func stateOf(info fs.FileInfo) (state [5]int64) {
 	if st, ok := info.Sys().(*syscall.Stat_t); ok {
-		//nolint:unconvert // not on all machines
+		//nolint:unconvert // needed on some machines
 		state = [5]int64{int64(st.Ino), st.Size, int64(st.Mode), st.Ctim.Sec, st.Ctim.Nsec}
 	}
 	return state
 }
 
-// program is a file that can be executed, and its SHA-256; that is empty if it cannot be read.
+// program is a file that can be executed, and its SHA-256, which is empty if the file cannot be read.
 type program struct{ path, digest string }
 
-// programs returns the program of cmd's first argument and its interpreter: the one after the #! of a script or, for
-// a script step, the program itself.
+// programs returns the program of cmd's first argument and its interpreter: the one after the #! of a script or, for a
+// script step, the program itself.
 func (s *sums) programs(cmd *proc.Command, isScript bool) (run, interpreter program) {
 	run = s.find(cmd.Argv[0], cmd)
 	if isScript {
@@ -101,7 +101,7 @@ func (s *sums) programs(cmd *proc.Command, isScript bool) (run, interpreter prog
 	return run, s.find(interpreterOf(run.path), cmd)
 }
 
-// find returns the program that cmd runs as name; zero if it does not exist.
+// find returns the program that cmd runs as name. It is zero if it does not exist.
 func (s *sums) find(name string, cmd *proc.Command) program {
 	path, err := proc.Find(name, cmd.Dir, cmd.Env)
 	if err != nil {
@@ -118,8 +118,8 @@ func (s *sums) find(name string, cmd *proc.Command) program {
 	return p
 }
 
-// tree returns the digest of the directory dir of a local step; empty if that has more than is looked at, or the
-// job's directory work in it, whose path has no symbolic links.
+// tree returns the digest of the directory dir of a local step. It returns "" if dir is too large, or contains the
+// job's directory work, whose path has no symbolic links.
 func (s *sums) tree(dir, work string) string {
 	real, err := filepath.EvalSymlinks(dir)
 	if err != nil {
@@ -132,8 +132,8 @@ func (s *sums) tree(dir, work string) string {
 	return digest
 }
 
-// interpreterOf returns the program after the #! of the script path, and X of /usr/bin/env X. It is empty for other
-// files.
+// interpreterOf returns the program after the #! of the script path; for /usr/bin/env X it returns X. It is empty for
+// other files.
 func interpreterOf(path string) string {
 	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -143,7 +143,7 @@ func interpreterOf(path string) string {
 	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
 		return ""
 	}
-	var head [256]byte // as much as the kernel looks at
+	var head [256]byte // the part that the kernel looks at
 	n, _ := io.ReadFull(file, head[:])
 	line, isScript := bytes.CutPrefix(head[:n], []byte("#!"))
 	if !isScript {
@@ -161,17 +161,17 @@ func interpreterOf(path string) string {
 	}
 }
 
-// bashVersion matches the version of bash in its file.
+// bashVersion matches the version in the file of bash.
 var bashVersion = lazyregexp.New(`@\(#\)(Bash version [ -~]{0,64})\x00`)
 
-// versionFinder finds the version of bash in its file.
+// versionFinder finds the version in the file of bash.
 type versionFinder struct {
 	tail    []byte
 	version string
 }
 
 func (v *versionFinder) Write(p []byte) (int, error) {
-	const most = 100 // bytes that bashVersion matches
+	const most = 100 // at least the length of a match of bashVersion
 	if v.version == "" {
 		v.tail = append(v.tail, p...)
 		if found := bashVersion().FindSubmatch(v.tail); found != nil {
@@ -184,7 +184,7 @@ func (v *versionFinder) Write(p []byte) (int, error) {
 
 // ownDigest is the SHA-256 of the file of this program; empty if it cannot be read.
 var ownDigest = sync.OnceValue(func() string {
-	file, err := os.Open("/proc/self/exe") // the file it was started from, whatever is at its path now
+	file, err := os.Open("/proc/self/exe") // the file it was started from, even if another one is at its path now
 	if err != nil {
 		return ""
 	}

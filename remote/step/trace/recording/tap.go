@@ -9,19 +9,19 @@ import (
 )
 
 const (
-	// tapPiece is the most that is handed over at once, and tapQueue how much can wait, in such pieces.
+	// tapPiece bounds a piece of the queue, in bytes, and tapQueue the number of pieces that can wait.
 	tapPiece = 32 << 10
 	tapQueue = 16
 )
 
-// Tap is a writer that passes a stream on, and sums up its parts on the way, in a goroutine of its own that Close
-// waits for. The stream waits for the sums only if it runs far ahead of them. It is safe for concurrent use.
+// Tap is a writer that passes a stream on, and computes the digests of its parts in a goroutine, for which Close waits.
+// The stream waits for the digests only if it runs far ahead of them. It is safe for concurrent use.
 type Tap struct {
 	to      io.Writer
-	dropped func() int64 // bytes that to has not kept
+	dropped func() int64 // how many bytes to has not kept
 	queue   chan piece
 	done    chan struct{} // closed once the parts are final
-	parts   []*part       // of the goroutine, then of all
+	parts   []*part       // used by the goroutine until done, then by all
 
 	mu     sync.Mutex // guards the following, and the order in queue
 	count  int        // of parts
@@ -38,8 +38,8 @@ type piece struct {
 
 var pieces = sync.Pool{New: func() any { b := make([]byte, 0, tapPiece); return &b }}
 
-// NewTap returns a Tap to w. If w tells by a method Dropped() int64 how many bytes it has not kept, parts that have
-// some of those are truncated. The caller must close it.
+// NewTap returns a Tap to w. If w has a method Dropped() int64 that returns how many bytes it has not kept, parts with
+// such bytes are marked as truncated. The caller must close the Tap.
 func NewTap(w io.Writer) *Tap {
 	t := &Tap{to: w, dropped: func() int64 { return 0 }, queue: make(chan piece, tapQueue), done: make(chan struct{})}
 	if d, ok := w.(interface{ Dropped() int64 }); ok {
@@ -49,7 +49,7 @@ func NewTap(w io.Writer) *Tap {
 	return t
 }
 
-// Write passes p on. Data before the first part belongs to no part, and data after Close is not summed up.
+// Write passes p on. Data before the first part belongs to no part, and data after Close has no digest.
 func (t *Tap) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -70,8 +70,8 @@ func (t *Tap) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Begin ends one part and begins the next, in which paths stand as the markers they have now. It returns the
-// number of that part, from 0.
+// Begin ends one part and begins the next, with the present markers for paths. It returns the number of the new part,
+// from 0.
 func (t *Tap) Begin(paths *Paths) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -82,7 +82,7 @@ func (t *Tap) Begin(paths *Paths) int {
 	return t.count - 1
 }
 
-// sum is the goroutine.
+// sum computes the digests, in the goroutine.
 func (t *Tap) sum() {
 	defer close(t.done)
 	var at *part
@@ -98,8 +98,8 @@ func (t *Tap) sum() {
 	}
 }
 
-// Close ends the last part, and waits until all is summed up. The writer is not closed, and Write still passes on. It
-// is idempotent.
+// Close ends the last part, and waits until all digests are computed. It does not close the writer, and Write still
+// passes on. It is idempotent.
 func (t *Tap) Close() {
 	t.mu.Lock()
 	if !t.closed {
@@ -110,8 +110,8 @@ func (t *Tap) Close() {
 	<-t.done
 }
 
-// Part returns part number n with markers, for the identity of a trace, and as it was written. It waits for Close. A
-// part that began after Close is empty.
+// Part returns part number n with markers, for the identity of a trace, and its place in the stream. It waits for
+// Close. A part that began after Close is empty.
 func (t *Tap) Part(n int) (trace.Log, *trace.Range) {
 	<-t.done
 	if n < 0 || n >= len(t.parts) {

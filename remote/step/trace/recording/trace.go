@@ -22,8 +22,8 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
-// Trace returns the trace of the job that ended with result. Call it after Run has returned, or when Run will never be
-// called. It masks everything that is known as a secret by then. The job ran from started to ended.
+// Trace returns the trace of the job that ended with result and ran from started to ended. Call it after Run has
+// returned, or if Run is never called. It masks all secrets that are known by then.
 func (c *Recorder) Trace(result engine.Result, started, ended time.Time) *trace.Trace {
 	c.Close()
 	c.own.Wait()
@@ -32,7 +32,7 @@ func (c *Recorder) Trace(result engine.Result, started, ended time.Time) *trace.
 	return t.trace(result, started, ended)
 }
 
-// tracer makes a trace of a recording.
+// tracer makes a trace from a Recorder.
 type tracer struct {
 	*Recorder
 	redactor *mask.Redactor
@@ -73,7 +73,7 @@ func (t *tracer) trace(res engine.Result, started, ended time.Time) *trace.Trace
 	return t.t
 }
 
-// jobOf returns the job as it was asked for.
+// jobOf returns the job as it was requested.
 func (t *tracer) jobOf() trace.Job {
 	j := trace.Job{
 		Source: t.cfg.Source, MayFail: slices.Clone(t.job.MayFail), Dialect: t.job.Definition.GetDialect().String(),
@@ -96,7 +96,7 @@ func (t *tracer) jobOf() trace.Job {
 	return j
 }
 
-// steps are the steps of def with their results.
+// steps returns the steps of def with their results.
 func (t *tracer) steps(def *pb.Definition, results []engine.StepResult, path string) []trace.Step {
 	list := make([]trace.Step, 0, len(results))
 	for i := range min(len(def.GetSteps()), len(results)) {
@@ -165,7 +165,7 @@ func (t *tracer) step(s *pb.Step, res *engine.StepResult, path string) trace.Ste
 	return step
 }
 
-// exec is the command of the step.
+// exec returns the command of the step.
 func (t *tracer) exec(rec *stepRecord) *trace.Exec {
 	if rec.exec == nil {
 		return nil
@@ -187,17 +187,17 @@ func (t *tracer) program(p program) *trace.Program {
 	return &trace.Program{Path: t.text(p.path, false), Digest: sumDigest(p.digest)}
 }
 
-// env is the environment of the step's process.
+// env returns the environment of the step's process.
 func (t *tracer) env(rec *stepRecord) mask.Texts {
 	env := make(mask.Texts, len(rec.env))
-	for _, kv := range rec.env { // the last one of a name counts
+	for _, kv := range rec.env { // the last entry of a name counts
 		name, value, _ := strings.Cut(kv, "=")
 		env[t.message(name)] = t.text(value, rec.envOf[name].Sensitive())
 	}
 	return env
 }
 
-// found is a component without secrets, and with markers.
+// found returns a component with its secrets masked and its paths marked.
 func (t *tracer) found(c *trace.Component) *trace.Component {
 	if c == nil {
 		return nil
@@ -222,17 +222,17 @@ func (t *tracer) reference(s *pb.Step, step *trace.Step) {
 	step.Reference.Text, step.Reference.Dynamic = t.text(text, false), ref.GetProtocol() == pb.Reference_dynamic
 }
 
-// longForm is a reference in its long form, as JSON.
+// longForm returns a reference in its long form, as JSON.
 func longForm(ref *pb.Reference) string {
 	data, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(ref)
 	var tree any
 	if err == nil && json.Unmarshal(data, &tree) == nil {
-		data, _ = json.Marshal(tree) // the order of which does not change, as that of the first form may
+		data, _ = json.Marshal(tree) // unlike the first JSON, this one has a fixed order
 	}
 	return string(data)
 }
 
-// definition is def for a trace; nil if it cannot be encoded. secret tells that a text of it was masked.
+// definition returns def for a trace, or nil if it cannot be encoded. secret says that a text of it was masked.
 func (t *tracer) definition(def *pb.Definition) (data json.RawMessage, secret bool) {
 	if def == nil {
 		return nil, false
@@ -249,8 +249,8 @@ func (t *tracer) definition(def *pb.Definition) (data json.RawMessage, secret bo
 	return data, secret
 }
 
-// jobText is the text of the job's steps. secret masks all of it: the definition has a secret, which the text may
-// write in another way.
+// jobText returns the text of the job's steps. If secret is set, it masks all of it: the definition has a secret, which
+// may be written in another form in the text.
 func (t *tracer) jobText(secret bool) mask.Text {
 	text := t.cfg.Steps
 	if text == "" {
@@ -267,7 +267,7 @@ func (t *tracer) warn(err error) {
 	t.t.Volatile.Warnings = append(t.t.Volatile.Warnings, t.message(err.Error()))
 }
 
-// hideReferences masks the references in def that hold credentials.
+// hideReferences masks the references in def that contain credentials.
 func (t *tracer) hideReferences(def *pb.Definition) {
 	for _, s := range def.GetSteps() {
 		t.hideReferences(s.GetDefinition())
@@ -277,7 +277,7 @@ func (t *tracer) hideReferences(def *pb.Definition) {
 	}
 }
 
-// text is a text for a trace.
+// text returns a text for a trace.
 func (t *tracer) text(text string, sensitive bool) mask.Text {
 	return t.redactor.Text(text, t.paths.Mark(text), sensitive)
 }
@@ -298,7 +298,7 @@ func (t *tracer) values(values map[string]expr.Value) mask.Values {
 	return all
 }
 
-// value is a value for a trace.
+// value returns a value for a trace.
 func (t *tracer) value(v expr.Value) mask.Value { return t.redactor.Value(v, t.mark(v)) }
 
 // mark returns v with markers for the paths in its texts.
@@ -329,17 +329,17 @@ func (t *tracer) markAny(v any) any {
 	return v
 }
 
-// message is a text for people.
+// message returns a text for people, with secrets masked.
 func (t *tracer) message(text string) string { return t.job.Secrets.Message(text) }
 
-// Runtime is this machine and this program, which has the given version, as a trace has them.
+// Runtime describes this machine and this program, whose version is given, for a trace.
 func Runtime(version string) trace.Runtime {
 	r := trace.Runtime{OS: runtime.GOOS, Arch: runtime.GOARCH}
 	r.Runner.Version, r.Runner.Digest = version, sumDigest(ownDigest())
 	return r
 }
 
-// reasonOf is why a job did not succeed.
+// reasonOf returns why a job failed or was cancelled.
 func reasonOf(r engine.Result) string {
 	switch {
 	case r.Status == engine.Success:
