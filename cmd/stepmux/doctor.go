@@ -47,8 +47,8 @@ Exit codes:
 		RunE: f.run,
 	}
 	f.vmFlags.register(cmd.Flags())
-	f.clusterFlags.register(cmd.Flags(), "examine the cluster of this `CONTEXT` of the kubeconfig for builds in pods, "+
-		"in place of VMs: its version, and what the login may do there")
+	f.clusterFlags.register(cmd.Flags(), "examine a cluster for builds in pods instead of VMs: its version, and the "+
+		"rights of the login; that of the kubeconfig's current context, or of the context `[=CONTEXT]`")
 	cmd.Flags().StringVar(&f.docker, "docker", "", "examine for builds in containers (run --image) by the Docker daemon "+
 		"at `unix://PATH` of the VM: the login and the daemon")
 	grouped(cmd.Flags(), containerGroup)

@@ -75,6 +75,12 @@ func sections(cmd *cobra.Command) []flagGroup {
 		if of[group] == nil {
 			of[group] = pflag.NewFlagSet(group, pflag.ContinueOnError)
 		}
+		if f.Value.Type() == "string" && f.NoOptDefVal != "" {
+			// pflag would show that as CONTEXT[="."]. The usage itself says that the value is optional.
+			shown := *f
+			shown.NoOptDefVal = ""
+			f = &shown
+		}
 		of[group].AddFlag(f)
 	})
 	var all []flagGroup

@@ -68,8 +68,8 @@ type podFlags struct {
 }
 
 func (f *podFlags) register(fl *pflag.FlagSet) {
-	f.clusterFlags.register(fl, "run each build in a pod of its own, in the cluster of this `CONTEXT` of the kubeconfig "+
-		"(--kubernetes alone: the current context); needs --image, or jobs with the key image")
+	f.clusterFlags.register(fl, "run each build in a pod of its own, in the cluster of the kubeconfig's current "+
+		"context, or of the context `[=CONTEXT]`; needs --image, or jobs with the key image")
 	fl.StringVar(&f.initImage, "init-image", "",
 		"`IMAGE` with a shell, for the init container that receives the step runner (default the build's image)")
 	fl.StringVar(&f.template, "pod-template", "", "`FILE` with a Pod in YAML, for everything without a flag: node "+
