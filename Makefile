@@ -257,7 +257,7 @@ bench-compare: bin/report ## compare the results of make bench with the earlier 
 	@test -r "$(BASE)" || { echo "$(BASE) is not there: name a file of earlier results, as make bench-compare BASE=bench/baseline.txt"; exit 2; }
 	bin/report lines -samples bin/bench-samples.json bin/bench.txt >bin/bench-lines.txt
 	@grep -hE '^(commit|cpu|processors|kernel|versions|load|others): ' $(BASE) | sed 's/^/base: /'
-	$(BENCHSTAT) -ignore commit,cpu,processors,kernel,versions,load,others,goos,goarch $(BASE) bin/bench-lines.txt
+	$(BENCHSTAT) -ignore commit,cpu,processors,kernel,versions,benchtime,load,others,goos,goarch $(BASE) bin/bench-lines.txt
 	bin/report compare -base $(BASE) bin/bench-lines.txt
 
 .PHONY: manager-faults

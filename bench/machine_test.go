@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -22,6 +23,7 @@ func describe(w io.Writer) {
 	if unix.Uname(&name) == nil {
 		fmt.Fprintf(w, "kernel: %s %s\n", unix.ByteSliceToString(name.Sysname[:]), unix.ByteSliceToString(name.Release[:]))
 	}
+	fmt.Fprintf(w, "benchtime: %s\n", flag.Lookup("test.benchtime").Value)
 	fmt.Fprintf(w, "versions: %s\n", strings.Join(versions(), ", "))
 	if out, err := exec.Command("git", "describe", "--always", "--dirty").Output(); err == nil {
 		fmt.Fprintf(w, "commit: %s\n", strings.TrimSpace(string(out)))

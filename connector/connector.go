@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/stepmux/stepmux/connector/buildlog"
@@ -122,7 +123,8 @@ type Connector struct {
 	secret   wire.Secret
 	log      *buildlog.Log
 	closeLog func(context.Context)
-	linger   *lingering // nil without Config.Linger
+	linger   *lingering  // nil without Config.Linger
+	leaves   atomic.Bool // Close leaves the build to another manager
 	wg       sync.WaitGroup
 
 	life     context.Context // ends with the build's ctx, with serve, or at Close
@@ -326,13 +328,7 @@ func (c *Connector) Socket() string {
 
 // Leave makes Close leave the build running on the VM: the build of a Connector with Config.Linger continues until
 // another Connector attaches to it, or until its linger is over. Without Linger it does nothing.
-func (c *Connector) Leave() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.linger != nil {
-		c.linger.left.Store(true)
-	}
-}
+func (c *Connector) Leave() { c.leaves.Store(true) }
 
 // Close ends the build on the VM: bridges first, then serve, then the lease. It waits until serve is gone. When ctx
 // ends or StopTimeout has passed, it gives up and returns an error; [Connector.Left] then lists what may be left.

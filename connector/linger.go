@@ -382,7 +382,7 @@ func (l *lingering) stop(ctx context.Context) error {
 	cfg := &l.c.cfg
 	begin := time.Now()
 	l.ending.Store(true)
-	if l.replaced.Load() || l.left.Load() {
+	if l.replaced.Load() || l.c.leaves.Load() {
 		return nil
 	}
 	cfg.Trace.ServeStop(cfg.BuildID)
@@ -439,9 +439,11 @@ func endsWell(ctx context.Context, p *mux.Process, most time.Duration) bool {
 	return false
 }
 
-// close frees everything that is left, as the last part of Close.
+// close frees everything that is left, as the last part of Close. It waits for a link that is being made, because its
+// lease would have no owner otherwise. The end of the life bounds that wait.
 func (l *lingering) close() {
 	l.end(ErrClosed)
+	l.turn <- struct{}{} // for good
 	if l.rpc != nil {
 		_ = l.rpc.Close() // fails only if it was closed before
 	}

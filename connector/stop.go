@@ -126,9 +126,11 @@ func output(ctx context.Context, s starter, argv []string) ([]byte, error) {
 	return text, p.Wait(ctx)
 }
 
-// leave notes what may be left of the build on the VM, and logs a warning for operators.
+// leave notes what may be left of the build on the VM, and logs a warning for operators. In a container or a pod that
+// was removed, nothing is left.
 func (c *Connector) leave(what ...string) {
-	if len(what) == 0 {
+	place, ok := c.currentLease().(interface{ Removed() bool })
+	if len(what) == 0 || ok && place.Removed() {
 		return
 	}
 	c.cfg.Logger.Warn("something of the build may be left on the VM", "left", what)

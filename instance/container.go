@@ -46,10 +46,20 @@ func (e *Executor) startPlace(ctx context.Context, into *connector.Config, start
 		return err
 	}
 	if !e.keep(func() { b.place = p }) {
+		if into.Attach != "" && e.isLeft() { // the build runs there
+			p.Leave()
+		}
 		return errors.Join(ErrCleanedUp, p.Close(context.WithoutCancel(ctx)))
 	}
 	p.Configure(into)
 	return nil
+}
+
+// isLeft reports whether Leave was called.
+func (e *Executor) isLeft() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.leaves
 }
 
 // startPod starts the build's pod or, with into.Attach set, attaches to the pod of that step runner.
@@ -208,12 +218,16 @@ func (b *box) explain(ctx context.Context, err error) error {
 	return err
 }
 
-// close removes the place, if there is one. A start that is still under way removes it itself.
-func (b *box) close(ctx context.Context) error {
-	if p := b.running(); p != nil {
-		return p.Close(ctx)
+// close removes the place, if there is one, or leaves it running. A start that is still under way does that itself.
+func (b *box) close(ctx context.Context, leaves bool) error {
+	p := b.running()
+	if p == nil {
+		return nil
 	}
-	return nil
+	if leaves {
+		p.Leave()
+	}
+	return p.Close(ctx)
 }
 
 // removed reports whether the place was removed, with everything the build had in it.

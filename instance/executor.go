@@ -46,6 +46,7 @@ type Executor struct {
 	running   chan struct{} // not nil while Run runs; closed at its end
 	clients   []*Client
 	cleaned   bool
+	leaves    bool // Cleanup leaves the build to another process
 
 	lingering lingerScripts
 }
@@ -461,7 +462,11 @@ func (e *Executor) Cleanup(ctx context.Context) error {
 	e.mu.Lock()
 	e.cleaned = true
 	c, b, lease, s, running, clients := e.connector, e.box, e.lease, e.slot, e.running, e.clients
+	leaves := e.leaves
 	e.mu.Unlock()
+	if leaves && c != nil {
+		c.Leave()
+	}
 	var err error
 	var closed <-chan struct{}
 	if len(clients) > 0 && e.lingering.runs.Load() > 0 { // the step runner runs their commands
@@ -494,7 +499,7 @@ func (e *Executor) Cleanup(ctx context.Context) error {
 	}
 	if b != nil {
 		await("container", b.started)
-		err = errors.Join(err, b.close(ctx))
+		err = errors.Join(err, b.close(ctx, leaves))
 	}
 	if lease != nil {
 		lease.Release()

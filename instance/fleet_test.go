@@ -227,6 +227,29 @@ func TestADrainedInstanceEndsItsBuildsAndTakesNoNewOnes(t *testing.T) {
 	})
 }
 
+// A VM that left the inventory for a while took builds again when it came back.
+func TestADrainHoldsForAnInstanceThatLeavesTheSetAndComesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, vm("a", 1), vm("b", 1))
+		require.NoError(t, f.Drain("a"))
+		require.NoError(t, f.Update([]Instance{vm("b", 1)}))
+		require.NoError(t, f.Update([]Instance{vm("a", 1), vm("b", 1)}))
+		require.Equal(t, Draining, f.state("a"))
+		requireOn(t, "b", f.ask(t))
+		requireWaits(t, f.ask(t))
+
+		require.NoError(t, f.Update([]Instance{vm("b", 1)}))
+		require.ErrorIs(t, f.Undrain("a"), ErrUnknown)
+		require.NoError(t, f.Update([]Instance{vm("a", 1), vm("b", 1)}))
+		require.Equal(t, Ready, f.state("a"))
+		require.NoError(t, f.Drain("a"))
+		_, _, err := f.remove("a")
+		require.NoError(t, err)
+		require.NoError(t, f.Update([]Instance{vm("a", 1), vm("b", 1)}))
+		require.Equal(t, Ready, f.state("a"), "the machine was gone: this is another")
+	})
+}
+
 func TestAnInstanceThatLeavesTheSetEndsItsBuilds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, vm("a", 1), vm("b", 1))

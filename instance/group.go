@@ -83,8 +83,9 @@ type Group struct {
 	sources  int              // running calls of Follow, which may bring more instances
 	byHand   bool             // instances were added or removed one by one, so more may come
 	wake     *time.Timer
-	awaited  map[string]int // how many builds wait to reconnect to a host
-	shared   bool           // other groups share its instances; see Share
+	awaited  map[string]int  // how many builds wait to reconnect to a host
+	drained  map[string]bool // the IDs of drained instances, even if they have left the set
+	shared   bool            // other groups share its instances; see Share
 
 	changed []retirement                 // hosts that are now reached in another way; unlock passes them to retire
 	retire  func(id string, cause error) // closes a connection that has no builds; nil without a Provider
@@ -141,6 +142,7 @@ func (g *Group) change(byHand bool, edit func([]Instance) ([]Instance, error)) e
 		if m == nil {
 			m = &machine{
 				member: &member{in, &connector.VM{}, &docker.Daemon{}}, host: h, slots: map[*slot]struct{}{}, elsewhere: g.shared,
+				drained: g.drained[in.ID],
 			}
 		} else if m.configure(in, h) {
 			changed[in.ID] = true
@@ -179,7 +181,8 @@ func (g *Group) remove(id string) (was Instance, needed bool, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("remove instance %s: %w", id, err)
 		}
-		m.gone, needed = true, hosts[id] != nil
+		m.gone, m.drained, needed = true, false, hosts[id] != nil
+		delete(g.drained, id)
 		return left, nil
 	})
 	return was, needed, err
@@ -256,7 +259,8 @@ func (g *Group) waitingLocked() []string {
 }
 
 // Drain stops an instance from taking new builds. Its connection is closed with its last build, unless other instances
-// are reached through it. Idempotent. The error wraps ErrUnknown.
+// are reached through it. It holds until Undrain, also if the instance leaves the set and comes back. Idempotent. The
+// error wraps ErrUnknown.
 func (g *Group) Drain(id string) error { return g.setDrained(id, true) }
 
 // Undrain undoes Drain.
@@ -266,10 +270,21 @@ func (g *Group) setDrained(id string, drained bool) error {
 	g.mu.Lock()
 	defer g.unlock()
 	m := g.machineLocked(id)
-	if m == nil || m.removed {
+	there := m != nil && !m.removed
+	if m != nil && (there || !drained) {
+		m.drained = drained
+	}
+	switch {
+	case !drained:
+		delete(g.drained, id) // also if it has left the set
+	case there && g.drained == nil:
+		g.drained = map[string]bool{id: true}
+	case there:
+		g.drained[id] = true
+	}
+	if !there {
 		return unknown(id)
 	}
-	m.drained = drained
 	return nil
 }
 

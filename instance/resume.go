@@ -96,14 +96,8 @@ func (e *Executor) Occupy(instance string) (err error) {
 // given.
 func (e *Executor) Leave(ctx context.Context) error {
 	e.mu.Lock()
-	c, at := e.connector, e.place()
+	e.leaves = true
 	e.mu.Unlock()
-	if c != nil {
-		c.Leave()
-	}
-	if at != nil {
-		at.Leave()
-	}
 	return e.Cleanup(ctx)
 }
 

@@ -20,8 +20,9 @@ import (
 // the channels a moment before the connection. So io.EOF alone does not prove success.
 const closeSettle = 5 * time.Millisecond
 
-// causeTimeout is how long to wait for the library's reason after it has ended.
-const causeTimeout = 100 * time.Millisecond
+// causeTimeout is how long to wait for the library's reason after it has ended. It follows at once unless the machine
+// is busy, or the server goes on sending; see libraryEnded.
+const causeTimeout = 5 * time.Second
 
 // Conn is one SSH connection. It is safe for concurrent use.
 //
@@ -113,7 +114,7 @@ func (c *Conn) libraryEnded(wait func() error) {
 	case err := <-cause:
 		c.fail("read", err)
 	case <-timer.C:
-		c.fail("read", errors.New("the server broke the protocol"))
+		c.fail("read", errors.New("the SSH library gave no reason: the server broke the protocol, and goes on sending"))
 	}
 }
 

@@ -37,23 +37,29 @@ func (c *Conn) Ping(ctx context.Context) (time.Duration, error) {
 	if err == nil {
 		return rtt, nil
 	}
-	if ctx.Err() == nil {
-		settle(c.done)
-		if lost := c.ended("ping"); lost != nil {
-			return 0, lost
-		}
+	c.awaitEnd(ctx)
+	if lost := c.ended("ping"); lost != nil && ctx.Err() == nil {
+		return 0, lost
 	}
 	return 0, fmt.Errorf("ping: %w", err)
 }
 
-// confirm waits until the peer has answered or the connection has ended. An answer proves that the connection was
-// still alive after everything received before the call.
-func (c *Conn) confirm() {
+// confirm waits until the peer has answered, or the connection or ctx has ended. An answer proves that the connection
+// was still alive after everything received before the call.
+func (c *Conn) confirm(ctx context.Context) {
 	for range 2 { // the first answer may have come before the call
-		if _, err := c.probe.Do(context.Background(), c.probePeer); err != nil {
-			<-c.done // soon: nothing else keeps an answer away
+		if _, err := c.probe.Do(ctx, c.probePeer); err != nil {
+			c.awaitEnd(ctx)
 			return
 		}
+	}
+}
+
+// awaitEnd waits for the end of the connection, or of ctx, after a probe has failed: only that end keeps an answer away.
+func (c *Conn) awaitEnd(ctx context.Context) {
+	select {
+	case <-c.done: // soon
+	case <-ctx.Done():
 	}
 }
 

@@ -73,7 +73,7 @@ func (c *Conn) open(ctx context.Context, op, kind string, extra []byte, slots *b
 			}
 		}
 		if !ch.exitReceived.Load() {
-			c.confirm()
+			c.confirm(context.Background())
 		}
 		if isDone(c.over) {
 			<-c.done // soon
@@ -94,7 +94,7 @@ func (c *Conn) open(ctx context.Context, op, kind string, extra []byte, slots *b
 	case ch := <-confirmed:
 		return ch, nil
 	case err := <-failed:
-		return nil, c.openError(op, err)
+		return nil, c.openError(ctx, op, err)
 	case <-ctx.Done():
 		close(abandoned)
 		return nil, fmt.Errorf("%s: %w", op, context.Cause(ctx))
@@ -159,15 +159,12 @@ func (c *Conn) openRaw(kind string, extra []byte) (ssh.Channel, <-chan *ssh.Requ
 
 // openError turns an error of OpenChannel into the error of op. A refusal keeps the library's *ssh.OpenChannelError
 // in its chain; any other error means that the connection has ended.
-func (c *Conn) openError(op string, err error) error {
+func (c *Conn) openError(ctx context.Context, op string, err error) error {
 	refusal := (*ssh.OpenChannelError)(nil)
 	err = shorten(err)
 	switch {
 	case !errors.As(err, &refusal):
-		settle(c.done)
-		if isDone(c.over) {
-			<-c.done // soon
-		}
+		c.confirm(ctx)
 		if lost := c.ended(op); lost != nil {
 			return lost
 		}
@@ -200,7 +197,7 @@ func (ch *sshChannel) readError(err error) error {
 	}
 	settle(ch.gone)
 	if !isDone(ch.gone) { // the peer is done writing and goes on reading, or the error is another
-		ch.conn.confirm()
+		ch.conn.confirm(context.Background())
 	}
 	if lost := ch.conn.ended("read"); lost != nil && (!isDone(ch.gone) || ch.lost) {
 		return lost

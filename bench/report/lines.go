@@ -12,7 +12,9 @@ import (
 const mostLines = 10
 
 // machineKeys are the facts about the machine and the run, in this order.
-var machineKeys = []string{"commit", "cpu", "processors", "kernel", "versions", "load", "others", "goos", "goarch"}
+var machineKeys = []string{
+	"commit", "cpu", "processors", "kernel", "versions", "benchtime", "load", "others", "goos", "goarch",
+}
 
 // lines writes a run for benchstat: several lines for each benchmark, made of its turns, since a single median tells
 // nothing about noise. A metric without turns is on the first line alone. The head holds the machineKeys.

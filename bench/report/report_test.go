@@ -140,6 +140,9 @@ func TestAComparisonFailsForStableFiguresThatBecameWorse(t *testing.T) {
 	require.NoError(t, compare(t.Output(), base, run(7.5, 3.9)))
 	require.ErrorContains(t, compare(t.Output(), base, run(8, 2)), "1 of 2 stable figures")
 	require.ErrorContains(t, compare(t.Output(), base, run(8, 4.1)), "2 of 2 stable figures")
+	once := run(8, 4.1)
+	once.machine["benchtime"] = oneTurn
+	require.ErrorContains(t, compare(t.Output(), base, once), "1 of 2 stable figures", "one turn tells no processor times")
 	require.ErrorContains(t, compare(t.Output(), base, read(t, run1)), "no stable figure in common")
 }
 

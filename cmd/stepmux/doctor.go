@@ -5,6 +5,9 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"os"
+	"os/user"
+	"strconv"
 
 	"github.com/spf13/cobra"
 
@@ -41,6 +44,7 @@ Exit codes:
   130      interrupted (Ctrl-C)`,
 		Example: `  stepmux doctor --instance ssh://ci@vm-1
   stepmux doctor --instance ssh://ci@vm-1 --docker unix:///var/run/docker.sock
+  stepmux doctor --docker unix:///var/run/docker.sock
   stepmux doctor --kubernetes --namespace ci
   stepmux doctor --inventory fleet.yml --output json`,
 		Args: arguments(),
@@ -50,7 +54,7 @@ Exit codes:
 	f.clusterFlags.register(cmd.Flags(), "examine a cluster for builds in pods instead of VMs: its version, and the "+
 		"rights of the login; that of the kubeconfig's current context, or of the context `[=CONTEXT]`")
 	cmd.Flags().StringVar(&f.docker, "docker", "", "examine for builds in containers (run --image) by the Docker daemon "+
-		"at `unix://PATH` of the VM: the login and the daemon")
+		"at `ADDRESS`, unix://PATH or tcp://HOST:PORT: the VM's, and the login there, or without a VM this machine's")
 	grouped(cmd.Flags(), containerGroup)
 	f.registerIsolation(cmd.Flags())
 	outputFlag(cmd.Flags(), &f.output, "text, or json for an object per VM")
@@ -64,7 +68,8 @@ func (f *doctorFlags) run(cmd *cobra.Command, _ []string) error {
 	if f.onCluster() {
 		return f.examineCluster(cmd)
 	}
-	if len(f.instances) == 0 && f.inventory == "" {
+	noVM := len(f.instances) == 0 && f.inventory == ""
+	if noVM && f.docker == "" {
 		return errors.New("the VM is missing; name it with --instance or --inventory")
 	}
 	var daemon *docker.Address
@@ -77,6 +82,13 @@ func (f *doctorFlags) run(cmd *cobra.Command, _ []string) error {
 	}
 	ctx, stop := endsignal.Until(cmd.Context(), endsignal.All...)
 	defer stop()
+	if noVM {
+		name := strconv.Itoa(os.Getuid())
+		if u, err := user.Current(); err == nil {
+			name = u.Username
+		}
+		return f.show(ctx, cmd, doctor.ExamineDaemon(ctx, *daemon, name))
+	}
 	reports, err := onEach(ctx, &f.vmFlags, func(p *instance.Provider, in instance.Instance) doctor.Report {
 		return doctor.Examine(ctx, p, in, doctor.Config{Version: buildinfo.Version(), Docker: daemon})
 	})

@@ -85,10 +85,11 @@ func TestManagerThatEndsLeavesNothingOnTheVM(t *testing.T) {
 }
 
 // The daemon removes the containers of a manager that was killed at any moment, with their anonymous volumes, once
-// their jobs have ended: of the SIGTERM that serve sends them, or at the end of its grace. Containers that were created
-// and not started are left to the next manager.
+// their jobs have ended: of the SIGTERM that serve sends them, or a second later of SIGKILL. Services, networks, and
+// containers that were created and not started are left to the next manager.
 func TestAManagerThatIsKilledLeavesNoContainer(t *testing.T) {
 	d := dockertest.Start(t)
+	d.Load(t, "idle:1", `CMD ["sleep","600"]`)
 	program := runnertest.Manager(t)
 	scripts := [...]string{"sleep 600 & sleep 600", "sleep 600 & trap '' TERM; sleep 600"}
 	var jobs [len(scripts)]string
@@ -96,8 +97,22 @@ func TestAManagerThatIsKilledLeavesNoContainer(t *testing.T) {
 		jobs[i] = filepath.Join(t.TempDir(), "job.yml")
 		require.NoError(t, os.WriteFile(jobs[i], []byte("run: [{script: \""+script+"\"}]\n"), 0o600))
 	}
+	manager := func(job string, more ...string) *exec.Cmd {
+		cmd := exec.Command(program, append([]string{"run", "--image", dockertest.Image, "--capacity", "2", job}, more...)...)
+		cmd.Env = append(os.Environ(), "DOCKER_HOST=unix://"+d.Socket)
+		return cmd
+	}
+	// A kill may come at any moment of a build's start, or of as long a time after that, however busy the machine is.
+	first, began := manager(jobs[0], "--network", "none"), time.Now()
+	require.NoError(t, first.Start())
+	require.Eventually(t, func() bool {
+		return slices.ContainsFunc(d.Containers(t), func(what string) bool { return strings.HasSuffix(what, " running") })
+	}, bound, 10*time.Millisecond)
+	start := time.Since(began)
+	require.NoError(t, first.Process.Kill())
+	_ = first.Wait() // it was killed
 	random := rand.New(rand.NewPCG(1, 2))
-	busy := 0
+	busy, toNext := 0, 0
 	var longest [len(jobs)]time.Duration
 	rounds := 5
 	if text := os.Getenv("STEPMUX_KILLS"); text != "" {
@@ -107,11 +122,12 @@ func TestAManagerThatIsKilledLeavesNoContainer(t *testing.T) {
 	}
 	for i := range rounds {
 		kind := i % len(jobs)
-		cmd := exec.Command(program, "run", "--image", dockertest.Image, "--network", "none", "--capacity", "2",
-			"--builds", "2", jobs[kind])
-		cmd.Env = append(os.Environ(), "DOCKER_HOST=unix://"+d.Socket)
+		cmd := manager(jobs[kind], "--builds", "2", "--network", "none")
+		if i%4 > 1 {
+			cmd = manager(jobs[kind], "--builds", "2", "--service", "idle:1")
+		}
 		require.NoError(t, cmd.Start())
-		timer := time.NewTimer(time.Duration(random.IntN(900)) * time.Millisecond)
+		timer := time.NewTimer(time.Duration(random.Int64N(int64(2 * start))))
 		<-timer.C
 		if len(d.Containers(t)) > 0 {
 			busy++
@@ -119,16 +135,28 @@ func TestAManagerThatIsKilledLeavesNoContainer(t *testing.T) {
 		require.NoError(t, cmd.Process.Kill())
 		_ = cmd.Wait() // it was killed
 		killed := time.Now()
-		var left []string
+		var left, next []string
 		require.Eventually(t, func() bool {
-			left = slices.DeleteFunc(d.Containers(t), func(c string) bool { return strings.HasSuffix(c, " created") })
+			next = d.Containers(t)
+			left = slices.DeleteFunc(slices.Clone(next), func(what string) bool {
+				return strings.HasSuffix(what, " created") || strings.Contains(what, "-idle ") ||
+					strings.HasPrefix(what, "network ")
+			})
 			return len(left) == 0
 		}, bound, 10*time.Millisecond, "left: %v", &left)
 		longest[kind] = max(longest[kind], time.Since(killed))
+		if len(next) > 0 || i == rounds-1 {
+			toNext++
+			job := filepath.Join(t.TempDir(), "next.yml")
+			require.NoError(t, os.WriteFile(job, []byte("run: [{script: sleep 1}]\n"), 0o600))
+			out, err := manager(job, "--network", "none").CombinedOutput()
+			require.NoError(t, err, "%s", out)
+			require.Empty(t, d.Containers(t), "what the next manager is to remove: %v\nit said: %s", next, out)
+		}
 	}
 	t.Logf("%d kills, %d of them with containers, which were gone %v after their manager at the latest, %v if their job "+
-		"ignores SIGTERM", rounds, busy, longest[0], longest[1])
-	d.RemoveAll(t)
+		"ignores SIGTERM; a next manager's build removed what was left %d times", rounds, busy, longest[0], longest[1],
+		toNext)
 }
 
 // startedIn waits until n builds have started, and returns their directories.

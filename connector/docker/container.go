@@ -31,6 +31,10 @@ import (
 const (
 	defaultReadyTimeout = 30 * time.Second
 	defaultStopTimeout  = 20 * time.Second
+	// leashGrace is how long a job may clean up after SIGTERM when its manager, or the link to it, is gone: the container
+	// is to be gone within 2 s. It holds neither for a build that is cancelled or times out, whose job has a grace of its
+	// own, nor for one that lingers, nor in a container that was there before.
+	leashGrace = time.Second
 )
 
 // Config describes a build's container and the daemon that runs it.
@@ -47,7 +51,8 @@ type Config struct {
 	Programs []*program.Binary
 	// Log receives lines about the container for the build's log. If nil they are discarded.
 	Log io.Writer
-	// ReadyTimeout bounds the start of the container and of the step runner's relay, without the pull. If zero, 30s.
+	// ReadyTimeout bounds the start of the container and of the step runner's relay, without the pull and without the wait
+	// for other containers that the Daemon is about to start. If zero, 30s.
 	ReadyTimeout time.Duration
 	// Linger means that the build may outlive its link: the container ends with its step runner, and Reconnect makes
 	// another link to it.
@@ -181,6 +186,11 @@ func (c *Container) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	done, err := c.cfg.Daemon.turn(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
 	ctx, cancel := context.WithTimeoutCause(ctx, c.cfg.ReadyTimeout,
 		fmt.Errorf("the container was not ready within %v", c.cfg.ReadyTimeout))
 	defer cancel()
@@ -281,10 +291,14 @@ func (c *Container) chooseDir() {
 // command is the command line of the relay.
 func (c *Container) command() []string {
 	argv := []string{c.program, "steps", "relay", "--temp-dir", c.tempDir}
-	if c.cfg.Linger && c.entered == "" {
-		argv = append(argv, "--stay")
+	switch {
+	case c.entered != "":
+		return argv
+	case c.cfg.Linger:
+		return append(argv, "--stay")
+	default:
+		return append(argv, "--grace", leashGrace.String())
 	}
-	return argv
 }
 
 // wrapped returns the command line that runs argv by an entrypoint. A shell with -c takes one argument for a script,
@@ -333,10 +347,14 @@ func (c *Container) run(ctx context.Context) error {
 		}
 		return nil
 	})
-	if err != nil {
-		return c.Explain(ctx, fmt.Errorf("%s: %w", op, err))
+	if err == nil {
+		return nil
 	}
-	return nil
+	err = c.Explain(ctx, fmt.Errorf("%s: %w", op, err))
+	if spec := &c.cfg.Spec; spec.KeepEntrypoint || len(spec.Entrypoint) > 0 {
+		err = fmt.Errorf("%w (its entrypoint must become the command that it gets, as by exec \"$@\", and be quiet)", err)
+	}
+	return err
 }
 
 // missing marks an error that says that the program is no longer at its place.
@@ -372,6 +390,7 @@ func (c *Container) labels(image string) map[string]string {
 		labels[key] = value
 	}
 	labels[labelBuild], labels[labelGroup], labels[labelImage] = c.cfg.BuildID, c.name, image
+	labels[labelManager] = thisProcess()
 	return labels
 }
 

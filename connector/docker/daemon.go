@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -22,11 +23,32 @@ const factsFor = 10 * time.Minute
 // concurrent use.
 type Daemon struct {
 	facts  flight.Flight[facts]
-	reaped flight.Flight[struct{}]
+	reaped flight.Flight[bool]
 
 	mu       sync.Mutex                          // guards the following
 	programs map[string]*flight.Flight[struct{}] // by SHA-256 of the program, or container and it
 	pulls    map[string]*flight.Flight[struct{}] // by platform and name of the image
+	turns    chan struct{}                       // has an element for each container that is being started
+}
+
+// startsAtOnce is how many containers a daemon is asked to start at the same time. It starts them one after the other
+// for the most part, so more would only use up their ReadyTimeout there.
+const startsAtOnce = 16
+
+// turn waits until another container may be started. The caller calls done when it has.
+func (d *Daemon) turn(ctx context.Context) (done func(), err error) {
+	d.mu.Lock()
+	if d.turns == nil {
+		d.turns = make(chan struct{}, startsAtOnce)
+	}
+	turns := d.turns
+	d.mu.Unlock()
+	select {
+	case turns <- struct{}{}:
+		return func() { <-turns }, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
 }
 
 // facts describe a daemon.
@@ -41,7 +63,11 @@ func (d *Daemon) look(ctx context.Context, a *api) (facts, error) {
 	return d.facts.Do(ctx, func(ctx context.Context) (facts, time.Duration, error) {
 		told, err := a.ServerVersion(ctx, client.ServerVersionOptions{})
 		if err != nil {
-			return facts{}, 0, a.failure(ctx, "ask the Docker daemon for its version", err)
+			err = a.failure(ctx, "ask the Docker daemon for its version", err)
+			if strings.Contains(err.Error(), "client version ") { // of another age, and it says of which
+				err = fmt.Errorf("%w (stepmux speaks the API from %s to %s)", err, client.MinAPIVersion, client.MaxAPIVersion)
+			}
+			return facts{}, 0, err
 		}
 		f := facts{api: a.ClientVersion(), platform: told.Os + "/" + told.Arch}
 		if told.Os != "linux" {

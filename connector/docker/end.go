@@ -131,6 +131,7 @@ func (c *Container) Close(ctx context.Context) error {
 		err := c.remove(ctx, c.id)
 		c.removed.Store(err == nil && c.id != "")
 		c.closeErr = errors.Join(c.closeErr, err, c.removeServices(ctx))
+		_ = c.cfg.Daemon.reaped.Wait(ctx) // a short build would cut off the removal of what was left
 		c.endLife()
 		c.wg.Wait()
 		_ = c.api.Close() // always nil

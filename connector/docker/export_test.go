@@ -1,10 +1,37 @@
 package docker
 
-import "time"
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
 
 // SetStartLimit changes startLimit, and returns a function that restores it.
 func SetStartLimit(d time.Duration) func() {
 	before := startLimit
 	startLimit = d
 	return func() { startLimit = before }
+}
+
+// ThisProcess names this process on the label of what it makes.
+func ThisProcess() string { return thisProcess() }
+
+// AnEarlierProcess names one that has ended, and whose number this process has now.
+func AnEarlierProcess() string { return thisProcess() + "0" }
+
+// TakeAllTurns takes all turns of a daemon that nobody uses, and returns a function that gives them back.
+func TakeAllTurns(t testing.TB, d *Daemon) (free func()) {
+	t.Helper()
+	var taken []func()
+	for range startsAtOnce {
+		give, err := d.turn(t.Context())
+		require.NoError(t, err)
+		taken = append(taken, give)
+	}
+	return func() {
+		for _, give := range taken {
+			give()
+		}
+	}
 }

@@ -15,6 +15,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -52,6 +53,9 @@ func duringBuild(t *testing.T, d *dockertest.Daemon, harm func(id string)) (*doc
 	require.True(t, mux.IsLost(err), "%v", err)
 	err = c.Explain(t.Context(), err)
 	_ = b.Close(t.Context()) // the step runner's end was not seen; the container's end tells
+	if c.Removed() {
+		require.Empty(t, b.Left(), "a warning about files in a container that is gone")
+	}
 	return c, err
 }
 
@@ -111,6 +115,25 @@ func TestABuildWhoseContainerdDiesEndsRightAndLeavesNothing(t *testing.T) {
 	}
 	_ = b.Close(t.Context()) // the end of the container tells
 	require.NoError(t, c.Close(t.Context()))
+	require.Empty(t, d.Containers(t))
+}
+
+// A daemon that was asked for a hundred containers at once started half of them too late.
+func TestContainersTakeTurnsAtTheirStart(t *testing.T) {
+	d := dockertest.Start(t)
+	cfg := config(t, d)
+	free := docker.TakeAllTurns(t, cfg.Daemon)
+	var log bytes.Buffer
+	cfg.Log, cfg.ReadyTimeout = &log, time.Minute // of its turn
+	over := errors.New("the test is over")
+	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, over)
+	defer cancel()
+	_, err := docker.Start(ctx, cfg)
+	require.ErrorIs(t, err, over)
+	require.Contains(t, log.String(), "image busybox:1 is ", "the image needs no turn")
+	free()
+	require.NoError(t, start(t, cfg).Close(t.Context()))
+	docker.TakeAllTurns(t, cfg.Daemon)() // all were given back
 	require.Empty(t, d.Containers(t))
 }
 
@@ -184,10 +207,43 @@ func TestAManagerThatHangsUpLeavesNoContainer(t *testing.T) {
 	require.NoError(t, c.Close(t.Context()))
 }
 
-// A manager that died between the creation of a container and its start leaves it; the next build removes it.
+// A job that ignores SIGTERM kept its container for the five seconds that a step runner gives its jobs. It has one, in
+// which it can clean up.
+func TestAJobThatIgnoresSIGTERMDoesNotOutliveItsManagerForLong(t *testing.T) {
+	d := dockertest.Start(t)
+	cfg := config(t, d)
+	out := t.TempDir()
+	cfg.Spec.Volumes = []string{out + ":/out"}
+	hangUp := recordConns(&cfg)
+	c := start(t, cfg)
+	waiting := d.Client.ContainerWait(t.Context(), c.Place(),
+		client.ContainerWaitOptions{Condition: container.WaitConditionRemoved})
+	b := connect(t, c)
+	var killed time.Time
+	_, err := b.Execute(t.Context(), connector.Job{
+		Script: `trap "sleep 0.1; touch /out/cleaned" TERM; echo started; while :; do sleep 600; done`,
+	}, writerFunc(func(p []byte) (int, error) {
+		killed = time.Now()
+		hangUp()
+		return len(p), nil
+	}))
+	require.True(t, mux.IsLost(err), "%v", err)
+	select {
+	case <-waiting.Result:
+	case err := <-waiting.Error:
+		require.NoError(t, err)
+	}
+	require.Less(t, time.Since(killed), 4*time.Second)
+	require.FileExists(t, filepath.Join(out, "cleaned"))
+	_ = b.Close(t.Context()) // the step runner's end was not seen; the container's end tells
+	require.NoError(t, c.Close(t.Context()))
+	require.Empty(t, d.Containers(t))
+}
+
+// A manager that died between the creation of a container and its start leaves it. The next build removes it, at once
+// if that manager was a process of this machine.
 func TestTheNextBuildRemovesContainersThatWereNotStarted(t *testing.T) {
 	d := dockertest.Start(t)
-	t.Cleanup(docker.SetStartLimit(-1))
 	create := func(labels map[string]string) string {
 		made, err := d.Client.ContainerCreate(t.Context(), client.ContainerCreateOptions{
 			Config: &container.Config{
@@ -197,16 +253,34 @@ func TestTheNextBuildRemovesContainersThatWereNotStarted(t *testing.T) {
 		require.NoError(t, err)
 		return made.ID
 	}
-	create(map[string]string{"dev.stepmux.build": "old"})
-	other := create(nil)
-	require.NoError(t, start(t, config(t, d)).Close(t.Context())) // it waits for the reaper
-	found, err := d.Client.ContainerList(t.Context(), client.ContainerListOptions{All: true})
-	require.NoError(t, err)
-	require.Len(t, found.Items, 1)
-	require.Equal(t, other, found.Items[0].ID)
-	_, err = d.Client.ContainerRemove(t.Context(), other, client.ContainerRemoveOptions{RemoveVolumes: true})
-	require.NoError(t, err)
-	require.Empty(t, d.Containers(t), "the volume of the old container")
+	for name, test := range map[string]struct {
+		limit time.Duration
+		dead  string
+	}{
+		"of a machine that is not known": {-1, ""},
+		"of this machine":                {time.Hour, docker.AnEarlierProcess()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Cleanup(docker.SetStartLimit(test.limit))
+			create(map[string]string{"dev.stepmux.build": "old", "dev.stepmux.manager": test.dead})
+			kept := []string{create(nil)}
+			if test.dead != "" {
+				kept = append(kept, create(map[string]string{
+					"dev.stepmux.build": "new", "dev.stepmux.group": "new", "dev.stepmux.manager": docker.ThisProcess(),
+				}))
+			}
+			require.NoError(t, start(t, config(t, d)).Close(t.Context())) // it waits for the reaper
+			found, err := d.Client.ContainerList(t.Context(), client.ContainerListOptions{All: true})
+			require.NoError(t, err)
+			var left []string
+			for _, one := range found.Items {
+				left = append(left, one.ID)
+			}
+			d.RemoveAll(t)
+			require.ElementsMatch(t, kept, left)
+			require.Empty(t, d.Containers(t), "the volume of the old container")
+		})
+	}
 }
 
 func TestAStartThatIsCancelledLeavesNothing(t *testing.T) {
@@ -270,6 +344,33 @@ func TestImagesThatCannotRunAreRefusedByName(t *testing.T) {
 	refused("needs shared libraries, which the image may not have; use one of make build")
 }
 
+// An entrypoint that is kept may do anything. What it prints is not taken for a step runner's.
+func TestAnEntrypointThatDoesNotBecomeTheStepRunnerFailsByName(t *testing.T) {
+	d := dockertest.Start(t)
+	for name, test := range map[string]struct{ script, want string }{
+		"ends":          {"exit 0", "the container ended with exit status 0: "},
+		"fails":         {"echo no key >&2; exit 3", "the container ended with exit status 3: "},
+		"is not found":  {"exec /no/such", "the container ended with exit status 127: "},
+		"never becomes": {"sleep 600", "the relay on the VM did not start: the container was not ready within 3s ("},
+		"prints the ready marker": {
+			"echo step-runner is listening on socket /tmp/s | tee /dev/stderr; sleep 600",
+			"the container was not ready within 3s; it said: step-runner is listening on socket /tmp/s (",
+		},
+		"floods stdout": {"exec yes hello", `no relay's hello in the first 65536 bytes; it printed "hello\nhello\n`},
+		"floods stderr": {"exec yes hello >&2", "the container was not ready within 3s; it said: hello | hello | hello"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := config(t, d)
+			cfg.Spec.Entrypoint, cfg.ReadyTimeout = []string{"/bin/sh", "-c", test.script, "sh"}, 3*time.Second
+			_, err := docker.Start(t.Context(), cfg)
+			require.ErrorContains(t, err, test.want)
+			require.ErrorContains(t, err, `its entrypoint must become the command that it gets, as by exec "$@"`)
+			require.Less(t, len(err.Error()), 2000)
+			require.Empty(t, d.Containers(t))
+		})
+	}
+}
+
 // dynamic returns a program that says it is a stepmux and needs shared libraries, as a plain `go build` makes where cgo
 // works. It does nothing: the packages of stepmux would all be compiled for this.
 func dynamic(t *testing.T) *program.Binary {
@@ -314,7 +415,7 @@ func TestDaemonsThatAreNoneOrTooOld(t *testing.T) {
 				w.WriteHeader(http.StatusBadRequest)
 				_, _ = w.Write([]byte(`{"message":"client version 1.40 is too new. Maximum supported API version is 1.24"}`))
 			}
-		}), "Maximum supported API version is 1.24"},
+		}), `Maximum supported API version is 1.24"} (stepmux speaks the API from 1.40 to 1.`},
 		"no daemon": {answer(func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = w.Write([]byte(strings.Repeat("<html>\n", 1000)))
 		}), "ask the Docker daemon for its version: "},

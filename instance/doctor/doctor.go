@@ -268,23 +268,41 @@ func (e *examination) routes(ctx context.Context) {
 	e.report.add(e.judgeLimits(vm.Program(), told, tellErr))
 }
 
-// docker queries the Docker daemon in the way a build would.
+// docker queries the VM's Docker daemon.
 func (e *examination) docker(ctx context.Context) {
-	about, err := docker.About(ctx, func(ctx context.Context) (net.Conn, error) {
-		return e.cfg.Docker.Dial(ctx, func(ctx context.Context, network, addr string) (net.Conn, error) {
-			stream, err := e.conn.Dial(ctx, network, addr)
-			if err != nil {
-				return nil, fmt.Errorf("%s: %w", addr, err)
-			}
-			return stream, nil
-		})
-	})
+	e.report.daemon(ctx, *e.cfg.Docker, func(ctx context.Context, network, addr string) (net.Conn, error) {
+		stream, err := e.conn.Dial(ctx, network, addr)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", addr, err)
+		}
+		return stream, nil
+	}, ", and AllowStreamLocalForwarding yes in sshd_config")
+}
+
+// ExamineDaemon examines a Docker daemon that this machine reaches by itself, for builds in containers. user is this
+// process's. ctx bounds it, and 60 s do.
+func ExamineDaemon(ctx context.Context, at docker.Address, user string) Report {
+	ctx, cancel := context.WithTimeout(ctx, defaultTimeout)
+	defer cancel()
+	start := time.Now()
+	r := Report{Instance: "this machine", Addr: at.String(), User: user}
+	r.daemon(ctx, at, new(net.Dialer).DialContext, "")
+	r.finish(time.Since(start))
+	return r
+}
+
+// daemon asks a Docker daemon about itself, as a build would call it. more is what else may have to change.
+func (r *Report) daemon(
+	ctx context.Context, at docker.Address, dial func(ctx context.Context, network, addr string) (net.Conn, error),
+	more string,
+) {
+	about, err := docker.About(ctx, func(ctx context.Context) (net.Conn, error) { return at.Dial(ctx, dial) })
 	if err != nil {
-		e.report.add(failure(checkDocker, err.Error(), fmt.Sprintf("start the daemon, let %s open its socket "+
-			"(usermod -aG docker %[1]s), and AllowStreamLocalForwarding yes in sshd_config", e.in.SSH.User)))
+		r.add(failure(checkDocker, err.Error(),
+			fmt.Sprintf("start the daemon, let %s open its socket (usermod -aG docker %[1]s)%s", r.User, more)))
 		return
 	}
-	e.report.add(okay(checkDocker, about))
+	r.add(okay(checkDocker, about))
 }
 
 // notStarted reports why no step runner could be started.

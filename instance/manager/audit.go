@@ -132,7 +132,7 @@ func (m *Manager) drainedBy(ctx context.Context, who, id, note string, limit tim
 }
 
 // undrainedBy is undrain, and records the name of the operator.
-func (m *Manager) undrainedBy(ctx context.Context, who, id string, options ...jetstream.KVDeleteOpt) error {
+func (m *Manager) undrainedBy(ctx context.Context, who, id string, options ...jetstream.PublishOpt) error {
 	if err := m.undrain(ctx, id, options...); err != nil {
 		return err
 	}

@@ -89,6 +89,7 @@ func (m *Manager) run(b *build, placed func()) {
 	}
 	for m.attempt(b, placed) {
 	}
+	b.log.stop()
 	if m.cluster != nil {
 		b.giveBack()
 		m.cluster.look() // this manager may have its VM again
@@ -97,7 +98,6 @@ func (m *Manager) run(b *build, placed func()) {
 
 // giveBack gives a build that is left to another manager back to the queue.
 func (b *build) giveBack() {
-	b.log.stop()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.left && b.msg != nil {

@@ -22,6 +22,7 @@ type drained struct {
 	Until    time.Time `json:"until,omitzero"`
 
 	revision uint64      // of its key
+	over     bool        // it was undrained; kept, so that an earlier drain that is noted late has no effect
 	timer    *time.Timer // ends it; nil if nothing does
 }
 
@@ -46,50 +47,57 @@ func (m *Manager) drain(ctx context.Context, id, note string, limit time.Duratio
 		return fmt.Errorf("keep the drain of %s: %w", id, err)
 	}
 	m.cfg.Logger.Info("instance is drained", "instance", id, "note", note, "for", limit)
-	m.setDrained(d) //nolint:contextcheck // its timer outlives ctx
-	return m.cfg.Group.Drain(id)
-}
-
-// setDrained notes a drain, and ends it in time.
-func (m *Manager) setDrained(d *drained) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if before := m.drains[d.Instance]; before != nil && before.timer != nil {
-		before.timer.Stop()
-	}
-	if !d.Until.IsZero() {
-		d.timer = time.AfterFunc(time.Until(d.Until), func() {
-			if m.takes.Err() != nil {
-				return
-			}
-			ctx, cancel := context.WithTimeout(m.takes, storeTimeout)
-			defer cancel()
-			err := m.undrainedBy(ctx, "the end of the drain's time", d.Instance, jetstream.LastRevision(d.revision))
-			if err != nil && !wasChanged(err) { // by another manager
-				m.cfg.Logger.Error("cannot undrain", "instance", d.Instance, "error", err)
-			}
-		})
-	}
-	m.drains[d.Instance] = d
+	return m.setDrained(d) //nolint:contextcheck // its timer outlives ctx
 }
 
 // undrain lets a VM take builds again.
-func (m *Manager) undrain(ctx context.Context, id string, options ...jetstream.KVDeleteOpt) error {
-	if err := m.store.fleet.Purge(ctx, drainKey(id), options...); err != nil {
+func (m *Manager) undrain(ctx context.Context, id string, options ...jetstream.PublishOpt) error {
+	d := &drained{Instance: id, over: true}
+	var err error
+	if d.revision, err = m.store.purge(ctx, fleetBucket, drainKey(id), options...); err != nil {
 		return fmt.Errorf("forget the drain of %s: %w", id, err)
 	}
-	return m.setUndrained(id)
+	m.cfg.Logger.Info("instance is no longer drained", "instance", id)
+	return m.setDrained(d) //nolint:contextcheck // it has no timer
 }
 
-func (m *Manager) setUndrained(id string) error {
+// setDrained takes a VM out or lets it take builds again, unless a later change is known. Changes of this manager and
+// of others may be noted in another order than they were kept in.
+func (m *Manager) setDrained(d *drained) error {
+	m.draining.Lock()
+	defer m.draining.Unlock()
 	m.mu.Lock()
-	if d := m.drains[id]; d != nil && d.timer != nil {
-		d.timer.Stop()
+	before := m.drains[d.Instance]
+	if before != nil && before.revision >= d.revision {
+		m.mu.Unlock()
+		return nil
 	}
-	delete(m.drains, id)
+	if before != nil && before.timer != nil {
+		before.timer.Stop()
+	}
+	if !d.Until.IsZero() {
+		d.timer = time.AfterFunc(time.Until(d.Until), func() { m.spawn(func() { m.endDrain(d) }) })
+	}
+	m.drains[d.Instance] = d
 	m.mu.Unlock()
-	m.cfg.Logger.Info("instance is no longer drained", "instance", id)
-	return m.cfg.Group.Undrain(id)
+	if d.over {
+		return m.cfg.Group.Undrain(d.Instance)
+	}
+	return m.cfg.Group.Drain(d.Instance)
+}
+
+// endDrain ends a drain whose time is over.
+func (m *Manager) endDrain(d *drained) {
+	err := m.store.persist(m.takes, func(ctx context.Context) error {
+		return m.undrainedBy(ctx, "the end of the drain's time", d.Instance,
+			jetstream.WithExpectLastSequencePerSubject(d.revision))
+	})
+	switch {
+	case err == nil, errors.Is(err, instance.ErrUnknown), m.takes.Err() != nil:
+	case wasChanged(err): // another manager was faster, or an operator
+	default:
+		m.cfg.Logger.Error("cannot undrain", "instance", d.Instance, "error", err)
+	}
 }
 
 // restoreDrains takes out the VMs that were drained before.
@@ -114,14 +122,10 @@ func (m *Manager) restoreDrains(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("read the drains: %w", err)
 		}
-		err = m.cfg.Group.Drain(d.Instance)
-		if errors.Is(err, instance.ErrUnknown) { // it has left the inventory
-			continue
-		}
-		if err != nil {
+		//nolint:contextcheck // its timer outlives ctx
+		if err := m.setDrained(d); err != nil && !errors.Is(err, instance.ErrUnknown) { // it has left the inventory
 			return err
 		}
-		m.setDrained(d) //nolint:contextcheck // its timer outlives ctx
 	}
 	return nil
 }
@@ -129,23 +133,13 @@ func (m *Manager) restoreDrains(ctx context.Context) error {
 // noteDrain repeats a drain or undrain of another manager here.
 func (m *Manager) noteDrain(entry jetstream.KeyValueEntry) {
 	id, err := base64.RawURLEncoding.DecodeString(strings.TrimPrefix(entry.Key(), drainPrefix))
-	if err != nil {
-		return
+	d := &drained{revision: entry.Revision(), over: entry.Operation() != jetstream.KeyValuePut}
+	if err == nil && !d.over {
+		err = json.Unmarshal(entry.Value(), d)
 	}
-	m.mu.Lock()
-	known := m.drains[string(id)]
-	m.mu.Unlock()
-	d := &drained{revision: entry.Revision()}
-	switch {
-	case known != nil && known.revision >= d.revision:
-		return
-	case entry.Operation() != jetstream.KeyValuePut:
-		if known != nil {
-			err = m.setUndrained(known.Instance)
-		}
-	case json.Unmarshal(entry.Value(), d) == nil:
-		m.setDrained(d)
-		err = m.cfg.Group.Drain(d.Instance)
+	d.Instance = string(id)
+	if err == nil {
+		err = m.setDrained(d)
 	}
 	if err != nil && !errors.Is(err, instance.ErrUnknown) {
 		m.cfg.Logger.Error("cannot drain as another manager does", "instance", string(id), "error", err)
@@ -184,7 +178,7 @@ func (m *Manager) ownStatus() control.Status {
 	for i := range s.Instances {
 		vm := &s.Instances[i]
 		d := m.drains[vm.ID]
-		if d == nil || vm.State != string(instance.Draining) {
+		if d == nil || d.over || vm.State != string(instance.Draining) {
 			continue
 		}
 		vm.Reason = d.Note

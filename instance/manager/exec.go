@@ -252,14 +252,14 @@ func (s *service) Reserve(req *pb.ReserveRequest, stream grpc.ServerStreamingSer
 			s.m.cfg.Logger.Warn("a lease cannot end with the process that holds it", "lease", r.name, "error", err)
 		}
 	}
-	l, missing, err := s.m.reserve(ctx, r, func(ahead int) error {
+	l, fresh, missing, err := s.m.reserve(ctx, r, func(ahead int) error {
 		return stream.Send(&pb.ReserveResponse{Ahead: int64(ahead)})
 	})
 	if err != nil {
 		return s.m.refused(ctx, err)
 	}
 	err = stream.Send(&pb.ReserveResponse{Lease: l.name, Instance: l.executor.Instance(), Missing: missing})
-	if err != nil {
+	if err != nil && fresh {
 		_ = s.m.release(ctx, l) // the caller does not know it; it ends by itself
 	}
 	return err

@@ -7,10 +7,13 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
@@ -18,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/stepmux/stepmux/instance"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 )
 
@@ -149,6 +153,60 @@ func SetLoginTimeout(t *testing.T, d time.Duration) {
 
 // Waiting returns the builds that wait for a slot, in the order in which they get one.
 func (m *Manager) Waiting() []string { return m.cfg.Group.Waiting() }
+
+// ReserveAndGo reserves a lease for a caller that goes away when the store gets the lease's record. It reports whether
+// there is a record then.
+func (m *Manager) ReserveAndGo(t *testing.T, name string) (kept bool, err error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	stored, err := m.store.nc.Subscribe("$KV."+buildsBucket+"."+leasePrefix+name, func(*nats.Msg) { cancel() })
+	require.NoError(t, err)
+	require.NoError(t, m.store.nc.Flush())
+	_, _, _, err = m.reserve(ctx, leaseRequest{name: name}, func(int) error { return nil })
+	require.NoError(t, stored.Unsubscribe())
+	_, findErr := m.store.builds.Get(t.Context(), leasePrefix+name)
+	if !errors.Is(findErr, jetstream.ErrKeyNotFound) {
+		require.NoError(t, findErr)
+	}
+	return findErr == nil, err
+}
+
+// LifeHolds returns how many contexts the manager's life holds. They end with it.
+func (m *Manager) LifeHolds() int {
+	life := reflect.ValueOf(m.life).Elem()
+	mu := life.FieldByName("mu")
+	lock := reflect.NewAt(mu.Type(), unsafe.Pointer(mu.UnsafeAddr())).Interface().(*sync.Mutex)
+	lock.Lock()
+	defer lock.Unlock()
+	return life.FieldByName("children").Len()
+}
+
+// RecentProjects returns how many projects the manager holds for requests that may not be in the queue yet.
+func (m *Manager) RecentProjects() int {
+	f := m.files.(*dirFiles)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.recent)
+}
+
+// Settled reports whether the manager takes out a VM if and only if the state says so.
+func (m *Manager) Settled(t *testing.T, id string) bool {
+	t.Helper()
+	_, err := m.store.fleet.Get(t.Context(), drainKey(id))
+	if !errors.Is(err, jetstream.ErrKeyNotFound) {
+		require.NoError(t, err)
+	}
+	m.mu.Lock()
+	known := m.drains[id] != nil && !m.drains[id].over
+	m.mu.Unlock()
+	for _, vm := range m.cfg.Provider.Stat().Instances {
+		if vm.ID == id && vm.State != instance.Elsewhere && (vm.State == instance.Draining) != known {
+			return false
+		}
+	}
+	return known == (err == nil)
+}
 
 // SetStarted sets when a running build got its slot.
 func (m *Manager) SetStarted(t *testing.T, id string, at time.Time) {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/klauspost/compress/zstd"
@@ -167,4 +168,24 @@ func TestABuildThatIsLostRunsAgainIfItAskedForThat(t *testing.T) {
 	_, b = m.wait(once, 0)
 	require.Equal(t, "runner_system_failure", b.GetResult().GetReason())
 	require.Zero(t, b.GetAttempt())
+}
+
+// Each name of a project that a client made up stayed in memory.
+func TestAManagerHoldsOnlyProjectsThatItHas(t *testing.T) {
+	t.Parallel()
+	m := newFleet(t).start(t)
+	text, digest := archive(t, "a", "text")
+	_, err := m.keep(text, digest)
+	require.NoError(t, err)
+	for project, code := range map[string]codes.Code{
+		strings.Repeat("0", 64): codes.FailedPrecondition,
+		strings.Repeat("1", 64): codes.FailedPrecondition,
+		digest:                  codes.OK,
+	} {
+		one := job("true")
+		one.Project, one.ProjectBytes = project, int64(len(text))
+		_, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: one})
+		require.Equal(t, code, status.Code(err), "%v", err)
+	}
+	require.Equal(t, 1, m.m.RecentProjects())
 }

@@ -109,8 +109,11 @@ func (f *dirFiles) keepProject(_ context.Context, upload *contents.Upload) error
 func (f *dirFiles) useProject(_ context.Context, digest string, _ int64) (bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.recent[digest] = true
-	return f.projects.Touch(digest), nil
+	kept := f.projects.Touch(digest)
+	if kept { // a caller can name any digests
+		f.recent[digest] = true
+	}
+	return kept, nil
 }
 
 func (f *dirFiles) openProject(_ context.Context, digest string, _ int64) (*os.File, error) {

@@ -54,7 +54,7 @@ type lease struct {
 	record *leaseRecord
 	// bare is set if the VM has no stepmux.
 	bare bool
-	kept bool     // it has a record in the bucket
+	kept bool     // it has a record in the bucket, or may have one
 	left []string // what may be left on the VM, once it has ended
 }
 
@@ -104,24 +104,25 @@ func (r *leaseRequest) check(group *instance.Group) error {
 	return fmt.Errorf("%w with the labels %.300q", instance.ErrUnknown, strings.Join(texts, ","))
 }
 
-// reserve waits for a slot and returns the lease once it is kept. waits is called with the place in the queue, from
-// time to time. missing is as for Executor.Equip. ctx bounds the wait alone.
+// reserve waits for a slot and returns the lease once it is kept. fresh is false if there was one of that name before.
+// waits is called with the place in the queue, from time to time. missing is as for Executor.Equip. ctx bounds the wait
+// alone.
 func (m *Manager) reserve(ctx context.Context, r leaseRequest, waits func(ahead int) error) (
-	l *lease, missing string, err error,
+	l *lease, fresh bool, missing string, err error,
 ) {
 	if err := r.check(m.cfg.Group); err != nil {
-		return nil, "", err
+		return nil, false, "", err
 	}
 	r.name = cmp.Or(r.name, leaseName+strings.ToLower(rand.Text()))
 	l, known, err := m.addLease(r)
 	if err != nil || known {
-		return l, "", err
+		return l, false, "", err
 	}
 	if missing, err = m.fillLease(ctx, l, r, waits); err != nil {
 		_ = m.release(m.life, l) //nolint:contextcheck // whatever became of ctx
-		return nil, "", err
+		return nil, false, "", err
 	}
-	return l, missing, nil
+	return l, true, missing, nil
 }
 
 // fillLease waits for the slot of a new lease, and keeps the lease.
@@ -139,14 +140,19 @@ func (m *Manager) fillLease(
 		Until: time.Now().Add(min(cmp.Or(max(r.limit, 0), maxLease), maxLease)),
 	}
 	if !r.brief {
-		if err = m.putLease(ctx, record); err != nil {
+		err = m.putLease(ctx, record)
+		l.mu.Lock()
+		l.kept = !errors.Is(err, jetstream.ErrKeyExists) // another manager's; an answer may have been lost
+		l.mu.Unlock()
+		if err != nil {
 			return "", err
 		}
 	}
 	l.mu.Lock()
-	l.record, l.bare, l.kept = record, missing != "", !r.brief
+	l.record, l.bare = record, missing != ""
 	l.mu.Unlock()
 	if !m.keepLease(l, record) { //nolint:contextcheck // its life is the manager's
+		m.forgetLease(l)                  //nolint:contextcheck // Shutdown leaves the records of leases
 		return "", context.Cause(m.takes) //nolint:contextcheck // the manager's end
 	}
 	m.cfg.Logger.Info("lease begins", "lease", l.name, "instance", record.Instance)
@@ -239,13 +245,7 @@ func (m *Manager) keepLease(l *lease, record *leaseRecord) bool {
 	if record.Holder != nil {
 		gone, stop = record.Holder.watch()
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.takes.Err() != nil {
-		stop()
-		return false
-	}
-	m.wg.Go(func() {
+	kept := m.spawn(func() {
 		defer stop()
 		timer := time.NewTimer(time.Until(record.Until))
 		defer timer.Stop()
@@ -262,7 +262,10 @@ func (m *Manager) keepLease(l *lease, record *leaseRecord) bool {
 		m.cfg.Logger.Warn("lease is ended", "lease", l.name, "instance", record.Instance, "because", why)
 		_ = m.release(m.life, l) // logged there
 	})
-	return true
+	if !kept {
+		stop()
+	}
+	return kept
 }
 
 // findLease returns the lease of a name that has its slot, or nil.
@@ -292,24 +295,13 @@ func (l *lease) usable() bool {
 func (m *Manager) release(ctx context.Context, l *lease) error {
 	l.once.Do(func() { //nolint:contextcheck // it is ended whatever becomes of the caller
 		close(l.released)
-		m.mu.Lock()
-		stopped := m.takes.Err() != nil
-		if !stopped {
-			m.wg.Add(1)
-		}
-		m.mu.Unlock()
 		end := func() {
 			defer close(l.ended)
 			m.endLease(l, true)
 		}
-		if stopped {
+		if !m.spawn(end) {
 			end()
-			return
 		}
-		go func() {
-			defer m.wg.Done()
-			end()
-		}()
 	})
 	select {
 	case <-l.ended:
@@ -323,23 +315,33 @@ func (m *Manager) release(ctx context.Context, l *lease) error {
 func (m *Manager) endLease(l *lease, forget bool) {
 	err := l.executor.Cleanup(context.WithoutCancel(m.life)) // it is bounded
 	l.mu.Lock()
-	kept := l.kept
 	if err != nil {
 		l.left = append(l.left, err.Error())
 		m.cfg.Logger.Warn("the lease's end on the VM failed", "lease", l.name, "instance", l.executor.Instance(),
 			"error", err)
 	}
 	l.mu.Unlock()
-	if kept && forget {
-		ctx, cancel := context.WithTimeout(m.life, m.store.timeout)
-		defer cancel()
-		if err := m.store.builds.Purge(ctx, leasePrefix+l.name, jetstream.PurgeTTL(purgedKeep)); err != nil {
-			m.cfg.Logger.Error("cannot forget a lease", "lease", l.name, "error", err)
-		}
+	if forget {
+		m.forgetLease(l)
 	}
 	m.leases.mu.Lock()
 	defer m.leases.mu.Unlock()
 	delete(m.leases.all, l.name)
+}
+
+// forgetLease removes the record of a lease, if it has one.
+func (m *Manager) forgetLease(l *lease) {
+	l.mu.Lock()
+	kept := l.kept
+	l.mu.Unlock()
+	if !kept {
+		return
+	}
+	ctx, cancel := context.WithTimeout(m.life, m.store.timeout)
+	defer cancel()
+	if err := m.store.builds.Purge(ctx, leasePrefix+l.name, jetstream.PurgeTTL(purgedKeep)); err != nil {
+		m.cfg.Logger.Error("cannot forget a lease", "lease", l.name, "error", err)
+	}
 }
 
 // putLease keeps a lease. When it returns nil, the record is on disk.

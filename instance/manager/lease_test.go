@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"testing"
 	"time"
@@ -143,6 +144,39 @@ func TestALeaseEndsWithItsTimeAndWithItsHolder(t *testing.T) {
 	list, err := m.List(t.Context(), &pb.ListRequest{})
 	require.NoError(t, err)
 	require.Empty(t, list.GetBuilds(), "a lease is no build")
+}
+
+// The record of a lease whose caller was gone before the store had answered stayed: the next manager held the slot for
+// a lease that nobody knew, for a week.
+func TestALeaseWhoseCallerGoesLeavesNoRecord(t *testing.T) {
+	t.Parallel()
+	m := newFleet(t).start(t)
+	for i := range 20 {
+		name := fmt.Sprintf("lease-%d", i)
+		kept, err := m.m.ReserveAndGo(t, name)
+		require.Equal(t, err == nil, kept, "%v", err) // a store may be faster than the caller
+		_, err = m.Release(t.Context(), &pb.ReleaseRequest{Lease: name})
+		require.NoError(t, err)
+	}
+	require.Zero(t, m.slots())
+}
+
+// A second caller that asked for a lease by its name, and was gone before it was told, ended the lease for the first.
+func TestALeaseOutlivesACallerThatAsksForItByItsNameAndGoes(t *testing.T) {
+	t.Parallel()
+	m := newFleet(t).start(t)
+	_, err := m.reserve(t.Context(), &pb.ReserveRequest{Lease: "lease-one"})
+	require.NoError(t, err)
+	for range 200 {
+		ctx, cancel := context.WithCancel(t.Context())
+		_, err = m.Reserve(ctx, &pb.ReserveRequest{Lease: "lease-one"})
+		cancel()
+		require.NoError(t, err)
+	}
+	require.Never(t, func() bool { return m.slots() == 0 }, time.Second, bound10ms)
+	_, _, exit, err := m.exec("lease-one", "exit 9", "")
+	require.NoError(t, err)
+	require.EqualValues(t, 9, exit.GetCode())
 }
 
 func TestALeaseOutlivesItsManagerAndItsCommandsDoNot(t *testing.T) {

@@ -51,14 +51,14 @@ type storedLog struct {
 	result *result        // nil unless the log has its end
 }
 
-// newLog returns the log of a build of which nothing is stored.
+// newLog returns the log of a build of which nothing is stored. The caller calls stop.
 func (s *store) newLog(life context.Context, id string) *storedLog {
 	l := &storedLog{store: s, id: id, writer: rand.Text()}
 	l.life, l.stop = context.WithCancel(life)
 	return l
 }
 
-// openLog returns the log of a build as far as it is stored.
+// openLog returns the log of a build as far as it is stored. The caller calls stop, also after an error.
 func (s *store) openLog(ctx context.Context, life context.Context, id string) (*storedLog, error) {
 	l := s.newLog(life, id)
 	return l, l.load(ctx)

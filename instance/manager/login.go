@@ -150,7 +150,7 @@ func (l *login) await(ctx context.Context, says func(ahead int64)) (*lease, erro
 			defer close(l.given)
 			r, err := l.request()
 			if err == nil {
-				l.lease, _, err = l.server.m.reserve(l.ctx, r, func(ahead int) error {
+				l.lease, _, _, err = l.server.m.reserve(l.ctx, r, func(ahead int) error {
 					l.mu.Lock()
 					defer l.mu.Unlock()
 					l.ahead = int64(ahead)

@@ -45,10 +45,12 @@ type Manager struct {
 	// cluster is nil unless other managers share the state.
 	cluster *cluster
 	begins  sync.Mutex // held while it is found out whether a build is to be begun
+	// draining is held while a VM is taken out or let in.
+	draining sync.Mutex
 
 	mu     sync.Mutex // guards the following
 	live   map[string]*build
-	drains map[string]*drained // by the ID of the VM
+	drains map[string]*drained // the last change of each, by the ID of the VM
 }
 
 // ErrStopped is the cause of the end of a Manager that was shut down.
@@ -273,6 +275,7 @@ func (m *Manager) accept(msg jetstream.Msg, placed func()) error {
 	}
 	if rec != nil && rec.Phase == phaseEnded {
 		log, err := m.store.openLog(ctx, m.life, r.id)
+		defer log.stop()
 		if err == nil {
 			err = log.end(rec.Result)
 		}
@@ -306,6 +309,12 @@ func (m *Manager) begin(
 		}
 	}
 	log := m.store.newLog(m.life, r.id) //nolint:contextcheck // its life is the manager's
+	begun := false
+	defer func() {
+		if !begun {
+			log.stop()
+		}
+	}()
 	var err error
 	if !r.fresh {
 		err = log.load(ctx)
@@ -354,6 +363,7 @@ func (m *Manager) begin(
 	if !m.launch(b, placed) { //nolint:contextcheck // its life is the manager's
 		return context.Cause(m.takes) //nolint:contextcheck // the manager's end, not ctx's
 	}
+	begun = true
 	<-queued // builds get their slots in the order of the queue
 	return nil
 }
@@ -372,6 +382,17 @@ func (m *Manager) launch(b *build, placed func()) bool {
 		defer m.mu.Unlock()
 		delete(m.live, b.id)
 	})
+	return true
+}
+
+// spawn runs do in a goroutine that Shutdown waits for. It returns false if the manager ends.
+func (m *Manager) spawn(do func()) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.takes.Err() != nil {
+		return false
+	}
+	m.wg.Go(do)
 	return true
 }
 

@@ -467,3 +467,15 @@ func TestStepRunnersThatLingerArePrestarted(t *testing.T) {
 		return strings.Contains(text, " --socket - ")
 	}, sshtest.Bound, time.Millisecond)
 }
+
+// Each build left a context that the manager held until its end.
+func TestAManagerHoldsNothingOfABuildThatHasEnded(t *testing.T) {
+	t.Parallel()
+	m := newFleet(t).start(t)
+	m.wait(m.submit("true"), 0)
+	before := m.m.LifeHolds()
+	for range 8 {
+		m.wait(m.submit("true"), 0)
+	}
+	require.Eventually(t, func() bool { return m.m.LifeHolds() <= before }, sshtest.Bound, 10*time.Millisecond)
+}

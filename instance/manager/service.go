@@ -373,6 +373,7 @@ func (m *Manager) cancel(ctx context.Context, id string) error {
 		return notFound(id)
 	}
 	log, err := m.store.openLog(ctx, m.life, id)
+	defer log.stop()
 	if err != nil {
 		return err
 	}

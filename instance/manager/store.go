@@ -458,6 +458,19 @@ func (s *store) put(ctx context.Context, r *record, revision uint64) (uint64, er
 	return ack.Sequence, nil
 }
 
+// purge removes a key of a bucket, and returns the revision of the mark that stays.
+func (s *store) purge(ctx context.Context, bucket, key string, options ...jetstream.PublishOpt) (uint64, error) {
+	// As KeyValue.Purge does, which does not tell the revision.
+	msg := nats.NewMsg("$KV." + bucket + "." + key)
+	msg.Header.Set("KV-Operation", "PURGE")
+	msg.Header.Set(jetstream.MsgRollup, jetstream.MsgRollupSubject)
+	ack, err := s.js.PublishMsg(ctx, msg, options...)
+	if err != nil {
+		return 0, err
+	}
+	return ack.Sequence, nil
+}
+
 // refuse ends a build that this manager does not run: its result is kept, and its request leaves the queue.
 func (s *store) refuse(
 	ctx context.Context, r *request, rec *record, revision uint64, log *storedLog, why *result,

@@ -144,8 +144,8 @@ func (r *Relay) exchangeHellos(from *bufio.Reader) error {
 
 // startError closes the carrier and returns why the relay did not start.
 func (r *Relay) startError(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		err = fmt.Errorf("%w (%w)", context.Cause(ctx), err)
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+		err = fmt.Errorf("%w (%w)", cause, err)
 	}
 	r.session.Close()
 	_ = r.carrier.Close()

@@ -364,7 +364,11 @@ func (d *draft) allNotices() []string {
 	left = append(left, d.file.notices...)
 	var notices []string
 	if len(left) > 0 {
-		notices = append(notices, fmt.Sprintf("not done here, but by a server or runner: %s", strings.Join(left, ", ")))
+		text := fmt.Sprintf("not done here, but by a server or runner: %s", strings.Join(left, ", "))
+		if slices.ContainsFunc(ofContainer, func(key string) bool { return slices.Contains(left, key) }) {
+			text += " (image and services are with --in-image)"
+		}
+		notices = append(notices, text)
 	}
 	return append(notices, d.notices...)
 }

@@ -1,0 +1,63 @@
+package manager_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/internal/sshtest"
+)
+
+// requireSettled drains and undrains a VM at the same time, often, by any of managers. Whatever came last in the store
+// holds in all of them.
+func requireSettled(t *testing.T, times int, managers ...*running) {
+	t.Helper()
+	for i := range times {
+		var both errgroup.Group
+		both.Go(func() error {
+			_, err := managers[i%len(managers)].Drain(t.Context(), &pb.DrainRequest{Instances: []string{"vm-1"}})
+			return err
+		})
+		both.Go(func() error {
+			_, err := managers[(i+1)%len(managers)].Undrain(t.Context(), &pb.UndrainRequest{Instances: []string{"vm-1"}})
+			return err
+		})
+		require.NoError(t, both.Wait())
+		for _, m := range managers {
+			require.Eventually(t, func() bool { return m.m.Settled(t, "vm-1") }, sshtest.Bound, time.Millisecond,
+				"after %d times", i)
+		}
+	}
+}
+
+// A drain that was overtaken by an undrain took the VM out for good, although its manager kept no drain of it.
+func TestADrainAndAnUndrainAtOnceLeaveWhatIsKept(t *testing.T) {
+	t.Parallel()
+	requireSettled(t, 50, newFleet(t).start(t))
+}
+
+func TestADrainAndAnUndrainByTwoManagersLeaveWhatIsKept(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	requireSettled(t, 50, c.member(t, c.nats), c.member(t, c.nats))
+}
+
+// If NATS could not be reached at the end of a drain's time, the VM stayed out until somebody let it in.
+func TestADrainWhoseTimeEndsWhileNATSIsAwayEndsLater(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	proxy := sshtest.Proxy(t, c.nats)
+	m := c.member(t, proxy.Addr())
+	_, err := m.Drain(t.Context(), &pb.DrainRequest{Instances: []string{"vm-1"}, For: durationpb.New(2 * time.Second)})
+	require.NoError(t, err)
+	end := time.Now().Add(3 * time.Second)
+	require.Eventually(t, func() bool {
+		proxy.Cut()
+		return time.Now().After(end)
+	}, sshtest.Bound, time.Millisecond)
+	requireStates(t, m, "ready")
+}
