@@ -55,7 +55,7 @@ func (c *Conn) confirm(ctx context.Context) {
 	}
 }
 
-// awaitEnd waits for the end of the connection, or of ctx, after a probe has failed: only that end keeps an answer away.
+// awaitEnd waits for the end of the connection, or of ctx, after a probe has failed: nothing else prevents an answer.
 func (c *Conn) awaitEnd(ctx context.Context) {
 	select {
 	case <-c.done: // soon
