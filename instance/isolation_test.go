@@ -80,7 +80,7 @@ func TestAutoIsOffWhereThereAreNoWallsAndSaysWhy(t *testing.T) {
 	got, _, err := isolated(t, p, "b1", "true")
 	require.NoError(t, err)
 	require.Equal(t, "off", got.Level)
-	require.Contains(t, got.Reason, "isolation processes cannot be had: ")
+	require.Contains(t, got.Reason, "isolation processes is not available: ")
 	require.Equal(t, got, p.Stat().Instances[0].Isolation)
 
 	status, table := control.StatusOf(control.Config{Provider: p}, time.Now()), &strings.Builder{}
@@ -111,10 +111,10 @@ func TestALevelByNameThatCannotBeHadFailsTheBuild(t *testing.T) {
 	p := v.provider(t, 1, func(_ *instance.Config, in *instance.Instance) { in.Isolation = "processes" })
 	got, out, err := isolated(t, p, "b1", "echo ran")
 	requireReason(t, err, instance.RunnerSystemFailure, 0)
-	require.ErrorContains(t, err, "isolation processes cannot be had: ")
+	require.ErrorContains(t, err, "isolation processes is not available: ")
 	require.NotContains(t, out, "ran")
 	require.Empty(t, got.Level)
-	require.Contains(t, got.Reason, "cannot be had")
+	require.Contains(t, got.Reason, "is not available")
 }
 
 func TestAScriptHasTheLevelThatItsInstanceNamesOrIsRefused(t *testing.T) {

@@ -57,7 +57,7 @@ func TestALevelThatCannotBeHadIsAnErrorAndAutoGoesOnWithout(t *testing.T) {
 					require.Equal(t, "ran\n", out)
 				} else {
 					require.NotContains(t, out, "ran")
-					require.ErrorContains(t, err, "isolation "+level.String()+" cannot be had: ")
+					require.ErrorContains(t, err, "isolation "+level.String()+" is not available: ")
 					require.ErrorContains(t, err, m.reason)
 					failed := (*instance.BuildError)(nil)
 					require.ErrorAs(t, err, &failed)

@@ -16,7 +16,7 @@ import (
 	"github.com/stepmux/stepmux/internal/remotetest"
 )
 
-// leftBy returns what End says is left of the build with this socket.
+// leftBy returns End's list of the remains of the build with this socket.
 func leftBy(ctx context.Context, t *testing.T, socket string) []string {
 	t.Helper()
 	var out bytes.Buffer
@@ -35,7 +35,7 @@ func TestEndOfABuildThatIsGoneLeavesNothing(t *testing.T) {
 	remotetest.RequireGone(t, filepath.Dir(socket))
 }
 
-func TestEndTouchesNoProcessThatIsNoServeAndTellsOfItsDirectory(t *testing.T) {
+func TestEndTouchesOnlyServesAndReportsTheDirectory(t *testing.T) {
 	tmp := remotetest.ShortTemp(t)
 	socket := remotetest.SocketIn(t, tmp, "b1")
 	require.NoError(t, os.MkdirAll(filepath.Dir(socket), 0o700))

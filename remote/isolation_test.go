@@ -30,8 +30,8 @@ func told(t *testing.T, level walls.Level) (r isolationReport) {
 	return r
 }
 
-// A directory without a base of sockets above it once kept the init from starting.
-func TestTellIsolationTellsTheLevelThatWasTried(t *testing.T) {
+// Symptom: the init did not start in a directory without a base of sockets above it.
+func TestTellIsolationReportsTheLevelThatWasTried(t *testing.T) {
 	require.Equal(t, "off", told(t, walls.Off).Level)
 	for _, level := range []walls.Level{walls.Processes, walls.Private} {
 		r := told(t, level)
@@ -43,18 +43,18 @@ func TestTellIsolationTellsTheLevelThatWasTried(t *testing.T) {
 	}
 }
 
-func TestTellIsolationOfWhatCannotBeHadGivesTheReason(t *testing.T) {
+func TestTellIsolationOfAnUnavailableLevelReportsTheReason(t *testing.T) {
 	t.Setenv("HOME", "/missing") // a private build needs one, and this is not below a directory that is hidden
 	var out bytes.Buffer
 	require.NoError(t, TellIsolation(t.Context(), &out, IsolationConfig{Level: walls.Private, TempDir: t.TempDir()}))
 	var r isolationReport
 	require.NoError(t, json.Unmarshal(out.Bytes(), &r))
 	require.Empty(t, r.Level)
-	require.Contains(t, r.Reason, "isolation private cannot be had")
+	require.Contains(t, r.Reason, "isolation private is not available")
 	require.Contains(t, r.Reason, "missing")
 }
 
-func TestTellIsolationTellsWhetherLimitsCanBeHad(t *testing.T) {
+func TestTellIsolationReportsWhetherLimitsAreAvailable(t *testing.T) {
 	r := told(t, walls.Off)
 	err := cgroup.Check(limits.Build{Memory: 1, PIDs: 1, CPUs: 1})
 	require.Equal(t, err == nil, r.Limits)
@@ -65,7 +65,7 @@ func TestTellIsolationTellsWhetherLimitsCanBeHad(t *testing.T) {
 	}
 }
 
-func TestServeRefusesLimitsThatCannotBeHadAtOnce(t *testing.T) {
+func TestServeFailsAtOnceWithUnavailableLimits(t *testing.T) {
 	limits := limits.Build{Memory: 512 << 20}
 	err := cgroup.Check(limits)
 	if err == nil {

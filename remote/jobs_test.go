@@ -210,7 +210,7 @@ func TestFollowersGetTheFinalStateWhenServeEnds(t *testing.T) {
 	s.requireExit(t, 0, socket)
 }
 
-// Elsewhere serve waited for its followers at the end, for as long as they pleased.
+// Other step runners wait for their followers at the end, without a limit.
 func TestServeEndsWhileItsFollowersDoNotRead(t *testing.T) {
 	tmp := remotetest.ShortTemp(t)
 	socket := remotetest.SocketIn(t, tmp, "42")
@@ -266,8 +266,8 @@ func TestEverythingOfAJobIsInTheBuildsDirectory(t *testing.T) {
 	s.requireExit(t, 0, socket)
 }
 
-// A directory that its job had renamed stayed until the next build came and swept, with the script in clear text;
-// outside of the base it stayed for good.
+// Symptom: a directory that its job had renamed stayed until the next build's sweep, with the script in clear text;
+// outside of the base it stayed forever.
 func TestAJobThatRenamesItsDirectoriesLeavesNothing(t *testing.T) {
 	outside := []string{"the job's, elsewhere", "all jobs', elsewhere"}
 	for name, move := range map[string]string{

@@ -123,7 +123,7 @@ func (cfg *ServeConfig) detach(ctx context.Context, stdio Stdio) error {
 	case ctx.Err() == nil && cfg.findServed(ctx, stdio.Err): // two starts at once
 		return nil
 	default:
-		return fmt.Errorf("serve: the one in a session of its own did not come to listen: %v", state)
+		return fmt.Errorf("serve: the process in a session of its own ended before it listened: %v", state)
 	}
 }
 

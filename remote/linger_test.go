@@ -138,7 +138,7 @@ func TestLingeringServeWaitsForItsManagerAndThenEndsWithAllOfItsJobs(t *testing.
 }
 
 // A disk that becomes full while no manager is attached fails the job, and the manager that comes back learns why.
-func TestADiskThatIsFullWhileNobodyIsAttachedFailsTheJobThatMeetsIt(t *testing.T) {
+func TestAFullDiskWithoutAnAttachedManagerFailsOnlyTheJobThatMeetsIt(t *testing.T) {
 	tmp := remotetest.ShortTemp(t)
 	if err := unix.Mount("tmpfs", tmp, "tmpfs", 0, "size=512k,mode=0700"); err != nil {
 		t.Skipf("part missing: this test mounts a file system: %v", err)
@@ -274,7 +274,7 @@ func TestServeRefusesAnImpossibleLinger(t *testing.T) {
 	remotetest.RequireGone(t, filepath.Dir(build))
 }
 
-func TestLingeringServeThatGetsNoSecretTellsWhy(t *testing.T) {
+func TestLingeringServeWithoutASecretSaysWhyItEnds(t *testing.T) {
 	socket := remotetest.SocketIn(t, remotetest.ShortTemp(t), "42")
 	stderr := remotetest.NewOutput()
 	cmd := remotetest.Role(context.Background(), "linger", "steps", "serve", "--socket", socket, "1h")
@@ -286,6 +286,6 @@ func TestLingeringServeThatGetsNoSecretTellsWhy(t *testing.T) {
 	cmd.Stdin = near
 	require.Error(t, cmd.Run())
 	require.Contains(t, stderr.String(), "it ended before the secret came")
-	require.Contains(t, stderr.String(), "did not come to listen: exit status 1")
+	require.Contains(t, stderr.String(), "ended before it listened: exit status 1")
 	remotetest.RequireGone(t, filepath.Dir(socket))
 }

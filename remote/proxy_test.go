@@ -124,7 +124,7 @@ func TestProxyThatIsToldNoSocketEnds(t *testing.T) {
 	for name, c := range map[string]struct{ stdin, says string }{
 		"nothing":      {"", ""},
 		"half a line":  {"/tmp/so", "unexpected EOF"},
-		"a long line":  {strings.Repeat("x", 4096), "it is no path of a socket"},
+		"a long line":  {strings.Repeat("x", 4096), "it is not the path of a socket"},
 		"no such path": {"/nonexistent/s\n", "there is no such socket"},
 	} {
 		t.Run(name, func(t *testing.T) {

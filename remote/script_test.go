@@ -69,7 +69,7 @@ func scriptBeside(
 	return said, end, status
 }
 
-func TestScriptRunsAndTellsItsEnd(t *testing.T) {
+func TestScriptRunsAndReportsItsEnd(t *testing.T) {
 	for _, test := range []struct {
 		shell  []string
 		text   string
@@ -99,7 +99,7 @@ func TestScriptHasTheIsolationThatWasAskedFor(t *testing.T) {
 	text := "echo $$; echo x >/tmp/stepmux-script-test && cat /tmp/stepmux-script-test"
 	cfg := ScriptConfig{Shell: []string{"sh"}, Size: int64(len(text)), Isolation: walls.Processes}
 	said, end, _ := script(t.Context(), t, cfg, scriptKey+"\n"+text, true)
-	if end.Stage == "machine" && strings.Contains(end.Text, "isolation processes cannot be had") {
+	if end.Stage == "machine" && strings.Contains(end.Text, "isolation processes is not available") {
 		t.Skip("part missing: " + end.Text)
 	}
 	require.Equal(t, wire.End{}, end)
@@ -131,7 +131,7 @@ func TestScriptSeesItsOwnDirectoryAloneWhereTheHomeHasThemAll(t *testing.T) {
 	require.NoError(t, err)
 	said, err := os.ReadFile(out.Name())
 	require.NoError(t, err)
-	if strings.Contains(string(said), "isolation processes cannot be had") {
+	if strings.Contains(string(said), "isolation processes is not available") {
 		t.Skip("part missing: " + string(said))
 	}
 	said, _, _ = bytes.Cut(said, []byte("\x1e"))
@@ -139,7 +139,7 @@ func TestScriptSeesItsOwnDirectoryAloneWhereTheHomeHasThemAll(t *testing.T) {
 	require.DirExists(t, neighbour)
 }
 
-func TestScriptIsNotRunUnlessItIsWhole(t *testing.T) {
+func TestScriptThatIsCutOffDoesNotRun(t *testing.T) {
 	said, end, status := script(
 		t.Context(),
 		t,

@@ -169,7 +169,7 @@ func TestServeLivesAndCleansUpAfterStderrIsClosed(t *testing.T) {
 	s.requireExit(t, 0, socket)
 }
 
-// waitServing waits until somebody listens on socket, where no marker can be seen.
+// waitServing waits until a process listens on socket, for tests that do not see the marker.
 func waitServing(t *testing.T, socket string) {
 	t.Helper()
 	require.Eventually(t, func() bool {

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/remote/standalone"
 )
 
 // projectPiece is the size of the pieces in which a project is sent to a manager.
@@ -87,20 +88,58 @@ func getArtifacts(ctx context.Context, m pb.ManagerClient, id, dir string) (int,
 	if err := os.Remove(file.Name()); err != nil {
 		return 0, err
 	}
-	stream, err := m.Artifacts(ctx, &pb.ArtifactsRequest{Id: id})
-	if err != nil {
+	if err := getFile(ctx, m, &pb.ArtifactsRequest{Id: id}, file); err != nil {
 		return 0, err
+	}
+	return unpackArtifacts(ctx, file, dir)
+}
+
+// getFile writes what the manager has kept of a build to a Writer.
+func getFile(ctx context.Context, m pb.ManagerClient, req *pb.ArtifactsRequest, to io.Writer) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := m.Artifacts(ctx, req)
+	if err != nil {
+		return err
 	}
 	for {
 		msg, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
-			return unpackArtifacts(ctx, file, dir)
+			return nil
 		}
 		if err == nil {
-			_, err = file.Write(msg.GetData())
+			_, err = to.Write(msg.GetData())
 		}
 		if err != nil {
-			return 0, err
+			return err
 		}
 	}
+}
+
+func newTraceGetCommand() *cobra.Command {
+	var f managerFlag
+	cmd := &cobra.Command{
+		Use:   "get [flags] ID FILE",
+		Short: "Get the trace of a manager's build",
+		Long: `Get the trace of a build of a stepmux manager that was submitted with --trace, and write it to FILE, which
+is replaced if it is there.
+
+` + managerExitHelp,
+		Example: `  stepmux trace get ID trace.json
+  stepmux trace export trace.json --format slsa-v1 > provenance.json`,
+		Args: arguments("ID", "FILE"),
+	}
+	f.register(cmd.Flags())
+	has := func(b *pb.Build) bool { return b.GetResult().GetTrace() > 0 }
+	cmd.ValidArgsFunction = first(f.completeBuilds(has), cobra.FixedCompletions(nil, cobra.ShellCompDirectiveDefault))
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if err := standalone.CheckOutputFile(args[1]); err != nil {
+			return err
+		}
+		return f.use(cmd, func(ctx context.Context, m pb.ManagerClient) error {
+			file := &traceFile{path: args[1]}
+			return file.end(getFile(ctx, m, &pb.ArtifactsRequest{Id: args[0], Trace: true}, file))
+		})
+	}
+	return cmd
 }

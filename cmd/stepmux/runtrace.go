@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
+	"google.golang.org/grpc/status"
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/remote/standalone"
@@ -97,7 +98,7 @@ func (f *runFiles) traced(job connector.Job, build string, say func(string)) con
 	job.Trace = file
 	job.OnTrace = func(err error) {
 		if err = file.end(err); err != nil {
-			say(fmt.Sprintf("%s: there is no trace: %v", build, err))
+			say(fmt.Sprintf("%s: there is no trace: %v", build, status.Convert(err).Message())) // a manager's, perhaps
 			return
 		}
 		if err := f.writeProvenance(file.path, build); err != nil {

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/manager"
@@ -160,12 +161,14 @@ type submitFlags struct {
 	managerFlag
 	policyFlags
 	projectFlags
-	labels  map[string]string
-	retry   string
-	wait    bool
-	timeout time.Duration
-	vars    []string
-	masked  []string
+	runFiles
+	labels    map[string]string
+	retry     string
+	wait      bool
+	keepTrace bool
+	timeout   time.Duration
+	vars      []string
+	masked    []string
 }
 
 func newSubmitCommand() *cobra.Command {
@@ -178,7 +181,8 @@ keys image and services it runs in a container or a pod, as with 'stepmux run'. 
 manager has stored the request. With --wait, the command shows the log and exits with the build's exit code, as run
 does. If you interrupt it, the build continues.
 
-The manager keeps the files of --artifacts with the log: 'stepmux artifacts ID DIR' downloads them.
+The manager keeps the files of --artifacts with the log: 'stepmux artifacts ID DIR' downloads them. With --trace it also
+keeps the trace: 'stepmux trace get ID FILE' downloads that. --output-file and --provenance do that at the end of --wait.
 
 ` + exitHelp,
 		Example: `  stepmux submit --wait examples/hello.yml`,
@@ -186,8 +190,12 @@ The manager keeps the files of --artifacts with the log: 'stepmux artifacts ID D
 		RunE:    f.run,
 	}
 	fl := cmd.Flags()
-	f.register(fl)
+	f.managerFlag.register(fl)
 	f.registerProject(fl)
+	fl.BoolVar(&f.keepTrace, "trace", false, "let the manager keep the trace of the build")
+	wordsFlag(fl, &f.passphrase, "passphrase-command",
+		"`command` that prints the passphrase of --sign-key, the file %f; words are split at spaces")
+	f.runFiles.register(fl)
 	f.labels = map[string]string{}
 	fl.Func("label",
 		"run only on a VM that has the label `LABEL=VALUE` in the inventory; repeatable, the VM must have all",
@@ -220,6 +228,15 @@ func (f *submitFlags) run(cmd *cobra.Command, args []string) error {
 	if err := f.checkProject(); err != nil {
 		return err
 	}
+	if f.traces+f.provenances != "" && !f.wait {
+		return errors.New("--output-file and --provenance need --wait, as they are written when the build has ended; else " +
+			"use --trace, and 'stepmux trace get' later")
+	}
+	remove, err := f.prepare(cmd.Context(), 1, f.passphrase)
+	if err != nil {
+		return err
+	}
+	defer remove()
 	text, err := readFile(args[0])
 	if err != nil {
 		return err
@@ -236,7 +253,7 @@ func (f *submitFlags) run(cmd *cobra.Command, args []string) error {
 	}
 	job := &pb.Job{
 		Steps: text, StepsFile: filepath.Base(args[0]), PassEnv: f.passEnv, UnsafeExports: f.unsafeExports,
-		Artifacts: f.artifacts, Labels: f.labels, RetryLost: f.retry == "lost",
+		Artifacts: f.artifacts, Labels: f.labels, RetryLost: f.retry == "lost", Trace: f.keepTrace || f.traces != "",
 	}
 	if f.timeout > 0 {
 		job.Timeout = durationpb.New(f.timeout)
@@ -268,6 +285,12 @@ func (f *submitFlags) run(cmd *cobra.Command, args []string) error {
 				fmt.Fprintf(cmd.ErrOrStderr(), "stepmux: the build goes on; its log: stepmux logs -f %s\n", resp.GetId())
 			}
 			return err
+		}
+		traced := f.traced(connector.Job{}, resp.GetId(), func(text string) {
+			fmt.Fprintf(cmd.ErrOrStderr(), "stepmux: %s\n", termtext.Line(text))
+		})
+		if traced.Trace != nil {
+			traced.OnTrace(getFile(ctx, m, &pb.ArtifactsRequest{Id: resp.GetId(), Trace: true}, traced.Trace))
 		}
 		return managedOutcome(b, cmd.ErrOrStderr())
 	})

@@ -17,9 +17,10 @@ func newTraceCommand() *cobra.Command {
 	return withCommands(&cobra.Command{
 		Use:   "trace",
 		Short: "Show, compare and export the traces of jobs, and verify their provenance",
-		Long: `Read the traces that local, ci and run have written with --output-file. docs/trace.md describes them. A trace
-that was changed later is refused.`,
-	}, newTraceShowCommand(), newTraceDiffCommand(), newTraceExportCommand(), newTraceVerifyCommand())
+		Long: `Read the traces that local, ci, run and submit have written with --output-file, or that a manager has kept.
+docs/trace.md describes them. A trace that was changed later is refused.`,
+	}, newTraceGetCommand(), newTraceShowCommand(), newTraceDiffCommand(), newTraceExportCommand(),
+		newTraceVerifyCommand())
 }
 
 func newTraceShowCommand() *cobra.Command {

@@ -34,8 +34,8 @@ func TestJudgeIsolation(t *testing.T) {
 		},
 		"none by name": {
 			"private",
-			isolationReport{Reason: "isolation private cannot be had", Remedy: "sysctl x=1"},
-			Fail, "isolation private cannot be had", "sysctl x=1",
+			isolationReport{Reason: "isolation private is not available", Remedy: "sysctl x=1"},
+			Fail, "isolation private is not available", "sysctl x=1",
 		},
 		"no level":      {"auto", isolationReport{}, Fail, "the VM names no level", ""},
 		"another level": {"private", isolationReport{Level: "off"}, Fail, "the VM has isolation off, not private", ""},

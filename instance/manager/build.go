@@ -32,6 +32,8 @@ type build struct {
 	done  chan struct{} // closed when it has ended or is left to another manager
 	// queued is called when the build has its place in the queue for a slot, or needs no slot.
 	queued func()
+	// traceErr is why its trace is not kept, although that was asked for. It is for Manager.run's goroutine.
+	traceErr error
 
 	ctx    context.Context // its end cancels the build; it is not the manager's
 	cancel context.CancelCauseFunc
@@ -145,9 +147,13 @@ func (m *Manager) attempt(b *build, placed func()) (again bool) {
 	}
 	if known == nil {
 		known = resultOf(err, b.kept().Canceled)
+		m.noteFiles(b, known)
+		if b.traceErr != nil {
+			m.remark(b, b.log.state, fmt.Sprintf("there is no trace: %v", b.traceErr))
+		}
 		if known.Reason != string(instance.RunnerSystemFailure) { // the log has all of the job's output
 			// The manager may die before the clean-up, after which nobody could tell the outcome.
-			m.keepTrying("end the log", b, func() error { return b.log.end(known) })
+			m.keep(b, known)
 		}
 	}
 	m.end(b, e, known, err)
@@ -185,18 +191,24 @@ func (m *Manager) again(b *build, e *instance.Executor, err error) bool {
 			r.Attempt++
 		})
 	})
-	m.keepTrying("write the log", b, func() error {
-		text := fmt.Sprintf("step runner: the build is lost and runs again: %v\n", err)
-		if b.log.state.Open {
-			text = "\n" + text
-		}
-		_, err := b.log.WriteState([]byte(text), buildlog.State{})
-		return err
-	})
+	m.remark(b, buildlog.State{}, fmt.Sprintf("the build is lost and runs again: %v", err))
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.ending = false
 	return b.record.Phase == phaseWaiting && m.takes.Err() == nil
+}
+
+// remark adds a line to the log of a build whose step runner adds nothing. after is the state of the log then.
+func (m *Manager) remark(b *build, after buildlog.State, text string) {
+	text = "step runner: " + text + "\n"
+	if b.log.state.Open {
+		text = "\n" + text
+	}
+	after.Open = false
+	m.keepTrying("write the log", b, func() error {
+		_, err := b.log.WriteState([]byte(text), after)
+		return err
+	})
 }
 
 // execute runs the job of a build, from the start or from where another manager has left it.
@@ -257,6 +269,10 @@ func (m *Manager) work(b *build) connector.Job {
 		Env: map[string]string{"CI": "true", "CI_JOB_ID": b.id}, Timeout: b.job.GetTimeout().AsDuration(),
 		PassEnv: b.job.GetPassEnv(), UnsafeExports: b.job.GetUnsafeExports(),
 		Project: m.project(b.job), Artifacts: m.artifacts(b.id, b.job),
+	}
+	if b.job.GetTrace() {
+		kept := &keptTrace{m: m, id: b.id}
+		job.Trace, job.OnTrace = kept, func(err error) { b.traceErr = kept.end(err) }
 	}
 	for _, v := range b.job.GetVariables() {
 		job.Vars = append(job.Vars, connector.Variable{Key: v.GetKey(), Value: v.GetValue(), Masked: v.GetMasked()})
@@ -328,22 +344,18 @@ func resultOf(err error, canceled bool) *result {
 	return r
 }
 
-// end ends the rest of a build on its VM, and stores its outcome.
+// end ends the rest of a build on its VM, stores its outcome, and takes its request out of the queue.
 func (m *Manager) end(b *build, e *instance.Executor, known *result, err error) {
 	cleanup := e.Cleanup(m.life) // it is bounded
 	ended := *known
 	ended.Left = e.Left()
-	if len(b.job.GetArtifacts()) > 0 {
-		m.keepTrying("look for its artifacts", b, func() (err error) {
-			ended.Artifacts, err = m.files.artifactsSize(m.life, b.id)
-			return err
-		})
-	}
 	if cleanup != nil {
 		m.cfg.Logger.Warn("the build's end on the VM failed", "build", b.id, "instance", e.Instance(), "error", cleanup)
 	}
-	m.keepTrying("end the log", b, func() error { return b.log.end(known) })
-	m.finish(b, &ended)
+	if b.kept().Phase != phaseEnded || len(ended.Left) > 0 {
+		m.keep(b, &ended)
+	}
+	b.leaveQueue()
 	if m.cfg.OnEnd != nil {
 		report := batch.Report{
 			Build: b.id, Instance: e.Instance(), Route: e.Choice(), Isolation: e.Isolation(), Usage: e.Usage(),
@@ -364,14 +376,20 @@ func (m *Manager) end(b *build, e *instance.Executor, known *result, err error) 
 	}
 }
 
-// finish keeps the result of a build whose log has its end, and takes its request out of the queue.
-func (m *Manager) finish(b *build, r *result) {
+// keep keeps the result of a build, of which the log has all output.
+func (m *Manager) keep(b *build, r *result) {
+	ended := time.Now()
 	m.keepTrying("keep its result", b, func() error {
 		return m.change(b, func(rec *record) {
-			rec.Phase, rec.Ended, rec.Result = phaseEnded, time.Now(), r
+			rec.Phase, rec.Ended, rec.Result = phaseEnded, ended, r
 			rec.FirstOutput = b.log.firstAfter(rec.Started)
 		})
 	})
+	m.keepTrying("end the log", b, func() error { return b.log.end(r) })
+}
+
+// leaveQueue takes the request of a build, of which the result is kept, out of the queue.
+func (b *build) leaveQueue() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.msg != nil {

@@ -36,6 +36,14 @@ func (m *Manager) Readers(t *testing.T) int {
 	return info.State.Consumers
 }
 
+// Pieces returns how many pieces all logs have together.
+func (m *Manager) Pieces(t *testing.T) uint64 {
+	t.Helper()
+	info, err := m.store.logs.Info(t.Context())
+	require.NoError(t, err)
+	return info.State.Msgs
+}
+
 // SweepFiles removes the projects that no build needs, until there is room for so many bytes more.
 func (m *Manager) SweepFiles(t *testing.T, more int64) error {
 	t.Helper()

@@ -21,7 +21,8 @@ type feed struct {
 	more    chan struct{} // closed, and made anew, when a piece is added
 }
 
-// fedPiece is a piece, its place in the stream, and that of the piece before it: 0 for the first.
+// fedPiece is a piece, its place in the stream, and that of the piece before it: 0 for the first. The end of the log is
+// not in the stream: its place is after all others.
 type fedPiece struct {
 	piece
 	before, place uint64
@@ -83,6 +84,14 @@ func (f *feeds) after(of *feed, place uint64) (pieces []fedPiece, more <-chan st
 func (s *store) followLog(ctx context.Context, id string, offset int64, take func(piece) error) error {
 	f := s.feeds.open(id)
 	defer s.feeds.close(id)
+	rec, _, err := s.record(ctx, id)
+	if err != nil {
+		return err
+	}
+	if rec != nil && rec.Phase == phaseEnded { // perhaps before the feed was opened, which then never has the end
+		_, err = s.readBack(ctx, id, 0, offset, take)
+		return err
+	}
 	ended := false
 	note := func(p piece) error {
 		ended = p.result != nil

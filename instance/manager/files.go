@@ -2,6 +2,7 @@ package manager
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -126,7 +127,57 @@ func (m *Manager) artifacts(id string, job *pb.Job) *files.Artifacts {
 	return &files.Artifacts{
 		Paths: job.GetArtifacts(), Dir: filepath.Join(m.cfg.Dir, artifactsDir),
 		MaxBytes: min(files.DefaultMaxBytes, m.cfg.FileBytes),
-		Take:     func(ctx context.Context, archive *os.File) error { return m.files.keepArtifacts(ctx, id, archive) },
+		Take:     func(ctx context.Context, archive *os.File) error { return m.files.keepResult(ctx, id, archive) },
+	}
+}
+
+// keptTrace is the trace of a build on its way to the files that are kept: a file that the first write makes. It is for
+// one goroutine at a time.
+type keptTrace struct {
+	m    *Manager
+	id   string
+	file *os.File // nil before
+}
+
+// Write implements io.Writer.
+func (t *keptTrace) Write(p []byte) (n int, err error) {
+	if t.file == nil {
+		if t.file, err = os.CreateTemp(filepath.Join(t.m.cfg.Dir, artifactsDir), ".trace-"); err != nil {
+			return 0, err
+		}
+	}
+	return t.file.Write(p)
+}
+
+// end keeps the trace or, if err tells that it is not complete, drops it.
+func (t *keptTrace) end(err error) error {
+	if t.file == nil {
+		return cmp.Or(err, errors.New("it is empty"))
+	}
+	defer t.file.Close()
+	defer os.Remove(t.file.Name()) // it may have another name by then
+	if err == nil {
+		_, err = t.file.Seek(0, io.SeekStart)
+	}
+	if err == nil {
+		err = t.m.files.keepResult(t.m.life, traceOf(t.id), t.file)
+	}
+	return err
+}
+
+// noteFiles notes in the result of a build what is kept of it.
+func (m *Manager) noteFiles(b *build, r *result) {
+	size := func(of *int64, name string) {
+		m.keepTrying("look for "+name, b, func() (err error) {
+			*of, err = m.files.resultSize(m.life, name)
+			return err
+		})
+	}
+	if len(b.job.GetArtifacts()) > 0 {
+		size(&r.Artifacts, b.id)
+	}
+	if b.job.GetTrace() {
+		size(&r.Trace, traceOf(b.id))
 	}
 }
 
@@ -137,22 +188,26 @@ func (s *service) Artifacts(req *pb.ArtifactsRequest, stream grpc.ServerStreamin
 	if err != nil {
 		return s.m.failed(ctx, err)
 	}
-	err = s.m.files.readArtifacts(ctx, b.GetId(), artifactsSender{stream})
+	what, are, name, size := "artifacts", "are", b.GetId(), b.GetResult().GetArtifacts()
+	if req.GetTrace() {
+		what, are, name, size = "trace", "is", traceOf(b.GetId()), b.GetResult().GetTrace()
+	}
+	err = s.m.files.readResult(ctx, name, artifactsSender{stream})
 	switch {
 	case err == nil:
 		return nil
 	case !errors.Is(err, fs.ErrNotExist):
-		return s.m.failed(ctx, fmt.Errorf("read the artifacts of the build %s: %w", b.GetId(), err))
+		return s.m.failed(ctx, fmt.Errorf("read the %s of the build %s: %w", what, b.GetId(), err))
 	case b.GetPhase() != pb.Build_ended:
-		return status.Errorf(codes.NotFound, "the build %s has not ended: it has no artifacts yet", b.GetId())
-	case b.GetResult().GetArtifacts() > 0:
-		return status.Errorf(codes.NotFound, "the artifacts of the build %s are not kept any more", b.GetId())
+		return status.Errorf(codes.NotFound, "the build %s has not ended: it has no %s yet", b.GetId(), what)
+	case size > 0:
+		return status.Errorf(codes.NotFound, "the %s of the build %s %s not kept any more", what, b.GetId(), are)
 	default:
-		return status.Errorf(codes.NotFound, "the build %s has no artifacts", b.GetId())
+		return status.Errorf(codes.NotFound, "the build %s has no %s", b.GetId(), what)
 	}
 }
 
-// artifactsSender sends an archive in pieces.
+// artifactsSender sends an archive, or a trace, in pieces.
 type artifactsSender struct {
 	stream grpc.ServerStreamingServer[pb.ArtifactsResponse]
 }

@@ -19,7 +19,73 @@ import (
 
 	"github.com/stepmux/stepmux/instance/manager"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/remote/step/trace"
 )
+
+// trace returns the trace of a build.
+func (r *running) trace(id string) (*trace.Trace, error) {
+	r.t.Helper()
+	stream, err := r.Artifacts(r.t.Context(), &pb.ArtifactsRequest{Id: id, Trace: true})
+	require.NoError(r.t, err)
+	var text []byte
+	for {
+		msg, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return trace.Parse(text)
+		}
+		if err != nil {
+			return nil, err
+		}
+		text = append(text, msg.GetData()...)
+	}
+}
+
+func TestATraceIsKeptAlsoByTheNextManagerAndOnlyIfItIsAskedFor(t *testing.T) {
+	f := newFleet(t)
+	m := f.start(t)
+	j := job("echo begun; until [ -e go ]; do sleep 0.1; done; echo \"$PWD\"")
+	j.Steps = bytes.Replace(j.Steps, []byte("until [ -e go ]"), []byte("until [ -e "+f.tmp+"/go ]"), 1)
+	j.Trace = true
+	resp, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: j})
+	require.NoError(t, err)
+	m.await(resp.GetId(), "begun")
+	_, err = m.trace(resp.GetId())
+	require.Equal(t, codes.NotFound, status.Code(err))
+	require.ErrorContains(t, err, "it has no trace yet")
+	m.stop()
+	require.NoError(t, os.WriteFile(filepath.Join(f.tmp, "go"), nil, 0o600))
+	m = f.start(t)
+	log, b := m.wait(resp.GetId(), 0)
+	require.Empty(t, b.GetResult().GetReason(), log)
+	kept, err := m.trace(resp.GetId())
+	require.NoError(t, err, log)
+	text, err := kept.Encode()
+	require.NoError(t, err)
+	require.EqualValues(t, len(text), b.GetResult().GetTrace())
+	require.NotContains(t, string(text), "a-hidden-value")
+	files, err := os.ReadDir(filepath.Join(f.dir, "artifacts"))
+	require.NoError(t, err)
+	require.Len(t, files, 1)
+
+	id := m.submit("true")
+	_, b = m.wait(id, 0)
+	require.Zero(t, b.GetResult().GetTrace())
+	_, err = m.trace(id)
+	require.ErrorContains(t, err, "has no trace")
+}
+
+func TestABuildWhoseTraceCannotBeKeptSaysSoInItsLog(t *testing.T) {
+	f := newFleet(t)
+	m := f.start(t)
+	require.NoError(t, os.RemoveAll(filepath.Join(f.dir, "artifacts")))
+	j := job("printf part")
+	j.Trace = true
+	resp, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: j})
+	require.NoError(t, err)
+	log, b := m.wait(resp.GetId(), 0)
+	require.Empty(t, b.GetResult().GetReason())
+	require.Contains(t, log, "part\nstep runner: there is no trace: ")
+}
 
 // archive returns an archive with one file, and its digest.
 func archive(t *testing.T, name, content string) (text []byte, digest string) {

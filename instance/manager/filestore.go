@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 
 	"google.golang.org/grpc/codes"
@@ -19,10 +20,14 @@ const (
 	// projectsDir and artifactsDir are the directories of archives in the state directory.
 	projectsDir, artifactsDir = "projects", "artifacts"
 	artifactsSuffix           = ".tar.zst"
+	traceSuffix               = ".trace.json"
 )
 
-// fileStore has the archives of the projects of builds that wait or run, by their SHA-256, and the artifacts of builds
-// that have ended, by the build's ID. It is safe for concurrent use.
+// traceOf returns the name of the trace of a build in a fileStore.
+func traceOf(id string) string { return id + traceSuffix }
+
+// fileStore has the archives of the projects of builds that wait or run, by their SHA-256, and what builds that have
+// ended have left: their artifacts, by the build's ID, and their traces, by traceOf it. It is safe for concurrent use.
 type fileStore interface {
 	// hasProject reports whether a project is there, and notes its use.
 	hasProject(ctx context.Context, digest string, size int64) (bool, error)
@@ -34,12 +39,12 @@ type fileStore interface {
 	useProject(ctx context.Context, digest string, size int64) (bool, error)
 	// openProject opens a project. The caller closes it.
 	openProject(ctx context.Context, digest string, size int64) (*os.File, error)
-	// keepArtifacts keeps an archive. It may give the file another name.
-	keepArtifacts(ctx context.Context, id string, archive *os.File) error
-	// readArtifacts writes an archive to a Writer. Without one the error wraps fs.ErrNotExist.
-	readArtifacts(ctx context.Context, id string, to io.Writer) error
-	// artifactsSize returns the length of the artifacts that are kept of a build, 0 without any.
-	artifactsSize(ctx context.Context, id string) (int64, error)
+	// keepResult keeps the artifacts or the trace of a build. It may give the file another name.
+	keepResult(ctx context.Context, name string, file *os.File) error
+	// readResult writes artifacts or a trace to a Writer. Without them the error wraps fs.ErrNotExist.
+	readResult(ctx context.Context, name string, to io.Writer) error
+	// resultSize returns the length of artifacts or of a trace, 0 if they are not kept.
+	resultSize(ctx context.Context, name string) (int64, error)
 	// sweep removes files that are too old, and projects that no build needs until there is room for so many bytes more.
 	sweep(ctx context.Context, more int64) error
 }
@@ -47,7 +52,7 @@ type fileStore interface {
 // dirFiles is the fileStore of a manager that shares nothing: directories of its own.
 type dirFiles struct {
 	projects  *contents.Store
-	artifacts *contents.Store // by build; their names are no digests
+	artifacts *contents.Store // and traces, by build; their names are no digests
 	// needed returns the projects that the queue needs.
 	needed func(context.Context) (map[string]bool, error)
 
@@ -120,23 +125,27 @@ func (f *dirFiles) openProject(_ context.Context, digest string, _ int64) (*os.F
 	return os.Open(filepath.Join(f.projects.Dir, digest))
 }
 
-func (f *dirFiles) keepArtifacts(_ context.Context, id string, archive *os.File) error {
-	if err := archive.Sync(); err != nil {
+func (f *dirFiles) keepResult(_ context.Context, name string, file *os.File) error {
+	if err := file.Sync(); err != nil {
 		return err
 	}
-	if err := os.Rename(archive.Name(), f.artifactsFile(id)); err != nil {
+	path := f.resultFile(name)
+	if err := os.Rename(file.Name(), path); err != nil {
 		return err
 	}
-	f.artifacts.Sweep(0, func(name string) bool { return name == id+artifactsSuffix })
+	f.artifacts.Sweep(0, func(name string) bool { return name == filepath.Base(path) })
 	return nil
 }
 
-func (f *dirFiles) artifactsFile(id string) string {
-	return filepath.Join(f.artifacts.Dir, id+artifactsSuffix)
+func (f *dirFiles) resultFile(name string) string {
+	if !strings.HasSuffix(name, traceSuffix) {
+		name += artifactsSuffix
+	}
+	return filepath.Join(f.artifacts.Dir, name)
 }
 
-func (f *dirFiles) readArtifacts(_ context.Context, id string, to io.Writer) error {
-	file, err := os.Open(f.artifactsFile(id))
+func (f *dirFiles) readResult(_ context.Context, name string, to io.Writer) error {
+	file, err := os.Open(f.resultFile(name))
 	if err != nil {
 		return err
 	}
@@ -145,8 +154,8 @@ func (f *dirFiles) readArtifacts(_ context.Context, id string, to io.Writer) err
 	return err
 }
 
-func (f *dirFiles) artifactsSize(_ context.Context, id string) (int64, error) {
-	info, err := os.Stat(f.artifactsFile(id))
+func (f *dirFiles) resultSize(_ context.Context, name string) (int64, error) {
+	info, err := os.Stat(f.resultFile(name))
 	if err != nil {
 		return 0, nil //nolint:nilerr // it is of no use then
 	}

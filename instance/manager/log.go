@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -19,8 +20,8 @@ import (
 )
 
 const (
-	// The headers of a piece of a log: the position of its first byte, the log's state after it, and in the last piece,
-	// which has no text, the result of the build.
+	// The headers of a piece of a log: the position of its first byte, the log's state after it, and in the last piece of
+	// a shared log, which has no text, the result of the build.
 	offsetHeader = "Stepmux-Offset"
 	stateHeader  = "Stepmux-State"
 	resultHeader = "Stepmux-Result"
@@ -143,14 +144,18 @@ func (l *storedLog) firstAfter(start time.Time) time.Duration {
 	return max(l.first.Sub(start), 0)
 }
 
-// end puts the end of the log, with the build's result, unless it is there.
+// end tells those that follow the log its end, with the build's result, unless they know it. The record has that
+// already. A piece tells it to the followers of other managers.
 func (l *storedLog) end(r *result) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.result != nil {
 		return nil
 	}
-	if err := l.putLocked(piece{offset: l.offset, state: l.state, result: r}); err != nil {
+	p := piece{offset: l.offset, state: l.state, result: r}
+	if !l.store.shared {
+		l.store.feeds.add(l.id, fedPiece{p, l.last, math.MaxUint64})
+	} else if err := l.putLocked(p); err != nil {
 		return err
 	}
 	l.result = r

@@ -257,6 +257,20 @@ func everythingIn(t *testing.T, dir string) string {
 	return all.String()
 }
 
+// A message costs a sync.
+func TestALogThatNothingWasWrittenToEndsWithoutAMessage(t *testing.T) {
+	f := newFleet(t)
+	m := f.start(t)
+	for range 3 {
+		stream, err := m.Follow(t.Context(), &pb.FollowRequest{Id: m.submit("true"), Follow: true})
+		require.NoError(t, err)
+		text, b := m.rest(stream, 0)
+		require.Empty(t, text)
+		require.Empty(t, b.GetResult().GetReason())
+	}
+	require.Zero(t, m.m.Pieces(t))
+}
+
 func TestTheSameRequestTwiceIsOneBuild(t *testing.T) {
 	t.Parallel()
 	m := newFleet(t).start(t)

@@ -105,6 +105,8 @@ func (m *Manager) failed(ctx context.Context, err error) error {
 	switch lost := m.store.err(); {
 	case ctx.Err() != nil:
 		return status.FromContextError(ctx.Err()).Err()
+	case m.Err() != nil && !errors.Is(m.Err(), ErrStopped): // the store was lost
+		return status.Error(codes.Unavailable, m.Err().Error())
 	case m.takes.Err() != nil:
 		return status.Error(codes.Unavailable, "the manager ends")
 	case lost != nil:
@@ -185,6 +187,7 @@ func (r *record) build() *pb.Build {
 		b.Result = &pb.Result{
 			Reason: r.Result.Reason, ExitCode: int32(r.Result.ExitCode), // an exit code
 			Message: strings.ToValidUTF8(r.Result.Message, "?"), Left: r.Result.Left, Artifacts: r.Result.Artifacts,
+			Trace: r.Result.Trace,
 		}
 	}
 	return b

@@ -90,25 +90,25 @@ func (f *sharedFiles) openProject(ctx context.Context, digest string, size int64
 	return f.copies.Keep(upload)
 }
 
-// keepArtifacts keeps an archive, and removes the oldest ones if they are too many: a tenth at once, since that takes
-// a look at each of them.
-func (f *sharedFiles) keepArtifacts(ctx context.Context, id string, archive *os.File) error {
-	if err := f.artifacts.put(ctx, id, archive); err != nil {
+// keepResult keeps a file, and removes the oldest ones if they are too many: a tenth at once, since that takes a look
+// at each of them.
+func (f *sharedFiles) keepResult(ctx context.Context, name string, file *os.File) error {
+	if err := f.artifacts.put(ctx, name, file); err != nil {
 		return err
 	}
 	if over, err := f.artifacts.over(ctx, 0); err == nil && over > 0 {
-		this := func(context.Context) (map[string]bool, error) { return map[string]bool{id: true}, nil }
+		this := func(context.Context) (map[string]bool, error) { return map[string]bool{name: true}, nil }
 		_, _ = f.artifacts.sweep(ctx, f.artifacts.most/10, f.keep, this) // else the next one does it
 	}
 	return nil
 }
 
-func (f *sharedFiles) readArtifacts(ctx context.Context, id string, to io.Writer) error {
-	return f.artifacts.read(ctx, id, to)
+func (f *sharedFiles) readResult(ctx context.Context, name string, to io.Writer) error {
+	return f.artifacts.read(ctx, name, to)
 }
 
-func (f *sharedFiles) artifactsSize(ctx context.Context, id string) (int64, error) {
-	info, _, err := f.artifacts.find(ctx, id)
+func (f *sharedFiles) resultSize(ctx context.Context, name string) (int64, error) {
+	info, _, err := f.artifacts.find(ctx, name)
 	if info == nil {
 		return 0, err
 	}

@@ -51,8 +51,9 @@ const (
 //   - A request stays in the queue until its build has ended.
 //   - A record is created before the job is delivered to a step runner, by compare-and-set. A build with a record may
 //     have run: it is resumed, and never started.
-//   - A piece of a log and the state of the log after it are one message. The last message of a log has the result.
-//   - The record has the result before the request leaves the queue.
+//   - A piece of a log and the state of the log after it are one message.
+//   - The record has the result before the build's step runner is ended, since nobody could tell it after that, and
+//     before the request leaves the queue.
 type store struct {
 	keep       time.Duration // the age of a build that has ended, and of its log
 	seal       *seal
@@ -395,6 +396,7 @@ type result struct {
 	Left     []string `json:"left,omitempty"`
 	// Artifacts is the length of the archive that was kept.
 	Artifacts int64 `json:"artifacts,omitempty"`
+	Trace     int64 `json:"trace,omitempty"` // so of the trace
 }
 
 // record is the stored state of a build, in the bucket.

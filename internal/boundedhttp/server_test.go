@@ -15,7 +15,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestCloseLeavesNothingWhateverClientsDo(t *testing.T) {
+func TestCloseLeavesNoGoroutineAfterAnyRequest(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	s := boundedhttp.Serve(listener, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

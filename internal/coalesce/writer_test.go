@@ -46,7 +46,7 @@ func run(w *coalesce.Writer) <-chan error {
 	return done
 }
 
-func TestWriterGathersWhatComesDuringAWrite(t *testing.T) {
+func TestWriterGathersBytesThatComeDuringAWrite(t *testing.T) {
 	to := newGatedWriter()
 	w := coalesce.New(to, 100)
 	done := run(w)
@@ -102,7 +102,7 @@ func TestWriterKeepsNoMoreThanItsSize(t *testing.T) {
 	require.Equal(t, 35, to.got.Len())
 }
 
-func TestWriterPassesTheErrorOnToWhoeverWrites(t *testing.T) {
+func TestWriterReturnsTheErrorToLaterWrites(t *testing.T) {
 	to := newGatedWriter()
 	w := coalesce.New(to, 10)
 	done := run(w)
@@ -189,7 +189,7 @@ func TestReserveThatWaitsTakesNoMemory(t *testing.T) {
 	}), 2.0, "of the test's goroutine")
 }
 
-// direct calls w.Direct in a goroutine, for a write of what it gets and then of data to to.
+// direct calls w.Direct in a goroutine. The write writes the passed bytes and then data to to.
 func direct(w *coalesce.Writer, to io.Writer, data string) <-chan error {
 	done := make(chan error, 1)
 	go func() {
@@ -201,7 +201,7 @@ func direct(w *coalesce.Writer, to io.Writer, data string) <-chan error {
 	return done
 }
 
-func TestDirectWritesBehindWhatWasGatheredAndBeforeWhatComesLater(t *testing.T) {
+func TestDirectWritesAfterGatheredBytesAndBeforeLaterOnes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		to := newGatedWriter()
 		w := coalesce.New(to, 100)

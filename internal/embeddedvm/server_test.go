@@ -56,7 +56,7 @@ func TestWrongKeyAndPasswordAreRefused(t *testing.T) {
 	}
 }
 
-func TestEmptyPasswordLetsNobodyIn(t *testing.T) {
+func TestEmptyPasswordIsRefused(t *testing.T) {
 	s := sshtest.InProcess(t, embeddedvm.Config{})
 	config := s.ClientConfig()
 	config.Auth = []ssh.AuthMethod{ssh.Password("")}
@@ -195,7 +195,7 @@ func TestShellThatCannotBeStartedRefusesTheCommand(t *testing.T) {
 	require.Error(t, session.Start("true"))
 }
 
-func TestNegativeMaxSessionsAllowsNone(t *testing.T) {
+func TestNegativeMaxSessionsAllowsNoSession(t *testing.T) {
 	requireRefused(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{MaxSessions: -1})))
 }
 

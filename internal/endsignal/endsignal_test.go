@@ -17,7 +17,7 @@ func send(t *testing.T, s syscall.Signal) {
 	require.NoError(t, syscall.Kill(os.Getpid(), s))
 }
 
-// A second signal that followed the first at once was lost: nobody listened for it yet.
+// Symptom: a second signal right after the first was lost, because nothing listened for it yet.
 func TestASecondSignalIsNotLostHoweverSoonItComes(t *testing.T) {
 	for range 200 {
 		ctx, abort, stop := Twice(t.Context(), All...)

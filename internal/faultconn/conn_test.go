@@ -293,7 +293,7 @@ func TestWriteReportsThatThePeerIsGone(t *testing.T) {
 	})
 }
 
-// A link that was slow for a second held back what was sent in it for many more.
+// Symptom: bytes that were sent while a link was slow for a second were delayed for many more.
 func TestBytesThatWaitForBandwidthLeaveWithTheNewOne(t *testing.T) {
 	const size = 1 << 20
 	config := faultconn.Config{Bandwidth: size, Delay: time.Second}

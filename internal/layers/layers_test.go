@@ -239,7 +239,7 @@ var allowed = map[string][]string{
 	"internal/kubetest":       {"internal/dockertest", "internal/remotetest", "internal/rmtree"},
 	// A module of its own: the programs of a real cluster.
 	"internal/kubetest/control": {},
-	// It does what GitLab Runner's manager does, and shares no code with the programs that it drives.
+	// It imitates GitLab Runner's manager, and shares no code with the programs that it drives.
 	"internal/stockmanager": {"remote/api/runnerproto", "internal/pause"},
 	// A program that stands for another step runner.
 	"internal/runnertest/gitlabrunner": {
@@ -277,7 +277,7 @@ var allowed = map[string][]string{
 	"bench/report":            {},
 }
 
-func TestPackagesImportOnlyWhatTheirLayerMay(t *testing.T) {
+func TestPackagesImportOnlyPackagesTheirLayerMay(t *testing.T) {
 	root, err := filepath.Abs("../..")
 	require.NoError(t, err)
 	seen := map[string]bool{}

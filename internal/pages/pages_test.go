@@ -13,7 +13,7 @@ import (
 
 const size = 16 << 20
 
-// A step runner that waited for its job had 8 MiB of its program mapped, most of it for its start alone.
+// Symptom: a step runner that waited for its job had 8 MiB of its program mapped, most of which only its start needs.
 func TestPagesThatNobodyHasWrittenAreUnmapped(t *testing.T) {
 	content := mapFile(t)
 	require.Equal(t, size, bytes.Count(content, []byte("x"))) // touches each page

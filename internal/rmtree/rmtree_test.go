@@ -70,7 +70,7 @@ func TestRemoveInEndsWithItsContext(t *testing.T) {
 	require.DirExists(t, filepath.Join(dir, "tree"))
 }
 
-// The removal of an open directory, which a job may have filled and moved, could not be stopped.
+// Symptom: the removal of an open directory, which a job may have filled and moved, could not be stopped.
 func TestRemovalOfAnOpenDirectoryEndsWithItsContext(t *testing.T) {
 	because := errors.New("because")
 	none := func(string) bool { return false }
@@ -103,7 +103,7 @@ func TestRemovalOfAnOpenDirectoryEndsWithItsContext(t *testing.T) {
 	}
 }
 
-func TestRemoveReportsWhatItCannotRemoveAndRemovesTheRest(t *testing.T) {
+func TestRemoveReportsFilesItCannotRemoveAndRemovesTheRest(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("part missing: only root can mount a file system, which nobody can remove")
 	}
@@ -168,7 +168,7 @@ func deepTree(t *testing.T, n int) string {
 	return top
 }
 
-// A tree that was deeper than the limit of open files, or than a path can tell, stayed for ever.
+// Symptom: a tree that was deeper than the limit of open files, or than a path may be long, was never removed.
 func TestATreeOfAnyDepthIsRemoved(t *testing.T) {
 	var before unix.Rlimit
 	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))

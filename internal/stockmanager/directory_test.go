@@ -16,7 +16,7 @@ import (
 )
 
 // Symptom: a serve that refused the directory of its socket left the manager waiting until the job's timeout.
-func TestStockManagersJobRunsWhateverItsDirectoryIsLike(t *testing.T) {
+func TestStockManagersJobRunsInAnyDirectory(t *testing.T) {
 	moved := regexp.MustCompile(`(?m)^step-runner: cannot use the directory of the socket, made (/\S+) instead: (.*)$`)
 	for name, tc := range map[string]struct {
 		spoil string // what the VM's mktemp does to the directory $d
@@ -51,7 +51,8 @@ func TestStockManagersJobRunsWhateverItsDirectoryIsLike(t *testing.T) {
 	}
 }
 
-// removeSpoilt removes what the trap of the manager's shell leaves of a directory that another mktemp has spoilt.
+// removeSpoilt removes the files that the trap of the manager's shell leaves in a directory that another mktemp has
+// spoilt.
 func (v *vm) removeSpoilt(t *testing.T) {
 	t.Helper()
 	for _, name := range remotetest.Names(t, v.Temp) {

@@ -97,8 +97,8 @@ func TestJobsOfTwoPipelinesHandTheirFilesOnThroughAStockManager(t *testing.T) {
 	}
 }
 
-// pipeline runs two jobs with the numbers first and first+1. The second gets what the first has uploaded and cached. If
-// cached, the first gets what the branch's earlier pipeline has cached.
+// pipeline runs two jobs with the numbers first and first+1. The second gets the artifacts and the cache of the first.
+// If cached, the first gets the cache of the branch's earlier pipeline.
 func (g *gitlab) pipeline(t *testing.T, branch string, first int, cached bool) error {
 	caches := func(id string) []stockmanager.Cache {
 		return []stockmanager.Cache{

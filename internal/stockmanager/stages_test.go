@@ -128,7 +128,7 @@ func TestStockManagersJobFailsWithoutTheArtifactsItNeeds(t *testing.T) {
 	require.Regexp(t, `(?m)^FATAL: download artifacts of job 1.*404 Not Found`, log)
 }
 
-func TestStockManagersJobThatFailsUploadsWhatItAlwaysUploadsAndKeepsItsExitCode(t *testing.T) {
+func TestFailedJobOfStockManagerUploadsItsAlwaysArtifactsAndKeepsItsExitCode(t *testing.T) {
 	g := newGitLab(t, nil)
 	job := g.job("1", "mkdir dist; echo 1 >dist/data; echo 2 >report; exit 7")
 	job.Artifacts = []stockmanager.Artifact{dist, {Name: "report", Paths: []string{"report"}, Always: true}}

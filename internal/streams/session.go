@@ -146,7 +146,7 @@ func (s *Session) Open() (*Stream, error) {
 	}
 	if s.nextID > math.MaxUint32-2 {
 		s.mu.Unlock()
-		s.end(errors.New("it has had as many streams as it can"))
+		s.end(errors.New("the session has used all stream numbers"))
 		return nil, s.Err()
 	}
 	st := newStream(s, s.nextID)
@@ -217,7 +217,7 @@ func (s *Session) receive() error {
 		case kindPing:
 			err = s.takePing(h)
 		case kindGoAway:
-			err = errors.New("it wants no more streams")
+			err = errors.New("it accepts no more streams")
 		default:
 			err = broken("what came from it makes no sense: a frame of kind %d", h.kind)
 		}

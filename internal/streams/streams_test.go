@@ -148,7 +148,7 @@ func accepting(t testing.TB) (client *streams.Session, near, far *streams.Stream
 	return client, near, <-accepted
 }
 
-func TestAStopWakesWhoWaits(t *testing.T) {
+func TestAStopWakesWaitingCalls(t *testing.T) {
 	_, near, far := accepting(t)
 	stop := make(chan struct{})
 	stopped := make(chan error, 2)
@@ -215,7 +215,7 @@ func TestTheEndOfTheSessionWakesAllAndLosesNothingThatCame(t *testing.T) {
 	require.Error(t, err, "the other end sees the link's end, not the stream's")
 }
 
-func TestAStreamWhoseOtherEndStaysOpenIsReset(t *testing.T) {
+func TestAClosedStreamIsResetIfThePeerStaysOpen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		near, far := net.Pipe()
 		out := coalesce.New(near, 1<<10)
@@ -336,7 +336,7 @@ func TestAPeerThatBreaksTheProtocolEndsTheSession(t *testing.T) {
 			}
 		}
 	}
-	require.ErrorContains(t, hear(bytes.NewReader(frame(3, 0, 0, 0, ""))), "wants no more streams")
+	require.ErrorContains(t, hear(bytes.NewReader(frame(3, 0, 0, 0, ""))), "accepts no more streams")
 }
 
 func TestOnePingASecondIsAnswered(t *testing.T) {

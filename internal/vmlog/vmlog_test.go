@@ -14,7 +14,7 @@ import (
 	"github.com/stepmux/stepmux/internal/vmlog"
 )
 
-// logger returns a Logger with bounds, and what it logs.
+// logger returns a Logger with bounds, and the buffer of its log.
 func logger() (*slog.Logger, *bytes.Buffer) {
 	out := &bytes.Buffer{}
 	var l vmlog.Limiter

@@ -54,7 +54,7 @@ func TestEndIsFoundHoweverTheStreamIsCut(t *testing.T) {
 	}
 }
 
-func TestStreamWithoutAnEndPassesWhole(t *testing.T) {
+func TestStreamWithoutAnEndIsPassedOnUnchanged(t *testing.T) {
 	for _, stream := range []string{"", "x", "\x1e", endMark, endMark + testKey, endMark + testKey[:5] + "\n"} {
 		for n := 1; n <= max(1, len(stream)); n++ {
 			s := NewEndScanner(testKey)

@@ -77,7 +77,7 @@ func TestSameBuildSocketAllowsOnlyTheMoveToTheUsersBase(t *testing.T) {
 	require.False(t, SameBuildSocket("/run/x/42/s.sock", "/run/x-1000/42/s.sock"), "only the base moves")
 }
 
-func TestIsSocketBaseKnowsBothForms(t *testing.T) {
+func TestIsSocketBaseAcceptsBothForms(t *testing.T) {
 	for name, want := range map[string]bool{
 		SocketBase: true, SocketBase + "-0": true, SocketBase + "-1000": true,
 		SocketBase + "-": false, SocketBase + "-x": false, SocketBase + "x": false, "tmp": false, "/": false, "": false,

@@ -61,7 +61,7 @@ func listing(t *testing.T, dir string) map[string]string {
 	return all
 }
 
-func TestWhatIsPackedIsUnpackedTheSame(t *testing.T) {
+func TestPackedFilesAreUnpackedUnchanged(t *testing.T) {
 	random := strings.Repeat("0123456789", 100_000)
 	dir := tree(t, map[string]string{
 		"a": "A", "empty": "", "d/b": random, "d/e/": "", "d/link": "->../a", "d/dangling": "->nothing", "ü ö": "x",

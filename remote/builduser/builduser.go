@@ -64,7 +64,7 @@ func Take(spec string) (*User, error) {
 		}
 		u, err := lookup("", id)
 		if err == nil && u != nil && u.group == 0 {
-			err = fmt.Errorf("its user %s is in root's group: that would not hold builds", u.name)
+			err = fmt.Errorf("its user %s is in root's group: builds would have root's rights; choose other ids", u.name)
 		}
 		if err != nil {
 			lock.Close()
@@ -76,8 +76,8 @@ func Take(spec string) (*User, error) {
 		u.lock = lock
 		return u, nil
 	}
-	return nil, fmt.Errorf("build user %s: each id of the range is in use by a build: it needs as many as there are slots",
-		spec)
+	return nil, fmt.Errorf("build user %s: each id of the range is in use by a build: "+
+		"make the range as long as the VM has slots", spec)
 }
 
 // takeName returns the user of that name.
@@ -89,7 +89,8 @@ func takeName(name string) (*User, error) {
 	case u == nil:
 		return nil, fmt.Errorf("build user %s: this machine has no such user in %s", name, passwdFile)
 	case u.id == 0 || u.group == 0:
-		return nil, fmt.Errorf("build user %s is root, or in its group: that would not hold builds", name)
+		return nil, fmt.Errorf("build user %s is root, or in its group: "+
+			"builds would have root's rights; choose another user", name)
 	}
 	return u, nil
 }

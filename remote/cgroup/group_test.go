@@ -136,7 +136,7 @@ func TestSweepRemovesTheGroupsOfTheDead(t *testing.T) {
 	require.NoError(t, living.Remove())
 }
 
-func TestAnOrdinaryUserDividesWhatIsDelegated(t *testing.T) {
+func TestAnOrdinaryUserDividesItsDelegatedCgroup(t *testing.T) {
 	base := realBase(t)
 	var names []string
 	root := filepath.Dir(base)
@@ -181,7 +181,7 @@ func TestAnOrdinaryUserIsToldHowToGetADelegatedCgroup(t *testing.T) {
 	out, err := cmd.CombinedOutput()
 	require.Error(t, err)
 	require.Contains(t, string(out),
-		fmt.Sprintf("limits cannot be had: the cgroup %s is not delegated to this user (%s)\n", base, delegate))
+		fmt.Sprintf("limits are not available: the cgroup %s is not delegated to this user (%s)\n", base, delegate))
 }
 
 // standIn makes plain directories with plain files stand for the cgroups: this machine may have the controllers with
@@ -254,13 +254,13 @@ func TestAMissingControllerIsNamed(t *testing.T) {
 	_, err := Make("b1", limits.Build{Memory: 512 << 20, PIDs: 64}, 0)
 	var refusal *Error
 	require.ErrorAs(t, err, &refusal)
-	require.ErrorContains(t, err, "limits cannot be had: the controller memory is not in cgroup "+base)
+	require.ErrorContains(t, err, "limits are not available: the controller memory is not in cgroup "+base)
 	require.NotEmpty(t, refusal.Remedy)
 	require.NoError(t, Check(limits.Build{PIDs: 64}))
 	require.NoDirExists(t, base+"/stepmux", "a check changes nothing")
 }
 
-func TestRefusalsSayWhatToDo(t *testing.T) {
+func TestRefusalsHaveARemedy(t *testing.T) {
 	for errno, want := range map[error]string{
 		unix.EACCES:    "is not delegated to this user (runner: systemd-run --user --scope",
 		unix.EROFS:     "is read-only (mount the cgroups writable)",

@@ -39,7 +39,7 @@ type Error struct {
 
 // Error implements error.
 func (e *Error) Error() string {
-	text := "limits cannot be had: " + e.Reason.Error()
+	text := "limits are not available: " + e.Reason.Error()
 	if e.Remedy != "" {
 		text += " (" + e.Remedy + ")"
 	}

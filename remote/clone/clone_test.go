@@ -29,7 +29,7 @@ type trial struct {
 	before atomic.Pointer[func(*http.Request)]
 }
 
-// newTrial serves a repository to those who know its password.
+// newTrial serves a repository that needs a password.
 func newTrial(t *testing.T) *trial {
 	t.Helper()
 	tr := &trial{t: t, root: t.TempDir()}
@@ -66,7 +66,7 @@ func (tr *trial) try(change ...func(*Config)) (string, error) {
 	return Clone(tr.t.Context(), cfg)
 }
 
-// has requires that a file of the clone has the text, or that there is none for "".
+// has requires that a file of the clone has the text. "" means that the file is missing.
 func (tr *trial) has(name, text string) {
 	tr.t.Helper()
 	data, err := os.ReadFile(filepath.Join(tr.cfg.Dir, name))
@@ -122,7 +122,7 @@ func TestHistoryHasTheDepthThatIsAskedFor(t *testing.T) {
 	}
 }
 
-func TestEarlierBuildCannotChangeWhatAClonesGitDoes(t *testing.T) {
+func TestEarlierBuildCannotMakeTheGitOfACloneRunCode(t *testing.T) {
 	tr := newTrial(t)
 	tr.repo.Commit("main", fetchtest.Texts(map[string]string{
 		"a": "1\n", ".gitignore": "ignored\n", ".gitattributes": "a filter=evil\n",
@@ -222,7 +222,7 @@ func TestSubmodulesOfTheSameServerAreCheckedOutWithTheSameLogin(t *testing.T) {
 	tr.has("sub/deep/d", "deep")
 }
 
-func TestFailuresSayWhatIsWrong(t *testing.T) {
+func TestFailuresNameTheirCause(t *testing.T) {
 	tr := newTrial(t)
 	commit := tr.repo.Commit("main", fetchtest.Texts(map[string]string{"a": "1"}))
 	missing := "git fetch: repository '" + tr.server.URL + "/p/none/' not found"

@@ -27,8 +27,8 @@ With --secret-stdin it first reads a secret from standard input, a line of 43 to
 refuses calls without the metadata "authorization: Bearer SECRET". Without a secret every process of the same user can
 use the socket; serve prints a warning about that.
 
-With --linger it outlives the connection to its manager: it starts itself anew in a session of its own and ends
-itself there when no manager was attached for that time. Managers attach and come back with the secret.
+With --linger it outlives the connection to its manager: it starts itself again in a session of its own, and ends there
+when no manager was attached for that time. A manager needs the secret to attach.
 
 Example:
   stepmux steps serve --socket /tmp/gitlab-runner-steps/build-1/step-runner.sock </dev/null`,
@@ -67,16 +67,16 @@ processes and the directory that are left.`,
 	{
 		name:  "hold [--idle TIME] [--first TIME]",
 		short: "Keep a container alive for a manager, as its first process",
-		long: `Keep a container alive for processes that come from outside, and reap orphans. It ends when no other process
-has been there for --idle, or none came within --first, and with SIGTERM, SIGINT or SIGHUP, which end the others, too.`,
+		long: `Keep a container alive for processes that are started from outside, and reap orphans. It ends when no other
+process has been there for --idle, or the first did not come within --first. SIGTERM, SIGINT or SIGHUP end all.`,
 	},
 	{
 		name:  "isolation",
-		short: "Tell how far this machine holds builds apart",
-		long: `Start the init of a build, as serve does, end it, and print an object in JSON: the level that builds get, the
-reason if it is off or cannot be had, the remedy, and whether a build's user can read this program; and whether the
-limits can be had that the flags ask for, or without them limits of each kind. The manager's command is "stepmux
-doctor".`,
+		short: "Find out how far this machine isolates builds",
+		long: `Start the init of a build, as serve does, end it, and print an object in JSON. It has the level of builds, the
+reason if that is off or not available, the remedy, and whether a build's user can read this program. It also says
+whether the limits in the flags are available, or without flags limits of each kind. The manager's command is
+"stepmux doctor".`,
 	},
 	{
 		name:  "fetch",
@@ -108,9 +108,9 @@ doctor".`,
 var ciText = command{
 	name:  "ci",
 	short: "Run the steps in the environment variable STEPS, for the script of a CI job",
-	long: `Run the steps in the environment variable STEPS, as a runner of GitLab has them run by a script. They run in
-CI_PROJECT_DIR, or else in the current directory, and get the variables of the environment, but for those that look like
-secrets. The exit code is that of the step that fails, 1 if it has none, or 3 if the machine failed.`,
+	long: `Run the steps in the environment variable STEPS, which a GitLab runner sets for a job with run:. They run in
+CI_PROJECT_DIR, or else in the current directory, and get the variables of the environment, except for those that look
+like secrets. The exit code is that of the step that fails, 1 if that step has none, or 3 if the machine failed.`,
 }
 
 // helperCommands are the commands that the scripts of a GitLab manager call beside steps.

@@ -62,8 +62,8 @@ func (d *fullDisk) leave(files, pages uint64) {
 	require.NoError(d.t, err)
 }
 
-// Whichever of its files it is that cannot be made or written: a job fails by that, and says so; others go on.
-// Elsewhere a full disk ended the server, with every job in it.
+// A job whose files cannot be made or written fails and says so; others go on. In other step runners a full disk ended
+// the server, with all jobs in it.
 func TestFullDiskFailsTheJobWhereverItMeetsItAndNoOther(t *testing.T) {
 	const plenty = 48
 	for name, c := range map[string]struct {

@@ -172,7 +172,7 @@ func isKept(name string) bool {
 // finish closes the logs and removes the job's temporary files, or keeps its directory, one of jobs, for the next job.
 // The error names output that was lost and files that could not be removed.
 //
-//nolint:contextcheck // the files go, whatever became of the caller's context
+//nolint:contextcheck // the files go, even if the caller's context has ended
 func (j *record) finish(next *reuse, jobs *os.File) error {
 	var errs []error
 	if err := j.output.close(); err != nil {

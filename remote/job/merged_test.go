@@ -12,7 +12,7 @@ import (
 	"github.com/stepmux/stepmux/remote/job/joblog"
 )
 
-func TestMergedLogHasBothStreamsInOrderAndTellsTheSteps(t *testing.T) {
+func TestMergedLogHasBothStreamsInOrderAndNamesTheSteps(t *testing.T) {
 	s := newStore(t, Config{})
 	going := filepath.Join(t.TempDir(), "go")
 	// Each line is there before the next is written.

@@ -9,8 +9,8 @@ import (
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
-// A job that put a link in the place of the directory of all jobs made the step runner write the next job's files to
-// where the job itself may not write.
+// Symptom: a job put a link in the place of the directory of all jobs, and the step runner wrote the next job's files
+// to places where the job itself may not write.
 func TestDirectoryOfAllJobsIsNotTakenByItsPath(t *testing.T) {
 	s := newStore(t, Config{})
 	elsewhere := t.TempDir()

@@ -126,7 +126,7 @@ func (j *record) statLocked() Stat {
 
 // remove deletes the files of the job, which has ended. Reads fail afterwards.
 //
-//nolint:contextcheck // the files go, whatever became of the caller's context
+//nolint:contextcheck // the files go, even if the caller's context has ended
 func (j *record) remove() {
 	j.removal.Do(func() {
 		// Closing the store removes the rest, or returns an error.

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// To make the directories of a job took longer than a trivial job.
+// Symptom: to make the directories of a job took longer than a trivial job.
 func TestAJobThatLeftNothingLeavesItsDirectoryToTheNextOne(t *testing.T) {
 	dir := t.TempDir()
 	s := newStore(t, Config{Dir: dir})

@@ -69,7 +69,7 @@ touch file; mkdir -p closed/deep; touch closed/deep/file; ln -s / link; chmod 0 
 	require.Equal(t, []string{"jobs", "jobs/" + dirs(t, s)[0]}, left(t, s))
 }
 
-func TestStatTellsHowAJobEnded(t *testing.T) {
+func TestStatReportsHowAJobEnded(t *testing.T) {
 	s := newStore(t, Config{})
 	stat, result := run(t, s, yaml(t, "ok", "- script: printf abc; printf de >&2"))
 	require.Equal(

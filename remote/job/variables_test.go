@@ -27,7 +27,8 @@ func TestFileVariablesGoWithTheEndOfTheJob(t *testing.T) {
 	require.Equal(t, []string{"jobs", "kept", "kept/work"}, left(t, s))
 }
 
-// Elsewhere the file of a variable lay beside the job's log, and one of the log's name took its place.
+// In other step runners the file of a variable lay beside the job's log, so a variable with the log's name replaced the
+// log.
 func TestFileVariableWithTheNameOfALogHarmsNoLog(t *testing.T) {
 	s := newStore(t, Config{})
 	spec := script(t, "1", "cat ../vars/stdout ../vars/stderr ../vars/merged ../vars/script; echo err >&2")

@@ -42,7 +42,7 @@ func attach(t *testing.T, l *Lease, manager string, offset int64) (c *call, leav
 	return c, leave
 }
 
-func TestLeaseEndsOnlyWhenNobodyWasAttachedForItsTime(t *testing.T) {
+func TestLeaseEndsOnlyWhenNoManagerWasAttachedForItsTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := New(t.Context(), time.Minute)
 		defer l.Close()

@@ -72,7 +72,8 @@ func (l *Lines) Socket(ctx context.Context) (string, error) {
 	case err != nil && ctx.Err() != nil:
 		return "", fmt.Errorf("wait for the socket's path on stdin: %w", err)
 	case errors.Is(err, bufio.ErrBufferFull), len(line) > wire.MaxSocketPath:
-		return "", fmt.Errorf("the first line of stdin has more than %d bytes: it is no path of a socket", wire.MaxSocketPath)
+		return "", fmt.Errorf("the first line of stdin has more than %d bytes: "+
+			"it is not the path of a socket", wire.MaxSocketPath)
 	case err != nil:
 		return "", fmt.Errorf("read the socket's path from stdin: %w", err)
 	}

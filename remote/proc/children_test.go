@@ -16,7 +16,7 @@ func forkSleep(string, []string, *syscall.ProcAttr) (int, error) {
 	})
 }
 
-// A program on a mount that hung kept all other processes of the relay from being ended and reaped.
+// Symptom: while a program on a hanging mount was being started, no process of the relay could be ended or reaped.
 func TestAProcessThatHangsInItsExecHoldsUpNoOther(t *testing.T) {
 	hung, goOn := make(chan struct{}), make(chan struct{})
 	children, err := Adopt(func(program string, argv []string, attr *syscall.ProcAttr) (int, error) {

@@ -36,7 +36,7 @@ func TestExitSurvivesTheWay(t *testing.T) {
 	}, exit)
 }
 
-func FuzzDecodeCommandTakesWhatEncodeCommandGives(f *testing.F) {
+func FuzzDecodeCommandReversesEncodeCommand(f *testing.F) {
 	f.Add(encodeCommand(&Command{Argv: []string{"sh", "-c", "x"}, Dir: "/", Env: []string{"A=b"}}))
 	f.Add([]byte("/\x00\x001\x00"))
 	f.Add([]byte("/\x00\x0099999999999999999999\x00sh"))

@@ -140,7 +140,7 @@ func TestInitThatIsKilledIsReportedAndTakesTheCommandAlong(t *testing.T) {
 	require.ErrorIs(t, p.Close(), errInit, "every call returns the same")
 }
 
-// A process that had left the command's process group was left behind, for as long as it pleased.
+// Symptom: a process that had left the command's process group lived on after the build.
 func TestKilledInitTakesProcessesOfOtherGroupsAlong(t *testing.T) {
 	out, tag := newLines(t), newTag()
 	c := shell(

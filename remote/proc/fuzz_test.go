@@ -8,7 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// FuzzInitsMessages takes whatever a init sends: no pid stands for several processes, and nothing comes twice.
+// FuzzInitsMessages handles any reports of an init: no pid stands for several processes, and no report is handled
+// twice.
 func FuzzInitsMessages(f *testing.F) {
 	add := func(reports ...report) {
 		var b bytes.Buffer

@@ -65,7 +65,7 @@ func TestInitThatWasKilledIsReplaced(t *testing.T) {
 }
 
 // Symptom: a script that killed its init at once was reported as one that had not started, so it could start again.
-func TestCommandWhoseStartIsUnknownIsNoStartError(t *testing.T) {
+func TestCommandWhoseStartIsUnknownFailsInWaitNotInStart(t *testing.T) {
 	in := newInit(t)
 	l := in.init(t)
 	require.NoError(t, l.init.Signal(unix.SIGSTOP))
@@ -92,11 +92,11 @@ func TestCommandWhoseStartIsUnknownIsNoStartError(t *testing.T) {
 	require.NoError(t, <-started)
 	require.Zero(t, p.PID())
 	_, err = p.Wait(t.Context())
-	require.EqualError(t, err, `wait for "/bin/sh": the init that held it ended before it; it is not known whether it `+
-		`had started`)
+	require.EqualError(t, err, `wait for "/bin/sh": its init process ended first; it is not known whether the `+
+		`command had started`)
 	require.True(t, MachineFailed(err))
 	p.Stop(0)
-	require.EqualError(t, p.Close(), `close "/bin/sh": the init that held it ended before it: signal: killed`)
+	require.EqualError(t, p.Close(), `close "/bin/sh": its init process ended first: signal: killed`)
 
 	_, err = l.start(t.Context(), shell("exit 3"))
 	require.ErrorIs(t, err, errUnreachable)
@@ -212,7 +212,7 @@ func TestTheLastCommandTakesEverythingAlong(t *testing.T) {
 	require.Empty(t, tagged(t, tag))
 }
 
-func TestGroupEndedTellsWhatACommandHasLeft(t *testing.T) {
+func TestGroupEndedReportsProcessesThatACommandHasLeft(t *testing.T) {
 	out := newLines(t)
 	c := shell(`(trap exit USR1; echo $(exec sh -c 'echo $PPID'); while :; do sleep 0.01; done) & exit 3`)
 	c.Stdout = out

@@ -117,7 +117,7 @@ func TestOnlyACertainEndIsDeath(t *testing.T) {
 	require.True(t, child.dead())
 }
 
-func TestIdentityIsReadAsItIsWritten(t *testing.T) {
+func TestIdentityRoundTrips(t *testing.T) {
 	us := self()
 	require.Equal(t, os.Getpid(), us.pid)
 	back, ok := parseIdentity(us.String())

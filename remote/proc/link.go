@@ -42,11 +42,11 @@ type link struct {
 
 var (
 	// errInit is the error of a command whose init ended first.
-	errInit = errors.New("the init that held it ended before it")
+	errInit = errors.New("its init process ended first")
 	// errStartUnknown is the error of a command that was sent to the init, which ended without a report about it.
-	errStartUnknown = fmt.Errorf("%w; it is not known whether it had started", errInit)
+	errStartUnknown = fmt.Errorf("%w; it is not known whether the command had started", errInit)
 	// errUnreachable is the error of a command that could not be sent to the init. It has not started.
-	errUnreachable = initError{errors.New("its init takes no commands: it has ended, or hangs")}
+	errUnreachable = initError{errors.New("its init process does not accept commands: it has ended or hangs")}
 )
 
 // errUnkillable is the error of an init that could not end all of its processes. Their number stands before it.
@@ -307,7 +307,7 @@ func unavailable(level walls.Level, err error) error {
 	if level == walls.Off {
 		return err
 	}
-	err = fmt.Errorf("isolation %s cannot be had: %w", level, err)
+	err = fmt.Errorf("isolation %s is not available: %w", level, err)
 	if remedy := walls.Remedy(err); remedy != "" {
 		err = fmt.Errorf("%w (%s)", err, remedy)
 	}

@@ -226,7 +226,7 @@ func TestOrphanDirectoryIsRemovedAlsoWhereDirectoriesWereClosed(t *testing.T) {
 	removeOrphan(t.Context(), nil) // there was none to begin with
 }
 
-// A init went on with a directory that a job had moved for as long as that took, whatever bounded it.
+// Symptom: an init removed a directory that a job had moved without any bound of time.
 func TestRemovalOfAnOrphanDirectoryEndsWithItsContext(t *testing.T) {
 	for name, moved := range map[string]bool{"at its place": false, "moved by a job": true} {
 		t.Run(name, func(t *testing.T) {

@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestExitTellsHowTheCommandEnded(t *testing.T) {
+func TestExitSaysHowTheCommandEnded(t *testing.T) {
 	tests := map[string]struct {
 		script string
 		want   Exit
@@ -46,7 +46,7 @@ func TestExitTellsHowTheCommandEnded(t *testing.T) {
 	}
 }
 
-func TestExitTellsTheProcessorTimeOfTheCommandAndItsChildren(t *testing.T) {
+func TestExitHasTheProcessorTimeOfTheCommandAndItsChildren(t *testing.T) {
 	exit, _ := run(t, shell(`sh -c 'i=0; while [ $i -lt 50000 ]; do i=$((i+1)); done'; exit 0`))
 	require.Greater(t, exit.UserTime+exit.SystemTime, 5*time.Millisecond)
 	require.Greater(t, exit.MaxRSS, int64(500<<10))
@@ -188,7 +188,7 @@ func TestDescriptorsAreFoundOneByOneOnOldKernels(t *testing.T) {
 	require.Zero(t, flags, "stdio is the command's")
 }
 
-func TestInitTellsNothingToPs(t *testing.T) {
+func TestInitShowsNoSecretInPs(t *testing.T) {
 	c := shell("echo ready; exec sleep 1000", "hush")
 	c.Env = append(c.Env, "SECRET=hush")
 	out := newLines(t)
@@ -322,8 +322,9 @@ func (l *late) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Wait gave up on the output of a command that had left nothing behind, and what came after it was before its output.
-func TestOutputThatNobodyHoldsOpenIsReadToItsEndHoweverLongThatTakes(t *testing.T) {
+// Symptom: Wait gave up reading the output of a command that had left no process behind, and later output came before
+// it.
+func TestOutputWithoutOpenWritersIsReadToItsEndHoweverLongThatTakes(t *testing.T) {
 	out := &late{wait: DrainTimeout + time.Second/2}
 	c := shell("echo hi")
 	c.Stdout = out

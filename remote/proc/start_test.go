@@ -106,7 +106,7 @@ func TestStartRefusesMalformedCommands(t *testing.T) {
 	}
 }
 
-func TestStartTellsWhatIsTooLarge(t *testing.T) {
+func TestStartNamesTheArgumentThatIsTooLarge(t *testing.T) {
 	longest := 32*os.Getpagesize() - 1
 	many := func(total int) (list []string) {
 		for range total / (64 << 10) {

@@ -20,7 +20,7 @@ import (
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
-func TestUsageCountsWhatTheCommandsLeftBehind(t *testing.T) {
+func TestUsageCountsProcessesThatTheCommandsLeftBehind(t *testing.T) {
 	in := &Init{Room: walls.Spec{Level: walls.Off}}
 	defer in.Close()
 	require.Zero(t, in.Usage())
@@ -129,7 +129,7 @@ func TestCommandsRunInTheCgroupOfTheirInit(t *testing.T) {
 // asBuildUserVar makes the test binary the server of TestABuildUserEndsItsCgroupAndCannotChangeIt.
 const asBuildUserVar = "STEPMUX_TEST_BUILD_USER"
 
-// A server that becomes the user of its build could not remove the cgroup any more, so limits were refused.
+// Symptom: a server that becomes the user of its build could not remove the cgroup any more, so limits were refused.
 func TestABuildUserEndsItsCgroupAndCannotChangeIt(t *testing.T) {
 	const id = 2100777
 	levels := []walls.Level{walls.Off, walls.Processes}

@@ -13,8 +13,8 @@ import (
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
-// A server is outside the isolation of its commands. It followed the links that they made to what they may not see.
-func TestOpenSeesWhatTheCommandsSee(t *testing.T) {
+// Symptom: a server is outside the isolation of its commands, and it followed links that they made to hidden files.
+func TestOpenSeesTheFilesThatTheCommandsSee(t *testing.T) {
 	base, elsewhere := t.TempDir(), t.TempDir() // both in /tmp, and the first has the directories of builds
 	own, other := filepath.Join(base, "own"), filepath.Join(base, "other")
 	for _, dir := range []string{own, other} {
@@ -89,8 +89,8 @@ func TestInitThatIsReplacedKeepsItsLevel(t *testing.T) {
 	<-l.gone
 	in.Room.Base = "/no/such/base" // harmless
 	in.mu.Lock()
-	in.latest.link.level = walls.Level("one that cannot be had")
+	in.latest.link.level = walls.Level("unknown")
 	in.mu.Unlock()
 	_, err := in.Start(t.Context(), shell("true"))
-	require.ErrorContains(t, err, "cannot be had")
+	require.ErrorContains(t, err, "is not available")
 }

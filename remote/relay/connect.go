@@ -56,7 +56,7 @@ func (s *stream) reach(ctx context.Context, request *wire.RelayConnect) (*net.Un
 	err := socketdir.CheckBuild(tempDir, path)
 	if err == nil && request.Wait > 0 {
 		wait, cancel := context.WithTimeoutCause(ctx, request.Wait,
-			wire.RefuseRelay(wire.RelayNotReady, "nobody came to listen on %s within %v", path, request.Wait))
+			wire.RefuseRelay(wire.RelayNotReady, "no process listened on %s within %v", path, request.Wait))
 		defer cancel()
 		if path, err = s.relay.sockets.await(wait, path, s.relay.closing); err == nil {
 			err = socketdir.CheckBuild(tempDir, path)

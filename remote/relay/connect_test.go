@@ -348,7 +348,7 @@ func TestRelayConnectWaitsForTheProcessThatListens(t *testing.T) {
 	c.send(t, wire.FrameEnd, "")
 	c.finish(t)
 	r.connectReq(t, wire.RelayConnect{Path: path, Wait: time.Millisecond}).
-		refused(t, wire.RelayNotReady, "nobody came to listen")
+		refused(t, wire.RelayNotReady, "no process listened")
 }
 
 func TestRelayConnectGoesWhereTheProcessSays(t *testing.T) {

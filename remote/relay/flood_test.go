@@ -26,8 +26,8 @@ func floodCount(t *testing.T) int {
 	return n
 }
 
-// retained returns how many bytes of the heap stay in use once the relay has handled what it was sent. A collection
-// counts what is allocated while it runs, and under the race detector a sync.Pool drops a quarter of the frames.
+// retained returns how many bytes of the heap stay in use once the relay has handled the sent bytes. A collection
+// counts memory that is allocated while it runs, and under the race detector a sync.Pool drops a quarter of the frames.
 func retained() int64 {
 	least := liveheap.Bytes()
 	for {

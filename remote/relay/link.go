@@ -32,7 +32,7 @@ const (
 )
 
 // errStuck ends a relay whose manager has stopped reading.
-var errStuck = errors.New("the manager takes nothing any more")
+var errStuck = errors.New("the manager has stopped reading")
 
 // link is stdin and stdout. Close wakes a blocked read. It has a goroutine that writes; finish waits for it.
 type link struct {

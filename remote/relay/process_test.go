@@ -320,7 +320,7 @@ func TestRelayProcessEndsWithItsStream(t *testing.T) {
 	}
 }
 
-func TestRelayStillTellsTheEndToAManagerThatHasClosed(t *testing.T) {
+func TestRelaySendsTheExitToAManagerThatHasClosedItsEnd(t *testing.T) {
 	r := startRelay(t)
 	c := r.sh(t, `trap 'echo bye; exit 9' TERM; echo ready; while :; do sleep 0.01; done`)
 	require.Equal(t, "ready", c.line(t))

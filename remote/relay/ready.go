@@ -74,7 +74,7 @@ func (r *readySockets) disown(s *readySocket, why string) {
 		delete(r.paths, s.path)
 	}
 	if !isClosed(s.done) {
-		s.err = wire.RefuseRelay(wire.RelayNotReady, "the process that was to listen on %s does not: %s", s.path, why)
+		s.err = wire.RefuseRelay(wire.RelayNotReady, "the process for %s does not listen: %s", s.path, why)
 		close(s.done)
 	}
 }

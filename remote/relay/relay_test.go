@@ -307,7 +307,7 @@ func TestRelayEndsIfItsManagerReadsNothing(t *testing.T) {
 			_, err = in.Write(make([]byte, 4))
 		}
 	}
-	require.ErrorContains(t, <-ended, "takes nothing any more")
+	require.ErrorContains(t, <-ended, "has stopped reading")
 }
 
 type nopCloser struct{ *os.File }
@@ -325,7 +325,7 @@ func TestRelayTakesSoManyStreamsAndNoMore(t *testing.T) {
 		require.NoError(t, err)
 		open = append(open, s)
 	}
-	m.startReq(t, wire.RelayStart{Line: "true"}).refused(t, wire.RelayBusy, "as many streams as it takes")
+	m.startReq(t, wire.RelayStart{Line: "true"}).refused(t, wire.RelayBusy, "reached its limit of streams")
 	require.NoError(t, open[0].Close())
 	remotetest.Eventually(t, func() bool {
 		c := m.startReq(t, wire.RelayStart{Line: "true"})

@@ -9,7 +9,7 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-func TestAServeIsKnownByItsCommandWhateverFlagsFollowItsSocket(t *testing.T) {
+func TestAServeIsRecognisedByItsCommandWithAnyFlagsAfterItsSocket(t *testing.T) {
 	program, err := os.Executable()
 	require.NoError(t, err)
 	command := func(argv ...string) []string {

@@ -42,7 +42,7 @@ type stream struct {
 }
 
 // errClosing refuses a request that comes while the relay is closing.
-var errClosing error = wire.RelayResponse{Code: wire.RelayClosing, Text: "the relay is about to end"}
+var errClosing error = wire.RelayResponse{Code: wire.RelayClosing, Text: "the relay is closing"}
 
 // accept serves a stream of the manager.
 func (r *relay) accept(raw *streams.Stream) {
@@ -53,7 +53,7 @@ func (r *relay) accept(raw *streams.Stream) {
 	}
 	if r.count.Add(1) > int64(r.limits.streams) {
 		r.count.Add(-1)
-		s.answer(wire.RefuseRelay(wire.RelayBusy, "the relay has as many streams as it takes"))
+		s.answer(wire.RefuseRelay(wire.RelayBusy, "the relay has reached its limit of streams"))
 		raw.Close()
 		return
 	}

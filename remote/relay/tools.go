@@ -27,7 +27,7 @@ type tools struct {
 func (t *tools) env(r *relay) []string {
 	t.once.Do(func() {
 		if err := t.make(r); err != nil {
-			r.log.Printf("commands find no gitlab-runner and no step-runner: %v", err)
+			r.log.Printf("cannot put gitlab-runner and step-runner into the PATH of commands: %v", err)
 		}
 	})
 	if t.dir == nil {

@@ -292,7 +292,7 @@ func TestSockDirRemoveLeavesADirectoryThatTookItsPlace(t *testing.T) {
 	require.NoDirExists(t, d.Path()+".moved")
 }
 
-// Remove did not heed its context where a job had moved the directory.
+// Symptom: Remove ignored its context if a job had moved the directory.
 func TestSockDirRemoveEndsWithItsContext(t *testing.T) {
 	for name, moved := range map[string]bool{"at its place": false, "moved by a job": true} {
 		t.Run(name, func(t *testing.T) {

@@ -246,7 +246,7 @@ func TestOnlyPathsOfABuildAreOurs(t *testing.T) {
 	}
 }
 
-func TestGivenDirIsUsedWhateverTheUmaskIs(t *testing.T) {
+func TestGivenDirIsUsedWithAnyUmask(t *testing.T) {
 	socket := mktemp(t, remotetest.ShortTemp(t))
 	old := unix.Umask(0o777)
 	d, err := openGiven(t.Context(), socket, nowhere)

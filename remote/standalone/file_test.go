@@ -14,7 +14,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-func TestReportIsWrittenForOurUserOnlyAndReplacesWhatWasThere(t *testing.T) {
+func TestReportIsWrittenForOurUserOnlyAndReplacesAnOlderFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "trace.json")
 	require.NoError(t, os.WriteFile(path, []byte("old"), 0o644))
 	require.NoError(t, Refused(errors.New("all of it is wrong")).WriteFile(path))

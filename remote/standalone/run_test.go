@@ -38,7 +38,7 @@ func TestOutputIsShownInTheOrderItCameAbout(t *testing.T) {
 	require.Equal(t, want.String(), got)
 }
 
-func TestMuchOutputIsShownAsItIs(t *testing.T) {
+func TestMuchOutputIsShownUnchanged(t *testing.T) {
 	tr := newTrial(t)
 	tr.finish(tr.steps(`- script: "yes 0123456789 | head -c 3000000; echo; echo end >&2"`))
 	require.Equal(t, strings.Repeat("0123456789\n", 3000000/11+1)[:3000000]+"\n", tr.stdout.String())
@@ -154,7 +154,7 @@ func TestJobThatIsWrongIsFoundOutBeforeItsFirstStep(t *testing.T) {
 	require.Empty(t, tr.stdout.String())
 }
 
-// A job that was refused, timed out or stopped had the exit code of a success.
+// Symptom: a job that was refused, timed out or stopped had the exit code of a success.
 func TestResultsHaveAnExitCodeOnlyWhereAScriptEnded(t *testing.T) {
 	codes := func(report *Report) (codes []any) {
 		data, err := json.Marshal(report)
@@ -189,7 +189,7 @@ func (b *brokenWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func TestOutputThatNobodyTakesStopsTheJob(t *testing.T) {
+func TestFailedOutputWriterStopsTheJob(t *testing.T) {
 	tr := newTrial(t)
 	tr.cfg.Stdout = &brokenWriter{n: 100}
 	report, err := tr.run(t.Context(), t.Context(), tr.steps(`- script: "while :; do echo 0123456789; sleep 0.001; done"`))
@@ -205,7 +205,7 @@ func TestTemporaryDirectoryThatIsMissingIsSaid(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
-func TestAfterScriptRunsWhateverHappensAndChangesNothing(t *testing.T) {
+func TestAfterScriptAlwaysRunsAndDoesNotChangeTheResult(t *testing.T) {
 	for name, test := range map[string]struct {
 		script string
 		reason Reason

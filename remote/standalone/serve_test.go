@@ -65,7 +65,7 @@ func serveLocal(t *testing.T, change func(*ServeConfig)) *served {
 	return s
 }
 
-func TestServiceRunsJobsOfWhoHasTheToken(t *testing.T) {
+func TestServiceRunsJobsOnlyWithTheToken(t *testing.T) {
 	s := serveLocal(t, nil)
 	require.True(t, strings.HasPrefix(s.addr, "127.0.0.1:"), s.addr)
 	ctx := withToken(t.Context(), s.token)

@@ -91,7 +91,7 @@ func TestJSONIsReadAsItStands(t *testing.T) {
 	require.Equal(t, "\U0001f600|\\ud83d\\ude00|a/b|\u00e4\tb|x\ny|", tr.stdout.String())
 }
 
-func TestWhatIsNoJSONIsRefused(t *testing.T) {
+func TestInvalidJSONIsRefused(t *testing.T) {
 	for text, want := range map[string]string{
 		`run: [{script: a}]`: "--json: not valid JSON, at byte 1: invalid character 'r' looking for beginning " +
 			"of value",

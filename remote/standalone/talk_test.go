@@ -10,7 +10,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
-func TestTalkTellsNamesAsStepsBeginAndATreeInTheEnd(t *testing.T) {
+func TestTalkShowsNamesAsStepsBeginAndATreeAtTheEnd(t *testing.T) {
 	var out bytes.Buffer
 	talk := NewTalk(&out, false)
 	beside := talk.Beside(&out)

@@ -57,7 +57,7 @@ func TestTraceIsWrittenWhenAJobIsCancelled(t *testing.T) {
 }
 
 // The sums of the output are those of the logs: with secrets masked, and split at the steps.
-func TestTraceSumsUpWhatIsInTheLog(t *testing.T) {
+func TestTraceHasThePlaceOfEachStepInTheMaskedLog(t *testing.T) {
 	tr := newTrial(t)
 	tr.cfg.Trace = &Trace{}
 	j := tr.steps("- {name: a, script: 'echo ${{ vars.T }}'}\n- {name: b, script: 'echo b; echo err >&2'}\n")
@@ -70,7 +70,7 @@ func TestTraceSumsUpWhatIsInTheLog(t *testing.T) {
 	require.Equal(t, int64(4), runs[1].Stderr.Bytes)
 }
 
-func TestReportHasNoTraceIfNoneIsWanted(t *testing.T) {
+func TestReportHasNoTraceUnlessItIsAskedFor(t *testing.T) {
 	tr := newTrial(t)
 	require.Nil(t, tr.finish(tr.steps("- {name: a, script: echo}")).Trace)
 }

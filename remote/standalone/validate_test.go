@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestValidateSaysWhatIsWrongAndWhere(t *testing.T) {
+func TestValidateReportsMistakesWithTheirPlace(t *testing.T) {
 	for name, test := range map[string]struct {
 		file, text string
 		format     Format

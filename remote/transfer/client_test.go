@@ -82,7 +82,7 @@ func TestRetryWaitsAsTheServerSaysOrLongerAndLonger(t *testing.T) {
 	})
 }
 
-func TestOnlyWhatMaySucceedLaterIsRetried(t *testing.T) {
+func TestOnlyTemporaryErrorsAreRetried(t *testing.T) {
 	c := newClient(t, Config{Retries: 2, RetryTime: 1})
 	for code, tries := range map[int]int{
 		400: 1, 401: 1, 403: 1, 404: 1, 408: 3, 413: 1, 429: 3, 500: 3, 501: 1, 502: 3, 503: 3, 504: 3, 505: 1, 511: 1,

@@ -23,7 +23,8 @@ type BuildJSON struct {
 	Error     string            `json:"error,omitempty"`
 	Left      []string          `json:"left,omitempty"`
 	Artifacts int64             `json:"artifacts_bytes,omitempty"` // of the archive
-	Attempt   int32             `json:"attempt,omitempty"`         // counts how often it was lost and ran again
+	Trace     int64             `json:"trace_bytes,omitempty"`
+	Attempt   int32             `json:"attempt,omitempty"` // counts how often it was lost and ran again
 	// Connect and FirstOutput are the times from the slot to a step runner that listens and to the log's first byte.
 	Connect     float64 `json:"connect_s,omitempty"`
 	FirstOutput float64 `json:"first_output_s,omitempty"`
@@ -45,7 +46,7 @@ func (b *Build) JSON() BuildJSON {
 		return j
 	}
 	j.Status, j.Reason, j.Error, j.Left = "success", r.GetReason(), r.GetMessage(), r.GetLeft()
-	j.Artifacts = r.GetArtifacts()
+	j.Artifacts, j.Trace = r.GetArtifacts(), r.GetTrace()
 	if j.Reason != "" {
 		j.Status = "failed"
 	}

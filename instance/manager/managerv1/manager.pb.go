@@ -104,7 +104,9 @@ type Job struct {
 	// labels are those of the VM. None has them: INVALID_ARGUMENT.
 	Labels map[string]string `protobuf:"bytes,10,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// retry_lost lets the build run again, up to twice, if its VM or the way to it is lost while it runs.
-	RetryLost     bool `protobuf:"varint,11,opt,name=retry_lost,json=retryLost,proto3" json:"retry_lost,omitempty"`
+	RetryLost bool `protobuf:"varint,11,opt,name=retry_lost,json=retryLost,proto3" json:"retry_lost,omitempty"`
+	// trace says that the manager keeps the trace of the build, as it keeps artifacts.
+	Trace         bool `protobuf:"varint,12,opt,name=trace,proto3" json:"trace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -212,6 +214,13 @@ func (x *Job) GetLabels() map[string]string {
 func (x *Job) GetRetryLost() bool {
 	if x != nil {
 		return x.RetryLost
+	}
+	return false
+}
+
+func (x *Job) GetTrace() bool {
+	if x != nil {
+		return x.Trace
 	}
 	return false
 }
@@ -579,7 +588,9 @@ type Result struct {
 	// left has texts about what may be left of the build on its VM.
 	Left []string `protobuf:"bytes,4,rep,name=left,proto3" json:"left,omitempty"`
 	// artifacts is the length of the archive of artifacts that was kept; 0 without one.
-	Artifacts     int64 `protobuf:"varint,5,opt,name=artifacts,proto3" json:"artifacts,omitempty"`
+	Artifacts int64 `protobuf:"varint,5,opt,name=artifacts,proto3" json:"artifacts,omitempty"`
+	// trace is the length of the trace that was kept; 0 without one.
+	Trace         int64 `protobuf:"varint,6,opt,name=trace,proto3" json:"trace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -645,6 +656,13 @@ func (x *Result) GetLeft() []string {
 func (x *Result) GetArtifacts() int64 {
 	if x != nil {
 		return x.Artifacts
+	}
+	return 0
+}
+
+func (x *Result) GetTrace() int64 {
+	if x != nil {
+		return x.Trace
 	}
 	return 0
 }
@@ -1439,8 +1457,10 @@ func (x *KeepProjectResponse) GetWanted() int64 {
 }
 
 type ArtifactsRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// trace asks for the trace of the build in place of its artifacts.
+	Trace         bool `protobuf:"varint,2,opt,name=trace,proto3" json:"trace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1482,9 +1502,16 @@ func (x *ArtifactsRequest) GetId() string {
 	return ""
 }
 
+func (x *ArtifactsRequest) GetTrace() bool {
+	if x != nil {
+		return x.Trace
+	}
+	return false
+}
+
 type ArtifactsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// data is a piece of the archive, of at most 1 MiB.
+	// data is a piece of the archive, or of the trace, of at most 1 MiB.
 	Data          []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2183,7 +2210,7 @@ var File_managerv1_manager_proto protoreflect.FileDescriptor
 
 const file_managerv1_manager_proto_rawDesc = "" +
 	"\n" +
-	"\x17managerv1/manager.proto\x12\x12stepmux.manager.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe1\x03\n" +
+	"\x17managerv1/manager.proto\x12\x12stepmux.manager.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf7\x03\n" +
 	"\x03Job\x12\x14\n" +
 	"\x05steps\x18\x01 \x01(\fR\x05steps\x12\x1d\n" +
 	"\n" +
@@ -2198,7 +2225,8 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\x06labels\x18\n" +
 	" \x03(\v2#.stepmux.manager.v1.Job.LabelsEntryR\x06labels\x12\x1d\n" +
 	"\n" +
-	"retry_lost\x18\v \x01(\bR\tretryLost\x1a9\n" +
+	"retry_lost\x18\v \x01(\bR\tretryLost\x12\x14\n" +
+	"\x05trace\x18\f \x01(\bR\x05trace\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"J\n" +
@@ -2238,13 +2266,14 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\n" +
 	"\x06queued\x10\x01\x12\v\n" +
 	"\arunning\x10\x02\x12\t\n" +
-	"\x05ended\x10\x03\"\x89\x01\n" +
+	"\x05ended\x10\x03\"\x9f\x01\n" +
 	"\x06Result\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x1b\n" +
 	"\texit_code\x18\x02 \x01(\x05R\bexitCode\x12\x18\n" +
 	"\amessage\x18\x03 \x01(\tR\amessage\x12\x12\n" +
 	"\x04left\x18\x04 \x03(\tR\x04left\x12\x1c\n" +
-	"\tartifacts\x18\x05 \x01(\x03R\tartifacts\"\x8a\x01\n" +
+	"\tartifacts\x18\x05 \x01(\x03R\tartifacts\x12\x14\n" +
+	"\x05trace\x18\x06 \x01(\x03R\x05trace\"\x8a\x01\n" +
 	"\vListRequest\x125\n" +
 	"\x05phase\x18\x01 \x01(\x0e2\x1f.stepmux.manager.v1.Build.PhaseR\x05phase\x12\x14\n" +
 	"\x05limit\x18\x02 \x01(\x05R\x05limit\x12\x12\n" +
@@ -2291,9 +2320,10 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x12\n" +
 	"\x04data\x18\x03 \x01(\fR\x04data\"-\n" +
 	"\x13KeepProjectResponse\x12\x16\n" +
-	"\x06wanted\x18\x01 \x01(\x03R\x06wanted\"\"\n" +
+	"\x06wanted\x18\x01 \x01(\x03R\x06wanted\"8\n" +
 	"\x10ArtifactsRequest\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"'\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05trace\x18\x02 \x01(\bR\x05trace\"'\n" +
 	"\x11ArtifactsResponse\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\"\x97\x02\n" +
 	"\x0eReserveRequest\x12\x14\n" +

@@ -68,8 +68,8 @@ type ManagerClient interface {
 	// answer says how many bytes are wanted: none if it is there. The other requests have these, and the answer after the
 	// last byte says that the archive is on disk.
 	KeepProject(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[KeepProjectRequest, KeepProjectResponse], error)
-	// Artifacts streams the archive of a build's artifacts, tar in zstd. It is foreign data. A build without artifacts, or
-	// whose artifacts are not kept any more, is NOT_FOUND.
+	// Artifacts streams the archive of a build's artifacts, tar in zstd, or its trace, JSON. It is foreign data. A build
+	// without, or of which that is not kept any more, is NOT_FOUND.
 	Artifacts(ctx context.Context, in *ArtifactsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ArtifactsResponse], error)
 	// Reserve gives the caller a slot on a VM: a lease. It streams the place in the queue while it waits, and ends with the
 	// lease, which is on disk then: a manager that is started anew keeps it. If the call ends before that there is no lease.
@@ -294,8 +294,8 @@ type ManagerServer interface {
 	// answer says how many bytes are wanted: none if it is there. The other requests have these, and the answer after the
 	// last byte says that the archive is on disk.
 	KeepProject(grpc.BidiStreamingServer[KeepProjectRequest, KeepProjectResponse]) error
-	// Artifacts streams the archive of a build's artifacts, tar in zstd. It is foreign data. A build without artifacts, or
-	// whose artifacts are not kept any more, is NOT_FOUND.
+	// Artifacts streams the archive of a build's artifacts, tar in zstd, or its trace, JSON. It is foreign data. A build
+	// without, or of which that is not kept any more, is NOT_FOUND.
 	Artifacts(*ArtifactsRequest, grpc.ServerStreamingServer[ArtifactsResponse]) error
 	// Reserve gives the caller a slot on a VM: a lease. It streams the place in the queue while it waits, and ends with the
 	// lease, which is on disk then: a manager that is started anew keeps it. If the call ends before that there is no lease.

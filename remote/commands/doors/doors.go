@@ -55,15 +55,15 @@ func serveWith(fl *pflag.FlagSet, cfg remote.ServeConfig) commands.Runner {
 	limitFlags(fl, &cfg.Limits)
 	// Not a string slice: with that the VM's end would link a reader of CSV.
 	fl.Func("pass-env", "`NAMES` of variables of serve's environment that reach the steps, "+
-		"beside those of the machine, the user and the proxies; all for all but those that look like secrets; none "+
-		"(default: the caller says; for GitLab Runner's manager, all)", func(names string) error {
+		"in addition to those of the machine, the user and the proxies; all: all except those that look like secrets; "+
+		"none (default: the caller decides; for GitLab Runner's manager, all)", func(names string) error {
 		if names != "" {
 			cfg.PassEnv = append(cfg.PassEnv, strings.Split(names, ",")...)
 		}
 		return nil
 	})
-	fl.StringVar(&cfg.UnsafeExports, "unsafe-exports", "", "what becomes of exports such as LD_PRELOAD: `drop`, refuse "+
-		"or allow (default: the caller says; else drop, with a warning)")
+	fl.StringVar(&cfg.UnsafeExports, "unsafe-exports", "", "how to treat exports such as LD_PRELOAD: `drop`, refuse or "+
+		"allow (default: the caller decides; else drop, with a warning)")
 	ActionFlags(fl, &cfg.Actions)
 	fl.DurationVar(&cfg.Linger, "linger", 0, "go on for this long, at most 24h, while no manager is attached; needs "+
 		"--secret-stdin and a build's socket; 0: end with standard input")
@@ -155,8 +155,8 @@ func end(fl *pflag.FlagSet) commands.Runner {
 
 func hold(fl *pflag.FlagSet) commands.Runner {
 	cfg := remote.HoldConfig{}
-	fl.DurationVar(&cfg.Idle, "idle", 5*time.Minute, "end when no other process has been there for so long")
-	fl.DurationVar(&cfg.First, "first", 0, "how long to wait for the first one (default as --idle)")
+	fl.DurationVar(&cfg.Idle, "idle", 5*time.Minute, "end when no other process has been there for this long")
+	fl.DurationVar(&cfg.First, "first", 0, "how long to wait for the first other process (default as --idle)")
 	return untilEnd(fl, func(ctx context.Context, _ remote.Stdio) error { return remote.Hold(ctx, cfg) })
 }
 
@@ -212,8 +212,8 @@ func script(fl *pflag.FlagSet) commands.Runner {
 
 // buildUserFlag defines --build-user.
 func buildUserFlag(fl *pflag.FlagSet, to *string) {
-	fl.StringVar(to, "build-user", "", "`USER` as whom a login of root runs jobs, or a range of user ids, FIRST-LAST, of "+
-		"which each build has one of its own (default: the login)")
+	fl.StringVar(to, "build-user", "", "if the login is root, run jobs as this `USER`, or in a range of user ids, "+
+		"FIRST-LAST, each build with another one (default: the login)")
 }
 
 // isolationFlag defines --isolation and returns a function that reads it.

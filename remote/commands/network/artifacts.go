@@ -24,9 +24,9 @@ func artifactsUploader(fl *pflag.FlagSet) commands.Runner {
 	fl.VarP(lasting{&h.transfer.HeaderTimeout, time.Second}, "response-header-timeout", "",
 		"longest time that the server thinks after it has the archive (default 10m)")
 	fl.StringVar(&cfg.Name, "name", "artifacts", "name of the archive, without .zip")
-	fl.StringVar(&cfg.ExpireIn, "expire-in", "", "when the server may delete the artifacts, as '1 week'")
+	fl.StringVar(&cfg.ExpireIn, "expire-in", "", "when the server may delete the artifacts, such as '1 week'")
 	fl.StringVar(&format, "artifact-format", "", "zip, gzip or raw (default zip)")
-	fl.StringVar(&cfg.Type, "artifact-type", "", "type of the artifacts, as junit (default archive)")
+	fl.StringVar(&cfg.Type, "artifact-type", "", "type of the artifacts, such as junit (default archive)")
 	generate := fl.Bool("generate-artifacts-metadata", false,
 		"add NAME-statement.json, a statement (in-toto, SLSA) about how the files were made; the flags below say it")
 	fl.StringVar(&statement.RunnerID, "runner-id", "", "number of the runner")
@@ -94,6 +94,6 @@ func (h *helper) job(job *artifacts.Job) {
 	h.from("id", "CI_JOB_ID")
 	h.fl.StringVar(&h.transfer.CertFile, "tls-cert-file", "", "file with the client's own certificate")
 	h.from("tls-cert-file", "CI_SERVER_TLS_CERT_FILE")
-	h.fl.StringVar(&h.transfer.KeyFile, "tls-key-file", "", "file with the key of that")
+	h.fl.StringVar(&h.transfer.KeyFile, "tls-key-file", "", "file with the key of --tls-cert-file")
 	h.from("tls-key-file", "CI_SERVER_TLS_KEY_FILE")
 }

@@ -37,7 +37,7 @@ func TestAwaitPortsEndsWhenAllPortsAcceptConnections(t *testing.T) {
 	require.NoError(t, <-done)
 }
 
-func TestAwaitPortsEndsWithItsContextAndTellsTheLastError(t *testing.T) {
+func TestAwaitPortsEndsWithItsContextAndReportsTheLastError(t *testing.T) {
 	_, refuses := reservePort(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 200e6)
 	defer cancel()

@@ -62,7 +62,7 @@ func (h *helper) transfers(doing string, retries int) {
 	h.from("transfer-meter-frequency", "TRANSFER_METER_FREQUENCY")
 	h.fl.StringVar(&h.transfer.CAFile, "tls-ca-file", "", "file with certificates to trust besides the system's")
 	h.from("tls-ca-file", "CI_SERVER_TLS_CA_FILE")
-	h.fl.DurationVar(&h.transfer.Stall, "stall-timeout", time.Minute, "longest time in which no byte moves")
+	h.fl.DurationVar(&h.transfer.Stall, "stall-timeout", time.Minute, "longest time without a moving byte")
 }
 
 // refuse defines flags of GitLab's program that are not supported here. Their use is an error with the reason why.

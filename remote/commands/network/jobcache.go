@@ -29,7 +29,7 @@ func cacheArchiver(fl *pflag.FlagSet) commands.Runner {
 	h.selects("CACHE_COMPRESSION_LEVEL")
 	fl.StringVar(&cfg.AlternateFile, "alternate-file", "", "older name of the archive; it is renamed to that of --file")
 	fl.StringVar(&cfg.URL, "url", "", "presigned URL to upload the archive to (PUT)")
-	fl.StringVar(&cfg.CheckURL, "check-url", "", "presigned URL that tells whether the server has the archive (HEAD); "+
+	fl.StringVar(&cfg.CheckURL, "check-url", "", "presigned URL to ask whether the server has the archive (HEAD); "+
 		"if not, an archive that is up to date is uploaded too")
 	fl.Var(headers{cfg.Header}, "header", "header of the upload; repeatable")
 	fl.StringVar(&metadata, "metadata", "", `facts for metadata.json beside the archive, as {"cachekey":"main"}`)
@@ -75,7 +75,7 @@ func cacheExtractor(fl *pflag.FlagSet) commands.Runner {
 	h.cached(&cfg.File, "download")
 	h.extracts(true)
 	fl.StringVar(&primary.URL, "url", "", "presigned URL to download the archive from (GET)")
-	fl.StringVar(&primary.HeadURL, "head-url", "", "presigned URL that tells whether the server has a newer one (HEAD)")
+	fl.StringVar(&primary.HeadURL, "head-url", "", "presigned URL to ask whether the server has a newer one (HEAD)")
 	fl.StringVar(&alternate.URL, "alternate-url", "", "presigned URL to try if there is no archive at --url")
 	fl.StringVar(&alternate.HeadURL, "alternate-head-url", "", "as --head-url, for --alternate-url")
 	h.refuse(noCloud, "alternate-gocloud-url")

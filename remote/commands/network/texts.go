@@ -11,8 +11,8 @@ zstd. It is not for use by hand. Without files it prints nothing.`,
 	"steps await": `Wait until each HOST:PORT has accepted a TCP connection, for a manager that waits for the services
 of a build. It ends with SIGTERM, SIGINT or SIGHUP.`,
 	"steps cache": `List the components in the cache of fetched steps, remove those that no job uses, or compare them
-with their digests and remove those that were changed. Prints an object in JSON with the components that are there,
-were removed, or were changed. The manager's command is "stepmux cache".`,
+with their digests and remove changed ones. It prints an object in JSON with the present, the removed or the changed
+components. The manager's command is "stepmux cache".`,
 	"steps clone": `Check out a revision of a git repository with the git of this machine, without hooks. The variable
 CI_JOB_TOKEN has the password for the repository's server. Git gets it by a socket, and it is in none of git's
 arguments and variables. The built-in step builtin://git/clone runs this command.`,

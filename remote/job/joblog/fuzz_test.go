@@ -9,9 +9,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// FuzzReadsAtOffsetsConcatenateToWhatWasWritten takes data as a program of writes and reads. In any order and of any
+// FuzzReadsAtOffsetsConcatenateToTheWrittenBytes takes data as a program of writes and reads. In any order and of any
 // size, a read returns the bytes that were written at its offset.
-func FuzzReadsAtOffsetsConcatenateToWhatWasWritten(f *testing.F) {
+func FuzzReadsAtOffsetsConcatenateToTheWrittenBytes(f *testing.F) {
 	f.Add([]byte{4, 1, 9, 0, 20, 5}, uint16(0), uint16(0))
 	f.Add([]byte{200, 200, 200, 3, 3}, uint16(300), uint16(150))
 	f.Add([]byte{255, 254, 253}, uint16(1), uint16(700))

@@ -208,8 +208,8 @@ func TestLimitKeepsSoMuchSaysSoOnceAndCountsTheRest(t *testing.T) {
 	}
 }
 
-// A follower that had read all so far got no more than the limit.
-func TestWhatAReaderHasHadMakesRoomForMore(t *testing.T) {
+// Symptom: a follower that had read everything got no bytes beyond the limit.
+func TestBytesThatWereReadMakeRoomForMore(t *testing.T) {
 	const limit, piece = 1 << 20, 64 << 10
 	l := create(t, limit)
 	text := func(i int) string { return strings.Repeat(string(rune('a'+i%26)), piece) }
@@ -246,7 +246,7 @@ func TestWhatAReaderHasHadMakesRoomForMore(t *testing.T) {
 	require.LessOrEqual(t, l.Size(), int64(limit+len(l.marker())))
 }
 
-func TestOutputThatNobodyHasReadMakesNoRoom(t *testing.T) {
+func TestUnreadOutputMakesNoRoom(t *testing.T) {
 	l := create(t, 1000)
 	write(t, l, strings.Repeat("x", 1000))
 	_, err := l.ReadAt(t.Context(), make([]byte, 100), 900)
@@ -259,7 +259,7 @@ func TestOutputThatNobodyHasReadMakesNoRoom(t *testing.T) {
 	require.Equal(t, strings.Repeat("x", 1000), string(got))
 }
 
-// A slow reader looks at the length, room is made for more, and then it reads: zeros.
+// Symptom: a slow reader looked at the length, room was made for more, and then it read zeros.
 func TestReadThatRoomIsMadeUnderReturnsAnError(t *testing.T) {
 	l := create(t, 1<<20)
 	write(t, l, strings.Repeat("x", 1<<20))
@@ -272,7 +272,7 @@ func TestReadThatRoomIsMadeUnderReturnsAnError(t *testing.T) {
 	require.ErrorIs(t, err, ErrOffset)
 }
 
-func TestFullDiskIsRememberedAndHurtsNobody(t *testing.T) {
+func TestFullDiskIsReportedByErrAndBlocksNoWriter(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("part missing: only root can mount a small file system")
 	}
@@ -344,7 +344,7 @@ func TestRemoveDeletesTheFile(t *testing.T) {
 	require.NoError(t, gone.Remove(), "somebody else has removed it")
 }
 
-// A short log was a file, and to make it took longer than its job.
+// Symptom: a short log was a file, and to make the file took longer than its job.
 func TestShortLogIsNoFile(t *testing.T) {
 	for _, limit := range []int64{0, 100, 2 * maxHead} {
 		l := create(t, limit)
@@ -371,7 +371,7 @@ func TestShortLogIsNoFile(t *testing.T) {
 	}
 }
 
-func TestALongLogMakesAPrivateFileWhereThereWasNone(t *testing.T) {
+func TestALongLogMakesAPrivateFile(t *testing.T) {
 	old := unix.Umask(0)
 	t.Cleanup(func() { unix.Umask(old) })
 	l := create(t, 0)
@@ -469,7 +469,7 @@ func TestWritersAtOnceDoNotMix(t *testing.T) {
 	}
 }
 
-func TestReaderThatNeverReadsHoldsUpNobody(t *testing.T) {
+func TestReaderThatNeverReadsDelaysNoWriter(t *testing.T) {
 	l := create(t, 0)
 	ctx, cancel := context.WithCancel(t.Context())
 	waiting := make(chan error)

@@ -73,7 +73,7 @@ func TestCancelEndsAllThatTheJobStarted(t *testing.T) {
 	}
 }
 
-func TestCancelIsIdempotentAndKnowsNoUnknownJob(t *testing.T) {
+func TestCancelIsIdempotentAndIgnoresAnUnknownJob(t *testing.T) {
 	h := newHarness(t)
 	h.run(yaml("1", "- script: echo ready; sleep 4734\n"))
 	h.awaitOutput("1", 6)
@@ -93,7 +93,7 @@ func TestCancelRemovesAJobThatHasEnded(t *testing.T) {
 	require.Equal(t, codes.NotFound, status.Code(h.followIO(t.Context(), &pb.FollowIORequest{Id: "1"}, 0).err))
 }
 
-func TestCancelSkipsTheRestButForWhatAlwaysRuns(t *testing.T) {
+func TestCancelSkipsTheRestExceptForStepsThatAlwaysRun(t *testing.T) {
 	h := newHarness(t)
 	h.run(yaml("1", `
 - {name: a, script: echo ready; sleep 4735}

@@ -109,7 +109,7 @@ func dialProxy(t *testing.T, program, socket string) func(context.Context) (net.
 	}
 }
 
-func TestManagerFindsTheCommandsAndTheVersionItKnows(t *testing.T) {
+func TestManagerFindsTheCommandsAndTheVersionItExpects(t *testing.T) {
 	program, err := runnertest.Program()
 	require.NoError(t, err)
 	out, err := exec.CommandContext(t.Context(), program, "--version").Output()

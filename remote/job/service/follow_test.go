@@ -23,7 +23,7 @@ import (
 	"github.com/stepmux/stepmux/remote/job"
 )
 
-func TestFollowTellsEachChangeAndThenTheWhole(t *testing.T) {
+func TestFollowSendsEachChangeAndThenTheFinalState(t *testing.T) {
 	h := newHarness(t)
 	h.run(yaml("1", "- {name: a, script: echo 1}\n- {name: b, script: echo 2}\n"))
 	for range 2 { // while it runs or when it has ended, it is the same
@@ -82,7 +82,7 @@ func TestFollowGoesOnFromAnyChange(t *testing.T) {
 	require.Equal(t, codes.InvalidArgument, status.Code(err))
 }
 
-func TestFollowTellsChangesAsTheyHappen(t *testing.T) {
+func TestFollowSendsChangesAsTheyHappen(t *testing.T) {
 	h := newHarness(t)
 	going := filepath.Join(t.TempDir(), "go")
 	h.run(yaml("1", "- {name: a, script: echo}\n- {name: b, script: 'while [ ! -e "+going+" ]; do sleep 0.01; done'}\n"))
@@ -97,7 +97,7 @@ func TestFollowTellsChangesAsTheyHappen(t *testing.T) {
 	require.Equal(t, succeeded, h.end("1").GetStatus())
 }
 
-func TestFollowTellsAFailureAndItsCode(t *testing.T) {
+func TestFollowSendsAFailureAndItsCode(t *testing.T) {
 	h := newHarness(t)
 	h.run(yaml("1", "- {name: one, script: exit 42}\n- {name: two, script: echo}\n"))
 	changes, last := h.follow("1")
@@ -258,7 +258,7 @@ func TestOutputLimitIsSaidAndTheJobGoesOn(t *testing.T) {
 	require.Equal(t, "END\n", o.stderr())
 }
 
-// What a client had followed up to the limit was all it got.
+// Symptom: a client that had followed up to the limit got no more output.
 func TestClientThatKeepsUpGetsMoreThanTheLimit(t *testing.T) {
 	h := newHarness(t, func(c *job.Config) { c.OutputLimit = 1_000_000 })
 	going := t.TempDir()

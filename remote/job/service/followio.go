@@ -28,9 +28,9 @@ func (r *runner) FollowIO(req *pb.FollowIORequest, stream grpc.ServerStreamingSe
 	stderr := cmp.Or(req.GetReadStderr64(), int64(req.GetReadStderr()))
 	switch {
 	case stdout < 0:
-		return status.Error(codes.InvalidArgument, "read_stdout: an offset is not negative")
+		return status.Error(codes.InvalidArgument, "read_stdout: use an offset that is not negative")
 	case stderr < 0:
-		return status.Error(codes.InvalidArgument, "read_stderr: an offset is not negative")
+		return status.Error(codes.InvalidArgument, "read_stderr: use an offset that is not negative")
 	}
 	var sending sync.Mutex // a stream takes one message at a time
 	send := func(kind pb.FollowIOResponse_StreamType) func([]byte, int64) error {

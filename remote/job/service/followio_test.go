@@ -11,7 +11,8 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-// A message of more than 32 KiB took a buffer of 1 MiB, which both ends cleared: a fifth of what following a log costs.
+// Symptom: a message of more than 32 KiB took a buffer of 1 MiB, which both ends cleared: a fifth of the cost of
+// following a log.
 func TestAMessageOfALogFitsABufferOf32KiB(t *testing.T) {
 	piece := make([]byte, maxPiece)
 	require.LessOrEqual(t, proto.Size(&pb.FollowIOResponse{

@@ -144,7 +144,7 @@ func TestJobsThatMisbehaveFailByTheirCauseAndHarmNoOther(t *testing.T) {
 			"- {name: a, script: 'rm -r $(dirname ${{ output_file }})'}", "read output file: the step has removed it",
 		},
 		"init killed": {
-			"- {name: a, script: 'kill -9 $PPID; sleep 4744'}", "the init that held it ended before it",
+			"- {name: a, script: 'kill -9 $PPID; sleep 4744'}", "its init process ended first",
 		},
 		"group killed":           {"- {name: a, script: 'kill -9 0'}", "exit status 137"},
 		"work directory removed": {"- {name: a, script: 'rmdir $PWD'}\n- {name: b, script: echo}", `step "b": start`},

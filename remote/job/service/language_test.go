@@ -21,7 +21,7 @@ const givingJob = `
         cat ${{ vars.FILE }}; echo ${{ vars.PLAIN }}
 `
 
-func TestFollowTellsOfNestedStepsAndTheirOutputs(t *testing.T) {
+func TestFollowSendsNestedStepsAndTheirOutputs(t *testing.T) {
 	h := newHarness(t)
 	req := yaml("1", givingJob)
 	req.Variables = []*pb.Variable{{Key: "FILE", Value: "content\n", File: true}, {Key: "PLAIN", Value: "plain"}}
@@ -39,7 +39,7 @@ func TestFollowTellsOfNestedStepsAndTheirOutputs(t *testing.T) {
 	}
 }
 
-func TestFollowTellsTheOutputsOfAJobWithoutItsSecrets(t *testing.T) {
+func TestFollowSendsTheOutputsOfAJobWithoutItsSecrets(t *testing.T) {
 	h := newHarness(t)
 	req := yaml("1", `
 spec: {outputs: {open: {type: number}, secret: {type: string, sensitive: true}}}
@@ -98,7 +98,7 @@ func TestStepsOfARequestAreAsThoseOfAText(t *testing.T) {
 	require.Equal(t, []string{"a running", "a success", "b running", "b success", "c skipped"}, changes)
 }
 
-func TestResultThatIsTooLargeIsToldWithoutWhatTheStepsGave(t *testing.T) {
+func TestResultThatIsTooLargeIsSentWithoutOutputs(t *testing.T) {
 	small := &pb.FollowResponse{Result: &pb.StepResult{Outputs: map[string]*pb.StepResult_Output{"a": {Value: "x"}}}}
 	require.NotEmpty(t, fit(small).GetResult().GetOutputs())
 

@@ -32,7 +32,7 @@ func (m *manager) FollowLogs(
 	req *runnerproto.FollowLogsRequest, stream grpc.ServerStreamingServer[runnerproto.FollowLogsResponse],
 ) error {
 	if req.GetOffset() < 0 {
-		return status.Error(codes.InvalidArgument, "offset: an offset is not negative")
+		return status.Error(codes.InvalidArgument, "offset: use an offset that is not negative")
 	}
 	send := func(piece []byte, _ int64) error { return stream.Send(&runnerproto.FollowLogsResponse{Data: piece}) }
 	return follow(m.store, req.GetId(), func(f *job.Follower) error {

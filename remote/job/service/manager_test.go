@@ -84,7 +84,7 @@ func (h *harness) status(id string) *runnerproto.Status {
 	return resp.GetJobs()[0]
 }
 
-func TestManagersServiceHasTheNamesAndNumbersTheManagerKnows(t *testing.T) {
+func TestManagersServiceHasTheNamesAndNumbersTheManagerExpects(t *testing.T) {
 	h := newHarness(t)
 	var methods, fields []string
 	service := runnerproto.File_runnerproto_runner_proto.Services().Get(0)
@@ -183,7 +183,7 @@ func TestManagersStepsAreTwoDocumentsAndTheSameIDTwiceIsOneJob(t *testing.T) {
 	}
 }
 
-// The same steps ran by themselves, as a list or as the run of one document, and were refused here.
+// Symptom: steps that ran locally, as a list or as the run of one document, were refused here.
 func TestManagersStepsGetTheNamesThatALocalJobGives(t *testing.T) {
 	h := newHarness(t)
 	h.runManaged(managed("1", "- script: echo hi\n- run: [{script: echo inner}]\n- {name: last, script: 'true'}\n"))

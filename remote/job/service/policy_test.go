@@ -29,7 +29,7 @@ func TestManagersJobsHaveTheEnvironmentThatGitLabDocuments(t *testing.T) {
 	h.runManaged(req)
 	require.Equal(t, "Running step \"a\"\n[of the request]\n", h.logs(h.manager, "overridden", 0, ""))
 
-	// Our own service passes what its caller asks for.
+	// Our own service passes the variables that its caller asks for.
 	for id, c := range map[string]struct {
 		pass []string
 		want string

@@ -40,7 +40,7 @@ func (r *runner) Follow(req *pb.FollowRequest, stream grpc.ServerStreamingServer
 		return stream.Send(fit(m))
 	}
 	if req.GetFrom() < 0 {
-		return status.Error(codes.InvalidArgument, "from: a number of changes is not negative")
+		return status.Error(codes.InvalidArgument, "from: use a number of changes that is not negative")
 	}
 	return follow(r.store, req.GetId(), func(f *job.Follower) error {
 		for n := int(req.GetFrom()); ; n++ {

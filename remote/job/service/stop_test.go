@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc"
 )
 
-func TestStopIsNotHeldUpByAConnectionOnWhichNobodySpeaks(t *testing.T) {
+func TestStopDoesNotWaitForASilentConnection(t *testing.T) {
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	ln := Track(inner)

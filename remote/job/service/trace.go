@@ -15,7 +15,7 @@ import (
 // Trace implements the StepRunner service.
 func (r *runner) Trace(req *pb.TraceRequest, stream grpc.ServerStreamingServer[pb.TraceResponse]) error {
 	if req.GetOffset() < 0 {
-		return status.Error(codes.InvalidArgument, "offset: it is not negative")
+		return status.Error(codes.InvalidArgument, "offset: use an offset that is not negative")
 	}
 	return follow(r.store, req.GetId(), func(f *job.Follower) error {
 		if _, _, err := f.Wait(stream.Context()); err != nil {

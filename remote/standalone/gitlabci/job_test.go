@@ -170,7 +170,7 @@ j:
 	}
 }
 
-func TestWhatIsNotDoneIsToldOnce(t *testing.T) {
+func TestIgnoredKeysAreNoticedOnce(t *testing.T) {
 	j := job(t, `
 image: alpine
 default: {cache: {key: x}}

@@ -61,7 +61,7 @@ func (f *File) policy(name string, n *yaml.Node, e *expander) (parts []bool) {
 		case "changes":
 			match = f.changed(value, e)
 		case "kubernetes":
-			f.notice(name + ":kubernetes (it counts as not there)")
+			f.notice(name + ":kubernetes (treated as missing)")
 		}
 		parts = append(parts, match)
 	}

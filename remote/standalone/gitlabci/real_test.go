@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The files of testdata/real use what files of real projects do.
+// The files of testdata/real use the same keys as files of real projects.
 func TestFilesOfRealShapes(t *testing.T) {
 	dir := filepath.Join("testdata", "real")
 	read := func(name string, given ...Variable) *File {

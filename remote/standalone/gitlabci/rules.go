@@ -112,7 +112,7 @@ func (f *File) changed(n *yaml.Node, e *expander) bool {
 	if !known {
 		var err error
 		if paths, err = f.cfg.Changed(base); err != nil {
-			f.notice(fmt.Sprintf("changes of rules (they count as there: %v)", err))
+			f.notice(fmt.Sprintf("changes of rules (treated as changed: %v)", err))
 		}
 		f.changes[base] = paths
 	}
@@ -123,7 +123,7 @@ func (f *File) changed(n *yaml.Node, e *expander) bool {
 func (f *File) exists(n *yaml.Node, e *expander) bool {
 	patterns := f.patterns("exists", n, []string{"paths", "project", "ref"}, e)
 	if !isNull(find(n, "project")) {
-		f.notice("exists of another project (it counts as not there)")
+		f.notice("exists of another project (treated as missing)")
 		return false
 	}
 	paths, err := f.list()

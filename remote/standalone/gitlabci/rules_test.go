@@ -169,7 +169,7 @@ j:
 	cfg.Changed = func(string) ([]string, error) { return nil, errors.New("no such branch") }
 	notices, v = told(t, text, cfg)
 	require.Equal(t, "docs", v["V"])
-	require.Contains(t, notices, "changes of rules (they count as there: no such branch)")
+	require.Contains(t, notices, "changes of rules (treated as changed: no such branch)")
 	cfg.Changed = nil
 	_, v = told(t, text, cfg)
 	require.Equal(t, "docs", v["V"], "nothing is known")

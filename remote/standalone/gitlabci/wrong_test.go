@@ -169,7 +169,7 @@ func requirePlaced(t *testing.T, err error) {
 
 // A job that starts another pipeline is legal, though only a server can run it; validate refused the file. Stages and
 // needs that do not exist passed, and GitLab refuses the file.
-func TestCheckKnowsThePipeline(t *testing.T) {
+func TestCheckUsesTheStagesAndJobsOfThePipeline(t *testing.T) {
 	const usual = " a stage that does not exist; there are .pre, build, test, deploy, .post"
 	for text, want := range map[string]string{
 		"a: {script: [x]}\nb: {trigger: {include: child.yml}, stage: deploy, needs: [a]}\n": "",

@@ -110,7 +110,7 @@ func writeKey(t testing.TB, kind string) (key in_toto.Key) {
 	return key
 }
 
-func TestSignedStatementTellsWhatDiffers(t *testing.T) {
+func TestSignedStatementListsDifferences(t *testing.T) {
 	tr, dir := sample(t), t.TempDir()
 	data, err := tr.Encode()
 	require.NoError(t, err)

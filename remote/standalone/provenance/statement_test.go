@@ -172,7 +172,7 @@ var digestForms = map[string]*regexp.Regexp{
 	"gitCommit": regexp.MustCompile(`^[0-9a-f]{40}$`), "gitTree": regexp.MustCompile(`^[0-9a-f]{40}$`),
 }
 
-// requireResource requires that r is a ResourceDescriptor by its specification, beyond what the library looks at.
+// requireResource requires that r is a ResourceDescriptor by its specification. It is stricter than the library.
 func requireResource(t testing.TB, r *intoto.ResourceDescriptor) {
 	t.Helper()
 	require.NoError(t, r.Validate())
@@ -323,7 +323,8 @@ func TestNamesOfATraceThatMeansHarmLeadNowhere(t *testing.T) {
 	requireStatement(t, data, SLSA, &slsa.Provenance{})
 }
 
-// A signed link of a step deep below others got a name that no file can have, and one of two links replaced the other.
+// Symptom: a signed link of a deeply nested step got a name that is too long for a file, and one of two links replaced
+// the other.
 func TestSignedLinksHaveNamesThatFilesCanHave(t *testing.T) {
 	signer, _ := newSigner(t, "ed25519")
 	deep := func(levels int) *trace.Trace {

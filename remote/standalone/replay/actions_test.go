@@ -50,7 +50,7 @@ func TestActionsOfAWorkflowAreRepeatedByTheirCommit(t *testing.T) {
 	require.True(t, strings.HasPrefix(elsewhere.log.String(), "hello mona\n"))
 }
 
-func TestReplayTellsThatAnImageIsAnother(t *testing.T) {
+func TestReplayReportsAChangedImage(t *testing.T) {
 	project := func(digit string) *trial {
 		tr := newTrial(t)
 		tr.file("bin/docker", "#!/bin/sh\ncase $1 in\nimage) echo 'sha256:"+strings.Repeat(digit, 64)+" []';;\n"+

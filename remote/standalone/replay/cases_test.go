@@ -131,7 +131,7 @@ func pointer(text string) string {
 	return "/" + strings.NewReplacer("[", "/", "]", "", ".", "/").Replace(text)
 }
 
-// remotes makes the repositories. push gives them what they get later.
+// remotes makes the repositories. push updates them later.
 func (c *testCase) remotes(t *testing.T, tr *trial) (push func()) {
 	tr.mirrors = map[string]string{}
 	var later []func()
@@ -149,7 +149,7 @@ func (c *testCase) remotes(t *testing.T, tr *trial) (push func()) {
 	}
 }
 
-// fault does what the case says goes wrong between the two runs.
+// fault injects the case's fault between the two runs.
 func (c *testCase) fault(t *testing.T, tr *trial, first *trace.Trace) *trace.Trace {
 	switch c.Fault {
 	case "":
@@ -166,7 +166,7 @@ func (c *testCase) fault(t *testing.T, tr *trial, first *trace.Trace) *trace.Tra
 	}
 }
 
-// export checks what a case of the kind provenance says of statements.
+// export checks the expectations of a provenance case about statements.
 func (c *testCase) export(t *testing.T, first *trace.Trace) {
 	data, err := first.Encode()
 	require.NoError(t, err)
@@ -196,7 +196,7 @@ func (c *testCase) export(t *testing.T, first *trace.Trace) {
 	}
 }
 
-// at returns what is at predicate.materials[0].digest.
+// at returns the value at predicate.materials[0].digest, for example.
 func at(t *testing.T, tree any, path string) any {
 	t.Helper()
 	for _, key := range strings.Split(pointer(path), "/")[1:] {

@@ -19,10 +19,10 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace/inspect"
 )
 
-// patience bounds the waits of tests for what must happen; none of them takes it.
+// patience bounds the waits of tests for events that must happen. No test needs all of it.
 const patience = 30 * time.Second
 
-// echo is a step that says what it is given, and has that as its output.
+// echo is a step that prints its input, and has it as its output.
 const echo = `spec:
   inputs:
     message: {type: string}
@@ -58,7 +58,7 @@ func (tr *trial) file(name, text string) {
 	require.NoError(tr.t, os.WriteFile(path, []byte(text), 0o644))
 }
 
-// buffer collects what is written.
+// buffer collects the written bytes.
 type buffer struct {
 	mu sync.Mutex // guards the following
 	b  bytes.Buffer

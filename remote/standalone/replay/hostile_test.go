@@ -107,7 +107,7 @@ func TestComponentsThatMeanHarmAreRefused(t *testing.T) {
 	}
 }
 
-// A trace that says that something else was run than its definition has does not make that run.
+// If a trace says that another command was run than its definition has, that command does not run.
 func TestEditedCommandIsNotRun(t *testing.T) {
 	tr := newTrial(t)
 	tr.file("echo/step.yml", echo)

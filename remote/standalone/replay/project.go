@@ -46,7 +46,7 @@ func changedLocals(id *trace.Identity, paths *recording.Paths) (reasons []string
 // checkLocal compares the step in dir with its digests: first its file, then the whole directory.
 func checkLocal(c *trace.Component, dir string) error {
 	if !filepath.IsAbs(dir) || c.File == "" || strings.Contains(c.File, "/") || c.Digest[trace.SHA256] == "" {
-		return errors.New("the trace does not tell its directory, or its digest")
+		return errors.New("the trace has no directory or no digest of it")
 	}
 	data, err := readDefinition(filepath.Join(dir, c.File))
 	if err != nil {

@@ -93,7 +93,7 @@ func TestFailedJobFailsTheSameWay(t *testing.T) {
 	require.Equal(t, new(3), result.ExitCode)
 }
 
-func TestWhatIsDifferentIsNamed(t *testing.T) {
+func TestDifferencesAreNamed(t *testing.T) {
 	tr := newTrial(t)
 	tr.file(
 		"rand/step.yml",
@@ -119,7 +119,7 @@ func TestWhatIsDifferentIsNamed(t *testing.T) {
 	require.Equal(t, `1`, written.Identity.Steps[0].Outputs["v"].Value.Text(), "that of the first run that was different")
 }
 
-func TestJobIsGivenWhatItWasGiven(t *testing.T) {
+func TestReplayedJobGetsTheSameInputsVariablesAndEnvironment(t *testing.T) {
 	t.Setenv("LANG", "en_GB.UTF-8")
 	tr := newTrial(t)
 	tr.vars = []engine.Variable{
@@ -340,7 +340,7 @@ func TestSecretInTheTextOfAJobIsGivenByItsPlace(t *testing.T) {
 	}
 }
 
-func TestWhatRunsIsTheTextOfTheTrace(t *testing.T) {
+func TestReplayRunsTheTextOfTheTrace(t *testing.T) {
 	tr := newTrial(t)
 	const text = "# A comment.\n- {name: a, script: 'echo a'}\n"
 	first := tr.record(text)

@@ -50,7 +50,7 @@ func TestArchiveOfTheProjectIsRepeatedWhereTheProjectIs(t *testing.T) {
 	require.Contains(t, elsewhere.refused(first), "no such file")
 }
 
-func TestPrivateStepIsRepeatedForWhomItsServerAdmits(t *testing.T) {
+func TestPrivateStepIsRepeatedOnlyWithCredentialsThatItsServerAccepts(t *testing.T) {
 	const token = "glcbt-abcdef123456"
 	root := t.TempDir()
 	server := fetchtest.ServeGit(t, root)

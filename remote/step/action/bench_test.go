@@ -16,7 +16,7 @@ import (
 )
 
 // BenchmarkSteps measures a step of a composite action beside a plain script of the engine, and a node action beside
-// node itself. The two take turns, so that what else the machine does troubles both alike.
+// node itself. The two take turns, so that other load on the machine affects both alike.
 func BenchmarkSteps(b *testing.B) {
 	const steps = 20
 	job := func(b *testing.B, prepare func(*trial)) func() {

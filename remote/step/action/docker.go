@@ -126,7 +126,7 @@ func (x *running) image(
 	if id := x.imageID(ctx, docker, name, env); id != "" {
 		return id, found
 	}
-	return "", x.failed(a, fmt.Errorf("%s does not tell the digest of its image %.160q", docker, name))
+	return "", x.failed(a, fmt.Errorf("%s did not print the digest of its image %.160q", docker, name))
 }
 
 var (
@@ -238,7 +238,7 @@ func (x *running) build(
 	if text := strings.TrimSpace(string(id)); err == nil && imageID().MatchString(text) {
 		return text, o
 	}
-	return "", x.failed(a, fmt.Errorf("%s build does not tell the digest of the image", docker))
+	return "", x.failed(a, fmt.Errorf("%s build did not print the digest of the image", docker))
 }
 
 // dockerRun returns the command that runs a container, and the environment in it.

@@ -142,7 +142,7 @@ func TestRemoteActionsNestAndAreRecordedByTheirCommit(t *testing.T) {
 	tr.succeed()
 }
 
-func TestActionsThatCannotBeHadFailTheirStep(t *testing.T) {
+func TestUnavailableActionsFailTheirStep(t *testing.T) {
 	mirror := t.TempDir()
 	repository(t, mirror, "octo/empty", "v1", map[string]string{"README.md": "x"})
 	tr := newTrial(t)
@@ -228,7 +228,7 @@ func TestStepCanOnlyHarmItself(t *testing.T) {
 }
 
 // The files of a step that has not used them become those of the next one. It must not be told apart from new ones.
-func TestNextStepHasCommandFilesThatNobodyElseUses(t *testing.T) {
+func TestNextStepHasCommandFilesOfItsOwn(t *testing.T) {
 	tr := newTrial(t)
 	tr.workflow(`- id: unused
   run: |
@@ -257,7 +257,7 @@ func TestNextStepHasCommandFilesThatNobodyElseUses(t *testing.T) {
 	require.Equal(t, map[string]string{"own": "1"}, texts(res.Steps[0].Steps[2].Outputs))
 }
 
-func TestWhatIsNotThereIsEmpty(t *testing.T) {
+func TestUnsupportedContextsAndVariablesAreEmpty(t *testing.T) {
 	tr := newTrial(t)
 	tr.workflow(`- run: |
     echo "LD_LIBRARY_PATH=/own/lib" >> "$GITHUB_ENV"

@@ -294,7 +294,7 @@ func TestWholeJobAsSteps(t *testing.T) {
 	require.Equal(t, commit+" built by v1\n", tr.stdout.String())
 }
 
-func TestBuiltInStepsRunOurOwnProgramWhateverABuildHasPutInItsPlace(t *testing.T) {
+func TestBuiltInStepsRunOurOwnProgramEvenIfABuildHasReplacedItsFile(t *testing.T) {
 	tr := newTrial(t, `
 - name: replace
   script: |

@@ -110,7 +110,7 @@ func TestInputsHaveALimit(t *testing.T) {
 	}).fail(`step "use": input "message": the value has 5000000 bytes, the limit is 4194304; pass large data in a file`)
 }
 
-func TestWhatIsKnownToBeWrongFailsBeforeTheFirstStep(t *testing.T) {
+func TestVisibleMistakesFailTheJobBeforeTheFirstStep(t *testing.T) {
 	for name, tc := range map[string]struct{ file, text, want string }{
 		"misspelt key": {"b/step.yml", "{}\n---\nexec: {comand: [a]}\n", `step "b": b/step.yml:3:8: unknown key ` +
 			`"comand", did you mean "command"?`},
@@ -191,7 +191,7 @@ func TestStepThatCallsItselfFails(t *testing.T) {
 	require.Contains(t, res.Message, "the steps call each other beyond a depth of 32; does one of them call itself?")
 }
 
-// Elsewhere steps that called each other did so without an end, and went on when the job was closed.
+// In other step runners, steps that called each other ran forever, even after the job was closed.
 func TestStopEndsStepsThatCallEachOtherInACircle(t *testing.T) {
 	// If Stop comes just before an always step, that step and those below it have their own time.
 	soon := func(c *Config) { c.AlwaysLimit = 100 * time.Millisecond }
@@ -224,7 +224,7 @@ func TestJobRunsABoundedNumberOfSteps(t *testing.T) {
 }
 
 // 101 steps that call 98 each, and the first one: 10,000.
-func TestJobMayRunTenThousandStepsAndNoneMore(t *testing.T) {
+func TestJobMayRunTenThousandStepsAndNoMore(t *testing.T) {
 	calls := func(n int, step string) string {
 		var text strings.Builder
 		text.WriteString("{}\n---\nrun:\n")
@@ -275,7 +275,7 @@ func TestRemoteStepsNeedAFetcher(t *testing.T) {
 		fail(`step "a": fetch https://example.com/a@v1: no route`)
 }
 
-func TestFetchedStepCannotReferToWhatIsOutside(t *testing.T) {
+func TestFetchedStepCannotReferToFilesOutside(t *testing.T) {
 	root := t.TempDir()
 	for name, text := range map[string]string{
 		"in/step.yml":      "{}\n---\nrun: [{name: i, step: ../other}]\n",
@@ -339,7 +339,7 @@ delegate: e
 	for dir, want := range map[string]string{
 		"missing": `step "a": missing output "a": the step did not give it, and it has no default`,
 		"wrong":   `step "a": output "a": the value is a number, and must be a string`,
-		"skipped": `step "a": outputs: the step "e", whose outputs they are, did not run`,
+		"skipped": `step "a": outputs: the step "e", which should provide them, did not run`,
 	} {
 		newTrial(t, "- {name: a, step: ./"+dir+"}").files(files).fail(want)
 	}
@@ -365,7 +365,7 @@ exec: {command: [sh, -c, 'echo "{\"name\":\"v\",\"value\":\"alone\"}" > ${{ outp
 	require.Equal(t, "alone", res.Outputs["v"].Text())
 }
 
-func TestNestedListsSeeWhatIsAroundThem(t *testing.T) {
+func TestNestedListsSeeTheStepsAroundThem(t *testing.T) {
 	tr := newTrial(t, `
 - {name: a, step: ./echo, inputs: {message: outer}}
 - name: group
@@ -382,7 +382,7 @@ func TestNestedListsSeeWhatIsAroundThem(t *testing.T) {
 	require.Equal(t, []string{"a success", "b success", "c success"}, statuses(res.Steps[1].Steps))
 }
 
-func TestMessageOfANestedFailureTellsTheWay(t *testing.T) {
+func TestMessageOfANestedFailureNamesTheSteps(t *testing.T) {
 	res := newTrial(t, `- {name: outer, step: ./o}`).
 		files(map[string]string{"o/step.yml": "{}\n---\nrun: [{name: inner, script: exit 5}, {name: rest, script: x}]\n"}).
 		fail(`step "outer": step "inner": exec: exit status 5`)

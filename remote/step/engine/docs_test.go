@@ -11,7 +11,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// example is a job of a page, with the files it needs and what comes of it.
+// example is a job of a page, with the files it needs and the expected result.
 type example struct {
 	job    string
 	files  map[string]string
@@ -72,7 +72,7 @@ func (e *example) archives(t *testing.T) map[string]string {
 	return files
 }
 
-func TestExamplesOfTheLanguagesPageDoWhatItSays(t *testing.T) {
+func TestExamplesOfTheLanguagePageAreRight(t *testing.T) {
 	all := examples(t, "../../../docs/language.md")
 	require.Greater(t, len(all), 10)
 	for _, e := range all {

@@ -81,7 +81,7 @@ func TestErrorsOfFetchedStepsSayWhereTheyAre(t *testing.T) {
 			`not exist`)
 }
 
-func TestBranchIsOneCommitForTheWholeJob(t *testing.T) {
+func TestBranchIsTheSameCommitForTheWholeJob(t *testing.T) {
 	s, all := serveSteps(
 		t,
 		map[string]map[string]string{"c/echo": {"steps/step.yml": says("first"), "steps/b/step.yml": says("first")}},

@@ -18,10 +18,10 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// patience bounds the waits of tests for what must happen; none of them takes it.
+// patience bounds the waits of tests for events that must happen. No test needs all of it.
 const patience = 3 * time.Minute
 
-// output collects what a job writes and tells when a text has come.
+// output collects the output of a job and reports when a text has come.
 type output struct {
 	mu    sync.Mutex // guards the following
 	text  bytes.Buffer

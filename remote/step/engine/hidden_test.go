@@ -13,7 +13,7 @@ import (
 )
 
 func TestSecretInAStructIsOneHoweverJSONWritesIt(t *testing.T) {
-	// Symptom: JSON writes a quotation mark otherwise, and what was not found was told to whoever asked.
+	// Symptom: JSON writes a quotation mark in another way, so the secret was not found and was shown.
 	tr := newTrial(t, `
 - {name: a, step: ./a}
 - {name: list, step: ./list}
@@ -58,7 +58,7 @@ func (failingFetcher) Fetch(context.Context, *pb.Reference, component.Credential
 	return nil, errors.New("open /no\xffwhere")
 }
 
-func TestMessageIsTextWhateverIsQuotedInIt(t *testing.T) {
+func TestMessageIsValidTextWithAnyQuotedBytes(t *testing.T) {
 	newTrial(t, "- {name: a, step: example.com/a@v1}\n", func(c *Config) { c.Fetcher = failingFetcher{} }).
 		fail("step \"a\": fetch https://example.com/a@v1: open /no\uFFFDwhere")
 }

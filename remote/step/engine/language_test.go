@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestExpressionsKnowWhatIsAroundThem(t *testing.T) {
+func TestExpressionsSeeTheNamesAroundThem(t *testing.T) {
 	tr := newTrial(t, `
 env: {LEVEL: "${{ env.BASE }}-job"}
 run:
@@ -80,7 +80,7 @@ func TestValuesAreNotExpandedAgain(t *testing.T) {
 	require.Equal(t, strings.Repeat("${{ vars.SECRET }}\n", 3), tr.stdout.String())
 }
 
-// Elsewhere values were pasted into YAML, and a newline in one could add a step.
+// Other step runners paste values into YAML, so a newline in a value can add a step.
 func TestValuesCannotAddSteps(t *testing.T) {
 	const trick = "x'}\n- {name: more, script: 'echo injected'}\n# \"]}"
 	tr := newTrial(t, `
@@ -170,7 +170,7 @@ func TestTimeoutWaitsForTheGraceAndKills(t *testing.T) {
 	require.Regexp(t, `^step "a": timeout: the step "a" ran for longer than 100ms: exit status (137|143)$`, res.Message)
 }
 
-func TestStopInANestedListRunsWhatAlwaysRuns(t *testing.T) {
+func TestStopInANestedListRunsStepsThatAlwaysRun(t *testing.T) {
 	tr := newTrial(t, `
 - name: outer
   run:
@@ -263,7 +263,7 @@ func TestVariableWithAPathForAKeyIsRefused(t *testing.T) {
 	require.Equal(t, "the job variable A is given twice", res.Message)
 }
 
-func TestDefinitionLearnsOnlyWhatItRequests(t *testing.T) {
+func TestDefinitionSeesOnlyTheVariablesItRequests(t *testing.T) {
 	tr := newTrial(t, `
 env: {SAID: here}
 run:
@@ -323,7 +323,7 @@ exec: {command: [sh, -c, 'echo "{\"name\":\"secret\",\"value\":\"pa55word\"}" > 
 	require.Contains(t, res.Message, "[MASKED]")
 }
 
-func TestWhatHasASecretInItIsOne(t *testing.T) {
+func TestValueThatContainsASecretIsSensitive(t *testing.T) {
 	tr := newTrial(t, `
 - {name: a, script: 'echo "{\"name\":\"URL\",\"value\":\"https://${{ vars.TOKEN }}@host\"}" > ${{ export_file }}'}
 - {name: b, script: 'echo ${{ env.URL }}'}

@@ -9,7 +9,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-func TestStepThatMayFailLeavesTheJobAsItIs(t *testing.T) {
+func TestStepThatMayFailDoesNotFailTheJob(t *testing.T) {
 	tr := newTrial(t, `run:
   - {name: a, script: exit 3}
   - {name: b, script: "echo ${{ steps.a.status }}"}

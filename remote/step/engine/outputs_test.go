@@ -116,7 +116,7 @@ func TestOutputFileHasALimit(t *testing.T) {
 			`project`)
 }
 
-func TestWhatStepsGiveIsBoundedInAll(t *testing.T) {
+func TestOutputsOfAllStepsAreBoundedTogether(t *testing.T) {
 	tr := writer(
 		t,
 		"{v: {type: string}}",
@@ -165,7 +165,7 @@ func TestFilesOfAStepArePrivateAndItsOwn(t *testing.T) {
 	require.Equal(t, "600\n600\n700\nother\n", tr.stdout.String())
 }
 
-func TestFilesOfAStepAreMadeOnlyIfItIsToldOfThem(t *testing.T) {
+func TestFilesOfAStepAreMadeOnlyIfItKnowsTheirPaths(t *testing.T) {
 	tr := newTrial(t, `
 - {name: a, script: 'ls $DIR', env: {DIR: "${{ vars.DIR }}"}}
 - {name: b, exec: {command: [sh, -c, 'ls $DIR']}, env: {DIR: "${{ vars.DIR }}", OUT: "${{ output_file }}"}}

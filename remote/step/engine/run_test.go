@@ -46,7 +46,7 @@ func TestJobStopsAtTheFirstStepThatFails(t *testing.T) {
 	require.Equal(t, "one\n", tr.stdout.String())
 }
 
-func TestWhenSaysAfterWhatAStepRuns(t *testing.T) {
+func TestWhenDecidesWhetherAStepRunsAfterAFailure(t *testing.T) {
 	const cleanup = `
 - {name: failed, script: exit 4, when: on_failure}
 - {name: ok, script: "true"}
@@ -176,8 +176,9 @@ func children(t *testing.T) int {
 	return n
 }
 
-// A machine that can open no more files, or start no more processes, failed jobs in the name of their scripts.
-func TestWhatTheMachineFailsOfIsNotTheStepsFailure(t *testing.T) {
+// Symptom: a machine that could open no more files, or start no more processes, failed jobs as if their scripts had
+// failed.
+func TestFailureOfTheMachineIsNotTheStepsFailure(t *testing.T) {
 	for name, c := range map[string]struct {
 		err    error
 		system bool

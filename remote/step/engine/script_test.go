@@ -89,7 +89,8 @@ func TestScriptThatCannotBeWrittenFailsTheStep(t *testing.T) {
 	require.Contains(t, res.Message, "no such file or directory")
 }
 
-// A file system that was read-only when a step ended has kept its script: the next step failed of that.
+// Symptom: the file system was read-only when a step ended, so its script stayed, and the next step failed because of
+// it.
 func TestScriptOfAnEarlierStepThatCouldNotBeRemovedIsReplaced(t *testing.T) {
 	tr := newTrial(t, "- {name: a, script: echo hi}")
 	left := filepath.Join(tr.place.ScriptDir, "script")

@@ -372,7 +372,7 @@ func (r *Runner) sequenceOutputs(g *frame) (map[string]expr.Value, []string, err
 	if name := g.def.GetDelegate(); name != "" {
 		ran := g.ran[name]
 		if ran == nil || ran.Status != Success {
-			return nil, nil, fmt.Errorf("outputs: the step %q, whose outputs they are, did not run", name)
+			return nil, nil, fmt.Errorf("outputs: the step %q, which should provide them, did not run", name)
 		}
 		if spec.GetSpec().GetDelegate() {
 			return ran.Outputs, nil, nil

@@ -28,7 +28,7 @@ func TestStopLetsAStepCleanUp(t *testing.T) {
 	require.Equal(t, "ready\ncleanup\n", tr.stdout.String())
 }
 
-// A shell that is ended by SIGTERM does not wait for what it was running.
+// A shell that SIGTERM ends does not wait for its running command.
 func TestStopLetsTheChildrenOfTheShellCleanUp(t *testing.T) {
 	tr := newTrial(t, `
 - script: |

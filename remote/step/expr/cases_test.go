@@ -63,7 +63,7 @@ func cases(t *testing.T, folder string) []testCase {
 	return found
 }
 
-func TestTablesOfExpressionsGiveWhatTheySay(t *testing.T) {
+func TestTablesOfExpressionsHaveTheExpectedValues(t *testing.T) {
 	found := 0
 	for _, c := range cases(t, "engine") {
 		if c.Kind != "expr_table" {
@@ -90,7 +90,7 @@ func TestTablesOfExpressionsGiveWhatTheySay(t *testing.T) {
 }
 
 // A case of one expression passes it to a step as the input v, and the step prints V=<v>.
-func TestExpressionsOfStepsGiveWhatTheStepPrints(t *testing.T) {
+func TestExpressionsOfStepsEqualTheOutputOfTheStep(t *testing.T) {
 	found := 0
 	for _, c := range cases(t, filepath.Join("neighbour", "today")) {
 		text, ok := inputV(t, c.StepsYAML)

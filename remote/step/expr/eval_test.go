@@ -195,12 +195,12 @@ func TestAnErrorHasItsPlaceInBytesAndInCharacters(t *testing.T) {
 	require.Equal(t, &Error{Offset: 15, Line: 2, Column: 11, Message: "env.X was not found"}, err)
 }
 
-func TestWhatIsNotReachedIsNotEvaluated(t *testing.T) {
+func TestUnreachedOperandsAreNotEvaluated(t *testing.T) {
 	require.Equal(t, "a", eval(t, nil, "${{ 'a' || 1 / 0 }}").Text())
 	require.Equal(t, "false", eval(t, nil, "${{ false && none.x && none }}").Text())
 }
 
-func TestAnErrorInAPartIsTheErrorOfTheWhole(t *testing.T) {
+func TestAnErrorInAPartIsTheErrorOfTheExpression(t *testing.T) {
 	for _, text := range []string{
 		"${{ none }}", "a ${{ none }}", `${{ "a${{ none }}" }}`, "${{ [1, none] }}", "${{ {a: none} }}", "${{ {(none): 1} }}",
 		"${{ str(none) }}", "${{ none.a }}", "${{ env[none] }}", "${{ -none }}", "${{ !none }}", "${{ none + 1 }}",

@@ -101,7 +101,7 @@ func TestAValueHasAtMost100Levels(t *testing.T) {
 	require.ErrorIs(t, err, errDepth)
 }
 
-func TestNewRefusesWhatAmountsToTooMuch(t *testing.T) {
+func TestNewRefusesSharedValuesThatAreTooLargeTogether(t *testing.T) {
 	cycle := map[string]any{}
 	cycle["a"], cycle["b"] = cycle, cycle
 	_, err := New(cycle)

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestWhatIsComputedFromASensitiveValueIsSensitive(t *testing.T) {
+func TestValueComputedFromASensitiveOneIsSensitive(t *testing.T) {
 	for text, want := range map[string]bool{
 		"${{ vars.TOKEN }}":                       true,
 		"x ${{ vars.TOKEN }} y":                   true,
@@ -80,7 +80,7 @@ func TestASensitiveValueIsNotPrinted(t *testing.T) {
 	require.Equal(t, "open", fmt.Sprint(value(t, "open")))
 }
 
-func TestMarkSensitiveLeavesTheOriginalAsItIs(t *testing.T) {
+func TestMarkSensitiveDoesNotChangeTheOriginal(t *testing.T) {
 	v := value(t, []any{"a"})
 	marked := v.MarkSensitive()
 	require.True(t, marked.Sensitive())

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestTextAroundExpressionsStaysAsItIs(t *testing.T) {
+func TestTextAroundExpressionsIsUnchanged(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                                   "",
 		"$ $$ $X ${X} {{ }} $[[ inputs.x ]]": "$ $$ $X ${X} {{ }} $[[ inputs.x ]]",
@@ -89,7 +89,7 @@ func TestLiteralIsTheTextOfATemplateWithoutExpressions(t *testing.T) {
 	require.False(t, ok)
 }
 
-func TestReferencesTellWhatIsReadAndWhere(t *testing.T) {
+func TestReferencesHaveTheNamesAndTheirPlaces(t *testing.T) {
 	for text, want := range map[string][]string{
 		"plain ${{ 1 + str(2) }}":                   nil,
 		"${{ env }}":                                {"4 env"},

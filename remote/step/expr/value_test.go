@@ -51,7 +51,7 @@ func TestNewTakesTheTypesOfGoThatFit(t *testing.T) {
 	}
 }
 
-func TestNewRefusesWhatIsNoValue(t *testing.T) {
+func TestNewRefusesUnknownTypes(t *testing.T) {
 	for want, x := range map[string]any{
 		"an expression cannot have a value of the type struct {}": struct{}{},
 		"an expression cannot have a value of the type []int":     []any{[]int{1}},

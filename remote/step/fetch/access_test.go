@@ -28,7 +28,7 @@ func (h *gitHost) private() Login {
 	return loginAt(h.URL, user, secret)
 }
 
-func TestPrivateRepositoryIsServedToWhomItsServerStillServes(t *testing.T) {
+func TestPrivateRepositoryNeedsCredentialsThatItsServerStillAccepts(t *testing.T) {
 	h := newGitHost(t)
 	commit := h.echo("c/private")
 	login := h.private()
@@ -79,7 +79,7 @@ func TestCredentialsAreOnNoFileWhileTheyAreUsed(t *testing.T) {
 	get(t, s, h.URL+"/c/private@v1", login)
 }
 
-func TestCredentialsAreNotPresentedWhereNobodyAsksForThem(t *testing.T) {
+func TestCredentialsAreNotPresentedUnlessTheServerAsksForThem(t *testing.T) {
 	h := newGitHost(t)
 	h.echo("c/public")
 	h.Before = func(_ http.ResponseWriter, r *http.Request) bool {

@@ -177,7 +177,7 @@ func TestComponentThatWasChangedIsFetchedAgain(t *testing.T) {
 	}
 }
 
-func TestComponentThatWasChangedIsNotReplacedUnderThoseWhoUseIt(t *testing.T) {
+func TestChangedComponentIsNotReplacedWhileItIsInUse(t *testing.T) {
 	s := newStore(t)
 	ref := zipOf(t, "a", "all")
 	c := get(t, s, ref)
@@ -187,7 +187,7 @@ func TestComponentThatWasChangedIsNotReplacedUnderThoseWhoUseIt(t *testing.T) {
 	require.Equal(t, "all", read(t, get(t, s, ref), "a"))
 }
 
-func TestWhatAStepAddsToItsDirectoryIsRemoved(t *testing.T) {
+func TestFilesThatAStepAddsToItsDirectoryAreRemoved(t *testing.T) {
 	s := newStore(t)
 	ref := zipFile(t, fetchtest.Texts(map[string]string{"a": "x", "d/b": "y"}))
 	c := get(t, s, ref)
@@ -204,7 +204,7 @@ func TestWhatAStepAddsToItsDirectoryIsRemoved(t *testing.T) {
 	require.Equal(t, "y", read(t, again, "d/b"))
 }
 
-func TestWhatAStepAddsStaysWhileOthersUseTheComponent(t *testing.T) {
+func TestFilesThatAStepAddsStayWhileOthersUseTheComponent(t *testing.T) {
 	all := stores(t, 2)
 	ref := zipFile(t, fetchtest.Texts(map[string]string{"a": "x", "d/b": "y"}))
 	used := get(t, all[0], ref)
@@ -231,7 +231,7 @@ func TestWhatAStepAddsStaysWhileOthersUseTheComponent(t *testing.T) {
 	}
 }
 
-func TestStepThatAddsFilesDisturbsNobodyWhoChecksThem(t *testing.T) {
+func TestStepThatAddsFilesDoesNotDisturbConcurrentChecks(t *testing.T) {
 	all := stores(t, 3)
 	ref := zipOf(t, "step.yml", stepText)
 	used := get(t, all[0], ref)
@@ -298,7 +298,7 @@ func TestEqualFilesAreOneComponentWhereverTheyCameFrom(t *testing.T) {
 	require.Len(t, components(t, s), 1)
 }
 
-func TestCacheKeepsToItsSizeAndWhatIsInUse(t *testing.T) {
+func TestCacheKeepsToItsSizeAndKeepsComponentsInUse(t *testing.T) {
 	s := newStore(t, func(c *Config) { c.MaxBytes = 4000 })
 	text := func(name string) string { return zipOf(t, name, strings.Repeat(name, 1000)) }
 	refs := map[string]string{"a": text("a"), "b": text("b"), "c": text("c"), "d": text("d"), "e": text("e")}
@@ -343,7 +343,7 @@ func TestSeveralProcessesShrinkAndFetchAtOnce(t *testing.T) {
 	}
 }
 
-func TestWhatIsLeftOfProcessesThatAreGoneIsSwept(t *testing.T) {
+func TestFilesOfDeadProcessesAreSwept(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "cache")
 	c, err := openCache(dir, 1<<20)
 	require.NoError(t, err)
@@ -378,7 +378,7 @@ func deepTree(t *testing.T, dir string) string {
 	return strings.TrimSuffix(strings.Repeat(name+"/", levels), "/")
 }
 
-// An earlier version took archives of any depth, and could neither use nor remove such a component.
+// Symptom: an earlier version accepted archives of any depth, and could neither use nor remove such a component.
 func TestDeepTreesOfTheCacheAreRemoved(t *testing.T) {
 	s := newStore(t)
 	ref := zipOf(t, "step.yml", stepText)
@@ -449,7 +449,7 @@ func TestFullDiskIsToldAndLeavesNothing(t *testing.T) {
 	c.Release()
 }
 
-func TestErrorsOfTheDiskSayWhatToDo(t *testing.T) {
+func TestErrorsOfTheDiskHaveARemedy(t *testing.T) {
 	for _, cause := range []error{
 		syscall.ENOSPC, syscall.EDQUOT,
 		errors.New("git fetch: write: No space left on device"),

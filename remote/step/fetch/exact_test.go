@@ -83,7 +83,7 @@ func TestImageAndArchiveThatWereReplacedAreFetchedAsTheyWere(t *testing.T) {
 	require.ErrorContains(t, err, "digest")
 }
 
-func TestWhatIsNotWhatItWasIsRefused(t *testing.T) {
+func TestChangedComponentIsRefused(t *testing.T) {
 	h := newGitHost(t)
 	h.echo("g/echo")
 	h.echo("g/other")
@@ -116,7 +116,7 @@ func TestWhatIsNotWhatItWasIsRefused(t *testing.T) {
 	require.Equal(t, was.Tree, changed.Is)
 }
 
-func TestOfflineAsksNobody(t *testing.T) {
+func TestOfflineAsksNoServer(t *testing.T) {
 	g, o := newGitHost(t), newOCIHost(t)
 	g.echo("g/echo")
 	o.push(t, "g/echo:1", layer(t, tar.Header{Name: "func.yml", Uname: "one"}))
@@ -143,7 +143,7 @@ func TestOfflineAsksNobody(t *testing.T) {
 	}
 }
 
-func TestSourceKnowsWhatItWasFetchedFrom(t *testing.T) {
+func TestReferenceOfASourceLeadsBackToIt(t *testing.T) {
 	for _, s := range []Source{
 		{Kind: kindGit, Location: "https://h/g/p", Version: "v1"},
 		{Kind: kindZip, Location: "https://h/a.zip", Digest: digestPrefix + "0a"},

@@ -99,7 +99,7 @@ func TestTagComesBeforeBranchOfTheSameName(t *testing.T) {
 	require.Equal(t, "refs/tags/v1", c.ResolvedRef)
 }
 
-func TestFilesAreWhatTheyAreInTheRepository(t *testing.T) {
+func TestFilesAreTheSameAsInTheRepository(t *testing.T) {
 	h := newGitHost(t)
 	commit := h.repository("c/all").Commit("main", fetchtest.Files{
 		".gitattributes":   {Content: "* eol=crlf\nv.txt export-subst\ni.txt export-ignore filter=evil\n"},
@@ -153,8 +153,8 @@ func TestStepOfARepositoryIsNotFoundOutsideOfIt(t *testing.T) {
 	}
 }
 
-// The provenance of a job named the commit that the cache's index claimed; any build of the same user could write
-// another one there.
+// Symptom: the provenance of a job named the commit in the cache's index, which any build of the same user could
+// change.
 func TestFilesAreThoseOfTheirCommit(t *testing.T) {
 	h := newGitHost(t)
 	r := h.repository("c/echo")

@@ -21,7 +21,7 @@ func again(t testing.TB, s *Store, offline bool) *Store {
 	return next
 }
 
-// The names of commits were computed with the modes that git writes today, and without empty directories.
+// Symptom: the names of commits were computed with the modes that git writes today, and without empty directories.
 func TestCommitsThatGitNoLongerMakesAreFetched(t *testing.T) {
 	for _, format := range []string{"sha1", "sha256"} {
 		h := newGitHost(t)
@@ -167,7 +167,7 @@ func TestProofCannotChangeTheFilesOfACommit(t *testing.T) {
 	}
 }
 
-// The cache never had the component of a tag object: each job fetched it again, and a job that was offline could not.
+// Symptom: the cache never had the component of a tag object: each job fetched it again, and an offline job failed.
 func TestTagObjectIsFetchedOnce(t *testing.T) {
 	for _, format := range []string{"sha1", "sha256"} {
 		for name, old := range map[string]bool{"newest protocol": false, "oldest protocol": true} {

@@ -23,7 +23,7 @@ func manyParts(links int) (map[string]string, int) {
 	return all, parts
 }
 
-// An archive of few bytes had a tree of 200,000 such links, and took minutes of processor time that nobody could end.
+// Symptom: a small archive with 200,000 such links took minutes of processor time, and could not be stopped.
 func TestPartsOfThePathsOfLinksAreBounded(t *testing.T) {
 	all, parts := manyParts(60)
 	w := linkWalk{links: all, limit: maxParts}

@@ -27,7 +27,7 @@ func TestAStoreWithoutACacheHasNothingToListPruneOrVerify(t *testing.T) {
 	require.NoError(t, s.Close())
 }
 
-func TestPruneRemovesWhatNoJobUses(t *testing.T) {
+func TestPruneRemovesUnusedComponents(t *testing.T) {
 	s := newStore(t)
 	used := get(t, s, zipOf(t, "a", "used"))
 	old, young := get(t, s, zipOf(t, "a", "old")), get(t, s, zipOf(t, "a", "young"))
@@ -85,7 +85,7 @@ func withVersion(sources []Source, version string) []Source {
 	return sources
 }
 
-func TestVerifyReportsAndRemovesWhatWasChanged(t *testing.T) {
+func TestVerifyReportsAndRemovesChangedComponents(t *testing.T) {
 	s := newStore(t)
 	whole := get(t, s, zipFile(t, fetchtest.Texts(map[string]string{"a": "whole"})))
 	changed, held := get(t, s, zipOf(t, "a", "one")), get(t, s, zipOf(t, "a", "two"))

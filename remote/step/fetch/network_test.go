@@ -24,7 +24,7 @@ import (
 )
 
 // A server with a certificate of an unknown authority is trusted if SSL_CERT_FILE names the authority.
-func TestGitIsFetchedOverTLSFromWhomWeTrust(t *testing.T) {
+func TestGitIsFetchedOverTLSFromTrustedServersOnly(t *testing.T) {
 	h := newGitHost(t)
 	h.echo("group/echo.git")
 	secure := httptest.NewUnstartedServer(h.Config.Handler)
@@ -85,7 +85,7 @@ func TestServerThatFallsSilentIsGivenUp(t *testing.T) {
 	})
 }
 
-// Serve is the parent of its descendants' orphans. Those of a git that was killed stayed as zombies.
+// Symptom: orphans of a killed git stayed as zombies. Serve is the parent of the orphans among its descendants.
 func TestFetchThatIsCutOffLeavesNoProcess(t *testing.T) {
 	require.NoError(t, unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 	t.Cleanup(func() { require.NoError(t, unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)) })

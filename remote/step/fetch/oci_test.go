@@ -205,7 +205,7 @@ func TestRegistryThatLiesIsNotBelieved(t *testing.T) {
 	get(t, s, h.host+"/g/echo:1")
 }
 
-func TestPrivateImageIsServedToWhomItsRegistryServes(t *testing.T) {
+func TestPrivateImageNeedsCredentialsThatItsRegistryAccepts(t *testing.T) {
 	h := newOCIHost(t)
 	digest := h.push(t, "g/echo:1", layer(t, tar.Header{Name: "func.yml", Uname: "x"}))
 	h.password.Store(secret)
@@ -240,7 +240,7 @@ func TestLayersThatMeanHarmAreRefused(t *testing.T) {
 	require.Contains(t, refused(t, s, h.host+"/g/large:1"), "size")
 }
 
-func TestWhatAnImageMayHoldInMemoryIsBounded(t *testing.T) {
+func TestMemoryForAnImageIsBounded(t *testing.T) {
 	h := newOCIHost(t)
 	var upper, lower []tar.Header
 	for i := range 6 {

@@ -60,7 +60,7 @@ func TestManyJobsFetchOnce(t *testing.T) {
 	require.Equal(t, 1, h.Fetches())
 }
 
-func TestManyJobsFetchWhatIsPrivateOnce(t *testing.T) {
+func TestManyJobsFetchAPrivateComponentOnce(t *testing.T) {
 	h := newGitHost(t)
 	h.echo("c/echo")
 	login := h.private()
@@ -88,7 +88,7 @@ func slowHost(t *testing.T) (h *gitHost, asked <-chan struct{}, letGo func()) {
 	return h, first, letGo
 }
 
-func TestSlowHostHoldsUpNobodyElse(t *testing.T) {
+func TestSlowHostDelaysNoOtherJob(t *testing.T) {
 	slow, asked, letGo := slowHost(t)
 	fast := newGitHost(t)
 	fast.echo("c/echo")

@@ -102,7 +102,7 @@ func TestArchiveWithAnotherDigestIsRefused(t *testing.T) {
 	require.Empty(t, components(t, s))
 }
 
-func TestPrivateArchiveIsServedToWhomItsServerServes(t *testing.T) {
+func TestPrivateArchiveNeedsCredentialsThatItsServerAccepts(t *testing.T) {
 	data := fetchtest.Zip(t, fetchtest.Texts(map[string]string{"a": "x"}))
 	h := newZipHost(t, data)
 	h.private = true
@@ -157,7 +157,7 @@ func TestLocalArchiveIsWhereItsReferenceSays(t *testing.T) {
 	require.Len(t, components(t, s), 1)
 }
 
-func TestWhatIsNoArchiveIsRefused(t *testing.T) {
+func TestFileThatIsNotAnArchiveIsRefused(t *testing.T) {
 	whole := fetchtest.Zip(t, fetchtest.Texts(map[string]string{"a": strings.Repeat("x", 1000)}))
 	spoilt := bytes.Clone(whole)
 	spoilt[40] ^= 0xff
@@ -302,7 +302,7 @@ func directories(t testing.TB, names ...string) []byte {
 	return b.Bytes()
 }
 
-// Of an archive of 16 KB with 2,040 nested directories each entry took 13 s, which nothing could end.
+// Symptom: in an archive of 16 KB with 2,040 nested directories each entry took 13 s, and could not be stopped.
 func TestDepthOfAComponentIsBounded(t *testing.T) {
 	s := newStore(t)
 	for name, want := range map[string]string{

@@ -132,7 +132,7 @@ func TestBuiltinStepsTakeAScript(t *testing.T) {
 	require.ErrorContains(t, err, "every line of the script must be a text")
 }
 
-func TestBuiltinStepsAreWhatTheirFilesSay(t *testing.T) {
+func TestBuiltinStepsMatchTheirFiles(t *testing.T) {
 	for name := range builtins {
 		def, err := Builtin(name)
 		require.NoError(t, err)

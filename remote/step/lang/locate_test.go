@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestLocatorReadsWhatAnyParserAccepts(t *testing.T) {
+func TestLocatorReadsAllAcceptedTexts(t *testing.T) {
 	const newer = "spec: {}\n---\nrun:\n- name: a\n  newer: x\n  env:\n    A: x ${{ vars.A }}\n"
 	_, _, err := ParseStepTolerant("func.yml", []byte(newer+"  script: echo\n"))
 	require.NoError(t, err)
@@ -22,7 +22,7 @@ func TestLocatorWithoutThePlaceOfATextHasThatOfItsStep(t *testing.T) {
 	require.Equal(t, "job.yml:1:1", l.Locate(nil, PartOutputs, "${{ vars.A }}", 4))
 }
 
-func TestLocatorWithoutAPlaceFindsNone(t *testing.T) {
+func TestLocatorWithoutAPlaceFindsNothing(t *testing.T) {
 	var none *Locator
 	require.Empty(t, none.Locate(nil, PartEnv, "${{ vars.A }}", 4))
 	for _, text := range []string{"", "- [", strings.Repeat("#", MaxText+1), "- {script: x}"} {

@@ -10,7 +10,7 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-func TestFromProtoCompilesToWhatTheSameYAMLDoes(t *testing.T) {
+func TestFromProtoCompilesLikeTheSameYAML(t *testing.T) {
 	fromProto, err := FromProto([]*pb.Step{
 		{Name: "a", Script: `echo \${{ x }}`, Env: map[string]string{"K": "v", "L": ""}},
 		{Exec: &pb.Exec{Command: []string{"make", ""}, WorkDir: "src"}},

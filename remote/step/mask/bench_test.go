@@ -79,7 +79,7 @@ func BenchmarkWriter(b *testing.B) {
 	}
 }
 
-// BenchmarkAdd is what it costs to have a hundred secrets ready.
+// BenchmarkAdd measures the cost of adding a hundred secrets.
 func BenchmarkAdd(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {

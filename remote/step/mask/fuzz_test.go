@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// FuzzWriter holds three things of any secrets and any text: what a Writer puts out does not depend on how
-// the text is cut, it is what the plainest way gives, and no secret is in it.
+// FuzzWriter checks three properties for any secrets and any text: the output of a Writer does not depend on how the
+// text is cut, it equals the output of the simplest algorithm, and it contains no secret.
 func FuzzWriter(f *testing.F) {
 	f.Add("geheim\x00heimlich", "so geheimlich wie geheim", []byte{3, 1})
 	f.Add("aaaa\x00aaaaaaaa", "aaaaaaaaaaaabaaaa", []byte{1})

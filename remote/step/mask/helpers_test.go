@@ -18,7 +18,7 @@ func newSet(t testing.TB, secrets ...string) *Set {
 	return s
 }
 
-// writeAll returns what a Writer makes of pieces.
+// writeAll returns the output of a Writer for pieces.
 func writeAll(t testing.TB, s *Set, pieces ...string) string {
 	t.Helper()
 	var out bytes.Buffer

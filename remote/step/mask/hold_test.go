@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// slowly writes pieces, with a pause of twice the hold time after each, and returns what is out after each pause.
+// slowly writes pieces, with a pause of twice the hold time after each, and returns the output after each pause.
 func slowly(t *testing.T, s *Set, pieces ...string) (out []string) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -31,7 +31,7 @@ func slowly(t *testing.T, s *Set, pieces ...string) (out []string) {
 	return out
 }
 
-// A prompt that ended in the first letters of a secret waited for the next output, which never came.
+// Symptom: a prompt that ended in the first letters of a secret waited for the next output, which never came.
 func TestPartialLineThatMayBeginASecretIsPassedOnInTime(t *testing.T) {
 	s := newSet(t, "hunter22-and-more")
 	require.Equal(t, []string{"Continue with h", "Continue with home? [y/n] "},

@@ -156,7 +156,7 @@ func TestSetIsBounded(t *testing.T) {
 	require.ErrorIs(t, new(Set).Add(strings.Repeat("x", maxNodes+1)), ErrFull)
 }
 
-func TestWriterHoldsBackOnlyWhatMayBecomeASecret(t *testing.T) {
+func TestWriterHoldsBackOnlyTheBeginningOfASecret(t *testing.T) {
 	var out bytes.Buffer
 	w := newSet(t, "geheim", "heimat!!").NewWriter(&out)
 	for _, c := range []struct{ write, want string }{
@@ -320,8 +320,8 @@ func TestLargeSetsFindAll(t *testing.T) {
 	require.Equal(t, want, writeAll(t, s, strings.Split(text.String(), "")...))
 }
 
-// Two secrets with a form in common, and a third: the forms were compacted in the Set's own list, which had empty ones
-// at its end then.
+// Symptom: with two secrets that have a form in common, and a third one, the forms were compacted in the Set's own
+// list, whose end then had empty forms.
 func TestASecretWithAFormOfAnEarlierOneLeavesTheOthersMasked(t *testing.T) {
 	s := newSet(t, "first-secret")
 	require.Equal(t, "[MASKED]", s.Mask("first-secret"))
@@ -331,7 +331,8 @@ func TestASecretWithAFormOfAnEarlierOneLeavesTheOthersMasked(t *testing.T) {
 	require.Equal(t, "[MASKED] [MASKED]", s.Mask("first-secret second-secret"))
 }
 
-// A program that writes JSON, or quotes a text, showed all of a secret but the characters it put a backslash before.
+// Symptom: a program that writes JSON, or quotes a text, showed all of a secret except for the characters after a
+// backslash.
 func TestSecretsAreReplacedAsTextsOfJSONHaveThem(t *testing.T) {
 	const secret = "pa\"ss\\wo\trd<&>/ä€😀\u2028\x7f" + `\u00ff`
 	s := newSet(t, secret)

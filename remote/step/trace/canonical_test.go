@@ -22,7 +22,7 @@ func value(t testing.TB, x any) expr.Value {
 	return v
 }
 
-// canonicalOf is what the canonical form of an identity with the output x has for it.
+// canonicalOf returns the canonical form of x in the canonical form of an identity with the output x.
 func canonicalOf(t testing.TB, x expr.Value) string {
 	t.Helper()
 	data, err := (&Identity{Outputs: mask.Values{"x": {Value: x}}}).Canonical()
@@ -83,7 +83,7 @@ func TestKeysAreSortedByTheirCodeUnits(t *testing.T) {
 	)
 }
 
-func TestEncodedTraceIsCanonicalAsAWhole(t *testing.T) {
+func TestEncodedTraceIsCanonical(t *testing.T) {
 	data, err := sample(t).Encode()
 	require.NoError(t, err)
 	again, err := jcs.Transform(data)

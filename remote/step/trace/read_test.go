@@ -131,7 +131,7 @@ func TestTraceThatWasReformattedIsTheSame(t *testing.T) {
 	require.Equal(t, string(data), string(encoded(t, read)))
 }
 
-// edited returns a trace in which old was replaced by text. If renew is set its id is that of what it is then.
+// edited returns a trace in which old was replaced by text. If renew is set, its id matches the new identity.
 func edited(t testing.TB, old, text string, renew bool) []byte {
 	t.Helper()
 	data := string(encoded(t, sample(t)))
@@ -159,7 +159,7 @@ func TestEditedTraceIsRefused(t *testing.T) {
 	require.NoError(t, err, "the volatile half has no sum")
 }
 
-func TestWhatIsNoTraceIsRefused(t *testing.T) {
+func TestDataThatIsNotATraceIsRefused(t *testing.T) {
 	salt := string(encoded(t, sample(t)))
 	salt = salt[strings.Index(salt, `"salt":"`) : strings.Index(salt, `"salt":"`)+53]
 	deep := strings.Repeat("[", maxDepth) + strings.Repeat("]", maxDepth)
@@ -178,15 +178,15 @@ func TestWhatIsNoTraceIsRefused(t *testing.T) {
 			`"masked":false,"hmac":"x","value"`, true),
 		"a text is null": edited(t, `"name":"inner","outputs"`,
 			`"condition":{"expr":null},"name":"inner","outputs"`, true),
-		"summed up with hmac-sha256 and a salt of": edited(t, salt, `"salt":"AAAA"`, false),
-		"cannot unmarshal":                         edited(t, `"argv":["bash"`, `"argv":[7`, true),
+		"do not use hmac-sha256 with a salt of": edited(t, salt, `"salt":"AAAA"`, false),
+		"cannot unmarshal":                      edited(t, `"argv":["bash"`, `"argv":[7`, true),
 	} {
 		_, err := Parse(data)
 		require.ErrorContains(t, err, want, want)
 	}
 }
 
-func TestReadRefusesWhatIsNoFile(t *testing.T) {
+func TestReadRefusesAPathThatIsNotARegularFile(t *testing.T) {
 	dir := t.TempDir()
 	fifo := filepath.Join(dir, "fifo")
 	require.NoError(t, unix.Mkfifo(fifo, 0o600))
@@ -224,7 +224,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// A file of 60 MB of empty steps took 4.4 GB, and one of 3 MB took 2.9 GB.
+// Symptom: a file of 60 MB with empty steps took 4.4 GB of memory, and one of 3 MB took 2.9 GB.
 func TestATraceWithTooManyValuesOrStepsIsRefusedBeforeItTakesMemory(t *testing.T) {
 	refused := func(data, want string, most uint64) {
 		t.Helper()
@@ -260,7 +260,7 @@ func TestATraceWithTooManyValuesOrStepsIsRefusedBeforeItTakesMemory(t *testing.T
 	require.EqualError(t, err, "encode trace: it has more than 2097152 values")
 }
 
-// A trace that was too large could not be written: a job that gave large outputs left none at all.
+// Symptom: a trace that was too large could not be written, so a job with large outputs left no trace.
 func TestATraceThatIsTooLargeIsCutAndSaysSo(t *testing.T) {
 	lists := mask.Values{}
 	for i := range 10 {

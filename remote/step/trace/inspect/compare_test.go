@@ -78,7 +78,7 @@ func twoSteps(t testing.TB) *trace.Trace {
 	return tr
 }
 
-// differences returns what is told of how b differs from a.
+// differences returns the differences of b from a, as text.
 func differences(t testing.TB, a, b *trace.Trace, ignore Ignore) []string {
 	t.Helper()
 	c, err := Compare(a, b, ignore)
@@ -272,8 +272,8 @@ type full struct{}
 
 func (full) Write([]byte) (int, error) { return 0, fmt.Errorf("no space left") }
 
-// Older traces have the code 0 where no script ended; newer ones have none there.
-func TestAnExitCodeOfZeroIsTheSameAsNone(t *testing.T) {
+// Older traces have the code 0 if no script ended; newer ones have no code then.
+func TestAnExitCodeOfZeroEqualsAMissingOne(t *testing.T) {
 	old, made := twoSteps(t), twoSteps(t)
 	old.Identity.ExitCode, old.Identity.Steps[0].ExitCode, old.Identity.Steps[0].Exec.ExitCode = new(0), new(0), new(0)
 	require.Empty(t, compared(t, old, made))

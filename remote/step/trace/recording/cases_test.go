@@ -23,7 +23,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/mask"
 )
 
-// testCase is a conformance case: a job, what it runs in, and what must come of it.
+// testCase is a conformance case: a job, its environment, and the expected result.
 type testCase struct {
 	Name          string
 	Kind          string
@@ -88,7 +88,7 @@ type expectation struct {
 	AbsentFiles      []string `json:"absent_files"`
 }
 
-// elsewhere says of cases what they need that the engine does not have.
+// elsewhere names the cases that need parts which the engine does not have.
 func (c *testCase) elsewhere() string {
 	switch {
 	case c.actions:
@@ -114,7 +114,7 @@ var notCompared = map[string]string{
 	"245-doc-native-type-passthrough": "the inputs of a step, which are not in its result",
 }
 
-// decided are the cases that go against what was decided, and why.
+// decided has the cases that contradict a decision, with the reason.
 var decided = map[string]string{
 	"env_invocation_not_referenced_by_own_inputs": "the published example uses env of a step in its own inputs: env " +
 		"comes first, then inputs",
@@ -270,7 +270,7 @@ func (c *testCase) config(t *testing.T, def *pb.Definition, root string) engine.
 	return cfg
 }
 
-// run runs the case, as often as it says, and returns what is not as expected.
+// run runs the case, as often as it says, and returns the differences from the expectation.
 func (c *testCase) run(t *testing.T) (wrong []string) {
 	t.Helper()
 	root := c.place(t)
@@ -514,7 +514,7 @@ func (c *testCase) called(t *testing.T, def *pb.Definition) *pb.Definition {
 	return called
 }
 
-// checkCompiled compares what expectations say of the definition, as steps[0].name.
+// checkCompiled compares the definition with the expectations, such as steps[0].name.
 func (c *testCase) checkCompiled(t *testing.T, def *pb.Definition) (wrong []string) {
 	for _, path := range slices.Sorted(maps.Keys(c.Expect.Compiled)) {
 		var i int

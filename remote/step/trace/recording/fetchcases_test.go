@@ -85,7 +85,7 @@ func (r caseRemote) make(t *testing.T, dir string) (repo *fetchtest.Repository, 
 	return repo, commit
 }
 
-// caseWorld is what a case fetches from.
+// caseWorld has the servers from which a case fetches.
 type caseWorld struct {
 	c     *testCase
 	store *fetch.Store
@@ -95,7 +95,7 @@ type caseWorld struct {
 	push  []func()             // what happens after the first run
 }
 
-// world makes what c fetches from, if it does. root is the directory of the project.
+// world makes the servers of c, if it has some. root is the directory of the project.
 func (c *testCase) world(t *testing.T, root string) *caseWorld {
 	t.Helper()
 	w := &caseWorld{c: c, cache: filepath.Join(fetchtest.CacheDir(t), "cache")}
@@ -252,7 +252,7 @@ func (w *caseWorld) serveImages(t *testing.T) {
 	}
 }
 
-// check compares what expectations say of the cache and of the project's files after all runs.
+// check compares the cache and the project's files after all runs with the expectations.
 func (w *caseWorld) check(t *testing.T, root string) (wrong []string) {
 	t.Helper()
 	e := w.c.Expect

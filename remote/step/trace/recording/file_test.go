@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestFileIsThereAsAWholeOrNotAtAll(t *testing.T) {
+func TestFileIsCompleteOrMissing(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "trace.json")
 	require.NoError(t, os.WriteFile(path, []byte("old"), 0o644))
@@ -49,7 +49,7 @@ func TestFileIsThereAsAWholeOrNotAtAll(t *testing.T) {
 	require.Len(t, left, 1)
 }
 
-// A file whose name was as long as it can be could not be written: its temporary name was longer.
+// Symptom: a file with a name of the maximal length could not be written, because its temporary name was longer.
 func TestFileCanHaveTheLongestName(t *testing.T) {
 	path := filepath.Join(t.TempDir(), strings.Repeat("x", 255))
 	f, err := Create(path, 0)
@@ -58,7 +58,7 @@ func TestFileCanHaveTheLongestName(t *testing.T) {
 	require.FileExists(t, path)
 }
 
-func TestFileRefusesWhatIsNoFile(t *testing.T) {
+func TestFileRefusesAPathThatIsNotARegularFile(t *testing.T) {
 	dir := t.TempDir()
 	for path, want := range map[string]string{
 		dir:                             "it is a directory",
@@ -98,7 +98,7 @@ func fill(t *testing.T, dir string) {
 	require.ErrorIs(t, err, unix.ENOSPC)
 }
 
-func TestWhatWasReservedSurvivesAFullDisk(t *testing.T) {
+func TestReservedRoomSurvivesAFullDisk(t *testing.T) {
 	dir := smallDisk(t)
 	path := filepath.Join(dir, "trace.json")
 	f, err := Create(path, 64<<10)
@@ -115,7 +115,7 @@ func TestWhatWasReservedSurvivesAFullDisk(t *testing.T) {
 	require.Equal(t, data, got)
 }
 
-func TestWhatDoesNotFitIsNotThere(t *testing.T) {
+func TestTraceThatDoesNotFitLeavesNoFile(t *testing.T) {
 	dir := smallDisk(t)
 	_, err := Create(filepath.Join(dir, "a"), 2<<20)
 	require.ErrorIs(t, err, unix.ENOSPC)

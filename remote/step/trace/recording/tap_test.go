@@ -76,7 +76,7 @@ func TestPathsInOutputStandAsMarkers(t *testing.T) {
 	}
 }
 
-// markOnly is Mark without what it does to texts that read like markers.
+// markOnly is Mark without the colons in texts that look like markers.
 func (p *Paths) markOnly(text string) string {
 	return replace(text, func(rest string) (string, int) {
 		for _, k := range p.known {
@@ -88,7 +88,7 @@ func (p *Paths) markOnly(text string) string {
 	})
 }
 
-func FuzzOutputIsMarkedWhateverItsPieces(f *testing.F) {
+func FuzzOutputIsMarkedInAnyPieces(f *testing.F) {
 	f.Add("/tmp/job/1/step-7/x", uint64(1))
 	p := somePaths()
 	f.Fuzz(func(t *testing.T, text string, seed uint64) {

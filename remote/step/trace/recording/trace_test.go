@@ -45,7 +45,7 @@ func validate(t testing.TB, data []byte) {
 	require.NoError(t, s.Validate(v))
 }
 
-func TestTraceTellsWhatAStepWasGotAndGave(t *testing.T) {
+func TestTraceHasTheInputsAndOutputsOfAStep(t *testing.T) {
 	const definition = `
 spec:
   inputs: {message: {type: string}, times: {type: number, default: 2}}
@@ -114,7 +114,7 @@ exec:
 	require.Equal(t, tr.place.WorkDir, made.Volatile.Paths[trace.WorkDir])
 }
 
-func TestTraceTellsOfAllEnds(t *testing.T) {
+func TestTraceRecordsAllEnds(t *testing.T) {
 	tr := newTrial(t, `
 - {name: never, if: "false", script: echo}
 - {name: signal, script: "kill -9 $$"}
@@ -154,7 +154,7 @@ func TestTraceTellsOfAllEnds(t *testing.T) {
 	require.Contains(t, made.Volatile.Steps[len(made.Volatile.Steps)-1].Message, `step "wrong"`)
 }
 
-func TestTraceTellsOfCancelledAndTimedOutJobs(t *testing.T) {
+func TestTraceRecordsCancelledAndTimedOutJobs(t *testing.T) {
 	const job = "- {name: a, script: 'echo ready; sleep 600'}\n- {name: b, script: echo}\n"
 	tr := newTrial(t, job, traced())
 	results := tr.start(t.Context())
@@ -185,15 +185,15 @@ func TestTraceTellsOfCancelledAndTimedOutJobs(t *testing.T) {
 	require.Equal(t, "killed", made.Volatile.Message)
 }
 
-func TestTraceTellsOfAJobThatIsWrong(t *testing.T) {
+func TestTraceRecordsAnInvalidJob(t *testing.T) {
 	tr := newTrial(t, "- {name: a, step: ./a}\n", traced()).files(map[string]string{"a/step.yml": "nonsense"})
 	made, _ := tr.trace(tr.run())
 	require.Equal(t, "invalid", made.Identity.Reason)
 	require.Equal(t, trace.Skipped, made.Identity.Steps[0].Status)
 }
 
-// A trace of a job that was never run, as its directory could not be made.
-func TestTraceTellsOfAJobThatDidNotRun(t *testing.T) {
+// The trace of a job that did not run because its directory could not be made.
+func TestTraceRecordsAJobThatDidNotRun(t *testing.T) {
 	tr := newTrial(t, "- {name: a, script: echo}\n", traced())
 	res := engine.Result{
 		Status: engine.Failure, System: true, Message: "no disk", Steps: engine.NotRun(tr.job.Definition),
@@ -203,7 +203,7 @@ func TestTraceTellsOfAJobThatDidNotRun(t *testing.T) {
 	require.Len(t, made.Identity.Steps, 1)
 }
 
-// It is in a secret's place, wherever that stands, that its sum is: also where it stood before it was known as one.
+// Each secret is replaced by its sum everywhere, also in texts from before it was known as a secret.
 func TestNoSecretIsInATrace(t *testing.T) {
 	secrets := []string{
 		"tokentoken",
@@ -375,7 +375,7 @@ func TestDirectoryOfALocalStepIsSummedUpIfItIsSmall(t *testing.T) {
 	require.Equal(t, trees["again"], trees["linked"])
 }
 
-func TestTraceTellsWhereAFetchedStepIsFrom(t *testing.T) {
+func TestTraceHasTheSourceOfAFetchedStep(t *testing.T) {
 	s, repository := serve(t, "c/echo", map[string]string{
 		"steps/step.yml":       "spec: {}\n---\nrun: [{name: i, step: ./inner}]\n",
 		"steps/inner/step.yml": "spec: {}\n---\nexec: {command: [echo, '${{ step_dir }}']}\n",
@@ -439,7 +439,7 @@ func TestTraceThatBecomesTooLargeIsCutStepByStep(t *testing.T) {
 	require.Less(t, int64(len(text)), asked[1], "what there was room for")
 }
 
-// The outputs of the job were not counted, so there could be no trace: it would have had too many values.
+// Symptom: the outputs of the job were not counted, so no trace could be written: it would have had too many values.
 func TestOutputsOfTheJobHaveTheirPlaceBeforeThoseOfSteps(t *testing.T) {
 	tr := newTrial(t, "- {name: a, script: echo}\n- {name: b, script: echo}\n- {name: c, script: echo}\n", traced())
 	res := tr.succeed()
@@ -465,7 +465,7 @@ func TestOutputsOfTheJobHaveTheirPlaceBeforeThoseOfSteps(t *testing.T) {
 		made.Volatile.Warnings)
 }
 
-// A definition was counted by its bytes alone: one of empty lists has half a million values in a megabyte.
+// Symptom: a definition was counted by its bytes only, but empty lists make half a million values in a megabyte.
 func TestDefinitionsOfManyValuesAreCutStepByStep(t *testing.T) {
 	var job strings.Builder
 	for i := range 4 {
@@ -535,8 +535,8 @@ func BenchmarkTracedJob(b *testing.B) {
 	}
 }
 
-// A step that never ran, or failed without an exit code, had the exit code of a success.
-func TestOnlyAStepWhoseScriptEndedHasAnExitCode(t *testing.T) {
+// Symptom: a step that never ran, or failed without an exit code, had the exit code of a success.
+func TestOnlyAStepWithAnEndedScriptHasAnExitCode(t *testing.T) {
 	tr := newTrial(t, `
 - {name: done, script: "true"}
 - {name: never, if: "false", script: echo}

@@ -13,7 +13,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
-// checkTrace compares what the case says of the trace of a run. Every trace can be read.
+// checkTrace compares the trace of a run with the case's expectations. Every trace must be readable.
 func (c *testCase) checkTrace(t *testing.T, made *trace.Trace) (wrong []string) {
 	t.Helper()
 	data, err := made.Encode()
@@ -54,7 +54,7 @@ func (c *testCase) checkTrace(t *testing.T, made *trace.Trace) (wrong []string) 
 	return wrong
 }
 
-// at returns what stands in v at a path such as steps[0].inputs.x.
+// at returns the value in v at a path such as steps[0].inputs.x.
 func at(v any, path string) (any, bool) {
 	for _, key := range strings.FieldsFunc(path, func(c rune) bool { return c == '.' || c == '[' || c == ']' }) {
 		switch in := v.(type) {
