@@ -182,7 +182,7 @@ manager has stored the request. With --wait, the command shows the log and exits
 does. If you interrupt it, the build continues.
 
 The manager keeps the files of --artifacts with the log: 'stepmux artifacts ID DIR' downloads them. With --trace it also
-keeps the trace: 'stepmux trace get ID FILE' downloads that. --output-file and --provenance do that at the end of --wait.
+keeps the trace: 'stepmux trace get ID FILE' downloads it. With --wait, --output-file and --provenance do so at the end.
 
 ` + exitHelp,
 		Example: `  stepmux submit --wait examples/hello.yml`,
