@@ -14,12 +14,12 @@ INFO    := github.com/stepmux/stepmux/internal/buildinfo
 TAGS     := grpcnotrace
 VM_TAGS  := grpcnotrace,nethttpomithttp2
 LDFLAGS  := -s -w -X $(INFO).version=$(VERSION) -X $(INFO).commit=$(COMMIT)
-# The programs have no debug information, so the compiler makes none: a tenth of its time.
+# The programs have no debug information. If the compiler makes none, it takes a tenth less time.
 BUILD    := CGO_ENABLED=0 go build -trimpath -gcflags=all=-dwarf=false
 
-# The VM's end travels to each VM. So only the packages that handle each byte or line of a log, and the ones below them,
-# are compiled with inlining. It costs a log nothing: those that handle a block need none. stepmux-fetch inlines what
-# handles each byte of a transfer, too.
+# The VM's end is uploaded to each VM, so it must be small. Only packages that handle each byte or line of a log, and the
+# packages that they use, are compiled with inlining; packages that handle whole blocks lose nothing without it. In
+# stepmux-fetch, packages that handle each byte of a transfer are compiled with inlining, too.
 INLINE := runtime/... internal/... syscall bytes bufio io strconv slices unicode/... \
   math math/bits encoding/binary crypto/subtle crypto/sha256 \
   $(addprefix crypto/internal/,fips140deps/... $(addprefix fips140/,alias subtle sha256)) \
@@ -65,12 +65,12 @@ MANAGER_API ?= instance/manager
 .DEFAULT_GOAL := help
 
 .PHONY: build
-build: $(MACHINES:%=carry-%) ## build bin/stepmux, the manager, which carries the VM's end; that alone, bin/stepmux-vm and bin/stepmux-fetch; and bin/stepmux-custom-executor
+build: $(MACHINES:%=carry-%) ## build bin/stepmux (the manager, with the VM's end inside), bin/stepmux-vm and bin/stepmux-fetch (the VM's end), and bin/stepmux-custom-executor
 	$(BUILD) -tags $(TAGS),carry -ldflags '$(LDFLAGS)' -o bin/stepmux ./cmd/stepmux
 	$(BUILD) -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/stepmux-custom-executor ./cmd/stepmux-custom-executor
 	for p in stepmux-vm stepmux-fetch; do cp bin/$$p-$(shell go env GOOS)-$(shell go env GOARCH) bin/$$p || exit 1; done
 
-# A file is packed again only if it has changed. Its time does not tell: the go command renews that.
+# A file is packed again only if it has changed. Its modification time does not show that: the go command renews it.
 .PHONY: carry-%
 carry-%:
 	@echo "compile the VM's end for $*"
@@ -83,11 +83,11 @@ carry-%:
 
 # For benchmarks and measurements.
 .PHONY: vm-end
-vm-end: ## build the VM's end alone, as for a release, to the file OUT, and stepmux-fetch beside it
+vm-end: ## build only the VM's end, as for a release: to the file OUT, and stepmux-fetch next to it
 	@$(call vm_end,$(OUT),$(dir $(OUT))stepmux-fetch)
 
 .PHONY: install
-install: build man ## copy the programs, their man pages and the completion for bash, zsh and fish below PREFIX
+install: build man ## install the programs, man pages and completions for bash, zsh and fish below PREFIX
 	install -d $(addprefix $(DESTDIR)$(PREFIX)/,bin $(SHARED))
 	install bin/stepmux bin/stepmux-vm bin/stepmux-fetch bin/stepmux-custom-executor $(DESTDIR)$(PREFIX)/bin
 	install -m 0644 bin/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1
@@ -103,7 +103,7 @@ man: build ## write the man pages of all commands to bin/man
 
 # Archives of the manager for each machine, the VM's ends as files, and their checksums.
 .PHONY: release
-release: $(MACHINES:%=carry-%) ## write archives of the programs for all machines, and their checksums, to bin/release
+release: $(MACHINES:%=carry-%) ## write archives of the programs for all platforms, and their checksums, to bin/release
 	rm -rf bin/release
 	mkdir -p bin/release
 	for m in $(MACHINES); do \
@@ -121,22 +121,22 @@ run: build ## run BUILDS builds of examples/hello.yml at once on a VM embedded i
 	bin/stepmux run $(if $(IMAGE),--image $(IMAGE)) --builds $(BUILDS) --capacity $(BUILDS) examples/hello.yml
 
 .PHONY: manager
-manager: build ## run a manager with an embedded VM, submit three builds to it, and show what came of them
+manager: build ## run a manager with an embedded VM, submit three builds to it, and show their results
 	STEPMUX=bin/stepmux sh examples/manager.sh
 
 .PHONY: page
-page: ## drive the manager's status page in Debian's chromium, and keep pictures of it in bin/page
+page: ## test the manager's status page in Debian's chromium, and write screenshots to bin/page
 	mkdir -p bin/page
 	STEPMUX_BROWSER=chromium STEPMUX_PICTURES=$(CURDIR)/bin/page go test -count=1 -v -run '^TestThePageInABrowser$$' ./instance/manager
 
 .PHONY: custom-executor
-custom-executor: ## run 500 jobs of GitLab's custom executor on 4 VMs, 32 at once, and then beside a login for each stage
+custom-executor: ## run 500 jobs of GitLab's custom executor on 4 VMs, 32 at once, and compare with a login for each stage
 	STEPMUX_CUSTOM_JOBS=500 STEPMUX_CUSTOM_AT_ONCE=32 STEPMUX_CUSTOM_VMS=4 go test -count=1 -timeout 30m -v \
 	  -run '^TestJobsOfACustomExecutorShareOneConnectionPerVM$$' ./internal/stockmanager
 	STEPMUX_CUSTOM_JOBS=500 go test -run '^$$' -bench '^BenchmarkCustomExecutor$$' -benchtime 1x -timeout 30m ./bench
 
 .PHONY: ssh-door
-ssh-door: ## tour of SSH clients, ansible among them, through a manager, and 200 logins at once (needs ansible-core)
+ssh-door: ## run SSH clients (ansible among them) through a manager, and 200 logins at once (needs ansible-core)
 	STEPMUX_ANSIBLE=1 STEPMUX_SSH_LOGINS=200 go test -count=1 -v \
 	  -run '^(TestStockSSHClientsWorkThroughTheFrontDoor|TestManyLoginsAtOnceShareTheConnectionOfTheVM)$$' ./instance/manager
 
@@ -164,7 +164,7 @@ bin/tools/golangci-lint: Makefile .golangci.yml .ci/linter
 	.ci/linter $(GOLANGCI) bin/tools
 
 .PHONY: vuln
-vuln: bin/tools/govulncheck ## look for known vulnerabilities (needs the network)
+vuln: bin/tools/govulncheck ## check for known vulnerabilities (needs the network)
 	bin/tools/govulncheck ./...
 
 bin/tools/govulncheck: Makefile
@@ -172,20 +172,20 @@ bin/tools/govulncheck: Makefile
 	GOBIN=$(CURDIR)/bin/tools go install $(GOVULNCHECK)
 
 .PHONY: fuzz
-fuzz: ## fuzz the targets that match FUZZ, JOBS at once, each for FUZZTIME (500x: 500 inputs)
+fuzz: ## fuzz the targets that match FUZZ, JOBS at once, each for FUZZTIME (500x means 500 inputs)
 	go run ./bench/faults/faultrig fuzz -targets '$(FUZZ)' -each $(FUZZTIME) -jobs $(JOBS)
 
 .PHONY: fuzz-long
 fuzz-long: FUZZTIME = 30m
-fuzz-long: ## fuzz until each target has had FUZZTIME in all, over several runs; make faults-report shows it
+fuzz-long: ## fuzz until each target has run for FUZZTIME in total, over several calls; make faults-report shows the totals
 	go run ./bench/faults/faultrig fuzz -targets '$(FUZZ)' -each $(FUZZTIME) -jobs $(JOBS) -journal bin/faults/fuzz.jsonl
 
 .PHONY: large
-large: ## upload, download, cache and restore a file of a GiB, and measure our memory
+large: ## upload, download, cache and restore a file of 1 GiB, and measure the memory used
 	STEPMUX_LARGE=1 go test -v -count=1 -run MemoryDoesNotGrow ./remote/commands
 
 .PHONY: hostile
-hostile: ## let hostile servers, relays and step runners send MESSAGES messages of each kind, and measure our memory
+hostile: ## let hostile servers, relays and step runners send MESSAGES messages of each kind, and measure the memory used
 	STEPMUX_HOSTILE=$(MESSAGES) go test -v -timeout 3h -run 'Hostile|Malformed|Floods|EveryByte' ./mux ./connector ./remote/relay \
 	  ./instance/manager ./cmd/stepmux
 	for i in 1 2 3 4 5 6 7 8 9 10; do \
@@ -193,25 +193,25 @@ hostile: ## let hostile servers, relays and step runners send MESSAGES messages 
 	done # ten processes, since goroutines that the SSH library leaks end with their process
 
 .PHONY: hostile-ends
-hostile-ends: ## end N builds that withstand their end, behind walls; nothing may be left (as an ordinary user)
+hostile-ends: ## end N isolated builds that resist their end; nothing may be left (run as an ordinary user)
 	STEPMUX_HOSTILE_ENDS=$(N) go test -v -count=1 -timeout 1h -run TestHostileEndsLeaveNothing ./instance
 
 .PHONY: walls-programs
-walls-programs: ## try podman, sshfs and systemd's user manager, which must be there, behind walls (as an ordinary user)
+walls-programs: ## test isolation with podman, sshfs and systemd's user manager, which must be installed (run as an ordinary user)
 	STEPMUX_REQUIRE_PARTS=1 go test -tags programs -count=1 -v -run '^TestLargeProgramsBehindWalls$$' ./instance
 
 .PHONY: faults
-faults: build ## inject N faults drawn from SEED while builds run, for at most TIME; ROUND=n repeats one round, KINDS and ROUTES select
+faults: build ## inject N faults, chosen by SEED, while builds run, for at most TIME; ROUND=n repeats one round, KINDS and ROUTES select
 	go build -o bin/faultrig ./bench/faults/faultrig
 	bin/faultrig run -seed $(SEED) -n $(N) -time $(TIME) -jobs $(JOBS) -kinds '$(KINDS)' -routes '$(ROUTES)' $(if $(ROUND),-round $(ROUND))
 
 .PHONY: soak
-soak: build ## run one manager, ten VMs, builds and faults for WARMUP and DURATION; nothing may grow in DURATION
+soak: build ## run one manager, ten VMs, builds and faults for WARMUP and DURATION; no measured resource may grow in DURATION
 	go build -o bin/faultrig ./bench/faults/faultrig
 	bin/faultrig soak -seed $(SEED) -warm-up $(WARMUP) -duration $(DURATION)
 
 .PHONY: linger-campaign
-linger-campaign: build ## run STORMS storms on ten VMs, each of 40 builds that linger and 10 cuts of 1 to 60 s; then kill KILLS managers (root)
+linger-campaign: build ## run STORMS storms on ten VMs, each with 40 lingering builds and 10 cuts of 1 to 60 s; then kill KILLS managers (needs root)
 	go build -o bin/faultrig ./bench/faults/faultrig
 	bin/faultrig soak -seed $(SEED) -storms $(STORMS)
 	bin/faultrig run -seed $(SEED) -n $(KILLS) -time $(TIME) -jobs $(JOBS) -kinds linger-kill -dir bin/faults/linger
@@ -229,7 +229,7 @@ bench: ## run the benchmarks that match BENCH, all in about ten minutes; with QU
 	cat bin/bench.txt
 
 .PHONY: bench-smoke
-bench-smoke: ## run each benchmark once and small, to see that it runs
+bench-smoke: ## run each benchmark once, at its smallest size, to check that it works
 	go test -vet=off -run '^$$' -bench . -benchtime 1x -short -timeout 30m \
 	  $$(git grep -l '^func Benchmark' -- bench pool remote | xargs dirname | sort -u | sed 's,^,./,')
 
@@ -239,7 +239,7 @@ bin/report:
 	go -C bench/report build -o $(CURDIR)/bin/report .
 
 .PHONY: bench-check
-bench-check: bin/report ## hold the results of make bench against the project's goals
+bench-check: bin/report ## compare the results of make bench with the project's goals
 	bin/report check bin/bench.txt
 
 .PHONY: bench-report
@@ -247,7 +247,7 @@ bench-report: bin/report ## write docs/benchmarks.md and the README's table from
 	bin/report write -samples bin/bench-samples.json -page docs/benchmarks.md -readme README.md bin/bench.txt
 
 .PHONY: bench-baseline
-bench-baseline: bin/report ## keep the results of make bench as BASE, to be committed
+bench-baseline: bin/report ## store the results of make bench in BASE, to be committed
 	bin/report lines -samples bin/bench-samples.json bin/bench.txt >bin/bench-lines.txt
 	cp bin/bench-lines.txt $(BASE)
 
@@ -261,7 +261,7 @@ bench-compare: bin/report ## compare the results of make bench with the earlier 
 	bin/report compare -base $(BASE) bin/bench-lines.txt
 
 .PHONY: manager-faults
-manager-faults: ## kill a manager N times at random while 5000 builds go through its queue on 10 VMs; the tests do it 4 times with 24
+manager-faults: ## kill a manager N times at random while 5000 builds go through its queue on 10 VMs (the tests: 4 times, 24 builds)
 	STEPMUX_MANAGER_KILLS=$(or $(filter-out 200,$(N)),300) STEPMUX_MANAGER_BUILDS=$(or $(MANAGED),5000) STEPMUX_MANAGER_VMS=10 \
 	  STEPMUX_REQUIRE_PARTS=1 go test -run TestAManagerThatIsKilledLosesNothing -count=1 -v -timeout 2h ./cmd/stepmux
 
@@ -271,18 +271,18 @@ cluster: ## kill one of three managers and three NATS servers every 5 s for D=20
 	  -timeout 3h ./cmd/stepmux
 
 .PHONY: scale
-scale: ## measure a manager: a submit, N trivial builds, a log, and a million requests that wait; docs/scale.md has figures
+scale: ## measure a manager: a submit, N trivial builds, a log, and a million queued requests (figures: docs/scale.md)
 	STEPMUX_SCALE_PAIRS=100 STEPMUX_SCALE_LOG=256 STEPMUX_SCALE_BUILDS=$(or $(filter-out 200,$(N)),10000) STEPMUX_REQUIRE_PARTS=1 \
 	  go test -count=1 -v -timeout 2h -run 'TestMeasureASubmit|TestMeasureTrivial|TestMeasureALog' ./instance/manager
 	STEPMUX_SCALE_QUEUE=1000000 go test -count=1 -v -timeout 1h -run TestMeasureAQueue ./instance/manager
 
 .PHONY: container-kills
-container-kills: ## kill a manager of containers N times at random, of which the tests do five, and look what is left
+container-kills: ## kill a manager of containers N times at random (the tests: 5 times), and check that nothing is left
 	STEPMUX_KILLS=$(N) STEPMUX_REQUIRE_PARTS=1 go test -run TestAManagerThatIsKilledLeavesNoContainer -count=1 -v \
 	  -timeout 1h ./cmd/stepmux
 
 .PHONY: container-cases
-container-cases: ## run all conformance cases (STEPMUX_CASES) in a container, of which the tests take one of sixteen
+container-cases: ## run all conformance cases (STEPMUX_CASES) in a container (the tests: one of sixteen)
 	STEPMUX_ALL_CASES=1 STEPMUX_REQUIRE_PARTS=1 go test -run TestNeighboursCasesHoldInAContainer -count=1 ./connector/docker
 
 # The programs are built once, and kept: it takes 9 minutes of a processor. The cluster has a network namespace of its own.
@@ -298,11 +298,11 @@ bin/kubernetes/%: internal/kubetest/control/go.mod
 	touch $@
 
 .PHONY: proofs
-proofs: ## remove each mechanism behind a promise of docs/reliability.md, and see its test fail
+proofs: ## remove each mechanism behind a promise of docs/reliability.md, and check that its test fails
 	go test -tags proofs -run WithoutItsMechanism -count=1 -v -timeout 1h ./internal/promises
 
 .PHONY: generate
-generate: ## generate the protocol code again, to API and MANAGER_API (needs protoc)
+generate: ## regenerate the protocol code in API and MANAGER_API (needs protoc)
 	mkdir -p bin/tools $(API)
 	GOBIN=$(CURDIR)/bin/tools go install $(PROTOC_GEN)
 	GOBIN=$(CURDIR)/bin/tools go install $(PROTOC_GRPC)
@@ -316,7 +316,7 @@ generate: ## generate the protocol code again, to API and MANAGER_API (needs pro
 	  --go-grpc_out=$(MANAGER_API) --go-grpc_opt=paths=source_relative managerv1/manager.proto
 
 .PHONY: static
-static: build ## all of check but the tests; the linters have go vet's checks
+static: build ## all of check without the tests; the linters include go vet's checks
 	$(MAKE) lint
 	.ci/house --check
 

@@ -20,15 +20,14 @@ import (
 	"github.com/stepmux/stepmux/mux/relay"
 )
 
-// bridge is one open way to the build's socket.
+// bridge is one open connection to the build's socket.
 type bridge struct {
 	net.Conn
 	build *build
 	once  sync.Once
 }
 
-// Close closes the bridge, and nothing else: the Connector owns serve, so a client that connects
-// anew does not end the build.
+// Close closes the bridge only. The Connector owns serve, so a client that reconnects does not end the build.
 func (b *bridge) Close() error {
 	var err error
 	b.once.Do(func() {
@@ -42,7 +41,7 @@ func (b *bridge) Close() error {
 	return err
 }
 
-// life is the time in which bridges can be opened: the build's, and for one that lingers also that of its end.
+// life is how long bridges can be opened: while the build lives and, if it lingers, until its Close has ended.
 func (b *build) life() context.Context {
 	if b.c.linger != nil {
 		return b.c.linger.life
@@ -58,7 +57,7 @@ func (b *build) end(err error) {
 	}
 }
 
-// dial opens a bridge by the build's route, or returns the early one.
+// dial opens a bridge by the build's route. The first call returns the bridge that was opened early, if there is one.
 func (b *build) dial() (net.Conn, error) {
 	life := b.life()
 	if life.Err() != nil {
@@ -80,7 +79,7 @@ func (b *build) dial() (net.Conn, error) {
 	}
 }
 
-// adopt makes raw a bridge of the build, or closes it.
+// adopt makes raw a bridge of the build. It closes raw if the build accepts no more bridges.
 func (b *build) adopt(raw net.Conn) (net.Conn, error) {
 	br := &bridge{Conn: raw, build: b}
 	b.mu.Lock()
@@ -135,7 +134,7 @@ func (b *build) dialRoute() (net.Conn, error) {
 	return nil, err
 }
 
-// orNil returns a nil interface with an error.
+// orNil returns a nil interface on an error, not an interface that holds a nil pointer.
 func orNil[T net.Conn](stream T, err error) (net.Conn, error) {
 	if err != nil {
 		return nil, err
@@ -143,8 +142,8 @@ func orNil[T net.Conn](stream T, err error) (net.Conn, error) {
 	return stream, nil
 }
 
-// withoutStreamlocal bridges by the next route when streamlocal, which worked before, failed with err
-// though serve still lives. Later builds do not try it.
+// withoutStreamlocal bridges by the next route after streamlocal, which worked before, failed with err although serve
+// still lives. Later builds do not try streamlocal.
 func (b *build) withoutStreamlocal(err error) (net.Conn, error) {
 	route, stream, fallbackErr := b.dialInstead()
 	if fallbackErr != nil {
@@ -157,7 +156,7 @@ func (b *build) withoutStreamlocal(err error) (net.Conn, error) {
 	return stream, nil
 }
 
-// dialInstead bridges by the route that comes after streamlocal, and checks that serve is at its other end.
+// dialInstead bridges by the route after streamlocal, and checks that the other end is serve.
 func (b *build) dialInstead() (Route, net.Conn, error) {
 	if b.relay != nil {
 		stream, err := orNil(b.relay.DialUnix(b.life(), b.serve.socket))
@@ -167,7 +166,7 @@ func (b *build) dialInstead() (Route, net.Conn, error) {
 	if err != nil {
 		return Session, nil, err
 	}
-	// serve's gRPC server sends first. A bridge without its greeting does not reach serve.
+	// serve's gRPC server sends first. If no greeting arrives, the bridge does not reach serve.
 	defer context.AfterFunc(b.life(), func() { bridge.Close() })()
 	tooLong := time.AfterFunc(b.c.cfg.ReadyTimeout, func() { bridge.Close() })
 	_, err = bridge.Read(nil)
@@ -189,11 +188,11 @@ func (b *build) dialSession() (*proxyBridge, error) {
 	if err != nil {
 		return nil, err
 	}
-	from := bufio.NewReaderSize(process, 16) // no smaller one exists
+	from := bufio.NewReaderSize(process, 16) // the smallest size that bufio has
 	return &proxyBridge{Process: process, from: from, stderr: stderr, build: b}, nil
 }
 
-// closeBridges closes the open bridges. No new ones come: the build ends, or has another link.
+// closeBridges closes the open bridges and forbids new ones: the build ends, or has moved to another link.
 func (b *build) closeBridges() {
 	b.mu.Lock()
 	open := maps.Clone(b.bridges)
@@ -203,28 +202,28 @@ func (b *build) closeBridges() {
 	}
 }
 
-// isRefused reports whether err is the server's refusal of a channel, and not a lost connection or an ended wait.
-// OpenSSH gives one answer for a socket that is missing and for forwarding that is forbidden, so it says something
-// about the VM only if the socket is known to be there.
+// isRefused reports whether err means that the server refused a channel, as opposed to a lost connection or an ended
+// wait. OpenSSH gives the same answer for a missing socket and for forbidden forwarding, so a refusal says something
+// about the VM only if the socket is known to exist.
 func isRefused(err error) bool {
 	_, refused := errors.AsType[*ssh.OpenChannelError](err)
 	return refused
 }
 
-// http2Header is the length of an HTTP/2 frame header. http2Settings are its bytes behind the frame's length for the
-// SETTINGS frame on stream 0 with which a gRPC server begins (RFC 9113, section 6.5).
+// http2Header is the length of an HTTP/2 frame header. http2Settings is the rest of that header, after the 3 bytes of
+// length, of the SETTINGS frame with which a gRPC server begins (RFC 9113, section 6.5).
 const http2Header = 9
 
 var http2Settings = []byte{4, 0, 0, 0, 0, 0}
 
-// proxyBridge is a bridge by `steps proxy`. A login shell that prints text does so into the bridge; the first read
-// finds that and returns an error that says so, before gRPC fails on it.
+// proxyBridge is a bridge by `steps proxy`. A login shell that prints text prints it into the bridge. The first Read
+// detects that and returns an error that says so, before gRPC fails on it.
 type proxyBridge struct {
 	*mux.Process
-	from    *bufio.Reader // of the process; it holds the first frame header and then nothing
+	from    *bufio.Reader // of the process; its buffer is used for the first frame header only
 	stderr  *tail.Writer
 	build   *build
-	checked bool // the first frame header
+	checked bool // the first frame header has been checked
 }
 
 // Read reads from the socket.
@@ -262,8 +261,8 @@ func (b *proxyBridge) checkHead() error {
 	return nil
 }
 
-// notBegun returns the error of a proxy that ended without a byte. A build that lingers is lost if the proxy says that
-// nobody listens on the socket: its step runner is gone.
+// notBegun returns the error of a proxy that ended without a byte. If the proxy reports that nothing listens on the
+// socket, the step runner is gone, and a lingering build is lost.
 func (b *proxyBridge) notBegun(eof error) error {
 	err := eof
 	if said := b.stderr.String(); said != "" {

@@ -15,31 +15,31 @@ import (
 	"github.com/stepmux/stepmux/mux/relay"
 )
 
-// starter starts processes on a VM: a Conn, a relay or a reservation.
+// starter starts processes on a VM: a connection, a relay or a reservation.
 type starter interface {
 	Start(ctx context.Context, cmd mux.Command) (*mux.Process, error)
 }
 
-// build is the state of a build that has its plan. Connect makes it; its bridges and Close use it after that.
+// build is the state of a build once it has a plan. Connect creates it; bridges and Close use it later.
 type build struct {
 	c        *Connector
 	conn     Conn
 	program  *program.Program
 	relay    *relay.Relay     // nil if the build is started by session
-	sessions *mux.Reservation // nil if the build needs no session, or prestarted processes have them
+	sessions *mux.Reservation // nil if the build needs no session of its own, or uses those of prestarted processes
 	starter  starter
 	serve    *serve           // nil before it has started
-	proxy    chan *prestarted // see startProxy; nil if no proxy was started ahead of its bridge
+	proxy    chan *prestarted // see startProxy; nil if no proxy was started before its bridge
 	early    chan net.Conn    // holds a bridge that was opened before the first call of dial
-	native   atomic.Bool      // the build has a place in VM.native
+	native   atomic.Bool      // the build counts in VM.native
 
 	mu      sync.Mutex // guards the following
 	choice  Choice
 	bridges map[*bridge]struct{}
-	bridged bool // a bridge has been open
+	bridged bool // a bridge has been open at some time
 }
 
-// start finds the step runner, plans, starts serve, waits until it listens and finds a route to it.
+// start finds the step runner, makes the plan, starts serve, waits until it listens and finds a route to it.
 func (c *Connector) start() (*build, error) {
 	conn := c.currentLease().Conn()
 	found, err := c.cfg.VM.findProgram(c.life, &c.cfg, conn)
@@ -57,7 +57,7 @@ func (c *Connector) start() (*build, error) {
 		return nil, err
 	}
 	if p.report != nil {
-		defer p.report(capability{}, 0) // unless the probe has a result
+		defer p.report(capability{}, 0) // ends the probe without a result, unless it has one by then
 	}
 	b := &build{
 		c: c, conn: conn, program: found, relay: p.relay, choice: p.Choice,
@@ -67,7 +67,7 @@ func (c *Connector) start() (*build, error) {
 	switch {
 	case p.relay == nil:
 		err = b.startBySession(&p)
-	case p.Bridge == Relay && c.linger == nil: // the process that starts a lingering serve may end at once
+	case p.Bridge == Relay && c.linger == nil: // a lingering serve outlives its starter, which may exit early
 		err = b.startWithBridge()
 	default:
 		b.publish(b.relay)
@@ -77,7 +77,7 @@ func (c *Connector) start() (*build, error) {
 		err = b.probe(p.report)
 	}
 	if err == nil {
-		var start program.Starter = b.conn // not b.starter, whose sessions are the build's
+		var start program.Starter = b.conn // not b.starter: its sessions are reserved for the build
 		if b.relay != nil {
 			start = b.relay
 		}
@@ -86,7 +86,7 @@ func (c *Connector) start() (*build, error) {
 	return b, err
 }
 
-// publish makes the build known to Close, which ends it. starter starts its processes.
+// publish makes the build known to Close, which ends it, and sets the starter of its processes.
 func (b *build) publish(s starter) {
 	b.starter = s
 	b.c.mu.Lock()
@@ -94,8 +94,8 @@ func (b *build) publish(s starter) {
 	b.c.build = b
 }
 
-// startWithBridge starts serve and opens the first bridge to it by the relay at the same time: the relay itself waits
-// for serve to listen.
+// startWithBridge starts serve and at the same time opens the first bridge to it: the relay waits for serve to
+// listen.
 func (b *build) startWithBridge() error {
 	b.publish(b.relay)
 	ctx, cancel := context.WithCancel(b.c.life)
@@ -122,10 +122,9 @@ func (b *build) startWithBridge() error {
 	return b.keepEarly(stream)
 }
 
-// startBySession starts serve in a session of its own. It reserves the sessions that the plan needs and the prestarted
-// processes do not have. Serve and a bridge by session take theirs together: builds that each hold one and wait for the
-// second would wait for ever. For the same reason a build whose prestarted processes hold some discards them before it
-// waits for all.
+// startBySession starts serve in a session of its own. It reserves all sessions of the plan that prestarted processes
+// do not already hold. Serve and a bridge by session are reserved together: builds that each hold one and wait for
+// the second would deadlock. For the same reason a build that must wait first discards its prestarted processes.
 func (b *build) startBySession(p *plan) (err error) {
 	serve, proxy := b.takePrestarted(p)
 	need, held := 2, 0
@@ -148,7 +147,7 @@ func (b *build) startBySession(p *plan) (err error) {
 	if held == 0 || errors.Is(err, mux.ErrSaturated) {
 		b.sessions, err = b.conn.Reserve(b.c.life, need)
 		if errors.Is(err, mux.ErrForbidden) && p.report != nil {
-			// The server never allows two at once: one is enough if streamlocal works.
+			// The server never allows two at once. One is enough if streamlocal works.
 			b.sessions, err = b.conn.Reserve(b.c.life, 1)
 		}
 	}
@@ -178,7 +177,7 @@ func (b *build) startServe(ready *prestarted) error {
 	process, err := b.startOr(ready, input, b.serveCommand(stderr))
 	refused, ok := errors.AsType[*relay.RefusedError](err)
 	switch {
-	case ok && refused.Reason == relay.RefusedNotFound: // as a login shell says it by its exit code
+	case ok && refused.Reason == relay.RefusedNotFound: // a login shell reports this as exit code 127
 		return &ServeError{ExitCode: 127, Err: err, Hint: program.MissingHint(b.program.Command)}
 	case err != nil:
 		return err
@@ -186,13 +185,13 @@ func (b *build) startServe(ready *prestarted) error {
 	s := &serve{process: process, stderr: stderr, socket: c.socket, runner: b.program.Argv()}
 	b.serve = s
 	life, end := c.life, c.end
-	if c.linger != nil { // the process may end when its serve listens
+	if c.linger != nil { // the process may exit once its serve listens
 		s.detached = true
 		life, end = context.WithCancelCause(c.life)
 	}
 	c.wg.Go(func() {
-		// serve prints nothing on its stdout, a login shell may. The copy ends with the process, at the latest, whose end
-		// tells of an error. Its buffer is small: idle builds are many.
+		// serve prints nothing on stdout, but a login shell may. The copy ends with the process, and the process's
+		// end reports any error. The buffer is small, because many builds are idle.
 		stdout := c.log.Remarks(c.closing)
 		_, _ = io.CopyBuffer(stdout, process, make([]byte, 4<<10))
 		stdout.Flush()
@@ -200,7 +199,7 @@ func (b *build) startServe(ready *prestarted) error {
 		case <-process.Exited():
 		case <-c.deadline.Done():
 		}
-		if isDone(process.Exited()) { // also if both hold: its last lines belong to the log
+		if isDone(process.Exited()) { // even if serve was ready, too: its last lines belong in the log
 			end(s.exitError())
 		}
 	})
@@ -211,9 +210,9 @@ func (b *build) startServe(ready *prestarted) error {
 	return nil
 }
 
-// serveCommand starts the build's step runner: a stepmux watches its stdin, which begins with the build's secret;
-// another step runner needs a leash. A relay starts the program that it runs itself: a build may have put another one
-// in its place.
+// serveCommand starts the build's step runner. A stepmux watches its stdin, which begins with the build's secret; any
+// other step runner needs a leash. A relay starts its own program, not the file at the path: a build may have
+// replaced that file.
 func (b *build) serveCommand(stderr *serveStderr) mux.Command {
 	command := mux.Command{Ready: b.c.socket, Stderr: stderr}
 	if b.program.Kind == program.StepRunner {
@@ -231,8 +230,8 @@ func (b *build) serveCommand(stderr *serveStderr) mux.Command {
 	return command
 }
 
-// probe finds out whether streamlocal reaches the socket of a serve that listens, and reports it. A refusal counts only
-// if the next route then reaches serve: a serve that died meanwhile says nothing about the VM.
+// probe finds out whether streamlocal reaches the socket of a listening serve, and reports the result. A refusal
+// counts only if the next route then reaches serve: a serve that has died meanwhile proves nothing about the VM.
 func (b *build) probe(report func(capability, time.Duration)) error {
 	stream, err := b.conn.DialUnix(b.c.life, b.serve.socket)
 	if err == nil {
@@ -251,7 +250,7 @@ func (b *build) probe(report func(capability, time.Duration)) error {
 	case err == nil:
 	case b.c.life.Err() != nil:
 		return context.Cause(b.c.life)
-	case !errors.Is(err, mux.ErrForbidden): // that holds for all builds on this VM
+	case !errors.Is(err, mux.ErrForbidden): // the server's policy, for all builds on this VM
 		return bridgeError(err)
 	}
 	b.choose(route, forbidden.reason)
@@ -269,7 +268,7 @@ func (b *build) found(report func(capability, time.Duration), result capability)
 	b.c.cfg.Logger.Info("bridge route found", "route", choice.Bridge, "reason", choice.BridgeReason)
 }
 
-// choose sets the bridge route. Streamlocal frees the session that was reserved for a bridge by session.
+// choose sets the bridge route. With streamlocal, the session that was reserved for a bridge is freed.
 func (b *build) choose(route Route, reason string) {
 	b.mu.Lock()
 	b.choice.Bridge, b.choice.BridgeReason = route, reason
@@ -286,7 +285,7 @@ func (b *build) routes() Choice {
 	return b.choice
 }
 
-// giveNative gives back the build's place in VM.native.
+// giveNative frees the build's place in VM.native.
 func (b *build) giveNative() {
 	if b.native.Swap(false) {
 		b.c.cfg.VM.native.Add(-1)

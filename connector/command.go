@@ -12,20 +12,20 @@ import (
 // Every command of this package for a VM is built here as an argument vector; mux quotes it for a login shell. No
 // variable of a job is ever part of one.
 
-// secretFlag tells serve to read the build's secret from its stdin.
+// secretFlag makes serve read the build's secret from its stdin.
 const secretFlag = "--secret-stdin"
 
-// socketOnStdin, in place of a socket's path, tells serve or proxy to read the path from its stdin, before the secret.
+// socketOnStdin, in place of a socket's path, makes serve or proxy read the path from its stdin, before the secret.
 const socketOnStdin = "-"
 
-// isolationFlag tells serve the level of its build's isolation.
+// isolationFlag sets the isolation level of serve's build.
 const isolationFlag = "--isolation"
 
-// buildUserFlag tells serve the user of its build.
+// buildUserFlag sets the user of serve's build.
 const buildUserFlag = "--build-user"
 
-// serveArgv starts the build's step runner, which reads its secret from stdin. An older one does not know the flags for
-// a level, a user and limits, so the defaults are not sent.
+// serveArgv starts the build's step runner, which reads its secret from stdin. An older stepmux does not know the
+// flags for a level, a user and limits, so the defaults are not sent.
 func (cfg *Config) serveArgv(runner []string, socket string) []string {
 	argv := slices.Concat(runner, []string{"steps", "serve", "--socket", socket, secretFlag})
 	if level, _ := ParseIsolation(cfg.Isolation); level != wire.IsolationAuto {
@@ -42,22 +42,23 @@ func proxyArgv(runner []string, socket string) []string {
 	return slices.Concat(runner, []string{"steps", "proxy", "--socket", socket})
 }
 
-// endArgv ends a build whose serve does not end by itself, and prints what is left.
+// endArgv ends the rest of a build whose serve does not end by itself, and prints the processes and directories left.
 func endArgv(runner []string, socket string) []string {
 	return slices.Concat(runner, []string{"steps", "end", "--socket", socket})
 }
 
-// removeArgv removes a build's directory that its serve could not remove.
+// removeArgv removes a build's directory if its serve could not.
 func removeArgv(dir string) []string { return []string{"rm", "-rf", "--", dir} }
 
-// leashWrapper gives a serve that does not watch its stdin the leash and the directory it needs, on a machine without
-// a stepmux: $1 is the socket's path, $2 the grace in seconds, the rest the command, to which the path is added. It
-// makes the directory (0700) in a base of this user's, locks it where there is a flock, so that no stepmux sweeps it,
-// and removes it at the end.
+// leashWrapper gives a leash and a directory to a serve that does not watch its stdin, on a machine without a
+// stepmux. $1 is the socket's path, $2 the grace in seconds, the rest the command, to which the path is appended. The
+// wrapper makes the directory (0700) in a base directory of this user, locks it if there is a flock, so that no
+// stepmux sweeps it, and removes it at the end.
 //
-// serve runs in a session of its own. Two processes, each also in a session of its own, watch stdin. It ends also when
-// the wrapper is gone, because sshd closes it. Then they end serve's group with SIGTERM and, after the grace, all of
-// its session with SIGKILL, and remove the directory. So nothing is left, whichever one of these processes is killed.
+// serve runs in a session of its own. Two processes, each in a session of its own too, watch stdin, which also ends
+// when the wrapper is gone, because sshd closes it. Then they end serve's group with SIGTERM and, after the grace,
+// its whole session with SIGKILL, and remove the directory. So nothing is left, whichever one of these processes is
+// killed.
 const leashWrapper = `socket=$1 grace=$2; shift 2
 mask=$(umask); umask 077
 no() { echo "$1" >&2; exit 3; }
@@ -138,5 +139,5 @@ func leashArgv(runner []string, socket string, grace time.Duration) []string {
 		[]string{"steps", "serve", "--socket"})
 }
 
-// workDir is the directory that leashWrapper makes beside the socket, for a job that names no directory.
+// workDir is the directory that leashWrapper makes beside the socket, for a job without a WorkDir.
 func workDir(socket string) string { return path.Join(path.Dir(socket), "work") }

@@ -24,24 +24,24 @@ const (
 	defaultTempDir      = "/tmp"
 	defaultReadyTimeout = 30 * time.Second
 	defaultStopTimeout  = 20 * time.Second
-	// maxLeashGrace bounds the time between SIGTERM and SIGKILL for a serve that we must end.
+	// maxLeashGrace bounds the time between SIGTERM and SIGKILL for a serve that a leashWrapper ends.
 	maxLeashGrace = 10 * time.Second
 )
 
-// DefaultRunner is the step runner's command if the configuration has no other.
+// DefaultRunner is the step runner's command if Config.Runner is empty.
 var DefaultRunner = []string{"stepmux"}
 
-// Conn is the connection to a VM. An SSH connection (*mux.Conn) is one. Two Conns are equal if they are the same
-// connection.
+// Conn is the connection to a VM, such as a *mux.Conn. Two Conns are equal if they are the same connection.
 type Conn interface {
-	// Start, TryReserve and Reserve use sessions of their own; StartSpare uses one that no other call waits for.
+	// Start, TryReserve and Reserve use sessions of their own; StartSpare uses a session that no other call waits
+	// for.
 	Start(ctx context.Context, cmd mux.Command) (*mux.Process, error)
 	Reserve(ctx context.Context, n int) (*mux.Reservation, error)
 	TryReserve(ctx context.Context, n int) (*mux.Reservation, error)
 	StartSpare(ctx context.Context, cmd mux.Command) (*mux.Spare, error)
 	// DialUnix connects to a unix socket on the VM.
 	DialUnix(ctx context.Context, path string) (*mux.Stream, error)
-	// Relay returns the relay that cmd starts, started if it does not run.
+	// Relay returns the relay that runs cmd, and starts it if it does not run yet.
 	Relay(ctx context.Context, cmd mux.Command) (*relay.Relay, error)
 }
 
@@ -51,7 +51,7 @@ type Lease interface {
 	Release()
 }
 
-// Config names the build of a Connector, its VM and its step runner.
+// Config describes a build, its VM and its step runner.
 type Config struct {
 	// Lease is the build's share of the VM's connection. Required. New takes it over: Close releases it.
 	Lease Lease
@@ -60,67 +60,66 @@ type Config struct {
 	// BuildID names the build, uniquely on the VM: 1 to 64 characters of A-Z a-z 0-9 . _ -, not "." or
 	// "..". Required.
 	BuildID string
-	// Runner is the step runner's command on the VM: a stepmux, or a gitlab-runner or step-runner, which is
-	// then driven by its own protocol. If empty, DefaultRunner, or one of the others if that is missing.
+	// Runner is the step runner's command on the VM: a stepmux, or GitLab's gitlab-runner or step-runner, which is
+	// driven by its own protocol. If empty, DefaultRunner, or one of GitLab's if that is missing.
 	Runner []string
-	// Bootstrap are programs for various platforms. The one for the VM's platform is put on the VM, in a directory
-	// of the user's, if the runner is missing there, cannot be executed, is for another platform or too old for a
-	// relay. If empty, nothing is put there.
+	// Bootstrap are programs for various platforms. If the runner is missing on the VM, cannot be executed, is for
+	// another platform, or is too old for a relay, the program for the VM's platform is uploaded into a directory of
+	// the user. If empty, nothing is uploaded.
 	Bootstrap []*program.Binary
-	// Version is that of this program. If the VM's is another, a warning is logged. If empty, never.
+	// Version is the version of this program. If the VM's differs, a warning is logged. If empty, never.
 	Version string
-	// TempDir is the VM's directory for temporary files, below which the build's socket directory is
-	// made. If empty, /tmp.
+	// TempDir is the VM's directory for temporary files. The build's socket directory is made below it. If empty,
+	// /tmp.
 	TempDir string
-	// Route is how serve is started and its socket reached. If empty, Auto.
+	// Route selects how serve is started and its socket reached. If empty, Auto.
 	Route Route
-	// Isolation is how far the build is held apart from the rest of the VM: auto, off, processes or private. If empty,
-	// auto: the best that can be had there. A level that is named is had, or the build fails.
+	// Isolation is how far the build is separated from the rest of the VM: auto, off, processes or private. If empty,
+	// auto: the best level that the VM allows. With any other level, the build fails if the VM does not allow it.
 	Isolation string
-	// BuildUser is the user for the build where the login is root: the name of a user of the VM, or a range of ids,
-	// FIRST-LAST, of which each build has one of its own. If empty, the login.
+	// BuildUser is the user that runs the build if the login is root: the name of a user of the VM, or a range of
+	// user ids, FIRST-LAST, of which each build gets one of its own. If empty, the login.
 	BuildUser string
-	// Limits bound all processes of the build together. They are had, or the build fails.
+	// Limits bound all processes of the build together. If the VM cannot enforce them, the build fails.
 	Limits limits.Build
-	// ServeArgs are more arguments for serve, such as --require-pinned. Its stepmux must know them.
+	// ServeArgs are additional arguments for serve, such as --require-pinned. The VM's stepmux must know them.
 	ServeArgs []string
-	// Log receives the output of the build's serve. A *buildlog.Log is the caller's to close; any other Writer is
-	// wrapped in one, with LogTimeout. If nil the output is discarded.
+	// Log receives the output of the build's serve. A *buildlog.Log stays the caller's to close; any other Writer is
+	// wrapped in a Log, with LogTimeout. If nil, the output is discarded.
 	Log io.Writer
-	// LogTimeout is how long Log, and the trace of Execute, may take for one write before that ends the build, if
-	// they are no *buildlog.Log. If zero, 5m.
+	// LogTimeout is how long one write to Log, or to the trace of Execute, may take before the build ends. It does
+	// not apply to a *buildlog.Log. If zero, 5m.
 	LogTimeout time.Duration
-	// ReadyTimeout bounds the wait for serve to listen, and for the answer of a runner that is asked for its
-	// version. If zero, 30s.
+	// ReadyTimeout bounds the wait for serve to listen, and for a runner's answer to --version. If zero, 30s.
 	ReadyTimeout time.Duration
-	// StopTimeout bounds the wait for serve to be gone at the end; it includes the grace its jobs get.
-	// If zero, 20s.
+	// StopTimeout bounds the wait for serve's end in Close, including the grace of its jobs. If zero, 20s.
 	StopTimeout time.Duration
-	// Linger lets the build outlive its link: for so long, at most 24h, the step runner goes on while no manager is
-	// attached, and the Connector tries to come back. The VM needs a stepmux that knows this. If zero, the build ends
-	// with its connection.
+	// Linger lets the build outlive its connection: the step runner continues for this long, at most 24h, without a
+	// manager, and the Connector tries to reconnect. The VM needs a stepmux that supports this. If zero, the build
+	// ends with its connection.
 	Linger time.Duration
-	// Secret is the secret of the build's step runner, 43 to 128 characters of A-Z a-z 0-9 - _, at random. If empty, a new
-	// one is made. Who knows it can attach to a build that lingers.
+	// Secret is the secret of the build's step runner: 43 to 128 random characters of A-Z a-z 0-9 - _. If empty, New
+	// makes one. Anybody who knows it can attach to a lingering build.
 	Secret string
-	// Attach is the socket of a step runner of this build that another Connector has started, as its Socket method told.
-	// Connect then attaches to that one and starts none. Needs Linger and Secret.
+	// Attach is the socket of a step runner of this build that another Connector has started, as returned by its
+	// Socket method. Connect then attaches to that step runner and does not start another. Needs Linger and Secret.
 	Attach string
-	// Reconnect returns another lease on the VM's connection, dialed anew if the last one has ended. It returns when it
-	// has one, when ctx ends, or when it is hopeless for now; with [ErrGone] it is for ever. Required with Linger.
+	// Reconnect returns a new lease on the VM's connection, which is dialed again if it has ended. It returns when it
+	// has a lease, when ctx ends, or with an error after which it is called again, except after [ErrGone]. Required
+	// with Linger.
 	Reconnect func(ctx context.Context) (Lease, error)
 	// Logger receives messages for operators. If nil, nothing is logged.
 	Logger *slog.Logger
-	// Trace is told the build's events. New copies it. May be nil.
+	// Trace receives the build's events. New copies it. May be nil.
 	Trace *Trace
 }
 
-// Connector joins one build to its step runner. One goroutine copies serve's stdout and watches for its end; one may
-// start its proxy beside serve, and one prestarts a serve and a proxy for the next build. Close waits for all. It is
-// safe for concurrent use. With Config.Linger one more goroutine keeps the build attached.
+// Connector joins one build to its step runner. It is safe for concurrent use. It owns these goroutines: one copies
+// serve's stdout and watches for its end, one may start its proxy beside serve, one prestarts a serve and a proxy for
+// the next build, and with Config.Linger one keeps the build attached. Close waits for all.
 type Connector struct {
 	cfg      Config
-	socket   string // asked for; serve may report another
+	socket   string // the requested path; serve may report another
 	secret   wire.Secret
 	log      *buildlog.Log
 	closeLog func(context.Context)
@@ -130,12 +129,12 @@ type Connector struct {
 
 	life     context.Context // ends with the build's ctx, with serve, or at Close
 	end      context.CancelCauseFunc
-	deadline context.Context // ends when Close waits for nothing any more
+	deadline context.Context // ends when Close gives up all its waits
 	giveUp   context.CancelFunc
 
 	mu        sync.Mutex    // guards the following
-	connected chan struct{} // nil before Connect; closed when it returns
-	build     *build        // nil before the build has its plan and its sessions
+	connected chan struct{} // nil before Connect begins; closed when Connect returns
+	build     *build        // nil until the build has its plan and its sessions
 	lease     Lease         // Config.Lease, or that of a later link
 	left      []string      // see Left
 	isolation program.Isolation
@@ -146,8 +145,8 @@ type Connector struct {
 	closeErr  error
 }
 
-// New returns a Connector for one build. It does no I/O. The caller calls Close, which also releases
-// the lease; when New fails, the lease is still the caller's.
+// New returns a Connector for one build. It does no I/O. The caller calls Close, which also releases the lease. If
+// New fails, the lease stays the caller's.
 func New(cfg Config) (*Connector, error) {
 	switch {
 	case cfg.Lease == nil:
@@ -217,7 +216,7 @@ func (cfg *Config) runner() []string {
 	return cfg.Runner
 }
 
-// search returns the configuration to find the VM's step runner.
+// search returns the configuration for program.Find.
 func (cfg *Config) search(conn Conn) program.Config {
 	s := program.Config{
 		Conn:      conn,
@@ -239,12 +238,12 @@ func (cfg *Config) search(conn Conn) program.Config {
 	return s
 }
 
-// Connect starts the build's step runner and returns a function that opens bridges to it; each call
-// of that gives a new one, which its caller closes. Calls over them carry the build's Credentials. ctx is the build's
-// life: when it ends, bridges fail and the build is over. Connect may be called once.
+// Connect starts the build's step runner and returns a function that opens bridges to it. Each call opens a new
+// bridge, which its caller closes. gRPC calls over a bridge need the build's Credentials. ctx is the build's life:
+// when it ends, bridges fail and the build is over. Connect may be called once.
 //
-// It returns ctx.Err() when ctx ends first, a [*ServeError] when serve ends or does not listen in
-// time, a [*mux.ConnError] when the connection is lost. Close stops the processes that a failed Connect has started.
+// It returns ctx.Err() if ctx ends first, a [*ServeError] if serve ends or does not listen in time, and a
+// [*mux.ConnError] if the connection is lost. Close stops the processes that a failed Connect has started.
 func (c *Connector) Connect(ctx context.Context) (func() (io.ReadWriteCloser, error), error) {
 	if err := c.begin(ctx); err != nil {
 		return nil, err
@@ -256,7 +255,7 @@ func (c *Connector) Connect(ctx context.Context) (func() (io.ReadWriteCloser, er
 	}
 	b, err := start() //nolint:contextcheck // the life it uses is made of ctx
 	if err != nil {
-		// If the build's life has ended, that is the reason, whatever failed because of it.
+		// If the build's life has ended, report that instead of the failures that follow from it.
 		if ctx.Err() != nil {
 			err = ctx.Err()
 		}
@@ -296,21 +295,21 @@ func isDone(done <-chan struct{}) bool {
 	}
 }
 
-// current returns the build, nil before it has its plan, and whether Connect has returned.
+// current returns the build, nil until it has its plan, and whether Connect has returned.
 func (c *Connector) current() (b *build, connected bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.build, c.connected != nil && isDone(c.connected)
 }
 
-// currentLease returns the lease of the present link.
+// currentLease returns the lease of the current link.
 func (c *Connector) currentLease() Lease {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.lease
 }
 
-// Choice returns the routes the build takes.
+// Choice returns the routes that the build uses.
 func (c *Connector) Choice() Choice {
 	if b, _ := c.current(); b != nil {
 		return b.routes()
@@ -318,8 +317,8 @@ func (c *Connector) Choice() Choice {
 	return Choice{}
 }
 
-// Socket returns the socket of the build's step runner on the VM, empty before Connect has succeeded. Another Connector
-// can attach there: see Config.Attach.
+// Socket returns the path of the step runner's socket on the VM. It is empty until Connect has succeeded. Another
+// Connector can attach there: see Config.Attach.
 func (c *Connector) Socket() string {
 	if b, _ := c.current(); b != nil && b.serve != nil && b.serve.ready.Load() {
 		return b.serve.socket
@@ -327,15 +326,15 @@ func (c *Connector) Socket() string {
 	return ""
 }
 
-// Leave lets Close end nothing on the VM: the build of a Connector with Config.Linger goes on there until another
-// Connector attaches to it, or its linger is over. Without Linger it does nothing.
+// Leave makes Close leave the build running on the VM: the build of a Connector with Config.Linger continues until
+// another Connector attaches to it, or until its linger is over. Without Linger it does nothing.
 func (c *Connector) Leave() { c.leaves.Store(true) }
 
-// Close ends the build's presence on the VM: bridges first, then serve, then the lease. It waits until serve is seen
-// gone, at most until ctx ends or StopTimeout has passed; then it gives up and returns an error. [Connector.Left] then
-// tells what may be left. When it returns nothing more is written to Log, with the exception that [buildlog.Log.Close]
-// names. Calls of Connect and of bridges that wait return ErrClosed or the channel's end. Close is idempotent: later
-// calls wait for the first and return its result.
+// Close ends the build on the VM: bridges first, then serve, then the lease. It waits until serve is gone. When ctx
+// ends or StopTimeout has passed, it gives up and returns an error; [Connector.Left] then lists what may be left.
+// After Close nothing more is written to Log, except for the last write that [buildlog.Log.Close] mentions. Waiting
+// calls of Connect and of bridges return ErrClosed or the error of the channel. Close is idempotent: later calls wait
+// for the first and return its result.
 func (c *Connector) Close(ctx context.Context) error {
 	c.closeOnce.Do(func() {
 		c.mu.Lock()
@@ -350,7 +349,7 @@ func (c *Connector) Close(ctx context.Context) error {
 			return
 		}
 		c.end(ErrClosed)
-		<-connected // soon: the life that just ended bounds all its waits
+		<-connected // soon: all its waits are bounded by the life that has just ended
 		defer context.AfterFunc(ctx, c.giveUp)()
 		if b, _ := c.current(); b != nil {
 			c.closeErr = b.stop(ctx)

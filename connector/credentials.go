@@ -10,9 +10,9 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// Credentials returns the credentials of calls to the build's step runner, for a client of the caller's own over the
-// bridges of Connect (grpc.WithPerRPCCredentials). They are for those bridges only, and nil if the VM's step runner is
-// of a kind without secrets.
+// Credentials returns the credentials for gRPC calls to the build's step runner, for a client that the caller opens
+// over the bridges of Connect (grpc.WithPerRPCCredentials). Use them on those bridges only. It returns nil if the
+// VM's step runner is of a kind without secrets.
 func (c *Connector) Credentials() credentials.PerRPCCredentials {
 	if b, _ := c.current(); b != nil && b.program.Kind == program.StepRunner {
 		return nil
@@ -24,7 +24,7 @@ func (c *Connector) Credentials() credentials.PerRPCCredentials {
 	return own
 }
 
-// withCredentials adds them to the calls of a client.
+// withCredentials adds the build's credentials to the calls of a client.
 func (c *Connector) withCredentials() grpc.DialOption {
 	if own := c.Credentials(); own != nil {
 		return grpc.WithPerRPCCredentials(own)
@@ -32,7 +32,7 @@ func (c *Connector) withCredentials() grpc.DialOption {
 	return grpc.EmptyDialOption{}
 }
 
-// bearer makes a secret the metadata of calls.
+// bearer sends a secret as the metadata of calls.
 type bearer struct {
 	secret  wire.Secret
 	manager string // empty if the step runner does not linger

@@ -7,27 +7,27 @@ import (
 	"github.com/stepmux/stepmux/connector/program"
 )
 
-// ErrClosed is returned by calls on a Connector whose Close has been called.
+// ErrClosed is returned by calls on a Connector after Close.
 var ErrClosed = errors.New("connector is closed")
 
-// ErrNoTrace says that the step runner cannot make a trace of a job: it is another program, or an older one.
+// ErrNoTrace reports that the step runner cannot make a trace of a job: it is another program, or too old.
 var ErrNoTrace = errors.New("the step runner on the VM makes no traces; install a newer stepmux there")
 
-// ErrGone is for [Config.Reconnect]: the machine or container of the step runner is no longer there, so the build
-// is lost.
+// ErrGone is returned by [Config.Reconnect] if the machine or container of the step runner no longer exists. The
+// build is then lost.
 var ErrGone = errors.New("the step runner's machine or container is gone")
 
-// ServeError says that the build's `steps serve` could not be started, did not come to listen, or ended.
+// ServeError reports that the build's `steps serve` could not be started, did not listen in time, or ended.
 type ServeError = program.ServeError
 
-// RequestError says that the step runner refused the job as wrong: nothing of it has run, and
-// nothing will before the job is changed.
+// RequestError reports that the step runner refused the job as invalid. Nothing of it has run, and a retry does not
+// help until the job is changed.
 type RequestError struct {
-	// Message is the step runner's.
+	// Message is the step runner's explanation.
 	Message string
 }
 
 func (e *RequestError) Error() string { return "the job is not valid: " + e.Message }
 
-// bridgeError adds to an error the operation that it ended.
+// bridgeError adds the operation to an error.
 func bridgeError(err error) error { return fmt.Errorf("bridge to the step runner: %w", err) }

@@ -29,8 +29,8 @@ import (
 const (
 	// maxMessage bounds one message to the step runner: a job.
 	maxMessage = 64 << 20
-	// maxAnswer bounds one message from the step runner: a piece of output or of a trace, or the state of a step. Another
-	// step runner keeps to this limit too, which is gRPC's default.
+	// maxAnswer bounds one message from the step runner: a piece of output or of a trace, or the state of a step.
+	// GitLab's step runners keep to this limit too: it is gRPC's default.
 	maxAnswer = 4 << 20
 	// window is how many bytes of a stream the step runner may send before they are read.
 	window = 1 << 20
@@ -38,11 +38,11 @@ const (
 	maxHeaders = 4 << 20
 	// maxText bounds a message about a job, in bytes: the caller may keep many.
 	maxText = 4 << 10
-	// pingAfter is how long the step runner may be silent before it is asked for an answer, and pingTimeout how long
-	// that may take, before its bridge counts as broken.
+	// pingAfter is how long the step runner may be silent before it is pinged. pingTimeout is how long the answer may
+	// take before the bridge counts as broken.
 	pingAfter, pingTimeout = 30 * time.Second, 30 * time.Second
-	// gitlabPingAfter is pingAfter for another step runner: by its default policy a gRPC server closes a connection with
-	// more than one ping in five minutes (keepalive.EnforcementPolicy).
+	// gitlabPingAfter replaces pingAfter for GitLab's step runners: by default a gRPC server closes a connection that
+	// pings more than once in five minutes (keepalive.EnforcementPolicy).
 	gitlabPingAfter = 6 * time.Minute
 
 	defaultGrace = 10 * time.Second
@@ -56,62 +56,63 @@ type Job struct {
 	Script string
 	// Steps is a YAML document with a run: list. Exclusive with Script.
 	Steps []byte
-	// StepsFile is the name that messages give Steps, before a line and a column. May be empty.
+	// StepsFile is the file name that messages about Steps use, before line and column. May be empty.
 	StepsFile string
 	// Env is the environment of the steps. It travels in the request, never on a command line and
 	// never in the environment of the step runner.
 	Env map[string]string
 	// Vars are the job's variables. They travel as Env does.
 	Vars []Variable
-	// WorkDir is where steps run, relative to the login's home. If empty, a fresh directory that is
+	// WorkDir is the directory where steps run, relative to the login's home. If empty, a fresh directory that is
 	// removed at the end.
 	WorkDir string
-	// Project is the archive whose files the work directory has when the first step runs; CI_PROJECT_DIR tells where that
-	// is. Exclusive with WorkDir, as are Artifacts. May be nil.
+	// Project is an archive that is unpacked into the work directory before the first step. CI_PROJECT_DIR is the
+	// path of that directory. Project and Artifacts exclude WorkDir. May be nil.
 	Project *files.Project
-	// Artifacts come back when the job has ended, also if it failed: Execute returns after that. A job that was cancelled
-	// has none. If they cannot be had that fails a job that has succeeded. May be nil.
+	// Artifacts are collected when the job has ended, even if it failed, and before Execute returns. A cancelled job
+	// has none. If they cannot be collected, a job that had succeeded fails. May be nil.
 	Artifacts *files.Artifacts
-	// Timeout ends the job as failed. If zero, the step runner's limit.
+	// Timeout ends the job, which then fails. If zero, the step runner's limit.
 	Timeout time.Duration
 	// Grace is the time between SIGTERM and SIGKILL when the job is stopped. If zero, 10s. GitLab's step runners have
-	// a grace of their own; for them it bounds the wait for the job's end.
+	// a grace of their own; with them it only bounds the wait for the job's end.
 	Grace time.Duration
-	// PassEnv says which variables of the step runner's own environment reach the steps: names, in addition to a few that
-	// tell of the machine, the user and the proxies; "all" for all but those that look like secrets, or "none".
+	// PassEnv selects the variables of the step runner's own environment that reach the steps: names, in addition to
+	// a few about the machine, the user and the proxies; or "all" except those that look like secrets; or "none".
 	PassEnv []string
-	// UnsafeExports says what becomes of exports such as LD_PRELOAD: drop, refuse or allow. If empty, drop.
+	// UnsafeExports is the treatment of exports such as LD_PRELOAD: drop, refuse or allow. If empty, drop.
 	UnsafeExports string
-	// MayFail names steps of the job that may fail: it goes on as if they had succeeded.
+	// MayFail names steps of the job that may fail: the job continues as if they had succeeded.
 	MayFail []string
-	// Stderr, if not nil, receives the job's stderr, as the trace of Execute does its stdout. GitLab's step runners do not
-	// tell the two apart: for them it is a RequestError.
+	// Stderr, if not nil, receives the job's stderr; the trace of Execute then receives only its stdout. GitLab's
+	// step runners merge the two: with them a Stderr is a RequestError.
 	Stderr io.Writer
-	// Image is the image of the container in which the step runner is, by its digest, for the trace. May be empty.
+	// Image is the digest of the container image in which the step runner runs, for the job's trace. May be empty.
 	Image string
-	// Trace gets the job's trace, as JSON, once the job has ended, however it did, in one write after the other. A
-	// write that takes longer than Config.LogTimeout, or than the build lives, is given up: then the trace ends there,
-	// and OnTrace gets an error. May be nil: then no trace is made.
+	// Trace receives the job's trace, as JSON, once the job has ended for any reason, in one write after the other.
+	// If a write takes longer than Config.LogTimeout, or the build ends during it, the trace is cut off and OnTrace
+	// gets an error. If nil, no trace is made.
 	Trace io.Writer
-	// OnTrace is called once before Execute returns, if there is a Trace: with nil if all of it was written, else with
-	// the reason. The error is ErrNoTrace if the step runner cannot make a trace. May be nil.
+	// OnTrace is called once before Execute returns, if Trace is set: with nil if the trace was written completely,
+	// otherwise with the reason. The error is ErrNoTrace if the step runner cannot make a trace. May be nil.
 	OnTrace func(error)
-	// OnStep is called for each change of a step, from one goroutine. GitLab's step runners report no changes. May be nil.
+	// OnStep is called for each change of a step, from one goroutine. GitLab's step runners do not report changes.
+	// May be nil.
 	OnStep func(StepEvent)
-	// Resumed says that another process may have delivered the job already, and that the trace of Execute is a
-	// [buildlog.Log] with the state of the log there: the output goes on where it stopped. The step runner takes a job
-	// that is delivered twice for one. Needs Config.Attach.
+	// Resumed means that another process may have delivered the job already. The trace of Execute is then a
+	// [buildlog.Log] with the state of the log there, and the output continues where that stopped. A job that is
+	// delivered twice runs once. Needs Config.Attach.
 	Resumed bool
 }
 
-// Variable is a job variable: expressions know it, the environment of a step does not.
+// Variable is a job variable. Expressions can use it; it is not in the environment of steps.
 type Variable struct {
-	// Key matches [A-Za-z_][A-Za-z0-9_]*. Those of one job differ.
+	// Key matches [A-Za-z_][A-Za-z0-9_]*. Each key of a job is unique.
 	Key   string
 	Value string
-	// File says that steps get the path of a file with the value.
+	// File gives steps the path of a file that holds the value.
 	File bool
-	// Masked says that the value is a secret.
+	// Masked marks the value as a secret.
 	Masked bool
 }
 
@@ -133,28 +134,28 @@ const (
 	Cancelled Status = "cancelled"
 )
 
-// Result is the end of a job, as the step runner reports it.
+// Result is the outcome of a job, as the step runner reports it.
 type Result struct {
 	Status   Status
-	ExitCode int    // of the step that failed; 0 if none did
+	ExitCode int    // of the step that failed; 0 if no step did
 	Message  string // why it did not succeed
 	TimedOut bool   // the job's Timeout ended it
-	System   bool   // the VM or the step runner failed it, not its own steps; GitLab's step runners do not report that
+	System   bool   // the VM or the step runner failed, not the steps; GitLab's step runners never set it
 }
 
-// Execute runs job in the step runner that Connect started and writes its stdout, and its stderr unless job.Stderr
-// takes it, to trace as they come, through a [buildlog.Log] unless it is one. It returns when the job has ended and all
-// its output is delivered.
+// Execute runs job in the step runner that Connect started. It writes the job's stdout to trace as it arrives, and
+// its stderr too unless job.Stderr is set; a trace that is not a [buildlog.Log] is wrapped in one. Execute returns
+// when the job has ended and all its output is delivered.
 //
-// When ctx ends the job is cancelled (SIGTERM, its grace, SIGKILL); Execute still delivers the job's last output, then
-// returns ctx.Err(). A ctx that ends after the step runner has reported the job's end does not change the Result: the
-// delivery of its output and its trace goes on, for the grace and ten seconds at most. A bridge that breaks is opened
-// anew and the output goes on where it stopped.
+// When ctx ends the job is cancelled (SIGTERM, its grace, SIGKILL). Execute still delivers the job's last output,
+// then returns ctx.Err(). If ctx ends after the step runner has reported the job's end, the Result stays the same:
+// the delivery of output and trace continues, for at most the grace and ten seconds. If a bridge breaks, another is
+// opened and the output continues where it stopped.
 //
-// The Result is valid exactly when the error is nil: then the step runner reported the job's end. Else
-// the error is ctx.Err(), a [*RequestError], a [*buildlog.Error], or the reason of the end of the build's life: a
-// [*ServeError], a [*mux.ConnError] or ErrClosed. It is any other when the step runner gave no sensible
-// answer for long. Close ends a job that may still run.
+// The Result is valid exactly if the error is nil: the step runner has then reported the job's end. Otherwise the
+// error is ctx.Err(), a [*RequestError], a [*buildlog.Error], or the reason why the build's life ended: a
+// [*ServeError], a [*mux.ConnError] or ErrClosed. Any other error means that the step runner gave no valid answer for
+// a long time. Close ends a job that may still run.
 func (c *Connector) Execute(ctx context.Context, job Job, trace io.Writer) (Result, error) {
 	b, connected := c.current()
 	if b == nil || !connected || b.serve == nil || !b.serve.ready.Load() {
@@ -196,7 +197,7 @@ func (c *Connector) Execute(ctx context.Context, job Job, trace io.Writer) (Resu
 	return result, shortened(err)
 }
 
-// shortened returns err with at most maxText of a text from the VM.
+// shortened returns err with at most maxText bytes of text from the VM.
 func shortened(err error) error {
 	if told, ok := status.FromError(err); ok && len(told.Message()) > maxText {
 		return status.Error(told.Code(), termtext.Cut(told.Message(), maxText))
@@ -204,7 +205,7 @@ func shortened(err error) error {
 	return err
 }
 
-// execute runs job by the service of the VM's step runner. calls is the life of its calls, which end ends.
+// execute runs job through the service of the VM's step runner. end ends calls, the context of all its gRPC calls.
 func (b *build) execute(
 	ctx, calls context.Context, end context.CancelCauseFunc, client *grpc.ClientConn, job Job, log, stderr *buildlog.Log,
 ) (result Result, traceErr, err error) {
@@ -234,7 +235,7 @@ func (b *build) execute(
 			return Result{}, err, err
 		}
 	}
-	// A job that was cancelled before may have ended and be forgotten: it must not be delivered again.
+	// A job that was cancelled before may have ended and be forgotten. Delivering it again would run it again.
 	if !job.Resumed || ctx.Err() == nil {
 		if err := e.submit(ctx, calls); err != nil {
 			return Result{}, err, err
@@ -272,12 +273,12 @@ func (b *build) newClient() (*grpc.ClientConn, error) {
 			grpc.ForceCodecV2(leanCodec{encoding.GetCodecV2(grpcproto.Name)}),
 			grpc.WaitForReady(b.c.linger != nil)), // while the link is away
 		grpc.WithStaticStreamWindowSize(window),
-		grpc.WithStaticConnWindowSize(4*window), // given back on receipt, so it bounds no memory, only the speed
+		grpc.WithStaticConnWindowSize(4*window), // bounds the speed, not the memory: credit is returned on receipt
 		grpc.WithMaxHeaderListSize(maxHeaders),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: again, MinConnectTimeout: b.patience()}),
-		// A serve that is frozen keeps its socket open: only silence shows it.
+		// A frozen serve keeps its socket open. Only its silence shows that it is frozen.
 		grpc.WithKeepaliveParams(ping),
-		grpc.WithReadBufferSize(16<<10), // a frame (RFC 9113, section 4.2): idle builds are many
+		grpc.WithReadBufferSize(16<<10), // one frame (RFC 9113, section 4.2); small, because many builds are idle
 		grpc.WithDisableServiceConfig(),
 		grpc.WithNoProxy(),
 	)

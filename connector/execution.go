@@ -22,10 +22,10 @@ import (
 )
 
 const (
-	// maxEvents bounds the changes of steps that are reported. A job of stepmux has 10,000 steps at most.
+	// maxEvents bounds the reported changes of steps. A job of stepmux has at most 10,000 steps.
 	maxEvents = 100_000
-	// stallLimit is how long calls may fail one after the other, over a connection and a serve that
-	// both live, before the build is given up.
+	// stallLimit is how long calls may fail one after the other, although the connection and serve live, before the
+	// build is given up.
 	stallLimit = 30 * time.Second
 	// cancelLimit bounds the wait for the end of a cancelled job beyond its grace.
 	cancelLimit = 10 * time.Second
@@ -35,14 +35,14 @@ const (
 type execution struct {
 	rpc          pb.StepRunnerClient
 	job          Job
-	log, stderr  *buildlog.Log // of stdout and of stderr; they may be the same
+	log, stderr  *buildlog.Log // for stdout and for stderr; they may be the same
 	traceTimeout time.Duration // for one write to the job's Trace
-	last         *pb.Job       // the job's final state; nil if it is not known. Set by follow.
-	resume       bool          // the step runner knows FollowRequest.from
+	last         *pb.Job       // the job's final state, set by follow; nil while unknown
+	resume       bool          // the step runner supports FollowRequest.from
 	patience     time.Duration // see retryFor
 }
 
-// submit delivers the job. The step runner takes a job that is sent twice for one, so a call that broke is repeated.
+// submit delivers the job. The step runner runs a job that is sent twice once, so a call that broke is repeated.
 func (e *execution) submit(ctx, calls context.Context) error {
 	req := &pb.RunRequest{
 		Id:      e.job.ID,
@@ -68,8 +68,8 @@ func (e *execution) submit(ctx, calls context.Context) error {
 	}, e.cancel)
 }
 
-// deliver repeats a call that delivers a job until it arrives. cancel asks for the end of a job that ctx's end may have
-// overtaken.
+// deliver repeats a call that delivers a job until it succeeds. If ctx ends, the job may have arrived nevertheless;
+// cancel then asks for its end.
 func deliver(
 	ctx, calls context.Context, patience time.Duration, req proto.Message, call, cancel func(context.Context) error,
 ) error {
@@ -95,13 +95,13 @@ func deliver(
 	}
 }
 
-// follow delivers the job's output and its trace, and returns its result. When ctx ends before that is known, it
-// cancels the job. Either way the rest may take the grace and cancelLimit from then on.
+// follow delivers the job's output and its trace, and returns its result. If ctx ends before the result is known, it
+// cancels the job; the rest may then take the grace and cancelLimit.
 func (e *execution) follow(
 	ctx, calls context.Context, end context.CancelCauseFunc,
 ) (result Result, traceErr, err error) {
 	group, following := errgroup.WithContext(calls)
-	var late error // ctx's, if it ended before the job
+	var late error // ctx's cause, if ctx ended before the job
 	var known atomic.Bool
 	var stdout, stderr int64
 	group.Go(func() (err error) {
@@ -116,7 +116,7 @@ func (e *execution) follow(
 	})
 	defer cancelAfter(ctx, calls, e.job.Grace, func(ctx context.Context) error {
 		if known.Load() {
-			return nil // the step runner would remove a job that has ended
+			return nil // Cancel would make the step runner forget a job that has ended
 		}
 		return e.cancel(ctx)
 	}, end)()
@@ -143,8 +143,8 @@ func (e *execution) follow(
 	return resultOf(e.last), traceErr, nil
 }
 
-// cancelAfter cancels a job when ctx ends, and ends its calls if it has not ended after its grace and cancelLimit. The
-// caller calls ended when the job has ended.
+// cancelAfter cancels a job when ctx ends. If the job has not ended after its grace and cancelLimit, it ends the
+// calls. The caller calls ended when the job has ended.
 func cancelAfter(
 	ctx, calls context.Context, grace time.Duration, cancel func(context.Context) error, end context.CancelCauseFunc,
 ) (ended func()) {
@@ -168,7 +168,8 @@ func cancelAfter(
 	}
 }
 
-// retryCancel asks for a job's end until the step runner has heard it. The job's status then shows the effect.
+// retryCancel repeats the request to cancel a job until the step runner confirms it. The job's status then shows the
+// effect.
 func retryCancel(calls context.Context, cancel func(context.Context) error) {
 	calls, stop := context.WithTimeout(calls, cancelLimit)
 	defer stop()
@@ -180,8 +181,8 @@ func (e *execution) cancel(ctx context.Context) error {
 	return err
 }
 
-// followIO delivers both streams, until both have ended, and returns their lengths. After a break it goes on where it
-// stopped.
+// followIO delivers stdout and stderr until both have ended, and returns their lengths. After a broken call it
+// continues where it stopped.
 func (e *execution) followIO(ctx context.Context) (stdout, stderr int64, err error) {
 	stdout, stderr = e.log.State().Stdout, e.stderr.State().Stderr
 	err = retryFor(ctx, e.patience, func() (progress bool, err error) {
@@ -218,7 +219,7 @@ func (e *execution) followIO(ctx context.Context) (stdout, stderr int64, err err
 	return stdout, stderr, err
 }
 
-// receive passes the messages of a stream to take, until the stream ends or take fails.
+// receive calls take with each message of a stream, until the stream ends or take fails.
 func receive[M any](stream grpc.ServerStreamingClient[M], take func(*M) error) error {
 	for {
 		msg, err := stream.Recv()
@@ -236,7 +237,7 @@ func receive[M any](stream grpc.ServerStreamingClient[M], take func(*M) error) e
 
 // logWriter writes a job's output to its log, until ctx ends.
 type logWriter struct {
-	ctx context.Context // a Writer for one call
+	ctx context.Context // of one call; Write stops when it ends
 	log *buildlog.Log
 }
 
@@ -245,7 +246,7 @@ func (w logWriter) Write(output []byte) (int, error) {
 	return delivered(w.ctx, n, err)
 }
 
-// delivered returns the outcome of a write to a log that was bounded by ctx.
+// delivered turns the result of a write that ctx bounded into ctx's cause, if ctx ended it.
 func delivered(ctx context.Context, n int, err error) (int, error) {
 	switch {
 	case err == nil:
@@ -257,8 +258,8 @@ func delivered(ctx context.Context, n int, err error) (int, error) {
 	}
 }
 
-// followSteps reports step events and returns the job's final state. A Follow that broke goes on with the next event.
-// An older step runner starts from the first event again; the events that were reported before are skipped.
+// followSteps reports step events and returns the job's final state. If Follow breaks, it continues with the next
+// event. An older step runner then starts from the first event; events that were reported before are skipped.
 func (e *execution) followSteps(ctx context.Context) (last *pb.Job, err error) {
 	reported := e.log.State().Events
 	err = retryFor(ctx, e.patience, func() (progress bool, err error) {
@@ -297,7 +298,7 @@ func (e *execution) followSteps(ctx context.Context) (last *pb.Job, err error) {
 	return last, err
 }
 
-// warnings returns the lines for the log about a step that has ended.
+// warnings returns the log lines for the warnings of a step that has ended.
 func warnings(r *pb.StepResult) string {
 	if r.GetStatus() == pb.StepResult_running {
 		return ""
@@ -309,7 +310,7 @@ func warnings(r *pb.StepResult) string {
 	return text.String()
 }
 
-// resultOf translates the job's final state. A status that is not known is not success.
+// resultOf translates the job's final state. An unknown status is not a success.
 func resultOf(job *pb.Job) Result {
 	r := Result{
 		Status: Failed, ExitCode: int(job.GetExitCode()), Message: job.GetMessage(),
@@ -324,14 +325,14 @@ func resultOf(job *pb.Job) Result {
 	return r
 }
 
-// retry repeats call until it succeeds, ctx ends, or its error is the step runner's answer and not a
-// broken bridge's. It gives up when calls have failed one after the other for stallLimit; a call that made
-// progress, or lasted for that long before it broke, restarts the count.
+// retry repeats call until it succeeds, ctx ends, or the error is an answer of the step runner and not a broken
+// bridge. It gives up when calls have failed for stallLimit one after the other. A call that made progress, or lasted
+// that long, restarts the count.
 func retry(ctx context.Context, call func() (progress bool, err error)) error {
 	return retryFor(ctx, stallLimit, call)
 }
 
-// retryFor is retry that gives up after another time.
+// retryFor is retry with another time limit.
 func retryFor(ctx context.Context, patience time.Duration, call func() (progress bool, err error)) error {
 	var stalled time.Time
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
@@ -358,8 +359,8 @@ func retryFor(ctx context.Context, patience time.Duration, call func() (progress
 	}
 }
 
-// broken reports whether err is a failure of the transport, which a new bridge may repair.
+// broken reports whether err is a failure of the transport. A new bridge may repair that.
 func broken(err error) bool {
-	code := status.Code(err) // all others are answers of the step runner, or our own errors
+	code := status.Code(err) // all other codes are answers of the step runner, or our own errors
 	return code == codes.Unavailable || code == codes.Canceled || code == codes.Internal
 }

@@ -21,20 +21,20 @@ import (
 	"github.com/stepmux/stepmux/remote/step/mask"
 )
 
-// closeLimit bounds the wait for a step runner to forget a job that has ended.
+// closeLimit bounds the wait until a step runner has forgotten a job that has ended.
 const closeLimit = 5 * time.Second
 
-// gitlabExecution is one call of Execute on GitLab's step runner: it has the service that the manager of GitLab Runner
-// calls, and not ours. It does not mask, so that is done here.
+// gitlabExecution is one call of Execute on GitLab's step runner. That program offers the service which the manager
+// of GitLab Runner calls, not ours. It does not mask secrets, so we do it here.
 type gitlabExecution struct {
 	rpc     runnerproto.StepRunnerClient
 	job     Job
 	log     *buildlog.Log
 	secrets mask.Set
-	offset  int64 // of the job's log that is delivered
+	offset  int64 // of the job's log: how many bytes have been delivered
 }
 
-// run runs the job. It ends with ctx, after a cancellation, or with the job's own timeout.
+// run runs the job. It returns when the job ends, after ctx's cancellation, or after the job's own timeout.
 func (e *gitlabExecution) run(ctx, calls context.Context, end context.CancelCauseFunc) (Result, error) {
 	req, err := e.request()
 	if err == nil {
@@ -57,7 +57,7 @@ func (e *gitlabExecution) run(ctx, calls context.Context, end context.CancelCaus
 	late := limited.Err() != nil
 	if err == nil {
 		last, err = e.follow(limited, calls, end)
-		late = limited.Err() != nil // the time that the log takes after that is not the job's
+		late = limited.Err() != nil // later delays of the log do not count as the job's
 		if err == nil {
 			err = e.log.Flush(calls)
 		}
@@ -77,7 +77,7 @@ func (e *gitlabExecution) run(ctx, calls context.Context, end context.CancelCaus
 	return result, nil
 }
 
-// masked returns err without secrets in the text that the step runner sent with it.
+// masked returns err with the secrets in the step runner's text masked.
 func (e *gitlabExecution) masked(err error) error {
 	told, ok := status.FromError(err)
 	if text := e.secrets.Mask(told.Message()); ok && text != told.Message() {
@@ -86,7 +86,7 @@ func (e *gitlabExecution) masked(err error) error {
 	return err
 }
 
-// hide makes the values of masked variables secrets. The log names those that are too short for that.
+// hide makes the values of masked variables secrets. The log names those that are too short to be masked.
 func (e *gitlabExecution) hide(calls context.Context) error {
 	says := e.log.Remarks(calls.Done())
 	for _, v := range e.job.Vars {
@@ -104,7 +104,7 @@ func (e *gitlabExecution) hide(calls context.Context) error {
 	return nil
 }
 
-// request returns the job as this service takes it.
+// request returns the job in the form that this service accepts.
 func (e *gitlabExecution) request() (*runnerproto.RunRequest, error) {
 	if len(e.job.PassEnv) > 0 || e.job.UnsafeExports != "" {
 		return nil, &RequestError{Message: "this VM's step runner takes no policy for the environment (--pass-env, " +
@@ -126,13 +126,13 @@ func (e *gitlabExecution) request() (*runnerproto.RunRequest, error) {
 	return &runnerproto.RunRequest{Id: e.job.ID, WorkDir: e.job.WorkDir, Env: e.job.Env, Job: job, Steps: text}, nil
 }
 
-// mistakes are the words with which GitLab's step runner begins an error about the steps. Its errors have no codes of
-// their own. The others that it returns for a job are about the machine.
+// mistakes are the words with which GitLab's step runner begins an error about the job's steps. Its errors have no
+// codes of their own. All its other errors about a job are the machine's fault.
 var mistakes = []string{"loading step: ", "failed to start step runner service: "}
 
-// refusal returns the error of a Run, if there is one, with a code that tells a mistake in the job from a fault of the
-// machine. Some step runners quote all of a request that they refuse: the text has neither the steps nor the values of
-// the job's environment and variables.
+// refusal turns the error of a Run, if any, into one with a code that separates a mistake in the job from a fault of
+// the machine. Some step runners quote the whole request in their refusal, so the steps and the values of environment
+// and variables are removed from the text.
 func (e *gitlabExecution) refusal(req *runnerproto.RunRequest, err error) error {
 	const most = 400 // bytes of the message
 	if err == nil {
@@ -152,15 +152,15 @@ func (e *gitlabExecution) refusal(req *runnerproto.RunRequest, err error) error 
 	return status.Error(code, text)
 }
 
-// withoutValues returns a text of a refusal without the values of the job's environment and variables.
+// withoutValues removes the values of the job's environment and variables from the text of a refusal.
 func (e *gitlabExecution) withoutValues(text string) string {
-	// First what is masked: the value of another variable may be a part of it.
+	// Mask first: a masked value may contain the value of another variable.
 	text = e.secrets.Mask(text)
 	values := slices.Clone(e.job.Vars)
 	for key, value := range e.job.Env {
 		values = append(values, Variable{Key: key, Value: value})
 	}
-	var long, short []Variable // parts of the values: a text may quote a value line by line, and escaped
+	var long, short []Variable // parts of the values: a text may quote a value line by line, or escaped
 	for _, v := range values {
 		for _, part := range append(strings.FieldsFunc(v.Value, isLineEnd), v.Value) {
 			plain := strings.TrimSpace(part)
@@ -175,7 +175,7 @@ func (e *gitlabExecution) withoutValues(text string) string {
 			}
 		}
 	}
-	// The longest first: one may be the beginning of another.
+	// The longest first: a value may be the beginning of another.
 	slices.SortFunc(long, func(a, b Variable) int {
 		return cmp.Or(len(b.Value)-len(a.Value), strings.Compare(a.Key, b.Key))
 	})
@@ -190,14 +190,14 @@ func (e *gitlabExecution) withoutValues(text string) string {
 	return text
 }
 
-// leastReplaced is the length of the shortest value that is replaced anywhere in a text, in bytes. A shorter one that
-// is masked is replaced where it stands alone: elsewhere it is a part of the text's own words.
+// leastReplaced is the length, in bytes, of the shortest value that is replaced everywhere in a text. A shorter
+// masked value is replaced only where it is a word by itself: elsewhere it is likely a part of another word.
 const leastReplaced = 4
 
 func isLineEnd(c rune) bool { return c == '\n' || c == '\r' }
 
-// replaceWord returns text with word replaced where neither a letter nor a digit is beside it. The letter of an escape,
-// as in \n, is none of its words.
+// replaceWord replaces word in text where no letter or digit is next to it. The letter of an escape sequence, such as
+// \n, does not count as one.
 func replaceWord(text, word, by string) string {
 	inWord := func(c rune) bool { return unicode.IsLetter(c) || unicode.IsDigit(c) }
 	var out strings.Builder
@@ -222,7 +222,7 @@ func replaceWord(text, word, by string) string {
 	}
 }
 
-// follow delivers the job's log and returns its final status. When ctx ends the job is cancelled.
+// follow delivers the job's log and returns its final status. When ctx ends, it cancels the job.
 func (e *gitlabExecution) follow(
 	ctx, calls context.Context, end context.CancelCauseFunc,
 ) (last *runnerproto.Status, err error) {
@@ -234,17 +234,17 @@ func (e *gitlabExecution) follow(
 			last, err = e.finalStatus(calls)
 		}
 		if status.Code(err) == codes.NotFound && ctx.Err() != nil {
-			err = nil // a step runner without Cancel forgets the job
+			err = nil // a step runner without Cancel cancels a job by forgetting it
 		}
 		return e.offset > before, err
 	})
-	if err == nil { // else its last bytes may be a part of a secret
+	if err == nil { // otherwise its last bytes may be the beginning of a secret
 		err = masked.Close()
 	}
 	return last, err
 }
 
-// followLogs delivers the rest of the log.
+// followLogs delivers the log from the current offset.
 func (e *gitlabExecution) followLogs(ctx context.Context, to io.Writer) error {
 	stream, err := e.rpc.FollowLogs(ctx, &runnerproto.FollowLogsRequest{Id: e.job.ID, Offset: e.offset})
 	if err != nil {
@@ -259,8 +259,8 @@ func (e *gitlabExecution) followLogs(ctx context.Context, to io.Writer) error {
 	})
 }
 
-// finalStatus returns the status of a job whose log has ended. For a job that still runs it returns an error after
-// which retry asks again.
+// finalStatus returns the status of a job whose log has ended. If the job is still running, it returns an error that
+// makes retry ask again.
 func (e *gitlabExecution) finalStatus(ctx context.Context) (*runnerproto.Status, error) {
 	resp, err := e.rpc.Status(ctx, &runnerproto.StatusRequest{Id: e.job.ID})
 	if err != nil {
@@ -286,17 +286,17 @@ func (e *gitlabExecution) cancel(ctx context.Context) error {
 	return err
 }
 
-// forget lets the step runner remove the job's data. Close removes the rest with its directory.
+// forget makes the step runner remove the job's data. Close removes the rest together with the directory.
 func (e *gitlabExecution) forget(calls context.Context) {
 	calls, stop := context.WithTimeout(calls, closeLimit)
 	defer stop()
 	_, _ = e.rpc.Close(calls, &runnerproto.CloseRequest{Id: e.job.ID})
 }
 
-// gitlabResult translates the job's final status. A status that is not known is not success.
+// gitlabResult translates the job's final status. An unknown status is not a success.
 func gitlabResult(s *runnerproto.Status) Result {
 	r := Result{Status: Failed, Message: cmp.Or(s.GetMessage(), "the step runner did not say why")}
-	switch s.GetStatus() { //nolint:exhaustive // no other is success
+	switch s.GetStatus() { //nolint:exhaustive // no other status is a success
 	case runnerproto.Status_success:
 		return Result{Status: Succeeded}
 	case runnerproto.Status_cancelled:
@@ -307,7 +307,7 @@ func gitlabResult(s *runnerproto.Status) Result {
 	return r
 }
 
-// exitStatusIn returns N of a message that ends in "exit status N", 0 for any other.
+// exitStatusIn returns the N of a message that ends in "exit status N", and 0 for other messages.
 func exitStatusIn(message string) int {
 	const words = "exit status "
 	i := strings.LastIndex(message, words)
@@ -321,14 +321,14 @@ func exitStatusIn(message string) int {
 	return int(n)
 }
 
-// gitlabSteps returns the job's steps as this service takes them: two YAML documents, the first of them a
+// gitlabSteps returns the job's steps in the form that this service accepts: two YAML documents, the first of them a
 // specification without inputs.
 func gitlabSteps(job Job) (string, error) {
 	if job.Steps == nil {
 		if !utf8.ValidString(job.Script) {
 			return "", &RequestError{Message: "the script is not UTF-8, and this VM's step runner takes nothing else"}
 		}
-		// In ASCII each escape of a Go string is one of YAML's double-quoted scalars (YAML 1.2.2, section 5.7).
+		// In ASCII, each escape of a Go string is also one of YAML's double-quoted scalars (YAML 1.2.2, section 5.7).
 		return "{}\n---\nrun:\n- name: script\n  script: " + strconv.QuoteToASCII(job.Script) + "\n", nil
 	}
 	text := string(job.Steps)
@@ -345,9 +345,9 @@ func gitlabSteps(job Job) (string, error) {
 	}
 }
 
-// documents reports whether a YAML text begins with the mark of a document, and whether it has a second one.
+// documents reports whether a YAML text begins with a document mark, and whether it has a second document.
 func documents(text string) (begins, more bool) {
-	seen := false // something of the first document
+	seen := false // part of the first document has been seen
 	for line := range strings.Lines(text) {
 		line = strings.TrimRight(line, " \t\r\n")
 		switch {

@@ -10,21 +10,20 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-// maxReason bounds the VM's reason for a level, in bytes.
+// maxReason bounds the VM's reason for its level, in bytes.
 const maxReason = 400
 
-// ParseIsolation returns the level of that name, auto for an empty name.
+// ParseIsolation checks the name of an isolation level. The empty name means auto.
 func ParseIsolation(name string) (string, error) { return wire.ParseIsolation(name) }
 
-// CheckBuildUser returns an error unless spec is empty, the name of a user, or a range of user ids, FIRST-LAST, without
-// those of root, the system and nobody.
+// CheckBuildUser returns an error unless spec is empty, a user name, or a range of user ids, FIRST-LAST, that
+// excludes root, system users and nobody.
 func CheckBuildUser(spec string) error {
 	_, _, _, err := wire.ParseBuildUser(spec)
 	return err
 }
 
-// isolates returns an error if the program cannot have the limits, the build user, or the isolation that was asked for
-// by name.
+// isolates returns an error if the program does not support the configured limits, build user or isolation level.
 func (cfg *Config) isolates(p *program.Program) error {
 	if p.Kind == program.StepRunner && cfg.BuildUser != "" {
 		return &ServeError{
@@ -47,7 +46,7 @@ func (cfg *Config) isolates(p *program.Program) error {
 	}
 }
 
-// isolationOf returns the isolation of a job that has ended. Its texts are the VM's.
+// isolationOf returns the isolation of a job that has ended. Its texts come from the VM.
 func isolationOf(job *pb.Job) program.Isolation {
 	i := program.Isolation{Level: job.GetIsolation(), Reason: termtext.Short(job.GetIsolationReason(), maxReason)}
 	switch i.Level {
@@ -56,13 +55,13 @@ func isolationOf(job *pb.Job) program.Isolation {
 		if i.Reason == "" {
 			i.Level, i.Reason = wire.IsolationOff, "the stepmux on the VM is older than this program and has none"
 		}
-	default: // of a newer version
+	default: // a newer version's level
 		return program.Isolation{Reason: fmt.Sprintf("unknown level %.40q", i.Level)}
 	}
 	return i
 }
 
-// usageOf returns the usage of the build until the end of job.
+// usageOf returns the build's usage up to the end of job.
 func usageOf(job *pb.Job) program.Usage {
 	return program.Usage{
 		CPU: max(job.GetCpuSeconds(), 0), PeakMemory: max(job.GetPeakMemoryBytes(), 0),
@@ -70,14 +69,14 @@ func usageOf(job *pb.Job) program.Usage {
 	}
 }
 
-// Usage returns the usage of the build until the end of its last job, zero before that.
+// Usage returns the build's usage up to the end of its last job. It is zero until a job has ended.
 func (c *Connector) Usage() program.Usage {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.usage
 }
 
-// isolated notes the build's isolation, also for the VM.
+// isolated notes the build's isolation, for the build and for the VM.
 func (c *Connector) isolated(i program.Isolation) {
 	c.mu.Lock()
 	c.isolation = i
@@ -87,7 +86,7 @@ func (c *Connector) isolated(i program.Isolation) {
 	}
 }
 
-// Isolation returns the isolation of the build's last job that ended, zero before that.
+// Isolation returns the isolation of the build's last job. It is zero until a job has ended.
 func (c *Connector) Isolation() program.Isolation {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -100,7 +99,7 @@ func (v *VM) isolated(i program.Isolation) {
 	v.level = i
 }
 
-// Isolation returns the isolation of the last build on the VM that told it.
+// Isolation returns the isolation of the last build on the VM that reported it.
 func (v *VM) Isolation() program.Isolation {
 	v.mu.Lock()
 	defer v.mu.Unlock()

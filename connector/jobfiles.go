@@ -14,8 +14,8 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-// place makes the job's work directory, with the files of its project. If the job has been delivered already, it is the
-// directory of then.
+// place creates the job's work directory, with the files of its project. If the job was delivered before, place
+// returns the directory it has.
 func (e *execution) place(ctx, calls context.Context, rpc pb.FilesClient, vm *files.VM) error {
 	until, end := context.WithCancelCause(calls)
 	defer end(nil)
@@ -46,8 +46,8 @@ func (e *execution) place(ctx, calls context.Context, rpc pb.FilesClient, vm *fi
 	return nil
 }
 
-// collect takes the job's artifacts. If they cannot be had, that is the error of a job that has succeeded, and a line
-// in the log of another.
+// collect collects the job's artifacts. If that fails, a job that had succeeded fails with the error; for other jobs
+// the error is a line in the log.
 func (e *execution) collect(
 	ctx, calls context.Context, rpc pb.FilesClient, result Result, remarks *buildlog.Remarks,
 ) error {
@@ -79,7 +79,7 @@ func (e *execution) collect(
 	return err
 }
 
-// plain returns the text of an answer of the step runner without its code.
+// plain returns the text of a step runner's answer without the gRPC code.
 func plain(err error) error {
 	if told, ok := status.FromError(err); ok && !broken(err) {
 		return errors.New(told.Message())

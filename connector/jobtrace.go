@@ -11,10 +11,10 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-// maxTrace is the size of the largest trace, in bytes.
+// maxTrace bounds a trace, in bytes.
 const maxTrace = 128 << 20
 
-// fetchTrace delivers the trace of the job, which has ended. After a break it goes on where it stopped.
+// fetchTrace delivers the trace of a job that has ended. After a broken call it continues where it stopped.
 func (e *execution) fetchTrace(ctx context.Context) error {
 	var offset int64
 	err := retryFor(ctx, e.patience, func() (progress bool, err error) {
@@ -40,8 +40,8 @@ func (e *execution) fetchTrace(ctx context.Context) error {
 	return nil
 }
 
-// writeTrace writes p to the job's Trace and waits for it no longer than traceTimeout and ctx. A Writer that does not
-// return keeps its goroutine.
+// writeTrace writes p to the job's Trace. It waits no longer than traceTimeout and ctx. If the Writer does not
+// return, its goroutine stays behind.
 func (e *execution) writeTrace(ctx context.Context, p []byte) error {
 	wrote := make(chan error, 1)
 	go func() {

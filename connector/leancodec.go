@@ -11,13 +11,13 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// keptLists are the lists that are decoded, and how much of them: the jobs in a Status of a step runner, and the
-// warnings about a step.
+// keptLists are the lists that are decoded, with the largest number of their elements: the jobs in the Status of a
+// step runner, and the warnings about a step.
 var keptLists = map[protoreflect.Name]int{"jobs": 1000, "warnings": 32}
 
-// leanCodec decodes the messages of a step runner, which may be hostile, without the lists and maps that the manager
-// does not read: a sub-message takes two bytes on the wire and more than a hundred decoded. Of keptLists it keeps the
-// beginning.
+// leanCodec decodes the messages of a step runner, which may be hostile. It skips the lists and maps that the manager
+// does not read: a sub-message of two bytes on the wire can take more than a hundred bytes decoded. Of keptLists it
+// keeps the beginning.
 type leanCodec struct{ encoding.CodecV2 }
 
 // Unmarshal implements encoding.CodecV2.
@@ -35,8 +35,8 @@ func (c leanCodec) Unmarshal(data mem.BufferSlice, v any) error {
 	return proto.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(text, m)
 }
 
-// withoutLists returns the wire form of a message without its lists and maps, but for the beginning of keptLists, and
-// without fields that are not known.
+// withoutLists returns the wire form of a message without unknown fields, and without its lists and maps except the
+// beginning of keptLists.
 func withoutLists(message []byte, d protoreflect.MessageDescriptor) ([]byte, error) {
 	if isFlat(d) {
 		return message, nil
@@ -77,7 +77,7 @@ func withoutLists(message []byte, d protoreflect.MessageDescriptor) ([]byte, err
 	return kept, nil
 }
 
-// isFlat reports whether a message has neither lists nor other messages.
+// isFlat reports whether a message type has neither lists nor sub-messages.
 func isFlat(d protoreflect.MessageDescriptor) bool {
 	for i := range d.Fields().Len() {
 		if field := d.Fields().Get(i); field.IsList() || field.IsMap() || field.Message() != nil {

@@ -22,33 +22,33 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-// lingerPause is the longest pause between two attempts to come back to a build.
+// lingerPause is the longest pause between two attempts to reach a build again.
 const lingerPause = 250 * time.Millisecond
 
-// errReplaced ends a Connector whose build has another manager.
+// errReplaced ends a Connector after another manager has attached to its build.
 var errReplaced = errors.New("another manager has attached to the build since: it goes on there")
 
-// lingering keeps a build of which the step runner outlives the link: it makes another link when one was lost. A link
-// is a build with a lease of its own and the same serve. One goroutine, keep, is attached to the step runner. It is
-// one of the Connector's.
+// lingering keeps the Connector attached to a build that outlives its connection. When the link is lost, it makes
+// another. A link is a build with a lease of its own and the same serve. The Connector owns one goroutine for this,
+// keep, which stays attached to the step runner.
 type lingering struct {
 	c       *Connector
-	manager string // names this Connector to the step runner
+	manager string // the name of this Connector for the step runner
 
 	life context.Context // ends at the end of Close, or when the build is lost
 	end  context.CancelCauseFunc
 
 	rpc      *grpc.ClientConn // nil before the step runner listens
-	first    *attachment      // begin's, for keep
+	first    *attachment      // made by begin, taken over by keep
 	ending   atomic.Bool      // stop has begun
 	replaced atomic.Bool      // another manager has the build
 	left     atomic.Bool      // the build is left to another manager
-	gone     atomic.Bool      // the step runner was found gone
+	gone     atomic.Bool      // the step runner was found to be gone
 
-	turn chan struct{} // held while a bridge is opened and, for that, a link made
+	turn chan struct{} // held while a bridge is opened, and while a link is made for it
 
 	mu    sync.Mutex              // guards the following
-	last  error                   // why the last attempt to come back failed
+	last  error                   // why the last attempt to reconnect failed
 	again context.CancelCauseFunc // ends the first attempt to attach; nil once one has succeeded
 }
 
@@ -58,7 +58,7 @@ func newLingering(c *Connector) *lingering {
 	return l
 }
 
-// knowsLinger returns an error if the VM's step runner cannot outlive its link.
+// knowsLinger returns an error if the VM's step runner cannot outlive its connection.
 func knowsLinger(p *program.Program) error {
 	if p.Linger {
 		return nil
@@ -67,14 +67,14 @@ func knowsLinger(p *program.Program) error {
 		"or run the build without linger", p)
 }
 
-// lost ends the build.
+// lost ends the build because of err.
 func (l *lingering) lost(err error) {
 	l.c.end(err)
 	l.end(err)
 }
 
-// start is Connector.start, repeated on another link while the connection is lost, for the time of the linger. Nothing
-// of the job runs yet, and a serve that was started before is found again, or started again if it was ended meanwhile.
+// start is Connector.start, repeated over new links while the connection is lost, for as long as the linger. Nothing
+// of the job runs yet. A serve that an earlier attempt started is found again, or started again if it has ended.
 func (l *lingering) start() (b *build, err error) {
 	until := time.Now().Add(l.c.cfg.Linger)
 	for {
@@ -107,7 +107,7 @@ func (l *lingering) start() (b *build, err error) {
 	}
 }
 
-// find makes a link to the step runner of Config.Attach.
+// find makes a link to the step runner at Config.Attach.
 func (l *lingering) find() (*build, error) {
 	c := l.c
 	known := &serve{socket: c.cfg.Attach, runner: c.cfg.runner(), detached: true}
@@ -119,13 +119,13 @@ func (l *lingering) find() (*build, error) {
 	return b, err
 }
 
-// attachment is a call that keeps the build attached, and its first answer.
+// attachment is a call that keeps the build attached, with its first answer.
 type attachment struct {
 	stream grpc.ServerStreamingClient[pb.AttachResponse]
 	answer *pb.AttachResponse
 }
 
-// attach attaches to the step runner, for the life of ctx. It returns once that is so.
+// attach attaches to the step runner until ctx ends. It returns once the step runner has confirmed.
 func (l *lingering) attach(ctx context.Context, offset int64) (*attachment, error) {
 	stream, err := pb.NewAttachmentClient(l.rpc).Attach(ctx, &pb.AttachRequest{Offset: offset})
 	if err != nil {
@@ -152,13 +152,13 @@ func (l *lingering) begin(b *build, until time.Time) (err error) {
 	l.mu.Lock()
 	l.again = again
 	l.mu.Unlock()
-	calls, end := context.WithCancel(l.life) // the call that succeeds goes on after this
+	calls, end := context.WithCancel(l.life) // the successful call outlives this function
 	stop := context.AfterFunc(ctx, end)
 	err = retryFor(ctx, b.patience(), func() (_ bool, err error) {
 		l.first, err = l.attach(calls, l.c.log.State().Notices)
 		return false, err
 	})
-	if !stop() { // end was called
+	if !stop() { // end has been called
 		return context.Cause(ctx)
 	}
 	if err != nil {
@@ -171,7 +171,7 @@ func (l *lingering) begin(b *build, until time.Time) (err error) {
 	return nil
 }
 
-// drop gives up a link.
+// drop gives up a link and frees its resources.
 func (b *build) drop() {
 	b.closeBridges()
 	b.takeProxy().discard()
@@ -181,7 +181,7 @@ func (b *build) drop() {
 	}
 }
 
-// use makes b the present link, and lease its lease.
+// use makes b the current link, and lease its lease.
 func (l *lingering) use(b *build, lease Lease) {
 	l.c.mu.Lock()
 	before := l.c.lease
@@ -190,7 +190,7 @@ func (l *lingering) use(b *build, lease Lease) {
 	before.Release()
 }
 
-// bridge opens a bridge, for a build that lingers on another link if the present one is lost.
+// bridge opens a bridge. If the link is lost and the build lingers, bridge first makes another link.
 func (b *build) bridge() (net.Conn, error) {
 	l := b.c.linger
 	if l == nil {
@@ -222,13 +222,13 @@ func (b *build) bridge() (net.Conn, error) {
 	return bridge, err
 }
 
-// isGone reports whether err says that nobody listens on the build's socket, or that its machine is gone.
+// isGone reports whether err means that nothing listens on the build's socket, or that its machine is gone.
 func isGone(err error) bool {
 	refused, ok := errors.AsType[*relay.RefusedError](err)
 	return ok && refused.Reason == relay.RefusedNotFound || errors.Is(err, ErrGone)
 }
 
-// check ends the build, and returns its error, if err says that the step runner is gone.
+// check ends the build, and returns the build's error, if err means that the step runner is gone.
 func (l *lingering) check(err error) error {
 	if !isGone(err) {
 		return nil
@@ -236,7 +236,7 @@ func (l *lingering) check(err error) error {
 	l.mu.Lock()
 	again := l.again
 	l.mu.Unlock()
-	if again != nil && l.c.cfg.Attach == "" { // nothing of the job runs: another step runner can be started
+	if again != nil && l.c.cfg.Attach == "" { // nothing of the job runs yet: another step runner can be started
 		again(err)
 		return err
 	}
@@ -249,7 +249,7 @@ func (l *lingering) check(err error) error {
 	return gone
 }
 
-// relink makes another link in the place of one that is lost.
+// relink replaces a lost link.
 func (l *lingering) relink(old *build) error {
 	lease, err := l.c.cfg.Reconnect(l.life)
 	if err != nil {
@@ -275,7 +275,7 @@ func (c *Connector) link(ctx context.Context, conn Conn, old *build) (*build, er
 	if err != nil {
 		return nil, err
 	}
-	if p.report != nil { // a build that starts probes
+	if p.report != nil { // only a build that is starting probes
 		p.report(capability{}, 0)
 		p.Bridge, p.BridgeReason = p.Start, "it is not known whether streamlocal forwarding works"
 	}
@@ -295,21 +295,21 @@ func (c *Connector) link(ctx context.Context, conn Conn, old *build) (*build, er
 	return b, err
 }
 
-// keep is attached to the step runner until the life ends. It tells the build's log when the link is away and when it
-// is back, and passes on the step runner's notices. When it was not attached for the time of the linger, the build is
-// lost.
+// keep stays attached to the step runner until the life ends. It notes in the build's log when the link is lost and
+// when it is back, and passes on the step runner's notices. If it is detached for longer than the linger, the build
+// is lost.
 func (l *lingering) keep() {
 	log, notices := l.c.log.Remarks(l.c.closing), l.c.log.Notices(l.c.closing)
 	defer notices.Flush()
-	var away time.Time // zero: the link is there
+	var away time.Time // when the link was lost; zero while it works
 	lost := time.AfterFunc(l.c.cfg.Linger, l.giveUp)
 	defer lost.Stop()
 	offset := l.c.log.State().Notices
 	back := func() {
 		if lost.Stop(); !away.IsZero() {
 			took := time.Since(away).Round(time.Millisecond)
-			fmt.Fprintf(log, "the link to the VM is back after %v\n", took)
-			l.c.cfg.Logger.Info("the link of the build is back", "away", took)
+			fmt.Fprintf(log, "the connection to the VM is back after %v\n", took)
+			l.c.cfg.Logger.Info("the connection of the build is back", "away", took)
 			l.c.cfg.Trace.LinkBack(l.c.cfg.BuildID, took)
 		}
 		away = time.Time{}
@@ -335,16 +335,16 @@ func (l *lingering) keep() {
 		case away.IsZero():
 			away = time.Now()
 			lost.Reset(l.c.cfg.Linger)
-			fmt.Fprintf(log, "the link to the VM is away (%s); the build goes on there for up to %v\n",
+			fmt.Fprintf(log, "the connection to the VM is lost (%s); the build continues there for up to %v\n",
 				status.Convert(err).Message(), l.c.cfg.Linger)
-			l.c.cfg.Logger.Warn("the link of the build is away", "linger", l.c.cfg.Linger, "error", err)
+			l.c.cfg.Logger.Warn("the connection of the build is lost", "linger", l.c.cfg.Linger, "error", err)
 		}
-		_ = pause.For(l.life, wait) // if it is over, that is seen next
+		_ = pause.For(l.life, wait) // if the life ends, the loop notices
 	}
 }
 
-// stay is attached to the step runner until that call ends, and returns its error. take gets the notices; first is set
-// once the call has arrived.
+// stay attaches to the step runner until the call ends, and returns the call's error. take receives the notices, with
+// first set once the step runner has confirmed.
 func (l *lingering) stay(offset *int64, take func(first bool, msg *pb.AttachResponse)) error {
 	now := l.first
 	if l.first = nil; now == nil {
@@ -364,7 +364,7 @@ func (l *lingering) stay(offset *int64, take func(first bool, msg *pb.AttachResp
 	return cmp.Or(receive(now.stream, next), status.Error(codes.Unavailable, "the step runner has ended the call"))
 }
 
-// giveUp ends a build that has been away for too long.
+// giveUp ends a build that has been detached for too long.
 func (l *lingering) giveUp() {
 	l.mu.Lock()
 	last := l.last
@@ -376,8 +376,8 @@ func (l *lingering) giveUp() {
 	l.lost(err)
 }
 
-// stop ends the step runner and waits for its end, bounded by ctx, on another link if need be. It ends nothing if
-// another manager has the build, or is to have it.
+// stop ends the step runner and waits for its end, bounded by ctx, over another link if necessary. It does nothing if
+// another manager has the build, or is to take it over.
 func (l *lingering) stop(ctx context.Context) error {
 	cfg := &l.c.cfg
 	begin := time.Now()
@@ -394,7 +394,7 @@ func (l *lingering) stop(ctx context.Context) error {
 func (l *lingering) endServe(ctx context.Context) error {
 	calls, cancel := context.WithTimeout(ctx, l.c.cfg.StopTimeout/2)
 	defer cancel()
-	defer context.AfterFunc(l.life, cancel)() //nolint:contextcheck // its end ends the calls too
+	defer context.AfterFunc(l.life, cancel)() //nolint:contextcheck // when it ends, so do the calls
 	rpc := pb.NewAttachmentClient(l.rpc)
 	watched := l.watched()
 	err := retryFor(calls, l.c.cfg.StopTimeout, func() (bool, error) {
@@ -404,7 +404,7 @@ func (l *lingering) endServe(ctx context.Context) error {
 	switch b, _ := l.c.current(); {
 	case status.Code(err) == codes.Aborted: // another manager has the build
 	case err != nil && !l.gone.Load():
-		// Another manager may have the build, so nothing is ended by force.
+		// Another manager may have attached, so do not end anything by force.
 		l.c.leave(fmt.Sprintf("unknown: the step runner could not be reached; it ends by itself once no manager has been "+
 			"attached for %v", l.c.cfg.Linger))
 	case watched != nil && endsWell(ctx, watched, l.c.cfg.StopTimeout/3):
@@ -416,8 +416,8 @@ func (l *lingering) endServe(ctx context.Context) error {
 	return nil
 }
 
-// watched returns the process of the step runner, nil if that is not known to run: it was started in another way, or
-// over another link.
+// watched returns the process of the step runner. It returns nil if that process may not be the step runner's own: it
+// was started in another way, or over another link.
 func (l *lingering) watched() *mux.Process {
 	b, _ := l.c.current()
 	if p := b.serve.process; p != nil && !isDone(p.Exited()) {
@@ -426,7 +426,7 @@ func (l *lingering) watched() *mux.Process {
 	return nil
 }
 
-// endsWell waits for the end of a step runner, which has been asked for, and reports whether it has left nothing.
+// endsWell waits for a step runner that was asked to end, and reports whether it left nothing behind.
 func endsWell(ctx context.Context, p *mux.Process, most time.Duration) bool {
 	timer := time.NewTimer(most)
 	defer timer.Stop()
@@ -439,8 +439,8 @@ func endsWell(ctx context.Context, p *mux.Process, most time.Duration) bool {
 	return false
 }
 
-// close ends all that is left, at the end of Close. It waits for a link that is being made, which the life bounds: the
-// lease would be nobody's.
+// close frees everything that is left, as the last part of Close. It waits for a link that is being made, because its
+// lease would have no owner otherwise. The end of the life bounds that wait.
 func (l *lingering) close() {
 	l.end(ErrClosed)
 	l.turn <- struct{}{} // for good
@@ -450,12 +450,12 @@ func (l *lingering) close() {
 	if b, _ := l.c.current(); b != nil {
 		b.drop()
 		if b.serve != nil && b.serve.process != nil {
-			b.serve.process.Close() // a relay lets the step runner go on
+			b.serve.process.Close() // the relay keeps the step runner running
 		}
 	}
 }
 
-// client returns a client of the step runner. The caller calls done at the end.
+// client returns a gRPC client of the step runner. The caller calls done at the end.
 func (b *build) client() (client *grpc.ClientConn, done func(), err error) {
 	if l := b.c.linger; l != nil {
 		return l.rpc, func() {}, nil
@@ -464,8 +464,8 @@ func (b *build) client() (client *grpc.ClientConn, done func(), err error) {
 	return client, func() { client.Close() }, err
 }
 
-// patience is how long calls may fail one after the other before they are given up. The life of a build that lingers
-// ends by itself.
+// patience is how long calls may fail one after the other before they are given up. For a lingering build it is
+// unlimited, because its life ends by itself.
 func (b *build) patience() time.Duration {
 	if b.c.linger != nil {
 		return 2 * wire.MaxLinger

@@ -15,7 +15,7 @@ import (
 type Route string
 
 const (
-	// Auto takes the best routes that work on the VM.
+	// Auto uses the best routes that work on the VM.
 	Auto Route = "auto"
 	// Session uses SSH sessions: one for serve, another for `steps proxy` as the bridge.
 	Session Route = "session"
@@ -35,30 +35,30 @@ func ParseRoute(s string) (Route, error) {
 	}
 }
 
-// Choice names the routes of a build, and the reason for each.
+// Choice is the routes of a build, with the reason for each.
 type Choice struct {
-	Start        Route  `json:"start"` // of its steps serve: Session or Relay; empty before it was chosen
+	Start        Route  `json:"start"` // for its steps serve: Session or Relay; empty until chosen
 	StartReason  string `json:"start_reason"`
-	Bridge       Route  `json:"bridge"` // to its socket: Session, Streamlocal or Relay; empty before it was chosen
+	Bridge       Route  `json:"bridge"` // to its socket: Session, Streamlocal or Relay; empty until chosen
 	BridgeReason string `json:"bridge_reason"`
 }
 
-// forced is the reason of a route that the configuration names.
+// forced is the reason for a route that the configuration names.
 const forced = "forced"
 
-// plan is the way in which a build's serve is started and its socket reached.
+// plan is how a build's serve is started and its socket reached.
 type plan struct {
 	Choice              // Bridge is empty if this build is to probe streamlocal
 	relay  *relay.Relay // starts serve; nil if Start is Session
-	// report ends the probe of streamlocal with its result and how long that holds; only the first call counts.
-	// It is nil if this build does not probe.
+	// report ends the probe of streamlocal, with its result and how long that is valid. Only the first call counts.
+	// report is nil if this build does not probe.
 	report func(capability, time.Duration)
-	// native says that the build has a place in VM.native.
+	// native is true if the build counts in VM.native.
 	native bool
 }
 
-// plan returns the plan for a build with this runner. It starts the VM's relay if one is wanted. While another build
-// probes streamlocal, a build that is started by session waits for the result, bounded by ctx.
+// plan returns the plan for a build with this runner. It starts the VM's relay if the plan uses one. While another
+// build probes streamlocal, a build that is started by session waits for the result, bounded by ctx.
 func (v *VM) plan(ctx context.Context, cfg *Config, conn Conn, runner []string) (p plan, err error) {
 	p.relay, p.StartReason, err = v.startRelay(ctx, cfg, conn, runner)
 	if err != nil {
@@ -90,8 +90,8 @@ func (v *VM) plan(ctx context.Context, cfg *Config, conn Conn, runner []string) 
 	return p, nil
 }
 
-// startRelay returns the relay that starts processes, started if it does not run, and the reason for it or, without a
-// relay, the reason for sessions.
+// startRelay returns the relay that starts processes, and starts it if it does not run yet. The text is the reason
+// for using the relay or, without a relay, for using sessions.
 func (v *VM) startRelay(ctx context.Context, cfg *Config, conn Conn, runner []string) (*relay.Relay, string, error) {
 	if cfg.Route == Session || cfg.Route == Streamlocal {
 		return nil, forced, nil
@@ -120,9 +120,9 @@ func (v *VM) startRelay(ctx context.Context, cfg *Config, conn Conn, runner []st
 	return nil, err.Error(), nil
 }
 
-// StartRelay returns the relay that starts processes on the VM best, for package script; it is nil, without an error,
-// where sessions do. The relay is started if it does not run, and belongs to the connection. Of cfg it uses Lease,
-// which stays the caller's, VM, Runner, TempDir, Route and Logger. ctx bounds the wait for the relay.
+// StartRelay returns the VM's relay, for package script, and starts it if it does not run yet. It returns nil without
+// an error if sessions are to be used instead. The relay belongs to the connection. StartRelay uses these fields of
+// cfg: Lease, which stays the caller's, VM, Runner, TempDir, Route and Logger. ctx bounds the wait for the relay.
 func StartRelay(ctx context.Context, cfg Config) (*relay.Relay, error) {
 	if cfg.Lease == nil || cfg.VM == nil {
 		return nil, errors.New("connector: Config.Lease or Config.VM is nil")
@@ -131,18 +131,18 @@ func StartRelay(ctx context.Context, cfg Config) (*relay.Relay, error) {
 		return nil, err
 	}
 	runner := cfg.runner()
-	if found := cfg.VM.Program(); found.Kind == program.Stepmux { // it may be one that was put there
+	if found := cfg.VM.Program(); found.Kind == program.Stepmux { // it may be an uploaded one
 		runner = found.Argv()
 	}
 	relay, _, err := cfg.VM.startRelay(ctx, &cfg, cfg.Lease.Conn(), runner)
 	return relay, err
 }
 
-// Equip looks for the VM's stepmux, puts it there if Bootstrap has it and it is missing, and starts its relay, which
-// StartRelay then finds. The program for artifacts and caches is there, too, when Equip returns. Builds of one
-// connection share the work. Of cfg it uses the fields that StartRelay uses, Bootstrap, Version and ReadyTimeout. It
-// returns why commands go by sessions, without the stepmux's help, or an empty text. The error is ctx's, or says that
-// the connection was lost.
+// Equip finds the VM's stepmux, uploads it if it is missing and Bootstrap has it, and starts its relay, which
+// StartRelay then returns. The program for artifacts and caches is also there when Equip returns. Builds of one
+// connection share the work. It uses the fields of cfg that StartRelay uses, and Bootstrap, Version and ReadyTimeout.
+// missing is the reason why commands have to use sessions, without the stepmux's help; it is empty if they do not.
+// The error is ctx's, or reports that the connection was lost.
 func Equip(ctx context.Context, cfg Config) (missing string, err error) {
 	if cfg.Lease == nil || cfg.VM == nil {
 		return "", errors.New("connector: Config.Lease or Config.VM is nil")

@@ -14,23 +14,23 @@ import (
 )
 
 const (
-	// prestartDelay keeps a prestart out of the way of the build that has just started.
+	// prestartDelay keeps a prestart from slowing down the build that has just started.
 	prestartDelay = 10 * time.Millisecond
 	// prestartTimeout bounds a prestart.
 	prestartTimeout = 5 * time.Second
 )
 
-// prestarter keeps one serve, or one proxy, started for the next build on a VM where each takes a session: the login
-// shell and the program's start are most of a build's start. The process waits for its socket's path on stdin. (A
-// relay does the same for itself.) It uses a session only while no build waits for one, and ends with the connection.
+// prestarter keeps one serve, or one proxy, started for the next build on a VM where each uses a session: login shell
+// and program start are the largest part of a build's start. The process waits on stdin for its socket's path. (A
+// relay prestarts by itself.) It uses a session only while no build waits for one, and ends with the connection.
 type prestarter struct {
-	mu     sync.Mutex // held to take a process out of the following
+	mu     sync.Mutex // held to take the process out of the fields below
 	flight flight.Flight[*prestarted]
 }
 
-// prestarted is a process that was started before its socket's path was known.
+// prestarted is a process that was started before the path of its socket was known.
 type prestarted struct {
-	*mux.Process // nil while no build has taken it from spare
+	*mux.Process // nil until a build takes it out of spare
 	stderr       *lateWriter
 
 	// The prestarter's:
@@ -39,8 +39,8 @@ type prestarted struct {
 	spare *mux.Spare
 }
 
-// startOr uses ready, to which it writes input, or starts cmd if there is no such process or it has died. The end of
-// the build's life wakes it from a peer that does not take the input.
+// startOr uses ready, and writes input to it. It starts cmd if ready is nil or has died. The end of the build's life
+// stops a write that the peer does not accept.
 func (b *build) startOr(ready *prestarted, input []byte, cmd mux.Command) (*mux.Process, error) {
 	if ready != nil {
 		ready.stderr.direct(cmd.Stderr)
@@ -53,15 +53,15 @@ func (b *build) startOr(ready *prestarted, input []byte, cmd mux.Command) (*mux.
 	return b.starter.Start(b.life(), cmd)
 }
 
-// discard ends the process if there is one.
+// discard ends the process. It does nothing if p is nil.
 func (p *prestarted) discard() {
 	if p != nil {
 		p.Close()
 	}
 }
 
-// take returns the process of this command on conn, or nil. It waits, until ctx ends, for a prestart that is under
-// way: that takes no longer than another start.
+// take returns the process of this command on conn, or nil. If a prestart is under way it waits for that, until ctx
+// ends: a new start would take as long.
 func (s *prestarter) take(ctx context.Context, conn Conn, argv []string) *prestarted {
 	_ = s.flight.Wait(ctx) // a process is not used once ctx has ended
 	ready := s.remove(conn, argv, true)
@@ -74,7 +74,8 @@ func (s *prestarter) take(ctx context.Context, conn Conn, argv []string) *presta
 	return ready
 }
 
-// remove takes out the process that is ready, if there is one and it is of this command on conn, or is not.
+// remove takes out the ready process if, with same set, it is of this command on conn, or, without same, if it is
+// not.
 func (s *prestarter) remove(conn Conn, argv []string, same bool) *prestarted {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -86,18 +87,18 @@ func (s *prestarter) remove(conn Conn, argv []string, same bool) *prestarted {
 	return ready
 }
 
-// prepare starts a process unless there is one. It waits for that, bounded by ctx.
+// prepare starts a process unless there is one already. It waits for the start, bounded by ctx.
 func (s *prestarter) prepare(ctx context.Context, conn Conn, argv []string) {
 	if stale := s.remove(conn, argv, false); stale != nil {
 		stale.spare.Close()
 	}
-	// An error means that no session is to spare, or that the next build reports it.
+	// An error means that no session is free, or is one that the next build will report.
 	_, _ = s.flight.Do(ctx, func(ctx context.Context) (*prestarted, time.Duration, error) {
 		ctx, cancel := context.WithTimeout(ctx, prestartTimeout)
 		defer cancel()
 		stderr := &lateWriter{}
 		started, err := conn.StartSpare(ctx, mux.Command{Argv: argv, Stderr: stderr})
-		if err == nil && ctx.Err() != nil { // the result of abandoned work is lost
+		if err == nil && ctx.Err() != nil { // a Flight drops the result of work that was given up
 			started.Close()
 			err = context.Cause(ctx)
 		}
@@ -108,7 +109,7 @@ func (s *prestarter) prepare(ctx context.Context, conn Conn, argv []string) {
 	})
 }
 
-// lateWriter keeps the last lines of its text until it gets the Writer for it.
+// lateWriter keeps the last lines of its text until it is given a Writer.
 type lateWriter struct {
 	mu   sync.Mutex // guards the following
 	to   io.Writer
@@ -125,12 +126,12 @@ func (w *lateWriter) Write(p []byte) (int, error) {
 	return w.to.Write(p)
 }
 
-// direct sends the text to a Writer.
+// direct sends the text kept so far, and all later text, to a Writer.
 func (w *lateWriter) direct(to io.Writer) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.to = to
-	_, _ = to.Write(w.kept) // the next write returns the error
+	_, _ = to.Write(w.kept) // a later write returns the error
 	w.kept = nil
 }
 
@@ -149,7 +150,8 @@ func (b *build) takePrestarted(p *plan) (serve, proxy *prestarted) {
 	return serve, proxy
 }
 
-// startProxy starts the build's proxy beside its serve, unless it was prestarted: it needs a login shell as well.
+// startProxy starts the build's proxy at the same time as its serve, because it too needs a login shell. It does
+// nothing if a proxy was prestarted.
 func (b *build) startProxy(proxy *prestarted) {
 	b.proxy = make(chan *prestarted, 1)
 	b.c.wg.Go(func() {
@@ -159,7 +161,7 @@ func (b *build) startProxy(proxy *prestarted) {
 			argv := proxyArgv(b.program.Argv(), socketOnStdin)
 			process, err := b.starter.Start(b.c.life, mux.Command{Argv: argv, Stderr: stderr})
 			if err != nil {
-				return // the bridge starts its own, and returns its error
+				return // dial starts its own proxy then, and returns its error
 			}
 			proxy = &prestarted{Process: process, stderr: stderr}
 		}
@@ -167,8 +169,8 @@ func (b *build) startProxy(proxy *prestarted) {
 	})
 }
 
-// takeProxy returns the proxy of startProxy to its first caller, and else nil. It waits for a start that is under
-// way, which ends with the build's life.
+// takeProxy returns the proxy of startProxy to its first caller and nil to later ones. It waits for a start that is
+// under way; the end of the build's life ends the wait.
 func (b *build) takeProxy() *prestarted {
 	if b.proxy == nil {
 		return nil
@@ -176,7 +178,7 @@ func (b *build) takeProxy() *prestarted {
 	return <-b.proxy
 }
 
-// prestartNext starts, for the next build, the processes for which this one needed sessions.
+// prestartNext prestarts, for the next build, the processes for which this build needed sessions.
 func (b *build) prestartNext() {
 	if b.program.Kind != program.Stepmux {
 		return

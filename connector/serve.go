@@ -21,17 +21,17 @@ import (
 type serve struct {
 	process *mux.Process
 	stderr  *serveStderr
-	socket  string   // asked for; once ready is set, the reported one
+	socket  string   // the requested path; the reported one once ready is set
 	runner  []string // its command, for messages
 	ready   atomic.Bool
-	// detached: the step runner goes on without process, which is it or has started it and ends.
+	// detached is true if the step runner outlives process, which has started it.
 	detached bool
 }
 
-// lateTimer is how late a timer is at least if this program was stopped (SIGSTOP) while it ran.
+// lateTimer is the delay of a timer that shows that this program was stopped (SIGSTOP) meanwhile.
 const lateTimer = 100 * time.Millisecond
 
-// awaitReady waits for the ready marker and checks the path that serve reports. life ends with serve.
+// awaitReady waits for the ready marker and checks the path that serve reports. life ends when serve ends.
 func (s *serve) awaitReady(life context.Context, timeout time.Duration) error {
 	begin := time.Now()
 	timer := time.NewTimer(timeout)
@@ -40,7 +40,7 @@ func (s *serve) awaitReady(life context.Context, timeout time.Duration) error {
 	select {
 	case got = <-s.stderr.ready:
 	case <-timer.C:
-		if time.Since(begin) > timeout+lateTimer { // the marker, or the loss of the connection, may just be unread
+		if time.Since(begin) > timeout+lateTimer { // the marker, or the loss of the connection, may still be unread
 			return s.awaitReady(life, timeout)
 		}
 		const hint = "the VM may be overloaded, or the command is no step runner"
@@ -48,7 +48,7 @@ func (s *serve) awaitReady(life context.Context, timeout time.Duration) error {
 		s.stderr.flush()
 		return &ServeError{ExitCode: -1, Stderr: s.stderr.tail.String(), Hint: hint, Err: err}
 	case <-life.Done():
-		// A serve that reported ready and ended at once counts as ended, unless it goes on detached.
+		// A serve that reported ready and exited at once counts as ended, unless it is detached.
 		if !s.detached || len(s.stderr.ready) == 0 {
 			return context.Cause(life)
 		}
@@ -96,16 +96,16 @@ func (s *serve) exitError() error {
 	return e
 }
 
-// serveStderr takes serve's standard error: it finds the ready marker, keeps the last lines for an error message, and
-// passes all lines but the marker's on to the log.
+// serveStderr receives serve's standard error. It finds the ready marker, keeps the last lines for an error message,
+// and passes all other lines to the log.
 type serveStderr struct {
 	log   *buildlog.Remarks
-	ready chan string // receives the marker's path, once
+	ready chan string // receives the path in the marker, once
 
 	mu      sync.Mutex // guards the following
 	scanner wire.MarkerScanner
 	found   bool
-	line    []byte // an unfinished line, held back until the marker is found
+	line    []byte // an unfinished line, held back until the marker has been found
 
 	tail tail.Writer
 }
@@ -114,7 +114,7 @@ func newServeStderr(log *buildlog.Remarks) *serveStderr {
 	return &serveStderr{log: log, ready: make(chan string, 1)}
 }
 
-// Write never fails: a log that cannot be written ends the build by itself.
+// Write never fails: a failed log ends the build by itself.
 func (s *serveStderr) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	text := s.takeLocked(p)
@@ -123,7 +123,7 @@ func (s *serveStderr) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// takeLocked returns the text for the log: p and the line held back so far, without the marker.
+// takeLocked returns the text for the log: the line held back so far and p, without the marker.
 func (s *serveStderr) takeLocked(p []byte) []byte {
 	if s.found {
 		return p
@@ -151,7 +151,7 @@ func (s *serveStderr) takeLocked(p []byte) []byte {
 	return pass
 }
 
-// flush passes an unfinished line on, at the end.
+// flush passes on an unfinished line at the end.
 func (s *serveStderr) flush() {
 	s.mu.Lock()
 	rest := s.line
@@ -162,6 +162,6 @@ func (s *serveStderr) flush() {
 }
 
 func (s *serveStderr) pass(text []byte) {
-	_, _ = s.tail.Write(text) // never fails, nor does the next
+	_, _ = s.tail.Write(text) // neither this nor the next call fails
 	_, _ = s.log.Write(text)
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/stepmux/stepmux/mux"
 )
 
-// stop closes the bridges, ends serve and waits for its end, bounded by ctx. A serve that does not end with its leash
-// is ended by `steps end`, and so is a build whose serve or relay was killed.
+// stop closes the bridges, ends serve and waits for its end, bounded by ctx. If serve does not end with its leash, or
+// serve or its relay was killed, `steps end` ends the rest of the build.
 func (b *build) stop(ctx context.Context) error {
 	if l := b.c.linger; l != nil && b.serve != nil && b.serve.ready.Load() {
 		return l.stop(ctx)
@@ -46,16 +46,16 @@ func (b *build) stop(ctx context.Context) error {
 	switch {
 	case noConn:
 		b.c.leave("unknown: the connection was lost before the step runner was seen to end")
-	case mux.IsLost(lost): // the relay
+	case mux.IsLost(lost): // the relay was lost
 		b.endByCommand(ctx, b.conn)
-	case killed && s.ready.Load(): // it did not clean up
+	case killed && s.ready.Load(): // it was killed and did not clean up
 		b.endByCommand(ctx, b.starter)
 	}
 	return nil
 }
 
-// awaitServe waits for serve's end. After a third of the time it has the build ended by command: serve or its relay
-// may have been stopped.
+// awaitServe waits for serve's end. After a third of the time it uses `steps end`: serve or its relay may have been
+// stopped (SIGSTOP).
 func (b *build) awaitServe(ctx context.Context) error {
 	exited := b.serve.process.Exited()
 	stuck := time.NewTimer(b.c.cfg.StopTimeout / 3)
@@ -66,7 +66,7 @@ func (b *build) awaitServe(ctx context.Context) error {
 	case <-stuck.C:
 		b.endByCommand(ctx, b.conn)
 	case <-ctx.Done():
-		b.c.leave("unknown: the step runner was not seen to end")
+		b.c.leave("unknown: the end of the step runner was not observed")
 	}
 	select {
 	case <-exited:
@@ -76,9 +76,9 @@ func (b *build) awaitServe(ctx context.Context) error {
 	}
 }
 
-// endByCommand ends what is left of the build by `steps end`, which s starts, and notes what is left then. It is not
-// known for an older step runner without that command. The wrapper of a step runner of another kind leaves no more than
-// the directory.
+// endByCommand runs `steps end`, started by s, to end the rest of the build, and notes what it reports as left. An
+// older step runner does not have that command. For a step runner of another kind only the directory can be left, by
+// its wrapper.
 func (b *build) endByCommand(ctx context.Context, s starter) {
 	if b.program.Kind != program.Stepmux {
 		b.removeDirectory(ctx, s)
@@ -88,7 +88,7 @@ func (b *build) endByCommand(ctx context.Context, s starter) {
 	text, err := output(ctx, s, endArgv(b.program.Argv(), b.serve.socket))
 	if err == nil {
 		text = bytes.TrimRight(text, "\n")
-		err = json.Unmarshal(text[bytes.LastIndexByte(text, '\n')+1:], &found) // a login shell may print more, before it
+		err = json.Unmarshal(text[bytes.LastIndexByte(text, '\n')+1:], &found) // a login shell may print more text before it
 	}
 	if err != nil {
 		b.c.leave(fmt.Sprintf("unknown: steps end: %v", err))
@@ -98,8 +98,8 @@ func (b *build) endByCommand(ctx context.Context, s starter) {
 	b.c.leave(found...)
 }
 
-// removeDirectory removes the directory of a serve that was killed. If that fails, the next serve or relay on the VM
-// removes it.
+// removeDirectory removes the directory of a killed serve. If that fails, the next serve or relay on the VM removes
+// it.
 func (b *build) removeDirectory(ctx context.Context, s starter) {
 	if b.serve.detached || !isDone(b.serve.process.Exited()) {
 		return // it is in use
@@ -126,8 +126,8 @@ func output(ctx context.Context, s starter, argv []string) ([]byte, error) {
 	return text, p.Wait(ctx)
 }
 
-// leave notes what may be left of the build on the VM, and tells an operator. Nothing is left in a container or a pod
-// that was removed.
+// leave notes what may be left of the build on the VM, and logs a warning for operators. In a container or a pod that
+// was removed, nothing is left.
 func (c *Connector) leave(what ...string) {
 	place, ok := c.currentLease().(interface{ Removed() bool })
 	if len(what) == 0 || ok && place.Removed() {
@@ -139,8 +139,8 @@ func (c *Connector) leave(what ...string) {
 	c.left = append(c.left, what...)
 }
 
-// Left returns what may be left of the build on the VM: one text for each process or directory, or one that says why it
-// is not known. It is complete once Close has returned. It is foreign text.
+// Left returns what may be left of the build on the VM: a text for each process or directory, or one text with the
+// reason why that is unknown. It is complete once Close has returned. It is untrusted text.
 func (c *Connector) Left() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()

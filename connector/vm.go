@@ -14,26 +14,25 @@ import (
 	"github.com/stepmux/stepmux/internal/vmlog"
 )
 
-// maxNative is how many streamlocal bridges a VM's connection has at once where a relay can take the rest:
-// sshd's work for each byte grows with the number of open channels.
+// maxNative is the largest number of streamlocal bridges on a VM's connection if a relay can carry the others: sshd's
+// work for each byte grows with the number of open channels.
 const maxNative = 64
 
-// VM remembers facts about one VM for all its builds. The zero value knows nothing yet. It is safe for concurrent
-// use.
+// VM remembers facts about one VM for all its builds. The zero value is ready to use. It is safe for concurrent use.
 type VM struct {
 	relay, streamlocal flight.Flight[capability]
 	serves, proxies    prestarter
 	native             atomic.Int32 // open streamlocal bridges of builds that a relay started
-	skewTold           atomic.Bool  // the warning about another version was logged
+	skewTold           atomic.Bool  // the warning about a different version was logged
 	logs               vmlog.Limiter
 	files              files.VM
 
 	mu     sync.Mutex        // guards the following
 	search *search           // of the last build; nil before the first
-	level  program.Isolation // of the last build that told it
+	level  program.Isolation // of the last build that reported it
 }
 
-// capability is the knowledge about a route.
+// capability is the knowledge whether a route works.
 type capability struct {
 	works  bool
 	reason string
@@ -42,20 +41,20 @@ type capability struct {
 // forever keeps a capability until it is replaced.
 const forever = -1
 
-// relayRetry is how long, at least, builds go by session before a relay that did not start is tried again. Tests change
-// it.
+// relayRetry is the minimum time for which builds use sessions before a relay that did not start is tried again.
+// Tests change it.
 var relayRetry = time.Minute
 
-// search looks for the VM's step runner over one connection, and keeps the result.
+// search finds the VM's step runner over one connection, and keeps the result.
 type search struct {
 	conn   Conn
-	runner []string // as it is configured
+	runner []string // as configured
 	flight flight.Flight[*program.Program]
-	rest   flight.Flight[struct{}] // puts the rest of the program on the VM
+	rest   flight.Flight[struct{}] // uploads the rest of the program
 }
 
-// findProgram returns the VM's step runner. The first build of a connection searches, the others wait for it and share
-// its result. After an error the next build searches again.
+// findProgram returns the VM's step runner. The first build of a connection searches; the others wait and share its
+// result. After an error the next build searches again.
 func (v *VM) findProgram(ctx context.Context, cfg *Config, conn Conn) (*program.Program, error) {
 	v.mu.Lock()
 	s := v.search
@@ -66,7 +65,7 @@ func (v *VM) findProgram(ctx context.Context, cfg *Config, conn Conn) (*program.
 	v.mu.Unlock()
 	return s.flight.Do(ctx, func(ctx context.Context) (*program.Program, time.Duration, error) {
 		start := time.Now()
-		v.relay.Forget() // another program may have taken the place of the one it was known of
+		v.relay.Forget() // it was known about the previous program
 		p, noRelay, err := program.Find(ctx, cfg.search(conn))
 		if noRelay.Reason != "" {
 			v.noRelay(noRelay, time.Since(start))
@@ -85,9 +84,9 @@ func (v *VM) findProgram(ctx context.Context, cfg *Config, conn Conn) (*program.
 	})
 }
 
-// complete puts the part of the step runner that speaks with the network on the VM, for all builds of the connection:
-// one of them puts it there, if it is not there yet. A build whose ctx ends leaves that to the others. After an error
-// builds try again when relayRetry has passed.
+// complete uploads the part of the step runner that needs the network, unless it is there already. One build does it
+// for all builds of the connection; if that build's ctx ends, another takes over. After an error, builds try again
+// after relayRetry.
 func (v *VM) complete(ctx context.Context, cfg *Config, p *program.Program, start program.Starter) {
 	v.mu.Lock()
 	s := v.search
@@ -104,8 +103,8 @@ func (v *VM) complete(ctx context.Context, cfg *Config, p *program.Program, star
 	})
 }
 
-// noRelay keeps why there is no relay, which took so long to find out. Another try costs builds a tenth of their time
-// at the most.
+// noRelay keeps the reason why there is no relay. took is how long the attempt took: the next attempt waits ten times
+// as long, so that builds lose at most a tenth of their time.
 func (v *VM) noRelay(no program.Refusal, took time.Duration) {
 	keep := max(relayRetry, 10*took)
 	if no.Lasts {
@@ -114,7 +113,7 @@ func (v *VM) noRelay(no program.Refusal, took time.Duration) {
 	v.relay.Set(capability{false, no.Reason}, keep)
 }
 
-// Program returns the step runner that was found last, the zero value before that.
+// Program returns the step runner that was found last, or the zero value.
 func (v *VM) Program() program.Program {
 	v.mu.Lock()
 	s := v.search
@@ -127,8 +126,8 @@ func (v *VM) Program() program.Program {
 	return program.Program{}
 }
 
-// probe returns the knowledge about streamlocal, if there is any. Else it asks one caller to probe: that caller gets
-// report, which it must call. The others wait for the result, bounded by ctx, or without wait get neither.
+// probe returns what is known about streamlocal. If nothing is known, it asks one caller to probe: that caller gets
+// report and must call it. Other callers wait for the result, bounded by ctx; without wait they get neither.
 func (v *VM) probe(
 	ctx context.Context, wait bool,
 ) (c capability, known bool, report func(capability, time.Duration), err error) {
@@ -145,7 +144,7 @@ func (v *VM) probe(
 	}
 }
 
-// takeNative counts one more streamlocal bridge if there is room for it, and else returns false.
+// takeNative counts one more streamlocal bridge. It returns false if there is no room.
 func (v *VM) takeNative() bool {
 	if v.native.Add(1) <= maxNative {
 		return true
@@ -154,8 +153,7 @@ func (v *VM) takeNative() bool {
 	return false
 }
 
-// Choice returns the routes that builds take on the VM if the configuration leaves the choice. A route that is not
-// known yet is empty.
+// Choice returns the routes that builds use on the VM with the route Auto. A route that is not known yet is empty.
 func (v *VM) Choice() Choice {
 	var c Choice
 	if relay, known := v.relay.Kept(); known {

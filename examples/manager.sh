@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs a manager with a VM embedded in the program, submits three builds, and shows what came of them. STEPMUX is the
+# Runs a manager with a VM embedded in the program, submits three builds, and shows their results. STEPMUX is the
 # program.
 set -eu
 dir=$(mktemp -d)

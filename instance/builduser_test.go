@@ -159,7 +159,7 @@ func TestBuildsOfARootLoginRunAsAUserByName(t *testing.T) {
 			}()
 			log.Await(t, "begun\n")
 			proxy.Cut()
-			log.Await(t, "step runner: the link to the VM is back after ")
+			log.Await(t, "step runner: the connection to the VM is back after ")
 			require.NoError(t, os.WriteFile(file, nil, 0o600))
 			requireReason(t, <-ended, instance.ScriptFailure, 7)
 			require.Equal(t, fmt.Sprintf("ids %[1]d %[2]d %[2]d\nnames builder builder\nruntime none\nowners %[1]d %[1]d \n"+

@@ -19,10 +19,10 @@ import (
 )
 
 // Client gives a runner that drives its builds itself access to the build's instance. It has the methods of GitLab
-// Runner's executors.Client, and takes the place of one with its own connection: all clients of an instance share its
+// Runner's executors.Client, and replaces a client with a connection of its own: all clients of an instance share one
 // connection.
 //
-// Every error is a [*BuildError], but for errors of the connections it returns. It is safe for concurrent use.
+// Every error is a [*BuildError], except errors of the connections that it returns. It is safe for concurrent use.
 // [Executor.Client] makes one; Close ends it.
 type Client struct {
 	lease   *pool.Lease[*mux.Conn]
@@ -38,24 +38,23 @@ type Client struct {
 	closing sync.Mutex // held by Close
 }
 
-// RunOptions describes a command for Run. It has the fields of GitLab Runner's type of that name, and can be converted
-// from it.
+// RunOptions describes a command for Run. It has the fields of GitLab Runner's type of the same name, and can be
+// converted from that.
 type RunOptions struct {
 	// Command is a command line for the login's shell.
 	Command string
-	// Stdin, if not nil, is its standard input. Run does not wait for a Read that is under way when the
-	// command ends.
+	// Stdin, if not nil, is its standard input. Run does not wait for a Read that is under way when the command ends.
 	Stdin io.Reader
-	// Stdout and Stderr receive its output as it comes, each from one goroutine. If nil, that output is
-	// discarded. If a Write fails, the command is stopped.
+	// Stdout and Stderr receive its output as it arrives, each from one goroutine. If nil, the output is discarded.
+	// If a Write fails, the command is stopped.
 	Stdout, Stderr io.Writer
 }
 
 // errClientClosed is the cause of the errors of a closed Client.
 var errClientClosed = fmt.Errorf("the build's client is closed: %w", net.ErrClosed)
 
-// Client returns a client of the instance that Prepare found. ctx bounds the wait for its connection. The
-// caller calls Close; Cleanup does so too.
+// Client returns a client for the instance that Prepare has chosen. ctx bounds the wait for its connection. The
+// caller calls Close; Cleanup closes it too.
 func (e *Executor) Client(ctx context.Context) (_ *Client, err error) {
 	ctx, finish := bind(ctx, e.life, ErrCleanedUp)
 	defer finish(&err)
@@ -65,7 +64,7 @@ func (e *Executor) Client(ctx context.Context) (_ *Client, err error) {
 	if !prepared {
 		return nil, errors.New("instance: Client before Prepare")
 	}
-	// A lease of its own: the connection of Prepare may have died since.
+	// A lease of its own: Prepare's connection may have died since.
 	lease, err := e.leaseToStart(ctx, s)
 	if err != nil {
 		return nil, err
@@ -78,10 +77,10 @@ func (e *Executor) Client(ctx context.Context) (_ *Client, err error) {
 	return c, nil
 }
 
-// Equip looks for the stepmux of the instance, puts it there if Config.Bootstrap has it, and starts its relay, as
-// Connect does. Commands of a Client then start by the relay, which gives them the variable STEPMUX_TOOLS: a
-// directory with programs named gitlab-runner and step-runner. Calls for one connection share the work. missing says
-// why there is no stepmux; commands then go by sessions.
+// Equip finds the stepmux of the instance, uploads it if Config.Bootstrap has it, and starts its relay, as Connect
+// does. Commands of a Client then start through the relay, which gives them the variable STEPMUX_TOOLS: a directory
+// with programs named gitlab-runner and step-runner. Calls for one connection share the work. missing is the reason
+// why there is no stepmux; commands then use sessions.
 func (e *Executor) Equip(ctx context.Context) (missing string, err error) {
 	ctx, finish := bind(ctx, e.life, ErrCleanedUp)
 	defer finish(&err)
@@ -107,7 +106,8 @@ func (e *Executor) Equip(ctx context.Context) (missing string, err error) {
 	})
 }
 
-// do runs call with a context that ends with ctx and with Close, which waits for it, and makes its error a BuildError.
+// do calls call with a context that ends with ctx and at Close, which waits for call. It turns the error into a
+// BuildError.
 func (c *Client) do(ctx context.Context, call func(ctx context.Context) error) (err error) {
 	c.mu.Lock()
 	if c.life.Err() != nil {
@@ -122,12 +122,12 @@ func (c *Client) do(ctx context.Context, call func(ctx context.Context) error) (
 	return call(ctx)
 }
 
-// Run runs a command and waits for its end. It returns nil for exit code 0, and for another a [*BuildError] with that
-// code and the reason ScriptFailure. When ctx ends, or the Client is closed, the command's process group on the
-// instance gets SIGTERM, and SIGKILL after the Grace of the configuration; Run waits for that.
+// Run runs a command and waits for its end. It returns nil for exit code 0. For another code it returns a
+// [*BuildError] with that code and the reason ScriptFailure. When ctx ends, or the Client is closed, the command's
+// process group on the instance gets SIGTERM and, after Config.Grace, SIGKILL; Run waits for that.
 //
-// The command of a build that lingers outlives its link, as the script of [Executor.Run] does. It starts once its
-// standard input has been read to the end, at most 8 MiB.
+// In a build that lingers, the command survives a lost connection, like the script of [Executor.Run]. It starts once
+// its standard input, at most 8 MiB, has been read to the end.
 func (c *Client) Run(ctx context.Context, opts RunOptions) error {
 	return c.do(ctx, func(ctx context.Context) error {
 		if c.owner.linger(c.slot) > 0 {
@@ -148,9 +148,8 @@ func (c *Client) Run(ctx context.Context, opts RunOptions) error {
 	})
 }
 
-// DialRun starts a command and returns a connection to its standard input and output, a [*CommandConn]. Its
-// standard error goes to the build's log. ctx bounds the start only: the command ends with the connection,
-// or by itself.
+// DialRun starts a command and returns a connection to its standard input and output, a [*CommandConn]. Its standard
+// error goes to the build's log. ctx bounds the start only. The command ends with the connection, or by itself.
 func (c *Client) DialRun(ctx context.Context, command string) (net.Conn, error) {
 	conn, err := c.DialCommand(ctx, command, c.owner.log)
 	if err != nil {
@@ -159,13 +158,13 @@ func (c *Client) DialRun(ctx context.Context, command string) (net.Conn, error) 
 	return conn, nil
 }
 
-// DialCommand is DialRun with the caller's Writer for the standard error. One goroutine writes to it, as output comes.
+// DialCommand is DialRun, but stderr receives the standard error. One goroutine writes to stderr, as output arrives.
 func (c *Client) DialCommand(ctx context.Context, command string, stderr io.Writer) (conn *CommandConn, err error) {
 	return c.start(ctx, script.Command{Line: command, Stderr: stderr})
 }
 
-// Start is DialCommand for a command whose standard input CloseWrite ends alone, and that gets signals. No byte is
-// changed either way.
+// Start is DialCommand for a command that can be sent signals, and whose standard input can end (CloseWrite) while it
+// runs on. The bytes of both directions are not changed.
 func (c *Client) Start(ctx context.Context, command string, stderr io.Writer) (conn *CommandConn, err error) {
 	return c.start(ctx, script.Command{Line: command, Stderr: stderr, HalfClose: true})
 }
@@ -203,7 +202,7 @@ func (c *Client) Dial(network, addr string) (conn net.Conn, err error) {
 	return conn, err
 }
 
-// dialHint adds a hint to a refusal.
+// dialHint adds a hint to the server's refusal.
 func dialHint(network string, err error) error {
 	refusal := (*ssh.OpenChannelError)(nil)
 	switch {
@@ -218,7 +217,7 @@ func dialHint(network string, err error) error {
 	return err
 }
 
-// adopt registers conn for Close, or closes it if the Client is closed.
+// adopt registers conn, so that Close ends it. If the Client is closed already, adopt closes conn.
 func (c *Client) adopt(conn io.Closer) error {
 	c.mu.Lock()
 	if c.life.Err() == nil {
@@ -231,8 +230,8 @@ func (c *Client) adopt(conn io.Closer) error {
 	return errClientClosed
 }
 
-// Close ends the commands and connections that the Client has started, waits for their end, at most for the Grace of
-// the configuration and a second, and releases its share of the instance's connection. Calls under way return an error.
+// Close ends the commands and connections that the Client has started, waits for their end, but no longer than
+// Config.Grace and a second, and releases its share of the instance's connection. Calls under way return an error.
 // Idempotent: later calls wait for the first. It returns nil.
 func (c *Client) Close() error {
 	c.mu.Lock()
@@ -252,23 +251,23 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// forget drops a client that is closed: a build may make many, one after the other.
+// forget removes a closed client from the executor's list: a build may make many, one after the other.
 func (e *Executor) forget(c *Client) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if i := slices.Index(e.clients, c); i >= 0 {
-		e.clients = slices.Delete(slices.Clone(e.clients), i, i+1) // Cleanup may have the slice
+		e.clients = slices.Delete(slices.Clone(e.clients), i, i+1) // Cleanup may be using the slice
 	}
 }
 
-// closeClients closes clients at the same time and returns a channel that is closed when all are.
+// closeClients closes clients concurrently and returns a channel that is closed when all are closed.
 func closeClients(clients []*Client) <-chan struct{} {
 	var closing sync.WaitGroup
 	for _, c := range clients {
 		closing.Go(func() { _ = c.Close() }) // always nil
 	}
 	closed := make(chan struct{})
-	go func() { // bounded, as they are
+	go func() { // ends when they do, which is bounded
 		defer close(closed)
 		closing.Wait()
 	}()

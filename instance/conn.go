@@ -9,10 +9,9 @@ import (
 	"github.com/stepmux/stepmux/mux"
 )
 
-// CommandConn is a connection to a command's standard input and output. Close ends the command: SIGTERM to
-// its process group on the instance, the Grace of the configuration, SIGKILL; it waits until the command is
-// seen gone, at most a second longer than the grace. Read returns io.EOF when the command's output ends,
-// however the command did: Wait tells.
+// CommandConn is a connection to a command's standard input and output. Close ends the command: SIGTERM to its
+// process group on the instance, Config.Grace, SIGKILL; it waits until the command is gone, at most a second longer
+// than the grace. Read returns io.EOF when the command's output ends; Wait returns how the command ended.
 type CommandConn struct {
 	*running
 	clientConn
@@ -22,9 +21,9 @@ type running = script.Running
 
 var _ net.Conn = (*CommandConn)(nil)
 
-// Wait waits until the command has ended, or ctx has. It returns nil for exit code 0; for another a
-// [*BuildError] of the reason ScriptFailure with it. Unread output may delay the end. It may be
-// called again, at any time and by several.
+// Wait waits until the command or ctx has ended. It returns nil for exit code 0, and for another a [*BuildError] with
+// that code and the reason ScriptFailure. Unread output may delay the end. It may be called several times, and
+// concurrently.
 func (c *CommandConn) Wait(ctx context.Context) error {
 	code, err := c.running.Wait(ctx)
 	return classify(ctx, exitError(code, err))
@@ -50,7 +49,7 @@ func (c *dialedConn) RemoteAddr() net.Addr { return c.clientConn.RemoteAddr() }
 // Close implements net.Conn. It returns nil.
 func (c *dialedConn) Close() error { return c.end(c, c.stream) }
 
-// clientConn is the part of a connection that ends with a Client.
+// clientConn is the common part of connections that end with a Client.
 type clientConn struct {
 	owner  *Client
 	remote clientAddr
@@ -62,7 +61,7 @@ func (c *clientConn) LocalAddr() net.Addr { return clientAddr{"ssh", c.owner.slo
 // RemoteAddr implements net.Conn: the address that was dialed, or network "exec" and the command.
 func (c *clientConn) RemoteAddr() net.Addr { return c.remote }
 
-// end closes the stream of conn, which then is no longer the owner's.
+// end closes the stream of conn, and removes conn from its Client.
 func (c *clientConn) end(conn, stream io.Closer) error {
 	_ = stream.Close() // always nil
 	c.owner.mu.Lock()

@@ -12,9 +12,9 @@ import (
 	"github.com/stepmux/stepmux/pool"
 )
 
-// connections holds the connections to all hosts of a group in one pool, and is its failure policy: a failed attempt is
-// retried after a backoff, attempts are paced across the fleet and for each server, and a refused login is not
-// retried. The memory of failures is each host's health. Close and Shutdown end it.
+// connections holds the connections to all hosts of a group in one pool, and implements the failure policy: a failed
+// attempt is retried after a backoff, attempts are paced across the fleet and for each server, and a refused login is
+// not retried. Failures are recorded in each host's health. Close and Shutdown end it.
 type connections[C pool.Conn] struct {
 	group *Group
 	pacer *pacer
@@ -25,7 +25,7 @@ type connections[C pool.Conn] struct {
 	connect func(ctx context.Context, h *host, via *pool.Lease[C]) (C, error)
 	// timeout bounds a dial from its first attempt to its last, pauses included.
 	timeout time.Duration
-	// start and done are told of each attempt, n from 1 within a dial.
+	// start and done are called for each attempt; n counts from 1 within a dial.
 	start func(id string, n int)
 	done  func(id string, n int, took time.Duration, err error)
 }
@@ -38,8 +38,8 @@ func (c *connections[C]) open(cfg pool.Config[C]) *connections[C] {
 	return c
 }
 
-// Acquire returns a lease on the connection of the host whose ID is key. See pool.Pool. A caller whose ctx ends is told
-// why the last attempt failed.
+// Acquire returns a lease on the connection of the host whose ID is key; see pool.Pool. If the caller's ctx ends
+// first, the error includes why the last attempt failed.
 func (c *connections[C]) Acquire(ctx context.Context, key pool.Key) (*pool.Lease[C], error) {
 	h, err := c.group.findHost(string(key))
 	if err != nil {
@@ -159,7 +159,7 @@ func (c *connections[C]) attempt(ctx context.Context, h *host, via *pool.Lease[C
 	return conn, err
 }
 
-// leaseVia returns a lease on the connection of h's jump host, nil without a jump host.
+// leaseVia returns a lease on the connection of h's jump host, or nil if h has no jump host.
 func (c *connections[C]) leaseVia(ctx context.Context, h *host) (*pool.Lease[C], error) {
 	if h.via == "" {
 		return nil, nil
@@ -171,13 +171,13 @@ func (c *connections[C]) leaseVia(ctx context.Context, h *host) (*pool.Lease[C],
 	return lease, nil
 }
 
-// viaError says that a jump host cannot be reached.
+// viaError reports that a jump host cannot be reached.
 type viaError struct {
 	via string
 	err error
 }
 
-func (e *viaError) Error() string { return fmt.Sprintf("by way of %s: %v", e.via, e.err) }
+func (e *viaError) Error() string { return fmt.Sprintf("through jump host %s: %v", e.via, e.err) }
 func (e *viaError) Unwrap() error { return e.err }
 
 // connect connects to a host by SSH; see connections.connect.
@@ -188,7 +188,7 @@ func connect(ctx context.Context, h *host, via *pool.Lease[*mux.Conn], trace *mu
 		cfg.DialNet = func(ctx context.Context, addr string) (net.Conn, error) {
 			nc, err := via.Conn().DialNet(ctx, addr)
 			if err != nil {
-				return nil, fmt.Errorf("by way of %s: %w", h.via, err)
+				return nil, fmt.Errorf("through jump host %s: %w", h.via, err)
 			}
 			return &leasedConn{nc, via}, nil
 		}
@@ -200,7 +200,7 @@ func connect(ctx context.Context, h *host, via *pool.Lease[*mux.Conn], trace *mu
 	return conn, err
 }
 
-// leasedConn is a connection through a jump host, and holds a lease on that one's connection.
+// leasedConn is a connection through a jump host. It holds a lease on the jump host's connection.
 type leasedConn struct {
 	net.Conn
 	lease *pool.Lease[*mux.Conn]

@@ -16,7 +16,7 @@ import (
 	"github.com/stepmux/stepmux/pool"
 )
 
-// place is the container or the pod in which a build's step runner is.
+// place is the container or pod that a build's step runner runs in.
 type place interface {
 	Configure(cfg *connector.Config)
 	Image() string
@@ -28,13 +28,13 @@ type place interface {
 	Close(ctx context.Context) error
 }
 
-// box is the place of a build.
+// box holds the place of a build.
 type box struct {
-	started chan struct{} // closed when its start has ended, well or not
-	place   place         // nil unless it started; set before started is closed
+	started chan struct{} // closed when its start has ended, with or without success
+	place   place         // nil unless the start succeeded; set before started is closed
 }
 
-// startPlace makes the place of the build by start, and makes it that of the step runner.
+// startPlace starts the place of the build, and configures the step runner's Connector for it.
 func (e *Executor) startPlace(ctx context.Context, into *connector.Config, start func() (place, error)) error {
 	b := &box{started: make(chan struct{})}
 	if !e.keep(func() { e.box = b }) {
@@ -62,7 +62,7 @@ func (e *Executor) isLeft() bool {
 	return e.leaves
 }
 
-// startPod starts the build's pod, or attaches to the one in which the step runner of into.Attach is.
+// startPod starts the build's pod or, with into.Attach set, attaches to the pod of that step runner.
 func (e *Executor) startPod(ctx context.Context, s *slot, into *connector.Config) error {
 	if e.build.Pod == nil {
 		return fmt.Errorf("instance: a build on the cluster %s needs a Pod", s.member.ID)
@@ -88,19 +88,19 @@ func (e *Executor) startPod(ctx context.Context, s *slot, into *connector.Config
 	})
 }
 
-// dockerPlace is a container, and the lease by which all calls of its daemon go.
+// dockerPlace is a container, with the lease for all calls of its daemon.
 type dockerPlace struct {
 	*docker.Container
-	again func(context.Context) (*pool.Lease[*mux.Conn], error) // makes another lease
+	again func(context.Context) (*pool.Lease[*mux.Conn], error) // takes another lease
 
 	mu     sync.Mutex // guards the following
 	lease  *pool.Lease[*mux.Conn]
-	link   *docker.Container // the latest one to the container; nil for that of its start
+	link   *docker.Container // the latest link to the container; nil for the first
 	closed bool
 }
 
-// startContainer starts the build's container, or attaches to the one in which the step runner of into.Attach is, and
-// makes it the place of the step runner. It takes over the lease.
+// startContainer starts the build's container or, with into.Attach set, attaches to the container of that step
+// runner. It makes the container the place of the step runner, and takes over the lease.
 func (e *Executor) startContainer(
 	ctx context.Context, s *slot, lease *pool.Lease[*mux.Conn], into *connector.Config,
 ) error {
@@ -150,7 +150,7 @@ func (d *dockerPlace) conn() *mux.Conn {
 	return d.lease.Conn()
 }
 
-// release gives the lease back, once.
+// release releases the lease, once.
 func (d *dockerPlace) release() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -164,7 +164,7 @@ func (d *dockerPlace) Configure(cfg *connector.Config) {
 	cfg.Reconnect = d.reconnect
 }
 
-// reconnect makes another link to the container, by another lease.
+// reconnect makes another link to the container, with another lease.
 func (d *dockerPlace) reconnect(ctx context.Context) (connector.Lease, error) {
 	lease, err := d.again(ctx)
 	if err != nil {
@@ -191,7 +191,7 @@ func (d *dockerPlace) reconnect(ctx context.Context) (connector.Lease, error) {
 	return link, nil
 }
 
-// Explain implements place, by the latest link to the container.
+// Explain implements place, using the latest link to the container.
 func (d *dockerPlace) Explain(ctx context.Context, err error) error {
 	d.mu.Lock()
 	latest := cmp.Or(d.link, d.Container)
@@ -205,7 +205,7 @@ func (d *dockerPlace) Close(ctx context.Context) error {
 	return d.Container.Close(ctx)
 }
 
-// explain returns an error of the step runner with the reason of the place's end, if that is the cause.
+// explain adds the reason of the place's end to an error of the step runner, if that is its cause.
 func (b *box) explain(ctx context.Context, err error) error {
 	if b == nil || b.place == nil {
 		return err
@@ -218,7 +218,7 @@ func (b *box) explain(ctx context.Context, err error) error {
 	return err
 }
 
-// close removes the place, if there is one, or leaves it. Its start has ended, or does that when it does.
+// close removes the place, if there is one, or leaves it running. A start that is still under way does that itself.
 func (b *box) close(ctx context.Context, leaves bool) error {
 	p := b.running()
 	if p == nil {
@@ -230,7 +230,7 @@ func (b *box) close(ctx context.Context, leaves bool) error {
 	return p.Close(ctx)
 }
 
-// removed reports whether the place was removed, and so all that the build had in it.
+// removed reports whether the place was removed, with everything the build had in it.
 func (b *box) removed() bool {
 	if b == nil {
 		return false

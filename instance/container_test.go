@@ -172,7 +172,7 @@ func TestABuildInAContainerThatLingersOutlivesItsLinks(t *testing.T) {
 	}
 	requireReason(t, <-ended, instance.ScriptFailure, 7)
 	require.Equal(t, countedTo(cuts), onlyStdout(jobLines(log)), "no line is missing, none comes twice")
-	require.Contains(t, log.String(), "step runner: the link to the VM is back after ")
+	require.Contains(t, log.String(), "step runner: the connection to the VM is back after ")
 	require.NoError(t, e.Cleanup(t.Context()))
 	require.Empty(t, e.Left())
 	require.Empty(t, d.Containers(t))
@@ -246,7 +246,7 @@ func TestABuildThatLingersIsLostWithItsDaemon(t *testing.T) {
 	e, log, _, _, ended := lingersInContainer(t, d, time.Hour, "echo begun; exec sleep 1000")
 	log.Await(t, "begun\n")
 	d.Kill()
-	log.Await(t, "the link to the VM is away")
+	log.Await(t, "the connection to the VM is lost")
 	require.NoError(t, d.Launch())
 	err := <-ended
 	requireReason(t, err, instance.RunnerSystemFailure, 0)

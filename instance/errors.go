@@ -10,19 +10,19 @@ import (
 	"github.com/stepmux/stepmux/pool"
 )
 
-// ErrCleanedUp is the cause of the errors of an Executor whose Cleanup was called.
+// ErrCleanedUp is the cause of an Executor's errors after Cleanup.
 var ErrCleanedUp = errors.New("the build was cleaned up")
 
-// ErrUnknown is wrapped by errors about an instance, or one with some labels, that the group does not have.
+// ErrUnknown is wrapped by errors about an instance, or labels, that the group does not have.
 var ErrUnknown = errors.New("there is no instance")
 
-// ErrElsewhere is wrapped by the error of a build whose instance another group has by now; see Group.Share. The build
-// may go on there.
+// ErrElsewhere is wrapped by the error of a build whose instance now belongs to another group; see Group.Share. The
+// build may continue there.
 var ErrElsewhere error = outOfServiceError(Elsewhere)
 
 func unknown(id string) error { return fmt.Errorf("%w %q", ErrUnknown, id) }
 
-// FailureReason is the cause of a failed build, in GitLab's words.
+// FailureReason classifies a failed build, in GitLab's terms.
 type FailureReason string
 
 // The reasons.
@@ -39,11 +39,11 @@ const (
 	JobExecutionTimeout FailureReason = "job_execution_timeout"
 )
 
-// BuildError says why a build did not succeed. Every error of an Executor is one.
+// BuildError reports why a build did not succeed. Every error of an Executor is one.
 type BuildError struct {
 	Reason FailureReason
-	// ExitCode is the exit code of the step that failed, or of a steps serve that did not start. It is 0 if
-	// no process's exit code caused the failure; it never means success.
+	// ExitCode is the exit code of the step that failed, or of a steps serve that did not start. It is 0 if the
+	// failure was not caused by the exit code of a process; 0 never means success.
 	ExitCode int
 	// Err is the cause.
 	Err error
@@ -54,7 +54,7 @@ func (e *BuildError) Error() string { return fmt.Sprintf("%s: %v", e.Reason, e.E
 // Unwrap returns the cause.
 func (e *BuildError) Unwrap() error { return e.Err }
 
-// classify turns err, met while ctx was the build's, into a *BuildError. nil stays nil.
+// classify turns err, an error during ctx of the build, into a *BuildError. It returns nil for nil.
 func classify(ctx context.Context, err error) error {
 	var (
 		built   *BuildError
@@ -70,7 +70,7 @@ func classify(ctx context.Context, err error) error {
 		return err
 	case ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))):
 		return endOf(ctx)
-	case errors.As(err, &lost): // first: it may be the cause of the others
+	case errors.As(err, &lost): // first, because it may be the cause of the others
 	case errors.As(err, &serve):
 		failed.ExitCode = max(serve.ExitCode, 0)
 	case errors.As(err, &request):
@@ -106,8 +106,8 @@ func outcome(r connector.Result) error {
 	return failed
 }
 
-// CloseReason returns one of few words for why a connection left service: "idle", "age", "shutdown", "reconfigured",
-// "not needed", the operation that found it dead ("keepalive", "read", "write"), or "other".
+// CloseReason returns a short label for the reason why a connection left service: "idle", "age", "shutdown",
+// "reconfigured", "not needed", the operation that found it dead ("keepalive", "read", "write"), or "other".
 func CloseReason(cause error) string {
 	died := (*mux.ConnError)(nil)
 	var out outOfServiceError

@@ -20,10 +20,10 @@ import (
 	"github.com/stepmux/stepmux/pool"
 )
 
-// Executor runs one build on one instance: Prepare, then Connect and Execute (steps) or Run (a shell script) or Client
-// (a runner's own commands), then Cleanup. Steps of a build that lingers can go on in another process: there Resume
-// takes the place of Prepare and Connect. Every error is a [*BuildError]. One goroutine calls its methods, in this
-// order, Prepare and Connect once; Cleanup and Leave may be called by any goroutine at any time.
+// Executor runs one build on one instance. Call Prepare, then Connect and Execute (for steps), Run (a shell script)
+// or Client (a runner's own commands), and finally Cleanup. If the build lingers, another process can take over its
+// steps: it calls Resume instead of Prepare and Connect. Every error is a [*BuildError]. One goroutine calls the
+// methods, in this order, Prepare and Connect once. Cleanup and Leave may be called by any goroutine at any time.
 type Executor struct {
 	provider *Provider
 	build    Build
@@ -32,9 +32,9 @@ type Executor struct {
 	life context.Context // ends with Cleanup
 	end  context.CancelCauseFunc
 
-	tries   int      // instances that Prepare could not reach
-	tried   []string // the IDs of these, and of their jump hosts that could not be reached
-	refused error    // the error of the last one
+	tries   int      // number of instances that Prepare could not reach
+	tried   []string // their IDs, and those of their jump hosts that could not be reached
+	refused error    // the error of the last of them
 
 	mu        sync.Mutex // guards the following
 	slot      *slot
@@ -51,15 +51,15 @@ type Executor struct {
 	lingering lingerScripts
 }
 
-// bind returns a context that ends with ctx and with life. The function, which the caller defers, turns a method's
-// error into the build's, or into closed if life's end is its cause, and releases the context.
+// bind returns a context that ends with ctx and with life. finish, which the caller defers, turns a method's error
+// into a BuildError, or into closed if the end of life is its cause, and releases the context.
 func bind(ctx, life context.Context, closed error) (bound context.Context, finish func(*error)) {
 	bound, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(life, func() { cancel(closed) })
 	return bound, func(err *error) {
 		stop()
 		cancel(nil)
-		// Cleanup alone closes the connector, before it ends the life.
+		// Only Cleanup closes the connector, before it ends life.
 		if *err != nil && ctx.Err() == nil && (life.Err() != nil || errors.Is(*err, connector.ErrClosed)) {
 			*err = closed
 		}
@@ -70,8 +70,8 @@ func bind(ctx, life context.Context, closed error) (bound context.Context, finis
 // maxTries bounds the instances that a build tries to reach.
 const maxTries = 3
 
-// Prepare takes a slot on an instance, waiting for one if necessary, and connects to the instance. If it cannot be
-// reached, Prepare tries others, three in all.
+// Prepare takes a slot on an instance, for which it may have to wait, and connects to the instance. If that fails,
+// Prepare tries others, three in all.
 func (e *Executor) Prepare(ctx context.Context) (err error) {
 	ctx, finish := bind(ctx, e.life, ErrCleanedUp)
 	defer finish(&err)
@@ -123,13 +123,13 @@ func (e *Executor) take(ctx context.Context) error {
 	return nil
 }
 
-// demand returns what the build demands of its instance.
+// demand returns the build's requirements for its instance.
 func (e *Executor) demand() demand {
 	return demand{tried: e.tried, on: e.build.On, labels: e.build.Labels}
 }
 
-// tryElsewhere reports whether the build, of which nothing has started, may be tried on another instance after err. It
-// gives the slot back.
+// tryElsewhere reports whether the build may be tried on another instance after err, because nothing of it has
+// started. If so, it releases the slot.
 func (e *Executor) tryElsewhere(err error) bool {
 	e.mu.Lock()
 	s := e.slot
@@ -141,7 +141,7 @@ func (e *Executor) tryElsewhere(err error) bool {
 	group := e.provider.cfg.Group
 	s.giveBack()
 	if changed {
-		return e.keep(func() { e.slot = nil }) // the way to the instance is another now: it may be tried again
+		return e.keep(func() { e.slot = nil }) // the instance is now reached in another way, so it may be tried again
 	}
 	e.tries++
 	e.tried = append(e.tried, s.member.ID)
@@ -173,7 +173,7 @@ func (e *Executor) keep(set func()) bool {
 	return true
 }
 
-// Instance returns the ID of the instance the build is on, empty before Prepare.
+// Instance returns the ID of the build's instance. It is empty before Prepare.
 func (e *Executor) Instance() string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -183,14 +183,14 @@ func (e *Executor) Instance() string {
 	return e.slot.member.ID
 }
 
-// Started returns when the build got its place on an instance, zero before Prepare.
+// Started returns when the build got its slot. It is zero before Prepare.
 func (e *Executor) Started() time.Time {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.started
 }
 
-// Choice returns the routes the build takes.
+// Choice returns the routes that the build uses.
 func (e *Executor) Choice() connector.Choice {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -200,8 +200,8 @@ func (e *Executor) Choice() connector.Choice {
 	return e.connector.Choice()
 }
 
-// Isolation returns how far the build was held apart from the rest of its instance. It is zero until Execute has
-// returned, and if the step runner did not tell.
+// Isolation returns how far the build was separated from the rest of its instance. It is zero until Execute has
+// returned, and if the step runner did not report it.
 func (e *Executor) Isolation() program.Isolation {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -218,8 +218,8 @@ func (e *Executor) Isolation() program.Isolation {
 	return i
 }
 
-// Usage returns the time and memory of the build's processes. It is zero until Execute has returned, and if
-// the step runner did not tell.
+// Usage returns the time and memory of the build's processes. It is zero until Execute has returned, and if the step
+// runner did not report it.
 func (e *Executor) Usage() program.Usage {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -230,8 +230,8 @@ func (e *Executor) Usage() program.Usage {
 }
 
 // Connect starts the build's step runner and returns a function that opens connections to it. The caller closes each
-// connection; calls over them carry Credentials. ctx bounds the start only: the step runner lives until Cleanup, so
-// that a cancelled build can still be told to stop, and its last output read.
+// connection; gRPC calls over it need Credentials. ctx bounds the start only. The step runner lives until Cleanup, so
+// that a cancelled build can still be told to stop and its last output be read.
 func (e *Executor) Connect(ctx context.Context) (_ func() (io.ReadWriteCloser, error), err error) {
 	ctx, finish := bind(ctx, e.life, ErrCleanedUp)
 	defer finish(&err)
@@ -271,9 +271,9 @@ func (e *Executor) connect(ctx context.Context, attach string) (_ func() (io.Rea
 		Logger: cfg.Logger.With("build", e.build.ID, "instance", s.member.ID),
 	}
 	if e.build.Container != nil || s.member.Cluster != nil {
-		place.Limits = limits.Build{} // the container has them
+		place.Limits = limits.Build{} // the container has its own
 		if level, _ := connector.ParseIsolation(place.Isolation); level == wire.IsolationAuto {
-			place.Isolation = wire.IsolationOff // the container holds it apart, and most give no namespaces
+			place.Isolation = wire.IsolationOff // the container isolates the build, and most allow no namespaces
 		}
 		place.BuildUser = "" // a user of the VM; the image has its own
 	}
@@ -296,7 +296,7 @@ func (e *Executor) connect(ctx context.Context, attach string) (_ func() (io.Rea
 	if !e.keep(func() { e.connector = c }) {
 		return nil, errors.Join(ErrCleanedUp, c.Close(ctx))
 	}
-	// ctx ends the start only; from then on the step runner's life is the executor's.
+	// ctx bounds the start only; after it the step runner lives as long as the executor.
 	life, end := context.WithCancelCause(e.life)
 	defer context.AfterFunc(ctx, func() { end(context.Cause(ctx)) })()
 	dial, err := c.Connect(life) //nolint:contextcheck // see above
@@ -310,8 +310,8 @@ func (e *Executor) connect(ctx context.Context, attach string) (_ func() (io.Rea
 	return dial, nil
 }
 
-// leaseFor gives a connector a lease of its own on the connection of its instance, or a container by that: the
-// connection of Prepare may have died since.
+// leaseFor gives a connector a lease of its own on the connection of its instance, or a container reached by it:
+// Prepare's connection may have died since.
 func (e *Executor) leaseFor(ctx context.Context, s *slot, into *connector.Config) error {
 	lease, err := e.leaseToStart(ctx, s)
 	if err != nil {
@@ -324,7 +324,7 @@ func (e *Executor) leaseFor(ctx context.Context, s *slot, into *connector.Config
 	return nil
 }
 
-// again returns another lease on the connection of the build's instance.
+// again takes another lease on the connection of the build's instance.
 func (e *Executor) again(ctx context.Context, s *slot) (*pool.Lease[*mux.Conn], error) {
 	lease, err := e.provider.conns.Acquire(ctx, pool.Key(s.member.ID))
 	for errors.Is(err, errChanged) {
@@ -336,8 +336,8 @@ func (e *Executor) again(ctx context.Context, s *slot) (*pool.Lease[*mux.Conn], 
 	return lease, nil
 }
 
-// Credentials returns the secret that calls over the connections of Connect's function must carry, for the caller's own
-// gRPC client (grpc.WithPerRPCCredentials). It is nil before Connect, and for a step runner of a kind without secrets.
+// Credentials returns the secret for gRPC calls over connections of Connect's function, for the caller's own client
+// (grpc.WithPerRPCCredentials). It is nil before Connect, and for step runners of a kind without secrets.
 func (e *Executor) Credentials() credentials.PerRPCCredentials {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -347,10 +347,10 @@ func (e *Executor) Credentials() credentials.PerRPCCredentials {
 	return e.connector.Credentials()
 }
 
-// Execute runs job in the step runner that Connect started, with its output to the build's log. It
-// returns nil when the job succeeded. When ctx ends the job is cancelled, with its grace.
+// Execute runs job in the step runner that Connect started. The job's output goes to the build's log. It returns nil
+// if the job succeeded. When ctx ends, the job is cancelled with its grace.
 func (e *Executor) Execute(ctx context.Context, job connector.Job) (err error) {
-	_, finish := bind(ctx, e.life, ErrCleanedUp) // Cleanup ends it by closing the connector
+	_, finish := bind(ctx, e.life, ErrCleanedUp) // Cleanup ends the call by closing the connector
 	defer finish(&err)
 	e.mu.Lock()
 	c := e.connector
@@ -359,7 +359,7 @@ func (e *Executor) Execute(ctx context.Context, job connector.Job) (err error) {
 		return errors.New("instance: Execute before Connect")
 	}
 	if e.box != nil && len(job.PassEnv) == 0 {
-		job.PassEnv = []string{"all"} // of the environment that the image has
+		job.PassEnv = []string{"all"} // the environment of the image
 	}
 	if e.box != nil {
 		job.Image = e.box.place.Image()
@@ -375,10 +375,9 @@ func (e *Executor) Execute(ctx context.Context, job connector.Job) (err error) {
 	return outcome(result)
 }
 
-// Run runs a shell script on the instance, by its shell, over the shared connection: no step runner is
-// needed there. It returns nil for exit code 0. When ctx ends, the shell and its descendants are stopped,
-// with their grace. The script of a build that lingers is a job of a step runner, which Run starts and which must be a
-// stepmux: see [Build.Linger].
+// Run runs a shell script on the instance over the shared connection; no step runner is needed. It returns nil for
+// exit code 0. When ctx ends, the shell and its descendants are stopped, with their grace. If the build lingers, the
+// script is a job of a step runner, which Run starts and which must be a stepmux: see [Build.Linger].
 func (e *Executor) Run(ctx context.Context, text []byte) (err error) {
 	ctx, finish := bind(ctx, e.life, ErrCleanedUp)
 	defer finish(&err)
@@ -409,13 +408,13 @@ func (e *Executor) Run(ctx context.Context, text []byte) (err error) {
 	}))
 }
 
-// sharedConn is a lease as package connector takes it.
+// sharedConn adapts a lease to package connector.
 type sharedConn struct{ *pool.Lease[*mux.Conn] }
 
 // Conn implements connector.Lease.
 func (s sharedConn) Conn() connector.Conn { return s.Lease.Conn() }
 
-// starter returns the VM's relay or else the connection, either of which starts processes on the build's instance.
+// starter returns the VM's relay or, without one, the connection. Either starts processes on the build's instance.
 func (e *Executor) starter(ctx context.Context, s *slot, lease *pool.Lease[*mux.Conn]) (script.Starter, error) {
 	if err := s.member.linux(); err != nil {
 		return nil, err
@@ -439,8 +438,8 @@ func exitError(code int, err error) error {
 	return err
 }
 
-// Left returns what may be left of the build on the instance once Cleanup has returned: one text for each process or
-// directory, or one that says why it is not known. It is foreign text.
+// Left returns what may be left of the build on the instance, once Cleanup has returned: a text for each process or
+// directory, or one text with the reason why that is unknown. It is untrusted text.
 func (e *Executor) Left() []string {
 	e.mu.Lock()
 	c, b := e.connector, e.box
@@ -451,11 +450,12 @@ func (e *Executor) Left() []string {
 	return c.Left()
 }
 
-// Cleanup ends the build's processes on the instance and gives its slot back. It may be called at any time, also while
+// Cleanup ends the build's processes on the instance and releases its slot. It may be called at any time, even while
 // the build runs, which then fails. It is idempotent. It waits until the step runner, the script and the commands of
-// clients are gone and the log has all its text: at most until ctx ends, StopTimeout for the step runner, and Grace and
-// a second for the others. Its error names processes and files that may be left on the instance. The slot does not wait
-// for the log. After Cleanup the log is not written to, but for a write that has not returned even then.
+// clients are gone and the log is written, but no longer than until ctx ends, StopTimeout for the step runner, and
+// Grace and a second for the others. Its error names processes and files that may be left on the instance. The slot
+// is released before the log is written. After Cleanup the log is not written to, except by a write that has not
+// returned yet.
 func (e *Executor) Cleanup(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, e.provider.cfg.StopTimeout)
 	defer cancel()
@@ -469,17 +469,17 @@ func (e *Executor) Cleanup(ctx context.Context) error {
 	}
 	var err error
 	var closed <-chan struct{}
-	if len(clients) > 0 && e.lingering.runs.Load() > 0 { // their commands are the step runner's
+	if len(clients) > 0 && e.lingering.runs.Load() > 0 { // the step runner runs their commands
 		closed = closeClients(clients)
 	}
 	if c != nil {
-		err = c.Close(ctx) // before its life ends, which all later errors would otherwise name as their cause
+		err = c.Close(ctx) // before life ends, because that would become the cause of all later errors
 	}
 	e.end(ErrCleanedUp)
 	await := func(name string, gone <-chan struct{}) {
 		select {
 		case <-gone:
-			return // although ctx may have ended: the step runner's end took all the time
+			return // it has ended; ctx may have ended because the step runner took all the time
 		default:
 		}
 		select {
@@ -506,7 +506,7 @@ func (e *Executor) Cleanup(ctx context.Context) error {
 	}
 	switch {
 	case s == nil:
-	case lease == nil && !e.resumed: // the build did not reach it
+	case lease == nil && !e.resumed: // the build did not reach the instance
 		s.giveBack()
 	default:
 		s.release()

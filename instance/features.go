@@ -8,9 +8,9 @@ import (
 
 // The names of the feature flags, as GitLab Runner has them. They are independent of each other.
 const (
-	// FlagFunctionMigrations lets jobs with `script:` be migrated to steps on instances.
+	// FlagFunctionMigrations allows jobs with `script:` to be migrated to steps on instances.
 	FlagFunctionMigrations = "FF_FUNCTION_MIGRATIONS_ON_INSTANCE_EXECUTOR"
-	// FlagScriptToStep asks for the migration of `script:` to steps, by any executor with native steps.
+	// FlagScriptToStep requests the migration of `script:` to steps, by any executor with native steps.
 	FlagScriptToStep = "FF_SCRIPT_TO_STEP_MIGRATION"
 )
 
@@ -27,12 +27,12 @@ type Features struct {
 	UseNativeSteps bool
 }
 
-// Features returns the features for a job, which has `run:` or not, on any of the instances: they are known before the
-// job has one. `run:` needs no flag.
+// Features returns the features for a job on any of the instances, as they must be known before the job has one.
+// hasRun tells whether the job has `run:`, which needs no flag.
 //
-// The flags are read as GitLab Runner does: a flag in configured, the runner's configuration, has that value; else the
-// job's variable of its name counts, true if strconv.ParseBool says so. Another value counts as false, and the error
-// names it; the features are good all the same. Both maps may be nil.
+// The flags are read in the same way as by GitLab Runner: a flag in configured, the runner's configuration, has that
+// value; otherwise the job's variable of that name counts, and is true if strconv.ParseBool returns true. An invalid
+// value counts as false; the error names it, and the features are valid nevertheless. Both maps may be nil.
 func (p *Provider) Features(configured map[string]bool, variables map[string]string, hasRun bool) (Features, error) {
 	migrate, err := flag(FlagFunctionMigrations, configured, variables)
 	toStep, toStepErr := flag(FlagScriptToStep, configured, variables)

@@ -20,45 +20,46 @@ import (
 
 // Instance is a VM, or a Kubernetes cluster.
 type Instance struct {
-	// ID names the machine, uniquely in the group. A machine that is built anew at the same address is
-	// another one. Required.
+	// ID identifies the machine, uniquely in the group. A machine that is rebuilt at the same address is another
+	// machine and needs another ID. Required.
 	ID string
 	// Addr is host:port of its sshd. Required for a VM.
 	Addr string
-	// SSH says how to log in and which host keys to expect. Required for a VM. Its MachineID is this ID.
+	// SSH is the login and the host-key policy. Required for a VM. Its MachineID is set to ID.
 	SSH mux.Config
-	// Cluster is where builds with a Pod run: the instance is that, and no VM. Of the other fields only ID, Capacity,
-	// MaxUses, Labels and Linger count then.
+	// Cluster is where builds with a Pod run: the instance is a cluster, not a VM. Then only ID, Capacity, MaxUses,
+	// Labels and Linger are used as well.
 	Cluster *kubernetes.Cluster
-	// Jump is the jump host (bastion) that the instance is reached through; it may be nil, and may have a
-	// Jump itself. Instances with a Jump of the same ID share one connection to it, which lives as long as
-	// one of theirs. Of a Jump only ID, Addr, SSH, Jump and Revision count. If it is itself an instance of
-	// the group, its ID is enough: builds on it and those behind it then share its connection.
+	// Jump is the jump host (bastion) through which the instance is reached. It may be nil, and may have a Jump
+	// itself. Instances whose Jump has the same ID share one connection to it, which lives as long as one of theirs.
+	// Of a Jump only ID, Addr, SSH, Jump and Revision are used. If the jump host is itself an instance of the group,
+	// its ID is enough: builds on it and behind it then share its connection.
 	Jump *Instance
 	// Capacity is how many builds it takes at once (CapacityPerInstance). If zero, 1.
 	Capacity int
 	// MaxUses is how many builds it takes in all (MaxUseCount). If zero, any number.
 	MaxUses int
-	// Labels appear in Stat. They mean nothing here.
+	// Labels are matched by Build.Labels, and appear in Stat.
 	Labels map[string]string
-	// Runner is the step runner's command there; see connector.Config. If empty, connector.DefaultRunner, or
-	// another one that is found there.
+	// Runner is the step runner's command there; see connector.Config. If empty, connector.DefaultRunner, or one of
+	// GitLab's step runners if that is missing.
 	Runner []string
 	// TempDir is its directory for temporary files. If empty, /tmp.
 	TempDir string
-	// Isolation is how far builds are held apart from the rest of the machine; see connector.Config. If empty, auto.
+	// Isolation is how far builds are separated from the rest of the machine; see connector.Config. If empty, auto.
 	Isolation string
-	// BuildUser is the user of builds where the login is root; see connector.Config. If empty, the login.
+	// BuildUser is the user that runs builds if the login is root; see connector.Config. If empty, the login.
 	BuildUser string
-	// Limits bound each build; see connector.Config. If zero, a build takes all it can get. Those of a container go first.
+	// Limits bound each build; see connector.Config. If zero, there is no limit. Limits of a container take
+	// precedence.
 	Limits limits.Build
-	// OS is its operating system, as Go calls it (GOOS). If empty, linux. The VM's end needs Linux: on
-	// another system nothing is run, and native steps are not among the features.
+	// OS is its operating system, as Go names it (GOOS). If empty, linux. The VM's end needs Linux: on another system
+	// nothing can run, and native steps are not among the features.
 	OS string
 	// Linger is how long builds whose Linger is nil outlive their link; see connector.Config.
 	Linger time.Duration
-	// Revision stands for the way to log in: if it differs from the Revision of this ID in the set before,
-	// the connection is replaced.
+	// Revision changes with the login. If it differs from the Revision that this ID had before, the connection is
+	// replaced.
 	Revision string
 }
 
@@ -73,20 +74,20 @@ func (in *Instance) linux() error {
 // Group is the instances with their slots. Update and Follow change the set. The zero value is a group without
 // instances. A Group belongs to one Provider. It is safe for concurrent use.
 type Group struct {
-	mu       sync.Mutex       // guards the following, and fields of machines, hosts and slots that say so
+	mu       sync.Mutex       // guards the following, and the fields of machines, hosts and slots that name it
 	machines []*machine       // in the order of the newest set, then machines that left it and still have builds
 	hosts    map[string]*host // by ID: the instances, and the jump hosts on the way to them
-	stale    bool             // hosts may have some that are no longer needed
+	stale    bool             // hosts may contain some that are no longer needed
 	waiters  list.List        // of *waiter, oldest first
-	picky    int              // waiters that do not take every machine
-	sources  int              // calls of Follow, which may bring more instances
-	byHand   bool             // instances were added or removed one by one, and more may be
+	picky    int              // number of waiters with requirements
+	sources  int              // running calls of Follow, which may bring more instances
+	byHand   bool             // instances were added or removed one by one, so more may come
 	wake     *time.Timer
-	awaited  map[string]int  // how many builds wait to come back to a host
-	drained  map[string]bool // the IDs of instances that an operator takes out, also if they have left the set
-	shared   bool            // other groups have some of its instances; see Share
+	awaited  map[string]int  // how many builds wait to reconnect to a host
+	drained  map[string]bool // the IDs of drained instances, even if they have left the set
+	shared   bool            // other groups share its instances; see Share
 
-	changed []retirement                 // of hosts that are reached in another way now; unlock hands them to retire
+	changed []retirement                 // hosts that are now reached in another way; unlock passes them to retire
 	retire  func(id string, cause error) // closes a connection that has no builds; nil without a Provider
 }
 
@@ -102,17 +103,18 @@ func NewGroup(instances ...Instance) (*Group, error) {
 	return g, nil
 }
 
-// Update makes instances the whole set. A new one takes builds at once. A missing one takes no new builds; with the
-// end of its last build its connection is closed and it is forgotten, unless others are reached through it. If the way
-// to an instance has changed, or its use, it gets a new connection for its next build, as do the instances behind it.
-// When Update returns an error, because an instance is invalid or jump hosts form a loop, nothing has changed.
+// Update replaces the set by instances. A new instance takes builds at once. A missing one takes no new builds; when
+// its last build has ended, its connection is closed and it is forgotten, unless others are reached through it. If
+// the way to an instance or its use has changed, its next build gets a new connection, and so do those of the
+// instances behind it. If Update returns an error, because an instance is invalid or jump hosts form a loop, nothing
+// has changed.
 //
-// Host keys learned of a missing instance are kept; see [Provider.Remove].
+// Host keys that were learned for a missing instance are kept; see [Provider.Remove].
 func (g *Group) Update(instances []Instance) error {
 	return g.change(false, func([]Instance) ([]Instance, error) { return slices.Clone(instances), nil })
 }
 
-// change replaces the set by edit's result.
+// change replaces the set by the result of edit.
 func (g *Group) change(byHand bool, edit func([]Instance) ([]Instance, error)) error {
 	g.mu.Lock()
 	defer g.unlock()
@@ -165,8 +167,8 @@ func (g *Group) add(in Instance) error {
 	return g.change(true, func(set []Instance) ([]Instance, error) { return append(set, in), nil })
 }
 
-// remove takes an instance out of the set whose machine no longer exists: its builds do not reach it again. It returns
-// the instance, and whether it goes on as a jump host.
+// remove takes an instance out of the set because its machine no longer exists: its builds do not reach it again. It
+// returns the instance, and whether it stays as a jump host.
 func (g *Group) remove(id string) (was Instance, needed bool, err error) {
 	err = g.change(true, func(set []Instance) ([]Instance, error) {
 		m := g.machineLocked(id)
@@ -222,7 +224,7 @@ func (g *Group) provide(retire func(id string, cause error)) {
 	g.retire = retire
 }
 
-// Instances returns the set as it is now.
+// Instances returns the current set.
 func (g *Group) Instances() []Instance {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -249,7 +251,7 @@ func (g *Group) Waiting() []string {
 func (g *Group) waitingLocked() []string {
 	all := make([]string, 0, g.waiters.Len())
 	for e := g.waiters.Front(); e != nil; e = e.Next() {
-		if build := e.Value.(*waiter).build; build != "" { // that of AwaitRoom
+		if build := e.Value.(*waiter).build; build != "" { // not a caller of AwaitRoom
 			all = append(all, build)
 		}
 	}
@@ -286,8 +288,8 @@ func (g *Group) setDrained(id string, drained bool) error {
 	return nil
 }
 
-// queue gives a build its place in the queue for a slot, behind earlier callers. It gets one on the instance that has
-// the most free, of those that meet its demand. The caller calls await.
+// queue puts a build into the queue for a slot, behind earlier callers. The build gets a slot on the instance with
+// the most free slots, of those that meet its demand. The caller calls await.
 func (g *Group) queue(build string, of demand) (place *list.Element) {
 	g.mu.Lock()
 	defer g.unlock()
@@ -297,7 +299,7 @@ func (g *Group) queue(build string, of demand) (place *list.Element) {
 	return g.waiters.PushBack(&waiter{build: build, demand: of, served: make(chan served, 1)})
 }
 
-// await waits for the slot of a place in the queue. It fails when no instance will have one unless the group is
+// await waits for the slot of a place in the queue. It fails if no instance can ever have one, unless the group is
 // changed. The caller calls release or giveBack.
 func (g *Group) await(ctx context.Context, place *list.Element) (*slot, error) {
 	w := place.Value.(*waiter)
@@ -310,7 +312,7 @@ func (g *Group) await(ctx context.Context, place *list.Element) (*slot, error) {
 	case <-ctx.Done():
 		g.mu.Lock()
 		select {
-		case got = <-w.served: // in the meantime
+		case got = <-w.served: // served in the meantime
 			g.mu.Unlock()
 		default:
 			g.leaveLocked(place)
@@ -323,15 +325,15 @@ func (g *Group) await(ctx context.Context, place *list.Element) (*slot, error) {
 	return nil, fmt.Errorf("wait for a free slot on an instance: %w", ctx.Err())
 }
 
-// reached notes that a slot's instance was reached.
+// reached records that a slot's instance was reached.
 func (g *Group) reached(s *slot) {
 	g.mu.Lock()
 	defer g.unlock()
 	s.machine.recovered()
 }
 
-// lost notes that an instance's connection has died. The instance may be gone: until it is reached again it gets one
-// build at a time, and only if no other has room.
+// lost records that an instance's connection has died. The instance may be gone: until it is reached again it gets
+// one build at a time, and only if no other instance has room.
 func (g *Group) lost(id string, cause error) {
 	g.mu.Lock()
 	if m := g.machineLocked(id); m != nil && !m.suspect() {
@@ -340,7 +342,7 @@ func (g *Group) lost(id string, cause error) {
 	g.unlock()
 }
 
-// connected notes a new connection to the host of this ID.
+// connected records a new connection to the host with this ID.
 func (g *Group) connected(id string, conn pool.Conn) {
 	g.mu.Lock()
 	if h := g.hosts[id]; h != nil {
@@ -354,7 +356,7 @@ func (g *Group) connected(id string, conn pool.Conn) {
 	g.unlock()
 }
 
-// findHost returns the host of this ID as it is configured now.
+// findHost returns the host with this ID in its current configuration.
 func (g *Group) findHost(id string) (*host, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -371,7 +373,7 @@ func (g *Group) allLinux() bool {
 	return !slices.ContainsFunc(g.machines, func(m *machine) bool { return !m.removed && m.member.linux() != nil })
 }
 
-// hasOther reports whether an instance may take a build with a demand.
+// hasOther reports whether an instance may take a build with this demand.
 func (g *Group) hasOther(of demand) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -388,10 +390,11 @@ func (g *Group) machineLocked(id string) *machine {
 	return nil
 }
 
-// Follow keeps the group up to date from watch until that returns, and returns its error. watch calls update with the
-// whole set, soon and after each change, one call at a time, until ctx ends, and returns ctx's cause, or why it cannot
-// go on; inventory.File has such a method. update returns an error for an invalid set. The set before then
-// stays in force, as it does after Follow. Builds wait meanwhile even if no instance takes any: watch may bring one.
+// Follow keeps the group up to date from watch. It returns when watch does, with watch's error. watch calls update
+// with the whole set, once at the beginning and after each change, one call at a time; inventory.File has such a
+// method. It ends when ctx does, and returns ctx's cause, or the reason why it cannot continue. update returns an
+// error for an invalid set; the previous set then stays in force, as it does after Follow. While Follow runs, builds
+// wait even if no instance takes any: watch may bring one.
 func (g *Group) Follow(
 	ctx context.Context, watch func(ctx context.Context, update func([]Instance) error) error,
 ) error {

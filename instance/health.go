@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// After n failed attempts in a row to connect to a host, the next begins no sooner than backoffBase doubled n-1 times,
-// at most backoffMax, less up to half of that at random. After a permanent error the pause is the whole of backoffMax,
-// because servers ban an address that keeps failing to log in; meanwhile every dial fails at once with that error.
+// After n failed attempts in a row to connect to a host, the next attempt waits backoffBase doubled n-1 times, at
+// most backoffMax, minus up to half of that at random. After a permanent error the pause is the whole backoffMax,
+// because servers ban addresses that keep failing to log in; meanwhile every dial fails at once with that error.
 const (
 	backoffBase = 500 * time.Millisecond
 	backoffMax  = 30 * time.Second
@@ -17,21 +17,21 @@ const (
 	maxAttempts = 3
 )
 
-// health says how the latest attempts to connect to a host went. It is the only memory of failures: it paces dials,
-// and keeps builds off an instance. The zero value is a host without failures. Group.mu guards it.
+// health records how the latest attempts to connect to a host went. It is the only memory of failures: it paces
+// dials, and keeps builds away from an instance. The zero value is a host without failures. Group.mu guards it.
 type health struct {
-	failures int       // attempts that failed since the last that succeeded
+	failures int       // failed attempts since the last success
 	last     error     // the error of the last attempt, nil if it succeeded
-	retryAt  time.Time // no attempt begins before
-	// suspect is why the last dial failed or the last connection died. While it is not nil, the instance is in
-	// quarantine until retryAt, and then gets one build, the probe, at a time. It is nil while a dial still retries.
+	retryAt  time.Time // no attempt begins before this time
+	// suspect is why the last dial failed or the last connection died. While it is not nil, the instance is
+	// quarantined until retryAt, and then gets one build at a time, the probe. It is nil while a dial still retries.
 	suspect error
 }
 
-// quarantined reports whether the instance gets no builds.
+// quarantined reports whether the instance gets no builds for now.
 func (h *health) quarantined(now time.Time) bool { return h.suspect != nil && now.Before(h.retryAt) }
 
-// refused returns the permanent error that every dial fails with, or nil.
+// refused returns the permanent error with which every dial fails for now, or nil.
 func (h *health) refused(now time.Time) *dialError {
 	failed := (*dialError)(nil)
 	if h.quarantined(now) && errors.As(h.suspect, &failed) && failed.permanent {
@@ -40,7 +40,7 @@ func (h *health) refused(now time.Time) *dialError {
 	return nil
 }
 
-// attemptFailed notes that an attempt failed, and returns when the next may begin.
+// attemptFailed records a failed attempt, and returns when the next may begin.
 func (g *Group) attemptFailed(h *host, err error, permanent bool) time.Time {
 	g.mu.Lock()
 	defer g.unlock()
@@ -57,7 +57,7 @@ func (g *Group) attemptFailed(h *host, err error, permanent bool) time.Time {
 	return h.health.retryAt
 }
 
-// dialFailed notes that a dial failed, and returns err.
+// dialFailed records a failed dial, and returns err.
 func (g *Group) dialFailed(h *host, err *dialError) *dialError {
 	g.mu.Lock()
 	defer g.unlock()
@@ -72,11 +72,11 @@ func (g *Group) healthOf(h *host) health {
 	return *h.health
 }
 
-// dialError says that a host could not be connected to. All that waited for the dial get the same one.
+// dialError reports that a host could not be connected to. All callers that waited for the dial get the same error.
 type dialError struct {
 	host     string
 	attempts int
-	// permanent: another dial fails too until the login or the host keys are changed.
+	// permanent means that another dial fails too until the login or the host keys are changed.
 	permanent bool
 	err       error // of the last attempt
 }
@@ -90,7 +90,7 @@ func (e *dialError) Error() string {
 
 func (e *dialError) Unwrap() error { return e.err }
 
-// isPermanent reports whether err is, or wraps, an error that says so of itself.
+// isPermanent reports whether err, or an error in its chain, declares itself permanent.
 func isPermanent(err error) bool {
 	e, ok := errors.AsType[interface {
 		error

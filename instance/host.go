@@ -9,26 +9,26 @@ import (
 	"github.com/stepmux/stepmux/pool"
 )
 
-// host is a machine that is dialed: an instance or a jump host. The way to it never changes: a Group gets another host
-// instead.
+// host is a machine that is dialed: an instance or a jump host. The way to it never changes: if it would, the Group
+// makes a new host.
 type host struct {
 	id, addr string
 	ssh      mux.Config
 	revision string
 	via      string // ID of the host it is reached through; may be empty
 	instance bool
-	path     []string // the IDs of the hosts on the way to it, its own first
-	way      string   // two hosts with the same way are reached in the same way
-	left     bool     // it is not in the newest set, and builds may still be on the way to it
+	path     []string // the IDs of the hosts on the way to it, beginning with its own
+	way      string   // equal for two hosts that are reached in the same way
+	left     bool     // not in the newest set, though builds may still be on the way to it
 
 	// Group.mu guards the following.
-	behind      int       // hosts that are reached through it
-	connections int       // made so far
-	conn        pool.Conn // the newest; for its Stat only
-	health      *health   // shared with the host it replaces, unless the way is another or that host had left
+	behind      int       // number of hosts that are reached through it
+	connections int       // number made so far
+	conn        pool.Conn // the newest, for its Stat only
+	health      *health   // shared with the host that it replaces, unless the way differs or that host had left
 }
 
-// newHost returns an instance or a jump host as one that is dialed.
+// newHost returns the host for an instance or a jump host.
 func newHost(in *Instance, instance bool) *host {
 	h := &host{id: in.ID, addr: in.Addr, ssh: in.SSH, revision: in.Revision, instance: instance, health: &health{}}
 	if in.Jump != nil {
@@ -37,10 +37,10 @@ func newHost(in *Instance, instance bool) *host {
 	return h
 }
 
-// server names the server that logins to h go to.
+// server identifies the server that logins to h reach.
 func (h *host) server() string { return h.via + " " + h.addr }
 
-// locate follows the way to h, and notes it.
+// locate sets path and way of h.
 func (h *host) locate(all map[string]*host) error {
 	path := []string{h.id}
 	way := h.login()
@@ -62,8 +62,8 @@ func (h *host) locate(all map[string]*host) error {
 
 func (h *host) login() string { return fmt.Sprintf("%q %q %q", h.addr, h.ssh.User, h.revision) }
 
-// takeOverLocked makes hosts the hosts of the group. It keeps the counts of the hosts before them and, for the builds
-// of machines that left, the hosts that are missing now. It returns the IDs of hosts that are reached in another way.
+// takeOverLocked makes hosts the hosts of the group. It keeps the counters of the previous hosts and, for the builds of
+// machines that have left, hosts that are missing now. It returns the IDs of hosts that are now reached in another way.
 func (g *Group) takeOverLocked(hosts map[string]*host) (changed map[string]bool) {
 	for id, old := range g.hosts {
 		if hosts[id] == nil {
@@ -75,7 +75,7 @@ func (g *Group) takeOverLocked(hosts map[string]*host) (changed map[string]bool)
 	changed = map[string]bool{}
 	for id, old := range g.hosts {
 		h := hosts[id]
-		if h.locate(hosts) != nil { // the way of a host that was kept has become too long
+		if h.locate(hosts) != nil { // the way of a kept host has become too long
 			defer delete(hosts, id)
 		}
 		h.connections, h.conn = old.connections, old.conn
@@ -91,7 +91,7 @@ func (g *Group) takeOverLocked(hosts map[string]*host) (changed map[string]bool)
 	return changed
 }
 
-// forgetLocked drops the hosts that the machines need no longer, and returns them.
+// forgetLocked drops the hosts that the machines no longer need, and returns them.
 func (g *Group) forgetLocked() []retirement {
 	if !g.stale {
 		return nil

@@ -34,7 +34,7 @@ func hostsOf(instances []Instance) (map[string]*host, error) {
 	return all, nil
 }
 
-// addJump adds a jump host to all. If its ID is there already, it must be the same host.
+// addJump adds a jump host to all. If its ID is already there, it must be the same host.
 func addJump(all map[string]*host, j *Instance) error {
 	there, h := all[j.ID], newHost(j, false)
 	switch {
@@ -44,7 +44,7 @@ func addJump(all map[string]*host, j *Instance) error {
 		return fmt.Errorf("jump host %s has no address and is no instance", j.ID)
 	case there == nil:
 		all[j.ID] = h
-	case j.Addr == "": // only names it
+	case j.Addr == "": // only names an instance
 	case there.addr != h.addr || there.ssh.User != h.ssh.User || there.via != h.via:
 		return fmt.Errorf("jump host %s is %s@%s and also %s@%s, or reached in two ways: give each an ID of its own",
 			j.ID, there.ssh.User, there.addr, h.ssh.User, h.addr)
@@ -52,17 +52,17 @@ func addJump(all map[string]*host, j *Instance) error {
 	return nil
 }
 
-// ShareJumpHosts returns instances in which a jump host that is one of them itself, the same account of the same
-// address reached in the same way, is named by that instance's ID: they then share its connection. It does not change
-// its argument.
+// ShareJumpHosts returns the instances with a change: a jump host that is itself one of the instances (the same
+// account at the same address, reached in the same way) is replaced by that instance's ID, so that they share a
+// connection. It does not change its argument.
 func ShareJumpHosts(instances []Instance) []Instance {
 	all := slices.Clone(instances)
-	byID, byWay := map[string]*Instance{}, map[string]string{} // the latter to IDs
+	byID, byWay := map[string]*Instance{}, map[string]string{} // the latter maps to IDs
 	for i := range instances {
 		byID[instances[i].ID] = &instances[i]
 	}
 	for _, in := range slices.Backward(instances) {
-		byWay[wayOf(&in, byID)] = in.ID // the first one's, if there are several
+		byWay[wayOf(&in, byID)] = in.ID // of the first, if several are the same
 	}
 	for i := range all {
 		at := &all[i].Jump

@@ -174,7 +174,7 @@ func TestRefusedLoginAtTheBastionIsTriedOnce(t *testing.T) {
 	end, errs := prepareAll(t, newProvider(t, instance.Config{}, all...), n)
 	for _, err := range errs {
 		requireReason(t, err, instance.RunnerSystemFailure, 0)
-		require.ErrorContains(t, err, "by way of bastion")
+		require.ErrorContains(t, err, "through jump host bastion")
 		require.ErrorContains(t, err, "refused key stranger")
 		require.ErrorContains(t, err, bastion.Addr)
 	}

@@ -16,10 +16,10 @@ import (
 // MaxLinger is the longest Build.Linger.
 const MaxLinger = wire.MaxLinger
 
-// hasteMax is the longest pause between two attempts to connect to a host while a build waits to come back to it.
+// hasteMax is the longest pause between two attempts to connect to a host while a build waits to reconnect to it.
 const hasteMax = 500 * time.Millisecond
 
-// linger returns how long the build goes on without its link on the instance of a slot.
+// linger returns how long the build may continue without its connection, on the instance of a slot.
 func (e *Executor) linger(s *slot) time.Duration {
 	if e.build.Linger != nil {
 		return *e.build.Linger
@@ -27,7 +27,8 @@ func (e *Executor) linger(s *slot) time.Duration {
 	return s.member.Linger
 }
 
-// leaseToStart is again, for a build that is about to start: if it lingers, it waits for its instance for so long.
+// leaseToStart is again for a build that is about to start. If the build lingers, it waits that long for its
+// instance.
 func (e *Executor) leaseToStart(ctx context.Context, s *slot) (*pool.Lease[*mux.Conn], error) {
 	linger := e.linger(s)
 	if linger <= 0 {
@@ -38,8 +39,8 @@ func (e *Executor) leaseToStart(ctx context.Context, s *slot) (*pool.Lease[*mux.
 	return e.reconnect(timed, s)
 }
 
-// waitFor waits for an instance that could not be reached, because of err, if the build lingers and there is no other
-// instance for it.
+// waitFor waits for an instance that could not be reached because of err, if the build lingers and no other instance
+// is suitable.
 func (e *Executor) waitFor(ctx context.Context, s *slot, err error) (*pool.Lease[*mux.Conn], error) {
 	failed, ok := errors.AsType[*dialError](err)
 	group, others := e.provider.cfg.Group, e.demand()
@@ -57,7 +58,7 @@ func (e *Executor) waitFor(ctx context.Context, s *slot, err error) (*pool.Lease
 // errAway ends the wait for an instance that cannot be reached.
 var errAway = errors.New("the instance could not be reached for the time of the build's linger")
 
-// reconnect is again, repeated while the instance cannot be reached. It returns at once if its login or its host key is
+// reconnect repeats again until the instance can be reached. It returns at once if the login or the host key is
 // refused.
 func (e *Executor) reconnect(ctx context.Context, s *slot) (*pool.Lease[*mux.Conn], error) {
 	defer e.provider.cfg.Group.hasten(s.member.ID)()
@@ -70,7 +71,7 @@ func (e *Executor) reconnect(ctx context.Context, s *slot) (*pool.Lease[*mux.Con
 	}
 }
 
-// hasten keeps the pauses between attempts to connect to a host short until the function is called.
+// hasten keeps the pauses between attempts to connect to a host short until done is called.
 func (g *Group) hasten(id string) (done func()) {
 	h, err := g.findHost(id)
 	if err != nil {
@@ -94,7 +95,7 @@ func (g *Group) hasten(id string) (done func()) {
 	}
 }
 
-// isAwaited reports whether a build waits to come back to a host.
+// isAwaited reports whether a build waits to reconnect to a host.
 func (g *Group) isAwaited(id string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -104,13 +105,13 @@ func (g *Group) isAwaited(id string) bool {
 const (
 	// hastyPause is the time between two attempts of dialHastily, and hastyConnect how long each waits for an answer.
 	hastyPause, hastyConnect = 250 * time.Millisecond, 3 * time.Second
-	// hastyMost is the most attempts at once.
+	// hastyMost is the largest number of simultaneous attempts.
 	hastyMost = int(hastyConnect / hastyPause)
 )
 
-// dialHastily connects to an address that may not answer for a while, by TCP, and is there soon after it does. The
-// kernel waits longer each time before it asks once more, so new attempts begin all the time. An attempt goes on beside
-// later ones, because the way to the machine may be long.
+// dialHastily connects by TCP to an address that may not answer for a while, and succeeds soon after it answers
+// again. The kernel doubles the pause before each retransmission, so dialHastily starts new attempts all the time.
+// Earlier attempts continue, because the round trip may be long.
 func dialHastily(ctx context.Context, addr string) (net.Conn, error) {
 	type attempt struct {
 		nc  net.Conn
@@ -150,7 +151,7 @@ func dialHastily(ctx context.Context, addr string) (net.Conn, error) {
 	}
 }
 
-// isSilent reports whether err says that nothing answered a connection attempt.
+// isSilent reports whether err means that a connection attempt got no answer.
 func isSilent(err error) bool {
 	timeout, ok := errors.AsType[net.Error](err)
 	return ok && timeout.Timeout() || errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.ENETUNREACH)

@@ -16,33 +16,34 @@ import (
 	"github.com/stepmux/stepmux/connector/script"
 )
 
-// maxInput bounds the text of a script, or the standard input of a command, of a build that lingers. A step runner
-// takes no more in the variables of a job.
+// maxInput bounds the text of a script, or the standard input of a command, of a build that lingers, in bytes. A step
+// runner accepts no more in the variables of a job.
 const maxInput = 8 << 20
 
 // lingerScripts is the part of an Executor for scripts and commands of a build that lingers.
 type lingerScripts struct {
-	turn chan struct{} // held by the one that starts the step runner
-	err  error         // why it could not be started; guarded by turn
+	turn chan struct{} // held while the step runner is started
+	err  error         // why the step runner could not be started; guarded by turn
 	runs atomic.Int64
 }
 
 // lingeringScript is a script or a command line as a job.
 type lingeringScript struct {
-	shell          []string // reads stdin; if empty, bash
-	line           string   // instead of shell: for the login's shell
+	shell          []string // reads the script on stdin; if empty, bash
+	line           string   // replaces shell: for the login shell
 	stdin          []byte
-	stdout, stderr io.Writer // nil discards
+	stdout, stderr io.Writer // nil: discarded
 }
 
-// The steps of such a job. A failure of a step other than the last is the machine's.
+// The steps of such a job. If a step other than the last fails, the machine is at fault.
 const (
 	stepShell  = "shell"
 	stepInput  = "input"
 	stepScript = "script"
 )
 
-// job returns the job of s. Texts of the caller are in variables, so that no part of them is taken for an expression.
+// job returns the job for s. Texts of the caller are passed in variables, so that no part of them is taken for an
+// expression.
 func (s *lingeringScript) job() connector.Job {
 	argv := append([]string(nil), s.shell...)
 	if len(argv) == 0 && s.line == "" {
@@ -59,7 +60,7 @@ func (s *lingeringScript) job() connector.Job {
 		steps.WriteString("]}}\n")
 	}
 	file := `"$1"`
-	if !utf8.Valid(s.stdin) { // a variable is text
+	if !utf8.Valid(s.stdin) { // a variable must be text
 		vars[0].Value = base64.StdEncoding.EncodeToString(s.stdin)
 		step(stepInput, `base64 -d <"$1" >"$1.raw"`, "STDIN")
 		file = `"$1.raw"`
@@ -80,7 +81,7 @@ func (s *lingeringScript) job() connector.Job {
 	return connector.Job{Steps: []byte(steps.String()), Vars: vars, PassEnv: []string{"all"}}
 }
 
-// runLingering runs s in the step runner of the build, which it starts if there is none yet.
+// runLingering runs s in the step runner of the build, and starts that if necessary.
 func (e *Executor) runLingering(ctx context.Context, s lingeringScript) error {
 	if len(s.stdin) > maxInput {
 		return &connector.RequestError{Message: fmt.Sprintf(
@@ -126,7 +127,7 @@ func (s *lingeringScript) shellName() string {
 	return "bash"
 }
 
-// stepRunner returns the connector of a build that lingers once its step runner listens.
+// stepRunner returns the connector of a build that lingers, once its step runner listens.
 func (e *Executor) stepRunner(ctx context.Context) (*connector.Connector, error) {
 	select {
 	case e.lingering.turn <- struct{}{}:
@@ -152,7 +153,7 @@ func readInput(ctx context.Context, from io.Reader) ([]byte, error) {
 	}
 	var text bytes.Buffer
 	ended := make(chan error, 1)
-	go func() { // it ends with from's Read
+	go func() { // ends when from's Read returns
 		_, err := io.Copy(&text, io.LimitReader(from, maxInput+1))
 		ended <- err
 	}()

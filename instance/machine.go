@@ -8,38 +8,38 @@ import (
 	"github.com/stepmux/stepmux/connector/docker"
 )
 
-// member is an instance as it was configured at some time.
+// member is an instance in one version of its configuration.
 type member struct {
 	Instance
 	vm     *connector.VM
 	daemon *docker.Daemon
 }
 
-// machine is an instance for as long as it is in the group. Group.mu guards it.
+// machine is an instance as long as it is in the group. Group.mu guards it.
 type machine struct {
-	member *member // as it is configured now; replaced, never changed
-	host   *host   // how it is reached, as it is configured now
+	member *member // the current configuration; replaced, never changed
+	host   *host   // how it is reached, in the current configuration
 	slots  map[*slot]struct{}
-	uses   int  // slots handed out in all
-	closed bool // it takes no builds, has none, and its connection was retired
+	uses   int  // number of slots handed out in all
+	closed bool // it takes no builds, has none, and its connection has been retired
 
-	removed bool // it left the set
+	removed bool // it has left the set
 	gone    bool // and its machine no longer exists
 	drained bool // by an operator
 
-	elsewhere bool // another group has it; see Group.Share
+	elsewhere bool // another group holds it; see Group.Share
 
-	probe *slot // the build that finds out whether a suspect instance is back; may be nil
+	probe *slot // the build that tests whether a suspect instance works again; may be nil
 }
 
-// configure takes over an instance's new configuration. It reports whether the connection must be replaced.
+// configure applies a new configuration. It reports whether the connection must be replaced.
 func (m *machine) configure(in Instance, h *host) (changed bool) {
 	was := m.member
 	changed = h.way != m.host.way || in.TempDir != was.TempDir || !slices.Equal(in.Runner, was.Runner)
 	vm, daemon := was.vm, was.daemon
 	if changed {
-		vm, daemon = &connector.VM{}, &docker.Daemon{} // findings about the old one may be wrong now
-		h.health = &health{}                           // as are its failures
+		vm, daemon = &connector.VM{}, &docker.Daemon{} // what was found about the old machine may be wrong now
+		h.health = &health{}                           // and so may its failures
 	}
 	if h.health != m.host.health {
 		m.probe = nil
@@ -49,7 +49,7 @@ func (m *machine) configure(in Instance, h *host) (changed bool) {
 	return changed
 }
 
-// takes reports whether the instance takes builds, now or later.
+// takes reports whether the instance accepts builds, now or later.
 func (m *machine) takes() bool { return !m.removed && !m.elsewhere && !m.drained && !m.usedUp() }
 
 // usedUp reports whether the instance has reached its MaxUses.
@@ -60,7 +60,7 @@ func (m *machine) goesThrough(hosts []string) bool {
 	return slices.ContainsFunc(m.host.path, func(id string) bool { return slices.Contains(hosts, id) })
 }
 
-// free is how many builds the instance takes now.
+// free returns how many more builds the instance takes now.
 func (m *machine) free(now time.Time) int {
 	n := m.member.Capacity - len(m.slots)
 	switch {
@@ -80,5 +80,5 @@ func (m *machine) free(now time.Time) int {
 // suspect reports whether the instance's last dial failed, or its last connection died.
 func (m *machine) suspect() bool { return m.host.health.suspect != nil }
 
-// recovered notes that the instance was reached.
+// recovered records that the instance was reached.
 func (m *machine) recovered() { *m.host.health, m.probe = health{}, nil }

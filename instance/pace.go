@@ -6,26 +6,26 @@ import (
 )
 
 const (
-	// maxDials bounds the attempts to connect that are under way at once.
+	// maxDials bounds the simultaneous attempts to connect.
 	maxDials = 32
-	// maxServerDials bounds those at one server: sshd refuses some of the logins under way beyond the tenth
-	// (MaxStartups in sshd_config).
+	// maxServerDials bounds those to one server: sshd refuses some logins if more than ten are under way (MaxStartups
+	// in sshd_config).
 	maxServerDials = 8
 )
 
-// pacer bounds the attempts to connect to all hosts together, and those at one server. Waiters for the same slots are
+// pacer bounds the attempts to connect, to all hosts together and to each server. Waiters for the same slots are
 // served in order.
 type pacer struct {
 	slots chan struct{} // holds one token for each attempt under way
 
 	mu      sync.Mutex              // guards the following
-	servers map[string]*serverSlots // those that have users
+	servers map[string]*serverSlots // the servers with users
 }
 
 // serverSlots is a pacer's slots for one server.
 type serverSlots struct {
 	slots chan struct{} // holds one token for each attempt under way
-	users int           // attempts that have or want a slot; guarded by pacer.mu
+	users int           // attempts that hold or wait for a slot; guarded by pacer.mu
 }
 
 func newPacer() *pacer {
@@ -45,7 +45,7 @@ func (p *pacer) enter(ctx context.Context, server string) error {
 	p.mu.Unlock()
 	err := put(ctx, s.slots)
 	if err == nil {
-		if err = put(ctx, p.slots); err == nil { // last: an attempt that waits for its server holds up no others
+		if err = put(ctx, p.slots); err == nil { // last, so that an attempt that waits for its server does not hold up others
 			return nil
 		}
 		<-s.slots
@@ -64,7 +64,7 @@ func (p *pacer) leave(server string) {
 	p.forget(server)
 }
 
-// forget counts one user of the server less.
+// forget removes one user of the server.
 func (p *pacer) forget(server string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -74,7 +74,7 @@ func (p *pacer) forget(server string) {
 	}
 }
 
-// put waits until tokens has room for one more.
+// put adds one token, and waits until there is room.
 func put(ctx context.Context, tokens chan struct{}) error {
 	select {
 	case tokens <- struct{}{}:

@@ -22,58 +22,59 @@ import (
 type Config struct {
 	// Group holds the instances. Required.
 	Group *Group
-	// Route is how the builds' step runners are started and reached. If empty, connector.Auto.
+	// Route selects how the builds' step runners are started and reached. If empty, connector.Auto.
 	Route connector.Route
-	// Bootstrap are programs that may be copied to an instance whose step runner is missing or not usable; see
-	// connector.Config. If empty, nothing is copied.
+	// Bootstrap are programs that may be uploaded to an instance whose step runner is missing or cannot be used; see
+	// connector.Config. If empty, nothing is uploaded.
 	Bootstrap []*program.Binary
-	// Docker is where the Docker daemon of each instance listens, as seen from there, for builds with a Container. The
-	// user of the login must be able to open its socket.
+	// Docker is the address of each instance's Docker daemon, as seen from the instance, for builds with a Container.
+	// The login user must be allowed to open its socket.
 	Docker docker.Address
-	// ContainerPrograms are the programs of which the platform of a Container's image, or of a Pod's node, needs one.
+	// ContainerPrograms are programs for the containers and pods of builds; the one for the image's or node's
+	// platform is used.
 	ContainerPrograms []*program.Binary
-	// Version is the version of this program. A warning is logged for an instance with another version. If
-	// empty, versions are not compared.
+	// Version is the version of this program. A warning is logged if an instance has another version. If empty,
+	// versions are not compared.
 	Version string
-	// DialTimeout bounds one connection's set-up, TCP, handshake and login, with its retries. If zero, 30s.
+	// DialTimeout bounds the dial of one connection (TCP, handshake, login), with its retries. If zero, 30s.
 	DialTimeout time.Duration
-	// IdleTimeout closes a connection without builds. If zero, 5m. If negative, off.
+	// IdleTimeout is how long a connection without builds is kept. If zero, 5m. If negative, for ever.
 	IdleTimeout time.Duration
-	// MaxAge recycles connections: an older one takes no new builds and closes when its last build has
-	// ended. If zero, off.
+	// MaxAge is the age at which a connection takes no new builds; it closes when its last build has ended. If zero,
+	// off.
 	MaxAge time.Duration
 	// ReadyTimeout bounds the wait for a build's steps serve. If zero, 30s.
 	ReadyTimeout time.Duration
 	// StopTimeout bounds the wait for its end. If zero, 20s.
 	StopTimeout time.Duration
-	// LogTimeout bounds one write to a build's Log. A write that takes longer ends the build, as a failure of
-	// the system. If zero, 5m.
+	// LogTimeout bounds one write to a build's Log. If a write takes longer, the build ends with a system failure. If
+	// zero, 5m.
 	LogTimeout time.Duration
-	// Grace is the time between SIGTERM and SIGKILL for scripts and commands that are stopped. The wait for
-	// their end is at most a second longer. If zero, 10s.
+	// Grace is the time between SIGTERM and SIGKILL for scripts and commands that are stopped. The wait for their end
+	// is at most a second longer. If zero, 10s.
 	Grace time.Duration
-	// Logger receives messages for an operator. If nil, nothing is logged.
+	// Logger receives messages for operators. If nil, nothing is logged.
 	Logger *slog.Logger
 	// Trace holds hooks for the builds' step runners. It may be nil.
 	Trace *connector.Trace
 	// ConnTrace holds hooks for connections whose instance or jump host has no Trace of its own. It may be nil.
 	ConnTrace *mux.Trace
-	// DialStart is called before each attempt to connect to an instance or jump host, DialDone with its
-	// outcome; attempt counts from 1. Retired is called when a connection has left service; see CloseReason.
-	// They may be nil, and are called from many goroutines at once.
+	// DialStart is called before each attempt to connect to an instance or jump host, DialDone with its outcome.
+	// attempt counts from 1. Retired is called when a connection has left service; see CloseReason. They may be nil,
+	// and are called from many goroutines at once.
 	DialStart func(id string, attempt int)
 	DialDone  func(id string, attempt int, took time.Duration, err error)
 	Retired   func(id string, cause error)
 }
 
-// Provider makes executors for builds and owns the connections they share, one per instance and one per jump host.
-// Shutdown and Close end them. It is safe for concurrent use.
+// Provider makes executors for builds and owns the connections that they share, one per instance and one per jump
+// host. Shutdown and Close end them. It is safe for concurrent use.
 type Provider struct {
 	cfg   Config
 	conns *connections[*mux.Conn]
 }
 
-// NewProvider returns a Provider. It connects to nothing yet. The caller calls Shutdown or Close.
+// NewProvider returns a Provider. It does not connect yet. The caller calls Shutdown or Close.
 func NewProvider(cfg Config) (*Provider, error) {
 	if cfg.Group == nil {
 		return nil, errors.New("instance: Config.Group is nil")
@@ -82,7 +83,7 @@ func NewProvider(cfg Config) (*Provider, error) {
 		return nil, errors.New("instance: a time in Config is negative")
 	}
 	cfg.DialTimeout = cmp.Or(cfg.DialTimeout, 30*time.Second)
-	cfg.StopTimeout = cmp.Or(cfg.StopTimeout, 20*time.Second) // for the graces of a job and a step runner, and their files
+	cfg.StopTimeout = cmp.Or(cfg.StopTimeout, 20*time.Second) // the graces of a job and a step runner, and their clean-up
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	if cfg.DialStart == nil {
 		cfg.DialStart = func(string, int) {}
@@ -104,8 +105,8 @@ func NewProvider(cfg Config) (*Provider, error) {
 	return p, nil
 }
 
-// logDial logs the outcome of an attempt to connect. The first failure is a warning; what the last one says is in the
-// errors of the builds that waited.
+// logDial logs the outcome of an attempt to connect. The first failure of a dial is a warning. The last failure is in
+// the errors of the builds that waited.
 func (p *Provider) logDial(id string, attempt int, took time.Duration, err error) {
 	if err != nil {
 		level := slog.LevelInfo
@@ -126,13 +127,13 @@ func (p *Provider) logDial(id string, attempt int, took time.Duration, err error
 func (p *Provider) retire(id string, cause error) {
 	level := slog.LevelInfo
 	if errors.Is(cause, outOfServiceError(UsedUp)) {
-		level = slog.LevelWarn // this happens without an operator's request
+		level = slog.LevelWarn // not requested by an operator
 	}
 	p.cfg.Logger.Log(context.Background(), level, "connection is to be closed", "instance", id, "reason", cause)
 	p.conns.pool.Retire(pool.Key(id), cause)
 }
 
-// logRetired logs why a connection has left service, and tells the group of one that died.
+// logRetired logs why a connection has left service, and tells the group if it has died.
 func (p *Provider) logRetired(key pool.Key, cause error) {
 	p.cfg.Logger.Info("connection leaves service", "instance", key, "reason", cause)
 	if died := (*mux.ConnError)(nil); errors.As(cause, &died) {
@@ -148,42 +149,43 @@ type Build struct {
 	// ID names the build, uniquely among running builds: 1 to 64 characters of A-Z a-z 0-9 . _ -.
 	// Required.
 	ID string
-	// Log is the build's log, written to by a [buildlog.Log]: one write at a time, the step runner's own lines
-	// marked. A Log that fails or blocks ends its build and no other. If nil, the log is discarded.
+	// Log is the build's log. A [buildlog.Log] writes to it: one write at a time, with the step runner's own lines
+	// marked. If Log fails or blocks, its build ends, and no other. If nil, the log is discarded.
 	Log io.Writer
-	// Linger is how long the build outlives its link, at most 24h: its step runner goes on without the connection, and
-	// the build comes back to it. It is then lost, a failure of the system, and never started again. Zero: the build
-	// ends with its connection. If nil, as its instance says.
+	// Linger is how long the build may outlive its connection, at most 24h: its step runner continues, and the build
+	// reconnects to it. After that time the build is lost, which is a system failure; it is not started again. Zero:
+	// the build ends with its connection. If nil, the instance's Linger.
 	//
-	// Scripts and commands, of Executor.Run and Client.Run, are then jobs of a step runner on the instance, which must be
-	// a stepmux: else they fail before they start. They have at most 8 MiB of text or standard input, run for 24 h at
-	// most, and get no variables of the login's environment that look like secrets. Connections to commands and
-	// addresses (Client.DialRun, DialCommand and Dial) end with the link all the same.
+	// With a linger, scripts and commands (Executor.Run, Client.Run) are jobs of a step runner on the instance. It
+	// must be a stepmux, otherwise they fail before they start. Their text or standard input is at most 8 MiB, they
+	// run for at most 24 h, and get no variables of the login's environment that look like secrets. Connections to
+	// commands and addresses (Client.DialRun, DialCommand and Dial) end with the connection nevertheless.
 	Linger *time.Duration
-	// Secret is the secret of the build's step runner, 43 to 128 characters of A-Z a-z 0-9 - _, at random. If empty, a new
-	// one is made. Another process needs it for [Executor.Resume].
+	// Secret is the secret of the build's step runner: 43 to 128 random characters of A-Z a-z 0-9 - _. If empty, a
+	// new one is made. Another process needs it for [Executor.Resume].
 	Secret string
-	// LogState is how far the log has got in the process that had the build before, for Resume; see buildlog.StateWriter.
-	// Zero for a new build.
+	// LogState is the position of the log in the process that had the build before, for Resume; see
+	// buildlog.StateWriter. Zero for a new build.
 	LogState buildlog.State
-	// Placed is called when the build gets a slot on an instance, and again if it goes to another one. May be nil.
+	// Placed is called when the build gets a slot on an instance, and again if it moves to another one. May be nil.
 	Placed func(instance string)
 	// Shell is the command that runs the build's shell scripts. If empty, bash.
 	Shell []string
-	// Container describes the container in which the build's steps run, made by the Docker daemon of the instance. If nil,
-	// they run on the instance itself.
+	// Container describes the container that the build's steps run in, created by the Docker daemon of the instance.
+	// If nil, they run on the instance itself.
 	Container *docker.Spec
-	// Pod describes the pod in which the build's steps run, on an instance that is a Cluster. Required there, and refused
-	// elsewhere. Such a build always lingers, for kubernetes.DefaultLinger unless Linger or the instance says.
+	// Pod describes the pod that the build's steps run in. Required on an instance that is a Cluster, and refused
+	// elsewhere. Such a build always lingers: for kubernetes.DefaultLinger, unless Linger or the instance sets another
+	// time.
 	Pod *kubernetes.Spec
-	// Timeout is that of the build's job, for the pod's deadline. If zero, it has none.
+	// Timeout is the timeout of the build's job, for the pod's deadline. If zero, there is none.
 	Timeout time.Duration
-	// On is the ID of the only instance that the build may go to, and Labels are those that its instance has. Empty: any.
-	// A build that no instance will do for fails.
+	// On is the ID of the only instance that may run the build. Labels must all be labels of its instance. If empty,
+	// any instance. The build fails if no instance matches.
 	On     string
 	Labels map[string]string
-	// Queued is called once, when the build has its place in the queue for a slot: builds whose Prepare is called after
-	// that stand behind it. May be nil.
+	// Queued is called once, when the build has its place in the queue for a slot: builds whose Prepare is called
+	// later are behind it. May be nil.
 	Queued func()
 }
 
@@ -196,9 +198,9 @@ func (p *Provider) Executor(b Build) *Executor {
 	return e
 }
 
-// Dial makes a connection to an instance outside the pool, through the pooled connections of its jump hosts, in order
-// to examine the instance. trace, if it is not nil, replaces the configured one. The caller closes the connection,
-// before the Provider. Errors are as for mux.Dial, or say that the instance is not in the group.
+// Dial connects to an instance outside the pool, in order to examine it, through the pooled connections of its jump
+// hosts. trace, if not nil, replaces the configured one. The caller closes the connection before the Provider. Errors
+// are those of mux.Dial, or report that the instance is not in the group.
 func (p *Provider) Dial(ctx context.Context, id string, trace *mux.Trace) (*mux.Conn, error) {
 	h, err := p.cfg.Group.findHost(id)
 	if err != nil {
@@ -211,15 +213,15 @@ func (p *Provider) Dial(ctx context.Context, id string, trace *mux.Trace) (*mux.
 	return connect(ctx, h, via, cmp.Or(trace, h.ssh.Trace, p.cfg.ConnTrace))
 }
 
-// Add adds an instance to the Group's set; its errors are those of Group.Update. After the first Add or Remove,
+// Add adds an instance to the Group's set. Its errors are those of Group.Update. After the first Add or Remove,
 // builds wait even while no instance takes any: another may be added.
 func (p *Provider) Add(in Instance) error { return p.cfg.Group.add(in) }
 
-// Remove takes an instance out of the Group's set because the machine is gone, or will be: no new builds, its
-// connection is closed with the last running build, and its learned host key is forgotten. (A build that has its
-// connection and no step runner yet fails.) A later machine at the same address is another one and needs another ID.
-// An instance that is also a jump host with an address goes on as that, and its key is kept. Remove returns an error
-// if other instances name it as jump host by its ID alone. ctx bounds the wait for other processes that use the same
+// Remove takes an instance out of the Group's set because the machine is gone, or will be. It takes no new builds,
+// its connection closes with the last running build, and its learned host key is forgotten. (A build that has its
+// connection but no step runner yet fails.) A later machine at the same address is another one and needs another ID.
+// An instance that is also a jump host with an address stays as that, and its key is kept. Remove returns an error if
+// other instances name it as their jump host by ID alone. ctx bounds the wait for other processes that use the same
 // file of host keys.
 func (p *Provider) Remove(ctx context.Context, id string) error {
 	was, needed, err := p.cfg.Group.remove(id)
@@ -232,10 +234,10 @@ func (p *Provider) Remove(ctx context.Context, id string) error {
 	return nil
 }
 
-// Shutdown refuses new builds, waits until those that run have been cleaned up, then closes all
-// connections. When ctx ends first it closes them at once and returns ctx's cause.
+// Shutdown refuses new builds, waits until the running ones have been cleaned up, then closes all connections. If ctx
+// ends first, it closes them at once and returns ctx's cause.
 func (p *Provider) Shutdown(ctx context.Context) error { return p.conns.pool.Shutdown(ctx) }
 
-// Close closes all connections now, under the builds that run. It is idempotent and waits for the
-// Provider's goroutines.
+// Close closes all connections now, even those with running builds, and waits for the Provider's goroutines.
+// Idempotent.
 func (p *Provider) Close() error { return p.conns.pool.Close() }

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// Place returns where a build is that has its step runner: the ID of the instance, and the socket there, for a build in
-// a container or a pod with that before it. Another process needs both, with the build's ID and Secret, for Resume.
-// Keep them before Execute is called: from then on the build may have run.
+// Place returns where the build's step runner is: the ID of the instance and the socket there, preceded by the
+// container or pod if there is one. Another process needs both for Resume, with the build's ID and Secret. Store them
+// before you call Execute: from then on the build may have run.
 func (e *Executor) Place() (instance, socket string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -22,10 +22,10 @@ func (e *Executor) Place() (instance, socket string) {
 	return e.slot.member.ID, socket
 }
 
-// placeSocket stands between a container or a pod and a socket in it.
+// placeSocket separates a container or pod from a socket in it.
 const placeSocket = ":"
 
-// place returns the build's container or pod, nil without one. e.mu is held.
+// place returns the build's container or pod, or nil. e.mu is held.
 func (e *Executor) place() place {
 	if e.box == nil {
 		return nil
@@ -33,14 +33,13 @@ func (e *Executor) place() place {
 	return e.box.running()
 }
 
-// Resume takes the place of Prepare and Connect for a build that another process has begun, and that lingers. It takes
-// a slot on the build's instance even if none is free, attaches to the step runner there, and starts nothing. A manager
-// that was attached is then refused by the step runner: the later one wins. Execute with the same job goes on with the
-// log at Build.LogState; a job that was not delivered before is delivered then.
+// Resume replaces Prepare and Connect for a lingering build that another process has begun. It takes a slot on the
+// build's instance even if none is free, and attaches to the step runner there; it starts nothing. A manager that was
+// attached is then refused by the step runner: the later one wins. Execute with the same job continues the log at
+// Build.LogState, and delivers the job if it was not delivered before.
 //
-// It waits for an instance that cannot be reached for as long as the build lingers. It fails if the instance is not in
-// the group, and if the step runner is gone: such a build is lost, and must not be started again, since it may have
-// run.
+// If the instance cannot be reached, Resume waits for as long as the build lingers. It fails if the instance is not
+// in the group or the step runner is gone. Such a build is lost; do not start it again, as it may have run.
 func (e *Executor) Resume(ctx context.Context, instance, socket string) (err error) {
 	ctx, finish := bind(ctx, e.life, ErrCleanedUp)
 	defer finish(&err)
@@ -72,8 +71,8 @@ func (e *Executor) Resume(ctx context.Context, instance, socket string) (err err
 	return err
 }
 
-// Occupy takes the place of Prepare for a build that another process had begun, without a step runner: it takes a slot
-// on that instance even if all are taken, and does not connect. Client then connects when it needs to.
+// Occupy replaces Prepare for a build that another process had begun, without a step runner. It takes a slot on that
+// instance even if all are taken, and does not connect. Client connects later, when it is called.
 func (e *Executor) Occupy(instance string) (err error) {
 	ctx, finish := bind(context.Background(), e.life, ErrCleanedUp)
 	defer finish(&err)
@@ -91,9 +90,10 @@ func (e *Executor) Occupy(instance string) (err error) {
 	return ctx.Err()
 }
 
-// Leave is Cleanup for a build that lingers and is to go on in another process: it ends nothing on the instance.
-// Execute returns with an error that says nothing of the job. If the step runner does not listen yet, as in a Connect
-// that has not returned, its start is given up. Once Leave has returned the log has all that its Writer was given.
+// Leave is Cleanup for a lingering build that is to continue in another process: it ends nothing on the instance.
+// Execute returns with an error that does not describe the job. If the step runner does not listen yet, because
+// Connect has not returned, its start is given up. When Leave returns, the log has everything that its Writer was
+// given.
 func (e *Executor) Leave(ctx context.Context) error {
 	e.mu.Lock()
 	e.leaves = true
@@ -101,7 +101,7 @@ func (e *Executor) Leave(ctx context.Context) error {
 	return e.Cleanup(ctx)
 }
 
-// occupy takes a slot on an instance, although it may be full, or take no new builds.
+// occupy takes a slot on an instance, even if it is full or takes no new builds.
 func (g *Group) occupy(build, id string) (*slot, error) {
 	g.mu.Lock()
 	defer g.unlock()

@@ -6,9 +6,9 @@ import (
 	"github.com/stepmux/stepmux/pool"
 )
 
-// Share makes the group one of several, in other processes, that have the same instances and use each in turn. From
-// then on an instance takes no builds and is not connected to, unless Hold was called for it, and until
-// [Provider.Yield] is. Call it before the first build. Jump hosts are not held: each group connects to them.
+// Share makes the group one of several, in different processes, that share the same instances and use each in turn.
+// From then on an instance takes builds and is connected to only between Hold and [Provider.Yield]. Call Share before
+// the first build. Jump hosts are not held: each group connects to them.
 func (g *Group) Share() {
 	g.mu.Lock()
 	defer g.unlock()
@@ -18,7 +18,7 @@ func (g *Group) Share() {
 	}
 }
 
-// Hold says that no other group uses an instance now. Idempotent. The error wraps ErrUnknown.
+// Hold declares that no other group uses an instance now. Idempotent. The error wraps ErrUnknown.
 func (g *Group) Hold(id string) error {
 	g.mu.Lock()
 	defer g.unlock()
@@ -30,9 +30,9 @@ func (g *Group) Hold(id string) error {
 	return nil
 }
 
-// Yield undoes Group.Hold, so that another group can have the instance. It calls told with the IDs of the builds there,
-// oldest first, then closes the connection under them, and returns when that is closed. Builds that linger go on there,
-// and another process can resume them. Idempotent.
+// Yield undoes Group.Hold, so that another group can hold the instance. It calls told with the IDs of the builds
+// there, oldest first, then closes the connection although they run, and returns when it is closed. Builds that
+// linger continue there, and another process can resume them. Idempotent.
 func (p *Provider) Yield(id string, told func(builds []string)) {
 	told(p.cfg.Group.yield(id))
 	p.conns.pool.Sever(pool.Key(id), ErrElsewhere)
@@ -52,7 +52,7 @@ func (g *Group) yield(id string) (builds []string) {
 	return builds
 }
 
-// isElsewhere reports whether another group has the instance of this ID, and it is no jump host.
+// isElsewhere reports whether another group holds the instance with this ID, and it is not a jump host.
 func (g *Group) isElsewhere(id string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -60,8 +60,8 @@ func (g *Group) isElsewhere(id string) bool {
 	return m != nil && m.elsewhere && (h == nil || h.behind == 0)
 }
 
-// AwaitRoom waits until an instance has a free slot that no build waits for. It fails as a build would that waits for a
-// slot.
+// AwaitRoom waits until an instance has a free slot that no build waits for. It fails where a build that waits for a
+// slot would.
 func (g *Group) AwaitRoom(ctx context.Context) error {
 	s, err := g.await(ctx, g.queue("", demand{}))
 	if err != nil {

@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-// errChanged is why a connection leaves service when the way to its instance has changed.
+// errChanged is the cause for closing a connection when the way to its instance has changed.
 var errChanged = errors.New("the instance's configuration changed")
 
 // slot is one build's place on an instance.
 type slot struct {
 	group   *Group
 	machine *machine
-	member  *member // the instance as it was configured when the build got it
+	member  *member // the instance in the configuration in which the build got it
 	build   string
 	since   time.Time
 }
@@ -26,20 +26,20 @@ type slot struct {
 type waiter struct {
 	build  string
 	demand demand
-	served chan served // has room for one
+	served chan served // holds at most one
 }
 
-// demand is what a build demands of its instance. The zero value is nothing.
+// demand is a build's requirements for its instance. The zero value has none.
 type demand struct {
-	tried  []string          // hosts that it does not go to, nor through
-	on     string            // the ID of the only instance that will do; empty for any
-	labels map[string]string // that the instance has
+	tried  []string          // hosts that the build must not use, nor be reached through
+	on     string            // the ID of the only suitable instance; empty for any
+	labels map[string]string // that the instance must have
 }
 
-// some reports whether it is not zero.
+// some reports whether there are any requirements.
 func (d demand) some() bool { return len(d.tried) > 0 || d.on != "" || len(d.labels) > 0 }
 
-// meets reports whether a machine will do.
+// meets reports whether a machine meets the requirements.
 func (m *machine) meets(d demand) bool {
 	if d.on != "" && d.on != m.member.ID {
 		return false
@@ -61,16 +61,16 @@ func labelText(labels map[string]string) string {
 	return strings.Join(all, ", ")
 }
 
-// served is the outcome of a wait.
+// served is the outcome of a waiter's wait.
 type served struct {
 	slot *slot
 	err  error
 }
 
-// release gives back the slot of a build that has ended. Idempotent.
+// release releases the slot of a build that has ended. Idempotent.
 func (s *slot) release() { s.vacate(0) }
 
-// giveBack gives back a slot whose build did not reach the instance: it is no use of it. Idempotent.
+// giveBack releases a slot whose build did not reach the instance, so that it does not count as a use. Idempotent.
 func (s *slot) giveBack() { s.vacate(1) }
 
 func (s *slot) vacate(unused int) {
@@ -87,7 +87,7 @@ func (s *slot) vacate(unused int) {
 	}
 }
 
-// unlock hands out free slots, retires connections that are no longer used, and unlocks mu. It is called in place of
+// unlock hands out free slots, retires connections that are no longer used, and unlocks mu. Call it instead of
 // mu.Unlock after a change.
 func (g *Group) unlock() {
 	now := time.Now()
@@ -104,7 +104,7 @@ func (g *Group) unlock() {
 	}
 }
 
-// serveLocked gives waiters slots, in order, or the reason why they will not get one.
+// serveLocked gives waiters their slots, in order, or the reason why they will not get one.
 func (g *Group) serveLocked(now time.Time) {
 	var next *list.Element
 	for e := g.waiters.Front(); e != nil && g.pickLocked(demand{}, now) != nil; e = next {
@@ -142,8 +142,8 @@ func (g *Group) leaveLocked(e *list.Element) {
 	}
 }
 
-// pickLocked returns the machine with the most free slots of those that meet a demand, nil if all are full. A suspect
-// one comes after all others.
+// pickLocked returns the machine with the most free slots among those that meet a demand, or nil if all are full.
+// Suspect machines come last.
 func (g *Group) pickLocked(of demand, now time.Time) *machine {
 	var best *machine
 	most := 0
@@ -175,7 +175,8 @@ func (m *machine) take(g *Group, build string, now time.Time) *slot {
 	return s
 }
 
-// refusalLocked returns nil if a machine that meets a demand may take a build sooner or later, and else why not.
+// refusalLocked returns nil if a machine that meets a demand may take a build sooner or later, and otherwise the
+// reason.
 func (g *Group) refusalLocked(of demand, now time.Time) error {
 	var refused, full error
 	for _, m := range g.machines {
@@ -231,7 +232,7 @@ func (g *Group) armLocked(now time.Time) {
 	}
 }
 
-// closeLocked forgets machines that left the set and have no builds. It returns the connections to be closed, each
+// closeLocked forgets machines that have left the set and have no builds. It returns the connections to close, each
 // once.
 func (g *Group) closeLocked(now time.Time) []retirement {
 	var out []retirement
@@ -251,17 +252,17 @@ func (g *Group) closeLocked(now time.Time) []retirement {
 	return append(out, g.forgetLocked()...)
 }
 
-// outOfServiceError is why a connection leaves service whose instance takes no more builds.
+// outOfServiceError is the cause for closing the connection of an instance that takes no more builds.
 type outOfServiceError State
 
 func (e outOfServiceError) Error() string {
 	return "the instance takes no more builds: it is " + string(e)
 }
 
-// errNotNeeded is why the connection to a jump host leaves service.
+// errNotNeeded is the cause for closing the connection to a jump host.
 var errNotNeeded = errors.New("no instance is reached through it any more")
 
-// retirement is a host whose connection is to be closed, and why.
+// retirement is a host whose connection is to be closed, with the cause.
 type retirement struct {
 	id    string
 	cause error

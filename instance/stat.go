@@ -13,7 +13,7 @@ import (
 	"github.com/stepmux/stepmux/pool"
 )
 
-// State says whether an instance takes builds.
+// State is whether an instance takes builds, and if not, why.
 type State string
 
 // The states.
@@ -22,23 +22,23 @@ const (
 	Ready State = "ready"
 	// Suspect: its connection died. It gets one build at a time until it is reached again.
 	Suspect State = "suspect"
-	// Quarantined: it could not be reached, and gets no build until RetryAt. Its text is that of earlier
-	// versions, which dashboards may know.
+	// Quarantined: it could not be reached, and gets no build until RetryAt. The text "aside" is kept for dashboards
+	// of earlier versions.
 	Quarantined State = "aside"
 	// Draining: an operator stopped it from taking new builds.
 	Draining State = "draining"
 	// UsedUp: it has reached its MaxUses.
 	UsedUp State = "used up"
-	// Elsewhere: another group that shares it has it; see Group.Share.
+	// Elsewhere: another group holds it; see Group.Share.
 	Elsewhere State = "elsewhere"
-	// Removed: it left the set, and still has builds.
+	// Removed: it has left the set, but still has builds.
 	Removed State = "removed"
 )
 
 // Stat is a snapshot of a Provider.
 type Stat struct {
 	Instances []VMStat
-	JumpHosts []VMStat // those that are no instances, sorted by ID; only ID, Addr and the connection are set
+	JumpHosts []VMStat // jump hosts that are not instances, sorted by ID; only ID, Addr and the connection are set
 	Waiting   int      // builds without a slot
 }
 
@@ -53,17 +53,17 @@ type VMStat struct {
 	Labels         map[string]string
 	State          State
 	Reason         string     // why it is Suspect or Quarantined
-	RetryAt        time.Time  // when its quarantine ends; else zero
+	RetryAt        time.Time  // when its quarantine ends; zero otherwise
 	Used, Capacity int        // slots
-	Uses, MaxUses  int        // slots handed out in all, and their limit, 0 for any number
+	Uses, MaxUses  int        // slots handed out in all, and their limit; 0: no limit
 	Builds         []struct { // the builds that have the slots, oldest first
 		ID    string
 		Since time.Time // when it got the slot
 	}
 
 	Route     connector.Choice  // of the builds there; empty while unknown
-	Isolation program.Isolation // of the last build there that told it
-	Program   program.Program   // the step runner that was found there; zero while unknown
+	Isolation program.Isolation // of the last build there that reported it
+	Program   program.Program   // the step runner found there; zero while unknown
 }
 
 // Stat returns a snapshot.
@@ -97,7 +97,7 @@ func (g *Group) stat() Stat {
 	return s
 }
 
-// stat returns the part of a VMStat that a jump host has too. Callers hold Group.mu.
+// stat returns the part of a VMStat that a jump host also has. Callers hold Group.mu.
 func (h *host) stat() VMStat {
 	s := VMStat{ID: h.id, Addr: h.addr, Connections: h.connections}
 	if conn, ok := h.conn.(*mux.Conn); ok && conn != nil {

@@ -10,17 +10,17 @@ import (
 // budget is a first-come first-served semaphore over the sessions that the server allows on a connection. Their number
 // may be unknown until the server refuses one. A budget without a limit also counts channels of other kinds.
 type budget struct {
-	scarce func() // called without the lock when a caller begins to wait; may be nil
+	scarce func() // called without the lock when a caller begins to wait for slots; may be nil
 
 	mu      sync.Mutex // guards the following
-	limit   int        // the number the server allows; 0 while unknown, or if there is none
+	limit   int        // sessions the server allows; 0 while unknown, or if this budget has no limit
 	learned bool
 	taken   int       // slots handed out
 	open    int       // sessions the server has confirmed and not closed; <= taken
 	peak    int       // the most that were open at once
 	waiters list.List // of *slotWaiter, oldest first
 	refused uint64
-	last    time.Time // when a caller last got all the sessions that it had asked for
+	last    time.Time // when a caller last got all the sessions it asked for
 
 	good, raiseAfter int // sessions opened since the last refusal; how many it takes to try a larger limit
 }
@@ -42,8 +42,8 @@ func (s *budget) budgetLocked() int {
 	return s.limit
 }
 
-// fitsLocked reports whether n slots are free. If no slot is taken, any number is: if the server allows fewer, its
-// refusal tells.
+// fitsLocked reports whether n slots are free. If no slot is taken, it says yes to any n: the server then refuses if
+// it allows fewer.
 func (s *budget) fitsLocked(n int) bool {
 	return s.limit == 0 || s.taken == 0 || s.taken+n <= s.budgetLocked()
 }
@@ -59,14 +59,14 @@ func (s *budget) tryAcquire(n int) bool {
 	return true
 }
 
-// wanted reports whether a caller waits for slots.
+// wanted reports whether a caller is waiting for slots.
 func (s *budget) wanted() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.waiters.Len() > 0
 }
 
-// acquire takes n slots together, and waits for them in the order of calls.
+// acquire takes n slots together. Callers that have to wait are served in the order of their calls.
 func (s *budget) acquire(ctx context.Context, done <-chan struct{}, n int) error {
 	w := &slotWaiter{n: n, ready: make(chan struct{})}
 	s.mu.Lock()
@@ -98,7 +98,7 @@ func (s *budget) acquire(ctx context.Context, done <-chan struct{}, n int) error
 	return err
 }
 
-// grantLocked serves waiters in order as far as slots are free.
+// grantLocked gives free slots to the waiters, oldest first.
 func (s *budget) grantLocked() {
 	for e := s.waiters.Front(); e != nil; e = s.waiters.Front() {
 		w := e.Value.(*slotWaiter)
@@ -113,9 +113,10 @@ func (s *budget) grantLocked() {
 
 // opened counts a session the server has confirmed.
 //
-// A learned limit may be too small: answers on their way were not counted, or sessions that we had closed were not free
-// yet. So it grows to the number that is seen open. After many opens without a refusal, while others wait, a limit one
-// larger is tried. Each refusal doubles the number of opens that it takes.
+// A learned limit may be too small: we had not counted opens that were still unanswered, or sessions that we had
+// closed were not free yet. So the limit grows to the highest number seen open. And after many opens without a
+// refusal, while callers wait, one more session is tried. Each refusal doubles the number of opens before the next
+// such try.
 func (s *budget) opened() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -137,21 +138,21 @@ func (s *budget) opened() {
 	s.grantLocked()
 }
 
-// served notes that a caller got all the sessions that it had asked for.
+// served notes that a caller got all the sessions it asked for.
 func (s *budget) served() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.last = time.Now()
 }
 
-// servedSince reports whether the server has had n sessions open at once, and a caller got its sessions after t.
+// servedSince reports whether the server has had n sessions open at once and, after t, a caller got its sessions.
 func (s *budget) servedSince(t time.Time, n int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.peak >= n && s.last.After(t)
 }
 
-// closed gives a slot back, and counts its session as gone if it was open.
+// closed gives a slot back. If its session was open, that counts as closed too.
 func (s *budget) closed(wasOpen bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -165,8 +166,8 @@ func (s *budget) closed(wasOpen bool) {
 	s.grantLocked()
 }
 
-// refuse learns from a refusal and returns how many sessions are open. After the first refusal that number is the
-// limit; later, a limit that was tried larger goes back.
+// refuse learns from a refusal and returns how many sessions are open. The first refusal sets the limit to that
+// number. A later one undoes a raise that was on trial.
 func (s *budget) refuse() (open int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -13,25 +13,25 @@ const (
 	sendSize = 64 << 10
 	// chunkSize is the largest packet that the SSH library and OpenSSH exchange.
 	chunkSize = 32 << 10
-	// idleChunk is the size of the buffer that waits for the peer's first byte. It is small because many streams are
-	// idle.
+	// idleChunk is the size of the buffer that waits for the peer's first byte. It is small because most streams are
+	// idle most of the time.
 	idleChunk = 512
-	// bulkChunk is how much is read at once while more than a packet comes.
+	// bulkChunk is the size of one read while more than a packet is waiting.
 	bulkChunk = 256 << 10
 )
 
-// sends, chunks and bulks hold buffers of sendSize, of chunkSize and of bulkChunk.
+// sends, chunks and bulks pool buffers of sendSize, chunkSize and bulkChunk bytes.
 var (
 	sends  = sync.Pool{New: func() any { return new([sendSize]byte) }}
 	chunks = sync.Pool{New: func() any { return new([chunkSize]byte) }}
 	bulks  = sync.Pool{New: func() any { return new([bulkChunk]byte) }}
 )
 
-// readBuffer is the buffer of a channel's reader: small while little comes, large while much comes.
+// readBuffer is the buffer of a channel's reader. Its size follows the amount of data that arrives.
 type readBuffer struct {
 	small [idleChunk]byte
-	large *[chunkSize]byte // nil while little comes, or very much
-	bulk  *[bulkChunk]byte // nil but while very much comes
+	large *[chunkSize]byte // nil while little data comes, and while bulk is used
+	bulk  *[bulkChunk]byte // nil unless very much data comes
 }
 
 // next returns the buffer to read into.
@@ -46,7 +46,7 @@ func (b *readBuffer) next() []byte {
 	}
 }
 
-// used says that n bytes of the buffer were filled, and that they have been read.
+// used notes that n bytes of the buffer were filled and have been read.
 func (b *readBuffer) used(n int) {
 	size := len(b.next())
 	switch {
@@ -61,7 +61,7 @@ func (b *readBuffer) used(n int) {
 	}
 }
 
-// free gives the larger buffers back. Idempotent.
+// free returns the larger buffers to their pools. Idempotent.
 func (b *readBuffer) free() {
 	if b.large != nil {
 		chunks.Put(b.large)
@@ -76,7 +76,7 @@ func (b *readBuffer) free() {
 // channelStream is the [channel.Transport] of an SSH channel.
 //
 // The SSH library's own Read and Write can only be woken by the peer, so goroutines call them: one reads, from the
-// first Read on, and one is started for each piece to send. Close does not wait for them, and the Conn's Close does.
+// first Read on, and each piece to send has its own. Close does not wait for them; the Conn's Close does.
 type channelStream struct {
 	*sshChannel
 
@@ -85,8 +85,8 @@ type channelStream struct {
 	spent    chan struct{} // to the reader goroutine: the piece is used up
 	current  piece         // owned by Read
 
-	sent chan error // the end of the goroutine that sends
-	owed bool       // an end that Write did not wait for; owned by Write
+	sent chan error // result of the goroutine that sends
+	owed bool       // a send that Write did not wait for is still running; owned by Write
 }
 
 // piece is the result of one read of the channel.
@@ -133,9 +133,8 @@ func (s *channelStream) Read(p []byte, stop <-chan struct{}) (int, error) {
 	return n, nil
 }
 
-// readLoop reads the channel ahead by one piece, in small pieces while little comes. It gives a larger buffer back only
-// once that is spent: Read may still copy from it when Close has woken readLoop, and the next stream to get it may
-// belong to another build.
+// readLoop reads the channel one piece ahead. It gives a larger buffer back only once that piece is spent. Read may
+// still copy from it when Close has woken readLoop, and the buffer's next user may be a stream of another build.
 func (s *channelStream) readLoop() {
 	var in readBuffer
 	for {
@@ -192,8 +191,8 @@ func (s *channelStream) CloseWrite(stop <-chan struct{}) error {
 	return nil
 }
 
-// send calls transmit in a goroutine, after the one before it has ended, and waits for its end. taken says whether
-// transmit is called, also if stop has ended the wait.
+// send calls transmit in a goroutine, once the one before has ended, and waits for its result. taken reports whether
+// transmit is called, which may be true even if stop ended the wait.
 func (s *channelStream) send(stop <-chan struct{}, transmit func() error) (taken bool, err error) {
 	if s.owed {
 		if err := s.awaitSent(stop); err != nil {
@@ -207,7 +206,7 @@ func (s *channelStream) send(stop <-chan struct{}, transmit func() error) (taken
 	return err == nil || s.owed, err
 }
 
-// awaitSent waits for the end of the goroutine that sends, and returns its error.
+// awaitSent waits for the sending goroutine and returns its error.
 func (s *channelStream) awaitSent(stop <-chan struct{}) error {
 	select {
 	case err := <-s.sent:

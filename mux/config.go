@@ -35,13 +35,13 @@ type Config struct {
 	HostKeys login.HostKeys
 	// HostKeyAlias is the name that HostKeys looks the server up by, instead of its address. May be empty.
 	HostKeyAlias string
-	// MachineID is the identity of the machine, that no other ever has, for FirstUse.
+	// MachineID identifies the machine and is never used for another one. login.FirstUse needs it.
 	MachineID string
 
 	// DialNet makes the connection under SSH to addr, a host:port. If nil, by TCP. See [Conn.DialNet].
 	DialNet func(ctx context.Context, addr string) (net.Conn, error)
 
-	// KeepaliveInterval is how long the peer may be silent before it is asked for a sign of life.
+	// KeepaliveInterval is how long the peer may be silent before it is asked to answer.
 	// If zero, 15s.
 	KeepaliveInterval time.Duration
 	// KeepaliveTimeout is how long the answer may take. A dead peer is found, and the connection

@@ -15,9 +15,9 @@ import (
 	"github.com/stepmux/stepmux/mux/relay"
 )
 
-// closeSettle is how long to wait for an event that usually follows at once. An error of the TCP connection is
-// known before its channels end. But if the library ends for a reason of the protocol (a disconnect message, a broken
-// packet), it closes the channels a moment before the connection. So io.EOF alone is no proof of success.
+// closeSettle is how long to wait for an event that usually follows at once. If TCP fails, its error is known before
+// the channels end. But if the library ends the connection itself (a disconnect message, a broken packet), it closes
+// the channels a moment before the connection. So io.EOF alone does not prove success.
 const closeSettle = 5 * time.Millisecond
 
 // causeTimeout is how long to wait for the library's reason after it has ended. It follows at once unless the machine
@@ -28,10 +28,9 @@ const causeTimeout = 5 * time.Second
 //
 // It owns these goroutines: the keepalive and its probe, two that answer the server's requests, one for each channel
 // (two while it is opened), one for each stream that is read, one for each Write that is under way, and those of its
-// relays. All are gone when Close returns. (The goroutine that
-// delivers a process's stderr belongs to the process's Wait: it ends with the channel, but not before the caller's
-// Writer returns.) A server that breaks the protocol can make the SSH library leave some behind: see libraryEnded and
-// openRaw.
+// relays. All are gone when Close returns. One goroutine belongs to Process.Wait instead: it delivers the process's
+// stderr, and ends with the channel once the caller's Writer has returned. A server that breaks the protocol can make
+// the SSH library leave some goroutines behind: see libraryEnded and openRaw.
 type Conn struct {
 	addr, user string
 	since      time.Time
@@ -47,14 +46,14 @@ type Conn struct {
 	empty chan struct{} // closed once it is draining and has no channels
 	wg    sync.WaitGroup
 
-	probe flight.Flight[time.Duration] // asks the peer for an answer; see keepalive
+	probe flight.Flight[time.Duration] // asks the peer for an answer; see probePeer
 
 	mu       sync.Mutex                              // guards the following
 	err      error                                   // why the connection ended
 	channels int                                     // open or being opened
 	draining bool                                    // Shutdown was called: no new channels
 	relays   map[string]*flight.Flight[*relay.Relay] // by command line
-	spares   map[*Spare]struct{}                     // not taken and not closed
+	spares   map[*Spare]struct{}                     // neither taken nor closed
 }
 
 func newConn(
@@ -89,22 +88,22 @@ func newConn(
 	return c
 }
 
-// local is the address of this end of the connection's streams: the server, from which they go on.
+// local is the address of this end of the connection's streams: that of the server, which forwards them.
 func (c *Conn) local() channel.Addr { return channel.Addr{Net: "tcp", Text: c.addr} }
 
-// Done returns a channel that is closed when the connection has ended, for whatever reason.
+// Done returns a channel that is closed when the connection has ended, whatever the reason.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
-// Err returns nil while the connection lives, then why it ended: ErrClosed or a [*ConnError].
+// Err returns nil while the connection lives. Afterwards it returns why it ended: ErrClosed or a [*ConnError].
 func (c *Conn) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.err
 }
 
-// libraryEnded ends the connection after the library has closed all channels. The library gives its reason once it has
-// stopped reading. If the server broke the protocol and goes on sending, it never stops: its own queue is full and has
-// no reader. Its three goroutines, with that queue, and one of ours are then left behind.
+// libraryEnded ends the connection after the library has closed all channels. The library gives its reason once it
+// has stopped reading. If the server broke the protocol and keeps sending, it never stops: its queue is full and has
+// no reader. Then its three goroutines, that queue, and one goroutine of ours are left behind.
 func (c *Conn) libraryEnded(wait func() error) {
 	close(c.over)
 	cause := make(chan error, 1)
@@ -119,7 +118,7 @@ func (c *Conn) libraryEnded(wait func() error) {
 	}
 }
 
-// fail ends the connection because err was met by op. The first call decides.
+// fail ends the connection because op met err. Only the first call counts.
 func (c *Conn) fail(op string, err error) {
 	if err == nil || errors.Is(err, io.EOF) {
 		err = io.ErrUnexpectedEOF // a loss must not look like an end
@@ -154,8 +153,8 @@ func (c *Conn) Close() error {
 	return nil
 }
 
-// Shutdown refuses new channels with ErrClosed, waits until the open ones have ended, and closes the connection. If ctx
-// ends first, it closes at once and returns ctx's cause.
+// Shutdown refuses new channels with ErrClosed, waits until the open ones have ended, and closes the connection. If
+// ctx ends first, Shutdown closes the connection at once and returns ctx's cause.
 func (c *Conn) Shutdown(ctx context.Context) error {
 	c.mu.Lock()
 	if !c.draining && c.channels == 0 {
@@ -188,7 +187,7 @@ func (c *Conn) endedLocked(op string) error {
 }
 
 // count counts a channel that is about to be opened, or a stream of a relay. It returns an error if the connection
-// takes no new channels.
+// accepts no new channels.
 func (c *Conn) count(op string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -203,7 +202,7 @@ func (c *Conn) countLocked(op string) error {
 	return nil
 }
 
-// refusalLocked returns the error for op if the connection takes no new channels.
+// refusalLocked returns the error for op if the connection accepts no new channels.
 func (c *Conn) refusalLocked(op string) error {
 	if c.err == nil && c.draining {
 		return ErrClosed
@@ -225,8 +224,8 @@ func (c *Conn) uncountLocked(n int) {
 	}
 }
 
-// exempt stops counting a channel, so that Shutdown does not wait for it: it has ended, or it is a relay's session or a
-// spare process.
+// exempt stops counting a channel, so that Shutdown does not wait for it: the channel has ended, or it belongs to a
+// relay or a spare process.
 func (c *Conn) exempt(ch *sshChannel) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -247,7 +246,8 @@ func (c *Conn) spawn(fn func()) bool {
 	return true
 }
 
-// spawnOrRun is spawn that runs fn here if the connection has ended: fn waits for that end, and returns soon.
+// spawnOrRun is spawn, but runs fn on this goroutine if the connection has ended: fn waits for that end, and returns
+// soon.
 func (c *Conn) spawnOrRun(fn func()) {
 	if !c.spawn(fn) {
 		fn()
@@ -260,8 +260,8 @@ type Stat struct {
 	ServerVersion string        // the server's identification string
 	Since         time.Time     // when the login was complete
 	RTT           time.Duration // of the last keepalive, 0 before the first
-	Streams       int           // channels open that are not sessions
-	Relayed       int           // processes and sockets open by way of a relay
+	Streams       int           // open channels other than sessions
+	Relayed       int           // open processes and sockets that go through a relay
 	Sessions      SessionStat
 }
 

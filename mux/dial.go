@@ -10,9 +10,9 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// Dial connects to addr (host:port), checks the server's host key and logs in. ctx bounds all of
-// it and means nothing after Dial has returned. The caller closes the Conn. The error is a
-// [*DialError], which wraps ctx's cause if ctx ended the dial, or names the mistake in cfg.
+// Dial connects to addr (host:port), checks the server's host key and logs in. ctx bounds all of it and has no effect
+// after Dial has returned. The caller closes the Conn. The error is a [*DialError]: it wraps ctx's cause if ctx ended
+// the dial. A mistake in cfg is an error that names the field.
 func Dial(ctx context.Context, addr string, cfg *Config) (*Conn, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -31,7 +31,7 @@ func Dial(ctx context.Context, addr string, cfg *Config) (*Conn, error) {
 	return shake.run(ctx, nc)
 }
 
-// dialError returns err as that of a stage of the dial, or says that ctx ended the dial.
+// dialError returns err as the failure of a stage of the dial, or ctx's cause if ctx ended the dial.
 func (c *Config) dialError(ctx context.Context, addr, stage, hint string, err error) error {
 	e := &DialError{Stage: stage, Addr: addr, User: c.User, Hint: hint, Err: err}
 	if ctx.Err() != nil {

@@ -8,25 +8,25 @@ import (
 )
 
 var (
-	// ErrClosed is returned by calls on a Conn that Close or Shutdown has been called on.
+	// ErrClosed is returned by calls on a Conn after Close or Shutdown.
 	ErrClosed = errors.New("connection closed by this side")
-	// ErrSaturated is returned by TryStart when the server allows no further session now. The connection is well,
-	// and a session becomes free when a process ends.
+	// ErrSaturated is returned by TryStart when the server allows no further session now. The connection works; a
+	// session becomes free when a process ends.
 	ErrSaturated = errors.New("all sessions of the connection are in use")
 	// ErrForbidden is wrapped by the errors of channels that the server's policy refuses each time: forwarding
 	// switched off, an unknown channel type, no sessions at all.
 	ErrForbidden = errors.New("forbidden by the server")
 )
 
-// ConnError says that the connection failed under an operation. All that was in flight on the connection fails with it.
-// It is unknown how the remote end fared.
+// ConnError reports that the connection failed during an operation. Everything that was in flight on the connection
+// fails with it, and whether the other end completed it is unknown.
 type ConnError struct {
-	// Op is the operation that found it: "read", "write", "keepalive", or an operation on a connection that had
-	// ended before.
+	// Op is the operation that met the failure: "read", "write", "keepalive", or a later operation on the lost
+	// connection.
 	Op string
 	// Addr is the server's address.
 	Addr string
-	// Err is the cause. In an operation on a connection that had ended before, it is the ConnError that ended it.
+	// Err is the cause. For a later operation on the lost connection, it is the ConnError that ended it.
 	Err error
 }
 
@@ -40,14 +40,14 @@ func (e *ConnError) Error() string {
 // Unwrap returns the cause.
 func (e *ConnError) Unwrap() error { return e.Err }
 
-// DialError says at which stage a connection could not be made, and to which account of which machine.
+// DialError reports the stage at which a connection could not be made, and the machine and account it was for.
 type DialError struct {
 	// Stage is "prepare" (host keys or credentials could not be asked for), "connect" (TCP, or what
 	// Config.DialNet does), "handshake" (not SSH, no common algorithm), "host key" or "login".
 	Stage string
 	// Addr and User name the machine and the account.
 	Addr, User string
-	// Hint says how to mend it, if we know.
+	// Hint is the change to make. It may be empty.
 	Hint string
 	// Err is the cause.
 	Err error
@@ -64,9 +64,9 @@ func (e *DialError) Error() string {
 // Unwrap returns the cause.
 func (e *DialError) Unwrap() error { return e.Err }
 
-// Permanent reports whether another try with the same configuration must fail too: a refused login or an unexpected
-// host key, here or at a jump host, or a jump host that forbids the connection. (Servers ban addresses that keep
-// offering wrong credentials.)
+// Permanent reports whether another try with the same configuration would fail too: the login was refused, the host
+// key is not the expected one, here or at a jump host, or a jump host forbids the connection. Do not retry then:
+// servers ban addresses that keep offering wrong credentials.
 func (e *DialError) Permanent() bool {
 	switch e.Stage {
 	case "login":

@@ -12,8 +12,8 @@ var signalNumbers = map[string]int{
 	"USR1": 10, "SEGV": 11, "USR2": 12, "PIPE": 13, "ALRM": 14, "TERM": 15,
 }
 
-// ExitCode returns the exit status in a process's error as a shell counts: 0 for nil, 128 plus the signal's number
-// for a signal, and -1 if err holds no exit status.
+// ExitCode returns the exit status of a process's error, as a shell reports it: 0 for nil, 128 plus the signal's
+// number for a signal, and -1 if err has no exit status.
 func ExitCode(err error) int {
 	if err == nil {
 		return 0
@@ -31,7 +31,7 @@ func ExitCode(err error) int {
 	}
 }
 
-// IsLost reports whether err says that the connection or the relay was lost, so that the fate of the operation is
+// IsLost reports whether err means that the connection or the relay was lost, so that the outcome of the operation is
 // unknown.
 func IsLost(err error) bool {
 	_, conn := errors.AsType[*ConnError](err)

@@ -2,16 +2,16 @@ package mux
 
 import "strings"
 
-// maxForeign bounds the text of a peer in an error message.
+// maxForeign bounds, in bytes, an error message that quotes the peer.
 const maxForeign = 1 << 10
 
-// foreignError is an error with words of the peer in it, of which only so many are told as help to read it.
+// foreignError is an error that quotes the peer. Its message is cut to maxForeign.
 type foreignError struct {
 	text string
 	err  error
 }
 
-// shorten returns err, or one that says less if its text is long. errors.Is and As see no difference.
+// shorten returns err, or err with a shorter message if that is long. errors.Is and As treat both alike.
 func shorten(err error) error {
 	text := err.Error()
 	if len(text) <= maxForeign {

@@ -10,7 +10,7 @@ import (
 	"github.com/stepmux/stepmux/mux/login"
 )
 
-// handshake is one login to a server, with its trace.
+// handshake is one login to a server, and traces its phases.
 type handshake struct {
 	addr  string
 	cfg   *Config
@@ -20,7 +20,7 @@ type handshake struct {
 	since time.Time // start of phase
 }
 
-// prepare gets the host keys and the credentials before the server is reached.
+// prepare looks up the host keys and gets the credentials before the server is contacted.
 func prepare(ctx context.Context, addr string, cfg *Config) (*handshake, error) {
 	start := time.Now()
 	l, err := login.Prepare(ctx, login.Config{
@@ -43,7 +43,7 @@ func prepare(ctx context.Context, addr string, cfg *Config) (*handshake, error) 
 // run logs in over nc, which it owns.
 func (h *handshake) run(ctx context.Context, nc net.Conn) (*Conn, error) {
 	wrapped := newNetConn(nc)
-	// The library has no context: a connection that is closed under it ends every wait.
+	// The library takes no context. Closing the connection ends all its waits.
 	stop := context.AfterFunc(ctx, func() { _ = wrapped.Close() })
 	h.phase, h.since = "handshake", time.Now()
 	cc, chans, reqs, err := ssh.NewClientConn(wrapped, h.addr, h.login.ClientConfig(ctx, h.hostKeyVerified))

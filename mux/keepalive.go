@@ -8,8 +8,8 @@ import (
 	"github.com/stepmux/stepmux/internal/alive"
 )
 
-// keepalive ends the connection if the peer has been silent for interval and then gives no sign of life for timeout. No
-// other code declares a connection dead; all other waits rely on it.
+// keepalive ends the connection if the peer sends nothing for interval and then nothing for timeout although it was
+// asked. Only this code declares a connection dead; all other waits rely on it.
 func (c *Conn) keepalive(interval, timeout time.Duration) {
 	ask := func() { c.probe.Start(context.Background(), c.probePeer) }
 	if err := alive.Watch(c.done, interval, timeout, c.nc.pulse.Heard, ask); err != nil {
@@ -17,8 +17,8 @@ func (c *Conn) keepalive(interval, timeout time.Duration) {
 	}
 }
 
-// probePeer asks the peer for an answer and takes the time. Any answer will do, a refusal too. A dead peer may never
-// answer; the end of the connection ends the wait.
+// probePeer asks the peer for an answer and measures the time. A refusal is an answer too. A dead peer may never
+// answer: then the wait ends with the connection.
 func (c *Conn) probePeer(context.Context) (rtt, keep time.Duration, err error) {
 	asked := time.Now()
 	if _, _, err := c.ssh.SendRequest("keepalive@openssh.com", true, nil); err != nil {
@@ -30,8 +30,8 @@ func (c *Conn) probePeer(context.Context) (rtt, keep time.Duration, err error) {
 	return rtt, 0, nil
 }
 
-// Ping asks the peer for an answer and returns how long that took. Calls at the same time share an answer. If ctx ends
-// first, the error is its cause.
+// Ping asks the peer for an answer and returns how long it took. Concurrent calls share an answer. If ctx ends first,
+// the error is ctx's cause.
 func (c *Conn) Ping(ctx context.Context) (time.Duration, error) {
 	rtt, err := c.probe.Do(ctx, c.probePeer)
 	if err == nil {
@@ -45,7 +45,7 @@ func (c *Conn) Ping(ctx context.Context) (time.Duration, error) {
 }
 
 // confirm waits until the peer has answered, or the connection or ctx has ended. An answer proves that the connection
-// outlived all that was received before the call.
+// was still alive after everything received before the call.
 func (c *Conn) confirm(ctx context.Context) {
 	for range 2 { // the first answer may have come before the call
 		if _, err := c.probe.Do(ctx, c.probePeer); err != nil {
@@ -55,7 +55,7 @@ func (c *Conn) confirm(ctx context.Context) {
 	}
 }
 
-// awaitEnd waits for the end of the connection, or of ctx, after a probe has failed: nothing else keeps an answer away.
+// awaitEnd waits for the end of the connection, or of ctx, after a probe has failed: nothing else prevents an answer.
 func (c *Conn) awaitEnd(ctx context.Context) {
 	select {
 	case <-c.done: // soon
@@ -63,7 +63,7 @@ func (c *Conn) awaitEnd(ctx context.Context) {
 	}
 }
 
-// measureRTT returns how long an answer of the peer takes now, 0 if there is no answer.
+// measureRTT returns how long the peer takes to answer now, or 0 if it does not answer.
 func (c *Conn) measureRTT(ctx context.Context) time.Duration {
 	if rtt, err := c.probe.Do(ctx, c.probePeer); err == nil {
 		return rtt

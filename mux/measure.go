@@ -5,9 +5,9 @@ import (
 	"errors"
 )
 
-// CountSessions opens sessions until the server refuses one, or most are open, and closes them again. It returns how
-// many it opened and whether there was a refusal; without one the server may allow more. The server also counts
-// sessions that are in use, the result does not. The connection's own budget stays as it is.
+// CountSessions opens sessions until the server refuses one or most are open, then closes them. It returns how many
+// it opened and whether the server refused one; if it did not, the server may allow more. Sessions that are in use
+// count against the server's limit but not in the result. The connection's own budget does not change.
 func (c *Conn) CountSessions(ctx context.Context, most int) (opened int, refused bool, err error) {
 	var all []*sshChannel
 	defer func() { closeSessions(all) }()

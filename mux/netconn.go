@@ -12,28 +12,28 @@ import (
 )
 
 const (
-	// netBuffer is how much is read from the kernel beyond what the SSH library asks for.
+	// netBuffer is how many bytes are read from the kernel beyond the number that the SSH library asks for.
 	netBuffer = 128 << 10
 	// libraryBuffer is the size of the SSH library's buffer for writing (bufio's default). A larger packet reaches us in
 	// pieces, the first of which has this size.
 	libraryBuffer = 4 << 10
 )
 
-// netConn is the connection under SSH. It sees each error before the SSH library does, which may return io.EOF for it,
-// and it knows when the peer was last heard. It reads and writes a packet by one system call where the library makes
-// several. The library calls Read from one goroutine, and Write with a lock held.
+// netConn is the connection under SSH. It sees each error before the SSH library does, which may report io.EOF
+// instead, and it records when the peer was last heard. It reads and writes a packet with one system call where the
+// library needs several. The library calls Read from one goroutine, and Write with a lock held.
 type netConn struct {
 	net.Conn
 	scatter, gather *vector // nil if Conn is not TCP
 
 	in    atomic.Pointer[[netBuffer]byte] // nil once closed: the library may keep a netConn for ever
-	ahead [2]int                          // the bytes of in that wait to be read: from and to; owned by Read
+	ahead [2]int                          // the part of in, from and to, that Read has not returned yet; owned by Read
 
 	whole atomic.Bool // hold back the first piece of a packet; see joinPieces
 	begun []byte      // the first piece of a packet; owned by Write
 
 	pulse    alive.Pulse // of the peer
-	quickAck atomic.Bool // ask for immediate ACKs after each read
+	quickAck atomic.Bool // ask for an immediate ACK after each read
 
 	closeOnce sync.Once
 
@@ -76,7 +76,7 @@ func (c *netConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// receive reads from the kernel: into p, and what is there beyond that into in.
+// receive reads from the kernel: first into p, and any further bytes into in.
 func (c *netConn) receive(p, in []byte) (n int, err error) {
 	if c.scatter == nil {
 		read, err := c.Conn.Read(in)
@@ -93,9 +93,9 @@ func (c *netConn) receive(p, in []byte) (n int, err error) {
 }
 
 // joinPieces makes Write hold back the first piece of a packet until the next piece comes. It is called when the
-// cipher is known. A packet of just libraryBuffer bytes has one piece, which would wait for the next packet. The
-// ciphers that authenticate the length have no such packet: theirs have 4 bytes, a multiple of the block (16 or 8
-// bytes) and a tag of 16.
+// cipher is known. A packet of exactly libraryBuffer bytes has only one piece, and would wait for the next packet.
+// Ciphers that authenticate the length never make such a packet: their packets have 4 bytes, a multiple of the block
+// (16 or 8 bytes) and a tag of 16.
 func (c *netConn) joinPieces(cipher string) {
 	switch cipher {
 	case ssh.CipherAES128GCM, ssh.CipherAES256GCM, ssh.CipherChaCha20Poly1305:
@@ -122,7 +122,7 @@ func (c *netConn) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// writeBoth writes to the kernel.
+// writeBoth writes first, then second.
 func (c *netConn) writeBoth(first, second []byte) error {
 	if c.gather != nil {
 		return c.gather.writeAll(first, second)
@@ -132,9 +132,9 @@ func (c *netConn) writeBoth(first, second []byte) error {
 	return err
 }
 
-// Close implements net.Conn. Idempotent. Errors that follow it are not reported: they say only that it was called, and
-// its caller has the reason. The SSH library closes after a key exchange that failed, while it still writes what waited
-// for the exchange.
+// Close implements net.Conn. Idempotent. Errors after it are not reported: they only follow from the Close, and its
+// caller knows the reason. The SSH library, for example, closes after a failed key exchange while it still writes
+// packets that waited for the exchange.
 func (c *netConn) Close() error {
 	c.closeOnce.Do(func() {
 		c.mu.Lock()
@@ -146,7 +146,7 @@ func (c *netConn) Close() error {
 	return nil
 }
 
-// report keeps the first error before Close and calls onError with it, once.
+// report keeps the first error before Close and passes it to onError, once.
 func (c *netConn) report(op string, err error) {
 	c.mu.Lock()
 	first := c.err == nil && !c.closed
@@ -160,7 +160,7 @@ func (c *netConn) report(op string, err error) {
 	}
 }
 
-// notify sets onError. If there was an error before, it calls fn at once.
+// notify sets onError. If an error was reported before, it calls fn at once.
 func (c *netConn) notify(fn func(op string, err error)) {
 	c.mu.Lock()
 	c.onError = fn

@@ -8,7 +8,8 @@ import (
 	"github.com/stepmux/stepmux/mux/channel"
 )
 
-// These types are the same by every route. Package channel has them, so that package relay can do without SSH.
+// These types are the same on every route. Package channel defines them, so that package relay does not depend on
+// SSH.
 type (
 	// Stream is a duplex byte stream to something on the VM, and a net.Conn.
 	Stream = channel.Stream
@@ -16,12 +17,12 @@ type (
 	Process = channel.Process
 	// Command is a command to start on the VM.
 	Command = channel.Command
-	// ExitError says how a remote process ended, if not with status 0.
+	// ExitError reports that a remote process ended with anything but status 0.
 	ExitError = channel.ExitError
 )
 
-// Start starts a process. When the server allows no more sessions at the moment, it waits for one, bounded by ctx. ctx
-// means nothing to the process once it runs. The caller calls Wait, Close, or both.
+// Start starts a process. If the server allows no more sessions at the moment, Start waits for one, bounded by ctx.
+// ctx has no effect once the process runs. The caller calls Wait, Close, or both.
 func (c *Conn) Start(ctx context.Context, cmd Command) (*Process, error) {
 	_, p, err := c.startSession(ctx, cmd, c.openSessions)
 	return p, err

@@ -18,9 +18,10 @@ import (
 // relayStartTimeout bounds the start of a relay, from the wait for a session to its hello. Tests change it.
 var relayStartTimeout = 30 * time.Second
 
-// Relay returns the connection's relay of that command, such as `stepmux steps relay`. It starts the relay unless one
-// runs. The relay runs in one session, and ends with the connection. ctx bounds the wait; the start
-// goes on for others. If the program on the VM did not come up, the error is a [*relay.Error] with its last words.
+// Relay returns the connection's relay that runs cmd, such as `stepmux steps relay`, and starts it if it does not run
+// yet. The relay runs in one session and ends with the connection. ctx bounds the caller's wait; the start goes on
+// for other callers. If the program on the VM did not come up, the error is a [*relay.Error] with its last lines of
+// stderr.
 func (c *Conn) Relay(ctx context.Context, cmd Command) (*relay.Relay, error) {
 	if err := cmd.Check(); err != nil {
 		return nil, err
@@ -58,7 +59,7 @@ func (c *Conn) Relay(ctx context.Context, cmd Command) (*relay.Relay, error) {
 	return r, err
 }
 
-// closeRelays ends the start of relays. It is called once the connection has ended, and waits.
+// closeRelays ends the starts of relays that are under way, and waits for them. The connection has ended before.
 func (c *Conn) closeRelays() {
 	for _, start := range c.relayStarts() {
 		start.Close()
@@ -82,15 +83,15 @@ func (c *Conn) relayed() int {
 	return n
 }
 
-// startRelay starts the program in a session and exchanges hellos with it. It is the work of a Flight, which keeps the
-// relay, but no error.
+// startRelay starts the program in a session and exchanges hellos with it. It is the work of a Flight, which keeps
+// the relay, but not an error.
 func (c *Conn) startRelay(ctx context.Context, cmd Command) (_ *relay.Relay, keep time.Duration, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, relayStartTimeout,
 		fmt.Errorf("it did not say hello within %v", relayStartTimeout))
 	defer cancel()
 	said := &tail.Writer{}
 	cmd.Stderr = io.MultiWriter(said, cmp.Or[io.Writer](cmd.Stderr, io.Discard))
-	rtt := make(chan time.Duration, 1) // is measured while the program starts
+	rtt := make(chan time.Duration, 1) // measured while the program starts
 	c.spawnOrRun(func() { rtt <- c.measureRTT(ctx) })
 	p, _, err := c.startSession(ctx, cmd, c.openSessions)
 	if err != nil {
@@ -132,16 +133,16 @@ func (c *Conn) startRelay(ctx context.Context, cmd Command) (_ *relay.Relay, kee
 }
 
 // relayCarrier is the session of a relay. It reads and writes the SSH library's channel without the goroutines of a
-// channelStream: the relay has its own.
+// channelStream, because the relay has its own.
 //
-// While much comes it reads large pieces. That costs a copy, but the library sends a window update to the server for
-// each read of a channel in which three packets wait.
+// While much data comes it reads large pieces. That costs a copy, but fewer window updates: the library sends one to
+// the server for each read of a channel in which three packets wait.
 type relayCarrier struct {
 	p *sessionProcess
 
 	// Owned by Read:
-	bulk *[bulkChunk]byte // nil but while much comes
-	rest []byte           // of bulk, read from the channel
+	bulk *[bulkChunk]byte // nil unless much data comes
+	rest []byte           // the unread part of bulk
 	more bool             // the last read was a large one
 }
 
@@ -179,7 +180,7 @@ func (c *relayCarrier) fill() error {
 	return nil
 }
 
-// free gives the buffer back. Idempotent.
+// free returns the buffer to its pool. Idempotent.
 func (c *relayCarrier) free() {
 	if c.bulk != nil {
 		bulks.Put(c.bulk)

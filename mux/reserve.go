@@ -11,8 +11,8 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// refusalTimeout is how long a server may refuse a session although we have no session open, before that counts as its
-// policy. Sessions that were closed a moment ago are not free at once.
+// refusalTimeout is how long a server may refuse a session although we have none open, before the refusal counts as
+// its policy. Sessions that were just closed are not free at once.
 const refusalTimeout = 5 * time.Second
 
 // Reservation holds sessions on the server that are open and wait for their commands. Reserve takes all n sessions or
@@ -25,9 +25,9 @@ type Reservation struct {
 	idle []*sshChannel
 }
 
-// Reserve opens n sessions together. If the server allows no more at the moment it waits, in the order of calls and
-// bounded by ctx. It fails with ErrForbidden if the server allows fewer than n even if nothing else is open. The caller
-// calls Release.
+// Reserve opens n sessions together. If the server allows no more at the moment, Reserve waits its turn, bounded by
+// ctx. It fails with ErrForbidden if the server allows fewer than n although nothing else is open. The caller calls
+// Release.
 func (c *Conn) Reserve(ctx context.Context, n int) (*Reservation, error) {
 	return c.reserve(ctx, "Reserve", n, c.openSessions)
 }
@@ -54,7 +54,7 @@ func (r *Reservation) Start(ctx context.Context, cmd Command) (*Process, error) 
 	return p, err
 }
 
-// take is the opener that takes reserved sessions, or opens new ones if too few are left.
+// take is the opener that uses reserved sessions, and opens new ones if too few are left.
 func (r *Reservation) take(ctx context.Context, op string, n int) ([]*sshChannel, error) {
 	r.mu.Lock()
 	if len(r.idle) < n {
@@ -85,9 +85,9 @@ func closeSessions(all []*sshChannel) {
 // opener opens n sessions together.
 type opener func(ctx context.Context, op string, n int) ([]*sshChannel, error)
 
-// openSessions is the opener that tries again if the server refuses.
+// openSessions is the opener that retries when the server refuses.
 func (c *Conn) openSessions(ctx context.Context, op string, n int) ([]*sshChannel, error) {
-	// since when the server has refused although nothing of ours was open, and no other caller got its sessions
+	// refusedAlone is when the server began to refuse although we had no session open and no other caller got one.
 	var refusedAlone time.Time
 	for try := 0; ; try++ {
 		if err := c.sessions.acquire(ctx, c.done, n); err != nil {
@@ -106,14 +106,14 @@ func (c *Conn) openSessions(ctx context.Context, op string, n int) ([]*sshChanne
 			return nil, err
 		}
 		c.trace.Refused()
-		c.giveUpSpares() // if the server allows fewer than SessionLimit, no waiter has asked for it
+		c.giveUpSpares() // no waiter has asked for the spares if the server allows fewer than SessionLimit
 		others := c.sessions.refuse() - len(opened)
 		closeSessions(opened)
 		switch {
 		case others > 0:
 			refusedAlone = time.Time{}
-		// A server frees a session only some time after its close. Callers that take turns may each be refused for the
-		// sessions of the one before.
+		// A server frees a session only some time after its close. So callers that take turns may each be refused
+		// because of the caller before.
 		case refusedAlone.IsZero(), c.sessions.servedSince(refusedAlone, n):
 			refusedAlone = time.Now()
 		case time.Since(refusedAlone) > refusalTimeout:
@@ -126,7 +126,7 @@ func (c *Conn) openSessions(ctx context.Context, op string, n int) ([]*sshChanne
 	}
 }
 
-// tryOpenSessions is the opener that returns ErrSaturated if the server has not so many free.
+// tryOpenSessions is the opener that returns ErrSaturated if the server does not allow n more sessions now.
 func (c *Conn) tryOpenSessions(ctx context.Context, op string, n int) ([]*sshChannel, error) {
 	if lost := c.ended(op); lost != nil {
 		return nil, lost
@@ -147,8 +147,8 @@ func (c *Conn) tryOpenSessions(ctx context.Context, op string, n int) ([]*sshCha
 	return nil, err
 }
 
-// tryOpen opens n sessions for which slots are taken. On an error it returns the sessions that it opened, and the slots
-// of the others are free again.
+// tryOpen opens n sessions, for which the caller has taken slots. On an error it returns the sessions that it opened;
+// the slots of the others are free again.
 func (c *Conn) tryOpen(ctx context.Context, op string, n int) ([]*sshChannel, error) {
 	opened := make([]*sshChannel, 0, n)
 	for len(opened) < n {
@@ -178,8 +178,8 @@ func (c *Conn) pause(ctx context.Context, op string, d time.Duration) error {
 	}
 }
 
-// isRefusal reports whether err is the server's refusal of one session more. OpenSSH says "connect failed" for that,
-// and for much else, so err must be that of a session.
+// isRefusal reports whether err means that the server allows no further session. OpenSSH reports "connect failed" in
+// this and in many other cases, so err must come from opening a session.
 func isRefusal(err error) bool {
 	refusal := (*ssh.OpenChannelError)(nil)
 	return errors.As(err, &refusal) && !errors.Is(err, ErrForbidden)

@@ -17,7 +17,7 @@ type sessionProcess struct {
 	exited chan struct{} // closed once the channel is gone and all of stderr has been delivered
 }
 
-// startSession starts cmd in a session that open opens: openSessions, or tryOpenSessions.
+// startSession starts cmd in a session that open provides: openSessions, or tryOpenSessions.
 func (c *Conn) startSession(ctx context.Context, cmd Command, open opener) (*sessionProcess, *Process, error) {
 	if err := cmd.Check(); err != nil {
 		return nil, nil, err
@@ -29,7 +29,7 @@ func (c *Conn) startSession(ctx context.Context, cmd Command, open opener) (*ses
 	return sessions[0].start(ctx, cmd)
 }
 
-// start runs cmd in a session, and closes that if it cannot.
+// start runs cmd in the session, and closes the session if that fails.
 func (ch *sshChannel) start(ctx context.Context, cmd Command) (*sessionProcess, *Process, error) {
 	if err := ch.exec(ctx, cmd); err != nil {
 		ch.Close()
@@ -39,7 +39,8 @@ func (ch *sshChannel) start(ctx context.Context, cmd Command) (*sessionProcess, 
 	ch.conn.nc.quickAck.Store(false)
 	p := &sessionProcess{newChannelStream(ch), make(chan struct{})}
 	go p.pumpStderr(cmd.Stderr)
-	// A process may exit before it reads the beginning of its stdin. It still counts as started, and Wait tells its end.
+	// A process may exit before it reads the beginning of its stdin. It still counts as started, and Wait reports its
+	// end.
 	if _, err := p.Write(cmd.Input, ctx.Done()); errors.Is(err, channel.ErrStopped) {
 		p.Close()
 		return nil, nil, fmt.Errorf("start: %w", context.Cause(ctx))
@@ -74,7 +75,7 @@ func (ch *sshChannel) exec(ctx context.Context, cmd Command) error {
 	}
 }
 
-// pumpStderr delivers stderr to a Writer, which may be nil, until the channel ends. It belongs to Wait.
+// pumpStderr delivers stderr to a Writer, which may be nil, until the channel ends. Wait waits for it.
 func (p *sessionProcess) pumpStderr(to io.Writer) {
 	defer close(p.exited)
 	defer func() { <-p.gone }()

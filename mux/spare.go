@@ -2,15 +2,14 @@ package mux
 
 import "context"
 
-// Spare is a prestarted process, in a session that no caller waited for. As soon as a caller waits for a session the
-// spare is given up: its stdin ends and its session closes. [Conn.Shutdown] does not wait for it. It is safe for
-// concurrent use.
+// Spare is a prestarted process in a session that was free. It is given up as soon as a caller needs a session: its
+// stdin ends and its session closes. [Conn.Shutdown] does not wait for it. It is safe for concurrent use.
 type Spare struct {
 	process *Process
 	channel *sshChannel
 }
 
-// StartSpare starts a process for a later [Spare.Take]. It returns ErrSaturated if no session is free, or a caller
+// StartSpare starts a process for a later [Spare.Take]. It returns ErrSaturated if no session is free or a caller
 // waits for one. ctx bounds the start only. The caller calls Take or Close.
 func (c *Conn) StartSpare(ctx context.Context, cmd Command) (*Spare, error) {
 	p, process, err := c.startSession(ctx, cmd, c.tryOpenSessions)
@@ -32,8 +31,8 @@ func (c *Conn) StartSpare(ctx context.Context, cmd Command) (*Spare, error) {
 	return s, nil
 }
 
-// Take returns the process, or nil if it has ended, was given up, or was taken already. From now on it belongs to the
-// caller, as if Start had started it.
+// Take returns the process, which then belongs to the caller as if Start had started it. It returns nil if the
+// process has ended, was given up, or was taken before.
 func (s *Spare) Take() *Process {
 	c := s.channel.conn
 	c.mu.Lock()
@@ -59,7 +58,7 @@ func (s *Spare) Close() {
 	}
 }
 
-// giveUpSpares closes the processes that were not taken, because a caller waits for a session.
+// giveUpSpares closes the spare processes, because a caller waits for a session.
 func (c *Conn) giveUpSpares() {
 	c.mu.Lock()
 	spares := c.spares

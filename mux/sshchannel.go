@@ -24,19 +24,19 @@ type sshChannel struct {
 	conn *Conn
 	ssh  ssh.Channel
 	gone chan struct{} // closed once the peer has closed the channel or the connection has ended
-	lost bool          // the connection ended before the peer had closed; read after gone is closed
-	exit *ExitError    // how its process ended as the server told it, nil if it has not; read after gone is closed
+	lost bool          // the connection ended before the peer closed the channel; read after gone is closed
+	exit *ExitError    // the end of its process as the server reported it, nil if it has not; read after gone is closed
 
-	exitReceived atomic.Bool   // the peer has told how its process ended, so the end of the channel is no loss
+	exitReceived atomic.Bool   // the peer has reported how its process ended, so the end of the channel is no loss
 	closed       chan struct{} // closed by Close
 	closeOnce    sync.Once
 
 	exempt bool // not, or no longer, counted in Conn.channels; guarded by Conn.mu
 }
 
-// open opens a channel, for which the caller has taken a slot of the budget. The slot is given back when the channel
-// has ended, or could not be opened. ctx bounds the wait only: a channel that the peer confirms later is closed at
-// once. The library takes no context, so a goroutine waits.
+// open opens a channel, for which the caller has taken a slot of the budget. The slot is freed when the channel has
+// ended or could not be opened. ctx bounds the wait only: if the peer confirms a channel later, it is closed at once.
+// The library takes no context, so a goroutine waits.
 func (c *Conn) open(ctx context.Context, op, kind string, extra []byte, slots *budget) (*sshChannel, error) {
 	if err := c.count(op); err != nil {
 		slots.closed(false)
@@ -78,7 +78,7 @@ func (c *Conn) open(ctx context.Context, op, kind string, extra []byte, slots *b
 		if isDone(c.over) {
 			<-c.done // soon
 		}
-		// Also after an exit status: the output that may follow it would be missing.
+		// Even if an exit status has arrived: output that follows it may be missing.
 		ch.lost = c.ended(op) != nil
 		slots.closed(true)
 		c.trace.ChannelClose(channelKinds[kind])
@@ -101,7 +101,7 @@ func (c *Conn) open(ctx context.Context, op, kind string, extra []byte, slots *b
 	}
 }
 
-// noteExit keeps the end of the channel's process (RFC 4254, section 6.10). The first message counts.
+// noteExit keeps the reported end of the channel's process (RFC 4254, section 6.10). Only the first report counts.
 func (ch *sshChannel) noteExit(req *ssh.Request) {
 	var exit ExitError
 	switch req.Type {
@@ -132,9 +132,9 @@ func (ch *sshChannel) noteExit(req *ssh.Request) {
 	}
 }
 
-// openRaw is the library's OpenChannel, with an end. OpenChannel may wait for ever if the connection ends meanwhile: it
-// can add its channel to the library's list after the library has ended all channels on that list. Nothing wakes it
-// then, and a Conn may leave its goroutine behind.
+// openRaw is the library's OpenChannel, but returns when the connection has ended. OpenChannel itself may wait for
+// ever: it can add its channel to the library's list after the library has ended all channels on that list. Nothing
+// wakes it then, and its goroutine stays behind.
 func (c *Conn) openRaw(kind string, extra []byte) (ssh.Channel, <-chan *ssh.Request, error) {
 	var (
 		ch   ssh.Channel
@@ -148,7 +148,7 @@ func (c *Conn) openRaw(kind string, extra []byte) (ssh.Channel, <-chan *ssh.Requ
 	}()
 	select {
 	case <-done:
-	case <-c.over: // the library has woken all calls that it will ever wake
+	case <-c.over: // the library wakes no further calls
 		settle(done)
 	}
 	if !isDone(done) {
@@ -157,8 +157,8 @@ func (c *Conn) openRaw(kind string, extra []byte) (ssh.Channel, <-chan *ssh.Requ
 	return ch, reqs, err
 }
 
-// openError returns the error for op that an error of OpenChannel stands for. A refusal keeps the library's
-// *ssh.OpenChannelError in its chain; any other error means that the connection has ended.
+// openError turns an error of OpenChannel into the error of op. A refusal keeps the library's *ssh.OpenChannelError
+// in its chain; any other error means that the connection has ended.
 func (c *Conn) openError(ctx context.Context, op string, err error) error {
 	refusal := (*ssh.OpenChannelError)(nil)
 	err = shorten(err)
@@ -176,7 +176,7 @@ func (c *Conn) openError(ctx context.Context, op string, err error) error {
 	}
 }
 
-// settle waits until done is closed, but only for a moment.
+// settle waits a moment for done to be closed.
 func settle(done <-chan struct{}) {
 	if isDone(done) {
 		return
@@ -189,8 +189,8 @@ func settle(done <-chan struct{}) {
 	}
 }
 
-// readError returns the error that an error of the library's Read stands for. The library returns io.EOF when the peer
-// is done, but also when the connection has died; see confirm.
+// readError turns an error of the library's Read into ours. The library returns io.EOF when the peer has finished
+// writing, but also when the connection has died; see confirm.
 func (ch *sshChannel) readError(err error) error {
 	if ch.exitReceived.Load() && errors.Is(err, io.EOF) && ch.conn.ended("read") == nil {
 		return io.EOF
@@ -208,7 +208,7 @@ func (ch *sshChannel) readError(err error) error {
 	return fmt.Errorf("read: %w", err)
 }
 
-// sendError returns the error for op that an error of sending stands for.
+// sendError turns an error of sending into the error of op.
 func (ch *sshChannel) sendError(op string, err error) error {
 	if errors.Is(err, channel.ErrStopped) {
 		return err
@@ -226,8 +226,8 @@ func (ch *sshChannel) sendError(op string, err error) error {
 func (ch *sshChannel) Close() {
 	ch.closeOnce.Do(func() {
 		close(ch.closed)
-		// The library's Close writes to the connection, which a frozen peer may have filled up, so a goroutine does
-		// it. A quick Close is waited for, so that closes go out in the order of their calls.
+		// The library's Close writes to the connection, which may block if the peer hangs, so a goroutine does it. A
+		// quick Close is waited for, so that closes are sent in the order of their calls.
 		sent := make(chan struct{})
 		if ch.conn.spawn(func() {
 			defer close(sent)

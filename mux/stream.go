@@ -15,8 +15,8 @@ import (
 // DialUnix connects to a unix socket on the VM (direct-streamlocal@openssh.com, OpenSSH's PROTOCOL, section 2.4). Such
 // channels do not count as sessions. ctx bounds the wait for the server's answer. The caller closes the Stream.
 //
-// OpenSSH gives the same answer if a socket is missing and if forwarding is switched off. Other servers' refusal to
-// forward is ErrForbidden.
+// OpenSSH gives the same answer if the socket is missing and if forwarding is switched off. If another server refuses
+// to forward, the error is ErrForbidden.
 func (c *Conn) DialUnix(ctx context.Context, path string) (*Stream, error) {
 	if strings.IndexByte(path, 0) >= 0 {
 		// OpenSSH would close the whole connection.
@@ -56,8 +56,8 @@ func (c *Conn) Dial(ctx context.Context, network, addr string) (*Stream, error) 
 	}{host, uint32(port), "127.0.0.1", 0}))
 }
 
-// DialNet is Dial with "tcp" that returns a net.Conn, such as for the Config.DialNet of a machine that only this one
-// reaches.
+// DialNet is Dial with "tcp" that returns a net.Conn. Use it as the Config.DialNet of a machine that can only be
+// reached through this one.
 func (c *Conn) DialNet(ctx context.Context, addr string) (net.Conn, error) {
 	s, err := c.Dial(ctx, "tcp", addr)
 	if err != nil {

@@ -22,19 +22,19 @@ const (
 // Trace is a set of hooks, each of which may be nil. They are called with no lock held, from many goroutines at once.
 // The caller waits for them, so they must return soon, and they must not call the connection.
 type Trace struct {
-	// DialPhase is called at the end of each phase of a dial: "prepare" asks for host keys and credentials,
-	// "connect" is TCP's part and that of jump hosts, "handshake" the key exchange up to the host key and its
-	// check, "login" the rest. err is not nil for the one that failed.
+	// DialPhase is called at the end of each phase of a dial: "prepare" (host keys and credentials are looked up),
+	// "connect" (TCP and jump hosts), "handshake" (the key exchange, up to the check of the host key) and "login".
+	// err is not nil for the phase that failed.
 	DialPhase func(phase string, took time.Duration, err error)
-	// HostKey is called when the server has shown its key; err is nil if that is the right one, and by then
-	// says which of the policies accepted it, for people.
+	// HostKey is called when the server has shown its key. err is nil if the key was accepted; by then names the
+	// policy that accepted it, for people.
 	HostKey func(key ssh.PublicKey, by string, err error)
-	// ChannelOpen is called when the server, or the relay, has answered a request for a channel. A
-	// session's err may be a refusal that is tried again.
+	// ChannelOpen is called when the server or the relay has answered a request for a channel. A session that was
+	// refused may be tried again.
 	ChannelOpen func(kind ChannelKind, took time.Duration, err error)
-	// ChannelClose is called when a channel that was open has ended.
+	// ChannelClose is called when an open channel has ended.
 	ChannelClose func(kind ChannelKind)
-	// Refused is called when the server refuses one session more than it allows.
+	// Refused is called when the server refuses a session because its limit is reached.
 	Refused func()
 	// Keepalive is called when the peer has answered a probe.
 	Keepalive func(rtt time.Duration)

@@ -10,15 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// vector reads into two buffers, or writes two, by one system call on a TCP connection. The call never waits, so Go's
-// scheduler is not told of it: a call that copies for 20 µs would lose its processor to another thread. One goroutine
-// at a time may use it.
+// vector reads into two buffers, or writes two, with one system call on a TCP connection. The call never waits, and
+// bypasses Go's scheduler: if the scheduler knew of a call that copies for 20 µs, it would give its processor to
+// another thread. One goroutine at a time may use it.
 type vector struct {
 	nc     net.Conn
 	name   string // of the system call, for errors
 	op     string
 	number uintptr
-	wait   func(func(fd uintptr) bool) error // until nc is ready; of its syscall.RawConn
+	wait   func(func(fd uintptr) bool) error // of nc's syscall.RawConn: calls the function when nc is ready
 	call   func(fd uintptr) bool
 
 	parts [2]unix.Iovec
@@ -61,8 +61,7 @@ func (v *vector) try(fd uintptr) bool {
 	}
 }
 
-// do makes the system call once, as soon as the connection is ready for it. n is 0 with an error, and at the end of the
-// input.
+// do makes the system call once, as soon as the connection is ready. n is 0 on an error and at the end of the input.
 func (v *vector) do(first, second []byte) (n int, err error) {
 	for i, p := range [2][]byte{first, second} {
 		v.parts[i].Base = unsafe.SliceData(p)
@@ -85,7 +84,7 @@ func (v *vector) do(first, second []byte) (n int, err error) {
 	return v.n, nil
 }
 
-// writeAll writes both.
+// writeAll writes first, then second, completely.
 func (v *vector) writeAll(first, second []byte) error {
 	for len(first)+len(second) > 0 {
 		n, err := v.do(first, second)

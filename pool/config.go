@@ -26,16 +26,16 @@ type Conn interface {
 
 // Config says how a Pool dials and how long its connections serve.
 type Config[C Conn] struct {
-	// Dial connects to a machine. Required. Its ctx has the values of the first caller's, but not its
-	// end: it is cancelled when the dial is no longer wanted and once Dial has returned, so it must not
-	// govern the connection. Dial bounds its own time, and returns soon after its ctx ended. It is never
-	// called twice at once for one key. See also Standby.
+	// Dial connects to a machine. Required. Its ctx has the values of the first caller's ctx but not its end: it is
+	// cancelled when nobody wants the dial any more, and once Dial has returned, so it must not govern the
+	// connection. Dial bounds its own time, and returns soon after its ctx has ended. It is never called twice at
+	// once for one key. See also Standby.
 	Dial func(ctx context.Context, key Key) (C, error)
 	// IdleTimeout is how long a connection without leases is kept. If zero, 5m. If negative, for ever.
 	IdleTimeout time.Duration
-	// MaxAge is how long a connection takes new leases. Its leases outlast it: the connection is closed
-	// with the last one. Up to a tenth is taken off at random for each connection, so that a fleet
-	// dialed at once is not dialed at once again. If zero, for ever.
+	// MaxAge is how long a connection takes new leases. It is then closed with its last lease. Up to a tenth is
+	// subtracted at random for each connection, so that a fleet that was dialed at once is not redialed at once. If
+	// zero, for ever.
 	MaxAge time.Duration
 	// Retired, if not nil, is called once for each connection that has left service. cause is ErrIdle,
 	// ErrExpired, ErrClosed, the argument of Retire, or the error with which the connection died. Retired

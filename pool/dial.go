@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// dial is one call of Config.Dial, shared by all its waiters. It is under way, and may be joined, while it is its
-// entry's dial; settling it ends that.
+// dial is one call of Config.Dial, shared by all its waiters. It is in progress, and can be joined, until it is
+// settled.
 //
 // It is not an internal/flight: each waiter gets a lease together with the result, under the pool's lock, and Retire
 // settles a dial before its work ends.
@@ -21,7 +21,7 @@ type dial[C Conn] struct {
 
 	m     *member[C] // with a lease for each waiter
 	err   error      // for the waiters
-	cause error      // why a connection that arrives in spite of err is retired
+	cause error      // why a connection that still arrives after err is retired
 
 	// Pool.mu guards the following.
 	waiters int
@@ -41,7 +41,7 @@ func (p *Pool[C]) joinLocked(ctx context.Context, e *entry[C]) *dial[C] {
 	return e.dial
 }
 
-// run is the goroutine of a dial. Its ctx ends when the dial is settled.
+// run is the goroutine of a dial. ctx ends when the dial is settled.
 func (p *Pool[C]) run(ctx context.Context, d *dial[C]) {
 	defer p.exitDial(d)
 	select {
@@ -69,8 +69,8 @@ func (p *Pool[C]) run(ctx context.Context, d *dial[C]) {
 	}
 }
 
-// awaitClosing waits until connections that are out of service and have no leases have ended: only a connection with
-// leases may stand beside a new one.
+// awaitClosing waits until connections that are out of service and without leases have closed. A new connection may
+// only stand beside an old one that has leases.
 func (p *Pool[C]) awaitClosing(ctx context.Context, e *entry[C]) error {
 	var closing []*member[C]
 	p.mu.Lock()
@@ -102,13 +102,13 @@ func (d *dial[C]) begin() bool {
 	return true
 }
 
-// dialKey is the key of a dial in the context of its Config.Dial.
+// dialKey is the context key by which Standby finds the dial of a Config.Dial.
 type dialKey struct{}
 
-// Standby calls wait, for a Config.Dial that waits for its turn or between two attempts; ctx is Dial's, or derived
-// from it. A dial whose last caller has left is given up while it is in Standby, which ends ctx, and goes on
-// otherwise. Standby returns the error of wait, or the cause of ctx if that has ended. Outside a Config.Dial it only
-// calls wait.
+// Standby calls wait. A Config.Dial uses it to wait for its turn or between two attempts; ctx is Dial's, or derived
+// from it. If the last caller leaves while a dial is in Standby, the dial is given up and its ctx ends; outside
+// Standby the dial goes on. Standby returns the error of wait, or the cause of ctx if ctx has ended. Outside a
+// Config.Dial it only calls wait.
 func Standby(ctx context.Context, wait func() error) error {
 	d, ok := ctx.Value(dialKey{}).(interface{ setWorking(working bool) })
 	if !ok {
@@ -130,14 +130,14 @@ func (d *dial[C]) setWorking(working bool) {
 	d.abandonLocked()
 }
 
-// abandonLocked gives the dial up if it only waits and has no waiters.
+// abandonLocked gives the dial up if it is in Standby and has no waiters.
 func (d *dial[C]) abandonLocked() {
 	if d.waiters == 0 && !d.working && d.e.dial == d {
 		d.p.settleLocked(d, nil, errAbandoned, errAbandoned)
 	}
 }
 
-// await waits for a dial that was joined, and returns the connection with a lease taken.
+// await waits for a dial that the caller has joined, and returns the connection with a lease taken.
 func (p *Pool[C]) await(ctx context.Context, d *dial[C]) (*member[C], error) {
 	select {
 	case <-d.settled:
@@ -147,7 +147,7 @@ func (p *Pool[C]) await(ctx context.Context, d *dial[C]) (*member[C], error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if d.m != nil {
-		p.releaseLocked(d.m) // the dial was faster
+		p.releaseLocked(d.m) // the dial succeeded before ctx ended
 	} else {
 		d.waiters--
 		d.abandonLocked()
@@ -176,8 +176,8 @@ func (p *Pool[C]) publish(d *dial[C], conn C) {
 	go p.keep(m)
 }
 
-// settleLocked ends a dial that is under way: with a connection, which gets a lease for each waiter,
-// or with err for the waiters and cause for a connection that may yet arrive.
+// settleLocked ends a dial that is under way, with a connection that gets a lease for each waiter, or with err for
+// the waiters. cause is then the reason for which a connection that still arrives is retired.
 func (p *Pool[C]) settleLocked(d *dial[C], m *member[C], err, cause error) {
 	d.m, d.err, d.cause = m, err, cause
 	if m != nil {
@@ -188,7 +188,7 @@ func (p *Pool[C]) settleLocked(d *dial[C], m *member[C], err, cause error) {
 	d.cancel(cause)
 }
 
-// exitDial is the last act of a dial's goroutine.
+// exitDial ends the goroutine of a dial.
 func (p *Pool[C]) exitDial(d *dial[C]) {
 	d.cancel(nil)
 	p.mu.Lock()

@@ -4,7 +4,7 @@
 // one connection. The first Acquire of a key dials, all others join that dial, and it goes on when the caller that
 // began it leaves. A connection leaves service when it dies, has been idle or in service for long enough, or is
 // retired. It then takes no new leases, is closed with its last lease, and the next Acquire dials anew. Only
-// [Pool.Close] ends a connection that has leases.
+// [Pool.Close] and [Pool.Sever] close a connection that has leases.
 //
 // For one key at most one connection is in service and at most one dial is under way at any time. A new connection
 // stands beside an old one only while the old one has leases.

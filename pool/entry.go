@@ -1,17 +1,17 @@
 package pool
 
-// entry is the pool's record of one key. Pool.mu guards it, but for key and turn.
+// entry is the pool's record of one key. Pool.mu guards its fields, except key and turn.
 type entry[C Conn] struct {
 	key  Key
 	turn chan struct{} // holds one token while a dial may call Config.Dial
 
 	current *member[C]   // in service, nil if none
 	members []*member[C] // all connections not yet closed and without leases, oldest first
-	dial    *dial[C]     // the one Acquire joins, nil if none
-	dialers int          // goroutines of dials; those of dials that were given up included
+	dial    *dial[C]     // the dial that Acquire joins, nil if there is no dial
+	dialers int          // running goroutines of dials, including dials that were given up
 }
 
-// entryLocked returns the entry of a key, and makes it if necessary.
+// entryLocked returns the entry of a key, and creates it if necessary.
 func (p *Pool[C]) entryLocked(key Key) *entry[C] {
 	e := p.entries[key]
 	if e == nil {

@@ -3,8 +3,8 @@ package pool
 import "errors"
 
 var (
-	// ErrClosed is wrapped by the errors of a pool after Close or Shutdown, and is the cause for which
-	// such a pool retires its connections.
+	// ErrClosed is wrapped by the errors of a pool after Close or Shutdown. It is also the cause for which such a
+	// pool retires its connections.
 	ErrClosed = errors.New("pool is closed")
 	// ErrIdle is the cause for which a connection is retired after Config.IdleTimeout without leases.
 	ErrIdle = errors.New("connection was idle")

@@ -5,16 +5,16 @@ import (
 	"sync/atomic"
 )
 
-// Lease is a share of a connection. Release or Retire ends it; until then only Pool.Close closes the
-// connection. A connection that dies by itself shows that to its users as it does without a pool. A
-// Lease is safe for concurrent use.
+// Lease is a share of a connection. Release or Retire ends it; until then only Pool.Close and Pool.Sever close the
+// connection. If the connection dies, its methods fail as they would without a pool. A Lease is safe for concurrent
+// use.
 type Lease[C Conn] struct {
 	p     *Pool[C]
 	m     *member[C]
 	ended atomic.Bool
 }
 
-// Conn returns the connection. It must not be closed, nor used once the lease has ended.
+// Conn returns the connection. Do not close it, and do not use it once the lease has ended.
 func (l *Lease[C]) Conn() C { return l.m.conn }
 
 // Release ends the lease. It does not wait. After the first Release or Retire it does nothing.

@@ -17,13 +17,13 @@ type member[C Conn] struct {
 	since   time.Time       // when it was dialed
 	expires time.Time       // takes no leases from then on; zero if it does not expire
 	retired chan struct{}   // closed once cause is set: out of service
-	drained chan struct{}   // closed when it is out of service and has no leases
+	drained chan struct{}   // closed once it is out of service and has no leases
 	close   func() error    // closes conn, once
 
 	// Pool.mu guards the following.
 	leases    int
-	idleSince time.Time // when the last lease ended, if there are none
-	cause     error     // why it is out of service; set once
+	idleSince time.Time // when the last lease ended; valid if leases is 0
+	cause     error     // why it is out of service
 }
 
 // isDone reports whether a channel is closed.
@@ -36,13 +36,13 @@ func isDone(done <-chan struct{}) bool {
 	}
 }
 
-// keep is the goroutine of a connection, from its dial until it is closed and has no leases.
+// keep is the goroutine of a connection: it runs until the connection is closed and has no leases.
 func (p *Pool[C]) keep(m *member[C]) {
 	p.watch(m)
 	p.cfg.Retired(m.e.key, m.cause)
 	select {
 	case <-m.drained:
-	case <-m.done: // it is dead, whatever leases it has
+	case <-m.done: // it has died, with or without leases
 	case <-p.now:
 	}
 	_ = m.close() // the cause is known
@@ -75,8 +75,8 @@ func (p *Pool[C]) watch(m *member[C]) {
 	}
 }
 
-// review retires m if it has expired or was idle for long enough. Else it returns the time until it
-// may have: leases come and go without touching the timer.
+// review retires m if it has expired or was idle for long enough. Otherwise it returns the time until the next
+// review: leases come and go without touching the timer.
 func (p *Pool[C]) review(m *member[C]) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -112,7 +112,7 @@ func (p *Pool[C]) retireLocked(m *member[C], cause error) {
 	}
 	m.cause = cause
 	close(m.retired)
-	m.e.current = nil // that was m, or it has just arrived and there is none
+	m.e.current = nil // m was current, or m has just arrived and there is no current
 	if m.leases == 0 {
 		close(m.drained)
 	}

@@ -10,15 +10,15 @@ import (
 
 // Pool keeps one connection for each key in use. It is safe for concurrent use.
 //
-// It owns one goroutine for each dial and one for each connection; Close waits for all of them. A key
-// without connection or dial is forgotten.
+// It owns one goroutine for each dial and one for each connection; Close waits for all of them. A key with neither is
+// forgotten.
 type Pool[C Conn] struct {
 	cfg   Config[C]
-	force sync.Once     // closes now
-	now   chan struct{} // closed by Close: leases are no longer waited for
+	force sync.Once     // runs Close's part of the work once
+	now   chan struct{} // closed by Close: connections no longer wait for their leases
 	gone  chan struct{} // closed once the pool is closed and its goroutines have ended
 
-	mu      sync.Mutex // guards the following, and fields of entries, dials and members that say so
+	mu      sync.Mutex // guards the following, and the fields of entries, dials and members that name it
 	entries map[Key]*entry[C]
 	closed  bool   // no new leases
 	running int    // goroutines
@@ -77,17 +77,17 @@ func (p *Pool[C]) leaseOrJoin(ctx context.Context, key Key) (*member[C], *dial[C
 			m.leases++
 			return m, nil, nil
 		}
-		// It died, and its own goroutine has not retired it yet.
+		// The connection has died, but its own goroutine has not retired it yet.
 		p.mu.Unlock()
 		p.retire(m, m.conn.Err())
 		p.mu.Lock()
 	}
 }
 
-// Retire takes the key's connection out of service, because the machine is gone or has changed: no
-// new leases; closed with its last one, at once if it is not leased. A dial under way is ended, and its
-// callers get an error that wraps err. err may be nil. Retire does not wait, and does nothing for a
-// key without connection or dial. The next Acquire dials anew.
+// Retire takes the key's connection out of service, because the machine is gone or has changed. The connection takes
+// no new leases and closes with its last one, or at once if it has none. A dial under way is ended, and its callers
+// get an error that wraps err. err may be nil. Retire does not wait, and does nothing for a key without connection or
+// dial. The next Acquire dials anew.
 func (p *Pool[C]) Retire(key Key, err error) {
 	err = cmp.Or(err, errRetired)
 	p.mu.Lock()
@@ -99,7 +99,8 @@ func (p *Pool[C]) Retire(key Key, err error) {
 	p.endLocked(e, fmt.Errorf("connect %s: %w", key, err), err)
 }
 
-// Sever is Retire that waits for no lease: the key's connections are closed under them. It returns once they are.
+// Sever is Retire that does not wait for leases: it closes the key's connections at once, and returns when they are
+// closed.
 func (p *Pool[C]) Sever(key Key, err error) {
 	p.Retire(key, err)
 	var open []*member[C]
@@ -123,10 +124,10 @@ func (p *Pool[C]) endLocked(e *entry[C], err, cause error) {
 	}
 }
 
-// Shutdown refuses new leases, ends the wait of callers in Acquire, both with ErrClosed, and closes
-// each connection with its last lease. It returns nil when all are closed and the pool's goroutines
-// have ended. If ctx ends first it acts as Close and returns an error that wraps ctx's cause.
-// It may be called more than once, and together with Close.
+// Shutdown drains the pool: it refuses new leases, makes callers in Acquire return ErrClosed, and closes each
+// connection with its last lease. It returns nil when all are closed and the pool's goroutines have ended. If ctx
+// ends first it acts as Close and returns an error that wraps ctx's cause. It may be called more than once, and
+// together with Close.
 func (p *Pool[C]) Shutdown(ctx context.Context) error {
 	p.drain()
 	select {
@@ -152,7 +153,7 @@ func (p *Pool[C]) Close() error {
 	return nil
 }
 
-// drain begins the end: no new leases, no dials, and all connections out of service.
+// drain begins the end of the pool: no new leases, no dials, and all connections out of service.
 func (p *Pool[C]) drain() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -163,7 +164,7 @@ func (p *Pool[C]) drain() {
 	for key, e := range p.entries {
 		p.endLocked(e, closedError(key), ErrClosed)
 	}
-	p.running++ // as if drain were a goroutine: with none left, this closes gone
+	p.running++ // drain counts as a goroutine meanwhile, so that the end of the last one closes gone
 	p.exitLocked()
 }
 

@@ -22,15 +22,15 @@ type KeyStat struct {
 	Waiting int        // callers that wait for it
 }
 
-// State says which connection a key has.
+// State describes the connection of a key.
 type State string
 
 // The states of a key.
 const (
-	None    State = "none"    // no connection was made, or it was closed
-	Dialing State = "dialing" // one is being made
-	Up      State = "up"      // one is in service
-	Leaving State = "leaving" // one takes no new leases, and closes with its last
+	None    State = "none"    // there was no connection, or it was closed
+	Dialing State = "dialing" // a connection is being made
+	Up      State = "up"      // a connection is in service
+	Leaving State = "leaving" // the connection takes no new leases, and closes with its last one
 )
 
 // State returns the state of the newest connection.
@@ -51,8 +51,8 @@ func (k KeyStat) State() State {
 type ConnStat struct {
 	Since    time.Time // when it was dialed
 	Leases   int       // leases out on it
-	Draining bool      // it takes no new ones
-	Cause    error     // why it is Draining, nil if it is not
+	Draining bool      // it takes no new leases
+	Cause    error     // why it is Draining; nil otherwise
 }
 
 // Stat returns a snapshot.

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// roundBound is how long a round may take. A longer round does not count.
+// roundBound is how long a round may take. A longer round is not counted.
 const roundBound = 10 * time.Minute
 
 // Campaign is a run of many rounds.
@@ -23,8 +23,9 @@ type Campaign struct {
 	Out     io.Writer // gets progress and findings
 }
 
-// Run runs rounds until there were enough faults or ctx ends; the end of ctx is not an error. Rounds in the journal are
-// not run again. It returns all results. The error names rounds that failed by themselves; they do not count.
+// Run runs rounds until there were enough faults or ctx ends; the end of ctx is not an error. Rounds that are in the
+// journal are not run again. It returns all results. The error names rounds that failed because of the rig itself;
+// they are not counted.
 func (c *Campaign) Run(ctx context.Context) ([]Result, error) {
 	s := &campaign{Campaign: c, done: map[int]Result{}}
 	for _, r := range c.Journal.All() {
@@ -104,8 +105,8 @@ func (c *campaign) count(r Result, err error) {
 	}
 }
 
-// RunOne runs a round. If the round finds a fault of the product, out gets the finding, the command that repeats the
-// round, and the round's log. The error is that of ctx if it ended, else the reason why the round does not count.
+// RunOne runs a round. If the round finds a fault of the product, out receives the finding, the command that repeats
+// the round, and the round's log. The error is ctx's if ctx ended, otherwise the reason why the round is not counted.
 func RunOne(ctx context.Context, plan Plan, opts Options, out io.Writer) (Result, error) {
 	bounded, cancel := context.WithTimeout(ctx, roundBound)
 	defer cancel()

@@ -11,11 +11,11 @@ import (
 	"time"
 )
 
-// cleanLooks is how often in a row nothing must be found: one look misses a process that another is just starting.
+// cleanLooks is how many checks in a row must find nothing: one check can miss a process that another one is just
+// starting.
 const cleanLooks = 5
 
-// requireClean waits until nothing of the round's builds is left: no process, no file. since is when the last build
-// ended.
+// requireClean waits until no process and no file of the round's builds is left. since is when the last build ended.
 func (r *rig) requireClean(since time.Time) {
 	bound := cleanBound
 	if r.spec.late {
@@ -57,8 +57,7 @@ func (r *rig) alive() []process {
 	})
 }
 
-// left returns the files that should have been removed. A script whose removal came while nothing could be removed
-// stays.
+// left returns the files that should have been removed. A script whose removal was refused by a fault may stay.
 func (r *rig) left() []string {
 	var found []string
 	for _, m := range r.vms {

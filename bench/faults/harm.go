@@ -21,7 +21,7 @@ func between(least, most time.Duration, size float64) time.Duration {
 	return least + time.Duration(size*float64(most-least))
 }
 
-// later runs undo after a while, or when all builds have ended.
+// later calls undo after a while, or when all builds have ended.
 func (r *rig) later(d time.Duration, undo func()) {
 	done := make(chan struct{})
 	go func() { // heal waits for it
@@ -37,7 +37,7 @@ func (r *rig) later(d time.Duration, undo func()) {
 	r.heal(func() { <-done })
 }
 
-// throughout is a fault that the whole round has.
+// throughout is for a fault that lasts the whole round.
 func (r *rig) throughout(injection) { r.done() }
 
 func (r *rig) endConn(f injection) {
@@ -71,7 +71,7 @@ func (r *rig) stall(f injection) {
 	r.done()
 }
 
-// freeze stalls the connection until it has been given up and longer.
+// freeze stalls the connection until it has been given up, and a while longer.
 func (r *rig) freeze(f injection) {
 	m := r.vmOf(f)
 	r.harm(m)
@@ -83,7 +83,7 @@ func (r *rig) freeze(f injection) {
 	r.done()
 }
 
-// sendAway ends the connection and lets nothing through for a while.
+// sendAway ends the connection and lets no packets through for a while.
 func (r *rig) sendAway(f injection) {
 	m := r.vmOf(f)
 	met := r.awaitConn(m)
@@ -147,7 +147,7 @@ func (r *rig) unplug(f injection) {
 	r.done()
 }
 
-// collapse leaves little of the network's bandwidth for a while.
+// collapse reduces the network's bandwidth to very little for a while.
 func (r *rig) collapse(f injection) {
 	m := r.vmOf(f)
 	qdisc := []string{
@@ -198,7 +198,7 @@ func (r *rig) restartSSHD(f injection) {
 	r.done()
 }
 
-// killSSHD kills sshd with its connections, as if the machine had been asked to.
+// killSSHD kills sshd and its connections, as at a shutdown of the machine.
 func (r *rig) killSSHD(f injection) {
 	m := r.vmOf(f)
 	r.harm(m)
@@ -224,7 +224,7 @@ func (r *rig) counted(met bool) {
 	}
 }
 
-// victim waits for a process of the VM's end, of the build if there is one, and returns it with its build.
+// victim waits for a process of the VM's end (of the build, if there is one) and returns it with its build.
 func (r *rig) victim(f injection, part string) (m *machine, p process, build string, ok bool) {
 	m = r.vmOf(f)
 	own := r.builds[f.Build].ID
@@ -268,7 +268,7 @@ func killOne(part string) func(*rig, injection) {
 	}
 }
 
-// harmPart notes that the builds which depend on a process of the VM's end may be lost.
+// harmPart notes that builds which depend on this process of the VM's end may be lost.
 func (r *rig) harmPart(m *machine, part, id string) {
 	if part == "relay" {
 		id = ""
@@ -290,7 +290,7 @@ func pauseOne(part string) func(*rig, injection) {
 	}
 }
 
-// hangOne stops a process of the VM's end for good, and cancels the build, if it is one's, a while after.
+// hangOne stops a process of the VM's end for good. If it belongs to a build, the build is cancelled a while later.
 func hangOne(part string) func(*rig, injection) {
 	return func(r *rig, f injection) {
 		m, p, id, ok := r.victim(f, part)
@@ -326,7 +326,7 @@ func (r *rig) cancelBuild(id string) {
 // fewFiles is enough for a shell to start and to run a script, which inherits the limit of a starved program.
 const fewFiles = 16
 
-// starve lets a process open no more files than it has now.
+// starve limits a process to the files that it has open now.
 func (r *rig) starve(pid int) bool {
 	r.starving.Lock()
 	defer r.starving.Unlock()
@@ -418,7 +418,7 @@ func (r *rig) cancelAll(injection) {
 	r.done()
 }
 
-// flood has a VM write as fast as it can while nobody reads: a command's output, and for a while a build's log.
+// flood makes a VM write as fast as it can while nothing reads: a command's output and, for a while, a build's log.
 func (r *rig) flood(f injection) {
 	m := r.vmOf(f)
 	r.later(between(100*time.Millisecond, 2*time.Second, f.Size), r.builds[f.Build].sink.block())

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A round is two processes: a keeper, by which all processes of the round are adopted and which ends them, and the
-// rig below it.
+// A round consists of two processes: a keeper, which adopts and finally ends all processes of the round, and the rig
+// below it.
 const (
 	keeperArg = "__faults_keeper"
 	roundArg  = "__faults_round"
@@ -39,8 +39,8 @@ type reply struct {
 	Error  string
 }
 
-// Main runs a part of a round if this program was started as one, and does not return then. A program that calls
-// StartRound calls Main first, and so does its TestMain.
+// Main runs a part of a round if this program was started as one, and then does not return. A program that calls
+// StartRound must call Main first, and so must its TestMain.
 func Main() {
 	if len(os.Args) != 2 {
 		return
@@ -54,7 +54,7 @@ func Main() {
 }
 
 // StartRound runs a round in processes of its own and waits for it. talk is their standard error. An error means that
-// the round does not count. When ctx ends, the round's processes are killed.
+// the round is not counted. When ctx ends, the round's processes are killed.
 func StartRound(ctx context.Context, plan Plan, opts Options) (res Result, talk string, err error) {
 	var errs strings.Builder
 	r, err := start(ctx, assignment{Plan: plan, Opts: opts}, &errs)
@@ -177,7 +177,7 @@ func keep() int {
 	}
 }
 
-// endAll kills all below the keeper. Those that appear meanwhile are children of such, and get theirs too.
+// endAll kills all processes below the keeper, including those that appear meanwhile.
 func endAll() {
 	for {
 		left := below(processes(), os.Getpid())

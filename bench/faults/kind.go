@@ -24,7 +24,7 @@ type kindSpec struct {
 	routes  []string // those on which there is something to be harmed; nil: all
 	proxy   bool     // the manager reaches the VM by a proxy, which does the harm
 	private bool     // needs namespaces of the round's own
-	tmpfs   bool     // the VM's directory for temporary files is a small file system of its own
+	tmpfs   bool     // the VM's directory for temporary files is a small file system
 	slow    bool     // a build may be held up until the silence of a frozen peer is noticed
 	// inherited: scripts meet the fault too; a script that fails by it is a script failure.
 	inherited bool

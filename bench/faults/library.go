@@ -47,8 +47,8 @@ func (r *rig) runLibrary(ctx context.Context) error {
 	return nil
 }
 
-// drive runs the builds, does the faults, and undoes them when all builds have ended. It returns false if that did not
-// happen within their bound.
+// drive runs the builds, injects the faults, and undoes them when all builds have ended. It returns false if that did
+// not happen in time.
 func (r *rig) drive(ctx context.Context, provider *fleet) bool {
 	r.provider = provider
 	var watch, faults, builds sync.WaitGroup
@@ -202,7 +202,7 @@ func (r *rig) execute(ctx context.Context, e *instance.Executor, b *build) error
 	return e.Execute(ctx, job)
 }
 
-// cleanUp ends all that the build has on its VM, within a bound.
+// cleanUp ends everything of the build on its VM, in bounded time.
 func (r *rig) cleanUp(ctx context.Context, e *instance.Executor, b *build) {
 	begin := time.Now()
 	err := e.Cleanup(context.WithoutCancel(ctx))
@@ -231,7 +231,7 @@ func verdictOf(err error) verdict {
 	return verdict{Reason: string(failed.Reason), Code: failed.ExitCode, Text: failed.Err.Error()}
 }
 
-// findNoEnd names the builds that have not ended, and says where the process is.
+// findNoEnd reports the builds that have not ended, with the goroutines of this process.
 func (r *rig) findNoEnd(bound time.Duration) {
 	for _, b := range r.builds {
 		b.mu.Lock()
@@ -292,7 +292,7 @@ func (r *rig) probeOnce(ctx context.Context, provider *fleet, try int) (failed e
 	return failed
 }
 
-// requireBack waits until the process has no more goroutines and files than at the begin.
+// requireBack waits until the process has no more goroutines and open files than at the beginning.
 func (r *rig) requireBack(goroutines int, files map[string]int) {
 	const bound = 10 * time.Second
 	if !await(bound, func() bool { return runtime.NumGoroutine() <= goroutines }) {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Plan is all that is decided about a round before it begins. It follows from the seed and the number.
+// Plan is everything that is decided about a round before it begins. It follows from the seed and the number.
 type Plan struct {
 	Seed   uint64
 	Round  int
@@ -34,7 +34,7 @@ type buildPlan struct {
 	Code     int  // its exit code
 }
 
-// injection is one fault: when a build reaches a phase, and a while after.
+// injection is one fault: it happens a while after a build has reached a phase.
 type injection struct {
 	Build int // index
 	Phase phase
@@ -60,7 +60,7 @@ var phases = []phase{atConnect, atReady, atJob, atJob, atJob, atEnd, atClose}
 // exitCodes are the exit codes of scripts; most succeed.
 var exitCodes = []int{0, 0, 0, 0, 0, 0, 1, 2, 3, 42, 100, 124, 130, 137, 143, 255}
 
-// Filter says which rounds are wanted: of these kinds and routes. An empty list means all.
+// Filter selects rounds by kind and route. An empty list means all.
 type Filter struct {
 	Kinds  []Kind
 	Routes []string

@@ -186,7 +186,7 @@ func (m *machine) plug(ctx context.Context, i int) (netip.Addr, error) {
 // The addresses of the two ends of a VM's network.
 const nearMAC, farMAC = "02:00:00:00:00:01", "02:00:00:00:00:02"
 
-// nothingToDelete is what tc says where nothing holds packets up.
+// nothingToDelete is the error of tc if no rule delays packets.
 const nothingToDelete = "Cannot delete qdisc with handle of zero"
 
 // link lets packets through in both directions, or drops them without a word.

@@ -1,5 +1,5 @@
-// The stepmux-custom-executor program: "stepmux custom-executor" alone. GitLab Runner starts it four to eight times for
-// each job, and the manager's program takes long to start.
+// The stepmux-custom-executor program is the command "stepmux custom-executor" alone. GitLab Runner starts it four to
+// eight times for each job, and the large program of the manager would take long to start.
 package main
 
 import (

@@ -13,7 +13,7 @@ import (
 func newActionsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "actions",
-		Short: "Keep GitHub Actions for jobs that run without github.com",
+		Short: "Download GitHub Actions for jobs that run without github.com",
 		Args:  arguments(),
 	}
 	cmd.AddCommand(newActionsVendorCommand())
@@ -25,7 +25,7 @@ func newActionsVendorCommand() *cobra.Command {
 	dir, server := "actions", "https://github.com"
 	cmd := &cobra.Command{
 		Use:   "vendor [flags] FILE",
-		Short: "Bring the actions that a file needs into a directory",
+		Short: "Download the actions that a file needs into a directory",
 		Long: `Bring the actions that a workflow, an action.yml or a file of steps names, and those that they use themselves,
 into a directory: a bare git repository for each, with the revisions that are asked for. A job runs with these by
 --actions-base DIR. Images of docker actions are left out.

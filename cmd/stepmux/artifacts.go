@@ -16,8 +16,7 @@ import (
 // projectPiece is the size of the pieces in which a project is sent to a manager.
 const projectPiece = 256 << 10
 
-// keepProject has a manager keep a project for the builds of a job, in which it notes the project. Without one it does
-// nothing.
+// keepProject uploads a project to a manager and names it in the job. Without a project it does nothing.
 func keepProject(ctx context.Context, m pb.ManagerClient, p *packed, job *pb.Job) error {
 	if p == nil {
 		return nil
@@ -29,7 +28,7 @@ func keepProject(ctx context.Context, m pb.ManagerClient, p *packed, job *pb.Job
 	if err != nil {
 		return err
 	}
-	_ = stream.Send(&pb.KeepProjectRequest{Digest: p.Digest, Size: p.Size}) // Recv tells of a failure
+	_ = stream.Send(&pb.KeepProjectRequest{Digest: p.Digest, Size: p.Size}) // Recv returns the error
 	resp, err := stream.Recv()
 	if err != nil || resp.GetWanted() == 0 {
 		return err
@@ -39,12 +38,12 @@ func keepProject(ctx context.Context, m pb.ManagerClient, p *packed, job *pb.Job
 		return err
 	}
 	for left := p.Size; left > 0; {
-		data := make([]byte, min(projectPiece, left)) // the stream may keep it
+		data := make([]byte, min(projectPiece, left)) // a new slice each time: the stream may keep it
 		if _, err := io.ReadFull(archive, data); err != nil {
 			return fmt.Errorf("read the project's archive: %w", err)
 		}
 		if stream.Send(&pb.KeepProjectRequest{Data: data}) != nil {
-			break // Recv tells why
+			break // Recv returns the reason
 		}
 		left -= int64(len(data))
 	}
@@ -56,7 +55,7 @@ func newArtifactsCommand() *cobra.Command {
 	var f managerFlag
 	cmd := &cobra.Command{
 		Use:   "artifacts ID DIR",
-		Short: "Get the artifacts of a manager's build",
+		Short: "Download the artifacts of a manager's build",
 		Long: `Get the artifacts of a build of a stepmux manager, and unpack them in DIR, which is made if it is missing.
 Files of the same name there are replaced. An archive with a file or a link that would be outside of DIR is refused.
 
@@ -79,7 +78,7 @@ Files of the same name there are replaced. An archive with a file or a link that
 	return cmd
 }
 
-// getArtifacts gets the artifacts of a build and unpacks them in a directory.
+// getArtifacts downloads the artifacts of a build and unpacks them in a directory.
 func getArtifacts(ctx context.Context, m pb.ManagerClient, id, dir string) (int, error) {
 	file, err := os.CreateTemp("", "stepmux-artifacts-")
 	if err != nil {

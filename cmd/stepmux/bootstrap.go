@@ -10,7 +10,7 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// ownFile is the file of this program, even if another file has its name by now.
+// ownFile opens the file of this program, even if its path now names another file.
 const ownFile = "/proc/self/exe"
 
 // bootstrapFlags name the programs that may be copied to VMs.
@@ -21,8 +21,8 @@ type bootstrapFlags struct {
 
 func (f *bootstrapFlags) register(fl *pflag.FlagSet) {
 	fl.BoolVar(&f.bootstrap, "bootstrap", false, "copy stepmux to VMs whose stepmux is missing, cannot run, or "+
-		"is too old for a relay: to ~/.cache/stepmux or a directory for temporary files. \"stepmux version\" says which "+
-		"platforms this program carries it for")
+		"is too old for a relay: to ~/.cache/stepmux or a directory for temporary files; \"stepmux version\" lists the "+
+		"platforms that this program carries it for")
 	fl.StringArrayVar(&f.binaries, "bootstrap-binary", nil,
 		"`OS/ARCH=FILE`, a stepmux to copy to VMs of that platform, as --bootstrap does; repeatable")
 	grouped(fl, runnerGroup)
@@ -60,5 +60,5 @@ func (f *bootstrapFlags) bootstraps() ([]*program.Binary, error) {
 		}
 		ends = []*program.Binary{own}
 	}
-	return append(all, ends...), nil // after those that were named
+	return append(all, ends...), nil // after the programs that were named
 }

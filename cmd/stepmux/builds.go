@@ -17,7 +17,7 @@ import (
 // maxBuilds bounds the builds of a run, as each waiting build costs memory.
 const maxBuilds = 100_000
 
-// buildFlags say which builds a run has of each FILE.
+// buildFlags select the builds of a run for each FILE.
 type buildFlags struct {
 	builds      int
 	each        bool
@@ -38,13 +38,13 @@ type axis struct {
 
 func (f *buildFlags) register(fl *pflag.FlagSet) {
 	f.selected, f.env = map[string]string{}, map[string]string{}
-	fl.IntVar(&f.builds, "builds", 1, "how many builds to run of each FILE; each has its number in CI_NODE_INDEX, from "+
-		"1, and their number in CI_NODE_TOTAL")
+	fl.IntVar(&f.builds, "builds", 1, "how many builds to run of each FILE; CI_NODE_INDEX is the number of the build, "+
+		"from 1, and CI_NODE_TOTAL how many there are")
 	fl.BoolVar(&f.each, "each", false, "run the builds on every VM")
-	fl.Func("select", "`LABEL=VALUE`, a label of the inventory: use only VMs that have it; repeatable, a VM has all",
+	fl.Func("select", "use only VMs that have the label `LABEL=VALUE` in the inventory; repeatable, a VM must have all",
 		func(text string) error { return assign(f.selected, text) })
-	fl.Func("matrix", "`NAME=VALUE,VALUE...`: run the builds with each value of this job variable, which is in the "+
-		"environment too; repeatable, for each combination", func(text string) error {
+	fl.Func("matrix", "run the builds once for each value of a job variable, `NAME=VALUE,VALUE...`, which is "+
+		"also in the environment; repeatable: each combination", func(text string) error {
 		name, values, ok := strings.Cut(text, "=")
 		switch {
 		case !ok || !variableName.MatchString(name):
@@ -75,7 +75,7 @@ func assign(to map[string]string, text string) error {
 	return nil
 }
 
-// checkBuilds returns how many builds a run of so many FILEs on so many VMs has.
+// checkBuilds returns the number of builds of a run with this many FILEs and VMs.
 func (f *buildFlags) checkBuilds(files, vms int) (int, error) {
 	if f.builds < 1 || f.builds > maxBuilds {
 		return 0, fmt.Errorf("--builds %d: use 1 to %d", f.builds, maxBuilds)
@@ -92,7 +92,7 @@ func (f *buildFlags) checkBuilds(files, vms int) (int, error) {
 	return total, nil
 }
 
-// sizes returns how many values each axis has.
+// sizes returns the number of values of each axis.
 func (f *buildFlags) sizes() []int {
 	sizes := make([]int, len(f.matrix))
 	for i, a := range f.matrix {
@@ -101,7 +101,7 @@ func (f *buildFlags) sizes() []int {
 	return sizes
 }
 
-// combinations returns those of the matrix, one without variables if there is no matrix.
+// combinations returns the combinations of the matrix: one without variables if there is no matrix.
 func (f *buildFlags) combinations() [][]connector.Variable {
 	all := [][]connector.Variable{nil}
 	for _, a := range f.matrix {
@@ -116,7 +116,7 @@ func (f *buildFlags) combinations() [][]connector.Variable {
 	return all
 }
 
-// places returns the IDs of the VMs on which the builds are to run, or one empty ID: any of those with the labels.
+// places returns the IDs of the VMs to run on, or one empty ID for any VM with the labels.
 func (f *buildFlags) places(group *instance.Group) ([]string, error) {
 	var ids []string
 	for _, in := range group.Instances() {

@@ -42,7 +42,7 @@ type cacheFlags struct {
 	unused time.Duration
 }
 
-// cacheReport is the report of a VM or, if Instance is empty, of this machine.
+// cacheReport is the report of one VM or, if Instance is empty, of this machine.
 type cacheReport struct {
 	Instance string `json:"instance,omitempty"`
 	network.CacheReport
@@ -51,16 +51,15 @@ type cacheReport struct {
 func newCacheCommand() *cobra.Command {
 	return withCommands(&cobra.Command{
 		Use:   "cache",
-		Short: "Look after the cache of fetched steps, on this machine or on VMs",
+		Short: "List, check and prune the cache of fetched steps, on this machine or on VMs",
 	},
 		newCacheVerb("list", "List the components in the cache", `List the components in the cache, the least recently used
 first, with their sizes and the places they were fetched from.`),
-		newCacheVerb("prune", "Remove components that no job uses", `Remove the components that no job uses, and what killed
-processes have left. Jobs may run meanwhile. The directories of a component are read-only, so that rm -rf cannot
-remove them unless root calls it. After prune, while no job runs, it can.`),
+		newCacheVerb("prune", "Remove components that no job uses", `Remove the components that no job uses, and files that
+killed processes have left. Jobs may run meanwhile. The directories of a component are read-only, so only root can
+remove them with rm -rf. After prune, while no job runs, you can, too.`),
 		newCacheVerb("verify", "Compare components with their digests", `Compare the files of all components with their
-digests, and remove the components that were changed. List those, also the ones that a job uses and which
-therefore stay.`),
+digests, list the components that were changed, and remove them, except those that a job uses.`),
 	)
 }
 
@@ -71,8 +70,8 @@ func newCacheVerb(verb, short, long string) *cobra.Command {
 		Short: short,
 		Long: long + `
 
-With --instance or --inventory it does so on VMs, by the step runner there and as the user of the builds. --bootstrap
-finds the one that stepmux run --bootstrap has uploaded.
+With --instance or --inventory it works on the caches of VMs, with the step runner there and as the user of the builds.
+With --bootstrap it uses the step runner that 'stepmux run --bootstrap' has uploaded.
 
 ` + vmHelp + `
 
@@ -125,7 +124,7 @@ func (f *cacheFlags) run(cmd *cobra.Command, _ []string) error {
 	return withCode(cmp.Or(endsignal.Code(ctx), code), nil)
 }
 
-// reports returns the reports of the VMs or, if the flags name none, of this machine.
+// reports returns the reports of the VMs or, if the flags name no VM, of this machine.
 func (f *cacheFlags) reports(ctx context.Context) ([]cacheReport, error) {
 	if len(f.instances) > 0 || f.inventory != "" {
 		bootstrap, err := f.bootstraps()
@@ -147,11 +146,11 @@ func (f *cacheFlags) reports(ctx context.Context) ([]cacheReport, error) {
 	return []cacheReport{{CacheReport: network.Cache(ctx, f.verb, f.dir, f.unused)}}, nil
 }
 
-// answerTimeout bounds the wait for a step runner that is asked for its version.
+// answerTimeout bounds the wait for a step runner's answer to --version.
 const answerTimeout = 30 * time.Second
 
-// stepRunner returns the step runner of a VM: the command that runs it, and its name. With bootstrap it is the one that
-// a run with --bootstrap would use.
+// stepRunner returns the step runner of a VM: the command that runs it, and its name. With bootstrap it is the one
+// that a run with --bootstrap would use.
 func (f *cacheFlags) stepRunner(
 	ctx context.Context, conn *mux.Conn, in instance.Instance, bootstrap []*program.Binary,
 ) (argv, name []string, err error) {
@@ -175,7 +174,7 @@ func (f *cacheFlags) stepRunner(
 	return found.Argv(), found.Command, nil
 }
 
-// onVM does the same on a VM, by the step runner there.
+// onVM runs the same command on a VM, with the step runner there.
 func (f *cacheFlags) onVM(
 	ctx context.Context, p *instance.Provider, in instance.Instance, bootstrap []*program.Binary,
 ) (r cacheReport, err error) {
@@ -214,7 +213,7 @@ func (f *cacheFlags) onVM(
 		return r, fmt.Errorf("its report has %d components, more than %d", n, maxCacheObjects)
 	}
 	if json.Unmarshal(data, &r) == nil {
-		return r, nil // the exit code says no more than the report
+		return r, nil // the exit code adds nothing to the report
 	}
 	return cacheReport{}, fmt.Errorf("%s: %w (is it a stepmux of this version? --runner-command names a program, "+
 		"--bootstrap finds one that was uploaded, or uploads it)",
@@ -222,7 +221,7 @@ func (f *cacheFlags) onVM(
 		cmp.Or(readErr, waitErr, errors.New("it prints no report")))
 }
 
-// writeText writes r, whose texts may come from a VM.
+// writeText writes r. Its texts may come from a VM, so they are untrusted.
 func (f *cacheFlags) writeText(out, problems io.Writer, r cacheReport) error {
 	where := ""
 	if r.Instance != "" {

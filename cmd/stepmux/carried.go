@@ -9,8 +9,8 @@ import (
 	"github.com/stepmux/stepmux/connector/program"
 )
 
-// carried returns the VM's ends that this program carries, one for each platform. `make build` puts them in. A program
-// that is built by the go command alone carries none, and is the VM's end itself.
+// carried returns the programs for VMs that this program contains, one for each platform. `make build` adds them. A
+// program that was built without make contains no others, and is itself the program for VMs.
 func carried() []*program.Binary {
 	const vm, fetch = "carried/stepmux-vm-", "carried/stepmux-fetch-"
 	files, _ := fs.Glob(carriedFiles, vm+"*.gz") // fails only for a malformed pattern
@@ -26,7 +26,7 @@ func carried() []*program.Binary {
 	return all
 }
 
-// platforms says for which platforms this program carries the VM's end.
+// platforms lists the platforms of the programs in carried.
 func platforms() string {
 	var all []string
 	for _, end := range carried() {
@@ -38,7 +38,7 @@ func platforms() string {
 	return "stepmux-vm and stepmux-fetch for " + strings.Join(all, ", ")
 }
 
-// ownEnd returns the VM's end for this machine, or nil if this program carries none.
+// ownEnd returns the program of carried for this machine's platform, or nil.
 func ownEnd() *program.Binary {
 	for _, end := range carried() {
 		if end.Platform() == runtime.GOOS+"/"+runtime.GOARCH {

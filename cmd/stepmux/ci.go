@@ -29,8 +29,8 @@ func newCICommand() *cobra.Command {
 		Use:   "ci [flags]",
 		Short: "Run the steps in the environment variable STEPS, or serve gRPC on a port",
 		Long: `Run the steps in the environment variable STEPS: a list of steps, or a document with the list below run:.
-This command is for the script of a CI job. Expressions know the environment as job variables (vars.X, job.X); the
-steps get a small environment, and the variables they ask for. The job runs in CI_PROJECT_DIR or, if that is not set,
+This command is for the script of a CI job. Expressions see the environment as job variables (vars.X, job.X); steps get
+a small environment, and the variables that they ask for. The job runs in CI_PROJECT_DIR or, if that is not set,
 in the current directory. It writes its trace to trace.json there, or to --output-file; an empty name means no trace.
 The known tokens of CI jobs are masked, and the variables of --mask. The variables in the files of --env-file come
 before those of the environment, STEPS and CI_PROJECT_DIR too.
@@ -102,7 +102,7 @@ func (f *ciFlags) run(cmd *cobra.Command) error {
 		}
 		f.workDir = cmp.Or(f.workDir, getenv("CI_PROJECT_DIR"))
 		src := standalone.Source{Name: standalone.StepsVariable, Text: []byte(text), Format: standalone.Steps}
-		src.Vars, err = standalone.EnvironmentVars(append(vars, os.Environ()...), f.masked) // the first of a name counts
+		src.Vars, err = standalone.EnvironmentVars(append(vars, os.Environ()...), f.masked) // the first value counts
 		return src, err
 	}, place{})
 }
@@ -143,7 +143,7 @@ func (f *ciFlags) serve(cmd *cobra.Command) error {
 	return systemError(err)
 }
 
-// token returns the token of the service. made tells that it is new.
+// token returns the token of the service. made is true if it is new.
 func (f *ciFlags) token() (token string, made bool, err error) {
 	from, token := "the environment variable "+standalone.TokenVariable, os.Getenv(standalone.TokenVariable)
 	switch {

@@ -14,21 +14,21 @@ import (
 	"github.com/stepmux/stepmux/internal/termtext"
 )
 
-// valuesKey is the annotation of a flag with the values that it takes.
+// valuesKey is the annotation of a flag that lists its possible values.
 const valuesKey = "values"
 
 const (
 	// completionTime bounds the wait of a completion for a manager or a run.
 	completionTime = time.Second
-	// maxCompletions bounds the builds that a completion asks for.
+	// maxCompletions bounds the number of builds that a completion requests.
 	maxCompletions = 200
 )
 
 // filesAsArguments matches the usage of a command whose arguments are files.
 var filesAsArguments = regexp.MustCompile(`\b(FILE|TRACE|ENVELOPE|OLD|NEW)\b`)
 
-// addCompletions tells a shell, for all commands and flags without a completion of their own, whether values, files,
-// directories or none of these can follow. That is in their texts.
+// addCompletions sets the shell completion of all commands and flags that do not have one. Whether values, files,
+// directories or nothing can follow is derived from their help texts.
 func addCompletions(cmd *cobra.Command) {
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		complete := cobra.NoFileCompletions
@@ -59,7 +59,7 @@ func addCompletions(cmd *cobra.Command) {
 	}
 }
 
-// oneOf completes a word with values. No blank follows values such as command: that need more.
+// oneOf completes a word with values. No space follows values such as "command:", which need more text.
 func oneOf(values []string) cobra.CompletionFunc {
 	return func(_ *cobra.Command, _ []string, word string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		directive := cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
@@ -81,7 +81,7 @@ func directories(*cobra.Command, []string, string) ([]cobra.Completion, cobra.Sh
 	return nil, cobra.ShellCompDirectiveFilterDirs
 }
 
-// completing returns a completion with the words of list that begin as the word does and are no arguments yet. A
+// completing returns a completion with those words of list that begin like the word and are not arguments yet. A
 // description may follow a word, after a tab. The context of the command ends after completionTime.
 func completing(list func(cmd *cobra.Command, args []string) []string) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, word string) ([]cobra.Completion, cobra.ShellCompDirective) {
@@ -99,7 +99,7 @@ func completing(list func(cmd *cobra.Command, args []string) []string) cobra.Com
 	}
 }
 
-// first returns a completion for the first argument. rest completes the others.
+// first returns a completion for the first argument. rest completes the other arguments.
 func first(complete, rest cobra.CompletionFunc) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, word string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		if len(args) > 0 {
@@ -109,10 +109,10 @@ func first(complete, rest cobra.CompletionFunc) cobra.CompletionFunc {
 	}
 }
 
-// completeBuilds completes the IDs of a manager's builds that are wanted.
+// completeBuilds completes the IDs of a manager's builds for which wanted returns true.
 func (f *managerFlag) completeBuilds(wanted func(*pb.Build) bool) cobra.CompletionFunc {
 	return completing(func(cmd *cobra.Command, _ []string) (ids []string) {
-		_ = f.use(cmd, func(ctx context.Context, m pb.ManagerClient) error { // without an answer there are none
+		_ = f.use(cmd, func(ctx context.Context, m pb.ManagerClient) error { // without an answer there are no completions
 			list, err := m.List(ctx, &pb.ListRequest{Limit: maxCompletions})
 			for _, b := range list.GetBuilds() {
 				if wanted(b) {

@@ -19,7 +19,7 @@ import (
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 )
 
-// controlTimeout bounds the wait for the answer of a run.
+// controlTimeout bounds the wait for a run's answer.
 const controlTimeout = 10 * time.Second
 
 const controlExitHelp = `Exit codes:
@@ -27,7 +27,7 @@ const controlExitHelp = `Exit codes:
   2        wrong usage, or --control has to say which of several runs
   3        no run was found, it did not answer, or it has no such VM`
 
-// operated is a run, or a manager, that operators see and change.
+// operated is a run or a manager, as ps, drain and undrain see it.
 type operated interface {
 	Status(ctx context.Context) (control.Status, error)
 	Drain(ctx context.Context, id string) error
@@ -41,7 +41,7 @@ type managed struct {
 	limit time.Duration
 }
 
-// Status implements operated, as do the following.
+// Status implements operated, and so do the methods below.
 func (m managed) Status(ctx context.Context) (s control.Status, err error) {
 	resp, err := m.ManagerClient.Status(ctx, &pb.StatusRequest{})
 	if err == nil {
@@ -89,9 +89,9 @@ func newPsCommand() *cobra.Command {
 func newDrainCommand() *cobra.Command {
 	m := &managed{}
 	cmd := newVerbCommand("drain ID...", "Send no new builds to VMs of a stepmux manager or run",
-		`Send no new builds to VMs. Running builds go on; after the last of them the connection to the VM is closed. A manager
-keeps this over its restart.`, m, operated.Drain)
-	cmd.Flags().StringVar(&m.note, "note", "", "`TEXT` that says why, for other operators: ps shows it (managers only)")
+		`Send no new builds to VMs. Running builds continue; after the last of them the connection to the VM is closed. A
+manager remembers this when it restarts.`, m, operated.Drain)
+	cmd.Flags().StringVar(&m.note, "note", "", "`TEXT` with the reason, for other operators; ps shows it (managers only)")
 	timeFlag(cmd.Flags(), &m.limit, "for", "undrain after this `time` (managers only; default never)")
 	return cmd
 }
@@ -116,7 +116,7 @@ func newVerbCommand(
 	})
 }
 
-// toldError returns the text of a manager's error without the words of gRPC.
+// toldError returns the text of a manager's error without gRPC's prefix.
 func toldError(err error) error {
 	if told, ok := status.FromError(err); ok && err != nil {
 		return errors.New(told.Message())
@@ -124,14 +124,14 @@ func toldError(err error) error {
 	return err
 }
 
-// maxNamed is how many VMs a message names.
+// maxNamed is the largest number of VMs that a message names.
 const maxNamed = 20
 
-// otherVMs names the VMs of a run or manager that does not have the VM id. It returns "" if it has.
+// otherVMs lists the VMs of a run or manager that does not have the VM id. It returns "" if it has that VM.
 func otherVMs(ctx context.Context, of operated, id string) string {
 	status, err := of.Status(ctx)
 	if err != nil {
-		return "" // the first error tells more
+		return "" // the first error is more useful
 	}
 	var names []string
 	for _, vm := range status.Instances {
@@ -147,8 +147,8 @@ func otherVMs(ctx context.Context, of operated, id string) string {
 	return near + " The VMs there are " + strings.Join(names, ", ")
 }
 
-// withOperated returns cmd, which connects to a run or a manager and calls use with its arguments. m has the flags that
-// only managers take.
+// withOperated returns cmd as a command that connects to a run or a manager and calls use with its arguments. m has
+// the flags that only a manager accepts.
 func withOperated(
 	cmd *cobra.Command, m *managed, use func(context.Context, operated, []string) error,
 ) *cobra.Command {
@@ -197,7 +197,7 @@ is none the manager.
 	cmd.RunE = func(cmd *cobra.Command, args []string) error { return with(cmd, args, use) }
 	if strings.Contains(cmd.Use, "ID") {
 		cmd.ValidArgsFunction = completing(func(cmd *cobra.Command, _ []string) (ids []string) {
-			// Without an answer there are none.
+			// Without an answer there are no completions.
 			_ = with(cmd, nil, func(ctx context.Context, of operated, _ []string) (err error) {
 				ids, err = vmIDs(ctx, of)
 				return err

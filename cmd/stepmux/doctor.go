@@ -29,11 +29,11 @@ func newDoctorCommand() *cobra.Command {
 	var f doctorFlags
 	cmd := &cobra.Command{
 		Use:   "doctor --instance ssh://[USER@]HOST[:PORT]",
-		Short: "Examine VMs: can builds run there, and how could they run better",
-		Long: `Examine VMs: the login, the host key, the server's version, the sessions it allows, its forwarding, the login
-shell, the stepmux there, the directory for temporary files, the clock, the isolation of builds. It starts a step
-runner as for a build, and ends it. Each finding is ok, warn or fail, with a remedy and its gain. Doctor connects as
-run does: through the same jump hosts, with the same keys and host key policies.
+		Short: "Examine VMs: whether builds can run there, and the changes that would help",
+		Long: `Examine VMs: the login, the host key, the server's version, the sessions that it allows, its forwarding, the
+login shell, the stepmux there, the directory for temporary files, the clock and the isolation of builds. Doctor starts
+a step runner as for a build, and ends it. Each finding is ok, warn or fail, with the change to make and its benefit.
+Doctor connects as run does: through the same jump hosts, with the same keys and host-key policies.
 
 ` + vmHelp + `
 
@@ -51,8 +51,8 @@ Exit codes:
 		RunE: f.run,
 	}
 	f.vmFlags.register(cmd.Flags())
-	f.clusterFlags.register(cmd.Flags(), "examine the cluster of this `CONTEXT` of the kubeconfig for builds in pods, "+
-		"in place of VMs: its version, and what the login may do there")
+	f.clusterFlags.register(cmd.Flags(), "examine a cluster for builds in pods instead of VMs: its version, and the "+
+		"rights of the login; that of the kubeconfig's current context, or of the context `[=CONTEXT]`")
 	cmd.Flags().StringVar(&f.docker, "docker", "", "examine for builds in containers (run --image) by the Docker daemon "+
 		"at `ADDRESS`, unix://PATH or tcp://HOST:PORT: the VM's, and the login there, or without a VM this machine's")
 	grouped(cmd.Flags(), containerGroup)

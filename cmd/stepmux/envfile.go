@@ -10,7 +10,7 @@ import (
 	"github.com/stepmux/stepmux/remote/standalone"
 )
 
-// settingFlags name the files that a command takes flags and variables from.
+// settingFlags name files with flags and variables for a command.
 type settingFlags struct {
 	configFile string
 	envFiles   []string
@@ -18,13 +18,13 @@ type settingFlags struct {
 
 func (f *settingFlags) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.configFile, "config", "",
-		"YAML `FILE` with flags, by their names without the dashes; flags on the command line go first")
+		"YAML `FILE` with flags, by their names without the dashes; flags on the command line take precedence")
 	fl.StringArrayVar(&f.envFiles, "env-file", nil, "`FILE` with lines NAME=VALUE, job variables; NAME alone takes the "+
-		"value in the environment, and # begins a comment; repeatable, the last of several values counts")
+		"value in the environment, and # begins a comment; repeatable, the last value of a name counts")
 	grouped(fl, fileGroup)
 }
 
-// apply sets the flags of cmd that the file of --config names.
+// apply sets the flags of cmd from the file of --config.
 func (f *settingFlags) apply(cmd *cobra.Command) error {
 	if f.configFile == "" {
 		return nil
@@ -38,7 +38,7 @@ func (f *settingFlags) apply(cmd *cobra.Command) error {
 	return nil
 }
 
-// variables returns the lines NAME=VALUE of the files, the last of several values for a name.
+// variables returns the lines NAME=VALUE of the files. If a name occurs several times, the last value counts.
 func (f *settingFlags) variables() ([]string, error) {
 	vars, err := standalone.ReadEnvFiles(f.envFiles, os.LookupEnv)
 	if err != nil {

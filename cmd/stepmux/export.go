@@ -27,7 +27,7 @@ type provenanceFlags struct {
 	signKey    string
 	passphrase []string // the command
 
-	key *provenance.Key // nil without a signKey, and before checkProvenance
+	key *provenance.Key // nil without signKey, and until checkProvenance is called
 }
 
 const (
@@ -45,8 +45,8 @@ func (f *provenanceFlags) register(fl *pflag.FlagSet) {
 		"`command` that prints the passphrase of --sign-key, the file %f; it is split into words at blanks")
 }
 
-// checkProvenance checks the flags of a command that writes provenance to file, if that is not empty, and reads the
-// key.
+// checkProvenance checks the flags of a command that writes provenance to file, and reads the key. An empty file
+// means no provenance.
 func (f *provenanceFlags) checkProvenance(ctx context.Context, file string) error {
 	for _, flag := range []struct {
 		name  string
@@ -94,7 +94,8 @@ func (f *provenanceFlags) readKey(ctx context.Context) error {
 	return nil
 }
 
-// statement returns the provenance of t, whose file is called name and is data, with subjects in dir.
+// statement returns the provenance of t. name and data are the name and content of its file; subjects are searched in
+// dir.
 func (f *provenanceFlags) statement(t *trace.Trace, name string, data []byte, dir string) ([]byte, error) {
 	cfg := provenance.Config{Builder: f.builder, TraceName: name, TraceDigest: fmt.Sprintf("%x", sha256.Sum256(data))}
 	if len(f.subjects) > 0 {

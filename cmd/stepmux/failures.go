@@ -12,17 +12,17 @@ import (
 )
 
 const (
-	// mostFailures bounds the kinds of failures in a summary, and mostNames the length of a list of builds there.
+	// mostFailures bounds the kinds of failures in a summary, mostNames the length of a list of builds there.
 	mostFailures, mostNames = 10, 400
 )
 
-// failures are the failed builds of a run. Those that failed alike are one kind.
+// failures groups the failed builds of a run: builds with the same cause are one kind.
 type failures struct {
 	kinds []*failure // in the order of their first builds
 	of    map[string]*failure
 }
 
-// failure is one kind.
+// failure is one kind of failure.
 type failure struct {
 	text   string // of its first build
 	builds []string
@@ -53,10 +53,10 @@ func placed(r batch.Report, file string) string {
 	return fmt.Sprintf("%s (%s on %s)", r.Build, file, r.Instance)
 }
 
-// numbers are what tells failures of one kind apart: processes, ports, times.
+// numbers matches the parts in which failures of one kind differ: process ids, ports, times.
 var numbers = regexp.MustCompile(`[0-9]{3,}|[0-9.]+(ms|s|m)`)
 
-// likeness returns what the failures of one kind have in common.
+// likeness reduces a failure's text to the part that all failures of its kind share.
 func likeness(text, build, vm string) string {
 	text = strings.ReplaceAll(text, build, "*")
 	if vm != "" {
@@ -65,7 +65,7 @@ func likeness(text, build, vm string) string {
 	return numbers.ReplaceAllString(text, "#")
 }
 
-// summary returns the lines of the failures: each kind with an example and its builds.
+// summary returns the lines about the failures: for each kind an example and its builds.
 func (f *failures) summary() []string {
 	var lines []string
 	for i, kind := range f.kinds {
@@ -88,7 +88,7 @@ func (f *failures) summary() []string {
 	return lines
 }
 
-// names lists builds. Neighbours, such as b-3, b-4 and b-5, are written as b-3 to b-5.
+// names lists builds. A sequence such as b-3, b-4, b-5 is written as "b-3 to b-5".
 func names(builds []string) string {
 	type numbered struct {
 		prefix string
@@ -97,7 +97,7 @@ func names(builds []string) string {
 	}
 	all := make([]numbered, len(builds))
 	for i, build := range builds {
-		prefix, n := build, -1 // without a number
+		prefix, n := build, -1 // -1: without a number
 		if at := strings.LastIndexByte(build, '-') + 1; at > 0 {
 			if number, err := strconv.Atoi(build[at:]); err == nil {
 				prefix, n = build[:at], number

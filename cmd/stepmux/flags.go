@@ -13,7 +13,7 @@ import (
 	"github.com/stepmux/stepmux/internal/spell"
 )
 
-// flagError returns an error of the flag parser in our words.
+// flagError rewrites an error of the flag parser.
 func flagError(cmd *cobra.Command, err error) error {
 	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok && unknown.GetSpecifiedShortnames() == "" {
 		var names []string
@@ -34,7 +34,7 @@ func flagError(cmd *cobra.Command, err error) error {
 	}
 }
 
-// meant asks for the word of known that is near to word, in this form; it returns "" if there is none.
+// meant suggests the word of known that is most similar to word, in this form. It returns "" if no word is similar.
 func meant(form, word string, known []string) string {
 	near := spell.Nearest(word, known)
 	if near == "" {
@@ -43,8 +43,8 @@ func meant(form, word string, known []string) string {
 	return fmt.Sprintf(", did you mean "+form+"?", near)
 }
 
-// arguments returns the check of a command's arguments. A name that ends in ... stands for one or more, one in brackets
-// for at most one.
+// arguments returns the check of a command's arguments. A name that ends in ... stands for one or more arguments, a
+// name in brackets for at most one.
 func arguments(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		for i, name := range names {
@@ -60,7 +60,7 @@ func arguments(names ...string) cobra.PositionalArgs {
 	}
 }
 
-// unknownCommand is the check of the arguments of a command with others below it: they name none.
+// unknownCommand returns the error for arguments of a command that only has subcommands: they are not one of these.
 func unknownCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -72,7 +72,7 @@ func unknownCommand(cmd *cobra.Command, args []string) error {
 	return fmt.Errorf("unknown command %q%s", args[0], meant("%q", args[0], names))
 }
 
-// choiceFlag adds a flag that takes one of the values. *to has its default.
+// choiceFlag adds a flag that accepts one of the values. *to has its default.
 func choiceFlag[T ~string](fl *pflag.FlagSet, to *T, name, usage string, values ...string) {
 	if *to != "" {
 		usage += fmt.Sprintf(" (default %q)", *to)
@@ -84,14 +84,14 @@ func choiceFlag[T ~string](fl *pflag.FlagSet, to *T, name, usage string, values 
 		*to = T(text)
 		return nil
 	})
-	_ = fl.SetAnnotation(name, valuesKey, values) // it is there
+	_ = fl.SetAnnotation(name, valuesKey, values) // cannot fail: the flag exists
 }
 
 // outputFlag adds --output, which is text or json.
 func outputFlag(fl *pflag.FlagSet, to *string, usage string) {
 	*to = "text"
 	choiceFlag(fl, to, "output", usage, "text", "json")
-	_ = fl.SetAnnotation("output", groupKey, []string{outputGroup}) // it is there
+	_ = fl.SetAnnotation("output", groupKey, []string{outputGroup}) // cannot fail: the flag exists
 }
 
 // either returns the words with "or" before the last.
@@ -103,8 +103,8 @@ func either(words []string) string {
 	return strings.Join(words[:last], ", ") + " or " + words[last]
 }
 
-// timeFlag adds a flag for a time that is not negative. *to has its default; if there is one, a given zero becomes -1,
-// which means no time in the packages.
+// timeFlag adds a flag for a duration that is not negative. *to has its default. If that is not zero, the value 0 is
+// stored as -1, which means "no time" in the packages.
 func timeFlag(fl *pflag.FlagSet, to *time.Duration, name, usage string) {
 	zero := *to
 	if *to != 0 {
@@ -125,8 +125,8 @@ func timeFlag(fl *pflag.FlagSet, to *time.Duration, name, usage string) {
 	})
 }
 
-// boundedTimeFlag adds a flag for a time from least to most. *to has its default, which the help shows if it is not 0.
-// If there is a zero, 0 is a valid time, too, and becomes that.
+// boundedTimeFlag adds a flag for a duration from least to most. *to has its default, which the help shows unless it
+// is 0. If zero is given, the value 0 is also valid, and is stored as that.
 func boundedTimeFlag(
 	fl *pflag.FlagSet, to *time.Duration, name, usage string, least, most time.Duration, zero ...time.Duration,
 ) {

@@ -29,7 +29,7 @@ const (
 	outputGroup     = "Output"
 )
 
-// flagGroups are the groups in the order of the help. Flags in none of them come last.
+// flagGroups are the groups in the order of the help. Flags outside all groups come last.
 var flagGroups = []string{
 	buildGroup, jobGroup, fileGroup, managerGroup, vmGroup, keyGroup, connectionGroup, sshGroup, doorGroup, runnerGroup,
 	limitGroup, containerGroup, podGroup, actionGroup, outputGroup,
@@ -38,16 +38,16 @@ var flagGroups = []string{
 // groupKey is the annotation of a flag that names its group.
 const groupKey = "group"
 
-// grouped puts the flags that are in no group yet into one.
+// grouped puts the flags that have no group yet into a group.
 func grouped(fl *pflag.FlagSet, group string) {
 	fl.VisitAll(func(f *pflag.Flag) {
 		if f.Annotations[groupKey] == nil {
-			_ = fl.SetAnnotation(f.Name, groupKey, []string{group}) // it is there
+			_ = fl.SetAnnotation(f.Name, groupKey, []string{group}) // cannot fail: the flag exists
 		}
 	})
 }
 
-// helpWidth is the width of a help on a wide terminal, and of one that is not for a terminal.
+// helpWidth is the width of a help text on a wide terminal, and when it is not written to a terminal.
 const helpWidth = 120
 
 // flagGroup is the flags of a group.
@@ -56,7 +56,7 @@ type flagGroup struct {
 	flags *pflag.FlagSet
 }
 
-// fewFlags is how many flags a help shows without groups.
+// fewFlags is the largest number of flags that a help shows without groups.
 const fewFlags = 10
 
 // sections returns the flags of a command by group. Groups without flags are left out.
@@ -74,6 +74,12 @@ func sections(cmd *cobra.Command) []flagGroup {
 		}
 		if of[group] == nil {
 			of[group] = pflag.NewFlagSet(group, pflag.ContinueOnError)
+		}
+		if f.Value.Type() == "string" && f.NoOptDefVal != "" {
+			// pflag would show that as CONTEXT[="."]. The usage itself says that the value is optional.
+			shown := *f
+			shown.NoOptDefVal = ""
+			f = &shown
 		}
 		of[group].AddFlag(f)
 	})
@@ -93,7 +99,7 @@ func sections(cmd *cobra.Command) []flagGroup {
 	return all
 }
 
-// showUsage writes the usage of a command, as cobra does, with its flags by group.
+// showUsage writes the usage of a command as cobra does, but with its flags by group.
 func showUsage(cmd *cobra.Command) error {
 	var b strings.Builder
 	b.WriteString("Usage:")
@@ -126,7 +132,7 @@ func showUsage(cmd *cobra.Command) error {
 	return err
 }
 
-// showCommands writes the commands below cmd that are in a group.
+// showCommands writes the subcommands of cmd that are in a group.
 func showCommands(b *strings.Builder, cmd *cobra.Command, title, group string) {
 	fmt.Fprintf(b, "\n\n%s:", title)
 	for _, c := range cmd.Commands() {

@@ -23,7 +23,7 @@ import (
 	"github.com/stepmux/stepmux/instance"
 )
 
-// imageFlags describe the container in which builds run.
+// imageFlags describe the container that builds run in.
 type imageFlags struct {
 	spec   docker.Spec
 	daemon string
@@ -35,32 +35,32 @@ type imageFlags struct {
 	serviceEnv []string
 
 	flags  *pflag.FlagSet
-	others []string // flags that mean nothing without a container
+	others []string // flags that need a container
 }
 
 func (f *imageFlags) register(fl *pflag.FlagSet) {
 	f.flags, f.others = fl, []string{"container-user"}
 	fl.StringVar(&f.spec.Image, "image", "",
-		"run each build in a container of this `IMAGE`, by the Docker daemon of its VM")
-	fl.StringVar(&f.spec.Container, "container", "", "run the builds in the container of this `NAME`, which runs already")
+		"run each build in a container of this `IMAGE`, with the Docker daemon of its VM")
+	fl.StringVar(&f.spec.Container, "container", "", "run the builds in the running container with this `NAME`")
 	f.spec.Pull = docker.PullIfNotPresent
 	choiceFlag(fl, &f.spec.Pull, "pull", "when to pull the image: always, if-not-present or never",
 		string(docker.PullAlways), string(docker.PullIfNotPresent), string(docker.PullNever))
-	fl.StringVar(&f.spec.Platform, "platform", "", "`OS/ARCH` of the image, if it is not the Docker daemon's")
-	fl.StringVar(&f.entrypoint, "entrypoint", "", "keep, to run the image's entrypoint, or `PROGRAM` in its place: it "+
-		"must execute its arguments, and be quiet (default: none is run)")
+	fl.StringVar(&f.spec.Platform, "platform", "", "`OS/ARCH` of the image, if it differs from the Docker daemon's")
+	fl.StringVar(&f.entrypoint, "entrypoint", "", "keep, to run the image's entrypoint, or a `PROGRAM` to run instead; "+
+		"it must execute its arguments, and print nothing (default: no entrypoint is run)")
 	fl.StringArrayVar(&f.spec.Labels, "label", nil, "`KEY=VALUE` for the builds' containers and networks; repeatable")
 	fl.StringVar(&f.spec.User, "container-user", "", "run the steps as this `USER[:GROUP]` of the container")
-	fl.StringVar(&f.memory, "memory", "", "limit of the container's memory, a `SIZE` as in 512m or 4g")
-	fl.StringVar(&f.cpus, "cpus", "", "limit of the container's processor time, `N` as in 1.5")
+	fl.StringVar(&f.memory, "memory", "", "limit of the container's memory, a `SIZE` such as 512m or 4g")
+	fl.StringVar(&f.cpus, "cpus", "", "limit of the container's processors, `N` such as 1.5")
 	fl.Int64Var(&f.spec.Pids, "pids-limit", 0, "limit of the container's processes, `N`")
-	fl.BoolVar(&f.spec.ReadOnly, "read-only", false, "the container's root is read-only; steps work in memory")
-	fl.StringArrayVar(&f.spec.Tmpfs, "tmpfs", nil, "`PATH[:OPTIONS]` of a file system in memory; repeatable")
+	fl.BoolVar(&f.spec.ReadOnly, "read-only", false, "make the container's root read-only; steps work in memory")
+	fl.StringArrayVar(&f.spec.Tmpfs, "tmpfs", nil, "mount a file system in memory at `PATH[:OPTIONS]`; repeatable")
 	fl.StringArrayVar(&f.spec.Volumes, "volume", nil,
-		"`SOURCE:PATH[:ro]`, a directory of the VM, or a volume, for the container; repeatable")
+		"mount a directory of the VM, or a volume, in the container: `SOURCE:PATH[:ro]`; repeatable")
 	fl.StringVar(&f.spec.Network, "network", "", "the container's `NETWORK`: none, host or one of the daemon's")
 	fl.StringArrayVar(&f.services, "service", nil,
-		"`[ALIAS=]IMAGE` of a container beside the build's, which waits until it is ready; repeatable")
+		"start a container of `[ALIAS=]IMAGE` beside the build, which waits until it is ready; repeatable")
 	fl.StringArrayVar(&f.serviceEnv, "service-env", nil,
 		"`NAME=VALUE` for the environment of all services; NAME alone takes the value in the environment; repeatable")
 	timeFlag(fl, &f.spec.ServiceTimeout, "service-timeout", "how long services may take until they are ready (default 1m)")
@@ -68,7 +68,7 @@ func (f *imageFlags) register(fl *pflag.FlagSet) {
 	grouped(fl, containerGroup)
 }
 
-// registerDaemon registers the flag of the daemon. Without it that is DOCKER_HOST's.
+// registerDaemon registers --docker, the flag of the daemon. Its default is DOCKER_HOST.
 func (f *imageFlags) registerDaemon(fl *pflag.FlagSet) {
 	fl.StringVar(&f.daemon, "docker", "", "`ADDRESS`, unix://PATH or tcp://HOST:PORT, of the Docker daemon, as seen from "+
 		"the VMs (default unix:///var/run/docker.sock; without a VM, that of DOCKER_HOST if it is set)")
@@ -76,13 +76,13 @@ func (f *imageFlags) registerDaemon(fl *pflag.FlagSet) {
 	f.others = append(f.others, "docker")
 }
 
-// ownImage are the flags that mean nothing for a container that is there already.
+// ownImage are the flags that cannot be used with --container, for a container that exists already.
 var ownImage = []string{
 	"pull", "platform", "entrypoint", "label", "memory", "cpus", "pids-limit", "read-only", "tmpfs", "volume", "network",
 	"add-host", "service", "service-env", "service-timeout",
 }
 
-// check checks the flags, of a run of which at least one job names an image itself if named. It is called once.
+// check checks the flags. named is true if at least one job of the run names an image itself. Call it once.
 func (f *imageFlags) check(named bool) error {
 	only, needs := slices.Concat(f.others, ownImage), "--image, or a job with image"
 	switch {
@@ -105,7 +105,7 @@ func (f *imageFlags) check(named bool) error {
 	return f.read()
 }
 
-// read reads the flags that are texts.
+// read parses the flags that are texts.
 func (f *imageFlags) read() (err error) {
 	if f.memory != "" {
 		if f.spec.Memory, err = units.RAMInBytes(f.memory); err != nil || f.spec.Memory <= 0 {
@@ -143,8 +143,8 @@ func (f *imageFlags) read() (err error) {
 	return nil
 }
 
-// container returns the container of a job that asks for what own says, which may be nil. It returns nil for a job
-// without a container. The flags come before the text of the job; services of both are started.
+// container returns the container of a job. own is the container that the job itself asks for, or nil. It returns nil
+// for a job without a container. The flags take precedence over the job's text; the services of both are started.
 func (f *imageFlags) container(own *docker.Spec) (*docker.Spec, error) {
 	spec := f.spec
 	switch {
@@ -176,8 +176,8 @@ func (f *imageFlags) container(own *docker.Spec) (*docker.Spec, error) {
 	return &spec, spec.Check()
 }
 
-// configure sets the daemon's socket and the programs for containers. onThisMachine says that the builds run here: then
-// the daemon must answer.
+// configure sets the daemon's socket and the programs for containers. With onThisMachine, builds run on this machine,
+// and configure checks that the daemon answers.
 func (f *imageFlags) configure(cfg *instance.Config, onThisMachine bool) error {
 	if err := f.configureLater(cfg, onThisMachine); err != nil {
 		return err
@@ -188,7 +188,7 @@ func (f *imageFlags) configure(cfg *instance.Config, onThisMachine bool) error {
 	return nil
 }
 
-// configureLater is configure for builds that come later: no daemon need answer.
+// configureLater is configure for builds that may come later: the daemon need not answer yet.
 func (f *imageFlags) configureLater(cfg *instance.Config, onThisMachine bool) error {
 	from, daemon := "--docker", f.daemon
 	if daemon == "" && onThisMachine {
@@ -203,7 +203,7 @@ func (f *imageFlags) configureLater(cfg *instance.Config, onThisMachine bool) er
 	return f.addPrograms(cfg, "--image")
 }
 
-// addPrograms sets the programs for containers, of which the flag makes some.
+// addPrograms sets the programs for containers. flag names the flag that errors mention.
 func (f *imageFlags) addPrograms(cfg *instance.Config, flag string) error {
 	cfg.ContainerPrograms = append(cfg.ContainerPrograms, cfg.Bootstrap...)
 	if ends := carried(); len(ends) > 0 {
@@ -218,8 +218,8 @@ func (f *imageFlags) addPrograms(cfg *instance.Config, flag string) error {
 	return nil
 }
 
-// daemonAddress returns the address of a daemon, named by a flag or a variable. DOCKER_CERT_PATH and DOCKER_TLS_VERIFY
-// secure a connection by TCP, as for the Docker client.
+// daemonAddress parses the address of a daemon, given by a flag or a variable. DOCKER_CERT_PATH and DOCKER_TLS_VERIFY
+// secure a connection over TCP, as for the Docker client.
 func daemonAddress(from, daemon string) (docker.Address, error) {
 	certs := os.Getenv("DOCKER_CERT_PATH")
 	if certs == "" && os.Getenv("DOCKER_TLS_VERIFY") != "" {
@@ -239,8 +239,8 @@ func daemonAddress(from, daemon string) (docker.Address, error) {
 	return at, nil
 }
 
-// checkSocket returns an error that says what to change if nobody answers at the socket of a daemon on this machine, or
-// this user may not open it.
+// checkSocket checks the socket of a daemon on this machine. If it cannot be opened, the error says whether to start
+// the daemon or to change the user's groups.
 func checkSocket(at string) error {
 	conn, err := net.Dial("unix", at)
 	if err == nil {

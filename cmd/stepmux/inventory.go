@@ -17,7 +17,7 @@ import (
 	"github.com/stepmux/stepmux/mux"
 )
 
-// endSignals returns the signals that end a run. With an inventory SIGHUP does not: it rereads the file.
+// endSignals returns the signals that end a run. With an inventory SIGHUP does not: it rereads the inventory.
 func (f *vmFlags) endSignals() []os.Signal {
 	if f.inventory != "" {
 		return []os.Signal{syscall.SIGTERM, syscall.SIGINT}
@@ -25,13 +25,13 @@ func (f *vmFlags) endSignals() []os.Signal {
 	return endsignal.All
 }
 
-// fromInventory returns the VMs of the inventory. The group follows the file until the returned function is called. ctx
-// bounds the commands that the first reading runs.
+// fromInventory returns the VMs of the inventory. The group follows the file until the returned function is called.
+// ctx bounds the commands that the first reading of the file runs.
 func (f *vmFlags) fromInventory(ctx context.Context, log *slog.Logger) (*instance.Group, func(), error) {
 	if len(f.instances) > 0 {
 		return nil, nil, errors.New("--inventory and --instance: use one of them")
 	}
-	// Before the file is read, so that an early SIGHUP does not end the program.
+	// Register before the file is read, so that an early SIGHUP does not end the program.
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
 	following, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -61,7 +61,7 @@ func (f *vmFlags) fromInventory(ctx context.Context, log *slog.Logger) (*instanc
 		return nil, nil, fmt.Errorf("--inventory: %w", err)
 	}
 	f.inventoryErr = file.Err
-	wg.Go(func() { _ = group.Follow(following, file.Watch) }) // ends only with its context: a File reports its mistakes
+	wg.Go(func() { _ = group.Follow(following, file.Watch) }) // returns when ctx ends: a File logs its errors
 	wg.Go(func() {
 		for {
 			select {
@@ -75,7 +75,7 @@ func (f *vmFlags) fromInventory(ctx context.Context, log *slog.Logger) (*instanc
 	return group, stop, nil
 }
 
-// reach lets an inventory use the resolver of --instance.
+// reach gives an inventory the resolver of --instance.
 type reach struct{ *sshtarget.Resolver }
 
 // Resolve implements inventory.Resolver.

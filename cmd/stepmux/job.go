@@ -33,7 +33,7 @@ A step's exit code may be one of those above. The reason in the results of --rep
 
 // jobFlags are the flags of the commands that run one job.
 type jobFlags struct {
-	input      string // the file of the job; empty without one
+	input      string // the file of the job; empty if there is no file
 	workDir    string
 	masked     []string
 	timeout    time.Duration
@@ -82,7 +82,7 @@ func (f *jobFlags) registerCommon(fl *pflag.FlagSet, workDir string) {
 	outputFlag(fl, &f.output, "text or json")
 }
 
-// dir returns the work directory of the job.
+// dir returns the absolute path of the job's work directory.
 func (f *jobFlags) dir() (string, error) {
 	dir, err := filepath.Abs(f.workDir)
 	if err != nil {
@@ -100,13 +100,13 @@ func (f *jobFlags) dir() (string, error) {
 
 // place is where a job runs. The zero value is this machine.
 type place struct {
-	// ready is called with the job once it is read. An error means that it cannot run. May be nil.
+	// ready is called with the job once it is read. If it returns an error, the job does not run. May be nil.
 	ready func(*standalone.Job) error
-	// run runs the job as standalone.Run does. If nil, that.
+	// run runs the job. If nil, standalone.Run does.
 	run func(ctx, abort context.Context, j *standalone.Job, cfg standalone.Config) (*standalone.Report, error)
 }
 
-// runJob runs the job of source.
+// runJob runs the job of source at a place.
 func (f *jobFlags) runJob(cmd *cobra.Command, source func() (standalone.Source, error), at place) error {
 	if at.run == nil {
 		at.run = standalone.Run
@@ -141,7 +141,7 @@ func (f *jobFlags) runJob(cmd *cobra.Command, source func() (standalone.Source, 
 	return withCode(reportCode(ctx, report), err)
 }
 
-// config checks the flags.
+// config checks the flags and returns the configuration.
 func (f *jobFlags) config(ctx context.Context) (cfg standalone.Config, err error) {
 	cfg = standalone.Config{
 		Timeout: f.timeout, Grace: f.grace, CacheDir: f.cacheDir, Actions: f.actions, Version: buildinfo.Version(),
@@ -174,7 +174,7 @@ func (f *jobFlags) config(ctx context.Context) (cfg standalone.Config, err error
 	return cfg, nil
 }
 
-// traceInto sets the file of the trace. If the default file cannot be used the job runs without a trace.
+// traceInto sets the file of the trace. If the default file cannot be used, the job runs without a trace.
 func (f *jobFlags) traceInto(cfg *standalone.Config, talk *standalone.Talk) {
 	file := f.outputFile
 	if file == "" && f.defaultTrace != "" {
@@ -189,8 +189,8 @@ func (f *jobFlags) traceInto(cfg *standalone.Config, talk *standalone.Talk) {
 	}
 }
 
-// writeProvenance writes the provenance of a job, if that was asked for. A job that failed may not have made the files
-// of --subject: its provenance is about the trace.
+// writeProvenance writes the provenance of a job if it was requested. A failed job may not have made the files of
+// --subject, so its provenance is about the trace only.
 func (f *jobFlags) writeProvenance(report *standalone.Report, cfg standalone.Config) error {
 	if f.provenance == "" || report.Trace == nil {
 		return nil
@@ -215,13 +215,13 @@ func (f *jobFlags) read(source func() (standalone.Source, error), cfg *standalon
 	return standalone.Read(src)
 }
 
-// jobShower shows messages about a job, and its results.
+// jobShower shows messages about a job and its results.
 type jobShower struct {
 	talk    *standalone.Talk
 	results io.Writer // for JSON; nil with text
 }
 
-// shower returns a shower beside the output of the steps, which it directs in cfg.
+// shower returns a jobShower, and directs the output of the steps in cfg.
 func (f *jobFlags) shower(cmd *cobra.Command, cfg *standalone.Config) *jobShower {
 	stdout, stderr := cmd.OutOrStdout(), cmd.ErrOrStderr()
 	s := &jobShower{talk: standalone.NewTalk(stderr, isTerminal(stderr) && os.Getenv("NO_COLOR") == "")}
@@ -240,7 +240,7 @@ func (s *jobShower) notices(j *standalone.Job) {
 	}
 }
 
-// end shows the results. If file is not empty it also writes them there.
+// end shows the results, and also writes them to file unless that is empty.
 func (s *jobShower) end(report *standalone.Report, file string) error {
 	if s.results != nil {
 		if err := writeJSON(s.results, report); err != nil {

@@ -33,13 +33,13 @@ func (f *clusterFlags) register(fl *pflag.FlagSet, usage string) {
 	grouped(fl, podGroup)
 }
 
-// currentContext is the value of --kubernetes without one.
+// currentContext is the value of --kubernetes without an argument.
 const currentContext = "."
 
 // onCluster reports whether the flags name a cluster.
 func (f *clusterFlags) onCluster() bool { return f.clusterFlags.Changed("kubernetes") }
 
-// checkCluster returns an error for a flag of the cluster that was given without it.
+// checkCluster returns an error if a flag of the cluster was given without --kubernetes.
 func (f *clusterFlags) checkCluster(others ...string) error {
 	for _, name := range append(others, "kubeconfig", "namespace") {
 		if !f.onCluster() && f.clusterFlags.Changed(name) {
@@ -59,7 +59,7 @@ func (f *clusterFlags) load(log *slog.Logger) (*kubernetes.Cluster, error) {
 	return kubernetes.Load(cfg)
 }
 
-// podFlags describe the pods in which builds run.
+// podFlags describe the pods that builds run in.
 type podFlags struct {
 	clusterFlags
 	initImage string
@@ -68,18 +68,18 @@ type podFlags struct {
 }
 
 func (f *podFlags) register(fl *pflag.FlagSet) {
-	f.clusterFlags.register(fl, "run each build in a pod of its own, in the cluster of this `CONTEXT` of the kubeconfig "+
-		"(--kubernetes alone: its current context); needs --image, or jobs with image")
+	f.clusterFlags.register(fl, "run each build in a pod of its own, in the cluster of the kubeconfig's current "+
+		"context, or of the context `[=CONTEXT]`; needs --image, or jobs with the key image")
 	fl.StringVar(&f.initImage, "init-image", "",
-		"`IMAGE` with a shell, for the container that takes the step runner (default the build's image)")
-	fl.StringVar(&f.template, "pod-template", "", "`FILE` with a Pod in YAML, for all that has no flag: node selector, "+
-		"tolerations, service account, secrets, volumes; its container build is that of the steps")
+		"`IMAGE` with a shell, for the init container that receives the step runner (default the build's image)")
+	fl.StringVar(&f.template, "pod-template", "", "`FILE` with a Pod in YAML, for everything without a flag: node "+
+		"selector, tolerations, service account, secrets, volumes; its container named build runs the steps")
 	timeFlag(fl, &f.wait, "schedule-timeout",
-		"how long a pod may wait for a node, for a cluster that adds nodes (default: the build fails when there is none)")
+		"how long a pod may wait for a node, in a cluster that adds nodes (default: without a node the build fails)")
 	grouped(fl, podGroup)
 }
 
-// notInPods are flags that mean nothing for pods, or for which a pod has no field.
+// notInPods are flags that cannot be used with pods.
 var notInPods = []string{
 	"instance", "inventory", "docker", "container", "platform", "pids-limit", "tmpfs", "volume", "network", "add-host",
 	"route", "isolation", "build-user", "runner-command",
@@ -128,8 +128,8 @@ func (f *podFlags) pod(c *docker.Spec) (*kubernetes.Spec, error) {
 	return spec, spec.Check()
 }
 
-// clusterGroup returns the cluster as the only instance of a group, and a function that ends its connections. ctx
-// bounds the first call, which tells whether the cluster can be used.
+// clusterGroup returns the cluster as the only instance of a group, and a function that closes its connections. ctx
+// bounds the first call, which checks that the cluster can be used.
 func (f *podFlags) clusterGroup(ctx context.Context, capacity int, log *slog.Logger) (*instance.Group, func(), error) {
 	if capacity < 1 {
 		return nil, nil, fmt.Errorf("--capacity %d: a cluster takes at least one build", capacity)

@@ -75,7 +75,7 @@ func TestARunWithLingerGoesOnAfterItsLinkWasAway(t *testing.T) {
 	dir := directoryIn(t, awaitLine(t, lines, "started in "))
 	proxy.Stall() // before the cut: no new connection gets through
 	proxy.Cut()
-	awaitLine(t, lines, "step runner: the link to the VM is away")
+	awaitLine(t, lines, "step runner: the connection to the VM is lost")
 	proxy.Cut()
 	proxy.Resume()
 	proceed()
@@ -83,7 +83,7 @@ func TestARunWithLingerGoesOnAfterItsLinkWasAway(t *testing.T) {
 	for lines.Scan() {
 		rest += lines.Text() + "\n"
 	}
-	require.Equal(t, 1, strings.Count(rest, "step runner: the link to the VM is back after"), rest)
+	require.Equal(t, 1, strings.Count(rest, "step runner: the connection to the VM is back after"), rest)
 	require.Equal(t, 1, strings.Count(rest, "went on"), rest)
 	exit := (*exec.ExitError)(nil)
 	require.True(t, errors.As(cmd.Wait(), &exit))

@@ -34,17 +34,17 @@ func newLocalCommand() *cobra.Command {
 		Long: `Run the steps in FILE, or a job of a .gitlab-ci.yml, in the current directory, as this user and without any
 isolation. FILE may be - for standard input.
 
-A .gitlab-ci.yml may use include: local, extends, !reference, default, variables, rules and parallel. Of parallel builds
-one runs: --job-name "test 2/5", or "test: [linux]" of a matrix. Keys for a server or a runner, such as image, artifacts
-and cache, are left out and named in a note. So are includes from elsewhere, unless --includes names a directory with
-their files. In a git checkout the variables CI_COMMIT_* are those of its commit.
+A .gitlab-ci.yml may use include: local, extends, !reference, default, variables, rules and parallel. One of several
+parallel builds runs: --job-name "test 2/5", or "test: [linux]" of a matrix. Keys for a server or a runner, such as
+image, artifacts and cache, are ignored, and a note names them. So are includes from elsewhere, unless --includes names
+a directory with their files. In a git checkout, the variables CI_COMMIT_* describe its commit.
 
-Of a workflow of GitHub Actions (--format github) one job runs: its steps, with composite, node and docker actions.
+One job of a GitHub Actions workflow runs (--format github): its steps, with composite, node and docker actions.
 Variables that are masked (--mask) are its secrets, the others its vars; GITHUB_TOKEN is its token. Services, containers
-and permissions have no effect, and a note says so; with --in-image the job runs in its container, beside its services.
+and permissions are ignored, and a note names them; with --in-image the job runs in its container, with its services.
 
-With --image or --in-image a job runs in a container of the Docker daemon of this machine. The work directory is
-there at the same path, so the job can change it.
+With --image or --in-image a job runs in a container of this machine's Docker daemon. The work directory has the same
+path in the container, and the job can change it.
 
 Standard output has only the output of the steps; all messages of stepmux are on standard error. With --output json
 standard output has the results as one object, and the steps' output goes to standard error.
@@ -89,14 +89,14 @@ standard output has the results as one object, and the steps' output goes to sta
 	grouped(fl, jobGroup)
 	_ = cmd.RegisterFlagCompletionFunc("job-name", completing(func(_ *cobra.Command, files []string) []string {
 		return f.jobNames(files, f.workDir)
-	})) // it is there
+	})) // cannot fail: the flag exists
 	cmd.MarkFlagsMutuallyExclusive("json", "format")
 	cmd.MarkFlagsMutuallyExclusive("json", "job-name")
 	return cmd
 }
 
-// jobNames returns the names of the jobs in the file that is named, or in the .gitlab-ci.yml here, in a project in dir.
-// Without a file that can be read there are none.
+// jobNames returns the names of the jobs in the named file, or in the .gitlab-ci.yml of the project in dir. It
+// returns nil if no file can be read.
 func (f *formatFlag) jobNames(files []string, dir string) []string {
 	name := ".gitlab-ci.yml"
 	if len(files) > 0 && files[0] != "-" {
@@ -110,7 +110,7 @@ func (f *formatFlag) jobNames(files []string, dir string) []string {
 	return standalone.JobNames(src)
 }
 
-// source returns the job that the flags and the file name.
+// source returns the job that the flags and arguments name.
 func (f *localFlags) source(cmd *cobra.Command, files []string) (src standalone.Source, err error) {
 	isJSON := cmd.Flags().Changed("json")
 	switch {

@@ -24,15 +24,15 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
-// localContainer runs the job of local in a container of this machine's Docker daemon.
+// localContainer holds the flags for a job of local in a container of this machine's Docker daemon.
 type localContainer struct {
 	imageFlags
-	ofJob bool // the job's own image
+	ofJob bool // use the job's own image
 
-	own *docker.Spec // what the job says
+	own *docker.Spec // the container that the job describes
 }
 
-// wanted reports whether the job runs in a container.
+// wanted reports whether the job is to run in a container.
 func (f *localContainer) wanted() bool {
 	return f.ofJob || f.spec.Image != "" || f.spec.Container != ""
 }
@@ -54,7 +54,7 @@ func (f *localFlags) place() (place, error) {
 		return place{}, errors.New("--cache-dir: a job in a container keeps no steps")
 	}
 	if base, ok := strings.CutPrefix(f.actions.Base, "file://"); ok || base != "" && !strings.Contains(base, "://") {
-		var err error // a directory is there at the same path
+		var err error // the container has a directory at the same path
 		if f.actions.Base, err = filepath.Abs(base); err != nil {
 			return place{}, fmt.Errorf("find the current directory: %w", err)
 		}
@@ -71,8 +71,8 @@ func (f *localFlags) place() (place, error) {
 	return at, nil
 }
 
-// notContained adds a note to a job in a steps file that names a container, which it does not get. For a .gitlab-ci.yml
-// there is one already.
+// notContained adds a note to a job in a steps file that names a container but runs without it. For a .gitlab-ci.yml
+// there is such a note already.
 func (f *localFlags) notContained(j *standalone.Job) error {
 	if f.inContainer.own != nil {
 		j.Notices = append(j.Notices, "image and services have no effect without --in-image")
@@ -120,14 +120,14 @@ func containerOf(j *standalone.Job) (*docker.Spec, error) {
 	for _, v := range j.Vars {
 		vars = append(vars, v.Key+"="+v.Value)
 	}
-	for i := range own.Services { // with GitLab they get the variables of the job
+	for i := range own.Services { // as in GitLab, services get the variables of the job
 		own.Services[i].Env = append(slices.Clip(vars), own.Services[i].Env...)
 	}
 	return own, nil
 }
 
-// actionArgs are the flags about actions for a step runner in a container. Variables of this machine that name its
-// programs mean nothing there.
+// actionArgs returns the flags about actions for a step runner in a container. Environment variables of this machine
+// that name programs do not apply there.
 func (f *localFlags) actionArgs() (args []string) {
 	for _, name := range []string{"actions-base", "require-pinned", "node", "docker", "docker-socket"} {
 		if flag := f.inContainer.flags.Lookup(name); flag.Changed || name == "actions-base" && f.actions.Base != "" {
@@ -137,7 +137,7 @@ func (f *localFlags) actionArgs() (args []string) {
 	return args
 }
 
-// runContained runs the job in a container, which is gone when it returns.
+// runContained runs the job in a container, and removes the container before it returns.
 func (f *localFlags) runContained(
 	ctx, abort context.Context, j *standalone.Job, cfg standalone.Config, spec docker.Spec,
 ) (report *standalone.Report, err error) {
@@ -162,7 +162,7 @@ func (f *localFlags) runContained(
 	}
 	alive := context.WithoutCancel(ctx)
 	defer func() { err = errors.Join(err, c.Close(alive)) }()
-	defer context.AfterFunc(abort, func() { _ = c.Close(alive) })() // the result comes above
+	defer context.AfterFunc(abort, func() { _ = c.Close(alive) })() // the deferred Close above returns its result
 	at := connector.Config{BuildID: id, Log: show, Isolation: "off", ServeArgs: f.actionArgs()}
 	c.Configure(&at)
 	b, err := connector.New(at)
@@ -182,7 +182,7 @@ func (f *localFlags) runContained(
 		if err != nil {
 			return nil, fmt.Errorf("make directory for the trace: %w", err)
 		}
-		defer func() { _ = os.RemoveAll(dir) }() // it has one file, for this process alone
+		defer func() { _ = os.RemoveAll(dir) }() // it holds one file, for this process alone
 		file.path = filepath.Join(dir, "trace.json")
 	}
 	var traced error
@@ -219,7 +219,7 @@ func (f *localFlags) runContained(
 	return standalone.ReportOf(t), nil
 }
 
-// explained returns err with the reason of the container's end, if that is its cause.
+// explained adds the reason of the container's end to err, if that is its cause.
 func explained(ctx context.Context, c *docker.Container, err error) error {
 	if mux.IsLost(err) {
 		return c.Explain(ctx, err)
@@ -227,7 +227,7 @@ func explained(ctx context.Context, c *docker.Container, err error) error {
 	return err
 }
 
-// serialise lets one goroutine at a time use the writers of cfg and its Observe. It returns a writer of lines about the
+// serialise makes the writers and Observe of cfg safe for several goroutines. It returns a writer for lines about the
 // container, which are shown as notes.
 func serialise(cfg *standalone.Config) io.Writer {
 	var mu sync.Mutex
@@ -245,7 +245,7 @@ func serialise(cfg *standalone.Config) io.Writer {
 type lockedWriter struct {
 	mu     *sync.Mutex
 	to     io.Writer
-	before []byte // of each write
+	before []byte // written before each write
 }
 
 func (w *lockedWriter) Write(p []byte) (int, error) {

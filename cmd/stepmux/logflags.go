@@ -26,7 +26,7 @@ func (f *logFlags) register(fl *pflag.FlagSet) {
 	grouped(fl, outputGroup)
 }
 
-// logger returns the log, which is written to w.
+// logger returns the logger of the flags. It writes to w.
 func (f *logFlags) logger(w io.Writer) *slog.Logger {
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(f.level)) // it is one of slog's

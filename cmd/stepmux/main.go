@@ -23,7 +23,7 @@ import (
 	"github.com/stepmux/stepmux/remote/proc"
 )
 
-// Exit codes. A build that failed gives its own.
+// Exit codes. A failed build determines the exit code itself.
 const (
 	exitSystem  = 3
 	exitUsage   = 2
@@ -39,9 +39,9 @@ const exitHelp = `Exit codes:
   other    the exit code of the first build that failed by its own script`
 
 func main() {
-	proc.Main() // this binary is also the init of the processes it starts
+	proc.Main() // this binary is also the init of the processes that it starts
 	buildinfo.FromGo = debug.ReadBuildInfo
-	// gRPC would print what a VM's step runner sends. Its errors are returned as well.
+	// gRPC would print text that a VM's step runner sends. Its errors are returned as well.
 	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard))
 	if commands.StandsIn(os.Args) {
 		os.Exit(vmsEnd.Run(os.Args))
@@ -76,8 +76,8 @@ func run(args []string) int {
 	return coded.code
 }
 
-// exitError is an error with an exit code. If err is nil, it was reported already. An error of a command that has no
-// exitError is about usage.
+// exitError is an error with an exit code. If err is nil, it has been reported already. An error of a command that is
+// not an exitError is about usage.
 type exitError struct {
 	code int
 	err  error
@@ -85,7 +85,7 @@ type exitError struct {
 
 func (e *exitError) Error() string { return fmt.Sprintf("exit code %d: %v", e.code, e.err) }
 
-// withCode gives err, which may be nil, an exit code, in place of one that it has. With code 0 it returns err.
+// withCode sets the exit code of err, which may be nil. With code 0 it returns err unchanged.
 func withCode(code int, err error) error {
 	if code == 0 {
 		return err
@@ -96,7 +96,7 @@ func withCode(code int, err error) error {
 	return &exitError{code, err}
 }
 
-// systemError makes err, unless it is nil, an error of the system.
+// systemError marks err as an error of the system. It returns nil for nil.
 func systemError(err error) error {
 	if err == nil {
 		return nil
@@ -128,7 +128,7 @@ Start with:  stepmux run examples/hello.yml
 		Short: "Help about any command",
 		RunE: func(_ *cobra.Command, args []string) error {
 			cmd, rest, err := root.Find(args)
-			if err == nil && cmd.DisableFlagParsing { // it has its own help
+			if err == nil && cmd.DisableFlagParsing { // it has a help of its own
 				return cmd.RunE(cmd, append(rest, "--help"))
 			}
 			if err = cmp.Or(err, unknownCommand(cmd, rest)); err != nil {
@@ -159,15 +159,15 @@ Start with:  stepmux run examples/hello.yml
 			c.GroupID = g.title
 			root.AddCommand(c)
 		}
-		root.SetHelpCommandGroupID(g.title) // that of the last group, as the next
+		root.SetHelpCommandGroupID(g.title) // the last call counts, here and below
 		root.SetCompletionCommandGroupID(g.title)
 	}
 	return root
 }
 
-// endings returns the two contexts of a job: ctx ends with the first of the signals and asks the job to end, abort ends
-// with a second signal and kills the job. Until stop is called SIGPIPE is caught: a reader that goes away must not stop
-// the clean-up. (Caught and not ignored, because child processes inherit ignored signals.)
+// endings returns the two contexts of a job. ctx ends with the first signal and asks the job to end; abort ends with
+// the second and kills the job. Until stop is called SIGPIPE is caught: a reader that goes away must not stop the
+// clean-up. (It is caught rather than ignored, because child processes inherit ignored signals.)
 func endings(parent context.Context, which ...os.Signal) (ctx, abort context.Context, stop func()) {
 	brokenPipe := make(chan os.Signal, 1)
 	signal.Notify(brokenPipe, syscall.SIGPIPE)

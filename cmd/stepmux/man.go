@@ -14,7 +14,7 @@ import (
 	"github.com/stepmux/stepmux/internal/buildinfo"
 )
 
-// newManCommand returns the command that writes the man pages, which `make man` calls.
+// newManCommand returns the command that writes the man pages. `make man` calls it.
 func newManCommand() *cobra.Command {
 	date := ""
 	cmd := &cobra.Command{
@@ -31,13 +31,13 @@ func newManCommand() *cobra.Command {
 	return cmd
 }
 
-// writeManPages writes the page of a command, and those of the commands below it.
+// writeManPages writes the man page of a command and of all its subcommands.
 func writeManPages(cmd *cobra.Command, dir, date string) error {
 	page, err := manPage(cmd, date)
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(dir, manName(cmd)+".1"), page, 0o644); err != nil { // for all
+	if err := os.WriteFile(filepath.Join(dir, manName(cmd)+".1"), page, 0o644); err != nil { // readable by all
 		return err
 	}
 	for _, c := range manChildren(cmd) {
@@ -48,7 +48,7 @@ func writeManPages(cmd *cobra.Command, dir, date string) error {
 	return nil
 }
 
-// manChildren returns the commands below cmd that have pages.
+// manChildren returns the subcommands of cmd that have man pages.
 func manChildren(cmd *cobra.Command) (all []*cobra.Command) {
 	for _, c := range cmd.Commands() {
 		if c.IsAvailableCommand() {
@@ -58,10 +58,10 @@ func manChildren(cmd *cobra.Command) (all []*cobra.Command) {
 	return all
 }
 
-// manName returns the name of a command's page.
+// manName returns the name of a command's man page.
 func manName(cmd *cobra.Command) string { return strings.ReplaceAll(cmd.CommandPath(), " ", "-") }
 
-// manPage returns the page of a command, in the language of man(7).
+// manPage returns the man page of a command, in the language of man(7).
 func manPage(cmd *cobra.Command, date string) ([]byte, error) {
 	m := &manWriter{}
 	m.macro("TH", strings.ToUpper(manName(cmd)), "1", date, "stepmux "+buildinfo.Version(), "stepmux")
@@ -71,7 +71,7 @@ func manPage(cmd *cobra.Command, date string) ([]byte, error) {
 	m.verbatim(cmd.UseLine())
 	m.macro("SH", "DESCRIPTION")
 	long, codes, _ := strings.Cut(cmd.Long, "\n\nExit codes:\n")
-	if cmd.DisableFlagParsing { // its help is another program's
+	if cmd.DisableFlagParsing { // its help is printed by another program
 		help, err := helpOf(cmd)
 		if err != nil {
 			return nil, err
@@ -121,7 +121,7 @@ func manPage(cmd *cobra.Command, date string) ([]byte, error) {
 	return m.Bytes(), nil
 }
 
-// helpOf returns the help of a command that parses its arguments itself and writes to the standard output.
+// helpOf returns the help of a command that parses its arguments itself and writes to standard output.
 func helpOf(cmd *cobra.Command) (string, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -131,7 +131,7 @@ func helpOf(cmd *cobra.Command) (string, error) {
 	stdout := os.Stdout
 	os.Stdout = w
 	failed := make(chan error, 1)
-	go func() { // it ends with the command
+	go func() { // ends with the command
 		failed <- cmd.RunE(cmd, []string{"--help"})
 		w.Close()
 	}()
@@ -149,7 +149,7 @@ var manEscapes = strings.NewReplacer(`\`, `\e`, "-", `\-`, "'", `\(aq`, "`", `\(
 // manWriter writes a man page.
 type manWriter struct{ bytes.Buffer }
 
-// macro writes a request with its arguments.
+// macro writes a macro of man(7) with its arguments.
 func (m *manWriter) macro(name string, args ...string) {
 	m.WriteString("." + name)
 	for _, a := range args {
@@ -158,7 +158,7 @@ func (m *manWriter) macro(name string, args ...string) {
 	m.WriteByte('\n')
 }
 
-// line writes a line that is escaped.
+// line writes an escaped line.
 func (m *manWriter) line(text string) {
 	if strings.HasPrefix(text, ".") || strings.HasPrefix(text, "'") {
 		text = `\&` + text // else it would be a request
@@ -166,7 +166,7 @@ func (m *manWriter) line(text string) {
 	m.WriteString(text + "\n")
 }
 
-// verbatim writes lines as they are.
+// verbatim writes lines without escaping.
 func (m *manWriter) verbatim(text string) {
 	m.macro("nf")
 	for line := range strings.SplitSeq(strings.Trim(text, "\n"), "\n") {
@@ -175,8 +175,8 @@ func (m *manWriter) verbatim(text string) {
 	m.macro("fi")
 }
 
-// paragraphs writes a text whose paragraphs are separated by empty lines. Lines that begin with a blank stay as they
-// are.
+// paragraphs writes a text whose paragraphs are separated by empty lines. Lines that begin with a space keep their
+// layout.
 func (m *manWriter) paragraphs(text string) {
 	for i, p := range strings.Split(text, "\n\n") {
 		if i > 0 {
@@ -219,7 +219,7 @@ func (m *manWriter) flag(f *pflag.Flag) {
 // manReference returns the reference to a command's page.
 func manReference(cmd *cobra.Command) string { return `\fB` + escapeMan(manName(cmd)) + `\fR(1)` }
 
-// escapeMan returns a text in which nothing has a meaning for the formatter of man pages. Hyphens and quotes can be
+// escapeMan escapes everything that formatters of man pages interpret. Hyphens and quotes stay as they are when
 // copied from the page.
 func escapeMan(text string) string {
 	return manEscapes.Replace(text)

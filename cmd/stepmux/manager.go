@@ -32,15 +32,15 @@ import (
 )
 
 const (
-	// managerVar names the variable of the environment with the socket of the manager.
+	// managerVar is the environment variable with the socket of the manager.
 	managerVar = "STEPMUX_MANAGER"
-	// systemSocket is the socket of the manager that runs as root. /run/stepmux is for the users of builds.
+	// systemSocket is the socket of a manager that runs as root. /run/stepmux belongs to the users of builds.
 	systemSocket = "/run/stepmux-manager/manager.sock"
 	// managerStop bounds the wait for the end of a manager.
 	managerStop = 20 * time.Second
 )
 
-// ownSocket returns the default socket of a manager that this user starts. Its name is none of those among which ps
+// ownSocket returns the default socket of a manager that this user starts. Its name differs from the names where ps
 // looks for runs.
 func ownSocket() string {
 	if path := os.Getenv(managerVar); path != "" {
@@ -76,7 +76,7 @@ type managerFlags struct {
 	nats    manager.NATS
 }
 
-// checkNATS returns the cluster of the flags, nil without --nats.
+// checkNATS returns the NATS configuration of the flags, or nil without --nats.
 func (f *managerFlags) checkNATS() (*manager.NATS, error) {
 	n := &f.nats
 	switch {
@@ -103,15 +103,15 @@ type sshFlags struct {
 }
 
 func (f *sshFlags) register(fl *pflag.FlagSet) {
-	fl.StringVar(&f.listen, "ssh-listen", "", "serve SSH on `[HOST]:PORT`: each login has a slot of its own (default off)")
+	fl.StringVar(&f.listen, "ssh-listen", "", "serve SSH on `[HOST]:PORT`: each login gets a slot on a VM (default off)")
 	fl.StringVar(&f.keys, "ssh-authorized-keys", "",
-		"`FILE` with the public keys that may log in by --ssh-listen, and so run any program on the VMs")
+		"`FILE` with the public keys that may log in over --ssh-listen, and so run any program on the VMs")
 	fl.BoolVar(&f.forward, "ssh-forward", false,
-		"let logins by --ssh-listen connect to addresses and unix sockets from their VM")
+		"let logins over --ssh-listen connect to addresses and unix sockets from their VM")
 	grouped(fl, sshGroup)
 }
 
-// open listens for SSH, if that is wanted.
+// open listens for SSH. It returns nil if the flags do not ask for that.
 func (f *sshFlags) open() (net.Listener, error) {
 	switch {
 	case f.listen == "" && (f.keys != "" || f.forward):
@@ -132,28 +132,29 @@ func newManagerCommand() *cobra.Command {
 	var f managerFlags
 	cmd := &cobra.Command{
 		Use:   "manager --state DIR [flags]",
-		Short: "Run builds from a queue, on and on: a manager that loses nothing",
+		Short: "Run builds from a queue on VMs, as a service that survives restarts",
 		Long: `Run builds from a queue on VMs, until SIGTERM or SIGINT. 'stepmux submit' queues a build; 'logs', 'cancel',
-'builds', 'ps', 'drain' and 'undrain' speak with the manager by its socket.
+'builds', 'ps', 'drain' and 'undrain' talk to the manager over its socket.
 
-Queue, builds and logs are in the state directory. Builds outlive the manager: they go on without it for --linger, and
-the next manager with this directory goes on with them and their logs, also after a crash. No build runs twice.
+Queue, builds and logs are kept in the state directory. Builds survive a restart or a crash of the manager: they
+continue without it for --linger, and the next manager with this directory takes them over with their logs. No build
+runs twice.
 
-Any flag may stand in the file of --config, in YAML, by its name without the dashes: "inventory: fleet.yml". Flags that
-may repeat take lists there. Flags on the command line go first. The inventory is read again when it changes, and on
-SIGHUP.
+--config names a YAML file with flags, by their names without the dashes: "inventory: fleet.yml". Flags that may repeat
+take lists there. Flags on the command line take precedence. The inventory is read again when it changes, and on SIGHUP.
 
-With --image, or if a job has the key image, a build runs in a container of its own, which the Docker daemon of its VM
-makes; with --kubernetes in a pod of its own. Both outlive the manager as builds on VMs do.
+With --image, or if a job has the key image, a build runs in a container of its own, created by the Docker daemon of its
+VM; with --kubernetes, in a pod of its own. Both survive a restart of the manager, as builds on VMs do.
 
-Without --instance and --inventory the builds run on a VM embedded in this program, which ends with it: for a first try.
+Without --instance and --inventory, builds run on a VM embedded in this program, for a first try. It ends with the
+program.
 
 ` + vmHelp + `
 
 Exit codes:
   0        it was ended by SIGTERM or SIGINT
   2        wrong usage, or a configuration that is not valid
-  3        the state cannot be kept, or the system failed otherwise`,
+  3        the state cannot be written, or another failure of the system`,
 		Example: `  stepmux manager --state /tmp/manager --capacity 4
   stepmux manager --config /etc/stepmux/manager.yml
   stepmux manager --config-schema >manager.schema.json`,
@@ -173,27 +174,29 @@ Exit codes:
 		"auto", "session", "streamlocal", "relay")
 	f.registerConnections(fl)
 	fl.StringVar(&f.config, "config", "", "YAML `FILE` with flags")
-	fl.BoolVar(&f.check, "check", false, "check the flags, the file of --config and the inventory, and end")
-	fl.BoolVar(&f.schema, "config-schema", false, "print the JSON Schema of the file of --config, for editors, and end")
-	fl.StringVar(&f.state, "state", "", "`DIR` of the queue, the builds and the logs; with --nats of the manager's "+
-		"own files; it is made if it is missing")
+	fl.BoolVar(&f.check, "check", false, "check the flags, the file of --config and the inventory, then exit")
+	fl.BoolVar(&f.schema, "config-schema", false, "print the JSON Schema of the file of --config, for editors, then exit")
+	fl.StringVar(&f.state, "state", "", "`DIR` for the queue, the builds and the logs; with --nats for the manager's "+
+		"own files; created if it is missing")
 	fl.StringVar(&f.socket, "socket", "", "where the manager listens (default $"+managerVar+", for root "+systemSocket+
 		", else manager.socket in $XDG_RUNTIME_DIR/stepmux or a directory for temporary files)")
 	fl.StringVar(&f.group, "socket-group", "",
 		"let the members of this `GROUP` use the manager, too (default only its own user and root)")
-	fl.StringVar(&f.key, "key-file", "", "`FILE` with the key that seals the variables of builds; it is made if it is "+
+	fl.StringVar(&f.key, "key-file", "", "`FILE` with the key that encrypts the variables of builds; created if it is "+
 		"missing (default key in the state directory)")
 	f.linger = manager.DefaultLinger
-	timeFlag(fl, &f.linger, "linger", "how long builds go on without a manager and without their link, at most 24h")
+	timeFlag(fl, &f.linger, "linger",
+		"how long builds continue without a manager, or without a connection to it, at most 24h")
 	f.keep = manager.DefaultKeep
-	timeFlag(fl, &f.keep, "keep", "how long builds that have ended, and logs, are kept")
-	fl.StringVar(&f.logs, "keep-logs", "10g", "most `BYTES` of all logs, as in 500m or 10g; the oldest go first")
-	fl.StringVar(&f.files, "keep-files", "10g", "most `BYTES` of all projects that builds need, and of all artifacts "+
-		"and traces; those of the oldest builds go first")
+	timeFlag(fl, &f.keep, "keep", "how long builds that have ended, and their logs, are kept")
+	fl.StringVar(&f.logs, "keep-logs", "10g",
+		"largest size of all logs in `BYTES`, such as 500m or 10g; the oldest are removed first")
+	fl.StringVar(&f.files, "keep-files", "10g", "largest size in `BYTES` of all projects that builds need, and of all "+
+		"artifacts and traces; those of the oldest builds are removed first")
 	fl.StringSliceVar(&f.nats.URLs, "nats", nil, "keep queue, builds and logs in the NATS cluster with the server `URL`, "+
-		"with other managers of the same VMs; repeatable, or separated by commas (default in the state directory)")
+		"and share the VMs with its other managers; repeatable, or separated by commas (default: the state directory)")
 	fl.StringVar(&f.nats.Creds, "nats-creds", "", "`FILE` with credentials for --nats")
-	fl.StringVar(&f.nats.CA, "nats-ca", "", "`FILE` with the authorities that sign the certificates of --nats (default "+
+	fl.StringVar(&f.nats.CA, "nats-ca", "", "`FILE` with the certificate authorities for --nats (default "+
 		"the system's)")
 	fl.StringVar(&f.nats.Cert, "nats-cert", "", "`FILE` with the client's certificate for --nats")
 	fl.StringVar(&f.nats.Key, "nats-key", "", "`FILE` with the key of --nats-cert")
@@ -258,7 +261,7 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 	}
 	ctx, _, stop := endings(cmd.Context(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	if f.inventory == "" { // else it is read again
+	if f.inventory == "" { // otherwise it is read again
 		hangups := make(chan os.Signal, 1)
 		signal.Notify(hangups, syscall.SIGHUP)
 		defer signal.Stop(hangups)
@@ -287,7 +290,7 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 		err = f.addPrograms(&cfg, "--kubernetes")
 	case f.spec.Image != "" || f.spec.Container != "":
 		err = f.configure(&cfg, embedded)
-	default: // a job may have an image; its build fails without a daemon
+	default: // a job may have an image; without a daemon, its build fails
 		err = f.configureLater(&cfg, embedded)
 	}
 	if err != nil {
@@ -297,7 +300,7 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 	if err != nil {
 		return systemError(err)
 	}
-	defer func() { _ = provider.Close() }() // its builds have ended or are left
+	defer func() { _ = provider.Close() }() // its builds have ended or were left running
 	counts.Watch(provider)
 	if f.metrics != "" {
 		server, err := metrics.Serve(f.metrics, counts)
@@ -314,7 +317,7 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 	})
 }
 
-// place returns the VMs or the cluster of the manager, and a function that ends their helpers.
+// place returns the VMs or the cluster of the manager, and a function that ends what it started for them.
 func (f *managerFlags) place(ctx context.Context, log *slog.Logger) (*instance.Group, func(), error) {
 	if f.onCluster() {
 		return f.clusterGroup(ctx, f.capacity, log)
@@ -322,7 +325,7 @@ func (f *managerFlags) place(ctx context.Context, log *slog.Logger) (*instance.G
 	return f.vmFlags.group(ctx, log)
 }
 
-// containerOrPod returns where a job runs that asks for own; see manager.Config.Place.
+// containerOrPod returns the container or pod for a job that asks for own; see manager.Config.Place.
 func (f *managerFlags) containerOrPod(own *docker.Spec) (*docker.Spec, *kubernetes.Spec, error) {
 	box, err := f.container(own)
 	if err != nil || !f.onCluster() {
@@ -332,7 +335,7 @@ func (f *managerFlags) containerOrPod(own *docker.Spec) (*docker.Spec, *kubernet
 	return nil, pod, err
 }
 
-// serve runs a manager until ctx ends or its state is lost.
+// serve runs a manager until ctx ends or the manager loses its state.
 func (f *managerFlags) serve(ctx context.Context, group int, counts http.Handler, cfg manager.Config) error {
 	if f.socket == "" {
 		f.socket = ownSocket()
@@ -356,12 +359,12 @@ func (f *managerFlags) serve(ctx context.Context, group int, counts http.Handler
 	if err != nil {
 		return systemError(err)
 	}
-	listener, err := control.Listen(f.socket, group) //nolint:contextcheck // it waits for a lock, for seconds
+	listener, err := control.Listen(f.socket, group) //nolint:contextcheck // it waits some seconds for a lock
 	served := make(chan error, 3)
 	stopDoors := func() {}
 	if err == nil {
 		if stopDoors, err = open.serve(ctx, m, f.socket, cfg, counts, served); err != nil {
-			_ = listener.Close() // it is of no use
+			_ = listener.Close() // it cannot be used
 		}
 	}
 	if err == nil {
@@ -369,7 +372,7 @@ func (f *managerFlags) serve(ctx context.Context, group int, counts http.Handler
 		cfg.Logger.Info("manager listens", "socket", f.socket, "state", cfg.Dir)
 		serving := make(chan struct{})
 		defer func() { <-serving }()
-		go func() { // it ends with the manager
+		go func() { // ends with the manager
 			defer close(serving)
 			if logins == nil {
 				return
@@ -377,7 +380,7 @@ func (f *managerFlags) serve(ctx context.Context, group int, counts http.Handler
 			served <- m.ServeSSH(ctx, logins, manager.SSHConfig{KeysFile: f.ssh.keys, Forward: f.ssh.forward})
 		}()
 		notify("READY=1")
-		go func() { served <- m.Serve(ctx, listener) }() // it ends with the manager
+		go func() { served <- m.Serve(ctx, listener) }() // ends with the manager
 		select {
 		case <-ctx.Done():
 		case <-m.Done():
@@ -395,7 +398,7 @@ func (f *managerFlags) serve(ctx context.Context, group int, counts http.Handler
 	return systemError(errors.Join(err, stopped))
 }
 
-// socketDirMode returns the mode of the default directory of a socket: members of a group reach that of root.
+// socketDirMode returns the mode of the directory of a socket: for root's socket, members of its group may enter.
 func socketDirMode(socket string) os.FileMode {
 	if socket == systemSocket {
 		return 0o755
@@ -403,7 +406,7 @@ func socketDirMode(socket string) os.FileMode {
 	return 0o700
 }
 
-// groupID returns the number of a group.
+// groupID returns the numeric id of a group.
 func groupID(name string) (int, error) {
 	if id, err := strconv.Atoi(name); err == nil && id >= 0 {
 		return id, nil

@@ -17,8 +17,8 @@ const (
 	maxConfig, maxConfigDepth = 1 << 20, 4
 )
 
-// applyConfig sets the flags that a YAML file names, but for those that were given already. Errors name the place in
-// the file.
+// applyConfig sets flags from a YAML file, except flags that were given on the command line. Errors name the position
+// in the file.
 func applyConfig(fl *pflag.FlagSet, name string) error {
 	file, err := os.Open(name)
 	if err != nil {
@@ -33,7 +33,7 @@ func applyConfig(fl *pflag.FlagSet, name string) error {
 	doc := new(yaml.Node)
 	switch err := loader.Load(doc); {
 	case errors.Is(err, io.EOF):
-		return nil // it is empty
+		return nil // the file is empty
 	case err != nil:
 		if bad, ok := errors.AsType[*yaml.LoadError](err); ok && bad.Mark.Line > 0 {
 			return fmt.Errorf("%s:%d:%d: not valid YAML: %s", name, bad.Mark.Line, max(bad.Mark.Column, 1), bad.Message)
@@ -54,7 +54,7 @@ func setFlags(fl *pflag.FlagSet, name string, content []*yaml.Node) error {
 	fail := func(n *yaml.Node, format string, args ...any) error {
 		return fmt.Errorf("%s:%d:%d: %s", name, n.Line, n.Column, fmt.Sprintf(format, args...))
 	}
-	given := map[string]bool{} // on the command line
+	given := map[string]bool{} // given on the command line
 	var names []string
 	fl.VisitAll(func(f *pflag.Flag) {
 		given[f.Name] = f.Changed

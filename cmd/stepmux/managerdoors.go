@@ -18,7 +18,7 @@ import (
 	"github.com/stepmux/stepmux/instance/manager/page"
 )
 
-// doorFlags are the flags of a manager's API on TCP and of its status page.
+// doorFlags are the flags for a manager's API on TCP and for its status page.
 type doorFlags struct{ api, page, cert, key, token string }
 
 func (f *doorFlags) register(fl *pflag.FlagSet) {
@@ -33,13 +33,13 @@ func (f *doorFlags) register(fl *pflag.FlagSet) {
 		"is missing (default for --api-listen token in the state directory)")
 }
 
-// tcpDoors are the listeners of a manager on TCP.
+// tcpDoors are the TCP listeners of a manager.
 type tcpDoors struct {
 	flags     *doorFlags
-	api, page net.Listener // nil if there is none
+	api, page net.Listener // nil if not requested
 }
 
-// open listens as the flags say.
+// open listens as the flags request.
 func (f *doorFlags) open() (d *tcpDoors, err error) {
 	switch {
 	case (f.cert == "") != (f.key == ""):
@@ -83,13 +83,13 @@ func isLoopback(addr string) bool {
 func (d *tcpDoors) close() {
 	for _, l := range []net.Listener{d.api, d.page} {
 		if l != nil {
-			_ = l.Close() // it may be closed
+			_ = l.Close() // it may be closed already
 		}
 	}
 }
 
-// serve serves until ctx or the manager ends. Failures go to failed, which must have room for one. The caller calls the
-// returned function at the end: it waits for all. socket is that of the manager.
+// serve serves until ctx or the manager ends. Failures go to failed, which must have room for one error. The caller
+// calls the returned function at the end: it waits for all goroutines. socket is the manager's.
 func (d *tcpDoors) serve(
 	ctx context.Context, m *manager.Manager, socket string, cfg manager.Config, metrics http.Handler, failed chan<- error,
 ) (stop func(), err error) {
@@ -139,12 +139,12 @@ func (d *tcpDoors) serve(
 		})
 		closePage = func() {
 			server.Close()
-			_ = conn.Close() // nobody uses it
+			_ = conn.Close() // it was not used
 		}
 		cfg.Logger.Info("status page", "url", scheme+d.page.Addr().String()+"/", "token", tokenText(d.flags.token))
 	}
 	ended := make(chan struct{})
-	go func() { // it ends with the manager
+	go func() { // ends with the manager
 		defer close(ended)
 		if d.api == nil {
 			return

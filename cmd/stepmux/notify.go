@@ -5,16 +5,16 @@ import (
 	"os"
 )
 
-// notify tells systemd the state of a service of Type=notify (sd_notify(3)). Without systemd it does nothing.
+// notify reports the state of a service of Type=notify to systemd (sd_notify(3)). Without systemd it does nothing.
 func notify(state string) {
 	path := os.Getenv("NOTIFY_SOCKET")
 	if path == "" {
 		return
 	}
-	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: path, Net: "unixgram"}) // @ is an abstract one
+	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: path, Net: "unixgram"}) // @ marks an abstract socket
 	if err != nil {
-		return // systemd finds by itself that it was not told
+		return // systemd will notice that no message came
 	}
 	_, _ = conn.Write([]byte(state))
-	_ = conn.Close() // nothing waits in it
+	_ = conn.Close() // everything has been sent
 }

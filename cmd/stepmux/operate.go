@@ -53,7 +53,7 @@ func (f *runFlags) operate(p *instance.Provider, cfg instance.Config, m *metrics
 		stop()
 		return nil, fmt.Errorf("--control: %w", err)
 	default:
-		// The socket is a default; nobody asked for it.
+		// Only a warning: the user has not asked for this socket.
 		cfg.Logger.Warn("no control socket: ps, drain and undrain will not find this run", "error", err)
 	}
 	return stop, nil

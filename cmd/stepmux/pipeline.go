@@ -20,7 +20,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
-// addCheckout adds to the source of a .gitlab-ci.yml what git knows of the directory of the project.
+// addCheckout adds the git data of the project's directory (branch, commit) to the source of a .gitlab-ci.yml.
 func addCheckout(ctx context.Context, src *standalone.Source, dir string) {
 	vars, err := checkout.Variables(ctx, dir)
 	if err != nil {
@@ -32,7 +32,7 @@ func addCheckout(ctx context.Context, src *standalone.Source, dir string) {
 	src.Changed = func(compareTo string) ([]string, error) { return checkout.Changed(ctx, dir, compareTo) }
 }
 
-// sourceFlags say which job of a FILE a run has, and with which values.
+// sourceFlags select the job of a FILE, and its values.
 type sourceFlags struct {
 	formatFlag
 	jobName string
@@ -44,7 +44,7 @@ type sourceFlags struct {
 func (f *sourceFlags) registerSource(fl *pflag.FlagSet) {
 	f.register(fl)
 	fl.StringVar(&f.jobName, "job-name", "", "the `JOB` of a .gitlab-ci.yml; needed if it has several")
-	fl.BoolVar(&f.inImage, "in-image", false, "run a job of a .gitlab-ci.yml in a container of the image that it names")
+	fl.BoolVar(&f.inImage, "in-image", false, "run the job of a .gitlab-ci.yml in a container of its own image")
 	fl.StringArrayVar(&f.inputs, "input", nil,
 		"`name=value` of an input in the spec of the FILE; JSON if its type is not string; repeatable")
 	fl.StringVar(&f.json, "json", "", "run these steps, a `TEXT` in JSON; - reads them from standard input")
@@ -53,14 +53,14 @@ func (f *sourceFlags) registerSource(fl *pflag.FlagSet) {
 // jobReader reads the jobs of a run.
 type jobReader struct {
 	*runFlags
-	ctx      context.Context // it reads the jobs before anything runs
+	ctx      context.Context // for reading the jobs, before any of them runs
 	given    []engine.Variable
 	stdin    io.Reader
 	messages io.Writer
-	told     []string // notices
+	told     []string // notices already shown
 }
 
-// files reads the jobs in files, and those of --json. Each may have a container.
+// files reads the jobs in files, and those of --json. A job may have a container.
 func (r *jobReader) files(files []string, isJSON bool) (jobs []runJob, boxes []*docker.Spec, err error) {
 	if isJSON {
 		src := standalone.Source{Name: "--json", Text: []byte(r.json), Format: standalone.JSON}
@@ -129,7 +129,7 @@ func (r *jobReader) read(name string) (src standalone.Source, err error) {
 	return src, err
 }
 
-// steps reads steps. Values for their inputs become the defaults of these: a step runner takes no inputs.
+// steps reads steps. Values for their inputs become the inputs' defaults, because a step runner accepts no inputs.
 func (r *jobReader) steps(src standalone.Source) (job runJob, err error) {
 	job.name = src.Name
 	if src.Inputs, err = standalone.Inputs(r.inputs); err != nil {
@@ -148,7 +148,7 @@ func (r *jobReader) steps(src standalone.Source) (job runJob, err error) {
 	}
 	job.Steps, job.StepsFile = []byte(text), src.Name
 	if src.Format == standalone.JSON {
-		job.StepsFile = "" // it is another text
+		job.StepsFile = "" // positions in the new text differ from the file's
 	}
 	for _, v := range r.given {
 		job.Vars = append(job.Vars, connector.Variable(v))
@@ -156,7 +156,7 @@ func (r *jobReader) steps(src standalone.Source) (job runJob, err error) {
 	return job, nil
 }
 
-// pipeline reads a job of a .gitlab-ci.yml, or all its parallel builds.
+// pipeline reads a job of a .gitlab-ci.yml, with all its parallel builds.
 func (r *jobReader) pipeline(src standalone.Source) (jobs []runJob, boxes []*docker.Spec, err error) {
 	if src.Inputs, err = standalone.Inputs(r.inputs); err != nil {
 		return nil, nil, fmt.Errorf("--input: %w", err)

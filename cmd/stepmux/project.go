@@ -30,27 +30,27 @@ import (
 const (
 	// maxProject bounds the archive of a project, in bytes.
 	maxProject = 16 << 30
-	// maxListed bounds the list of a project's files, in bytes, and listTime the time of git to make it.
+	// maxListed bounds the list of a project's files, in bytes. listTime bounds the time that git takes to make it.
 	maxListed, listTime = 256 << 20, 5 * time.Minute
-	// maxNested bounds repositories in repositories.
+	// maxNested bounds the depth of repositories inside repositories.
 	maxNested = 16
-	// maxWarnings bounds the lines about files that are left out.
+	// maxWarnings bounds the lines about files that were left out.
 	maxWarnings = 10
 	// maxPatterns and maxPatternBytes bound --artifacts.
 	maxPatterns, maxPatternBytes = 1000, 64 << 10
 )
 
-// projectFlags name the files that builds get, and those that come back.
+// projectFlags name the files that builds get and the artifacts that they return.
 type projectFlags struct {
 	project   string
 	artifacts []string
 }
 
 func (f *projectFlags) registerProject(fl *pflag.FlagSet) {
-	fl.StringVar(&f.project, "project", "", "`DIR` whose files each build has in its work directory, without .git and "+
-		"the files that git ignores; a VM gets the same files once")
-	fl.StringArrayVar(&f.artifacts, "artifacts", nil, "`GLOB` of files and directories in the work directory that come "+
-		"back when a build has ended, also if it failed, as in dist or 'logs/**/*.txt'; repeatable")
+	fl.StringVar(&f.project, "project", "", "copy the files of this `DIR` to each build's work directory, without .git "+
+		"and the files that git ignores; they are sent to a VM only once")
+	fl.StringArrayVar(&f.artifacts, "artifacts", nil, "collect the files and directories in the work directory that "+
+		"match this `GLOB`, such as dist or 'logs/**/*.txt', when a build has ended, even if it failed; repeatable")
 	grouped(fl, fileGroup)
 }
 
@@ -69,13 +69,14 @@ func (f *projectFlags) checkProject() error {
 	return nil
 }
 
-// packed is the archive of a project in a file without a name.
+// packed is the archive of a project, in a file that has no name any more.
 type packed struct {
 	files.Project
 	file *os.File
 }
 
-// pack packs the project, if there is one. The caller closes it. warnings takes lines about files that are left out.
+// pack packs the project, if one is given. The caller closes it. warnings receives lines about files that were left
+// out.
 func (f *projectFlags) pack(ctx context.Context, warnings io.Writer) (*packed, error) {
 	if f.project == "" {
 		return nil, nil
@@ -157,12 +158,12 @@ func (p *packed) Close() {
 	}
 }
 
-// section reads a part of a file that somebody else closes.
+// section reads a part of a file. Its Close does nothing: another owner closes the file.
 type section struct{ *io.SectionReader }
 
 func (section) Close() error { return nil }
 
-// limited counts the bytes of an archive and refuses too many.
+// limited counts the bytes of an archive and fails when there are too many.
 type limited struct {
 	to io.Writer
 	n  int64
@@ -175,8 +176,8 @@ func (l *limited) Write(p []byte) (int, error) {
 	return l.to.Write(p)
 }
 
-// projectFiles returns the files of a project's directory that git does not ignore, also where git tracks none of them.
-// depth is how many repositories are around it.
+// projectFiles returns the files of a project's directory that git does not ignore, whether or not git tracks them.
+// depth is the number of repositories around it.
 func projectFiles(ctx context.Context, dir string, depth int) ([]string, error) {
 	if depth > maxNested {
 		return nil, fmt.Errorf("%s: there are more than %d git repositories in one another", dir, maxNested)
@@ -193,7 +194,7 @@ func projectFiles(ctx context.Context, dir string, depth int) ([]string, error) 
 		if err != nil {
 			return nil, err
 		}
-		defer func() { _ = os.RemoveAll(empty) }() // it has no files of the project
+		defer func() { _ = os.RemoveAll(empty) }() // it holds no files of the project
 		limit := subprocess.Limit{Time: listTime, Bytes: maxListed}
 		if _, err := subprocess.Output(ctx, append(argv, "init", "-q", "--template=", empty), limit); err != nil {
 			return nil, err
@@ -215,7 +216,7 @@ func projectFiles(ctx context.Context, dir string, depth int) ([]string, error) 
 			names = append(names, name)
 			continue
 		}
-		// A repository in this one: a submodule, or another checkout.
+		// A repository inside this one: a submodule, or another checkout.
 		if _, err := os.Lstat(filepath.Join(dir, name, ".git")); err != nil {
 			continue
 		}
@@ -230,7 +231,8 @@ func projectFiles(ctx context.Context, dir string, depth int) ([]string, error) 
 	return names, nil
 }
 
-// filesWithoutGit returns all files below a directory, in which nothing may need git.
+// filesWithoutGit returns all files below a directory that does not use git. If it does use git, the error says that
+// git is required.
 func filesWithoutGit(ctx context.Context, dir string) (names []string, err error) {
 	size := 0
 	err = filepath.WalkDir(dir, func(file string, entry fs.DirEntry, err error) error {
@@ -254,8 +256,8 @@ func filesWithoutGit(ctx context.Context, dir string) (names []string, err error
 	return names, err
 }
 
-// artifactsFor returns the artifacts of a build, which are unpacked in a directory of its own below dir; nil without
-// patterns.
+// artifactsFor returns the artifacts of a build, which are unpacked in a directory of its own below dir. It returns
+// nil without patterns.
 func (f *projectFlags) artifactsFor(dir, build string, say func(line string)) *files.Artifacts {
 	if len(f.artifacts) == 0 {
 		return nil
@@ -270,7 +272,8 @@ func (f *projectFlags) artifactsFor(dir, build string, say func(line string)) *f
 	}}
 }
 
-// unpackArtifacts unpacks the artifacts of a build, which is foreign data, in a directory. It is made if it is missing.
+// unpackArtifacts unpacks the artifacts of a build in a directory, which is created if missing. The archive is
+// untrusted.
 func unpackArtifacts(ctx context.Context, from *os.File, dir string) (int, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return 0, err

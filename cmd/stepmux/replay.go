@@ -81,12 +81,12 @@ Exit codes:
 	fl.StringArrayVar(&f.secrets, "secret", nil,
 		"`NAME=env:VARIABLE` or NAME=file:PATH, the value of a secret that is masked in the trace; repeatable")
 	fl.BoolVar(&f.offline, "offline", false,
-		"ask no server for steps: if the cache does not have them, the replay is refused")
+		"do not ask servers for steps: if the cache does not have one, the replay is refused")
 	f.runtime = replay.ExactRuntime
-	choiceFlag(fl, &f.runtime, "runtime", "another machine, stepmux or program is refused (exact), named and not "+
-		"compared (warn), or not compared (ignore)", "exact", "warn", "ignore")
+	choiceFlag(fl, &f.runtime, "runtime", "on another machine, or with another stepmux or program: refuse to run "+
+		"(exact), run with a warning (warn), or run (ignore)", "exact", "warn", "ignore")
 	fl.BoolVar(&f.allowChanged, "allow-changed-components", false,
-		"run also if steps of the project were changed; the differences tell")
+		"run even if steps of the project were changed; the differences list them")
 	choiceFlag(fl, &f.ignore, "ignore", "do not compare these: logs; repeatable", "logs")
 	fl.IntVar(&f.check, "check", 1, "run this many times, and count each difference")
 	grouped(fl, jobGroup)
@@ -186,7 +186,7 @@ func readSecrets(given []string) (map[string]string, error) {
 	return secrets, nil
 }
 
-// replayError gives err its exit code.
+// replayError wraps err with its exit code.
 func replayError(ctx context.Context, err error) error {
 	code := endsignal.Code(ctx)
 	_, refused := errors.AsType[*replay.RefusedError](err)
@@ -203,7 +203,7 @@ func replayError(ctx context.Context, err error) error {
 	}
 }
 
-// showReplay shows how a replay compares with its trace.
+// showReplay shows the differences between a replay and its trace.
 func showReplay(talk *standalone.Talk, r *replay.Result) {
 	for _, d := range r.Differences {
 		text := d.String()

@@ -18,36 +18,36 @@ import (
 	"github.com/stepmux/stepmux/internal/termtext"
 )
 
-// maxLine is the longest log line, in bytes. A longer line is shown in parts.
+// maxLine is the longest log line, in bytes. A longer line is split.
 const maxLine = 64 << 10
 
 // newestLine is how many bytes of a build's last line the view can show.
 const newestLine = 256
 
-// reporter shows a run: logs and results on their streams, progress on a terminal. Its methods are safe for concurrent
-// use. The caller calls close.
+// reporter shows a run: logs and results on their streams, progress on a terminal. It is safe for concurrent use. The
+// caller calls close.
 type reporter struct {
 	json     bool
 	terminal bool
 	logs     *stream
-	plain    bool    // logs are made harmless for a terminal
+	plain    bool    // make logs safe for a terminal
 	out      *stream // results
-	err      *stream // progress and summary; it may be out
+	err      *stream // progress and summary; it may be the same stream as out
 	began    time.Time
 
 	mu       sync.Mutex           // guards the following
 	logOf    map[string]*prefixed // of builds that have not ended
-	total    int                  // builds
+	total    int                  // number of builds
 	stat     func() instance.Stat // nil before the run has VMs
 	redraw   *time.Timer          // nil if there is no view
-	running  map[string]bool      // builds
+	running  map[string]bool      // running builds
 	done     int
 	failed   int
-	left     int // builds of which something may be left on their VM
+	left     int // number of builds that may have left something on their VM
 	failures failures
 }
 
-// newReporter returns a reporter whose output is text, raw or json. lost is called once if the logs cannot be written.
+// newReporter returns a reporter. output is text, raw or json. lost is called once if the logs cannot be written.
 func newReporter(output string, out, err io.Writer, lost func(error)) *reporter {
 	r := &reporter{
 		json: output == "json", terminal: isTerminal(err), logOf: map[string]*prefixed{},
@@ -59,7 +59,7 @@ func newReporter(output string, out, err io.Writer, lost func(error)) *reporter 
 		below = &view{lines: r.view, size: func() (int, int) { return terminalSize(file) }}
 	}
 	ignore := func(error) {}
-	if same := sameFile(out, err); same { // their texts keep their order
+	if same := sameFile(out, err); same { // one stream keeps the order of their texts
 		r.out = newStream("standard output", out, lost, below)
 		r.err = r.out
 	} else {
@@ -109,7 +109,7 @@ func (r *reporter) started(build, _ string) {
 	r.drawLocked(false)
 }
 
-// ended shows the end of a build and, as JSON, its result.
+// ended shows the end of a build and, with JSON output, its result.
 func (r *reporter) ended(report batch.Report) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -122,7 +122,7 @@ func (r *reporter) ended(report batch.Report) {
 	r.done++
 	if report.Err != nil {
 		r.failed++
-		if r.failures.add(report, file) { // the summary has the others
+		if r.failures.add(report, file) { // later failures of this kind are in the summary
 			r.showLocked("%s: %v", placed(report, file), report.Err)
 		}
 	}
@@ -134,12 +134,12 @@ func (r *reporter) ended(report batch.Report) {
 		r.showLocked("%s: may be left on %s: %s", report.Build, report.Instance, strings.Join(report.Left, "; "))
 	}
 	if r.json {
-		_ = writeJSON(r.out, jsonBuildOf(report, file)) // close tells of lost text
+		_ = writeJSON(r.out, jsonBuildOf(report, file)) // close reports lost text
 	}
 	r.drawLocked(r.done == r.total)
 }
 
-// showLocked shows a message, which may have foreign text in it.
+// showLocked shows a message, which may contain untrusted text.
 func (r *reporter) showLocked(format string, args ...any) {
 	fmt.Fprintln(r.err, termtext.Text(fmt.Sprintf(format, args...)))
 }
@@ -151,16 +151,16 @@ func (r *reporter) drawLocked(now bool) {
 	}
 }
 
-// say shows a line of text, which may be foreign.
+// say shows a line of text, which may be untrusted.
 func (r *reporter) say(text string) { r.err.say([]byte(termtext.Text(text) + "\n")) }
 
-// Write shows messages. It never waits: if nobody takes them, some are dropped.
+// Write shows messages. It never waits: if the reader is too slow, messages are dropped.
 func (r *reporter) Write(text []byte) (int, error) {
 	r.err.say(text)
 	return len(text), nil
 }
 
-// close waits for the readers as stream.close does. If results or logs are lost it says so, as far as that is possible.
+// close waits for the readers as stream.close does. If results or logs are lost, it reports that as far as possible.
 func (r *reporter) close(ctx, abort context.Context, patience time.Duration) error {
 	r.mu.Lock()
 	if r.redraw != nil {
@@ -175,13 +175,13 @@ func (r *reporter) close(ctx, abort context.Context, patience time.Duration) err
 	if lost != nil {
 		fmt.Fprintf(r.err, "stepmux: %v\n", lost)
 	}
-	if failed := r.err.close(ctx, abort, patience); r.json { // else it had messages only
+	if failed := r.err.close(ctx, abort, patience); r.json { // otherwise it had only messages
 		lost = errors.Join(lost, failed)
 	}
 	return lost
 }
 
-// log returns the log of a build, which runs a file. Each line is shown with the name of the build.
+// log returns the log of a build that runs a file. Each line is shown with the name of the build.
 func (r *reporter) log(build, file string) io.WriteCloser {
 	p := &prefixed{
 		share: r.logs.share(), plain: r.plain, watched: r.terminal, prefix: []byte(build + " | "), file: file,
@@ -192,17 +192,18 @@ func (r *reporter) log(build, file string) io.WriteCloser {
 	return p
 }
 
-// prefixed shows whole lines. Close may be called while a Write waits for the reader.
+// prefixed shows whole lines, each with the name of its build. Close may be called while a Write waits for the
+// reader.
 type prefixed struct {
 	share   share
 	plain   bool
-	watched bool // last is called
+	watched bool // last will be called
 	prefix  []byte
 	file    string // the build's
 
 	mu     sync.Mutex // guards the following
-	part   []byte     // a line that has not ended
-	newest []byte     // the beginning of the last line that has
+	part   []byte     // an unfinished line
+	newest []byte     // the beginning of the last finished line
 	at     time.Time  // when newest came
 }
 
@@ -218,8 +219,8 @@ func (p *prefixed) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// lines returns the lines that end in text, as they are shown, and keeps the last if it has no end. It returns the rest
-// of a text of which more lines would not fit in the build's share of the queue.
+// lines returns the complete lines of text in the form in which they are shown, and keeps an unfinished last line.
+// rest is the part of text for which the build's share of the queue has no room.
 func (p *prefixed) lines(text []byte) (shown, rest []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -248,7 +249,7 @@ func (p *prefixed) lines(text []byte) (shown, rest []byte) {
 	return shown, text
 }
 
-// last returns the last line.
+// last returns the newest line.
 func (p *prefixed) last() lastLine {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -258,7 +259,7 @@ func (p *prefixed) last() lastLine {
 	return lastLine{string(p.prefix) + termtext.Line(string(p.newest)), p.at}
 }
 
-// Close shows a last line that has no end. It does not wait.
+// Close shows an unfinished last line. It does not wait.
 func (p *prefixed) Close() error {
 	p.mu.Lock()
 	open := len(p.part) > 0

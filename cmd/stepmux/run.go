@@ -32,7 +32,7 @@ import (
 	"github.com/stepmux/stepmux/remote/standalone"
 )
 
-// tellArtifacts is how many builds a run may have at most for a line about the artifacts of each.
+// tellArtifacts is the largest number of builds in a run for which a line about each build's artifacts is shown.
 const tellArtifacts = 20
 
 type runFlags struct {
@@ -61,32 +61,33 @@ func newRunCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run [flags] FILE... | run [flags] --json TEXT|-",
 		Short: "Run a job's steps on VMs, as many builds at once as there are slots",
-		Long: `Run the steps in each FILE, a YAML document with a run: list, on VMs. A FILE that is a shell script is run
-too; - is standard input. Of a .gitlab-ci.yml one job runs (--job-name), with all its parallel builds, as by 'stepmux
-local'; its sources are those of --project.
+		Long: `Run the steps in each FILE on VMs. FILE is a YAML document with a run: list, a shell script, a .gitlab-ci.yml,
+or - for standard input. One job of a .gitlab-ci.yml runs (--job-name), with all its parallel builds, as with 'stepmux
+local'; --project names the directory with its sources.
 
 The logs of the builds go to standard output, each line with the name of its build; progress and a summary go to
 standard error.
 
-Without --instance the steps run on a VM embedded in this program, on this machine: good for a first try. They run as
-you.
+Without --instance the steps run on a VM embedded in this program, on this machine and as your user. That is good for
+a first try.
 
-A relay on each VM starts all its builds over one SSH session. A build is reached by SSH's own forwarding or by the
-relay. On a VM without a relay each build takes a session of its own, and waits until one is free. --route forces a
-route: relay, streamlocal (one session each, and SSH's forwarding) or session (two sessions each).
+A relay on each VM starts all its builds over one SSH session. Builds are reached by SSH's forwarding of unix sockets or
+by the relay. On a VM without a relay, each build takes a session of its own and waits until one is free. --route forces
+a route: relay, streamlocal (one session for each build, and SSH's forwarding) or session (two sessions for each build).
 
 ` + vmHelp + `
 
-With --image, or if FILE has the key image, each build runs in a container of its own, which the Docker daemon of its
-VM makes; without --instance, the one of this machine. The VM needs no stepmux then: it is put into a volume of the
-daemon.
+With --image, or if FILE has the key image, each build runs in a container of its own. The Docker daemon of its VM
+creates the container; without --instance, the daemon of this machine. The VM then needs no stepmux: the daemon gets it
+in a volume.
 
-With --kubernetes each build runs in a pod of its own, made in the cluster of the kubeconfig. It outlives the API server
-and the kubelet: for the time of --linger (default 5m) it goes on without a connection, and the run comes back to it.
+With --kubernetes each build runs in a pod of its own, in the cluster of the kubeconfig. A build survives restarts of
+the API server and the kubelet: it continues without a connection for the time of --linger (default 5m), and the run
+reconnects to it.
 
-On a terminal, the logs keep their colours, and other control characters are shown and not obeyed; --output raw leaves
-them as they are. With --output json, standard output has one object for each build as it ends and a last one with the
-summary; the logs go to standard error.
+On a terminal, logs keep their colours, and other control characters are made visible; with --output raw nothing is
+changed. With --output json, standard output has one object for each build when it ends and a last one with the summary;
+the logs go to standard error.
 
 ` + exitHelp,
 		Example: `  stepmux run --builds 6 --capacity 6 examples/hello.yml
@@ -107,7 +108,7 @@ summary; the logs go to standard error.
 	f.registerSource(fl)
 	grouped(fl, jobGroup)
 	fl.StringVar(&f.artifactsDir, "artifacts-dir", "artifacts",
-		"where --artifacts go: to a directory of each build's own below this `DIR`")
+		"`DIR` for --artifacts: each build's are in a directory below it, named after the build")
 	grouped(fl, fileGroup)
 	f.route = connector.Auto
 	choiceFlag(fl, &f.route, "route", "how to start and reach a build's step runner: auto, relay, streamlocal or session",
@@ -115,10 +116,10 @@ summary; the logs go to standard error.
 	f.registerConnections(fl)
 	f.registerIsolation(fl)
 	timeFlag(fl, &f.timeout, "timeout",
-		"end a build that takes longer than this `time`, from the moment it has its slot (default none)")
-	boundedTimeFlag(fl, &f.linger, "linger", "let builds outlive the connection to their VM: for this `time`, at most "+
-		"24h, a build goes on without it and comes back to it; 0: builds end with it "+
-		"(default as the inventory says, or 0)", 0, instance.MaxLinger)
+		"end a build that takes longer than this `time`, counted from its slot (default none)")
+	boundedTimeFlag(fl, &f.linger, "linger", "let builds continue for this `time`, at most 24h, when the connection to "+
+		"their VM is lost: the run reconnects to them; 0: builds end with the connection "+
+		"(default that of the inventory, else 0)", 0, instance.MaxLinger)
 	fl.StringArrayVar(&f.vars, "var", nil,
 		"`NAME=VALUE`, a job variable; NAME alone takes the value in the environment; repeatable")
 	fl.StringArrayVar(&f.masked, "mask", nil,
@@ -132,7 +133,7 @@ summary; the logs go to standard error.
 	f.runFiles.register(fl)
 	_ = cmd.RegisterFlagCompletionFunc("job-name", completing(func(_ *cobra.Command, files []string) []string {
 		return f.jobNames(files, f.project)
-	})) // it is there
+	})) // cannot fail: the flag exists
 	cmd.MarkFlagsMutuallyExclusive("json", "format")
 	cmd.MarkFlagsMutuallyExclusive("json", "job-name")
 	return cmd
@@ -201,7 +202,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 	})
 	defer func() {
 		if lost := report.close(ctx, abort, f.patience()); lost != nil && err == nil {
-			err = withCode(exitSystem, nil) // close has said it
+			err = withCode(exitSystem, nil) // close has reported it
 		}
 	}()
 	logger := f.logger(report)
@@ -261,12 +262,12 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 	return outcome(ctx, reports)
 }
 
-// patience is how long a run waits at its end for a reader that takes nothing.
+// patience is how long a run waits at its end for a reader that does not read.
 func (f *runFlags) patience() time.Duration {
 	if f.timeout > 0 {
 		return 10 * time.Second
 	}
-	return 5 * time.Minute // as long as a build waits
+	return 5 * time.Minute // as long as a build waits for it
 }
 
 // batchBuilds returns all builds of the run. Their IDs begin with a random prefix, because other runs may use the same
@@ -317,11 +318,11 @@ func (f *runFlags) batchBuilds(
 type runJob struct {
 	connector.Job
 	name      string           // of its file
-	container *docker.Spec     // nil without one
-	pod       *kubernetes.Spec // in place of container, on a cluster
+	container *docker.Spec     // nil if it has no container
+	pod       *kubernetes.Spec // replaces container on a cluster
 }
 
-// readJobs reads and checks the jobs. some tells that jobs run in containers.
+// readJobs reads and checks the jobs. some is true if at least one runs in a container.
 func (f *runFlags) readJobs(r *jobReader, files []string, isJSON bool) (jobs []runJob, some bool, err error) {
 	jobs, own, err := r.files(files, isJSON)
 	if err != nil {
@@ -352,7 +353,7 @@ func (f *runFlags) readJobs(r *jobReader, files []string, isJSON bool) (jobs []r
 	return jobs, some, nil
 }
 
-// place returns the VMs or the cluster of the run, and a function that ends what belongs to them.
+// place returns the VMs or the cluster of the run, and a function that ends everything it has started for them.
 func (f *runFlags) place(ctx context.Context, log *slog.Logger) (*instance.Group, func(), error) {
 	if f.onCluster() {
 		return f.clusterGroup(ctx, f.capacity, log)
@@ -370,7 +371,7 @@ func readFile(name string) ([]byte, error) {
 		}
 		defer file.Close()
 	}
-	return io.ReadAll(io.LimitReader(file, remote.MaxSteps+1)) // an error names the file
+	return io.ReadAll(io.LimitReader(file, remote.MaxSteps+1)) // errors name the file
 }
 
 // shells are the shells whose scripts a build can run.
@@ -381,7 +382,7 @@ func isScript(name string, text []byte) (bool, error) {
 	first, _, _ := strings.Cut(string(text), "\n")
 	switch {
 	case len(text) > remote.MaxSteps:
-		return false, nil // the parser says so
+		return false, nil // the parser reports it
 	case strings.HasPrefix(first, "#!") && !shells.MatchString(first):
 		return false, fmt.Errorf("%s: %.80q: FILE is a YAML document with a run: list, or a shell script", name, first)
 	default:
@@ -389,8 +390,8 @@ func isScript(name string, text []byte) (bool, error) {
 	}
 }
 
-// noScript returns an error if the name of a file, which shall be YAML, is that of a shell script. The parser says so
-// itself of a text that begins with #!.
+// noScript returns an error if a file that should be YAML has the name of a shell script. For a text that begins with
+// #! the parser reports this itself.
 func noScript(name string, text []byte) error {
 	if strings.HasSuffix(name, ".sh") && !strings.HasPrefix(string(text), "#!") {
 		return fmt.Errorf(`%s: it is a script, not steps; write "run:", "- script: |" and the script, indented, `+
@@ -399,7 +400,7 @@ func noScript(name string, text []byte) error {
 	return nil
 }
 
-// outcome returns the exit code of the run as an error. A failure of the system outranks those of scripts.
+// outcome returns the exit code of the run as an error. A system failure takes precedence over failures of scripts.
 func outcome(ctx context.Context, reports []batch.Report) error {
 	code, worst := 0, 0
 	for _, r := range reports {
@@ -410,7 +411,7 @@ func outcome(ctx context.Context, reports []batch.Report) error {
 	return withCode(cmp.Or(endsignal.Code(ctx), code), nil)
 }
 
-// exitCode returns the exit code of a build, and the rank of its failure among others.
+// exitCode returns the exit code of a build, and the weight of its failure among the others.
 func exitCode(err *instance.BuildError) (code, weight int) {
 	switch {
 	case err == nil, errors.Is(err, batch.ErrFailures): // others have failed

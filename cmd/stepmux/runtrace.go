@@ -30,12 +30,12 @@ type runFiles struct {
 }
 
 func (f *runFiles) register(fl *pflag.FlagSet) {
-	fl.StringVar(&f.provenances, "provenance", "", "write SLSA provenance of each build to this `FILE`, with {build} for "+
-		"the name of the build, or into this directory")
+	fl.StringVar(&f.provenances, "provenance", "", "write SLSA provenance of each build to this `FILE`, whose name has "+
+		"{build} for the build, or into this directory")
 	fl.StringVar(&f.builder, "builder-id", "", builderUsage)
 	fl.StringVar(&f.signKey, "sign-key", "", signUsage)
-	fl.StringVar(&f.traces, "output-file", "", "write the trace of each build to this `FILE`, with {build} for the name "+
-		"of the build, or into this directory, which is made if its name ends in /")
+	fl.StringVar(&f.traces, "output-file", "", "write the trace of each build to this `FILE`, whose name has {build} "+
+		"for the build, or into this directory, which is created if its name ends in /")
 	grouped(fl, fileGroup)
 }
 
@@ -65,8 +65,8 @@ func (f *runFiles) prepare(ctx context.Context, builds int, passphrase []string)
 	return func() { _ = os.RemoveAll(dir) }, nil
 }
 
-// buildPattern returns the pattern of a file of each build, its what, for the value text of a flag. If text is a
-// directory, its files are named after the builds; it is made if its name ends in /.
+// buildPattern turns the value of a flag into the pattern for a file of each build. what names the file in errors. If
+// text is a directory, its files are named after the builds; it is created if its name ends in /.
 func buildPattern(text, what string, builds int) (string, error) {
 	if text == "" {
 		return "", nil

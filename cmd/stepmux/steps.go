@@ -12,7 +12,7 @@ import (
 	"github.com/stepmux/stepmux/remote/commands/network"
 )
 
-// vmsEnd is the VM's end in this program: the same commands as those of stepmux-vm and stepmux-fetch.
+// vmsEnd is the VM's end in this program: the same commands as in stepmux-vm and stepmux-fetch.
 var vmsEnd = commands.Program{
 	Name: "stepmux", Sets: []commands.Set{doors.Commands, network.Commands}, Long: network.Long, Carries: platforms,
 }
@@ -25,7 +25,7 @@ func newVersionCommand() *cobra.Command {
 	return delegate("version", "Print the version, and the VM's ends that this program carries", vmsEnd.Version)
 }
 
-// newHelperCommands returns the commands that the scripts of a GitLab manager call beside steps.
+// newHelperCommands returns the commands, beside steps, that the scripts of a GitLab manager call.
 func newHelperCommands() (cmds []*cobra.Command) {
 	names := commands.HelperNames()
 	for _, name := range slices.Sorted(maps.Keys(names)) {
@@ -37,10 +37,10 @@ func newHelperCommands() (cmds []*cobra.Command) {
 	return cmds
 }
 
-// errShown is the error of a command of the VM's end, which has shown its error and where its help is.
+// errShown is the error of a VM's end command that has already printed its error.
 var errShown = errors.New("the command has shown its error")
 
-// delegate returns a command whose arguments are all run's.
+// delegate returns a command that passes all its arguments to run.
 func delegate(name, short string, run func(args []string) int) *cobra.Command {
 	return &cobra.Command{
 		Use:                name,

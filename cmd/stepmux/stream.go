@@ -13,41 +13,42 @@ import (
 )
 
 const (
-	// shareRoom bounds the text of one build that waits for a stream's reader, and streamRoom that of all, in bytes.
+	// shareRoom bounds the text of one build that waits for a stream's reader, streamRoom the text of all builds, in
+	// bytes.
 	shareRoom, streamRoom = 128 << 10, 64 << 20
-	// talkRoom bounds the messages that wait for the reader. More are dropped, and counted.
+	// talkRoom bounds the messages that wait for the reader. Further messages are dropped and counted.
 	talkRoom = 1 << 20
-	// pieceSize is the largest write: a reader that takes this much is slow, and one that does not is gone.
+	// pieceSize is the largest write. A reader that takes a piece is only slow; one that does not is gone.
 	pieceSize = 32 << 10
-	// redrawEvery is the least time between two drawings of a view.
+	// redrawEvery is the minimum time between two drawings of a view.
 	redrawEvery = 100 * time.Millisecond
 )
 
-// stream writes to a file whose reader may take nothing any more. One goroutine writes. Others wait for it only in
-// close, and in share.put for room. A write that the file never takes keeps the goroutine until the program ends.
+// stream writes to a file whose reader may stop reading. One goroutine writes. Callers wait for it only in close and,
+// for room, in share.put. If the file never accepts a write, the goroutine stays until the program ends.
 type stream struct {
 	name    string
 	to      io.Writer
-	room    *semaphore.Weighted // for the builds' text
-	life    context.Context     // ends when nobody is to wait for room any more
+	room    *semaphore.Weighted // for the text of builds
+	life    context.Context     // ends when callers shall no longer wait for room
 	end     context.CancelFunc
 	done    chan struct{} // closed when the goroutine has ended
-	written atomic.Int64  // pieces
-	view    *view         // at the bottom of a terminal; nil for none
-	failed  func(error)   // called when the file has refused text
+	written atomic.Int64  // number of pieces
+	view    *view         // at the bottom of a terminal; nil if there is no view
+	failed  func(error)   // called when a write to the file has failed
 
 	mu      sync.Mutex // guards the following
 	changed sync.Cond
 	queue   []entry
-	waiting int // bytes in the queue, and in the write that is under way
-	talk    int // bytes of messages among these
-	dropped int // messages
-	lost    int // bytes that the file refused
+	waiting int // bytes in the queue and in the current write
+	talk    int // the bytes of messages among them
+	dropped int // number of messages
+	lost    int // bytes that could not be written
 	err     error
 	closed  bool
 
-	shown    bool // the view is to stand below the text
-	dirty    bool // it is to be drawn anew
+	shown    bool // the view shall be below the text
+	dirty    bool // it must be redrawn
 	lastDraw time.Time
 }
 
@@ -57,8 +58,8 @@ type entry struct {
 	free func() // gives back its room
 }
 
-// newStream returns a stream to a file, which errors call name. failed is called once if the file refuses text. v, if
-// it is not nil, stands below the text. The caller calls close.
+// newStream returns a stream to a file; name stands for it in errors. failed is called once if a write fails. v, if
+// not nil, is shown below the text. The caller calls close.
 func newStream(name string, to io.Writer, failed func(error), v *view) *stream {
 	s := &stream{
 		name: name, to: to, room: semaphore.NewWeighted(streamRoom), done: make(chan struct{}), view: v, failed: failed,
@@ -110,10 +111,10 @@ func (s *stream) run() {
 	}
 }
 
-// write writes text in pieces, unless a write before has failed.
+// write writes text in pieces, unless an earlier write has failed.
 func (s *stream) write(text []byte) (n int, err error) {
 	for n < len(text) {
-		if s.err != nil { // only the goroutine sets it
+		if s.err != nil { // only this goroutine sets it
 			return n, s.err
 		}
 		if s.life.Err() != nil {
@@ -129,7 +130,7 @@ func (s *stream) write(text []byte) (n int, err error) {
 	return n, nil
 }
 
-// Write adds a text to the queue, however full that is: a few lines for each build at most. It never fails.
+// Write adds a text to the queue, even if that is full; it is for a few lines per build. It never fails.
 func (s *stream) Write(text []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -143,7 +144,7 @@ func (s *stream) addLocked(text []byte, free func()) {
 	s.changed.Signal()
 }
 
-// say adds a message to the queue, or drops it if too many wait there.
+// say adds a message to the queue, or drops it if too many messages wait.
 func (s *stream) say(text []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -164,7 +165,7 @@ func (s *stream) say(text []byte) {
 	})
 }
 
-// show has the view drawn, at once or with the next text.
+// show requests a drawing of the view: now, or with the next text.
 func (s *stream) show(now bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -173,7 +174,7 @@ func (s *stream) show(now bool) {
 	s.changed.Signal()
 }
 
-// share is one build's part of a stream's queue. One goroutine uses it at a time.
+// share is one build's part of a stream's queue. One goroutine at a time uses it.
 type share struct {
 	stream *stream
 	room   *semaphore.Weighted
@@ -181,8 +182,8 @@ type share struct {
 
 func (s *stream) share() share { return share{s, semaphore.NewWeighted(shareRoom)} }
 
-// put adds a text to the queue. If too much of the build's text is there, or of all builds', it waits, or else drops
-// the text. It returns the stream's error if that has failed, or ends meanwhile.
+// put adds a text to the queue. If the queue holds too much text of this build or of all builds, put waits for room
+// or, without wait, drops the text. It returns the stream's error if that has failed, or fails meanwhile.
 func (b share) put(text []byte, wait bool) error {
 	n := int64(min(len(text), shareRoom))
 	take := func(room *semaphore.Weighted) bool {
@@ -210,7 +211,7 @@ func (b share) put(text []byte, wait bool) error {
 	return s.failure()
 }
 
-// failure returns why the stream takes no more text, or nil.
+// failure returns why the stream accepts no more text, or nil if it does.
 func (s *stream) failure() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -223,9 +224,9 @@ func (s *stream) failure() error {
 	return nil
 }
 
-// close waits until the queue is written, as long as the reader takes something within patience, within a second once
-// ctx has ended, and not at all once abort has. Its error says that text was lost. Nothing is written after that, but
-// for a write that is under way.
+// close waits until the queue is written. It gives up when the reader has taken nothing for patience, one second
+// after ctx has ended, or when abort ends. Its error reports lost text. Afterwards nothing is written, except that a
+// write under way may finish.
 func (s *stream) close(ctx, abort context.Context, patience time.Duration) error {
 	defer s.end()
 	s.mu.Lock()

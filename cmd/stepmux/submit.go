@@ -33,11 +33,11 @@ import (
 )
 
 const (
-	// awayLimit is how long a manager may be away, as while it is started anew, before a command gives up.
+	// awayLimit is how long a command waits for a manager that does not answer, for example while it restarts.
 	awayLimit = time.Minute
-	// awayPause is the time between two attempts to reach it.
+	// awayPause is the time between two attempts to reach the manager.
 	awayPause = 200 * time.Millisecond
-	// stuckLimit is how long a command that a signal ended waits for its output to be taken.
+	// stuckLimit is how long a command that was ended by a signal waits for the reader of its output.
 	stuckLimit = time.Second
 )
 
@@ -47,14 +47,14 @@ const managerExitHelp = `Exit codes:
   3        no manager was found, it did not answer, or it has no such build
   130 143  interrupted (Ctrl-C), terminated; builds go on`
 
-// managerFlag has the flags that name the manager.
+// managerFlag holds the flags that name the manager.
 type managerFlag struct {
 	path   string
 	target access.Target
 }
 
 const (
-	// tokenVar, caVar and fingerprintVar name the variables of the environment for a manager that is reached by TCP.
+	// tokenVar, caVar and fingerprintVar are the environment variables for a manager that is reached over TCP.
 	tokenVar, caVar, fingerprintVar = "STEPMUX_TOKEN_FILE", "STEPMUX_MANAGER_CA", "STEPMUX_MANAGER_FINGERPRINT"
 	// reachTimeout bounds the first connection to such a manager.
 	reachTimeout = 15 * time.Second
@@ -62,17 +62,18 @@ const (
 
 func (f *managerFlag) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.path, "manager", "", "socket of the manager, or https://HOST:PORT (default $"+managerVar+
-		", else that of this user's, else "+systemSocket+")")
+		", else this user's manager, else "+systemSocket+")")
 	fl.StringVar(&f.target.TokenFile, "token-file", "",
 		"with https: file with the manager's token (default $"+tokenVar+")")
 	fl.StringVar(&f.target.Fingerprint, "manager-fingerprint", "",
-		"with https: `sha256:HEX` of the manager's certificate, as its log says (default $"+fingerprintVar+")")
+		"with https: `sha256:HEX`, the fingerprint of the manager's certificate from its log (default $"+fingerprintVar+")")
 	fl.StringVar(&f.target.CAFile, "manager-ca", "",
-		"with https: file with the authority of the manager's certificate, in PEM (default $"+caVar+", else the system's)")
+		"with https: PEM file with the certificate authority of the manager (default $"+caVar+", else the system's)")
 	grouped(fl, managerGroup)
 }
 
-// socket returns the socket of the manager, or its URL: the default one is that of this user's if it is there.
+// socket returns the socket of the manager, or its URL. The default is this user's socket if it exists, otherwise
+// systemSocket.
 func (f *managerFlag) socket() string {
 	own := cmp.Or(f.path, ownSocket())
 	if f.path != "" || os.Getenv(managerVar) != "" {
@@ -111,12 +112,12 @@ func (f *managerFlag) dial(ctx context.Context, path string) (*grpc.ClientConn, 
 		return nil, systemError(fmt.Errorf("no manager listens at %s (%w); start one with stepmux manager, or name its "+
 			"socket with --manager", path, errors.Unwrap(errors.Unwrap(err))))
 	}
-	_ = probe.Close() // it was not used
+	_ = probe.Close() // not needed any more
 	conn, err := manager.Dial(path)
 	return conn, systemError(err)
 }
 
-// use calls do with a client of the manager, until a signal comes.
+// use calls do with a client of the manager, and returns when do has returned or a signal arrives.
 func (f *managerFlag) use(cmd *cobra.Command, do func(context.Context, pb.ManagerClient) error) error {
 	ctx, stop := endsignal.Until(cmd.Context(), endsignal.All...)
 	defer stop()
@@ -127,7 +128,7 @@ func (f *managerFlag) use(cmd *cobra.Command, do func(context.Context, pb.Manage
 	}
 	defer conn.Close()
 	done := make(chan error, 1)
-	go func() { done <- do(ctx, pb.NewManagerClient(conn)) }() // a write that nobody takes ends with the process
+	go func() { done <- do(ctx, pb.NewManagerClient(conn)) }() // a blocked write ends with the process
 	select {
 	case err = <-done:
 	case <-ctx.Done():
@@ -175,12 +176,13 @@ func newSubmitCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "submit [flags] FILE",
 		Short: "Queue a build of a job's steps at a stepmux manager",
-		Long: `Queue a build of the steps in FILE, a YAML document with a run: list, at a stepmux manager. With the keys image
-and services it runs in a container or a pod, as by 'stepmux run'. Its ID is printed once the request is on disk. With
---wait the log follows, and the exit code is the build's, as that of run is; if this command is ended the build goes on.
+		Long: `Queue a build of the steps in FILE at a stepmux manager. FILE is a YAML document with a run: list. With the
+keys image and services it runs in a container or a pod, as with 'stepmux run'. The build's ID is printed once the
+manager has stored the request. With --wait, the command shows the log and exits with the build's exit code, as run
+does. If you interrupt it, the build continues.
 
-The manager keeps the files of --artifacts with the log: 'stepmux artifacts ID DIR' gets them. With --trace it keeps the
-trace, too: 'stepmux trace get ID FILE' gets that. --output-file and --provenance do it at the end of --wait.
+The manager keeps the files of --artifacts with the log: 'stepmux artifacts ID DIR' downloads them. With --trace it also
+keeps the trace: 'stepmux trace get ID FILE' downloads it. With --wait, --output-file and --provenance do so at the end.
 
 ` + exitHelp,
 		Example: `  stepmux submit --wait examples/hello.yml`,
@@ -192,18 +194,19 @@ trace, too: 'stepmux trace get ID FILE' gets that. --output-file and --provenanc
 	f.registerProject(fl)
 	fl.BoolVar(&f.keepTrace, "trace", false, "let the manager keep the trace of the build")
 	wordsFlag(fl, &f.passphrase, "passphrase-command",
-		"`command` that prints the passphrase of --sign-key, the file %f; it is split into words at blanks")
+		"`command` that prints the passphrase of --sign-key, the file %f; words are split at spaces")
 	f.runFiles.register(fl)
 	f.labels = map[string]string{}
-	fl.Func("label", "`LABEL=VALUE`, a label of the inventory: run only on a VM that has it; repeatable, the VM has all",
+	fl.Func("label",
+		"run only on a VM that has the label `LABEL=VALUE` in the inventory; repeatable, the VM must have all",
 		func(text string) error { return assign(f.labels, text) })
 	f.retry = "never"
-	choiceFlag(fl, &f.retry, "retry", "never, or lost: run again, up to twice, if the VM or the way to it fails while "+
-		"the build runs", "never", "lost")
+	choiceFlag(fl, &f.retry, "retry", "when to run the build again: never, or lost (up to twice, if the VM or the "+
+		"connection to it fails during the build)", "never", "lost")
 	fl.BoolVar(&f.wait, "wait", false,
-		"show the log on standard output and the ID on standard error, and exit as the build does")
+		"show the log on standard output and the ID on standard error, and exit with the build's exit code")
 	timeFlag(fl, &f.timeout, "timeout",
-		"end the build when it takes longer than this `time`, from the moment it has its slot (default none)")
+		"end the build if it takes longer than this `time`, counted from its slot (default none)")
 	fl.StringArrayVar(&f.vars, "var", nil,
 		"`NAME=VALUE`, a job variable; NAME alone takes the value in the environment; repeatable")
 	fl.StringArrayVar(&f.masked, "mask", nil,
@@ -310,14 +313,14 @@ func managedOutcome(b *pb.Build, messages io.Writer) error {
 	return withCode(code, nil)
 }
 
-// followLog shows the log of a build, with follow to its end; then it returns the build. A manager that is started anew
-// meanwhile is waited for.
+// followLog shows the log of a build, with follow up to its end, and then returns the build. While the manager
+// restarts, it waits.
 func followLog(
 	ctx context.Context, m pb.ManagerClient, id string, follow bool, to, messages io.Writer,
 ) (*pb.Build, error) {
 	shown := &lines{to: to, plain: isTerminal(to)}
 	var offset int64
-	var away time.Time // zero: the manager is there
+	var away time.Time // when the manager was lost; zero while it answers
 	for {
 		b, err := followOnce(ctx, m, &pb.FollowRequest{Id: id, Offset: offset, Follow: follow},
 			func(msg *pb.FollowResponse) error {
@@ -374,11 +377,11 @@ func followOnce(
 	}
 }
 
-// lines shows a log. On a terminal control characters other than those of colours are shown and not obeyed.
+// lines shows a log. On a terminal, control characters other than colours are made visible instead of being obeyed.
 type lines struct {
 	to    io.Writer
 	plain bool
-	part  []byte // a line that has not ended
+	part  []byte // an unfinished line
 }
 
 func (l *lines) write(text []byte) error {
@@ -472,7 +475,7 @@ func newBuildsCommand() *cobra.Command {
 	choiceFlag(fl, &phase, "phase", "list only builds that are queued, running or ended", "queued", "running", "ended")
 	fl.StringVar(&file, "file", "", "list only builds of the steps file with this `NAME`")
 	fl.StringVar(&instance, "instance", "", "list only builds on the VM with this `ID`")
-	_ = cmd.RegisterFlagCompletionFunc("instance", f.completeVMs()) // it is there
+	_ = cmd.RegisterFlagCompletionFunc("instance", f.completeVMs()) // cannot fail: the flag exists
 	limit := fl.Int32("limit", 100, "list at most `N` builds, up to 10000")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if *limit < 1 || *limit > 10_000 {

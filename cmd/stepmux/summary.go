@@ -15,7 +15,7 @@ import (
 	"github.com/stepmux/stepmux/internal/termtext"
 )
 
-// jsonBuild is one build's result.
+// jsonBuild is the result of one build.
 type jsonBuild struct {
 	Build    string           `json:"build"`
 	File     string           `json:"file"`
@@ -25,7 +25,7 @@ type jsonBuild struct {
 	ExitCode *int             `json:"exit_code,omitempty"` // nil if no script ended
 	Error    string           `json:"error,omitempty"`
 	Cleanup  string           `json:"cleanup_error,omitempty"`
-	Left     []string         `json:"left,omitempty"` // what may be left on the instance
+	Left     []string         `json:"left,omitempty"` // processes and directories that may be left on the instance
 	Route    connector.Choice `json:"route"`
 	program.Isolation
 	Connect     float64 `json:"connect_s"`
@@ -61,9 +61,9 @@ func jsonBuildOf(r batch.Report, file string) jsonBuild {
 type jsonSummary struct {
 	Builds      int                        `json:"builds"`
 	Failed      int                        `json:"failed"`
-	Left        int                        `json:"left"` // builds of which something may be left on their instance
+	Left        int                        `json:"left"` // builds that may have left something on their instance
 	Connections map[string]int             `json:"connections"`
-	JumpHosts   map[string]int             `json:"jump_hosts"` // connections to jump hosts that are not instances
+	JumpHosts   map[string]int             `json:"jump_hosts"` // connections to jump hosts, without instances
 	Sessions    map[string]int             `json:"sessions_at_once"`
 	Programs    map[string]program.Program `json:"step_runners"` // of the instances with one
 	Duration    float64                    `json:"duration_s"`
@@ -113,7 +113,7 @@ func (r *reporter) summary(reports []batch.Report, stat instance.Stat) {
 	}
 }
 
-// jsonSummaryLocked returns the totals of a run of so many builds. mu is held.
+// jsonSummaryLocked returns the totals of a run with this number of builds. r.mu is held.
 func (r *reporter) jsonSummaryLocked(builds int, stat instance.Stat) jsonSummary {
 	sum := jsonSummary{
 		Builds: builds, Failed: r.failed, Left: r.left,
@@ -133,7 +133,7 @@ func (r *reporter) jsonSummaryLocked(builds int, stat instance.Stat) jsonSummary
 	return sum
 }
 
-// showInstanceLocked shows what the builds took of an instance. mu is held.
+// showInstanceLocked shows how the builds used an instance. r.mu is held.
 func (r *reporter) showInstanceLocked(in instance.VMStat, reports []batch.Report) {
 	if in.Addr == "" { // a cluster
 		r.showLocked("%s: a pod for each build", in.ID)
@@ -150,16 +150,17 @@ func (r *reporter) showInstanceLocked(in instance.VMStat, reports []batch.Report
 	r.showRoutesLocked(in.ID, reports)
 }
 
-// showRoutesLocked shows the routes that the builds of an instance took. mu is held.
+// showRoutesLocked shows the routes of an instance's builds. r.mu is held.
 func (r *reporter) showRoutesLocked(id string, reports []batch.Report) {
 	for _, line := range routesOn(id, reports) {
 		r.showLocked("  %s", line)
 	}
 }
 
-// gone returns the instances that have left, in the order of their first builds, and how many builds each had.
+// gone returns the instances that have left the group, in the order of their first builds, and the number of builds
+// of each.
 func gone(stat instance.Stat, reports []batch.Report) (ids []string, builds map[string]int) {
-	here := map[string]bool{"": true} // the instance of a build that never had a slot
+	here := map[string]bool{"": true} // "": a build that never had a slot
 	for _, in := range stat.Instances {
 		here[in.ID] = true
 	}
@@ -175,8 +176,8 @@ func gone(stat instance.Stat, reports []batch.Report) (ids []string, builds map[
 	return ids, builds
 }
 
-// isolationOn returns the isolation of the builds on each VM, in the order of its first use: "processes on 9 VMs; off
-// on vm-3: REASON".
+// isolationOn returns the isolation of the builds on each VM, in the order of first use, such as "processes on 9 VMs;
+// off on vm-3: REASON".
 func isolationOn(reports []batch.Report) string {
 	vms := map[program.Isolation][]string{}
 	var order []program.Isolation
@@ -205,7 +206,7 @@ func isolationOn(reports []batch.Report) string {
 }
 
 // routesOn returns a line for each route on an instance, with the number of builds and the reason, in the order of
-// their first use.
+// first use.
 func routesOn(id string, reports []batch.Report) []string {
 	type way struct {
 		verb   string

@@ -16,7 +16,7 @@ import (
 func newTraceCommand() *cobra.Command {
 	return withCommands(&cobra.Command{
 		Use:   "trace",
-		Short: "Read the traces of jobs: show, compare, export as provenance, verify that",
+		Short: "Show, compare and export the traces of jobs, and verify their provenance",
 		Long: `Read the traces that local, ci, run and submit have written with --output-file, or that a manager has kept.
 docs/trace.md describes them. A trace that was changed later is refused.`,
 	}, newTraceGetCommand(), newTraceShowCommand(), newTraceDiffCommand(), newTraceExportCommand(),
@@ -107,7 +107,7 @@ func showComparison(w io.Writer, c *inspect.Comparison, asJSON bool) error {
 	return err
 }
 
-// withCommands returns cmd, which does nothing itself, with commands below it.
+// withCommands adds subcommands to cmd, which does nothing by itself.
 func withCommands(cmd *cobra.Command, below ...*cobra.Command) *cobra.Command {
 	var names []string
 	for _, c := range below {

@@ -24,7 +24,7 @@ func newValidateCommand() *cobra.Command {
 	var f validateFlags
 	cmd := &cobra.Command{
 		Use:   "validate [flags] FILE...",
-		Short: "Check steps, definitions of steps, .gitlab-ci.yml and GitHub workflows",
+		Short: "Check steps, definitions of steps, .gitlab-ci.yml files and GitHub workflows",
 		Long: `Check each FILE (- is standard input) without running anything: a job's steps, the definition of a step, a
 .gitlab-ci.yml, a workflow of GitHub Actions, or a shell script for stepmux run. Each mistake is a line on standard
 output, with file, line, column and a remedy: the first mistake in steps or in a workflow, and the first mistake of each
@@ -96,7 +96,7 @@ func (f *validateFlags) verdict(cmd *cobra.Command, name string) standalone.Verd
 	return standalone.Validate(cmd.Context(), src.Name, src.Text, src.Format, f.workDir, f.includes)
 }
 
-// formatFlag is --format, of files with steps.
+// formatFlag holds --format, the format of files with steps, and its companions.
 type formatFlag struct{ format, includes string }
 
 func (f *formatFlag) register(fl *pflag.FlagSet) {

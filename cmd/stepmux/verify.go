@@ -22,7 +22,7 @@ func newTraceVerifyCommand() *cobra.Command {
 	var f verifyFlags
 	cmd := &cobra.Command{
 		Use:   "verify [flags] --key FILE ENVELOPE",
-		Short: "Verify signed provenance: what is signed, by which key, and what differs",
+		Short: "Verify signed provenance: the signed files, the key and the differences",
 		Long: `Verify the signature of provenance or of a link that --sign-key has signed, and compare the files that it names
 with those in --work-dir. With --trace the whole statement is compared with the trace.
 

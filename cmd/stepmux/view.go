@@ -14,23 +14,23 @@ import (
 )
 
 const (
-	// mostVMs bounds the VMs that a view shows.
+	// mostVMs bounds the number of VMs in a view.
 	mostVMs = 8
-	// viewEvery is how often a view is drawn anew while nothing happens.
+	// viewEvery is how often a view is redrawn while nothing happens.
 	viewEvery = time.Second
 )
 
-// view is what stands at the bottom of a terminal, below all text. One goroutine uses it.
+// view is the block of lines at the bottom of a terminal, below all text. One goroutine uses it.
 type view struct {
-	lines func(columns, rows int) []string // that are to be shown; printable text
+	lines func(columns, rows int) []string // the lines to show; printable text
 	size  func() (columns, rows int)       // of the terminal
-	shown []string                         // the lines that stand there
+	shown []string                         // the lines on the terminal now
 }
 
 // drawn reports whether the view stands on the terminal.
 func (v *view) drawn() bool { return v != nil && len(v.shown) > 0 }
 
-// around returns text with what removes the view before it and, if draw is true, what draws it anew behind it.
+// around returns text preceded by the sequence that removes the view and, if draw is true, followed by a new view.
 func (v *view) around(text []byte, draw bool) []byte {
 	if v == nil {
 		return text
@@ -51,7 +51,8 @@ func (v *view) around(text []byte, draw bool) []byte {
 	return b.Bytes()
 }
 
-// clear returns what removes the view from a terminal, which may have become narrower since it was drawn.
+// clear returns the sequence that removes the view from a terminal, which may have become narrower since the last
+// drawing.
 func (v *view) clear(columns int) string {
 	height := 0
 	for _, line := range v.shown {
@@ -79,14 +80,14 @@ func fit(line string, columns int) string {
 func width(text string) int {
 	n := 0
 	for _, c := range text {
-		if n++; c >= 0x300 { // it may be wide
+		if n++; c >= 0x300 { // it may be a wide character
 			n++
 		}
 	}
 	return n
 }
 
-// terminalSize returns the size of a terminal, or a usual one.
+// terminalSize returns the size of a terminal, or a default if it is unknown.
 func terminalSize(file *os.File) (columns, rows int) {
 	columns, rows, err := term.GetSize(int(file.Fd()))
 	if err != nil || columns < 2 || rows < 1 {
@@ -95,7 +96,7 @@ func terminalSize(file *os.File) (columns, rows int) {
 	return columns, rows
 }
 
-// watch tells how many builds there are, and where their VMs are seen.
+// watch sets the number of builds, and the function that returns the state of their VMs.
 func (r *reporter) watch(builds int, stat func() instance.Stat) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -132,7 +133,7 @@ func (r *reporter) view(_, rows int) []string {
 	return lines
 }
 
-// progressLocked returns the first line.
+// progressLocked returns the first line of the view.
 func (r *reporter) progressLocked() string {
 	waiting := r.total - r.done - len(r.running)
 	line := fmt.Sprintf("%d of %d builds done, %d running, %d waiting, %d failed",

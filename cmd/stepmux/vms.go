@@ -31,44 +31,44 @@ const (
 	maxSessions = 10_000
 )
 
-// maxAtOnce bounds the VMs that a command looks at, at once.
+// maxAtOnce bounds how many VMs a command examines at the same time.
 const maxAtOnce = 8
 
 // embeddedStop bounds the wait for processes on the embedded VM at the end.
 const embeddedStop = 10 * time.Second
 
-// vmHelp describes the flags of vmFlags that need more than a line.
+// vmHelp describes those of vmFlags' flags that need more than a line.
 const vmHelp = `A VM is ssh://[USER@]HOST[:PORT], or [USER@]NAME[:PORT] with a NAME in ~/.ssh/config, whose HostName,
 Port, User, IdentityFile, IdentitiesOnly, IdentityAgent, CertificateFile, ProxyJump, HostKeyAlias and
 UserKnownHostsFile apply. ID= before it gives the machine an identity (an instance id): a new machine at an old
-address needs a new one. VMs behind a jump host share one connection to it. The file of --inventory overrides the
-flags, and they override ~/.ssh/config.
+address needs a new ID. VMs behind a jump host share one connection to it. The file of --inventory takes precedence
+over the flags, and the flags over ~/.ssh/config.
 
 ` + sshtarget.PolicyHelp
 
-// vmFlags name the VMs and the ways to reach them.
+// vmFlags name the VMs and how to reach them.
 type vmFlags struct {
 	instances []string
 	inventory string
 	capacity  int
 	runner    []string
-	isolation string // of the commands with registerIsolation, as are the next two
+	isolation string // only for commands that call registerIsolation, like the next two
 	buildUser string
 	limits    limits.Build
 	way       sshtarget.ResolverConfig
 
-	maxAge, idleTimeout, stopTimeout time.Duration // of the commands with registerConnections
+	maxAge, idleTimeout, stopTimeout time.Duration // only for commands that call registerConnections
 
 	flags        *pflag.FlagSet
-	inventoryErr func() error // the mistake in the inventory; nil without an inventory
+	inventoryErr func() error // the error in the inventory; nil without an inventory
 }
 
 func (f *vmFlags) register(fl *pflag.FlagSet) {
 	f.flags = fl
 	fl.StringArrayVar(&f.instances, "instance", nil, "a `VM`, [ID=]ssh://[USER@]HOST[:PORT] or [ID=]NAME of ssh_config; "+
-		"may repeat (run: without any, a VM embedded in this program)")
+		"may repeat (run: without --instance and --inventory, a VM embedded in this program)")
 	fl.StringVar(&f.inventory, "inventory", "",
-		"YAML `FILE` that lists the VMs; run rereads it when it changes and on SIGHUP")
+		"YAML `FILE` that lists the VMs; run and manager reread it when it changes and on SIGHUP")
 	fl.IntVar(&f.capacity, "capacity", 1, "largest number `N` of builds on each VM at once")
 	fl.StringVar(&f.way.Jump, "jump", "",
 		"jump `HOSTS` for all VMs, separated by commas; none for no jump host (default those of ssh_config)")
@@ -78,10 +78,10 @@ func (f *vmFlags) register(fl *pflag.FlagSet) {
 	fl.StringArrayVar(&f.way.Identities, "identity", nil, "`FILE` with a private key to log in with; may repeat (default "+
 		"the keys in ssh_config, else the ssh-agent, then ~/.ssh/id_*)")
 	wordsFlag(fl, &f.way.PassphraseCommand, "passphrase-command",
-		"`command` that prints the passphrase of the key file %f, of --identity or (run) --sign-key; it is split into words "+
-			"at blanks")
+		"`command` that prints the passphrase of a key file (--identity or, run only, --sign-key); %f is the file; words "+
+			"are split at spaces")
 	wordsFlag(fl, &f.way.IdentityCommand, "identity-command", "`command` that prints a private key, and its certificate "+
-		"if it has one, for each connection to %r@%h:%p; words are split at blanks")
+		"if it has one; run for each connection to %r@%h:%p; words are split at spaces")
 	fl.StringArrayVar(&f.way.KnownHosts, "known-hosts", nil,
 		"`FILE` with the VMs' host keys; may repeat (default ~/.ssh/known_hosts and /etc/ssh/ssh_known_hosts)")
 	known, _ := sshtarget.ParsePolicy("known-hosts") // it is one
@@ -95,29 +95,29 @@ func (f *vmFlags) register(fl *pflag.FlagSet) {
 		f.way.Policies = append(f.way.Policies, policy)
 		return err
 	})
-	_ = fl.SetAnnotation("host-key", valuesKey, // it is there
+	_ = fl.SetAnnotation("host-key", valuesKey, // cannot fail: the flag exists
 		[]string{"known-hosts", "first-use", "first-use:", "insecure", "pinned:", "command:"})
 	grouped(fl, keyGroup)
 	wordsFlag(fl, &f.runner, "runner-command", "the step runner's `command` on the VMs, a stepmux, or a gitlab-runner "+
-		"or step-runner that has steps serve; words are split at blanks (default stepmux, or one of the others where that "+
-		"is missing)")
+		"or step-runner with steps serve; words are split at spaces (default stepmux, or one of the others if that is "+
+		"missing)")
 	grouped(fl, runnerGroup)
 }
 
-// registerConnections adds the flags for commands that keep connections.
+// registerConnections adds the flags of commands that keep connections open.
 func (f *vmFlags) registerConnections(fl *pflag.FlagSet) {
-	boundedTimeFlag(fl, &f.maxAge, "max-age", "a connection of this `age` takes no new builds and is closed after the "+
-		"last of its builds; 0: never (default never)", time.Second, maxConnTime, 0)
+	boundedTimeFlag(fl, &f.maxAge, "max-age", "a connection that has reached this `age` takes no new builds, and closes "+
+		"with the last of its builds; 0: never (default never)", time.Second, maxConnTime, 0)
 	f.idleTimeout = 5 * time.Minute
 	boundedTimeFlag(fl, &f.idleTimeout, "idle-timeout",
 		"close a connection that has had no builds for this `time`; 0: never", time.Second, maxConnTime, -1)
 	f.way.KeepaliveInterval, f.way.KeepaliveTimeout = 15*time.Second, 15*time.Second
 	boundedTimeFlag(fl, &f.way.KeepaliveInterval, "keepalive-interval",
-		"ask a VM for a sign of life when none came for this `time`", time.Second, maxKeepalive)
+		"send a keepalive to a VM that has sent nothing for this `time`", time.Second, maxKeepalive)
 	boundedTimeFlag(fl, &f.way.KeepaliveTimeout, "keepalive-timeout",
-		"the `time` that the answer may take; then the connection is lost", time.Second, maxKeepalive)
+		"give a connection up if a keepalive is not answered within this `time`", time.Second, maxKeepalive)
 	fl.Func("session-limit", "the largest `N` of sessions that the VMs' sshd allows on a connection, its MaxSessions "+
-		"(default: it is learned from the first refusal)", func(text string) error {
+		"(default: learned from the first refusal)", func(text string) error {
 		n, err := strconv.Atoi(text)
 		if err != nil || n < 1 || n > maxSessions {
 			return fmt.Errorf("%.40q: use 1 to %d", text, maxSessions)
@@ -126,22 +126,22 @@ func (f *vmFlags) registerConnections(fl *pflag.FlagSet) {
 		return nil
 	})
 	f.stopTimeout = 20 * time.Second
-	boundedTimeFlag(fl, &f.stopTimeout, "stop-timeout", "the `time` that the end of a build's step runner may take, with "+
-		"that of its processes after SIGTERM", time.Second, maxKeepalive)
+	boundedTimeFlag(fl, &f.stopTimeout, "stop-timeout", "wait this `time` for the end of a build's step runner; it "+
+		"includes the grace of the build's processes after SIGTERM", time.Second, maxKeepalive)
 	grouped(fl, connectionGroup)
 }
 
-// registerIsolation adds the flags for commands that start builds' step runners.
+// registerIsolation adds the flags of commands that start step runners.
 func (f *vmFlags) registerIsolation(fl *pflag.FlagSet) {
 	f.isolation = wire.IsolationAuto
-	choiceFlag(fl, &f.isolation, "isolation", "how far builds are held apart from the rest of their VM: auto (the best "+
-		"that the VM has), off, processes or private; a level that is named is had, or the build fails",
+	choiceFlag(fl, &f.isolation, "isolation", "how far builds are isolated from the rest of their VM: auto (the best "+
+		"level that the VM allows), off, processes or private; if the VM does not allow the named level, the build fails",
 		wire.IsolationAuto, wire.IsolationOff, wire.IsolationProcesses, wire.IsolationPrivate)
-	fl.StringVar(&f.buildUser, "build-user", "", "where the login is root, the `user` of the VMs as whom builds run, or "+
-		"a range of user ids, FIRST-LAST, of which each build has one of its own (default the login)")
+	fl.StringVar(&f.buildUser, "build-user", "", "if the login is root: run builds as this `user` of the VM or, with a "+
+		"range of user ids, FIRST-LAST, each build as another of them (default the login)")
 	for _, l := range []struct{ name, usage string }{
-		{limits.MemoryFlag, "limit of each build's memory, a `SIZE` such as 512M or 2G; limits need cgroups of version 2 " +
-			"that the VM delegates, or builds are refused (see doctor)"},
+		{limits.MemoryFlag, "limit of each build's memory, a `SIZE` such as 512M or 2G; limits need a delegated cgroup of " +
+			"version 2 on the VM, otherwise the build is refused (see doctor)"},
 		{limits.PIDsFlag, "limit of each build's processes and threads, `N`"},
 		{limits.CPUsFlag, "limit of each build's processors, `N` such as 2 or 0.5"},
 	} {
@@ -150,13 +150,13 @@ func (f *vmFlags) registerIsolation(fl *pflag.FlagSet) {
 	grouped(fl, limitGroup)
 }
 
-// setTimes sets how long connections and the ends of step runners last.
+// setTimes sets the time limits of connections and of the ends of step runners.
 func (f *vmFlags) setTimes(cfg *instance.Config) {
 	cfg.MaxAge, cfg.IdleTimeout, cfg.StopTimeout = f.maxAge, f.idleTimeout, f.stopTimeout
 }
 
-// group returns the VMs of the flags, and a function that ends their helpers, such as the embedded VM. ctx bounds the
-// commands of the flags. log gets changes of the inventory.
+// group returns the VMs of the flags, and a function that ends what was started for them, such as the embedded VM.
+// ctx bounds the commands that the flags name. log receives changes of the inventory.
 func (f *vmFlags) group(ctx context.Context, log *slog.Logger) (*instance.Group, func(), error) {
 	if f.capacity < 1 {
 		return nil, nil, fmt.Errorf("--capacity %d: a VM takes at least one build", f.capacity)
@@ -182,8 +182,8 @@ func (f *vmFlags) group(ctx context.Context, log *slog.Logger) (*instance.Group,
 	return group, func() {}, err
 }
 
-// needsVM returns an error for a flag that was given and means nothing without a VM: one of those that vmFlags has for
-// a VM of any command, or of others.
+// needsVM returns an error if a flag was given that needs a VM, but no VM was named. others are further such flags of
+// the command.
 func (f *vmFlags) needsVM(others ...string) error {
 	for _, name := range append(others,
 		"identity", "passphrase-command", "identity-command", "known-hosts", "host-key", "jump", "ssh-config") {
@@ -195,7 +195,7 @@ func (f *vmFlags) needsVM(others ...string) error {
 	return nil
 }
 
-// onEach calls do for all VMs of the flags, some at once, and returns the results in order.
+// onEach calls do for all VMs of the flags, some at a time, and returns the results in order.
 func onEach[T any](ctx context.Context, f *vmFlags, do func(*instance.Provider, instance.Instance) T) ([]T, error) {
 	group, closeVMs, err := f.group(ctx, slog.New(slog.DiscardHandler))
 	if err != nil {
@@ -252,7 +252,7 @@ func (f *vmFlags) resolve(ctx context.Context) ([]instance.Instance, error) {
 	return instance.ShareJumpHosts(all), nil
 }
 
-// instanceOf returns a target as an instance, and nil for nil.
+// instanceOf converts a target to an instance, and nil to nil.
 func instanceOf(t *sshtarget.Target) *instance.Instance {
 	if t == nil {
 		return nil
@@ -260,7 +260,7 @@ func instanceOf(t *sshtarget.Target) *instance.Instance {
 	return &instance.Instance{ID: t.Name, Addr: t.Addr, SSH: t.SSH, Jump: instanceOf(t.Jump)}
 }
 
-// embedded starts a VM in this process.
+// embedded starts a VM inside this process.
 func (f *vmFlags) embedded(ctx context.Context) (*instance.Group, func(), error) {
 	dir, err := os.MkdirTemp("", "stepmux-")
 	if err != nil {
@@ -268,14 +268,14 @@ func (f *vmFlags) embedded(ctx context.Context) (*instance.Group, func(), error)
 	}
 	vm, err := embeddedvm.Start(embeddedvm.Config{Dir: dir})
 	if err != nil {
-		_ = os.RemoveAll(dir) // it is empty
+		_ = os.RemoveAll(dir) // the directory is empty
 		return nil, nil, systemError(fmt.Errorf("start the embedded VM: %w", err))
 	}
 	stop := func() {
-		// Processes get SIGTERM first, as when a machine shuts down.
+		// SIGTERM first, as when a machine shuts down.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), embeddedStop)
 		defer cancel()
-		_ = vm.Shutdown(ctx) // kills them at the end of ctx
+		_ = vm.Shutdown(ctx) // when ctx ends, they are killed
 		if err := rmtree.Remove(dir); err != nil {
 			fmt.Fprintf(os.Stderr, "stepmux: remove the embedded VM's directory: %v\n", err)
 		}
@@ -304,8 +304,8 @@ func (f *vmFlags) embedded(ctx context.Context) (*instance.Group, func(), error)
 	return group, stop, nil
 }
 
-// embeddedRunner returns the program that is the embedded VM's end: the one that this program carries, put into dir, or
-// this program.
+// embeddedRunner returns the program for the embedded VM's end: the one that this program contains, unpacked into
+// dir, or this program itself.
 func embeddedRunner(dir string) (string, error) {
 	if end := ownEnd(); end != nil {
 		file := filepath.Join(dir, "stepmux-vm")

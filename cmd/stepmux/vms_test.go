@@ -64,3 +64,16 @@ func TestTheFlagsOfALongHelpAreInGroups(t *testing.T) {
 		}
 	}
 }
+
+// The help said --kubernetes CONTEXT[="."], though a word after --kubernetes is taken for a FILE.
+func TestTheHelpShowsThatTheContextOfKubernetesIsOptional(t *testing.T) {
+	cmd, _, err := newRoot().Find([]string{"run"})
+	require.NoError(t, err)
+	help := ""
+	for _, s := range sections(cmd) {
+		help += s.flags.FlagUsages()
+	}
+	require.Regexp(t, `--kubernetes \[=CONTEXT\] {2,}run each build in a pod`, help)
+	require.NotContains(t, help, `[="`)
+	require.Equal(t, currentContext, cmd.Flags().Lookup("kubernetes").NoOptDefVal, "the flag itself stays as it is")
+}

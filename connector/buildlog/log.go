@@ -13,19 +13,19 @@ import (
 )
 
 const (
-	// DefaultTimeout is how long a Writer may take for one write if nothing else is configured.
+	// DefaultTimeout is how long one write of a Writer may take if no timeout is configured.
 	DefaultTimeout = 5 * time.Minute
-	// outputRoom bounds the job's output that waits for the Writer, and the size of most writes.
+	// outputRoom is how many bytes of the job's output may wait for the Writer. Most writes have this size.
 	outputRoom = 64 << 10
-	// storedRoom is outputRoom for a StateWriter, whose writes each wait for a disk.
+	// storedRoom replaces outputRoom for a StateWriter, whose every write waits for a disk.
 	storedRoom = 512 << 10
-	// remarkRoom is the extra room for the step runner's lines.
+	// remarkRoom is additional room for the step runner's lines.
 	remarkRoom = 16 << 10
-	// closeGrace is the time for the rest of a log whose Close gets a context that has ended.
+	// closeGrace is how long Close still writes if its context has already ended.
 	closeGrace = time.Second
 )
 
-// Error says that the build's log could not be written, which ended the build.
+// Error reports that the build's log could not be written, which ended the build.
 type Error struct{ Err error }
 
 func (e *Error) Error() string { return "write build log: " + e.Err.Error() }
@@ -33,22 +33,21 @@ func (e *Error) Error() string { return "write build log: " + e.Err.Error() }
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Log is a build's log. It joins the job's output and the step runner's lines in the order in which they come, and
-// passes them on to a Writer, one write at a time, of about 80 KiB at most, to a StateWriter of 528 KiB.
+// Log is a build's log. It joins the job's output and the step runner's lines in the order in which they arrive, and
+// passes them on to a Writer. It makes one write at a time, of at most about 80 KiB, or 528 KiB to a StateWriter.
 //
-// A Writer that fails, or takes nothing for the log's timeout, fails the log: all writes are refused, and the builds
-// that write to it end with an [*Error]. One goroutine writes; it lives while there is something to write. If the
-// Writer never returns, this goroutine stays behind as long as the Writer does; nothing waits for it and it writes no
-// more.
+// If the Writer fails, or takes longer than the log's timeout, the log has failed: it refuses all writes, and the
+// builds that write to it end with an [*Error]. One goroutine writes, and lives while there is something to write. If
+// the Writer never returns, this goroutine stays behind until it does; nothing waits for it, and it writes no more.
 //
-// Each line of the step runner begins with "step runner: " and has no control characters. A line of a job that begins
-// like that is written as "step runner:| ". Nothing else is changed.
+// Each line of the step runner begins with "step runner: " and has no control characters. If a line of a job begins
+// like that, it is written as "step runner:| ". Nothing else is changed.
 //
 // It is safe for concurrent use.
 type Log struct {
 	w       io.Writer
 	timeout time.Duration
-	room    int // in the queue, for output
+	room    int // how many bytes of output may be in the queue
 
 	failed context.Context // ends with an *Error when the log fails
 	fail   context.CancelCauseFunc
@@ -56,14 +55,14 @@ type Log struct {
 	mu      sync.Mutex    // guards the following
 	queue   []byte        // to be written next
 	cursor  cursor        // at the end of the queue
-	state   State         // but for its Open and Matched, which are the cursor's
-	writing bool          // the goroutine runs
-	more    chan struct{} // closed, and made anew, when the goroutine has taken the queue or ends
+	state   State         // without Open and Matched, which are the cursor's
+	writing bool          // the goroutine is running
+	more    chan struct{} // closed and replaced when the goroutine has taken the queue or ends
 	closed  bool
 }
 
-// New returns a Log that writes to w, which may take as long as timeout for one write. If timeout is zero,
-// DefaultTimeout. The caller calls Close at the end; w stays the caller's.
+// New returns a Log that writes to w. One write may take as long as timeout; if zero, DefaultTimeout. The caller
+// calls Close at the end; w stays the caller's.
 func New(w io.Writer, timeout time.Duration) *Log {
 	timeout = cmp.Or(timeout, DefaultTimeout)
 	l := &Log{w: w, timeout: timeout, room: outputRoom, cursor: cursor{lineStart: true}, more: make(chan struct{})}
@@ -74,8 +73,8 @@ func New(w io.Writer, timeout time.Duration) *Log {
 	return l
 }
 
-// Of returns w as a Log and a function that ends its use: if w is a Log, that does nothing, else it closes the Log
-// that Of made for w.
+// Of returns w as a Log, and a function that ends its use. If w is a Log already, that function does nothing;
+// otherwise it closes the Log that Of made.
 func Of(w io.Writer, timeout time.Duration) (*Log, func(context.Context)) {
 	if l, ok := w.(*Log); ok {
 		return l, func(context.Context) {}
@@ -89,8 +88,8 @@ func (l *Log) OnFailure(end context.CancelCauseFunc) (stop func() bool) {
 	return context.AfterFunc(l.failed, func() { end(l.failure()) })
 }
 
-// Write takes output of a job. It waits for room and returns the Writer's error if the log has failed or fails
-// meanwhile. After Close it discards.
+// Write takes output of a job. It waits for room. If the log has failed, or fails meanwhile, Write returns the
+// Writer's error. After Close it discards.
 func (l *Log) Write(p []byte) (int, error) { return l.WriteUntil(nil, p) }
 
 // WriteUntil is Write that also stops waiting when done is closed.
@@ -98,7 +97,7 @@ func (l *Log) WriteUntil(done <-chan struct{}, p []byte) (int, error) {
 	return l.write(done, p, new(int64))
 }
 
-// write takes output of a job and adds its length to count, which mu guards.
+// write takes output of a job and adds its length to count. l.mu guards count.
 func (l *Log) write(done <-chan struct{}, p []byte, count *int64) (int, error) {
 	total := 0
 	for piece := range slices.Chunk(p, outputRoom) {
@@ -114,16 +113,17 @@ func (l *Log) write(done <-chan struct{}, p []byte, count *int64) (int, error) {
 	return total, nil
 }
 
-// remark takes a line of the step runner and calls added, which mu guards. It waits for room only while done is open.
+// remark takes a line of the step runner and calls added, with l.mu held. It waits for room only until done is
+// closed.
 func (l *Log) remark(done <-chan struct{}, line string, added func()) {
-	// A log that has failed ends the build by itself.
+	// The error is ignored: a failed log ends the build by itself.
 	_ = l.put(done, len(mark)+len(line), l.room+remarkRoom, func() {
 		l.queue = l.cursor.appendRemark(l.queue, line)
 		added()
 	})
 }
 
-// put waits for room for n bytes, then calls add, which lengthens the queue by about that many.
+// put waits for room for n bytes, then calls add, which appends about n bytes to the queue.
 func (l *Log) put(done <-chan struct{}, n, room int, add func()) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -144,7 +144,7 @@ func (l *Log) put(done <-chan struct{}, n, room int, add func()) error {
 	}
 	switch {
 	case l.failed.Err() != nil:
-		return errors.Unwrap(l.failure()) // the Writer's own
+		return errors.Unwrap(l.failure()) // the Writer's own error
 	case l.closed:
 		return nil
 	}
@@ -156,7 +156,7 @@ func (l *Log) put(done <-chan struct{}, n, room int, add func()) error {
 	return nil
 }
 
-// failure returns why the log has failed, as an *Error; nil if it has not.
+// failure returns an *Error that says why the log has failed, or nil if it works.
 func (l *Log) failure() error { return context.Cause(l.failed) }
 
 // drain writes the queue until it is empty.
@@ -201,8 +201,8 @@ func (l *Log) wakeLocked() {
 	l.more = make(chan struct{})
 }
 
-// Flush waits until all that was taken so far is written. It returns the log's error if the log fails before that,
-// or ctx's cause.
+// Flush waits until everything taken so far is written. It returns the log's error if the log fails before that, or
+// ctx's cause.
 func (l *Log) Flush(ctx context.Context) error {
 	for {
 		l.mu.Lock()
@@ -223,9 +223,9 @@ func (l *Log) Flush(ctx context.Context) error {
 	}
 }
 
-// Close waits until the queue is written, at most until ctx ends or the log has failed, and drops the rest. If ctx
-// has ended before, it waits for a second. After Close nothing more is written, except that a Writer that still has
-// not returned may go on with its last write. It is idempotent.
+// Close waits until the queue is written, but no longer than until ctx ends or the log fails, and drops the rest. If
+// ctx has already ended, it waits for one second. After Close nothing more is written, except that a Writer that has
+// not returned yet may finish its last write. Idempotent.
 func (l *Log) Close(ctx context.Context) {
 	l.mu.Lock()
 	l.closed = true
@@ -246,17 +246,17 @@ func (l *Log) Close(ctx context.Context) {
 // mark begins each line of the step runner.
 const mark = "step runner: "
 
-// cursor is a place in a log's text.
+// cursor is a position in a log's text.
 type cursor struct {
 	lineStart bool // the line is empty
-	matched   int  // the line consists of so many bytes of mark; -1 if it consists of anything else
+	matched   int  // how many bytes of mark the line consists of; -1 if it consists of anything else
 }
 
-// appendOutput appends output of a job to b. A carriage return begins a line too: a terminal shows the text after it
-// in the place of the line.
+// appendOutput appends output of a job to b. A carriage return counts as the begin of a line: a terminal shows the
+// text after it in place of the line.
 func (c *cursor) appendOutput(b, output []byte) []byte {
 	for len(output) > 0 {
-		if c.matched < 0 { // nothing to watch for up to the next line
+		if c.matched < 0 { // no mark is possible before the next line
 			end := bytes.IndexAny(output, "\r\n")
 			if end < 0 {
 				return append(b, output...)
@@ -282,7 +282,7 @@ func (c *cursor) appendOutput(b, output []byte) []byte {
 	return b
 }
 
-// appendRemark appends a line of the step runner to b. It ends an open line of the job first.
+// appendRemark appends a line of the step runner to b. It first ends an unfinished line of the job.
 func (c *cursor) appendRemark(b []byte, line string) []byte {
 	if !c.lineStart {
 		b = append(b, '\n')

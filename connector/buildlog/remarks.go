@@ -8,28 +8,28 @@ import (
 	"github.com/stepmux/stepmux/internal/termtext"
 )
 
-// maxRemark bounds a line of the step runner. A longer line becomes several.
+// maxRemark bounds a line of the step runner, in bytes. A longer line is split.
 const maxRemark = 2 << 10
 
-// Remarks puts a stream of the step runner into a log as the step runner's lines.
+// Remarks is a Writer that turns a stream of the step runner into the step runner's lines of a log.
 type Remarks struct {
 	log  *Log
-	done <-chan struct{} // closed when nobody waits for the log any more
+	done <-chan struct{} // closed when writes shall not wait for the log any more
 
-	// wrote is called with the log locked when it has a line more, with the stream's position behind that line. May be
-	// nil.
+	// wrote is called, with the log locked, when the log has one more line; end is the stream's position after that
+	// line. May be nil.
 	wrote func(end int64)
-	skip  int // how many lines the log has already
+	skip  int // how many lines the log already has
 
 	mu   sync.Mutex // guards the following
 	line []byte     // an unfinished line
-	end  int64      // how many bytes of the stream were written
+	end  int64      // position in the stream: how many bytes were written
 }
 
 // Remarks returns Remarks for one stream. They wait for room in the log until done is closed.
 func (l *Log) Remarks(done <-chan struct{}) *Remarks { return &Remarks{log: l, done: done} }
 
-// Write takes text of the stream. It never fails: a log that fails ends the build by itself.
+// Write takes text of the stream. It never fails: a failed log ends the build by itself.
 func (r *Remarks) Write(text []byte) (int, error) {
 	taken := len(text)
 	for len(text) > 0 {
@@ -57,7 +57,7 @@ func (r *Remarks) Write(text []byte) (int, error) {
 	return taken, nil
 }
 
-// WriteAt is Write for text at a position of the stream. Bytes before it that were not written are missing.
+// WriteAt is Write for text at a given position of the stream. If the position has jumped, the unfinished line ends.
 func (r *Remarks) WriteAt(text []byte, position int64) (int, error) {
 	r.mu.Lock()
 	gap := position != r.end
@@ -82,7 +82,7 @@ func (r *Remarks) Flush() {
 	}
 }
 
-// put puts a line that ends at a position of the stream into the log unless it is blank.
+// put writes a line, which ends at a position of the stream, to the log unless it is blank.
 func (r *Remarks) put(line []byte, end int64) {
 	text := printable(line)
 	if text == "" {
@@ -99,8 +99,8 @@ func (r *Remarks) put(line []byte, end int64) {
 	})
 }
 
-// printable returns foreign text as one line of printable characters, without the step runner's own prefix: the log
-// marks the line.
+// printable returns untrusted text as one line of printable characters, without the step runner's own prefix: the log
+// adds its own.
 func printable(line []byte) string {
 	text := termtext.Line(strings.TrimRight(string(line), "\r"))
 	return strings.TrimSpace(strings.TrimPrefix(text, "step-runner: "))

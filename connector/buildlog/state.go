@@ -2,30 +2,31 @@ package buildlog
 
 import "io"
 
-// State is how far a log has got: with it, another Log goes on where the first one stopped. The zero value is that of
-// an empty log. It is kept as JSON.
+// State is the position that a log has reached: with it, another Log continues where this one stopped. The zero value
+// is that of an empty log. It is stored as JSON.
 type State struct {
-	// Stdout and Stderr are how many bytes of the job's output the log has, Events how many changes of the job's steps.
+	// Stdout and Stderr count the bytes of the job's output in the log, Events the changes of the job's steps.
 	Stdout int64 `json:"stdout,omitempty"`
 	Stderr int64 `json:"stderr,omitempty"`
 	Events int   `json:"events,omitempty"`
-	// Lines is how many lines about the next change it has.
+	// Lines counts the lines about the next change that the log already has.
 	Lines int `json:"lines,omitempty"`
-	// Notices is how many bytes of the step runner's notices it has. An unfinished line does not count.
+	// Notices counts the bytes of the step runner's notices in the log, without an unfinished line.
 	Notices int64 `json:"notices,omitempty"`
-	// Open says that the last line is unfinished, and Matched how many bytes of the step runner's mark it consists of.
+	// Open is true if the last line is unfinished. Matched is then how many bytes of the step runner's mark it
+	// consists of.
 	Open    bool `json:"open,omitempty"`
 	Matched int  `json:"matched,omitempty"`
 }
 
-// StateWriter is a Writer that is told how far the log has got once text is written. A Log calls WriteState in place of
+// StateWriter is a Writer that receives the log's position together with each text. A Log calls WriteState instead of
 // Write.
 type StateWriter interface {
 	io.Writer
 	WriteState(text []byte, after State) (int, error)
 }
 
-// Restore makes the state that of a log that stopped before. It is called before the first write.
+// Restore continues the state of an earlier log. Call it before the first write.
 func (l *Log) Restore(s State) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -33,7 +34,7 @@ func (l *Log) Restore(s State) {
 	l.cursor = cursor{lineStart: !s.Open, matched: min(max(s.Matched, -1), len(mark)-1)}
 }
 
-// State returns how far the log will have got when all that was taken so far is written.
+// State returns the log's position once everything taken so far is written.
 func (l *Log) State() State {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -46,14 +47,14 @@ func (l *Log) stateLocked() State {
 	return s
 }
 
-// Begin says that a job begins: the counts of its output and of its changes begin anew.
+// Begin starts a job: the counts of its output and of its changes restart at zero.
 func (l *Log) Begin() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.state = State{Notices: l.state.Notices}
 }
 
-// WriteOutput is WriteUntil for output that State counts: that of the job's stderr or of its stdout.
+// WriteOutput is WriteUntil for output that State counts, of the job's stderr or stdout.
 func (l *Log) WriteOutput(done <-chan struct{}, p []byte, stderr bool) (int, error) {
 	count := &l.state.Stdout
 	if stderr {
@@ -62,8 +63,8 @@ func (l *Log) WriteOutput(done <-chan struct{}, p []byte, stderr bool) (int, err
 	return l.write(done, p, count)
 }
 
-// Event takes text of the step runner about the next change of a step, and counts the change. Lines that the log has
-// already are skipped.
+// Event takes the step runner's text about the next change of a step, and counts the change. Lines that the log
+// already has are skipped.
 func (l *Log) Event(done <-chan struct{}, text string) {
 	r := &Remarks{log: l, done: done, wrote: func(int64) { l.state.Lines++ }, skip: l.State().Lines}
 	_, _ = r.Write([]byte(text)) // never fails
@@ -74,7 +75,7 @@ func (l *Log) Event(done <-chan struct{}, text string) {
 	l.state.Lines = 0
 }
 
-// Notices returns Remarks for the step runner's notices, which State counts: text is written with WriteAt.
+// Notices returns Remarks for the step runner's notices, which State counts. Use WriteAt to write to it.
 func (l *Log) Notices(done <-chan struct{}) *Remarks {
 	return &Remarks{log: l, done: done, wrote: func(end int64) { l.state.Notices = end }}
 }

@@ -43,8 +43,8 @@ func newAPI(dial func(context.Context) (net.Conn, error), version string) (*api,
 	return a, nil
 }
 
-// failure returns the error of op. The daemon's text is foreign. The library does not say why a connection could not be
-// made, so we do.
+// failure returns the error of op. It shortens the daemon's text, which is untrusted, and adds the reason why a
+// connection could not be made, because the library does not.
 func (a *api) failure(ctx context.Context, op string, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return fmt.Errorf("%s: %w", op, cause)
@@ -62,5 +62,5 @@ type daemonError struct{ err error }
 func (e *daemonError) Error() string { return termtext.Line(termtext.Cut(e.err.Error(), maxText)) }
 func (e *daemonError) Unwrap() error { return e.err }
 
-// errDaemonGone says that a daemon stopped answering. Its containers may live on.
+// errDaemonGone reports that a daemon stopped answering. Its containers may still run.
 var errDaemonGone = errors.New("the connection to the Docker daemon was lost")

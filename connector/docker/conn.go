@@ -20,15 +20,15 @@ var (
 // Conn implements connector.Lease.
 func (c *Container) Conn() connector.Conn { return c }
 
-// Release implements connector.Lease. It closes a Container of Reconnect, and nothing else: the caller of Start closes
-// that one's.
+// Release implements connector.Lease. It closes a Container that Reconnect returned. The one that Start returned is
+// closed by its caller.
 func (c *Container) Release() {
 	if c.again {
 		_ = c.Close(context.Background()) // nothing that could fail
 	}
 }
 
-// Relay implements connector.Conn: it returns the relay that is the container's main process, which gives its stderr to
+// Relay implements connector.Conn. It returns the relay that is the container's main process. Its stderr goes to
 // cmd.Stderr from now on.
 func (c *Container) Relay(_ context.Context, cmd mux.Command) (*relay.Relay, error) {
 	if err := c.relay.Err(); err != nil {

@@ -37,7 +37,7 @@ const (
 	leashGrace = time.Second
 )
 
-// Config says which container to make, where.
+// Config describes a build's container and the daemon that runs it.
 type Config struct {
 	// Dial connects to the daemon's socket. Required. The Container calls it until Close has returned.
 	Dial func(ctx context.Context) (net.Conn, error)
@@ -47,14 +47,14 @@ type Config struct {
 	BuildID string
 	// Spec describes the container.
 	Spec Spec
-	// Programs are the stepmux programs of which the image's platform needs one.
+	// Programs are stepmux programs; the one for the image's platform is used.
 	Programs []*program.Binary
 	// Log receives lines about the container for the build's log. If nil they are discarded.
 	Log io.Writer
 	// ReadyTimeout bounds the start of the container and of the step runner's relay, without the pull and without the wait
 	// for other containers that the Daemon is about to start. If zero, 30s.
 	ReadyTimeout time.Duration
-	// Linger tells that the build is to outlive its link: the container ends with its step runner, and Reconnect makes
+	// Linger means that the build may outlive its link: the container ends with its step runner, and Reconnect makes
 	// another link to it.
 	Linger bool
 	// StopTimeout bounds Close. If zero, 20s.

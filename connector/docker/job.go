@@ -176,7 +176,7 @@ func (r *jobReader) env(n *yaml.Node) (env []string) {
 	return env
 }
 
-// each calls the function of each key of the mapping n. Errors call the mapping what.
+// each calls the function of each key of the mapping n. Errors name the mapping by the text in what.
 func (r *jobReader) each(n *yaml.Node, what string, read map[string]func(*yaml.Node)) {
 	if n = r.value(n); n.Kind != yaml.MappingNode {
 		r.fail(n, "%s must be a mapping", what)

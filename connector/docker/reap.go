@@ -64,7 +64,7 @@ func (c *Container) reapNow(ctx context.Context) (again bool, err error) {
 	if err != nil {
 		return false, c.api.failure(ctx, op, err)
 	}
-	// After the networks: a build's container is made after its network, so none of these lacks its container yet.
+	// After the networks: a build's container is made after its network, possibly between the two lists.
 	containers, err := c.api.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: ours})
 	if err != nil {
 		return false, c.api.failure(ctx, op, err)

@@ -15,7 +15,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Pull says when an image is pulled.
+// Pull is the policy for pulling an image.
 type Pull string
 
 // The policies.
@@ -72,7 +72,8 @@ type Spec struct {
 	ServiceTimeout time.Duration
 }
 
-// Check returns an error for a Spec that no daemon would take, and for one that gives a build more than it says.
+// Check returns an error for a Spec that no daemon would accept, or that would give a build more rights than
+// intended.
 func (s *Spec) Check() error {
 	if s.Container != "" {
 		only := Spec{Container: s.Container, User: s.User}

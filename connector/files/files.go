@@ -23,46 +23,46 @@ const (
 	DefaultMaxBytes = 4 << 30
 )
 
-// Project is the archive of a project, tar in zstd. Several builds may have the same one at the same time.
+// Project is the archive of a project's files, tar in zstd. Several builds may use the same Project at the same time.
 type Project struct {
 	// Digest is the archive's SHA-256, in lower hexadecimal, and Size its length in bytes.
 	Digest string
 	Size   int64
-	// Open opens the archive, and may have to get it from elsewhere: ctx bounds that. It is called for each transfer, at
-	// any time until the build has ended.
+	// Open opens the archive, and may have to fetch it first: ctx bounds that. It is called for each transfer, at any
+	// time until the build has ended.
 	Open func(ctx context.Context) (io.ReadSeekCloser, error)
 }
 
-// Artifacts says which files of a build come back.
+// Artifacts selects the files of a build that are collected at its end.
 type Artifacts struct {
-	// Paths are patterns of files and directories in the build's work directory, as dist/**/*.tar. A directory stands for
-	// all that is in it.
+	// Paths are patterns of files and directories in the build's work directory, such as dist/**/*.tar. A directory
+	// includes everything below it.
 	Paths []string
 	// MaxBytes bounds the archive. If zero, DefaultMaxBytes.
 	MaxBytes int64
-	// Dir is where the archive is kept until Take has returned. If empty, the directory for temporary files.
+	// Dir is where the archive is stored until Take has returned. If empty, the directory for temporary files.
 	Dir string
-	// Take gets the archive of the files, tar in zstd, unless no file matched. It is foreign data. Take may give the file
-	// another name; else it is removed.
+	// Take receives the archive of the files, tar in zstd. It is not called if no file matched. The archive is
+	// untrusted. Take may rename the file; otherwise the file is removed afterwards.
 	Take func(ctx context.Context, archive *os.File) error
 }
 
 // VM remembers which archives a VM has. The zero value is ready to use. It is safe for concurrent use.
 type VM struct {
-	apart atomic.Bool // its builds share no archives
+	apart atomic.Bool // builds are isolated from each other and share no archives
 
 	mu    sync.Mutex // guards the following
 	turns map[string]*turn
 }
 
-// turn is held by the build that sends an archive.
+// turn is held by the build that is sending an archive.
 type turn struct {
 	held  chan struct{} // guards sent
 	users int
-	sent  bool // by an earlier holder
+	sent  bool // an earlier holder has sent the archive
 }
 
-// take waits until no other build sends an archive to the VM. The caller calls release.
+// take waits until no other build is sending this archive to the VM. The caller calls release.
 func (v *VM) take(ctx context.Context, digest string) (t *turn, release func(), err error) {
 	v.mu.Lock()
 	if t = v.turns[digest]; t == nil {
@@ -90,9 +90,9 @@ func (v *VM) take(ctx context.Context, digest string) (t *turn, release func(), 
 	}
 }
 
-// Place makes the work directory of a build, with the files of a project unless that is nil, and returns its path on
-// the VM. After an error of the transport it can be called again: progress tells that bytes have arrived, which are not
-// sent again.
+// Place creates the work directory of a build, with the files of a project unless p is nil, and returns its path on
+// the VM. After a transport error it can be called again: progress is true if bytes have arrived, which are not sent
+// again.
 func (v *VM) Place(ctx context.Context, rpc pb.FilesClient, p *Project) (dir string, progress bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -115,7 +115,7 @@ func (v *VM) Place(ctx context.Context, rpc pb.FilesClient, p *Project) (dir str
 	return resp.GetDir(), progress, err
 }
 
-// send sends an archive, of which the VM wants so many bytes, unless another build has sent it meanwhile.
+// send sends the part of an archive that the VM lacks, unless another build has sent it meanwhile.
 func (v *VM) send(
 	ctx context.Context, s sending, p *Project, wanted int64,
 ) (resp *pb.PlaceResponse, progress bool, err error) {
@@ -129,7 +129,7 @@ func (v *VM) send(
 			return resp, false, err
 		}
 		wanted = resp.GetWanted()
-		if t.sent { // to another build, which does not share it: each has its own, and none waits for another
+		if t.sent { // another build has sent it, but builds share no archives here: each sends its own
 			v.apart.Store(true)
 		}
 		defer func() { t.sent = t.sent || err == nil }()
@@ -146,12 +146,12 @@ func (v *VM) send(
 		return nil, false, fmt.Errorf("read the project's archive: %w", err)
 	}
 	for left := wanted; left > 0; {
-		data := make([]byte, min(piece, left)) // the stream may keep it
+		data := make([]byte, min(piece, left)) // a new slice each time: the stream may keep it
 		if _, err := io.ReadFull(archive, data); err != nil {
 			return nil, progress, fmt.Errorf("read the project's archive: %w", err)
 		}
 		if err := s.stream.Send(&pb.PlaceRequest{Data: data}); err != nil {
-			break // receive tells why
+			break // receive returns the reason
 		}
 		left -= int64(len(data))
 		progress = true
@@ -160,14 +160,14 @@ func (v *VM) send(
 	return resp, progress, err
 }
 
-// sending is a call of Place.
+// sending is a call of Place on the wire.
 type sending struct {
 	stream grpc.BidiStreamingClient[pb.PlaceRequest, pb.PlaceResponse]
 	name   *pb.PlaceRequest
 }
 
 func (s sending) ask() (*pb.PlaceResponse, error) {
-	_ = s.stream.Send(s.name) // receive tells of a failure
+	_ = s.stream.Send(s.name) // receive returns the error
 	return s.receive()
 }
 
@@ -179,7 +179,7 @@ func (s sending) receive() (*pb.PlaceResponse, error) {
 	return resp, err
 }
 
-// CollectError says that the artifacts of a job that has succeeded could not be had.
+// CollectError reports that the artifacts of a successful job could not be collected.
 type CollectError struct{ Err error }
 
 func (e *CollectError) Error() string { return "collect the artifacts: " + e.Err.Error() }
@@ -187,20 +187,21 @@ func (e *CollectError) Error() string { return "collect the artifacts: " + e.Err
 // Unwrap returns Err.
 func (e *CollectError) Unwrap() error { return e.Err }
 
-// Collection is the archive of a build's artifacts while it arrives.
+// Collection is the archive of a build's artifacts while it is being received.
 type Collection struct {
 	of      Artifacts
 	file    *os.File // nil before the first piece
 	arrived int64
 	size    int64
-	// Note is the VM's text about patterns that matched nothing and of files that were left out. It is foreign text.
+	// Note is the VM's text about patterns that matched no file and about files that were left out. It is untrusted
+	// text.
 	Note string
 }
 
-// Collect returns the empty Collection of artifacts. The caller calls Close.
+// Collect returns an empty Collection for these artifacts. The caller calls Close.
 func (a Artifacts) Collect() *Collection { return &Collection{of: a} }
 
-// Receive gets the archive from the VM, or the rest of it after an error of the transport. progress tells that bytes
+// Receive receives the archive from the VM or, after a transport error, the rest of it. progress is true if bytes
 // have arrived.
 func (c *Collection) Receive(ctx context.Context, rpc pb.FilesClient) (progress bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -241,7 +242,7 @@ func (c *Collection) Receive(ctx context.Context, rpc pb.FilesClient) (progress 
 	return progress, nil
 }
 
-// begin takes the first message of a call.
+// begin handles the first message of a call.
 func (c *Collection) begin(first *pb.CollectResponse) error {
 	size, most := first.GetSize(), c.of.MaxBytes
 	if most == 0 {
@@ -264,7 +265,7 @@ func (c *Collection) begin(first *pb.CollectResponse) error {
 	return nil
 }
 
-// Take passes the archive, which has arrived, to its Artifacts.
+// Take passes the complete archive to Artifacts.Take.
 func (c *Collection) Take(ctx context.Context) error {
 	if c.file == nil {
 		return nil
@@ -275,10 +276,10 @@ func (c *Collection) Take(ctx context.Context) error {
 	return c.of.Take(ctx, c.file)
 }
 
-// Close removes the archive, unless it has another name by now.
+// Close removes the archive's file, unless Take has renamed it.
 func (c *Collection) Close() {
 	if c.file != nil {
 		c.file.Close()
-		_ = os.Remove(c.file.Name()) // Take may have given it another name
+		_ = os.Remove(c.file.Name()) // fails if Take has renamed it
 	}
 }

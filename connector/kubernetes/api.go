@@ -28,7 +28,7 @@ const (
 	firstPause, lastPause = 20 * time.Millisecond, 500 * time.Millisecond
 )
 
-// status is the API's object for the end of a command and for the failure of a call.
+// status is the API's object that reports the end of a command or the failure of a call.
 type status struct {
 	Status, Message, Reason string
 	Details                 struct {
@@ -38,12 +38,12 @@ type status struct {
 
 const statusSuccess, statusFailure = "Success", "Failure"
 
-// apiError is an answer of the API server that is a refusal.
+// apiError is an answer of the API server with an error code.
 type apiError struct {
 	op   string
 	code int    // of HTTP
-	text string // foreign
-	said bool   // the API server has said so itself, and no proxy
+	text string // untrusted text
+	said bool   // the API server itself has answered, not a proxy
 }
 
 func (e *apiError) Error() string {
@@ -70,7 +70,7 @@ func answerError(op string, code int, text []byte) *apiError {
 	return &apiError{op: op, code: code, said: said, text: termtext.Line(termtext.Cut(told.Message, maxText))}
 }
 
-// foreignError is an error with at most maxText of a foreign text, on one line.
+// foreignError is an error with at most maxText bytes of an untrusted text, on one line.
 type foreignError struct{ err error }
 
 func (e *foreignError) Error() string {
@@ -84,14 +84,13 @@ func (e *foreignError) Unwrap() error { return e.err }
 
 func foreign(err error) error { return &foreignError{err} }
 
-// isCode reports whether err is an answer of the API server with that code.
+// isCode reports whether err is an answer of the API server with this code.
 func isCode(err error, code int) bool {
 	refused, ok := errors.AsType[*apiError](err)
 	return ok && refused.code == code
 }
 
-// isPassing reports whether the same call or command may succeed a little later: the API server is away, has too much
-// to do, or an exec was cut.
+// isPassing reports whether err is transient: the API server is unreachable or overloaded, or an exec was cut.
 func isPassing(err error) bool {
 	if refused, ok := errors.AsType[*apiError](err); ok {
 		return refused.code == http.StatusTooManyRequests || refused.code >= http.StatusInternalServerError
@@ -118,7 +117,7 @@ func (c *Cluster) podPath(name string) string {
 	return path
 }
 
-// send sends a request and returns the answer, whose body the caller closes. An answer with another code than 2xx is an
+// send sends a request and returns the answer. The caller closes its body. An answer with a code other than 2xx is an
 // *apiError.
 func (c *Cluster) send(ctx context.Context, op, method, path string, query url.Values, body any) (
 	*http.Response, error,
@@ -150,12 +149,11 @@ func (c *Cluster) send(ctx context.Context, op, method, path string, query url.V
 		return answer, nil
 	}
 	defer answer.Body.Close()
-	said, _ := io.ReadAll(io.LimitReader(answer.Body, maxStatus)) // what there is of it
+	said, _ := io.ReadAll(io.LimitReader(answer.Body, maxStatus)) // as much as can be read
 	return nil, answerError(op, answer.StatusCode, said)
 }
 
-// call makes one call and decodes its answer, unless into is nil. It returns the server's time, zero if it is not
-// known.
+// call makes one call and decodes its answer, unless into is nil. It returns the server's time, or zero if unknown.
 func (c *Cluster) call(ctx context.Context, op, method, path string, query url.Values, body, into any) (
 	time.Time, error,
 ) {
@@ -182,17 +180,17 @@ func (c *Cluster) call(ctx context.Context, op, method, path string, query url.V
 	return now, nil
 }
 
-// isPassingExec is isPassing for an exec in a pod that runs: a kubelet that was started anew does not know its pods
-// for a while. If the pod has ended, its watch tells.
+// isPassingExec is isPassing for an exec in a running pod. A kubelet that has just restarted does not know its pods
+// for a while. If the pod has ended, its watch reports that.
 func isPassingExec(err error) bool {
 	return isPassing(err) || isCode(err, http.StatusNotFound) || isCode(err, http.StatusBadRequest)
 }
 
-// maxEnds is how often a command that is executed may fail.
+// maxEnds is how often a repeated command may fail by itself.
 const maxEnds = 5
 
-// passingExec returns isPassingExec for one exec that is repeated. A container runtime that is started anew ends the
-// commands that it executes, so a command's own end passes a few times.
+// passingExec returns isPassingExec for one exec that is repeated. A container runtime that restarts ends its
+// commands, so a few ends of the command itself count as transient.
 func passingExec() func(error) bool {
 	ends := 0
 	return func(err error) bool {
@@ -204,7 +202,8 @@ func passingExec() func(error) bool {
 	}
 }
 
-// persist calls do until it succeeds, or its error does not pass, or ctx ends. The error is then the last one of do.
+// persist repeats do until it succeeds, its error is not transient, or ctx ends. The error is then the last one of
+// do.
 func persist(ctx context.Context, passes func(error) bool, do func() error) error {
 	for wait := firstPause; ; wait = min(2*wait, lastPause) {
 		err := do()

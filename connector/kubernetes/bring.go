@@ -19,7 +19,7 @@ import (
 	"github.com/stepmux/stepmux/mux/channel"
 )
 
-// machines are the platforms by the names that uname has for their machines.
+// machines are the platforms by the machine names of uname.
 var machines = map[string]string{"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
 
 // programFiles returns the names of the files of all programs.
@@ -33,7 +33,7 @@ func programFiles(programs []*program.Binary) []string {
 	return slices.Sorted(maps.Keys(names))
 }
 
-// bring brings the program into the pod, by way of its init container, which waits for it.
+// bring uploads the program into the pod through its init container, which waits for it.
 func (p *Pod) bring(ctx context.Context) error {
 	_, err := p.await(ctx, func(o *object) bool {
 		state := o.container(initName).State
@@ -50,7 +50,7 @@ func (p *Pod) bring(ctx context.Context) error {
 				p.mu.Lock()
 				ended := p.end != nil || p.seen.container(initName).State.Terminated != nil
 				p.mu.Unlock()
-				if ended { // the wait that comes next tells why; or the file came, and the server's word about it was lost
+				if ended { // the next wait reports why; or the file arrived and the answer was lost
 					return nil
 				}
 				return p.bringFile(ctx, name)
@@ -64,7 +64,7 @@ func (p *Pod) bring(ctx context.Context) error {
 	return nil
 }
 
-// bringFile brings one file, as bringScript says.
+// bringFile uploads one file with bringScript.
 func (p *Pod) bringFile(ctx context.Context, name string) (err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, p.cfg.ReadyTimeout, fmt.Errorf("not done within %v", p.cfg.ReadyTimeout))
 	defer cancel()
@@ -80,7 +80,7 @@ func (p *Pod) bringFile(ctx context.Context, name string) (err error) {
 	if _, none := errors.AsType[*noProgramError](err); none || err == nil {
 		return err
 	}
-	_, _ = io.Copy(io.Discard, s) // its end tells the script's exit status, which explains an error
+	_, _ = io.Copy(io.Discard, s) // read to the end to learn the script's exit status, which explains an error
 	exit := s.exit(ctx)
 	if _, known := errors.AsType[*channel.ExitError](exit); known {
 		return fmt.Errorf("%w: %s", exit, said.String())
@@ -88,7 +88,7 @@ func (p *Pod) bringFile(ctx context.Context, name string) (err error) {
 	return cmp.Or(err, exit)
 }
 
-// noProgramError says that there is no program for the pod's machine.
+// noProgramError reports that there is no program for the pod's machine.
 type noProgramError string
 
 func (e *noProgramError) Error() string { return string(*e) }
@@ -98,7 +98,8 @@ func noProgram(format string, args ...any) error {
 	return &e
 }
 
-// sendFile sends the program for the machine that the script at the other end names, and reads the script's last word.
+// sendFile sends the program for the machine that the script at the other end reports, and reads the script's
+// confirmation.
 func (p *Pod) sendFile(s execution, name string) error {
 	answers := bufio.NewReader(io.LimitReader(s, maxText))
 	machine, err := answers.ReadString('\n')
@@ -128,7 +129,7 @@ func (p *Pod) sendFile(s execution, name string) error {
 	last, readErr := io.ReadAll(answers)
 	switch {
 	case string(last) == brought+"\n":
-		return nil // the container may have ended since, before the server said how the script ended
+		return nil // the container may have ended before the server reported the script's end
 	case err == nil && readErr == nil:
 		return errNoStatus
 	default:

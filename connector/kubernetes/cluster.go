@@ -16,14 +16,14 @@ import (
 	"github.com/stepmux/stepmux/internal/flight"
 )
 
-// ClusterConfig says where a cluster is, and how to log in to it.
+// ClusterConfig describes a cluster and the login to it.
 type ClusterConfig struct {
-	// Kubeconfig is a kubeconfig file. If empty, those that kubectl reads: $KUBECONFIG, else ~/.kube/config; and without
-	// such a file, in a pod, the pod's own service account.
+	// Kubeconfig is a kubeconfig file. If empty, the files that kubectl reads: $KUBECONFIG, otherwise ~/.kube/config.
+	// If there is no such file and this is a pod, the pod's own service account.
 	Kubeconfig string
-	// Context is the one of the kubeconfig to use. If empty, its current context.
+	// Context is the context of the kubeconfig to use. If empty, the current one.
 	Context string
-	// Namespace is that of the pods. If empty, the context's.
+	// Namespace is where the pods are created. If empty, the context's namespace.
 	Namespace string
 	// UserAgent names this program to the API server. If empty, stepmux.
 	UserAgent string
@@ -38,13 +38,13 @@ type Cluster struct {
 	base      *url.URL
 	client    *http.Client
 	http1     *http.Client // speaks HTTP/1.1 only, for SPDY
-	spdy      atomic.Bool  // execs go by SPDY
+	spdy      atomic.Bool  // execs use SPDY
 	logger    *slog.Logger
 	reaped    flight.Flight[struct{}]
 }
 
-// Load reads the configuration of a cluster. It connects to nothing yet: Check does. Logins that expire are renewed, by
-// the commands (exec plugins) and the token files that the kubeconfig names.
+// Load reads the configuration of a cluster. It does not connect; Check does. Logins that expire are renewed by the
+// commands (exec plugins) and token files that the kubeconfig names.
 func Load(cfg ClusterConfig) (*Cluster, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = cfg.Kubeconfig
@@ -95,7 +95,7 @@ func (c *Cluster) Name() string { return c.name }
 // Namespace returns the namespace of the pods.
 func (c *Cluster) Namespace() string { return c.namespace }
 
-// Check asks the API server for its version, which it returns. The error says why builds could not use the cluster.
+// Check asks the API server for its version and returns it. An error means that builds cannot use the cluster.
 func (c *Cluster) Check(ctx context.Context) (string, error) {
 	told := struct{ GitVersion string }{}
 	op := fmt.Sprintf("reach the Kubernetes cluster %.80s at %.160s", c.name, c.base.Redacted())

@@ -14,27 +14,28 @@ import (
 	"github.com/stepmux/stepmux/mux/relay"
 )
 
-// execution is a command that is executed in a container, and the stream to its standard streams: Write goes to stdin,
-// Read reads stdout and passes stderr on. The command's end is known only if the server tells it: a stream that ends
-// without that word is an error.
+// execution is a command that is executed in a container, as a stream: Write goes to its stdin, Read reads its stdout
+// and passes its stderr on. The command's end is known only if the server reports it: a stream that ends without a
+// report is an error.
 type execution interface {
 	relay.Duplex
-	// exit waits until the stream has ended, as far as Read has read it, or ctx has. It returns nil for a command that
-	// ended well, a *channel.ExitError for one that told its exit status, and errNoStatus if nobody told it.
+	// exit waits until the stream has ended, as far as Read has read it, or until ctx has. It returns nil if the
+	// command succeeded, a *channel.ExitError if it has another exit status, and errNoStatus if its end was not
+	// reported.
 	exit(ctx context.Context) error
 }
 
-// errNoStatus says that a stream has ended without the word of how its command ended. The command may go on.
+// errNoStatus means that a stream ended without a report about its command. The command may still run.
 var errNoStatus = errors.New("the stream to the pod was cut")
 
-// ending is the server's word about the end of a command.
+// ending is the server's report about the end of a command.
 type ending struct {
 	mu     sync.Mutex    // guards the following
-	status *status       // nil before the server has told it
+	status *status       // nil until the server has reported it
 	ended  chan struct{} // closed once Read has returned an error
 }
 
-// take reads the word.
+// take reads the report.
 func (e *ending) take(text []byte) error {
 	if len(text) > maxStatus {
 		return errors.New("the API server's word about the end of the command is too long")
@@ -50,7 +51,7 @@ func (e *ending) take(text []byte) error {
 	return nil
 }
 
-// told returns the word, or nil.
+// told returns the report, or nil.
 func (e *ending) told() *status {
 	e.mu.Lock()
 	defer e.mu.Unlock()

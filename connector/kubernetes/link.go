@@ -20,13 +20,13 @@ var (
 	_ connector.Lease = (*link)(nil)
 )
 
-// link is one exec with a relay in it. It is the connection, and the lease, of a Connector, until it is cut.
+// link is one exec with a relay in it. It is the connection and the lease of a Connector until the exec is cut.
 type link struct {
 	relay  *relay.Relay
 	stderr *tail.Writer
 }
 
-// reconnect makes a link to the pod, and tries until it has one, ctx ends, or the pod does. Then its error wraps
+// reconnect makes a link to the pod. It retries until ctx ends or the pod ends; in that case the error wraps
 // connector.ErrGone.
 func (p *Pod) reconnect(ctx context.Context) (*link, error) {
 	pause, passes := firstPause, passingExec()
@@ -76,7 +76,7 @@ func (p *Pod) connect(ctx context.Context) (*link, error) {
 // Conn implements connector.Lease.
 func (l *link) Conn() connector.Conn { return l }
 
-// Release implements connector.Lease. It ends the link, and nothing in the pod but the relay.
+// Release implements connector.Lease. It ends the link and its relay; everything else in the pod continues.
 func (l *link) Release() { _ = l.relay.Close() } // always nil
 
 // Relay implements connector.Conn: the relay runs already.

@@ -22,20 +22,19 @@ import (
 )
 
 const (
-	// DefaultLinger is how long a build goes on while no manager is attached, unless its configuration says.
+	// DefaultLinger is how long a build continues without a manager if Config.Linger is zero.
 	DefaultLinger = 5 * time.Minute
 
 	defaultStartTimeout = 10 * time.Minute
 	defaultReadyTimeout = 30 * time.Second
 	defaultStopTimeout  = 20 * time.Second
-	// defaultLife bounds a pod whose build has no timeout, and deadlineSlack is the time by which a pod outlives its
-	// build.
+	// defaultLife bounds a pod whose build has no timeout. deadlineSlack is how long a pod may outlive its build.
 	defaultLife, deadlineSlack = 24 * time.Hour, 5 * time.Minute
-	// endGrace is how long a pod may take to end by itself, and how long we wait to hear why it has ended.
+	// endGrace is how long a pod may take to end by itself, and how long to wait for the reason of its end.
 	endGrace = 5 * time.Second
-	// shakyTimeout is how long a pod may wait for a reason that may pass.
+	// shakyTimeout is how long a pod may wait for a reason that may be transient.
 	shakyTimeout = 20 * time.Second
-	// maxPods is how many pods a build may have: one that fails because a part of its node was started anew gets another.
+	// maxPods is how many pods a build may use: one that fails because a part of its node restarted is replaced.
 	maxPods = 4
 )
 
@@ -51,10 +50,10 @@ type Config struct {
 	Programs []*program.Binary
 	// Log receives lines about the pod for the build's log. If nil they are discarded.
 	Log io.Writer
-	// Timeout is that of the build's job, zero without one: then it is 24h. The cluster ends a pod that is still
-	// there a while later (activeDeadlineSeconds).
+	// Timeout is the timeout of the build's job. If zero, 24h. The cluster ends a pod that still exists a while later
+	// (activeDeadlineSeconds).
 	Timeout time.Duration
-	// Linger is how long the build goes on while no manager is attached, at most 24h. If zero, DefaultLinger.
+	// Linger is how long the build continues without a manager, at most 24h. If zero, DefaultLinger.
 	Linger time.Duration
 	// StartTimeout bounds the time until the pod runs, with the pull of its images. If zero, 10m.
 	StartTimeout time.Duration
@@ -66,13 +65,13 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Pod is a build's pod. It makes the links of the build's connector.Connector, one after the other: when an exec is
-// cut, the next one goes on where it stopped. One goroutine watches the pod. It is safe for concurrent use.
+// Pod is a build's pod. It makes the links of the build's connector.Connector: when an exec is cut, the next one
+// continues where it stopped. One goroutine watches the pod. It is safe for concurrent use.
 type Pod struct {
 	cfg     Config
 	cluster *Cluster
 	name    string
-	uid     string // empty before it was created
+	uid     string // empty until the pod is created
 	dead    chan struct{}
 
 	life    context.Context // ends with Close
@@ -81,21 +80,21 @@ type Pod struct {
 
 	mu      sync.Mutex        // guards the following
 	seen    object            // the newest state of the pod
-	pulls   map[string]string // the last errors of pulls, by container
+	pulls   map[string]string // the last errors of image pulls, by container
 	changed chan struct{}
-	blind   error // why the pod cannot be watched, if the API server refuses that
-	end     error // why the pod is of no use any more; set before dead is closed
-	removed bool  // the API server has no such pod any more
-	first   *link // of Start, for Configure
+	blind   error // why the API server does not let us watch the pod
+	end     error // why the pod can no longer be used; set before dead is closed
+	removed bool  // the API server no longer has the pod
+	first   *link // the link of Start, for Configure
 
 	closeOnce sync.Once
 	closeErr  error
 	left      atomic.Bool // Close leaves the pod
 }
 
-// Start makes a pod, brings the step runner into it, and starts its relay. A pod that fails for a reason of its node
-// gets a successor, three at most: nothing of the build has run yet. ctx bounds that, and means nothing afterwards. The
-// caller closes the Pod. When Start fails nothing of the pod is left, unless the error says so.
+// Start creates a pod, uploads the step runner into it, and starts its relay. If the pod fails because of its node,
+// another one is tried, at most three times: nothing of the build has run yet. ctx bounds the start, and has no
+// effect afterwards. The caller closes the Pod. If Start fails, nothing of the pod is left, unless the error says so.
 func Start(ctx context.Context, cfg Config) (*Pod, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
@@ -150,7 +149,7 @@ func newPod(ctx context.Context, cfg Config, name string) *Pod {
 	return p
 }
 
-// podName returns a name for the pod of a build, which nothing else has.
+// podName returns a unique name for the pod of a build.
 func podName(build string) string {
 	var salt [4]byte
 	_, _ = rand.Read(salt[:]) // never fails
@@ -163,7 +162,7 @@ func podName(build string) string {
 	return fmt.Sprintf("stepmux-%s-%x", clean[:min(len(clean), 40)], salt)
 }
 
-// start does the work of Start. It leaves the cleaning up to Close.
+// start does the work of Start. On an error, Close cleans up.
 func (p *Pod) start(ctx context.Context) error {
 	p.wg.Go(func() { p.cluster.reap(p.life) })
 	if err := p.create(ctx); err != nil {
@@ -185,7 +184,7 @@ func (p *Pod) start(ctx context.Context) error {
 	return p.startError(p.awaitServices(ctx))
 }
 
-// startLink makes the link with which the build begins.
+// startLink makes the build's first link.
 func (p *Pod) startLink(ctx context.Context) error {
 	limit := p.cfg.ReadyTimeout
 	timed, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not done within %v", limit))
@@ -205,12 +204,12 @@ func (p *Pod) startLink(ctx context.Context) error {
 	}
 }
 
-// deadline is how long the cluster lets the pod live.
+// deadline is how long the cluster allows the pod to live.
 func (p *Pod) deadline() time.Duration {
 	return cmp.Or(p.cfg.Timeout, defaultLife) + p.cfg.Linger + p.cfg.StartTimeout + deadlineSlack
 }
 
-// create makes the pod. A call whose answer was lost is made again: the pod's name is its own.
+// create creates the pod. A call whose answer was lost is repeated: the pod's name is unique.
 func (p *Pod) create(ctx context.Context) error {
 	op := fmt.Sprintf("create a pod in namespace %s", p.cluster.namespace)
 	body, err := p.manifest(programFiles(p.cfg.Programs))
@@ -220,7 +219,7 @@ func (p *Pod) create(ctx context.Context) error {
 	made, tries := object{}, 0
 	err = persist(ctx, isPassing, func() error {
 		tries++
-		// A call that is cancelled might make the pod all the same.
+		// A cancelled call may create the pod nevertheless.
 		_, err := p.cluster.call(context.WithoutCancel(ctx), op, http.MethodPost, p.cluster.podPath(""), nil, body, &made)
 		if tries > 1 && isCode(err, http.StatusConflict) {
 			_, err = p.cluster.call(ctx, op, http.MethodGet, p.cluster.podPath(p.name), nil, nil, &made)
@@ -235,7 +234,7 @@ func (p *Pod) create(ctx context.Context) error {
 	return nil
 }
 
-// await waits until the pod is as wanted. It fails when the pod cannot become that any more.
+// await waits until wanted returns true for the pod. It fails as soon as that can no longer happen.
 func (p *Pod) await(ctx context.Context, wanted func(*object) bool) (object, error) {
 	noNode, shaky := newPatience(p.cfg.Spec.ScheduleTimeout), newPatience(shakyTimeout)
 	defer noNode.stop()
@@ -270,7 +269,7 @@ func (p *Pod) await(ctx context.Context, wanted func(*object) bool) (object, err
 	}
 }
 
-// patience bounds how long a condition may hold.
+// patience is a limit for how long a condition may hold.
 type patience struct {
 	time  time.Duration
 	since time.Time // zero while the condition does not hold
@@ -283,7 +282,7 @@ func newPatience(d time.Duration) *patience {
 	return &patience{time: d, timer: timer}
 }
 
-// over reports whether the condition, which holds now or not, has held for too long.
+// over reports whether the condition has held for too long. holds is whether it holds now.
 func (w *patience) over(holds bool) bool {
 	switch {
 	case !holds:
@@ -315,27 +314,27 @@ func waitText(o *object) string {
 	return foreignText(" (" + strings.Join(all, "; ") + ")")
 }
 
-// podError says why a pod cannot run its build, or does not any more.
+// podError is the reason why a pod cannot run its build, or can no longer.
 type podError struct {
 	pod, why string
-	// another says that the fault may be that of the pod or its node, so another pod may do.
+	// another is true if the fault may be the pod's or its node's, so that another pod may succeed.
 	another bool
 }
 
 func (e *podError) Error() string { return "pod " + e.pod + ": " + e.why }
 
-// because returns an error about the pod with a text of the cluster.
+// because returns an error about the pod that quotes a text of the cluster.
 func (p *Pod) because(why string, another bool) error {
 	return &podError{pod: p.name, why: foreignText(why), another: another}
 }
 
-// isPodsFault reports whether another pod may do, although this one did not.
+// isPodsFault reports whether another pod may succeed where this one failed.
 func isPodsFault(err error) bool {
 	e, ok := errors.AsType[*podError](err)
 	return ok && e.another
 }
 
-// failure returns err, of a pod that does not start, with its events.
+// failure adds the pod's events to err, the error of a pod that does not start.
 func (p *Pod) failure(ctx context.Context, err error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endGrace)
 	defer cancel()
@@ -345,7 +344,7 @@ func (p *Pod) failure(ctx context.Context, err error) error {
 	return err
 }
 
-// startError returns err with the reason why the pod has ended, if it has.
+// startError adds to err the reason why the pod has ended, if it has.
 func (p *Pod) startError(err error) error {
 	if err == nil {
 		return nil
@@ -376,7 +375,7 @@ func (p *Pod) Configure(cfg *connector.Config) {
 // Name returns the pod's name.
 func (p *Pod) Name() string { return p.name }
 
-// Image returns the image's digest, as the kubelet tells it, or else its name.
+// Image returns the image's digest as the kubelet reports it, or the image's name.
 func (p *Pod) Image() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -385,10 +384,10 @@ func (p *Pod) Image() string {
 
 // say writes a line to the build's log.
 func (p *Pod) say(format string, args ...any) {
-	fmt.Fprintf(p.cfg.Log, format+"\n", args...) // a log that cannot be written ends the build by itself
+	fmt.Fprintf(p.cfg.Log, format+"\n", args...) // a failed log ends the build by itself
 }
 
-// Explain returns err with the reason why the pod has ended, if it has or does so at once. ctx bounds the wait.
+// Explain adds to err the reason why the pod has ended, if it has or does so soon. ctx bounds the wait.
 func (p *Pod) Explain(ctx context.Context, err error) error {
 	timer := time.NewTimer(endGrace)
 	defer timer.Stop()
@@ -401,8 +400,7 @@ func (p *Pod) Explain(ctx context.Context, err error) error {
 	return err
 }
 
-// Note writes a line to the build's log if a step ended with that exit code for want of memory, as far as the kubelet
-// knows it.
+// Note writes a line to the build's log if a step with this exit code ran out of memory, as far as the kubelet knows.
 func (p *Pod) Note(_ context.Context, exitCode int) {
 	p.mu.Lock()
 	oom := p.seen.container(buildName).State.Terminated.oom()
@@ -416,7 +414,7 @@ func (p *Pod) Note(_ context.Context, exitCode int) {
 	}
 }
 
-// killed is the exit status of a process that SIGKILL ended, as a shell counts.
+// killed is the exit status of a process that SIGKILL ended, as a shell reports it.
 const killed = 137
 
 func limitText(limit int64) string {
@@ -426,9 +424,9 @@ func limitText(limit int64) string {
 	return fmt.Sprintf(" (its limit is %s)", units.BytesSize(float64(limit)))
 }
 
-// Close removes the pod. It waits until the cluster has done so, at most until ctx ends or StopTimeout has passed; then
-// its error names the pod, which ends by itself when nobody is attached. Idempotent: later calls wait for the first and
-// return its result. Calls that wait on a link return an error.
+// Close deletes the pod and waits until it is gone. When ctx ends or StopTimeout has passed, it returns an error that
+// names the pod; the pod then ends by itself, because nobody is attached. Idempotent: later calls wait for the first
+// and return its result. Calls that wait on a link return an error.
 func (p *Pod) Close(ctx context.Context) error {
 	p.closeOnce.Do(func() {
 		ctx, cancel := context.WithTimeout(ctx, p.cfg.StopTimeout)
@@ -472,7 +470,7 @@ func (p *Pod) remove(ctx context.Context) error {
 	return nil
 }
 
-// Removed reports whether the API server was seen to have no such pod any more.
+// Removed reports whether the API server has confirmed that the pod no longer exists.
 func (p *Pod) Removed() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 	"github.com/stepmux/stepmux/internal/termtext"
 )
 
-// object is the part of a pod, as the API describes it, that we read.
+// object is the part of the API's description of a pod that this package reads.
 type object struct {
 	Metadata struct {
 		Name, UID, ResourceVersion string
@@ -48,7 +48,7 @@ type containerStatus struct {
 	}
 }
 
-// lastEnd returns how the container ended the last time, also if it was started again; nil if it never has.
+// lastEnd returns how the container ended the last time, even if it was restarted; nil if it has never ended.
 func (s *containerStatus) lastEnd() *termination {
 	return cmp.Or(s.State.Terminated, s.LastState.Terminated)
 }
@@ -63,12 +63,12 @@ type termination struct {
 // The phases of a pod that are asked for.
 const phasePending, phaseSucceeded, phaseFailed = "Pending", "Succeeded", "Failed"
 
-// ended reports whether all containers of the pod have ended for good.
+// ended reports whether all containers of the pod have ended and will not restart.
 func (o *object) ended() bool {
 	return o.Status.Phase == phaseSucceeded || o.Status.Phase == phaseFailed
 }
 
-// container returns the status of a container, which is empty before the kubelet has told it.
+// container returns the status of a container. It is empty until the kubelet has reported it.
 func (o *object) container(name string) containerStatus {
 	for _, s := range slices.Concat(o.Status.ContainerStatuses, o.Status.InitContainerStatuses) {
 		if s.Name == name {
@@ -89,16 +89,16 @@ func (o *object) image() string {
 }
 
 var (
-	// stuckReasons are the reasons for which a container waits that do not pass by themselves.
+	// stuckReasons are permanent reasons for a container to wait.
 	stuckReasons = []string{
 		"ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "RegistryUnavailable", "CreateContainerConfigError",
 		"CrashLoopBackOff",
 	}
-	// shakyReasons may pass: the container runtime may be starting anew.
+	// shakyReasons are reasons that may be transient: the container runtime may be restarting.
 	shakyReasons = []string{"CreateContainerError", "RunContainerError", "ImageInspectError", "PreCreateHookError"}
 )
 
-// shaky reports whether the pod waits for a reason that may pass.
+// shaky reports whether the pod waits for a reason that may be transient.
 func (o *object) shaky() bool {
 	for _, s := range slices.Concat(o.Status.InitContainerStatuses, o.Status.ContainerStatuses) {
 		if w := s.State.Waiting; w != nil && slices.Contains(shakyReasons, w.Reason) {
@@ -108,8 +108,8 @@ func (o *object) shaky() bool {
 	return false
 }
 
-// stuck returns why the pod will not start by itself, or "", and whether another may. pulls are the last errors of
-// pulls, by container. late says that the reasons that may pass have not.
+// stuck returns why the pod will not start, or "", and whether another pod might. pulls are the last errors of image
+// pulls, by container. late means that transient reasons have lasted too long.
 func (o *object) stuck(pulls map[string]string, late bool) (why string, another bool) {
 	for _, s := range slices.Concat(o.Status.InitContainerStatuses, o.Status.ContainerStatuses) {
 		switch w := s.State.Waiting; {
@@ -130,12 +130,12 @@ func (o *object) stuck(pulls map[string]string, late bool) (why string, another 
 	return "", false
 }
 
-// endReasons are the reasons for which a node ends a pod, or does not take it, that say nothing of another pod.
+// endReasons are reasons for a node to end or refuse a pod that do not apply to another pod.
 var endReasons = []string{
 	"NodeAffinity", "NodeLost", "NodeShutdown", "Shutdown", "Terminated", "UnexpectedAdmissionError",
 }
 
-// ofNode reports whether the pod has ended, or is being deleted, for a reason of its node: a drain, a preemption, a
+// ofNode reports whether the pod has ended, or is being deleted, because of its node: a drain, a preemption, a
 // restart of the kubelet or of the container runtime.
 func (o *object) ofNode() bool {
 	for _, c := range o.Status.Conditions {
@@ -143,7 +143,7 @@ func (o *object) ofNode() bool {
 			return true
 		}
 	}
-	if o.Metadata.DeletionTimestamp != nil { // somebody wants it to end, and its containers are killed
+	if o.Metadata.DeletionTimestamp != nil { // it was told to end, and its containers are killed
 		return false
 	}
 	for _, s := range slices.Concat(o.Status.InitContainerStatuses, o.Status.ContainerStatuses) {
@@ -154,11 +154,11 @@ func (o *object) ofNode() bool {
 	return slices.Contains(endReasons, o.Status.Reason)
 }
 
-// ofNode reports whether the container has ended without a word of its process, or was not started, and not because of
-// its image.
+// ofNode reports whether the container ended without an exit of its process, or was not started, and its image is not
+// to blame.
 func (t *termination) ofNode() bool {
 	switch t.Reason {
-	case "ContainerStatusUnknown", "Unknown": // the kubelet's word, and containerd's
+	case "ContainerStatusUnknown", "Unknown": // the terms of the kubelet and of containerd
 		return true
 	case "StartError", "ContainerCannotRun":
 		return !slices.ContainsFunc(imageFaults, func(s string) bool { return strings.Contains(t.Message, s) })
@@ -169,10 +169,10 @@ func (t *termination) ofNode() bool {
 	}
 }
 
-// imageFaults are parts of the message of a container that can never start.
+// imageFaults are parts of the messages about containers that can never start.
 var imageFaults = []string{"not found", "no such file", "permission denied", "exec format error", "not a directory"}
 
-// pullErrors notes the errors of pulls in pulls, by container.
+// pullErrors records the errors of image pulls in pulls, by container.
 func (o *object) pullErrors(pulls map[string]string) {
 	for _, s := range slices.Concat(o.Status.InitContainerStatuses, o.Status.ContainerStatuses) {
 		if w := s.State.Waiting; w != nil && w.Reason == "ErrImagePull" {
@@ -181,7 +181,7 @@ func (o *object) pullErrors(pulls map[string]string) {
 	}
 }
 
-// unschedulable returns why the scheduler has found no node, or "".
+// unschedulable returns why the scheduler has found no node, or "" if it has.
 func (o *object) unschedulable() string {
 	for _, c := range o.Status.Conditions {
 		if c.Type == "PodScheduled" && c.Status == "False" && c.Reason == "Unschedulable" {
@@ -191,7 +191,7 @@ func (o *object) unschedulable() string {
 	return ""
 }
 
-// endText says why a pod has ended, or is being deleted.
+// endText returns why a pod has ended, or is being deleted.
 func (o *object) endText() string {
 	var all []string
 	add := func(texts ...string) {
@@ -214,7 +214,7 @@ func (o *object) endText() string {
 	return strings.Join(all, "; ")
 }
 
-// deletedText says that a pod was deleted, and why if that is known.
+// deletedText returns that a pod was deleted, and the reason if it is known.
 func (o *object) deletedText() string {
 	if text := o.endText(); text != "" {
 		return "it was deleted (" + text + ")"
@@ -234,16 +234,17 @@ func (t *termination) text() string {
 	return text
 }
 
-// oom reports whether the container was ended for want of memory.
+// oom reports whether the container was killed because it ran out of memory.
 func (t *termination) oom() bool { return t != nil && t.Reason == "OOMKilled" }
 
-// foreignText returns a text of the cluster for a message.
+// foreignText makes a text of the cluster fit for a message.
 func foreignText(text string) string { return termtext.Line(termtext.Cut(text, maxText)) }
 
 // maxEvents is how many events an error quotes.
 const maxEvents = 5
 
-// events returns the last warnings about a pod, for an error. It returns "" without any, or if we may not read them.
+// events returns the last warnings about a pod, for an error. It returns "" if there are no warnings or they may not
+// be read.
 func (c *Cluster) events(ctx context.Context, uid string) string {
 	var found struct {
 		Items []struct {

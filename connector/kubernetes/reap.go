@@ -14,19 +14,19 @@ import (
 const (
 	labelPrefix = "dev.stepmux."
 	labelBuild  = "dev.stepmux.build" // the pod's name, which has the build's ID in it
-	// noteStart is how many seconds the pod's manager waits at most until the pod runs.
+	// noteStart is how many seconds, at most, the pod's manager waits until the pod runs.
 	noteStart = "dev.stepmux.start-timeout"
 )
 
 const (
-	// reapEvery is how often we look for pods that were left, and reapTimeout bounds one look.
+	// reapEvery is the interval of searches for pods that were left behind; reapTimeout bounds one search.
 	reapEvery, reapTimeout = time.Minute, time.Minute
-	// reapSlack is how much longer than its time a pod is left alone: its manager may be about to remove it.
+	// reapSlack is how long a pod is left alone after its time: its manager may be about to remove it.
 	reapSlack = time.Minute
 )
 
-// reap removes pods that a manager left when it died. A pod that runs is left alone: it ends when it hears nothing of
-// its manager, or by its deadline.
+// reap removes pods that a manager left behind when it died. A running pod is left alone: it ends when its linger is
+// over, or by its deadline.
 func (c *Cluster) reap(ctx context.Context) {
 	_, _ = c.reaped.Do(ctx, func(ctx context.Context) (struct{}, time.Duration, error) {
 		ctx, cancel := context.WithTimeout(ctx, reapTimeout)
@@ -43,7 +43,7 @@ func (c *Cluster) reapNow(ctx context.Context) error {
 	var found struct{ Items []object }
 	query := url.Values{"labelSelector": {labelBuild}, "limit": {"500"}}
 	now, err := c.call(ctx, op, http.MethodGet, c.podPath(""), query, nil, &found)
-	if err != nil || now.IsZero() { // without the server's clock nothing is old
+	if err != nil || now.IsZero() { // without the server's clock, no pod's age is known
 		return err
 	}
 	var failed []error
@@ -77,7 +77,7 @@ func (o *object) left(now time.Time) bool {
 	return err == nil && !running && now.Sub(made) > time.Duration(wait)*time.Second+reapSlack
 }
 
-// deletePod deletes a pod, unless it is gone, or another one of that name has taken its place.
+// deletePod deletes a pod. It does nothing if the pod is gone or another pod has its name.
 func (c *Cluster) deletePod(ctx context.Context, name, uid string) error {
 	body := dict{"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": dict{"uid": uid}, "gracePeriodSeconds": 1}
 	_, err := c.call(ctx, fmt.Sprintf("remove pod %s", name), http.MethodDelete, c.podPath(name), nil, body, nil)

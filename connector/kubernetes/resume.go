@@ -7,17 +7,17 @@ import (
 	"strings"
 )
 
-// Place names the pod to Attach, in another process.
+// Place names the pod, for Attach in another process.
 func (p *Pod) Place() string { return p.name + "/" + p.uid }
 
-// Leave lets Close leave the pod, for a build that goes on there until another process attaches to it, or its linger is
+// Leave makes Close leave the pod running: its build continues until another process attaches to it, or its linger is
 // over.
 func (p *Pod) Leave() { p.left.Store(true) }
 
-// Attach returns the Pod of a build that another process has started, by its Place, with a link to it. Of cfg, the Spec
-// and the Programs are not needed. ctx bounds the call, as does the linger of the build: nothing is left of that after
-// so long. The error wraps connector.ErrGone if the cluster has no such pod, or the pod has ended. The caller closes
-// the Pod, and by that removes it, unless Leave is called.
+// Attach returns the Pod of a build that another process has started, by its Place, with a link to it. cfg needs no
+// Spec and no Programs. ctx and the build's linger bound the call: after that time the build no longer exists. The
+// error wraps connector.ErrGone if the cluster has no such pod, or the pod has ended. The caller closes the Pod,
+// which removes it unless Leave was called.
 func Attach(ctx context.Context, cfg Config, place string) (*Pod, error) {
 	name, uid, ok := strings.Cut(place, "/")
 	if !ok || !namePattern.MatchString(name) || uid == "" {
@@ -32,7 +32,7 @@ func Attach(ctx context.Context, cfg Config, place string) (*Pod, error) {
 	p := newPod(ctx, cfg, name)
 	p.uid = uid
 	if err := p.attach(ctx); err != nil {
-		p.Leave() // it may be another's now, and ends by itself
+		p.Leave() // another manager may have it; it ends by itself
 		_ = p.Close(ctx)
 		return nil, err
 	}

@@ -10,12 +10,13 @@ import (
 type Right struct {
 	Verb, Resource string // such as create, pods/exec
 	Allowed        bool
-	// Needed says that builds fail without it. Others make errors clearer.
+	// Needed is true if builds fail without it. The other rights make errors clearer.
 	Needed bool
-	Reason string // why it is not allowed, if the cluster says. It is foreign text.
+	Reason string // why it is not allowed, if the cluster reports it; untrusted text
 }
 
-// needed are the rights that builds need. A WebSocket needs get for an exec, and create since Kubernetes 1.35.
+// needed are the rights that builds need. An exec over a WebSocket needs the verb get, and since Kubernetes 1.35
+// create.
 var needed = []Right{
 	{Verb: "create", Resource: "pods", Needed: true},
 	{Verb: "get", Resource: "pods", Needed: true},
@@ -27,7 +28,7 @@ var needed = []Right{
 	{Verb: "list", Resource: "events"},
 }
 
-// Rights asks the API server which rights that builds need the login has.
+// Rights asks the API server which of the rights that builds need this login has.
 func (c *Cluster) Rights(ctx context.Context) ([]Right, error) {
 	all := make([]Right, len(needed))
 	for i, right := range needed {

@@ -24,16 +24,16 @@ const (
 	portVariable = "HEALTHCHECK_TCP_PORT"
 )
 
-// Service is a container beside the steps', such as a database, in the same pod: it shares the pod's network, where its
-// alias is a name for 127.0.0.1. It is ready when it runs, when the readiness probe that the template may give it
-// succeeds, and when it accepts connections at the TCP port that HEALTHCHECK_TCP_PORT of its environment names.
+// Service is a container beside the steps', such as a database, in the same pod. It shares the pod's network, where
+// its alias is a name for 127.0.0.1. It is ready when it runs, its readiness probe (if the template has one)
+// succeeds, and it accepts connections at the TCP port in HEALTHCHECK_TCP_PORT of its environment (if set).
 type Service struct {
 	// Image is the image's name. Required.
 	Image string
-	// Alias is its host name for the build, and without its dots the name of its container. If empty, the last part of the
-	// image's name.
+	// Alias is its host name for the build and, without dots, the name of its container. If empty, the last part of
+	// the image's name.
 	Alias string
-	// Entrypoint and Command replace the image's. If empty, the image says.
+	// Entrypoint and Command replace the image's. If empty, the image's are used.
 	Entrypoint, Command []string
 	// Env is added to the image's environment, as KEY=VALUE.
 	Env []string
@@ -57,7 +57,7 @@ func (s *Service) alias() string {
 // container returns the name of the service's container.
 func (s *Service) container() string { return strings.ReplaceAll(s.alias(), ".", "-") }
 
-// port returns the TCP port that tells whether the service is ready, 0 without one.
+// port returns the TCP port that shows whether the service is ready, or 0 without one.
 func (s *Service) port() (port int, err error) {
 	for _, entry := range s.Env {
 		key, value, ok := strings.Cut(entry, "=")
@@ -74,7 +74,7 @@ func (s *Service) port() (port int, err error) {
 	return port, nil
 }
 
-// checkServices returns an error for services that no pod can have together.
+// checkServices returns an error for services that cannot be in one pod together.
 func (s *Spec) checkServices() error {
 	if len(s.Services) > maxServices {
 		return fmt.Errorf("%d services: a build may have %d", len(s.Services), maxServices)
@@ -102,8 +102,9 @@ func (s *Spec) checkServices() error {
 	return nil
 }
 
-// addServices adds the services to the spec of a pod, as sidecars: they start before the steps' container and end after
-// it, so that the pod ends with that. The template may have more about a service, as an init container of its name.
+// addServices adds the services to the spec of a pod, as sidecars: they start before the steps' container and end
+// after it, so that the pod ends when that does. The template may add fields to a service by an init container with
+// its name.
 func (s *Spec) addServices(pod dict) []any {
 	var sidecars, hosts []any
 	for i := range s.Services {

@@ -13,9 +13,9 @@ import (
 	"github.com/moby/spdystream"
 )
 
-// The protocol v4.channel.k8s.io over SPDY/3.1, for API servers before 1.30 and proxies that take no WebSockets. It has
-// a stream for each standard stream, and one for the server's word about the command's end. A connection that is lost
-// ends all of them as if the command had ended, so a command without that word counts as cut.
+// The protocol v4.channel.k8s.io over SPDY/3.1, for API servers before 1.30 and proxies that refuse WebSockets. It
+// has a stream for each standard stream, and one for the server's report about the command's end. If the connection
+// is lost, all of them end as if the command had ended, so a command without a report counts as cut.
 const (
 	spdyVersion  = "SPDY/3.1"
 	spdyProtocol = "v4.channel.k8s.io"
@@ -30,18 +30,18 @@ type spdyStream struct {
 	raw     io.Closer
 	in, out *spdystream.Stream
 	all     []*spdystream.Stream
-	refused *spdystream.Stream // the one that the server did not take; nil if it took all
+	refused *spdystream.Stream // the stream that the server refused; nil if it accepted all
 	wg      sync.WaitGroup
-	served  chan struct{} // closed once nothing is read from the connection any more
+	served  chan struct{} // closed once the connection is no longer read
 
 	statusRead chan struct{} // closed once statusErr is set
-	statusErr  error         // why the status cannot be used
+	statusErr  error         // why there is no status
 
 	closeOnce sync.Once
 	closed    chan struct{}
 }
 
-// executeSPDY is execute by SPDY.
+// executeSPDY is execute over SPDY.
 func (c *Cluster) executeSPDY(ctx context.Context, op, at string, stderr io.Writer) (*spdyStream, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, at, nil)
 	if err != nil {
@@ -72,7 +72,7 @@ func (c *Cluster) executeSPDY(ctx context.Context, op, at string, stderr io.Writ
 		defer close(s.served)
 		conn.Serve(func(s *spdystream.Stream) { _ = s.Refuse() }) // fails only if the connection has ended
 	})
-	stop := context.AfterFunc(ctx, func() { _ = raw.Close() }) // its use below fails
+	stop := context.AfterFunc(ctx, func() { _ = raw.Close() }) // makes the calls below fail
 	err = s.open(ctx, conn, stderr)
 	if !stop() && err == nil {
 		err = context.Cause(ctx)
@@ -84,7 +84,7 @@ func (c *Cluster) executeSPDY(ctx context.Context, op, at string, stderr io.Writ
 	return s, nil
 }
 
-// open makes the streams.
+// open opens the streams.
 func (s *spdyStream) open(ctx context.Context, conn *spdystream.Connection, stderr io.Writer) error {
 	made := map[string]*spdystream.Stream{}
 	for _, kind := range []string{"error", "stdin", "stdout", "stderr"} {
@@ -119,7 +119,7 @@ func (s *spdyStream) open(ctx context.Context, conn *spdystream.Connection, stde
 	return nil
 }
 
-// Read implements io.Reader. It returns io.EOF once the server has said how the command ended.
+// Read implements io.Reader. It returns io.EOF once the server has reported how the command ended.
 func (s *spdyStream) Read(p []byte) (int, error) {
 	for {
 		n, err := s.out.Read(p)
@@ -193,7 +193,7 @@ func (s *spdyStream) Close() error {
 		for _, one := range s.all {
 			_ = one.Reset() // it fails, as the connection has ended; those that read the stream return
 		}
-		// The library may wait until it has told somebody that the server refuses the stream.
+		// The library may block until somebody has received the news that the server refuses the stream.
 		for s.refused != nil && !isDone(s.served) {
 			if err := s.refused.WaitTimeout(firstPause); !errors.Is(err, spdystream.ErrTimeout) {
 				break
@@ -207,7 +207,7 @@ func (s *spdyStream) Close() error {
 // spdyConn is a connection as package spdystream takes it. It has no deadlines.
 type spdyConn struct{ io.ReadWriteCloser }
 
-// Close implements io.Closer. It returns nil: the library waits for a second to tell of an error.
+// Close implements io.Closer. It returns nil: on an error the library waits for a second.
 func (c spdyConn) Close() error {
 	_ = c.ReadWriteCloser.Close() // fails only if the connection has ended
 	return nil

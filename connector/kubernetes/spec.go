@@ -15,54 +15,54 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// Pull says when the kubelet pulls an image.
+// Pull is the kubelet's policy for pulling an image.
 type Pull string
 
-// The policies, by the names that a .gitlab-ci.yml has for them.
+// The policies, by their names in a .gitlab-ci.yml.
 const (
 	PullIfNotPresent Pull = "if-not-present"
 	PullAlways       Pull = "always"
 	PullNever        Pull = "never"
 )
 
-// pulls are the policies by the API's names.
+// pulls are the policies by their names in the API.
 var pulls = map[Pull]string{PullIfNotPresent: "IfNotPresent", PullAlways: "Always", PullNever: "Never"}
 
 // Spec describes the pod of a build. Only Image is required.
 type Spec struct {
-	// Image is the name of the image in which the steps run. It needs no program of stepmux.
+	// Image is the name of the image in which the steps run. The image does not need stepmux.
 	Image string
-	// InitImage is the image of the init container that takes the step runner's program. It needs a shell and the programs
-	// cat, chmod, mkdir, mv, sleep, uname and wc. If empty, Image.
+	// InitImage is the image of the init container that receives the step runner's program. It needs a shell and the
+	// programs cat, chmod, mkdir, mv, sleep, uname and wc. If empty, Image.
 	InitImage string
-	// Pull says when both are pulled. If empty, the cluster's default for the image's name.
+	// Pull is the pull policy of both. If empty, the cluster's default for the image's name.
 	Pull Pull
-	// Command is run with the first process's command line as its arguments, and must become that. If empty, nothing of
-	// the image's is run.
+	// Command is a program that gets the command line of the first process as its arguments, and must exec it. If
+	// empty, nothing of the image is run.
 	Command []string
-	// User runs the steps: a number, and maybe a number of a group after a colon. If empty, the image says.
+	// User runs the steps: a user number, optionally followed by a colon and a group number. If empty, the image's.
 	User string
-	// Memory is the limit in bytes, and NanoCPUs that of processor time in billionths of a processor. Both are requested,
-	// too. If zero, the template and the namespace say.
+	// Memory is the limit in bytes, NanoCPUs the limit of processor time in billionths of a processor. Both are also
+	// the pod's requests. If zero, those of the template and the namespace.
 	Memory, NanoCPUs int64
 	// ReadOnly makes the root of the build's container read-only.
 	ReadOnly bool
 	// Labels are set on the pod, as KEY=VALUE.
 	Labels []string
-	// Template is a pod as a manifest in YAML or JSON, for all that this Spec does not have: node selector,
-	// tolerations, service account, secrets for pulls, security contexts, volumes. The steps' container is the one of
-	// the name build. It may be empty.
+	// Template is a pod manifest in YAML or JSON, for everything that this Spec does not have: node selector,
+	// tolerations, service account, secrets for pulls, security contexts, volumes. Its container named build is that
+	// of the steps. May be empty.
 	Template []byte
-	// Services are containers beside the steps'. The build begins when all are ready. Kubernetes 1.29 has them.
+	// Services are containers beside the steps'. The build begins when all are ready. They need Kubernetes 1.29.
 	Services []Service
 	// ServiceTimeout bounds their start once the pod runs. If zero, 1m.
 	ServiceTimeout time.Duration
-	// ScheduleTimeout is how long the scheduler may find no node for the pod, for a cluster that adds nodes when it needs
-	// some. If zero, the build fails at once.
+	// ScheduleTimeout is how long to wait for the scheduler to find a node, in a cluster that adds nodes on demand.
+	// If zero, the build fails at once.
 	ScheduleTimeout time.Duration
 }
 
-// Check returns an error for a Spec of which no pod can be made.
+// Check returns an error for a Spec that cannot be made into a pod.
 func (s *Spec) Check() error {
 	for _, image := range []string{s.Image, cmp.Or(s.InitImage, s.Image)} {
 		if err := checkImage(image); err != nil {
@@ -103,10 +103,10 @@ var (
 	namePattern = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 )
 
-// maxTemplate bounds a template: an object of the API may have about so much.
+// maxTemplate bounds a template, in bytes: an object of the API cannot be much larger.
 const maxTemplate = 1 << 20
 
-// template returns the Template as a new pod.
+// template parses the Template as a new pod.
 func (s *Spec) template() (dict, error) {
 	pod := dict{}
 	if len(s.Template) > maxTemplate {
@@ -155,12 +155,12 @@ const (
 	programDir, runDir = home + "/bin", home + "/run"
 	programFile        = programDir + "/stepmux"
 
-	// initName is the container that takes the program, buildName that of the steps.
+	// initName is the container that receives the program, buildName that of the steps.
 	initName, buildName = "stepmux-init", "build"
 	volumeName          = "stepmux"
 )
 
-// initScript waits for the programs, which come by exec. It gives up when nobody brings them.
+// initScript waits for the programs, which are uploaded by exec. It gives up if they do not come.
 const initScript = `mkdir -p ` + programDir + ` ` + runDir + ` && chmod 1777 ` + runDir + ` || exit
 n=0
 for file; do
@@ -171,11 +171,11 @@ for file; do
   done
 done`
 
-// brought is the last word of bringScript. Some API servers tell of an exec that was cut that it ended well.
+// brought is the last line of bringScript. Some API servers report success for an exec that was cut.
 const brought = "brought"
 
-// bringScript takes a program of the name $1. It tells its machine first, because the sender then knows which program
-// to send, and reads the length before the program: a stream that is cut must not leave half a program.
+// bringScript receives a program named $1. It first prints its machine, so that the sender can choose the program. It
+// reads the length before the program, so that a cut stream does not leave half a program.
 const bringScript = `set -e
 cd ` + programDir + ` 2>/dev/null || { mkdir -p ` + programDir + `; cd ` + programDir + `; }
 uname -m
@@ -187,7 +187,7 @@ chmod 755 "$part"
 mv "$part" "$1"
 echo ` + brought
 
-// manifest returns the pod of a build. files are the names of the programs that will be brought.
+// manifest returns the pod of a build. files are the names of the programs that will be uploaded.
 func (p *Pod) manifest(files []string) (dict, error) {
 	spec := &p.cfg.Spec
 	pod, err := spec.template()
@@ -198,7 +198,7 @@ func (p *Pod) manifest(files []string) (dict, error) {
 	meta := at(pod, "metadata")
 	meta["name"] = p.name
 	delete(meta, "generateName")
-	delete(meta, "namespace") // the cluster's configuration says
+	delete(meta, "namespace") // that of the cluster's configuration is used
 	labels, notes := at(meta, "labels"), at(meta, "annotations")
 	for _, text := range spec.Labels {
 		key, value, _ := strings.Cut(text, "=")
@@ -265,7 +265,7 @@ func (p *Pod) manifest(files []string) (dict, error) {
 	return pod, nil
 }
 
-// at returns d[key], which it makes if it is missing.
+// at returns the mapping d[key], and creates it if it is missing.
 func at(d dict, key string) dict {
 	in, ok := d[key].(dict)
 	if !ok {
@@ -281,7 +281,7 @@ func list(d dict, key string) []any {
 	return all
 }
 
-// named returns the entry of that name in the list d[key], which it makes if it is missing.
+// named returns the entry with this name in the list d[key], and creates it if it is missing.
 func named(d dict, key, name string) dict {
 	for _, one := range list(d, key) {
 		if one, ok := one.(dict); ok && one["name"] == name {
@@ -293,7 +293,7 @@ func named(d dict, key, name string) dict {
 	return one
 }
 
-// take takes the entry of that name out of the list d[key]. It returns a new one if it is missing.
+// take removes the entry with this name from the list d[key] and returns it, or a new one if it is missing.
 func take(d dict, key, name string) dict {
 	all := list(d, key)
 	for i, one := range all {

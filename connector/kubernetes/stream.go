@@ -12,7 +12,7 @@ import (
 )
 
 // The protocol v5.channel.k8s.io: each binary message is a channel's number and a piece of that channel. On
-// closeChannel the piece is the number of a channel that the sender ends.
+// closeChannel the piece is the number of the channel that the sender closes.
 const (
 	subprotocol = "v5.channel.k8s.io"
 
@@ -21,22 +21,22 @@ const (
 
 	// maxPiece bounds the messages that we send. The API server and the kubelet copy each as a whole.
 	maxPiece = 32 << 10
-	// maxStatus bounds the last message, which says how the command has ended.
+	// maxStatus bounds the last message, which reports how the command ended.
 	maxStatus = 64 << 10
 )
 
-// stream is a command that is executed in a container, by a WebSocket. It implements execution.
+// stream is a command that is executed in a container, over a WebSocket. It implements execution.
 type stream struct {
 	ending
 	conn   *websocket.Conn
 	stderr io.Writer // never fails, never waits
-	piece  io.Reader // what is still to come of a message of stdout; nil between two messages; owned by Read
+	piece  io.Reader // the unread part of a message of stdout; nil between messages; owned by Read
 
-	life context.Context // the library wants one for each read and write; it ends with Close
+	life context.Context // for the library's reads and writes; it ends with Close
 	end  context.CancelFunc
 }
 
-// execute executes a command in a container of a pod. ctx bounds the start, and means nothing afterwards. The caller
+// execute executes a command in a container of a pod. ctx bounds the start, and has no effect afterwards. The caller
 // closes the stream.
 func (c *Cluster) execute(ctx context.Context, pod, container string, stderr io.Writer, argv ...string) (
 	execution, error,
@@ -72,7 +72,7 @@ type noWebSocketError struct{ text string }
 
 func (e *noWebSocketError) Error() string { return e.text }
 
-// executeWebSocket is execute by a WebSocket.
+// executeWebSocket is execute over a WebSocket.
 func (c *Cluster) executeWebSocket(ctx context.Context, op, at string, stderr io.Writer) (*stream, error) {
 	options := &websocket.DialOptions{HTTPClient: c.client, Subprotocols: []string{subprotocol}}
 	conn, answer, err := websocket.Dial(ctx, at, options) //nolint:bodyclose // the library closes it, and keeps a part
@@ -101,11 +101,11 @@ func dialError(ctx context.Context, op string, answer *http.Response, err error)
 	case answer == nil || answer.Body == nil || answer.StatusCode == http.StatusSwitchingProtocols:
 		return fmt.Errorf("%s: %w", op, foreign(err))
 	}
-	text, _ := io.ReadAll(io.LimitReader(answer.Body, maxStatus)) // what there is of it
+	text, _ := io.ReadAll(io.LimitReader(answer.Body, maxStatus)) // as much as can be read
 	return answerError(op, answer.StatusCode, text)
 }
 
-// Read implements io.Reader. It returns io.EOF once the server has said how the command ended.
+// Read implements io.Reader. It returns io.EOF once the server has reported how the command ended.
 func (s *stream) Read(p []byte) (int, error) {
 	for s.piece == nil {
 		if err := s.nextMessage(); err != nil {
@@ -123,7 +123,7 @@ func (s *stream) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// nextMessage reads a message, up to its piece if that is one of stdout.
+// nextMessage reads the next message. It stops at the piece if the message is of stdout.
 func (s *stream) nextMessage() error {
 	kind, message, err := s.conn.Reader(s.life)
 	if err != nil {
@@ -147,7 +147,7 @@ func (s *stream) nextMessage() error {
 		_, err = io.Copy(s.stderr, message)
 	case statusChannel:
 		return s.readStatus(message)
-	default: // of another channel, such as the end of one
+	default: // another channel: the end of one, for example
 		_, err = io.Copy(io.Discard, message)
 	}
 	if err != nil {
@@ -156,7 +156,7 @@ func (s *stream) nextMessage() error {
 	return nil
 }
 
-// readStatus reads the server's word about the command's end.
+// readStatus reads the server's report about the command's end.
 func (s *stream) readStatus(message io.Reader) error {
 	text, err := io.ReadAll(io.LimitReader(message, maxStatus+1))
 	if err != nil {

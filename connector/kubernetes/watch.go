@@ -17,14 +17,14 @@ import (
 )
 
 const (
-	// watchTime is how long the API server lets one watch go on. We hang up watchSlack later, if it does not.
+	// watchTime is how long the API server keeps one watch open. If it does not hang up, we do, watchSlack later.
 	watchTime, watchSlack = 4 * time.Minute, 30 * time.Second
 	// maxEvent bounds one event of a watch: a pod is an object of at most about 1.5 MB.
 	maxEvent = 4 << 20
 )
 
-// watch keeps the newest state of the pod until it is removed, or ctx ends. After each break it asks for the state, and
-// goes on from there, so no change is missed.
+// watch keeps the newest state of the pod until it is removed or ctx ends. After each break it reads the whole state
+// and continues from there, so that no change is missed.
 func (p *Pod) watch(ctx context.Context) {
 	for wait := firstPause; ctx.Err() == nil && !p.Removed(); {
 		began := time.Now()
@@ -42,7 +42,7 @@ func (p *Pod) watch(ctx context.Context) {
 		if wait = min(2*wait, lastPause); time.Since(began) > lastPause {
 			wait = firstPause
 		}
-		_ = pause.For(ctx, wait) // the loop's condition tells
+		_ = pause.For(ctx, wait) // the loop's condition is checked next
 	}
 }
 
@@ -70,7 +70,7 @@ func (p *Pod) watchOnce(ctx context.Context) error {
 	return readEvents(answer.Body, func(kind string, text json.RawMessage) error {
 		switch kind {
 		case "ADDED", "MODIFIED", "DELETED":
-		default: // the server wants us to begin again
+		default: // the server asks for a new watch
 			return fmt.Errorf("%s: the API server says %.20q: %s", op, kind, foreignText(string(text)))
 		}
 		var now object
@@ -85,7 +85,7 @@ func (p *Pod) watchOnce(ctx context.Context) error {
 	})
 }
 
-// readEvents calls take with the events of a watch, until the watch ends or take fails.
+// readEvents calls take with each event of a watch, until the watch ends or take fails.
 func readEvents(from io.Reader, take func(kind string, text json.RawMessage) error) error {
 	lines := bufio.NewScanner(from)
 	lines.Buffer(make([]byte, 0, 16<<10), maxEvent)
@@ -108,7 +108,7 @@ func readEvents(from io.Reader, take func(kind string, text json.RawMessage) err
 	return lines.Err()
 }
 
-// update takes over a newer state of the pod. It returns false if that is another pod of the same name.
+// update stores a newer state of the pod. It returns false if that is another pod with the same name.
 func (p *Pod) update(now *object) bool {
 	if p.uid != now.Metadata.UID {
 		p.gone()
@@ -129,7 +129,7 @@ func (p *Pod) update(now *object) bool {
 	return true
 }
 
-// setBlind notes why the pod cannot be watched, or that it is.
+// setBlind records why the pod cannot be watched, or nil if it can.
 func (p *Pod) setBlind(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -137,7 +137,7 @@ func (p *Pod) setBlind(err error) {
 	p.changeLocked()
 }
 
-// gone notes that the API server has no such pod any more.
+// gone records that the API server no longer has the pod.
 func (p *Pod) gone() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -148,19 +148,19 @@ func (p *Pod) gone() {
 	p.changeLocked()
 }
 
-// endLocked notes why the pod has ended. another says that another pod may do.
+// endLocked records why the pod has ended. another means that another pod may succeed.
 func (p *Pod) endLocked(why string, another bool) {
 	p.end = p.because(cmp.Or(why, "it has ended"), another)
 	close(p.dead)
 }
 
-// changeLocked wakes all that wait for a change.
+// changeLocked wakes all calls that wait for a change.
 func (p *Pod) changeLocked() {
 	close(p.changed)
 	p.changed = make(chan struct{})
 }
 
-// endError says why the pod has ended. dead is closed.
+// endError returns why the pod has ended. dead must be closed.
 func (p *Pod) endError() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

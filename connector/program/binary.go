@@ -27,19 +27,19 @@ const (
 	fetchProgram = "github.com/stepmux/stepmux/cmd/stepmux-fetch"
 )
 
-// Binary is a stepmux program that may be put on VMs. It is immutable.
+// Binary is a stepmux program that may be uploaded to VMs. It is immutable.
 type Binary struct {
 	name     string // for messages
 	platform string
 	open     func() (io.ReadCloser, error) // the program's bytes
-	packed   func() (io.ReadCloser, error) // the same by gzip; nil if it is packed for each upload
+	packed   func() (io.ReadCloser, error) // the bytes as gzip; nil if they are compressed for each upload
 	facts    func() (facts, error)
-	beside   *Binary // goes into the same directory; nil if it needs no other program
+	beside   *Binary // a program that must be in the same directory; nil if there is none
 	missing  string  // see Missing
 	dynamic  bool
 }
 
-// facts identify the bytes of a program.
+// facts identifies the bytes of a program.
 type facts struct {
 	size int64
 	sum  string // SHA-256, hexadecimal
@@ -51,8 +51,8 @@ func readFacts(r io.Reader) (facts, error) {
 	return facts{size: size, sum: hex.EncodeToString(sum.Sum(nil))}, err
 }
 
-// PackedBinary returns the program of a platform, os/arch as Go names them, from a gzip file that has nothing else. The
-// manager's program carries such files; open opens the file. Uploads fail if it is damaged.
+// PackedBinary returns the program for a platform (os/arch as Go names them) from a gzip file that contains nothing
+// else. The manager's program carries such files. open opens the file. If it is damaged, uploads fail.
 func PackedBinary(platform string, open func() (io.ReadCloser, error)) *Binary {
 	b := &Binary{name: "the stepmux for " + platform + " in this program", platform: platform, packed: open}
 	b.open = func() (io.ReadCloser, error) {
@@ -81,20 +81,20 @@ func PackedBinary(platform string, open func() (io.ReadCloser, error)) *Binary {
 	return b
 }
 
-// WithBeside returns b with a stepmux-fetch, which b needs for the network.
+// WithBeside returns b together with the stepmux-fetch that it needs for network access.
 func (b *Binary) WithBeside(fetch *Binary) *Binary {
 	both := *b
 	both.beside, both.missing = fetch, ""
 	return &both
 }
 
-// Missing returns the path at which LoadBinary has found no stepmux-fetch for a stepmux-vm, or "". Without it steps
-// cannot be fetched on VMs, nor artifacts and caches brought there.
+// Missing returns the path where LoadBinary looked for a stepmux-fetch and did not find it, or "" if nothing is
+// missing. Without stepmux-fetch, VMs cannot fetch steps, artifacts or caches.
 func (b *Binary) Missing() string { return b.missing }
 
-// LoadBinary reads the platform and the checksum of a stepmux program, built for any platform, that may be put on VMs
-// of that platform. The stepmux-fetch of a stepmux-vm is in the same directory, and has that name in place of
-// stepmux-vm. The files are read again for each upload: if they change, uploads fail.
+// LoadBinary reads the platform and checksum of a stepmux program, for upload to VMs of that platform. Next to a
+// stepmux-vm it looks for a file whose name has stepmux-fetch in its place. The files are read again for each upload:
+// if they have changed, uploads fail.
 func LoadBinary(path string) (*Binary, error) {
 	b, kind, err := loadBinary(path, programPaths)
 	if err != nil || kind != vmProgram {
@@ -118,7 +118,8 @@ func LoadBinary(path string) (*Binary, error) {
 	return b.WithBeside(beside), nil
 }
 
-// loadBinary loads one file, whose build information must have one of the package paths. It returns the path, too.
+// loadBinary loads one file, whose build information must name one of the allowed package paths. It also returns that
+// path.
 func loadBinary(path string, allowed []string) (*Binary, string, error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -145,7 +146,7 @@ func loadBinary(path string, allowed []string) (*Binary, string, error) {
 	}
 	loaded, err := readFacts(file)
 	if err != nil {
-		return nil, "", err // names the file
+		return nil, "", err // it names the file
 	}
 	return &Binary{
 		name: path, platform: platform, dynamic: needsLoader(file),
@@ -160,10 +161,10 @@ func (b *Binary) Platform() string { return b.platform }
 // Name returns the program's name for messages.
 func (b *Binary) Name() string { return b.name }
 
-// Dynamic reports whether the program needs shared libraries, and so does not run everywhere on its platform.
+// Dynamic reports whether the program needs shared libraries, so that it may not run everywhere on its platform.
 func (b *Binary) Dynamic() bool { return b.dynamic }
 
-// Open returns the program's bytes, and how many they are.
+// Open returns the program's bytes and their number.
 func (b *Binary) Open() (io.ReadCloser, int64, error) {
 	told, err := b.facts()
 	if err != nil {
@@ -173,8 +174,8 @@ func (b *Binary) Open() (io.ReadCloser, int64, error) {
 	return file, told.size, err
 }
 
-// Files returns the files that the program needs in one directory, by their names there: itself as stepmux, and maybe
-// the stepmux-fetch that it needs for the network.
+// Files returns all files that the program needs in one directory, by name: itself as stepmux and, if it has one, its
+// stepmux-fetch.
 func (b *Binary) Files() map[string]*Binary {
 	files := map[string]*Binary{wire.ProgramName: b}
 	if b.beside != nil {
@@ -183,7 +184,7 @@ func (b *Binary) Files() map[string]*Binary {
 	return files
 }
 
-// needsLoader reports whether a program names an interpreter, which loads its shared libraries.
+// needsLoader reports whether a program names an interpreter that loads shared libraries.
 func needsLoader(file io.ReaderAt) bool {
 	program, err := elf.NewFile(file)
 	if err != nil {
@@ -198,8 +199,8 @@ func (b *Binary) SHA256() (string, error) {
 	return told.sum, err
 }
 
-// writeTo writes the program's bytes to w, packed by gzip or as they are. A *os.PathError is about the file and not
-// about w.
+// writeTo writes the program's bytes to w, compressed by gzip if pack is set. A *os.PathError concerns the program's
+// file; other errors are w's.
 func (b *Binary) writeTo(w io.Writer, pack bool, size int64) error {
 	open := b.open
 	if pack && b.packed != nil {
@@ -232,8 +233,7 @@ func (b *Binary) copy(w io.Writer, file io.Reader, size int64) error {
 	return err
 }
 
-// Install writes the program to a new file at path, which its owner may execute, and the stepmux-fetch that it needs
-// beside it.
+// Install writes the program to a new file at path, executable by its owner, and its stepmux-fetch next to it.
 func (b *Binary) Install(path string) error {
 	if b.beside != nil {
 		if err := b.beside.Install(filepath.Join(filepath.Dir(path), wire.FetchProgram)); err != nil {

@@ -18,10 +18,10 @@ import (
 	"github.com/stepmux/stepmux/mux"
 )
 
-// uploadTimeout bounds one attempt to put a program on a VM.
+// uploadTimeout bounds one attempt to upload a program.
 const uploadTimeout = 10 * time.Minute
 
-// bootstrap puts a stepmux on the VM in place of an unusable program and looks at it.
+// bootstrap uploads a stepmux to the VM in place of an unusable program, and asks it for its version.
 func (f *finder) bootstrap(ctx context.Context, instead *unusableError) (*Program, error) {
 	bin, err := f.binaryFor(ctx, instead)
 	if err != nil {
@@ -41,7 +41,7 @@ func (f *finder) bootstrap(ctx context.Context, instead *unusableError) (*Progra
 	checked := checkedArgv(sum, command)
 	p, err := f.look(ctx, checked)
 	if bad, unusable := errors.AsType[*unusableError](err); unusable {
-		_, _, _ = f.run(ctx, removeArgv(path.Dir(command))) // best effort: a later upload sweeps it
+		_, _, _ = f.run(ctx, removeArgv(path.Dir(command))) // best effort: a later upload removes it
 		err := fmt.Errorf("the stepmux that was put on the VM does not run there: %w", bad.err)
 		return nil, notStarted(err, "", "take one that is built with CGO_ENABLED=0")
 	}
@@ -56,7 +56,7 @@ func (f *finder) bootstrap(ctx context.Context, instead *unusableError) (*Progra
 
 // binaryFor returns the program for the VM's platform.
 func (f *finder) binaryFor(ctx context.Context, instead *unusableError) (*Binary, error) {
-	if instead.platform == "" { // not inspected yet
+	if instead.platform == "" { // the VM has not been inspected yet
 		out, stderr, err := f.run(ctx, inspectArgv(f.Runner[0]))
 		if instead.platform = parseInspection(out).platform; instead.platform == "" {
 			if mux.IsLost(err) {
@@ -75,9 +75,9 @@ func (f *finder) binaryFor(ctx context.Context, instead *unusableError) (*Binary
 	return nil, notStarted(err, "", "name one: stepmux run --bootstrap-binary "+instead.platform+"=FILE")
 }
 
-// Complete puts the stepmux-fetch that p needs beside it, unless it is there already. It does nothing if p is not a
-// stepmux-vm that Config.Bootstrap has put on the VM. start starts a process there, and the call blocks for as long as
-// the upload takes, or until ctx ends.
+// Complete uploads the stepmux-fetch that p needs next to it, unless it is there already. It does nothing unless p is
+// a stepmux-vm that Config.Bootstrap has uploaded. start starts a process on the VM. Complete waits for the upload,
+// or until ctx ends.
 func (p *Program) Complete(ctx context.Context, start Starter) error {
 	if p.binary == nil || p.binary.beside == nil {
 		return nil
@@ -90,18 +90,18 @@ func (p *Program) Complete(ctx context.Context, start Starter) error {
 	return nil
 }
 
-// target says where a program is put: in the directory dir, in a place that uploadScript knows.
-// The mode is that of its file and of the directories that are made for it.
+// target is where a program is uploaded to: the directory dir, in a place that uploadScript knows. mode is that of
+// the file and of the directories that are created for it.
 type target struct{ place, dir, name, mode string }
 
-// Modes of a target.
+// The modes of a target.
 const (
 	private = "700"
 	shared  = "755"
 )
 
-// upload puts bin in the first place that accepts it, unless it is there already, and returns its path and the target.
-// "cache" is the user's cache.
+// upload uploads bin to the first place that accepts it, unless it is there already. It returns the path and the
+// target. The place "cache" is the user's cache directory.
 func (f *finder) upload(ctx context.Context, bin *Binary) (command string, at target, err error) {
 	told, err := bin.facts()
 	if err != nil {
@@ -110,7 +110,7 @@ func (f *finder) upload(ctx context.Context, bin *Binary) (command string, at ta
 	var tried []string
 	first, mode := "cache", private
 	if f.Shared {
-		first, mode = "/var/lib", shared // nobody but root is let into root's cache
+		first, mode = "/var/lib", shared // only root can enter root's cache directory
 	}
 	for _, place := range slices.Compact([]string{first, f.TempDir, "/var/tmp"}) {
 		at = target{place, told.sum[:wire.UploadDigits], "stepmux", mode}
@@ -134,8 +134,8 @@ func (f *finder) upload(ctx context.Context, bin *Binary) (command string, at ta
 	return "", at, notStarted(err, "", "make room, or install it there")
 }
 
-// uploadTo puts bin in one place. It returns the path, and whether it was sent: it may be there already. The error's
-// text says why the place does not accept it.
+// uploadTo uploads bin to one place. It returns the path, and whether bytes were sent: the program may be there
+// already. The error's text says why the place does not accept it.
 func uploadTo(ctx context.Context, start Starter, at target, bin *Binary) (command string, sent bool, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, uploadTimeout, fmt.Errorf("it took longer than %v", uploadTimeout))
 	defer cancel()
@@ -165,7 +165,7 @@ func uploadTo(ctx context.Context, start Starter, at target, bin *Binary) (comma
 			return "", false, err
 		}
 	}
-	_ = process.CloseWrite() // fails only if the process has ended
+	_ = process.CloseWrite() // fails only if the process has ended, which Wait reports
 	ended := process.Wait(ctx)
 	switch {
 	case mux.IsLost(ended):
@@ -183,13 +183,13 @@ func uploadTo(ctx context.Context, start Starter, at target, bin *Binary) (comma
 	}
 }
 
-// Answers of uploadScript that ask for the program's bytes.
+// The answers of uploadScript that ask for the program's bytes.
 const (
 	sendPlain  = "send"
 	sendPacked = "send gzip"
 )
 
-// readAnswer reads the next answer of uploadScript: sendPlain, sendPacked, or the path of the program.
+// readAnswer reads the next answer of uploadScript: sendPlain, sendPacked, or the program's path.
 func readAnswer(r *bufio.Reader) (string, error) {
 	for {
 		line, err := r.ReadString('\n')

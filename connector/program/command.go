@@ -18,7 +18,7 @@ func relayArgv(runner []string, tempDir string) []string {
 // removeArgv removes a directory.
 func removeArgv(dir string) []string { return []string{"rm", "-rf", "--", dir} }
 
-// askWrapper runs a command that may hang until the command or stdin ends.
+// askWrapper runs a command that may hang, until the command or stdin ends.
 const askWrapper = `exec 3<&0
 if command -v setsid >/dev/null; then setsid "$@" </dev/null 3<&- & p=-$!; else "$@" </dev/null 3<&- & p=$!; fi
 { while read -r x; do :; done; kill -s KILL -- "$p"; } <&3 >/dev/null 2>&1 3<&- & watch=$!
@@ -31,11 +31,11 @@ func versionArgv(runner []string) []string {
 	return slices.Concat([]string{"sh", "-c", askWrapper, "stepmux-ask"}, runner, []string{"--version"})
 }
 
-// inspectPrefix begins each line of inspectScript: a login shell may print other lines.
+// inspectPrefix begins each line of inspectScript's output, because a login shell may print other lines.
 const inspectPrefix = "stepmux-inspect: "
 
-// inspectScript prints the VM's platform, the path of the program $1 and the first bytes of its file, and those of
-// the programs after it that are installed.
+// inspectScript prints the VM's platform, the path of program $1 and the first bytes of its file. Then it prints the
+// programs after $1 that are installed.
 const inspectScript = `say() { echo "` + inspectPrefix + `$*"; }
 say platform "$(uname -s)" "$(uname -m)"
 case $1 in
@@ -57,16 +57,19 @@ func inspectArgv(program string) []string {
 	return slices.Concat([]string{"sh", "-c", inspectScript, "stepmux-inspect", program}, otherRunners)
 }
 
-// uploadPrefix begins each line of uploadScript.
+// uploadPrefix begins each line of uploadScript's output.
 const uploadPrefix = "stepmux-upload: "
 
-// uploadScript puts a program of SHA-256 $2 and $3 bytes on the VM as the file $5 in the directory $4, in the user's
-// cache if $1 is "cache" and else in a directory of the user's below $1. The directory's name is the beginning of the
-// checksum of the stepmux in it, so that an upload does not disturb another version that runs. The mode of all that is
-// $6, 700 or 755. If the file is there the script prints "at PATH". Else it prints "send gzip" and takes a gzip file
-// from stdin, or "send" and the program's bytes if the VM has no gzip. It checks the bytes, renames them into place and
-// prints "at PATH". The directory is writable for the user alone and no symbolic link, and no other user may rename it.
-// Programs that were not requested for 14 days and that no process of this user runs are removed.
+// uploadScript puts a program with SHA-256 $2 and $3 bytes on the VM, as the file $5 in the directory $4: in the
+// user's cache directory if $1 is "cache", otherwise in a directory of the user below $1. The name of directory $4 is
+// the beginning of the checksum of its stepmux, so that an upload does not disturb another version that runs. $6 is
+// the mode of everything that is created, 700 or 755.
+//
+// If the file is there already, the script prints "at PATH". Otherwise it prints "send gzip" and reads a gzip file
+// from stdin, or prints "send" and reads the program's bytes if the VM has no gzip. It checks the bytes, renames the
+// file into place and prints "at PATH". The directory must be writable for the user alone and must not be a symbolic
+// link, and no other user may be able to rename it. Programs that were not requested for 14 days and that no process
+// of this user runs are removed.
 const uploadScript = `place=$1 sum=$2 size=$3 subdir=$4 name=$5 mode=$6
 umask 077
 [ "$mode" = 700 ] || umask 022
@@ -149,9 +152,9 @@ func uploadArgv(at target, told facts) []string {
 }
 
 // checkedScript runs the program $2, with the arguments after it, if its file has the SHA-256 $1: a build may have
-// put another one in its place. It runs the file that it has open, so that another file at its path is never run; a
-// write into that file between the check and the start is not seen. The program closes descriptor 3, see
-// remote/commands. A VM without a program that computes checksums runs it unchecked.
+// replaced the file. It runs the file that it holds open, so a file that is put at the same path later is not run; a
+// write into the open file between check and start is not detected. The program closes descriptor 3, see
+// remote/commands. If the VM has no program that computes checksums, it runs unchecked.
 const checkedScript = `sum=$1 program=$2
 shift 2
 command exec 3<"$program" || exit 127
@@ -160,15 +163,15 @@ s=${s%% *}
 [ "${#s}" -ne 64 ] || [ "$s" = "$sum" ] || { echo "$program has changed since stepmux put it there" >&2; exit 9; }
 exec ` + wire.OpenProgram + ` "$@"`
 
-// checkedName is the name of checkedScript as its shell is told it.
+// checkedName is the $0 of checkedScript's shell.
 const checkedName = "stepmux-checked"
 
-// checkedArgv runs a program that was put on the VM.
+// checkedArgv runs an uploaded program.
 func checkedArgv(sum, command string) []string {
 	return []string{"sh", "-c", checkedScript, checkedName, sum, command}
 }
 
-// shown returns a runner command as people know it: without the check of checkedArgv.
+// shown returns a runner command for people: without the check of checkedArgv.
 func shown(runner []string) []string {
 	if i := slices.Index(runner, checkedName); i >= 0 {
 		return runner[i+2:]

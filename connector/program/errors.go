@@ -5,17 +5,17 @@ import (
 	"strings"
 )
 
-// ServeError says that a build's `steps serve` could not be started, did not come to listen, or ended. The effects of
-// the job's steps are unknown.
+// ServeError reports that a build's `steps serve` could not be started, did not listen in time, or ended. The effects
+// of the job's steps are unknown.
 type ServeError struct {
-	// Ready tells whether serve had been listening.
+	// Ready is true if serve had been listening.
 	Ready bool
-	// ExitCode is serve's exit status; 128 plus the signal's number when a signal ended it, as a shell
-	// counts; -1 when unknown.
+	// ExitCode is serve's exit status as a shell reports it: 128 plus the signal's number if a signal ended it, -1 if
+	// unknown.
 	ExitCode int
-	// Stderr holds the last lines serve wrote to its standard error. It is foreign text.
+	// Stderr holds the last lines that serve wrote to its standard error. It is untrusted text.
 	Stderr string
-	// Hint names the change that helps, if that is known.
+	// Hint is the change to make, if it is known.
 	Hint string
 	// Err is the cause.
 	Err error
@@ -39,7 +39,7 @@ func (e *ServeError) Error() string {
 // Unwrap returns the cause.
 func (e *ServeError) Unwrap() error { return e.Err }
 
-// notStarted returns the error of a step runner that did not start, without an exit code.
+// notStarted returns the error of a step runner that did not start and has no exit code.
 func notStarted(err error, stderr, hint string) error {
 	return &ServeError{ExitCode: -1, Stderr: stderr, Hint: hint, Err: err}
 }
@@ -51,15 +51,15 @@ func MissingHint(runner []string) string {
 		strings.Join(shown(runner), " "), orBootstrap)
 }
 
-// orBootstrap ends a hint to install a program.
+// orBootstrap is the end of a hint to install a program.
 const orBootstrap = ", or let it be put there (stepmux run --bootstrap)"
 
-// unusableError says that a runner command does not work on a VM, and that another program there may.
+// unusableError reports that a runner command does not work on a VM. Another program there may work.
 type unusableError struct {
-	err      error    // for the build, if nothing is done about it
-	problem  string   // in a few words, after the program's name
-	platform string   // of the VM; empty if it was not asked
-	others   []string // of otherRunners that are on the VM
+	err      error    // the build's error if no replacement is found
+	problem  string   // a few words that follow the program's name
+	platform string   // of the VM; empty if it was not inspected
+	others   []string // those of otherRunners that are on the VM
 	program  *Program // not nil if builds can still use it by session
 }
 

@@ -15,9 +15,8 @@ import (
 	"github.com/stepmux/stepmux/mux"
 )
 
-// unusable inspects the VM after a runner did not start and returns the error that says why. An error that is not the
-// VM's fault is returned without an *unusableError. hinted, which may be nil, is the error to return where only a relay
-// is accepted.
+// unusable inspects the VM after a runner did not start, and returns an error with the reason. If the VM is not at
+// fault, that is not an *unusableError. hinted, which may be nil, is the error to return if only a relay is accepted.
 func (f *finder) unusable(ctx context.Context, runner []string, failed *ServeError, hinted error) error {
 	bad := &unusableError{err: failed, problem: "is not on the VM"}
 	out, _, err := f.run(ctx, inspectArgv(shown(runner)[0]))
@@ -27,7 +26,7 @@ func (f *finder) unusable(ctx context.Context, runner []string, failed *ServeErr
 	case mux.IsLost(err):
 		return err
 	}
-	seen := parseInspection(out) // facts that are missing are unknown
+	seen := parseInspection(out) // facts that are missing stay unknown
 	bad.platform, bad.others = seen.platform, seen.others
 	name := strings.Join(shown(runner), " ")
 	failed.Hint = MissingHint(runner)
@@ -57,8 +56,8 @@ func (f *finder) unusable(ctx context.Context, runner []string, failed *ServeErr
 // inspection is the result of inspectScript.
 type inspection struct {
 	platform string   // os/arch, in Go's names if Go has them; empty if unknown
-	program  string   // the runner's path; empty if it is not there
-	built    string   // the platform of its file; empty if it is no ELF file
+	program  string   // the runner's path; empty if the program is missing
+	built    string   // the platform of its file; empty if it is not an ELF file
 	others   []string // those of otherRunners that are installed
 }
 
@@ -76,7 +75,7 @@ func parseInspection(out []byte) inspection {
 			system, machine, _ := strings.Cut(value, " ")
 			seen.platform = strings.ToLower(system) + "/" + cmp.Or(machines[machine], machine)
 			if !wire.ValidPlatform(seen.platform) {
-				seen.platform = "" // it goes into error texts, and no program is built for it
+				seen.platform = "" // it is quoted in errors, and no program is built for such a platform
 			}
 		case "program":
 			seen.program = value
@@ -102,8 +101,8 @@ var elfMachines = map[elf.Machine]string{
 	elf.EM_S390: "s390x", elf.EM_LOONGARCH: "loong64", elf.EM_PPC64: "ppc64",
 }
 
-// elfPlatform returns the platform of an ELF file from its first bytes, up to e_machine, in hexadecimal. It is empty
-// for any other file and for a rare machine.
+// elfPlatform returns the platform of an ELF file from its first bytes, up to e_machine, in hexadecimal. It returns
+// "" for other files and for rare machines.
 func elfPlatform(head string) string {
 	b, err := hex.DecodeString(head)
 	if err != nil || len(b) < 20 || string(b[:4]) != elf.ELFMAG {

@@ -17,26 +17,27 @@ import (
 // maxAnswer bounds the output of a program that is asked for its version, its platform or its path.
 const maxAnswer = wire.MaxVersionText
 
-// otherRunners are the step runners that may take the place of one that is not configured and missing.
+// otherRunners are the step runners that may replace the default one if that is missing.
 var otherRunners = []string{"gitlab-runner", "step-runner"}
 
 // finder looks for one VM's step runner.
 type finder struct {
 	Config
 	noRelay Refusal
-	sent    bool // the last attempt to put a program there sent it: it was not there yet
+	sent    bool // the last upload had to send the program: it was not there yet
 }
 
-// Refusal says why the VM's program has no relay.
+// Refusal is the reason why the VM's program has no relay.
 type Refusal struct {
-	// Reason is empty if the program has a relay, or none was tried.
+	// Reason is empty if the program has a relay or no relay was wanted.
 	Reason string
-	// Lasts says that the program cannot have a relay that we understand. If false, another try may succeed.
+	// Lasts is true if the program cannot have a relay that this program understands. Otherwise another try may
+	// succeed.
 	Lasts bool
 }
 
-// Find returns the VM's step runner. A relay that starts reports its program; without one the program is asked in a
-// session. A program that is missing or cannot run is replaced if cfg allows it.
+// Find returns the VM's step runner. If its relay starts, the relay reports the program; otherwise the program is
+// asked in a session. A program that is missing or cannot run is replaced if cfg allows it.
 func Find(ctx context.Context, cfg Config) (p *Program, noRelay Refusal, err error) {
 	f := &finder{Config: cfg}
 	p, err = f.find(ctx)
@@ -69,8 +70,8 @@ func (f *finder) find(ctx context.Context) (*Program, error) {
 	return nil, bad.err
 }
 
-// look finds the program of a runner command: by its relay, which is needed anyway, or else by its version. The error
-// is an *unusableError if another program may be usable.
+// look examines the program of a runner command: by starting its relay, which is needed anyway, or else by asking for
+// its version. The error is an *unusableError if another program may be usable.
 func (f *finder) look(ctx context.Context, runner []string) (*Program, error) {
 	var refused error
 	if f.Relay != NoRelay {
@@ -107,7 +108,7 @@ func (f *finder) look(ctx context.Context, runner []string) (*Program, error) {
 	return p, nil
 }
 
-// otherProtocol handles a stepmux whose relay has another version of the protocol.
+// otherProtocol handles a stepmux whose relay speaks another version of the protocol.
 func (f *finder) otherProtocol(runner []string, failed *relay.Error, hinted error) (*Program, error) {
 	p := &Program{Kind: Stepmux, Command: runner}
 	switch {
@@ -122,7 +123,7 @@ func (f *finder) otherProtocol(runner []string, failed *relay.Error, hinted erro
 	}
 }
 
-// askVersion runs `<runner> --version` in a session. It also tells noRelay whether the program can have a relay.
+// askVersion runs `<runner> --version` in a session. It also sets noRelay if the program cannot have a relay.
 func (f *finder) askVersion(ctx context.Context, runner []string) (*Program, error) {
 	out, stderr, err := f.run(ctx, versionArgv(runner))
 	name := strings.Join(shown(runner), " ")
@@ -157,8 +158,8 @@ func (f *finder) askVersion(ctx context.Context, runner []string) (*Program, err
 	return p, nil
 }
 
-// run runs a command in a session, with an open stdin and nothing on it, and closes it if there is no end within
-// Timeout: the command ends with its stdin.
+// run runs a command in a session, with an open but silent stdin. After Timeout it closes the session, and the
+// command ends with its stdin.
 func (f *finder) run(ctx context.Context, argv []string) (out []byte, stderr string, err error) {
 	said := &tail.Writer{}
 	ctx, cancel := context.WithTimeoutCause(ctx, f.Timeout, fmt.Errorf("no answer within %v", f.Timeout))

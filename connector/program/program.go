@@ -14,37 +14,37 @@ import (
 	"github.com/stepmux/stepmux/mux/relay"
 )
 
-// Kind says how a step runner is driven.
+// Kind is the family of a step runner, which decides how it is driven.
 type Kind string
 
 const (
 	// Stepmux is our own program: it has a relay, ends with its stdin and serves stepmux.v1.
 	Stepmux Kind = "stepmux"
-	// StepRunner is GitLab's, gitlab-runner or step-runner: no relay, no leash, and the service that the
+	// StepRunner is GitLab's gitlab-runner or step-runner: without relay and leash, and with the service that the
 	// manager of GitLab Runner calls.
 	StepRunner Kind = "step-runner"
 )
 
-// Program is the step runner of a VM, as it was found there.
+// Program is the step runner that was found on a VM.
 type Program struct {
 	Kind Kind `json:"kind"`
-	// Version and Platform (os/arch as Go names them) are as the program reports them; empty if it does not.
+	// Version and Platform (os/arch as Go names them) are those that the program reports; empty if it does not.
 	Version  string `json:"version,omitempty"`
 	Platform string `json:"platform,omitempty"`
-	// Linger tells that its serve can outlive the connection (steps serve --linger).
+	// Linger is true if its serve can outlive the connection (steps serve --linger).
 	Linger bool `json:"-"`
-	// Command starts it.
+	// Command is the command that starts it, for people.
 	Command []string `json:"command"`
-	// Uploaded tells that it was put there now, by Config.Bootstrap.
+	// Uploaded is true if Config.Bootstrap has just uploaded it.
 	Uploaded bool `json:"uploaded"`
 
-	argv   []string // runs it; nil: Command does
-	binary *Binary  // of which it is a copy, put at this target; nil if it is none of Config.Bootstrap
+	argv   []string // runs it; nil if Command does
+	binary *Binary  // the one of Config.Bootstrap that it is a copy of, at this target; nil if it is not
 	at     target
 }
 
-// Argv returns the command that runs the program, for more arguments. A program that Config.Bootstrap put there, now or
-// before, runs only as long as its file has the checksum of ours.
+// Argv returns the command that runs the program, to which the caller appends arguments. A program that
+// Config.Bootstrap uploaded, now or earlier, runs only while its file has the expected checksum.
 func (p Program) Argv() []string {
 	if p.argv != nil {
 		return p.argv
@@ -67,18 +67,18 @@ func (p Program) String() string {
 	return text + how + strings.Join(p.Command, " ")
 }
 
-// Starter starts processes on the VM. A *mux.Conn and a relay are ones.
+// Starter starts processes on the VM, such as a *mux.Conn or a *relay.Relay.
 type Starter interface {
 	Start(ctx context.Context, cmd mux.Command) (*mux.Process, error)
 }
 
-// Conn is the connection to the VM. A *mux.Conn is one.
+// Conn is the connection to the VM, such as a *mux.Conn.
 type Conn interface {
 	Starter
 	Relay(ctx context.Context, cmd mux.Command) (*relay.Relay, error)
 }
 
-// RelayUse says whether a relay is wanted.
+// RelayUse selects whether a relay is used.
 type RelayUse int
 
 const (
@@ -90,18 +90,18 @@ const (
 	OnlyRelay
 )
 
-// Config says where to look for a step runner, and for which.
+// Config describes where to look for a step runner, and which programs are acceptable.
 type Config struct {
 	Conn Conn // required
 	// Runner is the step runner's command. Required.
 	Runner []string
-	// Others lets gitlab-runner or step-runner take the place of a Runner that is missing.
+	// Others allows gitlab-runner or step-runner to replace a missing Runner.
 	Others bool
-	// Bootstrap are the programs that may be put on the VM.
+	// Bootstrap are the programs that may be uploaded to the VM.
 	Bootstrap []*Binary
 	// TempDir is the VM's directory for temporary files. Required.
 	TempDir string
-	// Shared has the programs put where all users of the VM can start them.
+	// Shared uploads programs to a place where all users of the VM can start them.
 	Shared bool
 	Relay  RelayUse
 	// Timeout bounds the wait for each answer of a program. Required.
@@ -109,7 +109,7 @@ type Config struct {
 	Logger  *slog.Logger // required
 }
 
-// StartRelay returns the relay of a runner command, which it starts if it does not run.
+// StartRelay returns the relay of a runner command, and starts it if it does not run yet.
 func (cfg *Config) StartRelay(ctx context.Context, runner []string) (*relay.Relay, error) {
 	log := &relayLog{logger: cfg.Logger}
 	started, err := cfg.Conn.Relay(ctx, mux.Command{Argv: relayArgv(runner, cfg.TempDir), Stderr: log})
@@ -130,27 +130,27 @@ func (cfg *Config) StartRelay(ctx context.Context, runner []string) (*relay.Rela
 	}
 }
 
-// HasNoRelay reports whether an error of StartRelay says that there is no relay, on a connection that works.
+// HasNoRelay reports whether an error of StartRelay means that there is no relay, although the connection works.
 func HasNoRelay(err error) bool {
 	_, failed := errors.AsType[*relay.Error](err)
 	return failed || errors.Is(err, mux.ErrForbidden)
 }
 
-// Lasts reports whether an error of StartRelay says that there is no relay, nor will there be one: the program is
-// missing, or speaks another version of the protocol.
+// Lasts reports whether an error of StartRelay means that there is no relay and that trying again is useless: the
+// program is missing, or speaks another version of the protocol.
 func Lasts(err error) bool {
 	failed, ok := errors.AsType[*relay.Error](err)
 	return ok && (failed.Version != 0 || failed.ExitCode == 126 || failed.ExitCode == 127)
 }
 
-// relayLog passes a relay's stderr on to a logger once the relay has started. The error of one that does not start has
-// it too, and may be no reason for a warning: another program takes its place.
+// relayLog passes a relay's stderr to a logger once the relay has started. If the relay does not start, its error
+// contains the stderr, and may not deserve a warning: another program may replace it.
 type relayLog struct {
 	logger *slog.Logger
 
 	mu      sync.Mutex // guards the following
 	started bool
-	held    tail.Writer // before
+	held    tail.Writer // the text until then
 }
 
 func (l *relayLog) begin() {

@@ -6,18 +6,18 @@ import (
 	"strings"
 )
 
-// Usage is the time and memory of the processes of a build. It is zero before the end of the
-// job, and if the VM did not tell.
+// Usage is the processor time and memory of a build's processes. It is zero before the end of the job, and if the VM
+// did not report it.
 type Usage struct {
 	// CPU is the processor time, user and system, in seconds.
 	CPU float64 `json:"cpu_seconds,omitempty"`
-	// PeakMemory is the most memory that they had together, in bytes. It is known with a limit of memory alone.
+	// PeakMemory is the most memory that they used together, in bytes. It is known only with a memory limit.
 	PeakMemory int64 `json:"peak_memory_bytes,omitempty"`
 	// LargestProcess is the largest resident memory of one process that has ended, in bytes.
 	LargestProcess int64 `json:"largest_process_bytes,omitempty"`
 }
 
-// Plus returns the usage of two builds: the sum of the times, and the larger one of each memory.
+// Plus returns the usage of two builds together: the sum of the times, and the larger of each memory figure.
 func (u Usage) Plus(v Usage) Usage {
 	return Usage{u.CPU + v.CPU, max(u.PeakMemory, v.PeakMemory), max(u.LargestProcess, v.LargestProcess)}
 }

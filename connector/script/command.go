@@ -12,7 +12,7 @@ import (
 	"github.com/stepmux/stepmux/connector/buildlog"
 )
 
-// Command is a command line.
+// Command is a command line to run on the VM.
 type Command struct {
 	// Line is for the login shell. The caller quotes it.
 	Line string
@@ -20,16 +20,16 @@ type Command struct {
 	Grace time.Duration
 	// Stderr receives the standard error as it comes, from one goroutine. If nil it is discarded.
 	Stderr io.Writer
-	// HalfClose lets Running.CloseWrite end the standard input alone. By a session that costs work for each byte of it,
-	// so the VM's sh gets it in pieces with their lengths; by a relay it costs nothing.
+	// HalfClose lets Running.CloseWrite end the standard input while the command runs on. In a session this costs
+	// some work per byte, because the input is sent in pieces with their lengths; with a relay it costs nothing.
 	HalfClose bool
 }
 
-// Running is a command that StartCommand has started: a stream to its standard input and from its standard output,
-// with the deadlines of a net.Conn. It is safe for concurrent use.
+// Running is a command that StartCommand has started. Writes go to its standard input, reads come from its standard
+// output, with the deadlines of a net.Conn. It is safe for concurrent use.
 type Running struct {
 	process  *process
-	released chan struct{} // closed when stderr shall not wait for its log any more
+	released chan struct{} // closed when stderr shall no longer wait for its log
 
 	reading, writing sync.Mutex // held by Read and by Write
 
@@ -38,11 +38,11 @@ type Running struct {
 	closed    chan struct{} // closed when Close begins
 }
 
-// StartCommand starts a command. ctx bounds the start only. The caller calls Close. Writing to the Running
-// writes to the command's standard input, which ends with Close; reading reads its standard output.
+// StartCommand starts a command. ctx bounds the start only. The caller calls Close, which ends the command's standard
+// input.
 //
-// By a relay it needs no other program. By a session the VM needs dash, bash or BusyBox as its sh, setsid and
-// grep, among others as common; Wait returns a [*MachineError] if one is missing.
+// With a relay no other program is needed. In a session the VM needs dash, bash or BusyBox as its sh, setsid, grep
+// and other common tools; if one is missing, Wait returns a [*MachineError].
 func StartCommand(ctx context.Context, starter Starter, c Command) (*Running, error) {
 	released := make(chan struct{})
 	stderr := c.Stderr
@@ -61,12 +61,12 @@ func StartCommand(ctx context.Context, starter Starter, c Command) (*Running, er
 
 func startCommand(ctx context.Context, starter Starter, c Command, stderr io.Writer, framed bool) (*process, error) {
 	if c.Line == "" {
-		return nil, errors.New("run command: it is empty")
+		return nil, errors.New("run command: the command line is empty")
 	}
 	if c.Grace <= 0 {
 		c.Grace = defaultGrace
 	}
-	s := spec{line: c.Line, stderr: stderr, grace: c.Grace} // a native command's stdin can always be ended alone
+	s := spec{line: c.Line, stderr: stderr, grace: c.Grace} // its stdin can end early
 	if !isRelay(starter) {
 		s = spec{argv: lineArgv(c.Line, framed, c.Grace, newMark()), framed: framed, stderr: stderr, grace: c.Grace}
 	}
@@ -122,8 +122,8 @@ func (r *Running) set(deadline func(time.Time) error, t time.Time) error {
 	return deadline(t)
 }
 
-// CloseWrite ends the command's standard input, after all that Write has sent. It waits for a Write that is under way.
-// Of a command without Command.HalfClose it ends the command itself, where no relay started it.
+// CloseWrite ends the command's standard input, after all that Write has sent. It waits for a Write that is under
+// way. Without Command.HalfClose, and without a relay, it ends the command itself.
 func (r *Running) CloseWrite() error {
 	r.writing.Lock()
 	defer r.writing.Unlock()
@@ -133,9 +133,9 @@ func (r *Running) CloseWrite() error {
 	return r.process.closeWrite()
 }
 
-// Signal sends a signal to the command's process group: its name is that of RFC 4254, section 6.10, such as "TERM".
-// Where no relay started the command, HUP, INT, QUIT, TERM and KILL end it as Close does, though its output can still
-// be read; Signal then returns when it is gone. Other signals are an error there.
+// Signal sends a signal to the command's process group. name is that of RFC 4254, section 6.10, such as "TERM".
+// Without a relay, HUP, INT, QUIT, TERM and KILL end the command as Close does, though its output can still be read;
+// Signal then returns when the command is gone. Other signals are an error without a relay.
 func (r *Running) Signal(name string) error {
 	if r.isClosed() {
 		return net.ErrClosed
@@ -152,8 +152,8 @@ func (r *Running) Signal(name string) error {
 	}
 }
 
-// Wait waits until the command has ended and returns its exit code, as Run does, or until ctx ends:
-// then the error is ctx's cause. Unread output delays the end.
+// Wait waits until the command has ended and returns its exit code, as Run does. If ctx ends first, the error is
+// ctx's cause. Unread output delays the command's end.
 func (r *Running) Wait(ctx context.Context) (code int, err error) {
 	if err := r.process.awaitEnd(ctx); err != nil {
 		return 0, err
@@ -162,9 +162,9 @@ func (r *Running) Wait(ctx context.Context) (code int, err error) {
 	return code, lossOf("run command", err)
 }
 
-// Close ends the command, if it runs: SIGTERM to its process group, the grace, SIGKILL. It wakes Read and Write and
-// discards the rest of the output. It waits until the command is seen gone, not much longer than the grace.
-// Idempotent: later calls wait for the first. It returns nil.
+// Close ends the command if it runs: SIGTERM to its process group, the grace, SIGKILL. It wakes Read and Write and
+// discards the rest of the output. It waits until the command is gone, not much longer than the grace. Idempotent:
+// later calls wait for the first. It returns nil.
 func (r *Running) Close() error {
 	r.closeOnce.Do(func() {
 		remote := r.process.remote
@@ -174,7 +174,7 @@ func (r *Running) Close() error {
 		r.mu.Unlock()
 		for _, call := range []*sync.Mutex{&r.reading, &r.writing} {
 			call.Lock()   // soon: its deadline has passed
-			call.Unlock() //nolint:staticcheck // to have waited is all
+			call.Unlock() //nolint:staticcheck // only the wait is needed
 		}
 		_ = remote.SetDeadline(time.Time{})
 		var reading sync.WaitGroup
@@ -190,9 +190,9 @@ func (r *Running) Close() error {
 	return nil
 }
 
-// RunCommand runs a command with stdin, which may be nil, as its standard input and its standard output
-// going to stdout. It returns, and stops the command, as Run does. It does not wait for a Read of
-// stdin that is under way at the command's end.
+// RunCommand runs a command. stdin, which may be nil, is its standard input; stdout receives its standard output.
+// RunCommand returns, and stops the command, as Run does. It does not wait for a Read of stdin that is under way when
+// the command ends.
 func RunCommand(
 	ctx context.Context, starter Starter, c Command, stdin io.Reader, stdout io.Writer,
 ) (code int, err error) {
@@ -207,7 +207,7 @@ func RunCommand(
 	return code, lossOf("run command", err)
 }
 
-// feed copies a command's stdin to its end. It ends when the command does, or with a Read of stdin.
+// feed copies stdin to a command, up to the end of either. A Read of stdin may delay its return.
 func feed(p *process, stdin io.Reader, fail context.CancelCauseFunc) {
 	buf := make([]byte, frameSize)
 	for stdin != nil {
@@ -223,5 +223,5 @@ func feed(p *process, stdin io.Reader, fail context.CancelCauseFunc) {
 			return
 		}
 	}
-	_ = p.closeWrite() // as above
+	_ = p.closeWrite() // as for Write above: the command's end is the result
 }

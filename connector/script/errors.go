@@ -7,18 +7,18 @@ import (
 	"github.com/stepmux/stepmux/mux"
 )
 
-// MachineError says that the VM could not run a script or a command, or not to its end: the fault is the
-// machine's or the configuration's, not the script's.
+// MachineError reports that the VM could not run a script or command, or not to its end. The machine or the
+// configuration is at fault, not the script.
 type MachineError struct {
-	// Stage names the fault: "shell" (it is missing or cannot be started), "tmp" (no place for the script),
-	// "tool" (a program that we need is missing), "truncated" (the script did not arrive whole), "machine", "isolation",
+	// Stage classifies the fault: "shell" (missing, or cannot be started), "tmp" (no place for the script), "tool" (a
+	// required program is missing), "truncated" (the script did not arrive completely), "machine", "isolation",
 	// "limits", or "guard" (the wrapper ended without reporting the script's end).
 	Stage string
-	// Text is the VM's message. It is foreign text.
+	// Text is the VM's message. It is untrusted text.
 	Text string
-	// Hint names the change that helps, if that is known.
+	// Hint is the change to make, if it is known.
 	Hint string
-	// Err is the cause, nil if there is no other.
+	// Err is the cause. It may be nil.
 	Err error
 }
 
@@ -44,7 +44,7 @@ func (e *MachineError) Unwrap() error { return e.Err }
 
 const stageGuard = "guard"
 
-// hints names the change that helps, by the stage of a fault.
+// hints are the changes to make, by the stage of a fault.
 var hints = map[string]string{
 	"shell": "install the shell on the VM, or configure another",
 	"tmp":   "make room in the VM's directory for temporary files, TMPDIR or /tmp, and let the login write there",
@@ -59,10 +59,10 @@ func machineError(stage, text string, err error) *MachineError {
 	return &MachineError{Stage: stage, Text: text, Hint: hints[stage], Err: err}
 }
 
-// errStopped is the error of a process that was stopped and not seen to end.
-var errStopped = errors.New("it was stopped, and was not seen to end")
+// errStopped is the error of a process that was stopped and whose end was not observed.
+var errStopped = errors.New("it was stopped, but its end was not observed")
 
-// lossOf adds op to the error of a lost connection. All other errors name their subject themselves.
+// lossOf adds op to the error of a lost connection. Other errors name their subject already.
 func lossOf(op string, err error) error {
 	if mux.IsLost(err) {
 		return fmt.Errorf("%s: %w", op, err)

@@ -11,16 +11,16 @@ import (
 // outputs are the two logs of a script or a command.
 type outputs struct {
 	stdout, stderr *buildlog.Log
-	closers        []func(context.Context) // of the logs that openOutputs made
+	closers        []func(context.Context) // for the logs that openOutputs made
 
 	failed context.Context // ends when a log fails, or with an error given to fail
 	fail   context.CancelCauseFunc
 
-	released context.Context // ends when writers shall not wait for a log any more
+	released context.Context // ends when writers shall no longer wait for a log
 	release  context.CancelFunc
 }
 
-// openOutputs makes logs of two Writers, each of which may be nil. The caller calls close.
+// openOutputs makes logs for two Writers, each of which may be nil. The caller calls close.
 func openOutputs(ctx context.Context, stdout, stderr io.Writer) *outputs {
 	o := &outputs{}
 	o.failed, o.fail = context.WithCancelCause(context.WithoutCancel(ctx))
@@ -56,7 +56,7 @@ func (o *outputs) flush(ctx context.Context) error {
 	return err
 }
 
-// close delivers the output so far, even if ctx has ended, and closes the logs that openOutputs made.
+// close delivers the output received so far, even if ctx has ended, and closes the logs that openOutputs made.
 func (o *outputs) close(ctx context.Context) {
 	o.release()
 	o.fail(nil)
@@ -75,11 +75,11 @@ type logWriter struct {
 
 func (w logWriter) Write(p []byte) (int, error) { return w.log.WriteUntil(w.done, p) }
 
-// drain copies a process's stdout to its end and returns its error, nil for io.EOF. When the Writer fails the rest is
-// read and discarded: unread output would block the process.
+// drain copies a process's stdout to its end and returns the error, nil for io.EOF. If the Writer fails, drain reads
+// and discards the rest: unread output would block the process.
 func drain(from *process, to io.Writer) error {
 	_, err := io.Copy(to, from)
-	if err != nil { // the Writer's, or that of each Read from now on
+	if err != nil { // the Writer's error, or one that each later Read returns, too
 		_, err = io.Copy(io.Discard, from)
 	}
 	return err

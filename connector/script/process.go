@@ -18,37 +18,37 @@ import (
 )
 
 const (
-	// stopMargin is the time beyond the grace after which a process that is being stopped is given up.
+	// stopMargin is how long, after the grace, a process that is being stopped is waited for.
 	stopMargin = 750 * time.Millisecond
-	// stuckInput is how long the end of stdin may take to be sent.
+	// stuckInput is how long sending the end of stdin may take.
 	stuckInput = 250 * time.Millisecond
 	// closeDelay is how long a channel may stay open after the process reported its end: processes that were left
-	// behind and not found may hold it open.
+	// behind and not found may keep it open.
 	closeDelay = 2 * time.Second
 	// frameSize is the largest piece of a framed stdin.
 	frameSize = 64 << 10
 )
 
 // process is a process on the VM that ends with its channel. `steps script` or a wrapper runs it and reports its end;
-// a native one is run by the relay itself.
+// a native process is run by the relay itself.
 type process struct {
 	remote *mux.Process
 	grace  time.Duration
 	native bool
-	framed bool // stdin is sent in pieces
+	framed bool // stdin is sent in pieces with their lengths
 
-	stdout *wire.EndScanner // used by Read only, like rest
+	stdout *wire.EndScanner // used by Read only, and so is rest
 	rest   []byte
 	stderr *stderrScanner
 
-	closed chan struct{} // closed once its channel is
+	closed chan struct{} // closed once its channel is closed
 	shut   func()        // closes the channel. Idempotent
 }
 
 // spec describes a process to start.
 type spec struct {
 	argv   []string
-	line   string // instead of argv: native, by the login shell
+	line   string // replaces argv: native, run by the login shell
 	framed bool
 	stderr io.Writer
 	grace  time.Duration
@@ -81,20 +81,20 @@ func start(ctx context.Context, starter Starter, s spec) (*process, error) {
 		return nil, err
 	}
 	if !p.native {
-		defer context.AfterFunc(ctx, func() { p.remote.Close() })() // wakes a write that the peer does not take
-		_, _ = io.WriteString(p.remote, key+"\n")                   // a failure shows in the process's end
+		defer context.AfterFunc(ctx, func() { p.remote.Close() })() // stops a write that the peer does not accept
+		_, _ = io.WriteString(p.remote, key+"\n")                   // a failure shows up as the process's end
 	}
 	return p, nil
 }
 
-// newKey returns a key that cannot be guessed.
+// newKey returns an unguessable key.
 func newKey() string {
 	var b [wire.EndKeySize / 2]byte
 	_, _ = rand.Read(b[:]) // never fails
 	return hex.EncodeToString(b[:])
 }
 
-// newMark returns the word that finds the processes of a script or a command on a machine without a stepmux.
+// newMark returns the word by which the processes of a script or command are found on a machine without a stepmux.
 func newMark() string { return newKey()[:16] }
 
 // Read reads stdout. It returns io.EOF once all output before the reported end has been read.
@@ -143,7 +143,7 @@ func (p *process) Write(b []byte) (int, error) {
 	return total, nil
 }
 
-// closeWrite ends the stdin of a native or framed process. Any other process takes that for its end.
+// closeWrite ends the stdin of a native or framed process. Other processes take it as the order to end.
 func (p *process) closeWrite() error {
 	if p.framed {
 		_, err := io.WriteString(p.remote, "0\n")
@@ -152,7 +152,7 @@ func (p *process) closeWrite() error {
 	return p.remote.CloseWrite()
 }
 
-// awaitEnd waits until the end is known, or cannot become known, or ctx ends. Output may still come.
+// awaitEnd waits until the end is known or can no longer become known, or until ctx ends. More output may follow.
 func (p *process) awaitEnd(ctx context.Context) error {
 	select {
 	case <-p.stderr.told:
@@ -164,7 +164,7 @@ func (p *process) awaitEnd(ctx context.Context) error {
 	return nil
 }
 
-// exit returns the process's end, once awaitEnd has returned nil.
+// exit returns the exit code, once awaitEnd has returned nil.
 func (p *process) exit() (code int, err error) {
 	if end, told := p.stderr.end(); told {
 		if end.Stage == "" {
@@ -184,7 +184,7 @@ func (p *process) exit() (code int, err error) {
 		return code, nil
 	case code >= 0:
 		if err == nil {
-			err = errors.New("it ended without a word")
+			err = errors.New("it ended without reporting its exit code")
 		}
 		p.stderr.flush()
 		return 0, machineError(stageGuard, p.stderr.tail.String(), err)
@@ -193,19 +193,19 @@ func (p *process) exit() (code int, err error) {
 	}
 }
 
-// run passes stdout on and waits for the end. When ctx ends, or an output fails, it stops the process. The error
-// is ctx's, that of the output, or that of exit.
+// run passes stdout on and waits for the end. If ctx ends or an output fails, it stops the process. The error is
+// ctx's, the output's, or that of exit.
 func (p *process) run(ctx context.Context, out *outputs) (code int, err error) {
 	var reading sync.WaitGroup
 	defer reading.Wait()
 	defer p.close()
 	defer out.release()
 	complete := make(chan struct{})
-	var cut error       // why stdout is not complete; valid once complete is closed
+	var cut error       // why stdout is incomplete; valid once complete is closed
 	reading.Go(func() { //nolint:contextcheck // a stopped process is read to its end
 		defer close(complete)
 		cut = drain(p, out.writer(out.stdout))
-		_ = p.awaitEnd(context.Background()) // soon: stdout has ended, or we have closed it
+		_ = p.awaitEnd(context.Background()) // soon: stdout has ended, or was closed by this side
 	})
 	select {
 	case <-complete:
@@ -225,18 +225,18 @@ func (p *process) run(ctx context.Context, out *outputs) (code int, err error) {
 	}
 	code, err = p.exit()
 	if err == nil && mux.IsLost(cut) {
-		return 0, cut // the end, reported on stderr, arrived before the loss
+		return 0, cut // stderr reported the end before the connection was lost, but stdout is incomplete
 	}
 	return code, err
 }
 
 // stop ends the process: SIGTERM to its process group, the grace, SIGKILL. It returns, with the channel closed, when
-// the process is seen gone and read, if not nil, is closed, or when that takes too long; the VM's end finishes the
-// work by itself. Output must be read meanwhile.
+// the process is gone and read, if not nil, is closed, or when that takes too long; the VM then finishes by itself.
+// Output must be read meanwhile.
 func (p *process) stop(read <-chan struct{}) {
 	var asking sync.WaitGroup
 	defer asking.Wait()
-	defer p.shut() // wakes it
+	defer p.shut() // unblocks it
 	deadline := time.NewTimer(p.grace + stopMargin)
 	defer deadline.Stop()
 	p.ask(&asking)
@@ -276,7 +276,7 @@ func (p *process) ask(asking *sync.WaitGroup) {
 	case <-asked:
 	case <-p.remote.Exited():
 	case <-stuck.C:
-		// The end of stdin waits behind input that is not read. The end of the channel stops the process too.
+		// The end of stdin queues behind unread input. Closing the channel stops the process too.
 		_ = p.remote.Close() // always nil
 	}
 }
@@ -293,8 +293,8 @@ func (p *process) close() {
 	p.shut()
 }
 
-// stderrScanner takes the stderr of a process: it finds the report of the end, passes the rest on and keeps the last
-// lines for an error message.
+// stderrScanner receives the stderr of a process. It finds the report of the end, passes the rest on, and keeps the
+// last lines for an error message.
 type stderrScanner struct {
 	to io.Writer
 
@@ -302,10 +302,10 @@ type stderrScanner struct {
 	scanner *wire.EndScanner
 
 	tail tail.Writer
-	told chan struct{} // closed once the end was reported
+	told chan struct{} // closed once the end has been reported
 }
 
-// Write never fails: the report of the end still matters after an output has failed.
+// Write never fails: the report of the end is needed even after an output has failed.
 func (s *stderrScanner) Write(b []byte) (int, error) {
 	s.mu.Lock()
 	_, before := s.scanner.End()
@@ -319,7 +319,7 @@ func (s *stderrScanner) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// end returns the end if it was reported.
+// end returns the end, if it has been reported.
 func (s *stderrScanner) end() (wire.End, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

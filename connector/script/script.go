@@ -13,43 +13,44 @@ import (
 
 const defaultGrace = 10 * time.Second
 
-// Starter starts processes on a VM: a *mux.Conn, in sessions of its own, or a *relay.Relay.
+// Starter starts processes on a VM, such as a *mux.Conn, which uses sessions, or a *relay.Relay.
 type Starter interface {
 	Start(ctx context.Context, cmd mux.Command) (*mux.Process, error)
 }
 
-// Script is a shell script.
+// Script is a shell script to run on the VM.
 type Script struct {
-	// Shell is the shell's command, to which Text is given on stdin. If empty, bash.
+	// Shell is the command of the shell that reads Text from stdin. If empty, bash.
 	Shell []string
-	// Text is the script. It travels on stdin, never on a command line.
+	// Text is the script. It is sent on stdin, never on a command line.
 	Text []byte
 	// Grace is the time between SIGTERM and SIGKILL when the script is stopped. If zero, 10s.
 	Grace time.Duration
-	// Isolation is how far the script is held apart from the rest of the VM: auto, off, processes or private. If empty,
-	// auto. A session has no isolation: there a script is refused that names a level other than off.
+	// Isolation is how far the script is separated from the rest of the VM: auto, off, processes or private. If
+	// empty, auto. Sessions have no isolation: there, only auto and off are accepted.
 	Isolation string
 	// TempDir is the VM's directory for the files of isolation. If empty, /tmp.
 	TempDir string
-	// BuildUser is the user of the script where the login is root, as that of a build. If empty, the login. A session
-	// runs no script as another user.
+	// BuildUser is the user that runs the script if the login is root, as for a build. If empty, the login. Not
+	// possible in a session.
 	BuildUser string
-	// Limits bound the script's processes together. They are had, or the script is refused, as in a session.
+	// Limits bound the script's processes together. If they cannot be enforced, as in a session, the script is
+	// refused.
 	Limits limits.Build
-	// Stdout and Stderr receive the output as it comes. A *buildlog.Log is written to directly, any other Writer
-	// through a Log of its own. If nil the output is discarded.
+	// Stdout and Stderr receive the output as it arrives. A *buildlog.Log is written to directly, any other Writer
+	// through a Log. If nil, the output is discarded.
 	Stdout, Stderr io.Writer
 }
 
-// Run runs s and returns its exit code (128 plus the signal's number if one ended it). By a relay the VM's stepmux
-// runs it. A session needs dash, bash or BusyBox as the sh of the VM, and mktemp, head, setsid and grep, among others
-// as common.
+// Run runs s and returns its exit code (128 plus the signal's number if a signal ended it). With a relay, the VM's
+// stepmux runs it. In a session the VM needs dash, bash or BusyBox as its sh, mktemp, head, setsid, grep and other
+// common tools.
 //
-// When ctx ends, the shell's process group gets SIGTERM and after the grace SIGKILL; Run waits for that, not much
-// longer than the grace, and returns ctx.Err(). The same happens on the VM when the connection is lost or this program
-// is killed. Processes that the shell leaves behind are killed at its end; a session finds those that left the shell's
-// process group only by their environment. Any other error is a [*MachineError] when the VM could not run the script,
-// a *buildlog.Error, a *mux.ConnError or a *relay.Error.
+// When ctx ends, the shell's process group gets SIGTERM and, after the grace, SIGKILL. Run waits for that, not much
+// longer than the grace, and returns ctx.Err(). The same happens on the VM if the connection is lost or this program
+// is killed. When the shell ends, processes that it left behind are killed; in a session, those that left the shell's
+// process group are found only by their environment. Any other error is a [*MachineError] if the VM could not run the
+// script, a *buildlog.Error, a *mux.ConnError or a *relay.Error.
 func Run(ctx context.Context, starter Starter, s Script) (code int, err error) {
 	if len(s.Shell) == 0 {
 		s.Shell = []string{"bash"}
@@ -93,15 +94,15 @@ func Run(ctx context.Context, starter Starter, s Script) (code int, err error) {
 	sent := make(chan struct{})
 	go func() {
 		defer close(sent)
-		// A failure shows in the process's end. stdin stays open: it is the leash.
+		// A failure shows up as the process's end. stdin stays open: it is the leash.
 		_, _ = p.Write(s.Text)
 	}()
 	code, err = p.run(ctx, out)
-	<-sent // soon: run has closed the channel it writes to
+	<-sent // soon: run has closed the channel that the goroutine writes to
 	return code, lossOf("run script", err)
 }
 
-// isRelay reports whether the processes of starter are started by a relay, which is a stepmux.
+// isRelay reports whether starter is a relay, whose program is a stepmux.
 func isRelay(starter Starter) bool {
 	_, ok := starter.(*relay.Relay)
 	return ok

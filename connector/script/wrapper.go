@@ -8,14 +8,15 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// The wrappers take the place of our program on a machine without it, for a POSIX sh. SSH cannot end a process
-// with its channel, so they make stdin a leash: its end stops the job. The job gets a session, and so a process group,
-// of its own, and a word in its environment that finds the processes that leave the group. The wrappers report its
-// end, or that it could not be run, by a line with a key, which is the first line of stdin (wire.End).
+// The wrappers replace our program on a machine without it. They are for a POSIX sh. SSH cannot end a process
+// together with its channel, so they make stdin a leash: when it ends, the job is stopped. The job gets a session and
+// a process group of its own, and a word in its environment that finds processes that leave the group. The wrappers
+// report the job's end, or why it could not run, by a line that begins with a key; the key is the first line of stdin
+// (wire.End).
 
-// wrapperStart is the common beginning. fail reports why the job cannot be run; marked prints the pids of the processes
-// that have the word, and hunt kills them; await waits for the job and for the process that stops it, and kills the
-// rest. An environment is made lines before grep sees it, because BusyBox's grep reads no further than to a NUL byte.
+// wrapperStart is the common beginning. fail reports why the job cannot run; marked prints the pids of the processes
+// with the word, and hunt kills them; await waits for the job and for the process that stops it, and kills the rest.
+// An environment is split into lines before grep, because BusyBox's grep stops at a NUL byte.
 const wrapperStart = `say() {
   printf '\036stepmux-end %s %s\n' "$key" "$*"
   printf '\036stepmux-end %s %s\n' "$key" "$*" >&2
@@ -52,7 +53,7 @@ read -r key || exit 1
 stopping= leash=
 `
 
-// stopGroup sends SIGTERM to the group $1, once the process $1 has made it, and SIGKILL if the group is not gone after
+// stopGroup sends SIGTERM to the group $1, once process $1 has created it, and SIGKILL if the group is not gone after
 // $2 tenths of a second.
 const stopGroup = `until kill -s TERM -- "-$1"; do kill -s 0 "$1" || exit 0; sleep 0.1 || sleep 1; done
 sleep 0.02
@@ -61,9 +62,9 @@ i=0; while [ "$i" -lt "$2" ] && kill -s 0 -- "-$1"; do
 done
 kill -s KILL -- "-$1"`
 
-// scriptWrapper takes $1 bytes of script and gives them to the shell $4... as a file. A script that did not
-// arrive whole is not run. From then on the end of stdin stops the shell, which has $2 tenths of a second. A
-// shell that ends with 126 or 127 and has read nothing of its script could not be started.
+// scriptWrapper reads $1 bytes of script and passes them to the shell $4... as a file. A script that did not arrive
+// completely is not run. From then on the end of stdin stops the shell, with a grace of $2 tenths of a second. If the
+// shell exits with 126 or 127 and has read nothing of its script, it could not be started.
 const scriptWrapper = `n=$1 grace=$2 mark=$3; shift 3
 ` + wrapperStart + `need mktemp head wc setsid sleep grep tr rm cat
 command -v -- "$1" >/dev/null || fail shell "$1 is not installed, or not in the PATH of the login"
@@ -85,10 +86,11 @@ case $s in 126|127)
 esac
 say exit "$s"`
 
-// lineWrapper runs the command line $4 by the login shell. Its stdin is ours, or, if $1 is "framed", the contents of
-// pieces, each behind a line with its length, up to a piece of length 0. The end of our stdin stops the command. So
-// does a manager that no longer takes output: a command that does not read its stdin hides the end of stdin.
-// Linux opens the other end of a pipe by its name in /proc; that makes a pipe without a file.
+// lineWrapper runs the command line $4 by the login shell. The command's stdin is the wrapper's or, if $1 is
+// "framed", the contents of pieces, each after a line with its length, up to a piece of length 0. The end of the
+// wrapper's stdin stops the command. So does a manager that no longer accepts output, because the end of stdin is
+// hidden behind input that a command does not read. A pipe without a file is made by opening its other end through
+// /proc, as Linux allows.
 const lineWrapper = `mode=$1 grace=$2 mark=$3 line=$4
 ` + wrapperStart + `need cat setsid sleep head grep tr
 if [ "$mode" = framed ]; then
@@ -130,9 +132,9 @@ say exit "$s"
 // Every command of this package for a VM is built here as an argument vector; mux quotes it for a login shell. No
 // variable of a job is ever part of one.
 
-// helperArgv runs the shell of a script that follows on stdin, by the relay's own program: only a relay may
-// start it. So the two are of one version, wherever the program is installed. An older one does not know the flags for
-// a level, a place, a user and limits, so they are sent only if they are not the defaults.
+// helperArgv runs the shell of a script that follows on stdin, with the relay's own program: only a relay may start
+// it. So both have the same version, wherever the program is installed. An older one does not know the flags for a
+// level, a place, a user and limits, so these are sent only if they differ from the defaults.
 func helperArgv(s Script, level string) []string {
 	size := strconv.Itoa(len(s.Text))
 	argv := []string{"/proc/self/exe", "steps", "script", "--bytes", size, "--grace", s.Grace.String()}
@@ -162,7 +164,7 @@ func lineArgv(line string, framed bool, grace time.Duration, mark string) []stri
 	return []string{"sh", "-c", lineWrapper, "stepmux-run", mode, tenths(grace), mark, line}
 }
 
-// tenths returns a grace as the wrappers count it, in tenths of a second.
+// tenths returns a grace in tenths of a second, as the wrappers expect it.
 func tenths(grace time.Duration) string {
 	const tenth = 100 * time.Millisecond
 	return strconv.FormatInt(int64((grace+tenth-1)/tenth), 10)

@@ -1,4 +1,4 @@
-// Package batch runs many builds at once on the instances of a provider, and reports how each went.
+// Package batch runs many builds at once on the instances of a provider, and reports the outcome of each.
 //
 // [Run] runs a [Batch] and returns a [Report] for each build. It owns the builds' executors, and has cleaned them up
 // when it returns. See package instance for one build.
@@ -28,62 +28,64 @@ type Build struct {
 	Job connector.Job
 	// Log receives the build's log and is closed at the build's end. Required.
 	Log io.WriteCloser
-	// On and Labels choose its instance; see [instance.Build].
+	// On and Labels select its instance; see [instance.Build].
 	On     string
 	Labels map[string]string
-	// Container describes the container in which the steps run. If nil, they run on the instance itself.
+	// Container describes the container that the steps run in. If nil, they run on the instance itself.
 	Container *docker.Spec
-	// Pod describes the pod, on an instance that is a cluster.
+	// Pod describes the pod that the steps run in, on an instance that is a cluster.
 	Pod *kubernetes.Spec
 }
 
-// Batch is many builds. As many run at once as the group has slots.
+// Batch is a set of builds. As many run at once as the group has slots.
 type Batch struct {
 	Builds []Build
-	// Timeout bounds each build, counted from the moment it has its slot. (Making the instance's
-	// connection has a bound of its own.) If zero, unbounded.
+	// Timeout bounds each build, counted from the moment it has its slot. (Connecting to the instance has a bound of
+	// its own.) If zero, unbounded.
 	Timeout time.Duration
 	// Linger is that of each build; see [instance.Build].
 	Linger *time.Duration
-	// MaxFailures is how many builds may fail: then those that wait for a slot never start. If zero, any number.
+	// MaxFailures is the number of failures after which builds that wait for a slot are not started. If zero,
+	// unlimited.
 	MaxFailures int
-	// OnStart is called when a build begins on an instance, OnEnd when it has ended, even if it never began. Both
-	// are called from the builds' goroutines, at the same time. They may be nil.
+	// OnStart is called when a build begins on an instance, OnEnd when it has ended, even if it never began. Both are
+	// called from the builds' goroutines, concurrently. They may be nil.
 	OnStart func(build, instance string)
 	OnEnd   func(Report)
-	// Logger receives messages for an operator. If nil, nothing is logged.
+	// Logger receives messages for operators. If nil, nothing is logged.
 	Logger *slog.Logger
 }
 
-// Report says how one build went.
+// Report is the outcome of one build.
 type Report struct {
 	Build    string
 	Instance string // empty if it never had a slot
 	Err      *instance.BuildError
 	Route    connector.Choice
-	// Isolation is zero for a build that did not get as far as the end of its job.
+	// Isolation is zero for a build whose job did not come to its end.
 	Isolation program.Isolation
-	// Usage is the time and memory of its processes. It is zero for such a build too, and if the VM does not tell.
+	// Usage is the time and memory of its processes. It is zero for such a build too, and if the VM does not report
+	// it.
 	Usage program.Usage
-	// Connect is from the slot to a step runner that listens, FirstOutput from the slot to the first
-	// byte of the build's log, Duration from the slot to the end of the clean-up. Each is zero if the
-	// build did not get there.
+	// Connect is the time from the slot to a listening step runner, FirstOutput from the slot to the first byte of
+	// the build's log, Duration from the slot to the end of the clean-up. Each is zero if the build did not get that
+	// far.
 	Connect, FirstOutput, Duration time.Duration
-	// Waited is from the request for the build, which in a batch is its place in the queue, to the slot. It is zero for a
-	// build without a slot.
+	// Waited is the time from the request for the build (in a batch, its place in the queue) to the slot. It is zero
+	// for a build that got no slot.
 	Waited time.Duration
-	// Cleanup is not nil if the end of the build on the VM failed, or was not seen.
+	// Cleanup is the error of ending the build on the VM; nil if its end was observed.
 	Cleanup error
-	// Left names what may be left of the build on the VM, or says why that is not known. It is foreign text.
+	// Left lists what may be left of the build on the VM, or the reason why that is unknown. It is untrusted text.
 	Left []string
 }
 
-// ErrFailures is why a build never started after others had failed.
+// ErrFailures is the cause for a build that was not started because too many others had failed.
 var ErrFailures = errors.New("too many builds have failed")
 
-// Run runs all builds of b on p's instances, in their order as slots become free, and returns when the last has ended
-// and is cleaned up. When ctx ends the running builds are cancelled with their grace, and waiting builds never start;
-// when abort ends too, the builds are cut short.
+// Run runs all builds of b on p's instances, in their order as slots become free. It returns when the last has ended
+// and is cleaned up. When ctx ends, running builds are cancelled with their grace and waiting builds are not started.
+// When abort ends too, the builds are cut short.
 func Run(ctx, abort context.Context, p *instance.Provider, b Batch) []Report {
 	b.Logger = cmp.Or(b.Logger, slog.New(slog.DiscardHandler))
 	reports := make([]Report, len(b.Builds))
@@ -99,7 +101,7 @@ func Run(ctx, abort context.Context, p *instance.Provider, b Batch) []Report {
 	for i, build := range b.Builds {
 		queued, inQueue := context.WithCancel(context.Background())
 		wg.Go(func() {
-			defer inQueue() // also of a build that fails before it waits
+			defer inQueue() // even if the build fails before it waits
 			reports[i] = runOne(ctx, starting, abort, p, b, build, inQueue, failed)
 			if b.OnEnd != nil {
 				b.OnEnd(reports[i])
@@ -111,8 +113,8 @@ func Run(ctx, abort context.Context, p *instance.Provider, b Batch) []Report {
 	return reports
 }
 
-// runOne runs a build, which gets no slot after the end of starting. It calls queued when the build stands in the queue
-// for a slot, and failed if the build fails, before it gives back the slot.
+// runOne runs a build. Once starting has ended, the build gets no slot. It calls queued when the build has its place
+// in the queue for a slot, and failed if the build fails, before it releases the slot.
 func runOne(
 	ctx, starting, abort context.Context, p *instance.Provider, b Batch, build Build, queued, failed func(),
 ) Report {
@@ -123,18 +125,18 @@ func runOne(
 		Queued: queued,
 	})
 	report := Report{Build: build.ID}
-	defer context.AfterFunc(abort, func() { _ = e.Cleanup(abort) })() // its result comes below
+	defer context.AfterFunc(abort, func() { _ = e.Cleanup(abort) })() // the call below returns its result
 	err := b.execute(ctx, starting, e, build, &report)
 	if err != nil {
 		failed()
 	}
 	report.Instance = e.Instance()
-	report.Cleanup = e.Cleanup(abort) // no failure of the build, which had ended
+	report.Cleanup = e.Cleanup(abort) // not the build's failure: it had ended
 	report.Left = e.Left()
-	_ = build.Log.Close() // a Write has reported its failure already
+	_ = build.Log.Close() // Write has reported its failure already
 	if failed := (*instance.BuildError)(nil); errors.As(err, &failed) {
 		report.Err = failed
-	} else if err != nil { // an error is never a success, also one that no Executor classified
+	} else if err != nil { // every error is a failure, even one that no Executor classified
 		report.Err = &instance.BuildError{Reason: instance.RunnerSystemFailure, Err: err}
 	}
 	report.Route, report.Isolation, report.Usage = e.Choice(), e.Isolation(), e.Usage()
@@ -148,7 +150,7 @@ func runOne(
 	return report
 }
 
-// logEnd logs how a build went.
+// logEnd logs the outcome of a build.
 func (b *Batch) logEnd(r Report) {
 	result, log := "success", b.Logger.With(
 		"build", r.Build, "instance", r.Instance, "route", r.Route.Start, "bridge", r.Route.Bridge)
@@ -161,7 +163,7 @@ func (b *Batch) logEnd(r Report) {
 	log.Debug("build ended", "result", result, "took", r.Duration)
 }
 
-// execute runs a build, up to its clean-up.
+// execute runs a build without its clean-up.
 func (b *Batch) execute(
 	ctx, starting context.Context, e *instance.Executor, build Build, report *Report,
 ) error {
@@ -183,10 +185,10 @@ func (b *Batch) execute(
 	return e.Execute(ctx, build.Job)
 }
 
-// firstWrite records the time of the first byte.
+// firstWrite records the time of the first write.
 type firstWrite struct {
 	w     io.Writer
-	first atomic.Int64 // unix nanoseconds, 0 before
+	first atomic.Int64 // unix nanoseconds; 0 until then
 }
 
 func (f *firstWrite) Write(p []byte) (int, error) {
@@ -196,12 +198,12 @@ func (f *firstWrite) Write(p []byte) (int, error) {
 	return f.w.Write(p)
 }
 
-// timeoutError says that a build took longer than it may.
+// timeoutError reports that a build exceeded its timeout.
 type timeoutError time.Duration
 
 func (e timeoutError) Error() string {
 	return fmt.Sprintf("the build took longer than %v", time.Duration(e))
 }
 
-// Unwrap makes it the end of a context's time.
+// Unwrap makes errors.Is find context.DeadlineExceeded.
 func (e timeoutError) Unwrap() error { return context.DeadlineExceeded }

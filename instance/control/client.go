@@ -18,20 +18,20 @@ import (
 // maxAnswer bounds an answer, in bytes. A manager with ten thousand instances needs less.
 const maxAnswer = 64 << 20
 
-// ErrSeveral is wrapped by the error of NewClient without a path if there are several managers.
+// ErrSeveral is wrapped by the error of NewClient without a path if several managers are running.
 var ErrSeveral = errors.New("runs are under way")
 
-// ErrNone is wrapped by the error of NewClient without a path if there is no manager.
+// ErrNone is wrapped by the error of NewClient without a path if no manager is running.
 var ErrNone = errors.New("no stepmux run of this user is under way")
 
-// Client asks a manager. It holds no connection and is safe for concurrent use.
+// Client queries a manager. It holds no connection and is safe for concurrent use.
 type Client struct {
 	path string
 	http http.Client
 }
 
-// NewClient returns a client of the manager whose socket is at path, or if that is empty of the only one of
-// this user.
+// NewClient returns a client of the manager whose socket is at path. If path is empty, of the only manager of this
+// user.
 func NewClient(path string) (*Client, error) {
 	if path == "" {
 		var err error
@@ -45,7 +45,7 @@ func NewClient(path string) (*Client, error) {
 	return &Client{path, http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}}}, nil
 }
 
-// only returns the path of the only socket in a directory on which a manager listens.
+// only returns the path of the only socket in a directory that a manager listens on.
 func only(dir string) (string, error) {
 	alive := slices.DeleteFunc(sockets(dir), func(path string) bool { return !isAlive(path) })
 	switch len(alive) {
@@ -101,7 +101,7 @@ func (c *Client) do(ctx context.Context, method, path string, to any) error {
 		return nil
 	}
 	if err := json.Unmarshal(body, to); err != nil {
-		return fmt.Errorf("ask stepmux run at %s: its answer makes no sense: %w", c.path, err)
+		return fmt.Errorf("ask stepmux run at %s: its answer is not valid: %w", c.path, err)
 	}
 	return nil
 }
@@ -114,7 +114,7 @@ func (c *Client) doError(err error) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("no stepmux run has its control socket at %s", c.path)
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("nobody listens at %s: the stepmux run is dead, or that is no control socket", c.path)
+		return fmt.Errorf("no process listens at %s: the stepmux run has died, or this is not a control socket", c.path)
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET):
 		return fmt.Errorf("ask stepmux run at %s: %w (only the user that started it, and root, may)", c.path, err)
 	default:

@@ -152,7 +152,7 @@ func TestTheSocketOfADeadRunIsReplaced(t *testing.T) {
 	path := socketPath(t)
 	staleSocket(t, path)
 	_, err := client(t, path).Status(sshtest.Within(t))
-	require.EqualError(t, err, "nobody listens at "+path+": the stepmux run is dead, or that is no control socket")
+	require.EqualError(t, err, "no process listens at "+path+": the stepmux run has died, or this is not a control socket")
 	newManager(t).serve(t, path)
 	_, err = client(t, path).Status(sshtest.Within(t))
 	require.NoError(t, err)
@@ -165,8 +165,8 @@ func TestWhatIsNotADeadRunsSocketIsLeftAlone(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(file, []byte("x"), 0o600))
 	for at, want := range map[string]string{
-		path:                               "it is that of another stepmux run; name another",
-		file:                               "there is something that is no socket; it is left alone",
+		path:                               "another stepmux run uses it; name another path",
+		file:                               "the path exists and is not a socket; name another path",
 		"/no/such/dir/c.sock":              "no such file or directory",
 		"/tmp/" + strings.Repeat("x", 200): "more than 107 bytes",
 	} {
@@ -282,7 +282,7 @@ func TestRequestsThatMakeNoSenseAreRefused(t *testing.T) {
 
 func TestAnswersThatMakeNoSenseAreErrors(t *testing.T) {
 	for body, want := range map[string]string{
-		"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n{]x":                "its answer makes no sense",
+		"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n{]x":                "its answer is not valid",
 		"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n":                 "it answered 500 Oops",
 		"HTTP/1.1 404 No\r\nContent-Length: 13\r\n\r\n{\"error\":\"x\"}": "x",
 		"": "only the user that started it",

@@ -21,11 +21,11 @@ import (
 const (
 	// maxPath is how long the path of a unix socket may be on Linux (unix(7)).
 	maxPath = 107
-	// listenTries bounds how often a directory is made that another manager, which ends, removes.
+	// listenTries bounds how often a directory is made again that another, ending manager has removed.
 	listenTries = 20
-	// aliveTimeout bounds the wait for a manager to take a connection: the kernel does that for it.
+	// aliveTimeout bounds the wait for a manager to accept a connection, which its kernel does.
 	aliveTimeout = time.Second
-	// lockTimeout bounds the wait for other managers that make a socket in the same directory.
+	// lockTimeout bounds the wait for other managers that are making a socket in the same directory.
 	lockTimeout  = 5 * time.Second
 	socketSuffix = ".sock"
 )
@@ -38,8 +38,8 @@ func Dir() string {
 	return filepath.Join(os.TempDir(), "stepmux-run-"+strconv.Itoa(os.Getuid()))
 }
 
-// listen makes the socket at path, or in Dir if path is empty. If it makes a directory for the socket, it returns that
-// directory, which is to be removed with the socket.
+// listen makes the socket at path, or in Dir if path is empty. If it creates a directory for the socket, it returns
+// that directory, to be removed together with the socket.
 func listen(path string) (listener *net.UnixListener, dir string, err error) {
 	if path != "" {
 		listener, err = listenIn(filepath.Dir(path), filepath.Base(path), false)
@@ -50,7 +50,7 @@ func listen(path string) (listener *net.UnixListener, dir string, err error) {
 		if err = makeDir(dir); err == nil {
 			listener, err = listenIn(dir, strconv.Itoa(os.Getpid())+socketSuffix, true)
 		}
-		// The directory was removed before the socket was in it; by now it may be there again.
+		// The directory was removed before the socket was in it. By now another manager may have created it again.
 		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.EADDRINUSE) {
 			break
 		}
@@ -59,7 +59,8 @@ func listen(path string) (listener *net.UnixListener, dir string, err error) {
 }
 
 // Listen makes a socket at a path for a service of a manager. Its user and root may connect and, unless group is -1,
-// the members of that group, by the socket's mode. The socket of a dead manager is replaced. The caller closes it.
+// the members of that group, by the socket's mode. The socket of a dead manager is replaced. The caller closes the
+// listener.
 func Listen(path string, group int) (net.Listener, error) {
 	listener, err := listenIn(filepath.Dir(path), filepath.Base(path), false)
 	if err != nil {
@@ -73,13 +74,13 @@ func Listen(path string, group int) (net.Listener, error) {
 		err = os.Chmod(path, 0o660)
 	}
 	if err != nil {
-		_ = listener.Close() // it is of no use
+		_ = listener.Close() // it cannot be used
 		return nil, fmt.Errorf("socket for the group %d: %w", group, err)
 	}
 	return listener, nil
 }
 
-// makeDir makes a directory for this user only, or checks that the existing one is.
+// makeDir creates a directory for this user only, or checks that an existing one is.
 func makeDir(dir string) error {
 	err := os.Mkdir(dir, 0o700)
 	info, statErr := os.Lstat(dir)
@@ -97,8 +98,8 @@ func makeDir(dir string) error {
 	return nil
 }
 
-// listenIn makes a socket in dir. Managers do that one at a time, for each may find the socket of one that is
-// dead and replace it.
+// listenIn makes a socket in dir. Managers do that one at a time, because each may find and replace the socket of a
+// dead manager.
 func listenIn(dir, name string, sweep bool) (*net.UnixListener, error) {
 	path := filepath.Join(dir, name)
 	if len(path) > maxPath {
@@ -108,13 +109,13 @@ func listenIn(dir, name string, sweep bool) (*net.UnixListener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("control socket: %w", err)
 	}
-	defer lock.Close() // and with it the lock
+	defer lock.Close() // also releases the lock
 	if err := lockDir(lock); err != nil {
 		return nil, fmt.Errorf("control socket: lock %s: %w", dir, err)
 	}
 	if sweep {
 		for _, killed := range sockets(dir) {
-			_ = removeStale(killed) // those that are left are somebody's
+			_ = removeStale(killed) // those that remain are in use
 		}
 	}
 	if err := removeStale(path); err != nil {
@@ -131,16 +132,16 @@ func listenIn(dir, name string, sweep bool) (*net.UnixListener, error) {
 	return listener, nil
 }
 
-// lockDir locks an open directory, until it is closed. In a directory that is everybody's somebody may hold
-// the lock for ever: the wait is bounded.
+// lockDir locks an open directory, until it is closed. In a directory that everybody can open, another user may hold
+// the lock for ever, so the wait is bounded.
 func lockDir(dir *os.File) error {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), lockTimeout, unix.EWOULDBLOCK)
 	defer cancel()
 	return filelock.Wait(ctx, dir)
 }
 
-// removeStale removes the socket of a dead manager. The socket of a living manager is an error, and so is
-// anything else.
+// removeStale removes the socket of a dead manager. If the manager lives, or the path is something else, it returns
+// an error.
 func removeStale(path string) error {
 	info, err := os.Lstat(path)
 	switch {
@@ -149,9 +150,9 @@ func removeStale(path string) error {
 	case err != nil:
 		return fmt.Errorf("control socket: %w", err)
 	case info.Mode().Type() != fs.ModeSocket:
-		return fmt.Errorf("control socket %s: there is something that is no socket; it is left alone", path)
+		return fmt.Errorf("control socket %s: the path exists and is not a socket; name another path", path)
 	case isAlive(path):
-		return fmt.Errorf("control socket %s: it is that of another stepmux run; name another", path)
+		return fmt.Errorf("control socket %s: another stepmux run uses it; name another path", path)
 	}
 	if err := os.Remove(path); err != nil {
 		return fmt.Errorf("control socket: remove that of a dead run: %w", err)
@@ -159,7 +160,7 @@ func removeStale(path string) error {
 	return nil
 }
 
-// isAlive reports whether somebody listens on a socket. In doubt it does.
+// isAlive reports whether a process listens on a socket. If that is unclear, it returns true.
 func isAlive(path string) bool {
 	conn, err := net.DialTimeout("unix", path, aliveTimeout)
 	if err == nil {
@@ -184,7 +185,7 @@ func sockets(dir string) []string {
 	return all
 }
 
-// ownListener takes the connections of its own user and of root only.
+// ownListener accepts connections of its own user and of root only.
 type ownListener struct{ *net.UnixListener }
 
 // Accept implements net.Listener.
@@ -197,11 +198,11 @@ func (l ownListener) Accept() (net.Conn, error) {
 		if mayControl(conn) {
 			return conn, nil
 		}
-		_ = conn.Close() // whoever that is
+		_ = conn.Close() // from another user
 	}
 }
 
-// mayControl asks the kernel for the user at the other end (SO_PEERCRED, unix(7)).
+// mayControl asks the kernel which user is at the other end (SO_PEERCRED, unix(7)).
 func mayControl(conn *net.UnixConn) bool {
 	raw, err := conn.SyscallConn()
 	if err != nil {

@@ -15,29 +15,29 @@ import (
 
 // Config is the configuration of a Server.
 type Config struct {
-	// Path is where the socket is made. If empty, a name of the process's own in Dir.
+	// Path is where the socket is made. If empty, a name unique to the process in Dir.
 	Path string
 	// Status describes Provider, and drain acts on Group. Both are required.
 	Provider *instance.Provider
 	Group    *instance.Group
 	// Version is the program's version.
 	Version string
-	// InventoryErr returns the error in the inventory's newest version, if there is one. May be nil.
+	// InventoryErr returns the error in the inventory's newest version, or nil. May be nil.
 	InventoryErr func() error
 }
 
-// Server answers operators.
+// Server answers the requests of operators.
 type Server struct {
 	cfg   Config
 	path  string
-	dir   string // to be removed; empty if none is
+	dir   string // to be removed with the socket; empty if it is not ours
 	since time.Time
 	http  *boundedhttp.Server
 	close sync.Once
 }
 
-// Serve makes the socket and answers requests until Close. A socket that a dead process left is replaced; one
-// that lives is an error.
+// Serve makes the socket and answers requests until Close. The socket of a dead process is replaced; that of a living
+// one is an error.
 func Serve(cfg Config) (*Server, error) {
 	if cfg.Provider == nil || cfg.Group == nil {
 		return nil, errors.New("control: Config.Provider or Group is nil")
@@ -57,10 +57,10 @@ func Serve(cfg Config) (*Server, error) {
 	return s, nil
 }
 
-// Path returns where the socket is.
+// Path returns the path of the socket.
 func (s *Server) Path() string { return s.path }
 
-// Close removes the socket and ends the connections. It is idempotent and waits for them.
+// Close removes the socket, ends the connections and waits for them. Idempotent.
 func (s *Server) Close() {
 	s.close.Do(func() {
 		s.http.Close()
@@ -96,5 +96,5 @@ func answer(w http.ResponseWriter, code int, body any) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
-	_, _ = w.Write(text) // who reads no more does not want the rest
+	_, _ = w.Write(text) // a client that hangs up does not need the rest
 }

@@ -17,7 +17,7 @@ type Status struct {
 	PID       int       `json:"pid"`
 	Since     time.Time `json:"since"`
 	Waiting   int       `json:"waiting"`                   // builds without a slot
-	Inventory string    `json:"inventory_error,omitempty"` // what is wrong with the inventory's newest state
+	Inventory string    `json:"inventory_error,omitempty"` // the error in the inventory's newest version
 	Instances []VM      `json:"instances"`
 	// JumpHosts are the jump hosts that are not instances.
 	JumpHosts []JumpHost `json:"jump_hosts"`
@@ -43,19 +43,19 @@ type VM struct {
 	MaxUses           int               `json:"max_uses,omitempty"`
 	Conn              Connection        `json:"connection"`
 	Route             Route             `json:"route"`
-	program.Isolation                   // of the last build that told it
+	program.Isolation                   // of the last build that reported it
 	Builds            []Build           `json:"builds"`
 }
 
 // Connection is the connection of an instance or a jump host.
 type Connection struct {
 	State    string     `json:"state"` // none, dialing, up or leaving
-	Made     int        `json:"made"`  // connections made so far
+	Made     int        `json:"made"`  // number of connections so far
 	Since    *time.Time `json:"since,omitempty"`
 	Server   string     `json:"server,omitempty"`
 	RTT      float64    `json:"rtt_s,omitempty"` // of the last keepalive
-	Streams  int        `json:"streams"`         // channels open that are not sessions
-	Relayed  int        `json:"relayed"`         // processes and sockets open by the relay
+	Streams  int        `json:"streams"`         // open channels other than sessions
+	Relayed  int        `json:"relayed"`         // open processes and sockets that go through the relay
 	Sessions Sessions   `json:"sessions"`
 }
 
@@ -68,16 +68,16 @@ type Sessions struct {
 	Refused uint64 `json:"refused"`
 }
 
-// Route is how builds are started and reached.
+// Route is how builds are started and reached, with the reasons.
 type Route = connector.Choice
 
-// Build is one build that has its slot.
+// Build is a build that has a slot.
 type Build struct {
 	ID    string    `json:"id"`
 	Since time.Time `json:"since"`
 }
 
-// StatusOf returns the status of a manager that has run since then. cfg needs its Provider.
+// StatusOf returns the status of a manager that started at since. Of cfg, only Provider is required.
 func StatusOf(cfg Config, since time.Time) Status {
 	stat := cfg.Provider.Stat()
 	status := Status{Version: cfg.Version, PID: os.Getpid(), Since: since, Waiting: stat.Waiting}

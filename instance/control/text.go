@@ -13,8 +13,8 @@ import (
 	"github.com/stepmux/stepmux/internal/termtext"
 )
 
-// WriteText writes a table of the instances for people, and if builds is set one of the builds. now is what
-// ages are counted to.
+// WriteText writes a table of the instances for people and, if builds is set, one of the builds. Ages are relative to
+// now.
 func (s *Status) WriteText(w io.Writer, now time.Time, builds bool) error {
 	var b strings.Builder
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
@@ -25,7 +25,7 @@ func (s *Status) WriteText(w io.Writer, now time.Time, builds bool) error {
 			fmt.Sprintf("%d/%d", len(vm.Builds), vm.Capacity), oldestText(vm.Builds, now), outOf(vm.Uses, vm.MaxUses),
 			labelsText(vm.Labels))
 	}
-	_ = t.Flush() // b takes everything
+	_ = t.Flush() // b accepts everything
 	for _, vm := range s.Instances {
 		if vm.Reason != "" {
 			row(&b, vm.ID+": "+vm.Reason+retryText(vm.RetryAt, now))
@@ -58,7 +58,7 @@ func (s *Status) WriteText(w io.Writer, now time.Time, builds bool) error {
 	return err
 }
 
-// row writes a row of fields, which may have foreign text in them.
+// row writes a row of fields, which may contain untrusted text.
 func row(w io.Writer, fields ...string) {
 	for i, field := range fields {
 		fields[i] = termtext.Line(field)
@@ -118,7 +118,7 @@ func retryText(at *time.Time, now time.Time) string {
 	return fmt.Sprintf(" (tried again in %v)", max(at.Sub(now), 0).Round(time.Second))
 }
 
-// age returns a time that has passed, in whole seconds.
+// age returns the time since since, in whole seconds.
 func age(since, now time.Time) string {
 	return max(now.Sub(since), 0).Truncate(time.Second).String()
 }

@@ -12,8 +12,8 @@ import (
 // clusterTimeout bounds the examination of a cluster.
 const clusterTimeout = 30 * time.Second
 
-// ExamineCluster examines a Kubernetes cluster for builds in pods: whether its API server answers and takes the login,
-// and the rights of the login in the namespace. It makes no pod. ctx bounds it, and 30 s do.
+// ExamineCluster examines a Kubernetes cluster for builds in pods: whether its API server answers and accepts the
+// login, and the rights of the login in the namespace. It creates no pod. It takes 30 s at most, and ends with ctx.
 func ExamineCluster(ctx context.Context, cluster *kubernetes.Cluster) Report {
 	ctx, cancel := context.WithTimeout(ctx, clusterTimeout)
 	defer cancel()

@@ -22,15 +22,15 @@ import (
 const (
 	// maxOutput bounds how much of a command's output is read, in bytes.
 	maxOutput = 64 << 10
-	// shellRuns is how often the login shell's start is measured.
+	// shellRuns is how often the start of the login shell is measured.
 	shellRuns = 5
-	// slowShell is how long it may take without a remark.
+	// slowShell is the longest start of a login shell that does not get a warning.
 	slowShell = 100 * time.Millisecond
-	// maxSkew is how far the clocks may be apart.
+	// maxSkew is the largest difference of the clocks that does not get a warning.
 	maxSkew = 5 * time.Second
-	// lowSpace should and noSpace must be free for temporary files, in KiB.
+	// Below lowSpace, in KiB, free space for temporary files is a warning; below noSpace it is a failure.
 	lowSpace, noSpace = 1 << 20, 16 << 10
-	// mostSessions bounds the sessions that are opened to see how many the server allows.
+	// mostSessions bounds the sessions that are opened to measure the server's limit.
 	mostSessions = 20
 )
 
@@ -51,9 +51,9 @@ func (e *examination) run(ctx context.Context, argv ...string) (output, error) {
 	}
 	defer p.Close()
 	defer context.AfterFunc(ctx, func() { _ = p.Close() })()
-	_ = p.CloseWrite() // an error means that it has ended
+	_ = p.CloseWrite() // fails only if the command has ended
 	var stdout bounded
-	_, _ = io.Copy(&stdout, p) // how it ended, Wait says
+	_, _ = io.Copy(&stdout, p) // Wait reports how the command ended
 	err = p.Wait(ctx)
 	took := time.Since(start)
 	exit := (*mux.ExitError)(nil)
@@ -63,7 +63,7 @@ func (e *examination) run(ctx context.Context, argv ...string) (output, error) {
 	return output{string(stdout.text), strings.TrimSpace(string(stderr.text)), took, err}, nil
 }
 
-// bounded keeps the first bytes written to it.
+// bounded keeps the first bytes that are written to it.
 type bounded struct{ text []byte }
 
 func (b *bounded) Write(p []byte) (int, error) {
@@ -71,7 +71,7 @@ func (b *bounded) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// shell measures the start of the login shell, by which sshd runs all commands.
+// shell measures the start of the login shell, through which sshd runs every command.
 func (e *examination) shell(ctx context.Context) bool {
 	var all []time.Duration
 	for range shellRuns {
@@ -115,7 +115,7 @@ func runner(in instance.Instance) []string {
 	return in.Runner
 }
 
-// install says how the VM's end gets on an instance.
+// install is the advice how to get the VM's end onto an instance.
 func install(in instance.Instance) string {
 	name := runner(in)[0]
 	if !strings.Contains(name, "/") {
@@ -150,7 +150,7 @@ func (e *examination) binary(ctx context.Context) {
 // exitNoNetwork is the exit code of a stepmux that cannot start the program for the network.
 const exitNoNetwork = 3
 
-// fetching returns ok, a finding about our step runner, or that it cannot start the stepmux-fetch it needs.
+// fetching returns ok, a finding about our step runner, or a finding that it cannot start the stepmux-fetch it needs.
 func (e *examination) fetching(ctx context.Context, ok Finding) Finding {
 	out, err := e.run(ctx, append(slices.Clone(runner(e.in)), "steps", "fetch", "--help")...)
 	exit := (*mux.ExitError)(nil)
@@ -161,7 +161,7 @@ func (e *examination) fetching(ctx context.Context, ok Finding) Finding {
 		install(e.in), "jobs can fetch steps, and bring artifacts and caches")
 }
 
-// instead notes that builds do without the program that is missing: another was found.
+// instead reports that the configured program is missing and builds use another, which was found.
 func (e *examination) instead(p program.Program) {
 	for i, f := range e.report.Findings {
 		if f.Check == checkBinary && f.Status == Fail {
@@ -191,7 +191,7 @@ func (e *examination) judgeVersion(name, text string) Finding {
 	return okay(checkBinary, detail)
 }
 
-// factsScript prints facts about time and temporary files, one a line. $1 is the directory.
+// factsScript prints facts about time and temporary files, one per line. $1 is the directory.
 const factsScript = `echo "time $(date +%s.%N)"
 [ -d "$1" ] || { echo missing; exit 0; }
 df -Pk "$1" 2>/dev/null | awk 'NR > 1 { print "space", $4 }' | tail -n 1
@@ -200,7 +200,7 @@ trap 'rm -f "$f"' EXIT
 printf '#!/bin/sh\nexit 0\n' >"$f" || { echo full; exit 0; }
 chmod 700 "$f" && "$f" || echo noexec`
 
-// facts looks at the VM's directory for temporary files, and its clock.
+// facts checks the VM's directory for temporary files, and its clock.
 func (e *examination) facts(ctx context.Context) {
 	dir := cmp.Or(e.in.TempDir, "/tmp")
 	before := time.Now()
@@ -219,7 +219,7 @@ func (e *examination) facts(ctx context.Context) {
 		facts[key] = value
 	}
 	e.report.add(judgeTemp(dir, facts, out.stderr))
-	// The clock was read about half way through.
+	// The clock was read about half-way through the command.
 	e.report.add(judgeClock(facts["time"], before.Add(out.took/2), out.took/2))
 }
 
@@ -257,7 +257,7 @@ func mib(kib int64) string {
 	return fmt.Sprintf("%d MiB", kib>>10)
 }
 
-// judgeClock compares the VM's clock, seconds since 1970, with here, which is right within give.
+// judgeClock compares the VM's clock, in seconds since 1970, with here, which is accurate to within give.
 func judgeClock(there string, here time.Time, give time.Duration) Finding {
 	whole, fraction, _ := strings.Cut(there, ".")
 	seconds, err := strconv.ParseInt(whole, 10, 64)
@@ -265,7 +265,7 @@ func judgeClock(there string, here time.Time, give time.Duration) Finding {
 		return Finding{Check: checkClock, Status: Skip, Detail: "the VM does not tell its time"}
 	}
 	nanos, err := strconv.ParseInt(fraction, 10, 64)
-	if err != nil || len(fraction) != 9 { // a date that knows no %N
+	if err != nil || len(fraction) != 9 { // a date program without %N
 		nanos = 0
 		give += time.Second
 	}
@@ -278,7 +278,7 @@ func judgeClock(there string, here time.Time, give time.Duration) Finding {
 	return okay(checkClock, fmt.Sprintf("within %v of this machine's", round(max(skew.Abs(), give))))
 }
 
-// sessions counts the sessions that the server allows at once, over a fresh connection.
+// sessions counts the sessions that the server allows at once, on a new connection.
 func (e *examination) sessions(ctx context.Context) {
 	conn, err := e.provider.Dial(ctx, e.in.ID, nil)
 	if err != nil {

@@ -24,7 +24,7 @@ import (
 // defaultTimeout bounds the examination of one instance.
 const defaultTimeout = 60 * time.Second
 
-// slowLogin is how long a login may take without a remark.
+// slowLogin is the longest login that does not get a warning.
 const slowLogin = 2 * time.Second
 
 // The checks, in the order of a report.
@@ -46,20 +46,20 @@ const (
 	checkLinger      = "linger"
 )
 
-// Config says how to examine.
+// Config configures Examine.
 type Config struct {
 	// Version is this program's version. If it is not empty, the VM's version is compared with it.
 	Version string
-	// Docker is where a Docker daemon listens on the VM. If it is not nil, the VM is examined for builds in containers,
-	// which need no stepmux there, no shell and no sessions.
+	// Docker is the address of a Docker daemon on the VM. If not nil, the VM is examined for builds in containers,
+	// which need no stepmux on the VM, no shell and no sessions.
 	Docker *docker.Address
 	// Timeout bounds the examination of one instance. If zero, 60s.
 	Timeout time.Duration
 }
 
-// Examine examines an instance of p's Group. It makes two connections, one after the other and as p makes them, and
-// runs commands that leave nothing on the VM but the login files that the first build's isolation makes. When ctx ends
-// or the time is up, it returns the findings so far.
+// Examine examines an instance of p's Group. It makes two connections one after the other, in the same way as p, and
+// runs commands. They leave nothing on the VM except the login files that the first build's isolation would make.
+// When ctx ends or the time is up, it returns the findings so far.
 func Examine(ctx context.Context, p *instance.Provider, in instance.Instance, cfg Config) Report {
 	if cfg.Timeout <= 0 {
 		cfg.Timeout = defaultTimeout
@@ -83,8 +83,8 @@ type examination struct {
 	rtt      time.Duration
 
 	works   bool // a step runner could be started
-	relay   bool // by a relay
-	forward bool // and be reached by streamlocal
+	relay   bool // it was started by a relay
+	forward bool // it can be reached by streamlocal
 }
 
 func (e *examination) examine(ctx context.Context) {
@@ -110,9 +110,9 @@ func (e *examination) examine(ctx context.Context) {
 	e.linger(ctx)
 }
 
-// login connects, and judges the way there.
+// login connects, and judges each phase.
 func (e *examination) login(ctx context.Context) bool {
-	var mu sync.Mutex // the hooks may come from another goroutine
+	var mu sync.Mutex // the hooks may run on another goroutine
 	var key hostKey
 	took := map[string]time.Duration{}
 	trace := &mux.Trace{
@@ -154,7 +154,7 @@ type hostKey struct {
 	by string
 }
 
-// refused says why there is no connection.
+// refused reports why there is no connection.
 func (e *examination) refused(err error, key hostKey) {
 	f := failure(checkLogin, err.Error(), "")
 	refused := (*mux.DialError)(nil)
@@ -162,7 +162,7 @@ func (e *examination) refused(err error, key hostKey) {
 	if errors.As(err, &refused) {
 		stage = refused.Stage
 		f = failure(checkLogin, fmt.Sprintf("%s: %v", stage, refused.Err), refused.Hint)
-		if jump := (*mux.DialError)(nil); errors.As(refused.Err, &jump) { // on the way
+		if jump := (*mux.DialError)(nil); errors.As(refused.Err, &jump) { // the failure was at a jump host
 			f.Change = fmt.Sprintf("at the jump host %s@%s: %s", jump.User, jump.Addr, jump.Hint)
 		}
 	}
@@ -188,7 +188,7 @@ func (e *examination) refused(err error, key hostKey) {
 		checkStreamlocal, checkIsolation, checkLimits, checkSessions)
 }
 
-// hostKeyFine names the accepted host key, and the policy that accepted it.
+// hostKeyFine reports the accepted host key, and the policy that accepted it.
 func (e *examination) hostKeyFine(key hostKey) {
 	if key.PublicKey == nil {
 		e.report.skip("the server showed none", checkHostKey)
@@ -202,11 +202,11 @@ func (e *examination) hostKeyFine(key hostKey) {
 	e.report.add(f)
 }
 
-// keepalive sees whether the server gives signs of life, and how fast.
+// keepalive checks whether, and how fast, the server answers keepalives.
 func (e *examination) keepalive(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	for range 3 { // the first may carry what the login left to be done
+	for range 3 { // the first may be delayed by the rest of the login
 		rtt, err := e.conn.Ping(ctx)
 		if err != nil {
 			e.report.add(failure(checkKeepalive, err.Error(),
@@ -220,7 +220,7 @@ func (e *examination) keepalive(ctx context.Context) {
 	e.report.add(okay(checkKeepalive, fmt.Sprintf("answered in %v", round(e.rtt))))
 }
 
-// routes starts a step runner as a build would, and tells by which routes.
+// routes starts a step runner as a build would, and reports the routes that work.
 func (e *examination) routes(ctx context.Context) {
 	var id [6]byte
 	_, _ = rand.Read(id[:]) // never fails
@@ -244,7 +244,7 @@ func (e *examination) routes(ctx context.Context) {
 	_, err = c.Connect(ctx)
 	took := time.Since(start)
 	choice := c.Choice()
-	// Its own time: a step runner that was started shall be gone also when ours is up.
+	// A time of its own: the step runner must be ended even if the examination's time is up.
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
 	defer cancel()
 	closed := c.Close(end)
@@ -268,7 +268,7 @@ func (e *examination) routes(ctx context.Context) {
 	e.report.add(e.judgeLimits(vm.Program(), told, tellErr))
 }
 
-// docker asks the VM's Docker daemon about itself.
+// docker queries the VM's Docker daemon.
 func (e *examination) docker(ctx context.Context) {
 	e.report.daemon(ctx, *e.cfg.Docker, func(ctx context.Context, network, addr string) (net.Conn, error) {
 		stream, err := e.conn.Dial(ctx, network, addr)
@@ -305,7 +305,7 @@ func (r *Report) daemon(
 	r.add(okay(checkDocker, about))
 }
 
-// notStarted says why no step runner could be.
+// notStarted reports why no step runner could be started.
 func (e *examination) notStarted(err error) {
 	missing := (*connector.ServeError)(nil)
 	if errors.As(err, &missing) && (missing.ExitCode == 126 || missing.ExitCode == 127) {
@@ -344,7 +344,7 @@ type unshared struct{ conn *mux.Conn }
 func (u unshared) Conn() connector.Conn { return u.conn }
 func (u unshared) Release()             {}
 
-// round makes a time short enough to read.
+// round shortens a duration for people.
 func round(d time.Duration) time.Duration {
 	switch {
 	case d > time.Second:

@@ -202,7 +202,7 @@ func TestAMachineBehindABastionIsExaminedByWayOfIt(t *testing.T) {
 	bastion.Stop()
 	r = examine(t, in)
 	require.False(t, r.Usable)
-	f = requireFinding(t, r, checkLogin, Fail, "^connect: by way of bastion: .*refused")
+	f = requireFinding(t, r, checkLogin, Fail, "^connect: through jump host bastion: .*refused")
 	require.Contains(t, f.Change, "at the jump host "+bastion.User+"@"+bastion.Addr+": nothing listens there")
 }
 

@@ -19,23 +19,24 @@ import (
 const (
 	// maxReason bounds a text of the VM about its isolation, in bytes.
 	maxReason = 400
-	// hideProgram is advice where processes of builds see step runners.
+	// hideProgram is the advice if processes of builds can see step runners.
 	hideProgram = "install stepmux-vm owned by root, with mode 0711"
 )
 
-// isolationReport is the answer of "steps isolation"; see docs/protocol.md.
+// isolationReport is the answer of `steps isolation`; see docs/protocol.md.
 type isolationReport struct {
 	Level    string `json:"level"`
 	Reason   string `json:"reason"`
 	Remedy   string `json:"remedy"`
 	Readable bool   `json:"program_readable"`
 
-	Limits       *bool  `json:"limits"` // nil from an older one
+	Limits       *bool  `json:"limits"` // nil from an older program
 	LimitsReason string `json:"limits_reason"`
 	LimitsRemedy string `json:"limits_remedy"`
 }
 
-// tryIsolation lets the VM's program try the isolation that builds would have. It goes before a relay takes a session.
+// tryIsolation makes the VM's program try the isolation that builds would have. Call it before a relay takes a
+// session.
 func (e *examination) tryIsolation(ctx context.Context) (told isolationReport, err error) {
 	argv := append(slices.Clone(runner(e.in)), "steps", "isolation", "--temp-dir", cmp.Or(e.in.TempDir, "/tmp"))
 	if e.level() != wire.IsolationAuto {
@@ -51,18 +52,18 @@ func (e *examination) tryIsolation(ctx context.Context) (told isolationReport, e
 	case out.err != nil:
 		return told, fmt.Errorf("%w: %s", out.err, termtext.Short(out.stderr, maxReason))
 	}
-	text := strings.TrimSpace(out.stdout) // a login shell may print more, before it
+	text := strings.TrimSpace(out.stdout) // a login shell may print more text before it
 	err = json.Unmarshal([]byte(text[strings.LastIndexByte(text, '\n')+1:]), &told)
 	return told, err
 }
 
-// level is the level that builds are to have.
+// level is the isolation level that builds are to have.
 func (e *examination) level() string {
 	level, _ := connector.ParseIsolation(e.in.Isolation) // the group has checked it
 	return level
 }
 
-// judgeIsolation judges the result of tryIsolation, now that p is known to run the builds.
+// judgeIsolation judges the result of tryIsolation. p is the program that runs the builds.
 func (e *examination) judgeIsolation(p program.Program, told isolationReport, err error) Finding {
 	switch {
 	case p.Kind != program.Stepmux:
@@ -100,10 +101,10 @@ func (e *examination) judgeLimits(p program.Program, told isolationReport, err e
 	return okay(checkLimits, "cannot be had: "+reason)
 }
 
-// isolationGain is the benefit of isolation.
+// isolationGain is the benefit of isolation, for findings.
 const isolationGain = "a build cannot see, stop or outlive another one's processes, nor reach its files"
 
-// judge judges the answer to a level.
+// judge judges the answer for the level that was requested.
 func (r isolationReport) judge(asked string) Finding {
 	reason, remedy := termtext.Short(r.Reason, maxReason), termtext.Short(r.Remedy, maxReason)
 	level, err := connector.ParseIsolation(r.Level)
@@ -130,7 +131,7 @@ func (r isolationReport) judge(asked string) Finding {
 		changes = append(changes, hideProgram)
 		gain += "; a program that its user cannot read cannot be looked into while it starts"
 	}
-	if reason == "" { // somebody wants it so
+	if reason == "" { // switched off on purpose
 		f := okay(checkIsolation, "off, as configured")
 		if asked == wire.IsolationAuto {
 			f.Detail = "off, as the VM's variable " + wire.IsolationVar + " says"

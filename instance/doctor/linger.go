@@ -7,14 +7,15 @@ import (
 	"strings"
 )
 
-// logindScript prints what logind (systemd) does to a user's processes at the end of the last session, and the user.
+// logindScript prints the settings by which logind (systemd) ends a user's processes after the last session, and the
+// user.
 const logindScript = `for p in KillUserProcesses KillOnlyUsers KillExcludeUsers; do
 	echo "$p $(busctl get-property org.freedesktop.login1 /org/freedesktop/login1 \
 		org.freedesktop.login1.Manager $p 2>/dev/null)"
 done
 echo "user $(id -un)"`
 
-// linger finds out whether builds can outlive their connection, on an instance where they are to.
+// linger checks whether builds can outlive their connection, on an instance that is configured for that.
 func (e *examination) linger(ctx context.Context) {
 	if e.in.Linger <= 0 {
 		return
@@ -38,7 +39,7 @@ func (e *examination) linger(ctx context.Context) {
 // judgeLinger judges logind's properties, as busctl prints them: see logind.conf(5). Without logind they are empty.
 func judgeLinger(linger string, facts map[string]string) Finding {
 	user := facts["user"]
-	// A list is printed as: as 2 "root" "ci".
+	// busctl prints a list as: as 2 "root" "ci".
 	in := func(list string) bool { return slices.Contains(strings.Fields(facts[list]), `"`+user+`"`) }
 	only := strings.HasPrefix(facts["KillOnlyUsers"], "as ") && facts["KillOnlyUsers"] != "as 0"
 	if facts["KillUserProcesses"] != "b true" || in("KillExcludeUsers") || only && !in("KillOnlyUsers") {

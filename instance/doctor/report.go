@@ -10,24 +10,24 @@ import (
 	"github.com/stepmux/stepmux/internal/termtext"
 )
 
-// Status says how bad a finding is.
+// Status is the severity of a finding.
 type Status string
 
 // The statuses.
 const (
 	OK   Status = "ok"
-	Warn Status = "warn" // builds run, and would run better
+	Warn Status = "warn" // builds run, but could run better
 	Fail Status = "fail" // builds fail
-	Skip Status = "skip" // could not be found out, for a reason that another finding tells
+	Skip Status = "skip" // could not be checked, for a reason that another finding gives
 )
 
 // Finding is the result of one check.
 type Finding struct {
 	Check  string `json:"check"`
 	Status Status `json:"status"`
-	// Detail is the observation. It may hold foreign text.
+	// Detail is the observation. It may contain untrusted text.
 	Detail string `json:"detail"`
-	// Change advises a change, and Gain names its benefit. Both are empty if nothing is to be done.
+	// Change is the change to make, and Gain its benefit. Both are empty if there is nothing to change.
 	Change string `json:"change,omitempty"`
 	Gain   string `json:"gain,omitempty"`
 }
@@ -54,20 +54,20 @@ type Report struct {
 
 func (r *Report) add(f Finding) { r.Findings = append(r.Findings, f) }
 
-// skip notes checks that could not be made.
+// skip records checks that could not be made.
 func (r *Report) skip(why string, checks ...string) {
 	for _, check := range checks {
 		r.add(Finding{Check: check, Status: Skip, Detail: why})
 	}
 }
 
-// finish sums the findings up.
+// finish sets the summary of the findings.
 func (r *Report) finish(took time.Duration) {
 	r.Seconds = took.Seconds()
 	r.Usable = !slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.Status == Fail })
 }
 
-// WriteText writes the report as lines for people. Foreign text is made harmless.
+// WriteText writes the report as lines for people. Untrusted text is made safe for a terminal.
 func (r *Report) WriteText(w io.Writer) error {
 	verdict := "builds can run here"
 	if !r.Usable {

@@ -21,9 +21,10 @@ var openSSH = lazyregexp.New(`^SSH-2\.0-OpenSSH_(\d{1,3})\.(\d{1,3})(?:\.\d{1,3}
 
 // flaw is a known fault of some versions of OpenSSH's server.
 type flaw struct {
-	from, fixed version // the first that has it, and the first that has it no more
+	from, fixed version // the first that has it, and the first that no longer has it
 	what        string
-	// debian12 is the least N for which 9.2p1 of Debian-2+deb12uN has the fix; 0 if that has no such flaw.
+	// debian12 is the least N for which 9.2p1 of Debian-2+deb12uN has the fix; 0 if that version does not have the
+	// flaw.
 	debian12 int
 }
 
@@ -48,7 +49,7 @@ func judgeServer(identification string) Finding {
 	}
 	var v version
 	for i := range v {
-		v[i], _ = strconv.Atoi(m[i+1]) // they are short numbers
+		v[i], _ = strconv.Atoi(m[i+1]) // they are short numbers, so this cannot fail
 	}
 	var found []string
 	var fixed version
@@ -73,7 +74,7 @@ func judgeServer(identification string) Finding {
 	return warning(checkServer, detail, change, "builds run either way; it closes known holes")
 }
 
-// debian12 returns the number of a security update of Debian 12's package, 0 if that is another package.
+// debian12 returns N of a Debian 12 package (Debian-2+deb12uN), or 0 if it is another package.
 func debian12(suffix string) int {
 	n, err := strconv.Atoi(strings.TrimPrefix(suffix, "Debian-2+deb12u"))
 	if err != nil {

@@ -20,27 +20,27 @@ import (
 	"github.com/stepmux/stepmux/mux/login"
 )
 
-// entryKeys are the keys of an instance; defaults: has all but the first two.
+// entryKeys are the keys of an instance. The defaults have all of them except the first two.
 var entryKeys = []string{
 	"id", "address",
 	"user", "key", "capacity", "max_uses", "labels", "host_keys", "via", "runner", "temp_dir", "isolation",
 	"build_user", "linger", "build_memory", "build_pids", "build_cpus",
 }
 
-// idForm matches valid IDs: an ID stands in tables, on command lines and in addresses of requests.
+// idForm matches valid IDs: an ID appears in tables, on command lines and in URLs.
 var idForm = lazyregexp.New(`^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$`)
 
-// entry is an instance as it is written, or the defaults.
+// entry is an instance as written in the file, or the defaults.
 type entry struct {
 	at        *yaml.Node
 	id, addr  string
 	user      string
-	auth      []login.Auth // empty if not said
+	auth      []login.Auth // empty if not given
 	capacity  int
 	maxUses   int
 	labels    map[string]string
 	hostKeys  []ssh.PublicKey
-	via       string // empty for none
+	via       string // empty for a direct connection
 	viaSaid   bool
 	runner    []string
 	tempDir   string
@@ -50,18 +50,18 @@ type entry struct {
 	limits    limits.Build
 }
 
-// entry reads the keys of an instance, or of the defaults. Missing keys keep their value in from.
+// entry reads the keys of an instance, or of the defaults. Missing keys have the value in from.
 func (r *reader) entry(n *yaml.Node, what string, known []string, from entry) entry {
 	items := r.mapping(n, what, known)
 	e := from
 	e.at, e.labels = n, maps.Clone(from.labels)
-	for _, key := range entryKeys { // in this order, so that the same text has the same first mistake
+	for _, key := range entryKeys { // in a fixed order, so that the same text always has the same first error
 		if value, given := items[key]; given && r.err == nil {
 			r.field(&e, key, value)
 		}
 	}
 	if items["via"] == nil && e.via == e.id {
-		e.via = "" // the defaults are not meant for the jump host itself
+		e.via = "" // the defaults do not apply to the jump host itself
 	}
 	return e
 }
@@ -128,7 +128,7 @@ func (r *reader) linger(n *yaml.Node) time.Duration {
 	return d
 }
 
-// address reads host or host:port, and returns it so.
+// address reads host or host:port.
 func (r *reader) address(n *yaml.Node) string {
 	text := r.text(n, "address")
 	if strings.ContainsAny(text, "/@ ") {
@@ -277,7 +277,7 @@ func (r *reader) checkNamed(e entry, before map[string]entry) {
 	}
 }
 
-// checkVia follows the way to an instance.
+// checkVia checks the chain of jump hosts of an instance.
 func (r *reader) checkVia(id string, entries map[string]entry) {
 	way := []string{id}
 	for via := entries[id].via; via != "" && r.err == nil; via = entries[via].via {

@@ -6,12 +6,12 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// Error is a mistake in an inventory, with its place and, where possible, the remedy.
+// Error is an error in an inventory, with its position and, if possible, the remedy.
 type Error struct {
-	// File is the name given to Parse. Line and Column count from 1; both are 0 for a mistake of the whole text.
+	// File is the name given to Parse. Line and Column count from 1; both are 0 if the error concerns the whole text.
 	File         string
 	Line, Column int
-	// Message describes the mistake.
+	// Message describes the error.
 	Message string
 }
 
@@ -22,7 +22,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s:%d:%d: %s", e.File, e.Line, e.Column, e.Message)
 }
 
-// fail notes a mistake at n, or one of the whole text if n is nil, unless there was one before.
+// fail records an error at n, or of the whole text if n is nil. Only the first error is kept.
 func (r *reader) fail(n *yaml.Node, format string, args ...any) {
 	if r.err != nil {
 		return

@@ -16,33 +16,33 @@ import (
 	"github.com/stepmux/stepmux/instance"
 )
 
-// defaultInterval is how often a File is looked at.
+// defaultInterval is how often a File is checked for changes.
 const defaultInterval = time.Second
 
-// Config says which file is the inventory.
+// Config names the inventory's file.
 type Config struct {
 	// Path is the file. Required.
 	Path string
-	// Fallback applies where the inventory says nothing.
+	// Fallback has the values for keys that the inventory does not set.
 	Fallback Fallback
-	// Interval is how often Watch looks whether the file has changed. If zero, 1s.
+	// Interval is how often Watch checks whether the file has changed. If zero, 1s.
 	Interval time.Duration
-	// Logger gets a line for each reload, and for each that fails. May be nil.
+	// Logger receives a line for each reload and for each failed one. May be nil.
 	Logger *slog.Logger
 }
 
 // File is an inventory in a file, for instance.Group.Follow. It is safe for concurrent use.
 type File struct {
 	cfg    Config
-	reload chan struct{} // has room for one
+	reload chan struct{} // holds at most one request
 
 	mu     sync.Mutex // guards the following
 	all    []instance.Instance
-	loaded fs.FileInfo // the file that was read last, well or not; nil if it was not there
-	err    error       // of that
+	loaded fs.FileInfo // the state of the file that was read last, valid or not; nil if the file was missing
+	err    error       // the error of that reading
 }
 
-// same reports whether two states are of the same file, unchanged. No state is the same as nil.
+// same reports whether two states are of the same, unchanged file. nil equals nil: no file.
 func same(a, b fs.FileInfo) bool {
 	return os.SameFile(a, b) && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
 }
@@ -65,31 +65,31 @@ func Open(ctx context.Context, cfg Config) (*File, error) {
 	return f, nil
 }
 
-// Instances returns the instances as they were read last without a mistake.
+// Instances returns the instances of the last valid reading.
 func (f *File) Instances() []instance.Instance {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.all
 }
 
-// Err returns the error of the last reading of the file, or nil.
+// Err returns the error of the last reading, or nil.
 func (f *File) Err() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.err
 }
 
-// Reload lets Watch read the file again though it may not have changed: keys it names may have. It does not
-// wait.
+// Reload makes Watch read the file again even if it has not changed, because files that it names may have. It does
+// not wait.
 func (f *File) Reload() {
 	select {
 	case f.reload <- struct{}{}:
-	default: // it is going to anyway
+	default: // a reload is pending already
 	}
 }
 
-// Watch is for instance.Group.Follow. It reads the file again when it has changed and then stood still from
-// one look to the next. What it cannot read, or update refuses, changes nothing: it is logged, and Err says
+// Watch is for instance.Group.Follow. It reads the file again when it has changed and then stayed unchanged for one
+// interval. A file that it cannot read, or that update refuses, changes nothing: the error is logged, and Err returns
 // it.
 func (f *File) Watch(ctx context.Context, update func([]instance.Instance) error) error {
 	if err := update(f.Instances()); err != nil {
@@ -97,7 +97,7 @@ func (f *File) Watch(ctx context.Context, update func([]instance.Instance) error
 	}
 	look := time.NewTicker(f.cfg.Interval)
 	defer look.Stop()
-	var seen fs.FileInfo // by the look before
+	var seen fs.FileInfo // the state at the previous check
 	for {
 		select {
 		case <-ctx.Done():
@@ -110,7 +110,7 @@ func (f *File) Watch(ctx context.Context, update func([]instance.Instance) error
 		now, err := os.Stat(f.cfg.Path)
 		if err != nil {
 			now = nil
-			f.note(nil, nil, fmt.Errorf("read inventory: %w", err)) // it is read when it is there again, the same or not
+			f.note(nil, nil, fmt.Errorf("read inventory: %w", err)) // when the file is back it is read, even if it is unchanged
 		} else if same(now, seen) && !f.isLoaded(now) {
 			f.load(ctx, update)
 		}
@@ -118,11 +118,11 @@ func (f *File) Watch(ctx context.Context, update func([]instance.Instance) error
 	}
 }
 
-// load reads the file and hands it on.
+// load reads the file and passes the instances on.
 func (f *File) load(ctx context.Context, update func([]instance.Instance) error) {
 	all, info, err := f.read(ctx)
 	if ctx.Err() != nil {
-		return // what it then says is not the file's fault
+		return // the error would come from ctx, not from the file
 	}
 	if err == nil {
 		err = update(all)
@@ -130,7 +130,7 @@ func (f *File) load(ctx context.Context, update func([]instance.Instance) error)
 	f.note(all, info, err)
 }
 
-// note keeps and logs the outcome of a reading; a mistake is logged once.
+// note records and logs the outcome of a reading. An error is logged once.
 func (f *File) note(all []instance.Instance, info fs.FileInfo, err error) {
 	f.mu.Lock()
 	known := err != nil && f.err != nil && f.err.Error() == err.Error()
@@ -153,7 +153,7 @@ func (f *File) isLoaded(info fs.FileInfo) bool {
 	return same(f.loaded, info)
 }
 
-// read reads the file as it is now. It returns its state just before, nil if it cannot be opened at all.
+// read reads the file. It also returns the file's state just before; nil if it cannot be opened.
 func (f *File) read(ctx context.Context) ([]instance.Instance, fs.FileInfo, error) {
 	text, info, err := f.text()
 	if err != nil {
@@ -166,7 +166,7 @@ func (f *File) read(ctx context.Context) ([]instance.Instance, fs.FileInfo, erro
 func (f *File) text() ([]byte, fs.FileInfo, error) {
 	info, err := os.Stat(f.cfg.Path)
 	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s is not a regular file", f.cfg.Path) // to open a pipe would wait for its other end
+		err = fmt.Errorf("%s is not a regular file", f.cfg.Path) // opening a pipe would wait for its other end
 	}
 	if err != nil {
 		return nil, nil, err

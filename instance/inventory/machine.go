@@ -12,23 +12,23 @@ import (
 	"github.com/stepmux/stepmux/mux/login"
 )
 
-// Machine is an inventory's description of the way to an instance.
+// Machine is the way to an instance, as an inventory describes it.
 type Machine struct {
 	ID    string // its identity
-	Place string // host or host:port; host may be a name that the Resolver knows
-	User  string // empty if not said
-	// Auth holds the ways to log in. Empty if not said.
+	Place string // host or host:port; the Resolver may know host by another name
+	User  string // empty if not given
+	// Auth holds the ways to log in. Empty if not given.
 	Auth []login.Auth
-	// HostKeys judges its host key. Nil if not said.
+	// HostKeys is the host-key policy. Nil if not given.
 	HostKeys *login.HostKeys
-	// Jump is the host to go through, [user@]host[:port], or the word none. Empty if not said.
+	// Jump is the host to go through, [user@]host[:port], or the word none. Empty if not given.
 	Jump string
 	// JumpUser and JumpAuth are User and Auth of the host that Jump names.
 	JumpUser string
 	JumpAuth []login.Auth
 }
 
-// Resolver knows the way to machines where the inventory does not say it. One goroutine uses it.
+// Resolver fills in the way to machines where the inventory does not describe it. One goroutine uses it.
 type Resolver interface {
 	// KeyFile reads a private key.
 	KeyFile(ctx context.Context, file string) (login.Auth, error)
@@ -36,7 +36,7 @@ type Resolver interface {
 	Resolve(ctx context.Context, m Machine) (addr string, cfg mux.Config, jump *instance.Instance, err error)
 }
 
-// instance makes an entry an instance. Its way may lead through one of ids.
+// instance converts an entry to an instance. ids are the entries that it may be reached through.
 func (r *reader) instance(e entry, ids map[string]entry) instance.Instance {
 	m := Machine{ID: e.id, Place: e.addr, User: e.user, Auth: e.auth}
 	if len(e.hostKeys) > 0 {
@@ -72,7 +72,8 @@ func (r *reader) instance(e entry, ids map[string]entry) instance.Instance {
 	return in
 }
 
-// revision tells keys from others. The keys of an agent and of a command are not known before a login.
+// revision returns a text that differs for different keys. The keys of an agent or a command are unknown before a
+// login.
 func revision(auths []login.Auth, hostKeys []ssh.PublicKey) string {
 	sum := sha256.New()
 	for _, a := range auths {

@@ -19,15 +19,15 @@ import (
 )
 
 const (
-	// maxText bounds an inventory, in bytes: a thousand instances have a few hundred each.
+	// maxText bounds an inventory, in bytes. An instance takes a few hundred.
 	maxText = 4 << 20
-	// maxInstances bounds the instances of one.
+	// maxInstances bounds the number of instances in an inventory.
 	maxInstances = 10_000
-	// maxDepth is the deepest nesting; an inventory needs four levels.
+	// maxDepth bounds the nesting; an inventory needs four levels.
 	maxDepth = 16
 )
 
-// Fallback applies to an instance where the file says nothing.
+// Fallback has the values for keys that the file does not set.
 type Fallback struct {
 	Capacity  int      // if zero, 1
 	Runner    []string // as in instance.Instance, and so are the following
@@ -39,7 +39,7 @@ type Fallback struct {
 }
 
 // Parse reads an inventory. name stands for the text in errors; paths in it are relative to dir. ctx bounds the calls
-// of the Resolver. The error is an [*Error] with the first mistake found.
+// of the Resolver. The error is an [*Error] with the first mistake in the text.
 //
 //	defaults:            # for all instances; each may have its own
 //	  user: ci
@@ -74,7 +74,7 @@ func Parse(ctx context.Context, name, dir string, text []byte, fallback Fallback
 	return all, nil
 }
 
-// reader reads one text. Its methods note the first mistake in err, and then return without a result.
+// reader reads one text. Its methods record the first error in err, and after that return without a result.
 type reader struct {
 	ctx       context.Context // that of Parse
 	name, dir string
@@ -139,8 +139,8 @@ func (r *reader) failSyntax(err error) {
 	r.fail(at, "not valid YAML: %s", message)
 }
 
-// plain checks that n is of a kind, without anchors, aliases and tags. like describes the kind. It reports whether no
-// mistake was found so far.
+// plain checks that n is of a kind, without anchors, aliases and tags. like describes the kind. It returns false if
+// this or an earlier check has failed.
 func (r *reader) plain(n *yaml.Node, kind yaml.Kind, what, like string) bool {
 	switch {
 	case r.err != nil:
@@ -179,7 +179,7 @@ func (r *reader) mapping(n *yaml.Node, what string, known []string) map[string]*
 	return items
 }
 
-// list reads a list that is not empty. empty is the mistake if it is.
+// list reads a list. empty is the error for an empty list.
 func (r *reader) list(n *yaml.Node, what, empty string) []*yaml.Node {
 	if !r.plain(n, yaml.SequenceNode, what, "a list") {
 		return nil
@@ -190,7 +190,7 @@ func (r *reader) list(n *yaml.Node, what, empty string) []*yaml.Node {
 	return n.Content
 }
 
-// text reads a text that is not empty. Numbers and dates are texts too: 42 is a valid id.
+// text reads a text that is not empty. Numbers and dates are accepted as texts: 42 is a valid id.
 func (r *reader) text(n *yaml.Node, what string) string {
 	if !r.plain(n, yaml.ScalarNode, what, "a text") {
 		return ""
@@ -201,7 +201,7 @@ func (r *reader) text(n *yaml.Node, what string) string {
 	return n.Value
 }
 
-// count reads a number of at least 1. less is the advice for a smaller number.
+// count reads a number of at least 1. less is the advice for smaller numbers.
 func (r *reader) count(n *yaml.Node, what, less string) int {
 	if !r.plain(n, yaml.ScalarNode, what, "a number") {
 		return 0

@@ -55,11 +55,11 @@ func (m *Manager) note(ctx context.Context, a action) {
 	}
 }
 
-// whoVar names the metadata by which this process says for whom it calls its own service.
+// whoVar is the metadata key by which this process names the person for whom it calls its own service.
 const whoVar = "stepmux-who"
 
-// ContextFor returns a context for calls of this process to its own service, on behalf of someone else: who is kept
-// with actions.
+// ContextFor returns a context for calls of this process to its own service on behalf of a person. The name who is
+// stored with that person's actions.
 func ContextFor(ctx context.Context, who string) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, whoVar, who)
 }
@@ -122,7 +122,7 @@ func (s *store) actions(ctx context.Context) (*pb.AuditResponse, error) {
 	return resp, nil
 }
 
-// drainedBy is drain, and keeps who did it.
+// drainedBy is drain, and records the name of the operator.
 func (m *Manager) drainedBy(ctx context.Context, who, id, note string, limit time.Duration) error {
 	if err := m.drain(ctx, id, note, limit); err != nil {
 		return err
@@ -131,7 +131,7 @@ func (m *Manager) drainedBy(ctx context.Context, who, id, note string, limit tim
 	return nil
 }
 
-// undrainedBy is undrain, and keeps who did it.
+// undrainedBy is undrain, and records the name of the operator.
 func (m *Manager) undrainedBy(ctx context.Context, who, id string, options ...jetstream.PublishOpt) error {
 	if err := m.undrain(ctx, id, options...); err != nil {
 		return err

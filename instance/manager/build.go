@@ -21,7 +21,7 @@ import (
 )
 
 // errCanceled ends a build on request.
-var errCanceled = errors.New("its end was asked for")
+var errCanceled = errors.New("it was canceled on request")
 
 // build is a build that this manager has taken from the queue. One goroutine, Manager.run, owns it.
 type build struct {
@@ -30,7 +30,7 @@ type build struct {
 	where where
 	log   *storedLog
 	done  chan struct{} // closed when it has ended or is left to another manager
-	// queued is called when the build has its place among those that wait for a slot, or needs none.
+	// queued is called when the build has its place in the queue for a slot, or needs no slot.
 	queued func()
 	// traceErr is why its trace is not kept, although that was asked for. It is for Manager.run's goroutine.
 	traceErr error
@@ -344,7 +344,7 @@ func resultOf(err error, canceled bool) *result {
 	return r
 }
 
-// end ends what is left of a build on its VM, keeps its outcome, and takes its request out of the queue.
+// end ends the rest of a build on its VM, stores its outcome, and takes its request out of the queue.
 func (m *Manager) end(b *build, e *instance.Executor, known *result, err error) {
 	cleanup := e.Cleanup(m.life) // it is bounded
 	ended := *known
@@ -397,7 +397,7 @@ func (b *build) leaveQueue() {
 	}
 }
 
-// keepTrying repeats what must not fail, until it succeeds or the store is lost: then the next manager does it.
+// keepTrying repeats an operation until it succeeds or the store is lost; in that case the next manager does it.
 func (m *Manager) keepTrying(what string, b *build, do func() error) {
 	for {
 		err := do()

@@ -15,7 +15,7 @@ import (
 	"github.com/stepmux/stepmux/instance"
 )
 
-// claim says which manager has a VM.
+// claim records which manager holds a VM.
 type claim struct {
 	Instance string `json:"instance"`
 	Manager  string `json:"manager,omitempty"` // empty: the VM is free

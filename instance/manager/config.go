@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// DefaultLinger is how long a build goes on without a manager.
+	// DefaultLinger is how long a build continues without a manager.
 	DefaultLinger = 5 * time.Minute
 	// DefaultKeep is how long builds that have ended are kept.
 	DefaultKeep = 7 * 24 * time.Hour
@@ -37,20 +37,20 @@ type Config struct {
 	// KeyFile and the instances are the same for all of them, and each VM is used by one of them at a time. If nil, the
 	// state is in Dir.
 	NATS *NATS
-	// Lease is how long the VMs of a manager of a cluster that says nothing stay with it, the same for all. If zero,
+	// Lease is how long a silent manager of a cluster keeps its VMs, the same for all managers. If zero,
 	// DefaultLease.
 	Lease time.Duration
 	// Provider runs the builds on the instances of Group. The caller closes it after the Manager. Both are required.
 	Provider *instance.Provider
 	Group    *instance.Group
-	// Linger is how long a build goes on without a manager, at most 24h. If zero, DefaultLinger.
+	// Linger is how long a build continues without a manager, at most 24h. If zero, DefaultLinger.
 	Linger time.Duration
-	// Place says where the job of a build runs: in a container, in a pod on a group that is a cluster, or with neither on
-	// the instance itself. own is what its keys image and services ask for, nil without these. It is asked again when
-	// another manager goes on with the build, and must then say the same. If nil, jobs with such keys are refused, and the
-	// others run on the instance.
+	// Place returns where the job of a build runs: in a container, in a pod (if the group is a cluster), or, with
+	// neither, on the instance itself. own is the container that its keys image and services describe, or nil. When
+	// another manager takes over the build, Place is called again, and must return the same. If nil, jobs with such
+	// keys are refused, and the others run on the instance.
 	Place func(own *docker.Spec) (*docker.Spec, *kubernetes.Spec, error)
-	// EndBuilds lets Shutdown end the builds that run: for instances that end with the manager.
+	// EndBuilds makes Shutdown end the running builds: for instances that end with the manager.
 	EndBuilds bool
 	// Keep is how long builds that have ended, and logs, are kept, at least a second. If zero, DefaultKeep.
 	Keep time.Duration

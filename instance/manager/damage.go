@@ -138,8 +138,8 @@ func (s *store) endWithoutRequest(ctx context.Context, cfg *Config, id string) e
 	return err
 }
 
-// unreadable passes the messages of a stream to take, if that is not nil, and returns how many are there and cannot be
-// read. Of a stream with very many messages it reads none. A work queue must have no other consumer.
+// unreadable passes the messages of a stream to take, if that is not nil, and returns how many cannot be read. If a
+// stream has very many messages, it skips the check. A work queue must have no other consumer.
 func (s *store) unreadable(ctx context.Context, stream jetstream.Stream, take func([]byte)) (uint64, error) {
 	info, err := stream.Info(ctx)
 	if err != nil {

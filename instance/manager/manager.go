@@ -241,7 +241,7 @@ func (m *Manager) take(queue jetstream.Consumer) {
 	}
 }
 
-// accept begins a build that came from the queue. placed is called when it has a slot or needs none.
+// accept begins a build that came from the queue. placed is called when it has a slot, or does not need one.
 func (m *Manager) accept(msg jetstream.Msg, placed func()) error {
 	at, err := msg.Metadata()
 	if err != nil {

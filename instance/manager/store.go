@@ -34,8 +34,8 @@ const (
 	logsStream   = "STEPMUX_LOGS"
 	logsSubject  = "stepmux.logs."
 
-	// maxRequest bounds a request, in bytes, and maxPayload what a stream takes: that, sealed, with headers of less than
-	// payloadExtra.
+	// maxRequest bounds a request, in bytes. maxPayload bounds a message of a stream: a request, sealed, with headers
+	// of less than payloadExtra.
 	maxRequest, maxPayload, payloadExtra = 4 << 20, 5 << 20, 64 << 10
 	// keyTime is how long a request that is sent again, with the same key, is known. Each costs 100 bytes of memory
 	// meanwhile.
@@ -399,7 +399,7 @@ type result struct {
 	Trace     int64 `json:"trace,omitempty"` // so of the trace
 }
 
-// record is a build in the bucket.
+// record is the stored state of a build, in the bucket.
 type record struct {
 	ID        string    `json:"id"`
 	Phase     string    `json:"phase"`
@@ -418,7 +418,7 @@ type record struct {
 	Result      *result       `json:"result,omitempty"`
 }
 
-// record returns the record of a build and its revision, nil if there is none.
+// record returns the record of a build and its revision. It returns nil if there is no record.
 func (s *store) record(ctx context.Context, id string) (*record, uint64, error) {
 	entry, err := s.builds.Get(ctx, id)
 	if errors.Is(err, jetstream.ErrKeyNotFound) || errors.Is(err, jetstream.ErrInvalidKey) {
@@ -437,7 +437,7 @@ func (s *store) record(ctx context.Context, id string) (*record, uint64, error) 
 // errTaken says that a record was changed by somebody else.
 var errTaken = errors.New("the build's record was changed meanwhile")
 
-// put changes a record by compare-and-set: revision is that of the record before, 0 if there was none.
+// put changes a record by compare-and-set: revision is that of the previous record, 0 if there was no record.
 func (s *store) put(ctx context.Context, r *record, revision uint64) (uint64, error) {
 	text, err := json.Marshal(r)
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/stepmux/stepmux/mux"
 )
 
-// Metrics counts and measures. It is safe for concurrent use.
+// Metrics holds the metrics of a manager. It is safe for concurrent use.
 type Metrics struct {
 	registry *prometheus.Registry
 
@@ -35,7 +35,7 @@ type Metrics struct {
 	largest   prometheus.Observer
 }
 
-// New returns Metrics that have seen nothing yet, of a program of this version.
+// New returns empty Metrics for a program of this version.
 func New(version string) *Metrics {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(),
@@ -74,7 +74,7 @@ func New(version string) *Metrics {
 		largest: histogram("build_largest_process_bytes", "Resident memory of a build's largest process.",
 			prometheus.ExponentialBuckets(16<<20, 2, 12)).WithLabelValues(),
 	}
-	// What may happen is there from the beginning, so that its first time shows as an increase.
+	// Create all series at the beginning, so that the first event shows as an increase.
 	for _, reason := range []string{
 		"idle", "age", "shutdown", "reconfigured", "not needed", "keepalive", "read", "write", "other",
 	} {
@@ -100,15 +100,15 @@ const (
 	success   = "success"
 )
 
-// Watch adds the state of p's instances to each scrape. It is called once.
+// Watch adds the state of p's instances to each scrape. Call it once.
 func (m *Metrics) Watch(p *instance.Provider) { m.registry.MustRegister(fleet{p}) }
 
-// Retired counts a connection that left service, for instance.Config.Retired.
+// Retired counts a connection that has left service. It is for instance.Config.Retired.
 func (m *Metrics) Retired(_ string, cause error) {
 	m.closed.WithLabelValues(instance.CloseReason(cause)).Inc()
 }
 
-// Dialed measures an attempt to connect, for instance.Config.DialDone.
+// Dialed measures an attempt to connect. It is for instance.Config.DialDone.
 func (m *Metrics) Dialed(_ string, _ int, took time.Duration, err error) {
 	m.dials.WithLabelValues(dialResult(err)).Observe(took.Seconds())
 }
@@ -127,7 +127,7 @@ func (m *Metrics) ConnTrace() *mux.Trace {
 	}
 }
 
-// Ended counts a build.
+// Ended counts a finished build.
 func (m *Metrics) Ended(r batch.Report) {
 	reason := instance.FailureReason(success)
 	if r.Err != nil {
@@ -150,7 +150,7 @@ func (m *Metrics) Ended(r batch.Report) {
 	}
 }
 
-// Handler serves the metrics in Prometheus's text form.
+// Handler serves the metrics in Prometheus's text format.
 func (m *Metrics) Handler() http.Handler {
 	return promhttp.InstrumentMetricHandler(m.registry,
 		promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
@@ -163,7 +163,7 @@ func result(err error) string {
 	return "ok"
 }
 
-// dialResult is "ok", or the stage at which a dial failed.
+// dialResult returns "ok", or the stage at which a dial failed.
 func dialResult(err error) string {
 	if failed := (*mux.DialError)(nil); errors.As(err, &failed) {
 		return failed.Stage

@@ -10,7 +10,7 @@ import (
 	"github.com/stepmux/stepmux/internal/boundedhttp"
 )
 
-// Server serves Metrics at /metrics, and "ok" at /healthz for as long as the process lives.
+// Server serves Metrics at /metrics, and "ok" at /healthz as long as the process lives.
 type Server struct {
 	addr string
 	http *boundedhttp.Server
@@ -35,13 +35,13 @@ func Serve(addr string, m *Metrics) (*Server, error) {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", m.Handler())
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = io.WriteString(w, "ok\n") // who does not read it did not want to know
+		_, _ = io.WriteString(w, "ok\n") // a client that hangs up does not need it
 	})
 	return &Server{addr: listener.Addr().String(), http: boundedhttp.Serve(listener, mux)}, nil
 }
 
-// Addr returns where it listens, host:port.
+// Addr returns the address where it listens, as host:port.
 func (s *Server) Addr() string { return s.addr }
 
-// Close ends the connections. It is idempotent and waits for them.
+// Close ends the connections and waits for them. Idempotent.
 func (s *Server) Close() { s.http.Close() }

@@ -65,8 +65,8 @@ var mechanisms = []mechanism{
 	{
 		promise: "Recycling never ends a build",
 		file:    "pool/member.go",
-		code:    "m.e.current = nil // that was m, or it has just arrived and there is none\n\tif m.leases == 0 {",
-		without: "m.e.current = nil // that was m, or it has just arrived and there is none\n\tif m.leases >= 0 {",
+		code:    "m.e.current = nil // m was current, or m has just arrived and there is no current\n\tif m.leases == 0 {",
+		without: "m.e.current = nil // m was current, or m has just arrived and there is no current\n\tif m.leases >= 0 {",
 		test:    "pool.TestRetireDrainsTheKeysConnection",
 	},
 	{

@@ -8,21 +8,21 @@ import (
 // past is a deadline that has passed, and the zero time is no deadline.
 var past = time.Unix(0, 1)
 
-// deadline is a time that can be moved while calls wait for it.
+// deadline is a time limit that may be changed while calls wait for it.
 type deadline struct {
 	mu     sync.Mutex // guards the following
 	timer  *time.Timer
-	passed chan struct{} // closed once the deadline has passed; a new one once it is moved after that
+	passed chan struct{} // closed once the deadline has passed; replaced when the deadline then moves
 }
 
-// channel returns a channel that is closed once the deadline has passed, wherever it is moved until then.
+// channel returns a channel that is closed once the deadline has passed, even if it is moved in the meantime.
 func (d *deadline) channel() <-chan struct{} {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.passed
 }
 
-// set moves the deadline. A closed stream's deadline has passed for good.
+// set moves the deadline. Once the stream is closed, its deadline stays in the past.
 func (d *deadline) set(t time.Time, closed <-chan struct{}) (err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

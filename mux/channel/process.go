@@ -60,14 +60,14 @@ func (p *Process) Err() error {
 // group. In a session the server sends it, and OpenSSH ignores it for root logins without an error: do not rely on it.
 func (p *Process) Signal(name string) error { return p.transport.Signal(name) }
 
-// ExitError says how a remote process ended, if not with status 0. Exactly one of its facts holds: a non-zero Status,
-// or a Signal, or neither if the server closed the channel without telling.
+// ExitError reports that a remote process ended with anything but status 0. It has a non-zero Status, or a Signal, or
+// neither if the server closed the channel without saying how the process ended.
 type ExitError struct {
 	// Status is the exit status, 1 to 255 from a POSIX system.
 	Status int
 	// Signal is the signal's name without "SIG" (RFC 4254, section 6.10), empty if there was no signal.
 	Signal string
-	// Message is the server's text about a signal. It is foreign text.
+	// Message is the server's text about a signal. It is untrusted, and may hold control characters.
 	Message string
 }
 

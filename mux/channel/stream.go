@@ -10,19 +10,19 @@ import (
 	"time"
 )
 
-// ErrStopped is returned by a Transport whose call was stopped. A Stream turns it into the error of its deadline or
-// of its Close.
+// ErrStopped is the error of a Transport's call that was stopped. A Stream replaces it by its deadline's error or its
+// closed error.
 var ErrStopped = errors.New("stopped")
 
-// Transport moves the bytes of a Stream by one route. Read is called by one goroutine at a time, and so are Write and
-// CloseWrite together; Close may be called at any time.
+// Transport moves the bytes of a Stream by one route. At most one Read runs at a time, and at most one Write or
+// CloseWrite. Close may be called at any time.
 //
-// Once stop is closed, a call that waits returns ErrStopped and the number of bytes that it has taken. A later call
-// goes on where it left off: bytes that Write has counted are sent before all that follow, or lost with Close.
+// Once stop is closed, a waiting call returns ErrStopped and the number of bytes it has taken. The next call
+// continues from there: bytes that Write has counted are sent before any later ones, or are lost with Close.
 type Transport interface {
 	Read(p []byte, stop <-chan struct{}) (int, error)
 	Write(p []byte, stop <-chan struct{}) (int, error)
-	// CloseWrite tells the other end that no more comes. It is called until it has returned nil.
+	// CloseWrite tells the other end that no more bytes come. It is repeated until it returns nil.
 	CloseWrite(stop <-chan struct{}) error
 	// Close ends the transport. It does not wait for the peer, and is called once.
 	Close()
@@ -64,9 +64,9 @@ func NewStream(t Transport, local, remote Addr) *Stream {
 	return s
 }
 
-// Read reads the bytes that the other end sent. It returns io.EOF only when the other end has said that it is done. A
-// lost connection is a *mux.ConnError, a relay that has ended a *relay.Error. After Close the error is both
-// net.ErrClosed and io.ErrClosedPipe, after the deadline os.ErrDeadlineExceeded.
+// Read reads the bytes that the other end sent. It returns io.EOF only when the other end has finished writing. If
+// the connection was lost the error is a *mux.ConnError, if the relay ended a *relay.Error. After Close the error is
+// both net.ErrClosed and io.ErrClosedPipe; after the deadline, os.ErrDeadlineExceeded.
 func (s *Stream) Read(p []byte) (int, error) {
 	s.reading.Lock()
 	defer s.reading.Unlock()
@@ -78,9 +78,9 @@ func (s *Stream) Read(p []byte) (int, error) {
 	return n, s.failure("read", err)
 }
 
-// Write sends p. It returns when all of it is on its way, which waits for the window that the other end grants. If the
-// other end takes no more, the error is io.ErrClosedPipe; otherwise its errors are those of Read, without io.EOF. The
-// bytes that it counts are on their way even if its deadline passed.
+// Write sends p. It returns when all of p is on its way, and waits for the window that the other end grants. If the
+// other end has stopped reading, the error is io.ErrClosedPipe; other errors are those of Read, without io.EOF. The
+// bytes that Write counts are on their way even if its deadline passed.
 func (s *Stream) Write(p []byte) (int, error) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
@@ -95,8 +95,8 @@ func (s *Stream) Write(p []byte) (int, error) {
 	return n, s.failure("write", err)
 }
 
-// CloseWrite tells the other end that no more comes, after all that Write has sent. Reading goes on. It waits for a
-// Write that is under way. Idempotent.
+// CloseWrite tells the other end that no more bytes come, after all that Write has sent. The Stream can still be
+// read. CloseWrite waits for a Write that is under way. Idempotent.
 func (s *Stream) CloseWrite() error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
@@ -123,7 +123,7 @@ func (s *Stream) Close() error {
 	return nil
 }
 
-// begin returns the channel that stops a call with this deadline, or why the call must not begin.
+// begin returns the channel that stops a call at this deadline, or an error if the call must not begin.
 func (s *Stream) begin(op string, until *deadline) (stop <-chan struct{}, err error) {
 	stop = until.channel()
 	if isDone(stop) {
@@ -132,7 +132,7 @@ func (s *Stream) begin(op string, until *deadline) (stop <-chan struct{}, err er
 	return stop, nil
 }
 
-// failure turns an error of the transport into one of the Stream.
+// failure turns an error of the transport into the Stream's own error.
 func (s *Stream) failure(op string, err error) error {
 	switch {
 	case err == nil:

@@ -13,12 +13,12 @@ import (
 	"golang.org/x/crypto/ssh/agent"
 )
 
-// agentTimeout bounds one exchange with an agent. It may ask its user, or hang.
+// agentTimeout bounds one exchange with an agent, which may wait for its user or hang.
 var agentTimeout = 20 * time.Second
 
-// Agent logs in with the keys of the ssh-agent at a unix socket, as in SSH_AUTH_SOCK. If only names keys, the agent's
+// Agent logs in with the keys of the ssh-agent at a unix socket (SSH_AUTH_SOCK). If only names keys, the agent's
 // other keys are not tried: a server counts attempts (MaxAuthTries). The agent is asked at each login, over
-// connections with a deadline that end with the login.
+// connections that have a deadline and are closed when the login ends.
 func Agent(socket string, only ...ssh.PublicKey) (Auth, error) {
 	if socket == "" {
 		return Auth{}, errors.New("use ssh-agent: no socket; is SSH_AUTH_SOCK set?")
@@ -38,7 +38,8 @@ func Agent(socket string, only ...ssh.PublicKey) (Auth, error) {
 	}, nil
 }
 
-// listAgent returns a signer for each of the agent's keys, or for each of them that only names.
+// listAgent returns a signer for each of the agent's keys. If only is not empty, for each key in it that the agent
+// has.
 func listAgent(ctx context.Context, socket string, only []ssh.PublicKey) ([]ssh.Signer, error) {
 	var keys []*agent.Key
 	err := withAgent(ctx, socket, func(a agent.ExtendedAgent) (err error) {

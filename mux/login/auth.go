@@ -18,18 +18,18 @@ type Auth struct {
 	public   ssh.PublicKey // if there is one key and it is known before the login
 }
 
-// signers returns the keys for one login, an error, or both: some keys may be missing. It is nil for a password. ctx
-// bounds the call and the use of the keys.
+// signers returns the keys for one login, and an error for those that it could not get; it may return both. It is nil
+// for a password. ctx bounds the call and the use of the keys.
 type signers func(ctx context.Context) ([]ssh.Signer, error)
 
 // String names the way to log in, for messages. It holds no secret.
 func (a Auth) String() string { return a.name }
 
-// PublicKey returns the key to log in with. It is nil for a password and for an agent's keys.
+// PublicKey returns the key to log in with. It returns nil for a password and for an agent's keys.
 func (a Auth) PublicKey() ssh.PublicKey { return a.public }
 
-// authMethods returns the SSH library's form of auths. The library tries each SSH method once, so all keys are one
-// method, in order. note gets the number of keys and the error of the ways that gave no key.
+// authMethods converts auths to the SSH library's form. The library tries each SSH method once, so all keys together
+// are one method, in order. note gets the number of keys, and the errors of auths that gave no key.
 func authMethods(ctx context.Context, auths []Auth, sha1 bool, note func(keys int, err error)) []ssh.AuthMethod {
 	var methods []ssh.AuthMethod
 	if slices.ContainsFunc(auths, func(a Auth) bool { return a.signers != nil }) {
@@ -52,8 +52,8 @@ func authMethods(ctx context.Context, auths []Auth, sha1 bool, note func(keys in
 	return methods
 }
 
-// allSigners returns the keys of all auths and the errors of the others. With sha1, RSA keys come a second
-// time at the end, to sign with SHA-1.
+// allSigners returns the keys of all auths, and the errors of auths that gave none. With sha1, RSA keys appear a
+// second time at the end, to sign with SHA-1.
 func allSigners(ctx context.Context, auths []Auth, sha1 bool) (all []ssh.Signer, err error) {
 	var old []ssh.Signer
 	for _, a := range auths {
@@ -80,8 +80,8 @@ func allSigners(ctx context.Context, auths []Auth, sha1 bool) (all []ssh.Signer,
 	return append(all, old...), err
 }
 
-// rsaSigner makes an RSA key sign with these algorithms only: the library does not try one after the other, and falls
-// back to SHA-1. It returns other keys unchanged.
+// rsaSigner restricts an RSA key to these algorithms: the library does not try one after the other, and falls back to
+// SHA-1. Other keys are returned unchanged.
 func rsaSigner(key ssh.Signer, algorithms ...string) (ssh.Signer, error) {
 	signer, ok := key.(ssh.AlgorithmSigner)
 	if keyType := key.PublicKey().Type(); !ok || keyType != ssh.KeyAlgoRSA && keyType != ssh.CertAlgoRSAv01 {
@@ -100,7 +100,7 @@ type interview struct {
 	told     bool // the password was given
 }
 
-// answer gives the password once, to a server that asks one question without echo.
+// answer gives the password once, to a server that asks exactly one question without echo.
 func (i *interview) answer(_, _ string, questions []string, echos []bool) ([]string, error) {
 	i.rounds++
 	switch {
@@ -118,7 +118,7 @@ func (i *interview) answer(_, _ string, questions []string, echos []bool) ([]str
 	}
 }
 
-// Key logs in with a private key in memory. Error messages have the name.
+// Key logs in with a private key in memory. name stands for it in error messages.
 func Key(name string, signer ssh.Signer) Auth {
 	return Auth{
 		name:    "key " + name,
@@ -127,5 +127,5 @@ func Key(name string, signer ssh.Signer) Auth {
 	}
 }
 
-// Password logs in with a password. It also answers a server that asks for it interactively with one prompt.
+// Password logs in with a password. It also answers a server that asks for it interactively, by a single prompt.
 func Password(secret string) Auth { return Auth{name: "password", password: secret} }

@@ -144,7 +144,7 @@ func TestCredentialsIsCalledAtEachDial(t *testing.T) {
 	require.ErrorContains(t, err, "get credentials: the issuer is down")
 	cfg.Credentials = func(context.Context) ([]login.Auth, error) { return nil, nil }
 	_, err = mux.Dial(sshtest.Within(t), s.Addr, cfg)
-	require.ErrorContains(t, err, "there are none")
+	require.ErrorContains(t, err, "no key and no password was found")
 
 	ctx, cancel := context.WithCancelCause(t.Context())
 	because := errors.New("because")

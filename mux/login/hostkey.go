@@ -40,16 +40,16 @@ type server struct {
 
 // knowledge is the answer of one rule for one server.
 type knowledge struct {
-	// policy names the rule and its source, for messages.
+	// policy names the rule and its source in messages.
 	policy string
 	// types are the types of the known keys, the preferred one first.
 	types []string
-	// authority is true if an authority is known that signs certificates for the server.
+	// authority is true if a certificate authority is known for the server.
 	authority bool
 	// veto returns an error for a key that no rule may accept. May be nil.
 	veto func(ssh.PublicKey) error
-	// check returns nil to accept the key, errNotKnown to pass it to the next rule, and for a wrong key an error that
-	// says what to do.
+	// check returns nil to accept the key and errNotKnown to pass it to the next rule. For a wrong key it returns an
+	// error with advice.
 	check func(context.Context, net.Addr, ssh.PublicKey) error
 	// learn is called when the login with a key that check accepted has succeeded. May be nil.
 	learn func(context.Context, ssh.PublicKey) error
@@ -58,7 +58,7 @@ type knowledge struct {
 // errNotKnown is wrapped by the errors of rules that pass a key on.
 var errNotKnown = errors.New("not known")
 
-// notKnown says why a rule passes a key on, and how to make it accept the key.
+// notKnown is the reason why a rule passes a key on, and how to make the rule accept the key.
 type notKnown string
 
 func (e notKnown) Error() string { return string(e) }
@@ -77,8 +77,8 @@ func FirstOf(policies ...HostKeys) HostKeys {
 	return all
 }
 
-// Forget drops the key that was learned for a machine, by its mux.Config.MachineID. Only [FirstUse] learns keys. ctx
-// bounds the wait for other processes that use the same file.
+// Forget drops the key that was learned for a machine, named by its mux.Config.MachineID. Only [FirstUse] learns
+// keys. ctx bounds the wait for other processes that use the same file.
 func (h HostKeys) Forget(ctx context.Context, machine string) error {
 	var err error
 	for _, r := range h.rules {
@@ -106,14 +106,14 @@ func (h HostKeys) lookup(ctx context.Context, s server) (*verifier, error) {
 type verifier struct {
 	known []knowledge
 
-	// key is the accepted key, and by the rule that accepted it. The first check sets them while the handshake waits;
-	// later they are only read.
+	// key is the accepted key; by names the rule that accepted it. The first check sets both while the handshake
+	// waits; later they are only read.
 	key ssh.PublicKey
 	by  knowledge
 }
 
-// algorithms returns the host-key algorithms to offer: first those of the known keys, so that the server shows one of
-// them, then the others, so that a changed key of another type is seen.
+// algorithms returns the host-key algorithms to offer. Those of the known keys come first, so that the server shows
+// one of them. The others follow, so that a key that changed its type is reported as changed.
 func (v *verifier) algorithms(sha1 bool) []string {
 	var algos []string
 	add := func(more ...string) {

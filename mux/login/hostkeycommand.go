@@ -65,7 +65,7 @@ func (c hostKeyCommand) lookup(ctx context.Context, s server) (knowledge, error)
 	return known, nil
 }
 
-// ask runs the command. Its errors are transient: the service that the command asks may come back.
+// ask runs the command. Its errors are transient: the service behind the command may come back.
 func (c hostKeyCommand) ask(ctx context.Context, s server, why string, key ssh.PublicKey) (*hostDB, error) {
 	argv, err := c.expand(s, why, key)
 	if err != nil {
@@ -82,7 +82,7 @@ func (c hostKeyCommand) ask(ctx context.Context, s server, why string, key ssh.P
 	return db, nil
 }
 
-// LookupError says that the right host key could not be looked up now. The key that the server showed was not
+// LookupError reports that the right host key could not be looked up now. The key that the server showed was not
 // judged, so another try may succeed.
 type LookupError struct{ err error }
 

@@ -19,12 +19,12 @@ import (
 // maxKeyFile bounds the file of a private key or a certificate.
 const maxKeyFile = 64 << 10
 
-// KeyFile logs in with the private key in a file (OpenSSH or PEM form). The file is read now. Like ssh, it refuses a
-// key file of ours that others may read. For a key with a passphrase the error wraps a [*ssh.PassphraseMissingError]:
-// use [LockedKeyFile], or load the key into an agent.
+// KeyFile logs in with the private key in a file (OpenSSH or PEM form), which it reads at once. Like ssh, it refuses
+// a file that belongs to this user and that others may read. For a key with a passphrase the error wraps a
+// [*ssh.PassphraseMissingError]: use [LockedKeyFile], or load the key into an agent.
 func KeyFile(path string) (Auth, error) { return keyFile(path, nil) }
 
-// LockedKeyFile is KeyFile for a key with a passphrase.
+// LockedKeyFile is KeyFile for a key that is protected by a passphrase.
 func LockedKeyFile(path string, passphrase []byte) (Auth, error) {
 	if len(passphrase) == 0 {
 		return Auth{}, fmt.Errorf("read private key %s: the passphrase is empty", path)
@@ -44,7 +44,8 @@ func keyFile(path string, passphrase []byte) (Auth, error) {
 	return Key(path, signer), nil
 }
 
-// ReadKeyFile reads the file of a private key. Like ssh, it refuses a file of ours that others may read.
+// ReadKeyFile reads the file of a private key. Like ssh, it refuses a file that belongs to this user and that others
+// may read.
 func ReadKeyFile(path string) ([]byte, error) {
 	pem, err := boundedfile.Read(path, maxKeyFile)
 	switch {
@@ -64,7 +65,7 @@ func ReadKeyFile(path string) ([]byte, error) {
 	return pem, nil
 }
 
-// checkPrivate returns an error if a file is ours and others may read it.
+// checkPrivate returns an error if the file belongs to this user and others may read it.
 func checkPrivate(path string) error {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -95,9 +96,9 @@ func parseKey(pem, passphrase []byte) (ssh.Signer, error) {
 	return signer, nil
 }
 
-// ParseIdentity logs in with an identity as issuers of expiring keys print it: a private key without a passphrase in
-// OpenSSH or PEM form and, before or after it, an optional certificate for it in the form of a -cert.pub file. Error
-// messages have the name.
+// ParseIdentity logs in with an identity as issuers of short-lived keys print it: a private key without a passphrase
+// in OpenSSH or PEM form and, before or after it, an optional certificate for it in the form of a -cert.pub file.
+// name stands for it in error messages.
 func ParseIdentity(name string, text []byte) (Auth, error) {
 	signer, err := parseIdentity(text)
 	if err != nil {
@@ -124,10 +125,10 @@ func parseIdentity(text []byte) (ssh.Signer, error) {
 	return signer, nil
 }
 
-// WithCertificate adds a user certificate for one of a's keys, in a file as ssh-keygen -s writes it. It is tried
-// before the key alone. The file is read now, so that a wrong file is an error at once, and again at each login,
-// because it may be renewed in place. A certificate that has expired or is for another key is left out; the error of
-// a refused login says so.
+// WithCertificate adds a user certificate for one of a's keys, from a file as ssh-keygen -s writes it. The
+// certificate is tried before the plain key. The file is read at once, so that a wrong file is reported early, and
+// again at each login, because it may be renewed in place. A certificate that has expired or is for another key is
+// left out; the error of a refused login then mentions it.
 func (a Auth) WithCertificate(file string) (Auth, error) {
 	if a.signers == nil {
 		return Auth{}, fmt.Errorf("read certificate %s: a %s cannot have one", file, a.name)
@@ -184,8 +185,8 @@ func parseCertificate(text []byte) (*ssh.Certificate, error) {
 	return cert, nil
 }
 
-// certify joins a key and its certificate. An expired certificate is an error: the server would refuse it without a
-// reason.
+// certify joins a key and its certificate. An expired certificate is an error here: the server would refuse it
+// without giving a reason.
 func certify(key ssh.Signer, cert *ssh.Certificate) (ssh.Signer, error) {
 	if end := cert.ValidBefore; end != ssh.CertTimeInfinity && uint64(time.Now().Unix()) >= end {
 		at := time.Unix(int64(min(end, 1<<40)), 0).UTC() // bounded

@@ -19,9 +19,10 @@ import (
 // maxKnownHosts bounds a known_hosts file.
 const maxKnownHosts = 64 << 20
 
-// KnownHosts accepts the keys that OpenSSH known_hosts files list for the address, and certificates by the
-// authorities that they name for it (@cert-authority). It refuses @revoked keys. A server that is not listed goes to
-// the next rule. The files are read now, so that a bad line is an error at once, and again for each connection.
+// KnownHosts accepts the keys that OpenSSH known_hosts files list for the address, and certificates signed by the
+// authorities that they list for it (@cert-authority). It refuses @revoked keys. The key of a server that is not
+// listed goes to the next rule. The files are read at once, so that a bad line is reported early, and again for each
+// connection.
 func KnownHosts(files ...string) (HostKeys, error) {
 	if _, err := readKnownHosts(files); err != nil {
 		return HostKeys{}, err
@@ -87,7 +88,7 @@ func (d *hostDB) knowledge(s server) knowledge {
 	return k
 }
 
-// veto refuses revoked keys, and certificates for them or by them.
+// veto refuses revoked keys, and certificates that are for or signed by a revoked key.
 func (d *hostDB) veto(key ssh.PublicKey) error {
 	for _, k := range []ssh.PublicKey{plainKey(key), signer(key)} {
 		if d.revoked[string(k.Marshal())] {
@@ -105,7 +106,7 @@ func signer(key ssh.PublicKey) ssh.PublicKey {
 	return key
 }
 
-// check decides about a key that is not revoked.
+// check judges a key that is not revoked.
 func (d *hostDB) check(s server, remote net.Addr, key ssh.PublicKey) error {
 	if cert, ok := key.(*ssh.Certificate); ok {
 		switch {
@@ -141,7 +142,8 @@ func (d *hostDB) check(s server, remote net.Addr, key ssh.PublicKey) error {
 	}
 }
 
-// lists reports whether key is listed for s: as an authority's, or as its own.
+// lists reports whether key is listed for s: as a certificate authority's if authority is true, otherwise as the
+// server's own.
 func (d *hostDB) lists(s server, key ssh.PublicKey, authority bool) bool {
 	return slices.ContainsFunc(d.db.HostKeys(s.name), func(k knownhosts.PublicKey) bool {
 		return k.Cert == authority && sameKey(k, key)

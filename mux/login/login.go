@@ -33,15 +33,15 @@ type Config struct {
 	MachineID string
 }
 
-// Login is one login to a server. Its methods are called by one handshake.
+// Login is one login to a server. One handshake calls its methods.
 type Login struct {
 	cfg      Config
 	verifier *verifier
 
 	shown    bool  // the server has shown its host key
 	refused  error // the host key, or its record, was refused
-	keys     int   // number of keys to log in with
-	keyError error // from the ways to log in that gave no key
+	keys     int   // number of keys offered
+	keyError error // of the auths that gave no key
 }
 
 // Prepare does everything a login needs before the server is reached, because a server waits for a login only for
@@ -63,17 +63,17 @@ func Prepare(ctx context.Context, cfg Config) (*Login, error) {
 		cfg.Auth = slices.Concat(more, cfg.Auth)
 	}
 	if len(cfg.Auth) == 0 {
-		return nil, errors.New("get credentials: there are none")
+		return nil, errors.New("get credentials: no key and no password was found")
 	}
 	return &Login{cfg: cfg, verifier: verifier}, nil
 }
 
-// ClientConfig returns the SSH library's form of the login, for one connection. ctx bounds everything that the
-// library calls. verified is called once, when the server has shown its host key: err is nil if the key was
-// accepted, and policy then names the rule that accepted it.
+// ClientConfig returns the SSH library's configuration of the login, for one connection. ctx bounds everything that
+// the library calls. verified is called once, when the server has shown its host key. If the key was accepted, err is
+// nil and policy names the rule that accepted it.
 //
-// The library calls back on the goroutine of the handshake or makes that wait. It verifies the host key again in
-// each later key exchange.
+// The library calls these functions on the handshake's goroutine, or while that waits for them. It verifies the host
+// key again in each later key exchange.
 func (l *Login) ClientConfig(
 	ctx context.Context, verified func(key ssh.PublicKey, policy string, err error),
 ) *ssh.ClientConfig {
@@ -100,8 +100,8 @@ func (l *Login) ClientConfig(
 	return config
 }
 
-// Learn remembers the host key if its policy wants that ([FirstUse]). It is called after the login succeeded; the
-// connection must be closed if it fails.
+// Learn stores the host key if its policy asks for that ([FirstUse]). Call it after a successful login. If it fails,
+// close the connection.
 func (l *Login) Learn(ctx context.Context) error {
 	if learn := l.verifier.by.learn; learn != nil {
 		l.refused = learn(ctx, l.verifier.key)
@@ -109,9 +109,9 @@ func (l *Login) Learn(ctx context.Context) error {
 	return l.refused
 }
 
-// Explain says why the handshake failed with err, an error of the SSH library, which is text only: the stage
-// ("handshake", "host key" or "login") and a hint that says what to change. reason is set if it was this side that
-// refused; the library's error has lost it.
+// Explain turns err, the SSH library's error for a failed handshake, into a stage ("handshake", "host key" or
+// "login") and a hint about the change to make. If this side refused, reason is the original error: the library's
+// keeps only its text.
 func (l *Login) Explain(err error) (stage, hint string, reason error) {
 	text := err.Error()
 	closed := errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)

@@ -5,21 +5,21 @@ import (
 	"fmt"
 )
 
-// Error says that the relay failed under an operation, and its carrier did not. Everything that went through the relay
-// fails with it. The relay's processes have been ended, or are being ended.
+// Error reports that the relay failed during an operation, although its carrier works. Everything that went through
+// the relay fails with it. The relay's processes have been ended, or are being ended.
 type Error struct {
-	// Op is the operation that found it: "start" if the relay did not come up, "keepalive", "protocol", or the
-	// operation that met an ended relay.
+	// Op is the operation that met the failure: "start" if the relay did not come up, "keepalive", "protocol", or a
+	// later operation on the ended relay.
 	Op string
-	// Stderr holds the last lines that the relay, or another program in its place, wrote to its standard error. It
-	// is foreign text.
+	// Stderr holds the last lines that the relay, or another program in its place, wrote to its standard error. It is
+	// untrusted text.
 	Stderr string
-	// ExitCode is the program's exit status if it is known and not 0, as a shell counts: 127 if there was no such
-	// program.
+	// ExitCode is the program's exit status as a shell reports it, such as 127 if there is no such program. It is 0
+	// if unknown.
 	ExitCode int
-	// Version is the version of the protocol that the relay speaks, if that is the reason.
+	// Version is the protocol version that the relay speaks, if that is the reason for the failure.
 	Version int
-	// Err is the cause. In an operation that met an ended relay it is the Error that ended it.
+	// Err is the cause. For a later operation on the ended relay, it is the Error that ended it.
 	Err error
 }
 
@@ -41,24 +41,24 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// RefusedError says that a relay, which lives on, refused one request.
+// RefusedError reports that a relay refused one request. The relay itself works.
 type RefusedError struct {
-	// Op is the request.
+	// Op is the refused request.
 	Op string
-	// Reason is why it was refused.
+	// Reason classifies the refusal.
 	Reason RefusalReason
-	// Text is the relay's explanation. It is foreign text.
+	// Text is the relay's explanation. It is untrusted text.
 	Text string
 }
 
-// RefusalReason is why a relay refused a request.
+// RefusalReason is the reason for which a relay refused a request.
 type RefusalReason string
 
-// The reasons.
+// The reasons for a refusal.
 const (
-	RefusedFailed    RefusalReason = "failed"     // only the text tells
+	RefusedFailed    RefusalReason = "failed"     // any other reason, which Text gives
 	RefusedInvalid   RefusalReason = "invalid"    // the relay does not understand the request
-	RefusedForbidden RefusalReason = "forbidden"  // the socket does not belong to one of our user's builds
+	RefusedForbidden RefusalReason = "forbidden"  // the socket does not belong to a build of this login user
 	RefusedNotFound  RefusalReason = "not found"  // no such program, directory or socket
 	RefusedNotReady  RefusalReason = "not ready"  // the process ended before it listened
 	RefusedBusy      RefusalReason = "busy"       // the relay has reached one of its limits

@@ -9,21 +9,21 @@ import (
 	"github.com/stepmux/stepmux/mux/channel"
 )
 
-// inbox holds the output of one of a process's streams until it is read.
+// inbox holds the output of one stream of a process (stdout or stderr) until it is read.
 type inbox struct {
 	more chan struct{} // has an element if there may be something new
 
 	mu        sync.Mutex // guards the following
 	buf       bytes.Buffer
-	err       error // why no more comes
+	err       error // why no more output comes
 	owed      int   // bytes read since the last credit
 	discarded bool
-	claimed   bool // a goroutine takes the output
+	claimed   bool // a goroutine is taking the output
 }
 
 func newInbox() *inbox { return &inbox{more: make(chan struct{}, 1)} }
 
-// put keeps output. A relay that exceeds the window breaks the protocol.
+// put keeps output. More output than the window allows is a violation of the protocol.
 func (i *inbox) put(p []byte) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -31,7 +31,7 @@ func (i *inbox) put(p []byte) error {
 		return fmt.Errorf("%w: more output than was granted", wire.ErrRelayProtocol)
 	}
 	if i.discarded {
-		i.owed += len(p) // never granted again: the process ends
+		i.owed += len(p) // no credit for these bytes: the process is being ended
 		return nil
 	}
 	i.buf.Write(p)
@@ -39,7 +39,7 @@ func (i *inbox) put(p []byte) error {
 	return nil
 }
 
-// end says that no more comes. The first call decides.
+// end marks the end of the output. Only the first call counts.
 func (i *inbox) end(err error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -49,7 +49,7 @@ func (i *inbox) end(err error) {
 	i.wakeLocked()
 }
 
-// discard drops all output, also that to come.
+// discard drops all output, including later output.
 func (i *inbox) discard() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -64,7 +64,7 @@ func (i *inbox) wakeLocked() {
 	}
 }
 
-// read waits for output and returns some of it, and the credit that is due for it.
+// read waits for output and returns some of it, and the credit to send for it.
 func (i *inbox) read(p []byte, stop <-chan struct{}) (n, credit int, err error) {
 	for {
 		i.mu.Lock()
@@ -86,7 +86,7 @@ func (i *inbox) read(p []byte, stop <-chan struct{}) (n, credit int, err error) 
 	}
 }
 
-// claim reports whether the caller is to take the output, as no other goroutine does.
+// claim makes the caller the one goroutine that takes the output. It returns false if another one does.
 func (i *inbox) claim() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -95,8 +95,8 @@ func (i *inbox) claim() bool {
 	return !claimed
 }
 
-// take returns all output, the credit that is due, and the end if all was taken. If there is no output and no end, the
-// claim has ended.
+// take returns all output, the credit to send for it, and the end if there is no more. If there is neither output nor
+// end, it gives up the claim.
 func (i *inbox) take() (data []byte, credit int, err error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -107,12 +107,12 @@ func (i *inbox) take() (data []byte, credit int, err error) {
 	return data, credit, err
 }
 
-// creditLocked counts n bytes that were read and returns the credit that is due, in few large portions.
+// creditLocked counts n bytes as read and returns the credit to send now. Credit is sent in few large portions.
 func (i *inbox) creditLocked(n int) int {
 	i.owed += n
 	if i.owed < wire.RelayProcessWindow/2 || i.err != nil {
 		if i.buf.Len() == 0 && i.buf.Cap() > smallFrame {
-			i.buf = bytes.Buffer{} // an idle process costs nothing
+			i.buf = bytes.Buffer{} // an idle process holds no buffer
 		}
 		return 0
 	}

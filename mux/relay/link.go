@@ -10,22 +10,22 @@ import (
 	"github.com/stepmux/stepmux/internal/coalesce"
 )
 
-// linkWrite is how much may wait for the carrier. Streams reserve their room in half of it; the rest is for frames of a
-// few bytes.
+// linkWrite is how many bytes may wait for the carrier. Streams reserve room in half of it; the rest is for frames of
+// a few bytes.
 const linkWrite = 384 << 10
 
-// errTakesNothing ends a relay that does not read its input.
+// errTakesNothing ends a relay that does not read its stdin.
 var errTakesNothing = errors.New("it takes no input")
 
-// link is the carrier: its input, and a Writer for its output, on which a call does not wait if its caller has reserved
-// the room. A goroutine writes; it ends with the carrier.
+// link is both directions of the carrier. Writes to it do not block if the caller has reserved room: a goroutine
+// passes them on, and ends with the carrier.
 type link struct {
 	carrier Duplex
 	out     *coalesce.Writer
 	pulse   alive.Pulse // of the carrier
 
 	mu  sync.Mutex // guards the following
-	err error      // why it is of no more use
+	err error      // why the link has failed
 }
 
 func newLink(carrier Duplex, stall time.Duration, wg *sync.WaitGroup) *link {
@@ -72,7 +72,7 @@ func (l *link) setFailure(err error) {
 	}
 }
 
-// failure returns why the link is of no more use, and nil if it is of use.
+// failure returns why the link has failed, or nil if it works.
 func (l *link) failure() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

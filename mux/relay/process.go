@@ -15,13 +15,13 @@ import (
 const smallFrame = 512
 
 // process is the [channel.ProcessTransport] of a process. One goroutine receives its frames and ends with the stream.
-// While there is stderr to deliver another one does that; it ends when the caller's Writer has returned.
+// While there is stderr to deliver a second one does that; it ends when the caller's Writer has returned.
 type process struct {
 	*stream
 	stdout, stderr *inbox
 	gone           chan struct{} // closed once the stream has ended and exit or lost is set
 	exited         chan struct{} // closed once stderr is delivered, too
-	stderrTo       io.Writer     // nil if nobody wants it; owned by whoever delivers
+	stderrTo       io.Writer     // nil to discard stderr; owned by the goroutine that delivers
 
 	exit wire.RelayExit // valid once gone is closed, if lost is nil
 	lost error
@@ -61,7 +61,7 @@ func (p *process) receive() {
 	p.hangUp()
 }
 
-// readFrames returns nil after the process's exit, or why that did not come.
+// readFrames reads frames until the process's exit and returns nil, or returns why the exit did not arrive.
 func (p *process) readFrames() error {
 	buf := make([]byte, smallFrame)
 	for {
@@ -89,7 +89,7 @@ func (p *process) readFrames() error {
 			err = p.credit(payload)
 		case wire.FrameExit:
 			p.exit, err = wire.ParseRelayExit(payload)
-			return err // a malformed exit is no exit, least of all a good one
+			return err // a malformed exit must not count as an exit, let alone as status 0
 		default:
 			err = fmt.Errorf("%w: a frame %q from a process", wire.ErrRelayProtocol, kind)
 		}
@@ -109,26 +109,26 @@ func (p *process) Read(b []byte, stop <-chan struct{}) (int, error) {
 	return n, err
 }
 
-// grant tells the relay that n bytes more of a kind may come.
+// grant allows the relay to send n more bytes of a kind.
 func (p *process) grant(kind wire.RelayFrame, n int) {
 	if n > 0 {
-		// An error means that the stream has ended, which receive finds.
+		// An error means that the stream has ended, which receive reports.
 		_, _ = p.raw.Write(wire.RelayCredit{Kind: kind, N: uint32(n)}.Append(nil))
 	}
 }
 
-// deliverStderr delivers the stderr that has come, or its end, in a goroutine of its own: the caller's Writer may
-// block, and most processes write no stderr.
+// deliverStderr starts a goroutine that delivers the stderr received so far, or its end. The caller's Writer may
+// block, and most processes write nothing to stderr, so this does not run all the time.
 func (p *process) deliverStderr() {
 	if p.stderr.claim() {
 		go p.pumpStderr()
 	}
 }
 
-// pumpStderr delivers stderr until there is no more for now.
+// pumpStderr delivers stderr until all that has been received is delivered.
 func (p *process) pumpStderr() {
 	for {
-		data, credit, err := p.stderr.take() // also after Close: a process may say why it ends
+		data, credit, err := p.stderr.take() // also after Close: a process may print why it ends
 		p.grant(wire.FrameStderr, credit)
 		if len(data) > 0 && p.stderrTo != nil {
 			if _, werr := p.stderrTo.Write(data); werr != nil {
@@ -163,8 +163,8 @@ func (p *process) Write(b []byte, stop <-chan struct{}) (int, error) {
 	return total, nil
 }
 
-// sendStdin sends a frame of stdin, or nothing. The stream's window is larger than all that credits allow to be under
-// way, so Write never waits for it.
+// sendStdin sends a frame of stdin, or nothing. The stream's window is larger than all outstanding credit, so Write
+// never waits for it.
 func (p *process) sendStdin(b []byte, stop <-chan struct{}) error {
 	size := wire.RelayFrameHeader + len(b)
 	out := p.relay.link.out
@@ -188,7 +188,7 @@ func (p *process) CloseWrite(<-chan struct{}) error {
 	return p.sendSmall("close write", wire.FrameEnd, nil)
 }
 
-// sendSmall sends a frame of few bytes, for which the link has room without a reservation.
+// sendSmall sends a frame of few bytes. The link has room for these without a reservation.
 func (p *process) sendSmall(op string, kind wire.RelayFrame, payload []byte) error {
 	if _, err := p.raw.Write(wire.AppendFrame(nil, kind, payload)); err != nil {
 		return p.failure(op, err)
@@ -196,7 +196,7 @@ func (p *process) sendSmall(op string, kind wire.RelayFrame, payload []byte) err
 	return nil
 }
 
-// takeRoom waits until some of stdin may be sent, and returns how much, at most n.
+// takeRoom waits until the relay accepts more stdin, and returns how many bytes, at most n.
 func (p *process) takeRoom(n int, stop <-chan struct{}) (int, error) {
 	for {
 		p.mu.Lock()
@@ -219,7 +219,7 @@ func (p *process) takeRoom(n int, stop <-chan struct{}) (int, error) {
 	}
 }
 
-// credit makes room for stdin.
+// credit handles the relay's grant of room for stdin.
 func (p *process) credit(payload []byte) error {
 	c, err := wire.ParseRelayCredit(payload)
 	if err != nil {
@@ -238,7 +238,8 @@ func (p *process) credit(payload []byte) error {
 	return nil
 }
 
-// Close ends the process, if it runs: the relay sees the end of the stream. Its stderr still comes until it is gone.
+// Close ends the process if it runs: the relay sees the end of the stream. Stderr is still delivered until the
+// process is gone.
 func (p *process) Close() {
 	p.stdout.discard()
 	p.hangUp()
@@ -266,7 +267,7 @@ func (p *process) Err() error {
 // Signal implements [channel.ProcessTransport].
 func (p *process) Signal(name string) error {
 	if len(name) > 32 {
-		return fmt.Errorf("signal: there is none named %.32q", name)
+		return fmt.Errorf("signal: unknown signal %.32q", name)
 	}
 	return p.sendSmall("signal", wire.FrameSignal, []byte(name))
 }

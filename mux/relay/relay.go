@@ -17,55 +17,56 @@ import (
 )
 
 const (
-	// keepaliveInterval and keepaliveTimeout are the relay's own keepalive. It finds a relay that is stuck on a
-	// carrier that is well.
+	// keepaliveInterval and keepaliveTimeout are the relay's own keepalive. It detects a relay that hangs although
+	// its carrier works.
 	keepaliveInterval = 15 * time.Second
 	keepaliveTimeout  = 30 * time.Second
-	// exitTimeout is how long the error of a relay that hung up waits for the program's exit status.
+	// exitTimeout is how long to wait for the program's exit status once the relay has closed the stream.
 	exitTimeout = time.Second
-	// closeTimeout is how long a stream that was closed here waits for its other end.
+	// closeTimeout is how long a stream closed by this end waits for the other end to close.
 	closeTimeout = 30 * time.Second
 )
 
-// Duplex is a byte stream to a relay's program: Write goes to its stdin, Read reads its stdout. Read and Write are
-// called from one goroutine each. CloseWrite ends the program's stdin. Close ends the stream; it is idempotent. Read
-// and Write return some time after it.
+// Duplex is a byte stream to a relay's program: Write goes to its stdin, Read reads its stdout. Each is called by one
+// goroutine. CloseWrite ends the program's stdin. Close ends the stream, after which Read and Write return soon; it
+// is idempotent.
 type Duplex interface {
 	io.ReadWriteCloser
 	CloseWrite() error
 }
 
-// Config describes the carrier of a Relay, and has its hooks. The zero value is good.
+// Config describes the carrier of a Relay and has its hooks. The zero value is usable.
 type Config struct {
-	// RTT is the round trip to the program. It sets how much of a stream may be under way. If zero, as over a LAN.
+	// RTT is the round trip to the program. It determines how much data of a stream may be in flight. If zero, that
+	// of a LAN.
 	RTT time.Duration
 	// Stderr returns the last lines that the program wrote to its standard error, for error messages. May be nil.
 	Stderr func() string
-	// Exit waits until the program has ended, or ctx has, and returns an error in whose chain is a
-	// *channel.ExitError if the program told a bad end. May be nil.
+	// Exit waits until the program or ctx has ended. If the program exited with a failure, the error wraps a
+	// *channel.ExitError. May be nil.
 	Exit func(ctx context.Context) error
-	// Lost returns the error for op if the carrier was lost, nil if it is well or ended at the program's word. If
-	// Lost is nil, each end of the carrier is the program's.
+	// Lost returns the error for op if the carrier was lost, and nil if it works or the program ended it. If Lost is
+	// nil, every end of the carrier counts as the program's.
 	Lost func(op string) error
 	// Leftover is called when New fails. wait returns once the carrier's Read and Write have returned and the goroutines
 	// that called them are gone. May be nil.
 	Leftover func(wait func())
 
-	// Begin is called before a stream is opened; its error refuses it. End is called with the number of streams that
-	// are no longer open, of those that Begin has let pass. Both may be nil.
+	// Begin is called before a stream is opened; an error from it refuses the stream. End is called with the number
+	// of streams, of those that Begin allowed, that are no longer open. Both may be nil.
 	Begin func(op string) error
 	End   func(n int)
-	// Opened is called when the relay has answered a request, Closed when a stream that was open is closed. Both may
-	// be nil.
+	// Opened is called when the relay has answered a request, Closed when an open stream has been closed. Both may be
+	// nil.
 	Opened func(took time.Duration, err error)
 	Closed func()
 }
 
-// Relay starts processes and connects to sockets by way of one program on the VM. It is safe for concurrent use.
+// Relay starts processes and connects to sockets through one program on the VM. It is safe for concurrent use.
 //
-// It owns these goroutines: two that carry bytes, two that watch, one for each process, and one for each request until
-// it is answered. (The goroutine that delivers a process's stderr belongs to the process's Wait.) All but
-// that are gone when Close returns. When a Relay ends, everything that goes by it fails with an [*Error], or with
+// It owns these goroutines: two that carry bytes, two that watch, one for each process, and one for each request
+// until it is answered. All are gone when Close returns, except those that deliver a process's stderr: they belong to
+// Process.Wait. When a Relay ends, everything that goes through it fails with an [*Error], or with the error of
 // Config.Lost if the carrier was lost.
 type Relay struct {
 	cfg     Config
@@ -84,15 +85,15 @@ type Relay struct {
 	open int // streams that are open, or being opened
 }
 
-// Program is a relay's description of itself.
+// Program is a relay's description of its program.
 type Program struct {
 	Version  string // of the program; empty if unknown
 	Platform string // os/arch as Go names them; empty if unknown
 	Linger   bool   // it has steps serve --linger
 }
 
-// New exchanges hellos with the relay at the other end of carrier. ctx bounds that, and means nothing afterwards. New
-// owns carrier, also when it fails. Its error is an [*Error], or Config.Lost. The caller closes the Relay.
+// New exchanges hellos with the relay at the other end of carrier. ctx bounds that, and has no effect afterwards. New
+// owns carrier, even if it fails. Its error is an [*Error], or that of Config.Lost. The caller closes the Relay.
 func New(ctx context.Context, carrier Duplex, cfg Config) (*Relay, error) {
 	hooks.Fill(&cfg)
 	r := &Relay{cfg: cfg, carrier: carrier, ending: make(chan struct{}), done: make(chan struct{})}
@@ -141,7 +142,7 @@ func (r *Relay) exchangeHellos(from *bufio.Reader) error {
 	return err
 }
 
-// startError says why there is no relay, and closes the carrier.
+// startError closes the carrier and returns why the relay did not start.
 func (r *Relay) startError(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
 		err = fmt.Errorf("%w (%w)", cause, err)
@@ -163,7 +164,7 @@ func (r *Relay) startError(ctx context.Context, err error) error {
 	return e
 }
 
-// awaitExit waits a moment for the program's end. It returns nil if the end was good, or is not known.
+// awaitExit waits a moment for the program's exit. It returns nil if the program succeeded or its exit is unknown.
 func (r *Relay) awaitExit() *channel.ExitError {
 	ctx, cancel := context.WithTimeout(context.Background(), exitTimeout)
 	defer cancel()
@@ -174,14 +175,14 @@ func (r *Relay) awaitExit() *channel.ExitError {
 	return nil
 }
 
-// watch waits for the relay's end, finds the reason, and closes the rest of it.
+// watch waits for the relay's end, finds the reason, and ends everything that belongs to the relay.
 func (r *Relay) watch() {
 	ended := make(chan struct{})
 	var pings sync.WaitGroup
 	silence := make(chan error, 1)
 	pings.Go(func() {
 		ask := func() {
-			pings.Go(r.session.Ping) // any byte that comes is a sign of life
+			pings.Go(r.session.Ping) // any byte received counts as a sign of life
 		}
 		if err := alive.Watch(ended, keepaliveInterval, keepaliveTimeout, r.link.pulse.Heard, ask); err != nil {
 			silence <- err
@@ -211,10 +212,10 @@ func (r *Relay) watch() {
 	pings.Wait()
 }
 
-// errClosed is the cause of the end of a relay that was closed here.
+// errClosed is the reason for the end of a relay that this side closed.
 var errClosed = errors.New("closed by this side")
 
-// endError says why the session ended: the program has ended, or it broke the protocol. Its exit status tells.
+// endError returns why the session ended: the program exited, or it broke the protocol.
 func (r *Relay) endError() error {
 	if lost := r.cfg.Lost("relay"); lost != nil {
 		return lost
@@ -257,7 +258,7 @@ func (r *Relay) begin(op string) error {
 func (r *Relay) finish() {
 	r.mu.Lock()
 	r.open--
-	ended := r.err != nil // then watch has told of all streams
+	ended := r.err != nil // if true, watch has already reported all streams to End
 	r.mu.Unlock()
 	if !ended {
 		r.cfg.End(1)
@@ -275,28 +276,30 @@ func (r *Relay) spawn(fn func()) bool {
 	return true
 }
 
-// Program returns the relay's description of itself. It is foreign text, but short and printable.
+// Program returns the relay's description of its program. The text is untrusted, but short and printable.
 func (r *Relay) Program() Program { return r.program }
 
 // Done returns a channel that is closed when the relay has ended.
 func (r *Relay) Done() <-chan struct{} { return r.done }
 
-// Err returns nil while the relay lives, then why it ended: an [*Error], or Config.Lost.
+// Err returns nil while the relay lives. Afterwards it returns why it ended: an [*Error], or the error of
+// Config.Lost.
 func (r *Relay) Err() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.err
 }
 
-// Streams returns how many processes and sockets are open by the relay, or being opened.
+// Streams returns how many processes and sockets are open through the relay, or being opened.
 func (r *Relay) Streams() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.open
 }
 
-// Close ends the relay now, and with it its processes on the VM. It waits for the relay's goroutines, and so until the
-// carrier's Read and Write have returned. Calls that wait on the relay return an [*Error]. Idempotent; it returns nil.
+// Close ends the relay now, and its processes on the VM. It waits for the relay's goroutines, and so until the
+// carrier's Read and Write have returned. Calls that wait on the relay return an [*Error]. Idempotent; it returns
+// nil.
 func (r *Relay) Close() error {
 	r.endOnce.Do(func() { close(r.ending) })
 	<-r.done
@@ -306,7 +309,7 @@ func (r *Relay) Close() error {
 
 // ended returns the error for op on a relay whose session has ended.
 func (r *Relay) ended(op string) error {
-	<-r.done // soon: watch sees the session's end
+	<-r.done // soon: watch notices the session's end
 	err := r.Err()
 	if first := (*Error)(nil); errors.As(err, &first) {
 		return &Error{Op: op, Err: first}
@@ -317,7 +320,7 @@ func (r *Relay) ended(op string) error {
 	return err
 }
 
-// alive returns nil, or the error for op if the relay has ended, or its session.
+// alive returns the error for op if the relay or its session has ended, and nil otherwise.
 func (r *Relay) alive(op string) error {
 	if r.session.Err() != nil || r.Err() != nil {
 		return r.ended(op)

@@ -19,15 +19,15 @@ import (
 var local = channel.Addr{Net: "relay", Text: "manager"}
 
 // DialUnix connects to a unix socket of one of the user's builds: <tmp>/gitlab-runner-steps/<build id>/<name>
-// (docs/protocol.md). A [*RefusedError] says that it is not such a socket, or is not there. ctx bounds the wait for the
-// answer. The caller closes the Stream.
+// (docs/protocol.md). If the path has another form or does not exist, the error is a [*RefusedError]. ctx bounds the
+// wait for the answer. The caller closes the Stream.
 func (r *Relay) DialUnix(ctx context.Context, path string) (*channel.Stream, error) {
 	return r.dial(ctx, wire.RelayConnect{Path: path})
 }
 
-// DialReady is DialUnix that waits until the process that was started with this path as its Command.Ready listens, be
-// that before this call or after. ctx bounds the wait. A [*RefusedError] with RefusedNotReady says that the process
-// ended instead.
+// DialReady is DialUnix for the socket of a process that was started with this path as its Command.Ready. It waits
+// until that process listens; the process may be started before or after this call. ctx bounds the wait. If the
+// process ends first, the error is a [*RefusedError] with RefusedNotReady.
 func (r *Relay) DialReady(ctx context.Context, path string) (*channel.Stream, error) {
 	wait := time.Duration(math.MaxInt32) * time.Millisecond
 	if deadline, ok := ctx.Deadline(); ok {
@@ -49,10 +49,10 @@ func (r *Relay) dial(ctx context.Context, request wire.RelayConnect) (*channel.S
 	return channel.NewStream(&socket{stream: s}, local, channel.Addr{Net: "unix", Text: request.Path}), nil
 }
 
-// Start starts a process, which the relay forks: in a session and process group of its own, with the environment of the
-// login. ctx bounds the wait for the answer, and means nothing to the process once it runs. The caller calls Close,
-// which ends the process if it runs. A [*RefusedError] with RefusedNotFound says that there is no such program or
-// directory.
+// Start starts a process. The relay forks it in a session and process group of its own, with the environment of the
+// login. ctx bounds the wait for the answer, and has no effect once the process runs. The caller calls Close, which
+// ends the process if it still runs. If the program or directory does not exist, the error is a [*RefusedError] with
+// RefusedNotFound.
 func (r *Relay) Start(ctx context.Context, cmd channel.Command) (*channel.Process, error) {
 	if err := cmd.Check(); err != nil {
 		return nil, err
@@ -72,7 +72,7 @@ func (r *Relay) Start(ctx context.Context, cmd channel.Command) (*channel.Proces
 	}
 	p := newProcess(s, cmd)
 	if !r.spawn(p.receive) {
-		p.receive() // finds the end at once
+		p.receive() // returns at once, with the end
 	}
 	return channel.NewProcess(p, local, cmd), nil
 }
@@ -88,14 +88,14 @@ func (r *Relay) request(ctx context.Context, op string, message []byte) (*stream
 	if err := r.begin(op); err != nil {
 		return nil, err
 	}
-	// A goroutine waits, so that an answer that comes too late is seen, and its stream closed.
+	// A goroutine waits for the answer. If the answer comes too late, that goroutine closes the stream.
 	answered, failed := make(chan *stream), make(chan error, 1)
 	spawned := r.spawn(func() {
 		start := time.Now()
 		s, err := r.ask(ctx, op, message)
 		r.cfg.Opened(time.Since(start), err)
 		if err != nil {
-			r.finish() // before the caller hears of it
+			r.finish() // before the caller learns that the request failed
 			failed <- err
 			return
 		}
@@ -119,7 +119,7 @@ func (r *Relay) request(ctx context.Context, op string, message []byte) (*stream
 	}
 }
 
-// ask sends the request and reads the answer, until ctx ends.
+// ask sends the request and reads the answer, bounded by ctx.
 func (r *Relay) ask(ctx context.Context, op string, message []byte) (_ *stream, err error) {
 	raw, err := r.session.Open()
 	if err != nil {
@@ -151,7 +151,7 @@ func (r *Relay) ask(ctx context.Context, op string, message []byte) (_ *stream, 
 	return s, nil
 }
 
-// refusal returns a response as an error.
+// refusal turns a response other than "granted" into an error.
 func refusal(op string, response wire.RelayResponse) error {
 	reason := map[wire.RelayCode]RefusalReason{
 		wire.RelayInvalid:   RefusedInvalid,
@@ -165,8 +165,8 @@ func refusal(op string, response wire.RelayResponse) error {
 	return &RefusedError{Op: op, Reason: cmp.Or(reason, RefusedFailed), Text: text}
 }
 
-// streamError returns the error for op that an error of a stream stands for. It is io.EOF when the peer has closed the
-// stream, but also when the session has ended.
+// streamError turns an error of a stream into the error of op. The session returns io.EOF when the peer has closed
+// the stream, but also when the session itself has ended.
 func (r *Relay) streamError(op string, err error) error {
 	if lost := r.alive(op); lost != nil {
 		return lost

@@ -13,15 +13,15 @@ import (
 	"github.com/stepmux/stepmux/mux/channel"
 )
 
-// stream is a stream whose request the relay has granted.
+// stream is a yamux stream whose request the relay has granted.
 type stream struct {
 	relay      *Relay
 	raw        *streams.Stream
 	hangUpOnce sync.Once
 }
 
-// send sends some of p, at most a frame, and returns how much. All waiting for the link is done in Reserve, which can
-// be stopped. The room must not stay reserved while the stream waits for its window: siblings need it.
+// send sends part of p, at most one frame, and returns how many bytes. It waits for the link only in Reserve, which
+// can be stopped. The room must not stay reserved while the stream waits for its window: the other streams need it.
 func (s *stream) send(p []byte, stop <-chan struct{}) (int, error) {
 	room, err := s.raw.Await(1, stop)
 	if err != nil {
@@ -45,7 +45,7 @@ func (s *stream) hangUp() {
 	})
 }
 
-// failure returns the error for op that an error of the stream stands for.
+// failure turns an error of the stream into the error of op.
 func (s *stream) failure(op string, err error) error {
 	switch {
 	case errors.Is(err, channel.ErrStopped):
@@ -64,11 +64,11 @@ type socket struct {
 
 	// Owned by Read:
 	head [wire.RelayFrameHeader]byte
-	have int  // bytes of head
-	left int  // bytes of the frame's payload that are still to be read
-	end  bool // the other end is done
+	have int  // bytes of head that have been read
+	left int  // bytes of the frame's payload that remain to be read
+	end  bool // the other end has finished writing
 
-	sent [wire.RelayFrameHeader]byte // the header of a frame that is sent; owned by Write and CloseWrite
+	sent [wire.RelayFrameHeader]byte // the header of the frame being sent; owned by Write and CloseWrite
 }
 
 // Read implements [channel.Transport].
@@ -84,7 +84,7 @@ func (s *socket) Read(p []byte, stop <-chan struct{}) (int, error) {
 	return n, err
 }
 
-// next reads frame headers until a frame has data, of which left tells, or the stream ends.
+// next reads frame headers until a frame has data, and sets left to its size, or until the stream ends.
 func (s *socket) next(stop <-chan struct{}) error {
 	for s.left == 0 {
 		if s.end {
@@ -127,8 +127,8 @@ func (s *socket) Write(p []byte, stop <-chan struct{}) (int, error) {
 	return total, nil
 }
 
-// sendFrame sends a frame with as much of p as fits, in one piece: stop cuts no frame off. It waits for the window and
-// for the link, and returns how much it has sent.
+// sendFrame sends a frame with as much of p as fits. stop never cuts a frame in two. It waits for the window and for
+// the link, and returns how many bytes it has sent.
 func (s *socket) sendFrame(kind wire.RelayFrame, p []byte, stop <-chan struct{}) (int, error) {
 	const header = wire.RelayFrameHeader
 	room, err := s.raw.Await(header+min(len(p), 1), stop)

@@ -26,14 +26,14 @@ const scheme = "https://"
 // IsURL reports whether a text is the URL of a manager, and not the path of its socket.
 func IsURL(text string) bool { return strings.HasPrefix(text, scheme) }
 
-// Target says where a manager is and how its client knows it.
+// Target is the address of a manager, and how its client verifies it.
 type Target struct {
 	// URL is https://HOST:PORT. Required.
 	URL string
 	// TokenFile has the token. Required.
 	TokenFile string
-	// Fingerprint is that of the manager's certificate: Fingerprint returns it, and the manager's log has it. If empty, an
-	// authority must have signed the certificate for the HOST.
+	// Fingerprint is the fingerprint of the manager's certificate, as returned by the function Fingerprint and shown
+	// in the manager's log. If empty, an authority must have signed the certificate for the HOST.
 	Fingerprint string
 	// CAFile has certificates of authorities in PEM. If empty, those of the system. With a Fingerprint it must be empty.
 	CAFile string
@@ -93,8 +93,8 @@ func (t Target) read() (d dialer, err error) {
 	return d, nil
 }
 
-// Dial returns a connection to the manager for a client of package managerv1, once a first connection has succeeded,
-// which ctx bounds. The caller closes it. The error is about the Target, or wraps ErrAway.
+// Dial returns a connection to the manager for a client of package managerv1, once a first connection, which ctx
+// bounds, has succeeded. The caller closes it. The error is about the Target, or wraps ErrAway.
 func (t Target) Dial(ctx context.Context) (*grpc.ClientConn, error) {
 	d, err := t.read()
 	if err != nil {
@@ -114,7 +114,7 @@ func (t Target) Dial(ctx context.Context) (*grpc.ClientConn, error) {
 		grpc.WithPerRPCCredentials(d.token))
 }
 
-// ErrAway says that no manager could be reached.
+// ErrAway reports that no manager could be reached.
 var ErrAway = errors.New("no manager can be reached")
 
 // GetRequestMetadata implements credentials.PerRPCCredentials.

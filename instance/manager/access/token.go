@@ -19,7 +19,7 @@ const (
 	maxToken = 4 << 10
 )
 
-// Token is the secret of those that may use a manager by TCP. It is safe for concurrent use.
+// Token is the secret that allows a client to use a manager over TCP. It is safe for concurrent use.
 type Token struct{ text string }
 
 // OpenToken reads the file of a token, and makes one if it is missing. Only its owner may be able to read the file.
@@ -31,7 +31,7 @@ func OpenToken(file string) (*Token, error) {
 	}))
 }
 
-// ReadToken is OpenToken for a file that is there.
+// ReadToken is OpenToken for an existing file.
 func ReadToken(file string) (*Token, error) { return tokenOf(privatefile.Read(file, maxToken)) }
 
 func tokenOf(text []byte, err error) (*Token, error) {
@@ -51,13 +51,13 @@ func tokenOf(text []byte, err error) (*Token, error) {
 	return &Token{string(text)}, nil
 }
 
-// Matches reports whether a text is the token. Its time tells nothing about the token.
+// Matches reports whether a text is the token, in constant time.
 func (t *Token) Matches(text string) bool {
 	a, b := sha256.Sum256([]byte(text)), sha256.Sum256([]byte(t.text))
 	return subtle.ConstantTimeCompare(a[:], b[:]) == 1
 }
 
-// Sign returns a text that only those that have the token can make of another one.
+// Sign returns a signature of a text, which can only be made with the token.
 func (t *Token) Sign(text string) string {
 	mac := hmac.New(sha256.New, []byte(t.text))
 	mac.Write([]byte(text))

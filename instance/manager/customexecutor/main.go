@@ -171,7 +171,7 @@ func (d *driver) awaitSocket(ctx context.Context) error {
 			return conn.Close()
 		}
 		if errors.Is(err, fs.ErrPermission) {
-			return fmt.Errorf("the manager at %s lets this user not in: its socket-group must be a group of the user of "+
+			return fmt.Errorf("the manager at %s does not admit this user: its socket-group must be a group of the user of "+
 				"gitlab-runner: %w", d.manager, err)
 		}
 		if pause.For(ctx, awayPause) != nil {

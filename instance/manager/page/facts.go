@@ -26,7 +26,7 @@ const (
 	freshTime, recentTime = time.Second, 2 * time.Second
 )
 
-// facts are answers of the manager, which all readers of pages share for a moment. They are safe for concurrent use.
+// facts are the manager's answers, which all readers of pages share for a moment. They are safe for concurrent use.
 type facts struct {
 	manager pb.ManagerClient
 
@@ -326,7 +326,7 @@ func failuresOf(ended []*pb.Build) failuresData {
 // numbers matches the parts of a message that differ between failures with the same cause.
 var numbers = regexp.MustCompile(`(0x)?[0-9a-f]*[0-9][0-9a-f]*`)
 
-// causeOf returns what a failure has in common with others that have the same cause.
+// causeOf reduces a failure's text to the part that all failures with the same cause share.
 func causeOf(b *pb.Build) string {
 	r := b.GetResult()
 	if r.GetReason() == pb.ScriptFailure {

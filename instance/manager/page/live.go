@@ -15,8 +15,8 @@ import (
 const (
 	// maxStreams bounds the streams of events.
 	maxStreams = 100
-	// refreshPause is the time between two looks at what a stream shows, and quietTime that after which a stream says that
-	// it lives.
+	// refreshPause is the time between two checks of the data of a stream. quietTime is the time after which a silent
+	// stream sends a sign of life.
 	refreshPause, quietTime = time.Second, 15 * time.Second
 	// sendTimeout bounds a write to a browser. One that does not read for so long is closed.
 	sendTimeout = 10 * time.Second
@@ -45,7 +45,7 @@ func (p *pages) openEvents(w http.ResponseWriter, r *http.Request) (e *events, d
 	return e, func() { <-p.streams }, true
 }
 
-// send sends an event. id is the position after it; empty for none.
+// send sends an event. id is the position after it; it may be empty.
 func (e *events) send(kind, id string, data []byte) error {
 	var text bytes.Buffer
 	text.WriteString("event: " + kind + "\n")

@@ -92,7 +92,7 @@ func newPages(cfg Config) *pages {
 	p.mux.HandleFunc("POST /login", p.login)
 	p.mux.HandleFunc("POST /logout", p.logout)
 	p.mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = io.WriteString(w, "ok\n") // who does not read it did not want to know
+		_, _ = io.WriteString(w, "ok\n") // a client that hangs up does not need it
 	})
 	if cfg.Metrics != nil {
 		p.mux.Handle("GET /metrics", cfg.Metrics)
@@ -100,7 +100,7 @@ func newPages(cfg Config) *pages {
 	return p
 }
 
-// pageData returns what a page shows.
+// pageData returns the data that a page shows.
 type pageData func(context.Context, *http.Request) (any, error)
 
 // nonceKey is the key of a request's nonce (Content Security Policy) in its context.
