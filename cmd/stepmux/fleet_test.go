@@ -196,7 +196,7 @@ func TestAKilledRunsSocketIsInNobodysWay(t *testing.T) {
 	require.Error(t, <-r.ended)
 	out, code := r.stepmux("ps")
 	require.Equal(t, exitSystem, code)
-	require.Contains(t, out, "is dead")
+	require.Contains(t, out, "has died")
 	require.NoError(t, os.WriteFile(r.gate, nil, 0o600))
 	next := exec.Command(r.program, "run", "--control", r.socket, filepath.Join(filepath.Dir(r.gate), "job.yml"))
 	text, err := next.CombinedOutput()

@@ -18,10 +18,14 @@ func relayArgv(runner []string, tempDir string) []string {
 // removeArgv removes a directory.
 func removeArgv(dir string) []string { return []string{"rm", "-rf", "--", dir} }
 
-// askWrapper runs a command that may hang, until the command or stdin ends.
+// askWrapper runs a command that may hang, until the command or stdin ends. If there is no process group yet, setsid has
+// not called setsid(2) yet: it is killed itself, and then the group, which it may have made meanwhile.
 const askWrapper = `exec 3<&0
 if command -v setsid >/dev/null; then setsid "$@" </dev/null 3<&- & p=-$!; else "$@" </dev/null 3<&- & p=$!; fi
-{ while read -r x; do :; done; kill -s KILL -- "$p"; } <&3 >/dev/null 2>&1 3<&- & watch=$!
+{
+	while read -r x; do :; done
+	kill -s KILL -- "$p" || { kill -s KILL -- "${p#-}"; kill -s KILL -- "$p"; }
+} <&3 >/dev/null 2>&1 3<&- & watch=$!
 wait "${p#-}"; s=$?
 kill -s KILL "$watch"
 exit "$s"`
