@@ -18,8 +18,8 @@ func relayArgv(runner []string, tempDir string) []string {
 // removeArgv removes a directory.
 func removeArgv(dir string) []string { return []string{"rm", "-rf", "--", dir} }
 
-// askWrapper runs a command that may hang, until the command or stdin ends. If there is no process group yet, setsid has
-// not called setsid(2) yet: it is killed itself, and then the group, which it may have made meanwhile.
+// askWrapper runs a command that may hang, until the command or stdin ends. If the kill finds no process group, setsid
+// has not called setsid(2) yet: it is killed itself, and then the group, which it may have made meanwhile.
 const askWrapper = `exec 3<&0
 if command -v setsid >/dev/null; then setsid "$@" </dev/null 3<&- & p=-$!; else "$@" </dev/null 3<&- & p=$!; fi
 {
