@@ -60,7 +60,7 @@ func benchmarkIdleMemory(b *testing.B) {
 }
 
 // settle waits until a process that has just started has unmapped the pages of its start, which it does after a second.
-func settle() { <-time.After(1500 * time.Millisecond) }
+func settle() { <-time.NewTimer(1500 * time.Millisecond).C }
 
 // ofRelay measures a step runner that the relay starts and connects to, as a manager's does, and the one that the relay
 // then keeps ready for the next build.

@@ -42,7 +42,6 @@ type lingering struct {
 	first    *attachment      // made by begin, taken over by keep
 	ending   atomic.Bool      // stop has begun
 	replaced atomic.Bool      // another manager has the build
-	left     atomic.Bool      // the build is left to another manager
 	gone     atomic.Bool      // the step runner was found to be gone
 
 	turn chan struct{} // held while a bridge is opened, and while a link is made for it

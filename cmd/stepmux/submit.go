@@ -286,7 +286,7 @@ func (f *submitFlags) run(cmd *cobra.Command, args []string) error {
 			}
 			return err
 		}
-		traced := f.traced(connector.Job{}, resp.GetId(), func(text string) {
+		traced := f.traced(connector.Job{}, resp.GetId(), func(text string) { //nolint:contextcheck // it writes files only
 			fmt.Fprintf(cmd.ErrOrStderr(), "stepmux: %s\n", termtext.Line(text))
 		})
 		if traced.Trace != nil {

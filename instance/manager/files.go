@@ -155,7 +155,7 @@ func (t *keptTrace) end(err error) error {
 		return cmp.Or(err, errors.New("it is empty"))
 	}
 	defer t.file.Close()
-	defer os.Remove(t.file.Name()) // it may have another name by then
+	defer func() { _ = os.Remove(t.file.Name()) }() // it may have another name by then
 	if err == nil {
 		_, err = t.file.Seek(0, io.SeekStart)
 	}
