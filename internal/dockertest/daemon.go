@@ -20,6 +20,7 @@ import (
 	"time"
 
 	cerrdefs "github.com/containerd/errdefs"
+	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -189,6 +190,9 @@ func (d *Daemon) Containers(t testing.TB) []string {
 	require.NoError(t, err)
 	var names []string
 	for _, c := range found.Items {
+		if len(c.Names) == 0 && c.State == container.StateDead {
+			continue // it was removed: the daemon's list is a copy, which is updated later
+		}
 		names = append(names, strings.Join(c.Names, ",")+" "+string(c.State))
 	}
 	volumes, err := d.Client.VolumeList(context.Background(), client.VolumeListOptions{})
