@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/stepmux/stepmux/internal/flagfile"
 	"github.com/stepmux/stepmux/remote/standalone"
 )
 
@@ -29,7 +30,7 @@ func (f *settingFlags) apply(cmd *cobra.Command) error {
 	if f.configFile == "" {
 		return nil
 	}
-	if err := applyConfig(cmd.Flags(), f.configFile); err != nil {
+	if err := flagfile.Apply(cmd.Flags(), f.configFile); err != nil {
 		return err
 	}
 	if err := cmd.ValidateFlagGroups(); err != nil {

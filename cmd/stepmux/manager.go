@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/stepmux/stepmux/internal/flagfile"
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/connector/kubernetes"
@@ -212,11 +213,11 @@ Exit codes:
 
 func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 	if f.schema {
-		return systemError(writeJSON(cmd.OutOrStdout(), configSchema(cmd.Flags())))
+		return systemError(writeJSON(cmd.OutOrStdout(), flagfile.Schema(cmd.Flags(), "stepmux manager")))
 	}
 	gcpace.Set()
 	if f.config != "" {
-		if err := applyConfig(cmd.Flags(), f.config); err != nil {
+		if err := flagfile.Apply(cmd.Flags(), f.config); err != nil {
 			return err
 		}
 	}

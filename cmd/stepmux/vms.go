@@ -16,6 +16,7 @@ import (
 
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
+	"github.com/stepmux/stepmux/internal/flagfile"
 	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/internal/sshtarget"
@@ -97,6 +98,7 @@ func (f *vmFlags) register(fl *pflag.FlagSet) {
 	})
 	_ = fl.SetAnnotation("host-key", valuesKey, // cannot fail: the flag exists
 		[]string{"known-hosts", "first-use", "first-use:", "insecure", "pinned:", "command:"})
+	flagfile.Repeat(fl, "host-key")
 	grouped(fl, keyGroup)
 	wordsFlag(fl, &f.runner, "runner-command", "the step runner's `command` on the VMs, a stepmux, or a gitlab-runner "+
 		"or step-runner with steps serve; words are split at spaces (default stepmux, or one of the others if that is "+

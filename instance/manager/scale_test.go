@@ -118,16 +118,7 @@ func TestMeasureTrivialBuilds(t *testing.T) {
 	f.change = func(cfg *manager.Config) { cfg.OnEnd = func(batch.Report) { ended <- struct{}{} } }
 	m, p := f.start(t), f.runner(t)
 	rounds := max(2, n/320) // each way, in turn
-	var byRun, byQueue time.Duration
-	for range rounds {
-		start := time.Now()
-		for _, r := range batch.Run(t.Context(), t.Context(), p, batch.Batch{
-			Builds: builds(n/rounds, job("true"), func() *timedLog { return &timedLog{} }),
-		}) {
-			require.Nil(t, r.Err)
-		}
-		byRun += time.Since(start)
-		start = time.Now()
+	submit := func() {
 		var submitting sync.WaitGroup
 		for range 8 {
 			submitting.Go(func() {
@@ -136,14 +127,41 @@ func TestMeasureTrivialBuilds(t *testing.T) {
 				}
 			})
 		}
+		submitting.Wait()
+	}
+	// through waits for the builds of a round to end, and returns how long that took.
+	through := func(start time.Time) time.Duration {
 		for range n / rounds / 8 * 8 {
 			<-ended
 		}
-		submitting.Wait()
-		byQueue += time.Since(start)
+		return time.Since(start)
 	}
-	t.Logf("%d builds, 8 at once: %.1f a second by run, %.1f by the queue, submits included: %.2f of it", n,
-		float64(n)/byRun.Seconds(), float64(n)/byQueue.Seconds(), byRun.Seconds()/byQueue.Seconds())
+	vm := []string{"vm-1"}
+	var byRun, queued, submitted time.Duration
+	for range rounds {
+		start := time.Now()
+		for _, r := range batch.Run(t.Context(), t.Context(), p, batch.Batch{
+			Builds: builds(n/rounds/8*8, job("true"), func() *timedLog { return &timedLog{} }),
+		}) {
+			require.Nil(t, r.Err)
+		}
+		byRun += time.Since(start)
+
+		_, err := m.Drain(t.Context(), &pb.DrainRequest{Instances: vm})
+		require.NoError(t, err)
+		submit()
+		start = time.Now()
+		_, err = m.Undrain(t.Context(), &pb.UndrainRequest{Instances: vm})
+		require.NoError(t, err)
+		queued += through(start)
+
+		start = time.Now()
+		submit()
+		submitted += through(start)
+	}
+	rate := func(took time.Duration) float64 { return float64(n/rounds/8*8*rounds) / took.Seconds() }
+	t.Logf("%d builds, 8 at once: %.1f a second by run; %.1f from the queue: %.2f of it; %.1f submitted meanwhile: %.2f",
+		n, rate(byRun), rate(queued), rate(queued)/rate(byRun), rate(submitted), rate(submitted)/rate(byRun))
 }
 
 func TestMeasureALog(t *testing.T) {

@@ -214,6 +214,7 @@ var allowed = map[string][]string{
 	"internal/firstuse":       {"internal/filelock"},
 	"internal/sshtarget":      {"mux", "mux/login", "internal/boundedfile", "internal/percent", "internal/subprocess"},
 	"internal/spell":          {},
+	"internal/flagfile":       {"internal/spell"},
 	"internal/termtext":       {"internal/lazyregexp"},
 	"internal/vmlog":          {"internal/termtext"},
 	"internal/tail":           {},
@@ -259,7 +260,7 @@ var allowed = map[string][]string{
 
 	// The program joins both ends. embeddedvm is its embedded VM, remote/proc the init of its processes.
 	"cmd/stepmux": {
-		"remote/commands/**", "internal/limits", "internal/endsignal", "internal/buildinfo", "internal/gcpace",
+		"remote/commands/**", "internal/limits", "internal/endsignal", "internal/buildinfo", "internal/gcpace", "internal/flagfile",
 		"instance/**", "connector", "connector/program", "connector/docker", "connector/kubernetes", "mux",
 		"connector/files", "mux/login", "pool", "remote", "remote/archive", "internal/subprocess",
 		"remote/standalone", "remote/standalone/replay", "remote/standalone/actionmirror", "remote/standalone/checkout",

@@ -1,4 +1,5 @@
-package main
+// Package flagfile sets the flags of a command from a YAML file ([Apply]), and describes such a file ([Schema]).
+package flagfile
 
 import (
 	"errors"
@@ -10,23 +11,28 @@ import (
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v4"
 	"go.yaml.in/yaml/v4/plugin/loaderlimits"
+
+	"github.com/stepmux/stepmux/internal/spell"
 )
 
 const (
-	// maxConfig bounds a file of --config, in bytes, and maxConfigDepth its nesting.
-	maxConfig, maxConfigDepth = 1 << 20, 4
+	// maxSize bounds a file, in bytes, and maxDepth its nesting.
+	maxSize, maxDepth = 1 << 20, 4
 )
 
-// applyConfig sets flags from a YAML file, except flags that were given on the command line. Errors name the position
-// in the file.
-func applyConfig(fl *pflag.FlagSet, name string) error {
+// commandLineOnly are the flags that make no sense in a file.
+var commandLineOnly = []string{"config", "config-schema", "check", "help"}
+
+// Apply sets flags from a YAML file of at most 1 MiB: its keys are the names of flags. Flags that were given on the
+// command line stay. Errors name the position in the file.
+func Apply(fl *pflag.FlagSet, name string) error {
 	file, err := os.Open(name)
 	if err != nil {
 		return fmt.Errorf("--config: %w", err)
 	}
 	defer file.Close()
-	loader, err := yaml.NewLoader(io.LimitReader(file, maxConfig),
-		yaml.WithPlugin(loaderlimits.New(loaderlimits.DepthValue(maxConfigDepth))))
+	loader, err := yaml.NewLoader(io.LimitReader(file, maxSize),
+		yaml.WithPlugin(loaderlimits.New(loaderlimits.DepthValue(maxDepth))))
 	if err != nil {
 		return fmt.Errorf("--config: %w", err)
 	}
@@ -66,7 +72,11 @@ func setFlags(fl *pflag.FlagSet, name string, content []*yaml.Node) error {
 		flag := fl.Lookup(key.Value)
 		switch {
 		case key.Kind != yaml.ScalarNode || flag == nil || slices.Contains(commandLineOnly, key.Value):
-			return fail(key, "unknown key %.80q%s", key.Value, meant("%q", key.Value, names))
+			hint := ""
+			if near := spell.Nearest(key.Value, names); near != "" {
+				hint = fmt.Sprintf(", did you mean %q?", near)
+			}
+			return fail(key, "unknown key %.80q%s", key.Value, hint)
 		case seen[key.Value]:
 			return fail(key, "the key %q stands here for the second time", key.Value)
 		}
@@ -93,11 +103,8 @@ func setFlags(fl *pflag.FlagSet, name string, content []*yaml.Node) error {
 	return nil
 }
 
-// commandLineOnly are the flags that make no sense in a file of --config.
-var commandLineOnly = []string{"config", "config-schema", "check", "help"}
-
-// configSchema returns the JSON Schema (draft 2020-12) of a file that sets flags by applyConfig.
-func configSchema(fl *pflag.FlagSet) map[string]any {
+// Schema returns the JSON Schema (draft 2020-12) of the files that [Apply] takes for fl.
+func Schema(fl *pflag.FlagSet, title string) map[string]any {
 	keys := map[string]any{}
 	fl.VisitAll(func(f *pflag.Flag) {
 		if f.Hidden || slices.Contains(commandLineOnly, f.Name) {
@@ -119,12 +126,24 @@ func configSchema(fl *pflag.FlagSet) map[string]any {
 		keys[f.Name] = key
 	})
 	return map[string]any{
-		"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "stepmux manager",
+		"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title,
 		"type": "object", "properties": keys, "additionalProperties": false,
+	}
+}
+
+// repeated is the annotation of a flag that Repeat was called for.
+const repeated = "repeated"
+
+// Repeat says that a file may have a list for each of these flags. A flag whose value is a list needs no call.
+func Repeat(fl *pflag.FlagSet, names ...string) {
+	for _, name := range names {
+		_ = fl.SetAnnotation(name, repeated, nil) // cannot fail: the flag exists
 	}
 }
 
 // repeats reports whether a flag may be given more than once.
 func repeats(f *pflag.Flag) bool {
-	return f.Value.Type() == "stringArray" || f.Value.Type() == "stringSlice" || f.Name == "host-key"
+	_, list := f.Value.(pflag.SliceValue)
+	_, said := f.Annotations[repeated]
+	return list || said
 }
