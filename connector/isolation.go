@@ -27,22 +27,23 @@ func CheckBuildUser(spec string) error {
 func (cfg *Config) isolates(p *program.Program) error {
 	if p.Kind == program.StepRunner && cfg.BuildUser != "" {
 		return &ServeError{
-			ExitCode: -1, Err: fmt.Errorf("build user %s was asked for, and %v runs builds as its login", cfg.BuildUser, p),
-			Hint: "put a stepmux on the VM, or leave out the build user",
+			ExitCode: -1, Err: fmt.Errorf("build user %s needs a stepmux on the VM, whose step runner is %v", cfg.BuildUser, p),
+			Hint: "install stepmux there, or leave out the build user",
 		}
 	}
 	level, _ := ParseIsolation(cfg.Isolation) // New has checked it
 	if p.Kind == program.StepRunner && cfg.Limits != (limits.Build{}) {
 		return &ServeError{
-			ExitCode: -1, Err: fmt.Errorf("limits were asked for, and %v knows none", p), Hint: "put a stepmux on the VM",
+			ExitCode: -1, Err: fmt.Errorf("limits need a stepmux on the VM, whose step runner is %v", p),
+			Hint: "install stepmux there",
 		}
 	}
 	if p.Kind != program.StepRunner || level == wire.IsolationAuto || level == wire.IsolationOff {
 		return nil
 	}
 	return &ServeError{
-		ExitCode: -1, Err: fmt.Errorf("isolation %s was asked for, and %v has none", level, p),
-		Hint: "put a stepmux on the VM, or ask for auto or off",
+		ExitCode: -1, Err: fmt.Errorf("isolation %s needs a stepmux on the VM, whose step runner is %v", level, p),
+		Hint: "install stepmux there, or ask for auto or off",
 	}
 }
 
@@ -53,7 +54,7 @@ func isolationOf(job *pb.Job) program.Isolation {
 	case wire.IsolationOff, wire.IsolationProcesses, wire.IsolationPrivate:
 	case "":
 		if i.Reason == "" {
-			i.Level, i.Reason = wire.IsolationOff, "the stepmux on the VM is older than this program and has none"
+			i.Level, i.Reason = wire.IsolationOff, "the stepmux on the VM is older than this program and does not isolate builds"
 		}
 	default: // a newer version's level
 		return program.Isolation{Reason: fmt.Sprintf("unknown level %.40q", i.Level)}

@@ -30,7 +30,7 @@ func TestIsolationIsToldAsTheVMSaysItAndBounded(t *testing.T) {
 		},
 		"an older stepmux": {
 			&pb.Job{},
-			program.Isolation{Level: "off", Reason: "the stepmux on the VM is older than this program and has none"},
+			program.Isolation{Level: "off", Reason: "the stepmux on the VM is older than this program and does not isolate builds"},
 		},
 		"a newer stepmux": {
 			&pb.Job{Isolation: "v\n" + strings.Repeat("m", 100)},
@@ -80,7 +80,7 @@ func TestTheFlagForALevelIsSentForNamedLevelsOnly(t *testing.T) {
 func TestAGitLabRunnerHasNoLimits(t *testing.T) {
 	cfg := Config{Limits: limits.Build{PIDs: 64}}
 	err := cfg.isolates(&program.Program{Kind: program.StepRunner})
-	require.ErrorContains(t, err, "limits were asked for, and step-runner")
+	require.ErrorContains(t, err, "limits need a stepmux on the VM, whose step runner is step-runner")
 	require.NoError(t, cfg.isolates(&program.Program{Kind: program.Stepmux}))
 }
 

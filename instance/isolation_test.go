@@ -130,7 +130,7 @@ func TestAScriptHasTheLevelThatItsInstanceNamesOrIsRefused(t *testing.T) {
 			require.NoError(t, e.Cleanup(sshtest.Within(t)))
 			if strings.HasSuffix(t.Name(), "without_relay") && level != "off" {
 				requireReason(t, err, instance.RunnerSystemFailure, 0)
-				require.ErrorContains(t, err, "isolation "+level+" was asked for, and a script in a session of its own has none")
+				require.ErrorContains(t, err, "isolation "+level+" needs a relay, and the script runs in an SSH session of its own")
 				continue
 			}
 			require.NoError(t, err)

@@ -67,17 +67,17 @@ func Run(ctx context.Context, starter Starter, s Script) (code int, err error) {
 		return 0, err
 	case !isRelay(starter) && level != wire.IsolationAuto && level != wire.IsolationOff:
 		return 0, &MachineError{
-			Stage: "isolation", Text: "isolation " + level + " was asked for, and a script in a session of its own has none",
+			Stage: "isolation", Text: "isolation " + level + " needs a relay, and the script runs in an SSH session of its own",
 			Hint: "install a stepmux that has a relay on the VM, or ask for auto or off",
 		}
 	case !isRelay(starter) && s.BuildUser != "":
 		return 0, &MachineError{
-			Stage: "isolation", Text: "build user " + s.BuildUser + " was asked for, and a script in a session of its own has " +
-				"the login's", Hint: "install a stepmux that has a relay on the VM, or leave out the build user",
+			Stage: "isolation", Text: "build user " + s.BuildUser + " needs a relay, and the script runs in an SSH session of " +
+				"its own", Hint: "install a stepmux that has a relay on the VM, or leave out the build user",
 		}
 	case !isRelay(starter) && s.Limits != (limits.Build{}):
 		return 0, &MachineError{
-			Stage: "limits", Text: "limits were asked for, and a script in a session of its own has none",
+			Stage: "limits", Text: "limits need a relay, and the script runs in an SSH session of its own",
 			Hint: "install a stepmux that has a relay on the VM",
 		}
 	}

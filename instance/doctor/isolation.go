@@ -67,7 +67,7 @@ func (e *examination) level() string {
 func (e *examination) judgeIsolation(p program.Program, told isolationReport, err error) Finding {
 	switch {
 	case p.Kind != program.Stepmux:
-		return warning(checkIsolation, fmt.Sprintf("off: %v has none", p), install(e.in), isolationGain)
+		return warning(checkIsolation, fmt.Sprintf("off: %v does not isolate builds", p), install(e.in), isolationGain)
 	case err != nil:
 		return warning(checkIsolation, fmt.Sprintf("the VM does not tell: %v", err), install(e.in), isolationGain)
 	default:
@@ -81,24 +81,24 @@ func (e *examination) judgeLimits(p program.Program, told isolationReport, err e
 	reason := termtext.Short(told.LimitsReason, maxReason)
 	switch {
 	case p.Kind != program.Stepmux:
-		reason = fmt.Sprintf("%v knows none", p)
+		reason = fmt.Sprintf("%v supports no limits", p)
 	case err != nil:
 		reason = fmt.Sprintf("the VM does not tell: %v", err)
 	case told.Limits == nil:
-		reason = "the stepmux there is older than this program and knows none"
+		reason = "the stepmux there is older than this program and supports no limits"
 	case *told.Limits && asked:
 		return okay(checkLimits, "as configured")
 	case *told.Limits:
-		return okay(checkLimits, "can be had for memory, processes and processors (--build-memory, ...)")
+		return okay(checkLimits, "available for memory, processes and processors (--build-memory, ...)")
 	}
 	remedy := termtext.Short(told.LimitsRemedy, maxReason)
 	switch {
 	case asked:
-		return failure(checkLimits, "those of the builds cannot be had: "+reason, remedy)
+		return failure(checkLimits, "not available for the builds: "+reason, remedy)
 	case remedy != "":
 		reason += " (" + remedy + ")"
 	}
-	return okay(checkLimits, "cannot be had: "+reason)
+	return okay(checkLimits, "not available: "+reason)
 }
 
 // isolationGain is the benefit of isolation, for findings.

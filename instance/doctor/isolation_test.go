@@ -67,11 +67,11 @@ func TestLimitsAreJudgedByWhatIsAsked(t *testing.T) {
 		status         Status
 		detail, change string
 	}{
-		"can be had":        {limits.Build{}, isolationReport{Limits: new(true)}, OK, "can be had for memory", ""},
-		"asked, can be had": {limits.Build{PIDs: 64}, isolationReport{Limits: new(true)}, OK, "as configured", ""},
-		"cannot be had":     {limits.Build{}, no, OK, "cannot be had: the cgroup is not delegated (delegate it)", ""},
-		"asked, cannot be had": {
-			limits.Build{PIDs: 64}, no, Fail, "those of the builds cannot be had: the cgroup", "delegate it",
+		"available":        {limits.Build{}, isolationReport{Limits: new(true)}, OK, "available for memory", ""},
+		"asked, available": {limits.Build{PIDs: 64}, isolationReport{Limits: new(true)}, OK, "as configured", ""},
+		"not available":    {limits.Build{}, no, OK, "not available: the cgroup is not delegated (delegate it)", ""},
+		"asked, not available": {
+			limits.Build{PIDs: 64}, no, Fail, "not available for the builds: the cgroup", "delegate it",
 		},
 		"an older one": {limits.Build{}, isolationReport{}, OK, "is older than this program", ""},
 	} {
