@@ -30,7 +30,9 @@ func TestIsolationIsToldAsTheVMSaysItAndBounded(t *testing.T) {
 		},
 		"an older stepmux": {
 			&pb.Job{},
-			program.Isolation{Level: "off", Reason: "the stepmux on the VM is older than this program and does not isolate builds"},
+			program.Isolation{
+				Level: "off", Reason: "the stepmux on the VM is older than this program and does not isolate builds",
+			},
 		},
 		"a newer stepmux": {
 			&pb.Job{Isolation: "v\n" + strings.Repeat("m", 100)},

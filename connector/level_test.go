@@ -35,7 +35,8 @@ func TestAGitLabRunnerIsRefusedALevelByName(t *testing.T) {
 		for _, level := range []string{"processes", "private"} {
 			b := gitlabBuild(t, s, "b1", func(c *connector.Config) { c.Isolation = level })
 			_, err := b.Connect(sshtest.Within(t))
-			require.ErrorContains(t, err, "isolation "+level+" needs a stepmux on the VM, whose step runner is step-runner 17.11.0 for ")
+			require.ErrorContains(t, err,
+				"isolation "+level+" needs a stepmux on the VM, whose step runner is step-runner 17.11.0 for ")
 			require.ErrorContains(t, err, "install stepmux there, or ask for auto or off")
 			b.requireNothingLeft(t)
 		}

@@ -260,7 +260,8 @@ var allowed = map[string][]string{
 
 	// The program joins both ends. embeddedvm is its embedded VM, remote/proc the init of its processes.
 	"cmd/stepmux": {
-		"remote/commands/**", "internal/limits", "internal/endsignal", "internal/buildinfo", "internal/gcpace", "internal/flagfile",
+		"remote/commands/**", "internal/limits", "internal/endsignal", "internal/buildinfo", "internal/gcpace",
+		"internal/flagfile",
 		"instance/**", "connector", "connector/program", "connector/docker", "connector/kubernetes", "mux",
 		"connector/files", "mux/login", "pool", "remote", "remote/archive", "internal/subprocess",
 		"remote/standalone", "remote/standalone/replay", "remote/standalone/actionmirror", "remote/standalone/checkout",
