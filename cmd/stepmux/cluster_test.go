@@ -40,6 +40,7 @@ type natsProcess struct {
 // newNATS returns the servers of a cluster, which are not started.
 func newNATS(t *testing.T, n int) (servers []*natsProcess, urls string) {
 	t.Helper()
+	runnertest.NATSServer(t) // it is built now, so that the ports are free for a short time only
 	var routes, clients, ports []string
 	for range 2 * n {
 		listener, err := net.Listen("tcp", "127.0.0.1:0")

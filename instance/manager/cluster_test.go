@@ -1,11 +1,15 @@
 package manager_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -22,18 +26,25 @@ import (
 // natsServer starts a NATS server, and returns its address.
 func natsServer(t *testing.T) string {
 	t.Helper()
+	s := newNATSServer(t, server.RANDOM_PORT)
+	s.Start()
+	require.True(t, s.ReadyForConnections(sshtest.Bound))
+	return s.Addr().String()
+}
+
+// newNATSServer returns a NATS server that is not started.
+func newNATSServer(t *testing.T, port int) *server.Server {
+	t.Helper()
 	s, err := server.NewServer(&server.Options{
-		Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(), NoLog: true, NoSigs: true,
+		Host: "127.0.0.1", Port: port, JetStream: true, StoreDir: t.TempDir(), NoLog: true, NoSigs: true,
 		MaxPayload: 8 << 20,
 	})
 	require.NoError(t, err)
-	s.Start()
 	t.Cleanup(func() {
 		s.Shutdown()
 		s.WaitForShutdown()
 	})
-	require.True(t, s.ReadyForConnections(sshtest.Bound))
-	return s.Addr().String()
+	return s
 }
 
 // testLease leaves a manager on a busy machine some seconds to renew its lease, and so a claim of its own.
@@ -58,11 +69,17 @@ func newCluster(t *testing.T) *cluster {
 // member starts a manager that reaches NATS at an address.
 func (c *cluster) member(t *testing.T, nats string) *running {
 	t.Helper()
+	return c.memberWith(t, nats, func(*manager.Config) {})
+}
+
+func (c *cluster) memberWith(t *testing.T, nats string, change func(*manager.Config)) *running {
+	t.Helper()
 	f := c.fleet
 	f.dir = filepath.Join(t.TempDir(), "state")
 	f.change = func(cfg *manager.Config) {
 		cfg.NATS, cfg.KeyFile, cfg.Lease = &manager.NATS{URLs: []string{"nats://" + nats}}, c.key, c.lease
 		cfg.FileBytes = c.fileBytes
+		change(cfg)
 	}
 	return f.start(t)
 }
@@ -182,8 +199,44 @@ func TestManagersOfAClusterAreOne(t *testing.T) {
 	f.change = func(cfg *manager.Config) {
 		cfg.NATS, cfg.KeyFile = &manager.NATS{URLs: []string{"nats://u:hidden@127.0.0.1:1"}}, c.key
 	}
+	f.opening = time.Second
 	_, _, err = f.open(t)
 	require.ErrorContains(t, err, "connect to NATS at nats://u:xxxxx@127.0.0.1:1: ")
+}
+
+// Symptom: after a reboot of all machines a manager that was faster than its NATS servers gave up.
+func TestAManagerThatStartsBeforeNATSWaitsForIt(t *testing.T) {
+	t.Parallel()
+	c := &cluster{fleet: *newFleet(t), key: filepath.Join(t.TempDir(), "key"), lease: testLease}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	addr := listener.Addr().(*net.TCPAddr)
+	require.NoError(t, listener.Close()) // until NATS listens there, connections are refused
+	s := newNATSServer(t, addr.Port)
+	waits := &waitingLog{waits: make(chan struct{})}
+	var starting sync.WaitGroup
+	starting.Go(func() {
+		<-waits.waits
+		s.Start()
+	})
+	m := c.memberWith(t, addr.String(), func(cfg *manager.Config) {
+		cfg.Logger = slog.New(slog.NewTextHandler(waits, nil))
+	})
+	starting.Wait()
+	m.wait(m.submit("true"), 0)
+}
+
+// waitingLog closes waits once a manager's log says that it waits for NATS.
+type waitingLog struct {
+	once  sync.Once
+	waits chan struct{}
+}
+
+func (l *waitingLog) Write(p []byte) (int, error) {
+	if bytes.Contains(p, []byte("waits for the NATS cluster")) {
+		l.once.Do(func() { close(l.waits) })
+	}
+	return len(p), nil
 }
 
 // A manager that NATS cannot be reached from leaves its VM before another one takes it. Its builds go on there.

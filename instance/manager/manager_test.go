@@ -42,6 +42,7 @@ type fleet struct {
 	capacity int
 	change   func(*manager.Config)  // may be nil
 	provide  func(*instance.Config) // may be nil
+	opening  time.Duration          // bounds the opening of a manager, unless it is 0
 }
 
 func newFleet(t *testing.T) *fleet {
@@ -101,7 +102,13 @@ func (f *fleet) open(t *testing.T) (*manager.Manager, *instance.Provider, error)
 	if f.change != nil {
 		f.change(&cfg)
 	}
-	m, err := manager.Open(t.Context(), cfg)
+	ctx := t.Context()
+	if f.opening > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, f.opening)
+		defer cancel()
+	}
+	m, err := manager.Open(ctx, cfg)
 	if err != nil {
 		_ = provider.Close()
 	}

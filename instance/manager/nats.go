@@ -40,8 +40,9 @@ const (
 	codeNoPeers, codeNotClustered = 10005, 10074
 )
 
-// join connects to a NATS cluster.
-func (s *store) join(cfg *NATS) (err error) {
+// join connects to a NATS cluster. It waits for a server that listens until ctx ends.
+func (s *store) join(ctx context.Context, cfg *NATS) (err error) {
+	s.shared, s.timeout = true, natsTimeout
 	log := s.logger.to
 	options := []nats.Option{
 		nats.Name("stepmux manager"), nats.Timeout(natsConnect), nats.PingInterval(natsPing), nats.MaxPingsOutstanding(2),
@@ -64,10 +65,15 @@ func (s *store) join(cfg *NATS) (err error) {
 	if cfg.Cert != "" || cfg.Key != "" {
 		options = append(options, nats.ClientCert(cfg.Cert, cfg.Key))
 	}
-	if s.nc, err = nats.Connect(strings.Join(cfg.URLs, ","), options...); err != nil {
-		return fmt.Errorf("connect to NATS at %s: %w", cfg, err)
+	err = s.persist(ctx, func(context.Context) (err error) {
+		if s.nc, err = nats.Connect(strings.Join(cfg.URLs, ","), options...); err != nil {
+			return fmt.Errorf("connect to NATS at %s: %w", cfg, err)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
 	}
-	s.shared, s.timeout = true, natsTimeout
 	if s.maxRequest = min(maxRequest, int(s.nc.MaxPayload())-payloadExtra); s.maxRequest < 1 {
 		return fmt.Errorf("the NATS servers at %s take messages of %d bytes at most: raise their max_payload", cfg,
 			s.nc.MaxPayload())
@@ -164,7 +170,7 @@ func isSilent(err error) bool {
 	return ok && told.Code == http.StatusServiceUnavailable ||
 		errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrTimeout) || errors.Is(err, nats.ErrNoResponders) ||
 		errors.Is(err, jetstream.ErrNoStreamResponse) || errors.Is(err, nats.ErrReconnectBufExceeded) ||
-		errors.Is(err, nats.ErrDisconnected)
+		errors.Is(err, nats.ErrDisconnected) || errors.Is(err, nats.ErrNoServers)
 }
 
 // wasChanged reports whether err says that a subject has another last message than the one that was expected, or is

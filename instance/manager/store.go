@@ -101,16 +101,16 @@ func (s *store) open(ctx context.Context, cfg *Config) (err error) {
 	if s.seal, err = openSeal(cfg.KeyFile); err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
 	if cfg.NATS != nil {
-		err = s.join(cfg.NATS)
+		err = s.join(ctx, cfg.NATS)
 	} else {
 		err = s.serve(filepath.Join(cfg.Dir, "jetstream"))
 	}
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
 	if err := s.openStreams(ctx, cfg); err != nil {
 		return errors.Join(err, s.logger.fatal())
 	}

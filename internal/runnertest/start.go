@@ -1,10 +1,13 @@
 package runnertest
 
 import (
+	"errors"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -13,7 +16,7 @@ import (
 
 // StartManager starts the manager in cmd, and waits until it listens, for at most patience. It waits for the manager's
 // message to systemd, because the socket of a killed manager may still be there. The caller ends the process. If the
-// manager does not listen in time, it is killed, and the test fails and shows said.
+// manager ends, or does not listen in time, it is killed, and the test fails and shows said.
 func StartManager(t testing.TB, cmd *exec.Cmd, patience time.Duration, said interface{ String() string }) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "n") //nolint:usetesting // the test's own directory may have a name too long for a socket
@@ -28,12 +31,21 @@ func StartManager(t testing.TB, cmd *exec.Cmd, patience time.Duration, said inte
 	}
 	cmd.Env = append(cmd.Env, "NOTIFY_SOCKET="+path)
 	require.NoError(t, cmd.Start())
-	require.NoError(t, systemd.SetReadDeadline(time.Now().Add(patience)))
 	told := make([]byte, 64)
-	n, err := systemd.Read(told)
+	n, err := 0, os.ErrDeadlineExceeded
+	for end := time.Now().Add(patience); errors.Is(err, os.ErrDeadlineExceeded) && time.Now().Before(end) && lives(cmd); {
+		require.NoError(t, systemd.SetReadDeadline(time.Now().Add(100*time.Millisecond)))
+		n, err = systemd.Read(told)
+	}
 	if err != nil {
 		_, _ = cmd.Process.Kill(), cmd.Wait() // it may have ended
 		require.FailNow(t, "the manager did not come to listen", said.String())
 	}
 	require.Equal(t, "READY=1", string(told[:n]))
+}
+
+// lives reports whether the process of cmd runs. It does not wait for it.
+func lives(cmd *exec.Cmd) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", cmd.Process.Pid))
+	return err == nil && !strings.Contains(string(stat), ") Z ")
 }
