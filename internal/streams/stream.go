@@ -41,6 +41,7 @@ func newPiece(n int, first bool) piece {
 // Stream is one stream of a Session. One goroutine at a time may read, and one may call Await and Send. All other
 // methods may be called at any time.
 type Stream struct {
+	order              sync.Mutex // held while data or the end is sent: no data may follow the end
 	session            *Session
 	id                 uint32
 	readable, writable chan struct{} // have an element if the state may have changed
@@ -322,6 +323,8 @@ func (st *Stream) Await(n int, stop <-chan struct{}) (room int, err error) {
 // only for the link.
 func (st *Stream) Send(head, body []byte) error {
 	n := len(head) + len(body)
+	st.order.Lock()
+	defer st.order.Unlock()
 	if !st.use(n) {
 		return ErrClosed
 	}
@@ -331,6 +334,8 @@ func (st *Stream) Send(head, body []byte) error {
 // SendBy sends one frame of n bytes. write puts them on the link itself, after the bytes that are passed to it. Await
 // must have returned enough room. An error of write ends the session. See [coalesce.Writer.Direct].
 func (st *Stream) SendBy(n int, write func(before []byte) error) error {
+	st.order.Lock()
+	defer st.order.Unlock()
 	if !st.use(n) {
 		return ErrClosed
 	}
@@ -363,7 +368,9 @@ func (st *Stream) Close() {
 	}
 	st.mu.Unlock()
 	notify(st.writable)
+	st.order.Lock()
 	_ = st.session.send(header{kindWindow, flagFIN, st.id, 0}, nil, nil) // an error means that the session has ended
+	st.order.Unlock()
 	if over {
 		st.session.forget(st.id)
 	}
