@@ -621,7 +621,7 @@ func TestDialThatWaitsForASlotIsGivenUpWithItsLastWaiter(t *testing.T) {
 }
 
 func TestSlotGivenToADialThatIsBeingGivenUpIsNotLost(t *testing.T) {
-	// With more, timers of a bubble that fire together make the race detector crash (golang/go#78156).
+	// With more processors, timers of a bubble that fire together make the race detector crash (golang/go#78156).
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	for range 100 { // which of the two comes first is a matter of chance
 		synctest.Test(t, func(t *testing.T) {

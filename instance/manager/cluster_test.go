@@ -216,8 +216,11 @@ func TestAManagerThatStartsBeforeNATSWaitsForIt(t *testing.T) {
 	waits := &waitingLog{waits: make(chan struct{})}
 	var starting sync.WaitGroup
 	starting.Go(func() {
-		<-waits.waits
-		s.Start()
+		select {
+		case <-waits.waits:
+			s.Start()
+		case <-t.Context().Done():
+		}
 	})
 	m := c.memberWith(t, addr.String(), func(cfg *manager.Config) {
 		cfg.Logger = slog.New(slog.NewTextHandler(waits, nil))
