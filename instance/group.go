@@ -259,8 +259,8 @@ func (g *Group) waitingLocked() []string {
 }
 
 // Drain stops an instance from taking new builds. Its connection is closed with its last build, unless other instances
-// are reached through it. It holds until Undrain, also if the instance leaves the set and comes back. Idempotent. The
-// error wraps ErrUnknown.
+// are reached through it. It holds until Undrain, also if the instance leaves the set and comes back. Idempotent. If
+// the set does not have the instance, the error wraps ErrUnknown, and Drain holds once it has.
 func (g *Group) Drain(id string) error { return g.setDrained(id, true) }
 
 // Undrain undoes Drain.
@@ -269,20 +269,19 @@ func (g *Group) Undrain(id string) error { return g.setDrained(id, false) }
 func (g *Group) setDrained(id string, drained bool) error {
 	g.mu.Lock()
 	defer g.unlock()
+	if drained {
+		if g.drained == nil {
+			g.drained = map[string]bool{}
+		}
+		g.drained[id] = true
+	} else {
+		delete(g.drained, id)
+	}
 	m := g.machineLocked(id)
-	there := m != nil && !m.removed
-	if m != nil && (there || !drained) {
+	if m != nil {
 		m.drained = drained
 	}
-	switch {
-	case !drained:
-		delete(g.drained, id) // also if it has left the set
-	case there && g.drained == nil:
-		g.drained = map[string]bool{id: true}
-	case there:
-		g.drained[id] = true
-	}
-	if !there {
+	if m == nil || m.removed {
 		return unknown(id)
 	}
 	return nil

