@@ -23,8 +23,10 @@ type wallsAttack struct {
 	name  string
 	text  string
 	steps string // instead of text
-	// has reports whether the attack has succeeded. If nil, it has if the job prints LOOT.
+	// has reports whether the attack has succeeded. If nil, it has if the job's output, trace or artifacts have LOOT.
 	has func(*scene) bool
+	// traced and packed ask for a trace and for artifacts.
+	traced, packed bool
 	// behind is the outcome at the level processes, without that at off.
 	behind, without outcome
 }
@@ -171,6 +173,18 @@ var wallsAttacks = append([]wallsAttack{
   - {name: link, script: 'ln -s "$VICTIM_WORK/action" theirs'}
   - {name: next, action: ./theirs}
 `},
+	{name: "take an archive from the neighbour's files", without: open, steps: `run:
+  - {name: link, script: 'ln -s "$VICTIM_WORK/step.zip" theirs.zip'}
+  - {name: next, step: zip+./theirs.zip}
+`},
+	{
+		name: "put a link in the place of the trace", traced: true,
+		text: `for f in $(find $OWN/jobs -name '*trace*'); do rm $f; ln -s $VICTIM_WORK/loot $f; done`,
+	},
+	{
+		name: "send the neighbour's files as artifacts", packed: true, without: open,
+		text: `mine=$PWD; cd /; mv $mine $mine.gone; ln -s $VICTIM_WORK $mine`,
+	},
 	{name: "hash the neighbour's files", without: open, steps: `run:
   - name: job
     step: builtin://github/job

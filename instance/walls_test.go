@@ -1,6 +1,8 @@
 package instance_test
 
 import (
+	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -11,10 +13,13 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/klauspost/compress/zstd"
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/files"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/walls"
@@ -43,6 +48,8 @@ func newSite(t testing.TB, level walls.Level, route connector.Route, environ ...
 	program := filepath.Join(s.home, ".cache/stepmux/0123/stepmux")
 	require.NoError(t, os.MkdirAll(filepath.Dir(program), 0o700))
 	require.NoError(t, copyFile(s.runner[0], program))
+	beside := filepath.Join(filepath.Dir(s.runner[0]), wire.FetchProgram)
+	require.NoError(t, copyFile(beside, filepath.Join(filepath.Dir(program), wire.FetchProgram)))
 	s.runner = []string{program}
 	s.p = s.provider(t, 8, func(c *instance.Config, _ *instance.Instance) { c.Route = route })
 	return s
@@ -59,7 +66,7 @@ func newHome(t testing.TB) string {
 	if err != nil {
 		return t.TempDir()
 	}
-	t.Cleanup(func() { require.NoError(t, os.RemoveAll(home)) })
+	t.Cleanup(func() { require.NoError(t, rmtree.Remove(home)) }) // components of steps cannot be written
 	return home
 }
 
@@ -131,6 +138,8 @@ echo shm=$shm
 mkdir step action
 echo text >secret
 printf 'spec: {}\n---\nexec: {command: [echo, LOOT]}\n' >step/step.yml
+echo LOOT >loot
+$TOOL zip step.zip
 printf 'name: a\nruns: {using: composite, steps: [{run: echo LOOT, shell: sh}]}\n' >action/action.yml
 echo work=$PWD
 $TOOL queue-hold $MARK &
@@ -208,8 +217,22 @@ func (s *scene) attack(t testing.TB, a *wallsAttack) (string, error) {
 	for key, value := range s.env {
 		job.Env[key] = value
 	}
+	var got bytes.Buffer // the script is in the trace
+	if a.traced {
+		job.Trace = &got
+	}
+	if a.packed {
+		job.Artifacts = &files.Artifacts{Paths: []string{"loot"}, Take: func(_ context.Context, archive *os.File) error {
+			r, err := zstd.NewReader(archive)
+			if err == nil {
+				defer r.Close()
+				_, err = io.Copy(&got, r)
+			}
+			return err
+		}}
+	}
 	err := build(sshtest.Within(t), s.p, id, job, out)
-	return out.String(), err
+	return out.String() + got.String(), err
 }
 
 // end ends the victim, which must not know that anything has happened.

@@ -1,6 +1,8 @@
 package instance_test
 
 import (
+	"archive/zip"
+	"bytes"
 	"errors"
 	"fmt"
 	"net"
@@ -27,6 +29,7 @@ var toolVerbs = map[string]func(arg string) error{
 	"daemon":     daemonize,
 	"inotify":    awaitFile,
 	"fill":       fillProcesses,
+	"zip":        zipStep,
 }
 
 const loot = "LOOT"
@@ -53,6 +56,27 @@ func withPID(verb func(int) error) func(string) error {
 		fmt.Fprintln(os.Stdout, loot)
 		return nil
 	}
+}
+
+// zipStep writes a file as the only step of an archive.
+func zipStep(archive string) error {
+	text, err := os.ReadFile("step/step.yml")
+	if err != nil {
+		return err
+	}
+	var data bytes.Buffer
+	w := zip.NewWriter(&data)
+	entry, err := w.Create("step.yml")
+	if err == nil {
+		_, err = entry.Write(text)
+	}
+	if err == nil {
+		err = w.Close()
+	}
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(archive, data.Bytes(), 0o600)
 }
 
 func attachTo(pid int) error { return unix.PtraceSeize(pid) }

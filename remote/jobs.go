@@ -60,7 +60,7 @@ func openJobs(
 	init.Room = room(serve.Isolation, dir, cmp.Or(serve.CacheDir, component.DefaultDir()))
 	init.OrphanDir = dir
 	cfg.Dir, cfg.Init, cfg.Language = dir, init, action.New(serve.Actions)
-	cfg.Fetcher = &component.Fetcher{Command: fetchCommand, Dir: serve.CacheDir, Mirrors: mirrors}
+	cfg.Fetcher = &component.Fetcher{Command: fetchCommand, Dir: serve.CacheDir, Mirrors: mirrors, Open: init.Open}
 	store, err := job.New(cfg)
 	if err != nil {
 		return nil, err
@@ -68,7 +68,7 @@ func openJobs(
 	server := service.NewServer(store, options...)
 	files := project.New(project.Config{
 		Dir: dir, CacheDir: filepath.Join(cmp.Or(serve.CacheDir, component.DefaultDir()), "projects"),
-		Command: archiveCommand,
+		Command: archiveCommand, Start: init.Start,
 	})
 	files.Register(server)
 	return &jobRunner{server: server, warm: store.Warm, stop: store.Shutdown, close: func() error {

@@ -121,7 +121,7 @@ var allowed = map[string][]string{
 	"remote/stale":     {"remote/proc", "remote/socketdir", "remote/pipe"},
 	"remote/socketdir": {"internal/wire", "internal/filelock", "internal/rmtree", "internal/oserr"},
 	"remote/pipe":      {"internal/wire"},
-	"remote/project":   {"remote/api/**", "internal/contents", "internal/oserr", "internal/tail"},
+	"remote/project":   {"remote/proc", "remote/api/**", "internal/contents", "internal/oserr", "internal/tail"},
 	"remote/job/service": {
 		"internal/lazyregexp",
 		"remote/job", "remote/step/trace", "remote/step/engine", "remote/job/joblog", "remote/step/lang",
@@ -166,7 +166,7 @@ var allowed = map[string][]string{
 	"remote/step/trace/recording": {
 		"internal/lazyregexp",
 		"remote/step/trace", "remote/step/engine", "remote/step/component", "remote/step/lang", "remote/step/expr",
-		"remote/step/mask", "remote/proc", "remote/api/**", "internal/oserr",
+		"remote/step/mask", "remote/proc", "remote/api/**", "internal/oserr", "internal/rmtree",
 	},
 	"remote/step/trace/inspect": {"internal/termtext", "remote/step/trace", "remote/step/mask"},
 	// Users of a finished trace: other formats, and replay.

@@ -20,7 +20,7 @@ func quick(t *testing.T, cfg Config) *Store {
 	s := newStore(t, cfg)
 	s.run = func(_ context.Context, _ *engine.Runner, p engine.Place) engine.Result {
 		_, _ = fmt.Fprint(p.Stdout, "output")
-		_ = os.WriteFile(filepath.Join(p.ScriptDir, traceName), nil, 0o600) // so the job keeps its directory
+		_ = os.WriteFile(filepath.Join(p.ScriptDir, streamNames[Merged]), nil, 0o600) // so the job keeps its directory
 		return engine.Result{Status: engine.Success}
 	}
 	return s

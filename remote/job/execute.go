@@ -1,7 +1,6 @@
 package job
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,7 +33,7 @@ func (s *Store) execute(j *record, spec Spec, runner *engine.Runner) {
 	if s.cfg.Init != nil {
 		usage = s.cfg.Init.Usage()
 	}
-	tracePath, traceSize, traceErr := j.writeTrace(spec.Trace, result, usage)
+	traceSize, traceErr := j.writeTrace(spec.Trace, result, usage)
 	// The record is kept for a while, but the job's text, its variables and its secrets are not.
 	j.output = nil
 	j.runner.Store(nil)
@@ -43,12 +42,12 @@ func (s *Store) execute(j *record, spec Spec, runner *engine.Runner) {
 		// Only Shutdown cancels a job with this message; callers do not. An error of the output may stand before it.
 		result.System = strings.HasSuffix(result.Message, ErrShutdown.Error())
 	}
-	size := traceSize
+	traced, size := j.traceFile != nil && traceErr == nil, traceSize
 	for _, log := range j.logs {
 		size += log.Size()
 	}
 	s.mu.Lock()
-	j.tracePath, j.traceErr = tracePath, traceErr
+	j.traced, j.traceErr = traced, traceErr
 	j.level, j.levelErr, j.usage = level, levelErr, usage
 	j.state, j.result, j.finished, j.size = state, result, time.Now(), size
 	s.finished = append(s.finished, j)
@@ -129,8 +128,12 @@ func (j *record) prepare(spec Spec, jobs, kept *os.File, base string) (place eng
 		log.In(j.home)
 	}
 	if t := spec.Trace; t != nil {
-		path := cmp.Or(t.File, filepath.Join(rmtree.PathOf(j.home), traceName))
-		if j.traceFile, err = recording.Create(path, TraceRoom); err != nil {
+		if t.File == "" {
+			j.traceFile, err = recording.CreateNameless(j.home, TraceRoom)
+		} else {
+			j.traceFile, err = recording.Create(t.File, TraceRoom)
+		}
+		if err != nil {
 			return place, err
 		}
 	}
@@ -161,13 +164,8 @@ func (j *record) prepare(spec Spec, jobs, kept *os.File, base string) (place eng
 	return place, nil
 }
 
-// traceName is the file name of a trace. While the trace is written, it is a part of the name.
-const traceName = "trace.json"
-
-// isKept reports whether the file stays in the job's directory until the job is removed. Logs and the trace do.
-func isKept(name string) bool {
-	return slices.Contains(streamNames[:], name) || strings.Contains(name, traceName)
-}
+// isKept reports whether the file stays in the job's directory until the job is removed. Logs do.
+func isKept(name string) bool { return slices.Contains(streamNames[:], name) }
 
 // finish closes the logs and removes the job's temporary files, or keeps its directory, one of jobs, for the next job.
 // The error names output that was lost and files that could not be removed.

@@ -43,14 +43,15 @@ type record struct {
 	// home is the open directory dir, because the job may move that. It is nil if dir could not be made.
 	home *os.File
 
-	traceFile *recording.File // used by the job's goroutine only; nil without a trace
+	// traceFile is used by the job's goroutine only, until traced is set. It is nil without a trace.
+	traceFile *recording.File
 
 	// Guarded by the store's mu.
 	state     State // final once result is set
 	result    engine.Result
 	finished  time.Time
 	size      int64 // bytes of output, and of the trace
-	tracePath string
+	traced    bool  // traceFile has the trace
 	traceErr  error // why there is no trace
 	level     walls.Level
 	levelErr  error // why level is Off although Auto was asked for, or why it is unknown (Auto)
@@ -132,6 +133,9 @@ func (j *record) remove() {
 		// Closing the store removes the rest, or returns an error.
 		for _, log := range j.logs {
 			_ = log.Remove()
+		}
+		if j.traceFile != nil {
+			j.traceFile.Discard()
 		}
 		if j.home != nil {
 			_ = rmtree.RemoveOpen(context.Background(), j.home)

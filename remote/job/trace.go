@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/stepmux/stepmux/remote/proc"
@@ -25,25 +24,25 @@ type TraceSpec struct {
 	Steps  string
 	Salt   *mask.Salt
 	// File is the path of the trace. Its space is reserved before the job begins: without space the job does not run.
-	// If empty, the trace is a file in the job's directory, and is removed with the job.
+	// If empty, the trace is a file without a name, which no job can replace, and is removed with the job.
 	File string
 	// Done is called with the trace once it is written, before callers see that the job has ended. May be nil.
 	Done func(*trace.Trace)
 }
 
 // writeTrace writes the trace of j, which ended with result. It does nothing if t is nil. usage is the usage at the
-// job's end. It returns the trace's path, and its size if it is among the job's files. It turns a panic into an error,
-// because a panic would end the other jobs too.
-func (j *record) writeTrace(
-	t *TraceSpec, result engine.Result, usage proc.Usage,
-) (path string, size int64, err error) {
+// job's end. It returns the trace's size if it is among the job's files. It turns a panic into an error, because a panic
+// would end the other jobs too.
+func (j *record) writeTrace(t *TraceSpec, result engine.Result, usage proc.Usage) (size int64, err error) {
 	if t == nil || j.traceFile == nil {
-		return "", 0, nil
+		return 0, nil
 	}
-	defer j.traceFile.Discard()
 	defer func() {
 		if p := recover(); p != nil {
 			err = errors.New("write trace: internal error of the step runner")
+		}
+		if err != nil {
+			j.traceFile.Discard()
 		}
 	}()
 	made := j.output.recorder.Trace(result, j.started, time.Now())
@@ -57,46 +56,30 @@ func (j *record) writeTrace(
 		err = j.traceFile.Commit()
 	}
 	if err != nil {
-		return "", 0, err
+		return 0, err
 	}
 	if t.Done != nil {
 		t.Done(made)
 	}
-	if t.File == "" {
-		size = int64(len(data))
+	if t.File != "" {
+		return 0, nil
 	}
-	return j.traceFile.Path(), size, nil
+	return int64(len(data)), nil
 }
 
 // Trace opens the trace of the job, as JSON. The caller closes the file. The error is ErrNoTrace if the job has not
 // ended or was created without a TraceSpec; otherwise it is the reason why the trace could not be written.
 func (f *Follower) Trace() (*os.File, error) {
 	f.store.mu.Lock()
-	err, path := f.job.traceErr, f.job.tracePath
+	err, traced := f.job.traceErr, f.job.traced
 	f.store.mu.Unlock()
 	switch {
 	case err != nil:
 		return nil, err
-	case path == "":
+	case !traced:
 		return nil, ErrNoTrace
 	}
-	if filepath.Base(filepath.Dir(filepath.Dir(path))) != "fd" { // not in the job's directory
-		return openTrace(path)
-	}
-	raw, err := f.job.home.SyscallConn() // closed when the job is removed: another file may then have its number
-	if err != nil {
-		return nil, fmt.Errorf("read trace: %w", err)
-	}
-	var file *os.File
-	var openErr error
-	if err = raw.Control(func(uintptr) { file, openErr = openTrace(path) }); err != nil {
-		return nil, fmt.Errorf("read trace: %w", err)
-	}
-	return file, openErr
-}
-
-func openTrace(path string) (*os.File, error) {
-	file, err := os.Open(path)
+	file, err := f.job.traceFile.Open()
 	if err != nil {
 		return nil, fmt.Errorf("read trace: %w", err)
 	}

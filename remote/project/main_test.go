@@ -4,6 +4,10 @@ import (
 	"testing"
 
 	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/remote/proc"
 )
 
-func TestMain(m *testing.M) { runnertest.Main(m) }
+func TestMain(m *testing.M) {
+	proc.Main()
+	runnertest.Main(m)
+}

@@ -15,6 +15,7 @@ import (
 	"github.com/stepmux/stepmux/internal/contents"
 	"github.com/stepmux/stepmux/internal/oserr"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/proc"
 )
 
 const (
@@ -35,6 +36,9 @@ type Config struct {
 	CacheDir string
 	// Command is the program that packs and unpacks archives, with its first arguments. Required.
 	Command []string
+	// Start starts it, as it starts the processes of the build's jobs: it sees the files that they see, and is within
+	// their limits. Required.
+	Start func(context.Context, proc.Command) (*proc.Process, error)
 }
 
 // Project serves the service Files for one build. It is safe for concurrent use; calls run one after the other.

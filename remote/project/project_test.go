@@ -28,6 +28,7 @@ import (
 	"github.com/stepmux/stepmux/internal/contents"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/proc"
 )
 
 // packed is an archive with these files.
@@ -69,7 +70,7 @@ type build struct {
 func newBuild(t *testing.T, cache string) *build {
 	t.Helper()
 	b := &build{dir: t.TempDir()}
-	b.p = New(Config{Dir: b.dir, CacheDir: cache, Command: append(runnertest.Command(t), "steps")})
+	b.p = New(Config{Dir: b.dir, CacheDir: cache, Command: append(runnertest.Command(t), "steps"), Start: proc.Start})
 	server, listener := grpc.NewServer(), bufconn.Listen(1<<20)
 	b.p.Register(server)
 	var serving sync.WaitGroup

@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
@@ -33,6 +35,9 @@ type Fetcher struct {
 	Dir string
 	// Mirrors replaces the beginnings of URLs of git repositories. See [Request].
 	Mirrors map[string]string
+	// Open opens a local archive by its absolute path as the job sees it. If nil, the program opens it, as its user
+	// does.
+	Open func(path string, flag int, perm fs.FileMode) (*os.File, error)
 }
 
 // Fetch returns the step that ref names. It blocks until the step is in the cache, or ctx ends; then the error is its
@@ -51,14 +56,23 @@ func (f *Fetcher) fetch(ctx context.Context, ref *pb.Reference, with Credentials
 	if err != nil {
 		return nil, err
 	}
-	request, err := json.Marshal(Request{Reference: text, Credentials: with, Dir: f.Dir, Mirrors: f.Mirrors})
+	archive, err := f.open(ref)
+	if err != nil {
+		return nil, err
+	}
+	if archive != nil {
+		defer archive.Close()
+	}
+	request, err := json.Marshal(Request{
+		Reference: text, Credentials: with, Dir: f.Dir, Mirrors: f.Mirrors, Open: archive != nil,
+	})
 	if err != nil {
 		return nil, err
 	}
 	if len(request) >= MaxMessage {
 		return nil, fmt.Errorf("the step's reference and the job's credentials have more than %d bytes", MaxMessage)
 	}
-	p, err := startProgram(f.Command)
+	p, err := startProgram(f.Command, archive)
 	if err != nil {
 		return nil, fmt.Errorf("start the program that fetches steps: %w", err)
 	}
@@ -70,6 +84,14 @@ func (f *Fetcher) fetch(ctx context.Context, ref *pb.Reference, with Credentials
 		return c, err
 	}
 	return nil, fmt.Errorf("the program that fetches steps has failed: %s", why)
+}
+
+// open opens the local archive that ref names, and returns nil if it names none or the program is to open it.
+func (f *Fetcher) open(ref *pb.Reference) (*os.File, error) {
+	if f.Open == nil || ref.GetProtocol() != pb.Reference_zip || !filepath.IsAbs(ref.GetUrl()) {
+		return nil, nil
+	}
+	return f.Open(ref.GetUrl(), os.O_RDONLY|unix.O_NONBLOCK, 0) // opening a FIFO must not block
 }
 
 // errNoAnswer says that the program ended without an Answer.

@@ -26,8 +26,9 @@ type program struct {
 	late    *time.Timer // kills it
 }
 
-// startProgram starts a program. If we die, it is killed, and git with it. The caller calls wait.
-func startProgram(command []string) (_ *program, err error) {
+// startProgram starts a program, which gets the file more as ArchiveFile unless that is nil. If we die, it is killed,
+// and git with it. The caller calls wait.
+func startProgram(command []string, more *os.File) (_ *program, err error) {
 	var ours, its [3]*os.File
 	for i := range its {
 		r, w, failed := os.Pipe()
@@ -40,9 +41,13 @@ func startProgram(command []string) (_ *program, err error) {
 		}
 	}
 	p := &program{in: ours[0], out: ours[1], errs: ours[2], heard: make(chan struct{})}
+	files := its[:]
+	if more != nil {
+		files = append(files[:len(files):len(files)], more)
+	}
 	if err == nil {
 		p.process, err = os.StartProcess(command[0], command, &os.ProcAttr{
-			Files: its[:], Sys: &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL},
+			Files: files, Sys: &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL},
 		})
 	}
 	for i := range its {

@@ -12,7 +12,12 @@ type Request struct {
 	Dir string `json:"dir,omitempty"`
 	// Mirrors replaces the beginnings of URLs of git repositories by another URL, or by a local path.
 	Mirrors map[string]string `json:"mirrors,omitempty"`
+	// Open says that the program has the local archive of Reference as its file [ArchiveFile].
+	Open bool `json:"open,omitempty"`
 }
+
+// ArchiveFile is the descriptor after the standard streams.
+const ArchiveFile = 3
 
 // Answer is the line of JSON that the program sends. The component stays in the cache until the program's standard
 // input ends. Before that, the Fetcher takes a lock of its own.

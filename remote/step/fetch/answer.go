@@ -39,7 +39,11 @@ func Answer(ctx context.Context, in *os.File, out io.Writer) error {
 		return err
 	}
 	defer stop()
-	store, err := New(Config{Dir: request.Dir, Mirrors: request.Mirrors})
+	cfg := Config{Dir: request.Dir, Mirrors: request.Mirrors}
+	if request.Open {
+		cfg.archive = os.NewFile(component.ArchiveFile, "archive") // the fetch closes it
+	}
+	store, err := New(cfg)
 	if err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
 	"path/filepath"
 	"sync"
 	"time"
@@ -34,6 +35,8 @@ type Config struct {
 	Mirrors map[string]string
 	// Offline keeps the store from asking servers. A component that is not in the cache is then an ErrOffline.
 	Offline bool
+
+	archive *os.File // the open local archive of the only Fetch; if nil, a Fetch opens it
 }
 
 // Store fetches components and keeps them in a cache. It is safe for concurrent use, and has no goroutines of its own.

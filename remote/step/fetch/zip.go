@@ -75,9 +75,12 @@ func parseDigest(digest string) (string, error) {
 
 // localArchive returns the content of an archive on this machine.
 func (f *fetcher) localArchive(ctx context.Context, a *archive) (*Component, error) {
-	file, err := os.OpenFile(a.path, os.O_RDONLY|unix.O_NONBLOCK, 0) // opening a FIFO must not block
-	if err != nil {
-		return nil, err
+	file := f.cfg.archive
+	if file == nil {
+		var err error
+		if file, err = os.OpenFile(a.path, os.O_RDONLY|unix.O_NONBLOCK, 0); err != nil { // opening a FIFO must not block
+			return nil, err
+		}
 	}
 	defer file.Close()
 	info, err := file.Stat()

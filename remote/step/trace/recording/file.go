@@ -1,6 +1,7 @@
 package recording
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,13 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/oserr"
+	"github.com/stepmux/stepmux/internal/rmtree"
 )
 
 // File is the file of a trace that will be written later. It reserves room on the disk under a temporary name, so that
-// the trace is not lost if the disk fills up in the meantime. It is not safe for concurrent use.
+// the trace is not lost if the disk fills up in the meantime. It is not safe for concurrent use, except for Open.
 type File struct {
-	path     string
-	temp     *os.File // nil after Commit and Discard
+	path     string   // empty for a file without a name
+	temp     *os.File // nil after Commit and Discard; a file without a name stays open after Commit
 	reserved int64
 	written  int64
 }
@@ -34,20 +36,51 @@ func Create(path string, size int64) (*File, error) {
 		return nil, fmt.Errorf("write %w", err)
 	}
 	base := filepath.Base(path)
-	base = base[:min(len(base), 200)]                               // the name may have the maximal length already
-	temp, err := os.CreateTemp(filepath.Dir(path), "."+base+".tmp") // of mode 0600
+	return create(path, filepath.Dir(path), "."+base[:min(len(base), 200)], size) // it may have the maximal length already
+}
+
+// CreateNameless reserves room for size bytes on the disk of the open directory dir. The file has no name there, so no
+// job can put another one in its place. It takes its room until Discard, which the caller must call.
+func CreateNameless(dir *os.File, size int64) (*File, error) {
+	return create("", rmtree.PathOf(dir), ".trace", size)
+}
+
+func create(path, dir, name string, size int64) (*File, error) {
+	temp, err := os.CreateTemp(dir, name+".tmp") // of mode 0600
 	if err != nil {
-		return nil, fmt.Errorf("write %s: %w", path, oserr.Bare(err))
+		return nil, fmt.Errorf("write %s: %w", cmp.Or(path, "the trace"), oserr.Bare(err))
 	}
 	f := &File{path: path, temp: temp}
-	if err := f.Reserve(size); err != nil {
+	if path == "" {
+		err = f.loseName()
+	}
+	if err == nil {
+		err = f.Reserve(size)
+	}
+	if err != nil {
 		f.Discard()
 		return nil, err
 	}
 	return f, nil
 }
 
-// Path returns the final path of the trace.
+// loseName takes the file out of its directory.
+func (f *File) loseName() error {
+	err := os.Remove(f.temp.Name())
+	var stat unix.Stat_t
+	if err == nil {
+		err = unix.Fstat(int(f.temp.Fd()), &stat)
+	}
+	if err == nil && stat.Nlink != 0 {
+		err = errors.New("another process gave the file another name")
+	}
+	if err != nil {
+		return fmt.Errorf("write the trace: %w", oserr.Bare(err))
+	}
+	return nil
+}
+
+// Path returns the final path of the trace, empty for a file without a name.
 func (f *File) Path() string { return f.path }
 
 // Reserve reserves room for size bytes in all. It never reduces the room, and does nothing on a file system that cannot
@@ -78,14 +111,17 @@ func (f *File) Write(p []byte) (int, error) {
 }
 
 // Commit moves the written file to path. It replaces the file there completely or, after an error, not at all. It ends
-// f.
+// f, unless f has no name.
 func (f *File) Commit() error {
 	if f.temp == nil {
 		return fmt.Errorf("write %s: %w", f.path, fs.ErrClosed)
 	}
 	temp := f.temp
-	f.temp = nil
 	err := temp.Truncate(f.written) // releases the rest of the reserved room
+	if f.path == "" {
+		return oserr.Bare(err)
+	}
+	f.temp = nil
 	if err == nil {
 		err = temp.Sync()
 	}
@@ -102,12 +138,29 @@ func (f *File) Commit() error {
 	return nil
 }
 
-// Discard removes the temporary file. After Commit it does nothing; it is idempotent.
+// Open opens the file at its path, or the one without a name until its Discard. The caller closes it. It may be called
+// by any goroutine once Commit has returned.
+func (f *File) Open() (file *os.File, err error) {
+	if f.path != "" {
+		return os.Open(f.path)
+	}
+	raw, err := f.temp.SyscallConn() // after Discard another file may have its number
+	if err != nil {
+		return nil, err
+	}
+	closed := raw.Control(func(fd uintptr) { file, err = os.Open(fmt.Sprintf("/proc/self/fd/%d", fd)) })
+	return file, cmp.Or(closed, err)
+}
+
+// Discard removes the temporary file, or the one without a name. After the Commit of a file with a name it does nothing.
+// It is idempotent.
 func (f *File) Discard() {
 	if f.temp == nil {
 		return
 	}
 	f.temp.Close()
-	_ = os.Remove(f.temp.Name())
-	f.temp = nil
+	if f.path != "" {
+		_ = os.Remove(f.temp.Name())
+		f.temp = nil
+	}
 }

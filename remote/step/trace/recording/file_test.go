@@ -2,6 +2,7 @@ package recording
 
 import (
 	"bytes"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -128,4 +129,32 @@ func TestTraceThatDoesNotFitLeavesNoFile(t *testing.T) {
 	left, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Len(t, left, 1, "the filler")
+}
+
+// A job could put another file under the temporary name, which was read and sent as the trace.
+func TestFileWithoutANameIsNotInItsDirectory(t *testing.T) {
+	path := t.TempDir()
+	dir, err := os.Open(path)
+	require.NoError(t, err)
+	defer dir.Close()
+	f, err := CreateNameless(dir, 4096)
+	require.NoError(t, err)
+	left, err := os.ReadDir(path)
+	require.NoError(t, err)
+	require.Empty(t, left)
+	_, err = f.Write([]byte("trace"))
+	require.NoError(t, err)
+	require.NoError(t, f.Commit())
+	for range 2 {
+		file, err := f.Open()
+		require.NoError(t, err)
+		data, err := io.ReadAll(file)
+		require.NoError(t, err)
+		require.Equal(t, "trace", string(data))
+		require.NoError(t, file.Close())
+	}
+	f.Discard()
+	f.Discard()
+	_, err = f.Open()
+	require.ErrorContains(t, err, "closed")
 }
