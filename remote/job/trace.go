@@ -31,8 +31,8 @@ type TraceSpec struct {
 }
 
 // writeTrace writes the trace of j, which ended with result. It does nothing if t is nil. usage is the usage at the
-// job's end. It returns the trace's size if it is among the job's files. It turns a panic into an error, because a panic
-// would end the other jobs too.
+// job's end. It returns the trace's size if it is among the job's files. It turns a panic into an error, because a
+// panic would end the other jobs too.
 func (j *record) writeTrace(t *TraceSpec, result engine.Result, usage proc.Usage) (size int64, err error) {
 	if t == nil || j.traceFile == nil {
 		return 0, nil

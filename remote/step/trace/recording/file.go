@@ -152,8 +152,8 @@ func (f *File) Open() (file *os.File, err error) {
 	return file, cmp.Or(closed, err)
 }
 
-// Discard removes the temporary file, or the one without a name. After the Commit of a file with a name it does nothing.
-// It is idempotent.
+// Discard removes the temporary file, or the one without a name. After the Commit of a file with a name it does
+// nothing. It is idempotent.
 func (f *File) Discard() {
 	if f.temp == nil {
 		return
