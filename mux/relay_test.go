@@ -66,6 +66,20 @@ func TestRelayTakesOneSessionForAnyNumberOfProcesses(t *testing.T) {
 	})
 }
 
+// A command that SIGBUS killed had no exit code: SSH has no name for that signal.
+func TestRelayTellsEverySignalThatKills(t *testing.T) {
+	r := relayOf(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
+	for n := 1; n <= 64; n++ {
+		switch syscall.Signal(n) {
+		case syscall.SIGCHLD, syscall.SIGCONT, syscall.SIGSTOP, syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU,
+			syscall.SIGURG, syscall.SIGWINCH:
+			continue // they do not kill
+		}
+		err := startBy(t, r, fmt.Sprintf("ulimit -c 0; kill -%d $$", n), nil).Wait(sshtest.Within(t))
+		require.Equal(t, 128+n, mux.ExitCode(err), "signal %d: %v", n, err)
+	}
+}
+
 func TestRelayProcessKeepsStdoutStderrAndExitApart(t *testing.T) {
 	// Each floods while the other is not read, and yet all of it comes.
 	r := relayOf(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -473,4 +474,36 @@ func TestRelayReachesARealServe(t *testing.T) {
 	require.Contains(t, string(got[:n]), wire.ReadyLine(path))
 	remotetest.RequireGone(t, filepath.Dir(path))
 	remotetest.Eventually(t, func() bool { return len(r.children(t)) == 0 }, "gone")
+}
+
+// One byte out of band, of one build, stopped the relay's output for all builds.
+func TestBytesOutOfBandStopNobody(t *testing.T) {
+	r := startRelay(t)
+	c, conn := joinedTo(t, r, "b1")
+	other, neighbour := joinedTo(t, r, "b2")
+	raw, err := conn.SyscallConn()
+	require.NoError(t, err)
+	sent := 0
+	for range 50 {
+		n, err := conn.Write(make([]byte, 20_000)) // enough for the relay to move them
+		require.NoError(t, err)
+		var failed error
+		require.NoError(t, raw.Write(func(fd uintptr) bool {
+			failed = unix.Sendto(int(fd), []byte("!"), unix.MSG_OOB, nil)
+			return !errors.Is(failed, unix.EAGAIN)
+		}))
+		if errors.Is(failed, unix.EOPNOTSUPP) {
+			return // this kernel has none
+		}
+		require.NoError(t, failed)
+		sent += n + 1
+	}
+	for got := 0; got < sent; {
+		kind, payload := c.next(t)
+		require.Equal(t, wire.FrameData, kind)
+		got += len(payload)
+	}
+	_, err = io.WriteString(neighbour, "hello")
+	require.NoError(t, err)
+	other.expect(t, wire.FrameData, "hello")
 }

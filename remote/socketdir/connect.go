@@ -86,7 +86,23 @@ func dial(ctx context.Context, address, path string, owner int) (*net.UnixConn, 
 		_ = conn.Close()
 		return nil, wire.RefuseRelay(wire.RelayForbidden, "connect to %s: %v", path, err)
 	}
+	if err := keepUrgent(conn); err != nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("connect to %s: %w", path, err)
+	}
 	return conn, nil
+}
+
+// keepUrgent makes bytes that the peer sends out of band (MSG_OOB) ordinary ones. The kernel counts them among those
+// that wait, but splice(2) would skip them, and a relay wait for them forever.
+func keepUrgent(conn *net.UnixConn) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failed error
+	err = raw.Control(func(fd uintptr) { failed = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_OOBINLINE, 1) })
+	return errors.Join(err, failed)
 }
 
 // inspectError turns err, of checking path before a connect, into the error of the connect.
