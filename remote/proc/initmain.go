@@ -173,6 +173,7 @@ func (k *keeper) obey() {
 	if !closed {
 		ctx, cancel := context.WithTimeout(context.Background(), removalTimeout)
 		defer cancel()
+		k.room.Leave() // a mount point cannot be renamed
 		removeOrphan(ctx, k.orphan)
 	}
 }

@@ -13,10 +13,13 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/remote/walls"
 )
 
-// serverVar makes the test binary a server with one process, whose script is its value.
-const serverVar = "STEPMUX_TEST_SERVER"
+// serverVar makes the test binary a server with one process, whose script is its value. levelVar is the level at which
+// it runs.
+const serverVar, levelVar = "STEPMUX_TEST_SERVER", "STEPMUX_TEST_LEVEL"
 
 // serverMain starts the script and never ends by itself. Its arguments are the tag of the process and the
 // orphan directory, "-" in front of it if it is not to be locked.
@@ -33,6 +36,9 @@ func serverMain() int {
 	c.Env = append(c.Env, tag)
 	c.Stdout, c.Stderr = os.Stdout, os.Stderr
 	in := Init{OrphanDir: dir}
+	if level := walls.Level(os.Getenv(levelVar)); level != "" {
+		in.Room = walls.Spec{Level: level, Dir: dir, Base: filepath.Dir(dir), Home: os.Getenv("HOME")}
+	}
 	var pid int
 	for range 3 {
 		p, err := in.Start(context.Background(), c)
@@ -47,10 +53,10 @@ func serverMain() int {
 }
 
 // server starts a server with a script that says ready, and returns it and its init once three commands run it.
-func server(t *testing.T, script, tag, dir string) (*exec.Cmd, []int) {
+func server(t *testing.T, script, tag, dir string, env ...string) (*exec.Cmd, []int) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe", tag, dir)
-	cmd.Env = []string{serverVar + "=" + script}
+	cmd.Env = append(env, serverVar+"="+script)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
@@ -116,15 +122,25 @@ func allEnded(pids []int) bool {
 }
 
 func TestServerThatIsKilledLeavesNothing(t *testing.T) {
-	tag := newTag()
-	dir, keep := orphanTree(t)
-	cmd, inits := server(t, leaveThings, tag, dir)
-	require.NotEmpty(t, tagged(t, tag))
-	require.NoError(t, cmd.Process.Kill())
-	eventually(t, func() bool {
-		return len(tagged(t, tag)) == 0 && allEnded(inits)
-	}, "its processes")
-	requireRemoved(t, dir, keep)
+	for _, level := range []walls.Level{walls.Off, walls.Processes, walls.Private} {
+		t.Run(level.String(), func(t *testing.T) {
+			in := &Init{Room: walls.Spec{Level: level, Dir: t.TempDir()}}
+			in.Prepare()
+			if got, why := in.Isolation(t.Context()); got != level {
+				t.Skip("part missing: namespaces: ", why)
+			}
+			require.NoError(t, in.Close())
+			tag := newTag()
+			dir, keep := orphanTree(t)
+			cmd, inits := server(t, leaveThings, tag, dir, levelVar+"="+level.String(), "HOME="+t.TempDir())
+			require.NotEmpty(t, tagged(t, tag))
+			require.NoError(t, cmd.Process.Kill())
+			eventually(t, func() bool {
+				return len(tagged(t, tag)) == 0 && allEnded(inits)
+			}, "its processes")
+			requireRemoved(t, dir, keep)
+		})
+	}
 }
 
 func TestCommandDiesWithItsInitWhenTheServerCannotHelp(t *testing.T) {

@@ -263,6 +263,15 @@ func (r *Room) Show(path string) error {
 	return r.showDir()
 }
 
+// Leave makes hidden directories visible again, also the machine's directory of all builds. It is for the end, when no
+// process of the build is left. Where it cannot, they stay hidden.
+func (r *Room) Leave() {
+	for i := len(r.hidden) - 1; i >= 0; i-- {
+		_ = unix.Unmount(r.hidden[i].path, unix.MNT_DETACH)
+	}
+	r.hidden = nil
+}
+
 // kernel makes the kernel's file systems for processes, queues and cgroups the build's own or read-only.
 func (r *Room) kernel() error {
 	if err := mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
