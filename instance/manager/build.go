@@ -154,6 +154,10 @@ func (m *Manager) attempt(b *build, placed func()) (again bool) {
 		if known.Reason != string(instance.RunnerSystemFailure) { // the log has all of the job's output
 			// The manager may die before the clean-up, after which nobody could tell the outcome.
 			m.keep(b, known)
+			if b.kept().Phase != phaseEnded {
+				_ = e.Leave(m.life) // the next manager asks the step runner again
+				return false
+			}
 		}
 	}
 	m.end(b, e, known, err)
@@ -239,8 +243,12 @@ func (m *Manager) execute(b *build, e *instance.Executor) error {
 			err = m.change(b, begin)
 		}
 		if err != nil {
-			if errors.Is(err, errTaken) {
-				_ = e.Cleanup(m.life) // another manager runs the build, or has ended it: this step runner has no job
+			switch {
+			case !errors.Is(err, errTaken):
+			case m.cluster != nil:
+				_ = e.Leave(m.life) // another manager has the build: the step runner may be its
+			default:
+				_ = e.Cleanup(m.life) // the build was canceled: this step runner has no job
 			}
 			return err
 		}
@@ -354,6 +362,9 @@ func (m *Manager) end(b *build, e *instance.Executor, known *result, err error) 
 	}
 	if b.kept().Phase != phaseEnded || len(ended.Left) > 0 {
 		m.keep(b, &ended)
+	}
+	if b.kept().Phase != phaseEnded {
+		return // the next manager gets its request again
 	}
 	b.leaveQueue()
 	if m.cfg.OnEnd != nil {

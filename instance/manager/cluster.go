@@ -23,6 +23,7 @@ import (
 const (
 	managersBucket = "STEPMUX_MANAGERS"
 	claimPrefix    = "vm."
+	cancelPrefix   = "cancel." // of the marks of builds that were canceled, beside the leases
 	idFile         = "manager-id"
 
 	// DefaultLease is how long the VMs of a manager that says nothing stay with it.
@@ -254,13 +255,22 @@ func (c *cluster) fence(why string) {
 	}
 }
 
-// yield stops the use of a VM. Builds there go on without this manager.
+// yield stops the use of a VM. Builds there go on without this manager, and those that wait for such a VM are given back
+// to the queue.
 func (c *cluster) yield(id string) (revision uint64) {
 	c.m.cfg.Provider.Yield(id, c.m.abandon)
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	revision = c.held[id]
 	delete(c.held, id)
+	c.mu.Unlock()
+	for _, b := range c.m.builds() {
+		b.mu.Lock()
+		e := b.executor
+		b.mu.Unlock()
+		if (e == nil || e.Instance() == "") && !c.hasFor(b.job.GetLabels()) {
+			c.m.leaveTo(b)
+		}
+	}
 	return revision
 }
 
@@ -286,6 +296,9 @@ func (c *cluster) note(entry jetstream.KeyValueEntry) {
 		return
 	case strings.HasPrefix(entry.Key(), drainPrefix):
 		c.m.noteDrain(entry)
+		return
+	case strings.HasPrefix(entry.Key(), cancelPrefix):
+		c.m.noteCancel(strings.TrimPrefix(entry.Key(), cancelPrefix))
 		return
 	}
 	c.mu.Lock()

@@ -256,3 +256,16 @@ func FillQueue(t *testing.T, dir string, job *pb.Job, n int) {
 	}
 	<-s.js.PublishAsyncComplete()
 }
+
+// PutWaitingRecord keeps the record of a build that was lost and is to run again. No manager has the state.
+func PutWaitingRecord(t *testing.T, dir, id string) {
+	t.Helper()
+	s := &store{keep: time.Hour, timeout: storeTimeout, logger: &serverLog{to: slog.New(slog.DiscardHandler)}}
+	defer s.close()
+	require.NoError(t, s.serve(filepath.Join(dir, "jetstream")))
+	var err error
+	s.builds, err = s.bucket(t.Context(), buildsBucket, 0, time.Minute)
+	require.NoError(t, err)
+	_, err = s.put(t.Context(), &record{ID: id, Phase: phaseWaiting, Attempt: 1, Submitted: time.Now()}, 0)
+	require.NoError(t, err)
+}

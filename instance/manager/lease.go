@@ -384,8 +384,11 @@ func (m *Manager) restoreLeases(ctx context.Context) error {
 			}
 			continue
 		}
-		if m.leases.all[record.Lease] != nil {
-			continue // this is another attempt
+		m.leases.mu.Lock()
+		again := m.leases.all[record.Lease] != nil
+		m.leases.mu.Unlock()
+		if again { // this is another attempt
+			continue
 		}
 		l := m.newLease(record.Lease, instance.Build{On: record.Instance})
 		l.record, l.kept = record, true

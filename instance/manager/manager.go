@@ -40,7 +40,9 @@ type Manager struct {
 	leases leases
 	// cluster is nil unless other managers share the state.
 	cluster *cluster
-	begins  sync.Mutex // held while it is found out whether a build is to be begun
+	begins  sync.Mutex // held while it is found out whether a build is to be begun; guards the following
+	// canceled is the last place in the queue of which the build was canceled before it had begun.
+	canceled uint64
 	// draining is held while a VM is taken out or let in.
 	draining sync.Mutex
 

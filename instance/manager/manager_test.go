@@ -430,41 +430,81 @@ func TestBadStateDirectoriesAreRefused(t *testing.T) {
 	f.start(t)
 }
 
-// A disk that is full ends the manager. Its builds go on, and the next manager has all of their logs.
-func TestAFullDiskEndsTheManagerAndNoBuild(t *testing.T) {
+// onSmallDisk starts a manager whose state is on a disk of 16 MiB. ended waits for the manager's end and stops the rest.
+func (f *fleet) onSmallDisk(t *testing.T) (m *running, ended func()) {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("only root can mount a small disk")
 	}
-	t.Parallel()
-	f := newFleet(t)
 	require.NoError(t, os.Mkdir(f.dir, 0o700))
 	require.NoError(t, unix.Mount("tmpfs", f.dir, "tmpfs", 0, "size=16m"))
 	t.Cleanup(func() { require.NoError(t, unix.Unmount(f.dir, unix.MNT_DETACH)) })
-	m, provider, err := f.open(t)
+	opened, provider, err := f.open(t)
 	require.NoError(t, err)
 	path := filepath.Join(sshtest.SocketDir(t), "m.sock")
 	listener, err := control.Listen(path, -1)
 	require.NoError(t, err)
-	go func() { _ = m.Serve(context.Background(), listener) }() // until Shutdown
+	go func() { _ = opened.Serve(context.Background(), listener) }() // until Shutdown
 	conn, err := manager.Dial(path)
 	require.NoError(t, err)
-	const size = 24_000_000
-	id := (&running{ManagerClient: pb.NewManagerClient(conn), t: t}).submit(
-		fmt.Sprintf("head -c %d /dev/zero | tr '\\0' x", size))
-	select {
-	case <-m.Done():
-	case <-time.After(sshtest.Bound): //nolint:forbidigo // a test's bound
-		require.FailNow(t, "the manager goes on")
+	return &running{ManagerClient: pb.NewManagerClient(conn), t: t, m: opened}, func() {
+		t.Helper()
+		select {
+		case <-opened.Done():
+		case <-time.After(sshtest.Bound): //nolint:forbidigo // a test's bound
+			require.FailNow(t, "the manager goes on")
+		}
+		require.ErrorContains(t, opened.Err(), "no space left on device")
+		require.NoError(t, opened.Shutdown(t.Context()))
+		require.NoError(t, conn.Close())
+		require.NoError(t, provider.Close())
 	}
-	require.ErrorContains(t, m.Err(), "no space left on device")
-	require.NoError(t, m.Shutdown(t.Context()))
-	require.NoError(t, conn.Close())
-	require.NoError(t, provider.Close())
+}
 
+// A disk that is full ends the manager. Its builds go on, and the next manager has all of their logs.
+func TestAFullDiskEndsTheManagerAndNoBuild(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	m, ended := f.onSmallDisk(t)
+	const size = 24_000_000
+	id := m.submit(fmt.Sprintf("head -c %d /dev/zero | tr '\\0' x", size))
+	ended()
 	require.NoError(t, unix.Mount("", f.dir, "", unix.MS_REMOUNT, "size=64m"))
 	text, b := f.start(t).wait(id, 0)
 	require.Empty(t, b.GetResult().GetReason(), b.GetResult().GetMessage())
 	require.Equal(t, size, strings.Count(text, "x"))
+}
+
+// Builds that ended when their results could not be kept were taken out of the queue, and were lost.
+func TestResultsThatAFullDiskDidNotKeepAreFoundLater(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.capacity = 14
+	m, ended := f.onSmallDisk(t)
+	wait, open := gate(t)
+	var ids []string
+	for range f.capacity {
+		id := m.submit("echo on\n" + wait)
+		m.await(id, "on\n")
+		ids = append(ids, id)
+	}
+	full := filepath.Join(f.dir, "full")
+	file, err := os.Create(full)
+	require.NoError(t, err)
+	for _, piece := range []int{1 << 16, 1 << 12, 1} {
+		for err = nil; err == nil; _, err = file.Write(make([]byte, piece)) {
+		}
+	}
+	require.ErrorIs(t, err, unix.ENOSPC)
+	require.NoError(t, file.Close())
+	open()
+	ended()
+	require.NoError(t, os.Remove(full))
+	m = f.start(t)
+	for _, id := range ids {
+		_, b := m.wait(id, 0)
+		require.Empty(t, b.GetResult().GetReason(), b.GetResult().GetMessage())
+	}
 }
 
 func TestAManagerNeedsAStateDirectoryThatItCanWrite(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -22,18 +23,16 @@ const (
 // peerQuestion is a question to all other managers.
 type peerQuestion struct {
 	Manager string `json:"manager"`          // the one that asks
-	Cancel  string `json:"cancel,omitempty"` // a build to cancel
 	Taken   bool   `json:"taken,omitempty"`  // asks for the builds that the others have
 	Status  bool   `json:"status,omitempty"` // asks for their VMs
 }
 
 // peerAnswer is the answer of one of them.
 type peerAnswer struct {
-	Canceled bool         `json:"canceled,omitempty"` // it has the build, and cancels it
-	Taken    []string     `json:"taken,omitempty"`    // builds with a record
-	Running  int64        `json:"running,omitempty"`  // how many of them run
-	VMs      []control.VM `json:"vms,omitempty"`      // those that it has
-	Waiting  int          `json:"waiting,omitempty"`  // builds that wait for one of them
+	Taken   []string     `json:"taken,omitempty"`   // builds with a record
+	Running int64        `json:"running,omitempty"` // how many of them run
+	VMs     []control.VM `json:"vms,omitempty"`     // those that it has
+	Waiting int          `json:"waiting,omitempty"` // builds that wait for one of them
 }
 
 // answerPeers answers the other managers until the connection is closed.
@@ -45,9 +44,6 @@ func (m *Manager) answerPeers() error {
 		}
 		var a peerAnswer
 		switch {
-		case q.Cancel != "":
-			b := m.find(q.Cancel)
-			a.Canceled = b != nil && m.cancelLive(b) == nil
 		case q.Taken:
 			a.Taken, a.Running = m.taken()
 		case q.Status:
@@ -112,27 +108,37 @@ func (m *Manager) taken() (ids []string, running int64) {
 
 // cancelElsewhere cancels a build by its record, of that revision: another manager has the build, or will take it.
 func (m *Manager) cancelElsewhere(ctx context.Context, rec *record, revision uint64) error {
-	if rec.Canceled {
+	if !rec.Canceled {
+		rec.Canceled = true
+		if _, err := m.store.put(ctx, rec, revision); err != nil {
+			return err
+		}
+	}
+	return m.tellCancel(ctx, rec.ID)
+}
+
+// tellCancel tells the managers of a cluster that a build was canceled. One that cannot reach NATS learns of it later: if
+// that takes longer than the mark lasts, its lease has ended, and the build is another's.
+func (m *Manager) tellCancel(ctx context.Context, id string) error {
+	if m.cluster == nil {
 		return nil
 	}
-	rec.Canceled = true
-	if _, err := m.store.put(ctx, rec, revision); err != nil {
-		return err
+	if _, err := m.cluster.managers.Put(ctx, cancelPrefix+id, nil); err != nil {
+		return fmt.Errorf("tell the manager of the build: %w", err)
 	}
-	m.askToCancel(ctx, rec.ID) // one that has just taken it
 	return nil
 }
 
-// askToCancel asks the other managers to cancel a build, and reports whether one has it.
-func (m *Manager) askToCancel(ctx context.Context, id string) (canceled bool) {
-	if m.cluster == nil {
-		return false
+// noteCancel cancels a build of this manager that another one was told to cancel.
+func (m *Manager) noteCancel(id string) {
+	b := m.find(id)
+	if b == nil {
+		return
 	}
-	m.ask(ctx, peerQuestion{Cancel: id}, func(a *peerAnswer) bool {
-		canceled = canceled || a.Canceled
-		return !canceled
+	m.spawn(func() {
+		_ = m.cancelLive(b) // fails if another manager has changed the record
+		b.cancel(errCanceled)
 	})
-	return canceled
 }
 
 // awaitEnd waits until the record of a build has its result.

@@ -352,14 +352,16 @@ func (m *Manager) cancel(ctx context.Context, id string) error {
 	if b := m.find(id); b != nil {
 		return m.cancelLive(b) //nolint:contextcheck // done although the caller goes away
 	}
-	if m.askToCancel(ctx, id) {
-		return nil
+	m.begins.Lock() // it does not begin meanwhile
+	defer m.begins.Unlock()
+	if b := m.find(id); b != nil {
+		return m.cancelLive(b)
 	}
 	rec, revision, err := m.store.record(ctx, id)
 	if err != nil {
 		return err
 	}
-	if rec != nil {
+	if rec != nil && (rec.Phase != phaseWaiting || m.cluster != nil) {
 		if rec.Phase == phaseEnded {
 			return nil
 		}
@@ -380,9 +382,14 @@ func (m *Manager) cancel(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	return m.store.refuse(ctx, r, nil, revision, log, &result{
+	m.canceled = max(m.canceled, r.seq)
+	err = m.store.refuse(ctx, r, rec, revision, log, &result{
 		Reason: string(instance.JobCanceled), Message: errCanceled.Error(),
 	})
+	if err != nil {
+		return err
+	}
+	return m.tellCancel(ctx, id) // it may wait for a slot in another manager
 }
 
 // cancelLive ends a build that this manager has.

@@ -113,6 +113,7 @@ func (m *Manager) accept(msg jetstream.Msg, placed func()) error {
 	}
 	m.begins.Lock()
 	defer m.begins.Unlock()
+	r.fresh = r.fresh && r.seq > m.canceled
 	if b := m.find(r.id); b != nil { // it was resumed, or came again
 		placed()
 		b.mu.Lock()
@@ -223,6 +224,9 @@ func (m *Manager) begin(
 		return context.Cause(m.takes) //nolint:contextcheck // the manager's end, not ctx's
 	}
 	begun = true
+	if m.cluster != nil && b.record.Phase != phaseRunning && !m.cluster.hasFor(job.GetLabels()) {
+		m.leaveTo(b) // this manager has just given its VM up
+	}
 	<-queued // builds get their slots in the order of the queue
 	return nil
 }

@@ -1,0 +1,159 @@
+package manager_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/instance/manager"
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/internal/sshtest"
+)
+
+// labelled gives the first VM a label and one slot.
+func labelled(cfg *manager.Config) {
+	all := cfg.Group.Instances()
+	all[0].Labels, all[0].Capacity = map[string]string{"k": "v"}, 1
+	if err := cfg.Group.Update(all); err != nil {
+		panic(err)
+	}
+}
+
+// submitLabelled queues a build for the VM with that label.
+func (r *running) submitLabelled(script string) string {
+	r.t.Helper()
+	j := job(script)
+	j.Labels = map[string]string{"k": "v"}
+	resp, err := r.Submit(r.t.Context(), &pb.SubmitRequest{Job: j})
+	require.NoError(r.t, err)
+	return resp.GetId()
+}
+
+// awaitHeld waits until a manager has a number of VMs.
+func (r *running) awaitHeld(n int) {
+	r.t.Helper()
+	require.Eventually(r.t, func() bool { return r.m.Holds() == n }, sshtest.Bound, 10*time.Millisecond)
+}
+
+// crowded starts a manager of a cluster with a build of script that waits for a VM. open ends the build that has it.
+func (c *cluster) crowded(t *testing.T, nats, script string) (m *running, waits string, open func()) {
+	t.Helper()
+	m = c.memberWith(t, nats, labelled)
+	m.awaitHeld(2)
+	wait, open := gate(t)
+	first := m.submitLabelled("echo on\n" + wait)
+	m.await(first, "on\n")
+	waits = m.submitLabelled(script)
+	require.Eventually(t, func() bool { return len(m.m.Waiting()) > 0 }, sshtest.Bound, 10*time.Millisecond)
+	return m, waits, open
+}
+
+// A build that waited in one manager for a VM went on waiting there when the VM became another manager's.
+func TestABuildThatWaitsForAVMGoesWithIt(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	a, waits, open := c.crowded(t, c.nats, "echo on")
+	wait, openOthers := gate(t)
+	defer openOthers()
+	for range c.capacity {
+		a.await(a.submit("echo on\n"+wait), "on\n") // on the other VM, so that a gives up this one
+	}
+	b := c.memberWith(t, c.nats, labelled)
+	a.awaitHeld(1)
+	b.awaitHeld(1)
+	open()
+	text, end := b.wait(waits, 0)
+	require.Equal(t, "on\n", text)
+	require.Empty(t, end.GetResult().GetReason())
+}
+
+// A manager that was cut off went on with its builds that waited, which another manager ran meanwhile.
+func TestAManagerThatWasCutOffForgetsBuildsThatWait(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	proxy := sshtest.Proxy(t, c.nats)
+	wait, openSecond := gate(t)
+	a, waits, open := c.crowded(t, proxy.Addr(), "echo on\n"+wait)
+	b := c.memberWith(t, c.nats, labelled)
+	require.Eventually(t, func() bool {
+		proxy.Cut()
+		return b.m.Holds() == 2
+	}, sshtest.Bound, time.Millisecond)
+	open()
+	b.await(waits, "on\n")
+	a.awaitHeld(1)
+	openSecond()
+	for _, m := range []*running{b, a} {
+		text, end := m.wait(waits, 0)
+		require.Equal(t, "on\n", text)
+		require.Empty(t, end.GetResult().GetReason())
+	}
+}
+
+// A build went on although it was canceled, because its manager could not be told at the time.
+func TestACancelReachesAManagerThatWasAway(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	proxy := sshtest.Proxy(t, c.nats)
+	a := c.member(t, proxy.Addr())
+	id := a.submit("echo on; exec sleep 1000")
+	a.await(id, "on\n")
+	b := c.member(t, c.nats)
+	canceled := make(chan error, 1)
+	go func() {
+		_, err := b.Cancel(t.Context(), &pb.CancelRequest{Id: id})
+		canceled <- err
+	}()
+	require.Eventually(t, func() bool {
+		proxy.Cut()
+		return len(canceled) == 1
+	}, sshtest.Bound, time.Millisecond)
+	require.NoError(t, <-canceled)
+	_, end := b.wait(id, 0)
+	require.Equal(t, "job_canceled", end.GetResult().GetReason())
+}
+
+// A build that was canceled just when it was taken from the queue kept its place in the queue for a slot.
+func TestACancelMeetsABuildThatIsBeingTaken(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.capacity = 1
+	m := f.start(t)
+	wait, open := gate(t)
+	defer open()
+	m.await(m.submit("echo on\n"+wait), "on\n")
+	for range 100 {
+		id := m.submit("true")
+		_, err := m.Cancel(t.Context(), &pb.CancelRequest{Id: id})
+		require.NoError(t, err)
+		_, end := m.wait(id, 0)
+		require.Equal(t, "job_canceled", end.GetResult().GetReason())
+	}
+}
+
+// A build that was lost and is to run again could not be canceled before the next manager had taken it.
+func TestACancelMeetsABuildThatIsToRunAgain(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.capacity = 1
+	m := f.start(t)
+	wait, open := gate(t)
+	defer open()
+	first := m.submit("echo on\n" + wait)
+	m.await(first, "on\n")
+	var last string
+	for range 20 { // more than are taken ahead
+		last = m.submit("true")
+	}
+	m.stop()
+	manager.PutWaitingRecord(t, f.dir, last)
+	m = f.start(t)
+	ctx, cancel := context.WithTimeout(t.Context(), sshtest.Bound)
+	defer cancel()
+	_, err := m.Cancel(ctx, &pb.CancelRequest{Id: last})
+	require.NoError(t, err)
+	_, end := m.wait(last, 0)
+	require.Equal(t, "job_canceled", end.GetResult().GetReason())
+}
