@@ -48,7 +48,9 @@ func (e *Executor) waitFor(ctx context.Context, s *slot, err error) (*pool.Lease
 	if !ok || failed.permanent || e.linger(s) <= 0 || group.hasOther(others) {
 		return nil, err
 	}
-	lease, err := e.leaseToStart(ctx, s)
+	timed, cancel := context.WithTimeoutCause(ctx, e.linger(s), errAway)
+	defer cancel()
+	lease, err := e.keepTrying(timed, s) // with the usual pauses: nothing of the build runs there
 	if err == nil {
 		group.reached(s)
 	}
@@ -58,10 +60,15 @@ func (e *Executor) waitFor(ctx context.Context, s *slot, err error) (*pool.Lease
 // errAway ends the wait for an instance that cannot be reached.
 var errAway = errors.New("the instance could not be reached for the time of the build's linger")
 
-// reconnect repeats again until the instance can be reached. It returns at once if the login or the host key is
-// refused.
+// reconnect repeats again, with short pauses, until the instance can be reached.
 func (e *Executor) reconnect(ctx context.Context, s *slot) (*pool.Lease[*mux.Conn], error) {
 	defer e.provider.cfg.Group.hasten(s.member.ID)()
+	return e.keepTrying(ctx, s)
+}
+
+// keepTrying repeats again until the instance can be reached. It returns at once if the login or the host key is
+// refused.
+func (e *Executor) keepTrying(ctx context.Context, s *slot) (*pool.Lease[*mux.Conn], error) {
 	for {
 		lease, err := e.again(ctx, s)
 		failed, ok := errors.AsType[*dialError](err)

@@ -154,7 +154,7 @@ func TestOperatorsSeeAndChangeARunThatIsUnderWay(t *testing.T) {
 	another := exec.Command(r.program, "run", "--control", r.socket, filepath.Join(filepath.Dir(r.gate), "job.yml"))
 	text, err := another.CombinedOutput()
 	require.Equal(t, exitUsage, exitOf(err))
-	require.Contains(t, string(text), "another stepmux run uses it")
+	require.Contains(t, string(text), "another stepmux run or manager uses it")
 
 	r.stderr.Await(t, "/metrics")
 	url := regexp.MustCompile(`http://127\.0\.0\.1:\d+/metrics`).FindString(r.stderr.String())

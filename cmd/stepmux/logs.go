@@ -25,6 +25,7 @@ func followLog(
 	var offset int64
 	var away time.Time // when the manager was lost; zero while it answers
 	for {
+		began := time.Now()
 		b, err := followOnce(ctx, m, &pb.FollowRequest{Id: id, Offset: offset, Follow: follow},
 			func(msg *pb.FollowResponse) error {
 				away = time.Time{}
@@ -40,7 +41,7 @@ func followLog(
 		if code := status.Code(err); code != codes.Unavailable || ctx.Err() != nil {
 			return nil, err
 		}
-		if away.IsZero() {
+		if away.IsZero() || time.Since(began) > answerTime { // it was back meanwhile
 			away = time.Now()
 		} else if time.Since(away) > awayLimit {
 			return nil, err
@@ -100,6 +101,9 @@ func (l *lines) write(text []byte) error {
 		}
 		shown = append(termtext.LogLine(shown, l.part), '\n')
 		l.part = l.part[:0]
+		if c != '\n' {
+			l.part = append(l.part, c)
+		}
 	}
 	_, err := l.to.Write(shown)
 	return err

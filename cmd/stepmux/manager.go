@@ -340,8 +340,8 @@ func (f *managerFlags) containerOrPod(own *docker.Spec) (*docker.Spec, *kubernet
 func (f *managerFlags) serve(ctx context.Context, group int, counts http.Handler, cfg manager.Config) error {
 	if f.socket == "" {
 		f.socket = ownSocket()
-		if err := os.MkdirAll(filepath.Dir(f.socket), socketDirMode(f.socket)); err != nil {
-			return systemError(fmt.Errorf("make the directory of the socket: %w", err))
+		if err := makeSocketDir(f.socket); err != nil {
+			return systemError(err)
 		}
 	}
 	logins, err := f.ssh.open()
@@ -399,12 +399,20 @@ func (f *managerFlags) serve(ctx context.Context, group int, counts http.Handler
 	return systemError(errors.Join(err, stopped))
 }
 
-// socketDirMode returns the mode of the directory of a socket: for root's socket, members of its group may enter.
-func socketDirMode(socket string) os.FileMode {
-	if socket == systemSocket {
-		return 0o755
+// makeSocketDir makes the directory of a default socket. Members of its group may enter that of root's socket.
+func makeSocketDir(socket string) (err error) {
+	switch dir := filepath.Dir(socket); {
+	case dir == control.Dir():
+		return control.MakeDir(dir)
+	case socket == systemSocket:
+		err = os.MkdirAll(dir, 0o755)
+	default:
+		err = os.MkdirAll(dir, 0o700)
 	}
-	return 0o700
+	if err != nil {
+		return fmt.Errorf("make the directory of the socket: %w", err)
+	}
+	return nil
 }
 
 // groupID returns the numeric id of a group.

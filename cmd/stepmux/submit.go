@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -22,6 +23,7 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/control"
 	"github.com/stepmux/stepmux/instance/manager"
 	"github.com/stepmux/stepmux/instance/manager/access"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
@@ -34,6 +36,8 @@ import (
 const (
 	// awayLimit is how long a command waits for a manager that does not answer, for example while it restarts.
 	awayLimit = time.Minute
+	// answerTime is how long a call of a manager that does not listen takes at most.
+	answerTime = 5 * time.Second
 	// awayPause is the time between two attempts to reach the manager.
 	awayPause = 200 * time.Millisecond
 	// stuckLimit is how long a command that was ended by a signal waits for the reader of its output.
@@ -105,6 +109,11 @@ func (f *managerFlag) dial(ctx context.Context, path string) (*grpc.ClientConn, 
 	}
 	if t != (access.Target{}) {
 		return nil, errors.New("--token-file, --manager-fingerprint and --manager-ca are for a --manager https://HOST:PORT")
+	}
+	if dir := filepath.Dir(path); dir == control.Dir() { // another user may have made it, and listen there
+		if err := control.CheckDir(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, systemError(err)
+		}
 	}
 	probe, err := net.Dial("unix", path)
 	if err != nil {

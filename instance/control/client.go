@@ -47,6 +47,9 @@ func NewClient(path string) (*Client, error) {
 
 // only returns the path of the only socket in a directory that a manager listens on.
 func only(dir string) (string, error) {
+	if err := CheckDir(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
 	alive := slices.DeleteFunc(sockets(dir), func(path string) bool { return !isAlive(path) })
 	switch len(alive) {
 	case 0:

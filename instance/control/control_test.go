@@ -165,7 +165,7 @@ func TestWhatIsNotADeadRunsSocketIsLeftAlone(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(file, []byte("x"), 0o600))
 	for at, want := range map[string]string{
-		path:                               "another stepmux run uses it; name another path",
+		path:                               "another stepmux run or manager uses it; name another path",
 		file:                               "the path exists and is not a socket; name another path",
 		"/no/such/dir/c.sock":              "no such file or directory",
 		"/tmp/" + strings.Repeat("x", 200): "more than 107 bytes",

@@ -47,7 +47,7 @@ func listen(path string) (listener *net.UnixListener, dir string, err error) {
 	}
 	dir = Dir()
 	for range listenTries {
-		if err = makeDir(dir); err == nil {
+		if err = MakeDir(dir); err == nil {
 			listener, err = listenIn(dir, strconv.Itoa(os.Getpid())+socketSuffix, true)
 		}
 		// The directory was removed before the socket was in it. By now another manager may have created it again.
@@ -80,15 +80,19 @@ func Listen(path string, group int) (net.Listener, error) {
 	return listener, nil
 }
 
-// makeDir creates a directory for this user only, or checks that an existing one is.
-func makeDir(dir string) error {
-	err := os.Mkdir(dir, 0o700)
-	info, statErr := os.Lstat(dir)
-	if err == nil || errors.Is(err, fs.ErrExist) {
-		err = statErr
-	}
-	if err != nil {
+// MakeDir creates a directory for this user only, or checks that an existing one is.
+func MakeDir(dir string) error {
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("make directory for control socket: %w", err)
+	}
+	return CheckDir(dir)
+}
+
+// CheckDir returns an error unless dir is a directory of this user's in which nobody else can put a socket.
+func CheckDir(dir string) error {
+	info, err := os.Lstat(dir)
+	if err != nil {
+		return fmt.Errorf("directory for control socket: %w", err)
 	}
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok || !info.IsDir() || int(stat.Uid) != os.Geteuid() || info.Mode().Perm()&0o077 != 0 {
@@ -152,7 +156,7 @@ func removeStale(path string) error {
 	case info.Mode().Type() != fs.ModeSocket:
 		return fmt.Errorf("control socket %s: the path exists and is not a socket; name another path", path)
 	case isAlive(path):
-		return fmt.Errorf("control socket %s: another stepmux run uses it; name another path", path)
+		return fmt.Errorf("control socket %s: another stepmux run or manager uses it; name another path", path)
 	}
 	if err := os.Remove(path); err != nil {
 		return fmt.Errorf("control socket: remove that of a dead run: %w", err)

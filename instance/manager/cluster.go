@@ -255,8 +255,8 @@ func (c *cluster) fence(why string) {
 	}
 }
 
-// yield stops the use of a VM. Builds there go on without this manager, and those that wait for such a VM are given back
-// to the queue.
+// yield stops the use of a VM. Builds there go on without this manager, and those that wait for such a VM are given
+// back to the queue.
 func (c *cluster) yield(id string) (revision uint64) {
 	c.m.cfg.Provider.Yield(id, c.m.abandon)
 	c.mu.Lock()

@@ -117,8 +117,8 @@ func (m *Manager) cancelElsewhere(ctx context.Context, rec *record, revision uin
 	return m.tellCancel(ctx, rec.ID)
 }
 
-// tellCancel tells the managers of a cluster that a build was canceled. One that cannot reach NATS learns of it later: if
-// that takes longer than the mark lasts, its lease has ended, and the build is another's.
+// tellCancel tells the managers of a cluster that a build was canceled. One that cannot reach NATS learns of it later:
+// if that takes longer than the mark lasts, its lease has ended, and the build is another's.
 func (m *Manager) tellCancel(ctx context.Context, id string) error {
 	if m.cluster == nil {
 		return nil

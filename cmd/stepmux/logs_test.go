@@ -1,0 +1,70 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/internal/pause"
+)
+
+// restarts is a manager that is away for a second after the first and the tenth minute. Its build says nothing, and ends
+// after twenty minutes.
+type restarts struct {
+	pb.ManagerClient
+	start time.Time
+}
+
+type quietLog struct {
+	grpc.ServerStreamingClient[pb.FollowResponse]
+	m   *restarts
+	ctx context.Context
+}
+
+func (m *restarts) Follow(ctx context.Context, _ *pb.FollowRequest, _ ...grpc.CallOption) (
+	grpc.ServerStreamingClient[pb.FollowResponse], error,
+) {
+	return &quietLog{m: m, ctx: ctx}, nil
+}
+
+func (q *quietLog) Recv() (*pb.FollowResponse, error) {
+	at := time.Since(q.m.start)
+	for _, end := range []time.Duration{time.Minute, 10 * time.Minute} {
+		if at < end+time.Second {
+			_ = pause.For(q.ctx, end-at)
+			return nil, status.Error(codes.Unavailable, "connection refused")
+		}
+	}
+	_ = pause.For(q.ctx, 20*time.Minute-at)
+	return &pb.FollowResponse{Build: &pb.Build{Id: "1", Result: &pb.Result{}}}, nil
+}
+
+// After the first restart while a build said nothing, the second one ended logs -f at once.
+func TestAQuietBuildIsFollowedOverSeveralRestarts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &restarts{start: time.Now()}
+		b, err := followLog(t.Context(), m, "1", true, io.Discard, io.Discard)
+		require.NoError(t, err)
+		require.Equal(t, "1", b.GetId())
+	})
+}
+
+// On a terminal one byte was missing at each place where a long line was cut.
+func TestALongLineOnATerminalIsComplete(t *testing.T) {
+	var out bytes.Buffer
+	l := &lines{to: &out, plain: true}
+	text := strings.Repeat("0123456789", maxLine/10*3)
+	require.NoError(t, l.write([]byte(text)))
+	require.NoError(t, l.end())
+	require.Equal(t, text, strings.ReplaceAll(out.String(), "\n", ""))
+}
