@@ -18,8 +18,8 @@ import (
 	"github.com/stepmux/stepmux/internal/pause"
 )
 
-// restarts is a manager that is away for a second after the first and the tenth minute. Its build says nothing, and ends
-// after twenty minutes.
+// restarts is a manager that is away for a second after the first and the tenth minute. Its build says nothing, and
+// ends after twenty minutes.
 type restarts struct {
 	pb.ManagerClient
 	start time.Time

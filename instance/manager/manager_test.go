@@ -430,7 +430,7 @@ func TestBadStateDirectoriesAreRefused(t *testing.T) {
 	f.start(t)
 }
 
-// onSmallDisk starts a manager with its state on a disk of 16 MiB. ended waits for the manager's end and stops the rest.
+// onSmallDisk starts a manager with its state on a disk of 16 MiB. ended waits for its end and stops the rest.
 func (f *fleet) onSmallDisk(t *testing.T) (m *running, ended func()) {
 	t.Helper()
 	if os.Geteuid() != 0 {

@@ -355,7 +355,7 @@ func (m *Manager) cancel(ctx context.Context, id string) error {
 	m.begins.Lock() // it does not begin meanwhile
 	defer m.begins.Unlock()
 	if b := m.find(id); b != nil {
-		return m.cancelLive(b)
+		return m.cancelLive(b) //nolint:contextcheck // as above
 	}
 	rec, revision, err := m.store.record(ctx, id)
 	if err != nil {
