@@ -110,7 +110,7 @@ func NewProvider(cfg Config) (*Provider, error) {
 func (p *Provider) logDial(id string, attempt int, took time.Duration, err error) {
 	if err != nil {
 		level := slog.LevelInfo
-		if attempt == 1 {
+		if attempt == 1 && !errors.Is(err, pool.ErrClosed) {
 			level = slog.LevelWarn
 		}
 		p.cfg.Logger.Log(context.Background(), level, "not connected",

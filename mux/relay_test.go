@@ -72,7 +72,7 @@ func TestRelayTellsEverySignalThatKills(t *testing.T) {
 	r := relayOf(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
 	killNot := []syscall.Signal{
 		syscall.SIGCHLD, syscall.SIGCONT, syscall.SIGSTOP, syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU,
-		syscall.SIGURG, syscall.SIGWINCH,
+		syscall.SIGURG, syscall.SIGWINCH, 32, 33, // the C library of a test with the race detector keeps the last two
 	}
 	for n := 1; n <= 64; n++ {
 		if slices.Contains(killNot, syscall.Signal(n)) {

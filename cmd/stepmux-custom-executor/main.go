@@ -13,6 +13,6 @@ import (
 func main() {
 	buildinfo.FromGo = debug.ReadBuildInfo
 	os.Exit(customexecutor.Main(customexecutor.Call{
-		Args: os.Args[1:], Env: os.Getenv, Stdout: os.Stdout, Stderr: os.Stderr, Version: buildinfo.Version(),
+		Args: os.Args[1:], Alone: true, Env: os.Getenv, Stdout: os.Stdout, Stderr: os.Stderr, Version: buildinfo.Version(),
 	}))
 }

@@ -229,6 +229,9 @@ func (f *cacheFlags) writeText(out, problems io.Writer, r cacheReport) error {
 	}
 	if r.Error != "" {
 		fmt.Fprintf(problems, "stepmux: %s%s\n", where, termtext.Short(r.Error, 1000))
+		if len(r.Components) == 0 {
+			return nil // the cache is unknown, not empty
+		}
 	}
 	var total int64
 	var b strings.Builder

@@ -32,7 +32,8 @@ func newDoctorCommand() *cobra.Command {
 		Short: "Examine VMs: whether builds can run there, and the changes that would help",
 		Long: `Examine VMs: the login, the host key, the server's version, the sessions that it allows, its forwarding, the
 login shell, the stepmux there, the directory for temporary files, the clock and the isolation of builds. Doctor starts
-a step runner as for a build, and ends it. Each finding is ok, warn or fail, with the change to make and its benefit.
+a step runner as for a build, and ends it. Each finding is ok, warn, fail or skip (not checked), with the change to
+make and its benefit.
 Doctor connects as run does: through the same jump hosts, with the same keys and host-key policies.
 
 ` + vmHelp + `

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/stepmux/stepmux/instance/control"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/termtext"
@@ -22,12 +24,15 @@ func followLog(
 	ctx context.Context, m pb.ManagerClient, id string, follow bool, to, messages io.Writer,
 ) (*pb.Build, error) {
 	shown := &lines{to: to, plain: isTerminal(to)}
+	waiting := tellWait(ctx, m, id, messages)
+	defer waiting()
 	var offset int64
 	var away time.Time // when the manager was lost; zero while it answers
 	for {
 		began := time.Now()
 		b, err := followOnce(ctx, m, &pb.FollowRequest{Id: id, Offset: offset, Follow: follow},
 			func(msg *pb.FollowResponse) error {
+				waiting()
 				away = time.Time{}
 				if msg.GetMissing() > 0 {
 					fmt.Fprintf(messages, "stepmux: %d bytes of the log are not kept any more\n", msg.GetMissing())
@@ -51,6 +56,44 @@ func followLog(
 		}
 	}
 }
+
+// waitTime is how long a log that is followed may be empty before the reason is told.
+const waitTime = 5 * time.Second
+
+// tellWait says once why a build waits, if it does so for waitTime. The caller calls stop, any number of times, and
+// then nothing more is said.
+func tellWait(ctx context.Context, m pb.ManagerClient, id string, to io.Writer) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	told := make(chan struct{})
+	go func() {
+		defer close(told)
+		if pause.For(ctx, waitTime) != nil {
+			return
+		}
+		b, err := m.Get(ctx, &pb.GetRequest{Id: id})
+		if err != nil || b.GetPhase() != pb.Build_queued {
+			return
+		}
+		fmt.Fprintf(to, "stepmux: build %s waits for a slot on a VM\n", id)
+		resp, err := m.Status(ctx, &pb.StatusRequest{})
+		var s control.Status
+		if err != nil || json.Unmarshal(resp.GetJson(), &s) != nil {
+			return
+		}
+		for _, vm := range s.Instances[:min(len(s.Instances), mostTold)] {
+			if vm.Reason != "" {
+				fmt.Fprintf(to, "stepmux: %s is %s: %s\n", termtext.Line(vm.ID), vm.State, termtext.Line(vm.Reason))
+			}
+		}
+	}()
+	return func() {
+		cancel()
+		<-told
+	}
+}
+
+// mostTold bounds the VMs about which tellWait says something.
+const mostTold = 10
 
 // followOnce passes the messages of one call to take.
 func followOnce(
@@ -122,7 +165,7 @@ func newLogsCommand() *cobra.Command {
 		Use:   "logs [-f] ID",
 		Short: "Show the log of a manager's build",
 		Long: `Show the log of a build of a stepmux manager, as far as it is there. With -f the log is followed until the
-build ends.
+build ends. Standard error has the reason for which a build failed.
 
 ` + managerExitHelp,
 		Args: arguments("ID"),
@@ -132,7 +175,13 @@ build ends.
 	follow := cmd.Flags().BoolP("follow", "f", false, "follow the log until the build ends")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return f.use(cmd, func(ctx context.Context, m pb.ManagerClient) error {
-			_, err := followLog(ctx, m, args[0], *follow, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			b, err := followLog(ctx, m, args[0], *follow, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			if err == nil && b == nil {
+				b, err = m.Get(ctx, &pb.GetRequest{Id: args[0]})
+			}
+			if err == nil {
+				_ = managedOutcome(b, cmd.ErrOrStderr()) // the exit code is not the build's
+			}
 			return err
 		})
 	}

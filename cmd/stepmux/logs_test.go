@@ -25,6 +25,10 @@ type restarts struct {
 	start time.Time
 }
 
+func (*restarts) Get(context.Context, *pb.GetRequest, ...grpc.CallOption) (*pb.Build, error) {
+	return &pb.Build{Id: "1", Phase: pb.Build_running}, nil
+}
+
 type quietLog struct {
 	grpc.ServerStreamingClient[pb.FollowResponse]
 	m   *restarts
@@ -67,4 +71,42 @@ func TestALongLineOnATerminalIsComplete(t *testing.T) {
 	require.NoError(t, l.write([]byte(text)))
 	require.NoError(t, l.end())
 	require.Equal(t, text, strings.ReplaceAll(out.String(), "\n", ""))
+}
+
+// inLine is a manager whose only VM is down. Its build waits for ten seconds, and is canceled.
+type inLine struct{ pb.ManagerClient }
+
+type emptyLog struct {
+	grpc.ServerStreamingClient[pb.FollowResponse]
+}
+
+func (inLine) Follow(context.Context, *pb.FollowRequest, ...grpc.CallOption) (
+	grpc.ServerStreamingClient[pb.FollowResponse], error,
+) {
+	return emptyLog{}, nil
+}
+
+func (emptyLog) Recv() (*pb.FollowResponse, error) {
+	_ = pause.For(context.Background(), 10*time.Second)
+	return &pb.FollowResponse{Build: &pb.Build{Id: "1"}}, nil
+}
+
+func (inLine) Get(context.Context, *pb.GetRequest, ...grpc.CallOption) (*pb.Build, error) {
+	return &pb.Build{Id: "1", Phase: pb.Build_queued}, nil
+}
+
+func (inLine) Status(context.Context, *pb.StatusRequest, ...grpc.CallOption) (*pb.StatusResponse, error) {
+	const text = `{"instances":[{"id":"vm-1","state":"quarantined","reason":"connection refused"},{"id":"vm-2"}]}`
+	return &pb.StatusResponse{Json: []byte(text)}, nil
+}
+
+// submit --wait said nothing while its build waited for a VM that was down.
+func TestABuildThatWaitsSaysWhy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var said bytes.Buffer
+		_, err := followLog(t.Context(), inLine{}, "1", true, io.Discard, &said)
+		require.NoError(t, err)
+		require.Equal(t, "stepmux: build 1 waits for a slot on a VM\n"+
+			"stepmux: vm-1 is quarantined: connection refused\n", said.String())
+	})
 }

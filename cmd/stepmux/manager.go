@@ -270,6 +270,7 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 	logger := f.logger(cmd.ErrOrStderr())
 	embedded := f.inventory == "" && len(f.instances) == 0 && !f.onCluster()
 	if embedded && f.check {
+		fmt.Fprintln(cmd.OutOrStdout(), "the configuration is valid: a VM embedded in this program")
 		return nil
 	}
 	vms, closeVMs, err := f.place(ctx, logger)
@@ -278,6 +279,11 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 	}
 	defer closeVMs()
 	if f.check {
+		slots := 0
+		for _, in := range vms.Instances() {
+			slots += in.Capacity
+		}
+		fmt.Fprintf(cmd.OutOrStdout(), "the configuration is valid: %d VMs, %d slots\n", len(vms.Instances()), slots)
 		return nil
 	}
 	counts := metrics.New(buildinfo.Version())

@@ -43,7 +43,8 @@ type reporter struct {
 	running  map[string]bool      // running builds
 	done     int
 	failed   int
-	left     int // number of builds that may have left something on their VM
+	rest     []string // builds that were not started because others had failed
+	left     int      // number of builds that may have left something on their VM
 	failures failures
 }
 
@@ -120,7 +121,11 @@ func (r *reporter) ended(report batch.Report) {
 	delete(r.logOf, report.Build)
 	delete(r.running, report.Build)
 	r.done++
-	if report.Err != nil {
+	switch {
+	case report.Err == nil:
+	case errors.Is(report.Err, batch.ErrFailures):
+		r.rest = append(r.rest, report.Build)
+	default:
 		r.failed++
 		if r.failures.add(report, file) { // later failures of this kind are in the summary
 			r.showLocked("%s: %v", placed(report, file), report.Err)

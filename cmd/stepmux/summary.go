@@ -61,7 +61,8 @@ func jsonBuildOf(r batch.Report, file string) jsonBuild {
 type jsonSummary struct {
 	Builds      int                        `json:"builds"`
 	Failed      int                        `json:"failed"`
-	Left        int                        `json:"left"` // builds that may have left something on their instance
+	NotStarted  int                        `json:"not_started,omitempty"` // because of --max-failures
+	Left        int                        `json:"left"`                  // builds that may have left something on their instance
 	Connections map[string]int             `json:"connections"`
 	JumpHosts   map[string]int             `json:"jump_hosts"` // connections to jump hosts, without instances
 	Sessions    map[string]int             `json:"sessions_at_once"`
@@ -77,12 +78,19 @@ func (r *reporter) summary(reports []batch.Report, stat instance.Stat) {
 		_ = writeJSON(r.out, map[string]jsonSummary{"summary": r.jsonSummaryLocked(len(reports), stat)})
 		return
 	}
-	fmt.Fprintf(r.err, "\n%d builds, %d failed, in %v\n",
-		len(reports), r.failed, time.Since(r.began).Round(100*time.Millisecond))
+	rest := ""
+	if len(r.rest) > 0 {
+		rest = fmt.Sprintf(", %d not started", len(r.rest))
+	}
+	fmt.Fprintf(r.err, "\n%d builds, %d failed%s, in %v\n",
+		len(reports), r.failed, rest, time.Since(r.began).Round(100*time.Millisecond))
 	if r.total > 1 {
 		for _, line := range r.failures.summary() {
 			r.showLocked("%s", line)
 		}
+	}
+	if len(r.rest) > 0 {
+		r.showLocked("not started, because too many had failed (--max-failures): %s", names(r.rest))
 	}
 	if r.left > 0 {
 		fmt.Fprintf(r.err, "builds that may have left something on their VM: %d\n", r.left)
@@ -116,7 +124,7 @@ func (r *reporter) summary(reports []batch.Report, stat instance.Stat) {
 // jsonSummaryLocked returns the totals of a run with this number of builds. r.mu is held.
 func (r *reporter) jsonSummaryLocked(builds int, stat instance.Stat) jsonSummary {
 	sum := jsonSummary{
-		Builds: builds, Failed: r.failed, Left: r.left,
+		Builds: builds, Failed: r.failed, NotStarted: len(r.rest), Left: r.left,
 		Connections: map[string]int{}, JumpHosts: map[string]int{}, Sessions: map[string]int{},
 		Programs: map[string]program.Program{},
 		Duration: time.Since(r.began).Seconds(),

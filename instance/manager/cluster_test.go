@@ -58,8 +58,13 @@ type cluster struct {
 	fileBytes int64
 }
 
+// clusters bounds the clusters at a time: on a busy machine more of them cannot keep their leases.
+var clusters = make(chan struct{}, 2)
+
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
+	clusters <- struct{}{}
+	t.Cleanup(func() { <-clusters })
 	c := &cluster{fleet: *newFleet(t), nats: natsServer(t), lease: testLease}
 	c.more = sshtest.InProcess(t, embeddedvm.Config{})
 	c.key = filepath.Join(t.TempDir(), "key")

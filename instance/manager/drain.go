@@ -58,7 +58,23 @@ func (m *Manager) undrain(ctx context.Context, id string, options ...jetstream.P
 		return fmt.Errorf("forget the drain of %s: %w", id, err)
 	}
 	m.cfg.Logger.Info("instance is no longer drained", "instance", id)
-	return m.setDrained(d) //nolint:contextcheck // it has no timer
+	err = m.setDrained(d)                    //nolint:contextcheck // it has no timer
+	if errors.Is(err, instance.ErrUnknown) { // it is out of the inventory, and may come back
+		return nil
+	}
+	return err
+}
+
+// drainedNow returns the VMs that are drained, also those that are out of the inventory.
+func (m *Manager) drainedNow() (ids []string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for id, d := range m.drains {
+		if !d.over {
+			ids = append(ids, id)
+		}
+	}
+	return ids
 }
 
 // setDrained takes a VM out or lets it take builds again, unless a later change is known. Changes of this manager and
@@ -93,7 +109,7 @@ func (m *Manager) endDrain(d *drained) {
 			jetstream.WithExpectLastSequencePerSubject(d.revision))
 	})
 	switch {
-	case err == nil, errors.Is(err, instance.ErrUnknown), m.takes.Err() != nil:
+	case err == nil, m.takes.Err() != nil:
 	case wasChanged(err): // another manager was faster, or an operator
 	default:
 		m.cfg.Logger.Error("cannot undrain", "instance", d.Instance, "error", err)
@@ -181,10 +197,14 @@ func (m *Manager) ownStatus() control.Status {
 		if d == nil || d.over || vm.State != string(instance.Draining) {
 			continue
 		}
-		vm.Reason = d.Note
+		note := d.Note
 		if !d.Until.IsZero() {
-			vm.Reason = strings.TrimSpace(fmt.Sprintf("%s (until %s)", d.Note, d.Until.Format(time.DateTime)))
+			note = strings.TrimSpace(fmt.Sprintf("%s (until %s)", d.Note, d.Until.Format(time.DateTime)))
 		}
+		if note != "" && vm.Reason != "" {
+			note += "; "
+		}
+		vm.Reason = note + vm.Reason
 	}
 	return s
 }

@@ -6,6 +6,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/stepmux/stepmux/instance"
@@ -68,6 +70,14 @@ func TestADrainHoldsForAVMThatComesBackAfterTheStart(t *testing.T) {
 	m = f.start(t)
 	require.NoError(t, group.Update(all))
 	requireStates(t, m, "draining")
+
+	require.NoError(t, group.Update(all[:1]))
+	_, err := m.Undrain(t.Context(), &pb.UndrainRequest{Instances: []string{"vm-1", "vm-2"}})
+	require.NoError(t, err, "also while it is away")
+	_, err = m.Undrain(t.Context(), &pb.UndrainRequest{Instances: []string{"vm-2"}})
+	require.Equal(t, codes.NotFound, status.Code(err))
+	require.NoError(t, group.Update(all))
+	requireStates(t, m, "ready")
 }
 
 // If NATS could not be reached at the end of a drain's time, the VM stayed out until somebody let it in.

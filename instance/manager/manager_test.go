@@ -158,22 +158,44 @@ func job(script string) *pb.Job {
 // wait follows a build from an offset to its end, and returns its log.
 func (r *running) wait(id string, offset int64) (string, *pb.Build) {
 	r.t.Helper()
-	stream, err := r.Follow(r.t.Context(), &pb.FollowRequest{Id: id, Offset: offset, Follow: true})
-	require.NoError(r.t, err)
-	return r.rest(stream, offset)
+	var text bytes.Buffer
+	for {
+		stream, err := r.Follow(r.t.Context(), &pb.FollowRequest{Id: id, Offset: offset + int64(text.Len()), Follow: true})
+		var b *pb.Build
+		if err == nil {
+			b, err = r.readOn(stream, offset, &text)
+		}
+		// As stepmux logs -f does: on a busy machine a NATS server may be late.
+		if status.Code(err) != codes.Unavailable {
+			require.NoError(r.t, err)
+			return text.String(), b
+		}
+	}
 }
 
 // rest reads a stream to the end of the build, and returns its text, which begins at an offset.
 func (r *running) rest(stream grpc.ServerStreamingClient[pb.FollowResponse], offset int64) (string, *pb.Build) {
 	r.t.Helper()
 	var text bytes.Buffer
+	b, err := r.readOn(stream, offset, &text)
+	require.NoError(r.t, err)
+	return text.String(), b
+}
+
+// readOn reads a stream to the end of the build. The text begins at an offset and has what was read before.
+func (r *running) readOn(
+	stream grpc.ServerStreamingClient[pb.FollowResponse], offset int64, text *bytes.Buffer,
+) (*pb.Build, error) {
+	r.t.Helper()
 	for {
 		msg, err := stream.Recv()
-		require.NoError(r.t, err)
+		if err != nil {
+			return nil, err
+		}
 		require.Equal(r.t, offset+int64(text.Len()), msg.GetOffset())
 		text.Write(msg.GetText())
 		if msg.GetBuild() != nil {
-			return text.String(), msg.GetBuild()
+			return msg.GetBuild(), nil
 		}
 	}
 }

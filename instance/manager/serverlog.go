@@ -23,7 +23,13 @@ func (l *serverLog) Noticef(format string, v ...any) {
 }
 
 // Warnf logs a warning.
-func (l *serverLog) Warnf(format string, v ...any) { l.to.Warn("store: " + fmt.Sprintf(format, v...)) }
+func (l *serverLog) Warnf(format string, v ...any) {
+	if strings.Contains(format, "TTL state is outdated") { // after each kill; the server reads the times anew
+		l.Noticef(format, v...)
+		return
+	}
+	l.to.Warn("store: " + fmt.Sprintf(format, v...))
+}
 
 // Errorf logs an error. After one of a write a stream takes nothing any more, also when the disk has room again.
 func (l *serverLog) Errorf(format string, v ...any) {

@@ -433,7 +433,7 @@ func (s *service) Drain(ctx context.Context, req *pb.DrainRequest) (*pb.DrainRes
 
 // Undrain undoes Drain.
 func (s *service) Undrain(ctx context.Context, req *pb.UndrainRequest) (*pb.UndrainResponse, error) {
-	if err := s.m.knows(req.GetInstances()); err != nil {
+	if err := s.m.knows(req.GetInstances(), s.m.drainedNow()...); err != nil {
 		return nil, err
 	}
 	for _, id := range req.GetInstances() {
@@ -444,9 +444,8 @@ func (s *service) Undrain(ctx context.Context, req *pb.UndrainRequest) (*pb.Undr
 	return &pb.UndrainResponse{}, nil
 }
 
-// knows returns an error unless the group has all these VMs.
-func (m *Manager) knows(ids []string) error {
-	var names []string
+// knows returns an error unless each of these VMs is in the group or among names.
+func (m *Manager) knows(ids []string, names ...string) error {
 	for _, in := range m.cfg.Group.Instances() {
 		names = append(names, in.ID)
 	}

@@ -76,7 +76,7 @@ func (m *Manager) ServeSSH(ctx context.Context, listener net.Listener, cfg SSHCo
 	s := &sshServer{m: m, cfg: cfg, keys: keys, life: ctx}
 	s.ssh = &ssh.ServerConfig{ServerVersion: "SSH-2.0-stepmux", PublicKeyCallback: s.authorize}
 	s.ssh.AddHostKey(host)
-	m.cfg.Logger.Info("ssh host key", "fingerprint", ssh.FingerprintSHA256(host.PublicKey()))
+	m.cfg.Logger.Info("SSH listens", "address", listener.Addr(), "host_key", ssh.FingerprintSHA256(host.PublicKey()))
 	return s.serve(listener) //nolint:contextcheck // its life is ctx
 }
 

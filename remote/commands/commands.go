@@ -81,7 +81,7 @@ func (p Program) Main(args []string) int {
 // Steps runs the command line after the word "steps", and returns its exit code.
 func (p Program) Steps(args []string) int {
 	if len(args) == 0 {
-		return p.wrongUsage("steps", errors.New("steps needs a command: "+stepsNames))
+		return p.wrongUsage("steps", errors.New("steps needs a command: "+p.stepsNames()))
 	}
 	for _, c := range stepsCommands {
 		if c.word() == args[0] && p.has("steps "+args[0]) {
@@ -94,11 +94,24 @@ func (p Program) Steps(args []string) int {
 		return 0
 	}
 	return p.wrongUsage("steps",
-		fmt.Errorf("unknown command %q: use %s", args[0], stepsNames))
+		fmt.Errorf("unknown command %q: use %s", args[0], p.stepsNames()))
 }
 
-// stepsNames are the commands after the word "steps" that a person may need.
-const stepsNames = "serve, proxy, relay, script, end, cache or clone"
+// stepsNames lists the commands after the word "steps" that a person may need.
+func (p Program) stepsNames() string {
+	names := p.steps()
+	last := len(names) - 1
+	return strings.Join(names[:last], ", ") + " or " + names[last]
+}
+
+func (p Program) steps() (names []string) {
+	for _, name := range []string{"serve", "proxy", "relay", "script", "end", "cache", "clone"} {
+		if p.has("steps " + name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
 
 // HelperNames returns the names of the commands that the scripts of a GitLab manager call without the word steps, each
 // with a line about it.
@@ -152,7 +165,7 @@ func (p Program) help() string {
 	return p.Name + ` is the VM's end of stepmux. A manager puts it on a VM and starts it there.
 
 Usage:
-  ` + p.Name + ` steps serve|proxy|relay|script|cache|clone
+  ` + p.Name + ` steps ` + strings.Join(p.steps(), "|") + `
   ` + p.Name + " " + versionText.name + "\n" + p.helperHelp()
 }
 

@@ -45,7 +45,8 @@ func Vars(given, masked []string, lookup func(string) (string, bool)) ([]engine.
 		}
 		if !ok {
 			if value, ok = lookup(name); !ok {
-				return nil, fmt.Errorf("--var: the variable %s is not in the environment; write %s=VALUE", name, name)
+				return nil, fmt.Errorf("--var: the variable %s is not in the environment; export it, or write %s=VALUE if it is "+
+					"no secret", name, name)
 			}
 		}
 		v := engine.Variable{Key: name, Value: value, Masked: slices.Contains(masked, name)}

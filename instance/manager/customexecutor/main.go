@@ -50,6 +50,8 @@ Flags:
 // environment.
 type Call struct {
 	Args []string
+	// Alone says that the program is no other command than this one: its arguments have no word custom-executor.
+	Alone bool
 	// Env looks up a variable, as os.Getenv does.
 	Env            func(name string) string
 	Stdout, Stderr io.Writer
@@ -72,7 +74,21 @@ type driver struct {
 }
 
 // errUsage is the cause of errors about arguments.
-var errUsage = errors.New("see stepmux custom-executor --help")
+func (c *Call) errUsage() error {
+	separator := " "
+	if c.Alone {
+		separator = "-"
+	}
+	return fmt.Errorf("see stepmux%scustom-executor --help", separator)
+}
+
+// usage returns the help without its flags.
+func (c *Call) usage() string {
+	if c.Alone {
+		return strings.ReplaceAll(usage, `"custom-executor", `, "")
+	}
+	return usage
+}
 
 // Main makes a call and returns the exit code for the program: 0, or BUILD_FAILURE_EXIT_CODE, or
 // SYSTEM_FAILURE_EXIT_CODE. It takes SIGTERM, SIGINT and SIGHUP.
@@ -111,11 +127,11 @@ func (d *driver) call(ctx context.Context) (int, error) {
 	err := fl.Parse(d.Args)
 	args := fl.Args()
 	if errors.Is(err, pflag.ErrHelp) || len(args) > 0 && args[0] == "help" {
-		fmt.Fprint(d.Stdout, usage+fl.FlagUsages())
+		fmt.Fprint(d.Stdout, d.usage()+fl.FlagUsages())
 		return 0, nil
 	}
 	if err != nil || len(args) == 0 {
-		return 0, fmt.Errorf("custom-executor needs config, prepare, run or cleanup: %w", errors.Join(err, errUsage))
+		return 0, fmt.Errorf("custom-executor needs config, prepare, run or cleanup: %w", errors.Join(err, d.errUsage()))
 	}
 	if d.manager == "" {
 		d.manager = d.Env(managerVar)
@@ -133,7 +149,7 @@ func (d *driver) call(ctx context.Context) (int, error) {
 	case name == "cleanup" && len(args) == 1:
 		return 0, d.cleanup(ctx)
 	default:
-		return 0, fmt.Errorf("custom-executor %.200q: wrong arguments: %w", strings.Join(args, " "), errUsage)
+		return 0, fmt.Errorf("custom-executor %.200q: wrong arguments: %w", strings.Join(args, " "), d.errUsage())
 	}
 }
 
