@@ -62,7 +62,7 @@ type jsonSummary struct {
 	Builds      int                        `json:"builds"`
 	Failed      int                        `json:"failed"`
 	NotStarted  int                        `json:"not_started,omitempty"` // because of --max-failures
-	Left        int                        `json:"left"`                  // builds that may have left something on their instance
+	Left        int                        `json:"left"`                  // that may have left something on their instance
 	Connections map[string]int             `json:"connections"`
 	JumpHosts   map[string]int             `json:"jump_hosts"` // connections to jump hosts, without instances
 	Sessions    map[string]int             `json:"sessions_at_once"`
