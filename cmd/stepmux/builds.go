@@ -40,7 +40,7 @@ func (f *buildFlags) register(fl *pflag.FlagSet) {
 	f.selected, f.env = map[string]string{}, map[string]string{}
 	fl.IntVar(&f.builds, "builds", 1, "how many builds to run of each FILE; CI_NODE_INDEX is the number of the build, "+
 		"from 1, and CI_NODE_TOTAL how many there are")
-	fl.BoolVar(&f.each, "each", false, "run the builds on every VM")
+	fl.BoolVar(&f.each, "each", false, "run the builds on every VM; each line of a log names it")
 	fl.Func("select", "use only VMs that have the label `LABEL=VALUE` in the inventory; repeatable, a VM must have all",
 		func(text string) error { return assign(f.selected, text) })
 	fl.Func("matrix", "run the builds once for each value of a job variable, `NAME=VALUE,VALUE...`, which is "+

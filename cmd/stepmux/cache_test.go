@@ -66,7 +66,7 @@ func TestTheCacheIsListedVerifiedAndPrunedHereAndOnAVM(t *testing.T) {
 
 	out, stderr, code = e.run(append([]string{"cache", "list", "--runner-command", "/bin/echo"}, vm...)...)
 	require.Equal(t, exitSystem, code)
-	require.Equal(t, "vm-1: 0 components in the cache, 0.0 KiB\n", out)
+	require.Empty(t, out, "the cache is unknown")
 	require.Contains(t, stderr, "vm-1: /bin/echo steps cache list --cache-dir "+dir+": it prints no report")
 }
 

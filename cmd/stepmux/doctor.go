@@ -21,6 +21,7 @@ import (
 type doctorFlags struct {
 	vmFlags
 	clusterFlags
+	bootstrapFlags
 	output string
 	docker string
 }
@@ -33,7 +34,7 @@ func newDoctorCommand() *cobra.Command {
 		Long: `Examine VMs: the login, the host key, the server's version, the sessions that it allows, its forwarding, the
 login shell, the stepmux there, the directory for temporary files, the clock and the isolation of builds. Doctor starts
 a step runner as for a build, and ends it. Each finding is ok, warn, fail or skip (not checked), with the change to
-make and its benefit.
+make and its benefit. With --bootstrap it copies stepmux to VMs as run does, and examines that.
 Doctor connects as run does: through the same jump hosts, with the same keys and host-key policies.
 
 ` + vmHelp + `
@@ -44,6 +45,7 @@ Exit codes:
   2        wrong usage
   130      interrupted (Ctrl-C)`,
 		Example: `  stepmux doctor --instance ssh://ci@vm-1
+  stepmux doctor --instance ssh://ci@vm-1 --bootstrap
   stepmux doctor --instance ssh://ci@vm-1 --docker unix:///var/run/docker.sock
   stepmux doctor --docker unix:///var/run/docker.sock
   stepmux doctor --kubernetes --namespace ci
@@ -52,6 +54,7 @@ Exit codes:
 		RunE: f.run,
 	}
 	f.vmFlags.register(cmd.Flags())
+	f.bootstrapFlags.register(cmd.Flags())
 	f.clusterFlags.register(cmd.Flags(), "examine a cluster for builds in pods instead of VMs: its version, and the "+
 		"rights of the login; that of the kubeconfig's current context, or of the context `[=CONTEXT]`")
 	cmd.Flags().StringVar(&f.docker, "docker", "", "examine for builds in containers (run --image) by the Docker daemon "+
@@ -66,7 +69,13 @@ func (f *doctorFlags) run(cmd *cobra.Command, _ []string) error {
 	if err := f.checkCluster(); err != nil {
 		return err
 	}
-	if f.onCluster() {
+	bootstrap, err := f.bootstraps()
+	switch {
+	case err != nil:
+		return err
+	case len(bootstrap) > 0 && (f.docker != "" || f.onCluster()):
+		return errors.New("--bootstrap is for builds on VMs: containers and pods need no stepmux there")
+	case f.onCluster():
 		return f.examineCluster(cmd)
 	}
 	noVM := len(f.instances) == 0 && f.inventory == ""
@@ -91,7 +100,7 @@ func (f *doctorFlags) run(cmd *cobra.Command, _ []string) error {
 		return f.show(ctx, cmd, doctor.ExamineDaemon(ctx, *daemon, name))
 	}
 	reports, err := onEach(ctx, &f.vmFlags, func(p *instance.Provider, in instance.Instance) doctor.Report {
-		return doctor.Examine(ctx, p, in, doctor.Config{Version: buildinfo.Version(), Docker: daemon})
+		return doctor.Examine(ctx, p, in, doctor.Config{Version: buildinfo.Version(), Docker: daemon, Bootstrap: bootstrap})
 	})
 	if err != nil {
 		return err

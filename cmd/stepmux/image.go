@@ -148,6 +148,9 @@ func (f *imageFlags) read() (err error) {
 func (f *imageFlags) container(own *docker.Spec) (*docker.Spec, error) {
 	spec := f.spec
 	switch {
+	case spec.Container != "" && own != nil && len(own.Services) > 0:
+		return nil, errors.New("the job has services, and --container names a container that runs already: start them with " +
+			"that, or use --image")
 	case spec.Container != "":
 		return &spec, spec.Check()
 	case spec.Image == "" && own == nil:

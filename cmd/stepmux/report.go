@@ -186,10 +186,15 @@ func (r *reporter) close(ctx, abort context.Context, patience time.Duration) err
 	return lost
 }
 
-// log returns the log of a build that runs a file. Each line is shown with the name of the build.
-func (r *reporter) log(build, file string) io.WriteCloser {
+// log returns the log of a build that runs a file. Each line is shown with the name of the build, and with that of the
+// VM on which it is to run, if it is for one.
+func (r *reporter) log(build, file, on string) io.WriteCloser {
+	name := build
+	if on != "" {
+		name += " " + termtext.Line(on)
+	}
 	p := &prefixed{
-		share: r.logs.share(), plain: r.plain, watched: r.terminal, prefix: []byte(build + " | "), file: file,
+		share: r.logs.share(), plain: r.plain, watched: r.terminal, prefix: []byte(name + " | "), file: file,
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -306,7 +306,7 @@ func (f *runFlags) batchBuilds(
 				name += " " + v.Key + "=" + v.Value
 			}
 			builds = append(builds, batch.Build{
-				ID: id, Job: f.traced(job, id, report.say), Log: report.log(id, name), On: place, Labels: f.selected,
+				ID: id, Job: f.traced(job, id, report.say), Log: report.log(id, name, place), On: place, Labels: f.selected,
 				Container: j.container, Pod: j.pod,
 			})
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math"
 	"slices"
 	"strconv"
@@ -126,6 +127,12 @@ func install(in instance.Instance) string {
 
 // binary looks for the step runner.
 func (e *examination) binary(ctx context.Context) {
+	if len(e.cfg.Bootstrap) > 0 {
+		if err := e.bootstrap(ctx); err != nil {
+			e.report.add(failure(checkBinary, err.Error(), ""))
+			return
+		}
+	}
 	name := strings.Join(runner(e.in), " ")
 	out, err := e.run(ctx, append(slices.Clone(runner(e.in)), "--version")...)
 	exit := (*mux.ExitError)(nil)
@@ -146,6 +153,24 @@ func (e *examination) binary(ctx context.Context) {
 		e.report.add(f)
 	}
 }
+
+// bootstrap finds the step runner of a build, uploads it if need be, and examines that one from now on.
+func (e *examination) bootstrap(ctx context.Context) error {
+	p, _, err := program.Find(ctx, program.Config{
+		Conn: e.conn, Runner: runner(e.in), Bootstrap: e.cfg.Bootstrap, TempDir: cmp.Or(e.in.TempDir, "/tmp"),
+		Relay: program.NoRelay, Timeout: answerTimeout, Logger: slog.New(slog.DiscardHandler),
+	})
+	if err == nil {
+		err = p.Complete(ctx, e.conn)
+	}
+	if err == nil {
+		e.in.Runner = p.Command
+	}
+	return err
+}
+
+// answerTimeout bounds the wait for a step runner's answer to --version.
+const answerTimeout = 15 * time.Second
 
 // exitNoNetwork is the exit code of a stepmux that cannot start the program for the network.
 const exitNoNetwork = 3

@@ -16,6 +16,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
@@ -53,12 +54,16 @@ type Config struct {
 	// Docker is the address of a Docker daemon on the VM. If not nil, the VM is examined for builds in containers,
 	// which need no stepmux on the VM, no shell and no sessions.
 	Docker *docker.Address
+	// Bootstrap are programs that may be uploaded to the VM, as a build would have them uploaded. The VM's end that a
+	// build would use is then examined.
+	Bootstrap []*program.Binary
 	// Timeout bounds the examination of one instance. If zero, 60s.
 	Timeout time.Duration
 }
 
 // Examine examines an instance of p's Group. It makes two connections one after the other, in the same way as p, and
-// runs commands. They leave nothing on the VM except the login files that the first build's isolation would make.
+// runs commands. They leave nothing on the VM except the login files that the first build's isolation would make, and a
+// program of Bootstrap.
 // When ctx ends or the time is up, it returns the findings so far.
 func Examine(ctx context.Context, p *instance.Provider, in instance.Instance, cfg Config) Report {
 	if cfg.Timeout <= 0 {

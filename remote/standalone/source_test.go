@@ -155,8 +155,9 @@ func TestVariablesOfTheCommandLine(t *testing.T) {
 	require.Equal(t,
 		[]engine.Variable{{Key: "HOME", Value: "from outside", Masked: true}, {Key: "A", Value: "2=3"}, {Key: "E"}}, vars)
 	for text, want := range map[string]string{
-		"1A=x":  `--var: the variable name "1A" is not valid; write NAME=VALUE, or NAME for its value in the environment`,
-		"OTHER": "--var: the variable OTHER is not in the environment; write OTHER=VALUE",
+		"1A=x": `--var: the variable name "1A" is not valid; write NAME=VALUE, or NAME for its value in the environment`,
+		"OTHER": "--var: the variable OTHER is not in the environment; export it, or write OTHER=VALUE if " +
+			"it is no secret",
 	} {
 		_, err := Vars([]string{text}, nil, lookup)
 		require.EqualError(t, err, want)
