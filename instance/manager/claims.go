@@ -222,6 +222,21 @@ func (c *cluster) has(id string) bool {
 	return !known && (owner == "" || owner == c.id || c.isDeadLocked(owner))
 }
 
+// ownerOf returns another manager if all VMs that fit are those of other managers that live, else "".
+func (c *cluster) ownerOf(fits func(instance.Instance) bool) (manager string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, in := range c.m.cfg.Group.Instances() {
+		if !fits(in) {
+			continue
+		}
+		if manager = c.claims[in.ID].Manager; manager == "" || manager == c.id || c.isDeadLocked(manager) {
+			return ""
+		}
+	}
+	return manager
+}
+
 // hasFor reports whether this manager has a VM with all labels.
 func (c *cluster) hasFor(labels map[string]string) bool {
 	c.mu.Lock()

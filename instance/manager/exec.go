@@ -271,6 +271,8 @@ func (m *Manager) refused(ctx context.Context, err error) error {
 	switch {
 	case errors.Is(err, errLeaseName):
 		return status.Error(codes.InvalidArgument, err.Error())
+	case errors.Is(err, errLeaseElsewhere):
+		return status.Error(codes.FailedPrecondition, err.Error())
 	case errors.Is(err, errLeaseWaits):
 		return status.Error(codes.AlreadyExists, err.Error())
 	case errors.Is(err, errLeases):

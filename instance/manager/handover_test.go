@@ -5,7 +5,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/stepmux/stepmux/instance/manager"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
@@ -113,6 +116,29 @@ func TestACancelReachesAManagerThatWasAway(t *testing.T) {
 	require.NoError(t, <-canceled)
 	_, end := b.wait(id, 0)
 	require.Equal(t, "job_canceled", end.GetResult().GetReason())
+}
+
+// A lease for a VM of another manager waited without a word.
+func TestALeaseForAVMOfAnotherManagerIsRefused(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	a, b := c.member(t, c.nats), c.member(t, c.nats)
+	a.awaitHeld(1)
+	b.awaitHeld(1)
+	refused := 0
+	for _, vm := range []string{"vm-1", "vm-2"} {
+		require.Eventually(t, func() bool { // a knows of the other's claim soon
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			_, err := a.reserve(ctx, &pb.ReserveRequest{Lease: "lease-" + vm, Instance: vm})
+			if status.Code(err) != codes.FailedPrecondition {
+				return err == nil
+			}
+			refused++
+			return assert.ErrorContains(t, err, "another manager of the cluster")
+		}, sshtest.Bound, 10*time.Millisecond)
+	}
+	require.Equal(t, 1, refused)
 }
 
 // A build that was canceled just when it was taken from the queue kept its place in the queue for a slot.

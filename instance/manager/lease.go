@@ -81,18 +81,15 @@ type leaseRequest struct {
 	brief bool
 }
 
+// fits reports whether an instance will do.
+func (r *leaseRequest) fits(in instance.Instance) bool {
+	return (r.instance == "" || in.ID == r.instance) && hasLabels(in, r.labels)
+}
+
 // check returns an error unless an instance will do now. The queue would wait for one to come.
 func (r *leaseRequest) check(group *instance.Group) error {
-	if r.instance == "" && len(r.labels) == 0 {
+	if r.instance == "" && len(r.labels) == 0 || slices.ContainsFunc(group.Instances(), r.fits) {
 		return nil
-	}
-	for _, in := range group.Instances() {
-		if r.instance != "" && in.ID != r.instance {
-			continue
-		}
-		if hasLabels(in, r.labels) {
-			return nil
-		}
 	}
 	if len(r.labels) == 0 {
 		return fmt.Errorf("%w %.160q", instance.ErrUnknown, r.instance)
@@ -112,6 +109,11 @@ func (m *Manager) reserve(ctx context.Context, r leaseRequest, waits func(ahead 
 ) {
 	if err := r.check(m.cfg.Group); err != nil {
 		return nil, false, "", err
+	}
+	if m.cluster != nil {
+		if other := m.cluster.ownerOf(r.fits); other != "" {
+			return nil, false, "", fmt.Errorf("%w (manager %s): ask that one", errLeaseElsewhere, other)
+		}
 	}
 	r.name = cmp.Or(r.name, leaseName+strings.ToLower(rand.Text()))
 	l, known, err := m.addLease(r)
@@ -181,7 +183,10 @@ func (m *Manager) addLease(r leaseRequest) (l *lease, known bool, err error) {
 }
 
 var (
-	errLeaseName  = errors.New("a lease is named lease- and 1 to 40 of a-z 0-9 -, not")
+	errLeaseName = errors.New("a lease is named lease- and 1 to 40 of a-z 0-9 -, not")
+	// errLeaseElsewhere refuses a lease that would wait until the other manager gives its VMs up.
+	errLeaseElsewhere = errors.New("the VMs for it are those of another manager of the cluster")
+
 	errLeaseWaits = errors.New("another call waits for this lease, or its end")
 )
 
