@@ -12,7 +12,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
@@ -219,18 +218,6 @@ func TestAMissingBinaryIsExplained(t *testing.T) {
 	requireFinding(t, r, checkRelay, Skip, "no step runner")
 	requireFinding(t, r, checkTemp, OK, "")
 	require.Len(t, r.Findings, 13)
-}
-
-func TestAMissingBinaryIsUploadedIfThatIsAllowed(t *testing.T) {
-	t.Parallel()
-	in := instanceOf(t, sshtest.OpenSSH(t, "SetEnv SHLVL=1 XDG_CACHE_HOME="+t.TempDir()))
-	binary, err := program.LoadBinary(runnertest.Command(t)[0])
-	require.NoError(t, err)
-	in.Runner = []string{"/no/such/stepmux"}
-	r := Examine(sshtest.Within(t), provider(t, in), in, Config{Bootstrap: []*program.Binary{binary}})
-	require.True(t, r.Usable, "%+v", r)
-	requireFinding(t, r, checkBinary, OK, "/stepmux/[0-9a-f]+/stepmux, version ")
-	requireFinding(t, r, checkRelay, OK, "")
 }
 
 func TestAnotherStepRunnerIsFoundWhereStepmuxIsMissing(t *testing.T) {
