@@ -47,41 +47,23 @@ func CreateNameless(dir *os.File, size int64) (*File, error) {
 
 func create(path, dir, name string, size int64) (*File, error) {
 	temp, err := os.CreateTemp(dir, name+".tmp") // of mode 0600
-	if err != nil {
-		return nil, fmt.Errorf("write %s: %w", cmp.Or(path, "the trace"), oserr.Bare(err))
-	}
 	f := &File{path: path, temp: temp}
-	if path == "" {
-		err = f.loseName()
-	}
-	if err == nil {
-		err = f.Reserve(size)
+	if err == nil && path == "" {
+		err = os.Remove(temp.Name())
 	}
 	if err != nil {
+		f.Discard()
+		return nil, fmt.Errorf("write %s: %w", f.name(), oserr.Bare(err))
+	}
+	if err := f.Reserve(size); err != nil {
 		f.Discard()
 		return nil, err
 	}
 	return f, nil
 }
 
-// loseName takes the file out of its directory.
-func (f *File) loseName() error {
-	err := os.Remove(f.temp.Name())
-	var stat unix.Stat_t
-	if err == nil {
-		err = unix.Fstat(int(f.temp.Fd()), &stat)
-	}
-	if err == nil && stat.Nlink != 0 {
-		err = errors.New("another process gave the file another name")
-	}
-	if err != nil {
-		return fmt.Errorf("write the trace: %w", oserr.Bare(err))
-	}
-	return nil
-}
-
-// Path returns the final path of the trace, empty for a file without a name.
-func (f *File) Path() string { return f.path }
+// name names the file in errors.
+func (f *File) name() string { return cmp.Or(f.path, "the trace") }
 
 // Reserve reserves room for size bytes in all. It never reduces the room, and does nothing on a file system that cannot
 // reserve.
@@ -91,7 +73,7 @@ func (f *File) Reserve(size int64) error {
 	}
 	err := unix.Fallocate(int(f.temp.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, size)
 	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.ENOSYS) {
-		return fmt.Errorf("reserve room for %s: %w", f.path, err)
+		return fmt.Errorf("reserve room for %s: %w", f.name(), err)
 	}
 	f.reserved = size
 	return nil
@@ -100,12 +82,12 @@ func (f *File) Reserve(size int64) error {
 // Write writes the next piece of the trace.
 func (f *File) Write(p []byte) (int, error) {
 	if f.temp == nil {
-		return 0, fmt.Errorf("write %s: %w", f.path, fs.ErrClosed)
+		return 0, fmt.Errorf("write %s: %w", f.name(), fs.ErrClosed)
 	}
 	n, err := f.temp.Write(p)
 	f.written += int64(n)
 	if err != nil {
-		return n, fmt.Errorf("write %s: %w", f.path, oserr.Bare(err))
+		return n, fmt.Errorf("write %s: %w", f.name(), oserr.Bare(err))
 	}
 	return n, nil
 }
@@ -114,7 +96,7 @@ func (f *File) Write(p []byte) (int, error) {
 // f, unless f has no name.
 func (f *File) Commit() error {
 	if f.temp == nil {
-		return fmt.Errorf("write %s: %w", f.path, fs.ErrClosed)
+		return fmt.Errorf("write %s: %w", f.name(), fs.ErrClosed)
 	}
 	temp := f.temp
 	err := temp.Truncate(f.written) // releases the rest of the reserved room
@@ -133,7 +115,7 @@ func (f *File) Commit() error {
 	}
 	if err != nil {
 		_ = os.Remove(temp.Name())
-		return fmt.Errorf("write %s: %w", f.path, oserr.Bare(err))
+		return fmt.Errorf("write %s: %w", f.name(), oserr.Bare(err))
 	}
 	return nil
 }
