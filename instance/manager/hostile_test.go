@@ -110,6 +110,9 @@ func TestADamagedStoreIsTold(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
 	f.capacity = 1
+	logger := slog.New(slog.DiscardHandler)
+	// The build that runs waits for each manager, however busy the machine is.
+	f.change = func(cfg *manager.Config) { cfg.Logger, cfg.Linger = logger, 10*time.Minute }
 	ledger := filepath.Join(t.TempDir(), "ledger")
 	m := f.start(t)
 	wait, open := gate(t)
@@ -146,7 +149,7 @@ func TestADamagedStoreIsTold(t *testing.T) {
 	m.stop()
 
 	said := &bytes.Buffer{}
-	f.change = func(cfg *manager.Config) { cfg.Logger = slog.New(slog.NewTextHandler(said, nil)) }
+	logger = slog.New(slog.NewTextHandler(said, nil))
 	again("STEPMUX_QUEUE", flip(0.1)) // of the build that runs
 	open()
 	m = f.start(t)
