@@ -82,7 +82,8 @@ func tellWait(ctx context.Context, m pb.ManagerClient, id string, to io.Writer) 
 		}
 		for _, vm := range s.Instances[:min(len(s.Instances), mostTold)] {
 			if vm.Reason != "" {
-				fmt.Fprintf(to, "stepmux: %s is %s: %s\n", termtext.Line(vm.ID), vm.State, termtext.Line(vm.Reason))
+				fmt.Fprintf(to, "stepmux: %s is %s: %s\n", termtext.Line(vm.ID), termtext.Line(vm.State),
+					termtext.Line(vm.Reason))
 			}
 		}
 	}()

@@ -16,8 +16,8 @@ import (
 const (
 	// peersSubject is where the managers of a cluster ask each other.
 	peersSubject = "stepmux.managers"
-	// peersWait bounds the wait for the answers of the others, and answerWait the work for one.
-	peersWait, answerWait = time.Second, 5 * time.Second
+	// peersWait bounds the wait for the answers of the others.
+	peersWait = time.Second
 )
 
 // peerQuestion is a question to all other managers.
