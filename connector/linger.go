@@ -28,6 +28,9 @@ const lingerPause = 250 * time.Millisecond
 // errReplaced ends a Connector after another manager has attached to its build.
 var errReplaced = errors.New("another manager has attached to the build since: it goes on there")
 
+// errNotStarted is the error of a bridge before the next attempt of lingering.start.
+var errNotStarted = errors.New("the step runner is being started again")
+
 // lingering keeps the Connector attached to a build that outlives its connection. When the link is lost, it makes
 // another. A link is a build with a lease of its own and the same serve. The Connector owns one goroutine for this,
 // keep, which stays attached to the step runner.
@@ -38,7 +41,7 @@ type lingering struct {
 	life context.Context // ends at the end of Close, or when the build is lost
 	end  context.CancelCauseFunc
 
-	rpc      *grpc.ClientConn // nil before the step runner listens
+	rpc      *grpc.ClientConn // nil before it is needed for the first time
 	first    *attachment      // made by begin, taken over by keep
 	ending   atomic.Bool      // stop has begun
 	replaced atomic.Bool      // another manager has the build
@@ -76,12 +79,8 @@ func (l *lingering) lost(err error) {
 // of the job runs yet. A serve that an earlier attempt started is found again, or started again if it has ended.
 func (l *lingering) start() (b *build, err error) {
 	until := time.Now().Add(l.c.cfg.Linger)
-	for {
-		if l.c.cfg.Attach != "" {
-			b, err = l.find()
-		} else {
-			b, err = l.c.start()
-		}
+	for wait := 10 * time.Millisecond; ; wait = min(2*wait, lingerPause) {
+		b, err = l.attempt()
 		if err == nil {
 			err = l.begin(b, until)
 		}
@@ -89,7 +88,9 @@ func (l *lingering) start() (b *build, err error) {
 			l.c.wg.Go(l.keep)
 			return b, nil
 		}
-		if !mux.IsLost(err) && !isGone(err) || l.c.life.Err() != nil || !time.Now().Before(until) {
+		neverRan, ok := errors.AsType[*relay.Error](err)
+		again := mux.IsLost(err) && !(ok && neverRan.Op == "start") || isGone(err)
+		if !again || l.c.life.Err() != nil || !time.Now().Before(until) {
 			return b, err
 		}
 		l.c.cfg.Logger.Info("the link was lost before the build began; trying again", "error", err)
@@ -102,8 +103,26 @@ func (l *lingering) start() (b *build, err error) {
 		if leaseErr != nil {
 			return nil, errors.Join(err, leaseErr)
 		}
+		if old, _ := l.c.current(); old != nil {
+			old.drop() // a bridge may have made it meanwhile
+		}
 		l.use(nil, lease)
+		_ = pause.For(l.c.life, wait) // if the life ends, the next attempt notices
 	}
+}
+
+// attempt starts the step runner, or finds it. The client of an earlier attempt may want a bridge meanwhile: it waits.
+func (l *lingering) attempt() (*build, error) {
+	select {
+	case l.turn <- struct{}{}:
+	case <-l.c.life.Done():
+		return nil, context.Cause(l.c.life)
+	}
+	defer func() { <-l.turn }()
+	if l.c.cfg.Attach != "" {
+		return l.find()
+	}
+	return l.c.start()
 }
 
 // find makes a link to the step runner at Config.Attach.
@@ -137,12 +156,18 @@ func (l *lingering) attach(ctx context.Context, offset int64) (*attachment, erro
 	return &attachment{stream, answer}, nil
 }
 
-// begin attaches to the step runner for the first time.
-func (l *lingering) begin(b *build, until time.Time) (err error) {
+// connect makes the gRPC client, unless it is there.
+func (l *lingering) connect(b *build) (err error) {
 	if l.rpc == nil {
-		if l.rpc, err = b.newClient(); err != nil {
-			return err
-		}
+		l.rpc, err = b.newClient()
+	}
+	return err
+}
+
+// begin attaches to the step runner for the first time.
+func (l *lingering) begin(b *build, until time.Time) error {
+	if err := l.connect(b); err != nil {
+		return err
 	}
 	ctx, cancel := context.WithDeadline(l.c.life, until)
 	defer cancel()
@@ -153,7 +178,7 @@ func (l *lingering) begin(b *build, until time.Time) (err error) {
 	l.mu.Unlock()
 	calls, end := context.WithCancel(l.life) // the successful call outlives this function
 	stop := context.AfterFunc(ctx, end)
-	err = retryFor(ctx, b.patience(), func() (_ bool, err error) {
+	err := retryFor(ctx, b.patience(), func() (_ bool, err error) {
 		l.first, err = l.attach(calls, l.c.log.State().Notices)
 		return false, err
 	})
@@ -202,6 +227,9 @@ func (b *build) bridge() (net.Conn, error) {
 	}
 	defer func() { <-l.turn }()
 	now, _ := l.c.current()
+	if now == nil || now.serve == nil {
+		return nil, errNotStarted
+	}
 	bridge, err := now.dial()
 	if err == nil || l.life.Err() != nil {
 		return bridge, err
@@ -394,6 +422,10 @@ func (l *lingering) endServe(ctx context.Context) error {
 	calls, cancel := context.WithTimeout(ctx, l.c.cfg.StopTimeout/2)
 	defer cancel()
 	defer context.AfterFunc(l.life, cancel)() //nolint:contextcheck // when it ends, so do the calls
+	b, _ := l.c.current()
+	if err := l.connect(b); err != nil { // the start was given up before there was a client
+		return err
+	}
 	rpc := pb.NewAttachmentClient(l.rpc)
 	watched := l.watched()
 	err := retryFor(calls, l.c.cfg.StopTimeout, func() (bool, error) {

@@ -2,6 +2,8 @@ package connector_test
 
 import (
 	"context"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -13,6 +15,7 @@ import (
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/relay"
 )
 
 // slowConn is a connection whose sessions are there a moment after the build's end.
@@ -34,10 +37,10 @@ func (c *slowConn) Reserve(ctx context.Context, n int) (*mux.Reservation, error)
 	return c.Conn.Reserve(context.WithoutCancel(ctx), n)
 }
 
-// slowLease is a share of it.
+// slowLease is a share of a connection that is slow in some way.
 type slowLease struct {
 	lease
-	slow *slowConn
+	slow connector.Conn
 }
 
 func (l *slowLease) Conn() connector.Conn { return l.slow }
@@ -47,7 +50,8 @@ func TestALinkThatIsMadeAtTheEndOfABuildIsGivenUp(t *testing.T) {
 	server := embedded(t)
 	second := &slowLease{}
 	second.conn = connect(t, server)
-	second.slow = &slowConn{Conn: second.conn, asked: make(chan struct{}), closed: make(chan struct{})}
+	slow := &slowConn{Conn: second.conn, asked: make(chan struct{}), closed: make(chan struct{})}
+	second.slow = slow
 	b := newBuild(t, server, "b1", runnertest.Command(t)[0], func(cfg *connector.Config) {
 		cfg.Route, cfg.Linger, cfg.StopTimeout = connector.Session, 10*time.Second, 2*time.Second
 		cfg.Reconnect = func(context.Context) (connector.Lease, error) { return second, nil }
@@ -56,13 +60,13 @@ func TestALinkThatIsMadeAtTheEndOfABuildIsGivenUp(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, b.lease.conn.Close())
 	select {
-	case <-second.slow.asked:
+	case <-slow.asked:
 	case <-sshtest.Within(t).Done():
 		t.Fatal("no second link is made")
 	}
 	_ = b.Close(sshtest.Within(t)) // it does not reach the step runner
 	released := second.released.Load()
-	close(second.slow.closed)
+	close(slow.closed)
 	require.Positive(t, b.lease.released.Load())
 	require.Positive(t, released)
 	require.Eventually(t, func() bool { return second.conn.Stat().Sessions.Taken == 0 }, sshtest.Bound, time.Millisecond)
@@ -99,4 +103,91 @@ func TestABuildThatIsLeftBeforeTheConnectGoesOn(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, third.Close(sshtest.Within(t)))
 	require.Empty(t, third.Left())
+}
+
+// mortal returns a step runner that lingers, whose serve ends as soon as it is ready.
+func mortal(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "runner.sh")
+	require.NoError(t, os.WriteFile(path, []byte(`#!/bin/sh
+if [ "$1" = --version ]; then
+	printf 'Version: 1\nName: stepmux\nProtocol: 1\nFeatures: linger\nOS/Arch: linux/amd64\n'; exit
+fi
+case $2 in
+serve) echo "step-runner is listening on socket $4" >&2; exit;;
+proxy) echo "nobody listens" >&2; exit 4;;
+esac
+`), 0o700))
+	return path
+}
+
+// lingers returns a build that lingers, over the same connection each time.
+func lingers(t *testing.T, runner string, l connector.Lease, change func(*connector.Config)) *build {
+	t.Helper()
+	return newBuild(t, embedded(t), "b1", runner, func(cfg *connector.Config) {
+		cfg.Linger, cfg.StopTimeout, cfg.Lease = 3*time.Second, time.Second, l
+		cfg.Reconnect = func(context.Context) (connector.Lease, error) { return l, nil }
+		change(cfg)
+	})
+}
+
+// slowSessions is a connection that needs a while to reserve sessions.
+type slowSessions struct{ connector.Conn }
+
+func (c slowSessions) Reserve(ctx context.Context, n int) (*mux.Reservation, error) {
+	time.Sleep(100 * time.Millisecond) // a round trip
+	return c.Conn.Reserve(ctx, n)
+}
+
+// Symptom: the client of the first attempt opened a bridge while there was no build, and the manager panicked.
+func TestAStepRunnerThatDiesBeforeItIsAttachedToIsStartedAgain(t *testing.T) {
+	l := &slowLease{slow: slowSessions{connect(t, embedded(t))}}
+	starts := 0
+	b := lingers(t, mortal(t), l, func(cfg *connector.Config) {
+		cfg.Route = connector.Session
+		cfg.Trace = &connector.Trace{ServeReady: func(string, connector.Route, time.Duration) { starts++ }}
+	})
+	_, err := b.Connect(sshtest.Within(t))
+	require.Error(t, err)
+	_ = b.Close(sshtest.Within(t))
+	require.Greater(t, starts, 1)
+}
+
+// silentSockets is a connection on which no socket answers.
+type silentSockets struct{ connector.Conn }
+
+func (silentSockets) DialUnix(ctx context.Context, _ string) (*mux.Stream, error) {
+	<-ctx.Done()
+	return nil, context.Cause(ctx)
+}
+
+// Symptom: there was no client yet to end the step runner with, and the manager panicked.
+func TestABuildThatLingersIsCanceledWhileItsStepRunnerIsProbed(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	l := &slowLease{slow: silentSockets{connect(t, embedded(t))}}
+	b := lingers(t, mortal(t), l, func(cfg *connector.Config) {
+		cfg.Route = connector.Auto
+		cfg.Trace = &connector.Trace{ServeReady: func(string, connector.Route, time.Duration) {
+			time.AfterFunc(10*time.Millisecond, cancel)
+		}}
+	})
+	_, err := b.Connect(ctx)
+	require.ErrorIs(t, err, context.Canceled)
+	require.NoError(t, b.Close(sshtest.Within(t)))
+	require.NotEmpty(t, b.Left(), "the step runner could not be reached")
+}
+
+// Symptom: a relay that cannot start was started a hundred times a second, until the linger was over.
+func TestARelayThatCannotStartFailsABuildThatLingersAtOnce(t *testing.T) {
+	tries := 0
+	l := &slowLease{slow: connect(t, embedded(t))}
+	b := lingers(t, "/nonexistent/stepmux", l, func(cfg *connector.Config) {
+		cfg.Route = connector.Relay
+		cfg.Reconnect = func(context.Context) (connector.Lease, error) { tries++; return l, nil }
+	})
+	_, err := b.Connect(sshtest.Within(t))
+	failed := (*relay.Error)(nil)
+	require.ErrorAs(t, err, &failed)
+	require.Equal(t, 127, failed.ExitCode)
+	require.Zero(t, tries)
 }
