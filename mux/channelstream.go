@@ -147,6 +147,9 @@ func (s *channelStream) readLoop() {
 		case s.filled <- piece{buf[:n], err}:
 		case <-s.closed:
 			return
+		case <-s.conn.unread:
+			close(s.filled)
+			return
 		}
 		if err != nil {
 			return
@@ -154,6 +157,9 @@ func (s *channelStream) readLoop() {
 		select {
 		case <-s.spent:
 		case <-s.closed:
+			return
+		case <-s.conn.unread:
+			close(s.filled)
 			return
 		}
 		in.used(n)

@@ -41,10 +41,11 @@ type Conn struct {
 	trace      *Trace
 	rtt        atomic.Int64 // nanoseconds of the last keepalive, 0 before the first
 
-	done  chan struct{} // closed once err is set
-	over  chan struct{} // closed once the library has ended all channels; done follows within causeTimeout
-	empty chan struct{} // closed once it is draining and has no channels
-	wg    sync.WaitGroup
+	done   chan struct{} // closed once err is set
+	over   chan struct{} // closed once the library has ended all channels; done follows within causeTimeout
+	empty  chan struct{} // closed once it is draining and has no channels
+	unread chan struct{} // closed once nobody has to read the rest of a stream
+	wg     sync.WaitGroup
 
 	probe flight.Flight[time.Duration] // asks the peer for an answer; see probePeer
 
@@ -71,6 +72,7 @@ func newConn(
 		done:     make(chan struct{}),
 		over:     make(chan struct{}),
 		empty:    make(chan struct{}),
+		unread:   make(chan struct{}),
 	}
 	c.probe.GoOn = true
 	c.sessions.scarce = c.giveUpSpares
@@ -144,17 +146,32 @@ func (c *Conn) end(err error) {
 
 // Close ends the connection now and waits for its goroutines. Calls that wait on it return ErrClosed. Processes that it
 // started see their stdin end, and stop by themselves if they watch it: RFC 4254 has no way to end a remote process
-// with its channel. Close is idempotent and returns nil.
+// with its channel. What was received and not read is lost. Close is idempotent and returns nil.
 func (c *Conn) Close() error {
+	c.discard()
+	c.close()
+	return nil
+}
+
+// discard has streams end whose rest nobody reads.
+func (c *Conn) discard() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !isDone(c.unread) {
+		close(c.unread)
+	}
+}
+
+// close is Close, but waits until each stream was read to its end or closed, or discard was called.
+func (c *Conn) close() {
 	c.end(ErrClosed)
 	c.probe.Close()
 	c.closeRelays()
 	c.wg.Wait()
-	return nil
 }
 
-// Shutdown refuses new channels with ErrClosed, waits until the open ones have ended, and closes the connection. If
-// ctx ends first, Shutdown closes the connection at once and returns ctx's cause.
+// Shutdown refuses new channels with ErrClosed, waits until the open ones have ended and were read, and closes the
+// connection. If ctx ends first, Shutdown closes the connection at once and returns ctx's cause.
 func (c *Conn) Shutdown(ctx context.Context) error {
 	c.mu.Lock()
 	if !c.draining && c.channels == 0 {
@@ -162,14 +179,17 @@ func (c *Conn) Shutdown(ctx context.Context) error {
 	}
 	c.draining = true
 	c.mu.Unlock()
-	var err error
+	stop := context.AfterFunc(ctx, c.discard)
 	select {
 	case <-c.empty:
 	case <-c.done:
 	case <-ctx.Done():
-		err = context.Cause(ctx)
 	}
-	return errors.Join(err, c.Close())
+	c.close()
+	if !stop() {
+		return context.Cause(ctx)
+	}
+	return nil
 }
 
 // ended returns the error for op if the connection has ended, and nil while it lives.

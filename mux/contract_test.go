@@ -2,6 +2,7 @@ package mux_test
 
 import (
 	"bytes"
+	"context"
 	"crypto/rand"
 	"errors"
 	"io"
@@ -260,6 +261,39 @@ func TestCloseOfTheConnectionWakesItsStreams(t *testing.T) {
 		require.ErrorIs(t, r.conn.Err(), mux.ErrClosed)
 		require.NoError(t, r.conn.Close(), "again")
 	})
+}
+
+// Symptom: a stream of which a part was read, and that nobody closed, held Close up for ever.
+func TestCloseOfTheConnectionDoesNotWaitForReaders(t *testing.T) {
+	onStreams(t, func(t *testing.T, r *rig) {
+		s := r.open(flood)
+		_, err := s.Read(make([]byte, 1)) // the rest is still there
+		require.NoError(t, err)
+		require.NoError(t, receive(t, inBackground(r.conn.Close)))
+		_, err = io.Copy(io.Discard, s)
+		require.ErrorIs(t, err, mux.ErrClosed)
+	})
+}
+
+func TestShutdownWaitsForReadersUntilItsContextEnds(t *testing.T) {
+	conn := dial(t, sshtest.InProcess(t, embeddedvm.Config{}))
+	p := start(t, conn, "head -c 100000 /dev/zero", nil)
+	_, err := p.Read(make([]byte, 1))
+	require.NoError(t, err)
+	down := inBackground(func() error { return conn.Shutdown(sshtest.Within(t)) })
+	eventually(t, func() bool { return conn.Err() != nil })
+	rest, err := io.Copy(io.Discard, p)
+	require.NoError(t, err)
+	require.EqualValues(t, 99_999, rest)
+	require.NoError(t, receive(t, down))
+
+	conn = dial(t, sshtest.InProcess(t, embeddedvm.Config{}))
+	p = start(t, conn, "head -c 100000 /dev/zero", nil)
+	_, err = p.Read(make([]byte, 1))
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 100*time.Millisecond, errors.New("it took too long"))
+	defer cancel()
+	require.EqualError(t, conn.Shutdown(ctx), "it took too long")
 }
 
 func TestDialUnixToAMissingSocketIsAnErrorAndNoHarm(t *testing.T) {

@@ -200,7 +200,7 @@ func plainKey(key ssh.PublicKey) ssh.PublicKey {
 // describe names a key in a message.
 func describe(key ssh.PublicKey) string {
 	if cert, ok := key.(*ssh.Certificate); ok {
-		return fmt.Sprintf("%s %s (certificate %q by %s)", cert.Key.Type(), ssh.FingerprintSHA256(cert.Key),
+		return fmt.Sprintf("%s %s (certificate %.200q by %s)", cert.Key.Type(), ssh.FingerprintSHA256(cert.Key),
 			cert.KeyId, ssh.FingerprintSHA256(cert.SignatureKey))
 	}
 	return key.Type() + " " + ssh.FingerprintSHA256(key)

@@ -115,7 +115,7 @@ func (d *hostDB) check(s server, remote net.Addr, key ssh.PublicKey) error {
 				"have it signed anew, with rsa-sha2-512 or another type of key")
 		case d.lists(s, cert.SignatureKey, true):
 			if err := d.db.HostKeyCallback()(s.name, remote, cert); err != nil {
-				return fmt.Errorf("the server's certificate %q is not valid for %s: %w", cert.KeyId, s.name, err)
+				return fmt.Errorf("the server's certificate %.200q is not valid for %s: %w", cert.KeyId, s.name, err)
 			}
 			return nil
 		}
