@@ -25,12 +25,12 @@ import (
 )
 
 // containers returns a provider whose VM has the daemon's socket.
-func containers(t *testing.T, d *dockertest.Daemon) *instance.Provider {
+func containers(t *testing.T, d *dockertest.Daemon, changes ...func(*instance.Config)) *instance.Provider {
 	t.Helper()
-	return containersOn(t, newVM(t, sshtest.InProcess(t, embeddedvm.Config{})), d)
+	return containersOn(t, newVM(t, sshtest.InProcess(t, embeddedvm.Config{})), d, changes...)
 }
 
-func containersOn(t *testing.T, v *vm, d *dockertest.Daemon) *instance.Provider {
+func containersOn(t *testing.T, v *vm, d *dockertest.Daemon, changes ...func(*instance.Config)) *instance.Provider {
 	t.Helper()
 	end, err := runnertest.Program()
 	require.NoError(t, err)
@@ -39,6 +39,9 @@ func containersOn(t *testing.T, v *vm, d *dockertest.Daemon) *instance.Provider 
 	return v.provider(t, 4, func(cfg *instance.Config, in *instance.Instance) {
 		in.Runner = []string{"/no/stepmux"} // a container needs none
 		cfg.Docker.Socket, cfg.ContainerPrograms = d.Socket, []*program.Binary{bin}
+		for _, change := range changes {
+			change(cfg)
+		}
 	})
 }
 
@@ -95,6 +98,24 @@ func TestCleanupDuringTheStartOfAContainerLeavesNothing(t *testing.T) {
 			break
 		}
 	}
+}
+
+// Symptom: the end of a step runner that does not answer took all the time there was, and the container stayed.
+func TestAContainerThatIsFrozenIsRemoved(t *testing.T) {
+	d := dockertest.Start(t)
+	p := containers(t, d, func(cfg *instance.Config) { cfg.StopTimeout = 3 * time.Second })
+	e := p.Executor(instance.Build{ID: "c4", Container: inBusybox})
+	require.NoError(t, e.Prepare(t.Context()))
+	_, err := e.Connect(t.Context())
+	require.NoError(t, err)
+	found, err := d.Client.ContainerList(t.Context(), moby.ContainerListOptions{})
+	require.NoError(t, err)
+	for _, c := range found.Items {
+		_, err := d.Client.ContainerPause(t.Context(), c.ID, moby.ContainerPauseOptions{})
+		require.NoError(t, err)
+	}
+	_ = e.Cleanup(t.Context())
+	require.Empty(t, d.Containers(t))
 }
 
 func TestABuildWhoseContainerIsKilledIsASystemFailureThatSaysSo(t *testing.T) {

@@ -184,6 +184,17 @@ func TestAnInstanceWhoseConnectionDiedComesAfterAllOthers(t *testing.T) {
 	})
 }
 
+// Symptom: builds waited for a kept lease, which connects only when somebody uses it.
+func TestAKeptLeaseIsNoTrialOfAnInstanceWhoseConnectionDied(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, vm("a", 5))
+		f.lost("a", errors.New("reset"))
+		_, err := f.occupy("lease", "a")
+		require.NoError(t, err)
+		requireOn(t, "a", f.ask(t))
+	})
+}
+
 func TestAnInstanceTakesNoMoreBuildsThanItMayInAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		in := vm("a", 2)

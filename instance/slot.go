@@ -112,7 +112,11 @@ func (g *Group) serveLocked(now time.Time) {
 		w := e.Value.(*waiter)
 		if m := g.pickLocked(w.demand, now); m != nil {
 			g.leaveLocked(e)
-			w.served <- served{slot: m.take(g, w.build, now)}
+			s := m.take(g, w.build, now)
+			if m.suspect() {
+				m.probe = s // not a lease that is kept for nobody: that may never connect
+			}
+			w.served <- served{slot: s}
 		}
 	}
 	if g.waiters.Len() == 0 {
@@ -169,9 +173,6 @@ func (m *machine) take(g *Group, build string, now time.Time) *slot {
 	m.slots[s] = struct{}{}
 	m.uses++
 	m.closed = false
-	if m.suspect() {
-		m.probe = s
-	}
 	return s
 }
 

@@ -141,7 +141,7 @@ func (c *Container) Close(ctx context.Context) error {
 
 // awaitEnd gives the container time to end by itself.
 func (c *Container) awaitEnd(ctx context.Context) {
-	timer := time.NewTimer(endGrace)
+	timer := time.NewTimer(min(endGrace, c.cfg.StopTimeout/3)) // the removal needs the rest
 	defer timer.Stop()
 	select {
 	case <-c.gone:
