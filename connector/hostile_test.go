@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/stepmux/stepmux/connector/files"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/internal/liveheap"
 )
@@ -74,7 +75,8 @@ func serveHostile(t testing.TB, kind program.Kind, answers map[string]answer) (c
 		}))
 }
 
-// heldMemory calls do, and returns how many bytes more were in use meanwhile, at most.
+// heldMemory calls do, and returns how many bytes more were in use meanwhile, at most. It looks every 10 ms: a look is
+// a garbage collection, and do needs the processors too.
 func heldMemory(do func()) int64 {
 	before, most := liveheap.Bytes(), int64(0)
 	done := make(chan struct{})
@@ -87,7 +89,7 @@ func heldMemory(do func()) int64 {
 		select {
 		case <-done:
 			return most
-		default:
+		case <-time.After(10 * time.Millisecond):
 		}
 	}
 }
@@ -109,7 +111,7 @@ func TestFloodsOfAHostileStepRunnerCostNoMemory(t *testing.T) {
 		says    string // the error
 	}{
 		"a step with 32 million children":  {program.Stepmux, follow(result(many(field(8, nil), 62<<20)), 1), "larger"},
-		"a step with two million children": {program.Stepmux, follow(result(many(field(8, nil), below)), 1+n/5000), ""},
+		"a step with two million children": {program.Stepmux, follow(result(many(field(8, nil), below)), 1+n/20000), ""},
 		"a step with a million outputs":    {program.Stepmux, follow(result(many(field(5, field(1, nil)), below)), 1), ""},
 		"a step with variables":            {program.Stepmux, follow(result(field(1, many(field(3, nil), below))), 1), ""},
 		"fields that are not known":        {program.Stepmux, follow(many(field(99, nil), below), 1), ""},
@@ -130,7 +132,7 @@ func TestFloodsOfAHostileStepRunnerCostNoMemory(t *testing.T) {
 			held := heldMemory(func() {
 				ctx, cancel := t.Context(), context.CancelFunc(func() {})
 				if name == "long errors" { // they are asked for again
-					ctx, cancel = context.WithTimeout(ctx, 5*time.Second)
+					ctx, cancel = context.WithTimeout(ctx, 2*time.Second)
 				}
 				defer cancel()
 				_, err = connector.Execute(ctx, Job{Script: "a"}, io.Discard)
@@ -144,5 +146,17 @@ func TestFloodsOfAHostileStepRunnerCostNoMemory(t *testing.T) {
 				require.ErrorContains(t, err, c.says)
 			}
 		})
+	}
+}
+
+// Symptom: the manager panicked.
+func TestAStepRunnerCannotAskForAProjectThatTheJobDoesNotHave(t *testing.T) {
+	for _, wanted := range []uint64{5, 1 << 63} {
+		c, stop := serveHostile(t, program.Stepmux, map[string]answer{
+			"Place": {last: protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), wanted)},
+		})
+		_, err := c.Execute(t.Context(), Job{Script: "a", Artifacts: &files.Artifacts{}}, io.Discard)
+		stop()
+		require.ErrorContains(t, err, "bytes of a project, and the build has 0 bytes")
 	}
 }

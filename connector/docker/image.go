@@ -85,7 +85,9 @@ func isOf(want, platform string) bool { return strings.HasPrefix(want+"/", platf
 func pictureOf(told *image.InspectResponse) picture {
 	p := picture{id: told.ID, platform: told.Os + "/" + told.Architecture}
 	if told.Config != nil {
-		p.user, p.entrypoint, p.checked = told.Config.User, told.Config.Entrypoint, told.Config.Healthcheck != nil
+		p.user, p.entrypoint = told.Config.User, told.Config.Entrypoint
+		check := told.Config.Healthcheck
+		p.checked = check != nil && len(check.Test) > 0 && check.Test[0] != "NONE" // as HEALTHCHECK NONE says
 		p.ports = slices.Sorted(maps.Keys(told.Config.ExposedPorts))
 	}
 	return p

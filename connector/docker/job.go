@@ -42,6 +42,10 @@ func FromJob(name string, text []byte) (rest []byte, spec *Spec, err error) {
 			r.fail(key, "%s: write each key of the job on a line of its own", key.Value)
 			break
 		}
+		if c := otherBreak(text); c != "" {
+			r.fail(top, "the text has the character %+q, which YAML takes for the end of a line: remove it", c)
+			break
+		}
 		end := len(lines)
 		if i+2 < len(top.Content) {
 			end = top.Content[i+2].Line - 1
@@ -61,6 +65,19 @@ func FromJob(name string, text []byte) (rest []byte, spec *Spec, err error) {
 		return text, nil, nil
 	}
 	return bytes.Join(lines, nil), r.spec, nil
+}
+
+// otherBreak returns a line break of YAML 1.1 in a text that does not end a line for other programs, or "".
+func otherBreak(text []byte) string {
+	for _, c := range []string{"\u0085", "\u2028", "\u2029"} {
+		if bytes.Contains(text, []byte(c)) {
+			return c
+		}
+	}
+	if bytes.Count(text, []byte("\r")) > bytes.Count(text, []byte("\r\n")) {
+		return "\r"
+	}
+	return ""
 }
 
 // lastDocument returns the top of the last document of a text, or nil.

@@ -61,13 +61,15 @@ run: []
 
 func TestAMistakeInTheImageOfAJobHasItsPlace(t *testing.T) {
 	for text, want := range map[string]string{
-		"image: ''\n":                         "job.yml:1:8: the image has no name",
-		"image:\n  named: a\n":                `job.yml:2:3: unknown key "named" of image; it has docker, entrypoint`,
-		"image: [a]\n":                        "job.yml:1:8: image must be a text",
-		"image: a\nservices: b\n":             "job.yml:2:11: services must be a list of images",
-		"services: [{alias: a}]\n":            "job.yml:1:12: a service has no image",
-		"image: {name: a, pull_policy: no}\n": `job.yml:1:31: pull_policy "no": use one of`,
-		"{image: a, run: []}\n":               "job.yml:1:2: image: write each key of the job on a line of its own",
+		"image: ''\n":                          "job.yml:1:8: the image has no name",
+		"image:\n  named: a\n":                 `job.yml:2:3: unknown key "named" of image; it has docker, entrypoint`,
+		"image: [a]\n":                         "job.yml:1:8: image must be a text",
+		"image: a\nservices: b\n":              "job.yml:2:11: services must be a list of images",
+		"services: [{alias: a}]\n":             "job.yml:1:12: a service has no image",
+		"image: {name: a, pull_policy: no}\n":  `job.yml:1:31: pull_policy "no": use one of`,
+		"a: 1\rimage: x\rb: 2":                 `the character "\r", which YAML takes for the end of a line`,
+		"name: \"a\u2028b\"\nimage: x\nb: 2\n": `the character "\u2028", which YAML takes`,
+		"{image: a, run: []}\n":                "job.yml:1:2: image: write each key of the job on a line of its own",
 	} {
 		_, _, err := docker.FromJob("job.yml", []byte(text))
 		require.ErrorContains(t, err, want, text)

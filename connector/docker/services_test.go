@@ -19,9 +19,11 @@ func TestABuildReachesItsServicesByTheirNames(t *testing.T) {
 	d.Load(t, "example.com/tools/web:1", "EXPOSE 8080", `CMD ["sh", "-c", "sleep 0.5; exec httpd -f -p 8080 -h /etc"]`)
 	d.Load(t, "checked:1", `CMD ["sh", "-c", "sleep 0.5; echo $GREETING >/ready; exec httpd -f -p 80 -h /"]`,
 		`HEALTHCHECK --interval=100ms --retries=600 CMD ["test", "-e", "/ready"]`)
+	d.Load(t, "unchecked:1", `CMD ["sleep", "600"]`, "HEALTHCHECK NONE")
 	cfg := config(t, d)
 	cfg.Spec.Network, cfg.Spec.Services = "", []docker.Service{
 		{Image: "example.com/tools/web:1"},
+		{Image: "unchecked:1"},
 		{Image: "checked:1", Alias: "db", Env: []string{"GREETING=hello"}},
 		{Image: dockertest.Image, Alias: "idle", Command: []string{"sleep", "600"}},
 	}

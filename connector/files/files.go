@@ -106,8 +106,12 @@ func (v *VM) Place(ctx context.Context, rpc pb.FilesClient, p *Project) (dir str
 	}
 	s := sending{stream, name}
 	resp, err := s.ask()
-	if err == nil && resp.GetWanted() > 0 {
-		resp, progress, err = v.send(ctx, s, p, resp.GetWanted())
+	switch wanted := resp.GetWanted(); {
+	case err != nil || wanted == 0:
+	case p == nil || wanted < 0:
+		err = fmt.Errorf("the step runner wants %d bytes of a project, and the build has %v bytes", wanted, name.Size)
+	default:
+		resp, progress, err = v.send(ctx, s, p, wanted)
 	}
 	for err == nil && resp.GetDir() == "" {
 		resp, err = s.receive()

@@ -209,20 +209,26 @@ func (p *Pod) deadline() time.Duration {
 	return cmp.Or(p.cfg.Timeout, defaultLife) + p.cfg.Linger + p.cfg.StartTimeout + deadlineSlack
 }
 
-// create creates the pod. A call whose answer was lost is repeated: the pod's name is unique.
+// create creates the pod. A call whose answer was lost is repeated: the pod's name is unique. So a conflict is about
+// the pod of an earlier call, or about the namespace's quota, which other pods change at the same time: then the call is
+// repeated, too (https://github.com/kubernetes/kubernetes/issues/67761).
 func (p *Pod) create(ctx context.Context) error {
 	op := fmt.Sprintf("create a pod in namespace %s", p.cluster.namespace)
 	body, err := p.manifest(programFiles(p.cfg.Programs))
 	if err != nil {
 		return err
 	}
-	made, tries := object{}, 0
-	err = persist(ctx, isPassing, func() error {
-		tries++
+	made, conflict := object{}, error(nil)
+	passing := func(err error) bool { return isPassing(err) || conflict != nil && errors.Is(err, conflict) }
+	err = persist(ctx, passing, func() error {
 		// A cancelled call may create the pod nevertheless.
 		_, err := p.cluster.call(context.WithoutCancel(ctx), op, http.MethodPost, p.cluster.podPath(""), nil, body, &made)
-		if tries > 1 && isCode(err, http.StatusConflict) {
+		if isCode(err, http.StatusConflict) {
+			conflict = err
 			_, err = p.cluster.call(ctx, op, http.MethodGet, p.cluster.podPath(p.name), nil, nil, &made)
+			if isCode(err, http.StatusNotFound) {
+				err = conflict
+			}
 		}
 		return err
 	})

@@ -426,6 +426,12 @@ func TestABuildStartsThoughTheAPIServerIsAwayForAMoment(t *testing.T) {
 		case 2:
 			kubetest.Refuse(w, http.StatusServiceUnavailable, "shutting down")
 			return true
+		case 3:
+			if r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/pods") {
+				// as many pods at once do, in a namespace with a quota
+				kubetest.Refuse(w, http.StatusConflict, "Operation cannot be fulfilled on resourcequotas")
+				return true
+			}
 		}
 		return false
 	}
