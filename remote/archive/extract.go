@@ -14,6 +14,7 @@ import (
 	"path"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sys/unix"
@@ -26,6 +27,9 @@ import (
 const (
 	maxEntries = 500_000
 	maxPath    = 4096 // bytes of a path in an archive, and of a link's target
+	// nameSize and nameFloor bound the bytes of all names and targets: on average of an entry, and beyond that. They are
+	// those of package boundedzip.
+	nameSize, nameFloor = 256, 1 << 20
 	// maxWindow bounds the memory that an archive can make zstd use for its window, in bytes.
 	maxWindow = 64 << 20
 	// DefaultBytes bounds all files of an archive together, in bytes, even if the file system has more room.
@@ -99,6 +103,7 @@ type unpacker struct {
 	left   int64 // bytes
 	seen   map[string]bool
 	files  int
+	names  int // bytes of names and of the targets of links that more entries would have to make up for
 	links  []link
 	dirs   []directory
 	buffer []byte
@@ -109,8 +114,9 @@ type link struct{ name, target string }
 
 // directory is a directory whose mode and time are set at the end, because its files change both.
 type directory struct {
-	name string
-	info fs.FileInfo
+	name    string
+	mode    fs.FileMode
+	changed time.Time
 }
 
 func (u *unpacker) unpack(file *os.File) error {
@@ -138,7 +144,7 @@ func (u *unpacker) unpack(file *os.File) error {
 	if err := read(file, info.Size()); err != nil {
 		return err
 	}
-	u.dry, u.files, u.left, u.links, u.dirs = false, 0, u.bounds.Bytes, nil, nil
+	u.dry, u.files, u.names, u.left, u.links, u.dirs = false, 0, 0, u.bounds.Bytes, nil, nil
 	clear(u.seen)
 	return read(file, info.Size())
 }
@@ -238,10 +244,13 @@ func (u *unpacker) entry(name string, mode fs.FileMode, info fs.FileInfo, size i
 	if u.seen[name] && !mode.IsDir() {
 		return errors.New("the name is in the archive twice")
 	}
+	if err := u.keeps(len(name) - nameSize); err != nil {
+		return err
+	}
 	u.seen[name] = true
 	switch {
 	case mode.IsDir():
-		u.dirs = append(u.dirs, directory{name, info})
+		u.dirs = append(u.dirs, directory{name, mode.Perm(), info.ModTime()})
 		if u.dry {
 			return nil
 		}
@@ -266,6 +275,14 @@ func (u *unpacker) entry(name string, mode fs.FileMode, info fs.FileInfo, size i
 	}
 	return errors.New("it is a device, a pipe, a socket or a hard link; only files, directories and symbolic links " +
 		"can be unpacked")
+}
+
+// keeps counts the bytes of a name or of a target, which stay in memory until the end.
+func (u *unpacker) keeps(n int) error {
+	if u.names += n; u.names > nameFloor {
+		return fmt.Errorf("the names and links of the archive are longer than %d bytes on average", nameSize)
+	}
+	return nil
 }
 
 // checkName refuses a name that is not a plain path below the directory.
@@ -341,6 +358,9 @@ func (u *unpacker) link(name, target string) error {
 	if !u.bounds.OutsideLinks && leadsOut(name, target) {
 		return leadsOutside(target)
 	}
+	if err := u.keeps(len(target)); err != nil {
+		return err
+	}
 	u.links = append(u.links, link{name, target})
 	return nil
 }
@@ -380,10 +400,10 @@ func (u *unpacker) finish() error {
 	}
 	for i := len(u.dirs) - 1; i >= 0; i-- {
 		d := u.dirs[i]
-		if err := u.root.Chmod(d.name, d.info.Mode().Perm()|0o700); err != nil {
+		if err := u.root.Chmod(d.name, d.mode|0o700); err != nil {
 			return entryError(d.name, err)
 		}
-		if err := u.root.Chtimes(d.name, d.info.ModTime(), d.info.ModTime()); err != nil {
+		if err := u.root.Chtimes(d.name, d.changed, d.changed); err != nil {
 			return entryError(d.name, err)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -212,6 +213,20 @@ func TestSizesAreBounded(t *testing.T) {
 }
 
 // The archive says that the file is smaller, or larger, than it is.
+// Symptom: an archive of 450 KB, of many directories with long names, took 640 MB of memory.
+func TestNamesThatAreLongAreRefusedBeforeTheyTakeMemory(t *testing.T) {
+	long := func(n int) string { return strings.Repeat(strings.Repeat("n", 199)+"/", 19) + strconv.Itoa(n) }
+	var names, targets []entry
+	for n := range 2000 {
+		names = append(names, entry{long(n), "", fs.ModeDir | 0o755})
+		targets = append(targets, entry{strconv.Itoa(n), long(n), fs.ModeSymlink})
+	}
+	for _, entries := range [][]entry{names, targets} {
+		_, err := Extract(t.Context(), fileOf(t, tarOf(t, entries...)), t.TempDir(), Bounds{})
+		require.ErrorContains(t, err, "longer than 256 bytes on average")
+	}
+}
+
 func TestAZipThatLiesAboutSizesIsRefused(t *testing.T) {
 	for _, size := range []uint32{0, 1, 999, 1001, 1 << 20} {
 		data := zipOf(t, entry{"a", strings.Repeat("x", 1000), regular})

@@ -119,11 +119,9 @@ func isCommit(revision string) bool {
 	return (len(revision) == 40 || len(revision) == 64) && strings.Trim(revision, "0123456789abcdef") == ""
 }
 
-// removed are the files of a repository that can change its meaning or block it. An earlier build may have left them.
-var removed = []string{
-	"config", "config.worktree", "config.lock", "hooks", "info", "modules", "index.lock", "shallow.lock", "HEAD.lock",
-	"packed-refs.lock",
-}
+// kept are the files of a repository in which an earlier build can only have left objects and names for them: see
+// gitrepository-layout(5). Any other may change what the rest means, as config and commondir do, or block git.
+var kept = []string{"HEAD", "index", "logs", "objects", "packed-refs", "refs", "shallow"}
 
 // reset removes files from the repository in Dir by which an earlier build could run code in this one. again says that
 // there is a repository. If it is not a plain directory, reset removes it as a whole.
@@ -141,10 +139,14 @@ func (cfg *Config) reset() (again bool, err error) {
 		}
 		return false, nil
 	}
-	for _, name := range removed {
-		if err := rmtree.Remove(filepath.Join(dir, name)); err != nil {
-			return false, fmt.Errorf("reset an earlier clone: %w", err)
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		if err == nil && !slices.Contains(kept, e.Name()) {
+			err = rmtree.Remove(filepath.Join(dir, e.Name()))
 		}
+	}
+	if err != nil {
+		return false, fmt.Errorf("reset an earlier clone: %w", err)
 	}
 	return true, nil
 }

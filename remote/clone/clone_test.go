@@ -151,6 +151,17 @@ func TestEarlierBuildCannotMakeTheGitOfACloneRunCode(t *testing.T) {
 	tr.clone()
 	tr.has("new", "x")
 
+	// git reads its configuration in another directory, if commondir names one.
+	elsewhere := filepath.Join(t.TempDir(), "elsewhere")
+	require.NoError(t, os.CopyFS(elsewhere, os.DirFS(filepath.Join(tr.cfg.Dir, ".git"))))
+	require.NoError(t, os.WriteFile(filepath.Join(elsewhere, "config"),
+		[]byte("[filter \"evil\"]\n\tsmudge = touch "+evil+"; cat\n"), 0o600))
+	tr.put(".git/commondir", elsewhere+"\n")
+	tr.put("a", "changed")
+	tr.clone()
+	require.NoFileExists(t, evil)
+	tr.has("a", "1\n")
+
 	// Something else in the place of the repository goes.
 	require.NoError(t, os.RemoveAll(filepath.Join(tr.cfg.Dir, ".git")))
 	require.NoError(t, os.Symlink("/nowhere", filepath.Join(tr.cfg.Dir, ".git")))
