@@ -23,8 +23,8 @@ func canonical(v any, name string) ([]byte, error) {
 	return data, nil
 }
 
-// rewrite converts the JSON of package encoding/json to the form of RFC 8785. It is not for foreign JSON, which may
-// have duplicate keys or invalid UTF-8; package jcs is.
+// rewrite converts JSON to the form of RFC 8785. Foreign JSON may have duplicate keys or invalid UTF-8: checkTokens
+// refuses those.
 func rewrite(data []byte) ([]byte, error) {
 	var v any
 	if err := json.Unmarshal(data, &v); err != nil {

@@ -9,8 +9,7 @@ import (
 	"os"
 	"strings"
 	"syscall"
-
-	"github.com/gowebpki/jcs"
+	"unicode/utf8"
 
 	"github.com/stepmux/stepmux/remote/step/expr"
 	"github.com/stepmux/stepmux/remote/step/mask"
@@ -28,6 +27,9 @@ const (
 
 // ErrID says that the id of a trace does not match its identity: it was changed.
 var ErrID = errors.New("its identity was changed after it was written: it does not have the id that the trace says")
+
+// errJSON begins the message about a text that a trace cannot be read from.
+var errJSON = errors.New("it is not valid JSON")
 
 // sizeError says which limit a trace exceeds.
 type sizeError string
@@ -80,9 +82,12 @@ func Parse(data []byte) (*Trace, error) {
 	if err := checkShape(data, maxValues); err != nil {
 		return nil, fmt.Errorf("read trace: %w", err)
 	}
-	canonical, err := jcs.Transform(data) // refuses invalid JSON and duplicate keys
+	if err := checkTokens(data); err != nil {
+		return nil, fmt.Errorf("read trace: %w", err)
+	}
+	canonical, err := rewrite(data)
 	if err != nil {
-		return nil, fmt.Errorf("read trace: it is not valid JSON: %w", err)
+		return nil, fmt.Errorf("read trace: %w: %w", errJSON, err)
 	}
 	t := &Trace{}
 	if err := t.decode(canonical); err != nil {
@@ -103,46 +108,59 @@ func checkShape(data []byte, most int) error {
 	}
 }
 
-// tooManySteps reports whether the identity or the rest of a trace has more than maxSteps steps. It counts the items of
-// all lists of steps that encoding/json would read: names in any case, and duplicates.
-func tooManySteps(data []byte) bool {
+// checkTokens refuses a JSON text in which encoding/json would pass over something: a text that is not UTF-8, or an
+// object with two values for a key. It also refuses a trace whose identity or rest has more than maxSteps steps. It
+// counts the items of all lists of steps that encoding/json would read, so in any case of their names.
+func checkTokens(data []byte) error {
+	if !utf8.Valid(data) {
+		return fmt.Errorf("%w: it has invalid UTF-8", errJSON)
+	}
 	type list struct {
 		isSteps, isObject bool
-		name              string // of the next member, if isObject and not empty
+		names             map[string]bool // of the object's members so far
+		name              string          // of the next member, after a dot; empty if it was not read yet
 	}
 	var open []list
 	steps := 0
 	for d := json.NewDecoder(bytes.NewReader(data)); ; {
 		token, err := d.Token()
-		if err != nil { // the end; or an error, which the decoder of the trace reports
-			return false
+		if err != nil { // the end; or an error, which json.Unmarshal reports
+			return nil
 		}
 		var in list
 		if len(open) > 0 {
 			in = open[len(open)-1]
 		}
-		delim, isDelim := token.(json.Delim)
-		if isDelim && (delim == '}' || delim == ']') {
+		delim, _ := token.(json.Delim)
+		if delim == '}' || delim == ']' {
 			open = open[:len(open)-1]
 			continue
 		}
 		if in.isObject && in.name == "" {
 			name, _ := token.(string)
+			if in.names[name] {
+				return fmt.Errorf("%w: an object has two values for the key %.64q", errJSON, name)
+			}
+			if in.names == nil {
+				in.names = map[string]bool{}
+			}
+			in.names[name] = true
 			if len(open) == 1 {
 				steps = 0 // the identity and the rest are counted separately
 			}
-			open[len(open)-1].name = "." + name
+			in.name = "." + name
+			open[len(open)-1] = in
 			continue
 		}
 		if in.isSteps {
 			if steps++; steps > maxSteps {
-				return true
+				return fmt.Errorf("it has more than %d steps", maxSteps)
 			}
 		}
 		if in.isObject {
 			open[len(open)-1].name = ""
 		}
-		if isDelim {
+		if delim == '{' || delim == '[' {
 			open = append(open, list{
 				isObject: delim == '{', isSteps: delim == '[' && in.isObject && strings.EqualFold(in.name, ".steps"),
 			})
@@ -167,9 +185,6 @@ func (t *Trace) decode(data []byte) error {
 	}
 	if raw.ID != idOf(raw.Identity) {
 		return ErrID
-	}
-	if tooManySteps(data) {
-		return fmt.Errorf("it has more than %d steps", maxSteps)
 	}
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields()
