@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -51,7 +52,7 @@ Standard output has a line for each action: its reference and its commit. It use
 				fmt.Fprintln(cmd.OutOrStdout(), termtext.Text(a.Uses), a.Commit)
 			})
 			if err != nil {
-				return systemError(err)
+				return withCode(cmp.Or(endsignal.Code(ctx), exitSystem), err)
 			}
 			if none {
 				fmt.Fprintf(cmd.ErrOrStderr(), "note: %s needs no action of a repository\n", termtext.Text(src.Name))
@@ -60,7 +61,7 @@ Standard output has a line for each action: its reference and its commit. It use
 		},
 	}
 	fl := cmd.Flags()
-	f.register(fl)
+	f.register(fl, "steps", "github")
 	fl.StringVar(&dir, "dir", dir, "the `directory`; it is made if it is missing")
 	fl.StringVar(&server, "server", server, "bring them from this `URL`, or from the directory of a mirror")
 	return cmd

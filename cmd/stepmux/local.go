@@ -72,7 +72,7 @@ standard output has the results as one object, and the steps' output goes to sta
 	fl := cmd.Flags()
 	f.jobFlags.register(fl)
 	f.settingFlags.register(fl)
-	f.formatFlag.register(fl)
+	f.formatFlag.register(fl, "steps", "gitlab-ci", "github")
 	grouped(fl, jobGroup)
 	f.inContainer.register(fl)
 	fl.BoolVar(&f.inContainer.ofJob, "in-image", false, "run the job in a container of the image that it names")

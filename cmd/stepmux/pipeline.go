@@ -42,7 +42,7 @@ type sourceFlags struct {
 }
 
 func (f *sourceFlags) registerSource(fl *pflag.FlagSet) {
-	f.register(fl)
+	f.register(fl, "steps", "gitlab-ci")
 	fl.StringVar(&f.jobName, "job-name", "", "the `JOB` of a .gitlab-ci.yml; needed if it has several")
 	fl.BoolVar(&f.inImage, "in-image", false, "run the job of a .gitlab-ci.yml in a container of its own image")
 	fl.StringArrayVar(&f.inputs, "input", nil,

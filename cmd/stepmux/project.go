@@ -82,10 +82,14 @@ func (f *projectFlags) pack(ctx context.Context, warnings io.Writer) (*packed, e
 		return nil, nil
 	}
 	p, err := packProject(ctx, f.project, warnings)
-	if err != nil {
-		return nil, fmt.Errorf("--project %s: %w", f.project, err)
+	if err == nil {
+		return p, nil
 	}
-	return p, nil
+	code := exitUsage
+	if coded, ok := errors.AsType[*exitError](err); ok {
+		code, err = coded.code, coded.err
+	}
+	return nil, withCode(code, fmt.Errorf("--project %s: %w", f.project, err))
 }
 
 func packProject(ctx context.Context, dir string, warnings io.Writer) (_ *packed, err error) {
@@ -100,7 +104,7 @@ func packProject(ctx context.Context, dir string, warnings io.Writer) (_ *packed
 	}
 	names, err := projectFiles(ctx, dir, 0)
 	if err != nil {
-		return nil, err
+		return nil, systemError(err)
 	}
 	left := 0
 	found, err := archive.Named(dir, names, func(text string) {
@@ -109,7 +113,7 @@ func packProject(ctx context.Context, dir string, warnings io.Writer) (_ *packed
 		}
 	})
 	if err != nil {
-		return nil, err
+		return nil, systemError(err)
 	}
 	defer found.Close()
 	if left > maxWarnings {
@@ -120,7 +124,7 @@ func packProject(ctx context.Context, dir string, warnings io.Writer) (_ *packed
 	}
 	file, err := os.CreateTemp("", "stepmux-project-")
 	if err != nil {
-		return nil, err
+		return nil, systemError(err)
 	}
 	defer func() {
 		if err != nil {
@@ -128,13 +132,13 @@ func packProject(ctx context.Context, dir string, warnings io.Writer) (_ *packed
 		}
 	}()
 	if err := os.Remove(file.Name()); err != nil {
-		return nil, err
+		return nil, systemError(err)
 	}
 	p := &packed{file: file}
 	sum := sha256.New()
 	to := &limited{to: io.MultiWriter(file, sum)}
 	if err := found.Write(ctx, to, archive.TarZstd, "fast"); err != nil {
-		return nil, err
+		return nil, systemError(err)
 	}
 	p.Digest, p.Size = hex.EncodeToString(sum.Sum(nil)), to.n
 	p.Open = func(context.Context) (io.ReadSeekCloser, error) {

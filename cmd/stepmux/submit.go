@@ -272,7 +272,7 @@ func (f *submitFlags) run(cmd *cobra.Command, args []string) error {
 	return f.use(cmd, func(ctx context.Context, m pb.ManagerClient) error {
 		project, err := f.pack(ctx, cmd.ErrOrStderr())
 		if err != nil {
-			return withCode(exitUsage, err)
+			return err
 		}
 		defer project.Close()
 		if err := keepProject(ctx, m, project, job); err != nil {

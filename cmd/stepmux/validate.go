@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -42,7 +44,7 @@ Exit codes:
 		RunE: f.run,
 	}
 	fl := cmd.Flags()
-	f.register(fl)
+	f.register(fl, "steps", "gitlab-ci", "github")
 	fl.StringVar(&f.workDir, "work-dir", ".",
 		"directory of the job, with its local steps and the files that a .gitlab-ci.yml includes")
 	outputFlag(fl, &f.output, "text or json")
@@ -99,10 +101,20 @@ func (f *validateFlags) verdict(cmd *cobra.Command, name string) standalone.Verd
 // formatFlag holds --format, the format of files with steps, and its companions.
 type formatFlag struct{ format, includes string }
 
-func (f *formatFlag) register(fl *pflag.FlagSet) {
+// register adds the flags of a command that reads these formats: steps, gitlab-ci and github, or some of them.
+func (f *formatFlag) register(fl *pflag.FlagSet, formats ...string) {
+	var names []string
+	if slices.Contains(formats, "gitlab-ci") {
+		names = append(names, "gitlab-ci for names that end in .gitlab-ci.yml")
+	}
+	if slices.Contains(formats, "github") {
+		names = append(names, "github for files in .github/workflows")
+	}
 	choiceFlag(fl, &f.format, "format",
-		"steps, gitlab-ci or github (default gitlab-ci for names that end in .gitlab-ci.yml, github for files in "+
-			".github/workflows, else steps)", "steps", "gitlab-ci", "github")
+		fmt.Sprintf("%s (default %s, else steps)", either(formats), strings.Join(names, ", ")), formats...)
+	if !slices.Contains(formats, "gitlab-ci") {
+		return
+	}
 	fl.StringVar(&f.includes, "includes", "", "directory with the files that a .gitlab-ci.yml includes from elsewhere, "+
 		"as PROJECT/PATH, HOST/PATH of a URL or component, or templates/NAME (default: they are left out)")
 }

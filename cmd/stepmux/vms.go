@@ -171,7 +171,7 @@ func (f *vmFlags) group(ctx context.Context, log *slog.Logger) (*instance.Group,
 		return f.fromInventory(ctx, log)
 	}
 	if len(f.instances) == 0 {
-		if err := f.needsVM(); err != nil {
+		if err := f.needsVM("runner-command"); err != nil {
 			return nil, nil, err
 		}
 		return f.embedded(ctx)

@@ -120,6 +120,9 @@ func (h *helper) parsed(args []string) (archive.Level, error) {
 			return "", err
 		}
 	}
+	if h.transfer.RetryTime < 0 {
+		return "", fmt.Errorf("%w: --retry-time %v is negative", commands.ErrUsage, h.transfer.RetryTime)
+	}
 	for flag, variable := range h.env {
 		value := h.getenv(variable)
 		if value == "" || h.fl.Changed(flag) {

@@ -9,6 +9,8 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+	"syscall"
+	"time"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/standalone"
@@ -142,10 +144,15 @@ func (m *mirror) add(ctx context.Context, ref *pb.Reference) (commit string, use
 // git runs git in a bare repository, and returns its output.
 func git(ctx context.Context, repo string, args ...string) (string, error) {
 	var out, talk bounded
-	args = append([]string{"-c", "core.hooksPath=/dev/null", "--git-dir", repo}, args...)
-	cmd := exec.CommandContext(ctx, "git", args...)
+	cmd := exec.CommandContext(ctx, "git", append([]string{
+		"-c", "core.hooksPath=/dev/null", "-c", "http.lowSpeedLimit=1", "-c", "http.lowSpeedTime=60", "--git-dir", repo,
+	}, args...)...)
 	cmd.Env = append(os.Environ(), "GIT_TERMINAL_PROMPT=0")
 	cmd.Stdout, cmd.Stderr = &out, &talk
+	// git starts other programs, which hold its output open.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = 10 * time.Second
 	err := cmd.Run()
 	if said := strings.TrimSpace(string(talk)); err != nil && said != "" {
 		err = errors.New(said[:min(len(said), 400)])
@@ -154,7 +161,7 @@ func git(ctx context.Context, repo string, args ...string) (string, error) {
 		err = context.Cause(ctx)
 	}
 	if err != nil {
-		return "", fmt.Errorf("git %s: %w", args[4], err)
+		return "", fmt.Errorf("git %s: %w", args[0], err)
 	}
 	return string(out), nil
 }
