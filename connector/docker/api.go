@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"sync/atomic"
+	"time"
 
 	"github.com/moby/moby/client"
 
@@ -18,12 +19,15 @@ const maxText = 1 << 10
 // api calls one daemon for one build.
 type api struct {
 	*client.Client
-	refused atomic.Pointer[error] // of the last connection; nil if that worked
+	patience time.Duration         // for an answer to a question
+	refused  atomic.Pointer[error] // of the last connection; nil if that worked
 }
 
 // newAPI returns the API over connections that dial makes. version is the daemon's, if it is known.
-func newAPI(dial func(context.Context) (net.Conn, error), version string) (*api, error) {
-	a := &api{}
+func newAPI(
+	dial func(context.Context) (net.Conn, error), version string, patience time.Duration,
+) (*api, error) {
+	a := &api{patience: patience}
 	c, err := client.New(
 		client.WithHost("http://docker"), // a name for the header; dial knows the place
 		client.WithDialContext(func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -41,6 +45,11 @@ func newAPI(dial func(context.Context) (net.Conn, error), version string) (*api,
 	}
 	a.Client = c
 	return a, nil
+}
+
+// asking returns the context of a question, which the daemon answers at once if it is well.
+func (a *api) asking(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, a.patience, fmt.Errorf("the Docker daemon did not answer within %v", a.patience))
 }
 
 // failure returns the error of op. It shortens the daemon's text, which is untrusted, and adds the reason why a

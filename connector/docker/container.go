@@ -52,7 +52,7 @@ type Config struct {
 	// Log receives lines about the container for the build's log. If nil they are discarded.
 	Log io.Writer
 	// ReadyTimeout bounds the start of the container and of the step runner's relay, without the pull and without the wait
-	// for other containers that the Daemon is about to start. If zero, 30s.
+	// for other containers that the Daemon is about to start. It also bounds each question to the daemon. If zero, 30s.
 	ReadyTimeout time.Duration
 	// Linger means that the build may outlive its link: the container ends with its step runner, and Reconnect makes
 	// another link to it.
@@ -151,7 +151,7 @@ func attempt(ctx context.Context, cfg Config) (*Container, error) {
 // newContainer returns a Container without a container.
 func newContainer(ctx context.Context, cfg Config) (*Container, error) {
 	known, _ := cfg.Daemon.facts.Kept()
-	a, err := newAPI(cfg.Dial, known.api)
+	a, err := newAPI(cfg.Dial, known.api, cfg.ReadyTimeout)
 	if err != nil {
 		return nil, err
 	}

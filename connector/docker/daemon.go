@@ -61,6 +61,8 @@ type facts struct {
 // look returns the daemon's facts.
 func (d *Daemon) look(ctx context.Context, a *api) (facts, error) {
 	return d.facts.Do(ctx, func(ctx context.Context) (facts, time.Duration, error) {
+		ctx, cancel := a.asking(ctx)
+		defer cancel()
 		told, err := a.ServerVersion(ctx, client.ServerVersionOptions{})
 		if err != nil {
 			err = a.failure(ctx, "ask the Docker daemon for its version", err)
@@ -82,7 +84,7 @@ func (d *Daemon) look(ctx context.Context, a *api) (facts, error) {
 
 // About describes the daemon that dial connects to, for people. The error says why builds could not use it.
 func About(ctx context.Context, dial func(context.Context) (net.Conn, error)) (string, error) {
-	a, err := newAPI(dial, "")
+	a, err := newAPI(dial, "", defaultReadyTimeout)
 	if err != nil {
 		return "", err
 	}
@@ -91,6 +93,8 @@ func About(ctx context.Context, dial func(context.Context) (net.Conn, error)) (s
 	if err != nil {
 		return "", err
 	}
+	ctx, cancel := a.asking(ctx)
+	defer cancel()
 	told, err := a.Info(ctx, client.InfoOptions{})
 	if err != nil {
 		return "", a.failure(ctx, "ask the Docker daemon about itself", err)

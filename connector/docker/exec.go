@@ -63,6 +63,8 @@ func (c *Container) prepare(ctx context.Context, daemon facts, one *container.In
 
 // inspect returns a container as the daemon describes it, with its state.
 func (c *Container) inspect(ctx context.Context, op, id string) (*container.InspectResponse, error) {
+	ctx, cancel := c.api.asking(ctx)
+	defer cancel()
 	told, err := c.api.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
 	if err == nil && told.Container.State == nil {
 		err = errors.New("it tells nothing of its state")
@@ -79,7 +81,7 @@ func (c *Container) inspect(ctx context.Context, op, id string) (*container.Insp
 // the container is gone.
 func (c *Container) Reconnect(ctx context.Context) (*Container, error) {
 	known, _ := c.cfg.Daemon.facts.Kept()
-	a, err := newAPI(c.cfg.Dial, known.api)
+	a, err := newAPI(c.cfg.Dial, known.api, c.cfg.ReadyTimeout)
 	if err != nil {
 		return nil, err
 	}

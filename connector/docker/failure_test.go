@@ -427,6 +427,9 @@ func TestDaemonsThatAreNoneOrTooOld(t *testing.T) {
 			w.Header().Set("Api-Version", "1.41")
 			_, _ = w.Write([]byte(`{"Os":"linux","Arch":"amd64","ApiVersion":"1.41","Components":[{"Name":"Podman Engine"}]}`))
 		}), "this is podman, which lets nobody attach to a container before its start"},
+		"silent": {answer(func(_ http.ResponseWriter, r *http.Request) {
+			<-r.Context().Done()
+		}), "ask the Docker daemon for its version: the Docker daemon did not answer within 3s"},
 		"full of errors": {answer(func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Api-Version", "1.41")
 			if strings.HasSuffix(r.URL.Path, "/_ping") {
@@ -439,6 +442,7 @@ func TestDaemonsThatAreNoneOrTooOld(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, err := docker.Start(t.Context(), docker.Config{
 				Dial: test.dial, Daemon: &docker.Daemon{}, BuildID: "b1", Spec: docker.Spec{Image: "a"},
+				ReadyTimeout: 3 * time.Second,
 			})
 			require.ErrorContains(t, err, test.want)
 			require.Less(t, len(err.Error()), 2000)

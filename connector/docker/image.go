@@ -65,6 +65,8 @@ func (c *Container) inspectImageAs(ctx context.Context, id, image string) (pictu
 	if err != nil {
 		return picture{}, err
 	}
+	ctx, cancel := c.api.asking(ctx)
+	defer cancel()
 	told, err := c.api.ImageInspect(ctx, id)
 	if err != nil {
 		return picture{}, c.api.failure(ctx, fmt.Sprintf("look at image %.160q", image), err)

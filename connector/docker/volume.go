@@ -114,7 +114,11 @@ func (c *Container) fillNow(ctx context.Context, bin *program.Binary, volume, im
 	if err != nil {
 		return c.api.failure(ctx, op, err)
 	}
-	defer func() { err = errors.Join(err, c.remove(context.WithoutCancel(ctx), made.ID)) }()
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.StopTimeout)
+		defer cancel()
+		err = errors.Join(err, c.remove(ctx, made.ID))
+	}()
 	return c.put(ctx, made.ID, bin, programDir, false)
 }
 

@@ -210,8 +210,8 @@ func (p *Pod) deadline() time.Duration {
 }
 
 // create creates the pod. A call whose answer was lost is repeated: the pod's name is unique. So a conflict is about
-// the pod of an earlier call, or about the namespace's quota, which other pods change at the same time: then the call is
-// repeated, too (https://github.com/kubernetes/kubernetes/issues/67761).
+// the pod of an earlier call, or about the namespace's quota, which other pods change at the same time: then the call
+// is repeated, too (https://github.com/kubernetes/kubernetes/issues/67761).
 func (p *Pod) create(ctx context.Context) error {
 	op := fmt.Sprintf("create a pod in namespace %s", p.cluster.namespace)
 	body, err := p.manifest(programFiles(p.cfg.Programs))
