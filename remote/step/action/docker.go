@@ -1,6 +1,7 @@
 package action
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -245,9 +246,7 @@ func (x *running) build(
 func (x *running) dockerRun(
 	a *loaded, docker, image, entrypoint string, inputs, env map[string]string, f files,
 ) (argv []string, inside map[string]string, err error) {
-	if len(a.inputs) == 0 && strings.HasPrefix(a.image, "docker://") { // uses: docker://image
-		entrypoint = first(entrypoint, inputs["INPUT_ENTRYPOINT"])
-	}
+	entrypoint = cmp.Or(entrypoint, inputs["INPUT_ENTRYPOINT"])
 	argv = []string{
 		docker, "run", "--rm", "--cidfile", x.call.Path(cidFile(f)), "--workdir", inWorkspace,
 		"--volume", x.work() + ":" + inWorkspace,
@@ -274,14 +273,8 @@ func (x *running) dockerRun(
 	return append(append(argv, image), args...), inside, nil
 }
 
-func first(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
-}
-
-// dockerEnv returns the environment in the container and the arguments, both with paths of the container.
+// dockerEnv returns the environment in the container and the arguments, both with paths of the container. As GitHub has
+// it, a variable of the step goes before one of the action, and arguments of the action before the input args.
 func (x *running) dockerEnv(
 	a *loaded, inputs, env map[string]string, f files,
 ) (inside map[string]string, args []string, err error) {
@@ -297,6 +290,9 @@ func (x *running) dockerEnv(
 	inner := *x.list
 	inner.action, inner.inputs, inner.file = a, named, a.name()+"/"+a.file
 	for _, e := range a.env {
+		if _, there := inside[e.name]; there {
+			continue
+		}
 		if inside[e.name], err = inner.text(e.text, e.line, "env "+e.name); err != nil {
 			return nil, nil, err
 		}
@@ -305,8 +301,7 @@ func (x *running) dockerEnv(
 		inside[name] = x.translate(value, f)
 	}
 	inside["HOME"] = inHome
-	given, there := inputs["INPUT_ARGS"]
-	if there {
+	if given := inputs["INPUT_ARGS"]; a.args == nil && strings.TrimSpace(given) != "" {
 		args, err = split(given)
 		return inside, args, err
 	}

@@ -101,12 +101,43 @@ image)
 		strings.Repeat("2", 64)+`\"]";;
 pull) echo "pull $2"; touch pulled;;
 build) echo "build $3"; printf 'sha256:`+strings.Repeat("4", 64)+`' > "$5";;
-run) echo "run $(echo "$@" | grep -o '[a-z0-9]*[@:]*sha256:[0-9]*')";;
+run) echo "run $(echo "$@" | grep -o '[a-z0-9]*[@:]*sha256:[0-9]*')"
+	[ -e tell ] || exit 0
+	while case $1 in *sha256:*) false;; esac do [ "$1" != --entrypoint ] || program=$2; shift; done
+	shift
+	echo "program $program, arguments ($*), F $F, G $G";;
 esac
 `)
 	dir := filepath.Join(tr.place.WorkDir, "tools")
 	require.NoError(tr.t, os.Rename(filepath.Join(dir, "docker.sh"), filepath.Join(dir, "docker")))
 	tr.cfg.RunnerEnv = append(tr.cfg.RunnerEnv, "PATH="+dir+":"+os.Getenv("PATH"))
+}
+
+// As actions/runner does in ContainerActionHandler.
+func TestArgumentsAndVariablesOfADockerActionAreThoseOfGitHub(t *testing.T) {
+	tr := newTrial(t)
+	fakeDocker(tr)
+	tr.file("tell", "")
+	tr.file("a/action.yml", "inputs: {args: {}}\nruns: {using: docker, image: 'docker://alpine:3', env: {F: action, G: action}}\n")
+	tr.file("b/action.yml", "inputs: {args: {}}\n"+
+		"runs: {using: docker, image: 'docker://alpine:3', args: [b, '${{ inputs.args }}']}\n")
+	tr.workflow(`
+- {uses: ./a, env: {F: step}}
+- {uses: ./a, with: {args: x 'y z', entrypoint: sh}}
+- {uses: ./b, with: {args: x}}
+`)
+	tr.succeed()
+	var told []string
+	for line := range strings.Lines(tr.log.String()) {
+		if strings.HasPrefix(line, "program") {
+			told = append(told, line)
+		}
+	}
+	require.Equal(t, []string{
+		"program , arguments (), F step, G action\n",
+		"program sh, arguments (x y z), F action, G action\n",
+		"program , arguments (b x), F , G \n",
+	}, told)
 }
 
 func TestContainersAreMadeFromTheDigestOfTheirImage(t *testing.T) {

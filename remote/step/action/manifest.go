@@ -28,7 +28,7 @@ type manifest struct {
 	preIf, postIf   string
 	steps           []*step
 	image           string
-	args            []string
+	args            []string // nil if the key is not there
 	env             []setting
 	line            int // of runs
 	hasPre, hasPost bool
@@ -155,6 +155,7 @@ func (m *manifest) runs(r *reader, n *yaml.Node) {
 		case "image":
 			m.image = r.text(p.value, p.key)
 		case "args":
+			m.args = []string{}
 			for _, arg := range r.items(p.value, "args") {
 				m.args = append(m.args, r.text(arg, "an argument"))
 			}
