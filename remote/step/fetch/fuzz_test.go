@@ -74,7 +74,7 @@ func FuzzManifest(f *testing.F) {
 		ref, err := name.ParseReference("registry.test/a/b:c", name.StrictValidation)
 		require.NoError(t, err)
 		from := &fetcher{Store: &Store{client: &http.Client{Transport: saying{manifest, blob, kind}}}}
-		d, err := remote.Get(ref, from.options(t.Context(), nil)...)
+		d, err := remote.Get(ref, from.options(t.Context(), nil, nil)...)
 		if err != nil {
 			err = refusalOf(err, false)
 		} else {

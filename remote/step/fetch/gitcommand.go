@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/termtext"
 )
 
@@ -40,6 +41,11 @@ func (f *fetcher) newGit(ctx context.Context, from *repository, tmp *scratch, fo
 		}
 		g.url = g.proxy.url()
 	}
+	if from.local { // it may have another owner; git passes on no -c of that setting to the program that reads there
+		if err := os.WriteFile(g.ownerConfig(), []byte("[safe]\n\tdirectory = *\n"), 0o600); err != nil {
+			return nil, oserr.Bare(err)
+		}
+	}
 	if _, err := g.output(ctx, "init", "--quiet", "--bare", "--template=", "--object-format="+format); err != nil {
 		g.close()
 		return nil, err
@@ -60,14 +66,17 @@ var gitEnv = []string{
 	"SSL_CERT_FILE", "SSL_CERT_DIR", "GIT_SSL_CAINFO", "GIT_SSL_CAPATH",
 }
 
+// ownerConfig is the path of a configuration by which git reads repositories of other owners.
+func (g *gitProgram) ownerConfig() string { return filepath.Join(g.tmp.path, "gitconfig") }
+
 func (g *gitProgram) environment() []string {
-	allowed := "https:http"
+	allowed, config := "https:http", os.DevNull
 	if g.from.local {
-		allowed = "file"
+		allowed, config = "file", g.ownerConfig()
 	}
 	env := []string{
 		"GIT_ALLOW_PROTOCOL=" + allowed, "LC_ALL=C", "HOME=" + g.tmp.path, "TMPDIR=" + g.tmp.path,
-		"GIT_CONFIG_NOSYSTEM=1", "GIT_CONFIG_SYSTEM=/dev/null", "GIT_CONFIG_GLOBAL=/dev/null", "GIT_ATTR_NOSYSTEM=1",
+		"GIT_CONFIG_NOSYSTEM=1", "GIT_CONFIG_SYSTEM=/dev/null", "GIT_CONFIG_GLOBAL=" + config, "GIT_ATTR_NOSYSTEM=1",
 		"GIT_TERMINAL_PROMPT=0", "GIT_ASKPASS=", "SSH_ASKPASS=", "GIT_NO_REPLACE_OBJECTS=1", "GIT_OPTIONAL_LOCKS=0",
 	}
 	for _, name := range gitEnv {

@@ -2,7 +2,9 @@ package fetch
 
 import (
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"net/http"
 	"os"
@@ -132,6 +134,20 @@ func TestMirrorTakesThePlaceOfARepository(t *testing.T) {
 		"wants credentials")
 	require.Equal(t, commit, get(t, s, "local.example/c/echo@v1").Commit)
 	require.Contains(t, refused(t, s, "local.example/c/none@v1"), "HTTP status 404")
+}
+
+// Symptom: jobs of an ordinary user could not use the actions that root had brought.
+func TestAMirrorMayBelongToAnotherUser(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("part missing: root, to give files to another user")
+	}
+	h := newGitHost(t)
+	commit := h.echo("c/echo")
+	require.NoError(t, filepath.WalkDir(h.root, func(path string, _ fs.DirEntry, err error) error {
+		return errors.Join(err, os.Lchown(path, 65534, 65534))
+	}))
+	s := newStore(t, func(c *Config) { c.Mirrors = map[string]string{"https://local.example": h.root} })
+	require.Equal(t, commit, get(t, s, "local.example/c/echo@v1").Commit)
 }
 
 // The attributes and hooks of a repository, and the configuration of the machine, have no effect.

@@ -100,6 +100,8 @@ func (f *fetcher) get(
 	switch resp.StatusCode {
 	case http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound:
 		return nil, &AccessError{Status: resp.StatusCode, Presented: login != nil}
+	case http.StatusTooManyRequests:
+		return nil, errTooMany
 	}
 	return nil, fmt.Errorf("the server answers %s", termtext.Short(resp.Status, 100))
 }
@@ -112,11 +114,16 @@ func withoutURL(err error) error {
 	return err
 }
 
-// anonymousFirst calls ask without credentials and, if the server refuses that and login is not nil, with login.
-// private says that credentials were needed.
+// errTooMany says that a server answers no more requests now, from this address or by this login.
+var errTooMany = fmt.Errorf("the server answers %d %s", http.StatusTooManyRequests,
+	http.StatusText(http.StatusTooManyRequests))
+
+// anonymousFirst calls ask without credentials and, if the server refuses that, or has had too many requests, and login
+// is not nil, with login. private says that credentials were needed.
 func anonymousFirst[T any](login *Login, ask func(*Login) (T, error)) (result T, private bool, err error) {
 	result, err = ask(nil)
-	if _, refused := errors.AsType[*AccessError](err); !refused || login == nil {
+	_, refused := errors.AsType[*AccessError](err)
+	if login == nil || !refused && !errors.Is(err, errTooMany) {
 		return result, false, err
 	}
 	result, err = ask(login)

@@ -43,32 +43,35 @@ func (f *fetcher) oci(ctx context.Context, ref *pb.Reference) (*Component, error
 			return nil, err
 		}
 	}
-	if !private {
-		login = nil
-	}
 	return f.obtain(ctx, key(digest), private, func(w *treeWriter, tmp *scratch) (Source, error) {
 		source := Source{Kind: kindOCI, Location: where.String(), Digest: digest}
-		return source, f.pull(ctx, where.Digest(digest), login, w, tmp)
+		return source, f.pull(ctx, where.Digest(digest), login, private, w, tmp)
 	})
 }
 
-// options returns the options of a request, with login if that is not nil.
-func (f *fetcher) options(ctx context.Context, login *Login) []remote.Option {
+// options returns the options of a request, with login if that is not nil. If there is a login that the request does not
+// have, it is not repeated after too many requests.
+func (f *fetcher) options(ctx context.Context, login, known *Login) []remote.Option {
 	auth := authn.Anonymous
 	if login != nil {
 		auth = authn.FromConfig(authn.AuthConfig{Username: login.User, Password: login.Password})
 	}
+	again := []int{http.StatusBadGateway, http.StatusServiceUnavailable}
+	if login == known {
+		again = append(again, http.StatusTooManyRequests)
+	}
 	return []remote.Option{
 		remote.WithContext(ctx), remote.WithAuth(auth), remote.WithTransport(f.client.Transport),
-		remote.WithRetryStatusCodes(http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable),
+		remote.WithRetryStatusCodes(again...),
 	}
 }
 
 // manifestDigest asks the registry for the digest of an image's manifest. It also reports whether the registry asked
 // for credentials.
 func (f *fetcher) manifestDigest(ctx context.Context, image name.Reference, login *Login) (string, bool, error) {
+	known := login
 	return anonymousFirst(login, func(login *Login) (string, error) {
-		d, err := remote.Head(image, f.options(ctx, login)...)
+		d, err := remote.Head(image, f.options(ctx, login, known)...)
 		if err != nil {
 			return "", refusalOf(err, login != nil)
 		}
@@ -85,17 +88,35 @@ func refusalOf(err error, presented bool) error {
 	switch failed.StatusCode {
 	case http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound:
 		return &AccessError{Status: failed.StatusCode, Presented: presented}
+	case http.StatusTooManyRequests:
+		return errTooMany
 	}
 	return fmt.Errorf("the registry answers %d %s", failed.StatusCode, http.StatusText(failed.StatusCode))
 }
 
 // pull writes the files of an image for this platform to w.
-func (f *fetcher) pull(ctx context.Context, image name.Reference, login *Login, w *treeWriter, tmp *scratch) error {
+func (f *fetcher) pull(
+	ctx context.Context, image name.Reference, login *Login, private bool, w *treeWriter, tmp *scratch,
+) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	d, err := remote.Get(image, f.options(ctx, login)...)
+	known := login
+	get := func(login *Login) (*remote.Descriptor, error) {
+		d, err := remote.Get(image, f.options(ctx, login, known)...)
+		if err != nil {
+			return nil, refusalOf(err, login != nil)
+		}
+		return d, nil
+	}
+	var d *remote.Descriptor
+	var err error
+	if private {
+		d, err = get(login)
+	} else {
+		d, _, err = anonymousFirst(login, get)
+	}
 	if err != nil {
-		return refusalOf(err, login != nil)
+		return err
 	}
 	picked, err := pick(d)
 	if err != nil {

@@ -31,6 +31,7 @@ type ociHost struct {
 	host     string
 	password atomic.Value
 	lie      atomic.Bool // about the content of blobs
+	busy     atomic.Bool // for those who are not logged in
 	blobs    atomic.Int64
 }
 
@@ -43,6 +44,10 @@ func newOCIHost(t testing.TB) *ociHost {
 		if want, _ := h.password.Load().(string); want != "" && password != want {
 			w.Header().Set("WWW-Authenticate", `Basic realm="r"`)
 			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		if h.busy.Load() && r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/manifests/") && password != secret {
+			w.WriteHeader(http.StatusTooManyRequests)
 			return
 		}
 		if r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/blobs/") {
@@ -219,6 +224,14 @@ func TestPrivateImageNeedsCredentialsThatItsRegistryAccepts(t *testing.T) {
 	requireNoCredentials(t, s)
 }
 
+// Symptom: a VM whose address had used up what Docker Hub gives to all did not use its login.
+func TestALoginIsUsedWhereTheRegistryHasHadTooManyRequests(t *testing.T) {
+	h := newOCIHost(t)
+	h.push(t, "g/echo:1", layer(t, tar.Header{Name: "func.yml", Uname: "x"}))
+	h.busy.Store(true)
+	get(t, newStore(t), h.host+"/g/echo:1", loginAt(h.host, user, secret))
+}
+
 func TestLayersThatMeanHarmAreRefused(t *testing.T) {
 	h := newOCIHost(t)
 	for want, entry := range map[string]tar.Header{
@@ -261,7 +274,7 @@ func TestMemoryForAnImageIsBounded(t *testing.T) {
 			size)
 		client := &http.Client{Transport: saying{manifest, nil, string(types.OCIManifestSchema1)}}
 		from := &fetcher{Store: &Store{client: client}}
-		d, err := remote.Get(ref, from.options(t.Context(), nil)...)
+		d, err := remote.Get(ref, from.options(t.Context(), nil, nil)...)
 		require.NoError(t, err)
 		_, err = pick(d)
 		require.ErrorContains(t, err,

@@ -27,13 +27,14 @@ type zipHost struct {
 	data    []byte
 	noTag   bool
 	private bool
+	refusal int // for those who are not logged in, if it is private
 	sent    int // the number of times the whole archive was sent
 	asked   int
 }
 
 func newZipHost(t testing.TB, data []byte) *zipHost {
 	t.Helper()
-	h := &zipHost{data: data}
+	h := &zipHost{data: data, refusal: http.StatusForbidden}
 	h.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
@@ -42,7 +43,7 @@ func newZipHost(t testing.TB, data []byte) *zipHost {
 		name, password, _ := r.BasicAuth()
 		switch {
 		case h.private && (name != user || password != secret):
-			http.Error(w, "", http.StatusForbidden)
+			http.Error(w, "", h.refusal)
 		case !h.noTag && r.Header.Get("If-None-Match") == tag:
 			w.WriteHeader(http.StatusNotModified)
 		default:
@@ -118,6 +119,9 @@ func TestPrivateArchiveNeedsCredentialsThatItsServerAccepts(t *testing.T) {
 	}
 	require.Equal(t, 1, h.sent)
 	requireNoCredentials(t, s)
+	h.refusal = http.StatusTooManyRequests
+	get(t, newStore(t), plain, login)
+	require.Contains(t, refused(t, newStore(t), plain), "429 Too Many Requests")
 }
 
 func TestManyJobsDownloadAnArchiveOnce(t *testing.T) {
