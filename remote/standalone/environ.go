@@ -34,7 +34,8 @@ func checkMasked(vars []engine.Variable, masked []string) error {
 }
 
 // Vars returns given, each NAME=VALUE or NAME, as job variables. NAME takes its value from lookup, the environment.
-// masked names the variables that hold secrets; each must exist. If a name comes several times, the last value counts.
+// masked names the variables that hold secrets; each must exist. Those that [engine.IsSecret] knows are masked, too. If a
+// name comes several times, the last value counts.
 func Vars(given, masked []string, lookup func(string) (string, bool)) ([]engine.Variable, error) {
 	var vars []engine.Variable
 	for _, text := range given {
@@ -49,7 +50,7 @@ func Vars(given, masked []string, lookup func(string) (string, bool)) ([]engine.
 					"no secret", name, name)
 			}
 		}
-		v := engine.Variable{Key: name, Value: value, Masked: slices.Contains(masked, name)}
+		v := engine.Variable{Key: name, Value: value, Masked: engine.IsSecret(name) || slices.Contains(masked, name)}
 		vars = slices.DeleteFunc(vars, func(other engine.Variable) bool { return other.Key == name })
 		vars = append(vars, v)
 	}

@@ -154,6 +154,11 @@ func TestVariablesOfTheCommandLine(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t,
 		[]engine.Variable{{Key: "HOME", Value: "from outside", Masked: true}, {Key: "A", Value: "2=3"}, {Key: "E"}}, vars)
+	vars, err = Vars([]string{"GITHUB_TOKEN=x", "CI_JOB_TOKEN=y"}, nil, lookup)
+	require.NoError(t, err)
+	require.Equal(t, []engine.Variable{
+		{Key: "GITHUB_TOKEN", Value: "x", Masked: true}, {Key: "CI_JOB_TOKEN", Value: "y", Masked: true},
+	}, vars, "these hold secrets")
 	for text, want := range map[string]string{
 		"1A=x": `--var: the variable name "1A" is not valid; write NAME=VALUE, or NAME for its value in the environment`,
 		"OTHER": "--var: the variable OTHER is not in the environment; export it, or write OTHER=VALUE if " +

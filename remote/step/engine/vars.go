@@ -23,11 +23,15 @@ type Variable struct {
 	Masked bool
 }
 
-// secrets are the predefined variables of CI jobs that hold secrets.
+// secrets are the variables with secrets that GitLab and GitHub give each job.
 var secrets = []string{
 	"CI_BUILD_TOKEN", "CI_DEPENDENCY_PROXY_PASSWORD", "CI_DEPLOY_PASSWORD", "CI_JOB_JWT", "CI_JOB_JWT_V1", "CI_JOB_JWT_V2",
-	"CI_JOB_TOKEN", "CI_REGISTRY_PASSWORD",
+	"CI_JOB_TOKEN", "CI_REGISTRY_PASSWORD", "GITHUB_TOKEN",
 }
+
+// IsSecret reports whether a variable of this name is known to hold a secret, as CI_JOB_TOKEN and GITHUB_TOKEN do. Such a
+// variable is to be masked.
+func IsSecret(name string) bool { return slices.Contains(secrets, name) }
 
 // EnvironmentVars returns the variables in environ, which has the form of [os.Environ], as job variables, except for
 // those in without. It masks variables that are known to hold secrets, and those in masked.
@@ -42,7 +46,7 @@ func EnvironmentVars(environ, masked []string, without ...string) (vars []Variab
 			continue
 		}
 		seen[name] = true
-		secret := slices.Contains(secrets, name) || slices.Contains(masked, name)
+		secret := IsSecret(name) || slices.Contains(masked, name)
 		vars = append(vars, Variable{Key: name, Value: value, Masked: secret})
 	}
 	return vars
