@@ -118,7 +118,8 @@ func TestArgumentsAndVariablesOfADockerActionAreThoseOfGitHub(t *testing.T) {
 	tr := newTrial(t)
 	fakeDocker(tr)
 	tr.file("tell", "")
-	tr.file("a/action.yml", "inputs: {args: {}}\nruns: {using: docker, image: 'docker://alpine:3', env: {F: action, G: action}}\n")
+	tr.file("a/action.yml", "inputs: {args: {}}\n"+
+		"runs: {using: docker, image: 'docker://alpine:3', env: {F: action, G: action}}\n")
 	tr.file("b/action.yml", "inputs: {args: {}}\n"+
 		"runs: {using: docker, image: 'docker://alpine:3', args: [b, '${{ inputs.args }}']}\n")
 	tr.workflow(`

@@ -29,8 +29,8 @@ var secrets = []string{
 	"CI_JOB_TOKEN", "CI_REGISTRY_PASSWORD", "GITHUB_TOKEN",
 }
 
-// IsSecret reports whether a variable of this name is known to hold a secret, as CI_JOB_TOKEN and GITHUB_TOKEN do. Such a
-// variable is to be masked.
+// IsSecret reports whether a variable of this name is known to hold a secret, as CI_JOB_TOKEN and GITHUB_TOKEN do. Such
+// a variable is to be masked.
 func IsSecret(name string) bool { return slices.Contains(secrets, name) }
 
 // EnvironmentVars returns the variables in environ, which has the form of [os.Environ], as job variables, except for

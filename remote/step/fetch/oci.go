@@ -49,8 +49,8 @@ func (f *fetcher) oci(ctx context.Context, ref *pb.Reference) (*Component, error
 	})
 }
 
-// options returns the options of a request, with login if that is not nil. If there is a login that the request does not
-// have, it is not repeated after too many requests.
+// options returns the options of a request, with login if that is not nil. If there is a login that the request does
+// not have, it is not repeated after too many requests.
 func (f *fetcher) options(ctx context.Context, login, known *Login) []remote.Option {
 	auth := authn.Anonymous
 	if login != nil {
