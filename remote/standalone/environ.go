@@ -34,8 +34,8 @@ func checkMasked(vars []engine.Variable, masked []string) error {
 }
 
 // Vars returns given, each NAME=VALUE or NAME, as job variables. NAME takes its value from lookup, the environment.
-// masked names the variables that hold secrets; each must exist. Those that [engine.IsSecret] knows are masked, too. If a
-// name comes several times, the last value counts.
+// masked names the variables that hold secrets; each must exist. Those that [engine.IsSecret] knows are masked, too. If
+// a name comes several times, the last value counts.
 func Vars(given, masked []string, lookup func(string) (string, bool)) ([]engine.Variable, error) {
 	var vars []engine.Variable
 	for _, text := range given {
