@@ -84,12 +84,14 @@ func heldMemory(do func()) int64 {
 		defer close(done)
 		do()
 	}()
+	look := time.NewTicker(10 * time.Millisecond)
+	defer look.Stop()
 	for {
 		most = max(most, liveheap.Bytes()-before)
 		select {
 		case <-done:
 			return most
-		case <-time.After(10 * time.Millisecond):
+		case <-look.C:
 		}
 	}
 }

@@ -88,8 +88,9 @@ func (l *lingering) start() (b *build, err error) {
 			l.c.wg.Go(l.keep)
 			return b, nil
 		}
-		neverRan, ok := errors.AsType[*relay.Error](err)
-		again := mux.IsLost(err) && !(ok && neverRan.Op == "start") || isGone(err)
+		failed, isRelay := errors.AsType[*relay.Error](err)
+		neverRan := isRelay && failed.Op == "start" // the link is well
+		again := mux.IsLost(err) && !neverRan || isGone(err)
 		if !again || l.c.life.Err() != nil || !time.Now().Before(until) {
 			return b, err
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
@@ -135,7 +136,7 @@ func lingers(t *testing.T, runner string, l connector.Lease, change func(*connec
 type slowSessions struct{ connector.Conn }
 
 func (c slowSessions) Reserve(ctx context.Context, n int) (*mux.Reservation, error) {
-	time.Sleep(100 * time.Millisecond) // a round trip
+	_ = pause.For(ctx, 100*time.Millisecond) // a round trip
 	return c.Conn.Reserve(ctx, n)
 }
 

@@ -231,10 +231,7 @@ func (c *Container) create(ctx context.Context, volume string) error {
 		Binds:          spec.Volumes,
 		ExtraHosts:     spec.Hosts,
 		Tmpfs:          map[string]string{},
-		Resources:      container.Resources{Memory: spec.Memory, MemorySwap: spec.Memory, NanoCPUs: spec.NanoCPUs},
-	}
-	if spec.Pids > 0 {
-		host.PidsLimit = &spec.Pids
+		Resources:      spec.resources(),
 	}
 	for _, text := range spec.Tmpfs {
 		at, options, _ := strings.Cut(text, ":")

@@ -123,6 +123,9 @@ func (c *Container) startServices(ctx context.Context) error {
 	return group.Wait()
 }
 
+// serviceLog bounds the log of a service, which the daemon keeps on its disk: a job chooses its services.
+var serviceLog = container.LogConfig{Type: "local", Config: map[string]string{"max-size": "5m", "max-file": "2"}}
+
 func (c *Container) startService(ctx context.Context, s *service) error {
 	image, err := c.findImage(ctx, s.Image)
 	if err != nil {
@@ -144,7 +147,9 @@ func (c *Container) startService(ctx context.Context, s *service) error {
 		Config: &container.Config{
 			Image: image.id, Labels: labels, Entrypoint: s.Entrypoint, Cmd: s.Command, Env: s.Env,
 		},
-		HostConfig: &container.HostConfig{NetworkMode: container.NetworkMode(c.network)},
+		HostConfig: &container.HostConfig{
+			NetworkMode: container.NetworkMode(c.network), Resources: c.cfg.Spec.resources(), LogConfig: serviceLog,
+		},
 		NetworkingConfig: &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{
 			c.network: {Aliases: []string{s.alias()}},
 		}},

@@ -1,6 +1,7 @@
 package docker_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -27,7 +28,14 @@ func TestABuildReachesItsServicesByTheirNames(t *testing.T) {
 		{Image: "checked:1", Alias: "db", Env: []string{"GREETING=hello"}},
 		{Image: dockertest.Image, Alias: "idle", Command: []string{"sleep", "600"}},
 	}
+	cfg.Spec.Memory, cfg.Spec.Pids = 256<<20, 200
 	c := start(t, cfg)
+	for _, name := range d.Containers(t) {
+		told, err := d.Client.ContainerInspect(t.Context(), strings.Fields(name)[0], client.ContainerInspectOptions{})
+		require.NoError(t, err)
+		require.EqualValues(t, 256<<20, told.Container.HostConfig.Memory, "each has the limits: %s", name)
+		require.EqualValues(t, 200, *told.Container.HostConfig.PidsLimit)
+	}
 	out, result := run(t, c, "wget -qO- http://web:8080/passwd; wget -qO- http://db/ready; ping -c 1 -w 5 idle | head -1")
 	require.Equal(t, connector.Succeeded, result.Status, "%+v", result)
 	require.Contains(t, out, "root:x:0:0:")

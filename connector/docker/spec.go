@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/moby/moby/api/types/container"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
@@ -154,6 +155,15 @@ func (s *Spec) platform() *ocispec.Platform {
 	}
 	parts := append(strings.Split(s.Platform, "/"), "")
 	return &ocispec.Platform{OS: parts[0], Architecture: parts[1], Variant: parts[2]}
+}
+
+// resources returns the limits of the build's container, and of each of its services.
+func (s *Spec) resources() container.Resources {
+	of := container.Resources{Memory: s.Memory, MemorySwap: s.Memory, NanoCPUs: s.NanoCPUs}
+	if s.Pids > 0 {
+		of.PidsLimit = &s.Pids
+	}
+	return of
 }
 
 // checkMountPoint returns an error for a path at which nothing of the build's may be mounted.

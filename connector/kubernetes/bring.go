@@ -53,7 +53,11 @@ func (p *Pod) bring(ctx context.Context) error {
 				if ended { // the next wait reports why; or the file arrived and the answer was lost
 					return nil
 				}
-				return p.bringFile(ctx, name)
+				err := p.bringFile(ctx, name)
+				if err != nil && ctx.Err() == nil {
+					p.cfg.Logger.Info("stepmux could not be put into the pod", "pod", p.name, "file", name, "error", err)
+				}
+				return err
 			})
 		})
 	}
@@ -64,10 +68,18 @@ func (p *Pod) bring(ctx context.Context) error {
 	return nil
 }
 
-// bringFile uploads one file with bringScript.
+// bringFile uploads one file with bringScript. It may take long, but bytes must move.
 func (p *Pod) bringFile(ctx context.Context, name string) (err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, p.cfg.ReadyTimeout, fmt.Errorf("not done within %v", p.cfg.ReadyTimeout))
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stall := p.cfg.ReadyTimeout
+	stalled := time.AfterFunc(stall, func() { cancel(fmt.Errorf("nothing of %s was taken for %v", name, stall)) })
+	defer stalled.Stop()
+	defer func() {
+		if err != nil && ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+	}()
 	var said tail.Writer
 	s, err := p.cluster.execute(ctx, p.name, initName, &said, "sh", "-c", bringScript, "sh", name)
 	if err != nil {
@@ -76,7 +88,13 @@ func (p *Pod) bringFile(ctx context.Context, name string) (err error) {
 	defer func() { _ = s.Close() }()                         // always nil
 	stop := context.AfterFunc(ctx, func() { _ = s.Close() }) // always nil
 	defer stop()
-	err = p.sendFile(s, name)
+	err = p.sendFile(s, name, func(all bool) {
+		if all { // the rest is in buffers on the way
+			stalled.Reset(4 * stall)
+		} else {
+			stalled.Reset(stall)
+		}
+	})
 	if _, none := errors.AsType[*noProgramError](err); none || err == nil {
 		return err
 	}
@@ -99,8 +117,8 @@ func noProgram(format string, args ...any) error {
 }
 
 // sendFile sends the program for the machine that the script at the other end reports, and reads the script's
-// confirmation.
-func (p *Pod) sendFile(s execution, name string) error {
+// confirmation. It calls moved whenever a part was taken, and when all was.
+func (p *Pod) sendFile(s execution, name string, moved func(all bool)) error {
 	answers := bufio.NewReader(io.LimitReader(s, maxText))
 	machine, err := answers.ReadString('\n')
 	if err != nil {
@@ -121,11 +139,12 @@ func (p *Pod) sendFile(s execution, name string) error {
 	defer text.Close()
 	_, err = fmt.Fprintf(s, "%d\n", size)
 	if err == nil {
-		_, err = io.CopyBuffer(struct{ io.Writer }{s}, text, make([]byte, maxPiece))
+		_, err = io.CopyBuffer(progress{s, moved}, text, make([]byte, maxPiece))
 	}
 	if err == nil {
 		err = s.CloseWrite()
 	}
+	moved(true)
 	last, readErr := io.ReadAll(answers)
 	switch {
 	case string(last) == brought+"\n":
@@ -135,6 +154,17 @@ func (p *Pod) sendFile(s execution, name string) error {
 	default:
 		return errors.Join(err, readErr)
 	}
+}
+
+// progress is a writer that calls moved after each Write.
+type progress struct {
+	io.Writer
+	moved func(all bool)
+}
+
+func (p progress) Write(text []byte) (int, error) {
+	defer p.moved(false)
+	return p.Writer.Write(text)
 }
 
 // programFor returns the program for a machine as uname names it.

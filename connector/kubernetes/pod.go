@@ -57,7 +57,8 @@ type Config struct {
 	Linger time.Duration
 	// StartTimeout bounds the time until the pod runs, with the pull of its images. If zero, 10m.
 	StartTimeout time.Duration
-	// ReadyTimeout bounds the start of the step runner's relay in a pod that runs. If zero, 30s.
+	// ReadyTimeout bounds the start of the step runner's relay in a pod that runs, and the time in which nothing of a
+	// program that is uploaded moves. If zero, 30s.
 	ReadyTimeout time.Duration
 	// StopTimeout bounds Close. If zero, 20s.
 	StopTimeout time.Duration

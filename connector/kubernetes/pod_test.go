@@ -31,8 +31,10 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/kubernetes"
 	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/internal/faultconn"
 	"github.com/stepmux/stepmux/internal/kubetest"
 	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/internal/sshtest"
 )
 
 // load returns the cluster of a server.
@@ -445,6 +447,33 @@ func TestABuildStartsThoughTheAPIServerIsAwayForAMoment(t *testing.T) {
 	require.NoError(t, c.Close(t.Context()))
 }
 
+// Symptom: many pods that started together over one link had nothing done in their time, and began anew, for ever.
+func TestAProgramMayTakeLongerThanReadyTimeout(t *testing.T) {
+	s := kubetest.Serve(t)
+	text, err := os.ReadFile(s.Kubeconfig)
+	require.NoError(t, err)
+	_, rest, found := strings.Cut(string(text), "//")
+	require.True(t, found)
+	addr := rest[:strings.IndexAny(rest, "\"\n")]
+	slow := sshtest.ProxyOver(t, addr, faultconn.Config{Bandwidth: 2 << 20, Buffer: 1 << 20})
+	file := filepath.Join(t.TempDir(), "config")
+	require.NoError(t, os.WriteFile(file, bytes.ReplaceAll(text, []byte(addr), []byte(slow.Addr())), 0o600))
+	c, err := kubernetes.Load(kubernetes.ClusterConfig{Kubeconfig: file})
+	require.NoError(t, err)
+	t.Cleanup(c.Close)
+	execs := atomic.Int32{}
+	s.Answer = func(_ http.ResponseWriter, r *http.Request) bool {
+		if r.URL.Query().Get("container") == "stepmux-init" {
+			execs.Add(1)
+		}
+		return false
+	}
+	cfg := config(t, c)
+	cfg.ReadyTimeout = 3 * time.Second // 10 MB take 5 s
+	start(t, cfg)
+	require.LessOrEqual(t, execs.Load(), int32(2), "each file was sent once")
+}
+
 // The init container ends as soon as it has the program, and takes the exec that brought it along.
 func TestAProgramThatCameIsNotBroughtAgain(t *testing.T) {
 	s := kubetest.Serve(t)
@@ -731,6 +760,7 @@ spec:
 		"terminationMessagePolicy": "FallbackToLogsOnError", "command": []string{"run"}, "args": []string{"x"},
 		"env":            []any{map[string]any{"name": "K", "value": "v=w"}},
 		"readinessProbe": map[string]any{"tcpSocket": map[string]any{"port": 5432}},
+		"resources":      map[string]any{"limits": limits, "requests": map[string]any{"memory": "0", "cpu": "0"}},
 	}, spec["initContainers"].([]any)[1])
 	require.Equal(t, "mine", spec["initContainers"].([]any)[2].(map[string]any)["name"])
 	require.Equal(t, []any{map[string]any{"ip": "127.0.0.1", "hostnames": []any{"my.db"}}}, spec["hostAliases"])

@@ -103,9 +103,9 @@ func (s *Spec) checkServices() error {
 }
 
 // addServices adds the services to the spec of a pod, as sidecars: they start before the steps' container and end
-// after it, so that the pod ends when that does. The template may add fields to a service by an init container with
-// its name.
-func (s *Spec) addServices(pod dict) []any {
+// after it, so that the pod ends when that does. Each has the limits of the steps' container, and requests nothing. The
+// template may add fields to a service, and set other limits, by an init container with its name.
+func (s *Spec) addServices(pod, limits dict) []any {
 	var sidecars, hosts []any
 	for i := range s.Services {
 		one := &s.Services[i]
@@ -114,6 +114,13 @@ func (s *Spec) addServices(pod dict) []any {
 		setDefault(in, "terminationMessagePolicy", "FallbackToLogsOnError")
 		if pull := pulls[s.Pull]; pull != "" {
 			in["imagePullPolicy"] = pull
+		}
+		if in["resources"] == nil && len(limits) > 0 {
+			nothing := dict{} // else the limits are the requests, too
+			for what := range limits {
+				nothing[what] = "0"
+			}
+			in["resources"] = dict{"limits": limits, "requests": nothing}
 		}
 		if len(one.Entrypoint) > 0 {
 			in["command"] = one.Entrypoint

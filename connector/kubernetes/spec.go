@@ -181,6 +181,7 @@ cd ` + programDir + ` 2>/dev/null || { mkdir -p ` + programDir + `; cd ` + progr
 uname -m
 read size
 part=$1.part.$$
+trap 'rm -f "$part"' EXIT
 cat >"$part"
 [ "$(wc -c <"$part")" -eq "$size" ]
 chmod 755 "$part"
@@ -260,7 +261,7 @@ func (p *Pod) manifest(files []string) (dict, error) {
 	if pull, ok := build["imagePullPolicy"]; ok {
 		init["imagePullPolicy"] = pull
 	}
-	sidecars := spec.addServices(in)
+	sidecars := spec.addServices(in, limits)
 	in["initContainers"] = slices.Concat([]any{init}, sidecars, list(in, "initContainers"))
 	return pod, nil
 }
