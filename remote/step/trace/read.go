@@ -124,8 +124,8 @@ func checkTokens(data []byte) error {
 	steps := 0
 	for d := json.NewDecoder(bytes.NewReader(data)); ; {
 		token, err := d.Token()
-		if err != nil { // the end; or an error, which json.Unmarshal reports
-			return nil
+		if err != nil {
+			return nil //nolint:nilerr // it is the end, or json.Unmarshal reports it
 		}
 		var in list
 		if len(open) > 0 {
