@@ -1,7 +1,6 @@
 package docker_test
 
 import (
-	"strings"
 	"testing"
 	"time"
 
@@ -30,10 +29,13 @@ func TestABuildReachesItsServicesByTheirNames(t *testing.T) {
 	}
 	cfg.Spec.Memory, cfg.Spec.Pids = 256<<20, 200
 	c := start(t, cfg)
-	for _, name := range d.Containers(t) {
-		told, err := d.Client.ContainerInspect(t.Context(), strings.Fields(name)[0], client.ContainerInspectOptions{})
+	all, err := d.Client.ContainerList(t.Context(), client.ContainerListOptions{})
+	require.NoError(t, err)
+	require.Len(t, all.Items, 5)
+	for _, one := range all.Items {
+		told, err := d.Client.ContainerInspect(t.Context(), one.ID, client.ContainerInspectOptions{})
 		require.NoError(t, err)
-		require.EqualValues(t, 256<<20, told.Container.HostConfig.Memory, "each has the limits: %s", name)
+		require.EqualValues(t, 256<<20, told.Container.HostConfig.Memory, "each has the limits")
 		require.EqualValues(t, 200, *told.Container.HostConfig.PidsLimit)
 	}
 	out, result := run(t, c, "wget -qO- http://web:8080/passwd; wget -qO- http://db/ready; ping -c 1 -w 5 idle | head -1")
