@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
@@ -55,7 +56,11 @@ func (c *Container) attach(ctx context.Context, place string) error {
 		return err
 	}
 	if c.cfg.Spec.Container != "" {
+		c.started = time.Now() // since then: the container has other builds
 		return c.prepare(ctx, daemon, one)
+	}
+	if c.started, err = time.Parse(time.RFC3339Nano, one.State.StartedAt); err != nil {
+		return fmt.Errorf("find out when container %.12s was started: %w", place, &daemonError{err})
 	}
 	if one.Config == nil || one.Config.Labels[labelBuild] != c.cfg.BuildID {
 		return fmt.Errorf("container %.12s is not that of the build %s", place, c.cfg.BuildID)

@@ -25,7 +25,7 @@ func TestABuildInAContainerGoesOnInAnotherProcess(t *testing.T) {
 			Image:    dockertest.Image,
 			Services: []docker.Service{{Image: dockertest.Image, Alias: "idle", Command: []string{"sleep", "600"}}},
 		},
-		"another user":         {Image: dockertest.Image, User: "1000", Network: "none"},
+		"another user":         {Image: dockertest.Image, User: "1000", Network: "none", Memory: 64 << 20},
 		"in one that is there": {Container: "standing"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -54,17 +54,24 @@ func TestABuildInAContainerGoesOnInAnotherProcess(t *testing.T) {
 			require.NoError(t, first.Close(t.Context()))
 			require.Equal(t, there, d.Containers(t))
 
-			cfg.Daemon = &docker.Daemon{}
+			var said bytes.Buffer
+			cfg.Daemon, cfg.Log = &docker.Daemon{}, &said
 			second, link, err := docker.Attach(t.Context(), cfg, place)
 			require.NoError(t, err)
 			t.Cleanup(func() { _ = second.Close(context.Background()) }) // as above
 			require.Equal(t, first.Image(), second.Image())
 			b = connectTo(second, link, socket)
 			var log bytes.Buffer
-			result, err := b.Execute(t.Context(), connector.Job{Script: "echo here; exit 3"}, &log)
+			script := "echo here; exit 3"
+			if spec.Memory > 0 {
+				script = "head -c 200000000 /dev/zero | tail -c 190000000 >/dev/null; " + script
+			}
+			result, err := b.Execute(t.Context(), connector.Job{Script: script}, &log)
 			require.NoError(t, err)
 			require.Equal(t, 3, result.ExitCode)
-			require.Equal(t, "here\n", log.String())
+			require.Contains(t, log.String(), "here\n")
+			second.Note(t.Context(), 137)
+			require.Equal(t, spec.Memory > 0, strings.Contains(said.String(), "the container ran out of memory"), said.String())
 			require.NoError(t, b.Close(t.Context()))
 			require.Empty(t, b.Left())
 			if spec.Container == "" {

@@ -3,6 +3,7 @@ package docker
 import (
 	"archive/tar"
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -159,8 +160,15 @@ func writeArchive(w io.Writer, bin *program.Binary, under string, dirs map[strin
 	if err := writeDirs(archive, dirs); err != nil {
 		return err
 	}
+	// Another manager may put the same there, and containers run it. A link of the last name is never a part of a file.
+	salt := rand.Text()[:8]
 	for name, file := range bin.Files() {
-		if err := writeProgram(archive, path.Join(under, name), file); err != nil {
+		whole := path.Join(under, "."+salt+"-"+name)
+		if err := writeProgram(archive, whole, file); err != nil {
+			return err
+		}
+		link := &tar.Header{Typeflag: tar.TypeLink, Name: path.Join(under, name), Linkname: whole, Mode: 0o755}
+		if err := archive.WriteHeader(link); err != nil {
 			return err
 		}
 	}
