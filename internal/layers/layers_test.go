@@ -220,6 +220,7 @@ var allowed = map[string][]string{
 	"internal/tail":           {},
 	"internal/rmtree":         {"internal/oserr"},
 	"internal/liveheap":       {},
+	"internal/racefree":       {},
 	"internal/filelock":       {"internal/pause"},
 	"internal/oserr":          {},
 	"internal/oneproc":        {},

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"github.com/stepmux/stepmux/internal/embeddedvm"
+	"github.com/stepmux/stepmux/internal/racefree"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
@@ -79,6 +80,7 @@ func signer(n int) ssh.Signer {
 // Machines live for an hour, and then the next machine gets the address. There is no false alarm, the file does not
 // grow for ever, and the one machine whose key changes while its identity stays is found.
 func TestAThousandMachinesAtOneAddress(t *testing.T) {
+	racefree.Only(t)
 	t.Parallel()
 	const machines, swapped = 1000, 617
 	p := newAddress(t)

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/internal/artifactstest"
+	"github.com/stepmux/stepmux/internal/racefree"
 	"github.com/stepmux/stepmux/internal/runnertest"
 )
 
@@ -213,6 +214,7 @@ func large(t *testing.T) int64 {
 }
 
 func TestMemoryDoesNotGrowWithTheFiles(t *testing.T) {
+	racefree.Only(t)
 	dir, other := t.TempDir(), t.TempDir()
 	generate := func(name string, size int64) {
 		file, err := os.Create(filepath.Join(dir, name))

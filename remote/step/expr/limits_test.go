@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/internal/racefree"
 )
 
 func TestAnExpressionHasAtMost64KiB(t *testing.T) {
@@ -54,6 +56,7 @@ func TestALongChainIsNotDeep(t *testing.T) {
 }
 
 func TestAValueHasAtMost16MiB(t *testing.T) {
+	racefree.Only(t)
 	half := value(t, strings.Repeat("a", maxSize/2))
 	s := Scope{"half": half, "rest": value(t, "a"), "ctrl": value(t, strings.Repeat("\x01", maxSize/4))}
 	require.Len(t, eval(t, s, "${{ half + half }}").Text(), maxSize)
@@ -69,6 +72,7 @@ func TestAValueHasAtMost16MiB(t *testing.T) {
 }
 
 func TestAnEvaluationDoesAtMost256MiBOfWork(t *testing.T) {
+	racefree.Only(t)
 	s := Scope{
 		"big": value(t, strings.Repeat("a", 1<<20)), "small": value(t, strings.Repeat("a", 1<<10)),
 		"big2": value(t, strings.Repeat("a", 1<<20)),

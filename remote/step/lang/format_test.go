@@ -14,6 +14,8 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+
+	"github.com/stepmux/stepmux/internal/racefree"
 )
 
 // allForms has all that a job can hold.
@@ -102,6 +104,7 @@ func TestDefinitionsHaveATextThatCompilesToThem(t *testing.T) {
 }
 
 func TestKeptTextHasALimitOfItsOwn(t *testing.T) {
+	racefree.Only(t)
 	const script = "- script: echo\n"
 	def, err := ParseKept("j", script+strings.Repeat("#", maxKept-len(script)))
 	require.NoError(t, err)

@@ -16,6 +16,8 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+
+	"github.com/stepmux/stepmux/internal/racefree"
 )
 
 // job returns a definition of today's dialect with steps.
@@ -396,6 +398,7 @@ func TestParseTakesEscapedExpressionsAndBareDollarsAsText(t *testing.T) {
 }
 
 func TestParseIsBounded(t *testing.T) {
+	racefree.Only(t)
 	t.Run("text over 1 MiB", func(t *testing.T) {
 		_, err := Parse("j", []byte("- script: "+strings.Repeat("x", MaxText)))
 		require.EqualError(t, err, "j: the text has more than 1 MiB; move scripts into files")

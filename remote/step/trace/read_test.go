@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/internal/racefree"
 	"github.com/stepmux/stepmux/remote/step/expr"
 	"github.com/stepmux/stepmux/remote/step/mask"
 )
@@ -227,6 +228,7 @@ func FuzzParse(f *testing.F) {
 
 // Symptom: a file of 60 MB with empty steps took 4.4 GB of memory, and one of 3 MB took 2.9 GB.
 func TestATraceWithTooManyValuesOrStepsIsRefusedBeforeItTakesMemory(t *testing.T) {
+	racefree.Only(t)
 	refused := func(data, want string, most uint64) {
 		t.Helper()
 		var before, after runtime.MemStats

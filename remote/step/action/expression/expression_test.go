@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/internal/racefree"
 )
 
 // scope has a context and a function.
@@ -117,6 +119,7 @@ func TestNumbersArePrintedAsDotNETPrintsThem(t *testing.T) {
 }
 
 func TestMemoryOfAllExpressionsInATextIsBounded(t *testing.T) {
+	racefree.Only(t)
 	s := Scope{Values: map[string]Value{"v": String(strings.Repeat("x", 1<<20))}}
 	one := "${{ contains(toJSON(v), 'y') }}"
 	_, err := Template(strings.Repeat(one, 90), s)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/internal/racefree"
 	"github.com/stepmux/stepmux/remote/step/expr"
 	"github.com/stepmux/stepmux/remote/step/mask"
 	"github.com/stepmux/stepmux/remote/step/trace"
@@ -212,6 +213,7 @@ func TestMaskedValuesAreComparedByTheirSumsOnly(t *testing.T) {
 }
 
 func TestDifferencesAreBounded(t *testing.T) {
+	racefree.Only(t)
 	a, b := twoSteps(t), twoSteps(t)
 	for i := range maxDifferences + 5 {
 		name := fmt.Sprintf("v%d", i)

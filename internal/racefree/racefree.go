@@ -1,0 +1,13 @@
+// Package racefree is for tests that compute much in one goroutine, such as those of bounds of 16 MiB: the race detector
+// takes ten times as long for them, and can find nothing.
+package racefree
+
+import "testing"
+
+// Only skips a test under the race detector. .ci/run runs it without that, as root.
+func Only(t testing.TB) {
+	t.Helper()
+	if raced {
+		t.Skip("it computes much in one goroutine: it runs without the race detector")
+	}
+}
