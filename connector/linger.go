@@ -79,8 +79,9 @@ func (l *lingering) lost(err error) {
 // of the job runs yet. A serve that an earlier attempt started is found again, or started again if it has ended.
 func (l *lingering) start() (b *build, err error) {
 	until := time.Now().Add(l.c.cfg.Linger)
+	var lease Lease // of the connection to use from now on; nil for that of before
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, lingerPause) {
-		b, err = l.attempt()
+		b, err = l.attempt(lease)
 		if err == nil {
 			err = l.begin(b, until)
 		}
@@ -98,28 +99,35 @@ func (l *lingering) start() (b *build, err error) {
 		if b != nil {
 			b.drop()
 		}
+		_ = pause.For(l.c.life, wait) // if the life ends, Reconnect notices
 		ctx, cancel := context.WithDeadline(l.c.life, until)
-		lease, leaseErr := l.c.cfg.Reconnect(ctx)
+		var leaseErr error
+		lease, leaseErr = l.c.cfg.Reconnect(ctx)
 		cancel()
 		if leaseErr != nil {
 			return nil, errors.Join(err, leaseErr)
 		}
-		if old, _ := l.c.current(); old != nil {
-			old.drop() // a bridge may have made it meanwhile
-		}
-		l.use(nil, lease)
-		_ = pause.For(l.c.life, wait) // if the life ends, the next attempt notices
 	}
 }
 
-// attempt starts the step runner, or finds it. The client of an earlier attempt may want a bridge meanwhile: it waits.
-func (l *lingering) attempt() (*build, error) {
+// attempt starts the step runner, or finds it, over the connection of lease unless that is nil. The client of an
+// earlier attempt may want a bridge meanwhile: it waits.
+func (l *lingering) attempt(lease Lease) (*build, error) {
 	select {
 	case l.turn <- struct{}{}:
 	case <-l.c.life.Done():
+		if lease != nil {
+			lease.Release()
+		}
 		return nil, context.Cause(l.c.life)
 	}
 	defer func() { <-l.turn }()
+	if lease != nil {
+		if old, _ := l.c.current(); old != nil {
+			old.drop() // a bridge may have made it since
+		}
+		l.use(nil, lease)
+	}
 	if l.c.cfg.Attach != "" {
 		return l.find()
 	}

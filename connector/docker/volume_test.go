@@ -12,7 +12,7 @@ import (
 	"github.com/stepmux/stepmux/internal/runnertest"
 )
 
-// Symptom: two managers that put stepmux on one daemon at the same time ended each other's builds with "text file busy".
+// Symptom: two managers that put stepmux on one daemon at the same time ended each other's builds: "text file busy".
 func TestAProgramOnADaemonIsNeverAPartOfItself(t *testing.T) {
 	path, err := runnertest.Program()
 	require.NoError(t, err)

@@ -143,8 +143,8 @@ func (p *Pod) sendFile(s execution, name string, moved func(all bool)) error {
 	}
 	if err == nil {
 		err = s.CloseWrite()
+		moved(true)
 	}
-	moved(true)
 	last, readErr := io.ReadAll(answers)
 	switch {
 	case string(last) == brought+"\n":

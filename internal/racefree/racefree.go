@@ -1,5 +1,5 @@
-// Package racefree is for tests that compute much in one goroutine, such as those of bounds of 16 MiB: the race detector
-// takes ten times as long for them, and can find nothing.
+// Package racefree is for tests that compute much in one goroutine, such as those of bounds of 16 MiB: the race
+// detector takes ten times as long for them, and can find nothing.
 package racefree
 
 import "testing"
