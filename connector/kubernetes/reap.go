@@ -40,16 +40,31 @@ func (c *Cluster) reap(ctx context.Context) {
 
 func (c *Cluster) reapNow(ctx context.Context) error {
 	const op = "look for pods that were left"
-	var found struct{ Items []object }
 	query := url.Values{"labelSelector": {labelBuild}, "limit": {"500"}}
-	now, err := c.call(ctx, op, http.MethodGet, c.podPath(""), query, nil, &found)
-	if err != nil || now.IsZero() { // without the server's clock, no pod's age is known
-		return err
-	}
 	var failed []error
-	for i := range found.Items {
-		pod := &found.Items[i].Metadata
-		if pod.DeletionTimestamp != nil || !found.Items[i].left(now) {
+	for {
+		var found struct {
+			Metadata struct{ Continue string }
+			Items    []object
+		}
+		now, err := c.call(ctx, op, http.MethodGet, c.podPath(""), query, nil, &found)
+		if err != nil || now.IsZero() { // without the server's clock, no pod's age is known
+			return errors.Join(append(failed, err)...)
+		}
+		failed = append(failed, c.reapPods(ctx, found.Items, now))
+		if found.Metadata.Continue == "" {
+			return errors.Join(failed...)
+		}
+		query.Set("continue", found.Metadata.Continue)
+	}
+}
+
+// reapPods removes those of the pods that were left.
+func (c *Cluster) reapPods(ctx context.Context, pods []object, now time.Time) error {
+	var failed []error
+	for i := range pods {
+		pod := &pods[i].Metadata
+		if pod.DeletionTimestamp != nil || !pods[i].left(now) {
 			continue
 		}
 		if err := c.deletePod(ctx, pod.Name, pod.UID); err != nil {

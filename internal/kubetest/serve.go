@@ -240,7 +240,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	case r.URL.Query().Has("watch"):
 		s.watch(w, r)
 	case name == "":
-		s.list(w)
+		s.list(w, r)
 	default:
 		s.get(w, name)
 	}
@@ -362,16 +362,23 @@ func (s *Server) get(w http.ResponseWriter, name string) {
 	write(w, http.StatusOK, now)
 }
 
-func (s *Server) list(w http.ResponseWriter) {
+// list answers with a page of the pods. It is smaller than the caller's limit, as the API allows.
+func (s *Server) list(w http.ResponseWriter, r *http.Request) {
+	const page = 2
+	after, items, last, more := r.URL.Query().Get("continue"), []any{}, "", ""
 	s.mu.Lock()
-	items := []any{}
-	for _, p := range s.pods {
-		if !p.deleted {
-			items = append(items, p.object)
+	for _, name := range slices.Sorted(maps.Keys(s.pods)) {
+		if s.pods[name].deleted || name <= after {
+			continue
 		}
+		if len(items) == page {
+			more = last
+			break
+		}
+		items, last = append(items, s.pods[name].object), name
 	}
 	s.mu.Unlock()
-	write(w, http.StatusOK, Object{"items": items})
+	write(w, http.StatusOK, Object{"metadata": Object{"continue": more}, "items": items})
 }
 
 func (s *Server) remove(w http.ResponseWriter, r *http.Request, name string) {
