@@ -149,9 +149,17 @@ func TestAManagerThatIsKilledLeavesNoContainer(t *testing.T) {
 			toNext++
 			job := filepath.Join(t.TempDir(), "next.yml")
 			require.NoError(t, os.WriteFile(job, []byte("run: [{script: sleep 1}]\n"), 0o600))
-			out, err := manager(job, "--network", "none").CombinedOutput()
-			require.NoError(t, err, "%s", out)
-			require.Empty(t, d.Containers(t), "what the next manager is to remove: %v\nit said: %s", next, out)
+			var said []byte
+			// A start that the dead manager asked for may still have been under way when the next one looked.
+			for range 3 {
+				out, err := manager(job, "--network", "none").CombinedOutput()
+				require.NoError(t, err, "%s", out)
+				said = append(said, out...)
+				if len(d.Containers(t)) == 0 {
+					break
+				}
+			}
+			require.Empty(t, d.Containers(t), "what the next managers are to remove: %v\nthey said: %s", next, said)
 		}
 	}
 	t.Logf("%d kills, %d of them with containers, which were gone %v after their manager at the latest, %v if their job "+
