@@ -1,7 +1,9 @@
 package bench
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -45,8 +47,7 @@ func (p *builds) goBuild(b *testing.B, target string) string {
 	})
 }
 
-// build runs the command that builds target to a path, once, and returns the path of a copy. A program is copied to
-// where it runs: in the page cache, a file that a linker has written is in small pieces, and starts later.
+// build runs the command that builds target to a path, once, and returns the path of a copy.
 func (p *builds) build(b *testing.B, target string, command func(path string) []string) string {
 	b.Helper()
 	p.mu.Lock()
@@ -64,12 +65,27 @@ func (p *builds) build(b *testing.B, target string, command func(path string) []
 	argv := command(linked)
 	out, err := exec.CommandContext(b.Context(), argv[0], argv[1:]...).CombinedOutput()
 	require.NoError(b, err, "build %s: %s", target, out)
-	text, err := os.ReadFile(linked)
-	require.NoError(b, err)
-	require.NoError(b, os.WriteFile(path, text, 0o755))
+	require.NoError(b, upload(linked, path))
 	require.NoError(b, os.Remove(linked))
 	p.path[target] = path
 	return path
+}
+
+// upload copies a program in pieces, as it comes to a VM. How it was written is how the page cache has it: a file that
+// a linker has written is there in pages, and starts later, and one of a single write is in pieces of 2 MiB, each of
+// which the kernel maps as a whole.
+func upload(from, to string) error {
+	source, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer source.Close()
+	file, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY, 0o755)
+	if err != nil {
+		return err
+	}
+	_, err = io.CopyBuffer(struct{ io.Writer }{file}, struct{ io.Reader }{source}, make([]byte, 32<<10))
+	return errors.Join(err, file.Close())
 }
 
 func (p *builds) remove() {
