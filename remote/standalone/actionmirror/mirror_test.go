@@ -1,6 +1,10 @@
 package actionmirror
 
 import (
+	"context"
+	"errors"
+	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -64,4 +68,30 @@ func TestActionsOfStepsAreFoundWhereverTheyStand(t *testing.T) {
 	uses, err = Uses("x/action.yml", []byte("runs: {using: composite, steps: [{uses: a/b@v1}]}"), standalone.Steps)
 	require.NoError(t, err)
 	require.Equal(t, []string{"a/b@v1"}, uses)
+}
+
+// Symptom: git-remote-http held the output open, so that no signal ended a download from a silent server.
+func TestADownloadFromASilentServerEndsWithItsContext(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer silent.Close()
+	asked := make(chan net.Conn, 1)
+	go func() {
+		conn, err := silent.Accept()
+		if err == nil {
+			asked <- conn
+		}
+	}()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	stop := errors.New("stop")
+	ended := make(chan error, 1)
+	go func() {
+		ended <- Fill(ctx, "http://"+silent.Addr().String(), t.TempDir(), ".", []string{"o/a@v1"}, func(Action) {})
+	}()
+	conn := <-asked
+	defer conn.Close()
+	cancel(stop)
+	require.ErrorIs(t, <-ended, stop)
+	_, err = io.Copy(io.Discard, conn) // git has hung up: its programs have ended, too
+	require.NoError(t, err)
 }
