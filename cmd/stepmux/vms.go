@@ -70,7 +70,7 @@ func (f *vmFlags) register(fl *pflag.FlagSet) {
 		"may repeat (run: without --instance and --inventory, a VM embedded in this program)")
 	fl.StringVar(&f.inventory, "inventory", "",
 		"YAML `FILE` that lists the VMs; run and manager reread it when it changes and on SIGHUP")
-	fl.IntVar(&f.capacity, "capacity", 1, "largest number `N` of builds on each VM at once")
+	f.capacity = 1
 	fl.StringVar(&f.way.Jump, "jump", "",
 		"jump `HOSTS` for all VMs, separated by commas; none for no jump host (default those of ssh_config)")
 	fl.StringVar(&f.way.SSHConfig, "ssh-config", "",
@@ -106,8 +106,10 @@ func (f *vmFlags) register(fl *pflag.FlagSet) {
 	grouped(fl, runnerGroup)
 }
 
-// registerConnections adds the flags of commands that keep connections open.
+// registerConnections adds the flags of commands that keep connections open, for builds.
 func (f *vmFlags) registerConnections(fl *pflag.FlagSet) {
+	fl.IntVar(&f.capacity, "capacity", f.capacity, "largest number `N` of builds on each VM at once")
+	_ = fl.SetAnnotation("capacity", groupKey, []string{vmGroup}) // cannot fail: the flag exists
 	boundedTimeFlag(fl, &f.maxAge, "max-age", "a connection that has reached this `age` takes no new builds, and closes "+
 		"with the last of its builds; 0: never (default never)", time.Second, maxConnTime, 0)
 	f.idleTimeout = 5 * time.Minute
