@@ -54,8 +54,8 @@ func (f *jobFlags) register(fl *pflag.FlagSet) {
 	f.registerCommon(fl, "run the job in this directory")
 	f.registerPassEnv(fl, "this command's")
 	fl.StringArrayVar(&f.masked, "mask", nil,
-		"the variable of this `NAME` holds a secret: mask it in output and results; repeatable "+
-			"(GITHUB_TOKEN, CI_JOB_TOKEN and its like always are)")
+		"the variable of this `NAME` holds a secret: mask it in output and results, as those "+
+			"in which GitLab and GitHub give a job its tokens are without this flag; repeatable")
 	grouped(fl, jobGroup)
 	fl.StringVar(&f.outputFile, "output-file", "",
 		"write the trace of the job to this `FILE`: the definition, inputs and outputs of each step; secrets are masked")

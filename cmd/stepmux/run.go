@@ -123,8 +123,8 @@ the logs go to standard error.
 	fl.StringArrayVar(&f.vars, "var", nil,
 		"`NAME=VALUE`, a job variable; NAME alone takes the value in the environment; repeatable")
 	fl.StringArrayVar(&f.masked, "mask", nil,
-		"the variable of this `NAME` holds a secret: mask it in output and traces; repeatable "+
-			"(GITHUB_TOKEN, CI_JOB_TOKEN and its like always are)")
+		"the variable of this `NAME` holds a secret: mask it in output and traces, as those "+
+			"in which GitLab and GitHub give a job its tokens are without this flag; repeatable")
 	f.registerPassEnv(fl, "the VM's")
 	f.registerUnsafeExports(fl)
 	grouped(fl, buildGroup)

@@ -109,7 +109,7 @@ func (v *VM) Place(ctx context.Context, rpc pb.FilesClient, p *Project) (dir str
 	switch wanted := resp.GetWanted(); {
 	case err != nil || wanted == 0:
 	case p == nil || wanted < 0:
-		err = fmt.Errorf("the step runner wants %d bytes of a project, and the build has %v bytes", wanted, name.Size)
+		err = fmt.Errorf("the step runner wants %d bytes of a project, and the build has %d bytes", wanted, name.Size)
 	default:
 		resp, progress, err = v.send(ctx, s, p, wanted)
 	}

@@ -88,7 +88,12 @@ func TestADownloadFromASilentServerEndsWithItsContext(t *testing.T) {
 	go func() {
 		ended <- Fill(ctx, "http://"+silent.Addr().String(), t.TempDir(), ".", []string{"o/a@v1"}, func(Action) {})
 	}()
-	conn := <-asked
+	var conn net.Conn
+	select {
+	case conn = <-asked:
+	case err := <-ended:
+		require.NoError(t, err, "it ended before it asked")
+	}
 	defer conn.Close()
 	cancel(stop)
 	require.ErrorIs(t, <-ended, stop)

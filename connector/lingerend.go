@@ -1,0 +1,96 @@
+package connector
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/stepmux/stepmux/mux"
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+)
+
+// stop ends the step runner and waits for its end, bounded by ctx, over another link if necessary. It does nothing if
+// another manager has the build, or is to take it over.
+func (l *lingering) stop(ctx context.Context) error {
+	cfg := &l.c.cfg
+	begin := time.Now()
+	l.ending.Store(true)
+	if l.replaced.Load() || l.c.leaves.Load() {
+		return nil
+	}
+	cfg.Trace.ServeStop(cfg.BuildID)
+	err := l.endServe(ctx)
+	cfg.Trace.ServeGone(cfg.BuildID, time.Since(begin), err)
+	return err
+}
+
+func (l *lingering) endServe(ctx context.Context) error {
+	calls, cancel := context.WithTimeout(ctx, l.c.cfg.StopTimeout/2)
+	defer cancel()
+	defer context.AfterFunc(l.life, cancel)() //nolint:contextcheck // when it ends, so do the calls
+	b, _ := l.c.current()
+	if err := l.connect(b); err != nil { // the start was given up before there was a client
+		return err
+	}
+	rpc := pb.NewAttachmentClient(l.rpc)
+	watched := l.watched()
+	err := retryFor(calls, l.c.cfg.StopTimeout, func() (bool, error) {
+		_, err := rpc.End(calls, &pb.EndRequest{})
+		return false, err
+	})
+	switch b, _ := l.c.current(); {
+	case status.Code(err) == codes.Aborted: // another manager has the build
+	case err != nil && !l.gone.Load():
+		// Another manager may have attached, so do not end anything by force.
+		l.c.leave(fmt.Sprintf("unknown: the step runner could not be reached; it ends by itself once no manager has been "+
+			"attached for %v", l.c.cfg.Linger))
+	case watched != nil && endsWell(ctx, watched, l.c.cfg.StopTimeout/3):
+	case b.relay != nil && b.relay.Err() == nil:
+		b.endByCommand(ctx, b.relay)
+	default:
+		b.endByCommand(ctx, b.conn)
+	}
+	return nil
+}
+
+// watched returns the process of the step runner. It returns nil if that process may not be the step runner's own: it
+// was started in another way, or over another link.
+func (l *lingering) watched() *mux.Process {
+	b, _ := l.c.current()
+	if p := b.serve.process; p != nil && !isDone(p.Exited()) {
+		return p
+	}
+	return nil
+}
+
+// endsWell waits for a step runner that was asked to end, and reports whether it left nothing behind.
+func endsWell(ctx context.Context, p *mux.Process, most time.Duration) bool {
+	timer := time.NewTimer(most)
+	defer timer.Stop()
+	select {
+	case <-p.Exited():
+		return p.Err() == nil
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	return false
+}
+
+// close frees everything that is left, as the last part of Close. It waits for a link that is being made, because its
+// lease would have no owner otherwise. The end of the life bounds that wait.
+func (l *lingering) close() {
+	l.end(ErrClosed)
+	l.turn <- struct{}{} // for good
+	if l.rpc != nil {
+		_ = l.rpc.Close() // fails only if it was closed before
+	}
+	if b, _ := l.c.current(); b != nil {
+		b.drop()
+		if b.serve != nil && b.serve.process != nil {
+			b.serve.process.Close() // the relay keeps the step runner running
+		}
+	}
+}
