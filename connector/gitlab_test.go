@@ -17,6 +17,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 )
@@ -189,11 +190,11 @@ func TestLogOfAGitLabRunnerGoesOnOverAnotherBridge(t *testing.T) {
 	b := gitlabBuild(t, sshtest.OpenSSH(t), "b1", func(c *connector.Config) { c.Route = connector.Session })
 	_, err := b.Connect(sshtest.Within(t))
 	require.NoError(t, err)
-	gate := filepath.Join(t.TempDir(), "gate")
+	wait, open := remotetest.Gate(t, filepath.Join(t.TempDir(), "gate"))
 	var out sshtest.Log
 	ended := make(chan error, 1)
 	go func() {
-		job := connector.Job{Script: "echo one; until [ -e " + gate + " ]; do sleep 0.01; done; echo two"}
+		job := connector.Job{Script: "echo one; " + wait + "; echo two"}
 		_, err := b.Execute(sshtest.Within(t), job, &out)
 		ended <- err
 	}()
@@ -203,7 +204,7 @@ func TestLogOfAGitLabRunnerGoesOnOverAnotherBridge(t *testing.T) {
 	for _, pid := range proxies {
 		require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
 	}
-	require.NoError(t, os.WriteFile(gate, nil, 0o600))
+	open()
 	require.NoError(t, <-ended)
 	require.Equal(t, 1, strings.Count(out.String(), "one\n"))
 	require.Equal(t, 1, strings.Count(out.String(), "two\n"))
@@ -264,9 +265,9 @@ func TestNothingIsLeftOfAGitLabRunner(t *testing.T) {
 func TestNoStepmuxSweepsTheDirectoryOfAGitLabRunnerThatStarts(t *testing.T) {
 	// Symptom: serves of stepmux on the same VM took a directory for a dead one's, as nobody listened yet.
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
-		gate := filepath.Join(t.TempDir(), "gate")
+		wait, open := remotetest.Gate(t, filepath.Join(t.TempDir(), "gate"))
 		slow := newBuild(t, s, "b1", "", func(c *connector.Config) {
-			c.Runner = otherRunner(t, "echo begun >&2; until [ -e "+gate+" ]; do sleep 0.01; done; "+
+			c.Runner = otherRunner(t, "echo begun >&2; "+wait+"; "+
 				`[ -d "${socket%/*}" ] || exit 1; `+otherReady+"exec sleep 600")
 			c.ReadyTimeout = sshtest.Bound
 		})
@@ -283,7 +284,7 @@ func TestNoStepmuxSweepsTheDirectoryOfAGitLabRunnerThatStarts(t *testing.T) {
 			return err == nil && len(names) == 0
 		}, sshtest.Bound, time.Millisecond, "it has swept")
 		require.NoError(t, other.Close(sshtest.Within(t)))
-		require.NoError(t, os.WriteFile(gate, nil, 0o600))
+		open()
 		require.NoError(t, <-ended)
 		require.NoError(t, slow.Close(sshtest.Within(t)))
 		slow.requireNothingLeft(t)

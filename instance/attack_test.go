@@ -27,6 +27,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
@@ -261,11 +262,11 @@ func TestAJobCannotTouchTheServerOfAnotherBuild(t *testing.T) {
 			p := v.provider(t, 2, func(c *instance.Config, _ *instance.Instance) { c.Route = route })
 			out := &sshtest.Log{}
 			neighbour := prepared(t, p, "b2", out)
-			gate := filepath.Join(t.TempDir(), "gate")
+			wait, open := remotetest.Gate(t, filepath.Join(t.TempDir(), "gate"))
 			ended := make(chan error, 1)
 			go func() {
 				ended <- neighbour.Execute(sshtest.Within(t), script(
-					"echo started; until [ -e "+gate+" ]; do sleep 0.01; done; echo done"))
+					"echo started; "+wait+"; echo done"))
 			}()
 			out.Await(t, "started")
 
@@ -285,7 +286,7 @@ func TestAJobCannotTouchTheServerOfAnotherBuild(t *testing.T) {
 			require.Regexp(t, `(?m)^tries: \d{3,}$`, evil.String())
 			require.NoError(t, e.Cleanup(sshtest.Within(t)))
 
-			require.NoError(t, os.WriteFile(gate, nil, 0o600))
+			open()
 			require.NoError(t, <-ended)
 			require.Equal(t, "started\ndone\n", out.String(), "the neighbour went on")
 

@@ -22,6 +22,7 @@ import (
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/batch"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
+	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
@@ -444,11 +445,11 @@ func TestBridgeThatBreaksIsOpenedAnewAndTheLogGoesOn(t *testing.T) {
 		c.Route, in.Runner = connector.Session, []string{own}
 	})
 	out := &sshtest.Log{}
-	gate := filepath.Join(t.TempDir(), "gate")
+	wait, open := remotetest.Gate(t, filepath.Join(t.TempDir(), "gate"))
 	ended := make(chan error, 1)
 	go func() {
 		ended <- build(sshtest.Within(t), p, "b1", script(
-			"echo one; until [ -e "+gate+" ]; do sleep 0.01; done; echo two"), out)
+			"echo one; "+wait+"; echo two"), out)
 	}()
 	out.Await(t, "one")
 	killed := false
@@ -461,7 +462,7 @@ func TestBridgeThatBreaksIsOpenedAnewAndTheLogGoesOn(t *testing.T) {
 		}
 	}
 	require.True(t, killed)
-	require.NoError(t, os.WriteFile(gate, nil, 0o600))
+	open()
 	require.NoError(t, <-ended)
 	require.Equal(t, "one\ntwo\n", out.String())
 	v.requireClean(t)

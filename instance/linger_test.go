@@ -23,6 +23,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
@@ -144,7 +145,7 @@ func TestABuildIsLostAfterItsLinger(t *testing.T) {
 	require.Contains(t, fmt.Sprint(e.Left()), "it ends by itself")
 }
 
-// waiting starts a build that waits until the file go is there, and then fails with 7. It has begun.
+// waiting starts a build that waits until proceed is called, and then fails with 7. It has begun.
 func waiting(
 	t *testing.T, p *instance.Provider, id string, linger time.Duration,
 ) (e *instance.Executor, log *sshtest.Log, ended chan error, proceed func()) {
@@ -152,15 +153,15 @@ func waiting(
 	e, log = lingers(t, p, id, linger)
 	_, err := e.Connect(t.Context())
 	require.NoError(t, err)
-	file := filepath.Join(t.TempDir(), "go")
+	wait, proceed := remotetest.Gate(t, filepath.Join(t.TempDir(), "go"))
 	ended = make(chan error, 1)
 	go func() {
 		ended <- e.Execute(t.Context(), connector.Job{
-			Script: "echo begun; until [ -e " + file + " ]; do sleep 0.01; done; echo done; exit 7",
+			Script: "echo begun; " + wait + "; echo done; exit 7",
 		})
 	}()
 	log.Await(t, "begun\n")
-	return e, log, ended, func() { require.NoError(t, os.WriteFile(file, nil, 0o600)) }
+	return e, log, ended, proceed
 }
 
 func TestABuildThatLingersOutlivesItsRelay(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/remote/proc"
 )
@@ -29,15 +30,15 @@ func TestTheNextServeIsStartedAhead(t *testing.T) {
 	prestarted := awaitSpare(t, relay, 0)
 
 	out := &sshtest.Log{}
-	gate := filepath.Join(t.TempDir(), "gate")
+	wait, open := remotetest.Gate(t, filepath.Join(t.TempDir(), "gate"))
 	ended := make(chan error, 1)
 	go func() {
-		ended <- build(sshtest.Within(t), p, "b2", script("echo started; until [ -e "+gate+" ]; do sleep 0.01; done"), out)
+		ended <- build(sshtest.Within(t), p, "b2", script("echo started; "+wait), out)
 	}()
 	out.Await(t, "started")
 	require.Equal(t, prestarted, servePID(t, v, "b2"), "the prestarted one serves the build")
 	next := awaitSpare(t, relay, prestarted)
-	require.NoError(t, os.WriteFile(gate, nil, 0o600))
+	open()
 	require.NoError(t, <-ended)
 	v.requireClean(t)
 	gone := func() bool { return !isAlive(prestarted) }
@@ -100,10 +101,10 @@ func TestTheNextServeIsStartedAheadInASessionToo(t *testing.T) {
 			}
 
 			out := &sshtest.Log{}
-			gate := filepath.Join(t.TempDir(), "gate")
+			wait, open := remotetest.Gate(t, filepath.Join(t.TempDir(), "gate"))
 			ended := make(chan error, 1)
 			go func() {
-				ended <- build(sshtest.Within(t), p, "b2", script("echo started; until [ -e "+gate+" ]; do sleep 0.01; done"), out)
+				ended <- build(sshtest.Within(t), p, "b2", script("echo started; "+wait), out)
 			}()
 			out.Await(t, "started")
 			require.Equal(t, prestarted, servePID(t, v, "b2"))
@@ -113,7 +114,7 @@ func TestTheNextServeIsStartedAheadInASessionToo(t *testing.T) {
 				require.True(t, isAlive(bridge), "the build's bridge goes by the prestarted proxy")
 				nextBridge = awaitSessionSpare(t, own, "proxy", bridge, 0)
 			}
-			require.NoError(t, os.WriteFile(gate, nil, 0o600))
+			open()
 			require.NoError(t, <-ended)
 			v.requireClean(t)
 			require.NoError(t, syscall.Kill(next, syscall.SIGKILL))

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"github.com/stepmux/stepmux/internal/embeddedvm"
+	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 )
@@ -76,13 +77,13 @@ func TestAConnectionOfARunIsClosedWhenItIsIdle(t *testing.T) {
 	t.Parallel()
 	one, first := proxied(t)
 	two, second := proxied(t)
-	gate := filepath.Join(t.TempDir(), "go")
-	build := scriptFile(t, `[ "$CI_NODE_INDEX" = 2 ] || until [ -e `+gate+` ]; do sleep 0.01; done`)
+	wait, open := remotetest.Gate(t, filepath.Join(t.TempDir(), "go"))
+	build := scriptFile(t, `[ "$CI_NODE_INDEX" = 2 ] || `+wait)
 	end := begin(t, "run", "--inventory", inventoryOf(t, 1, one, two), "--builds", "2", "--idle-timeout", "1s", build)
 	require.Eventually(t, func() bool {
 		return first.TotalConns()+second.TotalConns() == 2 && first.Conns()+second.Conns() == 1
 	}, sshtest.Bound, 10*time.Millisecond, "the connection of the VM without a build is not closed")
-	require.NoError(t, os.WriteFile(gate, nil, 0o600))
+	open()
 	code, _, stderr := end()
 	require.Equal(t, 0, code, stderr)
 }

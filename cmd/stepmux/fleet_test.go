@@ -18,19 +18,22 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/instance/control"
+	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 )
 
 // fleetRun is a running stepmux run.
 type fleetRun struct {
-	program, socket, inventory, gate string
-	cmd                              *exec.Cmd
-	stderr                           *sshtest.Log
-	ended                            chan error
+	program, socket, inventory, job string
+
+	open   func() // lets the builds end
+	cmd    *exec.Cmd
+	stderr *sshtest.Log
+	ended  chan error
 }
 
-// startFleetRun starts six builds on an inventory. They end when the gate exists.
+// startFleetRun starts six builds on an inventory. They end when open is called.
 func startFleetRun(t *testing.T, inventory, knownHosts string) *fleetRun {
 	t.Helper()
 	dir := sshtest.SocketDir(t)
@@ -38,16 +41,17 @@ func startFleetRun(t *testing.T, inventory, knownHosts string) *fleetRun {
 		program:   runnertest.Manager(t),
 		socket:    filepath.Join(dir, "control.sock"),
 		inventory: filepath.Join(dir, "fleet.yml"),
-		gate:      filepath.Join(dir, "gate"),
+		job:       filepath.Join(dir, "job.yml"),
 		stderr:    &sshtest.Log{},
 		ended:     make(chan error, 1),
 	}
 	r.write(t, inventory)
-	job := filepath.Join(dir, "job.yml")
-	require.NoError(t, os.WriteFile(job, []byte("run: [{script: 'until [ -e "+r.gate+" ]; do sleep 0.02; done'}]"), 0o600))
+	var wait string
+	wait, r.open = remotetest.Gate(t, filepath.Join(dir, "gate"))
+	require.NoError(t, os.WriteFile(r.job, []byte("run: [{script: '"+wait+"'}]"), 0o600))
 	r.cmd = exec.Command(r.program, "run", "--inventory", r.inventory, "--known-hosts", knownHosts, "--runner-command",
 		r.program,
-		"--control", r.socket, "--metrics", ":0", "-v", "--builds", "6", job)
+		"--control", r.socket, "--metrics", ":0", "-v", "--builds", "6", r.job)
 	r.cmd.Stderr = r.stderr
 	require.NoError(t, r.cmd.Start())
 	go func() { r.ended <- r.cmd.Wait() }()
@@ -151,7 +155,7 @@ func TestOperatorsSeeAndChangeARunThatIsUnderWay(t *testing.T) {
 	require.Contains(t, out, `there is no instance "vm-9", did you mean "vm-1"? The VMs there are vm-1, vm-2`)
 
 	// Another run does not take its socket away.
-	another := exec.Command(r.program, "run", "--control", r.socket, filepath.Join(filepath.Dir(r.gate), "job.yml"))
+	another := exec.Command(r.program, "run", "--control", r.socket, r.job)
 	text, err := another.CombinedOutput()
 	require.Equal(t, exitUsage, exitOf(err))
 	require.Contains(t, string(text), "another stepmux run or manager uses it")
@@ -177,7 +181,7 @@ func TestOperatorsSeeAndChangeARunThatIsUnderWay(t *testing.T) {
 	r.write(t, "instances:\n"+entry["vm-2"])
 	r.awaitStatus(t, "it is removed",
 		func(s control.Status) bool { return stateOf(s, "vm-1") == "removed" && s.Inventory == "" })
-	require.NoError(t, os.WriteFile(r.gate, nil, 0o600))
+	r.open()
 	require.NoError(t, <-r.ended, r.stderr)
 	require.Contains(t, r.stderr.String(), "6 builds, 0 failed")
 	require.NotRegexp(t, `(?m)^vm-1: connections`, r.stderr, "when its last build had ended it was forgotten")
@@ -197,8 +201,8 @@ func TestAKilledRunsSocketIsInNobodysWay(t *testing.T) {
 	out, code := r.stepmux("ps")
 	require.Equal(t, exitSystem, code)
 	require.Contains(t, out, "has died")
-	require.NoError(t, os.WriteFile(r.gate, nil, 0o600))
-	next := exec.Command(r.program, "run", "--control", r.socket, filepath.Join(filepath.Dir(r.gate), "job.yml"))
+	r.open()
+	next := exec.Command(r.program, "run", "--control", r.socket, r.job)
 	text, err := next.CombinedOutput()
 	require.NoError(t, err, string(text))
 	require.NoFileExists(t, r.socket)

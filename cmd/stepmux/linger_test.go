@@ -13,12 +13,13 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 )
 
-// lingeringRun starts stepmux run with a linger on an sshd behind a proxy. Its job says where it is, waits for the file
-// go and fails with 9.
+// lingeringRun starts stepmux run with a linger on an sshd behind a proxy. Its job says where it is, waits until
+// proceed is called, and fails with 9.
 func lingeringRun(t *testing.T, linger string) (
 	cmd *exec.Cmd, proxy *sshtest.TCPProxy, stdout *bufio.Scanner, stderr *bytes.Buffer, proceed func(),
 ) {
@@ -28,11 +29,12 @@ func lingeringRun(t *testing.T, linger string) (
 	via := s.Via(t, proxy.Addr())
 	program := runnertest.Manager(t)
 	dir := t.TempDir()
-	job, file := filepath.Join(dir, "job.yml"), filepath.Join(dir, "go")
+	job := filepath.Join(dir, "job.yml")
+	wait, open := remotetest.Gate(t, filepath.Join(dir, "go"))
 	require.NoError(t, os.WriteFile(job, []byte(`run:
   - script: |
       echo "started in $(pwd)"
-      until [ -e `+file+` ]; do sleep 0.01; done
+      `+wait+`
       echo "went on"
       exit 9
 `), 0o600))
@@ -44,7 +46,7 @@ func lingeringRun(t *testing.T, linger string) (
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill() })
-	return cmd, proxy, bufio.NewScanner(out), stderr, func() { require.NoError(t, os.WriteFile(file, nil, 0o600)) }
+	return cmd, proxy, bufio.NewScanner(out), stderr, open
 }
 
 // awaitLine returns the next line with this text.

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 )
@@ -51,8 +52,8 @@ func TestTheLiveViewFitsATerminalThatChangesItsSize(t *testing.T) {
 		require.NoError(t, unix.IoctlSetWinsize(int(terminal.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 10, Col: columns}))
 	}
 	resize(20)
-	gate := filepath.Join(t.TempDir(), "go")
-	build := scriptFile(t, "until [ -e "+gate+" ]; do sleep 0.01; done")
+	wait, open := remotetest.Gate(t, filepath.Join(t.TempDir(), "go"))
+	build := scriptFile(t, wait)
 	cmd := exec.Command(runnertest.Manager(t), "run", "--builds", "2", build)
 	cmd.Stdout, cmd.Stderr = terminal, terminal
 	require.NoError(t, cmd.Start())
@@ -67,7 +68,7 @@ func TestTheLiveViewFitsATerminalThatChangesItsSize(t *testing.T) {
 	require.NotContains(t, text.String(), wide)
 	resize(100)
 	text.Await(t, wide)
-	require.NoError(t, os.WriteFile(gate, nil, 0o600))
+	open()
 	require.NoError(t, cmd.Wait())
 	require.NoError(t, terminal.Close())
 	<-ended

@@ -45,7 +45,7 @@ func TestABuildInAContainerOutlivesItsManager(t *testing.T) {
 	_, err = m.keep(text, digest)
 	require.NoError(t, err)
 	j := fileJob(text, digest, "echo $COLOUR begun\nuntil [ -e /shared/go ]; do sleep 0.01; done\necho done")
-	j.Steps = append([]byte("image: "+dockertest.Image+"\n"), j.Steps...)
+	j.Steps, j.Trace = append([]byte("image: "+dockertest.Image+"\n"), j.Steps...), true
 	resp, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: j})
 	require.NoError(t, err)
 	m.await(resp.GetId(), "of-the-image begun\n")
@@ -60,6 +60,9 @@ func TestABuildInAContainerOutlivesItsManager(t *testing.T) {
 	said, err := m.unpacked(resp.GetId(), "out/said")
 	require.NoError(t, err)
 	require.Equal(t, "from the project", said)
+	kept, err := m.trace(resp.GetId())
+	require.NoError(t, err)
+	require.Equal(t, "success", kept.Identity.Status)
 	require.Empty(t, d.Containers(t))
 
 	// One whose container is gone is lost, and not started again.

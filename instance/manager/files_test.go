@@ -43,8 +43,8 @@ func (r *running) trace(id string) (*trace.Trace, error) {
 func TestATraceIsKeptAlsoByTheNextManagerAndOnlyIfItIsAskedFor(t *testing.T) {
 	f := newFleet(t)
 	m := f.start(t)
-	j := job("echo begun; until [ -e go ]; do sleep 0.1; done; echo \"$PWD\"")
-	j.Steps = bytes.Replace(j.Steps, []byte("until [ -e go ]"), []byte("until [ -e "+f.tmp+"/go ]"), 1)
+	wait, open := gate(t)
+	j := job("echo begun; " + wait)
 	j.Trace = true
 	resp, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: j})
 	require.NoError(t, err)
@@ -53,7 +53,7 @@ func TestATraceIsKeptAlsoByTheNextManagerAndOnlyIfItIsAskedFor(t *testing.T) {
 	require.Equal(t, codes.NotFound, status.Code(err))
 	require.ErrorContains(t, err, "it has no trace yet")
 	m.stop()
-	require.NoError(t, os.WriteFile(filepath.Join(f.tmp, "go"), nil, 0o600))
+	open()
 	m = f.start(t)
 	log, b := m.wait(resp.GetId(), 0)
 	require.Empty(t, b.GetResult().GetReason(), log)

@@ -26,6 +26,7 @@ import (
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/dockertest"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
+	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
@@ -216,12 +217,9 @@ func (r *running) await(id, text string) {
 	}
 }
 
-// gate is a file that scripts wait for.
+// gate is where scripts wait until open is called.
 func gate(t *testing.T) (wait string, open func()) {
-	file := filepath.Join(t.TempDir(), "go")
-	return "until [ -e " + file + " ]; do sleep 0.01; done", func() {
-		require.NoError(t, os.WriteFile(file, nil, 0o600))
-	}
+	return remotetest.Gate(t, filepath.Join(t.TempDir(), "gate"))
 }
 
 func TestABuildGoesThroughTheQueue(t *testing.T) {

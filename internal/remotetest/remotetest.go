@@ -90,6 +90,19 @@ func Eventually(t testing.TB, is func() bool, message string) {
 	require.Eventually(t, is, time.Minute, time.Millisecond, message)
 }
 
+// Gate makes a named pipe at path and returns a line of shell that waits there, however often, until open is called. It
+// costs nothing to wait there, in contrast to a loop with a sleep.
+func Gate(t testing.TB, path string) (wait string, open func()) {
+	t.Helper()
+	require.NoError(t, unix.Mkfifo(path, 0o600))
+	require.NoError(t, os.Chmod(path, 0o666)) // jobs of other users wait there too
+	return ": <" + path, func() {
+		f, err := os.OpenFile(path, os.O_RDWR, 0) // Linux does not wait for a reader then
+		require.NoError(t, err)
+		t.Cleanup(func() { f.Close() })
+	}
+}
+
 // FillStale fills dir like a careless job: with directories without permissions, symbolic links that lead out, and many
 // files. It returns a file outside that must survive.
 func FillStale(t testing.TB, dir string) (outside string) {

@@ -274,15 +274,15 @@ step-runner ci`)
 		d.requireFree()
 	})
 	t.Run("a job that waits says so", func(t *testing.T) {
-		gate := filepath.Join(t.TempDir(), "go")
+		gate, open := remotetest.Gate(t, filepath.Join(t.TempDir(), "go"))
 		var waits []func() stockmanager.CustomResult
 		for i := range 2 {
-			wait, _ := d.begin(d.job(int64(10+i), "echo up; until [ -e "+gate+" ]; do sleep 0.01; done"), "\nup\n")
+			wait, _ := d.begin(d.job(int64(10+i), "echo up; "+gate), "\nup\n")
 			waits = append(waits, wait)
 		}
 		job := d.job(12, "exit 5")
 		wait, _ := d.begin(job, "Waiting for a slot, 0 ahead\n")
-		require.NoError(t, os.WriteFile(gate, nil, 0o600))
+		open()
 		for _, wait := range waits {
 			require.Equal(t, stockmanager.CustomResult{}, wait())
 		}
@@ -297,8 +297,9 @@ step-runner ci`)
 		require.Equal(t, 1, strings.Count(fmt.Sprint(job.Log), `there is no instance with the labels "number=7"`))
 	})
 	t.Run("variables of the job that lie are not believed", func(t *testing.T) {
-		gate, lied := filepath.Join(t.TempDir(), "go"), filepath.Join(t.TempDir(), "lied")
-		other, _ := d.begin(d.job(20, "echo up; until [ -e "+gate+" ]; do sleep 0.01; done"), "\nup\n")
+		gate, open := remotetest.Gate(t, filepath.Join(t.TempDir(), "go"))
+		lied := filepath.Join(t.TempDir(), "lied")
+		other, _ := d.begin(d.job(20, "echo up; "+gate), "\nup\n")
 		leases, err := exec.Command(d.program, "ps", "--output", "json", "--manager", d.socket).Output()
 		require.NoError(t, err)
 		lease := regexp.MustCompile("lease-[a-z0-9]+").Find(leases)
@@ -316,7 +317,7 @@ step-runner ci`)
 		require.Contains(t, log, "Job 21 has a slot on vm-0\n")
 		require.NoFileExists(t, lied)
 		require.Equal(t, map[string]int{"vm-0": 1}, d.status(), "the other job has its slot")
-		require.NoError(t, os.WriteFile(gate, nil, 0o600))
+		open()
 		require.Equal(t, stockmanager.CustomResult{}, other())
 	})
 	t.Run("a bad file with the job is the system's fault", func(t *testing.T) {
@@ -385,12 +386,12 @@ func custom(args []string) error {
 
 func TestAJobBetweenStagesOutlivesItsManager(t *testing.T) {
 	d := newDoors(t, 2, 1)
-	gate := filepath.Join(t.TempDir(), "go")
+	gate, open := remotetest.Gate(t, filepath.Join(t.TempDir(), "go"))
 	between := d.job(1, "exit 6")
 	// The driver itself waits, before it starts the stage.
 	c := *d.Custom
 	c.RunExec, c.RunArgs = "sh", []string{"-c", `program=$0
-case $3 in build_script) echo "at the gate"; until [ -e ` + gate + ` ]; do sleep 0.01; done ;; esac
+case $3 in build_script) echo "at the gate"; ` + gate + ` ;; esac
 exec "$program" "$@"`, d.RunExec}
 	c.RunArgs = append(c.RunArgs, d.RunArgs...)
 	ended := make(chan stockmanager.CustomResult, 1)
@@ -404,7 +405,7 @@ exec "$program" "$@"`, d.RunExec}
 	d.start()
 	result := wait()
 	require.Equal(t, "runner_system_failure", result.Reason)
-	require.NoError(t, os.WriteFile(gate, nil, 0o600))
+	open()
 	result = <-ended
 	require.Equal(t, 6, result.ExitCode, "%+v %s", result, between.Log)
 	d.requireFree()

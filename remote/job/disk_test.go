@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
@@ -76,8 +77,8 @@ func TestFullDiskFailsTheJobWhereverItMeetsItAndNoOther(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := newFullDisk(t)
 			s := newStore(t, Config{Dir: d.dir, WorkBase: t.TempDir()})
-			gate := filepath.Join(t.TempDir(), "gate")
-			require.NoError(t, s.Create(script(t, "other", "echo up; until [ -e "+gate+" ]; do sleep 0.01; done; echo over")))
+			wait, open := remotetest.Gate(t, filepath.Join(t.TempDir(), "gate"))
+			require.NoError(t, s.Create(script(t, "other", "echo up; "+wait+"; echo over")))
 			other := follow(t, s, "other")
 			awaitOutput(t, other)
 
@@ -114,7 +115,7 @@ func TestFullDiskFailsTheJobWhereverItMeetsItAndNoOther(t *testing.T) {
 			require.GreaterOrEqual(t, len(causes), c.places, "it was met at: %v", causes)
 
 			require.NoError(t, os.RemoveAll(d.fill))
-			require.NoError(t, os.WriteFile(gate, nil, 0o600))
+			open()
 			stat, _, err := other.Wait(t.Context())
 			require.NoError(t, err)
 			require.Equal(t, Succeeded, stat.State, stat.Message)

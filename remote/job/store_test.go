@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/remote/job/joblog"
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
@@ -233,11 +234,11 @@ func TestWorkDir(t *testing.T) {
 
 func TestFollowersReadFromAnywhereWhileTheJobRuns(t *testing.T) {
 	s := newStore(t, Config{})
-	going := filepath.Join(t.TempDir(), "go")
+	gate, open := remotetest.Gate(t, filepath.Join(t.TempDir(), "go"))
 	require.NoError(t, s.Create(yaml(t, "1", fmt.Sprintf(`
-- {name: a, script: "printf 0123; while [ ! -e %s ]; do sleep 0.01; done; printf 4567"}
+- {name: a, script: "printf 0123; %s; printf 4567"}
 - {name: b, script: "true"}
-`, going))))
+`, gate))))
 	first := follow(t, s, "1")
 	require.Equal(t, "0123", awaitOutput(t, first))
 
@@ -261,7 +262,7 @@ func TestFollowersReadFromAnywhereWhileTheJobRuns(t *testing.T) {
 			require.Equal(t, Succeeded, stat.State)
 		})
 	}
-	require.NoError(t, os.WriteFile(going, nil, 0o600))
+	open()
 	wg.Wait()
 
 	_, err := first.ReadAt(t.Context(), Stdout, make([]byte, 1), 9)
@@ -312,8 +313,8 @@ func TestPanicInOneJobHarmsNoOther(t *testing.T) {
 		}
 		return normal(ctx, r, p)
 	}
-	going := filepath.Join(t.TempDir(), "go")
-	require.NoError(t, s.Create(script(t, "other", "while [ ! -e "+going+" ]; do sleep 0.01; done")))
+	wait, open := remotetest.Gate(t, filepath.Join(t.TempDir(), "go"))
+	require.NoError(t, s.Create(script(t, "other", wait)))
 	broken := script(t, "broken", "echo")
 	broken.WorkDir = "/"
 	stat, result := run(t, s, broken)
@@ -322,7 +323,7 @@ func TestPanicInOneJobHarmsNoOther(t *testing.T) {
 	require.Len(t, result.Steps, 1)
 	require.Empty(t, read(t, follow(t, s, "broken"), Stdout, 0), "its logs have an end")
 
-	require.NoError(t, os.WriteFile(going, nil, 0o600))
+	open()
 	stat, _, err := follow(t, s, "other").Wait(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, Succeeded, stat.State, stat.Message)

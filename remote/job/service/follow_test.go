@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/stepmux/stepmux/internal/remotetest"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/job"
 )
@@ -84,8 +85,8 @@ func TestFollowGoesOnFromAnyChange(t *testing.T) {
 
 func TestFollowSendsChangesAsTheyHappen(t *testing.T) {
 	h := newHarness(t)
-	going := filepath.Join(t.TempDir(), "go")
-	h.run(yaml("1", "- {name: a, script: echo}\n- {name: b, script: 'while [ ! -e "+going+" ]; do sleep 0.01; done'}\n"))
+	wait, open := remotetest.Gate(t, filepath.Join(t.TempDir(), "go"))
+	h.run(yaml("1", "- {name: a, script: echo}\n- {name: b, script: '"+wait+"'}\n"))
 	stream, err := h.Follow(t.Context(), &pb.FollowRequest{Id: "1"})
 	require.NoError(t, err)
 	for _, want := range []string{"running", "success", "running"} {
@@ -93,7 +94,7 @@ func TestFollowSendsChangesAsTheyHappen(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, want, msg.GetResult().GetStatus().String())
 	}
-	require.NoError(t, os.WriteFile(going, nil, 0o600))
+	open()
 	require.Equal(t, succeeded, h.end("1").GetStatus())
 }
 
@@ -132,10 +133,10 @@ func TestFollowIOSendsBytesAsTheyAre(t *testing.T) {
 
 func TestFollowIOSendsPartsOfLinesAtOnce(t *testing.T) {
 	h := newHarness(t)
-	going := filepath.Join(t.TempDir(), "go")
-	h.run(script("1", "printf prompt; while [ ! -e "+going+" ]; do sleep 0.01; done"))
+	wait, open := remotetest.Gate(t, filepath.Join(t.TempDir(), "go"))
+	h.run(script("1", "printf prompt; "+wait))
 	require.Equal(t, "prompt", h.awaitOutput("1", 6))
-	require.NoError(t, os.WriteFile(going, nil, 0o600))
+	open()
 	require.Equal(t, "prompt", h.output("1").stdout())
 }
 
@@ -236,13 +237,13 @@ func TestReaderThatDoesNotReadHoldsUpNoJob(t *testing.T) {
 	defer conn.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	going := filepath.Join(t.TempDir(), "go")
-	h.run(script("1", "echo; while [ ! -e "+going+" ]; do sleep 0.01; done; head -c 20000000 /dev/zero"))
+	wait, open := remotetest.Gate(t, filepath.Join(t.TempDir(), "go"))
+	h.run(script("1", "echo; "+wait+"; head -c 20000000 /dev/zero"))
 	stream, err := pb.NewStepRunnerClient(conn).FollowIO(ctx, &pb.FollowIORequest{Id: "1"})
 	require.NoError(t, err)
 	_, err = stream.Recv() // the call is at work; nothing more of it is read
 	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(going, nil, 0o600))
+	open()
 	last := h.end("1")
 	require.Equal(t, succeeded, last.GetStatus())
 	require.EqualValues(t, 20000001, last.GetStdoutLen())
@@ -291,15 +292,15 @@ func TestClientThatKeepsUpGetsMoreThanTheLimit(t *testing.T) {
 
 func TestClientThatGoesAwayDoesNotCancelTheJob(t *testing.T) {
 	h := newHarness(t)
-	going := filepath.Join(t.TempDir(), "go")
-	h.run(script("1", "echo before; while [ ! -e "+going+" ]; do sleep 0.01; done; echo survived"))
+	wait, open := remotetest.Gate(t, filepath.Join(t.TempDir(), "go"))
+	h.run(script("1", "echo before; "+wait+"; echo survived"))
 	conn := h.dial()
 	stream, err := pb.NewStepRunnerClient(conn).FollowIO(t.Context(), &pb.FollowIORequest{Id: "1"})
 	require.NoError(t, err)
 	piece, err := stream.Recv()
 	require.NoError(t, err)
 	require.NoError(t, conn.Close())
-	require.NoError(t, os.WriteFile(going, nil, 0o600))
+	open()
 	rest := h.followIO(t.Context(), &pb.FollowIORequest{Id: "1", ReadStdout: int32(len(piece.GetStream()))}, 0)
 	require.NoError(t, rest.err)
 	require.Equal(t, "before\nsurvived\n", string(piece.GetStream())+rest.stdout())
