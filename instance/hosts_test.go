@@ -88,9 +88,27 @@ func TestADrainedInstanceStaysConnectedWhileOthersAreBehindIt(t *testing.T) {
 	f := newFleet(t, vm("near", 1), behind("far", &Instance{ID: "near"}))
 	require.NoError(t, f.Drain("near"))
 	require.Empty(t, f.closed)
+	require.NoError(t, f.Update([]Instance{vm("near", 1), behind("far", &Instance{ID: "near"}), vm("new", 1)}))
+	require.Empty(t, f.closed, "it was closed when the set was read again")
 	require.NoError(t, f.Update([]Instance{vm("near", 1), vm("far", 1)}))
 	require.Equal(t, []string{
 		"far: " + errChanged.Error(),
+		"near: the instance takes no more builds: it is draining",
+		"new: the instance takes no more builds: it is removed",
+	}, f.takeClosed())
+}
+
+// Its connection stayed, because the hosts behind it were counted after it was looked at.
+func TestADrainedInstanceIsClosedWithTheLastBuildBehindIt(t *testing.T) {
+	f := newFleet(t, vm("near", 1), behind("far", &Instance{ID: "near"}))
+	require.NoError(t, f.Drain("near"))
+	s := take(t, f.Group)
+	require.Equal(t, "far", s.member.ID)
+	require.NoError(t, f.Update([]Instance{vm("near", 1)}))
+	require.Empty(t, f.closed, "the build may connect anew")
+	s.release()
+	require.Equal(t, []string{
+		"far: the instance takes no more builds: it is removed",
 		"near: the instance takes no more builds: it is draining",
 	}, f.takeClosed())
 }

@@ -236,21 +236,22 @@ func (g *Group) armLocked(now time.Time) {
 // closeLocked forgets machines that have left the set and have no builds. It returns the connections to close, each
 // once.
 func (g *Group) closeLocked(now time.Time) []retirement {
-	var out []retirement
 	g.machines = slices.DeleteFunc(g.machines, func(m *machine) bool {
+		forgotten := m.removed && len(m.slots) == 0
+		g.stale = g.stale || forgotten
+		return forgotten
+	})
+	out := g.forgetLocked() // first, because it counts the hosts behind each host
+	for _, m := range g.machines {
 		switch {
 		case m.takes() || len(m.slots) > 0:
 			m.closed = false
-		case m.removed:
-			g.stale = true
-			return true
 		case !m.closed && m.host.behind == 0:
 			m.closed = true
 			out = append(out, retirement{m.member.ID, outOfServiceError(m.state(now))})
 		}
-		return false
-	})
-	return append(out, g.forgetLocked()...)
+	}
+	return out
 }
 
 // outOfServiceError is the cause for closing the connection of an instance that takes no more builds.
