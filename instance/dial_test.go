@@ -481,6 +481,31 @@ func TestConnectionThatIsDeadOnArrivalIsAFailedAttempt(t *testing.T) {
 	})
 }
 
+// A build that lingers was lost although its jump host had been back for half a minute.
+func TestAJumpHostThatIsBackIsFoundSoonByABuildThatWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		d := &dials{fail: func(string, int) error {
+			if time.Since(start) < 10*time.Minute {
+				return errClosed
+			}
+			return nil
+		}}
+		r := newRig(t, d, time.Minute, behind("a", bastion("b:22")))
+		_, err := r.Acquire(t.Context(), "a")
+		require.ErrorIs(t, err, errClosed)
+		done := r.hasten("a")
+		for {
+			if _, err := r.Acquire(t.Context(), "a"); err == nil {
+				break
+			}
+		}
+		requireBetween(t, 10*time.Minute, 10*time.Minute+2*hasteMax, time.Since(start))
+		done()
+		require.Empty(t, r.awaited)
+	})
+}
+
 func TestADialThatIsNoLongerWantedIsNoFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, &dials{takes: time.Second}, time.Minute, vm("a", 1))

@@ -83,7 +83,7 @@ type Group struct {
 	sources  int              // running calls of Follow, which may bring more instances
 	byHand   bool             // instances were added or removed one by one, so more may come
 	wake     *time.Timer
-	awaited  map[string]int  // how many builds wait to reconnect to a host
+	awaited  map[string]int  // how many builds wait to reconnect to a host, or through it
 	drained  map[string]bool // the IDs of drained instances, even if they have left the set
 	shared   bool            // other groups share its instances; see Share
 

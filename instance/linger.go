@@ -16,7 +16,8 @@ import (
 // MaxLinger is the longest Build.Linger.
 const MaxLinger = wire.MaxLinger
 
-// hasteMax is the longest pause between two attempts to connect to a host while a build waits to reconnect to it.
+// hasteMax is the longest pause between two attempts to connect to a host while a build waits to reconnect to it, or
+// through it.
 const hasteMax = 500 * time.Millisecond
 
 // linger returns how long the build may continue without its connection, on the instance of a slot.
@@ -78,7 +79,8 @@ func (e *Executor) keepTrying(ctx context.Context, s *slot) (*pool.Lease[*mux.Co
 	}
 }
 
-// hasten keeps the pauses between attempts to connect to a host short until done is called.
+// hasten keeps the pauses between attempts to connect to a host, and to the jump hosts on the way to it, short until
+// done is called.
 func (g *Group) hasten(id string) (done func()) {
 	h, err := g.findHost(id)
 	if err != nil {
@@ -89,20 +91,26 @@ func (g *Group) hasten(id string) (done func()) {
 	if g.awaited == nil {
 		g.awaited = map[string]int{}
 	}
-	g.awaited[id]++
-	if soon := time.Now().Add(hasteMax); h.health.retryAt.After(soon) && h.health.refused(time.Now()) == nil {
-		h.health.retryAt = soon
+	now := time.Now()
+	soon := now.Add(hasteMax)
+	for _, id := range h.path {
+		g.awaited[id]++
+		if on := g.hosts[id]; on != nil && on.health.retryAt.After(soon) && on.health.refused(now) == nil {
+			on.health.retryAt = soon
+		}
 	}
 	return func() {
 		g.mu.Lock()
 		defer g.unlock()
-		if g.awaited[id]--; g.awaited[id] == 0 {
-			delete(g.awaited, id)
+		for _, id := range h.path {
+			if g.awaited[id]--; g.awaited[id] == 0 {
+				delete(g.awaited, id)
+			}
 		}
 	}
 }
 
-// isAwaited reports whether a build waits to reconnect to a host.
+// isAwaited reports whether a build waits to reconnect to a host, or through it.
 func (g *Group) isAwaited(id string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
