@@ -1,6 +1,7 @@
 package instance
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,9 +21,10 @@ type connections[C pool.Conn] struct {
 	pacer *pacer
 	pool  *pool.Pool[C]
 
-	// connect makes one attempt to connect to a host, through its jump host if via is not nil. The connection
-	// releases via when it is closed; connect releases it if it returns an error.
-	connect func(ctx context.Context, h *host, via *pool.Lease[C]) (C, error)
+	// connect makes one attempt to connect to a host, through its jump host if via is not nil. It calls wait, at most
+	// once, when it begins to wait for the host. The connection releases via when it is closed; connect releases it if it
+	// returns an error.
+	connect func(ctx context.Context, h *host, via *pool.Lease[C], wait func()) (C, error)
 	// timeout bounds a dial from its first attempt to its last, pauses included.
 	timeout time.Duration
 	// start and done are called for each attempt; n counts from 1 within a dial.
@@ -71,7 +73,7 @@ func (c *connections[C]) dial(ctx context.Context, key pool.Key) (conn C, err er
 	}
 	wanted, retryAt, last := ctx, known.retryAt, error(nil)
 	for n := 1; ; n++ {
-		via, err := c.awaitTurn(ctx, h, retryAt, n)
+		via, turn, err := c.awaitTurn(ctx, h, retryAt, n)
 		if err != nil && ctx.Err() != nil {
 			if wanted.Err() != nil {
 				return conn, err
@@ -84,7 +86,7 @@ func (c *connections[C]) dial(ctx context.Context, key pool.Key) (conn C, err er
 			ctx = timed //nolint:fatcontext // once
 		}
 		if err == nil {
-			conn, err = c.attempt(ctx, h, via, n)
+			conn, err = c.attempt(ctx, h, via, turn, n)
 		}
 		switch {
 		case err == nil:
@@ -105,13 +107,12 @@ func (c *connections[C]) dial(ctx context.Context, key pool.Key) (conn C, err er
 	}
 }
 
-// awaitTurn waits until h may be connected to: for the end of its backoff, then for its jump host, then for a slot of
-// the pacer, which it holds afterwards. The slot comes last, so that a dial that waits for another holds no
-// slot. It returns a lease on the jump host's connection, nil without a jump host.
+// awaitTurn waits until h may be connected to: for the end of its backoff, then for its jump host, then for its turn by
+// the pacer. The turn comes last, so that a dial that waits for another holds no slot. It returns a lease on the jump
+// host's connection, nil without a jump host, and the turn.
 func (c *connections[C]) awaitTurn(
 	ctx context.Context, h *host, retryAt time.Time, n int,
-) (via *pool.Lease[C], err error) {
-	entered := false
+) (via *pool.Lease[C], turn *turn, err error) {
 	err = pool.Standby(ctx, func() error {
 		err := pause.For(ctx, time.Until(retryAt))
 		if err == nil {
@@ -122,31 +123,29 @@ func (c *connections[C]) awaitTurn(
 			}
 		}
 		if err == nil {
-			err = c.pacer.enter(ctx, h.server())
-			entered = err == nil
+			turn, err = c.pacer.enter(ctx, h.server())
 		}
 		return err
 	})
 	if err == nil {
-		return via, nil
+		return via, turn, nil
 	}
-	if entered {
-		c.pacer.leave(h.server())
+	if turn != nil {
+		turn.leave()
 	}
 	if via != nil {
 		via.Release()
 	}
-	return nil, err
+	return nil, nil, err
 }
 
-// attempt connects to h once, after awaitTurn, and gives back the slot. A connection that is dead on arrival is a
-// failure.
-func (c *connections[C]) attempt(ctx context.Context, h *host, via *pool.Lease[C], n int) (C, error) {
+// attempt connects to h once, after awaitTurn, and ends the turn. A connection that is dead on arrival is a failure.
+func (c *connections[C]) attempt(ctx context.Context, h *host, via *pool.Lease[C], turn *turn, n int) (C, error) {
 	c.start(h.id, n)
 	start := time.Now()
-	conn, err := c.connect(ctx, h, via)
+	conn, err := c.connect(ctx, h, via, turn.wait)
 	took := time.Since(start)
-	c.pacer.leave(h.server())
+	turn.leave()
 	if err == nil {
 		select {
 		case <-conn.Done():
@@ -181,9 +180,21 @@ func (e *viaError) Error() string { return fmt.Sprintf("through jump host %s: %v
 func (e *viaError) Unwrap() error { return e.err }
 
 // connect connects to a host by SSH; see connections.connect.
-func connect(ctx context.Context, h *host, via *pool.Lease[*mux.Conn], trace *mux.Trace) (*mux.Conn, error) {
+func connect(
+	ctx context.Context, h *host, via *pool.Lease[*mux.Conn], trace *mux.Trace, wait func(),
+) (*mux.Conn, error) {
 	cfg := h.ssh
-	cfg.MachineID, cfg.Trace = h.id, trace
+	hooks := *cmp.Or(trace, &mux.Trace{})
+	cfg.MachineID, cfg.Trace = h.id, &hooks
+	ended := hooks.DialPhase
+	hooks.DialPhase = func(phase string, took time.Duration, err error) {
+		if phase == "prepare" { // not before: it may run the operator's commands
+			wait()
+		}
+		if ended != nil {
+			ended(phase, took, err)
+		}
+	}
 	if via != nil {
 		cfg.DialNet = func(ctx context.Context, addr string) (net.Conn, error) {
 			nc, err := via.Conn().DialNet(ctx, addr)

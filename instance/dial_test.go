@@ -79,12 +79,15 @@ type dials struct {
 	conns  []*fakeConn
 }
 
-func (d *dials) connect(ctx context.Context, h *host, via *pool.Lease[*fakeConn]) (conn *fakeConn, err error) {
+func (d *dials) connect(
+	ctx context.Context, h *host, via *pool.Lease[*fakeConn], wait func(),
+) (conn *fakeConn, err error) {
 	defer func() {
 		if err != nil && via != nil {
 			via.Release()
 		}
 	}()
+	wait()
 	d.mu.Lock()
 	d.starts, d.ids = append(d.starts, time.Now()), append(d.ids, h.id)
 	n := len(d.starts)
@@ -401,9 +404,10 @@ func TestDialEndsWithItsLastErrorWhenThePauseIsLongerThanItsTime(t *testing.T) {
 func TestDialThatFindsNoSlotForItsNextAttemptEndsInTimeWithItsLastError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &dials{silent: map[string]bool{}, fail: failFirst(1000, errClosed)}
-		silent := vms("silent", maxDials) // they take all slots for all their time
-		for _, in := range silent {
-			d.silent[in.ID] = true
+		silent := vms("silent", maxServerDials) // they take all slots of their server for all their time
+		for i := range silent {
+			silent[i].Addr = "refuses:22"
+			d.silent[silent[i].ID] = true
 		}
 		r := newRig(t, d, 10*time.Second, append(silent, vm("refuses", 1))...)
 		start := time.Now()
@@ -468,8 +472,8 @@ func TestConnectionThatIsDeadOnArrivalIsAFailedAttempt(t *testing.T) {
 		d := &dials{}
 		r := newRig(t, d, time.Minute, vm("a", 1))
 		connect := r.connect
-		r.connect = func(ctx context.Context, h *host, via *pool.Lease[*fakeConn]) (*fakeConn, error) {
-			c, err := connect(ctx, h, via)
+		r.connect = func(ctx context.Context, h *host, via *pool.Lease[*fakeConn], wait func()) (*fakeConn, error) {
+			c, err := connect(ctx, h, via, wait)
 			if d.count() == 1 {
 				c.end(errCut)
 			}
@@ -595,6 +599,37 @@ func TestAttemptsAtOneServerAreBounded(t *testing.T) {
 	})
 }
 
+// Of a thousand machines half gave no answer. The last of the others was reached after seven and a half minutes.
+func TestHostsThatDoNotAnswerDoNotHoldUpTheOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all := vms("vm", 1000)
+		d := &dials{silent: map[string]bool{}, takes: 100 * time.Millisecond}
+		for i := range len(all) / 2 {
+			d.silent[all[2*i].ID] = true
+		}
+		r := newRig(t, d, 30*time.Second, all...)
+		start := time.Now()
+		var silent, fine []<-chan result
+		for i, in := range all {
+			if i%2 == 0 {
+				silent = append(silent, r.later(t.Context(), in.ID))
+			} else {
+				fine = append(fine, r.later(t.Context(), in.ID))
+			}
+		}
+		for _, f := range fine {
+			require.NoError(t, (<-f).err)
+		}
+		require.Less(t, time.Since(start), (500/maxDials+2)*slowDial)
+		for _, s := range silent {
+			require.ErrorIs(t, (<-s).err, context.DeadlineExceeded)
+		}
+		synctest.Wait()
+		require.Empty(t, r.pacer.slots)
+		require.Empty(t, r.pacer.servers)
+	})
+}
+
 func TestPausesBetweenAttemptsTakeNoSlotFromOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		silent := vms("silent", maxDials-1)
@@ -653,11 +688,11 @@ func TestSlotGivenToADialThatIsBeingGivenUpIsNotLost(t *testing.T) {
 			d := &dials{takes: time.Second}
 			r := newRig(t, d, time.Minute, vms("vm", 2*maxDials+1)...)
 			connect := r.connect
-			r.connect = func(ctx context.Context, h *host, via *pool.Lease[*fakeConn]) (*fakeConn, error) {
+			r.connect = func(ctx context.Context, h *host, via *pool.Lease[*fakeConn], wait func()) (*fakeConn, error) {
 				if ctx.Err() != nil {
 					t.Error("an attempt that is not wanted")
 				}
-				return connect(ctx, h, via)
+				return connect(ctx, h, via, wait)
 			}
 			all := r.Instances()
 			var first, given []<-chan result
@@ -763,12 +798,12 @@ func TestOneHostIsDialedOnceAtATimeWhateverItsCallersDo(t *testing.T) {
 		r := newRig(t, d, time.Minute, vm("a", 1))
 		var busy atomic.Int32
 		connect := r.connect
-		r.connect = func(ctx context.Context, h *host, via *pool.Lease[*fakeConn]) (*fakeConn, error) {
+		r.connect = func(ctx context.Context, h *host, via *pool.Lease[*fakeConn], wait func()) (*fakeConn, error) {
 			if busy.Add(1) > 1 {
 				t.Error("two attempts at once")
 			}
 			defer busy.Add(-1)
-			return connect(ctx, h, via)
+			return connect(ctx, h, via, wait)
 		}
 		for range 5 {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)

@@ -225,6 +225,43 @@ func TestABuildWhoseInstanceIsRemovedWhileItIsBeingConnectedGoesElsewhere(t *tes
 	require.Equal(t, 1, statOf(p, "there").Uses)
 }
 
+// As many instances as may be connected to at once take connections and say nothing. The build after them waited until
+// their dials had ended.
+func TestInstancesThatSayNothingDoNotHoldUpTheOthers(t *testing.T) {
+	t.Parallel()
+	v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+	var all []instance.Instance
+	for i := range 40 {
+		silent, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		defer silent.Close()
+		in := v.instance(t, 2)
+		in.ID, in.Addr = fmt.Sprintf("silent-%d", i), silent.Addr().String()
+		all = append(all, in)
+	}
+	group, err := instance.NewGroup(append(all, v.instance(t, 1))...)
+	require.NoError(t, err)
+	p, err := instance.NewProvider(instance.Config{Group: group, DialTimeout: 2 * sshtest.Bound})
+	require.NoError(t, err)
+	defer p.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	var waiting sync.WaitGroup
+	defer waiting.Wait()
+	defer cancel()
+	for i := range all {
+		queued := make(chan struct{})
+		e := p.Executor(instance.Build{ID: fmt.Sprintf("b-%d", i), On: all[i].ID, Queued: func() { close(queued) }})
+		waiting.Go(func() {
+			_ = e.Prepare(ctx) // it is cancelled
+			_ = e.Cleanup(ctx)
+		})
+		<-queued
+	}
+	e := p.Executor(instance.Build{ID: "b", On: "vm-1"})
+	require.NoError(t, e.Prepare(sshtest.Within(t)))
+	require.NoError(t, e.Cleanup(sshtest.Within(t)))
+}
+
 func TestABuildThatIsCancelledBeforeItIsConnectedIsNoUse(t *testing.T) {
 	t.Parallel()
 	v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))

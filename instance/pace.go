@@ -3,11 +3,14 @@ package instance
 import (
 	"context"
 	"sync"
+	"time"
 )
 
 const (
-	// maxDials bounds the simultaneous attempts to connect.
+	// maxDials bounds the simultaneous attempts to connect. An attempt whose host has not answered after slowDial no
+	// longer counts: it costs next to nothing, and many such hosts would hold up all others.
 	maxDials = 32
+	slowDial = 2 * time.Second
 	// maxServerDials bounds those to one server: sshd refuses some logins if more than ten are under way (MaxStartups
 	// in sshd_config).
 	maxServerDials = 8
@@ -16,7 +19,7 @@ const (
 // pacer bounds the attempts to connect, to all hosts together and to each server. Waiters for the same slots are
 // served in order.
 type pacer struct {
-	slots chan struct{} // holds one token for each attempt under way
+	slots chan struct{} // holds one token for each attempt under way that is not slow
 
 	mu      sync.Mutex              // guards the following
 	servers map[string]*serverSlots // the servers with users
@@ -32,9 +35,19 @@ func newPacer() *pacer {
 	return &pacer{slots: make(chan struct{}, maxDials), servers: map[string]*serverSlots{}}
 }
 
+// turn holds the slots of one attempt.
+type turn struct {
+	free  func()      // returns the slot of all hosts, once
+	slow  *time.Timer // calls free; nil before wait
+	leave func()      // returns the slots; called when the attempt is over
+}
+
+// wait is called once, when the attempt begins to wait for its host.
+func (t *turn) wait() { t.slow = time.AfterFunc(slowDial, t.free) }
+
 // enter waits until one more attempt may start at the server. The caller calls leave when the attempt is over. If ctx
 // ends first, enter returns its cause and holds no slot.
-func (p *pacer) enter(ctx context.Context, server string) error {
+func (p *pacer) enter(ctx context.Context, server string) (*turn, error) {
 	p.mu.Lock()
 	s := p.servers[server]
 	if s == nil {
@@ -46,22 +59,26 @@ func (p *pacer) enter(ctx context.Context, server string) error {
 	err := put(ctx, s.slots)
 	if err == nil {
 		if err = put(ctx, p.slots); err == nil { // last, so that an attempt that waits for its server does not hold up others
-			return nil
+			return p.turn(s, server), nil
 		}
 		<-s.slots
 	}
 	p.forget(server)
-	return err
+	return nil, err
 }
 
-// leave returns the slots that enter took.
-func (p *pacer) leave(server string) {
-	<-p.slots
-	p.mu.Lock()
-	s := p.servers[server]
-	p.mu.Unlock()
-	<-s.slots
-	p.forget(server)
+// turn returns the turn of an attempt that has its slots.
+func (p *pacer) turn(s *serverSlots, server string) *turn {
+	t := &turn{free: sync.OnceFunc(func() { <-p.slots })}
+	t.leave = func() {
+		if t.slow != nil {
+			t.slow.Stop()
+		}
+		t.free()
+		<-s.slots
+		p.forget(server)
+	}
+	return t
 }
 
 // forget removes one user of the server.

@@ -89,13 +89,13 @@ func NewProvider(cfg Config) (*Provider, error) {
 		cfg.DialStart = func(string, int) {}
 	}
 	p := &Provider{cfg: cfg}
-	dial := func(ctx context.Context, h *host, via *pool.Lease[*mux.Conn]) (*mux.Conn, error) {
+	dial := func(ctx context.Context, h *host, via *pool.Lease[*mux.Conn], wait func()) (*mux.Conn, error) {
 		if via == nil && cfg.Group.isAwaited(h.id) {
 			hasty := *h
 			hasty.ssh.DialNet = dialHastily
 			h = &hasty
 		}
-		return connect(ctx, h, via, cmp.Or(h.ssh.Trace, cfg.ConnTrace))
+		return connect(ctx, h, via, cmp.Or(h.ssh.Trace, cfg.ConnTrace), wait)
 	}
 	conns := &connections[*mux.Conn]{
 		group: cfg.Group, connect: dial, timeout: cfg.DialTimeout, start: cfg.DialStart, done: p.logDial,
@@ -210,7 +210,7 @@ func (p *Provider) Dial(ctx context.Context, id string, trace *mux.Trace) (*mux.
 	if err != nil {
 		return nil, err
 	}
-	return connect(ctx, h, via, cmp.Or(trace, h.ssh.Trace, p.cfg.ConnTrace))
+	return connect(ctx, h, via, cmp.Or(trace, h.ssh.Trace, p.cfg.ConnTrace), func() {})
 }
 
 // Add adds an instance to the Group's set. Its errors are those of Group.Update. After the first Add or Remove,
