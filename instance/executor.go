@@ -135,7 +135,7 @@ func (e *Executor) tryElsewhere(err error) bool {
 	s := e.slot
 	e.mu.Unlock()
 	failed, gone, changed := (*dialError)(nil), outOfServiceError(""), errors.Is(err, errChanged)
-	if s == nil || !changed && !errors.As(err, &failed) && !errors.As(err, &gone) {
+	if s == nil || !changed && !errors.As(err, &failed) && !errors.As(err, &gone) && !errors.Is(err, ErrUnknown) {
 		return false
 	}
 	group := e.provider.cfg.Group
@@ -153,7 +153,7 @@ func (e *Executor) tryElsewhere(err error) bool {
 	if e.tries >= maxTries || !group.hasOther(e.demand()) {
 		return false
 	}
-	reason := error(gone)
+	reason := err
 	if failed != nil {
 		reason = failed.err
 	}

@@ -225,6 +225,29 @@ func TestABuildWhoseInstanceIsRemovedWhileItIsBeingConnectedGoesElsewhere(t *tes
 	require.Equal(t, 1, statOf(p, "there").Uses)
 }
 
+// It failed, because the group no longer had the instance when its connection was asked for.
+func TestABuildWhoseInstanceIsRemovedBeforeItIsConnectedGoesElsewhere(t *testing.T) {
+	t.Parallel()
+	v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+	gone, there := v.instance(t, 2), v.instance(t, 1)
+	gone.ID, there.ID = "gone", "there"
+	group, err := instance.NewGroup(gone, there)
+	require.NoError(t, err)
+	p, err := instance.NewProvider(instance.Config{Group: group})
+	require.NoError(t, err)
+	defer p.Close()
+	var placed []string
+	e := p.Executor(instance.Build{ID: "b", Placed: func(on string) {
+		placed = append(placed, on)
+		if on == "gone" {
+			require.NoError(t, p.Remove(sshtest.Within(t), "gone"))
+		}
+	}})
+	require.NoError(t, e.Prepare(sshtest.Within(t)))
+	require.Equal(t, []string{"gone", "there"}, placed)
+	require.NoError(t, e.Cleanup(sshtest.Within(t)))
+}
+
 // As many instances as may be connected to at once take connections and say nothing. The build after them waited until
 // their dials had ended.
 func TestInstancesThatSayNothingDoNotHoldUpTheOthers(t *testing.T) {

@@ -355,14 +355,14 @@ func (g *Group) connected(id string, conn pool.Conn) {
 	g.unlock()
 }
 
-// findHost returns the host with this ID in its current configuration.
+// findHost returns the host with this ID in its current configuration. The error wraps ErrUnknown.
 func (g *Group) findHost(id string) (*host, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if h := g.hosts[id]; h != nil {
 		return h, nil
 	}
-	return nil, fmt.Errorf("instance %s is not in the group", id)
+	return nil, unknown(id)
 }
 
 // allLinux reports whether all instances run Linux.

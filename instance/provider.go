@@ -200,7 +200,7 @@ func (p *Provider) Executor(b Build) *Executor {
 
 // Dial connects to an instance outside the pool, in order to examine it, through the pooled connections of its jump
 // hosts. trace, if not nil, replaces the configured one. The caller closes the connection before the Provider. Errors
-// are those of mux.Dial, or report that the instance is not in the group.
+// are those of mux.Dial, or wrap ErrUnknown.
 func (p *Provider) Dial(ctx context.Context, id string, trace *mux.Trace) (*mux.Conn, error) {
 	h, err := p.cfg.Group.findHost(id)
 	if err != nil {
