@@ -498,6 +498,9 @@ func (e *Executor) Cleanup(ctx context.Context) error {
 	if running != nil {
 		await("script", running)
 	}
+	if starting := e.lingering.start.Wait(ctx); starting != nil {
+		err = errors.Join(err, fmt.Errorf("stop the start of the step runner: %w", starting))
+	}
 	if b != nil {
 		await("container", b.started)
 		err = errors.Join(err, b.close(caller, leaves))

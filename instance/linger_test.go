@@ -23,6 +23,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
@@ -354,6 +355,35 @@ echo done; exit 9`, ledger, file))
 	require.Equal(t, "began\nran\n", string(text), "nothing was run twice")
 	require.NoError(t, e.Cleanup(t.Context()))
 	require.Empty(t, e.Left())
+	v.requireClean(t)
+}
+
+// All later commands of the build failed with the end of the first one's context.
+func TestACommandThatIsCancelledWhileTheStepRunnerStartsDoesNotFailTheNext(t *testing.T) {
+	t.Parallel()
+	v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+	starting, goOn := filepath.Join(t.TempDir(), "starting"), filepath.Join(t.TempDir(), "go")
+	wrapper := filepath.Join(t.TempDir(), "runner.sh")
+	require.NoError(t, os.WriteFile(wrapper, fmt.Appendf(nil, `#!/bin/sh
+case $* in *serve*) echo >%s; until [ -e %s ]; do sleep 0.01; done;; esac
+exec %s "$@"
+`, starting, goOn, v.runner[0]), 0o700))
+	v.runner = []string{wrapper}
+	p := v.provider(t, 1, func(c *instance.Config, _ *instance.Instance) {
+		c.Route, c.ReadyTimeout = connector.Session, sshtest.Bound
+	})
+	e, _ := lingers(t, p, "build-1", time.Minute)
+	client, err := e.Client(t.Context())
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- client.Run(ctx, instance.RunOptions{Command: "true"}) }()
+	require.Eventually(t, func() bool { _, err := os.Stat(starting); return err == nil }, sshtest.Bound, time.Millisecond)
+	cancel()
+	requireReason(t, <-ended, instance.JobCanceled, 0)
+	require.NoError(t, os.WriteFile(goOn, nil, 0o600))
+	require.NoError(t, client.Run(t.Context(), instance.RunOptions{Command: "true"}))
+	require.NoError(t, e.Cleanup(t.Context()))
 	v.requireClean(t)
 }
 

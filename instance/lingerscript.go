@@ -10,10 +10,12 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"time"
 	"unicode/utf8"
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/script"
+	"github.com/stepmux/stepmux/internal/flight"
 )
 
 // maxInput bounds the text of a script, or the standard input of a command, of a build that lingers, in bytes. A step
@@ -22,9 +24,8 @@ const maxInput = 8 << 20
 
 // lingerScripts is the part of an Executor for scripts and commands of a build that lingers.
 type lingerScripts struct {
-	turn chan struct{} // held while the step runner is started
-	err  error         // why the step runner could not be started; guarded by turn
-	runs atomic.Int64
+	start flight.Flight[*connector.Connector] // starts the step runner, once
+	runs  atomic.Int64
 }
 
 // lingeringScript is a script or a command line as a job.
@@ -127,23 +128,21 @@ func (s *lingeringScript) shellName() string {
 	return "bash"
 }
 
-// stepRunner returns the connector of a build that lingers, once its step runner listens.
+// stepRunner returns the connector of a build that lingers, once its step runner listens. The start goes on when ctx
+// ends: the build's next script or command needs the step runner too.
 func (e *Executor) stepRunner(ctx context.Context) (*connector.Connector, error) {
-	select {
-	case e.lingering.turn <- struct{}{}:
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
-	defer func() { <-e.lingering.turn }()
-	connector := func() *connector.Connector {
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		return e.connector
-	}
-	if connector() == nil && e.lingering.err == nil {
-		_, e.lingering.err = e.connect(ctx, "")
-	}
-	return connector(), e.lingering.err
+	return e.lingering.start.Do(ctx, func(ctx context.Context) (*connector.Connector, time.Duration, error) {
+		started := func() *connector.Connector {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			return e.connector
+		}
+		if c := started(); c != nil { // by Connect or Resume
+			return c, -1, nil
+		}
+		_, err := e.connect(ctx, "")
+		return started(), -1, err
+	})
 }
 
 // readInput reads a command's standard input to its end. It does not wait for a Read that is under way when ctx ends.

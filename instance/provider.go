@@ -194,7 +194,7 @@ func (p *Provider) Executor(b Build) *Executor {
 	e := &Executor{provider: p, build: b, log: buildlog.New(cmp.Or(b.Log, io.Discard), p.cfg.LogTimeout)}
 	e.log.Restore(b.LogState)
 	e.life, e.end = context.WithCancelCause(context.Background())
-	e.lingering.turn = make(chan struct{}, 1)
+	e.lingering.start.GoOn = true
 	return e
 }
 

@@ -51,7 +51,7 @@ var allowed = map[string][]string{
 		"internal/flight", "internal/termtext", "internal/pause",
 	},
 
-	"instance": {"internal/limits", "connector/**", "mux", "pool", "internal/wire", "internal/pause"},
+	"instance": {"internal/limits", "connector/**", "mux", "pool", "internal/wire", "internal/pause", "internal/flight"},
 
 	"instance/inventory": {
 		"internal/limits",
