@@ -62,12 +62,19 @@ func isolationOf(job *pb.Job) program.Isolation {
 	return i
 }
 
-// usageOf returns the build's usage up to the end of job.
+// maxCPU is the most processor time that a build may report, in seconds: a day of ten thousand processors.
+const maxCPU = 24 * 3600 * 10_000
+
+// usageOf returns the build's usage up to the end of job. The figures come from the VM. A time that cannot be counts as
+// not reported: JSON has no NaN and no infinity, and in a sum they would hide all other builds.
 func usageOf(job *pb.Job) program.Usage {
-	return program.Usage{
-		CPU: max(job.GetCpuSeconds(), 0), PeakMemory: max(job.GetPeakMemoryBytes(), 0),
-		LargestProcess: max(job.GetLargestProcessBytes(), 0),
+	used := program.Usage{
+		PeakMemory: max(job.GetPeakMemoryBytes(), 0), LargestProcess: max(job.GetLargestProcessBytes(), 0),
 	}
+	if cpu := job.GetCpuSeconds(); cpu >= 0 && cpu <= maxCPU {
+		used.CPU = cpu
+	}
+	return used
 }
 
 // Usage returns the build's usage up to the end of its last job. It is zero until a job has ended.

@@ -2,6 +2,7 @@ package connector
 
 import (
 	"io"
+	"math"
 	"strings"
 	"testing"
 
@@ -90,6 +91,10 @@ func TestUsageIsThatOfTheJobsEnd(t *testing.T) {
 	used := usageOf(&pb.Job{CpuSeconds: 1.5, PeakMemoryBytes: 64 << 20, LargestProcessBytes: -1})
 	require.Equal(t, program.Usage{CPU: 1.5, PeakMemory: 64 << 20}, used)
 	require.Zero(t, usageOf(&pb.Job{}), "an older one does not tell")
+	// The build had no line in --output json, and stepmux_builds_cpu_seconds_total was NaN from then on.
+	for _, cpu := range []float64{math.NaN(), math.Inf(1), math.Inf(-1), -1, 1e300} {
+		require.Zero(t, usageOf(&pb.Job{CpuSeconds: cpu}), "%v", cpu)
+	}
 	require.Equal(t, "2.0 s of processor time, peak memory 64 MiB, largest process 1 MiB",
 		used.Plus(program.Usage{CPU: 0.5, LargestProcess: 1}).String())
 }
