@@ -81,7 +81,8 @@ func (f fleet) Collect(out chan<- prometheus.Metric) {
 		conns[j.ConnState]++
 	}
 	for _, s := range []instance.State{
-		instance.Ready, instance.Suspect, instance.Quarantined, instance.Draining, instance.UsedUp, instance.Removed,
+		instance.Ready, instance.Suspect, instance.Quarantined, instance.Draining, instance.UsedUp, instance.Elsewhere,
+		instance.Removed,
 	} {
 		gauge(instances, states[s], string(s))
 	}

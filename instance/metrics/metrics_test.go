@@ -173,6 +173,24 @@ func TestMetricsTellWhyADialFailed(t *testing.T) {
 	require.Contains(t, text, `stepmux_instances{state="aside"} 1`)
 }
 
+// A VM that another manager of a cluster has was in no state of stepmux_instances.
+func TestEachInstanceIsCountedInItsState(t *testing.T) {
+	m := metrics.New("v1.2.3")
+	group, err := instance.NewGroup(
+		instance.Instance{ID: "vm-1", Addr: "vm-1:22"}, instance.Instance{ID: "vm-2", Addr: "vm-2:22"},
+	)
+	require.NoError(t, err)
+	group.Share()
+	require.NoError(t, group.Hold("vm-1"))
+	p, err := instance.NewProvider(instance.Config{Group: group})
+	require.NoError(t, err)
+	defer p.Close()
+	m.Watch(p)
+	text := scrape(t, serve(t, m), "/metrics")
+	require.Contains(t, text, `stepmux_instances{state="ready"} 1`)
+	require.Contains(t, text, `stepmux_instances{state="elsewhere"} 1`)
+}
+
 func TestEndedCountsBuildsByReason(t *testing.T) {
 	m := metrics.New("v1.2.3")
 	m.Ended(batch.Report{Err: &instance.BuildError{Reason: instance.JobCanceled, Err: errors.New("x")}})
