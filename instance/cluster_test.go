@@ -1,0 +1,37 @@
+package instance
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/connector/kubernetes"
+)
+
+// fakePod is a pod that needs no cluster.
+type fakePod struct{ place }
+
+func (fakePod) Close(context.Context) error { return nil }
+func (fakePod) Removed() bool               { return true }
+
+// A cluster took builds without end: no build was a use, because it has no lease on a connection.
+func TestABuildThatHadAPodIsAUseOfItsCluster(t *testing.T) {
+	g, err := NewGroup(Instance{ID: "cluster", Cluster: &kubernetes.Cluster{}, MaxUses: 1})
+	require.NoError(t, err)
+	p, err := NewProvider(Config{Group: g})
+	require.NoError(t, err)
+	defer p.Close()
+	e := p.Executor(Build{ID: "no-pod"})
+	require.NoError(t, e.Prepare(t.Context()))
+	require.NoError(t, e.Cleanup(t.Context()))
+	require.Zero(t, p.Stat().Instances[0].Uses)
+
+	e = p.Executor(Build{ID: "pod"})
+	require.NoError(t, e.Prepare(t.Context()))
+	e.box = &box{started: make(chan struct{}), place: fakePod{}}
+	close(e.box.started)
+	require.NoError(t, e.Cleanup(t.Context()))
+	require.Equal(t, 1, p.Stat().Instances[0].Uses)
+	require.ErrorContains(t, p.Executor(Build{ID: "late"}).Prepare(t.Context()), "cluster has had its 1 uses")
+}
