@@ -16,6 +16,8 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/connector/kubernetes"
 	"github.com/stepmux/stepmux/instance/manager"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 )
@@ -197,4 +199,37 @@ func damageFile(t *testing.T, dir, stream string, damage func(text []byte) []byt
 	text, err := os.ReadFile(blocks[0])
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(blocks[0], damage(text), 0o600))
+}
+
+// Each build that was refused when its turn came kept one of the 16 places of builds that wait for a slot. After 16 of
+// them the manager took no build from its queue any more.
+func TestBuildsThatAreRefusedAtTheirTurnHoldUpNoOthers(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.change = func(cfg *manager.Config) {
+		cfg.Place = func(own *docker.Spec) (*docker.Spec, *kubernetes.Spec, error) { return own, nil, nil }
+	}
+	m := f.start(t)
+	_, err := m.Drain(t.Context(), &pb.DrainRequest{Instances: []string{"vm-1"}})
+	require.NoError(t, err)
+	boxed := job("true")
+	boxed.Steps = append([]byte("image: alpine\n"), boxed.Steps...)
+	var ids []string
+	for range 17 {
+		resp, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: boxed})
+		require.NoError(t, err)
+		ids = append(ids, resp.GetId())
+	}
+	m.stop()
+
+	f.change = nil // this manager has no containers
+	m = f.start(t)
+	_, err = m.Undrain(t.Context(), &pb.UndrainRequest{Instances: []string{"vm-1"}})
+	require.NoError(t, err)
+	for _, id := range ids {
+		_, b := m.wait(id, 0)
+		require.Equal(t, "runner_configuration_error", b.GetResult().GetReason(), b.GetResult().GetMessage())
+	}
+	text, _ := m.wait(m.submit("echo on"), 0)
+	require.Equal(t, "on\n", text)
 }

@@ -173,6 +173,7 @@ func (m *Manager) begin(
 	defer func() {
 		if !begun {
 			log.stop()
+			placed()
 		}
 	}()
 	var err error
