@@ -233,3 +233,19 @@ func TestBuildsThatAreRefusedAtTheirTurnHoldUpNoOthers(t *testing.T) {
 	text, _ := m.wait(m.submit("echo on"), 0)
 	require.Equal(t, "on\n", text)
 }
+
+// The record of a build with such a name was larger than the store takes: the build never ended, and could not be
+// canceled.
+func TestALongNameOfAFileIsRefused(t *testing.T) {
+	t.Parallel()
+	m := newFleet(t).start(t)
+	long := job("true")
+	long.StepsFile = strings.Repeat("\x01", 1<<20)
+	_, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: long})
+	require.Equal(t, codes.InvalidArgument, status.Code(err), "%v", err)
+	long.StepsFile = strings.Repeat("x", 4095)
+	resp, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: long})
+	require.NoError(t, err)
+	_, b := m.wait(resp.GetId(), 0)
+	require.Empty(t, b.GetResult().GetReason(), b.GetResult().GetMessage())
+}

@@ -31,6 +31,8 @@ const (
 	maxCalls = 1000
 	// maxNote bounds the note of a drain, in bytes.
 	maxNote = 1 << 10
+	// maxFileName bounds the name of a steps file, in bytes, as step runners do: lists and records of builds have it.
+	maxFileName = 4095
 )
 
 // Serve answers the service of package managerv1 on a listener, which it closes, until the Manager is shut down or ctx
@@ -73,6 +75,9 @@ func (s *service) Submit(ctx context.Context, req *pb.SubmitRequest) (*pb.Submit
 	}
 	if len(req.GetJob().GetSteps()) == 0 {
 		return nil, status.Error(codes.InvalidArgument, "the request has no steps")
+	}
+	if len(req.GetJob().GetStepsFile()) > maxFileName {
+		return nil, status.Errorf(codes.InvalidArgument, "the name of the steps file has more than %d bytes", maxFileName)
 	}
 	text, err := proto.Marshal(req.GetJob())
 	if err != nil {

@@ -84,7 +84,7 @@ func (Build_Phase) EnumDescriptor() ([]byte, []int) {
 // Job is a build's work.
 type Job struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// steps is a YAML document with a run: list, and steps_file its name in messages.
+	// steps is a YAML document with a run: list, and steps_file its name in messages, of at most 4095 bytes.
 	Steps     []byte `protobuf:"bytes,1,opt,name=steps,proto3" json:"steps,omitempty"`
 	StepsFile string `protobuf:"bytes,2,opt,name=steps_file,json=stepsFile,proto3" json:"steps_file,omitempty"`
 	// variables are the job's variables, which expressions know as vars and job.
