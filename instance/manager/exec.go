@@ -287,8 +287,11 @@ func (m *Manager) refused(ctx context.Context, err error) error {
 
 // Release ends a lease.
 func (s *service) Release(ctx context.Context, req *pb.ReleaseRequest) (*pb.ReleaseResponse, error) {
-	l := s.m.findLease(req.GetLease())
+	l := s.m.leaseOf(req.GetLease())
 	if l == nil {
+		if err := context.Cause(s.m.takes); err != nil {
+			return nil, s.m.failed(ctx, err) // its record may stay, for the next manager
+		}
 		return &pb.ReleaseResponse{}, nil
 	}
 	if err := s.m.release(ctx, l); err != nil {
@@ -296,6 +299,9 @@ func (s *service) Release(ctx context.Context, req *pb.ReleaseRequest) (*pb.Rele
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.kept {
+		return nil, s.m.failed(ctx, fmt.Errorf("the record of the lease %s stays", l.name))
+	}
 	return &pb.ReleaseResponse{Left: l.left}, nil
 }
 

@@ -180,6 +180,19 @@ func (m *Manager) ReserveAndGo(t *testing.T, name string) (kept bool, err error)
 	return findErr == nil, err
 }
 
+// Keeps reports whether the store has the record of a lease.
+func (m *Manager) Keeps(t *testing.T, name string) bool {
+	t.Helper()
+	_, err := m.store.builds.Get(t.Context(), leasePrefix+name)
+	return !errors.Is(err, jetstream.ErrKeyNotFound)
+}
+
+// Release ends a lease as a call does that is under way when the manager ends.
+func (m *Manager) Release(ctx context.Context, name string) error {
+	_, err := (&service{m: m}).Release(ctx, &pb.ReleaseRequest{Lease: name})
+	return err
+}
+
 // LifeHolds returns how many contexts the manager's life holds. They end with it.
 func (m *Manager) LifeHolds() int {
 	life := reflect.ValueOf(m.life).Elem()

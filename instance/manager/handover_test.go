@@ -118,6 +118,23 @@ func TestACancelReachesAManagerThatWasAway(t *testing.T) {
 	require.Equal(t, "job_canceled", end.GetResult().GetReason())
 }
 
+// The record of a lease that ended while NATS could not be reached stayed. When its manager was started anew, it held a
+// slot for that lease.
+func TestALeaseThatEndsWithoutNATSLeavesNoRecord(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	proxy := sshtest.Proxy(t, c.nats)
+	m := c.member(t, proxy.Addr())
+	_, err := m.reserve(t.Context(), &pb.ReserveRequest{Lease: "lease-one"})
+	require.NoError(t, err)
+	require.True(t, m.m.Keeps(t, "lease-one"))
+	require.Eventually(t, func() bool {
+		proxy.Cut()
+		return m.m.Holds() == 0
+	}, sshtest.Bound, time.Millisecond, "the manager leaves its VMs, and ends its leases")
+	require.Eventually(t, func() bool { return !m.m.Keeps(t, "lease-one") }, sshtest.Bound, 10*time.Millisecond)
+}
+
 // A lease for a VM of another manager waited without a word.
 func TestALeaseForAVMOfAnotherManagerIsRefused(t *testing.T) {
 	t.Parallel()

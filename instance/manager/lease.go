@@ -275,9 +275,17 @@ func (m *Manager) keepLease(l *lease, record *leaseRecord) bool {
 
 // findLease returns the lease of a name that has its slot, or nil.
 func (m *Manager) findLease(name string) *lease {
+	if l := m.leaseOf(name); l != nil && l.usable() {
+		return l
+	}
+	return nil
+}
+
+// leaseOf returns the lease of a name that has, or had, its slot. It is nil once its end is over.
+func (m *Manager) leaseOf(name string) *lease {
 	m.leases.mu.Lock()
 	defer m.leases.mu.Unlock()
-	if l := m.leases.all[name]; l != nil && l.usable() {
+	if l := m.leases.all[name]; l != nil && l.begun() {
 		return l
 	}
 	return nil
@@ -289,7 +297,12 @@ func (l *lease) usable() bool {
 	case <-l.released:
 		return false
 	default:
+		return l.begun()
 	}
+}
+
+// begun reports whether the lease has, or had, its slot.
+func (l *lease) begun() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.record != nil
@@ -334,7 +347,8 @@ func (m *Manager) endLease(l *lease, forget bool) {
 	delete(m.leases.all, l.name)
 }
 
-// forgetLease removes the record of a lease, if it has one.
+// forgetLease removes the record of a lease, if it has one. It waits for a NATS cluster that does not answer until the
+// manager ends.
 func (m *Manager) forgetLease(l *lease) {
 	l.mu.Lock()
 	kept := l.kept
@@ -342,11 +356,22 @@ func (m *Manager) forgetLease(l *lease) {
 	if !kept {
 		return
 	}
-	ctx, cancel := context.WithTimeout(m.life, m.store.timeout)
-	defer cancel()
-	if err := m.store.builds.Purge(ctx, leasePrefix+l.name, jetstream.PurgeTTL(purgedKeep)); err != nil {
-		m.cfg.Logger.Error("cannot forget a lease", "lease", l.name, "error", err)
+	forget := func(ctx context.Context) error {
+		return m.store.builds.Purge(ctx, leasePrefix+l.name, jetstream.PurgeTTL(purgedKeep))
 	}
+	err := m.store.persist(m.takes, forget)
+	if err != nil && m.takes.Err() != nil {
+		ctx, cancel := context.WithTimeout(m.life, m.store.timeout)
+		defer cancel()
+		err = forget(ctx)
+	}
+	if err != nil {
+		m.cfg.Logger.Error("cannot forget a lease", "lease", l.name, "error", err)
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.kept = false
 }
 
 // putLease keeps a lease. When it returns nil, the record is on disk.

@@ -213,6 +213,24 @@ func TestALeaseOutlivesItsManagerAndItsCommandsDoNot(t *testing.T) {
 	require.Equal(t, 1, m.slots(), "a lease that was released stays so")
 }
 
+// A call that came while the manager ended was told that the lease had ended. Its record stayed, and the next manager
+// held the slot until the limit of the lease.
+func TestAReleaseThatAManagerLeavesToTheNextIsRefused(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	m := f.start(t)
+	_, err := m.reserve(t.Context(), &pb.ReserveRequest{Lease: "lease-one"})
+	require.NoError(t, err)
+	m.stop()
+	err = m.m.Release(t.Context(), "lease-one")
+	require.Equal(t, codes.Unavailable, status.Code(err), "%v", err)
+	m = f.start(t)
+	require.Equal(t, 1, m.slots())
+	_, err = m.Release(t.Context(), &pb.ReleaseRequest{Lease: "lease-one"})
+	require.NoError(t, err)
+	require.Zero(t, m.slots())
+}
+
 // A caller that is gone is noticed, whatever its command does.
 func TestACommandEndsWithItsCall(t *testing.T) {
 	t.Parallel()

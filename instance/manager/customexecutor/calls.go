@@ -260,22 +260,36 @@ func (d *driver) exec(ctx context.Context, manager pb.ManagerClient, script io.R
 	}
 }
 
-// cleanup gives the slot back. Errors are not shown to the job's author, and not obeyed by GitLab Runner.
+// cleanup gives the slot back, to the next manager if this one ends meanwhile. Errors are not shown to the job's
+// author, and not obeyed by GitLab Runner.
 func (d *driver) cleanup(ctx context.Context) error {
 	if d.lease == "" {
 		return nil // config failed
 	}
+	for {
+		resp, err := d.release(ctx)
+		if status.Code(err) == codes.Unavailable {
+			if err := pause.For(ctx, awayPause); err != nil {
+				return err
+			}
+			continue
+		}
+		if err != nil {
+			return errors.New(status.Convert(err).Message())
+		}
+		if len(resp.GetLeft()) > 0 {
+			fmt.Fprintf(d.Stderr, "stepmux: may be left on the VM: %q\n", resp.GetLeft())
+		}
+		return nil
+	}
+}
+
+// release makes one call.
+func (d *driver) release(ctx context.Context) (*pb.ReleaseResponse, error) {
 	manager, conn, err := d.connect(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer conn.Close()
-	resp, err := manager.Release(ctx, &pb.ReleaseRequest{Lease: d.lease})
-	if err != nil {
-		return errors.New(status.Convert(err).Message())
-	}
-	if len(resp.GetLeft()) > 0 {
-		fmt.Fprintf(d.Stderr, "stepmux: may be left on the VM: %q\n", resp.GetLeft())
-	}
-	return nil
+	return manager.Release(ctx, &pb.ReleaseRequest{Lease: d.lease})
 }

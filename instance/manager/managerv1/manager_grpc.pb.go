@@ -79,7 +79,8 @@ type ManagerClient interface {
 	// answers have output, and the last one the exit. If the call ends before, the command gets SIGTERM and, 10 s later,
 	// SIGKILL. A lease that the manager does not know is NOT_FOUND.
 	Exec(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ExecRequest, ExecResponse], error)
-	// Release ends a lease: its commands end, and the slot is free. A lease that has ended is no error.
+	// Release ends a lease: its commands end, and the slot is free. A lease that has ended is no error. UNAVAILABLE: the
+	// manager ends, and the next one may have the lease.
 	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseResponse, error)
 }
 
@@ -305,7 +306,8 @@ type ManagerServer interface {
 	// answers have output, and the last one the exit. If the call ends before, the command gets SIGTERM and, 10 s later,
 	// SIGKILL. A lease that the manager does not know is NOT_FOUND.
 	Exec(grpc.BidiStreamingServer[ExecRequest, ExecResponse]) error
-	// Release ends a lease: its commands end, and the slot is free. A lease that has ended is no error.
+	// Release ends a lease: its commands end, and the slot is free. A lease that has ended is no error. UNAVAILABLE: the
+	// manager ends, and the next one may have the lease.
 	Release(context.Context, *ReleaseRequest) (*ReleaseResponse, error)
 	mustEmbedUnimplementedManagerServer()
 }
