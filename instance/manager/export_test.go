@@ -180,6 +180,12 @@ func (m *Manager) ReserveAndGo(t *testing.T, name string) (kept bool, err error)
 	return findErr == nil, err
 }
 
+// KeepResult keeps the artifacts or the trace of a build.
+func (m *Manager) KeepResult(t *testing.T, name string, file *os.File) error {
+	t.Helper()
+	return m.files.keepResult(t.Context(), name, file)
+}
+
 // Keeps reports whether the store has the record of a lease.
 func (m *Manager) Keeps(t *testing.T, name string) bool {
 	t.Helper()

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/klauspost/compress/zstd"
 	"github.com/stretchr/testify/require"
@@ -254,4 +255,28 @@ func TestAManagerHoldsOnlyProjectsThatItHas(t *testing.T) {
 		require.Equal(t, code, status.Code(err), "%v", err)
 	}
 	require.Equal(t, 1, m.m.RecentProjects())
+}
+
+// Artifacts that were still arriving were removed to make room for those of another build: their own build failed, and
+// said that a file was missing.
+func TestArtifactsThatArriveAreNotRemovedForThoseOfAnotherBuild(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.change = func(cfg *manager.Config) { cfg.FileBytes, cfg.Keep = 2000, time.Minute }
+	m := f.start(t)
+	arriving := func(age time.Duration) *os.File {
+		file, err := os.CreateTemp(filepath.Join(f.dir, "artifacts"), ".artifacts-")
+		require.NoError(t, err)
+		t.Cleanup(func() { file.Close() })
+		_, err = file.Write(make([]byte, 1500))
+		require.NoError(t, err)
+		at := time.Now().Add(-age)
+		require.NoError(t, os.Chtimes(file.Name(), at, at))
+		return file
+	}
+	one, other := arriving(time.Hour), arriving(0)
+	require.NoError(t, m.m.KeepResult(t, "2-00000000", other))
+	require.NoError(t, m.m.SweepFiles(t, 0))
+	require.NoError(t, m.m.KeepResult(t, "1-00000000", one))
+	require.NoFileExists(t, filepath.Join(f.dir, "artifacts", "2-00000000.tar.zst"), "there is no room for both")
 }

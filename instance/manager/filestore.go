@@ -133,9 +133,12 @@ func (f *dirFiles) keepResult(_ context.Context, name string, file *os.File) err
 	if err := os.Rename(file.Name(), path); err != nil {
 		return err
 	}
-	f.artifacts.Sweep(0, func(name string) bool { return name == filepath.Base(path) })
+	f.artifacts.Sweep(0, func(name string) bool { return name == filepath.Base(path) || arrives(name) })
 	return nil
 }
+
+// arrives reports whether a file among the artifacts is not complete yet. Its build removes it if it is not kept.
+func arrives(name string) bool { return strings.HasPrefix(name, ".") }
 
 func (f *dirFiles) resultFile(name string) string {
 	if !strings.HasSuffix(name, traceSuffix) {
@@ -163,7 +166,7 @@ func (f *dirFiles) resultSize(_ context.Context, name string) (int64, error) {
 }
 
 func (f *dirFiles) sweep(ctx context.Context, more int64) error {
-	f.artifacts.Sweep(0, nil)
+	f.artifacts.Sweep(0, arrives)
 	return f.sweepProjects(ctx, more)
 }
 
