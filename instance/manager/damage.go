@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -64,8 +65,14 @@ func (s *store) checkDamage(ctx context.Context, cfg *Config) error {
 }
 
 // queueEndKey is the key of the last place in the queue that was given, as noteQueue keeps it. It shows that requests
-// were cut off at the end of the queue's file: the store does not tell.
+// were cut off at the end of the queue's file: the store does not tell. Its value is that place and the age of records
+// at the time, as in "12 168h0m0s".
 const queueEndKey = "queue-end"
+
+func (s *store) putQueueEnd(ctx context.Context, last uint64) error {
+	_, err := s.fleet.Put(ctx, queueEndKey, fmt.Appendf(nil, "%d %v", last, s.keep))
+	return err
+}
 
 // noteQueue keeps the last place in the queue, if there was a submit since the last call. It does nothing for a state
 // that managers share, of which other servers have copies.
@@ -76,8 +83,7 @@ func (s *store) noteQueue(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	_, err := s.fleet.Put(ctx, queueEndKey, []byte(strconv.FormatUint(last, 10)))
-	if err == nil { // else the next call does it
+	if err := s.putQueueEnd(ctx, last); err == nil { // else the next call does it
 		s.noted = last
 	}
 }
@@ -92,12 +98,18 @@ func (s *store) checkQueueEnd(ctx context.Context, cfg *Config, recorded map[uin
 	if err != nil {
 		return err
 	}
-	last, err := strconv.ParseUint(string(entry.Value()), 10, 64)
+	place, age, dated := strings.Cut(string(entry.Value()), " ")
+	last, err := strconv.ParseUint(place, 10, 64)
+	keep := s.keep
+	if err == nil && dated {
+		keep, err = time.ParseDuration(age)
+	}
 	if err != nil {
 		return fmt.Errorf("read its end: %w", err)
 	}
 	records, err := s.history.Info(ctx)
-	if err != nil || records.State.Msgs > maxChecked || time.Since(entry.Created()) > s.keep {
+	keep = min(keep, s.keep) - 2*checkPause // the place is kept later than it is given
+	if err != nil || records.State.Msgs > maxChecked || time.Since(entry.Created()) > keep {
 		return err // not all records were read, or that of the last build may not be kept any more
 	}
 	lost := uint64(0)
@@ -114,8 +126,7 @@ func (s *store) checkQueueEnd(ctx context.Context, cfg *Config, recorded map[uin
 		return nil
 	}
 	cfg.Logger.Error("the end of the queue was cut off on the disk: the builds there are lost", "requests", lost)
-	_, err = s.fleet.Put(ctx, queueEndKey, []byte(strconv.FormatUint(last, 10)))
-	return err
+	return s.putQueueEnd(ctx, last)
 }
 
 // endWithoutRequest ends a build that has a record and whose request is not there any more: nobody would resume it.

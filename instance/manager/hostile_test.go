@@ -20,6 +20,7 @@ import (
 	"github.com/stepmux/stepmux/connector/kubernetes"
 	"github.com/stepmux/stepmux/instance/manager"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/internal/sshtest"
 )
 
 func TestHugeRequestsAreRefusedAndCostNothing(t *testing.T) {
@@ -248,4 +249,23 @@ func TestALongNameOfAFileIsRefused(t *testing.T) {
 	require.NoError(t, err)
 	_, b := m.wait(resp.GetId(), 0)
 	require.Empty(t, b.GetResult().GetReason(), b.GetResult().GetMessage())
+}
+
+// A manager that keeps builds for longer than the one before looked for the records of builds that had ended, and told of
+// a queue that was cut off.
+func TestBuildsThatAreNotKeptAnyMoreAreNoDamage(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.change = func(cfg *manager.Config) { cfg.Keep = time.Second }
+	m := f.start(t)
+	m.wait(m.submit("true"), 0)
+	require.Eventually(t, func() bool {
+		all, err := m.List(t.Context(), &pb.ListRequest{})
+		return err == nil && len(all.GetBuilds()) == 0
+	}, sshtest.Bound, 10*time.Millisecond)
+	m.stop()
+	var said bytes.Buffer
+	f.change = func(cfg *manager.Config) { cfg.Keep, cfg.Logger = time.Hour, slog.New(slog.NewTextHandler(&said, nil)) }
+	f.start(t).stop()
+	require.NotContains(t, said.String(), "cut off")
 }
