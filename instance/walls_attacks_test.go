@@ -225,8 +225,9 @@ var wallsAttacks = append([]wallsAttack{
 // loginAttacks are attacks on the files from which a login starts: written, replaced, and moved with their directories.
 func loginAttacks() (all []wallsAttack) {
 	for _, name := range []string{
-		".bashrc", ".profile", ".bash_profile", ".bash_login", ".ssh/authorized_keys", ".ssh/rc", ".ssh/environment",
-		".ssh/config", ".config/systemd/user/evil.service", ".config/environment.d/evil.conf",
+		".bashrc", ".bashrc.d/evil", ".profile", ".bash_profile", ".bash_login", ".bash_logout", ".bash_completion",
+		".pam_environment", ".ssh/authorized_keys", ".ssh/rc", ".ssh/environment", ".ssh/config",
+		".config/systemd/user/evil.service", ".local/share/systemd/user/evil.service", ".config/environment.d/evil.conf",
 	} {
 		text := `echo evil >>~/F; rm -f ~/F; echo evil >~/F; echo evil >~/new; mv -f ~/new ~/F`
 		if dir := filepath.Dir(name); dir != "." {

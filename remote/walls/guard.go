@@ -16,7 +16,8 @@ import (
 var guarded = []string{
 	".ssh/", ".config/systemd/", ".config/environment.d/", ".config/autostart/", ".config/fish/", ".local/share/systemd/",
 	".cache/stepmux/",
-	".bashrc", ".bash_profile", ".bash_login", ".profile", ".bash_logout", ".bash_aliases",
+	".bashrc", ".bash_profile", ".bash_login", ".profile", ".bash_logout", ".bash_aliases", ".bash_completion",
+	".bashrc.d/", // Fedora's .bashrc reads it
 	".zshenv", ".zprofile", ".zshrc", ".zlogin", ".zlogout", ".kshrc", ".mkshrc", ".cshrc", ".tcshrc", ".login", ".logout",
 	".pam_environment", ".rhosts", ".shosts", ".forward",
 }
@@ -24,12 +25,24 @@ var guarded = []string{
 // created are the files that are made if they are missing, with their text, by the shell that needs them: otherwise a
 // build could make them. Their text changes nothing for a shell.
 var created = map[string]map[string]string{
-	"": {".ssh/": "", ".config/systemd/": "", ".config/environment.d/": "", ".cache/stepmux/": ""},
-	"bash": {".bashrc": "", ".bash_login": "", ".profile": "", ".bash_profile": "" +
-		"# Made by stepmux, so that no build can make it. It does as bash does without it.\n" +
-		"if [ -s ~/.bash_login ]; then . ~/.bash_login; elif [ -r ~/.profile ]; then . ~/.profile; fi\n"},
-	"zsh":  {".zshenv": "", ".zprofile": "", ".zshrc": "", ".zlogin": ""},
+	"": {
+		".ssh/": "", ".config/systemd/": "", ".config/environment.d/": "", ".local/share/systemd/": "", ".cache/stepmux/": "",
+		".pam_environment": "", // Debian 12's sshd takes the environment of every command from it
+	},
+	"bash": {
+		".bashrc": "", ".bashrc.d/": "", ".bash_aliases": "", ".bash_completion": "", ".bash_login": "", ".bash_logout": "",
+		".profile": "", ".bash_profile": "" +
+			"# Made by stepmux, so that no build can make it. It does as bash does without it.\n" +
+			"if [ -s ~/.bash_login ]; then . ~/.bash_login; elif [ -r ~/.profile ]; then . ~/.profile; fi\n",
+	},
+	"zsh": {".zshenv": "", ".zprofile": "", ".zshrc": "", ".zlogin": "", ".zlogout": ""},
+	"ksh": {".profile": "", ".kshrc": ""},
+	"csh": {".cshrc": "", ".login": "", ".logout": ""},
+	"tcsh": {".cshrc": "", ".login": "", ".logout": "", ".tcshrc": "" +
+		"# Made by stepmux, so that no build can make it. It does as tcsh does without it.\n" +
+		"if ( -r ~/.cshrc ) source ~/.cshrc\n"},
 	"sh":   {".profile": ""},
+	"ash":  {".profile": ""},
 	"dash": {".profile": ""},
 	"fish": {".config/fish/": ""},
 }

@@ -1,0 +1,34 @@
+package walls_test
+
+import (
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/remote/walls"
+)
+
+// A build could make the files that were missing. The next login of the user then ran them, outside of all walls.
+func TestPrepareMakesWhatALoginShellStartsFrom(t *testing.T) {
+	t.Parallel()
+	for shell, files := range map[string][]string{
+		"":          {".pam_environment", ".local/share/systemd", ".bash_aliases", ".bash_logout", ".bashrc.d"},
+		"/bin/bash": {".pam_environment", ".local/share/systemd", ".bash_completion", ".bash_aliases", ".bash_logout"},
+		"/bin/zsh":  {".pam_environment", ".zlogout"},
+		"/bin/ksh":  {".pam_environment", ".profile", ".kshrc"},
+		"/bin/csh":  {".cshrc", ".login", ".logout"},
+		"/bin/tcsh": {".cshrc", ".tcshrc", ".login", ".logout"},
+		"/bin/ash":  {".profile"},
+	} {
+		t.Run(filepath.Base(shell), func(t *testing.T) {
+			t.Parallel()
+			home := t.TempDir()
+			require.NoError(t, walls.Prepare(home, shell))
+			for _, name := range files {
+				_, err := filepath.EvalSymlinks(filepath.Join(home, name))
+				require.NoError(t, err)
+			}
+		})
+	}
+}
