@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -74,11 +76,17 @@ func level(canBecomeRoot bool) (Level, error) {
 	return Processes, nil
 }
 
-// findSudo returns the path of sudo, empty if the machine has no sudo.
+// sudoOwner is the owner of sudo and of its directory. It is a variable for tests.
+var sudoOwner = 0
+
+// findSudo returns the path of sudo, empty if the machine has no sudo. It is called outside the walls, with a PATH that
+// may have directories of the user, such as ~/.local/bin. A build can put a program there, so only root's sudo counts.
 func findSudo() string {
 	for _, dir := range append(filepath.SplitList(os.Getenv("PATH")), "/usr/bin", "/usr/local/bin") {
 		path := filepath.Join(dir, "sudo")
-		if fi, err := os.Stat(path); err == nil && fi.Mode().IsRegular() && filepath.IsAbs(path) {
+		var above, st unix.Stat_t
+		if filepath.IsAbs(path) && unix.Stat(dir, &above) == nil && unix.Stat(path, &st) == nil &&
+			st.Mode&unix.S_IFMT == unix.S_IFREG && int(above.Uid) == sudoOwner && int(st.Uid) == sudoOwner {
 			return path
 		}
 	}
