@@ -236,6 +236,17 @@ func TestDockerByGroupWorksBehindWalls(t *testing.T) {
 	}
 }
 
+func TestABuildUserNeedNotReadTheProgram(t *testing.T) {
+	v := rootSite(t)
+	require.NoError(t, os.Chmod(v.runner[0], 0o711))
+	one := fmt.Sprintf("%d-%d", firstBuildID, firstBuildID)
+	for _, level := range []string{"off", "processes"} {
+		out := &sshtest.Log{}
+		job := script(fmt.Sprintf("[ $(id -u) = %d ]", firstBuildID))
+		require.NoError(t, build(sshtest.Within(t), v.as(t, one, level, connector.Relay), level, job, out), "%s", out)
+	}
+}
+
 func TestBuildUserThatCannotBeHadFailsTheBuild(t *testing.T) {
 	v := rootSite(t)
 	for user, why := range map[string]string{
@@ -253,7 +264,7 @@ func TestBuildUserThatCannotBeHadFailsTheBuild(t *testing.T) {
 	defer os.Chmod(filepath.Dir(v.runner[0]), 0o755)
 	one := fmt.Sprintf("%d-%d", firstBuildID, firstBuildID)
 	err := build(sshtest.Within(t), v.as(t, one, "auto", connector.Relay), "1", script("exit 3"), &sshtest.Log{})
-	require.ErrorContains(t, err, "install it where every user can read it")
+	require.ErrorContains(t, err, "install it where every user can start it")
 	in := v.instance(t, 1)
 	in.BuildUser = "0-5"
 	_, err = instance.NewGroup(in)

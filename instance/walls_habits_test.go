@@ -198,6 +198,22 @@ func TestPrivateHomeIsEmptyWithoutAnOverlay(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(home, "after"))
 }
 
+// A program that its user cannot read had no walls: the files in /proc of its inits belonged to root.
+func TestAProgramThatItsUserCannotReadHasWalls(t *testing.T) {
+	t.Parallel()
+	for _, level := range []walls.Level{walls.Auto, walls.Processes, walls.Private} {
+		t.Run(level.String(), func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t, level, connector.Relay)
+			require.NoError(t, os.Chmod(s.runner[0], 0o111))
+			for _, id := range []string{"b1", "b2"} {
+				out, err := s.run(t, id, walled+` && ! ls /proc/1/fd/ && ! (exec 3</proc/1/mem) && touch ~/a`, nil)
+				require.NoError(t, err, "%s", out)
+			}
+		})
+	}
+}
+
 // On Fedora, PATH begins with ~/.local/bin, where a job can put a program. serve ran it as sudo, outside of the walls.
 func TestAutoRunsNoSudoOfAJob(t *testing.T) {
 	t.Parallel()

@@ -280,10 +280,10 @@ var rootVars = []string{
 func executable() error {
 	program, err := os.Executable()
 	if err == nil {
-		err = unix.Access(program, unix.R_OK|unix.X_OK)
+		err = unix.Access(program, unix.X_OK)
 	}
 	if err != nil {
-		return fmt.Errorf("start %s: %w (install it where every user can read it, such as /usr/local/bin)", program,
+		return fmt.Errorf("start %s: %w (install it where every user can start it, such as /usr/local/bin)", program,
 			oserr.Bare(err))
 	}
 	return nil

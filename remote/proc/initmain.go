@@ -73,6 +73,9 @@ func runInit() int {
 		_, _ = os.Stderr.WriteString("stepmux: __init is started by stepmux itself, and does nothing by hand\n")
 		return 2
 	}
+	// Of a program that its user cannot read, the kernel gives the files in /proc to root. The server must map our user
+	// by one of them. setUp hides this process again; until then it knows no secret.
+	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 1, 0, 0, 0) // if it fails, so does walls.MapUser
 	control := os.NewFile(controlFD, "control")
 	// Commands die with the thread that started them, and inherit its capabilities. So everything here runs on the
 	// first thread, which belongs to the init function alone.

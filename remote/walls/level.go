@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -81,7 +82,7 @@ func MapUser(pid int) error {
 		{"uid_map", fmt.Sprintf("%d %d 1", uid, uid)},
 		{"gid_map", fmt.Sprintf("%d %d 1", gid, gid)},
 	} {
-		f, err := os.OpenFile(dir+file.name, os.O_WRONLY, 0)
+		f, err := openSoon(dir + file.name)
 		if err == nil {
 			_, err = f.WriteString(file.text)
 			f.Close()
@@ -91,6 +92,22 @@ func MapUser(pid int) error {
 		}
 	}
 	return nil
+}
+
+// mapTimeout bounds the wait for an init whose files in /proc still belong to root.
+const mapTimeout = time.Second
+
+// openSoon opens a file of an init in /proc to write. Of a program that its user cannot read, the file belongs to root
+// until the init has begun to run.
+func openSoon(name string) (*os.File, error) {
+	end := time.Now().Add(mapTimeout)
+	for pause := 100 * time.Microsecond; ; pause *= 2 {
+		f, err := os.OpenFile(name, os.O_WRONLY, 0)
+		if !errors.Is(err, unix.EACCES) || time.Now().After(end) {
+			return f, err
+		}
+		<-time.NewTimer(pause).C
+	}
 }
 
 // Remedy returns advice for an operator about err, the reason why a level is not available on this machine. It may be
