@@ -300,6 +300,7 @@ func (x *running) dockerEnv(
 	for name, value := range x.variables(f, actionName(x.spec)) {
 		inside[name] = x.translate(value, f)
 	}
+	setCI(inside)
 	inside["HOME"] = inHome
 	if given := inputs["INPUT_ARGS"]; a.args == nil && strings.TrimSpace(given) != "" {
 		args, err = split(given)

@@ -105,7 +105,7 @@ run) echo "run $(echo "$@" | grep -o '[a-z0-9]*[@:]*sha256:[0-9]*')"
 	[ -e tell ] || exit 0
 	while case $1 in *sha256:*) false;; esac do [ "$1" != --entrypoint ] || program=$2; shift; done
 	shift
-	echo "program $program, arguments ($*), F $F, G $G";;
+	echo "program $program, arguments ($*), F $F, G $G, CI $CI";;
 esac
 `)
 	dir := filepath.Join(tr.place.WorkDir, "tools")
@@ -123,7 +123,7 @@ func TestArgumentsAndVariablesOfADockerActionAreThoseOfGitHub(t *testing.T) {
 	tr.file("b/action.yml", "inputs: {args: {}}\n"+
 		"runs: {using: docker, image: 'docker://alpine:3', args: [b, '${{ inputs.args }}']}\n")
 	tr.workflow(`
-- {uses: ./a, env: {F: step}}
+- {uses: ./a, env: {F: step, CI: 0}}
 - {uses: ./a, with: {args: x 'y z', entrypoint: sh}}
 - {uses: ./b, with: {args: x}}
 `)
@@ -135,9 +135,9 @@ func TestArgumentsAndVariablesOfADockerActionAreThoseOfGitHub(t *testing.T) {
 		}
 	}
 	require.Equal(t, []string{
-		"program , arguments (), F step, G action\n",
-		"program sh, arguments (x y z), F action, G action\n",
-		"program , arguments (b x), F , G \n",
+		"program , arguments (), F step, G action, CI 0\n",
+		"program sh, arguments (x y z), F action, G action, CI true\n",
+		"program , arguments (b x), F , G , CI true\n",
 	}, told)
 }
 

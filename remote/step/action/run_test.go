@@ -404,3 +404,12 @@ func keys[V any](m map[string]V) func(func(string) bool) {
 		}
 	}
 }
+
+// A workflow's own CI was overwritten. As ProcessInvoker of actions/runner has it, CI is true if nobody set it.
+func TestWorkflowCanReplaceCI(t *testing.T) {
+	tr := newTrial(t)
+	tr.workflow("- run: echo [$CI]\n- {run: 'echo [$CI]', env: {CI: false}}\n- run: echo CI= >> $GITHUB_ENV\n" +
+		"- run: echo [$CI]\n")
+	tr.succeed()
+	require.Equal(t, "[true]\n[false]\n[]\n", tr.log.String())
+}

@@ -315,7 +315,7 @@ func (x *running) addMatchers(path string) string {
 
 // variables returns the runner's variables for a process whose files are f.
 func (x *running) variables(f files, action string) map[string]string {
-	env := map[string]string{"CI": "true", "GITHUB_ACTIONS": "true", "GITHUB_ACTION": action}
+	env := map[string]string{"GITHUB_ACTIONS": "true", "GITHUB_ACTION": action}
 	for key, v := range x.github {
 		if key != "event" {
 			env["GITHUB_"+strings.ToUpper(key)] = v.Text()
@@ -339,7 +339,15 @@ func (x *running) variables(f files, action string) map[string]string {
 func (x *running) environment(f files, more ...map[string]string) map[string]string {
 	env := x.environ(append([]map[string]string{x.list.env, x.env}, more...)...)
 	maps.Copy(env, x.variables(f, actionName(x.spec)))
+	setCI(env)
 	return env
+}
+
+// setCI sets CI, the one variable of the runner that a workflow can replace, for example by CI: false.
+func setCI(env map[string]string) {
+	if _, there := env["CI"]; !there {
+		env["CI"] = "true"
+	}
 }
 
 // actionName returns the value of GITHUB_ACTION.
