@@ -168,7 +168,9 @@ func (l *list) runStep(ctx context.Context, s *step, res *engine.StepResult) (en
 		l.call.End(res, o)
 		return o, st.conclusion
 	}
-	wanted, always, err := l.condition(s.condition, s.conditionLine, nil)
+	var envErr error
+	x.env, envErr = l.settings(s.env, "env")
+	wanted, always, err := l.condition(s.condition, s.conditionLine, x.env) // like GitHub, it sees the step's own env
 	if err != nil {
 		return end(engine.Failed(err))
 	}
@@ -184,8 +186,8 @@ func (l *list) runStep(ctx context.Context, s *step, res *engine.StepResult) (en
 		l.call.Skip(res)
 		return engine.Result{Status: engine.Skipped}, skipped
 	}
-	if x.env, err = l.settings(s.env, "env"); err != nil {
-		return end(engine.Failed(err))
+	if envErr != nil {
+		return end(engine.Failed(envErr))
 	}
 	if err := x.setLimit(); err != nil {
 		return end(engine.Failed(err))

@@ -413,3 +413,17 @@ func TestWorkflowCanReplaceCI(t *testing.T) {
 	tr.succeed()
 	require.Equal(t, "[true]\n[false]\n[]\n", tr.log.String())
 }
+
+// A condition did not see the env of its own step. StepsRunner of actions/runner evaluates that first.
+func TestConditionSeesTheEnvOfItsStep(t *testing.T) {
+	tr := newTrial(t)
+	tr.workflow(`
+- {if: env.A == 'x', env: {A: "${{ vars.NAME }}"}, run: echo seen}
+- {if: env.A == 'x', run: echo leaked}
+- {if: false, env: {A: "${{ fromJSON('{') }}"}, run: echo not}
+- {if: always(), env: {A: "${{ fromJSON('{') }}"}, run: echo not, continue-on-error: true}
+`)
+	tr.cfg.Vars = []engine.Variable{{Key: "NAME", Value: "x"}}
+	tr.succeed()
+	require.Equal(t, "seen\n", tr.log.String())
+}
