@@ -427,3 +427,16 @@ func TestConditionSeesTheEnvOfItsStep(t *testing.T) {
 	tr.succeed()
 	require.Equal(t, "seen\n", tr.log.String())
 }
+
+// The time limit of a step with a composite action ended the post stages of the actions in it, at the end of the job.
+func TestTimeLimitOfAStepIsNotThatOfPostStages(t *testing.T) {
+	needs(t, "node")
+	tr := newTrial(t)
+	tr.file("a/action.yml", "runs: {using: node20, main: m.js, post: p.js}\n")
+	tr.file("a/m.js", "")
+	tr.file("a/p.js", `console.log("post")`)
+	tr.file("c/action.yml", composite+"    - uses: ./a\n    - {run: sleep 1000, shell: sh}\n")
+	tr.workflow("- {uses: ./c, timeout-minutes: 0.05, continue-on-error: true}\n")
+	tr.succeed()
+	require.Equal(t, "post\n", tr.log.String())
+}

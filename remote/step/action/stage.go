@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
@@ -146,7 +147,7 @@ func (p *stage) run(ctx context.Context, res *engine.StepResult) engine.Result {
 			x.call.Skip(res)
 			return engine.Result{}
 		}
-		x.limit, x.label = x.list.limit, x.list.label
+		x.limit = time.Time{} // the time of the steps around it is over
 		outputs := x.res.Outputs
 		o = x.runStage(ctx, res, p.a, p.inputs, p.a.post)
 		x.res.Outputs = outputs // outputs of a post stage come too late
