@@ -428,7 +428,7 @@ func TestConditionSeesTheEnvOfItsStep(t *testing.T) {
 	require.Equal(t, "seen\n", tr.log.String())
 }
 
-// The time limit of a step with a composite action ended the post stages of the actions in it, at the end of the job.
+// The time limit of a step ended the post stages of the actions in it, which run at the end of the job.
 func TestTimeLimitOfAStepIsNotThatOfPostStages(t *testing.T) {
 	needs(t, "node")
 	tr := newTrial(t)
@@ -439,4 +439,10 @@ func TestTimeLimitOfAStepIsNotThatOfPostStages(t *testing.T) {
 	tr.workflow("- {uses: ./c, timeout-minutes: 0.05, continue-on-error: true}\n")
 	tr.succeed()
 	require.Equal(t, "post\n", tr.log.String())
+
+	tr.steps("- {name: l, timeout: 3s, run: [{name: a, action: ./a}, {name: s, script: exec sleep 1000}]}\n")
+	tr.fail(`step "l": step "s": timeout: the step "l" ran for longer than 3s`)
+	tr.steps("- {name: a, action: ./a, timeout: 2s}\n- {name: b, script: sleep 2.1}\n")
+	tr.succeed()
+	require.Equal(t, "post\npost\npost\n", tr.log.String())
 }

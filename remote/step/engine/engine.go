@@ -122,11 +122,12 @@ type Runner struct {
 	located int    // errors of expressions with a place, see maxLocated
 	cuts    int    // steps that did not run, or were cut short, because the job was stopped
 
-	foreign  Language        // nil before its first step
-	kept     []*proc.Process // processes of finished steps; their background processes live until the end
-	after    context.Context // the context of steps that run although the job was stopped; nil before the first
-	cancel   context.CancelFunc
-	closeErr error // of processes that were closed earlier
+	foreign   Language        // nil before its first step
+	finishing bool            // it runs the stages that its steps have left for the end of the job
+	kept      []*proc.Process // processes of finished steps; their background processes live until the end
+	after     context.Context // the context of steps that run although the job was stopped; nil before the first
+	cancel    context.CancelFunc
+	closeErr  error // of processes that were closed earlier
 
 	mu sync.Mutex // guards the following
 	// stopped says why the job was stopped. It is nil as long as it was not.

@@ -108,6 +108,7 @@ func (r *Runner) finishForeign(ctx context.Context) {
 	if r.foreign == nil {
 		return
 	}
+	r.finishing = true
 	if failed := r.foreign.Finish(ctx); failed != nil && r.top.failed == nil {
 		r.top.failed = failed
 	}
@@ -286,6 +287,9 @@ func (c *Call) Exec(
 	}
 	g := *c.g
 	g.interrupt = true
+	if r.finishing {
+		g.limits = nil // the time of the steps around it is over
+	}
 	if !deadline.IsZero() {
 		g.limits = &limit{outer: g.limits, at: deadline, why: fmt.Errorf("timeout: %s", label)}
 	}
