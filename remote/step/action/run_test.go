@@ -446,3 +446,20 @@ func TestTimeLimitOfAStepIsNotThatOfPostStages(t *testing.T) {
 	tr.succeed()
 	require.Equal(t, "post\npost\npost\n", tr.log.String())
 }
+
+// All names with GITHUB_ and RUNNER_ were refused, but workflows have variables of their own with such names.
+func TestStepsCanSetVariablesThatTheRunnerDoesNotSet(t *testing.T) {
+	tr := newTrial(t)
+	tr.workflow("- run: echo GITHUB_SHA_SHORT=abc >> $GITHUB_ENV; echo RUNNER_LABEL=own >> $GITHUB_ENV\n" +
+		"- run: echo $GITHUB_SHA_SHORT $RUNNER_LABEL ${{ env.GITHUB_SHA_SHORT }}\n")
+	tr.succeed()
+	require.Equal(t, "abc own abc\n", tr.log.String())
+
+	tr.workflow(`
+- run: env | sed -n 's/^\(GITHUB_[A-Z_]*\|RUNNER_[A-Z_]*\)=.*/\1=of-a-step/p' >> $GITHUB_ENV
+- run: echo any of them ${{ contains(join(env.*), 'of-a-step') }}
+`)
+	tr.succeed()
+	require.Contains(t, tr.log.String(), `can't store "GITHUB_WORKSPACE" in GITHUB_ENV: the runner sets this variable`)
+	require.Contains(t, tr.log.String(), "any of them false\n")
+}

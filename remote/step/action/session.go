@@ -134,15 +134,34 @@ func isBlocked(name string) bool {
 	return name == "NODE_OPTIONS" || strings.HasPrefix(name, "GIT_") && strings.Contains(name, "CONFIG")
 }
 
+// ownKeys are keys of the contexts github and runner that become variables, beside those of githubVariables and
+// fileKinds.
+var ownKeys = map[string][]string{
+	"GITHUB_": {"action", "action_path", "action_ref", "action_repository", "actions", "event_path", "workspace"},
+	"RUNNER_": {"arch", "debug", "environment", "name", "os", "temp", "tool_cache", "workspace"},
+}
+
+// isOwn reports whether the runner sets the variable for each process.
+func isOwn(name string) bool {
+	for prefix, keys := range ownKeys {
+		if key, ok := strings.CutPrefix(name, prefix); ok && key == strings.ToUpper(key) {
+			key = strings.ToLower(key)
+			_, known := githubVariables[key]
+			known = known || slices.Contains(fileKinds, key)
+			return slices.Contains(keys, key) || prefix == "GITHUB_" && known
+		}
+	}
+	return false
+}
+
 // setEnv sets a variable for later steps. The error says why that is not allowed.
 func (s *session) setEnv(name, value string) error {
 	switch {
 	case isBlocked(strings.ToUpper(name)), s.call.UnsafeExport(name):
 		return fmt.Errorf("can't store %.64q in GITHUB_ENV: it changes every later program; set it in env where it is needed",
 			name)
-	case strings.HasPrefix(name, "GITHUB_") || strings.HasPrefix(name, "RUNNER_"):
-		return fmt.Errorf("can't store %.64q in GITHUB_ENV: the names that begin with GITHUB_ and RUNNER_ belong to the "+
-			"runner", name)
+	case isOwn(name):
+		return fmt.Errorf("can't store %.64q in GITHUB_ENV: the runner sets this variable itself", name)
 	case strings.ContainsAny(name, "=\x00") || strings.ContainsRune(value, 0):
 		return fmt.Errorf("can't store %.64q in GITHUB_ENV: it has a NUL byte, or = in its name", name)
 	}
