@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/stepmux/stepmux/remote/step/action"
@@ -23,7 +24,7 @@ func readGitHub(src Source) (*Job, error) {
 	matrix, values := map[string]any{}, map[string]any{}
 	for name, text := range src.Matrix {
 		var v any
-		if json.Unmarshal([]byte(text), &v) != nil {
+		if json.Unmarshal([]byte(text), &v) != nil || isRounded(v, text) {
 			v, values[name] = lang.EscapeExpressions(text), text
 		} else {
 			values[name] = v
@@ -61,6 +62,13 @@ func readGitHub(src Source) (*Job, error) {
 	j := NewJob(given)
 	j.name = job.Name
 	return j, nil
+}
+
+// isRounded reports whether v is a number that is not written as in text. So the version 3.10 stays a text, and does
+// not become 3.1.
+func isRounded(v any, text string) bool {
+	f, isNumber := v.(float64)
+	return isNumber && strconv.FormatFloat(f, 'f', -1, 64) != strings.TrimSpace(text)
 }
 
 // stepName turns the name of a workflow's job into a valid name of a step.

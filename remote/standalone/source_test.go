@@ -52,6 +52,16 @@ func TestInputsAreValuesAndNeverText(t *testing.T) {
 	require.Equal(t, "a\"\n  - script: echo ${{ injected }} 3 [\"x\"] true\n", tr.stdout.String())
 }
 
+// The version 3.10 became 3.1.
+func TestVersionsInAMatrixKeepTheirDigits(t *testing.T) {
+	tr := newTrial(t)
+	const text = "on: push\njobs:\n  t:\n    steps:\n      - run: echo ${{ matrix.a }} ${{ matrix.b == 1.26 }} " +
+		"${{ matrix.c && 1 || 0 }} ${{ matrix.d[1] }}\n"
+	matrix := map[string]string{"a": "3.10", "b": "1.26", "c": "false", "d": `[1, 2]`}
+	tr.finish(tr.read(Source{Name: "w.yml", Text: []byte(text), Format: GitHub, Matrix: matrix}))
+	require.Equal(t, "3.10 true 0 2\n", tr.stdout.String())
+}
+
 func TestInputsThatDoNotFitAreRefused(t *testing.T) {
 	for name, test := range map[string]struct {
 		inputs map[string]string
