@@ -96,6 +96,11 @@ func Clone(ctx context.Context, cfg Config) (commit string, err error) {
 	if err := g.fetch(ctx); err != nil {
 		return "", err
 	}
+	if again {
+		if err := g.index(ctx); err != nil {
+			return "", err
+		}
+	}
 	if err := g.run(ctx, "checkout", "--quiet", "--force", "--detach", "FETCH_HEAD"); err != nil {
 		return "", err
 	}
@@ -121,7 +126,7 @@ func isCommit(revision string) bool {
 
 // kept are the files of a repository in which an earlier build can only have left objects and names for them: see
 // gitrepository-layout(5). Any other may change what the rest means, as config and commondir do, or block git.
-var kept = []string{"HEAD", "index", "logs", "objects", "packed-refs", "refs", "shallow"}
+var kept = []string{"HEAD", "logs", "objects", "packed-refs", "refs", "shallow"}
 
 // reset removes files from the repository in Dir by which an earlier build could run code in this one. again says that
 // there is a repository. If it is not a plain directory, reset removes it as a whole.
@@ -179,6 +184,15 @@ func (g *git) fetch(ctx context.Context) error {
 		revision = "HEAD"
 	}
 	return g.run(ctx, append(args, "--", "origin", revision)...)
+}
+
+// index makes the index of an earlier clone anew, by the content of its files: an index of the earlier build can say of
+// any file that it is unchanged, and git then leaves that file as it is. Files that are the same keep their times.
+func (g *git) index(ctx context.Context) error {
+	if g.run(ctx, "rev-parse", "--quiet", "--verify", "HEAD^{tree}") != nil || g.run(ctx, "read-tree", "HEAD") != nil {
+		return context.Cause(ctx) // without an index all files are written
+	}
+	return g.run(ctx, "update-index", "-q", "--refresh")
 }
 
 // submodules checks out the submodules. again says that files of an earlier clone may be in their place.

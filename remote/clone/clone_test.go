@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -103,6 +104,32 @@ func TestCommitsBranchesAndTagsAreCheckedOut(t *testing.T) {
 	require.Equal(t, first, tr.clone(func(c *Config) { c.Revision = "v1" }))
 	require.Equal(t, second, tr.clone(func(c *Config) { c.Revision = "refs/heads/main" }))
 	tr.has("a", "2")
+}
+
+// An index says which files are unchanged, and git believed that of an earlier build.
+func TestIndexOfAnEarlierBuildDecidesNothing(t *testing.T) {
+	tr := newTrial(t)
+	tr.repo.Commit("main", fetchtest.Texts(map[string]string{"a": "own text", "same": "x", "old": "x"}))
+	tr.clone()
+	same := filepath.Join(tr.cfg.Dir, "same")
+	at := time.Unix(1_000_000_000, 0)
+	require.NoError(t, os.Chtimes(same, at, at))
+	g := &git{cfg: &tr.cfg}
+	require.NoError(t, g.run(t.Context(), "update-index", "--skip-worktree", "a"))
+	tr.put("a", "of the build")
+	tr.repo.Commit("main", fetchtest.Texts(map[string]string{"a": "own text", "same": "x", "new": "x"}))
+	tr.clone()
+	tr.has("a", "own text")
+	tr.has("old", "")
+	tr.has("new", "x")
+	info, err := os.Stat(same)
+	require.NoError(t, err)
+	require.Equal(t, at, info.ModTime(), "an unchanged file is not written again")
+
+	tr.put(".git/HEAD", "ref: refs/heads/none\n")
+	tr.put("a", "of the build")
+	tr.clone()
+	tr.has("a", "own text")
 }
 
 func TestHistoryHasTheDepthThatIsAskedFor(t *testing.T) {
