@@ -386,9 +386,10 @@ func (l *list) variableIf(text, word, name string) (string, bool) {
 // names stand in text count as read.
 func (l *list) variableContexts(text string) (secrets, vars expression.Value) {
 	lower := strings.ToLower(text)
-	all := slices.ContainsFunc([]string{"secrets)", "vars)", "secrets[", "vars["}, func(whole string) bool {
-		return strings.Contains(lower, whole)
-	})
+	dense := strings.Join(strings.Fields(lower), "")
+	all := slices.ContainsFunc([]string{
+		"secrets)", "vars)", "secrets[", "vars[", "secrets.*", "vars.*",
+	}, func(whole string) bool { return strings.Contains(dense, whole) })
 	if !strings.Contains(lower, "secrets") && !strings.Contains(lower, "vars") {
 		return expression.Object(nil), expression.Object(nil)
 	}

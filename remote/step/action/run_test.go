@@ -463,3 +463,16 @@ func TestStepsCanSetVariablesThatTheRunnerDoesNotSet(t *testing.T) {
 	require.Contains(t, tr.log.String(), `can't store "GITHUB_WORKSPACE" in GITHUB_ENV: the runner sets this variable`)
 	require.Contains(t, tr.log.String(), "any of them false\n")
 }
+
+// With blanks, or by .*, all of the variables were none.
+func TestWholeContextsOfVariablesAreFoundHoweverTheyAreWritten(t *testing.T) {
+	tr := newTrial(t)
+	tr.cfg.Vars = []engine.Variable{{Key: "LEVEL", Value: "low"}}
+	tr.workflow(`
+- run: echo "${{ toJSON( vars ) }}"
+- run: echo "${{ join(vars.*) }}"
+- run: echo "${{ vars [ format('LE{0}', 'VEL') ] }}"
+`)
+	tr.succeed()
+	require.Equal(t, "{\n  LEVEL: low\n}\nlow\nlow\n", tr.log.String())
+}
