@@ -46,11 +46,7 @@ func (r *Runner) runCommand(ctx context.Context, g *frame, res *StepResult) outc
 	}
 	r.tell(func(e Events) { e.CommandStarting(res, &cmd, argv, env) })
 	exit, expired, err := r.runProcess(ctx, g, res, cmd)
-	ended := exit
-	if err != nil && ended.Code == 0 {
-		ended.Code = startExitCode(err)
-	}
-	r.tell(func(e Events) { e.CommandEnded(res, ended, expired != nil) })
+	r.tell(func(e Events) { e.CommandEnded(res, known(exit, err), expired != nil) })
 	stopped := r.release()
 	given := r.collect(g, res)
 	switch {
@@ -284,6 +280,16 @@ func (r *Runner) runProcess(
 		l = nil
 	}
 	return exit, l, err
+}
+
+// known returns exit, of a process that ended with err, or nil if its exit is unknown.
+func known(exit proc.Exit, err error) *proc.Exit {
+	if err != nil && exit == (proc.Exit{}) {
+		if exit.Code = startExitCode(err); exit.Code == 0 {
+			return nil
+		}
+	}
+	return &exit
 }
 
 // startExitCode returns the exit code that a shell would return for err, or 0.

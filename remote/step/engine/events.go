@@ -30,8 +30,9 @@ type Events interface {
 	CommandStarting(step *StepResult, cmd *proc.Command, argv []expr.Value, env map[string]expr.Value)
 	// CommandStarted reports the process of the command.
 	CommandStarted(step *StepResult, pid int)
-	// CommandEnded reports the end of the command, even if it did not start. timedOut says that a time limit ended it.
-	CommandEnded(step *StepResult, exit proc.Exit, timedOut bool)
+	// CommandEnded reports the end of the command, even if it did not start. exit is nil if it is unknown: the command
+	// was killed with the job, or could not start. timedOut says that a time limit ended it.
+	CommandEnded(step *StepResult, exit *proc.Exit, timedOut bool)
 	// VersionFound reports the version of the program that the command of a step ran, by the program's own words.
 	VersionFound(step *StepResult, version string)
 	// StepEnded comes last, when step is final.

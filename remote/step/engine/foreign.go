@@ -295,11 +295,7 @@ func (c *Call) Exec(
 	}
 	r.tell(func(e Events) { e.CommandStarting(res, &cmd, argv, env) })
 	exit, expired, err := r.runProcess(ctx, &g, res, cmd)
-	ended := exit
-	if err != nil && ended.Code == 0 {
-		ended.Code = startExitCode(err)
-	}
-	r.tell(func(e Events) { e.CommandEnded(res, ended, expired != nil) })
+	r.tell(func(e Events) { e.CommandEnded(res, known(exit, err), expired != nil) })
 	stopped := r.release()
 	switch {
 	case stopped != nil:

@@ -239,13 +239,13 @@ func (c *Recorder) CommandStarted(step *engine.StepResult, pid int) {
 }
 
 // CommandEnded implements [engine.Events].
-func (c *Recorder) CommandEnded(step *engine.StepResult, exit proc.Exit, timedOut bool) {
+func (c *Recorder) CommandEnded(step *engine.StepResult, exit *proc.Exit, timedOut bool) {
 	s := c.step(step)
-	s.exit = exit
 	s.exec.Timeout = timedOut
-	if exit.Code != 0 || !s.exec.NotStarted {
-		s.exec.ExitCode = &exit.Code
+	if exit == nil {
+		return
 	}
+	s.exit, s.exec.ExitCode = *exit, &exit.Code
 	if exit.Signal != 0 {
 		s.exec.Signal = cmp.Or(unix.SignalName(exit.Signal), exit.Signal.String())
 	}
