@@ -86,10 +86,11 @@ func (t *Talk) End(r *Report) {
 		text += ": " + r.Message
 	}
 	t.line(t.paint(colour, termtext.Line(text)))
-	t.tree(r.Steps, "  ")
+	t.tree(r.Steps, "  ", r.Message)
 }
 
-func (t *Talk) tree(steps []StepReport, indent string) {
+// tree shows the ends of steps. told is the message of the job: a reason that is in it is not shown again.
+func (t *Talk) tree(steps []StepReport, indent, told string) {
 	for _, s := range steps {
 		colour, took := red, seconds(s.Duration)
 		switch s.Status {
@@ -104,11 +105,24 @@ func (t *Talk) tree(steps []StepReport, indent string) {
 			text += fmt.Sprintf(" (exit status %d)", *s.ExitCode)
 		}
 		t.line(text)
+		if why := s.reason(); why != "" && !strings.Contains(told, why) {
+			t.line(indent + "  " + t.paint(red, termtext.Line(why)))
+		}
 		for _, w := range s.Warnings {
 			t.line(indent + "  " + t.paint(dim, "warning: "+termtext.Line(w)))
 		}
-		t.tree(s.Steps, indent+"  ")
+		t.tree(s.Steps, indent+"  ", told)
 	}
+}
+
+// reason returns why a step failed by itself, or "" if there is only its exit status, or a step below it failed.
+func (s *StepReport) reason() string {
+	why := strings.TrimPrefix(s.Message, fmt.Sprintf("step %q: ", s.Name))
+	isKnown := strings.HasPrefix(why, "exec: exit status ") || strings.HasPrefix(why, "step ")
+	if isKnown || s.Status != engine.Failure.String() {
+		return ""
+	}
+	return why
 }
 
 // seconds formats a duration with few digits.

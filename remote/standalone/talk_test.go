@@ -44,3 +44,23 @@ func TestTalkHasColoursOnlyIfWanted(t *testing.T) {
 	NewTalk(&out, true).End(&Report{Status: "success", Steps: []StepReport{{Name: "a", Status: "success"}}})
 	require.Equal(t, "\x1b[32msuccess in 0s\x1b[0m\n  \x1b[32msuccess  \x1b[0m      0s  a\n", out.String())
 }
+
+// Only the first failure of a job had its reason shown, and none with continue-on-error.
+func TestTalkShowsWhyEachStepFailed(t *testing.T) {
+	var out bytes.Buffer
+	first := `step "list": step "a": find step x: no such step`
+	NewTalk(&out, false).End(&Report{Status: "failure", Message: first, Steps: []StepReport{
+		{Name: "list", Status: "failure", Message: first, Steps: []StepReport{
+			{Name: "a", Status: "failure", Message: `step "a": find step x: no such step`},
+		}},
+		{Name: "b", Status: "failure", Message: `step "b": find step y: no such step`},
+		{Name: "c", Status: "failure", Message: `step "c": exec: exit status 3`, ExitCode: new(3)},
+	}})
+	require.Equal(t, `failure in 0s: `+first+`
+  failure        0s  list
+    failure        0s  a
+  failure        0s  b
+    find step y: no such step
+  failure        0s  c (exit status 3)
+`, out.String())
+}
