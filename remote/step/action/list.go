@@ -267,14 +267,19 @@ func (l *list) eval(template string, line int, label string, env map[string]stri
 	return v, nil
 }
 
-// condition evaluates the if of a step. always says that it is true for a stopped job, too.
-func (l *list) condition(text string, line int, env map[string]string) (holds, always bool, err error) {
+// bare returns the text of an if without ${{ and }} around the whole.
+func bare(text string) string {
 	text = strings.TrimSpace(text)
 	inner, whole := strings.CutPrefix(text, "${{")
 	if whole && strings.HasSuffix(inner, "}}") && strings.Count(text, "${{") == 1 {
 		text = strings.TrimSpace(strings.TrimSuffix(inner, "}}"))
 	}
-	if text == "" {
+	return text
+}
+
+// condition evaluates the if of a step. always says that it is true for a stopped job, too.
+func (l *list) condition(text string, line int, env map[string]string) (holds, always bool, err error) {
+	if text = bare(text); text == "" {
 		return l.succeeded(), false, nil
 	}
 	scope := l.scope(text, env)
@@ -322,7 +327,8 @@ func (l *list) stepsValue() expression.Value {
 	return expression.Object(all)
 }
 
-// scope returns the contexts and functions for the expressions in text. env is added to the context env.
+// scope returns the contexts and functions for the expressions in text; known has their names. env is added to the
+// context env.
 func (l *list) scope(text string, env map[string]string) expression.Scope {
 	github := maps.Clone(l.github)
 	token, _ := l.variableIf(text, "token", "GITHUB_TOKEN")

@@ -233,6 +233,9 @@ func (r *reader) steps(n *yaml.Node, isWorkflow bool) []*step {
 		case s.id != "" && ids[strings.ToLower(s.id)]:
 			r.fail(given["id"], "the id %.64q is taken", s.id)
 		}
+		if isWorkflow {
+			s.check(r)
+		}
 		ids[strings.ToLower(s.id)] = true
 		list = append(list, s)
 	}

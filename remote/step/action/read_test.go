@@ -87,6 +87,39 @@ func TestEntriesAreReadAsTheRunnerReadsThem(t *testing.T) {
 	}
 }
 
+// A mistake in an expression failed its step, after all steps before it had run, and validate did not find it.
+func TestMistakesInTheExpressionsOfAWorkflowAreFoundBeforeItRuns(t *testing.T) {
+	for step, want := range map[string]string{
+		"{run: x, if: github.ref == 'a' && githb.x}":            "w.yml:4: if: Unrecognized named-value: 'githb'",
+		"{run: x, if: '${{ sucess() }}'}":                       "w.yml:4: if: Unrecognized function: 'sucess'",
+		"{run: 'echo ${{ 1 + 1 }}'}":                            "w.yml:4: run: Unexpected symbol",
+		"{run: 'echo ${{ secrets.A'}":                           "w.yml:4: run: The expression is not closed",
+		"{uses: ./a, with: {x: '${{ hashFiles() }}'}}":          "w.yml:4: with x: Too few parameters supplied: 'hashFiles'",
+		"{run: x, env: {A: '${{ format(1) }}', B: '${{ x }}'}}": "w.yml:4: env B: Unrecognized named-value: 'x'",
+	} {
+		_, err := ReadJob("w.yml", []byte("jobs:\n  a:\n    steps:\n      - "+step+"\n"), "a")
+		require.ErrorContains(t, err, want)
+		_, err = WorkflowUses("w.yml", []byte("jobs:\n  a:\n    steps:\n      - "+step+"\n"))
+		require.ErrorContains(t, err, want)
+	}
+}
+
+// What the check knows is what a running step knows.
+func TestCheckKnowsTheNamesOfARunningStep(t *testing.T) {
+	tr := newTrial(t)
+	var text strings.Builder
+	for name := range known.Values {
+		text.WriteString("${{ toJSON(" + name + ") && '' }}")
+	}
+	for name := range known.Functions {
+		if name != "hashfiles" {
+			text.WriteString("${{ " + name + "() && '' }}")
+		}
+	}
+	tr.workflow("- env: {A: \"" + text.String() + "${{ hashFiles('x') }}\"}\n  run: echo checked\n")
+	tr.succeed()
+}
+
 func TestJobsOfAWorkflowAreChosenByName(t *testing.T) {
 	text := "on: push\nname: CI\npermissions: {}\njobs:\n" +
 		"  a: {steps: [{run: x}], services: {db: {image: x}}, strategy: {}, x: 1}\n" +

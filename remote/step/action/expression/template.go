@@ -5,6 +5,20 @@ import "strings"
 // Template evaluates the expressions in text, each between ${{ and }}. If the text is a single expression, the result
 // keeps the type of its value. The error is an [*Error] whose Offset counts in text.
 func Template(text string, s Scope) (Value, error) {
+	return template(text, func(inner string) (Value, int, error) { return evaluate(inner, s) })
+}
+
+// Check finds the mistakes in the expressions of text that do not depend on values. The error is that of Template.
+func Check(text string, s Scope) error {
+	_, err := template(text, func(inner string) (Value, int, error) {
+		_, err := parse(inner, s)
+		return Value{}, 0, err
+	})
+	return err
+}
+
+// template is Template with a function that returns the value of an expression, and the size of the results in bytes.
+func template(text string, evaluate func(string) (Value, int, error)) (Value, error) {
 	var out strings.Builder
 	rest, spent := text, 0
 	for {
@@ -25,7 +39,7 @@ func Template(text string, s Scope) (Value, error) {
 				Offset: start - len("${{"),
 			}
 		}
-		v, bytes, err := evaluate(after[:end], s)
+		v, bytes, err := evaluate(after[:end])
 		if spent += bytes; err == nil && spent > maxTemplate {
 			err = nowhere("The maximum allowed memory size was exceeded")
 		}
@@ -74,11 +88,17 @@ func Evaluate(text string, s Scope) (Value, error) {
 
 // evaluate is Evaluate, and also returns the size of the results in bytes.
 func evaluate(text string, s Scope) (v Value, spent int, err error) {
-	x, err := Parse(strings.TrimSpace(text), s)
+	x, err := parse(text, s)
 	if err != nil {
-		return Value{}, 0, moved(err, len(text)-len(strings.TrimLeft(text, " \t\r\n")))
+		return Value{}, 0, err
 	}
 	e := &evaluation{scope: s}
 	v, err = x.root.eval(e)
 	return v, e.spent, err
+}
+
+// parse is Parse for a text with blanks around it.
+func parse(text string, s Scope) (*Expression, error) {
+	x, err := Parse(strings.TrimSpace(text), s)
+	return x, moved(err, len(text)-len(strings.TrimLeft(text, " \t\r\n")))
 }
