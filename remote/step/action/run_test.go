@@ -476,3 +476,15 @@ func TestWholeContextsOfVariablesAreFoundHoweverTheyAreWritten(t *testing.T) {
 	tr.succeed()
 	require.Equal(t, "{\n  LEVEL: low\n}\nlow\nlow\n", tr.log.String())
 }
+
+// The paths of the command files were missing in the context, so that "github.env" was an empty text.
+func TestScriptsFindTheirCommandFilesInTheContext(t *testing.T) {
+	tr := newTrial(t)
+	tr.workflow(`
+- run: echo A=b >> ${{ github.env }}; echo c=d >> "${{ github.output }}"; echo ${{ github.action }}
+  id: x
+- run: echo $A ${{ steps.x.outputs.c }}; [ "${{ github.path }}" = "$GITHUB_PATH" ] && echo same
+`)
+	tr.succeed()
+	require.Equal(t, "x\nb d\nsame\n", tr.log.String())
+}

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/step/action/expression"
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
@@ -87,6 +88,10 @@ func split(line string) ([]string, error) {
 func (x *running) runScript(ctx context.Context) engine.Result {
 	s := x.spec
 	p := process{files: newFiles(x.call), script: true}
+	x.github["action"] = expression.String(actionName(s))
+	for _, kind := range fileKinds {
+		x.github[kind] = expression.String(p.files.path(kind))
+	}
 	shell, dir := s.shell, s.dir
 	if shell == "" {
 		shell = x.shell
