@@ -171,7 +171,10 @@ func (g *git) fetch(ctx context.Context) error {
 	if err := g.run(ctx, "config", "remote.origin.fetch", "+refs/heads/*:refs/remotes/origin/*"); err != nil {
 		return err
 	}
-	args := []string{"fetch", "--quiet", "--force", "--no-tags", "--no-recurse-submodules", "--no-write-commit-graph"}
+	// Only FETCH_HEAD is needed. A branch origin/x of an earlier clone would be in the way of a new origin/x/y.
+	args := []string{
+		"fetch", "--quiet", "--force", "--refmap=", "--no-tags", "--no-recurse-submodules", "--no-write-commit-graph",
+	}
 	_, err := os.Lstat(filepath.Join(g.cfg.Dir, ".git", "shallow"))
 	switch {
 	case g.cfg.Depth > 0:

@@ -106,6 +106,17 @@ func TestCommitsBranchesAndTagsAreCheckedOut(t *testing.T) {
 	tr.has("a", "2")
 }
 
+// Git cannot keep both names: "cannot lock ref 'refs/remotes/origin/topic/x': 'refs/remotes/origin/topic' exists".
+func TestBranchThatIsBelowAnEarlierBranchIsCheckedOut(t *testing.T) {
+	tr := newTrial(t)
+	tr.repo.Commit("topic", fetchtest.Texts(map[string]string{"a": "1"}))
+	tr.clone(func(c *Config) { c.Revision = "topic" })
+	tr.repo.Git("branch", "-D", "topic")
+	second := tr.repo.Commit("topic/x", fetchtest.Texts(map[string]string{"a": "2"}))
+	require.Equal(t, second, tr.clone(func(c *Config) { c.Revision = "topic/x" }))
+	tr.has("a", "2")
+}
+
 // An index says which files are unchanged, and git believed that of an earlier build.
 func TestIndexOfAnEarlierBuildDecidesNothing(t *testing.T) {
 	tr := newTrial(t)
