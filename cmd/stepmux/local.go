@@ -137,7 +137,7 @@ func (f *localFlags) source(cmd *cobra.Command, files []string) (src standalone.
 		return src, err
 	}
 	src.JobName = f.jobName
-	if src.Format == standalone.GitLabCI {
+	if src.Format == standalone.GitLabCI || src.Format == standalone.GitHub {
 		dir, err := f.dir()
 		if err != nil {
 			return src, err

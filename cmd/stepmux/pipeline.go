@@ -20,7 +20,8 @@ import (
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
-// addCheckout adds the git data of the project's directory (branch, commit) to the source of a .gitlab-ci.yml.
+// addCheckout adds the git data of the project's directory (branch, commit) to the source of a .gitlab-ci.yml or of a
+// workflow.
 func addCheckout(ctx context.Context, src *standalone.Source, dir string) {
 	vars, err := checkout.Variables(ctx, dir)
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -37,6 +38,7 @@ func readGitHub(src Source) (*Job, error) {
 	if len(matrix) > 0 {
 		inputs["matrix"] = matrix
 	}
+	src.Vars = append(slices.Clip(src.Vars), commitOf(src)...)
 	given := Given{Config: engine.Config{Vars: src.Vars}}
 	if src.InContainer {
 		inputs["in_container"] = true
@@ -62,6 +64,24 @@ func readGitHub(src Source) (*Job, error) {
 	j := NewJob(given)
 	j.name = job.Name
 	return j, nil
+}
+
+// commitOf returns the predefined variables of which the context github is made: the commit, and its branch or tag.
+func commitOf(src Source) (vars []engine.Variable) {
+	for _, v := range src.Vars {
+		for _, own := range []string{"CI_COMMIT_", "GITHUB_SHA", "GITHUB_REF"} {
+			if strings.HasPrefix(v.Key, own) {
+				return nil // the caller has chosen another commit
+			}
+		}
+	}
+	for _, v := range src.Predefined {
+		switch v.Key {
+		case "CI_COMMIT_SHA", "CI_COMMIT_BRANCH", "CI_COMMIT_TAG", "CI_COMMIT_REF_NAME":
+			vars = append(vars, v)
+		}
+	}
+	return vars
 }
 
 // isRounded reports whether v is a number that is not written as in text. So the version 3.10 stays a text, and does

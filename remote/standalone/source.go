@@ -68,7 +68,8 @@ type Source struct {
 	// InContainer says that the caller runs the job in the container that the job describes. Then there is no notice
 	// about that.
 	InContainer bool
-	// Predefined are variables that the variables of a .gitlab-ci.yml override. Changed is as in [gitlabci.Config].
+	// Predefined are variables that the variables of a .gitlab-ci.yml override. A workflow has those of its commit,
+	// unless Vars describe one. Changed is as in [gitlabci.Config].
 	Predefined []engine.Variable
 	Changed    func(compareTo string) ([]string, error)
 	// Notices come before the notices of the job.

@@ -52,6 +52,21 @@ func TestInputsAreValuesAndNeverText(t *testing.T) {
 	require.Equal(t, "a\"\n  - script: echo ${{ injected }} 3 [\"x\"] true\n", tr.stdout.String())
 }
 
+// In a checkout, github.sha and github.ref were empty, and a step for the branch main was skipped on main.
+func TestWorkflowKnowsTheCommitOfItsDirectory(t *testing.T) {
+	const text = "on: push\njobs:\n  t:\n    steps:\n      - run: echo $GITHUB_SHA ${{ github.ref }} $GITHUB_REF_NAME " +
+		"$GITHUB_REF_TYPE ${{ vars.CI_COMMIT_TITLE }}.\n"
+	src := Source{Name: "w.yml", Text: []byte(text), Format: GitHub, Predefined: []engine.Variable{
+		{Key: "CI_COMMIT_SHA", Value: "abc"}, {Key: "CI_COMMIT_BRANCH", Value: "main"},
+		{Key: "CI_COMMIT_REF_NAME", Value: "main"}, {Key: "CI_COMMIT_TITLE", Value: "left out"},
+	}}
+	tr := newTrial(t)
+	tr.finish(tr.read(src))
+	src.Vars = []engine.Variable{{Key: "GITHUB_REF", Value: "refs/tags/v1"}}
+	tr.finish(tr.read(src))
+	require.Equal(t, "abc refs/heads/main main branch .\nrefs/tags/v1 v1 tag .\n", tr.stdout.String())
+}
+
 // The version 3.10 became 3.1.
 func TestVersionsInAMatrixKeepTheirDigits(t *testing.T) {
 	tr := newTrial(t)

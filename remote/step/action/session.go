@@ -1,6 +1,7 @@
 package action
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -245,6 +246,11 @@ func githubTexts(read func(string) string) map[string]string {
 	}
 	if text["ref"] == "" {
 		text["ref"], text["ref_type"] = ref(read, text["ref_name"])
+	}
+	for prefix, kind := range map[string]string{"refs/heads/": "branch", "refs/tags/": "tag", "refs/pull/": "branch"} {
+		if name, is := strings.CutPrefix(text["ref"], prefix); is {
+			text["ref_name"], text["ref_type"] = cmp.Or(text["ref_name"], name), cmp.Or(text["ref_type"], kind)
+		}
 	}
 	return text
 }
