@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -39,6 +40,9 @@ func readGitHub(src Source) (*Job, error) {
 		inputs["matrix"] = matrix
 	}
 	src.Vars = append(slices.Clip(src.Vars), commitOf(src)...)
+	if hasFiles(src.WorkDir) {
+		inputs["in_project"] = true
+	}
 	given := Given{Config: engine.Config{Vars: src.Vars}}
 	if src.InContainer {
 		inputs["in_container"] = true
@@ -64,6 +68,17 @@ func readGitHub(src Source) (*Job, error) {
 	j := NewJob(given)
 	j.name = job.Name
 	return j, nil
+}
+
+// hasFiles reports whether a directory has any files.
+func hasFiles(dir string) bool {
+	f, err := os.Open(dir)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	names, _ := f.Readdirnames(1)
+	return len(names) > 0
 }
 
 // commitOf returns the predefined variables of which the context github is made: the commit, and its branch or tag.

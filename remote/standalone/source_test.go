@@ -2,10 +2,12 @@ package standalone
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/internal/fetchtest"
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
@@ -65,6 +67,41 @@ func TestWorkflowKnowsTheCommitOfItsDirectory(t *testing.T) {
 	src.Vars = []engine.Variable{{Key: "GITHUB_REF", Value: "refs/tags/v1"}}
 	tr.finish(tr.read(src))
 	require.Equal(t, "abc refs/heads/main main branch .\nrefs/tags/v1 v1 tag .\n", tr.stdout.String())
+}
+
+// actions/checkout would have deleted the user's uncommitted work or, for another repository, the whole project.
+func TestCheckoutDoesNotReplaceTheProject(t *testing.T) {
+	const text = "on: push\njobs:\n  t:\n    steps:\n      - {id: c, uses: actions/checkout@v4, with: {%s}}\n" +
+		"      - run: cat file; echo ${{ steps.c.outcome }}\n"
+	for with, want := range map[string]string{
+		"fetch-depth: 0":                           "",
+		"repository: '${{ github.repository }}'":   "",
+		"path: '${{ github.workspace }}/'":         "",
+		"repository: other/one":                    "would delete all files in WORK; give it a path",
+		"repository: other/one, path: sub/..":      "would delete all files in WORK; give it a path",
+		"path: sub":                                "would delete all files in WORK/sub; give it a path",
+		"path: new":                                "fetch the action actions/checkout@v4",
+		"path: earlier, repository: other/another": "fetch the action actions/checkout@v4",
+	} {
+		tr := newTrial(t)
+		tr.cfg.Actions.Base, tr.cfg.CacheDir = t.TempDir(), fetchtest.CacheDir(t)
+		tr.file("file", "mine\n")
+		tr.file("sub/file", "mine\n")
+		tr.file("earlier/.git/HEAD", "ref: refs/heads/main\n")
+		report := tr.finish(tr.read(Source{Name: "w.yml", Text: fmt.Appendf(nil, text, with), Format: GitHub}))
+		if want != "" {
+			require.Contains(t, report.Message, strings.ReplaceAll(want, "WORK", tr.cfg.WorkDir), with)
+			continue
+		}
+		require.Equal(t, "mine\nsuccess\n", tr.stdout.String(), "%s: %s", with, report.Message)
+		require.Equal(t, []string{"actions/checkout@v4 did not run: the job uses the files of the directory as they are"},
+			report.Steps[0].Steps[0].Warnings)
+	}
+
+	tr := newTrial(t) // an empty directory has nothing to lose
+	tr.cfg.Actions.Base, tr.cfg.CacheDir = t.TempDir(), fetchtest.CacheDir(t)
+	report := tr.finish(tr.read(Source{Name: "w.yml", Text: fmt.Appendf(nil, text, ""), Format: GitHub}))
+	require.Contains(t, report.Message, "fetch the action actions/checkout@v4")
 }
 
 // The version 3.10 became 3.1.

@@ -254,6 +254,7 @@ const (
 	inputFile     = "file" // name of the text in errors
 
 	inputInContainer = "in_container"
+	inputInProject   = "in_project"
 )
 
 // runJob runs the steps of a workflow's job.
@@ -265,6 +266,7 @@ func (s *session) runJob(ctx context.Context) engine.Result {
 		return engine.Failed(err)
 	}
 	s.job, s.github["workflow"], s.github["job"] = j, expression.String(j.workflow), expression.String(j.Name)
+	s.inProject = c.Inputs[inputInProject].Truthy()
 	matrix, _ := c.Inputs[inputMatrix].Any().(map[string]any)
 	s.matrix = expression.New(matrix)
 	if err := j.writeNotes(c.Place.Stderr, len(matrix) > 0, c.Inputs[inputInContainer].Truthy()); err != nil {

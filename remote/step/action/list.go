@@ -64,7 +64,7 @@ func (l *list) names() []string {
 // prepare gets all actions of the steps, and runs their pre stages. Like GitHub, it does both before the first step.
 func (l *list) prepare(ctx context.Context, results []engine.StepResult) error {
 	for i, s := range l.specs {
-		if s.uses == "" || strings.HasPrefix(s.uses, ".") {
+		if s.uses == "" || strings.HasPrefix(s.uses, ".") || l.inProject && s.isCheckout() {
 			continue
 		}
 		if err := l.loadStep(ctx, s); err != nil {
@@ -194,6 +194,14 @@ func (l *list) runStep(ctx context.Context, s *step, res *engine.StepResult) (en
 	}
 	if s.uses == "" {
 		return end(x.runScript(ctx))
+	}
+	if l.inProject && s.isCheckout() {
+		switch done, err := x.keepProject(); {
+		case err != nil:
+			return end(engine.Failed(err))
+		case done:
+			return end(engine.Result{Status: engine.Success})
+		}
 	}
 	if err := l.loadStep(ctx, s); err != nil {
 		return end(engine.Failed(err))

@@ -28,6 +28,8 @@ type session struct {
 	job    *Job  // nil for an action
 	top    *list // of the job's steps
 	matrix expression.Value
+	// inProject says that the work directory has the user's project, which actions/checkout must not replace.
+	inProject bool
 
 	github map[string]expression.Value // the context github
 	global map[string]string           // variables that steps have set; they override those of the call
