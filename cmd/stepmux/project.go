@@ -61,6 +61,9 @@ func (f *projectFlags) checkProject() error {
 			strings.HasPrefix(clean, "../") {
 			return fmt.Errorf("--artifacts %.80q: write a path below the work directory", pattern)
 		}
+		if err := archive.CheckPattern(pattern); err != nil {
+			return fmt.Errorf("--artifacts %.80q: %w", pattern, err)
+		}
 		size += len(pattern)
 	}
 	if len(f.artifacts) > maxPatterns || size > maxPatternBytes {

@@ -177,7 +177,7 @@ func (f *finder) relative(pattern string) (string, error) {
 	}
 	clean := path.Clean(pattern)
 	if !path.IsAbs(clean) && clean != ".." && !strings.HasPrefix(clean, "../") {
-		return clean, check(clean)
+		return clean, CheckPattern(clean)
 	}
 	if !path.IsAbs(clean) {
 		clean = path.Join(f.Dir, clean)
@@ -189,10 +189,11 @@ func (f *finder) relative(pattern string) (string, error) {
 	if !found {
 		return "", errOutside
 	}
-	return inside, check(inside)
+	return inside, CheckPattern(inside)
 }
 
-func check(pattern string) error {
+// CheckPattern returns an error if pattern does not have the form of a [Selection]'s paths.
+func CheckPattern(pattern string) error {
 	if !doublestar.ValidatePattern(pattern) {
 		return errors.New("it is not a valid pattern: a [, { or \\ has no end")
 	}
