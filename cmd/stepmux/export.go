@@ -56,6 +56,11 @@ func (f *provenanceFlags) checkProvenance(ctx context.Context, file string) erro
 			return fmt.Errorf("--%s needs --provenance; name the file to write", flag.name)
 		}
 	}
+	for _, pattern := range f.subjects {
+		if err := provenance.CheckPattern(pattern); err != nil {
+			return fmt.Errorf("--subject: %w", err)
+		}
+	}
 	if f.builder != "" {
 		if err := provenance.CheckBuilder(f.builder); err != nil {
 			return fmt.Errorf("--builder-id: %w", err)

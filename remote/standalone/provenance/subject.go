@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"slices"
 
 	"github.com/stepmux/stepmux/internal/boundedfile"
@@ -11,6 +12,14 @@ import (
 
 // maxSubjects bounds the files of a provenance.
 const maxSubjects = 10_000
+
+// CheckPattern returns an error if pattern does not have the form of [path.Match].
+func CheckPattern(pattern string) error {
+	if _, err := path.Match(pattern, ""); err != nil {
+		return fmt.Errorf("subject %.100q: %w", pattern, err)
+	}
+	return nil
+}
 
 // Subjects returns the files below dir that match patterns, in the form of [path.Match]. A pattern must not lead out
 // of dir, and must match a regular file.
