@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/stepmux/stepmux/internal/flagfile"
 	"github.com/stepmux/stepmux/internal/spell"
 )
 
@@ -25,10 +26,8 @@ func flagError(cmd *cobra.Command, err error) error {
 		return err
 	}
 	switch flag := wrong.GetFlag(); flag.Value.Type() {
-	case "func":
-		return fmt.Errorf("--%s %w", flag.Name, wrong.Unwrap())
-	case "int":
-		return fmt.Errorf("--%s %.40q: write a whole number", flag.Name, wrong.GetValue())
+	case "func", "int", "int64", "bool":
+		return fmt.Errorf("--%s %w", flag.Name, flagfile.Cause(wrong))
 	default:
 		return err
 	}

@@ -94,13 +94,25 @@ func setFlags(fl *pflag.FlagSet, name string, content []*yaml.Node) error {
 			}
 			if err := fl.Set(key.Value, v.Value); err != nil {
 				if wrong, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
-					err = wrong.Unwrap()
+					err = Cause(wrong)
 				}
 				return fail(v, "%s: %v", key.Value, err)
 			}
 		}
 	}
 	return nil
+}
+
+// Cause returns what is wrong with the value of a flag, and which values it takes.
+func Cause(wrong *pflag.InvalidValueError) error {
+	switch wrong.GetFlag().Value.Type() {
+	case "int", "int64":
+		return fmt.Errorf("%.40q: write a whole number", wrong.GetValue())
+	case "bool":
+		return fmt.Errorf("%.40q: write true or false", wrong.GetValue())
+	default:
+		return wrong.Unwrap()
+	}
 }
 
 // Schema returns the JSON Schema (draft 2020-12) of the files that [Apply] takes for fl.
