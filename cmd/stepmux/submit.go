@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -117,12 +118,26 @@ func (f *managerFlag) dial(ctx context.Context, path string) (*grpc.ClientConn, 
 	}
 	probe, err := net.Dial("unix", path)
 	if err != nil {
-		return nil, systemError(fmt.Errorf("no manager listens at %s (%w); start one with stepmux manager, or name its "+
-			"socket with --manager", path, errors.Unwrap(errors.Unwrap(err))))
+		return nil, noManager(path, errors.Unwrap(errors.Unwrap(err)))
 	}
 	_ = probe.Close() // not needed any more
 	conn, err := manager.Dial(path)
 	return conn, systemError(err)
+}
+
+// noManager returns the error of a socket that cannot be connected to, because of err.
+func noManager(path string, err error) error {
+	_, _, notHostPort := net.SplitHostPort(path)
+	switch {
+	case strings.Contains(path, "://") || notHostPort == nil && !strings.Contains(path, "/"): // it may have a secret
+		return errors.New("the address of a manager is https://HOST:PORT, or the path of its socket")
+	case errors.Is(err, fs.ErrPermission):
+		return systemError(fmt.Errorf("this user may not use the manager's socket %s (%w); start the manager with a "+
+			"--socket-group of the user, or name another socket with --manager", path, err))
+	default:
+		return systemError(fmt.Errorf("no manager listens at %s (%w); start one with stepmux manager, or name its socket "+
+			"with --manager", path, err))
+	}
 }
 
 // use calls do with a client of the manager, and returns when do has returned or a signal arrives.
