@@ -27,7 +27,7 @@ func (f *doorFlags) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.page, "http-listen", "", "serve the status page on [HOST]:PORT; without HOST for this machine only; "+
 		"without --token-file to this machine only, and read-only (default off)")
 	fl.StringVar(&f.cert, "tls-cert", "", "file with the certificate of --api-listen and --http-listen, in PEM (default "+
-		"one that no authority signed, made at the first start: clients know its fingerprint from the log)")
+		"one that no authority signed, made at the first start: its fingerprint is in the log with -v)")
 	fl.StringVar(&f.key, "tls-key", "", "file with the key of --tls-cert, in PEM")
 	fl.StringVar(&f.token, "token-file", "", "file with the token for --api-listen and --http-listen; it is made if it "+
 		"is missing (default for --api-listen token in the state directory)")

@@ -70,7 +70,8 @@ func (f *managerFlag) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.target.TokenFile, "token-file", "",
 		"with https: file with the manager's token (default $"+tokenVar+")")
 	fl.StringVar(&f.target.Fingerprint, "manager-fingerprint", "",
-		"with https: `sha256:HEX`, the fingerprint of the manager's certificate from its log (default $"+fingerprintVar+")")
+		"with https: `sha256:HEX`, the fingerprint of the manager's certificate, from its log with -v (default $"+
+			fingerprintVar+")")
 	fl.StringVar(&f.target.CAFile, "manager-ca", "",
 		"with https: PEM file with the certificate authority of the manager (default $"+caVar+", else the system's)")
 	grouped(fl, managerGroup)

@@ -105,7 +105,8 @@ func (t Target) Dial(ctx context.Context) (*grpc.ClientConn, error) {
 	if err != nil {
 		hint := ""
 		if _, unknown := errors.AsType[x509.UnknownAuthorityError](err); unknown {
-			hint = "; name the fingerprint of its certificate, which is in the manager's log, or the authority"
+			hint = "; name the fingerprint of its certificate, which is in the manager's log (manager -v), or the " +
+				"authority"
 		}
 		return nil, fmt.Errorf("%w at %s: %w%s", ErrAway, t.URL, cmp.Or(context.Cause(ctx), err), hint)
 	}
