@@ -32,7 +32,7 @@ Exit codes:
   2        wrong usage, or a file that is not what it should be`,
 		Example: `  stepmux trace verify --key builder.pub provenance.json
   stepmux trace verify --key builder.pub --trace trace.json provenance.json`,
-		Args: cobra.ExactArgs(1),
+		Args: arguments("ENVELOPE"),
 		RunE: f.run,
 	}
 	fl := cmd.Flags()

@@ -56,7 +56,7 @@ func CheckOutputFile(path string) error {
 	case err == nil && !info.Mode().IsRegular():
 		return fmt.Errorf("write %s: it exists, and is not a regular file", path)
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("write %w", err)
+		return fmt.Errorf("write %s: %w", path, errors.Unwrap(err))
 	}
 	if err := unix.Access(filepath.Dir(path), unix.W_OK|unix.X_OK); err != nil {
 		return fmt.Errorf("write %s: its directory: %w", path, err)

@@ -42,7 +42,7 @@ func TestReportReplacesNothingThatIsNoFile(t *testing.T) {
 		fifo:                               "not a regular file",
 		"/dev/null":                        "not a regular file",
 		filepath.Join(dir, "missing", "f"): "no such file or directory",
-		filepath.Join(fifo, "f"):           "not a directory",
+		filepath.Join(fifo, "f"):           "write " + filepath.Join(fifo, "f") + ": not a directory",
 	} {
 		require.ErrorContains(t, CheckOutputFile(path), want)
 		require.ErrorContains(t, Refused(errors.New("")).WriteFile(path), want)
