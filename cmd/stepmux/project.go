@@ -19,6 +19,7 @@ import (
 
 	"github.com/docker/go-units"
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/connector/files"
 	"github.com/stepmux/stepmux/internal/subprocess"
@@ -70,6 +71,27 @@ func (f *projectFlags) checkProject() error {
 		return fmt.Errorf("--artifacts: use at most %d patterns of %d bytes together", maxPatterns, maxPatternBytes)
 	}
 	return nil
+}
+
+// checkDir returns an error if it is certain that no directory can be made below dir, which need not exist.
+func checkDir(dir string) error {
+	for at := filepath.Clean(dir); ; at = filepath.Dir(at) {
+		info, err := os.Stat(at)
+		switch {
+		case errors.Is(err, fs.ErrNotExist) && at != filepath.Dir(at):
+			continue
+		case err != nil:
+			err = errors.Unwrap(err)
+		case !info.IsDir():
+			err = unix.ENOTDIR
+		default:
+			err = unix.Access(at, unix.W_OK|unix.X_OK)
+		}
+		if err != nil {
+			return fmt.Errorf("make a directory in %s: %w", at, err)
+		}
+		return nil
+	}
 }
 
 // packed is the archive of a project, in a file that has no name any more.

@@ -165,6 +165,11 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 	if err := f.checkProject(); err != nil {
 		return err
 	}
+	if len(f.artifacts) > 0 {
+		if err := checkDir(f.artifactsDir); err != nil {
+			return fmt.Errorf("--artifacts-dir: %w", err)
+		}
+	}
 	reader := &jobReader{
 		runFlags: f, ctx: cmd.Context(), given: given, stdin: cmd.InOrStdin(), messages: cmd.ErrOrStderr(),
 	}
