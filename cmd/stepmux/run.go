@@ -265,7 +265,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 	}
 	reports := batch.Run(ctx, abort, provider, all)
 	report.summary(reports, provider.Stat())
-	return outcome(ctx, reports)
+	return f.unlessLost(outcome(ctx, reports))
 }
 
 // patience is how long a run waits at its end for a reader that does not read.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc/status"
@@ -27,6 +28,7 @@ type runFiles struct {
 	traces      string
 	provenances string
 	provenanceFlags
+	lost atomic.Bool // a file could not be written on this machine
 }
 
 func (f *runFiles) register(fl *pflag.FlagSet) {
@@ -89,6 +91,15 @@ func buildPattern(text, what string, builds int) (string, error) {
 	return text, standalone.CheckOutputFile(text)
 }
 
+// unlessLost returns err, the result of the builds. If they succeeded, but a file of one could not be written, it
+// returns an error.
+func (f *runFiles) unlessLost(err error) error {
+	if err == nil && f.lost.Load() {
+		return withCode(exitSystem, nil) // the line of traced has the reason
+	}
+	return err
+}
+
 // traced returns job with the files of the build. say is called if one cannot be written.
 func (f *runFiles) traced(job connector.Job, build string, say func(string)) connector.Job {
 	if f.traces == "" {
@@ -98,10 +109,14 @@ func (f *runFiles) traced(job connector.Job, build string, say func(string)) con
 	job.Trace = file
 	job.OnTrace = func(err error) {
 		if err = file.end(err); err != nil {
+			if file.failed { // else the step runner may be one that makes no traces
+				f.lost.Store(true)
+			}
 			say(fmt.Sprintf("%s: there is no trace: %v", build, status.Convert(err).Message())) // a manager's, perhaps
 			return
 		}
 		if err := f.writeProvenance(file.path, build); err != nil {
+			f.lost.Store(true)
 			say(fmt.Sprintf("%s: there is no provenance: %v", build, err))
 		}
 	}
@@ -122,13 +137,14 @@ func (f *runFiles) writeProvenance(file, build string) error {
 
 // traceFile is a file that the first write makes. It is for one goroutine at a time.
 type traceFile struct {
-	path string
-	file *recording.File // nil before
+	path   string
+	file   *recording.File // nil before
+	failed bool            // it could not be written
 }
 
-func (f *traceFile) Write(p []byte) (int, error) {
+func (f *traceFile) Write(p []byte) (n int, err error) {
+	defer func() { f.failed = f.failed || err != nil }()
 	if f.file == nil {
-		var err error
 		if f.file, err = recording.Create(f.path, 0); err != nil {
 			return 0, err
 		}
@@ -147,6 +163,8 @@ func (f *traceFile) end(err error) error {
 		file.Discard()
 		return err
 	default:
-		return file.Commit()
+		err = file.Commit()
+		f.failed = err != nil
+		return err
 	}
 }

@@ -317,7 +317,7 @@ func (f *submitFlags) run(cmd *cobra.Command, args []string) error {
 		if traced.Trace != nil {
 			traced.OnTrace(getFile(ctx, m, &pb.ArtifactsRequest{Id: resp.GetId(), Trace: true}, traced.Trace))
 		}
-		return managedOutcome(b, cmd.ErrOrStderr())
+		return f.unlessLost(managedOutcome(b, cmd.ErrOrStderr()))
 	})
 }
 
