@@ -158,7 +158,7 @@ func (b *build) withoutStreamlocal(err error) (net.Conn, error) {
 
 // dialInstead bridges by the route after streamlocal, and checks that the other end is serve.
 func (b *build) dialInstead() (Route, net.Conn, error) {
-	if b.relay != nil {
+	if b.relay != nil && !b.c.moved {
 		stream, err := orNil(b.relay.DialUnix(b.life(), b.serve.socket))
 		return Relay, stream, err
 	}

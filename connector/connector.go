@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"path"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -102,7 +103,8 @@ type Config struct {
 	// makes one. Anybody who knows it can attach to a lingering build.
 	Secret string
 	// Attach is the socket of a step runner of this build that another Connector has started, as returned by its
-	// Socket method. Connect then attaches to that step runner and does not start another. Needs Linger and Secret.
+	// Socket method, with any TempDir. Connect then attaches to that step runner and does not start another. Needs
+	// Linger and Secret.
 	Attach string
 	// Reconnect returns a new lease on the VM's connection, which is dialed again if it has ended. It returns when it
 	// has a lease, when ctx ends, or with an error after which it is called again, except after [ErrGone]. Required
@@ -120,6 +122,7 @@ type Config struct {
 type Connector struct {
 	cfg      Config
 	socket   string // the requested path; serve may report another
+	moved    bool   // Config.Attach is not below Config.TempDir
 	secret   wire.Secret
 	log      *buildlog.Log
 	closeLog func(context.Context)
@@ -165,7 +168,11 @@ func New(cfg Config) (*Connector, error) {
 	if err := cfg.setDefaults(); err != nil {
 		return nil, err
 	}
-	socket, err := wire.SocketPath(cfg.TempDir, id)
+	tempDir := path.Clean(cfg.TempDir)
+	if cfg.Attach != "" { // the step runner stays where it is, though the VM may have another TempDir since
+		tempDir = path.Join(cfg.Attach, "../../..")
+	}
+	socket, err := wire.SocketPath(tempDir, id)
 	if err != nil {
 		return nil, err
 	}
@@ -183,7 +190,10 @@ func New(cfg Config) (*Connector, error) {
 			return nil, fmt.Errorf("connector: Config.Attach: %.160q is no socket of the build %s", cfg.Attach, id)
 		}
 	}
-	c := &Connector{cfg: cfg, socket: socket, secret: secret, closing: make(chan struct{}), lease: cfg.Lease}
+	c := &Connector{
+		cfg: cfg, socket: socket, moved: tempDir != path.Clean(cfg.TempDir), secret: secret,
+		closing: make(chan struct{}), lease: cfg.Lease,
+	}
 	c.log, c.closeLog = buildlog.Of(cfg.Log, cfg.LogTimeout)
 	return c, nil
 }

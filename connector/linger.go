@@ -315,6 +315,9 @@ func (c *Connector) link(ctx context.Context, conn Conn, old *build) (*build, er
 		p.report(capability{}, 0)
 		p.Bridge, p.BridgeReason = p.Start, "it is not known whether streamlocal forwarding works"
 	}
+	if c.moved && p.Bridge == Relay {
+		p.Bridge, p.BridgeReason = Session, "the relay reaches step runners in the VM's present TempDir only"
+	}
 	b := &build{
 		c: c, conn: conn, program: found, relay: p.relay, choice: p.Choice, serve: old.serve,
 		early: make(chan net.Conn, 1), bridges: map[*bridge]struct{}{}, starter: conn,

@@ -2,6 +2,7 @@ package connector_test
 
 import (
 	"context"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -73,20 +74,18 @@ func TestALinkThatIsMadeAtTheEndOfABuildIsGivenUp(t *testing.T) {
 	require.Eventually(t, func() bool { return second.conn.Stat().Sessions.Taken == 0 }, sshtest.Bound, time.Millisecond)
 }
 
-// A manager that was shut down while it came back to a build could end that.
+// A manager that was shut down while it came back to a build could end that. And a build was lost if its VM had been
+// given another directory for temporary files before its manager came back.
 func TestABuildThatIsLeftBeforeTheConnectGoesOn(t *testing.T) {
 	server := embedded(t)
-	var first *build
-	attach := func(socket string) *build {
+	route := connector.Auto
+	attach := func(socket string) *build { // each with a TempDir and a VM of its own
 		return newBuild(t, server, "b1", runnertest.Command(t)[0], func(cfg *connector.Config) {
-			cfg.Linger, cfg.Secret, cfg.Attach = time.Minute, strings.Repeat("s", 43), socket
+			cfg.Route, cfg.Linger, cfg.Secret, cfg.Attach = route, time.Minute, strings.Repeat("s", 43), socket
 			cfg.Reconnect = func(context.Context) (connector.Lease, error) { return &lease{conn: connect(t, server)}, nil }
-			if first != nil {
-				cfg.TempDir = first.tmp
-			}
 		})
 	}
-	first = attach("")
+	first := attach("")
 	_, err := first.Connect(sshtest.Within(t))
 	require.NoError(t, err)
 	socket := first.Socket()
@@ -98,6 +97,18 @@ func TestABuildThatIsLeftBeforeTheConnectGoesOn(t *testing.T) {
 	_, err = second.Connect(sshtest.Within(t))
 	require.NoError(t, err)
 	require.NoError(t, second.Close(sshtest.Within(t)))
+
+	for _, route = range []connector.Route{connector.Auto, connector.Relay, connector.Session, connector.Streamlocal} {
+		next := attach(socket)
+		dial, err := next.Connect(sshtest.Within(t))
+		require.NoError(t, err, route)
+		bridge, err := dial()
+		require.NoError(t, err, route)
+		_, err = io.ReadFull(bridge, make([]byte, 1)) // serve's gRPC server sends first
+		require.NoError(t, err, route)
+		next.Leave()
+		require.NoError(t, next.Close(sshtest.Within(t)))
+	}
 
 	third := attach(socket)
 	_, err = third.Connect(sshtest.Within(t))
