@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -119,6 +120,25 @@ func TestWhatAnEarlierBuildOfTheIDLeftIsEnded(t *testing.T) {
 		require.NoError(t, build(sshtest.Within(t), p, "1", script("true"), &sshtest.Log{}))
 		require.ErrorContains(t, left.Wait(), "killed")
 	}
+}
+
+// The kernel keeps the keyrings of a user without processes: the next build of the id could read the keys.
+func TestKeysOfAnEarlierBuildOfTheIDAreGone(t *testing.T) {
+	v := rootSite(t)
+	program := filepath.Join(filepath.Dir(v.runner[0]), toolName)
+	require.NoError(t, copyFile(os.Args[0], program))
+	require.NoError(t, os.Chmod(program, 0o755))
+	p := v.as(t, fmt.Sprintf("%d-%d", firstBuildID, firstBuildID), "off", connector.Relay) // walls hide the tool
+	name := filepath.Base(v.tmp)
+	out := &sshtest.Log{}
+	add := program + " key-add " + name + "; " + program + " key-find " + name
+	require.NoError(t, build(sshtest.Within(t), p, "1", script(add), out))
+	if !strings.Contains(out.String(), loot) {
+		t.Skip("part missing: this kernel has no keys")
+	}
+	out = &sshtest.Log{}
+	require.NoError(t, build(sshtest.Within(t), p, "2", script(program+" key-find "+name), out))
+	require.NotContains(t, out.String(), loot)
 }
 
 // namedVar makes the test binary run TestBuildsOfARootLoginRunAsAUserByName on a machine of its own.

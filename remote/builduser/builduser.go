@@ -220,18 +220,35 @@ func (u *User) Become() error {
 	return nil
 }
 
-// EndOthers kills all processes of a user whose id came from a range: without isolation an earlier build may have left
-// some. The caller is still root. It does nothing for a nil User, and for a user in passwdFile, who may have processes
-// that are no builds'.
+// EndOthers kills all processes of a user whose id came from a range, and clears the user's keyrings: an earlier build
+// may have left both. The caller is still root. It does nothing for a nil User, and for a user in passwdFile, who may
+// have processes and keys that are no builds'.
 func (u *User) EndOthers() error {
 	if u == nil || u.lock == nil || u.home != "" {
 		return nil
 	}
-	err := as(u.id, func() error { return unix.Kill(-1, unix.SIGKILL) })
+	err := as(u.id, func() error {
+		err := unix.Kill(-1, unix.SIGKILL)
+		clearKeys()
+		return err
+	})
 	if err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("end earlier processes of user %d: %w", u.id, err)
 	}
 	return nil
+}
+
+// clearKeys clears the keyrings of this thread's user, which the kernel keeps when no process of the user is left. It
+// ignores errors: some kernels have no keys, or no persistent ones.
+func clearKeys() {
+	rings := []int{unix.KEY_SPEC_USER_KEYRING, unix.KEY_SPEC_USER_SESSION_KEYRING}
+	persistent, err := unix.KeyctlInt(unix.KEYCTL_GET_PERSISTENT, -1, unix.KEY_SPEC_THREAD_KEYRING, 0, 0)
+	if err == nil {
+		rings = append(rings, persistent, unix.KEY_SPEC_THREAD_KEYRING)
+	}
+	for _, ring := range rings {
+		_, _ = unix.KeyctlInt(unix.KEYCTL_CLEAR, ring, 0, 0, 0)
+	}
 }
 
 // as calls do in a thread that may send signals with the user's rights only. The user's processes cannot look into that
