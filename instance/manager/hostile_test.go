@@ -251,8 +251,8 @@ func TestALongNameOfAFileIsRefused(t *testing.T) {
 	require.Empty(t, b.GetResult().GetReason(), b.GetResult().GetMessage())
 }
 
-// A manager that keeps builds for longer than the one before looked for the records of builds that had ended, and told of
-// a queue that was cut off.
+// A manager that keeps builds for longer than the one before looked for the records of builds that had ended, and told
+// of a queue that was cut off.
 func TestBuildsThatAreNotKeptAnyMoreAreNoDamage(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
