@@ -74,14 +74,15 @@ func (in *Instance) linux() error {
 // Group is the instances with their slots. Update and Follow change the set. The zero value is a group without
 // instances. A Group belongs to one Provider. It is safe for concurrent use.
 type Group struct {
-	mu       sync.Mutex       // guards the following, and the fields of machines, hosts and slots that name it
-	machines []*machine       // in the order of the newest set, then machines that left it and still have builds
-	hosts    map[string]*host // by ID: the instances, and the jump hosts on the way to them
-	stale    bool             // hosts may contain some that are no longer needed
-	waiters  list.List        // of *waiter, oldest first
-	picky    int              // number of waiters with requirements
-	sources  int              // running calls of Follow, which may bring more instances
-	byHand   bool             // instances were added or removed one by one, so more may come
+	mu       sync.Mutex          // guards the following, and the fields of machines, hosts and slots that name it
+	machines []*machine          // in the order of the newest set, then machines that left it and still have builds
+	byID     map[string]*machine // the same machines
+	hosts    map[string]*host    // by ID: the instances, and the jump hosts on the way to them
+	stale    bool                // hosts may contain some that are no longer needed
+	waiters  list.List           // of *waiter, oldest first
+	picky    int                 // number of waiters with requirements
+	sources  int                 // running calls of Follow, which may bring more instances
+	byHand   bool                // instances were added or removed one by one, so more may come
 	wake     *time.Timer
 	awaited  map[string]int  // how many builds wait to reconnect to a host, or through it
 	drained  map[string]bool // the IDs of drained instances, even if they have left the set
@@ -131,14 +132,12 @@ func (g *Group) change(byHand bool, edit func([]Instance) ([]Instance, error)) e
 	}
 	g.byHand = g.byHand || byHand
 	changed := g.takeOverLocked(hosts)
-	known := map[string]*machine{}
 	for _, m := range g.machines {
-		known[m.member.ID] = m
 		m.removed = true
 	}
 	machines := make([]*machine, 0, len(set))
 	for _, in := range set {
-		m, h := known[in.ID], hosts[in.ID]
+		m, h := g.byID[in.ID], hosts[in.ID]
 		if m == nil {
 			m = &machine{
 				member: &member{in, &connector.VM{}, &docker.Daemon{}}, host: h, slots: map[*slot]struct{}{}, elsewhere: g.shared,
@@ -155,7 +154,10 @@ func (g *Group) change(byHand bool, edit func([]Instance) ([]Instance, error)) e
 			machines = append(machines, m)
 		}
 	}
-	g.machines = machines
+	g.machines, g.byID = machines, make(map[string]*machine, len(machines))
+	for _, m := range machines {
+		g.byID[m.member.ID] = m
+	}
 	for id := range changed {
 		g.changed = append(g.changed, retirement{id, errChanged})
 	}
@@ -295,7 +297,7 @@ func (g *Group) queue(build string, of demand) (place *list.Element) {
 	if of.some() {
 		g.picky++
 	}
-	return g.waiters.PushBack(&waiter{build: build, demand: of, served: make(chan served, 1)})
+	return g.waiters.PushBack(&waiter{build: build, demand: of, key: of.key(), served: make(chan served, 1)})
 }
 
 // await waits for the slot of a place in the queue. It fails if no instance can ever have one, unless the group is
@@ -382,12 +384,7 @@ func (g *Group) hasOther(of demand) bool {
 	})
 }
 
-func (g *Group) machineLocked(id string) *machine {
-	if i := slices.IndexFunc(g.machines, func(m *machine) bool { return m.member.ID == id }); i >= 0 {
-		return g.machines[i]
-	}
-	return nil
-}
+func (g *Group) machineLocked(id string) *machine { return g.byID[id] }
 
 // Follow keeps the group up to date from watch. It returns when watch does, with watch's error. watch calls update
 // with the whole set, once at the beginning and after each change, one call at a time; inventory.File has such a

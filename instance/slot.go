@@ -26,6 +26,7 @@ type slot struct {
 type waiter struct {
 	build  string
 	demand demand
+	key    string      // of the demand
 	served chan served // holds at most one
 }
 
@@ -38,6 +39,14 @@ type demand struct {
 
 // some reports whether there are any requirements.
 func (d demand) some() bool { return len(d.tried) > 0 || d.on != "" || len(d.labels) > 0 }
+
+// key returns a text that is equal for equal demands, and empty for the zero value.
+func (d demand) key() string {
+	if !d.some() {
+		return ""
+	}
+	return fmt.Sprintf("%q %q %q", d.tried, d.on, labelText(d.labels))
+}
 
 // meets reports whether a machine meets the requirements.
 func (m *machine) meets(d demand) bool {
@@ -104,20 +113,30 @@ func (g *Group) unlock() {
 	}
 }
 
-// serveLocked gives waiters their slots, in order, or the reason why they will not get one.
+// serveLocked gives waiters their slots, in order, or the reason why they will not get one. Thousands may wait, so it
+// looks at the machines once for each demand.
 func (g *Group) serveLocked(now time.Time) {
 	var next *list.Element
-	for e := g.waiters.Front(); e != nil && g.pickLocked(demand{}, now) != nil; e = next {
+	full := map[string]bool{} // demands that no machine with a free slot meets
+	free := g.waiters.Len() > 0 && g.pickLocked(demand{}, now) != nil
+	for e := g.waiters.Front(); e != nil && free; e = next {
 		next = e.Next()
 		w := e.Value.(*waiter)
-		if m := g.pickLocked(w.demand, now); m != nil {
-			g.leaveLocked(e)
-			s := m.take(g, w.build, now)
-			if m.suspect() {
-				m.probe = s // not a lease that is kept for nobody: that may never connect
-			}
-			w.served <- served{slot: s}
+		if full[w.key] {
+			continue
 		}
+		m := g.pickLocked(w.demand, now)
+		if m == nil {
+			full[w.key] = true // slots only become fewer here
+			continue
+		}
+		g.leaveLocked(e)
+		s := m.take(g, w.build, now)
+		if m.suspect() {
+			m.probe = s // not a lease that is kept for nobody: that may never connect
+		}
+		w.served <- served{slot: s}
+		free = g.pickLocked(demand{}, now) != nil
 	}
 	if g.waiters.Len() == 0 {
 		return
@@ -126,11 +145,16 @@ func (g *Group) serveLocked(now time.Time) {
 	if refusal == nil && g.picky == 0 {
 		return
 	}
+	refusals := map[string]error{"": nil} // by demand
 	for e := g.waiters.Front(); e != nil; e = next {
 		next = e.Next()
 		w, err := e.Value.(*waiter), refusal
-		if err == nil && w.demand.some() {
-			err = g.refusalLocked(w.demand, now)
+		if err == nil {
+			known := false
+			if err, known = refusals[w.key]; !known {
+				err = g.refusalLocked(w.demand, now)
+				refusals[w.key] = err
+			}
 		}
 		if err != nil {
 			g.leaveLocked(e)
@@ -151,7 +175,7 @@ func (g *Group) leaveLocked(e *list.Element) {
 func (g *Group) pickLocked(of demand, now time.Time) *machine {
 	var best *machine
 	most := 0
-	for _, m := range g.machines {
+	for _, m := range g.suitableLocked(of) {
 		free := m.free(now)
 		if free == 0 || !m.meets(of) {
 			continue
@@ -167,6 +191,17 @@ func (g *Group) pickLocked(of demand, now time.Time) *machine {
 	return best
 }
 
+// suitableLocked returns the machines among which those are that meet a demand.
+func (g *Group) suitableLocked(of demand) []*machine {
+	if of.on == "" {
+		return g.machines
+	}
+	if m := g.byID[of.on]; m != nil {
+		return []*machine{m}
+	}
+	return nil
+}
+
 // take takes a slot.
 func (m *machine) take(g *Group, build string, now time.Time) *slot {
 	s := &slot{group: g, machine: m, member: m.member, build: build, since: now}
@@ -180,7 +215,7 @@ func (m *machine) take(g *Group, build string, now time.Time) *slot {
 // reason.
 func (g *Group) refusalLocked(of demand, now time.Time) error {
 	var refused, full error
-	for _, m := range g.machines {
+	for _, m := range g.suitableLocked(of) {
 		switch {
 		case m.removed, !m.meets(of):
 		case m.usedUp():
@@ -238,7 +273,10 @@ func (g *Group) armLocked(now time.Time) {
 func (g *Group) closeLocked(now time.Time) []retirement {
 	g.machines = slices.DeleteFunc(g.machines, func(m *machine) bool {
 		forgotten := m.removed && len(m.slots) == 0
-		g.stale = g.stale || forgotten
+		if forgotten {
+			g.stale = true
+			delete(g.byID, m.member.ID)
+		}
 		return forgotten
 	})
 	out := g.forgetLocked() // first, because it counts the hosts behind each host
