@@ -291,7 +291,7 @@ type SubmitRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Job   *Job                   `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
 	// key names the request, uniquely: 1 to 64 characters of A-Z a-z 0-9 . _ -. The same key again within two minutes is the
-	// same build. Empty: a new one is made.
+	// same build, unless that has ended and the manager was started again. Empty: a new one is made.
 	Key           string `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
