@@ -82,6 +82,8 @@ func TestALeaseRunsCommandsUntilItIsReleased(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{"lease-one", "vm-1", ""}, []string{resp.GetLease(), resp.GetInstance(), resp.GetMissing()})
 	require.Equal(t, 1, m.slots())
+	_, err = m.Get(t.Context(), &pb.GetRequest{Id: "lease.lease-one"}) // the key of its record
+	require.Equal(t, codes.NotFound, status.Code(err), "a lease is no build: %v", err)
 	again, err := m.reserve(t.Context(), &pb.ReserveRequest{Lease: "lease-one"})
 	require.NoError(t, err, "the same name is the same lease")
 	require.Equal(t, "lease-one", again.GetLease())

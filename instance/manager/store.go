@@ -375,6 +375,9 @@ func (s *store) record(ctx context.Context, id string) (*record, uint64, error) 
 	if err := json.Unmarshal(entry.Value(), r); err != nil {
 		return nil, 0, fmt.Errorf("read the build %s: %w", id, err)
 	}
+	if r.ID != id {
+		return nil, 0, nil // a lease
+	}
 	return r, entry.Revision(), nil
 }
 
