@@ -232,7 +232,7 @@ bench: ## run the benchmarks that match BENCH, all in about ten minutes; with QU
 .PHONY: bench-smoke
 bench-smoke: ## run each benchmark once, at its smallest size, to check that it works
 	go test -vet=off -run '^$$' -bench . -benchtime 1x -short -timeout 30m \
-	  $$(git grep -l '^func Benchmark' -- bench pool remote | xargs dirname | sort -u | sed 's,^,./,')
+	  $$(git grep -l '^func Benchmark' -- bench instance pool remote | xargs dirname | sort -u | sed 's,^,./,')
 
 # The report is a module of its own, so that its drawing libraries are no dependencies of the product.
 .PHONY: bin/report

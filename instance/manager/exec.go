@@ -289,7 +289,7 @@ func (m *Manager) refused(ctx context.Context, err error) error {
 func (s *service) Release(ctx context.Context, req *pb.ReleaseRequest) (*pb.ReleaseResponse, error) {
 	l := s.m.leaseOf(req.GetLease())
 	if l == nil {
-		if err := context.Cause(s.m.takes); err != nil {
+		if err := context.Cause(s.m.takes); err != nil { //nolint:contextcheck // the manager's end, not ctx's
 			return nil, s.m.failed(ctx, err) // its record may stay, for the next manager
 		}
 		return &pb.ReleaseResponse{}, nil

@@ -2,14 +2,15 @@ package wire
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
-// reservedWord holds the reserved words of POSIX shells (XCU 2.4), bash and zsh.
-var reservedWord = map[string]bool{
-	"if": true, "then": true, "else": true, "elif": true, "fi": true, "do": true, "done": true, "case": true,
-	"esac": true, "while": true, "until": true, "for": true, "in": true, "function": true, "select": true,
-	"time": true, "coproc": true, "repeat": true, "foreach": true, "end": true, "nocorrect": true,
+// reservedWords are the reserved words of POSIX shells (XCU 2.4), bash and zsh.
+var reservedWords = []string{
+	"if", "then", "else", "elif", "fi", "do", "done", "case",
+	"esac", "while", "until", "for", "in", "function", "select",
+	"time", "coproc", "repeat", "foreach", "end", "nocorrect",
 }
 
 // Quote joins argv into one command line that a POSIX shell splits into exactly argv again
@@ -35,7 +36,7 @@ func Quote(argv ...string) (string, error) {
 // quoteTo writes arg: unquoted if every byte is harmless to any shell, otherwise in single quotes. If arg is the
 // command, it also quotes a reserved word.
 func quoteTo(b *strings.Builder, arg string, command bool) {
-	bare := arg != "" && (!command || !reservedWord[arg])
+	bare := arg != "" && (!command || !slices.Contains(reservedWords, arg))
 	for i := 0; i < len(arg) && bare; i++ {
 		c := arg[i]
 		// No "=": zsh expands a leading one, and before the command word it is an assignment.

@@ -70,9 +70,7 @@ func TestQuotedArgumentsComeOutOfEveryShellUnchanged(t *testing.T) {
 
 func TestQuotedCommandWordIsNeverSyntax(t *testing.T) {
 	words := []string{"a=b", "!", "{", "}", "[[", "~", "#", "", "2", "x y"}
-	for word := range reservedWord {
-		words = append(words, word)
-	}
+	words = append(words, reservedWords...)
 	for _, shell := range shells(t) {
 		for _, word := range words {
 			line, err := Quote(word, "stepmux-no-such-argument")

@@ -59,8 +59,10 @@ func TestWorkflowKnowsTheCommitOfItsDirectory(t *testing.T) {
 	const text = "on: push\njobs:\n  t:\n    steps:\n      - run: echo $GITHUB_SHA ${{ github.ref }} $GITHUB_REF_NAME " +
 		"$GITHUB_REF_TYPE ${{ vars.CI_COMMIT_TITLE }}.\n"
 	src := Source{Name: "w.yml", Text: []byte(text), Format: GitHub, Predefined: []engine.Variable{
-		{Key: "CI_COMMIT_SHA", Value: "abc"}, {Key: "CI_COMMIT_BRANCH", Value: "main"},
-		{Key: "CI_COMMIT_REF_NAME", Value: "main"}, {Key: "CI_COMMIT_TITLE", Value: "left out"},
+		{Key: "CI_COMMIT_SHA", Value: "abc"},
+		{Key: "CI_COMMIT_BRANCH", Value: "main"},
+		{Key: "CI_COMMIT_REF_NAME", Value: "main"},
+		{Key: "CI_COMMIT_TITLE", Value: "left out"},
 	}}
 	tr := newTrial(t)
 	tr.finish(tr.read(src))

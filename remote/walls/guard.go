@@ -22,29 +22,33 @@ var guarded = []string{
 	".pam_environment", ".rhosts", ".shosts", ".forward",
 }
 
-// created are the files that are made if they are missing, with their text, by the shell that needs them: otherwise a
-// build could make them. Their text changes nothing for a shell.
-var created = map[string]map[string]string{
-	"": {
-		".ssh/": "", ".config/systemd/": "", ".config/environment.d/": "", ".local/share/systemd/": "", ".cache/stepmux/": "",
-		".pam_environment": "", // Debian 12's sshd takes the environment of every command from it
-	},
-	"bash": {
-		".bashrc": "", ".bashrc.d/": "", ".bash_aliases": "", ".bash_completion": "", ".bash_login": "", ".bash_logout": "",
-		".profile": "", ".bash_profile": "" +
-			"# Made by stepmux, so that no build can make it. It does as bash does without it.\n" +
-			"if [ -s ~/.bash_login ]; then . ~/.bash_login; elif [ -r ~/.profile ]; then . ~/.profile; fi\n",
-	},
-	"zsh": {".zshenv": "", ".zprofile": "", ".zshrc": "", ".zlogin": "", ".zlogout": ""},
-	"ksh": {".profile": "", ".kshrc": ""},
-	"csh": {".cshrc": "", ".login": "", ".logout": ""},
-	"tcsh": {".cshrc": "", ".login": "", ".logout": "", ".tcshrc": "" +
-		"# Made by stepmux, so that no build can make it. It does as tcsh does without it.\n" +
-		"if ( -r ~/.cshrc ) source ~/.cshrc\n"},
-	"sh":   {".profile": ""},
-	"ash":  {".profile": ""},
-	"dash": {".profile": ""},
-	"fish": {".config/fish/": ""},
+// created are the files that are made if they are missing, by the shell that needs them, with "" for all: otherwise a
+// build could make them.
+var created = []struct{ shell, names string }{
+	// Debian 12's sshd takes the environment of every command from .pam_environment.
+	{"", ".ssh/ .config/systemd/ .config/environment.d/ .local/share/systemd/ .cache/stepmux/ .pam_environment"},
+	{"bash", ".bashrc .bashrc.d/ .bash_aliases .bash_completion .bash_login .bash_logout .profile .bash_profile"},
+	{"zsh", ".zshenv .zprofile .zshrc .zlogin .zlogout"},
+	{"ksh", ".profile .kshrc"},
+	{"csh", ".cshrc .login .logout"},
+	{"tcsh", ".cshrc .login .logout .tcshrc"},
+	{"sh", ".profile"},
+	{"ash", ".profile"},
+	{"dash", ".profile"},
+	{"fish", ".config/fish/"},
+}
+
+// textOf returns the text of a created file. It changes nothing for a shell.
+func textOf(name string) string {
+	const made = "# Made by stepmux, so that no build can make it. The shell does the same without it.\n"
+	switch name {
+	case ".bash_profile":
+		return made + "if [ -s ~/.bash_login ]; then . ~/.bash_login; elif [ -r ~/.profile ]; then . ~/.profile; fi\n"
+	case ".tcshrc":
+		return made + "if ( -r ~/.cshrc ) source ~/.cshrc\n"
+	default:
+		return ""
+	}
 }
 
 // guard makes the files read-only from which later builds start.
@@ -75,9 +79,13 @@ func (r *Room) guard() error {
 
 // Prepare makes the missing files in a home whose user has this login shell, so that no build can make them.
 func Prepare(home, shell string) error {
-	for _, shell := range []string{"", filepath.Base(cmp.Or(shell, "bash"))} {
-		for name, text := range created[shell] {
-			if err := create(filepath.Join(home, name), strings.HasSuffix(name, "/"), text); err != nil {
+	shell = filepath.Base(cmp.Or(shell, "bash"))
+	for _, files := range created {
+		if files.shell != "" && files.shell != shell {
+			continue
+		}
+		for _, name := range strings.Fields(files.names) {
+			if err := create(filepath.Join(home, name), strings.HasSuffix(name, "/"), textOf(name)); err != nil {
 				return err
 			}
 		}

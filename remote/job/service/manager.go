@@ -72,7 +72,7 @@ func (m *manager) Close(_ context.Context, req *runnerproto.CloseRequest) (*runn
 	return &runnerproto.CloseResponse{}, nil
 }
 
-var managerState = map[job.State]runnerproto.Status_State{
+var managerState = [...]runnerproto.Status_State{
 	job.Running:   runnerproto.Status_running,
 	job.Succeeded: runnerproto.Status_success,
 	job.Failed:    runnerproto.Status_failure,

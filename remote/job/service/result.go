@@ -13,7 +13,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/expr"
 )
 
-var stepStatus = map[engine.Status]pb.StepResult_Status{
+var stepStatus = [...]pb.StepResult_Status{
 	engine.Running:   pb.StepResult_running,
 	engine.Success:   pb.StepResult_success,
 	engine.Failure:   pb.StepResult_failure,
@@ -21,7 +21,7 @@ var stepStatus = map[engine.Status]pb.StepResult_Status{
 	engine.Skipped:   pb.StepResult_skipped,
 }
 
-var jobStatus = map[job.State]pb.Job_JobStatus{
+var jobStatus = [...]pb.Job_JobStatus{
 	job.Running:   pb.Job_running,
 	job.Succeeded: pb.Job_suceeded, //nolint:misspell // the published spelling
 	job.Failed:    pb.Job_failed,

@@ -16,10 +16,10 @@ var (
 )
 
 // commandNames are the known commands. A line with another name is text.
-var commandNames = map[string]bool{
-	"set-output": true, "save-state": true, "add-mask": true, "add-path": true, "set-env": true, "group": true,
-	"endgroup": true, "debug": true, "notice": true, "warning": true, "error": true, "add-matcher": true,
-	"remove-matcher": true, "echo": true, "stop-commands": true,
+var commandNames = []string{
+	"set-output", "save-state", "add-mask", "add-path", "set-env", "group",
+	"endgroup", "debug", "notice", "warning", "error", "add-matcher",
+	"remove-matcher", "echo", "stop-commands",
 }
 
 // parseCommand reads ::name key=value,key=value::data, or the older ##[name key=value;key=value]data. Spaces and tabs

@@ -137,10 +137,6 @@ const (
 	skipped   = "skipped"
 )
 
-var outcomes = map[engine.Status]string{
-	engine.Success: success, engine.Failure: failure, engine.Cancelled: cancelled, engine.Skipped: skipped,
-}
-
 // runStep runs a step if its condition is true. It also returns the step's conclusion.
 func (l *list) runStep(ctx context.Context, s *step, res *engine.StepResult) (engine.Result, string) {
 	st := &state{id: s.id, outputs: map[string]string{}, outcome: skipped, conclusion: skipped}
@@ -155,7 +151,7 @@ func (l *list) runStep(ctx context.Context, s *step, res *engine.StepResult) (en
 		if res.Status == engine.Skipped {
 			_ = l.call.Begin(res, engine.Unknown, engine.Prepared{Definition: definitionOf(nil)})
 		}
-		st.outcome, st.conclusion = outcomes[o.Status], outcomes[o.Status]
+		st.outcome, st.conclusion = o.Status.String(), o.Status.String()
 		if o.Status == engine.Failure && s.mayFail != "" {
 			v, err := l.eval(s.mayFail, s.line, "continue-on-error", x.env)
 			switch {
@@ -335,7 +331,7 @@ func (l *list) stepsValue() expression.Value {
 	return expression.Object(all)
 }
 
-// scope returns the contexts and functions for the expressions in text; known has their names. env is added to the
+// scope returns the contexts and functions for the expressions in text; knownNames has their names. env is added to the
 // context env.
 func (l *list) scope(text string, env map[string]string) expression.Scope {
 	github := maps.Clone(l.github)

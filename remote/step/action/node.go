@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -105,14 +104,14 @@ func (x *running) node(env map[string]string, asks string) (string, error) {
 	if err != nil {
 		return "", errors.New("node was not found: install Node.js " + asks + " or newer, name it with --node or " +
 			"STEP_RUNNER_NODE, or put it into the tool cache as node/<version>/" +
-			strings.ToLower(architectures[runtime.GOARCH]))
+			strings.ToLower(architecture()))
 	}
 	return found, nil
 }
 
 // newestNode returns the newest node of a tool cache, or "".
 func newestNode(cache string) string {
-	dirs, _ := filepath.Glob(filepath.Join(cache, "node", "*", strings.ToLower(architectures[runtime.GOARCH])))
+	dirs, _ := filepath.Glob(filepath.Join(cache, "node", "*", strings.ToLower(architecture())))
 	best, newest := "", []int(nil)
 	for _, dir := range dirs {
 		program := filepath.Join(dir, "bin", "node")

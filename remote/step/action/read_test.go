@@ -91,7 +91,7 @@ func TestEntriesAreReadAsTheRunnerReadsThem(t *testing.T) {
 func TestMistakesInTheExpressionsOfAWorkflowAreFoundBeforeItRuns(t *testing.T) {
 	for step, want := range map[string]string{
 		"{run: x, if: github.ref == 'a' && githb.x}":            "w.yml:4: if: Unrecognized named-value: 'githb'",
-		"{run: x, if: '${{ sucess() }}'}":                       "w.yml:4: if: Unrecognized function: 'sucess'",
+		"{run: x, if: '${{ isfine() }}'}":                       "w.yml:4: if: Unrecognized function: 'isfine'",
 		"{run: 'echo ${{ 1 + 1 }}'}":                            "w.yml:4: run: Unexpected symbol",
 		"{run: 'echo ${{ secrets.A'}":                           "w.yml:4: run: The expression is not closed",
 		"{uses: ./a, with: {x: '${{ hashFiles() }}'}}":          "w.yml:4: with x: Too few parameters supplied: 'hashFiles'",
@@ -108,10 +108,10 @@ func TestMistakesInTheExpressionsOfAWorkflowAreFoundBeforeItRuns(t *testing.T) {
 func TestCheckKnowsTheNamesOfARunningStep(t *testing.T) {
 	tr := newTrial(t)
 	var text strings.Builder
-	for name := range known.Values {
+	for name := range knownNames().Values {
 		text.WriteString("${{ toJSON(" + name + ") && '' }}")
 	}
-	for name := range known.Functions {
+	for name := range knownNames().Functions {
 		if name != "hashfiles" {
 			text.WriteString("${{ " + name + "() && '' }}")
 		}

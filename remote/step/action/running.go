@@ -208,7 +208,7 @@ func (x *running) command(line string) (string, bool) {
 		}
 		return "", false
 	}
-	if !commandNames[c.name] {
+	if !slices.Contains(commandNames, c.name) {
 		return "", false
 	}
 	text, err := x.obey(c)
@@ -274,7 +274,7 @@ func (x *running) obey(c command) (string, error) {
 		owner := c.properties["owner"]
 		x.matchers = slices.DeleteFunc(x.matchers, func(m *matcher) bool { return m.owner == owner })
 	case "stop-commands":
-		if c.data == "" || commandNames[strings.ToLower(c.data)] {
+		if c.data == "" || slices.Contains(commandNames, strings.ToLower(c.data)) {
 			return "", errors.New("its token is empty, or the name of a command")
 		}
 		x.stopped = c.data

@@ -2,6 +2,7 @@ package action
 
 import (
 	"bytes"
+	"slices"
 	"strings"
 	"testing"
 
@@ -15,7 +16,7 @@ func newScanner(to *bytes.Buffer) (*scanner, *[]command) {
 		to: to,
 		command: func(line string) (string, bool) {
 			c, ok := parseCommand(line)
-			if !ok || !commandNames[c.name] {
+			if !ok || !slices.Contains(commandNames, c.name) {
 				return "", false
 			}
 			found = append(found, c)

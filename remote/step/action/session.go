@@ -137,24 +137,19 @@ func isBlocked(name string) bool {
 	return name == "NODE_OPTIONS" || strings.HasPrefix(name, "GIT_") && strings.Contains(name, "CONFIG")
 }
 
-// ownKeys are keys of the contexts github and runner that become variables, beside those of githubVariables and
-// fileKinds.
-var ownKeys = map[string][]string{
-	"GITHUB_": {"action", "action_path", "action_ref", "action_repository", "actions", "event_path", "workspace"},
-	"RUNNER_": {"arch", "debug", "environment", "name", "os", "temp", "tool_cache", "workspace"},
-}
+// ownVariables are variables that the runner sets, beside GITHUB_ and a key of githubVariables or one of fileKinds.
+var ownVariables = strings.Fields(`
+	GITHUB_ACTION GITHUB_ACTION_PATH GITHUB_ACTION_REF GITHUB_ACTION_REPOSITORY GITHUB_ACTIONS GITHUB_EVENT_PATH
+	GITHUB_WORKSPACE RUNNER_ARCH RUNNER_DEBUG RUNNER_ENVIRONMENT RUNNER_NAME RUNNER_OS RUNNER_TEMP RUNNER_TOOL_CACHE
+	RUNNER_WORKSPACE`)
 
 // isOwn reports whether the runner sets the variable for each process.
 func isOwn(name string) bool {
-	for prefix, keys := range ownKeys {
-		if key, ok := strings.CutPrefix(name, prefix); ok && key == strings.ToUpper(key) {
-			key = strings.ToLower(key)
-			_, known := githubVariables[key]
-			known = known || slices.Contains(fileKinds, key)
-			return slices.Contains(keys, key) || prefix == "GITHUB_" && known
-		}
-	}
-	return false
+	key, isGitHub := strings.CutPrefix(name, "GITHUB_")
+	lower := strings.ToLower(key)
+	_, known := githubVariables[lower]
+	known = known || slices.Contains(fileKinds, lower)
+	return isGitHub && known && key == strings.ToUpper(key) || slices.Contains(ownVariables, name)
 }
 
 // setEnv sets a variable for later steps. The error says why that is not allowed.
@@ -189,10 +184,18 @@ var githubVariables = map[string]string{
 	"graphql_url": "", "retention_days": "", "run_attempt": "",
 }
 
-// events maps sources of GitLab's pipelines to events of GitHub.
-var events = map[string]string{
-	"merge_request_event": "pull_request", "web": "workflow_dispatch", "api": "workflow_dispatch",
-	"trigger": "repository_dispatch",
+// eventOf returns the event of GitHub for the source of a GitLab pipeline.
+func eventOf(source string) string {
+	switch source {
+	case "merge_request_event":
+		return "pull_request"
+	case "web", "api":
+		return "workflow_dispatch"
+	case "trigger":
+		return "repository_dispatch"
+	default:
+		return source
+	}
 }
 
 // githubContext makes the context github from the job's variables.
@@ -243,16 +246,16 @@ func githubTexts(read func(string) string) map[string]string {
 			}
 		}
 	}
-	if event := events[text["event_name"]]; event != "" {
-		text["event_name"] = event
-	}
+	text["event_name"] = eventOf(text["event_name"])
 	if text["ref"] == "" {
 		text["ref"], text["ref_type"] = ref(read, text["ref_name"])
 	}
-	for prefix, kind := range map[string]string{"refs/heads/": "branch", "refs/tags/": "tag", "refs/pull/": "branch"} {
-		if name, is := strings.CutPrefix(text["ref"], prefix); is {
-			text["ref_name"], text["ref_type"] = cmp.Or(text["ref_name"], name), cmp.Or(text["ref_type"], kind)
+	if parts := strings.SplitN(text["ref"], "/", 3); len(parts) == 3 && parts[0] == "refs" { // refs/heads/main
+		kind := "branch"
+		if parts[1] == "tags" {
+			kind = "tag"
 		}
+		text["ref_name"], text["ref_type"] = cmp.Or(text["ref_name"], parts[2]), cmp.Or(text["ref_type"], kind)
 	}
 	return text
 }
@@ -273,13 +276,22 @@ func ref(read func(string) string, name string) (full, kind string) {
 	}
 }
 
-// architectures are GitHub's names of architectures.
-var architectures = map[string]string{"amd64": "X64", "386": "X86", "arm64": "ARM64", "arm": "ARM"}
+// architecture returns GitHub's name of the machine's architecture.
+func architecture() string {
+	switch runtime.GOARCH {
+	case "amd64":
+		return "X64"
+	case "386":
+		return "X86"
+	default:
+		return strings.ToUpper(runtime.GOARCH)
+	}
+}
 
 // runner returns the context runner. As RUNNER_ variables it is also a part of the environment.
 func (s *session) runner() map[string]string {
 	r := map[string]string{
-		"os": strings.ToUpper(runtime.GOOS[:1]) + runtime.GOOS[1:], "arch": architectures[runtime.GOARCH], "name": "stepmux",
+		"os": strings.ToUpper(runtime.GOOS[:1]) + runtime.GOOS[1:], "arch": architecture(), "name": "stepmux",
 		"temp": s.temp(), "tool_cache": s.toolCache(), "workspace": filepath.Dir(s.work()), "environment": "self-hosted",
 	}
 	if s.debug() {

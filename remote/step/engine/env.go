@@ -11,11 +11,11 @@ import (
 
 // basicEnv names the variables of the runner's environment that describe the machine, the user, and the proxies of the
 // network. Any other variable could be a secret of the runner.
-var basicEnv = map[string]bool{
-	"PATH": true, "HOME": true, "LOGNAME": true, "USER": true, "SHELL": true, "TERM": true, "TMPDIR": true, "TZ": true,
-	"LANG": true, "LC_ALL": true, "LC_CTYPE": true,
-	"HTTP_PROXY": true, "HTTPS_PROXY": true, "NO_PROXY": true, "ALL_PROXY": true,
-	"http_proxy": true, "https_proxy": true, "no_proxy": true, "all_proxy": true,
+var basicEnv = []string{
+	"PATH", "HOME", "LOGNAME", "USER", "SHELL", "TERM", "TMPDIR", "TZ",
+	"LANG", "LC_ALL", "LC_CTYPE",
+	"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY",
+	"http_proxy", "https_proxy", "no_proxy", "all_proxy",
 }
 
 // defaultPath is a step's PATH if no other layer of its environment has one.

@@ -219,10 +219,10 @@ func (f *files) exports(v0 bool, policy UnsafeExports) (exports map[string]expr.
 		v, err := exported(name, written[name])
 		switch {
 		case err != nil:
-		case unsafeExports[name] && policy == RefuseUnsafe:
+		case slices.Contains(unsafeExports, name) && policy == RefuseUnsafe:
 			err = errors.New("this variable changes what every later program does; set it in env where it is needed, or let " +
 				"the operator allow it (--unsafe-exports allow)")
-		case unsafeExports[name] && policy == DropUnsafe:
+		case slices.Contains(unsafeExports, name) && policy == DropUnsafe:
 			dropped = append(dropped, fmt.Sprintf("the export %s was dropped: it changes what every later program does; set "+
 				"it in env where it is needed", name))
 			continue

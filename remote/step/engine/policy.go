@@ -36,9 +36,9 @@ func ParseUnsafeExports(text string) (UnsafeExports, error) {
 
 // unsafeExports are the variables that change every later program, and the runner's own variables in the blueprint's
 // dialect.
-var unsafeExports = map[string]bool{
-	"LD_PRELOAD": true, "LD_AUDIT": true, "BASH_ENV": true, "SHELLOPTS": true, "BASHOPTS": true,
-	"OUTPUT_FILE": true, "ENV_FILE": true, "STEP_RUNNER_OUTPUT": true, "STEP_RUNNER_ENV": true, "STEP_JSON": true,
+var unsafeExports = []string{
+	"LD_PRELOAD", "LD_AUDIT", "BASH_ENV", "SHELLOPTS", "BASHOPTS",
+	"OUTPUT_FILE", "ENV_FILE", "STEP_RUNNER_OUTPUT", "STEP_RUNNER_ENV", "STEP_JSON",
 }
 
 // PassEnv says which variables of the runner's own environment reach the steps. The zero value passes variables that
@@ -86,7 +86,7 @@ func (p PassEnv) passes(name, value string) bool {
 	switch {
 	case slices.Contains(p.Names, name):
 		return true
-	case basicEnv[name]:
+	case slices.Contains(basicEnv, name):
 		return p.Base != PassNone
 	default:
 		return p.Base == PassAll && lang.IsName(name) && !looksSecret(name) && !holdsPassword(value)

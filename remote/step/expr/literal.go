@@ -59,11 +59,11 @@ func (p *parser) quoted() node {
 	panic(p.errorAt(start, "the string is not closed").withHint(`write " at its end`))
 }
 
-// escapes are the escapes of one letter.
-var escapes = map[byte]string{
-	'\\': "\\", '"': "\"", '/': "/",
-	'a': "\a", 'b': "\b", 'f': "\f", 'n': "\n", 'r': "\r", 't': "\t", 'v': "\v",
-}
+// The escapes of one letter, and what each stands for.
+const (
+	escapes  = `\"/abfnrtv`
+	meanings = "\\\"/\a\b\f\n\r\t\v"
+)
 
 // escape reads an escape and returns its text.
 func (p *parser) escape() string {
@@ -80,9 +80,9 @@ func (p *parser) escape() string {
 		return string(c)
 	}
 	if start+1 < p.end {
-		if s, ok := escapes[p.text[start+1]]; ok {
+		if i := strings.IndexByte(escapes, p.text[start+1]); i >= 0 {
 			p.pos += 2
-			return s
+			return meanings[i : i+1]
 		}
 	}
 	panic(p.errorAt(start, "there is no such escape").withHint(`for a backslash write \\, or use single quotes`))
