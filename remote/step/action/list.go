@@ -216,8 +216,11 @@ func (x *running) setLimit() error {
 		return err
 	}
 	minutes, err := strconv.ParseFloat(text, 64)
-	if err != nil || minutes <= 0 || minutes > 1e6 {
-		return x.at(x.spec.line, fmt.Errorf("timeout-minutes is %.64q; write a positive number", text))
+	if err != nil || !(minutes >= 0 && minutes <= 1e6) { // not a NaN either
+		return x.at(x.spec.line, fmt.Errorf("timeout-minutes is %.64q; write a positive number, or 0 for no limit", text))
+	}
+	if minutes == 0 {
+		return nil
 	}
 	d := time.Duration(minutes * float64(time.Minute))
 	if at := time.Now().Add(d); x.limit.IsZero() || at.Before(x.limit) {

@@ -447,6 +447,17 @@ func TestTimeLimitOfAStepIsNotThatOfPostStages(t *testing.T) {
 	require.Equal(t, "post\npost\npost\n", tr.log.String())
 }
 
+// Zero is no limit, as on GitHub. It was an error, and NaN a limit that had passed.
+func TestATimeLimitOfZeroIsNone(t *testing.T) {
+	tr := newTrial(t)
+	tr.workflow("- {run: echo on, timeout-minutes: 0}\n")
+	tr.succeed()
+	for _, text := range []string{"NaN", "-1", "1e7", "soon"} {
+		tr.workflow("- {run: echo on, timeout-minutes: \"" + text + "\"}\n")
+		tr.fail("timeout-minutes is \"" + text + "\"; write a positive number, or 0 for no limit")
+	}
+}
+
 // All names with GITHUB_ and RUNNER_ were refused, but workflows have variables of their own with such names.
 func TestStepsCanSetVariablesThatTheRunnerDoesNotSet(t *testing.T) {
 	tr := newTrial(t)
