@@ -17,6 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/internal/racefree"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
 )
@@ -601,6 +602,7 @@ func TestAttemptsAtOneServerAreBounded(t *testing.T) {
 
 // Of a thousand machines half gave no answer. The last of the others was reached after seven and a half minutes.
 func TestHostsThatDoNotAnswerDoNotHoldUpTheOthers(t *testing.T) {
+	racefree.Only(t) // a thousand timers of a bubble crash the race detector of Go 1.26
 	synctest.Test(t, func(t *testing.T) {
 		all := vms("vm", 1000)
 		d := &dials{silent: map[string]bool{}, takes: 100 * time.Millisecond}
