@@ -270,10 +270,8 @@ func TestTheNextBuildRemovesContainersThatWereNotStarted(t *testing.T) {
 				}))
 			}
 			require.NoError(t, start(t, config(t, d)).Close(t.Context())) // it waits for the reaper
-			found, err := d.Client.ContainerList(t.Context(), client.ContainerListOptions{All: true})
-			require.NoError(t, err)
 			var left []string
-			for _, one := range found.Items {
+			for _, one := range d.List(t) {
 				left = append(left, one.ID)
 			}
 			d.RemoveAll(t)

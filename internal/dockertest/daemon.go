@@ -186,13 +186,8 @@ func (d *Daemon) Dial(ctx context.Context) (net.Conn, error) {
 // made.
 func (d *Daemon) Containers(t testing.TB) []string {
 	t.Helper()
-	found, err := d.Client.ContainerList(context.Background(), client.ContainerListOptions{All: true})
-	require.NoError(t, err)
 	var names []string
-	for _, c := range found.Items {
-		if len(c.Names) == 0 && c.State == container.StateDead {
-			continue // it was removed: the daemon's list is a copy, which is updated later
-		}
+	for _, c := range d.List(t) {
 		names = append(names, strings.Join(c.Names, ",")+" "+string(c.State))
 	}
 	volumes, err := d.Client.VolumeList(context.Background(), client.VolumeListOptions{})
@@ -212,12 +207,20 @@ func (d *Daemon) Containers(t testing.TB) []string {
 	return names
 }
 
-// RemoveAll removes all containers.
-func (d *Daemon) RemoveAll(t testing.TB) {
+// List returns all containers.
+func (d *Daemon) List(t testing.TB) []container.Summary {
 	t.Helper()
 	found, err := d.Client.ContainerList(context.Background(), client.ContainerListOptions{All: true})
 	require.NoError(t, err)
-	for _, c := range found.Items {
+	return slices.DeleteFunc(found.Items, func(c container.Summary) bool {
+		return len(c.Names) == 0 && c.State == container.StateDead // it was removed: the daemon's list is a copy, updated later
+	})
+}
+
+// RemoveAll removes all containers.
+func (d *Daemon) RemoveAll(t testing.TB) {
+	t.Helper()
+	for _, c := range d.List(t) {
 		_, err := d.Client.ContainerRemove(context.Background(), c.ID,
 			client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
 		if !cerrdefs.IsNotFound(err) && !cerrdefs.IsConflict(err) { // it may be gone, or its removal be under way
