@@ -213,7 +213,8 @@ func (d *Daemon) List(t testing.TB) []container.Summary {
 	found, err := d.Client.ContainerList(context.Background(), client.ContainerListOptions{All: true})
 	require.NoError(t, err)
 	return slices.DeleteFunc(found.Items, func(c container.Summary) bool {
-		return len(c.Names) == 0 && c.State == container.StateDead // it was removed: the daemon's list is a copy, updated later
+		// It was removed: the daemon's list is a copy, which is updated later.
+		return len(c.Names) == 0 && c.State == container.StateDead
 	})
 }
 
