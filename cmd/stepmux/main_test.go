@@ -26,8 +26,7 @@ func TestMain(m *testing.M) {
 	if strings.HasPrefix(os.Args[0], "/proc/self/") { // a relay starts the program that it runs itself
 		main()
 	}
-	// The test binary is the program when it is called stepmux.
-	testscript.Main(dockertest.M{M: runnertest.M{M: m}}, map[string]func(){"stepmux": main})
+	dockertest.Main(m)
 }
 
 // quietT logs the scripts that fail, with the section that failed. With go test -v testscript logs all of each script.
@@ -68,15 +67,12 @@ func TestScripts(t *testing.T) {
 			env.Setenv("TMPDIR", sshtest.SocketDir(tb))
 			env.Setenv("HOME", env.WorkDir)
 			env.Setenv(wire.IsolationVar, "off") // the scripts keep files in /tmp
-			// Else a program built with the race detector sleeps for a second before it exits.
-			env.Setenv("GORACE", "atexit_sleep_ms=0")
-			stepmux, err := exec.LookPath("stepmux") // of testscript.Main
+			stepmux, bin := runnertest.Manager(tb), tb.TempDir()
 			env.Setenv("STEPMUX", stepmux)
-			if err != nil {
+			env.Setenv("PATH", bin+":"+env.Getenv("PATH"))
+			if err := os.Symlink(stepmux, filepath.Join(bin, "stepmux")); err != nil {
 				return err
 			}
-			// The program itself, and a stand-in for another program: a test binary cannot be either.
-			env.Setenv("PROGRAM", runnertest.Manager(tb))
 			end, err := runnertest.Program()
 			env.Setenv("VMS_END", end)
 			env.Setenv("GITLAB_RUNNER", runnertest.GitLabRunner(tb)[0])
