@@ -343,7 +343,10 @@ func (l *link) dispatch(r report) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p := l.processes[r.ID]
-	if p == nil {
+	switch {
+	case p == nil && r.Kind == reportGroup:
+		return nil // the command has ended between the question and its answer
+	case p == nil:
 		return errMessage
 	}
 	over, err := p.take(r)
