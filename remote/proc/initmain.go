@@ -58,7 +58,7 @@ type keeper struct {
 	// build's.
 	isolated bool
 
-	commands map[uint32]*held // guarded by the reaper's mu
+	commands map[uint32]*held // guarded by the reaper's mu; nil while a command is being started
 }
 
 // held is a command from its start to its messageClose.
@@ -223,11 +223,17 @@ func (k *keeper) start(m received) bool {
 	if err != nil || len(m.files) != 3 {
 		return false
 	}
+	k.mu.Lock()
+	k.commands[m.id] = nil // from now on no other command is the only one, which has all processes for its own
+	k.mu.Unlock()
 	leader, failed := k.execute(c, m.files)
 	for _, fd := range m.files {
 		_ = unix.Close(fd)
 	}
 	if failed != nil {
+		k.mu.Lock()
+		delete(k.commands, m.id)
+		k.mu.Unlock()
 		failed.report(m.id).send(k.control)
 		return true
 	}
@@ -307,7 +313,9 @@ func (k *keeper) forgetLocked(h *held, left int) {
 // exit, without a message of the server.
 func (k *keeper) forgetAllLocked() {
 	for _, h := range k.commands {
-		k.forgetLocked(h, 0)
+		if h != nil {
+			k.forgetLocked(h, 0)
+		}
 	}
 }
 
@@ -317,6 +325,9 @@ func (k *keeper) forgetAllLocked() {
 func (k *keeper) descends(h *held) func(pid int) bool {
 	number := strconv.FormatUint(uint64(h.id), 10)
 	return func(pid int) bool {
+		if k.commands[h.id] != h {
+			return false // it was forgotten while it was being killed, and a later command may be the only one now
+		}
 		if pid == h.leader.pid || len(k.commands) == 1 {
 			return true
 		}
