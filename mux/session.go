@@ -38,13 +38,13 @@ func (ch *sshChannel) start(ctx context.Context, cmd Command) (*sessionProcess, 
 	// sshd sets TCP_NODELAY at a connection's first exec. From now on it does not wait for our ACKs.
 	ch.conn.nc.quickAck.Store(false)
 	p := &sessionProcess{newChannelStream(ch), make(chan struct{})}
-	go p.pumpStderr(cmd.Stderr)
 	// A process may exit before it reads the beginning of its stdin. It still counts as started, and Wait reports its
 	// end.
 	if _, err := p.Write(cmd.Input, ctx.Done()); errors.Is(err, channel.ErrStopped) {
 		p.Close()
 		return nil, nil, fmt.Errorf("start: %w", context.Cause(ctx))
 	}
+	go p.pumpStderr(cmd.Stderr) // not before: a caller whose Start fails does not expect more stderr
 	return p, channel.NewProcess(p, ch.conn.local(), cmd), nil
 }
 
