@@ -63,16 +63,16 @@ func allSigners(ctx context.Context, auths []Auth, sha1 bool) (all []ssh.Signer,
 		keys, e := a.signers(ctx)
 		err = errors.Join(err, e)
 		for _, key := range keys {
-			signer, e := rsaSigner(key, ssh.KeyAlgoRSASHA512, ssh.KeyAlgoRSASHA256)
+			signer, isRSA, e := rsaSigner(key, ssh.KeyAlgoRSASHA512, ssh.KeyAlgoRSASHA256)
 			if e != nil {
 				err = errors.Join(err, fmt.Errorf("use %s: %w", a, e))
 				continue
 			}
 			all = append(all, signer)
-			if !sha1 || signer == key {
+			if !sha1 || !isRSA {
 				continue
 			}
-			if signer, e = rsaSigner(key, ssh.KeyAlgoRSA); e == nil {
+			if signer, _, e = rsaSigner(key, ssh.KeyAlgoRSA); e == nil {
 				old = append(old, signer)
 			}
 		}
@@ -82,12 +82,13 @@ func allSigners(ctx context.Context, auths []Auth, sha1 bool) (all []ssh.Signer,
 
 // rsaSigner restricts an RSA key to these algorithms: the library does not try one after the other, and falls back to
 // SHA-1. Other keys are returned unchanged.
-func rsaSigner(key ssh.Signer, algorithms ...string) (ssh.Signer, error) {
+func rsaSigner(key ssh.Signer, algorithms ...string) (_ ssh.Signer, isRSA bool, err error) {
 	signer, ok := key.(ssh.AlgorithmSigner)
 	if keyType := key.PublicKey().Type(); !ok || keyType != ssh.KeyAlgoRSA && keyType != ssh.CertAlgoRSAv01 {
-		return key, nil
+		return key, false, nil
 	}
-	return ssh.NewSignerWithAlgorithms(signer, algorithms)
+	restricted, err := ssh.NewSignerWithAlgorithms(signer, algorithms)
+	return restricted, true, err
 }
 
 // maxRounds bounds how often a server may ask questions in one login: each answer lets it ask again.

@@ -347,3 +347,17 @@ func TestDialByAgentTriesItsKeysBesidesOthers(t *testing.T) {
 	cfg.Auth = append([]login.Auth{noAgent}, cfg.Auth...)
 	dialWith(t, s, cfg)
 }
+
+// tokenSigner is a Signer whose values cannot be compared.
+type tokenSigner struct {
+	ssh.Signer
+	slots []int
+}
+
+// Symptom: a Signer of an embedding program ended it by a panic, "comparing uncomparable type".
+func TestASignerNeedNotBeComparable(t *testing.T) {
+	s := sshtest.OpenSSH(t)
+	cfg := config(s)
+	cfg.AllowSHA1, cfg.Auth = true, []login.Auth{login.Key("token", tokenSigner{Signer: s.Signer})}
+	dialWith(t, s, cfg)
+}
