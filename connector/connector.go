@@ -330,7 +330,7 @@ func (c *Connector) Choice() Choice {
 // Socket returns the path of the step runner's socket on the VM. It is empty until Connect has succeeded. Another
 // Connector can attach there: see Config.Attach.
 func (c *Connector) Socket() string {
-	if b, _ := c.current(); b != nil && b.serve != nil && b.serve.ready.Load() {
+	if b, connected := c.current(); connected && b != nil && b.serve != nil && b.serve.ready.Load() {
 		return b.serve.socket
 	}
 	return ""

@@ -14,12 +14,15 @@ import (
 // over the bridges of Connect (grpc.WithPerRPCCredentials). Use them on those bridges only. It returns nil if the
 // VM's step runner is of a kind without secrets.
 func (c *Connector) Credentials() credentials.PerRPCCredentials {
-	if b, _ := c.current(); b != nil && b.program.Kind == program.StepRunner {
+	c.mu.Lock()
+	b, linger := c.build, c.linger
+	c.mu.Unlock()
+	if b != nil && b.program.Kind == program.StepRunner {
 		return nil
 	}
 	own := bearer{secret: c.secret}
-	if c.linger != nil {
-		own.manager = c.linger.manager
+	if linger != nil {
+		own.manager = linger.manager
 	}
 	return own
 }
