@@ -264,7 +264,7 @@ func (s *Session) takeFrame(h header) error {
 			return err
 		}
 	case h.kind == kindData:
-		if _, err := io.CopyN(io.Discard, s.in, int64(h.n)); err != nil {
+		if err := discard(s.in, h.n); err != nil {
 			return err
 		}
 	}

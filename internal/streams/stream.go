@@ -161,9 +161,12 @@ func (st *Stream) grantLocked() uint32 {
 // are granted again.
 func (st *Stream) receive(in *bufio.Reader, n uint32) error {
 	st.mu.Lock()
-	fits := n <= st.window && !st.ended
+	fits, gone := n <= st.window && !st.ended, st.reset
 	st.mu.Unlock()
-	if !fits {
+	switch {
+	case gone: // giveUp was called just now
+		return discard(in, n)
+	case !fits:
 		return broken("it sent more than its window, or after its end")
 	}
 	for n > copied {
@@ -177,6 +180,12 @@ func (st *Stream) receive(in *bufio.Reader, n uint32) error {
 		return nil
 	}
 	return st.receiveSmall(in, int(n))
+}
+
+// discard drops n bytes of in, which no stream takes.
+func discard(in io.Reader, n uint32) error {
+	_, err := io.CopyN(io.Discard, in, int64(n))
+	return err
 }
 
 // heldLocked counts n bytes that have come to the queue.

@@ -239,6 +239,25 @@ func TestAClosedStreamIsResetIfThePeerStaysOpen(t *testing.T) {
 	})
 }
 
+// Symptom: the time of a closed stream passed just as data came for it. The peer was said to break the protocol, and
+// all streams of the session ended.
+func TestDataForAStreamThatIsGivenUpJustThenIsDropped(t *testing.T) {
+	near, far := net.Pipe()
+	defer far.Close()
+	s := run(t, near, nil)
+	go func() { _, _ = io.Copy(io.Discard, far) }() // ends with far
+	for _, size := range []int{1, 100_000, window + 1} {
+		st, err := s.Open()
+		require.NoError(t, err)
+		in := bytes.NewReader(make([]byte, size))
+		require.NoError(t, st.ReceiveLate(in, uint32(size)), "%d bytes", size)
+		require.Zero(t, in.Len())
+		_, err = st.Read(make([]byte, 1))
+		require.ErrorIs(t, err, streams.ErrClosed)
+	}
+	require.NoError(t, s.Err())
+}
+
 // What waits in a stream that nobody reads takes little more memory than its bytes, whatever the size of the frames.
 func TestFramesOfAllSizesTakeTheMemoryOfTheirBytes(t *testing.T) {
 	const wide = 1 << 20
