@@ -107,8 +107,8 @@ type Config struct {
 	// Linger and Secret.
 	Attach string
 	// Reconnect returns a new lease on the VM's connection, which is dialed again if it has ended. It returns when it
-	// has a lease, when ctx ends, or with an error after which it is called again, except after [ErrGone]. Required
-	// with Linger.
+	// has a lease, when ctx ends, or with an error. During Connect an error ends the Connect; later Reconnect is called
+	// again after it, except after [ErrGone]. Required with Linger.
 	Reconnect func(ctx context.Context) (Lease, error)
 	// Logger receives messages for operators. If nil, nothing is logged.
 	Logger *slog.Logger
