@@ -88,13 +88,11 @@ func (s *Store) attempt(j *record, spec Spec, runner *engine.Runner) (result eng
 			result.Message = err.Error() + "; " + result.Message // the exit status stays at the end of the message
 		}
 	}()
-	if err := s.open(); err != nil {
+	var err error
+	if jobs, err = s.open(); err != nil {
 		fail(err)
 		return result
 	}
-	s.mu.Lock()
-	jobs = s.home
-	s.mu.Unlock()
 	place, err := j.prepare(spec, jobs, s.reuse.take(jobs, filepath.Base(j.dir)), s.cfg.WorkBase)
 	if err != nil {
 		fail(err)

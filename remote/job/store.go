@@ -26,13 +26,12 @@ type Store struct {
 	// run runs a job's steps. Tests of timing replace it.
 	run func(context.Context, *engine.Runner, engine.Place) engine.Result
 
-	open func() error // makes dir at the first call; the other calls wait for it
-
 	stop      context.CancelFunc // ends the collector
 	stopped   context.Context    // ends to end the collector
 	collector sync.WaitGroup
 	reuse     reuse
 	wake      chan struct{} // has room for one; wakes the collector
+	opening   sync.Mutex    // held by open
 
 	mu       sync.Mutex // guards the following, and some fields of records
 	jobs     map[string]*record
@@ -63,7 +62,6 @@ func New(cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open job store: %w", err)
 	}
-	s.open = sync.OnceValue(s.makeDir)
 	s.stopped, s.stop = context.WithCancel(context.Background())
 	s.collector.Go(s.collect)
 	return s, nil
@@ -71,23 +69,31 @@ func New(cfg Config) (*Store, error) {
 
 // Warm makes the directory of all jobs before the first job needs it. On some file systems that takes half a
 // millisecond. New does not do it, so that the step runner listens earlier; it calls Warm while its first job is on the
-// way. If Warm fails, the first job reports the error.
-func (s *Store) Warm() { _ = s.open() }
+// way. If Warm fails, the first job tries again.
+func (s *Store) Warm() { _, _ = s.open() }
 
-// makeDir makes the directory dir.
-func (s *Store) makeDir() error {
-	err := os.Mkdir(s.dir, 0o700)
-	var home *os.File
-	if err == nil {
-		home, err = os.Open(s.dir)
+// open returns the open directory dir, which the first call that can makes.
+func (s *Store) open() (home *os.File, err error) {
+	s.opening.Lock()
+	defer s.opening.Unlock()
+	s.mu.Lock()
+	home = s.home
+	s.mu.Unlock()
+	if home != nil {
+		return home, nil
+	}
+	if err = os.Mkdir(s.dir, 0o700); err == nil {
+		if home, err = os.Open(s.dir); err != nil {
+			_ = os.Remove(s.dir) // the next call makes it again
+		}
 	}
 	if err != nil {
-		return fmt.Errorf("open job store: %w", err)
+		return nil, fmt.Errorf("open job store: %w", err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.home = home
-	return nil
+	return home, nil
 }
 
 // Create starts a job. If there is already one with its ID and Digest, Create does nothing. It does not wait for the

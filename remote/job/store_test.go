@@ -290,7 +290,7 @@ func TestFollowersAreWokenByTheirContext(t *testing.T) {
 
 func TestFailureToMakeTheJobsDirectoryFailsTheJob(t *testing.T) {
 	s := newStore(t, Config{})
-	require.NoError(t, s.open())
+	s.Warm()
 	require.NoError(t, os.Remove(s.dir))
 	stat, result := run(t, s, yaml(t, "1", "- {name: a, script: echo}"))
 	require.Equal(t, Failed, stat.State)
@@ -379,13 +379,18 @@ func TestShutdownKillsAfterTheGraceOrWithItsContext(t *testing.T) {
 	}
 }
 
+// Symptom: so it failed all later jobs, though there was room again.
 func TestFailureToMakeTheDirectoryOfAllJobsFailsTheJob(t *testing.T) {
 	s := newStore(t, Config{})
-	s.open = func() error { return errors.New("open job store: no space") }
+	require.NoError(t, os.WriteFile(s.dir, nil, 0o600))
+	s.Warm()
 	stat, _ := run(t, s, script(t, "1", "true"))
 	require.Equal(t, Failed, stat.State)
 	require.True(t, stat.System)
-	require.Contains(t, stat.Message, "open job store: no space")
+	require.Contains(t, stat.Message, "open job store: ")
+	require.NoError(t, os.Remove(s.dir))
+	stat, _ = run(t, s, script(t, "2", "true"))
+	require.Equal(t, Succeeded, stat.State, stat.Message)
 }
 
 func TestNewStoreRemovesTheJobsOfAnOldOne(t *testing.T) {
@@ -394,7 +399,7 @@ func TestNewStoreRemovesTheJobsOfAnOldOne(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "jobs", "x", "closed", "file"), nil, 0o600))
 	require.NoError(t, os.Chmod(filepath.Join(dir, "jobs", "x", "closed"), 0))
 	s := newStore(t, Config{Dir: dir})
-	require.NoError(t, s.open())
+	s.Warm()
 	require.Empty(t, dirs(t, s))
 	_, err := New(Config{Dir: filepath.Join(dir, "no", "such")})
 	require.ErrorContains(t, err, "open job store")
