@@ -16,22 +16,23 @@ import (
 var toolNames = []string{"gitlab-runner", "step-runner"}
 
 // tools is a private directory with links to this program by all toolNames, for the PATH of command lines. The first
-// command line makes it. It is locked like the directory of a build: if the relay is killed, the next one removes it.
+// command line that can makes it. It is locked like the directory of a build: if the relay is killed, the next one
+// removes it.
 type tools struct {
-	once sync.Once
-	dir  *socketdir.Dir // nil if it could not be made
+	mu  sync.Mutex     // guards dir
+	dir *socketdir.Dir // nil if it could not be made
 }
 
 // env returns the environment variable that names the directory, for a command line. It returns nothing if there is no
 // directory.
 func (t *tools) env(r *relay) []string {
-	t.once.Do(func() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.dir == nil {
 		if err := t.make(r); err != nil {
 			r.log.Printf("cannot put gitlab-runner and step-runner into the PATH of commands: %v", err)
+			return nil
 		}
-	})
-	if t.dir == nil {
-		return nil
 	}
 	return []string{wire.ToolsVar + "=" + t.dir.Path()}
 }

@@ -3,6 +3,7 @@ package relay
 import (
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -31,4 +32,22 @@ func TestCommandLinesFindThisProgramByTheNamesOfGitLab(t *testing.T) {
 	require.NoError(t, r.stdin.Close())
 	<-r.exited
 	remotetest.RequireGone(t, dir)
+}
+
+// Symptom: a relay that could not make the directory once did not try again.
+func TestCommandLinesHaveTheToolsOnceThereIsRoom(t *testing.T) {
+	r := startRelay(t)
+	tools := func() string {
+		return r.startReq(t, wire.RelayStart{Line: `echo "$` + wire.ToolsVar + `"`}).granted(t).finish(t).out
+	}
+	var bases []string
+	for _, base := range []string{wire.SocketBase, wire.SocketBase + "-" + strconv.Itoa(os.Geteuid())} {
+		bases = append(bases, filepath.Join(r.tmp, base))
+		require.NoError(t, os.WriteFile(bases[len(bases)-1], nil, 0o600))
+	}
+	require.Equal(t, "\n", tools())
+	for _, base := range bases {
+		require.NoError(t, os.Remove(base))
+	}
+	require.NotEqual(t, "\n", tools())
 }
