@@ -27,7 +27,7 @@ type Daemon struct {
 
 	mu       sync.Mutex                          // guards the following
 	programs map[string]*flight.Flight[struct{}] // by SHA-256 of the program, or container and it
-	pulls    map[string]*flight.Flight[struct{}] // by platform and name of the image
+	pulls    map[string]*flight.Flight[struct{}] // under way, by platform and name of the image
 	turns    chan struct{}                       // has an element for each container that is being started
 }
 

@@ -97,10 +97,13 @@ func pictureOf(told *image.InspectResponse) picture {
 
 // pull pulls an image. Builds that want it at the same time share one pull.
 func (c *Container) pull(ctx context.Context, image string) error {
-	d := c.cfg.Daemon
-	flight := sharedFlight(d, &d.pulls, c.cfg.Spec.Platform+" "+image)
-	_, err := flight.Do(ctx, func(ctx context.Context) (struct{}, time.Duration, error) {
-		return struct{}{}, 0, c.pullNow(ctx, image)
+	d, key := c.cfg.Daemon, c.cfg.Spec.Platform+" "+image
+	_, err := sharedFlight(d, &d.pulls, key).Do(ctx, func(ctx context.Context) (struct{}, time.Duration, error) {
+		err := c.pullNow(ctx, image)
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		delete(d.pulls, key) // each build may have an image of its own
+		return struct{}{}, 0, err
 	})
 	return err
 }
