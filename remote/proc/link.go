@@ -17,7 +17,8 @@ import (
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
-// link is the server's end of an init. It has one goroutine, which ends with the init.
+// link is the server's end of an init. It has a goroutine, which ends with the init, and one that waits for the init's
+// end. If the kernel cannot end the init, the latter stays behind.
 type link struct {
 	init    *os.Process
 	control *os.File
@@ -49,7 +50,8 @@ var (
 	errUnreachable = initError{errors.New("its init process does not accept commands: it has ended or hangs")}
 )
 
-// errUnkillable is the error of an init that could not end all of its processes. Their number stands before it.
+// errUnkillable is the error of an init that could not end all of its processes, or did not end. The number of the
+// processes stands before it, if it is known.
 var errUnkillable = errors.New("processes could not be killed")
 
 // launcher starts an init.
@@ -243,21 +245,23 @@ func (l *link) listen() {
 	if err := l.receiveReports(); !errors.Is(err, io.EOF) {
 		l.abandon() // it broke the protocol
 	}
-	state, err := l.init.Wait()
-	forgetInit(l)
-	strays := 0
-	if err != nil || !state.Success() {
-		strays = killStrays(killTimeout) // its processes, unless the kernel has ended them with its namespace
+	ended := make(chan error, 1)
+	go func() { ended <- l.reap() }()
+	timer := time.NewTimer(killTimeout)
+	defer timer.Stop()
+	err, strays := errUnkillable, 0
+	select {
+	case err = <-ended:
+		if err != nil {
+			strays = killStrays(killTimeout) // its processes, unless the kernel has ended them with its namespace
+		}
+	case <-timer.C: // the first process of a namespace ends after all others, and the kernel may be unable to end one
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	switch l.left += strays; {
-	case l.left > 0:
+	l.err = err
+	if l.left += strays; l.left > 0 {
 		l.err = fmt.Errorf("%d %w", l.left, errUnkillable)
-	case err != nil:
-		l.err = fmt.Errorf("wait for its init: %w", oserr.Bare(err))
-	case !state.Success():
-		l.err = fmt.Errorf("%w: %v", errInit, state)
 	}
 	for id, p := range l.processes {
 		p.lost(l.err)
@@ -266,6 +270,20 @@ func (l *link) listen() {
 	l.control.Close()
 	if l.view != nil {
 		l.view.Close()
+	}
+}
+
+// reap waits until the init has ended, and returns an error unless it has ended cleanly.
+func (l *link) reap() error {
+	state, err := l.init.Wait()
+	forgetInit(l)
+	switch {
+	case err != nil:
+		return fmt.Errorf("wait for its init: %w", oserr.Bare(err))
+	case !state.Success():
+		return fmt.Errorf("%w: %v", errInit, state)
+	default:
+		return nil
 	}
 }
 
@@ -366,8 +384,11 @@ func (l *link) tell(m message) {
 	l.resume()
 }
 
-// abandon kills the init, which ends all its commands.
-func (l *link) abandon() { _ = l.init.Kill() } // fails only if the init has ended
+// abandon kills the init, which ends all its commands. A process that it was starting may hold the channel open.
+func (l *link) abandon() {
+	_ = l.init.Kill()                                          // fails only if the init has ended
+	_ = l.control.SetReadDeadline(time.Now().Add(killTimeout)) // fails only if listen has ended
+}
 
 // close ends the init and waits for its end.
 func (l *link) close() error {
