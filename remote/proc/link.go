@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -64,7 +65,8 @@ type launcher struct {
 	forked *link    // an init that waits for its messageRoom; nil if there is none
 }
 
-// launch starts the init. With level Auto the init is not isolated if the machine offers no isolation.
+// launch starts the init. With level Auto the init is not isolated if the machine offers no isolation. A machine that
+// has only run out of something offers it: another build may have used it up, to take the walls from this one.
 func (s *launcher) launch() (*link, error) {
 	defer func() {
 		if s.forked != nil { // its namespaces were not enough
@@ -81,7 +83,7 @@ func (s *launcher) launch() (*link, error) {
 	}
 	if s.room.Level, s.off = walls.Choose(context.Background()); s.off == nil { // has a timeout of its own
 		l, err := s.launchAt()
-		if err == nil || orphanFailed(err) {
+		if err == nil || orphanFailed(err) || hasRunOut(err) && !walls.Closed() {
 			return l, err
 		}
 		s.room.Level, s.off = walls.Off, err
@@ -330,6 +332,13 @@ func unavailable(level walls.Level, err error) error {
 		err = fmt.Errorf("%w (%s)", err, remedy)
 	}
 	return err
+}
+
+// hasRunOut reports whether err says that the machine has run out of namespaces, processes, memory, files or disk
+// space.
+func hasRunOut(err error) bool {
+	errno, ok := errors.AsType[syscall.Errno](err)
+	return ok && slices.Contains(exhausted, errno) && errno != unix.EROFS && errno != unix.EIO
 }
 
 func orphanFailed(err error) bool {

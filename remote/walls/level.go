@@ -110,6 +110,17 @@ func openSoon(name string) (*os.File, error) {
 	}
 }
 
+// Closed reports whether this machine allows no namespaces of a kind that Attributes asks for.
+func Closed() bool {
+	for _, kind := range []string{"user", "pid", "mnt", "ipc"} {
+		text, err := os.ReadFile("/proc/sys/user/max_" + kind + "_namespaces")
+		if err == nil && strings.TrimSpace(string(text)) == "0" {
+			return true
+		}
+	}
+	return false
+}
+
 // Remedy returns advice for an operator about err, the reason why a level is not available on this machine. It may be
 // empty.
 func Remedy(err error) string {
