@@ -108,6 +108,9 @@ func TestHostileEntriesAreRefused(t *testing.T) {
 		"links out by way of others": {
 			[]entry{{"d/e/here", "../..", symlink}, {"d/e/out", "here/..", symlink}}, "leads to here/.., outside",
 		},
+		"links out by way of more than os.Root follows": {[]entry{
+			{"l", ".", symlink}, {"d/e/here", "../..", symlink}, {"out", strings.Repeat("l/", 9) + "d/e/here/..", symlink},
+		}, "d/e/here/.., outside"},
 		"only the last":  {[]entry{{"fine", "x", regular}, {"l", "/etc", symlink}}, "leads to /etc, outside"},
 		"through a link": {[]entry{{"l", "d", symlink}, {"l/x", "x", regular}}, "there is a directory of that name"},
 		"long link":      {[]entry{{"l", strings.Repeat("x", 5000), symlink}}, ""},
@@ -144,6 +147,17 @@ func tarOfOrNil(t *testing.T, entries []entry) []byte {
 		}
 	}
 	return tarOf(t, entries...)
+}
+
+func TestLinksThatLeadInsideByManyOthersAreKept(t *testing.T) {
+	dir := t.TempDir()
+	far := strings.Repeat("l/", 9)
+	data := zipOf(t, entry{"l", ".", symlink}, entry{"f", "x", regular}, entry{"in", far + "f", symlink},
+		entry{"nowhere", far + "none", symlink}, entry{"below a file", far + "f/none", symlink},
+		entry{"loop", "loop", symlink})
+	n, err := Extract(t.Context(), fileOf(t, data), dir, Bounds{})
+	require.NoError(t, err)
+	require.Equal(t, 6, n)
 }
 
 // A job of a project may have made links in the working directory, and its artifacts must not go through them.
