@@ -66,6 +66,7 @@ func checkRedirect(req *http.Request, via []*http.Request) error {
 	}
 	if component.Origin(req.URL) != component.Origin(via[0].URL) {
 		req.Header.Del("Authorization")
+		req.Header.Del("Referer") // its query may be secret
 	}
 	return nil
 }

@@ -15,6 +15,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/internal/fetchtest"
@@ -122,6 +123,19 @@ func TestPrivateArchiveNeedsCredentialsThatItsServerAccepts(t *testing.T) {
 	h.refusal = http.StatusTooManyRequests
 	get(t, newStore(t), plain, login)
 	require.Contains(t, refused(t, newStore(t), plain), "429 Too Many Requests")
+}
+
+// Symptom: the server that it leads to got the address with the secret in it.
+func TestQueryOfAnArchiveDoesNotFollowARedirect(t *testing.T) {
+	data := fetchtest.Zip(t, fetchtest.Texts(map[string]string{"a": "x"}))
+	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		assert.Empty(t, r.Header.Get("Referer"))
+		_, _ = w.Write(data)
+	}))
+	defer other.Close()
+	h := httptest.NewServer(http.RedirectHandler(other.URL+"/s.zip", http.StatusFound))
+	defer h.Close()
+	get(t, newStore(t), "zip+"+h.URL+"/s.zip?sig="+secret)
 }
 
 func TestManyJobsDownloadAnArchiveOnce(t *testing.T) {
