@@ -20,6 +20,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/static"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/stretchr/testify/require"
@@ -266,6 +267,14 @@ func TestMemoryForAnImageIsBounded(t *testing.T) {
 	require.Contains(t, refused(t, s, h.host+"/g/many:1"), "the layers of the image have more than 11 entries")
 	s.limits.entries = 12
 	get(t, s, h.host+"/g/many:1")
+
+	// A frame of zstd with a window of 512 MiB, and one block, which is an empty archive.
+	frame := append([]byte("\x28\xb5\x2f\xfd\x00\x98"), 1024<<3&0xff|1, 1024<<3>>8, 0)
+	h.push(t, "g/window:1", static.NewLayer(append(frame, make([]byte, 1024)...), types.OCILayerZStd))
+	require.Contains(t, refused(t, s, h.host+"/g/window:1"), "window size exceeded")
+	frame[5] = 0x80 // 64 MiB
+	h.push(t, "g/window:2", static.NewLayer(append(frame, make([]byte, 1024)...), types.OCILayerZStd))
+	get(t, s, h.host+"/g/window:2")
 
 	ref, err := name.ParseReference("registry.test/a/b:c")
 	require.NoError(t, err)

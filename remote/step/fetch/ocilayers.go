@@ -10,6 +10,7 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/partial"
+	"github.com/klauspost/compress/zstd"
 
 	"github.com/stepmux/stepmux/internal/oserr"
 )
@@ -21,6 +22,42 @@ type savedLayer struct {
 }
 
 func (l savedLayer) Compressed() (io.ReadCloser, error) { return os.Open(l.path) }
+
+// maxWindow bounds the memory that a layer can make zstd use for its window, in bytes. The library allows 512 MiB.
+const maxWindow = 64 << 20
+
+func (l savedLayer) Uncompressed() (io.ReadCloser, error) {
+	file, err := os.Open(l.path)
+	if err != nil {
+		return nil, err
+	}
+	begin := make([]byte, 4)
+	if _, err = file.ReadAt(begin, 0); err != nil || string(begin) != "\x28\xb5\x2f\xfd" {
+		file.Close()
+		layer, err := partial.CompressedToLayer(l) // detects the other compressions
+		if err != nil {
+			return nil, err
+		}
+		return layer.Uncompressed()
+	}
+	z, err := zstd.NewReader(file, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow))
+	if err != nil {
+		file.Close()
+		return nil, err
+	}
+	return zstdFile{z, file}, nil
+}
+
+// zstdFile is a file that is being decompressed.
+type zstdFile struct {
+	*zstd.Decoder
+	file *os.File
+}
+
+func (z zstdFile) Close() error {
+	z.Decoder.Close()
+	return z.file.Close()
+}
 
 // saveLayers downloads the layers of img. It reads each to its end: only there does the library compare the digest, and
 // a reader of the archive would stop before. cancel ends the downloads.
@@ -42,9 +79,7 @@ func saveLayers(
 			return nil, err
 		}
 		left -= n
-		if layers[i], err = partial.CompressedToLayer(at); err != nil { // detects the compression
-			return nil, registryError(err)
-		}
+		layers[i] = at
 	}
 	return layers, nil
 }
