@@ -58,6 +58,9 @@ func (s *Store) Find(digest string, size int64) (*os.File, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
+	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) { // this is no fault of the file
+		return nil, err
+	}
 	if err != nil {
 		return nil, os.RemoveAll(path)
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 // keep returns a store with one file, and the digest of that.
@@ -42,4 +43,16 @@ func TestAFileIsKeptWhenACallerIsWrongAboutItsSize(t *testing.T) {
 	require.NoError(t, err)
 	require.Nil(t, file)
 	require.NoFileExists(t, filepath.Join(s.Dir, digest))
+}
+
+// Symptom: a manager that had too many open files removed the projects of queued builds.
+func TestAFileIsKeptWhenThereAreTooManyOpenFiles(t *testing.T) {
+	s, digest := keep(t, "text")
+	var was unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &was))
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: was.Max}))
+	_, err := s.Find(digest, 4)
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &was))
+	require.ErrorIs(t, err, unix.EMFILE)
+	require.FileExists(t, filepath.Join(s.Dir, digest))
 }
