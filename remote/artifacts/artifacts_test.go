@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -264,8 +265,35 @@ func TestADirectDownloadComesFromTheObjectStoreOrElseFromTheServer(t *testing.T)
 	dir, err = r.download(direct)
 	require.NoError(t, err)
 	require.FileExists(t, filepath.Join(dir, "dist/a.txt"))
-	require.Contains(t, r.log.String(), "direct download: "+store.URL+" answers 403; retry 1 of 5")
+	require.Contains(t, r.log.String(), "direct download: "+store.URL+" answers 403 Forbidden; retry 1 of 5")
 	require.NotContains(t, r.log.String(), "topsecret")
+}
+
+// Symptom: where GitLab stores artifacts behind a certificate of its own or without TLS, no artifacts arrived.
+func TestADirectDownloadThatIsNotPossibleGoesByTheServer(t *testing.T) {
+	r := newRig(t)
+	require.NoError(t, r.upload(nil))
+	store := httptest.NewUnstartedServer(http.NotFoundHandler())
+	store.Config.ErrorLog = log.New(io.Discard, "", 0)
+	store.StartTLS()
+	defer store.Close()
+	for to, want := range map[string]string{
+		store.URL + "/a.zip?sig=topsecret": "failed to verify certificate",
+		"ftp://store.example.com/a.zip":    "the server redirects from http to ftp, which is less safe",
+	} {
+		r.Answer = func(w http.ResponseWriter, req *http.Request, _ int) bool {
+			if req.URL.Query().Get("direct_download") != "true" {
+				return false
+			}
+			http.Redirect(w, req, to, http.StatusFound)
+			return true
+		}
+		dir, err := r.download(func(cfg *DownloadConfig) { cfg.Direct = true })
+		require.NoError(t, err)
+		require.FileExists(t, filepath.Join(dir, "dist/a.txt"))
+		require.Contains(t, r.log.String(), want)
+		require.NotContains(t, r.log.String(), "topsecret")
+	}
 }
 
 func TestADownloadThatBreaksOffIsRepeated(t *testing.T) {

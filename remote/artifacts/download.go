@@ -77,8 +77,8 @@ func (cfg DownloadConfig) get(ctx context.Context, client *transfer.Client, file
 	})
 	status, refused := errors.AsType[*transfer.StatusError](err)
 	switch {
-	case refused && direct && status.Origin != transfer.Origin(address):
-		return fmt.Errorf("direct download: %s answers %d", status.Origin, status.Code) // retried without the redirect
+	case err != nil && direct && (!refused || status.Origin != transfer.Origin(address)):
+		return errors.New("direct download: " + err.Error()) // of no type: it is retried, without the redirect
 	case err != nil:
 		return err
 	}
