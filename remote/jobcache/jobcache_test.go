@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/internal/artifactstest"
@@ -161,6 +162,26 @@ func TestACacheGoesToAPresignedURLAndComesFromIt(t *testing.T) {
 	info, err := os.Stat(file)
 	require.NoError(t, err)
 	require.Equal(t, header.Get("Last-Modified"), info.ModTime().UTC().Format(http.TimeFormat))
+}
+
+// Symptom: the object store kept the beginning of the other job's archive, and the upload failed.
+func TestAnArchiveThatAnotherJobReplacesIsUploadedAsItWas(t *testing.T) {
+	r := newRig(t)
+	var was []byte
+	r.Answer = func(w http.ResponseWriter, _ *http.Request, n int) bool {
+		if n > 0 {
+			return false
+		}
+		was, _ = os.ReadFile(r.file)
+		other := r.file + ".other"
+		assert.NoError(t, os.WriteFile(other, bytes.Repeat([]byte("x"), 2*len(was)), 0o600))
+		assert.NoError(t, os.Rename(other, r.file))
+		w.WriteHeader(http.StatusServiceUnavailable)
+		return true
+	}
+	require.NoError(t, r.save(func(cfg *SaveConfig) { cfg.URL = r.Presigned("k") }))
+	data, _ := r.Object("k")
+	require.Equal(t, was, data)
 }
 
 func TestAnArchiveThatIsNewEnoughIsNotDownloaded(t *testing.T) {

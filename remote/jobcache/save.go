@@ -115,7 +115,12 @@ func (cfg SaveConfig) upload(ctx context.Context, client *transfer.Client) error
 		cfg.Log.Info("No URL provided, cache will not be uploaded to shared cache server. Cache will be stored only locally.")
 		return nil
 	}
-	info, err := os.Stat(cfg.File)
+	file, err := os.Open(cfg.File) // once: another job may replace it between two attempts
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	info, err := file.Stat()
 	if err != nil {
 		return err
 	}
@@ -133,7 +138,7 @@ func (cfg SaveConfig) upload(ctx context.Context, client *transfer.Client) error
 	err = client.Retry(ctx, func(ctx context.Context, _ int) error {
 		resp, err := client.Do(ctx, transfer.Request{
 			Method: http.MethodPut, URL: cfg.URL, Header: header, Length: info.Size(),
-			Body:  func() (io.ReadCloser, error) { return os.Open(cfg.File) },
+			Body:  func() (io.ReadCloser, error) { return io.NopCloser(io.NewSectionReader(file, 0, info.Size())), nil },
 			OK:    []int{http.StatusOK, http.StatusCreated, http.StatusAccepted, http.StatusNoContent},
 			Label: "Uploading cache",
 		})
