@@ -12,6 +12,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/termtext"
@@ -58,6 +59,8 @@ func checkPath(name string) error {
 	switch {
 	case name == "" || len(name) > maxPath || strings.IndexByte(name, 0) >= 0:
 		return errors.New("its name is empty, too long, or has a NUL byte in it")
+	case !utf8.ValidString(name): // meta.json could not name it
+		return errors.New("its name is not UTF-8")
 	case strings.Count(name, "/") >= maxDepth:
 		return fmt.Errorf("it is more than %d deep", maxDepth)
 	case strings.Contains(name, `\`):

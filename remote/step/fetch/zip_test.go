@@ -226,6 +226,7 @@ func TestEntriesThatMeanHarmAreRefused(t *testing.T) {
 		"backslash":            {`..\evil`, "x", 0o644, `\ in it`},
 		"of git":               {"a/.GIT/config", "x", 0o644, ".git"},
 		"NUL":                  {"a\x00b", "x", 0o644, "NUL"},
+		"Latin-1":              {"caf\xe9/a", "x", 0o644, "its name is not UTF-8"},
 		"empty part":           {"a//b", "x", 0o644, "empty part"},
 		"dot":                  {"./a", "x", 0o644, "empty part"},
 		"twice":                {"step.yml", "x", 0o644, "duplicate"},
