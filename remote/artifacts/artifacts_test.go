@@ -404,8 +404,10 @@ func TestAStatementSaysHowTheFilesWereMade(t *testing.T) {
 			RepoDigest: "0123", JobName: "build", StartedAt: "2026-01-02T03:04:05Z", EndedAt: "2026-01-02T04:04:05+01:00",
 			Parameters: []string{"CI", "SECRET"}, Schema: schema,
 		}
+		r.write("artifacts-statement.json", "of an earlier job")
 		require.NoError(t, r.upload(func(cfg *UploadConfig) {
 			cfg.Statement, cfg.Format, cfg.Name = statement, archive.Zip, "../../artifacts"
+			cfg.Files.Paths = []string{"*"}
 		}))
 		data := r.Uploads()[0].Data
 		z, err := zip.NewReader(bytes.NewReader(data), int64(len(data)))

@@ -38,6 +38,7 @@ func (s *Statement) add(ctx context.Context, files *archive.Files, name string, 
 			return fmt.Errorf("the time %q of --started-at or --ended-at is not one as 2006-01-02T15:04:05Z", at)
 		}
 	}
+	own := name + "-statement.json"
 	subjects := []object{}
 	for _, file := range files.Names() {
 		if ctx.Err() != nil {
@@ -47,7 +48,7 @@ func (s *Statement) add(ctx context.Context, files *archive.Files, name string, 
 		if err != nil {
 			return err
 		}
-		if !info.Mode().IsRegular() {
+		if !info.Mode().IsRegular() || file == own { // an earlier statement is replaced below
 			continue
 		}
 		sum, err := boundedfile.SHA256(files.Root().OpenFile, file)
@@ -68,11 +69,10 @@ func (s *Statement) add(ctx context.Context, files *archive.Files, name string, 
 	if err != nil {
 		return err
 	}
-	file := name + "-statement.json"
-	if err := files.Root().WriteFile(file, data, 0o644); err != nil {
+	if err := files.Root().WriteFile(own, data, 0o644); err != nil {
 		return err
 	}
-	return files.Add(file)
+	return files.Add(own)
 }
 
 // names returns the parameters with empty values.
