@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
@@ -25,6 +26,17 @@ func TestEnvFilesHaveQuotesAndEscapes(t *testing.T) {
 		require.NoError(t, os.WriteFile(file, []byte("OK=1\n"+bad), 0o600))
 		_, err := readEnvFile(file)
 		require.EqualError(t, err, "read --env-file: line 2 of "+file+" is not KEY=VALUE")
+	}
+}
+
+func TestATransferMeterFrequencyOf0WritesNoLines(t *testing.T) {
+	for value, want := range map[string]time.Duration{"": 10 * time.Second, "3s": 3 * time.Second, "0": -1, "0s": -1} {
+		t.Setenv("TRANSFER_METER_FREQUENCY", value)
+		h := newHelper(pflag.NewFlagSet("", pflag.ContinueOnError))
+		h.transfers("upload", 5)
+		_, err := h.parsed(nil)
+		require.NoError(t, err)
+		require.Equal(t, want, h.transfer.MeterEvery, value)
 	}
 }
 

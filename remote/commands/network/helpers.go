@@ -58,7 +58,7 @@ func (h *helper) transfers(doing string, retries int) {
 	h.fl.DurationVar(&h.transfer.RetryTime, "retry-time", time.Second,
 		"first wait before a repetition; it doubles up to 1m, and the server may ask for another")
 	h.fl.DurationVar(&h.transfer.MeterEvery, "transfer-meter-frequency", 10*time.Second,
-		"time between two lines about a long transfer")
+		"time between two lines about a long transfer; 0 for none")
 	h.from("transfer-meter-frequency", "TRANSFER_METER_FREQUENCY")
 	h.fl.StringVar(&h.transfer.CAFile, "tls-ca-file", "", "file with certificates to trust besides the system's")
 	h.from("tls-ca-file", "CI_SERVER_TLS_CA_FILE")
@@ -131,6 +131,9 @@ func (h *helper) parsed(args []string) (archive.Level, error) {
 		if err := h.fl.Set(flag, value); err != nil {
 			h.log.Warn(fmt.Sprintf("%s is ignored: %v", variable, err))
 		}
+	}
+	if h.transfer.MeterEvery == 0 { // no lines, as GitLab documents it
+		h.transfer.MeterEvery = -1
 	}
 	dir, err := os.Getwd()
 	if err != nil {
