@@ -201,6 +201,14 @@ func TestExitCodesAreThoseThatTheScriptsExpect(t *testing.T) {
 	}
 }
 
+func TestAFailedCloneShowsNoSecretOfItsURL(t *testing.T) {
+	url := "https://user:secret@example.com/g/p?key=secret"
+	code, out, _ := vmsEnd(t, t.TempDir(), nil, "steps", "clone", "--url", url)
+	require.Equal(t, 1, code)
+	require.Equal(t, "stepmux: clone https://example.com/g/p: the repository's URL has a user; give user and password by "+
+		"themselves\n", out)
+}
+
 // The most memory that a command takes, however large the files are.
 const mostMemory = 64 << 20
 

@@ -13,6 +13,7 @@ import (
 	"github.com/stepmux/stepmux/remote/clone"
 	"github.com/stepmux/stepmux/remote/commands"
 	"github.com/stepmux/stepmux/remote/pipe"
+	"github.com/stepmux/stepmux/remote/transfer"
 )
 
 // passwordVariable is the environment variable that has the password of a repository.
@@ -52,7 +53,7 @@ func cloneRepository(fl *pflag.FlagSet) commands.Runner {
 			err = appendOutput(*output, "commit", commit)
 		}
 		if err != nil {
-			fmt.Fprintf(os.Stderr, "stepmux: clone %s: %v\n", cfg.URL, err)
+			fmt.Fprintf(os.Stderr, "stepmux: clone %s: %v\n", transfer.Plain(cfg.URL), err)
 			if code := endsignal.Code(ctx); code != 0 {
 				return code, nil
 			}
