@@ -52,6 +52,9 @@ func ToFetchProgram(ctx context.Context) error {
 	if strings.HasPrefix(name, "/proc/self/") {
 		name = wire.ProgramName
 	}
+	if ctx.Err() != nil { // the other program would not know of the signal
+		return context.Cause(ctx)
+	}
 	// Not the file at path, which may be another one now. The kernel opens the program before it closes this file.
 	err = syscall.Exec(fmt.Sprintf("/proc/self/fd/%d", file.Fd()), append([]string{name}, os.Args[1:]...), os.Environ())
 	return fmt.Errorf("start %s: %w", path, err)

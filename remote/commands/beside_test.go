@@ -1,7 +1,9 @@
 package commands_test
 
 import (
+	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -12,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/remote/commands"
 )
 
 // alone puts the VM's end into dir, without its program for the network, and returns its path and that program's.
@@ -63,6 +66,19 @@ func TestTheProgramForTheNetworkMustBeTheOneOfTheBuild(t *testing.T) {
 	require.JSONEq(t, `{"components":[]}`, out)
 	code, out = lists(t, vm, "--as", "gitlab-runner")
 	require.Equal(t, 0, code, out)
+}
+
+// Symptom: a job that was canceled while a command started went on until it was killed.
+func TestASignalBeforeTheProgramForTheNetworkStartsIsNotLost(t *testing.T) {
+	own, err := os.Executable()
+	require.NoError(t, err)
+	there := filepath.Join(filepath.Dir(own), "stepmux-fetch")
+	require.NoError(t, os.WriteFile(there, []byte("not a program"), 0o700))
+	defer func() { _ = os.Remove(there) }()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	signal := errors.New("a signal")
+	cancel(signal)
+	require.ErrorIs(t, commands.ToFetchProgram(ctx), signal)
 }
 
 func TestWhereAManagerHasPutTheVMsEndItsProgramForTheNetworkIsWaitedFor(t *testing.T) {
