@@ -162,6 +162,16 @@ func TestLocalArchiveIsReadAgain(t *testing.T) {
 	require.Contains(t, refused(t, s, "zip+./relative.zip"), "an absolute path")
 }
 
+func TestLocalArchiveThatMayNotBeReadIsNotTakenForTheCache(t *testing.T) {
+	if os.Geteuid() == 0 {
+		t.Skip("part missing: an ordinary user, who may not read all files")
+	}
+	ref := zipOf(t, "a", "x")
+	path := strings.TrimPrefix(ref, "zip+file://")
+	require.NoError(t, os.Chmod(path, 0))
+	require.Equal(t, "open "+path+": permission denied", refused(t, newStore(t), ref))
+}
+
 func TestLocalArchiveIsWhereItsReferenceSays(t *testing.T) {
 	s := newStore(t)
 	for _, ref := range []string{zipOf(t, "a", "x"), zipOf(t, "a", "x")} {
