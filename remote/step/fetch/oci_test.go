@@ -8,6 +8,7 @@ import (
 	"log"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"runtime"
 	"strconv"
 	"strings"
@@ -24,6 +25,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/internal/fetchtest"
 )
 
 // ociHost is a registry in memory.
@@ -198,6 +201,24 @@ func TestWhiteoutBesideADirectoryOfItsNameHidesTheLowerOne(t *testing.T) {
 		require.Equal(t, "1", read(t, c, "b"))
 		require.NoFileExists(t, c.Root+"/a/low", image)
 	}
+}
+
+// Symptom: a layer that is the output of git archive was refused, because of a device, pipe or socket in it.
+func TestCommentOfALayerIsNoFile(t *testing.T) {
+	repo := newGitHost(t).repository("g/echo")
+	repo.Commit("main", fetchtest.Texts(map[string]string{"func.yml": "x"}))
+	archive := repo.Git("archive", "main")
+	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		return io.NopCloser(strings.NewReader(archive)), nil
+	})
+	require.NoError(t, err)
+	h := newOCIHost(t)
+	h.push(t, "g/echo:1", l)
+	c := get(t, newStore(t), h.host+"/g/echo:1")
+	require.Equal(t, "x", read(t, c, "func.yml"))
+	entries, err := os.ReadDir(c.Root)
+	require.NoError(t, err)
+	require.Len(t, entries, 1)
 }
 
 func TestRegistryThatLiesIsNotBelieved(t *testing.T) {

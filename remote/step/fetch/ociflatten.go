@@ -69,7 +69,7 @@ func (f *flattener) layer(archive *tar.Reader) error {
 			return fmt.Errorf("the layers of the image have more than %d entries", f.w.limits.entries)
 		}
 		name := strings.TrimSuffix(strings.TrimPrefix(h.Name, "./"), "/")
-		if name == "" || name == "." {
+		if name == "" || name == "." || h.Typeflag == tar.TypeXGlobalHeader { // a comment, as git archive writes it
 			continue
 		}
 		if err := checkPath(name); err != nil {
