@@ -206,6 +206,24 @@ func TestNamesOfCachesAreNamesOfFiles(t *testing.T) {
 	}
 }
 
+// Symptom: a job got the cache of a project that has the same number on another server.
+func TestProjectsOfTwoServersHaveCachesOfTheirOwn(t *testing.T) {
+	home := t.TempDir()
+	for _, server := range []string{"https://one.example.com", "https://two.example.com"} {
+		tr := newTrial(t, `
+- {name: restore, step: builtin://cache/restore}
+- {name: make, script: "echo x > f"}
+- {name: save, step: builtin://cache/save, inputs: {paths: [f]}}
+`, func(c *Config) {
+			c.Env = map[string]string{"HOME": home}
+			c.Vars = []Variable{{Key: "CI_PROJECT_ID", Value: "7"}, {Key: "CI_SERVER_URL", Value: server}}
+		}, withProgram(t))
+		res := tr.run()
+		require.Equal(t, Success, res.Status, "%s\n%s", res.Message, tr.stderr)
+		require.Equal(t, "false", res.Steps[0].Outputs["restored"].Text(), server)
+	}
+}
+
 // artifactsServer keeps the artifacts of jobs, as a GitLab server does.
 type artifactsServer struct {
 	mu    sync.Mutex // guards the following

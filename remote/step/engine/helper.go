@@ -259,6 +259,8 @@ func (c *helperCall) cacheDir() string {
 	if project == "" {
 		sum := sha256.Sum256([]byte(c.r.place.WorkDir))
 		project = "local-" + hex.EncodeToString(sum[:8])
+	} else if server := c.variable("CI_SERVER_URL"); server != "" { // another server has another project of that number
+		project = server + "/" + project
 	}
 	return filepath.Join(base, "stepmux-caches", fileName(project))
 }
