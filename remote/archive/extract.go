@@ -382,21 +382,15 @@ func (u *unpacker) finish() error {
 			return entryError(l.name, err)
 		}
 	}
-	for _, l := range u.links {
-		if u.ctx.Err() != nil {
-			return context.Cause(u.ctx)
-		}
-		if err := u.root.Symlink(l.target, l.name); err != nil {
-			return entryError(l.name, err)
+	err := u.makeLinks()
+	for _, l := range u.links { // after an error too: some are there
+		if !u.bounds.OutsideLinks && u.leaves(l.name) {
+			_ = u.root.Remove(l.name)
+			err = cmp.Or(err, entryError(l.name, leadsOutside(l.target)))
 		}
 	}
-	if !u.bounds.OutsideLinks {
-		for _, l := range u.links {
-			if u.leaves(l.name) {
-				_ = u.root.Remove(l.name)
-				return entryError(l.name, leadsOutside(l.target))
-			}
-		}
+	if err != nil {
+		return err
 	}
 	for i := len(u.dirs) - 1; i >= 0; i-- {
 		d := u.dirs[i]
@@ -405,6 +399,18 @@ func (u *unpacker) finish() error {
 		}
 		if err := u.root.Chtimes(d.name, d.changed, d.changed); err != nil {
 			return entryError(d.name, err)
+		}
+	}
+	return nil
+}
+
+func (u *unpacker) makeLinks() error {
+	for _, l := range u.links {
+		if u.ctx.Err() != nil {
+			return context.Cause(u.ctx)
+		}
+		if err := u.root.Symlink(l.target, l.name); err != nil {
+			return entryError(l.name, err)
 		}
 	}
 	return nil

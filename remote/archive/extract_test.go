@@ -149,6 +149,22 @@ func tarOfOrNil(t *testing.T, entries []entry) []byte {
 	return tarOf(t, entries...)
 }
 
+// Symptom: all but the first of the links that lead outside stayed, and all of them if a later link could not be made.
+func TestNoLinkThatLeadsOutsideStays(t *testing.T) {
+	evil := []entry{
+		{"d/here", "..", symlink}, {"d/out", "here/..", symlink}, {"d/away", "here/../x", symlink},
+	}
+	for _, last := range []string{"fine", strings.Repeat("x", 300)} { // no file system takes the longer name
+		dir := t.TempDir()
+		_, err := Extract(t.Context(), fileOf(t, zipOf(t, append(evil, entry{last, "d", symlink})...)), dir, Bounds{})
+		require.Error(t, err)
+		for _, name := range []string{"out", "away"} {
+			_, err := os.Lstat(filepath.Join(dir, "d", name))
+			require.ErrorIs(t, err, fs.ErrNotExist, "%s, with %s", name, last)
+		}
+	}
+}
+
 func TestLinksThatLeadInsideByManyOthersAreKept(t *testing.T) {
 	dir := t.TempDir()
 	far := strings.Repeat("l/", 9)
