@@ -157,7 +157,8 @@ func TestSomeRefusalsAreFinal(t *testing.T) {
 	for code, want := range map[int]string{
 		400: "400 Bad Request: said the server",
 		401: "401 Unauthorized: said the server: the server does not accept the job's",
-		403: "the server does not accept the job's token", 404: "404 Not Found",
+		403: "the server does not accept the job's token",
+		404: "404 Not Found: said the server: the server has no such job, or its URL is wrong",
 		413: "413 Request Entity Too Large: said the server: the artifacts are larger than the server's limit",
 	} {
 		r := newRig(t)

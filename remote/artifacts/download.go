@@ -45,7 +45,7 @@ func Download(ctx context.Context, client *transfer.Client, cfg DownloadConfig) 
 		return cfg.get(ctx, client, file, cfg.Direct && n == 0)
 	})
 	if err != nil {
-		return cfg.Job.explain(err, doing)
+		return cfg.Job.explain(err, doing, "the job has no artifacts there, or they have expired")
 	}
 	files, err := archive.Extract(ctx, file, cfg.Dir, cfg.Bounds)
 	if err != nil {

@@ -37,8 +37,8 @@ func (j Job) endpoint(query url.Values) (string, error) {
 
 func (j Job) header() http.Header { return http.Header{"Job-Token": {j.Token}} }
 
-// explain says what a refusal by the server means for artifacts.
-func (j Job) explain(err error, doing string) error {
+// explain says what a refusal by the server means for artifacts. missing is the meaning of the status 404.
+func (j Job) explain(err error, doing, missing string) error {
 	status, ok := errors.AsType[*transfer.StatusError](err)
 	if !ok {
 		return err
@@ -55,7 +55,7 @@ func (j Job) explain(err error, doing string) error {
 	case http.StatusRequestEntityTooLarge:
 		hint = "the artifacts are larger than the server's limit (maximum artifacts size, in its CI/CD settings)"
 	case http.StatusNotFound:
-		hint = "the job has no artifacts there, or they have expired"
+		hint = missing
 	default:
 		return fmt.Errorf("%s: %w", doing, err)
 	}

@@ -95,7 +95,8 @@ func Upload(ctx context.Context, client *transfer.Client, cfg UploadConfig) erro
 		cfg.Log.Info(fmt.Sprintf("Uploading artifacts as %q to coordinator... %s", as, resp.Status))
 		return resp.Body.Close()
 	})
-	return cfg.Job.explain(err, fmt.Sprintf("upload artifacts as %q", as))
+	return cfg.Job.explain(err, fmt.Sprintf("upload artifacts as %q", as),
+		"the server has no such job, or its URL is wrong")
 }
 
 func (cfg UploadConfig) query() url.Values {
