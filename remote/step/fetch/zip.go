@@ -164,12 +164,13 @@ func (f *fetcher) checkAccess(ctx context.Context, a *archive) error {
 // downloadArchive downloads a and returns its content, and the server's answer about it. Both are empty if tag is still
 // the ETag of the archive.
 func (f *fetcher) downloadArchive(ctx context.Context, a *archive, tag string) (*Component, answer, error) {
-	header := http.Header{}
+	header, ok := http.Header{}, []int{http.StatusOK}
 	if tag != "" {
 		header.Set("If-None-Match", tag)
+		ok = append(ok, http.StatusNotModified)
 	}
 	resp, private, err := anonymousFirst(a.login, func(login *Login) (*http.Response, error) {
-		return f.get(ctx, a.url, login, header, http.StatusOK, http.StatusNotModified)
+		return f.get(ctx, a.url, login, header, ok...)
 	})
 	if err != nil {
 		return nil, answer{}, err

@@ -93,6 +93,17 @@ func TestArchiveIsAskedForAgainUnlessItsDigestIsKnown(t *testing.T) {
 	}
 }
 
+// Symptom: with a digest the fetch panicked, and without one it called itself until its stack was full.
+func TestServerThatSaysUnaskedThatNothingHasChangedIsRefused(t *testing.T) {
+	h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusNotModified)
+	}))
+	defer h.Close()
+	for _, digest := range []string{"#sha256=" + emptySum, ""} {
+		require.Equal(t, "the server answers 304 Not Modified", refused(t, newStore(t), "zip+"+h.URL+"/s.zip"+digest))
+	}
+}
+
 func TestArchiveWithAnotherDigestIsRefused(t *testing.T) {
 	data := fetchtest.Zip(t, fetchtest.Texts(map[string]string{"a": "x"}))
 	h := newZipHost(t, data)
