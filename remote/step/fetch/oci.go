@@ -1,6 +1,7 @@
 package fetch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,7 +32,9 @@ func (f *fetcher) oci(ctx context.Context, ref *pb.Reference) (*Component, error
 	key := func(digest string) string {
 		return keyOf(kindOCI, where.String(), digest, runtime.GOOS, runtime.GOARCH)
 	}
-	digest, login, private := ref.GetDigest(), f.with.At(where.RegistryStr()), false
+	// The library calls docker.io index.docker.io.
+	login := cmp.Or(f.with.At(where.RegistryStr()), f.with.At(ref.GetRegistry()))
+	digest, private := ref.GetDigest(), false
 	var image name.Reference = where.Digest(digest)
 	if digest == "" {
 		if image, err = name.NewTag(where.String() + ":" + ref.GetTag()); err != nil {

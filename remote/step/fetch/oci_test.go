@@ -246,6 +246,30 @@ func TestPrivateImageNeedsCredentialsThatItsRegistryAccepts(t *testing.T) {
 	requireNoCredentials(t, s)
 }
 
+// roundTrip is a transport.
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// Symptom: a login for docker.io, as CI_REGISTRY or podman names Docker Hub, was not presented there.
+func TestALoginForDockerIOIsOneForDockerHub(t *testing.T) {
+	s := newStore(t)
+	s.client.Transport = roundTrip(func(r *http.Request) (*http.Response, error) {
+		answer := httptest.NewRecorder()
+		require.Equal(t, "index.docker.io", r.URL.Host)
+		if _, password, _ := r.BasicAuth(); password == secret {
+			answer.WriteHeader(http.StatusNotFound)
+		} else {
+			answer.Header().Set("WWW-Authenticate", `Basic realm="r"`)
+			answer.WriteHeader(http.StatusUnauthorized)
+		}
+		return answer.Result(), nil
+	})
+	for _, server := range []string{"docker.io", "index.docker.io"} {
+		require.Contains(t, refused(t, s, "docker.io/g/echo:1", loginAt(server, user, secret)), "HTTP status 404", server)
+	}
+}
+
 // Symptom: a VM whose address had used up what Docker Hub gives to all did not use its login.
 func TestALoginIsUsedWhereTheRegistryHasHadTooManyRequests(t *testing.T) {
 	h := newOCIHost(t)
