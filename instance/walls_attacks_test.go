@@ -177,6 +177,10 @@ var wallsAttacks = append([]wallsAttack{
   - {name: link, script: 'ln -s "$VICTIM_WORK/step.zip" theirs.zip'}
   - {name: next, step: zip+./theirs.zip}
 `},
+	{name: "take an archive from the neighbour's files by a URL with another :// in it", without: open, steps: `run:
+  - {name: link, script: 'mkdir a:; ln -s "$VICTIM_WORK/step.zip" a:/theirs.zip'}
+  - {name: next, step: "zip+file://${{ work_dir }}/a://theirs.zip"}
+`},
 	{
 		name: "put a link in the place of the trace", traced: true,
 		text: `for f in $(find $OWN/jobs -name '*trace*'); do rm $f; ln -s $VICTIM_WORK/loot $f; done`,

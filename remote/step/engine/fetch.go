@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/url"
 	"path/filepath"
-	"strings"
 
 	"google.golang.org/protobuf/proto"
 
@@ -86,18 +85,19 @@ func (r *Runner) component(ctx context.Context, ref *pb.Reference) (*component.C
 // fetchable returns ref with the absolute path of a local archive, which is relative to the definition that ref stands
 // in. It masks the secrets in ref from now on.
 func (r *Runner) fetchable(f *frame, ref *pb.Reference) (*pb.Reference, error) {
-	path := ref.GetUrl()
+	path, remote := ref.GetUrl(), false
 	if u, _ := url.Parse(path); u != nil {
+		remote = u.Scheme != "" && u.Host != "" // the path of a local archive may have :// in it
 		if password, ok := u.User.Password(); ok && password != "" {
 			if err := r.hide(password); err != nil {
 				return nil, fmt.Errorf("mask its password: %w", err)
 			}
 		}
 		if u.Scheme == "file" && (u.Host == "" || u.Host == "localhost") {
-			path = u.Path
+			path, remote = u.Path, false
 		}
 	}
-	if ref.GetProtocol() != pb.Reference_zip || strings.Contains(path, "://") {
+	if ref.GetProtocol() != pb.Reference_zip || remote {
 		return ref, nil
 	}
 	at, err := f.locate(path)

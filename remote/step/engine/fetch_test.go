@@ -144,7 +144,10 @@ func TestPasswordInAReferenceIsMasked(t *testing.T) {
 func TestArchiveOfTheProjectIsOneOfItsDefinition(t *testing.T) {
 	inner := fetchtest.Zip(t, fetchtest.Texts(map[string]string{
 		"a/step.yml": says("inner"), "out/step.yml": "spec: {}\n---\nrun: [{name: i, step: 'zip+../../s.zip'}]\n",
-		"file/step.yml": "spec: {}\n---\nrun: [{name: i, step: 'zip+file:///etc/s.zip'}]\n",
+		"file/step.yml":   "spec: {}\n---\nrun: [{name: i, step: 'zip+file:///etc/s.zip'}]\n",
+		"colon/step.yml":  "spec: {}\n---\nrun: [{name: i, step: 'zip+file:///etc/a://s.zip'}]\n",
+		"colon2/step.yml": "spec: {}\n---\nrun: [{name: i, step: 'zip+/etc/a://s.zip'}]\n",
+		"colon3/step.yml": "spec: {}\n---\nrun: [{name: i, step: 'zip+/etc/%/a://s.zip'}]\n",
 	}))
 	files := map[string]string{
 		"tools/s.zip":        string(inner),
@@ -158,7 +161,7 @@ func TestArchiveOfTheProjectIsOneOfItsDefinition(t *testing.T) {
 	).files(files)
 	tr.succeed()
 	require.Equal(t, strings.Repeat("inner\n", 3), tr.stdout.String())
-	for _, dir := range []string{"out", "file"} {
+	for _, dir := range []string{"out", "file", "colon", "colon2", "colon3"} {
 		res := newTrial(t, "- {name: a, step: 'zip+./tools/s.zip#dir="+dir+"'}\n", withStore(t)).files(files).run()
 		require.Contains(t, res.Message, "it is outside of the fetched component", dir)
 	}
