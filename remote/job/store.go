@@ -141,16 +141,16 @@ func (s *Store) newRunner(spec Spec, j *record) *engine.Runner {
 	if s.cfg.UnsafeExports != nil {
 		cfg.UnsafeExports = *s.cfg.UnsafeExports
 	}
+	if init := s.cfg.Init; init != nil {
+		cfg.Start, cfg.Open = init.Start, init.Open
+		init.Prepare() // while the job's files are made
+	}
 	if t := spec.Trace; t != nil {
 		j.output.recorder = recording.New(cfg, recording.Config{
 			Source: t.Source, Text: t.Text, Steps: t.Steps, Salt: t.Salt, Version: s.cfg.Version, Image: t.Image,
 			Room: func(size int64) error { return j.traceFile.Reserve(size) },
 		})
 		cfg.Events = j.output.recorder
-	}
-	if init := s.cfg.Init; init != nil {
-		cfg.Start, cfg.Open = init.Start, init.Open
-		init.Prepare() // while the job's files are made
 	}
 	return engine.New(cfg)
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"io"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -89,9 +90,13 @@ type stepRecord struct {
 // New returns a Recorder for the job. The caller makes a Runner from job with the Recorder as its Events. job.Secrets
 // must not be nil.
 func New(job engine.Config, cfg Config) *Recorder {
-	return &Recorder{
+	c := &Recorder{
 		cfg: cfg, job: job, steps: map[*engine.StepResult]*stepRecord{}, read: map[string]bool{}, limit: maxRecorded,
 	}
+	if c.sums.open = job.Open; job.Open == nil {
+		c.sums.open = os.OpenFile
+	}
+	return c
 }
 
 // Tap returns a writer to w that computes the digests of an output stream of the job, after masking: 0 is stdout, 1 is

@@ -31,6 +31,7 @@ const (
 
 // sums computes digests of files. It computes the digest of an unchanged file only once.
 type sums struct {
+	open     func(path string, flag int, perm fs.FileMode) (*os.File, error) // opens files as the job sees them
 	files    map[string]summed
 	versions map[string]string // by digest
 }
@@ -50,7 +51,7 @@ func (s *sums) file(path string, info fs.FileInfo) (string, error) {
 	if info.Size() > maxSummed {
 		return "", component.ErrTooLarge
 	}
-	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	file, err := s.open(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return "", err
 	}
@@ -98,7 +99,7 @@ func (s *sums) programs(cmd *proc.Command, isScript bool) (run, interpreter prog
 	if isScript {
 		return run, run
 	}
-	return run, s.find(interpreterOf(run.path), cmd)
+	return run, s.find(s.interpreterOf(run.path), cmd)
 }
 
 // find returns the program that cmd runs as name. It is zero if it does not exist.
@@ -134,8 +135,8 @@ func (s *sums) tree(dir, work string) string {
 
 // interpreterOf returns the program after the #! of the script path; for /usr/bin/env X it returns X. It is empty for
 // other files.
-func interpreterOf(path string) string {
-	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+func (s *sums) interpreterOf(path string) string {
+	file, err := s.open(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return ""
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -486,7 +487,7 @@ func TestDefinitionsOfManyValuesAreCutStepByStep(t *testing.T) {
 
 func TestFilesAreSummedUpAgainOnlyWhenTheyChange(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x")
-	var s sums
+	s := sums{open: os.OpenFile}
 	sum := func(text string) string {
 		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 		info, err := os.Lstat(path)
@@ -565,4 +566,24 @@ func TestOnlyAStepWithAnEndedScriptHasAnExitCode(t *testing.T) {
 	}
 	require.Equal(t, map[string]any{"done": 0.0, "never": nil, "list": 3.0, "missing": 127.0, "unknown": nil}, codes)
 	require.Equal(t, 0.0, got.Identity.Steps[0].Exec.ExitCode)
+}
+
+// Symptom: a job behind walls got the digest of a file that it could not open, and the first line of a script.
+func TestProgramThatTheJobCannotOpenHasNoDigest(t *testing.T) {
+	hidden := filepath.Join(t.TempDir(), "hidden")
+	require.NoError(t, os.WriteFile(hidden, []byte("#!/bin/sh\n"), 0o600))
+	tr := newTrial(t, "- name: a\n  step: ./a\n", traced(), func(c *engine.Config) {
+		c.Open = func(path string, flag int, perm fs.FileMode) (*os.File, error) {
+			real, err := filepath.EvalSymlinks(path)
+			if err != nil || real == hidden {
+				return nil, &fs.PathError{Op: "open", Path: path, Err: fs.ErrNotExist}
+			}
+			return os.OpenFile(path, flag, perm)
+		}
+	}).files(map[string]string{"a/step.yml": "spec: {}\n---\nexec: {command: [./link]}\n"})
+	require.NoError(t, os.Symlink(hidden, filepath.Join(tr.place.WorkDir, "link")))
+	s := tr.Trace(tr.run(), time.Now(), time.Now()).Identity.Steps[0]
+	require.Equal(t, "@work/./link", s.Exec.Program.Path.Value)
+	require.Empty(t, s.Exec.Program.Digest)
+	require.Nil(t, s.Exec.Interpreter)
 }
