@@ -2,6 +2,7 @@ package fetch
 
 import (
 	"encoding/json"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -68,6 +69,27 @@ func TestOlderCommitIsFetchedFromServersOfAllAges(t *testing.T) {
 			require.Contains(t, refused(t, s, h.URL+"/c/echo@"+strings.Repeat("0", 39)+"1"), "the repository has no commit")
 			require.Contains(t, refused(t, s, h.URL+"/c/echo@"+strings.Repeat("0", 9)), "no commit 000000000")
 		})
+	}
+}
+
+// Symptom: with the oldest protocol, "the repository has no commit". The newer commit had come without its history.
+func TestBranchMayMoveOnWhileItIsFetched(t *testing.T) {
+	for _, old := range []bool{false, true} {
+		h := newGitHost(t)
+		h.Old = old
+		r := h.repository("c/echo")
+		first := r.Commit("main", fetchtest.Texts(map[string]string{"a": "first"}))
+		questions := 0
+		h.Before = func(_ http.ResponseWriter, req *http.Request) bool {
+			if req.Method == http.MethodGet {
+				if questions++; questions == 3 { // the first two found the repository and the commit
+					r.Commit("main", fetchtest.Texts(map[string]string{"a": "second"}))
+				}
+			}
+			return false
+		}
+		require.Equal(t, first, get(t, newStore(t), h.URL+"/c/echo@main").Commit)
+		require.GreaterOrEqual(t, questions, 3)
 	}
 }
 

@@ -72,6 +72,9 @@ func (g *gitProgram) text(ctx context.Context, kind, name string) ([]byte, error
 	return text, err
 }
 
+// wholeHistory is the option by which git fetches what an earlier attempt with less depth has left out, too.
+const wholeHistory = "--depth=2147483647"
+
 // fetchCommit fetches a commit, or the commit of a tag: only it, by its name or else by the name of the ref, or, if the
 // server refuses both, with all branches and tags. It returns the commit and its tree.
 func (g *gitProgram) fetchCommit(ctx context.Context, name, resolved string) (commit, tree string, err error) {
@@ -79,7 +82,7 @@ func (g *gitProgram) fetchCommit(ctx context.Context, name, resolved string) (co
 	if resolved != "" && resolved != "HEAD" {
 		attempts = append(attempts, []string{"--depth=1", "--", g.url, "+" + resolved + ":refs/fetched/one"})
 	}
-	attempts = append(attempts, []string{"--", g.url, allBranches, allTags})
+	attempts = append(attempts, []string{wholeHistory, "--", g.url, allBranches, allTags})
 	var first error
 	for _, attempt := range attempts {
 		err := g.fetch(ctx, attempt...)
