@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/internal/fetchtest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/remote/walls"
 )
@@ -226,5 +227,28 @@ func TestAutoRunsNoSudoOfAJob(t *testing.T) {
 	require.NoError(t, os.RemoveAll(filepath.Join(s.home, ".cache/stepmux/sudo"))) // the answer of b1 is a day old
 	out, err = s.run(t, "b2", walled, nil)
 	require.NoError(t, err, "%s", out)
+	require.NoFileExists(t, ran)
+}
+
+// The program that fetches steps ran it outside of the walls.
+func TestNoGitOfAJobFetchesSteps(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	repo := fetchtest.NewRepository(t, filepath.Join(root, "c", "echo"))
+	repo.Git("tag", "v1", repo.Commit("main", fetchtest.Texts(map[string]string{
+		"steps/step.yml": "spec: {}\n---\nexec: {command: [echo, fetched]}\n",
+	})))
+	server := fetchtest.ServeGit(t, root)
+	bin := filepath.Join(newHome(t), "bin")
+	require.NoError(t, os.Mkdir(bin, 0o700))
+	s := newSite(t, walls.Processes, connector.Relay, "PATH="+bin+":/usr/bin:/bin")
+	ran := filepath.Join(bin, "ran")
+	out, job := &sshtest.Log{}, connector.Job{Steps: []byte(`run:
+  - {name: plant, script: "printf '#!/bin/sh\nid >>` + ran + `\n' >` + bin + `/git; chmod +x ` + bin + `/git"}
+  - {name: fetch, step: "` + server.URL + `/c/echo@v1"}
+`)}
+	require.NoError(t, build(sshtest.Within(t), s.p, "b1", job, out), "%s", out)
+	require.Contains(t, out.String(), "fetched\n")
+	require.FileExists(t, filepath.Join(bin, "git"))
 	require.NoFileExists(t, ran)
 }

@@ -60,7 +60,9 @@ func openJobs(
 	init.Room = room(serve.Isolation, dir, cmp.Or(serve.CacheDir, component.DefaultDir()))
 	init.OrphanDir = dir
 	cfg.Dir, cfg.Init, cfg.Language = dir, init, action.New(serve.Actions)
-	cfg.Fetcher = &component.Fetcher{Command: fetchCommand, Dir: serve.CacheDir, Mirrors: mirrors, Open: init.Open}
+	cfg.Fetcher = &component.Fetcher{
+		Command: fetchCommand, Dir: serve.CacheDir, Mirrors: mirrors, Open: init.Open, Walled: serve.Isolation != walls.Off,
+	}
 	store, err := job.New(cfg)
 	if err != nil {
 		return nil, err

@@ -8,7 +8,10 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
+	"strings"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
@@ -34,6 +37,11 @@ func Answer(ctx context.Context, in *os.File, out io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("read the request of a step runner: %w", err)
 	}
+	if request.Walled {
+		if err := os.Setenv("PATH", safePath(os.Getenv("PATH"))); err != nil {
+			return err
+		}
+	}
 	ctx, stop, err := pipe.Leash(ctx, in)
 	if err != nil {
 		return err
@@ -58,4 +66,28 @@ func Answer(ctx context.Context, in *os.File, out io.Writer) error {
 	}
 	<-ctx.Done() // the other process uses the component
 	return nil
+}
+
+// safePath returns the directories of path, a PATH, into which no job of this user can put a program: this process is
+// not behind the walls of jobs, and PATH often begins with ~/.local/bin. Root's jobs could change every directory.
+func safePath(path string) string {
+	if os.Geteuid() == 0 {
+		return path
+	}
+	var safe []string
+	for _, dir := range filepath.SplitList(path) {
+		if real, err := filepath.EvalSymlinks(dir); err == nil && filepath.IsAbs(real) && isForeign(real) {
+			safe = append(safe, real)
+		}
+	}
+	return strings.Join(safe, string(filepath.ListSeparator))
+}
+
+// isForeign reports whether this user can change neither the directory dir nor a directory above it.
+func isForeign(dir string) bool {
+	var st unix.Stat_t
+	if unix.Stat(dir, &st) != nil || int(st.Uid) == os.Geteuid() || unix.Access(dir, unix.W_OK) == nil {
+		return false
+	}
+	return dir == "/" || isForeign(filepath.Dir(dir))
 }

@@ -152,7 +152,7 @@ func (g *gitProgram) run(ctx context.Context, in io.Reader, read func(io.Reader)
 	}
 	if err := cmd.Start(); err != nil {
 		if errors.Is(err, exec.ErrNotFound) {
-			return errors.New("the program git is not installed on this machine; install it")
+			return errors.New("the program git is not installed on this machine, or only where jobs can put one; install it")
 		}
 		return fmt.Errorf("start git: %w", err)
 	}
