@@ -207,6 +207,34 @@ func TestTheEndOfThePodIsInTheErrorOfItsBuild(t *testing.T) {
 	require.ErrorContains(t, err, "container build: OOMKilled, exit status 137")
 }
 
+// Symptom: beside a container of the template that ran on, the end of the steps' container was not noticed. The build
+// was lost after its linger, without the reason.
+func TestTheEndOfTheStepsContainerIsTheEndOfABuildThoughOthersRunOn(t *testing.T) {
+	s := kubetest.Serve(t)
+	var gone atomic.Bool
+	s.Answer = func(w http.ResponseWriter, r *http.Request) bool {
+		refused := gone.Load() && strings.HasSuffix(r.URL.Path, "/exec")
+		if refused {
+			kubetest.Refuse(w, http.StatusInternalServerError, "container not found")
+		}
+		return refused
+	}
+	cfg := config(t, load(t, s))
+	cfg.Linger = 3 * time.Second
+	p := start(t, cfg)
+	c := connect(t, s, p, nil)
+	log := &lines{on: func(int) {
+		gone.Store(true)
+		s.SetStatus(p.Name(), kubetest.Object{"phase": "Running", "containerStatuses": []any{kubetest.Object{
+			"name": "build", "state": kubetest.Object{"terminated": kubetest.Object{"reason": "OOMKilled", "exitCode": 137}},
+		}, kubetest.Object{"name": "proxy", "state": kubetest.Object{"running": kubetest.Object{}}}}})
+		s.Cut()
+	}}
+	_, err := c.Execute(t.Context(), connector.Job{Steps: []byte("run: [{name: a, script: echo here; sleep 60}]")}, log)
+	require.ErrorIs(t, err, connector.ErrGone)
+	require.ErrorContains(t, err, "container build: OOMKilled, exit status 137")
+}
+
 func TestAPodThatCannotStartIsTheBuildsErrorAtOnceWithItsEvents(t *testing.T) {
 	waiting := func(container, reason, message string) kubetest.Object {
 		kind := "containerStatuses"

@@ -63,9 +63,11 @@ type termination struct {
 // The phases of a pod that are asked for.
 const phasePending, phaseSucceeded, phaseFailed = "Pending", "Succeeded", "Failed"
 
-// ended reports whether all containers of the pod have ended and will not restart.
+// ended reports whether the steps' container has ended, or the whole pod. Other containers may run on: those of the
+// template do, and services take their time to end.
 func (o *object) ended() bool {
-	return o.Status.Phase == phaseSucceeded || o.Status.Phase == phaseFailed
+	return o.Status.Phase == phaseSucceeded || o.Status.Phase == phaseFailed ||
+		o.container(buildName).State.Terminated != nil
 }
 
 // container returns the status of a container. It is empty until the kubelet has reported it.
