@@ -724,6 +724,11 @@ func TestStartIsNotSilentAboutMistakes(t *testing.T) {
 		"is not KEY=VALUE": func(c *kubernetes.Config) {
 			c.Spec.Services = []kubernetes.Service{{Image: "a", Env: []string{"x"}}}
 		},
+		// Symptom: a job that named a service as a privileged init container of the template had its rights and mounts.
+		"an init container \"a-b\" with an image": func(c *kubernetes.Config) {
+			c.Spec.Services = []kubernetes.Service{{Image: "evil", Alias: "a.b"}}
+			c.Spec.Template = []byte("spec: {initContainers: [{name: a-b, image: x, securityContext: {privileged: true}}]}")
+		},
 		"cannot linger": func(c *kubernetes.Config) { c.Linger = 25 * time.Hour },
 	} {
 		cfg := config(t, load(t, s))

@@ -86,8 +86,17 @@ func (s *Spec) Check() error {
 	if err := s.checkServices(); err != nil {
 		return err
 	}
-	_, err := s.template()
-	return err
+	pod, err := s.template()
+	if err != nil {
+		return err
+	}
+	for _, one := range s.Services { // a job chooses its services, and the operator the rights of such a container
+		if in := take(at(pod, "spec"), "initContainers", one.container()); in["image"] != nil {
+			return fmt.Errorf("service %.160q: the template has an init container %q with an image of its own; give the "+
+				"service another alias", one.Image, one.container())
+		}
+	}
+	return nil
 }
 
 func checkImage(image string) error {
