@@ -799,6 +799,20 @@ spec:
 	require.Equal(t, []any{map[string]any{"ip": "127.0.0.1", "hostnames": []any{"my.db"}}}, spec["hostAliases"])
 }
 
+// Symptom: with the limits of the steps' container in the template, services had none, and a job chooses its services.
+func TestServicesHaveTheLimitsThatTheTemplateGivesTheSteps(t *testing.T) {
+	pod, err := kubernetes.Manifest(kubernetes.Config{BuildID: "b1", Spec: kubernetes.Spec{
+		Image: "a", Memory: 1 << 30, Services: []kubernetes.Service{{Image: "db"}}, Template: []byte(`spec:
+  containers:
+  - {name: build, resources: {limits: {cpu: 2, ephemeral-storage: 5Gi, example.com/gpu: 1}, requests: {cpu: 1}}}
+`)}})
+	require.NoError(t, err)
+	require.Equal(t, map[string]any{
+		"limits":   map[string]any{"cpu": 2, "memory": "1073741824", "ephemeral-storage": "5Gi"},
+		"requests": map[string]any{"cpu": "0", "memory": "0", "ephemeral-storage": "0"},
+	}, pod["spec"].(map[string]any)["initContainers"].([]any)[1].(map[string]any)["resources"])
+}
+
 func TestStartCanBeCancelled(t *testing.T) {
 	s := kubetest.Serve(t)
 	ctx, cancel := context.WithCancelCause(t.Context())

@@ -115,12 +115,15 @@ func (s *Spec) addServices(pod, limits dict) []any {
 		if pull := pulls[s.Pull]; pull != "" {
 			in["imagePullPolicy"] = pull
 		}
-		if in["resources"] == nil && len(limits) > 0 {
-			nothing := dict{} // else the limits are the requests, too
-			for what := range limits {
-				nothing[what] = "0"
+		if in["resources"] == nil {
+			// Without requests of nothing, the limits would be the requests, too. Devices are for the steps alone.
+			own, nothing := dict{}, dict{}
+			for _, what := range []string{"cpu", "memory", "ephemeral-storage"} {
+				if limit, ok := limits[what]; ok {
+					own[what], nothing[what] = limit, "0"
+				}
 			}
-			in["resources"] = dict{"limits": limits, "requests": nothing}
+			in["resources"] = dict{"limits": own, "requests": nothing}
 		}
 		if len(one.Entrypoint) > 0 {
 			in["command"] = one.Entrypoint

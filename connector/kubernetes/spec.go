@@ -261,8 +261,9 @@ func (p *Pod) manifest(files []string) (dict, error) {
 		maps.Copy(at(resources, "limits"), limits)
 		maps.Copy(at(resources, "requests"), limits)
 	}
-	if resources, ok := build["resources"]; ok {
+	if resources, ok := build["resources"].(dict); ok {
 		init["resources"] = resources
+		limits, _ = resources["limits"].(dict)
 	}
 	if pull := pulls[spec.Pull]; pull != "" {
 		build["imagePullPolicy"] = pull
