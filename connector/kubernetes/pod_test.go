@@ -813,6 +813,22 @@ func TestServicesHaveTheLimitsThatTheTemplateGivesTheSteps(t *testing.T) {
 	}, pod["spec"].(map[string]any)["initContainers"].([]any)[1].(map[string]any)["resources"])
 }
 
+// Symptom: the kubelet made pa$word of the password pa$$word, and replaced $(NAME) by a variable.
+func TestTheKubeletReplacesNothingInTheWordsOfAJob(t *testing.T) {
+	pod, err := kubernetes.Manifest(kubernetes.Config{BuildID: "b1", Spec: kubernetes.Spec{
+		Image: "a", Command: []string{"$(A)"}, Services: []kubernetes.Service{{
+			Image: "db", Entrypoint: []string{"sh", "-c"}, Command: []string{"echo $$ $(hostname)"},
+			Env: []string{"A=x", "PASSWORD=pa$$word$(A)"},
+		}},
+	}})
+	require.NoError(t, err)
+	spec := pod["spec"].(map[string]any)
+	require.Equal(t, "$$(A)", spec["containers"].([]any)[0].(map[string]any)["command"].([]string)[0])
+	db := spec["initContainers"].([]any)[1].(map[string]any)
+	require.Equal(t, []string{"echo $$$$ $$(hostname)"}, db["args"])
+	require.Equal(t, map[string]any{"name": "PASSWORD", "value": "pa$$$$word$$(A)"}, db["env"].([]any)[1])
+}
+
 func TestStartCanBeCancelled(t *testing.T) {
 	s := kubetest.Serve(t)
 	ctx, cancel := context.WithCancelCause(t.Context())

@@ -126,12 +126,12 @@ func (s *Spec) addServices(pod, limits dict) []any {
 			in["resources"] = dict{"limits": own, "requests": nothing}
 		}
 		if len(one.Entrypoint) > 0 {
-			in["command"] = one.Entrypoint
+			in["command"] = literal(one.Entrypoint)
 		}
 		if len(one.Command) > 0 {
-			in["args"] = one.Command
+			in["args"] = literal(one.Command)
 		}
-		for _, entry := range one.Env {
+		for _, entry := range literal(one.Env) {
 			key, value, _ := strings.Cut(entry, "=")
 			in["env"] = append(list(in, "env"), dict{"name": key, "value": value})
 		}

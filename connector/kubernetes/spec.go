@@ -228,7 +228,7 @@ func (p *Pod) manifest(files []string) (dict, error) {
 	build := named(in, "containers", buildName)
 	build["image"] = spec.Image
 	argv := []string{programFile, "steps", "hold", "--idle", p.cfg.Linger.String(), "--first", p.cfg.StartTimeout.String()}
-	build["command"] = append(slices.Clone(spec.Command), argv...)
+	build["command"] = append(literal(spec.Command), argv...)
 	delete(build, "args")
 	setDefault(build, "terminationMessagePolicy", "FallbackToLogsOnError")
 	build["volumeMounts"] = append(list(build, "volumeMounts"), dict{"name": volumeName, "mountPath": home})
@@ -274,6 +274,16 @@ func (p *Pod) manifest(files []string) (dict, error) {
 	sidecars := spec.addServices(in, limits)
 	in["initContainers"] = slices.Concat([]any{init}, sidecars, list(in, "initContainers"))
 	return pod, nil
+}
+
+// literal returns words for a container's command, arguments or environment that the kubelet leaves as they are: it
+// replaces $(NAME) by a variable, and $$ by $.
+func literal(words []string) []string {
+	all := make([]string, len(words))
+	for i, word := range words {
+		all[i] = strings.ReplaceAll(word, "$", "$$")
+	}
+	return all
 }
 
 // at returns the mapping d[key], and creates it if it is missing.
