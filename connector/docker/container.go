@@ -11,7 +11,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -244,9 +243,9 @@ func (c *Container) create(ctx context.Context, volume string) error {
 	argv := c.command()
 	switch {
 	case len(spec.Entrypoint) > 0:
-		argv = wrapped(spec.Entrypoint, argv)
+		argv = program.Wrapped(spec.Entrypoint, argv)
 	case spec.KeepEntrypoint:
-		argv = wrapped(c.image.entrypoint, argv)
+		argv = program.Wrapped(c.image.entrypoint, argv)
 	}
 	made, err := c.api.ContainerCreate(ctx, client.ContainerCreateOptions{
 		Name: c.name,
@@ -296,15 +295,6 @@ func (c *Container) command() []string {
 	default:
 		return append(argv, "--grace", leashGrace.String())
 	}
-}
-
-// wrapped returns the command line that runs argv by an entrypoint. A shell with -c takes one argument for a script,
-// and drops the others.
-func wrapped(entrypoint, argv []string) []string {
-	if n := len(entrypoint); n > 1 && entrypoint[n-1] == "-c" {
-		argv = []string{"exec " + strings.Join(argv, " ")} // of words without blanks
-	}
-	return slices.Concat(entrypoint, argv)
 }
 
 // runDirArchive returns a tar archive of runDir, in which any user of the container may make files.

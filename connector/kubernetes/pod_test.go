@@ -805,7 +805,8 @@ func TestServicesHaveTheLimitsThatTheTemplateGivesTheSteps(t *testing.T) {
 		Image: "a", Memory: 1 << 30, Services: []kubernetes.Service{{Image: "db"}}, Template: []byte(`spec:
   containers:
   - {name: build, resources: {limits: {cpu: 2, ephemeral-storage: 5Gi, example.com/gpu: 1}, requests: {cpu: 1}}}
-`)}})
+`),
+	}})
 	require.NoError(t, err)
 	require.Equal(t, map[string]any{
 		"limits":   map[string]any{"cpu": 2, "memory": "1073741824", "ephemeral-storage": "5Gi"},
@@ -827,6 +828,18 @@ func TestTheKubeletReplacesNothingInTheWordsOfAJob(t *testing.T) {
 	db := spec["initContainers"].([]any)[1].(map[string]any)
 	require.Equal(t, []string{"echo $$$$ $$(hostname)"}, db["args"])
 	require.Equal(t, map[string]any{"name": "PASSWORD", "value": "pa$$$$word$$(A)"}, db["env"].([]any)[1])
+}
+
+// Symptom: the shell ran the step runner without its arguments, and the pod ended.
+func TestAShellAsEntrypointBecomesTheFirstProcess(t *testing.T) {
+	pod, err := kubernetes.Manifest(kubernetes.Config{
+		BuildID: "b1", Linger: time.Minute, StartTimeout: time.Minute,
+		Spec: kubernetes.Spec{Image: "a", Command: []string{"/bin/sh", "-c"}},
+	})
+	require.NoError(t, err)
+	build := pod["spec"].(map[string]any)["containers"].([]any)[0].(map[string]any)
+	require.Equal(t, []string{"/bin/sh", "-c", "exec /.stepmux/bin/stepmux steps hold --idle 1m0s --first 1m0s"},
+		build["command"])
 }
 
 func TestStartCanBeCancelled(t *testing.T) {

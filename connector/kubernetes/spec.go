@@ -13,6 +13,8 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"go.yaml.in/yaml/v4"
+
+	"github.com/stepmux/stepmux/connector/program"
 )
 
 // Pull is the kubelet's policy for pulling an image.
@@ -228,7 +230,7 @@ func (p *Pod) manifest(files []string) (dict, error) {
 	build := named(in, "containers", buildName)
 	build["image"] = spec.Image
 	argv := []string{programFile, "steps", "hold", "--idle", p.cfg.Linger.String(), "--first", p.cfg.StartTimeout.String()}
-	build["command"] = append(literal(spec.Command), argv...)
+	build["command"] = literal(program.Wrapped(spec.Command, argv))
 	delete(build, "args")
 	setDefault(build, "terminationMessagePolicy", "FallbackToLogsOnError")
 	build["volumeMounts"] = append(list(build, "volumeMounts"), dict{"name": volumeName, "mountPath": home})

@@ -3,6 +3,7 @@ package program
 import (
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/stepmux/stepmux/internal/wire"
 )
@@ -181,4 +182,13 @@ func shown(runner []string) []string {
 		return runner[i+2:]
 	}
 	return runner
+}
+
+// Wrapped returns the command line that runs argv, words without blanks, by the entrypoint of a container. A shell with
+// -c takes one argument for a script, and drops the others.
+func Wrapped(entrypoint, argv []string) []string {
+	if n := len(entrypoint); n > 1 && entrypoint[n-1] == "-c" {
+		argv = []string{"exec " + strings.Join(argv, " ")}
+	}
+	return slices.Concat(entrypoint, argv)
 }
