@@ -709,6 +709,8 @@ func TestStartIsNotSilentAboutMistakes(t *testing.T) {
 		"is a Deployment: want a Pod": func(c *kubernetes.Config) { c.Spec.Template = []byte("kind: Deployment") },
 		"spec is no mapping":          func(c *kubernetes.Config) { c.Spec.Template = []byte("spec: 1") },
 		"an entry of spec.containers": func(c *kubernetes.Config) { c.Spec.Template = []byte("spec: {containers: [a]}") },
+		// Symptom: the pod that could not be encoded was tried again for ten minutes.
+		"a key that is no text": func(c *kubernetes.Config) { c.Spec.Template = []byte("spec: {nodeSelector: {1: x}}") },
 		"the alias \"DB\" is no": func(c *kubernetes.Config) {
 			c.Spec.Services = []kubernetes.Service{{Image: "a", Alias: "DB"}}
 		},

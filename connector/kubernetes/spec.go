@@ -2,6 +2,7 @@ package kubernetes
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -128,6 +129,10 @@ func (s *Spec) template() (dict, error) {
 	}
 	if kind, ok := pod["kind"]; ok && kind != "Pod" {
 		return nil, fmt.Errorf("the template of the pod is a %.40v: want a Pod", kind)
+	}
+	if _, err := json.Marshal(pod); err != nil {
+		return nil, errors.New("the template of the pod has a key that is no text, or a number that JSON does not have: " +
+			"write it in quotes")
 	}
 	for _, key := range []string{"metadata", "spec"} {
 		if _, ok := pod[key].(dict); pod[key] != nil && !ok {
