@@ -31,7 +31,8 @@ const (
 )
 
 // Service is a container beside a build's, such as a database. It is ready when its health check says so; without one,
-// when it accepts connections at the TCP ports that its image exposes; without ports, when it runs.
+// when it accepts connections at the TCP port in HEALTHCHECK_TCP_PORT of its environment or, if that is not set, at
+// those that its image exposes; without ports, when it runs.
 type Service struct {
 	// Image is the image's name. Required.
 	Image string
@@ -221,8 +222,17 @@ func (c *Container) awaitHealth(ctx context.Context, s *service) error {
 	}
 }
 
+// portVariable of a service's environment names its only TCP port to wait for. An image may expose others, at which it
+// does not listen unless it is configured to.
+const portVariable = "HEALTHCHECK_TCP_PORT="
+
 // awaitPorts waits until the service accepts connections from the build's container.
 func (c *Container) awaitPorts(ctx context.Context, s *service, ports []string) error {
+	for _, entry := range s.Env {
+		if port, ok := strings.CutPrefix(entry, portVariable); ok {
+			ports = []string{port + "/tcp"}
+		}
+	}
 	argv := []string{"/proc/self/exe", "steps", "await"}
 	for _, port := range ports {
 		if number, ok := strings.CutSuffix(port, "/tcp"); ok {

@@ -20,10 +20,13 @@ func TestABuildReachesItsServicesByTheirNames(t *testing.T) {
 	d.Load(t, "checked:1", `CMD ["sh", "-c", "sleep 0.5; echo $GREETING >/ready; exec httpd -f -p 80 -h /"]`,
 		`HEALTHCHECK --interval=100ms --retries=600 CMD ["test", "-e", "/ready"]`)
 	d.Load(t, "unchecked:1", `CMD ["sleep", "600"]`, "HEALTHCHECK NONE")
+	// Symptom: a service that does not listen at each port of its image, as rabbitmq does not by default, was never ready.
+	d.Load(t, "half:1", "EXPOSE 8080 8443", `CMD ["httpd", "-f", "-p", "8080", "-h", "/etc"]`)
 	cfg := config(t, d)
 	cfg.Spec.Network, cfg.Spec.Services = "", []docker.Service{
 		{Image: "example.com/tools/web:1"},
 		{Image: "unchecked:1"},
+		{Image: "half:1", Env: []string{"HEALTHCHECK_TCP_PORT=8080"}},
 		{Image: "checked:1", Alias: "db", Env: []string{"GREETING=hello"}},
 		{Image: dockertest.Image, Alias: "idle", Command: []string{"sleep", "600"}},
 	}
@@ -31,7 +34,7 @@ func TestABuildReachesItsServicesByTheirNames(t *testing.T) {
 	c := start(t, cfg)
 	all, err := d.Client.ContainerList(t.Context(), client.ContainerListOptions{})
 	require.NoError(t, err)
-	require.Len(t, all.Items, 5)
+	require.Len(t, all.Items, 6)
 	for _, one := range all.Items {
 		told, err := d.Client.ContainerInspect(t.Context(), one.ID, client.ContainerInspectOptions{})
 		require.NoError(t, err)
