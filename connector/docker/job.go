@@ -149,7 +149,7 @@ func (r *jobReader) services(n *yaml.Node) {
 			r.each(n, "a service", map[string]func(*yaml.Node){
 				"name":       func(n *yaml.Node) { s.Image = r.text(n, "name") },
 				"alias":      func(n *yaml.Node) { s.Alias = r.text(n, "alias") },
-				"entrypoint": func(n *yaml.Node) { s.Entrypoint = noEmpty(r.texts(n, "entrypoint")) },
+				"entrypoint": func(n *yaml.Node) { s.Entrypoint = r.texts(n, "entrypoint") },
 				"command":    func(n *yaml.Node) { s.Command = r.texts(n, "command") },
 				"variables":  func(n *yaml.Node) { s.Env = r.env(n) },
 			})
@@ -161,7 +161,8 @@ func (r *jobReader) services(n *yaml.Node) {
 	}
 }
 
-// noEmpty drops the empty program of entrypoint: [""], which stands for an image without one.
+// noEmpty drops the empty program of entrypoint: [""], which stands for an image without one: that of the steps is not
+// run in any case.
 func noEmpty(words []string) []string {
 	if len(words) == 1 && words[0] == "" {
 		return nil

@@ -32,16 +32,17 @@ services:
   - *db
   - name: redis:7
     alias: cache
+    entrypoint: [""]
     command: [redis-server, --save]
     variables: {A: b, N: 1}
 run: []
-`, "\n\n\n\n\n\n\n\n\n\n\nrun: []\n",
+`, "\n\n\n\n\n\n\n\n\n\n\n\nrun: []\n",
 			&docker.Spec{
 				Image: "postgres:17", Pull: docker.PullAlways, User: "1000", Platform: "linux/arm64",
 				Services: []docker.Service{
 					{Image: "postgres:17"},
 					{
-						Image: "redis:7", Alias: "cache", Command: []string{"redis-server", "--save"},
+						Image: "redis:7", Alias: "cache", Entrypoint: []string{""}, Command: []string{"redis-server", "--save"},
 						Env: []string{"A=b", "N=1"},
 					},
 				},

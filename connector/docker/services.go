@@ -38,7 +38,8 @@ type Service struct {
 	Image string
 	// Alias is its host name for the build. If empty, the last part of the image's name.
 	Alias string
-	// Entrypoint and Command replace the image's. If empty, the image says.
+	// Entrypoint and Command replace the image's. If empty, the image says. An Entrypoint of one empty word is none: the
+	// Command is run by itself.
 	Entrypoint, Command []string
 	// Env is added to the image's environment, as KEY=VALUE.
 	Env []string

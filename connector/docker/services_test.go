@@ -22,8 +22,11 @@ func TestABuildReachesItsServicesByTheirNames(t *testing.T) {
 	d.Load(t, "unchecked:1", `CMD ["sleep", "600"]`, "HEALTHCHECK NONE")
 	// Symptom: a service that does not listen at each port of its image, as rabbitmq does not by default, was never ready.
 	d.Load(t, "half:1", "EXPOSE 8080 8443", `CMD ["httpd", "-f", "-p", "8080", "-h", "/etc"]`)
+	// Symptom: entrypoint: [""] of a service ran the entrypoint of its image.
+	d.Load(t, "entered:1", `ENTRYPOINT ["false"]`)
 	cfg := config(t, d)
 	cfg.Spec.Network, cfg.Spec.Services = "", []docker.Service{
+		{Image: "entered:1", Entrypoint: []string{""}, Command: []string{"sleep", "600"}},
 		{Image: "example.com/tools/web:1"},
 		{Image: "unchecked:1"},
 		{Image: "half:1", Env: []string{"HEALTHCHECK_TCP_PORT=8080"}},
@@ -34,7 +37,7 @@ func TestABuildReachesItsServicesByTheirNames(t *testing.T) {
 	c := start(t, cfg)
 	all, err := d.Client.ContainerList(t.Context(), client.ContainerListOptions{})
 	require.NoError(t, err)
-	require.Len(t, all.Items, 6)
+	require.Len(t, all.Items, 7)
 	for _, one := range all.Items {
 		told, err := d.Client.ContainerInspect(t.Context(), one.ID, client.ContainerInspectOptions{})
 		require.NoError(t, err)

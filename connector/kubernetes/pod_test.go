@@ -832,6 +832,17 @@ func TestTheKubeletReplacesNothingInTheWordsOfAJob(t *testing.T) {
 	require.Equal(t, map[string]any{"name": "PASSWORD", "value": "pa$$$$word$$(A)"}, db["env"].([]any)[1])
 }
 
+// Symptom: entrypoint: [""] of a service ran the entrypoint of its image.
+func TestAServiceWithoutEntrypointRunsItsCommandAlone(t *testing.T) {
+	pod, err := kubernetes.Manifest(kubernetes.Config{BuildID: "b1", Spec: kubernetes.Spec{
+		Image: "a", Services: []kubernetes.Service{{Image: "db", Entrypoint: []string{""}, Command: []string{"run", "x"}}},
+	}})
+	require.NoError(t, err)
+	db := pod["spec"].(map[string]any)["initContainers"].([]any)[1].(map[string]any)
+	require.Equal(t, []string{"run", "x"}, db["command"])
+	require.NotContains(t, db, "args")
+}
+
 // Symptom: the shell ran the step runner without its arguments, and the pod ended.
 func TestAShellAsEntrypointBecomesTheFirstProcess(t *testing.T) {
 	pod, err := kubernetes.Manifest(kubernetes.Config{

@@ -33,7 +33,8 @@ type Service struct {
 	// Alias is its host name for the build and, without dots, the name of its container. If empty, the last part of
 	// the image's name.
 	Alias string
-	// Entrypoint and Command replace the image's. If empty, the image's are used.
+	// Entrypoint and Command replace the image's. If empty, the image's are used. An Entrypoint of one empty word is
+	// none: the Command is run by itself.
 	Entrypoint, Command []string
 	// Env is added to the image's environment, as KEY=VALUE.
 	Env []string
@@ -125,11 +126,15 @@ func (s *Spec) addServices(pod, limits dict) []any {
 			}
 			in["resources"] = dict{"limits": own, "requests": nothing}
 		}
-		if len(one.Entrypoint) > 0 {
-			in["command"] = literal(one.Entrypoint)
+		command, args := one.Entrypoint, one.Command
+		if len(command) == 1 && command[0] == "" {
+			command, args = args, nil
 		}
-		if len(one.Command) > 0 {
-			in["args"] = literal(one.Command)
+		if len(command) > 0 {
+			in["command"] = literal(command)
+		}
+		if len(args) > 0 {
+			in["args"] = literal(args)
 		}
 		for _, entry := range literal(one.Env) {
 			key, value, _ := strings.Cut(entry, "=")
