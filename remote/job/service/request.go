@@ -62,7 +62,10 @@ func specOf(req *pb.RunRequest) (job.Spec, error) {
 	if req.GetStepsYaml() != "" {
 		spec.Places = lang.NewLocator(nameOf(req), []byte(req.GetStepsYaml()))
 	}
+	image := req.Image
+	req.Image = "" // the next manager of a build may see another name of its image
 	if spec.Digest, err = digest(req); err == nil && req.GetTrace() {
+		req.Image = image
 		spec.Trace, err = traceOf(req)
 	}
 	return spec, err

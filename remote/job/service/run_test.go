@@ -34,6 +34,9 @@ func TestRunIsIdempotent(t *testing.T) {
 	wg.Wait()
 	require.Equal(t, succeeded, h.end("1").GetStatus())
 	h.run(req)
+	// Symptom: the next manager of a build lost it if the image of its container had another name by then.
+	req.Image = "registry.test/other@sha256:1"
+	h.run(req)
 	data, err := os.ReadFile(count)
 	require.NoError(t, err)
 	require.Equal(t, "x\n", string(data))
