@@ -78,15 +78,35 @@ func Load(cfg ClusterConfig) (*Cluster, error) {
 	if c.base, _, err = rest.DefaultServerUrlFor(way); err != nil {
 		return nil, fmt.Errorf("read the kubeconfig: the server's address: %w", foreign(err))
 	}
-	if c.client, err = rest.HTTPClientFor(way); err != nil {
-		return nil, fmt.Errorf("read the kubeconfig: %w", foreign(err))
-	}
 	old := rest.CopyConfig(way)
 	old.NextProtos = []string{"http/1.1"}
-	if c.http1, err = rest.HTTPClientFor(old); err != nil {
-		return nil, fmt.Errorf("read the kubeconfig: %w", foreign(err))
+	for client, way := range map[**http.Client]*rest.Config{&c.client: way, &c.http1: old} {
+		transport, err := rest.TransportFor(way)
+		if err != nil {
+			return nil, fmt.Errorf("read the kubeconfig: %w", foreign(err))
+		}
+		*client = &http.Client{Transport: twice{transport}}
 	}
 	return c, nil
+}
+
+// twice is a transport that sends a request again if its login was refused: client-go then runs the exec plugin, or
+// reads the file of the token, for the next request only.
+type twice struct{ http.RoundTripper }
+
+func (t twice) RoundTrip(r *http.Request) (*http.Response, error) {
+	answer, err := t.RoundTripper.RoundTrip(r.Clone(r.Context())) // client-go sets the login in the request
+	if err != nil || answer.StatusCode != http.StatusUnauthorized {
+		return answer, err
+	}
+	again := r.Clone(r.Context())
+	if r.GetBody != nil {
+		if again.Body, err = r.GetBody(); err != nil {
+			return answer, nil //nolint:nilerr // the refusal is the result
+		}
+	}
+	_ = answer.Body.Close() // it is not needed
+	return t.RoundTripper.RoundTrip(again)
 }
 
 // Name returns the name of the kubeconfig's context, for people.

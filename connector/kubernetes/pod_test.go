@@ -192,6 +192,39 @@ func TestALoginThatExpiresInTheMiddleIsNamed(t *testing.T) {
 	lease.Release()
 }
 
+// Symptom: a plugin that does not tell when its token expires is run again after a refusal, which failed a build.
+func TestAPluginWhoseTokenHasExpiredIsRunAgain(t *testing.T) {
+	s := kubetest.Serve(t)
+	token := filepath.Join(t.TempDir(), "token")
+	write := func(text string) {
+		require.NoError(t, os.WriteFile(token, []byte(`{"kind": "ExecCredential", "apiVersion": `+
+			`"client.authentication.k8s.io/v1", "status": {"token": "`+text+`"}}`), 0o600))
+	}
+	write("old")
+	var expired atomic.Bool
+	s.Answer = func(w http.ResponseWriter, r *http.Request) bool {
+		refused := expired.Load() && r.Header.Get("Authorization") != "Bearer new"
+		if refused {
+			kubetest.Refuse(w, http.StatusUnauthorized, "Unauthorized")
+		}
+		return refused
+	}
+	text, err := os.ReadFile(s.Kubeconfig)
+	require.NoError(t, err)
+	plugin := fmt.Sprintf(
+		"exec: {apiVersion: client.authentication.k8s.io/v1, interactiveMode: Never, command: cat, args: [%q]}", token)
+	text = bytes.Replace(text, []byte("token: secret"), []byte(plugin), 1)
+	require.NoError(t, os.WriteFile(s.Kubeconfig, text, 0o600))
+	c := load(t, s)
+	_, err = c.Check(t.Context())
+	require.NoError(t, err)
+	write("new")
+	expired.Store(true)
+	rights, err := c.Rights(t.Context()) // by requests with a body
+	require.NoError(t, err)
+	require.True(t, rights[0].Allowed)
+}
+
 // A container that ran out of memory ends with all its processes.
 func TestTheEndOfThePodIsInTheErrorOfItsBuild(t *testing.T) {
 	s := kubetest.Serve(t)
