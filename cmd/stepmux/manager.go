@@ -247,8 +247,8 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 	if err == nil {
 		err = f.checkPods()
 	}
-	if err == nil && (f.spec.Image != "" || f.spec.Container != "") {
-		_, _, err = f.containerOrPod(nil)
+	if err == nil { // a job may name an image, and needs the other flags then
+		_, _, err = f.containerOrPod(&docker.Spec{Image: "image"})
 	}
 	if err == nil && f.onCluster() && f.ssh.listen != "" {
 		err = errors.New("--ssh-listen does not work with --kubernetes: a pod has no login")
