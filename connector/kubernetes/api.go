@@ -202,13 +202,20 @@ func passingExec() func(error) bool {
 	}
 }
 
-// persist repeats do until it succeeds, its error is not transient, or ctx ends. The error is then the last one of
-// do.
+// persist repeats do until it succeeds, its error is not transient, or ctx ends. The error is then ctx's cause, with
+// the last one of do.
 func persist(ctx context.Context, passes func(error) bool, do func() error) error {
 	for wait := firstPause; ; wait = min(2*wait, lastPause) {
 		err := do()
-		if err == nil || !passes(err) || ctx.Err() != nil || pause.For(ctx, wait) != nil {
+		if err == nil || !passes(err) {
 			return err
 		}
+		if pause.For(ctx, wait) == nil {
+			continue
+		}
+		if cause := context.Cause(ctx); !errors.Is(err, cause) {
+			return fmt.Errorf("%w; the last attempt: %w", cause, err)
+		}
+		return err
 	}
 }

@@ -888,6 +888,21 @@ func TestAShellAsEntrypointBecomesTheFirstProcess(t *testing.T) {
 		build["command"])
 }
 
+// Symptom: a build whose time ended while the cluster was away was a failure of the system, not a timeout.
+func TestAStartThatEndsWhileTheClusterIsAwaySaysWhyItEnded(t *testing.T) {
+	s := kubetest.Serve(t)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	stop := errors.New("stop")
+	s.Answer = func(w http.ResponseWriter, _ *http.Request) bool {
+		cancel(stop)
+		kubetest.Refuse(w, http.StatusServiceUnavailable, "etcd has no leader")
+		return true
+	}
+	_, err := kubernetes.Start(ctx, config(t, load(t, s)))
+	require.ErrorIs(t, err, stop)
+	require.ErrorContains(t, err, "etcd has no leader")
+}
+
 func TestStartCanBeCancelled(t *testing.T) {
 	s := kubetest.Serve(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
