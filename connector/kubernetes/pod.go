@@ -32,6 +32,8 @@ const (
 	defaultLife, deadlineSlack = 24 * time.Hour, 5 * time.Minute
 	// endGrace is how long a pod may take to end by itself, and how long to wait for the reason of its end.
 	endGrace = 5 * time.Second
+	// shortStop bounds Close if its ctx has ended.
+	shortStop = time.Second
 	// shakyTimeout is how long a pod may wait for a reason that may be transient.
 	shakyTimeout = 20 * time.Second
 	// maxPods is how many pods a build may use: one that fails because a part of its node restarted is replaced.
@@ -432,10 +434,16 @@ func limitText(limit int64) string {
 }
 
 // Close deletes the pod and waits until it is gone. When ctx ends or StopTimeout has passed, it returns an error that
-// names the pod; the pod then ends by itself, because nobody is attached. Idempotent: later calls wait for the first
-// and return its result. Calls that wait on a link return an error.
+// names the pod; the pod then ends by itself, because nobody is attached. If ctx has ended already, Close takes one
+// second for that. Idempotent: later calls wait for the first and return its result. Calls that wait on a link return
+// an error.
 func (p *Pod) Close(ctx context.Context) error {
 	p.closeOnce.Do(func() {
+		if ctx.Err() != nil { // the build is cut short: its job would go on for the linger
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), shortStop)
+			defer cancel()
+		}
 		ctx, cancel := context.WithTimeout(ctx, p.cfg.StopTimeout)
 		defer cancel()
 		if p.first != nil {

@@ -542,6 +542,17 @@ func TestAProgramThatCameIsNotBroughtAgain(t *testing.T) {
 	start(t, config(t, load(t, s)))
 }
 
+// Symptom: after a second Ctrl-C the job went on in its pod for the time of the linger.
+func TestAPodIsRemovedThoughItsBuildIsCutShort(t *testing.T) {
+	s := kubetest.Serve(t)
+	p, err := kubernetes.Start(t.Context(), config(t, load(t, s)))
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.NoError(t, p.Close(ctx))
+	require.Empty(t, s.Pods())
+}
+
 func TestCloseNamesThePodThatItCouldNotRemove(t *testing.T) {
 	s := kubetest.Serve(t)
 	s.Answer = func(w http.ResponseWriter, r *http.Request) bool {
