@@ -8,6 +8,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/docker"
@@ -131,10 +132,9 @@ func (e *Executor) startContainer(
 			Linger: into.Linger > 0, Logger: into.Logger,
 		}
 		if at != "" {
-			d.Container, d.link, err = docker.Attach(ctx, box, at)
-		} else {
-			d.Container, err = docker.Start(ctx, box)
+			return d, d.attach(ctx, box, at, into.Linger)
 		}
+		d.Container, err = docker.Start(ctx, box)
 		return d, err
 	})
 	if err != nil {
@@ -164,11 +164,26 @@ func (d *dockerPlace) Configure(cfg *connector.Config) {
 	cfg.Reconnect = d.reconnect
 }
 
-// reconnect makes another link to the container, with another lease.
-func (d *dockerPlace) reconnect(ctx context.Context) (connector.Lease, error) {
+// attach attaches to the container. If the connection to the VM is lost meanwhile, it tries again, for the time of the
+// linger.
+func (d *dockerPlace) attach(ctx context.Context, box docker.Config, at string, linger time.Duration) (err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, linger, errAway)
+	defer cancel()
+	for {
+		if d.Container, d.link, err = docker.Attach(ctx, box, at); err == nil || d.conn().Err() == nil {
+			return err
+		}
+		if again := d.renew(ctx); again != nil {
+			return errors.Join(err, again)
+		}
+	}
+}
+
+// renew takes another lease.
+func (d *dockerPlace) renew(ctx context.Context) error {
 	lease, err := d.again(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	d.mu.Lock()
 	before, closed := d.lease, d.closed
@@ -178,9 +193,17 @@ func (d *dockerPlace) reconnect(ctx context.Context) (connector.Lease, error) {
 	d.mu.Unlock()
 	if closed {
 		lease.Release()
-		return nil, ErrCleanedUp
+		return ErrCleanedUp
 	}
 	before.Release()
+	return nil
+}
+
+// reconnect makes another link to the container, with another lease.
+func (d *dockerPlace) reconnect(ctx context.Context) (connector.Lease, error) {
+	if err := d.renew(ctx); err != nil {
+		return nil, err
+	}
 	link, err := d.Reconnect(ctx)
 	if err != nil {
 		return nil, err

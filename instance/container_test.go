@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -246,6 +248,49 @@ func TestABuildInAContainerGoesOnInAnotherProcess(t *testing.T) {
 	requireReason(t, err, instance.RunnerSystemFailure, 0)
 	require.ErrorContains(t, err, "has ended (was the Docker daemon started anew?")
 	require.NoError(t, again.Cleanup(t.Context()))
+}
+
+// Symptom: a build in a container was lost if the connection broke just while the next manager came back to it.
+func TestTheWayBackToAContainerIsTriedAgain(t *testing.T) {
+	d, linger := dockertest.Start(t), time.Minute
+	v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+	proxy := sshtest.Proxy(t, v.Addr)
+	build := instance.Build{ID: "c8", Linger: &linger, Secret: strings.Repeat("s", 43), Container: inBusybox}
+	e := containersOn(t, v, d).Executor(build)
+	require.NoError(t, e.Prepare(t.Context()))
+	_, err := e.Connect(t.Context())
+	require.NoError(t, err)
+	vm, socket := e.Place()
+	require.NoError(t, e.Leave(t.Context()))
+
+	daemon, err := net.Listen("unix", filepath.Join(v.tmp, "docker"))
+	require.NoError(t, err)
+	defer daemon.Close()
+	go func() { // ends with the listener
+		for calls := 0; ; calls++ {
+			conn, err := daemon.Accept()
+			if err != nil {
+				return
+			}
+			if calls == 0 {
+				proxy.Cut()
+			}
+			to, err := net.Dial("unix", d.Socket)
+			if err != nil {
+				return
+			}
+			go func() { _, _ = io.Copy(to, conn); _ = to.(*net.UnixConn).CloseWrite() }()
+			go func() { _, _ = io.Copy(conn, to); _ = conn.Close() }()
+		}
+	}()
+	e = containersOn(t, v.via(t, proxy.Addr()), d, func(cfg *instance.Config) {
+		cfg.Docker.Socket = daemon.Addr().String()
+	}).Executor(build)
+	require.NoError(t, e.Resume(t.Context(), vm, socket))
+	require.NoError(t, e.Execute(t.Context(), connector.Job{Script: "true"}))
+	require.NoError(t, e.Cleanup(t.Context()))
+	require.Empty(t, e.Left())
+	require.Empty(t, d.Containers(t))
 }
 
 // Nobody is there to remove the container: it ends with its step runner, which ends with its linger.
