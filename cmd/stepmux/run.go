@@ -162,6 +162,9 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 	if err := f.checkPods(); err != nil {
 		return err
 	}
+	if f.onCluster() && cmd.Flags().Changed("linger") && f.linger == 0 {
+		return errors.New("--linger 0 does not work with --kubernetes: builds in pods linger")
+	}
 	if err := f.checkProject(); err != nil {
 		return err
 	}
