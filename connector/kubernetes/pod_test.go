@@ -697,6 +697,36 @@ func TestAServiceThatEndsIsTheBuildsError(t *testing.T) {
 	}
 }
 
+// Symptom: the end of a service was not noticed while its port was waited for. The build failed a minute later, without
+// the reason.
+func TestAServiceThatEndsBeforeItListensIsTheBuildsError(t *testing.T) {
+	s := kubetest.Serve(t)
+	cfg := config(t, load(t, s))
+	cfg.Spec.Services = []kubernetes.Service{{Image: "db", Alias: "localhost", Env: []string{"HEALTHCHECK_TCP_PORT=1"}}}
+	cfg.Spec.ServiceTimeout = 5 * time.Second
+	cfg.Log = writer(func(text []byte) {
+		if bytes.HasPrefix(text, []byte("service localhost: image")) {
+			s.SetStatus(s.Pods()[0], kubetest.Object{"phase": "Running", "containerStatuses": []any{kubetest.Object{
+				"name": "build", "state": kubetest.Object{"running": kubetest.Object{}},
+			}}, "initContainerStatuses": []any{kubetest.Object{
+				"name": "localhost", "ready": true, "state": kubetest.Object{"running": kubetest.Object{}},
+				"lastState": kubetest.Object{"terminated": kubetest.Object{"exitCode": 1, "message": "no password"}},
+			}}})
+		}
+	})
+	_, err := kubernetes.Start(t.Context(), cfg)
+	require.ErrorContains(t, err, "it ended: exit status 1; it said: no password")
+	require.Empty(t, s.Pods())
+}
+
+// writer is a log that is shown to a function.
+type writer func(text []byte)
+
+func (w writer) Write(text []byte) (int, error) {
+	w(text)
+	return len(text), nil
+}
+
 func TestRightsAreAskedForEachVerb(t *testing.T) {
 	s := kubetest.Serve(t)
 	s.Denied = []string{"create pods/exec", "list events"}

@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -180,11 +181,30 @@ func (p *Pod) awaitService(ctx context.Context, s *Service) error {
 		return err
 	}
 	at := net.JoinHostPort(s.alias(), strconv.Itoa(port))
+	ctx, stop := context.WithCancelCause(ctx)
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	defer stop(nil)
+	watching.Go(func() { stop(p.awaitServiceEnd(ctx, s)) })
 	err = persist(ctx, passingExec(), func() error { return p.awaitPort(ctx, at) })
 	if ctx.Err() != nil {
 		return fmt.Errorf("it accepts no connection at %s: %w", at, context.Cause(ctx))
 	}
 	return err
+}
+
+// awaitServiceEnd waits until the service or the pod has ended, and returns the reason.
+func (p *Pod) awaitServiceEnd(ctx context.Context, s *Service) error {
+	var end *termination
+	_, err := p.await(ctx, func(o *object) bool {
+		is := o.container(s.container())
+		end = is.lastEnd()
+		return end != nil
+	})
+	if err != nil {
+		return err
+	}
+	return p.because("it ended: "+end.text(), false)
 }
 
 // awaitPort waits until connections are accepted at an address in the pod.
