@@ -35,6 +35,7 @@ import (
 	"github.com/stepmux/stepmux/internal/kubetest"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
 // realCluster returns a cluster for builds.
@@ -141,8 +142,8 @@ run:
 			_, err := os.Stat(socket)
 			return err == nil
 		}, time.Minute, 10*time.Millisecond)
-		submit := osexec.Command(runnertest.Manager(t), "submit", "--manager", socket, "--wait", "--project",
-			filepath.Join(dir, "app"), "--artifacts", "dist", job)
+		submit := osexec.Command(runnertest.Manager(t), "submit", "--manager", socket, "--wait", "--trace",
+			"--project", filepath.Join(dir, "app"), "--artifacts", "dist", job)
 		var log sshtest.Log
 		var id bytes.Buffer
 		submit.Stdout, submit.Stderr = &log, &id
@@ -162,6 +163,14 @@ run:
 		text, err := os.ReadFile(filepath.Join(dir, "got/dist/out"))
 		require.NoError(t, err)
 		require.Equal(t, "from the project", string(text))
+		file := filepath.Join(dir, "trace.json")
+		out, err = osexec.Command(runnertest.Manager(t), "trace", "get", "--manager", socket, build, file).CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		kept, err := trace.Read(file)
+		require.NoError(t, err)
+		require.Equal(t, "failure", kept.Identity.Status)
+		require.Equal(t, 7, *kept.Identity.ExitCode)
+		require.Contains(t, kept.Identity.Runtime.Image, "sha256:")
 		require.Eventually(t, func() bool { return len(k.Phases(t)) == 0 }, time.Minute, 100*time.Millisecond)
 	})
 
@@ -286,6 +295,17 @@ subjects: [{kind: User, name: nobody, apiGroup: rbac.authorization.k8s.io}]
 			Steps: []byte("run: [{name: a, script: 'x=$(tail -c 200000000 /dev/zero | tr a b | sort | wc -c); echo $x'}]"),
 		}, &text)
 		t.Log(result, err, text.String())
+
+		// A container of the template runs on.
+		cfg.Spec.Template = append(cfg.Spec.Template, []byte(`  containers:
+  - {name: beside, image: `+kubetest.Image+`, imagePullPolicy: Never, command: [sleep, "600"]}
+`)...)
+		p = start(t, cfg)
+		c, _ = realConnect(t, p)
+		_, err = c.Execute(t.Context(), connector.Job{Script: "kill -TERM 1; sleep 600"}, io.Discard)
+		err = p.Explain(t.Context(), err)
+		require.ErrorContains(t, err, "container build: ")
+		t.Log(err)
 	})
 
 	t.Run("services", func(t *testing.T) {
@@ -294,7 +314,9 @@ subjects: [{kind: User, name: nobody, apiGroup: rbac.authorization.k8s.io}]
 			Image: kubetest.Image, Alias: "web", Command: []string{"sleep 1; httpd -f -p 18642 -h /etc"},
 			Entrypoint: []string{"sh", "-c"}, Env: []string{"HEALTHCHECK_TCP_PORT=18642"},
 		}, {
-			Image: kubetest.Image, Alias: "probed", Command: []string{"sh", "-c", "sleep 1; touch /ready; sleep 600"},
+			Image: kubetest.Image, Alias: "probed", Env: []string{"WORD=pa$$word$(HOME)"}, Command: []string{
+				"sh", "-c", `sleep 1; [ "$WORD" = 'pa$'"$"'word$(HOME)' ] && touch /ready; sleep 600`,
+			},
 		}}
 		cfg.Spec.Template = append(cfg.Spec.Template, []byte(`  initContainers:
   - name: probed
@@ -314,9 +336,10 @@ subjects: [{kind: User, name: nobody, apiGroup: rbac.authorization.k8s.io}]
 		require.NoError(t, c.Close(t.Context()))
 
 		cfg = realConfig(t, cluster)
-		cfg.Spec.Services = []kubernetes.Service{
-			{Image: kubetest.Image, Alias: "db", Command: []string{"sh", "-c", "echo no password; exit 4"}},
-		}
+		cfg.Spec.Services = []kubernetes.Service{{
+			Image: kubetest.Image, Alias: "db", Command: []string{"sh", "-c", "echo no password; exit 4"},
+			Env: []string{"HEALTHCHECK_TCP_PORT=18643"}, // else it may be ready before it ends
+		}}
 		_, err = kubernetes.Start(t.Context(), cfg)
 		require.ErrorContains(t, err, "it ended: exit status 4; it said: no password")
 		t.Log(err)
