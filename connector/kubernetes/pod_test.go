@@ -337,6 +337,7 @@ func TestAPodThatFailsForItsNodeGetsASuccessor(t *testing.T) {
 			"exitCode": 128, "reason": "StartError", "message": "ttrpc: closed",
 		}), 2},
 		"kubelet": {kubetest.Object{"phase": "Failed", "reason": "NodeAffinity"}, 2},
+		"full":    {kubetest.Object{"phase": "Failed", "reason": "OutOfcpu"}, 2},
 		"drained": {kubetest.Object{"phase": "Failed", "conditions": []any{kubetest.Object{
 			"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI",
 		}}}, 2},

@@ -153,7 +153,8 @@ func (o *object) ofNode() bool {
 			return true
 		}
 	}
-	return slices.Contains(endReasons, o.Status.Reason)
+	// A kubelet that lacks something refuses a pod for OutOfcpu, OutOfmemory or OutOfpods: the scheduler had not known.
+	return slices.Contains(endReasons, o.Status.Reason) || strings.HasPrefix(o.Status.Reason, "OutOf")
 }
 
 // ofNode reports whether the container ended without an exit of its process, or was not started, and its image is not
