@@ -372,6 +372,13 @@ func (p *Pod) startError(err error) error {
 func (p *Pod) Configure(cfg *connector.Config) {
 	cfg.Lease, cfg.VM, cfg.Linger = p.first, &connector.VM{}, p.cfg.Linger
 	cfg.Reconnect = func(ctx context.Context) (connector.Lease, error) {
+		// The Connector of a build that runs asks again. When it gives up, it tells why the last call failed.
+		limit := min(linkTimeout, p.cfg.Linger/2)
+		if _, bounded := ctx.Deadline(); !bounded {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeoutCause(ctx, limit, fmt.Errorf("no link to pod %s within %v", p.name, limit))
+			defer cancel()
+		}
 		l, err := p.reconnect(ctx)
 		if err != nil {
 			return nil, err

@@ -169,6 +169,30 @@ func TestAPodOfANodeThatIsDrainedSaysSo(t *testing.T) {
 	require.ErrorContains(t, err, "it was deleted (EvictionByEvictionAPI: Eviction API: evicting; container build: ")
 }
 
+// Symptom: the error of a build whose node was gone said only that its step runner could not be reached.
+func TestABuildWhoseNodeIsGoneSaysWhyItCannotBeReached(t *testing.T) {
+	s := kubetest.Serve(t)
+	var gone atomic.Bool
+	s.Answer = func(w http.ResponseWriter, r *http.Request) bool {
+		refused := gone.Load() && strings.HasSuffix(r.URL.Path, "/exec")
+		if refused {
+			kubetest.Refuse(w, http.StatusInternalServerError, "error dialing backend: no route to host")
+		}
+		return refused
+	}
+	cfg := config(t, load(t, s))
+	cfg.Linger = 4 * time.Second
+	p := start(t, cfg)
+	c := connect(t, s, p, nil)
+	log := &lines{on: func(int) {
+		gone.Store(true)
+		s.Cut()
+	}}
+	_, err := c.Execute(t.Context(), connector.Job{Steps: []byte("run: [{name: a, script: echo here; sleep 60}]")}, log)
+	require.ErrorContains(t, err, "its step runner could not be reached for 4s; last attempt: no link to pod "+p.Name())
+	require.ErrorContains(t, err, "the API server says: error dialing backend: no route to host")
+}
+
 // The build goes on in its pod for the time of its linger, in which its Connector asks again.
 func TestALoginThatExpiresInTheMiddleIsNamed(t *testing.T) {
 	s := kubetest.Serve(t)
