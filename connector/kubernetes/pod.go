@@ -235,6 +235,11 @@ func (p *Pod) create(ctx context.Context) error {
 		}
 		return err
 	})
+	if err != nil && isPassing(err) { // the answer of a call that made it may be lost
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), endGrace)
+		defer cancel()
+		return errors.Join(err, p.cluster.deletePod(last, p.name, ""))
+	}
 	if err != nil {
 		return err
 	}

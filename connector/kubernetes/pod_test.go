@@ -954,6 +954,27 @@ func TestAShellAsEntrypointBecomesTheFirstProcess(t *testing.T) {
 		build["command"])
 }
 
+// Symptom: a pod stayed if the answer to the call that made it was lost, and its build was canceled just then.
+func TestAPodWhoseAnswerWasLostIsRemovedWhenItsBuildIsCanceled(t *testing.T) {
+	s := kubetest.Serve(t)
+	text, err := os.ReadFile(s.Kubeconfig)
+	require.NoError(t, err)
+	_, server, _ := strings.Cut(string(text), "https://")
+	server, _, _ = strings.Cut(server, `"`)
+	proxy := sshtest.Proxy(t, server)
+	text = bytes.ReplaceAll(text, []byte(server), []byte(proxy.Addr()))
+	require.NoError(t, os.WriteFile(s.Kubeconfig, text, 0o600))
+	ctx, cancel := context.WithCancel(t.Context())
+	s.Fate = func(kubetest.Object) kubetest.Object {
+		cancel()
+		proxy.Cut()
+		return kubetest.Object{"phase": "Pending"}
+	}
+	_, err = kubernetes.Start(ctx, config(t, load(t, s)))
+	require.ErrorIs(t, err, context.Canceled)
+	require.Empty(t, s.Pods())
+}
+
 // Symptom: a build whose time ended while the cluster was away was a failure of the system, not a timeout.
 func TestAStartThatEndsWhileTheClusterIsAwaySaysWhyItEnded(t *testing.T) {
 	s := kubetest.Serve(t)

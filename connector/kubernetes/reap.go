@@ -92,9 +92,13 @@ func (o *object) left(now time.Time) bool {
 	return err == nil && !running && now.Sub(made) > time.Duration(wait)*time.Second+reapSlack
 }
 
-// deletePod deletes a pod. It does nothing if the pod is gone or another pod has its name.
+// deletePod deletes a pod. It does nothing if the pod is gone or another pod has its name, by its uid unless that is
+// empty.
 func (c *Cluster) deletePod(ctx context.Context, name, uid string) error {
-	body := dict{"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": dict{"uid": uid}, "gracePeriodSeconds": 1}
+	body := dict{"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 1}
+	if uid != "" {
+		body["preconditions"] = dict{"uid": uid}
+	}
 	_, err := c.call(ctx, fmt.Sprintf("remove pod %s", name), http.MethodDelete, c.podPath(name), nil, body, nil)
 	if isCode(err, http.StatusNotFound) || isCode(err, http.StatusConflict) {
 		return nil

@@ -387,7 +387,8 @@ func (s *Server) remove(w http.ResponseWriter, r *http.Request, name string) {
 	s.mu.Lock()
 	p := s.pods[name]
 	known := p != nil && !p.deleted
-	same := known && at(body, "preconditions")["uid"] == at(p.object, "metadata")["uid"]
+	uid := at(body, "preconditions")["uid"]
+	same := known && (uid == nil || uid == at(p.object, "metadata")["uid"])
 	s.mu.Unlock()
 	switch {
 	case !known:
