@@ -51,7 +51,8 @@ type Config struct {
 	// Log receives lines about the container for the build's log. If nil they are discarded.
 	Log io.Writer
 	// ReadyTimeout bounds the start of the container and of the step runner's relay, without the pull and without the wait
-	// for other containers that the Daemon is about to start. It also bounds each question to the daemon. If zero, 30s.
+	// for other containers that the Daemon is about to start. It also bounds each question to the daemon, and the time in
+	// which it takes nothing of a program that is uploaded. If zero, 30s.
 	ReadyTimeout time.Duration
 	// Linger means that the build may outlive its link: the container ends with its step runner, and Reconnect makes
 	// another link to it.
@@ -185,6 +186,10 @@ func (c *Container) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	volume, err := c.fill(ctx, bin, c.image.id)
+	if err != nil {
+		return err
+	}
 	done, err := c.cfg.Daemon.turn(ctx)
 	if err != nil {
 		return err
@@ -195,10 +200,6 @@ func (c *Container) start(ctx context.Context) error {
 	defer cancel()
 	whole, end := c.whole(ctx)
 	defer end()
-	volume, err := c.fill(whole, bin, c.image.id)
-	if err != nil {
-		return err
-	}
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}

@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"net"
 	"runtime"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
@@ -17,6 +19,7 @@ import (
 	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/internal/dockertest"
+	"github.com/stepmux/stepmux/internal/faultconn"
 	"github.com/stepmux/stepmux/internal/runnertest"
 )
 
@@ -192,18 +195,40 @@ func TestManyContainersStartAtOnce(t *testing.T) {
 }
 
 // `docker volume prune` removes the step runner's volume while no build runs.
-func TestAVolumeThatWasRemovedIsFilledAgain(t *testing.T) {
-	d := dockertest.Start(t)
-	cfg := config(t, d)
-	require.NoError(t, start(t, cfg).Close(t.Context()))
+// removeVolumes removes all volumes of a daemon.
+func removeVolumes(t *testing.T, d *dockertest.Daemon) {
+	t.Helper()
 	found, err := d.Client.VolumeList(t.Context(), client.VolumeListOptions{})
 	require.NoError(t, err)
 	for _, v := range found.Items {
 		_, err := d.Client.VolumeRemove(t.Context(), v.Name, client.VolumeRemoveOptions{})
 		require.NoError(t, err)
 	}
+}
+
+func TestAVolumeThatWasRemovedIsFilledAgain(t *testing.T) {
+	d := dockertest.Start(t)
+	cfg := config(t, d)
+	require.NoError(t, start(t, cfg).Close(t.Context()))
+	removeVolumes(t, d)
 	out, _ := run(t, start(t, cfg), "echo again")
 	require.Equal(t, "again\n", out)
+}
+
+// Symptom: over a link of 5 Mbit/s the program did not get onto a daemon within 30 s, so no build ran there.
+func TestAProgramMayTakeLongerThanReadyTimeout(t *testing.T) {
+	d := dockertest.Start(t)
+	removeVolumes(t, d)
+	cfg := config(t, d)
+	cfg.ReadyTimeout = 4 * time.Second // 21 MB take 7 s
+	cfg.Dial = func(ctx context.Context) (net.Conn, error) {
+		conn, err := d.Dial(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return faultconn.New(conn, faultconn.Config{Bandwidth: 3 << 20, Buffer: 256 << 10}), nil
+	}
+	start(t, cfg)
 }
 
 // An image may have a program where the step runner's volume is mounted. It does not get into the volume.

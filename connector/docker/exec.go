@@ -35,12 +35,12 @@ func (c *Container) enter(ctx context.Context, daemon facts) error {
 	case !one.State.Running || one.State.Paused:
 		return fmt.Errorf("%s: it does not run", op)
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, c.cfg.ReadyTimeout,
-		fmt.Errorf("the step runner was not ready within %v", c.cfg.ReadyTimeout))
-	defer cancel()
 	if err := c.prepare(ctx, daemon, one); err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeoutCause(ctx, c.cfg.ReadyTimeout,
+		fmt.Errorf("the step runner was not ready within %v", c.cfg.ReadyTimeout))
+	defer cancel()
 	c.say("container %.160s has image %.160s, %s", strings.TrimPrefix(one.Name, "/"), one.Config.Image, c.Image())
 	c.started = time.Now()
 	return c.startExec(ctx, op)
@@ -49,7 +49,9 @@ func (c *Container) enter(ctx context.Context, daemon facts) error {
 // prepare brings the program into a container that was there before.
 func (c *Container) prepare(ctx context.Context, daemon facts, one *container.InspectResponse) error {
 	c.entered = one.ID
-	if image, err := c.api.ImageInspect(ctx, one.Image); err == nil {
+	asking, cancel := c.api.asking(ctx)
+	defer cancel()
+	if image, err := c.api.ImageInspect(asking, one.Image); err == nil {
 		c.image = pictureOf(&image.InspectResponse)
 	} else { // it was removed while the container runs
 		c.image = picture{id: one.Image, platform: daemon.platform}

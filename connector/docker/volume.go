@@ -100,20 +100,22 @@ const forever = -1
 // fillNow fills the volume, unless it is full, by way of a container that never starts.
 func (c *Container) fillNow(ctx context.Context, bin *program.Binary, volume, image string) (err error) {
 	op := "put stepmux on the Docker daemon"
-	_, err = c.api.VolumeCreate(ctx, client.VolumeCreateOptions{Name: volume, Labels: map[string]string{
+	whole, end := c.whole(ctx)
+	defer end()
+	_, err = c.api.VolumeCreate(whole, client.VolumeCreateOptions{Name: volume, Labels: map[string]string{
 		labelProgram: bin.Platform(),
 	}})
 	if err != nil {
-		return c.api.failure(ctx, op, err)
+		return c.api.failure(whole, op, err)
 	}
-	made, err := c.api.ContainerCreate(ctx, client.ContainerCreateOptions{
+	made, err := c.api.ContainerCreate(whole, client.ContainerCreateOptions{
 		Config: &container.Config{Image: image, Labels: c.labels(image), Cmd: []string{programFile}},
 		HostConfig: &container.HostConfig{
 			NetworkMode: "none", Mounts: []mount.Mount{programMount(volume, false)},
 		},
 	})
 	if err != nil {
-		return c.api.failure(ctx, op, err)
+		return c.api.failure(whole, op, err)
 	}
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.StopTimeout)
@@ -124,9 +126,14 @@ func (c *Container) fillNow(ctx context.Context, bin *program.Binary, volume, im
 }
 
 // put puts the program into dir in a container, unless it is there. If whole, it makes dir and the directory of
-// sockets, too.
+// sockets, too. It may take long, but bytes must move.
 func (c *Container) put(ctx context.Context, id string, bin *program.Binary, dir string, whole bool) error {
 	const op = "put stepmux on the Docker daemon"
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	stall := c.cfg.ReadyTimeout
+	stalled := time.AfterFunc(stall, func() { stop(fmt.Errorf("the Docker daemon took nothing for %v", stall)) })
+	defer stalled.Stop()
 	mark := client.ContainerStatPathOptions{Path: dir + "/" + completeMark}
 	if _, err := c.api.ContainerStatPath(ctx, id, mark); err == nil {
 		return nil
@@ -138,13 +145,33 @@ func (c *Container) put(ctx context.Context, id string, bin *program.Binary, dir
 		at, dirs = "/", map[string]int64{home: 0o755, runDir: 0o1777, dir: 0o755}
 	}
 	archive := archiveOf(bin, strings.TrimPrefix(dir, at), dirs)
-	_, err := c.api.CopyToContainer(ctx, id, client.CopyToContainerOptions{DestinationPath: at, Content: archive})
+	_, err := c.api.CopyToContainer(ctx, id, client.CopyToContainerOptions{
+		DestinationPath: at, Content: progress{archive, func(all bool) {
+			if all { // the rest is in buffers on the way
+				stalled.Reset(4 * stall)
+			} else {
+				stalled.Reset(stall)
+			}
+		}},
+	})
 	_ = archive.Close() // it ends the goroutine that writes it
 	if err != nil {
 		return c.api.failure(ctx, op, err)
 	}
 	c.cfg.Logger.Info("stepmux put on the Docker daemon", "container", id, "in", dir, "took", time.Since(began))
 	return nil
+}
+
+// progress is a reader that calls moved after each Read.
+type progress struct {
+	io.Reader
+	moved func(all bool)
+}
+
+func (p progress) Read(text []byte) (int, error) {
+	n, err := p.Reader.Read(text)
+	p.moved(err != nil)
+	return n, err
 }
 
 // archiveOf returns a tar archive of directories, of a program in the directory under, and of its mark. Closing it ends
