@@ -889,6 +889,8 @@ spec:
 	init := spec["initContainers"].([]any)[0].(map[string]any)
 	require.Equal(t, true, init["securityContext"].(map[string]any)["runAsNonRoot"])
 	require.Equal(t, build["resources"], init["resources"])
+	// Symptom: it gave up after five minutes, while the program was still on its way.
+	require.Equal(t, []string{"sh", "600", "stepmux"}, init["command"].([]string)[3:])
 	require.Equal(t, map[string]any{
 		"name": "my-db", "image": "postgres:17", "restartPolicy": "Always", "imagePullPolicy": "Never",
 		"terminationMessagePolicy": "FallbackToLogsOnError", "command": []string{"run"}, "args": []string{"x"},

@@ -176,13 +176,14 @@ const (
 	volumeName          = "stepmux"
 )
 
-// initScript waits for the programs, which are uploaded by exec. It gives up if they do not come.
-const initScript = `mkdir -p ` + programDir + ` ` + runDir + ` && chmod 1777 ` + runDir + ` || exit
+// initScript waits for the programs, which are uploaded by exec. It gives up after $1 tenths of a second.
+const initScript = `most=$1; shift
+mkdir -p ` + programDir + ` ` + runDir + ` && chmod 1777 ` + runDir + ` || exit
 n=0
 for file; do
   until [ -e ` + programDir + `/"$file" ]; do
     n=$((n+1))
-    if [ $n -gt 3000 ]; then echo "nobody brought $file"; exit 1; fi
+    if [ $n -gt "$most" ]; then echo "nobody brought $file"; exit 1; fi
     sleep 0.1
   done
 done`
@@ -246,9 +247,10 @@ func (p *Pod) manifest(files []string) (dict, error) {
 			security["runAsGroup"], _ = strconv.Atoi(group)
 		}
 	}
+	wait := strconv.Itoa(int(p.cfg.StartTimeout.Seconds() * 10)) // as long as the manager tries
 	init := dict{
 		"name": initName, "image": cmp.Or(spec.InitImage, spec.Image),
-		"command":                  append([]string{"sh", "-c", initScript, "sh"}, files...),
+		"command":                  append([]string{"sh", "-c", initScript, "sh", wait}, files...),
 		"terminationMessagePolicy": "FallbackToLogsOnError",
 		"volumeMounts":             []any{dict{"name": volumeName, "mountPath": home}},
 		"securityContext":          maps.Clone(security),
