@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -112,15 +113,20 @@ func (f *sshFlags) register(fl *pflag.FlagSet) {
 	grouped(fl, sshGroup)
 }
 
-// open listens for SSH. It returns nil if the flags do not ask for that.
-func (f *sshFlags) open() (net.Listener, error) {
+func (f *sshFlags) check() error {
 	switch {
 	case f.listen == "" && (f.keys != "" || f.forward):
-		return nil, errors.New("--ssh-authorized-keys and --ssh-forward need --ssh-listen")
-	case f.listen == "":
+		return errors.New("--ssh-authorized-keys and --ssh-forward need --ssh-listen")
+	case f.listen != "" && f.keys == "":
+		return errors.New("--ssh-listen needs --ssh-authorized-keys")
+	}
+	return nil
+}
+
+// open listens for SSH. It returns nil if the flags do not ask for that.
+func (f *sshFlags) open() (net.Listener, error) {
+	if f.listen == "" {
 		return nil, nil
-	case f.keys == "":
-		return nil, errors.New("--ssh-listen needs --ssh-authorized-keys")
 	}
 	listener, err := net.Listen("tcp", f.listen)
 	if err != nil {
@@ -252,6 +258,9 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 	}
 	if err == nil && f.onCluster() && f.ssh.listen != "" {
 		err = errors.New("--ssh-listen does not work with --kubernetes: a pod has no login")
+	}
+	if err == nil {
+		err = cmp.Or(f.ssh.check(), f.doors.check())
 	}
 	if err != nil {
 		return err

@@ -39,13 +39,13 @@ type tcpDoors struct {
 	api, page net.Listener // nil if not requested
 }
 
-// open listens as the flags request.
-func (f *doorFlags) open() (d *tcpDoors, err error) {
+// check checks the flags, and completes the address of the page.
+func (f *doorFlags) check() error {
 	switch {
 	case (f.cert == "") != (f.key == ""):
-		return nil, errors.New("--tls-cert and --tls-key need each other")
+		return errors.New("--tls-cert and --tls-key need each other")
 	case f.api == "" && f.page == "" && (f.cert != "" || f.token != ""):
-		return nil, errors.New("--tls-cert and --token-file need --api-listen or --http-listen")
+		return errors.New("--tls-cert and --token-file need --api-listen or --http-listen")
 	}
 	if f.page != "" && !strings.Contains(f.page, ":") {
 		f.page = ":" + f.page
@@ -54,9 +54,14 @@ func (f *doorFlags) open() (d *tcpDoors, err error) {
 		f.page = "127.0.0.1" + f.page
 	}
 	if f.page != "" && f.token == "" && !isLoopback(f.page) {
-		return nil, fmt.Errorf("--http-listen %s: other machines can reach it: use --token-file, or an address of this "+
+		return fmt.Errorf("--http-listen %s: other machines can reach it: use --token-file, or an address of this "+
 			"machine alone, as in 127.0.0.1:8080", f.page)
 	}
+	return nil
+}
+
+// open listens as the flags request.
+func (f *doorFlags) open() (d *tcpDoors, err error) {
 	d = &tcpDoors{flags: f}
 	if f.api != "" {
 		if d.api, err = net.Listen("tcp", f.api); err != nil {
