@@ -26,6 +26,7 @@ import (
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/control"
 	"github.com/stepmux/stepmux/instance/manager"
+	"github.com/stepmux/stepmux/instance/manager/access"
 	"github.com/stepmux/stepmux/instance/metrics"
 	"github.com/stepmux/stepmux/internal/buildinfo"
 	"github.com/stepmux/stepmux/internal/endsignal"
@@ -261,6 +262,9 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 	}
 	if err == nil {
 		err = cmp.Or(f.ssh.check(), f.doors.check())
+	}
+	if err == nil && access.IsURL(cmp.Or(f.socket, ownSocket())) { // not shown: it may have a secret
+		err = errors.New("$" + managerVar + " is the URL of another manager: unset it, or name a socket with --socket")
 	}
 	if err != nil {
 		return err
