@@ -415,7 +415,7 @@ func writeBuilds(to io.Writer, list *pb.ListResponse) error {
 		result, took := "-", "-"
 		if r := b.GetResult(); r != nil {
 			result = cmp.Or(r.GetReason(), "success")
-			if r.GetReason() == string(instance.ScriptFailure) {
+			if r.GetReason() == string(instance.ScriptFailure) && r.GetExitCode() != 0 {
 				result = fmt.Sprintf("%s %d", result, r.GetExitCode())
 			}
 		}
