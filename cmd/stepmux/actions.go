@@ -12,13 +12,10 @@ import (
 )
 
 func newActionsCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	return withCommands(&cobra.Command{
 		Use:   "actions",
 		Short: "Download GitHub Actions for jobs that run without github.com",
-		Args:  arguments(),
-	}
-	cmd.AddCommand(newActionsVendorCommand())
-	return cmd
+	}, newActionsVendorCommand())
 }
 
 func newActionsVendorCommand() *cobra.Command {

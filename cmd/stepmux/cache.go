@@ -82,7 +82,7 @@ Exit codes:
   3        a cache or a VM failed
   130      interrupted (Ctrl-C)`,
 		Example: "  stepmux cache " + verb + "\n  stepmux cache " + verb + " --inventory fleet.yml",
-		Args:    cobra.NoArgs,
+		Args:    arguments(),
 		RunE:    f.run,
 	}
 	fl := cmd.Flags()
