@@ -38,7 +38,7 @@ func main() {
 	}
 	fmt.Fprintln(os.Stderr, err)
 	if failed, ok := errors.AsType[*instance.BuildError](err); ok && failed.Reason == instance.ScriptFailure {
-		os.Exit(failed.ExitCode) // stop has nothing to do any more
+		os.Exit(max(failed.ExitCode, 1)) // a step may fail without an exit code; stop has nothing to do any more
 	}
 	os.Exit(2)
 }
