@@ -87,21 +87,21 @@ type Job struct {
 	// steps is a YAML document with a run: list, and steps_file its name in messages, of at most 4095 bytes.
 	Steps     []byte `protobuf:"bytes,1,opt,name=steps,proto3" json:"steps,omitempty"`
 	StepsFile string `protobuf:"bytes,2,opt,name=steps_file,json=stepsFile,proto3" json:"steps_file,omitempty"`
-	// variables are the job's variables, which expressions know as vars and job.
+	// variables are the job's variables. Expressions read them as vars.NAME and job.NAME.
 	Variables []*Variable `protobuf:"bytes,3,rep,name=variables,proto3" json:"variables,omitempty"`
-	// timeout ends the build as failed when it has had its slot for so long. Not set: never.
+	// timeout is how long the build may take, counted from its slot; then it fails. Not set: no bound.
 	Timeout *durationpb.Duration `protobuf:"bytes,4,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	// pass_env says which variables of the VM's environment reach the steps; see stepmux run --pass-env.
 	PassEnv []string `protobuf:"bytes,5,rep,name=pass_env,json=passEnv,proto3" json:"pass_env,omitempty"`
-	// unsafe_exports says what becomes of exports such as LD_PRELOAD: drop, refuse or allow. Empty: drop.
+	// unsafe_exports is the treatment of exports such as LD_PRELOAD: drop, refuse or allow. Empty: drop.
 	UnsafeExports string `protobuf:"bytes,6,opt,name=unsafe_exports,json=unsafeExports,proto3" json:"unsafe_exports,omitempty"`
-	// project is the SHA-256, in hexadecimal, of an archive that KeepProject has: the build has its files in its work
-	// directory. project_bytes is the length of the archive.
+	// project is the SHA-256, in hexadecimal, of an archive that was sent by KeepProject. It is unpacked into the build's
+	// work directory. project_bytes is the length of the archive.
 	Project      string `protobuf:"bytes,7,opt,name=project,proto3" json:"project,omitempty"`
 	ProjectBytes int64  `protobuf:"varint,8,opt,name=project_bytes,json=projectBytes,proto3" json:"project_bytes,omitempty"`
 	// artifacts are patterns of files in the work directory that are kept when the build has ended.
 	Artifacts []string `protobuf:"bytes,9,rep,name=artifacts,proto3" json:"artifacts,omitempty"`
-	// labels are those of the VM. None has them: INVALID_ARGUMENT.
+	// labels are labels that the build's VM must have. If no VM has them all, Submit fails with INVALID_ARGUMENT.
 	Labels map[string]string `protobuf:"bytes,10,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// retry_lost lets the build run again, up to twice, if its VM or the way to it is lost while it runs.
 	RetryLost bool `protobuf:"varint,11,opt,name=retry_lost,json=retryLost,proto3" json:"retry_lost,omitempty"`
@@ -440,7 +440,7 @@ type Build struct {
 	Submitted *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=submitted,proto3" json:"submitted,omitempty"`
 	Started   *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=started,proto3" json:"started,omitempty"`
 	EndedAt   *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
-	// canceled says that its end was asked for.
+	// canceled is true if Cancel was called for the build.
 	Canceled bool `protobuf:"varint,8,opt,name=canceled,proto3" json:"canceled,omitempty"`
 	// result is set for a build that has ended.
 	Result *Result `protobuf:"bytes,9,opt,name=result,proto3" json:"result,omitempty"`
@@ -802,7 +802,7 @@ func (x *ListResponse) GetRunning() int64 {
 type FollowRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// offset is the position of the first byte that is wanted. If it is negative: so many bytes before the end.
+	// offset is the position of the first byte to send. A negative offset counts from the end of the log.
 	Offset        int64 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
 	Follow        bool  `protobuf:"varint,3,opt,name=follow,proto3" json:"follow,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1559,7 +1559,7 @@ type ReserveRequest struct {
 	// lease names the lease, uniquely: "lease-" and 1 to 40 of a-z 0-9 -. The same name again is the same lease. Empty: a
 	// new one is made.
 	Lease string `protobuf:"bytes,1,opt,name=lease,proto3" json:"lease,omitempty"`
-	// labels are those that the VM must have, and instance is the ID of the only VM that will do. Empty: any.
+	// labels are labels that the VM must have. instance is the ID of the VM to use; empty: any VM.
 	Labels   map[string]string `protobuf:"bytes,2,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Instance string            `protobuf:"bytes,3,opt,name=instance,proto3" json:"instance,omitempty"`
 	// limit ends the lease. Not set, or more than a week: a week.
@@ -2156,7 +2156,8 @@ type ExecResponse_Exit struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// code is the command's exit code, 128 and the signal's number if a signal ended it.
 	Code int32 `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`
-	// error is set if the command did not run, or not to its end, without a fault of its own. code means nothing then.
+	// error is set if the VM or the connection failed, so that the command did not start or its end is unknown. Ignore
+	// code then.
 	Error         string `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -60,27 +60,28 @@ type ManagerClient interface {
 	Audit(ctx context.Context, in *AuditRequest, opts ...grpc.CallOption) (*AuditResponse, error)
 	// Status describes the manager and its VMs.
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error)
-	// Drain lets VMs take no new builds.
+	// Drain stops VMs from taking new builds.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
 	// Undrain undoes Drain.
 	Undrain(ctx context.Context, in *UndrainRequest, opts ...grpc.CallOption) (*UndrainResponse, error)
-	// KeepProject keeps the archive of a project for builds that are submitted later. The first request names it. The
-	// answer says how many bytes are wanted: none if it is there. The other requests have these, and the answer after the
-	// last byte says that the archive is on disk.
+	// KeepProject stores the archive of a project for builds that are submitted later. The first request names the archive.
+	// Its answer has the number of bytes to send: 0 if the manager has the archive. The next requests carry these bytes. A
+	// second answer, after the last byte, confirms that the archive is on disk.
 	KeepProject(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[KeepProjectRequest, KeepProjectResponse], error)
-	// Artifacts streams the archive of a build's artifacts, tar in zstd, or its trace, JSON. It is foreign data. A build
-	// without, or of which that is not kept any more, is NOT_FOUND.
+	// Artifacts streams the archive of a build's artifacts, tar in zstd, or its trace, JSON. The data is untrusted.
+	// NOT_FOUND: the build has not ended, it made none, or they are not kept any more.
 	Artifacts(ctx context.Context, in *ArtifactsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ArtifactsResponse], error)
-	// Reserve gives the caller a slot on a VM: a lease. It streams the place in the queue while it waits, and ends with the
-	// lease, which is on disk then: a manager that is started anew keeps it. If the call ends before that there is no lease.
-	// The lease ends with Release, with its limit, and with the process that holds it.
+	// Reserve gives the caller a slot on a VM: a lease. While the caller waits for the slot, answers carry its place in the
+	// queue. The last answer carries the lease. The lease is then on disk and outlives a restart of the manager. If the call
+	// ends before the last answer, there is no lease. A lease ends with Release, when its limit is over, or when the process
+	// that holds it ends (with_parent).
 	Reserve(ctx context.Context, in *ReserveRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReserveResponse], error)
 	// Exec runs a command on the VM of a lease. The first message has start, the others input, end_input or a signal. The
-	// answers have output, and the last one the exit. If the call ends before, the command gets SIGTERM and, 10 s later,
-	// SIGKILL. A lease that the manager does not know is NOT_FOUND.
+	// answers carry output, and the last one exit. If the call ends before the command, the command gets SIGTERM and, 10 s
+	// later, SIGKILL. NOT_FOUND: the manager does not know the lease.
 	Exec(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ExecRequest, ExecResponse], error)
-	// Release ends a lease: its commands end, and the slot is free. A lease that has ended is no error. UNAVAILABLE: the
-	// manager ends, and the next one may have the lease.
+	// Release ends a lease: its commands end, and the slot is free. It succeeds if the lease has already ended. UNAVAILABLE:
+	// the manager shuts down; repeat the call, because the next manager may have the lease.
 	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseResponse, error)
 }
 
@@ -287,27 +288,28 @@ type ManagerServer interface {
 	Audit(context.Context, *AuditRequest) (*AuditResponse, error)
 	// Status describes the manager and its VMs.
 	Status(context.Context, *StatusRequest) (*StatusResponse, error)
-	// Drain lets VMs take no new builds.
+	// Drain stops VMs from taking new builds.
 	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
 	// Undrain undoes Drain.
 	Undrain(context.Context, *UndrainRequest) (*UndrainResponse, error)
-	// KeepProject keeps the archive of a project for builds that are submitted later. The first request names it. The
-	// answer says how many bytes are wanted: none if it is there. The other requests have these, and the answer after the
-	// last byte says that the archive is on disk.
+	// KeepProject stores the archive of a project for builds that are submitted later. The first request names the archive.
+	// Its answer has the number of bytes to send: 0 if the manager has the archive. The next requests carry these bytes. A
+	// second answer, after the last byte, confirms that the archive is on disk.
 	KeepProject(grpc.BidiStreamingServer[KeepProjectRequest, KeepProjectResponse]) error
-	// Artifacts streams the archive of a build's artifacts, tar in zstd, or its trace, JSON. It is foreign data. A build
-	// without, or of which that is not kept any more, is NOT_FOUND.
+	// Artifacts streams the archive of a build's artifacts, tar in zstd, or its trace, JSON. The data is untrusted.
+	// NOT_FOUND: the build has not ended, it made none, or they are not kept any more.
 	Artifacts(*ArtifactsRequest, grpc.ServerStreamingServer[ArtifactsResponse]) error
-	// Reserve gives the caller a slot on a VM: a lease. It streams the place in the queue while it waits, and ends with the
-	// lease, which is on disk then: a manager that is started anew keeps it. If the call ends before that there is no lease.
-	// The lease ends with Release, with its limit, and with the process that holds it.
+	// Reserve gives the caller a slot on a VM: a lease. While the caller waits for the slot, answers carry its place in the
+	// queue. The last answer carries the lease. The lease is then on disk and outlives a restart of the manager. If the call
+	// ends before the last answer, there is no lease. A lease ends with Release, when its limit is over, or when the process
+	// that holds it ends (with_parent).
 	Reserve(*ReserveRequest, grpc.ServerStreamingServer[ReserveResponse]) error
 	// Exec runs a command on the VM of a lease. The first message has start, the others input, end_input or a signal. The
-	// answers have output, and the last one the exit. If the call ends before, the command gets SIGTERM and, 10 s later,
-	// SIGKILL. A lease that the manager does not know is NOT_FOUND.
+	// answers carry output, and the last one exit. If the call ends before the command, the command gets SIGTERM and, 10 s
+	// later, SIGKILL. NOT_FOUND: the manager does not know the lease.
 	Exec(grpc.BidiStreamingServer[ExecRequest, ExecResponse]) error
-	// Release ends a lease: its commands end, and the slot is free. A lease that has ended is no error. UNAVAILABLE: the
-	// manager ends, and the next one may have the lease.
+	// Release ends a lease: its commands end, and the slot is free. It succeeds if the lease has already ended. UNAVAILABLE:
+	// the manager shuts down; repeat the call, because the next manager may have the lease.
 	Release(context.Context, *ReleaseRequest) (*ReleaseResponse, error)
 	mustEmbedUnimplementedManagerServer()
 }

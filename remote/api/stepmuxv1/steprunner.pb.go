@@ -423,27 +423,27 @@ type RunRequest struct {
 	CiScript string `protobuf:"bytes,6,opt,name=ci_script,json=ciScript,proto3" json:"ci_script,omitempty"`
 	// steps_yaml is a YAML document with a run: list, for type step; an alternative to steps.
 	StepsYaml string `protobuf:"bytes,20,opt,name=steps_yaml,json=stepsYaml,proto3" json:"steps_yaml,omitempty"`
-	// variables are the job's variables, which expressions know as vars and job. Their keys match
-	// ^[a-zA-Z_][a-zA-Z0-9_]*$ and differ. They are not in the environment of any step.
+	// variables are the job's variables. Expressions read them as vars.NAME and job.NAME; no step has them in its
+	// environment. Each key is unique and matches ^[a-zA-Z_][a-zA-Z0-9_]*$.
 	Variables []*Variable `protobuf:"bytes,21,rep,name=variables,proto3" json:"variables,omitempty"`
-	// timeout ends the job as failed when it has run for so long. Zero: the runner's own limit.
+	// timeout is how long the job may run; then it fails. Zero: the runner's own limit.
 	Timeout *durationpb.Duration `protobuf:"bytes,23,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	// grace is the time between SIGTERM and SIGKILL when the job is stopped. Zero: 10 s.
 	Grace *durationpb.Duration `protobuf:"bytes,24,opt,name=grace,proto3" json:"grace,omitempty"`
 	// trace asks for a trace of the job, for the method Trace.
 	Trace bool `protobuf:"varint,27,opt,name=trace,proto3" json:"trace,omitempty"`
-	// pass_env says which variables of the runner's own environment reach the steps: names, which pass in addition to a
-	// few that tell of the machine, the user and the proxies; "all" for all but those that look like secrets, or "none".
-	// A runner that was started with a policy of its own keeps to that.
+	// pass_env selects the variables of the runner's own environment that reach the steps: names, in addition to a few
+	// about the machine, the user and the proxies; or "all" except those that look like secrets; or "none". It has no
+	// effect on a runner that was started with a policy of its own.
 	PassEnv []string `protobuf:"bytes,28,rep,name=pass_env,json=passEnv,proto3" json:"pass_env,omitempty"`
-	// unsafe_exports says what becomes of exports that change every later program, such as LD_PRELOAD: drop (with a
-	// warning), refuse or allow. Empty: drop. A runner that was started with a policy of its own keeps to that.
+	// unsafe_exports is the treatment of exports that change every later program, such as LD_PRELOAD: drop (with a
+	// warning), refuse or allow. Empty: drop. It has no effect on a runner that was started with a policy of its own.
 	UnsafeExports string `protobuf:"bytes,29,opt,name=unsafe_exports,json=unsafeExports,proto3" json:"unsafe_exports,omitempty"`
 	// steps_file is the name that messages give steps_yaml, before a line and a column. Empty: steps_yaml.
 	StepsFile string `protobuf:"bytes,30,opt,name=steps_file,json=stepsFile,proto3" json:"steps_file,omitempty"`
-	// image is the image of the container in which the runner is, by its digest, for the trace. Empty: none, or not known.
+	// image is the digest of the image of the runner's container, for the trace. Empty: no container, or it is unknown.
 	Image string `protobuf:"bytes,31,opt,name=image,proto3" json:"image,omitempty"`
-	// may_fail names steps of the job that may fail: it goes on as if they had succeeded.
+	// may_fail names steps of the job that may fail: the job continues as if they had succeeded.
 	MayFail       []string `protobuf:"bytes,32,rep,name=may_fail,json=mayFail,proto3" json:"may_fail,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -831,7 +831,7 @@ type StepResult struct {
 	Message string `protobuf:"bytes,22,opt,name=message,proto3" json:"message,omitempty"`
 	// path has the names of the steps that lead to this one, itself the last. It is empty for the job.
 	Path []string `protobuf:"bytes,23,rep,name=path,proto3" json:"path,omitempty"`
-	// warnings say what was not as it should be.
+	// warnings describe what the job's author may not expect, such as an export that was dropped.
 	Warnings      []string `protobuf:"bytes,24,rep,name=warnings,proto3" json:"warnings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1331,18 +1331,18 @@ type Job struct {
 	StderrLen int64 `protobuf:"varint,24,opt,name=stderr_len,json=stderrLen,proto3" json:"stderr_len,omitempty"`
 	// timed_out is set when the job's timeout ended it.
 	TimedOut bool `protobuf:"varint,25,opt,name=timed_out,json=timedOut,proto3" json:"timed_out,omitempty"`
-	// system_failed is set when the machine failed the job, or the step runner itself, and not what the job does; also
-	// when the job was cancelled because the step runner ended.
+	// system_failed is set if the machine or the step runner failed, and not the job's own steps. It is also set if the job
+	// was cancelled because the step runner ended.
 	SystemFailed bool `protobuf:"varint,26,opt,name=system_failed,json=systemFailed,proto3" json:"system_failed,omitempty"`
 	// isolation is the level at which the job's commands ran: off, processes or private. Empty while the job runs, if no
 	// command could be started, and from a step runner without isolation.
 	Isolation string `protobuf:"bytes,27,opt,name=isolation,proto3" json:"isolation,omitempty"`
 	// isolation_reason says why isolation is off although the best level was wanted, or why it is empty.
 	IsolationReason string `protobuf:"bytes,28,opt,name=isolation_reason,json=isolationReason,proto3" json:"isolation_reason,omitempty"`
-	// cpu_seconds is the processor time, user and system, of all commands of the step runner so far, and of what descends
-	// from them. Like the next two it is set once the job has ended; 0 from a step runner that does not tell.
+	// cpu_seconds is the processor time, user and system, of all commands of the step runner so far and of their
+	// descendants. This field and the next two are set once the job has ended; 0 if the step runner does not report them.
 	CpuSeconds float64 `protobuf:"fixed64,29,opt,name=cpu_seconds,json=cpuSeconds,proto3" json:"cpu_seconds,omitempty"`
-	// peak_memory_bytes is the most memory that they had together; 0 if it is not known, as without a limit of memory.
+	// peak_memory_bytes is the most memory that they used together; 0 if unknown, as without a memory limit.
 	PeakMemoryBytes int64 `protobuf:"varint,30,opt,name=peak_memory_bytes,json=peakMemoryBytes,proto3" json:"peak_memory_bytes,omitempty"`
 	// largest_process_bytes is the largest resident memory of one of them that has ended.
 	LargestProcessBytes int64 `protobuf:"varint,31,opt,name=largest_process_bytes,json=largestProcessBytes,proto3" json:"largest_process_bytes,omitempty"`
