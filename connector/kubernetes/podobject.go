@@ -19,7 +19,6 @@ type object struct {
 		Name, UID, ResourceVersion string
 		CreationTimestamp          time.Time
 		DeletionTimestamp          *time.Time
-		Labels                     map[string]string
 		Annotations                map[string]string
 	}
 	Spec struct {
@@ -40,7 +39,7 @@ type containerStatus struct {
 	Ready         bool
 	State         struct {
 		Waiting    *struct{ Reason, Message string }
-		Running    *struct{ StartedAt time.Time }
+		Running    *struct{}
 		Terminated *termination
 	}
 	LastState struct {
@@ -61,7 +60,7 @@ type termination struct {
 }
 
 // The phases of a pod that are asked for.
-const phasePending, phaseSucceeded, phaseFailed = "Pending", "Succeeded", "Failed"
+const phaseSucceeded, phaseFailed = "Succeeded", "Failed"
 
 // ended reports whether the steps' container has ended, or the whole pod. Other containers may run on: those of the
 // template do, and services take their time to end.
@@ -252,7 +251,6 @@ func (c *Cluster) events(ctx context.Context, uid string) string {
 	var found struct {
 		Items []struct {
 			Type, Reason, Message string
-			LastTimestamp         *time.Time
 		}
 	}
 	query := url.Values{"fieldSelector": {"involvedObject.uid=" + uid}, "limit": {"100"}}

@@ -42,7 +42,7 @@ var shortGuestTime atomic.Int64
 func (m *Manager) ServeTCP(
 	ctx context.Context, listener net.Listener, cert tls.Certificate, token *access.Token,
 ) error {
-	d := &tcpDoor{m: m, token: token}
+	d := &tcpDoor{token: token}
 	secure := credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{cert}})
 	return m.serve(ctx, tcpListener{listener, d},
 		grpc.Creds(tcpCredentials{secure}), grpc.InTapHandle(d.admit), grpc.MaxHeaderListSize(maxHeaders),
@@ -51,7 +51,6 @@ func (m *Manager) ServeTCP(
 
 // tcpDoor counts the connections by TCP and asks for the token.
 type tcpDoor struct {
-	m     *Manager
 	token *access.Token
 
 	mu      sync.Mutex // guards the following

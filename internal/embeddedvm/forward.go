@@ -97,8 +97,6 @@ func (c *conn) forward(nch ssh.NewChannel, network, address string) {
 	if err != nil {
 		return // the connection is ending
 	}
-	c.server.count(func(s *Stat) { s.Forwards++; s.TotalForwards++ })
-	defer c.server.count(func(s *Stat) { s.Forwards-- })
 	c.bridge(ch, requests, target)
 }
 

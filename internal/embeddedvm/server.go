@@ -51,9 +51,6 @@ type Stat struct {
 	PeakSessions    int // the highest Sessions so far
 	TotalSessions   int // session channels ever accepted
 	RefusedSessions int // session channels refused because of MaxSessions
-
-	Forwards      int // channels to sockets open now
-	TotalForwards int // channels to sockets ever opened
 }
 
 // Start starts a VM with a new client key. The caller must call Close or Shutdown.

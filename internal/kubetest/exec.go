@@ -32,7 +32,6 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request, name string) {
 	}
 	s.mu.Lock()
 	s.execs[conn] = struct{}{}
-	s.count++
 	s.mu.Unlock()
 	defer func() {
 		s.mu.Lock()

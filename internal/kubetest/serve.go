@@ -58,7 +58,6 @@ type Server struct {
 	version int
 	changed chan struct{}
 	execs   map[io.Closer]struct{}
-	count   int // execs in all
 }
 
 type pod struct {
@@ -117,13 +116,6 @@ func (s *Server) Pods() []string {
 	}
 	slices.Sort(names)
 	return names
-}
-
-// Execs returns how many execs there were.
-func (s *Server) Execs() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.count
 }
 
 // Add adds a pod that never starts.

@@ -78,7 +78,7 @@ func Upload(ctx context.Context, client *transfer.Client, cfg UploadConfig) erro
 		as = "archive"
 	}
 	bodies := &bodies{
-		ctx: ctx, boundary: multipart.NewWriter(io.Discard).Boundary(), filename: name + extension,
+		boundary: multipart.NewWriter(io.Discard).Boundary(), filename: name + extension,
 		write: func(w io.Writer) error { return files.Write(ctx, w, format, cfg.Level) },
 	}
 	defer bodies.writers.Wait()
@@ -114,7 +114,6 @@ func (cfg UploadConfig) query() url.Values {
 // bodies makes the bodies of an upload, one for each attempt and redirect. Each has a goroutine that writes it and ends
 // when the body is closed.
 type bodies struct {
-	ctx      context.Context
 	boundary string
 	filename string
 	write    func(io.Writer) error

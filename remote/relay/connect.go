@@ -26,7 +26,7 @@ const leastMoved = 16 << 10
 // connect serves a connect request: it joins s and a socket.
 func (s *stream) connect(request *wire.RelayConnect) {
 	ctx, cancel := context.WithCancelCause(s.relay.life)
-	b := &bridge{stream: s, cancel: cancel, connected: make(chan struct{})}
+	b := &bridge{stream: s, connected: make(chan struct{})}
 	var up sync.WaitGroup
 	up.Go(func() { cancel(b.sendUp(ctx)) })
 	defer up.Wait()
@@ -71,8 +71,7 @@ func (s *stream) reach(ctx context.Context, request *wire.RelayConnect) (*net.Un
 // bridge joins a stream and a socket.
 type bridge struct {
 	*stream
-	cancel    context.CancelCauseFunc // closes conn
-	connected chan struct{}           // closed once conn and socket are set
+	connected chan struct{} // closed once conn and socket are set
 	conn      *net.UnixConn
 	socket    pipe.Raw // of conn
 }

@@ -25,16 +25,6 @@ const (
 	IgnoreRuntime Runtime = "ignore"
 )
 
-// ParseRuntime reads a Runtime.
-func ParseRuntime(text string) (Runtime, error) {
-	switch r := Runtime(text); r {
-	case ExactRuntime, WarnRuntime, IgnoreRuntime:
-		return r, nil
-	default:
-		return "", fmt.Errorf("runtime %.40q: use exact, warn or ignore", text)
-	}
-}
-
 // changedRuntime names the differences of the machine and of the programs. It leaves out programs in the job's
 // directory, because the job may make them, and in components, because they were checked already.
 func changedRuntime(id *trace.Identity, own trace.Runtime, paths *recording.Paths) (reasons []string) {

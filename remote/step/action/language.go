@@ -265,7 +265,7 @@ func (s *session) runJob(ctx context.Context) engine.Result {
 	if err != nil {
 		return engine.Failed(err)
 	}
-	s.job, s.github["workflow"], s.github["job"] = j, expression.String(j.workflow), expression.String(j.Name)
+	s.github["workflow"], s.github["job"] = expression.String(j.workflow), expression.String(j.Name)
 	s.inProject = c.Inputs[inputInProject].Truthy()
 	matrix, _ := c.Inputs[inputMatrix].Any().(map[string]any)
 	s.matrix = expression.New(matrix)
@@ -274,7 +274,7 @@ func (s *session) runJob(ctx context.Context) engine.Result {
 	}
 	l := &list{
 		session: s, specs: j.steps, steps: map[string]*state{}, env: map[string]string{}, shell: j.shell, dir: j.dir,
-		isJob: true, file: file,
+		file: file,
 	}
 	s.top = l
 	for _, e := range j.env {

@@ -26,8 +26,7 @@ type list struct {
 	inputs map[string]string
 	steps  map[string]*state // finished steps, by id in lower case
 	env    map[string]string // set by the steps around it
-	isJob  bool
-	failed bool // one of its steps has failed without continue-on-error
+	failed bool              // one of its steps has failed without continue-on-error
 	shell  string
 	dir    string
 	limit  time.Time // zero if there is no limit

@@ -30,7 +30,6 @@ type manifest struct {
 	image           string
 	args            []string // nil if the key is not there
 	env             []setting
-	line            int // of runs
 	hasPre, hasPost bool
 	asks            string // the version of node that it asks for
 }
@@ -95,7 +94,7 @@ func parseManifest(name string, text []byte) (*manifest, error) {
 				m.outputs = append(m.outputs, out)
 			}
 		case "runs":
-			runs, m.line = p.value, p.at.Line
+			runs = p.value
 		}
 	}
 	if r.err == nil && runs == nil {
@@ -190,13 +189,13 @@ func (m *manifest) runs(r *reader, n *yaml.Node) {
 
 // step is a step of a composite action or of a workflow's job.
 type step struct {
-	line                   int
-	id, name, condition    string
-	uses, run, shell, dir  string
-	with, env              []setting
-	mayFail, timeout       string // continue-on-error and timeout-minutes
-	loaded                 *loaded
-	conditionLine, runLine int
+	line                  int
+	id, name, condition   string
+	uses, run, shell, dir string
+	with, env             []setting
+	mayFail, timeout      string // continue-on-error and timeout-minutes
+	loaded                *loaded
+	conditionLine         int
 }
 
 // stepKeys are the keys that a step may have.
@@ -253,8 +252,6 @@ func (s *step) set(r *reader, p pair) {
 		return
 	case "if":
 		s.conditionLine = p.value.Line
-	case "run":
-		s.runLine = p.value.Line
 	}
 	*map[string]*string{
 		"id": &s.id, "name": &s.name, "if": &s.condition, "uses": &s.uses, "run": &s.run, "shell": &s.shell,

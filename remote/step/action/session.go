@@ -25,7 +25,6 @@ func newValue(text string) (expr.Value, error) { return expr.New(text) }
 type session struct {
 	*language
 	call   *engine.Call
-	job    *Job  // nil for an action
 	top    *list // of the job's steps
 	matrix expression.Value
 	// inProject says that the work directory has the user's project, which actions/checkout must not replace.

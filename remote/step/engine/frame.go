@@ -25,10 +25,9 @@ type frame struct {
 	given expr.Value
 	// outer is the frame of the list in which an inline definition stands. Its names are visible inside.
 	outer *frame
-	path  []string // names of the steps that lead to it; empty for the job
-	dir   string   // directory of the definition; its references are relative to it
-	root  string   // directory that references must not leave, or empty
-	env   []layer  // set by the job's text so far, the innermost last
+	dir   string  // directory of the definition; its references are relative to it
+	root  string  // directory that references must not leave, or empty
+	env   []layer // set by the job's text so far, the innermost last
 	// requests are the outside variables that the definition asks for. Nil means all of them.
 	requests []*pb.Spec_Requests
 	inputs   map[string]expr.Value

@@ -163,7 +163,7 @@ func (r *Runner) prepare(ctx context.Context, f *frame, s *pb.Step, res *StepRes
 	c := at.with(set, known)
 	c.limits = limited(c.limits, s.GetTimeout(), fmt.Sprintf("the step %q", res.Name))
 	g := &frame{
-		def: s.GetDefinition(), path: res.Path, dir: c.dir, root: c.root, env: c.env,
+		def: s.GetDefinition(), dir: c.dir, root: c.root, env: c.env,
 		requests: c.requests, inputs: c.inputs, limits: c.limits,
 		ran: map[string]*StepResult{},
 	}

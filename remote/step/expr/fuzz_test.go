@@ -83,7 +83,7 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		require.NoError(t, err)
-		require.True(t, tmpl.Lone())
+		require.NotNil(t, tmpl.lone)
 		v, err := e.Eval(nil)
 		w, errIn := tmpl.Eval(nil)
 		require.Equal(t, err == nil, errIn == nil)

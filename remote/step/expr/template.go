@@ -36,7 +36,9 @@ func (e *Expr) Eval(scope Scope) (_ Value, err error) {
 type Template struct {
 	text string
 	root node // a constant, or a mixed
-	lone node // the expression if there is only one, see Lone
+	// lone is the expression if the text is a single one: its value keeps its type. A line break after it is ignored,
+	// because YAML leaves one at the end of a block; but if the value is a string, it stays.
+	lone node
 	refs []Reference
 }
 
@@ -82,19 +84,6 @@ func ParseTemplate(text string) (_ *Template, err error) {
 		p.expect(closing)
 	}
 }
-
-// Literal returns the text if it has no expression, and false otherwise.
-func (t *Template) Literal() (string, bool) {
-	c, ok := t.root.(*constant)
-	if !ok {
-		return "", false
-	}
-	return c.value.str, true
-}
-
-// Lone reports whether the text is a single expression, so that its value keeps its type. A line break after it is
-// ignored, because YAML leaves one at the end of a block; but if the value is a string, it stays.
-func (t *Template) Lone() bool { return t.lone != nil }
 
 // References returns the uses of names of the scope, in the order of the text. The slice must not be changed.
 func (t *Template) References() []Reference { return t.refs }

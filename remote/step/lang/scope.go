@@ -14,7 +14,6 @@ import (
 
 // The names that expressions can read.
 const (
-	nameEnv        = "env"
 	nameInputs     = "inputs"
 	nameSteps      = "steps"
 	nameOutputFile = "output_file"

@@ -11,7 +11,6 @@ const (
 
 // Expression is a parsed expression. It is safe for concurrent use.
 type Expression struct {
-	text string
 	root node
 }
 
@@ -39,7 +38,7 @@ func Parse(text string, s Scope) (*Expression, error) {
 		return nil, err
 	}
 	if p.tok.kind == tokenEnd { // an empty expression is null
-		return &Expression{text, &literal{}}, nil
+		return &Expression{&literal{}}, nil
 	}
 	root, err := p.binary(0)
 	if err != nil {
@@ -51,7 +50,7 @@ func Parse(text string, s Scope) (*Expression, error) {
 	if depth(root) > maxDepth {
 		return nil, nowhere("Exceeded max expression depth %d", maxDepth)
 	}
-	return &Expression{text, root}, nil
+	return &Expression{root}, nil
 }
 
 // parser reads an expression by recursive descent.
