@@ -1,6 +1,7 @@
 package instance
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -43,16 +44,9 @@ func (e *Executor) place() place {
 func (e *Executor) Resume(ctx context.Context, instance, socket string) (err error) {
 	ctx, finish := bind(ctx, e.life, ErrCleanedUp)
 	defer finish(&err)
-	if e.Instance() != "" {
-		return errors.New("instance: Resume after Prepare")
-	}
-	s, err := e.provider.cfg.Group.occupy(e.build.ID, instance)
+	s, err := e.occupy(instance)
 	if err != nil {
 		return err
-	}
-	if !e.keep(func() { e.slot, e.started, e.resumed = s, time.Now(), true }) {
-		s.giveBack()
-		return ErrCleanedUp
 	}
 	if e.build.Placed != nil {
 		e.build.Placed(s.member.ID)
@@ -76,18 +70,24 @@ func (e *Executor) Resume(ctx context.Context, instance, socket string) (err err
 func (e *Executor) Occupy(instance string) (err error) {
 	ctx, finish := bind(context.Background(), e.life, ErrCleanedUp)
 	defer finish(&err)
+	_, err = e.occupy(instance)
+	return cmp.Or(err, ctx.Err())
+}
+
+// occupy takes the slot of a build that another process has begun.
+func (e *Executor) occupy(instance string) (*slot, error) {
 	if e.Instance() != "" {
-		return errors.New("instance: Occupy after Prepare")
+		return nil, errors.New("instance: Resume or Occupy after Prepare")
 	}
 	s, err := e.provider.cfg.Group.occupy(e.build.ID, instance)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if !e.keep(func() { e.slot, e.started, e.resumed = s, time.Now(), true }) {
 		s.giveBack()
-		return ErrCleanedUp
+		return nil, ErrCleanedUp
 	}
-	return ctx.Err()
+	return s, nil
 }
 
 // Leave is Cleanup for a lingering build that is to continue in another process: it ends nothing on the instance.

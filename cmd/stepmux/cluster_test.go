@@ -16,7 +16,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/instance/manager"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
@@ -110,7 +109,7 @@ func TestAClusterWhoseMembersAreKilledLosesNothing(t *testing.T) {
 		p.start()
 		t.Cleanup(p.kill)
 		members = append(members, p)
-		conn, err := manager.Dial(p.socket)
+		conn, err := pb.Dial(p.socket)
 		require.NoError(t, err)
 		t.Cleanup(func() { conn.Close() })
 		clients = append(clients, pb.NewManagerClient(conn))

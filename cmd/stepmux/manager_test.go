@@ -19,7 +19,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/crypto/ssh"
 
-	"github.com/stepmux/stepmux/instance/manager"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
@@ -148,7 +147,7 @@ func TestAManagerThatIsKilledLosesNothing(t *testing.T) {
 	}()
 	p.start()
 	defer p.kill()
-	conn, err := manager.Dial(p.socket)
+	conn, err := pb.Dial(p.socket)
 	require.NoError(t, err)
 	defer conn.Close()
 	client := pb.NewManagerClient(conn)

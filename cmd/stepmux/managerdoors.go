@@ -134,7 +134,7 @@ func (d *tcpDoors) serve(
 		if d.flags.token == "" {
 			pageToken = nil
 		}
-		conn, err := manager.Dial(socket)
+		conn, err := pb.Dial(socket)
 		if err != nil {
 			return nil, err
 		}

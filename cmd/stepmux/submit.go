@@ -25,7 +25,6 @@ import (
 	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/control"
-	"github.com/stepmux/stepmux/instance/manager"
 	"github.com/stepmux/stepmux/instance/manager/access"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/endsignal"
@@ -122,7 +121,7 @@ func (f *managerFlag) dial(ctx context.Context, path string) (*grpc.ClientConn, 
 		return nil, noManager(path, errors.Unwrap(errors.Unwrap(err)))
 	}
 	_ = probe.Close() // not needed any more
-	conn, err := manager.Dial(path)
+	conn, err := pb.Dial(path)
 	return conn, systemError(err)
 }
 

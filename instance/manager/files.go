@@ -254,12 +254,17 @@ func (m *Manager) checkLabels(labels map[string]string) error {
 	if slices.ContainsFunc(m.cfg.Group.Instances(), func(in instance.Instance) bool { return hasLabels(in, labels) }) {
 		return nil
 	}
-	var wanted []string
-	for _, name := range slices.Sorted(maps.Keys(labels)) {
-		wanted = append(wanted, name+"="+labels[name])
-	}
 	return status.Errorf(codes.InvalidArgument, "no VM has the labels %.200s; see labels in the inventory",
-		strings.Join(wanted, " "))
+		labelText(labels))
+}
+
+// labelText writes labels as NAME=VALUE, sorted.
+func labelText(labels map[string]string) string {
+	var all []string
+	for _, name := range slices.Sorted(maps.Keys(labels)) {
+		all = append(all, name+"="+labels[name])
+	}
+	return strings.Join(all, ",")
 }
 
 // hasLabels reports whether an instance has all labels.

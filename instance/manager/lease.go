@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -94,11 +93,7 @@ func (r *leaseRequest) check(group *instance.Group) error {
 	if len(r.labels) == 0 {
 		return fmt.Errorf("%w %.160q", instance.ErrUnknown, r.instance)
 	}
-	var texts []string
-	for _, name := range slices.Sorted(maps.Keys(r.labels)) {
-		texts = append(texts, name+"="+r.labels[name])
-	}
-	return fmt.Errorf("%w with the labels %.300q", instance.ErrUnknown, strings.Join(texts, ","))
+	return fmt.Errorf("%w with the labels %.300q", instance.ErrUnknown, labelText(r.labels))
 }
 
 // reserve waits for a slot and returns the lease once it is kept. fresh is false if there was one of that name before.

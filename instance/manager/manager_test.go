@@ -126,7 +126,7 @@ func (f *fleet) start(t *testing.T) *running {
 	require.NoError(t, err)
 	var serving sync.WaitGroup
 	serving.Go(func() { _ = m.Serve(context.Background(), listener) })
-	conn, err := manager.Dial(path)
+	conn, err := pb.Dial(path)
 	require.NoError(t, err)
 	stop := sync.OnceFunc(func() {
 		_ = conn.Close()
@@ -465,7 +465,7 @@ func (f *fleet) onSmallDisk(t *testing.T) (m *running, ended func()) {
 	listener, err := control.Listen(path, -1)
 	require.NoError(t, err)
 	go func() { _ = opened.Serve(context.Background(), listener) }() // until Shutdown
-	conn, err := manager.Dial(path)
+	conn, err := pb.Dial(path)
 	require.NoError(t, err)
 	return &running{ManagerClient: pb.NewManagerClient(conn), t: t, m: opened}, func() {
 		t.Helper()

@@ -58,9 +58,6 @@ func (m *Manager) serve(ctx context.Context, listener net.Listener, options ...g
 	return err
 }
 
-// Dial is managerv1.Dial.
-func Dial(path string) (*grpc.ClientConn, error) { return pb.Dial(path) }
-
 // service implements the service of package managerv1.
 type service struct {
 	pb.UnimplementedManagerServer
