@@ -341,10 +341,10 @@ func (c *Connector) Socket() string {
 func (c *Connector) Leave() { c.leaves.Store(true) }
 
 // Close ends the build on the VM: bridges first, then serve, then the lease. It waits until serve is gone. When ctx
-// ends or StopTimeout has passed, it gives up and returns an error; [Connector.Left] then lists what may be left.
-// After Close nothing more is written to Log, except for the last write that [buildlog.Log.Close] mentions. Waiting
-// calls of Connect and of bridges return ErrClosed or the error of the channel. Close is idempotent: later calls wait
-// for the first and return its result.
+// ends or StopTimeout has passed, it gives up and returns an error. Then, and after a lost connection,
+// [Connector.Left] lists what may be left. After Close nothing more is written to Log, except for the last write that
+// [buildlog.Log.Close] mentions. Waiting calls of Connect and of bridges return ErrClosed or the error of the channel.
+// Close is idempotent: later calls wait for the first and return its result.
 func (c *Connector) Close(ctx context.Context) error {
 	c.closeOnce.Do(func() {
 		c.mu.Lock()

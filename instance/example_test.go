@@ -41,7 +41,7 @@ func Example() {
 
 	ctx := context.Background()
 	build := provider.Executor(instance.Build{ID: "job-4711", Log: os.Stdout})
-	defer build.Cleanup(ctx) // nothing of the build is left when it returns
+	defer build.Cleanup(ctx) // ends the build on the VM; then build.Left says what may be left
 	if err := build.Prepare(ctx); err != nil {
 		panic(err)
 	}

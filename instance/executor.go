@@ -453,9 +453,9 @@ func (e *Executor) Left() []string {
 // Cleanup ends the build's processes on the instance and releases its slot. It may be called at any time, even while
 // the build runs, which then fails. It is idempotent. It waits until the step runner, the script and the commands of
 // clients are gone and the log is written, but no longer than until ctx ends, StopTimeout for the step runner, as long
-// again for its container or pod, and Grace and a second for the others. Its error names processes and files that may
-// be left on the instance. The slot is released before the log is written. After Cleanup the log is not written to,
-// except by a write that has not returned yet.
+// again for its container or pod, and Grace and a second for the others. Its error says what has not ended in time. It
+// may be nil although something is left, for example after a lost connection: see [Executor.Left]. The slot is released
+// before the log is written. After Cleanup the log is not written to, except by a write that has not returned yet.
 func (e *Executor) Cleanup(ctx context.Context) error {
 	caller := ctx
 	ctx, cancel := context.WithTimeout(ctx, e.provider.cfg.StopTimeout)

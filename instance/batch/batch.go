@@ -74,7 +74,7 @@ type Report struct {
 	// Waited is the time from the request for the build (in a batch, its place in the queue) to the slot. It is zero
 	// for a build that got no slot.
 	Waited time.Duration
-	// Cleanup is the error of ending the build on the VM; nil if its end was observed.
+	// Cleanup is the error of ending the build on the VM. It is nil after a lost connection, too: see Left.
 	Cleanup error
 	// Left lists what may be left of the build on the VM, or the reason why that is unknown. It is untrusted text.
 	Left []string
