@@ -151,7 +151,7 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 	options, err := cfg.takeLines(ctx, stdio.In)
 	if err != nil {
 		return fmt.Errorf("serve: %w", err)
-	} // for a socket path of our form
+	}
 	if cfg.Socket == "" {
 		return nil
 	}
