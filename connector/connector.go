@@ -81,7 +81,8 @@ type Config struct {
 	// BuildUser is the user that runs the build if the login is root: the name of a user of the VM, or a range of
 	// user ids, FIRST-LAST, of which each build gets one of its own. If empty, the login.
 	BuildUser string
-	// Limits bound all processes of the build together. If the VM cannot enforce them, the build fails.
+	// Limits bound all processes of the build together: Memory in bytes, PIDs the processes and threads, CPUs the
+	// processors (0.5 is half of one). A field of zero is no limit. If the VM cannot enforce them, the build fails.
 	Limits limits.Build
 	// ServeArgs are additional arguments for serve, such as --require-pinned. The VM's stepmux must know them.
 	ServeArgs []string
