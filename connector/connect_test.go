@@ -306,6 +306,14 @@ echo "step-runner is listening on socket $socket" >&2; read x; kill -KILL $$`), 
 	require.Contains(t, left[0], "unknown: steps end: ")
 }
 
+// The steps ran, and the script was left out without a word: the job succeeded.
+func TestAJobHasNotBothStepsAndAScript(t *testing.T) {
+	c, err := connector.New(connector.Config{Lease: &lease{}, VM: new(connector.VM), BuildID: "b1"})
+	require.NoError(t, err)
+	_, err = c.Execute(t.Context(), connector.Job{Steps: []byte("run: [{script: a}]"), Script: "b"}, nil)
+	require.ErrorAs(t, err, new(*connector.RequestError))
+}
+
 func TestNewRefusesWhatCannotWork(t *testing.T) {
 	good := connector.Config{Lease: &lease{}, VM: new(connector.VM), BuildID: "b1"}
 	for want, change := range map[string]func(*connector.Config){
