@@ -24,6 +24,7 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/step/mask"
 )
 
 const (
@@ -232,6 +233,7 @@ func (b *build) execute(
 	if !job.Resumed {
 		log.Begin()
 		stderr.Begin()
+		_ = hide(new(mask.Set), job.Vars, stderr.Remarks(b.c.closing)) // the step runner refuses more than it can mask
 	}
 	if job.Project != nil || job.Artifacts != nil {
 		if err := e.place(ctx, calls, pb.NewFilesClient(client), &b.c.cfg.VM.files); err != nil {

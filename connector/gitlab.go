@@ -38,7 +38,7 @@ type gitlabExecution struct {
 func (e *gitlabExecution) run(ctx, calls context.Context, end context.CancelCauseFunc) (Result, error) {
 	req, err := e.request()
 	if err == nil {
-		err = e.hide(calls)
+		err = hide(&e.secrets, e.job.Vars, e.log.Remarks(calls.Done()))
 	}
 	if err != nil {
 		return Result{}, err
@@ -86,14 +86,13 @@ func (e *gitlabExecution) masked(err error) error {
 	return err
 }
 
-// hide makes the values of masked variables secrets. The log names those that are too short to be masked.
-func (e *gitlabExecution) hide(calls context.Context) error {
-	says := e.log.Remarks(calls.Done())
-	for _, v := range e.job.Vars {
+// hide makes the values of masked variables secrets. says gets a line for each that is too short to be masked.
+func hide(secrets *mask.Set, vars []Variable, says io.Writer) error {
+	for _, v := range vars {
 		if !v.Masked || v.Value == "" {
 			continue
 		}
-		err := e.secrets.Add(v.Value)
+		err := secrets.Add(v.Value)
 		switch {
 		case errors.Is(err, mask.ErrShort):
 			fmt.Fprintf(says, "Variable %s is not masked: %v\n", v.Key, err)
