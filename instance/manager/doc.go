@@ -4,7 +4,7 @@
 // [Open] opens a state directory and returns a [Manager], which resumes the builds that run already, takes others from
 // the queue and answers the service of package managerv1. Queue, builds and logs are streams of NATS JetStream, whose
 // server is embedded and listens nowhere. Shutdown leaves running builds to the next manager, which goes on with them
-// as it does after a crash. [Dial] connects a client.
+// as it does after a crash. managerv1.Dial connects a client.
 //
 // With Config.NATS several managers share the streams of a NATS cluster, and a fleet, of which each uses some VMs at a
 // time: cluster.go has the rules.
