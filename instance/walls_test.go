@@ -15,6 +15,7 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/files"
@@ -179,6 +180,18 @@ func newScene(t testing.TB, level walls.Level, route connector.Route) *scene {
 		_, rest, _ := strings.Cut(s.out.String(), name+"=")
 		value, _, _ := strings.Cut(rest, "\n")
 		return value
+	}
+
+	if level == walls.Off { // an attack may kill the victim before it removes them
+		t.Cleanup(func() {
+			left, _ := filepath.Glob("/tmp/" + mark + "*") // the pattern is right
+			for _, file := range append(left, "/var/tmp/"+mark, "/dev/shm/"+mark) {
+				_ = os.Remove(file) // it may be gone
+			}
+			if id, err := strconv.Atoi(said("shm")); err == nil {
+				_, _ = unix.SysvShmCtl(id, unix.IPC_RMID, nil) // it may be gone
+			}
+		})
 	}
 
 	serve := servePID(t, s.vm, "victim")
