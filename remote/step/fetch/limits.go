@@ -21,6 +21,10 @@ const (
 	maxDepth   = 64   // parts of a path in a component
 	ratioFloor = 16 << 20
 	maxConfig  = 4 << 20 // bytes of an image's configuration
+
+	// nameSize and nameFloor bound the bytes of all paths and targets, which stay in memory: on average of an entry, and
+	// beyond that.
+	nameSize, nameFloor = 256, 1 << 20
 )
 
 // defaultLimits returns the limits in a cache of size bytes.

@@ -1,9 +1,12 @@
 package fetch
 
 import (
+	"archive/tar"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -44,6 +47,35 @@ func TestPartsOfThePathsOfLinksAreBounded(t *testing.T) {
 	w = linkWalk{links: all, limit: maxParts}
 	require.ErrorIs(t, w.check(ctx), ended)
 	require.Zero(t, w.parts)
+}
+
+// Symptom: 200,000 links with long paths and targets, a layer of a few MB, took a GB of memory.
+func TestLongPathsAndTargetsAreRefusedBeforeTheyTakeMemory(t *testing.T) {
+	long := strings.Repeat("x", 240)
+	for name, add := range map[string]func(w *treeWriter, i int) error{
+		"paths": func(w *treeWriter, i int) error {
+			return w.file(strings.Repeat(long+"/", 3)+long+strconv.Itoa(i), false, strings.NewReader(""))
+		},
+		"targets": func(w *treeWriter, i int) error {
+			return w.symlink(strconv.Itoa(i), strings.NewReader(strings.Repeat("x", maxTarget)))
+		},
+		"whiteouts": func(w *treeWriter, i int) error {
+			var b bytes.Buffer
+			name := strings.Repeat(long+"/", 3) + whiteout + strings.Repeat("x", 200) + strconv.Itoa(i)
+			require.NoError(t, tar.NewWriter(&b).WriteHeader(&tar.Header{Name: name, Format: tar.FormatPAX}))
+			return (&flattener{w: w, above: map[string]cover{}}).layer(tar.NewReader(&b))
+		},
+	} {
+		w, err := newTreeWriter(filepath.Join(fetchtest.CacheDir(t), "tree"), defaultLimits(defaultMaxBytes))
+		require.NoError(t, err)
+		defer w.close()
+		n := 0
+		for ; err == nil && n < 2000; n++ {
+			err = add(w, n)
+		}
+		require.ErrorContains(t, err, "the paths and links are longer than 256 bytes on average", name)
+		require.Greater(t, n, 200, name)
+	}
 }
 
 func TestLinksThatLeadByTooManyPartsAreRefused(t *testing.T) {

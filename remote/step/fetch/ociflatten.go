@@ -72,7 +72,11 @@ func (f *flattener) layer(archive *tar.Reader) error {
 		if name == "" || name == "." || h.Typeflag == tar.TypeXGlobalHeader { // a comment, as git archive writes it
 			continue
 		}
-		if err := checkPath(name); err != nil {
+		err = checkPath(name)
+		if err == nil { // also the paths of whiteouts and of hidden entries stay in memory
+			err = f.w.keeps(len(name) - nameSize)
+		}
+		if err != nil {
 			return entryError(name, err)
 		}
 		dir, base := path.Split(name)

@@ -31,6 +31,7 @@ type treeWriter struct {
 	links  map[string]string // the targets of links
 	folded map[string]string // paths by their lower-case form
 	total  int64
+	names  int       // bytes of paths and targets that more entries would have to make up for
 	git    *gitProof // proof of a commit's files
 }
 
@@ -91,12 +92,23 @@ func (w *treeWriter) add(name string) error {
 	if len(w.nodes)+len(w.dirs) > w.limits.entries {
 		return fmt.Errorf("there are more than %d entries", w.limits.entries)
 	}
+	if err := w.keeps(len(name) - nameSize); err != nil {
+		return err
+	}
 	key := strings.ToLower(strings.ToUpper(name))
 	if other, found := w.folded[key]; found && other != name {
 		return fmt.Errorf("its name differs from %q only by case", termtext.Short(other, 100))
 	}
 	w.folded[key] = name
 	return w.enter(parent)
+}
+
+// keeps counts the bytes of a path or of a target.
+func (w *treeWriter) keeps(n int) error {
+	if w.names += n; w.names > nameFloor {
+		return fmt.Errorf("the paths and links are longer than %d bytes on average", nameSize)
+	}
+	return nil
 }
 
 // enter opens the directory dir of the tree, unless it is open.
@@ -207,6 +219,9 @@ func (w *treeWriter) symlink(name string, r io.Reader) error {
 		}
 		if path.IsAbs(target) || outside(path.Join(path.Dir(name), target)) {
 			return errLeaves
+		}
+		if err := w.keeps(len(target)); err != nil {
+			return err
 		}
 		n.SHA256, n.Size = fmt.Sprintf("%x", sha256.Sum256(data)), int64(len(data))
 		w.links[name] = target
