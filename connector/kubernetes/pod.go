@@ -408,7 +408,8 @@ func (p *Pod) say(format string, args ...any) {
 	fmt.Fprintf(p.cfg.Log, format+"\n", args...) // a failed log ends the build by itself
 }
 
-// Explain adds to err the reason why the pod has ended, if it has or does so soon. ctx bounds the wait.
+// Explain adds to err the reason why the pod has ended, if it has or does so soon, or is being deleted. ctx bounds the
+// wait.
 func (p *Pod) Explain(ctx context.Context, err error) error {
 	timer := time.NewTimer(endGrace)
 	defer timer.Stop()
@@ -417,6 +418,11 @@ func (p *Pod) Explain(ctx context.Context, err error) error {
 		return fmt.Errorf("%w: %w", p.endError(), err)
 	case <-timer.C:
 	case <-ctx.Done():
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.seen.Metadata.DeletionTimestamp != nil { // its containers may take longer to end
+		return fmt.Errorf("%w: %w", p.because(p.seen.deletedText(), false), err)
 	}
 	return err
 }

@@ -169,6 +169,21 @@ func TestAPodOfANodeThatIsDrainedSaysSo(t *testing.T) {
 	require.ErrorContains(t, err, "it was deleted (EvictionByEvictionAPI: Eviction API: evicting; container build: ")
 }
 
+// Symptom: the step runner of a drained pod ends first. If the rest of the pod took more than five seconds to end, the
+// error did not tell of the drain.
+func TestAPodThatIsBeingDeletedIsNamedBeforeItHasEnded(t *testing.T) {
+	s := kubetest.Serve(t)
+	p := start(t, config(t, load(t, s)))
+	s.SetStatus(p.Name(), kubetest.Object{"phase": "Running", "conditions": []any{kubetest.Object{
+		"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "Eviction API: evicting",
+	}}})
+	s.Terminate(p.Name())
+	gone := errors.New("there is no such socket")
+	err := p.Explain(t.Context(), gone)
+	require.ErrorIs(t, err, gone)
+	require.ErrorContains(t, err, "it was deleted (EvictionByEvictionAPI: Eviction API: evicting)")
+}
+
 // Symptom: the error of a build whose node was gone said only that its step runner could not be reached.
 func TestABuildWhoseNodeIsGoneSaysWhyItCannotBeReached(t *testing.T) {
 	s := kubetest.Serve(t)

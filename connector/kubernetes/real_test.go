@@ -303,6 +303,7 @@ subjects: [{kind: User, name: nobody, apiGroup: rbac.authorization.k8s.io}]
 		p = start(t, cfg)
 		c, _ = realConnect(t, p)
 		_, err = c.Execute(t.Context(), connector.Job{Script: "kill -TERM 1; sleep 600"}, io.Discard)
+		_ = c.Close(t.Context()) // a link that was made meanwhile keeps the container
 		err = p.Explain(t.Context(), err)
 		require.ErrorContains(t, err, "container build: ")
 		t.Log(err)

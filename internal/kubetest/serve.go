@@ -162,6 +162,18 @@ func (s *Server) Delete(name string) {
 	}
 }
 
+// Terminate marks a pod as one that is being deleted, as a drain does. Its containers run on.
+func (s *Server) Terminate(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := s.pods[name]
+	now, meta := maps.Clone(p.object), maps.Clone(at(p.object, "metadata")) // others may read the old ones
+	meta["deletionTimestamp"] = time.Now().UTC().Format(time.RFC3339)
+	now["metadata"] = meta
+	p.object = now
+	s.changeLocked(p)
+}
+
 // SetStatus changes the status of a pod, as the kubelet does.
 func (s *Server) SetStatus(name string, status Object) {
 	s.mu.Lock()
