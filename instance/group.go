@@ -37,7 +37,7 @@ type Instance struct {
 	Jump *Instance
 	// Capacity is how many builds it takes at once (CapacityPerInstance). If zero, 1.
 	Capacity int
-	// MaxUses is how many builds it takes in all (MaxUseCount). If zero, any number.
+	// MaxUses is how many builds it takes in all (MaxUseCount), counted since this Group has it. If zero, any number.
 	MaxUses int
 	// Labels are matched by Build.Labels, and appear in Stat.
 	Labels map[string]string
