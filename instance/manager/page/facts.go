@@ -329,7 +329,7 @@ var numbers = regexp.MustCompile(`(0x)?[0-9a-f]*[0-9][0-9a-f]*`)
 // causeOf reduces a failure's text to the part that all failures with the same cause share.
 func causeOf(b *pb.Build) string {
 	r := b.GetResult()
-	if r.GetReason() == pb.ScriptFailure {
+	if r.GetReason() == pb.ScriptFailure && r.GetExitCode() != 0 {
 		return fmt.Sprintf("exit code %d", r.GetExitCode())
 	}
 	text := r.GetMessage()

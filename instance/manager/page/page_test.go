@@ -68,13 +68,15 @@ func TestFailuresAreGroupedByTheirCause(t *testing.T) {
 		failed("2-ab", "vm-2", "runner_system_failure", "connect to vm-2 at 10.0.0.2:22: refused", 0),
 		failed("3-ab", "vm-2", "script_failure", "step x", 7),
 		failed("4-ab", "vm-2", "job_canceled", "asked", 0), failed("5-ab", "vm-2", "", "", 0),
+		failed("6-ab", "vm-2", "script_failure", "step y: read output file", 0),
 	})
-	require.Equal(t, 5, f.Of)
+	require.Equal(t, 6, f.Of)
 	require.Len(t, f.System, 1)
 	require.Equal(t, 2, f.System[0].Count)
 	require.Equal(t, map[string]int{"vm-1": 1, "vm-2": 1}, f.System[0].VMs)
 	require.Contains(t, f.System[0].Cause, "refused")
 	require.Equal(t, "exit code 7", f.Scripts[0].Cause)
+	require.Equal(t, "step y: read output file", f.Scripts[1].Cause, "it was called exit code 0")
 	require.Len(t, f.Others, 1)
 }
 
