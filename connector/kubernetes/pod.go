@@ -456,12 +456,12 @@ func limitText(limit int64) string {
 // second for that. Idempotent: later calls wait for the first and return its result. Calls that wait on a link return
 // an error.
 func (p *Pod) Close(ctx context.Context) error {
+	if ctx.Err() != nil { // the build is cut short: its job would go on for the linger
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), shortStop)
+		defer cancel()
+	}
 	p.closeOnce.Do(func() {
-		if ctx.Err() != nil { // the build is cut short: its job would go on for the linger
-			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), shortStop)
-			defer cancel()
-		}
 		ctx, cancel := context.WithTimeout(ctx, p.cfg.StopTimeout)
 		defer cancel()
 		if p.first != nil {
