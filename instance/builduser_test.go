@@ -195,9 +195,7 @@ func TestBuildsOfARootLoginRunAsAUserByName(t *testing.T) {
 // runNamed runs the test on that machine.
 func runNamed(t *testing.T, id, group int) {
 	sshtest.RequirePart(t, "util-linux", "/usr/bin/unshare")
-	home, err := os.MkdirTemp("/home", "stepmux-test-") //nolint:usetesting // t.TempDir is where isolation hides
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, os.RemoveAll(home)) })
+	home := dirIn(t, "/home")
 	require.NoError(t, os.Chown(home, id, group))
 	passwd, err := os.ReadFile("/etc/passwd")
 	require.NoError(t, err)
@@ -233,9 +231,7 @@ func TestDockerByGroupWorksBehindWalls(t *testing.T) {
 	sshtest.RequirePart(t, "perl", "/usr/bin/perl")
 	v := rootSite(t)
 	const id, group = firstBuildID - 20, firstBuildID - 21
-	dir, err := os.MkdirTemp("/run", "stepmux-test-") //nolint:usetesting // t.TempDir is where isolation hides
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	dir := dirIn(t, "/run")
 	socket, home := filepath.Join(dir, "docker.sock"), filepath.Join(dir, "home")
 	require.NoError(t, errors.Join(os.Chmod(dir, 0o755), os.WriteFile(socket, nil, 0o600), os.Mkdir(home, 0o700),
 		os.Chown(home, id, id), unix.Mount(d.Socket, socket, "", unix.MS_BIND, "")))

@@ -140,7 +140,7 @@ func TestWorkDirectoryBelowAHiddenOneIsVisible(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, walls.Processes, connector.Relay)
 	job := script(walled + ` && pwd && echo text >file && ls /tmp`)
-	job.WorkDir = filepath.Join(t.TempDir(), "work")
+	job.WorkDir = filepath.Join(dirIn(t, "/tmp"), "work")
 	out := &sshtest.Log{}
 	require.NoError(t, build(sshtest.Within(t), s.p, "b1", job, out), "%s", out)
 	require.FileExists(t, filepath.Join(job.WorkDir, "file"))
@@ -159,7 +159,7 @@ func TestWorkDirectoryBelowAHiddenOneIsVisible(t *testing.T) {
 func TestHomeBelowTmpIsTheBuildsToo(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, walls.Processes, connector.Relay)
-	home := t.TempDir()
+	home := dirIn(t, "/tmp")
 	out, err := s.run(t, "b1", `cd; `+walled+` && export HOME=`+home+`; ls -d `+home, nil)
 	require.Error(t, err, "another directory of /tmp is hidden: %s", out)
 

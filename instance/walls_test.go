@@ -59,16 +59,19 @@ func newSite(t testing.TB, level walls.Level, route connector.Route, environ ...
 // newHome makes a directory in the user's home, which is mostly not below a directory that isolation hides.
 func newHome(t testing.TB) string {
 	t.Helper()
-	parent := ""
-	if self, err := user.Current(); err == nil {
-		parent = self.HomeDir
+	if self, err := user.Current(); err == nil && unix.Access(self.HomeDir, unix.W_OK) == nil {
+		return dirIn(t, self.HomeDir)
 	}
-	home, err := os.MkdirTemp(parent, "stepmux-test-") //nolint:usetesting // t.TempDir is where isolation hides
-	if err != nil {
-		return t.TempDir()
-	}
-	t.Cleanup(func() { require.NoError(t, rmtree.Remove(home)) }) // components of steps cannot be written
-	return home
+	return t.TempDir()
+}
+
+// dirIn makes a directory in parent, of which isolation hides some.
+func dirIn(t testing.TB, parent string) string {
+	t.Helper()
+	dir, err := os.MkdirTemp(parent, "stepmux-test-") //nolint:usetesting // its place matters
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, rmtree.Remove(dir)) }) // components of steps cannot be written
+	return dir
 }
 
 func copyFile(from, to string) error {

@@ -53,7 +53,7 @@ func newNATS(t *testing.T, n int) (servers []*natsProcess, urls string) {
 	for i := range n {
 		dir := t.TempDir()
 		config := fmt.Sprintf("server_name: n%d\nlisten: %q\nmax_payload: 8MB\n"+
-			"jetstream { store_dir: %q, sync_interval: always }\n"+
+			"jetstream { store_dir: %q, sync_interval: always, max_file_store: 1TB }\n"+
 			"cluster { name: c, listen: %q, routes: [%s] }\n", i, ports[n+i], dir, ports[i], strings.Join(routes, ", "))
 		file := filepath.Join(dir, "nats.conf")
 		require.NoError(t, os.WriteFile(file, []byte(config), 0o600))

@@ -36,8 +36,8 @@ func natsServer(t *testing.T) string {
 func newNATSServer(t *testing.T, port int) *server.Server {
 	t.Helper()
 	s, err := server.NewServer(&server.Options{
-		Host: "127.0.0.1", Port: port, JetStream: true, StoreDir: t.TempDir(), NoLog: true, NoSigs: true,
-		MaxPayload: 8 << 20,
+		Host: "127.0.0.1", Port: port, NoLog: true, NoSigs: true, MaxPayload: 8 << 20,
+		JetStream: true, StoreDir: t.TempDir(), JetStreamMaxStore: 1 << 40, // whatever the disk has
 	})
 	require.NoError(t, err)
 	t.Cleanup(func() {
