@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stepmux/stepmux/internal/pause"
@@ -48,7 +49,7 @@ type cluster struct {
 	id, host string        // of this manager
 	ttl      time.Duration // of leases
 	managers jetstream.KeyValue
-	claimed  jetstream.KeyWatcher // all changes of claims and drains
+	claimed  jetstream.KeyWatcher // all changes of claims and drains; nil if it is not open
 	leased   jetstream.KeyWatcher // and of leases
 	found    chan struct{}        // has an element if builds may be there to be resumed
 
@@ -89,19 +90,8 @@ func (m *Manager) joinCluster(ctx context.Context) (err error) {
 	if c.managers, err = m.store.bucket(ctx, managersBucket, c.ttl, 0); err != nil {
 		return fmt.Errorf("open the list of managers: %w", err)
 	}
-	for bucket, watch := range map[jetstream.KeyValue]*jetstream.KeyWatcher{
-		m.store.fleet: &c.claimed, c.managers: &c.leased,
-	} {
-		err := m.store.persist(ctx, func(context.Context) (err error) {
-			*watch, err = bucket.WatchAll(m.life) //nolint:contextcheck // it lasts as long as the manager
-			return err
-		})
-		if err != nil {
-			return fmt.Errorf("watch %s: %w", bucket.Bucket(), err)
-		}
-		if err := c.noteAll(ctx, *watch); err != nil {
-			return err
-		}
+	if err := m.store.persist(ctx, c.watch); err != nil {
+		return err
 	}
 	m.cluster = c
 	for c.life == "" {
@@ -150,14 +140,14 @@ func (c *cluster) run() {
 	defer end.Stop()
 	for {
 		select {
-		case entry, ok := <-c.claimed.Updates():
+		case entry, ok := <-updates(c.claimed):
 			if c.note(entry); !ok {
-				return // the connection was closed
+				c.claimed = nil // the next tick opens it again
 			}
 			continue
-		case entry, ok := <-c.leased.Updates():
+		case entry, ok := <-updates(c.leased):
 			if c.note(entry); !ok {
-				return
+				c.leased = nil
 			}
 			continue
 		case <-end.C:
@@ -172,16 +162,49 @@ func (c *cluster) run() {
 			limit = c.until
 		}
 		ctx, cancel := context.WithDeadline(c.m.takes, limit)
-		if err := c.renew(ctx); err != nil {
-			if c.m.takes.Err() == nil {
-				c.m.cfg.Logger.Warn("cannot renew the manager's lease", "error", err)
-			}
-		} else {
+		failed, err := "cannot renew the manager's lease", c.renew(ctx)
+		if err == nil {
 			end.Reset(time.Until(c.until))
+			failed, err = "cannot see what other managers do", c.watch(ctx)
+		}
+		switch {
+		case err == nil:
 			c.balance(ctx)
+		case c.m.takes.Err() == nil:
+			c.m.cfg.Logger.Warn(failed, "error", err)
 		}
 		cancel()
 	}
+}
+
+// watch opens the watches of claims and leases that are not open. The library closes one that it cannot make anew after
+// a break of the connection.
+func (c *cluster) watch(ctx context.Context) error {
+	for bucket, watch := range map[jetstream.KeyValue]*jetstream.KeyWatcher{
+		c.m.store.fleet: &c.claimed, c.managers: &c.leased,
+	} {
+		if *watch != nil {
+			continue
+		}
+		opened, err := bucket.WatchAll(c.m.life) //nolint:contextcheck // it lasts as long as the manager
+		if err == nil {
+			if err = c.noteAll(ctx, opened); err == nil {
+				*watch = opened
+				continue
+			}
+			_ = opened.Stop() // it may be closed
+		}
+		return fmt.Errorf("watch %s: %w", bucket.Bucket(), err)
+	}
+	return nil
+}
+
+// updates returns the updates of a watch, or nil if it is not open.
+func updates(watch jetstream.KeyWatcher) <-chan jetstream.KeyValueEntry {
+	if watch == nil {
+		return nil
+	}
+	return watch.Updates()
 }
 
 // errSameID says that a manager with this ID is on another machine, or in another directory.
@@ -278,8 +301,11 @@ func (c *cluster) yield(id string) (revision uint64) {
 func (c *cluster) noteAll(ctx context.Context, watch jetstream.KeyWatcher) error {
 	for {
 		select {
-		case entry := <-watch.Updates():
-			if entry == nil { // the end of it
+		case entry, ok := <-watch.Updates():
+			switch {
+			case !ok:
+				return nats.ErrDisconnected
+			case entry == nil: // the end of it
 				return nil
 			}
 			c.note(entry) //nolint:contextcheck // the timer of a drain outlives ctx

@@ -135,6 +135,13 @@ func (m *Manager) SetRest(t *testing.T, rest time.Duration) {
 // Withdraw takes a VM from the manager, whose claim stays for now: a build that is resumed there finds it elsewhere.
 func (m *Manager) Withdraw(id string) { m.cfg.Provider.Yield(id, m.abandon) }
 
+// CloseWatches closes the watches of the cluster, as the library does when it cannot make them anew.
+func (m *Manager) CloseWatches(t *testing.T) {
+	t.Helper()
+	claimed, leased := m.cluster.claimed, m.cluster.leased
+	require.NoError(t, errors.Join(claimed.Stop(), leased.Stop()))
+}
+
 // Holds returns how many VMs the manager of a cluster has.
 func (m *Manager) Holds() int {
 	m.cluster.mu.Lock()

@@ -3,11 +3,11 @@ package manager
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/control"
@@ -145,8 +145,12 @@ func (m *Manager) noteCancel(id string) {
 func (s *store) awaitEnd(ctx context.Context, id string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	watch, err := s.builds.Watch(ctx, id)
-	if err != nil {
+	var watch jetstream.KeyWatcher
+	open := func(context.Context) (err error) {
+		watch, err = s.builds.Watch(ctx, id)
+		return err
+	}
+	if err := s.persist(ctx, open); err != nil {
 		return err
 	}
 	for {
@@ -154,8 +158,10 @@ func (s *store) awaitEnd(ctx context.Context, id string) error {
 		case entry, ok := <-watch.Updates():
 			var r record
 			switch {
-			case !ok:
-				return errors.New("the connection to NATS was closed")
+			case !ok: // the library could not make it anew after a break of the connection
+				if err := s.persist(ctx, open); err != nil {
+					return err
+				}
 			case entry != nil && json.Unmarshal(entry.Value(), &r) == nil && r.Phase == phaseEnded:
 				return nil
 			}
