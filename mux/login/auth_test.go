@@ -351,7 +351,7 @@ func TestDialByAgentTriesItsKeysBesidesOthers(t *testing.T) {
 // tokenSigner is a Signer whose values cannot be compared.
 type tokenSigner struct {
 	ssh.Signer
-	slots []int
+	_ []int
 }
 
 // Symptom: a Signer of an embedding program ended it by a panic, "comparing uncomparable type".
