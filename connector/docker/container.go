@@ -186,8 +186,7 @@ func (c *Container) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Not until ctx ends: the container that fills the volume would be removed after Start has returned.
-	volume, err := c.fill(context.WithoutCancel(ctx), bin, c.image.id)
+	volume, err := c.fill(ctx, bin, c.image.id)
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -229,6 +230,44 @@ func TestAProgramMayTakeLongerThanReadyTimeout(t *testing.T) {
 		return faultconn.New(conn, faultconn.Config{Bandwidth: 3 << 20, Buffer: 256 << 10}), nil
 	}
 	start(t, cfg)
+}
+
+// Symptom: a canceled build waited for the end of the upload, over a slow link for minutes.
+func TestACanceledStartEndsItsUpload(t *testing.T) {
+	d := dockertest.Start(t)
+	removeVolumes(t, d)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var sent atomic.Int64
+	cfg := config(t, d)
+	cfg.Dial = func(ctx context.Context) (net.Conn, error) {
+		conn, err := d.Dial(ctx)
+		if err != nil {
+			return nil, err
+		}
+		slow := faultconn.New(conn, faultconn.Config{Bandwidth: 3 << 20, Buffer: 256 << 10})
+		return counted{slow, func(n int) {
+			if sent.Add(int64(n)) > 1<<20 {
+				cancel()
+			}
+		}}, nil
+	}
+	_, err := docker.Start(ctx, cfg)
+	require.ErrorIs(t, err, context.Canceled)
+	require.Less(t, sent.Load(), int64(8<<20))
+	require.Empty(t, d.Containers(t))
+}
+
+// counted is a connection that tells how many bytes were written.
+type counted struct {
+	net.Conn
+	wrote func(n int)
+}
+
+func (c counted) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	c.wrote(n)
+	return n, err
 }
 
 // An image may have a program where the step runner's volume is mounted. It does not get into the volume.

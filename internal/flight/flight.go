@@ -36,8 +36,8 @@ type Flight[T any] struct {
 }
 
 type call[T any] struct {
-	cancel  context.CancelCauseFunc
-	done    chan struct{} // closed once the following are set
+	cancel  context.CancelCauseFunc // nil unless a goroutine of the Flight does the work
+	done    chan struct{}           // closed once the following are set
 	result  T
 	err     error
 	forever bool
@@ -46,20 +46,28 @@ type call[T any] struct {
 	waiters int // guarded by Flight.mu
 }
 
-// freshLocked reports whether the call is under way, or has a result that still holds.
-func (f *Flight[T]) freshLocked(c *call[T]) bool {
+func (c *call[T]) ended() bool {
 	select {
 	case <-c.done:
-		holds := c.err != nil || f.Holds == nil || f.Holds(c.result)
-		return holds && (c.forever || time.Now().Before(c.until))
+		return true
 	default:
+		return false
+	}
+}
+
+// freshLocked reports whether the call is under way, or has a result that still holds.
+func (f *Flight[T]) freshLocked(c *call[T]) bool {
+	if !c.ended() {
 		return true
 	}
+	holds := c.err != nil || f.Holds == nil || f.Holds(c.result)
+	return holds && (c.forever || time.Now().Before(c.until))
 }
 
 // Do returns the kept result if it is still valid, joins the work that is under way, or starts work in a goroutine of
 // the Flight. The ctx of the work has the values of the first caller's ctx, but not its end. When ctx ends before the
-// result is there, Do returns its cause.
+// result is there, Do returns its cause; before that the last caller ends the work and waits for its return, unless GoOn
+// is set.
 func (f *Flight[T]) Do(ctx context.Context, work Work[T]) (T, error) {
 	f.mu.Lock()
 	if f.closed {
@@ -106,21 +114,18 @@ func (f *Flight[T]) startLocked(ctx context.Context, work Work[T]) *call[T] {
 	return c
 }
 
-// leave ends a caller's wait. Work that its last caller left is ended and forgotten, unless GoOn is set.
+// leave ends a caller's wait. The last caller ends the work, waits for its return, and forgets it.
 func (f *Flight[T]) leave(c *call[T]) {
 	f.mu.Lock()
-	defer f.mu.Unlock()
 	c.waiters--
-	if c.waiters > 0 || f.GoOn {
-		return
+	abandoned := c.waiters == 0 && !c.ended() && c.cancel != nil && !f.GoOn
+	if abandoned && f.now == c {
+		f.now = nil
 	}
-	select {
-	case <-c.done:
-	default:
+	f.mu.Unlock()
+	if abandoned {
 		c.cancel(errAbandoned)
-		if f.now == c {
-			f.now = nil
-		}
+		<-c.done
 	}
 }
 
@@ -132,7 +137,7 @@ func (f *Flight[T]) Claim() (report func(result T, keep time.Duration)) {
 	if f.closed || f.now != nil && f.freshLocked(f.now) {
 		return nil
 	}
-	c := &call[T]{cancel: func(error) {}, done: make(chan struct{})}
+	c := &call[T]{done: make(chan struct{})}
 	f.now = c
 	var once sync.Once
 	return func(result T, keep time.Duration) {
@@ -163,12 +168,8 @@ func (f *Flight[T]) Wait(ctx context.Context) error {
 func (f *Flight[T]) Kept() (result T, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if c := f.now; c != nil && f.freshLocked(c) {
-		select {
-		case <-c.done:
-			return c.result, c.err == nil
-		default:
-		}
+	if c := f.now; c != nil && c.ended() && f.freshLocked(c) {
+		return c.result, c.err == nil
 	}
 	return result, false
 }

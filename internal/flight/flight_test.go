@@ -92,24 +92,28 @@ func TestWorkSurvivesTheCallerThatStartedIt(t *testing.T) {
 	})
 }
 
-func TestWorkEndsWithItsLastCallerUnlessItGoesOn(t *testing.T) {
+func TestTheLastCallerEndsTheWorkAndWaitsForItUnlessItGoesOn(t *testing.T) {
 	for _, goOn := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			f := Flight[int]{GoOn: goOn}
 			defer f.Close()
 			var ended error
+			var returned bool
 			work := func(ctx context.Context) (int, time.Duration, error) {
 				select {
 				case <-ctx.Done():
 				case <-time.After(time.Second): //nolint:forbidigo // fake time
 				}
 				ended = ctx.Err()
+				time.Sleep(time.Second) //nolint:forbidigo // fake time
+				returned = true
 				return 1, -1, ended
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 			defer cancel()
 			_, err := f.Do(ctx, work)
 			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.True(t, goOn || returned)
 			time.Sleep(2 * time.Second) //nolint:forbidigo // fake time
 			_, kept := f.Kept()
 			require.Equal(t, goOn, kept)
