@@ -42,7 +42,7 @@ func rootSite(t *testing.T) *vm {
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
 	require.NoError(t, os.Chmod(dir, 0o755))
 	for _, name := range []string{filepath.Base(v.runner[0]), wire.FetchProgram} {
-		require.NoError(t, copyFile(filepath.Join(filepath.Dir(v.runner[0]), name), filepath.Join(dir, name)))
+		runnertest.Copy(t, filepath.Join(filepath.Dir(v.runner[0]), name), filepath.Join(dir, name))
 		require.NoError(t, os.Chmod(filepath.Join(dir, name), 0o755))
 	}
 	v.runner = []string{filepath.Join(dir, filepath.Base(v.runner[0]))}
@@ -126,7 +126,7 @@ func TestWhatAnEarlierBuildOfTheIDLeftIsEnded(t *testing.T) {
 func TestKeysOfAnEarlierBuildOfTheIDAreGone(t *testing.T) {
 	v := rootSite(t)
 	program := filepath.Join(filepath.Dir(v.runner[0]), toolName)
-	require.NoError(t, copyFile(os.Args[0], program))
+	runnertest.Copy(t, os.Args[0], program)
 	require.NoError(t, os.Chmod(program, 0o755))
 	p := v.as(t, fmt.Sprintf("%d-%d", firstBuildID, firstBuildID), "off", connector.Relay) // walls hide the tool
 	name := filepath.Base(v.tmp)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/internal/fetchtest"
+	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/remote/walls"
 )
@@ -101,8 +102,8 @@ func (s *site) gitServers(t *testing.T) map[string]string {
 	block := &pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}
 	require.NoError(t, os.WriteFile(certificate, pem.EncodeToMemory(block), 0o600))
 	key, known := filepath.Join(s.home, "key"), filepath.Join(s.home, "known_hosts")
-	require.NoError(t, copyFile(s.IdentityFile, key))
-	require.NoError(t, copyFile(s.KnownHosts, known))
+	runnertest.Copy(t, s.IdentityFile, key)
+	runnertest.Copy(t, s.KnownHosts, known)
 	return map[string]string{
 		"HTTPS": server.URL + "/.git", "GIT_SSL_CAINFO": certificate, "SSH": "ssh://" + s.User + "@" + s.Addr + dir,
 		"GIT_SSH_COMMAND": "ssh -o BatchMode=yes -o IdentitiesOnly=yes -o UserKnownHostsFile=" + known + " -i " + key,

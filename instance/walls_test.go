@@ -21,6 +21,7 @@ import (
 	"github.com/stepmux/stepmux/connector/files"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/rmtree"
+	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/walls"
@@ -48,9 +49,9 @@ func newSite(t testing.TB, level walls.Level, route connector.Route, environ ...
 	s.vm = newVM(t, sshtest.OpenSSH(t, "SetEnv "+strings.Join(env, " ")))
 	program := filepath.Join(s.home, ".cache/stepmux/0123/stepmux")
 	require.NoError(t, os.MkdirAll(filepath.Dir(program), 0o700))
-	require.NoError(t, copyFile(s.runner[0], program))
+	runnertest.Copy(t, s.runner[0], program)
 	beside := filepath.Join(filepath.Dir(s.runner[0]), wire.FetchProgram)
-	require.NoError(t, copyFile(beside, filepath.Join(filepath.Dir(program), wire.FetchProgram)))
+	runnertest.Copy(t, beside, filepath.Join(filepath.Dir(program), wire.FetchProgram))
 	s.runner = []string{program}
 	s.p = s.provider(t, 8, func(c *instance.Config, _ *instance.Instance) { c.Route = route })
 	return s
@@ -74,30 +75,11 @@ func dirIn(t testing.TB, parent string) string {
 	return dir
 }
 
-func copyFile(from, to string) error {
-	in, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o700)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(out, in)
-	if closeErr := out.Close(); err == nil {
-		err = closeErr
-	}
-	return err
-}
-
 // tool puts this test binary into the home, as a program that scripts call with a verb, and returns its path.
 func (s *site) tool(t testing.TB) string {
 	t.Helper()
 	path := filepath.Join(s.home, toolName)
-	if os.Link(os.Args[0], path) != nil { // another file system
-		require.NoError(t, copyFile(os.Args[0], path))
-	}
+	runnertest.Copy(t, os.Args[0], path)
 	return path
 }
 

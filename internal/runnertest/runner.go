@@ -33,6 +33,14 @@ const DirVar = "STEPMUX_TEST_PROGRAMS"
 // dir holds the built programs if there is no DirVar. The first Command makes it, and Main removes it.
 var dir string
 
+// Copy copies a program to a file of the test's own. It does so by cp(1): what this process has open for writing cannot
+// be run while one of its children is about to start.
+func Copy(t testing.TB, from, to string) {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "cp", "--", from, to).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+}
+
 // Main runs the tests, checks that no goroutine is left and exits. TestMain calls it.
 func Main(m *testing.M) { os.Exit(M{M: m}.Run()) }
 

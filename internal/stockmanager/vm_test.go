@@ -33,9 +33,9 @@ func newVM(t *testing.T, temp string, env ...string) *vm {
 	program := filepath.Join(bin, "stepmux-vm")
 	built, err := runnertest.Program()
 	require.NoError(t, err)
-	require.NoError(t, os.Link(built, program))
+	runnertest.Copy(t, built, program)
 	const fetch = "stepmux-fetch"
-	require.NoError(t, os.Link(filepath.Join(filepath.Dir(built), fetch), filepath.Join(bin, fetch)))
+	runnertest.Copy(t, filepath.Join(filepath.Dir(built), fetch), filepath.Join(bin, fetch))
 	require.NoError(t, os.Symlink("stepmux-vm", filepath.Join(bin, "gitlab-runner")))
 	server := sshtest.OpenSSH(t, "SetEnv SHLVL=1 PATH="+bin+":/usr/bin:/bin "+strings.Join(env, " "))
 	v := &vm{server: server, program: program, builds: t.TempDir()}

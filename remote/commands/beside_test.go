@@ -24,7 +24,7 @@ func alone(t *testing.T, dir string) (vm, fetch string) {
 	require.NoError(t, err)
 	require.NoError(t, os.MkdirAll(dir, 0o700))
 	vm = filepath.Join(dir, "stepmux")
-	require.NoError(t, os.Link(program, vm))
+	runnertest.Copy(t, program, vm)
 	return vm, filepath.Join(filepath.Dir(program), "stepmux-fetch")
 }
 
@@ -60,7 +60,7 @@ func TestTheProgramForTheNetworkMustBeTheOneOfTheBuild(t *testing.T) {
 	require.NotContains(t, out, "harm\n")
 
 	require.NoError(t, os.Remove(there))
-	require.NoError(t, os.Link(fetch, there))
+	runnertest.Copy(t, fetch, there)
 	code, out = lists(t, vm)
 	require.Equal(t, 0, code, out)
 	require.JSONEq(t, `{"components":[]}`, out)
@@ -93,7 +93,7 @@ func TestWhereAManagerHasPutTheVMsEndItsProgramForTheNetworkIsWaitedFor(t *testi
 	var out strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &out
 	require.NoError(t, cmd.Start())
-	require.NoError(t, os.Link(fetch, filepath.Join(dir, "stepmux-fetch")))
+	runnertest.Copy(t, fetch, filepath.Join(dir, "stepmux-fetch"))
 	require.NoError(t, cmd.Wait(), out.String())
 	require.JSONEq(t, `{"components":[]}`, out.String())
 }
