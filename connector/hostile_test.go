@@ -22,6 +22,7 @@ import (
 	"github.com/stepmux/stepmux/connector/files"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/internal/liveheap"
+	"github.com/stepmux/stepmux/internal/racefree"
 )
 
 // hostileMemory bounds the memory that a hostile step runner can make a connection hold.
@@ -98,6 +99,7 @@ func heldMemory(do func()) int64 {
 
 // Symptom: one message of 62 MiB with 32 million empty sub-messages took 4.7 GB of the manager's memory.
 func TestFloodsOfAHostileStepRunnerCostNoMemory(t *testing.T) {
+	racefree.Only(t)
 	n, err := strconv.Atoi(cmp.Or(os.Getenv("STEPMUX_HOSTILE"), "20000"))
 	require.NoError(t, err, "STEPMUX_HOSTILE")
 	many := func(sub []byte, size int) []byte { return bytes.Repeat(sub, size/len(sub)) }

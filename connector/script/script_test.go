@@ -119,7 +119,7 @@ func TestScriptRunsByItsShell(t *testing.T) {
 
 func TestOutputOfAScriptIsWhole(t *testing.T) {
 	onStarters(t, func(t *testing.T, starter script.Starter) {
-		want := make([]byte, 8<<20)
+		want := make([]byte, 2<<20)
 		for i := range want {
 			want[i] = byte(i ^ i>>8 ^ i>>16)
 		}

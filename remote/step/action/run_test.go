@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/internal/fetchtest"
+	"github.com/stepmux/stepmux/internal/racefree"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
@@ -346,9 +347,7 @@ func TestTimeLimitOfAStepEndsIt(t *testing.T) {
 }
 
 func TestMillionCommandsTakeLittleMemory(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes a second")
-	}
+	racefree.Only(t)
 	tr := newTrial(t)
 	tr.workflow("- run: yes '::debug::text' | head -n 1000000\n- run: yes '::warning::' | head -n 100000\n" +
 		"- continue-on-error: true\n  run: yes '::set-output::x' | head -n 100000\n")

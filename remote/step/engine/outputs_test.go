@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/internal/racefree"
 	"github.com/stepmux/stepmux/remote/step/expr"
 )
 
@@ -117,6 +118,7 @@ func TestOutputFileHasALimit(t *testing.T) {
 }
 
 func TestOutputsOfAllStepsAreBoundedTogether(t *testing.T) {
+	racefree.Only(t)
 	tr := writer(
 		t,
 		"{v: {type: string}}",
