@@ -141,12 +141,14 @@ func TestWorkDirectoryBelowAHiddenOneIsVisible(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, walls.Processes, connector.Relay)
 	job := script(walled + ` && pwd && echo text >file && ls /tmp`)
-	job.WorkDir = filepath.Join(dirIn(t, "/tmp"), "work")
 	out := &sshtest.Log{}
-	require.NoError(t, build(sshtest.Within(t), s.p, "b1", job, out), "%s", out)
-	require.FileExists(t, filepath.Join(job.WorkDir, "file"))
-	require.Contains(t, out.String(), job.WorkDir+"\n")
-	require.NotContains(t, out.String(), filepath.Base(s.tool(t)))
+	for _, hidden := range []string{"/tmp", "/var/tmp", "/dev/shm"} {
+		job.WorkDir = filepath.Join(dirIn(t, hidden), "work")
+		require.NoError(t, build(sshtest.Within(t), s.p, "b1", job, out), "%s", out)
+		require.FileExists(t, filepath.Join(job.WorkDir, "file"))
+		require.Contains(t, out.String(), job.WorkDir+"\n")
+		require.NotContains(t, out.String(), filepath.Base(s.tool(t)))
+	}
 
 	// A place of another build is refused.
 	job.WorkDir = filepath.Join(s.tmp, "gitlab-runner-steps", "b9", "work")

@@ -112,6 +112,11 @@ func (r *Room) hideAll() error {
 	if !isDir("/dev/shm") {
 		return nil
 	}
+	was, err := open("/dev/shm")
+	if err != nil {
+		return err
+	}
+	r.hidden = append(r.hidden, hidden{"/dev/shm", was})
 	return mount("tmpfs", "/dev/shm", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777")
 }
 
