@@ -34,17 +34,23 @@ func containers(t *testing.T, d *dockertest.Daemon, changes ...func(*instance.Co
 
 func containersOn(t *testing.T, v *vm, d *dockertest.Daemon, changes ...func(*instance.Config)) *instance.Provider {
 	t.Helper()
-	end, err := runnertest.Program()
-	require.NoError(t, err)
-	bin, err := program.LoadBinary(end)
-	require.NoError(t, err)
 	return v.provider(t, 4, func(cfg *instance.Config, in *instance.Instance) {
 		in.Runner = []string{"/no/stepmux"} // a container needs none
-		cfg.Docker.Socket, cfg.ContainerPrograms = d.Socket, []*program.Binary{bin}
+		cfg.Docker.Socket, cfg.ContainerPrograms = d.Socket, programs(t)
 		for _, change := range changes {
 			change(cfg)
 		}
 	})
+}
+
+// programs are what is put into containers.
+func programs(t *testing.T) []*program.Binary {
+	t.Helper()
+	end, err := runnertest.Program()
+	require.NoError(t, err)
+	bin, err := program.LoadBinary(end)
+	require.NoError(t, err)
+	return []*program.Binary{bin}
 }
 
 var inBusybox = &docker.Spec{Image: dockertest.Image, Network: "none"}
@@ -75,6 +81,28 @@ type writer func(text []byte)
 func (w writer) Write(text []byte) (int, error) {
 	w(text)
 	return len(text), nil
+}
+
+func TestAVMThatCannotReachItsDaemonGetsNoOtherBuildsWhileThereAreOthers(t *testing.T) {
+	d := dockertest.Start(t)
+	broken := newVM(t, sshtest.OpenSSH(t, "AllowStreamLocalForwarding no")).instance(t, 4)
+	broken.ID = "broken"
+	works := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+	p := works.provider(t, 4, func(cfg *instance.Config, in *instance.Instance) {
+		in.ID, cfg.Docker.Socket, cfg.ContainerPrograms = "works", d.Socket, programs(t)
+	}, broken)
+	failed := 0
+	for i := range 6 {
+		e := p.Executor(instance.Build{ID: fmt.Sprint("c", i), Container: inBusybox})
+		require.NoError(t, e.Prepare(t.Context()))
+		if _, err := e.Connect(t.Context()); err != nil {
+			require.ErrorIs(t, err, docker.ErrUnreachable)
+			require.Equal(t, "broken", e.Instance())
+			failed++
+		}
+		require.NoError(t, e.Cleanup(t.Context()))
+	}
+	require.LessOrEqual(t, failed, 1)
 }
 
 // Cleanup may come while the container starts, at any moment.

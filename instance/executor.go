@@ -12,6 +12,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/buildlog"
+	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/connector/script"
 	"github.com/stepmux/stepmux/internal/limits"
@@ -285,6 +286,9 @@ func (e *Executor) connect(ctx context.Context, attach string) (_ func() (io.Rea
 	default:
 		err = e.leaseFor(ctx, s, &place)
 	}
+	if errors.Is(err, docker.ErrUnreachable) {
+		cfg.Group.started(s, err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -307,6 +311,7 @@ func (e *Executor) connect(ctx context.Context, attach string) (_ func() (io.Rea
 		}
 		return nil, e.box.explain(ctx, err)
 	}
+	cfg.Group.started(s, nil)
 	return dial, nil
 }
 

@@ -125,6 +125,31 @@ func TestAnInstanceThatCannotBeReachedIsQuarantinedAndComesBackByItself(t *testi
 	})
 }
 
+// Symptom: a VM whose Docker daemon was down had room at all times, so that it got all builds, and failed them.
+func TestAnInstanceThatCannotStartBuildsGetsOneAtATimeUntilOneStarts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, vm("a", 2))
+		failed := requireOn(t, "a", f.ask(t))
+		f.reached(failed)
+		f.started(failed, errors.New("no daemon"))
+		failed.release()
+		require.Equal(t, Quarantined, f.state("a"))
+		require.Equal(t, "no daemon", f.stat().Instances[0].Reason)
+
+		first, second := f.ask(t), f.ask(t)
+		requireWaits(t, first)
+		pass(backoffBase)
+		s := requireOn(t, "a", first)
+		f.reached(s)
+		synctest.Wait()
+		requireWaits(t, second) // it was reached before, too
+		f.started(s, nil)
+		synctest.Wait()
+		requireOn(t, "a", second)
+		require.Equal(t, Ready, f.state("a"))
+	})
+}
+
 func TestAQuarantineIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, vm("a", 1))

@@ -330,7 +330,24 @@ func (g *Group) await(ctx context.Context, place *list.Element) (*slot, error) {
 func (g *Group) reached(s *slot) {
 	g.mu.Lock()
 	defer g.unlock()
-	s.machine.recovered()
+	if !s.machine.host.health.unfit {
+		s.machine.recovered()
+	}
+}
+
+// started records that a build was started on a slot's instance. With an err it records that the instance cannot start
+// builds: until one is started there it gets one at a time, after pauses as those of failed dials, and only if no other
+// instance has room. Else it would always have room, and so get all builds.
+func (g *Group) started(s *slot, err error) {
+	g.mu.Lock()
+	defer g.unlock()
+	switch h := s.machine.host.health; {
+	case err != nil:
+		h.failures++
+		h.suspect, h.unfit, h.retryAt = err, true, time.Now().Add(backoff(h.failures))
+	case h.unfit:
+		s.machine.recovered()
+	}
 }
 
 // lost records that an instance's connection has died. The instance may be gone: until it is reached again it gets

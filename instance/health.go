@@ -23,9 +23,11 @@ type health struct {
 	failures int       // failed attempts since the last success
 	last     error     // the error of the last attempt, nil if it succeeded
 	retryAt  time.Time // no attempt begins before this time
-	// suspect is why the last dial failed or the last connection died. While it is not nil, the instance is
-	// quarantined until retryAt, and then gets one build at a time, the probe. It is nil while a dial still retries.
+	// suspect is why the last dial failed, the last connection died, or a build could not be started. While it is not
+	// nil, the instance is quarantined until retryAt, and then gets one build at a time, the probe. It is nil while a dial
+	// still retries.
 	suspect error
+	unfit   bool // suspect is why a build could not be started, though the host is reached
 }
 
 // quarantined reports whether the instance gets no builds for now.

@@ -99,7 +99,7 @@ func (v *vm) instance(t testing.TB, capacity int) instance.Instance {
 }
 
 func (v *vm) provider(
-	t testing.TB, capacity int, change func(*instance.Config, *instance.Instance),
+	t testing.TB, capacity int, change func(*instance.Config, *instance.Instance), more ...instance.Instance,
 ) *instance.Provider {
 	t.Helper()
 	in := v.instance(t, capacity)
@@ -108,7 +108,7 @@ func (v *vm) provider(
 		change(&cfg, &in)
 	}
 	var err error
-	cfg.Group, err = instance.NewGroup(in)
+	cfg.Group, err = instance.NewGroup(append(more, in)...)
 	require.NoError(t, err)
 	p, err := instance.NewProvider(cfg)
 	require.NoError(t, err)

@@ -49,7 +49,8 @@ func newAPI(
 
 // asking returns the context of a question, which the daemon answers at once if it is well.
 func (a *api) asking(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, a.patience, fmt.Errorf("the Docker daemon did not answer within %v", a.patience))
+	return context.WithTimeoutCause(ctx, a.patience,
+		unreachable{fmt.Errorf("the Docker daemon did not answer within %v", a.patience)})
 }
 
 // failure returns the error of op. It shortens the daemon's text, which is untrusted, and adds the reason why a
@@ -59,11 +60,19 @@ func (a *api) failure(ctx context.Context, op string, err error) error {
 		return fmt.Errorf("%s: %w", op, cause)
 	}
 	if refused := a.refused.Load(); refused != nil {
-		return fmt.Errorf("%s: connect to the Docker daemon: %w (is it running, and may this user open its socket? "+
-			"Mostly the group docker may)", op, *refused)
+		return unreachable{fmt.Errorf("%s: connect to the Docker daemon: %w (is it running, and may this user open its "+
+			"socket? Mostly the group docker may)", op, *refused)}
 	}
 	return fmt.Errorf("%s: %w", op, &daemonError{err})
 }
+
+// ErrUnreachable reports, by errors.Is, that a daemon cannot be connected to, or does not answer.
+var ErrUnreachable = errors.New("the Docker daemon cannot be reached")
+
+type unreachable struct{ error }
+
+func (e unreachable) Unwrap() error      { return e.error }
+func (unreachable) Is(target error) bool { return target == ErrUnreachable }
 
 // daemonError is an error with at most maxText of a daemon's text, on one line.
 type daemonError struct{ err error }
