@@ -66,8 +66,8 @@ func (f *Flight[T]) freshLocked(c *call[T]) bool {
 
 // Do returns the kept result if it is still valid, joins the work that is under way, or starts work in a goroutine of
 // the Flight. The ctx of the work has the values of the first caller's ctx, but not its end. When ctx ends before the
-// result is there, Do returns its cause; before that the last caller ends the work and waits for its return, unless GoOn
-// is set.
+// result is there, Do returns its cause. Unless GoOn is set, the last caller first ends the work, and waits for its
+// return.
 func (f *Flight[T]) Do(ctx context.Context, work Work[T]) (T, error) {
 	f.mu.Lock()
 	if f.closed {
