@@ -274,7 +274,7 @@ func (s *session) runJob(ctx context.Context) engine.Result {
 	}
 	l := &list{
 		session: s, specs: j.steps, steps: map[string]*state{}, env: map[string]string{}, shell: j.shell, dir: j.dir,
-		file: file,
+		file: file, late: c.Stopped(),
 	}
 	s.top = l
 	for _, e := range j.env {

@@ -31,6 +31,7 @@ type list struct {
 	dir    string
 	limit  time.Time // zero if there is no limit
 	label  string    // names the limit in errors
+	late   bool      // the job was stopped before the list began: its steps run all the same
 }
 
 // state is the part of a finished step that expressions can read.
@@ -170,13 +171,13 @@ func (l *list) runStep(ctx context.Context, s *step, res *engine.StepResult) (en
 		return end(engine.Failed(err))
 	}
 	if !wanted {
-		if l.call.Stopped() { // so that the engine knows that the step did not run
+		if l.cut() { // so that the engine knows that the step did not run
 			l.call.Proceed(ctx, false)
 		}
 		l.call.Skip(res)
 		return engine.Result{Status: engine.Skipped}, skipped
 	}
-	ctx, proceeds := l.call.Proceed(ctx, always)
+	ctx, proceeds := l.call.Proceed(ctx, always || l.late)
 	if !proceeds {
 		l.call.Skip(res)
 		return engine.Result{Status: engine.Skipped}, skipped
@@ -306,8 +307,11 @@ func (l *list) condition(text string, line int, env map[string]string) (holds, a
 	return v.Truthy() && (asks || l.succeeded()), asks, nil
 }
 
+// cut reports whether the job was stopped after the list began.
+func (l *list) cut() bool { return !l.late && l.call.Stopped() }
+
 // succeeded returns the value of success().
-func (l *list) succeeded() bool { return !l.failed && !l.call.Stopped() }
+func (l *list) succeeded() bool { return !l.failed && !l.cut() }
 
 // jobStatus returns the status of the job so far.
 func (l *list) jobStatus() string {
@@ -371,7 +375,7 @@ func (l *list) scope(text string, env map[string]string) expression.Scope {
 	}
 	s.Functions = map[string]expression.Function{
 		"success":   is(l.succeeded),
-		"failure":   is(func() bool { return l.failed && !l.call.Stopped() }),
+		"failure":   is(func() bool { return l.failed && !l.cut() }),
 		"always":    is(func() bool { return true }),
 		"cancelled": is(l.call.Stopped),
 		"hashfiles": {Min: 1, Max: 255, Call: func(args []expression.Value) (expression.Value, error) {

@@ -498,3 +498,24 @@ func TestScriptsFindTheirCommandFilesInTheContext(t *testing.T) {
 	tr.succeed()
 	require.Equal(t, "x\nb d\nsame\n", tr.log.String())
 }
+
+// Symptom: of an action with when: always, or with if: always(), no step of its own ran after a cancel, and it
+// succeeded.
+func TestActionThatAlwaysRunsHasItsStepsRunAfterAStop(t *testing.T) {
+	for name, steps := range map[string]string{
+		"list": "- {name: a, script: echo begun; exec sleep 1000}\n- {name: b, action: ./c, when: always}\n",
+		"job": "- {name: a, script: echo begun; exec sleep 1000}\n- {name: b, step: 'builtin://github/job', when: always, " +
+			"inputs: {workflow: 'jobs: {x: {steps: [{uses: ./c}]}}'}}\n",
+		"workflow": "",
+	} {
+		tr := newTrial(t)
+		tr.file("c/action.yml", composite+"    - {shell: sh, run: echo first}\n"+
+			"    - {shell: sh, if: success(), run: exit 4}\n    - {shell: sh, if: failure(), run: echo last}\n")
+		if tr.workflow("- run: echo begun; exec sleep 1000\n- {if: always(), uses: ./c}\n"); steps != "" {
+			tr.steps(steps)
+		}
+		res := tr.runWith(func(r *engine.Runner) { tr.when("begun", func() { r.Stop("no longer wanted", time.Minute) }) })
+		require.Equal(t, engine.Cancelled, res.Status, name)
+		require.Equal(t, "begun\nfirst\nlast\n", tr.log.String(), name)
+	}
+}

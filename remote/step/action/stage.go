@@ -131,7 +131,7 @@ func runPosts(ctx context.Context, posts []*stage) (failed *engine.StepResult) {
 func (p *stage) run(ctx context.Context, res *engine.StepResult) engine.Result {
 	x := p.x
 	top := *x.list // post-if uses the status of the job
-	top.failed = top.jobStatus() == failure
+	top.failed, top.late = top.jobStatus() == failure, false
 	holds, always, err := top.condition(p.a.postIf, 0, nil)
 	if err == nil && !holds {
 		x.call.Skip(res)
@@ -229,6 +229,7 @@ func (x *running) runComposite(ctx context.Context, a *loaded, inputs map[string
 	inner := &list{
 		session: x.session, file: strings.TrimSuffix(a.name(), "/") + "/" + a.file, specs: copies(a.steps), action: a,
 		inputs: inputs, steps: map[string]*state{}, env: env, limit: x.limit, label: x.label,
+		late: x.call.Stopped(),
 	}
 	if x.res.Status == engine.Skipped {
 		if err := x.begin(x.res, process{}, engine.Sequence); err != nil {
