@@ -121,9 +121,12 @@ func (l *list) run(ctx context.Context, results []engine.StepResult) engine.Resu
 	for i, s := range l.specs {
 		res := &results[i]
 		o, conclusion := l.runStep(ctx, s, res)
-		if conclusion == failure && !l.failed {
+		switch {
+		case conclusion == failure && !l.failed:
 			l.failed = true
 			out = engine.Result{Status: engine.Failure, ExitCode: o.ExitCode, Message: res.Message, System: o.System}
+		case conclusion == cancelled && !l.failed:
+			out = o
 		}
 	}
 	return out

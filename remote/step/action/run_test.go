@@ -519,3 +519,13 @@ func TestActionThatAlwaysRunsHasItsStepsRunAfterAStop(t *testing.T) {
 		require.Equal(t, "begun\nfirst\nlast\n", tr.log.String(), name)
 	}
 }
+
+// Symptom: an action whose step was stopped counted as one that had succeeded.
+func TestActionWhoseStepIsStoppedIsCancelled(t *testing.T) {
+	tr := newTrial(t)
+	tr.file("c/action.yml", composite+"    - {shell: sh, run: echo begun; exec sleep 1000}\n")
+	tr.workflow("- {id: c, uses: ./c}\n- {if: always(), run: 'echo ${{ steps.c.outcome }}'}\n")
+	res := tr.runWith(func(r *engine.Runner) { tr.when("begun", func() { r.Stop("no longer wanted", time.Minute) }) })
+	require.Equal(t, engine.Cancelled, res.Steps[0].Steps[0].Status)
+	require.Equal(t, "begun\ncancelled\n", tr.log.String())
+}
