@@ -220,14 +220,15 @@ func (x *running) docker(env map[string]string) (string, error) {
 func (x *running) build(
 	ctx context.Context, a *loaded, docker string, env map[string]string,
 ) (string, engine.Result) {
-	if !filepath.IsLocal(a.image) {
+	file := filepath.Join(a.dir, a.image)
+	if !strings.HasPrefix(file, a.root+"/") {
 		return "", x.failed(a, fmt.Errorf("its image %.160q is neither a Dockerfile of the action nor docker://", a.image))
 	}
 	tag := "local"
 	if a.component != nil {
 		tag = strings.TrimPrefix(a.component.Tree, "sha256:")
 	}
-	file, iid := filepath.Join(a.dir, a.image), x.call.FilesDir()+".iid"
+	iid := x.call.FilesDir() + ".iid"
 	defer x.call.Remove(iid)
 	o := x.runClient(ctx, a, []string{
 		docker, "build", "--tag", "stepmux-action:" + tag, "--iidfile", x.call.Path(iid), "--file", file, filepath.Dir(file),

@@ -35,10 +35,10 @@ func (x *running) runNode(
 	if err != nil {
 		return x.failed(a, err)
 	}
-	if !filepath.IsLocal(file) {
+	program := filepath.Join(a.dir, file)
+	if !strings.HasPrefix(program, a.root+"/") { // it may be ../dist/index.js, beside the action's directory
 		return x.failed(a, fmt.Errorf("its program %.160q is not a file of the action", file))
 	}
-	program := filepath.Join(a.dir, file)
 	if _, err := os.Stat(program); err != nil {
 		return x.failed(a, fmt.Errorf("its program %.160q is missing; was it built?", file))
 	}

@@ -161,7 +161,7 @@ func TestUnavailableActionsFailTheirStep(t *testing.T) {
 		"./missing":       "workflow:5: find the action ./missing",
 		"./circle":        "beyond a depth of 32; does one of them call itself?",
 		"./node":          `workflow:5: run the action ./node: its program "dist/missing.js" is missing; was it built?`,
-		"./away":          `its program "../../x.js" is not a file of the action`,
+		"./away":          `its program "../../x.js" is missing; was it built?`,
 		"./bad":           "bad/action.yml:4: run: Unrecognized named-value: 'nope'",
 		"docker://x/../y": "",
 	} {
@@ -528,4 +528,29 @@ func TestActionWhoseStepIsStoppedIsCancelled(t *testing.T) {
 	res := tr.runWith(func(r *engine.Runner) { tr.when("begun", func() { r.Stop("no longer wanted", time.Minute) }) })
 	require.Equal(t, engine.Cancelled, res.Steps[0].Steps[0].Status)
 	require.Equal(t, "begun\ncancelled\n", tr.log.String())
+}
+
+// Symptom: actions such as actions/cache/restore and github/codeql-action/init, whose program is ../dist/index.js, were
+// refused.
+func TestProgramOfAnActionMayBeBesideItsDirectory(t *testing.T) {
+	mirror := t.TempDir()
+	repository(t, mirror, "octo/many", "v1", map[string]string{
+		"a/action.yml": "runs: {using: node20, main: ../dist/a.js, post: ../dist/post.js}\n",
+		"b/action.yml": "runs: {using: docker, image: ../Dockerfile}\n",
+		"c/action.yml": "runs: {using: node20, main: ../../c.js}\n",
+		"d/action.yml": "runs: {using: docker, image: ../../Dockerfile}\n",
+		"dist/a.js":    "", "dist/post.js": "", "Dockerfile": "",
+	})
+	tr := newTrial(t)
+	tr.remotes(mirror)
+	fakeDocker(tr)
+	tr.file("node.sh", "#!/bin/sh\n[ -f \"$1\" ] && echo \"${1##*/}\"\n")
+	tr.action.Node = filepath.Join(tr.place.WorkDir, "node.sh")
+	tr.file("own/e/action.yml", "runs: {using: node20, main: ../e.js}\n")
+	tr.file("own/e.js", "")
+	tr.workflow("- uses: octo/many/a@v1\n- uses: octo/many/b@v1\n- uses: ./own/e\n").succeed()
+	require.Regexp(t, `^a\.js\nbuild .*\nrun .*\ne\.js\npost\.js\n$`, tr.log.String())
+
+	tr.workflow("- uses: octo/many/c@v1\n").fail(`its program "../../c.js" is not a file of the action`)
+	tr.workflow("- uses: octo/many/d@v1\n").fail(`its image "../../Dockerfile" is neither a Dockerfile of the action`)
 }
