@@ -1,6 +1,7 @@
 package action
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -15,6 +16,8 @@ import (
 
 	"github.com/stepmux/stepmux/internal/fetchtest"
 	"github.com/stepmux/stepmux/internal/racefree"
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
@@ -553,4 +556,32 @@ func TestProgramOfAnActionMayBeBesideItsDirectory(t *testing.T) {
 
 	tr.workflow("- uses: octo/many/c@v1\n").fail(`its program "../../c.js" is not a file of the action`)
 	tr.workflow("- uses: octo/many/d@v1\n").fail(`its image "../../Dockerfile" is neither a Dockerfile of the action`)
+}
+
+// stoppingFetcher stops the job as soon as that fetches an action.
+type stoppingFetcher struct{ stop func() }
+
+func (f *stoppingFetcher) Fetch(
+	ctx context.Context, _ *pb.Reference, _ component.Credentials,
+) (*component.Component, error) {
+	f.stop()
+	<-ctx.Done()
+	return nil, context.Cause(ctx)
+}
+
+// Symptom: a job that was cancelled, or whose time was over, while its actions were fetched had failed by its script.
+func TestStopWhileActionsAreFetchedIsAStop(t *testing.T) {
+	tr := newTrial(t)
+	f := &stoppingFetcher{}
+	tr.cfg.Fetcher = f
+	tr.workflow("- uses: octo/a@v1\n")
+	res := tr.runWith(func(r *engine.Runner) { f.stop = func() { r.Stop("no longer wanted", time.Minute) } })
+	require.Equal(t, engine.Cancelled, res.Status, res.Message)
+	require.Equal(t, "no longer wanted", res.Message)
+
+	f.stop = func() {}
+	tr.cfg.Timeout = 100 * time.Millisecond
+	res = tr.steps("- {name: a, action: octo/a@v1}\n").run()
+	require.Equal(t, engine.Failure, res.Status)
+	require.True(t, res.TimedOut, res.Message)
 }

@@ -174,6 +174,9 @@ func (c *Call) Fetch(ctx context.Context, ref *pb.Reference) (*component.Compone
 		got, err = c.r.component(ctx, ref)
 		return err
 	})
+	if err != nil && (ctx.Err() != nil || c.r.after == nil && c.Stopped()) {
+		c.r.cuts++
+	}
 	return got, err
 }
 
