@@ -293,20 +293,15 @@ func (l *list) condition(text string, line int, env map[string]string) (holds, a
 		return l.succeeded(), false, nil
 	}
 	scope := l.scope(text, env)
-	var v expression.Value
-	asks := false
-	if strings.Contains(text, "${{") {
-		v, err = expression.Template(text, scope)
-	} else {
-		var x *expression.Expression
-		if x, err = expression.Parse(text, scope); err == nil {
-			asks = x.Calls("success", "failure", "always", "cancelled")
-			v, err = x.Eval(scope)
-		}
+	evaluate, template := expression.Template, text
+	if !strings.Contains(text, "${{") {
+		evaluate, template = expression.Evaluate, "${{"+text+"}}"
 	}
+	v, err := evaluate(text, scope)
 	if err != nil {
 		return false, false, l.at(line, fmt.Errorf("if: %w", err))
 	}
+	asks := expression.Calls(template, scope, "success", "failure", "always", "cancelled")
 	return v.Truthy() && (asks || l.succeeded()), asks, nil
 }
 

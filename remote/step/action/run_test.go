@@ -585,3 +585,13 @@ func TestStopWhileActionsAreFetchedIsAStop(t *testing.T) {
 	require.Equal(t, engine.Failure, res.Status)
 	require.True(t, res.TimedOut, res.Message)
 }
+
+// Symptom: after a failure a step with if: ${{ always() }} && true was skipped. As on GitHub, the text around the
+// expression makes it true, and its status function is found all the same.
+func TestStatusFunctionCountsInATextAroundIt(t *testing.T) {
+	tr := newTrial(t)
+	tr.workflow("- run: exit 3\n- {if: '${{ failure() }} && ${{ false }}', run: echo runs}\n" +
+		"- {if: '!${{ github.ref }}', run: echo does not}\n")
+	tr.fail("exit status 3")
+	require.Equal(t, "runs\n", tr.log.String())
+}

@@ -97,13 +97,13 @@ func TestCaseComputesOnlyItsChoice(t *testing.T) {
 }
 
 func TestCallsFindsFunctionsAnywhere(t *testing.T) {
-	x, err := Parse("env.A == 'x' && (format('{0}', [1]) || !always())", scope)
-	require.Error(t, err)
-	require.Nil(t, x)
-	x, err = Parse("env.A == 'always()' && env[format('{0}', !always())]", scope)
-	require.NoError(t, err)
-	require.True(t, x.Calls("success", "always"))
-	require.False(t, x.Calls("success", "failure"))
+	require.False(t, Calls("${{ env.A == 'x' && (format('{0}', [1]) || !always()) }}", scope, "always"), "a mistake")
+	for _, text := range []string{
+		"${{ env.A == 'always()' && env[format('{0}', !always())] }}", "a ${{ env.A }} b ${{ always() }} c",
+	} {
+		require.True(t, Calls(text, scope, "success", "always"))
+		require.False(t, Calls(text, scope, "success", "failure"))
+	}
 }
 
 func TestNumbersArePrintedAsDotNETPrintsThem(t *testing.T) {

@@ -55,9 +55,6 @@ func depth(n node) int {
 	return deepest + 1
 }
 
-// Calls reports whether the expression calls one of the functions. Their names must be in lower case.
-func (x *Expression) Calls(functions ...string) bool { return calls(x.root, functions) }
-
 func calls(n node, functions []string) bool {
 	if c, ok := n.(*call); ok && slices.Contains(functions, c.name) {
 		return true
@@ -72,7 +69,7 @@ const (
 	maxTemplate = 10 * maxMemory
 )
 
-// evaluation is one call of Eval.
+// evaluation is one call of evaluate.
 type evaluation struct {
 	scope Scope
 	spent int
@@ -84,12 +81,6 @@ func (e *evaluation) spend(bytes int) error {
 		return nowhere("The maximum allowed memory size was exceeded: the expression computes more than %d bytes", maxMemory)
 	}
 	return nil
-}
-
-// Eval computes the expression. s must have at least the names of the Scope of Parse. The error is an [*Error], or the
-// error of a function of s.
-func (x *Expression) Eval(s Scope) (Value, error) {
-	return x.root.eval(&evaluation{scope: s})
 }
 
 func (n *literal) eval(*evaluation) (Value, error) { return n.value, nil }

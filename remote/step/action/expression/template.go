@@ -17,6 +17,16 @@ func Check(text string, s Scope) error {
 	return err
 }
 
+// Calls reports whether an expression in text calls one of the functions. Their names must be in lower case.
+func Calls(text string, s Scope, functions ...string) (called bool) {
+	_, _ = template(text, func(inner string) (Value, int, error) {
+		x, err := parse(inner, s)
+		called = called || err == nil && calls(x.root, functions)
+		return Value{}, 0, err
+	})
+	return called
+}
+
 // template is Template with a function that returns the value of an expression, and the size of the results in bytes.
 func template(text string, evaluate func(string) (Value, int, error)) (Value, error) {
 	var out strings.Builder
