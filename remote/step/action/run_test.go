@@ -595,3 +595,20 @@ func TestStatusFunctionCountsInATextAroundIt(t *testing.T) {
 	tr.fail("exit status 3")
 	require.Equal(t, "runs\n", tr.log.String())
 }
+
+// Symptom: a PowerShell script went on after an error, and its last program's exit code was lost.
+func TestPowerShellScriptEndsWithItsFirstError(t *testing.T) {
+	tr := newTrial(t)
+	tr.file("tools/pwsh.sh", "#!/bin/sh\ncat \"$(echo \"$*\" | grep -o '/[^ ]*script[.]ps1')\"\n")
+	dir := filepath.Join(tr.place.WorkDir, "tools")
+	require.NoError(t, os.Rename(filepath.Join(dir, "pwsh.sh"), filepath.Join(dir, "pwsh")))
+	tr.cfg.RunnerEnv = append(tr.cfg.RunnerEnv, "PATH="+dir+":"+os.Getenv("PATH"))
+	tr.workflow("- {shell: pwsh, run: Get-Item a}\n").succeed()
+	const whole = "$ErrorActionPreference = 'stop'\nGet-Item a\n" +
+		"if (Test-Path variable:LASTEXITCODE) { exit $LASTEXITCODE }\n"
+	require.Equal(t, whole, tr.log.String())
+
+	// PowerShell runs only files with the extension .ps1.
+	tr.workflow("- {shell: 'pwsh -NoProfile -File {0}', run: Get-Item a}\n").succeed()
+	require.Equal(t, whole+whole, tr.log.String())
+}

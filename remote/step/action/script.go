@@ -126,7 +126,12 @@ func (x *running) runScript(ctx context.Context) engine.Result {
 		return engine.Failed(err)
 	}
 	env := x.environment(p.files)
-	name := "script" + extensions[shell]
+	program, _, _ := strings.Cut(strings.TrimSpace(shell), " ")
+	if extensions[program] == ".ps1" { // as on GitHub, it ends with its first error, or as its last program
+		script = "$ErrorActionPreference = 'stop'\n" + script +
+			"\nif (Test-Path variable:LASTEXITCODE) { exit $LASTEXITCODE }\n"
+	}
+	name := "script" + extensions[program]
 	var err error
 	if p.Argv, err = shellCommand(strings.TrimSpace(shell), p.files.path(name), p.Dir, lines(env)); err != nil {
 		return engine.Failed(x.at(s.line, err))
