@@ -265,6 +265,7 @@ func (x *running) dockerRun(
 		return nil, nil, err
 	}
 	for _, name := range slices.Sorted(maps.Keys(inside)) {
+		inside[name] = x.translate(inside[name], f)
 		if slices.Contains(clientVariables, name) {
 			argv = append(argv, "--env", name+"="+inside[name])
 		} else {
@@ -274,8 +275,8 @@ func (x *running) dockerRun(
 	return append(append(argv, image), args...), inside, nil
 }
 
-// dockerEnv returns the environment in the container and the arguments, both with paths of the container. As GitHub has
-// it, a variable of the step goes before one of the action, and arguments of the action before the input args.
+// dockerEnv returns the environment in the container, with paths of the machine, and the arguments. As GitHub has it, a
+// variable of the step goes before one of the action, and arguments of the action before the input args.
 func (x *running) dockerEnv(
 	a *loaded, inputs, env map[string]string, f files,
 ) (inside map[string]string, args []string, err error) {
@@ -298,9 +299,7 @@ func (x *running) dockerEnv(
 			return nil, nil, err
 		}
 	}
-	for name, value := range x.variables(f, actionName(x.spec)) {
-		inside[name] = x.translate(value, f)
-	}
+	maps.Copy(inside, x.variables(f, actionName(x.spec)))
 	setCI(inside)
 	inside["HOME"] = inHome
 	if given := inputs["INPUT_ARGS"]; a.args == nil && strings.TrimSpace(given) != "" {

@@ -163,3 +163,14 @@ func TestContainersAreMadeFromTheDigestOfTheirImage(t *testing.T) {
 	tr.workflow("- uses: docker://" + pulled + "\n")
 	tr.succeed()
 }
+
+// As actions/runner does in ContainerActionHandler, for all variables. Symptom: an input such as
+// ${{ github.workspace }}/out was the path outside of the container.
+func TestPathsInVariablesOfADockerActionAreThoseInTheContainer(t *testing.T) {
+	tr := newTrial(t)
+	fakeDocker(tr)
+	tr.file("tell", "")
+	tr.file("a/action.yml", "runs: {using: docker, image: 'docker://alpine:3', env: {G: '${{ github.workspace }}'}}\n")
+	tr.workflow("- {uses: ./a, env: {F: '${{ github.workspace }}/out'}}\n").succeed()
+	require.Contains(t, tr.log.String(), "F /github/workspace/out, G /github/workspace,")
+}
