@@ -164,7 +164,7 @@ func (a *loaded) found(names []string) engine.Found {
 
 // parts returns the names of the stages of an action that has more than one stage.
 func (a *loaded) parts() []string {
-	if a.using == "composite" || !a.hasPre && !a.hasPost {
+	if !a.hasPre && !a.hasPost {
 		return nil
 	}
 	var names []string

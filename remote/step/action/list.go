@@ -70,7 +70,7 @@ func (l *list) prepare(ctx context.Context, results []engine.StepResult) error {
 		if err := l.loadStep(ctx, s); err != nil {
 			return err
 		}
-		if !s.loaded.hasPre || s.loaded.using == "composite" {
+		if !s.loaded.hasPre {
 			continue
 		}
 		results[i].Steps = newResults(&results[i], s.loaded.parts())

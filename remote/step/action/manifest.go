@@ -169,7 +169,7 @@ func (m *manifest) runs(r *reader, n *yaml.Node) {
 			r.fail(n, "steps is missing; a composite action has some")
 			return
 		}
-		m.steps = r.steps(at["steps"], false)
+		m.steps, m.hasPre, m.hasPost = r.steps(at["steps"], false), false, false
 	case m.using == "docker":
 		if m.image == "" {
 			r.fail(n, "image is missing; a docker action has Dockerfile or docker://image")

@@ -612,3 +612,11 @@ func TestPowerShellScriptEndsWithItsFirstError(t *testing.T) {
 	tr.workflow("- {shell: 'pwsh -NoProfile -File {0}', run: Get-Item a}\n").succeed()
 	require.Equal(t, whole+whole, tr.log.String())
 }
+
+// Symptom: internal error of the step runner: index out of range.
+func TestCompositeActionHasNoOtherStages(t *testing.T) {
+	tr := newTrial(t)
+	tr.file("c/action.yml", "runs: {using: composite, pre: a.js, post: b.js, steps: [{run: echo runs, shell: sh}]}\n")
+	tr.steps("- {name: a, action: ./c}\n").succeed()
+	require.Equal(t, "runs\n", tr.log.String())
+}
