@@ -620,3 +620,14 @@ func TestCompositeActionHasNoOtherStages(t *testing.T) {
 	tr.steps("- {name: a, action: ./c}\n").succeed()
 	require.Equal(t, "runs\n", tr.log.String())
 }
+
+// Symptom: steps.a could not be read any more: a key is not valid UTF-8.
+func TestNameOfAnOutputThatIsNoTextIsNoHarm(t *testing.T) {
+	tr := newTrial(t)
+	tr.file("node.sh", "#!/bin/sh\nprintf '::set-output name=\\377::1\\n::set-output name=x::2\\n'\n")
+	tr.action.Node = filepath.Join(tr.place.WorkDir, "node.sh")
+	tr.file("a/action.yml", "runs: {using: node20, main: m.js}\n")
+	tr.file("a/m.js", "")
+	tr.steps("- {name: a, action: ./a}\n- {name: b, script: 'echo ${{ steps.a.outputs.x }}'}\n").succeed()
+	require.Equal(t, "2\n", tr.log.String())
+}

@@ -223,7 +223,7 @@ func (x *running) command(line string) (string, bool) {
 
 // obey carries out a command. The caller holds mu.
 func (x *running) obey(c command) (string, error) {
-	name := c.properties["name"]
+	name := strings.ToValidUTF8(c.properties["name"], "\uFFFD")
 	switch c.name {
 	case "set-output", "save-state":
 		to := x.outputs
