@@ -436,3 +436,19 @@ func TestFetchEndsWithTheJobAndWithTheTimeoutOfItsStep(t *testing.T) {
 		require.Equal(t, []string{"a failure", "b success"}, statuses(res.Steps))
 	})
 }
+
+// Symptom: lists of steps that do not run took memory of the step runner without a bound.
+func TestJobSkipsABoundedNumberOfSteps(t *testing.T) {
+	var many, calls strings.Builder
+	many.WriteString("{}\n---\nrun:\n")
+	for i := range 9999 {
+		fmt.Fprintf(&many, "- {name: s%d, script: x, when: on_failure}\n", i)
+	}
+	for i := range 11 {
+		fmt.Fprintf(&calls, "- {name: s%d, step: ./many}\n", i)
+	}
+	res := newTrial(t, calls.String(), func(c *Config) { c.Observe = nil }).
+		files(map[string]string{"many/step.yml": many.String()}).
+		fail(`step "s10": the job has more than 100000 steps`)
+	require.Equal(t, Success, res.Steps[9].Status)
+}

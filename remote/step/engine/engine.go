@@ -24,6 +24,8 @@ const (
 	maxCalls = 32
 	// maxRun bounds the steps that one job can run, steps of steps included.
 	maxRun = 10_000
+	// maxListed bounds the steps in all lists that a job runs: those that do not run take memory, too.
+	maxListed = 10 * maxRun
 )
 
 // Config is a job, and how to run it.
@@ -120,6 +122,7 @@ type Runner struct {
 	serial  int    // number of the last step that had files
 	given   int    // size of the outputs and exports of all steps, in bytes
 	located int    // errors of expressions with a place, see maxLocated
+	listed  int    // steps of the lists that it ran
 	cuts    int    // steps that did not run, or were cut short, because the job was stopped
 
 	foreign   Language        // nil before its first step

@@ -118,11 +118,8 @@ func (r *Runner) finishForeign(ctx context.Context) {
 // Begin reports that a part of the step runs. res is its result; it must be in the Steps of the step's result, or of a
 // part's. with describes the part.
 func (c *Call) Begin(res *StepResult, kind Kind, with Prepared) error {
-	if c.r.count++; c.r.count > maxRun {
-		return fmt.Errorf("the job runs more than %d steps", maxRun)
-	}
-	if len(res.Path) > maxCalls {
-		return fmt.Errorf("the steps call each other beyond a depth of %d; does one of them call itself?", maxCalls)
+	if err := c.r.admit(res); err != nil {
+		return err
 	}
 	res.Started = time.Now()
 	c.r.tell(func(e Events) { e.StepPrepared(res, with) })
@@ -145,7 +142,10 @@ func (c *Call) End(res *StepResult, o Result) {
 }
 
 // Skip records that a part of the step does not run.
-func (c *Call) Skip(res *StepResult) { c.r.cfg.Observe(*res) }
+func (c *Call) Skip(res *StepResult) {
+	c.r.listed++
+	c.r.cfg.Observe(*res)
+}
 
 // Proceed returns the context for the next part. It returns false if the job was stopped and always is not set: then
 // the part must not run.

@@ -18,6 +18,7 @@ import (
 // sequence runs the steps of f, and records their ends in results.
 func (r *Runner) sequence(ctx context.Context, f *frame, results []StepResult) {
 	for i, s := range f.def.GetSteps() {
+		r.listed++
 		res := &results[i]
 		f.ran[res.Name] = res
 		if stepCtx, after, due := r.due(ctx, f, s.GetWhen()); due {
@@ -78,6 +79,20 @@ func (r *Runner) runStep(ctx context.Context, f *frame, s *pb.Step, res *StepRes
 	r.finish(res, r.call(ctx, f, s, res, after))
 }
 
+// admit counts a step that is about to run. The error says that the job has too many steps, or too deep ones.
+func (r *Runner) admit(res *StepResult) error {
+	r.count++
+	switch {
+	case r.count > maxRun:
+		return fmt.Errorf("the job runs more than %d steps", maxRun)
+	case r.listed > maxListed:
+		return fmt.Errorf("the job has more than %d steps", maxListed)
+	case len(res.Path) > maxCalls:
+		return fmt.Errorf("the steps call each other beyond a depth of %d; does one of them call itself?", maxCalls)
+	}
+	return nil
+}
+
 // announce reports that a step runs.
 func (r *Runner) announce(res *StepResult, kind Kind) {
 	res.Status, res.Kind = Running, kind
@@ -116,11 +131,8 @@ func (r *Runner) finish(res *StepResult, o outcome) {
 
 // call finds the definition of a step, and runs it.
 func (r *Runner) call(ctx context.Context, f *frame, s *pb.Step, res *StepResult, after bool) outcome {
-	if r.count++; r.count > maxRun {
-		return failed(fmt.Errorf("the job runs more than %d steps", maxRun))
-	}
-	if len(res.Path) > maxCalls {
-		return failed(fmt.Errorf("the steps call each other beyond a depth of %d; does one of them call itself?", maxCalls))
+	if err := r.admit(res); err != nil {
+		return failed(err)
 	}
 	delete(f.ran, res.Name) // its own result is not visible to it while it runs
 	defer func() { f.ran[res.Name] = res }()
