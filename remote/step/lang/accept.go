@@ -82,12 +82,9 @@ func accept(in *pb.Spec_Input, v expr.Value) (expr.Value, error) {
 	if v.Declared() && !in.GetSensitive() {
 		return v, errors.New("the value is sensitive, and the input is not; declare it with sensitive: true")
 	}
-	if in.GetType() == pb.Spec_spec_type_unspecified && v.Kind() != expr.String {
-		text, err := expr.New(v.Text())
-		if err != nil {
-			return v, err
-		}
-		v = text.MarkLike(v)
+	v, err := textOf(v, in.GetType())
+	if err != nil {
+		return v, err
 	}
 	if len(in.GetOptions()) > 0 && !slices.Contains(in.GetOptions(), v.Text()) {
 		return v, fmt.Errorf("the value is not one of %s", strings.Join(in.GetOptions(), ", "))
@@ -107,6 +104,15 @@ func accept(in *pb.Spec_Input, v expr.Value) (expr.Value, error) {
 	return v, nil
 }
 
+// textOf returns v or, if the declared type kind is missing, v as a text.
+func textOf(v expr.Value, kind pb.Spec_InputType) (expr.Value, error) {
+	if kind != pb.Spec_spec_type_unspecified || v.Kind() == expr.String {
+		return v, nil
+	}
+	text, err := expr.New(v.Text())
+	return text.MarkLike(v), err
+}
+
 // acceptOutput returns v as the value of the output out. Its error does not show the value.
 func acceptOutput(out *pb.Spec_Output, v expr.Value) (expr.Value, error) {
 	if why := mistyped(out.GetType(), v.Kind()); why != "" {
@@ -115,7 +121,7 @@ func acceptOutput(out *pb.Spec_Output, v expr.Value) (expr.Value, error) {
 	if out.GetSensitive() {
 		v = v.MarkSensitive()
 	}
-	return v, nil
+	return textOf(v, out.GetType())
 }
 
 // CheckCall checks the inputs of a call of a step with spec, as far as they are known before the call. Its error does

@@ -155,3 +155,12 @@ func TestBuiltinStepsMatchTheirFiles(t *testing.T) {
 		require.ErrorContains(t, err, want)
 	}
 }
+
+// Symptom: an output without a type that was written as a number stayed one, so that "v" + it was an error.
+func TestUntypedOutputsAreTexts(t *testing.T) {
+	outputs := map[string]*pb.Spec_Output{"n": {}, "d": {Default: structpb.NewNumberValue(3.1)}}
+	got, _, err := BindOutputs(&pb.Spec{Spec: &pb.Spec_Content{Outputs: outputs}}, pb.Definition_v0,
+		map[string]expr.Value{"n": value(t, 7).MarkMasked()})
+	require.NoError(t, err)
+	require.Equal(t, map[string]expr.Value{"n": value(t, "7").MarkMasked(), "d": value(t, "3.1")}, got)
+}
