@@ -1,6 +1,7 @@
 package lang
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -163,4 +164,13 @@ func TestUntypedOutputsAreTexts(t *testing.T) {
 		map[string]expr.Value{"n": value(t, 7).MarkMasked()})
 	require.NoError(t, err)
 	require.Equal(t, map[string]expr.Value{"n": value(t, "7").MarkMasked(), "d": value(t, "3.1")}, got)
+}
+
+// Symptom: the default of the input i is, and not one of its options.
+func TestDefaultThatIsANumberIsComparedWithTheOptionsAsText(t *testing.T) {
+	const step = "spec: {inputs: {i: {default: 3, options: ['%s']}}}\n---\ntype: exec\nexec: {command: [a]}\n"
+	_, err := ParseStep("step.yml", fmt.Appendf(nil, step, "3"))
+	require.NoError(t, err)
+	_, err = ParseStep("step.yml", fmt.Appendf(nil, step, "4"))
+	require.ErrorContains(t, err, `the default of the input "i" is "3", and not one of its options`)
 }

@@ -135,11 +135,11 @@ func (p *draftParam) checkInput(in *pb.Spec_Input) error {
 	if preset == nil {
 		return nil
 	}
-	if len(in.GetOptions()) > 0 && !slices.Contains(in.GetOptions(), preset.GetStringValue()) {
-		return p.preset.at.beyond().errorf("the default of the input %s is%s, and not one of its options", p.label(),
-			Quote(preset.GetStringValue()))
-	}
 	v, err := expr.New(preset)
+	if len(in.GetOptions()) > 0 && !slices.Contains(in.GetOptions(), v.Text()) {
+		return p.preset.at.beyond().errorf("the default of the input %s is%s, and not one of its options", p.label(),
+			Quote(v.Text()))
+	}
 	if err == nil {
 		_, err = accept(in, v)
 	}
