@@ -174,3 +174,12 @@ func TestDefaultThatIsANumberIsComparedWithTheOptionsAsText(t *testing.T) {
 	_, err = ParseStep("step.yml", fmt.Appendf(nil, step, "4"))
 	require.ErrorContains(t, err, `the default of the input "i" is "3", and not one of its options`)
 }
+
+// Symptom: True was not found.
+func TestConditionMayBeABooleanInAllSpellingsOfYAML(t *testing.T) {
+	for text, want := range map[string]string{"True": "true", "FALSE": "false", "true": "true"} {
+		def, err := Parse("j", []byte("- {script: x, if: "+text+"}"))
+		require.NoError(t, err)
+		require.Equal(t, want, def.GetSteps()[0].GetCondition())
+	}
+}

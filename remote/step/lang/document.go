@@ -2,6 +2,7 @@ package lang
 
 import (
 	"slices"
+	"strings"
 
 	"go.yaml.in/yaml/v4"
 )
@@ -212,7 +213,7 @@ func (r *reader) stepKey(d *draft, it item) {
 // condition reads the value of if: an expression, true or false.
 func (r *reader) condition(n *yaml.Node) word {
 	if v := r.value(n); v.Kind == yaml.ScalarNode && v.ShortTag() == "!!bool" {
-		return word{at: r.at(n), text: v.Value, given: true}
+		return word{at: r.at(n), text: strings.ToLower(v.Value), given: true}
 	}
 	return r.word(n, "if")
 }
