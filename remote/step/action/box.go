@@ -84,13 +84,13 @@ func (j *Job) Container(matrix map[string]any, vars []engine.Variable) (text []b
 	l := &boxLanguage{file: j.file, scope: boxScope(matrix, vars)}
 	top := map[string]any{}
 	if j.container != nil {
-		if image := l.text(j.container.image); image != "" {
+		if image := l.image(j.container); image != "" {
 			top["image"], env = image, l.texts(j.container.env)
 		}
 	}
 	var services []any
 	for _, b := range j.services {
-		if image := l.text(b.image); image != "" { // like GitHub, start no service without an image
+		if image := l.image(&b); image != "" { // like GitHub, start no service without an image
 			services = append(services, map[string]any{"name": image, "alias": b.key, "variables": l.texts(b.env)})
 		}
 	}
@@ -132,6 +132,9 @@ type boxLanguage struct {
 	scope expression.Scope
 	err   error
 }
+
+// image returns the name of the box's image.
+func (l *boxLanguage) image(b *box) string { return strings.TrimPrefix(l.text(b.image), "docker://") }
 
 func (l *boxLanguage) text(s setting) string {
 	if !strings.Contains(s.text, "${{") {

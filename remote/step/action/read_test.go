@@ -147,11 +147,11 @@ func TestContainerOfAJobHasItsExpressionsEvaluated(t *testing.T) {
 	text := `jobs:
   a:
     container:
-      image: node:${{ matrix.node }}
+      image: docker://node:${{ matrix.node }}
       env: {LEVEL: "${{ vars.LEVEL }}", TOKEN: "${{ secrets.TOKEN }}"}
       options: --cpus 1
     services:
-      db: {image: 'postgres:${{ github.ref_name }}', env: {A: b}, ports: [5432], x: 1}
+      db: {image: 'docker://postgres:${{ github.ref_name }}', env: {A: b}, ports: [5432], x: 1}
       none: {image: "${{ matrix.none }}"}
     steps: [{run: x}]
 `
