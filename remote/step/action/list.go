@@ -164,7 +164,12 @@ func (l *list) runStep(ctx context.Context, s *step, res *engine.StepResult) (en
 				st.conclusion = success
 			}
 		}
-		l.call.End(res, o)
+		if l.call.End(res, o); res.Outputs == nil { // there are none, or too many
+			clear(st.outputs)
+		}
+		if o.Status == engine.Success && res.Status == engine.Failure {
+			st.outcome, st.conclusion = failure, failure
+		}
 		return o, st.conclusion
 	}
 	var envErr error

@@ -631,3 +631,24 @@ func TestNameOfAnOutputThatIsNoTextIsNoHarm(t *testing.T) {
 	tr.steps("- {name: a, action: ./a}\n- {name: b, script: 'echo ${{ steps.a.outputs.x }}'}\n").succeed()
 	require.Equal(t, "2\n", tr.log.String())
 }
+
+// Symptom: steps that run although the job has failed kept outputs and summaries in memory without a bound.
+func TestResultsOfAllStepsAreBoundedTogether(t *testing.T) {
+	tr := newTrial(t)
+	var steps strings.Builder
+	for i := range 10 {
+		fmt.Fprintf(&steps, "- {id: s%d, if: always(), run: '(printf a=; yes | tr -d \"\\n\" | head -c 8000000) >> "+
+			"$GITHUB_OUTPUT; yes | head -c 1000000 > $GITHUB_STEP_SUMMARY; echo ::notice::x'}\n", i)
+	}
+	tr.workflow(steps.String() + "- {if: always(), run: 'echo \"[${{ steps.s3.outputs.a }}]\"'}\n")
+	res := tr.fail("the outputs and exports of the job's steps have more than 33554432 bytes in all")
+	all := res.Steps[0].Steps
+	for i, s := range all[:10] {
+		require.Equal(t, i < 3, len(s.Outputs) > 0, i)
+		require.Equal(t, i < 9, s.Summary != "", i)
+		require.Equal(t, i < 9, len(s.Annotations) > 0, i)
+	}
+	require.Contains(t, all[9].Warnings, "the summary and the annotations are left out: the job has too many")
+	require.Equal(t, engine.Success, all[10].Status)
+	require.Contains(t, tr.log.String(), "[]\n")
+}

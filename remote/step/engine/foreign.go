@@ -97,11 +97,26 @@ func (r *Runner) runForeign(ctx context.Context, g *frame, res *StepResult) outc
 	return o.outcome()
 }
 
-// receive counts the outputs and exports of a step, and marks those that contain secrets.
+// receive counts the results of a step, and marks those that contain secrets. It leaves out those that are too many.
 func (r *Runner) receive(res *StepResult) error {
 	r.taint(res.Outputs)
 	r.taint(res.Exports)
-	return r.give(res.Outputs, res.Exports)
+	err := r.give(res.Outputs, res.Exports)
+	if err != nil {
+		res.Outputs, res.Exports = nil, nil
+	}
+	n := r.given + len(res.Summary)
+	for i := range res.Annotations {
+		a := &res.Annotations[i]
+		n += len(a.Message) + len(a.Title) + len(a.File)
+	}
+	if n > maxResults {
+		res.Summary, res.Annotations = "", nil
+		res.warn("the summary and the annotations are left out: the job has too many")
+		return err
+	}
+	r.given = n
+	return err
 }
 
 // finishForeign lets the other language end the job.

@@ -367,10 +367,11 @@ func (r *Runner) runSequence(ctx context.Context, g *frame, res *StepResult) out
 		return failed(tooMuch)
 	}
 	outputs, warnings, err := r.sequenceOutputs(g)
-	res.Outputs = outputs
 	res.addWarnings(warnings)
-	if err == nil {
-		err = r.give(res.Outputs)
+	if tooMuch = r.give(outputs); tooMuch == nil {
+		res.Outputs = outputs
+	} else if err == nil {
+		err = tooMuch
 	}
 	if err != nil {
 		return failed(err)
@@ -418,14 +419,16 @@ func (r *Runner) bindOutputs(
 	return outputs, warnings, err
 }
 
-// give counts the outputs and exports of a step. The error says that the job has too many.
+// give counts the outputs and exports of a step. The error says that the job has too many: then they are not kept.
 func (r *Runner) give(values ...map[string]expr.Value) error {
+	n := r.given
 	for _, given := range values {
-		r.given += size(given)
+		n += size(given)
 	}
-	if r.given > maxResults {
+	if n > maxResults {
 		return fmt.Errorf(
 			"the outputs and exports of the job's steps have more than %d bytes in all; pass large data in files", maxResults)
 	}
+	r.given = n
 	return nil
 }
