@@ -248,18 +248,21 @@ func forwardTo(kind string, data []byte) (network, address string, err error) {
 }
 
 // join copies both ways between a channel and a connection, until both have ended, the channel is closed, or ctx ends.
-// The end of one direction is passed on.
+// The end of one direction is passed on. Bytes that a client sent before it closed the channel still reach the target.
 func join(ctx context.Context, ch ssh.Channel, requests <-chan *ssh.Request, target net.Conn) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { _, _ = target.Close(), ch.Close() })()
 	var copies sync.WaitGroup
 	defer copies.Wait()
+	sent := make(chan struct{})
 	go func() { // it ends with the channel
 		refuseRequests(requests)
+		<-sent
 		cancel()
 	}()
 	copies.Go(func() {
+		defer close(sent)
 		if _, err := io.Copy(onlyWriter{target}, onlyReader{ch}); err != nil {
 			cancel()
 		}
@@ -268,6 +271,9 @@ func join(ctx context.Context, ch ssh.Channel, requests <-chan *ssh.Request, tar
 		}
 	})
 	_, err := io.Copy(onlyWriter{ch}, onlyReader{target})
+	if errors.Is(err, io.EOF) { // the channel is closed; a target that cannot write may not read on
+		_, err = io.Copy(io.Discard, onlyReader{target})
+	}
 	_ = ch.CloseWrite() // it may have ended
 	if err != nil {
 		cancel()

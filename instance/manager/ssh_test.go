@@ -318,6 +318,33 @@ func TestForwardsGoToTheVM(t *testing.T) {
 	require.Error(t, err, "no forwards from the VM")
 }
 
+// Symptom: a client that closed a forward right after its last bytes, as libraries do, lost the end of them. The server
+// here begins to read when the client has gone; before that it answers, to nobody.
+func TestAForwardDeliversWhatItsClientSentBeforeItClosed(t *testing.T) {
+	t.Parallel()
+	s := newFleetOn(t, sshtest.OpenSSH(t)).serveSSH(t, true)
+	client := s.dial("any")
+	const sent = 3 << 20 // the VM takes 2 MiB ahead of the server, and the manager 2 MiB more
+	for _, answer := range []int{0, 4 << 20} {
+		address := filepath.Join(sshtest.SocketDir(t), "s")
+		listener, err := net.Listen("unix", address)
+		require.NoError(t, err)
+		defer listener.Close()
+		conn, err := client.Dial("unix", address)
+		require.NoError(t, err)
+		_, err = conn.Write(make([]byte, sent))
+		require.NoError(t, err)
+		require.NoError(t, conn.Close())
+		nc, err := listener.Accept()
+		require.NoError(t, err)
+		defer nc.Close()
+		_, _ = nc.Write(make([]byte, answer)) // it may have nowhere to go
+		got, err := io.Copy(io.Discard, nc)
+		require.NoError(t, err)
+		require.EqualValues(t, sent, got, "with an answer of %d bytes", answer)
+	}
+}
+
 func TestBadKeyFilesAreRefused(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
