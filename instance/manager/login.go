@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/crypto/ssh"
 
+	"github.com/stepmux/stepmux/internal/flight"
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
@@ -26,19 +27,15 @@ type login struct {
 	ctx    context.Context // ends with the connection
 	end    context.CancelFunc
 	work   sync.WaitGroup // goroutines of channels
+	slot   flight.Flight[*lease]
 
 	mu       sync.Mutex // guards the following
 	channels int
-	asked    bool // for the lease
 	ahead    int64
-
-	given  chan struct{} // closed when the lease is there, or err is set
-	lease  *lease
-	failed error
 }
 
 func newLogin(s *sshServer, conn *ssh.ServerConn) *login {
-	l := &login{server: s, conn: conn, given: make(chan struct{}), ahead: -1}
+	l := &login{server: s, conn: conn, ahead: -1, slot: flight.Flight[*lease]{GoOn: true}}
 	l.ctx, l.end = context.WithCancel(s.life)
 	return l
 }
@@ -48,8 +45,9 @@ func (l *login) serve(channels <-chan ssh.NewChannel, requests <-chan *ssh.Reque
 	defer func() {
 		l.end()
 		l.work.Wait()
-		if l.lease != nil {
-			_ = l.server.m.release(l.server.m.life, l.lease) // logged there
+		l.slot.Close()
+		if lease, ok := l.slot.Kept(); ok {
+			_ = l.server.m.release(l.server.m.life, lease) // logged there
 		}
 	}()
 	l.work.Go(func() { refuseRequests(requests) })
@@ -141,35 +139,38 @@ func (l *login) request() (leaseRequest, error) {
 	return r, nil
 }
 
-// await returns the login's lease. says is told how long the queue is, when that changes.
-func (l *login) await(ctx context.Context, says func(ahead int64)) (*lease, error) {
-	l.mu.Lock()
-	if !l.asked {
-		l.asked = true
-		l.work.Go(func() {
-			defer close(l.given)
-			r, err := l.request()
-			if err == nil {
-				l.lease, _, _, err = l.server.m.reserve(l.ctx, r, func(ahead int) error {
-					l.mu.Lock()
-					defer l.mu.Unlock()
-					l.ahead = int64(ahead)
-					return nil
-				})
-			}
-			l.failed = err
-		})
+// reserve asks for the lease. If it is refused, the next command of the login asks again.
+func (l *login) reserve(context.Context) (*lease, time.Duration, error) {
+	r, err := l.request()
+	if err != nil {
+		return nil, 0, err
 	}
-	l.mu.Unlock()
+	got, _, _, err := l.server.m.reserve(l.ctx, r, func(ahead int) error {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.ahead = int64(ahead)
+		return nil
+	})
+	if err != nil {
+		return nil, 0, err
+	}
+	return got, -1, nil
+}
+
+// await returns the login's lease. says is told how long the queue is, when that changes.
+func (l *login) await(ctx context.Context, says func(ahead int64)) (got *lease, err error) {
+	reserved := make(chan struct{})
+	l.work.Go(func() {
+		defer close(reserved)
+		got, err = l.slot.Do(ctx, l.reserve)
+	})
 	tick := time.NewTicker(aheadPause)
 	defer tick.Stop()
 	said, at := int64(-1), time.Time{}
 	for {
 		select {
-		case <-l.given:
-			return l.lease, l.failed
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
+		case <-reserved:
+			return got, err
 		case <-tick.C:
 			l.mu.Lock()
 			ahead := l.ahead

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/crypto/ssh"
 
+	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/manager"
 	"github.com/stepmux/stepmux/internal/dockertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
@@ -268,6 +269,33 @@ func TestALoginIsOneSlotAndEndsWithItsConnection(t *testing.T) {
 	require.Error(t, session.Wait())
 	next := f.start(t)
 	require.Equal(t, 0, (&front{running: next}).slots())
+}
+
+// Symptom: over a connection that its client keeps (ControlPersist), each command failed with the error of the first,
+// although the VM had come meanwhile.
+func TestALoginThatWasRefusedASlotAsksAgain(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	var group *instance.Group
+	f.change = func(cfg *manager.Config) { group = cfg.Group }
+	s := f.serveSSH(t, false)
+	client := s.dial("vm-2")
+	run := func() error {
+		session, err := client.NewSession()
+		require.NoError(t, err)
+		return session.Run("true")
+	}
+	refused, ok := errors.AsType[*ssh.ExitError](run())
+	require.True(t, ok)
+	require.Equal(t, 255, refused.ExitStatus())
+	all := group.Instances()
+	second := all[0]
+	second.ID = "vm-2"
+	require.NoError(t, group.Update(append(all, second)))
+	require.NoError(t, run())
+	require.Equal(t, 1, s.slots())
+	require.NoError(t, client.Close())
+	s.free()
 }
 
 func read(t *testing.T, from io.Reader, n int) string {
