@@ -329,8 +329,8 @@ func (t *terminal) run(line string) (string, error) {
 const sftpLine = `for p in /usr/lib/openssh/sftp-server /usr/libexec/openssh/sftp-server /usr/lib/ssh/sftp-server ` +
 	`/usr/libexec/sftp-server; do [ ! -x "$p" ] || exec "$p"; done; exec sftp-server`
 
-// shellLine starts the login's shell as at a login.
-const shellLine = `exec "${SHELL:-/bin/sh}" -l`
+// shellLine starts the login's shell as at a login, which need not be a POSIX shell.
+const shellLine = `exec sh -c 'exec "${SHELL:-/bin/sh}" -l'`
 
 // serve answers the requests of the channel until it is closed, and waits for its command.
 func (s *session) serve(requests <-chan *ssh.Request) {

@@ -47,6 +47,6 @@ func quoteTo(b *strings.Builder, arg string, command bool) {
 		return
 	}
 	b.WriteByte('\'')
-	b.WriteString(strings.ReplaceAll(arg, "'", `'\''`))
+	b.WriteString(strings.ReplaceAll(arg, "'", `'"'"'`)) // not '\'': fish takes a \' inside of quotes for a quote
 	b.WriteByte('\'')
 }

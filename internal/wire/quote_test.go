@@ -96,6 +96,14 @@ func TestQuoteLeavesAnOrdinaryCommandReadable(t *testing.T) {
 	require.Equal(t, "stepmux steps serve --socket /tmp/gitlab-runner-steps/42/step-runner.sock", line)
 }
 
+// Symptom: where the login shell is fish, a command in a command (ssh -t) was split in other places than by a POSIX
+// shell.
+func TestQuoteAddsNoBackslash(t *testing.T) {
+	line, err := Quote("sh", "-c", "echo 'a b'")
+	require.NoError(t, err)
+	require.Equal(t, `sh -c 'echo '"'"'a b'"'"''`, line)
+}
+
 func TestQuoteRefusesNULBytesAndNoArguments(t *testing.T) {
 	_, err := Quote()
 	require.ErrorContains(t, err, "no arguments")
