@@ -325,9 +325,11 @@ func (t *terminal) run(line string) (string, error) {
 	return "exec " + quoted, err
 }
 
-// sftpLine starts the SFTP server of the VM, wherever its OpenSSH has it.
+// sftpLine starts the SFTP server of the VM, wherever its OpenSSH has it: in Debian, Fedora, Arch and Alpine, openSUSE,
+// NixOS, or as OpenSSH itself installs it.
 const sftpLine = `for p in /usr/lib/openssh/sftp-server /usr/libexec/openssh/sftp-server /usr/lib/ssh/sftp-server ` +
-	`/usr/libexec/sftp-server; do [ ! -x "$p" ] || exec "$p"; done; exec sftp-server`
+	`/usr/libexec/ssh/sftp-server /run/current-system/sw/libexec/sftp-server /usr/libexec/sftp-server; ` +
+	`do [ ! -x "$p" ] || exec "$p"; done; exec sftp-server`
 
 // shellLine starts the login's shell as at a login, which need not be a POSIX shell.
 const shellLine = `exec sh -c 'exec "${SHELL:-/bin/sh}" -l'`
