@@ -83,7 +83,8 @@ type Job struct {
 	PassEnv []string
 	// UnsafeExports is the treatment of exports such as LD_PRELOAD: drop, refuse or allow. If empty, drop.
 	UnsafeExports string
-	// MayFail names steps of the job that may fail: the job continues as if they had succeeded.
+	// MayFail names steps of the job that may fail: the job continues as if they had succeeded. GitLab's step runners do
+	// not know this: with them it is a RequestError.
 	MayFail []string
 	// Stderr, if not nil, receives the job's stderr; the trace of Execute then receives only its stdout. GitLab's
 	// step runners merge the two: with them a Stderr is a RequestError.

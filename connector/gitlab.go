@@ -109,6 +109,10 @@ func (e *gitlabExecution) request() (*runnerproto.RunRequest, error) {
 		return nil, &RequestError{Message: "this VM's step runner takes no policy for the environment (--pass-env, " +
 			"--unsafe-exports); put a stepmux on the VM, or leave the flags out"}
 	}
+	if len(e.job.MayFail) > 0 {
+		return nil, &RequestError{Message: "this VM's step runner knows no steps that may fail, such as an after_script; " +
+			"put a stepmux on the VM, or leave them out"}
+	}
 	if e.job.Stderr != nil {
 		return nil, &RequestError{Message: "this VM's step runner does not tell stdout and stderr apart; put a stepmux on " +
 			"the VM, or leave out Job.Stderr"}

@@ -181,6 +181,13 @@ func TestAJobThatAGitLabRunnerRefusesIsNotValidAndItsVariablesAreNotTold(t *test
 	require.ErrorAs(t, err, &refused)
 	require.Contains(t, err.Error(), "[TOKEN]")
 	require.NotContains(t, err.Error(), "s3cr3t")
+	// A job whose after_script failed would fail.
+	job = connector.Job{
+		Steps: []byte("run:\n- {name: a, script: 'true'}\n- {name: b, script: exit 7}\n"), MayFail: []string{"b"},
+	}
+	_, err = b.Execute(sshtest.Within(t), job, &sshtest.Log{})
+	require.ErrorAs(t, err, &refused)
+	require.ErrorContains(t, err, "knows no steps that may fail")
 	_, err = b.Execute(sshtest.Within(t), connector.Job{Script: "echo \xff"}, &sshtest.Log{})
 	require.ErrorAs(t, err, &refused)
 	require.ErrorContains(t, err, "not UTF-8")
