@@ -271,11 +271,9 @@ func (m *Manager) refused(ctx context.Context, err error) error {
 	switch {
 	case errors.Is(err, errLeaseName):
 		return status.Error(codes.InvalidArgument, err.Error())
-	case errors.Is(err, errLeaseElsewhere):
-		return status.Error(codes.FailedPrecondition, err.Error())
 	case errors.Is(err, errLeaseWaits):
 		return status.Error(codes.AlreadyExists, err.Error())
-	case errors.Is(err, errLeases):
+	case errors.Is(err, errLeases), errors.Is(err, errLeaseElsewhere):
 		return status.Error(codes.ResourceExhausted, err.Error())
 	case errors.Is(err, instance.ErrUnknown):
 		return status.Error(codes.FailedPrecondition, err.Error())

@@ -148,7 +148,8 @@ func TestALeaseThatEndsWithoutNATSLeavesNoRecord(t *testing.T) {
 	require.Eventually(t, func() bool { return !m.m.Keeps(t, "lease-one") }, sshtest.Bound, 10*time.Millisecond)
 }
 
-// A lease for a VM of another manager waited without a word.
+// A lease for a VM of another manager waited without a word. Then it was refused as one that no VM fits, so the driver
+// of the custom executor said that the job's script had failed, and GitLab Runner did not try again.
 func TestALeaseForAVMOfAnotherManagerIsRefused(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -161,7 +162,7 @@ func TestALeaseForAVMOfAnotherManagerIsRefused(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
 			_, err := a.reserve(ctx, &pb.ReserveRequest{Lease: "lease-" + vm, Instance: vm})
-			if status.Code(err) != codes.FailedPrecondition {
+			if status.Code(err) != codes.ResourceExhausted {
 				return err == nil
 			}
 			refused++
