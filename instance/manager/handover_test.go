@@ -172,6 +172,31 @@ func TestALeaseForAVMOfAnotherManagerIsRefused(t *testing.T) {
 	require.Equal(t, 1, refused)
 }
 
+// A lease that waited for a VM, as that of an SSH login, went on waiting when the VM became another manager's.
+func TestALeaseThatWaitsForAVMIsRefusedWhenTheVMGoes(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	a, _, open := c.crowded(t, c.nats, "echo on")
+	defer open()
+	wait, openOthers := gate(t)
+	defer openOthers()
+	for range c.capacity {
+		a.await(a.submit("echo on\n"+wait), "on\n") // on the other VM, so that a gives up this one
+	}
+	refused := make(chan error, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(t.Context(), sshtest.Bound)
+		defer cancel()
+		_, err := a.reserve(ctx, &pb.ReserveRequest{Labels: map[string]string{"k": "v"}})
+		refused <- err
+	}()
+	require.Eventually(t, func() bool { return len(a.m.Waiting()) > 1 }, sshtest.Bound, 10*time.Millisecond)
+	c.memberWith(t, c.nats, labelled).awaitHeld(1)
+	err := <-refused
+	require.Equal(t, codes.ResourceExhausted, status.Code(err), "%v", err)
+	require.ErrorContains(t, err, "another manager of the cluster")
+}
+
 // A build that was canceled just when it was taken from the queue kept its place in the queue for a slot.
 func TestACancelMeetsABuildThatIsBeingTaken(t *testing.T) {
 	t.Parallel()

@@ -105,10 +105,8 @@ func (m *Manager) reserve(ctx context.Context, r leaseRequest, waits func(ahead 
 	if err := r.check(m.cfg.Group); err != nil {
 		return nil, false, "", err
 	}
-	if m.cluster != nil {
-		if other := m.cluster.ownerOf(r.fits); other != "" {
-			return nil, false, "", fmt.Errorf("%w (manager %s): ask that one", errLeaseElsewhere, other)
-		}
+	if err := m.elsewhere(&r); err != nil {
+		return nil, false, "", err
 	}
 	r.name = cmp.Or(r.name, leaseName+strings.ToLower(rand.Text()))
 	l, known, err := m.addLease(r)
@@ -122,11 +120,28 @@ func (m *Manager) reserve(ctx context.Context, r leaseRequest, waits func(ahead 
 	return l, true, missing, nil
 }
 
+// elsewhere returns an error if other managers have all VMs that will do.
+func (m *Manager) elsewhere(r *leaseRequest) error {
+	if m.cluster == nil {
+		return nil
+	}
+	if other := m.cluster.ownerOf(r.fits); other != "" {
+		return fmt.Errorf("%w (manager %s): ask that one", errLeaseElsewhere, other)
+	}
+	return nil
+}
+
 // fillLease waits for the slot of a new lease, and keeps the lease.
 func (m *Manager) fillLease(
 	ctx context.Context, l *lease, r leaseRequest, waits func(ahead int) error,
 ) (missing string, err error) {
-	if err = m.awaitSlot(ctx, l, waits); err != nil {
+	err = m.awaitSlot(ctx, l, func(ahead int) error {
+		if err := m.elsewhere(&r); err != nil { // it has gone there meanwhile
+			return err
+		}
+		return waits(ahead)
+	})
+	if err != nil {
 		return "", err
 	}
 	if missing, err = l.executor.Equip(ctx); err != nil {
@@ -214,7 +229,8 @@ func (m *Manager) awaitSlot(ctx context.Context, l *lease, waits func(ahead int)
 			}
 			if err := waits(ahead); err != nil {
 				cancel(err)
-				return errors.Join(err, <-prepared)
+				<-prepared
+				return err
 			}
 		}
 	}
