@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
@@ -27,6 +28,29 @@ func (e *ending) Release(_ context.Context, req *pb.ReleaseRequest) (*pb.Release
 		return nil, status.Error(codes.Unavailable, "the manager ends")
 	}
 	return &pb.ReleaseResponse{Left: []string{req.GetLease()}}, nil
+}
+
+// Symptom: of a manager that did not answer, as one that is stopped, the driver said that none listens; and in either
+// case that the reason is a timeout.
+func TestTheDriverSaysWhyItDoesNotReachAManager(t *testing.T) {
+	before := awayLimit
+	awayLimit = 300 * time.Millisecond
+	defer func() { awayLimit = before }()
+	socket := filepath.Join(t.TempDir(), "m")
+	call := func() string {
+		var messages bytes.Buffer
+		require.Equal(t, 2, Main(Call{
+			Args: []string{"--manager", socket, "cleanup"}, Stdout: new(bytes.Buffer), Stderr: &messages,
+			Env: func(name string) string { return map[string]string{leaseVar: "lease-one"}[name] },
+		}))
+		return messages.String()
+	}
+	const missing = ": connect: no such file or directory\n"
+	require.Equal(t, "stepmux: no manager listens at "+socket+": dial unix "+socket+missing, call())
+	listener, err := net.Listen("unix", socket)
+	require.NoError(t, err)
+	defer listener.Close()
+	require.Equal(t, "stepmux: the manager at "+socket+" does not answer\n", call())
 }
 
 // The slot stayed taken until the job's timeout: cleanup made one call.

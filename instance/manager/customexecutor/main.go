@@ -1,6 +1,7 @@
 package customexecutor
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -28,10 +29,12 @@ const (
 	leaseVar = "STEPMUX_LEASE"
 	// managerVar names the variable with the manager's socket, and systemSocket is its default.
 	managerVar, systemSocket = "STEPMUX_MANAGER", "/run/stepmux-manager/manager.sock"
-	// awayLimit is how long a manager may be away, as while it is started anew, and awayPause the time between two
-	// attempts to reach it.
-	awayLimit, awayPause = 20 * time.Second, 100 * time.Millisecond
+	// awayPause is the time between two attempts to reach a manager.
+	awayPause = 100 * time.Millisecond
 )
+
+// awayLimit is how long a manager may be away, as while it is started anew. A test changes it.
+var awayLimit = 20 * time.Second
 
 const usage = `Driver of GitLab Runner's custom executor: jobs run on the VMs of a stepmux manager.
 
@@ -211,7 +214,9 @@ func (d *driver) connect(ctx context.Context) (pb.ManagerClient, *grpc.ClientCon
 			if ctx.Err() != nil {
 				return nil, nil, context.Cause(ctx)
 			}
-			return nil, nil, d.awaitSocket(waiting) // for its error
+			once, cancel := context.WithTimeout(ctx, awayPause/2) // for one attempt
+			defer cancel()
+			return nil, nil, cmp.Or(d.awaitSocket(once), fmt.Errorf("the manager at %s does not answer", d.manager))
 		}
 		conn.Connect()
 	}
