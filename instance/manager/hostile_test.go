@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"io/fs"
 	"log/slog"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -268,4 +269,20 @@ func TestBuildsThatAreNotKeptAnyMoreAreNoDamage(t *testing.T) {
 	f.change = func(cfg *manager.Config) { cfg.Keep, cfg.Logger = time.Hour, slog.New(slog.NewTextHandler(&said, nil)) }
 	f.start(t).stop()
 	require.NotContains(t, said.String(), "cut off")
+}
+
+// A build's ID is part of a subject of the store, which closes the connection for one of more than 4 KiB. After a
+// question about a build with such an ID, which a status page without a token takes from anybody, the manager could
+// neither answer nor keep anything.
+func TestALongIDOfABuildIsNotFound(t *testing.T) {
+	t.Parallel()
+	m := newFleet(t).start(t)
+	resp, _ := m.servePage(t, false).do("GET", "/builds/"+strings.Repeat("a", 5000), nil)
+	require.Equal(t, http.StatusNotFound, resp.StatusCode)
+	for _, id := range []string{strings.Repeat("a", 5000), "1-" + strings.Repeat("a", 5000), strings.Repeat("a.", 400)} {
+		_, err := m.Get(t.Context(), &pb.GetRequest{Id: id})
+		require.Equal(t, codes.NotFound, status.Code(err), "%v", err)
+	}
+	text, _ := m.wait(m.submit("echo x"), 0)
+	require.Equal(t, "x\n", text)
 }

@@ -362,8 +362,14 @@ type record struct {
 	Result      *result       `json:"result,omitempty"`
 }
 
+// maxID bounds the ID of a build, in bytes. No build has such a long one.
+const maxID = 64
+
 // record returns the record of a build and its revision. It returns nil if there is no record.
 func (s *store) record(ctx context.Context, id string) (*record, uint64, error) {
+	if len(id) > maxID { // it would be part of a subject: for a long one the store closes the connection
+		return nil, 0, nil
+	}
 	entry, err := s.builds.Get(ctx, id)
 	if errors.Is(err, jetstream.ErrKeyNotFound) || errors.Is(err, jetstream.ErrInvalidKey) {
 		return nil, 0, nil
