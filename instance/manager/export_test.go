@@ -242,6 +242,9 @@ func (m *Manager) Settled(t *testing.T, id string) bool {
 	return known == (err == nil)
 }
 
+// CloseStore closes the connection to the store.
+func (m *Manager) CloseStore() { m.store.nc.Close() }
+
 // SetStarted sets when a running build got its slot.
 func (m *Manager) SetStarted(t *testing.T, id string, at time.Time) {
 	t.Helper()

@@ -2,6 +2,7 @@ package manager_test
 
 import (
 	"bytes"
+	"context"
 	"io/fs"
 	"log/slog"
 	"net/http"
@@ -285,4 +286,22 @@ func TestALongIDOfABuildIsNotFound(t *testing.T) {
 	}
 	text, _ := m.wait(m.submit("echo x"), 0)
 	require.Equal(t, "x\n", text)
+}
+
+// A manager whose connection to its own store was closed stayed, and could neither answer nor keep anything.
+func TestAManagerThatHasLostItsStoreEnds(t *testing.T) {
+	t.Parallel()
+	m, provider, err := newFleet(t).open(t)
+	require.NoError(t, err)
+	m.CloseStore()
+	ctx, cancel := context.WithTimeout(t.Context(), sshtest.Bound)
+	defer cancel()
+	select {
+	case <-m.Done():
+	case <-ctx.Done():
+		require.Fail(t, "the manager goes on")
+	}
+	require.NoError(t, m.Shutdown(t.Context()))
+	require.NoError(t, provider.Close())
+	require.ErrorContains(t, m.Err(), "the connection to NATS was closed")
 }

@@ -218,10 +218,10 @@ func (s *store) err() error {
 	if err := s.logger.fatal(); err != nil {
 		return err
 	}
+	if s.nc.IsClosed() {
+		return fmt.Errorf("the connection to NATS was closed: %w", cmp.Or(s.nc.LastError(), nats.ErrConnectionClosed))
+	}
 	if s.shared {
-		if s.nc.IsClosed() {
-			return fmt.Errorf("the connection to NATS was closed: %w", cmp.Or(s.nc.LastError(), nats.ErrConnectionClosed))
-		}
 		return nil // a cluster that does not answer is waited for
 	}
 	if !s.server.JetStreamEnabled() {
