@@ -7,6 +7,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"go.yaml.in/yaml/v4"
 )
@@ -19,7 +20,8 @@ const (
 
 // FromJob reads the keys image and services of a job in YAML, which the step runner does not know. rest is the text
 // without them, with all lines at their places. spec has an image, services, or both; it is nil if the job has neither.
-// name is the text's name in errors. A text that is not YAML comes back as it is: its next reader names the fault.
+// name is the text's name in errors. A text that is not YAML in UTF-8 comes back as it is: its next reader names the
+// fault.
 func FromJob(name string, text []byte) (rest []byte, spec *Spec, err error) {
 	top := lastDocument(text)
 	if top == nil || top.Kind != yaml.MappingNode {
@@ -82,7 +84,7 @@ func otherBreak(text []byte) string {
 
 // lastDocument returns the top of the last document of a text, or nil.
 func lastDocument(text []byte) *yaml.Node {
-	if !bytes.Contains(text, []byte(imageKey)) && !bytes.Contains(text, []byte(servicesKey)) {
+	if !utf8.Valid(text) || !bytes.Contains(text, []byte(imageKey)) && !bytes.Contains(text, []byte(servicesKey)) {
 		return nil
 	}
 	decoder := yaml.NewDecoder(bytes.NewReader(text))

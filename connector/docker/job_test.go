@@ -1,7 +1,9 @@
 package docker_test
 
 import (
+	"encoding/binary"
 	"testing"
+	"unicode/utf16"
 
 	"github.com/stretchr/testify/require"
 
@@ -75,4 +77,17 @@ func TestAMistakeInTheImageOfAJobHasItsPlace(t *testing.T) {
 		_, _, err := docker.FromJob("job.yml", []byte(text))
 		require.ErrorContains(t, err, want, text)
 	}
+}
+
+// The lines of such a text are not those of its bytes: the manager that read it ended. U+0085 is a line break of YAML,
+// and three other characters are the bytes of "images".
+func TestAJobInUTF16ComesBackAsItIs(t *testing.T) {
+	text := []byte{0xff, 0xfe}
+	for _, c := range utf16.Encode([]rune("#\u6d69\u6761\u7365\u0085\u0085\u0085image: x\u0085run: []")) {
+		text = binary.LittleEndian.AppendUint16(text, c)
+	}
+	rest, spec, err := docker.FromJob("job.yml", text)
+	require.NoError(t, err)
+	require.Nil(t, spec)
+	require.Equal(t, text, rest)
 }
