@@ -245,6 +245,24 @@ func (m *Manager) Settled(t *testing.T, id string) bool {
 // CloseStore closes the connection to the store.
 func (m *Manager) CloseStore() { m.store.nc.Close() }
 
+// RemoveLog removes the log of a build.
+func (m *Manager) RemoveLog(t *testing.T, id string) {
+	t.Helper()
+	require.NoError(t, m.store.logs.Purge(t.Context(), jetstream.WithPurgeSubject(logsSubject+id)))
+}
+
+// ReadAndRemove reads the log of a build, and removes it once the reader has its first piece. It returns how many bytes
+// were read.
+func (m *Manager) ReadAndRemove(ctx context.Context, t *testing.T, id string) (read int, err error) {
+	t.Helper()
+	_, err = m.store.readBack(ctx, id, 0, 0, func(p piece) error {
+		read += len(p.text)
+		m.RemoveLog(t, id)
+		return nil
+	})
+	return read, err
+}
+
 // SetStarted sets when a running build got its slot.
 func (m *Manager) SetStarted(t *testing.T, id string, at time.Time) {
 	t.Helper()

@@ -3,6 +3,7 @@ package manager_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"net/http"
@@ -304,4 +305,19 @@ func TestAManagerThatHasLostItsStoreEnds(t *testing.T) {
 	require.NoError(t, m.Shutdown(t.Context()))
 	require.NoError(t, provider.Close())
 	require.ErrorContains(t, m.Err(), "the connection to NATS was closed")
+}
+
+// Pieces that are too old, or too many, are removed while a slow reader is at the first of them. The reader waited for
+// the last one for ever, and with it stepmux logs.
+func TestAReaderOfALogThatIsRemovedMeanwhileEnds(t *testing.T) {
+	t.Parallel()
+	m := newFleet(t).start(t)
+	const size = 12_000_000
+	id := m.submit(fmt.Sprintf("head -c %d /dev/zero | tr '\\0' x", size))
+	m.wait(id, 0)
+	ctx, cancel := context.WithTimeout(t.Context(), sshtest.Bound)
+	defer cancel()
+	read, err := m.m.ReadAndRemove(ctx, t, id)
+	require.NoError(t, err)
+	require.Less(t, read, size)
 }

@@ -326,7 +326,7 @@ func (s *store) findPieces(
 }
 
 // readPieces passes the pieces of a log to take, from one place in the stream until another, or without an end if that
-// is 0. It returns the place of the last one. The end of the log ends it too.
+// is 0. It returns the place of the last one. The end of the log ends it too, and so does the removal of all pieces.
 func (s *store) readPieces(
 	ctx context.Context, id string, from, until uint64, take func(piece) error,
 ) (place uint64, err error) {
@@ -338,7 +338,19 @@ func (s *store) readPieces(
 	}
 	defer stop()
 	for {
-		msg, err := messages.Next(jetstream.NextContext(ctx))
+		next, stopWait := ctx, func() {}
+		if until > 0 {
+			next, stopWait = context.WithTimeout(ctx, checkStall)
+		}
+		msg, err := messages.Next(jetstream.NextContext(next))
+		stopWait()
+		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil { // the rest may have been removed meanwhile
+			_, err = s.logs.GetLastMsgForSubject(ctx, logsSubject+id)
+			if errors.Is(err, jetstream.ErrMsgNotFound) {
+				return place, nil
+			}
+			continue
+		}
 		if err != nil {
 			return place, err
 		}
