@@ -393,7 +393,7 @@ func (m *Manager) keep(b *build, r *result) {
 	m.keepTrying("keep its result", b, func() error {
 		return m.change(b, func(rec *record) {
 			rec.Phase, rec.Ended, rec.Result = phaseEnded, ended, r
-			rec.FirstOutput = b.log.firstAfter(rec.Started)
+			rec.FirstOutput, rec.LogBytes = b.log.firstAfter(rec.Started), b.log.length()
 		})
 	})
 	m.keepTrying("end the log", b, func() error { return b.log.end(r) })

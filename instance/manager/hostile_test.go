@@ -321,3 +321,20 @@ func TestAReaderOfALogThatIsRemovedMeanwhileEnds(t *testing.T) {
 	require.NoError(t, err)
 	require.Less(t, read, size)
 }
+
+// The log of a build was shown as empty, without a word, once all of its pieces were removed.
+func TestALogThatIsNotKeptAnyMoreIsTold(t *testing.T) {
+	t.Parallel()
+	m := newFleet(t).start(t)
+	id := m.submit("echo one; echo two")
+	m.wait(id, 0)
+	m.m.RemoveLog(t, id)
+	for _, follow := range []bool{false, true} {
+		stream, err := m.Follow(t.Context(), &pb.FollowRequest{Id: id, Follow: follow})
+		require.NoError(t, err)
+		msg, err := stream.Recv()
+		require.NoError(t, err)
+		require.Equal(t, []int64{8, 8}, []int64{msg.GetMissing(), msg.GetOffset()})
+		require.Empty(t, msg.GetText())
+	}
+}

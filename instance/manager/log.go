@@ -144,6 +144,13 @@ func (l *storedLog) firstAfter(start time.Time) time.Duration {
 	return max(l.first.Sub(start), 0)
 }
 
+// length returns how many bytes the log has.
+func (l *storedLog) length() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.offset
+}
+
 // end tells those that follow the log its end, with the build's result, unless they know it. The record has that
 // already. A piece tells it to the followers of other managers.
 func (l *storedLog) end(r *result) error {

@@ -312,6 +312,14 @@ func (m *Manager) follow(ctx context.Context, req *pb.FollowRequest, send func(*
 		at += int64(len(text))
 		return err
 	})
+	if err == nil && ended {
+		var rec *record
+		if rec, _, err = m.store.record(ctx, req.GetId()); rec != nil && rec.LogBytes > at { // its end is not kept any more
+			missing := rec.LogBytes - at
+			at = rec.LogBytes
+			err = send(&pb.FollowResponse{Offset: at, Missing: missing})
+		}
+	}
 	if err != nil || !req.GetFollow() {
 		return err
 	}

@@ -356,6 +356,7 @@ type record struct {
 	// Connect and FirstOutput are the times from Started to a step runner that listens, and to the log's first byte.
 	Connect     time.Duration `json:"connect_ns,omitempty"`
 	FirstOutput time.Duration `json:"first_output_ns,omitempty"`
+	LogBytes    int64         `json:"log_bytes,omitempty"` // the length of the log, once the build has ended
 	Canceled    bool          `json:"canceled,omitempty"`
 	Attempt     int           `json:"attempt,omitempty"` // counts how often it was lost and ran again
 	Manager     string        `json:"manager,omitempty"` // has it, of those that share the state
