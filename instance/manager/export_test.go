@@ -263,6 +263,28 @@ func (m *Manager) ReadAndRemove(ctx context.Context, t *testing.T, id string) (r
 	return read, err
 }
 
+// CancelAndGo cancels a build for a caller that has gone away.
+func (m *Manager) CancelAndGo(t *testing.T, id string) error {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := (&service{m: m}).Cancel(ctx, &pb.CancelRequest{Id: id})
+	return err
+}
+
+// DrainAndGo drains a VM for a caller that goes away when the store gets the drain.
+func (m *Manager) DrainAndGo(t *testing.T, id string) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	stored, err := m.store.nc.Subscribe("$KV."+fleetBucket+"."+drainKey(id), func(*nats.Msg) { cancel() })
+	require.NoError(t, err)
+	require.NoError(t, m.store.nc.Flush())
+	_, _ = (&service{m: m}).Drain(ctx, &pb.DrainRequest{Instances: []string{id}}) // nobody gets the answer
+	<-ctx.Done()
+	require.NoError(t, stored.Unsubscribe())
+}
+
 // SetStarted sets when a running build got its slot.
 func (m *Manager) SetStarted(t *testing.T, id string, at time.Time) {
 	t.Helper()

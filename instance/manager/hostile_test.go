@@ -338,3 +338,23 @@ func TestALogThatIsNotKeptAnyMoreIsTold(t *testing.T) {
 		require.Empty(t, msg.GetText())
 	}
 }
+
+// Who had cancelled a build, or drained a VM, was not kept if the caller went away at once.
+func TestWhatACallerThatHasGoneHasDoneIsKept(t *testing.T) {
+	t.Parallel()
+	m := newFleet(t).start(t)
+	id := m.submit("echo begun; exec sleep 1000")
+	m.await(id, "begun\n")
+	require.NoError(t, m.m.CancelAndGo(t, id))
+	_, b := m.wait(id, 0)
+	require.Equal(t, "job_canceled", b.GetResult().GetReason())
+	m.m.DrainAndGo(t, "vm-1")
+	said, err := m.Audit(t.Context(), &pb.AuditRequest{})
+	require.NoError(t, err)
+	var actions []string
+	for _, e := range said.GetEntries() {
+		actions = append(actions, e.GetAction()+" "+e.GetSubject())
+	}
+	require.Equal(t, []string{"drain vm-1", "cancel " + id}, actions)
+	require.True(t, m.m.Settled(t, "vm-1"))
+}

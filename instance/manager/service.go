@@ -344,6 +344,7 @@ func (m *Manager) follow(ctx context.Context, req *pb.FollowRequest, send func(*
 
 // Cancel ends a build.
 func (s *service) Cancel(ctx context.Context, req *pb.CancelRequest) (*pb.CancelResponse, error) {
+	ctx = context.WithoutCancel(ctx) // else it could be done in part, and not be noted
 	// A build may be taken, or end, between two looks at it.
 	for range 10 {
 		err := s.m.cancel(ctx, req.GetId())
@@ -433,6 +434,7 @@ func (s *service) Drain(ctx context.Context, req *pb.DrainRequest) (*pb.DrainRes
 	if err := s.m.knows(req.GetInstances()); err != nil {
 		return nil, err
 	}
+	ctx = context.WithoutCancel(ctx) // as in Cancel
 	for _, id := range req.GetInstances() {
 		if err := s.m.drainedBy(ctx, callerOf(ctx), id, req.GetNote(), req.GetFor().AsDuration()); err != nil {
 			return nil, s.m.failed(ctx, err)
@@ -446,6 +448,7 @@ func (s *service) Undrain(ctx context.Context, req *pb.UndrainRequest) (*pb.Undr
 	if err := s.m.knows(req.GetInstances(), s.m.drainedNow()...); err != nil {
 		return nil, err
 	}
+	ctx = context.WithoutCancel(ctx) // as in Cancel
 	for _, id := range req.GetInstances() {
 		if err := s.m.undrainedBy(ctx, callerOf(ctx), id); err != nil {
 			return nil, s.m.failed(ctx, err)
