@@ -285,6 +285,19 @@ func (m *Manager) DrainAndGo(t *testing.T, id string) {
 	require.NoError(t, stored.Unsubscribe())
 }
 
+// UsePlaces uses up places among the records of builds, as leases do.
+func (m *Manager) UsePlaces(t *testing.T, n int) {
+	t.Helper()
+	for range n {
+		_, err := m.store.js.PublishAsync("$KV."+buildsBucket+"."+leasePrefix+"x", nil)
+		require.NoError(t, err)
+	}
+	<-m.store.js.PublishAsyncComplete()
+}
+
+// Asked returns how many messages the manager has sent to its store.
+func (m *Manager) Asked() uint64 { return m.store.nc.Stats().OutMsgs }
+
 // SetStarted sets when a running build got its slot.
 func (m *Manager) SetStarted(t *testing.T, id string, at time.Time) {
 	t.Helper()

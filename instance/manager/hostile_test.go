@@ -358,3 +358,20 @@ func TestWhatACallerThatHasGoneHasDoneIsKept(t *testing.T) {
 	require.Equal(t, []string{"drain vm-1", "cancel " + id}, actions)
 	require.True(t, m.m.Settled(t, "vm-1"))
 }
+
+// Leases use up places among the records of builds. A list looked at each of them.
+func TestAListCostsNoMoreForLeasesThatHaveEnded(t *testing.T) {
+	t.Parallel()
+	m := newFleet(t).start(t)
+	first := m.submit("true")
+	m.wait(first, 0)
+	m.m.UsePlaces(t, 3000)
+	second := m.submit("true")
+	m.wait(second, 0)
+	before := m.m.Asked()
+	all, err := m.List(t.Context(), &pb.ListRequest{Phase: pb.Build_ended})
+	require.NoError(t, err)
+	require.Less(t, m.m.Asked()-before, uint64(100))
+	require.Len(t, all.GetBuilds(), 2)
+	require.Equal(t, second, all.GetBuilds()[0].GetId(), "the latest first")
+}
