@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -28,9 +29,10 @@ import (
 // browser is a client of a status page.
 type browser struct {
 	http.Client
-	t     *testing.T
-	at    string
-	token string
+	t      *testing.T
+	at     string
+	token  string
+	signer *access.Token // nil without a token
 }
 
 // servePage serves the status page of a manager. Without a token it is read-only.
@@ -44,7 +46,7 @@ func (r *running) servePage(t *testing.T, withToken bool) *browser {
 		require.NoError(t, err)
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)
-		cfg.Token, b.token = token, strings.TrimSpace(string(text))
+		cfg.Token, b.token, b.signer = token, strings.TrimSpace(string(text)), token
 	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -350,4 +352,23 @@ func TestBrowsersThatDoNotReadAreGivenUp(t *testing.T) {
 	require.Len(t, text, 30_000_000)
 	b.get("/")
 	require.Eventually(t, func() bool { return m.m.Readers(t) <= 1 }, sshtest.Bound, time.Millisecond)
+}
+
+// An open page showed the fleet to a login that was over, for as long as its connection lasted.
+func TestAnOpenPageEndsWithItsLogin(t *testing.T) {
+	t.Parallel()
+	b := newFleet(t).start(t).servePage(t, true)
+	signed := strconv.FormatInt(time.Now().Add(2*time.Second).Unix(), 10) + ".x"
+	ctx, cancel := context.WithTimeout(t.Context(), sshtest.Bound)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, "GET", b.at+"/events", nil)
+	require.NoError(t, err)
+	req.Header.Set("Cookie", "stepmux-page="+signed+"."+b.signer.Sign("login:"+signed))
+	resp, err := b.Do(req)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	require.Equal(t, http.StatusOK, resp.StatusCode)
+	text, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	require.Contains(t, string(text), "event: page")
 }

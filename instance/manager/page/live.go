@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"strconv"
 	"sync"
@@ -79,8 +80,14 @@ type part struct {
 	shown []byte
 }
 
+// errLoggedOut ends the stream of a login that is over.
+var errLoggedOut = errors.New("the login is over")
+
 // refresh sends a part if it has changed.
 func (p *pages) refresh(ctx context.Context, e *events, r *http.Request, of *part) error {
+	if !p.seesPages(r) {
+		return errLoggedOut
+	}
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	data, err := of.data(ctx, r)
