@@ -375,3 +375,20 @@ func TestAListCostsNoMoreForLeasesThatHaveEnded(t *testing.T) {
 	require.Len(t, all.GetBuilds(), 2)
 	require.Equal(t, second, all.GetBuilds()[0].GetId(), "the latest first")
 }
+
+// Who had asked for it was said to have canceled a build that had succeeded.
+func TestACancellationWithoutEffectIsNoAction(t *testing.T) {
+	t.Parallel()
+	m := newFleet(t).start(t)
+	id := m.submit("true")
+	m.wait(id, 0)
+	_, err := m.Cancel(t.Context(), &pb.CancelRequest{Id: id})
+	require.NoError(t, err)
+	said, err := m.Audit(t.Context(), &pb.AuditRequest{})
+	require.NoError(t, err)
+	require.Empty(t, said.GetEntries())
+	b, err := m.Get(t.Context(), &pb.GetRequest{Id: id})
+	require.NoError(t, err)
+	require.Empty(t, b.GetResult().GetReason())
+	require.False(t, b.GetCanceled())
+}

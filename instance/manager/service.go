@@ -350,6 +350,8 @@ func (s *service) Cancel(ctx context.Context, req *pb.CancelRequest) (*pb.Cancel
 		err := s.m.cancel(ctx, req.GetId())
 		if err == nil {
 			s.m.note(ctx, action{Who: callerOf(ctx), Action: "cancel", Subject: req.GetId()})
+		}
+		if err == nil || errors.Is(err, errEnded) {
 			return &pb.CancelResponse{}, nil
 		}
 		if !errors.Is(err, errTaken) {
@@ -358,6 +360,9 @@ func (s *service) Cancel(ctx context.Context, req *pb.CancelRequest) (*pb.Cancel
 	}
 	return nil, status.Error(codes.Aborted, errTaken.Error())
 }
+
+// errEnded says that a build has ended, so that it cannot be canceled.
+var errEnded = errors.New("the build has ended")
 
 func (m *Manager) cancel(ctx context.Context, id string) error {
 	if b := m.find(id); b != nil {
@@ -374,7 +379,7 @@ func (m *Manager) cancel(ctx context.Context, id string) error {
 	}
 	if rec != nil && (rec.Phase != phaseWaiting || m.cluster != nil) {
 		if rec.Phase == phaseEnded {
-			return nil
+			return errEnded
 		}
 		if m.cluster != nil {
 			return m.cancelElsewhere(ctx, rec, revision)
@@ -405,10 +410,11 @@ func (m *Manager) cancel(ctx context.Context, id string) error {
 
 // cancelLive ends a build that this manager has.
 func (m *Manager) cancelLive(b *build) error {
-	if b.kept().Phase != phaseEnded {
-		if err := m.change(b, func(r *record) { r.Canceled = true }); err != nil {
-			return err
-		}
+	if b.kept().Phase == phaseEnded {
+		return errEnded
+	}
+	if err := m.change(b, func(r *record) { r.Canceled = true }); err != nil {
+		return err
 	}
 	b.cancel(errCanceled)
 	return nil
