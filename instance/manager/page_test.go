@@ -372,3 +372,14 @@ func TestAnOpenPageEndsWithItsLogin(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, string(text), "event: page")
 }
+
+func TestThePageOfABuildTellsOfItsTrace(t *testing.T) {
+	t.Parallel()
+	m := newFleet(t).start(t)
+	traced := job("true")
+	traced.Trace = true
+	resp, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: traced})
+	require.NoError(t, err)
+	m.wait(resp.GetId(), 0)
+	require.Contains(t, m.servePage(t, false).get("/builds/"+resp.GetId()), "stepmux trace get "+resp.GetId()+" FILE")
+}
