@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/control"
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 )
 
 // drained is a VM that an operator takes out. It is kept, so that a manager that is started anew takes it out too.
@@ -165,6 +167,9 @@ func (m *Manager) noteDrain(entry jetstream.KeyValueEntry) {
 // status returns the status of the fleet. In a cluster that is the VMs of all managers, and the rest is this one's.
 func (m *Manager) status(ctx context.Context) control.Status {
 	s := m.ownStatus()
+	if list, err := m.list(ctx, &pb.ListRequest{Phase: pb.Build_queued}, 0); err == nil {
+		s.Waiting += int(list.GetQueued()) // there are not that many
+	}
 	if m.cluster == nil {
 		return s
 	}
@@ -184,11 +189,14 @@ func (m *Manager) status(ctx context.Context) control.Status {
 	return s
 }
 
-// ownStatus returns the status of the manager, with the notes of drained VMs.
+// ownStatus returns the status of the manager, with the notes of drained VMs. Of those that wait it counts the leases:
+// builds that wait are in the queue, too.
 func (m *Manager) ownStatus() control.Status {
 	s := control.StatusOf(control.Config{
 		Provider: m.cfg.Provider, Version: m.cfg.Version, InventoryErr: m.cfg.InventoryErr,
 	}, m.since)
+	waiting := m.cfg.Group.Waiting()
+	s.Waiting = len(slices.DeleteFunc(waiting, func(id string) bool { return !strings.HasPrefix(id, leaseName) }))
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i := range s.Instances {

@@ -1,6 +1,7 @@
 package manager_test
 
 import (
+	"encoding/json"
 	"testing"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/control"
 	"github.com/stepmux/stepmux/instance/manager"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/sshtest"
@@ -94,4 +96,24 @@ func TestADrainWhoseTimeEndsWhileNATSIsAwayEndsLater(t *testing.T) {
 		return time.Now().After(end)
 	}, sshtest.Bound, time.Millisecond)
 	requireStates(t, m, "ready")
+}
+
+// stepmux ps told only of those that the manager had taken from its queue ahead of their slots, at most 16.
+func TestTheStatusCountsAllBuildsThatWait(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.capacity = 1
+	m := f.start(t)
+	m.await(m.submit("echo begun; exec sleep 1000"), "begun\n")
+	for range 20 {
+		m.submit("true")
+	}
+	go func() { _, _ = m.reserve(t.Context(), &pb.ReserveRequest{}) }() // until the manager ends
+	require.Eventually(t, func() bool {
+		resp, err := m.Status(t.Context(), &pb.StatusRequest{})
+		require.NoError(t, err)
+		var s control.Status
+		require.NoError(t, json.Unmarshal(resp.GetJson(), &s))
+		return s.Waiting == 21
+	}, sshtest.Bound, time.Millisecond)
 }

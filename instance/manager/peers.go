@@ -32,7 +32,7 @@ type peerAnswer struct {
 	Taken   []string     `json:"taken,omitempty"`   // builds with a record
 	Running int64        `json:"running,omitempty"` // how many of them run
 	VMs     []control.VM `json:"vms,omitempty"`     // those that it has
-	Waiting int          `json:"waiting,omitempty"` // builds that wait for one of them
+	Waiting int          `json:"waiting,omitempty"` // leases that wait for one of them
 }
 
 // answerPeers answers the other managers until the connection is closed.
