@@ -535,6 +535,20 @@ func TestAManagerNeedsAStateDirectoryThatItCanWrite(t *testing.T) {
 	require.ErrorContains(t, err, "not a directory")
 }
 
+// The lock of the state directory did not follow it: "too many levels of symbolic links".
+func TestTheStateDirectoryMayBeALink(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.start(t).stop()
+	target := f.dir
+	f.dir = filepath.Join(t.TempDir(), "link")
+	require.NoError(t, os.Symlink(target, f.dir))
+	f.start(t)
+	f.dir = target
+	_, _, err := f.open(t)
+	require.ErrorContains(t, err, "another manager uses it")
+}
+
 // Every build pays for the start of its step runner, so a relay starts the one that lingers itself, ahead of its build.
 func TestStepRunnersThatLingerArePrestarted(t *testing.T) {
 	t.Parallel()

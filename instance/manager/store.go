@@ -92,7 +92,11 @@ func (s *store) open(ctx context.Context, cfg *Config) (err error) {
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return err
 	}
-	if s.lock, err = filelock.Claim(cfg.Dir); errors.Is(err, filelock.ErrTaken) {
+	dir, err := filepath.EvalSymlinks(cfg.Dir) // Claim follows no link
+	if err != nil {
+		return err
+	}
+	if s.lock, err = filelock.Claim(dir); errors.Is(err, filelock.ErrTaken) {
 		return errors.New("another manager uses it")
 	} else if err != nil {
 		return err
