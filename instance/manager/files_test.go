@@ -88,6 +88,20 @@ func TestABuildWhoseTraceCannotBeKeptSaysSoInItsLog(t *testing.T) {
 	require.Contains(t, log, "part\nstep runner: there is no trace: ")
 }
 
+// A part of a project took room for a day after its manager was killed: a second attempt with a project of more than
+// half of the room was refused.
+func TestWhatAKilledManagerWasGettingTakesNoRoom(t *testing.T) {
+	t.Parallel()
+	text, digest := archive(t, "file", "content")
+	f := newFleet(t)
+	f.change = func(cfg *manager.Config) { cfg.FileBytes = int64(len(text)) * 3 / 2 }
+	f.start(t).stop()
+	require.NoError(t, os.WriteFile(filepath.Join(f.dir, "projects", ".part-1"), text[:len(text)-1], 0o600))
+	wanted, err := f.start(t).keep(text, digest)
+	require.NoError(t, err)
+	require.EqualValues(t, len(text), wanted)
+}
+
 // archive returns an archive with one file, and its digest.
 func archive(t *testing.T, name, content string) (text []byte, digest string) {
 	t.Helper()

@@ -75,13 +75,16 @@ func openFiles(ctx context.Context, s *store, cfg *Config) (fileStore, error) {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return nil, err
 		}
+		parts, err := filepath.Glob(filepath.Join(dir, ".*")) // of a manager that was killed
+		if err != nil {
+			return nil, err
+		}
+		for _, part := range parts {
+			_ = os.Remove(part) // it takes room only
+		}
 	}
-	parts, err := filepath.Glob(filepath.Join(f.artifacts.Dir, ".*")) // of a manager that was killed
-	for _, part := range parts {
-		_ = os.Remove(part) // it takes room only
-	}
-	if err != nil || !s.shared {
-		return f, err
+	if !s.shared {
+		return f, nil
 	}
 	return openSharedFiles(ctx, s, cfg, f.projects)
 }
