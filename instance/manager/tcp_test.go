@@ -3,10 +3,12 @@ package manager_test
 import (
 	"context"
 	"crypto/tls"
+	"fmt"
 	"io"
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -143,4 +145,32 @@ func TestClientsWithoutTheTokenAreFewAndSoonGone(t *testing.T) {
 		}
 		return err == nil
 	}, sshtest.Bound, bound10ms, "and others come")
+}
+
+// A client waited for two hours for a manager whose machine had died: gRPC leaves TCP's keepalive as the system has it.
+func TestAClientByTCPNoticesADeadLink(t *testing.T) {
+	t.Parallel()
+	door := newFleet(t).start(t).serveTCP(t)
+	conn, err := door.to.Dial(t.Context())
+	require.NoError(t, err)
+	defer conn.Close()
+	_, err = pb.NewManagerClient(conn).Status(t.Context(), &pb.StatusRequest{})
+	require.NoError(t, err)
+	_, port, err := net.SplitHostPort(door.addr)
+	require.NoError(t, err)
+	number, err := strconv.Atoi(port)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		text, err := os.ReadFile("/proc/net/tcp")
+		require.NoError(t, err)
+		for line := range strings.Lines(string(text)) {
+			f := strings.Fields(line) // proc_net_tcp(5): f[2] is the other end, f[5] the timer and when it is due
+			if len(f) > 5 && strings.HasSuffix(f[2], fmt.Sprintf(":%04X", number)) && strings.HasPrefix(f[5], "02:") {
+				ticks, err := strconv.ParseInt(f[5][3:], 16, 64)
+				require.NoError(t, err)
+				return ticks <= 60*100 // in 1/100 s
+			}
+		}
+		return false
+	}, 10*time.Second, 10*time.Millisecond)
 }

@@ -112,7 +112,9 @@ func (t Target) Dial(ctx context.Context) (*grpc.ClientConn, error) {
 	}
 	_ = probe.Close() // it was not used
 	return pb.Connect("passthrough:///"+d.addr, grpc.WithTransportCredentials(credentials.NewTLS(d.tls)),
-		grpc.WithPerRPCCredentials(d.token))
+		grpc.WithPerRPCCredentials(d.token), grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "tcp", addr) // gRPC's own notices a dead link only after two hours
+		}))
 }
 
 // ErrAway reports that no manager could be reached.
