@@ -299,3 +299,20 @@ func TestABuildWhoseVMIsElsewhereIsLeftToTheNextManager(t *testing.T) {
 	require.Equal(t, "begun\ndone\n", text)
 	require.Empty(t, b.GetResult().GetReason(), b.GetResult().GetMessage())
 }
+
+// Symptom: a password with a percent sign, or that of an address without nats://, was in the log.
+func TestNoMessageHasThePasswordOfNATS(t *testing.T) {
+	t.Parallel()
+	for _, url := range []string{"nats://u:hidden%zz@127.0.0.1:1", "u:hidden@127.0.0.1:1"} {
+		var said bytes.Buffer
+		f := newFleet(t)
+		f.opening = time.Second
+		f.change = func(cfg *manager.Config) {
+			cfg.NATS, cfg.KeyFile = &manager.NATS{URLs: []string{url}}, filepath.Join(t.TempDir(), "key")
+			cfg.Logger = slog.New(slog.NewTextHandler(&said, nil))
+		}
+		_, _, err := f.open(t)
+		require.ErrorContains(t, err, "connect to NATS at ")
+		require.NotContains(t, err.Error()+said.String(), "hidden")
+	}
+}

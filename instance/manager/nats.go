@@ -66,7 +66,11 @@ func (s *store) join(ctx context.Context, cfg *NATS) (err error) {
 		options = append(options, nats.ClientCert(cfg.Cert, cfg.Key))
 	}
 	err = s.persist(ctx, func(context.Context) (err error) {
-		if s.nc, err = nats.Connect(strings.Join(cfg.URLs, ","), options...); err != nil {
+		s.nc, err = nats.Connect(strings.Join(cfg.URLs, ","), options...)
+		if _, bad := errors.AsType[*url.Error](err); bad { // not shown: it has the password
+			err = errors.New("it is no URL; in a password write a percent sign as %25")
+		}
+		if err != nil {
 			return fmt.Errorf("connect to NATS at %s: %w", cfg, err)
 		}
 		return nil
@@ -86,10 +90,12 @@ func (s *store) join(ctx context.Context, cfg *NATS) (err error) {
 func (n *NATS) String() string {
 	var all []string
 	for _, text := range n.URLs {
-		if u, err := url.Parse(text); err == nil {
-			text = u.Redacted()
+		if !strings.Contains(text, "://") {
+			text = "nats://" + text // as the library reads it
 		}
-		all = append(all, text)
+		if u, err := url.Parse(text); err == nil {
+			all = append(all, u.Redacted())
+		}
 	}
 	return strings.Join(all, ",")
 }
