@@ -73,13 +73,17 @@ func (e *execution) submit(ctx, calls context.Context) error {
 func deliver(
 	ctx, calls context.Context, patience time.Duration, req proto.Message, call, cancel func(context.Context) error,
 ) error {
-	if size := proto.Size(req); size > maxMessage {
-		return &RequestError{Message: fmt.Sprintf("it is %d bytes, at most %d can be delivered", size, maxMessage)}
+	text, err := proto.Marshal(req)
+	if err != nil { // as of text that is not UTF-8: gRPC would call that a failure of the transport, which is repeated
+		return &RequestError{Message: fmt.Sprintf("it cannot be delivered: %v", err)}
+	}
+	if len(text) > maxMessage {
+		return &RequestError{Message: fmt.Sprintf("it is %d bytes, at most %d can be delivered", len(text), maxMessage)}
 	}
 	until, end := context.WithCancelCause(calls)
 	defer end(nil)
 	defer context.AfterFunc(ctx, func() { end(ctx.Err()) })()
-	err := retryFor(until, patience, func() (bool, error) { return false, call(until) })
+	err = retryFor(until, patience, func() (bool, error) { return false, call(until) })
 	switch {
 	case err == nil:
 		return nil

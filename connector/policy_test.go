@@ -72,3 +72,15 @@ func TestStepRunnerOfAnotherMakeTakesNoPolicy(t *testing.T) {
 	require.IsType(t, &RequestError{}, err)
 	require.ErrorContains(t, err, "does not tell stdout and stderr apart")
 }
+
+// gRPC takes such text for a failure of the transport, which is repeated: the build did not end. One script in Latin-1
+// was enough.
+func TestAJobThatIsNotUTF8IsRefused(t *testing.T) {
+	for _, job := range []Job{{Script: "echo caf\xe9"}, {Steps: []byte("run: [] # \xff")}} {
+		c, stop := connectTo(t, &warningServer{})
+		_, err := c.Execute(sshtest.Within(t), job, io.Discard)
+		stop()
+		require.ErrorAs(t, err, new(*RequestError))
+		require.ErrorContains(t, err, "UTF-8")
+	}
+}
