@@ -3,6 +3,7 @@ package endsignal
 import (
 	"context"
 	"os"
+	"os/signal"
 	"syscall"
 	"testing"
 
@@ -51,4 +52,24 @@ func TestAnEndOfTheParentIsNoSignal(t *testing.T) {
 	require.NoError(t, abort.Err())
 	send(t, syscall.SIGINT)
 	<-abort.Done()
+}
+
+// Symptom: a hang-up of the terminal ended "nohup stepmux run", because a signal that is listened for is not ignored.
+func TestAHangUpIsIgnoredUnderNohup(t *testing.T) {
+	signal.Ignore(syscall.SIGHUP)
+	t.Cleanup(func() { signal.Reset(syscall.SIGHUP) })
+	for name, listen := range map[string]func() (context.Context, context.CancelFunc){
+		"until": func() (context.Context, context.CancelFunc) { return Until(t.Context(), All...) },
+		"twice": func() (context.Context, context.CancelFunc) {
+			ctx, _, stop := Twice(t.Context(), All...)
+			return ctx, stop
+		},
+	} {
+		ctx, stop := listen()
+		send(t, syscall.SIGHUP)
+		send(t, syscall.SIGTERM)
+		<-ctx.Done()
+		require.Equal(t, 128+int(syscall.SIGTERM), Code(ctx), name)
+		stop()
+	}
 }
