@@ -57,6 +57,9 @@ func Git(dir string) []string {
 
 // Contains reports whether a directory is in a git repository.
 func Contains(dir string) bool {
+	if real, err := filepath.EvalSymlinks(dir); err == nil { // the repository is above that, not above the link
+		dir = real
+	}
 	for ; ; dir = filepath.Dir(dir) {
 		if _, err := os.Lstat(filepath.Join(dir, ".git")); err == nil {
 			return true

@@ -71,6 +71,15 @@ func TestVariablesAreThoseOfTheCommitThatIsCheckedOut(t *testing.T) {
 	require.NotContains(t, v, "CI_COMMIT_BRANCH")
 }
 
+// Symptom: "run --project LINK", with a link to a directory of a repository, sent the files that git ignores.
+func TestALinkToADirectoryOfARepositoryIsInTheRepository(t *testing.T) {
+	dir, _ := repository(t)
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "sub"), 0o755))
+	link := filepath.Join(t.TempDir(), "link")
+	require.NoError(t, os.Symlink(filepath.Join(dir, "sub"), link))
+	require.True(t, Contains(link))
+}
+
 // The configuration of a repository makes git print more, or other texts, and a commit can have any bytes.
 func TestOutputOfGitIsNotBelieved(t *testing.T) {
 	dir, git := repository(t)
