@@ -345,12 +345,13 @@ const maxFiles = 200_000
 // out.
 func listFiles(dir string) (paths []string, err error) {
 	count := 0
-	err = filepath.WalkDir(dir, func(file string, entry fs.DirEntry, err error) error {
+	// Not filepath.WalkDir, which does not follow dir if it is a link.
+	err = fs.WalkDir(os.DirFS(dir), ".", func(name string, entry fs.DirEntry, err error) error {
 		if count++; count > maxFiles {
 			return fmt.Errorf("the work directory has more than %d files", maxFiles)
 		}
 		switch {
-		case err != nil && file == dir:
+		case err != nil && name == ".":
 			return err
 		case err != nil:
 			return fs.SkipDir // we may not read it
@@ -359,9 +360,8 @@ func listFiles(dir string) (paths []string, err error) {
 		case entry.IsDir():
 			return nil
 		}
-		name, err := filepath.Rel(dir, file)
-		paths = append(paths, filepath.ToSlash(name))
-		return err
+		paths = append(paths, name)
+		return nil
 	})
 	return paths, err
 }

@@ -2,6 +2,8 @@ package standalone
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -235,4 +237,17 @@ func TestVariablesOfTheCommandLine(t *testing.T) {
 	require.EqualError(t, err, `the variable "GONE" is to be masked (--mask), and has no value`)
 	_, err = Inputs([]string{"novalue"})
 	require.EqualError(t, err, `the input "novalue" is not valid; write name=value`)
+}
+
+// Symptom: in a directory that is reached by a link, include with wildcards and exists of rules found no file.
+func TestFilesOfAWorkDirectoryThatIsALinkAreFound(t *testing.T) {
+	dir, link := t.TempDir(), filepath.Join(t.TempDir(), "link")
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "ci"), 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "ci", "base.yml"), []byte(".base: {script: [echo]}\n"), 0o600))
+	require.NoError(t, os.Symlink(dir, link))
+	_, err := Read(Source{
+		Name: ".gitlab-ci.yml", Format: GitLabCI, WorkDir: link,
+		Text: []byte("include: 'ci/*.yml'\ntest: {extends: .base}\n"),
+	})
+	require.NoError(t, err)
 }
