@@ -100,7 +100,7 @@ func (r *jobReader) files(files []string, isJSON bool) (jobs []runJob, boxes []*
 			if v := standalone.ValidateScript(name, string(src.Text)); !v.Valid {
 				return nil, nil, errors.New(v.Errors[0].String())
 			}
-			jobs = append(jobs, runJob{Job: connector.Job{Script: string(src.Text)}, name: name})
+			jobs = append(jobs, runJob{Job: connector.Job{Script: string(src.Text), Vars: r.vars()}, name: name})
 			boxes = append(boxes, nil)
 			continue
 		}
@@ -151,10 +151,16 @@ func (r *jobReader) steps(src standalone.Source) (job runJob, err error) {
 	if src.Format == standalone.JSON {
 		job.StepsFile = "" // positions in the new text differ from the file's
 	}
-	for _, v := range r.given {
-		job.Vars = append(job.Vars, connector.Variable(v))
-	}
+	job.Vars = r.vars()
 	return job, nil
+}
+
+// vars returns the variables of the flags.
+func (r *jobReader) vars() (vars []connector.Variable) {
+	for _, v := range r.given {
+		vars = append(vars, connector.Variable(v))
+	}
+	return vars
 }
 
 // pipeline reads a job of a .gitlab-ci.yml, with all its parallel builds.
