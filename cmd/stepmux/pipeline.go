@@ -197,9 +197,6 @@ func (r *jobReader) pipeline(src standalone.Source) (jobs []runJob, boxes []*doc
 			if box, err = containerOf(j); err != nil {
 				return nil, nil, err
 			}
-			if r.spec.Image == "" && (box == nil || box.Image == "") {
-				return nil, nil, errors.New("--in-image: the job names no image; name one by --image")
-			}
 		}
 		job := runJob{name: src.Name + " " + j.Source.JobName, Job: connector.Job{
 			Steps: []byte(text), Env: j.Env, MayFail: j.MayFail,

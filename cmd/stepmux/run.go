@@ -343,6 +343,9 @@ func (f *runFlags) readJobs(r *jobReader, files []string, isJSON bool) (jobs []r
 	}
 	for i := range jobs {
 		name := jobs[i].name
+		if f.inImage && f.spec.Image == "" && !named(own[i]) {
+			return nil, false, fmt.Errorf("%s: --in-image: the job names no image; name one by --image", name)
+		}
 		jobs[i].container, err = f.container(own[i])
 		switch {
 		case err != nil && own[i] != nil:
