@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -156,23 +157,31 @@ func (f *jobFlags) config(ctx context.Context) (cfg standalone.Config, err error
 	if err := f.checkProvenance(ctx, f.provenance); err != nil {
 		return cfg, err
 	}
-	files := []struct{ flag, file string }{
-		{"the job", f.input}, {"--output-file", f.outputFile}, {"--report", f.report}, {"--provenance", f.provenance},
-	}
-	for i, of := range files {
-		if i == 0 || of.file == "" {
+	results := []flagFile{{"--output-file", f.outputFile}, {"--report", f.report}, {"--provenance", f.provenance}}
+	for _, of := range results {
+		if of.file == "" {
 			continue
 		}
 		if err := standalone.CheckOutputFile(of.file); err != nil {
 			return cfg, fmt.Errorf("%s: %w", of.flag, err)
 		}
-		for _, other := range files[:i] {
+	}
+	return cfg, areApart([]flagFile{{"the job", f.input}}, results...)
+}
+
+// flagFile is the file that a flag or an argument names.
+type flagFile struct{ flag, file string }
+
+// areApart returns an error if a result would replace an input or another result.
+func areApart(inputs []flagFile, results ...flagFile) error {
+	for i, of := range results {
+		for _, other := range slices.Concat(inputs, results[:i]) {
 			if standalone.IsSameFile(other.file, of.file) {
-				return cfg, fmt.Errorf("%s: %s is the file of %s; name another", of.flag, of.file, other.flag)
+				return fmt.Errorf("%s: %s is the file of %s; name another", of.flag, of.file, other.flag)
 			}
 		}
 	}
-	return cfg, nil
+	return nil
 }
 
 // traceInto sets the file of the trace. If the default file cannot be used, the job runs without a trace.

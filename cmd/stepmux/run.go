@@ -187,7 +187,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 	if f.each {
 		atLeast++ // there may be many VMs
 	}
-	removeTraces, err := f.prepare(cmd.Context(), atLeast, f.way.PassphraseCommand)
+	removeTraces, err := f.prepare(cmd.Context(), files, atLeast, f.way.PassphraseCommand)
 	if err != nil {
 		return err
 	}

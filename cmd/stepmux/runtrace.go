@@ -41,9 +41,12 @@ func (f *runFiles) register(fl *pflag.FlagSet) {
 	grouped(fl, fileGroup)
 }
 
-// prepare checks the flags of a run with this number of builds. passphrase is the command for the passphrases of keys.
-// Provenance is made from traces: without --output-file they are in a temporary directory, which remove removes.
-func (f *runFiles) prepare(ctx context.Context, builds int, passphrase []string) (remove func(), err error) {
+// prepare checks the flags of a run of files, with this number of builds. passphrase is the command for the passphrases
+// of keys. Provenance is made from traces: without --output-file they are in a temporary directory, which remove
+// removes.
+func (f *runFiles) prepare(
+	ctx context.Context, files []string, builds int, passphrase []string,
+) (remove func(), err error) {
 	if f.signKey != "" {
 		f.passphrase = passphrase
 	}
@@ -55,6 +58,14 @@ func (f *runFiles) prepare(ctx context.Context, builds int, passphrase []string)
 	}
 	if f.provenances, err = buildPattern(f.provenances, "provenance", builds); err != nil {
 		return nil, fmt.Errorf("--provenance: %w", err)
+	}
+	inputs := make([]flagFile, len(files))
+	for i, file := range files {
+		inputs[i] = flagFile{"the job", file}
+	}
+	results := []flagFile{{"--output-file", f.traces}, {"--provenance", f.provenances}}
+	if err := areApart(inputs, results...); err != nil {
+		return nil, err
 	}
 	if f.provenances == "" || f.traces != "" {
 		return func() {}, nil

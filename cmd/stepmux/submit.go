@@ -256,7 +256,7 @@ func (f *submitFlags) run(cmd *cobra.Command, args []string) error {
 		return errors.New("--output-file and --provenance need --wait, as they are written when the build has ended; else " +
 			"use --trace, and 'stepmux trace get' later")
 	}
-	remove, err := f.prepare(cmd.Context(), 1, f.passphrase)
+	remove, err := f.prepare(cmd.Context(), args, 1, f.passphrase)
 	if err != nil {
 		return err
 	}
