@@ -163,6 +163,9 @@ func (f *exportFlags) run(cmd *cobra.Command, args []string) error {
 	if err := f.checkProvenance(cmd.Context(), f.format); err != nil {
 		return err
 	}
+	if err := areApart([]flagFile{{"the trace", file}}, flagFile{"--out", f.out}); err != nil {
+		return err
+	}
 	data, err := trace.ReadFile(file)
 	if err != nil {
 		return err
