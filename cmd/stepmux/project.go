@@ -264,7 +264,8 @@ func projectFiles(ctx context.Context, dir string, depth int) ([]string, error) 
 // git is required.
 func filesWithoutGit(ctx context.Context, dir string) (names []string, err error) {
 	size := 0
-	err = filepath.WalkDir(dir, func(file string, entry fs.DirEntry, err error) error {
+	// The slash at the end makes WalkDir follow dir if it is a link.
+	err = filepath.WalkDir(dir+"/", func(file string, entry fs.DirEntry, err error) error {
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)

@@ -61,3 +61,14 @@ func TestAProjectOfManyFilesWithSocketsAndLinksIsPacked(t *testing.T) { // not p
 	}
 	require.GreaterOrEqual(t, n, files)
 }
+
+// Symptom: on a machine without git, a project that is named by a link had no files.
+func TestAProjectBehindALinkIsPackedWithoutGit(t *testing.T) {
+	dir, link := t.TempDir(), filepath.Join(t.TempDir(), "link")
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "sub"), 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "sub", "file"), nil, 0o600))
+	require.NoError(t, os.Symlink(dir, link))
+	names, err := filesWithoutGit(t.Context(), link)
+	require.NoError(t, err)
+	require.Equal(t, []string{"sub/file"}, names)
+}
