@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -165,6 +166,9 @@ func (f *vmFlags) group(ctx context.Context, log *slog.Logger) (*instance.Group,
 	if f.capacity < 1 {
 		return nil, nil, fmt.Errorf("--capacity %d: a VM takes at least one build", f.capacity)
 	}
+	if f.flags.Changed("build-user") && f.buildUser == "" {
+		return nil, nil, errors.New("--build-user is empty")
+	}
 	if slices.ContainsFunc(f.way.Policies, sshtarget.Policy.Insecure) {
 		fmt.Fprintln(os.Stderr, "stepmux: warning: --host-key insecure: anybody on the network can pose as the VMs, and "+
 			"read and change all that is sent")
@@ -189,6 +193,9 @@ func (f *vmFlags) group(ctx context.Context, log *slog.Logger) (*instance.Group,
 // needsVM returns an error if a flag was given that needs a VM, but no VM was named. others are further such flags of
 // the command.
 func (f *vmFlags) needsVM(others ...string) error {
+	if f.flags.Changed("inventory") {
+		return errors.New("--inventory is empty")
+	}
 	for _, name := range append(others,
 		"identity", "passphrase-command", "identity-command", "known-hosts", "host-key", "jump", "ssh-config") {
 		forSigning := name == "passphrase-command" && f.flags.Changed("sign-key")
