@@ -368,6 +368,9 @@ func (f *runFlags) readJobs(r *jobReader, files []string, isJSON bool) (jobs []r
 // place returns the VMs or the cluster of the run, and a function that ends everything it has started for them.
 func (f *runFlags) place(ctx context.Context, log *slog.Logger) (*instance.Group, func(), error) {
 	if f.onCluster() {
+		if err := f.needsVM(); err != nil {
+			return nil, nil, err
+		}
 		return f.clusterGroup(ctx, f.capacity, log)
 	}
 	return f.group(ctx, log)
