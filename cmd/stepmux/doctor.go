@@ -16,6 +16,7 @@ import (
 	"github.com/stepmux/stepmux/instance/doctor"
 	"github.com/stepmux/stepmux/internal/buildinfo"
 	"github.com/stepmux/stepmux/internal/endsignal"
+	"github.com/stepmux/stepmux/internal/limits"
 )
 
 type doctorFlags struct {
@@ -75,12 +76,19 @@ func (f *doctorFlags) run(cmd *cobra.Command, _ []string) error {
 		return err
 	case len(bootstrap) > 0 && (f.docker != "" || f.onCluster()):
 		return errors.New("--bootstrap is for builds on VMs: containers and pods need no stepmux there")
-	case f.onCluster():
-		return f.examineCluster(cmd)
 	}
 	noVM := len(f.instances) == 0 && f.inventory == ""
-	if noVM && f.docker == "" {
+	if noVM && f.docker == "" && !f.onCluster() {
 		return errors.New("the VM is missing; name it with --instance or --inventory")
+	}
+	if noVM {
+		err := f.needsVM("runner-command", "isolation", "build-user", limits.MemoryFlag, limits.PIDsFlag, limits.CPUsFlag)
+		if err != nil {
+			return err
+		}
+	}
+	if f.onCluster() {
+		return f.examineCluster(cmd)
 	}
 	var daemon *docker.Address
 	if f.docker != "" {
@@ -110,8 +118,8 @@ func (f *doctorFlags) run(cmd *cobra.Command, _ []string) error {
 
 // examineCluster examines the cluster.
 func (f *doctorFlags) examineCluster(cmd *cobra.Command) error {
-	if len(f.instances) > 0 || f.inventory != "" {
-		return errors.New("use either --kubernetes, or --instance and --inventory")
+	if len(f.instances) > 0 || f.inventory != "" || f.docker != "" {
+		return errors.New("use either --kubernetes, or --instance, --inventory and --docker")
 	}
 	cluster, err := f.load(slog.New(slog.DiscardHandler))
 	if err != nil {
