@@ -217,7 +217,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 	logger := f.logger(report)
 	group, closeVMs, err := f.place(ctx, logger)
 	if err != nil {
-		return err
+		return cmp.Or(withCode(endsignal.Code(ctx), nil), err)
 	}
 	defer closeVMs()
 	places, err := f.places(group)

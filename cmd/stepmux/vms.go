@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
+	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/flagfile"
 	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/rmtree"
@@ -210,7 +212,7 @@ func (f *vmFlags) needsVM(others ...string) error {
 func onEach[T any](ctx context.Context, f *vmFlags, do func(*instance.Provider, instance.Instance) T) ([]T, error) {
 	group, closeVMs, err := f.group(ctx, slog.New(slog.DiscardHandler))
 	if err != nil {
-		return nil, err
+		return nil, cmp.Or(withCode(endsignal.Code(ctx), nil), err)
 	}
 	defer closeVMs()
 	provider, err := instance.NewProvider(instance.Config{Group: group})
