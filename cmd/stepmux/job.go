@@ -122,14 +122,14 @@ func (f *jobFlags) runJob(cmd *cobra.Command, source func() (standalone.Source, 
 	if err == nil && at.ready != nil {
 		err = at.ready(j)
 	}
+	f.traceInto(&cfg, show.talk)
 	if err != nil {
 		refused := errors.Join(err, show.end(standalone.Refused(err), f.report))
-		if f.outputFile != "" {
-			refused = errors.Join(refused, standalone.WriteRefused(f.outputFile, err, buildinfo.Version()))
+		if cfg.Trace != nil && cfg.Trace.File != "" {
+			refused = errors.Join(refused, standalone.WriteRefused(cfg.Trace.File, err, buildinfo.Version()))
 		}
 		return refused
 	}
-	f.traceInto(&cfg, show.talk)
 	show.notices(j)
 	ctx, abort, stop := endings(cmd.Context(), endsignal.All...)
 	defer stop()
@@ -184,10 +184,11 @@ func areApart(inputs []flagFile, results ...flagFile) error {
 	return nil
 }
 
-// traceInto sets the file of the trace. If the default file cannot be used, the job runs without a trace.
+// traceInto sets the file of the trace. If the default file cannot be used, the job runs without a trace. So it does if
+// cfg has no work directory, because there is no text of a job.
 func (f *jobFlags) traceInto(cfg *standalone.Config, talk *standalone.Talk) {
 	file := f.outputFile
-	if file == "" && f.defaultTrace != "" {
+	if file == "" && f.defaultTrace != "" && cfg.WorkDir != "" {
 		file = filepath.Join(cfg.WorkDir, f.defaultTrace)
 		if err := standalone.CheckTraceFile(file); err != nil {
 			talk.Notice(fmt.Sprintf("no trace is written: %v; name another file with --output-file", err))
