@@ -32,6 +32,9 @@ const jobExitHelp = `Exit codes:
   other    the exit code of the step that failed; 1 if it has none
 A step's exit code may be one of those above. The reason in the results of --report and --output json tells them apart.`
 
+// maxTimeout is the time after which each job ends: job.Config.MaxRunTime.
+const maxTimeout = 24 * time.Hour
+
 // jobFlags are the flags of the commands that run one job.
 type jobFlags struct {
 	input      string // the file of the job; empty if there is no file
@@ -73,7 +76,8 @@ func (f *jobFlags) registerCommon(fl *pflag.FlagSet, workDir string) {
 	fl.StringVar(&f.cacheDir, "cache-dir", "",
 		"directory for fetched steps (default stepmux-steps in the user's cache directory)")
 	grouped(fl, fileGroup)
-	timeFlag(fl, &f.timeout, "timeout", "end the job when it takes longer than this `time` (default 24h)")
+	boundedTimeFlag(fl, &f.timeout, "timeout", "end the job when it takes longer than this `time`, at most 24h (default "+
+		"24h)", 0, maxTimeout)
 	f.grace = 10 * time.Second
 	timeFlag(fl, &f.grace, "grace",
 		"`time` between SIGTERM and SIGKILL for processes of a job that is stopped; 0 for SIGKILL at once")

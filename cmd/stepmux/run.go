@@ -116,7 +116,8 @@ the logs go to standard error.
 	f.registerConnections(fl)
 	f.registerIsolation(fl)
 	timeFlag(fl, &f.timeout, "timeout",
-		"end a build that takes longer than this `time`, counted from its slot (default none)")
+		"end a build that takes longer than this `time`, counted from its slot; a stepmux on the VM ends a job after 24h "+
+			"in any case (default none)")
 	boundedTimeFlag(fl, &f.linger, "linger", "let builds continue for this `time`, at most 24h, when the connection to "+
 		"their VM is lost: the run reconnects to them; 0: builds end with the connection "+
 		"(default that of the inventory, else 0)", 0, instance.MaxLinger)

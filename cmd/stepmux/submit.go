@@ -229,7 +229,8 @@ keeps the trace: 'stepmux trace get ID FILE' downloads it. With --wait, --output
 	fl.BoolVar(&f.wait, "wait", false,
 		"show the log on standard output and the ID on standard error, and exit with the build's exit code")
 	timeFlag(fl, &f.timeout, "timeout",
-		"end the build if it takes longer than this `time`, counted from its slot (default none)")
+		"end the build if it takes longer than this `time`, counted from its slot; a stepmux on the VM ends a job after 24h "+
+			"in any case (default none)")
 	fl.StringArrayVar(&f.vars, "var", nil,
 		"`NAME=VALUE`, a job variable; NAME alone takes the value in the environment; repeatable")
 	fl.StringArrayVar(&f.masked, "mask", nil,
