@@ -80,7 +80,7 @@ Exit codes:
   1        verify: a component was changed
   2        wrong usage
   3        a cache or a VM failed
-  130      interrupted (Ctrl-C)`,
+  129 130 143  ended by a signal: hang-up, Ctrl-C (SIGINT), SIGTERM`,
 		Example: "  stepmux cache " + verb + "\n  stepmux cache " + verb + " --inventory fleet.yml",
 		Args:    arguments(),
 		RunE:    f.run,

@@ -44,7 +44,7 @@ Exit codes:
   0        builds can run on all the VMs
   1        builds would fail on one of them
   2        wrong usage
-  130      interrupted (Ctrl-C)`,
+  129 130 143  ended by a signal: hang-up, Ctrl-C (SIGINT), SIGTERM`,
 		Example: `  stepmux doctor --instance ssh://ci@vm-1
   stepmux doctor --instance ssh://ci@vm-1 --bootstrap
   stepmux doctor --instance ssh://ci@vm-1 --docker unix:///var/run/docker.sock

@@ -27,8 +27,8 @@ const jobExitHelp = `Exit codes:
   2        wrong usage, or steps that are not valid
   3        the system failed; the steps may be right
   124      the job took longer than --timeout
-  130 143  interrupted (Ctrl-C), terminated: the job's processes got SIGTERM and, after --grace or a second signal,
-           SIGKILL; steps with when: always still ran
+  129 130 143  ended by a signal: hang-up, Ctrl-C (SIGINT), SIGTERM. The job's processes got SIGTERM and, after --grace
+           or a second signal, SIGKILL; steps with when: always still ran
   other    the exit code of the step that failed; 1 if it has none
 A step's exit code may be one of those above. The reason in the results of --report and --output json tells them apart.`
 

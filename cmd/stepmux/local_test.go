@@ -75,7 +75,9 @@ func requireNoProcess(t *testing.T, pid int) {
 }
 
 func TestSignalEndsALocalJobWithItsGrace(t *testing.T) {
-	for signal, want := range map[syscall.Signal]int{syscall.SIGINT: 130, syscall.SIGTERM: 143} {
+	for signal, want := range map[syscall.Signal]int{
+		syscall.SIGHUP: 129, syscall.SIGINT: 130, syscall.SIGTERM: 143,
+	} {
 		t.Run(signal.String(), func(t *testing.T) {
 			t.Parallel()
 			results := filepath.Join(t.TempDir(), "trace.json")

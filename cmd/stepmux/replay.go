@@ -65,7 +65,7 @@ Exit codes:
   5        refused: a step, a program or stepmux itself differs or is missing, and nothing was run; or the job needed a
            step that the trace does not have
   124      the job did something different, and took longer than --timeout
-  130 143  interrupted (Ctrl-C), terminated, as with local`,
+  129 130 143  ended by a signal, as with local`,
 		Example: `  stepmux local job.yml --output-file trace.json
   stepmux replay trace.json
   stepmux replay trace.json --secret TOKEN=env:TOKEN --offline --output-file again.json

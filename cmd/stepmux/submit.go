@@ -48,7 +48,7 @@ const managerExitHelp = `Exit codes:
   0        done
   2        wrong usage
   3        no manager was found, it did not answer, or it has no such build
-  130 143  interrupted (Ctrl-C), terminated; builds go on`
+  129 130 143  ended by a signal: hang-up, Ctrl-C (SIGINT), SIGTERM; builds go on`
 
 // managerFlag holds the flags that name the manager.
 type managerFlag struct {
