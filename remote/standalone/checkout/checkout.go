@@ -202,11 +202,11 @@ func line(s string) string {
 
 // slug converts the name of a branch or tag for URLs and host names, as in CI_COMMIT_REF_SLUG.
 func slug(name string) string {
-	s := []byte(strings.ToLower(name))
-	for i, c := range s {
+	s := strings.Map(func(c rune) rune {
 		if (c < 'a' || c > 'z') && (c < '0' || c > '9') {
-			s[i] = '-'
+			return '-'
 		}
-	}
-	return strings.Trim(string(s[:min(len(s), maxSlug)]), "-")
+		return c
+	}, strings.ToLower(name))
+	return strings.Trim(s[:min(len(s), maxSlug)], "-")
 }

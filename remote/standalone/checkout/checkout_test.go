@@ -138,3 +138,8 @@ func TestChangedAreTheFilesOfTheLastCommitAndAfterIt(t *testing.T) {
 		require.ErrorContains(t, err, wrong)
 	}
 }
+
+// Symptom: each byte of a character became a dash, where GitLab has one for the character.
+func TestSlugHasADashForEachCharacter(t *testing.T) {
+	require.Equal(t, "fix-f-r-alle", slug("fix/Für-alle"))
+}
