@@ -1,6 +1,7 @@
 package standalone
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ var escapes = regexp.MustCompile(`\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0
 // fromJSON checks that text is JSON, and returns it as YAML. JSON is YAML, except for surrogate pairs, which it writes
 // in YAML's form.
 func fromJSON(name string, text []byte) ([]byte, error) {
+	text = bytes.TrimPrefix(text, []byte("\ufeff")) // as YAML may begin, too
 	var any json.RawMessage
 	err := json.Unmarshal(text, &any)
 	if bad := (*json.SyntaxError)(nil); errors.As(err, &bad) {
