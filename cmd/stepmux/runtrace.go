@@ -72,7 +72,7 @@ func (f *runFiles) prepare(
 	}
 	dir, err := os.MkdirTemp("", "stepmux-traces-")
 	if err != nil {
-		return nil, fmt.Errorf("make directory for traces: %w", err)
+		return nil, systemError(fmt.Errorf("make directory for traces: %w", err))
 	}
 	f.traces = filepath.Join(dir, buildMark+".trace.json")
 	return func() { _ = os.RemoveAll(dir) }, nil
