@@ -42,7 +42,7 @@ func (f *buildFlags) register(fl *pflag.FlagSet) {
 		"from 1, and CI_NODE_TOTAL how many there are")
 	fl.BoolVar(&f.each, "each", false, "run the builds on every VM; each line of a log names it")
 	fl.Func("select", "use only VMs that have the label `LABEL=VALUE` in the inventory; repeatable, a VM must have all",
-		func(text string) error { return assign(f.selected, text) })
+		func(text string) error { return assignLabel(f.selected, text) })
 	fl.Func("matrix", "run the builds once for each value of a job variable, `NAME=VALUE,VALUE...`, which is "+
 		"also in the environment; repeatable: each combination", func(text string) error {
 		name, values, ok := strings.Cut(text, "=")
@@ -63,6 +63,15 @@ func (f *buildFlags) register(fl *pflag.FlagSet) {
 	})
 	fl.IntVar(&f.maxFailures, "max-failures", 0, "start no more builds once this many have failed (default no limit)")
 	grouped(fl, buildGroup)
+}
+
+// assignLabel adds LABEL=VALUE to a map, whose labels a VM must all have.
+func assignLabel(to map[string]string, text string) error {
+	name, value, _ := strings.Cut(text, "=")
+	if other, twice := to[name]; twice && other != value {
+		return fmt.Errorf("%.80q: no VM has this and %.80q, too", text, name+"="+other)
+	}
+	return assign(to, text)
 }
 
 // assign adds NAME=VALUE to a map.

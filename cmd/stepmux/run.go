@@ -173,6 +173,8 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 		if err := checkDir(f.artifactsDir); err != nil {
 			return fmt.Errorf("--artifacts-dir: %w", err)
 		}
+	} else if cmd.Flags().Changed("artifacts-dir") {
+		return errors.New("--artifacts-dir needs --artifacts, the files to collect")
 	}
 	reader := &jobReader{
 		runFlags: f, ctx: cmd.Context(), given: given, stdin: cmd.InOrStdin(), messages: cmd.ErrOrStderr(),

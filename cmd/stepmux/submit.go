@@ -222,7 +222,7 @@ keeps the trace: 'stepmux trace get ID FILE' downloads it. With --wait, --output
 	f.labels = map[string]string{}
 	fl.Func("label",
 		"run only on a VM that has the label `LABEL=VALUE` in the inventory; repeatable, the VM must have all",
-		func(text string) error { return assign(f.labels, text) })
+		func(text string) error { return assignLabel(f.labels, text) })
 	f.retry = "never"
 	choiceFlag(fl, &f.retry, "retry", "when to run the build again: never, or lost (up to twice, if the VM or the "+
 		"connection to it fails during the build)", "never", "lost")
