@@ -157,6 +157,11 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 	if err != nil {
 		return err
 	}
+	for _, a := range f.matrix {
+		if slices.Contains(f.masked, a.name) {
+			return fmt.Errorf("--mask %s: the values of --matrix are in the name of each build", a.name)
+		}
+	}
 	if _, _, err := f.policies(); err != nil {
 		return err
 	}
