@@ -138,6 +138,9 @@ func (f *jobFlags) runJob(cmd *cobra.Command, source func() (standalone.Source, 
 	ctx, abort, stop := endings(cmd.Context(), endsignal.All...)
 	defer stop()
 	report, err := at.run(ctx, abort, j, cfg)
+	if errors.Is(err, standalone.ErrStuck) {
+		show.talk, err = standalone.NewTalk(io.Discard, false), nil // the reader takes no message, either
+	}
 	if report != nil {
 		err = errors.Join(err, show.end(report, f.report), f.writeProvenance(report, cfg))
 	}

@@ -28,6 +28,7 @@ import (
 type localJob struct {
 	cmd    *exec.Cmd
 	lines  *bufio.Scanner
+	stdout *os.File
 	stderr bytes.Buffer
 	temp   string
 	pid    int // of a process of the job that does not end by itself
@@ -45,6 +46,7 @@ func startLocal(t *testing.T, script string, flags ...string) *localJob {
 	stdout, err := j.cmd.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, j.cmd.Start())
+	j.stdout, _ = stdout.(*os.File)
 	j.lines = bufio.NewScanner(stdout)
 	require.True(t, j.lines.Scan(), &j.stderr)
 	j.pid, err = strconv.Atoi(j.lines.Text())
@@ -107,6 +109,28 @@ func TestSecondSignalCutsALocalJobShort(t *testing.T) {
 	code, rest := j.wait(t)
 	require.Equal(t, 130, code)
 	require.NotContains(t, rest, "cleaning")
+}
+
+// Symptom: a job whose output nobody read, as that of a pager that waits, went on after any number of signals.
+func TestSecondSignalEndsALocalJobWhoseOutputNobodyReads(t *testing.T) {
+	j := startLocal(t, "echo $$; while :; do echo more; done", "--grace", "10m")
+	waiting := 0
+	require.Eventually(t, func() bool {
+		before := waiting
+		waiting, _ = unix.IoctlGetInt(int(j.stdout.Fd()), unix.TIOCINQ)
+		return waiting > 0 && waiting == before
+	}, bound, 100*time.Millisecond, "the pipe is full")
+	for _, signal := range []os.Signal{syscall.SIGTERM, syscall.SIGINT} { // two of a kind may arrive as one
+		require.NoError(t, j.cmd.Process.Signal(signal))
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- j.cmd.Wait() }()
+	require.Eventually(t, func() bool { return len(ended) > 0 }, bound, time.Millisecond)
+	require.Regexp(t, "exit status (143|130)", <-ended)
+	requireNoProcess(t, j.pid)
+	left, err := os.ReadDir(j.temp)
+	require.NoError(t, err)
+	require.Empty(t, left)
 }
 
 // If a trace cannot be written, the file keeps its old content or stays missing.

@@ -192,6 +192,8 @@ func replayError(ctx context.Context, err error) error {
 	_, refused := errors.AsType[*replay.RefusedError](err)
 	_, missing := errors.AsType[*replay.MissingError](err)
 	switch {
+	case code != 0 && errors.Is(err, standalone.ErrStuck):
+		return withCode(code, nil) // the reader takes no message, either
 	case code != 0:
 		return withCode(code, err)
 	case refused:

@@ -67,8 +67,8 @@ const jobID = "local"
 
 // Run runs a job to its end. When ctx ends, the job gets SIGTERM, its grace and SIGKILL, and then only steps with when:
 // always run. When abort ends, the job is killed. The report says how the job ended. An error says that this machine
-// could not run the job to its end, or could not show all of its output. When Run returns, all processes and
-// directories of the job are gone.
+// could not run the job to its end, or could not show all of its output; see [ErrStuck]. When Run returns, all
+// processes and directories of the job are gone.
 func Run(ctx, abort context.Context, j *Job, cfg Config) (report *Report, err error) {
 	if cfg.Observe == nil {
 		cfg.Observe = func(engine.StepResult) {}
@@ -104,7 +104,7 @@ func Run(ctx, abort context.Context, j *Job, cfg Config) (report *Report, err er
 	defer context.AfterFunc(abort, func() { store.Kill(jobID) })()
 
 	alive := context.WithoutCancel(ctx)
-	showErr := show(alive, follower, cfg)
+	showErr := show(alive, abort, follower, cfg)
 	if showErr != nil {
 		store.Stop(jobID) // its output is no longer shown
 	}

@@ -6,13 +6,21 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"time"
 
 	"github.com/stepmux/stepmux/remote/job"
 )
 
+// ErrStuck is the error of a job that was aborted while a writer of its output took nothing. The writer may still be in
+// use.
+var ErrStuck = errors.New("the job's output cannot be written: its reader takes nothing")
+
+// stuckLimit is how long the output of a job may take to be written after abort has ended.
+const stuckLimit = time.Second
+
 // show shows the changes of a job's steps and their output, in the order of their occurrence, until the job has ended.
-// It ends early with the error of a writer.
-func show(ctx context.Context, f *job.Follower, cfg Config) error {
+// It ends early with the error of a writer or, if abort has ended and a writer does not return, with ErrStuck.
+func show(ctx, abort context.Context, f *job.Follower, cfg Config) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	s := &shower{follower: f, cfg: cfg, to: [2]io.Writer{job.Stdout: cfg.Stdout, job.Stderr: cfg.Stderr}}
@@ -34,8 +42,24 @@ func show(ctx context.Context, f *job.Follower, cfg Config) error {
 			}
 		})
 	}
-	wg.Wait()
-	return context.Cause(ctx)
+	shown := make(chan struct{})
+	go func() { // ends with the writers
+		wg.Wait()
+		close(shown)
+	}()
+	select {
+	case <-shown:
+		return context.Cause(ctx)
+	case <-abort.Done():
+	}
+	timer := time.NewTimer(stuckLimit)
+	defer timer.Stop()
+	select {
+	case <-shown:
+		return context.Cause(ctx)
+	case <-timer.C:
+		return ErrStuck
+	}
 }
 
 // shower shows a job. Each of its three goroutines waits for one kind of change, and then shows all changes.
@@ -109,6 +133,9 @@ func (s *shower) copyLocked(ctx context.Context, stream job.Stream, to int64) er
 			if _, err := s.to[stream].Write(piece[:n]); err != nil {
 				return fmt.Errorf("write the job's %s: %w", stream, err)
 			}
+		}
+		if ctx.Err() != nil { // after ErrStuck
+			return context.Cause(ctx)
 		}
 		if err != nil && n == 0 {
 			return err

@@ -65,7 +65,7 @@ func (p *Plan) Run(
 		if err = errors.Join(err, p.Refused()); report == nil || report.Trace == nil {
 			return nil, cmp.Or(err, errors.New("the job has left no trace"))
 		}
-		if ended != nil {
+		if ended != nil && !errors.Is(err, standalone.ErrStuck) {
 			ended(report)
 		}
 		result.Runs++
