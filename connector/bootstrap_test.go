@@ -605,12 +605,15 @@ func TestAnUploadThatIsCutOffLeavesNothingAndTheNextOneIsWhole(t *testing.T) {
 	if err := <-failed; err != nil { // it may have been quicker
 		require.ErrorAs(t, err, &lost)
 	}
-	require.Eventually(t, func() bool {
-		parts, err := filepath.Glob(filepath.Join(v.cache, "stepmux", ".part.*"))
-		return err == nil && len(parts) == 0
+	dir := filepath.Join(v.cache, "stepmux")
+	require.Eventually(t, func() bool { // the upload has ended: it removes its directory last, unless it was quicker
+		parts, err := filepath.Glob(filepath.Join(dir, ".part.*"))
+		_, gone := os.Stat(dir)
+		_, whole := os.Stat(place(t, dir))
+		return err == nil && len(parts) == 0 && (whole == nil || errors.Is(gone, fs.ErrNotExist))
 	}, sshtest.Bound, 5*time.Millisecond)
 	require.NoError(t, v.build(t, "b2", nil).runs(t))
-	requireProgram(t, filepath.Join(v.cache, "stepmux"))
+	requireProgram(t, dir)
 }
 
 func TestAnotherBuildGoesOnWhenTheFirstGivesUp(t *testing.T) {
