@@ -11,7 +11,12 @@ import (
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	heedHangUps() // they are ignored where the tests run under nohup
+	goleak.VerifyTestMain(m)
+}
+
+func heedHangUps() { signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP) }
 
 func send(t *testing.T, s syscall.Signal) {
 	t.Helper()
@@ -57,7 +62,7 @@ func TestAnEndOfTheParentIsNoSignal(t *testing.T) {
 // Symptom: a hang-up of the terminal ended "nohup stepmux run", because a signal that is listened for is not ignored.
 func TestAHangUpIsIgnoredUnderNohup(t *testing.T) {
 	signal.Ignore(syscall.SIGHUP)
-	t.Cleanup(func() { signal.Reset(syscall.SIGHUP) })
+	t.Cleanup(heedHangUps)
 	for name, listen := range map[string]func() (context.Context, context.CancelFunc){
 		"until": func() (context.Context, context.CancelFunc) { return Until(t.Context(), All...) },
 		"twice": func() (context.Context, context.CancelFunc) {

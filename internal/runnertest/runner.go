@@ -9,11 +9,13 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -33,12 +35,13 @@ const DirVar = "STEPMUX_TEST_PROGRAMS"
 // dir holds the built programs if there is no DirVar. The first Command makes it, and Main removes it.
 var dir string
 
-// Copy copies a program to a file of the test's own. It does so by cp(1): what this process has open for writing cannot
-// be run while one of its children is about to start.
+// Copy copies a program to a file of the test's own, which is there whole or not at all. It does so by cp(1): what this
+// process has open for writing cannot be run while one of its children is about to start.
 func Copy(t testing.TB, from, to string) {
 	t.Helper()
-	out, err := exec.CommandContext(t.Context(), "cp", "--", from, to).CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), "cp", "--", from, to+".part").CombinedOutput()
 	require.NoError(t, err, "%s", out)
+	require.NoError(t, os.Rename(to+".part", to))
 }
 
 // Main runs the tests, checks that no goroutine is left and exits. TestMain calls it.
@@ -56,6 +59,10 @@ func (m M) Run() int {
 	// Tests keep the pipes and files by which they follow their jobs in /tmp, where isolation would hide them. Tests of
 	// isolation ask for it by name.
 	_ = os.Setenv(wire.IsolationVar, cmp.Or(os.Getenv(wire.IsolationVar), "off")) // fails only for a malformed name
+	// By nohup. A child does not ignore what its parent listens for.
+	if signal.Ignored(syscall.SIGHUP) {
+		signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
+	}
 	code := m.M.Run()
 	if code == 0 {
 		if err := goleak.Find(m.Leaks...); err != nil {
