@@ -347,7 +347,8 @@ func (s *store) readPieces(
 	for {
 		next, stopWait := ctx, func() {}
 		if until > 0 {
-			next, stopWait = context.WithTimeout(ctx, checkStall)
+			// Longer than two heartbeats: then the library has asked anew if its request was lost with a server.
+			next, stopWait = context.WithTimeout(ctx, pullExpiry)
 		}
 		msg, err := messages.Next(jetstream.NextContext(next))
 		stopWait()
