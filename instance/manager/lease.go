@@ -229,7 +229,7 @@ func (m *Manager) awaitSlot(ctx context.Context, l *lease, waits func(ahead int)
 			}
 			if err := waits(ahead); err != nil {
 				cancel(err)
-				<-prepared
+				<-prepared //nolint:errcheck // it was canceled for err
 				return err
 			}
 		}

@@ -145,6 +145,7 @@ func (l *login) reserve(context.Context) (*lease, time.Duration, error) {
 	if err != nil {
 		return nil, 0, err
 	}
+	//nolint:contextcheck // the lease is the login's, whichever command asked first
 	got, _, _, err := l.server.m.reserve(l.ctx, r, func(ahead int) error {
 		l.mu.Lock()
 		defer l.mu.Unlock()

@@ -502,7 +502,7 @@ const listStride = 256
 func (s *store) recordsIn(
 	ctx context.Context, low, high uint64, onlyFirst bool,
 ) (found []*jetstream.RawStreamMsg, err error) {
-	for low <= high && !(onlyFirst && len(found) > 0) {
+	for low <= high && (!onlyFirst || len(found) == 0) {
 		msg, err := s.history.GetMsg(ctx, low, jetstream.WithGetMsgSubject("$KV."+buildsBucket+".>"))
 		if errors.Is(err, jetstream.ErrMsgNotFound) || err == nil && msg.Sequence > high {
 			break
