@@ -23,17 +23,12 @@ import (
 
 // BenchmarkBootstrap measures the first build on a VM that has nothing, over a round trip of 50 ms and 20 Mbit/s,
 // from the dial to the step runner's first answer: with the VM's end that a manager carries, and with the whole
-// program, packed and as it is (which is all that a VM without gzip can take).
+// program.
 func BenchmarkBootstrap(b *testing.B) {
 	whole, err := program.LoadBinary(programs.goBuild(b, "github.com/stepmux/stepmux/cmd/stepmux"))
 	require.NoError(b, err)
-	carried := carriedEnd(b)
-	packed, plain := newBareVM(b, true), newBareVM(b, false)
-	all := []candidate{
-		packed.firstUpload(b, "carried", carried),
-		packed.firstUpload(b, "whole-packed", whole),
-		plain.firstUpload(b, "whole", whole),
-	}
+	v := newBareVM(b)
+	all := []candidate{v.firstUpload(b, "carried", carriedEnd(b)), v.firstUpload(b, "whole-packed", whole)}
 	b.Run("rtt=50ms/Mbit=20", func(b *testing.B) {
 		r := inTurns(b, once, all)
 		r.medians("ms", names(all)...)
@@ -64,16 +59,13 @@ type bareVM struct {
 	cache string // the user's directory for caches
 }
 
-// newBareVM returns one with the programs that an upload needs, and gzip if asked for.
-func newBareVM(b *testing.B, unpacks bool) *bareVM {
+// newBareVM returns one with the programs that an upload needs.
+func newBareVM(b *testing.B) *bareVM {
 	b.Helper()
 	bin, cache := b.TempDir(), b.TempDir()
 	needed := []string{
 		"sh", "ls", "id", "uname", "od", "tr", "chmod", "mkdir", "rm", "rmdir", "mktemp", "head", "wc", "sync", "mv",
-		"touch", "find", "cut", "sed", "cat", "sha256sum",
-	}
-	if unpacks {
-		needed = append(needed, "gzip")
+		"touch", "find", "cut", "sed", "cat", "sha256sum", "gzip",
 	}
 	for _, name := range needed {
 		path, err := exec.LookPath(name)

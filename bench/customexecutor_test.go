@@ -22,7 +22,7 @@ import (
 )
 
 // executorJobs is how many jobs run. STEPMUX_CUSTOM_JOBS is another number.
-const executorJobs, shortExecutorJobs = 100, 8
+const executorJobs, shortExecutorJobs = 48, 8
 
 // BenchmarkCustomExecutor measures jobs of GitLab Runner's custom executor, 32 at once on four VMs: by stepmux, and by
 // a driver that logs in for each stage.

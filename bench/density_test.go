@@ -74,6 +74,7 @@ func benchmarkDensity(b *testing.B, n int, grown map[string]growth) {
 		}
 		return s.close, nil
 	}}
+	local.most, local.why = 32, "the next ones cost as much"
 	freshConns := 0
 	fresh := occupant{
 		name: "fresh-dial", parent: "sshd", most: 8, why: "each takes a third of a second",
@@ -96,7 +97,7 @@ func benchmarkDensity(b *testing.B, n int, grown map[string]growth) {
 		}
 		all = append(all, o.candidate(b, n))
 	}
-	r := inTurns(b, usual.with(min(n, 128)), all) // what the last of many costs is not to be that of cold caches
+	r := inTurns(b, usual.with(n), all)
 	for _, name := range names(all) {
 		for _, c := range costs {
 			key := name + "-" + c.name
@@ -241,7 +242,7 @@ func benchmarkProcesses(b *testing.B, n int) {
 		}
 		return p.Close, ping1(p)
 	}}
-	r := inTurns(b, costly, []candidate{o.candidate(b, n)})
+	r := inTurns(b, twice, []candidate{o.candidate(b, n)})
 	require.Equal(b, 1, v.TotalConns())
 	for _, c := range costs {
 		if c.name != "serve" {

@@ -6,36 +6,29 @@ import (
 	"time"
 )
 
-// distances are round trip times.
-func distances() []time.Duration {
-	return sizes([]time.Duration{0, 20 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond},
-		20*time.Millisecond)
-}
-
 // BenchmarkDistance measures over a distance the start of a process, the opening of a bridge and the start of a build,
 // counted in round trips, and one bridge's throughput, where it is a matter of windows.
 func BenchmarkDistance(b *testing.B) {
 	for _, kind := range []struct {
 		name string
+		rtts []int // in milliseconds
 		run  func(b *testing.B, rtt time.Duration)
 	}{
-		{"first-byte", func(b *testing.B, rtt time.Duration) {
+		{"first-byte", []int{0, 50, 100}, func(b *testing.B, rtt time.Duration) {
 			measureDistance(b, rtt, at(b, 1, starts(b, newVM(b).at(b, rtt))))
 		}},
-		{"bridge", func(b *testing.B, rtt time.Duration) {
+		{"bridge", []int{0, 50, 100}, func(b *testing.B, rtt time.Duration) {
 			v := newVM(b)
 			measureDistance(b, rtt, opens(remote(v.at(b, rtt).allWays(b)), newFar(b, v)))
 		}},
-		{"first-answer", func(b *testing.B, rtt time.Duration) {
+		{"first-answer", []int{0, 20, 100}, func(b *testing.B, rtt time.Duration) {
 			measureDistance(b, rtt, at(b, 1, newVM(b).at(b, rtt).warm(b)))
 		}},
-		{"throughput", measureFarThroughput},
+		{"throughput", []int{0, 50}, measureFarThroughput},
 	} {
 		b.Run(kind.name, func(b *testing.B) {
-			for _, rtt := range distances() {
-				if kind.name == "first-answer" && rtt == 50*time.Millisecond {
-					continue // between 20 and 100 it is a matter of round trips
-				}
+			for _, ms := range sizes(kind.rtts, kind.rtts[1]) {
+				rtt := time.Duration(ms) * time.Millisecond
 				b.Run("rtt="+rtt.String(), func(b *testing.B) { kind.run(b, rtt) })
 			}
 		})
@@ -67,7 +60,7 @@ func measureFarThroughput(b *testing.B, rtt time.Duration) {
 	for _, w := range remote(v.at(b, rtt).allWays(b)) {
 		all = append(all, transfer(w.name, 1, directions[0], amount, w.stream(b, f.path)))
 	}
-	r := inTurns(b, costly, all)
+	r := inTurns(b, twice, all)
 	r.medians("MB/s", names(all)...)
 	r.ratios("raw", names(all)...)
 }

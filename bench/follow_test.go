@@ -31,15 +31,11 @@ func benchmarkFollowIO(b *testing.B) {
 	var all []candidate
 	for _, w := range v.allWays(b) {
 		client := &serve{StepRunnerClient: pb.NewStepRunnerClient(w.client(b, s.socket))}
-		every := 1
-		if w.name == iocopyName || w.name == "control-master" {
-			every = 2
-		}
-		all = append(all, candidate{name: w.name, every: every, run: func(r *results) error {
+		all = append(all, candidate{name: w.name, run: func(r *results) error {
 			return r.follow(w.name, parts*size, parts, func() error { return client.readAll(b.Context(), id, size) })
 		}})
 	}
-	r := inTurns(b, twice, all)
+	r := inTurns(b, once, all)
 	list := names(all)
 	r.medians("MB/s", list...)
 	r.ratios("unix", list...)

@@ -68,7 +68,7 @@ func benchmarkBridges(b *testing.B, d direction, n int) {
 		}
 		all = append(all, transfer(w.name, every, d, amount, w.streams(b, n, f.path)...))
 	}
-	effort := usual.with(min(n, 128)) // the first bytes of a bridge are no measure of it
+	effort := usual.with(min(n, 8)) // the first bytes of a bridge are no measure of it
 	switch {
 	case n == 1 && d.name != "both": // which has no goal
 		effort = steadier

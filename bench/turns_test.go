@@ -48,7 +48,7 @@ var (
 
 // with returns the effort for n builds.
 func (e effort) with(n int) effort {
-	const crowd, hundreds = 32, 512
+	const crowd, hundreds = 8, 128
 	switch {
 	case n >= hundreds:
 		return once
