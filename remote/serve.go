@@ -220,10 +220,10 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 	defer cancel()
 	wg.Go(jobs.warm)
 	wg.Go(func() {
-		var err error
-		if !stale.StartedByRelay() {
-			err = stale.EndProcesses(ctx, filepath.Dir(filepath.Dir(dir.Path())))
+		if stale.StartedByRelay() { // else each of n builds would look at the directories of all
+			return
 		}
+		err := stale.EndProcesses(ctx, filepath.Dir(filepath.Dir(dir.Path())))
 		if err = errors.Join(err, dir.Sweep(ctx)); err != nil {
 			log.Printf("%v", err)
 		}
