@@ -219,15 +219,14 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	wg.Go(jobs.warm)
-	wg.Go(func() {
-		if stale.StartedByRelay() { // else each of n builds would look at the directories of all
-			return
-		}
-		err := stale.EndProcesses(ctx, filepath.Dir(filepath.Dir(dir.Path())))
-		if err = errors.Join(err, dir.Sweep(ctx)); err != nil {
-			log.Printf("%v", err)
-		}
-	})
+	if !stale.StartedByRelay() { // else each of n builds would look at the directories of all
+		wg.Go(func() {
+			err := stale.EndProcesses(ctx, filepath.Dir(filepath.Dir(dir.Path())))
+			if err = errors.Join(err, dir.Sweep(ctx)); err != nil {
+				log.Printf("%v", err)
+			}
+		})
+	}
 	failed := make(chan error, 1)
 	wg.Go(func() { failed <- jobs.server.Serve(ln) })
 	select {

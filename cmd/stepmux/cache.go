@@ -98,7 +98,7 @@ Exit codes:
 }
 
 func (f *cacheFlags) run(cmd *cobra.Command, _ []string) error {
-	ctx, stop := endsignal.Until(cmd.Context(), endsignal.All...)
+	ctx, stop := endsignal.Until(cmd.Context())
 	defer stop()
 	reports, err := f.reports(ctx)
 	if err != nil {

@@ -130,7 +130,7 @@ func (f *ciFlags) serve(cmd *cobra.Command) error {
 		}
 		fmt.Fprintf(stderr, "stepmux is listening on %s\n", addr)
 	}
-	ctx, stop := endsignal.Until(cmd.Context(), endsignal.All...)
+	ctx, stop := endsignal.Until(cmd.Context())
 	defer stop()
 	err = standalone.Serve(ctx, standalone.ServeConfig{
 		Port: f.port, Token: token, WorkBase: dir, CacheDir: f.cacheDir, Actions: f.actions,

@@ -98,7 +98,7 @@ func (f *doctorFlags) run(cmd *cobra.Command, _ []string) error {
 		}
 		daemon = &at
 	}
-	ctx, stop := endsignal.Until(cmd.Context(), endsignal.All...)
+	ctx, stop := endsignal.Until(cmd.Context())
 	defer stop()
 	if noVM {
 		name := strconv.Itoa(os.Getuid())
@@ -126,7 +126,7 @@ func (f *doctorFlags) examineCluster(cmd *cobra.Command) error {
 		return err
 	}
 	defer cluster.Close()
-	ctx, stop := endsignal.Until(cmd.Context(), endsignal.All...)
+	ctx, stop := endsignal.Until(cmd.Context())
 	defer stop()
 	return f.show(ctx, cmd, doctor.ExamineCluster(ctx, cluster))
 }

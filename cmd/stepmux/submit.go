@@ -142,7 +142,7 @@ func noManager(path string, err error) error {
 
 // use calls do with a client of the manager, and returns when do has returned or a signal arrives.
 func (f *managerFlag) use(cmd *cobra.Command, do func(context.Context, pb.ManagerClient) error) error {
-	ctx, stop := endsignal.Until(cmd.Context(), endsignal.All...)
+	ctx, stop := endsignal.Until(cmd.Context())
 	defer stop()
 	path := f.socket()
 	conn, err := f.dial(ctx, path)

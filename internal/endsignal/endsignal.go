@@ -14,21 +14,21 @@ import (
 // All are the signals that end a program: SIGTERM, SIGINT and SIGHUP.
 var All = []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP}
 
-// listen sends signals to c: not SIGHUP if that is ignored, because nohup started the program.
-func listen(c chan os.Signal, which []os.Signal) {
-	for _, s := range which {
+// listen sends the signals of All to c: not SIGHUP if that is ignored, because nohup started the program.
+func listen(c chan os.Signal) {
+	for _, s := range All {
 		if s != syscall.SIGHUP || !signal.Ignored(s) {
 			signal.Notify(c, s)
 		}
 	}
 }
 
-// Until returns a context that ends with the first of the signals. Its cause names the signal. stop ends the context
+// Until returns a context that ends with the first signal of All. Its cause names the signal. stop ends the context
 // and restores the signals' usual effect.
-func Until(ctx context.Context, which ...os.Signal) (_ context.Context, stop context.CancelFunc) {
+func Until(ctx context.Context) (_ context.Context, stop context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	signals := make(chan os.Signal, 1)
-	listen(signals, which)
+	listen(signals)
 	go func() {
 		select {
 		case s := <-signals:
@@ -52,7 +52,7 @@ func Twice(parent context.Context, which ...os.Signal) (ctx, abort context.Conte
 	ctx, cancel := context.WithCancelCause(parent)
 	abort, kill := context.WithCancelCause(context.WithoutCancel(parent))
 	signals := make(chan os.Signal, 2)
-	listen(signals, All)
+	listen(signals)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)

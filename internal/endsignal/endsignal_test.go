@@ -64,7 +64,7 @@ func TestAHangUpIsIgnoredUnderNohup(t *testing.T) {
 	signal.Ignore(syscall.SIGHUP)
 	t.Cleanup(heedHangUps)
 	for name, listen := range map[string]func() (context.Context, context.CancelFunc){
-		"until": func() (context.Context, context.CancelFunc) { return Until(t.Context(), All...) },
+		"until": func() (context.Context, context.CancelFunc) { return Until(t.Context()) },
 		"twice": func() (context.Context, context.CancelFunc) {
 			ctx, _, stop := Twice(t.Context(), All...)
 			return ctx, stop

@@ -19,20 +19,19 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// besideWait bounds the wait for stepmux-fetch in the directory of an upload: the manager sends it later. Tests change
-// it.
-var besideWait = 2 * time.Minute
+// besideWait bounds the wait for stepmux-fetch in the directory of an upload: the manager sends it later.
+const besideWait = 2 * time.Minute
 
 // ToFetchProgram replaces this process by the program stepmux-fetch, which is in the directory of this program's file,
 // with the same arguments. If both were built together, its file must have the checksum from that build, because a job
-// may have put another file there. ToFetchProgram returns only if that fails, or if ctx ends.
-func ToFetchProgram(ctx context.Context) error {
+// may have put another file there. ToFetchProgram returns only if that fails.
+func ToFetchProgram() error {
 	own, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("find this program: %w", err)
 	}
 	path := filepath.Join(filepath.Dir(own), wire.FetchProgram)
-	file, err := openBeside(ctx, path)
+	file, err := openBeside(path)
 	if err != nil {
 		return fmt.Errorf("find the program for the network: %w (put the %s of the same release beside %s, or let "+
 			"stepmux run --bootstrap put both there)", err, wire.FetchProgram, filepath.Base(own))
@@ -52,21 +51,19 @@ func ToFetchProgram(ctx context.Context) error {
 	if strings.HasPrefix(name, "/proc/self/") {
 		name = wire.ProgramName
 	}
-	if ctx.Err() != nil { // the other program would not know of the signal
-		return context.Cause(ctx)
-	}
 	// Not the file at path, which may be another one now. The kernel opens the program before it closes this file.
 	err = syscall.Exec(fmt.Sprintf("/proc/self/fd/%d", file.Fd()), append([]string{name}, os.Args[1:]...), os.Environ())
 	return fmt.Errorf("start %s: %w", path, err)
 }
 
 // openBeside opens the program at path. In the directory of an upload it waits for it.
-func openBeside(ctx context.Context, path string) (file *os.File, err error) {
+func openBeside(path string) (file *os.File, err error) {
 	file, err = os.Open(path)
 	if !errors.Is(err, fs.ErrNotExist) || !uploaded(filepath.Dir(path)) {
 		return file, err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, besideWait, fmt.Errorf("%s did not arrive within %v", path, besideWait))
+	late := fmt.Errorf("%s did not arrive within %v", path, besideWait)
+	ctx, cancel := context.WithTimeoutCause(context.Background(), besideWait, late)
 	defer cancel()
 	err = filelock.Poll(ctx, func() (bool, error) {
 		file, err = os.Open(path)

@@ -1,20 +1,18 @@
 package commands_test
 
 import (
-	"context"
 	"crypto/sha256"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/internal/runnertest"
-	"github.com/stepmux/stepmux/remote/commands"
 )
 
 // alone puts the VM's end into dir, without its program for the network, and returns its path and that program's.
@@ -68,32 +66,33 @@ func TestTheProgramForTheNetworkMustBeTheOneOfTheBuild(t *testing.T) {
 	require.Equal(t, 0, code, out)
 }
 
-// Symptom: a job that was canceled while a command started went on until it was killed.
-func TestASignalBeforeTheProgramForTheNetworkStartsIsNotLost(t *testing.T) {
-	own, err := os.Executable()
-	require.NoError(t, err)
-	there := filepath.Join(filepath.Dir(own), "stepmux-fetch")
-	require.NoError(t, os.WriteFile(there, []byte("not a program"), 0o700))
-	defer func() { _ = os.Remove(there) }()
-	ctx, cancel := context.WithCancelCause(t.Context())
-	signal := errors.New("a signal")
-	cancel(signal)
-	require.ErrorIs(t, commands.ToFetchProgram(ctx), signal)
+func TestWhereAManagerHasPutTheVMsEndItsProgramForTheNetworkIsWaitedFor(t *testing.T) {
+	cmd, fetch, out := waits(t)
+	require.NoError(t, cmd.Start())
+	runnertest.Copy(t, fetch, filepath.Join(filepath.Dir(cmd.Path), "stepmux-fetch"))
+	require.NoError(t, cmd.Wait(), out.String())
+	require.JSONEq(t, `{"components":[]}`, out.String())
 }
 
-func TestWhereAManagerHasPutTheVMsEndItsProgramForTheNetworkIsWaitedFor(t *testing.T) {
+// Symptom: a job that was canceled while a command started went on until it was killed.
+func TestASignalEndsTheWaitForTheProgramForTheNetwork(t *testing.T) {
+	cmd, _, out := waits(t)
+	require.NoError(t, cmd.Start())
+	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+	require.EqualError(t, cmd.Wait(), "signal: terminated", out.String())
+}
+
+// waits returns a command of a VM's end that waits for its program for the network, the file of that, and its output.
+func waits(t *testing.T) (cmd *exec.Cmd, fetch string, out *strings.Builder) {
+	t.Helper()
 	program, err := runnertest.Program()
 	require.NoError(t, err)
 	text, err := os.ReadFile(program)
 	require.NoError(t, err)
-	dir := filepath.Join(t.TempDir(), fmt.Sprintf("%x", sha256.Sum256(text))[:16])
-	vm, fetch := alone(t, dir)
-	cmd := exec.CommandContext(t.Context(), vm, "steps", "cache", "list")
+	vm, fetch := alone(t, filepath.Join(t.TempDir(), fmt.Sprintf("%x", sha256.Sum256(text))[:16]))
+	cmd = exec.CommandContext(t.Context(), vm, "steps", "cache", "list")
 	cmd.Env = []string{"HOME=" + t.TempDir()}
-	var out strings.Builder
-	cmd.Stdout, cmd.Stderr = &out, &out
-	require.NoError(t, cmd.Start())
-	runnertest.Copy(t, fetch, filepath.Join(dir, "stepmux-fetch"))
-	require.NoError(t, cmd.Wait(), out.String())
-	require.JSONEq(t, `{"components":[]}`, out.String())
+	out = new(strings.Builder)
+	cmd.Stdout, cmd.Stderr = out, out
+	return cmd, fetch, out
 }

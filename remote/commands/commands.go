@@ -44,7 +44,7 @@ type Program struct {
 	Long map[string]string
 	// Beside replaces this process by the program that has the other commands, and returns only if that fails. If nil,
 	// there are no other commands.
-	Beside func(ctx context.Context) error
+	Beside func() error
 	// Carries says which VM's ends a manager's program carries, for the command version. Optional.
 	Carries func() string
 
@@ -225,7 +225,7 @@ func (p Program) run(name string, c command, args []string) int {
 	case err != nil:
 		return p.wrongUsage(name, flagError(err))
 	}
-	ctx, stop := endsignal.Until(context.Background(), endsignal.All...)
+	ctx, stop := endsignal.Until(context.Background())
 	defer stop()
 	code, err := start(ctx, fl.Args())
 	switch {
@@ -240,12 +240,7 @@ func (p Program) run(name string, c command, args []string) int {
 
 // become runs a command by replacing this process with the program beside it. It returns the exit code of a failure.
 func (p Program) become(name string) int {
-	ctx, stop := endsignal.Until(context.Background(), endsignal.All...)
-	defer stop()
-	err := p.Beside(ctx)
-	if code := endsignal.Code(ctx); code != 0 {
-		return code
-	}
+	err := p.Beside() // a signal ends this process, or the one that it becomes
 	fmt.Fprintf(os.Stderr, "stepmux: %s: %v\n", name, err)
 	if !strings.HasPrefix(name, "steps ") {
 		return 1 // the exit code that the scripts of GitLab's manager expect

@@ -98,7 +98,7 @@ func (c *Call) usage() string {
 func Main(c Call) int {
 	d := &driver{Call: c, failed: c.number("BUILD_FAILURE_EXIT_CODE", 1), system: c.number("SYSTEM_FAILURE_EXIT_CODE", 2)}
 	d.codeFile, d.lease = c.Env("BUILD_EXIT_CODE_FILE"), c.Env(leaseVar)
-	ctx, stop := endsignal.Until(context.Background(), endsignal.All...)
+	ctx, stop := endsignal.Until(context.Background())
 	defer stop()
 	code, err := d.call(ctx)
 	if err == nil {
