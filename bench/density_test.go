@@ -65,7 +65,7 @@ func benchmarkDensity(b *testing.B, n int, grown map[string]growth) {
 	}
 	auto, relay := by(connector.Auto), by(connector.Relay)
 	running, relayRunning := working("running", connector.Auto), working("relay-running", connector.Relay)
-	relay.most, relay.why = 128, "it is what auto takes for all but the first"
+	relay.most, relay.why = 128, likeAuto
 	relayRunning.most, relayRunning.why = relay.most, relay.why
 	local := occupant{name: "local", parent: "stepmux", start: func() (func() error, error) {
 		s, err := startCommandBuild(b, v, nil, nil)

@@ -46,9 +46,11 @@ func benchmarkCold(b *testing.B) {
 // warm returns the ways to start a build on the VM when others are there.
 func (v *vm) warm(b *testing.B) []spawner {
 	b.Helper()
+	relay := v.buildBy(b, connector.Relay, 128)
+	relay.why = likeAuto
 	all := []spawner{
 		v.buildBy(b, connector.Auto, 0),
-		v.buildBy(b, connector.Relay, 0),
+		relay,
 		v.buildBy(b, connector.Streamlocal, loginsAtOnce),
 		v.buildBy(b, connector.Session, loginsAtOnce),
 		v.rawBuild(b),

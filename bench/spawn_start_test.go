@@ -19,6 +19,7 @@ var echo = []string{"/bin/echo", "x"}
 const (
 	maxStartups = "a stock sshd refuses most logins that come together (MaxStartups)"
 	fewSessions = "a stock sshd has ten sessions on a connection"
+	likeAuto    = "it is what auto takes for all but the first"
 
 	// loginsAtOnce is how many logins are tried at once: beyond it, next to all are refused.
 	loginsAtOnce = 32
