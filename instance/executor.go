@@ -475,7 +475,7 @@ func (e *Executor) Cleanup(ctx context.Context) error {
 	}
 	var err error
 	var closed <-chan struct{}
-	if len(clients) > 0 && e.lingering.runs.Load() > 0 { // the step runner runs their commands
+	if len(clients) > 0 && e.lingering.ran.Load() { // the step runner runs their commands
 		closed = closeClients(clients)
 	}
 	if c != nil {

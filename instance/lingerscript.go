@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/rand"
 	"encoding/base64"
 	"fmt"
 	"io"
@@ -25,7 +26,7 @@ const maxInput = 8 << 20
 // lingerScripts is the part of an Executor for scripts and commands of a build that lingers.
 type lingerScripts struct {
 	start flight.Flight[*connector.Connector] // starts the step runner, once
-	runs  atomic.Int64
+	ran   atomic.Bool
 }
 
 // lingeringScript is a script or a command line as a job.
@@ -93,9 +94,8 @@ func (e *Executor) runLingering(ctx context.Context, s lingeringScript) error {
 		return fmt.Errorf("to linger, a script needs a step runner on the instance: %w", err)
 	}
 	job := s.job()
-	if n := e.lingering.runs.Add(1); n > 1 {
-		job.ID = e.build.ID + "-" + strconv.FormatInt(n, 10)
-	}
+	e.lingering.ran.Store(true)
+	job.ID = e.build.ID + "-" + rand.Text() // else one that another process ran would count as this one
 	failed := connector.StepEvent{}
 	job.Grace, job.Stderr = e.provider.cfg.Grace, cmp.Or(s.stderr, io.Discard)
 	job.OnStep = func(event connector.StepEvent) {

@@ -119,6 +119,27 @@ func TestABuildGoesOnInAnotherProcess(t *testing.T) {
 }
 
 // A build that may have run is not started again.
+// Symptom: a script that another process had run with the same text was not run; its result was told again.
+func TestAScriptRunsAlsoIfAnotherProcessRanTheSame(t *testing.T) {
+	t.Parallel()
+	v := newVM(t, sshtest.OpenSSH(t))
+	linger, secret, file := time.Minute, strings.Repeat("s", 43), filepath.Join(t.TempDir(), "ran")
+	build := func() *instance.Executor {
+		return v.provider(t, 1, nil).Executor(instance.Build{ID: "build-1", Linger: &linger, Secret: secret})
+	}
+	first, second := build(), build()
+	require.NoError(t, first.Prepare(t.Context()))
+	require.NoError(t, first.Run(t.Context(), []byte("echo x >>"+file)))
+	place, socket := first.Place()
+	require.NoError(t, first.Leave(t.Context()))
+	require.NoError(t, second.Resume(t.Context(), place, socket))
+	require.NoError(t, second.Run(t.Context(), []byte("echo x >>"+file)))
+	require.NoError(t, second.Cleanup(t.Context()))
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Equal(t, "x\nx\n", string(text))
+}
+
 func TestABuildWhoseStepRunnerIsGoneIsNotStartedAgainByAnotherProcess(t *testing.T) {
 	t.Parallel()
 	v := newVM(t, sshtest.OpenSSH(t))
