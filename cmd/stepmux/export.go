@@ -40,7 +40,7 @@ func (f *provenanceFlags) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.builder, "builder-id", "", builderUsage)
 	fl.StringArrayVar(&f.subjects, "subject", nil,
 		"the provenance is about the files that match this `GLOB`, such as dist/*.tar.gz (default the trace); repeatable")
-	fl.StringVar(&f.signKey, "sign-key", "", signUsage)
+	fileFlag(fl, &f.signKey, "sign-key", signUsage)
 	wordsFlag(fl, &f.passphrase, "passphrase-command",
 		"`command` that prints the passphrase of --sign-key, the file %f; it is split into words at blanks")
 }

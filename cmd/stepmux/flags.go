@@ -86,6 +86,18 @@ func choiceFlag[T ~string](fl *pflag.FlagSet, to *T, name, usage string, values 
 	_ = fl.SetAnnotation(name, valuesKey, values) // cannot fail: the flag exists
 }
 
+// fileFlag adds a flag for a file that is written, or read to sign one. An empty name is refused, as a script gives it
+// whose variable is not set: the file would be missing, or not signed, without a word.
+func fileFlag(fl *pflag.FlagSet, to *string, name, usage string) {
+	fl.Func(name, usage, func(text string) error {
+		if text == "" {
+			return errors.New("is empty: name a file")
+		}
+		*to = text
+		return nil
+	})
+}
+
 // outputFlag adds --output, which is text or json.
 func outputFlag(fl *pflag.FlagSet, to *string, usage string) {
 	*to = "text"

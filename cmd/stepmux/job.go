@@ -63,10 +63,10 @@ func (f *jobFlags) register(fl *pflag.FlagSet) {
 	grouped(fl, jobGroup)
 	fl.StringVar(&f.outputFile, "output-file", "",
 		"write the trace of the job to this `FILE`: the definition, inputs and outputs of each step; secrets are masked")
-	fl.StringVar(&f.provenance, "provenance", "",
+	fileFlag(fl, &f.provenance, "provenance",
 		"write SLSA provenance of the job to this `FILE`, as a statement of in-toto")
 	f.provenanceFlags.register(fl)
-	fl.StringVar(&f.report, "report", "", "write the results to this `FILE`, in the form of --output json")
+	fileFlag(fl, &f.report, "report", "write the results to this `FILE`, in the form of --output json")
 	grouped(fl, fileGroup)
 }
 

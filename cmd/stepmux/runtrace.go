@@ -32,10 +32,10 @@ type runFiles struct {
 }
 
 func (f *runFiles) register(fl *pflag.FlagSet) {
-	fl.StringVar(&f.provenances, "provenance", "", "write SLSA provenance of each build to this `FILE`, whose name has "+
+	fileFlag(fl, &f.provenances, "provenance", "write SLSA provenance of each build to this `FILE`, whose name has "+
 		"{build} for the build, or into this directory")
 	fl.StringVar(&f.builder, "builder-id", "", builderUsage)
-	fl.StringVar(&f.signKey, "sign-key", "", signUsage)
+	fileFlag(fl, &f.signKey, "sign-key", signUsage)
 	fl.StringVar(&f.traces, "output-file", "", "write the trace of each build to this `FILE`, whose name has {build} "+
 		"for the build, or into this directory, which is created if its name ends in /")
 	grouped(fl, fileGroup)
