@@ -44,6 +44,11 @@ func TestValidateReportsMistakesWithTheirPlace(t *testing.T) {
 			"ci.yml", "", GitLabCI, "gitlab-ci",
 			[]string{"ci.yml: the file is empty; write a job: a name, and below it script: or run:"},
 		},
+		"github": {"w.yml", "jobs: {a: {steps: [{run: x}]}, b: {uses: ./x.yml}}\n", GitHub, "github", nil},
+		"github, a job that cannot run": {
+			"w.yml", "jobs:\n  a: {steps: [{run: x}]}\n  b: {runs-on: x}\n", GitHub, "github",
+			[]string{`w.yml:3:3: the job "b" has no steps`},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			v := Validate(t.Context(), test.file, []byte(test.text), test.format, t.TempDir(), "")

@@ -24,31 +24,28 @@ func knownNames() expression.Scope {
 
 // check finds the mistakes in the expressions of a workflow's step that would fail it when its turn comes.
 func (s *step) check(r *reader) {
-	known := knownNames()
-	tell := func(line int, label string, err error) {
-		if err != nil && r.err == nil {
-			r.err = fmt.Errorf("%s:%d: %s: %w", r.name, line, label, err)
-		}
+	condition := bare(s.condition)
+	if !strings.Contains(condition, "${{") {
+		condition = "${{" + condition + "}}"
 	}
-	if condition := bare(s.condition); strings.Contains(condition, "${{") {
-		tell(s.conditionLine, "if", expression.Check(condition, known))
-	} else {
-		_, err := expression.Parse(condition, known)
-		tell(s.conditionLine, "if", err)
-	}
-	for _, t := range []setting{
+	r.expressions("", []setting{
+		{"if", condition, s.conditionLine},
 		{"run", s.run, s.line},
 		{"shell", s.shell, s.line},
 		{"working-directory", s.dir, s.line},
 		{"continue-on-error", s.mayFail, s.line},
 		{"timeout-minutes", s.timeout, s.line},
-	} {
-		tell(t.line, t.name, expression.Check(t.text, known))
-	}
-	for _, e := range s.with {
-		tell(e.line, "with "+e.name, expression.Check(e.text, known))
-	}
-	for _, e := range s.env {
-		tell(e.line, "env "+e.name, expression.Check(e.text, known))
+	})
+	r.expressions("with ", s.with)
+	r.expressions("env ", s.env)
+}
+
+// expressions finds the mistakes in the expressions of texts. Errors call each by its name after label.
+func (r *reader) expressions(label string, list []setting) {
+	known := knownNames()
+	for _, e := range list {
+		if err := expression.Check(e.text, known); err != nil && r.err == nil {
+			r.err = fmt.Errorf("%s:%d: %s%s: %w", r.name, e.line, label, e.name, err)
+		}
 	}
 }

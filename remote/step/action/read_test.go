@@ -104,6 +104,30 @@ func TestMistakesInTheExpressionsOfAWorkflowAreFoundBeforeItRuns(t *testing.T) {
 	}
 }
 
+// A mistake in a job that no step can run failed the job when it began, or, in its outputs, after its last step, and
+// validate and actions vendor did not find it.
+func TestMistakesInAJobOfAWorkflowAreFoundBeforeItRuns(t *testing.T) {
+	const steps = "steps: [{uses: a/b@v1}]"
+	for job, want := range map[string]string{
+		"{env: [A], " + steps + "}":                                "w.yml:2:12: env must be a mapping",
+		"{runs-on: x}":                                             `w.yml:2:3: the job "a" has no steps`,
+		"{env: {A: '${{ nope.x }}'}, " + steps + "}":               "w.yml:2: env A: Unrecognized named-value: 'nope'",
+		"{outputs: {a: '${{ step.x.outputs.y }}'}, " + steps + "}": "w.yml:2: output a: Unrecognized named-value: 'step'",
+	} {
+		text := "jobs:\n  a: " + job + "\n"
+		_, err := ReadJob("w.yml", []byte(text), "a")
+		require.ErrorContains(t, err, want)
+		_, err = WorkflowUses("w.yml", []byte(text))
+		require.ErrorContains(t, err, want)
+	}
+	_, err := WorkflowUses("w.yml", []byte("on: push\n"))
+	require.ErrorContains(t, err, "w.yml: it has no jobs")
+	text := "env: {A: a}\njobs:\n  a: {env: {B: b}, " + steps + "}\n  b: {uses: ./x.yml, with: {c: d}}\n"
+	uses, err := WorkflowUses("w.yml", []byte(text))
+	require.NoError(t, err, "GitHub runs it")
+	require.Equal(t, []string{"a/b@v1"}, uses)
+}
+
 // What the check knows is what a running step knows.
 func TestCheckKnowsTheNamesOfARunningStep(t *testing.T) {
 	tr := newTrial(t)

@@ -49,10 +49,27 @@ var ignored = map[string]string{
 // file.
 func ReadJob(file string, text []byte, name string) (*Job, error) {
 	r := &reader{name: file}
-	root := r.load(text)
-	j := &Job{file: file, workflow: file}
-	var jobs []pair
-	for _, p := range r.pairs(root, "the workflow") {
+	j, jobs := r.workflow(text)
+	if r.err != nil {
+		return nil, r.err
+	}
+	found, err := choose(file, jobs, name)
+	if err != nil {
+		return nil, err
+	}
+	if call := r.job(j, found); call != nil {
+		r.fail(call, "the job calls another workflow, which is not supported; run a job of that workflow")
+	}
+	if r.err != nil {
+		return nil, r.err
+	}
+	return j, nil
+}
+
+// workflow reads the parts of a workflow that all its jobs share, and returns its jobs.
+func (r *reader) workflow(text []byte) (j *Job, jobs []pair) {
+	j = &Job{file: r.name, workflow: r.name}
+	for _, p := range r.pairs(r.load(text), "the workflow") {
 		switch p.key {
 		case "name":
 			j.workflow = r.text(p.value, p.key)
@@ -63,22 +80,20 @@ func ReadJob(file string, text []byte, name string) (*Job, error) {
 		case "jobs":
 			jobs = r.pairs(p.value, "jobs")
 		default:
-			j.note(file, p)
+			j.note(r.name, p)
 		}
 	}
-	if r.err != nil {
-		return nil, r.err
-	}
-	found, err := choose(file, jobs, name)
-	if err != nil {
-		return nil, err
-	}
+	return j, jobs
+}
+
+// job reads a job into j. For a job that calls another workflow, and so has no steps, it returns the key of the call.
+func (r *reader) job(j *Job, found pair) (call *yaml.Node) {
 	j.Name = found.key
 	var steps *yaml.Node
 	for _, p := range r.pairs(found.value, "the job "+found.key) {
 		switch p.key {
 		case "env":
-			j.env = append(j.env, r.texts(p.value, p.key)...)
+			j.env = append(slices.Clip(j.env), r.texts(p.value, p.key)...)
 		case "defaults":
 			j.defaults(r, p.value)
 		case "steps":
@@ -94,19 +109,18 @@ func ReadJob(file string, text []byte, name string) (*Job, error) {
 				j.services = append(j.services, *r.box(service))
 			}
 		case "uses":
-			r.fail(p.at, "the job calls another workflow, which is not supported; run a job of that workflow")
+			call = p.at
 		default:
-			j.note(file, p)
+			j.note(r.name, p)
 		}
 	}
-	if r.err == nil && steps == nil {
+	if r.err == nil && steps == nil && call == nil {
 		r.fail(found.at, "the job %.64q has no steps", found.key)
 	}
 	j.steps = r.steps(steps, true)
-	if r.err != nil {
-		return nil, r.err
-	}
-	return j, nil
+	r.expressions("env ", j.env)
+	r.expressions("output ", j.outputs)
+	return call
 }
 
 // note adds a note about a key that has no effect.
@@ -188,21 +202,19 @@ func WorkflowJobs(file string, text []byte) (names []string, err error) {
 	return names, r.err
 }
 
-// WorkflowUses returns the references of the actions in the steps of a workflow's jobs, each once, sorted.
+// WorkflowUses returns the references of the actions in the steps of a workflow's jobs, each once, sorted. The error is
+// the first mistake in any of the jobs.
 func WorkflowUses(file string, text []byte) ([]string, error) {
 	r := &reader{name: file}
+	shared, jobs := r.workflow(text)
 	var all []*step
-	for _, p := range r.pairs(r.load(text), "the workflow") {
-		if p.key != "jobs" {
-			continue
-		}
-		for _, job := range r.pairs(p.value, "jobs") {
-			for _, part := range r.pairs(job.value, "the job "+job.key) {
-				if part.key == "steps" {
-					all = append(all, r.steps(part.value, true)...)
-				}
-			}
-		}
+	for _, found := range jobs {
+		j := *shared
+		r.job(&j, found)
+		all = append(all, j.steps...)
+	}
+	if r.err == nil && len(jobs) == 0 {
+		_, r.err = choose(file, nil, "")
 	}
 	return usesOf(all), r.err
 }
