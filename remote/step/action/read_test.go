@@ -167,6 +167,17 @@ func TestJobsOfAWorkflowAreChosenByName(t *testing.T) {
 	}
 }
 
+// A misspelled key of defaults was left out without a word, and the steps ran in another directory or shell.
+func TestUnknownKeysOfDefaultsAreTold(t *testing.T) {
+	text := "defaults: {run: {workng-directory: x}}\njobs:\n  a: {defaults: {runs: {shell: sh}}, steps: [{run: x}]}\n"
+	j, err := ReadJob("w.yml", []byte(text), "a")
+	require.NoError(t, err)
+	var notes strings.Builder
+	require.NoError(t, j.writeNotes(&notes, true, false))
+	require.Equal(t, "note: w.yml:1: workng-directory has no effect: it is not known\n"+
+		"note: w.yml:3: runs has no effect: it is not known\n", notes.String())
+}
+
 func TestContainerOfAJobHasItsExpressionsEvaluated(t *testing.T) {
 	text := `jobs:
   a:

@@ -153,6 +153,7 @@ func (j *Job) writeNotes(to io.Writer, hasMatrix, inContainer bool) error {
 func (j *Job) defaults(r *reader, n *yaml.Node) {
 	for _, p := range r.pairs(n, "defaults") {
 		if p.key != "run" {
+			j.note(r.name, p)
 			continue
 		}
 		for _, part := range r.pairs(p.value, "defaults.run") {
@@ -161,6 +162,8 @@ func (j *Job) defaults(r *reader, n *yaml.Node) {
 				j.shell = r.text(part.value, part.key)
 			case "working-directory":
 				j.dir = r.text(part.value, part.key)
+			default:
+				j.note(r.name, part)
 			}
 		}
 	}
