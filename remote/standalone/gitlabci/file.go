@@ -97,23 +97,23 @@ func Read(name string, data []byte, cfg Config) (*File, error) {
 		f.tree.fail(src.Errorf(nil,
 			"the file has no job; a job is a name at the start of a line, and below it script: or run:%s", f.mayBeElsewhere()))
 	}
-	f.checkDefault()
+	f.checkKeys("default", defaults, "; write it into the jobs")
+	f.checkKeys("workflow", []string{"auto_cancel", "name", "rules"}, "; it has auto_cancel, name, rules")
 	return f, f.tree.err
 }
 
-// checkDefault checks the keys of default.
-func (f *File) checkDefault() {
-	n := f.globals["default"]
+// checkKeys checks the keys of the global key name. hint is for a key that is like none in known.
+func (f *File) checkKeys(name string, known []string, hint string) {
+	n := f.globals[name]
 	if isNull(n) {
 		return
 	}
 	if n.Kind != yaml.MappingNode {
-		f.tree.failf(n, "default must be a mapping, not %s", describe(n))
+		f.tree.failf(n, "%s must be a mapping, not %s", name, describe(n))
 	}
 	for key := range entries(n) {
-		if !slices.Contains(defaults, key.Value) {
-			f.tree.failf(key, "unknown key%s of default%s", lang.Quote(key.Value),
-				lang.Suggest(key.Value, defaults, "; write it into the jobs"))
+		if !slices.Contains(known, key.Value) {
+			f.tree.failf(key, "unknown key%s of %s%s", lang.Quote(key.Value), name, lang.Suggest(key.Value, known, hint))
 		}
 	}
 }

@@ -55,7 +55,10 @@ func TestMistakesAreSaidWithTheirPlace(t *testing.T) {
 		"j: {inherit: {defaults: false}, script: [a]}": `ci.yml:1:15: unknown key "defaults" of inherit; it has default, ` +
 			`variables`,
 		"j: {inherit: {default: {}}, script: [a]}": "ci.yml:1:24: inherit: default takes true, false or a list of names",
-		"j: {run: a}": "ci.yml:1:10: run must be a list of steps, not a text",
+		"workflow: {ruels: []}\nj: {script: [a]}": `ci.yml:1:12: unknown key "ruels" of workflow, did you ` +
+			`mean "rules"?`,
+		"workflow: [a]\nj: {script: [a]}":               "ci.yml:1:11: workflow must be a mapping, not a list",
+		"j: {run: a}":                                   "ci.yml:1:10: run must be a list of steps, not a text",
 		"j: {run: [{name: a, script: b, wen: always}]}": `ci.yml:1:32: unknown key "wen", did you mean "when"?`,
 		"j: {run: [{name: a, script: 'echo ${{ vras.X }}'}]}": `ci.yml:1:39: step "a": script: vras was not found; did ` +
 			`you mean vars?`,
