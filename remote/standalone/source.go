@@ -256,6 +256,9 @@ func readGitLabCI(src Source, builds func(f *gitlabci.File, name string) ([]stri
 	name := src.JobName
 	if name == "" {
 		jobs := file.Jobs()
+		if len(jobs) == 0 {
+			return nil, fmt.Errorf("%s has no job that can run: their names all begin with a dot", src.Name)
+		}
 		if len(jobs) != 1 {
 			return nil, fmt.Errorf("%s has %d jobs; choose one with --job-name: %s", src.Name, len(jobs), gitlabci.List(jobs))
 		}

@@ -180,6 +180,8 @@ func TestJobIsChosenByName(t *testing.T) {
 	const two = "one: {script: [a]}\ntwo: {script: [b]}\n"
 	require.NoError(t, read(two, "two"))
 	require.EqualError(t, read(two, ""), `ci.yml has 2 jobs; choose one with --job-name: "one", "two"`)
+	require.EqualError(t, read(".one: {script: [x]}\n", ""),
+		"ci.yml has no job that can run: their names all begin with a dot") // it said: choose one of 0
 	require.EqualError(t, read(two, "tow"), `ci.yml: there is no job "tow", did you mean "two"?`)
 	require.EqualError(t, read(two, "deploy"), `ci.yml: there is no job "deploy"; there is "one", "two"`)
 	_, err := Read(Source{Name: "s.yml", Text: []byte("- script: a"), Format: Steps, JobName: "j"})
