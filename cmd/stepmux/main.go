@@ -70,7 +70,7 @@ func run(args []string) int {
 	if coded.err != nil {
 		showError(os.Stderr, coded.err)
 	}
-	if coded.code == exitUsage {
+	if coded.code == exitUsage && coded.err != nil {
 		fmt.Fprintf(os.Stderr, "See '%s --help'.\n", cmd.CommandPath())
 	}
 	return coded.code
