@@ -50,6 +50,23 @@ func TestActionsOfAWorkflowAreRepeatedByTheirCommit(t *testing.T) {
 	require.True(t, strings.HasPrefix(elsewhere.log.String(), "hello mona\n"))
 }
 
+// The action of a step that did not run was not in the trace, but a replay fetches it with the others, and was refused.
+func TestReplayHasTheActionsOfStepsThatDidNotRun(t *testing.T) {
+	mirror := t.TempDir()
+	r := fetchtest.NewRepository(t, filepath.Join(mirror, "octo/greet"))
+	r.Commit("main", fetchtest.Texts(map[string]string{"action.yml": "runs: {using: composite, steps: []}\n"}))
+	tr := newTrial(t)
+	tr.mirrors = map[string]string{"https://github.com/": mirror + "/"}
+	j, err := standalone.Read(standalone.Source{
+		Name: "test.yml", Format: standalone.GitHub, WorkDir: tr.work,
+		Text: []byte("jobs:\n  a:\n    steps:\n      - run: exit 1\n      - uses: octo/greet@main\n"),
+	})
+	require.NoError(t, err)
+	first := tr.recordJob(j)
+	require.Equal(t, trace.Skipped, first.Identity.Steps[0].Steps[1].Status)
+	tr.requireSame(tr.replay(first))
+}
+
 func TestReplayReportsAChangedImage(t *testing.T) {
 	project := func(digit string) *trial {
 		tr := newTrial(t)

@@ -70,6 +70,9 @@ func (l *list) prepare(ctx context.Context, results []engine.StepResult) error {
 		if err := l.loadStep(ctx, s); err != nil {
 			return err
 		}
+		if s.loaded.isRemote() { // a replay fetches it too, even if the step does not run
+			l.call.Found(&results[i], s.loaded.found(s.loaded.parts()))
+		}
 		if !s.loaded.hasPre {
 			continue
 		}
