@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -95,7 +96,13 @@ func (f *validateFlags) verdict(cmd *cobra.Command, name string) standalone.Verd
 	if err != nil {
 		return standalone.Unreadable(name, err)
 	}
-	return standalone.Validate(cmd.Context(), src.Name, src.Text, src.Format, f.workDir, f.includes)
+	if src.WorkDir = f.workDir; src.Format == standalone.GitLabCI {
+		if src.WorkDir, err = filepath.Abs(f.workDir); err != nil {
+			return standalone.Unreadable(name, err)
+		}
+		addCheckout(cmd.Context(), &src, src.WorkDir)
+	}
+	return standalone.Validate(cmd.Context(), src)
 }
 
 // formatFlag holds --format, the format of files with steps, and its companions.

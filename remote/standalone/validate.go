@@ -54,18 +54,18 @@ const (
 // Validate checks a file. It reports the first mistake of a job or of a step; in a .gitlab-ci.yml, the first mistake of
 // each job.
 //
-// workDir is the directory of the job: files that a .gitlab-ci.yml includes are read from there, and local steps as far
-// as a run would read them before its first step. The local steps of a step's definition are beside its file. includes
-// is as in [Source.Includes].
-func Validate(ctx context.Context, name string, text []byte, format Format, workDir, includes string) Verdict {
-	v := Verdict{File: name}
-	switch format { //nolint:exhaustive // all other formats are steps
+// The WorkDir of src is the directory of the job: files that a .gitlab-ci.yml includes are read from there, and local
+// steps as far as a run would read them before its first step. The local steps of a step's definition are beside its
+// file. As in a run, Predefined and Changed decide which files a .gitlab-ci.yml includes.
+func Validate(ctx context.Context, src Source) Verdict {
+	v := Verdict{File: src.Name}
+	switch src.Format { //nolint:exhaustive // all other formats are steps
 	case GitLabCI:
-		v.gitLabCI(ctx, Source{Name: name, Text: text, WorkDir: workDir, Includes: includes})
+		v.gitLabCI(ctx, src)
 	case GitHub:
-		v.gitHub(text, workDir)
+		v.gitHub(src.Text, src.WorkDir)
 	default:
-		v.steps(ctx, text, workDir)
+		v.steps(ctx, src.Text, src.WorkDir)
 	}
 	v.Valid = len(v.Errors) == 0
 	return v

@@ -9,6 +9,11 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+func validated(t *testing.T, file, text string, format Format, dir string) Verdict {
+	t.Helper()
+	return Validate(t.Context(), Source{Name: file, Text: []byte(text), Format: format, WorkDir: dir})
+}
+
 func TestValidateReportsMistakesWithTheirPlace(t *testing.T) {
 	for name, test := range map[string]struct {
 		file, text string
@@ -51,7 +56,7 @@ func TestValidateReportsMistakesWithTheirPlace(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			v := Validate(t.Context(), test.file, []byte(test.text), test.format, t.TempDir(), "")
+			v := validated(t, test.file, test.text, test.format, t.TempDir())
 			require.Equal(t, test.kind, v.Kind)
 			require.Equal(t, len(test.errors) == 0, v.Valid)
 			var got []string
@@ -87,7 +92,7 @@ func TestValidateRefusesAStepThatIsNotThere(t *testing.T) {
 		"- step: \"./${{ vars.NAME }}\"\n":                      "",
 		"- step: git.example.com/steps@v1\n":                    "",
 	} {
-		v := Validate(t.Context(), "job.yml", []byte(text), Steps, dir, "")
+		v := validated(t, "job.yml", text, Steps, dir)
 		var got []string
 		for _, p := range v.Errors {
 			got = append(got, strings.TrimPrefix(p.String(), "job.yml: "))
@@ -95,11 +100,11 @@ func TestValidateRefusesAStepThatIsNotThere(t *testing.T) {
 		require.Equal(t, want, strings.Join(got, "\n"), text)
 		require.Equal(t, want == "", v.Valid, text)
 	}
-	v := Validate(t.Context(), ".gitlab-ci.yml", []byte("a: {run: [{step: ./nosuch}]}\n"), GitLabCI, dir, "")
+	v := validated(t, ".gitlab-ci.yml", "a: {run: [{step: ./nosuch}]}\n", GitLabCI, dir)
 	require.False(t, v.Valid)
 	require.Equal(t, `.gitlab-ci.yml: job "a": step "step_1": `+nosuch, v.Errors[0].String())
 	step := filepath.Join(dir, "outer.yml")
 	text := "spec: {}\n---\nrun: [{name: a, step: ./greet, inputs: {who: b}}]\n"
-	v = Validate(t.Context(), step, []byte(text), Steps, t.TempDir(), "")
+	v = validated(t, step, text, Steps, t.TempDir())
 	require.Empty(t, v.Errors, "the steps of a definition are beside it")
 }
