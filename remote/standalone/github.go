@@ -1,6 +1,7 @@
 package standalone
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -27,11 +28,14 @@ func readGitHub(src Source) (*Job, error) {
 	for name, text := range src.Matrix {
 		var v any
 		if json.Unmarshal([]byte(text), &v) != nil || isRounded(v, text) {
-			v, values[name] = lang.EscapeExpressions(text), text
-		} else {
-			values[name] = v
+			v = text
 		}
-		matrix[name] = v
+		values[name] = v
+		literal, err := json.Marshal(v)
+		if err != nil {
+			return nil, fmt.Errorf("the matrix: %w", err)
+		}
+		matrix[name] = json.RawMessage(bytes.ReplaceAll(literal, []byte("${{"), []byte(`\\${{`))) // no expression of ours
 	}
 	inputs := map[string]any{
 		"workflow": lang.EscapeExpressions(string(src.Text)), "job": job.Name, "file": lang.EscapeExpressions(src.Name),

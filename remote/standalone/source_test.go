@@ -109,6 +109,16 @@ func TestCheckoutDoesNotReplaceTheProject(t *testing.T) {
 }
 
 // The version 3.10 became 3.1.
+// The texts in a value of the matrix in JSON were read as expressions of steps.
+func TestValuesOfAMatrixAreNeverExpressions(t *testing.T) {
+	tr := newTrial(t)
+	const text = "jobs:\n  t:\n    steps:\n      - run: echo \"${{ matrix.a }} ${{ matrix.b.c[0] }} ${{ matrix.d }}\"\n" +
+		"        shell: cat {0}\n"
+	matrix := map[string]string{"a": "${{ x }}", "b": `{"c": ["\\${{ y }}"]}`, "d": `"$\u007b{ z }}"`}
+	tr.finish(tr.read(Source{Name: "w.yml", Text: []byte(text), Format: GitHub, Matrix: matrix}))
+	require.Equal(t, `echo "${{ x }} \${{ y }} ${{ z }}"`, tr.stdout.String())
+}
+
 func TestVersionsInAMatrixKeepTheirDigits(t *testing.T) {
 	tr := newTrial(t)
 	const text = "on: push\njobs:\n  t:\n    steps:\n      - run: echo ${{ matrix.a }} ${{ matrix.b == 1.26 }} " +
