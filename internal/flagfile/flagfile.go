@@ -64,7 +64,9 @@ func setFlags(fl *pflag.FlagSet, name string, content []*yaml.Node) error {
 	var names []string
 	fl.VisitAll(func(f *pflag.Flag) {
 		given[f.Name] = f.Changed
-		names = append(names, f.Name)
+		if !slices.Contains(commandLineOnly, f.Name) {
+			names = append(names, f.Name)
+		}
 	})
 	seen := map[string]bool{}
 	for i := 0; i+1 < len(content); i += 2 {

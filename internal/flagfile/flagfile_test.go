@@ -63,6 +63,9 @@ func TestTheSchemaAcceptsTheFilesThatApplyAccepts(t *testing.T) {
 		require.Error(t, bySchema, text)
 		require.Error(t, byApply, text)
 	}
+	_, err = validate("{config: other.yml}")
+	require.ErrorContains(t, err, `flags.yml:1:2: unknown key "config"`)
+	require.NotContains(t, err.Error(), "did you mean") // "config"
 }
 
 // asJSON returns v as jsonschema takes it.
