@@ -31,6 +31,7 @@ func addCheckout(ctx context.Context, src *standalone.Source, dir string) {
 		src.Predefined = append(src.Predefined, engine.Variable{Key: v.Name, Value: v.Value})
 	}
 	src.Changed = func(compareTo string) ([]string, error) { return checkout.Changed(ctx, dir, compareTo) }
+	src.Ignored = func() ([]string, error) { return checkout.Ignored(ctx, dir) }
 }
 
 // sourceFlags select the job of a FILE, and its values.

@@ -72,6 +72,9 @@ type Source struct {
 	// unless Vars describe one. Changed is as in [gitlabci.Config].
 	Predefined []engine.Variable
 	Changed    func(compareTo string) ([]string, error)
+	// Ignored returns the files in WorkDir that are not part of the project, and the directories, which end with a slash.
+	// Rules and includes of a .gitlab-ci.yml do not find them. May be nil.
+	Ignored func() ([]string, error)
 	// Notices come before the notices of the job.
 	Notices []string
 	// Elsewhere says that the job does not run in WorkDir, but in a directory that is not known yet.
@@ -309,7 +312,7 @@ func openGitLabCI(src Source) (file *gitlabci.File, closeFile func(), err error)
 	cfg := gitlabci.Config{
 		Open: open, Changed: src.Changed, ProjectDir: src.WorkDir, Matrix: src.Matrix, InContainer: src.InContainer,
 		Colours: src.Colours, Given: plainVars(src.Vars), Inputs: src.Inputs,
-		List: func() ([]string, error) { return listFiles(src.WorkDir) },
+		List: func() ([]string, error) { return listFiles(src) },
 		Predefined: append(plainVars(src.Predefined), gitlabci.Variable{Name: "CI", Value: "true"},
 			gitlabci.Variable{Name: "CI_PROJECT_NAME", Value: filepath.Base(src.WorkDir)}),
 	}
@@ -344,12 +347,19 @@ func plainVars(vars []engine.Variable) []gitlabci.Variable {
 // maxFiles bounds the files and directories of a project that are compared with patterns.
 const maxFiles = 200_000
 
-// listFiles returns the slash-separated paths of the files below dir, in order. Links count as files, and .git is left
-// out.
-func listFiles(dir string) (paths []string, err error) {
+// listFiles returns the slash-separated paths of the files of the project, in order. Links count as files, and .git is
+// left out.
+func listFiles(src Source) (paths []string, err error) {
+	left := map[string]bool{}
+	if src.Ignored != nil {
+		ignored, _ := src.Ignored() // nil without git: then nothing is ignored
+		for _, name := range ignored {
+			left[name] = true
+		}
+	}
 	count := 0
-	// Not filepath.WalkDir, which does not follow dir if it is a link.
-	err = fs.WalkDir(os.DirFS(dir), ".", func(name string, entry fs.DirEntry, err error) error {
+	// Not filepath.WalkDir, which does not follow the directory if it is a link.
+	err = fs.WalkDir(os.DirFS(src.WorkDir), ".", func(name string, entry fs.DirEntry, err error) error {
 		if count++; count > maxFiles {
 			return fmt.Errorf("the work directory has more than %d files", maxFiles)
 		}
@@ -358,9 +368,9 @@ func listFiles(dir string) (paths []string, err error) {
 			return err
 		case err != nil:
 			return fs.SkipDir // we may not read it
-		case entry.IsDir() && entry.Name() == ".git":
+		case entry.IsDir() && (entry.Name() == ".git" || left[name+"/"]):
 			return fs.SkipDir
-		case entry.IsDir():
+		case entry.IsDir(), left[name]:
 			return nil
 		}
 		paths = append(paths, name)

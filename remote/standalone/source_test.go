@@ -198,6 +198,28 @@ func TestJobIsChosenByName(t *testing.T) {
 	require.EqualError(t, err, `job "j": a list of steps has no jobs; the formats gitlab-ci and github have`)
 }
 
+// exists and include with wildcards found files that GitLab does not have, such as those in node_modules.
+func TestFilesThatGitIgnoresAreNoFilesOfTheProject(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"node_modules/a/ci.yml", "src/ci.yml", "src/out.yml"} {
+		require.NoError(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
+		text := strings.ReplaceAll(strings.TrimSuffix(name, ".yml"), "/", "-") + ": {script: [x]}\n"
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+	}
+	const text = "include: '**/*.yml'\na:\n  script: [a]\n  rules:\n" +
+		"    - {exists: [node_modules/**/*, src/out.yml], variables: {FOUND: ignored}}\n" +
+		"    - {exists: ['**/ci.yml'], variables: {FOUND: ours}}\n"
+	src := Source{
+		Name: ".gitlab-ci.yml", Text: []byte(text), Format: GitLabCI, WorkDir: dir,
+		Ignored: func() ([]string, error) { return []string{"node_modules/", "src/out.yml", ""}, nil },
+	}
+	require.Equal(t, []string{"src-ci", "a"}, JobNames(src))
+	src.JobName = "a"
+	j, err := Read(src)
+	require.NoError(t, err)
+	require.Equal(t, "ours", j.Env["FOUND"])
+}
+
 func TestIncludedFilesAreFoundInTheWorkDirectoryAndNotBeyond(t *testing.T) {
 	tr := newTrial(t)
 	tr.file("ci/jobs.yml", "j: {script: [echo included]}\n")

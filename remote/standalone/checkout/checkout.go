@@ -1,8 +1,8 @@
 // Package checkout returns git's information about a directory: the variables of its commit, as GitLab predefines them,
-// and the changed files.
+// and the changed and ignored files.
 //
-// [Variables] and [Changed] run git, bounded in time and output. They do not trust git's output: invalid names are left
-// out, and texts are cut and made valid UTF-8. Both wait for git, so the package owns nothing.
+// [Variables], [Changed] and [Ignored] run git, bounded in time and output. They do not trust git's output: invalid
+// names are left out, and texts are cut and made valid UTF-8. All wait for git, so the package owns nothing.
 package checkout
 
 import (
@@ -181,6 +181,19 @@ func Changed(ctx context.Context, dir, compareTo string) ([]string, error) {
 		}
 	}
 	return paths, nil
+}
+
+// Ignored returns the slash-separated paths, from dir, of the files and directories that git ignores; a directory ends
+// with a slash, and the files in it are left out. It returns nil if there is no repository.
+func Ignored(ctx context.Context, dir string) ([]string, error) {
+	if !Contains(dir) {
+		return nil, nil
+	}
+	list, err := git(ctx, dir, maxChanged, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory")
+	if err != nil {
+		return nil, err
+	}
+	return strings.Split(string(list), "\x00"), nil
 }
 
 // git returns the output of git in dir, at most limit bytes.

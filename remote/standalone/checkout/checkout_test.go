@@ -140,6 +140,25 @@ func TestChangedAreTheFilesOfTheLastCommitAndAfterIt(t *testing.T) {
 }
 
 // Symptom: each byte of a character became a dash, where GitLab has one for the character.
+func TestIgnoredAreTheFilesThatGitLeavesOut(t *testing.T) {
+	names, err := Ignored(t.Context(), t.TempDir())
+	require.NoError(t, err)
+	require.Empty(t, names, "no repository, no error")
+	dir, _ := repository(t)
+	for name, text := range map[string]string{
+		".gitignore": "node_modules\n*.log\n", "a/node_modules/b/c.js": "", "a/x.log": "", "a/x.js": "", "new": "",
+	} {
+		require.NoError(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+	}
+	names, err = Ignored(t.Context(), dir)
+	require.NoError(t, err)
+	require.Equal(t, []string{"a/node_modules/", "a/x.log", ""}, names)
+	names, err = Ignored(t.Context(), filepath.Join(dir, "a"))
+	require.NoError(t, err)
+	require.Equal(t, []string{"node_modules/", "x.log", ""}, names)
+}
+
 func TestSlugHasADashForEachCharacter(t *testing.T) {
 	require.Equal(t, "fix-f-r-alle", slug("fix/Für-alle"))
 }
