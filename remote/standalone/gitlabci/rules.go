@@ -23,6 +23,9 @@ var (
 // never is the value of when by which a rule excludes its job.
 const never = "never"
 
+// whens are the values of when in a rule.
+var whens = []string{"on_success", "on_failure", "always", "manual", "delayed", never}
+
 // matched returns the first rule of the list n that matches with the variables of e. It is nil if no rule matches, or
 // if the first one that does has when: never. It checks the form of all rules.
 func (f *File) matched(n *yaml.Node, keys []string, e *expander) (rule *yaml.Node) {
@@ -60,6 +63,9 @@ func (f *File) rules(n *yaml.Node, keys []string, depth int) (all []*yaml.Node) 
 					f.tree.failf(key, "unknown key%s of a rule%s", lang.Quote(key.Value),
 						lang.Suggest(key.Value, keys, "; it has "+strings.Join(keys, ", ")))
 				}
+			}
+			if when := find(item, "when"); !isNull(when) && !slices.Contains(whens, when.Value) {
+				f.tree.failf(when, "when is one of %s", strings.Join(whens, ", "))
 			}
 			all = append(all, item)
 		default:

@@ -225,6 +225,10 @@ func TestMistakesInRulesHaveAPlace(t *testing.T) {
 			"1:36: changes needs paths, a list of files",
 		},
 		{
+			"j: {script: [a], rules: [{when: nevr}]}",
+			"1:33: when is one of on_success, on_failure, always, manual, delayed, never",
+		},
+		{
 			"j: {script: [a], rules: [{changes: [[a]]}]}",
 			"1:37: changes takes the paths of files, or patterns",
 		},
