@@ -387,10 +387,10 @@ func TestContextsComeFromTheVariablesOfAPipeline(t *testing.T) {
 	tr.workflow("- run: echo ${{ join(github.*, ' ') != '' }} ${{ github.repository }} ${{ github.sha }} ${{ " +
 		"github.ref }} " +
 		"${{ github.event_name }} ${{ github.actor }} ${{ github.event.ref }} $GITHUB_REF_TYPE ${{ runner.os }} " +
-		"${{ job.status }}; cat $GITHUB_EVENT_PATH\n")
+		"${{ job.status }} $GITHUB_REPOSITORY_OWNER; cat $GITHUB_EVENT_PATH\n")
 	tr.succeed()
 	require.Contains(t, tr.log.String(), "true group/project abc refs/tags/v1 workflow_dispatch me refs/tags/v1 "+
-		"tag Linux success\n{\n")
+		"tag Linux success group\n{\n") // the owner was empty: a registry/owner/image had no owner
 	require.Contains(t, slices.Sorted(keys(tr.trace.Identity.Job.Vars)), "CI_COMMIT_TAG")
 }
 

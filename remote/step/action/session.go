@@ -245,6 +245,8 @@ func githubTexts(read func(string) string) map[string]string {
 			}
 		}
 	}
+	owner, _, _ := strings.Cut(text["repository"], "/")
+	text["repository_owner"] = cmp.Or(text["repository_owner"], owner)
 	text["event_name"] = eventOf(text["event_name"])
 	if text["ref"] == "" {
 		text["ref"], text["ref_type"] = ref(read, text["ref_name"])
