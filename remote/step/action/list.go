@@ -73,7 +73,9 @@ func (l *list) prepare(ctx context.Context, results []engine.StepResult) error {
 		if s.loaded.isRemote() { // a replay fetches it too, even if the step does not run
 			l.call.Found(&results[i], s.loaded.found(s.loaded.parts()))
 		}
-		if !s.loaded.hasPre {
+	}
+	for i, s := range l.specs { // none runs if another cannot be fetched: its post stage would not follow
+		if s.loaded == nil || !s.loaded.hasPre {
 			continue
 		}
 		results[i].Steps = newResults(&results[i], s.loaded.parts())

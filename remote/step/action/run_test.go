@@ -146,6 +146,21 @@ func TestRemoteActionsNestAndAreRecordedByTheirCommit(t *testing.T) {
 	tr.succeed()
 }
 
+// The pre stage of an action ran, and no post stage after it, if a later action could not be fetched.
+func TestNoStageRunsIfAnActionIsUnavailable(t *testing.T) {
+	mirror := t.TempDir()
+	repository(t, mirror, "octo/pre", "v1", map[string]string{
+		"action.yml": "runs: {using: node20, pre: a.js, main: a.js, post: a.js}\n", "a.js": "",
+	})
+	tr := newTrial(t)
+	tr.remotes(mirror)
+	tr.file("node.sh", "#!/bin/sh\necho a stage runs\n")
+	tr.action.Node = filepath.Join(tr.place.WorkDir, "node.sh")
+	tr.workflow("- uses: octo/pre@v1\n- uses: octo/none@v1\n")
+	tr.fail("workflow:6: fetch the action octo/none@v1")
+	require.NotContains(t, tr.log.String(), "a stage runs")
+}
+
 func TestUnavailableActionsFailTheirStep(t *testing.T) {
 	mirror := t.TempDir()
 	repository(t, mirror, "octo/empty", "v1", map[string]string{"README.md": "x"})
