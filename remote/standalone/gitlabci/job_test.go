@@ -116,6 +116,23 @@ j:
 	require.Equal(t, []string{"own", "a", "more"}, []string{v["A"], v["B"], v["C"]})
 }
 
+// The first of several merge keys won, and a key before one; in GitLab the last in the text does.
+func TestMergeKeysReplaceWhatIsBeforeThem(t *testing.T) {
+	const text = `
+.a: &a {A: a, B: a}
+.b: &b {A: b, C: b}
+two: {script: [x], variables: {<<: *a, <<: *b}}
+after: {script: [x], variables: {A: own, C: own, <<: *a}}
+before: {script: [x], variables: {<<: [*a, *b], C: own}}
+`
+	for name, want := range map[string][]string{
+		"two": {"b", "a", "b"}, "after": {"a", "a", "own"}, "before": {"a", "a", "own"},
+	} {
+		v := values(job(t, text, name))
+		require.Equal(t, want, []string{v["A"], v["B"], v["C"]}, name)
+	}
+}
+
 func TestDefaultIsForJobsThatInheritIt(t *testing.T) {
 	const text = `
 default: {before_script: [b], after_script: [a]}

@@ -110,38 +110,41 @@ func (t *tree) expand(src *lang.Source, n *yaml.Node, depth int) *yaml.Node {
 	return c
 }
 
-// expandMapping copies the content of the mapping v to c. Keys from merge keys do not override others.
+// expandMapping adds the keys of the mapping v to c. As in GitLab, whose server is written in Ruby, the keys of a merge
+// key replace those before it, and those after it replace them. Of a list of mappings the first one takes precedence.
 func (t *tree) expandMapping(src *lang.Source, v, c *yaml.Node, depth int) {
-	seen := make(map[string]bool, len(v.Content)/2)
-	var merged []*yaml.Node
+	given, at := map[string]bool{}, map[string]int{}
+	set := func(key, value *yaml.Node) {
+		i, there := at[key.Value]
+		if !there {
+			i = len(c.Content)
+			at[key.Value] = i
+			c.Content = append(c.Content, key, value)
+		}
+		c.Content[i], c.Content[i+1] = key, value
+	}
 	for key, value := range entries(v) {
 		e := t.expand(src, value, depth+1)
 		if key.ShortTag() == "!!merge" {
-			merged = append(merged, e)
+			for _, s := range slices.Backward(itemsOf(e)) {
+				if s.Kind != yaml.MappingNode {
+					t.failf(s, "<< takes a mapping, or a list of them")
+				}
+				for key, value := range entries(s) {
+					set(key, value)
+				}
+			}
 			continue
 		}
 		k := t.expand(src, key, depth+1)
 		switch {
 		case k.Kind != yaml.ScalarNode:
 			t.failf(k, "a key must be a text")
-		case seen[k.Value]:
+		case given[k.Value]:
 			t.failf(k, "the key%s is given twice", lang.Quote(k.Value))
 		}
-		seen[k.Value] = true
-		c.Content = append(c.Content, k, e)
-	}
-	for _, m := range merged {
-		for _, s := range itemsOf(m) {
-			if s.Kind != yaml.MappingNode {
-				t.failf(s, "<< takes a mapping, or a list of them")
-			}
-			for key, value := range entries(s) {
-				if !seen[key.Value] {
-					seen[key.Value] = true
-					c.Content = append(c.Content, key, value)
-				}
-			}
-		}
+		given[k.Value] = true
+		set(k, e)
 	}
 }
 
