@@ -1,9 +1,12 @@
 package component
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -28,4 +31,19 @@ func TestDigestOfADirectoryIsBounded(t *testing.T) {
 	require.ErrorContains(t, err, "fifo is neither a file nor a directory nor a symbolic link")
 	_, err = DirTree(filepath.Join(dir, "gone"), 10, 100, sumFile)
 	require.ErrorIs(t, err, fs.ErrNotExist)
+}
+
+func TestNodeOfALinkHasItsTarget(t *testing.T) {
+	root, err := os.OpenRoot(t.TempDir())
+	require.NoError(t, err)
+	defer root.Close()
+	require.NoError(t, root.Mkdir("dir", 0o700))
+	target := strings.Repeat("long/", 200)
+	require.NoError(t, root.Symlink(target, "dir/link"))
+	info, err := root.Lstat("dir/link")
+	require.NoError(t, err)
+	n, err := NodeOf(root, "dir/link", info, sumFile)
+	require.NoError(t, err)
+	sum := sha256.Sum256([]byte(target))
+	require.Equal(t, Node{"dir/link", ModeSymlink, hex.EncodeToString(sum[:]), int64(len(target))}, n)
 }

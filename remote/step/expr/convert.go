@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"reflect"
 	"strings"
 
 	"google.golang.org/protobuf/types/known/structpb"
@@ -42,18 +43,10 @@ func (c *converter) convert(x any, depth int) (Value, error) {
 		return number(float64(x)), nil
 	case uint64:
 		return number(float64(x)), nil
-	case []any:
-		return convertSlice(c, x, depth)
-	case []string:
-		return convertSlice(c, x, depth)
-	case []Value:
-		return convertSlice(c, x, depth)
-	case map[string]any:
-		return convertMap(c, x, depth)
-	case map[string]string:
-		return convertMap(c, x, depth)
-	case map[string]Value:
-		return convertMap(c, x, depth)
+	case []any, []string, []Value, []*structpb.Value:
+		return c.array(reflect.ValueOf(x), depth)
+	case map[string]any, map[string]string, map[string]Value, map[string]*structpb.Value:
+		return c.object(reflect.ValueOf(x), depth)
 	case *structpb.Value:
 		if x != nil && x.GetKind() == nil {
 			return Value{}, errors.New("a value has no kind")
@@ -66,13 +59,9 @@ func (c *converter) convert(x any, depth int) (Value, error) {
 	case *structpb.Value_StringValue:
 		return c.convert(x.StringValue, depth)
 	case *structpb.Value_ListValue:
-		return convertSlice(c, x.ListValue.GetValues(), depth)
+		return c.convert(x.ListValue.GetValues(), depth)
 	case *structpb.Value_StructValue:
-		return convertMap(c, x.StructValue.GetFields(), depth)
-	case []*structpb.Value:
-		return convertSlice(c, x, depth)
-	case map[string]*structpb.Value:
-		return convertMap(c, x, depth)
+		return c.convert(x.StructValue.GetFields(), depth)
 	default:
 		return Value{}, fmt.Errorf("an expression cannot have a value of the type %T", x)
 	}
@@ -94,31 +83,33 @@ func (c *converter) enter(n, depth int) error {
 	return c.count(itemCost * n)
 }
 
-func convertSlice[T any](c *converter, x []T, depth int) (Value, error) {
-	if err := c.enter(len(x), depth); err != nil {
+// array and object are not generic: that would make the VM's end 8 KB larger.
+func (c *converter) array(x reflect.Value, depth int) (Value, error) {
+	if err := c.enter(x.Len(), depth); err != nil {
 		return Value{}, err
 	}
-	items := make([]Value, len(x))
-	for i, item := range x {
+	items := make([]Value, x.Len())
+	for i := range items {
 		var err error
-		if items[i], err = c.convert(item, depth+1); err != nil {
+		if items[i], err = c.convert(x.Index(i).Interface(), depth+1); err != nil {
 			return Value{}, err
 		}
 	}
 	return newArray(items)
 }
 
-func convertMap[T any](c *converter, x map[string]T, depth int) (Value, error) {
-	if err := c.enter(len(x), depth); err != nil {
+func (c *converter) object(x reflect.Value, depth int) (Value, error) {
+	if err := c.enter(x.Len(), depth); err != nil {
 		return Value{}, err
 	}
-	fields := make(map[string]Value, len(x))
-	for key, item := range x {
+	fields := make(map[string]Value, x.Len())
+	for item := x.MapRange(); item.Next(); {
+		key := item.Key().String()
 		if err := c.count(len(key)); err != nil {
 			return Value{}, err
 		}
 		var err error
-		if fields[key], err = c.convert(item, depth+1); err != nil {
+		if fields[key], err = c.convert(item.Value().Interface(), depth+1); err != nil {
 			return Value{}, err
 		}
 	}
