@@ -189,6 +189,10 @@ var wallsAttacks = append([]wallsAttack{
 		name: "send the neighbour's files as artifacts", packed: true, without: open,
 		text: `mine=$PWD; cd /; mv $mine $mine.gone; ln -s $VICTIM_WORK $mine`,
 	},
+	{name: "have a hidden directory shown by a link in the place of the work directory", without: open, steps: `run:
+  - {name: link, script: 'mine=$PWD; cd /; rmdir $mine; ln -s $HIDDEN $mine'}
+  - {name: next, script: cat loot}
+`},
 	{name: "hash the neighbour's files", without: open, steps: `run:
   - name: job
     step: builtin://github/job

@@ -196,8 +196,9 @@ func newScene(t testing.TB, level walls.Level, route connector.Route) *scene {
 		"TOOL": tool, "MARK": mark, "SHM": said("shm"),
 		"SHELL_PID": strconv.Itoa(shell[0]), "SERVE_PID": strconv.Itoa(serve), "PIDS": words(s.pids),
 		"BASE": filepath.Join(s.tmp, "gitlab-runner-steps"), "PROGRAM": s.runner[0],
-		"VICTIM_JOB": jobs[0], "VICTIM_WORK": said("work"),
+		"VICTIM_JOB": jobs[0], "VICTIM_WORK": said("work"), "HIDDEN": dirIn(t, "/tmp"),
 	}
+	require.NoError(t, os.WriteFile(filepath.Join(s.env["HIDDEN"], "loot"), []byte(loot), 0o600))
 	return s
 }
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"syscall"
@@ -187,11 +186,8 @@ func (l *link) await() error {
 // start sends c to the init and waits until it runs. If the init ends first, c may have run. Then start returns no
 // error but a process whose exit is unknown: after an error the caller may start the command again.
 func (l *link) start(ctx context.Context, c Command) (*Process, error) {
-	var err error
 	if c.Visible != "" && l.level != walls.Off {
-		if c.Visible, err = filepath.EvalSymlinks(c.Visible); err != nil {
-			return nil, fmt.Errorf("start %q: %w", c.Argv[0], err)
-		}
+		c.Visible = walls.Follow(c.Visible)
 	}
 	p, err := l.register(c.Argv[0])
 	if err != nil {

@@ -94,3 +94,44 @@ func TestInitThatIsReplacedKeepsItsLevel(t *testing.T) {
 	_, err := in.Start(t.Context(), shell("true"))
 	require.ErrorContains(t, err, "is not available")
 }
+
+// walled returns an init at the level Processes with the directory own.
+func walled(t *testing.T, own string) *Init {
+	t.Helper()
+	in := &Init{Room: walls.Spec{Level: walls.Processes, Dir: own}}
+	t.Cleanup(func() { in.Close() })
+	in.Prepare()
+	if level, why := in.Isolation(t.Context()); level != walls.Processes {
+		t.Skip("part missing: namespaces: ", why)
+	}
+	return in
+}
+
+// exitOf runs a script that needs the directory visible, and returns its exit code.
+func exitOf(t *testing.T, in *Init, visible, script string) int {
+	t.Helper()
+	c := shell(script)
+	c.Dir, c.Visible = "/", visible
+	p, err := in.Start(t.Context(), c)
+	require.NoError(t, err)
+	exit := wait(t, p)
+	require.NoError(t, p.Close())
+	return exit.Code
+}
+
+// Symptom: a job put a link in the place of its work directory, and its next command saw any directory, file or socket
+// of the machine to which the link led.
+func TestALinkOfAJobShowsNoHiddenDirectory(t *testing.T) {
+	if os.Geteuid() == 0 {
+		t.Skip("links of root are followed")
+	}
+	own, hidden := t.TempDir(), t.TempDir() // both in /tmp
+	file, link := filepath.Join(hidden, "file"), filepath.Join(own, "work")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	require.NoError(t, os.Symlink(hidden, link))
+	in := walled(t, own)
+	for _, visible := range []string{link, link + "/../" + filepath.Base(hidden), filepath.Join(link, "file")} {
+		require.Equal(t, 1, exitOf(t, in, visible, "test -e "+file), visible)
+	}
+	require.Zero(t, exitOf(t, in, hidden, "test -e "+file))
+}

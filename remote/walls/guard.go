@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -123,7 +124,27 @@ const maxLinks = 40
 // freezeIn makes path read-only if it exists. A directory on the way from home, or a symbolic link, could be renamed,
 // and another one put in its place. A mount point cannot be renamed; so freezeIn pins them.
 func (r *Room) freezeIn(home, path string, pinned map[string]bool) error {
-	way, rest := "/", strings.Split(path, "/") // way has no symbolic links
+	linked := false
+	way, err := follow(path, func(next string, link fs.FileInfo, last bool) error {
+		ours := within(next, home) || linked && unix.Access(filepath.Dir(next), unix.W_OK) == nil
+		linked = linked || link != nil
+		if !ours || pinned[next] || link == nil && last {
+			return nil
+		}
+		pinned[next] = true
+		return pin(next, link != nil)
+	})
+	if err != nil || way == "" || within(home, way) || within(r.spec.Dir, way) {
+		return err // or it leads to a place that the build may write to
+	}
+	return freeze(way)
+}
+
+// follow returns path without symbolic links, or "" if it does not exist. It calls visit for each part of the way; link
+// is nil unless the part is a link. An error of visit ends it.
+func follow(path string, visit func(next string, link fs.FileInfo, last bool) error) (way string, err error) {
+	way = "/"
+	rest := strings.Split(path, "/")
 	for links := 0; len(rest) > 0; {
 		name, next := rest[0], filepath.Join(way, rest[0])
 		rest = rest[1:]
@@ -132,33 +153,40 @@ func (r *Room) freezeIn(home, path string, pinned map[string]bool) error {
 		}
 		fi, err := os.Lstat(next)
 		if err != nil {
-			return nil //nolint:nilerr // it does not exist
+			return "", nil //nolint:nilerr // it does not exist
 		}
-		isLink := fi.Mode()&fs.ModeSymlink != 0
-		ours := within(next, home) || links > 0 && unix.Access(filepath.Dir(next), unix.W_OK) == nil
-		if ours && !pinned[next] && (isLink || len(rest) > 0) {
-			pinned[next] = true
-			if err := pin(next, isLink); err != nil {
-				return err
-			}
+		if fi.Mode()&fs.ModeSymlink == 0 {
+			fi = nil
 		}
-		if !isLink {
+		if err := visit(next, fi, len(rest) == 0); err != nil {
+			return "", err
+		}
+		if fi == nil {
 			way = next
 			continue
 		}
 		to, err := os.Readlink(next)
 		if links++; err != nil || links > maxLinks {
-			return nil //nolint:nilerr // no process can follow it
+			return "", nil //nolint:nilerr // no process can follow it
 		}
 		if filepath.IsAbs(to) {
 			way = "/"
 		}
 		rest = append(strings.Split(to, "/"), rest...)
 	}
-	if within(home, way) || within(r.spec.Dir, way) {
-		return nil // it leads to a place that the build may write to
-	}
-	return freeze(way)
+	return way, nil
+}
+
+// Follow returns path without symbolic links, for Show. It returns "" if path does not exist, or if it has a link that
+// is not root's: a job can make such a link, which may lead to any hidden directory.
+func Follow(path string) string {
+	way, _ := follow(path, func(_ string, link fs.FileInfo, _ bool) error {
+		if link != nil && link.Sys().(*syscall.Stat_t).Uid != 0 {
+			return fs.ErrPermission
+		}
+		return nil
+	})
+	return way
 }
 
 // pin mounts a directory or a symbolic link over itself. Before Linux 5.2 this does not work for links.
