@@ -98,6 +98,21 @@ func TestTheUsersManagerOfServicesIsHidden(t *testing.T) {
 	}
 }
 
+// Symptom: the first session of the user that began during a build brought its directory into the build.
+func TestASessionThatBeginsLaterBringsNoSocketsIntoABuild(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, walls.Processes, connector.Relay)
+	s.on(t, `mount --make-rshared /; mount -t tmpfs none /run; mkdir /run/user
+		(for i in $(seq 300); do
+			[ -e ~/built ] && mkdir /run/user/$(id -u) && mount -t tmpfs none /run/user/$(id -u) &&
+				echo text >/run/user/$(id -u)/bus && echo >~/come && exit
+			sleep 0.1
+		done) >/dev/null 2>&1 </dev/null &`)
+	out, err := s.run(t, "b1", walled+` && echo >~/built && until [ -e ~/come ]; do sleep 0.1; done &&
+		d=/run/user/$(id -u) && [ -d $d ] && [ -z "$(ls -A $d)" ]`, nil)
+	require.NoError(t, err, "%s", out)
+}
+
 // While one build has all processes that the user may have, another one fails, for a reason that says so.
 func TestABuildThatFindsTheLimitOfProcessesFullSaysSo(t *testing.T) {
 	t.Parallel()

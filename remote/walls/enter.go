@@ -94,6 +94,10 @@ func (r *Room) begin() error {
 	return nil
 }
 
+// runUser has a directory for each user with a session. It is hidden as a whole: that of our user, with the sockets of
+// its services, may come with a session that begins later.
+const runUser = "/run/user"
+
 // hideAll gives the build its own temporary directories.
 func (r *Room) hideAll() error {
 	for _, h := range []struct {
@@ -102,13 +106,14 @@ func (r *Room) hideAll() error {
 	}{
 		{"/tmp", 0o777 | fs.ModeSticky},
 		{"/var/tmp", 0o777 | fs.ModeSticky},
+		{runUser, 0o755},
 		{r.spec.Base, 0o700},
-		{"/run/user/" + strconv.Itoa(os.Geteuid()), 0o700},
 	} {
 		if err := r.hide(h.path, h.mode); err != nil {
 			return err
 		}
 	}
+	_ = os.Mkdir(runUser+"/"+strconv.Itoa(os.Geteuid()), 0o700) // without runUser it fails
 	if !isDir("/dev/shm") {
 		return nil
 	}
