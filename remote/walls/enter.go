@@ -107,6 +107,7 @@ func (r *Room) hideAll() error {
 		{"/tmp", 0o777 | fs.ModeSticky},
 		{"/var/tmp", 0o777 | fs.ModeSticky},
 		{runUser, 0o755},
+		{"/run/screen", 0o777 | fs.ModeSticky}, // sockets of terminal sessions
 		{r.spec.Base, 0o700},
 	} {
 		if err := r.hide(h.path, h.mode); err != nil {
