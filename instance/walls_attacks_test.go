@@ -69,6 +69,7 @@ var wallsAttacks = append([]wallsAttack{
 	{name: "read a file in /tmp", text: `cat /tmp/$MARK && echo LOOT`, without: open},
 	{name: "read a file in /var/tmp", text: `cat /var/tmp/$MARK && echo LOOT`, without: open},
 	{name: "read a file in /dev/shm", text: `cat /dev/shm/$MARK && echo LOOT`, without: open},
+	{name: "open the terminal of a login", text: `(: <$TERMINAL) && echo LOOT`, without: open},
 	{name: "see System V shared memory", text: `ipcs -m -i $SHM | grep cuid && echo LOOT`, without: open},
 	{name: "open a POSIX message queue", text: `$TOOL queue-open $MARK`, without: stands}, // some kernels lack them
 	{name: "find a key in the keyrings", text: `$TOOL key-find $MARK`, without: stands},   // some sandboxes forbid them

@@ -39,6 +39,7 @@ var habits = []struct{ name, part, text string }{
 		strace -f -o trace sh -c '/bin/true; exit 3' || [ $? = 3 ]; [ "$(grep -c 'execve(' trace)" = 2 ]`},
 	{slow + "gdb on its own child", "/usr/bin/gdb", ` gdb -batch -nx -ex run --args sh -c 'exit 3' >said
 		grep -q 'exited with code 03' said`},
+	{"a terminal", "/usr/bin/script", `script -qec 'test -t 1 && tty' said </dev/null; grep -q /dev/pts/0 said`},
 	{"inotify", "", `$TOOL inotify $HOME >watched &
 		until grep -q watching watched; do sleep 0.01; done; touch ~/b-file; wait $!`},
 	{"a namespace of its own", "/usr/bin/unshare", `unshare -Ur sh -c '[ $(id -u) = 0 ]'`},

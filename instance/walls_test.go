@@ -196,10 +196,22 @@ func newScene(t testing.TB, level walls.Level, route connector.Route) *scene {
 		"TOOL": tool, "MARK": mark, "SHM": said("shm"),
 		"SHELL_PID": strconv.Itoa(shell[0]), "SERVE_PID": strconv.Itoa(serve), "PIDS": words(s.pids),
 		"BASE": filepath.Join(s.tmp, "gitlab-runner-steps"), "PROGRAM": s.runner[0],
-		"VICTIM_JOB": jobs[0], "VICTIM_WORK": said("work"), "HIDDEN": dirIn(t, "/tmp"),
+		"VICTIM_JOB": jobs[0], "VICTIM_WORK": said("work"), "HIDDEN": dirIn(t, "/tmp"), "TERMINAL": terminal(t),
 	}
 	require.NoError(t, os.WriteFile(filepath.Join(s.env["HIDDEN"], "loot"), []byte(loot), 0o600))
 	return s
+}
+
+// terminal opens a terminal, as a login of our user has one, and returns its path.
+func terminal(t testing.TB) string {
+	t.Helper()
+	main, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, main.Close()) })
+	require.NoError(t, unix.IoctlSetPointerInt(int(main.Fd()), unix.TIOCSPTLCK, 0))
+	n, err := unix.IoctlGetInt(int(main.Fd()), unix.TIOCGPTN)
+	require.NoError(t, err)
+	return fmt.Sprintf("/dev/pts/%d", n)
 }
 
 // attack runs the attack as a build of its own, and returns that build's output and result.

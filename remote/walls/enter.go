@@ -283,13 +283,22 @@ func (r *Room) Leave() {
 	r.hidden = nil
 }
 
-// kernel makes the kernel's file systems for processes, queues and cgroups the build's own or read-only.
+// kernel makes the kernel's file systems for processes, queues, terminals and cgroups the build's own or read-only.
 func (r *Room) kernel() error {
 	if err := mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 		return err
 	}
-	if isDir("/dev/mqueue") {
-		if err := mount("mqueue", "/dev/mqueue", "mqueue", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+	for _, m := range []struct{ kind, path, options string }{
+		{"mqueue", "/dev/mqueue", ""},
+		{"devpts", "/dev/pts", "newinstance,ptmxmode=666"}, // a terminal of a login belongs to our user
+	} {
+		if !isDir(m.path) {
+			continue
+		}
+		if mount(m.kind, m.path, m.kind, unix.MS_NOSUID|unix.MS_NOEXEC, m.options) == nil {
+			continue
+		}
+		if err := r.hide(m.path, 0o755); err != nil { // a container may forbid such a mount
 			return err
 		}
 	}
