@@ -55,9 +55,12 @@ const scriptExit = 1
 //
 // When stdin or ctx ends, the shell's process group gets SIGTERM, and after the grace everything is killed. When Script
 // returns, all descendants of the shell are gone, whatever their process group. As for Relay, no other part of the
-// program may start processes.
+// program may start processes, and other processes of the user cannot look into this one: they would find the key.
 func Script(ctx context.Context, stdin, stdout, stderr *os.File, cfg ScriptConfig) (status int, err error) {
 	defer pipe.WithstandSIGPIPE()()
+	if err := pipe.Conceal(); err != nil {
+		return scriptExit, fmt.Errorf("script: %w", err)
+	}
 	in, err := pipe.Open(stdin)
 	if err != nil {
 		return scriptExit, fmt.Errorf("script: %w", err)

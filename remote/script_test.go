@@ -95,6 +95,19 @@ func TestScriptRunsAndReportsItsEnd(t *testing.T) {
 	}
 }
 
+// Symptom: without isolation, a job could find the key in the memory of its own or of another script, and write the end
+// of that script itself: a success.
+func TestScriptHidesItsKeyFromJobs(t *testing.T) {
+	if os.Geteuid() == 0 {
+		t.Skip("root can look into every process")
+	}
+	text := `p=$(awk '{print $4}' /proc/$PPID/stat); (exec 3</proc/$p/mem) 2>/dev/null || echo closed`
+	cfg := ScriptConfig{Shell: []string{"sh"}, Size: int64(len(text)), Isolation: walls.Off}
+	said, end, _ := script(t.Context(), t, cfg, scriptKey+"\n"+text, true)
+	require.Equal(t, wire.End{}, end)
+	require.Equal(t, "closed\n", said)
+}
+
 func TestScriptHasTheIsolationThatWasAskedFor(t *testing.T) {
 	text := "echo $$; echo x >/tmp/stepmux-script-test && cat /tmp/stepmux-script-test"
 	cfg := ScriptConfig{Shell: []string{"sh"}, Size: int64(len(text)), Isolation: walls.Processes}
