@@ -237,6 +237,8 @@ func loginAttacks() (all []wallsAttack) {
 		".bashrc", ".bashrc.d/evil", ".profile", ".bash_profile", ".bash_login", ".bash_logout", ".bash_completion",
 		".pam_environment", ".ssh/authorized_keys", ".ssh/rc", ".ssh/environment", ".ssh/config",
 		".config/systemd/user/evil.service", ".local/share/systemd/user/evil.service", ".config/environment.d/evil.conf",
+		".config/bash_completion", ".alias", ".i18n", ".config/user-tmpfiles.d/evil.conf",
+		".local/share/user-tmpfiles.d/evil.conf", ".config/containers/systemd/evil.container",
 	} {
 		text := `echo evil >>~/F; rm -f ~/F; echo evil >~/F; echo evil >~/new; mv -f ~/new ~/F`
 		if dir := filepath.Dir(name); dir != "." {

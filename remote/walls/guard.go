@@ -16,27 +16,34 @@ import (
 // guarded are the files in a home from which a login or a shell starts. A slash at the end marks a directory.
 var guarded = []string{
 	".ssh/", ".config/systemd/", ".config/environment.d/", ".config/autostart/", ".config/fish/", ".local/share/systemd/",
+	".config/user-tmpfiles.d/", ".local/share/user-tmpfiles.d/", ".config/containers/systemd/", ".local/share/fish/",
 	".cache/stepmux/",
 	".bashrc", ".bash_profile", ".bash_login", ".profile", ".bash_logout", ".bash_aliases", ".bash_completion",
 	".bashrc.d/", // Fedora's .bashrc reads it
-	".zshenv", ".zprofile", ".zshrc", ".zlogin", ".zlogout", ".kshrc", ".mkshrc", ".cshrc", ".tcshrc", ".login", ".logout",
+	".alias",     // openSUSE's bash reads it
+	".config/bash_completion", ".i18n",
+	".zshenv", ".zprofile", ".zshrc", ".zlogin", ".zlogout", ".zcompdump",
+	".kshrc", ".mkshrc", ".cshrc", ".tcshrc", ".login", ".logout",
 	".pam_environment", ".rhosts", ".shosts", ".forward",
 }
 
 // created are the files that are made if they are missing, by the shell that needs them, with "" for all: otherwise a
 // build could make them.
 var created = []struct{ shell, names string }{
-	// Debian 12's sshd takes the environment of every command from .pam_environment.
-	{"", ".ssh/ .config/systemd/ .config/environment.d/ .local/share/systemd/ .cache/stepmux/ .pam_environment"},
-	{"bash", ".bashrc .bashrc.d/ .bash_aliases .bash_completion .bash_login .bash_logout .profile .bash_profile"},
-	{"zsh", ".zshenv .zprofile .zshrc .zlogin .zlogout"},
+	// Debian 12's sshd takes the environment of every command from .pam_environment. The shells of Fedora run commands in
+	// .i18n. The user's systemd does what is in user-tmpfiles.d and, with podman, in containers/systemd.
+	{"", ".ssh/ .config/systemd/ .config/environment.d/ .local/share/systemd/ .cache/stepmux/ .pam_environment .i18n " +
+		".config/user-tmpfiles.d/ .local/share/user-tmpfiles.d/ .config/containers/systemd/"},
+	{"bash", ".bashrc .bashrc.d/ .bash_aliases .bash_completion .bash_login .bash_logout .profile .bash_profile .alias " +
+		".config/bash_completion"},
+	{"zsh", ".zshenv .zprofile .zshrc .zlogin .zlogout .zcompdump"}, // Ubuntu's zsh runs .zcompdump
 	{"ksh", ".profile .kshrc"},
 	{"csh", ".cshrc .login .logout"},
 	{"tcsh", ".cshrc .login .logout .tcshrc"},
 	{"sh", ".profile"},
 	{"ash", ".profile"},
 	{"dash", ".profile"},
-	{"fish", ".config/fish/"},
+	{"fish", ".config/fish/ .local/share/fish/"}, // with vendor_conf.d/ and vendor_functions.d/
 }
 
 // textOf returns the text of a created file. It changes nothing for a shell.
