@@ -135,3 +135,22 @@ func TestALinkOfAJobShowsNoHiddenDirectory(t *testing.T) {
 	}
 	require.Zero(t, exitOf(t, in, hidden, "test -e "+file))
 }
+
+// Symptom: a directory that became visible late was mounted where a link of a job led. Without a user namespace that
+// could be /etc, as a setuid program sees it.
+func TestADirectoryIsShownInItsOwnPlaceOnly(t *testing.T) {
+	own, late := t.TempDir(), t.TempDir() // both in /tmp
+	target := filepath.Join(own, "target")
+	require.NoError(t, os.Mkdir(target, 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(late, "file"), nil, 0o600))
+	in := walled(t, own)
+	require.Zero(t, exitOf(t, in, "", "mkdir -p "+filepath.Dir(late)+" && ln -s "+target+" "+late))
+	c := shell("true")
+	c.Visible = late
+	p, err := in.Start(t.Context(), c)
+	if err == nil {
+		require.NoError(t, p.Close())
+	}
+	require.ErrorContains(t, err, "too many levels of symbolic links")
+	require.Equal(t, 1, exitOf(t, in, "", "test -e "+target+"/file"))
+}

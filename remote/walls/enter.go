@@ -258,10 +258,17 @@ func (r *Room) Show(path string) error {
 			}
 		}
 	}
+	target := ""
+	if err == nil {
+		target, err = open(path)
+	}
+	if to, _ := os.Readlink(target); err == nil && to != path {
+		err = unix.ELOOP // a link of a job. Without a user namespace, a mount over /etc would deceive setuid programs
+	}
 	if err != nil {
 		return bare("show", path, err)
 	}
-	if err := mount(source, path, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+	if err := mount(source, target, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
 		return err
 	}
 	r.hidden = append(r.hidden, hidden{path: path})
@@ -347,9 +354,9 @@ func mount(source, target, kind string, flags uintptr, data string) error {
 	return nil
 }
 
-// open opens the directory and returns a path to it that lasts as long as this process.
+// open opens the file or directory and returns a path to it that lasts as long as this process.
 func open(path string) (string, error) {
-	fd, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return "", bare("open", path, err)
 	}
