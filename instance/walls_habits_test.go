@@ -2,6 +2,7 @@ package instance_test
 
 import (
 	"encoding/pem"
+	"fmt"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -255,4 +256,19 @@ func TestNoGitOfAJobFetchesSteps(t *testing.T) {
 	require.Contains(t, out.String(), "fetched\n")
 	require.FileExists(t, filepath.Join(bin, "git"))
 	require.NoFileExists(t, ran)
+}
+
+// Symptom: a job took the right to enter a directory from its user. The next build could not look at the login files
+// there, took them for missing, and its job gave the right back and wrote them.
+func TestAJobThatClosesADirectoryOfLoginFilesOpensThemForNoBuild(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, walls.Processes, connector.Relay)
+	for i, mode := range []string{"000", "500"} {
+		out, err := s.run(t, fmt.Sprintf("a%d", i), walled+` && cd && chmod `+mode+` .config .local`, nil)
+		require.NoError(t, err, "%s", out)
+		out, err = s.run(t, fmt.Sprintf("b%d", i), `cd; chmod 700 .config .local; mkdir -p .config/systemd/user
+			echo evil >.config/systemd/user/evil.service; ! echo evil >.config/bash_completion`, nil)
+		require.NoError(t, err, "%s", out)
+		require.NoFileExists(t, filepath.Join(s.home, ".config/systemd/user/evil.service"))
+	}
 }

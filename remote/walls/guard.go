@@ -74,7 +74,7 @@ func (r *Room) guard() error {
 	}
 	for _, path := range r.spec.ReadOnly {
 		if within(path, r.spec.Home) && path != r.spec.Home {
-			if err := create(path, true, ""); err != nil {
+			if err := create(r.spec.Home, path, true, ""); err != nil {
 				return err
 			}
 		}
@@ -93,7 +93,7 @@ func Prepare(home, shell string) error {
 			continue
 		}
 		for _, name := range strings.Fields(files.names) {
-			if err := create(filepath.Join(home, name), strings.HasSuffix(name, "/"), textOf(name)); err != nil {
+			if err := create(home, filepath.Join(home, name), strings.HasSuffix(name, "/"), textOf(name)); err != nil {
 				return err
 			}
 		}
@@ -101,9 +101,10 @@ func Prepare(home, shell string) error {
 	return nil
 }
 
-// create makes the file or directory path if it is missing. It is no error if the user may not make it: a build may not
-// either.
-func create(path string, dir bool, text string) error {
+// create makes the file or directory path in home if it is missing. It is no error if the user may not make it: a build
+// may not either.
+func create(home, path string, dir bool, text string) error {
+	permit(home, filepath.Dir(path))
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -119,10 +120,28 @@ func create(path string, dir bool, text string) error {
 			err = errors.Join(err, f.Close())
 		}
 	}
-	if err == nil || errors.Is(err, fs.ErrExist) || errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.EROFS) {
+	if err == nil || errors.Is(err, fs.ErrExist) || errors.Is(err, unix.EROFS) ||
+		errors.Is(err, fs.ErrPermission) && !isOurs(filepath.Dir(path)) {
 		return nil // another build may have made it
 	}
 	return bare("make", path, err)
+}
+
+// permit gives our user all rights to the directory dir and to those on the way to it from home. A job may have taken
+// them, so that nobody finds the files there until it gives them back.
+func permit(home, dir string) {
+	if dir != home && within(dir, home) {
+		permit(home, filepath.Dir(dir))
+	}
+	if fi, err := os.Stat(dir); err == nil && fi.Mode().Perm()&0o700 != 0o700 {
+		_ = os.Chmod(dir, fi.Mode().Perm()|0o700) // if it fails, and dir is ours, so does freezeIn
+	}
+}
+
+// isOurs reports whether the file at path belongs to our user.
+func isOurs(path string) bool {
+	var st unix.Stat_t
+	return unix.Stat(path, &st) == nil && int(st.Uid) == os.Geteuid()
 }
 
 // maxLinks is how many symbolic links the kernel follows in a path.
@@ -148,7 +167,7 @@ func (r *Room) freezeIn(home, path string, pinned map[string]bool) error {
 }
 
 // follow returns path without symbolic links, or "" if it does not exist. It calls visit for each part of the way; link
-// is nil unless the part is a link. An error of visit ends it.
+// is nil unless the part is a link. An error of visit ends it, and so does a directory of ours that we may not enter.
 func follow(path string, visit func(next string, link fs.FileInfo, last bool) error) (way string, err error) {
 	way = "/"
 	rest := strings.Split(path, "/")
@@ -159,6 +178,9 @@ func follow(path string, visit func(next string, link fs.FileInfo, last bool) er
 			continue
 		}
 		fi, err := os.Lstat(next)
+		if errors.Is(err, fs.ErrPermission) && isOurs(way) {
+			return "", bare("look at", next, err) // a job may give us the right later
+		}
 		if err != nil {
 			return "", nil //nolint:nilerr // it does not exist
 		}
