@@ -196,8 +196,9 @@ func sendFiles(control *os.File, m message, text []byte, files ...*os.File) erro
 		sendErr = unix.Sendmsg(int(fd), packet, rights, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 		return true
 	})
-	if err != nil || sendErr != nil {
-		return errUnreachable // the socket is closed or full
+	if err = errors.Join(err, sendErr); err != nil {
+		// The socket is closed or full, or the user has too many files in sockets. Auto must not take that for a refusal.
+		return fmt.Errorf("%w: %s", errUnreachable, err.Error())
 	}
 	return nil
 }

@@ -13,6 +13,7 @@ const (
 	stageInit    stage = iota // setting itself up
 	stageOrphan               // the orphan directory
 	stageRoom                 // isolating the commands
+	stageGuard                // protecting the files of later builds
 	stageVisible              // showing a directory that is hidden
 	stageDir                  // the working directory
 	stagePath                 // finding the program
@@ -56,7 +57,7 @@ func (f *failure) error(c *Command) error {
 			return &StartError{Program: name, Reason: reason, Detail: detail, Err: f.errno}
 		}
 		return fmt.Errorf("start %q: %w", name, f.errno)
-	case stageInit, stageOrphan, stageRoom:
+	case stageInit, stageOrphan, stageRoom, stageGuard:
 	}
 	return fmt.Errorf("start %q: set up its init: %w", name, f)
 }

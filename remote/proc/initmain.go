@@ -124,6 +124,9 @@ func (k *keeper) setUp(text []byte) *failure {
 	if k.room, err = walls.Enter(room); err != nil {
 		return fail(stageRoom, err)
 	}
+	if err = k.room.Guard(); err != nil {
+		return fail(stageGuard, err)
+	}
 	return nil
 }
 

@@ -64,8 +64,8 @@ type launcher struct {
 	forked *link    // an init that waits for its messageRoom; nil if there is none
 }
 
-// launch starts the init. With level Auto the init is not isolated if the machine offers no isolation. A machine that
-// has only run out of something offers it: another build may have used it up, to take the walls from this one.
+// launch starts the init. With level Auto the init is not isolated if the machine offers no isolation. If anything else
+// fails, there is no init: another build may have caused that, to take the walls from this one.
 func (s *launcher) launch() (*link, error) {
 	defer func() {
 		if s.forked != nil { // its namespaces were not enough
@@ -82,7 +82,7 @@ func (s *launcher) launch() (*link, error) {
 	}
 	if s.room.Level, s.off = walls.Choose(context.Background()); s.off == nil { // has a timeout of its own
 		l, err := s.launchAt()
-		if err == nil || orphanFailed(err) || hasRunOut(err) && !walls.Closed() {
+		if err == nil || !hasRefused(err) && !walls.Closed() {
 			return l, err
 		}
 		s.room.Level, s.off = walls.Off, err
@@ -330,16 +330,14 @@ func unavailable(level walls.Level, err error) error {
 	return err
 }
 
-// hasRunOut reports whether err says that the machine has run out of namespaces, processes, memory, files or disk
-// space.
-func hasRunOut(err error) bool {
+// hasRefused reports whether err says that the machine does not allow isolation. Otherwise the machine has run out of
+// namespaces, processes, memory, files, disk space or time, or files of this build or of its user were in the way.
+func hasRefused(err error) bool {
+	if f, ok := errors.AsType[*failure](err); ok && f.at != stageRoom {
+		return false
+	}
 	errno, ok := errors.AsType[syscall.Errno](err)
-	return ok && slices.Contains(exhausted, errno) && errno != unix.EROFS && errno != unix.EIO
-}
-
-func orphanFailed(err error) bool {
-	f, ok := errors.AsType[*failure](err)
-	return ok && f.at == stageOrphan
+	return ok && (!slices.Contains(exhausted, errno) || errno == unix.EROFS || errno == unix.EIO)
 }
 
 // take handles a report about the init itself.

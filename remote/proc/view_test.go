@@ -154,3 +154,33 @@ func TestADirectoryIsShownInItsOwnPlaceOnly(t *testing.T) {
 	require.ErrorContains(t, err, "too many levels of symbolic links")
 	require.Equal(t, 1, exitOf(t, in, "", "test -e "+target+"/file"))
 }
+
+// Symptom: with level Auto, a build had no isolation if another one changed login files while its init looked at them.
+func TestAnotherBuildCannotTakeTheIsolationFromAuto(t *testing.T) {
+	t.Setenv("PATH", "/usr/bin:/bin")
+	walled(t, t.TempDir())
+	home := t.TempDir()
+	ended, stop := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for !isClosed(stop) {
+			for _, name := range []string{".zshrc", ".kshrc", ".cshrc", ".login", ".logout", ".rhosts", ".shosts", ".forward"} {
+				path := filepath.Join(home, name)
+				_ = os.WriteFile(path, nil, 0o600)
+				_ = os.Remove(path)
+			}
+		}
+	}()
+	defer func() {
+		close(stop)
+		<-ended
+	}()
+	for range 50 {
+		in := &Init{Room: walls.Spec{Dir: t.TempDir(), Home: home}}
+		in.Prepare()
+		level, why := in.Isolation(t.Context())
+		require.NoError(t, in.Close())
+		require.NotEqual(t, walls.Off, level, "%v", why)
+		require.NoError(t, why)
+	}
+}

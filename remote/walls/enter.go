@@ -46,13 +46,13 @@ type hidden struct {
 
 // Enter changes the mounts of this process, which must be the first one in the namespaces of spec.Level and locked to
 // its thread. Then it drops the capabilities that this thread's processes could inherit. After an error the process
-// must end.
+// must end. The caller calls Guard next.
 func Enter(spec Spec) (*Room, error) {
 	r := &Room{spec: spec}
 	if spec.Level == Off {
 		return r, nil
 	}
-	for _, step := range []func() error{r.begin, r.hideAll, r.showDir, r.home, r.showAll, r.kernel, r.guard, r.sshConfig} {
+	for _, step := range []func() error{r.begin, r.hideAll, r.showDir, r.home, r.showAll, r.kernel, r.sshConfig} {
 		if err := step(); err != nil {
 			return nil, err
 		}

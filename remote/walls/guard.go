@@ -59,8 +59,12 @@ func textOf(name string) string {
 	}
 }
 
-// guard makes the files read-only from which later builds start.
-func (r *Room) guard() error {
+// Guard makes the files read-only from which later builds start. An error does not say that the machine allows no
+// isolation: other builds may change those files meanwhile.
+func (r *Room) Guard() error {
+	if r.spec.Level == Off {
+		return nil
+	}
 	pinned := map[string]bool{}
 	if home := r.spec.Home; r.spec.Level == Processes && home != "" && home != "/" && isDir(home) {
 		if err := Prepare(home, r.spec.Shell); err != nil {
@@ -160,10 +164,13 @@ func (r *Room) freezeIn(home, path string, pinned map[string]bool) error {
 		pinned[next] = true
 		return pin(next, link != nil)
 	})
-	if err != nil || way == "" || within(home, way) || within(r.spec.Dir, way) {
-		return err // or it leads to a place that the build may write to
+	if err == nil && way != "" && !within(home, way) && !within(r.spec.Dir, way) { // the build may write to those
+		err = freeze(way)
 	}
-	return freeze(way)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // another build has removed it. No build can remove a file that each one needs to be read-only
+	}
+	return err
 }
 
 // follow returns path without symbolic links, or "" if it does not exist. It calls visit for each part of the way; link

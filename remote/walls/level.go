@@ -103,8 +103,11 @@ func openSoon(name string) (*os.File, error) {
 	end := time.Now().Add(mapTimeout)
 	for pause := 100 * time.Microsecond; ; pause *= 2 {
 		f, err := os.OpenFile(name, os.O_WRONLY, 0)
-		if !errors.Is(err, unix.EACCES) || time.Now().After(end) {
+		if !errors.Is(err, unix.EACCES) {
 			return f, err
+		}
+		if time.Now().After(end) { // the machine has not refused it
+			return nil, fmt.Errorf("its init has not begun to run after %v", mapTimeout)
 		}
 		<-time.NewTimer(pause).C
 	}
