@@ -19,7 +19,11 @@ var files = sync.Pool{New: func() any { return new(file) }}
 // maxKept is the largest file that release keeps, in bytes.
 const maxKept = 64 << 10
 
-// readFile reads the file name of process pid. The caller must release it.
+// maxRead is where readFile stops, in bytes. A process can say that its environment or its arguments are all of its
+// memory (PR_SET_MM_MAP, prctl(2)); the kernel starts no process with that much.
+const maxRead = 2 * maxCommand
+
+// readFile reads the file name of process pid, up to maxRead and a little more. The caller must release it.
 func readFile(pid int, name string) (*file, error) {
 	path := "/proc/" + strconv.Itoa(pid) + "/" + name
 	fd, err := retry(func() (int, error) { return unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0) })
@@ -38,10 +42,9 @@ func readFile(pid int, name string) (*file, error) {
 			f.release()
 			return nil, &fs.PathError{Op: "read", Path: path, Err: err}
 		}
-		if n == 0 {
+		if f.data = f.data[:len(f.data)+n]; n == 0 || len(f.data) >= maxRead {
 			return f, nil
 		}
-		f.data = f.data[:len(f.data)+n]
 	}
 }
 

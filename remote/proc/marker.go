@@ -164,7 +164,7 @@ func List() ([]Info, error) {
 	return all, nil
 }
 
-// Arguments returns the command line of process pid, or nil if it has none or has ended.
+// Arguments returns the first 64 KiB of the command line of process pid, or nil if it has none or has ended.
 func Arguments(pid int) []string {
 	line, err := readFile(pid, "cmdline")
 	if err != nil {
@@ -174,5 +174,6 @@ func Arguments(pid int) []string {
 	if len(line.data) == 0 {
 		return nil
 	}
-	return strings.Split(strings.TrimSuffix(string(line.data), "\x00"), "\x00")
+	text := string(line.data[:min(len(line.data), maxKept)]) // each NUL byte of a hostile process would take 16 bytes
+	return strings.Split(strings.TrimSuffix(text, "\x00"), "\x00")
 }
