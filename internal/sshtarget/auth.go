@@ -2,6 +2,7 @@ package sshtarget
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -113,7 +114,7 @@ func Passphrase(ctx context.Context, command []string, file string) ([]byte, err
 func (r *Resolver) credentials(s *settings) (func(context.Context) ([]login.Auth, error), error) {
 	command := r.cfg.IdentityCommand
 	words, err := percent.ExpandAll(command[1:], map[byte]string{
-		'h': s.host, 'p': s.port, 'r': s.user, 'n': s.name, 'k': or(s.hostKeyAlias, s.name),
+		'h': s.host, 'p': s.port, 'r': s.user, 'n': s.name, 'k': cmp.Or(s.hostKeyAlias, s.name),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("--identity-command: %w", err)

@@ -1,6 +1,7 @@
 package sshtarget
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -115,7 +116,7 @@ func (r *Resolver) Target(ctx context.Context, m Machine) (*Target, error) {
 	if err != nil {
 		return nil, err
 	}
-	return r.target(ctx, or(m.ID, s.id()), s, jump, m)
+	return r.target(ctx, cmp.Or(m.ID, s.id()), s, jump, m)
 }
 
 // jumpsTo returns the jump hosts in jump that lead to a machine. If the machine is one of them, only the hosts before
@@ -150,7 +151,7 @@ func (r *Resolver) find(ctx context.Context, text, user string) (*settings, erro
 	if err != nil {
 		return nil, err
 	}
-	where.user = or(where.user, user)
+	where.user = cmp.Or(where.user, user)
 	return r.sshConfig.settings(ctx, where)
 }
 

@@ -1,6 +1,7 @@
 package sshtarget
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"os"
@@ -47,11 +48,11 @@ func newSettings(where place, values lookup) (*settings, error) {
 		return nil, err
 	}
 	s := &settings{name: where.host, literal: where.literal, user: where.user, port: where.port}
-	if s.host, err = e.expand(or(first("HostName"), where.host)); err != nil {
+	if s.host, err = e.expand(cmp.Or(first("HostName"), where.host)); err != nil {
 		return nil, err
 	}
-	s.user = or(s.user, first("User"), e.localUser)
-	s.port = or(s.port, first("Port"), "22")
+	s.user = cmp.Or(s.user, first("User"), e.localUser)
+	s.port = cmp.Or(s.port, first("Port"), "22")
 	if err := checkPort(s.port); err != nil {
 		return nil, err
 	}
@@ -108,7 +109,7 @@ func newExpander(where place) (*expander, error) {
 // know adds the tokens that depend on the settings.
 func (e *expander) know(s *settings) {
 	e.values['h'], e.values['p'], e.values['r'] = s.host, s.port, s.user
-	e.values['k'] = or(s.hostKeyAlias, s.name)
+	e.values['k'] = cmp.Or(s.hostKeyAlias, s.name)
 }
 
 func (e *expander) expand(text string) (string, error) { return percent.Expand(text, e.values) }
@@ -183,16 +184,6 @@ func (e *expander) agent(value string) (string, error) {
 	return e.file(value)
 }
 
-// or returns the first text that is not empty.
-func or(all ...string) string {
-	for _, s := range all {
-		if s != "" {
-			return s
-		}
-	}
-	return ""
-}
-
 // splitList splits at commas and drops empty parts.
 func splitList(text string) []string {
 	var all []string
@@ -216,11 +207,10 @@ func unquote(value string) string {
 // splitQuoted splits at blanks that are not between quotes.
 func splitQuoted(text string) []string {
 	quoted := false
-	all := strings.FieldsFunc(text, func(r rune) bool {
+	return strings.FieldsFunc(text, func(r rune) bool {
 		if r == '"' {
 			quoted = !quoted
 		}
 		return !quoted && (r == ' ' || r == '\t')
 	})
-	return all
 }
