@@ -27,8 +27,7 @@ const startedFiles = 5
 // managerProcess is a stepmux run.
 type managerProcess struct {
 	cmd    *exec.Cmd
-	exited chan struct{} // closed once err is set
-	err    error
+	exited chan struct{} // closed once it was waited for
 }
 
 // runProgram runs the round's builds by the program, in a process of its own.
@@ -137,7 +136,7 @@ func (r *rig) startManager(ctx context.Context, inventory string, files []string
 	go func() { // runProgram waits for it
 		defer close(p.exited)
 		reading.Wait()
-		p.err = cmd.Wait()
+		_ = cmd.Wait() // its output has the end of each build
 	}()
 	return p, func() map[int]saidBuild { <-p.exited; return all }, nil
 }
