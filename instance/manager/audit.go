@@ -46,11 +46,7 @@ func (s *store) openAudit(ctx context.Context) (err error) {
 // note keeps an action that has succeeded.
 func (m *Manager) note(ctx context.Context, a action) {
 	m.cfg.Logger.Info("action of an operator", "who", a.Who, "action", a.Action, "on", a.Subject, "note", a.Note)
-	text, err := json.Marshal(a)
-	if err == nil {
-		_, err = m.store.js.Publish(ctx, auditSubject, text)
-	}
-	if err != nil {
+	if _, err := m.store.js.Publish(ctx, auditSubject, encode(a)); err != nil {
 		m.cfg.Logger.Error("cannot keep an action of an operator", "error", err)
 	}
 }

@@ -41,11 +41,8 @@ func (m *Manager) drain(ctx context.Context, id, note string, limit time.Duratio
 	if limit > 0 {
 		d.Until = time.Now().Add(limit)
 	}
-	text, err := json.Marshal(d)
-	if err != nil {
-		return err
-	}
-	if d.revision, err = m.store.fleet.Put(ctx, drainKey(id), text); err != nil {
+	var err error
+	if d.revision, err = m.store.fleet.Put(ctx, drainKey(id), encode(d)); err != nil {
 		return fmt.Errorf("keep the drain of %s: %w", id, err)
 	}
 	m.cfg.Logger.Info("instance is drained", "instance", id, "note", note, "for", limit)

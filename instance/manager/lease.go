@@ -387,11 +387,7 @@ func (m *Manager) forgetLease(l *lease) {
 
 // putLease keeps a lease. When it returns nil, the record is on disk.
 func (m *Manager) putLease(ctx context.Context, record *leaseRecord) error {
-	text, err := json.Marshal(record)
-	if err != nil {
-		return err
-	}
-	if _, err := m.store.builds.Create(ctx, leasePrefix+record.Lease, text); err != nil {
+	if _, err := m.store.builds.Create(ctx, leasePrefix+record.Lease, encode(record)); err != nil {
 		return fmt.Errorf("keep the lease %s: %w", record.Lease, err)
 	}
 	return nil

@@ -205,17 +205,9 @@ func (l *storedLog) messageLocked(p piece) (msg *nats.Msg, id string) {
 	l.pieces++
 	id = l.id + ":" + l.writer + ":" + strconv.FormatUint(l.pieces, 10)
 	msg.Header.Set(offsetHeader, strconv.FormatInt(p.offset, 10))
-	state, err := json.Marshal(p.state)
-	if err != nil {
-		panic("BUG: encode a state: " + err.Error()) // it has nothing that cannot be encoded
-	}
-	msg.Header.Set(stateHeader, string(state))
+	msg.Header.Set(stateHeader, string(encode(p.state)))
 	if p.result != nil {
-		text, err := json.Marshal(p.result)
-		if err != nil {
-			panic("BUG: encode a result: " + err.Error()) // as above
-		}
-		msg.Header.Set(resultHeader, string(text))
+		msg.Header.Set(resultHeader, string(encode(p.result)))
 	}
 	return msg, id
 }

@@ -398,13 +398,9 @@ var errTaken = errors.New("the build's record was changed meanwhile")
 
 // put changes a record by compare-and-set: revision is that of the previous record, 0 if there was no record.
 func (s *store) put(ctx context.Context, r *record, revision uint64) (uint64, error) {
-	text, err := json.Marshal(r)
-	if err != nil {
-		panic("BUG: encode a record: " + err.Error()) // it has nothing that cannot be encoded
-	}
 	// As KeyValue.Update does, which knows no age.
 	msg := nats.NewMsg("$KV." + buildsBucket + "." + r.ID)
-	msg.Data = text
+	msg.Data = encode(r)
 	options := []jetstream.PublishOpt{jetstream.WithExpectLastSequencePerSubject(revision)}
 	if r.Phase == phaseEnded {
 		options = append(options, jetstream.WithMsgTTL(s.keep))
