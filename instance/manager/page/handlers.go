@@ -46,8 +46,6 @@ var functions = template.FuncMap{
 	},
 	"clock":   func(t time.Time) string { return t.Local().Format(time.DateTime) },
 	"isLease": func(id string) bool { return strings.HasPrefix(id, "lease-") },
-	"local":   func(t *time.Time) string { return t.Local().Format(time.DateTime) },
-	"rtt":     func(s float64) string { return seconds(s) },
 	"outcome": func(b pb.BuildJSON) string {
 		switch {
 		case b.Phase != "ended":
