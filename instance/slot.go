@@ -53,12 +53,17 @@ func (m *machine) meets(d demand) bool {
 	if d.on != "" && d.on != m.member.ID {
 		return false
 	}
-	for name, value := range d.labels {
-		if has, ok := m.member.Labels[name]; !ok || has != value {
+	return HasLabels(m.member.Labels, d.labels) && !m.goesThrough(d.tried)
+}
+
+// HasLabels reports whether the labels of an instance include all that are wanted.
+func HasLabels(labels, wanted map[string]string) bool {
+	for name, value := range wanted {
+		if has, ok := labels[name]; !ok || has != value {
 			return false
 		}
 	}
-	return !m.goesThrough(d.tried)
+	return true
 }
 
 // labelText writes labels as NAME=VALUE, sorted.

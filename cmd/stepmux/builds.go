@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -129,8 +128,7 @@ func (f *buildFlags) combinations() [][]connector.Variable {
 func (f *buildFlags) places(group *instance.Group) ([]string, error) {
 	var ids []string
 	for _, in := range group.Instances() {
-		lacks := func(name string) bool { value, ok := in.Labels[name]; return !ok || value != f.selected[name] }
-		if !slices.ContainsFunc(slices.Collect(maps.Keys(f.selected)), lacks) {
+		if instance.HasLabels(in.Labels, f.selected) {
 			ids = append(ids, in.ID)
 		}
 	}

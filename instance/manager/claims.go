@@ -243,6 +243,6 @@ func (c *cluster) hasFor(labels map[string]string) bool {
 	defer c.mu.Unlock()
 	return slices.ContainsFunc(c.m.cfg.Group.Instances(), func(in instance.Instance) bool {
 		_, held := c.held[in.ID]
-		return held && hasLabels(in, labels)
+		return held && instance.HasLabels(in.Labels, labels)
 	})
 }

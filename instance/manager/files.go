@@ -251,7 +251,8 @@ func (m *Manager) checkLabels(labels map[string]string) error {
 	if len(labels) == 0 {
 		return nil
 	}
-	if slices.ContainsFunc(m.cfg.Group.Instances(), func(in instance.Instance) bool { return hasLabels(in, labels) }) {
+	has := func(in instance.Instance) bool { return instance.HasLabels(in.Labels, labels) }
+	if slices.ContainsFunc(m.cfg.Group.Instances(), has) {
 		return nil
 	}
 	return status.Errorf(codes.InvalidArgument, "no VM has the labels %.200s; see labels in the inventory",
@@ -265,14 +266,4 @@ func labelText(labels map[string]string) string {
 		all = append(all, name+"="+labels[name])
 	}
 	return strings.Join(all, ",")
-}
-
-// hasLabels reports whether an instance has all labels.
-func hasLabels(in instance.Instance, labels map[string]string) bool {
-	for name, value := range labels {
-		if has, ok := in.Labels[name]; !ok || has != value {
-			return false
-		}
-	}
-	return true
 }

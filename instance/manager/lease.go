@@ -82,7 +82,7 @@ type leaseRequest struct {
 
 // fits reports whether an instance will do.
 func (r *leaseRequest) fits(in instance.Instance) bool {
-	return (r.instance == "" || in.ID == r.instance) && hasLabels(in, r.labels)
+	return (r.instance == "" || in.ID == r.instance) && instance.HasLabels(in.Labels, r.labels)
 }
 
 // check returns an error unless an instance will do now. The queue would wait for one to come.

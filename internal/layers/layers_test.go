@@ -69,7 +69,7 @@ var allowed = map[string][]string{
 		"instance/manager/managerv1", "internal/boundedfile", "internal/privatefile",
 	},
 	"instance/manager/page": {
-		"instance/control", "instance/manager/access", "instance/manager/managerv1", "internal/boundedhttp",
+		"instance", "instance/control", "instance/manager/access", "instance/manager/managerv1", "internal/boundedhttp",
 		"internal/termtext",
 	},
 	"instance/manager": {

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/control"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 )
@@ -160,7 +161,7 @@ func whyItWaits(labels map[string]string, vms []control.VM) string {
 	states := map[string]int{} // of those that take no builds
 	for i := range vms {
 		vm := &vms[i]
-		if !hasLabels(vm, labels) {
+		if !instance.HasLabels(vm.Labels, labels) {
 			continue
 		}
 		fit++
@@ -188,15 +189,6 @@ func whyItWaits(labels map[string]string, vms []control.VM) string {
 		texts = append(texts, fmt.Sprintf("%d %s", states[state], state))
 	}
 	return "no VM takes builds: " + strings.Join(texts, ", ")
-}
-
-func hasLabels(vm *control.VM, labels map[string]string) bool {
-	for name, value := range labels {
-		if has, ok := vm.Labels[name]; !ok || has != value {
-			return false
-		}
-	}
-	return true
 }
 
 func labelText(labels map[string]string) string {
