@@ -76,7 +76,7 @@ func (f *fleet) state(id string) State {
 	return "gone"
 }
 
-func (f *fleet) member(id string) *member { return f.machineLocked(id).member }
+func (f *fleet) member(id string) *member { return f.byID[id].member }
 
 // pass lets time pass.
 func pass(d time.Duration) {

@@ -173,7 +173,7 @@ func (g *Group) add(in Instance) error {
 // returns the instance, and whether it stays as a jump host.
 func (g *Group) remove(id string) (was Instance, needed bool, err error) {
 	err = g.change(true, func(set []Instance) ([]Instance, error) {
-		m := g.machineLocked(id)
+		m := g.byID[id]
 		if m == nil || m.removed {
 			return nil, unknown(id)
 		}
@@ -279,7 +279,7 @@ func (g *Group) setDrained(id string, drained bool) error {
 	} else {
 		delete(g.drained, id)
 	}
-	m := g.machineLocked(id)
+	m := g.byID[id]
 	if m != nil {
 		m.drained = drained
 	}
@@ -354,7 +354,7 @@ func (g *Group) started(s *slot, err error) {
 // one build at a time, and only if no other instance has room.
 func (g *Group) lost(id string, cause error) {
 	g.mu.Lock()
-	if m := g.machineLocked(id); m != nil && !m.suspect() {
+	if m := g.byID[id]; m != nil && !m.suspect() {
 		m.host.health.suspect = cause
 	}
 	g.unlock()
@@ -368,7 +368,7 @@ func (g *Group) connected(id string, conn pool.Conn) {
 		h.conn = conn
 		*h.health = health{}
 	}
-	if m := g.machineLocked(id); m != nil {
+	if m := g.byID[id]; m != nil {
 		m.recovered()
 	}
 	g.unlock()
@@ -400,8 +400,6 @@ func (g *Group) hasOther(of demand) bool {
 		return m.meets(of) && m.takes() && m.host.health.refused(now) == nil
 	})
 }
-
-func (g *Group) machineLocked(id string) *machine { return g.byID[id] }
 
 // Follow keeps the group up to date from watch. It returns when watch does, with watch's error. watch calls update
 // with the whole set, once at the beginning and after each change, one call at a time; inventory.File has such a

@@ -105,7 +105,7 @@ func (e *Executor) Leave(ctx context.Context) error {
 func (g *Group) occupy(build, id string) (*slot, error) {
 	g.mu.Lock()
 	defer g.unlock()
-	m := g.machineLocked(id)
+	m := g.byID[id]
 	switch {
 	case m == nil:
 		return nil, unknown(id)

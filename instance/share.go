@@ -22,7 +22,7 @@ func (g *Group) Share() {
 func (g *Group) Hold(id string) error {
 	g.mu.Lock()
 	defer g.unlock()
-	m := g.machineLocked(id)
+	m := g.byID[id]
 	if m == nil || m.removed {
 		return unknown(id)
 	}
@@ -41,7 +41,7 @@ func (p *Provider) Yield(id string, told func(builds []string)) {
 func (g *Group) yield(id string) (builds []string) {
 	g.mu.Lock()
 	defer g.unlock()
-	m := g.machineLocked(id)
+	m := g.byID[id]
 	if m == nil {
 		return nil
 	}
@@ -56,7 +56,7 @@ func (g *Group) yield(id string) (builds []string) {
 func (g *Group) isElsewhere(id string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	m, h := g.machineLocked(id), g.hosts[id]
+	m, h := g.byID[id], g.hosts[id]
 	return m != nil && m.elsewhere && (h == nil || h.behind == 0)
 }
 
