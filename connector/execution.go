@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/stepmux/stepmux/connector/buildlog"
+	"github.com/stepmux/stepmux/internal/pause"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
@@ -353,11 +354,7 @@ func retryFor(ctx context.Context, patience time.Duration, call func() (progress
 		case time.Since(stalled) > patience:
 			return err
 		}
-		timer := time.NewTimer(wait)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		if pause.For(ctx, wait) != nil {
 			return err
 		}
 	}
