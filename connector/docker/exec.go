@@ -82,16 +82,12 @@ func (c *Container) inspect(ctx context.Context, op, id string) (*container.Insp
 // and Close end the link; only Close of the Container of Start ends the container. The error is connector.ErrGone if
 // the container is gone.
 func (c *Container) Reconnect(ctx context.Context) (*Container, error) {
-	known, _ := c.cfg.Daemon.facts.Kept()
-	a, err := newAPI(c.cfg.Dial, known.api, c.cfg.ReadyTimeout)
+	next, err := newContainer(ctx, c.cfg)
 	if err != nil {
 		return nil, err
 	}
-	next := &Container{
-		cfg: c.cfg, api: a, name: c.name, image: c.image, program: c.program, tempDir: c.tempDir,
-		entered: cmp.Or(c.entered, c.id), again: true, gone: make(chan struct{}), stderr: &stderr{}, started: c.started,
-	}
-	next.life, next.endLife = context.WithCancel(context.WithoutCancel(ctx))
+	next.name, next.image, next.program, next.tempDir = c.name, c.image, c.program, c.tempDir
+	next.entered, next.again, next.started = cmp.Or(c.entered, c.id), true, c.started
 	if err := next.comeBack(ctx); err != nil {
 		_ = next.Close(ctx) // nothing that could fail
 		return nil, err
