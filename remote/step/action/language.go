@@ -70,7 +70,7 @@ type language struct {
 
 // Run implements [engine.Language].
 func (g *language) Run(ctx context.Context, call *engine.Call) engine.Result {
-	s := &session{language: g, call: call, global: map[string]string{}}
+	s := &session{language: g, call: call, global: map[string]string{}, saved: map[*step]map[string]string{}}
 	if err := s.open(); err != nil {
 		return engine.Failed(err)
 	}
@@ -207,7 +207,9 @@ func (s *session) runCall(ctx context.Context) engine.Result {
 	for _, name := range slices.Sorted(maps.Keys(c.Inputs)) {
 		spec.with = append(spec.with, setting{name: name, text: c.Inputs[name].Text()})
 	}
-	x := &running{list: top, spec: spec, res: c.Result, literal: true, state: map[string]string{}}
+	x := &running{
+		list: top, spec: spec, res: c.Result, literal: true, outputs: map[string]string{}, state: map[string]string{},
+	}
 	if names := a.parts(); names != nil {
 		c.Result.Steps = newResults(c.Result, names)
 	}
@@ -242,7 +244,7 @@ func (s *session) export(res *engine.StepResult) {
 		set(name, value)
 	}
 	if len(s.paths) > 0 {
-		set("PATH", s.environ(nil)["PATH"])
+		set("PATH", s.environ()["PATH"])
 	}
 }
 

@@ -79,22 +79,15 @@ func (l *list) prepare(ctx context.Context, results []engine.StepResult) error {
 			continue
 		}
 		results[i].Steps = newResults(&results[i], s.loaded.parts())
-		x := &running{list: l, spec: s, res: &results[i], state: map[string]string{}}
-		x.early = true
+		x := &running{
+			list: l, spec: s, res: &results[i], outputs: map[string]string{}, state: map[string]string{}, early: true,
+		}
 		if o, ran := x.runPre(ctx); ran && o.Status != engine.Success {
 			return errors.New(o.Message)
 		}
-		l.early(s, x.state)
+		l.saved[s] = x.state
 	}
 	return nil
-}
-
-// early keeps the state that the pre stage of a step has saved.
-func (l *list) early(s *step, saved map[string]string) {
-	if l.session.early == nil {
-		l.session.early = map[*step]map[string]string{}
-	}
-	l.session.early[s] = saved
 }
 
 // loadStep finds the action of a step.
@@ -151,7 +144,7 @@ func (l *list) runStep(ctx context.Context, s *step, res *engine.StepResult) (en
 	if s.id != "" {
 		defer func() { l.steps[strings.ToLower(s.id)] = st }()
 	}
-	x := &running{list: l, spec: s, res: res, outputs: st.outputs, state: l.session.early[s]}
+	x := &running{list: l, spec: s, res: res, outputs: st.outputs, state: l.saved[s]}
 	if x.state == nil {
 		x.state = map[string]string{}
 	}

@@ -37,7 +37,7 @@ type session struct {
 
 	matchers []*matcher
 	stopped  string                      // the token that ends stop-commands; empty if commands are carried out
-	early    map[*step]map[string]string // state that pre stages have saved
+	saved    map[*step]map[string]string // state that pre stages have saved
 }
 
 // Names of the directories and of the file of a job.
@@ -75,8 +75,6 @@ func (s *session) open() error {
 	}
 	return s.call.WriteFile(eventFile, text.Text())
 }
-
-func (s *session) eventPath() string { return s.call.Path(eventFile) }
 
 // variable returns a job variable, and reports that it was read.
 func (s *session) variable(name string) (string, bool) {
@@ -209,7 +207,7 @@ func (s *session) githubContext() map[string]expression.Value {
 		return v.Text()
 	}
 	text := githubTexts(read)
-	text["workspace"], text["event_path"] = s.work(), s.eventPath()
+	text["workspace"], text["event_path"] = s.work(), s.call.Path(eventFile)
 	c := make(map[string]expression.Value, len(text)+2)
 	for key, value := range text {
 		c[key] = expression.String(value)

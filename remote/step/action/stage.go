@@ -25,9 +25,6 @@ func (x *running) runAction(ctx context.Context) engine.Result {
 	if err != nil {
 		return engine.Failed(err)
 	}
-	if x.outputs == nil {
-		x.outputs = map[string]string{}
-	}
 	if a.using == "composite" {
 		return x.runComposite(ctx, a, inputs)
 	}
@@ -106,9 +103,6 @@ func (x *running) runPre(ctx context.Context) (engine.Result, bool) {
 	inputs, err := x.inputsOf(a)
 	if err != nil {
 		return engine.Failed(err), true
-	}
-	if x.outputs == nil {
-		x.outputs = map[string]string{}
 	}
 	o := x.runStage(ctx, res, a, inputs, a.pre)
 	x.call.End(res, o)
