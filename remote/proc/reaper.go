@@ -31,10 +31,8 @@ func (c *Child) Status() syscall.WaitStatus { return c.status }
 
 // Ended reports whether the process has ended, reaped or not.
 func (c *Child) Ended() bool {
-	select {
-	case <-c.exited:
+	if isClosed(c.exited) {
 		return true
-	default:
 	}
 	var info unix.Siginfo
 	err := unix.Waitid(unix.P_PID, c.pid, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
