@@ -20,7 +20,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/connector/kubernetes"
 	"github.com/stepmux/stepmux/instance"
@@ -68,7 +67,6 @@ type managerFlags struct {
 	socket  string
 	group   string
 	key     string
-	route   connector.Route
 	linger  time.Duration
 	keep    time.Duration
 	logs    string
@@ -177,9 +175,6 @@ Exit codes:
 	f.imageFlags.register(fl)
 	f.registerDaemon(fl)
 	f.podFlags.register(fl)
-	f.route = connector.Auto
-	choiceFlag(fl, &f.route, "route", "how to start and reach a build's step runner: auto, relay, streamlocal or session",
-		"auto", "session", "streamlocal", "relay")
 	f.registerConnections(fl)
 	fl.StringVar(&f.config, "config", "", "YAML `FILE` with flags")
 	fl.BoolVar(&f.check, "check", false, "check the flags, the file of --config and the inventory, then exit")
@@ -300,11 +295,7 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 		return nil
 	}
 	counts := metrics.New(buildinfo.Version())
-	cfg := instance.Config{
-		Group: vms, Route: f.route, Bootstrap: bootstrap, Version: buildinfo.Version(), Logger: logger,
-		ConnTrace: counts.ConnTrace(), DialDone: counts.Dialed, Retired: counts.Retired,
-	}
-	f.setTimes(&cfg)
+	cfg := f.providerConfig(vms, bootstrap, counts, logger)
 	switch {
 	case f.onCluster():
 		err = f.addPrograms(&cfg, "--kubernetes")

@@ -48,7 +48,6 @@ type runFlags struct {
 	projectFlags
 	sourceFlags
 	artifactsDir string
-	route        connector.Route
 	timeout      time.Duration
 	linger       time.Duration
 	vars         []string
@@ -110,9 +109,6 @@ the logs go to standard error.
 	fl.StringVar(&f.artifactsDir, "artifacts-dir", "artifacts",
 		"`DIR` for --artifacts: each build's are in a directory below it, named after the build")
 	grouped(fl, fileGroup)
-	f.route = connector.Auto
-	choiceFlag(fl, &f.route, "route", "how to start and reach a build's step runner: auto, relay, streamlocal or session",
-		"auto", "session", "streamlocal", "relay")
 	f.registerConnections(fl)
 	f.registerIsolation(fl)
 	timeFlag(fl, &f.timeout, "timeout",
@@ -237,11 +233,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 		return err
 	}
 	counts := metrics.New(buildinfo.Version())
-	cfg := instance.Config{
-		Group: group, Route: f.route, Bootstrap: bootstrap, Version: buildinfo.Version(), Logger: logger,
-		ConnTrace: counts.ConnTrace(), DialDone: counts.Dialed, Retired: counts.Retired,
-	}
-	f.setTimes(&cfg)
+	cfg := f.providerConfig(group, bootstrap, counts, logger)
 	switch {
 	case f.onCluster():
 		err = f.addPrograms(&cfg, "--kubernetes")

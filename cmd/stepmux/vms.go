@@ -16,7 +16,11 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/metrics"
+	"github.com/stepmux/stepmux/internal/buildinfo"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/flagfile"
@@ -61,7 +65,8 @@ type vmFlags struct {
 	limits    limits.Build
 	way       sshtarget.ResolverConfig
 
-	maxAge, idleTimeout, stopTimeout time.Duration // only for commands that call registerConnections
+	route                            connector.Route // only for commands that call registerConnections, like the next
+	maxAge, idleTimeout, stopTimeout time.Duration
 
 	flags        *pflag.FlagSet
 	inventoryErr func() error // the error in the inventory; nil without an inventory
@@ -111,6 +116,9 @@ func (f *vmFlags) register(fl *pflag.FlagSet) {
 
 // registerConnections adds the flags of commands that keep connections open, for builds.
 func (f *vmFlags) registerConnections(fl *pflag.FlagSet) {
+	f.route = connector.Auto
+	choiceFlag(fl, &f.route, "route", "how to start and reach a build's step runner: auto, relay, streamlocal or session",
+		"auto", "session", "streamlocal", "relay")
 	fl.IntVar(&f.capacity, "capacity", f.capacity, "largest number `N` of builds on each VM at once")
 	_ = fl.SetAnnotation("capacity", groupKey, []string{vmGroup}) // cannot fail: the flag exists
 	boundedTimeFlag(fl, &f.maxAge, "max-age", "a connection that has reached this `age` takes no new builds, and closes "+
@@ -157,9 +165,15 @@ func (f *vmFlags) registerIsolation(fl *pflag.FlagSet) {
 	grouped(fl, limitGroup)
 }
 
-// setTimes sets the time limits of connections and of the ends of step runners.
-func (f *vmFlags) setTimes(cfg *instance.Config) {
-	cfg.MaxAge, cfg.IdleTimeout, cfg.StopTimeout = f.maxAge, f.idleTimeout, f.stopTimeout
+// providerConfig returns the configuration of the provider of the builds.
+func (f *vmFlags) providerConfig(
+	group *instance.Group, bootstrap []*program.Binary, counts *metrics.Metrics, log *slog.Logger,
+) instance.Config {
+	return instance.Config{
+		Group: group, Route: f.route, Bootstrap: bootstrap, Version: buildinfo.Version(), Logger: log,
+		MaxAge: f.maxAge, IdleTimeout: f.idleTimeout, StopTimeout: f.stopTimeout,
+		ConnTrace: counts.ConnTrace(), DialDone: counts.Dialed, Retired: counts.Retired,
+	}
 }
 
 // group returns the VMs of the flags, and a function that ends what was started for them, such as the embedded VM.

@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/metrics"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
 )
@@ -44,9 +44,9 @@ func TestFlagsOfConnectionsHoldForEachWayToNameAVM(t *testing.T) {
 				require.Equal(t, 5, vm.SSH.SessionLimit)
 			}
 			require.Equal(t, len(args) > 0, in.Jump != nil)
-			var cfg instance.Config
-			f.setTimes(&cfg)
-			require.Equal(t, instance.Config{MaxAge: 6 * time.Hour, IdleTimeout: -1, StopTimeout: 7 * time.Second}, cfg)
+			cfg := f.providerConfig(group, nil, metrics.New(""), nil)
+			require.Equal(t, []time.Duration{6 * time.Hour, -1, 7 * time.Second},
+				[]time.Duration{cfg.MaxAge, cfg.IdleTimeout, cfg.StopTimeout})
 		})
 	}
 }
