@@ -150,7 +150,7 @@ func TestTheViewStandsBelowTheText(t *testing.T) {
 		var lines []string
 		columns := 20
 		v := &view{
-			lines: func(int, int) []string { return lines },
+			lines: func(int) []string { return lines },
 			size:  func() (int, int) { return columns, 24 },
 		}
 		s := newStream("it", to, func(error) {}, v)

@@ -22,9 +22,9 @@ const (
 
 // view is the block of lines at the bottom of a terminal, below all text. One goroutine uses it.
 type view struct {
-	lines func(columns, rows int) []string // the lines to show; printable text
-	size  func() (columns, rows int)       // of the terminal
-	shown []string                         // the lines on the terminal now
+	lines func(rows int) []string    // the lines to show; printable text
+	size  func() (columns, rows int) // of the terminal
+	shown []string                   // the lines on the terminal now
 }
 
 // drawn reports whether the view stands on the terminal.
@@ -43,7 +43,7 @@ func (v *view) around(text []byte, draw bool) []byte {
 	b.Write(text)
 	v.shown = nil
 	if draw {
-		for _, line := range v.lines(columns, rows) {
+		for _, line := range v.lines(rows) {
 			v.shown = append(v.shown, fit(line, columns-1))
 		}
 		b.WriteString(strings.Join(v.shown, "\n"))
@@ -104,7 +104,7 @@ func (r *reporter) watch(builds int, stat func() instance.Stat) {
 }
 
 // view returns the lines of the view.
-func (r *reporter) view(_, rows int) []string {
+func (r *reporter) view(rows int) []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	lines := []string{r.progressLocked()}
