@@ -55,7 +55,7 @@ var allowed = map[string][]string{
 
 	"instance/inventory": {
 		"internal/limits",
-		"instance", "connector", "mux", "mux/login", "internal/spell", "internal/lazyregexp", "internal/wire",
+		"instance", "connector", "mux", "mux/login", "internal/spell", "internal/lazyregexp",
 	},
 	"instance/batch": {
 		"instance", "connector", "connector/docker", "connector/kubernetes", "connector/program",
@@ -90,7 +90,7 @@ var allowed = map[string][]string{
 		"internal/limits", "remote/step/action", "remote/cgroup", "remote/walls", "remote/builduser",
 		"remote/relay", "remote/stale", "remote/socketdir", "remote/pipe", "remote/proc", "remote/job/service", "remote/job",
 		"remote/linger", "remote/project", "internal/filelock", "internal/rmtree",
-		"remote/step/engine", "remote/step/component", "remote/step/lang", "remote/api/**", "internal/wire",
+		"remote/step/engine", "remote/step/component", "remote/step/lang", "internal/wire",
 		"internal/oserr",
 	},
 	"remote/builduser": {"internal/wire", "internal/filelock", "internal/oserr"},
@@ -128,10 +128,8 @@ var allowed = map[string][]string{
 		"remote/step/expr", "remote/api/**", "internal/wire",
 	},
 	"remote/job": {
-		"remote/step/component",
-		"remote/step/engine", "remote/step/trace", "remote/step/trace/recording", "remote/step/expr",
-		"remote/job/joblog", "remote/step/mask", "remote/step/lang", "remote/proc", "remote/walls", "remote/api/**",
-		"internal/wire", "internal/rmtree",
+		"remote/step/component", "remote/step/engine", "remote/step/trace", "remote/step/trace/recording",
+		"remote/job/joblog", "remote/step/mask", "remote/proc", "remote/walls", "internal/rmtree",
 	},
 	"remote/step/annotation": {},
 	"remote/step/engine": {
@@ -158,7 +156,7 @@ var allowed = map[string][]string{
 	"remote/standalone/gitlabci":     {"remote/step/lang", "remote/api/**"},
 	"remote/standalone/checkout":     {"internal/subprocess"},
 	"remote/step/lang": {
-		"internal/lazyregexp", "remote/step/expr", "remote/api/**", "internal/wire", "internal/spell",
+		"internal/lazyregexp", "remote/step/expr", "remote/api/**", "internal/spell",
 	},
 	"remote/step/trace": {
 		"remote/step/annotation", "internal/lazyregexp", "remote/step/mask", "remote/step/expr", "remote/api/**",
@@ -187,7 +185,7 @@ var allowed = map[string][]string{
 	"remote/step/action/expression": {"internal/lazyregexp"},
 	"remote/proc": {
 		"internal/limits", "internal/pages",
-		"remote/cgroup", "remote/walls", "internal/rmtree", "internal/filelock", "internal/oserr", "internal/wire",
+		"remote/cgroup", "remote/walls", "internal/rmtree", "internal/filelock", "internal/oserr",
 	},
 	"remote/cgroup":     {"internal/limits"},
 	"remote/walls":      {"internal/wire"},
@@ -264,7 +262,7 @@ var allowed = map[string][]string{
 		"remote/commands/**", "internal/limits", "internal/endsignal", "internal/buildinfo", "internal/gcpace",
 		"internal/flagfile",
 		"instance/**", "connector", "connector/program", "connector/docker", "connector/kubernetes", "mux",
-		"connector/files", "mux/login", "pool", "remote", "remote/archive", "internal/subprocess",
+		"connector/files", "mux/login", "remote", "remote/archive", "internal/subprocess",
 		"remote/standalone", "remote/standalone/replay", "remote/standalone/actionmirror", "remote/standalone/checkout",
 		"remote/step/action",
 		"remote/step/engine", "remote/step/fetch", "remote/step/trace/**",
