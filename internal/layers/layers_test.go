@@ -226,7 +226,7 @@ var allowed = map[string][]string{
 	"internal/gcpace":         {},
 	"internal/remotetest":     {"internal/wire"},
 	"internal/boundedhttp":    {},
-	"internal/privatefile":    {},
+	"internal/privatefile":    {"internal/boundedfile"},
 	"internal/boundedfile":    {},
 	"internal/boundedzip":     {},
 	"internal/embeddedvm":     {"internal/wire"},

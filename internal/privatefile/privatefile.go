@@ -8,24 +8,23 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"syscall"
+
+	"github.com/stepmux/stepmux/internal/boundedfile"
 )
 
 // Read returns the text of a regular file of at most limit bytes. It refuses a file that its group or others can use.
 // Errors contain the name.
 func Read(name string, limit int64) ([]byte, error) {
-	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe does not block it
+	f, err := boundedfile.Open(os.OpenFile, name)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
 	info, err := f.Stat()
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, err
-	case !info.Mode().IsRegular():
-		return nil, fmt.Errorf("%s is not a regular file", name)
-	case info.Mode().Perm()&0o077 != 0:
+	}
+	if info.Mode().Perm()&0o077 != 0 {
 		return nil, fmt.Errorf("%s can be read by others (mode %04o): use mode 0600", name, info.Mode().Perm())
 	}
 	text, err := io.ReadAll(io.LimitReader(f, limit+1))
