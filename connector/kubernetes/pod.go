@@ -482,10 +482,9 @@ func (p *Pod) remove(ctx context.Context) error {
 		return nil
 	}
 	err := persist(ctx, isPassing, func() error { return p.cluster.deletePod(ctx, p.name, p.uid) })
-	for err == nil && !p.Removed() {
+	for err == nil {
 		p.mu.Lock()
-		changed := p.changed
-		gone := p.removed
+		changed, gone := p.changed, p.removed
 		p.mu.Unlock()
 		if gone {
 			break
