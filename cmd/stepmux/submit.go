@@ -140,7 +140,7 @@ func noManager(path string, err error) error {
 	}
 }
 
-// use calls do with a client of the manager, and returns when do has returned or a signal arrives.
+// use calls do with a client of the manager. After a signal it waits at most stuckLimit for do to return.
 func (f *managerFlag) use(cmd *cobra.Command, do func(context.Context, pb.ManagerClient) error) error {
 	ctx, stop := endsignal.Until(cmd.Context())
 	defer stop()
