@@ -139,16 +139,11 @@ func (x *running) setOutputs() error {
 	if len(x.outputs) > maxEntries {
 		return fmt.Errorf("the step has more than %d outputs", maxEntries)
 	}
-	out := values{}
-	for name, text := range x.outputs {
-		v, err := newValue(text)
-		if err != nil {
-			return fmt.Errorf("output %.64q: %w", name, err)
-		}
-		out[name] = v
+	out, err := newValues(x.outputs, "output %.64q: %w")
+	if err == nil {
+		x.res.Outputs = out
 	}
-	x.res.Outputs = out
-	return nil
+	return err
 }
 
 // scanner returns a scanner for an output stream of the step.
@@ -371,13 +366,9 @@ func (x *running) begin(res *engine.StepResult, p process, kind engine.Kind) err
 	if kind == engine.Sequence {
 		def.Type = pb.DefinitionType_steps
 	}
-	env := values{}
-	for name, text := range x.env {
-		v, err := newValue(text)
-		if err != nil {
-			return fmt.Errorf("env %.64q: %w", name, err)
-		}
-		env[name] = v
+	env, err := newValues(x.env, "env %.64q: %w")
+	if err != nil {
+		return err
 	}
 	return x.call.Begin(res, kind, engine.Prepared{
 		Definition: def, Script: p.script, Inputs: p.with, Env: []values{env}, FilesDir: p.files.dir(),

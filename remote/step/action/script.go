@@ -110,15 +110,11 @@ func (x *running) runScript(ctx context.Context) engine.Result {
 		}
 		*to = v.Text()
 	}
-	p.with = values{}
-	for name, text := range map[string]string{"script": script, "shell": shell} {
-		v, err := newValue(text)
-		if err != nil {
-			return engine.Failed(fmt.Errorf("%s: %w", name, err))
-		}
-		p.with[name] = v
+	var err error
+	if p.with, err = newValues(map[string]string{"script": script, "shell": shell}, "%s: %w"); err == nil {
+		err = x.begin(x.res, p, engine.Command)
 	}
-	if err := x.begin(x.res, p, engine.Command); err != nil {
+	if err != nil {
 		return engine.Failed(err)
 	}
 	p.Dir = x.path(dir)
@@ -132,7 +128,6 @@ func (x *running) runScript(ctx context.Context) engine.Result {
 			"\nif (Test-Path variable:LASTEXITCODE) { exit $LASTEXITCODE }\n"
 	}
 	name := "script" + extensions[program]
-	var err error
 	if p.Argv, err = shellCommand(strings.TrimSpace(shell), p.files.path(name), p.Dir, lines(env)); err != nil {
 		return engine.Failed(x.at(s.line, err))
 	}

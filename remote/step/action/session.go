@@ -21,6 +21,19 @@ type values = map[string]expr.Value
 
 func newValue(text string) (expr.Value, error) { return expr.New(text) }
 
+// newValues makes values of texts. Its error has the format failed, for the name of a text and what is wrong with it.
+func newValues(texts map[string]string, failed string) (values, error) {
+	made := values{}
+	for name, text := range texts {
+		v, err := newValue(text)
+		if err != nil {
+			return nil, fmt.Errorf(failed, name, err)
+		}
+		made[name] = v
+	}
+	return made, nil
+}
+
 // session runs one call of the language: an action, or a job of a workflow.
 type session struct {
 	*language
