@@ -44,23 +44,11 @@ func (r *Runner) runCommand(ctx context.Context, g *frame, res *StepResult) outc
 	if err := r.describe(g, res, &cmd); err != nil {
 		return failed(err)
 	}
-	r.tell(func(e Events) { e.CommandStarting(res, &cmd, argv, env) })
-	exit, expired, err := r.runProcess(ctx, g, res, cmd)
-	r.tell(func(e Events) { e.CommandEnded(res, known(exit, err), expired != nil) })
-	stopped := r.release()
+	o, cut := r.carryOut(ctx, g, res, cmd, argv, env)
 	given := r.collect(g, res)
-	switch {
-	case stopped != nil:
-		r.cuts++
-		return stopped.outcome(exit.Code)
-	case err != nil && ctx.Err() != nil:
-		r.cuts++
-		return outcome{status: Cancelled, why: context.Cause(ctx).Error()}
-	case expired != nil:
-		expired.extend(r.cfg.AlwaysLimit)
-		return exited(exit.Code, expired.why.Error())
+	if !cut {
+		o = r.forgive(g, res, o)
 	}
-	o := r.forgive(g, res, concluded(exit, err))
 	if o.status != Success {
 		return o
 	}
@@ -69,6 +57,27 @@ func (r *Runner) runCommand(ctx context.Context, g *frame, res *StepResult) outc
 	}
 	maps.Copy(r.exports, res.Exports)
 	return o
+}
+
+// carryOut runs a process of a step, and reports it. cut says that it did not end by itself.
+func (r *Runner) carryOut(
+	ctx context.Context, g *frame, res *StepResult, cmd proc.Command, argv []expr.Value, env layer,
+) (o outcome, cut bool) {
+	r.tell(func(e Events) { e.CommandStarting(res, &cmd, argv, env) })
+	exit, expired, err := r.runProcess(ctx, g, res, cmd)
+	r.tell(func(e Events) { e.CommandEnded(res, known(exit, err), expired != nil) })
+	switch stopped := r.release(); {
+	case stopped != nil:
+		r.cuts++
+		return stopped.outcome(exit.Code), true
+	case err != nil && ctx.Err() != nil:
+		r.cuts++
+		return outcome{status: Cancelled, why: context.Cause(ctx).Error()}, true
+	case expired != nil:
+		expired.extend(r.cfg.AlwaysLimit)
+		return exited(exit.Code, expired.why.Error()), true
+	}
+	return concluded(exit, err), false
 }
 
 // concluded returns the outcome of a process that ended by itself.

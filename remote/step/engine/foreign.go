@@ -312,22 +312,8 @@ func (c *Call) Exec(
 	if !deadline.IsZero() {
 		g.limits = &limit{outer: g.limits, at: deadline, why: fmt.Errorf("timeout: %s", label)}
 	}
-	r.tell(func(e Events) { e.CommandStarting(res, &cmd, argv, env) })
-	exit, expired, err := r.runProcess(ctx, &g, res, cmd)
-	r.tell(func(e Events) { e.CommandEnded(res, known(exit, err), expired != nil) })
-	stopped := r.release()
-	switch {
-	case stopped != nil:
-		r.cuts++
-		return stopped.outcome(exit.Code).public()
-	case err != nil && ctx.Err() != nil:
-		r.cuts++
-		return Result{Status: Cancelled, Message: context.Cause(ctx).Error()}
-	case expired != nil:
-		expired.extend(r.cfg.AlwaysLimit)
-		return exited(exit.Code, expired.why.Error()).public()
-	}
-	return concluded(exit, err).public()
+	o, _ := r.carryOut(ctx, &g, res, cmd, argv, env)
+	return o.public()
 }
 
 // ender ends a process when the job is stopped.
