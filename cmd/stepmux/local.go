@@ -88,30 +88,30 @@ standard output has the results as one object, and the steps' output goes to sta
 		"`NAME=VALUE`, a job variable; NAME alone takes the value in the environment; repeatable")
 	fl.StringVar(&f.json, "json", "", "run these steps, a `TEXT` in JSON; - reads them from standard input")
 	grouped(fl, jobGroup)
-	_ = cmd.RegisterFlagCompletionFunc("job-name", completing(func(cmd *cobra.Command, files []string) []string {
-		return f.jobNames(cmd.Context(), files, f.workDir)
-	})) // cannot fail: the flag exists
-	cmd.MarkFlagsMutuallyExclusive("json", "format")
-	cmd.MarkFlagsMutuallyExclusive("json", "job-name")
+	f.completeJobs(cmd, &f.workDir)
 	return cmd
 }
 
-// jobNames returns the names of the jobs in the named file, or in the .gitlab-ci.yml of the project in dir. It
-// returns nil if no file can be read.
-func (f *formatFlag) jobNames(ctx context.Context, files []string, dir string) []string {
-	name := ".gitlab-ci.yml"
-	if len(files) > 0 && files[0] != "-" {
-		name = files[0]
-	}
-	src, err := f.readFile(name, nil)
-	if err == nil {
-		src.WorkDir, err = filepath.Abs(dir)
-	}
-	if err != nil {
-		return nil
-	}
-	addCheckout(ctx, &src, src.WorkDir)
-	return standalone.JobNames(src)
+// completeJobs completes --job-name with the jobs in the named file, or in the .gitlab-ci.yml of the project in dir.
+// Steps in --json have no format, and no jobs.
+func (f *formatFlag) completeJobs(cmd *cobra.Command, dir *string) {
+	_ = cmd.RegisterFlagCompletionFunc("job-name", completing(func(cmd *cobra.Command, files []string) []string {
+		name := ".gitlab-ci.yml"
+		if len(files) > 0 && files[0] != "-" {
+			name = files[0]
+		}
+		src, err := f.readFile(name, nil)
+		if err == nil {
+			src.WorkDir, err = filepath.Abs(*dir)
+		}
+		if err != nil {
+			return nil
+		}
+		addCheckout(cmd.Context(), &src, src.WorkDir)
+		return standalone.JobNames(src)
+	})) // cannot fail: the flag exists
+	cmd.MarkFlagsMutuallyExclusive("json", "format")
+	cmd.MarkFlagsMutuallyExclusive("json", "job-name")
 }
 
 // source returns the job that the flags and arguments name.

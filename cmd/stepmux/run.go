@@ -129,11 +129,7 @@ the logs go to standard error.
 	choiceFlag(fl, &f.output, "output", "text, raw or json", "text", "raw", "json")
 	grouped(fl, outputGroup)
 	f.runFiles.register(fl)
-	_ = cmd.RegisterFlagCompletionFunc("job-name", completing(func(cmd *cobra.Command, files []string) []string {
-		return f.jobNames(cmd.Context(), files, f.project)
-	})) // cannot fail: the flag exists
-	cmd.MarkFlagsMutuallyExclusive("json", "format")
-	cmd.MarkFlagsMutuallyExclusive("json", "job-name")
+	f.completeJobs(cmd, &f.project)
 	return cmd
 }
 
