@@ -3,14 +3,12 @@ package buildinfo
 
 import (
 	"cmp"
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
-	"io"
 	"os"
 	"runtime"
 	"runtime/debug"
 
+	"github.com/stepmux/stepmux/internal/boundedfile"
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
@@ -90,14 +88,5 @@ Protocol:     %d
 
 // Checksum returns the SHA-256 of this program's file, in hexadecimal.
 func Checksum() (string, error) {
-	file, err := os.Open("/proc/self/exe") // even if another file is at its path now
-	if err != nil {
-		return "", err
-	}
-	defer file.Close()
-	sum := sha256.New()
-	if _, err := io.Copy(sum, file); err != nil {
-		return "", err // the error names the file
-	}
-	return hex.EncodeToString(sum.Sum(nil)), nil
+	return boundedfile.SHA256(os.OpenFile, "/proc/self/exe") // even if another file is at its path now
 }

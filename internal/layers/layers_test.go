@@ -199,7 +199,7 @@ var allowed = map[string][]string{
 	"internal/wire":           {},
 	"internal/limits":         {},
 	"internal/contents":       {"internal/oserr"},
-	"internal/buildinfo":      {"internal/wire"},
+	"internal/buildinfo":      {"internal/boundedfile", "internal/wire"},
 	"internal/endsignal":      {},
 	"internal/pause":          {},
 	"internal/lazyregexp":     {},
