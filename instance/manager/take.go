@@ -24,17 +24,13 @@ func (m *Manager) consume(ctx context.Context) (jetstream.Consumer, error) {
 	}
 	if m.cluster != nil {
 		cfg.AckWait = m.cfg.Lease
-		consumer, err := m.store.queue.CreateOrUpdateConsumer(ctx, cfg)
-		if err != nil {
+	} else {
+		err := m.store.queue.DeleteConsumer(ctx, consumerName)
+		if err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
 			return nil, fmt.Errorf("open the queue: %w", err)
 		}
-		return consumer, nil
 	}
-	err := m.store.queue.DeleteConsumer(ctx, consumerName)
-	if err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
-		return nil, fmt.Errorf("open the queue: %w", err)
-	}
-	consumer, err := m.store.queue.CreateConsumer(ctx, cfg)
+	consumer, err := m.store.queue.CreateOrUpdateConsumer(ctx, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("open the queue: %w", err)
 	}
