@@ -71,20 +71,12 @@ func temporary(err error) bool {
 	if status, ok := errors.AsType[*StatusError](err); ok {
 		return status.temporary()
 	}
-	if _, ok := errors.AsType[localError](err); ok {
-		return false
-	}
-	if _, ok := errors.AsType[*fs.PathError](err); ok {
-		return false
-	}
-	if _, ok := errors.AsType[unsafeRedirect](err); ok {
-		return false
-	}
-	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
-		return false
-	}
-	_, ok := errors.AsType[x509.UnknownAuthorityError](err)
-	return !ok
+	_, local := errors.AsType[localError](err)
+	_, file := errors.AsType[*fs.PathError](err)
+	_, redirect := errors.AsType[unsafeRedirect](err)
+	_, certificate := errors.AsType[*tls.CertificateVerificationError](err)
+	_, authority := errors.AsType[x509.UnknownAuthorityError](err)
+	return !local && !file && !redirect && !certificate && !authority
 }
 
 // statusError reads the rest of the answer.
