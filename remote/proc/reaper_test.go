@@ -1,7 +1,6 @@
 package proc
 
 import (
-	"syscall"
 	"testing"
 	"time"
 
@@ -15,11 +14,7 @@ func TestKillAllGoesOnWhileChildrenCannotBeListed(t *testing.T) {
 		r.before[pid] = true
 	}
 	all := func(pid int) bool { return !r.before[pid] }
-	child, err := r.start(func() (int, error) {
-		return syscall.ForkExec("/bin/sleep", []string{"sleep", "1000"}, &syscall.ProcAttr{
-			Env: []string{}, Files: []uintptr{0, 1, 2}, Sys: &syscall.SysProcAttr{Setsid: true},
-		})
-	})
+	child, err := r.start(func() (int, error) { return forkSleep("", nil, nil) })
 	require.NoError(t, err)
 
 	var files unix.Rlimit
