@@ -53,7 +53,7 @@ func (n *access) child(r *run, v Value, i int, key string, written bool) Value {
 	}
 	for _, k := range v.list.keys {
 		if strings.HasPrefix(k, key+"-") {
-			panic(err.withHint("write a key with a hyphen as [%q]", abbreviate(k)))
+			panic(err.withHint("write a key with a hyphen as [%q]", Abbreviate(k)))
 		}
 	}
 	panic(err.withNearest(key, v.list.keys, ""))
@@ -83,7 +83,7 @@ func (n *access) path(links int) string {
 		return "the value"
 	}
 	var b strings.Builder
-	b.WriteString(abbreviate(base.name))
+	b.WriteString(Abbreviate(base.name))
 	for _, l := range n.links[:links] {
 		switch {
 		case b.Len() > 2*maxQuoted:
@@ -91,7 +91,7 @@ func (n *access) path(links int) string {
 		case l.index != nil:
 			b.WriteString("[...]")
 		case isWord(l.key):
-			b.WriteString("." + abbreviate(l.key))
+			b.WriteString("." + Abbreviate(l.key))
 		default:
 			b.WriteString("[" + quote(l.key) + "]")
 		}

@@ -72,13 +72,13 @@ func errorAt(text string, offset int, format string, args ...any) *Error {
 // maxQuoted bounds a word in an error, in bytes.
 const maxQuoted = 64
 
-// abbreviate returns a word of the source for an error.
-func abbreviate(word string) string {
+// Abbreviate returns a word of the source for an error.
+func Abbreviate(word string) string {
 	if len(word) <= maxQuoted {
 		return word
 	}
 	return strings.ToValidUTF8(word[:maxQuoted], "") + "..."
 }
 
-// quote is abbreviate for a word that may have any character.
-func quote(word string) string { return strconv.Quote(abbreviate(word)) }
+// quote is Abbreviate for a word that may have any character.
+func quote(word string) string { return strconv.Quote(Abbreviate(word)) }

@@ -51,7 +51,7 @@ func (n *name) eval(r *run) Value {
 	if names := strings.Join(known, ", "); names != "" && len(names) < maxNames {
 		hint = "there are " + names + "; write a text in quotes"
 	}
-	panic(r.errorAt(n.at, "%s was not found", abbreviate(n.name)).withNearest(n.name, known, hint))
+	panic(r.errorAt(n.at, "%s was not found", Abbreviate(n.name)).withNearest(n.name, known, hint))
 }
 
 func (n *mixed) eval(r *run) Value { return r.join(n.at, n.parts) }

@@ -204,7 +204,7 @@ func (p *parser) named(at int, word string) node {
 	case slices.Contains(functions, word):
 		panic(p.errorAt(at, "%s is a function", word).withHint("call it: %s(value)", word))
 	case called:
-		panic(p.errorAt(at, "there is no function %s", abbreviate(word)).withNearest(word, functions, functionsHint))
+		panic(p.errorAt(at, "there is no function %s", Abbreviate(word)).withNearest(word, functions, functionsHint))
 	case slices.Contains(reserved, word):
 		panic(p.errorAt(at, "%s is a reserved word, not a name", word).withHint("for the text itself write %q", word))
 	default:

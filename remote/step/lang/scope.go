@@ -144,7 +144,7 @@ func (s *scope) missing(path []string) string {
 	if slices.Contains(scopeNames, path[0]) {
 		return ""
 	}
-	return fmt.Sprintf("%s was not found; %s", abbreviate(path[0]), suggest(path[0], scopeNames, "there are "))
+	return fmt.Sprintf("%s was not found; %s", expr.Abbreviate(path[0]), suggest(path[0], scopeNames, "there are "))
 }
 
 func (s *scope) missingInput(path []string) string {
@@ -155,7 +155,7 @@ func (s *scope) missingInput(path []string) string {
 	if slices.Contains(names, path[1]) {
 		return ""
 	}
-	missing := fmt.Sprintf("inputs.%s was not found; ", abbreviate(path[1]))
+	missing := fmt.Sprintf("inputs.%s was not found; ", expr.Abbreviate(path[1]))
 	if len(names) == 0 {
 		return missing + "the spec has no inputs"
 	}
@@ -186,7 +186,7 @@ func (s *scope) missingStep(path []string) string {
 			}
 		}
 	}
-	missing := fmt.Sprintf("steps.%s was not found; ", abbreviate(name))
+	missing := fmt.Sprintf("steps.%s was not found; ", expr.Abbreviate(name))
 	if len(before) == 0 {
 		return missing + "there is no step before this one"
 	}
@@ -198,7 +198,7 @@ func missingPart(path []string) string {
 	if len(path) < 3 || slices.Contains(stepParts, path[2]) {
 		return ""
 	}
-	return fmt.Sprintf("steps.%s.%s was not found; %s", path[1], abbreviate(path[2]),
+	return fmt.Sprintf("steps.%s.%s was not found; %s", path[1], expr.Abbreviate(path[2]),
 		suggest(path[2], stepParts, "a step has "))
 }
 
@@ -215,12 +215,5 @@ func suggest(word string, known []string, there string) string {
 
 // maxListed bounds the names that an error lists.
 const maxListed = 20
-
-func abbreviate(word string) string {
-	if len(word) <= maxQuoted {
-		return word
-	}
-	return strings.ToValidUTF8(word[:maxQuoted], "") + "..."
-}
 
 func sortedKeys[T any](m map[string]T) []string { return slices.Sorted(maps.Keys(m)) }
