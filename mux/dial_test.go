@@ -2,8 +2,6 @@ package mux_test
 
 import (
 	"context"
-	"crypto/ed25519"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
@@ -22,16 +20,6 @@ import (
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
 )
-
-// newKey returns a key no server knows.
-func newKey(t testing.TB) (ssh.Signer, ed25519.PrivateKey) {
-	t.Helper()
-	_, private, err := ed25519.GenerateKey(rand.Reader)
-	require.NoError(t, err)
-	signer, err := ssh.NewSignerFromKey(private)
-	require.NoError(t, err)
-	return signer, private
-}
 
 // requireStage checks that err is a DialError of a stage and whether it says that it is permanent.
 func requireStage(t testing.TB, err error, stage string, permanent bool) {
@@ -68,7 +56,7 @@ func TestDialByPassword(t *testing.T) {
 
 func TestDialRefusesAnUnexpectedHostKey(t *testing.T) {
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
-		stranger, _ := newKey(t)
+		stranger, _ := sshtest.NewKey(t)
 		cfg := config(s)
 		cfg.HostKeys = login.PinnedHostKeys(stranger.PublicKey())
 		_, err := mux.Dial(sshtest.Within(t), s.Addr, cfg)
@@ -87,7 +75,7 @@ func TestDialRefusesAnUnexpectedHostKey(t *testing.T) {
 
 func TestDialRefusedLoginNamesHostUserAndKey(t *testing.T) {
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
-		stranger, _ := newKey(t)
+		stranger, _ := sshtest.NewKey(t)
 		cfg := config(s)
 		cfg.Auth = []login.Auth{login.Key("/keys/mine", stranger)}
 		_, err := mux.Dial(sshtest.Within(t), s.Addr, cfg)

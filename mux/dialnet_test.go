@@ -84,7 +84,7 @@ func TestRefusalByAJumpHostIsPermanent(t *testing.T) {
 	bastion, vm := sshtest.InProcess(t, embeddedvm.Config{}), sshtest.InProcess(t, embeddedvm.Config{})
 	cfg := config(vm)
 	cfg.DialNet = func(ctx context.Context, addr string) (net.Conn, error) {
-		stranger, _ := newKey(t)
+		stranger, _ := sshtest.NewKey(t)
 		wrong := config(bastion)
 		wrong.Auth = []login.Auth{login.Key("stranger", stranger)}
 		_, err := mux.Dial(ctx, bastion.Addr, wrong)

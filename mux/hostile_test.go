@@ -36,7 +36,7 @@ func hostileCount(t testing.TB, usual int) int {
 // rawConfig returns how to log in to s, with a limit on how long a server may be silent that no test meets.
 func rawConfig(t testing.TB, s *rawssh.Server) *mux.Config {
 	t.Helper()
-	key, _ := newKey(t)
+	key, _ := sshtest.NewKey(t)
 	return &mux.Config{
 		User:     "any",
 		Auth:     []login.Auth{login.Key("of the test", key)},

@@ -3,8 +3,6 @@ package mux_test
 import (
 	"bytes"
 	"context"
-	"crypto/ed25519"
-	"crypto/rand"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -15,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/crypto/ssh"
 
+	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
 )
@@ -47,10 +46,7 @@ func TestCallersThatTakeTurnsOnAServerThatIsSlowToFreeSessionsAllGetThem(t *test
 // its close.
 func dialSlowToFree(t *testing.T, sessions int64, after time.Duration) *mux.Conn {
 	t.Helper()
-	_, private, err := ed25519.GenerateKey(rand.Reader)
-	require.NoError(t, err)
-	key, err := ssh.NewSignerFromKey(private)
-	require.NoError(t, err)
+	key, _ := sshtest.NewKey(t)
 	ours, far := net.Pipe()
 	theirs := &buffered{Conn: far, out: make(chan []byte, 1024), closed: make(chan struct{})}
 	var wg sync.WaitGroup

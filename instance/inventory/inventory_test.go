@@ -3,8 +3,6 @@ package inventory_test
 import (
 	"cmp"
 	"context"
-	"crypto/ed25519"
-	"crypto/rand"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -21,6 +19,7 @@ import (
 
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/inventory"
+	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
 )
@@ -30,14 +29,11 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // writeKey writes a private key and returns its public one as a line.
 func writeKey(t testing.TB, path string) string {
 	t.Helper()
-	_, key, err := ed25519.GenerateKey(rand.Reader)
-	require.NoError(t, err)
+	signer, key := sshtest.NewKey(t)
 	block, err := ssh.MarshalPrivateKey(key, "")
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(path, pem.EncodeToMemory(block), 0o600))
-	public, err := ssh.NewPublicKey(key.Public())
-	require.NoError(t, err)
-	return strings.TrimSpace(string(ssh.MarshalAuthorizedKey(public)))
+	return strings.TrimSpace(string(ssh.MarshalAuthorizedKey(signer.PublicKey())))
 }
 
 // way is a Resolver that knows a key, a jump host and no names.

@@ -1,8 +1,6 @@
 package embeddedvm_test
 
 import (
-	"crypto/ed25519"
-	"crypto/rand"
 	"errors"
 	"io"
 	"testing"
@@ -11,6 +9,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"github.com/stepmux/stepmux/internal/embeddedvm"
+	"github.com/stepmux/stepmux/internal/sshtest"
 )
 
 // forged is a key that shows one public key and signs with another, or not at all.
@@ -30,14 +29,8 @@ func (f forged) Sign(r io.Reader, data []byte) (*ssh.Signature, error) {
 
 func TestAKeyThatIsOnlyShownIsNoLogin(t *testing.T) {
 	// A client can ask about keys that it does not have (CVE-2024-45337).
-	signer := func() ssh.Signer {
-		_, private, err := ed25519.GenerateKey(rand.Reader)
-		require.NoError(t, err)
-		s, err := ssh.NewSignerFromKey(private)
-		require.NoError(t, err)
-		return s
-	}
-	authorized, stranger := signer(), signer()
+	authorized, _ := sshtest.NewKey(t)
+	stranger, _ := sshtest.NewKey(t)
 	vm, err := embeddedvm.Start(embeddedvm.Config{AuthorizedKeys: []ssh.PublicKey{authorized.PublicKey()}})
 	require.NoError(t, err)
 	t.Cleanup(func() { vm.Close() })

@@ -2,7 +2,6 @@ package sshtarget
 
 import (
 	"crypto/ed25519"
-	"crypto/rand"
 	"encoding/pem"
 	"os"
 	"os/user"
@@ -49,18 +48,15 @@ func script(t testing.TB, text string) string {
 // key writes a private key and its public half, and returns both.
 func key(t testing.TB, path, passphrase string) (private ed25519.PrivateKey, public ssh.PublicKey) {
 	t.Helper()
-	_, private, err := ed25519.GenerateKey(rand.Reader)
-	require.NoError(t, err)
+	signer, private := sshtest.NewKey(t)
 	block, err := ssh.MarshalPrivateKey(private, "")
 	require.NoError(t, err)
 	put(t, path, string(pem.EncodeToMemory(block)))
 	if passphrase != "" {
 		sshtest.Lock(t, path, passphrase)
 	}
-	public, err = ssh.NewPublicKey(private.Public())
-	require.NoError(t, err)
-	put(t, path+".pub", string(ssh.MarshalAuthorizedKey(public)))
-	return private, public
+	put(t, path+".pub", string(ssh.MarshalAuthorizedKey(signer.PublicKey())))
+	return private, signer.PublicKey()
 }
 
 // serveAgent serves an agent with these keys.

@@ -14,7 +14,7 @@ import (
 func writeConfig(t *testing.T, lines string) string {
 	t.Helper()
 	RequirePart(t, "openssh-server", sshdPath)
-	hostKey, _ := newKey(t, "host")
+	hostKey, _ := writeKey(t, "host")
 	path := filepath.Join(t.TempDir(), "sshd_config")
 	require.NoError(
 		t,

@@ -14,17 +14,24 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// newKey makes an ed25519 key and writes it to a file with mode 0600, as ssh and sshd demand.
-func newKey(t testing.TB, name string) (path string, signer ssh.Signer) {
+// NewKey makes an ed25519 key, which no server knows.
+func NewKey(t testing.TB) (ssh.Signer, ed25519.PrivateKey) {
 	t.Helper()
-	_, key, err := ed25519.GenerateKey(rand.Reader)
+	_, private, err := ed25519.GenerateKey(rand.Reader)
 	require.NoError(t, err)
+	signer, err := ssh.NewSignerFromSigner(private)
+	require.NoError(t, err)
+	return signer, private
+}
+
+// writeKey makes a key and writes it to a file with mode 0600, as ssh and sshd demand.
+func writeKey(t testing.TB, name string) (path string, signer ssh.Signer) {
+	t.Helper()
+	signer, key := NewKey(t)
 	block, err := ssh.MarshalPrivateKey(key, name)
 	require.NoError(t, err)
 	path = filepath.Join(t.TempDir(), name)
 	require.NoError(t, os.WriteFile(path, pem.EncodeToMemory(block), 0o600))
-	signer, err = ssh.NewSignerFromSigner(key)
-	require.NoError(t, err)
 	return path, signer
 }
 

@@ -39,7 +39,7 @@ func OpenSSH(t testing.TB, lines ...string) *Server {
 		require.NoError(t, os.MkdirAll("/run/sshd", 0o755)) // its privilege separation directory
 	}
 	s := newServer(t, strings.Join(append([]string{"openssh"}, lines...), " "))
-	hostKeyFile, host := newKey(t, "host")
+	hostKeyFile, host := writeKey(t, "host")
 	s.HostKey = host.PublicKey()
 	dir := t.TempDir()
 	keys := filepath.Join(dir, "authorized_keys")

@@ -49,7 +49,7 @@ func InProcess(t testing.TB, config embeddedvm.Config) *Server {
 func newServer(t testing.TB, name string) *Server {
 	t.Helper()
 	s := &Server{Name: name, User: currentUser(t)}
-	s.IdentityFile, s.Signer = newKey(t, "id")
+	s.IdentityFile, s.Signer = writeKey(t, "id")
 	return s
 }
 

@@ -44,7 +44,7 @@ func userCert(
 func expired(c *ssh.Certificate) { c.ValidBefore = uint64(time.Now().Add(-time.Minute).Unix()) }
 
 func TestLoginByCertificate(t *testing.T) {
-	authority, _ := newKey(t)
+	authority, _ := sshtest.NewKey(t)
 	s := certificatesOnly(t, authority)
 	for kind, private := range hostKeys(t) {
 		t.Run(kind, func(t *testing.T) {
@@ -73,9 +73,9 @@ func TestLoginByCertificate(t *testing.T) {
 
 // Certificates live for minutes, and another program renews them in place.
 func TestCertificateIsReadForEachLogin(t *testing.T) {
-	authority, _ := newKey(t)
+	authority, _ := sshtest.NewKey(t)
 	s := certificatesOnly(t, authority)
-	_, private := newKey(t)
+	_, private := sshtest.NewKey(t)
 	file, signer := keyFile(t, &private)
 	cert := write(t, "id-cert.pub", userCert(t, s, authority, signer.PublicKey(), expired))
 	key, err := login.KeyFile(file)
@@ -91,14 +91,14 @@ func TestCertificateIsReadForEachLogin(t *testing.T) {
 	require.NoError(t, os.WriteFile(cert, []byte(userCert(t, s, authority, signer.PublicKey(), nil)), 0o600))
 	dialWith(t, s, cfg)
 
-	stranger, _ := newKey(t)
+	stranger, _ := sshtest.NewKey(t)
 	require.NoError(t, os.WriteFile(cert, []byte(userCert(t, s, authority, stranger.PublicKey(), nil)), 0o600))
 	_, err = mux.Dial(sshtest.Within(t), s.Addr, cfg)
 	require.ErrorContains(t, err, "it is for another key")
 }
 
 func TestWrongCertificateFileIsAnErrorAtOnce(t *testing.T) {
-	signer, _ := newKey(t)
+	signer, _ := sshtest.NewKey(t)
 	key := login.Key("k", signer)
 	host := certify(t, signer, signer.PublicKey(), ssh.HostCert, nil)
 	for want, text := range map[string]string{
@@ -117,14 +117,14 @@ func TestWrongCertificateFileIsAnErrorAtOnce(t *testing.T) {
 
 // Keys from Credentials may expire.
 func TestCredentialsIsCalledAtEachDial(t *testing.T) {
-	authority, _ := newKey(t)
+	authority, _ := sshtest.NewKey(t)
 	s := certificatesOnly(t, authority)
 	asked := 0
 	cfg := config(s)
 	cfg.Auth = nil
 	cfg.Credentials = func(context.Context) ([]login.Auth, error) {
 		asked++
-		_, private := newKey(t)
+		_, private := sshtest.NewKey(t)
 		block, err := ssh.MarshalPrivateKey(&private, "")
 		require.NoError(t, err)
 		signer, err := ssh.NewSignerFromKey(private)
@@ -158,8 +158,8 @@ func TestCredentialsIsCalledAtEachDial(t *testing.T) {
 }
 
 func TestWrongIdentityIsAnError(t *testing.T) {
-	signer, private := newKey(t)
-	other, _ := newKey(t)
+	signer, private := sshtest.NewKey(t)
+	other, _ := sshtest.NewKey(t)
 	block, err := ssh.MarshalPrivateKey(private, "")
 	require.NoError(t, err)
 	key := string(pem.EncodeToMemory(block))
@@ -178,7 +178,7 @@ func TestWrongIdentityIsAnError(t *testing.T) {
 }
 
 func TestKeyFileThatOthersMayReadIsRefused(t *testing.T) {
-	_, private := newKey(t)
+	_, private := sshtest.NewKey(t)
 	file, _ := keyFile(t, &private)
 	require.NoError(t, os.Chmod(file, 0o644))
 	_, err := login.KeyFile(file)
@@ -214,7 +214,7 @@ func TestOnlyTheNamedKeysOfAnAgentAreTried(t *testing.T) {
 	s := sshtest.OpenSSH(t, "MaxAuthTries 2")
 	ring := agent.NewKeyring()
 	for range 8 {
-		_, private := newKey(t)
+		_, private := sshtest.NewKey(t)
 		require.NoError(t, ring.Add(agent.AddedKey{PrivateKey: private}))
 	}
 	text, err := os.ReadFile(s.IdentityFile)
@@ -234,7 +234,7 @@ func TestOnlyTheNamedKeysOfAnAgentAreTried(t *testing.T) {
 	cfg.Auth = []login.Auth{byAgent}
 	dialWith(t, s, cfg)
 
-	stranger, _ := newKey(t)
+	stranger, _ := sshtest.NewKey(t)
 	byAgent, err = login.Agent(socket, stranger.PublicKey())
 	require.NoError(t, err)
 	cfg.Auth = []login.Auth{byAgent}
@@ -301,7 +301,7 @@ func TestRSAKeysSignWithSHA2AlsoFromAnAgent(t *testing.T) {
 
 func TestKeyFileErrorNamesTheReason(t *testing.T) {
 	dir := t.TempDir()
-	_, private := newKey(t)
+	_, private := sshtest.NewKey(t)
 	plain, _ := keyFile(t, &private)
 	sshtest.Lock(t, plain, "secret")
 	locked, err := os.ReadFile(plain)
@@ -322,7 +322,7 @@ func TestKeyFileErrorNamesTheReason(t *testing.T) {
 
 func TestDialByAgentTriesItsKeysBesidesOthers(t *testing.T) {
 	s := sshtest.InProcess(t, embeddedvm.Config{})
-	stranger, private := newKey(t)
+	stranger, private := sshtest.NewKey(t)
 	authorized := s.Signer
 	ring := agent.NewKeyring()
 	require.NoError(t, ring.Add(agent.AddedKey{PrivateKey: private}))

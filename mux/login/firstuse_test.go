@@ -54,7 +54,7 @@ func (p *address) dial(keys login.HostKeys, id string, client ssh.Signer) error 
 
 func newAddress(t testing.TB) *address {
 	p := &address{t: t}
-	p.client, _ = newKey(t)
+	p.client, _ = sshtest.NewKey(t)
 	t.Cleanup(func() { p.vm.Close() })
 	return p
 }
@@ -125,7 +125,7 @@ func TestAThousandMachinesAtOneAddress(t *testing.T) {
 func TestKeyOfAFailedLoginIsNotRemembered(t *testing.T) {
 	p := newAddress(t)
 	keys, file := firstUse(t)
-	stranger, _ := newKey(t)
+	stranger, _ := sshtest.NewKey(t)
 	p.next(signer(1))
 	requireStage(t, p.dial(keys, "i-1", stranger), "login", true)
 	text, err := os.ReadFile(file)
@@ -169,9 +169,9 @@ func TestFirstUseNeedsAnIdentityAndAFile(t *testing.T) {
 
 // A certificate may be renewed; the key in it stays the machine's.
 func TestFirstUseRemembersTheKeyOfACertificate(t *testing.T) {
-	authority, _ := newKey(t)
+	authority, _ := sshtest.NewKey(t)
 	s, host := certified(t, authority, nil)
-	other, _ := newKey(t)
+	other, _ := sshtest.NewKey(t)
 	keys, file := firstUse(t)
 	cfg := config(s)
 	// The client asks for certificates because it knows an authority, though one for another machine.

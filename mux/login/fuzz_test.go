@@ -20,7 +20,7 @@ import (
 // FuzzKnownHosts holds that a server whose key is not in a known_hosts file is refused, whatever the file holds.
 func FuzzKnownHosts(f *testing.F) {
 	server := sshtest.InProcess(f, embeddedvm.Config{})
-	stranger, _ := newKey(f)
+	stranger, _ := sshtest.NewKey(f)
 	other := knownhosts.Line([]string{knownhosts.Normalize(server.Addr)}, stranger.PublicKey())
 	for _, text := range []string{
 		"", "# x\n", other, "@revoked * " + strings.SplitN(other, " ", 2)[1], "@cert-authority " + other,
@@ -47,7 +47,7 @@ func FuzzKnownHosts(f *testing.F) {
 
 // FuzzIdentity holds that every private key that is read is usable, and that errors do not quote the text.
 func FuzzIdentity(f *testing.F) {
-	_, private := newKey(f)
+	_, private := sshtest.NewKey(f)
 	block, err := ssh.MarshalPrivateKey(private, "")
 	require.NoError(f, err)
 	f.Add(pem.EncodeToMemory(block))

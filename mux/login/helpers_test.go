@@ -1,7 +1,6 @@
 package login_test
 
 import (
-	"crypto/ed25519"
 	"crypto/rand"
 	"crypto/rsa"
 	"sync"
@@ -9,7 +8,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/crypto/ssh"
 
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
@@ -34,16 +32,6 @@ func dialWith(t testing.TB, s *sshtest.Server, cfg *mux.Config) *mux.Conn {
 	require.NoError(t, err)
 	t.Cleanup(func() { conn.Close() })
 	return conn
-}
-
-// newKey returns a new key, which no server accepts.
-func newKey(t testing.TB) (ssh.Signer, ed25519.PrivateKey) {
-	t.Helper()
-	_, private, err := ed25519.GenerateKey(rand.Reader)
-	require.NoError(t, err)
-	signer, err := ssh.NewSignerFromKey(private)
-	require.NoError(t, err)
-	return signer, private
 }
 
 // rsaKey returns one key for all tests: to find a new one takes seconds under the race detector.

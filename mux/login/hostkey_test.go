@@ -59,7 +59,7 @@ func dialError(t testing.TB, s *sshtest.Server, keys login.HostKeys) error {
 func TestFirstAnswerOfTheChainCounts(t *testing.T) {
 	s := sshtest.InProcess(t, embeddedvm.Config{})
 	name := knownhosts.Normalize(s.Addr)
-	right, stranger := s.HostKey, func() ssh.PublicKey { k, _ := newKey(t); return k.PublicKey() }()
+	right, stranger := s.HostKey, func() ssh.PublicKey { k, _ := sshtest.NewKey(t); return k.PublicKey() }()
 	accept, refuse := login.PinnedHostKeys(right), login.PinnedHostKeys(stranger)
 	lists, listsOther, empty := known(t, hostLine("", name, right)), known(t, hostLine("", name, stranger)), known(t)
 	revokes := known(t, hostLine("@revoked", "*", right))
@@ -121,7 +121,7 @@ func TestKnownHostsAreReadForEachConnection(t *testing.T) {
 func TestBadKnownHostsAreAnErrorWithFileAndLine(t *testing.T) {
 	_, err := login.KnownHosts(t.TempDir())
 	require.ErrorContains(t, err, "is a directory")
-	good, _ := newKey(t)
+	good, _ := sshtest.NewKey(t)
 	_, err = login.KnownHosts(write(t, "known_hosts", hostLine("", "vm", good.PublicKey())+"vm ssh-ed25519 nonsense\n"))
 	require.ErrorContains(t, err, "known_hosts:2: ")
 	_, err = login.KnownHosts(filepath.Join(t.TempDir(), "none"))
@@ -133,7 +133,7 @@ func TestBadKnownHostsAreAnErrorWithFileAndLine(t *testing.T) {
 // hostKeys returns a key of each type that an sshd has.
 func hostKeys(t testing.TB) map[string]any {
 	t.Helper()
-	_, ed := newKey(t)
+	_, ed := sshtest.NewKey(t)
 	ec, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(t, err)
 	return map[string]any{ssh.KeyAlgoED25519: &ed, ssh.KeyAlgoECDSA256: ec, ssh.KeyAlgoRSA: rsaKey(t)}
@@ -195,7 +195,7 @@ func certify(
 // certified starts a real sshd with a host certificate.
 func certified(t testing.TB, authority ssh.Signer, change func(*ssh.Certificate)) (*sshtest.Server, ssh.PublicKey) {
 	t.Helper()
-	_, private := newKey(t)
+	_, private := sshtest.NewKey(t)
 	file, host := keyFile(t, &private)
 	cert := certify(t, authority, host.PublicKey(), ssh.HostCert, change)
 	path := write(t, "host-cert.pub", string(ssh.MarshalAuthorizedKey(cert)))
@@ -203,7 +203,7 @@ func certified(t testing.TB, authority ssh.Signer, change func(*ssh.Certificate)
 }
 
 func TestCertificateOfAKnownAuthorityIsAccepted(t *testing.T) {
-	authority, _ := newKey(t)
+	authority, _ := sshtest.NewKey(t)
 	s, host := certified(t, authority, nil)
 	ca := hostLine("@cert-authority", "*", authority.PublicKey())
 	require.NoError(t, dialError(t, s, known(t, ca)))
@@ -216,7 +216,7 @@ func TestCertificateOfAKnownAuthorityIsAccepted(t *testing.T) {
 	require.NoError(t, dialError(t, s, login.FirstOf(known(t, ca), login.PinnedHostKeys(host))))
 	require.NoError(t, dialError(t, s, login.FirstOf(login.PinnedHostKeys(host), known(t, ca))))
 
-	stranger, _ := newKey(t)
+	stranger, _ := sshtest.NewKey(t)
 	for want, lines := range map[string][]string{
 		"HOST KEY CHANGED|no certificate by an authority": {hostLine("@cert-authority", "*", stranger.PublicKey())},
 		"revoked key": {ca, hostLine("@revoked", "*", authority.PublicKey())},
@@ -233,7 +233,7 @@ func TestCertificateThatIsNotValidIsRefused(t *testing.T) {
 		"expired":              func(c *ssh.Certificate) { c.ValidBefore = uint64(time.Now().Add(-time.Minute).Unix()) },
 		"principal|not in the": func(c *ssh.Certificate) { c.ValidPrincipals = []string{"vm-2"} },
 	} {
-		authority, _ := newKey(t)
+		authority, _ := sshtest.NewKey(t)
 		s, _ := certified(t, authority, change)
 		err := dialError(
 			t, s,
@@ -246,7 +246,7 @@ func TestCertificateThatIsNotValidIsRefused(t *testing.T) {
 
 func TestMissingCertificateIsNotReportedAsAChangedKey(t *testing.T) {
 	s := sshtest.OpenSSH(t)
-	authority, _ := newKey(t)
+	authority, _ := sshtest.NewKey(t)
 	err := dialError(t, s, known(t, hostLine("@cert-authority", "*", authority.PublicKey())))
 	requireStage(t, err, "host key", true)
 	require.ErrorContains(t, err, "is HostCertificate set")
@@ -254,7 +254,7 @@ func TestMissingCertificateIsNotReportedAsAChangedKey(t *testing.T) {
 
 // An authority's key signs for hosts. A host that shows it as its own key is refused.
 func TestAuthoritysKeyIsNoHostKey(t *testing.T) {
-	authority, _ := newKey(t)
+	authority, _ := sshtest.NewKey(t)
 	s := sshtest.InProcess(t, embeddedvm.Config{HostKeys: []ssh.Signer{authority}})
 	err := dialError(t, s, known(t, hostLine("@cert-authority", "*", authority.PublicKey())))
 	requireStage(t, err, "host key", true)
@@ -310,8 +310,8 @@ func (s *changingSigner) Sign(rand io.Reader, data []byte) (*ssh.Signature, erro
 
 // The server's second key is accepted for a new connection, but not during one that was made with the first.
 func TestServerThatShowsAnotherKeyLaterIsLeft(t *testing.T) {
-	first, _ := newKey(t)
-	second, _ := newKey(t)
+	first, _ := sshtest.NewKey(t)
+	second, _ := sshtest.NewKey(t)
 	key := &changingSigner{first: first, second: second}
 	s := sshtest.InProcess(t, embeddedvm.Config{HostKeys: []ssh.Signer{key}, RekeyThreshold: 64 << 10})
 	cfg := config(s)

@@ -53,7 +53,7 @@ func TestHostKeyCommandGetsTheServerInTokens(t *testing.T) {
 
 func TestAnswersOfAHostKeyCommand(t *testing.T) {
 	s := sshtest.InProcess(t, embeddedvm.Config{})
-	stranger, _ := newKey(t)
+	stranger, _ := sshtest.NewKey(t)
 	other := write(t, "other", hostLine("", "*", stranger.PublicKey()))
 	revoked := write(t, "revoked", hostLine("@revoked", "*", s.HostKey))
 	for name, c := range map[string]struct {
