@@ -19,6 +19,8 @@ const (
 	maxChecked = 100_000
 	// checkStall is how long the next message may take before it counts as one that cannot be read.
 	checkStall = 2 * time.Second
+	// checks is how often messages are read while others end.
+	checks = 5
 )
 
 // checkDamage looks for damage by the disk: the store leaves out messages whose checksum is wrong, and does not tell. A
@@ -151,12 +153,38 @@ func (s *store) endWithoutRequest(ctx context.Context, cfg *Config, id string) e
 
 // unreadable passes the messages of a stream to take, if that is not nil, and returns how many cannot be read. If a
 // stream has very many messages, it skips the check. A work queue must have no other consumer.
-func (s *store) unreadable(ctx context.Context, stream jetstream.Stream, take func([]byte)) (uint64, error) {
-	info, err := stream.Info(ctx)
-	if err != nil {
-		return 0, err
+//
+// A message whose time ends while the others are read is missing, too. Then it reads them again, and take gets them
+// again; if messages end all the time, it takes the missing ones for those.
+func (s *store) unreadable(ctx context.Context, stream jetstream.Stream, take func([]byte)) (lost uint64, err error) {
+	for range checks {
+		before, err := stream.Info(ctx)
+		if err != nil {
+			return 0, err
+		}
+		if lost, err = s.missing(ctx, stream, before.State, take); err != nil || lost == 0 {
+			return 0, err
+		}
+		after, err := stream.Info(ctx)
+		if err != nil {
+			return 0, err
+		}
+		ended := removed(after.State) - removed(before.State)
+		if ended == 0 {
+			return lost, nil
+		}
+		lost -= min(lost, ended)
 	}
-	state := info.State
+	return lost, nil
+}
+
+// removed returns how many messages a stream has had and has no more.
+func removed(state jetstream.StreamState) uint64 { return state.LastSeq - state.Msgs }
+
+// missing is one reading of unreadable, of a stream in that state.
+func (s *store) missing(
+	ctx context.Context, stream jetstream.Stream, state jetstream.StreamState, take func([]byte),
+) (uint64, error) {
 	if state.Msgs == 0 || state.Msgs > maxChecked {
 		return 0, nil
 	}

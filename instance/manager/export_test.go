@@ -295,6 +295,24 @@ func (m *Manager) UsePlaces(t *testing.T, n int) {
 	<-m.store.js.PublishAsyncComplete()
 }
 
+// LostRecords looks for records of builds that cannot be read, of more than are read at once. The time of one of them
+// ends meanwhile.
+func (m *Manager) LostRecords(t *testing.T) uint64 {
+	t.Helper()
+	for i := range 2000 {
+		_, err := m.store.js.PublishAsync("$KV."+buildsBucket+"."+leasePrefix+"x"+strconv.Itoa(i), nil)
+		require.NoError(t, err)
+	}
+	<-m.store.js.PublishAsyncComplete()
+	end := sync.OnceFunc(func() {
+		_, err := m.store.purge(t.Context(), buildsBucket, leasePrefix+"x1500")
+		require.NoError(t, err)
+	})
+	lost, err := m.store.unreadable(t.Context(), m.store.history, func([]byte) { end() })
+	require.NoError(t, err)
+	return lost
+}
+
 // Asked returns how many messages the manager has sent to its store.
 func (m *Manager) Asked() uint64 { return m.store.nc.Stats().OutMsgs }
 

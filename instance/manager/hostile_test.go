@@ -273,6 +273,13 @@ func TestBuildsThatAreNotKeptAnyMoreAreNoDamage(t *testing.T) {
 	require.NotContains(t, said.String(), "cut off")
 }
 
+// A manager that was started just when builds, or leases, that had ended were not kept any more took them for damage by
+// the disk, and did not start.
+func TestBuildsThatAreNotKeptAnyMoreDuringTheCheckAreNoDamage(t *testing.T) {
+	t.Parallel()
+	require.Zero(t, newFleet(t).start(t).m.LostRecords(t))
+}
+
 // A build's ID is part of a subject of the store, which closes the connection for one of more than 4 KiB. After a
 // question about a build with such an ID, which a status page without a token takes from anybody, the manager could
 // neither answer nor keep anything.
