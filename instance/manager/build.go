@@ -298,7 +298,7 @@ func (m *Manager) change(b *build, edit func(*record)) error {
 	edit(&r)
 	r.Manager = m.id()
 	revision, err := m.store.put(ctx, &r, b.revision)
-	if errors.Is(err, errTaken) && m.cluster != nil {
+	if errors.Is(err, errTaken) && (m.cluster != nil || b.revision > 0) {
 		var now *record
 		if now, revision, err = m.store.record(ctx, b.id); err == nil {
 			revision, err = m.merge(ctx, b, &r, now, revision, edit)
@@ -396,7 +396,9 @@ func (m *Manager) keep(b *build, r *result) {
 			rec.FirstOutput, rec.LogBytes = b.log.firstAfter(rec.Started), b.log.length()
 		})
 	})
-	m.keepTrying("end the log", b, func() error { return b.log.end(r) })
+	if b.kept().Phase == phaseEnded { // else its followers would take it for one that succeeded
+		m.keepTrying("end the log", b, func() error { return b.log.end(r) })
+	}
 }
 
 // leaveQueue takes the request of a build, of which the result is kept, out of the queue.

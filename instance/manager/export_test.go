@@ -326,6 +326,15 @@ func (m *Manager) SetStarted(t *testing.T, id string, at time.Time) {
 	require.NoError(t, m.change(b, func(r *record) { r.Started = at }))
 }
 
+// KeepUnanswered keeps the record of a running build, as it is, by a call whose answer is lost.
+func (m *Manager) KeepUnanswered(t *testing.T, id string) {
+	t.Helper()
+	rec, revision, err := m.store.record(t.Context(), id)
+	require.NoError(t, err)
+	_, err = m.store.put(t.Context(), rec, revision)
+	require.NoError(t, err)
+}
+
 // FillQueue queues a job many times in a state directory that no manager uses, with less care for the disk than a
 // manager takes.
 func FillQueue(t *testing.T, dir string, job *pb.Job, n int) {

@@ -280,6 +280,26 @@ func TestBuildsThatAreNotKeptAnyMoreDuringTheCheckAreNoDamage(t *testing.T) {
 	require.Zero(t, newFleet(t).start(t).m.LostRecords(t))
 }
 
+// The disk took longer for a change of a build's record, such as a cancel, than the manager waited. It could not
+// keep the result of the build then, and told those that followed its log that it had succeeded.
+func TestABuildHasItsResultAfterAChangeThatWasNotAnswered(t *testing.T) {
+	t.Parallel()
+	m := newFleet(t).start(t)
+	wait, open := gate(t)
+	id := m.submit("echo on\n" + wait + "\nexit 3")
+	m.await(id, "on\n")
+	m.m.KeepUnanswered(t, id)
+	ended := make(chan *pb.Build, 1)
+	go func() {
+		_, b := m.wait(id, 0)
+		ended <- b
+	}()
+	open()
+	b := <-ended
+	require.Equal(t, pb.Build_ended, b.GetPhase())
+	require.EqualValues(t, 3, b.GetResult().GetExitCode())
+}
+
 // A build's ID is part of a subject of the store, which closes the connection for one of more than 4 KiB. After a
 // question about a build with such an ID, which a status page without a token takes from anybody, the manager could
 // neither answer nor keep anything.
