@@ -198,6 +198,9 @@ func (m *Manager) ownStatus() control.Status {
 	defer m.mu.Unlock()
 	for i := range s.Instances {
 		vm := &s.Instances[i]
+		for j := range vm.Builds { // without the number of an attempt, see attemptID
+			vm.Builds[j].ID, _, _ = strings.Cut(vm.Builds[j].ID, ".")
+		}
 		d := m.drains[vm.ID]
 		if d == nil || d.over || vm.State != string(instance.Draining) {
 			continue

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"io"
 	"os"
@@ -18,6 +19,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/stepmux/stepmux/instance/control"
 	"github.com/stepmux/stepmux/instance/manager"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/remote/step/trace"
@@ -249,6 +251,25 @@ func TestABuildThatIsLostRunsAgainIfItAskedForThat(t *testing.T) {
 	_, b = m.wait(once, 0)
 	require.Equal(t, "runner_system_failure", b.GetResult().GetReason())
 	require.Zero(t, b.GetAttempt())
+}
+
+// The status named the second attempt of a build in a way that logs, cancel and the status page did not know.
+func TestTheStatusNamesABuildThatRunsAgainByItsID(t *testing.T) {
+	t.Parallel()
+	m := newFleet(t).start(t)
+	wait, open := gate(t)
+	defer open()
+	mark := filepath.Join(t.TempDir(), "mark")
+	j := job("[ -e " + mark + " ] || { touch " + mark + "; " + killServe + "; }\necho again\n" + wait)
+	j.RetryLost = true
+	resp, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: j})
+	require.NoError(t, err)
+	m.await(resp.GetId(), "again\n")
+	st, err := m.Status(t.Context(), &pb.StatusRequest{})
+	require.NoError(t, err)
+	var s control.Status
+	require.NoError(t, json.Unmarshal(st.GetJson(), &s))
+	require.Equal(t, resp.GetId(), s.Instances[0].Builds[0].ID)
 }
 
 // Each name of a project that a client made up stayed in memory.
