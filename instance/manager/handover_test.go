@@ -131,6 +131,28 @@ func TestACancelReachesAManagerThatWasAway(t *testing.T) {
 	require.Equal(t, "job_canceled", end.GetResult().GetReason())
 }
 
+// A manager that had asked an empty queue for a build got the next one also when its last slot had gone meanwhile, to a
+// lease, an SSH login or a drain. The build waited there beside a free VM of another manager.
+func TestABuildDoesNotGoToAManagerWhoseLastSlotHasGone(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.capacity = 1
+	a, b := c.member(t, c.nats), c.member(t, c.nats)
+	a.awaitHeld(1)
+	b.awaitHeld(1)
+	a.wait(a.submit("true"), 0)
+	b.wait(b.submit("true"), 0)
+	_, err := a.reserve(t.Context(), &pb.ReserveRequest{})
+	require.NoError(t, err)
+	for range 4 { // of two that ask, each gets some
+		id := b.submit("true")
+		require.Eventually(t, func() bool {
+			now, err := b.Get(t.Context(), &pb.GetRequest{Id: id})
+			return err == nil && now.GetPhase() == pb.Build_ended
+		}, sshtest.Bound, 10*time.Millisecond)
+	}
+}
+
 // The record of a lease that ended while NATS could not be reached stayed. When its manager was started anew, it held a
 // slot for that lease.
 func TestALeaseThatEndsWithoutNATSLeavesNoRecord(t *testing.T) {

@@ -77,7 +77,12 @@ func (m *Manager) take(queue jetstream.Consumer) {
 		if err == nil {
 			msg, err = m.next(queue)
 		}
-		if err == nil {
+		switch {
+		case err != nil:
+		case m.cluster != nil && !m.hasRoom():
+			release()
+			err = m.cluster.pass(msg)
+		default:
 			err = m.accept(msg, release)
 		}
 		if err != nil {
@@ -94,6 +99,14 @@ func (m *Manager) take(queue jetstream.Consumer) {
 			}
 		}
 	}
+}
+
+// hasRoom reports whether a slot is free. The one for which the queue was asked may have gone to a lease meanwhile, or
+// its VM may be drained.
+func (m *Manager) hasRoom() bool {
+	ctx, cancel := context.WithTimeout(m.takes, 100*time.Millisecond)
+	defer cancel()
+	return m.cfg.Group.AwaitRoom(ctx) == nil
 }
 
 // accept begins a build that came from the queue. placed is called when it has a slot, or does not need one.
