@@ -286,6 +286,12 @@ func (c *cluster) yield(id string) (revision uint64) {
 	revision = c.held[id]
 	delete(c.held, id)
 	c.mu.Unlock()
+	c.sendOn()
+	return revision
+}
+
+// sendOn gives builds that wait, and for which no VM of this manager will do any more, back to the queue.
+func (c *cluster) sendOn() {
 	for _, b := range c.m.builds() {
 		b.mu.Lock()
 		e := b.executor
@@ -294,7 +300,6 @@ func (c *cluster) yield(id string) (revision uint64) {
 			c.m.leaveTo(b)
 		}
 	}
-	return revision
 }
 
 // noteAll notes the present state of a watch.

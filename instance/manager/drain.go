@@ -98,7 +98,11 @@ func (m *Manager) setDrained(d *drained) error {
 	if d.over {
 		return m.cfg.Group.Undrain(d.Instance)
 	}
-	return m.cfg.Group.Drain(d.Instance)
+	err := m.cfg.Group.Drain(d.Instance)
+	if m.cluster != nil {
+		m.cluster.sendOn() // another manager may have such a VM
+	}
+	return err
 }
 
 // endDrain ends a drain whose time is over.

@@ -153,6 +153,23 @@ func TestABuildDoesNotGoToAManagerWhoseLastSlotHasGone(t *testing.T) {
 	}
 }
 
+// A build that waited in a manager for a VM waited there until the undrain when the VM was drained, also if another
+// manager had such a VM.
+func TestABuildThatWaitsForAVMThatIsDrainedIsGivenBack(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	m, waits, open := c.crowded(t, c.nats, "echo on")
+	_, err := m.Drain(t.Context(), &pb.DrainRequest{Instances: []string{"vm-1"}})
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return len(m.m.Waiting()) == 0 }, sshtest.Bound, 10*time.Millisecond)
+	open()
+	_, err = m.Undrain(t.Context(), &pb.UndrainRequest{Instances: []string{"vm-1"}})
+	require.NoError(t, err)
+	text, end := m.wait(waits, 0)
+	require.Equal(t, "on\n", text)
+	require.Empty(t, end.GetResult().GetReason())
+}
+
 // The record of a lease that ended while NATS could not be reached stayed. When its manager was started anew, it held a
 // slot for that lease.
 func TestALeaseThatEndsWithoutNATSLeavesNoRecord(t *testing.T) {
