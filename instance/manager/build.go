@@ -380,7 +380,7 @@ func (m *Manager) end(b *build, e *instance.Executor, known *result, err error) 
 		}
 		if !e.Started().IsZero() {
 			r := b.kept()
-			report.Duration, report.Waited = time.Since(r.Started), r.Started.Sub(b.submitted)
+			report.Duration, report.Waited = time.Since(r.Started), max(r.Started.Sub(b.submitted), 0) // clocks differ
 			report.Connect, report.FirstOutput = r.Connect, r.FirstOutput
 		}
 		m.cfg.OnEnd(report)

@@ -21,6 +21,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/connector/kubernetes"
+	"github.com/stepmux/stepmux/instance/batch"
 	"github.com/stepmux/stepmux/instance/manager"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/sshtest"
@@ -109,6 +110,24 @@ func TestAClockThatJumpsBackDoesNotLengthenABuild(t *testing.T) {
 	m.stop()
 	_, b := f.start(t).wait(resp.GetId(), 0)
 	require.Equal(t, "job_execution_timeout", b.GetResult().GetReason())
+}
+
+// The clock was set back between the submit of a build and its slot, or that of a NATS server is ahead: the sum of the
+// times that builds had waited went down, which a counter never does.
+func TestABuildHasNotWaitedForLessThanNothing(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	reports := make(chan batch.Report, 1)
+	f.change = func(cfg *manager.Config) { cfg.OnEnd = func(r batch.Report) { reports <- r } }
+	m := f.start(t)
+	wait, open := gate(t)
+	id := m.submit("echo on\n" + wait)
+	m.await(id, "on\n")
+	m.m.SetStarted(t, id, time.Now().Add(-time.Hour))
+	open()
+	report := <-reports
+	require.Positive(t, report.Duration)
+	require.Zero(t, report.Waited)
 }
 
 // Bytes of the store flip on the disk, or a file of it is cut off: no build runs twice, and none is lost in silence.
