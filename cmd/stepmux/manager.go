@@ -367,6 +367,9 @@ func (f *managerFlags) serve(ctx context.Context, group int, counts http.Handler
 	}
 	defer open.close()
 	m, err := manager.Open(ctx, cfg)
+	if err != nil && endsignal.Code(ctx) != 0 {
+		return nil // it was told to end
+	}
 	if err != nil {
 		return systemError(err)
 	}
