@@ -353,12 +353,16 @@ seconds. Builds that have ended are left as they are.
 	cmd.ValidArgsFunction = f.completeBuilds(func(b *pb.Build) bool { return b.GetPhase() != pb.Build_ended })
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return f.use(cmd, func(ctx context.Context, m pb.ManagerClient) error {
+			var unknown []error
 			for _, id := range args {
-				if _, err := m.Cancel(ctx, &pb.CancelRequest{Id: id}); err != nil {
+				_, err := m.Cancel(ctx, &pb.CancelRequest{Id: id})
+				if status.Code(err) == codes.NotFound {
+					unknown = append(unknown, toldError(err)) // the others are canceled all the same
+				} else if err != nil {
 					return err
 				}
 			}
-			return nil
+			return errors.Join(unknown...)
 		})
 	}
 	return cmd
