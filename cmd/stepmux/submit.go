@@ -428,7 +428,7 @@ func writeBuilds(to io.Writer, list *pb.ListResponse) error {
 			if b.GetEndedAt() != nil {
 				end = b.GetEndedAt().AsTime()
 			}
-			took = end.Sub(b.GetStarted().AsTime()).Round(time.Millisecond).String()
+			took = max(end.Sub(b.GetStarted().AsTime()), 0).Round(time.Millisecond).String() // clocks differ
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", b.GetId(), b.GetPhase(), termtext.Line(result),
 			termtext.Line(cmp.Or(b.GetInstance(), "-")), b.GetSubmitted().AsTime().Local().Format(time.DateTime), took,

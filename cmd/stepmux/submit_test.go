@@ -4,8 +4,10 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 )
@@ -24,4 +26,12 @@ func TestAFailedBuildWithoutAnExitCodeIsListedWithoutOne(t *testing.T) {
 	failed := &pb.Build{Result: &pb.Result{Reason: "script_failure"}}
 	require.NoError(t, writeBuilds(&out, &pb.ListResponse{Builds: []*pb.Build{failed}}))
 	require.Regexp(t, `script_failure +-`, out.String()) // the next column is the VM, which it has not
+}
+
+// The clock of the manager's machine is ahead of this one's.
+func TestABuildIsListedAsTakingNoLessThanNothing(t *testing.T) {
+	var out strings.Builder
+	begun := &pb.Build{Phase: pb.Build_running, Started: timestamppb.New(time.Now().Add(time.Hour))}
+	require.NoError(t, writeBuilds(&out, &pb.ListResponse{Builds: []*pb.Build{begun}}))
+	require.Regexp(t, ` 0s +-\n`, out.String())
 }

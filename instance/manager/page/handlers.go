@@ -39,7 +39,7 @@ var functions = template.FuncMap{
 		if b.Ended != nil {
 			end = *b.Ended
 		}
-		return seconds(end.Sub(*b.Started).Seconds())
+		return seconds(max(end.Sub(*b.Started), 0).Seconds()) // clocks differ
 	},
 	"until": func(part string) string {
 		return map[string]string{"wait": "slot", "connect": "step runner", "first_output": "first output"}[part]
