@@ -136,6 +136,9 @@ func (f *dirFiles) keepResult(_ context.Context, name string, file *os.File) err
 	if err := os.Rename(file.Name(), path); err != nil {
 		return err
 	}
+	if err := contents.SyncDir(f.artifacts.Dir); err != nil { // the record of the build tells of it
+		return err
+	}
 	f.artifacts.Sweep(0, func(name string) bool { return name == filepath.Base(path) || arrives(name) })
 	return nil
 }

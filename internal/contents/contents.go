@@ -109,7 +109,7 @@ func (s *Store) Keep(u *Upload) (*os.File, error) {
 		err = os.Rename(u.file.Name(), filepath.Join(s.Dir, u.Digest))
 	}
 	if err == nil && s.Sync {
-		err = syncDir(s.Dir)
+		err = SyncDir(s.Dir)
 	}
 	if err == nil {
 		_, err = u.file.Seek(0, io.SeekStart)
@@ -121,7 +121,8 @@ func (s *Store) Keep(u *Upload) (*os.File, error) {
 	return u.file, nil
 }
 
-func syncDir(path string) error {
+// SyncDir makes the names of the files in a directory survive a crash of the machine.
+func SyncDir(path string) error {
 	dir, err := os.Open(path)
 	if err != nil {
 		return err

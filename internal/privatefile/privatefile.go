@@ -34,8 +34,8 @@ func Read(name string, limit int64) ([]byte, error) {
 	return text, err
 }
 
-// Create makes a file with mode 0600. The file appears with all its bytes, or not at all. If a file exists already, the
-// error is fs.ErrExist.
+// Create makes a file with mode 0600. The file appears with all its bytes, or not at all, and survives a crash of the
+// machine. If a file exists already, the error is fs.ErrExist.
 func Create(name string, text []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(name), ".new-")
 	if err != nil {
@@ -49,7 +49,15 @@ func Create(name string, text []byte) error {
 	if err = errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	return os.Link(f.Name(), name)
+	if err := os.Link(f.Name(), name); err != nil {
+		return err
+	}
+	dir, err := os.Open(filepath.Dir(name))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return dir.Sync()
 }
 
 // Open reads a file like Read. If the file is missing, Open first makes it with the text of fresh.
