@@ -2,6 +2,8 @@ package manager_test
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -146,12 +148,21 @@ func TestFilesOfAClusterAreBoundedAndChecked(t *testing.T) {
 	m.m.Damage(t, third.GetId(), true)
 	_, err = m.unpacked(third.GetId(), "out/said")
 	require.ErrorContains(t, err, "the archive is damaged in NATS: 1 of its 1 pieces are missing")
+	require.NotContains(t, err.Error(), "quorum", "that is another fault")
 	said, err := m.unpacked(resp.GetId(), "out/said")
 	require.NoError(t, err)
 	require.Equal(t, "from the project", said)
 	m.m.Damage(t, resp.GetId(), false)
 	_, err = m.unpacked(resp.GetId(), "out/said")
 	require.ErrorContains(t, err, "the archive is damaged in NATS: its SHA-256 is another than when it was kept")
+
+	// A disk of the manager that does not take a project is not NATS.
+	copies := filepath.Join(m.m.Dir(), "projects")
+	require.NoError(t, os.RemoveAll(copies))
+	_, err = m.keep(archive(t, "in.txt", "a third project"))
+	require.ErrorContains(t, err, "no such file or directory")
+	require.NotContains(t, err.Error(), "quorum")
+	require.NoError(t, os.Mkdir(copies, 0o700))
 
 	// The oldest artifacts go when there are too many.
 	j.Steps = []byte("run:\n- name: s\n  script: mkdir out; head -c 3000 /dev/urandom >out/said\n")

@@ -28,6 +28,9 @@ import (
 // KeyTime is how long a request that is sent again, with the same key, is known.
 const KeyTime = keyTime
 
+// Dir returns the state directory of the manager.
+func (m *Manager) Dir() string { return m.cfg.Dir }
+
 // Readers returns how many readers of logs the store knows.
 func (m *Manager) Readers(t *testing.T) int {
 	t.Helper()

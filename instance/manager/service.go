@@ -10,6 +10,7 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
@@ -117,7 +118,10 @@ func (m *Manager) failed(ctx context.Context, err error) error {
 	if _, ok := status.FromError(err); ok {
 		return err
 	}
-	if m.store.shared {
+	_, network := errors.AsType[*net.OpError](err)
+	_, system := errors.AsType[syscall.Errno](err)
+	disk := system && !network // of this machine
+	if m.store.shared && !disk && !errors.Is(err, errDamaged) {
 		return status.Errorf(codes.Unavailable, "NATS: has the cluster lost its quorum? %v", err)
 	}
 	return status.Error(codes.Internal, err.Error())
