@@ -89,7 +89,7 @@ func (e *Executor) Prepare(ctx context.Context) (err error) {
 // take takes a slot and a lease on its instance's connection.
 func (e *Executor) take(ctx context.Context) error {
 	group := e.provider.cfg.Group
-	place := group.queue(e.build.ID, e.demand())
+	place := group.queue(e.build.ID, e.demand(), !e.Started().IsZero())
 	if e.build.Queued != nil {
 		e.build.Queued()
 		e.build.Queued = nil

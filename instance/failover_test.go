@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -342,4 +343,46 @@ func TestAHundredInstancesTakeOneConnectionEach(t *testing.T) {
 	}
 	require.Equal(t, len(builds), uses)
 	require.Equal(t, instances, servers[0].TotalConns()+servers[1].TotalConns())
+}
+
+// Symptom: a build that met a VM that was gone went to the end of the queue, behind all that had come later.
+func TestABuildThatGoesElsewhereKeepsItsPlaceInTheQueue(t *testing.T) {
+	t.Parallel()
+	gone, there := newVM(t, sshtest.InProcess(t, embeddedvm.Config{})), newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+	gone.Stop()
+	first, second := gone.instance(t, 1), there.instance(t, 1)
+	second.ID = "vm-2"
+	group, err := instance.NewGroup(first, second)
+	require.NoError(t, err)
+	later := make(chan struct{})
+	p, err := instance.NewProvider(instance.Config{Group: group, DialStart: func(id string, _ int) {
+		if id == "vm-1" {
+			<-later
+		}
+	}})
+	require.NoError(t, err)
+	defer p.Close()
+	holder := p.Executor(instance.Build{ID: "holder", On: "vm-2"})
+	require.NoError(t, holder.Prepare(sshtest.Within(t)))
+	waits := func(ids ...string) {
+		t.Helper()
+		require.Eventually(t, func() bool { return slices.Equal(ids, group.Waiting()) }, sshtest.Bound, time.Millisecond)
+	}
+	placed := make(chan string, 9)
+	var preparing sync.WaitGroup
+	defer preparing.Wait()
+	prepare := func(b instance.Build) {
+		e := p.Executor(b)
+		preparing.Go(func() {
+			_ = e.Prepare(t.Context())
+			_ = e.Cleanup(t.Context())
+		})
+	}
+	prepare(instance.Build{ID: "first", Placed: func(id string) { placed <- id }})
+	require.Equal(t, "vm-1", <-placed)
+	prepare(instance.Build{ID: "second", On: "vm-2"})
+	waits("second")
+	close(later)
+	waits("first", "second")
+	require.NoError(t, holder.Cleanup(t.Context()))
 }

@@ -289,15 +289,20 @@ func (g *Group) setDrained(id string, drained bool) error {
 	return nil
 }
 
-// queue puts a build into the queue for a slot, behind earlier callers. The build gets a slot on the instance with
-// the most free slots, of those that meet its demand. The caller calls await.
-func (g *Group) queue(build string, of demand) (place *list.Element) {
+// queue puts a build into the queue for a slot, behind earlier callers, or at its head if the build has had a slot
+// already. The build gets a slot on the instance with the most free slots, of those that meet its demand. The caller
+// calls await.
+func (g *Group) queue(build string, of demand, again bool) (place *list.Element) {
 	g.mu.Lock()
 	defer g.unlock()
 	if of.some() {
 		g.picky++
 	}
-	return g.waiters.PushBack(&waiter{build: build, demand: of, key: of.key(), served: make(chan served, 1)})
+	w := &waiter{build: build, demand: of, key: of.key(), served: make(chan served, 1)}
+	if again {
+		return g.waiters.PushFront(w)
+	}
+	return g.waiters.PushBack(w)
 }
 
 // await waits for the slot of a place in the queue. It fails if no instance can ever have one, unless the group is

@@ -72,7 +72,7 @@ func TestWaiterWhoseContextHasEndedTakesNoSlot(t *testing.T) {
 		g := group(t, 1)
 		s := take(t, g)
 		ctx, cancel := context.WithCancel(t.Context())
-		place := g.queue("b", demand{})
+		place := g.queue("b", demand{}, false)
 		cancel()
 		s.release()
 		_, err := g.await(ctx, place)
@@ -205,7 +205,7 @@ func TestReasonsAreGitLabsWords(t *testing.T) {
 
 // acquire takes a slot for a build that does not go to the tried hosts.
 func (g *Group) acquire(ctx context.Context, build string, tried ...string) (*slot, error) {
-	return g.await(ctx, g.queue(build, demand{tried: tried}))
+	return g.await(ctx, g.queue(build, demand{tried: tried}, false))
 }
 
 func TestABuildGetsTheInstanceThatItAsksFor(t *testing.T) {
@@ -215,7 +215,7 @@ func TestABuildGetsTheInstanceThatItAsksFor(t *testing.T) {
 	g, err := NewGroup(in("a", "1"), in("b", "1"), in("c", "2"))
 	require.NoError(t, err)
 	take := func(of demand) (string, error) {
-		s, err := g.await(t.Context(), g.queue("build", of))
+		s, err := g.await(t.Context(), g.queue("build", of, false))
 		if err != nil {
 			return "", err
 		}
@@ -252,7 +252,7 @@ func BenchmarkBuildsThatWaitForCertainInstances(b *testing.B) {
 		start := time.Now()
 		waiting := make([]*waiter, 2000)
 		for i := range waiting {
-			waiting[i] = g.queue("b", of(i)).Value.(*waiter)
+			waiting[i] = g.queue("b", of(i), false).Value.(*waiter)
 		}
 		for _, w := range waiting { // each release serves one that waits
 			got := <-w.served

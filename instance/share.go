@@ -63,7 +63,7 @@ func (g *Group) isElsewhere(id string) bool {
 // AwaitRoom waits until an instance has a free slot that no build waits for. It fails where a build that waits for a
 // slot would.
 func (g *Group) AwaitRoom(ctx context.Context) error {
-	s, err := g.await(ctx, g.queue("", demand{}))
+	s, err := g.await(ctx, g.queue("", demand{}, false))
 	if err != nil {
 		return err
 	}
