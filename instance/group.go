@@ -345,14 +345,18 @@ func (g *Group) reached(s *slot) {
 // instance has room. Else it would always have room, and so get all builds.
 func (g *Group) started(s *slot, err error) {
 	g.mu.Lock()
-	defer g.unlock()
-	switch h := s.machine.host.health; {
-	case err != nil:
-		h.failures++
-		h.suspect, h.unfit, h.retryAt = err, true, time.Now().Add(backoff(h.failures))
-	case h.unfit:
-		s.machine.recovered()
+	h := s.machine.host.health
+	if err == nil && !h.unfit { // mostly; nothing changes, so there are no slots to hand out
+		g.mu.Unlock()
+		return
 	}
+	defer g.unlock()
+	if err == nil {
+		s.machine.recovered()
+		return
+	}
+	h.failures++
+	h.suspect, h.unfit, h.retryAt = err, true, time.Now().Add(backoff(h.failures))
 }
 
 // lost records that an instance's connection has died. The instance may be gone: until it is reached again it gets
