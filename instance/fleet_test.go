@@ -140,6 +140,7 @@ func TestAnInstanceThatCannotStartBuildsGetsOneAtATimeUntilOneStarts(t *testing.
 		requireWaits(t, first)
 		pass(backoffBase)
 		s := requireOn(t, "a", first)
+		f.connected("a", nil) // its connection was idle, and closed
 		f.reached(s)
 		synctest.Wait()
 		requireWaits(t, second) // it was reached before, too

@@ -372,13 +372,17 @@ func (g *Group) lost(id string, cause error) {
 // connected records a new connection to the host with this ID.
 func (g *Group) connected(id string, conn pool.Conn) {
 	g.mu.Lock()
-	if h := g.hosts[id]; h != nil {
+	h := g.hosts[id]
+	if h != nil {
 		h.connections++
 		h.conn = conn
-		*h.health = health{}
+		h.health.last = nil
 	}
-	if m := g.byID[id]; m != nil {
-		m.recovered()
+	if h != nil && !h.health.unfit {
+		*h.health = health{}
+		if m := g.byID[id]; m != nil {
+			m.probe = nil
+		}
 	}
 	g.unlock()
 }
