@@ -79,6 +79,10 @@ func (e *Executor) Prepare(ctx context.Context) (err error) {
 	if e.Instance() != "" {
 		return errors.New("instance: Prepare called twice")
 	}
+	return e.prepare(ctx)
+}
+
+func (e *Executor) prepare(ctx context.Context) error {
 	for {
 		if err := e.take(ctx); err == nil || !e.tryElsewhere(err) {
 			return err
@@ -130,13 +134,14 @@ func (e *Executor) demand() demand {
 }
 
 // tryElsewhere reports whether the build may be tried on another instance after err, because nothing of it has
-// started. If so, it releases the slot.
+// started. If so, it releases the slot, and the lease if there is one.
 func (e *Executor) tryElsewhere(err error) bool {
 	e.mu.Lock()
-	s := e.slot
+	s, lease, started := e.slot, e.lease, e.connector != nil
 	e.mu.Unlock()
 	failed, gone, changed := (*dialError)(nil), outOfServiceError(""), errors.Is(err, errChanged)
-	if s == nil || !changed && !errors.As(err, &failed) && !errors.As(err, &gone) && !errors.Is(err, ErrUnknown) {
+	if s == nil || started || !changed && !errors.As(err, &failed) && !errors.As(err, &gone) &&
+		!errors.Is(err, ErrUnknown) && !errors.Is(err, docker.ErrUnreachable) {
 		return false
 	}
 	group := e.provider.cfg.Group
@@ -160,7 +165,10 @@ func (e *Executor) tryElsewhere(err error) bool {
 	}
 	e.provider.cfg.Logger.Warn("build goes to another instance",
 		"build", e.build.ID, "instance", s.member.ID, "error", reason)
-	return e.keep(func() { e.slot = nil })
+	if lease != nil {
+		lease.Release()
+	}
+	return e.keep(func() { e.slot, e.lease = nil, nil })
 }
 
 // keep runs set under the lock unless Cleanup has been called.
@@ -233,10 +241,20 @@ func (e *Executor) Usage() program.Usage {
 // Connect starts the build's step runner and returns a function that opens connections to it. The caller closes each
 // connection; gRPC calls over it need Credentials. ctx bounds the start only. The step runner lives until Cleanup, so
 // that a cancelled build can still be told to stop and its last output be read.
+//
+// If the instance's Docker daemon cannot be reached, a build in a container goes to another instance, as in Prepare.
 func (e *Executor) Connect(ctx context.Context) (_ func() (io.ReadWriteCloser, error), err error) {
 	ctx, finish := bind(ctx, e.life, ErrCleanedUp)
 	defer finish(&err)
-	return e.connect(ctx, "")
+	for {
+		dial, err := e.connect(ctx, "")
+		if !errors.Is(err, docker.ErrUnreachable) || ctx.Err() != nil || !e.tryElsewhere(err) {
+			return dial, err
+		}
+		if err := e.prepare(ctx); err != nil {
+			return nil, err
+		}
+	}
 }
 
 // connect starts the build's step runner, or attaches to the one with this socket.

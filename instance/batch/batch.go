@@ -48,7 +48,8 @@ type Batch struct {
 	// MaxFailures is the number of failures after which builds that wait for a slot are not started. If zero,
 	// unlimited.
 	MaxFailures int
-	// OnStart is called when a build begins on an instance, OnEnd when it has ended, even if it never began. Both are
+	// OnStart is called when a build begins on an instance, which it may still leave for another (see
+	// [instance.Executor.Connect]), OnEnd when it has ended, even if it never began. Both are
 	// called from the builds' goroutines, concurrently. They may be nil.
 	OnStart func(build, instance string)
 	OnEnd   func(Report)

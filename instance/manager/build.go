@@ -227,10 +227,10 @@ func (m *Manager) execute(b *build, e *instance.Executor) error {
 		if err := e.Prepare(ctx); err != nil {
 			return err
 		}
-		started := e.Started()
 		if _, err := e.Connect(ctx); err != nil {
 			return err
 		}
+		started := e.Started()
 		connect := time.Since(started)
 		vm, socket := e.Place()
 		begin := func(r *record) {
