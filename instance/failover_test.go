@@ -386,3 +386,31 @@ func TestABuildThatGoesElsewhereKeepsItsPlaceInTheQueue(t *testing.T) {
 	waits("first", "second")
 	require.NoError(t, holder.Cleanup(t.Context()))
 }
+
+// Symptom: a build that lingers waited for a VM that was gone although another was added, and failed after its linger.
+func TestABuildThatWaitsForItsVMGoesToOneThatIsAdded(t *testing.T) {
+	t.Parallel()
+	gone, there := newVM(t, sshtest.InProcess(t, embeddedvm.Config{})), newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+	gone.Stop()
+	first, second := gone.instance(t, 1), there.instance(t, 1)
+	second.ID = "vm-2"
+	group, err := instance.NewGroup(first)
+	require.NoError(t, err)
+	tries := make(chan int, 99)
+	p, err := instance.NewProvider(instance.Config{Group: group, DialStart: func(_ string, n int) { tries <- n }})
+	require.NoError(t, err)
+	defer p.Close()
+	linger := time.Hour
+	e := p.Executor(instance.Build{ID: "b", Linger: &linger})
+	prepared := make(chan error, 1)
+	go func() { prepared <- e.Prepare(sshtest.Within(t)) }()
+	for dials := 0; dials < 2; { // it waits from the second dial on
+		if <-tries == 1 {
+			dials++
+		}
+	}
+	require.NoError(t, group.Update([]instance.Instance{second}))
+	require.NoError(t, <-prepared)
+	require.Equal(t, "vm-2", e.Instance())
+	require.NoError(t, e.Cleanup(t.Context()))
+}

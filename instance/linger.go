@@ -40,22 +40,25 @@ func (e *Executor) leaseToStart(ctx context.Context, s *slot) (*pool.Lease[*mux.
 	return e.reconnect(timed, s)
 }
 
-// waitFor waits for an instance that could not be reached because of err, if the build lingers and no other instance
-// is suitable.
-func (e *Executor) waitFor(ctx context.Context, s *slot, err error) (*pool.Lease[*mux.Conn], error) {
-	failed, ok := errors.AsType[*dialError](err)
+// waitFor waits for an instance that could not be reached because of err, if the build lingers and as long as no other
+// instance is suitable.
+func (e *Executor) waitFor(ctx context.Context, s *slot, err error) (lease *pool.Lease[*mux.Conn], _ error) {
 	group, others := e.provider.cfg.Group, e.demand()
 	others.tried = append(slices.Clone(others.tried), s.member.ID)
-	if !ok || failed.permanent || e.linger(s) <= 0 || group.hasOther(others) {
+	if e.linger(s) <= 0 {
 		return nil, err
 	}
 	timed, cancel := context.WithTimeoutCause(ctx, e.linger(s), errAway)
 	defer cancel()
-	lease, err := e.keepTrying(timed, s) // with the usual pauses: nothing of the build runs there
-	if err == nil {
-		group.reached(s)
+	for err != nil { // with the usual pauses: nothing of the build runs there
+		failed, ok := errors.AsType[*dialError](err)
+		if !ok || failed.permanent || group.hasOther(others) {
+			return nil, err
+		}
+		lease, err = e.again(timed, s)
 	}
-	return lease, err
+	group.reached(s)
+	return lease, nil
 }
 
 // errAway ends the wait for an instance that cannot be reached.
