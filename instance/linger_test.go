@@ -387,6 +387,29 @@ exec %s "$@"
 	v.requireClean(t)
 }
 
+// Symptom: Cleanup waited for as long as it may, and the start went on for the rest of the linger.
+func TestCleanupEndsTheStartOfAScriptWhoseVMIsGone(t *testing.T) {
+	t.Parallel()
+	v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+	tries := make(chan int, 999)
+	p := v.provider(t, 1, func(c *instance.Config, _ *instance.Instance) {
+		c.StopTimeout, c.DialStart = sshtest.Bound, func(_ string, n int) { tries <- n }
+	})
+	e, _ := lingers(t, p, "build-1", time.Hour)
+	v.Stop()
+	suspect := func() bool { return statOf(p, "vm-1").State == instance.Suspect }
+	require.Eventually(t, suspect, sshtest.Bound, time.Millisecond)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- e.Run(ctx, []byte("true")) }()
+	for range 2 { // the first was Prepare's
+		<-tries
+	}
+	cancel()
+	requireReason(t, <-ended, instance.JobCanceled, 0)
+	require.NoError(t, e.Cleanup(t.Context()), "it ends the start, and does not wait for StopTimeout")
+}
+
 // neverEnds is an input without end.
 type neverEnds struct{}
 

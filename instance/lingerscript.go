@@ -129,9 +129,12 @@ func (s *lingeringScript) shellName() string {
 }
 
 // stepRunner returns the connector of a build that lingers, once its step runner listens. The start goes on when ctx
-// ends: the build's next script or command needs the step runner too.
+// ends, until Cleanup: the build's next script or command needs the step runner too.
 func (e *Executor) stepRunner(ctx context.Context) (*connector.Connector, error) {
 	return e.lingering.start.Do(ctx, func(ctx context.Context) (*connector.Connector, time.Duration, error) {
+		ctx, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		defer context.AfterFunc(e.life, func() { cancel(ErrCleanedUp) })()
 		started := func() *connector.Connector {
 			e.mu.Lock()
 			defer e.mu.Unlock()
