@@ -38,7 +38,7 @@ type File struct {
 
 	mu     sync.Mutex // guards the following
 	all    []instance.Instance
-	loaded fs.FileInfo // the state of the file that was read last, valid or not; nil if the file was missing
+	loaded fs.FileInfo // the state of the file that was read last, valid or not; nil if it could not be read
 	err    error       // the error of that reading
 }
 
@@ -153,7 +153,7 @@ func (f *File) isLoaded(info fs.FileInfo) bool {
 	return same(f.loaded, info)
 }
 
-// read reads the file. It also returns the file's state just before; nil if it cannot be opened.
+// read reads the file. It also returns the file's state just before; nil if it cannot be read.
 func (f *File) read(ctx context.Context) ([]instance.Instance, fs.FileInfo, error) {
 	text, info, err := f.text()
 	if err != nil {
@@ -173,9 +173,12 @@ func (f *File) text() ([]byte, fs.FileInfo, error) {
 	}
 	file, err := os.Open(f.cfg.Path)
 	if err != nil {
-		return nil, info, err
+		return nil, nil, err
 	}
 	defer file.Close()
 	text, err := io.ReadAll(io.LimitReader(file, maxText+1))
-	return text, info, err
+	if err != nil {
+		return nil, nil, err
+	}
+	return text, info, nil
 }

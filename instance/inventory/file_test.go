@@ -140,6 +140,25 @@ func TestAFileThatIsGoneLeavesTheOldSetInForce(t *testing.T) {
 	})
 }
 
+// Symptom: it was not read until its text changed, or SIGHUP came.
+func TestAFileThatMayBeReadAgainIsRead(t *testing.T) {
+	if os.Geteuid() == 0 {
+		t.Skip("part missing: an ordinary user, who may not read all files")
+	}
+	synctest.Test(t, func(t *testing.T) {
+		w := watch(t, one)
+		w.write(t, two)
+		require.NoError(t, os.Chmod(w.path, 0))
+		pass(5)
+		require.ErrorContains(t, w.Err(), "permission denied")
+		require.Equal(t, 1, strings.Count(w.log.String(), "permission denied"))
+		require.NoError(t, os.Chmod(w.path, 0o600))
+		pass(2)
+		require.NoError(t, w.Err())
+		require.Equal(t, []string{"a", "a b"}, w.seen())
+	})
+}
+
 func TestReloadReadsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := watch(t, one)
