@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"time"
 
@@ -133,6 +134,13 @@ func (e *Executor) demand() demand {
 	return demand{tried: e.tried, on: e.build.On, labels: e.build.Labels}
 }
 
+// demandBeside is demand for an instance other than that of the slot.
+func (e *Executor) demandBeside(s *slot) demand {
+	of := e.demand()
+	of.tried = append(slices.Clone(of.tried), s.member.ID)
+	return of
+}
+
 // tryElsewhere reports whether the build may be tried on another instance after err, because nothing of it has
 // started. If so, it releases the slot, and the lease if there is one.
 func (e *Executor) tryElsewhere(err error) bool {
@@ -156,7 +164,7 @@ func (e *Executor) tryElsewhere(err error) bool {
 		e.tried = append(e.tried, via.via)
 	}
 	e.refused = err
-	if e.tries >= maxTries || !group.hasOther(e.demand()) {
+	if e.tries >= maxTries || !group.hasOther(e.demand(), false) {
 		return false
 	}
 	reason := err
@@ -326,6 +334,11 @@ func (e *Executor) connect(ctx context.Context, attach string) (_ func() (io.Rea
 		end(err)
 		if ctx.Err() != nil {
 			err = ctx.Err()
+		}
+		failed, ok := errors.AsType[*connector.ServeError](err)
+		// Without another instance, all builds would wait to fail one after the other.
+		if ok && !failed.Ready && e.box == nil && cfg.Group.hasOther(e.demandBeside(s), true) {
+			cfg.Group.started(s, err)
 		}
 		return nil, e.box.explain(ctx, err)
 	}

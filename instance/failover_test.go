@@ -414,3 +414,29 @@ func TestABuildThatWaitsForItsVMGoesToOneThatIsAdded(t *testing.T) {
 	require.Equal(t, "vm-2", e.Instance())
 	require.NoError(t, e.Cleanup(t.Context()))
 }
+
+// Symptom: a VM with a full disk, or without a stepmux, had room at all times, so that it got all builds, and failed
+// them.
+func TestAVMOnWhichNoStepRunnerStartsGetsNoOtherBuildsWhileThereAreOthers(t *testing.T) {
+	t.Parallel()
+	full, works := newVM(t, sshtest.InProcess(t, embeddedvm.Config{})), newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+	full.tmp = filepath.Join(full.tmp, "missing")
+	p := providerOf(t, instance.Config{}, 4, full, works)
+	failed := 0
+	for i := range 6 {
+		if build(sshtest.Within(t), p, fmt.Sprint("b", i), script("true"), &sshtest.Log{}) != nil {
+			failed++
+		}
+	}
+	require.Equal(t, 1, failed)
+	stat := statOf(p, "vm-1")
+	require.NotEqual(t, instance.Ready, stat.State)
+	require.Contains(t, stat.Reason, "steps serve did not start")
+
+	// The only VM fails builds at once.
+	p = providerOf(t, instance.Config{}, 4, full)
+	for i := range 20 {
+		require.Error(t, build(sshtest.Within(t), p, fmt.Sprint("b", i), script("true"), &sshtest.Log{}))
+	}
+	require.Equal(t, instance.Ready, statOf(p, "vm-1").State)
+}

@@ -189,8 +189,8 @@ func TestABuildDoesNotGetAnInstanceItHasTried(t *testing.T) {
 		s.release()
 		synctest.Wait()
 		requireOn(t, "b", waits)
-		require.True(t, f.hasOther(demand{tried: []string{"a"}}))
-		require.False(t, f.hasOther(demand{tried: []string{"a", "b"}}))
+		require.True(t, f.hasOther(demand{tried: []string{"a"}}, false))
+		require.False(t, f.hasOther(demand{tried: []string{"a", "b"}}, false))
 		require.ErrorContains(t, (<-f.ask(t, "a", "b")).err, "no other instance")
 	})
 }

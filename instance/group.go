@@ -404,13 +404,13 @@ func (g *Group) allLinux() bool {
 	return !slices.ContainsFunc(g.machines, func(m *machine) bool { return !m.removed && m.member.linux() != nil })
 }
 
-// hasOther reports whether an instance may take a build with this demand.
-func (g *Group) hasOther(of demand) bool {
+// hasOther reports whether an instance may take a build with this demand, with sound set one that is not suspect.
+func (g *Group) hasOther(of demand, sound bool) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := time.Now()
 	return slices.ContainsFunc(g.machines, func(m *machine) bool {
-		return m.meets(of) && m.takes() && m.host.health.refused(now) == nil
+		return m.meets(of) && m.takes() && m.host.health.refused(now) == nil && !(sound && m.suspect())
 	})
 }
 

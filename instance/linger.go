@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net"
-	"slices"
 	"syscall"
 	"time"
 
@@ -43,8 +42,7 @@ func (e *Executor) leaseToStart(ctx context.Context, s *slot) (*pool.Lease[*mux.
 // waitFor waits for an instance that could not be reached because of err, if the build lingers and as long as no other
 // instance is suitable.
 func (e *Executor) waitFor(ctx context.Context, s *slot, err error) (lease *pool.Lease[*mux.Conn], _ error) {
-	group, others := e.provider.cfg.Group, e.demand()
-	others.tried = append(slices.Clone(others.tried), s.member.ID)
+	group, others := e.provider.cfg.Group, e.demandBeside(s)
 	if e.linger(s) <= 0 {
 		return nil, err
 	}
@@ -52,7 +50,7 @@ func (e *Executor) waitFor(ctx context.Context, s *slot, err error) (lease *pool
 	defer cancel()
 	for err != nil { // with the usual pauses: nothing of the build runs there
 		failed, ok := errors.AsType[*dialError](err)
-		if !ok || failed.permanent || group.hasOther(others) {
+		if !ok || failed.permanent || group.hasOther(others, false) {
 			return nil, err
 		}
 		lease, err = e.again(timed, s)

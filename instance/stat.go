@@ -20,10 +20,11 @@ type State string
 const (
 	// Ready: it takes builds.
 	Ready State = "ready"
-	// Suspect: its connection died. It gets one build at a time until it is reached again.
+	// Suspect: its connection died, or a quarantine is over. It gets one build at a time until it is reached again, or
+	// starts a build.
 	Suspect State = "suspect"
-	// Quarantined: it could not be reached, and gets no build until RetryAt. The text "aside" is kept for dashboards
-	// of earlier versions.
+	// Quarantined: it could not be reached, or could not start a build, and gets no build until RetryAt. The text "aside"
+	// is kept for dashboards of earlier versions.
 	Quarantined State = "aside"
 	// Draining: an operator stopped it from taking new builds.
 	Draining State = "draining"
