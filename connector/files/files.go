@@ -124,9 +124,9 @@ func (v *VM) send(
 	ctx context.Context, s sending, p *Project, wanted int64,
 ) (resp *pb.PlaceResponse, progress bool, err error) {
 	if !v.apart.Load() {
-		t, release, err := v.take(ctx, p.Digest)
-		if err != nil {
-			return nil, false, err
+		t, release, takeErr := v.take(ctx, p.Digest)
+		if takeErr != nil {
+			return nil, false, takeErr
 		}
 		defer release()
 		if resp, err = s.ask(); err != nil || resp.GetWanted() == 0 {

@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -174,6 +175,40 @@ func TestBuildsThatShareNothingDoNotWaitForOneAnother(t *testing.T) {
 		_, _, err := vm.Place(t.Context(), newBuild(t, ""), p)
 		require.NoError(t, err)
 	}
+}
+
+// Symptom: after one broken upload beside which others waited, all builds of the VM sent each project themselves.
+func TestAnUploadThatFailedDoesNotEndTheSharing(t *testing.T) {
+	t.Parallel()
+	cache, vm := cacheDir(t), &files.VM{}
+	placeAtOnce := func(p *files.Project, fails int64) (sent int64) {
+		var opened atomic.Int64
+		var builds, asked sync.WaitGroup
+		open := p.Open
+		p.Open = func(ctx context.Context) (io.ReadSeekCloser, error) {
+			n := opened.Add(1)
+			asked.Wait() // until each build has been told that the archive is not there
+			if n <= fails {
+				return nil, errors.New("it cannot be fetched")
+			}
+			return open(ctx)
+		}
+		var failed atomic.Int64
+		asked.Add(12)
+		for range 12 {
+			b := &asking{newBuild(t, cache), asked.Done}
+			builds.Go(func() {
+				if _, _, err := vm.Place(t.Context(), b, p); err != nil {
+					failed.Add(1)
+				}
+			})
+		}
+		builds.Wait()
+		require.Equal(t, fails, failed.Load())
+		return opened.Load() - fails
+	}
+	require.EqualValues(t, 1, placeAtOnce(packed(t, map[string]string{"a": "b"}), 1))
+	require.EqualValues(t, 1, placeAtOnce(packed(t, map[string]string{"c": "d"}), 0))
 }
 
 func TestAnUploadThatIsCutGoesOn(t *testing.T) {
