@@ -158,7 +158,7 @@ func (e *examination) binary(ctx context.Context) {
 func (e *examination) bootstrap(ctx context.Context) error {
 	p, _, err := program.Find(ctx, program.Config{
 		Conn: e.conn, Runner: runner(e.in), Bootstrap: e.cfg.Bootstrap, TempDir: cmp.Or(e.in.TempDir, "/tmp"),
-		Relay: program.NoRelay, Timeout: answerTimeout, Logger: slog.New(slog.DiscardHandler),
+		Shared: e.in.BuildUser != "", Relay: program.NoRelay, Timeout: answerTimeout, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err == nil {
 		err = p.Complete(ctx, e.conn)

@@ -1,6 +1,9 @@
 package doctor
 
 import (
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -9,6 +12,8 @@ import (
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/limits"
+	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/internal/sshtest"
 )
 
 func TestJudgeIsolation(t *testing.T) {
@@ -83,4 +88,34 @@ func TestLimitsAreJudgedByWhatIsAsked(t *testing.T) {
 			require.Equal(t, test.change, got.Change)
 		})
 	}
+}
+
+// ownLibVar makes the test binary run TestAProgramForABuildUserIsPutWhereThatUserCanStartIt with a /var/lib of its own.
+const ownLibVar = "STEPMUX_TEST_OWN_LIB"
+
+// Symptom: doctor put the program into the cache of root, and found that builds would fail.
+func TestAProgramForABuildUserIsPutWhereThatUserCanStartIt(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("part missing: only root can run builds as another user")
+	}
+	if os.Getenv(ownLibVar) == "" {
+		sshtest.RequirePart(t, "util-linux", "/usr/bin/unshare")
+		cmd := exec.CommandContext(sshtest.Within(t), "unshare", "-m", "sh", "-ec",
+			`mount -t tmpfs tmpfs /var/lib; exec "$@"`, "sh", os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+		cmd.Env = append(os.Environ(), ownLibVar+"=1", runnertest.DirVar+"="+filepath.Dir(runnertest.Command(t)[0]))
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, string(out))
+		require.Contains(t, string(out), "--- PASS: "+t.Name())
+		return
+	}
+	in := instanceOf(t, sshtest.OpenSSH(t))
+	require.NoError(t, os.Chmod(in.TempDir, 0o777|os.ModeSticky))
+	in.Runner, in.BuildUser, in.Isolation = []string{"no-such-runner"}, "2100050-2100050", "off"
+	end, err := program.LoadBinary(runnertest.Command(t)[0])
+	require.NoError(t, err)
+	r := Examine(sshtest.Within(t), provider(t, in), in, Config{
+		Version: "devel", Bootstrap: []*program.Binary{end}, Timeout: sshtest.Bound,
+	})
+	require.True(t, r.Usable, "%+v", r)
+	requireFinding(t, r, checkBinary, OK, "^/var/lib/stepmux-0/")
 }
