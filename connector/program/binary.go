@@ -1,6 +1,7 @@
 package program
 
 import (
+	"bufio"
 	"compress/gzip"
 	"crypto/sha256"
 	"debug/buildinfo"
@@ -218,11 +219,12 @@ func (b *Binary) writeTo(w io.Writer, pack bool, size int64) error {
 		_, err := io.Copy(w, file)
 		return err
 	}
-	zip, err := gzip.NewWriterLevel(w, gzip.BestSpeed)
+	large := bufio.NewWriterSize(w, 64<<10) // gzip writes pieces of 240 bytes, and each write is a packet of SSH
+	zip, err := gzip.NewWriterLevel(large, gzip.BestSpeed)
 	if err != nil {
 		return err
 	}
-	return errors.Join(b.copy(zip, file, size), zip.Close())
+	return errors.Join(b.copy(zip, file, size), zip.Close(), large.Flush())
 }
 
 func (b *Binary) copy(w io.Writer, file io.Reader, size int64) error {
