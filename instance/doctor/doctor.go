@@ -38,13 +38,13 @@ const (
 	checkBinary      = "binary"
 	checkTemp        = "tmp"
 	checkClock       = "clock"
+	checkLinger      = "linger"
 	checkRelay       = "relay"
 	checkStreamlocal = "streamlocal"
 	checkIsolation   = "isolation"
 	checkLimits      = "limits"
 	checkSessions    = "sessions"
 	checkDocker      = "docker"
-	checkLinger      = "linger"
 )
 
 // Config configures Examine.
@@ -110,9 +110,9 @@ func (e *examination) examine(ctx context.Context) {
 	}
 	e.binary(ctx)
 	e.facts(ctx)
+	e.linger(ctx) // before a relay takes a session: the server may allow only one
 	e.routes(ctx)
 	e.sessions(ctx)
-	e.linger(ctx)
 }
 
 // login connects, and judges each phase.

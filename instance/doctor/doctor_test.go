@@ -312,6 +312,16 @@ func TestJudgeTemp(t *testing.T) {
 	}
 }
 
+// Symptom: the relay had the only session, so that the last check waited for the rest of the time.
+func TestLingerIsExaminedWithOneSession(t *testing.T) {
+	t.Parallel()
+	in := instanceOf(t, sshtest.OpenSSH(t, "MaxSessions 1"))
+	in.Linger = time.Minute
+	r := examine(t, in)
+	requireFinding(t, r, checkRelay, OK, "^runs")
+	requireFinding(t, r, checkLinger, OK, "^builds can outlive their connection for 1m0s")
+}
+
 func TestLogindThatKillsAtLogoutIsExplained(t *testing.T) {
 	for name, test := range map[string]struct {
 		facts map[string]string
