@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
 )
 
@@ -267,4 +268,20 @@ func BenchmarkBuildsThatWaitForCertainInstances(b *testing.B) {
 		there += took(func(i int) demand { return demand{on: fmt.Sprintf("vm-%d", i%1000)} })
 	}
 	b.ReportMetric(there.Seconds()/anywhere.Seconds(), "certain-x/any")
+}
+
+// Symptom: a build that waited for one of two such VMs kept those for the other from theirs.
+func TestBuildsForLabelsThatReadAlikeDoNotWaitForOneAnother(t *testing.T) {
+	odd, even := map[string]string{"a": "1, b=2"}, map[string]string{"a": "1", "b": "2"}
+	g, err := NewGroup(Instance{ID: "odd", Addr: "x:22", Labels: odd}, Instance{ID: "even", Addr: "y:22", Labels: even})
+	require.NoError(t, err)
+	take(t, g)
+	s := take(t, g)
+	require.Equal(t, "even", s.member.ID)
+	g.queue("b", demand{labels: odd}, false)
+	next := g.queue("b", demand{labels: even}, false)
+	s.release()
+	s, err = g.await(sshtest.Within(t), next)
+	require.NoError(t, err)
+	require.Equal(t, "even", s.member.ID)
 }

@@ -40,12 +40,12 @@ type demand struct {
 // some reports whether there are any requirements.
 func (d demand) some() bool { return len(d.tried) > 0 || d.on != "" || len(d.labels) > 0 }
 
-// key returns a text that is equal for equal demands, and empty for the zero value.
+// key returns a text that is equal for equal demands only, and empty for the zero value.
 func (d demand) key() string {
 	if !d.some() {
 		return ""
 	}
-	return fmt.Sprintf("%q %q %q", d.tried, d.on, labelText(d.labels))
+	return fmt.Sprintf("%q %q %q", d.tried, d.on, d.labels)
 }
 
 // meets reports whether a machine meets the requirements.
