@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -121,6 +122,26 @@ func TestABuildThatLingersOutlivesItsLink(t *testing.T) {
 		require.Empty(t, e.Left())
 		v.requireClean(t)
 	})
+}
+
+// Symptom: the build was lost, because its VM was dialled by TCP.
+func TestABuildThatLingersComesBackByTheDialNetOfItsVM(t *testing.T) {
+	t.Parallel()
+	v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+	proxy := sshtest.Proxy(t, v.Addr)
+	p := v.provider(t, 1, func(_ *instance.Config, in *instance.Instance) {
+		in.Addr = "vm.invalid:22"
+		in.SSH.DialNet = func(ctx context.Context, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "tcp", proxy.Addr())
+		}
+	})
+	e, log := lingers(t, p, "build-1", time.Minute)
+	_, err := e.Connect(t.Context())
+	require.NoError(t, err)
+	proxy.Cut()
+	log.Await(t, "step runner: the connection to the VM is back after ")
+	require.NoError(t, e.Execute(t.Context(), script("true")))
+	require.NoError(t, e.Cleanup(t.Context()))
 }
 
 func TestABuildIsLostAfterItsLinger(t *testing.T) {

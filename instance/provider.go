@@ -90,7 +90,7 @@ func NewProvider(cfg Config) (*Provider, error) {
 	}
 	p := &Provider{cfg: cfg}
 	dial := func(ctx context.Context, h *host, via *pool.Lease[*mux.Conn], wait func()) (*mux.Conn, error) {
-		if via == nil && cfg.Group.isAwaited(h.id) {
+		if via == nil && h.ssh.DialNet == nil && cfg.Group.isAwaited(h.id) {
 			hasty := *h
 			hasty.ssh.DialNet = dialHastily
 			h = &hasty
