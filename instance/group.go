@@ -334,10 +334,12 @@ func (g *Group) await(ctx context.Context, place *list.Element) (*slot, error) {
 // reached records that a slot's instance was reached.
 func (g *Group) reached(s *slot) {
 	g.mu.Lock()
-	defer g.unlock()
-	if !s.machine.host.health.unfit {
-		s.machine.recovered()
+	if !s.machine.suspect() || s.machine.host.health.unfit { // mostly; see started
+		g.mu.Unlock()
+		return
 	}
+	defer g.unlock()
+	s.machine.recovered()
 }
 
 // started records that a build was started on a slot's instance. With an err it records that the instance cannot start
