@@ -159,6 +159,10 @@ type hostKey struct {
 	by string
 }
 
+// compareKeys is the advice for a host key that is not known, or is another than before.
+const compareKeys = "compare the key with the one on the machine's console " +
+	"(ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub); then make it known"
+
 // refused reports why there is no connection.
 func (e *examination) refused(err error, key hostKey) {
 	f := failure(checkLogin, err.Error(), "")
@@ -168,14 +172,17 @@ func (e *examination) refused(err error, key hostKey) {
 		stage = refused.Stage
 		f = failure(checkLogin, fmt.Sprintf("%s: %v", stage, refused.Err), refused.Hint)
 		if jump := (*mux.DialError)(nil); errors.As(refused.Err, &jump) { // the failure was at a jump host
-			f.Change = fmt.Sprintf("at the jump host %s@%s: %s", jump.User, jump.Addr, jump.Hint)
+			hint := jump.Hint
+			if jump.Stage == "host key" {
+				hint = compareKeys
+			}
+			f.Change = strings.TrimSuffix(fmt.Sprintf("at the jump host %s@%s: %s", jump.User, jump.Addr, hint), ": ")
 		}
 	}
 	switch stage {
 	case "host key":
 		f.Check = checkHostKey
-		f.Change = cmp.Or(f.Change, "compare the key with the one on the VM's console "+
-			"(ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub); then make it known")
+		f.Change = cmp.Or(f.Change, compareKeys)
 		e.report.skip("the host key was not accepted", checkLogin)
 		e.report.add(f)
 	case "login":

@@ -199,6 +199,12 @@ func TestAMachineBehindABastionIsExaminedByWayOfIt(t *testing.T) {
 	requireFinding(t, r, checkSessions, OK, "^10 at once")
 	require.Equal(t, 1, bastion.TotalConns(), "both connections go through one")
 
+	wrong := in
+	jump := *in.Jump
+	wrong.Jump, jump.SSH.HostKeys = &jump, login.PinnedHostKeys(sshtest.OpenSSH(t).HostKey)
+	f = requireFinding(t, examine(t, wrong), checkLogin, Fail, "^connect: through jump host bastion: .*host key: ")
+	require.Contains(t, f.Change, "at the jump host "+bastion.User+"@"+bastion.Addr+": compare the key")
+
 	bastion.Stop()
 	r = examine(t, in)
 	require.False(t, r.Usable)
