@@ -104,6 +104,24 @@ func TestARelayThatDidNotStartIsTriedAgainAndTakesTheBuilds(t *testing.T) {
 	require.Eventually(t, func() bool { return start() == connector.Relay }, sshtest.Bound, time.Millisecond)
 }
 
+// Symptom: a VM whose sshd allowed forwarding from some time on had no streamlocal until its manager was started again.
+func TestForwardingThatIsAllowedIsFoundOverTheNextConnection(t *testing.T) {
+	vm, path := new(connector.VM), runnertest.Command(t)[0]
+	for i, lines := range [][]string{{"AllowStreamLocalForwarding no"}, nil} {
+		s := sshtest.OpenSSH(t, lines...)
+		conn := connect(t, s)
+		for range 2 {
+			b := newBuild(t, s, "b1", path, func(c *connector.Config) {
+				c.VM, c.Lease, c.Route = vm, &lease{conn: conn}, connector.Auto
+			})
+			_, err := b.Connect(sshtest.Within(t))
+			require.NoError(t, err)
+			require.Equal(t, []connector.Route{connector.Relay, connector.Streamlocal}[i], b.Choice().Bridge)
+			require.NoError(t, b.Close(sshtest.Within(t)))
+		}
+	}
+}
+
 func TestAProgramThatSaysItHasNoRelayIsTriedOncePerConnection(t *testing.T) {
 	connector.SetRelayRetry(t, 0)
 	s := embedded(t)

@@ -66,6 +66,9 @@ func (v *VM) findProgram(ctx context.Context, cfg *Config, conn Conn) (*program.
 	return s.flight.Do(ctx, func(ctx context.Context) (*program.Program, time.Duration, error) {
 		start := time.Now()
 		v.relay.Forget() // it was known about the previous program
+		if c, known := v.streamlocal.Kept(); known && !c.works {
+			v.streamlocal.Forget() // it was known about an earlier connection: sshd may be configured differently now
+		}
 		p, noRelay, err := program.Find(ctx, cfg.search(conn))
 		if noRelay.Reason != "" {
 			v.noRelay(noRelay, time.Since(start))
