@@ -250,13 +250,14 @@ func (e *Executor) Usage() program.Usage {
 // connection; gRPC calls over it need Credentials. ctx bounds the start only. The step runner lives until Cleanup, so
 // that a cancelled build can still be told to stop and its last output be read.
 //
-// If the instance's Docker daemon cannot be reached, a build in a container goes to another instance, as in Prepare.
+// If the instance can no longer be reached, or its Docker daemon for a build in a container, the build goes to another
+// instance, as in Prepare.
 func (e *Executor) Connect(ctx context.Context) (_ func() (io.ReadWriteCloser, error), err error) {
 	ctx, finish := bind(ctx, e.life, ErrCleanedUp)
 	defer finish(&err)
 	for {
 		dial, err := e.connect(ctx, "")
-		if !errors.Is(err, docker.ErrUnreachable) || ctx.Err() != nil || !e.tryElsewhere(err) {
+		if err == nil || ctx.Err() != nil || !e.tryElsewhere(err) {
 			return dial, err
 		}
 		if err := e.prepare(ctx); err != nil {

@@ -440,3 +440,23 @@ func TestAVMOnWhichNoStepRunnerStartsGetsNoOtherBuildsWhileThereAreOthers(t *tes
 	}
 	require.Equal(t, instance.Ready, statOf(p, "vm-1").State)
 }
+
+// Symptom: such a build failed, though nothing of it had started.
+func TestABuildWhoseVMIsGoneBeforeItsStepRunnerStartsGoesElsewhere(t *testing.T) {
+	t.Parallel()
+	first := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+	second := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+	p := providerOf(t, instance.Config{}, 1, first, second)
+	e := p.Executor(instance.Build{ID: "b", Log: &sshtest.Log{}})
+	require.NoError(t, e.Prepare(sshtest.Within(t)))
+	require.Equal(t, "vm-1", e.Instance())
+	first.Stop()
+	suspect := func() bool { return statOf(p, "vm-1").State == instance.Suspect }
+	require.Eventually(t, suspect, sshtest.Bound, time.Millisecond)
+	_, err := e.Connect(sshtest.Within(t))
+	require.NoError(t, err)
+	require.Equal(t, "vm-2", e.Instance())
+	require.NoError(t, e.Execute(sshtest.Within(t), script("true")))
+	require.NoError(t, e.Cleanup(t.Context()))
+	require.Zero(t, statOf(p, "vm-1").Uses)
+}

@@ -219,7 +219,8 @@ func (p *Provider) Add(in Instance) error { return p.cfg.Group.add(in) }
 
 // Remove takes an instance out of the Group's set because the machine is gone, or will be. It takes no new builds,
 // its connection closes with the last running build, and its learned host key is forgotten. (A build that has its
-// connection but no step runner yet fails.) A later machine at the same address is another one and needs another ID.
+// connection but no step runner yet goes elsewhere.) A later machine at the same address is another one and needs
+// another ID.
 // An instance that is also a jump host with an address stays as that, and its key is kept. Remove returns an error if
 // other instances name it as their jump host by ID alone. ctx bounds the wait for other processes that use the same
 // file of host keys.
