@@ -412,7 +412,7 @@ func (g *Group) hasOther(of demand, sound bool) bool {
 	defer g.mu.Unlock()
 	now := time.Now()
 	return slices.ContainsFunc(g.machines, func(m *machine) bool {
-		return m.meets(of) && m.takes() && m.host.health.refused(now) == nil && !(sound && m.suspect())
+		return m.meets(of) && m.takes() && m.host.health.refused(now) == nil && (!sound || !m.suspect())
 	})
 }
 

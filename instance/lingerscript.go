@@ -134,7 +134,7 @@ func (e *Executor) stepRunner(ctx context.Context) (*connector.Connector, error)
 	return e.lingering.start.Do(ctx, func(ctx context.Context) (*connector.Connector, time.Duration, error) {
 		ctx, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
-		defer context.AfterFunc(e.life, func() { cancel(ErrCleanedUp) })()
+		defer context.AfterFunc(e.life, func() { cancel(ErrCleanedUp) })() //nolint:contextcheck // it is the build's
 		started := func() *connector.Connector {
 			e.mu.Lock()
 			defer e.mu.Unlock()

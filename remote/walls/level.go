@@ -95,7 +95,7 @@ func MapUser(pid int) error {
 }
 
 // mapTimeout bounds the wait for an init whose files in /proc still belong to root.
-const mapTimeout = time.Second
+const mapTimeout = 10 * time.Second
 
 // openSoon opens a file of an init in /proc to write. Of a program that its user cannot read, the file belongs to root
 // until the init has begun to run.
