@@ -84,7 +84,7 @@ func upload(from, to string) error {
 	if err != nil {
 		return err
 	}
-	_, err = io.CopyBuffer(struct{ io.Writer }{file}, struct{ io.Reader }{source}, make([]byte, 32<<10))
+	_, err = io.CopyBuffer(struct{ io.Writer }{file}, struct{ io.Reader }{source}, make([]byte, 128<<10))
 	return errors.Join(err, file.Close())
 }
 

@@ -429,7 +429,7 @@ func onlyPrograms(t testing.TB, names ...string) string {
 
 func TestTheProgramVerifiesItselfWhereNothingElseCan(t *testing.T) {
 	bin := onlyPrograms(t, "sh", "ls", "id", "uname", "od", "tr", "chmod", "mkdir", "rm", "mktemp", "head", "wc",
-		"sync", "mv", "touch", "find", "cut", "sed", "cat")
+		"sync", "mv", "touch", "find", "cut", "sed", "cat", "dd")
 	v := newBareVM(t, "PATH="+bin)
 	require.NoError(t, v.build(t, "b1", nil).runs(t))
 	require.NoError(t, v.build(t, "b2", nil).runs(t), "and finds it again")

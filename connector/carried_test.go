@@ -19,7 +19,7 @@ import (
 // unpacking are the programs of a VM that an upload needs. gzip is not among them.
 var unpacking = []string{
 	"sh", "ls", "id", "uname", "od", "tr", "chmod", "mkdir", "rm", "rmdir", "mktemp", "head", "wc", "sync", "mv", "touch",
-	"find", "cut", "sed", "cat", "sha256sum",
+	"find", "cut", "sed", "cat", "dd", "sha256sum",
 }
 
 // carried is our program as a manager carries it.
