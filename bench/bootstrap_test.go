@@ -65,7 +65,7 @@ func newBareVM(b *testing.B) *bareVM {
 	bin, cache := b.TempDir(), b.TempDir()
 	needed := []string{
 		"sh", "ls", "id", "uname", "od", "tr", "chmod", "mkdir", "rm", "rmdir", "mktemp", "head", "wc", "sync", "mv",
-		"touch", "find", "cut", "sed", "cat", "sha256sum", "gzip",
+		"touch", "find", "cut", "sed", "cat", "dd", "sha256sum", "gzip",
 	}
 	for _, name := range needed {
 		path, err := exec.LookPath(name)
