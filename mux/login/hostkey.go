@@ -181,8 +181,6 @@ func keyAlgorithms(keyType string, sha1 bool) []string {
 		return []string{ssh.KeyAlgoRSASHA512, ssh.KeyAlgoRSASHA256, ssh.KeyAlgoRSA}
 	case keyType == ssh.KeyAlgoRSA:
 		return []string{ssh.KeyAlgoRSASHA512, ssh.KeyAlgoRSASHA256}
-	case keyType == ssh.InsecureKeyAlgoDSA: //nolint:staticcheck // it is named to be left out
-		return nil
 	}
 	return []string{keyType}
 }

@@ -124,10 +124,20 @@ func TestBadKnownHostsAreAnErrorWithFileAndLine(t *testing.T) {
 	good, _ := sshtest.NewKey(t)
 	_, err = login.KnownHosts(write(t, "known_hosts", hostLine("", "vm", good.PublicKey())+"vm ssh-ed25519 nonsense\n"))
 	require.ErrorContains(t, err, "known_hosts:2: ")
+	_, err = login.KnownHosts(write(t, "known_hosts", hostLine("", "vm", good.PublicKey())+"\n@revoked * ssh-rsa AAAA\n"))
+	require.ErrorContains(t, err, "known_hosts:3: ")
 	_, err = login.KnownHosts(filepath.Join(t.TempDir(), "none"))
 	require.ErrorIs(t, err, os.ErrNotExist)
 	_, err = login.KnownHosts(os.DevNull)
 	require.NoError(t, err)
+}
+
+func TestKnownHostsMayHaveKeysThatCannotBeUsed(t *testing.T) {
+	s := sshtest.InProcess(t, embeddedvm.Config{})
+	keys, err := login.KnownHosts(write(t, "known_hosts", "# old\nvm ssh-dss AAAAB3NzaC1kc3M= root@vm\n\n"+
+		"@revoked * ssh-xmss@openssh.com AAAA\n"+hostLine("", knownhosts.Normalize(s.Addr), s.HostKey)))
+	require.NoError(t, err)
+	require.NoError(t, dialError(t, s, keys))
 }
 
 // hostKeys returns a key of each type that an sshd has.

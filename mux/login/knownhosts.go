@@ -22,7 +22,7 @@ const maxKnownHosts = 64 << 20
 // KnownHosts accepts the keys that OpenSSH known_hosts files list for the address, and certificates signed by the
 // authorities that they list for it (@cert-authority). It refuses @revoked keys. The key of a server that is not
 // listed goes to the next rule. The files are read at once, so that a bad line is reported early, and again for each
-// connection.
+// connection. Keys of types that cannot be used here, such as DSA, are passed over.
 func KnownHosts(files ...string) (HostKeys, error) {
 	if _, err := readKnownHosts(files); err != nil {
 		return HostKeys{}, err
@@ -63,16 +63,35 @@ func readHosts(source string, files ...string) (*hostDB, error) {
 		if err != nil {
 			return nil, err
 		}
+		n := 0
 		for line := range bytes.Lines(data) {
-			marker, _, key, _, _, err := ssh.ParseKnownHosts(line) // NewDB reports bad lines
+			n++
+			marker, _, key, _, _, err := ssh.ParseKnownHosts(line)
 			if err == nil && marker == "revoked" {
 				d.revoked[string(key.Marshal())] = true
+			}
+			if err != nil && !mayPassOver(line) { // NewDB passes over all bad lines
+				return nil, fmt.Errorf("%s:%d: not a host and its key: %w", name, n, err)
 			}
 		}
 	}
 	var err error
-	d.db, err = knownhosts.NewDB(files...) // the error has the file and the line
+	d.db, err = knownhosts.NewDB(files...)
 	return d, err
+}
+
+// mayPassOver reports whether a line of a known_hosts file that cannot be read is empty, a comment, or a key of a type
+// that cannot be used here, such as DSA.
+func mayPassOver(line []byte) bool {
+	fields := strings.Fields(string(line))
+	if len(fields) == 0 || strings.HasPrefix(fields[0], "#") {
+		return true
+	}
+	if strings.HasPrefix(fields[0], "@") {
+		fields = fields[1:]
+	}
+	known := slices.Concat(ssh.SupportedAlgorithms().HostKeys, ssh.InsecureAlgorithms().HostKeys)
+	return len(fields) >= 3 && !slices.Contains(known, fields[1])
 }
 
 // knowledge returns the entries for s, without the check.
