@@ -26,11 +26,11 @@ const causeTimeout = 5 * time.Second
 
 // Conn is one SSH connection. It is safe for concurrent use.
 //
-// It owns these goroutines: the keepalive and its probe, two that answer the server's requests, one for each channel
-// (two while it is opened), one for each stream that is read, one for each Write that is under way, and those of its
-// relays. All are gone when Close returns. One goroutine belongs to Process.Wait instead: it delivers the process's
-// stderr, and ends with the channel once the caller's Writer has returned. A server that breaks the protocol can make
-// the SSH library leave some goroutines behind: see libraryEnded and openRaw.
+// It owns these goroutines: the keepalive and its probe, two that answer the server's requests, one for each channel,
+// one for each stream that is read, one for each Write that is under way, and those of its relays. All are gone when
+// Close returns. One goroutine belongs to Process.Wait instead: it delivers the process's stderr, and ends with the
+// channel once the caller's Writer has returned. A server that breaks the protocol can make the SSH library leave some
+// goroutines behind: see libraryEnded.
 type Conn struct {
 	addr, user string
 	since      time.Time

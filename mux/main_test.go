@@ -12,7 +12,6 @@ import (
 func TestMain(m *testing.M) {
 	// The SSH library leaves these behind if a server breaks the protocol. A connection that lives has more.
 	code := runnertest.M{M: m, Leaks: []goleak.Option{
-		goleak.IgnoreAnyFunction("golang.org/x/crypto/ssh.(*mux).openChannel"),
 		goleak.IgnoreAnyFunction("golang.org/x/crypto/ssh.(*mux).loop"),
 		goleak.IgnoreAnyFunction("golang.org/x/crypto/ssh.(*mux).Wait"),
 		goleak.IgnoreAnyFunction("golang.org/x/crypto/ssh.(*handshakeTransport).readLoop"),

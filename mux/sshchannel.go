@@ -49,7 +49,7 @@ func (c *Conn) open(ctx context.Context, op, kind string, extra []byte, slots *b
 	)
 	spawned := c.spawn(func() { //nolint:contextcheck // ctx bounds the wait only
 		start := time.Now()
-		raw, reqs, err := c.openRaw(kind, extra)
+		raw, reqs, err := c.ssh.OpenChannel(kind, extra)
 		c.trace.ChannelOpen(channelKinds[kind], time.Since(start), err)
 		if err != nil {
 			c.uncount(1)
@@ -130,31 +130,6 @@ func (ch *sshChannel) noteExit(req *ssh.Request) {
 		ch.exit = &exit
 		ch.exitReceived.Store(true)
 	}
-}
-
-// openRaw is the library's OpenChannel, but returns when the connection has ended. OpenChannel itself may wait for
-// ever: it can add its channel to the library's list after the library has ended all channels on that list. Nothing
-// wakes it then, and its goroutine stays behind.
-func (c *Conn) openRaw(kind string, extra []byte) (ssh.Channel, <-chan *ssh.Request, error) {
-	var (
-		ch   ssh.Channel
-		reqs <-chan *ssh.Request
-		err  error
-		done = make(chan struct{}) // closed once the above are set
-	)
-	go func() {
-		defer close(done)
-		ch, reqs, err = c.ssh.OpenChannel(kind, extra)
-	}()
-	select {
-	case <-done:
-	case <-c.over: // the library wakes no further calls
-		settle(done)
-	}
-	if !isDone(done) {
-		return nil, nil, io.EOF
-	}
-	return ch, reqs, err
 }
 
 // openError turns an error of OpenChannel into the error of op. A refusal keeps the library's *ssh.OpenChannelError
