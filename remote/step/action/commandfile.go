@@ -70,6 +70,9 @@ func (f files) entries(kind string) ([]setting, error) {
 	if err != nil {
 		return nil, fmt.Errorf("unable to process file command '%s' successfully: %w", kind, err)
 	}
+	for i, e := range list { // else a short one keeps the whole file in memory
+		list[i].name, list[i].text = strings.Clone(e.name), strings.Clone(e.text)
+	}
 	return list, nil
 }
 

@@ -656,7 +656,7 @@ func TestResultsOfAllStepsAreBoundedTogether(t *testing.T) {
 			"$GITHUB_OUTPUT; yes | head -c 1000000 > $GITHUB_STEP_SUMMARY; echo ::notice::x'}\n", i)
 	}
 	tr.workflow(steps.String() + "- {if: always(), run: 'echo \"[${{ steps.s3.outputs.a }}]\"'}\n")
-	res := tr.fail("the outputs and exports of the job's steps have more than 33554432 bytes in all")
+	res := tr.fail("the outputs, exports and saved states of the job's steps have more than 33554432 bytes in all")
 	all := res.Steps[0].Steps
 	for i, s := range all[:10] {
 		require.Equal(t, i < 3, len(s.Outputs) > 0, i)

@@ -48,6 +48,8 @@ const (
 	maxWarnings, maxErrors = 20, 20
 	// maxValues bounds the values that commands set, in bytes.
 	maxValues = 8 << 20
+	// valueSize is the estimated size of a value beside its texts, in bytes.
+	valueSize = 64
 )
 
 func addWarning(res *engine.StepResult, text string) {
@@ -74,16 +76,31 @@ func (x *running) exec(ctx context.Context, p process, env map[string]string) en
 	x.mu.Lock()
 	x.errs = nil
 	x.mu.Unlock()
+	variables, state, left := maps.Clone(x.global), maps.Clone(x.state), x.left()
 	o := x.call.Exec(ctx, x.now, p.Command, env, x.limit, x.label)
 	closeErr := errors.Join(stdout.Close(), stderr.Close())
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.stopped = "" // stop-commands of one step has no effect on the next
 	err := errors.Join(x.collect(p.files), errors.Join(x.errs...), closeErr)
+	if tooMuch := x.call.Keep(x.left() - left); tooMuch != nil {
+		x.global, x.state = variables, state
+		err = errors.Join(err, tooMuch)
+	}
 	if err != nil && o.Status == engine.Success {
 		o = engine.Failed(errors.New(strings.ReplaceAll(err.Error(), "\n", "; ")))
 	}
 	return o
+}
+
+// left returns the size of the variables and of the saved state that processes have set, in bytes.
+func (x *running) left() (n int) {
+	for _, texts := range []map[string]string{x.global, x.state} {
+		for name, text := range texts {
+			n += valueSize + len(name) + len(text)
+		}
+	}
+	return n
 }
 
 // collect reads the command files, also after a failure. The caller holds mu.
@@ -116,7 +133,7 @@ func (x *running) collect(f files) error {
 		if line == "" || strings.ContainsRune(line, 0) {
 			continue
 		}
-		if err := x.addPath(line); err != nil {
+		if err := x.addPath(strings.Clone(line)); err != nil { // else it keeps the whole file in memory
 			errs = append(errs, fmt.Errorf("unable to process file command 'path' successfully: %w", err))
 			break
 		}
@@ -174,18 +191,18 @@ func (x *running) matchLine(line string) {
 // annotate keeps an annotation. The caller holds mu.
 func (x *running) annotate(a annotation.Annotation) {
 	if len(x.now.Annotations) < maxAnnotations {
-		a.Message, a.Title, a.File = clip(a.Message), clip(a.Title), clip(a.File)
+		a.Level, a.Message, a.Title, a.File = clip(a.Level), clip(a.Message), clip(a.Title), clip(a.File)
 		x.now.Annotations = append(x.now.Annotations, a)
 	}
 }
 
-// clip bounds a text of an annotation.
+// clip bounds a text of an annotation. The result does not keep the line in memory from which the text comes.
 func clip(text string) string {
 	const most = 4 << 10
 	if len(text) > most {
 		return strings.ToValidUTF8(text[:most], "") + "..."
 	}
-	return text
+	return strings.Clone(text)
 }
 
 // command carries out a line of output if it is a command. It returns the text to show in place of the line.
@@ -220,6 +237,12 @@ func (x *running) command(line string) (string, bool) {
 func (x *running) obey(c command) (string, error) {
 	name := strings.ToValidUTF8(c.properties["name"], "\uFFFD")
 	switch c.name {
+	case "set-output", "save-state", "set-env", "add-path":
+		if x.size += len(name) + len(c.data); x.size > maxValues {
+			return "", fmt.Errorf("its values have more than %d bytes in all", maxValues)
+		}
+	}
+	switch c.name {
 	case "set-output", "save-state":
 		to := x.outputs
 		if c.name == "save-state" {
@@ -230,9 +253,6 @@ func (x *running) obey(c command) (string, error) {
 		}
 		if _, there := to[name]; !there && len(to) >= maxEntries {
 			return "", fmt.Errorf("there are more than %d values", maxEntries)
-		}
-		if x.size += len(name) + len(c.data); x.size > maxValues {
-			return "", fmt.Errorf("its values have more than %d bytes in all", maxValues)
 		}
 		to[name] = c.data
 	case "add-mask":

@@ -117,7 +117,7 @@ func (r *Runner) collect(g *frame, res *StepResult) error {
 	}
 	r.taint(outputs)
 	r.taint(exports)
-	if err := r.give(outputs, exports); err != nil {
+	if err := r.give(size(outputs) + size(exports)); err != nil {
 		return err
 	}
 	res.Outputs, res.Exports = outputs, exports

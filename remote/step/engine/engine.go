@@ -120,7 +120,7 @@ type Runner struct {
 	top     *frame // of the job's steps
 	count   int    // steps that were run
 	serial  int    // number of the last step that had files
-	given   int    // size of the outputs and exports of all steps, in bytes
+	given   int    // size of the outputs, exports and saved states of all steps, in bytes
 	located int    // errors of expressions with a place, see maxLocated
 	listed  int    // steps of the lists that it ran
 	cuts    int    // steps that did not run, or were cut short, because the job was stopped

@@ -101,7 +101,7 @@ func (r *Runner) runForeign(ctx context.Context, g *frame, res *StepResult) outc
 func (r *Runner) receive(res *StepResult) error {
 	r.taint(res.Outputs)
 	r.taint(res.Exports)
-	err := r.give(res.Outputs, res.Exports)
+	err := r.give(size(res.Outputs) + size(res.Exports))
 	if err != nil {
 		res.Outputs, res.Exports = nil, nil
 	}
@@ -155,6 +155,10 @@ func (c *Call) End(res *StepResult, o Result) {
 	}
 	c.r.finish(res, o.outcome())
 }
+
+// Keep counts n more bytes that the step leaves for later ones, beside its outputs and exports. The error says that the
+// job has too many; then the step must not leave them.
+func (c *Call) Keep(n int) error { return c.r.give(n) }
 
 // Skip records that a part of the step does not run.
 func (c *Call) Skip(res *StepResult) {

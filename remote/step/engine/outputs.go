@@ -21,8 +21,8 @@ const (
 	maxEntries = 10_000
 	// maxLevels bounds the nesting of a value in a file.
 	maxLevels = 64
-	// maxResults bounds the outputs and exports of all steps of a job, in bytes: they stay in memory as long as the job
-	// is kept.
+	// maxResults bounds the outputs, exports and saved states of all steps of a job, in bytes: they stay in memory as
+	// long as the job is kept.
 	maxResults = 32 << 20
 )
 

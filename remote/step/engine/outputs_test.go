@@ -132,8 +132,8 @@ func TestOutputsOfAllStepsAreBoundedTogether(t *testing.T) {
 	}()})
 	tr.cfg.Definition.Steps[0].Reference.Path = "./all"
 	res := tr.fail(
-		`step "w": step "s4": the outputs and exports of the job's steps have more than 33554432 bytes in all; pass large ` +
-			`data in files`,
+		`step "w": step "s4": the outputs, exports and saved states of the job's steps have more than 33554432 bytes in ` +
+			`all; pass large data in files`,
 	)
 	require.Nil(t, res.Steps[0].Steps[4].Outputs)
 }

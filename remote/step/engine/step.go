@@ -355,7 +355,7 @@ func (r *Runner) runSequence(ctx context.Context, g *frame, res *StepResult) out
 			maps.Copy(res.Exports, below.Exports)
 		}
 	}
-	tooMuch := r.give(res.Exports)
+	tooMuch := r.give(size(res.Exports))
 	switch stopped := r.stopping(); {
 	case r.cuts > before && stopped != nil && !g.after:
 		return stopped.outcome(0)
@@ -368,7 +368,7 @@ func (r *Runner) runSequence(ctx context.Context, g *frame, res *StepResult) out
 	}
 	outputs, warnings, err := r.sequenceOutputs(g)
 	res.addWarnings(warnings)
-	if tooMuch = r.give(outputs); tooMuch == nil {
+	if tooMuch = r.give(size(outputs)); tooMuch == nil {
 		res.Outputs = outputs
 	} else if err == nil {
 		err = tooMuch
@@ -419,16 +419,13 @@ func (r *Runner) bindOutputs(
 	return outputs, warnings, err
 }
 
-// give counts the outputs and exports of a step. The error says that the job has too many: then they are not kept.
-func (r *Runner) give(values ...map[string]expr.Value) error {
-	n := r.given
-	for _, given := range values {
-		n += size(given)
+// give counts n bytes of outputs, exports or saved states of a step. The error says that the job has too many: then
+// they are not kept.
+func (r *Runner) give(n int) error {
+	if r.given+n > maxResults {
+		return fmt.Errorf("the outputs, exports and saved states of the job's steps have more than %d bytes in all; pass "+
+			"large data in files", maxResults)
 	}
-	if n > maxResults {
-		return fmt.Errorf(
-			"the outputs and exports of the job's steps have more than %d bytes in all; pass large data in files", maxResults)
-	}
-	r.given = n
+	r.given += n
 	return nil
 }
