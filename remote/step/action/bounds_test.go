@@ -68,3 +68,15 @@ func TestStatesAndVariablesOfAllStepsAreBoundedTogether(t *testing.T) {
 	require.Contains(t, res.Message, left)
 	require.Less(t, grown, int64(48), "MiB, of 80")
 }
+
+// Symptom: an action of 200 KB that calls itself used 1.8 GiB of the step runner's memory: the steps of all its 32
+// calls were in memory before the first was counted.
+func TestStepsOfActionsThatCallThemselvesAreCountedBeforeTheyAreMade(t *testing.T) {
+	tr := newTrial(t)
+	tr.file("c/action.yml", "s: &s {run: x, shell: sh, if: false}\n"+composite+"    - uses: ./c\n"+
+		strings.Repeat("    - *s\n", 20_000))
+	res, grown := tr.grows("- uses: ./c\n", "")
+	require.Equal(t, engine.Failure, res.Status)
+	require.Contains(t, res.Message, "the job has more than 100000 steps")
+	require.Less(t, grown, int64(150), "MiB, of 800")
+}

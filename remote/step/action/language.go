@@ -286,6 +286,9 @@ func (s *session) runJob(ctx context.Context) engine.Result {
 		}
 		s.global[e.name] = v
 	}
+	if err := c.List(len(j.steps)); err != nil {
+		return engine.Failed(err)
+	}
 	c.Result.Steps = newResults(c.Result, l.names())
 	c.Found(c.Result, engine.Found{Definition: definitionOf(l.names()), Builtin: lang.GitHubJobStep})
 	if err := l.prepare(ctx, c.Result.Steps); err != nil {

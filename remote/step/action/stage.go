@@ -218,6 +218,9 @@ func (x *running) inputsOf(a *loaded) (map[string]string, error) {
 
 // runComposite runs the steps of a composite action.
 func (x *running) runComposite(ctx context.Context, a *loaded, inputs map[string]string) engine.Result {
+	if err := x.call.List(len(a.steps)); err != nil {
+		return engine.Failed(err)
+	}
 	env := maps.Clone(x.list.env)
 	maps.Copy(env, x.env)
 	inner := &list{

@@ -449,6 +449,13 @@ func TestJobSkipsABoundedNumberOfSteps(t *testing.T) {
 	}
 	res := newTrial(t, calls.String(), func(c *Config) { c.Observe = nil }).
 		files(map[string]string{"many/step.yml": many.String()}).
-		fail(`step "s10": the job has more than 100000 steps`)
-	require.Equal(t, Success, res.Steps[9].Status)
+		fail(`step "s9": the job has more than 100000 steps`)
+	require.Equal(t, Success, res.Steps[8].Status)
+
+	// The steps of all calls were in memory before the first was counted.
+	again := strings.ReplaceAll(many.String(), "when: on_failure", "if: 'false'")
+	again = strings.Replace(again, "run:\n", "run:\n- {name: again, step: .}\n", 1)
+	newTrial(t, "- {name: a, step: ./many}\n", func(c *Config) { c.Observe = nil }).
+		files(map[string]string{"many/step.yml": again}).
+		fail(`step "a": ` + strings.Repeat(`step "again": `, 9) + "the job has more than 100000 steps")
 }

@@ -24,7 +24,7 @@ const (
 	maxCalls = 32
 	// maxRun bounds the steps that one job can run, steps of steps included.
 	maxRun = 10_000
-	// maxListed bounds the steps in all lists that a job runs: those that do not run take memory, too.
+	// maxListed bounds the steps in all lists that a job runs.
 	maxListed = 10 * maxRun
 )
 
@@ -172,6 +172,7 @@ func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
 	r.osEnv = osLayer(r.cfg.RunnerEnv, r.cfg.PassEnv)
 	r.tell(func(e Events) { e.JobStarted(place, r.osEnv) })
 	r.results = NotRun(r.cfg.Definition)
+	r.listed = len(r.results)
 	defer func() {
 		if p := recover(); p != nil {
 			abort(r.results)

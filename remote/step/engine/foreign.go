@@ -161,10 +161,10 @@ func (c *Call) End(res *StepResult, o Result) {
 func (c *Call) Keep(n int) error { return c.r.give(n) }
 
 // Skip records that a part of the step does not run.
-func (c *Call) Skip(res *StepResult) {
-	c.r.listed++
-	c.r.cfg.Observe(*res)
-}
+func (c *Call) Skip(res *StepResult) { c.r.cfg.Observe(*res) }
+
+// List counts the n parts of a list that is about to run. The error says that the job has too many.
+func (c *Call) List(n int) error { return c.r.list(n) }
 
 // Proceed returns the context for the next part. It returns false if the job was stopped and always is not set: then
 // the part must not run.

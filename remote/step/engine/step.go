@@ -18,7 +18,6 @@ import (
 // sequence runs the steps of f, and records their ends in results.
 func (r *Runner) sequence(ctx context.Context, f *frame, results []StepResult) {
 	for i, s := range f.def.GetSteps() {
-		r.listed++
 		res := &results[i]
 		f.ran[res.Name] = res
 		if stepCtx, after, due := r.due(ctx, f, s.GetWhen()); due {
@@ -79,14 +78,20 @@ func (r *Runner) runStep(ctx context.Context, f *frame, s *pb.Step, res *StepRes
 	r.finish(res, r.call(ctx, f, s, res, after))
 }
 
+// list counts the n steps of a list that is about to run: those that do not run take memory, too.
+func (r *Runner) list(n int) error {
+	if r.listed += n; r.listed > maxListed {
+		return fmt.Errorf("the job has more than %d steps", maxListed)
+	}
+	return nil
+}
+
 // admit counts a step that is about to run. The error says that the job has too many steps, or too deep ones.
 func (r *Runner) admit(res *StepResult) error {
 	r.count++
 	switch {
 	case r.count > maxRun:
 		return fmt.Errorf("the job runs more than %d steps", maxRun)
-	case r.listed > maxListed:
-		return fmt.Errorf("the job has more than %d steps", maxListed)
 	case len(res.Path) > maxCalls:
 		return fmt.Errorf("the steps call each other beyond a depth of %d; does one of them call itself?", maxCalls)
 	}
@@ -346,6 +351,9 @@ func (r *Runner) evalInputs(c *frame, inputs map[string]*structpb.Value) (map[st
 // runSequence runs a step that is a list of steps.
 func (r *Runner) runSequence(ctx context.Context, g *frame, res *StepResult) outcome {
 	r.announce(res, Sequence)
+	if err := r.list(len(g.def.GetSteps())); err != nil {
+		return failed(err)
+	}
 	res.Steps = notRun(g.def, res.Path)
 	before := r.cuts
 	r.sequence(ctx, g, res.Steps)
