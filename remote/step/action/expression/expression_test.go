@@ -118,6 +118,28 @@ func TestNumbersArePrintedAsDotNETPrintsThem(t *testing.T) {
 	}
 }
 
+// Symptom: the comparison of a list of 300,000 texts with a text of 8 MiB took the step runner more than an hour, in
+// which the job could not be stopped.
+func TestTimeForComparisonsIsBounded(t *testing.T) {
+	s := Scope{Values: map[string]Value{
+		"long":    String(strings.Repeat("x", 8<<20)),
+		"list":    Array(make([]Value, 1000)...),
+		"objects": {&array{filtered: true, items: make([]Value, 1000)}},
+	}}
+	for _, text := range []string{
+		"contains(list, long)", "objects[long]",
+		"false" + strings.Repeat(" || 1 > long", 20), "false" + strings.Repeat(" || startsWith(long, 'y')", 20),
+		"false" + strings.Repeat(" || contains(long, 'y')", 20), "null" + strings.Repeat(" || list[long]", 20),
+	} {
+		_, err := Evaluate(text, s)
+		require.ErrorContains(t, err, "The expressions compare texts of more than 134217728 bytes in all", text)
+	}
+	_, err := Template(strings.Repeat("${{ contains(long, 'y') }}", 15), s)
+	require.NoError(t, err)
+	_, err = Template(strings.Repeat("${{ contains(long, 'y') }}", 17), s)
+	require.ErrorContains(t, err, "The expressions compare texts")
+}
+
 func TestMemoryOfAllExpressionsInATextIsBounded(t *testing.T) {
 	racefree.Only(t)
 	s := Scope{Values: map[string]Value{"v": String(strings.Repeat("x", 1<<20))}}

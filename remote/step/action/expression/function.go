@@ -42,10 +42,13 @@ func plain(f func(*evaluation, []Value) (Value, error)) func(*evaluation, []node
 	}
 }
 
-func contains(_ *evaluation, args []Value) (Value, error) {
+func contains(e *evaluation, args []Value) (Value, error) {
 	in, item := args[0], args[1]
 	if list, ok := in.any.(*array); ok {
 		for _, v := range list.items {
+			if err := e.compare(v, item); err != nil {
+				return Value{}, err
+			}
 			if equal(v, item) {
 				return Boolean(true), nil
 			}
@@ -53,14 +56,14 @@ func contains(_ *evaluation, args []Value) (Value, error) {
 		return Boolean(false), nil
 	}
 	found := in.isPrimitive() && item.isPrimitive() && strings.Contains(upper(in.Text()), upper(item.Text()))
-	return Boolean(found), nil
+	return Boolean(found), e.compare(in, item)
 }
 
 // affix returns startsWith or endsWith.
 func affix(has func(s, affix string) bool) func(*evaluation, []Value) (Value, error) {
-	return func(_ *evaluation, args []Value) (Value, error) {
+	return func(e *evaluation, args []Value) (Value, error) {
 		a, b := args[0], args[1]
-		return Boolean(a.isPrimitive() && b.isPrimitive() && has(upper(a.Text()), upper(b.Text()))), nil
+		return Boolean(a.isPrimitive() && b.isPrimitive() && has(upper(a.Text()), upper(b.Text()))), e.compare(a, b)
 	}
 }
 

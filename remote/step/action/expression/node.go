@@ -65,20 +65,32 @@ func calls(n node, functions []string) bool {
 const (
 	// maxMemory bounds the results of an expression, in bytes.
 	maxMemory = 10 << 20
-	// maxTemplate bounds the results of all expressions in a text, in bytes.
-	maxTemplate = 10 * maxMemory
+	// maxTemplate bounds the results of all expressions in a text, and maxCompared the texts that they compare, in bytes.
+	maxTemplate, maxCompared = 10 * maxMemory, 128 << 20
 )
 
-// evaluation is one call of evaluate.
+// evaluation computes the expressions of a text.
 type evaluation struct {
-	scope Scope
-	spent int
+	scope    Scope
+	spent    int // by the present expression
+	compared int // by all of them
 }
 
 // spend counts the bytes of a new text, or of the items of a new list.
 func (e *evaluation) spend(bytes int) error {
 	if e.spent += bytes; e.spent > maxMemory {
 		return nowhere("The maximum allowed memory size was exceeded: the expression computes more than %d bytes", maxMemory)
+	}
+	return nil
+}
+
+// compare counts the bytes of two values, before they are compared or one is looked for: a text may be compared with
+// many others.
+func (e *evaluation) compare(a, b Value) error {
+	left, _ := a.any.(string)
+	right, _ := b.any.(string)
+	if e.compared += len(left) + len(right); e.compared > maxCompared {
+		return nowhere("The expressions compare texts of more than %d bytes in all", maxCompared)
 	}
 	return nil
 }
@@ -109,6 +121,9 @@ func (n *comparison) eval(e *evaluation) (Value, error) {
 		return Value{}, err
 	}
 	right, err := n.right.eval(e)
+	if err == nil {
+		err = e.compare(left, right)
+	}
 	if err != nil {
 		return Value{}, err
 	}
@@ -137,6 +152,9 @@ func (n *index) eval(e *evaluation) (Value, error) {
 		return of.all(e)
 	}
 	by, err := n.by.eval(e)
+	if err == nil {
+		err = e.compare(of, by)
+	}
 	if err != nil {
 		return Value{}, err
 	}
@@ -147,6 +165,9 @@ func (n *index) eval(e *evaluation) (Value, error) {
 	}
 	found := &array{filtered: true}
 	for _, item := range list.items {
+		if err := e.compare(of, by); err != nil {
+			return Value{}, err
+		}
 		if v, there := item.at(by); there {
 			found.items = append(found.items, v)
 		}

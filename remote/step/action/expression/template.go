@@ -5,7 +5,7 @@ import "strings"
 // Template evaluates the expressions in text, each between ${{ and }}. If the text is a single expression, the result
 // keeps the type of its value. The error is an [*Error] whose Offset counts in text.
 func Template(text string, s Scope) (Value, error) {
-	return template(text, func(inner string) (Value, int, error) { return evaluate(inner, s) })
+	return template(text, (&evaluation{scope: s}).run)
 }
 
 // Check finds the mistakes in the expressions of text that do not depend on values. The error is that of Template.
@@ -92,17 +92,17 @@ func moved(err error, start int) error {
 
 // Evaluate parses and computes an expression.
 func Evaluate(text string, s Scope) (Value, error) {
-	v, _, err := evaluate(text, s)
+	v, _, err := (&evaluation{scope: s}).run(text)
 	return v, err
 }
 
-// evaluate is Evaluate, and also returns the size of the results in bytes.
-func evaluate(text string, s Scope) (v Value, spent int, err error) {
-	x, err := parse(text, s)
+// run parses and computes an expression. It also returns the size of the results in bytes.
+func (e *evaluation) run(text string) (v Value, spent int, err error) {
+	x, err := parse(text, e.scope)
 	if err != nil {
 		return Value{}, 0, err
 	}
-	e := &evaluation{scope: s}
+	e.spent = 0
 	v, err = x.root.eval(e)
 	return v, e.spent, err
 }
