@@ -17,17 +17,17 @@ import (
 const (
 	// maxText bounds an action.yml or a workflow, in bytes.
 	maxText = 1 << 20
-	// maxNodes bounds the values that are read. Each use of an alias counts.
-	maxNodes = 200_000
+	// maxNodes bounds the values that are read, and maxBytes their texts. Each use of an alias counts.
+	maxNodes, maxBytes = 200_000, 4 * maxText
 	// maxLevels bounds the nesting.
 	maxLevels = 64
 )
 
 // reader reads a YAML text. It keeps its first error, and returns zero values from then on.
 type reader struct {
-	name  string
-	nodes int
-	err   error
+	name         string
+	nodes, bytes int
+	err          error
 }
 
 // pair is an entry of a mapping.
@@ -72,11 +72,12 @@ func (r *reader) fail(n *yaml.Node, format string, args ...any) {
 
 // follow returns n or, if n is an alias, its value.
 func (r *reader) follow(n *yaml.Node) *yaml.Node {
-	if r.nodes++; r.nodes > maxNodes {
-		r.fail(n, "the text has more than %d values, each use of an alias included", maxNodes)
-	}
 	for i := 0; n.Kind == yaml.AliasNode && i < maxLevels; i++ {
 		n = n.Alias
+	}
+	r.nodes++
+	if r.bytes += len(n.Value); r.nodes > maxNodes || r.bytes > maxBytes {
+		r.fail(n, "the text has more than %d values or %d bytes, each use of an alias included", maxNodes, maxBytes)
 	}
 	return n
 }
@@ -107,6 +108,7 @@ func (r *reader) pairs(n *yaml.Node, label string) []pair {
 			return nil
 		}
 		seen[key.Value] = true
+		r.bytes += len(key.Value)
 		list = append(list, pair{key.Value, key, n.Content[i+1]})
 	}
 	return list

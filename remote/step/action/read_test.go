@@ -66,6 +66,21 @@ func TestAliasesCannotMakeADescriptionHuge(t *testing.T) {
 	require.Error(t, err)
 }
 
+// Symptom: validate, and a step runner that could not be stopped meanwhile, read the expressions of a text of half a
+// MiB for each of its 40,000 uses: for hours.
+func TestAliasesCannotMakeTheTextsOfAWorkflowHuge(t *testing.T) {
+	job := func(steps string) string { return "jobs: {a: {steps: [" + steps + "]}}\n" }
+	text := "x: &x '" + strings.Repeat("${{ 1 }}", 64<<10) + "'\n" + job(strings.Repeat("{run: *x}, ", 9))
+	_, err := ReadJob("w.yml", []byte(text), "")
+	require.ErrorContains(t, err, "w.yml:1:4: the text has more than 200000 values or 4194304 bytes, each use of an "+
+		"alias included")
+	text = "k: &k {" + strings.Repeat("k", 512<<10) + ": v}\n" + job(strings.Repeat("{run: x, env: *k}, ", 9))
+	_, err = ReadJob("w.yml", []byte(text), "")
+	require.ErrorContains(t, err, "or 4194304 bytes")
+	_, err = ReadJob("w.yml", []byte(strings.Replace(text, "{run: x, env: *k}, ", "", 3)), "")
+	require.NoError(t, err)
+}
+
 func TestEntriesAreReadAsTheRunnerReadsThem(t *testing.T) {
 	for text, want := range map[string][]setting{
 		"":                       nil,
