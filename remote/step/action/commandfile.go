@@ -13,7 +13,7 @@ import (
 const (
 	// maxSummary bounds the summary of a step, in bytes.
 	maxSummary = 1 << 20
-	// maxEntries bounds the entries of a command file.
+	// maxEntries bounds the entries of a command file, and the patterns of hashFiles.
 	maxEntries = 10_000
 )
 

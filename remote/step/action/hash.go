@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -18,38 +19,56 @@ import (
 // maxHashed bounds the files that hashFiles reads.
 const maxHashed = 100_000
 
-// hashFiles returns the SHA-256 of the digests of the files below dir that match the patterns, or "" if no file
-// matches. A pattern after ! excludes files. It ends early when stopped returns true.
-func hashFiles(open boundedfile.Opener, dir string, patterns []string, stopped func() bool) (string, error) {
-	var with, without []string
-	for _, given := range patterns {
-		for line := range strings.Lines(given) {
-			p := strings.TrimSpace(line)
-			if p == "" || strings.HasPrefix(p, "#") {
-				continue
-			}
-			rest, excluded := strings.CutPrefix(p, "!")
-			if !filepath.IsAbs(rest) {
-				rest = filepath.Join(dir, rest)
-			}
-			rel, err := filepath.Rel(dir, rest)
-			if err != nil || !filepath.IsLocal(rel) || !doublestar.ValidatePattern(rel) {
-				return "", fmt.Errorf("hashFiles: the pattern %.160q is not one of files in the work directory", p)
-			}
-			if excluded {
-				without = append(without, rel)
-			} else {
-				with = append(with, rel)
-			}
+// excluded is the base of a pattern that excludes files.
+const excluded = "/"
+
+// parsePatterns reads the patterns of hashFiles, one a line. They are those of files in dir. The base of each is the
+// part before its first directory or file with a wildcard, with a slash at the end, or empty; or excluded.
+func parsePatterns(dir, given string) (globs, bases []string, err error) {
+	for given != "" {
+		var line string
+		line, given, _ = strings.Cut(given, "\n")
+		line = strings.TrimSpace(line)
+		if line == "" || line[0] == '#' {
+			continue
 		}
+		base := strings.TrimPrefix(line, "!")
+		if !filepath.IsAbs(base) {
+			base = filepath.Join(dir, base)
+		}
+		base, err = filepath.Rel(dir, base)
+		// Braces have no meaning on GitHub. With it, the time for a match would grow exponentially with their number.
+		glob := strings.ReplaceAll(strings.ReplaceAll(base, "{", "[{]"), "}", "[}]")
+		if err != nil || len(globs) == maxEntries || !filepath.IsLocal(base) || !doublestar.ValidatePattern(glob) {
+			return nil, nil, fmt.Errorf("hashFiles: the pattern %.160q is not one of at most %d of files in the work directory",
+				line, maxEntries)
+		}
+		if i := strings.IndexAny(base, `*?[\`); i >= 0 {
+			base = filepath.Dir(base[:i] + "x")
+		}
+		if base += "/"; line[0] == '!' {
+			base = excluded
+		}
+		globs, bases = append(globs, glob), append(bases, strings.TrimPrefix(base, "./"))
 	}
-	matches := func(list []string, path string) bool {
-		for _, p := range list {
-			if doublestar.MatchUnvalidated(p, path) || doublestar.MatchUnvalidated(p+"/**", path) {
-				return true
+	return globs, bases, nil
+}
+
+// hashFiles returns the SHA-256 of the digests of the files below dir that the patterns select, or "" without any. A
+// pattern after ! excludes files. It ends early when stopped returns true.
+func hashFiles(open boundedfile.Opener, dir string, given []string, stopped func() bool) (string, error) {
+	globs, bases, err := parsePatterns(dir, strings.Join(given, "\n"))
+	if err != nil {
+		return "", err
+	}
+	selected := func(path string) (is bool) { // the last pattern that matches decides
+		for i, glob := range globs {
+			if is == (bases[i] == excluded) && (glob == "." || doublestar.MatchUnvalidated(glob, path) ||
+				doublestar.MatchUnvalidated(glob+"/**", path)) {
+				is = !is
 			}
 		}
-		return false
+		return is
 	}
 	at, err := open(dir, os.O_RDONLY, 0)
 	if err != nil {
@@ -62,29 +81,56 @@ func hashFiles(open boundedfile.Opener, dir string, patterns []string, stopped f
 	}
 	defer root.Close()
 	sum, count := sha256.New(), 0
-	err = fs.WalkDir(root.FS(), ".", func(path string, d fs.DirEntry, err error) error {
-		if err == nil && stopped() {
-			err = errors.New("the job was stopped")
+	for i, base := range bases { // as on GitHub, in the order of the patterns
+		covered := base == excluded
+		for j, other := range bases {
+			covered = covered || (j < i || other != base) && strings.HasPrefix(base, other)
 		}
-		if err != nil || !d.Type().IsRegular() || !matches(with, path) || matches(without, path) {
-			return err
+		if covered {
+			continue
 		}
-		if count++; count > maxHashed {
-			return fmt.Errorf("there are more than %d files", maxHashed)
+		base = filepath.Clean(base)
+		info, err := root.Lstat(base)
+		if errors.Is(err, fs.ErrNotExist) || err == nil && info.Mode()&fs.ModeSymlink != 0 { // WalkDir would follow it
+			continue
 		}
-		text, err := boundedfile.SHA256(root.OpenFile, path)
+		if err == nil {
+			err = fs.WalkDir(root.FS(), base, func(path string, d fs.DirEntry, err error) error {
+				if err == nil && stopped() {
+					err = errStopped
+				}
+				if err != nil || !d.Type().IsRegular() || !selected(path) {
+					return err
+				}
+				if count++; count > maxHashed {
+					return fmt.Errorf("there are more than %d files", maxHashed)
+				}
+				file, err := boundedfile.Open(root.OpenFile, path)
+				if err != nil {
+					return err
+				}
+				own := sha256.New()
+				for err == nil { // a sparse file can have any size
+					if _, err = io.CopyN(own, file, 16<<20); err == nil && stopped() {
+						err = errStopped
+					}
+				}
+				file.Close()
+				if errors.Is(err, io.EOF) {
+					sum.Write(own.Sum(nil))
+					err = nil
+				}
+				return err
+			})
+		}
 		if err != nil {
-			return err
+			return "", fmt.Errorf("hashFiles: %w", err)
 		}
-		own, err := hex.DecodeString(strings.TrimPrefix(text, "sha256:"))
-		sum.Write(own)
-		return err
-	})
-	if err != nil {
-		return "", fmt.Errorf("hashFiles: %w", err)
 	}
 	if count == 0 {
 		return "", nil
 	}
 	return hex.EncodeToString(sum.Sum(nil)), nil
 }
+
+var errStopped = errors.New("the job was stopped")
