@@ -291,10 +291,14 @@ func (s *session) runJob(ctx context.Context) engine.Result {
 	}
 	c.Result.Steps = newResults(c.Result, l.names())
 	c.Found(c.Result, engine.Found{Definition: definitionOf(l.names()), Builtin: lang.GitHubJobStep})
-	if err := l.prepare(ctx, c.Result.Steps); err != nil {
+	early, err := l.prepare(ctx, c.Result.Steps)
+	if err != nil {
 		return engine.Failed(err)
 	}
 	o := l.run(ctx, c.Result.Steps)
+	if early.Status == engine.Failure {
+		o = early
+	}
 	if failed := runPosts(ctx, s.posts); failed != nil && o.Status == engine.Success {
 		o = engine.Result{Status: engine.Failure, ExitCode: failed.ExitCode, Message: failed.Message, System: failed.System}
 	}

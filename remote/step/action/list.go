@@ -61,20 +61,21 @@ func (l *list) names() []string {
 	return names
 }
 
-// prepare gets all actions of the steps, and runs their pre stages. Like GitHub, it does both before the first step.
-func (l *list) prepare(ctx context.Context, results []engine.StepResult) error {
+// prepare gets all actions of the steps, and runs their pre stages. Like GitHub, it does both before the first step. It
+// returns the first result of a pre stage that failed.
+func (l *list) prepare(ctx context.Context, results []engine.StepResult) (failed engine.Result, err error) {
 	for i, s := range l.specs {
 		if s.uses == "" || strings.HasPrefix(s.uses, ".") || l.inProject && s.isCheckout() {
 			continue
 		}
 		if err := l.loadStep(ctx, s); err != nil {
-			return err
+			return failed, err
 		}
 		if s.loaded.isRemote() { // a replay fetches it too, even if the step does not run
 			l.call.Found(&results[i], s.loaded.found(s.loaded.parts()))
 		}
 	}
-	for i, s := range l.specs { // none runs if another cannot be fetched: its post stage would not follow
+	for i, s := range l.specs { // none runs if another cannot be fetched
 		if s.loaded == nil || !s.loaded.hasPre {
 			continue
 		}
@@ -82,12 +83,12 @@ func (l *list) prepare(ctx context.Context, results []engine.StepResult) error {
 		x := &running{
 			list: l, spec: s, res: &results[i], outputs: map[string]string{}, state: map[string]string{}, early: true,
 		}
-		if o, ran := x.runPre(ctx); ran && o.Status != engine.Success {
-			return errors.New(o.Message)
+		if o, ran := x.runPre(ctx); ran && o.Status == engine.Failure && !l.failed {
+			l.failed, failed = true, o
 		}
 		l.saved[s] = x.state
 	}
-	return nil
+	return failed, nil
 }
 
 // loadStep finds the action of a step.

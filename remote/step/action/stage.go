@@ -49,9 +49,7 @@ func (x *running) runAction(ctx context.Context) engine.Result {
 			return o
 		}
 	}
-	if a.hasPost {
-		x.posts = append(x.posts, &stage{x, a, inputs})
-	}
+	x.awaitPost(a, inputs)
 	o := x.runStage(ctx, main, a, inputs, a.main)
 	if main != x.res {
 		if err := x.setOutputs(); err != nil && o.Status == engine.Success {
@@ -104,10 +102,24 @@ func (x *running) runPre(ctx context.Context) (engine.Result, bool) {
 	if err != nil {
 		return engine.Failed(err), true
 	}
+	x.awaitPost(a, inputs)
 	o := x.runStage(ctx, res, a, inputs, a.pre)
 	x.call.End(res, o)
 	o.Message = res.Message
 	return o, true
+}
+
+// awaitPost has the post stage of the step's action run at the end of the job. As on GitHub, the first stage of the
+// step that begins gives it its place in the order.
+func (x *running) awaitPost(a *loaded, inputs map[string]string) {
+	if !a.hasPost {
+		return
+	}
+	if x.spec.post == nil {
+		x.spec.post = &stage{}
+		x.posts = append(x.posts, x.spec.post)
+	}
+	*x.spec.post = stage{x, a, inputs}
 }
 
 // runPosts runs post stages, the last one first. It returns the first result that failed.
