@@ -90,6 +90,9 @@ func (x *running) runStage(
 func (x *running) runPre(ctx context.Context) (engine.Result, bool) {
 	a, res := x.spec.loaded, x.part("pre")
 	holds, always, err := x.condition(a.preIf, 0, nil)
+	if err == nil && x.early {
+		x.env, err = x.settings(x.spec.env, "env")
+	}
 	if err != nil {
 		return engine.Failed(err), true
 	}

@@ -57,3 +57,10 @@ func TestPostStageFollowsAPreStageWhoseStepIsSkipped(t *testing.T) {
 	tr.workflow("- uses: ./p\n- {if: false, uses: octo/good@v1}\n- uses: octo/good@v1\n").succeed()
 	require.Equal(t, "pre good\npre good\nmain good\npost p\npost good saved\npost good saved\n", tr.log.String())
 }
+
+// The pre stage of an action did not have the env of its step.
+func TestPreStageHasTheEnvOfItsStep(t *testing.T) {
+	tr := staged(t)
+	tr.workflow("- {uses: octo/good@v1, env: {IN_STEP: ' with env'}}\n").succeed()
+	require.Equal(t, "pre good with env\nmain good\npost good saved\n", tr.log.String())
+}
