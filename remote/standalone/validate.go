@@ -129,7 +129,8 @@ func (v *Verdict) gitLabCI(ctx context.Context, src Source) {
 // gitHub checks the steps of a workflow, and the project's own actions that they use.
 func (v *Verdict) gitHub(text []byte, workDir string) {
 	v.Kind = kindGitHub
-	uses, err := action.WorkflowUses(v.File, text)
+	uses, unknown, err := action.WorkflowUses(v.File, text)
+	v.warn(unknown)
 	if err != nil {
 		v.add(err)
 		return

@@ -108,3 +108,22 @@ func TestValidateRefusesAStepThatIsNotThere(t *testing.T) {
 	v = validated(t, step, text, Steps, t.TempDir())
 	require.Empty(t, v.Errors, "the steps of a definition are beside it")
 }
+
+// A misspelled key of a workflow or of a job was left out without a word.
+func TestValidateWarnsOfUnknownKeysInAWorkflow(t *testing.T) {
+	text := "on: push\nenvs: {}\njobs:\n  a:\n    runs_on: x\n    timeout: 5\n    defaults: {run: {shel: sh}}\n" +
+		"    services: {db: {image: x, port: 5}}\n    steps: [{run: x}]\n  b: {need: a, steps: [{run: x}]}\n"
+	v := validated(t, "w.yml", text, GitHub, t.TempDir())
+	require.True(t, v.Valid)
+	var got []string
+	for _, p := range v.Warnings {
+		got = append(got, p.String())
+	}
+	const why = `: it has no effect, and GitHub refuses it`
+	require.Equal(t, []string{
+		`w.yml:2:1: unknown key "envs"` + why, `w.yml:5:5: unknown key "runs_on"` + why,
+		`w.yml:6:5: unknown key "timeout"` + why, `w.yml:7:22: unknown key "shel"` + why,
+		`w.yml:8:31: unknown key "port"` + why, `w.yml:10:7: unknown key "need"` + why,
+	}, got)
+	require.Equal(t, 2, v.Warnings[0].Line)
+}

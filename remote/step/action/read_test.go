@@ -114,7 +114,7 @@ func TestMistakesInTheExpressionsOfAWorkflowAreFoundBeforeItRuns(t *testing.T) {
 	} {
 		_, err := ReadJob("w.yml", []byte("jobs:\n  a:\n    steps:\n      - "+step+"\n"), "a")
 		require.ErrorContains(t, err, want)
-		_, err = WorkflowUses("w.yml", []byte("jobs:\n  a:\n    steps:\n      - "+step+"\n"))
+		_, _, err = WorkflowUses("w.yml", []byte("jobs:\n  a:\n    steps:\n      - "+step+"\n"))
 		require.ErrorContains(t, err, want)
 	}
 }
@@ -132,13 +132,13 @@ func TestMistakesInAJobOfAWorkflowAreFoundBeforeItRuns(t *testing.T) {
 		text := "jobs:\n  a: " + job + "\n"
 		_, err := ReadJob("w.yml", []byte(text), "a")
 		require.ErrorContains(t, err, want)
-		_, err = WorkflowUses("w.yml", []byte(text))
+		_, _, err = WorkflowUses("w.yml", []byte(text))
 		require.ErrorContains(t, err, want)
 	}
-	_, err := WorkflowUses("w.yml", []byte("on: push\n"))
+	_, _, err := WorkflowUses("w.yml", []byte("on: push\n"))
 	require.ErrorContains(t, err, "w.yml: it has no jobs")
 	text := "env: {A: a}\njobs:\n  a: {env: {B: b}, " + steps + "}\n  b: {uses: ./x.yml, with: {c: d}}\n"
-	uses, err := WorkflowUses("w.yml", []byte(text))
+	uses, _, err := WorkflowUses("w.yml", []byte(text))
 	require.NoError(t, err, "GitHub runs it")
 	require.Equal(t, []string{"a/b@v1"}, uses)
 }

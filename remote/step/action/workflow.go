@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v4"
+
+	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
 // Job is a job of a workflow.
@@ -24,8 +26,8 @@ type Job struct {
 	shell    string // the default
 	dir      string
 	outputs  []setting
-	notes    []string // about parts that have no effect here
-	strategy int      // the line of the key strategy, or 0
+	ignored  []*yaml.Node // keys that may have no effect; see the map of this name
+	strategy int          // the line of the key strategy, or 0
 
 	container *box // the job's container, or nil
 	services  []box
@@ -80,7 +82,7 @@ func (r *reader) workflow(text []byte) (j *Job, jobs []pair) {
 		case "jobs":
 			jobs = r.pairs(p.value, "jobs")
 		default:
-			j.note(r.name, p)
+			j.ignore(p)
 		}
 	}
 	return j, jobs
@@ -111,7 +113,7 @@ func (r *reader) job(j *Job, found pair) (call *yaml.Node) {
 		case "uses":
 			call = p.at
 		default:
-			j.note(r.name, p)
+			j.ignore(p)
 		}
 	}
 	if r.err == nil && steps == nil && call == nil {
@@ -123,21 +125,23 @@ func (r *reader) job(j *Job, found pair) (call *yaml.Node) {
 	return call
 }
 
-// note adds a note about a key that has no effect.
-func (j *Job) note(file string, p pair) {
-	why, known := ignored[p.key]
-	if !known {
-		why = "it is not known"
-	}
-	if why != "" {
-		j.notes = append(j.notes, fmt.Sprintf("%s:%d: %.64s has no effect: %s", file, p.at.Line, p.key, why))
-	}
-}
+// ignore keeps a key for writeNotes.
+func (j *Job) ignore(p pair) { j.ignored = append(j.ignored, p.at) }
 
 // writeNotes writes the notes to the job's output. hasMatrix says that the job got values of a matrix, and inContainer
 // that it runs in its container, beside its services.
 func (j *Job) writeNotes(to io.Writer, hasMatrix, inContainer bool) error {
-	notes := append(slices.Clone(j.notes), j.boxNotes(inContainer)...)
+	var notes []string
+	for _, key := range j.ignored {
+		why, known := ignored[key.Value]
+		if !known {
+			why = "it is not known"
+		}
+		if why != "" {
+			notes = append(notes, fmt.Sprintf("%s:%d: %.64s has no effect: %s", j.file, key.Line, key.Value, why))
+		}
+	}
+	notes = append(notes, j.boxNotes(inContainer)...)
 	if j.strategy > 0 && !hasMatrix {
 		notes = append(notes, fmt.Sprintf("%s:%d: strategy has no effect: the job runs once, and the matrix is empty; "+
 			"give its values for this run (--matrix)", j.file, j.strategy))
@@ -153,7 +157,7 @@ func (j *Job) writeNotes(to io.Writer, hasMatrix, inContainer bool) error {
 func (j *Job) defaults(r *reader, n *yaml.Node) {
 	for _, p := range r.pairs(n, "defaults") {
 		if p.key != "run" {
-			j.note(r.name, p)
+			j.ignore(p)
 			continue
 		}
 		for _, part := range r.pairs(p.value, "defaults.run") {
@@ -163,7 +167,7 @@ func (j *Job) defaults(r *reader, n *yaml.Node) {
 			case "working-directory":
 				j.dir = r.text(part.value, part.key)
 			default:
-				j.note(r.name, part)
+				j.ignore(part)
 			}
 		}
 	}
@@ -205,21 +209,46 @@ func WorkflowJobs(file string, text []byte) (names []string, err error) {
 	return names, r.err
 }
 
-// WorkflowUses returns the references of the actions in the steps of a workflow's jobs, each once, sorted. The error is
-// the first mistake in any of the jobs.
-func WorkflowUses(file string, text []byte) ([]string, error) {
+// maxUnknown bounds the unknown keys of a workflow of which WorkflowUses warns.
+const maxUnknown = 20
+
+// WorkflowUses returns the references of the actions in the steps of a workflow's jobs, each once, sorted, and warnings
+// about unknown keys. The error is the first mistake in any of the jobs.
+func WorkflowUses(file string, text []byte) (uses []string, warnings []*lang.Error, err error) {
 	r := &reader{name: file}
 	shared, jobs := r.workflow(text)
+	unknown := notIn(ignored, shared.ignored)
 	var all []*step
 	for _, found := range jobs {
 		j := *shared
+		j.ignored = nil
 		r.job(&j, found)
 		all = append(all, j.steps...)
+		unknown = append(unknown, notIn(ignored, j.ignored)...)
+		if j.container != nil {
+			j.services = append(j.services, *j.container)
+		}
+		for _, b := range j.services {
+			for _, p := range b.left {
+				unknown = append(unknown, notIn(boxKeys, []*yaml.Node{p.at})...)
+			}
+		}
 	}
 	if r.err == nil && len(jobs) == 0 {
 		_, r.err = choose(file, nil, "")
 	}
-	return usesOf(all), r.err
+	for _, key := range unknown[:min(len(unknown), maxUnknown)] {
+		warnings = append(warnings, &lang.Error{
+			Where: fmt.Sprintf("%s:%d:%d", file, key.Line, key.Column), Line: key.Line, Column: key.Column,
+			Message: fmt.Sprintf("unknown key%s: it has no effect, and GitHub refuses it", lang.Quote(key.Value)),
+		})
+	}
+	return usesOf(all), warnings, r.err
+}
+
+// notIn returns the keys that are not known.
+func notIn(known map[string]string, keys []*yaml.Node) []*yaml.Node {
+	return slices.DeleteFunc(keys, func(key *yaml.Node) bool { _, is := known[key.Value]; return is })
 }
 
 // ManifestUses returns the references of the actions in the steps of an action.yml, each once, sorted.
