@@ -3,7 +3,6 @@ package standalone
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -17,40 +16,51 @@ import (
 
 // readGitHub reads a job of a workflow. The job becomes one built-in step, which runs such jobs.
 func readGitHub(src Source) (*Job, error) {
-	if len(src.Inputs) > 0 {
-		return nil, errors.New("inputs are for steps; a job of a workflow takes variables, as vars and secrets")
-	}
 	job, err := action.ReadJob(src.Name, src.Text, src.JobName)
 	if err != nil {
 		return nil, err
 	}
-	matrix, values := map[string]any{}, map[string]any{}
+	named, notes, err := action.WorkflowInputs(src.Name, src.Text, src.Inputs)
+	if err != nil {
+		return nil, err
+	}
+	values := map[string]any{}
 	for name, text := range src.Matrix {
 		var v any
 		if json.Unmarshal([]byte(text), &v) != nil || isRounded(v, text) {
 			v = text
 		}
 		values[name] = v
-		literal, err := json.Marshal(v)
-		if err != nil {
-			return nil, fmt.Errorf("the matrix: %w", err)
-		}
-		matrix[name] = json.RawMessage(bytes.ReplaceAll(literal, []byte("${{"), []byte(`\\${{`))) // no expression of ours
 	}
 	inputs := map[string]any{
 		"workflow": lang.EscapeExpressions(string(src.Text)), "job": job.Name, "file": lang.EscapeExpressions(src.Name),
 	}
-	if len(matrix) > 0 {
-		inputs["matrix"] = matrix
+	for input, values := range map[string]map[string]any{"inputs": named, "matrix": values} {
+		if len(values) == 0 {
+			continue
+		}
+		literal, err := json.Marshal(values)
+		if err != nil {
+			return nil, fmt.Errorf("the %s: %w", input, err)
+		}
+		inputs[input] = json.RawMessage(bytes.ReplaceAll(literal, []byte("${{"), []byte(`\\${{`))) // no expression of ours
 	}
 	src.Vars = append(slices.Clip(src.Vars), commitOf(src)...)
+	if hasEvent := func(v engine.Variable) bool { return v.Key == "GITHUB_EVENT" }; len(named) > 0 &&
+		!slices.ContainsFunc(src.Vars, hasEvent) {
+		event, err := action.Event(named, src.Vars)
+		if err != nil {
+			return nil, fmt.Errorf("%s: describe the event: %w", src.Name, err)
+		}
+		src.Vars = append(src.Vars, engine.Variable{Key: "GITHUB_EVENT", Value: event})
+	}
 	if hasFiles(src.WorkDir) {
 		inputs["in_project"] = true
 	}
-	given := Given{Config: engine.Config{Vars: src.Vars}}
+	given := Given{Notices: notes, Config: engine.Config{Vars: src.Vars}}
 	if src.InContainer {
 		inputs["in_container"] = true
-		if given.Container, given.Env, err = job.Container(values, src.Vars); err != nil {
+		if given.Container, given.Env, err = job.Container(values, named, src.Vars); err != nil {
 			return nil, err
 		}
 	}

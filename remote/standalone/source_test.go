@@ -117,6 +117,27 @@ func TestValuesOfAMatrixAreNeverExpressions(t *testing.T) {
 	matrix := map[string]string{"a": "${{ x }}", "b": `{"c": ["\\${{ y }}"]}`, "d": `"$\u007b{ z }}"`}
 	tr.finish(tr.read(Source{Name: "w.yml", Text: []byte(text), Format: GitHub, Matrix: matrix}))
 	require.Equal(t, `echo "${{ x }} \${{ y }} ${{ z }}"`, tr.stdout.String())
+
+	tr = newTrial(t)
+	on := strings.ReplaceAll("on: {workflow_dispatch: {inputs: {a: {}, b: {}, d: {}}}}\n"+text, "matrix.", "inputs.")
+	on = strings.Replace(on, "b.c[0]", "b", 1)
+	tr.finish(tr.read(Source{Name: "w.yml", Text: []byte(on), Format: GitHub, Inputs: matrix}))
+	require.Equal(t, `echo "${{ x }} {"c": ["\\${{ y }}"]} "$\u007b{ z }}""`, tr.stdout.String())
+	tr = newTrial(t)
+	const event = `on: {workflow_dispatch: {inputs: {dry: {type: boolean}}}}
+jobs:
+  t:
+    steps:
+      - run: |
+          echo '${{ inputs.dry }} ${{ github.event.inputs.dry == 'false' }} ${{ github.event.ref }}'
+          grep -o '"dry": "false"' "$GITHUB_EVENT_PATH"
+`
+	tr.finish(tr.read(Source{Name: "w.yml", Text: []byte(event), Format: GitHub, Vars: []engine.Variable{
+		{Key: "GITHUB_REF", Value: "refs/heads/main"},
+	}}))
+	require.Equal(t, "false true refs/heads/main\n\"dry\": \"false\"\n", tr.stdout.String())
+	_, err := Read(Source{Name: "w.yml", Text: []byte(text), Format: GitHub, Inputs: matrix})
+	require.ErrorContains(t, err, "w.yml: the workflow has no input")
 }
 
 func TestVersionsInAMatrixKeepTheirDigits(t *testing.T) {

@@ -79,9 +79,11 @@ func (j *Job) boxNotes(inContainer bool) (notes []string) {
 
 // Container returns the container of the job and its services as YAML, with the keys image and services of a
 // .gitlab-ci.yml. The text is empty if the job has neither. env is the environment of its container. Expressions can
-// use the values of matrix and the variables.
-func (j *Job) Container(matrix map[string]any, vars []engine.Variable) (text []byte, env map[string]string, err error) {
-	l := &boxLanguage{file: j.file, scope: boxScope(matrix, vars)}
+// use the values of matrix and of the workflow's inputs, and the variables.
+func (j *Job) Container(
+	matrix, inputs map[string]any, vars []engine.Variable,
+) (text []byte, env map[string]string, err error) {
+	l := &boxLanguage{file: j.file, scope: boxScope(matrix, inputs, vars)}
 	top := map[string]any{}
 	if j.container != nil {
 		if image := l.image(j.container); image != "" {
@@ -107,7 +109,7 @@ func (j *Job) Container(matrix map[string]any, vars []engine.Variable) (text []b
 }
 
 // boxScope returns the contexts that the container of a job can use.
-func boxScope(matrix map[string]any, vars []engine.Variable) expression.Scope {
+func boxScope(matrix, inputs map[string]any, vars []engine.Variable) expression.Scope {
 	known, hidden, open := map[string]string{}, map[string]string{}, map[string]string{}
 	for _, v := range vars {
 		known[v.Key] = v.Value
@@ -122,7 +124,7 @@ func boxScope(matrix map[string]any, vars []engine.Variable) expression.Scope {
 	empty := expression.Object(nil)
 	return expression.Scope{Values: map[string]expression.Value{
 		"matrix": expression.New(matrix), "secrets": expression.Texts(hidden), "vars": expression.Texts(open),
-		"github": expression.Texts(github), "inputs": empty, "needs": empty, "strategy": empty,
+		"github": expression.Texts(github), "inputs": expression.New(inputs), "needs": empty, "strategy": empty,
 	}}
 }
 

@@ -290,7 +290,7 @@ func (x *running) dockerEnv(
 		named[in.name] = inputs["INPUT_"+strings.ToUpper(strings.ReplaceAll(in.name, " ", "_"))]
 	}
 	inner := *x.list
-	inner.action, inner.inputs, inner.file = a, named, a.name()+"/"+a.file
+	inner.action, inner.inputs, inner.file = a, expression.Texts(named), a.name()+"/"+a.file
 	for _, e := range a.env {
 		if _, there := inside[e.name]; there {
 			continue

@@ -253,6 +253,7 @@ const (
 	inputWorkflow = "workflow"
 	inputJob      = "job"
 	inputMatrix   = "matrix"
+	inputInputs   = "inputs"
 	inputFile     = "file" // name of the text in errors
 
 	inputInContainer = "in_container"
@@ -269,14 +270,18 @@ func (s *session) runJob(ctx context.Context) engine.Result {
 	}
 	s.github["workflow"], s.github["job"] = expression.String(j.workflow), expression.String(j.Name)
 	s.inProject = c.Inputs[inputInProject].Truthy()
-	matrix, _ := c.Inputs[inputMatrix].Any().(map[string]any)
-	s.matrix = expression.New(matrix)
-	if err := j.writeNotes(c.Place.Stderr, len(matrix) > 0, c.Inputs[inputInContainer].Truthy()); err != nil {
+	object := func(input string) expression.Value {
+		v, _ := c.Inputs[input].Any().(map[string]any)
+		return expression.New(v)
+	}
+	s.matrix = object(inputMatrix)
+	hasMatrix, inContainer := c.Inputs[inputMatrix].Truthy(), c.Inputs[inputInContainer].Truthy()
+	if err := j.writeNotes(c.Place.Stderr, hasMatrix, inContainer); err != nil {
 		return engine.Failed(err)
 	}
 	l := &list{
 		session: s, specs: j.steps, steps: map[string]*state{}, env: map[string]string{}, shell: j.shell, dir: j.dir,
-		file: file, late: c.Stopped(),
+		file: file, late: c.Stopped(), inputs: object(inputInputs),
 	}
 	s.top = l
 	for _, e := range j.env {

@@ -23,7 +23,7 @@ type list struct {
 	file   string  // file of the steps, for errors
 	specs  []*step // its steps
 	action *loaded // nil for a job
-	inputs map[string]string
+	inputs expression.Value
 	steps  map[string]*state // finished steps, by id in lower case
 	env    map[string]string // set by the steps around it
 	failed bool              // one of its steps has failed without continue-on-error
@@ -363,7 +363,7 @@ func (l *list) scope(text string, env map[string]string) expression.Scope {
 	s := expression.Scope{Values: map[string]expression.Value{
 		"github": expression.Object(github), "runner": expression.Texts(l.runner()),
 		"env":    expression.Texts(l.environ(l.env, env)),
-		"inputs": expression.Texts(l.inputs), "steps": l.stepsValue(), "matrix": matrix, "needs": empty, "strategy": empty,
+		"inputs": l.inputs, "steps": l.stepsValue(), "matrix": matrix, "needs": empty, "strategy": empty,
 		"job": expression.Object(map[string]expression.Value{"status": expression.String(l.jobStatus())}),
 	}}
 	if l.action == nil {

@@ -212,7 +212,7 @@ func TestContainerOfAJobHasItsExpressionsEvaluated(t *testing.T) {
 	}
 	j, err := ReadJob("w.yml", []byte(text), "")
 	require.NoError(t, err)
-	made, env, err := j.Container(map[string]any{"node": 24}, vars)
+	made, env, err := j.Container(map[string]any{"node": 24}, nil, vars)
 	require.NoError(t, err)
 	require.YAMLEq(t, `{image: "node:24", services: [{name: "postgres:17", alias: db, variables: {A: b}}]}`, string(made))
 	require.Equal(t, map[string]string{"LEVEL": "low", "TOKEN": "geheim"}, env)
@@ -228,11 +228,11 @@ func TestContainerOfAJobHasItsExpressionsEvaluated(t *testing.T) {
 
 	j, err = ReadJob("w.yml", []byte(strings.Replace(text, "matrix.node", "nope", 1)), "")
 	require.NoError(t, err)
-	_, _, err = j.Container(nil, nil)
+	_, _, err = j.Container(nil, nil, nil)
 	require.ErrorContains(t, err, "w.yml:4: image: Unrecognized named-value: 'nope'")
 	j, err = ReadJob("w.yml", []byte("jobs: {a: {steps: [{run: x}]}}"), "")
 	require.NoError(t, err)
-	made, _, err = j.Container(nil, nil)
+	made, _, err = j.Container(nil, nil, nil)
 	require.NoError(t, err)
 	require.Empty(t, made)
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stepmux/stepmux/remote/step/action/expression"
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
@@ -240,7 +241,7 @@ func (x *running) runComposite(ctx context.Context, a *loaded, inputs map[string
 	maps.Copy(env, x.env)
 	inner := &list{
 		session: x.session, file: strings.TrimSuffix(a.name(), "/") + "/" + a.file, specs: copies(a.steps), action: a,
-		inputs: inputs, steps: map[string]*state{}, env: env, limit: x.limit, label: x.label,
+		inputs: expression.Texts(inputs), steps: map[string]*state{}, env: env, limit: x.limit, label: x.label,
 		late: x.call.Stopped(),
 	}
 	if x.res.Status == engine.Skipped {

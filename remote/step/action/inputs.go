@@ -1,0 +1,140 @@
+package action
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v4"
+
+	"github.com/stepmux/stepmux/remote/step/action/expression"
+	"github.com/stepmux/stepmux/remote/step/engine"
+)
+
+// jobInput is an input of a workflow that is started by hand, or called by another one.
+type jobInput struct {
+	name, kind string
+	value      string // the default
+	options    []string
+	required   bool
+	line       int
+}
+
+// triggers reads the inputs of a workflow.
+func (r *reader) triggers(text []byte) (all []jobInput) {
+	for _, top := range r.pairs(r.load(text), "the workflow") {
+		if top.key != "on" || r.follow(top.value).Kind != yaml.MappingNode { // the name of an event, or a list of names
+			continue
+		}
+		for _, event := range r.pairs(top.value, "on") {
+			if event.key != "workflow_dispatch" && event.key != "workflow_call" {
+				continue
+			}
+			for _, part := range r.pairs(event.value, event.key) {
+				if part.key != "inputs" {
+					continue
+				}
+				for _, p := range r.pairs(part.value, part.key) {
+					all = append(all, r.jobInput(p))
+				}
+			}
+		}
+	}
+	return all
+}
+
+func (r *reader) jobInput(p pair) jobInput {
+	in := jobInput{name: p.key, line: p.at.Line}
+	for _, part := range r.pairs(p.value, "the input "+p.key) {
+		switch part.key {
+		case "type":
+			in.kind = r.text(part.value, part.key)
+		case "default":
+			in.value = r.text(part.value, part.key)
+		case "required":
+			in.required = r.text(part.value, part.key) == "true"
+		case "options":
+			for _, option := range r.items(part.value, part.key) {
+				in.options = append(in.options, r.text(option, "an option"))
+			}
+		}
+	}
+	return in
+}
+
+// WorkflowInputs returns the values of a workflow's inputs: those in given, or else the defaults, with their types. The
+// notes are about inputs that have no value. Errors call the text file.
+func WorkflowInputs(
+	file string, text []byte, given map[string]string,
+) (values map[string]any, notes []string, err error) {
+	r := &reader{name: file}
+	values = map[string]any{}
+	for _, in := range r.triggers(text) {
+		if _, there := values[in.name]; there { // it is an input of both events
+			continue
+		}
+		value, there := given[in.name]
+		if !there {
+			value = in.value
+		}
+		if value == "" && in.required {
+			notes = append(notes, fmt.Sprintf("%s:%d: the input %.64s is required, and has no value: give it with --input",
+				file, in.line, in.name))
+		}
+		if values[in.name], err = in.read(value); err != nil {
+			return nil, nil, fmt.Errorf("%s:%d: the input %.64q: %w", file, in.line, in.name, err)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(given)) {
+		if _, there := values[name]; !there && r.err == nil {
+			r.err = fmt.Errorf("%s: the workflow has no input %.64q in on.workflow_dispatch or on.workflow_call", file, name)
+		}
+	}
+	return values, notes, r.err
+}
+
+// read returns the value of a text for the input.
+func (in *jobInput) read(text string) (any, error) {
+	switch {
+	case in.kind == "boolean" && (text == "" || text == "false" || text == "true"):
+		return text == "true", nil
+	case in.kind == "boolean":
+		return nil, fmt.Errorf("%.64q is neither true nor false", text)
+	case in.kind == "number" && text == "":
+		return 0.0, nil
+	case in.kind == "number":
+		f, err := strconv.ParseFloat(text, 64)
+		if err != nil || math.IsNaN(f) || math.IsInf(f, 0) {
+			return nil, fmt.Errorf("%.64q is not a number", text)
+		}
+		return f, nil
+	case in.kind == "choice" && text != "" && !slices.Contains(in.options, text):
+		return nil, fmt.Errorf("%.64q is not one of its options: %.400s", text, strings.Join(in.options, ", "))
+	default:
+		return text, nil
+	}
+}
+
+// Event returns the text of the event that starts a workflow with these inputs. It has the parts that a job's event has
+// without one.
+func Event(inputs map[string]any, vars []engine.Variable) (string, error) {
+	given := map[string]string{}
+	for name, v := range inputs {
+		given[name] = expression.New(v).Text()
+	}
+	about := githubTexts(func(name string) string {
+		i := slices.IndexFunc(vars, func(v engine.Variable) bool { return v.Key == name })
+		if i < 0 {
+			return ""
+		}
+		return vars[i].Value
+	})
+	text, err := json.Marshal(map[string]any{
+		"inputs": given, "ref": about["ref"], "repository": map[string]string{"full_name": about["repository"]},
+	})
+	return string(text), err
+}
