@@ -315,3 +315,32 @@ func TestArtifactsThatArriveAreNotRemovedForThoseOfAnotherBuild(t *testing.T) {
 	require.NoError(t, m.m.KeepResult(t, "1-00000000", one))
 	require.NoFileExists(t, filepath.Join(f.dir, "artifacts", "2-00000000.tar.zst"), "there is no room for both")
 }
+
+// The trace of a build took the place of its own artifacts, which were then missing without a word.
+func TestTheTraceOfABuildDoesNotTakeThePlaceOfItsArtifacts(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.change = func(cfg *manager.Config) { cfg.FileBytes, cfg.Keep = 2000, time.Minute }
+	m := f.start(t)
+	keep := func(name string) {
+		file, err := os.CreateTemp(filepath.Join(f.dir, "artifacts"), ".artifacts-")
+		require.NoError(t, err)
+		defer file.Close()
+		_, err = file.Write(make([]byte, 1500))
+		require.NoError(t, err)
+		require.NoError(t, m.m.KeepResult(t, name, file))
+	}
+	left := func() (names []string) {
+		entries, err := os.ReadDir(filepath.Join(f.dir, "artifacts"))
+		require.NoError(t, err)
+		for _, e := range entries {
+			names = append(names, e.Name())
+		}
+		return names
+	}
+	keep("1-00000000")
+	keep("1-00000000.trace.json")
+	require.Equal(t, []string{"1-00000000.tar.zst", "1-00000000.trace.json"}, left())
+	keep("10-00000000")
+	require.Equal(t, []string{"10-00000000.tar.zst"}, left())
+}

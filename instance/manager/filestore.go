@@ -139,7 +139,8 @@ func (f *dirFiles) keepResult(_ context.Context, name string, file *os.File) err
 	if err := contents.SyncDir(f.artifacts.Dir); err != nil { // the record of the build tells of it
 		return err
 	}
-	f.artifacts.Sweep(0, func(name string) bool { return name == filepath.Base(path) || arrives(name) })
+	own := strings.TrimSuffix(name, traceSuffix) + "." // files of the same build
+	f.artifacts.Sweep(0, func(name string) bool { return strings.HasPrefix(name, own) || arrives(name) })
 	return nil
 }
 
