@@ -174,7 +174,7 @@ func TestPackingAndUnpackingEndWithTheirContext(t *testing.T) {
 func TestReplaceLeavesTheOldFileUntilTheNewOneIsComplete(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "new", "file")
 	write := func(text string, err error) error {
-		return Replace(name, "x*", func(f *os.File) error {
+		return Replace(name, func(f *os.File) error {
 			_, writeErr := f.WriteString(text)
 			require.NoError(t, writeErr)
 			return err
@@ -198,4 +198,35 @@ func TestLevelsHaveNames(t *testing.T) {
 	}
 	_, err := ParseLevel("9")
 	require.ErrorContains(t, err, "not one of fastest, fast, default, slow and slowest")
+}
+
+// Symptom: each command for caches that was killed left its part of an archive on the VM for ever.
+func TestPartsOfKilledProcessesAreRemoved(t *testing.T) {
+	dir := t.TempDir()
+	name := filepath.Join(dir, strings.Repeat("n", 251)+".zip")
+	parts := func() (names []string) {
+		entries, err := os.ReadDir(dir)
+		require.NoError(t, err)
+		for _, e := range entries {
+			if e.Name() != filepath.Base(name) {
+				names = append(names, e.Name())
+			}
+		}
+		return names
+	}
+	killed := errors.New("killed")
+	require.PanicsWithError(t, killed.Error(), func() {
+		_ = Replace(name, func(*os.File) error { panic(killed) })
+	})
+	require.Len(t, parts(), 1)
+	replace := func() { require.NoError(t, Replace(name, func(*os.File) error { return nil })) }
+	replace()
+	require.Len(t, parts(), 1, "its process may still run")
+
+	was := keepPart
+	t.Cleanup(func() { keepPart = was })
+	keepPart = 0
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "n.part-1"), nil, 0o600))
+	replace()
+	require.Equal(t, []string{"n.part-1"}, parts())
 }

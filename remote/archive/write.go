@@ -12,6 +12,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
+	"time"
 
 	"github.com/klauspost/compress/flate"
 	"github.com/klauspost/compress/gzip"
@@ -269,14 +271,21 @@ func (p *packer) raw(w io.Writer) error {
 	})
 }
 
+// keepPart is how long a part of a killed process is kept without a change. It is shorter in tests.
+var keepPart = 24 * time.Hour
+
 // Replace makes or replaces the file name, with mode 0600. The file appears only when write has written all of it;
-// until then it has a name of the pattern temporary. Missing directories are made with mode 0700.
-func Replace(name, temporary string, write func(*os.File) error) (err error) {
+// until then it is a part, with a hidden name. Replace removes old parts of the same file, which killed processes have
+// left. Missing directories are made with mode 0700.
+func Replace(name string, write func(*os.File) error) (err error) {
 	dir := filepath.Dir(name)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	file, err := os.CreateTemp(dir, temporary)
+	base := filepath.Base(name)
+	prefix := "." + base[:min(len(base), 200)] + ".part-"
+	removeParts(dir, prefix)
+	file, err := os.CreateTemp(dir, prefix)
 	if err != nil {
 		return oserr.Hint(err, dir)
 	}
@@ -293,4 +302,19 @@ func Replace(name, temporary string, write func(*os.File) error) (err error) {
 		return err
 	}
 	return os.Rename(file.Name(), name)
+}
+
+// removeParts removes the old files whose names begin with prefix. It ignores errors: the files only take room.
+func removeParts(dir, prefix string) {
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		info, err := e.Info()
+		if err != nil || !strings.HasPrefix(e.Name(), prefix) {
+			continue
+		}
+		// Not the time of the last write: that of a download is the server's.
+		if stat, ok := info.Sys().(*syscall.Stat_t); ok && time.Since(time.Unix(stat.Ctim.Unix())) > keepPart {
+			_ = os.Remove(filepath.Join(dir, e.Name()))
+		}
+	}
 }

@@ -22,7 +22,7 @@ func writeMetadata(file string, metadata map[string]string) error {
 	if err != nil {
 		return err
 	}
-	return archive.Replace(filepath.Join(filepath.Dir(file), "metadata.json"), "metadata_*", func(f *os.File) error {
+	return archive.Replace(filepath.Join(filepath.Dir(file), "metadata.json"), func(f *os.File) error {
 		_, err := f.Write(data)
 		return err
 	})

@@ -119,7 +119,7 @@ func (cfg RestoreConfig) download(ctx context.Context, client *transfer.Client, 
 		if modified.IsZero() {
 			modified = time.Now()
 		}
-		err = archive.Replace(cfg.File, "cache*", func(file *os.File) error {
+		err = archive.Replace(cfg.File, func(file *os.File) error {
 			room, err := archive.Room(file)
 			if err != nil {
 				return transfer.Local(err)

@@ -69,7 +69,7 @@ func Save(ctx context.Context, client *transfer.Client, cfg SaveConfig) error {
 		cfg.Log.Info("The archive is up to date, but not on the server.")
 		return cfg.upload(ctx, client)
 	}
-	err = archive.Replace(cfg.File, "archive_*", func(file *os.File) error {
+	err = archive.Replace(cfg.File, func(file *os.File) error {
 		return files.Write(ctx, file, cfg.Format, cfg.Level)
 	})
 	if err == nil {
