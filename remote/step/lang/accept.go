@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"regexp/syntax"
 	"slices"
 	"strings"
 
@@ -12,6 +13,9 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/expr"
 )
+
+// maxMatch bounds the time for a match to half a second: instructions of the expression times bytes of the value.
+const maxMatch = 4 << 20
 
 var kinds = map[pb.Spec_InputType]expr.Kind{
 	pb.Spec_string: expr.String,
@@ -93,6 +97,11 @@ func accept(in *pb.Spec_Input, v expr.Value) (expr.Value, error) {
 		match, err := regexp.Compile(in.GetMatch())
 		if err != nil {
 			return v, fmt.Errorf("match is not a regular expression: %w", err)
+		}
+		parsed, _ := syntax.Parse(in.GetMatch(), syntax.Perl)
+		program, _ := syntax.Compile(parsed.Simplify()) // it was compiled above
+		if len(program.Inst)*len(v.Text()) > maxMatch {
+			return v, errors.New("the value is too long for match; pass it in a file")
 		}
 		if !match.MatchString(v.Text()) {
 			return v, fmt.Errorf("the value does not match %s", in.GetMatch())

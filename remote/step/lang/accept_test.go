@@ -2,6 +2,7 @@ package lang
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -181,5 +182,17 @@ func TestConditionMayBeABooleanInAllSpellingsOfYAML(t *testing.T) {
 		def, err := Parse("j", []byte("- {script: x, if: "+text+"}"))
 		require.NoError(t, err)
 		require.Equal(t, want, def.GetSteps()[0].GetCondition())
+	}
+}
+
+// Symptom: a value of 4 MiB, and a match as (x?){1000}y, took the step runner eight minutes, in which a job could not
+// be stopped. A step may have many such inputs.
+func TestTimeForAMatchIsBounded(t *testing.T) {
+	for match, most := range map[string]int{"(x?){1000}y": 1 << 10, "^x*$": 256 << 10} {
+		in := &pb.Spec_Input{Type: pb.Spec_string, Match: match}
+		_, err := accept(in, value(t, strings.Repeat("x", most)+"y"))
+		require.NotContains(t, fmt.Sprint(err), "too long", match)
+		_, err = accept(in, value(t, strings.Repeat("x", 4<<20)))
+		require.EqualError(t, err, "the value is too long for match; pass it in a file")
 	}
 }
