@@ -93,7 +93,11 @@ func Clone(ctx context.Context, cfg Config) (commit string, err error) {
 	if err != nil {
 		return "", err
 	}
-	if err := g.fetch(ctx); err != nil {
+	err = g.fetch(ctx)
+	if again {
+		err = g.refetch(ctx, err)
+	}
+	if err != nil {
 		return "", err
 	}
 	if again {
@@ -125,8 +129,12 @@ func isCommit(revision string) bool {
 }
 
 // kept are the files of a repository in which an earlier build can only have left objects and names for them: see
-// gitrepository-layout(5). Any other may change what the rest means, as config and commondir do, or block git.
-var kept = []string{"HEAD", "logs", "objects", "packed-refs", "refs", "shallow"}
+// gitrepository-layout(5). Any other may change what the rest means, as config and commondir do, or block git:
+// packed-refs can have names in refs/replace. removed are such files below those that are kept.
+var (
+	kept    = []string{"HEAD", "logs", "objects", "refs", "shallow"}
+	removed = []string{"objects/info", "refs/replace"}
+)
 
 // reset removes files from the repository in Dir by which an earlier build could run code in this one. again says that
 // there is a repository. If it is not a plain directory, reset removes it as a whole.
@@ -146,8 +154,13 @@ func (cfg *Config) reset() (again bool, err error) {
 	}
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
-		if err == nil && !slices.Contains(kept, e.Name()) {
+		if err == nil && (!slices.Contains(kept, e.Name()) || e.Type() == fs.ModeSymlink) {
 			err = rmtree.Remove(filepath.Join(dir, e.Name()))
+		}
+	}
+	for _, name := range removed {
+		if err == nil {
+			err = rmtree.Remove(filepath.Join(dir, name))
 		}
 	}
 	if err != nil {

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -205,6 +207,94 @@ func TestEarlierBuildCannotMakeTheGitOfACloneRunCode(t *testing.T) {
 	require.NoError(t, os.Symlink("/nowhere", filepath.Join(tr.cfg.Dir, ".git")))
 	tr.clone()
 	tr.has("a", "1\n")
+}
+
+// git believes that an object is what its name says, unless it arrives. So an earlier build had its own files checked
+// out in place of the commit's.
+func TestEarlierBuildCannotReplaceTheFilesOfACommit(t *testing.T) {
+	tr := newTrial(t)
+	first := tr.repo.Commit("main", fetchtest.Texts(map[string]string{"a": "own text", "d/b": "own"}))
+	evil := tr.repo.Commit("evil", fetchtest.Texts(map[string]string{"a": "of the build", "d/b": "evil"}))
+	g := &git{cfg: &tr.cfg}
+	run := func(args ...string) {
+		t.Helper()
+		require.NoError(t, g.run(t.Context(), args...))
+	}
+	id := func(revision string) string {
+		t.Helper()
+		return tr.repo.Git("rev-parse", revision)
+	}
+	object := func(name string) string { return filepath.Join(tr.cfg.Dir, ".git/objects", name[:2], name[2:]) }
+	for name, harm := range map[string]func(){
+		"replaced":        func() { run("replace", "-f", id(first+":a"), id(evil+":a")) },
+		"packed replaced": func() { run("replace", "-f", id(first+":a"), id(evil+":a")); run("pack-refs", "--all") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			tr.clone(func(c *Config) { c.Revision = "evil" })
+			harm()
+			tr.clone(func(c *Config) { c.Revision = "main" })
+			tr.has("a", "own text")
+			text, err := g.output(t.Context(), "show", "HEAD:a")
+			require.NoError(t, err)
+			require.Equal(t, "own text", text, "also for the git of the job")
+		})
+	}
+	for name, revisions := range map[string][2]string{
+		"file":      {first + ":a", evil + ":a"},
+		"directory": {first + ":d", evil + ":d"},
+		"commit":    {first, evil},
+		"top":       {first + "^{tree}", evil + "^{tree}"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, branch := range []string{"main", "evil"} {
+				tr.clone(func(c *Config) { c.Revision = branch })
+			}
+			tr.unpack()
+			data, err := os.ReadFile(object(id(revisions[1])))
+			require.NoError(t, err)
+			require.NoError(t, os.Remove(object(id(revisions[0]))))
+			require.NoError(t, os.WriteFile(object(id(revisions[0])), data, 0o444))
+			tr.clone(func(c *Config) { c.Revision = "main" })
+			tr.has("a", "own text")
+			tr.has("d/b", "own")
+			require.Contains(t, tr.said.String(), "everything is fetched again: the earlier clone is damaged: the object ")
+		})
+	}
+}
+
+// unpack makes a file of each object of the clone.
+func (tr *trial) unpack() {
+	tr.t.Helper()
+	packs, err := filepath.Glob(filepath.Join(tr.cfg.Dir, ".git/objects/pack/*.pack"))
+	require.NoError(tr.t, err)
+	for _, pack := range packs {
+		data, err := os.ReadFile(pack)
+		require.NoError(tr.t, err)
+		require.NoError(tr.t, os.Remove(pack))
+		_ = os.Remove(strings.TrimSuffix(pack, ".pack") + ".idx")
+		cmd := exec.Command("git", "unpack-objects", "-q")
+		cmd.Dir, cmd.Stdin = tr.cfg.Dir, bytes.NewReader(data)
+		out, err := cmd.CombinedOutput()
+		require.NoError(tr.t, err, "%s", out)
+	}
+}
+
+// Symptom: after a power cut that left files of git empty, no build could clone into the directory any more.
+func TestADamagedCloneIsMadeAnew(t *testing.T) {
+	tr := newTrial(t)
+	tr.repo.Commit("main", fetchtest.Texts(map[string]string{"a": "1"}))
+	tr.clone()
+	tr.unpack()
+	tr.repo.Commit("main", fetchtest.Texts(map[string]string{"a": "2"}))
+	objects := filepath.Join(tr.cfg.Dir, ".git/objects")
+	require.NoError(t, filepath.WalkDir(objects, func(path string, d os.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() {
+			err = errors.Join(os.Chmod(path, 0o600), os.Truncate(path, 0))
+		}
+		return err
+	}))
+	tr.clone()
+	tr.has("a", "2")
 }
 
 func TestPasswordIsInNoArgumentVariableOrFile(t *testing.T) {

@@ -54,13 +54,19 @@ func (g *git) run(ctx context.Context, args ...string) error {
 	return err
 }
 
-// output runs a command of git, and returns the first line of its standard output.
-func (g *git) output(ctx context.Context, args ...string) (string, error) {
+// command returns a command of git that has no login. It is killed when ctx ends.
+func (g *git) command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "git", append(g.options(), args...)...)
 	cmd.Dir, cmd.Env = g.cfg.Dir, g.environment()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = 10 * time.Second
+	return cmd
+}
+
+// output runs a command of git, and returns the first line of its standard output.
+func (g *git) output(ctx context.Context, args ...string) (string, error) {
+	cmd := g.command(ctx, args...)
 	var out limited
 	last := limited{}
 	cmd.Stdout, cmd.Stderr = &out, io.MultiWriter(&last, orDiscard(g.cfg.Output))
