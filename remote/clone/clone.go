@@ -195,6 +195,9 @@ func (g *git) fetch(ctx context.Context) error {
 	case err == nil:
 		args = append(args, "--unshallow")
 	}
+	if g.run(ctx, "rev-parse", "--quiet", "--verify", "HEAD^{commit}") == nil { // no ref names what is there
+		args = append(args, "--negotiation-tip=HEAD")
+	}
 	revision := g.cfg.Revision
 	if revision == "" {
 		revision = "HEAD"

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -277,6 +278,27 @@ func (tr *trial) unpack() {
 		out, err := cmd.CombinedOutput()
 		require.NoError(tr.t, err, "%s", out)
 	}
+}
+
+// Symptom: each clone fetched everything, though an earlier one had left nearly all of it.
+func TestLaterCloneFetchesOnlyWhatIsNew(t *testing.T) {
+	tr := newTrial(t)
+	first := tr.repo.Commit("main", fetchtest.Texts(map[string]string{"a": "1"}))
+	tr.clone()
+	tr.repo.Commit("main", fetchtest.Texts(map[string]string{"a": "2"}))
+	var asked atomic.Int64
+	look := func(r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		require.NoError(t, err)
+		r.Body = io.NopCloser(bytes.NewReader(body))
+		if bytes.Contains(body, []byte("have "+first+"\n")) {
+			asked.Add(1)
+		}
+	}
+	tr.before.Store(&look)
+	tr.clone()
+	tr.has("a", "2")
+	require.Positive(t, asked.Load())
 }
 
 // Symptom: after a power cut that left files of git empty, no build could clone into the directory any more.
