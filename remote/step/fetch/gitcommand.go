@@ -29,6 +29,9 @@ type gitProgram struct {
 	tmp    *scratch
 	dir    string
 	limits limits // total bounds each file that git writes
+	// fsck makes git check the objects that it fetches. It must be false for a fetch with a filter, as that for the full
+	// name of a commit: git 2.39 cannot ignore oldMistakes then.
+	fsck bool
 }
 
 // newGit makes a repository in tmp, to fetch from another. format is the object format, sha1 or sha256.
@@ -90,6 +93,13 @@ func (g *gitProgram) environment() []string {
 	return env
 }
 
+// oldMistakes are the names by which git's fsck calls mistakes in the lines of a commit about people and times, and in
+// the spelling of modes. Histories have them from programs of their time, and they do no harm.
+var oldMistakes = []string{
+	"badDate", "badDateOverflow", "badEmail", "badName", "badTimezone", "missingEmail", "missingSpaceBeforeDate",
+	"missingSpaceBeforeEmail", "multipleAuthors", "zeroPaddedDate", "zeroPaddedFilemode",
+}
+
 // options returns the arguments that come before every git command.
 func (g *gitProgram) options() []string {
 	options := []string{"--git-dir=" + g.dir}
@@ -97,9 +107,15 @@ func (g *gitProgram) options() []string {
 		"http.followRedirects=false", "http.lowSpeedLimit=1",
 		fmt.Sprintf("http.lowSpeedTime=%d", int(g.limits.stall.Seconds())),
 		"core.hooksPath=/dev/null", "core.fsmonitor=", "core.attributesFile=/dev/null", "core.askPass=", "credential.helper=",
-		"fetch.fsckObjects=true", "fetch.unpackLimit=1", "gc.auto=0", "maintenance.auto=false", "submodule.recurse=false",
+		"fetch.unpackLimit=1", "gc.auto=0", "maintenance.auto=false", "submodule.recurse=false",
 	} {
 		options = append(options, "-c", setting)
+	}
+	if g.fsck {
+		options = append(options, "-c", "fetch.fsckObjects=true")
+		for _, name := range oldMistakes {
+			options = append(options, "-c", "fetch.fsck."+name+"=ignore")
+		}
 	}
 	if g.proxy != nil {
 		options = append(options, g.proxy.options()...)

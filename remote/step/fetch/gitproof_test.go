@@ -73,6 +73,29 @@ func TestCommitsThatGitNoLongerMakesAreFetched(t *testing.T) {
 	}
 }
 
+// Symptom: a step in a repository whose history has a commit with a wrong time zone, such as psf/requests, was refused,
+// though every git clones it.
+func TestCommitsWithMistakesOfOldProgramsAreFetched(t *testing.T) {
+	h := newGitHost(t)
+	r := h.repository("c/old")
+	blob := r.Input(stepText, "hash-object", "-w", "--stdin")
+	dir := rawTree(t, r, [2]string{"100644 step.yml", blob})
+	tree := rawTree(t, r, [2]string{"0100644 a", blob}, [2]string{"040000 d", dir})
+	commit := func(more ...string) string {
+		t.Helper()
+		return r.Input("tree "+tree+"\n"+strings.Join(more, "")+
+			"author a 1313584730 +051800\ncommitter A <a@example.com> 01313584730 +0000\n\nx\n",
+			"hash-object", "-t", "commit", "--literally", "-w", "--stdin")
+	}
+	first := commit()
+	middle := commit("parent " + first + "\n")
+	r.Git("update-ref", "refs/heads/main", commit("parent "+middle+"\n"))
+	for _, rev := range []string{"main", middle, middle[:10]} {
+		c := get(t, newStore(t), h.URL+"/c/old@"+rev)
+		require.Equal(t, []string{"a", "d/step.yml"}, paths(t, c))
+	}
+}
+
 // paths returns the files of a component, its links and its empty directories.
 func paths(t testing.TB, c *Component) (all []string) {
 	t.Helper()

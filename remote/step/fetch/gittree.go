@@ -29,6 +29,7 @@ func (f *fetcher) download(
 		return source, err
 	}
 	defer g.close()
+	g.fsck = true
 	if source.Commit, source.GitTree, err = g.fetchCommit(ctx, commit, resolved); err != nil {
 		return source, err
 	}
