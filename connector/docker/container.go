@@ -319,7 +319,7 @@ func (c *Container) run(ctx context.Context) error {
 		return c.api.failure(ctx, op, err)
 	}
 	carrier := &attached{stream: stream.HijackedResponse, stderr: c.stderr}
-	c.await(c.id, container.WaitConditionRemoved)
+	c.await(ctx, c.id, container.WaitConditionRemoved)
 	c.started = time.Now()
 	if _, err := c.api.ContainerStart(ctx, c.id, client.ContainerStartOptions{}); err != nil {
 		_ = carrier.Close() // always nil

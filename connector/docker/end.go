@@ -29,10 +29,15 @@ const (
 	killed = 137
 )
 
-// await lets a goroutine wait for a container's end. It returns when the daemon has heard of that, or cannot.
-func (c *Container) await(id string, end container.WaitCondition) {
-	waiting := c.api.ContainerWait(c.life, id, client.ContainerWaitOptions{Condition: end})
+// await lets a goroutine wait for a container's end. It returns when the daemon has heard of that, or cannot. If ctx
+// ends before that, the end is not known.
+func (c *Container) await(ctx context.Context, id string, end container.WaitCondition) {
+	life, cancel := context.WithCancel(c.life)
+	heard := context.AfterFunc(ctx, cancel)
+	waiting := c.api.ContainerWait(life, id, client.ContainerWaitOptions{Condition: end})
+	heard()
 	c.wg.Go(func() {
+		defer cancel()
 		defer close(c.gone)
 		select {
 		case end := <-waiting.Result:

@@ -128,7 +128,7 @@ func (c *Container) startExec(ctx context.Context, op string) error {
 	if err != nil {
 		return c.api.failure(ctx, op, err)
 	}
-	c.await(c.entered, container.WaitConditionNotRunning)
+	c.await(ctx, c.entered, container.WaitConditionNotRunning)
 	stream, err := c.api.ExecAttach(ctx, made.ID, client.ExecAttachOptions{})
 	if err != nil {
 		return c.api.failure(ctx, op, c.missing(err))

@@ -30,6 +30,7 @@ import (
 	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/internal/dockertest"
+	"github.com/stepmux/stepmux/internal/faultconn"
 	"github.com/stepmux/stepmux/mux"
 )
 
@@ -308,6 +309,41 @@ func TestAStartThatIsCancelledLeavesNothing(t *testing.T) {
 		require.ErrorIs(t, err, context.Canceled)
 		require.Empty(t, d.Containers(t))
 	}
+}
+
+// Symptom: a daemon that hung while a container was about to start held the build for ever, past its timeout and a
+// cancel.
+func TestADaemonThatDoesNotTakeTheQuestionForTheEndIsGivenUp(t *testing.T) {
+	d := dockertest.Start(t)
+	cfg := config(t, d)
+	require.NoError(t, start(t, cfg).Close(t.Context())) // the daemon has the program then
+	cfg.ReadyTimeout = 3 * time.Second
+	cfg.Dial = func(ctx context.Context) (net.Conn, error) {
+		conn, err := d.Dial(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return hangsAt{faultconn.New(conn, faultconn.Config{}), "/wait?condition=removed"}, nil
+	}
+	began := time.Now()
+	_, err := docker.Start(t.Context(), cfg)
+	require.ErrorContains(t, err, "the container was not ready within 3s")
+	require.Less(t, time.Since(began), 20*time.Second)
+	require.Empty(t, d.Containers(t))
+}
+
+// hangsAt is a connection to a daemon that takes no request with this text. After 30 s it is cut.
+type hangsAt struct {
+	*faultconn.Conn
+	text string
+}
+
+func (c hangsAt) Write(p []byte) (int, error) {
+	if bytes.Contains(p, []byte(c.text)) {
+		c.Stall()
+		time.AfterFunc(30*time.Second, c.Cut)
+	}
+	return c.Conn.Write(p)
 }
 
 func TestImagesThatCannotRunAreRefusedByName(t *testing.T) {

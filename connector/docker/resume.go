@@ -73,7 +73,7 @@ func (c *Container) attach(ctx context.Context, place string) error {
 	if err := c.findServices(ctx); err != nil {
 		return err
 	}
-	c.await(c.id, container.WaitConditionRemoved)
+	c.await(ctx, c.id, container.WaitConditionRemoved)
 	return nil
 }
 
