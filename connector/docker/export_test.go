@@ -14,6 +14,13 @@ func SetStartLimit(d time.Duration) func() {
 	return func() { startLimit = before }
 }
 
+// SetPullStall changes pullStall, and returns a function that restores it.
+func SetPullStall(d time.Duration) func() {
+	before := pullStall
+	pullStall = d
+	return func() { pullStall = before }
+}
+
 // ThisProcess names this process on the label of what it makes.
 func ThisProcess() string { return thisProcess() }
 

@@ -95,6 +95,10 @@ func pictureOf(told *image.InspectResponse) picture {
 	return p
 }
 
+// pullStall is how long a pull may make no progress. A registry may hang, and all builds that want the image wait for
+// one pull. A daemon is silent while it unpacks a large layer. Tests change it.
+var pullStall = 10 * time.Minute
+
 // pull pulls an image. Builds that want it at the same time share one pull.
 func (c *Container) pull(ctx context.Context, image string) error {
 	d, key := c.cfg.Daemon, c.cfg.Spec.Platform+" "+image
@@ -115,13 +119,19 @@ func (c *Container) pullNow(ctx context.Context, image string) error {
 		return fmt.Errorf("%s: %w", op, err)
 	}
 	c.say("pulling image %.160s", image)
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	stalled := time.AfterFunc(pullStall, func() {
+		stop(fmt.Errorf("it made no progress for %v (does its registry answer?)", pullStall))
+	})
+	defer stalled.Stop()
 	options := client.ImagePullOptions{RegistryAuth: auth}
 	if p := c.cfg.Spec.platform(); p != nil {
 		options.Platforms = append(options.Platforms, *p)
 	}
 	progress, err := c.api.ImagePull(ctx, image, options)
 	if err == nil {
-		err = progress.Wait(ctx) // also an error that comes after an answer of 200
+		err = awaitPull(ctx, progress, func() { stalled.Reset(pullStall) })
 	}
 	switch {
 	case err == nil:
@@ -133,6 +143,20 @@ func (c *Container) pullNow(ctx context.Context, image string) error {
 	default:
 		return c.api.failure(ctx, op, err)
 	}
+}
+
+// awaitPull waits for the end of a pull. It calls moved at each sign of progress.
+func awaitPull(ctx context.Context, progress client.ImagePullResponse, moved func()) error {
+	for message, err := range progress.JSONMessages(ctx) {
+		moved()
+		if err != nil {
+			return err
+		}
+		if message.Error != nil { // it comes after an answer of 200
+			return message.Error
+		}
+	}
+	return nil
 }
 
 // credentials returns the login for an image's registry in the configuration of the Docker client on this machine, in

@@ -2,6 +2,7 @@ package docker_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/base64"
 	"fmt"
 	"io"
@@ -11,8 +12,10 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/registry"
 	"github.com/moby/moby/client"
@@ -133,4 +136,30 @@ func TestARegistryThatAnswersWithErrorsIsNamed(t *testing.T) {
 	require.ErrorContains(t, err, fmt.Sprintf("pull image %q", cfg.Spec.Image))
 	require.ErrorContains(t, err, "unknown")
 	require.Empty(t, d.Containers(t))
+}
+
+// Symptom: a registry that hung held all builds that wanted its image until the timeout of each. As long as new ones
+// came, they waited for the same pull.
+func TestAPullFromARegistryThatHangsIsGivenUp(t *testing.T) {
+	d := dockertest.Start(t)
+	t.Cleanup(docker.SetPullStall(2 * time.Second))
+	var answer func(http.ResponseWriter, *http.Request) bool
+	cfg := config(t, d)
+	cfg.Spec.Image = registryOf(t, d, &answer)
+	answers := make(chan struct{})
+	answer = func(_ http.ResponseWriter, r *http.Request) bool {
+		if strings.Contains(r.URL.Path, "/manifests/") {
+			<-answers
+		}
+		return false
+	}
+	release := sync.OnceFunc(func() { close(answers) })
+	t.Cleanup(release)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	_, err := docker.Start(ctx, cfg)
+	require.ErrorContains(t, err, fmt.Sprintf("pull image %q: it made no progress for 2s (does its registry answer?)",
+		cfg.Spec.Image))
+	release()
+	require.NoError(t, start(t, cfg).Close(t.Context()))
 }
