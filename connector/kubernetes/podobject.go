@@ -38,7 +38,7 @@ type containerStatus struct {
 	Name, ImageID string
 	Ready         bool
 	State         struct {
-		Waiting    *struct{ Reason, Message string }
+		Waiting    *waiting
 		Running    *struct{}
 		Terminated *termination
 	}
@@ -46,6 +46,9 @@ type containerStatus struct {
 		Terminated *termination
 	}
 }
+
+// waiting is why a container does not run yet.
+type waiting struct{ Reason, Message string }
 
 // lastEnd returns how the container ended the last time, even if it was restarted; nil if it has never ended.
 func (s *containerStatus) lastEnd() *termination {
@@ -99,10 +102,17 @@ var (
 	shakyReasons = []string{"CreateContainerError", "RunContainerError", "ImageInspectError", "PreCreateHookError"}
 )
 
+// shaky reports whether the reason may be transient. A kubelet that has just started, or whose API server is slow,
+// does not have the secret of a variable yet.
+func (w *waiting) shaky() bool {
+	return w != nil && (slices.Contains(shakyReasons, w.Reason) ||
+		w.Reason == "CreateContainerConfigError" && strings.HasPrefix(w.Message, "failed to sync "))
+}
+
 // shaky reports whether the pod waits for a reason that may be transient.
 func (o *object) shaky() bool {
 	for _, s := range slices.Concat(o.Status.InitContainerStatuses, o.Status.ContainerStatuses) {
-		if w := s.State.Waiting; w != nil && slices.Contains(shakyReasons, w.Reason) {
+		if s.State.Waiting.shaky() {
 			return true
 		}
 	}
@@ -114,15 +124,15 @@ func (o *object) shaky() bool {
 func (o *object) stuck(pulls map[string]string, late bool) (why string, another bool) {
 	for _, s := range slices.Concat(o.Status.InitContainerStatuses, o.Status.ContainerStatuses) {
 		switch w := s.State.Waiting; {
-		case w == nil:
+		case w == nil || w.shaky() && !late:
+		case w.shaky():
+			return fmt.Sprintf("container %s: %s: %s", s.Name, w.Reason, w.Message), true
 		case slices.Contains(stuckReasons, w.Reason):
 			text := fmt.Sprintf("container %s: %s: %s", s.Name, w.Reason, cmp.Or(pulls[s.Name], w.Message))
 			if end := s.lastEnd(); end != nil {
 				text += "; it ended: " + end.text()
 			}
 			return text, false
-		case late && slices.Contains(shakyReasons, w.Reason):
-			return fmt.Sprintf("container %s: %s: %s", s.Name, w.Reason, w.Message), true
 		}
 		if end := s.State.Terminated; end != nil && s.Name == initName && end.ExitCode != 0 {
 			return "container " + s.Name + ": " + end.text(), end.ofNode()
