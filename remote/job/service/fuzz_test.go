@@ -20,6 +20,7 @@ func FuzzRunRequest(f *testing.F) {
 		f.Add(b)
 	}
 	add(&pb.RunRequest{Id: "a", WorkDir: "w", Env: map[string]string{"A": "b"}})
+	add(&pb.RunRequest{Id: "a", Type: pb.RunRequest_script, CiScript: "true", Image: "busybox:1"})
 	add(&pb.RunRequest{Id: "../a", Env: map[string]string{"A=B": "\x00"}})
 	add(&pb.RunRequest{Id: strings.Repeat("x", 300)})
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -27,7 +28,9 @@ func FuzzRunRequest(f *testing.F) {
 		if proto.Unmarshal(data, req) != nil {
 			return
 		}
+		whole := proto.CloneOf(req)
 		spec, err := specOf(req)
+		require.True(t, proto.Equal(whole, req), "the request stays as it is")
 		if err != nil {
 			require.Less(t, len(err.Error()), 2<<10)
 			return
@@ -38,7 +41,7 @@ func FuzzRunRequest(f *testing.F) {
 		require.NoError(t, lang.CheckEnv("env", spec.Env))
 		require.GreaterOrEqual(t, spec.Grace, time.Duration(0))
 		require.LessOrEqual(t, spec.Grace, maxGrace)
-		again, err := specOf(proto.CloneOf(req))
+		again, err := specOf(whole)
 		require.NoError(t, err)
 		require.Equal(t, spec.Digest, again.Digest, "the same request is the same job")
 	})

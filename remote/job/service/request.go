@@ -64,8 +64,9 @@ func specOf(req *pb.RunRequest) (job.Spec, error) {
 	}
 	image := req.Image
 	req.Image = "" // the next manager of a build may see another name of its image
-	if spec.Digest, err = digest(req); err == nil && req.GetTrace() {
-		req.Image = image
+	spec.Digest, err = digest(req)
+	req.Image = image
+	if err == nil && req.GetTrace() {
 		spec.Trace, err = traceOf(req)
 	}
 	return spec, err
