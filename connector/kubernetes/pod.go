@@ -256,7 +256,7 @@ func (p *Pod) await(ctx context.Context, wanted func(*object) bool) (object, err
 	for {
 		p.mu.Lock()
 		seen, changed, blind := p.seen, p.changed, p.blind
-		stuck, another := seen.stuck(p.pulls, shaky.over(seen.shaky()))
+		stuck, another := seen.stuck(p.pulls, shaky.over(seen.shaky(p.pulls)))
 		p.mu.Unlock()
 		if stuck != "" {
 			return seen, p.failure(ctx, p.because(stuck, another))

@@ -358,29 +358,34 @@ func TestAPodThatCannotStartIsTheBuildsErrorAtOnceWithItsEvents(t *testing.T) {
 	}
 }
 
-// Symptom: a build whose template has a variable of a secret failed if the kubelet had just been started.
-func TestAPodWaitsForItsKubeletToGetASecret(t *testing.T) {
-	s := kubetest.Serve(t)
-	s.Fate = func(kubetest.Object) kubetest.Object {
-		return kubetest.Object{"phase": "Pending", "containerStatuses": []any{kubetest.Object{
-			"name": "build", "state": kubetest.Object{"waiting": kubetest.Object{
-				"reason":  "CreateContainerConfigError",
-				"message": "failed to sync secret cache: timed out waiting for the condition",
-			}},
-		}}}
-	}
-	s.Answer = func(_ http.ResponseWriter, r *http.Request) bool {
-		if r.URL.Query().Has("watch") {
-			time.AfterFunc(300*time.Millisecond, func() {
-				for _, pod := range s.Pods() {
-					s.SetStatus(pod, kubetest.Object{"phase": "Failed", "reason": "Evicted"})
+// Symptoms: a build whose template has a variable of a secret failed if the kubelet had just been started. Of 20 builds
+// at once on a node, with --pull always, some failed.
+func TestAPodWaitsForItsKubelet(t *testing.T) {
+	for reason, message := range map[string]string{
+		"CreateContainerConfigError": "failed to sync secret cache: timed out waiting for the condition",
+		"ImagePullBackOff":           `Back-off pulling image "busybox:1": ErrImagePull: pull QPS exceeded`,
+	} {
+		t.Run(reason, func(t *testing.T) {
+			s := kubetest.Serve(t)
+			s.Fate = func(kubetest.Object) kubetest.Object {
+				return kubetest.Object{"phase": "Pending", "containerStatuses": []any{kubetest.Object{
+					"name": "build", "state": kubetest.Object{"waiting": kubetest.Object{"reason": reason, "message": message}},
+				}}}
+			}
+			s.Answer = func(_ http.ResponseWriter, r *http.Request) bool {
+				if r.URL.Query().Has("watch") {
+					time.AfterFunc(300*time.Millisecond, func() {
+						for _, pod := range s.Pods() {
+							s.SetStatus(pod, kubetest.Object{"phase": "Failed", "reason": "Evicted"})
+						}
+					})
 				}
-			})
-		}
-		return false
+				return false
+			}
+			_, err := kubernetes.Start(t.Context(), config(t, load(t, s)))
+			require.ErrorContains(t, err, ": Evicted")
+		})
 	}
-	_, err := kubernetes.Start(t.Context(), config(t, load(t, s)))
-	require.ErrorContains(t, err, ": Evicted")
 }
 
 // A part of the node that is started anew may end a pod, or leave it as it is. Nothing of the build has run then.

@@ -103,16 +103,26 @@ var (
 )
 
 // shaky reports whether the reason may be transient. A kubelet that has just started, or whose API server is slow,
-// does not have the secret of a variable yet.
-func (w *waiting) shaky() bool {
-	return w != nil && (slices.Contains(shakyReasons, w.Reason) ||
-		w.Reason == "CreateContainerConfigError" && strings.HasPrefix(w.Message, "failed to sync "))
+// does not have the secret of a variable yet. One that starts many pods at once pulls some of the images later. pull is
+// the last error of a pull.
+func (w *waiting) shaky(pull string) bool {
+	switch {
+	case w == nil:
+		return false
+	case w.Reason == "CreateContainerConfigError":
+		return strings.HasPrefix(w.Message, "failed to sync ")
+	case w.Reason == "ImagePullBackOff":
+		return strings.Contains(cmp.Or(pull, w.Message), "pull QPS exceeded")
+	default:
+		return slices.Contains(shakyReasons, w.Reason)
+	}
 }
 
-// shaky reports whether the pod waits for a reason that may be transient.
-func (o *object) shaky() bool {
+// shaky reports whether the pod waits for a reason that may be transient. pulls are the last errors of image pulls, by
+// container.
+func (o *object) shaky(pulls map[string]string) bool {
 	for _, s := range slices.Concat(o.Status.InitContainerStatuses, o.Status.ContainerStatuses) {
-		if s.State.Waiting.shaky() {
+		if s.State.Waiting.shaky(pulls[s.Name]) {
 			return true
 		}
 	}
@@ -124,8 +134,8 @@ func (o *object) shaky() bool {
 func (o *object) stuck(pulls map[string]string, late bool) (why string, another bool) {
 	for _, s := range slices.Concat(o.Status.InitContainerStatuses, o.Status.ContainerStatuses) {
 		switch w := s.State.Waiting; {
-		case w == nil || w.shaky() && !late:
-		case w.shaky():
+		case w == nil || w.shaky(pulls[s.Name]) && !late:
+		case w.shaky(pulls[s.Name]):
 			return fmt.Sprintf("container %s: %s: %s", s.Name, w.Reason, w.Message), true
 		case slices.Contains(stuckReasons, w.Reason):
 			text := fmt.Sprintf("container %s: %s: %s", s.Name, w.Reason, cmp.Or(pulls[s.Name], w.Message))
