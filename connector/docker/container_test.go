@@ -216,6 +216,18 @@ func TestAVolumeThatWasRemovedIsFilledAgain(t *testing.T) {
 	require.Equal(t, "again\n", out)
 }
 
+// Symptom: after one failure, as of a disk that was full, no build of the manager ran on the daemon any more.
+func TestAnUploadThatFailedIsTriedAgain(t *testing.T) {
+	d := dockertest.Start(t)
+	removeVolumes(t, d)
+	cfg := config(t, d)
+	empty := d.FillDisk(t)
+	_, err := docker.Start(t.Context(), cfg)
+	empty()
+	require.ErrorContains(t, err, "put stepmux on the Docker daemon")
+	require.NoError(t, start(t, cfg).Close(t.Context()))
+}
+
 // Symptom: over a link of 5 Mbit/s the program did not get onto a daemon within 30 s, so no build ran there.
 func TestAProgramMayTakeLongerThanReadyTimeout(t *testing.T) {
 	d := dockertest.Start(t)

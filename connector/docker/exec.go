@@ -162,7 +162,7 @@ func (c *Container) bring(ctx context.Context, bin *program.Binary) error {
 	d := c.cfg.Daemon
 	_, err = sharedFlight(d, &d.programs, c.entered+sum).Do(ctx,
 		func(ctx context.Context) (struct{}, time.Duration, error) {
-			return struct{}{}, forever, c.put(ctx, c.entered, bin, dir, true)
+			return untilForgotten(c.put(ctx, c.entered, bin, dir, true))
 		})
 	return err
 }

@@ -76,7 +76,7 @@ func (c *Container) fill(ctx context.Context, bin *program.Binary, image string)
 	volume = "stepmux-" + sum[:16]
 	d := c.cfg.Daemon
 	_, err = sharedFlight(d, &d.programs, sum).Do(ctx, func(ctx context.Context) (struct{}, time.Duration, error) {
-		return struct{}{}, forever, c.fillNow(ctx, bin, volume, image)
+		return untilForgotten(c.fillNow(ctx, bin, volume, image))
 	})
 	return volume, err
 }
@@ -94,8 +94,13 @@ func (d *Daemon) forget() {
 	}
 }
 
-// forever keeps the result of a flight until it is forgotten.
-const forever = -1
+// untilForgotten is the result of a flight that is kept until it is forgotten, unless err says that it has failed.
+func untilForgotten(err error) (struct{}, time.Duration, error) {
+	if err != nil {
+		return struct{}{}, 0, err
+	}
+	return struct{}{}, -1, nil
+}
 
 // fillNow fills the volume, unless it is full, by way of a container that never starts.
 func (c *Container) fillNow(ctx context.Context, bin *program.Binary, volume, image string) (err error) {
