@@ -25,10 +25,10 @@ type Daemon struct {
 	facts  flight.Flight[facts]
 	reaped flight.Flight[bool]
 
-	mu       sync.Mutex                          // guards the following
-	programs map[string]*flight.Flight[struct{}] // by SHA-256 of the program, or container and it
-	pulls    map[string]*flight.Flight[struct{}] // under way, by platform and name of the image
-	turns    chan struct{}                       // has an element for each container that is being started
+	mu       sync.Mutex    // guards the following
+	programs flights       // by SHA-256 of the program, or container and it
+	pulls    flights       // under way, by platform and name of the image
+	turns    chan struct{} // has an element for each container that is being started
 }
 
 // startsAtOnce is how many containers a daemon is asked to start at the same time. It starts them one after the other
@@ -103,19 +103,36 @@ func About(ctx context.Context, dial func(context.Context) (net.Conn, error)) (s
 		known.platform, known.api, told.Info.Driver, told.Info.ContainersRunning), nil
 }
 
-// sharedFlight returns the flight of a key, made if it is missing.
-func sharedFlight[T any](d *Daemon, all *map[string]*flight.Flight[T], key string) *flight.Flight[T] {
+// flights are pieces of work by a key.
+type flights map[string]*flight.Flight[struct{}]
+
+// share does work once for all builds that want it at the same time. It is done over the connection of one of them, and
+// maybe with its image. If it fails there, a build that has waited does it again.
+func (d *Daemon) share(ctx context.Context, all *flights, key string, work flight.Work[struct{}]) (err error) {
+	for range 2 {
+		own := false
+		_, err = d.flight(all, key).Do(ctx, func(ctx context.Context) (struct{}, time.Duration, error) {
+			own = true
+			return work(ctx)
+		})
+		if err == nil || ctx.Err() != nil || own {
+			break
+		}
+	}
+	return err
+}
+
+// flight returns the flight of a key, made if it is missing.
+func (d *Daemon) flight(all *flights, key string) *flight.Flight[struct{}] {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if *all == nil {
-		*all = map[string]*flight.Flight[T]{}
+		*all = flights{}
 	}
-	f := (*all)[key]
-	if f == nil {
-		f = &flight.Flight[T]{}
-		(*all)[key] = f
+	if (*all)[key] == nil {
+		(*all)[key] = &flight.Flight[struct{}]{}
 	}
-	return f
+	return (*all)[key]
 }
 
 var errNoProgram = errors.New("there is no stepmux for it")

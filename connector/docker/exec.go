@@ -160,11 +160,9 @@ func (c *Container) bring(ctx context.Context, bin *program.Binary) error {
 	dir := home + "/" + sum[:16]
 	c.program, c.tempDir = dir+"/stepmux", runDir
 	d := c.cfg.Daemon
-	_, err = sharedFlight(d, &d.programs, c.entered+sum).Do(ctx,
-		func(ctx context.Context) (struct{}, time.Duration, error) {
-			return untilForgotten(c.put(ctx, c.entered, bin, dir, true))
-		})
-	return err
+	return d.share(ctx, &d.programs, c.entered+sum, func(ctx context.Context) (struct{}, time.Duration, error) {
+		return untilForgotten(c.put(ctx, c.entered, bin, dir, true))
+	})
 }
 
 // execExit waits until an exec has ended, and returns an error for a bad end.

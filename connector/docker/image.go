@@ -102,14 +102,13 @@ var pullStall = 10 * time.Minute
 // pull pulls an image. Builds that want it at the same time share one pull.
 func (c *Container) pull(ctx context.Context, image string) error {
 	d, key := c.cfg.Daemon, c.cfg.Spec.Platform+" "+image
-	_, err := sharedFlight(d, &d.pulls, key).Do(ctx, func(ctx context.Context) (struct{}, time.Duration, error) {
+	return d.share(ctx, &d.pulls, key, func(ctx context.Context) (struct{}, time.Duration, error) {
 		err := c.pullNow(ctx, image)
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		delete(d.pulls, key) // each build may have an image of its own
 		return struct{}{}, 0, err
 	})
-	return err
 }
 
 func (c *Container) pullNow(ctx context.Context, image string) error {

@@ -75,10 +75,9 @@ func (c *Container) fill(ctx context.Context, bin *program.Binary, image string)
 	}
 	volume = "stepmux-" + sum[:16]
 	d := c.cfg.Daemon
-	_, err = sharedFlight(d, &d.programs, sum).Do(ctx, func(ctx context.Context) (struct{}, time.Duration, error) {
+	return volume, d.share(ctx, &d.programs, sum, func(ctx context.Context) (struct{}, time.Duration, error) {
 		return untilForgotten(c.fillNow(ctx, bin, volume, image))
 	})
-	return volume, err
 }
 
 // errProgramGone says that the volume of the program is empty, though it was filled: it was removed since then, as
