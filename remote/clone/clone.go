@@ -109,8 +109,8 @@ func Clone(ctx context.Context, cfg Config) (commit string, err error) {
 		return "", err
 	}
 	if again && cfg.Clean {
-		if err := g.run(ctx, "clean", "-ffdxq"); err != nil {
-			return "", err
+		if err := g.clean(ctx); err != nil {
+			return "", fmt.Errorf("remove files of an earlier build: %w", err)
 		}
 	}
 	if err := g.submodules(ctx, again); err != nil {

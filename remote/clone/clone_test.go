@@ -280,6 +280,37 @@ func (tr *trial) unpack() {
 	}
 }
 
+// Symptom: an ordinary user's clone failed in a directory with a module cache of Go, whose directories are read-only.
+func TestFilesOfAnEarlierBuildAreRemovedFromReadOnlyDirectories(t *testing.T) {
+	tr := newTrial(t)
+	files := fetchtest.Texts(map[string]string{"a": "1", "dir/b": "1", ".gitignore": "/.go\n*.o\n"})
+	files["sub"] = fetchtest.File{Submodule: strings.Repeat("1", 40)}
+	tr.repo.Commit("main", files)
+	tr.clone()
+	mod := filepath.Join(tr.cfg.Dir, ".go/pkg/mod")
+	for _, name := range []string{".go/pkg/mod/x/f", "dir/new.o", "dir/\n odd", "nested/.git/HEAD", "nested/x", "sub/x"} {
+		tr.put(name, "x")
+	}
+	require.NoError(t, os.MkdirAll(filepath.Join(tr.cfg.Dir, "empty/dir"), 0o755))
+	require.NoError(t, os.MkdirAll(filepath.Join(tr.cfg.Dir, "closed/dir"), 0o755))
+	require.NoError(t, os.Symlink("..", filepath.Join(tr.cfg.Dir, "up")))
+	for dir, mode := range map[string]os.FileMode{
+		filepath.Join(mod, "x"): 0o555, mod: 0o555, filepath.Join(tr.cfg.Dir, "closed"): 0,
+	} {
+		require.NoError(t, os.Chmod(dir, mode))
+	}
+	tr.clone(func(c *Config) { c.Clean = true })
+	var left []string
+	require.NoError(t, filepath.WalkDir(tr.cfg.Dir, func(at string, d os.DirEntry, err error) error {
+		if err == nil && d.Name() == ".git" {
+			return filepath.SkipDir
+		}
+		left = append(left, strings.TrimPrefix(at, tr.cfg.Dir))
+		return err
+	}))
+	require.Equal(t, []string{"", "/.gitignore", "/a", "/dir", "/dir/b", "/sub", "/sub/x"}, left)
+}
+
 // Symptom: each clone fetched everything, though an earlier one had left nearly all of it.
 func TestLaterCloneFetchesOnlyWhatIsNew(t *testing.T) {
 	tr := newTrial(t)
