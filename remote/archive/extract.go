@@ -107,7 +107,8 @@ type unpacker struct {
 	links  []link
 	dirs   []directory
 	buffer []byte
-	dry    bool // only check the entries
+	dry    bool   // only check the entries
+	opened string // the directory that was opened last
 }
 
 type link struct{ name, target string }
@@ -254,6 +255,9 @@ func (u *unpacker) entry(name string, mode fs.FileMode, info fs.FileInfo, size i
 		if u.dry {
 			return nil
 		}
+		if err := u.open(path.Dir(name)); err != nil {
+			return err
+		}
 		return u.root.MkdirAll(name, 0o777)
 	case mode.IsRegular():
 		if size < 0 || size > u.left {
@@ -308,8 +312,28 @@ func checkName(name string) error {
 // outside reports whether a clean relative path begins with "..".
 func outside(p string) bool { return p == ".." || strings.HasPrefix(p, "../") }
 
+// open lets this user write in a directory and in those above it, as far as they are there: those of a module cache are
+// read-only.
+func (u *unpacker) open(dir string) error {
+	if dir == "." || dir == u.opened {
+		return nil
+	}
+	if err := u.open(path.Dir(dir)); err != nil {
+		return err
+	}
+	u.opened = dir
+	is, err := u.root.Lstat(dir)
+	if err != nil || !is.IsDir() || is.Mode()&0o700 == 0o700 {
+		return nil //nolint:nilerr // a missing one is made
+	}
+	return u.root.Chmod(dir, is.Mode().Perm()|0o700)
+}
+
 // clear makes the parent directories of a new file or link, and removes an older one.
 func (u *unpacker) clear(name string) error {
+	if err := u.open(path.Dir(name)); err != nil {
+		return err
+	}
 	if err := u.root.MkdirAll(path.Dir(name), 0o777); err != nil {
 		return fmt.Errorf("make its directory: %w", oserr.Bare(err))
 	}

@@ -198,6 +198,27 @@ func TestNothingIsWrittenThroughLinksThatAreThere(t *testing.T) {
 	require.Len(t, left, 1)
 }
 
+// Symptom: a cache with a module cache of Go could not be restored by an ordinary user where an earlier build had used
+// it, because Go makes its directories read-only.
+func TestFilesInReadOnlyDirectoriesAreReplaced(t *testing.T) {
+	dir := t.TempDir()
+	below := filepath.Join(dir, "go/mod")
+	require.NoError(t, os.MkdirAll(below, 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(below, "a"), []byte("old"), 0o444))
+	require.NoError(t, os.Chmod(below, 0o555))
+	require.NoError(t, os.Chmod(filepath.Dir(below), 0o555))
+	data := zipOf(t, entry{"go/new/", "", fs.ModeDir | 0o555}, entry{"go/mod/a", "new", 0o444},
+		entry{"go/mod/b/c", "new", 0o444}, entry{"go/l", "mod", symlink})
+	n, err := Extract(t.Context(), fileOf(t, data), dir, Bounds{})
+	require.NoError(t, err)
+	require.Equal(t, 3, n)
+	for _, name := range []string{"a", "b/c"} {
+		text, err := os.ReadFile(filepath.Join(dir, "go/l", name))
+		require.NoError(t, err)
+		require.Equal(t, "new", string(text))
+	}
+}
+
 func TestModesHaveNoSetuidBit(t *testing.T) {
 	dir := t.TempDir()
 	data := zipOf(t, entry{"su", "x", fs.ModeSetuid | fs.ModeSetgid | 0o755},
