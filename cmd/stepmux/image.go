@@ -43,8 +43,8 @@ func (f *imageFlags) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.spec.Image, "image", "",
 		"run each build in a container of this `IMAGE`, with the Docker daemon of its VM")
 	fl.StringVar(&f.spec.Container, "container", "", "run the builds in the running container with this `NAME`")
-	f.spec.Pull = docker.PullIfNotPresent
-	choiceFlag(fl, &f.spec.Pull, "pull", "when to pull the image: always, if-not-present or never",
+	choiceFlag(fl, &f.spec.Pull, "pull", "when to pull the image: always, if-not-present or never (default "+
+		"if-not-present; in a pod, as the template or the cluster says)",
 		string(docker.PullAlways), string(docker.PullIfNotPresent), string(docker.PullNever))
 	fl.StringVar(&f.spec.Platform, "platform", "", "`OS/ARCH` of the image, if it differs from the Docker daemon's")
 	fl.StringVar(&f.entrypoint, "entrypoint", "", "keep, to run the image's entrypoint, or a `PROGRAM` to run instead; "+
@@ -89,7 +89,7 @@ func (f *imageFlags) check(named bool) error {
 	case f.spec.Container != "" && f.spec.Image != "":
 		return errors.New("use either --image or --container")
 	case f.spec.Container != "":
-		only, needs, f.spec.Pull = ownImage, "--image: a container that is there already has its own", ""
+		only, needs = ownImage, "--image: a container that is there already has its own"
 	case f.flags.Changed("image") && f.spec.Image == "":
 		return errors.New("--image is empty")
 	case f.flags.Changed("container"):
