@@ -875,6 +875,19 @@ func TestStartIsNotSilentAboutMistakes(t *testing.T) {
 			c.Spec.Services = []kubernetes.Service{{Image: "evil", Alias: "a.b"}}
 			c.Spec.Template = []byte("spec: {initContainers: [{name: a-b, image: x, securityContext: {privileged: true}}]}")
 		},
+		// Symptom: a job became root, or used an image that another build had pulled, though the template prevents that.
+		"runAsUser \"0\": the template of the pod has \"1000\"": func(c *kubernetes.Config) {
+			c.Spec.User = "0"
+			c.Spec.Template = []byte("spec: {containers: [{name: build, securityContext: {runAsUser: 1000}}]}")
+		},
+		"runAsGroup \"0\": the template of the pod has \"2000\"": func(c *kubernetes.Config) {
+			c.Spec.User = "1000:0"
+			c.Spec.Template = []byte("spec: {securityContext: {runAsUser: 1000, runAsGroup: 2000}}")
+		},
+		"imagePullPolicy \"Never\": the template of the pod has \"Always\"": func(c *kubernetes.Config) {
+			c.Spec.Pull = kubernetes.PullNever
+			c.Spec.Template = []byte("spec: {containers: [{name: build, imagePullPolicy: Always}]}")
+		},
 		"cannot linger": func(c *kubernetes.Config) { c.Linger = 25 * time.Hour },
 	} {
 		cfg := config(t, load(t, s))
@@ -899,7 +912,7 @@ spec:
     image: none
     args: [x]
     env: [{name: A, value: b}]
-    securityContext: {runAsNonRoot: true, allowPrivilegeEscalation: false}
+    securityContext: {runAsNonRoot: true, allowPrivilegeEscalation: false, runAsUser: 1000}
   - {name: db, image: "postgres:17"}
   initContainers:
   - {name: mine, image: x}

@@ -93,10 +93,41 @@ func (s *Spec) Check() error {
 	if err != nil {
 		return err
 	}
+	if err := s.checkTemplate(pod); err != nil {
+		return err
+	}
 	for _, one := range s.Services { // a job chooses its services, and the operator the rights of such a container
 		if in := take(at(pod, "spec"), "initContainers", one.container()); in["image"] != nil {
 			return fmt.Errorf("service %.160q: the template has an init container %q with an image of its own; give the "+
 				"service another alias", one.Image, one.container())
+		}
+	}
+	return nil
+}
+
+// checkTemplate returns an error for a user or a pull policy that the template sets otherwise. A job chooses its own,
+// and the operator may have meant to prevent just that.
+func (s *Spec) checkTemplate(pod dict) error {
+	in := at(pod, "spec")
+	build := named(in, "containers", buildName)
+	user, group, _ := strings.Cut(s.User, ":")
+	for _, one := range []struct {
+		key, want string
+		places    []dict // the first that has the key counts
+	}{
+		{"runAsUser", user, []dict{at(build, "securityContext"), at(in, "securityContext")}},
+		{"runAsGroup", group, []dict{at(build, "securityContext"), at(in, "securityContext")}},
+		{"imagePullPolicy", pulls[s.Pull], []dict{build}},
+	} {
+		for _, place := range one.places {
+			is, found := place[one.key]
+			if found && one.want != "" && fmt.Sprint(is) != one.want {
+				return fmt.Errorf("%s %.40q: the template of the pod has %.40q; leave out one of them", one.key, one.want,
+					fmt.Sprint(is))
+			}
+			if found {
+				break
+			}
 		}
 	}
 	return nil
