@@ -96,8 +96,9 @@ func pictureOf(told *image.InspectResponse) picture {
 }
 
 // pullStall is how long a pull may make no progress. A registry may hang, and all builds that want the image wait for
-// one pull. A daemon is silent while it unpacks a large layer. Tests change it.
-var pullStall = 10 * time.Minute
+// one pull. A daemon is silent while it unpacks a large layer, and while it downloads three layers of other images.
+// Tests change it.
+var pullStall = 30 * time.Minute
 
 // pull pulls an image. Builds that want it at the same time share one pull.
 func (c *Container) pull(ctx context.Context, image string) error {
