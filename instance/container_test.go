@@ -107,7 +107,7 @@ func TestABuildGoesElsewhereWhenTheDaemonOfItsVMCannotBeReached(t *testing.T) {
 	e := p.Executor(instance.Build{ID: "c6", Container: inBusybox, On: "broken"})
 	require.NoError(t, e.Prepare(t.Context()))
 	_, err := e.Connect(t.Context())
-	require.ErrorIs(t, err, docker.ErrUnreachable)
+	require.ErrorIs(t, err, docker.ErrUnusable)
 	require.NoError(t, e.Cleanup(t.Context()))
 	require.Zero(t, statOf(p, "broken").Used)
 }

@@ -149,7 +149,7 @@ func (e *Executor) tryElsewhere(err error) bool {
 	e.mu.Unlock()
 	failed, gone, changed := (*dialError)(nil), outOfServiceError(""), errors.Is(err, errChanged)
 	if s == nil || started || !changed && !errors.As(err, &failed) && !errors.As(err, &gone) &&
-		!errors.Is(err, ErrUnknown) && !errors.Is(err, docker.ErrUnreachable) {
+		!errors.Is(err, ErrUnknown) && !errors.Is(err, docker.ErrUnusable) {
 		return false
 	}
 	group := e.provider.cfg.Group
@@ -313,7 +313,7 @@ func (e *Executor) connect(ctx context.Context, attach string) (_ func() (io.Rea
 	default:
 		err = e.leaseFor(ctx, s, &place)
 	}
-	if errors.Is(err, docker.ErrUnreachable) {
+	if errors.Is(err, docker.ErrUnusable) {
 		cfg.Group.started(s, err)
 	}
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -50,7 +51,7 @@ func newAPI(
 // asking returns the context of a question, which the daemon answers at once if it is well.
 func (a *api) asking(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, a.patience,
-		unreachable{fmt.Errorf("the Docker daemon did not answer within %v", a.patience)})
+		unusable{fmt.Errorf("the Docker daemon did not answer within %v", a.patience)})
 }
 
 // failure returns the error of op. It shortens the daemon's text, which is untrusted, and adds the reason why a
@@ -60,19 +61,28 @@ func (a *api) failure(ctx context.Context, op string, err error) error {
 		return fmt.Errorf("%s: %w", op, cause)
 	}
 	if refused := a.refused.Load(); refused != nil {
-		return unreachable{fmt.Errorf("%s: connect to the Docker daemon: %w (is it running, and may this user open its "+
+		return unusable{fmt.Errorf("%s: connect to the Docker daemon: %w (is it running, and may this user open its "+
 			"socket? Mostly the group docker may)", op, *refused)}
 	}
 	return fmt.Errorf("%s: %w", op, &daemonError{err})
 }
 
-// ErrUnreachable reports, by errors.Is, that a daemon cannot be connected to, or does not answer.
-var ErrUnreachable = errors.New("the Docker daemon cannot be reached")
+// ErrUnusable reports, by errors.Is, that a daemon cannot be connected to, does not answer, or has no disk space for
+// containers.
+var ErrUnusable = errors.New("the Docker daemon cannot be used")
 
-type unreachable struct{ error }
+type unusable struct{ error }
 
-func (e unreachable) Unwrap() error      { return e.error }
-func (unreachable) Is(target error) bool { return target == ErrUnreachable }
+func (e unusable) Unwrap() error      { return e.error }
+func (unusable) Is(target error) bool { return target == ErrUnusable }
+
+// full marks an error that says that the daemon's disk is full. It is for calls in which no text of a job can be.
+func full(err error) error {
+	if err != nil && strings.Contains(err.Error(), "no space left on device") {
+		return unusable{err}
+	}
+	return err
+}
 
 // daemonError is an error with at most maxText of a daemon's text, on one line.
 type daemonError struct{ err error }

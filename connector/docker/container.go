@@ -188,7 +188,7 @@ func (c *Container) start(ctx context.Context) error {
 	}
 	volume, err := c.fill(ctx, bin, c.image.id)
 	if err != nil {
-		return err
+		return full(err)
 	}
 	done, err := c.cfg.Daemon.turn(ctx)
 	if err != nil {
@@ -207,7 +207,7 @@ func (c *Container) start(ctx context.Context) error {
 		return err
 	}
 	if err := c.create(whole, volume); err != nil {
-		return err
+		return full(err)
 	}
 	return c.run(ctx)
 }

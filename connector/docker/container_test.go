@@ -225,6 +225,7 @@ func TestAnUploadThatFailedIsTriedAgain(t *testing.T) {
 	_, err := docker.Start(t.Context(), cfg)
 	empty()
 	require.ErrorContains(t, err, "put stepmux on the Docker daemon")
+	require.ErrorIs(t, err, docker.ErrUnusable)
 	require.NoError(t, start(t, cfg).Close(t.Context()))
 }
 

@@ -147,6 +147,8 @@ func TestADaemonWhoseDiskIsFullIsNamed(t *testing.T) {
 	empty()
 	require.ErrorContains(t, err, `create container of image "busybox:1": `)
 	require.ErrorContains(t, err, "no space left on device")
+	// Symptom: the VM had room at all times, so that it got all builds, and failed them.
+	require.ErrorIs(t, err, docker.ErrUnusable)
 	require.Empty(t, d.Containers(t))
 	require.NoError(t, start(t, cfg).Close(t.Context()))
 }
