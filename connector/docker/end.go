@@ -34,6 +34,7 @@ const (
 func (c *Container) await(ctx context.Context, id string, end container.WaitCondition) {
 	life, cancel := context.WithCancel(c.life)
 	heard := context.AfterFunc(ctx, cancel)
+	//nolint:contextcheck // the wait outlives ctx
 	waiting := c.api.ContainerWait(life, id, client.ContainerWaitOptions{Condition: end})
 	heard()
 	c.wg.Go(func() {
