@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"strconv"
 	"time"
 
 	"github.com/stepmux/stepmux/internal/pause"
@@ -26,6 +27,8 @@ const (
 	callTimeout = 15 * time.Second
 	// firstPause and lastPause are the pauses between two attempts.
 	firstPause, lastPause = 20 * time.Millisecond, 500 * time.Millisecond
+	// maxWait bounds a pause that the API server asks for.
+	maxWait = 5 * time.Second
 )
 
 // status is the API's object that reports the end of a command or the failure of a call.
@@ -41,9 +44,10 @@ const statusSuccess, statusFailure = "Success", "Failure"
 // apiError is an answer of the API server with an error code.
 type apiError struct {
 	op   string
-	code int    // of HTTP
-	text string // untrusted text
-	said bool   // the API server itself has answered, not a proxy
+	code int           // of HTTP
+	text string        // untrusted text
+	said bool          // the API server itself has answered, not a proxy
+	wait time.Duration // that the server asks for before the next call
 }
 
 func (e *apiError) Error() string {
@@ -57,9 +61,10 @@ func (e *apiError) Error() string {
 	return text
 }
 
-// answerError returns the error of an answer with a code that is not 2xx.
-func answerError(op string, code int, text []byte) *apiError {
-	told := status{}
+// answerError returns the error of an answer with a code that is not 2xx. text is its body.
+func answerError(op string, answer *http.Response, text []byte) *apiError {
+	told, code := status{}, answer.StatusCode
+	seconds, _ := strconv.Atoi(answer.Header.Get("Retry-After")) // zero if it is not a number
 	said := json.Unmarshal(text, &told) == nil && told.Message != ""
 	if !said {
 		told.Message = fmt.Sprintf("%d %s", code, http.StatusText(code))
@@ -67,7 +72,19 @@ func answerError(op string, code int, text []byte) *apiError {
 			told.Message += ": " + string(text)
 		}
 	}
-	return &apiError{op: op, code: code, said: said, text: termtext.Line(termtext.Cut(told.Message, maxText))}
+	return &apiError{
+		op: op, code: code, said: said, text: termtext.Line(termtext.Cut(told.Message, maxText)),
+		wait: min(time.Duration(seconds)*time.Second, maxWait),
+	}
+}
+
+// pauseAfter returns how long to wait after err: wait, or longer if the server asks for that. A server that is
+// overloaded does.
+func pauseAfter(err error, wait time.Duration) time.Duration {
+	if refused, ok := errors.AsType[*apiError](err); ok {
+		return max(wait, refused.wait)
+	}
+	return wait
 }
 
 // foreignError is an error with at most maxText bytes of an untrusted text, on one line.
@@ -150,7 +167,7 @@ func (c *Cluster) send(ctx context.Context, op, method, path string, query url.V
 	}
 	defer answer.Body.Close()
 	said, _ := io.ReadAll(io.LimitReader(answer.Body, maxStatus)) // as much as can be read
-	return nil, answerError(op, answer.StatusCode, said)
+	return nil, answerError(op, answer, said)
 }
 
 // call makes one call and decodes its answer, unless into is nil. It returns the server's time, or zero if unknown.
@@ -210,7 +227,7 @@ func persist(ctx context.Context, passes func(error) bool, do func() error) erro
 		if err == nil || !passes(err) {
 			return err
 		}
-		if pause.For(ctx, wait) == nil {
+		if pause.For(ctx, pauseAfter(err, wait)) == nil {
 			continue
 		}
 		if cause := context.Cause(ctx); !errors.Is(err, cause) {

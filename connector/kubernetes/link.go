@@ -44,7 +44,7 @@ func (p *Pod) reconnect(ctx context.Context) (*link, error) {
 			return nil, err
 		}
 		p.cfg.Logger.Debug("no link to the pod yet", "pod", p.name, "error", err)
-		timer := time.NewTimer(pause)
+		timer := time.NewTimer(pauseAfter(err, pause))
 		select {
 		case <-timer.C:
 		case <-p.dead:

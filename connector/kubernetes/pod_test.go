@@ -543,6 +543,41 @@ func TestAClusterThatRefusesIsTheBuildsErrorAtOnce(t *testing.T) {
 }
 
 // An answer that is lost does not make two pods, and an API server that is away for a moment fails no build.
+// Symptom: an API server that was overloaded, and asked its clients to wait, got four calls a second of each build.
+func TestCallsWaitAsTheAPIServerAsks(t *testing.T) {
+	for verb, is := range map[string]func(*http.Request) bool{
+		"create": func(r *http.Request) bool {
+			return r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/pods")
+		},
+		"watch": func(r *http.Request) bool { return r.URL.Query().Has("watch") },
+		"exec":  func(r *http.Request) bool { return r.URL.Query().Get("container") == "build" },
+	} {
+		t.Run(verb, func(t *testing.T) {
+			s := kubetest.Serve(t)
+			var mu sync.Mutex
+			var calls []time.Time
+			s.Answer = func(w http.ResponseWriter, r *http.Request) bool {
+				mu.Lock()
+				defer mu.Unlock()
+				if !is(r) {
+					return false
+				}
+				if calls = append(calls, time.Now()); len(calls) > 1 {
+					return false
+				}
+				w.Header().Set("Retry-After", "1")
+				kubetest.Refuse(w, http.StatusTooManyRequests, "too many requests")
+				return true
+			}
+			cfg := config(t, load(t, s))
+			start(t, cfg)
+			mu.Lock()
+			defer mu.Unlock()
+			require.GreaterOrEqual(t, calls[1].Sub(calls[0]), time.Second)
+		})
+	}
+}
+
 func TestABuildStartsThoughTheAPIServerIsAwayForAMoment(t *testing.T) {
 	s := kubetest.Serve(t)
 	var mu sync.Mutex

@@ -102,7 +102,7 @@ func dialError(ctx context.Context, op string, answer *http.Response, err error)
 		return fmt.Errorf("%s: %w", op, foreign(err))
 	}
 	text, _ := io.ReadAll(io.LimitReader(answer.Body, maxStatus)) // as much as can be read
-	return answerError(op, answer.StatusCode, text)
+	return answerError(op, answer, text)
 }
 
 // Read implements io.Reader. It returns io.EOF once the server has reported how the command ended.

@@ -42,7 +42,7 @@ func (p *Pod) watch(ctx context.Context) {
 		if wait = min(2*wait, lastPause); time.Since(began) > lastPause {
 			wait = firstPause
 		}
-		_ = pause.For(ctx, wait) // the loop's condition is checked next
+		_ = pause.For(ctx, pauseAfter(err, wait)) // the loop's condition is checked next
 	}
 }
 
