@@ -311,6 +311,19 @@ func TestFilesOfAnEarlierBuildAreRemovedFromReadOnlyDirectories(t *testing.T) {
 	require.Equal(t, []string{"", "/.gitignore", "/a", "/dir", "/dir/b", "/sub", "/sub/x"}, left)
 }
 
+// Symptom: after a clone that had failed, as for a wrong branch, the next one called the directory a damaged clone, and
+// asked the server twice.
+func TestAFailedCloneIsNoDamagedClone(t *testing.T) {
+	tr := newTrial(t)
+	tr.repo.Commit("main", fetchtest.Texts(map[string]string{"a": "1"}))
+	for range 2 {
+		_, err := tr.try(func(c *Config) { c.Revision = "nowhere" })
+		require.ErrorContains(t, err, "couldn't find remote ref nowhere")
+	}
+	require.NotContains(t, tr.said.String(), "damaged")
+	tr.clone()
+}
+
 // Symptom: each clone fetched everything, though an earlier one had left nearly all of it.
 func TestLaterCloneFetchesOnlyWhatIsNew(t *testing.T) {
 	tr := newTrial(t)

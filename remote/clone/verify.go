@@ -18,6 +18,9 @@ import (
 func (g *git) refetch(ctx context.Context, fetched error) error {
 	revision := "FETCH_HEAD"
 	if fetched != nil {
+		if g.run(ctx, "rev-parse", "--quiet", "--verify", "HEAD") != nil { // no clone has succeeded here
+			return fetched
+		}
 		revision = "HEAD"
 	}
 	damage := g.verify(ctx, revision)
