@@ -25,10 +25,11 @@ type Daemon struct {
 	facts  flight.Flight[facts]
 	reaped flight.Flight[bool]
 
-	mu       sync.Mutex    // guards the following
-	programs flights       // by SHA-256 of the program, or container and it
-	pulls    flights       // under way, by platform and name of the image
-	turns    chan struct{} // has an element for each container that is being started
+	mu       sync.Mutex                        // guards the following
+	programs flights                           // by SHA-256 of the program, or container and it
+	pulls    flights                           // under way, by platform and name of the image
+	logins   map[string]*flight.Flight[string] // by registry
+	turns    chan struct{}                     // has an element for each container that is being started
 }
 
 // startsAtOnce is how many containers a daemon is asked to start at the same time. It starts them one after the other

@@ -54,4 +54,5 @@ func TestADaemonRemembersNoImagesThatWerePulled(t *testing.T) {
 		require.ErrorContains(t, c.pull(t.Context(), image), "no daemon")
 	}
 	require.Empty(t, c.cfg.Daemon.pulls)
+	require.Empty(t, c.cfg.Daemon.logins)
 }

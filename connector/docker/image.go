@@ -16,6 +16,8 @@ import (
 	"github.com/moby/moby/api/types/image"
 	"github.com/moby/moby/api/types/registry"
 	"github.com/moby/moby/client"
+
+	"github.com/stepmux/stepmux/internal/flight"
 )
 
 // picture is an image that the daemon has.
@@ -114,7 +116,7 @@ func (c *Container) pull(ctx context.Context, image string) error {
 
 func (c *Container) pullNow(ctx context.Context, image string) error {
 	op, began := fmt.Sprintf("pull image %.160q", image), time.Now()
-	auth, err := credentials(ctx, image)
+	auth, err := c.login(ctx, image)
 	if err != nil {
 		return fmt.Errorf("%s: %w", op, err)
 	}
@@ -157,6 +159,37 @@ func awaitPull(ctx context.Context, progress client.ImagePullResponse, moved fun
 		}
 	}
 	return nil
+}
+
+// login returns the credentials for an image. A helper that hangs cannot be ended: it is left to itself, and later
+// builds wait for the same one.
+func (c *Container) login(ctx context.Context, image string) (string, error) {
+	ref, err := parseImage(image)
+	if err != nil {
+		return "", err
+	}
+	limit := c.api.patience
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the credential helper of the Docker configuration "+
+		"for %.160s did not answer within %v", ref.Context().RegistryStr(), limit))
+	defer cancel()
+	d, key := c.cfg.Daemon, ref.Context().RegistryStr()
+	d.mu.Lock()
+	if d.logins == nil {
+		d.logins = map[string]*flight.Flight[string]{}
+	}
+	f := d.logins[key]
+	if f == nil {
+		f = &flight.Flight[string]{GoOn: true}
+		d.logins[key] = f
+	}
+	d.mu.Unlock()
+	return f.Do(ctx, func(ctx context.Context) (string, time.Duration, error) {
+		auth, err := credentials(ctx, image)
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		delete(d.logins, key) // each build may have a registry of its own
+		return auth, 0, err
+	})
 }
 
 // credentials returns the login for an image's registry in the configuration of the Docker client on this machine, in

@@ -20,6 +20,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/registry"
 	"github.com/moby/moby/client"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/internal/dockertest"
@@ -162,4 +163,30 @@ func TestAPullFromARegistryThatHangsIsGivenUp(t *testing.T) {
 		cfg.Spec.Image))
 	release()
 	require.NoError(t, start(t, cfg).Close(t.Context()))
+}
+
+// Symptom: a credential helper that hung, as one that asks for a passphrase does, held all pulls of a manager for ever,
+// past the timeouts of their builds.
+func TestACredentialHelperThatHangsIsNamed(t *testing.T) {
+	d := dockertest.Start(t)
+	bin := t.TempDir()
+	t.Setenv("DOCKER_CONFIG", bin)
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	release, released := filepath.Join(bin, "release"), filepath.Join(bin, "released")
+	require.NoError(t, unix.Mkfifo(release, 0o600))
+	script := "#!/bin/sh\n[ -e " + released + " ] || cat " + release +
+		"\necho credentials not found in native keychain\nexit 1\n"
+	require.NoError(t, os.WriteFile(filepath.Join(bin, "docker-credential-hangs"), []byte(script), 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(bin, "config.json"), []byte(`{"credsStore": "hangs"}`), 0o600))
+	cfg := config(t, d)
+	cfg.ReadyTimeout, cfg.Spec.Image = time.Second, "registry.invalid/a:1"
+	t.Cleanup(func() {
+		require.NoError(t, os.WriteFile(released, nil, 0o600))
+		require.NoError(t, os.WriteFile(release, nil, 0)) // it waits for the helper
+	})
+	for range 2 {
+		_, err := docker.Start(t.Context(), cfg)
+		require.ErrorContains(t, err, "the credential helper of the Docker configuration for registry.invalid did not "+
+			"answer within 1s")
+	}
 }
