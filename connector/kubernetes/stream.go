@@ -78,7 +78,7 @@ func (c *Cluster) executeWebSocket(ctx context.Context, op, at string, stderr io
 	conn, answer, err := websocket.Dial(ctx, at, options) //nolint:bodyclose // the library closes it, and keeps a part
 	if err != nil {
 		err = dialError(ctx, op, answer, err)
-		if refused, ok := errors.AsType[*apiError](err); ok && refused.code/100 == 4 && !refused.said {
+		if refused, ok := errors.AsType[*apiError](err); ok && refused.code/100 == 4 && !refused.said && !isPassing(err) {
 			err = &noWebSocketError{refused.text}
 		}
 		return nil, err

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -121,6 +122,32 @@ func TestWithoutWebSocketsExecsGoBySPDY(t *testing.T) {
 	s := kubetest.Serve(t)
 	s.Answer = noWebSockets
 	requireExecs(t, s)
+}
+
+// Symptom: a proxy before the API server that once had too many requests turned all execs of a manager to SPDY, for
+// good.
+func TestAProxyWithTooManyRequestsMayTakeWebSockets(t *testing.T) {
+	s := kubetest.Serve(t)
+	var many atomic.Bool
+	var bySPDY atomic.Int64
+	s.Answer = func(w http.ResponseWriter, r *http.Request) bool {
+		if strings.HasPrefix(r.Header.Get("Upgrade"), "SPDY") {
+			bySPDY.Add(1)
+		} else if many.Load() {
+			w.WriteHeader(http.StatusTooManyRequests)
+			return true
+		}
+		return false
+	}
+	c := load(t, s)
+	p := start(t, config(t, c))
+	many.Store(true)
+	_, err := c.Execute(t.Context(), p.Name(), "", "true")
+	many.Store(false)
+	require.ErrorContains(t, err, "429 Too Many Requests")
+	_, err = c.Execute(t.Context(), p.Name(), "", "true")
+	require.NoError(t, err)
+	require.Zero(t, bySPDY.Load())
 }
 
 // client-go takes a connection that was lost for a command that ended well.
