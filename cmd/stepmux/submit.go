@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -28,6 +29,7 @@ import (
 	"github.com/stepmux/stepmux/instance/manager/access"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/endsignal"
+	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/remote"
 	"github.com/stepmux/stepmux/remote/standalone"
@@ -295,30 +297,45 @@ func (f *submitFlags) run(cmd *cobra.Command, args []string) error {
 		if err := keepProject(ctx, m, project, job); err != nil {
 			return err
 		}
-		resp, err := m.Submit(ctx, &pb.SubmitRequest{Job: job})
+		id, err := queueJob(ctx, m, job)
 		if err != nil {
 			return err
 		}
 		if !f.wait {
-			_, err = fmt.Fprintln(cmd.OutOrStdout(), resp.GetId())
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), id)
 			return err
 		}
-		fmt.Fprintln(cmd.ErrOrStderr(), resp.GetId())
-		b, err := followLog(ctx, m, resp.GetId(), true, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		fmt.Fprintln(cmd.ErrOrStderr(), id)
+		b, err := followLog(ctx, m, id, true, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		if err != nil {
 			if ctx.Err() != nil {
-				fmt.Fprintf(cmd.ErrOrStderr(), "stepmux: the build goes on; its log: stepmux logs -f %s\n", resp.GetId())
+				fmt.Fprintf(cmd.ErrOrStderr(), "stepmux: the build goes on; its log: stepmux logs -f %s\n", id)
 			}
 			return err
 		}
-		traced := f.traced(connector.Job{}, resp.GetId(), func(text string) { //nolint:contextcheck // it writes files only
+		traced := f.traced(connector.Job{}, id, func(text string) { //nolint:contextcheck // it writes files only
 			fmt.Fprintf(cmd.ErrOrStderr(), "stepmux: %s\n", termtext.Line(text))
 		})
 		if traced.Trace != nil {
-			traced.OnTrace(getFile(ctx, m, &pb.ArtifactsRequest{Id: resp.GetId(), Trace: true}, traced.Trace))
+			traced.OnTrace(getFile(ctx, m, &pb.ArtifactsRequest{Id: id, Trace: true}, traced.Trace))
 		}
 		return f.unlessLost(managedOutcome(b, cmd.ErrOrStderr()))
 	})
+}
+
+// queueJob queues a job and returns the ID of its build. If the answer is lost, as when the manager restarts, it sends
+// the request again. That has the same key, by which the manager knows it for two minutes.
+func queueJob(ctx context.Context, m pb.ManagerClient, job *pb.Job) (id string, err error) {
+	req, began := &pb.SubmitRequest{Job: job, Key: rand.Text()}, time.Now()
+	for {
+		resp, err := m.Submit(ctx, req)
+		if status.Code(err) != codes.Unavailable || time.Since(began) > awayLimit {
+			return resp.GetId(), err
+		}
+		if err := pause.For(ctx, awayPause); err != nil {
+			return "", err
+		}
+	}
 }
 
 // managedOutcome shows why a build failed, and returns its exit code as an error.

@@ -1,12 +1,17 @@
 package main
 
 import (
+	"context"
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
@@ -34,4 +39,43 @@ func TestABuildIsListedAsTakingNoLessThanNothing(t *testing.T) {
 	begun := &pb.Build{Phase: pb.Build_running, Started: timestamppb.New(time.Now().Add(time.Hour))}
 	require.NoError(t, writeBuilds(&out, &pb.ListResponse{Builds: []*pb.Build{begun}}))
 	require.Regexp(t, ` 0s +-\n`, out.String())
+}
+
+// answers is a manager whose answers to requests are lost at first.
+type answers struct {
+	pb.ManagerClient
+	lost int
+	keys []string // of the requests
+}
+
+func (m *answers) Submit(
+	_ context.Context, req *pb.SubmitRequest, _ ...grpc.CallOption,
+) (*pb.SubmitResponse, error) {
+	m.keys = append(m.keys, req.GetKey())
+	if len(m.keys) <= m.lost {
+		return nil, status.Error(codes.Unavailable, "error reading from server: EOF")
+	}
+	return &pb.SubmitResponse{Id: "1-" + req.GetKey()}, nil
+}
+
+// submit failed where the manager ended before it had answered, although the build was queued. A second submit made a
+// second build.
+func TestASubmitWhoseAnswerIsLostIsSentAgainWithItsKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &answers{lost: 3}
+		id, err := queueJob(t.Context(), m, &pb.Job{})
+		require.NoError(t, err)
+		require.Len(t, m.keys, 4)
+		for _, key := range m.keys {
+			require.Equal(t, "1-"+key, id)
+		}
+		_, err = queueJob(t.Context(), m, &pb.Job{})
+		require.NoError(t, err)
+		require.NotEqual(t, m.keys[0], m.keys[4], "another request")
+
+		m, began := &answers{lost: 1 << 20}, time.Now()
+		_, err = queueJob(t.Context(), m, &pb.Job{})
+		require.Equal(t, codes.Unavailable, status.Code(err))
+		require.InDelta(t, awayLimit, time.Since(began), float64(time.Second), "long before the manager forgets the key")
+	})
 }
