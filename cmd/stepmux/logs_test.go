@@ -63,6 +63,27 @@ func TestAQuietBuildIsFollowedOverSeveralRestarts(t *testing.T) {
 	})
 }
 
+// noQuorum is a manager whose NATS cluster does not answer.
+type noQuorum struct{ restarts }
+
+func (noQuorum) Follow(ctx context.Context, _ *pb.FollowRequest, _ ...grpc.CallOption) (
+	grpc.ServerStreamingClient[pb.FollowResponse], error,
+) {
+	_ = pause.For(ctx, 10*time.Second)
+	return nil, status.Error(codes.Unavailable, "NATS: has the cluster lost its quorum?")
+}
+
+// logs -f waited for ever, without a word, for a manager whose NATS cluster had no quorum: each call took so long that
+// the manager seemed to be back meanwhile.
+func TestALogIsNotAwaitedForEverWithoutAQuorum(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		_, err := followLog(ctx, &noQuorum{}, "1", true, io.Discard, io.Discard)
+		require.ErrorContains(t, err, "has the cluster lost its quorum?")
+	})
+}
+
 // On a terminal one byte was missing at each place where a long line was cut.
 func TestALongLineOnATerminalIsComplete(t *testing.T) {
 	var out bytes.Buffer

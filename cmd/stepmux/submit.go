@@ -38,8 +38,9 @@ import (
 const (
 	// awayLimit is how long a command waits for a manager that does not answer, for example while it restarts.
 	awayLimit = time.Minute
-	// answerTime is how long a call of a manager that does not listen takes at most.
-	answerTime = 5 * time.Second
+	// answerTime is longer than a call takes that fails because the manager does not listen, or because its NATS cluster
+	// does not answer, which takes 5 to 10 s.
+	answerTime = 15 * time.Second
 	// awayPause is the time between two attempts to reach the manager.
 	awayPause = 200 * time.Millisecond
 	// stuckLimit is how long a command that was ended by a signal waits for the reader of its output.
