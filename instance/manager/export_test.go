@@ -266,6 +266,18 @@ func (m *Manager) ReadAndRemove(ctx context.Context, t *testing.T, id string) (r
 	return read, err
 }
 
+// FollowRemoved follows the log of a build that has ended, and whose log was removed, as a reader does that came before
+// its end. The record of the build is removed, too, before the reader asks for it.
+func (m *Manager) FollowRemoved(ctx context.Context, t *testing.T, id string) error {
+	t.Helper()
+	m.RemoveLog(t, id)
+	err := m.store.readLog(ctx, id, 0, true, false, func(piece) error { return nil })
+	require.NoError(t, err)
+	_, err = m.store.purge(t.Context(), buildsBucket, id)
+	require.NoError(t, err)
+	return m.store.awaitEnd(ctx, id)
+}
+
 // CancelAndGo cancels a build for a caller that has gone away.
 func (m *Manager) CancelAndGo(t *testing.T, id string) error {
 	t.Helper()

@@ -438,3 +438,15 @@ func TestACancellationWithoutEffectIsNoAction(t *testing.T) {
 	require.Empty(t, b.GetResult().GetReason())
 	require.False(t, b.GetCanceled())
 }
+
+// In a cluster, a reader that followed a log hung if the end of the log was removed before it got there.
+func TestAReaderInAClusterReturnsWhenTheEndOfTheLogIsRemoved(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	m := c.member(t, c.nats)
+	id := m.submit("echo on")
+	m.wait(id, 0)
+	ctx, cancel := context.WithTimeout(t.Context(), sshtest.Bound)
+	defer cancel()
+	require.NoError(t, m.m.FollowRemoved(ctx, t, id))
+}

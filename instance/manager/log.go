@@ -324,8 +324,8 @@ func (s *store) findPieces(
 	return max(from, after+1), last.Sequence, err
 }
 
-// readPieces passes the pieces of a log to take, from one place in the stream until another, or without an end if that
-// is 0. It returns the place of the last one. The end of the log ends it too, and so does the removal of all pieces.
+// readPieces passes the pieces of a log to take, from one place in the stream until another, or while the log grows if
+// that is 0. It returns the place of the last one. The end of the log ends it, and so does the removal of the rest.
 func (s *store) readPieces(
 	ctx context.Context, id string, from, until uint64, take func(piece) error,
 ) (place uint64, err error) {
@@ -337,16 +337,16 @@ func (s *store) readPieces(
 	}
 	defer stop()
 	for {
-		next, stopWait := ctx, func() {}
-		if until > 0 {
-			// Longer than two heartbeats: then the library has asked anew if its request was lost with a server.
-			next, stopWait = context.WithTimeout(ctx, pullExpiry)
-		}
+		// Longer than two heartbeats: then the library has asked anew if its request was lost with a server.
+		next, stopWait := context.WithTimeout(ctx, pullExpiry)
 		msg, err := messages.Next(jetstream.NextContext(next))
 		stopWait()
 		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil { // the rest may have been removed meanwhile
-			_, err = s.logs.GetLastMsgForSubject(ctx, logsSubject+id)
-			if errors.Is(err, jetstream.ErrMsgNotFound) {
+			if until == 0 && s.grows(ctx, id) {
+				continue
+			}
+			last, err := s.logs.GetLastMsgForSubject(ctx, logsSubject+id)
+			if errors.Is(err, jetstream.ErrMsgNotFound) || err == nil && last.Sequence <= place {
 				return place, nil
 			}
 			continue
@@ -367,4 +367,14 @@ func (s *store) readPieces(
 			return place, err
 		}
 	}
+}
+
+// grows reports whether the log of a build may get more pieces. If the store does not answer, it may.
+func (s *store) grows(ctx context.Context, id string) bool {
+	rec, _, err := s.record(ctx, id)
+	if err != nil || rec != nil {
+		return err != nil || rec.Phase != phaseEnded
+	}
+	r, _, err := s.find(ctx, id)
+	return err != nil || r != nil
 }

@@ -141,7 +141,7 @@ func (m *Manager) noteCancel(id string) {
 	})
 }
 
-// awaitEnd waits until the record of a build has its result.
+// awaitEnd waits until the record of a build has its result, or is not kept any more.
 func (s *store) awaitEnd(ctx context.Context, id string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -153,17 +153,22 @@ func (s *store) awaitEnd(ctx context.Context, id string) error {
 	if err := s.persist(ctx, open); err != nil {
 		return err
 	}
-	for {
+	for kept := false; ; {
 		select {
 		case entry, ok := <-watch.Updates():
 			var r record
 			switch {
 			case !ok: // the library could not make it anew after a break of the connection
+				kept = false
 				if err := s.persist(ctx, open); err != nil {
 					return err
 				}
+			case entry == nil && !kept, entry != nil && entry.Operation() != jetstream.KeyValuePut:
+				return nil
 			case entry != nil && json.Unmarshal(entry.Value(), &r) == nil && r.Phase == phaseEnded:
 				return nil
+			default:
+				kept = true
 			}
 		case <-ctx.Done():
 			return context.Cause(ctx)

@@ -316,19 +316,12 @@ func (m *Manager) follow(ctx context.Context, req *pb.FollowRequest, send func(*
 		at += int64(len(text))
 		return err
 	})
-	if err == nil && ended {
-		var rec *record
-		if rec, _, err = m.store.record(ctx, req.GetId()); rec != nil && rec.LogBytes > at { // its end is not kept any more
-			missing := rec.LogBytes - at
-			at = rec.LogBytes
-			err = send(&pb.FollowResponse{Offset: at, Missing: missing})
-		}
-	}
-	if err != nil || !req.GetFollow() {
+	if err != nil || !ended && !req.GetFollow() {
 		return err
 	}
 	running := m.find(req.GetId())
 	switch {
+	case !req.GetFollow():
 	case running != nil: // its result is kept soon
 		select {
 		case <-running.done:
@@ -339,6 +332,20 @@ func (m *Manager) follow(ctx context.Context, req *pb.FollowRequest, send func(*
 		if err := m.store.awaitEnd(ctx, req.GetId()); err != nil {
 			return err
 		}
+	}
+	rec, _, err := m.store.record(ctx, req.GetId())
+	if err != nil {
+		return err
+	}
+	if rec != nil && rec.LogBytes > at { // its end is not kept any more
+		missing := rec.LogBytes - at
+		at = rec.LogBytes
+		if err := send(&pb.FollowResponse{Offset: at, Missing: missing}); err != nil {
+			return err
+		}
+	}
+	if !req.GetFollow() {
+		return nil
 	}
 	if b, err = m.get(ctx, req.GetId()); err != nil {
 		return err
