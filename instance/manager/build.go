@@ -329,6 +329,13 @@ func (m *Manager) merge(
 	return m.store.put(ctx, r, revision)
 }
 
+// waits reports whether the build has no slot.
+func (b *build) waits() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.executor == nil || b.executor.Instance() == ""
+}
+
 // isLeft reports whether the build is left to another manager.
 func (b *build) isLeft() bool {
 	b.mu.Lock()

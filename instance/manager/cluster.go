@@ -170,6 +170,7 @@ func (c *cluster) run() {
 		switch {
 		case err == nil:
 			c.balance(ctx)
+			c.sendToRoom(ctx)
 		case c.m.takes.Err() == nil:
 			c.m.cfg.Logger.Warn(failed, "error", err)
 		}
@@ -293,10 +294,7 @@ func (c *cluster) yield(id string) (revision uint64) {
 // sendOn gives builds that wait, and for which no VM of this manager will do any more, back to the queue.
 func (c *cluster) sendOn() {
 	for _, b := range c.m.builds() {
-		b.mu.Lock()
-		e := b.executor
-		b.mu.Unlock()
-		if (e == nil || e.Instance() == "") && !c.hasFor(b.job.GetLabels()) {
+		if b.waits() && !c.hasFor(b.job.GetLabels()) {
 			c.m.leaveTo(b)
 		}
 	}

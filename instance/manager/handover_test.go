@@ -2,6 +2,7 @@ package manager_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -150,6 +151,37 @@ func TestABuildDoesNotGoToAManagerWhoseLastSlotHasGone(t *testing.T) {
 			now, err := b.Get(t.Context(), &pb.GetRequest{Id: id})
 			return err == nil && now.GetPhase() == pb.Build_ended
 		}, sshtest.Bound, 10*time.Millisecond)
+	}
+}
+
+// A build with labels stayed with the manager that had taken it from the queue while its VM was busy, beside a free VM
+// with these labels of another manager.
+func TestABuildThatWaitsForAVMGoesToAnotherManagerWithRoom(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	four := func(cfg *manager.Config) {
+		all := cfg.Group.Instances()
+		all = append(all, all...)
+		for i := range all {
+			all[i].ID = fmt.Sprintf("vm-%d", i+1)
+			if i < 2 {
+				all[i].Labels, all[i].Capacity = map[string]string{"k": "v"}, 1
+			}
+		}
+		require.NoError(t, cfg.Group.Update(all))
+	}
+	a := c.memberWith(t, c.nats, four)
+	a.awaitHeld(4)
+	wait, open := gate(t)
+	defer open()
+	a.await(a.submitLabelled("echo on\n"+wait), "on\n") // on vm-1
+	b := c.memberWith(t, c.nats, four)                  // it gets vm-2 and a VM without the label
+	a.awaitHeld(2)
+	b.awaitHeld(2)
+	for range 4 { // of two that ask, each gets some
+		text, end := a.wait(a.submitLabelled("echo sooner"), 0)
+		require.Equal(t, "sooner\n", text)
+		require.Equal(t, "vm-2", end.GetInstance())
 	}
 }
 

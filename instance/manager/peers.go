@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -89,6 +90,36 @@ func (m *Manager) ask(ctx context.Context, q peerQuestion, take func(*peerAnswer
 		a := &peerAnswer{}
 		if json.Unmarshal(msg.Data, a) == nil && !take(a) {
 			return
+		}
+	}
+}
+
+// sendToRoom gives builds that wait here for a slot back to the queue, as many as other managers have free slots for.
+func (c *cluster) sendToRoom(ctx context.Context) {
+	builds := map[string]*build{}
+	for _, b := range c.m.builds() {
+		builds[b.attemptID()] = b
+	}
+	// Without leases, and builds that have ended since.
+	waiting := slices.DeleteFunc(c.m.cfg.Group.Waiting(), func(id string) bool { return builds[id] == nil })
+	if len(waiting) == 0 {
+		return
+	}
+	var vms []control.VM
+	c.m.ask(ctx, peerQuestion{Status: true}, func(a *peerAnswer) bool {
+		vms = append(vms, a.VMs...)
+		return true
+	})
+	given := map[string]int{} // slots, by VM
+	for _, id := range waiting {
+		labels := builds[id].job.GetLabels()
+		i := slices.IndexFunc(vms, func(vm control.VM) bool {
+			return vm.State == string(instance.Ready) && len(vm.Builds)+given[vm.ID] < vm.Capacity &&
+				instance.HasLabels(vm.Labels, labels)
+		})
+		if i >= 0 && builds[id].waits() {
+			given[vms[i].ID]++
+			c.m.leaveTo(builds[id])
 		}
 	}
 }
