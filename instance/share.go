@@ -2,6 +2,7 @@ package instance
 
 import (
 	"context"
+	"time"
 
 	"github.com/stepmux/stepmux/pool"
 )
@@ -58,6 +59,13 @@ func (g *Group) isElsewhere(id string) bool {
 	defer g.mu.Unlock()
 	m, h := g.byID[id], g.hosts[id]
 	return m != nil && m.elsewhere && (h == nil || h.behind == 0)
+}
+
+// HasRoom reports whether an instance has a free slot that no build waits for.
+func (g *Group) HasRoom() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.pickLocked(demand{}, time.Now()) != nil
 }
 
 // AwaitRoom waits until an instance has a free slot that no build waits for. It fails where a build that waits for a

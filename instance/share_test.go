@@ -44,6 +44,11 @@ func TestASharedInstanceIsUsedOnlyWhileItIsHeld(t *testing.T) {
 	_, err := first.Connect(t.Context())
 	require.NoError(t, err)
 	require.NoError(t, groups[0].AwaitRoom(t.Context()))
+	require.True(t, groups[0].HasRoom())
+	require.False(t, groups[1].HasRoom(), "its slots are elsewhere")
+	require.NoError(t, groups[0].Drain("vm-1"))
+	require.False(t, groups[0].HasRoom())
+	require.NoError(t, groups[0].Undrain("vm-1"))
 	place, socket := first.Place()
 
 	require.ErrorContains(t, build(1).Resume(t.Context(), place, socket), "elsewhere")

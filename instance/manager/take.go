@@ -79,9 +79,9 @@ func (m *Manager) take(queue jetstream.Consumer) {
 		}
 		switch {
 		case err != nil:
-		case m.cluster != nil && !m.hasRoom():
+		case m.cluster != nil && !m.cfg.Group.HasRoom(): // the last slot has gone, as to a lease or by a drain
 			release()
-			err = m.cluster.pass(msg)
+			err = msg.Nak() // another manager gets it: this one asks for none before it has room
 		default:
 			err = m.accept(msg, release)
 		}
@@ -99,14 +99,6 @@ func (m *Manager) take(queue jetstream.Consumer) {
 			}
 		}
 	}
-}
-
-// hasRoom reports whether a slot is free. The one for which the queue was asked may have gone to a lease meanwhile, or
-// its VM may be drained.
-func (m *Manager) hasRoom() bool {
-	ctx, cancel := context.WithTimeout(m.takes, 100*time.Millisecond)
-	defer cancel()
-	return m.cfg.Group.AwaitRoom(ctx) == nil
 }
 
 // accept begins a build that came from the queue. placed is called when it has a slot, or does not need one.
