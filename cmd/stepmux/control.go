@@ -107,12 +107,19 @@ func newVerbCommand(
 	long += "\n\n'stepmux ps' shows the IDs."
 	cmd := &cobra.Command{Use: use, Short: short, Long: long, Args: arguments("ID...")}
 	return withOperated(cmd, m, func(ctx context.Context, of operated, ids []string) error {
+		var unknown []error
 		for _, id := range ids {
-			if err := verb(of, ctx, id); err != nil {
-				return fmt.Errorf("%w%s", toldError(err), otherVMs(ctx, of, id))
+			err := verb(of, ctx, id)
+			if err == nil {
+				continue
 			}
+			others := otherVMs(ctx, of, id)
+			if err = fmt.Errorf("%w%s", toldError(err), others); others == "" {
+				return errors.Join(append(unknown, err)...)
+			}
+			unknown = append(unknown, err) // the others are drained or undrained all the same
 		}
-		return nil
+		return errors.Join(unknown...)
 	})
 }
 
