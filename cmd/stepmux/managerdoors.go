@@ -140,7 +140,7 @@ func (d *tcpDoors) serve(
 		}
 		server := page.Serve(listener, page.Config{
 			Manager: pb.NewManagerClient(conn), As: manager.ContextFor, Token: pageToken, TLS: pageTLS, Metrics: metrics,
-			Version: cfg.Version,
+			Version: cfg.Version, Logger: cfg.Logger,
 		})
 		closePage = func() {
 			server.Close()

@@ -53,7 +53,7 @@ func Serve(cfg Config) (*Server, error) {
 	})
 	mux.HandleFunc("POST /v1/instances/{id}/drain", change(cfg.Group.Drain))
 	mux.HandleFunc("POST /v1/instances/{id}/undrain", change(cfg.Group.Undrain))
-	s.http = boundedhttp.Serve(ownListener{listener}, mux)
+	s.http = boundedhttp.Serve(ownListener{listener}, mux, nil)
 	return s, nil
 }
 

@@ -37,7 +37,7 @@ func Serve(addr string, m *Metrics) (*Server, error) {
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, "ok\n") // a client that hangs up does not need it
 	})
-	return &Server{addr: listener.Addr().String(), http: boundedhttp.Serve(listener, mux)}, nil
+	return &Server{addr: listener.Addr().String(), http: boundedhttp.Serve(listener, mux, nil)}, nil
 }
 
 // Addr returns the address where it listens, as host:port.

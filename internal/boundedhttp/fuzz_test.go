@@ -2,6 +2,7 @@ package boundedhttp_test
 
 import (
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"testing"
@@ -25,7 +26,7 @@ func FuzzRequests(f *testing.F) {
 			if n > 4<<10 {
 				t.Errorf("a handler was given %d bytes", n)
 			}
-		}))
+		}), slog.New(slog.DiscardHandler))
 		conn, err := net.Dial("tcp", listener.Addr().String())
 		require.NoError(t, err)
 		defer conn.Close()

@@ -3,6 +3,11 @@
 package boundedhttp
 
 import (
+	"bytes"
+	"cmp"
+	"context"
+	"log"
+	"log/slog"
 	"net"
 	"net/http"
 	"sync"
@@ -24,8 +29,9 @@ type Server struct {
 	open atomic.Int64 // connections
 }
 
-// Serve answers requests on listener until Close. It closes the listener.
-func Serve(listener net.Listener, handler http.Handler) *Server {
+// Serve answers requests on listener until Close. It closes the listener. logger receives what goes wrong; if nil,
+// slog.Default does.
+func Serve(listener net.Listener, handler http.Handler, logger *slog.Logger) *Server {
 	s := &Server{}
 	s.http = http.Server{
 		Handler:           http.MaxBytesHandler(handler, maxBody),
@@ -35,9 +41,24 @@ func Serve(listener net.Listener, handler http.Handler) *Server {
 		IdleTimeout:       30 * time.Second,
 		MaxHeaderBytes:    16 << 10,
 		ConnState:         s.count,
+		ErrorLog:          log.New(errorLog{cmp.Or(logger, slog.Default())}, "", 0),
 	}
 	s.wg.Go(func() { _ = s.http.Serve(&limited{listener, s}) }) // until Close
 	return s
+}
+
+// errorLog passes the messages of net/http on. Most are about clients, such as a failed TLS handshake: anybody can
+// cause any number of those.
+type errorLog struct{ to *slog.Logger }
+
+// Write implements io.Writer.
+func (l errorLog) Write(text []byte) (int, error) {
+	level := slog.LevelDebug
+	if bytes.HasPrefix(text, []byte("http: panic")) || bytes.HasPrefix(text, []byte("http: Accept error")) {
+		level = slog.LevelError
+	}
+	l.to.Log(context.Background(), level, "HTTP server", "error", string(bytes.TrimSpace(text)))
+	return len(text), nil
 }
 
 // limited is a listener that closes connections over maxConns.

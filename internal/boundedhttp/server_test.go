@@ -1,7 +1,10 @@
 package boundedhttp_test
 
 import (
+	"bytes"
+	"crypto/tls"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"strings"
@@ -23,7 +26,7 @@ func TestCloseLeavesNoGoroutineAfterAnyRequest(t *testing.T) {
 		if err != nil {
 			w.WriteHeader(http.StatusRequestEntityTooLarge)
 		}
-	}))
+	}), slog.New(slog.DiscardHandler))
 	for request, want := range map[string]string{
 		"GET / HTTP/1.1\r\nHost: x\r\n\r\n": " 200 ",
 		"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\n" + strings.Repeat("x", 8<<10): " 413 ",
@@ -48,4 +51,39 @@ func TestCloseLeavesNoGoroutineAfterAnyRequest(t *testing.T) {
 	s.Close()
 	_, err = net.Dial("tcp", listener.Addr().String())
 	require.Error(t, err)
+}
+
+// The messages of net/http went to standard error as they are, whatever the level of the log. Any client could cause
+// any number of them.
+func TestWhatClientsDoWrongIsNoErrorInTheLog(t *testing.T) {
+	listen := func() net.Listener {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		return listener
+	}
+	for _, c := range []struct {
+		listener     net.Listener
+		request      string
+		level, error string
+	}{
+		{tls.NewListener(listen(), &tls.Config{MinVersion: tls.VersionTLS13}), "GET /", "DEBUG", "http: TLS handshake error"},
+		{listen(), "GET /bug", "ERROR", "http: panic serving"},
+	} {
+		var said bytes.Buffer
+		logger := slog.New(slog.NewTextHandler(&said, &slog.HandlerOptions{Level: slog.LevelDebug}))
+		s := boundedhttp.Serve(c.listener, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/bug" {
+				panic("BUG: of the test")
+			}
+		}), logger)
+		conn, err := net.Dial("tcp", c.listener.Addr().String())
+		require.NoError(t, err)
+		_, err = io.WriteString(conn, c.request+" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+		require.NoError(t, err)
+		_, _ = io.Copy(io.Discard, conn) // until the server has closed
+		require.NoError(t, conn.Close())
+		s.Close()
+		require.Contains(t, said.String(), "level="+c.level)
+		require.Contains(t, said.String(), c.error)
+	}
 }

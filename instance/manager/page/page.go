@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"html/template"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/url"
@@ -40,11 +41,13 @@ type Config struct {
 	Metrics http.Handler
 	// Version is that of the program.
 	Version string
+	// Logger receives what goes wrong in the server. If nil, slog.Default.
+	Logger *slog.Logger
 }
 
 // Serve answers on a listener, which it closes, until the returned server is closed.
 func Serve(listener net.Listener, cfg Config) *boundedhttp.Server {
-	return boundedhttp.Serve(listener, newPages(cfg))
+	return boundedhttp.Serve(listener, newPages(cfg), cfg.Logger)
 }
 
 //go:embed page.html
