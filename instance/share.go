@@ -2,6 +2,7 @@ package instance
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/stepmux/stepmux/pool"
@@ -59,6 +60,15 @@ func (g *Group) isElsewhere(id string) bool {
 	defer g.mu.Unlock()
 	m, h := g.byID[id], g.hosts[id]
 	return m != nil && m.elsewhere && (h == nil || h.behind == 0)
+}
+
+// Takes reports whether an instance with these labels takes builds, now or later. One that is held elsewhere does not.
+func (g *Group) Takes(labels map[string]string) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.ContainsFunc(g.machines, func(m *machine) bool {
+		return m.takes() && HasLabels(m.member.Labels, labels)
+	})
 }
 
 // HasRoom reports whether an instance has a free slot that no build waits for.

@@ -236,14 +236,3 @@ func (c *cluster) ownerOf(fits func(instance.Instance) bool) (manager string) {
 	}
 	return manager
 }
-
-// hasFor reports whether this manager has a VM with all labels that is not drained.
-func (c *cluster) hasFor(labels map[string]string) bool {
-	drained := c.m.drainedNow()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return slices.ContainsFunc(c.m.cfg.Group.Instances(), func(in instance.Instance) bool {
-		_, held := c.held[in.ID]
-		return held && instance.HasLabels(in.Labels, labels) && !slices.Contains(drained, in.ID)
-	})
-}

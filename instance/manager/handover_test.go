@@ -154,11 +154,10 @@ func TestABuildDoesNotGoToAManagerWhoseLastSlotHasGone(t *testing.T) {
 	}
 }
 
-// A build with labels stayed with the manager that had taken it from the queue while its VM was busy, beside a free VM
-// with these labels of another manager.
-func TestABuildThatWaitsForAVMGoesToAnotherManagerWithRoom(t *testing.T) {
-	t.Parallel()
-	c := newCluster(t)
+// divided starts two managers of four VMs. Each has a VM with a label and one slot, and one without the label. A build
+// runs on that of a, vm-1, until open is called. vm-1 takes no more than uses builds, unless that is 0.
+func (c *cluster) divided(t *testing.T, uses int) (a, b *running, first string, open func()) {
+	t.Helper()
 	four := func(cfg *manager.Config) {
 		all := cfg.Group.Instances()
 		all = append(all, all...)
@@ -168,16 +167,44 @@ func TestABuildThatWaitsForAVMGoesToAnotherManagerWithRoom(t *testing.T) {
 				all[i].Labels, all[i].Capacity = map[string]string{"k": "v"}, 1
 			}
 		}
+		all[0].MaxUses = uses
 		require.NoError(t, cfg.Group.Update(all))
 	}
-	a := c.memberWith(t, c.nats, four)
+	a = c.memberWith(t, c.nats, four)
 	a.awaitHeld(4)
 	wait, open := gate(t)
-	defer open()
-	a.await(a.submitLabelled("echo on\n"+wait), "on\n") // on vm-1
-	b := c.memberWith(t, c.nats, four)                  // it gets vm-2 and a VM without the label
+	first = a.submitLabelled("echo on\n" + wait)
+	a.await(first, "on\n")
+	b = c.memberWith(t, c.nats, four) // a gives up VMs without builds
 	a.awaitHeld(2)
 	b.awaitHeld(2)
+	return a, b, first, open
+}
+
+// A build with labels went to a manager whose only VM with them was used up (max_uses), and waited there.
+func TestABuildDoesNotWaitForAVMThatIsUsedUp(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	a, b, first, open := c.divided(t, 1)
+	open()
+	a.wait(first, 0)
+	wait, openSecond := gate(t)
+	defer openSecond()
+	b.await(b.submitLabelled("echo on\n"+wait), "on\n")
+	for range 4 { // of two that ask, each gets some
+		b.submitLabelled("true")
+	}
+	require.Eventually(t, func() bool { return len(b.m.Waiting()) == 4 }, sshtest.Bound, 10*time.Millisecond)
+	require.Empty(t, a.m.Waiting())
+}
+
+// A build with labels stayed with the manager that had taken it from the queue while its VM was busy, beside a free VM
+// with these labels of another manager.
+func TestABuildThatWaitsForAVMGoesToAnotherManagerWithRoom(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	a, _, _, open := c.divided(t, 0)
+	defer open()
 	for range 4 { // of two that ask, each gets some
 		text, end := a.wait(a.submitLabelled("echo sooner"), 0)
 		require.Equal(t, "sooner\n", text)

@@ -207,7 +207,7 @@ func (m *Manager) begin(
 			Message: "the build may have run: its record was damaged in the state directory",
 		})
 	}
-	if m.cluster != nil && (rec == nil || rec.Phase == phaseWaiting) && !m.cluster.hasFor(job.GetLabels()) {
+	if m.cluster != nil && (rec == nil || rec.Phase == phaseWaiting) && !m.cfg.Group.Takes(job.GetLabels()) {
 		return errTaken // by one that has such a VM
 	}
 	if rec == nil {
@@ -226,7 +226,7 @@ func (m *Manager) begin(
 		return context.Cause(m.takes) //nolint:contextcheck // the manager's end, not ctx's
 	}
 	begun = true
-	if m.cluster != nil && b.record.Phase != phaseRunning && !m.cluster.hasFor(job.GetLabels()) {
+	if m.cluster != nil && b.record.Phase != phaseRunning && !m.cfg.Group.Takes(job.GetLabels()) {
 		m.leaveTo(b) // this manager has just given its VM up
 	}
 	<-queued // builds get their slots in the order of the queue
