@@ -26,17 +26,21 @@ import (
 // natsServer starts a NATS server, and returns its address.
 func natsServer(t *testing.T) string {
 	t.Helper()
-	s := newNATSServer(t, server.RANDOM_PORT)
+	return startNATS(t, newNATSServer(t, server.RANDOM_PORT, 8<<20))
+}
+
+func startNATS(t *testing.T, s *server.Server) string {
+	t.Helper()
 	s.Start()
 	require.True(t, s.ReadyForConnections(sshtest.Bound))
 	return s.Addr().String()
 }
 
 // newNATSServer returns a NATS server that is not started.
-func newNATSServer(t *testing.T, port int) *server.Server {
+func newNATSServer(t *testing.T, port int, maxPayload int32) *server.Server {
 	t.Helper()
 	s, err := server.NewServer(&server.Options{
-		Host: "127.0.0.1", Port: port, NoLog: true, NoSigs: true, MaxPayload: 8 << 20,
+		Host: "127.0.0.1", Port: port, NoLog: true, NoSigs: true, MaxPayload: maxPayload,
 		JetStream: true, StoreDir: t.TempDir(), JetStreamMaxStore: 1 << 40, // whatever the disk has
 	})
 	require.NoError(t, err)
@@ -217,7 +221,7 @@ func TestAManagerThatStartsBeforeNATSWaitsForIt(t *testing.T) {
 	require.NoError(t, err)
 	addr := listener.Addr().(*net.TCPAddr)
 	require.NoError(t, listener.Close()) // until NATS listens there, connections are refused
-	s := newNATSServer(t, addr.Port)
+	s := newNATSServer(t, addr.Port, 8<<20)
 	waits := &waitingLog{waits: make(chan struct{})}
 	var starting sync.WaitGroup
 	starting.Go(func() {
@@ -232,6 +236,18 @@ func TestAManagerThatStartsBeforeNATSWaitsForIt(t *testing.T) {
 	})
 	starting.Wait()
 	m.wait(m.submit("true"), 0)
+}
+
+// With a small max_payload, a build with much output hung: its log could not be stored, and nobody was told.
+func TestNATSServersThatTakeNoPieceOfALogAreRefused(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	addr := startNATS(t, newNATSServer(t, server.RANDOM_PORT, 512<<10))
+	f.change = func(cfg *manager.Config) {
+		cfg.NATS, cfg.KeyFile = &manager.NATS{URLs: []string{addr}}, filepath.Join(t.TempDir(), "key")
+	}
+	_, _, err := f.open(t)
+	require.ErrorContains(t, err, "set their max_payload to at least 1MB")
 }
 
 // waitingLog closes waits once a manager's log says that it waits for NATS.

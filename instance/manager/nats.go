@@ -34,6 +34,8 @@ const (
 	natsPing = 5 * time.Second
 	// pullExpiry and pullHeartbeat bound the life of a request for messages: a NATS server that dies takes it along.
 	pullExpiry, pullHeartbeat = 10 * time.Second, 2 * time.Second
+	// minPayload is the max_payload of NATS servers by default. A piece of a log can be more than half as large.
+	minPayload = 1 << 20
 	// replicas is how many servers have each stream, if there are that many.
 	replicas = 3
 	// Codes of the API of JetStream, which nats.go has no names for.
@@ -78,10 +80,11 @@ func (s *store) join(ctx context.Context, cfg *NATS) (err error) {
 	if err != nil {
 		return err
 	}
-	if s.maxRequest = min(maxRequest, int(s.nc.MaxPayload())-payloadExtra); s.maxRequest < 1 {
-		return fmt.Errorf("the NATS servers at %s take messages of %d bytes at most: raise their max_payload", cfg,
-			s.nc.MaxPayload())
+	if s.nc.MaxPayload() < minPayload {
+		return fmt.Errorf("the NATS servers at %s take messages of %d bytes at most: set their max_payload to at least 1MB, "+
+			"or to 8MB for all requests", cfg, s.nc.MaxPayload())
 	}
+	s.maxRequest = min(maxRequest, int(s.nc.MaxPayload())-payloadExtra)
 	s.js, err = jetstream.New(s.nc, jetstream.WithDefaultTimeout(s.timeout))
 	return err
 }
