@@ -222,11 +222,11 @@ func TestAManagerThatStartsBeforeNATSWaitsForIt(t *testing.T) {
 	addr := listener.Addr().(*net.TCPAddr)
 	require.NoError(t, listener.Close()) // until NATS listens there, connections are refused
 	s := newNATSServer(t, addr.Port, 8<<20)
-	waits := &waitingLog{waits: make(chan struct{})}
+	waits := &awaitedLine{text: "waits for the NATS cluster", seen: make(chan struct{})}
 	var starting sync.WaitGroup
 	starting.Go(func() {
 		select {
-		case <-waits.waits:
+		case <-waits.seen:
 			s.Start()
 		case <-t.Context().Done():
 		}
@@ -250,15 +250,41 @@ func TestNATSServersThatTakeNoPieceOfALogAreRefused(t *testing.T) {
 	require.ErrorContains(t, err, "set their max_payload to at least 1MB")
 }
 
-// waitingLog closes waits once a manager's log says that it waits for NATS.
-type waitingLog struct {
-	once  sync.Once
-	waits chan struct{}
+// Nobody was told why a build did not go on.
+func TestALogThatCannotBeStoredIsTold(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.lease = manager.DefaultLease // longer than the manager waits before it tells
+	proxy := sshtest.Proxy(t, c.nats)
+	waits := &awaitedLine{text: "a build waits, because its log cannot be stored", seen: make(chan struct{})}
+	m := c.memberWith(t, proxy.Addr(), func(cfg *manager.Config) {
+		cfg.Logger = slog.New(slog.NewTextHandler(waits, nil))
+	})
+	wait, open := gate(t)
+	id := m.submit("echo on\n" + wait + "\necho off")
+	m.await(id, "on\n")
+	proxy.Stall()
+	open()
+	select {
+	case <-waits.seen:
+	case <-time.After(sshtest.Bound): //nolint:forbidigo // a test's bound
+		require.FailNow(t, "the manager's log says nothing")
+	}
+	proxy.Resume()
+	text, _ := m.wait(id, 0)
+	require.Equal(t, "on\noff\n", text)
 }
 
-func (l *waitingLog) Write(p []byte) (int, error) {
-	if bytes.Contains(p, []byte("waits for the NATS cluster")) {
-		l.once.Do(func() { close(l.waits) })
+// awaitedLine closes seen once a manager's log has a text.
+type awaitedLine struct {
+	text string
+	once sync.Once
+	seen chan struct{}
+}
+
+func (l *awaitedLine) Write(p []byte) (int, error) {
+	if bytes.Contains(p, []byte(l.text)) {
+		l.once.Do(func() { close(l.seen) })
 	}
 	return len(p), nil
 }

@@ -184,7 +184,7 @@ func (l *storedLog) claim() error {
 // acknowledgment was lost is stored once, although it is sent again: its ID tells.
 func (l *storedLog) putLocked(p piece) error {
 	msg, id := l.messageLocked(p)
-	for {
+	for began, told := time.Now(), false; ; {
 		before := l.last
 		err := l.publishLocked(msg, id)
 		if err == nil {
@@ -193,6 +193,10 @@ func (l *storedLog) putLocked(p piece) error {
 		}
 		if l.lost.Load() || l.life.Err() != nil || l.store.err() != nil {
 			return fmt.Errorf("store the log: %w", err)
+		}
+		if !told && time.Since(began) >= l.store.timeout { // longer than an election takes
+			l.store.logger.to.Warn("a build waits, because its log cannot be stored", "build", l.id, "error", err)
+			told = true
 		}
 		_ = pause.For(l.life, logRetry)
 	}
