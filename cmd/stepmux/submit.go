@@ -330,8 +330,12 @@ func queueJob(ctx context.Context, m pb.ManagerClient, job *pb.Job) (id string, 
 	req, began := &pb.SubmitRequest{Job: job, Key: rand.Text()}, time.Now()
 	for {
 		resp, err := m.Submit(ctx, req)
-		if status.Code(err) != codes.Unavailable || time.Since(began) > awayLimit {
+		if status.Code(err) != codes.Unavailable {
 			return resp.GetId(), err
+		}
+		if time.Since(began) > awayLimit {
+			return "", status.Errorf(codes.Unavailable, "%s; the build may be queued: stepmux builds lists it then",
+				status.Convert(err).Message())
 		}
 		if err := pause.For(ctx, awayPause); err != nil {
 			return "", err

@@ -76,6 +76,7 @@ func TestASubmitWhoseAnswerIsLostIsSentAgainWithItsKey(t *testing.T) {
 		m, began := &answers{lost: 1 << 20}, time.Now()
 		_, err = queueJob(t.Context(), m, &pb.Job{})
 		require.Equal(t, codes.Unavailable, status.Code(err))
+		require.ErrorContains(t, err, "error reading from server: EOF; the build may be queued: stepmux builds lists it")
 		require.InDelta(t, awayLimit, time.Since(began), float64(time.Second), "long before the manager forgets the key")
 	})
 }
