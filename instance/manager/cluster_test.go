@@ -250,6 +250,31 @@ func TestNATSServersThatTakeNoPieceOfALogAreRefused(t *testing.T) {
 	require.ErrorContains(t, err, "set their max_payload to at least 1MB")
 }
 
+// With many VMs, ps showed those of other managers as elsewhere, and nobody was told why.
+func TestAnAnswerThatIsTooLargeForNATSIsTold(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.nats = startNATS(t, newNATSServer(t, server.RANDOM_PORT, 1<<20))
+	large := &awaitedLine{text: "is max_payload of the NATS servers 8MB?", seen: make(chan struct{})}
+	a := c.memberWith(t, c.nats, func(cfg *manager.Config) {
+		cfg.Logger = slog.New(slog.NewTextHandler(large, nil))
+		all := cfg.Group.Instances()
+		all[0].Labels = map[string]string{"k": strings.Repeat("v", 1<<20)}
+		require.NoError(t, cfg.Group.Update(all[:1]))
+	})
+	a.awaitHeld(1)
+	b := c.member(t, c.nats)
+	require.Eventually(t, func() bool { // b knows of the other one soon
+		_, _ = b.Status(t.Context(), &pb.StatusRequest{}) // without that VM
+		select {
+		case <-large.seen:
+			return true
+		default:
+			return false
+		}
+	}, sshtest.Bound, 10*time.Millisecond)
+}
+
 // Nobody was told why a build did not go on.
 func TestALogThatCannotBeStoredIsTold(t *testing.T) {
 	t.Parallel()

@@ -56,7 +56,10 @@ func (m *Manager) answerPeers() error {
 				}
 			}
 		}
-		_ = msg.Respond(encode(a)) // it does not wait for long
+		if err := msg.Respond(encode(a)); err != nil { // it does not wait for long
+			m.cfg.Logger.Warn("cannot tell another manager of VMs and builds; is max_payload of the NATS servers 8MB?",
+				"error", err)
+		}
 	})
 	return err
 }
