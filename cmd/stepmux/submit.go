@@ -295,10 +295,7 @@ func (f *submitFlags) run(cmd *cobra.Command, args []string) error {
 			return err
 		}
 		defer project.Close()
-		if err := keepProject(ctx, m, project, job); err != nil {
-			return err
-		}
-		id, err := queueJob(ctx, m, job)
+		id, err := queueJob(ctx, m, project, job)
 		if err != nil {
 			return err
 		}
@@ -324,12 +321,16 @@ func (f *submitFlags) run(cmd *cobra.Command, args []string) error {
 	})
 }
 
-// queueJob queues a job and returns the ID of its build. If the answer is lost, as when the manager restarts, it sends
-// the request again. That has the same key, by which the manager knows it for two minutes.
-func queueJob(ctx context.Context, m pb.ManagerClient, job *pb.Job) (id string, err error) {
+// queueJob queues a job with its project, if it has one, and returns the ID of its build. If an answer is lost, as when
+// the manager restarts, it asks again. The request has a key, by which the manager knows it for two minutes.
+func queueJob(ctx context.Context, m pb.ManagerClient, project *packed, job *pb.Job) (string, error) {
 	req, began := &pb.SubmitRequest{Job: job, Key: rand.Text()}, time.Now()
 	for {
-		resp, err := m.Submit(ctx, req)
+		var resp *pb.SubmitResponse
+		err := keepProject(ctx, m, project, job)
+		if err == nil {
+			resp, err = m.Submit(ctx, req)
+		}
 		if status.Code(err) != codes.Unavailable {
 			return resp.GetId(), err
 		}

@@ -63,20 +63,55 @@ func (m *answers) Submit(
 func TestASubmitWhoseAnswerIsLostIsSentAgainWithItsKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &answers{lost: 3}
-		id, err := queueJob(t.Context(), m, &pb.Job{})
+		id, err := queueJob(t.Context(), m, nil, &pb.Job{})
 		require.NoError(t, err)
 		require.Len(t, m.keys, 4)
 		for _, key := range m.keys {
 			require.Equal(t, "1-"+key, id)
 		}
-		_, err = queueJob(t.Context(), m, &pb.Job{})
+		_, err = queueJob(t.Context(), m, nil, &pb.Job{})
 		require.NoError(t, err)
 		require.NotEqual(t, m.keys[0], m.keys[4], "another request")
 
 		m, began := &answers{lost: 1 << 20}, time.Now()
-		_, err = queueJob(t.Context(), m, &pb.Job{})
+		_, err = queueJob(t.Context(), m, nil, &pb.Job{})
 		require.Equal(t, codes.Unavailable, status.Code(err))
 		require.ErrorContains(t, err, "error reading from server: EOF; the build may be queued: stepmux builds lists it")
 		require.InDelta(t, awayLimit, time.Since(began), float64(time.Second), "long before the manager forgets the key")
+	})
+}
+
+// uploads is a manager that ends in the middle of the first upload of a project. The next one has the archive.
+type uploads struct {
+	answers
+	begun int
+}
+
+type upload struct {
+	grpc.BidiStreamingClient[pb.KeepProjectRequest, pb.KeepProjectResponse]
+	err error
+}
+
+func (m *uploads) KeepProject(context.Context, ...grpc.CallOption) (
+	grpc.BidiStreamingClient[pb.KeepProjectRequest, pb.KeepProjectResponse], error,
+) {
+	m.begun++
+	if m.begun == 1 {
+		return upload{err: status.Error(codes.Unavailable, "error reading from server: EOF")}, nil
+	}
+	return upload{}, nil
+}
+
+func (upload) Send(*pb.KeepProjectRequest) error        { return nil }
+func (u upload) Recv() (*pb.KeepProjectResponse, error) { return &pb.KeepProjectResponse{}, u.err }
+
+// submit --project failed where the manager ended during the upload.
+func TestAProjectIsSentAgainIfTheManagerEndsMeanwhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &uploads{}
+		_, err := queueJob(t.Context(), m, &packed{}, &pb.Job{})
+		require.NoError(t, err)
+		require.Equal(t, 2, m.begun)
+		require.Len(t, m.keys, 1)
 	})
 }
