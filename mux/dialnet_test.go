@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -93,6 +94,36 @@ func TestRefusalByAJumpHostIsPermanent(t *testing.T) {
 	_, err := mux.Dial(sshtest.Within(t), vm.Addr, cfg)
 	requireStage(t, err, "connect", true)
 	require.ErrorContains(t, err, bastion.Addr)
+}
+
+// noEmptyWrites is a connection that counts its empty writes.
+type noEmptyWrites struct {
+	net.Conn
+	empty atomic.Int32
+}
+
+func (c *noEmptyWrites) Write(p []byte) (int, error) {
+	if len(p) == 0 {
+		c.empty.Add(1)
+	}
+	return c.Conn.Write(p)
+}
+
+// Before each packet came an empty write. A connection that carries messages, such as a WebSocket, sent it as one, and
+// one of net.Pipe waited until it was read.
+func TestAConnectionOfDialNetGetsNoEmptyWrites(t *testing.T) {
+	s := sshtest.InProcess(t, embeddedvm.Config{})
+	cfg, nc := config(s), &noEmptyWrites{}
+	cfg.DialNet = func(ctx context.Context, addr string) (_ net.Conn, err error) {
+		nc.Conn, err = new(net.Dialer).DialContext(ctx, "tcp", addr)
+		return nc, err
+	}
+	p := start(t, dialWith(t, s, cfg), "exec wc -c", nil)
+	_, err := p.Write(make([]byte, 1<<20))
+	require.NoError(t, err)
+	require.NoError(t, p.CloseWrite())
+	require.NoError(t, p.Wait(sshtest.Within(t)))
+	require.Zero(t, nc.empty.Load())
 }
 
 func TestDialNetHasAddressesAndDeadlines(t *testing.T) {

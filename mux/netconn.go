@@ -122,12 +122,16 @@ func (c *netConn) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// writeBoth writes first, then second.
+// writeBoth writes first, then second. An empty first is not written: a connection that carries messages would send it
+// as one.
 func (c *netConn) writeBoth(first, second []byte) error {
 	if c.gather != nil {
 		return c.gather.writeAll(first, second)
 	}
 	parts := net.Buffers{first, second}
+	if len(first) == 0 {
+		parts = parts[1:]
+	}
 	_, err := parts.WriteTo(c.Conn)
 	return err
 }
