@@ -202,7 +202,6 @@ func New(cfg Config) (*Connector, error) {
 func (cfg *Config) setDefaults() error {
 	cfg.TempDir = cmp.Or(cfg.TempDir, defaultTempDir)
 	cfg.Route = cmp.Or(cfg.Route, Auto)
-	cfg.Log = cmp.Or(cfg.Log, io.Discard)
 	cfg.ReadyTimeout = cmp.Or(cfg.ReadyTimeout, defaultReadyTimeout)
 	cfg.StopTimeout = cmp.Or(cfg.StopTimeout, defaultStopTimeout)
 	cfg.Logger = cfg.VM.logs.Logger(cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)))

@@ -146,8 +146,8 @@ type Result struct {
 }
 
 // Execute runs job in the step runner that Connect started. It writes the job's stdout to trace as it arrives, and
-// its stderr too unless job.Stderr is set; a trace that is not a [buildlog.Log] is wrapped in one. Execute returns
-// when the job has ended and all its output is delivered.
+// its stderr too unless job.Stderr is set; a trace that is not a [buildlog.Log] is wrapped in one. If trace is nil, the
+// output is discarded. Execute returns when the job has ended and all its output is delivered.
 //
 // When ctx ends the job is cancelled (SIGTERM, its grace, SIGKILL). Execute still delivers the job's last output,
 // then returns ctx.Err(). If ctx ends after the step runner has reported the job's end, the Result stays the same:

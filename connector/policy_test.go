@@ -58,6 +58,18 @@ func TestWarningsAboutAStepAreInTheBuildsLogOnce(t *testing.T) {
 	require.NotContains(t, log.String(), "\nthird")
 }
 
+// Without a Writer for the output, a goroutine of the log panicked at the first byte, and ended the whole process.
+func TestTheOutputOfAJobWithoutATraceIsDiscarded(t *testing.T) {
+	c, stop := connectTo(t, &endedJob{
+		output: []*pb.FollowIOResponse{stdout("hello\n")},
+		last:   &pb.Job{Status: pb.Job_suceeded, StdoutLen: 6}, //nolint:misspell // the published spelling
+	})
+	defer stop()
+	result, err := c.Execute(sshtest.Within(t), Job{Script: "echo hello"}, nil)
+	require.NoError(t, err)
+	require.Equal(t, Succeeded, result.Status)
+}
+
 func TestStepRunnerOfAnotherMakeTakesNoPolicy(t *testing.T) {
 	s := &refusingServer{refuse: func(*runnerproto.RunRequest) error { panic("the job was sent") }}
 	c, stop := connectTo(t, s)

@@ -103,7 +103,7 @@ func (e *Executor) runLingering(ctx context.Context, s lingeringScript) error {
 			failed = event
 		}
 	}
-	result, err := c.Execute(ctx, job, cmp.Or(s.stdout, io.Discard))
+	result, err := c.Execute(ctx, job, s.stdout)
 	switch {
 	case err != nil:
 		return err

@@ -191,7 +191,7 @@ type Build struct {
 
 // Executor returns the executor of b. It does no I/O. The caller always calls Cleanup at the end.
 func (p *Provider) Executor(b Build) *Executor {
-	e := &Executor{provider: p, build: b, log: buildlog.New(cmp.Or(b.Log, io.Discard), p.cfg.LogTimeout)}
+	e := &Executor{provider: p, build: b, log: buildlog.New(b.Log, p.cfg.LogTimeout)}
 	e.log.Restore(b.LogState)
 	e.life, e.end = context.WithCancelCause(context.Background())
 	e.lingering.start.GoOn = true

@@ -61,10 +61,10 @@ type Log struct {
 	closed  bool
 }
 
-// New returns a Log that writes to w. One write may take as long as timeout; if zero, DefaultTimeout. The caller
-// calls Close at the end; w stays the caller's.
+// New returns a Log that writes to w. If w is nil, the log is discarded. One write may take as long as timeout; if
+// zero, DefaultTimeout. The caller calls Close at the end; w stays the caller's.
 func New(w io.Writer, timeout time.Duration) *Log {
-	timeout = cmp.Or(timeout, DefaultTimeout)
+	w, timeout = cmp.Or(w, io.Discard), cmp.Or(timeout, DefaultTimeout)
 	l := &Log{w: w, timeout: timeout, room: outputRoom, cursor: cursor{lineStart: true}, more: make(chan struct{})}
 	if _, ok := w.(StateWriter); ok {
 		l.room = storedRoom

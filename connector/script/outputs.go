@@ -31,9 +31,6 @@ func openOutputs(ctx context.Context, stdout, stderr io.Writer) *outputs {
 }
 
 func (o *outputs) open(w io.Writer) *buildlog.Log {
-	if w == nil {
-		w = io.Discard
-	}
 	l, closeLog := buildlog.Of(w, 0)
 	o.closers = append(o.closers, closeLog)
 	forget := l.OnFailure(o.fail)
