@@ -159,8 +159,12 @@ type Result struct {
 // [*ServeError], a [*mux.ConnError] or ErrClosed. Any other error means that the step runner gave no valid answer for
 // a long time. Close ends a job that may still run.
 func (c *Connector) Execute(ctx context.Context, job Job, trace io.Writer) (Result, error) {
-	if job.Steps != nil && job.Script != "" {
+	switch {
+	case job.Steps != nil && job.Script != "":
 		return Result{}, &RequestError{Message: "it has both steps and a script"}
+	case min(job.Timeout, job.Grace) < 0:
+		return Result{}, &RequestError{Message: fmt.Sprintf("its timeout is %v, its grace %v: neither may be negative",
+			job.Timeout, job.Grace)}
 	}
 	b, connected := c.current()
 	if b == nil || !connected || b.serve == nil || !b.serve.ready.Load() {

@@ -50,7 +50,7 @@ func (e *execution) submit(ctx, calls context.Context) error {
 		WorkDir: e.job.WorkDir,
 		Env:     e.job.Env,
 		Grace:   durationpb.New(e.job.Grace),
-		Timeout: durationpb.New(max(e.job.Timeout, 0)),
+		Timeout: durationpb.New(e.job.Timeout),
 		Trace:   e.job.Trace != nil,
 		PassEnv: e.job.PassEnv, UnsafeExports: e.job.UnsafeExports, Image: e.job.Image,
 		MayFail: e.job.MayFail,

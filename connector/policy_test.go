@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
@@ -68,6 +69,19 @@ func TestTheOutputOfAJobWithoutATraceIsDiscarded(t *testing.T) {
 	result, err := c.Execute(sshtest.Within(t), Job{Script: "echo hello"}, nil)
 	require.NoError(t, err)
 	require.Equal(t, Succeeded, result.Status)
+}
+
+// A negative timeout, such as the time until a deadline that has passed, counted as none: the job ran without one.
+func TestAJobWithANegativeTimeIsRefused(t *testing.T) {
+	for _, job := range []Job{{Script: "true", Timeout: -time.Second}, {Script: "true", Grace: -time.Second}} {
+		for _, server := range []any{&warningServer{}, &refusingServer{}} {
+			c, stop := connectTo(t, server)
+			_, err := c.Execute(sshtest.Within(t), job, io.Discard)
+			stop()
+			require.ErrorAs(t, err, new(*RequestError))
+			require.ErrorContains(t, err, "negative")
+		}
+	}
 }
 
 func TestStepRunnerOfAnotherMakeTakesNoPolicy(t *testing.T) {
