@@ -324,6 +324,9 @@ func TestNewRefusesWhatCannotWork(t *testing.T) {
 		"unknown route":        func(c *connector.Config) { c.Route = "pigeon" },
 		"Lease is nil":         func(c *connector.Config) { c.Lease = nil },
 		"VM is nil":            func(c *connector.Config) { c.VM = nil },
+		"time in Config":       func(c *connector.Config) { c.ReadyTimeout = -time.Second },
+		"a time in Config":     func(c *connector.Config) { c.StopTimeout = -time.Second },
+		"is negative":          func(c *connector.Config) { c.LogTimeout = -time.Second },
 	} {
 		cfg := good
 		change(&cfg)

@@ -200,6 +200,9 @@ func New(cfg Config) (*Connector, error) {
 }
 
 func (cfg *Config) setDefaults() error {
+	if min(cfg.LogTimeout, cfg.ReadyTimeout, cfg.StopTimeout) < 0 {
+		return errors.New("connector: a time in Config is negative")
+	}
 	cfg.TempDir = cmp.Or(cfg.TempDir, defaultTempDir)
 	cfg.Route = cmp.Or(cfg.Route, Auto)
 	cfg.ReadyTimeout = cmp.Or(cfg.ReadyTimeout, defaultReadyTimeout)
