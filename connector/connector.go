@@ -87,7 +87,8 @@ type Config struct {
 	// ServeArgs are additional arguments for serve, such as --require-pinned. The VM's stepmux must know them.
 	ServeArgs []string
 	// Log receives the output of the build's serve. A *buildlog.Log stays the caller's to close; any other Writer is
-	// wrapped in a Log, with LogTimeout. If nil, the output is discarded.
+	// wrapped in a Log, with LogTimeout. To write the output of Execute to the same Writer, give both one *buildlog.Log,
+	// for one job at a time. If nil, the output is discarded.
 	Log io.Writer
 	// LogTimeout is how long one write to Log, or to the trace of Execute, may take before the build ends. It does
 	// not apply to a *buildlog.Log. If zero, 5m.

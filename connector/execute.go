@@ -187,7 +187,7 @@ func (c *Connector) Execute(ctx context.Context, job Job, trace io.Writer) (Resu
 	stderr := log
 	if job.Stderr != nil {
 		var closeStderr func(context.Context)
-		stderr, closeStderr = buildlog.Of(job.Stderr, c.cfg.LogTimeout)
+		stderr, closeStderr = buildlog.Of(job.Stderr, c.cfg.LogTimeout, log)
 		defer closeStderr(calls)
 		defer stderr.OnFailure(end)()
 	}

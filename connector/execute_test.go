@@ -5,7 +5,10 @@ import (
 	"context"
 	"errors"
 	"net"
+	"runtime"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,6 +18,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
@@ -185,4 +189,47 @@ func TestOutputThatDidNotArriveWholeIsLost(t *testing.T) {
 			require.Equal(t, Result{}, result)
 		})
 	}
+}
+
+// lone is a Writer for one goroutine at a time.
+type lone struct {
+	text        bytes.Buffer
+	busy, twice atomic.Bool
+}
+
+func (l *lone) Write(p []byte) (int, error) {
+	if l.busy.Swap(true) {
+		l.twice.Store(true)
+		return len(p), nil
+	}
+	defer l.busy.Store(false)
+	for range 10_000 {
+		runtime.Gosched() // to another goroutine that writes
+	}
+	return l.text.Write(p)
+}
+
+// With one Writer for the job's stdout and its stderr, two goroutines wrote to it at the same time.
+func TestOneWriterForAllOutputIsWrittenByOneGoroutineAtATime(t *testing.T) {
+	s := &warningServer{}
+	s.last = &pb.Job{Status: pb.Job_suceeded} //nolint:misspell // the published spelling
+	for range 100 {
+		s.output = append(s.output, stdout("o\n"), &pb.FollowIOResponse{
+			StreamType: pb.FollowIOResponse_stderr, Stream: []byte("e\n"), Offset: s.last.GetStderrLen(),
+		})
+		s.output[len(s.output)-2].Offset = s.last.GetStdoutLen()
+		s.last.StdoutLen += 2
+		s.last.StderrLen += 2
+	}
+	c, stop := connectTo(t, s)
+	defer stop()
+	all := &lone{}
+	result, err := c.Execute(sshtest.Within(t), Job{Script: "true", Stderr: all}, all)
+	require.NoError(t, err)
+	require.Equal(t, Succeeded, result.Status)
+	require.False(t, all.twice.Load())
+	text := all.text.String()
+	require.Equal(t, 100, strings.Count(text, "o\n"))
+	require.Equal(t, 100, strings.Count(text, "e\n"))
+	require.Contains(t, text, "step runner: warning: step \"a\": first\n")
 }

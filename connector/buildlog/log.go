@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -73,13 +74,20 @@ func New(w io.Writer, timeout time.Duration) *Log {
 	return l
 }
 
-// Of returns w as a Log, and a function that ends its use. If w is a Log already, that function does nothing;
-// otherwise it closes the Log that Of made.
-func Of(w io.Writer, timeout time.Duration) (*Log, func(context.Context)) {
-	if l, ok := w.(*Log); ok {
+// Of returns w as a Log, and a function that ends its use. If w is a Log already, or the Writer of one of the others,
+// that function does nothing; otherwise it closes the Log that Of made. Two Logs of one Writer would write to it at the
+// same time.
+func Of(w io.Writer, timeout time.Duration, others ...*Log) (*Log, func(context.Context)) {
+	l, ok := w.(*Log)
+	for _, other := range others {
+		if reflect.ValueOf(w).Comparable() && w == other.w {
+			l, ok = other, true
+		}
+	}
+	if ok {
 		return l, func(context.Context) {}
 	}
-	l := New(w, timeout)
+	l = New(w, timeout)
 	return l, l.Close
 }
 

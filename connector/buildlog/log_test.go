@@ -328,3 +328,22 @@ func TestAnIdleLogHasNoGoroutineAndNoBuffer(t *testing.T) {
 		require.Nil(t, l.queue)
 	})
 }
+
+// Two Logs of one Writer wrote to it at the same time.
+func TestOneWriterHasOneLog(t *testing.T) {
+	var one, two bytes.Buffer
+	f := writerFunc(one.Write) // cannot be compared
+	all := []*Log{New(&two, 0), New(&one, 0), New(f, 0), New(nil, 0)}
+	for _, w := range []io.Writer{&one, all[1]} {
+		l, end := Of(w, 0, all...)
+		require.Same(t, all[1], l)
+		end(t.Context())
+		require.False(t, l.closed)
+	}
+	for _, w := range []io.Writer{new(bytes.Buffer), f, nil} {
+		l, end := Of(w, 0, all...)
+		require.NotContains(t, all, l)
+		end(t.Context())
+		require.True(t, l.closed)
+	}
+}

@@ -26,12 +26,12 @@ func openOutputs(ctx context.Context, stdout, stderr io.Writer) *outputs {
 	o.failed, o.fail = context.WithCancelCause(context.WithoutCancel(ctx))
 	o.released, o.release = context.WithCancel(context.WithoutCancel(ctx))
 	o.stdout = o.open(stdout)
-	o.stderr = o.open(stderr)
+	o.stderr = o.open(stderr, o.stdout)
 	return o
 }
 
-func (o *outputs) open(w io.Writer) *buildlog.Log {
-	l, closeLog := buildlog.Of(w, 0)
+func (o *outputs) open(w io.Writer, others ...*buildlog.Log) *buildlog.Log {
+	l, closeLog := buildlog.Of(w, 0, others...)
 	o.closers = append(o.closers, closeLog)
 	forget := l.OnFailure(o.fail)
 	context.AfterFunc(o.failed, func() { forget() })

@@ -38,7 +38,7 @@ type Script struct {
 	// refused.
 	Limits limits.Build
 	// Stdout and Stderr receive the output as it arrives. A *buildlog.Log is written to directly, any other Writer
-	// through a Log. If nil, the output is discarded.
+	// through a Log, which both have if they are the same Writer. If nil, the output is discarded.
 	Stdout, Stderr io.Writer
 }
 
