@@ -54,6 +54,25 @@ func TestDialByPassword(t *testing.T) {
 	require.NotContains(t, err.Error(), "battery", "secrets stay out of errors")
 }
 
+// The zero value was taken for an empty password, which was offered to the server.
+func TestDialRefusesTheZeroAuth(t *testing.T) {
+	s := sshtest.InProcess(t, embeddedvm.Config{})
+	cfg := config(s)
+	for _, set := range []func(){
+		func() { cfg.Auth = append(cfg.Auth, login.Auth{}) },
+		func() {
+			cfg.Auth = nil
+			cfg.Credentials = func(context.Context) ([]login.Auth, error) { return make([]login.Auth, 1), nil }
+		},
+	} {
+		set()
+		_, err := mux.Dial(sshtest.Within(t), s.Addr, cfg)
+		requireStage(t, err, "prepare", false)
+		require.ErrorContains(t, err, "zero value")
+	}
+	require.Zero(t, s.TotalConns())
+}
+
 func TestDialRefusesAnUnexpectedHostKey(t *testing.T) {
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
 		stranger, _ := sshtest.NewKey(t)

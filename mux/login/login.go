@@ -62,8 +62,11 @@ func Prepare(ctx context.Context, cfg Config) (*Login, error) {
 		}
 		cfg.Auth = slices.Concat(more, cfg.Auth)
 	}
-	if len(cfg.Auth) == 0 {
+	switch {
+	case len(cfg.Auth) == 0:
 		return nil, errors.New("get credentials: no key and no password was found")
+	case slices.ContainsFunc(cfg.Auth, func(a Auth) bool { return a.name == "" }):
+		return nil, errors.New("get credentials: an Auth is the zero value: make it by KeyFile, Key, Agent or Password")
 	}
 	return &Login{cfg: cfg, verifier: verifier}, nil
 }
