@@ -44,6 +44,9 @@ func (e *Executor) place() place {
 func (e *Executor) Resume(ctx context.Context, instance, socket string) (err error) {
 	ctx, finish := bind(ctx, e.life, ErrCleanedUp)
 	defer finish(&err)
+	if socket == "" {
+		return errors.New("instance: Resume of a build that has no socket: it had no step runner, and can be started anew")
+	}
 	s, err := e.occupy(instance)
 	if err != nil {
 		return err

@@ -154,6 +154,10 @@ func TestABuildWhoseStepRunnerIsGoneIsNotStartedAgainByAnotherProcess(t *testing
 	requireReason(t, err, instance.RunnerSystemFailure, 0)
 	require.ErrorContains(t, err, "it ended or was killed while nobody watched it")
 	require.NoError(t, again.Cleanup(t.Context()))
+	// Without a socket, as of a Place that was asked for before Connect, another step runner was started.
+	none := v.provider(t, 1, nil).Executor(instance.Build{ID: "build-1", Linger: &linger, Secret: secret})
+	require.ErrorContains(t, none.Resume(t.Context(), place, ""), "has no socket")
+	require.NoError(t, none.Cleanup(t.Context()))
 	gone := v.provider(t, 1, nil).Executor(instance.Build{ID: "build-1", Linger: &linger, Secret: secret})
 	require.ErrorIs(t, gone.Resume(t.Context(), "vm-2", socket), instance.ErrUnknown)
 	require.NoError(t, gone.Cleanup(t.Context()))
