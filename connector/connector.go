@@ -15,7 +15,6 @@ import (
 	"github.com/stepmux/stepmux/connector/buildlog"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/internal/hooks"
-	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/relay"
@@ -81,9 +80,8 @@ type Config struct {
 	// BuildUser is the user that runs the build if the login is root: the name of a user of the VM, or a range of
 	// user ids, FIRST-LAST, of which each build gets one of its own. If empty, the login.
 	BuildUser string
-	// Limits bound all processes of the build together: Memory in bytes, PIDs the processes and threads, CPUs the
-	// processors (0.5 is half of one). A field of zero is no limit. If the VM cannot enforce them, the build fails.
-	Limits limits.Build
+	// Limits bound the processes of the build. If the VM cannot enforce them, the build fails.
+	Limits program.Limits
 	// ServeArgs are additional arguments for serve, such as --require-pinned. The VM's stepmux must know them.
 	ServeArgs []string
 	// Log receives the output of the build's serve. A *buildlog.Log stays the caller's to close; any other Writer is

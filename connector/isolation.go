@@ -4,7 +4,6 @@ import (
 	"fmt"
 
 	"github.com/stepmux/stepmux/connector/program"
-	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/internal/wire"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
@@ -32,7 +31,7 @@ func (cfg *Config) isolates(p *program.Program) error {
 		}
 	}
 	level, _ := ParseIsolation(cfg.Isolation) // New has checked it
-	if p.Kind == program.StepRunner && cfg.Limits != (limits.Build{}) {
+	if p.Kind == program.StepRunner && cfg.Limits != (program.Limits{}) {
 		return &ServeError{
 			ExitCode: -1, Err: fmt.Errorf("limits need a stepmux on the VM, whose step runner is %v", p),
 			Hint: "install stepmux there",

@@ -16,7 +16,6 @@ import (
 	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/connector/script"
-	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
@@ -299,7 +298,7 @@ func (e *Executor) connect(ctx context.Context, attach string) (_ func() (io.Rea
 		Logger: cfg.Logger.With("build", e.build.ID, "instance", s.member.ID),
 	}
 	if e.build.Container != nil || s.member.Cluster != nil {
-		place.Limits = limits.Build{} // the container has its own
+		place.Limits = program.Limits{} // the container has its own
 		if level, _ := connector.ParseIsolation(place.Isolation); level == wire.IsolationAuto {
 			place.Isolation = wire.IsolationOff // the container isolates the build, and most allow no namespaces
 		}

@@ -13,7 +13,7 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/connector/kubernetes"
-	"github.com/stepmux/stepmux/internal/limits"
+	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
 )
@@ -52,7 +52,7 @@ type Instance struct {
 	BuildUser string
 	// Limits bound each build; see connector.Config. If zero, there is no limit. Limits of a container take
 	// precedence.
-	Limits limits.Build
+	Limits program.Limits
 	// OS is its operating system, as Go names it (GOOS). If empty, linux. The VM's end needs Linux: on another system
 	// nothing can run, and native steps are not among the features.
 	OS string

@@ -34,8 +34,8 @@ type Script struct {
 	// BuildUser is the user that runs the script if the login is root, as for a build. If empty, the login. Not
 	// possible in a session.
 	BuildUser string
-	// Limits bound the script's processes together. If they cannot be enforced, as in a session, the script is
-	// refused.
+	// Limits, a program.Limits of package connector/program, bound the script's processes together. If they cannot be
+	// enforced, as in a session, the script is refused.
 	Limits limits.Build
 	// Stdout and Stderr receive the output as it arrives. A *buildlog.Log is written to directly, any other Writer
 	// through a Log, which both have if they are the same Writer. If nil, the output is discarded.

@@ -32,12 +32,12 @@ var allowed = map[string][]string{
 		"internal/flight", "internal/wire", "internal/alive", "internal/tail", "internal/hooks",
 	},
 	"connector": {
-		"internal/limits", "internal/termtext",
+		"internal/termtext",
 		"connector/program", "connector/buildlog", "connector/files", "mux", "mux/relay", "internal/wire", "internal/tail",
 		"internal/flight", "internal/hooks", "internal/vmlog", "internal/pause", "remote/api/**",
 		"remote/step/mask", // for another step runner, which does not mask
 	},
-	"connector/program":  {"mux", "mux/relay", "internal/wire", "internal/tail"},
+	"connector/program":  {"internal/limits", "mux", "mux/relay", "internal/wire", "internal/tail"},
 	"connector/script":   {"internal/limits", "connector/buildlog", "mux", "mux/relay", "internal/wire", "internal/tail"},
 	"connector/buildlog": {"internal/termtext"},
 	"connector/files":    {"remote/api/**"},
@@ -51,7 +51,7 @@ var allowed = map[string][]string{
 		"internal/flight", "internal/termtext", "internal/pause",
 	},
 
-	"instance": {"internal/limits", "connector/**", "mux", "pool", "internal/wire", "internal/pause", "internal/flight"},
+	"instance": {"connector/**", "mux", "pool", "internal/wire", "internal/pause", "internal/flight"},
 
 	"instance/inventory": {
 		"internal/limits",
