@@ -251,8 +251,8 @@ func (cfg *Config) search(conn Conn) program.Config {
 }
 
 // Connect starts the build's step runner and returns a function that opens bridges to it. Each call opens a new
-// bridge, which its caller closes. gRPC calls over a bridge need the build's Credentials. ctx is the build's life:
-// when it ends, bridges fail and the build is over. Connect may be called once.
+// bridge, a net.Conn, which its caller closes. gRPC calls over a bridge (grpc.WithContextDialer) need the build's
+// Credentials. ctx is the build's life: when it ends, bridges fail and the build is over. Connect may be called once.
 //
 // It returns ctx.Err() if ctx ends first, a [*ServeError] if serve ends or does not listen in time, and a
 // [*mux.ConnError] if the connection is lost. Close stops the processes that a failed Connect has started.

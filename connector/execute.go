@@ -150,9 +150,10 @@ type Result struct {
 // output is discarded. Execute returns when the job has ended and all its output is delivered.
 //
 // When ctx ends the job is cancelled (SIGTERM, its grace, SIGKILL). Execute still delivers the job's last output,
-// then returns ctx.Err(). If ctx ends after the step runner has reported the job's end, the Result stays the same:
-// the delivery of output and trace continues, for at most the grace and ten seconds. If a bridge breaks, another is
-// opened and the output continues where it stopped.
+// then returns ctx.Err(). If the step runner does not answer, that takes the grace and twenty seconds at most. If ctx
+// ends after the step runner has reported the job's end, the Result stays the same: the delivery of output and trace
+// continues, for at most the grace and ten seconds. If a bridge breaks, another is opened and the output continues
+// where it stopped.
 //
 // The Result is valid exactly if the error is nil: the step runner has then reported the job's end. Otherwise the
 // error is ctx.Err(), a [*RequestError], a [*buildlog.Error], or the reason why the build's life ended: a

@@ -46,8 +46,7 @@ type RunOptions struct {
 	// Stdin, if not nil, is its standard input. Run does not wait for a Read that is under way when the command ends.
 	Stdin io.Reader
 	// Stdout and Stderr receive its output as it arrives, each from one goroutine, or both from one if they are the same
-	// Writer. If nil, the output is discarded.
-	// If a Write fails, the command is stopped.
+	// Writer. If nil, the output is discarded. If a Write fails, the command is stopped.
 	Stdout, Stderr io.Writer
 }
 

@@ -12,6 +12,9 @@ import (
 // CommandConn is a connection to a command's standard input and output. Close ends the command: SIGTERM to its
 // process group on the instance, Config.Grace, SIGKILL; it waits until the command is gone, at most a second longer
 // than the grace. Read returns io.EOF when the command's output ends; Wait returns how the command ended.
+//
+// It also has these methods of [script.Running]: Read, Write, CloseWrite, Signal, SetDeadline, SetReadDeadline and
+// SetWriteDeadline. CloseWrite and Signal are for a command of [Client.Start].
 type CommandConn struct {
 	*running
 	clientConn

@@ -245,9 +245,10 @@ func (e *Executor) Usage() program.Usage {
 	return e.connector.Usage()
 }
 
-// Connect starts the build's step runner and returns a function that opens connections to it. The caller closes each
-// connection; gRPC calls over it need Credentials. ctx bounds the start only. The step runner lives until Cleanup, so
-// that a cancelled build can still be told to stop and its last output be read.
+// Connect starts the build's step runner and returns a function that opens connections to it, each a net.Conn. The
+// caller closes each connection; gRPC calls over it (grpc.WithContextDialer) need Credentials. ctx bounds the start
+// only. The step runner lives until Cleanup, so that a cancelled build can still be told to stop and its last output be
+// read.
 //
 // If the instance can no longer be reached, or its Docker daemon for a build in a container, the build goes to another
 // instance, as in Prepare.
@@ -384,7 +385,7 @@ func (e *Executor) Credentials() credentials.PerRPCCredentials {
 }
 
 // Execute runs job in the step runner that Connect started. The job's output goes to the build's log. It returns nil
-// if the job succeeded. When ctx ends, the job is cancelled with its grace.
+// if the job succeeded. When ctx ends, the job is cancelled with its grace; see [connector.Connector.Execute].
 func (e *Executor) Execute(ctx context.Context, job connector.Job) (err error) {
 	_, finish := bind(ctx, e.life, ErrCleanedUp) // Cleanup ends the call by closing the connector
 	defer finish(&err)

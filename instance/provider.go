@@ -236,7 +236,8 @@ func (p *Provider) Remove(ctx context.Context, id string) error {
 }
 
 // Shutdown refuses new builds, waits until the running ones have been cleaned up, then closes all connections. If ctx
-// ends first, it closes them at once and returns ctx's cause.
+// ends first, it closes them at once and returns ctx's cause. Builds in pods have connections of their own: Shutdown
+// and Close neither refuse them nor wait for them nor end them, so call Cleanup of these first.
 func (p *Provider) Shutdown(ctx context.Context) error { return p.conns.pool.Shutdown(ctx) }
 
 // Close closes all connections now, even those with running builds, and waits for the Provider's goroutines.
