@@ -255,7 +255,8 @@ func (cfg *Config) search(conn Conn) program.Config {
 // Credentials. ctx is the build's life: when it ends, bridges fail and the build is over. Connect may be called once.
 //
 // It returns ctx.Err() if ctx ends first, a [*ServeError] if serve ends or does not listen in time, and a
-// [*mux.ConnError] if the connection is lost. Close stops the processes that a failed Connect has started.
+// [*mux.ConnError] or a [*relay.Error] if the connection or its relay is lost (see [mux.IsLost]). Close stops the
+// processes that a failed Connect has started.
 func (c *Connector) Connect(ctx context.Context) (func() (io.ReadWriteCloser, error), error) {
 	if err := c.begin(ctx); err != nil {
 		return nil, err

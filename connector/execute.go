@@ -157,8 +157,8 @@ type Result struct {
 //
 // The Result is valid exactly if the error is nil: the step runner has then reported the job's end. Otherwise the
 // error is ctx.Err(), a [*RequestError], a [*buildlog.Error], or the reason why the build's life ended: a
-// [*ServeError], a [*mux.ConnError] or ErrClosed. Any other error means that the step runner gave no valid answer for
-// a long time. Close ends a job that may still run.
+// [*ServeError], a [*mux.ConnError], a [*relay.Error] or ErrClosed. Any other error means that the step runner gave no
+// valid answer for a long time. Close ends a job that may still run.
 func (c *Connector) Execute(ctx context.Context, job Job, trace io.Writer) (Result, error) {
 	switch {
 	case job.Steps != nil && job.Script != "":

@@ -361,7 +361,8 @@ func (c *Container) connect(ctx context.Context, carrier *attached, exit func(co
 	return err
 }
 
-// Configure makes the container the place of a Connector's step runner.
+// Configure makes the container the place of a Connector's step runner: it sets Lease, VM, Runner, TempDir, Route and
+// Bootstrap. Close the Connector before the Container.
 func (c *Container) Configure(cfg *connector.Config) {
 	cfg.Lease, cfg.VM = c, &connector.VM{}
 	cfg.Runner, cfg.TempDir, cfg.Route, cfg.Bootstrap = []string{c.program}, c.tempDir, connector.Relay, nil

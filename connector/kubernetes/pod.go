@@ -373,7 +373,8 @@ func (p *Pod) startError(err error) error {
 	return err
 }
 
-// Configure makes the pod the place of a Connector's step runner, which lingers there.
+// Configure makes the pod the place of a Connector's step runner, which lingers there: it sets Lease, VM, Runner,
+// TempDir, Route, Bootstrap, Linger and Reconnect. Close the Connector before the Pod.
 func (p *Pod) Configure(cfg *connector.Config) {
 	cfg.Lease, cfg.VM, cfg.Linger = p.first, &connector.VM{}, p.cfg.Linger
 	cfg.Reconnect = func(ctx context.Context) (connector.Lease, error) {
