@@ -98,6 +98,9 @@ func TestSignalReachesTheProcess(t *testing.T) {
 	ready := make([]byte, len("ready\n"))
 	_, err := io.ReadFull(p, ready)
 	require.NoError(t, err)
+	for _, unknown := range []string{"SIGUSR1", "usr1", "WINCH", ""} { // sshd and the relay ignore them without a word
+		require.ErrorContains(t, p.Signal(unknown), "without SIG")
+	}
 	require.NoError(t, p.Signal("USR1"))
 	out, err := io.ReadAll(p)
 	require.NoError(t, err)

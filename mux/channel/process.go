@@ -3,6 +3,8 @@ package channel
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 )
 
 // ProcessTransport is the Transport of a Process.
@@ -56,9 +58,20 @@ func (p *Process) Err() error {
 	return p.transport.Err()
 }
 
-// Signal sends a signal, named without "SIG" as in "TERM" (RFC 4254, section 6.9). A relay sends it to the process's
-// group. In a session the server sends it, and OpenSSH ignores it for root logins without an error: do not rely on it.
-func (p *Process) Signal(name string) error { return p.transport.Signal(name) }
+// Signal sends a signal, named without "SIG" as in "TERM" (RFC 4254, section 6.9). It is an error if SSH has no such
+// signal. A relay sends it to the process's group. In a session the server sends it, and OpenSSH ignores it for root
+// logins without an error: do not rely on it.
+func (p *Process) Signal(name string) error {
+	if !slices.Contains(signals, name) {
+		return fmt.Errorf("signal %.32q: SSH has only these, without SIG: %s", name, strings.Join(signals, ", "))
+	}
+	return p.transport.Signal(name)
+}
+
+// signals are those of RFC 4254, section 6.10. The other end ignores any other.
+var signals = []string{
+	"ABRT", "ALRM", "FPE", "HUP", "ILL", "INT", "KILL", "PIPE", "QUIT", "SEGV", "TERM", "USR1", "USR2",
+}
 
 // ExitError reports that a remote process ended with anything but status 0. It has a non-zero Status, or a Signal, or
 // neither if the server closed the channel without saying how the process ended.
