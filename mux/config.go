@@ -24,7 +24,8 @@ type Config struct {
 	// unless there are Credentials. Package login makes them: KeyFile, Key, Agent, Password.
 	Auth []login.Auth
 	// Credentials returns ways to log in that are tried before those of Auth. It is called for each
-	// connection, before it is made, so that they may expire. ctx is the dial's. May be nil.
+	// connection, before it is made, so that they may expire. It returns soon after ctx, the dial's, has ended.
+	// May be nil.
 	Credentials func(ctx context.Context) ([]login.Auth, error)
 	// AllowSHA1 also offers key exchanges and RSA signatures with SHA-1, which is broken, for servers that
 	// have nothing better.
@@ -38,7 +39,8 @@ type Config struct {
 	// MachineID identifies the machine and is never used for another one. login.FirstUse needs it.
 	MachineID string
 
-	// DialNet makes the connection under SSH to addr, a host:port. If nil, by TCP. See [Conn.DialNet].
+	// DialNet makes the connection under SSH to addr, a host:port. It returns soon after ctx has ended: Dial waits for
+	// it. If nil, by TCP. See [Conn.DialNet].
 	DialNet func(ctx context.Context, addr string) (net.Conn, error)
 
 	// KeepaliveInterval is how long the peer may be silent before it is asked to answer.

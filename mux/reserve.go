@@ -26,8 +26,8 @@ type Reservation struct {
 }
 
 // Reserve opens n sessions together. If the server allows no more at the moment, Reserve waits its turn, bounded by
-// ctx. It fails with ErrForbidden if the server allows fewer than n although nothing else is open. The caller calls
-// Release.
+// ctx. It fails with ErrForbidden if the server allows fewer than n although nothing else is open, and panics if n is
+// less than 1. The caller calls Release.
 func (c *Conn) Reserve(ctx context.Context, n int) (*Reservation, error) {
 	return c.reserve(ctx, "Reserve", n, c.openSessions)
 }

@@ -9,6 +9,10 @@
 //     their sockets. Its stdin is a leash too, and its processes end with it.
 //   - [Script] runs one script for a manager, without a step runner.
 //
+// A program that calls Serve or Script calls [proc.Main] as the first line of its main: it is executed again for the
+// processes of jobs. For steps that fetch, archive or download it is also executed with its commands, those of packages
+// remote/commands/doors and remote/commands/network. cmd/stepmux-vm shows how.
+//
 // A serve that is killed with SIGKILL leaves its directory behind, but the kernel releases the lock on it. The next
 // serve or relay on that VM removes it. Only the socket's path decides where files go, never the environment.
 //

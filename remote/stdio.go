@@ -14,7 +14,7 @@ import (
 type Stdio struct {
 	In  *os.File  // nil: no input
 	Out *os.File  // Serve never writes to it
-	Err io.Writer // the ready marker and notices, one Write each
+	Err io.Writer // the ready marker and notices, one Write each; required
 }
 
 // SocketOnStdin in place of a socket's path means that the path is the first line of stdin. A manager prestarts a serve
