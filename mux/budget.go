@@ -166,8 +166,9 @@ func (s *budget) closed(wasOpen bool) {
 	s.grantLocked()
 }
 
-// refuse learns from a refusal and returns how many sessions are open. The first refusal sets the limit to that
-// number. A later one undoes a raise that was on trial.
+// refuse learns from a refusal and returns how many sessions are open. The first refusal sets the limit to the most
+// that were open at once. A later one undoes a raise that was on trial. The limit does not fall below: the server
+// refuses also because it has not freed a session yet.
 func (s *budget) refuse() (open int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -176,10 +177,10 @@ func (s *budget) refuse() (open int) {
 	switch {
 	case s.limit == 0:
 		s.learned, s.raiseAfter = true, minRaiseAfter
-		s.limit = max(s.open, 1)
+		s.limit = max(s.peak, 1)
 	case s.learned:
 		s.raiseAfter = min(2*s.raiseAfter, maxRaiseAfter)
-		s.limit = max(s.open, s.limit-1, 1)
+		s.limit = max(s.peak, s.limit-1, 1)
 	}
 	return s.open
 }
