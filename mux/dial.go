@@ -32,7 +32,7 @@ func Dial(ctx context.Context, addr string, cfg *Config) (*Conn, error) {
 }
 
 // dialError returns err as the failure of a stage of the dial, or ctx's cause if ctx ended the dial.
-func (c *Config) dialError(ctx context.Context, addr, stage, hint string, err error) error {
+func (c *Config) dialError(ctx context.Context, addr, stage, hint string, err error) *DialError {
 	e := &DialError{Stage: stage, Addr: addr, User: c.User, Hint: hint, Err: err}
 	if ctx.Err() != nil {
 		e.Err, e.Hint = context.Cause(ctx), ""

@@ -57,7 +57,11 @@ func (h *handshake) run(ctx context.Context, nc net.Conn) (*Conn, error) {
 		if err == nil {
 			cc.Close()
 		}
-		return nil, h.cfg.dialError(ctx, h.addr, "handshake", "", err)
+		late := h.cfg.dialError(ctx, h.addr, "handshake", "", err)
+		if h.phase == "login" && late.Hint != "" { // the stage stays, because a late login is not a refused one
+			late.Hint = "the host key was accepted, but the login did not end in time: does an agent wait for its user?"
+		}
+		return nil, late
 	}
 	if err != nil {
 		_ = wrapped.Close() // the handshake's error counts
