@@ -51,7 +51,9 @@ const (
 
 // Job is a build's work: a script or steps.
 type Job struct {
-	// ID names the job within its step runner. If empty, the build's ID.
+	// ID names the job within its step runner: 1 to 256 characters of A-Z a-z 0-9 . _ -. If empty, the build's ID. Each
+	// job of a build needs an ID of its own: a stepmux runs no second job of an ID. Execute then returns the result of
+	// the first one if both are the same, and a RequestError if they are not.
 	ID string
 	// Script is a shell script. Exclusive with Steps.
 	Script string

@@ -62,7 +62,7 @@ func (e *Executor) Client(ctx context.Context) (_ *Client, err error) {
 	s, prepared := e.slot, e.lease != nil || e.resumed && e.slot != nil && e.slot.member.Cluster == nil
 	e.mu.Unlock()
 	if !prepared {
-		return nil, errors.New("instance: Client before Prepare")
+		return nil, errors.New("instance: Client before Prepare, or in a pod")
 	}
 	// A lease of its own: Prepare's connection may have died since.
 	lease, err := e.leaseToStart(ctx, s)

@@ -24,6 +24,8 @@ func TestABuildThatHadAPodIsAUseOfItsCluster(t *testing.T) {
 	defer p.Close()
 	e := p.Executor(Build{ID: "no-pod"})
 	require.NoError(t, e.Prepare(t.Context()))
+	_, err = e.Client(t.Context())
+	require.ErrorContains(t, err, "in a pod")
 	require.NoError(t, e.Cleanup(t.Context()))
 	require.Zero(t, p.Stat().Instances[0].Uses)
 
