@@ -3,6 +3,7 @@ package mux
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux/channel"
@@ -43,6 +44,12 @@ func shellLine(c Command) (line string, err error) {
 		}
 		return quoted
 	}
+	for _, entry := range c.Env {
+		if name, _, _ := strings.Cut(entry, "="); !isShellName(name) {
+			return "", fmt.Errorf("start: a login shell cannot set the variable %.80q: its name must have letters, digits "+
+				"and _ only, and no digit first", name)
+		}
+	}
 	if len(c.Env) > 0 {
 		line = quote(append([]string{"export"}, c.Env...)...) + "; "
 	}
@@ -53,4 +60,11 @@ func shellLine(c Command) (line string, err error) {
 		return line + quote(c.Argv...), err
 	}
 	return line + c.Line, err
+}
+
+// isShellName reports whether a shell can set a variable of that name, which is not empty.
+func isShellName(name string) bool {
+	return (name[0] < '0' || name[0] > '9') && !strings.ContainsFunc(name, func(c rune) bool {
+		return c != '_' && (c < '0' || c > '9') && (c < 'A' || c > 'Z') && (c < 'a' || c > 'z')
+	})
 }

@@ -18,7 +18,7 @@ type Command struct {
 	// Dir is the working directory. If empty, the user's home.
 	Dir string
 	// Env is added to the environment of the login, as KEY=VALUE. In a session it is part of the command line,
-	// which every user of the VM can see.
+	// which every user of the VM can see, and a KEY has letters, digits and _ only, and no digit first.
 	Env []string
 	// Ready is the path of a socket. The process prints a line once it listens there, and the relay's DialReady
 	// waits for that line. A session ignores Ready.
