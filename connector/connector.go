@@ -69,8 +69,8 @@ type Config struct {
 	Bootstrap []*program.Binary
 	// Version is the version of this program. If the VM's differs, a warning is logged. If empty, never.
 	Version string
-	// TempDir is the VM's directory for temporary files. The build's socket directory is made below it. If empty,
-	// /tmp.
+	// TempDir is the VM's directory for temporary files. The build's socket directory is made below it. All builds of a
+	// connection should have the same: each TempDir takes a relay, and so a session, of its own. If empty, /tmp.
 	TempDir string
 	// Route selects how serve is started and its socket reached. If empty, Auto.
 	Route Route

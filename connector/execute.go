@@ -165,6 +165,8 @@ func (c *Connector) Execute(ctx context.Context, job Job, trace io.Writer) (Resu
 	switch {
 	case job.Steps != nil && job.Script != "":
 		return Result{}, &RequestError{Message: "it has both steps and a script"}
+	case job.WorkDir != "" && (job.Project != nil || job.Artifacts != nil):
+		return Result{}, &RequestError{Message: "it has a work directory, and a project or artifacts: these have their own"}
 	case min(job.Timeout, job.Grace) < 0:
 		return Result{}, &RequestError{Message: fmt.Sprintf("its timeout is %v, its grace %v: neither may be negative",
 			job.Timeout, job.Grace)}

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
 
+	"github.com/stepmux/stepmux/connector/files"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
@@ -69,6 +70,20 @@ func TestTheOutputOfAJobWithoutATraceIsDiscarded(t *testing.T) {
 	result, err := c.Execute(sshtest.Within(t), Job{Script: "echo hello"}, nil)
 	require.NoError(t, err)
 	require.Equal(t, Succeeded, result.Status)
+}
+
+// The steps ran in the directory of the project, and the work directory was left out without a word.
+func TestAJobHasNotBothAProjectAndAWorkDir(t *testing.T) {
+	for _, job := range []Job{
+		{Script: "true", WorkDir: "dir", Project: &files.Project{}},
+		{Script: "true", WorkDir: "dir", Artifacts: &files.Artifacts{}},
+	} {
+		c, stop := connectTo(t, &warningServer{})
+		_, err := c.Execute(sshtest.Within(t), job, io.Discard)
+		stop()
+		require.ErrorAs(t, err, new(*RequestError))
+		require.ErrorContains(t, err, "work directory")
+	}
 }
 
 // A negative timeout, such as the time until a deadline that has passed, counted as none: the job ran without one.
