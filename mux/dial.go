@@ -24,6 +24,9 @@ func Dial(ctx context.Context, addr string, cfg *Config) (*Conn, error) {
 	}
 	start := time.Now()
 	nc, err := cfg.DialNet(ctx, addr)
+	if err == nil && nc == nil {
+		err = errors.New("Config.DialNet returned no connection and no error")
+	}
 	cfg.Trace.DialPhase("connect", time.Since(start), err)
 	if err != nil {
 		return nil, cfg.dialError(ctx, addr, "connect", connectHint(err), err)

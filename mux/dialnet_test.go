@@ -126,6 +126,15 @@ func TestAConnectionOfDialNetGetsNoEmptyWrites(t *testing.T) {
 	require.Zero(t, nc.empty.Load())
 }
 
+// A goroutine of the library panicked, and ended the process of the caller.
+func TestADialNetWithoutAConnectionIsAnError(t *testing.T) {
+	cfg := config(sshtest.InProcess(t, embeddedvm.Config{}))
+	cfg.DialNet = func(context.Context, string) (net.Conn, error) { return nil, nil }
+	_, err := mux.Dial(sshtest.Within(t), "vm:22", cfg)
+	requireStage(t, err, "connect", false)
+	require.ErrorContains(t, err, "returned no connection")
+}
+
 func TestDialNetHasAddressesAndDeadlines(t *testing.T) {
 	bastion, vm := sshtest.OpenSSH(t), sshtest.OpenSSH(t)
 	nc, err := dial(t, bastion).DialNet(sshtest.Within(t), vm.Addr)
