@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"sync"
 	"time"
 
@@ -68,9 +67,6 @@ func bind(ctx, life context.Context, closed error) (bound context.Context, finis
 	}
 }
 
-// maxTries bounds the instances that a build tries to reach.
-const maxTries = 3
-
 // Prepare takes a slot on an instance, for which it may have to wait, and connects to the instance. If that fails,
 // Prepare tries others, three in all.
 func (e *Executor) Prepare(ctx context.Context) (err error) {
@@ -80,102 +76,6 @@ func (e *Executor) Prepare(ctx context.Context) (err error) {
 		return errors.New("instance: Prepare called twice")
 	}
 	return e.prepare(ctx)
-}
-
-func (e *Executor) prepare(ctx context.Context) error {
-	for {
-		if err := e.take(ctx); err == nil || !e.tryElsewhere(err) {
-			return err
-		}
-	}
-}
-
-// take takes a slot and a lease on its instance's connection.
-func (e *Executor) take(ctx context.Context) error {
-	group := e.provider.cfg.Group
-	place := group.queue(e.build.ID, e.demand(), !e.Started().IsZero())
-	if e.build.Queued != nil {
-		e.build.Queued()
-		e.build.Queued = nil
-	}
-	s, err := group.await(ctx, place)
-	if err != nil {
-		if e.refused != nil {
-			err = fmt.Errorf("%w; before: %w", err, e.refused)
-		}
-		return err
-	}
-	if !e.keep(func() { e.slot, e.started = s, time.Now() }) {
-		s.giveBack()
-		return ErrCleanedUp
-	}
-	if e.build.Placed != nil {
-		e.build.Placed(s.member.ID)
-	}
-	if s.member.Cluster != nil {
-		return nil // each build makes its own connections
-	}
-	lease, err := e.provider.conns.Acquire(ctx, pool.Key(s.member.ID))
-	if err == nil {
-		group.reached(s)
-	} else if lease, err = e.waitFor(ctx, s, err); err != nil {
-		return fmt.Errorf("instance %s: %w", s.member.ID, err)
-	}
-	if !e.keep(func() { e.lease = lease }) {
-		lease.Release()
-		return ErrCleanedUp
-	}
-	return nil
-}
-
-// demand returns the build's requirements for its instance.
-func (e *Executor) demand() demand {
-	return demand{tried: e.tried, on: e.build.On, labels: e.build.Labels}
-}
-
-// demandBeside is demand for an instance other than that of the slot.
-func (e *Executor) demandBeside(s *slot) demand {
-	of := e.demand()
-	of.tried = append(slices.Clone(of.tried), s.member.ID)
-	return of
-}
-
-// tryElsewhere reports whether the build may be tried on another instance after err, because nothing of it has
-// started. If so, it releases the slot, and the lease if there is one.
-func (e *Executor) tryElsewhere(err error) bool {
-	e.mu.Lock()
-	s, lease, started := e.slot, e.lease, e.connector != nil
-	e.mu.Unlock()
-	failed, gone, changed := (*dialError)(nil), outOfServiceError(""), errors.Is(err, errChanged)
-	if s == nil || started || !changed && !errors.As(err, &failed) && !errors.As(err, &gone) &&
-		!errors.Is(err, ErrUnknown) && !errors.Is(err, docker.ErrUnusable) {
-		return false
-	}
-	group := e.provider.cfg.Group
-	s.giveBack()
-	if changed {
-		return e.keep(func() { e.slot = nil }) // the instance is now reached in another way, so it may be tried again
-	}
-	e.tries++
-	e.tried = append(e.tried, s.member.ID)
-	via := (*viaError)(nil)
-	for on := err; errors.As(on, &via); on = via.err {
-		e.tried = append(e.tried, via.via)
-	}
-	e.refused = err
-	if e.tries >= maxTries || !group.hasOther(e.demand(), false) {
-		return false
-	}
-	reason := err
-	if failed != nil {
-		reason = failed.err
-	}
-	e.provider.cfg.Logger.Warn("build goes to another instance",
-		"build", e.build.ID, "instance", s.member.ID, "error", reason)
-	if lease != nil {
-		lease.Release()
-	}
-	return e.keep(func() { e.slot, e.lease = nil, nil })
 }
 
 // keep runs set under the lock unless Cleanup has been called.
