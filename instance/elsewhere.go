@@ -7,7 +7,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
 )
 
@@ -17,7 +19,7 @@ const maxTries = 3
 // prepare is Prepare, also for a build that goes to another instance.
 func (e *Executor) prepare(ctx context.Context) error {
 	for {
-		if err := e.take(ctx); err == nil || !e.tryElsewhere(err) {
+		if err := e.take(ctx); err == nil || !e.tryElsewhere(ctx, err) {
 			return err
 		}
 	}
@@ -73,21 +75,29 @@ func (e *Executor) demandBeside(s *slot) demand {
 	return of
 }
 
-// tryElsewhere reports whether the build may be tried on another instance after err, because nothing of it has
-// started. If so, it releases the slot, and the lease if there is one.
-func (e *Executor) tryElsewhere(err error) bool {
+// tryElsewhere reports whether the build may be tried on another instance after err, because nothing of its job has
+// started. If so, it ends the build's step runner, and releases the slot and the lease, as far as there are any.
+func (e *Executor) tryElsewhere(ctx context.Context, err error) bool {
 	e.mu.Lock()
-	s, lease, started := e.slot, e.lease, e.connector != nil
+	s, lease, c := e.slot, e.lease, e.connector
 	e.mu.Unlock()
 	failed, gone, changed := (*dialError)(nil), outOfServiceError(""), errors.Is(err, errChanged)
-	if s == nil || started || !changed && !errors.As(err, &failed) && !errors.As(err, &gone) &&
-		!errors.Is(err, ErrUnknown) && !errors.Is(err, docker.ErrUnusable) {
-		return false
-	}
 	group := e.provider.cfg.Group
-	s.giveBack()
-	if changed {
-		return e.keep(func() { e.slot = nil }) // the instance is now reached in another way, so it may be tried again
+	switch {
+	case s == nil:
+		return false
+	case c != nil:
+		if e.box != nil || !neverRan(err) {
+			return false
+		}
+	case changed: // the instance is now reached in another way, so it may be tried again
+		s.giveBack()
+		return e.keep(func() { e.slot = nil })
+	case !errors.As(err, &failed) && !errors.As(err, &gone) && !errors.Is(err, ErrUnknown) &&
+		!errors.Is(err, docker.ErrUnusable):
+		return false
+	default:
+		s.giveBack() // the build has not reached it
 	}
 	e.tries++
 	e.tried = append(e.tried, s.member.ID)
@@ -96,7 +106,7 @@ func (e *Executor) tryElsewhere(err error) bool {
 		e.tried = append(e.tried, via.via)
 	}
 	e.refused = err
-	if e.tries >= maxTries || !group.hasOther(e.demand(), false) {
+	if e.tries >= maxTries || !group.hasOther(e.demand(), c != nil) {
 		return false
 	}
 	reason := err
@@ -105,8 +115,23 @@ func (e *Executor) tryElsewhere(err error) bool {
 	}
 	e.provider.cfg.Logger.Warn("build goes to another instance",
 		"build", e.build.ID, "instance", s.member.ID, "error", reason)
+	var left []string
+	if c != nil {
+		_ = c.Close(ctx) // Left has the rest
+		for _, text := range c.Left() {
+			left = append(left, "instance "+s.member.ID+": "+text)
+		}
+	}
 	if lease != nil {
 		lease.Release()
 	}
-	return e.keep(func() { e.slot, e.lease = nil, nil })
+	s.release()
+	return e.keep(func() { e.slot, e.lease, e.connector, e.left = nil, nil, nil, append(e.left, left...) })
+}
+
+// neverRan reports whether err, of a Connector's Connect, says that the step runner does not run because of its
+// instance, or of the way to it.
+func neverRan(err error) bool {
+	failed, ok := errors.AsType[*connector.ServeError](err)
+	return ok && !failed.Ready || mux.IsLost(err) || errors.Is(err, mux.ErrForbidden)
 }

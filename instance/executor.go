@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"time"
 
@@ -46,7 +47,8 @@ type Executor struct {
 	running   chan struct{} // not nil while Run runs; closed at its end
 	clients   []*Client
 	cleaned   bool
-	leaves    bool // Cleanup leaves the build to another process
+	leaves    bool     // Cleanup leaves the build to another process
+	left      []string // on instances that the build has left
 
 	lingering lingerScripts
 }
@@ -151,13 +153,14 @@ func (e *Executor) Usage() program.Usage {
 // read.
 //
 // If the instance can no longer be reached, or its Docker daemon for a build in a container, the build goes to another
-// instance, as in Prepare.
+// instance, as in Prepare. So does a build on the instance itself whose step runner does not start there, unless all
+// other instances are suspect.
 func (e *Executor) Connect(ctx context.Context) (_ func() (io.ReadWriteCloser, error), err error) {
 	ctx, finish := bind(ctx, e.life, ErrCleanedUp)
 	defer finish(&err)
 	for {
 		dial, err := e.connect(ctx, "")
-		if err == nil || ctx.Err() != nil || !e.tryElsewhere(err) {
+		if err == nil || ctx.Err() != nil || !e.tryElsewhere(ctx, err) {
 			return dial, err
 		}
 		if err := e.prepare(ctx); err != nil {
@@ -236,9 +239,8 @@ func (e *Executor) connect(ctx context.Context, attach string) (_ func() (io.Rea
 		if ctx.Err() != nil {
 			err = ctx.Err()
 		}
-		failed, ok := errors.AsType[*connector.ServeError](err)
 		// Without another instance, all builds would wait to fail one after the other.
-		if ok && !failed.Ready && e.box == nil && cfg.Group.hasOther(e.demandBeside(s), true) {
+		if attach == "" && e.box == nil && neverRan(err) && cfg.Group.hasOther(e.demandBeside(s), true) {
 			cfg.Group.started(s, err)
 		}
 		return nil, e.box.explain(ctx, err)
@@ -379,12 +381,12 @@ func exitError(code int, err error) error {
 // directory, or one text with the reason why that is unknown. It is untrusted text.
 func (e *Executor) Left() []string {
 	e.mu.Lock()
-	c, b := e.connector, e.box
+	c, b, left := e.connector, e.box, e.left
 	e.mu.Unlock()
 	if c == nil || b.removed() {
-		return nil
+		return left
 	}
-	return c.Left()
+	return append(slices.Clone(left), c.Left()...)
 }
 
 // Cleanup ends the build's processes on the instance and releases its slot. It may be called at any time, even while

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -345,13 +346,21 @@ func TestAHundredInstancesTakeOneConnectionEach(t *testing.T) {
 	require.Equal(t, instances, servers[0].TotalConns()+servers[1].TotalConns())
 }
 
+// goneAndThere returns an instance whose VM is gone, vm-1, and one that works, vm-2.
+func goneAndThere(t testing.TB) (gone, there instance.Instance) {
+	t.Helper()
+	first := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+	second := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+	first.Stop()
+	gone, there = first.instance(t, 1), second.instance(t, 1)
+	there.ID = "vm-2"
+	return gone, there
+}
+
 // Symptom: a build that met a VM that was gone went to the end of the queue, behind all that had come later.
 func TestABuildThatGoesElsewhereKeepsItsPlaceInTheQueue(t *testing.T) {
 	t.Parallel()
-	gone, there := newVM(t, sshtest.InProcess(t, embeddedvm.Config{})), newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
-	gone.Stop()
-	first, second := gone.instance(t, 1), there.instance(t, 1)
-	second.ID = "vm-2"
+	first, second := goneAndThere(t)
 	group, err := instance.NewGroup(first, second)
 	require.NoError(t, err)
 	later := make(chan struct{})
@@ -390,10 +399,7 @@ func TestABuildThatGoesElsewhereKeepsItsPlaceInTheQueue(t *testing.T) {
 // Symptom: a build that lingers waited for a VM that was gone although another was added, and failed after its linger.
 func TestABuildThatWaitsForItsVMGoesToOneThatIsAdded(t *testing.T) {
 	t.Parallel()
-	gone, there := newVM(t, sshtest.InProcess(t, embeddedvm.Config{})), newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
-	gone.Stop()
-	first, second := gone.instance(t, 1), there.instance(t, 1)
-	second.ID = "vm-2"
+	first, second := goneAndThere(t)
 	group, err := instance.NewGroup(first)
 	require.NoError(t, err)
 	tries := make(chan int, 99)
@@ -416,29 +422,53 @@ func TestABuildThatWaitsForItsVMGoesToOneThatIsAdded(t *testing.T) {
 }
 
 // Symptom: a VM with a full disk, or without a stepmux, had room at all times, so that it got all builds, and failed
-// them.
-func TestAVMOnWhichNoStepRunnerStartsGetsNoOtherBuildsWhileThereAreOthers(t *testing.T) {
+// them. Later it failed its first build, though nothing of it had run.
+func TestAVMOnWhichNoStepRunnerStartsFailsNoBuildWhileThereAreOthers(t *testing.T) {
 	t.Parallel()
 	full, works := newVM(t, sshtest.InProcess(t, embeddedvm.Config{})), newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
 	full.tmp = filepath.Join(full.tmp, "missing")
 	p := providerOf(t, instance.Config{}, 4, full, works)
-	failed := 0
-	for i := range 6 {
-		if build(sshtest.Within(t), p, fmt.Sprint("b", i), script("true"), &sshtest.Log{}) != nil {
-			failed++
-		}
+	reports := runAll(t, p, 6, "true")
+	requireSuccess(t, reports)
+	for _, r := range reports {
+		require.Equal(t, "vm-2", r.Instance)
+		require.Empty(t, r.Left)
 	}
-	require.Equal(t, 1, failed)
 	stat := statOf(p, "vm-1")
 	require.NotEqual(t, instance.Ready, stat.State)
 	require.Contains(t, stat.Reason, "steps serve did not start")
+	require.Zero(t, stat.Used)
 
-	// The only VM fails builds at once.
+	// The only VM fails builds at once, and so do VMs on none of which a step runner starts.
 	p = providerOf(t, instance.Config{}, 4, full)
 	for i := range 20 {
 		require.Error(t, build(sshtest.Within(t), p, fmt.Sprint("b", i), script("true"), &sshtest.Log{}))
 	}
 	require.Equal(t, instance.Ready, statOf(p, "vm-1").State)
+	p = providerOf(t, instance.Config{}, 4, full, full)
+	for i := range 20 {
+		err := build(sshtest.Within(t), p, fmt.Sprint("b", i), script("true"), &sshtest.Log{})
+		require.ErrorContains(t, err, "steps serve did not start")
+	}
+}
+
+// Symptom: such a build failed, though nothing of it had run.
+func TestABuildWhoseVMIsLostWhileItsStepRunnerStartsGoesElsewhere(t *testing.T) {
+	t.Parallel()
+	first := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+	second := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+	mark := filepath.Join(t.TempDir(), "mark")
+	slow := filepath.Join(t.TempDir(), "slow")
+	require.NoError(t, os.WriteFile(slow, []byte("#!/bin/sh\necho >"+mark+"\nexec cat >/dev/null\n"), 0o700))
+	first.runner = []string{slow}
+	p := providerOf(t, instance.Config{}, 1, first, second)
+	ended := make(chan []batch.Report, 1)
+	go func() { ended <- runAll(t, p, 1, "true") }()
+	require.Eventually(t, func() bool { return exists(mark) }, sshtest.Bound, time.Millisecond)
+	first.Stop()
+	reports := <-ended
+	requireSuccess(t, reports)
+	require.Equal(t, "vm-2", reports[0].Instance)
 }
 
 // Symptom: such a build failed, though nothing of it had started.
