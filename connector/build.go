@@ -175,11 +175,14 @@ func (b *build) startServe(ready *prestarted) error {
 	stderr := newServeStderr(c.log.Remarks(c.closing))
 	input := append([]byte(c.socket+"\n"), c.secret.Line()...)
 	process, err := b.startOr(ready, input, b.serveCommand(stderr))
-	refused, ok := errors.AsType[*relay.RefusedError](err)
-	switch {
-	case ok && refused.Reason == relay.RefusedNotFound: // a login shell reports this as exit code 127
-		return &ServeError{ExitCode: 127, Err: err, Hint: program.MissingHint(b.program.Command)}
-	case err != nil:
+	if refused, ok := errors.AsType[*relay.RefusedError](err); ok {
+		failed := &ServeError{ExitCode: -1, Err: err}
+		if refused.Reason == relay.RefusedNotFound { // a login shell reports this as exit code 127
+			failed.ExitCode, failed.Hint = 127, program.MissingHint(b.program.Command)
+		}
+		return failed
+	}
+	if err != nil {
 		return err
 	}
 	s := &serve{process: process, stderr: stderr, socket: c.socket, runner: b.program.Argv()}

@@ -425,30 +425,43 @@ func TestABuildThatWaitsForItsVMGoesToOneThatIsAdded(t *testing.T) {
 // them. Later it failed its first build, though nothing of it had run.
 func TestAVMOnWhichNoStepRunnerStartsFailsNoBuildWhileThereAreOthers(t *testing.T) {
 	t.Parallel()
-	full, works := newVM(t, sshtest.InProcess(t, embeddedvm.Config{})), newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
-	full.tmp = filepath.Join(full.tmp, "missing")
-	p := providerOf(t, instance.Config{}, 4, full, works)
-	reports := runAll(t, p, 6, "true")
-	requireSuccess(t, reports)
-	for _, r := range reports {
-		require.Equal(t, "vm-2", r.Instance)
-		require.Empty(t, r.Left)
-	}
-	stat := statOf(p, "vm-1")
-	require.NotEqual(t, instance.Ready, stat.State)
-	require.Contains(t, stat.Reason, "steps serve did not start")
-	require.Zero(t, stat.Used)
+	for name, spoil := range map[string]func(v *vm){
+		"the disk is full": func(v *vm) { v.tmp = filepath.Join(v.tmp, "missing") },
+		"the relay can open no files": func(v *vm) {
+			few := filepath.Join(t.TempDir(), "few.sh")
+			text := "#!/bin/sh\nulimit -n 14\nexec " + v.runner[0] + ` "$@"`
+			require.NoError(t, os.WriteFile(few, []byte(text), 0o700))
+			v.runner = []string{few}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			full := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+			works := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+			spoil(full)
+			p := providerOf(t, instance.Config{}, 4, full, works)
+			reports := runAll(t, p, 6, "true")
+			requireSuccess(t, reports)
+			for _, r := range reports {
+				require.Equal(t, "vm-2", r.Instance)
+				require.Empty(t, r.Left)
+			}
+			stat := statOf(p, "vm-1")
+			require.NotEqual(t, instance.Ready, stat.State)
+			require.Contains(t, stat.Reason, "steps serve did not start")
+			require.Zero(t, stat.Used)
 
-	// The only VM fails builds at once, and so do VMs on none of which a step runner starts.
-	p = providerOf(t, instance.Config{}, 4, full)
-	for i := range 20 {
-		require.Error(t, build(sshtest.Within(t), p, fmt.Sprint("b", i), script("true"), &sshtest.Log{}))
-	}
-	require.Equal(t, instance.Ready, statOf(p, "vm-1").State)
-	p = providerOf(t, instance.Config{}, 4, full, full)
-	for i := range 20 {
-		err := build(sshtest.Within(t), p, fmt.Sprint("b", i), script("true"), &sshtest.Log{})
-		require.ErrorContains(t, err, "steps serve did not start")
+			// The only VM fails builds at once, and so do VMs on none of which a step runner starts.
+			p = providerOf(t, instance.Config{}, 4, full)
+			for i := range 20 {
+				require.Error(t, build(sshtest.Within(t), p, fmt.Sprint("b", i), script("true"), &sshtest.Log{}))
+			}
+			require.Equal(t, instance.Ready, statOf(p, "vm-1").State)
+			p = providerOf(t, instance.Config{}, 4, full, full)
+			for i := range 20 {
+				err := build(sshtest.Within(t), p, fmt.Sprint("b", i), script("true"), &sshtest.Log{})
+				require.ErrorContains(t, err, "steps serve did not start")
+			}
+		})
 	}
 }
 
