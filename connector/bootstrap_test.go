@@ -488,6 +488,8 @@ func TestAProgramThatABuildReplacedIsNotRunForTheNextBuilds(t *testing.T) {
 	})
 }
 
+// Symptom: an upload of another version removed the program of a relay that had run for 14 days, and its
+// stepmux-fetch: jobs could not fetch steps any more.
 func TestOldProgramsAreSweptUnlessTheyRun(t *testing.T) {
 	v := newBareVM(t)
 	dir := filepath.Join(v.cache, "stepmux")
@@ -505,12 +507,23 @@ func TestOldProgramsAreSweptUnlessTheyRun(t *testing.T) {
 	part := filepath.Join(dir, ".part.abcdef")
 	require.NoError(t, os.WriteFile(part, nil, 0o600))
 	require.NoError(t, os.Chtimes(part, old, old))
-	running := exec.CommandContext(t.Context(), filepath.Join(dir, "running", "stepmux"), "600")
+	path := filepath.Join(dir, "running", "stepmux")
+	require.NoError(t, os.Remove(path))
+	runnertest.Copy(t, runnertest.Command(t)[0], path)
+	require.NoError(t, os.Chtimes(filepath.Dir(path), old, old))
+	running := exec.CommandContext(t.Context(), path, "steps", "serve", "--socket", "-")
+	stdin, err := running.StdinPipe()
+	require.NoError(t, err)
 	require.NoError(t, running.Start())
 	defer func() {
-		_ = running.Process.Kill()
+		_ = stdin.Close()
 		_ = running.Wait()
 	}()
+	hides := func() bool { // root sees everything
+		_, err := os.Readlink("/proc/" + strconv.Itoa(running.Process.Pid) + "/exe")
+		return err != nil || os.Geteuid() == 0
+	}
+	require.Eventually(t, hides, sshtest.Bound, time.Millisecond)
 	require.NoError(t, v.build(t, "b1", nil).runs(t))
 	require.NoDirExists(t, filepath.Join(dir, "unused"))
 	require.DirExists(t, filepath.Join(dir, "running"))

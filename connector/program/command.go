@@ -75,7 +75,8 @@ const uploadPrefix = "stepmux-upload: "
 // file systems keep them whole in memory, and the program starts faster (docs/adr/0010). It checks the bytes, renames
 // the file into place and prints "at PATH". The directory must be writable for the user alone and must not be a
 // symbolic link, and no other user may be able to rename it. Programs that were not requested for 14 days and that no
-// process of this user runs are removed.
+// process runs are removed. The kernel refuses to open a program for writing while it runs (ETXTBSY). /proc would not
+// show that of a relay, which hides itself.
 const uploadScript = `place=$1 sum=$2 size=$3 subdir=$4 name=$5 mode=$6
 umask 077
 [ "$mode" = 700 ] || umask 022
@@ -142,8 +143,8 @@ fi
 for old in "$root"/*; do
 	[ "$old" != "$dir" ] && [ -n "$(find "$old" -prune -mtime +14)" ] || continue
 	used=
-	for p in /proc/[0-9]*/exe; do
-		[ ! "$p" -ef "$old/stepmux" ] && [ ! "$p" -ef "$old/` + "` + wire.FetchProgram + `" + `" ] || { used=1; break; }
+	for p in "$old/stepmux" "$old/` + wire.FetchProgram + `"; do
+		[ ! -f "$p" ] || { true >>"$p"; } 2>/dev/null || used=1
 	done
 	[ -n "$used" ] || rm -rf "$old"
 done
