@@ -238,7 +238,8 @@ func loginAttacks() (all []wallsAttack) {
 		".pam_environment", ".ssh/authorized_keys", ".ssh/rc", ".ssh/environment", ".ssh/config",
 		".config/systemd/user/evil.service", ".local/share/systemd/user/evil.service", ".config/environment.d/evil.conf",
 		".config/bash_completion", ".alias", ".i18n", ".config/user-tmpfiles.d/evil.conf",
-		".local/share/user-tmpfiles.d/evil.conf", ".config/containers/systemd/evil.container",
+		".local/share/user-tmpfiles.d/evil.conf", ".config/containers/systemd/evil.container", ".forward", ".inputrc",
+		".local/share/bash-completion/completions/evil",
 	} {
 		text := `echo evil >>~/F; rm -f ~/F; echo evil >~/F; echo evil >~/new; mv -f ~/new ~/F`
 		if dir := filepath.Dir(name); dir != "." {

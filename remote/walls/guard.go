@@ -17,11 +17,11 @@ import (
 var guarded = []string{
 	".ssh/", ".config/systemd/", ".config/environment.d/", ".config/autostart/", ".config/fish/", ".local/share/systemd/",
 	".config/user-tmpfiles.d/", ".local/share/user-tmpfiles.d/", ".config/containers/systemd/", ".local/share/fish/",
-	".cache/stepmux/",
+	".local/share/bash-completion/", ".cache/stepmux/",
 	".bashrc", ".bash_profile", ".bash_login", ".profile", ".bash_logout", ".bash_aliases", ".bash_completion",
 	".bashrc.d/", // Fedora's .bashrc reads it
 	".alias",     // openSUSE's bash reads it
-	".config/bash_completion", ".i18n",
+	".config/bash_completion", ".i18n", ".inputrc",
 	".zshenv", ".zprofile", ".zshrc", ".zlogin", ".zlogout", ".zcompdump",
 	".kshrc", ".mkshrc", ".cshrc", ".tcshrc", ".login", ".logout",
 	".pam_environment", ".rhosts", ".shosts", ".forward",
@@ -31,13 +31,16 @@ var guarded = []string{
 // build could make them.
 var created = []struct{ shell, names string }{
 	// Debian 12's sshd takes the environment of every command from .pam_environment. The shells of Fedora run commands in
-	// .i18n. The user's systemd does what is in user-tmpfiles.d and, with podman, in containers/systemd.
+	// .i18n. The user's systemd does what is in user-tmpfiles.d and, with podman, in containers/systemd. A mail server
+	// runs the commands in .forward. It ignores an empty one.
 	{"", ".ssh/ .config/systemd/ .config/environment.d/ .local/share/systemd/ .cache/stepmux/ .pam_environment .i18n " +
-		".config/user-tmpfiles.d/ .local/share/user-tmpfiles.d/ .config/containers/systemd/"},
+		".config/user-tmpfiles.d/ .local/share/user-tmpfiles.d/ .config/containers/systemd/ .forward"},
+	// In .inputrc a key can stand for a command.
 	{"bash", ".bashrc .bashrc.d/ .bash_aliases .bash_completion .bash_login .bash_logout .profile .bash_profile .alias " +
-		".config/bash_completion"},
+		".config/bash_completion .local/share/bash-completion/ .inputrc"},
 	{"zsh", ".zshenv .zprofile .zshrc .zlogin .zlogout .zcompdump"}, // Ubuntu's zsh runs .zcompdump
 	{"ksh", ".profile .kshrc"},
+	{"mksh", ".profile .mkshrc"},
 	{"csh", ".cshrc .login .logout"},
 	{"tcsh", ".cshrc .login .logout .tcshrc"},
 	{"sh", ".profile"},
@@ -52,6 +55,8 @@ func textOf(name string) string {
 	switch name {
 	case ".bash_profile":
 		return made + "if [ -s ~/.bash_login ]; then . ~/.bash_login; elif [ -r ~/.profile ]; then . ~/.profile; fi\n"
+	case ".inputrc":
+		return made + "$include /etc/inputrc\n"
 	case ".tcshrc":
 		return made + "if ( -r ~/.cshrc ) source ~/.cshrc\n"
 	default:

@@ -15,12 +15,13 @@ func TestPrepareMakesWhatALoginShellStartsFrom(t *testing.T) {
 	for shell, files := range map[string][]string{
 		"": {
 			".pam_environment", ".local/share/systemd", ".bash_aliases", ".bash_logout", ".bashrc.d", ".i18n", ".alias",
-			".config/bash_completion",
+			".config/bash_completion", ".forward", ".inputrc", ".local/share/bash-completion",
 		},
 		"/bin/bash": {".pam_environment", ".local/share/systemd", ".bash_completion", ".bash_aliases", ".bash_logout"},
 		"/bin/zsh":  {".pam_environment", ".zlogout", ".zcompdump", ".config/containers/systemd"},
 		"/bin/fish": {".config/fish", ".local/share/fish", ".config/user-tmpfiles.d", ".local/share/user-tmpfiles.d"},
 		"/bin/ksh":  {".pam_environment", ".profile", ".kshrc"},
+		"/bin/mksh": {".forward", ".profile", ".mkshrc"},
 		"/bin/csh":  {".cshrc", ".login", ".logout"},
 		"/bin/tcsh": {".cshrc", ".tcshrc", ".login", ".logout"},
 		"/bin/ash":  {".profile"},
