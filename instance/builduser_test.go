@@ -141,11 +141,17 @@ func TestKeysOfAnEarlierBuildOfTheIDAreGone(t *testing.T) {
 	require.NotContains(t, out.String(), loot)
 }
 
+// leaveJobs tries to leave jobs of cron and at.
+const leaveJobs = `for d in cron at; do touch /var/spool/$d/job 2>/dev/null && echo "left in $d"; done || :
+`
+
 // namedVar makes the test binary run TestBuildsOfARootLoginRunAsAUserByName on a machine of its own.
 const namedVar = "STEPMUX_TEST_NAMED_USER"
 
 // The programs are put on the VM, and the build outlives its link. The machine is this one in a mount namespace, with
-// one user more and nothing in /var/lib.
+// one user more and nothing in /var/lib. Everybody may write jobs of cron and at there, as crontab and at may.
+//
+// Symptom: at the level processes a job could leave one, which runs outside the walls.
 func TestBuildsOfARootLoginRunAsAUserByName(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("part missing: only root can run builds as another user")
@@ -163,7 +169,7 @@ func TestBuildsOfARootLoginRunAsAUserByName(t *testing.T) {
 	require.NoError(t, err)
 	end := program.PackedBinary(runtime.GOOS+"/"+runtime.GOARCH, func() (io.ReadCloser, error) { return os.Open(packed) })
 	proxy := sshtest.Proxy(t, v.Addr)
-	for _, level := range []string{"processes", "off"} {
+	for level, left := range map[string]string{"processes": "", "off": "left in cron\nleft in at\n"} {
 		t.Run(level, func(t *testing.T) {
 			p := v.via(t, proxy.Addr()).provider(t, 1, func(c *instance.Config, in *instance.Instance) {
 				c.Bootstrap = []*program.Binary{end}
@@ -175,7 +181,8 @@ func TestBuildsOfARootLoginRunAsAUserByName(t *testing.T) {
 			file := filepath.Join(home, level)
 			ended := make(chan error, 1)
 			go func() {
-				ended <- e.Execute(t.Context(), script(whoAmI+"echo begun; until [ -e "+file+" ]; do sleep 0.01; done; exit 7"))
+				text := whoAmI + leaveJobs + "echo begun; until [ -e " + file + " ]; do sleep 0.01; done; exit 7"
+				ended <- e.Execute(t.Context(), script(text))
 			}()
 			log.Await(t, "begun\n")
 			proxy.Cut()
@@ -183,7 +190,7 @@ func TestBuildsOfARootLoginRunAsAUserByName(t *testing.T) {
 			require.NoError(t, os.WriteFile(file, nil, 0o600))
 			requireReason(t, <-ended, instance.ScriptFailure, 7)
 			require.Equal(t, fmt.Sprintf("ids %[1]d %[2]d %[2]d\nnames builder builder\nruntime none\nowners %[1]d %[1]d \n"+
-				"caps    \nbegun\n", id, group), jobLines(log))
+				"caps    \n", id, group)+left+"begun\n", jobLines(log))
 			require.NoError(t, e.Cleanup(t.Context()))
 			require.Empty(t, e.Left())
 			require.Equal(t, level, e.Isolation().Level)
@@ -203,7 +210,8 @@ func runNamed(t *testing.T, id, group int) {
 	text := fmt.Sprintf("%sbuilder:x:%d:%d::%s:/bin/sh\n", passwd, id, group, home)
 	require.NoError(t, os.WriteFile(users, []byte(text), 0o644)) // as the machine's
 	cmd := exec.CommandContext(sshtest.Within(t), "unshare", "-m", "sh", "-ec", `mount --bind "$1" /etc/passwd
-		mount -t tmpfs tmpfs /var/lib; shift; exec "$@"`, "sh", users, os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+		mount -t tmpfs tmpfs /var/lib; mount -t tmpfs tmpfs /var/spool; mkdir -m 1777 /var/spool/cron /var/spool/at
+		shift; exec "$@"`, "sh", users, os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
 	cmd.Env = append(os.Environ(), namedVar+"="+home,
 		runnertest.DirVar+"="+filepath.Dir(runnertest.Command(t)[0])) // nothing is built there
 	out, err := cmd.CombinedOutput()

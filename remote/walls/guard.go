@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -49,6 +50,12 @@ var created = []struct{ shell, names string }{
 	{"fish", ".config/fish/ .local/share/fish/"}, // with vendor_conf.d/ and vendor_functions.d/
 }
 
+// spools have the jobs of cron and at, which run outside the walls. Without a user namespace, as for a build user,
+// crontab and at have the rights to write there. On Alpine crontabs is a link.
+var spools = []string{
+	"/var/spool/cron", "/var/spool/cron/crontabs", "/var/spool/at", "/var/spool/atd", "/var/spool/atjobs",
+}
+
 // textOf returns the text of a created file. It changes nothing for a shell.
 func textOf(name string) string {
 	const made = "# Made by stepmux, so that no build can make it. The shell does the same without it.\n"
@@ -81,7 +88,7 @@ func (r *Room) Guard() error {
 			}
 		}
 	}
-	for _, path := range r.spec.ReadOnly {
+	for _, path := range slices.Concat(spools, r.spec.ReadOnly) {
 		if within(path, r.spec.Home) && path != r.spec.Home {
 			if err := create(r.spec.Home, path, true, ""); err != nil {
 				return err
