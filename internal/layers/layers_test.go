@@ -226,7 +226,7 @@ var allowed = map[string][]string{
 	"internal/gcpace":         {},
 	"internal/remotetest":     {"internal/wire"},
 	"internal/boundedhttp":    {},
-	"internal/privatefile":    {"internal/boundedfile"},
+	"internal/privatefile":    {"internal/boundedfile", "internal/contents"},
 	"internal/boundedfile":    {},
 	"internal/boundedzip":     {},
 	"internal/embeddedvm":     {"internal/wire"},

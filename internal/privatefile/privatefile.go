@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 
 	"github.com/stepmux/stepmux/internal/boundedfile"
+	"github.com/stepmux/stepmux/internal/contents"
 )
 
 // Read returns the text of a regular file of at most limit bytes. It refuses a file that its group or others can use.
@@ -52,12 +53,7 @@ func Create(name string, text []byte) error {
 	if err := os.Link(f.Name(), name); err != nil {
 		return err
 	}
-	dir, err := os.Open(filepath.Dir(name))
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	return dir.Sync()
+	return contents.SyncDir(filepath.Dir(name))
 }
 
 // Open reads a file like Read. If the file is missing, Open first makes it with the text of fresh.
