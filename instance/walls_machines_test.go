@@ -82,18 +82,19 @@ func TestWallsAreHadWhereProcHidesProcesses(t *testing.T) {
 }
 
 // The user's manager of services, reached by a socket in /run/user/UID, starts processes outside of all walls. So does
-// a session of screen, reached by one in /run/screen.
+// a session of screen, reached by one in /run/screen. Arch and openSUSE have other names for that directory.
 func TestTheUsersManagerOfServicesIsHidden(t *testing.T) {
 	t.Parallel()
 	for level, text := range map[walls.Level]string{
-		walls.Processes: walled + ` && d=/run/user/$(id -u) && [ -d $d ] && [ -z "$(ls -A $d /run/screen | grep -v :)" ]`,
-		walls.Off:       `[ -s /run/user/$(id -u)/bus ] && [ -s /run/screen/socket ]`,
+		walls.Processes: walled + ` && d=/run/user/$(id -u) && [ -d $d ] &&
+			[ -z "$(ls -A $d /run/screen /run/screens /run/uscreens | grep -v :)" ]`,
+		walls.Off: `[ -s /run/user/$(id -u)/bus ] && [ "$(cat /run/*screen*/socket | grep -c text)" = 3 ]`,
 	} {
 		t.Run(level.String(), func(t *testing.T) {
 			t.Parallel()
 			s := newSite(t, level, connector.Relay)
-			s.on(t, `mount -t tmpfs none /run; d=/run/user/$(id -u); mkdir -p $d /run/screen
-				echo text >$d/bus; echo text >/run/screen/socket`)
+			s.on(t, `mount -t tmpfs none /run; d=/run/user/$(id -u); mkdir -p $d; echo text >$d/bus
+				for d in screen screens uscreens; do mkdir /run/$d; echo text >/run/$d/socket; done`)
 			out, err := s.run(t, "b1", text, nil)
 			require.NoError(t, err, "%s", out)
 		})

@@ -107,7 +107,9 @@ func (r *Room) hideAll() error {
 		{"/tmp", 0o777 | fs.ModeSticky},
 		{"/var/tmp", 0o777 | fs.ModeSticky},
 		{runUser, 0o755},
-		{"/run/screen", 0o777 | fs.ModeSticky}, // sockets of terminal sessions
+		{"/run/screen", 0o777 | fs.ModeSticky},   // sockets of terminal sessions
+		{"/run/screens", 0o777 | fs.ModeSticky},  // the same on Arch
+		{"/run/uscreens", 0o777 | fs.ModeSticky}, // the same on openSUSE
 		{r.spec.Base, 0o700},
 	} {
 		if err := r.hide(h.path, h.mode); err != nil {
