@@ -239,7 +239,7 @@ func loginAttacks() (all []wallsAttack) {
 		".config/systemd/user/evil.service", ".local/share/systemd/user/evil.service", ".config/environment.d/evil.conf",
 		".config/bash_completion", ".alias", ".i18n", ".config/user-tmpfiles.d/evil.conf",
 		".local/share/user-tmpfiles.d/evil.conf", ".config/containers/systemd/evil.container", ".forward", ".inputrc",
-		".local/share/bash-completion/completions/evil",
+		".local/share/bash-completion/completions/evil", ".config/locale.conf",
 	} {
 		text := `echo evil >>~/F; rm -f ~/F; echo evil >~/F; echo evil >~/new; mv -f ~/new ~/F`
 		if dir := filepath.Dir(name); dir != "." {

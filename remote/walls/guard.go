@@ -22,7 +22,7 @@ var guarded = []string{
 	".bashrc", ".bash_profile", ".bash_login", ".profile", ".bash_logout", ".bash_aliases", ".bash_completion",
 	".bashrc.d/", // Fedora's .bashrc reads it
 	".alias",     // openSUSE's bash reads it
-	".config/bash_completion", ".i18n", ".inputrc",
+	".config/bash_completion", ".i18n", ".config/locale.conf", ".inputrc",
 	".zshenv", ".zprofile", ".zshrc", ".zlogin", ".zlogout", ".zcompdump",
 	".kshrc", ".mkshrc", ".cshrc", ".tcshrc", ".login", ".logout",
 	".pam_environment", ".rhosts", ".shosts", ".forward",
@@ -31,11 +31,12 @@ var guarded = []string{
 // created are the files that are made if they are missing, by the shell that needs them, with "" for all: otherwise a
 // build could make them.
 var created = []struct{ shell, names string }{
-	// Debian 12's sshd takes the environment of every command from .pam_environment. The shells of Fedora run commands in
-	// .i18n. The user's systemd does what is in user-tmpfiles.d and, with podman, in containers/systemd. A mail server
-	// runs the commands in .forward. It ignores an empty one.
+	// Debian 12's sshd takes the environment of every command from .pam_environment. The shells of Fedora run commands
+	// in .i18n, and those of Arch in locale.conf. The user's systemd does what is in user-tmpfiles.d and, with podman,
+	// in containers/systemd. A mail server runs the commands in .forward. It ignores an empty one.
 	{"", ".ssh/ .config/systemd/ .config/environment.d/ .local/share/systemd/ .cache/stepmux/ .pam_environment .i18n " +
-		".config/user-tmpfiles.d/ .local/share/user-tmpfiles.d/ .config/containers/systemd/ .forward"},
+		".config/user-tmpfiles.d/ .local/share/user-tmpfiles.d/ .config/containers/systemd/ .forward " +
+		".config/locale.conf"},
 	// In .inputrc a key can stand for a command.
 	{"bash", ".bashrc .bashrc.d/ .bash_aliases .bash_completion .bash_login .bash_logout .profile .bash_profile .alias " +
 		".config/bash_completion .local/share/bash-completion/ .inputrc"},
@@ -62,6 +63,8 @@ func textOf(name string) string {
 	switch name {
 	case ".bash_profile":
 		return made + "if [ -s ~/.bash_login ]; then . ~/.bash_login; elif [ -r ~/.profile ]; then . ~/.profile; fi\n"
+	case ".config/locale.conf":
+		return made + "if [ -r /etc/locale.conf ]; then . /etc/locale.conf; fi\n"
 	case ".inputrc":
 		return made + "$include /etc/inputrc\n"
 	case ".tcshrc":

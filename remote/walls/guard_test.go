@@ -15,7 +15,7 @@ func TestPrepareMakesWhatALoginShellStartsFrom(t *testing.T) {
 	for shell, files := range map[string][]string{
 		"": {
 			".pam_environment", ".local/share/systemd", ".bash_aliases", ".bash_logout", ".bashrc.d", ".i18n", ".alias",
-			".config/bash_completion", ".forward", ".inputrc", ".local/share/bash-completion",
+			".config/bash_completion", ".config/locale.conf", ".forward", ".inputrc", ".local/share/bash-completion",
 		},
 		"/bin/bash": {".pam_environment", ".local/share/systemd", ".bash_completion", ".bash_aliases", ".bash_logout"},
 		"/bin/zsh":  {".pam_environment", ".zlogout", ".zcompdump", ".config/containers/systemd"},
