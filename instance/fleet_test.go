@@ -151,6 +151,28 @@ func TestAnInstanceThatCannotStartBuildsGetsOneAtATimeUntilOneStarts(t *testing.
 	})
 }
 
+// Symptom: a moment in which no step runner started set a VM with many builds aside for half a minute.
+func TestBuildsThatFailToStartAtOnceAreOneFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, vm("a", 10))
+		var all []*slot
+		for range 10 {
+			all = append(all, requireOn(t, "a", f.ask(t)))
+		}
+		for _, s := range all {
+			f.started(s, errors.New("disk full"))
+			s.release()
+		}
+		stat := f.stat().Instances[0]
+		require.Equal(t, Quarantined, stat.State)
+		requireBetween(t, backoffBase/2, backoffBase, time.Until(stat.RetryAt))
+		asked := f.ask(t)
+		pass(backoffBase)
+		f.started(requireOn(t, "a", asked), errors.New("disk full"))
+		requireBetween(t, backoffBase, 2*backoffBase, time.Until(f.stat().Instances[0].RetryAt))
+	})
+}
+
 func TestAQuarantineIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, vm("a", 1))

@@ -353,12 +353,14 @@ func (g *Group) started(s *slot, err error) {
 		return
 	}
 	defer g.unlock()
-	if err == nil {
+	switch now := time.Now(); {
+	case err == nil:
 		s.machine.recovered()
-		return
+	case h.unfit && h.quarantined(now): // builds that were started at once are one failure, and not many in a row
+	default:
+		h.failures++
+		h.suspect, h.unfit, h.retryAt = err, true, now.Add(backoff(h.failures))
 	}
-	h.failures++
-	h.suspect, h.unfit, h.retryAt = err, true, time.Now().Add(backoff(h.failures))
 }
 
 // lost records that an instance's connection has died. The instance may be gone: until it is reached again it gets
