@@ -141,8 +141,10 @@ func TestKeysOfAnEarlierBuildOfTheIDAreGone(t *testing.T) {
 	require.NotContains(t, out.String(), loot)
 }
 
-// leaveJobs tries to leave jobs of cron and at.
-const leaveJobs = `for d in cron at; do touch /var/spool/$d/job 2>/dev/null && echo "left in $d"; done || :
+// attackRoot tries to leave jobs of cron and at, and to change what ssh-keysign reads, which is setuid root.
+const attackRoot = `for d in cron at; do touch /var/spool/$d/job 2>/dev/null && echo "left in $d"; done || :
+f=/etc/ssh/ssh_config.d/test.conf
+{ chmod u+w $f && echo EnableSSHKeysign yes >>$f; } 2>/dev/null && /usr/lib/openssh/ssh-keysign </dev/null 2>&1 || :
 `
 
 // namedVar makes the test binary run TestBuildsOfARootLoginRunAsAUserByName on a machine of its own.
@@ -151,7 +153,8 @@ const namedVar = "STEPMUX_TEST_NAMED_USER"
 // The programs are put on the VM, and the build outlives its link. The machine is this one in a mount namespace, with
 // one user more and nothing in /var/lib. Everybody may write jobs of cron and at there, as crontab and at may.
 //
-// Symptom: at the level processes a job could leave one, which runs outside the walls.
+// Symptom: at the level processes a job could leave one, which runs outside the walls, and could have ssh-keysign sign
+// with the keys of the machine.
 func TestBuildsOfARootLoginRunAsAUserByName(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("part missing: only root can run builds as another user")
@@ -181,7 +184,7 @@ func TestBuildsOfARootLoginRunAsAUserByName(t *testing.T) {
 			file := filepath.Join(home, level)
 			ended := make(chan error, 1)
 			go func() {
-				text := whoAmI + leaveJobs + "echo begun; until [ -e " + file + " ]; do sleep 0.01; done; exit 7"
+				text := whoAmI + attackRoot + "echo begun; until [ -e " + file + " ]; do sleep 0.01; done; exit 7"
 				ended <- e.Execute(t.Context(), script(text))
 			}()
 			log.Await(t, "begun\n")
@@ -211,7 +214,8 @@ func runNamed(t *testing.T, id, group int) {
 	require.NoError(t, os.WriteFile(users, []byte(text), 0o644)) // as the machine's
 	cmd := exec.CommandContext(sshtest.Within(t), "unshare", "-m", "sh", "-ec", `mount --bind "$1" /etc/passwd
 		mount -t tmpfs tmpfs /var/lib; mount -t tmpfs tmpfs /var/spool; mkdir -m 1777 /var/spool/cron /var/spool/at
-		shift; exec "$@"`, "sh", users, os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+		mount -t tmpfs tmpfs /etc/ssh/ssh_config.d; echo >/etc/ssh/ssh_config.d/test.conf; shift; exec "$@"`,
+		"sh", users, os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
 	cmd.Env = append(os.Environ(), namedVar+"="+home,
 		runnertest.DirVar+"="+filepath.Dir(runnertest.Command(t)[0])) // nothing is built there
 	out, err := cmd.CombinedOutput()
