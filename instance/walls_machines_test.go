@@ -162,3 +162,29 @@ func TestPingWorksBehindWallsWhereItsGroupMay(t *testing.T) {
 		})
 	}
 }
+
+// Symptom: a job exchanged a directory of login files and a link, again and again. Builds that began meanwhile had the
+// job's directory mounted where the link leads, which could be /usr/bin.
+func TestALinkInThePlaceOfALoginFileLeadsNoMountElsewhere(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, walls.Processes, connector.Relay)
+	out := &sshtest.Log{}
+	job := script(`mkdir -p ~/.config/autostart; echo text >~/.config/autostart/loot; ln -s /mnt ~/.config/autostart.other
+		echo begun; exec $TOOL exchange ~/.config/autostart`)
+	job.Env = map[string]string{"TOOL": s.tool(t)}
+	ctx, cancel := context.WithCancel(sshtest.Within(t))
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- build(ctx, s.p, "b", job, out) }()
+	out.Await(t, "begun\n")
+	builds := 100 // without the mend, about one in 50 shows it
+	if testing.Short() {
+		builds = 20
+	}
+	for i := range builds {
+		out, _ := s.run(t, fmt.Sprint("b", i), "ls /mnt", nil) // it may fail: its login files change all the time
+		require.NotContains(t, out, "loot")
+	}
+	cancel()
+	requireReason(t, <-ended, instance.JobCanceled, 0)
+}

@@ -29,6 +29,7 @@ var toolVerbs = map[string]func(arg string) error{
 	"daemon":     daemonize,
 	"inotify":    awaitFile,
 	"fill":       fillProcesses,
+	"exchange":   exchange,
 	"zip":        zipStep,
 }
 
@@ -55,6 +56,15 @@ func withPID(verb func(int) error) func(string) error {
 		}
 		fmt.Fprintln(os.Stdout, loot)
 		return nil
+	}
+}
+
+// exchange exchanges a file and the one of the same name with .other, again and again.
+func exchange(name string) error {
+	for {
+		if err := unix.Renameat2(unix.AT_FDCWD, name, unix.AT_FDCWD, name+".other", unix.RENAME_EXCHANGE); err != nil {
+			return err
+		}
 	}
 }
 

@@ -329,18 +329,56 @@ func (r *Room) kernel() error {
 
 // freeze makes the file or directory path read-only, with all mounts below it.
 func freeze(path string) error {
-	if err := mount(path, path, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+	if err := pin(path, false); err != nil {
 		return err
 	}
-	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}
-	err := unix.MountSetattr(unix.AT_FDCWD, path, unix.AT_RECURSIVE, &attr)
-	if errors.Is(err, unix.ENOSYS) { // before Linux 5.12 only this mount can be changed, not those below it
-		var st unix.Statfs_t
-		if err = unix.Statfs(path, &st); err == nil {
-			// The present flags are locked, so they must be repeated. ST_* and MS_* have the same values here.
-			kept := uintptr(st.Flags) & (unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC)
-			err = unix.Mount("", path, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|kept, "")
+	return at(path, func(fd int, name string) error {
+		attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}
+		err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr)
+		if errors.Is(err, unix.ENOSYS) { // before Linux 5.12 only this mount can be changed, not those below it
+			var st unix.Statfs_t
+			if err = unix.Statfs(name, &st); err == nil {
+				// The present flags are locked, so they must be repeated. ST_* and MS_* have the same values here.
+				kept := uintptr(st.Flags) & (unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC)
+				err = unix.Mount("", name, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|kept, "")
+			}
 		}
+		return err
+	})
+}
+
+// pin mounts a file, a directory or a symbolic link over itself. Before Linux 5.2 this does not work for links.
+func pin(path string, isLink bool) error {
+	return at(path, func(fd int, name string) error {
+		if !isLink {
+			return unix.Mount(name, name, "", unix.MS_BIND|unix.MS_REC, "")
+		}
+		link, err := unix.OpenTree(fd, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+		if err == nil {
+			err = unix.MoveMount(link, "", fd, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
+			_ = unix.Close(link)
+		}
+		if errors.Is(err, unix.ENOSYS) {
+			return nil
+		}
+		return err
+	})
+}
+
+// at calls do with a descriptor of path, which may be a symbolic link, and its name in /proc. A mount takes these and
+// not the path, which is looked up anew each time: a job of another build may put a link in its place meanwhile, which
+// would lead the mount to any directory.
+func at(path string, do func(fd int, name string) error) error {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return bare("open", path, err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	name := "/proc/self/fd/" + strconv.Itoa(fd)
+	if is, _ := os.Readlink(name); is != path {
+		err = unix.ELOOP
+	} else {
+		err = do(fd, name)
 	}
 	if err != nil {
 		return fmt.Errorf("make %s read-only: %w", path, err)

@@ -3,7 +3,6 @@ package walls
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -168,7 +167,23 @@ const maxLinks = 40
 
 // freezeIn makes path read-only if it exists. A directory on the way from home, or a symbolic link, could be renamed,
 // and another one put in its place. A mount point cannot be renamed; so freezeIn pins them.
-func (r *Room) freezeIn(home, path string, pinned map[string]bool) error {
+func (r *Room) freezeIn(home, path string, pinned map[string]bool) (err error) {
+	for range maxTries {
+		err = r.tryFreezeIn(home, path, pinned)
+		if !errors.Is(err, unix.ELOOP) && !errors.Is(err, unix.EINVAL) {
+			break
+		}
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // another build has removed it. No build can remove a file that each one needs to be read-only
+	}
+	return err
+}
+
+// maxTries bounds how often freezeIn begins anew because a job exchanges a file and a link all the time.
+const maxTries = 20
+
+func (r *Room) tryFreezeIn(home, path string, pinned map[string]bool) error {
 	linked := false
 	way, err := follow(path, func(next string, link fs.FileInfo, last bool) error {
 		ours := within(next, home) || linked && unix.Access(filepath.Dir(next), unix.W_OK) == nil
@@ -176,14 +191,12 @@ func (r *Room) freezeIn(home, path string, pinned map[string]bool) error {
 		if !ours || pinned[next] || link == nil && last {
 			return nil
 		}
-		pinned[next] = true
-		return pin(next, link != nil)
+		err := pin(next, link != nil)
+		pinned[next] = err == nil
+		return err
 	})
 	if err == nil && way != "" && !within(home, way) && !within(r.spec.Dir, way) { // the build may write to those
 		err = freeze(way)
-	}
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil // another build has removed it. No build can remove a file that each one needs to be read-only
 	}
 	return err
 }
@@ -238,21 +251,4 @@ func Follow(path string) string {
 		return nil
 	})
 	return way
-}
-
-// pin mounts a directory or a symbolic link over itself. Before Linux 5.2 this does not work for links.
-func pin(path string, isLink bool) error {
-	if !isLink {
-		return mount(path, path, "", unix.MS_BIND|unix.MS_REC, "")
-	}
-	const flags = unix.OPEN_TREE_CLONE | unix.OPEN_TREE_CLOEXEC | unix.AT_SYMLINK_NOFOLLOW
-	link, err := unix.OpenTree(unix.AT_FDCWD, path, flags)
-	if err == nil {
-		err = unix.MoveMount(link, "", unix.AT_FDCWD, path, unix.MOVE_MOUNT_F_EMPTY_PATH)
-		_ = unix.Close(link)
-	}
-	if err != nil && !errors.Is(err, unix.ENOSYS) {
-		return fmt.Errorf("mount the link %s: %w", path, err)
-	}
-	return nil
 }
