@@ -33,7 +33,7 @@ type Executor struct {
 	life context.Context // ends with Cleanup
 	end  context.CancelCauseFunc
 
-	tries   int      // number of instances that Prepare could not reach
+	tries   int      // number of instances that could not be reached, or on which no step runner started
 	tried   []string // their IDs, and those of their jump hosts that could not be reached
 	refused error    // the error of the last of them
 
