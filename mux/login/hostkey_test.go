@@ -122,22 +122,35 @@ func TestBadKnownHostsAreAnErrorWithFileAndLine(t *testing.T) {
 	_, err := login.KnownHosts(t.TempDir())
 	require.ErrorContains(t, err, "is a directory")
 	good, _ := sshtest.NewKey(t)
-	_, err = login.KnownHosts(write(t, "known_hosts", hostLine("", "vm", good.PublicKey())+"vm ssh-ed25519 nonsense\n"))
-	require.ErrorContains(t, err, "known_hosts:2: ")
-	_, err = login.KnownHosts(write(t, "known_hosts", hostLine("", "vm", good.PublicKey())+"\n@revoked * ssh-rsa AAAA\n"))
-	require.ErrorContains(t, err, "known_hosts:3: ")
+	for _, bad := range []string{
+		"vm ssh-ed25519 nonsense\n",
+		"@revoked * ssh-rsa AAAA\n",
+		"vm and nonsense\n",
+		// Symptom: such a line was passed over without a word, so that a key was not revoked.
+		hostLine("@revoke", "*", good.PublicKey()),
+		hostLine("@revoked @revoked", "*", good.PublicKey()),
+		strings.Replace(hostLine("@revoked", "*", good.PublicKey()), "ssh-ed25519", "ssh-ed2551", 1),
+		hostLine("", "[vm]22", good.PublicKey()),
+		hostLine("", "|1|salt", good.PublicKey()),
+		hostLine("", "|1|c2FsdA==|!", good.PublicKey()),
+	} {
+		_, err := login.KnownHosts(write(t, "known_hosts", hostLine("", "vm", good.PublicKey())+"\n"+bad))
+		require.ErrorContains(t, err, "known_hosts:3: ", bad)
+	}
 	_, err = login.KnownHosts(filepath.Join(t.TempDir(), "none"))
 	require.ErrorIs(t, err, os.ErrNotExist)
 	_, err = login.KnownHosts(os.DevNull)
 	require.NoError(t, err)
 }
 
+// Symptom: a file that had no other keys was an error.
 func TestKnownHostsMayHaveKeysThatCannotBeUsed(t *testing.T) {
 	s := sshtest.InProcess(t, embeddedvm.Config{})
-	keys, err := login.KnownHosts(write(t, "known_hosts", "# old\nvm ssh-dss AAAAB3NzaC1kc3M= root@vm\n\n"+
-		"@revoked * ssh-xmss@openssh.com AAAA\n"+hostLine("", knownhosts.Normalize(s.Addr), s.HostKey)))
-	require.NoError(t, err)
+	old := "# old\nvm ssh-dss AAAAB3NzaC1kc3M= root@vm\n\n" +
+		"@revoked * ssh-xmss@openssh.com AAAAFHNzaC14bXNzQG9wZW5zc2guY29t\n"
+	keys := known(t, old, hostLine("", knownhosts.Normalize(s.Addr), s.HostKey))
 	require.NoError(t, dialError(t, s, keys))
+	requireStage(t, dialError(t, s, known(t, old)), "host key", true)
 }
 
 // hostKeys returns a key of each type that an sshd has.

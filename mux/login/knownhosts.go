@@ -3,6 +3,7 @@ package login
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"net"
@@ -58,25 +59,36 @@ func readKnownHosts(files []string) (*hostDB, error) {
 // readHosts reads files in the form of known_hosts. source names them in messages.
 func readHosts(source string, files ...string) (*hostDB, error) {
 	d := &hostDB{source: source, revoked: map[string]bool{}}
+	var usable []string // files with an entry: NewDB refuses one with bad lines only
 	for _, name := range files {
 		data, err := boundedfile.Read(name, maxKnownHosts)
 		if err != nil {
 			return nil, err
 		}
-		n := 0
+		n, entries := 0, 0
 		for line := range bytes.Lines(data) {
 			n++
-			marker, _, key, _, _, err := ssh.ParseKnownHosts(line)
-			if err == nil && marker == "revoked" {
-				d.revoked[string(key.Marshal())] = true
+			marker, hosts, key, _, _, err := ssh.ParseKnownHosts(line)
+			if err != nil && mayPassOver(line) {
+				continue
 			}
-			if err != nil && !mayPassOver(line) { // NewDB passes over all bad lines
+			if err == nil {
+				err = checkEntry(marker, hosts)
+			}
+			if err != nil { // NewDB passes over all bad lines
 				return nil, fmt.Errorf("%s:%d: not a host and its key: %w", name, n, err)
 			}
+			if marker == "revoked" {
+				d.revoked[string(key.Marshal())] = true
+			}
+			entries++
+		}
+		if entries > 0 {
+			usable = append(usable, name)
 		}
 	}
 	var err error
-	d.db, err = knownhosts.NewDB(files...)
+	d.db, err = knownhosts.NewDB(usable...)
 	return d, err
 }
 
@@ -90,8 +102,41 @@ func mayPassOver(line []byte) bool {
 	if strings.HasPrefix(fields[0], "@") {
 		fields = fields[1:]
 	}
+	if len(fields) < 3 {
+		return false
+	}
 	known := slices.Concat(ssh.SupportedAlgorithms().HostKeys, ssh.InsecureAlgorithms().HostKeys)
-	return len(fields) >= 3 && !slices.Contains(known, fields[1])
+	key, _ := base64.StdEncoding.DecodeString(fields[2])
+	var inside struct {
+		Type string
+		Rest []byte `ssh:"rest"`
+	}
+	return ssh.Unmarshal(key, &inside) == nil && inside.Type == fields[1] && !slices.Contains(known, inside.Type)
+}
+
+// checkEntry returns an error for a marker or names of hosts that NewDB cannot read.
+func checkEntry(marker string, hosts []string) error {
+	switch marker {
+	case "", "cert-authority":
+	case "revoked":
+		return nil // the key is revoked for all hosts
+	default:
+		return fmt.Errorf("there is no marker @%.40s", marker)
+	}
+	isBase64 := func(text string) bool { _, err := base64.StdEncoding.DecodeString(text); return err == nil }
+	hash := strings.Split(hosts[0], "|")
+	if strings.HasPrefix(hosts[0], "|") &&
+		(len(hash) != 4 || hash[1] != "1" || !isBase64(hash[2]) || !isBase64(hash[3])) {
+		return errors.New("the hash of its host cannot be read")
+	}
+	for _, name := range hosts {
+		if name = strings.TrimPrefix(name, "!"); strings.HasPrefix(name, "[") {
+			if _, _, err := net.SplitHostPort(name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // knowledge returns the entries for s, without the check.
