@@ -324,19 +324,30 @@ func (f *submitFlags) run(cmd *cobra.Command, args []string) error {
 // queueJob queues a job with its project, if it has one, and returns the ID of its build. If an answer is lost, as when
 // the manager restarts, it asks again. The request has a key, by which the manager knows it for two minutes.
 func queueJob(ctx context.Context, m pb.ManagerClient, project *packed, job *pb.Job) (string, error) {
-	req, began := &pb.SubmitRequest{Job: job, Key: rand.Text()}, time.Now()
+	req := &pb.SubmitRequest{Job: job, Key: rand.Text()}
+	sent := false
+	var since time.Time // when the request was first sent, or the manager was lost before that
 	for {
 		var resp *pb.SubmitResponse
 		err := keepProject(ctx, m, project, job)
 		if err == nil {
+			if !sent {
+				sent, since = true, time.Now()
+			}
 			resp, err = m.Submit(ctx, req)
 		}
 		if status.Code(err) != codes.Unavailable {
 			return resp.GetId(), err
 		}
-		if time.Since(began) > awayLimit {
-			return "", status.Errorf(codes.Unavailable, "%s; the build may be queued: stepmux builds lists it then",
-				status.Convert(err).Message())
+		if since.IsZero() {
+			since = time.Now()
+		}
+		if time.Since(since) > awayLimit {
+			if sent {
+				err = status.Errorf(codes.Unavailable, "%s; the build may be queued: stepmux builds lists it then",
+					status.Convert(err).Message())
+			}
+			return "", err
 		}
 		if err := pause.For(ctx, awayPause); err != nil {
 			return "", err

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/internal/pause"
 )
 
 // A user who is not in the socket-group was told that no manager listens there, and to start one.
@@ -81,37 +82,52 @@ func TestASubmitWhoseAnswerIsLostIsSentAgainWithItsKey(t *testing.T) {
 	})
 }
 
-// uploads is a manager that ends in the middle of the first upload of a project. The next one has the archive.
+// uploads is a manager that ends in the middle of the first uploads of a project.
 type uploads struct {
 	answers
-	begun int
+	ends, begun int
+	takes       time.Duration // for each of the uploads, and for the first one after them
 }
 
 type upload struct {
 	grpc.BidiStreamingClient[pb.KeepProjectRequest, pb.KeepProjectResponse]
-	err error
+	takes time.Duration
+	err   error
 }
 
 func (m *uploads) KeepProject(context.Context, ...grpc.CallOption) (
 	grpc.BidiStreamingClient[pb.KeepProjectRequest, pb.KeepProjectResponse], error,
 ) {
 	m.begun++
-	if m.begun == 1 {
-		return upload{err: status.Error(codes.Unavailable, "error reading from server: EOF")}, nil
+	switch {
+	case m.begun <= m.ends:
+		return upload{takes: m.takes, err: status.Error(codes.Unavailable, "error reading from server: EOF")}, nil
+	case m.begun == m.ends+1:
+		return upload{takes: m.takes}, nil
+	default:
+		return upload{}, nil // the manager has the archive
 	}
-	return upload{}, nil
 }
 
-func (upload) Send(*pb.KeepProjectRequest) error        { return nil }
-func (u upload) Recv() (*pb.KeepProjectResponse, error) { return &pb.KeepProjectResponse{}, u.err }
+func (upload) Send(*pb.KeepProjectRequest) error { return nil }
 
-// submit --project failed where the manager ended during the upload.
+func (u upload) Recv() (*pb.KeepProjectResponse, error) {
+	_ = pause.For(context.Background(), u.takes)
+	return &pb.KeepProjectResponse{}, u.err
+}
+
+// submit --project failed where the manager ended during the upload. Later it failed where the manager ended after an
+// upload of more than a minute.
 func TestAProjectIsSentAgainIfTheManagerEndsMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := &uploads{}
-		_, err := queueJob(t.Context(), m, &packed{}, &pb.Job{})
-		require.NoError(t, err)
-		require.Equal(t, 2, m.begun)
-		require.Len(t, m.keys, 1)
+		for _, takes := range []time.Duration{0, 5 * time.Minute} {
+			m := &uploads{ends: 1, takes: takes, answers: answers{lost: 2}}
+			_, err := queueJob(t.Context(), m, &packed{}, &pb.Job{})
+			require.NoError(t, err)
+			require.Equal(t, 4, m.begun)
+			require.Len(t, m.keys, 3)
+		}
+		_, err := queueJob(t.Context(), &uploads{ends: 1 << 20}, &packed{}, &pb.Job{})
+		require.Equal(t, status.Error(codes.Unavailable, "error reading from server: EOF"), err, "it is not queued")
 	})
 }
