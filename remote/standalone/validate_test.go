@@ -109,10 +109,14 @@ func TestValidateRefusesAStepThatIsNotThere(t *testing.T) {
 	require.Empty(t, v.Errors, "the steps of a definition are beside it")
 }
 
-// A misspelled key of a workflow or of a job was left out without a word.
+// A misspelled key of a workflow or of a job was left out without a word. Later, keys that GitHub has were taken
+// for misspelled: those of a job that calls another workflow, and of services.
 func TestValidateWarnsOfUnknownKeysInAWorkflow(t *testing.T) {
 	text := "on: push\nenvs: {}\njobs:\n  a:\n    runs_on: x\n    timeout: 5\n    defaults: {run: {shel: sh}}\n" +
-		"    services: {db: {image: x, port: 5}}\n    steps: [{run: x}]\n  b: {need: a, steps: [{run: x}]}\n"
+		"    services: {db: {image: x, port: 5, command: y, entrypoint: z}}\n    steps: [{run: x}]\n" +
+		"  b: {need: a, steps: [{run: x}], with: {}}\n" +
+		"  c: {with: {a: b}, secrets: inherit, uses: ./.github/workflows/c.yml}\n" +
+		"  d: {cancel-timeout-minutes: 5, steps: [{run: x}]}\ndescription: x\n"
 	v := validated(t, "w.yml", text, GitHub, t.TempDir())
 	require.True(t, v.Valid)
 	var got []string
@@ -124,6 +128,7 @@ func TestValidateWarnsOfUnknownKeysInAWorkflow(t *testing.T) {
 		`w.yml:2:1: unknown key "envs"` + why, `w.yml:5:5: unknown key "runs_on"` + why,
 		`w.yml:6:5: unknown key "timeout"` + why, `w.yml:7:22: unknown key "shel"` + why,
 		`w.yml:8:31: unknown key "port"` + why, `w.yml:10:7: unknown key "need"` + why,
+		`w.yml:10:35: unknown key "with"` + why,
 	}, got)
 	require.Equal(t, 2, v.Warnings[0].Line)
 }

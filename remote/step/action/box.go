@@ -21,7 +21,9 @@ type box struct {
 
 // boxKeys are the keys of a container and of a service that have no effect, with the reasons.
 var boxKeys = map[string]string{
+	"command":     "that of the image is used",
 	"credentials": "the login for a registry is that of this user's ~/.docker/config.json",
+	"entrypoint":  "that of the image is used",
 	"options":     "the flags of stepmux local set limits; a service is ready when its ports accept connections",
 	"ports":       "all containers of the job are in one network, where a service has its name",
 	"volumes":     "--volume gives the job directories of this machine",

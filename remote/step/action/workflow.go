@@ -44,7 +44,7 @@ var ignored = map[string]string{
 	"snapshot":          "there are no images of machines",
 	"timeout-minutes":   "the limit of the job is that of --timeout",
 	"continue-on-error": "no other job depends on this one",
-	"on":                "", "run-name": "", "name": "", "runs-on": "",
+	"on":                "", "run-name": "", "name": "", "description": "", "runs-on": "", "cancel-timeout-minutes": "",
 }
 
 // ReadJob reads the job of a workflow. name is its key; it may be empty if there is only one job. Errors call the text
@@ -222,7 +222,11 @@ func WorkflowUses(file string, text []byte) (uses []string, warnings []*lang.Err
 	for _, found := range jobs {
 		j := *shared
 		j.ignored = nil
-		r.job(&j, found)
+		if r.job(&j, found) != nil { // a call of another workflow, with inputs and secrets
+			j.ignored = slices.DeleteFunc(j.ignored, func(key *yaml.Node) bool {
+				return key.Value == "with" || key.Value == "secrets"
+			})
+		}
 		all = append(all, j.steps...)
 		unknown = append(unknown, notIn(ignored, j.ignored)...)
 		if j.container != nil {
