@@ -153,8 +153,9 @@ func (e *Executor) Usage() program.Usage {
 // read.
 //
 // If the instance can no longer be reached, or its Docker daemon for a build in a container, the build goes to another
-// instance, as in Prepare. So does a build on the instance itself whose step runner does not start there, unless all
-// other instances are suspect.
+// instance, as in Prepare. So does a build on the instance itself whose step runner does not start there, or whose
+// connection is lost meanwhile, unless all other instances are suspect. If the connection is lost, a build that lingers
+// first waits for its own instance.
 func (e *Executor) Connect(ctx context.Context) (_ func() (io.ReadWriteCloser, error), err error) {
 	ctx, finish := bind(ctx, e.life, ErrCleanedUp)
 	defer finish(&err)

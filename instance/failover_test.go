@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -419,87 +418,4 @@ func TestABuildThatWaitsForItsVMGoesToOneThatIsAdded(t *testing.T) {
 	require.NoError(t, <-prepared)
 	require.Equal(t, "vm-2", e.Instance())
 	require.NoError(t, e.Cleanup(t.Context()))
-}
-
-// Symptom: a VM with a full disk, or without a stepmux, had room at all times, so that it got all builds, and failed
-// them. Later it failed its first build, though nothing of it had run.
-func TestAVMOnWhichNoStepRunnerStartsFailsNoBuildWhileThereAreOthers(t *testing.T) {
-	t.Parallel()
-	for name, spoil := range map[string]func(v *vm){
-		"the disk is full": func(v *vm) { v.tmp = filepath.Join(v.tmp, "missing") },
-		"the relay can open no files": func(v *vm) {
-			few := filepath.Join(t.TempDir(), "few.sh")
-			text := "#!/bin/sh\nulimit -n 14\nexec " + v.runner[0] + ` "$@"`
-			require.NoError(t, os.WriteFile(few, []byte(text), 0o700))
-			v.runner = []string{few}
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			full := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
-			works := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
-			spoil(full)
-			p := providerOf(t, instance.Config{}, 4, full, works)
-			reports := runAll(t, p, 6, "true")
-			requireSuccess(t, reports)
-			for _, r := range reports {
-				require.Equal(t, "vm-2", r.Instance)
-				require.Empty(t, r.Left)
-			}
-			stat := statOf(p, "vm-1")
-			require.NotEqual(t, instance.Ready, stat.State)
-			require.Contains(t, stat.Reason, "steps serve did not start")
-			require.Zero(t, stat.Used)
-
-			// The only VM fails builds at once, and so do VMs on none of which a step runner starts.
-			p = providerOf(t, instance.Config{}, 4, full)
-			for i := range 20 {
-				require.Error(t, build(sshtest.Within(t), p, fmt.Sprint("b", i), script("true"), &sshtest.Log{}))
-			}
-			require.Equal(t, instance.Ready, statOf(p, "vm-1").State)
-			p = providerOf(t, instance.Config{}, 4, full, full)
-			for i := range 20 {
-				err := build(sshtest.Within(t), p, fmt.Sprint("b", i), script("true"), &sshtest.Log{})
-				require.ErrorContains(t, err, "steps serve did not start")
-			}
-		})
-	}
-}
-
-// Symptom: such a build failed, though nothing of it had run.
-func TestABuildWhoseVMIsLostWhileItsStepRunnerStartsGoesElsewhere(t *testing.T) {
-	t.Parallel()
-	first := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
-	second := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
-	mark := filepath.Join(t.TempDir(), "mark")
-	slow := filepath.Join(t.TempDir(), "slow")
-	require.NoError(t, os.WriteFile(slow, []byte("#!/bin/sh\necho >"+mark+"\nexec cat >/dev/null\n"), 0o700))
-	first.runner = []string{slow}
-	p := providerOf(t, instance.Config{}, 1, first, second)
-	ended := make(chan []batch.Report, 1)
-	go func() { ended <- runAll(t, p, 1, "true") }()
-	require.Eventually(t, func() bool { return exists(mark) }, sshtest.Bound, time.Millisecond)
-	first.Stop()
-	reports := <-ended
-	requireSuccess(t, reports)
-	require.Equal(t, "vm-2", reports[0].Instance)
-}
-
-// Symptom: such a build failed, though nothing of it had started.
-func TestABuildWhoseVMIsGoneBeforeItsStepRunnerStartsGoesElsewhere(t *testing.T) {
-	t.Parallel()
-	first := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
-	second := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
-	p := providerOf(t, instance.Config{}, 1, first, second)
-	e := p.Executor(instance.Build{ID: "b", Log: &sshtest.Log{}})
-	require.NoError(t, e.Prepare(sshtest.Within(t)))
-	require.Equal(t, "vm-1", e.Instance())
-	first.Stop()
-	suspect := func() bool { return statOf(p, "vm-1").State == instance.Suspect }
-	require.Eventually(t, suspect, sshtest.Bound, time.Millisecond)
-	_, err := e.Connect(sshtest.Within(t))
-	require.NoError(t, err)
-	require.Equal(t, "vm-2", e.Instance())
-	require.NoError(t, e.Execute(sshtest.Within(t), script("true")))
-	require.NoError(t, e.Cleanup(t.Context()))
-	require.Zero(t, statOf(p, "vm-1").Uses)
 }
