@@ -71,7 +71,7 @@ func (e *Executor) Client(ctx context.Context) (_ *Client, err error) {
 	}
 	c := &Client{lease: lease, owner: e, slot: s, conns: make(map[io.Closer]struct{})}
 	c.life, c.end = context.WithCancelCause(context.Background())
-	if !e.keep(func() { e.clients = append(e.clients, c) }) {
+	if !e.keep(func() { e.clients, e.stays = append(e.clients, c), true }) {
 		return nil, errors.Join(ErrCleanedUp, c.Close())
 	}
 	return c, nil

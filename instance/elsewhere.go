@@ -80,11 +80,12 @@ func (e *Executor) demandBeside(s *slot) demand {
 func (e *Executor) tryElsewhere(ctx context.Context, err error) bool {
 	e.mu.Lock()
 	s, lease, c := e.slot, e.lease, e.connector
+	stays := e.stays || e.running != nil // its commands may have prepared the instance for the job
 	e.mu.Unlock()
 	failed, gone, changed := (*dialError)(nil), outOfServiceError(""), errors.Is(err, errChanged)
 	group := e.provider.cfg.Group
 	switch {
-	case s == nil:
+	case s == nil || stays:
 		return false
 	case c != nil:
 		if e.box != nil || !neverRan(err) {

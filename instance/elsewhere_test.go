@@ -1,6 +1,7 @@
 package instance_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -107,4 +108,32 @@ func TestABuildWhoseVMIsGoneBeforeItsStepRunnerStartsGoesElsewhere(t *testing.T)
 	require.NoError(t, e.Execute(sshtest.Within(t), script("true")))
 	require.NoError(t, e.Cleanup(t.Context()))
 	require.Zero(t, statOf(p, "vm-1").Uses)
+}
+
+// Symptom: the job ran on another instance than the commands that had prepared the first one for it.
+func TestABuildStaysOnTheInstanceWhereItsCommandsHaveRun(t *testing.T) {
+	t.Parallel()
+	for name, use := range map[string]func(e *instance.Executor) error{
+		"client": func(e *instance.Executor) error {
+			c, err := e.Client(sshtest.Within(t))
+			if err == nil {
+				err = errors.Join(c.Run(sshtest.Within(t), instance.RunOptions{Command: "true"}), c.Close())
+			}
+			return err
+		},
+		"script": func(e *instance.Executor) error { return e.Run(sshtest.Within(t), []byte("true")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			first := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+			second := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+			first.tmp = filepath.Join(first.tmp, "missing")
+			e := providerOf(t, instance.Config{}, 1, first, second).Executor(instance.Build{ID: "b", Log: &sshtest.Log{}})
+			require.NoError(t, e.Prepare(sshtest.Within(t)))
+			require.NoError(t, use(e))
+			_, err := e.Connect(sshtest.Within(t))
+			require.ErrorContains(t, err, "steps serve did not start")
+			require.Equal(t, "vm-1", e.Instance())
+			require.NoError(t, e.Cleanup(t.Context()))
+		})
+	}
 }

@@ -46,6 +46,7 @@ type Executor struct {
 	resumed   bool          // another process began the build
 	running   chan struct{} // not nil while Run runs; closed at its end
 	clients   []*Client
+	stays     bool // on its instance, for which there was a Client
 	cleaned   bool
 	leaves    bool     // Cleanup leaves the build to another process
 	left      []string // on instances that the build has left
@@ -155,7 +156,7 @@ func (e *Executor) Usage() program.Usage {
 // If the instance can no longer be reached, or its Docker daemon for a build in a container, the build goes to another
 // instance, as in Prepare. So does a build on the instance itself whose step runner does not start there, or whose
 // connection is lost meanwhile, unless all other instances are suspect. If the connection is lost, a build that lingers
-// first waits for its own instance.
+// first waits for its own instance. A build that has had a Client, or called Run, stays on its instance.
 func (e *Executor) Connect(ctx context.Context) (_ func() (io.ReadWriteCloser, error), err error) {
 	ctx, finish := bind(ctx, e.life, ErrCleanedUp)
 	defer finish(&err)
