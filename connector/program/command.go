@@ -76,7 +76,8 @@ const uploadPrefix = "stepmux-upload: "
 // the file into place and prints "at PATH". The directory must be writable for the user alone and must not be a
 // symbolic link, and no other user may be able to rename it. Programs that were not requested for 14 days and that no
 // process runs are removed. The kernel refuses to open a program for writing while it runs (ETXTBSY). /proc would not
-// show that of a relay, which hides itself.
+// show that of a relay, which hides itself. The stepmux-fetch of a relay that runs is not opened: the kernel would
+// refuse to start it meanwhile.
 const uploadScript = `place=$1 sum=$2 size=$3 subdir=$4 name=$5 mode=$6
 umask 077
 [ "$mode" = 700 ] || umask 022
@@ -144,7 +145,7 @@ for old in "$root"/*; do
 	[ "$old" != "$dir" ] && [ -n "$(find "$old" -prune -mtime +14)" ] || continue
 	used=
 	for p in "$old/stepmux" "$old/` + wire.FetchProgram + `"; do
-		[ ! -f "$p" ] || { true >>"$p"; } 2>/dev/null || used=1
+		[ -n "$used" ] || [ ! -f "$p" ] || { true >>"$p"; } 2>/dev/null || used=1
 	done
 	[ -n "$used" ] || rm -rf "$old"
 done
