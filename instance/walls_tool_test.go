@@ -222,7 +222,7 @@ func fillProcesses(n string) error {
 		_, err := os.StartProcess("/bin/sleep", []string{"sleep", "600"}, &os.ProcAttr{})
 		if errors.Is(err, unix.EAGAIN) {
 			fmt.Fprintln(os.Stdout, "full")
-			select {}
+			return unix.Pause() // not select {}: without cgo that is a deadlock, which ends the program
 		}
 		if err != nil {
 			return err
