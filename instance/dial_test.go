@@ -724,7 +724,7 @@ func TestDialsThatWaitForTheirJumpHostHoldNoSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all := vms("vm", 2*maxDials)
 		for i := range all {
-			all[i].Jump = &Instance{ID: "bastion", Addr: "b:22", Jump: &Instance{ID: "gate", Addr: "g:22"}}
+			all[i].Jump = jumpHost("bastion", "b:22", jumpHost("gate", "g:22", nil))
 		}
 		d := &dials{takes: time.Second}
 		r := newRig(t, d, time.Minute, append(all, vm("direct", 1))...)
@@ -755,7 +755,7 @@ func TestAJumpHostThatRefusesTheLoginIsTriedOnceForAllBehindIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all := vms("vm", 10)
 		for i := range all {
-			all[i].Jump = &Instance{ID: "bastion", Addr: "b:22"}
+			all[i].Jump = bastion("b:22")
 		}
 		refused := &mux.DialError{Stage: "login", User: "ci", Addr: "b:22", Err: errLogin{}}
 		d := &dials{takes: time.Second, fail: failFirst(1, refused)}
@@ -767,7 +767,7 @@ func TestAJumpHostThatRefusesTheLoginIsTriedOnceForAllBehindIt(t *testing.T) {
 		for i, w := range waiting {
 			err := (<-w).err
 			require.EqualError(t, err, fmt.Sprintf(
-				"connect vm-%d: dial @vm-%d:22: connect: through jump host bastion: connect bastion: %v", i, i, refused))
+				"connect vm-%d: dial ci@vm-%d:22: connect: through jump host bastion: connect bastion: %v", i, i, refused))
 			require.Equal(t, Quarantined, r.state(fmt.Sprintf("vm-%d", i)))
 		}
 		require.Equal(t, 1, d.count())
@@ -778,7 +778,7 @@ func TestAJumpHostThatRefusesTheLoginIsTriedOnceForAllBehindIt(t *testing.T) {
 func TestALeaseOnTheJumpHostEndsWithAFailedAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		in := vm("a", 1)
-		in.Jump = &Instance{ID: "bastion", Addr: "b:22"}
+		in.Jump = bastion("b:22")
 		d := &dials{takes: time.Second, fail: func(id string, _ int) error {
 			if id == "a" {
 				return errClosed

@@ -32,7 +32,7 @@ func TestNativeStepsGoByRunOrByTheirFlagAndNeverOffLinux(t *testing.T) {
 		{"windows", true, true, false, false, false},
 		{"windows", true, true, true, false, false},
 	} {
-		g, err := NewGroup(Instance{ID: "a", Addr: "a:22", OS: test.os})
+		g, err := NewGroup(Instance{ID: "a", Addr: "a:22", SSH: loginAs("ci"), OS: test.os})
 		require.NoError(t, err)
 		p, err := NewProvider(Config{Group: g})
 		require.NoError(t, err)
@@ -47,7 +47,7 @@ func TestNativeStepsGoByRunOrByTheirFlagAndNeverOffLinux(t *testing.T) {
 }
 
 func TestOneInstanceThatIsNotLinuxKeepsNativeStepsFromTheGroup(t *testing.T) {
-	g, err := NewGroup(Instance{ID: "a", Addr: "a:22"}, Instance{ID: "b", Addr: "b:22", OS: "windows"})
+	g, err := NewGroup(vm("a", 1), Instance{ID: "b", Addr: "b:22", SSH: loginAs("ci"), OS: "windows"})
 	require.NoError(t, err)
 	p, err := NewProvider(Config{Group: g})
 	require.NoError(t, err)

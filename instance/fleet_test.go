@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 	"github.com/stepmux/stepmux/pool"
 )
 
@@ -30,7 +31,12 @@ func newFleet(t *testing.T, all ...Instance) *fleet {
 }
 
 func vm(id string, capacity int) Instance {
-	return Instance{ID: id, Addr: id + ":22", Capacity: capacity}
+	return Instance{ID: id, Addr: id + ":22", SSH: loginAs("ci"), Capacity: capacity}
+}
+
+// loginAs returns a login that no server is asked for.
+func loginAs(user string) mux.Config {
+	return mux.Config{User: user, Auth: []login.Auth{login.Password("x")}, HostKeys: login.InsecureHostKeys()}
 }
 
 // ask asks for a slot and returns where it comes to.
@@ -362,7 +368,7 @@ func TestAnInstanceThatIsReachedInAnotherWayGetsANewConnection(t *testing.T) {
 		for name, change := range map[string]func(*Instance){
 			"address":   func(in *Instance) { in.Addr = "x:1" },
 			"user":      func(in *Instance) { in.SSH.User = "other" },
-			"jump host": func(in *Instance) { in.Jump = &Instance{ID: "j", Addr: "j:22"} },
+			"jump host": func(in *Instance) { in.Jump = jumpHost("j", "j:22", nil) },
 			"runner":    func(in *Instance) { in.Runner = []string{"x"} },
 			"temp dir":  func(in *Instance) { in.TempDir = "/x" },
 			"revision":  func(in *Instance) { in.Revision = "2" },

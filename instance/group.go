@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"sync"
 	"time"
@@ -213,10 +214,23 @@ func check(instances []Instance) error {
 		if err := connector.CheckBuildUser(in.BuildUser); err != nil {
 			return fmt.Errorf("instance %s: %w", in.ID, err)
 		}
+		if in.Cluster == nil {
+			if err := in.checkLogin(); err != nil {
+				return fmt.Errorf("instance %s: %w", in.ID, err)
+			}
+		}
 		in.Capacity = max(in.Capacity, 1)
 		seen[in.ID] = true
 	}
 	return nil
+}
+
+// checkLogin returns an error if no attempt to connect to a VM or jump host could succeed.
+func (in *Instance) checkLogin() error {
+	if _, port, err := net.SplitHostPort(in.Addr); in.SSH.DialNet == nil && (err != nil || port == "") {
+		return fmt.Errorf("address %q is not host:port", in.Addr)
+	}
+	return in.SSH.Check()
 }
 
 // provide sets the function that closes a connection without builds.

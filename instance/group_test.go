@@ -19,7 +19,7 @@ func group(t *testing.T, capacities ...int) *Group {
 	t.Helper()
 	var all []Instance
 	for i, c := range capacities {
-		all = append(all, Instance{ID: string(rune('a' + i)), Addr: "127.0.0.1:22", Capacity: c})
+		all = append(all, Instance{ID: string(rune('a' + i)), Addr: "127.0.0.1:22", SSH: loginAs("ci"), Capacity: c})
 	}
 	g, err := NewGroup(all...)
 	require.NoError(t, err)
@@ -120,20 +120,32 @@ func TestSlotGrantedToAWaiterThatIsJustLeavingGoesToTheNext(t *testing.T) {
 }
 
 func TestNewGroupRefusesWhatCannotWork(t *testing.T) {
-	good := Instance{ID: "a", Addr: "127.0.0.1:22"}
+	good := vm("a", 0)
+	at := func(addr string) Instance { return Instance{ID: "a", Addr: addr, SSH: loginAs("ci")} }
 	for want, all := range map[string][]Instance{
 		"at least one":   nil,
 		"has no ID":      {{Addr: "x:1"}},
 		"two of this ID": {good, good},
 		"no address":     {{ID: "a"}},
 		"capacity -1":    {{ID: "a", Addr: "x:1", Capacity: -1}},
+		`instance a: address "x" is not host:port`:           {at("x")},
+		`address "x:" is not host:port`:                      {at("x:")},
+		"instance a: mux: Config.User is empty":              {{ID: "a", Addr: "x:1"}},
+		`jump host j: address "::1" is not host:port`:        {behind("a", jumpHost("j", "::1", nil))},
+		"instance a: jump host j: mux: Config.User is empty": {behind("a", &Instance{ID: "j", Addr: "x:1"})},
 	} {
 		_, err := NewGroup(all...)
 		require.ErrorContains(t, err, want)
 	}
+	named := at("a name for DialNet")
+	named.SSH.DialNet = (&mux.Conn{}).DialNet
+	_, err := NewGroup(named)
+	require.NoError(t, err)
 	g, err := NewGroup(good)
 	require.NoError(t, err)
 	require.Equal(t, 1, g.stat().Instances[0].Capacity, "the default")
+	_, err = NewProvider(Config{Group: g, Route: "tunnel"})
+	require.ErrorContains(t, err, `instance: Config.Route: unknown route "tunnel": use auto, `)
 }
 
 func TestClassify(t *testing.T) {
@@ -211,7 +223,7 @@ func (g *Group) acquire(ctx context.Context, build string, tried ...string) (*sl
 
 func TestABuildGetsTheInstanceThatItAsksFor(t *testing.T) {
 	in := func(id, zone string) Instance {
-		return Instance{ID: id, Addr: "x:22", Capacity: 1, Labels: map[string]string{"zone": zone}}
+		return Instance{ID: id, Addr: "x:22", SSH: loginAs("ci"), Labels: map[string]string{"zone": zone}}
 	}
 	g, err := NewGroup(in("a", "1"), in("b", "1"), in("c", "2"))
 	require.NoError(t, err)

@@ -17,7 +17,11 @@ func behind(id string, jump *Instance) Instance {
 	return in
 }
 
-func bastion(addr string) *Instance { return &Instance{ID: "bastion", Addr: addr} }
+func jumpHost(id, addr string, via *Instance) *Instance {
+	return &Instance{ID: id, Addr: addr, SSH: loginAs("ci"), Jump: via}
+}
+
+func bastion(addr string) *Instance { return jumpHost("bastion", addr, nil) }
 
 // jumps returns the IDs of the jump hosts that are no instances.
 func (f *fleet) jumps() []string {
@@ -58,9 +62,9 @@ func TestAJumpHostGoesWithTheLastInstanceBehindIt(t *testing.T) {
 func TestAJumpHostThatIsReachedInAnotherWayChangesTheWayToThoseBehindIt(t *testing.T) {
 	for name, other := range map[string]*Instance{
 		"address":   bastion("other:22"),
-		"user":      {ID: "bastion", Addr: "b:22", SSH: mux.Config{User: "other"}},
-		"revision":  {ID: "bastion", Addr: "b:22", Revision: "2"},
-		"jump host": {ID: "bastion", Addr: "b:22", Jump: &Instance{ID: "first", Addr: "first:22"}},
+		"user":      {ID: "bastion", Addr: "b:22", SSH: loginAs("other")},
+		"revision":  {ID: "bastion", Addr: "b:22", SSH: loginAs("ci"), Revision: "2"},
+		"jump host": jumpHost("bastion", "b:22", jumpHost("first", "first:22", nil)),
 	} {
 		f := newFleet(t, behind("a", bastion("b:22")), vm("b", 1))
 		f.connected("bastion", nil)
@@ -114,7 +118,7 @@ func TestADrainedInstanceIsClosedWithTheLastBuildBehindIt(t *testing.T) {
 }
 
 func TestAnInstanceThatIsGoneMayGoOnAsAJumpHost(t *testing.T) {
-	f := newFleet(t, vm("near", 1), behind("far", &Instance{ID: "near", Addr: "near:22"}))
+	f := newFleet(t, vm("near", 1), behind("far", jumpHost("near", "near:22", nil)))
 	_, needed, err := f.remove("near")
 	require.NoError(t, err)
 	require.True(t, needed)
@@ -160,13 +164,13 @@ func TestAWayThatBecomesTooLongIsGivenUp(t *testing.T) {
 	chain := func(n int) *Instance {
 		var j *Instance
 		for i := range n {
-			j = &Instance{ID: string(rune('0' + i)), Addr: "x:22", Jump: j}
+			j = jumpHost(string(rune('0'+i)), "x:22", j)
 		}
 		return j
 	}
-	f := newFleet(t, behind("a", &Instance{ID: "bastion", Addr: "b:22", Jump: &Instance{ID: "middle", Addr: "m:22"}}))
+	f := newFleet(t, behind("a", jumpHost("bastion", "b:22", jumpHost("middle", "m:22", nil))))
 	s := take(t, f.Group)
-	require.NoError(t, f.Update([]Instance{behind("c", &Instance{ID: "middle", Addr: "m:22", Jump: chain(7)})}))
+	require.NoError(t, f.Update([]Instance{behind("c", jumpHost("middle", "m:22", chain(7)))}))
 	require.Nil(t, f.hosts["a"], "ten hosts would be on the way")
 	require.Len(t, f.hosts["c"].path, 9)
 	s.release()

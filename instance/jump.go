@@ -43,6 +43,9 @@ func addJump(all map[string]*host, j *Instance) error {
 	case there == nil && j.Addr == "":
 		return fmt.Errorf("jump host %s has no address and is no instance", j.ID)
 	case there == nil:
+		if err := j.checkLogin(); err != nil {
+			return fmt.Errorf("jump host %s: %w", j.ID, err)
+		}
 		all[j.ID] = h
 	case j.Addr == "": // only names an instance
 	case there.addr != h.addr || there.ssh.User != h.ssh.User || there.via != h.via:

@@ -82,6 +82,9 @@ func NewProvider(cfg Config) (*Provider, error) {
 	if min(cfg.DialTimeout, cfg.MaxAge, cfg.ReadyTimeout, cfg.StopTimeout, cfg.LogTimeout, cfg.Grace) < 0 {
 		return nil, errors.New("instance: a time in Config is negative")
 	}
+	if _, err := connector.ParseRoute(string(cmp.Or(cfg.Route, connector.Auto))); err != nil {
+		return nil, fmt.Errorf("instance: Config.Route: %w", err)
+	}
 	cfg.DialTimeout = cmp.Or(cfg.DialTimeout, 30*time.Second)
 	cfg.StopTimeout = cmp.Or(cfg.StopTimeout, 20*time.Second) // the graces of a job and a step runner, and their clean-up
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))

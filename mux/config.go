@@ -16,7 +16,7 @@ const (
 	defaultKeepaliveTimeout  = 15 * time.Second
 )
 
-// Config describes how to connect. Dial copies and checks it.
+// Config describes how to connect. Dial copies it and calls Check.
 type Config struct {
 	// User is the account on the VM. Required.
 	User string
@@ -58,23 +58,30 @@ type Config struct {
 	Trace *Trace
 }
 
+// Check returns an error that names the field if there is a mistake in c.
+func (c *Config) Check() error {
+	switch {
+	case c == nil:
+		return errors.New("mux: Config is nil")
+	case c.User == "":
+		return errors.New("mux: Config.User is empty")
+	case len(c.Auth) == 0 && c.Credentials == nil:
+		return errors.New("mux: Config.Auth is empty: name a private key, a password or an agent")
+	case c.HostKeys.IsZero():
+		return errors.New("mux: Config.HostKeys is not set: pin the server's key or name a known_hosts file")
+	case c.SessionLimit < 0:
+		return fmt.Errorf("mux: Config.SessionLimit is %d", c.SessionLimit)
+	case c.KeepaliveInterval < 0 || c.KeepaliveTimeout < 0:
+		return errors.New("mux: Config.KeepaliveInterval or KeepaliveTimeout is negative; a dead peer must be found")
+	}
+	return nil
+}
+
 func (c *Config) withDefaults() (*Config, error) {
-	if c == nil {
-		return nil, errors.New("mux: Config is nil")
+	if err := c.Check(); err != nil {
+		return nil, err
 	}
 	d := *c
-	switch {
-	case d.User == "":
-		return nil, errors.New("mux: Config.User is empty")
-	case len(d.Auth) == 0 && d.Credentials == nil:
-		return nil, errors.New("mux: Config.Auth is empty: name a private key, a password or an agent")
-	case d.HostKeys.IsZero():
-		return nil, errors.New("mux: Config.HostKeys is not set: pin the server's key or name a known_hosts file")
-	case d.SessionLimit < 0:
-		return nil, fmt.Errorf("mux: Config.SessionLimit is %d", d.SessionLimit)
-	case d.KeepaliveInterval < 0 || d.KeepaliveTimeout < 0:
-		return nil, errors.New("mux: Config.KeepaliveInterval or KeepaliveTimeout is negative; a dead peer must be found")
-	}
 	d.KeepaliveInterval = cmp.Or(d.KeepaliveInterval, defaultKeepaliveInterval)
 	d.KeepaliveTimeout = cmp.Or(d.KeepaliveTimeout, defaultKeepaliveTimeout)
 	if d.DialNet == nil {

@@ -45,10 +45,7 @@ func (w way) Resolve(_ context.Context, m inventory.Machine) (string, mux.Config
 	if m.Place == "unknown" {
 		return "", mux.Config{}, nil, errors.New("no way to log in")
 	}
-	cfg := mux.Config{User: cmp.Or(m.User, "me"), Auth: m.Auth, HostKeys: login.InsecureHostKeys()}
-	if len(m.Auth) == 0 {
-		cfg.Auth = []login.Auth{login.Password("x")}
-	}
+	cfg := loginAs(cmp.Or(m.User, "me"), m.Auth)
 	if m.HostKeys != nil {
 		cfg.HostKeys = *m.HostKeys
 	}
@@ -64,13 +61,20 @@ func (w way) Resolve(_ context.Context, m inventory.Machine) (string, mux.Config
 		}
 		jump := &instance.Instance{
 			ID: "jump " + user + "@" + addr(host), Addr: addr(host),
-			SSH: mux.Config{User: user, Auth: m.JumpAuth},
+			SSH: loginAs(user, m.JumpAuth),
 		}
 		if jump.Addr == addr(m.Place) && user == cfg.User {
 			jump = nil // it is that host itself
 		}
 		return addr(m.Place), cfg, jump, nil
 	}
+}
+
+func loginAs(user string, auth []login.Auth) mux.Config {
+	if len(auth) == 0 {
+		auth = []login.Auth{login.Password("x")}
+	}
+	return mux.Config{User: user, Auth: auth, HostKeys: login.InsecureHostKeys()}
 }
 
 func addr(place string) string {
@@ -178,7 +182,7 @@ func TestParseFallsBackToWhatTheProgramWasTold(t *testing.T) {
 func TestWithoutViaTheResolverKnowsTheWay(t *testing.T) {
 	f := fallback(t)
 	f.Resolver = func() (inventory.Resolver, error) {
-		return way{&instance.Instance{ID: "b", Addr: "b:22", SSH: mux.Config{User: "me"}}}, nil
+		return way{&instance.Instance{ID: "b", Addr: "b:22", SSH: loginAs("me", nil)}}, nil
 	}
 	all, err := inventory.Parse(t.Context(), "f", t.TempDir(), []byte(`instances:
   - {id: one, address: x}

@@ -176,8 +176,9 @@ func TestMetricsTellWhyADialFailed(t *testing.T) {
 // A VM that another manager of a cluster has was in no state of stepmux_instances.
 func TestEachInstanceIsCountedInItsState(t *testing.T) {
 	m := metrics.New("v1.2.3")
+	ssh := mux.Config{User: "ci", Auth: []login.Auth{login.Password("x")}, HostKeys: login.InsecureHostKeys()}
 	group, err := instance.NewGroup(
-		instance.Instance{ID: "vm-1", Addr: "vm-1:22"}, instance.Instance{ID: "vm-2", Addr: "vm-2:22"},
+		instance.Instance{ID: "vm-1", Addr: "vm-1:22", SSH: ssh}, instance.Instance{ID: "vm-2", Addr: "vm-2:22", SSH: ssh},
 	)
 	require.NoError(t, err)
 	group.Share()
