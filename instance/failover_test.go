@@ -40,6 +40,14 @@ func providerOf(t testing.TB, cfg instance.Config, capacity int, vms ...*vm) *in
 	return p
 }
 
+// Symptom: a build without a Log panicked in a goroutine of Run.
+func TestABuildOfABatchNeedsNoLog(t *testing.T) {
+	p := newVM(t, sshtest.InProcess(t, embeddedvm.Config{})).provider(t, 1, nil)
+	requireSuccess(t, batch.Run(sshtest.Within(t), sshtest.Within(t), p, batch.Batch{
+		Builds: []batch.Build{{ID: "b1", Job: script("echo text")}},
+	}))
+}
+
 // runAll runs n builds at once and returns their reports.
 func runAll(t testing.TB, p *instance.Provider, n int, text string) []batch.Report {
 	t.Helper()

@@ -26,7 +26,7 @@ import (
 type Build struct {
 	ID  string
 	Job connector.Job
-	// Log receives the build's log and is closed at the build's end. Required.
+	// Log receives the build's log and is closed at the build's end. If nil, the log is discarded.
 	Log io.WriteCloser
 	// On and Labels select its instance; see [instance.Build].
 	On     string
@@ -119,7 +119,11 @@ func Run(ctx, abort context.Context, p *instance.Provider, b Batch) []Report {
 func runOne(
 	ctx, starting, abort context.Context, p *instance.Provider, b Batch, build Build, queued, failed func(),
 ) Report {
-	log, asked := &firstWrite{w: build.Log}, time.Now()
+	log, asked := &firstWrite{w: io.Discard}, time.Now()
+	if build.Log != nil {
+		log.w = build.Log
+		defer build.Log.Close() // Write has reported its failure already
+	}
 	e := p.Executor(instance.Build{
 		ID: build.ID, Log: log, On: build.On, Labels: build.Labels, Container: build.Container, Pod: build.Pod,
 		Linger: b.Linger, Timeout: b.Timeout,
@@ -134,7 +138,6 @@ func runOne(
 	report.Instance = e.Instance()
 	report.Cleanup = e.Cleanup(abort) // not the build's failure: it had ended
 	report.Left = e.Left()
-	_ = build.Log.Close() // Write has reported its failure already
 	if failed := (*instance.BuildError)(nil); errors.As(err, &failed) {
 		report.Err = failed
 	} else if err != nil { // every error is a failure, even one that no Executor classified
