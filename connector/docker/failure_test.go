@@ -1,6 +1,7 @@
 package docker_test
 
 import (
+	"archive/tar"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -378,6 +379,27 @@ func TestImagesThatCannotRunAreRefusedByName(t *testing.T) {
 	refused(`there is no stepmux for it; name one: --bootstrap-binary linux/`)
 	cfg.Programs = []*program.Binary{dynamic(t)}
 	refused("needs shared libraries, which the image may not have; use one of make build")
+}
+
+// Symptom: the error asked whether the daemon supports the version of the API. Its answer to a HEAD has no text.
+func TestAnImageWithAFileWhereTheStepRunnerGoesFailsByName(t *testing.T) {
+	d := dockertest.Start(t)
+	var text bytes.Buffer
+	archive := tar.NewWriter(&text)
+	require.NoError(t, archive.WriteHeader(&tar.Header{Name: ".stepmux", Mode: 0o644}))
+	require.NoError(t, archive.Close())
+	source := client.ImageImportSource{Source: &text, SourceName: "-"}
+	loaded, err := d.Client.ImageImport(t.Context(), source, "occupied:1", client.ImageImportOptions{})
+	require.NoError(t, err)
+	_, err = new(bytes.Buffer).ReadFrom(loaded)
+	require.NoError(t, err)
+	require.NoError(t, loaded.Close())
+	cfg := config(t, d)
+	cfg.Spec.Image = "occupied:1"
+	_, err = docker.Start(t.Context(), cfg)
+	require.ErrorContains(t, err, "/.stepmux")
+	require.ErrorContains(t, err, "not a directory")
+	require.Empty(t, d.Containers(t))
 }
 
 // An entrypoint that is kept may do anything. What it prints is not taken for a step runner's.

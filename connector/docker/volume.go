@@ -15,7 +15,6 @@ import (
 	"strings"
 	"time"
 
-	cerrdefs "github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/mount"
 	"github.com/moby/moby/client"
@@ -141,9 +140,7 @@ func (c *Container) put(ctx context.Context, id string, bin *program.Binary, dir
 	mark := client.ContainerStatPathOptions{Path: dir + "/" + completeMark}
 	if _, err := c.api.ContainerStatPath(ctx, id, mark); err == nil {
 		return nil
-	} else if !cerrdefs.IsNotFound(err) {
-		return c.api.failure(ctx, op, err)
-	}
+	} // any other error meets the upload, too, whose answer has a text
 	began, at, dirs := time.Now(), dir, map[string]int64(nil)
 	if whole {
 		at, dirs = "/", map[string]int64{home: 0o755, runDir: 0o1777, dir: 0o755}
