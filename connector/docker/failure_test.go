@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -283,6 +284,39 @@ func TestTheNextBuildRemovesContainersThatWereNotStarted(t *testing.T) {
 			require.Empty(t, d.Containers(t), "the volume of the old container")
 		})
 	}
+}
+
+// Symptom: the end of a short build waited for 20 s while a manager put files into a container that seemed to be left.
+func TestAnUploadOfAnotherManagerDoesNotDelayTheEndOfABuild(t *testing.T) {
+	d := dockertest.Start(t)
+	require.NoError(t, start(t, config(t, d)).Close(t.Context())) // the volume is full then
+	made, err := d.Client.ContainerCreate(t.Context(), client.ContainerCreateOptions{Config: &container.Config{
+		Image: dockertest.Image, Cmd: []string{"true"}, Labels: map[string]string{"dev.stepmux.build": "old"},
+	}})
+	require.NoError(t, err)
+	r, w := io.Pipe()
+	copied := make(chan error, 1)
+	go func() {
+		_, err := d.Client.CopyToContainer(t.Context(), made.ID,
+			client.CopyToContainerOptions{DestinationPath: "/", Content: r})
+		copied <- err
+	}()
+	archive, text := tar.NewWriter(w), make([]byte, 8<<20)
+	require.NoError(t, archive.WriteHeader(&tar.Header{Name: "file", Mode: 0o644, Size: int64(len(text))}))
+	_, err = archive.Write(text[1:]) // more than buffers take: the daemon reads it
+	require.NoError(t, err)
+	t.Cleanup(docker.SetStartLimit(-1))
+	c := start(t, config(t, d))
+	began := time.Now()
+	require.NoError(t, c.Close(t.Context()))
+	took := time.Since(began)
+	_, err = archive.Write(text[:1])
+	require.NoError(t, err)
+	require.NoError(t, archive.Close())
+	require.NoError(t, w.Close())
+	require.NoError(t, <-copied)
+	d.RemoveAll(t)
+	require.Less(t, took, 10*time.Second)
 }
 
 func TestAStartThatIsCancelledLeavesNothing(t *testing.T) {

@@ -3,6 +3,7 @@ package docker
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	cerrdefs "github.com/containerd/errdefs"
@@ -30,6 +31,8 @@ const (
 	reapSoon  = 5 * time.Second
 	// reapTimeout bounds one look.
 	reapTimeout = time.Minute
+	// removeLimit bounds the removal of one object.
+	removeLimit = 2 * time.Second
 )
 
 // startLimit is how long a manager of another machine may take between the creation of a container and its start. One
@@ -98,7 +101,7 @@ func (c *Container) reapNow(ctx context.Context) (again bool, err error) {
 		}
 		_, isService := one.Labels[labelService]
 		// Only services by force: another container may have been started meanwhile.
-		err := patiently(ctx, func() error {
+		err := patiently(ctx, func(ctx context.Context) error {
 			_, err := c.api.ContainerRemove(ctx, one.ID, client.ContainerRemoveOptions{RemoveVolumes: true, Force: isService})
 			return err
 		})
@@ -113,7 +116,7 @@ func (c *Container) reapNow(ctx context.Context) (again bool, err error) {
 		if living[one.Labels[labelGroup]] || !abandoned(one.Labels, one.Created) {
 			continue
 		}
-		err := patiently(ctx, func() error {
+		err := patiently(ctx, func(ctx context.Context) error {
 			_, err := c.api.NetworkRemove(ctx, one.ID, client.NetworkRemoveOptions{})
 			return err
 		})
@@ -124,15 +127,18 @@ func (c *Container) reapNow(ctx context.Context) (again bool, err error) {
 	return again, errors.Join(failed...)
 }
 
-// patiently calls remove until it succeeds or finds nothing, but for 2 s at most: the daemon may still be busy with a
-// start that the manager asked for before it died.
-func patiently(ctx context.Context, remove func() error) error {
-	err := remove()
-	for range 10 {
-		if err == nil || cerrdefs.IsNotFound(err) || pause.For(ctx, removeAgain) != nil {
-			break
-		}
-		err = remove()
+// patiently calls remove until it succeeds or finds nothing, for removeLimit at most: the daemon may still be busy with
+// a start that the manager asked for before it died, or with an upload into a container that a living one made long
+// ago.
+func patiently(ctx context.Context, remove func(context.Context) error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, removeLimit, fmt.Errorf("it took longer than %v", removeLimit))
+	defer cancel()
+	err := remove(ctx)
+	for err != nil && !cerrdefs.IsNotFound(err) && pause.For(ctx, removeAgain) == nil {
+		err = remove(ctx)
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		return context.Cause(ctx)
 	}
 	return err
 }
