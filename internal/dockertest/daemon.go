@@ -131,7 +131,9 @@ func (d *Daemon) Launch() error {
 		"--tlscacert", filepath.Join(d.Certs(), "ca.pem"), "--tlscert", filepath.Join(d.Certs(), "cert.pem"),
 		"--tlskey", filepath.Join(d.Certs(), "key.pem"))
 	d.process.Stdout, d.process.Stderr = log, log
-	d.process.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	// A test binary that panics or times out does not reach stop. The signal is for the end of the thread that starts the
+	// daemon, and Go keeps its threads.
+	d.process.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	if err := d.process.Start(); err != nil {
 		return err
 	}
