@@ -88,7 +88,8 @@ func (e received) Error() string { return "signal: " + e.String() }
 // Code returns the exit code of a program if a signal ended its ctx: 128 plus the signal's number. Otherwise it returns
 // 0.
 func Code(ctx context.Context) int {
-	by, _ := errors.AsType[received](context.Cause(ctx))
+	var by received
+	errors.As(context.Cause(ctx), &by)
 	if n, ok := by.Signal.(syscall.Signal); ok {
 		return 128 + int(n)
 	}

@@ -134,11 +134,13 @@ var allowed = map[string][]string{
 	"remote/step/annotation": {},
 	"remote/step/engine": {
 		"remote/step/annotation",
-		"internal/oserr", "internal/rmtree",
+		"internal/oserr", "internal/rmtree", "internal/sortedkeys",
 		"remote/step/mask", "remote/step/component", "remote/step/lang", "remote/step/expr", "remote/proc", "remote/api/**",
 		"internal/wire",
 	},
-	"remote/step/component": {"remote/step/lang", "remote/api/**", "internal/filelock", "internal/tail"},
+	"remote/step/component": {
+		"remote/step/lang", "remote/api/**", "internal/filelock", "internal/sortedkeys", "internal/tail",
+	},
 	"remote/step/fetch": {
 		"remote/pipe",
 		"remote/step/component", "remote/step/lang", "remote/api/**", "internal/termtext", "internal/rmtree",
@@ -156,13 +158,14 @@ var allowed = map[string][]string{
 	"remote/standalone/gitlabci":     {"remote/step/lang", "remote/api/**"},
 	"remote/standalone/checkout":     {"internal/subprocess"},
 	"remote/step/lang": {
-		"internal/lazyregexp", "remote/step/expr", "remote/api/**", "internal/spell",
+		"internal/lazyregexp", "remote/step/expr", "remote/api/**", "internal/sortedkeys", "internal/spell",
 	},
 	"remote/step/trace": {
-		"remote/step/annotation", "internal/lazyregexp", "remote/step/mask", "remote/step/expr", "remote/api/**",
+		"remote/step/annotation", "internal/lazyregexp", "internal/sortedkeys", "remote/step/mask", "remote/step/expr",
+		"remote/api/**",
 	},
 	"remote/step/trace/recording": {
-		"internal/lazyregexp",
+		"internal/lazyregexp", "internal/sortedkeys",
 		"remote/step/trace", "remote/step/engine", "remote/step/component", "remote/step/lang", "remote/step/expr",
 		"remote/step/mask", "remote/proc", "remote/api/**", "internal/oserr", "internal/rmtree",
 	},
@@ -175,14 +178,15 @@ var allowed = map[string][]string{
 		"remote/step/mask",
 		"remote/step/lang", "remote/step/expr", "remote/api/**",
 	},
-	"remote/step/expr": {"internal/lazyregexp", "internal/spell"},
+	"remote/step/expr": {"internal/lazyregexp", "internal/sortedkeys", "internal/spell"},
 	"remote/step/action": {
 		"remote/step/annotation",
 		"remote/step/action/expression", "remote/step/engine", "remote/step/component", "remote/step/lang",
 		"remote/step/expr", "remote/proc", "remote/api/**", "internal/boundedfile", "internal/lazyregexp",
+		"internal/sortedkeys",
 	},
 	// GitHub's language of expressions, which shares nothing with that of steps.
-	"remote/step/action/expression": {"internal/lazyregexp"},
+	"remote/step/action/expression": {"internal/lazyregexp", "internal/sortedkeys"},
 	"remote/proc": {
 		"internal/limits", "internal/pages",
 		"remote/cgroup", "remote/walls", "internal/rmtree", "internal/filelock", "internal/oserr",
@@ -211,6 +215,7 @@ var allowed = map[string][]string{
 	"internal/subprocess":     {},
 	"internal/firstuse":       {"internal/filelock"},
 	"internal/sshtarget":      {"mux", "mux/login", "internal/boundedfile", "internal/percent", "internal/subprocess"},
+	"internal/sortedkeys":     {},
 	"internal/spell":          {},
 	"internal/flagfile":       {"internal/spell"},
 	"internal/termtext":       {"internal/lazyregexp"},

@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -212,11 +211,15 @@ func (s *Store) cancel(id string, force, discard bool) {
 // List returns the state of the jobs with the given ids, or of all jobs, sorted by their start. It ignores unknown ids.
 func (s *Store) List(ids ...string) []Stat {
 	s.mu.Lock()
+	ids = slices.Clone(ids)
 	if len(ids) == 0 {
-		ids = slices.Collect(maps.Keys(s.jobs))
+		for id := range s.jobs {
+			ids = append(ids, id)
+		}
 	}
+	slices.Sort(ids)
 	stats := make([]Stat, 0, len(ids))
-	for _, id := range slices.Compact(slices.Sorted(slices.Values(ids))) {
+	for _, id := range slices.Compact(ids) {
 		if j := s.jobs[id]; j != nil {
 			stats = append(stats, j.statLocked())
 		}

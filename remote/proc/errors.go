@@ -54,11 +54,12 @@ func tooLarge(program, format string, args ...any) error {
 // be made, or the kernel ran out of space, memory or another resource. err is an error of starting a command, of
 // waiting for it, or of a file that it needs.
 func MachineFailed(err error) bool {
-	if _, ok := errors.AsType[initError](err); ok || errors.Is(err, errInit) {
+	var broken initError
+	if errors.As(err, &broken) || errors.Is(err, errInit) {
 		return true
 	}
-	errno, ok := errors.AsType[syscall.Errno](err)
-	return ok && slices.Contains(exhausted, errno)
+	var errno syscall.Errno
+	return errors.As(err, &errno) && slices.Contains(exhausted, errno)
 }
 
 // initError is the error of an init that could not be made.

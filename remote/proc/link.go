@@ -336,8 +336,8 @@ func hasRefused(err error) bool {
 	if f, ok := errors.AsType[*failure](err); ok && f.at != stageRoom {
 		return false
 	}
-	errno, ok := errors.AsType[syscall.Errno](err)
-	return ok && (!slices.Contains(exhausted, errno) || errno == unix.EROFS || errno == unix.EIO)
+	var errno syscall.Errno
+	return errors.As(err, &errno) && (!slices.Contains(exhausted, errno) || errno == unix.EROFS || errno == unix.EIO)
 }
 
 // take handles a report about the init itself.

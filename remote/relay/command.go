@@ -66,7 +66,8 @@ func (c *Command) refusal(err error) error {
 		return wire.RefuseRelay(wire.RelayNotFound,
 			"start %.160q: %v (the program, or the interpreter its first line names)", name, err)
 	}
-	errno, _ := errors.AsType[syscall.Errno](err)
+	var errno syscall.Errno
+	errors.As(err, &errno)
 	return wire.RefuseRelay(wire.RelayFailed, "start %.160q: %v%s", name, err, remedies[errno])
 }
 

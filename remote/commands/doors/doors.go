@@ -110,7 +110,8 @@ func proxy(fl *pflag.FlagSet) commands.Runner {
 	run := untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) error {
 		runtime.GOMAXPROCS(1)
 		err := remote.Proxy(ctx, stdio, cfg)
-		refused, _ := errors.AsType[wire.RelayResponse](err)
+		var refused wire.RelayResponse
+		errors.As(err, &refused)
 		if gone = refused.Code == wire.RelayNotFound; gone {
 			fmt.Fprintf(os.Stderr, "stepmux: %v\n", err)
 			return nil

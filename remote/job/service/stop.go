@@ -1,9 +1,7 @@
 package service
 
 import (
-	"maps"
 	"net"
-	"slices"
 	"sync"
 	"time"
 
@@ -41,7 +39,10 @@ func (l *Listener) Accept() (net.Conn, error) {
 
 func (l *Listener) closeConns() {
 	l.mu.Lock()
-	conns := slices.Collect(maps.Keys(l.conns))
+	conns := make([]*trackedConn, 0, len(l.conns))
+	for c := range l.conns {
+		conns = append(conns, c)
+	}
 	l.mu.Unlock()
 	for _, c := range conns {
 		_ = c.Close()

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/internal/lazyregexp"
+	"github.com/stepmux/stepmux/internal/sortedkeys"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/step/action/expression"
 	"github.com/stepmux/stepmux/remote/step/engine"
@@ -264,7 +265,7 @@ func (x *running) dockerRun(
 	if err != nil {
 		return nil, nil, err
 	}
-	for _, name := range slices.Sorted(maps.Keys(inside)) {
+	for _, name := range sortedkeys.Of(inside) {
 		inside[name] = x.translate(inside[name], f)
 		if slices.Contains(clientVariables, name) {
 			argv = append(argv, "--env", name+"="+inside[name])

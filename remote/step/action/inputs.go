@@ -3,7 +3,6 @@ package action
 import (
 	"encoding/json"
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -11,6 +10,7 @@ import (
 
 	"go.yaml.in/yaml/v4"
 
+	"github.com/stepmux/stepmux/internal/sortedkeys"
 	"github.com/stepmux/stepmux/remote/step/action/expression"
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
@@ -89,7 +89,7 @@ func WorkflowInputs(
 			return nil, nil, fmt.Errorf("%s:%d: the input %.64q: %w", file, in.line, in.name, err)
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(given)) {
+	for _, name := range sortedkeys.Of(given) {
 		if _, there := values[name]; !there && r.err == nil {
 			r.err = fmt.Errorf("%s: the workflow has no input %.64q in on.workflow_dispatch or on.workflow_call", file, name)
 		}

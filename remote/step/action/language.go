@@ -3,12 +3,12 @@ package action
 import (
 	"context"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
+	"github.com/stepmux/stepmux/internal/sortedkeys"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/action/expression"
 	"github.com/stepmux/stepmux/remote/step/component"
@@ -204,7 +204,7 @@ func (s *session) runCall(ctx context.Context) engine.Result {
 		}
 	}
 	spec := &step{loaded: a}
-	for _, name := range slices.Sorted(maps.Keys(c.Inputs)) {
+	for _, name := range sortedkeys.Of(c.Inputs) {
 		spec.with = append(spec.with, setting{name: name, text: c.Inputs[name].Text()})
 	}
 	x := &running{

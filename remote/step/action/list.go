@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/sortedkeys"
 	"github.com/stepmux/stepmux/remote/step/action/expression"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/lang"
@@ -413,7 +414,7 @@ func (l *list) variableContexts(text string) (secrets, vars expression.Value) {
 	}
 	hidden, open := map[string]string{}, map[string]string{}
 	known := l.call.Variables()
-	for _, name := range slices.Sorted(maps.Keys(known)) {
+	for _, name := range sortedkeys.Of(known) {
 		if !all && !strings.Contains(lower, strings.ToLower(name)) {
 			continue
 		}

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/stepmux/stepmux/internal/sortedkeys"
 	"github.com/stepmux/stepmux/remote/step/action/expression"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/expr"
@@ -245,7 +246,7 @@ func githubTexts(read func(string) string) map[string]string {
 		"retention_days": "0", "run_attempt": "1", "run_id": "1", "run_number": "1", "event_name": "push",
 		"ref_protected": "false", "job": "job",
 	}
-	for _, key := range slices.Sorted(maps.Keys(githubVariables)) {
+	for _, key := range sortedkeys.Of(githubVariables) {
 		if own := read("GITHUB_" + strings.ToUpper(key)); own != "" {
 			text[key] = own
 		} else if name := githubVariables[key]; name != "" {

@@ -4,10 +4,10 @@ import (
 	"cmp"
 	"encoding/base64"
 	"encoding/json"
-	"maps"
 	"net/url"
-	"slices"
 	"strings"
+
+	"github.com/stepmux/stepmux/internal/sortedkeys"
 )
 
 // Credentials are the logins that a job may present to servers. The zero value has no logins.
@@ -86,7 +86,7 @@ func dockerLogins(config string) []Login {
 		return nil
 	}
 	var logins []Login
-	for _, server := range slices.Sorted(maps.Keys(parsed.Auths)) {
+	for _, server := range sortedkeys.Of(parsed.Auths) {
 		auth := parsed.Auths[server]
 		user, password := auth.Username, auth.Password
 		if decoded, err := base64.StdEncoding.DecodeString(auth.Auth); err == nil && auth.Auth != "" {

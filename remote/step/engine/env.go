@@ -2,9 +2,9 @@ package engine
 
 import (
 	"maps"
-	"slices"
 	"strings"
 
+	"github.com/stepmux/stepmux/internal/sortedkeys"
 	"github.com/stepmux/stepmux/remote/step/expr"
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
@@ -48,7 +48,7 @@ func text(s string) expr.Value {
 // environ returns env in the form of os.Environ, sorted.
 func environ(env layer) []string {
 	list := make([]string, 0, len(env))
-	for _, name := range slices.Sorted(maps.Keys(env)) {
+	for _, name := range sortedkeys.Of(env) {
 		list = append(list, name+"="+env[name].Text())
 	}
 	return list

@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/stepmux/stepmux/internal/sortedkeys"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/expr"
 	"github.com/stepmux/stepmux/remote/step/lang"
@@ -216,7 +217,7 @@ func (r *Runner) evalEnv(f *frame, env map[string]string) (layer, error) {
 	}
 	set := make(layer, len(env))
 	total := 0
-	for _, key := range slices.Sorted(maps.Keys(env)) {
+	for _, key := range sortedkeys.Of(env) {
 		name, err := r.text(f, lang.PartEnv, key, "a key of env")
 		if err != nil {
 			return nil, err

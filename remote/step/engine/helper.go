@@ -5,14 +5,13 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"maps"
 	"math"
 	"net/url"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/stepmux/stepmux/internal/sortedkeys"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/step/expr"
 	"github.com/stepmux/stepmux/remote/step/lang"
@@ -99,7 +98,7 @@ func (c *helperCall) variable(name string) string {
 
 // texts adds the inputs as flags.
 func (c *helperCall) texts(flags map[string]string) {
-	for _, input := range slices.Sorted(maps.Keys(flags)) {
+	for _, input := range sortedkeys.Of(flags) {
 		c.option(flags[input], c.text(input))
 	}
 }

@@ -4,9 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
-	"slices"
 
+	"github.com/stepmux/stepmux/internal/sortedkeys"
 	"github.com/stepmux/stepmux/remote/step/expr"
 	"github.com/stepmux/stepmux/remote/step/lang"
 	"github.com/stepmux/stepmux/remote/step/mask"
@@ -31,7 +30,7 @@ func (r *Runner) hide(secret string) error {
 
 // hideValues masks the texts of all sensitive values from now on.
 func (r *Runner) hideValues(values map[string]expr.Value) error {
-	for _, name := range slices.Sorted(maps.Keys(values)) {
+	for _, name := range sortedkeys.Of(values) {
 		if err := r.hideValue(values[name]); err != nil {
 			return fmt.Errorf("mask%s: %w", lang.Quote(name), err)
 		}

@@ -6,11 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
 	"strings"
 	"unicode/utf8"
 
+	"github.com/stepmux/stepmux/internal/sortedkeys"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/expr"
 	"github.com/stepmux/stepmux/remote/step/lang"
@@ -76,7 +76,7 @@ func parseJSONEntry(line []byte) (string, expr.Value, error) {
 	if err := decode(line, &fields); err != nil {
 		return "", expr.Value{}, fmt.Errorf(`it is not JSON such as {"name":"version","value":"1.2"}: %w`, err)
 	}
-	for _, key := range slices.Sorted(maps.Keys(fields)) {
+	for _, key := range sortedkeys.Of(fields) {
 		if key != "name" && key != "value" {
 			return "", expr.Value{}, fmt.Errorf(`%.64q is unknown; a value has "name" and "value"`, key)
 		}
@@ -215,7 +215,7 @@ func (f *files) exports(v0 bool, policy UnsafeExports) (exports map[string]expr.
 	}
 	exports = make(map[string]expr.Value, len(written))
 	var errs []error
-	for _, name := range slices.Sorted(maps.Keys(written)) {
+	for _, name := range sortedkeys.Of(written) {
 		v, err := exported(name, written[name])
 		switch {
 		case err != nil:

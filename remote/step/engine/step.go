@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/stepmux/stepmux/internal/sortedkeys"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/step/expr"
@@ -333,7 +334,7 @@ func literalScript(s *pb.Step) (string, bool) {
 // evalInputs evaluates the inputs of a call.
 func (r *Runner) evalInputs(c *frame, inputs map[string]*structpb.Value) (map[string]expr.Value, error) {
 	given := make(map[string]expr.Value, len(inputs))
-	for _, key := range slices.Sorted(maps.Keys(inputs)) {
+	for _, key := range sortedkeys.Of(inputs) {
 		name, err := r.text(c, lang.PartInputs, key, "a name of inputs")
 		if err != nil {
 			return nil, err
@@ -401,7 +402,7 @@ func (r *Runner) sequenceOutputs(g *frame) (map[string]expr.Value, []string, err
 		return r.bindOutputs(spec, dialect, ran.Outputs)
 	}
 	given := make(map[string]expr.Value, len(g.def.GetOutputs()))
-	for _, key := range slices.Sorted(maps.Keys(g.def.GetOutputs())) {
+	for _, key := range sortedkeys.Of(g.def.GetOutputs()) {
 		name, err := r.text(g, lang.PartOutputs, key, "a name of outputs")
 		if err != nil {
 			return nil, nil, err

@@ -1,9 +1,9 @@
 package expr
 
 import (
-	"maps"
-	"slices"
 	"strings"
+
+	"github.com/stepmux/stepmux/internal/sortedkeys"
 )
 
 // Scope has the values of names. An evaluation only reads it.
@@ -46,7 +46,7 @@ func (n *name) eval(r *run) Value {
 	if v, ok := r.scope[n.name]; ok {
 		return v
 	}
-	known := slices.Sorted(maps.Keys(r.scope))
+	known := sortedkeys.Of(r.scope)
 	hint := ""
 	if names := strings.Join(known, ", "); names != "" && len(names) < maxNames {
 		hint = "there are " + names + "; write a text in quotes"

@@ -2,7 +2,6 @@ package expr
 
 import (
 	"errors"
-	"maps"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -75,7 +74,10 @@ func text(s string) Value { return Value{kind: String, str: s} }
 func newArray(items []Value) (Value, error) { return collect(Array, nil, items) }
 
 func newObject(fields map[string]Value) (Value, error) {
-	keys := slices.AppendSeq([]string{}, maps.Keys(fields))
+	keys := make([]string, 0, len(fields))
+	for key := range fields {
+		keys = append(keys, key)
+	}
 	slices.Sort(keys)
 	items := make([]Value, len(keys))
 	for i, key := range keys {

@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/stepmux/stepmux/internal/sortedkeys"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/expr"
 )
@@ -137,7 +138,7 @@ func acceptOutput(out *pb.Spec_Output, v expr.Value) (expr.Value, error) {
 // not show values.
 func CheckCall(spec *pb.Spec, inputs map[string]*structpb.Value) error {
 	declared := spec.GetSpec().GetInputs()
-	for _, name := range sortedKeys(inputs) {
+	for _, name := range sortedkeys.Of(inputs) {
 		if hasExpression(name) {
 			return nil // the expression may name any input
 		}
@@ -159,7 +160,7 @@ func CheckCall(spec *pb.Spec, inputs map[string]*structpb.Value) error {
 // missing returns an error if spec requires an input that is not given.
 func missing(spec *pb.Spec, given func(name string) bool) error {
 	inputs := spec.GetSpec().GetInputs()
-	for _, name := range sortedKeys(inputs) {
+	for _, name := range sortedkeys.Of(inputs) {
 		if inputs[name].GetDefault() == nil && !given(name) {
 			return fmt.Errorf("the input %q is required, and not given", name)
 		}
@@ -168,7 +169,7 @@ func missing(spec *pb.Spec, given func(name string) bool) error {
 }
 
 func unknownInput(name string, declared map[string]*pb.Spec_Input) error {
-	names := sortedKeys(declared)
+	names := sortedkeys.Of(declared)
 	takes := "; it takes none"
 	if len(names) > 0 {
 		takes = "; it takes " + strings.Join(names, ", ")

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/stepmux/stepmux/internal/sortedkeys"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/expr"
 )
@@ -17,7 +18,7 @@ const maxInput = 4 << 20
 func Bind(spec *pb.Spec, given map[string]expr.Value) (map[string]expr.Value, error) {
 	declared := spec.GetSpec().GetInputs()
 	inputs := make(map[string]expr.Value, len(declared))
-	for _, name := range sortedKeys(given) {
+	for _, name := range sortedkeys.Of(given) {
 		in := declared[name]
 		if in == nil {
 			return nil, unknownInput(name, declared)
@@ -35,7 +36,7 @@ func Bind(spec *pb.Spec, given map[string]expr.Value) (map[string]expr.Value, er
 	if err := missing(spec, func(name string) bool { _, ok := inputs[name]; return ok }); err != nil {
 		return nil, err
 	}
-	for _, name := range sortedKeys(declared) {
+	for _, name := range sortedkeys.Of(declared) {
 		if _, ok := inputs[name]; ok {
 			continue
 		}
@@ -55,7 +56,7 @@ func Bind(spec *pb.Spec, given map[string]expr.Value) (map[string]expr.Value, er
 // not declare them sensitive: a masked variable made them so.
 func Undeclared(spec *pb.Spec, bound map[string]expr.Value) (names []string) {
 	declared := spec.GetSpec().GetInputs()
-	for _, name := range sortedKeys(bound) {
+	for _, name := range sortedkeys.Of(bound) {
 		if bound[name].Sensitive() && !declared[name].GetSensitive() {
 			names = append(names, name)
 		}
@@ -83,14 +84,14 @@ func BindOutputs(
 		}
 		outputs[name] = v
 	}
-	for _, name := range sortedKeys(given) {
+	for _, name := range sortedkeys.Of(given) {
 		if declared[name] == nil {
-			complain("unexpected output %.64q: %s", name, declaredOutputs(sortedKeys(declared)))
+			complain("unexpected output %.64q: %s", name, declaredOutputs(sortedkeys.Of(declared)))
 			continue
 		}
 		take("output", name, given[name], nil)
 	}
-	for _, name := range sortedKeys(declared) {
+	for _, name := range sortedkeys.Of(declared) {
 		if _, there := given[name]; there {
 			continue
 		}

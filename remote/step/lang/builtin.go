@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/stepmux/stepmux/internal/sortedkeys"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
@@ -119,7 +120,8 @@ func Builtin(name string) (*pb.Definition, error) {
 	if remedy, known := unsupported[name]; known {
 		return nil, fmt.Errorf("builtin://%s is not part of this version: %s", name, remedy)
 	}
-	return nil, fmt.Errorf("there is no step %.64q built in; there are %s", name, strings.Join(sortedKeys(builtins), ", "))
+	return nil, fmt.Errorf("there is no step %.64q built in; there are %s", name,
+		strings.Join(sortedkeys.Of(builtins), ", "))
 }
 
 // joinScript joins a script that is a list of lines.

@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/stepmux/stepmux/internal/sortedkeys"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
@@ -54,10 +55,10 @@ func (r *request) step(s *pb.Step, path string) draft {
 	if given["step"] {
 		d.ref = &draftReference{at: at("step"), text: field("step", s.GetStep())}
 	}
-	for _, key := range sortedKeys(s.GetEnv()) {
+	for _, key := range sortedkeys.Of(s.GetEnv()) {
 		d.env = append(d.env, pair{word{at: at("env"), text: key}, word{at: at("env"), text: s.GetEnv()[key]}})
 	}
-	for _, key := range sortedKeys(s.GetInputs()) {
+	for _, key := range sortedkeys.Of(s.GetInputs()) {
 		v := draftValue{at: at("inputs"), value: s.GetInputs()[key]}
 		r.collect(&v, v.value, 0)
 		d.inputs = append(d.inputs, namedValue{word{at: v.at, text: key}, v})

@@ -3,7 +3,6 @@ package lang
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -215,5 +214,3 @@ func suggest(word string, known []string, there string) string {
 
 // maxListed bounds the names that an error lists.
 const maxListed = 20
-
-func sortedKeys[T any](m map[string]T) []string { return slices.Sorted(maps.Keys(m)) }

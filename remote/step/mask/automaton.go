@@ -31,7 +31,9 @@ type automaton struct {
 
 // build returns the automaton of patterns, each of at least minLen bytes.
 func build(patterns []string) *automaton {
-	patterns = slices.Compact(slices.Sorted(slices.Values(patterns)))
+	patterns = slices.Clone(patterns)
+	slices.Sort(patterns)
+	patterns = slices.Compact(patterns)
 	a := &automaton{}
 	if len(patterns) > 0 {
 		a.grow(patterns)

@@ -134,8 +134,8 @@ func (t *Trace) Encode() ([]byte, error) { return t.encodeWithin(maxValues, MaxS
 func (t *Trace) encodeWithin(values, size int) ([]byte, error) {
 	data, err := t.encode(values, size)
 	for _, cut := range []func() string{t.cutLastHalf, t.cutSteps, t.cutResults} {
-		tooLarge, is := errors.AsType[sizeError](err)
-		if !is {
+		var tooLarge sizeError
+		if !errors.As(err, &tooLarge) {
 			break
 		}
 		t.Volatile.Warnings = append(t.Volatile.Warnings, fmt.Sprintf("%s: %v", cut(), tooLarge))

@@ -4,10 +4,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 
 	"github.com/stepmux/stepmux/internal/lazyregexp"
+	"github.com/stepmux/stepmux/internal/sortedkeys"
 
 	"google.golang.org/protobuf/encoding/protojson"
 
@@ -47,7 +47,7 @@ func maskTree(v any, redact func(string) mask.Text) any {
 			v[i] = maskTree(item, redact)
 		}
 	case map[string]any:
-		for _, key := range slices.Sorted(maps.Keys(v)) {
+		for _, key := range sortedkeys.Of(v) {
 			item := maskTree(v[key], redact)
 			if t := redact(key); t.Masked {
 				delete(v, key)

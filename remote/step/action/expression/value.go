@@ -1,10 +1,11 @@
 package expression
 
 import (
-	"maps"
 	"math"
 	"slices"
 	"strings"
+
+	"github.com/stepmux/stepmux/internal/sortedkeys"
 )
 
 // Value is a value of an expression: null, a boolean, a number, a text, an array or an object. The zero value is null.
@@ -41,7 +42,7 @@ func Array(items ...Value) Value { return Value{&array{items: items}} }
 
 // Object returns an object with the properties, sorted by name.
 func Object(properties map[string]Value) Value {
-	return ordered(slices.Sorted(maps.Keys(properties)), properties)
+	return ordered(sortedkeys.Of(properties), properties)
 }
 
 // Texts returns an object with texts.

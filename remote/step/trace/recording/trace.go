@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"os"
 	"runtime"
 	"slices"
@@ -14,6 +13,7 @@ import (
 
 	"google.golang.org/protobuf/encoding/protojson"
 
+	"github.com/stepmux/stepmux/internal/sortedkeys"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/expr"
@@ -322,7 +322,7 @@ func (t *tracer) markAny(v any) any {
 			v[i] = t.markAny(v[i])
 		}
 	case map[string]any:
-		for _, key := range slices.Sorted(maps.Keys(v)) {
+		for _, key := range sortedkeys.Of(v) {
 			v[key] = t.markAny(v[key])
 		}
 	}
