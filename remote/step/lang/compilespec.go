@@ -58,7 +58,13 @@ func (c *compiler) names(words []word) []string {
 	return texts(words)
 }
 
-func texts(words []word) []string { return collect(words, func(w word) string { return w.text }) }
+func texts(words []word) []string {
+	all := make([]string, len(words))
+	for i, w := range words {
+		all[i] = w.text
+	}
+	return all
+}
 
 func (c *compiler) input(p *draftParam) *pb.Spec_Input {
 	kind, preset := c.param(p, "input")
@@ -111,7 +117,10 @@ func mapTexts(v *structpb.Value, change func(string) string) *structpb.Value {
 	case *structpb.Value_StringValue:
 		return structpb.NewStringValue(change(k.StringValue))
 	case *structpb.Value_ListValue:
-		items := collect(k.ListValue.GetValues(), func(v *structpb.Value) *structpb.Value { return mapTexts(v, change) })
+		items := make([]*structpb.Value, len(k.ListValue.GetValues()))
+		for i, v := range k.ListValue.GetValues() {
+			items[i] = mapTexts(v, change)
+		}
 		return structpb.NewListValue(&structpb.ListValue{Values: items})
 	case *structpb.Value_StructValue:
 		fields := make(map[string]*structpb.Value, len(k.StructValue.GetFields()))

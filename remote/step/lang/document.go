@@ -280,18 +280,29 @@ func (r *reader) exec(n *yaml.Node) *draftExec {
 }
 
 func (r *reader) words(n *yaml.Node, label string) []word {
-	return collect(r.list(n, label), func(n *yaml.Node) word { return r.word(n, "an argument of "+label) })
+	list := r.list(n, label)
+	all := make([]word, len(list))
+	for i, n := range list {
+		all[i] = r.word(n, "an argument of "+label)
+	}
+	return all
 }
 
 func (r *reader) env(n *yaml.Node) []pair {
-	return collect(r.optional(n, "env"), func(it item) pair {
-		return pair{it.key, r.word(it.value, "the value of"+Quote(it.key.text))}
-	})
+	items := r.optional(n, "env")
+	all := make([]pair, len(items))
+	for i, it := range items {
+		all[i] = pair{it.key, r.word(it.value, "the value of"+Quote(it.key.text))}
+	}
+	return all
 }
 
 // namedValues reads a mapping of values of any type.
 func (r *reader) namedValues(n *yaml.Node, label string) []namedValue {
-	return collect(r.optional(n, label), func(it item) namedValue {
-		return namedValue{it.key, r.anyValue(it.value, "the value of"+Quote(it.key.text))}
-	})
+	items := r.optional(n, label)
+	all := make([]namedValue, len(items))
+	for i, it := range items {
+		all[i] = namedValue{it.key, r.anyValue(it.value, "the value of"+Quote(it.key.text))}
+	}
+	return all
 }

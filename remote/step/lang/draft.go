@@ -79,7 +79,11 @@ type draftParam struct {
 }
 
 func paramNames(list []draftParam) []string {
-	return collect(list, func(p draftParam) string { return p.name.text })
+	names := make([]string, len(list))
+	for i, p := range list {
+		names[i] = p.name.text
+	}
+	return names
 }
 
 type draftRequests struct{ env, vars []word }

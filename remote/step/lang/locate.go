@@ -147,7 +147,9 @@ func (ref *draftReference) words() []word {
 	}
 	words := []word{ref.text}
 	for _, form := range longForms {
-		words = append(words, collect(ref.long[form], func(p pair) word { return p.value })...)
+		for _, p := range ref.long[form] {
+			words = append(words, p.value)
+		}
 	}
 	return words
 }

@@ -163,15 +163,6 @@ func (r *reader) refuse(bad *Error) {
 	}
 }
 
-// collect returns the results of read for all items of list.
-func collect[T, U any](list []T, read func(T) U) []U {
-	all := make([]U, len(list))
-	for i, part := range list {
-		all[i] = read(part)
-	}
-	return all
-}
-
 // unknown returns the error for a key that is not in known.
 func unknown(key word, label string, known []string) *Error {
 	return key.at.errorf("unknown key%s%s", Quote(key.text),

@@ -53,15 +53,18 @@ func (r *reader) params(n *yaml.Node, label string, known []string, v0 bool) []d
 	if v0 {
 		read = r.optional
 	}
-	return collect(r.optional(n, label), func(it item) draftParam {
-		p := draftParam{name: it.key}
+	items := r.optional(n, label)
+	all := make([]draftParam, len(items))
+	for i, it := range items {
+		p := &all[i]
+		p.name = it.key
 		keys := read(it.value, "the value of"+Quote(it.key.text))
-		r.each(keys, "it", known, func(k item) { r.paramKey(&p, k) })
+		r.each(keys, "it", known, func(k item) { r.paramKey(p, k) })
 		if !v0 && !p.kind.given {
 			r.fail(it.key.at.errorf("%s has no type; give it one of %s", p.label(), typeList))
 		}
-		return p
-	})
+	}
+	return all
 }
 
 func (r *reader) paramKey(p *draftParam, k item) {

@@ -22,7 +22,10 @@ func (r *reader) valueInto(d *draftValue, n *yaml.Node, label string) *structpb.
 	v := r.value(n)
 	switch v.Kind { //nolint:exhaustive // value returns no other kinds
 	case yaml.SequenceNode:
-		values := collect(v.Content, func(item *yaml.Node) *structpb.Value { return r.valueInto(d, item, label) })
+		values := make([]*structpb.Value, len(v.Content))
+		for i, item := range v.Content {
+			values[i] = r.valueInto(d, item, label)
+		}
 		return structpb.NewListValue(&structpb.ListValue{Values: values})
 	case yaml.MappingNode:
 		return r.structInto(d, n, label)
