@@ -84,7 +84,9 @@ func (l *list) prepare(ctx context.Context, results []engine.StepResult) (failed
 		x := &running{
 			list: l, spec: s, res: &results[i], outputs: map[string]string{}, state: map[string]string{}, early: true,
 		}
-		if o, ran := x.runPre(ctx); ran && o.Status == engine.Failure && !l.failed {
+		o, _ := x.runPre(ctx)
+		o, forgiven := x.forgives(o)
+		if o.Status == engine.Failure && !forgiven && !l.failed {
 			l.failed, failed = true, o
 		}
 		l.saved[s] = x.state
@@ -155,14 +157,9 @@ func (l *list) runStep(ctx context.Context, s *step, res *engine.StepResult) (en
 			_ = l.call.Begin(res, engine.Unknown, engine.Prepared{Definition: definitionOf(nil)})
 		}
 		st.outcome, st.conclusion = o.Status.String(), o.Status.String()
-		if o.Status == engine.Failure && s.mayFail != "" {
-			v, err := l.eval(s.mayFail, s.line, "continue-on-error", x.env)
-			switch {
-			case err != nil:
-				o = engine.Failed(err)
-			case v.Truthy() && v.Text() != "false":
-				st.conclusion = success
-			}
+		o, forgiven := x.forgives(o)
+		if forgiven {
+			st.conclusion = success
 		}
 		if l.call.End(res, o); res.Outputs == nil { // there are none, or too many
 			clear(st.outputs)
@@ -211,6 +208,19 @@ func (l *list) runStep(ctx context.Context, s *step, res *engine.StepResult) (en
 		return end(engine.Failed(err))
 	}
 	return end(x.runAction(ctx))
+}
+
+// forgives reports whether the job goes on after o, a failure of the step or of one of its stages, by
+// continue-on-error. It returns o, or the failure to find that out.
+func (x *running) forgives(o engine.Result) (engine.Result, bool) {
+	if o.Status != engine.Failure || x.spec.mayFail == "" {
+		return o, false
+	}
+	v, err := x.eval(x.spec.mayFail, x.spec.line, "continue-on-error", x.env)
+	if err != nil {
+		return engine.Failed(err), false
+	}
+	return o, v.Truthy() && v.Text() != "false"
 }
 
 // setLimit sets the limit of the step, from timeout-minutes.

@@ -46,7 +46,8 @@ func (x *running) runAction(ctx context.Context) engine.Result {
 		main = x.part("main")
 	}
 	if a.hasPre && !x.early && x.part("pre").Status == engine.Skipped && x.action != nil {
-		if o, ran := x.runPre(ctx); ran && o.Status != engine.Success {
+		o, ran := x.runPre(ctx)
+		if _, forgiven := x.forgives(o); ran && o.Status != engine.Success && !forgiven {
 			return o
 		}
 	}
@@ -126,11 +127,12 @@ func (x *running) awaitPost(a *loaded, inputs map[string]string) {
 	*x.spec.post = stage{x, a, inputs}
 }
 
-// runPosts runs post stages, the last one first. It returns the first result that failed.
+// runPosts runs post stages, the last one first. It returns the first result that failed without continue-on-error.
 func runPosts(ctx context.Context, posts []*stage) (failed *engine.StepResult) {
 	for _, p := range slices.Backward(posts) {
 		res := p.x.part("post")
-		if o := p.run(ctx, res); o.Status == engine.Failure && failed == nil {
+		o, forgiven := p.x.forgives(p.run(ctx, res))
+		if o.Status == engine.Failure && !forgiven && failed == nil {
 			failed = res
 		}
 	}

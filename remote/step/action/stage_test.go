@@ -64,3 +64,26 @@ func TestPreStageHasTheEnvOfItsStep(t *testing.T) {
 	tr.workflow("- {uses: octo/good@v1, env: {IN_STEP: ' with env'}}\n").succeed()
 	require.Equal(t, "pre good with env\nmain good\npost good saved\n", tr.log.String())
 }
+
+// As on GitHub, continue-on-error is that of all stages of a step. Symptom: a pre stage that may fail failed the job.
+func TestContinueOnErrorCoversPreAndPostStages(t *testing.T) {
+	tr := staged(t)
+	tr.workflow("- {uses: octo/bad@v1, continue-on-error: '${{ 1 == 1 }}'}\n- run: echo next\n").succeed()
+	require.Equal(t, "pre bad\nmain bad\nnext\npost bad saved\n", tr.log.String())
+
+	tr = staged(t)
+	tr.file("c/action.yml", composite+"    - {uses: octo/bad@v1, continue-on-error: true}\n")
+	tr.workflow("- uses: ./c\n- run: echo next\n").succeed()
+	require.Equal(t, "pre bad\nmain bad\nnext\npost bad saved\n", tr.log.String())
+
+	tr = staged(t)
+	tr.file("p/action.yml", "runs: {using: node20, main: m.sh, post: p.sh}\n")
+	tr.file("p/m.sh", "")
+	tr.file("p/p.sh", "exit 4")
+	tr.workflow("- {uses: ./p, continue-on-error: true}\n").succeed()
+	require.Equal(t, 4, tr.workflow("- uses: ./p\n").fail("exit status 4").ExitCode)
+
+	tr = staged(t)
+	tr.workflow("- {uses: octo/bad@v1, continue-on-error: '${{ fromJSON(env.X) }}'}\n- run: echo never\n")
+	tr.fail("continue-on-error: ")
+}
