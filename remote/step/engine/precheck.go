@@ -26,7 +26,10 @@ func (r *Runner) precheck(ctx context.Context, f *frame) error {
 // have made it.
 func Check(ctx context.Context, def *pb.Definition, dir string) error {
 	c := &checker{r: New(Config{Definition: def}), done: map[*pb.Definition]bool{}, found: map[string]Found{}}
-	return c.check(ctx, &frame{def: def, dir: dir}, 0)
+	if err := c.check(ctx, &frame{def: def, dir: dir}, 0); err != nil {
+		return err
+	}
+	return context.Cause(ctx)
 }
 
 // maxPrechecked bounds the number of steps that are checked.
@@ -43,8 +46,8 @@ type checker struct {
 
 func (c *checker) check(ctx context.Context, f *frame, level int) error {
 	for _, s := range f.def.GetSteps() {
-		if c.count++; c.count > maxPrechecked {
-			return nil
+		if c.count++; c.count > maxPrechecked || ctx.Err() != nil || c.r.stopping() != nil {
+			return nil //nolint:nilerr // the callers of check see the end of ctx
 		}
 		if err := c.checkStep(ctx, f, s, level); err != nil {
 			return fmt.Errorf("step %q: %w", s.GetName(), err)

@@ -144,6 +144,22 @@ func TestStopBeforeTheFirstStepSkipsAll(t *testing.T) {
 	require.Equal(t, []string{"a skipped", "b success"}, statuses(res.Steps))
 }
 
+// Symptom: a job was checked to the end before it was stopped, which took minutes for one with many calls.
+func TestStopEndsTheCheckOfTheSteps(t *testing.T) {
+	for _, stop := range []func(*trial, context.CancelFunc){
+		func(tr *trial, _ context.CancelFunc) { tr.Stop(cancelled, 0) },
+		func(_ *trial, cancel context.CancelFunc) { cancel() },
+	} {
+		tr := newTrial(t, "- {name: a, step: ./wrong}\n").files(map[string]string{"wrong/step.yml": "x: y\n"})
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		stop(tr, cancel)
+		res := <-tr.start(ctx)
+		require.Equal(t, Cancelled, res.Status)
+		require.Equal(t, []string{"a skipped"}, statuses(res.Steps))
+	}
+}
+
 func TestStopAfterTheLastStepChangesNothing(t *testing.T) {
 	tr := newTrial(t, "- {name: a, script: echo a}\n")
 	require.Equal(t, Success, tr.run().Status)

@@ -15,7 +15,8 @@ import (
 	"github.com/stepmux/stepmux/remote/step/expr"
 )
 
-// maxMatch bounds the time for a match to half a second: instructions of the expression times bytes of the value.
+// maxMatch bounds the time for all matches of a spec's inputs to half a second. It is the sum of the instructions of
+// their expressions, each times the bytes of the value.
 const maxMatch = 4 << 20
 
 var kinds = map[pb.Spec_InputType]expr.Kind{
@@ -79,8 +80,9 @@ func kindOf(v *structpb.Value) expr.Kind {
 }
 
 // accept returns v as the value of the input in. Sensitive values are accepted only by sensitive inputs, except for
-// those that are sensitive only because of a masked variable. The error does not show the value.
-func accept(in *pb.Spec_Input, v expr.Value) (expr.Value, error) {
+// those that are sensitive only because of a masked variable. The error does not show the value. spent is the sum for
+// maxMatch.
+func accept(in *pb.Spec_Input, v expr.Value, spent *int) (expr.Value, error) {
 	if why := mistyped(in.GetType(), v.Kind()); why != "" {
 		return v, errors.New("the value is " + why)
 	}
@@ -95,14 +97,9 @@ func accept(in *pb.Spec_Input, v expr.Value) (expr.Value, error) {
 		return v, fmt.Errorf("the value is not one of %s", strings.Join(in.GetOptions(), ", "))
 	}
 	if in.GetMatch() != "" {
-		match, err := regexp.Compile(in.GetMatch())
+		match, err := compileMatch(in.GetMatch(), len(v.Text()), spent)
 		if err != nil {
-			return v, fmt.Errorf("match is not a regular expression: %w", err)
-		}
-		parsed, _ := syntax.Parse(in.GetMatch(), syntax.Perl)
-		program, _ := syntax.Compile(parsed.Simplify()) // it was compiled above
-		if len(program.Inst)*len(v.Text()) > maxMatch {
-			return v, errors.New("the value is too long for match; pass it in a file")
+			return v, fmt.Errorf("match %w", err)
 		}
 		if !match.MatchString(v.Text()) {
 			return v, fmt.Errorf("the value does not match %s", in.GetMatch())
@@ -112,6 +109,24 @@ func accept(in *pb.Spec_Input, v expr.Value) (expr.Value, error) {
 		v = v.MarkSensitive()
 	}
 	return v, nil
+}
+
+// compileMatch returns the expression of a match for a value of that many bytes. The time to compile it counts as one
+// byte. The error continues the words "match ...".
+func compileMatch(text string, bytes int, spent *int) (*regexp.Regexp, error) {
+	parsed, err := syntax.Parse(text, syntax.Perl)
+	var program *syntax.Prog
+	if err == nil {
+		program, err = syntax.Compile(parsed.Simplify())
+	}
+	if err != nil {
+		return nil, fmt.Errorf("is not a regular expression: %w", err)
+	}
+	if *spent += len(program.Inst) * (1 + bytes); *spent > maxMatch {
+		return nil, errors.New("takes too long for this value, or for those of all inputs together; pass long values " +
+			"in files")
+	}
+	return regexp.Compile(text)
 }
 
 // textOf returns v or, if the declared type kind is missing, v as a text.
@@ -138,6 +153,7 @@ func acceptOutput(out *pb.Spec_Output, v expr.Value) (expr.Value, error) {
 // not show values.
 func CheckCall(spec *pb.Spec, inputs map[string]*structpb.Value) error {
 	declared := spec.GetSpec().GetInputs()
+	spent := 0
 	for _, name := range sortedkeys.Of(inputs) {
 		if hasExpression(name) {
 			return nil // the expression may name any input
@@ -150,7 +166,7 @@ func CheckCall(spec *pb.Spec, inputs map[string]*structpb.Value) error {
 		if !known {
 			continue
 		}
-		if _, err := accept(in, v); err != nil {
+		if _, err := accept(in, v, &spent); err != nil {
 			return fmt.Errorf("input %q: %w", name, err)
 		}
 	}

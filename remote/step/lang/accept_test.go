@@ -26,50 +26,50 @@ func TestInputsTakeValuesOfTheirTypeOnly(t *testing.T) {
 	}
 	for want := range all {
 		for have, x := range all {
-			_, err := accept(&pb.Spec_Input{Type: want}, value(t, x))
+			_, err := accept(&pb.Spec_Input{Type: want}, value(t, x), new(int))
 			require.Equal(t, want == have, err == nil, "%v for %v: %v", have, want, err)
 		}
-		_, err := accept(&pb.Spec_Input{Type: want}, value(t, nil))
+		_, err := accept(&pb.Spec_Input{Type: want}, value(t, nil), new(int))
 		require.ErrorContains(t, err, "the value is null, and must be")
 	}
-	_, err := accept(&pb.Spec_Input{Type: pb.Spec_struct}, value(t, []any{"geheim"}))
+	_, err := accept(&pb.Spec_Input{Type: pb.Spec_struct}, value(t, []any{"geheim"}), new(int))
 	require.EqualError(t, err, "the value is an array, and must be a struct")
 }
 
 // Inputs of the blueprint have no types: a YAML number becomes its text.
 func TestUntypedInputsTakeScalarsAsText(t *testing.T) {
 	for want, x := range map[string]any{"3.1": 3.1, "true": true, "x": "x"} {
-		got, err := accept(&pb.Spec_Input{}, value(t, x))
+		got, err := accept(&pb.Spec_Input{}, value(t, x), new(int))
 		require.NoError(t, err)
 		require.Equal(t, value(t, want), got)
 	}
 	for _, x := range []any{nil, []any{}, map[string]any{}} {
-		_, err := accept(&pb.Spec_Input{}, value(t, x))
+		_, err := accept(&pb.Spec_Input{}, value(t, x), new(int))
 		require.ErrorContains(t, err, "and must be a text")
 	}
-	got, err := accept(&pb.Spec_Input{Sensitive: true}, value(t, 7).MarkSensitive())
+	got, err := accept(&pb.Spec_Input{Sensitive: true}, value(t, 7).MarkSensitive(), new(int))
 	require.NoError(t, err)
 	require.True(t, got.Sensitive())
 }
 
 func TestInputsRestrictTheirValues(t *testing.T) {
 	in := &pb.Spec_Input{Options: []string{"a", "b"}, Match: "^[ab]$"}
-	_, err := accept(in, value(t, "a"))
+	_, err := accept(in, value(t, "a"), new(int))
 	require.NoError(t, err)
-	_, err = accept(in, value(t, "geheim"))
+	_, err = accept(in, value(t, "geheim"), new(int))
 	require.EqualError(t, err, "the value is not one of a, b")
-	_, err = accept(&pb.Spec_Input{Match: "^v[0-9]$"}, value(t, "geheim"))
+	_, err = accept(&pb.Spec_Input{Match: "^v[0-9]$"}, value(t, "geheim"), new(int))
 	require.EqualError(t, err, "the value does not match ^v[0-9]$")
 }
 
 func TestSensitiveValuesEnterSensitiveInputsOnly(t *testing.T) {
 	secret := value(t, "geheim").MarkSensitive()
-	_, err := accept(&pb.Spec_Input{Type: pb.Spec_string}, secret)
+	_, err := accept(&pb.Spec_Input{Type: pb.Spec_string}, secret, new(int))
 	require.EqualError(t, err, "the value is sensitive, and the input is not; declare it with sensitive: true")
-	got, err := accept(&pb.Spec_Input{Type: pb.Spec_string, Sensitive: true}, value(t, "plain"))
+	got, err := accept(&pb.Spec_Input{Type: pb.Spec_string, Sensitive: true}, value(t, "plain"), new(int))
 	require.NoError(t, err)
 	require.True(t, got.Sensitive())
-	_, err = accept(&pb.Spec_Input{Type: pb.Spec_struct}, value(t, map[string]any{"a": secret}))
+	_, err = accept(&pb.Spec_Input{Type: pb.Spec_struct}, value(t, map[string]any{"a": secret}), new(int))
 	require.ErrorContains(t, err, "the value is sensitive")
 }
 
@@ -190,9 +190,44 @@ func TestConditionMayBeABooleanInAllSpellingsOfYAML(t *testing.T) {
 func TestTimeForAMatchIsBounded(t *testing.T) {
 	for match, most := range map[string]int{"(x?){1000}y": 1 << 10, "^x*$": 256 << 10} {
 		in := &pb.Spec_Input{Type: pb.Spec_string, Match: match}
-		_, err := accept(in, value(t, strings.Repeat("x", most)+"y"))
+		_, err := accept(in, value(t, strings.Repeat("x", most)+"y"), new(int))
 		require.NotContains(t, fmt.Sprint(err), "too long", match)
-		_, err = accept(in, value(t, strings.Repeat("x", 4<<20)))
-		require.EqualError(t, err, "the value is too long for match; pass it in a file")
+		_, err = accept(in, value(t, strings.Repeat("x", 4<<20)), new(int))
+		require.EqualError(t, err, "match "+tooLong)
 	}
+}
+
+const tooLong = "takes too long for this value, or for those of all inputs together; pass long values in files"
+
+// Symptom: each match of a step could take half a second, so those of a step with 2,000 inputs took a quarter of an
+// hour, in which the job could not be stopped.
+func TestTimeForAllMatchesOfASpecIsBounded(t *testing.T) {
+	spec := func(n int, match string, preset *structpb.Value) *pb.Spec {
+		content := &pb.Spec_Content{Inputs: map[string]*pb.Spec_Input{}}
+		for i := range n {
+			content.Inputs[fmt.Sprintf("i%02d", i)] = &pb.Spec_Input{Type: pb.Spec_string, Match: match, Default: preset}
+		}
+		return &pb.Spec{Spec: content}
+	}
+	const match = "^(x?){900}$"
+	given, literal := map[string]expr.Value{}, map[string]*structpb.Value{}
+	text := strings.Repeat("x", 700)
+	for i := range 10 {
+		name := fmt.Sprintf("i%02d", i)
+		given[name], literal[name] = value(t, text), structpb.NewStringValue(text)
+	}
+	_, err := Bind(spec(10, match, nil), given)
+	require.ErrorContains(t, err, `: match `+tooLong)
+	_, err = Bind(spec(10, match, structpb.NewStringValue(text)), nil)
+	require.ErrorContains(t, err, `: match `+tooLong)
+	require.ErrorContains(t, CheckCall(spec(10, match, nil), literal), `: match `+tooLong)
+	_, err = Bind(spec(1, match, structpb.NewStringValue(text)), nil)
+	require.NoError(t, err)
+
+	var b strings.Builder
+	for i := range 10 {
+		fmt.Fprintf(&b, "    i%d: {type: string, match: '(%s){1000}'}\n", i, strings.Repeat("x", 600))
+	}
+	_, err = ParseStep("step.yml", []byte("spec:\n  inputs:\n"+b.String()+"---\ntype: exec\nexec: {command: [x]}\n"))
+	require.ErrorContains(t, err, "match of the input \"i6\" "+tooLong)
 }

@@ -18,12 +18,13 @@ const maxInput = 4 << 20
 func Bind(spec *pb.Spec, given map[string]expr.Value) (map[string]expr.Value, error) {
 	declared := spec.GetSpec().GetInputs()
 	inputs := make(map[string]expr.Value, len(declared))
+	spent := 0
 	for _, name := range sortedkeys.Of(given) {
 		in := declared[name]
 		if in == nil {
 			return nil, unknownInput(name, declared)
 		}
-		v, err := accept(in, given[name])
+		v, err := accept(in, given[name], &spent)
 		if err != nil {
 			return nil, fmt.Errorf("input %q: %w", name, err)
 		}
@@ -42,7 +43,7 @@ func Bind(spec *pb.Spec, given map[string]expr.Value) (map[string]expr.Value, er
 		}
 		v, err := expr.New(declared[name].GetDefault())
 		if err == nil {
-			v, err = accept(declared[name], v)
+			v, err = accept(declared[name], v, &spent)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("default of input %q: %w", name, err)

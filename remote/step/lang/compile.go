@@ -17,7 +17,8 @@ import (
 // the end: so both report the same first mistake.
 type compiler struct {
 	mistake
-	checks []func() error // the postponed checks
+	checks  []func() error // the postponed checks
+	matched int            // the sum for maxMatch
 }
 
 // afterwards postpones a check.

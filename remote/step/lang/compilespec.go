@@ -1,7 +1,6 @@
 package lang
 
 import (
-	"regexp"
 	"slices"
 	"strings"
 
@@ -72,7 +71,7 @@ func (c *compiler) input(p *draftParam) *pb.Spec_Input {
 		Type: kind, Default: preset, Description: p.description.text, Sensitive: p.sensitive, Match: p.match.text,
 		Options: texts(p.options),
 	}
-	c.afterwards(func() error { return p.checkInput(in) })
+	c.afterwards(func() error { return p.checkInput(in, &c.matched) })
 	return in
 }
 
@@ -133,12 +132,12 @@ func mapTexts(v *structpb.Value, change func(string) string) *structpb.Value {
 	}
 }
 
-// checkInput checks the restrictions of an input, and its default against them.
-func (p *draftParam) checkInput(in *pb.Spec_Input) error {
+// checkInput checks the restrictions of an input, and its default against them. spent is the sum for maxMatch.
+func (p *draftParam) checkInput(in *pb.Spec_Input, spent *int) error {
 	preset := in.GetDefault()
 	if p.match.given {
-		if _, err := regexp.Compile(in.GetMatch()); err != nil {
-			return p.match.at.beyond().errorf("match of the input %s is not a regular expression: %v", p.label(), err)
+		if _, err := compileMatch(in.GetMatch(), 0, spent); err != nil {
+			return p.match.at.beyond().errorf("match of the input %s %v", p.label(), err)
 		}
 	}
 	if preset == nil {
@@ -150,7 +149,7 @@ func (p *draftParam) checkInput(in *pb.Spec_Input) error {
 			Quote(v.Text()))
 	}
 	if err == nil {
-		_, err = accept(in, v)
+		_, err = accept(in, v, spent)
 	}
 	if err != nil {
 		return p.preset.at.beyond().errorf("the default of the input %s: %v", p.label(), err)
