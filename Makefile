@@ -19,26 +19,25 @@ BUILD    := CGO_ENABLED=0 go build -trimpath -gcflags=all=-dwarf=false
 
 # The VM's end is uploaded to each VM, so it must be small. Only packages that handle each byte or line of a log or of a
 # transfer, and the packages that they use, are compiled with inlining; packages that handle whole blocks lose nothing
-# without it. stepmux-fetch unpacks files.
+# without it.
 INLINE := runtime/... internal/... syscall bytes bufio io strconv slices unicode/... \
-  math math/bits encoding/base64 encoding/binary encoding/hex hash/... \
+  math math/bits encoding/base64 encoding/binary encoding/hex hash/... compress/... \
   crypto/md5 crypto/sha1 crypto/sha256 crypto/subtle \
   $(addprefix crypto/internal/,fips140deps/... $(addprefix fips140/,alias subtle sha256 sha512 aes/...)) \
   $(addprefix github.com/stepmux/stepmux/remote/,pipe job/joblog step/mask)
-INLINE_FETCH := $(INLINE) compress/...
 # Go's earlier garbage collector is 45 KB smaller, and an idle serve has 0.6 MiB less with it. It is taken from a Go that
 # still has it.
 EARLIER_GC := $(shell GOEXPERIMENT=nogreenteagc go env GOEXPERIMENT 2>/dev/null)
-VM_BUILD = GOEXPERIMENT=$(EARLIER_GC) $(BUILD) -tags $(VM_TAGS) -gcflags='all=-dwarf=false -l' $(1:%=-gcflags=%=-dwarf=false)
+VM_BUILD := GOEXPERIMENT=$(EARLIER_GC) $(BUILD) -tags $(VM_TAGS) -gcflags='all=-dwarf=false -l' $(INLINE:%=-gcflags=%=-dwarf=false)
 # Functions begin at any byte (arm64: at multiples of 4): the default of 32 is space between them.
 VM_LDFLAGS := $(LDFLAGS) -funcalign=$$(case $$(go env GOARCH) in amd64) echo 1 ;; *) echo 4 ;; esac)
 MACHINES := linux-amd64 linux-arm64
 
 # vm_end builds the file $(1), a stepmux-vm, and the file $(2), the stepmux-fetch that it starts and whose checksum it
 # knows.
-vm_end = $(call VM_BUILD,$(INLINE_FETCH)) -ldflags "$(VM_LDFLAGS)" -o '$(2)' ./cmd/stepmux-fetch && \
+vm_end = $(VM_BUILD) -ldflags "$(VM_LDFLAGS)" -o '$(2)' ./cmd/stepmux-fetch && \
   sum=$$(sha256sum <'$(2)') && \
-  $(call VM_BUILD,$(INLINE)) -ldflags "$(VM_LDFLAGS) -X $(INFO).fetchSum=$${sum%% *}" -o '$(1)' ./cmd/stepmux-vm
+  $(VM_BUILD) -ldflags "$(VM_LDFLAGS) -X $(INFO).fetchSum=$${sum%% *}" -o '$(1)' ./cmd/stepmux-vm
 
 FUZZTIME ?= 10s
 FUZZ     ?= ^Fuzz
