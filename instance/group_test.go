@@ -285,7 +285,8 @@ func BenchmarkBuildsThatWaitForCertainInstances(b *testing.B) {
 // Symptom: a build that waited for one of two such VMs kept those for the other from theirs.
 func TestBuildsForLabelsThatReadAlikeDoNotWaitForOneAnother(t *testing.T) {
 	odd, even := map[string]string{"a": "1, b=2"}, map[string]string{"a": "1", "b": "2"}
-	g, err := NewGroup(Instance{ID: "odd", Addr: "x:22", Labels: odd}, Instance{ID: "even", Addr: "y:22", Labels: even})
+	g, err := NewGroup(Instance{ID: "odd", Addr: "x:22", SSH: loginAs("ci"), Labels: odd},
+		Instance{ID: "even", Addr: "y:22", SSH: loginAs("ci"), Labels: even})
 	require.NoError(t, err)
 	take(t, g)
 	s := take(t, g)
