@@ -183,7 +183,7 @@ func benchmarkContainerStartExec(b *testing.B) {
 			return nil
 		}},
 	}
-	r := inTurns(b, usual, all)
+	r := inTurns(b, steady, all)
 	r.latencies("µs", names(all)...)
 	r.ratios("exec", "relay")
 }

@@ -52,7 +52,7 @@ func benchmarkFlooded(b *testing.B, n int) {
 				beside(others[i], n-1, f.path, func() error { return r.pings(separate, s) }))
 		}})
 	}
-	r := inTurns(b, tails.with(n), all)
+	r := inTurns(b, steady.with(n), all)
 	r.latencies("µs", list...)
 	for _, w := range ways {
 		r.ratio(w.name+"-same", w.name+"-separate", "separate")
@@ -77,7 +77,7 @@ func benchmarkIdle(b *testing.B, n int) {
 		ways[i].streams(b, n, f.path)
 		compare(ways[i].name, ways[i])
 	}
-	r := inTurns(b, usual, all)
+	r := inTurns(b, steady, all)
 	for _, w := range ways {
 		r.latencies("µs", w.name+"-ping")
 		r.medians("MB/s", w.name+"-rate")

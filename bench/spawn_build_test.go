@@ -39,7 +39,7 @@ func benchmarkWarm(b *testing.B, n int) {
 func benchmarkCold(b *testing.B) {
 	v := newVM(b)
 	all := at(b, 1, v.cold(b))
-	r := inTurns(b, tails, all)
+	r := inTurns(b, steady, all)
 	r.spawned(1, all, "fresh-dial")
 }
 

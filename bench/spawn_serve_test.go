@@ -17,7 +17,7 @@ import (
 // Go program that does nothing. Look at the ratio: serve-x/empty.
 func benchmarkServeStart(b *testing.B) {
 	dir, empty, stepmux := sshtest.SocketDir(b), empty(b), stepmux(b)
-	r := inTurns(b, usual, []candidate{
+	r := inTurns(b, tails, []candidate{
 		{name: "empty", run: func(r *results) error {
 			begin := time.Now()
 			err := exec.CommandContext(b.Context(), empty).Run()
