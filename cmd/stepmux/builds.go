@@ -54,14 +54,19 @@ func (f *buildFlags) register(fl *pflag.FlagSet) {
 		f.matrix = append(f.matrix, axis{name, strings.Split(values, ",")})
 		return nil
 	})
+	envFlag(fl, f.env)
+	fl.IntVar(&f.maxFailures, "max-failures", 0, "start no more builds once this many have failed (default no limit)")
+	grouped(fl, buildGroup)
+}
+
+// envFlag adds --env, whose variables it adds to a map.
+func envFlag(fl *pflag.FlagSet, to map[string]string) {
 	fl.Func("env", "`NAME=VALUE` for the environment of the steps; repeatable", func(text string) error {
 		if name, _, _ := strings.Cut(text, "="); !variableName.MatchString(name) {
 			return fmt.Errorf("%.80q: write NAME=VALUE", text)
 		}
-		return assign(f.env, text)
+		return assign(to, text)
 	})
-	fl.IntVar(&f.maxFailures, "max-failures", 0, "start no more builds once this many have failed (default no limit)")
-	grouped(fl, buildGroup)
 }
 
 // assignLabel adds LABEL=VALUE to a map, whose labels a VM must all have.

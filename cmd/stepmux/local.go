@@ -109,8 +109,10 @@ func (f *formatFlag) completeJobs(cmd *cobra.Command, dir *string) {
 		addCheckout(cmd.Context(), &src, src.WorkDir)
 		return standalone.JobNames(src)
 	})) // cannot fail: the flag exists
-	cmd.MarkFlagsMutuallyExclusive("json", "format")
-	cmd.MarkFlagsMutuallyExclusive("json", "job-name")
+	if cmd.Flags().Lookup("json") != nil {
+		cmd.MarkFlagsMutuallyExclusive("json", "format")
+		cmd.MarkFlagsMutuallyExclusive("json", "job-name")
+	}
 }
 
 // source returns the job that the flags and arguments name.

@@ -46,15 +46,14 @@ type sourceFlags struct {
 func (f *sourceFlags) registerSource(fl *pflag.FlagSet) {
 	f.register(fl, "steps", "gitlab-ci")
 	fl.StringVar(&f.jobName, "job-name", "", "the `JOB` of a .gitlab-ci.yml; needed if it has several")
-	fl.BoolVar(&f.inImage, "in-image", false, "run the job of a .gitlab-ci.yml in a container of its own image")
 	fl.StringArrayVar(&f.inputs, "input", nil,
 		"`name=value` of an input in the spec of the FILE; JSON if its type is not string; repeatable")
-	fl.StringVar(&f.json, "json", "", "run these steps, a `TEXT` in JSON; - reads them from standard input")
 }
 
-// jobReader reads the jobs of a run.
+// jobReader reads jobs for VMs.
 type jobReader struct {
-	*runFlags
+	sourceFlags
+	project  string          // the directory with the sources of a .gitlab-ci.yml; empty for this one
 	ctx      context.Context // for reading the jobs, before any of them runs
 	given    []engine.Variable
 	stdin    io.Reader
@@ -72,7 +71,7 @@ func (r *jobReader) files(files []string, isJSON bool) (jobs []runJob, boxes []*
 				return nil, nil, err
 			}
 		}
-		job, err := r.steps(src)
+		job, err := r.steps(src, nil)
 		return []runJob{job}, []*docker.Spec{nil}, err
 	}
 	for _, name := range files {
@@ -105,11 +104,13 @@ func (r *jobReader) files(files []string, isJSON bool) (jobs []runJob, boxes []*
 			boxes = append(boxes, nil)
 			continue
 		}
-		var box *docker.Spec
-		if src.Text, box, err = docker.FromJob(src.Name, src.Text); err != nil {
+		steps, box, err := docker.FromJob(src.Name, src.Text)
+		if err != nil {
 			return nil, nil, err
 		}
-		job, err := r.steps(src)
+		whole := src.Text
+		src.Text = steps
+		job, err := r.steps(src, whole)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -132,7 +133,8 @@ func (r *jobReader) read(name string) (src standalone.Source, err error) {
 }
 
 // steps reads steps. Values for their inputs become the inputs' defaults, because a step runner accepts no inputs.
-func (r *jobReader) steps(src standalone.Source) (job runJob, err error) {
+// whole is the text with the keys of its container, if it may have some.
+func (r *jobReader) steps(src standalone.Source, whole []byte) (job runJob, err error) {
 	job.name = src.Name
 	if src.Inputs, err = standalone.Inputs(r.inputs); err != nil {
 		return job, fmt.Errorf("--input: %w", err)
@@ -149,6 +151,12 @@ func (r *jobReader) steps(src standalone.Source) (job runJob, err error) {
 		return job, err
 	}
 	job.Steps, job.StepsFile = []byte(text), src.Name
+	if whole != nil {
+		j.Steps = string(whole)
+		if job.whole, err = j.TextWithInputs(); err != nil {
+			return job, err
+		}
+	}
 	if src.Format == standalone.JSON {
 		job.StepsFile = "" // positions in the new text differ from the file's
 	}

@@ -105,6 +105,8 @@ the logs go to standard error.
 	f.buildFlags.register(fl)
 	f.registerProject(fl)
 	f.registerSource(fl)
+	fl.BoolVar(&f.inImage, "in-image", false, "run the job of a .gitlab-ci.yml in a container of its own image")
+	fl.StringVar(&f.json, "json", "", "run these steps, a `TEXT` in JSON; - reads them from standard input")
 	grouped(fl, jobGroup)
 	fl.StringVar(&f.artifactsDir, "artifacts-dir", "artifacts",
 		"`DIR` for --artifacts: each build's are in a directory below it, named after the build")
@@ -174,7 +176,8 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 		return errors.New("--artifacts-dir needs --artifacts, the files to collect")
 	}
 	reader := &jobReader{
-		runFlags: f, ctx: cmd.Context(), given: given, stdin: cmd.InOrStdin(), messages: cmd.ErrOrStderr(),
+		sourceFlags: f.sourceFlags, project: f.project, ctx: cmd.Context(), given: given, stdin: cmd.InOrStdin(),
+		messages: cmd.ErrOrStderr(),
 	}
 	jobs, inContainers, err := f.readJobs(reader, files, isJSON)
 	if err != nil {
@@ -323,6 +326,7 @@ func (f *runFlags) batchBuilds(
 type runJob struct {
 	connector.Job
 	name      string           // of its file
+	whole     string           // the steps with the keys of their container, for a manager; empty if there are none
 	container *docker.Spec     // nil if it has no container
 	pod       *kubernetes.Spec // replaces container on a cluster
 }

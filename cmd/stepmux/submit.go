@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -23,7 +24,6 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/stepmux/stepmux/connector"
-	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/control"
 	"github.com/stepmux/stepmux/instance/manager/access"
@@ -31,7 +31,6 @@ import (
 	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/termtext"
-	"github.com/stepmux/stepmux/remote"
 	"github.com/stepmux/stepmux/remote/standalone"
 )
 
@@ -187,7 +186,9 @@ type submitFlags struct {
 	managerFlag
 	policyFlags
 	projectFlags
+	sourceFlags
 	runFiles
+	env       map[string]string
 	labels    map[string]string
 	retry     string
 	wait      bool
@@ -202,22 +203,27 @@ func newSubmitCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "submit [flags] FILE",
 		Short: "Queue a build of a job's steps at a stepmux manager",
-		Long: `Queue a build of the steps in FILE at a stepmux manager. FILE is a YAML document with a run: list. With the
-keys image and services it runs in a container or a pod, as with 'stepmux run'. The build's ID is printed once the
-manager has stored the request. With --wait, the command shows the log and exits with the build's exit code, as run
-does. If you interrupt it, the build continues.
+		Long: `Queue a build of the steps in FILE at a stepmux manager. FILE is a YAML document with a run: list, a shell
+script, a .gitlab-ci.yml of which one job runs (--job-name), or - for standard input. A run: list with the keys image
+and services runs in a container or a pod, as with 'stepmux run'. The build's ID is printed once the manager has stored
+the request. With --wait, the command shows the log and exits with the build's exit code, as run does. If you interrupt
+it, the build continues.
 
 The manager keeps the files of --artifacts with the log: 'stepmux artifacts ID DIR' downloads them. With --trace it also
 keeps the trace: 'stepmux trace get ID FILE' downloads it. With --wait, --output-file and --provenance do so at the end.
 
 ` + exitHelp,
-		Example: `  stepmux submit --wait examples/hello.yml`,
-		Args:    arguments("FILE"),
-		RunE:    f.run,
+		Example: `  stepmux submit --wait examples/hello.yml
+  stepmux submit --project . --job-name test .gitlab-ci.yml
+  stepmux submit --project . --artifacts dist --wait build.sh`,
+		Args: arguments("FILE"),
+		RunE: f.run,
 	}
 	fl := cmd.Flags()
 	f.managerFlag.register(fl)
 	f.registerProject(fl)
+	f.registerSource(fl)
+	grouped(fl, jobGroup)
 	fl.BoolVar(&f.keepTrace, "trace", false, "let the manager keep the trace of the build")
 	wordsFlag(fl, &f.passphrase, "passphrase-command",
 		"`command` that prints the passphrase of --sign-key, the file %f; words are split at spaces")
@@ -239,9 +245,12 @@ keeps the trace: 'stepmux trace get ID FILE' downloads it. With --wait, --output
 	fl.StringArrayVar(&f.masked, "mask", nil,
 		"the variable of this `NAME` holds a secret: mask it in output, as those "+
 			"in which GitLab and GitHub give a job its tokens are without this flag; repeatable")
+	f.env = map[string]string{}
+	envFlag(fl, f.env)
 	f.registerPassEnv(fl, "the VM's")
 	f.registerUnsafeExports(fl)
 	grouped(fl, buildGroup)
+	f.completeJobs(cmd, &f.project)
 	return cmd
 }
 
@@ -265,30 +274,20 @@ func (f *submitFlags) run(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	defer remove()
-	text, err := readFile(args[0])
+	reader := &jobReader{
+		sourceFlags: f.sourceFlags, project: f.project, ctx: cmd.Context(), given: vars, stdin: cmd.InOrStdin(),
+		messages: cmd.ErrOrStderr(),
+	}
+	jobs, _, err := reader.files(args, false)
 	if err != nil {
 		return err
 	}
-	if err := noScript(args[0], text); err != nil {
-		return err
+	if len(jobs) > 1 {
+		return fmt.Errorf("%s: the job has %d parallel builds, and submit queues one build: name one, such as "+
+			"--job-name %q, or use stepmux run", args[0], len(jobs), strings.TrimPrefix(jobs[0].name, args[0]+" "))
 	}
-	steps, _, err := docker.FromJob(args[0], text)
-	if err == nil {
-		err = remote.CheckSteps(args[0], steps)
-	}
-	if err != nil {
-		return err
-	}
-	job := &pb.Job{
-		Steps: text, StepsFile: filepath.Base(args[0]), PassEnv: f.passEnv, UnsafeExports: f.unsafeExports,
-		Artifacts: f.artifacts, Labels: f.labels, RetryLost: f.retry == "lost", Trace: f.keepTrace || f.traces != "",
-	}
-	if f.timeout > 0 {
-		job.Timeout = durationpb.New(f.timeout)
-	}
-	for _, v := range vars {
-		job.Variables = append(job.Variables, &pb.Variable{Key: v.Key, Value: v.Value, Masked: v.Masked})
-	}
+	dir, _ := filepath.Split(args[0])
+	job := f.request(jobs[0], strings.TrimPrefix(jobs[0].name, dir))
 	return f.use(cmd, func(ctx context.Context, m pb.ManagerClient) error {
 		project, err := f.pack(ctx, cmd.ErrOrStderr())
 		if err != nil {
@@ -319,6 +318,25 @@ func (f *submitFlags) run(cmd *cobra.Command, args []string) error {
 		}
 		return f.unlessLost(managedOutcome(b, cmd.ErrOrStderr()))
 	})
+}
+
+// request returns the job for the manager. It has the text of the steps with the keys of their container, which the
+// manager reads.
+func (f *submitFlags) request(of runJob, file string) *pb.Job {
+	job := &pb.Job{
+		Steps: []byte(cmp.Or(of.whole, string(of.Steps))), StepsFile: file, Script: of.Script, MayFail: of.MayFail,
+		Env: map[string]string{}, PassEnv: f.passEnv, UnsafeExports: f.unsafeExports, Artifacts: f.artifacts,
+		Labels: f.labels, RetryLost: f.retry == "lost", Trace: f.keepTrace || f.traces != "",
+	}
+	maps.Copy(job.Env, of.Env)
+	maps.Copy(job.Env, f.env)
+	if f.timeout > 0 {
+		job.Timeout = durationpb.New(f.timeout)
+	}
+	for _, v := range of.Vars {
+		job.Variables = append(job.Variables, &pb.Variable{Key: v.Key, Value: v.Value, File: v.File, Masked: v.Masked})
+	}
+	return job
 }
 
 // queueJob queues a job with its project, if it has one, and returns the ID of its build. If an answer is lost, as when

@@ -2,6 +2,9 @@ package main
 
 import (
 	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -14,8 +17,11 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/stepmux/stepmux/connector/docker"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/pause"
+	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/internal/sshtest"
 )
 
 // A user who is not in the socket-group was told that no manager listens there, and to start one.
@@ -130,4 +136,63 @@ func TestAProjectIsSentAgainIfTheManagerEndsMeanwhile(t *testing.T) {
 		_, err := queueJob(t.Context(), &uploads{ends: 1 << 20}, &packed{}, &pb.Job{})
 		require.Equal(t, status.Error(codes.Unavailable, "error reading from server: EOF"), err, "it is not queued")
 	})
+}
+
+// submit took nothing but steps, and the same file ran by run.
+func TestSubmitTakesTheFilesThatRunTakes(t *testing.T) {
+	t.Parallel()
+	socket := filepath.Join(sshtest.SocketDir(t), "m.sock")
+	var log sshtest.Log
+	cmd := exec.Command(runnertest.Manager(t), "manager", "--state", t.TempDir(), "--socket", socket)
+	cmd.Stderr = &log
+	runnertest.StartManager(t, cmd, sshtest.Bound, &log)
+	t.Cleanup(func() { _, _ = cmd.Process.Signal(os.Interrupt), cmd.Wait() }) // it has done its work
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+		return filepath.Join(dir, name)
+	}
+	submit := func(args ...string) (int, string, string) {
+		return begin(t, append([]string{"submit", "--manager", socket, "--wait"}, args...)...)()
+	}
+	script := write("build.sh", "echo script $WHO $CI\n")
+	steps := write("steps.yml", "spec: {inputs: {who: {type: string}}}\n---\n"+
+		"run: [{name: t, script: 'echo steps ${{ inputs.who }}'}]\n")
+	ci := write(".gitlab-ci.yml", "one:\n  script: [echo job $CI_JOB_NAME $WHO, exit 3]\n"+
+		"  variables: {WHO: me}\ntwo: {parallel: 2, script: [\"true\"]}\n")
+	for _, of := range []struct {
+		args []string
+		code int
+		log  string
+	}{
+		{[]string{"--env", "WHO=me", script}, 0, "script me true\n"},
+		{[]string{"--input", "who=me", steps}, 0, "steps me\n"},
+		{[]string{"--project", dir, "--job-name", "one", ci}, 3, "job one me\n"},
+	} {
+		code, out, stderr := submit(of.args...)
+		require.Equal(t, of.code, code, "%v: %s", of.args, stderr)
+		require.Contains(t, out, of.log)
+	}
+	code, out, stderr := begin(t, "builds", "--manager", socket)()
+	require.Equal(t, 0, code, stderr)
+	for _, name := range []string{"build.sh", "steps.yml", ".gitlab-ci.yml one"} {
+		require.Contains(t, out, "  "+name+"\n")
+	}
+	code, _, stderr = submit("--project", dir, "--job-name", "two", ci)
+	require.Equal(t, 2, code)
+	require.Contains(t, stderr, "the job has 2 parallel builds, and submit queues one build")
+}
+
+// The manager reads the keys of a container in the text of the steps, also if values of inputs were put into it.
+func TestTheStepsOfASubmitKeepTheKeysOfTheirContainer(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "steps.yml")
+	text := "spec: {inputs: {who: {type: string}}}\n---\nimage: busybox\nrun: [{script: \"true\"}]\n"
+	require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
+	reader := &jobReader{sourceFlags: sourceFlags{inputs: []string{"who=me"}}, ctx: t.Context()}
+	jobs, boxes, err := reader.files([]string{file}, false)
+	require.NoError(t, err)
+	steps, box, err := docker.FromJob("steps.yml", (&submitFlags{}).request(jobs[0], "steps.yml").GetSteps())
+	require.NoError(t, err)
+	require.Equal(t, boxes[0], box)
+	require.Equal(t, string(jobs[0].Steps), string(steps))
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -273,17 +274,20 @@ func earlier(a, b time.Time) time.Time {
 // work returns the build's job. It is the same each time: a step runner that has it already takes it for one.
 func (m *Manager) work(b *build) connector.Job {
 	job := connector.Job{
-		Steps: b.where.steps, StepsFile: b.job.GetStepsFile(),
+		Steps: b.where.steps, StepsFile: b.job.GetStepsFile(), Script: b.job.GetScript(), MayFail: b.job.GetMayFail(),
 		Env: map[string]string{"CI": "true", "CI_JOB_ID": b.id}, Timeout: b.job.GetTimeout().AsDuration(),
 		PassEnv: b.job.GetPassEnv(), UnsafeExports: b.job.GetUnsafeExports(),
 		Project: m.project(b.job), Artifacts: m.artifacts(b.id, b.job),
 	}
+	maps.Copy(job.Env, b.job.GetEnv())
 	if b.job.GetTrace() {
 		kept := &keptTrace{m: m, id: b.id}
 		job.Trace, job.OnTrace = kept, func(err error) { b.traceErr = kept.end(err) }
 	}
 	for _, v := range b.job.GetVariables() {
-		job.Vars = append(job.Vars, connector.Variable{Key: v.GetKey(), Value: v.GetValue(), Masked: v.GetMasked()})
+		job.Vars = append(job.Vars, connector.Variable{
+			Key: v.GetKey(), Value: v.GetValue(), File: v.GetFile(), Masked: v.GetMasked(),
+		})
 	}
 	return job
 }

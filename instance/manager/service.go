@@ -71,8 +71,8 @@ func (s *service) Submit(ctx context.Context, req *pb.SubmitRequest) (*pb.Submit
 	if len(key) > 64 || strings.Trim(key, keyLetters) != "" {
 		return nil, status.Error(codes.InvalidArgument, "the key of the request is not 1 to 64 of A-Z a-z 0-9 . _ -")
 	}
-	if len(req.GetJob().GetSteps()) == 0 {
-		return nil, status.Error(codes.InvalidArgument, "the request has no steps")
+	if (len(req.GetJob().GetSteps()) > 0) == (req.GetJob().GetScript() != "") {
+		return nil, status.Error(codes.InvalidArgument, "the request has neither steps nor a script, or both")
 	}
 	if len(req.GetJob().GetStepsFile()) > maxFileName {
 		return nil, status.Errorf(codes.InvalidArgument, "the name of the steps file has more than %d bytes", maxFileName)

@@ -84,7 +84,8 @@ func (Build_Phase) EnumDescriptor() ([]byte, []int) {
 // Job is a build's work.
 type Job struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// steps is a YAML document with a run: list, and steps_file its name in messages, of at most 4095 bytes.
+	// steps is a YAML document with a run: list, and steps_file its name in messages, of at most 4095 bytes. A job has
+	// either steps or a script.
 	Steps     []byte `protobuf:"bytes,1,opt,name=steps,proto3" json:"steps,omitempty"`
 	StepsFile string `protobuf:"bytes,2,opt,name=steps_file,json=stepsFile,proto3" json:"steps_file,omitempty"`
 	// variables are the job's variables. Expressions read them as vars.NAME and job.NAME.
@@ -106,7 +107,13 @@ type Job struct {
 	// retry_lost lets the build run again, up to twice, if its VM or the way to it is lost while it runs.
 	RetryLost bool `protobuf:"varint,11,opt,name=retry_lost,json=retryLost,proto3" json:"retry_lost,omitempty"`
 	// trace says that the manager keeps the trace of the build, as it keeps artifacts.
-	Trace         bool `protobuf:"varint,12,opt,name=trace,proto3" json:"trace,omitempty"`
+	Trace bool `protobuf:"varint,12,opt,name=trace,proto3" json:"trace,omitempty"`
+	// script is a shell script.
+	Script string `protobuf:"bytes,13,opt,name=script,proto3" json:"script,omitempty"`
+	// env is for the environment of the steps.
+	Env map[string]string `protobuf:"bytes,14,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// may_fail names steps of the job that may fail: the job goes on as if they had succeeded.
+	MayFail       []string `protobuf:"bytes,15,rep,name=may_fail,json=mayFail,proto3" json:"may_fail,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -225,13 +232,36 @@ func (x *Job) GetTrace() bool {
 	return false
 }
 
+func (x *Job) GetScript() string {
+	if x != nil {
+		return x.Script
+	}
+	return ""
+}
+
+func (x *Job) GetEnv() map[string]string {
+	if x != nil {
+		return x.Env
+	}
+	return nil
+}
+
+func (x *Job) GetMayFail() []string {
+	if x != nil {
+		return x.MayFail
+	}
+	return nil
+}
+
 // Variable is a job variable.
 type Variable struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Key   string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	Value string                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
 	// masked says that the value is a secret.
-	Masked        bool `protobuf:"varint,3,opt,name=masked,proto3" json:"masked,omitempty"`
+	Masked bool `protobuf:"varint,3,opt,name=masked,proto3" json:"masked,omitempty"`
+	// file gives steps the path of a file with the value.
+	File          bool `protobuf:"varint,4,opt,name=file,proto3" json:"file,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -283,6 +313,13 @@ func (x *Variable) GetValue() string {
 func (x *Variable) GetMasked() bool {
 	if x != nil {
 		return x.Masked
+	}
+	return false
+}
+
+func (x *Variable) GetFile() bool {
+	if x != nil {
+		return x.File
 	}
 	return false
 }
@@ -2027,7 +2064,7 @@ type AuditResponse_Entry struct {
 
 func (x *AuditResponse_Entry) Reset() {
 	*x = AuditResponse_Entry{}
-	mi := &file_managerv1_manager_proto_msgTypes[33]
+	mi := &file_managerv1_manager_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2039,7 +2076,7 @@ func (x *AuditResponse_Entry) String() string {
 func (*AuditResponse_Entry) ProtoMessage() {}
 
 func (x *AuditResponse_Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[33]
+	mi := &file_managerv1_manager_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2103,7 +2140,7 @@ type ExecRequest_Start struct {
 
 func (x *ExecRequest_Start) Reset() {
 	*x = ExecRequest_Start{}
-	mi := &file_managerv1_manager_proto_msgTypes[35]
+	mi := &file_managerv1_manager_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2115,7 +2152,7 @@ func (x *ExecRequest_Start) String() string {
 func (*ExecRequest_Start) ProtoMessage() {}
 
 func (x *ExecRequest_Start) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[35]
+	mi := &file_managerv1_manager_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2165,7 +2202,7 @@ type ExecResponse_Exit struct {
 
 func (x *ExecResponse_Exit) Reset() {
 	*x = ExecResponse_Exit{}
-	mi := &file_managerv1_manager_proto_msgTypes[36]
+	mi := &file_managerv1_manager_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2177,7 +2214,7 @@ func (x *ExecResponse_Exit) String() string {
 func (*ExecResponse_Exit) ProtoMessage() {}
 
 func (x *ExecResponse_Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[36]
+	mi := &file_managerv1_manager_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2211,7 +2248,7 @@ var File_managerv1_manager_proto protoreflect.FileDescriptor
 
 const file_managerv1_manager_proto_rawDesc = "" +
 	"\n" +
-	"\x17managerv1/manager.proto\x12\x12stepmux.manager.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf7\x03\n" +
+	"\x17managerv1/manager.proto\x12\x12stepmux.manager.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x96\x05\n" +
 	"\x03Job\x12\x14\n" +
 	"\x05steps\x18\x01 \x01(\fR\x05steps\x12\x1d\n" +
 	"\n" +
@@ -2227,14 +2264,21 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	" \x03(\v2#.stepmux.manager.v1.Job.LabelsEntryR\x06labels\x12\x1d\n" +
 	"\n" +
 	"retry_lost\x18\v \x01(\bR\tretryLost\x12\x14\n" +
-	"\x05trace\x18\f \x01(\bR\x05trace\x1a9\n" +
+	"\x05trace\x18\f \x01(\bR\x05trace\x12\x16\n" +
+	"\x06script\x18\r \x01(\tR\x06script\x122\n" +
+	"\x03env\x18\x0e \x03(\v2 .stepmux.manager.v1.Job.EnvEntryR\x03env\x12\x19\n" +
+	"\bmay_fail\x18\x0f \x03(\tR\amayFail\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"J\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a6\n" +
+	"\bEnvEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"^\n" +
 	"\bVariable\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\x12\x16\n" +
-	"\x06masked\x18\x03 \x01(\bR\x06masked\"L\n" +
+	"\x06masked\x18\x03 \x01(\bR\x06masked\x12\x12\n" +
+	"\x04file\x18\x04 \x01(\bR\x04file\"L\n" +
 	"\rSubmitRequest\x12)\n" +
 	"\x03job\x18\x01 \x01(\v2\x17.stepmux.manager.v1.JobR\x03job\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\" \n" +
@@ -2393,7 +2437,7 @@ func file_managerv1_manager_proto_rawDescGZIP() []byte {
 }
 
 var file_managerv1_manager_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_managerv1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_managerv1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
 var file_managerv1_manager_proto_goTypes = []any{
 	(Build_Phase)(0),              // 0: stepmux.manager.v1.Build.Phase
 	(*Job)(nil),                   // 1: stepmux.manager.v1.Job
@@ -2428,70 +2472,72 @@ var file_managerv1_manager_proto_goTypes = []any{
 	(*ReleaseRequest)(nil),        // 30: stepmux.manager.v1.ReleaseRequest
 	(*ReleaseResponse)(nil),       // 31: stepmux.manager.v1.ReleaseResponse
 	nil,                           // 32: stepmux.manager.v1.Job.LabelsEntry
-	nil,                           // 33: stepmux.manager.v1.Build.LabelsEntry
-	(*AuditResponse_Entry)(nil),   // 34: stepmux.manager.v1.AuditResponse.Entry
-	nil,                           // 35: stepmux.manager.v1.ReserveRequest.LabelsEntry
-	(*ExecRequest_Start)(nil),     // 36: stepmux.manager.v1.ExecRequest.Start
-	(*ExecResponse_Exit)(nil),     // 37: stepmux.manager.v1.ExecResponse.Exit
-	(*durationpb.Duration)(nil),   // 38: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 39: google.protobuf.Timestamp
+	nil,                           // 33: stepmux.manager.v1.Job.EnvEntry
+	nil,                           // 34: stepmux.manager.v1.Build.LabelsEntry
+	(*AuditResponse_Entry)(nil),   // 35: stepmux.manager.v1.AuditResponse.Entry
+	nil,                           // 36: stepmux.manager.v1.ReserveRequest.LabelsEntry
+	(*ExecRequest_Start)(nil),     // 37: stepmux.manager.v1.ExecRequest.Start
+	(*ExecResponse_Exit)(nil),     // 38: stepmux.manager.v1.ExecResponse.Exit
+	(*durationpb.Duration)(nil),   // 39: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 40: google.protobuf.Timestamp
 }
 var file_managerv1_manager_proto_depIdxs = []int32{
 	2,  // 0: stepmux.manager.v1.Job.variables:type_name -> stepmux.manager.v1.Variable
-	38, // 1: stepmux.manager.v1.Job.timeout:type_name -> google.protobuf.Duration
+	39, // 1: stepmux.manager.v1.Job.timeout:type_name -> google.protobuf.Duration
 	32, // 2: stepmux.manager.v1.Job.labels:type_name -> stepmux.manager.v1.Job.LabelsEntry
-	1,  // 3: stepmux.manager.v1.SubmitRequest.job:type_name -> stepmux.manager.v1.Job
-	0,  // 4: stepmux.manager.v1.Build.phase:type_name -> stepmux.manager.v1.Build.Phase
-	39, // 5: stepmux.manager.v1.Build.submitted:type_name -> google.protobuf.Timestamp
-	39, // 6: stepmux.manager.v1.Build.started:type_name -> google.protobuf.Timestamp
-	39, // 7: stepmux.manager.v1.Build.ended_at:type_name -> google.protobuf.Timestamp
-	7,  // 8: stepmux.manager.v1.Build.result:type_name -> stepmux.manager.v1.Result
-	33, // 9: stepmux.manager.v1.Build.labels:type_name -> stepmux.manager.v1.Build.LabelsEntry
-	38, // 10: stepmux.manager.v1.Build.connect:type_name -> google.protobuf.Duration
-	38, // 11: stepmux.manager.v1.Build.first_output:type_name -> google.protobuf.Duration
-	0,  // 12: stepmux.manager.v1.ListRequest.phase:type_name -> stepmux.manager.v1.Build.Phase
-	6,  // 13: stepmux.manager.v1.ListResponse.builds:type_name -> stepmux.manager.v1.Build
-	6,  // 14: stepmux.manager.v1.FollowResponse.build:type_name -> stepmux.manager.v1.Build
-	34, // 15: stepmux.manager.v1.AuditResponse.entries:type_name -> stepmux.manager.v1.AuditResponse.Entry
-	38, // 16: stepmux.manager.v1.DrainRequest.for:type_name -> google.protobuf.Duration
-	35, // 17: stepmux.manager.v1.ReserveRequest.labels:type_name -> stepmux.manager.v1.ReserveRequest.LabelsEntry
-	38, // 18: stepmux.manager.v1.ReserveRequest.limit:type_name -> google.protobuf.Duration
-	36, // 19: stepmux.manager.v1.ExecRequest.start:type_name -> stepmux.manager.v1.ExecRequest.Start
-	37, // 20: stepmux.manager.v1.ExecResponse.exit:type_name -> stepmux.manager.v1.ExecResponse.Exit
-	39, // 21: stepmux.manager.v1.AuditResponse.Entry.at:type_name -> google.protobuf.Timestamp
-	3,  // 22: stepmux.manager.v1.Manager.Submit:input_type -> stepmux.manager.v1.SubmitRequest
-	5,  // 23: stepmux.manager.v1.Manager.Get:input_type -> stepmux.manager.v1.GetRequest
-	8,  // 24: stepmux.manager.v1.Manager.List:input_type -> stepmux.manager.v1.ListRequest
-	10, // 25: stepmux.manager.v1.Manager.Follow:input_type -> stepmux.manager.v1.FollowRequest
-	12, // 26: stepmux.manager.v1.Manager.Cancel:input_type -> stepmux.manager.v1.CancelRequest
-	14, // 27: stepmux.manager.v1.Manager.Audit:input_type -> stepmux.manager.v1.AuditRequest
-	16, // 28: stepmux.manager.v1.Manager.Status:input_type -> stepmux.manager.v1.StatusRequest
-	18, // 29: stepmux.manager.v1.Manager.Drain:input_type -> stepmux.manager.v1.DrainRequest
-	20, // 30: stepmux.manager.v1.Manager.Undrain:input_type -> stepmux.manager.v1.UndrainRequest
-	22, // 31: stepmux.manager.v1.Manager.KeepProject:input_type -> stepmux.manager.v1.KeepProjectRequest
-	24, // 32: stepmux.manager.v1.Manager.Artifacts:input_type -> stepmux.manager.v1.ArtifactsRequest
-	26, // 33: stepmux.manager.v1.Manager.Reserve:input_type -> stepmux.manager.v1.ReserveRequest
-	28, // 34: stepmux.manager.v1.Manager.Exec:input_type -> stepmux.manager.v1.ExecRequest
-	30, // 35: stepmux.manager.v1.Manager.Release:input_type -> stepmux.manager.v1.ReleaseRequest
-	4,  // 36: stepmux.manager.v1.Manager.Submit:output_type -> stepmux.manager.v1.SubmitResponse
-	6,  // 37: stepmux.manager.v1.Manager.Get:output_type -> stepmux.manager.v1.Build
-	9,  // 38: stepmux.manager.v1.Manager.List:output_type -> stepmux.manager.v1.ListResponse
-	11, // 39: stepmux.manager.v1.Manager.Follow:output_type -> stepmux.manager.v1.FollowResponse
-	13, // 40: stepmux.manager.v1.Manager.Cancel:output_type -> stepmux.manager.v1.CancelResponse
-	15, // 41: stepmux.manager.v1.Manager.Audit:output_type -> stepmux.manager.v1.AuditResponse
-	17, // 42: stepmux.manager.v1.Manager.Status:output_type -> stepmux.manager.v1.StatusResponse
-	19, // 43: stepmux.manager.v1.Manager.Drain:output_type -> stepmux.manager.v1.DrainResponse
-	21, // 44: stepmux.manager.v1.Manager.Undrain:output_type -> stepmux.manager.v1.UndrainResponse
-	23, // 45: stepmux.manager.v1.Manager.KeepProject:output_type -> stepmux.manager.v1.KeepProjectResponse
-	25, // 46: stepmux.manager.v1.Manager.Artifacts:output_type -> stepmux.manager.v1.ArtifactsResponse
-	27, // 47: stepmux.manager.v1.Manager.Reserve:output_type -> stepmux.manager.v1.ReserveResponse
-	29, // 48: stepmux.manager.v1.Manager.Exec:output_type -> stepmux.manager.v1.ExecResponse
-	31, // 49: stepmux.manager.v1.Manager.Release:output_type -> stepmux.manager.v1.ReleaseResponse
-	36, // [36:50] is the sub-list for method output_type
-	22, // [22:36] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	33, // 3: stepmux.manager.v1.Job.env:type_name -> stepmux.manager.v1.Job.EnvEntry
+	1,  // 4: stepmux.manager.v1.SubmitRequest.job:type_name -> stepmux.manager.v1.Job
+	0,  // 5: stepmux.manager.v1.Build.phase:type_name -> stepmux.manager.v1.Build.Phase
+	40, // 6: stepmux.manager.v1.Build.submitted:type_name -> google.protobuf.Timestamp
+	40, // 7: stepmux.manager.v1.Build.started:type_name -> google.protobuf.Timestamp
+	40, // 8: stepmux.manager.v1.Build.ended_at:type_name -> google.protobuf.Timestamp
+	7,  // 9: stepmux.manager.v1.Build.result:type_name -> stepmux.manager.v1.Result
+	34, // 10: stepmux.manager.v1.Build.labels:type_name -> stepmux.manager.v1.Build.LabelsEntry
+	39, // 11: stepmux.manager.v1.Build.connect:type_name -> google.protobuf.Duration
+	39, // 12: stepmux.manager.v1.Build.first_output:type_name -> google.protobuf.Duration
+	0,  // 13: stepmux.manager.v1.ListRequest.phase:type_name -> stepmux.manager.v1.Build.Phase
+	6,  // 14: stepmux.manager.v1.ListResponse.builds:type_name -> stepmux.manager.v1.Build
+	6,  // 15: stepmux.manager.v1.FollowResponse.build:type_name -> stepmux.manager.v1.Build
+	35, // 16: stepmux.manager.v1.AuditResponse.entries:type_name -> stepmux.manager.v1.AuditResponse.Entry
+	39, // 17: stepmux.manager.v1.DrainRequest.for:type_name -> google.protobuf.Duration
+	36, // 18: stepmux.manager.v1.ReserveRequest.labels:type_name -> stepmux.manager.v1.ReserveRequest.LabelsEntry
+	39, // 19: stepmux.manager.v1.ReserveRequest.limit:type_name -> google.protobuf.Duration
+	37, // 20: stepmux.manager.v1.ExecRequest.start:type_name -> stepmux.manager.v1.ExecRequest.Start
+	38, // 21: stepmux.manager.v1.ExecResponse.exit:type_name -> stepmux.manager.v1.ExecResponse.Exit
+	40, // 22: stepmux.manager.v1.AuditResponse.Entry.at:type_name -> google.protobuf.Timestamp
+	3,  // 23: stepmux.manager.v1.Manager.Submit:input_type -> stepmux.manager.v1.SubmitRequest
+	5,  // 24: stepmux.manager.v1.Manager.Get:input_type -> stepmux.manager.v1.GetRequest
+	8,  // 25: stepmux.manager.v1.Manager.List:input_type -> stepmux.manager.v1.ListRequest
+	10, // 26: stepmux.manager.v1.Manager.Follow:input_type -> stepmux.manager.v1.FollowRequest
+	12, // 27: stepmux.manager.v1.Manager.Cancel:input_type -> stepmux.manager.v1.CancelRequest
+	14, // 28: stepmux.manager.v1.Manager.Audit:input_type -> stepmux.manager.v1.AuditRequest
+	16, // 29: stepmux.manager.v1.Manager.Status:input_type -> stepmux.manager.v1.StatusRequest
+	18, // 30: stepmux.manager.v1.Manager.Drain:input_type -> stepmux.manager.v1.DrainRequest
+	20, // 31: stepmux.manager.v1.Manager.Undrain:input_type -> stepmux.manager.v1.UndrainRequest
+	22, // 32: stepmux.manager.v1.Manager.KeepProject:input_type -> stepmux.manager.v1.KeepProjectRequest
+	24, // 33: stepmux.manager.v1.Manager.Artifacts:input_type -> stepmux.manager.v1.ArtifactsRequest
+	26, // 34: stepmux.manager.v1.Manager.Reserve:input_type -> stepmux.manager.v1.ReserveRequest
+	28, // 35: stepmux.manager.v1.Manager.Exec:input_type -> stepmux.manager.v1.ExecRequest
+	30, // 36: stepmux.manager.v1.Manager.Release:input_type -> stepmux.manager.v1.ReleaseRequest
+	4,  // 37: stepmux.manager.v1.Manager.Submit:output_type -> stepmux.manager.v1.SubmitResponse
+	6,  // 38: stepmux.manager.v1.Manager.Get:output_type -> stepmux.manager.v1.Build
+	9,  // 39: stepmux.manager.v1.Manager.List:output_type -> stepmux.manager.v1.ListResponse
+	11, // 40: stepmux.manager.v1.Manager.Follow:output_type -> stepmux.manager.v1.FollowResponse
+	13, // 41: stepmux.manager.v1.Manager.Cancel:output_type -> stepmux.manager.v1.CancelResponse
+	15, // 42: stepmux.manager.v1.Manager.Audit:output_type -> stepmux.manager.v1.AuditResponse
+	17, // 43: stepmux.manager.v1.Manager.Status:output_type -> stepmux.manager.v1.StatusResponse
+	19, // 44: stepmux.manager.v1.Manager.Drain:output_type -> stepmux.manager.v1.DrainResponse
+	21, // 45: stepmux.manager.v1.Manager.Undrain:output_type -> stepmux.manager.v1.UndrainResponse
+	23, // 46: stepmux.manager.v1.Manager.KeepProject:output_type -> stepmux.manager.v1.KeepProjectResponse
+	25, // 47: stepmux.manager.v1.Manager.Artifacts:output_type -> stepmux.manager.v1.ArtifactsResponse
+	27, // 48: stepmux.manager.v1.Manager.Reserve:output_type -> stepmux.manager.v1.ReserveResponse
+	29, // 49: stepmux.manager.v1.Manager.Exec:output_type -> stepmux.manager.v1.ExecResponse
+	31, // 50: stepmux.manager.v1.Manager.Release:output_type -> stepmux.manager.v1.ReleaseResponse
+	37, // [37:51] is the sub-list for method output_type
+	23, // [23:37] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_managerv1_manager_proto_init() }
@@ -2516,7 +2562,7 @@ func file_managerv1_manager_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_managerv1_manager_proto_rawDesc), len(file_managerv1_manager_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   37,
+			NumMessages:   38,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
