@@ -289,3 +289,30 @@ func TestAHostileArchiveIsRefused(t *testing.T) {
 	_, err = r.restore(r.from(r.Presigned("k")))
 	require.ErrorContains(t, err, "it is neither a zip archive")
 }
+
+// The disk of a VM filled up with the caches of branches that were long gone.
+func TestCachesThatNobodyUsesAreRemoved(t *testing.T) {
+	r := newRig(t)
+	caches, outside := t.TempDir(), t.TempDir()
+	long := time.Now().Add(-keepUnused - time.Hour)
+	cache := func(in, name string) string {
+		dir := filepath.Join(caches, in, name)
+		require.NoError(t, os.MkdirAll(dir, 0o700))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "cache.zip"), []byte("x"), 0o600))
+		require.NoError(t, os.Chtimes(dir, long, long))
+		return dir
+	}
+	unused, saved, restored := cache("1", "unused"), cache("1", "saved"), cache("2", "restored")
+	require.NoError(t, os.Mkdir(filepath.Join(outside, "old"), 0o700))
+	require.NoError(t, os.Chtimes(filepath.Join(outside, "old"), long, long))
+	require.NoError(t, os.Symlink(outside, filepath.Join(caches, "link")))
+	_, err := r.restore(func(cfg *RestoreConfig) { cfg.File = filepath.Join(restored, "cache.zip") })
+	require.Error(t, err, "it is no archive")
+	require.NoError(t, r.save(func(cfg *SaveConfig) {
+		cfg.File, cfg.Caches = filepath.Join(saved, "cache.zip"), caches
+	}))
+	require.NoDirExists(t, unused)
+	require.FileExists(t, filepath.Join(restored, "cache.zip"))
+	require.FileExists(t, filepath.Join(saved, "cache.zip"))
+	require.DirExists(t, filepath.Join(outside, "old"))
+}

@@ -45,6 +45,7 @@ func Restore(ctx context.Context, client *transfer.Client, cfg RestoreConfig) er
 	if cfg.File == "" {
 		return errNoFile
 	}
+	use(cfg.File)
 	if len(cfg.Sources) == 0 {
 		cfg.Log.Info("No URL provided, cache will not be downloaded from shared cache server. Instead a local version of " +
 			"cache will be extracted.")

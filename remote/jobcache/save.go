@@ -19,6 +19,9 @@ type SaveConfig struct {
 	Files archive.Selection
 	// File is the archive on this machine. If only AlternateFile exists, it is renamed to File first.
 	File, AlternateFile string
+	// Caches is a directory in which each cache has a directory of its own, as PROJECT/CACHE. Save removes those that
+	// were neither saved nor restored for 30 days. Optional.
+	Caches string
 	// URL is a presigned URL to PUT the archive to. If empty, the archive stays on this machine.
 	URL string
 	// CheckURL is a presigned URL for a HEAD request. It shows whether the server also has an archive that is up to
@@ -46,6 +49,10 @@ var ErrNoFiles = errors.New("no files to cache")
 func Save(ctx context.Context, client *transfer.Client, cfg SaveConfig) error {
 	if cfg.File == "" {
 		return errNoFile
+	}
+	use(cfg.File)
+	if cfg.Caches != "" {
+		sweep(cfg.Caches)
 	}
 	if err := cfg.takeAlternate(); err != nil {
 		return err

@@ -27,6 +27,8 @@ func cacheArchiver(fl *pflag.FlagSet) commands.Runner {
 	h := newHelper(fl)
 	h.cached(&cfg.File, "upload")
 	h.selects("CACHE_COMPRESSION_LEVEL")
+	fl.StringVar(&cfg.Caches, "caches", "", "directory with caches, as PROJECT/CACHE: those that were neither saved nor "+
+		"restored for 30 days are removed")
 	fl.StringVar(&cfg.AlternateFile, "alternate-file", "", "older name of the archive; it is renamed to that of --file")
 	fl.StringVar(&cfg.URL, "url", "", "presigned URL to upload the archive to (PUT)")
 	fl.StringVar(&cfg.CheckURL, "check-url", "", "presigned URL to ask whether the server has the archive (HEAD); "+

@@ -227,14 +227,17 @@ func (c *helperCall) cache(cmd *proc.Command) {
 	if key == "" {
 		c.fail("input \"key\": the name of the cache is empty")
 	}
+	caches := ""
 	if dir == "" {
 		dir = c.cacheDir()
+		caches = filepath.Dir(dir)
 	}
 	if !filepath.IsAbs(dir) {
 		dir = filepath.Join(cmd.Dir, dir)
 	}
 	c.option("--file", filepath.Join(dir, fileName(key), "cache.zip"))
 	if c.g.builtin == lang.SaveCacheStep {
+		c.option("--caches", caches)
 		c.files()
 		c.texts(map[string]string{
 			"compression_format": "--compression-format", "compression_level": "--compression-level",
