@@ -60,22 +60,8 @@ type Config struct {
 	// Password, if not empty, may be used to log in.
 	Password string
 
-	// Banner, if not empty, is shown to every client before it logs in (RFC 4252, section 5.4).
-	Banner string
-
 	// HandshakeTimeout bounds key exchange and login of a connection. If zero, 30s.
 	HandshakeTimeout time.Duration
-
-	// DisableStreamLocal and DisableTCP forbid forwarding to Unix sockets and to TCP ports.
-	DisableStreamLocal, DisableTCP bool
-
-	// ForbiddenReason is the reason in refusals because of DisableStreamLocal and DisableTCP. If zero,
-	// ssh.Prohibited, "administratively prohibited". OpenSSH says that for TCP only: a server with
-	// AllowStreamLocalForwarding no gives ssh.ConnectionFailed, as for a socket that does not exist.
-	ForbiddenReason ssh.RejectionReason
-
-	// DisableSignals refuses "signal" requests, as sshd does after a root login.
-	DisableSignals bool
 }
 
 // withDefaults returns a checked copy of c with every default filled in.
@@ -84,7 +70,6 @@ func (c Config) withDefaults() (Config, error) {
 	c.Addr = cmp.Or(c.Addr, "127.0.0.1:0")
 	c.Shell = cmp.Or(c.Shell, "/bin/sh")
 	c.HandshakeTimeout = cmp.Or(c.HandshakeTimeout, defaultHandshakeTimeout)
-	c.ForbiddenReason = cmp.Or(c.ForbiddenReason, ssh.Prohibited)
 	c.AuthorizedKeys = slices.Clone(c.AuthorizedKeys)
 	c.HostKeys = slices.Clone(c.HostKeys)
 

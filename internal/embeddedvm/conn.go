@@ -65,9 +65,9 @@ func (c *conn) open(nch ssh.NewChannel) {
 	case "session":
 		c.openSession(nch)
 	case "direct-streamlocal@openssh.com":
-		c.openForward(nch, unixTarget, c.server.config.DisableStreamLocal)
+		c.openForward(nch, unixTarget)
 	case "direct-tcpip":
-		c.openForward(nch, tcpTarget, c.server.config.DisableTCP)
+		c.openForward(nch, tcpTarget)
 	default:
 		reject(nch, ssh.ConnectionFailed)
 	}

@@ -59,11 +59,7 @@ func tcpTarget(data []byte) (network, address string, err error) {
 }
 
 // openForward connects the channel to a socket of this machine, without blocking.
-func (c *conn) openForward(nch ssh.NewChannel, parse parseTarget, forbidden bool) {
-	if forbidden {
-		reject(nch, c.server.config.ForbiddenReason)
-		return
-	}
+func (c *conn) openForward(nch ssh.NewChannel, parse parseTarget) {
 	network, address, err := parse(nch.ExtraData())
 	if err != nil {
 		reject(nch, ssh.ConnectionFailed)

@@ -129,28 +129,6 @@ func TestAbsentTargetsAreRefusedLikeSaturation(t *testing.T) {
 	})
 }
 
-func TestForbiddenForwardingIsRefused(t *testing.T) {
-	limits := []string{"AllowStreamLocalForwarding no", "AllowTcpForwarding no"}
-	off := embeddedvm.Config{DisableStreamLocal: true, DisableTCP: true}
-	onBoth(t, off, limits, func(t *testing.T, s *sshtest.Server) {
-		client := dial(t, s)
-		_, err := client.Dial("tcp", "127.0.0.1:1")
-		requireReason(t, err, ssh.Prohibited)
-		_, err = client.Dial("unix", "/tmp/socket")
-		reason := ssh.Prohibited
-		if s.VM == nil {
-			reason = ssh.ConnectionFailed // see Config.ForbiddenReason
-		}
-		requireReason(t, err, reason)
-	})
-}
-
-func TestReasonOfForbiddenForwardingCanBeOpenSSHs(t *testing.T) {
-	s := sshtest.InProcess(t, embeddedvm.Config{DisableStreamLocal: true, ForbiddenReason: ssh.ConnectionFailed})
-	_, err := dial(t, s).Dial("unix", "/tmp/socket")
-	requireReason(t, err, ssh.ConnectionFailed)
-}
-
 func TestSocketChannelsAreNoSessions(t *testing.T) {
 	onBoth(t, embeddedvm.Config{MaxSessions: 1}, []string{"MaxSessions 1"}, func(t *testing.T, s *sshtest.Server) {
 		client := dial(t, s)

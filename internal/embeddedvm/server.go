@@ -100,7 +100,7 @@ func newSigner() (ssh.Signer, error) {
 	return ssh.NewSignerFromSigner(key)
 }
 
-// sshConfig returns x/crypto's configuration of the server: logins, host keys, banner.
+// sshConfig returns x/crypto's configuration of the server: logins and host keys.
 func sshConfig(config Config, client ssh.PublicKey) *ssh.ServerConfig {
 	authorized := map[string]bool{string(client.Marshal()): true}
 	for _, key := range config.AuthorizedKeys {
@@ -122,9 +122,6 @@ func sshConfig(config Config, client ssh.PublicKey) *ssh.ServerConfig {
 			}
 			return &ssh.Permissions{}, nil
 		}
-	}
-	if config.Banner != "" {
-		c.BannerCallback = func(ssh.ConnMetadata) string { return config.Banner }
 	}
 	c.RekeyThreshold = config.RekeyThreshold
 	for _, key := range config.HostKeys {

@@ -64,20 +64,6 @@ func TestEmptyPasswordIsRefused(t *testing.T) {
 	require.ErrorContains(t, err, "unable to authenticate")
 }
 
-func TestBannerIsShown(t *testing.T) {
-	s := sshtest.InProcess(t, embeddedvm.Config{Banner: "welcome\n"})
-	config := s.ClientConfig()
-	var shown string
-	config.BannerCallback = func(message string) error {
-		shown = message
-		return nil
-	}
-	client, err := ssh.Dial("tcp", s.Addr, config)
-	require.NoError(t, err)
-	require.NoError(t, client.Close())
-	require.Equal(t, "welcome\n", shown)
-}
-
 func TestClientThatSaysNothingIsHungUpOn(t *testing.T) {
 	s := sshtest.InProcess(t, embeddedvm.Config{HandshakeTimeout: time.Millisecond})
 	nc, err := net.Dial("tcp", s.Addr)
@@ -152,14 +138,6 @@ func TestSignalReachesTheProcessGroup(t *testing.T) {
 	require.Equal(t, "child", r.line(t))
 	require.Equal(t, "parent", r.line(t))
 	require.NoError(t, r.Wait())
-}
-
-func TestSignalsAreRefusedAsConfigured(t *testing.T) {
-	client := dial(t, sshtest.InProcess(t, embeddedvm.Config{DisableSignals: true}))
-	r := start(t, client, "cat")
-	ok, err := r.SendRequest("signal", true, ssh.Marshal(struct{ Name string }{"TERM"}))
-	require.NoError(t, err)
-	require.False(t, ok)
 }
 
 func TestCommandsRunAsConfigured(t *testing.T) {

@@ -115,7 +115,7 @@ func (s *session) attach() {
 // signal sends the signal of a "signal" request (RFC 4254, section 6.9) to the command's process group.
 func (s *session) signal(payload []byte) bool {
 	var msg struct{ Name string }
-	if s.proc == nil || s.conn.server.config.DisableSignals || ssh.Unmarshal(payload, &msg) != nil {
+	if s.proc == nil || ssh.Unmarshal(payload, &msg) != nil {
 		return false
 	}
 	sig, ok := signals[msg.Name]
