@@ -14,32 +14,10 @@ import (
 // All are the signals that end a program: SIGTERM, SIGINT and SIGHUP.
 var All = []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP}
 
-// listen sends the signals of All to c: not SIGHUP if that is ignored, because nohup started the program.
-func listen(c chan os.Signal) {
-	for _, s := range All {
-		if s != syscall.SIGHUP || !signal.Ignored(s) {
-			signal.Notify(c, s)
-		}
-	}
-}
-
-// Until returns a context that ends with the first signal of All. Its cause names the signal. stop ends the context
-// and restores the signals' usual effect.
-func Until(ctx context.Context) (_ context.Context, stop context.CancelFunc) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	signals := make(chan os.Signal, 1)
-	listen(signals)
-	go func() {
-		select {
-		case s := <-signals:
-			cancel(received{s})
-		case <-ctx.Done():
-		}
-	}()
-	return ctx, func() {
-		signal.Stop(signals)
-		cancel(nil)
-	}
+// Until is the first context of Twice for the signals of All, for a program whose end later signals do not hasten.
+func Until(parent context.Context) (ctx context.Context, stop context.CancelFunc) {
+	ctx, _, stop = Twice(parent, All...)
+	return ctx, stop
 }
 
 // Twice returns two contexts. ctx ends with the first of the signals in which: the program should end. abort ends with
@@ -52,7 +30,11 @@ func Twice(parent context.Context, which ...os.Signal) (ctx, abort context.Conte
 	ctx, cancel := context.WithCancelCause(parent)
 	abort, kill := context.WithCancelCause(context.WithoutCancel(parent))
 	signals := make(chan os.Signal, 2)
-	listen(signals)
+	for _, s := range All {
+		if s != syscall.SIGHUP || !signal.Ignored(s) { // it is ignored if nohup started the program
+			signal.Notify(signals, s)
+		}
+	}
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)

@@ -63,18 +63,10 @@ func TestAnEndOfTheParentIsNoSignal(t *testing.T) {
 func TestAHangUpIsIgnoredUnderNohup(t *testing.T) {
 	signal.Ignore(syscall.SIGHUP)
 	t.Cleanup(heedHangUps)
-	for name, listen := range map[string]func() (context.Context, context.CancelFunc){
-		"until": func() (context.Context, context.CancelFunc) { return Until(t.Context()) },
-		"twice": func() (context.Context, context.CancelFunc) {
-			ctx, _, stop := Twice(t.Context(), All...)
-			return ctx, stop
-		},
-	} {
-		ctx, stop := listen()
-		send(t, syscall.SIGHUP)
-		send(t, syscall.SIGTERM)
-		<-ctx.Done()
-		require.Equal(t, 128+int(syscall.SIGTERM), Code(ctx), name)
-		stop()
-	}
+	ctx, stop := Until(t.Context())
+	defer stop()
+	send(t, syscall.SIGHUP)
+	send(t, syscall.SIGTERM)
+	<-ctx.Done()
+	require.Equal(t, 128+int(syscall.SIGTERM), Code(ctx))
 }
