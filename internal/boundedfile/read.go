@@ -33,7 +33,7 @@ func Read(name string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	return readAll(f, name, limit)
+	return ReadAll(f, name, limit)
 }
 
 // Opener is os.OpenFile, or the method of an [os.Root].
@@ -63,11 +63,11 @@ func ReadBy(open Opener, name string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	defer file.Close()
-	return readAll(file, name, limit)
+	return ReadAll(file, name, limit)
 }
 
-// readAll reads a file of at most limit bytes.
-func readAll(f *os.File, name string, limit int64) ([]byte, error) {
+// ReadAll reads an open file to its end: at most limit bytes. The error for a larger file has the name.
+func ReadAll(f *os.File, name string, limit int64) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(f, limit+1))
 	if err != nil {
 		return nil, err

@@ -2,6 +2,7 @@
 package flagfile
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +13,7 @@ import (
 	"go.yaml.in/yaml/v4"
 	"go.yaml.in/yaml/v4/plugin/loaderlimits"
 
+	"github.com/stepmux/stepmux/internal/boundedfile"
 	"github.com/stepmux/stepmux/internal/spell"
 )
 
@@ -31,7 +33,11 @@ func Apply(fl *pflag.FlagSet, name string) error {
 		return fmt.Errorf("--config: %w", err)
 	}
 	defer file.Close()
-	loader, err := yaml.NewLoader(io.LimitReader(file, maxSize),
+	text, err := boundedfile.ReadAll(file, name, maxSize)
+	if err != nil {
+		return fmt.Errorf("--config: %w", err)
+	}
+	loader, err := yaml.NewLoader(bytes.NewReader(text),
 		yaml.WithPlugin(loaderlimits.New(loaderlimits.DepthValue(maxDepth))))
 	if err != nil {
 		return fmt.Errorf("--config: %w", err)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -66,6 +67,13 @@ func TestTheSchemaAcceptsTheFilesThatApplyAccepts(t *testing.T) {
 	_, err = validate("{config: other.yml}")
 	require.ErrorContains(t, err, `flags.yml:1:2: unknown key "config"`)
 	require.NotContains(t, err.Error(), "did you mean") // "config"
+}
+
+// Symptom: the flags behind the first MiB of a file were left out, and the command started without them.
+func TestAFileThatIsTooLargeIsAnError(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "flags.yml")
+	require.NoError(t, os.WriteFile(name, []byte("state: d\n"+strings.Repeat("# more\n", 1<<18)+"capacity: 4\n"), 0o600))
+	require.ErrorContains(t, flagfile.Apply(flags(), name), "--config: "+name+" is too large")
 }
 
 // asJSON returns v as jsonschema takes it.

@@ -217,7 +217,7 @@ var allowed = map[string][]string{
 	"internal/sshtarget":      {"mux", "mux/login", "internal/boundedfile", "internal/percent", "internal/subprocess"},
 	"internal/sortedkeys":     {},
 	"internal/spell":          {},
-	"internal/flagfile":       {"internal/spell"},
+	"internal/flagfile":       {"internal/boundedfile", "internal/spell"},
 	"internal/termtext":       {"internal/lazyregexp"},
 	"internal/vmlog":          {"internal/termtext"},
 	"internal/tail":           {},
