@@ -6,13 +6,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"time"
 
 	"golang.org/x/crypto/ssh"
+
+	"github.com/stepmux/stepmux/internal/boundedfile"
 )
 
 const (
@@ -172,13 +173,9 @@ func (s *Store) read() ([]entry, error) {
 	if err := checkFile(f); err != nil {
 		return nil, fmt.Errorf("read store of host keys %s: %w", s.path, err)
 	}
-	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	data, err := boundedfile.ReadAll(f, s.path, maxFile)
 	if err != nil {
 		return nil, fmt.Errorf("read store of host keys: %w", err)
-	}
-	if len(data) > maxFile {
-		return nil, fmt.Errorf("read store of host keys %s: it is larger than %d bytes, so it is no such store",
-			s.path, maxFile)
 	}
 	all, err := parse(data)
 	if err != nil {

@@ -213,7 +213,7 @@ var allowed = map[string][]string{
 	"internal/coalesce":       {},
 	"internal/percent":        {},
 	"internal/subprocess":     {},
-	"internal/firstuse":       {"internal/filelock"},
+	"internal/firstuse":       {"internal/boundedfile", "internal/filelock"},
 	"internal/sshtarget":      {"mux", "mux/login", "internal/boundedfile", "internal/percent", "internal/subprocess"},
 	"internal/sortedkeys":     {},
 	"internal/spell":          {},

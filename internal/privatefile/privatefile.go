@@ -4,7 +4,6 @@ package privatefile
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -28,11 +27,7 @@ func Read(name string, limit int64) ([]byte, error) {
 	if info.Mode().Perm()&0o077 != 0 {
 		return nil, fmt.Errorf("%s can be read by others (mode %04o): use mode 0600", name, info.Mode().Perm())
 	}
-	text, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err == nil && int64(len(text)) > limit {
-		err = fmt.Errorf("%s has more than %d bytes", name, limit)
-	}
-	return text, err
+	return boundedfile.ReadAll(f, name, limit)
 }
 
 // Create makes a file with mode 0600. The file appears with all its bytes, or not at all, and survives a crash of the

@@ -38,7 +38,7 @@ func TestReadRefusesFilesThatAreNotPrivate(t *testing.T) {
 	name := filepath.Join(dir, "key")
 	require.NoError(t, os.WriteFile(name, []byte("text"), 0o600))
 	_, err := privatefile.Read(name, 3)
-	require.ErrorContains(t, err, "has more than 3 bytes")
+	require.ErrorContains(t, err, "larger than 3 bytes")
 	require.NoError(t, os.Chmod(name, 0o640))
 	_, err = privatefile.Read(name, 4)
 	require.ErrorContains(t, err, "can be read by others (mode 0640)")
