@@ -84,10 +84,14 @@ var kinds = []struct {
 	name string
 	open func(t testing.TB, c *mux.Conn, peer string) duplex
 }{
-	{"session", openSession},
-	{"streamlocal", openStreamlocal},
-	{"relay process", openRelayProcess},
-	{"relay socket", openRelaySocket},
+	{"session", func(t testing.TB, c *mux.Conn, peer string) duplex { return start(t, c, peerLine(peer), nil) }},
+	{"streamlocal", func(t testing.TB, c *mux.Conn, peer string) duplex { return dialUnix(t, c, listen(t, peer)) }},
+	{"relay process", func(t testing.TB, c *mux.Conn, peer string) duplex {
+		return start(t, relayOf(t, c), peerLine(peer), nil)
+	}},
+	{"relay socket", func(t testing.TB, c *mux.Conn, peer string) duplex {
+		return dialUnix(t, relayOf(t, c), listenAt(t, buildSocket(t), peer))
+	}},
 }
 
 // onStreams runs test over each kind of stream against the servers of each make, through a proxy that can break the
@@ -133,20 +137,6 @@ type starter interface {
 	DialUnix(ctx context.Context, path string) (*mux.Stream, error)
 }
 
-func openSession(t testing.TB, c *mux.Conn, peer string) duplex { return openProcess(t, c, peer) }
-
-func openRelayProcess(t testing.TB, c *mux.Conn, peer string) duplex {
-	return openProcess(t, relayOf(t, c), peer)
-}
-
-func openProcess(t testing.TB, s starter, peer string) duplex {
-	t.Helper()
-	p, err := s.Start(sshtest.Within(t), mux.Command{Line: peerLine(peer)})
-	require.NoError(t, err)
-	t.Cleanup(func() { p.Close() })
-	return p
-}
-
 // relayTemp is the directory for temporary files of the relays under test. TestMain removes it.
 func relayTemp(t testing.TB) string {
 	t.Helper()
@@ -182,12 +172,12 @@ func relayOf(t testing.TB, c *mux.Conn) *relay.Relay {
 	return r
 }
 
-func openRelaySocket(t testing.TB, c *mux.Conn, peer string) duplex {
+func dialUnix(t testing.TB, s starter, path string) *mux.Stream {
 	t.Helper()
-	s, err := relayOf(t, c).DialUnix(sshtest.Within(t), listenAt(t, buildSocket(t), peer))
+	stream, err := s.DialUnix(sshtest.Within(t), path)
 	require.NoError(t, err)
-	t.Cleanup(func() { s.Close() })
-	return s
+	t.Cleanup(func() { stream.Close() })
+	return stream
 }
 
 // buildSocket returns the path of a socket that belongs to a build, in a directory of its own.
@@ -209,14 +199,6 @@ func buildSocket(t testing.TB) string {
 		require.NoError(t, os.RemoveAll(dir))
 	})
 	return path
-}
-
-func openStreamlocal(t testing.TB, c *mux.Conn, peer string) duplex {
-	t.Helper()
-	s, err := c.DialUnix(sshtest.Within(t), listen(t, peer))
-	require.NoError(t, err)
-	t.Cleanup(func() { s.Close() })
-	return s
 }
 
 // listen starts a peer on a unix socket.

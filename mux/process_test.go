@@ -17,9 +17,10 @@ import (
 	"github.com/stepmux/stepmux/mux"
 )
 
-func start(t testing.TB, c *mux.Conn, line string, stderr io.Writer) *mux.Process {
+// start starts a process by way of s.
+func start(t testing.TB, s starter, line string, stderr io.Writer) *mux.Process {
 	t.Helper()
-	p, err := c.Start(sshtest.Within(t), mux.Command{Line: line, Stderr: stderr})
+	p, err := s.Start(sshtest.Within(t), mux.Command{Line: line, Stderr: stderr})
 	require.NoError(t, err)
 	t.Cleanup(func() { p.Close() })
 	return p

@@ -26,15 +26,6 @@ import (
 	"github.com/stepmux/stepmux/mux/relay"
 )
 
-// startBy starts a process by way of s.
-func startBy(t testing.TB, s starter, line string, stderr io.Writer) *mux.Process {
-	t.Helper()
-	p, err := s.Start(sshtest.Within(t), mux.Command{Line: line, Stderr: stderr})
-	require.NoError(t, err)
-	t.Cleanup(func() { p.Close() })
-	return p
-}
-
 func TestRelayTakesOneSessionForAnyNumberOfProcesses(t *testing.T) {
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
 		conn := dial(t, s)
@@ -78,7 +69,7 @@ func TestRelayTellsEverySignalThatKills(t *testing.T) {
 		if slices.Contains(killNot, syscall.Signal(n)) {
 			continue
 		}
-		err := startBy(t, r, fmt.Sprintf("ulimit -c 0; kill -%d $$", n), nil).Wait(sshtest.Within(t))
+		err := start(t, r, fmt.Sprintf("ulimit -c 0; kill -%d $$", n), nil).Wait(sshtest.Within(t))
 		require.Equal(t, 128+n, mux.ExitCode(err), "signal %d: %v", n, err)
 	}
 }
@@ -87,7 +78,7 @@ func TestRelayProcessKeepsStdoutStderrAndExitApart(t *testing.T) {
 	// Each floods while the other is not read, and yet all of it comes.
 	r := relayOf(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
 	var stderr bytes.Buffer
-	p := startBy(t, r, "head -c 3000000 /dev/zero >&2; echo out; head -c 3000000 /dev/zero; exit 7", &stderr)
+	p := start(t, r, "head -c 3000000 /dev/zero >&2; echo out; head -c 3000000 /dev/zero; exit 7", &stderr)
 	out, err := io.ReadAll(p)
 	require.NoError(t, err)
 	require.Len(t, out, 3000004)
@@ -100,7 +91,7 @@ func TestRelayProcessKeepsStdoutStderrAndExitApart(t *testing.T) {
 func TestRelayProcessThatNobodyReadsStillTellsItsEnd(t *testing.T) {
 	r := relayOf(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
 	stuck := make(chan struct{})
-	p := startBy(t, r, "echo one >&2; echo two", writerFunc(func([]byte) { <-stuck }))
+	p := start(t, r, "echo one >&2; echo two", writerFunc(func([]byte) { <-stuck }))
 	out, err := io.ReadAll(p)
 	require.NoError(t, err)
 	require.Equal(t, "two\n", string(out), "a stderr that blocks holds up only itself")
@@ -157,7 +148,7 @@ func TestRelayRefusesMissingProgramsDirectoriesAndSockets(t *testing.T) {
 func TestRelayProcessEndsWithItsClose(t *testing.T) {
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
 		r := relayOf(t, dial(t, s))
-		p := startBy(t, r, "echo $$; trap '' TERM; while :; do sleep 1000; done", nil)
+		p := start(t, r, "echo $$; trap '' TERM; while :; do sleep 1000; done", nil)
 		pid := readPID(t, p)
 		require.NoError(t, p.Close())
 		receive(t, p.Exited())
@@ -168,7 +159,7 @@ func TestRelayProcessEndsWithItsClose(t *testing.T) {
 
 func TestRelaySignals(t *testing.T) {
 	r := relayOf(t, dial(t, sshtest.OpenSSH(t)))
-	p := startBy(t, r, "echo ready; exec sleep 1000", nil)
+	p := start(t, r, "echo ready; exec sleep 1000", nil)
 	_, err := io.ReadFull(p, make([]byte, 6))
 	require.NoError(t, err)
 	require.NoError(t, p.Signal("TERM"))
@@ -246,7 +237,7 @@ func TestKilledRelayFailsItsStreamsAndIsStartedAnew(t *testing.T) {
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
 		conn := dial(t, s)
 		r := relayOf(t, conn)
-		p := startBy(t, r, "echo $PPID; echo $$; exec sleep 1000", nil)
+		p := start(t, r, "echo $PPID; echo $$; exec sleep 1000", nil)
 		relayPID, child := readPID(t, p), readPID(t, p)
 		stream, err := r.DialUnix(sshtest.Within(t), listenAt(t, buildSocket(t), echo))
 		require.NoError(t, err)
@@ -269,13 +260,13 @@ func TestKilledRelayFailsItsStreamsAndIsStartedAnew(t *testing.T) {
 
 		again := relayOf(t, conn)
 		require.NotSame(t, r, again)
-		require.NoError(t, startBy(t, again, "true", nil).Wait(sshtest.Within(t)))
+		require.NoError(t, start(t, again, "true", nil).Wait(sshtest.Within(t)))
 	})
 }
 
 func TestRelayThatGetsSIGTERMLosesItsProcesses(t *testing.T) {
 	r := relayOf(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
-	p := startBy(t, r, "trap 'exit 0' TERM; echo $PPID; while :; do sleep 0.01; done", nil)
+	p := start(t, r, "trap 'exit 0' TERM; echo $PPID; while :; do sleep 0.01; done", nil)
 	require.NoError(t, syscall.Kill(readPID(t, p), syscall.SIGTERM))
 	requireRelayLost(t, p.Wait(sshtest.Within(t)))
 }
@@ -325,7 +316,7 @@ func TestRelayThatNeverSaysHelloIsGivenUp(t *testing.T) {
 	require.NoError(t, err, "the connection is well")
 	require.NoError(t, p.Wait(sshtest.Within(t)))
 	require.NoError(t, conn.Close())
-	require.False(t, running("relay.(*link).readLoop"))
+	require.False(t, running("relay.(*link).Read"))
 }
 
 func TestGreetingOfALoginShellBeforeARelayIsIgnored(t *testing.T) {
@@ -334,12 +325,12 @@ func TestGreetingOfALoginShellBeforeARelayIsIgnored(t *testing.T) {
 	cmd.Line, cmd.Argv = "echo 'Welcome to Debian'; printf '$ '; exec "+strings.Join(cmd.Argv, " "), nil
 	r, err := conn.Relay(sshtest.Within(t), cmd)
 	require.NoError(t, err)
-	require.NoError(t, startBy(t, r, "true", nil).Wait(sshtest.Within(t)))
+	require.NoError(t, start(t, r, "true", nil).Wait(sshtest.Within(t)))
 }
 
 func TestShutdownWaitsForRelayedStreamsAndNotForTheRelay(t *testing.T) {
 	conn := dial(t, sshtest.InProcess(t, embeddedvm.Config{}))
-	p := startBy(t, relayOf(t, conn), "exec cat", nil)
+	p := start(t, relayOf(t, conn), "exec cat", nil)
 	down := inBackground(func() error { return conn.Shutdown(sshtest.Within(t)) })
 	eventually(t, func() bool {
 		_, err := conn.Start(sshtest.Within(t), mux.Command{Line: "true"})
@@ -356,7 +347,7 @@ func TestShutdownWaitsForRelayedStreamsAndNotForTheRelay(t *testing.T) {
 func TestRelayedProcessHasNoStderrGoroutineUntilItWritesSome(t *testing.T) {
 	r := relayOf(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
 	var stderr bytes.Buffer
-	p := startBy(t, r, "while read -r line; do echo $line >&2; echo; done", &stderr)
+	p := start(t, r, "while read -r line; do echo $line >&2; echo; done", &stderr)
 	for _, line := range []string{"one\n", "two\n"} {
 		eventually(t, func() bool { return !running("relay.(*process).pumpStderr") })
 		_, err := p.Write([]byte(line))
@@ -375,7 +366,7 @@ func TestManyRelayedStreamsCostLittle(t *testing.T) {
 	before := runtime.NumGoroutine()
 	const n = 200
 	for range n {
-		startBy(t, r, "exec cat", nil)
+		start(t, r, "exec cat", nil)
 	}
 	require.LessOrEqual(t, runtime.NumGoroutine()-before, 2*n)
 	// Symptom: all their readers spun until each had been ended: with the race detector half a minute in most runs.
