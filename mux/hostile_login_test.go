@@ -223,18 +223,7 @@ func (c *cutConn) Read(p []byte) (int, error) {
 
 func TestAConnectionMayEndAtEveryByteOfTheHandshake(t *testing.T) {
 	server := rawssh.Serve(t, func(c *rawssh.Conn) {
-		if c.Handshake() != nil {
-			return
-		}
-		for {
-			m, err := c.Read()
-			if err != nil {
-				return
-			}
-			if _, _, err := c.Answer(m); err != nil {
-				return
-			}
-		}
+		c.Each(func(m []byte) error { _, _, err := c.Answer(m); return err })
 	})
 	cfg := rawConfig(t, server)
 	step := 37

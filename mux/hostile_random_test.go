@@ -211,36 +211,27 @@ func FuzzServer(f *testing.F) {
 		spoken := make(chan struct{})
 		server := rawssh.Serve(t, func(c *rawssh.Conn) {
 			defer close(spoken)
-			if c.Handshake() != nil {
-				return
-			}
-			for {
-				m, err := c.Read()
-				if err != nil {
-					return
+			over := false
+			c.Each(func(m []byte) error {
+				if over {
+					return nil
 				}
 				_, granted, err := c.Answer(m)
-				if err != nil {
-					return
+				if err != nil || !granted {
+					return err
 				}
-				if granted {
-					break
+				for len(data) > 2 {
+					n := min(int(binary.BigEndian.Uint16(data)), len(data)-2)
+					if err := c.Write(data[2 : 2+n]); err != nil {
+						return err
+					}
+					data = data[2+n:]
 				}
-			}
-			for len(data) > 2 {
-				n := min(int(binary.BigEndian.Uint16(data)), len(data)-2)
-				if c.Write(data[2:2+n]) != nil {
-					return
-				}
-				data = data[2+n:]
-			}
-			c.Write(rawssh.Bye(11, "bye"))
-			c.NoMore()
-			for {
-				if _, err := c.Read(); err != nil {
-					return
-				}
-			}
+				c.Write(rawssh.Bye(11, "bye"))
+				c.NoMore()
+				over = true
+				return nil
+			})
 		})
 		conn := dialRaw(t, server)
 		p, err := conn.Start(sshtest.Within(t), mux.Command{Line: "x"})
@@ -274,18 +265,12 @@ func TestUnansweredPingsGatherNoGoroutines(t *testing.T) {
 	// The server lives and sends something now and then, but it never answers.
 	spoken := make(chan struct{})
 	server := rawssh.Serve(t, func(c *rawssh.Conn) {
-		if c.Handshake() != nil {
-			return
-		}
-		for {
-			m, err := c.Read()
-			if err != nil {
-				return
-			}
+		c.Each(func(m []byte) error {
 			if m[0] == rawssh.GlobalRequest {
 				close(spoken) // a second one would panic: nobody asks while one is unanswered
 			}
-		}
+			return nil
+		})
 	})
 	conn := dialRaw(t, server)
 	ctx, cancel := context.WithCancel(t.Context())

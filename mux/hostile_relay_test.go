@@ -80,9 +80,6 @@ func (s *sessionEnd) Close() error {
 // relayServer is a VM whose relay has said hello and then does as a script tells.
 func relayServer(t testing.TB, script func(*sessionEnd)) *rawssh.Server {
 	return rawssh.Serve(t, func(c *rawssh.Conn) {
-		if c.Handshake() != nil {
-			return
-		}
 		near, far := io.Pipe()
 		var running sync.WaitGroup
 		defer running.Wait()
@@ -90,42 +87,35 @@ func relayServer(t testing.TB, script func(*sessionEnd)) *rawssh.Server {
 		s.more = sync.NewCond(&s.mu)
 		defer s.Close()
 		defer far.Close()
-		for {
-			m, err := c.Read()
-			if err != nil {
-				return
-			}
+		c.Each(func(m []byte) error {
 			switch m[0] {
 			case rawssh.ChannelData:
 				if _, err := far.Write(m[9:]); err != nil {
-					return
+					return err
 				}
 				grant := binary.BigEndian.AppendUint32(nil, uint32(len(m)-9))
-				if c.Write(rawssh.OnChannel(rawssh.WindowAdjust, s.id, grant...)) != nil {
-					return
-				}
+				return c.Write(rawssh.OnChannel(rawssh.WindowAdjust, s.id, grant...))
 			case rawssh.WindowAdjust:
 				s.grow(int(binary.BigEndian.Uint32(m[5:])), false)
-			default:
-				id, granted, err := c.Answer(m)
-				if err != nil {
+				return nil
+			}
+			id, granted, err := c.Answer(m)
+			if err != nil || !granted {
+				return err
+			}
+			s.id = id
+			running.Go(func() {
+				defer near.Close()
+				if _, err := wire.ReadManagerHello(near); err != nil {
 					return
 				}
-				if granted {
-					s.id = id
-					running.Go(func() {
-						defer near.Close()
-						if _, err := wire.ReadManagerHello(near); err != nil {
-							return
-						}
-						if _, err := s.Write([]byte(wire.RelayHello(wire.RelayVersion))); err != nil {
-							return
-						}
-						script(s)
-					})
+				if _, err := s.Write([]byte(wire.RelayHello(wire.RelayVersion))); err != nil {
+					return
 				}
-			}
-		}
+				script(s)
+			})
+			return nil
+		})
 	})
 }
 

@@ -117,14 +117,14 @@ func TestFloodsOfAHostileServerCostNoMemory(t *testing.T) {
 			go_, sent := make(chan struct{}), make(chan error, 1)
 			var most int64
 			server := rawssh.Serve(t, func(c *rawssh.Conn) {
-				if c.Handshake() != nil {
-					return
-				}
 				ready := make(chan uint32, 1)
 				done := make(chan struct{})
 				go func() {
 					defer close(done)
-					id := <-ready
+					id, ok := <-ready
+					if !ok {
+						return
+					}
 					<-go_
 					before := liveheap.Bytes()
 					for i := range n {
@@ -138,17 +138,13 @@ func TestFloodsOfAHostileServerCostNoMemory(t *testing.T) {
 					}
 					sent <- c.WriteRaw(nil)
 				}()
-				for {
-					message, err := c.Read()
-					if err != nil {
-						break
-					}
-					if id, granted, err := c.Answer(message); err != nil {
-						break
-					} else if granted {
+				c.Each(func(message []byte) error {
+					id, granted, err := c.Answer(message)
+					if granted {
 						ready <- id
 					}
-				}
+					return err
+				})
 				close(ready)
 				<-done
 			})
@@ -259,25 +255,15 @@ func callAll(t testing.TB, conn *mux.Conn, moment time.Duration) {
 func TestRefusalsAreClearHoweverLong(t *testing.T) {
 	for _, code := range []uint32{0, 1, 2, 3, 4, 5, 1 << 31} {
 		server := rawssh.Serve(t, func(c *rawssh.Conn) {
-			if c.Handshake() != nil {
-				return
-			}
-			for {
-				message, err := c.Read()
-				if err != nil {
-					return
+			c.Each(func(message []byte) error {
+				if message[0] != rawssh.ChannelOpen {
+					_, _, err := c.Answer(message)
+					return err
 				}
-				if message[0] == rawssh.ChannelOpen {
-					kind := int(binary.BigEndian.Uint32(message[1:]))
-					id := binary.BigEndian.Uint32(message[5+kind:])
-					err = c.Write(rawssh.Refuse(id, code, "because "+strings.Repeat("\x1b[2J\xff", 30<<10)))
-				} else {
-					_, _, err = c.Answer(message)
-				}
-				if err != nil {
-					return
-				}
-			}
+				kind := int(binary.BigEndian.Uint32(message[1:]))
+				id := binary.BigEndian.Uint32(message[5+kind:])
+				return c.Write(rawssh.Refuse(id, code, "because "+strings.Repeat("\x1b[2J\xff", 30<<10)))
+			})
 		})
 		conn := dialRaw(t, server)
 		_, err := conn.DialUnix(sshtest.Within(t), "/x")
@@ -300,29 +286,21 @@ func TestOutputThatNobodyReadsIsBounded(t *testing.T) {
 	n := min(hostileCount(t, 50_000), 2<<20)
 	granted, sent := make(chan struct{}), make(chan error, 1)
 	server := rawssh.Serve(t, func(c *rawssh.Conn) {
-		if c.Handshake() != nil {
-			return
-		}
-		for {
-			m, err := c.Read()
-			if err != nil {
-				return
-			}
+		c.Each(func(m []byte) error {
 			id, start, err := c.Answer(m)
-			if err != nil {
-				return
-			}
-			if !start {
-				continue
+			if err != nil || !start {
+				return err
 			}
 			<-granted
 			for range n {
 				if err := c.Queue(rawssh.Data(id, []byte("x"))); err != nil {
-					break
+					sent <- err
+					return err
 				}
 			}
 			sent <- c.WriteRaw(nil)
-		}
+			return nil
+		})
 	})
 	conn := dialRaw(t, server)
 	p, err := conn.Start(sshtest.Within(t), mux.Command{Line: "x"})

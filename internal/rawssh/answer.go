@@ -9,6 +9,20 @@ import (
 // Window is the window that Answer grants the client for each channel.
 const Window = 1 << 20
 
+// Each serves the client until it has logged in, and then passes each of its messages to handle, until handle returns
+// an error or the client has gone.
+func (c *Conn) Each(handle func(message []byte) error) {
+	if c.Handshake() != nil {
+		return
+	}
+	for {
+		message, err := c.Read()
+		if err != nil || handle(message) != nil {
+			return
+		}
+	}
+}
+
 // Answer replies to a message like a server that grants everything. It gives channels the client's number, grants
 // requests, refuses keepalives (which is an answer, too), and answers a close with a close. It reports whether the
 // message was a channel request.

@@ -16,18 +16,12 @@ func TestAClientLogsInAndReadsMessages(t *testing.T) {
 	for _, strict := range []bool{true, false} {
 		server := rawssh.Serve(t, func(c *rawssh.Conn) {
 			c.NoStrictKex = !strict
-			if c.Handshake() != nil {
-				return
-			}
-			for {
-				message, err := c.Read()
-				if err != nil {
-					return
+			c.Each(func(message []byte) error {
+				if message[0] != rawssh.GlobalRequest {
+					return nil
 				}
-				if message[0] == rawssh.GlobalRequest {
-					c.Write(append([]byte{rawssh.RequestSuccess}, "hello"...))
-				}
-			}
+				return c.Write(append([]byte{rawssh.RequestSuccess}, "hello"...))
+			})
 		})
 		client, err := ssh.Dial(
 			"tcp", server.Addr, &ssh.ClientConfig{User: "any", HostKeyCallback: ssh.FixedHostKey(server.HostKey)},
