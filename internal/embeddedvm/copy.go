@@ -1,10 +1,6 @@
 package embeddedvm
 
-import (
-	"context"
-	"io"
-	"net"
-)
+import "io"
 
 // chunk is the size of a copy: the largest packet of SSH channels.
 const chunk = 32 << 10
@@ -28,9 +24,4 @@ func copyBytes(dst io.Writer, src io.Reader) error {
 			return err
 		}
 	}
-}
-
-// hangUpWith closes nc when c ends, unless the returned function is called first.
-func hangUpWith(c *conn, nc net.Conn) (stop func() bool) {
-	return context.AfterFunc(c.ctx, func() { _ = nc.Close() }) // nothing to lose
 }

@@ -1,6 +1,7 @@
 package embeddedvm
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -99,8 +100,9 @@ func (c *conn) forward(nch ssh.NewChannel, network, address string) {
 // bridge copies between a channel and a socket until both directions have ended or the channel is closed. When one
 // direction ends, the other goes on.
 func (c *conn) bridge(ch ssh.Channel, requests <-chan *ssh.Request, target socket) {
-	unhook := hangUpWith(c, target)
-	defer unhook()
+	defer context.AfterFunc(c.ctx, func() {
+		_ = target.Close() // nothing to lose
+	})()
 	sent := make(chan struct{}) // closed when everything was sent to the target
 	c.server.running.Go(func() {
 		err := copyBytes(target, ch)

@@ -33,7 +33,6 @@ type Server struct {
 	groups   groups
 
 	running sync.WaitGroup // every goroutine of the server
-	closing chan struct{}  // closed by hangUp
 	drained chan struct{}  // closed when running is done, after hangUp
 
 	mu     sync.Mutex // guards the following
@@ -80,7 +79,6 @@ func Start(config Config) (*Server, error) {
 		listener: listener,
 		hostKey:  config.HostKeys[0].PublicKey(),
 		client:   client,
-		closing:  make(chan struct{}),
 		drained:  make(chan struct{}),
 		conns:    make(map[*conn]struct{}),
 	}
@@ -186,13 +184,9 @@ func (s *Server) Shutdown(ctx context.Context) error {
 // hangUp stops listening and closes all connections, without waiting.
 func (s *Server) hangUp() {
 	s.mu.Lock()
-	first := !s.closed
 	s.closed = true
 	s.mu.Unlock()
-	if first {
-		close(s.closing)
-		_ = s.listener.Close() // nothing to lose
-	}
+	_ = s.listener.Close() // an error means it is closed
 	s.CutAll()
 }
 
@@ -200,16 +194,13 @@ func (s *Server) hangUp() {
 func (s *Server) accept() {
 	for {
 		nc, err := s.listener.Accept()
-		if err == nil {
+		switch {
+		case err == nil:
 			s.running.Go(func() { s.serve(nc) })
-			continue
-		}
-		retry := time.NewTimer(acceptRetry)
-		select {
-		case <-s.closing:
-			retry.Stop()
+		case errors.Is(err, net.ErrClosed):
 			return
-		case <-retry.C:
+		default:
+			<-time.NewTimer(acceptRetry).C
 		}
 	}
 }
