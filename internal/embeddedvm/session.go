@@ -2,10 +2,13 @@ package embeddedvm
 
 import (
 	"net"
+	"slices"
+	"strings"
 	"sync"
 	"syscall"
 
 	"golang.org/x/crypto/ssh"
+	"golang.org/x/sys/unix"
 )
 
 // session is one session channel (RFC 4254, section 6): at most one command.
@@ -118,8 +121,7 @@ func (s *session) signal(payload []byte) bool {
 	if s.proc == nil || ssh.Unmarshal(payload, &msg) != nil {
 		return false
 	}
-	sig, ok := signals[msg.Name]
-	return ok && s.proc.kill(sig)
+	return slices.Contains(signals, msg.Name) && s.proc.kill(unix.SignalNum("SIG"+msg.Name))
 }
 
 // addressEnv returns the variables by which sshd describes the connection to a command.
@@ -138,29 +140,15 @@ func (c *conn) addressEnv() []string {
 	}
 }
 
-// signals holds the signals of RFC 4254, section 6.10, by name.
-var signals = map[string]syscall.Signal{
-	"ABRT": syscall.SIGABRT,
-	"ALRM": syscall.SIGALRM,
-	"FPE":  syscall.SIGFPE,
-	"HUP":  syscall.SIGHUP,
-	"ILL":  syscall.SIGILL,
-	"INT":  syscall.SIGINT,
-	"KILL": syscall.SIGKILL,
-	"PIPE": syscall.SIGPIPE,
-	"QUIT": syscall.SIGQUIT,
-	"SEGV": syscall.SIGSEGV,
-	"TERM": syscall.SIGTERM,
-	"USR1": syscall.SIGUSR1,
-	"USR2": syscall.SIGUSR2,
+// signals are those of RFC 4254, section 6.10.
+var signals = []string{
+	"ABRT", "ALRM", "FPE", "HUP", "ILL", "INT", "KILL", "PIPE", "QUIT", "SEGV", "TERM", "USR1", "USR2",
 }
 
 // signalName returns the name of sig for an exit-signal request. Like sshd it has one name for all other signals.
 func signalName(sig syscall.Signal) string {
-	for name, s := range signals {
-		if s == sig {
-			return name
-		}
+	if name := strings.TrimPrefix(unix.SignalName(sig), "SIG"); slices.Contains(signals, name) {
+		return name
 	}
 	return "SIG@openssh.com"
 }
