@@ -7,7 +7,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 
@@ -119,31 +118,6 @@ func TestDialToAPortThatRefuses(t *testing.T) {
 	require.ErrorContains(t, err, "is sshd running")
 }
 
-// tcpServer answers each connection with greet.
-func tcpServer(t testing.TB, greet func(net.Conn)) string {
-	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		for {
-			nc, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			wg.Go(func() {
-				defer nc.Close()
-				greet(nc)
-			})
-		}
-	})
-	t.Cleanup(func() {
-		ln.Close()
-		wg.Wait()
-	})
-	return ln.Addr().String()
-}
-
 func TestDialToAServerThatIsNotSSH(t *testing.T) {
 	s := sshtest.InProcess(t, embeddedvm.Config{})
 	for name, greet := range map[string]func(net.Conn){
@@ -161,7 +135,7 @@ func TestDialToAServerThatIsNotSSH(t *testing.T) {
 		"breaks off after its name": func(nc net.Conn) { _, _ = nc.Write([]byte("SSH-2.0-broken\r\n")) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			addr := tcpServer(t, greet)
+			addr := sshtest.Listen(t, "tcp", "127.0.0.1:0", greet)
 			_, err := mux.Dial(sshtest.Within(t), addr, config(s))
 			requireStage(t, err, "handshake", false)
 		})
@@ -171,7 +145,7 @@ func TestDialToAServerThatIsNotSSH(t *testing.T) {
 func TestDialEndsWithItsContextThoughTheServerIsSilent(t *testing.T) {
 	s := sshtest.InProcess(t, embeddedvm.Config{})
 	reached := make(chan struct{}, 1)
-	addr := tcpServer(t, func(nc net.Conn) {
+	addr := sshtest.Listen(t, "tcp", "127.0.0.1:0", func(nc net.Conn) {
 		_, _ = nc.Read(make([]byte, 1)) // the client's name: the handshake has begun
 		reached <- struct{}{}
 		for buf := make([]byte, 4096); ; { // says nothing, until the client goes

@@ -209,52 +209,20 @@ func listen(t testing.TB, peer string) string {
 
 func listenAt(t testing.TB, path, peer string) string {
 	t.Helper()
-	ln, err := net.Listen("unix", path)
-	require.NoError(t, err)
-	var wg sync.WaitGroup
-	done := make(chan struct{})
-	wg.Go(func() {
-		for {
-			conn, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			wg.Go(func() {
-				defer conn.Close()
-				stop := make(chan struct{})
-				wg.Go(func() {
-					select {
-					case <-done:
-						conn.Close()
-					case <-stop:
-					}
-				})
-				defer close(stop)
-				behave(conn, peer, done)
-			})
-		}
-	})
-	t.Cleanup(func() {
-		close(done)
-		ln.Close()
-		wg.Wait()
-	})
-	return path
-}
-
-func behave(conn net.Conn, peer string, done <-chan struct{}) {
-	switch peer {
-	case echo:
-		_, _ = io.Copy(conn, conn)
-	case silent:
-		<-done
-	case flood:
-		for buf := make([]byte, 32<<10); ; {
-			if _, err := conn.Write(buf); err != nil {
-				return
+	return sshtest.Listen(t, "unix", path, func(conn net.Conn) {
+		switch peer {
+		case echo:
+			_, _ = io.Copy(conn, conn)
+		case silent:
+			<-t.Context().Done()
+		case flood:
+			for buf := make([]byte, 32<<10); ; {
+				if _, err := conn.Write(buf); err != nil {
+					return
+				}
 			}
 		}
-	}
+	})
 }
 
 // inBackground runs fn and returns a channel with its error.

@@ -48,11 +48,11 @@ func TestRealClientRunsCommands(t *testing.T) {
 
 func TestRealClientForwardsItsStdioToAPort(t *testing.T) {
 	s := sshtest.InProcess(t, embeddedvm.Config{})
-	addr := listen(t, "tcp", "127.0.0.1:0", func(near socket) {
+	addr := sshtest.Listen(t, "tcp", "127.0.0.1:0", func(near net.Conn) {
 		all, _ := io.ReadAll(near)
 		_, _ = near.Write(append([]byte("got "), all...))
 	})
-	cmd := openSSHClient(t, s, "-W", addr.String())
+	cmd := openSSHClient(t, s, "-W", addr)
 	cmd.Stdin = strings.NewReader("in")
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)
@@ -63,7 +63,7 @@ func TestRealClientForwardsUnixSockets(t *testing.T) {
 	s := sshtest.InProcess(t, embeddedvm.Config{})
 	dir := sshtest.SocketDir(t)
 	local, remote := filepath.Join(dir, "local"), filepath.Join(dir, "remote")
-	listen(t, "unix", remote, func(near socket) {
+	sshtest.Listen(t, "unix", remote, func(near net.Conn) {
 		all, _ := io.ReadAll(near)
 		_, _ = near.Write(append([]byte("got "), all...))
 	})

@@ -16,28 +16,6 @@ import (
 	"github.com/stepmux/stepmux/internal/sshtest"
 )
 
-// listen starts a server of one connection, which is given to serve.
-func listen(t *testing.T, network, address string, serve func(socket)) net.Addr {
-	t.Helper()
-	listener, err := net.Listen(network, address)
-	require.NoError(t, err)
-	served := make(chan struct{})
-	go func() {
-		defer close(served)
-		nc, err := listener.Accept()
-		if err != nil {
-			return
-		}
-		defer nc.Close()
-		serve(nc.(socket))
-	}()
-	t.Cleanup(func() {
-		_ = listener.Close()
-		<-served
-	})
-	return listener.Addr()
-}
-
 // socket is a TCP or Unix connection, or a channel to one.
 type socket interface {
 	io.ReadWriteCloser
@@ -45,7 +23,7 @@ type socket interface {
 }
 
 // onBothNetworks runs a test against a server on a Unix socket and on a TCP port, over both kinds of SSH server.
-func onBothNetworks(t *testing.T, serve func(socket), test func(t *testing.T, far socket)) {
+func onBothNetworks(t *testing.T, serve func(net.Conn), test func(t *testing.T, far socket)) {
 	onBoth(t, embeddedvm.Config{}, nil, func(t *testing.T, s *sshtest.Server) {
 		client := dial(t, s)
 		for network, address := range map[string]string{
@@ -53,8 +31,8 @@ func onBothNetworks(t *testing.T, serve func(socket), test func(t *testing.T, fa
 			"tcp":  "127.0.0.1:0",
 		} {
 			t.Run(network, func(t *testing.T) {
-				addr := listen(t, network, address, serve)
-				nc, err := client.Dial(network, addr.String())
+				addr := sshtest.Listen(t, network, address, serve)
+				nc, err := client.Dial(network, addr)
 				require.NoError(t, err)
 				t.Cleanup(func() { _ = nc.Close() })
 				far, ok := nc.(socket)
@@ -66,7 +44,7 @@ func onBothNetworks(t *testing.T, serve func(socket), test func(t *testing.T, fa
 }
 
 func TestSocketChannelKeepsReadingAfterHalfClose(t *testing.T) {
-	onBothNetworks(t, func(near socket) {
+	onBothNetworks(t, func(near net.Conn) {
 		all, _ := io.ReadAll(near) // until the client's half-close
 		_, _ = near.Write(all)
 	}, func(t *testing.T, far socket) {
@@ -83,8 +61,8 @@ func TestSocketChannelKeepsReadingAfterHalfClose(t *testing.T) {
 
 func TestSocketChannelKeepsWritingAfterThePeersHalfClose(t *testing.T) {
 	got := make(chan string, 1)
-	onBothNetworks(t, func(near socket) {
-		_ = near.CloseWrite()
+	onBothNetworks(t, func(near net.Conn) {
+		_ = near.(socket).CloseWrite()
 		all, _ := io.ReadAll(near)
 		got <- string(all)
 	}, func(t *testing.T, far socket) {
@@ -100,7 +78,7 @@ func TestSocketChannelKeepsWritingAfterThePeersHalfClose(t *testing.T) {
 
 func TestClosedSocketChannelClosesTheSocket(t *testing.T) {
 	ended := make(chan string, 1)
-	onBothNetworks(t, func(near socket) {
+	onBothNetworks(t, func(near net.Conn) {
 		all, _ := io.ReadAll(near)
 		ended <- string(all)
 		_, _ = io.Copy(near, endless{}) // until it is refused
@@ -133,10 +111,10 @@ func TestSocketChannelsAreNoSessions(t *testing.T) {
 	onBoth(t, embeddedvm.Config{MaxSessions: 1}, []string{"MaxSessions 1"}, func(t *testing.T, s *sshtest.Server) {
 		client := dial(t, s)
 		start(t, client, "cat")
-		addr := listen(t, "unix", filepath.Join(sshtest.SocketDir(t), "sock"), func(near socket) {
+		addr := sshtest.Listen(t, "unix", filepath.Join(sshtest.SocketDir(t), "sock"), func(near net.Conn) {
 			_, _ = near.Write([]byte("hello"))
 		})
-		far, err := client.Dial("unix", addr.String())
+		far, err := client.Dial("unix", addr)
 		require.NoError(t, err)
 		got, err := io.ReadAll(far)
 		require.NoError(t, err)

@@ -238,7 +238,7 @@ var allowed = map[string][]string{
 	"internal/faultconn":      {},
 	"internal/neighbourcases": {},
 	"internal/sshtest":        {"internal/embeddedvm", "internal/faultconn", "internal/wire"},
-	"internal/rawssh":         {},
+	"internal/rawssh":         {"internal/sshtest"},
 	"internal/runnertest":     {"internal/wire"},
 	"internal/dockertest":     {"internal/rmtree", "internal/runnertest", "internal/sshtest"},
 	"internal/kubetest":       {"internal/dockertest", "internal/remotetest", "internal/rmtree"},

@@ -17,27 +17,7 @@ import (
 // echo starts a TCP server that sends back every byte.
 func echo(t *testing.T) string {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			nc, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer nc.Close()
-				_, _ = io.Copy(nc, nc)
-			}()
-		}
-	}()
-	t.Cleanup(func() {
-		_ = listener.Close()
-		<-done
-	})
-	return listener.Addr().String()
+	return sshtest.Listen(t, "tcp", "127.0.0.1:0", func(nc net.Conn) { _, _ = io.Copy(nc, nc) })
 }
 
 func dialProxy(t *testing.T, p *sshtest.TCPProxy) net.Conn {
