@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/crypto/ssh"
 
+	"github.com/stepmux/stepmux/internal/faultconn"
 	"github.com/stepmux/stepmux/internal/liveheap"
 	"github.com/stepmux/stepmux/internal/rawssh"
 	"github.com/stepmux/stepmux/internal/sshtest"
@@ -205,36 +206,22 @@ func interactive(c *rawssh.Conn, questions []byte) {
 	}
 }
 
-// cutConn is a connection that ends after so many bytes from the server.
-type cutConn struct {
-	net.Conn
-	left int
-}
-
-func (c *cutConn) Read(p []byte) (int, error) {
-	if c.left <= 0 {
-		c.Close()
-		return 0, net.ErrClosed
-	}
-	n, err := c.Conn.Read(p[:min(len(p), c.left)])
-	c.left -= n
-	return n, err
-}
-
 func TestAConnectionMayEndAtEveryByteOfTheHandshake(t *testing.T) {
 	server := rawssh.Serve(t, func(c *rawssh.Conn) {
 		c.Each(func(m []byte) error { _, _, err := c.Answer(m); return err })
 	})
 	cfg := rawConfig(t, server)
-	step := 37
+	step := int64(37)
 	if hostileCount(t, 0) > 0 {
 		step = 1
 	}
 	made := 0
-	for n := 0; n < 1200; n += step {
+	for n := int64(1); n < 1200; n += step {
 		nc, err := net.Dial("tcp", server.Addr)
 		require.NoError(t, err)
-		cfg.DialNet = func(context.Context, string) (net.Conn, error) { return &cutConn{nc, n}, nil }
+		cfg.DialNet = func(context.Context, string) (net.Conn, error) {
+			return faultconn.New(nc, faultconn.Config{CutAfterRead: n}), nil
+		}
 		conn, err := mux.Dial(sshtest.Within(t), server.Addr, cfg)
 		if err != nil {
 			dial := (*mux.DialError)(nil)

@@ -1,7 +1,6 @@
 package mux_test
 
 import (
-	"bytes"
 	"context"
 	"net"
 	"sync"
@@ -13,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/crypto/ssh"
 
+	"github.com/stepmux/stepmux/internal/faultconn"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
@@ -48,9 +48,8 @@ func dialSlowToFree(t *testing.T, sessions int64, after time.Duration) *mux.Conn
 	t.Helper()
 	key, _ := sshtest.NewKey(t)
 	ours, far := net.Pipe()
-	theirs := &buffered{Conn: far, out: make(chan []byte, 1024), closed: make(chan struct{})}
+	theirs := faultconn.New(far, faultconn.Config{}) // its writes do not wait: both ends of SSH begin with one
 	var wg sync.WaitGroup
-	wg.Go(theirs.run)
 	wg.Go(func() {
 		defer theirs.Close()
 		cfg := &ssh.ServerConfig{NoClientAuth: true}
@@ -92,39 +91,4 @@ func dialSlowToFree(t *testing.T, sessions int64, after time.Duration) *mux.Conn
 		wg.Wait()
 	})
 	return conn
-}
-
-// buffered is an end of a net.Pipe whose writes do not wait for the reader: both ends of SSH begin with a write.
-type buffered struct {
-	net.Conn
-	out    chan []byte
-	close  sync.Once
-	closed chan struct{}
-}
-
-func (b *buffered) run() {
-	for {
-		select {
-		case p := <-b.out:
-			if _, err := b.Conn.Write(p); err != nil {
-				return
-			}
-		case <-b.closed:
-			return
-		}
-	}
-}
-
-func (b *buffered) Write(p []byte) (int, error) {
-	select {
-	case b.out <- bytes.Clone(p):
-		return len(p), nil
-	case <-b.closed:
-		return 0, net.ErrClosed
-	}
-}
-
-func (b *buffered) Close() error {
-	b.close.Do(func() { close(b.closed) })
-	return b.Conn.Close()
 }
