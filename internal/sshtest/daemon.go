@@ -1,7 +1,6 @@
 package sshtest
 
 import (
-	"bytes"
 	"fmt"
 	"os/exec"
 	"runtime"
@@ -94,30 +93,18 @@ func (d *daemon) stop() {
 
 // daemonLog holds a daemon's standard error.
 type daemonLog struct {
+	Log
 	listening chan struct{} // closed when the daemon has said that it listens
-
-	mu   sync.Mutex // guards the following
-	text bytes.Buffer
-	said bool // listening is closed
+	once      sync.Once
 }
 
 // Write implements io.Writer.
 func (l *daemonLog) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.text.Write(p)
-	if !l.said && bytes.Contains(l.text.Bytes(), []byte("Server listening on ")) {
-		l.said = true
-		close(l.listening)
+	_, _ = l.Log.Write(p) // never fails
+	if l.count("Server listening on ") > 0 {
+		l.once.Do(func() { close(l.listening) })
 	}
 	return len(p), nil
-}
-
-// String returns all of the log so far.
-func (l *daemonLog) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
 }
 
 // count returns how often text is in the log.
