@@ -153,14 +153,10 @@ var manager = sync.OnceValues(func() (string, error) {
 // CustomExecutor builds the driver of GitLab Runner's custom executor, once, and returns its path.
 func CustomExecutor(t testing.TB) string {
 	t.Helper()
-	path, err := customExecutor()
+	path, err := build("stepmux-custom-executor", module+"cmd/stepmux-custom-executor", "grpcnotrace")
 	require.NoError(t, err)
 	return path
 }
-
-var customExecutor = sync.OnceValues(func() (string, error) {
-	return build("stepmux-custom-executor", module+"cmd/stepmux-custom-executor", "grpcnotrace")
-})
 
 // buildManager builds the manager's program around the VM's end in the file end. It tells the go command that the
 // packed files are where make puts them.
@@ -192,14 +188,10 @@ func buildManager(end string) (string, error) {
 // it.
 func GitLabRunner(t testing.TB) []string {
 	t.Helper()
-	program, err := gitLabRunner()
+	program, err := build("gitlab-runner", module+"internal/runnertest/gitlabrunner", "grpcnotrace")
 	require.NoError(t, err)
 	return []string{program}
 }
-
-var gitLabRunner = sync.OnceValues(func() (string, error) {
-	return build("gitlab-runner", module+"internal/runnertest/gitlabrunner", "grpcnotrace")
-})
 
 // NATSServer builds NATS' server, once, and returns its path.
 func NATSServer(t testing.TB) string {
