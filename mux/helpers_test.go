@@ -2,7 +2,6 @@ package mux_test
 
 import (
 	"context"
-	"crypto/rand"
 	"io"
 	"net"
 	"os"
@@ -10,7 +9,6 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -19,7 +17,6 @@ import (
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
-	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
 	"github.com/stepmux/stepmux/mux/relay"
@@ -180,26 +177,8 @@ func dialUnix(t testing.TB, s starter, path string) *mux.Stream {
 	return stream
 }
 
-// buildSocket returns the path of a socket that belongs to a build, in a directory of its own.
-func buildSocket(t testing.TB) string {
-	t.Helper()
-	path, err := wire.SocketPath(relayTemp(t), wire.BuildID(rand.Text()))
-	require.NoError(t, err)
-	dir := filepath.Dir(path)
-	require.NoError(t, os.MkdirAll(filepath.Dir(dir), 0o700))
-	// A relay that starts removes directories without a lock, so this one is locked before it gets its name.
-	made, err := os.MkdirTemp(relayTemp(t), "build") //nolint:usetesting // on the same file system
-	require.NoError(t, err)
-	hold, err := os.Open(made)
-	require.NoError(t, err)
-	require.NoError(t, syscall.Flock(int(hold.Fd()), syscall.LOCK_EX))
-	require.NoError(t, os.Rename(made, dir))
-	t.Cleanup(func() {
-		hold.Close()
-		require.NoError(t, os.RemoveAll(dir))
-	})
-	return path
-}
+// buildSocket returns the path of a socket that the relays under test connect to.
+func buildSocket(t testing.TB) string { return runnertest.BuildSocket(t, relayTemp(t)) }
 
 // listen starts a peer on a unix socket.
 func listen(t testing.TB, peer string) string {

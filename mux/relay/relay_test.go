@@ -9,7 +9,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -21,21 +20,11 @@ import (
 
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
-	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux/channel"
 	"github.com/stepmux/stepmux/mux/relay"
 )
 
 func TestMain(m *testing.M) { runnertest.Main(m) }
-
-// bound is how long a test waits for something that must happen.
-const bound = 30 * time.Second
-
-func within(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), bound)
-	t.Cleanup(cancel)
-	return ctx
-}
 
 // host is a relay's program as a process of this machine, without SSH.
 type host struct {
@@ -116,7 +105,7 @@ func start(t testing.TB) *host {
 	go func() { h.exit <- h.cmd.Wait() }()
 	h.pipe = &pipe{WriteCloser: stdin, Reader: stdout}
 	h.pipe.thawed.L = &h.pipe.mu
-	h.relay, err = relay.New(within(t), h.pipe, relay.Config{Exit: func(ctx context.Context) error {
+	h.relay, err = relay.New(sshtest.Within(t), h.pipe, relay.Config{Exit: func(ctx context.Context) error {
 		select {
 		case err := <-h.exit:
 			h.exit <- err
@@ -147,7 +136,7 @@ func onRoutes(t *testing.T, test func(t *testing.T, h *host, open func() conn)) 
 	t.Run("process", func(t *testing.T) {
 		h := start(t)
 		test(t, h, func() conn {
-			p, err := h.relay.Start(within(t), channel.Command{Line: "exec cat"})
+			p, err := h.relay.Start(sshtest.Within(t), channel.Command{Line: "exec cat"})
 			require.NoError(t, err)
 			t.Cleanup(func() { p.Close() })
 			return p
@@ -169,11 +158,11 @@ func onRoutes(t *testing.T, test func(t *testing.T, h *host, open func() conn)) 
 // connect returns both ends of a connection to a socket of a build's.
 func connect(t testing.TB, h *host) (*channel.Stream, net.Conn) {
 	t.Helper()
-	path := buildSocket(t, h.tmp)
+	path := runnertest.BuildSocket(t, h.tmp)
 	ln, err := net.Listen("unix", path)
 	require.NoError(t, err)
 	defer ln.Close()
-	s, err := h.relay.DialUnix(within(t), path)
+	s, err := h.relay.DialUnix(sshtest.Within(t), path)
 	require.NoError(t, err)
 	peer, err := ln.Accept()
 	require.NoError(t, err)
@@ -182,24 +171,6 @@ func connect(t testing.TB, h *host) (*channel.Stream, net.Conn) {
 		peer.Close()
 	})
 	return s, peer
-}
-
-// buildSocket returns the path of a socket that belongs to a build, in a directory that is locked from its beginning: a
-// relay that starts removes directories without a lock.
-func buildSocket(t testing.TB, tmp string) string {
-	t.Helper()
-	path, err := wire.SocketPath(tmp, wire.BuildID(rand.Text()))
-	require.NoError(t, err)
-	dir := filepath.Dir(path)
-	require.NoError(t, os.MkdirAll(filepath.Dir(dir), 0o700))
-	made, err := os.MkdirTemp(tmp, "build") //nolint:usetesting // on the same file system
-	require.NoError(t, err)
-	lock, err := os.Open(made)
-	require.NoError(t, err)
-	t.Cleanup(func() { lock.Close() })
-	require.NoError(t, syscall.Flock(int(lock.Fd()), syscall.LOCK_EX))
-	require.NoError(t, os.Rename(made, dir))
-	return path
 }
 
 func TestRelayOverAPipeCarriesBytesUnchanged(t *testing.T) {
@@ -222,7 +193,7 @@ func TestRelayOverAPipeCarriesBytesUnchanged(t *testing.T) {
 func TestRelayOverAPipeKeepsStderrAndExitApart(t *testing.T) {
 	h := start(t)
 	var stderr bytes.Buffer
-	p, err := h.relay.Start(within(t), channel.Command{
+	p, err := h.relay.Start(sshtest.Within(t), channel.Command{
 		Argv: []string{"sh", "-c", "cat; echo err >&2; exit 7"}, Input: []byte("first "), Stderr: &stderr,
 	})
 	require.NoError(t, err)
@@ -233,14 +204,14 @@ func TestRelayOverAPipeKeepsStderrAndExitApart(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "first last", string(out))
 	exit := (*channel.ExitError)(nil)
-	require.ErrorAs(t, p.Wait(within(t)), &exit)
+	require.ErrorAs(t, p.Wait(sshtest.Within(t)), &exit)
 	require.Equal(t, 7, exit.Status)
 	require.Equal(t, "err\n", stderr.String())
 	require.Equal(t, "exec sh", p.RemoteAddr().Network()+" "+p.RemoteAddr().String())
 	require.NotEmpty(t, h.relay.Program().Version)
 
 	refused := (*relay.RefusedError)(nil)
-	_, err = h.relay.DialUnix(within(t), "/var/run/docker.sock")
+	_, err = h.relay.DialUnix(sshtest.Within(t), "/var/run/docker.sock")
 	require.ErrorAs(t, err, &refused)
 	require.Equal(t, relay.RefusedForbidden, refused.Reason)
 }
@@ -286,22 +257,22 @@ func TestRelayOverAPipeThatDiesIsARelayError(t *testing.T) {
 		require.NotErrorIs(t, err, io.EOF)
 		<-h.relay.Done()
 		require.Error(t, h.relay.Err())
-		_, err = h.relay.Start(within(t), channel.Command{Line: "true"})
+		_, err = h.relay.Start(sshtest.Within(t), channel.Command{Line: "true"})
 		require.ErrorAs(t, err, &failed)
 	})
 }
 
 func TestCloseOfARelayOverAPipeEndsItsProcesses(t *testing.T) {
 	h := start(t)
-	p, err := h.relay.Start(within(t), channel.Command{Line: "exec sleep 600"})
+	p, err := h.relay.Start(sshtest.Within(t), channel.Command{Line: "exec sleep 600"})
 	require.NoError(t, err)
 	require.NoError(t, h.relay.Close())
 	failed := (*relay.Error)(nil)
-	require.ErrorAs(t, p.Wait(within(t)), &failed)
+	require.ErrorAs(t, p.Wait(sshtest.Within(t)), &failed)
 	select {
 	case err := <-h.exit:
 		h.exit <- err
-	case <-within(t).Done():
+	case <-sshtest.Within(t).Done():
 		t.Fatal("the program goes on")
 	}
 }
@@ -312,7 +283,7 @@ func TestWhatIsNoRelayIsAnErrorThatSaysWhatItPrinted(t *testing.T) {
 		_, _ = io.Copy(theirs, strings.NewReader("Welcome to Debian\n"))
 		theirs.Close()
 	}()
-	_, err := relay.New(within(t), halfPipe{ours}, relay.Config{})
+	_, err := relay.New(sshtest.Within(t), halfPipe{ours}, relay.Config{})
 	failed := (*relay.Error)(nil)
 	require.ErrorAs(t, err, &failed)
 	require.Equal(t, "start", failed.Op)
@@ -351,7 +322,7 @@ func TestFailedStartTellsOfTheGoroutinesThatItLeaves(t *testing.T) {
 	close(carrier.release)
 	select {
 	case <-gone:
-	case <-within(t).Done():
+	case <-sshtest.Within(t).Done():
 		t.Fatal("wait goes on after Read has returned")
 	}
 }
