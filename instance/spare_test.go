@@ -41,7 +41,7 @@ func TestTheNextServeIsStartedAhead(t *testing.T) {
 	open()
 	require.NoError(t, <-ended)
 	v.requireClean(t)
-	gone := func() bool { return !isAlive(prestarted) }
+	gone := func() bool { return !sshtest.Runs(prestarted) }
 	require.Eventually(t, gone, sshtest.Bound, time.Millisecond, "it ends with its build")
 
 	require.NoError(t, syscall.Kill(next, syscall.SIGKILL))
@@ -53,7 +53,8 @@ func TestTheNextServeIsStartedAhead(t *testing.T) {
 	require.NoError(t, err, "without it a build starts its own")
 	last := awaitSpare(t, relay, next)
 	require.NoError(t, p.Close())
-	require.Eventually(t, func() bool { return !isAlive(last) && !isAlive(relay) }, sshtest.Bound, time.Millisecond)
+	gone = func() bool { return !sshtest.Runs(last) && !sshtest.Runs(relay) }
+	require.Eventually(t, gone, sshtest.Bound, time.Millisecond)
 }
 
 // awaitSpare waits until the relay has a serve that waits for its build, other than that one.
@@ -76,11 +77,6 @@ func awaitSpare(t testing.TB, relay, other int) (pid int) {
 		return false
 	}, sshtest.Bound, time.Millisecond)
 	return pid
-}
-
-func isAlive(pid int) bool {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	return err == nil && !strings.Contains(string(stat), ") Z ")
 }
 
 // Where builds are started by session, the manager does it: a session that nobody else wants holds the next serve.
@@ -111,7 +107,7 @@ func TestTheNextServeIsStartedAheadInASessionToo(t *testing.T) {
 			next := awaitSessionSpare(t, own, "serve", prestarted, 0)
 			nextBridge := 0
 			if route == connector.Session {
-				require.True(t, isAlive(bridge), "the build's bridge goes by the prestarted proxy")
+				require.True(t, sshtest.Runs(bridge), "the build's bridge goes by the prestarted proxy")
 				nextBridge = awaitSessionSpare(t, own, "proxy", bridge, 0)
 			}
 			open()
@@ -131,7 +127,7 @@ func TestTheNextServeIsStartedAheadInASessionToo(t *testing.T) {
 			}
 			require.NoError(t, p.Close())
 			for _, pid := range last {
-				require.Eventually(t, func() bool { return !isAlive(pid) }, sshtest.Bound, time.Millisecond)
+				require.Eventually(t, func() bool { return !sshtest.Runs(pid) }, sshtest.Bound, time.Millisecond)
 			}
 		})
 	}

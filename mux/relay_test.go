@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -152,7 +151,7 @@ func TestRelayProcessEndsWithItsClose(t *testing.T) {
 		pid := readPID(t, p)
 		require.NoError(t, p.Close())
 		receive(t, p.Exited())
-		eventually(t, func() bool { return !isRunning(pid) })
+		eventually(t, func() bool { return !sshtest.Runs(pid) })
 		require.NoError(t, r.Err())
 	})
 }
@@ -255,7 +254,7 @@ func TestKilledRelayFailsItsStreamsAndIsStartedAnew(t *testing.T) {
 		requireRelayLost(t, err)
 		receive(t, r.Done())
 		requireRelayLost(t, r.Err())
-		eventually(t, func() bool { return !isRunning(child) })
+		eventually(t, func() bool { return !sshtest.Runs(child) })
 		require.NoError(t, conn.Err(), "the connection has nothing to do with it")
 
 		again := relayOf(t, conn)
@@ -398,12 +397,6 @@ func readPID(t testing.TB, p *mux.Process) int {
 	pid, err := strconv.Atoi(string(line))
 	require.NoError(t, err)
 	return pid
-}
-
-// isRunning reports whether a process lives, other than as a zombie.
-func isRunning(pid int) bool {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	return err == nil && !strings.Contains(string(stat), ") Z ")
 }
 
 func requireRelayLost(t testing.TB, err error) {

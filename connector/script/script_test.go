@@ -252,10 +252,8 @@ func requireGone(t testing.TB, pids []int) {
 	t.Helper()
 	require.NotEmpty(t, pids)
 	for _, pid := range pids {
-		require.Eventually(t, func() bool {
-			stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-			return err != nil || strings.Contains(string(stat), ") Z ")
-		}, sshtest.Bound, 5*time.Millisecond, "process %d", pid)
+		require.Eventually(
+			t, func() bool { return !sshtest.Runs(pid) }, sshtest.Bound, 5*time.Millisecond, "process %d", pid)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
@@ -122,10 +123,8 @@ func TestWrappersEndWithTheirStdin(t *testing.T) {
 		for _, field := range strings.Fields(string(text)) {
 			pid, err := strconv.Atoi(field)
 			require.NoError(t, err)
-			require.Eventually(t, func() bool {
-				stat, err := os.ReadFile("/proc/" + field + "/stat")
-				return err != nil || bytes.Contains(stat, []byte(") Z "))
-			}, time.Minute, 5*time.Millisecond, "process %d", pid)
+			require.Eventually(
+				t, func() bool { return !sshtest.Runs(pid) }, time.Minute, 5*time.Millisecond, "process %d", pid)
 		}
 	})
 }
@@ -141,17 +140,14 @@ func TestWrapperThatIsKilledLeavesNoCommand(t *testing.T) {
 		require.NoError(t, cmd.Start())
 		_, err = in.Write([]byte(testKey + "\nx\n")) // the x comes by the leash
 		require.NoError(t, err)
-		var pid string
+		var pid int
 		require.Eventually(t, func() bool {
 			text, _ := os.ReadFile(file)
-			pid = strings.TrimSpace(string(text))
-			return pid != ""
+			pid, _ = strconv.Atoi(strings.TrimSpace(string(text)))
+			return pid > 0
 		}, time.Minute, 5*time.Millisecond)
 		in.Close()
 		_ = cmd.Wait() // killed
-		require.Eventually(t, func() bool {
-			stat, err := os.ReadFile("/proc/" + pid + "/stat")
-			return err != nil || bytes.Contains(stat, []byte(") Z "))
-		}, time.Minute, 5*time.Millisecond)
+		require.Eventually(t, func() bool { return !sshtest.Runs(pid) }, time.Minute, 5*time.Millisecond)
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -100,8 +101,8 @@ func alive(t *testing.T, pidFile string) bool {
 	t.Helper()
 	pid, err := os.ReadFile(pidFile)
 	require.NoError(t, err)
-	stat, err := os.ReadFile(filepath.Join("/proc", strings.TrimSpace(string(pid)), "stat"))
-	return err == nil && !strings.Contains(string(stat), ") Z ")
+	n, err := strconv.Atoi(strings.TrimSpace(string(pid)))
+	return err == nil && sshtest.Runs(n)
 }
 
 // fifo makes a named pipe on which a command of a test waits.

@@ -239,7 +239,7 @@ var allowed = map[string][]string{
 	"internal/neighbourcases": {},
 	"internal/sshtest":        {"internal/embeddedvm", "internal/faultconn", "internal/wire"},
 	"internal/rawssh":         {"internal/sshtest"},
-	"internal/runnertest":     {"internal/wire"},
+	"internal/runnertest":     {"internal/sshtest", "internal/wire"},
 	"internal/dockertest":     {"internal/rmtree", "internal/runnertest", "internal/sshtest"},
 	"internal/kubetest":       {"internal/dockertest", "internal/remotetest", "internal/rmtree"},
 	// A module of its own: the programs of a real cluster.

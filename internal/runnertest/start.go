@@ -2,16 +2,16 @@ package runnertest
 
 import (
 	"errors"
-	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/internal/sshtest"
 )
 
 // StartManager starts the manager in cmd, and waits until it listens, for at most patience. It waits for the manager's
@@ -33,7 +33,8 @@ func StartManager(t testing.TB, cmd *exec.Cmd, patience time.Duration, said inte
 	require.NoError(t, cmd.Start())
 	told := make([]byte, 64)
 	n, err := 0, os.ErrDeadlineExceeded
-	for end := time.Now().Add(patience); errors.Is(err, os.ErrDeadlineExceeded) && time.Now().Before(end) && lives(cmd); {
+	for end := time.Now().Add(patience); errors.Is(err, os.ErrDeadlineExceeded) &&
+		time.Now().Before(end) && sshtest.Runs(cmd.Process.Pid); {
 		require.NoError(t, systemd.SetReadDeadline(time.Now().Add(100*time.Millisecond)))
 		n, err = systemd.Read(told)
 	}
@@ -42,10 +43,4 @@ func StartManager(t testing.TB, cmd *exec.Cmd, patience time.Duration, said inte
 		require.FailNow(t, "the manager did not come to listen", said.String())
 	}
 	require.Equal(t, "READY=1", string(told[:n]))
-}
-
-// lives reports whether the process of cmd runs. It does not wait for it.
-func lives(cmd *exec.Cmd) bool {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", cmd.Process.Pid))
-	return err == nil && !strings.Contains(string(stat), ") Z ")
 }

@@ -1,6 +1,7 @@
 package sshtest
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -44,4 +45,10 @@ func parentOf(pid int) (parent int, ok bool) {
 	}
 	parent, err = strconv.Atoi(fields[1])
 	return parent, err == nil
+}
+
+// Runs reports whether a process lives, other than as a zombie.
+func Runs(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && !strings.Contains(string(stat), ") Z ")
 }

@@ -3,6 +3,7 @@ package sshtest_test
 import (
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -123,8 +124,8 @@ func alive(pidFile string) bool {
 	if err != nil {
 		return false
 	}
-	stat, err := os.ReadFile(filepath.Join("/proc", strings.TrimSpace(string(pid)), "stat"))
-	return err == nil && !strings.Contains(string(stat), ") Z ")
+	n, err := strconv.Atoi(strings.TrimSpace(string(pid)))
+	return err == nil && sshtest.Runs(n)
 }
 
 func TestLinesOfTheCallerWin(t *testing.T) {

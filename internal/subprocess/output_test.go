@@ -13,6 +13,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"github.com/stepmux/stepmux/internal/sshtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -74,10 +76,7 @@ func TestCommandThatHangsIsKilledWithItsChildren(t *testing.T) {
 	require.NoError(t, err)
 	child, err := strconv.Atoi(strings.TrimSpace(string(text)))
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { // it may wait to be reaped by init
-		stat, err := os.ReadFile("/proc/" + strconv.Itoa(child) + "/stat")
-		return err != nil || strings.Contains(string(stat), ") Z ")
-	}, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return !sshtest.Runs(child) }, time.Minute, time.Millisecond)
 }
 
 func TestCommandEndsWithTheContext(t *testing.T) {
