@@ -202,16 +202,5 @@ func (c *proxied) close() {
 
 // copyUntilEnd copies until either fails, without the splicing of io.Copy.
 func copyUntilEnd(dst io.Writer, src io.Reader) {
-	buf := make([]byte, proxyChunk)
-	for {
-		n, err := src.Read(buf)
-		if n > 0 {
-			if _, err := dst.Write(buf[:n]); err != nil {
-				return
-			}
-		}
-		if err != nil {
-			return
-		}
-	}
+	_, _ = io.CopyBuffer(struct{ io.Writer }{dst}, struct{ io.Reader }{src}, make([]byte, proxyChunk))
 }
