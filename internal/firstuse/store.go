@@ -198,15 +198,11 @@ func (s *Store) write(all []entry) error {
 	if err != nil {
 		return err
 	}
-	if _, err := f.Write(text.Bytes()); err != nil {
-		f.Close()
-		return err
+	_, err = f.Write(text.Bytes())
+	if err == nil {
+		err = f.Sync()
 	}
-	if err := f.Sync(); err != nil {
-		f.Close()
-		return err
-	}
-	if err := f.Close(); err != nil {
+	if err = errors.Join(err, f.Close()); err != nil {
 		return err
 	}
 	return os.Rename(name, s.path)
