@@ -25,7 +25,6 @@ type session struct {
 // openSession accepts a session if the connection has a slot left.
 func (c *conn) openSession(nch ssh.NewChannel) {
 	if !reserve(&c.sessions, c.server.config.MaxSessions) {
-		c.server.count(func(s *Stat) { s.RefusedSessions++ })
 		reject(nch, ssh.ConnectionFailed)
 		return
 	}
@@ -34,16 +33,10 @@ func (c *conn) openSession(nch ssh.NewChannel) {
 		c.sessions.Add(-1)
 		return // the connection is ending
 	}
-	c.server.count(func(s *Stat) {
-		s.Sessions++
-		s.TotalSessions++
-		s.PeakSessions = max(s.PeakSessions, s.Sessions)
-	})
 	c.server.running.Go(func() {
 		s := &session{conn: c, ch: ch}
 		s.serve(requests)
 		c.sessions.Add(-1)
-		c.server.count(func(s *Stat) { s.Sessions-- })
 	})
 }
 
