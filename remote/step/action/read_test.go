@@ -212,7 +212,7 @@ func TestContainerOfAJobHasItsExpressionsEvaluated(t *testing.T) {
 	}
 	j, err := ReadJob("w.yml", []byte(text), "")
 	require.NoError(t, err)
-	made, env, err := j.Container(map[string]any{"node": 24}, nil, vars)
+	made, env, err := j.Container(map[string]any{"node": 24.0}, nil, vars)
 	require.NoError(t, err)
 	require.YAMLEq(t, `{image: "node:24", services: [{name: "postgres:17", alias: db, variables: {A: b}}]}`, string(made))
 	require.Equal(t, map[string]string{"LEVEL": "low", "TOKEN": "geheim"}, env)

@@ -68,7 +68,7 @@ func (r *row) check(t *testing.T) {
 	}
 	require.NoError(t, err, r.Expr)
 	require.Equal(t, r.Result.Kind, v.Kind(), r.Expr)
-	require.Equal(t, r.Result.Value, v.Any(), r.Expr)
+	require.Equal(t, r.Result.Value, decoded(t, v), r.Expr)
 }
 
 func quoted(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }

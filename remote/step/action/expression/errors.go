@@ -2,27 +2,15 @@ package expression
 
 import "fmt"
 
-// Error is a mistake in an expression.
-type Error struct {
-	// Message is the text of GitHub's runner for this mistake.
-	Message string
-	// Offset is the place of the mistake, in bytes from the beginning of the parsed text. It is negative if the mistake
-	// has no single place.
-	Offset int
-}
+// mistake is a mistake in an expression, in the words of GitHub's runner.
+type mistake string
 
-func (e *Error) Error() string { return e.Message }
+func (m mistake) Error() string { return string(m) }
 
-// at returns an error at an offset of text.
+// mistakef returns a mistake that has no single place.
+func mistakef(format string, args ...any) error { return mistake(fmt.Sprintf(format, args...)) }
+
+// at returns a mistake at an offset of text.
 func at(text string, offset int, format string, args ...any) error {
-	return &Error{
-		Message: fmt.Sprintf("%s. Located at position %d within expression: %.400s",
-			fmt.Sprintf(format, args...), offset+1, text),
-		Offset: offset,
-	}
-}
-
-// nowhere returns an error about a value.
-func nowhere(format string, args ...any) error {
-	return &Error{Message: fmt.Sprintf(format, args...), Offset: -1}
+	return mistakef("%s. Located at position %d within expression: %.400s", fmt.Sprintf(format, args...), offset+1, text)
 }

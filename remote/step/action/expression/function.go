@@ -76,7 +76,7 @@ func choose(e *evaluation, nodes []node) (Value, error) {
 		}
 		is, ok := v.any.(bool)
 		if !ok {
-			return Value{}, nowhere("case predicate must evaluate to a boolean value")
+			return Value{}, mistakef("case predicate must evaluate to a boolean value")
 		}
 		if is {
 			return nodes[1].eval(e)
@@ -131,15 +131,15 @@ func format(e *evaluation, args []Value) (Value, error) {
 			out.WriteByte(c)
 			i += 2
 		case c == '}':
-			return Value{}, nowhere("The following format string is invalid: %.400s", f)
+			return Value{}, mistakef("The following format string is invalid: %.400s", f)
 		default:
 			n, _, closed := strings.Cut(f[i+1:], "}")
 			which, err := strconv.ParseUint(n, 10, 8)
 			if !closed || err != nil {
-				return Value{}, nowhere("The following format string is invalid: %.400s", f)
+				return Value{}, mistakef("The following format string is invalid: %.400s", f)
 			}
 			if int(which) >= len(args)-1 {
-				return Value{}, nowhere("The following format string references more arguments than were supplied: %.400s", f)
+				return Value{}, mistakef("The following format string references more arguments than were supplied: %.400s", f)
 			}
 			text := args[which+1].Text()
 			out.WriteString(text)
@@ -227,13 +227,13 @@ func fromJSON(e *evaluation, args []Value) (Value, error) {
 		}
 		err = errors.New("something follows the value")
 	}
-	if own := (*Error)(nil); errors.As(err, &own) {
+	if own := mistake(""); errors.As(err, &own) {
 		return Value{}, err
 	}
 	if errors.Is(err, io.EOF) {
 		err = errors.New("the text is empty or ends too early")
 	}
-	return Value{}, nowhere("Error parsing fromJson: %v", err)
+	return Value{}, mistakef("Error parsing fromJson: %v", err)
 }
 
 // readJSON reads a value. The keys of an object keep their order.
@@ -243,7 +243,7 @@ func readJSON(e *evaluation, d *json.Decoder, level int) (Value, error) {
 		return Value{}, err
 	}
 	if level > maxJSONDepth {
-		return Value{}, nowhere("Error parsing fromJson: it is nested deeper than %d", maxJSONDepth)
+		return Value{}, mistakef("Error parsing fromJson: it is nested deeper than %d", maxJSONDepth)
 	}
 	switch t := t.(type) {
 	case json.Number:

@@ -79,7 +79,7 @@ type evaluation struct {
 // spend counts the bytes of a new text, or of the items of a new list.
 func (e *evaluation) spend(bytes int) error {
 	if e.spent += bytes; e.spent > maxMemory {
-		return nowhere("The maximum allowed memory size was exceeded: the expression computes more than %d bytes", maxMemory)
+		return mistakef("The maximum allowed memory size was exceeded: the expression computes more than %d bytes", maxMemory)
 	}
 	return nil
 }
@@ -90,7 +90,7 @@ func (e *evaluation) compare(a, b Value) error {
 	left, _ := a.any.(string)
 	right, _ := b.any.(string)
 	if e.compared += len(left) + len(right); e.compared > maxCompared {
-		return nowhere("The expressions compare texts of more than %d bytes in all", maxCompared)
+		return mistakef("The expressions compare texts of more than %d bytes in all", maxCompared)
 	}
 	return nil
 }

@@ -3,16 +3,11 @@ package expression
 import "strings"
 
 const (
-	// MaxLength bounds an expression, in bytes.
-	MaxLength = 21_000
+	// maxLength bounds an expression, in bytes.
+	maxLength = 21_000
 	// maxDepth bounds the nesting of an expression.
 	maxDepth = 50
 )
-
-// Expression is a parsed expression. It is safe for concurrent use.
-type Expression struct {
-	root node
-}
 
 // Scope has the contexts and the functions that an expression can use in addition to the built-in ones. Their names are
 // in lower case: expressions ignore the case.
@@ -28,17 +23,18 @@ type Function struct {
 	Call     func(args []Value) (Value, error)
 }
 
-// Parse parses an expression. Names that are not in s are mistakes. The error is an [*Error].
-func Parse(text string, s Scope) (*Expression, error) {
-	if len(text) > MaxLength {
-		return nil, nowhere("Exceeded max expression length %d", MaxLength)
+// parse parses an expression. Names that are not in s are mistakes.
+func parse(text string, s Scope) (node, error) {
+	text = strings.TrimSpace(text)
+	if len(text) > maxLength {
+		return nil, mistakef("Exceeded max expression length %d", maxLength)
 	}
 	p := &parser{lexer: lexer{text: text}, scope: s}
 	if err := p.advance(); err != nil {
 		return nil, err
 	}
 	if p.tok.kind == tokenEnd { // an empty expression is null
-		return &Expression{&literal{}}, nil
+		return &literal{}, nil
 	}
 	root, err := p.binary(0)
 	if err != nil {
@@ -48,9 +44,9 @@ func Parse(text string, s Scope) (*Expression, error) {
 		return nil, p.unexpected()
 	}
 	if depth(root) > maxDepth {
-		return nil, nowhere("Exceeded max expression depth %d", maxDepth)
+		return nil, mistakef("Exceeded max expression depth %d", maxDepth)
 	}
-	return &Expression{root}, nil
+	return root, nil
 }
 
 // parser reads an expression by recursive descent.
@@ -128,7 +124,7 @@ func (p *parser) unary() (node, error) {
 		}
 	}
 	if p.open += negations; p.open > 2*maxDepth {
-		return nil, nowhere("Exceeded max expression depth %d", maxDepth)
+		return nil, mistakef("Exceeded max expression depth %d", maxDepth)
 	}
 	n, err := p.operand()
 	p.open -= negations
@@ -141,7 +137,7 @@ func (p *parser) unary() (node, error) {
 // operand parses a value and the indices after it.
 func (p *parser) operand() (node, error) {
 	if p.open++; p.open > 2*maxDepth {
-		return nil, nowhere("Exceeded max expression depth %d", maxDepth)
+		return nil, mistakef("Exceeded max expression depth %d", maxDepth)
 	}
 	defer func() { p.open-- }()
 	t := p.tok

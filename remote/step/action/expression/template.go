@@ -3,7 +3,7 @@ package expression
 import "strings"
 
 // Template evaluates the expressions in text, each between ${{ and }}. If the text is a single expression, the result
-// keeps the type of its value. The error is an [*Error] whose Offset counts in text.
+// keeps the type of its value.
 func Template(text string, s Scope) (Value, error) {
 	return template(text, (&evaluation{scope: s}).run)
 }
@@ -20,8 +20,8 @@ func Check(text string, s Scope) error {
 // Calls reports whether an expression in text calls one of the functions. Their names must be in lower case.
 func Calls(text string, s Scope, functions ...string) (called bool) {
 	_, _ = template(text, func(inner string) (Value, int, error) {
-		x, err := parse(inner, s)
-		called = called || err == nil && calls(x.root, functions)
+		root, err := parse(inner, s)
+		called = called || err == nil && calls(root, functions)
 		return Value{}, 0, err
 	})
 	return called
@@ -40,30 +40,26 @@ func template(text string, evaluate func(string) (Value, int, error)) (Value, er
 			out.WriteString(rest)
 			return String(out.String()), nil
 		}
-		start := len(text) - len(after)
 		end := closing(after)
 		if end < 0 {
-			return Value{}, &Error{
-				Message: "The expression is not closed. An unescaped ${{ sequence was found, but the closing }} sequence " +
-					"was not found",
-				Offset: start - len("${{"),
-			}
+			return Value{}, mistakef("The expression is not closed. An unescaped ${{ sequence was found, but the closing }} " +
+				"sequence was not found")
 		}
 		v, bytes, err := evaluate(after[:end])
 		if spent += bytes; err == nil && spent > maxTemplate {
-			err = nowhere("The maximum allowed memory size was exceeded")
+			err = mistakef("The maximum allowed memory size was exceeded")
 		}
 		if err != nil {
-			return Value{}, moved(err, start)
+			return Value{}, err
 		}
 		rest = after[end+len("}}"):]
-		if literal == "" && rest == "" && start == len("${{") {
+		if literal == "" && rest == "" && len(after) == len(text)-len("${{") {
 			return v, nil
 		}
 		out.WriteString(literal)
 		out.WriteString(v.Text())
 		if out.Len() > maxMemory {
-			return Value{}, nowhere("The maximum allowed memory size was exceeded")
+			return Value{}, mistakef("The maximum allowed memory size was exceeded")
 		}
 	}
 }
@@ -82,14 +78,6 @@ func closing(text string) int {
 	return -1
 }
 
-// moved returns err with its offset moved to the text around the expression, which begins at start.
-func moved(err error, start int) error {
-	if e, ok := err.(*Error); ok && e.Offset >= 0 { //nolint:errorlint // errors of the scope's functions are not moved
-		return &Error{Message: e.Message, Offset: start + e.Offset}
-	}
-	return err
-}
-
 // Evaluate parses and computes an expression.
 func Evaluate(text string, s Scope) (Value, error) {
 	v, _, err := (&evaluation{scope: s}).run(text)
@@ -98,17 +86,11 @@ func Evaluate(text string, s Scope) (Value, error) {
 
 // run parses and computes an expression. It also returns the size of the results in bytes.
 func (e *evaluation) run(text string) (v Value, spent int, err error) {
-	x, err := parse(text, e.scope)
+	root, err := parse(text, e.scope)
 	if err != nil {
 		return Value{}, 0, err
 	}
 	e.spent = 0
-	v, err = x.root.eval(e)
+	v, err = root.eval(e)
 	return v, e.spent, err
-}
-
-// parse is Parse for a text with blanks around it.
-func parse(text string, s Scope) (*Expression, error) {
-	x, err := Parse(strings.TrimSpace(text), s)
-	return x, moved(err, len(text)-len(strings.TrimLeft(text, " \t\r\n")))
 }

@@ -139,33 +139,9 @@ func (v Value) number() float64 {
 	}
 }
 
-// Any returns the value as nil, bool, float64, string, []any or map[string]any.
-func (v Value) Any() any {
-	switch x := v.any.(type) {
-	case *array:
-		items := make([]any, len(x.items))
-		for i, item := range x.items {
-			items[i] = item.Any()
-		}
-		return items
-	case *object:
-		values := make(map[string]any, len(x.keys))
-		for _, key := range x.keys {
-			values[key] = x.values[key].Any()
-		}
-		return values
-	default:
-		return x
-	}
-}
-
-// New returns the value of x, which has a type of [Value.Any]. Numbers may be int as well.
+// New returns the value of x, which is nil, bool, float64, string, []any or map[string]any.
 func New(x any) Value {
 	switch x := x.(type) {
-	case Value:
-		return x
-	case int:
-		return Number(float64(x))
 	case bool, float64, string:
 		return Value{x}
 	case []any:
