@@ -58,10 +58,7 @@ func TestTheTableOfKeywordsIsTrue(t *testing.T) {
 	add("", jobKeys...)
 	add("", defaults...)
 	add("rules:", slices.Concat(jobRuleKeys, workflowRuleKeys, includeRuleKeys)...)
-	add("include:", append(otherIncludeKeys, "local", "inputs")...)
-	for kind := range kinds {
-		add("include:", kind)
-	}
+	add("include:", slices.Concat([]string{"local"}, kinds, otherIncludeKeys)...)
 	var names []string
 	for name := range listed {
 		names = append(names, name)

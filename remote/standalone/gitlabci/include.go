@@ -57,17 +57,11 @@ func (in *includer) known() *expander {
 	return f.expander(f.literal(f.literal(nil, f.cfg.Predefined), f.cfg.Given))
 }
 
-// kinds are the kinds of include, with the names of the places that are not this project.
-var kinds = map[string]string{
-	"remote":    "a URL",
-	"project":   "another project",
-	"template":  "GitLab's templates",
-	"component": "the catalog",
-	"artifact":  "a job's artifacts",
-}
+// kinds are the kinds of include from places that are not this project.
+var kinds = []string{"remote", "project", "template", "component", "artifact"}
 
 // otherIncludeKeys are the keys of include that are not kinds.
-var otherIncludeKeys = []string{"rules", "file", "ref", "job", "integrity", "cache"}
+var otherIncludeKeys = []string{"inputs", "rules", "file", "ref", "job", "integrity", "cache"}
 
 // entry reads the file of one entry of include.
 func (in *includer) entry(n *yaml.Node) *yaml.Node {
@@ -83,16 +77,14 @@ func (in *includer) entry(n *yaml.Node) *yaml.Node {
 			return in.elsewhere(n, "remote", n)
 		}
 	case yaml.MappingNode:
-		for _, key := range keys(n) {
+		for key, value := range entries(n) {
 			switch {
-			case key == "local":
-				at = find(n, key)
-				name = at.Value
-			case kinds[key] != "":
-				return in.elsewhere(findKey(n, key), key, n)
-			case key == "inputs", slices.Contains(otherIncludeKeys, key):
-			default:
-				return t.failf(findKey(n, key), "unknown key%s of include; use local", lang.Quote(key))
+			case key.Value == "local":
+				name, at = value.Value, value
+			case slices.Contains(kinds, key.Value):
+				return in.elsewhere(key, key.Value, n)
+			case !slices.Contains(otherIncludeKeys, key.Value):
+				return t.failf(key, "unknown key%s of include; use local", lang.Quote(key.Value))
 			}
 		}
 	}

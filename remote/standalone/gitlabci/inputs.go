@@ -51,9 +51,9 @@ func (in *includer) fill(header, top, given *yaml.Node) *yaml.Node {
 	case given != nil && given.Kind != yaml.MappingNode:
 		return t.failf(given, "inputs must be a mapping (name: value), not %s", describe(given))
 	}
-	for _, key := range keys(spec) {
-		if key != "inputs" {
-			in.file.notice("spec:" + key)
+	for key := range entries(spec) {
+		if key.Value != "inputs" {
+			in.file.notice("spec:" + key.Value)
 		}
 	}
 	if !isNull(declared) {
@@ -72,7 +72,8 @@ func (in *includer) fill(header, top, given *yaml.Node) *yaml.Node {
 	if outermost {
 		for _, name := range slices.Sorted(maps.Keys(in.file.cfg.Inputs)) {
 			if !i.declared[name] {
-				t.failf(spec, "the file has no input%s%s", lang.Quote(name), lang.Suggest(name, keys(declared), ""))
+				t.failf(spec, "the file has no input%s%s", lang.Quote(name),
+					lang.Suggest(name, slices.Sorted(maps.Keys(i.declared)), ""))
 			}
 		}
 	}

@@ -108,6 +108,14 @@ j: {variables: {W: "$[[ inputs.who ]]", T: "$[[ inputs.times ]]"}, script: ["a",
 	}
 }
 
+// Symptom: the program crashed.
+func TestInputOfAFileWhoseSpecHasNoInputs(t *testing.T) {
+	for _, spec := range []string{"spec: {description: a}", "spec: {inputs: }", "spec: "} {
+		_, err := Read("ci.yml", []byte(spec+"\n---\nj: {script: [a]}\n"), Config{Inputs: map[string]string{"a": "b"}})
+		require.ErrorContains(t, err, `the file has no input "a"`)
+	}
+}
+
 func TestMistakesInInputsHaveAPlace(t *testing.T) {
 	files := project{
 		"none.yml": "variables: {}\n", "one.yml": "spec: {inputs: {a: }}\n---\nvariables: {A: '$[[ inputs.a ]]'}\n",

@@ -190,15 +190,6 @@ func findKey(n *yaml.Node, key string) *yaml.Node {
 	return nil
 }
 
-// keys returns the keys of the mapping n.
-func keys(n *yaml.Node) []string {
-	all := make([]string, 0, len(n.Content)/2)
-	for key := range entries(n) {
-		all = append(all, key.Value)
-	}
-	return all
-}
-
 // merge returns base overridden by over: mappings key by key, all other values as a whole. It changes neither.
 func (t *tree) merge(base, over *yaml.Node) *yaml.Node {
 	if base == nil || base.Kind != yaml.MappingNode || over.Kind != yaml.MappingNode {
