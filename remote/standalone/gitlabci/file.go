@@ -98,11 +98,11 @@ func Read(name string, data []byte, cfg Config) (*File, error) {
 			"the file has no job; a job is a name at the start of a line, and below it script: or run:%s", f.mayBeElsewhere()))
 	}
 	f.checkKeys("default", defaults, "; write it into the jobs")
-	f.checkKeys("workflow", []string{"auto_cancel", "name", "rules"}, "; it has auto_cancel, name, rules")
+	f.checkKeys("workflow", []string{"auto_cancel", "name", "rules"}, "")
 	return f, f.tree.err
 }
 
-// checkKeys checks the keys of the global key name. hint is for a key that is like none in known.
+// checkKeys checks the keys of the global key name; see the tree's.
 func (f *File) checkKeys(name string, known []string, hint string) {
 	n := f.globals[name]
 	if isNull(n) {
@@ -111,11 +111,7 @@ func (f *File) checkKeys(name string, known []string, hint string) {
 	if n.Kind != yaml.MappingNode {
 		f.tree.failf(n, "%s must be a mapping, not %s", name, describe(n))
 	}
-	for key := range entries(n) {
-		if !slices.Contains(known, key.Value) {
-			f.tree.failf(key, "unknown key%s of %s%s", lang.Quote(key.Value), name, lang.Suggest(key.Value, known, hint))
-		}
-	}
+	f.tree.checkKeys(n, name, known, hint)
 }
 
 // Jobs returns the names of the jobs that can run, in the order of the file. The parallel builds of a job count as one.

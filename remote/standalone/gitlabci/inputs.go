@@ -88,13 +88,7 @@ func (i *inputs) declare(key, about, given *yaml.Node, outermost bool) {
 		return
 	}
 	kind := "string"
-	if !isNull(about) {
-		for k := range entries(about) {
-			if !slices.Contains(inputKeys, k.Value) {
-				t.failf(k, "unknown key%s of an input%s", lang.Quote(k.Value), lang.Suggest(k.Value, inputKeys, ""))
-			}
-		}
-	}
+	t.checkKeys(about, "an input", inputKeys, "")
 	if n := find(about, "type"); !isNull(n) {
 		kind = n.Value
 		if _, known := inputTags[kind]; !known {

@@ -148,11 +148,7 @@ func List(names []string) string {
 // check checks the keys of the job.
 func (d *draft) check() {
 	t := d.file.tree
-	for key := range entries(d.node) {
-		if !slices.Contains(jobKeys, key.Value) {
-			t.failf(key, "unknown key%s of a job%s", lang.Quote(key.Value), lang.Suggest(key.Value, jobKeys, ""))
-		}
-	}
+	t.checkKeys(d.node, "a job", jobKeys, "")
 	if find(d.node, "run") != nil {
 		for _, key := range scripts {
 			if other := findKey(d.node, key); other != nil {
@@ -219,10 +215,8 @@ func (d *draft) readInherit() {
 		t.failf(n, "inherit must be a mapping with default and variables, not %s", describe(n))
 		return
 	}
+	t.checkKeys(n, "inherit", []string{"default", "variables"}, "")
 	for key, value := range entries(n) {
-		if key.Value != "default" && key.Value != "variables" {
-			t.failf(key, "unknown key%s of inherit; it has default, variables", lang.Quote(key.Value))
-		}
 		switch {
 		case value.Kind == yaml.ScalarNode && value.Value == "true":
 		case value.Kind == yaml.ScalarNode && value.Value == "false":

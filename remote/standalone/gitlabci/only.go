@@ -42,11 +42,8 @@ func (f *File) policy(name string, n *yaml.Node, e *expander) (parts []bool) {
 	case n.Kind != yaml.MappingNode:
 		return []bool{f.anyRef(name, n, e)}
 	}
+	f.tree.checkKeys(n, name, onlyKeys, "")
 	for key, value := range entries(n) {
-		if !slices.Contains(onlyKeys, key.Value) {
-			f.tree.failf(key, "unknown key%s of %s%s", lang.Quote(key.Value), name,
-				lang.Suggest(key.Value, onlyKeys, "; it has "+strings.Join(onlyKeys, ", ")))
-		}
 		if isNull(value) {
 			continue
 		}

@@ -29,11 +29,7 @@ func (d *draft) shares() []share {
 	}
 	var all []share
 	if n.Kind == yaml.MappingNode {
-		for key := range entries(n) {
-			if key.Value != "matrix" {
-				d.file.tree.failf(key, "unknown key%s of parallel; it has matrix", lang.Quote(key.Value))
-			}
-		}
+		d.file.tree.checkKeys(n, "parallel", []string{"matrix"}, "")
 		all = d.matrix(n)
 	} else {
 		count, err := strconv.Atoi(n.Value)

@@ -78,7 +78,8 @@ func TestMistakesInParallel(t *testing.T) {
 	for parallel, want := range map[string]string{
 		"0":   "ci.yml:1:28: parallel takes a number from 1 to 200, or matrix",
 		"201": "parallel takes", "[1]": "parallel takes",
-		"{matrx: []}": `unknown key "matrx" of parallel; it has matrix`, "{matrix: a}": "matrix must be a list of mappings",
+		"{matrx: []}":          `unknown key "matrx" of parallel, did you mean "matrix"?`,
+		"{matrix: a}":          "matrix must be a list of mappings",
 		"{matrix: [a]}":        "an entry of matrix must be a mapping (NAME: [value, value]), not a text",
 		"{matrix: [{A: {}}]}":  `a value of matrix must be a text or a number, not a mapping`,
 		"{matrix: [{A B: c}]}": `the variable name "A B" is not valid`,

@@ -58,12 +58,7 @@ func (f *File) rules(n *yaml.Node, keys []string, depth int) (all []*yaml.Node) 
 		case yaml.SequenceNode:
 			all = append(all, f.rules(item, keys, depth+1)...)
 		case yaml.MappingNode:
-			for key := range entries(item) {
-				if !slices.Contains(keys, key.Value) {
-					f.tree.failf(key, "unknown key%s of a rule%s", lang.Quote(key.Value),
-						lang.Suggest(key.Value, keys, "; it has "+strings.Join(keys, ", ")))
-				}
-			}
+			f.tree.checkKeys(item, "a rule", keys, "")
 			if when := find(item, "when"); !isNull(when) && !slices.Contains(whens, when.Value) {
 				f.tree.failf(when, "when is one of %s", strings.Join(whens, ", "))
 			}
@@ -158,11 +153,7 @@ const maxPatterns = 1000
 // label.
 func (f *File) patterns(label string, n *yaml.Node, keys []string, e *expander) (all []*regexp.Regexp) {
 	if n.Kind == yaml.MappingNode {
-		for key := range entries(n) {
-			if !slices.Contains(keys, key.Value) {
-				f.tree.failf(key, "unknown key%s of %s; it has %s", lang.Quote(key.Value), label, strings.Join(keys, ", "))
-			}
-		}
+		f.tree.checkKeys(n, label, keys, "")
 		paths := find(n, "paths")
 		if isNull(paths) {
 			f.tree.failf(n, "%s needs paths, a list of files", label)

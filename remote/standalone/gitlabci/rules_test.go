@@ -218,7 +218,7 @@ func TestMistakesInRulesHaveAPlace(t *testing.T) {
 		},
 		{
 			"j: {script: [a], rules: [{exists: {path: a}}]}",
-			`1:36: unknown key "path" of exists; it has paths, project, ref`,
+			`1:36: unknown key "path" of exists, did you mean "paths"?`,
 		},
 		{
 			"j: {script: [a], rules: [{changes: {compare_to: a}}]}",

@@ -3,6 +3,7 @@ package gitlabci
 import (
 	"iter"
 	"slices"
+	"strings"
 
 	"go.yaml.in/yaml/v4"
 
@@ -178,6 +179,19 @@ func find(n *yaml.Node, key string) *yaml.Node {
 		}
 	}
 	return nil
+}
+
+// checkKeys checks that all keys of the mapping n are known. Errors call n label. The hint is for a key that is like no
+// other. If it is empty, a short list of the keys takes its place.
+func (t *tree) checkKeys(n *yaml.Node, label string, known []string, hint string) {
+	if hint == "" && len(known) <= maxListed {
+		hint = "; it has " + strings.Join(known, ", ")
+	}
+	for key := range entries(n) {
+		if !slices.Contains(known, key.Value) {
+			t.failf(key, "unknown key%s of %s%s", lang.Quote(key.Value), label, lang.Suggest(key.Value, known, hint))
+		}
+	}
 }
 
 // findKey returns the node of a key of the mapping n, or nil.

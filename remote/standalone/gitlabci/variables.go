@@ -58,11 +58,7 @@ func (f *File) variable(key, value *yaml.Node) variable {
 		t.failf(key, "the variable name%s is not valid; use letters, digits and _, not a digit first", lang.Quote(v.name))
 	}
 	if value.Kind == yaml.MappingNode {
-		for k := range entries(value) {
-			if !slices.Contains(variableKeys, k.Value) {
-				t.failf(k, "unknown key%s of a variable; it has %s", lang.Quote(k.Value), strings.Join(variableKeys, ", "))
-			}
-		}
+		t.checkKeys(value, "a variable", variableKeys, "")
 		if e := find(value, "expand"); e != nil {
 			v.expand = e.Value != "false"
 		}

@@ -47,13 +47,14 @@ func TestMistakesAreSaidWithTheirPlace(t *testing.T) {
 		"j: {variables: [a], script: [a]}":    "ci.yml:1:16: variables must be a mapping (NAME: value), not a list",
 		"j: {variables: {A B: a}, script: [a]}": `ci.yml:1:17: the variable name "A B" is not valid; use letters, digits ` +
 			`and _, not a digit first`,
-		"j: {variables: {A: [a]}, script: [a]}": `ci.yml:1:20: the value of "A" must be a text or a number, not a list`,
-		"j: {variables: {A: {valu: a}}, script: [a]}": `ci.yml:1:21: unknown key "valu" of a variable; it has value, ` +
+		"j: {variables: {A: [a]}, script: [a]}":       `ci.yml:1:20: the value of "A" must be a text or a number, not a list`,
+		"j: {variables: {A: {valu: a}}, script: [a]}": `ci.yml:1:21: unknown key "valu" of a variable, did you mean "value"?`,
+		"j: {variables: {A: {x: a}}, script: [a]}": `ci.yml:1:21: unknown key "x" of a variable; it has value, ` +
 			`description, options, expand`,
 		"j: {inherit: false, script: [a]}": "ci.yml:1:14: inherit must be a mapping with default and variables, not a " +
 			"number or the like; put it in quotes",
-		"j: {inherit: {defaults: false}, script: [a]}": `ci.yml:1:15: unknown key "defaults" of inherit; it has default, ` +
-			`variables`,
+		"j: {inherit: {defaults: false}, script: [a]}": `ci.yml:1:15: unknown key "defaults" of inherit, did you mean ` +
+			`"default"?`,
 		"j: {inherit: {default: {}}, script: [a]}": "ci.yml:1:24: inherit: default takes true, false or a list of names",
 		"workflow: {ruels: []}\nj: {script: [a]}": `ci.yml:1:12: unknown key "ruels" of workflow, did you ` +
 			`mean "rules"?`,
