@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -149,6 +150,7 @@ const (
 type conditionReader struct {
 	all, rest string
 	token     string // the next operator or parenthesis; "operand" for an operand, empty at the end
+	at        int    // the place of the token in all
 	next      condition
 	tokens    int
 	err       error
@@ -171,24 +173,17 @@ func parseCondition(text string) (*condition, error) {
 // fail keeps a mistake at the next token.
 func (r *conditionReader) fail(format string, args ...any) {
 	if r.err == nil {
-		at := len([]rune(r.all[:len(r.all)-len(r.rest)-len(r.taken())])) + 1
+		at := len([]rune(r.all[:r.at])) + 1
 		r.err = fmt.Errorf("at character %d of the condition: %s", at, fmt.Sprintf(format, args...))
 	}
 	r.token, r.rest = "", ""
 }
 
-// taken returns the text of the next token.
-func (r *conditionReader) taken() string {
-	if r.token == "operand" {
-		return r.next.op
-	}
-	return r.token
-}
-
-// advance reads the next token. For an operand, next.op is its text.
+// advance reads the next token.
 func (r *conditionReader) advance() {
 	r.token, r.next = "", condition{}
 	r.rest = strings.TrimLeft(r.rest, " \t\r\n\v\f")
+	r.at = len(r.all) - len(r.rest)
 	if r.rest == "" || r.err != nil {
 		return
 	}
@@ -202,10 +197,8 @@ func (r *conditionReader) advance() {
 			return
 		}
 	}
-	start := r.rest
-	r.readOperand()
-	if r.err == nil {
-		r.token, r.next.op = "operand", start[:len(start)-len(r.rest)]
+	if r.readOperand(); r.err == nil {
+		r.token = "operand"
 	}
 }
 
@@ -259,18 +252,10 @@ func (r *conditionReader) comparison() *condition { return r.chain(r.single, "==
 
 func (r *conditionReader) chain(read func() *condition, ops ...string) *condition {
 	c := read()
-	for r.token != "" {
-		found := ""
-		for _, op := range ops {
-			if r.token == op {
-				found = op
-			}
-		}
-		if found == "" {
-			break
-		}
+	for slices.Contains(ops, r.token) {
+		op := r.token
 		r.advance()
-		c = &condition{op: found, left: c, right: read()}
+		c = &condition{op: op, left: c, right: read()}
 	}
 	return c
 }
@@ -280,7 +265,6 @@ func (r *conditionReader) single() *condition {
 	switch r.token {
 	case "operand":
 		c := r.next
-		c.op = ""
 		r.advance()
 		return &c
 	case "(":
