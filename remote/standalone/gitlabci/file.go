@@ -84,7 +84,7 @@ func Read(name string, data []byte, cfg Config) (*File, error) {
 		cfg: cfg, tree: &tree{main: src, others: map[*yaml.Node]*lang.Source{}}, globals: map[string]*yaml.Node{},
 		jobs: map[string]jobEntry{}, whole: map[string]*yaml.Node{}, changes: map[string][]string{},
 	}
-	f.top = (&includer{file: f, open: cfg.Open, stack: []string{name}}).load(src)
+	f.top = (&includer{file: f, open: cfg.Open, stack: []string{name}}).load(src, nil)
 	for key, value := range entries(f.top) {
 		if slices.Contains(globals, key.Value) {
 			f.globals[key.Value] = value

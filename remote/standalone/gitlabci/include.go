@@ -21,14 +21,12 @@ type includer struct {
 	open  func(path string) ([]byte, error) // opens files of the project whose file is being read
 	stack []string                          // the files being read, the outermost first
 	place string                            // the project whose file is being read; empty for our own
-	given *yaml.Node                        // the inputs for the next file; may be nil
 	count int
 }
 
-// load returns the content of src, with its inputs, merged over its includes.
-func (in *includer) load(src *lang.Source) *yaml.Node {
-	given := in.given
-	in.given = nil
+// load returns the content of src, with its inputs, merged over its includes. given has the inputs of the include, or
+// is nil.
+func (in *includer) load(src *lang.Source, given *yaml.Node) *yaml.Node {
 	header, content := in.file.topOf(src)
 	top := in.fill(header, content, given)
 	include := find(top, "include")
@@ -67,10 +65,6 @@ var otherIncludeKeys = []string{"inputs", "rules", "file", "ref", "job", "integr
 func (in *includer) entry(n *yaml.Node) *yaml.Node {
 	t := in.file.tree
 	name, at := "", n
-	in.given = nil
-	if given := find(n, "inputs"); !isNull(given) {
-		in.given = given
-	}
 	switch n.Kind { //nolint:exhaustive // there are no other kinds
 	case yaml.ScalarNode:
 		if name = n.Value; strings.Contains(name, "://") {
@@ -91,7 +85,7 @@ func (in *includer) entry(n *yaml.Node) *yaml.Node {
 	if name == "" || at.Kind != yaml.ScalarNode {
 		return t.failf(at, "include takes the path of a file of this project, such as - local: ci/jobs.yml")
 	}
-	return in.read(at, name)
+	return in.read(n, at, name)
 }
 
 // elsewhere reads the files that an entry, at the node at, includes from another place. They are in a directory for
@@ -137,7 +131,7 @@ func (in *includer) elsewhere(at *yaml.Node, kind string, entry *yaml.Node) *yam
 	in.open = func(name string) ([]byte, error) { return in.file.cfg.Other(path.Join(top, name)) }
 	var all *yaml.Node
 	for _, file := range files {
-		all = in.file.tree.merge(all, in.readAs(at, file, "other: "+top))
+		all = in.file.tree.merge(all, in.readAs(entry, at, file, "other: "+top))
 	}
 	return all
 }
@@ -151,15 +145,16 @@ func (f *File) mayBeElsewhere() string {
 		"directory, and name it by --includes", strings.Join(f.left, ", "))
 }
 
-// read reads the file name of this project, or all files that match if it has wildcards. at is the node of the name.
-func (in *includer) read(at *yaml.Node, name string) *yaml.Node {
+// read reads the file name of this project, or all files that match if it has wildcards. at is the node of the name in
+// the entry.
+func (in *includer) read(entry, at *yaml.Node, name string) *yaml.Node {
 	t := in.file.tree
 	name = in.known().expand(variable{at: at, value: name})
 	switch {
 	case strings.Contains(name, "$"):
 		return t.failf(at, "include: a variable in this path has no value; give it one by --var")
 	case !strings.Contains(name, "*"):
-		return in.readAs(at, name, in.place)
+		return in.readAs(entry, at, name, in.place)
 	case in.place != "":
 		in.file.notice("include with wildcards in a file from elsewhere")
 		return &yaml.Node{Kind: yaml.MappingNode}
@@ -175,14 +170,14 @@ func (in *includer) read(at *yaml.Node, name string) *yaml.Node {
 	all := &yaml.Node{Kind: yaml.MappingNode}
 	for _, file := range paths {
 		if pattern.MatchString(file) && !slices.Contains(in.stack, file) {
-			all = t.merge(all, in.readAs(at, file, ""))
+			all = t.merge(all, in.readAs(entry, at, file, ""))
 		}
 	}
 	return all
 }
 
-// readAs reads a file. place is the project of the file, or empty for this project.
-func (in *includer) readAs(at *yaml.Node, name, place string) *yaml.Node {
+// readAs reads a file of an entry. place is the project of the file, or empty for this project.
+func (in *includer) readAs(entry, at *yaml.Node, name, place string) *yaml.Node {
 	t := in.file.tree
 	if t.err != nil {
 		return &yaml.Node{}
@@ -213,10 +208,10 @@ func (in *includer) readAs(at *yaml.Node, name, place string) *yaml.Node {
 	if err != nil {
 		return t.fail(err)
 	}
-	was, given := in.place, in.given
+	was := in.place
 	in.place, in.stack = place, append(in.stack, key)
-	defer func() { in.place, in.given, in.stack = was, given, in.stack[:len(in.stack)-1] }()
-	return in.load(src)
+	defer func() { in.place, in.stack = was, in.stack[:len(in.stack)-1] }()
+	return in.load(src, find(entry, "inputs"))
 }
 
 // bare returns the innermost error of err. The outer ones only repeat the path.

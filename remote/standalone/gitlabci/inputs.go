@@ -38,7 +38,7 @@ func (in *includer) fill(header, top, given *yaml.Node) *yaml.Node {
 	i := &inputs{includer: in, declared: map[string]bool{}, values: map[string]*yaml.Node{}}
 	outermost := len(in.stack) == 1
 	switch {
-	case spec == nil && given != nil:
+	case spec == nil && !isNull(given):
 		return t.failf(given, "include: the file has no spec, and so takes no inputs")
 	case spec == nil && outermost && len(in.file.cfg.Inputs) > 0:
 		return t.fail(t.main.Errorf(nil, "the file has no spec, and so takes no inputs"))
@@ -48,7 +48,7 @@ func (in *includer) fill(header, top, given *yaml.Node) *yaml.Node {
 		return t.failf(spec, "spec must be a mapping with inputs, not %s", describe(spec))
 	case !isNull(declared) && declared.Kind != yaml.MappingNode:
 		return t.failf(declared, "inputs must be a mapping (name: {default: value}), not %s", describe(declared))
-	case given != nil && given.Kind != yaml.MappingNode:
+	case !isNull(given) && given.Kind != yaml.MappingNode:
 		return t.failf(given, "inputs must be a mapping (name: value), not %s", describe(given))
 	}
 	for key := range entries(spec) {
@@ -56,17 +56,13 @@ func (in *includer) fill(header, top, given *yaml.Node) *yaml.Node {
 			in.file.notice("spec:" + key.Value)
 		}
 	}
-	if !isNull(declared) {
-		for key, about := range entries(declared) {
-			i.declared[key.Value] = true
-			i.declare(key, about, find(given, key.Value), outermost)
-		}
+	for key, about := range entries(declared) {
+		i.declared[key.Value] = true
+		i.declare(key, about, find(given, key.Value), outermost)
 	}
-	if given != nil {
-		for key := range entries(given) {
-			if !i.declared[key.Value] {
-				t.failf(key, "include: the file has no input%s", lang.Quote(key.Value))
-			}
+	for key := range entries(given) {
+		if !i.declared[key.Value] {
+			t.failf(key, "include: the file has no input%s", lang.Quote(key.Value))
 		}
 	}
 	if outermost {

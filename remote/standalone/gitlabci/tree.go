@@ -157,9 +157,12 @@ func itemsOf(n *yaml.Node) []*yaml.Node {
 	return []*yaml.Node{n}
 }
 
-// entries yields the keys and values of the mapping n.
+// entries yields the keys and values of the mapping n, which may be missing.
 func entries(n *yaml.Node) iter.Seq2[*yaml.Node, *yaml.Node] {
 	return func(yield func(key, value *yaml.Node) bool) {
+		if n == nil {
+			return
+		}
 		for pair := range slices.Chunk(n.Content, 2) {
 			if len(pair) < 2 || !yield(pair[0], pair[1]) {
 				return
