@@ -164,16 +164,15 @@ func (a *loaded) found(names []string) engine.Found {
 
 // parts returns the names of the stages of an action that has more than one stage.
 func (a *loaded) parts() []string {
-	if !a.hasPre && !a.hasPost {
+	if a.pre == "" && a.post == "" {
 		return nil
 	}
-	var names []string
-	if a.hasPre {
-		names = append(names, "pre")
+	names := []string{"pre", "main", "post"}
+	if a.pre == "" {
+		names = names[1:]
 	}
-	names = append(names, "main")
-	if a.hasPost {
-		names = append(names, "post")
+	if a.post == "" {
+		names = names[:len(names)-1]
 	}
 	return names
 }
@@ -213,7 +212,7 @@ func (s *session) runCall(ctx context.Context) engine.Result {
 	if names := a.parts(); names != nil {
 		c.Result.Steps = newResults(c.Result, names)
 	}
-	if a.hasPre {
+	if a.pre != "" {
 		if o, ran := x.runPre(ctx); ran && o.Status != engine.Success {
 			return o
 		}

@@ -77,7 +77,7 @@ func (l *list) prepare(ctx context.Context, results []engine.StepResult) (failed
 		}
 	}
 	for i, s := range l.specs { // none runs if another cannot be fetched
-		if s.loaded == nil || !s.loaded.hasPre {
+		if s.loaded == nil || s.loaded.pre == "" {
 			continue
 		}
 		results[i].Steps = newResults(&results[i], s.loaded.parts())

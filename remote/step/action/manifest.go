@@ -24,13 +24,12 @@ type manifest struct {
 	outputs []setting
 
 	using           string // composite, node or docker
-	main, pre, post string // of a node or docker action: the program of each stage
+	main, pre, post string // of a node or docker action: the program of each stage; pre and post may be missing
 	preIf, postIf   string
 	steps           []*step
 	image           string
 	args            []string // nil if the key is not there
 	env             []setting
-	hasPre, hasPost bool
 	asks            string // the version of node that it asks for
 }
 
@@ -139,14 +138,12 @@ func (m *manifest) runs(r *reader, n *yaml.Node) {
 		switch p.key {
 		case "using":
 			m.using = strings.ToLower(r.text(p.value, "using"))
-		case "main":
+		case "main", "entrypoint":
 			m.main = r.text(p.value, p.key)
 		case "pre", "pre-entrypoint":
-			m.pre, m.hasPre = r.text(p.value, p.key), true
+			m.pre = r.text(p.value, p.key)
 		case "post", "post-entrypoint":
-			m.post, m.hasPost = r.text(p.value, p.key), true
-		case "entrypoint":
-			m.main = r.text(p.value, p.key)
+			m.post = r.text(p.value, p.key)
 		case "pre-if":
 			m.preIf = r.text(p.value, p.key)
 		case "post-if":
@@ -169,7 +166,7 @@ func (m *manifest) runs(r *reader, n *yaml.Node) {
 			r.fail(n, "steps is missing; a composite action has some")
 			return
 		}
-		m.steps, m.hasPre, m.hasPost = r.steps(at["steps"], false), false, false
+		m.steps, m.pre, m.post = r.steps(at["steps"], false), "", ""
 	case m.using == "docker":
 		if m.image == "" {
 			r.fail(n, "image is missing; a docker action has Dockerfile or docker://image")

@@ -45,7 +45,7 @@ func (x *running) runAction(ctx context.Context) engine.Result {
 	if names != nil {
 		main = x.part("main")
 	}
-	if a.hasPre && !x.early && x.part("pre").Status == engine.Skipped && x.action != nil {
+	if a.pre != "" && !x.early && x.part("pre").Status == engine.Skipped && x.action != nil {
 		o, ran := x.runPre(ctx)
 		if _, forgiven := x.forgives(o); ran && o.Status != engine.Success && !forgiven {
 			return o
@@ -117,7 +117,7 @@ func (x *running) runPre(ctx context.Context) (engine.Result, bool) {
 // awaitPost has the post stage of the step's action run at the end of the job. As on GitHub, the first stage of the
 // step that begins gives it its place in the order.
 func (x *running) awaitPost(a *loaded, inputs map[string]string) {
-	if !a.hasPost {
+	if a.post == "" {
 		return
 	}
 	if x.spec.post == nil {

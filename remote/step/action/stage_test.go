@@ -58,6 +58,15 @@ func TestPostStageFollowsAPreStageWhoseStepIsSkipped(t *testing.T) {
 	require.Equal(t, "pre good\npre good\nmain good\npost p\npost good saved\npost good saved\n", tr.log.String())
 }
 
+// As on GitHub, an empty pre or post is no stage. Symptom: node ran the directory of the action, and failed.
+func TestEmptyStageIsMissing(t *testing.T) {
+	tr := staged(t)
+	tr.file("p/action.yml", "runs: {using: node20, pre: '', main: m.sh, post: ''}\n")
+	tr.file("p/m.sh", "echo main")
+	require.Empty(t, tr.workflow("- uses: ./p\n").succeed().Steps[0].Steps[0].Steps)
+	require.Equal(t, "main\n", tr.log.String())
+}
+
 // The pre stage of an action did not have the env of its step.
 func TestPreStageHasTheEnvOfItsStep(t *testing.T) {
 	tr := staged(t)
