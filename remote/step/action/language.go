@@ -70,7 +70,10 @@ type language struct {
 
 // Run implements [engine.Language].
 func (g *language) Run(ctx context.Context, call *engine.Call) engine.Result {
-	s := &session{language: g, call: call, global: map[string]string{}, saved: map[*step]map[string]string{}}
+	s := &session{
+		language: g, call: call, vars: call.Variables(), matrix: expression.Object(nil), global: map[string]string{},
+		saved: map[*step]map[string]string{},
+	}
 	if err := s.open(); err != nil {
 		return engine.Failed(err)
 	}

@@ -354,8 +354,10 @@ func (l *list) stepsValue() expression.Value {
 // context env.
 func (l *list) scope(text string, env map[string]string) expression.Scope {
 	github := maps.Clone(l.github)
-	token, _ := l.variableIf(text, "token", "GITHUB_TOKEN")
-	github["token"] = expression.String(token)
+	github["token"] = expression.String("")
+	if strings.Contains(strings.ToLower(text), "token") { // expressions get only the variables that they can name
+		github["token"] = expression.String(l.variable("GITHUB_TOKEN"))
+	}
 	if l.action != nil {
 		github["action_path"] = expression.String(l.action.dir)
 		github["action_ref"] = expression.String(l.action.ref.GetRev())
@@ -367,14 +369,10 @@ func (l *list) scope(text string, env map[string]string) expression.Scope {
 		github["action_status"] = expression.String(status)
 	}
 	empty := expression.Object(nil)
-	matrix := l.matrix
-	if matrix.Kind() != "Object" {
-		matrix = empty
-	}
 	s := expression.Scope{Values: map[string]expression.Value{
 		"github": expression.Object(github), "runner": expression.Texts(l.runner()),
 		"env":    expression.Texts(l.environ(l.env, env)),
-		"inputs": l.inputs, "steps": l.stepsValue(), "matrix": matrix, "needs": empty, "strategy": empty,
+		"inputs": l.inputs, "steps": l.stepsValue(), "matrix": l.matrix, "needs": empty, "strategy": empty,
 		"job": expression.Object(map[string]expression.Value{"status": expression.String(l.jobStatus())}),
 	}}
 	if l.action == nil {
@@ -403,14 +401,6 @@ func (l *list) scope(text string, env map[string]string) expression.Scope {
 	return s
 }
 
-// variableIf returns a job variable if word occurs in text: the expressions get only the variables that they can name.
-func (l *list) variableIf(text, word, name string) (string, bool) {
-	if !strings.Contains(strings.ToLower(text), word) {
-		return "", false
-	}
-	return l.variable(name)
-}
-
 // variableContexts returns the contexts secrets and vars: the masked job variables, and the others. Variables whose
 // names stand in text count as read.
 func (l *list) variableContexts(text string) (secrets, vars expression.Value) {
@@ -423,13 +413,12 @@ func (l *list) variableContexts(text string) (secrets, vars expression.Value) {
 		return expression.Object(nil), expression.Object(nil)
 	}
 	hidden, open := map[string]string{}, map[string]string{}
-	known := l.call.Variables()
-	for _, name := range sortedkeys.Of(known) {
+	for _, name := range sortedkeys.Of(l.vars) {
 		if !all && !strings.Contains(lower, strings.ToLower(name)) {
 			continue
 		}
 		l.call.Reading(name)
-		if v := known[name]; v.Sensitive() {
+		if v := l.vars[name]; v.Sensitive() {
 			hidden[name] = v.Text()
 		} else {
 			open[name] = v.Text()

@@ -39,7 +39,8 @@ func newValues(texts map[string]string, failed string) (values, error) {
 type session struct {
 	*language
 	call   *engine.Call
-	top    *list // of the job's steps
+	vars   values // of the job
+	top    *list  // of the job's steps
 	matrix expression.Value
 	// inProject says that the work directory has the user's project, which actions/checkout must not replace.
 	inProject bool
@@ -90,14 +91,14 @@ func (s *session) open() error {
 	return s.call.WriteFile(eventFile, text.Text())
 }
 
-// variable returns a job variable, and reports that it was read.
-func (s *session) variable(name string) (string, bool) {
-	v, there := s.call.Variables()[name]
+// variable returns a job variable, or "", and reports that it was read.
+func (s *session) variable(name string) string {
+	v, there := s.vars[name]
 	if !there {
-		return "", false
+		return ""
 	}
 	s.call.Reading(name)
-	return v.Text(), true
+	return v.Text()
 }
 
 // toolCache returns the directory in which actions keep tools.
@@ -211,16 +212,7 @@ func eventOf(source string) string {
 
 // githubContext makes the context github from the job's variables.
 func (s *session) githubContext() map[string]expression.Value {
-	vars := s.call.Variables()
-	read := func(name string) string {
-		v, there := vars[name]
-		if !there {
-			return ""
-		}
-		s.call.Reading(name)
-		return v.Text()
-	}
-	text := githubTexts(read)
+	text := githubTexts(s.variable)
 	text["workspace"], text["event_path"] = s.work(), s.call.Path(eventFile)
 	c := make(map[string]expression.Value, len(text)+2)
 	for key, value := range text {
@@ -231,7 +223,7 @@ func (s *session) githubContext() map[string]expression.Value {
 		"ref":        c["ref"],
 	})
 	if v, err := expression.Evaluate("fromJSON(text)", expression.Scope{
-		Values: map[string]expression.Value{"text": expression.String(read("GITHUB_EVENT"))},
+		Values: map[string]expression.Value{"text": expression.String(s.variable("GITHUB_EVENT"))},
 	}); err == nil {
 		event = v
 	}
@@ -315,9 +307,5 @@ func (s *session) runner() map[string]string {
 
 // debug reports whether debug messages are shown.
 func (s *session) debug() bool {
-	if s.call.Env["RUNNER_DEBUG"].Text() == "1" {
-		return true
-	}
-	v, _ := s.variable("ACTIONS_STEP_DEBUG")
-	return v == "true"
+	return s.call.Env["RUNNER_DEBUG"].Text() == "1" || s.variable("ACTIONS_STEP_DEBUG") == "true"
 }
