@@ -1,25 +1,11 @@
 package replay
 
 import (
-	"io"
-	"os"
 	"strings"
 
-	"github.com/stepmux/stepmux/internal/boundedfile"
 	"github.com/stepmux/stepmux/internal/termtext"
-	"github.com/stepmux/stepmux/remote/step/lang"
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
-
-// readDefinition reads the file of a step's definition.
-func readDefinition(path string) ([]byte, error) {
-	file, err := boundedfile.Open(os.OpenFile, path)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	return io.ReadAll(io.LimitReader(file, lang.MaxText+1))
-}
 
 // shownPath returns the path of a local step for people.
 func shownPath(location string) string {

@@ -13,6 +13,7 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/step/fetch"
+	"github.com/stepmux/stepmux/remote/step/lang"
 	"github.com/stepmux/stepmux/remote/step/trace"
 	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
@@ -48,7 +49,7 @@ func checkLocal(c *trace.Component, dir string) error {
 	if !filepath.IsAbs(dir) || c.File == "" || strings.Contains(c.File, "/") || c.Digest[trace.SHA256] == "" {
 		return errors.New("the trace has no directory or no digest of it")
 	}
-	data, err := readDefinition(filepath.Join(dir, c.File))
+	data, err := boundedfile.ReadBy(os.OpenFile, filepath.Join(dir, c.File), lang.MaxText)
 	if err != nil {
 		return err
 	}
