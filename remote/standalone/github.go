@@ -20,7 +20,7 @@ func readGitHub(src Source) (*Job, error) {
 	if err != nil {
 		return nil, err
 	}
-	named, notes, err := action.WorkflowInputs(src.Name, src.Text, src.Inputs)
+	named, notes, err := job.Inputs(src.Inputs)
 	if err != nil {
 		return nil, err
 	}

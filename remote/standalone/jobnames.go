@@ -21,8 +21,7 @@ func JobNames(src Source) []string {
 		}
 		return all
 	case GitHub:
-		names, _ := action.WorkflowJobs(src.Name, src.Text) // nil after an error
-		return names
+		return action.WorkflowJobs(src.Text)
 	default:
 		return nil
 	}

@@ -25,22 +25,20 @@ type jobInput struct {
 }
 
 // triggers reads the inputs of a workflow.
-func (r *reader) triggers(text []byte) (all []jobInput) {
-	for _, top := range r.pairs(r.load(text), "the workflow") {
-		if top.key != "on" || r.follow(top.value).Kind != yaml.MappingNode { // the name of an event, or a list of names
+func (r *reader) triggers(on *yaml.Node) (all []jobInput) {
+	if r.err != nil || r.follow(on).Kind != yaml.MappingNode { // the name of an event, or a list of names
+		return nil
+	}
+	for _, event := range r.pairs(on, "on") {
+		if event.key != "workflow_dispatch" && event.key != "workflow_call" {
 			continue
 		}
-		for _, event := range r.pairs(top.value, "on") {
-			if event.key != "workflow_dispatch" && event.key != "workflow_call" {
+		for _, part := range r.pairs(event.value, event.key) {
+			if part.key != "inputs" {
 				continue
 			}
-			for _, part := range r.pairs(event.value, event.key) {
-				if part.key != "inputs" {
-					continue
-				}
-				for _, p := range r.pairs(part.value, part.key) {
-					all = append(all, r.jobInput(p))
-				}
+			for _, p := range r.pairs(part.value, part.key) {
+				all = append(all, r.jobInput(p))
 			}
 		}
 	}
@@ -66,14 +64,11 @@ func (r *reader) jobInput(p pair) jobInput {
 	return in
 }
 
-// WorkflowInputs returns the values of a workflow's inputs: those in given, or else the defaults, with their types. The
-// notes are about inputs that have no value. Errors call the text file.
-func WorkflowInputs(
-	file string, text []byte, given map[string]string,
-) (values map[string]any, notes []string, err error) {
-	r := &reader{name: file}
+// Inputs returns the values of the workflow's inputs: those in given, or else the defaults, with their types. The notes
+// are about inputs that have no value.
+func (j *Job) Inputs(given map[string]string) (values map[string]any, notes []string, err error) {
 	values = map[string]any{}
-	for _, in := range r.triggers(text) {
+	for _, in := range j.inputs {
 		if _, there := values[in.name]; there { // it is an input of both events
 			continue
 		}
@@ -83,18 +78,19 @@ func WorkflowInputs(
 		}
 		if value == "" && in.required {
 			notes = append(notes, fmt.Sprintf("%s:%d: the input %.64s is required, and has no value: give it with --input",
-				file, in.line, in.name))
+				j.file, in.line, in.name))
 		}
 		if values[in.name], err = in.read(value); err != nil {
-			return nil, nil, fmt.Errorf("%s:%d: the input %.64q: %w", file, in.line, in.name, err)
+			return nil, nil, fmt.Errorf("%s:%d: the input %.64q: %w", j.file, in.line, in.name, err)
 		}
 	}
 	for _, name := range sortedkeys.Of(given) {
-		if _, there := values[name]; !there && r.err == nil {
-			r.err = fmt.Errorf("%s: the workflow has no input %.64q in on.workflow_dispatch or on.workflow_call", file, name)
+		if _, there := values[name]; !there {
+			return nil, nil, fmt.Errorf("%s: the workflow has no input %.64q in on.workflow_dispatch or on.workflow_call",
+				j.file, name)
 		}
 	}
-	return values, notes, r.err
+	return values, notes, nil
 }
 
 // read returns the value of a text for the input.

@@ -22,7 +22,9 @@ const withInputs = `on:
 
 func TestInputsOfAWorkflowHaveTheirTypes(t *testing.T) {
 	bind := func(on string, given map[string]string) (map[string]any, []string, error) {
-		return WorkflowInputs("w.yml", []byte(on+"jobs: {a: {steps: [{run: x}]}}\n"), given)
+		j, err := ReadJob("w.yml", []byte(on+"jobs: {a: {steps: [{run: x}]}}\n"), "")
+		require.NoError(t, err)
+		return j.Inputs(given)
 	}
 	got, notes, err := bind(withInputs, map[string]string{
 		"level": "debug", "dry": "false", "count": "1.5", "more": "true",
@@ -44,7 +46,7 @@ func TestInputsOfAWorkflowHaveTheirTypes(t *testing.T) {
 		_, _, err := bind(withInputs, map[string]string{name: "maybe"})
 		require.EqualError(t, err, want)
 	}
-	_, _, err = bind("on: {workflow_call: {inputs: [x]}}\n", nil)
+	_, err = ReadJob("w.yml", []byte("on: {workflow_call: {inputs: [x]}}\n"), "")
 	require.EqualError(t, err, "w.yml:1:30: inputs must be a mapping")
 	for _, on := range []string{
 		"push", "[push, workflow_dispatch]", "{workflow_dispatch: }", "{workflow_dispatch: {inputs: }}",

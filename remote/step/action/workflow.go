@@ -21,6 +21,7 @@ type Job struct {
 
 	file     string
 	workflow string // the workflow's name
+	inputs   []jobInput
 	env      []setting
 	steps    []*step
 	shell    string // the default
@@ -44,7 +45,7 @@ var ignored = map[string]string{
 	"snapshot":          "there are no images of machines",
 	"timeout-minutes":   "the limit of the job is that of --timeout",
 	"continue-on-error": "no other job depends on this one",
-	"on":                "", "run-name": "", "name": "", "description": "", "runs-on": "", "cancel-timeout-minutes": "",
+	"run-name":          "", "name": "", "description": "", "runs-on": "", "cancel-timeout-minutes": "",
 }
 
 // ReadJob reads the job of a workflow. name is its key; it may be empty if there is only one job. Errors call the text
@@ -75,6 +76,8 @@ func (r *reader) workflow(text []byte) (j *Job, jobs []pair) {
 		switch p.key {
 		case "name":
 			j.workflow = r.text(p.value, p.key)
+		case "on":
+			j.inputs = r.triggers(p.value)
 		case "env":
 			j.env = r.texts(p.value, p.key)
 		case "defaults":
@@ -196,17 +199,12 @@ func choose(file string, jobs []pair, name string) (pair, error) {
 }
 
 // WorkflowJobs returns the names of the jobs of a workflow, in the order of the file.
-func WorkflowJobs(file string, text []byte) (names []string, err error) {
-	r := &reader{name: file}
-	for _, p := range r.pairs(r.load(text), "the workflow") {
-		if p.key != "jobs" {
-			continue
-		}
-		for _, job := range r.pairs(p.value, "jobs") {
-			names = append(names, job.key)
-		}
+func WorkflowJobs(text []byte) (names []string) {
+	_, jobs := new(reader).workflow(text)
+	for _, job := range jobs {
+		names = append(names, job.key)
 	}
-	return names, r.err
+	return names
 }
 
 // maxUnknown bounds the unknown keys of a workflow of which WorkflowUses warns.
