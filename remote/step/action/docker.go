@@ -37,7 +37,7 @@ const runFailed = 125
 
 // runDocker runs an action by the docker command: a stage with its own program, or with the image's.
 func (x *running) runDocker(
-	ctx context.Context, res *engine.StepResult, a *loaded, inputs, env map[string]string, entrypoint string,
+	ctx context.Context, res *engine.StepResult, env map[string]string, entrypoint string,
 ) engine.Result {
 	p := process{files: newFiles(x.call)}
 	if err := x.begin(res, p, engine.Command); err != nil {
@@ -46,18 +46,18 @@ func (x *running) runDocker(
 	host := x.environment(p.files)
 	docker, err := x.docker(host)
 	if err != nil {
-		return x.failed(a, err)
+		return x.failed(err)
 	}
-	image, o := x.image(ctx, a, docker, host)
+	image, o := x.image(ctx, docker, host)
 	if o.Status != engine.Success {
 		return o
 	}
 	if err := p.files.create(); err != nil {
 		return engine.Failed(err)
 	}
-	argv, inside, err := x.dockerRun(a, docker, image, entrypoint, inputs, env, p.files)
+	argv, inside, err := x.dockerRun(docker, image, entrypoint, env, p.files)
 	if err != nil {
-		return x.failed(a, err)
+		return x.failed(err)
 	}
 	// The docker command passes on the variables that its arguments name, so that no value is in an argument. Variables
 	// that would change the docker command itself are left out.
@@ -71,7 +71,7 @@ func (x *running) runDocker(
 	p.Argv, p.Dir = argv, x.work()
 	o = x.exec(ctx, p, all)
 	x.removeContainer(context.WithoutCancel(ctx), docker, p.files, host)
-	return x.explain(o, a, runFailed)
+	return x.explain(o, runFailed)
 }
 
 // cidFile is the name of the file that gets the id of a container.
@@ -104,31 +104,29 @@ var clientVariables = []string{"PATH", "HOME", "DOCKER_HOST", "DOCKER_CONFIG", "
 
 // image gets the image of the action. It returns the name for docker run. That name has the digest of the image, so
 // that the trace has it too, and so that no other job can replace the image.
-func (x *running) image(
-	ctx context.Context, a *loaded, docker string, env map[string]string,
-) (string, engine.Result) {
+func (x *running) image(ctx context.Context, docker string, env map[string]string) (string, engine.Result) {
 	found := engine.Result{Status: engine.Success}
-	name, pulled := strings.CutPrefix(a.image, "docker://")
+	name, pulled := strings.CutPrefix(x.spec.loaded.image, "docker://")
 	if !pulled {
-		return x.build(ctx, a, docker, env)
+		return x.build(ctx, docker, env)
 	}
 	if strings.HasPrefix(name, "-") {
-		return "", x.failed(a, fmt.Errorf("%.160q is not the name of an image", name))
+		return "", x.failed(fmt.Errorf("%.160q is not the name of an image", name))
 	}
 	if x.cfg.RequirePinned && !imageDigest().MatchString(name) {
-		return "", x.failed(a, fmt.Errorf("the image %.160q is not pinned: write name@sha256:digest, or leave out "+
+		return "", x.failed(fmt.Errorf("the image %.160q is not pinned: write name@sha256:digest, or leave out "+
 			"--require-pinned", name))
 	}
 	if id := x.imageID(ctx, docker, name, env); id != "" {
 		return id, found
 	}
-	if o := x.runClient(ctx, a, []string{docker, "pull", name}, env); o.Status != engine.Success {
+	if o := x.runClient(ctx, []string{docker, "pull", name}, env); o.Status != engine.Success {
 		return "", o
 	}
 	if id := x.imageID(ctx, docker, name, env); id != "" {
 		return id, found
 	}
-	return "", x.failed(a, fmt.Errorf("%s did not print the digest of its image %.160q", docker, name))
+	return "", x.failed(fmt.Errorf("%s did not print the digest of its image %.160q", docker, name))
 }
 
 var (
@@ -184,20 +182,20 @@ func (b *beginning) Write(p []byte) (int, error) {
 }
 
 // runClient runs the docker command, with its output in the log, to get an image.
-func (x *running) runClient(ctx context.Context, a *loaded, argv []string, env map[string]string) engine.Result {
+func (x *running) runClient(ctx context.Context, argv []string, env map[string]string) engine.Result {
 	p := process{files: newFiles(x.call)}
 	if err := p.files.create(); err != nil {
 		return engine.Failed(err)
 	}
 	p.Argv, p.Dir = argv, x.work()
-	return x.explain(x.exec(ctx, p, env), a, 1)
+	return x.explain(x.exec(ctx, p, env), 1)
 }
 
 // explain adds the likely cause to the failure of an action. code is the exit code that means a failure of the docker
 // command itself.
-func (x *running) explain(o engine.Result, a *loaded, code int) engine.Result {
+func (x *running) explain(o engine.Result, code int) engine.Result {
 	if o.Status == engine.Failure && o.ExitCode == code {
-		o.Message = x.failed(a, fmt.Errorf("the docker command failed; does its daemon run, and may this user use it? Its "+
+		o.Message = x.failed(fmt.Errorf("the docker command failed; does its daemon run, and may this user use it? Its "+
 			"output says more: exit status %d", code)).Message
 	}
 	return o
@@ -218,12 +216,11 @@ func (x *running) docker(env map[string]string) (string, error) {
 }
 
 // build builds the image of the action's Dockerfile, and returns its id.
-func (x *running) build(
-	ctx context.Context, a *loaded, docker string, env map[string]string,
-) (string, engine.Result) {
+func (x *running) build(ctx context.Context, docker string, env map[string]string) (string, engine.Result) {
+	a := x.spec.loaded
 	file := filepath.Join(a.dir, a.image)
 	if !strings.HasPrefix(file, a.root+"/") {
-		return "", x.failed(a, fmt.Errorf("its image %.160q is neither a Dockerfile of the action nor docker://", a.image))
+		return "", x.failed(fmt.Errorf("its image %.160q is neither a Dockerfile of the action nor docker://", a.image))
 	}
 	tag := "local"
 	if a.component != nil {
@@ -231,7 +228,7 @@ func (x *running) build(
 	}
 	iid := x.call.FilesDir() + ".iid"
 	defer x.call.Remove(iid)
-	o := x.runClient(ctx, a, []string{
+	o := x.runClient(ctx, []string{
 		docker, "build", "--tag", "stepmux-action:" + tag, "--iidfile", x.call.Path(iid), "--file", file, filepath.Dir(file),
 	}, env)
 	if o.Status != engine.Success {
@@ -241,14 +238,14 @@ func (x *running) build(
 	if text := strings.TrimSpace(string(id)); err == nil && imageID().MatchString(text) {
 		return text, o
 	}
-	return "", x.failed(a, fmt.Errorf("%s build did not print the digest of the image", docker))
+	return "", x.failed(fmt.Errorf("%s build did not print the digest of the image", docker))
 }
 
 // dockerRun returns the command that runs a container, and the environment in it.
 func (x *running) dockerRun(
-	a *loaded, docker, image, entrypoint string, inputs, env map[string]string, f files,
+	docker, image, entrypoint string, env map[string]string, f files,
 ) (argv []string, inside map[string]string, err error) {
-	entrypoint = cmp.Or(entrypoint, inputs["INPUT_ENTRYPOINT"])
+	entrypoint = cmp.Or(entrypoint, env["INPUT_ENTRYPOINT"])
 	argv = []string{
 		docker, "run", "--rm", "--cidfile", x.call.Path(cidFile(f)), "--workdir", inWorkspace,
 		"--volume", x.work() + ":" + inWorkspace,
@@ -261,7 +258,7 @@ func (x *running) dockerRun(
 	if entrypoint != "" {
 		argv = append(argv, "--entrypoint", entrypoint)
 	}
-	inside, args, err := x.dockerEnv(a, inputs, env, f)
+	inside, args, err := x.dockerEnv(env, f)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -278,9 +275,8 @@ func (x *running) dockerRun(
 
 // dockerEnv returns the environment in the container, with paths of the machine, and the arguments. As GitHub has it, a
 // variable of the step goes before one of the action, and arguments of the action before the input args.
-func (x *running) dockerEnv(
-	a *loaded, inputs, env map[string]string, f files,
-) (inside map[string]string, args []string, err error) {
+func (x *running) dockerEnv(env map[string]string, f files) (inside map[string]string, args []string, err error) {
+	a := x.spec.loaded
 	inside = map[string]string{}
 	maps.Copy(inside, x.global) // variables of the machine are wrong in the container
 	maps.Copy(inside, x.list.env)
@@ -288,7 +284,7 @@ func (x *running) dockerEnv(
 	maps.Copy(inside, env)
 	named := map[string]string{}
 	for _, in := range a.inputs {
-		named[in.name] = inputs["INPUT_"+strings.ToUpper(strings.ReplaceAll(in.name, " ", "_"))]
+		named[in.name] = env[inputVariable(in.name)]
 	}
 	inner := *x.list
 	inner.action, inner.inputs, inner.file = a, expression.Texts(named), a.name()+"/"+a.file
@@ -303,16 +299,16 @@ func (x *running) dockerEnv(
 	maps.Copy(inside, x.variables(f, actionName(x.spec)))
 	setCI(inside)
 	inside["HOME"] = inHome
-	if given := inputs["INPUT_ARGS"]; a.args == nil && strings.TrimSpace(given) != "" {
+	if given := env["INPUT_ARGS"]; a.args == nil && strings.TrimSpace(given) != "" {
 		args, err = split(given)
 		return inside, args, err
 	}
 	for _, arg := range a.args {
-		v, err := expression.Template(arg, inner.scope(arg, nil))
+		text, err := inner.text(arg, 0, "args")
 		if err != nil {
-			return nil, nil, fmt.Errorf("args: %w", err)
+			return nil, nil, err
 		}
-		args = append(args, v.Text())
+		args = append(args, text)
 	}
 	return inside, args, nil
 }

@@ -63,7 +63,7 @@ func New(cfg Config) func() engine.Language {
 // language runs the actions of a job.
 type language struct {
 	cfg   Config
-	posts []*stage        // post stages of actions in lists of the engine's own language
+	posts []*step         // with post stages, in lists of the engine's own language
 	ready bool            // the directories of the job exist
 	asked map[string]bool // programs whose version was asked for
 }

@@ -192,7 +192,7 @@ type step struct {
 	with, env             []setting
 	mayFail, timeout      string // continue-on-error and timeout-minutes
 	loaded                *loaded
-	post                  *stage // nil before the first stage of an action that has one
+	post                  *running // has the post stage; nil before the first stage of an action that has one
 	conditionLine         int
 }
 

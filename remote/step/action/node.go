@@ -19,9 +19,9 @@ import (
 
 // runNode runs a file of an action by node.
 func (x *running) runNode(
-	ctx context.Context, res *engine.StepResult, a *loaded, env map[string]string, file string,
+	ctx context.Context, res *engine.StepResult, env map[string]string, file string,
 ) engine.Result {
-	p := process{files: newFiles(x.call)}
+	a, p := x.spec.loaded, process{files: newFiles(x.call)}
 	if err := x.begin(res, p, engine.Command); err != nil {
 		return engine.Failed(err)
 	}
@@ -33,14 +33,14 @@ func (x *running) runNode(
 	all["GITHUB_ACTION_REF"], all["GITHUB_ACTION_REPOSITORY"] = a.ref.GetRev(), a.ref.GetRepository()
 	node, err := x.node(all, a.asks)
 	if err != nil {
-		return x.failed(a, err)
+		return x.failed(err)
 	}
 	program := filepath.Join(a.dir, file)
 	if !strings.HasPrefix(program, a.root+"/") { // it may be ../dist/index.js, beside the action's directory
-		return x.failed(a, fmt.Errorf("its program %.160q is not a file of the action", file))
+		return x.failed(fmt.Errorf("its program %.160q is not a file of the action", file))
 	}
 	if _, err := os.Stat(program); err != nil {
-		return x.failed(a, fmt.Errorf("its program %.160q is missing; was it built?", file))
+		return x.failed(fmt.Errorf("its program %.160q is missing; was it built?", file))
 	}
 	p.Argv, p.Dir = []string{node, program}, x.work()
 	version := x.askVersion(ctx, node, all)

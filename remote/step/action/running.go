@@ -24,6 +24,7 @@ type running struct {
 	spec    *step
 	res     *engine.StepResult // the result of the step
 	env     map[string]string  // of the step
+	given   map[string]string  // inputs of its action
 	literal bool               // use the inputs unchanged: the engine's own language has evaluated their expressions
 	early   bool               // this is the pre stage, before the first step of the job
 	limit   time.Time

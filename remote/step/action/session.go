@@ -48,7 +48,7 @@ type session struct {
 	github map[string]expression.Value // the context github
 	global map[string]string           // variables that steps have set; they override those of the call
 	paths  []string                    // directories that steps have put before PATH, the first one first
-	posts  []*stage                    // post stages that wait for the end of the job, in the order of their steps
+	posts  []*step                     // steps whose post stages wait for the end of the job
 
 	matchers []*matcher
 	stopped  string                      // the token that ends stop-commands; empty if commands are carried out

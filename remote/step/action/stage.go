@@ -12,22 +12,14 @@ import (
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
-// stage is the post stage of an action, which waits for the end of the job.
-type stage struct {
-	x      *running
-	a      *loaded
-	inputs map[string]string
-}
-
 // runAction runs the action of the step.
 func (x *running) runAction(ctx context.Context) engine.Result {
 	a := x.spec.loaded
-	inputs, err := x.inputsOf(a)
-	if err != nil {
+	if err := x.readInputs(); err != nil {
 		return engine.Failed(err)
 	}
 	if a.using == "composite" {
-		return x.runComposite(ctx, a, inputs)
+		return x.runComposite(ctx)
 	}
 	main := x.res
 	names := a.parts()
@@ -51,8 +43,8 @@ func (x *running) runAction(ctx context.Context) engine.Result {
 			return o
 		}
 	}
-	x.awaitPost(a, inputs)
-	o := x.runStage(ctx, main, a, inputs, a.main)
+	x.awaitPost()
+	o := x.runStage(ctx, main, a.main)
 	if main != x.res {
 		if err := x.setOutputs(); err != nil && o.Status == engine.Success {
 			o = engine.Failed(err)
@@ -64,8 +56,8 @@ func (x *running) runAction(ctx context.Context) engine.Result {
 }
 
 // failed returns the result of an action that could not run.
-func (x *running) failed(a *loaded, err error) engine.Result {
-	return engine.Failed(x.at(x.spec.line, fmt.Errorf("run the action %s: %w", a.name(), err)))
+func (x *running) failed(err error) engine.Result {
+	return engine.Failed(x.at(x.spec.line, fmt.Errorf("run the action %s: %w", x.spec.loaded.name(), err)))
 }
 
 // part returns the result of a stage.
@@ -75,17 +67,15 @@ func (x *running) part(name string) *engine.StepResult {
 }
 
 // runStage runs the program of a stage in res.
-func (x *running) runStage(
-	ctx context.Context, res *engine.StepResult, a *loaded, inputs map[string]string, program string,
-) engine.Result {
-	env := maps.Clone(inputs)
+func (x *running) runStage(ctx context.Context, res *engine.StepResult, program string) engine.Result {
+	env := maps.Clone(x.given)
 	for name, value := range x.state {
 		env["STATE_"+name] = value
 	}
-	if a.using == "docker" {
-		return x.runDocker(ctx, res, a, inputs, env, program)
+	if x.spec.loaded.using == "docker" {
+		return x.runDocker(ctx, res, env, program)
 	}
-	return x.runNode(ctx, res, a, env, program)
+	return x.runNode(ctx, res, env, program)
 }
 
 // runPre runs the pre stage if its condition is true, and reports whether it did.
@@ -103,12 +93,11 @@ func (x *running) runPre(ctx context.Context) (engine.Result, bool) {
 		x.call.Skip(res)
 		return engine.Result{}, false
 	}
-	inputs, err := x.inputsOf(a)
-	if err != nil {
+	if err := x.readInputs(); err != nil {
 		return engine.Failed(err), true
 	}
-	x.awaitPost(a, inputs)
-	o := x.runStage(ctx, res, a, inputs, a.pre)
+	x.awaitPost()
+	o := x.runStage(ctx, res, a.pre)
 	x.call.End(res, o)
 	o.Message = res.Message
 	return o, true
@@ -116,22 +105,22 @@ func (x *running) runPre(ctx context.Context) (engine.Result, bool) {
 
 // awaitPost has the post stage of the step's action run at the end of the job. As on GitHub, the first stage of the
 // step that begins gives it its place in the order.
-func (x *running) awaitPost(a *loaded, inputs map[string]string) {
-	if a.post == "" {
+func (x *running) awaitPost() {
+	if x.spec.loaded.post == "" {
 		return
 	}
 	if x.spec.post == nil {
-		x.spec.post = &stage{}
-		x.posts = append(x.posts, x.spec.post)
+		x.posts = append(x.posts, x.spec)
 	}
-	*x.spec.post = stage{x, a, inputs}
+	x.spec.post = x
 }
 
-// runPosts runs post stages, the last one first. It returns the first result that failed without continue-on-error.
-func runPosts(ctx context.Context, posts []*stage) (failed *engine.StepResult) {
-	for _, p := range slices.Backward(posts) {
-		res := p.x.part("post")
-		o, forgiven := p.x.forgives(p.run(ctx, res))
+// runPosts runs the post stages of steps, the last one first. It returns the first result that failed without
+// continue-on-error.
+func runPosts(ctx context.Context, steps []*step) (failed *engine.StepResult) {
+	for _, s := range slices.Backward(steps) {
+		res := s.post.part("post")
+		o, forgiven := s.post.forgives(s.post.runPost(ctx, res))
 		if o.Status == engine.Failure && !forgiven && failed == nil {
 			failed = res
 		}
@@ -139,12 +128,11 @@ func runPosts(ctx context.Context, posts []*stage) (failed *engine.StepResult) {
 	return failed
 }
 
-// run runs a post stage if its condition is true. res gets the result.
-func (p *stage) run(ctx context.Context, res *engine.StepResult) engine.Result {
-	x := p.x
+// runPost runs the post stage if its condition is true. res gets the result.
+func (x *running) runPost(ctx context.Context, res *engine.StepResult) engine.Result {
 	top := *x.list // post-if uses the status of the job
 	top.failed, top.late = top.jobStatus() == failure, false
-	holds, always, err := top.condition(p.a.postIf, 0, nil)
+	holds, always, err := top.condition(x.spec.loaded.postIf, 0, nil)
 	if err == nil && !holds {
 		x.call.Skip(res)
 		return engine.Result{}
@@ -161,21 +149,25 @@ func (p *stage) run(ctx context.Context, res *engine.StepResult) engine.Result {
 		}
 		x.limit = time.Time{} // the time of the steps around it is over
 		outputs := x.res.Outputs
-		o = x.runStage(ctx, res, p.a, p.inputs, p.a.post)
+		o = x.runStage(ctx, res, x.spec.loaded.post)
 		x.res.Outputs = outputs // outputs of a post stage come too late
 	}
 	x.call.End(res, o)
 	return o
 }
 
-// inputsOf returns the inputs of an action, with defaults: as variables INPUT_<NAME> or, for a composite action, by
-// their names.
-func (x *running) inputsOf(a *loaded) (map[string]string, error) {
-	variable := func(name string) string {
-		if a.using == "composite" {
-			return name
-		}
-		return "INPUT_" + strings.ToUpper(strings.ReplaceAll(name, " ", "_"))
+// inputVariable returns the name of the variable with an input.
+func inputVariable(name string) string {
+	return "INPUT_" + strings.ToUpper(strings.ReplaceAll(name, " ", "_"))
+}
+
+// readInputs sets given to the inputs of the action, with defaults: as variables INPUT_<NAME> or, for a composite
+// action, by their names.
+func (x *running) readInputs() error {
+	a := x.spec.loaded
+	variable := inputVariable
+	if a.using == "composite" {
+		variable = func(name string) string { return name }
 	}
 	set := map[string]string{}
 	known := map[string]bool{}
@@ -192,7 +184,7 @@ func (x *running) inputsOf(a *loaded) (map[string]string, error) {
 		if !x.literal {
 			v, err := x.eval(w.text, w.line, "with "+w.name, x.env)
 			if err != nil {
-				return nil, err
+				return err
 			}
 			text = v.Text()
 		}
@@ -215,7 +207,7 @@ func (x *running) inputsOf(a *loaded) (map[string]string, error) {
 		}
 		text, err := defaults.text(in.value, in.line, "default of "+in.name)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		set[variable(in.name)] = text
 		if in.required && in.value == "" {
@@ -231,11 +223,13 @@ func (x *running) inputsOf(a *loaded) (map[string]string, error) {
 			"[%.400s]", strings.Join(unknown, "', '"),
 			strings.Join(names, ", ")))
 	}
-	return set, nil
+	x.given = set
+	return nil
 }
 
 // runComposite runs the steps of a composite action.
-func (x *running) runComposite(ctx context.Context, a *loaded, inputs map[string]string) engine.Result {
+func (x *running) runComposite(ctx context.Context) engine.Result {
+	a := x.spec.loaded
 	if err := x.call.List(len(a.steps)); err != nil {
 		return engine.Failed(err)
 	}
@@ -243,7 +237,7 @@ func (x *running) runComposite(ctx context.Context, a *loaded, inputs map[string
 	maps.Copy(env, x.env)
 	inner := &list{
 		session: x.session, file: strings.TrimSuffix(a.name(), "/") + "/" + a.file, specs: copies(a.steps), action: a,
-		inputs: expression.Texts(inputs), steps: map[string]*state{}, env: env, limit: x.limit, label: x.label,
+		inputs: expression.Texts(x.given), steps: map[string]*state{}, env: env, limit: x.limit, label: x.label,
 		late: x.call.Stopped(),
 	}
 	if x.res.Status == engine.Skipped {
