@@ -7,11 +7,10 @@ import "github.com/stepmux/stepmux/remote/step/action"
 func JobNames(src Source) []string {
 	switch src.Format { //nolint:exhaustive // other formats have no jobs
 	case GitLabCI:
-		file, closeFile, err := openGitLabCI(src)
+		file, err := openGitLabCI(src)
 		if err != nil {
 			return nil
 		}
-		defer closeFile()
 		var all []string
 		for _, name := range file.Jobs() {
 			all = append(all, name)

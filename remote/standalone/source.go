@@ -251,11 +251,10 @@ func readSteps(src Source) (*Job, error) {
 
 // readGitLabCI reads the builds of a job of a .gitlab-ci.yml.
 func readGitLabCI(src Source, builds func(f *gitlabci.File, name string) ([]string, error)) ([]*Job, error) {
-	file, closeFile, err := openGitLabCI(src)
+	file, err := openGitLabCI(src)
 	if err != nil {
 		return nil, err
 	}
-	defer closeFile()
 	name := src.JobName
 	if name == "" {
 		jobs := file.Jobs()
@@ -302,12 +301,11 @@ func readGitLabCI(src Source, builds func(f *gitlabci.File, name string) ([]stri
 	return all, nil
 }
 
-// openGitLabCI reads a .gitlab-ci.yml. Files that it includes are below the work directory, or below src.Includes. The
-// caller calls closeFile when it has read all jobs.
-func openGitLabCI(src Source) (file *gitlabci.File, closeFile func(), err error) {
-	open, closeDir, err := filesIn("work directory", src.WorkDir)
+// openGitLabCI reads a .gitlab-ci.yml. Files that it includes are below the work directory, or below src.Includes.
+func openGitLabCI(src Source) (*gitlabci.File, error) {
+	open, err := filesIn("work directory", src.WorkDir)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	cfg := gitlabci.Config{
 		Open: open, Changed: src.Changed, ProjectDir: src.WorkDir, Matrix: src.Matrix, InContainer: src.InContainer,
@@ -319,21 +317,12 @@ func openGitLabCI(src Source) (file *gitlabci.File, closeFile func(), err error)
 	if src.Elsewhere {
 		cfg.ProjectDir = ""
 	}
-	closeFile = closeDir
 	if src.Includes != "" {
-		other, closeOther, err := filesIn("directory for includes", src.Includes)
-		if err != nil {
-			closeDir()
-			return nil, nil, err
+		if cfg.Other, err = filesIn("directory for includes", src.Includes); err != nil {
+			return nil, err
 		}
-		cfg.Other = other
-		closeFile = func() { closeOther(); closeDir() }
 	}
-	if file, err = gitlabci.Read(src.Name, src.Text, cfg); err != nil {
-		closeFile()
-		return nil, nil, err
-	}
-	return file, closeFile, nil
+	return gitlabci.Read(src.Name, src.Text, cfg)
 }
 
 func plainVars(vars []engine.Variable) []gitlabci.Variable {
@@ -379,19 +368,21 @@ func listFiles(src Source) (paths []string, err error) {
 	return paths, err
 }
 
-// filesIn returns a function that reads the files of a directory, until closeDir is called. label names the directory
-// in errors.
-func filesIn(label, dir string) (read func(path string) ([]byte, error), closeDir func(), err error) {
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return nil, nil, fmt.Errorf("open %s: %w", label, err)
+// filesIn returns a function that reads the files of a directory. label names the directory in errors.
+func filesIn(label, dir string) (read func(path string) ([]byte, error), err error) {
+	if _, err := os.Stat(dir); err != nil {
+		return nil, fmt.Errorf("open %s: %w", label, err)
 	}
-	read = func(path string) ([]byte, error) {
+	return func(path string) ([]byte, error) {
+		root, err := os.OpenRoot(dir)
+		if err != nil {
+			return nil, err
+		}
+		defer root.Close()
 		data, err := readRegular(root.OpenFile, path)
 		if errors.Is(err, fs.ErrNotExist) { // name the directory: it may be the wrong one
 			err = fmt.Errorf("the %s %s has no such file", label, dir)
 		}
 		return data, err
-	}
-	return read, func() { root.Close() }, nil
+	}, nil
 }

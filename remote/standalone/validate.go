@@ -111,12 +111,11 @@ func (v *Verdict) warn(warnings []*lang.Error) {
 
 func (v *Verdict) gitLabCI(ctx context.Context, src Source) {
 	v.Kind = kindGitLabCI
-	file, closeFile, err := openGitLabCI(src)
+	file, err := openGitLabCI(src)
 	if err != nil {
 		v.add(err)
 		return
 	}
-	defer closeFile()
 	v.add(file.Check(func(name string, job *gitlabci.Job) error {
 		v.warn(job.Warnings)
 		if err := engine.Check(ctx, job.Definition, src.WorkDir); err != nil {
