@@ -13,6 +13,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/boundedfile"
 	"github.com/stepmux/stepmux/internal/lazyregexp"
+	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
 // manifest is an action.yml.
@@ -47,7 +48,7 @@ var manifestFiles = []string{"action.yml", "action.yaml"}
 // readManifest reads the description of the action in the absolute directory dir. Errors call the action name.
 func readManifest(open boundedfile.Opener, dir, name string) (*manifest, error) {
 	for _, file := range manifestFiles {
-		text, err := boundedfile.ReadBy(open, filepath.Join(dir, file), maxText)
+		text, err := boundedfile.ReadBy(open, filepath.Join(dir, file), lang.MaxText)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -60,7 +61,7 @@ func readManifest(open boundedfile.Opener, dir, name string) (*manifest, error) 
 		}
 		return m, err
 	}
-	if text, err := boundedfile.ReadBy(open, filepath.Join(dir, "Dockerfile"), maxText); err == nil {
+	if text, err := boundedfile.ReadBy(open, filepath.Join(dir, "Dockerfile"), lang.MaxText); err == nil {
 		return &manifest{file: "Dockerfile", text: text, using: "docker", image: "Dockerfile"}, nil
 	}
 	return nil, fmt.Errorf("find the action %s: it has no action.yml, action.yaml or Dockerfile: %w", name, fs.ErrNotExist)

@@ -1,27 +1,18 @@
 package action
 
 import (
-	"errors"
 	"fmt"
-	"io"
 	"strconv"
 	"strings"
-	"unicode/utf8"
 
 	"go.yaml.in/yaml/v4"
-	"go.yaml.in/yaml/v4/plugin/loaderlimits"
 
 	"github.com/stepmux/stepmux/remote/step/action/expression"
+	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-const (
-	// maxText bounds an action.yml or a workflow, in bytes.
-	maxText = 1 << 20
-	// maxNodes bounds the values that are read, and maxBytes their texts. Each use of an alias counts.
-	maxNodes, maxBytes = 200_000, 4 * maxText
-	// maxLevels bounds the nesting.
-	maxLevels = 64
-)
+// maxNodes bounds the values that are read, and maxBytes their texts. Each use of an alias counts.
+const maxNodes, maxBytes = 200_000, 4 * lang.MaxText
 
 // reader reads a YAML text. It keeps its first error, and returns zero values from then on.
 type reader struct {
@@ -37,31 +28,18 @@ type pair struct {
 	value *yaml.Node
 }
 
-// load returns the value of the only document.
+// load returns the value of the first document.
 func (r *reader) load(text []byte) *yaml.Node {
+	src, err := lang.Load(r.name, text)
 	switch {
-	case len(text) > maxText:
-		r.err = fmt.Errorf("%s: the text has more than %d bytes", r.name, maxText)
-		return nil
-	case !utf8.Valid(text):
-		r.err = fmt.Errorf("%s: the text is not valid UTF-8", r.name)
-		return nil
-	}
-	loader, err := yaml.NewLoader(strings.NewReader(string(text)),
-		yaml.WithPlugin(loaderlimits.New(loaderlimits.DepthValue(maxLevels))))
-	doc := new(yaml.Node)
-	if err == nil {
-		err = loader.Load(doc)
-	}
-	switch {
-	case errors.Is(err, io.EOF) || err == nil && (doc.Kind != yaml.DocumentNode || len(doc.Content) != 1):
-		r.err = fmt.Errorf("%s: the text is empty", r.name)
-		return nil
 	case err != nil:
-		r.err = fmt.Errorf("%s: not valid YAML: %.400s", r.name, strings.ReplaceAll(err.Error(), "\n", " "))
-		return nil
+		r.err = err
+	case len(src.Docs) == 0:
+		r.err = fmt.Errorf("%s: the text is empty", r.name)
+	default:
+		return src.Docs[0]
 	}
-	return doc.Content[0]
+	return nil
 }
 
 func (r *reader) fail(n *yaml.Node, format string, args ...any) {
@@ -72,7 +50,7 @@ func (r *reader) fail(n *yaml.Node, format string, args ...any) {
 
 // follow returns n or, if n is an alias, its value.
 func (r *reader) follow(n *yaml.Node) *yaml.Node {
-	for i := 0; n.Kind == yaml.AliasNode && i < maxLevels; i++ {
+	if n.Kind == yaml.AliasNode {
 		n = n.Alias
 	}
 	r.nodes++

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/remote/step/engine"
+	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
 func TestMistakesInADescriptionAreToldWithTheirPlace(t *testing.T) {
@@ -34,8 +35,8 @@ func TestMistakesInADescriptionAreToldWithTheirPlace(t *testing.T) {
 		"runs: {using: composite, using: docker}":                                   `the key "using" is there twice`,
 		"a: &a [x]\nb: &b [*a, *a]\nruns: *a":                                       "runs must be a mapping",
 		"runs: " + strings.Repeat("[", 100) + strings.Repeat("]", 100):              "not valid YAML",
-		"a: \xff":                      "not valid UTF-8",
-		strings.Repeat("#", maxText+1): "has more than 1048576 bytes",
+		"a: \xff":                           "not valid UTF-8",
+		strings.Repeat("#", lang.MaxText+1): "has more than 1 MiB",
 	} {
 		_, err := parseManifest("action.yml", []byte(text))
 		require.ErrorContains(t, err, want, "%.80q", text)
