@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -141,8 +140,8 @@ func (v *Verdict) gitHub(text []byte, workDir string) {
 			}
 			continue
 		}
-		if err := action.Check(filepath.Join(workDir, ref), ref); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			v.add(err) // a missing action is no mistake: an earlier step may make it
+		if _, err := action.LocalUses(filepath.Join(workDir, ref), ref); err != nil {
+			v.add(err)
 		}
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -65,12 +64,6 @@ func readManifest(open boundedfile.Opener, dir, name string) (*manifest, error) 
 		return &manifest{file: "Dockerfile", text: text, using: "docker", image: "Dockerfile"}, nil
 	}
 	return nil, fmt.Errorf("find the action %s: it has no action.yml, action.yaml or Dockerfile: %w", name, fs.ErrNotExist)
-}
-
-// Check finds mistakes in the description of the action in dir. Errors call the action name.
-func Check(dir, name string) error {
-	_, err := readManifest(os.OpenFile, dir, name)
-	return err
 }
 
 // parseManifest reads an action.yml. Errors call it name.
