@@ -57,8 +57,8 @@ func (d *draft) compile(job *Job) {
 	}
 	job.Script = parts["script"] != nil
 	list := t.made(d.at, yaml.SequenceNode)
-	d.addSteps(list, "setup", parts["setup"], 0)
-	d.addSteps(list, "run", parts["run"], 0)
+	d.addSteps(list, "setup", parts["setup"])
+	d.addSteps(list, "run", parts["run"])
 	d.addScripts(list, parts, job)
 	d.addTeardown(list, parts["teardown"])
 	if t.err != nil || d.fromVariable(parts, job) {
@@ -70,7 +70,7 @@ func (d *draft) compile(job *Job) {
 // addTeardown adds the steps in n. They always run, unless they have a when.
 func (d *draft) addTeardown(list, n *yaml.Node) {
 	from := len(list.Content)
-	d.addSteps(list, "teardown", n, 0)
+	d.addSteps(list, "teardown", n)
 	t := d.file.tree
 	for i := from; i < len(list.Content); i++ {
 		step := list.Content[i]
@@ -83,26 +83,17 @@ func (d *draft) addTeardown(list, n *yaml.Node) {
 	}
 }
 
-// addSteps adds the steps in n. n may be a list of lists, because of references.
-func (d *draft) addSteps(list *yaml.Node, key string, n *yaml.Node, depth int) {
+// addSteps adds the steps in n.
+func (d *draft) addSteps(list *yaml.Node, key string, n *yaml.Node) {
 	switch {
 	case n == nil:
 		return
 	case n.Kind != yaml.SequenceNode:
 		d.file.tree.failf(n, "%s must be a list of steps, not %s", key, describe(n))
 		return
-	case depth > maxReferences:
-		d.file.tree.failf(n, "%s is nested deeper than %d", key, maxReferences)
-		return
 	}
 	d.unresolved(n)
-	for _, step := range n.Content {
-		if step.Kind == yaml.SequenceNode {
-			d.addSteps(list, key, step, depth+1)
-		} else {
-			list.Content = append(list.Content, step)
-		}
-	}
+	list.Content = append(list.Content, d.file.tree.flat(key, n, 0)...)
 }
 
 // addScripts adds the lines of before_script and script as one step, and after_script as a step that always runs, for a
@@ -111,7 +102,7 @@ func (d *draft) addScripts(list *yaml.Node, parts map[string]*yaml.Node, job *Jo
 	if parts["script"] == nil {
 		return
 	}
-	lines := append(d.lines("before_script", parts["before_script"], 0), d.lines("script", parts["script"], 0)...)
+	lines := append(d.lines("before_script", parts["before_script"]), d.lines("script", parts["script"])...)
 	step := d.scriptStep(parts["script"], scriptStep, lines)
 	d.limit(step, job, scriptTimeout, "")
 	if len(job.inProject) > 0 {
@@ -120,7 +111,7 @@ func (d *draft) addScripts(list *yaml.Node, parts map[string]*yaml.Node, job *Jo
 	list.Content = append(list.Content, step)
 
 	n := parts["after_script"]
-	if lines = d.lines("after_script", n, 0); len(lines) == 0 {
+	if lines = d.lines("after_script", n); len(lines) == 0 {
 		return
 	}
 	step = d.scriptStep(n, afterScriptStep, lines)
@@ -206,25 +197,17 @@ func (d *draft) limit(step *yaml.Node, job *Job, variable, otherwise string) {
 	d.set(step, "timeout", limit)
 }
 
-// maxNested bounds the nesting of lists of lines.
-const maxNested = 10
-
-// lines returns the lines of a script: a text, or nested lists of texts.
-func (d *draft) lines(key string, n *yaml.Node, depth int) (all []string) {
-	switch {
-	case n == nil:
+// lines returns the lines of a script: a text, or a list of texts.
+func (d *draft) lines(key string, n *yaml.Node) (all []string) {
+	if n == nil {
 		return nil
-	case depth > maxNested:
-		d.file.tree.failf(n, "%s is nested deeper than %d", key, maxNested)
-		return nil
-	case n.Kind == yaml.ScalarNode && n.ShortTag() == "!!str":
-		d.unresolved(n)
-		return []string{n.Value}
-	case n.Kind != yaml.SequenceNode:
-		d.file.tree.failf(n, "a line of %s must be a text, not %s", key, describe(n))
 	}
-	for _, item := range n.Content {
-		all = append(all, d.lines(key, item, depth+1)...)
+	for _, line := range d.file.tree.flat(key, n, 0) {
+		if line.Kind != yaml.ScalarNode || line.ShortTag() != "!!str" {
+			d.file.tree.failf(line, "a line of %s must be a text, not %s", key, describe(line))
+		}
+		d.unresolved(line)
+		all = append(all, line.Value)
 	}
 	return all
 }
@@ -250,7 +233,7 @@ func (d *draft) fromVariable(parts map[string]*yaml.Node, job *Job) bool {
 	if parts["before_script"] != nil || parts["setup"] != nil || parts["teardown"] != nil {
 		return false
 	}
-	lines := d.lines("script", parts["script"], 0)
+	lines := d.lines("script", parts["script"])
 	text := valueOf(job.Variables, stepsVariable)
 	if text == "" || len(lines) != 1 || !callsUs(lines[0]) {
 		return false

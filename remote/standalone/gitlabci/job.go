@@ -256,11 +256,7 @@ var ofContainer = []string{"image", "services"}
 // container returns the keys of the job's container as YAML, with variables replaced.
 func (d *draft) container(job *Job) []byte {
 	t := d.file.tree
-	list := make([]variable, 0, len(job.Variables))
-	for _, v := range job.Variables {
-		list = append(list, variable{at: d.at, name: v.Name, value: v.Value})
-	}
-	e := d.file.expander(list)
+	e := d.file.expander(d.file.literal(nil, job.Variables))
 	var expand func(n *yaml.Node) *yaml.Node
 	expand = func(n *yaml.Node) *yaml.Node {
 		c := t.copyOf(n)

@@ -30,7 +30,7 @@ var whens = []string{"on_success", "on_failure", "always", "manual", "delayed", 
 // if the first one that does has when: never. It checks the form of all rules.
 func (f *File) matched(n *yaml.Node, keys []string, e *expander) (rule *yaml.Node) {
 	found := false
-	for _, r := range f.rules(n, keys, 0) {
+	for _, r := range f.rules(n, keys) {
 		if is := f.ruleMatches(r, e); is && !found {
 			found, rule = true, r
 		}
@@ -41,30 +41,24 @@ func (f *File) matched(n *yaml.Node, keys []string, e *expander) (rule *yaml.Nod
 	return rule
 }
 
-// rules returns the rules in the list n. n may be a list of lists, because of references.
-func (f *File) rules(n *yaml.Node, keys []string, depth int) (all []*yaml.Node) {
+// rules returns the rules in the list n.
+func (f *File) rules(n *yaml.Node, keys []string) []*yaml.Node {
 	switch {
 	case isNull(n):
 		return nil
 	case n.Kind != yaml.SequenceNode:
 		f.tree.failf(n, "rules must be a list, not %s", describe(n))
 		return nil
-	case depth > maxReferences:
-		f.tree.failf(n, "rules are nested deeper than %d", maxReferences)
-		return nil
 	}
-	for _, item := range n.Content {
-		switch item.Kind { //nolint:exhaustive // other kinds are mistakes
-		case yaml.SequenceNode:
-			all = append(all, f.rules(item, keys, depth+1)...)
-		case yaml.MappingNode:
-			f.tree.checkKeys(item, "a rule", keys, "")
-			if when := find(item, "when"); !isNull(when) && !slices.Contains(whens, when.Value) {
-				f.tree.failf(when, "when is one of %s", strings.Join(whens, ", "))
-			}
-			all = append(all, item)
-		default:
+	all := f.tree.flat("rules", n, 0)
+	for _, item := range all {
+		if item.Kind != yaml.MappingNode {
 			f.tree.failf(item, "a rule must be a mapping with if, changes, exists or when, not %s", describe(item))
+			return nil
+		}
+		f.tree.checkKeys(item, "a rule", keys, "")
+		if when := find(item, "when"); !isNull(when) && !slices.Contains(whens, when.Value) {
+			f.tree.failf(when, "when is one of %s", strings.Join(whens, ", "))
 		}
 	}
 	return all

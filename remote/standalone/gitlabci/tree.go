@@ -157,6 +157,26 @@ func itemsOf(n *yaml.Node) []*yaml.Node {
 	return []*yaml.Node{n}
 }
 
+// maxNested bounds the nesting of lists in lists.
+const maxNested = 10
+
+// flat returns the items of n as itemsOf does. In the place of a list in n, which comes from a reference, it has the
+// items of that. Errors call n label.
+func (t *tree) flat(label string, n *yaml.Node, depth int) (all []*yaml.Node) {
+	if depth > maxNested {
+		t.failf(n, "%s is nested deeper than %d", label, maxNested)
+		return nil
+	}
+	for _, item := range itemsOf(n) {
+		if item.Kind == yaml.SequenceNode {
+			all = append(all, t.flat(label, item, depth+1)...)
+		} else {
+			all = append(all, item)
+		}
+	}
+	return all
+}
+
 // entries yields the keys and values of the mapping n, which may be missing.
 func entries(n *yaml.Node) iter.Seq2[*yaml.Node, *yaml.Node] {
 	return func(yield func(key, value *yaml.Node) bool) {
