@@ -72,7 +72,6 @@ type language struct {
 func (g *language) Run(ctx context.Context, call *engine.Call) engine.Result {
 	s := &session{
 		language: g, call: call, vars: call.Variables(), matrix: expression.Object(nil), global: map[string]string{},
-		saved: map[*step]map[string]string{},
 	}
 	if err := s.open(); err != nil {
 		return engine.Failed(err)
@@ -205,13 +204,11 @@ func (s *session) runCall(ctx context.Context) engine.Result {
 			a.root = root
 		}
 	}
-	spec := &step{loaded: a}
+	spec := &step{loaded: a, saved: map[string]string{}}
 	for _, name := range sortedkeys.Of(c.Inputs) {
 		spec.with = append(spec.with, setting{name: name, text: c.Inputs[name].Text()})
 	}
-	x := &running{
-		list: top, spec: spec, res: c.Result, literal: true, outputs: map[string]string{}, state: map[string]string{},
-	}
+	x := &running{list: top, spec: spec, res: c.Result, literal: true, outputs: map[string]string{}}
 	if names := a.parts(); names != nil {
 		c.Result.Steps = newResults(c.Result, names)
 	}

@@ -81,15 +81,12 @@ func (l *list) prepare(ctx context.Context, results []engine.StepResult) (failed
 			continue
 		}
 		results[i].Steps = newResults(&results[i], s.loaded.parts())
-		x := &running{
-			list: l, spec: s, res: &results[i], outputs: map[string]string{}, state: map[string]string{}, early: true,
-		}
+		x := &running{list: l, spec: s, res: &results[i], outputs: map[string]string{}, early: true}
 		o, _ := x.runPre(ctx)
 		o, forgiven := x.forgives(o)
 		if o.Status == engine.Failure && !forgiven && !l.failed {
 			l.failed, failed = true, o
 		}
-		l.saved[s] = x.state
 	}
 	return failed, nil
 }
@@ -148,10 +145,7 @@ func (l *list) runStep(ctx context.Context, s *step, res *engine.StepResult) (en
 	if s.id != "" {
 		defer func() { l.steps[strings.ToLower(s.id)] = st }()
 	}
-	x := &running{list: l, spec: s, res: res, outputs: st.outputs, state: l.saved[s]}
-	if x.state == nil {
-		x.state = map[string]string{}
-	}
+	x := &running{list: l, spec: s, res: res, outputs: st.outputs}
 	end := func(o engine.Result) (engine.Result, string) {
 		if res.Status == engine.Skipped {
 			_ = l.call.Begin(res, engine.Unknown, engine.Prepared{Definition: definitionOf(nil)})

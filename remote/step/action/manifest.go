@@ -186,7 +186,8 @@ type step struct {
 	with, env             []setting
 	mayFail, timeout      string // continue-on-error and timeout-minutes
 	loaded                *loaded
-	post                  *running // has the post stage; nil before the first stage of an action that has one
+	saved                 map[string]string // state that its stages have saved for later ones
+	post                  *running          // has the post stage; nil before the first stage of an action that has one
 	conditionLine         int
 }
 
@@ -200,7 +201,7 @@ func (r *reader) steps(n *yaml.Node, isWorkflow bool) []*step {
 	var list []*step
 	ids := map[string]bool{}
 	for _, item := range r.items(n, "steps") {
-		s := &step{line: item.Line}
+		s := &step{line: item.Line, saved: map[string]string{}}
 		given := map[string]*yaml.Node{}
 		for _, p := range r.pairs(item, "a step") {
 			if !slices.Contains(stepKeys, p.key) {

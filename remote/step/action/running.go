@@ -30,7 +30,6 @@ type running struct {
 	limit   time.Time
 	label   string
 	outputs map[string]string
-	state   map[string]string // saved for the post stage
 
 	now *engine.StepResult // the result of the part that runs: the step, or one of its stages
 
@@ -77,7 +76,7 @@ func (x *running) exec(ctx context.Context, p process, env map[string]string) en
 	x.mu.Lock()
 	x.errs = nil
 	x.mu.Unlock()
-	variables, state, left := maps.Clone(x.global), maps.Clone(x.state), x.left()
+	variables, state, left := maps.Clone(x.global), maps.Clone(x.spec.saved), x.left()
 	o := x.call.Exec(ctx, x.now, p.Command, env, x.limit, x.label)
 	closeErr := errors.Join(stdout.Close(), stderr.Close())
 	x.mu.Lock()
@@ -85,7 +84,7 @@ func (x *running) exec(ctx context.Context, p process, env map[string]string) en
 	x.stopped = "" // stop-commands of one step has no effect on the next
 	err := errors.Join(x.collect(p.files), errors.Join(x.errs...), closeErr)
 	if tooMuch := x.call.Keep(x.left() - left); tooMuch != nil {
-		x.global, x.state = variables, state
+		x.global, x.spec.saved = variables, state
 		err = errors.Join(err, tooMuch)
 	}
 	if err != nil && o.Status == engine.Success {
@@ -96,7 +95,7 @@ func (x *running) exec(ctx context.Context, p process, env map[string]string) en
 
 // left returns the size of the variables and of the saved state that processes have set, in bytes.
 func (x *running) left() (n int) {
-	for _, texts := range []map[string]string{x.global, x.state} {
+	for _, texts := range []map[string]string{x.global, x.spec.saved} {
 		for name, text := range texts {
 			n += valueSize + len(name) + len(text)
 		}
@@ -115,7 +114,7 @@ func (x *running) collect(f files) error {
 	states, err := f.entries("state")
 	errs = append(errs, err)
 	for _, e := range states {
-		x.state[e.name] = e.text
+		x.spec.saved[e.name] = e.text
 	}
 	env, err := f.entries("env")
 	errs = append(errs, err)
@@ -247,7 +246,7 @@ func (x *running) obey(c command) (string, error) {
 	case "set-output", "save-state":
 		to := x.outputs
 		if c.name == "save-state" {
-			to = x.state
+			to = x.spec.saved
 		}
 		if name == "" {
 			return "", errors.New("its property name is missing")

@@ -51,8 +51,7 @@ type session struct {
 	posts  []*step                     // steps whose post stages wait for the end of the job
 
 	matchers []*matcher
-	stopped  string                      // the token that ends stop-commands; empty if commands are carried out
-	saved    map[*step]map[string]string // state that pre stages have saved
+	stopped  string // the token that ends stop-commands; empty if commands are carried out
 }
 
 // Names of the directories and of the file of a job.

@@ -69,7 +69,7 @@ func (x *running) part(name string) *engine.StepResult {
 // runStage runs the program of a stage in res.
 func (x *running) runStage(ctx context.Context, res *engine.StepResult, program string) engine.Result {
 	env := maps.Clone(x.given)
-	for name, value := range x.state {
+	for name, value := range x.spec.saved {
 		env["STATE_"+name] = value
 	}
 	if x.spec.loaded.using == "docker" {
@@ -264,6 +264,7 @@ func copies(steps []*step) []*step {
 	list := make([]*step, len(steps))
 	for i, s := range steps {
 		c := *s
+		c.saved = map[string]string{}
 		list[i] = &c
 	}
 	return list
