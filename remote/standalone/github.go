@@ -70,15 +70,11 @@ func readGitHub(src Source) (*Job, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", src.Name, err)
 	}
-	text, err := fromJSON(src.Name, steps)
+	def, err := lang.ParseCalled(src.Name, steps)
 	if err != nil {
 		return nil, err
 	}
-	def, err := lang.ParseCalled(src.Name, text)
-	if err != nil {
-		return nil, err
-	}
-	given.Steps, given.Definition = string(text), def
+	given.Steps, given.Definition = string(steps), def
 	j := NewJob(given)
 	j.name = job.Name
 	return j, nil
