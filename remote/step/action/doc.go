@@ -6,6 +6,6 @@
 // of the parts that work, that differ and that are missing.
 //
 // Everything that touches the machine goes through an [engine.Call]: processes, fetching, masking and the events of a
-// trace. So the package owns no goroutines, and the engine ends processes that actions leave behind. Start reading at
+// trace. So no goroutine outlives a call, and the engine ends processes that actions leave behind. Start reading at
 // language.go, then session.go and list.go.
 package action

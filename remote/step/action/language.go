@@ -95,12 +95,9 @@ func (g *language) Finish(ctx context.Context) *engine.StepResult {
 type loaded struct {
 	*manifest
 	ref       *pb.Reference
-	dir, root string // root is the component's; empty for a local action
-	component *component.Component
+	dir, root string               // root is the directory that the action must not leave, or empty
+	component *component.Component // nil unless the action was fetched
 }
-
-// isRemote reports whether the action was fetched.
-func (a *loaded) isRemote() bool { return a.component != nil }
 
 // name returns the reference of the action for people.
 func (a *loaded) name() string { return lang.Describe(a.ref) }
@@ -108,8 +105,10 @@ func (a *loaded) name() string { return lang.Describe(a.ref) }
 // githubServer is the server of actions that are named by their repository only.
 const githubServer = "https://github.com"
 
-// load finds the action of ref. locate returns the directory of a local action.
-func (s *session) load(ctx context.Context, ref *pb.Reference, locate func(string) (string, error)) (*loaded, error) {
+// load finds the action of ref. locate is [engine.Call.Locate] for a local action.
+func (s *session) load(
+	ctx context.Context, ref *pb.Reference, locate func(path string) (dir, root string, err error),
+) (*loaded, error) {
 	a := &loaded{ref: ref}
 	var err error
 	switch {
@@ -117,7 +116,7 @@ func (s *session) load(ctx context.Context, ref *pb.Reference, locate func(strin
 		a.manifest = &manifest{using: "docker", image: ref.GetUrl()}
 		return a, nil
 	case ref.GetRev() == "":
-		if a.dir, err = locate(ref.GetPath()); err == nil {
+		if a.dir, a.root, err = locate(ref.GetPath()); err == nil {
 			a.manifest, err = readManifest(s.call.Open, a.dir, ref.GetPath())
 		}
 		return a, err
@@ -192,17 +191,9 @@ func newResults(res *engine.StepResult, names []string) []engine.StepResult {
 func (s *session) runCall(ctx context.Context) engine.Result {
 	c := s.call
 	top := &list{session: s, steps: map[string]*state{}, env: map[string]string{}}
-	a, err := s.load(ctx, c.Reference, func(path string) (string, error) {
-		dir, _, err := c.Locate(path)
-		return dir, err
-	})
+	a, err := s.load(ctx, c.Reference, c.Locate)
 	if err != nil {
 		return engine.Failed(err)
-	}
-	if !a.isRemote() && c.Reference.GetRev() == "" {
-		if _, root, err := c.Locate("."); err == nil {
-			a.root = root
-		}
 	}
 	spec := &step{loaded: a, saved: map[string]string{}}
 	for _, name := range sortedkeys.Of(c.Inputs) {

@@ -72,7 +72,7 @@ func (l *list) prepare(ctx context.Context, results []engine.StepResult) (failed
 		if err := l.loadStep(ctx, s); err != nil {
 			return failed, err
 		}
-		if s.loaded.isRemote() { // a replay fetches it too, even if the step does not run
+		if s.loaded.component != nil { // a replay fetches it too, even if the step does not run
 			l.call.Found(&results[i], s.loaded.found(s.loaded.parts()))
 		}
 	}
@@ -98,7 +98,9 @@ func (l *list) loadStep(ctx context.Context, s *step) error {
 	}
 	ref, err := lang.ParseAction(s.uses)
 	if err == nil {
-		s.loaded, err = l.load(ctx, ref, func(path string) (string, error) { return filepath.Join(l.work(), path), nil })
+		s.loaded, err = l.load(ctx, ref, func(path string) (dir, root string, err error) {
+			return filepath.Join(l.work(), path), "", nil
+		})
 	}
 	if err != nil {
 		return l.at(s.line, err)
