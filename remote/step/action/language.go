@@ -200,14 +200,6 @@ func (s *session) runCall(ctx context.Context) engine.Result {
 		spec.with = append(spec.with, setting{name: name, text: c.Inputs[name].Text()})
 	}
 	x := &running{list: top, spec: spec, res: c.Result, literal: true, outputs: map[string]string{}}
-	if names := a.parts(); names != nil {
-		c.Result.Steps = newResults(c.Result, names)
-	}
-	if a.pre != "" {
-		if o, ran := x.runPre(ctx); ran && o.Status != engine.Success {
-			return o
-		}
-	}
 	o := x.runAction(ctx)
 	s.export(c.Result)
 	return o

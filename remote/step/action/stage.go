@@ -37,7 +37,7 @@ func (x *running) runAction(ctx context.Context) engine.Result {
 	if names != nil {
 		main = x.part("main")
 	}
-	if a.pre != "" && !x.early && x.part("pre").Status == engine.Skipped && x.action != nil {
+	if a.pre != "" && x.list != x.top { // in a job, pre stages run before the first step
 		o, ran := x.runPre(ctx)
 		if _, forgiven := x.forgives(o); ran && o.Status != engine.Success && !forgiven {
 			return o
