@@ -93,8 +93,10 @@ func (x *running) runPre(ctx context.Context) (engine.Result, bool) {
 		x.call.Skip(res)
 		return engine.Result{}, false
 	}
-	if err := x.readInputs(); err != nil {
-		return engine.Failed(err), true
+	if x.early { // else they were read with the step's
+		if err := x.readInputs(); err != nil {
+			return engine.Failed(err), true
+		}
 	}
 	x.awaitPost()
 	o := x.runStage(ctx, res, a.pre)
@@ -170,6 +172,11 @@ func (x *running) readInputs() error {
 		variable = func(name string) string { return name }
 	}
 	set := map[string]string{}
+	warn := func(format string, args ...any) {
+		if !x.early { // else the step would warn a second time
+			addWarning(x.res, fmt.Sprintf(format, args...))
+		}
+	}
 	known := map[string]bool{}
 	if a.using == "docker" {
 		known["args"], known["entrypoint"] = true, true
@@ -201,7 +208,7 @@ func (x *running) readInputs() error {
 	for _, in := range a.inputs {
 		if given[strings.ToLower(in.name)] {
 			if in.deprecated != "" {
-				addWarning(x.res, fmt.Sprintf("the input %.64q is deprecated: %.400s", in.name, in.deprecated))
+				warn("the input %.64q is deprecated: %.400s", in.name, in.deprecated)
 			}
 			continue
 		}
@@ -211,17 +218,16 @@ func (x *running) readInputs() error {
 		}
 		set[variable(in.name)] = text
 		if in.required && in.value == "" {
-			addWarning(x.res, fmt.Sprintf("the input %.64q is required, and is not given", in.name))
+			warn("the input %.64q is required, and is not given", in.name)
 		}
 	}
-	if len(unknown) > 0 && !x.early {
+	if len(unknown) > 0 {
 		names := make([]string, len(a.inputs))
 		for i, in := range a.inputs {
 			names[i] = in.name
 		}
-		addWarning(x.res, fmt.Sprintf("Unexpected input(s) '%.200s', valid inputs are "+
-			"[%.400s]", strings.Join(unknown, "', '"),
-			strings.Join(names, ", ")))
+		warn("Unexpected input(s) '%.200s', valid inputs are [%.400s]", strings.Join(unknown, "', '"),
+			strings.Join(names, ", "))
 	}
 	x.given = set
 	return nil

@@ -67,6 +67,27 @@ func TestEmptyStageIsMissing(t *testing.T) {
 	require.Equal(t, "main\n", tr.log.String())
 }
 
+// Symptom: an action with a pre stage got each of them twice.
+func TestWarningsAboutInputsComeOnce(t *testing.T) {
+	mirror := t.TempDir()
+	repository(t, mirror, "octo/warns", "v1", map[string]string{
+		"action.yml": "inputs: {old: {deprecationMessage: use new}, must: {required: true}}\n" +
+			"runs: {using: node20, pre: x.sh, main: x.sh}\n",
+		"x.sh": "",
+	})
+	want := []string{
+		`the input "old" is deprecated: use new`, `the input "must" is required, and is not given`,
+		"Unexpected input(s) 'odd', valid inputs are [old, must]",
+	}
+	tr := newTrial(t)
+	tr.action.Node = needs(t, "sh")
+	tr.remotes(mirror)
+	res := tr.workflow("- {uses: octo/warns@v1, with: {old: a, odd: b}}\n").succeed()
+	require.Equal(t, want, res.Steps[0].Steps[0].Warnings)
+	res = tr.steps("- {name: a, action: octo/warns@v1, inputs: {old: a, odd: b}}\n").succeed()
+	require.Equal(t, want, res.Steps[0].Warnings)
+}
+
 // The pre stage of an action did not have the env of its step.
 func TestPreStageHasTheEnvOfItsStep(t *testing.T) {
 	tr := staged(t)
