@@ -12,11 +12,12 @@ import (
 
 // box is the container of a workflow's job, or of one of its services. Its texts can have expressions.
 type box struct {
-	key   string // container, or the name of a service
-	line  int
-	image setting
-	env   []setting
-	left  []pair // keys that have no effect
+	key       string // container, or the name of a service
+	isService bool
+	line      int
+	image     setting
+	env       []setting
+	ignored   []*yaml.Node // keys that have no effect
 }
 
 // boxKeys are the keys of a container and of a service that have no effect, with the reasons.
@@ -30,8 +31,8 @@ var boxKeys = map[string]string{
 }
 
 // box reads the container of a job, or a service: the name of an image, or a mapping.
-func (r *reader) box(p pair) *box {
-	b := &box{key: p.key, line: p.at.Line}
+func (r *reader) box(p pair, isService bool) box {
+	b := box{key: p.key, isService: isService, line: p.at.Line}
 	if r.err != nil {
 		return b
 	}
@@ -46,7 +47,7 @@ func (r *reader) box(p pair) *box {
 		case "env":
 			b.env = r.texts(part.value, part.key)
 		default:
-			b.left = append(b.left, part)
+			b.ignored = append(b.ignored, part.at)
 		}
 	}
 	return b
@@ -54,26 +55,23 @@ func (r *reader) box(p pair) *box {
 
 // boxNotes returns the notes about the job's container and its services.
 func (j *Job) boxNotes(inContainer bool) (notes []string) {
-	var boxes []box
-	if j.container != nil {
-		boxes = append(boxes, *j.container)
-	}
-	for i, b := range append(boxes, j.services...) {
+	for _, b := range j.boxes {
 		if !inContainer {
-			what := "the service " + b.key + " is not started"
-			if i == 0 && j.container != nil {
-				what = "container has no effect"
+			what := "container has no effect"
+			if b.isService {
+				what = "the service " + b.key + " is not started"
 			}
 			notes = append(notes, fmt.Sprintf("%s:%d: %.100s: stepmux local --in-image runs the job in its container, "+
 				"beside its services", j.file, b.line, what))
 			continue
 		}
-		for _, p := range b.left {
-			why, known := boxKeys[p.key]
+		for _, key := range b.ignored {
+			why, known := boxKeys[key.Value]
 			if !known {
 				why = "it is not known"
 			}
-			notes = append(notes, fmt.Sprintf("%s:%d: %.64s of %.64s has no effect: %s", j.file, p.at.Line, p.key, b.key, why))
+			notes = append(notes,
+				fmt.Sprintf("%s:%d: %.64s of %.64s has no effect: %s", j.file, key.Line, key.Value, b.key, why))
 		}
 	}
 	return notes
@@ -87,15 +85,14 @@ func (j *Job) Container(
 ) (text []byte, env map[string]string, err error) {
 	l := &boxLanguage{file: j.file, scope: boxScope(matrix, inputs, vars)}
 	top := map[string]any{}
-	if j.container != nil {
-		if image := l.image(j.container); image != "" {
-			top["image"], env = image, l.texts(j.container.env)
-		}
-	}
 	var services []any
-	for _, b := range j.services {
-		if image := l.image(&b); image != "" { // like GitHub, start no service without an image
+	for _, b := range j.boxes {
+		switch image := strings.TrimPrefix(l.text(b.image), "docker://"); {
+		case image == "": // like GitHub, start no service without an image
+		case b.isService:
 			services = append(services, map[string]any{"name": image, "alias": b.key, "variables": l.texts(b.env)})
+		default:
+			top["image"], env = image, l.texts(b.env)
 		}
 	}
 	if services != nil {
@@ -137,13 +134,7 @@ type boxLanguage struct {
 	err   error
 }
 
-// image returns the name of the box's image.
-func (l *boxLanguage) image(b *box) string { return strings.TrimPrefix(l.text(b.image), "docker://") }
-
 func (l *boxLanguage) text(s setting) string {
-	if !strings.Contains(s.text, "${{") {
-		return s.text
-	}
 	v, err := expression.Template(s.text, l.scope)
 	if err != nil && l.err == nil {
 		l.err = fmt.Errorf("%s:%d: %s: %w", l.file, s.line, s.name, err)

@@ -29,9 +29,7 @@ type Job struct {
 	outputs  []setting
 	ignored  []*yaml.Node // keys that may have no effect; see the map of this name
 	strategy int          // the line of the key strategy, or 0
-
-	container *box // the job's container, or nil
-	services  []box
+	boxes    []box        // its container and its services
 }
 
 // ignored are the keys of a workflow and of a job that have no effect, with the reasons. A key without a reason gets no
@@ -108,10 +106,10 @@ func (r *reader) job(j *Job, found pair) (call *yaml.Node) {
 		case "strategy":
 			j.strategy = p.at.Line
 		case "container":
-			j.container = r.box(pair{p.key, p.at, p.value})
+			j.boxes = append(j.boxes, r.box(p, false))
 		case "services":
 			for _, service := range r.pairs(p.value, p.key) {
-				j.services = append(j.services, *r.box(service))
+				j.boxes = append(j.boxes, r.box(service, true))
 			}
 		case "uses":
 			call = p.at
@@ -227,13 +225,8 @@ func WorkflowUses(file string, text []byte) (uses []string, warnings []*lang.Err
 		}
 		all = append(all, j.steps...)
 		unknown = append(unknown, notIn(ignored, j.ignored)...)
-		if j.container != nil {
-			j.services = append(j.services, *j.container)
-		}
-		for _, b := range j.services {
-			for _, p := range b.left {
-				unknown = append(unknown, notIn(boxKeys, []*yaml.Node{p.at})...)
-			}
+		for _, b := range j.boxes {
+			unknown = append(unknown, notIn(boxKeys, b.ignored)...)
 		}
 	}
 	if r.err == nil && len(jobs) == 0 {
