@@ -22,11 +22,7 @@ func (r *Runner) fetch(ctx context.Context, f *frame, ref *pb.Reference) (Found,
 			"fetch %s: this program fetches no steps from %s; use a step of the project, such as ./build", name,
 			ref.GetProtocol())
 	}
-	var c *component.Component
-	err := r.fetching(ctx, f, ref, func(ctx context.Context, ref *pb.Reference) (err error) {
-		c, err = r.component(ctx, ref)
-		return err
-	})
+	c, err := r.fetching(ctx, f, ref)
 	if err != nil {
 		return Found{}, fmt.Errorf("fetch %s: %w", name, err)
 	}
@@ -38,13 +34,11 @@ func (r *Runner) fetch(ctx context.Context, f *frame, ref *pb.Reference) (Found,
 	return found, err
 }
 
-// fetching calls get with the resolved ref, within the limits of f. Stop ends it.
-func (r *Runner) fetching(
-	ctx context.Context, f *frame, ref *pb.Reference, get func(context.Context, *pb.Reference) error,
-) error {
+// fetching fetches the component of ref, within the limits of f. Stop ends it.
+func (r *Runner) fetching(ctx context.Context, f *frame, ref *pb.Reference) (*component.Component, error) {
 	ref, err := r.fetchable(f, ref)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -56,14 +50,14 @@ func (r *Runner) fetching(
 	}
 	r.attach(func(s *stop) { cancel(errors.New(s.message)) })
 	defer r.release()
-	err = get(ctx, ref)
+	c, err := r.component(ctx, ref)
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
 		if l != nil && errors.Is(err, l.why) {
 			l.extend(r.cfg.AlwaysLimit)
 		}
 	}
-	return err
+	return c, err
 }
 
 // component fetches the component of ref, and keeps it until the job ends. The whole job uses the same commit of each

@@ -188,11 +188,7 @@ func (c *Call) Fetch(ctx context.Context, ref *pb.Reference) (*component.Compone
 	if c.r.cfg.Fetcher == nil {
 		return nil, errors.New("this program fetches no actions; use one of the project, such as ./action")
 	}
-	var got *component.Component
-	err := c.r.fetching(ctx, c.g, ref, func(ctx context.Context, ref *pb.Reference) (err error) {
-		got, err = c.r.component(ctx, ref)
-		return err
-	})
+	got, err := c.r.fetching(ctx, c.g, ref)
 	if err != nil && (ctx.Err() != nil || c.r.after == nil && c.Stopped()) {
 		c.r.cuts++
 	}
