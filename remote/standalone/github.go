@@ -33,7 +33,7 @@ func readGitHub(src Source) (*Job, error) {
 		values[name] = v
 	}
 	inputs := map[string]any{
-		"workflow": lang.EscapeExpressions(string(src.Text)), "job": job.Name, "file": lang.EscapeExpressions(src.Name),
+		"workflow": lang.Escape(string(src.Text)), "job": job.Name, "file": lang.Escape(src.Name),
 	}
 	for input, values := range map[string]map[string]any{"inputs": named, "matrix": values} {
 		if len(values) == 0 {

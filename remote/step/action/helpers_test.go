@@ -101,7 +101,7 @@ func (tr *trial) text(workflow string) *trial {
 	tr.t.Helper()
 	job, err := json.Marshal([]any{map[string]any{
 		"name": "job", "step": "builtin://github/job",
-		"inputs": map[string]any{"workflow": lang.EscapeExpressions(workflow)},
+		"inputs": map[string]any{"workflow": lang.Escape(workflow)},
 	}})
 	require.NoError(tr.t, err)
 	return tr.steps(string(job))

@@ -62,7 +62,7 @@ func TestJobOfAWorkflowReadsItsInputs(t *testing.T) {
 	tr := newTrial(t)
 	job, err := json.Marshal([]any{map[string]any{"name": "job", "step": "builtin://github/job", "inputs": map[string]any{
 		"inputs": map[string]any{"dry": false, "level": "debug"},
-		"workflow": lang.EscapeExpressions(`jobs:
+		"workflow": lang.Escape(`jobs:
   test:
     steps:
       - if: "!inputs.dry && !inputs.other"

@@ -93,7 +93,3 @@ func checkActionInput(w word) error {
 	}
 	return nil
 }
-
-// EscapeExpressions returns a template whose value is text. Expressions of other languages in text would look like
-// ours.
-func EscapeExpressions(text string) string { return escape(text) }

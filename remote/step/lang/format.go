@@ -76,10 +76,10 @@ func (o members) set(key string, value any) {
 func documentsOf(def *pb.Definition) [2]members {
 	content := proto.CloneOf(def.GetSpec().GetSpec())
 	for _, in := range content.GetInputs() {
-		in.Default = mapTexts(in.GetDefault(), escape)
+		in.Default = mapTexts(in.GetDefault(), Escape)
 	}
 	for _, out := range content.GetOutputs() {
-		out.Default = mapTexts(out.GetDefault(), escape)
+		out.Default = mapTexts(out.GetDefault(), Escape)
 	}
 	spec := membersOf(content)
 	if content.GetDelegate() {
@@ -168,7 +168,7 @@ func isShortScript(s *pb.Step) bool {
 }
 
 func partsOf(ref *pb.Reference) members {
-	form, asWritten := ref.GetProtocol(), escape
+	form, asWritten := ref.GetProtocol(), Escape
 	if form == pb.Reference_dynamic {
 		form, asWritten = ref.GetForm(), func(template string) string { return template }
 	}

@@ -34,5 +34,5 @@ func Literal(template string) (string, bool) {
 	return out.String(), true
 }
 
-// escape returns a template whose value is text.
-func escape(text string) string { return strings.ReplaceAll(text, exprOpen, exprEscaped) }
+// Escape returns a template whose value is text. Expressions of other languages in text would look like ours.
+func Escape(text string) string { return strings.ReplaceAll(text, exprOpen, exprEscaped) }

@@ -27,7 +27,7 @@ func FuzzEscape(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		template := escape(text)
+		template := Escape(text)
 		got, ok := Literal(template)
 		require.True(t, ok)
 		require.Equal(t, text, got)

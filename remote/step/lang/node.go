@@ -45,6 +45,3 @@ func FromNode(n *yaml.Node, origin func(*yaml.Node) *Source) (*pb.Definition, []
 	def, err := compileJob(&draftDefinition{at: r.at(n), run: run})
 	return def, run.warnings(), err
 }
-
-// Escape returns a template whose value is text.
-func Escape(text string) string { return escape(text) }

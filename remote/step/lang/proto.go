@@ -144,7 +144,7 @@ func Script(field, text string) (*pb.Definition, error) {
 			When:      OnSuccess,
 			Step:      scriptURL,
 			Reference: scriptReference(),
-			Inputs:    map[string]*structpb.Value{inputScript: structpb.NewStringValue(escape(text))},
+			Inputs:    map[string]*structpb.Value{inputScript: structpb.NewStringValue(Escape(text))},
 		}},
 	}, nil
 }

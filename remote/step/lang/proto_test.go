@@ -77,7 +77,7 @@ func TestScriptIsTakenAsItStands(t *testing.T) {
 	def, err := Script("ci_script", text)
 	require.NoError(t, err)
 	want := job(script("script", ""))
-	want.Steps[0].Inputs["script"] = structpb.NewStringValue(escape(text))
+	want.Steps[0].Inputs["script"] = structpb.NewStringValue(Escape(text))
 	requireDefinition(t, want, def)
 	got, literal := Literal(scriptOf(def.GetSteps()[0]))
 	require.True(t, literal)
