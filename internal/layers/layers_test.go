@@ -123,7 +123,7 @@ var allowed = map[string][]string{
 	"remote/pipe":      {"internal/wire"},
 	"remote/project":   {"remote/proc", "remote/api/**", "internal/contents", "internal/oserr", "internal/tail"},
 	"remote/job/service": {
-		"internal/lazyregexp",
+		"internal/lazyregexp", "internal/sortedkeys",
 		"remote/job", "remote/step/trace", "remote/step/engine", "remote/job/joblog", "remote/step/lang",
 		"remote/step/expr", "remote/api/**", "internal/wire",
 	},

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/internal/lazyregexp"
+	"github.com/stepmux/stepmux/internal/sortedkeys"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -116,8 +117,8 @@ func check(spec *job.Spec, paths map[string]string) error {
 	if !validID(spec.ID) {
 		return errors.New("id: use 1 to 256 characters of A-Z a-z 0-9 . _ -")
 	}
-	for field, path := range paths {
-		if len(path) > maxPath || strings.IndexByte(path, 0) >= 0 {
+	for _, field := range sortedkeys.Of(paths) {
+		if path := paths[field]; len(path) > maxPath || strings.IndexByte(path, 0) >= 0 {
 			return fmt.Errorf("%s: use a path of at most %d bytes, without NUL", field, maxPath)
 		}
 	}

@@ -189,9 +189,9 @@ func (r *Runner) evalValue(f *frame, part lang.Part, v *structpb.Value, label st
 		return made(items, label)
 	case *structpb.Value_StructValue:
 		fields := make(map[string]expr.Value, len(k.StructValue.GetFields()))
-		for key, item := range k.StructValue.GetFields() {
+		for _, key := range sortedkeys.Of(k.StructValue.GetFields()) {
 			var err error
-			if fields[key], err = r.evalValue(f, part, item, label); err != nil {
+			if fields[key], err = r.evalValue(f, part, k.StructValue.GetFields()[key], label); err != nil {
 				return expr.Value{}, err
 			}
 		}

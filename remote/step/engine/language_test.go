@@ -67,6 +67,26 @@ func TestExpressionThatFailsNamesItsPlace(t *testing.T) {
 	}
 }
 
+// Symptom: the same job failed with another error each time.
+func TestOfSeveralExpressionsThatFailTheFirstByNameIsReported(t *testing.T) {
+	fields := ""
+	for c := 'a'; c <= 'z'; c++ {
+		fields += fmt.Sprintf("%c: '${{ vars.%c }}', ", c, c)
+	}
+	newTrial(t, "- {name: s, step: ./s, inputs: {o: {"+fields+"}}}\n").fail(
+		`step "s": job.yml:1:49: input "o": vars.a was not found`)
+
+	outputs := `{"outputs":{"a":` + strings.Repeat("[", 65) + strings.Repeat("]", 65)
+	for c := 'b'; c <= 'z'; c++ {
+		outputs += fmt.Sprintf(`,"%c":%s%s`, c, strings.Repeat("[", 65), strings.Repeat("]", 65))
+	}
+	newTrial(t, "- {name: d, step: ./d}\n").files(map[string]string{
+		"d/step.yml": "spec: {outputs: delegate}\n---\n" +
+			"exec: {command: [cp, '${{ step_dir }}/r.json', '${{ output_file }}']}\n",
+		"d/r.json": outputs + "}}",
+	}).fail(`step "d": read output file: output "a": it is nested deeper than 64`)
+}
+
 func TestValuesAreNotExpandedAgain(t *testing.T) {
 	tr := newTrial(t, `
 - {name: a, script: "printf '%s\n' '${{ env.TRICK }}' '${{ vars.TRICK }}'"}

@@ -192,8 +192,8 @@ func delegated(data []byte) (map[string]expr.Value, error) {
 			`read output file: it must be the result of a step, such as {"status":"success","outputs":{...}}: %w`, err)
 	}
 	outputs := make(map[string]expr.Value, len(result.Outputs))
-	for name, raw := range result.Outputs {
-		v, err := parseValue(raw)
+	for _, name := range sortedkeys.Of(result.Outputs) {
+		v, err := parseValue(result.Outputs[name])
 		if err != nil {
 			return nil, fmt.Errorf("read output file: output %.64q: %w", name, err)
 		}

@@ -297,12 +297,12 @@ func (r *Runner) enter(ctx context.Context, c, g *frame, s *pb.Step, res *StepRe
 
 // hideInputs masks sensitive inputs, which were made from given.
 func (r *Runner) hideInputs(inputs, given map[string]expr.Value) error {
-	for name, v := range inputs {
+	for _, name := range sortedkeys.Of(inputs) {
 		// Masks the secret parts of a derived value and leaves the rest readable.
-		if given[name].Sensitive() && r.cfg.Secrets.Holds(v.Text()) {
+		if given[name].Sensitive() && r.cfg.Secrets.Holds(inputs[name].Text()) {
 			continue
 		}
-		if err := r.hideValue(v); err != nil {
+		if err := r.hideValue(inputs[name]); err != nil {
 			return fmt.Errorf("mask the input %q: %w", name, err)
 		}
 	}

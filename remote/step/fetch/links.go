@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"path"
+	"slices"
 	"strings"
 )
 
@@ -30,7 +32,7 @@ func checkLinks(ctx context.Context, links map[string]string, limit int) error {
 }
 
 func (w *linkWalk) check(ctx context.Context) error {
-	for name := range w.links {
+	for _, name := range slices.Sorted(maps.Keys(w.links)) {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}

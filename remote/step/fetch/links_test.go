@@ -49,6 +49,15 @@ func TestPartsOfThePathsOfLinksAreBounded(t *testing.T) {
 	require.Zero(t, w.parts)
 }
 
+// Symptom: the same archive was refused with another error each time.
+func TestOfSeveralBadLinksTheFirstByNameIsReported(t *testing.T) {
+	links := map[string]string{}
+	for i := range 50 {
+		links[fmt.Sprintf("link-%02d", i)] = ".."
+	}
+	require.ErrorContains(t, checkLinks(t.Context(), links, maxParts), `write "link-00": `)
+}
+
 // Symptom: 200,000 links with long paths and targets, a layer of a few MB, took a GB of memory.
 func TestLongPathsAndTargetsAreRefusedBeforeTheyTakeMemory(t *testing.T) {
 	long := strings.Repeat("x", 240)

@@ -3,6 +3,8 @@ package lang
 import (
 	"fmt"
 	"strings"
+
+	"github.com/stepmux/stepmux/internal/sortedkeys"
 )
 
 // maxName is the longest name of a step, in bytes.
@@ -40,7 +42,8 @@ func checkNUL(w word) error {
 // but the values have no expressions. The error is an [*Error].
 func CheckEnv(field string, env map[string]string) error {
 	total := 0
-	for name, value := range env {
+	for _, name := range sortedkeys.Of(env) {
+		value := env[name]
 		if !isName(name) {
 			return place{path: field}.errorf("%s (env must be alphanumeric with underscores)", badVariable(name))
 		}

@@ -119,8 +119,8 @@ func (r *request) collect(d *draftValue, v *structpb.Value, depth int) {
 			r.collect(d, item, depth+1)
 		}
 	case *structpb.Value_StructValue:
-		for _, item := range k.StructValue.GetFields() {
-			r.collect(d, item, depth+1)
+		for _, key := range sortedkeys.Of(k.StructValue.GetFields()) {
+			r.collect(d, k.StructValue.GetFields()[key], depth+1)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package lang
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -113,4 +114,20 @@ func TestCheckEnvNamesTheVariableAndNotItsValue(t *testing.T) {
 	}
 	require.EqualError(t, CheckEnv("env", many),
 		"env: the variables have more than 1048576 bytes in all; put some into files")
+}
+
+// Symptom: the same request failed with another error each time.
+func TestOfSeveralMistakesInAMapTheFirstByNameIsReported(t *testing.T) {
+	env, fields := map[string]string{}, map[string]*structpb.Value{}
+	for c := 'a'; c <= 'z'; c++ {
+		env[string(c)], fields[string(c)] = "\x00", structpb.NewStringValue("${{ "+string(c)+" }}")
+	}
+	require.ErrorContains(t, CheckEnv("env", env), `env["a"]: `)
+	_, err := FromProto([]*pb.Step{{
+		Step: "./a", Inputs: map[string]*structpb.Value{"i": structpb.NewStructValue(&structpb.Struct{Fields: fields})},
+	}})
+	require.ErrorContains(t, err, ": a was not found")
+	_, err = Resolve(&pb.Reference{Form: pb.Reference_git, Url: "u", Rev: "r", Path: "d", File: "f"},
+		func(template string) (string, error) { return "", errors.New("evaluate " + template) })
+	require.EqualError(t, err, "evaluate d")
 }

@@ -3,6 +3,7 @@ package lang
 import (
 	"strings"
 
+	"github.com/stepmux/stepmux/internal/sortedkeys"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
@@ -111,8 +112,9 @@ func Resolve(ref *pb.Reference, eval func(template string) (string, error)) (*pb
 		return ParseReference(text)
 	}
 	out := &pb.Reference{Protocol: ref.GetForm()}
-	for key, template := range longParts(ref) {
-		text, err := eval(writtenPart(key, *template))
+	parts := longParts(ref)
+	for _, key := range sortedkeys.Of(parts) {
+		text, err := eval(writtenPart(key, *parts[key]))
 		if err != nil {
 			return nil, err
 		}
