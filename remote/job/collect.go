@@ -5,36 +5,17 @@ import (
 	"time"
 )
 
-// collect removes jobs when they are due, until the store shuts down.
+// collect removes the jobs that are due, until the store shuts down, and sets its timer to the time of the next one.
 func (s *Store) collect() {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for {
-		select {
-		case <-timer.C:
-		case <-s.wake:
-		case <-s.stopped.Done():
-			return
-		}
-		if next := s.collectDue(); !next.IsZero() {
-			timer.Reset(time.Until(next))
-		}
-	}
-}
-
-// wakeCollector makes the collector look again for jobs that are due.
-func (s *Store) wakeCollector() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
-}
-
-// collectDue removes the jobs that are due. next is when it has to be called again, or the zero time if no job waits
-// for removal.
-func (s *Store) collectDue() (next time.Time) {
-	now := time.Now()
 	s.mu.Lock()
+	if s.shutdown {
+		s.mu.Unlock()
+		return
+	}
+	s.collecting.Add(1)
+	defer s.collecting.Done()
+	var next time.Time // zero if no job waits for removal
+	now := time.Now()
 	for s.cfg.KeepBytes > 0 && s.kept > s.cfg.KeepBytes && len(s.finished) > 1 {
 		s.removeLocked(s.finished[0])
 	}
@@ -58,14 +39,16 @@ func (s *Store) collectDue() (next time.Time) {
 		}
 		return false
 	})
+	if !next.IsZero() {
+		s.collector.Reset(time.Until(next))
+	}
 	s.mu.Unlock()
 	for _, j := range due {
 		j.remove()
 	}
-	return next
 }
 
-// removeLocked removes j, which has ended, from the store, so that its id is free. A later collectDue deletes its
+// removeLocked removes j, which has ended, from the store, so that its id is free. A later collect deletes its
 // files: after its last follower has left, or after Linger.
 func (s *Store) removeLocked(j *record) {
 	delete(s.jobs, j.id)
@@ -83,6 +66,6 @@ func (s *Store) unfollow(j *record) {
 	s.mu.Unlock()
 	if last {
 		j.remove()
-		s.wakeCollector()
+		s.collector.Reset(0)
 	}
 }

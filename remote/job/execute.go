@@ -56,7 +56,7 @@ func (s *Store) execute(j *record, spec Spec, runner *engine.Runner) {
 		s.removeLocked(j)
 	}
 	s.mu.Unlock()
-	s.wakeCollector()
+	s.collector.Reset(0)
 	close(j.done)
 }
 

@@ -26,8 +26,8 @@ func (s *Store) Shutdown(ctx context.Context, grace time.Duration) error {
 		}
 	}
 	s.mu.Unlock()
-	s.stop()
-	s.collector.Wait()
+	s.collector.Stop()
+	s.collecting.Wait()
 
 	for _, j := range running {
 		j.stop(ErrShutdown.Error(), grace)

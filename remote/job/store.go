@@ -11,26 +11,25 @@ import (
 	"slices"
 	"sort"
 	"sync"
+	"time"
 
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
-// Store runs jobs and keeps their results. It has one goroutine for each running job, and one that removes jobs.
-// Shutdown waits for all of them. It is safe for concurrent use.
+// Store runs jobs and keeps their results. It has one goroutine for each running job, and one while it removes
+// jobs. Shutdown waits for all of them. It is safe for concurrent use.
 type Store struct {
 	cfg Config
 	dir string
 	// run runs a job's steps. Tests of timing replace it.
 	run func(context.Context, *engine.Runner, engine.Place) engine.Result
 
-	stop      context.CancelFunc // ends the collector
-	stopped   context.Context    // ends to end the collector
-	collector sync.WaitGroup
-	reuse     reuse
-	wake      chan struct{} // has room for one; wakes the collector
-	opening   sync.Mutex    // held by open
+	collector  *time.Timer    // calls collect when the next job is due
+	collecting sync.WaitGroup // of calls of collect
+	reuse      reuse
+	opening    sync.Mutex // held by open
 
 	mu       sync.Mutex // guards the following, and some fields of records
 	jobs     map[string]*record
@@ -52,7 +51,6 @@ func New(cfg Config) (*Store, error) {
 		cfg:  cfg,
 		dir:  filepath.Join(cfg.Dir, "jobs"),
 		run:  func(ctx context.Context, r *engine.Runner, p engine.Place) engine.Result { return r.Run(ctx, p) },
-		wake: make(chan struct{}, 1),
 		jobs: map[string]*record{},
 	}
 	if err = rmtree.Remove(s.dir); err == nil {
@@ -61,8 +59,7 @@ func New(cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open job store: %w", err)
 	}
-	s.stopped, s.stop = context.WithCancel(context.Background())
-	s.collector.Go(s.collect)
+	s.collector = time.AfterFunc(cfg.Keep, s.collect) // no job is due earlier
 	return s, nil
 }
 
@@ -112,7 +109,7 @@ func (s *Store) Create(spec Spec) error {
 		return ErrFull
 	default:
 		s.removeLocked(s.finished[0])
-		s.wakeCollector()
+		s.collector.Reset(0)
 	}
 	s.serial++
 	dir := filepath.Join(s.dir, fmt.Sprintf("%x-%d", sha256.Sum256([]byte(spec.ID)), s.serial))
@@ -200,7 +197,7 @@ func (s *Store) cancel(id string, force, discard bool) {
 		if !followed {
 			j.remove() // waits if the collector is removing it
 		}
-		s.wakeCollector() // it removes a followed job after its last follower, or after Linger
+		s.collector.Reset(0) // it removes a followed job after its last follower, or after Linger
 	case force:
 		j.kill(errors.New("the job was killed"))
 	default:
