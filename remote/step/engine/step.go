@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/types/known/structpb"
@@ -233,7 +234,7 @@ func (r *Runner) enter(ctx context.Context, c, g *frame, s *pb.Step, res *StepRe
 		inputs = maps.Clone(inputs)
 		inputs[inputScript] = structpb.NewStringValue("")
 	}
-	given, err := r.evalInputs(c, inputs)
+	given, err := r.evalValues(c, lang.PartInputs, inputs)
 	if err != nil {
 		return err
 	}
@@ -331,18 +332,21 @@ func literalScript(s *pb.Step) (string, bool) {
 	return lang.Literal(script.StringValue)
 }
 
-// evalInputs evaluates the inputs of a call.
-func (r *Runner) evalInputs(c *frame, inputs map[string]*structpb.Value) (map[string]expr.Value, error) {
-	given := make(map[string]expr.Value, len(inputs))
-	for _, key := range sortedkeys.Of(inputs) {
-		name, err := r.text(c, lang.PartInputs, key, "a name of inputs")
+// evalValues evaluates values and their names: the inputs of a call or the outputs of a definition, which is part.
+func (r *Runner) evalValues(
+	f *frame, part lang.Part, values map[string]*structpb.Value,
+) (map[string]expr.Value, error) {
+	given := make(map[string]expr.Value, len(values))
+	for _, key := range sortedkeys.Of(values) {
+		name, err := r.text(f, part, key, "a name of "+string(part))
 		if err != nil {
 			return nil, err
 		}
+		label := fmt.Sprintf("%s %q", strings.TrimSuffix(string(part), "s"), name)
 		if _, twice := given[name.Text()]; twice {
-			return nil, fmt.Errorf("input %q: two keys of inputs give this name", name)
+			return nil, fmt.Errorf("%s: two keys of %s give this name", label, part)
 		}
-		if given[name.Text()], err = r.evalValue(c, lang.PartInputs, inputs[key], fmt.Sprintf("input %q", name)); err != nil {
+		if given[name.Text()], err = r.evalValue(f, part, values[key], label); err != nil {
 			return nil, err
 		}
 	}
@@ -401,17 +405,9 @@ func (r *Runner) sequenceOutputs(g *frame) (map[string]expr.Value, []string, err
 		}
 		return r.bindOutputs(spec, dialect, ran.Outputs)
 	}
-	given := make(map[string]expr.Value, len(g.def.GetOutputs()))
-	for _, key := range sortedkeys.Of(g.def.GetOutputs()) {
-		name, err := r.text(g, lang.PartOutputs, key, "a name of outputs")
-		if err != nil {
-			return nil, nil, err
-		}
-		v, err := r.evalValue(g, lang.PartOutputs, g.def.GetOutputs()[key], fmt.Sprintf("output %q", name))
-		if err != nil {
-			return nil, nil, err
-		}
-		given[name.Text()] = v
+	given, err := r.evalValues(g, lang.PartOutputs, g.def.GetOutputs())
+	if err != nil {
+		return nil, nil, err
 	}
 	return r.bindOutputs(spec, dialect, given)
 }
