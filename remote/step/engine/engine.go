@@ -168,11 +168,17 @@ func New(cfg Config) *Runner {
 func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
 	stdout, stderr := r.masked(place.Stdout), r.masked(place.Stderr)
 	place.Stdout, place.Stderr = stdout, stderr
-	r.place, r.scripts = place, openScriptDir(place)
+	r.place = place
 	r.osEnv = osLayer(r.cfg.RunnerEnv, r.cfg.PassEnv)
 	r.tell(func(e Events) { e.JobStarted(place, r.osEnv) })
 	r.results = NotRun(r.cfg.Definition)
 	r.listed = len(r.results)
+	var err error
+	if r.scripts, err = openScriptDir(place); err != nil {
+		result = r.refuse(fmt.Errorf("open the directory for scripts: %w", err))
+		result.Invalid, result.System = false, true
+		return result
+	}
 	defer func() {
 		if p := recover(); p != nil {
 			abort(r.results)
@@ -194,7 +200,7 @@ func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
 			err = fmt.Errorf("write the last output: %w", closeErr)
 		}
 		r.scripts.remove(varsDir)
-		r.scripts.close()
+		_ = r.scripts.root.Close() // nothing was written to it
 		if err != nil && result.Status == Success {
 			result.Status, result.Message, result.System = Failure, err.Error(), true
 		}

@@ -81,12 +81,20 @@ func TestScriptFileIsPrivate(t *testing.T) {
 }
 
 func TestScriptThatCannotBeWrittenFailsTheStep(t *testing.T) {
-	tr := newTrial(t, "- {name: a, script: echo hi}")
-	tr.place.ScriptDir = filepath.Join(tr.place.ScriptDir, "gone")
+	tr := newTrial(t, "- {name: r, exec: {command: [rmdir, '${{ vars.DIR }}']}}\n- {name: a, script: echo hi}")
+	tr.cfg.Vars = []Variable{{Key: "DIR", Value: tr.place.ScriptDir}}
 	res := tr.Run(t.Context(), tr.place)
 	require.Equal(t, Failure, res.Status)
 	require.Contains(t, res.Message, `step "a": create script: `)
 	require.Contains(t, res.Message, "no such file or directory")
+
+	place := tr.place // the directory is gone
+	tr = newTrial(t, "- {name: r, script: echo hi}\n- {name: a, script: echo hi}")
+	res = tr.Run(t.Context(), place)
+	require.Equal(t, Failure, res.Status)
+	require.Contains(t, res.Message, "open the directory for scripts: ")
+	require.True(t, res.System)
+	require.Equal(t, []string{"r skipped", "a skipped"}, statuses(res.Steps))
 }
 
 // Symptom: the file system was read-only when a step ended, so its script stayed, and the next step failed because of

@@ -17,28 +17,22 @@ import (
 type scriptDir struct {
 	path string
 	root *os.Root
-	err  error // why root is nil
 }
 
-func openScriptDir(place Place) scriptDir {
+func openScriptDir(place Place) (scriptDir, error) {
 	from := place.ScriptDir
 	if place.Script != nil {
 		from = rmtree.PathOf(place.Script)
 	}
 	root, err := os.OpenRoot(from)
-	return scriptDir{path: place.ScriptDir, root: root, err: err}
+	return scriptDir{path: place.ScriptDir, root: root}, err
 }
 
 // join returns the path of an entry, for the step.
 func (d scriptDir) join(name string) string { return filepath.Join(d.path, name) }
 
 // mkdir makes a directory that only its owner can use.
-func (d scriptDir) mkdir(name string) error {
-	if d.err != nil {
-		return d.err
-	}
-	return d.root.Mkdir(name, 0o700)
-}
+func (d scriptDir) mkdir(name string) error { return d.root.Mkdir(name, 0o700) }
 
 // createNew creates a file that does not exist, and that only its owner can read.
 func createNew(in *os.Root, name string) (*os.File, error) {
@@ -47,19 +41,14 @@ func createNew(in *os.Root, name string) (*os.File, error) {
 
 // read returns the content of a file that a step has written. It does not open empty files, and most of them are empty.
 func (d scriptDir) read(name string) ([]byte, error) {
-	if d.err == nil {
-		if info, err := d.root.Lstat(name); err == nil && info.Mode().IsRegular() && info.Size() == 0 {
-			return nil, nil
-		}
+	if info, err := d.root.Lstat(name); err == nil && info.Mode().IsRegular() && info.Size() == 0 {
+		return nil, nil
 	}
 	return readPlain(d.open(name))
 }
 
 // open opens a file that a step has written.
 func (d scriptDir) open(name string) (*os.File, error) {
-	if d.err != nil {
-		return nil, d.err
-	}
 	if fi, err := d.root.Lstat(name); err == nil && fi.Mode()&fs.ModeSymlink != 0 {
 		return nil, &fs.PathError{Op: "open", Path: name, Err: syscall.ELOOP}
 	}
@@ -69,9 +58,6 @@ func (d scriptDir) open(name string) (*os.File, error) {
 // write writes text to a new file that only its owner can read. Errors call it label. If the file system was read-only
 // when an earlier step ended, the file of that step still exists.
 func (d scriptDir) write(name, text, label string) error {
-	if d.err != nil {
-		return fmt.Errorf("create %s: %w", label, d.err)
-	}
 	f, err := createNew(d.root, name)
 	if errors.Is(err, fs.ErrExist) {
 		if err = d.root.Remove(name); err == nil {
@@ -93,14 +79,4 @@ func (d scriptDir) write(name, text, label string) error {
 }
 
 // remove removes an entry and all below it. If some cannot be removed, they are removed with the directory.
-func (d scriptDir) remove(name string) {
-	if d.err == nil {
-		_ = rmtree.RemoveEntry(d.root, name)
-	}
-}
-
-func (d scriptDir) close() {
-	if d.err == nil {
-		_ = d.root.Close() // nothing was written to it
-	}
-}
+func (d scriptDir) remove(name string) { _ = rmtree.RemoveEntry(d.root, name) }

@@ -20,9 +20,6 @@ import (
 func (r *Runner) makeFiles(name string, files []string) error {
 	d, spare := r.scripts, r.spare
 	r.spare = ""
-	if d.err != nil {
-		return d.err
-	}
 	isOld := spare != "" && d.root.Rename(spare, name) == nil
 	if !isOld {
 		if spare != "" {
@@ -76,7 +73,7 @@ func (d scriptDir) openDir(name string) (*os.Root, *os.File, error) {
 // for a later part. If that fails, or it keeps one already, it removes the directory.
 func (r *Runner) retire(name string, files []string) {
 	d := r.scripts
-	if r.spare != "" || d.err != nil || !d.clear(name, files) {
+	if r.spare != "" || !d.clear(name, files) {
 		d.remove(name)
 		return
 	}
