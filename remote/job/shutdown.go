@@ -83,10 +83,10 @@ func (s *Store) Close() error {
 	if err != nil {
 		return err
 	}
-	s.mu.Lock()
+	s.opening.Lock()
 	home := s.home
 	s.home = nil
-	s.mu.Unlock()
+	s.opening.Unlock()
 	if home == nil { // closed before
 		return nil
 	}

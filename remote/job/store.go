@@ -29,7 +29,9 @@ type Store struct {
 	collector  *time.Timer    // calls collect when the next job is due
 	collecting sync.WaitGroup // of calls of collect
 	reuse      reuse
-	opening    sync.Mutex // held by open
+
+	opening sync.Mutex // guards the following
+	home    *os.File   // the open directory dir, which a job may move; nil before it is made and once it is removed
 
 	mu       sync.Mutex // guards the following, and some fields of records
 	jobs     map[string]*record
@@ -38,7 +40,6 @@ type Store struct {
 	removed  []*record // no longer in jobs, but perhaps still followed
 	serial   int       // number of the last directory
 	shutdown bool
-	home     *os.File // the open directory dir, which a job may move; nil once it is removed
 }
 
 // New returns a store. The caller ends it with Close. Shutdown is enough if the process ends then, too.
@@ -69,27 +70,21 @@ func New(cfg Config) (*Store, error) {
 func (s *Store) Warm() { _, _ = s.open() }
 
 // open returns the open directory dir, which the first call that can makes.
-func (s *Store) open() (home *os.File, err error) {
+func (s *Store) open() (_ *os.File, err error) {
 	s.opening.Lock()
 	defer s.opening.Unlock()
-	s.mu.Lock()
-	home = s.home
-	s.mu.Unlock()
-	if home != nil {
-		return home, nil
+	if s.home != nil {
+		return s.home, nil
 	}
 	if err = os.Mkdir(s.dir, 0o700); err == nil {
-		if home, err = os.Open(s.dir); err != nil {
+		if s.home, err = os.Open(s.dir); err != nil {
 			_ = os.Remove(s.dir) // the next call makes it again
 		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open job store: %w", err)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.home = home
-	return home, nil
+	return s.home, nil
 }
 
 // Create starts a job. If there is already one with its ID and Digest, Create does nothing. It does not wait for the
