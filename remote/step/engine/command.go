@@ -64,9 +64,9 @@ func (r *Runner) carryOut(
 	ctx context.Context, g *frame, res *StepResult, cmd proc.Command, argv []expr.Value, env layer,
 ) (o outcome, cut bool) {
 	r.tell(func(e Events) { e.CommandStarting(res, &cmd, argv, env) })
-	exit, expired, err := r.runProcess(ctx, g, res, cmd)
+	exit, expired, stopped, err := r.runProcess(ctx, g, res, cmd)
 	r.tell(func(e Events) { e.CommandEnded(res, known(exit, err), expired != nil) })
-	switch stopped := r.release(); {
+	switch {
 	case stopped != nil:
 		r.cuts++
 		return stopped.outcome(exit.Code), true
@@ -238,24 +238,26 @@ func (r *Runner) describe(g *frame, res *StepResult, cmd *proc.Command) error {
 }
 
 // runProcess starts a step's process and waits for its end. When ctx ends, it kills all processes of the step. It
-// returns the time limit that was reached, if any. The error says why there is no exit status.
+// returns the time limit that was reached and the stop that ended the process, if any. The error says why there is no
+// exit status.
 func (r *Runner) runProcess(
 	ctx context.Context, g *frame, res *StepResult, cmd proc.Command,
-) (proc.Exit, *limit, error) {
+) (proc.Exit, *limit, *stop, error) {
 	p, err := r.cfg.Start(ctx, cmd)
 	if err != nil {
-		return proc.Exit{}, nil, err
+		return proc.Exit{}, nil, nil, err
 	}
 	r.tell(func(e Events) { e.CommandStarted(res, p.PID()) })
 	r.kept = append(r.kept, p)
-	ending := &ender{p: p}
-	defer ending.end()
+	var pause *time.Timer // between SIGINT and SIGTERM
 	r.attach(func(s *stop) {
-		if g.interrupt {
-			ending.interrupt(s.killAt)
-		} else {
-			p.Stop(time.Until(s.killAt))
+		left := time.Until(s.killAt)
+		if !g.interrupt || pause != nil || left <= 0 {
+			p.Stop(left)
+			return
 		}
+		p.Interrupt()
+		pause = time.AfterFunc(left*3/4, func() { p.Stop(time.Until(s.killAt)) })
 	})
 	l := g.limits.next()
 	var expired atomic.Pointer[time.Time] // the time at which the process is killed
@@ -288,7 +290,11 @@ func (r *Runner) runProcess(
 	if expired.Load() == nil {
 		l = nil
 	}
-	return exit, l, err
+	stopped := r.release()
+	if pause != nil {
+		pause.Stop()
+	}
+	return exit, l, stopped, err
 }
 
 // known returns exit, of a process that ended with err, or nil if its exit is unknown.

@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
@@ -314,29 +313,4 @@ func (c *Call) Exec(
 	}
 	o, _ := r.carryOut(ctx, &g, res, cmd, argv, env)
 	return o.public()
-}
-
-// ender ends a process when the job is stopped.
-type ender struct {
-	p       *proc.Process
-	pause   atomic.Pointer[time.Timer] // until SIGTERM
-	already atomic.Bool
-}
-
-// interrupt sends SIGINT. The process has until at to end.
-func (e *ender) interrupt(at time.Time) {
-	left := time.Until(at)
-	if left <= 0 || e.already.Swap(true) {
-		e.p.Stop(left)
-		return
-	}
-	e.p.Interrupt()
-	e.pause.Store(time.AfterFunc(left*3/4, func() { e.p.Stop(time.Until(at)) }))
-}
-
-// end stops the timer, if there is one.
-func (e *ender) end() {
-	if timer := e.pause.Load(); timer != nil {
-		timer.Stop()
-	}
 }
