@@ -1,7 +1,6 @@
 package service
 
 import (
-	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -145,32 +144,4 @@ func TestListShowsJobsThatRunAndThatHaveEnded(t *testing.T) {
 	require.EqualValues(t, 6, jobs[1].GetStdoutLen())
 	require.Equal(t, "runs", h.list("runs", "nope")[0].GetId())
 	require.Len(t, h.list("runs", "nope"), 1)
-}
-
-func TestEndedJobIsCollectedWithItsFiles(t *testing.T) {
-	dir := t.TempDir()
-	h := newHarness(t, func(c *job.Config) { c.Dir, c.Keep = dir, time.Millisecond })
-	h.run(script("1", "echo x"))
-	deadline := time.NewTimer(patience)
-	defer deadline.Stop()
-	for len(h.list()) > 0 {
-		select {
-		case <-deadline.C:
-			t.Fatal("the job is still there")
-		default:
-		}
-	}
-	require.Equal(t, codes.NotFound, status.Code(h.followIO(t.Context(), &pb.FollowIORequest{Id: "1"}, 0).err))
-	for {
-		entries, err := os.ReadDir(dir + "/jobs")
-		require.NoError(t, err)
-		if len(entries) == 0 {
-			return
-		}
-		select {
-		case <-deadline.C:
-			t.Fatal("its files are still there")
-		default:
-		}
-	}
 }

@@ -182,25 +182,6 @@ func TestRunIsBoundedInJobs(t *testing.T) {
 	require.Contains(t, h.refused(script("2", "echo"), codes.ResourceExhausted), "too many jobs")
 }
 
-func TestWorkDirIsCreatedAndUsed(t *testing.T) {
-	base := t.TempDir()
-	h := newHarness(t, func(c *job.Config) { c.WorkBase = base })
-	for id, dir := range map[string]string{"rel": "new/dir", "abs": filepath.Join(base, "x", "y")} {
-		req := yaml(id, "- script: pwd\n")
-		req.WorkDir = dir
-		h.run(req)
-		if !filepath.IsAbs(dir) {
-			dir = filepath.Join(base, dir)
-		}
-		require.Equal(t, dir+"\n", h.output(id).stdout())
-		require.DirExists(t, dir)
-	}
-	h.run(yaml("fresh", "- script: pwd; ls -A\n"))
-	dir := strings.TrimSpace(h.output("fresh").stdout())
-	require.NotContains(t, dir, "\n", "it is empty")
-	require.NoDirExists(t, dir)
-}
-
 func TestServersEnvironmentIsNotTheJobs(t *testing.T) {
 	t.Setenv("CI_JOB_TOKEN", "leak")
 	t.Setenv("LANG", "C.UTF-8")
