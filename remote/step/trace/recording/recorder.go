@@ -84,7 +84,7 @@ type stepRecord struct {
 	cache                string
 	pid                  int
 	exit                 proc.Exit
-	parts                [2]int // numbers of the parts of stdout and stderr, if there is an exec
+	parts                [2]*part // of stdout and stderr, if there is an exec
 }
 
 // New returns a Recorder for the job. The caller makes a Runner from job with the Recorder as its Events. job.Secrets
@@ -216,7 +216,7 @@ func (c *Recorder) CommandStarting(
 	s.exec = &trace.Exec{NotStarted: true}
 	paths := c.paths(s.filesDir)
 	for i, tap := range c.taps {
-		s.parts[i] = tap.Begin(&paths)
+		s.parts[i] = tap.begin(&paths)
 	}
 	size := int64(0)
 	for _, text := range slices.Concat(cmd.Argv, cmd.Env) {

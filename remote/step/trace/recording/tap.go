@@ -4,8 +4,6 @@ import (
 	"io"
 	"slices"
 	"sync"
-
-	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
 const (
@@ -21,10 +19,9 @@ type Tap struct {
 	dropped func() int64 // how many bytes to has not kept
 	queue   chan piece
 	done    chan struct{} // closed once the parts are final
-	parts   []*part       // used by the goroutine until done, then by all
 
 	mu     sync.Mutex // guards the following, and the order in queue
-	count  int        // of parts
+	begun  bool       // the first part has begun
 	length int64      // bytes written
 	closed bool
 }
@@ -56,7 +53,7 @@ func (t *Tap) Write(p []byte) (int, error) {
 	before := t.dropped()
 	n, err := t.to.Write(p)
 	t.length += int64(n)
-	if t.count == 0 || t.closed {
+	if !t.begun || t.closed {
 		return n, err
 	}
 	truncated := t.dropped() > before
@@ -70,16 +67,17 @@ func (t *Tap) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Begin ends one part and begins the next, with the present markers for paths. It returns the number of the new part,
-// from 0.
-func (t *Tap) Begin(paths *Paths) int {
+// begin ends one part and begins the next, with the present markers for paths. The goroutine uses the part until Close
+// has returned. A part that begins after Close is empty.
+func (t *Tap) begin(paths *Paths) *part {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	p := newPart(t.length, Paths{known: slices.Clone(paths.known)})
 	if !t.closed {
-		t.queue <- piece{begin: newPart(t.length, Paths{known: slices.Clone(paths.known)})}
+		t.queue <- piece{begin: p}
 	}
-	t.count++
-	return t.count - 1
+	t.begun = true
+	return p
 }
 
 // sum computes the digests, in the goroutine.
@@ -89,7 +87,6 @@ func (t *Tap) sum() {
 	for p := range t.queue {
 		if p.begin != nil {
 			at = p.begin
-			t.parts = append(t.parts, at)
 			continue
 		}
 		at.write(*p.data)
@@ -108,14 +105,4 @@ func (t *Tap) Close() {
 	}
 	t.mu.Unlock()
 	<-t.done
-}
-
-// Part returns part number n with markers, for the identity of a trace, and its place in the stream. It waits for
-// Close. A part that began after Close is empty.
-func (t *Tap) Part(n int) (trace.Log, *trace.Range) {
-	<-t.done
-	if n < 0 || n >= len(t.parts) {
-		return newPart(t.length, Paths{}).log()
-	}
-	return t.parts[n].log()
 }

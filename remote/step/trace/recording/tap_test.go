@@ -27,21 +27,20 @@ func TestTapSumsUpTheParts(t *testing.T) {
 		require.NoError(t, err)
 	}
 	write("before")
-	require.Equal(t, 0, tap.Begin(&Paths{}))
+	one := tap.begin(&Paths{})
 	write("one ")
 	write("two")
-	require.Equal(t, 1, tap.Begin(&Paths{}))
-	require.Equal(t, 2, tap.Begin(&Paths{}))
+	parts := []*part{one, tap.begin(&Paths{}), tap.begin(&Paths{})}
 	write("three")
 	tap.Close()
 	tap.Close()
 	write(" after")
 	for n, want := range []string{"one two", "", "three"} {
-		log, at := tap.Part(n)
+		log, at := parts[n].log()
 		require.Equal(t, trace.Log{Bytes: int64(len(want)), SHA256: sumOf(want)}, log)
 		require.Equal(t, &trace.Range{Offset: int64([]int{6, 13, 13}[n]), Bytes: int64(len(want)), SHA256: sumOf(want)}, at)
 	}
-	log, _ := tap.Part(tap.Begin(&Paths{}))
+	log, _ := tap.begin(&Paths{}).log()
 	require.Zero(t, log.Bytes)
 	require.Equal(t, "beforeone twothree after", to.String())
 }
@@ -120,14 +119,15 @@ func (l *limited) Dropped() int64 { return l.dropped }
 
 func TestPartsThatAreNotKeptAreTruncated(t *testing.T) {
 	tap := NewTap(&limited{room: 6})
-	for range 3 {
-		tap.Begin(&Paths{})
+	var parts [3]*part
+	for n := range parts {
+		parts[n] = tap.begin(&Paths{})
 		_, err := io.WriteString(tap, "1234")
 		require.NoError(t, err)
 	}
 	tap.Close()
 	for n, want := range []bool{false, true, true} {
-		log, _ := tap.Part(n)
+		log, _ := parts[n].log()
 		require.Equal(t, trace.Log{Bytes: 4, SHA256: sumOf("1234"), Truncated: want}, log)
 	}
 }
@@ -135,12 +135,12 @@ func TestPartsThatAreNotKeptAreTruncated(t *testing.T) {
 func TestTapPassesOnMuchAtOnce(t *testing.T) {
 	text := strings.Repeat("0123456789", 1<<20)
 	tap := NewTap(io.Discard)
-	tap.Begin(&Paths{})
+	all := tap.begin(&Paths{})
 	n, err := io.WriteString(tap, text)
 	require.NoError(t, err)
 	require.Equal(t, len(text), n)
 	tap.Close()
-	log, _ := tap.Part(0)
+	log, _ := all.log()
 	require.Equal(t, sumOf(text), log.SHA256)
 }
 
@@ -152,7 +152,7 @@ func BenchmarkTap(b *testing.B) {
 			if w == nil {
 				tap := NewTap(io.Discard)
 				defer tap.Close()
-				tap.Begin(&p)
+				tap.begin(&p)
 				w = tap
 			}
 			b.SetBytes(int64(len(block)))

@@ -151,8 +151,8 @@ func (t *tracer) step(s *pb.Step, res *engine.StepResult, path string) trace.Ste
 		run.Warnings = append(run.Warnings, t.message(text))
 	}
 	if rec.exec != nil {
-		step.Logs.Stdout, run.Stdout = t.taps[0].Part(rec.parts[0])
-		step.Logs.Stderr, run.Stderr = t.taps[1].Part(rec.parts[1])
+		step.Logs.Stdout, run.Stdout = rec.parts[0].log()
+		step.Logs.Stderr, run.Stderr = rec.parts[1].log()
 	}
 	if !res.Started.IsZero() {
 		t.t.Volatile.Steps = append(t.t.Volatile.Steps, run)
