@@ -202,7 +202,7 @@ func TestStopEndsStepsThatCallEachOtherInACircle(t *testing.T) {
 			"on_failure}]\n",
 	})
 	results := tr.start(t.Context())
-	tr.stdout.await(t, "ping\nping\n")
+	tr.stdout.Await(t, "ping\nping\n")
 	tr.Stop(cancelled, patience)
 	res := <-results
 	require.Equal(t, Cancelled, res.Status, res.Message)

@@ -1,19 +1,17 @@
 package engine
 
 import (
-	"bytes"
 	"context"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/remote/step/expr"
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
@@ -21,61 +19,12 @@ import (
 // patience bounds the waits of tests for events that must happen. No test needs all of it.
 const patience = 3 * time.Minute
 
-// output collects the output of a job and reports when a text has come.
-type output struct {
-	mu    sync.Mutex // guards the following
-	text  bytes.Buffer
-	waits map[string]chan struct{} // closed when the text is there
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.text.Write(p)
-	for text, ch := range o.waits {
-		if strings.Contains(o.text.String(), text) {
-			close(ch)
-			delete(o.waits, text)
-		}
-	}
-	return len(p), nil
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.String()
-}
-
-// await waits until text has been written.
-func (o *output) await(t testing.TB, text string) {
-	t.Helper()
-	ch := make(chan struct{})
-	o.mu.Lock()
-	if strings.Contains(o.text.String(), text) {
-		close(ch)
-	} else {
-		if o.waits == nil {
-			o.waits = map[string]chan struct{}{}
-		}
-		o.waits[text] = ch
-	}
-	o.mu.Unlock()
-	timer := time.NewTimer(patience)
-	defer timer.Stop()
-	select {
-	case <-ch:
-	case <-timer.C:
-		t.Fatalf("%q was not written within %v; there is: %q", text, patience, o)
-	}
-}
-
 // trial is a job under test.
 type trial struct {
 	*Runner
 	t              testing.TB
 	place          Place
-	stdout, stderr *output
+	stdout, stderr *remotetest.Buffer
 	events         []string // "name status"
 }
 
@@ -84,7 +33,7 @@ func newTrial(t testing.TB, yaml string, change ...func(*Config)) *trial {
 	t.Helper()
 	def, err := lang.Parse("job.yml", []byte(yaml))
 	require.NoError(t, err)
-	tr := &trial{t: t, stdout: &output{}, stderr: &output{}}
+	tr := &trial{t: t, stdout: &remotetest.Buffer{}, stderr: &remotetest.Buffer{}}
 	tr.place = Place{WorkDir: t.TempDir(), ScriptDir: t.TempDir(), Stdout: tr.stdout, Stderr: tr.stderr}
 	cfg := Config{
 		Definition: def,
@@ -102,15 +51,7 @@ func newTrial(t testing.TB, yaml string, change ...func(*Config)) *trial {
 // files puts files into the job's directory; a name that ends in .sh can be executed.
 func (tr *trial) files(texts map[string]string) *trial {
 	tr.t.Helper()
-	for name, text := range texts {
-		path := filepath.Join(tr.place.WorkDir, name)
-		require.NoError(tr.t, os.MkdirAll(filepath.Dir(path), 0o755))
-		mode := os.FileMode(0o644)
-		if strings.HasSuffix(name, ".sh") {
-			mode = 0o755
-		}
-		require.NoError(tr.t, os.WriteFile(path, []byte(text), mode))
-	}
+	remotetest.WriteFiles(tr.t, tr.place.WorkDir, texts)
 	return tr
 }
 

@@ -206,7 +206,7 @@ func TestStopInANestedListRunsStepsThatAlwaysRun(t *testing.T) {
     - {name: z, script: echo not-run}
 `)
 	results := tr.start(t.Context())
-	tr.stdout.await(t, "ready")
+	tr.stdout.Await(t, "ready")
 	tr.Stop(cancelled, patience)
 	res := <-results
 	require.Equal(t, Cancelled, res.Status)

@@ -18,7 +18,7 @@ const cancelled = "the job was cancelled"
 func TestStopLetsAStepCleanUp(t *testing.T) {
 	tr := newTrial(t, `- {name: a, script: "trap 'echo cleanup; exit 0' TERM; sleep 4716 & echo ready; wait"}`)
 	results := tr.start(t.Context())
-	tr.stdout.await(t, "ready")
+	tr.stdout.Await(t, "ready")
 	tr.Stop(cancelled, patience)
 	res := <-results
 	require.Equal(t, Cancelled, res.Status)
@@ -36,7 +36,7 @@ func TestStopLetsTheChildrenOfTheShellCleanUp(t *testing.T) {
     echo not reached
 `)
 	results := tr.start(t.Context())
-	tr.stdout.await(t, "ready")
+	tr.stdout.Await(t, "ready")
 	tr.Stop(cancelled, patience)
 	require.Equal(t, Cancelled, (<-results).Status)
 	require.Equal(t, "ready\nchild cleaned up\n", tr.stdout.String())
@@ -45,7 +45,7 @@ func TestStopLetsTheChildrenOfTheShellCleanUp(t *testing.T) {
 func TestStopKillsAfterTheGrace(t *testing.T) {
 	tr := newTrial(t, `- {name: a, script: "trap '' TERM; echo ready; sleep 4717; sleep 4717"}`)
 	results := tr.start(t.Context())
-	tr.stdout.await(t, "ready")
+	tr.stdout.Await(t, "ready")
 	tr.Stop(cancelled, 50*time.Millisecond)
 	res := <-results
 	require.Equal(t, Cancelled, res.Status)
@@ -55,7 +55,7 @@ func TestStopKillsAfterTheGrace(t *testing.T) {
 func TestLaterStopShortensTheGrace(t *testing.T) {
 	tr := newTrial(t, `- {name: a, script: "trap '' TERM; echo ready; sleep 4717; sleep 4717"}`)
 	results := tr.start(t.Context())
-	tr.stdout.await(t, "ready")
+	tr.stdout.Await(t, "ready")
 	tr.Stop(cancelled, time.Hour)
 	tr.Stop("again", 2*time.Hour)
 	tr.Stop("once more", time.Millisecond)
@@ -72,7 +72,7 @@ func TestStopKillsTheWholeTree(t *testing.T) {
     sleep 4718
 `)
 	results := tr.start(t.Context())
-	tr.stdout.await(t, "ready")
+	tr.stdout.Await(t, "ready")
 	tr.Stop(cancelled, patience)
 	<-results
 	for _, name := range []string{"a", "b"} {
@@ -91,7 +91,7 @@ func TestAfterStopOnlyStepsRunThatAlwaysDo(t *testing.T) {
 - {name: e, script: echo cleanup-too, when: always}
 `)
 	results := tr.start(t.Context())
-	tr.stdout.await(t, "ready")
+	tr.stdout.Await(t, "ready")
 	tr.Stop(cancelled, patience)
 	res := <-results
 	require.Equal(t, Cancelled, res.Status)
@@ -107,9 +107,9 @@ func TestStopDoesNotEndTheStepsThatAlwaysRun(t *testing.T) {
 - {name: b, script: "echo cleaning; while [ ! -e go ]; do sleep 0.01; done; echo cleaned", when: always}
 `)
 	results := tr.start(t.Context())
-	tr.stdout.await(t, "ready")
+	tr.stdout.Await(t, "ready")
 	tr.Stop(cancelled, patience)
-	tr.stdout.await(t, "cleaning")
+	tr.stdout.Await(t, "cleaning")
 	tr.Stop(cancelled, 0)
 	require.NoError(t, os.WriteFile(filepath.Join(tr.place.WorkDir, "go"), nil, 0o600))
 	require.Equal(t, []string{"a cancelled", "b success"}, statuses((<-results).Steps))
@@ -123,7 +123,7 @@ func TestStepsThatAlwaysRunHaveALimit(t *testing.T) {
 - {name: c, script: echo too late, when: always}
 `, func(c *Config) { c.AlwaysLimit = 50 * time.Millisecond })
 	results := tr.start(t.Context())
-	tr.stdout.await(t, "ready")
+	tr.stdout.Await(t, "ready")
 	tr.Stop(cancelled, patience)
 	res := <-results
 	require.Equal(t, Cancelled, res.Status)
@@ -173,7 +173,7 @@ func TestEndOfTheContextKillsAtOnce(t *testing.T) {
 `)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	results := tr.start(ctx)
-	tr.stdout.await(t, "ready")
+	tr.stdout.Await(t, "ready")
 	cancel(errors.New("the job was killed"))
 	res := <-results
 	require.Equal(t, Cancelled, res.Status)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/internal/remotetest"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/expr"
@@ -310,7 +311,7 @@ func (c *testCase) runOnce(t *testing.T, root string, w *caseWorld, i int) (wron
 	if c.DryRun {
 		return c.checkCompiled(t, def)
 	}
-	log, stdout, stderr := &output{}, &output{}, &output{}
+	log, stdout, stderr := &remotetest.Buffer{}, &remotetest.Buffer{}, &remotetest.Buffer{}
 	cfg := c.config(t, def, root)
 	if w.store != nil {
 		cfg.Fetcher = w.store
@@ -346,7 +347,7 @@ func (c *testCase) runOnce(t *testing.T, root string, w *caseWorld, i int) (wron
 }
 
 // both writes to two outputs.
-type both [2]*output
+type both [2]*remotetest.Buffer
 
 func (b both) Write(p []byte) (int, error) {
 	b[0].Write(p)

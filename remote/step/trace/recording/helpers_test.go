@@ -1,18 +1,15 @@
 package recording
 
 import (
-	"bytes"
 	"context"
 	"os"
 	"path/filepath"
-	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/internal/fetchtest"
+	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/fetch"
 	"github.com/stepmux/stepmux/remote/step/lang"
@@ -22,31 +19,13 @@ import (
 
 const cancelled = "the job was cancelled"
 
-// output collects the output of a job.
-type output struct {
-	mu   sync.Mutex // guards the following
-	text bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.String()
-}
-
 // trial is a recorded job.
 type trial struct {
 	*engine.Runner
 	*Recorder
 	t              testing.TB
 	place          engine.Place
-	stdout, stderr *output
+	stdout, stderr *remotetest.Buffer
 }
 
 // traced is how most trials are recorded.
@@ -57,7 +36,7 @@ func newTrial(t testing.TB, yaml string, record Config, change ...func(*engine.C
 	t.Helper()
 	def, err := lang.Parse("job.yml", []byte(yaml))
 	require.NoError(t, err)
-	tr := &trial{t: t, stdout: &output{}, stderr: &output{}}
+	tr := &trial{t: t, stdout: &remotetest.Buffer{}, stderr: &remotetest.Buffer{}}
 	job := engine.Config{Definition: def, RunnerEnv: []string{"PATH=" + os.Getenv("PATH")}, Secrets: &mask.Set{}}
 	for _, c := range change {
 		c(&job)
@@ -75,15 +54,7 @@ func newTrial(t testing.TB, yaml string, record Config, change ...func(*engine.C
 // files puts files into the job's directory. Files whose names end in .sh are executable.
 func (tr *trial) files(texts map[string]string) *trial {
 	tr.t.Helper()
-	for name, text := range texts {
-		path := filepath.Join(tr.place.WorkDir, name)
-		require.NoError(tr.t, os.MkdirAll(filepath.Dir(path), 0o755))
-		mode := os.FileMode(0o644)
-		if strings.HasSuffix(name, ".sh") {
-			mode = 0o755
-		}
-		require.NoError(tr.t, os.WriteFile(path, []byte(text), mode))
-	}
+	remotetest.WriteFiles(tr.t, tr.place.WorkDir, texts)
 	return tr
 }
 
@@ -115,13 +86,6 @@ func (tr *trial) start(ctx context.Context) <-chan engine.Result {
 		<-done
 	})
 	return results
-}
-
-// awaitOutput waits until the job has written text.
-func (tr *trial) awaitOutput(text string) {
-	tr.t.Helper()
-	require.Eventually(tr.t, func() bool { return strings.Contains(tr.stdout.String(), text) }, 3*time.Minute,
-		time.Millisecond)
 }
 
 // withStore lets a job fetch, into a cache of its own.

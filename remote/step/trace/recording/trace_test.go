@@ -159,7 +159,7 @@ func TestTraceRecordsCancelledAndTimedOutJobs(t *testing.T) {
 	const job = "- {name: a, script: 'echo ready; sleep 600'}\n- {name: b, script: echo}\n"
 	tr := newTrial(t, job, traced())
 	results := tr.start(t.Context())
-	tr.awaitOutput("ready")
+	tr.stdout.Await(t, "ready")
 	tr.Stop(cancelled, 0)
 	made, _ := tr.trace(<-results)
 	require.Equal(t, trace.Cancelled, made.Identity.Status)
@@ -179,7 +179,7 @@ func TestTraceRecordsCancelledAndTimedOutJobs(t *testing.T) {
 	ctx, kill := context.WithCancelCause(t.Context())
 	tr = newTrial(t, job, traced())
 	results = tr.start(ctx)
-	tr.awaitOutput("ready")
+	tr.stdout.Await(t, "ready")
 	kill(errors.New("killed"))
 	made, _ = tr.trace(<-results)
 	require.Equal(t, trace.Cancelled, made.Identity.Status)
