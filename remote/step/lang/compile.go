@@ -86,7 +86,7 @@ func sequenceOf(def *pb.Definition) *pb.Definition {
 }
 
 func (c *compiler) definition(d *draftDefinition) *pb.Definition {
-	s := &scope{spec: &d.spec, v0: d.v0, files: d.exec != nil}
+	s := &scope{spec: &d.spec, inputs: paramSet(d.spec.inputs), v0: d.v0, files: d.exec != nil}
 	def := &pb.Definition{Dialect: s.dialect(), Spec: c.spec(&d.spec)}
 	switch {
 	case d.run != nil && d.exec != nil:
@@ -118,13 +118,13 @@ func (c *compiler) runDefinition(d *draftDefinition, def *pb.Definition, s *scop
 
 // checkOutputs compares the outputs of the definition with its spec.
 func (d *draftDefinition) checkOutputs(s *scope) error {
-	declared := paramNames(d.spec.outputs)
+	declared := paramSet(d.spec.outputs)
 	for _, out := range d.outputs {
-		if slices.Contains(declared, out.name.text) {
+		if declared[out.name.text] {
 			continue
 		}
 		return out.name.at.beyond().errorf("the spec has no output%s%s", Quote(out.name.text),
-			Suggest(out.name.text, declared, "; declare it in spec: outputs"))
+			Suggest(out.name.text, paramNames(d.spec.outputs), "; declare it in spec: outputs"))
 	}
 	switch {
 	case d.delegate.given && s.names[d.delegate.text] == 0:
@@ -185,7 +185,7 @@ func (c *compiler) step(d *draft, list *scope, i int, named bool) *pb.Step {
 	case d.exec != nil:
 		p.Definition = &pb.Definition{Type: pb.DefinitionType_exec, Dialect: s.dialect(), Exec: c.exec(d.exec, s)}
 	case d.run != nil:
-		steps := c.run(d.run, &scope{spec: s.spec, v0: s.v0, outer: s}, named)
+		steps := c.run(d.run, &scope{spec: s.spec, inputs: s.inputs, v0: s.v0, outer: s}, named)
 		p.Definition = &pb.Definition{Type: pb.DefinitionType_steps, Dialect: s.dialect(), Steps: steps}
 	case d.script.given:
 		c.script(d, p, s)

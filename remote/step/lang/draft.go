@@ -86,6 +86,15 @@ func paramNames(list []draftParam) []string {
 	return names
 }
 
+// paramSet is paramNames for a spec of many names, each of which may be looked for many times.
+func paramSet(list []draftParam) map[string]bool {
+	names := make(map[string]bool, len(list))
+	for _, p := range list {
+		names[p.name.text] = true
+	}
+	return names
+}
+
 type draftRequests struct{ env, vars []word }
 
 // word is a text and its place.

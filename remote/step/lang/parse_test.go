@@ -448,6 +448,20 @@ func TestParseIsBounded(t *testing.T) {
 		require.NoError(t, err)
 		require.Len(t, def.Steps[0].Inputs["a"].GetListValue().Values, MaxText/2-20)
 	})
+	// Symptom: such a text of 1 MiB took a minute, because each use made a list of all inputs.
+	t.Run("as many uses of many inputs", func(t *testing.T) {
+		inputs := ""
+		for i := range 5000 {
+			inputs += fmt.Sprintf("  i%d: {type: string, default: x}\n", i)
+		}
+		text := "spec:\n inputs:\n" + inputs + "---\n- script: " + strings.Repeat("${{inputs.i4999}}", 40_000)
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err := Parse("j", []byte(text))
+		runtime.ReadMemStats(&after)
+		require.NoError(t, err)
+		require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(400<<20))
+	})
 	t.Run("alias of itself", func(t *testing.T) {
 		for _, text := range []string{"&a [*a]", "- &a {env: *a}", "&a {run: *a}", "- &a {exec: {command: [*a]}}"} {
 			_, err := Parse("j", []byte(text))

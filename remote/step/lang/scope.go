@@ -29,13 +29,14 @@ var (
 
 // scope has the names that expressions can read in a definition, or in a list of steps in it.
 type scope struct {
-	spec  *draftSpec
-	v0    bool
-	files bool           // output_file and export_file exist
-	names map[string]int // the numbers of the steps of the list, from 1; nil outside of lists
-	outer *scope         // the scope of the step that contains the list
-	step  string         // the step that the texts belong to; empty for the definition
-	index int            // of the step in its list; the length of the list for the definition's outputs
+	spec   *draftSpec
+	inputs map[string]bool // of spec
+	v0     bool
+	files  bool           // output_file and export_file exist
+	names  map[string]int // the numbers of the steps of the list, from 1; nil outside of lists
+	outer  *scope         // the scope of the step that contains the list
+	step   string         // the step that the texts belong to; empty for the definition
+	index  int            // of the step in its list; the length of the list for the definition's outputs
 }
 
 // in returns the scope for the texts of a step. i is its index in the list.
@@ -147,13 +148,10 @@ func (s *scope) missing(path []string) string {
 }
 
 func (s *scope) missingInput(path []string) string {
-	if len(path) < 2 {
+	if len(path) < 2 || s.inputs[path[1]] {
 		return ""
 	}
 	names := paramNames(s.spec.inputs)
-	if slices.Contains(names, path[1]) {
-		return ""
-	}
 	missing := fmt.Sprintf("inputs.%s was not found; ", expr.Abbreviate(path[1]))
 	if len(names) == 0 {
 		return missing + "the spec has no inputs"
