@@ -119,9 +119,7 @@ func (e *Executor) tryElsewhere(ctx context.Context, err error) bool {
 	var left []string
 	if c != nil {
 		_ = c.Close(ctx) // Left has the rest
-		for _, text := range c.Left() {
-			left = append(left, "instance "+s.member.ID+": "+text)
-		}
+		left = leftOn(s, c)
 	}
 	if lease != nil {
 		lease.Release()

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
@@ -88,6 +89,32 @@ func TestABuildWhoseVMIsLostWhileItsStepRunnerStartsGoesElsewhere(t *testing.T) 
 			require.NoError(t, e.Cleanup(t.Context()))
 		})
 	}
+}
+
+// Symptom: the report of such a build read "may be left on vm-2: instance vm-1: ...".
+func TestWhatABuildMayHaveLeftOnTheVMBeforeNamesThatVM(t *testing.T) {
+	t.Parallel()
+	first := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+	second := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+	mark, silent := filepath.Join(t.TempDir(), "mark"), filepath.Join(t.TempDir(), "silent")
+	text := "#!/bin/sh\n[ $2 = serve ] || exec " + first.runner[0] + ` "$@"` + "\necho >" + mark + "\nexec cat\n"
+	require.NoError(t, os.WriteFile(silent, []byte(text), 0o700))
+	first.runner = []string{silent}
+	p := providerOf(t, instance.Config{Route: connector.Session}, 1, first, second)
+	e := p.Executor(instance.Build{ID: "b", Log: &sshtest.Log{}})
+	require.NoError(t, e.Prepare(sshtest.Within(t)))
+	connected := make(chan error, 1)
+	go func() {
+		_, err := e.Connect(sshtest.Within(t))
+		connected <- err
+	}()
+	require.Eventually(t, func() bool { return exists(mark) }, sshtest.Bound, time.Millisecond)
+	first.Stop()
+	require.NoError(t, <-connected)
+	require.Equal(t, "vm-2", e.Instance())
+	require.NoError(t, e.Cleanup(sshtest.Within(t)))
+	require.Len(t, e.Left(), 1)
+	require.Contains(t, e.Left()[0], "on vm-1: unknown: the connection was lost")
 }
 
 // Symptom: such a build failed, though nothing of it had started.

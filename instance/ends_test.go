@@ -233,7 +233,7 @@ until grep -aq ^/usr/bin/flock /proc/$!/cmdline; do sleep 0.01; done`) // withou
 		return err == nil
 	}, "the daemon has the lock")
 	require.NoError(t, b.executor.Cleanup(sshtest.Within(t)))
-	require.Equal(t, []string{"directory " + dir}, b.executor.Left())
+	require.Equal(t, []string{"on vm-1: directory " + dir}, b.executor.Left())
 	require.NoError(t, syscall.Kill(holder, syscall.SIGKILL))
 }
 

@@ -49,7 +49,7 @@ type Executor struct {
 	stays     bool // on its instance, for which there was a Client
 	cleaned   bool
 	leaves    bool     // Cleanup leaves the build to another process
-	left      []string // on instances that the build has left
+	left      []string // see Left; on instances that the build has left for others
 
 	lingering lingerScripts
 }
@@ -379,16 +379,26 @@ func exitError(code int, err error) error {
 	return err
 }
 
-// Left returns what may be left of the build on the instance, once Cleanup has returned: a text for each process or
-// directory, or one text with the reason why that is unknown. It is untrusted text.
+// Left returns what may be left of the build, once Cleanup has returned: a text for each process or directory, or the
+// reason why that is unknown. Each begins with "on ID: ", as a build may have been on several instances. It is
+// untrusted text.
 func (e *Executor) Left() []string {
 	e.mu.Lock()
-	c, b, left := e.connector, e.box, e.left
+	s, c, b, left := e.slot, e.connector, e.box, e.left
 	e.mu.Unlock()
 	if c == nil || b.removed() {
 		return left
 	}
-	return append(slices.Clone(left), c.Left()...)
+	return append(slices.Clone(left), leftOn(s, c)...)
+}
+
+// leftOn returns what may be left of a step runner on its instance.
+func leftOn(s *slot, c *connector.Connector) []string {
+	left := c.Left()
+	for i, text := range left {
+		left[i] = "on " + s.member.ID + ": " + text
+	}
+	return left
 }
 
 // Cleanup ends the build's processes on the instance and releases its slot. It may be called at any time, even while

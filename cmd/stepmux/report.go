@@ -136,7 +136,7 @@ func (r *reporter) ended(report batch.Report) {
 	}
 	if len(report.Left) > 0 {
 		r.left++
-		r.showLocked("%s: may be left on %s: %s", report.Build, report.Instance, strings.Join(report.Left, "; "))
+		r.showLocked("%s: may be left %s", report.Build, strings.Join(report.Left, "; "))
 	}
 	if r.json {
 		_ = writeJSON(r.out, jsonBuildOf(report, file)) // close reports lost text

@@ -43,7 +43,7 @@ func TestResultOfABuildHasAnExitCodeOnlyIfItsScriptEnded(t *testing.T) {
 
 func TestWhatMayBeLeftIsInResultAndSummary(t *testing.T) {
 	report := batch.Report{
-		Build: "b1", Instance: "vm-1", Left: []string{"process 7 (\"sh\")", "directory /tmp/\x1b[31m"},
+		Build: "b1", Instance: "vm-1", Left: []string{"on vm-0: process 7 (\"sh\")", "on vm-1: directory /tmp/\x1b[31m"},
 	}
 	for _, output := range []string{"text", "json"} {
 		var out, messages bytes.Buffer
@@ -51,7 +51,7 @@ func TestWhatMayBeLeftIsInResultAndSummary(t *testing.T) {
 		r.ended(report)
 		r.summary([]batch.Report{report}, instance.Stat{})
 		require.NoError(t, r.close(t.Context(), t.Context(), time.Minute))
-		require.Contains(t, messages.String(), `b1: may be left on vm-1: process 7 ("sh"); directory /tmp/`)
+		require.Contains(t, messages.String(), `b1: may be left on vm-0: process 7 ("sh"); on vm-1: directory /tmp/`)
 		require.NotContains(t, messages.String()+out.String(), "\x1b")
 		if output == "text" {
 			require.Contains(t, messages.String(), "builds that may have left something on their VM: 1\n")
@@ -68,7 +68,7 @@ func TestWhatMayBeLeftIsInResultAndSummary(t *testing.T) {
 		results := json.NewDecoder(&out)
 		require.NoError(t, results.Decode(&build))
 		require.Len(t, build.Left, 2)
-		require.Equal(t, `process 7 ("sh")`, build.Left[0])
+		require.Equal(t, `on vm-0: process 7 ("sh")`, build.Left[0])
 		require.NoError(t, results.Decode(&last))
 		require.Equal(t, 1, last.Summary.Left)
 	}

@@ -377,7 +377,7 @@ func queueJob(ctx context.Context, m pb.ManagerClient, project *packed, job *pb.
 func managedOutcome(b *pb.Build, messages io.Writer) error {
 	r := b.GetResult()
 	if len(r.GetLeft()) > 0 {
-		showError(messages, fmt.Errorf("may be left on %s: %q", b.GetInstance(), r.GetLeft()))
+		showError(messages, errors.New("may be left "+strings.Join(r.GetLeft(), "; ")))
 	}
 	if r.GetReason() == "" {
 		return nil

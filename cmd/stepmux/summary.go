@@ -25,7 +25,7 @@ type jsonBuild struct {
 	ExitCode *int             `json:"exit_code,omitempty"` // nil if no script ended
 	Error    string           `json:"error,omitempty"`
 	Cleanup  string           `json:"cleanup_error,omitempty"`
-	Left     []string         `json:"left,omitempty"` // processes and directories that may be left on the instance
+	Left     []string         `json:"left,omitempty"` // see batch.Report
 	Route    connector.Choice `json:"route"`
 	program.Isolation
 	Connect     float64 `json:"connect_s"`

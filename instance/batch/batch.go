@@ -77,7 +77,7 @@ type Report struct {
 	Waited time.Duration
 	// Cleanup is the error of ending the build on the VM. It is nil after a lost connection, too: see Left.
 	Cleanup error
-	// Left lists what may be left of the build on the VM, or the reason why that is unknown. It is untrusted text.
+	// Left lists what may be left of the build; see [instance.Executor.Left]. It is untrusted text.
 	Left []string
 }
 

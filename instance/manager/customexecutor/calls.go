@@ -278,7 +278,7 @@ func (d *driver) cleanup(ctx context.Context) error {
 			return errors.New(status.Convert(err).Message())
 		}
 		if len(resp.GetLeft()) > 0 {
-			fmt.Fprintf(d.Stderr, "stepmux: may be left on the VM: %q\n", resp.GetLeft())
+			fmt.Fprintf(d.Stderr, "stepmux: may be left: %q\n", resp.GetLeft())
 		}
 		return nil
 	}

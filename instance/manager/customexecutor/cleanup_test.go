@@ -73,6 +73,6 @@ func TestCleanupGivesTheSlotBackToTheNextManager(t *testing.T) {
 		Env: func(name string) string { return map[string]string{leaseVar: "lease-one"}[name] },
 	})
 	require.Zero(t, code, messages.String())
-	require.Equal(t, "stepmux: may be left on the VM: [\"lease-one\"]\n", messages.String())
+	require.Equal(t, "stepmux: may be left: [\"lease-one\"]\n", messages.String())
 	require.EqualValues(t, 2, manager.calls.Load())
 }
