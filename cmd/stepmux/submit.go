@@ -343,25 +343,20 @@ func (f *submitFlags) request(of runJob, file string) *pb.Job {
 // the manager restarts, it asks again. The request has a key, by which the manager knows it for two minutes.
 func queueJob(ctx context.Context, m pb.ManagerClient, project *packed, job *pb.Job) (string, error) {
 	req := &pb.SubmitRequest{Job: job, Key: rand.Text()}
-	sent := false
-	var since time.Time // when the request was first sent, or the manager was lost before that
+	var sent, lost time.Time // when the request was first sent, and when the manager was first lost
 	for {
 		var resp *pb.SubmitResponse
 		err := keepProject(ctx, m, project, job)
 		if err == nil {
-			if !sent {
-				sent, since = true, time.Now()
-			}
+			sent = cmp.Or(sent, time.Now())
 			resp, err = m.Submit(ctx, req)
 		}
 		if status.Code(err) != codes.Unavailable {
 			return resp.GetId(), err
 		}
-		if since.IsZero() {
-			since = time.Now()
-		}
-		if time.Since(since) > awayLimit {
-			if sent {
+		lost = cmp.Or(lost, time.Now())
+		if time.Since(cmp.Or(sent, lost)) > awayLimit {
+			if !sent.IsZero() {
 				err = status.Errorf(codes.Unavailable, "%s; the build may be queued: stepmux builds lists it then",
 					status.Convert(err).Message())
 			}
