@@ -128,11 +128,19 @@ func (f *podFlags) pod(c *docker.Spec) (*kubernetes.Spec, error) {
 	return spec, spec.Check()
 }
 
-// clusterGroup returns the cluster as the only instance of a group, and a function that closes its connections. ctx
-// bounds the first call, which checks that the cluster can be used.
-func (f *podFlags) clusterGroup(ctx context.Context, capacity int, log *slog.Logger) (*instance.Group, func(), error) {
-	if capacity < 1 {
-		return nil, nil, fmt.Errorf("--capacity %d: a cluster takes at least one build", capacity)
+// vmsOrCluster returns the VMs or, as the only instance of a group, the cluster of the flags, and a function that ends
+// what was started for them. ctx bounds the first call, which checks that the cluster can be used.
+func (f *podFlags) vmsOrCluster(
+	ctx context.Context, vms *vmFlags, log *slog.Logger,
+) (*instance.Group, func(), error) {
+	if !f.onCluster() {
+		return vms.group(ctx, log)
+	}
+	if err := vms.needsVM(); err != nil {
+		return nil, nil, err
+	}
+	if vms.capacity < 1 {
+		return nil, nil, fmt.Errorf("--capacity %d: a cluster takes at least one build", vms.capacity)
 	}
 	cluster, err := f.load(log)
 	if err != nil {
@@ -142,6 +150,6 @@ func (f *podFlags) clusterGroup(ctx context.Context, capacity int, log *slog.Log
 		return nil, nil, systemError(err)
 	}
 	name := strings.ReplaceAll(cluster.Name(), " ", "-") + "/" + cluster.Namespace()
-	group, err := instance.NewGroup(instance.Instance{ID: name, Cluster: cluster, Capacity: capacity})
+	group, err := instance.NewGroup(instance.Instance{ID: name, Cluster: cluster, Capacity: vms.capacity})
 	return group, cluster.Close, err
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -281,7 +280,7 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 		fmt.Fprintln(cmd.OutOrStdout(), "the configuration is valid: a VM embedded in this program")
 		return nil
 	}
-	vms, closeVMs, err := f.place(ctx, logger)
+	vms, closeVMs, err := f.vmsOrCluster(ctx, &f.vmFlags, logger)
 	if err != nil {
 		return err
 	}
@@ -326,14 +325,6 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 		Keep: f.keep, LogBytes: logBytes, FileBytes: fileBytes, Version: buildinfo.Version(), InventoryErr: f.inventoryErr,
 		Place: f.containerOrPod, OnEnd: counts.Ended, Logger: logger,
 	})
-}
-
-// place returns the VMs or the cluster of the manager, and a function that ends what it started for them.
-func (f *managerFlags) place(ctx context.Context, log *slog.Logger) (*instance.Group, func(), error) {
-	if f.onCluster() {
-		return f.clusterGroup(ctx, f.capacity, log)
-	}
-	return f.vmFlags.group(ctx, log)
 }
 
 // containerOrPod returns the container or pod for a job that asks for own; see manager.Config.Place.

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"maps"
 	"os"
 	"regexp"
@@ -218,7 +217,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 		}
 	}()
 	logger := f.logger(report)
-	group, closeVMs, err := f.place(ctx, logger)
+	group, closeVMs, err := f.vmsOrCluster(ctx, &f.vmFlags, logger)
 	if err != nil {
 		return cmp.Or(withCode(endsignal.Code(ctx), nil), err)
 	}
@@ -363,17 +362,6 @@ func (f *runFlags) readJobs(r *jobReader, files []string, isJSON bool) (jobs []r
 		jobs[i].container = nil
 	}
 	return jobs, some, nil
-}
-
-// place returns the VMs or the cluster of the run, and a function that ends everything it has started for them.
-func (f *runFlags) place(ctx context.Context, log *slog.Logger) (*instance.Group, func(), error) {
-	if f.onCluster() {
-		if err := f.needsVM(); err != nil {
-			return nil, nil, err
-		}
-		return f.clusterGroup(ctx, f.capacity, log)
-	}
-	return f.group(ctx, log)
 }
 
 // readFile reads a steps file, or standard input if its name is -, up to one byte more than the parser accepts.
