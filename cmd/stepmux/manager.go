@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/signal"
@@ -17,7 +16,6 @@ import (
 
 	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/connector/kubernetes"
@@ -71,7 +69,6 @@ type managerFlags struct {
 	logs    string
 	files   string
 	metrics string
-	ssh     sshFlags
 	doors   doorFlags
 	nats    manager.NATS
 }
@@ -94,43 +91,6 @@ func (f *managerFlags) checkNATS() (*manager.NATS, error) {
 		return nil, errors.New("--nats needs --inventory or --instance: other managers cannot reach the embedded VM")
 	}
 	return n, nil
-}
-
-// sshFlags are the flags of the SSH server.
-type sshFlags struct {
-	listen, keys string
-	forward      bool
-}
-
-func (f *sshFlags) register(fl *pflag.FlagSet) {
-	fl.StringVar(&f.listen, "ssh-listen", "", "serve SSH on `[HOST]:PORT`: each login gets a slot on a VM (default off)")
-	fl.StringVar(&f.keys, "ssh-authorized-keys", "",
-		"`FILE` with the public keys that may log in over --ssh-listen, and so run any program on the VMs")
-	fl.BoolVar(&f.forward, "ssh-forward", false,
-		"let logins over --ssh-listen connect to addresses and unix sockets from their VM")
-	grouped(fl, sshGroup)
-}
-
-func (f *sshFlags) check() error {
-	switch {
-	case f.listen == "" && (f.keys != "" || f.forward):
-		return errors.New("--ssh-authorized-keys and --ssh-forward need --ssh-listen")
-	case f.listen != "" && f.keys == "":
-		return errors.New("--ssh-listen needs --ssh-authorized-keys")
-	}
-	return nil
-}
-
-// open listens for SSH. It returns nil if the flags do not ask for that.
-func (f *sshFlags) open() (net.Listener, error) {
-	if f.listen == "" {
-		return nil, nil
-	}
-	listener, err := net.Listen("tcp", f.listen)
-	if err != nil {
-		return nil, fmt.Errorf("--ssh-listen: %w", err)
-	}
-	return listener, nil
 }
 
 func newManagerCommand() *cobra.Command {
@@ -206,9 +166,7 @@ Exit codes:
 	fl.StringVar(&f.metrics, "metrics", "",
 		"serve Prometheus metrics and /healthz on `[HOST]:PORT`; without HOST for this machine only (default off)")
 	grouped(fl, outputGroup)
-	f.ssh.register(fl)
 	f.doors.register(fl)
-	grouped(fl, doorGroup)
 	return cmd
 }
 
@@ -251,11 +209,11 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 	if err == nil { // a job may name an image, and needs the other flags then
 		_, _, err = f.containerOrPod(&docker.Spec{Image: "image"})
 	}
-	if err == nil && f.onCluster() && f.ssh.listen != "" {
+	if err == nil && f.onCluster() && f.doors.ssh != "" {
 		err = errors.New("--ssh-listen does not work with --kubernetes: a pod has no login")
 	}
 	if err == nil {
-		err = cmp.Or(f.ssh.check(), f.doors.check())
+		err = f.doors.check()
 	}
 	if err == nil && access.IsURL(cmp.Or(f.socket, ownSocket())) { // not shown: it may have a secret
 		err = errors.New("$" + managerVar + " is the URL of another manager: unset it, or name a socket with --socket")
@@ -345,13 +303,6 @@ func (f *managerFlags) serve(ctx context.Context, group int, counts http.Handler
 			return systemError(err)
 		}
 	}
-	logins, err := f.ssh.open()
-	if err != nil {
-		return err
-	}
-	if logins != nil {
-		defer logins.Close()
-	}
 	open, err := f.doors.open()
 	if err != nil {
 		return err
@@ -375,15 +326,6 @@ func (f *managerFlags) serve(ctx context.Context, group int, counts http.Handler
 	if err == nil {
 		defer stopDoors()
 		cfg.Logger.Info("manager listens", "socket", f.socket, "state", cfg.Dir)
-		serving := make(chan struct{})
-		defer func() { <-serving }()
-		go func() { // ends with the manager
-			defer close(serving)
-			if logins == nil {
-				return
-			}
-			served <- m.ServeSSH(ctx, logins, manager.SSHConfig{KeysFile: f.ssh.keys, Forward: f.ssh.forward})
-		}()
 		notify("READY=1")
 		go func() { served <- m.Serve(ctx, listener) }() // ends with the manager
 		select {

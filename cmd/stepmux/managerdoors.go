@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"github.com/spf13/pflag"
 
@@ -18,31 +19,47 @@ import (
 	"github.com/stepmux/stepmux/instance/manager/page"
 )
 
-// doorFlags are the flags for a manager's API on TCP and for its status page.
-type doorFlags struct{ api, page, cert, key, token string }
+// doorFlags are the flags for what a manager serves on TCP: SSH, its API and its status page.
+type doorFlags struct {
+	ssh, sshKeys         string
+	sshForward           bool
+	api, page            string
+	cert, certKey, token string
+}
 
 func (f *doorFlags) register(fl *pflag.FlagSet) {
+	fl.StringVar(&f.ssh, "ssh-listen", "", "serve SSH on `[HOST]:PORT`: each login gets a slot on a VM (default off)")
+	fl.StringVar(&f.sshKeys, "ssh-authorized-keys", "",
+		"`FILE` with the public keys that may log in over --ssh-listen, and so run any program on the VMs")
+	fl.BoolVar(&f.sshForward, "ssh-forward", false,
+		"let logins over --ssh-listen connect to addresses and unix sockets from their VM")
+	grouped(fl, sshGroup)
 	fl.StringVar(&f.api, "api-listen", "",
 		"serve the commands' API by TLS on [HOST]:PORT, to clients that show the token (default off)")
 	fl.StringVar(&f.page, "http-listen", "", "serve the status page on [HOST]:PORT; without HOST for this machine only; "+
 		"without --token-file to this machine only, and read-only (default off)")
 	fl.StringVar(&f.cert, "tls-cert", "", "file with the certificate of --api-listen and --http-listen, in PEM (default "+
 		"one that no authority signed, made at the first start: its fingerprint is in the log with -v)")
-	fl.StringVar(&f.key, "tls-key", "", "file with the key of --tls-cert, in PEM")
+	fl.StringVar(&f.certKey, "tls-key", "", "file with the key of --tls-cert, in PEM")
 	fl.StringVar(&f.token, "token-file", "", "file with the token for --api-listen and --http-listen; it is made if it "+
 		"is missing (default for --api-listen token in the state directory)")
+	grouped(fl, doorGroup)
 }
 
 // tcpDoors are the TCP listeners of a manager.
 type tcpDoors struct {
-	flags     *doorFlags
-	api, page net.Listener // nil if not requested
+	flags          *doorFlags
+	ssh, api, page net.Listener // nil if not requested
 }
 
 // check checks the flags, and completes the address of the page.
 func (f *doorFlags) check() error {
 	switch {
-	case (f.cert == "") != (f.key == ""):
+	case f.ssh == "" && (f.sshKeys != "" || f.sshForward):
+		return errors.New("--ssh-authorized-keys and --ssh-forward need --ssh-listen")
+	case f.ssh != "" && f.sshKeys == "":
+		return errors.New("--ssh-listen needs --ssh-authorized-keys")
+	case (f.cert == "") != (f.certKey == ""):
 		return errors.New("--tls-cert and --tls-key need each other")
 	case f.api == "" && f.page == "" && (f.cert != "" || f.token != ""):
 		return errors.New("--tls-cert and --token-file need --api-listen or --http-listen")
@@ -63,15 +80,16 @@ func (f *doorFlags) check() error {
 // open listens as the flags request.
 func (f *doorFlags) open() (d *tcpDoors, err error) {
 	d = &tcpDoors{flags: f}
-	if f.api != "" {
-		if d.api, err = net.Listen("tcp", f.api); err != nil {
-			return nil, fmt.Errorf("--api-listen: %w", err)
+	for _, door := range []struct {
+		flag, addr string
+		to         *net.Listener
+	}{{"ssh", f.ssh, &d.ssh}, {"api", f.api, &d.api}, {"http", f.page, &d.page}} {
+		if door.addr == "" {
+			continue
 		}
-	}
-	if f.page != "" {
-		if d.page, err = net.Listen("tcp", f.page); err != nil {
+		if *door.to, err = net.Listen("tcp", door.addr); err != nil {
 			d.close()
-			return nil, fmt.Errorf("--http-listen: %w", err)
+			return nil, fmt.Errorf("--%s-listen: %w", door.flag, err)
 		}
 	}
 	return d, nil
@@ -86,26 +104,23 @@ func isLoopback(addr string) bool {
 
 // close is idempotent.
 func (d *tcpDoors) close() {
-	for _, l := range []net.Listener{d.api, d.page} {
+	for _, l := range []net.Listener{d.ssh, d.api, d.page} {
 		if l != nil {
 			_ = l.Close() // it may be closed already
 		}
 	}
 }
 
-// serve serves until ctx or the manager ends. Failures go to failed, which must have room for one error. The caller
+// serve serves until ctx or the manager ends. Failures go to failed, which must have room for two errors. The caller
 // calls the returned function at the end: it waits for all goroutines. socket is the manager's.
 func (d *tcpDoors) serve(
 	ctx context.Context, m *manager.Manager, socket string, cfg manager.Config, metrics http.Handler, failed chan<- error,
 ) (stop func(), err error) {
-	if d.api == nil && d.page == nil {
-		return func() {}, nil
-	}
 	pageTLS := d.page != nil && (d.flags.cert != "" || !isLoopback(d.page.Addr().String()))
 	var cert tls.Certificate
 	switch {
 	case d.flags.cert != "":
-		cert, err = access.Certificate(d.flags.cert, d.flags.key)
+		cert, err = access.Certificate(d.flags.cert, d.flags.certKey)
 	case d.api != nil || pageTLS:
 		cert, err = access.OwnCertificate(filepath.Join(cfg.Dir, "tls.pem"))
 	}
@@ -148,20 +163,19 @@ func (d *tcpDoors) serve(
 		}
 		cfg.Logger.Info("status page", "url", scheme+d.page.Addr().String()+"/", "token", tokenText(d.flags.token))
 	}
-	ended := make(chan struct{})
-	go func() { // ends with the manager
-		defer close(ended)
-		if d.api == nil {
-			return
-		}
+	var serving sync.WaitGroup // its goroutines end with the manager
+	if d.ssh != nil {
+		serving.Go(func() {
+			failed <- m.ServeSSH(ctx, d.ssh, manager.SSHConfig{KeysFile: d.flags.sshKeys, Forward: d.flags.sshForward})
+		})
+	}
+	if d.api != nil {
 		cfg.Logger.Info("API listens", "url", "https://"+d.api.Addr().String(), "token", file)
-		if err := m.ServeTCP(ctx, d.api, cert, token); err != nil {
-			failed <- err
-		}
-	}()
+		serving.Go(func() { failed <- m.ServeTCP(ctx, d.api, cert, token) })
+	}
 	return func() {
 		closePage()
-		<-ended
+		serving.Wait()
 	}, nil
 }
 
