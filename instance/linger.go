@@ -62,15 +62,10 @@ func (e *Executor) waitFor(ctx context.Context, s *slot, err error) (lease *pool
 // errAway ends the wait for an instance that cannot be reached.
 var errAway = errors.New("the instance could not be reached for the time of the build's linger")
 
-// reconnect repeats again, with short pauses, until the instance can be reached.
+// reconnect repeats again, with short pauses, until the instance can be reached. It returns at once if the login or
+// the host key is refused.
 func (e *Executor) reconnect(ctx context.Context, s *slot) (*pool.Lease[*mux.Conn], error) {
 	defer e.provider.cfg.Group.hasten(s.member.ID)()
-	return e.keepTrying(ctx, s)
-}
-
-// keepTrying repeats again until the instance can be reached. It returns at once if the login or the host key is
-// refused.
-func (e *Executor) keepTrying(ctx context.Context, s *slot) (*pool.Lease[*mux.Conn], error) {
 	for {
 		lease, err := e.again(ctx, s)
 		failed, ok := errors.AsType[*dialError](err)
