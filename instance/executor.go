@@ -16,6 +16,7 @@ import (
 	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/connector/script"
+	"github.com/stepmux/stepmux/internal/flight"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
@@ -51,7 +52,7 @@ type Executor struct {
 	leaves    bool     // Cleanup leaves the build to another process
 	left      []string // see Left; on instances that the build has left for others
 
-	lingering lingerScripts
+	start flight.Flight[*connector.Connector] // starts the step runner for scripts and commands that linger, once
 }
 
 // bind returns a context that ends with ctx and with life. finish, which the caller defers, turns a method's error
@@ -421,7 +422,7 @@ func (e *Executor) Cleanup(ctx context.Context) error {
 	}
 	var err error
 	var closed <-chan struct{}
-	if len(clients) > 0 && e.lingering.ran.Load() { // the step runner runs their commands
+	if len(clients) > 0 { // before the step runner ends: it may run their commands
 		closed = closeClients(clients)
 	}
 	if c != nil {
@@ -440,16 +441,13 @@ func (e *Executor) Cleanup(ctx context.Context) error {
 			err = errors.Join(err, fmt.Errorf("stop %s: still running after the time allowed: %w", name, context.Cause(ctx)))
 		}
 	}
-	if len(clients) > 0 && closed == nil {
-		closed = closeClients(clients)
-	}
 	if closed != nil {
 		await("commands", closed)
 	}
 	if running != nil {
 		await("script", running)
 	}
-	if starting := e.lingering.start.Wait(ctx); starting != nil {
+	if starting := e.start.Wait(ctx); starting != nil {
 		err = errors.Join(err, fmt.Errorf("stop the start of the step runner: %w", starting))
 	}
 	if b != nil {

@@ -10,24 +10,16 @@ import (
 	"io"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 	"unicode/utf8"
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/script"
-	"github.com/stepmux/stepmux/internal/flight"
 )
 
 // maxInput bounds the text of a script, or the standard input of a command, of a build that lingers, in bytes. A step
 // runner accepts no more in the variables of a job.
 const maxInput = 8 << 20
-
-// lingerScripts is the part of an Executor for scripts and commands of a build that lingers.
-type lingerScripts struct {
-	start flight.Flight[*connector.Connector] // starts the step runner, once
-	ran   atomic.Bool
-}
 
 // lingeringScript is a script or a command line as a job.
 type lingeringScript struct {
@@ -94,7 +86,6 @@ func (e *Executor) runLingering(ctx context.Context, s lingeringScript) error {
 		return fmt.Errorf("to linger, a script needs a step runner on the instance: %w", err)
 	}
 	job := s.job()
-	e.lingering.ran.Store(true)
 	job.ID = e.build.ID + "-" + rand.Text() // else one that another process ran would count as this one
 	failed := connector.StepEvent{}
 	job.Grace, job.Stderr = e.provider.cfg.Grace, cmp.Or(s.stderr, io.Discard)
@@ -131,7 +122,7 @@ func (s *lingeringScript) shellName() string {
 // stepRunner returns the connector of a build that lingers, once its step runner listens. The start goes on when ctx
 // ends, until Cleanup: the build's next script or command needs the step runner too.
 func (e *Executor) stepRunner(ctx context.Context) (*connector.Connector, error) {
-	return e.lingering.start.Do(ctx, func(ctx context.Context) (*connector.Connector, time.Duration, error) {
+	return e.start.Do(ctx, func(ctx context.Context) (*connector.Connector, time.Duration, error) {
 		ctx, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
 		defer context.AfterFunc(e.life, func() { cancel(ErrCleanedUp) })() //nolint:contextcheck // it is the build's

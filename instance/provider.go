@@ -197,7 +197,7 @@ func (p *Provider) Executor(b Build) *Executor {
 	e := &Executor{provider: p, build: b, log: buildlog.New(b.Log, p.cfg.LogTimeout)}
 	e.log.Restore(b.LogState)
 	e.life, e.end = context.WithCancelCause(context.Background())
-	e.lingering.start.GoOn = true
+	e.start.GoOn = true
 	return e
 }
 
