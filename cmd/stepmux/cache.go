@@ -14,6 +14,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 
 	"github.com/stepmux/stepmux/connector"
@@ -233,11 +234,12 @@ func (f *cacheFlags) writeText(out, problems io.Writer, r cacheReport) error {
 			return nil // the cache is unknown, not empty
 		}
 	}
-	var total int64
+	total := 0.0
 	var b strings.Builder
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	for _, c := range r.Components {
-		total += c.Bytes
+		size := float64(c.Bytes)
+		total += size
 		used := "unknown"
 		if !c.Used.IsZero() {
 			used = c.Used.Local().Format("2006-01-02 15:04")
@@ -253,22 +255,12 @@ func (f *cacheFlags) writeText(out, problems io.Writer, r cacheReport) error {
 		if more := len(c.Sources) - 1; more > 0 {
 			from += fmt.Sprintf(" and %d more", more)
 		}
-		fmt.Fprintf(t, "  %s\t%s\t%s\t%s\n", termtext.Short(c.Tree, 19), size(c.Bytes), used, termtext.Short(from, 300))
+		fmt.Fprintf(t, "  %s\t%s\t%s\t%s\n", termtext.Short(c.Tree, 19), units.BytesSize(size), used,
+			termtext.Short(from, 300))
 	}
 	_ = t.Flush() // it writes to memory
 	counted := map[string]string{"list": "in the cache", "prune": "removed", "verify": "changed"}[f.verb]
-	_, err := fmt.Fprintf(out, "%s%d components %s, %s\n%s", where, len(r.Components), counted, size(total), b.String())
+	_, err := fmt.Fprintf(out, "%s%d components %s, %s\n%s", where, len(r.Components), counted, units.BytesSize(total),
+		b.String())
 	return err
-}
-
-// size returns a number of bytes in KiB, MiB or GiB.
-func size(n int64) string {
-	switch {
-	case n >= 1<<30:
-		return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30))
-	case n >= 1<<20:
-		return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
-	default:
-		return fmt.Sprintf("%.1f KiB", float64(n)/(1<<10))
-	}
 }
