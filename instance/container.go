@@ -74,18 +74,13 @@ func (e *Executor) startPod(ctx context.Context, s *slot, into *connector.Config
 		Log: e.log.Remarks(e.life.Done()), Timeout: e.build.Timeout, Linger: e.linger(s),
 		ReadyTimeout: cfg.ReadyTimeout, StopTimeout: cfg.StopTimeout, Logger: into.Logger,
 	}
-	start := func() (*kubernetes.Pod, error) { return kubernetes.Start(ctx, pod) }
-	if into.Attach != "" {
-		var at string
-		at, into.Attach, _ = strings.Cut(into.Attach, placeSocket)
-		start = func() (*kubernetes.Pod, error) { return kubernetes.Attach(ctx, pod, at) }
-	}
+	var at string
+	at, into.Attach, _ = strings.Cut(into.Attach, placeSocket)
 	return e.startPlace(ctx, into, func() (place, error) {
-		p, err := start()
-		if err != nil {
-			return nil, err
+		if at != "" {
+			return kubernetes.Attach(ctx, pod, at)
 		}
-		return p, nil
+		return kubernetes.Start(ctx, pod)
 	})
 }
 
@@ -105,10 +100,9 @@ type dockerPlace struct {
 func (e *Executor) startContainer(
 	ctx context.Context, s *slot, lease *pool.Lease[*mux.Conn], into *connector.Config,
 ) error {
-	cfg, spec, limits, at := e.provider.cfg, *e.build.Container, s.member.Limits, ""
-	if into.Attach != "" {
-		at, into.Attach, _ = strings.Cut(into.Attach, placeSocket)
-	}
+	cfg, spec, limits := e.provider.cfg, *e.build.Container, s.member.Limits
+	var at string
+	at, into.Attach, _ = strings.Cut(into.Attach, placeSocket)
 	spec.Memory = cmp.Or(spec.Memory, limits.Memory)
 	spec.Pids = cmp.Or(spec.Pids, limits.PIDs)
 	spec.NanoCPUs = cmp.Or(spec.NanoCPUs, int64(limits.CPUs*1e9))
@@ -230,13 +224,14 @@ func (d *dockerPlace) Close(ctx context.Context) error {
 
 // explain adds the reason of the place's end to an error of the step runner, if that is its cause.
 func (b *box) explain(ctx context.Context, err error) error {
-	if b == nil || b.place == nil {
+	p := b.running()
+	if p == nil {
 		return err
 	}
-	_, isPod := b.place.(*kubernetes.Pod)
+	_, isPod := p.(*kubernetes.Pod)
 	_, ended := errors.AsType[*connector.ServeError](err)
 	if mux.IsLost(err) || errors.Is(err, connector.ErrGone) || isPod && ended { // a pod ends its processes first
-		return b.place.Explain(ctx, err)
+		return p.Explain(ctx, err)
 	}
 	return err
 }
@@ -255,15 +250,15 @@ func (b *box) close(ctx context.Context, leaves bool) error {
 
 // removed reports whether the place was removed, with everything the build had in it.
 func (b *box) removed() bool {
-	if b == nil {
-		return false
-	}
 	p := b.running()
 	return p != nil && p.Removed()
 }
 
-// running returns the place, or nil before it runs.
+// running returns the place, or nil before it runs and for a build without one.
 func (b *box) running() place {
+	if b == nil {
+		return nil
+	}
 	select {
 	case <-b.started:
 		return b.place

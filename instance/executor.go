@@ -459,7 +459,7 @@ func (e *Executor) Cleanup(ctx context.Context) error {
 	}
 	switch {
 	case s == nil:
-	case lease == nil && (b == nil || b.running() == nil) && !e.resumed: // the build did not reach the instance
+	case lease == nil && b.running() == nil && !e.resumed: // the build did not reach the instance
 		s.giveBack()
 	default:
 		s.release()

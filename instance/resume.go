@@ -17,7 +17,7 @@ func (e *Executor) Place() (instance, socket string) {
 		return "", ""
 	}
 	socket = e.connector.Socket()
-	if at := e.place(); at != nil && socket != "" {
+	if at := e.box.running(); at != nil && socket != "" {
 		socket = at.Place() + placeSocket + socket
 	}
 	return e.slot.member.ID, socket
@@ -25,14 +25,6 @@ func (e *Executor) Place() (instance, socket string) {
 
 // placeSocket separates a container or pod from a socket in it.
 const placeSocket = ":"
-
-// place returns the build's container or pod, or nil. e.mu is held.
-func (e *Executor) place() place {
-	if e.box == nil {
-		return nil
-	}
-	return e.box.running()
-}
 
 // Resume replaces Prepare and Connect for a lingering build that another process has begun. It takes a slot on the
 // build's instance even if none is free, and attaches to the step runner there; it starts nothing. A manager that was
