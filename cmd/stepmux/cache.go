@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -20,6 +19,7 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/doctor"
 	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/internal/termtext"
@@ -147,34 +147,6 @@ func (f *cacheFlags) reports(ctx context.Context) ([]cacheReport, error) {
 	return []cacheReport{{CacheReport: network.Cache(ctx, f.verb, f.dir, f.unused)}}, nil
 }
 
-// answerTimeout bounds the wait for a step runner's answer to --version.
-const answerTimeout = 30 * time.Second
-
-// stepRunner returns the step runner of a VM: the command that runs it, and its name. With bootstrap it is the one
-// that a run with --bootstrap would use.
-func (f *cacheFlags) stepRunner(
-	ctx context.Context, conn *mux.Conn, in instance.Instance, bootstrap []*program.Binary,
-) (argv, name []string, err error) {
-	runner := in.Runner
-	if len(runner) == 0 {
-		runner = connector.DefaultRunner
-	}
-	if len(bootstrap) == 0 {
-		return runner, runner, nil
-	}
-	found, _, err := program.Find(ctx, program.Config{
-		Conn: conn, Runner: runner, Bootstrap: bootstrap, TempDir: cmp.Or(in.TempDir, "/tmp"), Relay: program.NoRelay,
-		Timeout: answerTimeout, Logger: slog.New(slog.DiscardHandler),
-	})
-	if err != nil {
-		return nil, nil, err
-	}
-	if err := found.Complete(ctx, conn); err != nil {
-		return nil, nil, err
-	}
-	return found.Argv(), found.Command, nil
-}
-
 // onVM runs the same command on a VM, with the step runner there.
 func (f *cacheFlags) onVM(
 	ctx context.Context, p *instance.Provider, in instance.Instance, bootstrap []*program.Binary,
@@ -184,9 +156,17 @@ func (f *cacheFlags) onVM(
 		return r, err
 	}
 	defer conn.Close()
-	runner, name, err := f.stepRunner(ctx, conn, in, bootstrap)
-	if err != nil {
-		return r, err
+	name := in.Runner
+	if len(name) == 0 {
+		name = connector.DefaultRunner
+	}
+	runner := name
+	if len(bootstrap) > 0 {
+		found, err := doctor.Bootstrap(ctx, conn, in, bootstrap)
+		if err != nil {
+			return r, err
+		}
+		runner, name = found.Argv(), found.Command
 	}
 	args := []string{"steps", "cache", f.verb}
 	if f.dir != "" {

@@ -128,10 +128,12 @@ func install(in instance.Instance) string {
 // binary looks for the step runner.
 func (e *examination) binary(ctx context.Context) {
 	if len(e.cfg.Bootstrap) > 0 {
-		if err := e.bootstrap(ctx); err != nil {
+		p, err := Bootstrap(ctx, e.conn, e.in, e.cfg.Bootstrap)
+		if err != nil {
 			e.report.add(failure(checkBinary, err.Error(), ""))
 			return
 		}
+		e.in.Runner = p.Command // from now on that one is examined
 	}
 	name := strings.Join(runner(e.in), " ")
 	out, err := e.run(ctx, append(slices.Clone(runner(e.in)), "--version")...)
@@ -154,23 +156,23 @@ func (e *examination) binary(ctx context.Context) {
 	}
 }
 
-// bootstrap finds the step runner of a build, uploads it if need be, and examines that one from now on.
-func (e *examination) bootstrap(ctx context.Context) error {
+// Bootstrap returns the step runner that a build on an instance would use, and uploads it if need be. conn is a
+// connection to the instance.
+func Bootstrap(
+	ctx context.Context, conn *mux.Conn, in instance.Instance, programs []*program.Binary,
+) (*program.Program, error) {
 	p, _, err := program.Find(ctx, program.Config{
-		Conn: e.conn, Runner: runner(e.in), Bootstrap: e.cfg.Bootstrap, TempDir: cmp.Or(e.in.TempDir, "/tmp"),
-		Shared: e.in.BuildUser != "", Relay: program.NoRelay, Timeout: answerTimeout, Logger: slog.New(slog.DiscardHandler),
+		Conn: conn, Runner: runner(in), Bootstrap: programs, TempDir: cmp.Or(in.TempDir, "/tmp"),
+		Shared: in.BuildUser != "", Relay: program.NoRelay, Timeout: answerTimeout, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err == nil {
-		err = p.Complete(ctx, e.conn)
+		err = p.Complete(ctx, conn)
 	}
-	if err == nil {
-		e.in.Runner = p.Command
-	}
-	return err
+	return p, err
 }
 
 // answerTimeout bounds the wait for a step runner's answer to --version.
-const answerTimeout = 15 * time.Second
+const answerTimeout = 30 * time.Second
 
 // exitNoNetwork is the exit code of a stepmux that cannot start the program for the network.
 const exitNoNetwork = 3
