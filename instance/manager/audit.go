@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/user"
 	"strconv"
-	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 	"google.golang.org/grpc/metadata"
@@ -116,22 +115,4 @@ func (s *store) actions(ctx context.Context) (*pb.AuditResponse, error) {
 		})
 	}
 	return resp, nil
-}
-
-// drainedBy is drain, and records the name of the operator.
-func (m *Manager) drainedBy(ctx context.Context, who, id, note string, limit time.Duration) error {
-	if err := m.drain(ctx, id, note, limit); err != nil {
-		return err
-	}
-	m.note(ctx, action{who, "drain", id, note})
-	return nil
-}
-
-// undrainedBy is undrain, and records the name of the operator.
-func (m *Manager) undrainedBy(ctx context.Context, who, id string, options ...jetstream.PublishOpt) error {
-	if err := m.undrain(ctx, id, options...); err != nil {
-		return err
-	}
-	m.note(ctx, action{Who: who, Action: "undrain", Subject: id})
-	return nil
 }

@@ -35,8 +35,8 @@ func drainKey(id string) string {
 	return drainPrefix + base64.RawURLEncoding.EncodeToString([]byte(id))
 }
 
-// drain takes a VM out, for some time unless that is zero.
-func (m *Manager) drain(ctx context.Context, id, note string, limit time.Duration) error {
+// drain takes a VM out for an operator, for some time unless that is zero.
+func (m *Manager) drain(ctx context.Context, who, id, note string, limit time.Duration) error {
 	d := &drained{Instance: id, Note: note}
 	if limit > 0 {
 		d.Until = time.Now().Add(limit)
@@ -46,22 +46,27 @@ func (m *Manager) drain(ctx context.Context, id, note string, limit time.Duratio
 		return fmt.Errorf("keep the drain of %s: %w", id, err)
 	}
 	m.cfg.Logger.Info("instance is drained", "instance", id, "note", note, "for", limit)
-	return m.setDrained(d) //nolint:contextcheck // its timer outlives ctx
+	if err := m.setDrained(d); err != nil { //nolint:contextcheck // its timer outlives ctx
+		return err
+	}
+	m.note(ctx, action{who, "drain", id, note})
+	return nil
 }
 
-// undrain lets a VM take builds again.
-func (m *Manager) undrain(ctx context.Context, id string, options ...jetstream.PublishOpt) error {
+// undrain lets a VM take builds again, for an operator.
+func (m *Manager) undrain(ctx context.Context, who, id string, options ...jetstream.PublishOpt) error {
 	d := &drained{Instance: id, over: true}
 	var err error
 	if d.revision, err = m.store.purge(ctx, fleetBucket, drainKey(id), options...); err != nil {
 		return fmt.Errorf("forget the drain of %s: %w", id, err)
 	}
 	m.cfg.Logger.Info("instance is no longer drained", "instance", id)
-	err = m.setDrained(d)                    //nolint:contextcheck // it has no timer
-	if errors.Is(err, instance.ErrUnknown) { // it is out of the inventory, and may come back
-		return nil
+	err = m.setDrained(d)                                   //nolint:contextcheck // it has no timer
+	if err != nil && !errors.Is(err, instance.ErrUnknown) { // it may be out of the inventory, and come back
+		return err
 	}
-	return err
+	m.note(ctx, action{Who: who, Action: "undrain", Subject: id})
+	return nil
 }
 
 // drainedNow returns the VMs that are drained, also those that are out of the inventory.
@@ -108,7 +113,7 @@ func (m *Manager) setDrained(d *drained) error {
 // endDrain ends a drain whose time is over.
 func (m *Manager) endDrain(d *drained) {
 	err := m.store.persist(m.takes, func(ctx context.Context) error {
-		return m.undrainedBy(ctx, "the end of the drain's time", d.Instance,
+		return m.undrain(ctx, "the end of the drain's time", d.Instance,
 			jetstream.WithExpectLastSequencePerSubject(d.revision))
 	})
 	switch {

@@ -453,7 +453,7 @@ func (s *service) Drain(ctx context.Context, req *pb.DrainRequest) (*pb.DrainRes
 	}
 	ctx = context.WithoutCancel(ctx) // as in Cancel
 	for _, id := range req.GetInstances() {
-		if err := s.m.drainedBy(ctx, callerOf(ctx), id, req.GetNote(), req.GetFor().AsDuration()); err != nil {
+		if err := s.m.drain(ctx, callerOf(ctx), id, req.GetNote(), req.GetFor().AsDuration()); err != nil {
 			return nil, s.m.failed(ctx, err)
 		}
 	}
@@ -467,7 +467,7 @@ func (s *service) Undrain(ctx context.Context, req *pb.UndrainRequest) (*pb.Undr
 	}
 	ctx = context.WithoutCancel(ctx) // as in Cancel
 	for _, id := range req.GetInstances() {
-		if err := s.m.undrainedBy(ctx, callerOf(ctx), id); err != nil {
+		if err := s.m.undrain(ctx, callerOf(ctx), id); err != nil {
 			return nil, s.m.failed(ctx, err)
 		}
 	}
