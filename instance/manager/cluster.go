@@ -14,7 +14,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stepmux/stepmux/internal/pause"
@@ -188,14 +187,19 @@ func (c *cluster) watch(ctx context.Context) error {
 			continue
 		}
 		opened, err := bucket.WatchAll(c.m.life) //nolint:contextcheck // it lasts as long as the manager
+		var present []jetstream.KeyValueEntry
 		if err == nil {
-			if err = c.noteAll(ctx, opened); err == nil {
-				*watch = opened
-				continue
+			if present, err = presentOf(ctx, opened); err != nil {
+				_ = opened.Stop() // it may be closed
 			}
-			_ = opened.Stop() // it may be closed
 		}
-		return fmt.Errorf("watch %s: %w", bucket.Bucket(), err)
+		if err != nil {
+			return fmt.Errorf("watch %s: %w", bucket.Bucket(), err)
+		}
+		for _, entry := range present {
+			c.note(entry) //nolint:contextcheck // the timer of a drain outlives ctx
+		}
+		*watch = opened
 	}
 	return nil
 }
@@ -300,31 +304,15 @@ func (c *cluster) sendOn() {
 	}
 }
 
-// noteAll notes the present state of a watch.
-func (c *cluster) noteAll(ctx context.Context, watch jetstream.KeyWatcher) error {
-	for {
-		select {
-		case entry, ok := <-watch.Updates():
-			switch {
-			case !ok:
-				return nats.ErrDisconnected
-			case entry == nil: // the end of it
-				return nil
-			}
-			c.note(entry) //nolint:contextcheck // the timer of a drain outlives ctx
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-}
-
 // note notes a change of a claim or a lease.
 func (c *cluster) note(entry jetstream.KeyValueEntry) {
 	switch {
 	case entry == nil:
 		return
 	case strings.HasPrefix(entry.Key(), drainPrefix):
-		c.m.noteDrain(entry)
+		if err := c.m.noteDrain(entry); err != nil {
+			c.m.cfg.Logger.Error("cannot drain as another manager does", "error", err)
+		}
 		return
 	case strings.HasPrefix(entry.Key(), cancelPrefix):
 		c.m.noteCancel(strings.TrimPrefix(entry.Key(), cancelPrefix))

@@ -46,9 +46,7 @@ func (m *Manager) drain(ctx context.Context, who, id, note string, limit time.Du
 		return fmt.Errorf("keep the drain of %s: %w", id, err)
 	}
 	m.cfg.Logger.Info("instance is drained", "instance", id, "note", note, "for", limit)
-	if err := m.setDrained(d); err != nil { //nolint:contextcheck // its timer outlives ctx
-		return err
-	}
+	m.setDrained(d) //nolint:contextcheck // its timer outlives ctx
 	m.note(ctx, action{who, "drain", id, note})
 	return nil
 }
@@ -61,10 +59,7 @@ func (m *Manager) undrain(ctx context.Context, who, id string, options ...jetstr
 		return fmt.Errorf("forget the drain of %s: %w", id, err)
 	}
 	m.cfg.Logger.Info("instance is no longer drained", "instance", id)
-	err = m.setDrained(d)                                   //nolint:contextcheck // it has no timer
-	if err != nil && !errors.Is(err, instance.ErrUnknown) { // it may be out of the inventory, and come back
-		return err
-	}
+	m.setDrained(d) //nolint:contextcheck // it has no timer
 	m.note(ctx, action{Who: who, Action: "undrain", Subject: id})
 	return nil
 }
@@ -82,15 +77,16 @@ func (m *Manager) drainedNow() (ids []string) {
 }
 
 // setDrained takes a VM out or lets it take builds again, unless a later change is known. Changes of this manager and
-// of others may be noted in another order than they were kept in.
-func (m *Manager) setDrained(d *drained) error {
+// of others may be noted in another order than they were kept in. It also counts for a VM that comes into the inventory
+// later.
+func (m *Manager) setDrained(d *drained) {
 	m.draining.Lock()
 	defer m.draining.Unlock()
 	m.mu.Lock()
 	before := m.drains[d.Instance]
 	if before != nil && before.revision >= d.revision {
 		m.mu.Unlock()
-		return nil
+		return
 	}
 	if before != nil && before.timer != nil {
 		before.timer.Stop()
@@ -101,13 +97,13 @@ func (m *Manager) setDrained(d *drained) error {
 	m.drains[d.Instance] = d
 	m.mu.Unlock()
 	if d.over {
-		return m.cfg.Group.Undrain(d.Instance)
+		_ = m.cfg.Group.Undrain(d.Instance) // fails only for a VM that is out of the inventory
+		return
 	}
-	err := m.cfg.Group.Drain(d.Instance)
+	_ = m.cfg.Group.Drain(d.Instance) // as above
 	if m.cluster != nil {
 		m.cluster.sendOn() // another manager may have such a VM
 	}
-	return err
 }
 
 // endDrain ends a drain whose time is over.
@@ -126,48 +122,26 @@ func (m *Manager) endDrain(d *drained) {
 
 // restoreDrains takes out the VMs that were drained before.
 func (m *Manager) restoreDrains(ctx context.Context) error {
-	keys, err := m.store.fleet.ListKeysFiltered(ctx, drainPrefix+"*")
-	if err != nil {
-		return fmt.Errorf("read the drains: %w", err)
+	drains, err := entries(ctx, m.store.fleet, drainPrefix+"*")
+	for _, entry := range drains {
+		err = errors.Join(err, m.noteDrain(entry)) //nolint:contextcheck // its timer outlives ctx
 	}
-	var names []string
-	for key := range keys.Keys() {
-		names = append(names, key)
-	}
-	for _, key := range names {
-		entry, err := m.store.fleet.Get(ctx, key)
-		if errors.Is(err, jetstream.ErrKeyNotFound) {
-			continue
-		}
-		d := &drained{}
-		if err == nil {
-			d.revision, err = entry.Revision(), json.Unmarshal(entry.Value(), d)
-		}
-		if err != nil {
-			return fmt.Errorf("read the drains: %w", err)
-		}
-		//nolint:contextcheck // its timer outlives ctx
-		if err := m.setDrained(d); err != nil && !errors.Is(err, instance.ErrUnknown) { // it has left the inventory
-			return err
-		}
-	}
-	return nil
+	return err
 }
 
-// noteDrain repeats a drain or undrain of another manager here.
-func (m *Manager) noteDrain(entry jetstream.KeyValueEntry) {
+// noteDrain repeats a drain or undrain that the store has.
+func (m *Manager) noteDrain(entry jetstream.KeyValueEntry) error {
 	id, err := base64.RawURLEncoding.DecodeString(strings.TrimPrefix(entry.Key(), drainPrefix))
 	d := &drained{revision: entry.Revision(), over: entry.Operation() != jetstream.KeyValuePut}
 	if err == nil && !d.over {
 		err = json.Unmarshal(entry.Value(), d)
 	}
+	if err != nil {
+		return fmt.Errorf("read the drain of %.160q: %w", id, err)
+	}
 	d.Instance = string(id)
-	if err == nil {
-		err = m.setDrained(d)
-	}
-	if err != nil && !errors.Is(err, instance.ErrUnknown) {
-		m.cfg.Logger.Error("cannot drain as another manager does", "instance", string(id), "error", err)
-	}
+	m.setDrained(d)
+	return nil
 }
 
 // status returns the status of the fleet. In a cluster that is the VMs of all managers, and the rest is this one's.

@@ -395,29 +395,18 @@ func (m *Manager) putLease(ctx context.Context, record *leaseRecord) error {
 
 // restoreLeases takes the slots of the leases that a manager before has given.
 func (m *Manager) restoreLeases(ctx context.Context) error {
-	keys, err := m.store.builds.ListKeysFiltered(ctx, leasePrefix+"*")
+	kept, err := entries(ctx, m.store.builds, leasePrefix+"*")
 	if err != nil {
-		return fmt.Errorf("read the leases: %w", err)
+		return err
 	}
-	var names []string
-	for key := range keys.Keys() {
-		names = append(names, key)
-	}
-	for _, key := range names {
-		entry, err := m.store.builds.Get(ctx, key)
-		if errors.Is(err, jetstream.ErrKeyNotFound) {
-			continue
-		}
+	for _, entry := range kept {
 		record := &leaseRecord{}
-		if err == nil {
-			err = json.Unmarshal(entry.Value(), record)
-		}
-		if err != nil {
+		if err := json.Unmarshal(entry.Value(), record); err != nil {
 			return fmt.Errorf("read the leases: %w", err)
 		}
 		if record.Manager != m.id() {
 			if time.Now().After(record.Until) { // of a manager that did not come back
-				_ = m.store.builds.Purge(ctx, key, jetstream.PurgeTTL(purgedKeep)) // else the next manager does it
+				_ = m.store.builds.Purge(ctx, entry.Key(), jetstream.PurgeTTL(purgedKeep)) // else the next manager does it
 			}
 			continue
 		}

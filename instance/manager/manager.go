@@ -73,7 +73,7 @@ func Open(ctx context.Context, cfg Config) (*Manager, error) {
 		err = m.joinCluster(ctx)
 	}
 	if err == nil && m.cluster == nil {
-		err = m.restoreDrains(ctx)
+		err = m.store.persist(ctx, m.restoreDrains)
 	}
 	if err == nil {
 		err = m.store.persist(ctx, m.restoreLeases)

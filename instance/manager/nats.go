@@ -157,6 +157,37 @@ func (s *store) bucket(
 	return bucket, err
 }
 
+// entries returns the entries of a bucket whose keys match.
+func entries(ctx context.Context, of jetstream.KeyValue, keys string) (all []jetstream.KeyValueEntry, err error) {
+	watch, err := of.Watch(ctx, keys, jetstream.IgnoreDeletes())
+	if err == nil {
+		defer func() { _ = watch.Stop() }() // it may be closed
+		all, err = presentOf(ctx, watch)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read %s of %s: %w", keys, of.Bucket(), err)
+	}
+	return all, nil
+}
+
+// presentOf returns the entries that are there when a watch begins.
+func presentOf(ctx context.Context, watch jetstream.KeyWatcher) (all []jetstream.KeyValueEntry, err error) {
+	for {
+		select {
+		case entry, ok := <-watch.Updates():
+			switch {
+			case !ok:
+				return nil, nats.ErrDisconnected
+			case entry == nil: // the end of them
+				return all, nil
+			}
+			all = append(all, entry)
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
 // persist calls do again while the NATS cluster does not answer, as in an election.
 func (s *store) persist(ctx context.Context, do func(ctx context.Context) error) error {
 	for {
