@@ -150,17 +150,13 @@ func (m *Manager) status(ctx context.Context) control.Status {
 	if list, err := m.list(ctx, &pb.ListRequest{Phase: pb.Build_queued}, 0); err == nil {
 		s.Waiting += int(list.GetQueued()) // there are not that many
 	}
-	if m.cluster == nil {
-		return s
-	}
 	others := map[string]control.VM{}
-	m.ask(ctx, peerQuestion{Status: true}, func(a *peerAnswer) bool {
+	for _, a := range m.ask(ctx, peerQuestion{Status: true}) {
 		s.Waiting += a.Waiting
 		for _, vm := range a.VMs {
 			others[vm.ID] = vm
 		}
-		return true
-	})
+	}
 	for i, vm := range s.Instances {
 		if theirs, ok := others[vm.ID]; ok && vm.State == string(instance.Elsewhere) {
 			s.Instances[i] = theirs

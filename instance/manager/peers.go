@@ -46,7 +46,7 @@ func (m *Manager) answerPeers() error {
 		var a peerAnswer
 		switch {
 		case q.Taken:
-			a.Taken, a.Running = m.taken()
+			a = m.taken()
 		case q.Status:
 			s := m.ownStatus()
 			a.Waiting = s.Waiting
@@ -64,37 +64,40 @@ func (m *Manager) answerPeers() error {
 	return err
 }
 
-// ask asks all other managers, and calls take with their answers until it returns false, all have answered, or the time
-// is over.
-func (m *Manager) ask(ctx context.Context, q peerQuestion, take func(*peerAnswer) bool) {
+// ask asks all other managers, and returns the answers that come in time. Without a cluster there are no others.
+func (m *Manager) ask(ctx context.Context, q peerQuestion) (answers []peerAnswer) {
+	if m.cluster == nil {
+		return nil
+	}
 	m.cluster.mu.Lock()
 	others := m.cluster.aliveLocked() - 1
 	m.cluster.mu.Unlock()
 	if others == 0 {
-		return
+		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, peersWait)
 	defer cancel()
 	q.Manager = m.cluster.id
 	inbox := m.store.nc.NewInbox()
-	answers, err := m.store.nc.SubscribeSync(inbox)
+	replies, err := m.store.nc.SubscribeSync(inbox)
 	if err != nil {
-		return
+		return nil
 	}
-	defer func() { _ = answers.Unsubscribe() }()
+	defer func() { _ = replies.Unsubscribe() }()
 	if err := m.store.nc.PublishRequest(peersSubject, inbox, encode(q)); err != nil {
-		return
+		return nil
 	}
 	for range others {
-		msg, err := answers.NextMsgWithContext(ctx)
+		msg, err := replies.NextMsgWithContext(ctx)
 		if err != nil {
-			return
+			break
 		}
-		a := &peerAnswer{}
-		if json.Unmarshal(msg.Data, a) == nil && !take(a) {
-			return
+		var a peerAnswer
+		if json.Unmarshal(msg.Data, &a) == nil {
+			answers = append(answers, a)
 		}
 	}
+	return answers
 }
 
 // sendToRoom gives builds that wait here for a slot back to the queue, as many as other managers have free slots for.
@@ -109,10 +112,9 @@ func (c *cluster) sendToRoom(ctx context.Context) {
 		return
 	}
 	var vms []control.VM
-	c.m.ask(ctx, peerQuestion{Status: true}, func(a *peerAnswer) bool {
+	for _, a := range c.m.ask(ctx, peerQuestion{Status: true}) {
 		vms = append(vms, a.VMs...)
-		return true
-	})
+	}
 	given := map[string]int{} // slots, by VM
 	for _, id := range waiting {
 		labels := builds[id].job.GetLabels()
@@ -128,16 +130,16 @@ func (c *cluster) sendToRoom(ctx context.Context) {
 }
 
 // taken returns the builds with a record that this manager has, and how many of them run.
-func (m *Manager) taken() (ids []string, running int64) {
+func (m *Manager) taken() (a peerAnswer) {
 	for _, b := range m.builds() {
 		if r := b.kept(); r.Phase != "" {
-			ids = append(ids, r.ID)
+			a.Taken = append(a.Taken, r.ID)
 			if r.Phase == phaseRunning {
-				running++
+				a.Running++
 			}
 		}
 	}
-	return ids, running
+	return a
 }
 
 // cancelElsewhere cancels a build by its record, of that revision: another manager has the build, or will take it.

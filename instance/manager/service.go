@@ -219,18 +219,11 @@ func (s *service) List(ctx context.Context, req *pb.ListRequest) (*pb.ListRespon
 func (m *Manager) list(ctx context.Context, req *pb.ListRequest, limit int) (*pb.ListResponse, error) {
 	resp, phase := &pb.ListResponse{}, req.GetPhase()
 	taken := map[string]bool{} // with a record
-	note := func(ids []string, running int64) {
-		for _, id := range ids {
+	for _, a := range append([]peerAnswer{m.taken()}, m.ask(ctx, peerQuestion{Taken: true})...) {
+		for _, id := range a.Taken {
 			taken[id] = true
 		}
-		resp.Running += running
-	}
-	note(m.taken())
-	if m.cluster != nil {
-		m.ask(ctx, peerQuestion{Taken: true}, func(a *peerAnswer) bool {
-			note(a.Taken, a.Running)
-			return true
-		})
+		resp.Running += a.Running
 	}
 	info, err := m.store.queue.Info(ctx)
 	if err != nil {
