@@ -285,11 +285,5 @@ func (m *Manager) leave(ctx context.Context, b *build) {
 		case <-ctx.Done():
 		}
 	}
-	b.mu.Lock()
-	b.left = !b.ending
-	e, left := b.executor, b.left
-	b.mu.Unlock()
-	if left && e != nil {
-		_ = e.Leave(ctx) // it goes on
-	}
+	m.leaveTo(b) //nolint:contextcheck // the manager's life ends when ctx has
 }
