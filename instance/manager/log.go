@@ -67,21 +67,29 @@ func (s *store) openLog(ctx context.Context, life context.Context, id string) (*
 
 // load makes a new log go on where the stored one stops.
 func (l *storedLog) load(ctx context.Context) error {
-	last, err := l.store.logs.GetLastMsgForSubject(ctx, logsSubject+l.id)
-	if errors.Is(err, jetstream.ErrMsgNotFound) {
-		return nil
+	last, err := l.store.lastPiece(ctx, l.id)
+	if err != nil || last == nil {
+		return err
 	}
-	if err == nil {
-		var p piece
-		if p, err = pieceOf(last.Header, last.Data); err == nil {
-			l.last = last.Sequence
-			l.offset, l.state, l.result = p.offset+int64(len(p.text)), p.state, p.result
-		}
-	}
+	p, err := pieceOf(last.Header, last.Data)
 	if err != nil {
 		return fmt.Errorf("read the log of %s: %w", l.id, err)
 	}
+	l.last = last.Sequence
+	l.offset, l.state, l.result = p.offset+int64(len(p.text)), p.state, p.result
 	return nil
+}
+
+// lastPiece returns the last message of a build's log, or nil.
+func (s *store) lastPiece(ctx context.Context, id string) (*jetstream.RawStreamMsg, error) {
+	last, err := s.logs.GetLastMsgForSubject(ctx, logsSubject+id)
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the log of %s: %w", id, err)
+	}
+	return last, nil
 }
 
 // hasRun reports whether the log has something of the build's job. Then the build has a record.
@@ -232,12 +240,12 @@ func (l *storedLog) publishLocked(msg *nats.Msg, id string) error {
 	if !wasChanged(err) {
 		return err
 	}
-	last, readErr := l.store.logs.GetLastMsgForSubject(ctx, msg.Subject)
+	last, readErr := l.store.lastPiece(ctx, l.id)
 	switch {
-	case errors.Is(readErr, jetstream.ErrMsgNotFound):
-		l.last = 0 // all pieces were too old, or too many
 	case readErr != nil:
 		return readErr
+	case last == nil:
+		l.last = 0 // all pieces were too old, or too many
 	case last.Header.Get(nats.MsgIdHdr) == id: // the acknowledgment was lost
 		l.last = last.Sequence
 		return nil
@@ -317,12 +325,9 @@ func (s *store) readBack(
 func (s *store) findPieces(
 	ctx context.Context, id string, after uint64, offset int64,
 ) (from, until uint64, err error) {
-	last, err := s.logs.GetLastMsgForSubject(ctx, logsSubject+id)
-	if errors.Is(err, jetstream.ErrMsgNotFound) {
-		return after + 1, 0, nil
-	}
-	if err != nil {
-		return 0, 0, fmt.Errorf("read the log of %s: %w", id, err)
+	last, err := s.lastPiece(ctx, id)
+	if err != nil || last == nil {
+		return after + 1, 0, err
 	}
 	from, err = s.seekLog(ctx, id, offset, last.Sequence)
 	return max(from, after+1), last.Sequence, err
@@ -349,8 +354,7 @@ func (s *store) readPieces(
 			if until == 0 && s.grows(ctx, id) {
 				continue
 			}
-			last, err := s.logs.GetLastMsgForSubject(ctx, logsSubject+id)
-			if errors.Is(err, jetstream.ErrMsgNotFound) || err == nil && last.Sequence <= place {
+			if last, err := s.lastPiece(ctx, id); err == nil && (last == nil || last.Sequence <= place) {
 				return place, nil
 			}
 			continue

@@ -33,19 +33,3 @@ func (s *store) seekLog(ctx context.Context, id string, offset int64, last uint6
 	}
 	return min(low, last), nil
 }
-
-// logEnd returns the length of a build's log.
-func (s *store) logEnd(ctx context.Context, id string) (int64, error) {
-	last, err := s.logs.GetLastMsgForSubject(ctx, logsSubject+id)
-	if errors.Is(err, jetstream.ErrMsgNotFound) {
-		return 0, nil
-	}
-	var p piece
-	if err == nil {
-		p, err = pieceOf(last.Header, last.Data)
-	}
-	if err != nil {
-		return 0, fmt.Errorf("read the log of %s: %w", id, err)
-	}
-	return p.offset + int64(len(p.text)), nil
-}

@@ -290,11 +290,12 @@ func (m *Manager) follow(ctx context.Context, req *pb.FollowRequest, send func(*
 	ended := b.GetPhase() == pb.Build_ended
 	at := req.GetOffset()
 	if at < 0 {
-		length, err := m.store.logEnd(ctx, req.GetId())
+		log, err := m.store.openLog(ctx, m.life, req.GetId()) //nolint:contextcheck // not written to
+		log.stop()
 		if err != nil {
 			return err
 		}
-		at = max(length+at, 0)
+		at = max(log.length()+at, 0)
 	}
 	err = m.store.readLog(ctx, req.GetId(), at, req.GetFollow(), ended, func(p piece) error {
 		text, missing := p.text, max(p.offset-at, 0)
