@@ -41,7 +41,6 @@ type build struct {
 
 	mu       sync.Mutex // guards the following
 	record   record
-	revision uint64 // of the record; 0 if there is none
 	executor *instance.Executor
 	msg      jetstream.Msg // of the queue; nil if another manager had taken it, until it comes again
 	left     bool          // to another manager
@@ -66,8 +65,8 @@ func (b *build) working() {
 }
 
 // read opens the request of a build.
-func (s *store) read(r *request, key string) (*pb.Job, error) {
-	text, err := s.seal.open(key, r.sealed)
+func (s *store) read(r *request) (*pb.Job, error) {
+	text, err := s.seal.open(r.key, r.sealed)
 	if err != nil {
 		return nil, fmt.Errorf("the request cannot be opened with the key: %w", err)
 	}
@@ -301,36 +300,34 @@ func (m *Manager) change(b *build, edit func(*record)) error {
 	r := b.record
 	edit(&r)
 	r.Manager = m.id()
-	revision, err := m.store.put(ctx, &r, b.revision)
-	if errors.Is(err, errTaken) && (m.cluster != nil || b.revision > 0) {
-		var now *record
-		if now, revision, err = m.store.record(ctx, b.id); err == nil {
-			revision, err = m.merge(ctx, b, &r, now, revision, edit)
-		}
+	err := m.store.put(ctx, &r)
+	if errors.Is(err, errTaken) && (m.cluster != nil || r.revision > 0) {
+		err = m.merge(ctx, b, &r, edit)
 	}
 	if err != nil {
 		return err
 	}
-	b.record, b.revision = r, revision
+	b.record = r
 	return nil
 }
 
 // merge repeats a change of the record of a build, which is now that of this manager whose answer was lost, or has been
 // marked as canceled by another. b.mu is held.
-func (m *Manager) merge(
-	ctx context.Context, b *build, r, now *record, revision uint64, edit func(*record),
-) (uint64, error) {
+func (m *Manager) merge(ctx context.Context, b *build, r *record, edit func(*record)) error {
+	now, err := m.store.record(ctx, b.id)
 	switch {
+	case err != nil:
+		return err
 	case now == nil || now.Manager != m.id():
-		return 0, errTaken
+		return errTaken
 	case now.Phase == phaseEnded && r.Phase != phaseEnded:
-		return 0, errTaken
+		return errTaken
 	case now.Canceled && !b.record.Canceled:
 		b.cancel(errCanceled)
 	}
 	*r = *now
 	edit(r)
-	return m.store.put(ctx, r, revision)
+	return m.store.put(ctx, r)
 }
 
 // waits reports whether the build has no slot.

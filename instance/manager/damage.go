@@ -133,11 +133,11 @@ func (s *store) checkQueueEnd(ctx context.Context, cfg *Config, recorded map[uin
 
 // endWithoutRequest ends a build that has a record and whose request is not there any more: nobody would resume it.
 func (s *store) endWithoutRequest(ctx context.Context, cfg *Config, id string) error {
-	r, _, err := s.find(ctx, id)
+	r, err := s.find(ctx, id)
 	if err != nil || r != nil {
 		return err
 	}
-	rec, revision, err := s.record(ctx, id)
+	rec, err := s.record(ctx, id)
 	if err != nil || rec == nil || rec.Phase == phaseEnded {
 		return err
 	}
@@ -147,8 +147,7 @@ func (s *store) endWithoutRequest(ctx context.Context, cfg *Config, id string) e
 		Message: "the build is lost: its request was damaged in the state directory",
 	}
 	cfg.Logger.Error("the build is lost", "build", id, "because", rec.Result.Message)
-	_, err = s.put(ctx, rec, revision)
-	return err
+	return s.put(ctx, rec)
 }
 
 // unreadable passes the messages of a stream to take, if that is not nil, and returns how many cannot be read. If a

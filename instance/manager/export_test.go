@@ -344,10 +344,9 @@ func (m *Manager) SetStarted(t *testing.T, id string, at time.Time) {
 // KeepUnanswered keeps the record of a running build, as it is, by a call whose answer is lost.
 func (m *Manager) KeepUnanswered(t *testing.T, id string) {
 	t.Helper()
-	rec, revision, err := m.store.record(t.Context(), id)
+	rec, err := m.store.record(t.Context(), id)
 	require.NoError(t, err)
-	_, err = m.store.put(t.Context(), rec, revision)
-	require.NoError(t, err)
+	require.NoError(t, m.store.put(t.Context(), rec))
 }
 
 // FillQueue queues a job many times in a state directory that no manager uses, with less care for the disk than a
@@ -390,6 +389,5 @@ func PutWaitingRecord(t *testing.T, dir, id string) {
 	var err error
 	s.builds, err = s.bucket(t.Context(), buildsBucket, 0, time.Minute)
 	require.NoError(t, err)
-	_, err = s.put(t.Context(), &record{ID: id, Phase: phaseWaiting, Attempt: 1, Submitted: time.Now()}, 0)
-	require.NoError(t, err)
+	require.NoError(t, s.put(t.Context(), &record{ID: id, Phase: phaseWaiting, Attempt: 1, Submitted: time.Now()}))
 }

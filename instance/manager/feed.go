@@ -84,7 +84,7 @@ func (f *feeds) after(of *feed, place uint64) (pieces []fedPiece, more <-chan st
 func (s *store) followLog(ctx context.Context, id string, offset int64, take func(piece) error) error {
 	f := s.feeds.open(id)
 	defer s.feeds.close(id)
-	rec, _, err := s.record(ctx, id)
+	rec, err := s.record(ctx, id)
 	if err != nil {
 		return err
 	}

@@ -379,10 +379,10 @@ func (s *store) readPieces(
 
 // grows reports whether the log of a build may get more pieces. If the store does not answer, it may.
 func (s *store) grows(ctx context.Context, id string) bool {
-	rec, _, err := s.record(ctx, id)
+	rec, err := s.record(ctx, id)
 	if err != nil || rec != nil {
 		return err != nil || rec.Phase != phaseEnded
 	}
-	r, _, err := s.find(ctx, id)
+	r, err := s.find(ctx, id)
 	return err != nil || r != nil
 }

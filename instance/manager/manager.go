@@ -109,12 +109,12 @@ func Open(ctx context.Context, cfg Config) (*Manager, error) {
 func (m *Manager) resume(ctx context.Context) error {
 	seq := uint64(1)
 	for strangers := 0; strangers < 4*aheadBuilds; {
-		r, key, err := m.store.queued(ctx, seq)
+		r, err := m.store.queued(ctx, seq)
 		if err != nil || r == nil {
 			return err
 		}
 		seq = r.seq + 1
-		running, err := m.resumeOne(ctx, r, key)
+		running, err := m.resumeOne(ctx, r)
 		if err != nil {
 			return err
 		}
@@ -126,20 +126,20 @@ func (m *Manager) resume(ctx context.Context) error {
 }
 
 // resumeOne takes on a build if a manager before had begun it, and reports whether one had.
-func (m *Manager) resumeOne(ctx context.Context, r *request, key string) (running bool, err error) {
+func (m *Manager) resumeOne(ctx context.Context, r *request) (running bool, err error) {
 	m.begins.Lock()
 	defer m.begins.Unlock()
 	if m.find(r.id) != nil {
 		return true, nil
 	}
-	rec, revision, err := m.store.record(ctx, r.id)
+	rec, err := m.store.record(ctx, r.id)
 	if err != nil || rec == nil || rec.Phase != phaseRunning {
 		return false, err
 	}
 	if m.cluster != nil && !m.cluster.has(rec.Instance) {
 		return true, nil
 	}
-	err = m.begin(ctx, r, key, rec, revision, nil, func() {})
+	err = m.begin(ctx, r, rec, nil, func() {})
 	if errors.Is(err, errTaken) {
 		err = nil
 	}

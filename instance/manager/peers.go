@@ -142,11 +142,11 @@ func (m *Manager) taken() (a peerAnswer) {
 	return a
 }
 
-// cancelElsewhere cancels a build by its record, of that revision: another manager has the build, or will take it.
-func (m *Manager) cancelElsewhere(ctx context.Context, rec *record, revision uint64) error {
+// cancelElsewhere cancels a build by its record: another manager has the build, or will take it.
+func (m *Manager) cancelElsewhere(ctx context.Context, rec *record) error {
 	if !rec.Canceled {
 		rec.Canceled = true
-		if _, err := m.store.put(ctx, rec, revision); err != nil {
+		if err := m.store.put(ctx, rec); err != nil {
 			return err
 		}
 	}

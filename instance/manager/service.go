@@ -141,30 +141,30 @@ func (s *service) Get(ctx context.Context, req *pb.GetRequest) (*pb.Build, error
 }
 
 func (m *Manager) get(ctx context.Context, id string) (*pb.Build, error) {
-	rec, _, err := m.store.record(ctx, id)
+	rec, err := m.store.record(ctx, id)
 	if err != nil {
 		return nil, err
 	}
 	if rec != nil {
 		return rec.build(), nil
 	}
-	r, key, err := m.store.find(ctx, id)
+	r, err := m.store.find(ctx, id)
 	if err != nil {
 		return nil, err
 	}
 	if r == nil { // it may have ended since
-		if rec, _, err = m.store.record(ctx, id); rec != nil {
+		if rec, err = m.store.record(ctx, id); rec != nil {
 			return rec.build(), nil
 		}
 		return nil, cmp.Or(err, notFound(id))
 	}
-	return m.waiting(r, key), nil
+	return m.waiting(r), nil
 }
 
 // waiting returns a build that has no record.
-func (m *Manager) waiting(r *request, key string) *pb.Build {
+func (m *Manager) waiting(r *request) *pb.Build {
 	b := &pb.Build{Id: r.id, Phase: pb.Build_queued, Submitted: timestamppb.New(r.submitted)}
-	if job, err := m.store.read(r, key); err == nil {
+	if job, err := m.store.read(r); err == nil {
 		b.StepsFile, b.Labels = job.GetStepsFile(), job.GetLabels()
 	}
 	return b
@@ -237,7 +237,7 @@ func (m *Manager) list(ctx context.Context, req *pb.ListRequest, limit int) (*pb
 	}
 	waiting := (phase == pb.Build_phase_unspecified || phase == pb.Build_queued) && req.GetInstance() == ""
 	for seq := uint64(1); waiting && len(resp.Builds) < limit; {
-		r, key, err := m.store.queued(ctx, seq)
+		r, err := m.store.queued(ctx, seq)
 		if err != nil {
 			return nil, err
 		}
@@ -248,7 +248,7 @@ func (m *Manager) list(ctx context.Context, req *pb.ListRequest, limit int) (*pb
 		if taken[r.id] {
 			continue
 		}
-		if b := m.waiting(r, key); wanted(b) {
+		if b := m.waiting(r); wanted(b) {
 			resp.Builds = append(resp.Builds, b)
 		}
 	}
@@ -327,7 +327,7 @@ func (m *Manager) follow(ctx context.Context, req *pb.FollowRequest, send func(*
 			return err
 		}
 	}
-	rec, _, err := m.store.record(ctx, req.GetId())
+	rec, err := m.store.record(ctx, req.GetId())
 	if err != nil {
 		return err
 	}
@@ -378,7 +378,7 @@ func (m *Manager) cancel(ctx context.Context, id string) error {
 	if b := m.find(id); b != nil {
 		return m.cancelLive(b) //nolint:contextcheck // as above
 	}
-	rec, revision, err := m.store.record(ctx, id)
+	rec, err := m.store.record(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -387,11 +387,11 @@ func (m *Manager) cancel(ctx context.Context, id string) error {
 			return errEnded
 		}
 		if m.cluster != nil {
-			return m.cancelElsewhere(ctx, rec, revision)
+			return m.cancelElsewhere(ctx, rec)
 		}
 		return errTaken // by a manager that has not begun it yet
 	}
-	r, _, err := m.store.find(ctx, id)
+	r, err := m.store.find(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -404,7 +404,7 @@ func (m *Manager) cancel(ctx context.Context, id string) error {
 		return err
 	}
 	m.canceled = max(m.canceled, r.seq)
-	err = m.store.refuse(ctx, r, rec, revision, log, &result{
+	err = m.store.refuse(ctx, r, rec, log, &result{
 		Reason: string(instance.JobCanceled), Message: errCanceled.Error(),
 	})
 	if err != nil {

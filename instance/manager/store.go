@@ -255,7 +255,9 @@ func placeOf(id string) uint64 {
 type request struct {
 	id        string
 	seq       uint64
-	sealed    []byte
+	key       string
+	project   string // that the build needs; may be empty
+	sealed    []byte // with the key
 	submitted time.Time
 	// fresh says that the request was queued since the manager started, and that it was handed out for the first time: no
 	// other has begun the build, which has neither a record nor a log. If that is wrong, as when the build was canceled
@@ -283,50 +285,50 @@ func (s *store) push(ctx context.Context, key, project string, text []byte) (id 
 	return buildID(ack.Sequence, key), nil
 }
 
+// requestOf returns the request that a message of the queue has.
+func requestOf(seq uint64, h nats.Header, sealed []byte, submitted time.Time) *request {
+	key := h.Get(nats.MsgIdHdr)
+	return &request{
+		id: buildID(seq, key), seq: seq, key: key, project: h.Get(projectHeader), sealed: sealed, submitted: submitted,
+	}
+}
+
 // queued returns the first request at or after a place in the queue, or nil.
-func (s *store) queued(ctx context.Context, seq uint64) (*request, string, error) {
+func (s *store) queued(ctx context.Context, seq uint64) (*request, error) {
 	msg, err := s.queue.GetMsg(ctx, seq, jetstream.WithGetMsgSubject(queueSubject))
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
-		return nil, "", nil
+		return nil, nil
 	}
 	if err != nil {
-		return nil, "", fmt.Errorf("read the queue: %w", err)
+		return nil, fmt.Errorf("read the queue: %w", err)
 	}
-	key := msg.Header.Get(nats.MsgIdHdr)
-	return &request{
-		id: buildID(msg.Sequence, key), seq: msg.Sequence, sealed: msg.Data, submitted: msg.Time,
-	}, key, nil
+	return requestOf(msg.Sequence, msg.Header, msg.Data, msg.Time), nil
 }
 
 // queuedProjects returns the projects of all requests in the queue.
 func (s *store) queuedProjects(ctx context.Context) (map[string]bool, error) {
 	needed := map[string]bool{}
-	for seq := uint64(1); ; seq++ {
-		msg, err := s.queue.GetMsg(ctx, seq, jetstream.WithGetMsgSubject(queueSubject))
-		if errors.Is(err, jetstream.ErrMsgNotFound) {
-			return needed, nil
+	for seq := uint64(1); ; {
+		r, err := s.queued(ctx, seq)
+		if r == nil {
+			return needed, err
 		}
-		if err != nil {
-			return nil, fmt.Errorf("read the queue: %w", err)
-		}
-		if project := msg.Header.Get(projectHeader); project != "" {
-			needed[project] = true
-		}
-		seq = msg.Sequence
+		needed[r.project] = true
+		seq = r.seq + 1
 	}
 }
 
 // find returns the request of a build, nil if it is not in the queue.
-func (s *store) find(ctx context.Context, id string) (*request, string, error) {
+func (s *store) find(ctx context.Context, id string) (*request, error) {
 	seq := placeOf(id)
 	if seq == 0 {
-		return nil, "", nil
+		return nil, nil
 	}
-	r, key, err := s.queued(ctx, seq)
+	r, err := s.queued(ctx, seq)
 	if r != nil && r.id != id {
 		r = nil
 	}
-	return r, key, err
+	return r, err
 }
 
 // phases of a build's record. A build without a record is queued.
@@ -365,53 +367,56 @@ type record struct {
 	Attempt     int           `json:"attempt,omitempty"` // counts how often it was lost and ran again
 	Manager     string        `json:"manager,omitempty"` // has it, of those that share the state
 	Result      *result       `json:"result,omitempty"`
+
+	revision uint64 // in the bucket; 0 if it is not there
 }
 
 // maxID bounds the ID of a build, in bytes. No build has such a long one.
 const maxID = 64
 
-// record returns the record of a build and its revision. It returns nil if there is no record.
-func (s *store) record(ctx context.Context, id string) (*record, uint64, error) {
+// record returns the record of a build. It returns nil if there is no record.
+func (s *store) record(ctx context.Context, id string) (*record, error) {
 	if len(id) > maxID { // it would be part of a subject: for a long one the store closes the connection
-		return nil, 0, nil
+		return nil, nil
 	}
 	entry, err := s.builds.Get(ctx, id)
 	if errors.Is(err, jetstream.ErrKeyNotFound) || errors.Is(err, jetstream.ErrInvalidKey) {
-		return nil, 0, nil
+		return nil, nil
 	}
 	if err != nil {
-		return nil, 0, fmt.Errorf("read the build %s: %w", id, err)
+		return nil, fmt.Errorf("read the build %s: %w", id, err)
 	}
-	r := new(record)
+	r := &record{revision: entry.Revision()}
 	if err := json.Unmarshal(entry.Value(), r); err != nil {
-		return nil, 0, fmt.Errorf("read the build %s: %w", id, err)
+		return nil, fmt.Errorf("read the build %s: %w", id, err)
 	}
 	if r.ID != id {
-		return nil, 0, nil // a lease
+		return nil, nil // a lease
 	}
-	return r, entry.Revision(), nil
+	return r, nil
 }
 
 // errTaken says that a record was changed by somebody else.
 var errTaken = errors.New("the build's record was changed meanwhile")
 
-// put changes a record by compare-and-set: revision is that of the previous record, 0 if there was no record.
-func (s *store) put(ctx context.Context, r *record, revision uint64) (uint64, error) {
+// put changes a record by compare-and-set: its revision is that of the previous record, and then its own.
+func (s *store) put(ctx context.Context, r *record) error {
 	// As KeyValue.Update does, which knows no age.
 	msg := nats.NewMsg("$KV." + buildsBucket + "." + r.ID)
 	msg.Data = encode(r)
-	options := []jetstream.PublishOpt{jetstream.WithExpectLastSequencePerSubject(revision)}
+	options := []jetstream.PublishOpt{jetstream.WithExpectLastSequencePerSubject(r.revision)}
 	if r.Phase == phaseEnded {
 		options = append(options, jetstream.WithMsgTTL(s.keep))
 	}
 	ack, err := s.js.PublishMsg(ctx, msg, options...)
 	if wasChanged(err) {
-		return 0, errTaken
+		return errTaken
 	}
 	if err != nil {
-		return 0, fmt.Errorf("keep the build %s: %w", r.ID, err)
+		return fmt.Errorf("keep the build %s: %w", r.ID, err)
 	}
-	return ack.Sequence, nil
+	r.revision = ack.Sequence
+	return nil
 }
 
 // purge removes a key of a bucket, and returns the revision of the mark that stays.
@@ -428,15 +433,13 @@ func (s *store) purge(ctx context.Context, bucket, key string, options ...jetstr
 }
 
 // refuse ends a build that this manager does not run: its result is kept, and its request leaves the queue.
-func (s *store) refuse(
-	ctx context.Context, r *request, rec *record, revision uint64, log *storedLog, why *result,
-) error {
+func (s *store) refuse(ctx context.Context, r *request, rec *record, log *storedLog, why *result) error {
 	if rec == nil {
 		rec = &record{ID: r.id, Submitted: r.submitted}
 	}
 	rec.Phase, rec.Ended, rec.Result = phaseEnded, time.Now(), why
 	rec.Canceled = why.Reason == string(instance.JobCanceled)
-	if _, err := s.put(ctx, rec, revision); err != nil {
+	if err := s.put(ctx, rec); err != nil {
 		return err
 	}
 	if err := log.end(why); err != nil { //nolint:contextcheck // bounded by the manager's life

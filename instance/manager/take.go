@@ -107,14 +107,10 @@ func (m *Manager) accept(msg jetstream.Msg, placed func()) error {
 	if err != nil {
 		return err
 	}
-	key := msg.Headers().Get(nats.MsgIdHdr)
-	r := &request{
-		id: buildID(at.Sequence.Stream, key), seq: at.Sequence.Stream, sealed: msg.Data(), submitted: at.Timestamp,
-		fresh: m.cluster == nil && at.Sequence.Stream > m.store.before && at.NumDelivered == 1,
-	}
+	r := requestOf(at.Sequence.Stream, msg.Headers(), msg.Data(), at.Timestamp)
 	m.begins.Lock()
 	defer m.begins.Unlock()
-	r.fresh = r.fresh && r.seq > m.canceled
+	r.fresh = m.cluster == nil && r.seq > max(m.store.before, m.canceled) && at.NumDelivered == 1
 	if b := m.find(r.id); b != nil { // it was resumed, or came again
 		placed()
 		b.mu.Lock()
@@ -128,9 +124,8 @@ func (m *Manager) accept(msg jetstream.Msg, placed func()) error {
 	ctx, cancel := context.WithTimeout(m.life, storeTimeout)
 	defer cancel()
 	var rec *record
-	var revision uint64
 	if !r.fresh {
-		if rec, revision, err = m.store.record(ctx, r.id); err != nil {
+		if rec, err = m.store.record(ctx, r.id); err != nil {
 			return err
 		}
 	}
@@ -150,7 +145,7 @@ func (m *Manager) accept(msg jetstream.Msg, placed func()) error {
 		placed()
 		return m.cluster.pass(msg)
 	}
-	err = m.begin(ctx, r, key, rec, revision, msg, placed)
+	err = m.begin(ctx, r, rec, msg, placed)
 	if errors.Is(err, errTaken) && m.cluster != nil {
 		placed()
 		return m.cluster.pass(msg)
@@ -160,12 +155,11 @@ func (m *Manager) accept(msg jetstream.Msg, placed func()) error {
 
 // begin begins or resumes a build.
 func (m *Manager) begin(
-	ctx context.Context, r *request, key string, rec *record, revision uint64, msg jetstream.Msg, placed func(),
+	ctx context.Context, r *request, rec *record, msg jetstream.Msg, placed func(),
 ) error {
 	if m.cluster != nil && rec != nil && rec.Phase == phaseRunning {
 		rec.Manager = m.cluster.id
-		var err error
-		if revision, err = m.store.put(ctx, rec, revision); err != nil {
+		if err := m.store.put(ctx, rec); err != nil {
 			return err
 		}
 	}
@@ -187,22 +181,22 @@ func (m *Manager) begin(
 	if err != nil {
 		return err
 	}
-	job, err := m.store.read(r, key)
+	job, err := m.store.read(r)
 	if err != nil {
 		m.cfg.Logger.Error("a build cannot be run", "build", r.id, "error", err)
-		return m.store.refuse(ctx, r, rec, revision, log, &result{
+		return m.store.refuse(ctx, r, rec, log, &result{
 			Reason: string(instance.RunnerSystemFailure), Message: err.Error(),
 		})
 	}
 	where, err := m.where(job)
 	if err != nil {
-		return m.store.refuse(ctx, r, rec, revision, log, &result{
+		return m.store.refuse(ctx, r, rec, log, &result{
 			Reason: string(instance.ConfigurationError), Message: err.Error(),
 		})
 	}
 	if rec == nil && log.hasRun() && !m.store.shared { // another manager may have made one just now
 		m.cfg.Logger.Error("a build has a log and no record: the state directory is damaged", "build", r.id)
-		return m.store.refuse(ctx, r, nil, revision, log, &result{
+		return m.store.refuse(ctx, r, nil, log, &result{
 			Reason:  string(instance.RunnerSystemFailure),
 			Message: "the build may have run: its record was damaged in the state directory",
 		})
@@ -215,7 +209,7 @@ func (m *Manager) begin(
 	}
 	queued := make(chan struct{})
 	b := &build{
-		request: *r, job: job, where: where, log: log, done: make(chan struct{}), record: *rec, revision: revision, msg: msg,
+		request: *r, job: job, where: where, log: log, done: make(chan struct{}), record: *rec, msg: msg,
 		queued: sync.OnceFunc(func() { close(queued) }),
 	}
 	b.ctx, b.cancel = context.WithCancelCause(context.WithoutCancel(m.life))
