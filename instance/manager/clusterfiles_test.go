@@ -45,9 +45,7 @@ func TestFilesOfAClusterAreAtEachManager(t *testing.T) {
 	wait, open := gate(t)
 	var ids []string
 	for range 4 { // on both VMs
-		resp, err := third.Submit(t.Context(), &pb.SubmitRequest{Job: fileJob(text, digest, "echo begun\n"+wait)})
-		require.NoError(t, err)
-		ids = append(ids, resp.GetId())
+		ids = append(ids, third.submitJob(fileJob(text, digest, "echo begun\n"+wait)))
 	}
 	third.stop() // between the upload and the builds
 	_, err = a.Undrain(t.Context(), &pb.UndrainRequest{Instances: []string{"vm-1", "vm-2"}})
@@ -100,14 +98,13 @@ func TestFilesOfAClusterAreBoundedAndChecked(t *testing.T) {
 	require.Equal(t, codes.ResourceExhausted, status.Code(err), "%v", err)
 	m.m.SetRest(t, 0)
 	wait, open := gate(t)
-	resp, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: fileJob(text, digest, "echo begun\n"+wait)})
-	require.NoError(t, err)
-	m.await(resp.GetId(), "begun\n")
+	id := m.submitJob(fileJob(text, digest, "echo begun\n"+wait))
+	m.await(id, "begun\n")
 	require.ErrorContains(t, m.m.SweepFiles(t, 3800), "take all the room that the manager has for them")
 	_, err = m.keep(big, bigDigest)
 	require.Equal(t, codes.ResourceExhausted, status.Code(err), "%v", err)
 	open()
-	_, build := m.wait(resp.GetId(), 0)
+	_, build := m.wait(id, 0)
 	require.Empty(t, build.GetResult().GetReason(), build.GetResult().GetMessage())
 	require.Equal(t, 1, m.m.Projects(t))
 	require.Eventually(t, func() bool { // its request leaves the queue soon
@@ -134,26 +131,24 @@ func TestFilesOfAClusterAreBoundedAndChecked(t *testing.T) {
 	_, err = m.keep(text, digest)
 	require.NoError(t, err)
 	m.m.Damage(t, digest, false)
-	second, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: fileJob(text, digest, "true")})
-	require.NoError(t, err)
-	_, build = m.wait(second.GetId(), 0)
+	second := m.submitJob(fileJob(text, digest, "true"))
+	_, build = m.wait(second, 0)
 	require.Equal(t, "runner_system_failure", build.GetResult().GetReason())
 	require.Contains(t, build.GetResult().GetMessage(), "the archive is damaged in NATS")
 	j := job("mkdir out; echo said >out/said")
 	j.Artifacts = []string{"out"}
-	third, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: j})
-	require.NoError(t, err)
-	_, build = m.wait(third.GetId(), 0)
+	third := m.submitJob(j)
+	_, build = m.wait(third, 0)
 	require.Positive(t, build.GetResult().GetArtifacts())
-	m.m.Damage(t, third.GetId(), true)
-	_, err = m.unpacked(third.GetId(), "out/said")
+	m.m.Damage(t, third, true)
+	_, err = m.unpacked(third, "out/said")
 	require.ErrorContains(t, err, "the archive is damaged in NATS: 1 of its 1 pieces are missing")
 	require.NotContains(t, err.Error(), "quorum", "that is another fault")
-	said, err := m.unpacked(resp.GetId(), "out/said")
+	said, err := m.unpacked(id, "out/said")
 	require.NoError(t, err)
 	require.Equal(t, "from the project", said)
-	m.m.Damage(t, resp.GetId(), false)
-	_, err = m.unpacked(resp.GetId(), "out/said")
+	m.m.Damage(t, id, false)
+	_, err = m.unpacked(id, "out/said")
 	require.ErrorContains(t, err, "the archive is damaged in NATS: its SHA-256 is another than when it was kept")
 
 	// A disk of the manager that does not take a project is not NATS.
@@ -167,14 +162,13 @@ func TestFilesOfAClusterAreBoundedAndChecked(t *testing.T) {
 	// The oldest artifacts go when there are too many.
 	j.Steps = []byte("run:\n- name: s\n  script: mkdir out; head -c 3000 /dev/urandom >out/said\n")
 	require.Eventually(t, func() bool {
-		many, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: j})
-		require.NoError(t, err)
-		_, build = m.wait(many.GetId(), 0)
+		many := m.submitJob(j)
+		_, build = m.wait(many, 0)
 		require.Positive(t, build.GetResult().GetArtifacts(), build.GetResult().GetMessage())
-		_, err = m.unpacked(resp.GetId(), "out/said")
+		_, err = m.unpacked(id, "out/said")
 		return status.Code(err) == codes.NotFound
 	}, sshtest.Bound, time.Millisecond)
-	_, err = m.unpacked(resp.GetId(), "out/said")
+	_, err = m.unpacked(id, "out/said")
 	require.ErrorContains(t, err, "are not kept any more")
 }
 

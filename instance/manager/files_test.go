@@ -49,18 +49,17 @@ func TestATraceIsKeptAlsoByTheNextManagerAndOnlyIfItIsAskedFor(t *testing.T) {
 	wait, open := gate(t)
 	j := job("echo begun; " + wait)
 	j.Trace = true
-	resp, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: j})
-	require.NoError(t, err)
-	m.await(resp.GetId(), "begun")
-	_, err = m.trace(resp.GetId())
+	id := m.submitJob(j)
+	m.await(id, "begun")
+	_, err := m.trace(id)
 	require.Equal(t, codes.NotFound, status.Code(err))
 	require.ErrorContains(t, err, "it has no trace yet")
 	m.stop()
 	open()
 	m = f.start(t)
-	log, b := m.wait(resp.GetId(), 0)
+	log, b := m.wait(id, 0)
 	require.Empty(t, b.GetResult().GetReason(), log)
-	kept, err := m.trace(resp.GetId())
+	kept, err := m.trace(id)
 	require.NoError(t, err, log)
 	text, err := kept.Encode()
 	require.NoError(t, err)
@@ -70,7 +69,7 @@ func TestATraceIsKeptAlsoByTheNextManagerAndOnlyIfItIsAskedFor(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, files, 1)
 
-	id := m.submit("true")
+	id = m.submit("true")
 	_, b = m.wait(id, 0)
 	require.Zero(t, b.GetResult().GetTrace())
 	_, err = m.trace(id)
@@ -83,9 +82,8 @@ func TestABuildWhoseTraceCannotBeKeptSaysSoInItsLog(t *testing.T) {
 	require.NoError(t, os.RemoveAll(filepath.Join(f.dir, "artifacts")))
 	j := job("printf part")
 	j.Trace = true
-	resp, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: j})
-	require.NoError(t, err)
-	log, b := m.wait(resp.GetId(), 0)
+	id := m.submitJob(j)
+	log, b := m.wait(id, 0)
 	require.Empty(t, b.GetResult().GetReason())
 	require.Contains(t, log, "part\nstep runner: there is no trace: ")
 }
@@ -182,9 +180,7 @@ func TestFilesOfABuildOutliveTheManager(t *testing.T) {
 	wait, open := gate(t)
 	j := job("cat in.txt; echo; echo begun\n" + wait + "\nmkdir out; echo $CI_PROJECT_DIR >out/dir; exit 3")
 	j.Project, j.ProjectBytes, j.Artifacts = digest, int64(len(text)), []string{"out"}
-	resp, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: j})
-	require.NoError(t, err)
-	id := resp.GetId()
+	id := m.submitJob(j)
 	m.await(id, "from the project\nbegun\n")
 	_, err = m.unpacked(id, "out/dir")
 	require.ErrorContains(t, err, "has not ended: it has no artifacts yet")
@@ -237,9 +233,8 @@ func TestABuildThatIsLostRunsAgainIfItAskedForThat(t *testing.T) {
 	script := "echo run >>" + ledger + "; echo begun\n[ $(wc -l <" + ledger + ") -gt 1 ] || " + killServe + "\necho done"
 	j := job(script)
 	j.RetryLost = true
-	resp, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: j})
-	require.NoError(t, err)
-	text, b := m.wait(resp.GetId(), 0)
+	id := m.submitJob(j)
+	text, b := m.wait(id, 0)
 	require.Empty(t, b.GetResult().GetReason(), b.GetResult().GetMessage())
 	require.EqualValues(t, 1, b.GetAttempt())
 	require.Regexp(t, `(?s)step runner: the build is lost and runs again: .*\nbegun\ndone\n$`, text)
@@ -262,14 +257,13 @@ func TestTheStatusNamesABuildThatRunsAgainByItsID(t *testing.T) {
 	mark := filepath.Join(t.TempDir(), "mark")
 	j := job("[ -e " + mark + " ] || { touch " + mark + "; " + killServe + "; }\necho again\n" + wait)
 	j.RetryLost = true
-	resp, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: j})
-	require.NoError(t, err)
-	m.await(resp.GetId(), "again\n")
+	id := m.submitJob(j)
+	m.await(id, "again\n")
 	st, err := m.Status(t.Context(), &pb.StatusRequest{})
 	require.NoError(t, err)
 	var s control.Status
 	require.NoError(t, json.Unmarshal(st.GetJson(), &s))
-	require.Equal(t, resp.GetId(), s.Instances[0].Builds[0].ID)
+	require.Equal(t, id, s.Instances[0].Builds[0].ID)
 }
 
 // Each name of a project that a client made up stayed in memory.

@@ -30,9 +30,7 @@ func (r *running) submitLabelled(script string) string {
 	r.t.Helper()
 	j := job(script)
 	j.Labels = map[string]string{"k": "v"}
-	resp, err := r.Submit(r.t.Context(), &pb.SubmitRequest{Job: j})
-	require.NoError(r.t, err)
-	return resp.GetId()
+	return r.submitJob(j)
 }
 
 // awaitHeld waits until a manager has a number of VMs.

@@ -103,12 +103,11 @@ func TestAClockThatJumpsBackDoesNotLengthenABuild(t *testing.T) {
 	m := f.start(t)
 	timed := job("echo begun; exec sleep 1000")
 	timed.Timeout = durationpb.New(10 * time.Second) // time for all of this up to the restart
-	resp, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: timed})
-	require.NoError(t, err)
-	m.await(resp.GetId(), "begun\n")
-	m.m.SetStarted(t, resp.GetId(), time.Now().Add(24*time.Hour))
+	id := m.submitJob(timed)
+	m.await(id, "begun\n")
+	m.m.SetStarted(t, id, time.Now().Add(24*time.Hour))
 	m.stop()
-	_, b := f.start(t).wait(resp.GetId(), 0)
+	_, b := f.start(t).wait(id, 0)
 	require.Equal(t, "job_execution_timeout", b.GetResult().GetReason())
 }
 
@@ -239,9 +238,7 @@ func TestBuildsThatAreRefusedAtTheirTurnHoldUpNoOthers(t *testing.T) {
 	boxed.Steps = append([]byte("image: alpine\n"), boxed.Steps...)
 	var ids []string
 	for range 17 {
-		resp, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: boxed})
-		require.NoError(t, err)
-		ids = append(ids, resp.GetId())
+		ids = append(ids, m.submitJob(boxed))
 	}
 	m.stop()
 
@@ -267,9 +264,8 @@ func TestALongNameOfAFileIsRefused(t *testing.T) {
 	_, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: long})
 	require.Equal(t, codes.InvalidArgument, status.Code(err), "%v", err)
 	long.StepsFile = strings.Repeat("x", 4095)
-	resp, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: long})
-	require.NoError(t, err)
-	_, b := m.wait(resp.GetId(), 0)
+	id := m.submitJob(long)
+	_, b := m.wait(id, 0)
 	require.Empty(t, b.GetResult().GetReason(), b.GetResult().GetMessage())
 }
 

@@ -144,7 +144,12 @@ func (f *fleet) start(t *testing.T) *running {
 // submit queues a script.
 func (r *running) submit(script string) string {
 	r.t.Helper()
-	resp, err := r.Submit(r.t.Context(), &pb.SubmitRequest{Job: job(script)})
+	return r.submitJob(job(script))
+}
+
+func (r *running) submitJob(j *pb.Job) string {
+	r.t.Helper()
+	resp, err := r.Submit(r.t.Context(), &pb.SubmitRequest{Job: j})
 	require.NoError(r.t, err)
 	return resp.GetId()
 }
@@ -347,9 +352,8 @@ func TestBuildsAreCanceledWhereverTheyAre(t *testing.T) {
 	require.NoError(t, err, "one that has ended is left as it is")
 	timed := job("echo begun; exec sleep 1000")
 	timed.Timeout = durationpb.New(time.Second / 10)
-	resp, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: timed})
-	require.NoError(t, err)
-	_, b := m.wait(resp.GetId(), 0)
+	id := m.submitJob(timed)
+	_, b := m.wait(id, 0)
 	require.Equal(t, "job_execution_timeout", b.GetResult().GetReason())
 }
 

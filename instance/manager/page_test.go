@@ -378,8 +378,7 @@ func TestThePageOfABuildTellsOfItsTrace(t *testing.T) {
 	m := newFleet(t).start(t)
 	traced := job("true")
 	traced.Trace = true
-	resp, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: traced})
-	require.NoError(t, err)
-	m.wait(resp.GetId(), 0)
-	require.Contains(t, m.servePage(t, false).get("/builds/"+resp.GetId()), "stepmux trace get "+resp.GetId()+" FILE")
+	id := m.submitJob(traced)
+	m.wait(id, 0)
+	require.Contains(t, m.servePage(t, false).get("/builds/"+id), "stepmux trace get "+id+" FILE")
 }
