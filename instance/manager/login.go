@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/crypto/ssh"
@@ -29,13 +30,15 @@ type login struct {
 	work   sync.WaitGroup // goroutines of channels
 	slot   flight.Flight[*lease]
 
-	mu       sync.Mutex // guards the following
-	channels int
-	ahead    int64
+	channels chan struct{} // has an element for each channel
+	ahead    atomic.Int64  // how many wait for a slot before this login; negative if that is not known
 }
 
 func newLogin(s *sshServer, conn *ssh.ServerConn) *login {
-	l := &login{server: s, conn: conn, ahead: -1, slot: flight.Flight[*lease]{GoOn: true}}
+	l := &login{
+		server: s, conn: conn, channels: make(chan struct{}, maxChannels), slot: flight.Flight[*lease]{GoOn: true},
+	}
+	l.ahead.Store(-1)
 	l.ctx, l.end = context.WithCancel(s.life)
 	return l
 }
@@ -53,22 +56,15 @@ func (l *login) serve(channels <-chan ssh.NewChannel, requests <-chan *ssh.Reque
 	l.work.Go(func() { refuseRequests(requests) })
 	l.work.Go(l.watch)
 	for channel := range channels {
-		l.mu.Lock()
-		full := l.channels >= maxChannels
-		if !full {
-			l.channels++
-		}
-		l.mu.Unlock()
-		if full {
+		select {
+		case l.channels <- struct{}{}:
+			l.work.Go(func() {
+				l.open(channel)
+				<-l.channels
+			})
+		default:
 			_ = channel.Reject(ssh.ResourceShortage, fmt.Sprintf("a connection has at most %d channels", maxChannels))
-			continue
 		}
-		l.work.Go(func() {
-			l.open(channel)
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			l.channels--
-		})
 	}
 }
 
@@ -147,9 +143,7 @@ func (l *login) reserve(context.Context) (*lease, time.Duration, error) {
 	}
 	//nolint:contextcheck // the lease is the login's, whichever command asked first
 	got, _, _, err := l.server.m.reserve(l.ctx, r, func(ahead int) error {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.ahead = int64(ahead)
+		l.ahead.Store(int64(ahead))
 		return nil
 	})
 	if err != nil {
@@ -173,10 +167,7 @@ func (l *login) await(ctx context.Context, says func(ahead int64)) (got *lease, 
 		case <-reserved:
 			return got, err
 		case <-tick.C:
-			l.mu.Lock()
-			ahead := l.ahead
-			l.mu.Unlock()
-			if ahead != said && time.Since(at) >= waitLines {
+			if ahead := l.ahead.Load(); ahead != said && time.Since(at) >= waitLines {
 				said, at = ahead, time.Now()
 				says(ahead)
 			}

@@ -73,7 +73,10 @@ func (m *Manager) ServeSSH(ctx context.Context, listener net.Listener, cfg SSHCo
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(m.takes, cancel)() //nolint:contextcheck // the manager's end
-	s := &sshServer{m: m, cfg: cfg, keys: keys, life: ctx}
+	s := &sshServer{
+		m: m, cfg: cfg, keys: keys, life: ctx,
+		strangers: make(chan struct{}, maxStrangers), logins: make(chan struct{}, maxLogins),
+	}
 	s.ssh = &ssh.ServerConfig{ServerVersion: "SSH-2.0-stepmux", PublicKeyCallback: s.authorize}
 	s.ssh.AddHostKey(host)
 	m.cfg.Logger.Info("SSH listens", "address", listener.Addr(), "host_key", ssh.FingerprintSHA256(host.PublicKey()))
@@ -88,9 +91,8 @@ type sshServer struct {
 	ssh  *ssh.ServerConfig
 	life context.Context // that of ServeSSH's call
 
-	mu        sync.Mutex // guards the following
-	strangers int        // connections that have not logged in
-	logins    int
+	strangers chan struct{} // has an element for each connection that has not logged in
+	logins    chan struct{} // and for each that has
 }
 
 // serve accepts connections until life ends.
@@ -115,17 +117,12 @@ func (s *sshServer) serve(listener net.Listener) error {
 			_ = pause.For(s.life, acceptPause) // if it is over, the listener is closed
 			continue
 		}
-		s.mu.Lock()
-		full := s.strangers >= maxStrangers
-		if !full {
-			s.strangers++
+		select {
+		case s.strangers <- struct{}{}:
+			conns.Go(func() { s.connection(nc) })
+		default:
+			_ = nc.Close() // there are too many
 		}
-		s.mu.Unlock()
-		if full {
-			_ = nc.Close()
-			continue
-		}
-		conns.Go(func() { s.connection(nc) })
 	}
 }
 
@@ -137,21 +134,12 @@ func (s *sshServer) authorize(_ ssh.ConnMetadata, key ssh.PublicKey) (*ssh.Permi
 	return &ssh.Permissions{Extensions: map[string]string{"key": ssh.FingerprintSHA256(key)}}, nil
 }
 
-// connection serves a connection to its end.
+// connection serves the connection of a stranger to its end.
 func (s *sshServer) connection(nc net.Conn) {
 	defer nc.Close()
 	defer context.AfterFunc(s.life, func() { _ = nc.Close() })()
-	known := false
-	leave := func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if known {
-			s.logins--
-		} else {
-			s.strangers--
-		}
-	}
-	defer leave()
+	known := sync.OnceFunc(func() { <-s.strangers })
+	defer known()
 	_ = nc.SetDeadline(time.Now().Add(loginTimeout)) // fails only if it is closed
 	conn, channels, requests, err := ssh.NewServerConn(nc, s.ssh)
 	if err != nil {
@@ -159,15 +147,11 @@ func (s *sshServer) connection(nc net.Conn) {
 		return
 	}
 	defer conn.Close()
-	s.mu.Lock()
-	full := s.logins >= maxLogins
-	if !full {
-		s.strangers--
-		s.logins++
-		known = true
-	}
-	s.mu.Unlock()
-	if full {
+	select {
+	case s.logins <- struct{}{}:
+		defer func() { <-s.logins }()
+		known()
+	default:
 		s.m.cfg.Logger.Warn("ssh: a login is refused, there are too many", "logins", maxLogins)
 		return
 	}
