@@ -92,8 +92,8 @@ func (m *Manager) run(b *build, placed func()) {
 	for m.attempt(b, placed) {
 	}
 	b.log.stop()
+	b.giveBack()
 	if m.cluster != nil {
-		b.giveBack()
 		m.cluster.look() // this manager may have its VM again
 	}
 }

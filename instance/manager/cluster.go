@@ -387,15 +387,6 @@ func (c *cluster) resumeFound() {
 	}
 }
 
-// pass gives a build back to the queue, for another manager, or for later.
-func (c *cluster) pass(msg jetstream.Msg) error {
-	wait := time.Second
-	if at, err := msg.Metadata(); err == nil {
-		wait <<= min(at.NumDelivered, 5)
-	}
-	return msg.NakWithDelay(min(wait/2, c.ttl))
-}
-
 // encode returns JSON.
 func encode(v any) []byte {
 	text, err := json.Marshal(v)

@@ -37,8 +37,8 @@ type Config struct {
 	// KeyFile and the instances are the same for all of them, and each VM is used by one of them at a time. If nil, the
 	// state is in Dir.
 	NATS *NATS
-	// Lease is how long a silent manager of a cluster keeps its VMs, the same for all managers. If zero,
-	// DefaultLease.
+	// Lease is how long a silent manager of a cluster keeps its VMs, the same for all managers, and its builds their
+	// places in the queue. If zero, DefaultLease.
 	Lease time.Duration
 	// Provider runs the builds on the instances of Group. The caller closes it after the Manager. Both are required.
 	Provider *instance.Provider

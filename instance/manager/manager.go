@@ -192,14 +192,6 @@ func (m *Manager) builds() []*build {
 	return all
 }
 
-// signPause is the time between two signs of life of the builds to the queue.
-func (m *Manager) signPause() time.Duration {
-	if m.cluster != nil {
-		return m.cfg.Lease / 6
-	}
-	return ackWait / 6
-}
-
 // id returns the ID of this manager, empty if it shares no state.
 func (m *Manager) id() string {
 	if m.cluster == nil {
@@ -210,7 +202,7 @@ func (m *Manager) id() string {
 
 // giveSigns tells the queue that the builds are not lost, and ends the manager when the store is.
 func (m *Manager) giveSigns() {
-	signs, checks := time.NewTicker(m.signPause()), time.NewTicker(checkPause)
+	signs, checks := time.NewTicker(m.cfg.Lease/6), time.NewTicker(checkPause)
 	defer signs.Stop()
 	defer checks.Stop()
 	for {

@@ -38,8 +38,6 @@ const (
 	// keyTime is how long a request that is sent again, with the same key, is known. Each costs 100 bytes of memory
 	// meanwhile.
 	keyTime = 2 * time.Minute
-	// ackWait is how long the queue waits for a sign of life of a build that was taken, before it hands it out again.
-	ackWait = 30 * time.Second
 	// storeTimeout bounds a call to the store, and startTimeout its start: streams are checked then.
 	storeTimeout, startTimeout = 30 * time.Second, 5 * time.Minute
 )

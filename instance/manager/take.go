@@ -14,21 +14,13 @@ import (
 	"github.com/stepmux/stepmux/internal/pause"
 )
 
-// consume returns the consumer of the queue. It is made anew unless other managers take part: then all requests that
-// were not acknowledged come again at once.
+// consume returns the consumer of the queue. For a manager alone it is new at each start, since checkDamage removes the
+// one before: all requests that were not acknowledged come again at once.
 func (m *Manager) consume(ctx context.Context) (jetstream.Consumer, error) {
 	cfg := jetstream.ConsumerConfig{
 		Durable: consumerName, FilterSubject: queueSubject, AckPolicy: jetstream.AckExplicitPolicy,
-		AckWait: ackWait, MaxAckPending: -1,
-		MemoryStorage: m.cluster == nil, // as it is made anew at each start, nothing of it is written to the disk
-	}
-	if m.cluster != nil {
-		cfg.AckWait = m.cfg.Lease
-	} else {
-		err := m.store.queue.DeleteConsumer(ctx, consumerName)
-		if err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
-			return nil, fmt.Errorf("open the queue: %w", err)
-		}
+		AckWait: m.cfg.Lease, MaxAckPending: -1,
+		MemoryStorage: m.cluster == nil, // nothing of a new one is written to the disk
 	}
 	consumer, err := m.store.queue.CreateOrUpdateConsumer(ctx, cfg)
 	if err != nil {
@@ -115,8 +107,8 @@ func (m *Manager) accept(msg jetstream.Msg, placed func()) error {
 		placed()
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		if b.left && m.cluster != nil {
-			return m.cluster.pass(msg)
+		if b.left {
+			return m.pass(msg)
 		}
 		b.msg = msg
 		return nil
@@ -143,14 +135,23 @@ func (m *Manager) accept(msg jetstream.Msg, placed func()) error {
 	}
 	if m.cluster != nil && rec != nil && rec.Phase == phaseRunning && !m.cluster.has(rec.Instance) {
 		placed()
-		return m.cluster.pass(msg)
+		return m.pass(msg)
 	}
 	err = m.begin(ctx, r, rec, msg, placed)
-	if errors.Is(err, errTaken) && m.cluster != nil {
+	if errors.Is(err, errTaken) {
 		placed()
-		return m.cluster.pass(msg)
+		return m.pass(msg)
 	}
 	return err
+}
+
+// pass gives a build back to the queue, for another manager, or for later.
+func (m *Manager) pass(msg jetstream.Msg) error {
+	wait := time.Second
+	if at, err := msg.Metadata(); err == nil {
+		wait <<= min(at.NumDelivered, 5)
+	}
+	return msg.NakWithDelay(min(wait/2, m.cfg.Lease))
 }
 
 // begin begins or resumes a build.
