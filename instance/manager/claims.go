@@ -19,7 +19,6 @@ import (
 type claim struct {
 	Instance string `json:"instance"`
 	Manager  string `json:"manager,omitempty"` // empty: the VM is free
-	Life     string `json:"life,omitempty"`    // of its lease at the time
 
 	revision uint64
 }
@@ -87,7 +86,7 @@ func (c *cluster) take(ctx context.Context, ids []string, most int) (n int) {
 		c.mu.Lock()
 		revision := c.claims[id].revision
 		c.mu.Unlock()
-		revision, err := c.put(ctx, claim{Instance: id, Manager: c.id, Life: c.life}, revision)
+		revision, err := c.put(ctx, claim{Instance: id, Manager: c.id}, revision)
 		if err != nil {
 			if !wasChanged(err) && ctx.Err() == nil {
 				c.m.cfg.Logger.Warn("cannot claim an instance", "instance", id, "error", err)
