@@ -70,7 +70,7 @@ var allowed = map[string][]string{
 	},
 	"instance/manager/page": {
 		"instance", "instance/control", "instance/manager/access", "instance/manager/managerv1", "internal/boundedhttp",
-		"internal/termtext",
+		"internal/flight", "internal/termtext",
 	},
 	"instance/manager": {
 		"instance", "instance/batch", "instance/control", "instance/manager/managerv1", "connector", "connector/buildlog",

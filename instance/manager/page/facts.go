@@ -10,12 +10,14 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"time"
+
+	"google.golang.org/grpc/status"
 
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/control"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/internal/flight"
 )
 
 const (
@@ -30,58 +32,60 @@ const (
 // facts are the manager's answers, which all readers of pages share for a moment. They are safe for concurrent use.
 type facts struct {
 	manager pb.ManagerClient
+	present flight.Flight[present]
+	recent  flight.Flight[*pb.ListResponse]
+}
 
-	mu       sync.Mutex // held while the manager is asked; guards the following
-	status   control.Status
-	queue    *pb.ListResponse
-	asked    time.Time // for these two
-	recent   []*pb.Build
-	recentAt time.Time
+// present is the status of the fleet and the queue.
+type present struct {
+	status control.Status
+	queue  *pb.ListResponse
+}
+
+// share returns an answer of the manager that all share who ask meanwhile, and for a time after it.
+func share[T any](
+	ctx context.Context, f *flight.Flight[T], keep time.Duration, ask func(context.Context) (T, error),
+) (T, error) {
+	answer, err := f.Do(ctx, func(ctx context.Context) (T, time.Duration, error) {
+		ctx, cancel := context.WithTimeout(ctx, askTimeout)
+		defer cancel()
+		answer, err := ask(ctx)
+		return answer, keep, err
+	})
+	if ctx.Err() != nil {
+		err = status.FromContextError(ctx.Err()).Err()
+	}
+	return answer, err
 }
 
 // now returns the status of the fleet and the queue.
 func (f *facts) now(ctx context.Context) (control.Status, *pb.ListResponse, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if time.Since(f.asked) < freshTime {
-		return f.status, f.queue, nil
-	}
-	resp, err := f.manager.Status(ctx, &pb.StatusRequest{})
-	if err != nil {
-		return control.Status{}, nil, err
-	}
-	var s control.Status
-	if err := json.Unmarshal(resp.GetJson(), &s); err != nil {
-		return s, nil, fmt.Errorf("read the status: %w", err)
-	}
-	queue, err := f.manager.List(ctx, &pb.ListRequest{Phase: pb.Build_queued, Limit: maxQueued})
-	if err != nil {
-		return s, nil, err
-	}
-	f.status, f.queue, f.asked = s, queue, time.Now()
-	return s, queue, nil
+	now, err := share(ctx, &f.present, freshTime, func(ctx context.Context) (p present, err error) {
+		resp, err := f.manager.Status(ctx, &pb.StatusRequest{})
+		if err != nil {
+			return p, err
+		}
+		if err := json.Unmarshal(resp.GetJson(), &p.status); err != nil {
+			return p, fmt.Errorf("read the status: %w", err)
+		}
+		p.queue, err = f.manager.List(ctx, &pb.ListRequest{Phase: pb.Build_queued, Limit: maxQueued})
+		return p, err
+	})
+	return now.status, now.queue, err
 }
 
 // ended returns the builds that have ended last, the latest first.
 func (f *facts) ended(ctx context.Context) ([]*pb.Build, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if time.Since(f.recentAt) < recentTime {
-		return f.recent, nil
-	}
-	list, err := f.manager.List(ctx, &pb.ListRequest{Phase: pb.Build_ended, Limit: maxRecent})
-	if err != nil {
-		return nil, err
-	}
-	f.recent, f.recentAt = list.GetBuilds(), time.Now()
-	return f.recent, nil
+	list, err := share(ctx, &f.recent, recentTime, func(ctx context.Context) (*pb.ListResponse, error) {
+		return f.manager.List(ctx, &pb.ListRequest{Phase: pb.Build_ended, Limit: maxRecent})
+	})
+	return list.GetBuilds(), err
 }
 
 // forget has the next reader ask again.
 func (f *facts) forget() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.asked, f.recentAt = time.Time{}, time.Time{}
+	f.present.Forget()
+	f.recent.Forget()
 }
 
 // overviewData is the first page.

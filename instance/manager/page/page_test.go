@@ -1,12 +1,16 @@
 package page
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -78,6 +82,42 @@ func TestFailuresAreGroupedByTheirCause(t *testing.T) {
 	require.Equal(t, "exit code 7", f.Scripts[0].Cause)
 	require.Equal(t, "step y: read output file", f.Scripts[1].Cause, "it was called exit code 0")
 	require.Len(t, f.Others, 1)
+}
+
+// lateManager does not answer before told is closed.
+type lateManager struct {
+	pb.ManagerClient
+	asked, told chan struct{}
+}
+
+func (m *lateManager) Status(context.Context, *pb.StatusRequest, ...grpc.CallOption) (*pb.StatusResponse, error) {
+	m.asked <- struct{}{}
+	<-m.told
+	return nil, status.Error(codes.Unavailable, "NATS: no quorum")
+}
+
+// While NATS could not be reached, the readers of pages asked one after the other, each once the one before it had its
+// answer. The last of many were told of a timeout after half a minute, and not why.
+func TestReadersOfAPageDoNotWaitForEachOther(t *testing.T) {
+	m := &lateManager{asked: make(chan struct{}, 2), told: make(chan struct{})}
+	f := facts{manager: m}
+	failed := make(chan error, 2)
+	read := func(ctx context.Context) {
+		_, _, err := f.now(ctx)
+		failed <- err
+	}
+	go read(t.Context())
+	<-m.asked
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	go read(ctx)
+	require.Eventually(t, func() bool { return len(failed) == 1 }, 30*time.Second, time.Millisecond)
+	require.Equal(t, codes.DeadlineExceeded, status.Code(<-failed))
+	go read(t.Context())
+	close(m.told)
+	for range 2 {
+		require.Equal(t, codes.Unavailable, status.Code(<-failed))
+	}
 }
 
 // FuzzLogText holds that a log in any pieces is the same log, that its positions are those of line ends, and that
