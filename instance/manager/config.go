@@ -38,7 +38,7 @@ type Config struct {
 	// state is in Dir.
 	NATS *NATS
 	// Lease is how long a silent manager of a cluster keeps its VMs, the same for all managers, and its builds their
-	// places in the queue. If zero, DefaultLease.
+	// places in the queue, at least a second. If zero, DefaultLease.
 	Lease time.Duration
 	// Provider runs the builds on the instances of Group. The caller closes it after the Manager. Both are required.
 	Provider *instance.Provider
@@ -79,6 +79,8 @@ func (cfg *Config) check() error {
 		return fmt.Errorf("manager: linger %v: use at most %v", cfg.Linger, instance.MaxLinger)
 	case cfg.Keep != 0 && cfg.Keep < time.Second:
 		return fmt.Errorf("manager: builds are kept for a second at least, not %v", cfg.Keep)
+	case cfg.Lease != 0 && cfg.Lease < time.Second:
+		return fmt.Errorf("manager: a lease lasts for a second at least, not %v", cfg.Lease)
 	case cfg.NATS != nil && (len(cfg.NATS.URLs) == 0 || cfg.KeyFile == "" || cfg.EndBuilds):
 		return errors.New("manager: NATS without addresses, without a KeyFile, or with EndBuilds")
 	case cfg.LogBytes < 0 || cfg.FileBytes < 0:

@@ -539,6 +539,17 @@ func TestAManagerNeedsAStateDirectoryThatItCanWrite(t *testing.T) {
 	require.ErrorContains(t, err, "not a directory")
 }
 
+// A program that asked for a lease of a nanosecond was ended by a panic after Open had returned.
+func TestALeaseThatIsTooShortIsRefused(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	for _, lease := range []time.Duration{1, -time.Second} {
+		f.change = func(cfg *manager.Config) { cfg.Lease = lease }
+		_, _, err := f.open(t)
+		require.ErrorContains(t, err, "a lease lasts for a second at least")
+	}
+}
+
 // The lock of the state directory did not follow it: "too many levels of symbolic links".
 func TestTheStateDirectoryMayBeALink(t *testing.T) {
 	t.Parallel()
