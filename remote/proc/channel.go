@@ -213,34 +213,46 @@ type received struct {
 // receive receives a message. At the channel's end the error is io.EOF.
 func receive(control int) (r received, err error) {
 	var packet [messageSize]byte
-	oob := make([]byte, unix.CmsgSpace(4*4))
-	// Not unix.Recvmsg, which decodes the addresses of all networks: the VM's end would be larger by 25 KB.
-	n, oobn, _, _, err := syscall.Recvmsg(control, packet[:], oob, unix.MSG_CMSG_CLOEXEC)
-	switch {
-	case err != nil:
+	n, fds, err := receivePacket(control, packet[:], 4)
+	if err == nil && n != messageSize {
+		err = errMessage
+	}
+	if err != nil {
 		return r, err
-	case n == 0:
-		return r, io.EOF
-	case n != messageSize:
-		return r, errMessage
 	}
 	r.message = message{packet[0], binary.LittleEndian.Uint32(packet[1:])}
-	if oobn == 0 {
+	if len(fds) == 0 {
 		return r, nil
-	}
-	parts, err := unix.ParseSocketControlMessage(oob[:oobn])
-	if err != nil || len(parts) != 1 {
-		return r, errMessage
-	}
-	fds, err := unix.ParseUnixRights(&parts[0])
-	if err != nil || len(fds) == 0 {
-		return r, errMessage
 	}
 	r.files = fds[1:]
 	memory := os.NewFile(uintptr(fds[0]), "command")
 	defer memory.Close()
 	r.text, err = io.ReadAll(io.NewSectionReader(memory, 0, 2*maxCommand))
 	return r, err
+}
+
+// receivePacket receives a packet with at most most files. At the channel's end the error is io.EOF.
+func receivePacket(control int, packet []byte, most int) (n int, fds []int, err error) {
+	oob, oobn := make([]byte, unix.CmsgSpace(4*most)), 0
+	n, err = retry(func() (n int, err error) {
+		// Not unix.Recvmsg, which decodes the addresses of all networks: the VM's end would be larger by 25 KB.
+		n, oobn, _, _, err = syscall.Recvmsg(control, packet, oob, unix.MSG_CMSG_CLOEXEC)
+		return n, err
+	})
+	if err == nil && n == 0 {
+		err = io.EOF
+	}
+	if err != nil || oobn == 0 {
+		return n, nil, err
+	}
+	parts, err := unix.ParseSocketControlMessage(oob[:oobn])
+	if err != nil || len(parts) != 1 {
+		return n, nil, errMessage
+	}
+	if fds, err = unix.ParseUnixRights(&parts[0]); err != nil || len(fds) == 0 || len(fds) > most {
+		return n, nil, errMessage
+	}
+	return n, fds, nil
 }
 
 // errMessage is the error of a malformed message.

@@ -160,9 +160,6 @@ func (k *keeper) obey() {
 	closed := false
 	for !closed {
 		m, err := receive(controlFD)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
 		if err != nil {
 			break
 		}

@@ -3,7 +3,6 @@ package proc
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -95,32 +94,14 @@ func (l *link) receiveReport(packet []byte) (n int, file *os.File, err error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	oob := make([]byte, unix.CmsgSpace(4))
-	oobn := 0
+	var fds []int
 	var receiveErr error
 	err = raw.Read(func(fd uintptr) bool {
-		for {
-			n, oobn, _, _, receiveErr = unix.Recvmsg(int(fd), packet, oob, unix.MSG_CMSG_CLOEXEC)
-			if !errors.Is(receiveErr, unix.EINTR) {
-				return !errors.Is(receiveErr, unix.EAGAIN)
-			}
-		}
+		n, fds, receiveErr = receivePacket(int(fd), packet, 1)
+		return !errors.Is(receiveErr, unix.EAGAIN)
 	})
-	switch err := errors.Join(err, receiveErr); {
-	case err != nil:
-		return 0, nil, err
-	case n == 0:
-		return 0, nil, io.EOF
-	case oobn == 0:
-		return n, nil, nil
-	}
-	parts, err := unix.ParseSocketControlMessage(oob[:oobn])
-	if err != nil || len(parts) != 1 {
-		return 0, nil, errMessage
-	}
-	fds, err := unix.ParseUnixRights(&parts[0])
-	if err != nil || len(fds) != 1 {
-		return 0, nil, errMessage
+	if err = errors.Join(err, receiveErr); err != nil || len(fds) == 0 {
+		return n, nil, err
 	}
 	return n, os.NewFile(uintptr(fds[0]), "/"), nil
 }
