@@ -40,12 +40,6 @@ const messageSize = 5
 // report is a message from the init. Of a command it sends started, exited, group and closed, or only failed. Of the
 // init itself, whose number is 0, it sends ready or failed, and closed.
 type report struct {
-	reportFixed
-
-	text string // of reportFailed: the error's text; may be empty
-}
-
-type reportFixed struct {
 	Kind byte
 	ID   uint32
 
@@ -59,6 +53,7 @@ type reportFixed struct {
 	SysTime  int64
 	MaxRSS   int64
 	Left     uint32 // of reportClosed: how many processes could not be killed; of reportGroup: 1 if there is a member
+	text     string // of reportFailed: the error's text; may be empty
 }
 
 const (
@@ -102,20 +97,19 @@ func parseReport(packet []byte) (r report, err error) {
 	for i := range n {
 		n[i] = binary.LittleEndian.Uint64(packet[2+8*i:])
 	}
-	r.reportFixed = reportFixed{
+	return report{
 		Kind: packet[0], At: stage(packet[1]), ID: uint32(n[0]), PID: int32(n[1]), Errno: uint32(n[2]), Status: uint32(n[3]),
 		UserTime: int64(n[4]), SysTime: int64(n[5]), MaxRSS: int64(n[6]), Left: uint32(n[7]),
-	}
-	r.text = string(packet[reportHead:])
-	return r, nil
+		text: string(packet[reportHead:]),
+	}, nil
 }
 
 // exited returns the report of the end of command id.
 func exited(id uint32, status syscall.WaitStatus, usage *syscall.Rusage) report {
-	return report{reportFixed: reportFixed{
+	return report{
 		Kind: reportExited, ID: id, Status: uint32(status), UserTime: usage.Utime.Nano(), SysTime: usage.Stime.Nano(),
 		MaxRSS: usage.Maxrss << 10, // getrusage(2) counts in KiB
-	}}
+	}
 }
 
 // closedReport reports that command id has ended with all its descendants, except for left processes that could not be

@@ -12,7 +12,7 @@ func TestAnAnswerAboutAGroupMayComeAfterTheEndOfItsCommand(t *testing.T) {
 	l := &link{processes: map[uint32]*Process{}, gone: make(chan struct{})}
 	p, err := l.register("sh")
 	require.NoError(t, err)
-	about := func(kind byte) report { return report{reportFixed: reportFixed{Kind: kind, ID: p.id, PID: 2}} }
+	about := func(kind byte) report { return report{Kind: kind, ID: p.id, PID: 2} }
 	for _, kind := range []byte{reportStarted, reportExited, reportClosed, reportGroup} {
 		require.NoError(t, l.dispatch(about(kind)), "%q", kind)
 	}

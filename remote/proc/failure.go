@@ -35,7 +35,7 @@ func fail(at stage, err error) *failure {
 
 // report returns the report of the failure of command id.
 func (f *failure) report(id uint32) report {
-	return report{reportFixed{Kind: reportFailed, ID: id, At: f.at, Errno: uint32(f.errno)}, f.text}
+	return report{Kind: reportFailed, ID: id, At: f.at, Errno: uint32(f.errno), text: f.text}
 }
 
 // Error is the error of an init that could not set itself up.

@@ -20,11 +20,11 @@ func FuzzInitsMessages(f *testing.F) {
 		f.Add(b.Bytes())
 	}
 	started := about(reportStarted, 4711)
-	add(started, report{reportFixed: reportFixed{Kind: reportExited, Status: 9}},
-		report{reportFixed: reportFixed{Kind: reportClosed, Left: math.MaxUint32}})
+	add(started, report{Kind: reportExited, Status: 9},
+		report{Kind: reportClosed, Left: math.MaxUint32})
 	add(started, started)
 	add(about(reportStarted, 1))
-	add(report{reportFixed: reportFixed{Kind: reportFailed, At: stageExec, Errno: 2}})
+	add(report{Kind: reportFailed, At: stageExec, Errno: 2})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		ours, theirs, err := channelPair()
 		require.NoError(t, err)

@@ -200,7 +200,7 @@ func (k *keeper) take(m received) bool {
 	case messageKill:
 		go k.killAll(nil, k.descends(h)) // ends with the last of them; this process may end first
 	case messageGroup:
-		r := report{reportFixed: reportFixed{Kind: reportGroup, ID: h.id}}
+		r := report{Kind: reportGroup, ID: h.id}
 		if !errors.Is(unix.Kill(-h.leader.pid, 0), unix.ESRCH) {
 			r.Left = 1
 		}
@@ -237,7 +237,7 @@ func (k *keeper) start(m received) bool {
 		failed.report(m.id).send(k.control)
 		return true
 	}
-	report{reportFixed: reportFixed{Kind: reportStarted, ID: m.id, PID: int32(leader.pid)}}.send(k.control)
+	report{Kind: reportStarted, ID: m.id, PID: int32(leader.pid)}.send(k.control)
 	k.mu.Lock()
 	k.commands[m.id] = &held{m.id, leader}
 	leader.tell = func() { exited(m.id, leader.status, &leader.usage).send(k.control) }

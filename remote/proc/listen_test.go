@@ -36,21 +36,21 @@ func fakeInit(t *testing.T, argv []string, reports ...report) *Process {
 }
 
 func about(kind byte, pid int32) report {
-	return report{reportFixed: reportFixed{Kind: kind, PID: pid}}
+	return report{Kind: kind, PID: pid}
 }
 
 func TestProcessesThatCannotBeKilledAreAnErrorOfClose(t *testing.T) {
 	p := fakeInit(t, []string{"/bin/true"},
 		about(reportStarted, 1<<30), // no pid is that large
-		report{reportFixed: reportFixed{Kind: reportExited, Status: 3 << 8}},
-		report{reportFixed: reportFixed{Kind: reportClosed, Left: 2}})
+		report{Kind: reportExited, Status: 3 << 8},
+		report{Kind: reportClosed, Left: 2})
 	require.Equal(t, 3, wait(t, p).Code)
 	require.EqualError(t, p.Close(), `close "fake": 2 processes could not be killed`)
 }
 
 func TestInitThatTalksNonsenseIsKilled(t *testing.T) {
 	started, exited, closed := about(reportStarted, 1<<30), about(reportExited, 0), about(reportClosed, 0)
-	failed := report{reportFixed: reportFixed{Kind: reportFailed, At: stageExec, Errno: 2}}
+	failed := report{Kind: reportFailed, At: stageExec, Errno: 2}
 	tests := map[string][]report{
 		"an unknown message":      {about('?', 0)},
 		"a message to it":         {about(messageKill, 0)},

@@ -84,7 +84,7 @@ func (k *keeper) sendReady() {
 		}
 	}
 	packet := new(strings.Builder)
-	report{reportFixed: reportFixed{Kind: reportReady}}.send(packet)
+	report{Kind: reportReady}.send(packet)
 	_ = unix.Sendmsg(controlFD, []byte(packet.String()), rights, nil, 0) // ignores errors: the server may be gone
 }
 
