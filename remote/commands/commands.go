@@ -24,7 +24,7 @@ const (
 // ErrUsage is the cause of an error about the arguments of a command.
 var ErrUsage = errors.New("wrong usage")
 
-// Runner runs a command with the arguments after its flags, and returns the exit code.
+// Runner runs a command with the arguments after its flags, if it takes any, and returns the exit code.
 type Runner func(ctx context.Context, args []string) (int, error)
 
 // Set has commands by their name in the command line, such as "version" and "steps serve". Each entry defines the
@@ -224,6 +224,8 @@ func (p Program) run(name string, c command, args []string) int {
 		return 0
 	case err != nil:
 		return p.wrongUsage(name, flagError(err))
+	case fl.NArg() > 0 && !c.args:
+		return p.wrongUsage(name, fmt.Errorf("it takes flags only, not %q", fl.Arg(0)))
 	}
 	ctx, stop := endsignal.Until(context.Background())
 	defer stop()

@@ -5,6 +5,7 @@ type command struct {
 	name  string // with its arguments, as in the help
 	short string // one line
 	long  string
+	args  bool // it takes arguments after its flags
 }
 
 // stepsCommands are the commands that a manager starts.
@@ -49,6 +50,7 @@ its processes end with it: SIGTERM, then SIGKILL after --grace.`,
 	},
 	{
 		name:  "script --bytes N -- SHELL [ARG]...",
+		args:  true,
 		short: "Run a script that arrives on standard input, for a manager",
 		long: `Run a script in a shell, for the manager at the other end of standard input and output. A relay starts it. It
 is not for use by hand.
@@ -88,6 +90,7 @@ whether the limits in the flags are available, or without flags limits of each k
 	},
 	{
 		name:  "pack PATTERN...",
+		args:  true,
 		short: "Pack artifacts of a build, for a step runner",
 	},
 	{
@@ -96,6 +99,7 @@ whether the limits in the flags are available, or without flags limits of each k
 	},
 	{
 		name:  "cache list|prune|verify",
+		args:  true,
 		short: "Look after the cache of fetched steps, for a manager",
 	},
 	{

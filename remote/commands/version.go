@@ -17,10 +17,7 @@ var versionText = command{
 
 func (p Program) version(fl *pflag.FlagSet) Runner {
 	checksum := fl.Bool("checksum", false, "also print the SHA-256 of the program's file")
-	return func(_ context.Context, args []string) (int, error) {
-		if len(args) > 0 {
-			return 0, fmt.Errorf("%w: it takes flags only, not %q", ErrUsage, args[0])
-		}
+	return func(_ context.Context, _ []string) (int, error) {
 		text := buildinfo.Text()
 		if p.gitLab {
 			text = buildinfo.GitLabText(p.report)

@@ -176,11 +176,7 @@ func tellIsolation(fl *pflag.FlagSet) commands.Runner {
 }
 
 func ci(*pflag.FlagSet) commands.Runner {
-	return func(ctx context.Context, args []string) (int, error) {
-		if len(args) > 0 {
-			return 0, fmt.Errorf("%w: ci takes no arguments, its steps are in the environment variable STEPS",
-				commands.ErrUsage)
-		}
+	return func(ctx context.Context, _ []string) (int, error) {
 		return remote.CI(ctx, remote.Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}, remote.CIConfig{
 			WorkDir: os.Getenv("CI_PROJECT_DIR"), Environ: os.Environ(), Version: buildinfo.Version(),
 		})
@@ -251,10 +247,7 @@ func socket(fl *pflag.FlagSet, to *string) {
 
 // untilEnd returns the runner of a command that runs until a signal or the end of its standard input.
 func untilEnd(fl *pflag.FlagSet, run func(context.Context, remote.Stdio) error) commands.Runner {
-	return func(ctx context.Context, args []string) (int, error) {
-		if len(args) > 0 {
-			return 0, fmt.Errorf("%w: it takes flags only, not %q", commands.ErrUsage, args[0])
-		}
+	return func(ctx context.Context, _ []string) (int, error) {
 		if fl.Lookup("socket") != nil {
 			if err := commands.Required(fl, "socket"); err != nil {
 				return 0, err

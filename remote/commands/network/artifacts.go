@@ -41,8 +41,8 @@ func artifactsUploader(fl *pflag.FlagSet) commands.Runner {
 	fl.StringVar(&statement.Schema, "schema-version", "", "version of SLSA's provenance: v1 or v0.2 (default v1)")
 	h.from("schema-version", "SLSA_PROVENANCE_SCHEMA_VERSION")
 	h.transfers("upload", 5)
-	return func(ctx context.Context, args []string) (int, error) {
-		level, err := h.parsed(args)
+	return func(ctx context.Context, _ []string) (int, error) {
+		level, err := h.parsed()
 		if err != nil {
 			return h.end(ctx, err)
 		}
@@ -75,8 +75,8 @@ func artifactsDownloader(fl *pflag.FlagSet) commands.Runner {
 	fl.StringVar(&cfg.StagingDir, "archiver-staging-dir", "", "directory for the archive (default TMPDIR)")
 	h.from("archiver-staging-dir", "ARCHIVER_STAGING_DIR")
 	h.transfers("download", 5)
-	return func(ctx context.Context, args []string) (int, error) {
-		if _, err := h.parsed(args); err != nil {
+	return func(ctx context.Context, _ []string) (int, error) {
+		if _, err := h.parsed(); err != nil {
 			return h.end(ctx, err)
 		}
 		cfg.Dir, cfg.Bounds, cfg.Log = h.selection.Dir, h.bounds, h.log

@@ -17,10 +17,7 @@ import (
 func awaitServers(fl *pflag.FlagSet) commands.Runner {
 	var addresses []string
 	fl.StringArrayVar(&addresses, "tcp", nil, "`HOST:PORT`, may repeat (required)")
-	return func(ctx context.Context, args []string) (int, error) {
-		if len(args) > 0 {
-			return 0, fmt.Errorf("%w: it takes flags only, not %q", commands.ErrUsage, args[0])
-		}
+	return func(ctx context.Context, _ []string) (int, error) {
 		if err := commands.Required(fl, "tcp"); err != nil {
 			return 0, err
 		}

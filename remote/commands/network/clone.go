@@ -32,10 +32,7 @@ func cloneRepository(fl *pflag.FlagSet) commands.Runner {
 	submodules := fl.String("submodules", string(clone.None), "none, normal or recursive")
 	fl.StringVar(&cfg.User, "user", "gitlab-ci-token", "user of the password in "+passwordVariable)
 	output := fl.String("output-file", "", "append the commit to this file, as the output commit of a step")
-	return func(ctx context.Context, args []string) (int, error) {
-		if len(args) > 0 {
-			return 0, fmt.Errorf("%w: it takes flags only, not %q", commands.ErrUsage, args[0])
-		}
+	return func(ctx context.Context, _ []string) (int, error) {
 		if err := commands.Required(fl, "url"); err != nil {
 			return 0, err
 		}

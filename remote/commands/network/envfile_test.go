@@ -34,7 +34,7 @@ func TestATransferMeterFrequencyOf0WritesNoLines(t *testing.T) {
 		t.Setenv("TRANSFER_METER_FREQUENCY", value)
 		h := newHelper(pflag.NewFlagSet("", pflag.ContinueOnError))
 		h.transfers("upload", 5)
-		_, err := h.parsed(nil)
+		_, err := h.parsed()
 		require.NoError(t, err)
 		require.Equal(t, want, h.transfer.MeterEvery, value)
 	}

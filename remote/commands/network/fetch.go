@@ -14,10 +14,7 @@ import (
 )
 
 func fetchStep(*pflag.FlagSet) commands.Runner {
-	return func(ctx context.Context, args []string) (int, error) {
-		if len(args) > 0 {
-			return 0, fmt.Errorf("%w: it takes no arguments, not %q", commands.ErrUsage, args[0])
-		}
+	return func(ctx context.Context, _ []string) (int, error) {
 		if err := pipe.Conceal(); err != nil { // the request has credentials
 			return 0, err
 		}

@@ -105,10 +105,7 @@ func (h *helper) getenv(name string) string {
 }
 
 // parsed completes the flags: with variables, and with the working directory.
-func (h *helper) parsed(args []string) (archive.Level, error) {
-	if len(args) > 0 {
-		return "", fmt.Errorf("%w: it takes flags only, not %q", commands.ErrUsage, args[0])
-	}
+func (h *helper) parsed() (archive.Level, error) {
 	for name, why := range h.missing {
 		if h.fl.Changed(name) {
 			return "", fmt.Errorf("--%s: %s", name, why)

@@ -42,8 +42,8 @@ func cacheArchiver(fl *pflag.FlagSet) commands.Runner {
 		"most bytes to upload; a larger archive stays on this machine")
 	h.from("max-uploaded-archive-size", "CACHE_MAX_UPLOADED_ARCHIVE_SIZE")
 	h.transfers("upload", 2)
-	return func(ctx context.Context, args []string) (int, error) {
-		level, err := h.parsed(args)
+	return func(ctx context.Context, _ []string) (int, error) {
+		level, err := h.parsed()
 		if err != nil {
 			return h.end(ctx, err)
 		}
@@ -82,8 +82,8 @@ func cacheExtractor(fl *pflag.FlagSet) commands.Runner {
 	fl.StringVar(&alternate.HeadURL, "alternate-head-url", "", "as --head-url, for --alternate-url")
 	h.refuse(noCloud, "alternate-gocloud-url")
 	h.transfers("download", 2)
-	return func(ctx context.Context, args []string) (int, error) {
-		if _, err := h.parsed(args); err != nil {
+	return func(ctx context.Context, _ []string) (int, error) {
+		if _, err := h.parsed(); err != nil {
 			return h.end(ctx, err)
 		}
 		for _, source := range []jobcache.Source{primary, alternate} {

@@ -13,10 +13,7 @@ import (
 
 // unpackProject unpacks the archive on standard input into the working directory.
 func unpackProject(*pflag.FlagSet) commands.Runner {
-	return func(ctx context.Context, args []string) (int, error) {
-		if len(args) > 0 {
-			return 0, fmt.Errorf("%w: it takes no arguments, not %q", commands.ErrUsage, args[0])
-		}
+	return func(ctx context.Context, _ []string) (int, error) {
 		_, err := archive.Extract(ctx, os.Stdin, ".", archive.Bounds{})
 		return 0, err
 	}
