@@ -101,7 +101,7 @@ var allowed = map[string][]string{
 	},
 	"remote/commands/network": {
 		"remote/commands", "remote/step/fetch", "remote/pipe", "internal/endsignal", "internal/boundedfile",
-		"remote/archive", "remote/artifacts", "remote/jobcache", "remote/transfer", "remote/clone",
+		"internal/filelock", "remote/archive", "remote/artifacts", "remote/jobcache", "remote/transfer", "remote/clone",
 	},
 	"remote/clone": {"internal/rmtree"},
 	// The helper commands of a GitLab manager's scripts. They know no jobs and no steps.
@@ -115,7 +115,7 @@ var allowed = map[string][]string{
 	"remote/jobcache": {"remote/archive", "remote/transfer"},
 	"remote/relay": {
 		"remote/stale", "remote/socketdir", "remote/pipe", "remote/proc", "internal/streams", "internal/wire",
-		"internal/alive", "internal/coalesce", "internal/oserr",
+		"internal/alive", "internal/coalesce", "internal/oserr", "internal/filelock",
 	},
 	"remote/linger":    {"remote/api/**", "internal/wire"},
 	"remote/stale":     {"remote/proc", "remote/socketdir", "remote/pipe"},
@@ -191,7 +191,7 @@ var allowed = map[string][]string{
 		"internal/limits", "internal/pages",
 		"remote/cgroup", "remote/walls", "internal/rmtree", "internal/filelock", "internal/oserr",
 	},
-	"remote/cgroup":     {"internal/limits"},
+	"remote/cgroup":     {"internal/limits", "internal/filelock"},
 	"remote/walls":      {"internal/wire"},
 	"remote/job/joblog": {"internal/oserr"},
 	"remote/step/mask":  {"internal/lazyregexp", "remote/step/expr"},

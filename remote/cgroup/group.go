@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/internal/filelock"
 	"github.com/stepmux/stepmux/internal/limits"
 )
 
@@ -120,20 +121,18 @@ func remove(ctx context.Context, dir string, grace time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, grace+removeTimeout)
 	defer cancel()
 	killAt := time.Now().Add(grace)
-	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+	var err error
+	_ = filelock.Poll(ctx, func() (bool, error) {
 		if !time.Now().Before(killAt) {
 			_ = write(dir, "cgroup.kill", "1") // if it fails, so does the removal
 		}
-		err := removeAll(dir)
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-time.NewTimer(pause).C:
-		case <-ctx.Done():
-			return fmt.Errorf("remove cgroup %s: %w", dir, err)
-		}
+		err = removeAll(dir)
+		return err == nil, nil
+	})
+	if err != nil {
+		return fmt.Errorf("remove cgroup %s: %w", dir, err)
 	}
+	return nil
 }
 
 // removeAll removes a cgroup with those below it. None of them may have a process.

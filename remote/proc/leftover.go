@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/internal/filelock"
 	"github.com/stepmux/stepmux/remote/cgroup"
 )
 
@@ -25,20 +25,14 @@ func (l Left) String() string { return fmt.Sprintf("process %d (%q)", l.PID, l.N
 // KillOrphans kills the processes of dead servers. It finds them by the marker in their environment. It continues the
 // stopped inits of dead servers, which then end by themselves. Processes of living servers, and processes without a
 // marker, are not touched. It returns the processes that are left after 5 s, or when ctx ends.
-func KillOrphans(ctx context.Context) []Left {
+func KillOrphans(ctx context.Context) (left []Left) {
 	ctx, cancel := context.WithTimeout(ctx, killTimeout)
 	defer cancel()
-	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
-		left := killOrphansOnce()
-		if len(left) == 0 {
-			return nil
-		}
-		select {
-		case <-time.NewTimer(pause).C:
-		case <-ctx.Done():
-			return left
-		}
-	}
+	_ = filelock.Poll(ctx, func() (bool, error) {
+		left = killOrphansOnce()
+		return len(left) == 0, nil
+	})
+	return left
 }
 
 // RemoveOrphanGroups removes the cgroups of dead servers, with the processes in them. It returns when ctx ends or after

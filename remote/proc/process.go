@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/internal/filelock"
 	"github.com/stepmux/stepmux/remote/cgroup"
 	"github.com/stepmux/stepmux/remote/walls"
 )
@@ -21,9 +22,6 @@ import (
 // DrainTimeout is how long Wait reads the output after the command's exit, if processes that it left behind hold it
 // open.
 const DrainTimeout = 2 * time.Second
-
-// groupPause is the interval at which AwaitGroup asks whether a process group has ended.
-const groupPause = 5 * time.Millisecond
 
 // Process is a started command with all its descendants. The caller must close it. It is safe for concurrent use.
 //
@@ -217,15 +215,9 @@ func (p *Process) GroupEnded(ctx context.Context) bool {
 // grace to clean up.
 func (p *Process) AwaitGroup(ctx context.Context, killAt func() time.Time) {
 	// The kernel sends no event when a process group ends.
-	tick := time.NewTicker(groupPause)
-	defer tick.Stop()
-	for time.Now().Before(killAt()) && !p.GroupEnded(ctx) {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
-	}
+	_ = filelock.Poll(ctx, func() (bool, error) {
+		return !time.Now().Before(killAt()) || p.GroupEnded(ctx), nil
+	})
 }
 
 // PID returns the process id of the command, which is also that of its process group and session. With isolation it is

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/filelock"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/socketdir"
@@ -52,11 +53,8 @@ func (p *process) keepServe(path string) {
 	}
 }
 
-const (
-	// foreignTimeout bounds the wait for processes that were started in the container from outside.
-	foreignTimeout = 10 * time.Second
-	foreignPoll    = 50 * time.Millisecond
-)
+// foreignTimeout bounds the wait for processes that were started in the container from outside.
+const foreignTimeout = 10 * time.Second
 
 // awaitForeign waits until all processes that were started in this container from outside are gone, such as another
 // relay: by one, a manager that comes back asks for the remains of the build. The kernel gives such a process the
@@ -64,18 +62,9 @@ const (
 func awaitForeign(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, foreignTimeout)
 	defer cancel()
-	tick := time.NewTicker(foreignPoll)
-	defer tick.Stop()
-	for {
+	foreign := func(p proc.Info) bool { return p.Parent == 0 && p.PID != os.Getpid() && !p.Ended }
+	_ = filelock.Poll(ctx, func() (bool, error) {
 		all, _ := proc.List() // an error means that there is no /proc; then nobody is found
-		foreign := func(p proc.Info) bool { return p.Parent == 0 && p.PID != os.Getpid() && !p.Ended }
-		if !slices.ContainsFunc(all, foreign) {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
-	}
+		return !slices.ContainsFunc(all, foreign), nil
+	})
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/stepmux/stepmux/internal/endsignal"
+	"github.com/stepmux/stepmux/internal/filelock"
 	"github.com/stepmux/stepmux/remote/commands"
 )
 
@@ -29,10 +30,8 @@ func awaitServers(fl *pflag.FlagSet) commands.Runner {
 	}
 }
 
-const (
-	// awaitEvery is the time between two attempts at a port, and awaitTry bounds one attempt.
-	awaitEvery, awaitTry = 50 * time.Millisecond, 5 * time.Second
-)
+// awaitTry bounds one attempt at a port.
+const awaitTry = 5 * time.Second
 
 // awaitPorts waits until each address, HOST:PORT, has accepted a TCP connection, or ctx ends. Then the error says why
 // the last attempt failed.
@@ -46,17 +45,14 @@ func awaitPorts(ctx context.Context, addresses []string) error {
 
 func awaitPort(ctx context.Context, address string) error {
 	dialer := net.Dialer{Timeout: awaitTry}
-	tick := time.NewTicker(awaitEvery)
-	defer tick.Stop()
-	for {
-		conn, err := dialer.DialContext(ctx, "tcp", address)
-		if err == nil {
-			return conn.Close()
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return fmt.Errorf("await: %w (%w)", context.Cause(ctx), err)
-		}
+	var conn net.Conn
+	var refused error
+	err := filelock.Poll(ctx, func() (bool, error) {
+		conn, refused = dialer.DialContext(ctx, "tcp", address)
+		return refused == nil, nil
+	})
+	if err != nil {
+		return fmt.Errorf("await: %w (%w)", err, refused)
 	}
+	return conn.Close()
 }
