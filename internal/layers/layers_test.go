@@ -192,7 +192,7 @@ var allowed = map[string][]string{
 		"remote/cgroup", "remote/walls", "internal/rmtree", "internal/filelock", "internal/oserr",
 	},
 	"remote/cgroup":     {"internal/limits", "internal/filelock"},
-	"remote/walls":      {"internal/wire"},
+	"remote/walls":      {"internal/wire", "internal/boundedfile"},
 	"remote/job/joblog": {"internal/oserr"},
 	"remote/step/mask":  {"internal/lazyregexp", "remote/step/expr"},
 

@@ -10,13 +10,15 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/boundedfile"
 )
 
 const (
 	// sudoTimeout bounds the call of sudo that finds out whether the user can become root.
 	sudoTimeout = 5 * time.Second
-	// sudoAge is how long its answer is valid.
-	sudoAge = 24 * time.Hour
+	// sudoBytes bounds the file with its answer, and sudoAge says how long that is valid.
+	sudoBytes, sudoAge = 1 << 10, 24 * time.Hour
 )
 
 // sudoRemedy is the remedy of errSudo.
@@ -99,7 +101,7 @@ func readAnswer(file string, boot []byte) (can, known bool) {
 	if err != nil || !fi.Mode().IsRegular() || time.Since(fi.ModTime()).Abs() > sudoAge {
 		return false, false
 	}
-	text, err := readBounded(file)
+	text, err := boundedfile.ReadBy(os.OpenFile, file, sudoBytes)
 	answer, ours := bytes.CutPrefix(text, boot)
 	can = strings.TrimSpace(string(answer)) == "yes"
 	return can, err == nil && ours

@@ -2,12 +2,13 @@ package walls
 
 import (
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/boundedfile"
 )
 
 const (
@@ -30,7 +31,7 @@ func (r *Room) sshConfig() error {
 
 // copyIncludes replaces the files that file includes, and the files that these include.
 func (r *Room) copyIncludes(file string, done map[string]bool) error {
-	text, err := readBounded(file)
+	text, err := boundedfile.ReadBy(os.OpenFile, file, sshBytes)
 	if err != nil {
 		return nil // ssh will report the error
 	}
@@ -66,7 +67,7 @@ func (r *Room) copyIncludes(file string, done map[string]bool) error {
 // copyOver mounts a copy over file, if it belongs to root and we can read it.
 func (r *Room) copyOver(file string, n int) error {
 	var st unix.Stat_t
-	text, err := readBounded(file)
+	text, err := boundedfile.ReadBy(os.OpenFile, file, sshBytes)
 	if err != nil || unix.Stat(file, &st) != nil || int(st.Uid) == os.Geteuid() {
 		return nil //nolint:nilerr // ssh reports why it cannot read a file
 	}
@@ -74,25 +75,5 @@ func (r *Room) copyOver(file string, n int) error {
 	if err := os.WriteFile(own, text, 0o400); err != nil {
 		return bare("copy", file, err)
 	}
-	if err := mount(own, file, "", unix.MS_BIND, ""); err != nil {
-		return err
-	}
-	return nil
-}
-
-// readBounded reads a regular file of at most sshBytes.
-func readBounded(file string) ([]byte, error) {
-	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	if fi, err := f.Stat(); err != nil || !fi.Mode().IsRegular() {
-		return nil, os.ErrInvalid
-	}
-	text, err := io.ReadAll(io.LimitReader(f, sshBytes+1))
-	if err == nil && len(text) > sshBytes {
-		err = os.ErrInvalid
-	}
-	return text, err
+	return mount(own, file, "", unix.MS_BIND, "")
 }
