@@ -59,7 +59,7 @@ func ToFetchProgram() error {
 // openBeside opens the program at path. In the directory of an upload it waits for it.
 func openBeside(path string) (file *os.File, err error) {
 	file, err = os.Open(path)
-	if !errors.Is(err, fs.ErrNotExist) || !uploaded(filepath.Dir(path)) {
+	if !errors.Is(err, fs.ErrNotExist) || !wire.IsUploadDir(filepath.Base(filepath.Dir(path))) {
 		return file, err
 	}
 	late := fmt.Errorf("%s did not arrive within %v", path, besideWait)
@@ -73,11 +73,4 @@ func openBeside(path string) (file *os.File, err error) {
 		return true, err
 	})
 	return file, err
-}
-
-// uploaded reports whether a manager has made the directory dir for this program: then dir is named after the beginning
-// of the program's checksum.
-func uploaded(dir string) bool {
-	sum, err := buildinfo.Checksum()
-	return err == nil && filepath.Base(dir) == sum[:wire.UploadDigits]
 }

@@ -1,8 +1,6 @@
 package commands_test
 
 import (
-	"crypto/sha256"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -85,11 +83,7 @@ func TestASignalEndsTheWaitForTheProgramForTheNetwork(t *testing.T) {
 // waits returns a command of a VM's end that waits for its program for the network, the file of that, and its output.
 func waits(t *testing.T) (cmd *exec.Cmd, fetch string, out *strings.Builder) {
 	t.Helper()
-	program, err := runnertest.Program()
-	require.NoError(t, err)
-	text, err := os.ReadFile(program)
-	require.NoError(t, err)
-	vm, fetch := alone(t, filepath.Join(t.TempDir(), fmt.Sprintf("%x", sha256.Sum256(text))[:16]))
+	vm, fetch := alone(t, filepath.Join(t.TempDir(), "0123456789abcdef"))
 	cmd = exec.CommandContext(t.Context(), vm, "steps", "cache", "list")
 	cmd.Env = []string{"HOME=" + t.TempDir()}
 	out = new(strings.Builder)
