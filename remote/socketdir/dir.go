@@ -21,8 +21,8 @@ const busyTimeout = time.Second
 // Dir is the private directory of one build. It holds the state of the build's jobs, and the socket if Open made it. It
 // is locked until Remove, which removes it with everything in it.
 type Dir struct {
-	base   *base    // its parent, or nil
-	given  *os.Root // its parent if the caller made that directory, else nil
+	parent *os.Root
+	base   *base    // the parent, or nil if the caller made that
 	id     string   // its name in the parent
 	lock   *os.File // the open directory itself
 	socket string   // the path for the socket; a Dir does not listen
@@ -41,7 +41,7 @@ func Open(ctx context.Context, path string) (*Dir, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Dir{base: b, id: string(id), socket: filepath.Join(b.path, string(id), filepath.Base(path))}
+	d := &Dir{parent: b.root, base: b, id: string(id), socket: filepath.Join(b.path, string(id), filepath.Base(path))}
 	if err = wire.CheckSocketPath(d.socket); err == nil {
 		d.lock, err = d.create(ctx)
 	}
@@ -96,7 +96,7 @@ func splitPath(path string) (basePath string, id wire.BuildID, err error) {
 
 // Path returns the directory's path.
 func (d *Dir) Path() string {
-	if d.given != nil {
+	if d.base == nil {
 		return filepath.Join(filepath.Dir(d.socket), d.id)
 	}
 	return filepath.Dir(d.socket)
@@ -111,7 +111,7 @@ func (d *Dir) Moved() error { return d.moved }
 
 // Sweep removes the directories of dead serves beside d. See [Sweep]. In a caller's directory there are none.
 func (d *Dir) Sweep(ctx context.Context) error {
-	if d.given != nil {
+	if d.base == nil {
 		return nil
 	}
 	return d.base.sweep(ctx)
@@ -121,15 +121,17 @@ func (d *Dir) Sweep(ctx context.Context) error {
 // for the file system, and no longer than ctx. It must be called once.
 func (d *Dir) Remove(ctx context.Context) error {
 	defer d.close()
-	now, err := d.root().Lstat(d.id)
+	now, err := d.parent.Lstat(d.id)
 	ours, statErr := d.lock.Stat()
 	switch {
 	case statErr != nil || err != nil && !errors.Is(err, os.ErrNotExist):
 		err = errors.Join(oserr.Bare(err), oserr.Bare(statErr))
 	case err != nil || !os.SameFile(now, ours): // a job moved ours away, and may have made another
 		err = rmtree.RemoveOpen(ctx, d.lock)
+	case d.base == nil:
+		err = rmtree.RemoveIn(ctx, d.parent, d.id)
 	default:
-		err = d.discard(ctx)
+		err = d.base.discard(ctx, d.id)
 	}
 	if err != nil {
 		return fmt.Errorf("remove directory %s: %w", d.Path(), err)
@@ -137,20 +139,11 @@ func (d *Dir) Remove(ctx context.Context) error {
 	return nil
 }
 
-// root returns the parent directory of d.
-func (d *Dir) root() *os.Root {
-	if d.given != nil {
-		return d.given
-	}
-	return d.base.root
-}
-
 // close releases the lock.
 func (d *Dir) close() {
 	d.lock.Close()
-	if d.given != nil {
-		d.given.Close()
-		return
+	d.parent.Close()
+	if d.base != nil {
+		d.base.close()
 	}
-	d.base.close()
 }

@@ -11,7 +11,6 @@ import (
 
 	"github.com/stepmux/stepmux/internal/filelock"
 	"github.com/stepmux/stepmux/internal/oserr"
-	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
@@ -88,7 +87,7 @@ func takeGiven(ctx context.Context, path string) (*Dir, error) {
 		return nil, err
 	}
 	defer dir.Close()
-	d := &Dir{given: root, id: filepath.Base(path) + stateSuffix, socket: path}
+	d := &Dir{parent: root, id: filepath.Base(path) + stateSuffix, socket: path}
 	if err = checkGiven(dir, filepath.Dir(path)); err == nil {
 		d.lock, err = makeState(root, d.Path())
 	}
@@ -166,12 +165,4 @@ func (d *Dir) try() error {
 		return err
 	}
 	return ln.Close()
-}
-
-// discard removes the directory of d from its parent. The caller may have removed its directory already.
-func (d *Dir) discard(ctx context.Context) error {
-	if d.given == nil {
-		return d.base.discard(ctx, d.id)
-	}
-	return rmtree.RemoveIn(ctx, d.given, d.id)
 }
