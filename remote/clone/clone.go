@@ -35,7 +35,7 @@ type Config struct {
 	User, Password string
 	// Env is the environment of git, in the form of [os.Environ].
 	Env []string
-	// Output gets the messages of git. If nil, they are discarded.
+	// Output gets the messages of git. Required.
 	Output io.Writer
 }
 

@@ -67,9 +67,8 @@ func (g *git) command(ctx context.Context, args ...string) *exec.Cmd {
 // output runs a command of git, and returns the first line of its standard output.
 func (g *git) output(ctx context.Context, args ...string) (string, error) {
 	cmd := g.command(ctx, args...)
-	var out limited
-	last := limited{}
-	cmd.Stdout, cmd.Stderr = &out, io.MultiWriter(&last, orDiscard(g.cfg.Output))
+	var out, last limited
+	cmd.Stdout, cmd.Stderr = &out, io.MultiWriter(&last, g.cfg.Output)
 	if g.login != nil {
 		null, err := os.Open(os.DevNull)
 		if err != nil {
@@ -88,13 +87,6 @@ func (g *git) output(ctx context.Context, args ...string) (string, error) {
 	}
 	line, _, _ := strings.Cut(out.String(), "\n")
 	return line, nil
-}
-
-func orDiscard(w io.Writer) io.Writer {
-	if w == nil {
-		return io.Discard
-	}
-	return w
 }
 
 // maxOutput bounds the part of an output that is kept, in bytes.

@@ -27,7 +27,7 @@ func (g *git) refetch(ctx context.Context, fetched error) error {
 	if damage == nil || ctx.Err() != nil {
 		return cmp.Or(context.Cause(ctx), fetched)
 	}
-	fmt.Fprintf(orDiscard(g.cfg.Output), "everything is fetched again: the earlier clone is damaged: %v\n", damage)
+	fmt.Fprintf(g.cfg.Output, "everything is fetched again: the earlier clone is damaged: %v\n", damage)
 	if err := rmtree.Remove(filepath.Join(g.cfg.Dir, ".git")); err != nil {
 		return fmt.Errorf("remove an earlier clone: %w", err)
 	}
