@@ -22,7 +22,7 @@ type Children struct {
 	*reaper
 	fork ForkExec
 
-	wasSubreaper int
+	wasSubreaper int32
 	sigchld      chan os.Signal // closed by Release
 	unignored    chan os.Signal // nobody receives from it
 	done         chan struct{}  // closed once the goroutine has ended
@@ -41,9 +41,8 @@ func Adopt(fork ForkExec) (*Children, error) {
 	if err := closeOnExec(); err != nil {
 		return nil, fmt.Errorf("keep open files from processes: %w", err)
 	}
-	is, err := prctlGet(unix.PR_GET_CHILD_SUBREAPER)
+	err := unix.Prctl(unix.PR_GET_CHILD_SUBREAPER, uintptr(unsafe.Pointer(&c.wasSubreaper)), 0, 0, 0)
 	if err == nil {
-		c.wasSubreaper = is
 		err = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 	}
 	if err != nil {
@@ -86,11 +85,4 @@ func catchIgnored(c chan os.Signal) {
 			signal.Notify(c, sig)
 		}
 	}
-}
-
-// prctlGet returns an attribute of this process that prctl(2) writes to the address in its argument.
-func prctlGet(attribute int) (int, error) {
-	var value int32
-	err := unix.Prctl(attribute, uintptr(unsafe.Pointer(&value)), 0, 0, 0)
-	return int(value), err
 }
