@@ -110,14 +110,13 @@ func checkRedirect(req *http.Request, via []*http.Request) error {
 	first, last := via[0], via[len(via)-1]
 	switch {
 	case len(via) >= maxRedirects:
-		return unsafeRedirect(fmt.Sprintf("the server redirects more than %d times", maxRedirects))
+		return Local(fmt.Errorf("the server redirects more than %d times", maxRedirects))
 	case req.URL.Scheme != "https" && req.URL.Scheme != last.URL.Scheme:
-		return unsafeRedirect(fmt.Sprintf("the server redirects from %s to %s, which is less safe", last.URL.Scheme,
-			req.URL.Scheme))
+		return Local(fmt.Errorf("the server redirects from %s to %s, which is less safe", last.URL.Scheme, req.URL.Scheme))
 	case req.URL.User != nil:
-		return unsafeRedirect("the server redirects to an address with credentials in it")
+		return Local(errors.New("the server redirects to an address with credentials in it"))
 	case req.Method != first.Method:
-		return unsafeRedirect(fmt.Sprintf("the server redirects the %s to %s as a %s, without its body", first.Method,
+		return Local(fmt.Errorf("the server redirects the %s to %s as a %s, without its body", first.Method,
 			origin(req.URL), req.Method))
 	}
 	if origin(req.URL) != origin(first.URL) {

@@ -48,23 +48,19 @@ func (e *StatusError) temporary() bool {
 	return e.Code >= 512
 }
 
-// localError is an error of this machine, such as a full disk. Like errors about a path, it is not retried.
+// localError is an error of [Local]. Like errors about a path, it is not retried.
 type localError struct{ error }
 
 func (e localError) Unwrap() error { return e.error }
 
-// Local marks err as an error of this machine, so that it is not retried. It returns nil for nil.
+// Local marks err as an error of this machine, such as a full disk, or one that this client has decided on, such as an
+// unsafe redirect. It is not retried. Local returns nil for nil.
 func Local(err error) error {
 	if err == nil {
 		return nil
 	}
 	return localError{err}
 }
-
-// unsafeRedirect is an error about a redirect that is not followed. It is not retried.
-type unsafeRedirect string
-
-func (e unsafeRedirect) Error() string { return string(e) }
 
 // temporary reports whether the same request may succeed later. For errors of the network it returns true.
 func temporary(err error) bool {
@@ -73,10 +69,9 @@ func temporary(err error) bool {
 	}
 	_, local := errors.AsType[localError](err)
 	_, file := errors.AsType[*fs.PathError](err)
-	_, redirect := errors.AsType[unsafeRedirect](err)
 	_, certificate := errors.AsType[*tls.CertificateVerificationError](err)
 	_, authority := errors.AsType[x509.UnknownAuthorityError](err)
-	return !local && !file && !redirect && !certificate && !authority
+	return !local && !file && !certificate && !authority
 }
 
 // statusError reads the rest of the answer.
