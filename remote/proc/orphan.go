@@ -60,22 +60,10 @@ func removeOrphan(ctx context.Context, dir *os.File) {
 	if filelock.Poll(trying, func() (bool, error) { return filelock.Try(dir) == nil, nil }) != nil {
 		return
 	}
-	parent, err := os.OpenRoot(path.Dir(dir.Name()))
-	if err != nil {
-		return
-	}
-	name := path.Base(dir.Name())
-	now, err := parent.Lstat(name)
-	ours, statErr := dir.Stat()
-	if err != nil || statErr != nil || !os.SameFile(now, ours) { // a job has moved it
-		_ = rmtree.RemoveOpen(ctx, dir)
-		return
-	}
-	scratch := "~" + strconv.FormatUint(rand.Uint64(), 36)
-	if parent.Rename(name, scratch) != nil {
-		return
+	if filelock.StillAt(dir, dir.Name()) { // otherwise a job has moved it
+		scratch := "~" + strconv.FormatUint(rand.Uint64(), 36)
+		_ = os.Rename(dir.Name(), path.Join(path.Dir(dir.Name()), scratch)) // if it fails, the name stays
 	}
 	// An attempt may take longer than orphanTimeout, but none begins after it.
-	remove := func() (bool, error) { return rmtree.RemoveIn(ctx, parent, scratch) == nil, nil }
-	_ = filelock.Poll(trying, remove)
+	_ = filelock.Poll(trying, func() (bool, error) { return rmtree.RemoveOpen(ctx, dir) == nil, nil })
 }

@@ -21,8 +21,7 @@ const busyTimeout = time.Second
 // Dir is the private directory of one build. It holds the state of the build's jobs, and the socket if Open made it. It
 // is locked until Remove, which removes it with everything in it.
 type Dir struct {
-	parent *os.Root
-	base   *base    // the parent, or nil if the caller made that
+	base   *base    // its parent, or nil if the caller made that
 	id     string   // its name in the parent
 	lock   *os.File // the open directory itself
 	socket string   // the path for the socket; a Dir does not listen
@@ -41,7 +40,7 @@ func Open(ctx context.Context, path string) (*Dir, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Dir{parent: b.root, base: b, id: string(id), socket: filepath.Join(b.path, string(id), filepath.Base(path))}
+	d := &Dir{base: b, id: string(id), socket: filepath.Join(b.path, string(id), filepath.Base(path))}
 	if err = wire.CheckSocketPath(d.socket); err == nil {
 		d.lock, err = d.create(ctx)
 	}
@@ -121,17 +120,11 @@ func (d *Dir) Sweep(ctx context.Context) error {
 // for the file system, and no longer than ctx. It must be called once.
 func (d *Dir) Remove(ctx context.Context) error {
 	defer d.close()
-	now, err := d.parent.Lstat(d.id)
-	ours, statErr := d.lock.Stat()
-	switch {
-	case statErr != nil || err != nil && !errors.Is(err, os.ErrNotExist):
-		err = errors.Join(oserr.Bare(err), oserr.Bare(statErr))
-	case err != nil || !os.SameFile(now, ours): // a job moved ours away, and may have made another
-		err = rmtree.RemoveOpen(ctx, d.lock)
-	case d.base == nil:
-		err = rmtree.RemoveIn(ctx, d.parent, d.id)
-	default:
+	var err error
+	if d.base != nil && filelock.StillAt(d.lock, d.Path()) {
 		err = d.base.discard(ctx, d.id)
+	} else { // a job may have moved ours away, and made another
+		err = rmtree.RemoveOpen(ctx, d.lock)
 	}
 	if err != nil {
 		return fmt.Errorf("remove directory %s: %w", d.Path(), err)
@@ -142,7 +135,6 @@ func (d *Dir) Remove(ctx context.Context) error {
 // close releases the lock.
 func (d *Dir) close() {
 	d.lock.Close()
-	d.parent.Close()
 	if d.base != nil {
 		d.base.close()
 	}

@@ -86,13 +86,13 @@ func takeGiven(ctx context.Context, path string) (*Dir, error) {
 	if err != nil {
 		return nil, err
 	}
+	defer root.Close()
 	defer dir.Close()
-	d := &Dir{parent: root, id: filepath.Base(path) + stateSuffix, socket: path}
-	if err = checkGiven(dir, filepath.Dir(path)); err == nil {
-		d.lock, err = makeState(root, d.Path())
+	if err := checkGiven(dir, filepath.Dir(path)); err != nil {
+		return nil, err
 	}
-	if err != nil {
-		root.Close()
+	d := &Dir{id: filepath.Base(path) + stateSuffix, socket: path}
+	if d.lock, err = makeState(root, d.Path()); err != nil {
 		return nil, err
 	}
 	return d.tried(ctx)
