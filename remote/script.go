@@ -3,7 +3,6 @@ package remote
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -156,7 +155,7 @@ func (cfg *ScriptConfig) init(ctx context.Context) (*proc.Init, func(context.Con
 		init.Room.Level = walls.Off
 		return init, func(context.Context) error { return nil }, nil
 	}
-	dir, err := cfg.openDir(ctx)
+	dir, err := socketdir.OpenNew(ctx, cmp.Or(cfg.TempDir, "/tmp"), "script-")
 	if err == nil {
 		if err = user.UseHome(dir.Path()); err != nil {
 			err = errors.Join(err, dir.Remove(ctx))
@@ -172,20 +171,6 @@ func (cfg *ScriptConfig) init(ctx context.Context) (*proc.Init, func(context.Con
 		defer user.Close()
 		return dir.Remove(ctx)
 	}, nil
-}
-
-// scriptIDSize is the length of the random part of a script's directory. It is short because the directory is as deep
-// as that of a build, where the path of a socket has a bound.
-const scriptIDSize = 8
-
-// openDir makes the script's directory.
-func (cfg *ScriptConfig) openDir(ctx context.Context) (*socketdir.Dir, error) {
-	tmp := cmp.Or(cfg.TempDir, "/tmp")
-	path, err := wire.SocketPath(tmp, wire.BuildID("script-"+strings.ToLower(rand.Text()[:scriptIDSize])))
-	if err != nil {
-		return nil, err
-	}
-	return socketdir.Open(ctx, path)
 }
 
 // receiveScript copies the script to a file in memory.

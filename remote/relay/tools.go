@@ -2,7 +2,6 @@ package relay
 
 import (
 	"context"
-	"crypto/rand"
 	"os"
 	"path/filepath"
 	"strings"
@@ -43,11 +42,7 @@ func (t *tools) make(r *relay) error {
 		return err
 	}
 	program = strings.TrimSuffix(program, " (deleted)") // an update has put a new file there
-	path, err := wire.SocketPath(r.tempDir, wire.BuildID("tools-"+strings.ToLower(rand.Text()[:8])))
-	if err != nil {
-		return err
-	}
-	dir, err := socketdir.Open(r.life, path)
+	dir, err := socketdir.OpenNew(r.life, r.tempDir, "tools-")
 	if err != nil {
 		return err
 	}

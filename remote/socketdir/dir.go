@@ -2,6 +2,7 @@ package socketdir
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
@@ -49,6 +50,16 @@ func Open(ctx context.Context, path string) (*Dir, error) {
 		return nil, fmt.Errorf("create directory of build %s in %s: %w", id, b.path, err)
 	}
 	return d, nil
+}
+
+// OpenNew is Open for a new directory below tmp. Its name is prefix and a random text, which is short: the path of a
+// socket has a bound.
+func OpenNew(ctx context.Context, tmp, prefix string) (*Dir, error) {
+	path, err := wire.SocketPath(tmp, wire.BuildID(prefix+rand.Text()[:8]))
+	if err != nil {
+		return nil, err
+	}
+	return Open(ctx, path)
 }
 
 // create calls base.create until it succeeds: for busyTimeout while the directory is in use, and once more after a

@@ -2,7 +2,6 @@ package socketdir
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -61,11 +60,7 @@ func openGiven(ctx context.Context, path string, places []string) (*Dir, error) 
 
 // makeOwn makes a directory in tmp, as Open does.
 func makeOwn(ctx context.Context, tmp string) (*Dir, error) {
-	path, err := wire.SocketPath(tmp, wire.BuildID(rand.Text()))
-	if err != nil {
-		return nil, err
-	}
-	d, err := Open(ctx, path)
+	d, err := OpenNew(ctx, tmp, "")
 	if err != nil {
 		return nil, err
 	}
