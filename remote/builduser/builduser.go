@@ -178,11 +178,8 @@ func fields(file string, n int) (list [][]string, err error) {
 	return list, err
 }
 
-// Credential returns the credential for starting a process of the user. It is nil for a nil User.
+// Credential returns the credential for starting a process of the user.
 func (u *User) Credential() *syscall.Credential {
-	if u == nil {
-		return nil
-	}
 	c := &syscall.Credential{Uid: uint32(u.id), Gid: uint32(u.group)}
 	for _, g := range u.groups {
 		c.Groups = append(c.Groups, uint32(g))
@@ -192,11 +189,8 @@ func (u *User) Credential() *syscall.Credential {
 
 // Become makes this process the user, for good, with the environment of a login of the user. It removes the variables
 // of root's login that point to root's files and services. Its directory is the user's home, or / if the user has none;
-// then UseHome makes one. It does nothing for a nil User. After an error the process must end.
+// then UseHome makes one. After an error the process must end.
 func (u *User) Become() error {
-	if u == nil {
-		return nil
-	}
 	if err := become(u.id, u.group, u.groups); err != nil {
 		return fmt.Errorf("become build user %s: %w", u.name, err)
 	}
@@ -221,10 +215,10 @@ func (u *User) Become() error {
 }
 
 // EndOthers kills all processes of a user whose id came from a range, and clears the user's keyrings: an earlier build
-// may have left both. The caller is still root. It does nothing for a nil User, and for a user in passwdFile, who may
-// have processes and keys that are no builds'.
+// may have left both. The caller is still root. It does nothing for a user in passwdFile, who may have processes and
+// keys that are no builds'.
 func (u *User) EndOthers() error {
-	if u == nil || u.lock == nil || u.home != "" {
+	if u.lock == nil || u.home != "" {
 		return nil
 	}
 	err := as(u.id, func() error {
@@ -326,12 +320,7 @@ func (u *User) UseHome(dir string) error {
 
 // Lock returns the file whose lock keeps the id from other builds, as long as this process or another one has it open.
 // It is nil if the id does not come from a range.
-func (u *User) Lock() *os.File {
-	if u == nil {
-		return nil
-	}
-	return u.lock
-}
+func (u *User) Lock() *os.File { return u.lock }
 
 // Close gives the id back. It is idempotent, and does nothing for a nil User. If the process is killed, the kernel
 // releases the id.
