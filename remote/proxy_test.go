@@ -30,29 +30,55 @@ type proxied struct {
 	stdout io.ReadCloser
 	stderr *remotetest.Output
 	server *net.UnixConn
-	ln     net.Listener
 }
 
 // startProxy runs a proxy as a process of its own, connected.
 func startProxy(t *testing.T) *proxied {
 	t.Helper()
-	path := filepath.Join(remotetest.ShortTemp(t), "s")
+	ln, path := listen(t)
+	p := launchProxy(t, path)
+	p.server = accept(t, ln)
+	return p
+}
+
+// launchProxy does not wait for the connection.
+func launchProxy(t *testing.T, path string) *proxied {
+	t.Helper()
 	p := &proxied{stderr: remotetest.NewOutput(), cmd: remotetest.Role(t.Context(), "proxy", path)}
 	var err error
-	p.ln, err = net.Listen("unix", path)
-	require.NoError(t, err)
-	t.Cleanup(func() { p.ln.Close() })
 	p.stdin, err = p.cmd.StdinPipe()
 	require.NoError(t, err)
 	p.stdout, err = p.cmd.StdoutPipe()
 	require.NoError(t, err)
 	p.cmd.Stderr = p.stderr
 	require.NoError(t, p.cmd.Start())
-	conn, err := p.ln.Accept()
+	return p
+}
+
+func listen(t *testing.T) (ln net.Listener, path string) {
+	t.Helper()
+	path = filepath.Join(remotetest.ShortTemp(t), "s")
+	ln, err := net.Listen("unix", path)
+	require.NoError(t, err)
+	t.Cleanup(func() { ln.Close() })
+	return ln, path
+}
+
+func accept(t *testing.T, ln net.Listener) *net.UnixConn {
+	t.Helper()
+	conn, err := ln.Accept()
 	require.NoError(t, err)
 	t.Cleanup(func() { conn.Close() })
-	p.server = conn.(*net.UnixConn)
-	return p
+	return conn.(*net.UnixConn)
+}
+
+// proxyHere runs a Proxy in this process, connected. It returns the server's end and gets the Proxy's error.
+func proxyHere(ctx context.Context, t *testing.T, stdio Stdio) (server *net.UnixConn, done <-chan error) {
+	t.Helper()
+	ln, path := listen(t)
+	ended := make(chan error, 1)
+	go func() { ended <- Proxy(ctx, stdio, ProxyConfig{Socket: path}) }()
+	return accept(t, ln), ended
 }
 
 // requireClean waits for the proxy and requires that it was content.
@@ -85,27 +111,15 @@ func TestProxyDeliversTheReplyAfterTheEndOfStdin(t *testing.T) {
 }
 
 func TestProxyTakesItsSocketFromStdin(t *testing.T) {
-	path := filepath.Join(remotetest.ShortTemp(t), "s")
-	ln, err := net.Listen("unix", path)
-	require.NoError(t, err)
-	defer ln.Close()
-	cmd := remotetest.Role(t.Context(), "proxy", SocketOnStdin)
-	stdin, err := cmd.StdinPipe()
-	require.NoError(t, err)
-	stdout, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	stderr := remotetest.NewOutput()
-	cmd.Stderr = stderr
-	require.NoError(t, cmd.Start())
-
+	ln, path := listen(t)
+	p := launchProxy(t, SocketOnStdin)
 	body := remotetest.Repeat(1 << 20)
 	sent := make(chan error, 1)
 	go func() { // the first bytes of what is carried come with the path, and some have newlines
-		_, err := io.WriteString(stdin, path+"\nfirst\n"+body)
-		sent <- errors.Join(err, stdin.Close())
+		_, err := io.WriteString(p.stdin, path+"\nfirst\n"+body)
+		sent <- errors.Join(err, p.stdin.Close())
 	}()
-	conn, err := ln.Accept()
-	require.NoError(t, err)
+	conn := accept(t, ln)
 	received, err := io.ReadAll(conn)
 	require.NoError(t, err)
 	require.NoError(t, <-sent)
@@ -113,11 +127,10 @@ func TestProxyTakesItsSocketFromStdin(t *testing.T) {
 	_, err = io.WriteString(conn, "reply")
 	require.NoError(t, err)
 	require.NoError(t, conn.Close())
-	reply, err := io.ReadAll(stdout)
+	reply, err := io.ReadAll(p.stdout)
 	require.NoError(t, err)
 	require.Equal(t, "reply", string(reply))
-	require.NoError(t, cmd.Wait(), "%s", stderr)
-	require.Empty(t, stderr.String())
+	p.requireClean(t)
 }
 
 func TestProxyThatIsToldNoSocketEnds(t *testing.T) {
@@ -387,19 +400,11 @@ func TestProxyRefusesASocketOfAnotherUser(t *testing.T) {
 func TestProxyEndsWithItsContextAndRestoresItsFiles(t *testing.T) {
 	for _, kind := range []string{"pipe", "socket"} {
 		t.Run(kind, func(t *testing.T) {
-			path := filepath.Join(remotetest.ShortTemp(t), "s")
-			ln, err := net.Listen("unix", path)
-			require.NoError(t, err)
-			defer ln.Close()
 			in, _ := remotetest.BlockingPair(t, kind)
 			reader, out := remotetest.BlockingPair(t, kind)
 			ctx, cancel := context.WithCancelCause(t.Context())
-			done := make(chan error, 1)
-			go func() { done <- Proxy(ctx, Stdio{In: in, Out: out}, ProxyConfig{Socket: path}) }()
-			conn, err := ln.Accept()
-			require.NoError(t, err)
-			defer conn.Close()
-			_, err = conn.Write([]byte("hello"))
+			conn, done := proxyHere(ctx, t, Stdio{In: in, Out: out})
+			_, err := conn.Write([]byte("hello"))
 			require.NoError(t, err)
 			_, err = io.ReadFull(reader, make([]byte, 5)) // it runs
 			require.NoError(t, err)
@@ -416,19 +421,12 @@ func TestProxyEndsWithItsContextAndRestoresItsFiles(t *testing.T) {
 
 func TestProxyEndsASharedSocketOnlyInItsDirection(t *testing.T) {
 	// sshd may give a command one socket as its stdin and stdout.
-	path := filepath.Join(remotetest.ShortTemp(t), "s")
-	ln, err := net.Listen("unix", path)
-	require.NoError(t, err)
-	defer ln.Close()
 	near, far := remotetest.BlockingPair(t, "socket")
 	fd, err := unix.FcntlInt(near.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	require.NoError(t, err)
 	out := os.NewFile(uintptr(fd), "out")
-	done := make(chan error, 1)
-	go func() { done <- Proxy(t.Context(), Stdio{In: near, Out: out}, ProxyConfig{Socket: path}) }()
-	conn, err := ln.Accept()
-	require.NoError(t, err)
-	require.NoError(t, conn.(*net.UnixConn).CloseWrite())
+	conn, done := proxyHere(t.Context(), t, Stdio{In: near, Out: out})
+	require.NoError(t, conn.CloseWrite())
 	n, err := far.Read(make([]byte, 1))
 	require.Zero(t, n)
 	require.ErrorIs(t, err, io.EOF)
@@ -441,19 +439,11 @@ func TestProxyEndsASharedSocketOnlyInItsDirection(t *testing.T) {
 }
 
 func TestProxyDoesNotPassOffABrokenStdinAsItsEnd(t *testing.T) {
-	path := filepath.Join(remotetest.ShortTemp(t), "s")
-	ln, err := net.Listen("unix", path)
-	require.NoError(t, err)
-	defer ln.Close()
 	near, far := remotetest.BlockingPair(t, "socket")
 	_, out := remotetest.BlockingPair(t, "pipe")
-	_, err = near.WriteString("unread") // closing far now breaks the connection
+	_, err := near.WriteString("unread") // closing far now breaks the connection
 	require.NoError(t, err)
-	done := make(chan error, 1)
-	go func() { done <- Proxy(t.Context(), Stdio{In: near, Out: out}, ProxyConfig{Socket: path}) }()
-	conn, err := ln.Accept()
-	require.NoError(t, err)
-	defer conn.Close()
+	_, done := proxyHere(t.Context(), t, Stdio{In: near, Out: out})
 	require.NoError(t, far.Close())
 	err = <-done // though the server has not ended
 	require.ErrorIs(t, err, unix.ECONNRESET)
@@ -461,9 +451,6 @@ func TestProxyDoesNotPassOffABrokenStdinAsItsEnd(t *testing.T) {
 }
 
 func TestProxyNeedsStdinAndStdout(t *testing.T) {
-	path := filepath.Join(remotetest.ShortTemp(t), "s")
-	ln, err := net.Listen("unix", path)
-	require.NoError(t, err)
-	defer ln.Close()
+	_, path := listen(t)
 	require.ErrorContains(t, Proxy(t.Context(), Stdio{}, ProxyConfig{Socket: path}), "stdin or stdout is missing")
 }

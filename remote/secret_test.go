@@ -32,12 +32,9 @@ import (
 func startGuarded(t *testing.T, socket string, change func(*served)) (*served, wire.Secret) {
 	t.Helper()
 	s := launchServe(t, socket, func(s *served) {
+		stdin := s.cmd.Stdin
 		s.cmd = remotetest.Role(context.Background(), "guarded", socket)
-		near, far, err := os.Pipe()
-		require.NoError(t, err)
-		s.stdin.Close()
-		s.stdin, s.cmd.Stdin, s.cmd.Stdout, s.cmd.Stderr = far, near, &s.stdout, s.stderr
-		t.Cleanup(func() { near.Close() })
+		s.cmd.Stdin, s.cmd.Stdout, s.cmd.Stderr = stdin, &s.stdout, s.stderr
 		if change != nil {
 			change(s)
 		}
