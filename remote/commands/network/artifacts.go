@@ -41,11 +41,7 @@ func artifactsUploader(fl *pflag.FlagSet) commands.Runner {
 	fl.StringVar(&statement.Schema, "schema-version", "", "version of SLSA's provenance: v1 or v0.2 (default v1)")
 	h.from("schema-version", "SLSA_PROVENANCE_SCHEMA_VERSION")
 	h.transfers("upload", 5)
-	return func(ctx context.Context, _ []string) (int, error) {
-		level, err := h.parsed()
-		if err != nil {
-			return h.end(ctx, err)
-		}
+	return h.runner(func(ctx context.Context, level archive.Level) error {
 		if h.transfer.Timeout == 0 {
 			h.transfer.Timeout = time.Hour
 		}
@@ -54,7 +50,7 @@ func artifactsUploader(fl *pflag.FlagSet) commands.Runner {
 		}
 		cfg.Files, cfg.Format, cfg.Level = h.selection, archive.Format(format), level
 		cfg.Name, cfg.Found, cfg.Log = h.expand(cfg.Name), h.found, h.log
-		return h.with(ctx, func(client *transfer.Client) error {
+		return h.with(func(client *transfer.Client) error {
 			err := artifacts.Upload(ctx, client, cfg)
 			if errors.Is(err, artifacts.ErrNoFiles) {
 				h.log.Error("No files to upload")
@@ -62,7 +58,7 @@ func artifactsUploader(fl *pflag.FlagSet) commands.Runner {
 			}
 			return err
 		})
-	}
+	})
 }
 
 func artifactsDownloader(fl *pflag.FlagSet) commands.Runner {
@@ -75,13 +71,10 @@ func artifactsDownloader(fl *pflag.FlagSet) commands.Runner {
 	fl.StringVar(&cfg.StagingDir, "archiver-staging-dir", "", "directory for the archive (default TMPDIR)")
 	h.from("archiver-staging-dir", "ARCHIVER_STAGING_DIR")
 	h.transfers("download", 5)
-	return func(ctx context.Context, _ []string) (int, error) {
-		if _, err := h.parsed(); err != nil {
-			return h.end(ctx, err)
-		}
+	return h.runner(func(ctx context.Context, _ archive.Level) error {
 		cfg.Dir, cfg.Bounds, cfg.Log = h.selection.Dir, h.bounds, h.log
-		return h.with(ctx, func(client *transfer.Client) error { return artifacts.Download(ctx, client, cfg) })
-	}
+		return h.with(func(client *transfer.Client) error { return artifacts.Download(ctx, client, cfg) })
+	})
 }
 
 // job defines the flags that name a job and its server.

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -51,10 +52,7 @@ func cloneRepository(fl *pflag.FlagSet) commands.Runner {
 		}
 		if err != nil {
 			fmt.Fprintf(os.Stderr, "stepmux: clone %s: %v\n", transfer.Plain(cfg.URL), err)
-			if code := endsignal.Code(ctx); code != 0 {
-				return code, nil
-			}
-			return exitCloneFailed, nil
+			return cmp.Or(endsignal.Code(ctx), exitCloneFailed), nil
 		}
 		fmt.Fprintf(os.Stderr, "checked out %s\n", commit)
 		return 0, nil

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -182,29 +183,29 @@ func (h *helper) found(names []string) {
 	}
 }
 
-// with calls do with a client. It prints an error in the form of GitLab's program.
-func (h *helper) with(ctx context.Context, do func(client *transfer.Client) error) (int, error) {
-	client, err := transfer.New(h.transfer)
-	if err == nil {
-		defer client.Close()
-		err = do(client)
+// runner returns a Runner that completes the flags and calls do. It prints an error in the form of GitLab's program.
+func (h *helper) runner(do func(ctx context.Context, level archive.Level) error) commands.Runner {
+	return func(ctx context.Context, _ []string) (int, error) {
+		level, err := h.parsed()
+		if err == nil {
+			err = do(ctx, level)
+		}
+		if err == nil || errors.Is(err, commands.ErrUsage) {
+			return 0, err
+		}
+		h.log.Fatal(err)
+		return cmp.Or(endsignal.Code(ctx), exitHelperFailed), nil
 	}
-	return h.end(ctx, err)
 }
 
-// end prints the error of a command, and returns the exit code.
-func (h *helper) end(ctx context.Context, err error) (int, error) {
-	switch {
-	case err == nil:
-		return 0, nil
-	case errors.Is(err, commands.ErrUsage):
-		return 0, err
+// with calls do with a client.
+func (h *helper) with(do func(client *transfer.Client) error) error {
+	client, err := transfer.New(h.transfer)
+	if err != nil {
+		return err
 	}
-	h.log.Fatal(err)
-	if code := endsignal.Code(ctx); code != 0 {
-		return code, nil
-	}
-	return exitHelperFailed, nil
+	defer client.Close()
+	return do(client)
 }
 
 // lasting is a flag for a duration: in Go's form, 1h30m, or as a number of units.

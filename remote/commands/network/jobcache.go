@@ -42,13 +42,9 @@ func cacheArchiver(fl *pflag.FlagSet) commands.Runner {
 		"most bytes to upload; a larger archive stays on this machine")
 	h.from("max-uploaded-archive-size", "CACHE_MAX_UPLOADED_ARCHIVE_SIZE")
 	h.transfers("upload", 2)
-	return func(ctx context.Context, _ []string) (int, error) {
-		level, err := h.parsed()
-		if err != nil {
-			return h.end(ctx, err)
-		}
+	return h.runner(func(ctx context.Context, level archive.Level) error {
 		if metadata != "" && json.Unmarshal([]byte(metadata), &cfg.Metadata) != nil {
-			return h.end(ctx, fmt.Errorf("%w: --metadata is not an object of JSON with texts", commands.ErrUsage))
+			return fmt.Errorf("%w: --metadata is not an object of JSON with texts", commands.ErrUsage)
 		}
 		switch cfg.Format = archive.Format(strings.ToLower(format)); cfg.Format {
 		case archive.Zip, archive.TarZstd, archive.ZipZstd:
@@ -59,7 +55,7 @@ func cacheArchiver(fl *pflag.FlagSet) commands.Runner {
 			cfg.Format = archive.Zip
 		}
 		cfg.Files, cfg.Level, cfg.Found, cfg.Log = h.selection, level, h.found, h.log
-		return h.with(ctx, func(client *transfer.Client) error {
+		return h.with(func(client *transfer.Client) error {
 			err := jobcache.Save(ctx, client, cfg)
 			if errors.Is(err, jobcache.ErrNoFiles) {
 				h.log.Warn("No files to cache.")
@@ -67,7 +63,7 @@ func cacheArchiver(fl *pflag.FlagSet) commands.Runner {
 			}
 			return err
 		})
-	}
+	})
 }
 
 func cacheExtractor(fl *pflag.FlagSet) commands.Runner {
@@ -82,18 +78,15 @@ func cacheExtractor(fl *pflag.FlagSet) commands.Runner {
 	fl.StringVar(&alternate.HeadURL, "alternate-head-url", "", "as --head-url, for --alternate-url")
 	h.refuse(noCloud, "alternate-gocloud-url")
 	h.transfers("download", 2)
-	return func(ctx context.Context, _ []string) (int, error) {
-		if _, err := h.parsed(); err != nil {
-			return h.end(ctx, err)
-		}
+	return h.runner(func(ctx context.Context, _ archive.Level) error {
 		for _, source := range []jobcache.Source{primary, alternate} {
 			if source.URL != "" {
 				cfg.Sources = append(cfg.Sources, source)
 			}
 		}
 		cfg.Dir, cfg.Bounds, cfg.Log = h.selection.Dir, h.bounds, h.log
-		return h.with(ctx, func(client *transfer.Client) error { return jobcache.Restore(ctx, client, cfg) })
-	}
+		return h.with(func(client *transfer.Client) error { return jobcache.Restore(ctx, client, cfg) })
+	})
 }
 
 // cached defines the flags of both commands for a cache.
