@@ -97,7 +97,7 @@ var allowed = map[string][]string{
 	"remote/commands":  {"internal/wire", "internal/buildinfo", "internal/endsignal", "internal/filelock"},
 	"remote/commands/doors": {
 		"internal/limits", "internal/pages", "remote/step/action",
-		"remote", "remote/walls", "remote/commands", "internal/wire", "internal/buildinfo", "internal/endsignal",
+		"remote", "remote/walls", "remote/commands", "internal/wire", "internal/buildinfo",
 	},
 	"remote/commands/network": {
 		"remote/commands", "remote/step/fetch", "remote/pipe", "internal/endsignal", "internal/boundedfile",

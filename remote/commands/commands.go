@@ -233,6 +233,8 @@ func (p Program) run(name string, c command, args []string) int {
 	switch {
 	case errors.Is(err, ErrUsage):
 		return p.wrongUsage(name, err)
+	case err != nil && errors.Is(err, context.Cause(ctx)): // a signal has ended it
+		return endsignal.Code(ctx)
 	case err != nil:
 		fmt.Fprintf(os.Stderr, "stepmux: %v\n", err)
 		return ExitFailed

@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/buildinfo"
-	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/pages"
 	"github.com/stepmux/stepmux/internal/wire"
@@ -253,11 +252,7 @@ func untilEnd(fl *pflag.FlagSet, run func(context.Context, remote.Stdio) error) 
 				return 0, err
 			}
 		}
-		err := run(ctx, remote.Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr})
-		if code := endsignal.Code(ctx); code != 0 && errors.Is(err, context.Cause(ctx)) { // a normal end
-			return code, nil
-		}
-		return 0, err
+		return 0, run(ctx, remote.Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr})
 	}
 }
 

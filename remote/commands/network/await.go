@@ -2,7 +2,6 @@ package network
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"time"
@@ -10,7 +9,6 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/filelock"
 	"github.com/stepmux/stepmux/remote/commands"
 )
@@ -22,11 +20,7 @@ func awaitServers(fl *pflag.FlagSet) commands.Runner {
 		if err := commands.Required(fl, "tcp"); err != nil {
 			return 0, err
 		}
-		err := awaitPorts(ctx, addresses)
-		if code := endsignal.Code(ctx); code != 0 && errors.Is(err, context.Cause(ctx)) {
-			return code, nil
-		}
-		return 0, err
+		return 0, awaitPorts(ctx, addresses)
 	}
 }
 
