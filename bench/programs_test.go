@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/internal/runnertest"
 )
 
 // programs are the programs that the benchmarks run. TestMain removes them.
@@ -23,12 +25,8 @@ type builds struct {
 	path map[string]string // by target
 }
 
-// stepmux returns the path of the VM's end, built as for a release.
-func stepmux(b *testing.B) string {
-	return programs.build(b, "stepmux-vm", func(path string) []string {
-		return []string{"make", "-C", "..", "vm-end", "OUT=" + path}
-	})
-}
+// stepmux returns the path of the VM's end, built as for a release but for the version.
+func stepmux(b *testing.B) string { return programs.copy(b, "stepmux-vm", runnertest.Program) }
 
 // empty returns the path of a program that does nothing.
 func empty(b *testing.B) string { return programs.goBuild(b, "./testdata/empty") }
@@ -39,16 +37,19 @@ func iocopy(b *testing.B) string { return programs.goBuild(b, "./testdata/iocopy
 // goBuild builds the program of a package.
 func (p *builds) goBuild(b *testing.B, target string) string {
 	b.Helper()
-	return p.build(b, target, func(path string) []string {
-		return []string{
-			"env", "CGO_ENABLED=0", "go", "build", "-trimpath", "-tags", "grpcnotrace", "-gcflags", "all=-dwarf=false",
-			"-ldflags", "-s -w", "-o", path, target,
+	return p.copy(b, target, func() (string, error) {
+		linked := filepath.Join(b.TempDir(), "linked")
+		out, err := exec.CommandContext(b.Context(), "env", "CGO_ENABLED=0", "go", "build", "-trimpath", "-tags",
+			"grpcnotrace", "-gcflags", "all=-dwarf=false", "-ldflags", "-s -w", "-o", linked, target).CombinedOutput()
+		if err != nil {
+			return "", fmt.Errorf("build %s: %w: %s", target, err, out)
 		}
+		return linked, nil
 	})
 }
 
-// build runs the command that builds target to a path, once, and returns the path of a copy.
-func (p *builds) build(b *testing.B, target string, command func(path string) []string) string {
+// copy builds target, once, and returns the path of a copy.
+func (p *builds) copy(b *testing.B, target string, build func() (string, error)) string {
 	b.Helper()
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -60,13 +61,10 @@ func (p *builds) build(b *testing.B, target string, command func(path string) []
 		require.NoError(b, err)
 		p.dir, p.path = dir, make(map[string]string)
 	}
+	linked, err := build()
+	require.NoError(b, err)
 	path := filepath.Join(p.dir, filepath.Base(target))
-	linked := path + ".linked"
-	argv := command(linked)
-	out, err := exec.CommandContext(b.Context(), argv[0], argv[1:]...).CombinedOutput()
-	require.NoError(b, err, "build %s: %s", target, out)
 	require.NoError(b, upload(linked, path))
-	require.NoError(b, os.Remove(linked))
 	p.path[target] = path
 	return path
 }
