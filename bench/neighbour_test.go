@@ -90,7 +90,7 @@ func benchmarkIdle(b *testing.B, n int) {
 // be nothing, and throughput of another stream of the connection, in relation to one of a connection without them.
 // (benchmarkIdle measures the cost of open streams.)
 func benchmarkStalled(b *testing.B) {
-	const many = 200
+	many := sizes([]int{200}, 20)[0]
 	for _, by := range []struct {
 		name    string
 		way     func(v *vm, b *testing.B) way
@@ -98,11 +98,11 @@ func benchmarkStalled(b *testing.B) {
 	}{
 		{"streamlocal", (*vm).streamlocalWay, many},
 		{"relay", (*vm).relayWay, many},
-		{"session", (*vm).sessionWay, 50}, // each is a process
-		{iocopyName, (*vm).iocopyWay, 2},  // each takes a processor
+		{"session", (*vm).sessionWay, min(50, many)}, // each is a process
+		{iocopyName, (*vm).iocopyWay, 2},             // each takes a processor
 	} {
 		b.Run(fmt.Sprintf("by=%s/streams=%d", by.name, by.streams), func(b *testing.B) {
-			v := newVM(b, fmt.Sprintf("MaxSessions %d", many))
+			v := newVM(b, fmt.Sprintf("MaxSessions %d", 4*many))
 			f := newFar(b, v)
 			w, alone := by.way(v, b), by.way(v, b)
 			f.stall(b, w.streams(b, by.streams, f.path))
