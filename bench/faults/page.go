@@ -8,66 +8,19 @@ import (
 	"time"
 )
 
-// Report holds the results of faults, a soak and fuzzing. A part that was not run is nil.
+// Report holds the results of rounds, of a soak, which may be nil, and of the fuzzer.
 type Report struct {
-	Faults *faultSummary `json:"faults,omitempty"`
-	Soak   *soakSummary  `json:"soak,omitempty"`
-	Fuzz   []Fuzzed      `json:"fuzz,omitempty"`
-}
-
-// NewReport summarizes rounds, a soak, which may be nil, and runs of the fuzzer.
-func NewReport(rounds []Result, soak *SoakResult, fuzzed []Fuzzed) Report {
-	r := Report{Faults: summarizeFaults(rounds), Fuzz: sumFuzzed(fuzzed)}
-	if soak != nil {
-		r.Soak = soak.summary()
-	}
-	return r
-}
-
-// faultSummary adds up the results of rounds.
-type faultSummary struct {
-	Total  tally   `json:"total"`
-	Kinds  []tally `json:"kinds"`
-	Routes []tally `json:"routes"`
-	Each   []tally `json:"each"` // kind on each route
-}
-
-// soakSummary is the summary of a soak.
-type soakSummary struct {
-	Seconds float64        `json:"seconds"`
-	WarmUp  float64        `json:"warm_up_seconds"`
-	Builds  int            `json:"builds"`
-	Lost    int            `json:"lost"`
-	Faults  int            `json:"faults"`
-	Wrong   int            `json:"wrong"`
-	Fits    map[string]fit `json:"fits"`
-}
-
-// summarizeFaults adds up results. Without results it returns nil.
-func summarizeFaults(results []Result) *faultSummary {
-	if len(results) == 0 {
-		return nil
-	}
-	return &faultSummary{
-		Total:  tallyBy(results, func(Result) (Kind, string) { return "", "" })[0],
-		Kinds:  tallyBy(results, func(r Result) (Kind, string) { return r.Kind, "" }),
-		Routes: tallyBy(results, func(r Result) (Kind, string) { return "", r.Route }),
-		Each:   tallyBy(results, func(r Result) (Kind, string) { return r.Kind, r.Route }),
-	}
-}
-
-// summary fits the samples and adds up the rest.
-func (r *SoakResult) summary() *soakSummary {
-	r.fit()
-	return &soakSummary{r.Seconds, r.WarmUp, r.Builds, r.Lost, r.Faults, len(r.Findings), r.Fits}
+	Rounds []Result
+	Soak   *SoakResult
+	Fuzz   []Fuzzed
 }
 
 // Write puts the report's tables into a page, in place of those that are there. A part that was not measured keeps what
 // stands there.
 func (r Report) Write(page string) (string, error) {
 	parts := map[string]string{}
-	if r.Faults != nil {
-		parts["faults"] = r.Faults.markdown()
+	if len(r.Rounds) > 0 {
+		parts["faults"] = roundsMarkdown(r.Rounds)
 	}
 	if r.Soak != nil {
 		parts["soak"] = r.Soak.markdown()
@@ -97,9 +50,9 @@ func pagePart(part, text string) string {
 	return begin + "\n" + text + "\n" + end
 }
 
-func (r *faultSummary) markdown() string {
+func roundsMarkdown(rounds []Result) string {
 	var s strings.Builder
-	t := r.Total
+	t := tallyBy(rounds, func(Result) (Kind, string) { return "", "" })[0]
 	fmt.Fprintf(&s, "%d faults in %d rounds, over %d builds, of which %d were lost. What was found wrong:\n\n", t.Faults,
 		t.Rounds, t.Builds, t.Lost)
 	s.WriteString("| what | times |\n|---|---|\n")
@@ -110,23 +63,24 @@ func (r *faultSummary) markdown() string {
 		"clean is from the last build's end:\n\n")
 	s.WriteString("| fault | faults | builds | lost | a lost build's end, p50 / max | VMs clean, max | wrong |\n" +
 		"|---|---|---|---|---|---|---|\n")
-	for _, c := range r.Kinds {
+	for _, c := range tallyBy(rounds, func(r Result) (Kind, string) { return r.Kind, "" }) {
 		fmt.Fprintf(&s, "| `%s`: %s | %d | %d | %d | %s | %s | %d |\n", c.Kind, kinds[c.Kind].does, c.Faults, c.Builds,
 			c.Lost, ends(c), shown(c.CleanMax), c.wrong())
 	}
 	s.WriteString("\nBy route:\n\n| route | rounds | faults | builds | lost | wrong |\n|---|---|---|---|---|---|\n")
-	for _, c := range r.Routes {
+	for _, c := range tallyBy(rounds, func(r Result) (Kind, string) { return "", r.Route }) {
 		fmt.Fprintf(&s, "| %s | %d | %d | %d | %d | %d |\n", c.Route, c.Rounds, c.Faults, c.Builds, c.Lost, c.wrong())
 	}
 	return s.String()
 }
 
-func (r *soakSummary) markdown() string {
+func (r *SoakResult) markdown() string {
+	r.fit()
 	var s strings.Builder
 	fmt.Fprintf(&s, "One manager for %v, after %v to warm up, %d builds on %d VMs, %d faults, %d builds lost, "+
 		"%d things wrong. Each line is fitted to samples taken while no build ran. The share of each open connection "+
 		"is fitted beside it:\n\n",
-		minutes(r.Seconds-r.WarmUp), minutes(r.WarmUp), r.Builds, soakVMs, r.Faults, r.Lost, r.Wrong)
+		minutes(r.Seconds-r.WarmUp), minutes(r.WarmUp), r.Builds, soakVMs, r.Faults, r.Lost, len(r.Findings))
 	s.WriteString("| | mean | grows in an hour by | |\n|---|---|---|---|\n")
 	for _, row := range []struct {
 		name, title string
@@ -161,7 +115,8 @@ func minutes(seconds float64) time.Duration {
 }
 
 // fuzzMarkdown is the table of fuzz targets.
-func fuzzMarkdown(all []Fuzzed) string {
+func fuzzMarkdown(runs []Fuzzed) string {
+	all := sumFuzzed(runs)
 	var s strings.Builder
 	var seconds, cpu float64
 	inputs, failed := 0, 0

@@ -147,22 +147,22 @@ func TestAFitTellsGrowthFromNoise(t *testing.T) {
 
 func TestAReportReplacesTheTablesOfAPage(t *testing.T) {
 	r := Report{
-		Faults: summarizeFaults([]Result{
+		Rounds: []Result{
 			{Kind: "cut", Route: "auto", Faults: 2, Builds: 3, Lost: 1, EndMS: []float64{1500}},
 			{Kind: "stall", Route: "relay", Faults: 1, Builds: 1, Findings: []Finding{{What: NeedlessLoss}}},
-		}),
-		Soak: (&SoakResult{Seconds: 4200, WarmUp: 600, Builds: 9, Samples: []soakSample{
+		},
+		Soak: &SoakResult{Seconds: 4200, WarmUp: 600, Builds: 9, Samples: []soakSample{
 			{Seconds: 0, Heap: 9 << 20},
 			{Seconds: 600, Heap: 2 << 20},
 			{Seconds: 1200, Heap: 2 << 20},
 			{Seconds: 1800, Heap: 2 << 20},
 			{Seconds: 2400, Heap: 2 << 20},
-		}}).summary(),
-		Fuzz: sumFuzzed([]Fuzzed{
+		}},
+		Fuzz: []Fuzzed{
 			{Target: "mux.FuzzB", Seconds: 600, CPU: 60, Inputs: 1000, Corpus: 7},
 			{Target: "mux.FuzzA", Seconds: 1800, CPU: 90, Inputs: 20, Corpus: 3},
 			{Target: "mux.FuzzB", Seconds: 1200, CPU: 30, Inputs: 500, Corpus: 9, Failures: 1, Failure: "panic"},
-		}),
+		},
 	}
 	page := "before\n" + pagePart("faults", "old") + "middle\n" + pagePart("soak", "old") + pagePart("fuzz", "old") +
 		"after\n"

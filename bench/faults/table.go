@@ -9,19 +9,19 @@ import (
 
 // tally adds up rounds.
 type tally struct {
-	Kind   Kind           `json:"kind,omitempty"`
-	Route  string         `json:"route,omitempty"`
-	Rounds int            `json:"rounds"`
-	Faults int            `json:"faults"`
-	Missed int            `json:"missed"`
-	Builds int            `json:"builds"`
-	Lost   int            `json:"lost"`
-	Wrong  map[string]int `json:"wrong"`
+	Kind   Kind
+	Route  string
+	Rounds int
+	Faults int
+	Missed int
+	Builds int
+	Lost   int
+	Wrong  map[string]int
 	// EndP50 and EndMax are how long after the fault builds that it cost ended, CleanMax how long after the last
 	// build's end the VMs were clean, in milliseconds.
-	EndP50   float64 `json:"end_p50_ms"`
-	EndMax   float64 `json:"end_max_ms"`
-	CleanMax float64 `json:"clean_max_ms"`
+	EndP50   float64
+	EndMax   float64
+	CleanMax float64
 
 	ends []float64
 }

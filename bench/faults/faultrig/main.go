@@ -135,7 +135,14 @@ func soak(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	if err := writeJSON(filepath.Join(*dir, file), r); err != nil {
+	text, err := json.MarshalIndent(r, "", " ")
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(*dir, 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(*dir, file), append(text, '\n'), 0o644); err != nil {
 		return err
 	}
 	fmt.Fprint(os.Stdout, faults.SoakTable(r))
@@ -178,7 +185,7 @@ func fuzz(ctx context.Context, args []string) error {
 	return err
 }
 
-// report writes the kept results, as JSON and into a page.
+// report writes tables of the kept results into a page.
 func report(args []string) error {
 	fl := flag.NewFlagSet("report", flag.ExitOnError)
 	dir := fl.String("dir", "bin/faults", "where results are kept")
@@ -186,9 +193,6 @@ func report(args []string) error {
 	_ = fl.Parse(args) // it exits
 	r, err := readReport(*dir)
 	if err != nil {
-		return err
-	}
-	if err := writeJSON(filepath.Join(*dir, "report.json"), r); err != nil {
 		return err
 	}
 	text, err := os.ReadFile(*page)
@@ -208,24 +212,21 @@ func readReport(dir string) (r faults.Report, err error) {
 	if err != nil {
 		return r, err
 	}
-	var rounds []faults.Result
 	for _, path := range journals {
 		results, err := faults.ReadJournal[faults.Result](path)
 		if err != nil {
 			return r, err
 		}
-		rounds = append(rounds, results...)
+		r.Rounds = append(r.Rounds, results...)
 	}
-	soak, err := readSoak(filepath.Join(dir, "soak.json"))
-	if err != nil {
+	if r.Soak, err = readSoak(filepath.Join(dir, "soak.json")); err != nil {
 		return r, err
 	}
-	runs, err := faults.ReadJournal[faults.Fuzzed](filepath.Join(dir, "fuzz.jsonl"))
+	r.Fuzz, err = faults.ReadJournal[faults.Fuzzed](filepath.Join(dir, "fuzz.jsonl"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return r, err
 	}
-	r = faults.NewReport(rounds, soak, runs)
-	if r.Faults == nil && r.Soak == nil && len(r.Fuzz) == 0 {
+	if len(r.Rounds) == 0 && r.Soak == nil && len(r.Fuzz) == 0 {
 		return r, fmt.Errorf("there are no results in %s: run make faults, make soak or make fuzz-long first", dir)
 	}
 	return r, nil
@@ -267,17 +268,6 @@ func options(ctx context.Context, program, end string, shared bool) (faults.Opti
 	}
 	opts.Private = true
 	return opts, faults.Filter{}, nil
-}
-
-func writeJSON(path string, v any) error {
-	text, err := json.MarshalIndent(v, "", " ")
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return err
-	}
-	return os.WriteFile(path, append(text, '\n'), 0o644)
 }
 
 // verdict returns an error if anything was found.
