@@ -123,6 +123,7 @@ func TestContainersOfAllKindsRunAScript(t *testing.T) {
 		"hosts": {docker.Spec{Hosts: []string{"db:10.0.0.9"}}, "grep db /etc/hosts", "10.0.0.9\tdb\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			cfg := config(t, d)
 			cfg.Spec = test.spec
 			cfg.Spec.Image, cfg.Spec.Network = dockertest.Image, "none"
@@ -195,7 +196,6 @@ func TestManyContainersStartAtOnce(t *testing.T) {
 	require.Empty(t, d.Containers(t))
 }
 
-// `docker volume prune` removes the step runner's volume while no build runs.
 // removeVolumes removes all volumes of a daemon.
 func removeVolumes(t *testing.T, d *dockertest.Daemon) {
 	t.Helper()
@@ -207,6 +207,7 @@ func removeVolumes(t *testing.T, d *dockertest.Daemon) {
 	}
 }
 
+// `docker volume prune` removes the step runner's volume while no build runs.
 func TestAVolumeThatWasRemovedIsFilledAgain(t *testing.T) {
 	d := dockertest.Start(t)
 	cfg := config(t, d)
@@ -303,12 +304,7 @@ func TestTheImagesFilesDoNotGetIntoTheStepRunnersVolume(t *testing.T) {
 	require.NoError(t, err)
 	_, err = d.Client.ContainerRemove(t.Context(), made.ID, client.ContainerRemoveOptions{Force: true})
 	require.NoError(t, err)
-	found, err := d.Client.VolumeList(t.Context(), client.VolumeListOptions{})
-	require.NoError(t, err)
-	for _, v := range found.Items {
-		_, err := d.Client.VolumeRemove(t.Context(), v.Name, client.VolumeRemoveOptions{})
-		require.NoError(t, err)
-	}
+	removeVolumes(t, d)
 	cfg := config(t, d)
 	cfg.Spec.Image = "evil:test"
 	out, _ := run(t, start(t, cfg), "echo good")

@@ -42,16 +42,13 @@ func duringBuild(t *testing.T, d *dockertest.Daemon, harm func(id string)) (*doc
 	t.Helper()
 	c := start(t, config(t, d))
 	b := connect(t, c)
-	found, err := d.Client.ContainerList(t.Context(), client.ContainerListOptions{})
-	require.NoError(t, err)
-	require.Len(t, found.Items, 1)
 	out := writerFunc(func(p []byte) (int, error) {
 		if bytes.Contains(p, []byte("started")) {
-			harm(found.Items[0].ID)
+			harm(c.Place())
 		}
 		return len(p), nil
 	})
-	_, err = b.Execute(t.Context(), connector.Job{Script: "echo started; sleep 60"}, out)
+	_, err := b.Execute(t.Context(), connector.Job{Script: "echo started; sleep 60"}, out)
 	require.Error(t, err)
 	require.True(t, mux.IsLost(err), "%v", err)
 	err = c.Explain(t.Context(), err)
@@ -66,26 +63,26 @@ type writerFunc func(p []byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
-func TestABuildWhoseContainerIsKilledFailsByName(t *testing.T) {
+func TestABuildWhoseContainerIsKilledOrRemovedFailsByName(t *testing.T) {
 	d := dockertest.Start(t)
-	c, err := duringBuild(t, d, func(id string) {
-		_, err := d.Client.ContainerKill(context.Background(), id, client.ContainerKillOptions{Signal: "KILL"})
-		require.NoError(t, err)
-	})
-	require.ErrorContains(t, err, "the container was killed")
-	require.NoError(t, c.Close(t.Context()))
-	require.Empty(t, d.Containers(t))
-}
-
-func TestABuildWhoseContainerIsRemovedFailsByName(t *testing.T) {
-	d := dockertest.Start(t)
-	c, err := duringBuild(t, d, func(id string) {
-		_, err := d.Client.ContainerRemove(context.Background(), id, client.ContainerRemoveOptions{Force: true})
-		require.NoError(t, err)
-	})
-	require.ErrorContains(t, err, "the container was killed")
-	require.NoError(t, c.Close(t.Context()))
-	require.Empty(t, d.Containers(t))
+	t.Cleanup(func() { require.Empty(t, d.Containers(t)) })
+	for name, harm := range map[string]func(id string) error{
+		"killed": func(id string) error {
+			_, err := d.Client.ContainerKill(context.Background(), id, client.ContainerKillOptions{Signal: "KILL"})
+			return err
+		},
+		"removed": func(id string) error {
+			_, err := d.Client.ContainerRemove(context.Background(), id, client.ContainerRemoveOptions{Force: true})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c, err := duringBuild(t, d, func(id string) { require.NoError(t, harm(id)) })
+			require.ErrorContains(t, err, "the container was killed")
+			require.NoError(t, c.Close(t.Context()))
+		})
+	}
 }
 
 // The container of a dead daemon lives on until the daemon is back, which then ends it.
@@ -197,10 +194,7 @@ func TestAManagerThatHangsUpLeavesNoContainer(t *testing.T) {
 	cfg := config(t, d)
 	hangUp := recordConns(&cfg)
 	c := start(t, cfg)
-	found, err := d.Client.ContainerList(t.Context(), client.ContainerListOptions{})
-	require.NoError(t, err)
-	require.Len(t, found.Items, 1)
-	waiting := d.Client.ContainerWait(t.Context(), found.Items[0].ID,
+	waiting := d.Client.ContainerWait(t.Context(), c.Place(),
 		client.ContainerWaitOptions{Condition: container.WaitConditionRemoved})
 	hangUp()
 	select {
@@ -439,6 +433,7 @@ func TestAnImageWithAFileWhereTheStepRunnerGoesFailsByName(t *testing.T) {
 // An entrypoint that is kept may do anything. What it prints is not taken for a step runner's.
 func TestAnEntrypointThatDoesNotBecomeTheStepRunnerFailsByName(t *testing.T) {
 	d := dockertest.Start(t)
+	t.Cleanup(func() { require.Empty(t, d.Containers(t)) })
 	for name, test := range map[string]struct{ script, want string }{
 		"ends":          {"exit 0", "the container ended with exit status 0: "},
 		"fails":         {"echo no key >&2; exit 3", "the container ended with exit status 3: "},
@@ -452,13 +447,13 @@ func TestAnEntrypointThatDoesNotBecomeTheStepRunnerFailsByName(t *testing.T) {
 		"floods stderr": {"exec yes hello >&2", "the container was not ready within 3s; it said: hello | hello | hello"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			cfg := config(t, d)
 			cfg.Spec.Entrypoint, cfg.ReadyTimeout = []string{"/bin/sh", "-c", test.script, "sh"}, 3*time.Second
 			_, err := docker.Start(t.Context(), cfg)
 			require.ErrorContains(t, err, test.want)
 			require.ErrorContains(t, err, `its entrypoint must become the command that it gets, as by exec "$@"`)
 			require.Less(t, len(err.Error()), 2000)
-			require.Empty(t, d.Containers(t))
 		})
 	}
 }

@@ -55,6 +55,7 @@ func TestABuildReachesItsServicesByTheirNames(t *testing.T) {
 
 func TestServicesThatDoNotGetReadyEndTheBuild(t *testing.T) {
 	d := dockertest.Start(t)
+	t.Cleanup(func() { require.Empty(t, d.Containers(t)) })
 	d.Load(t, "deaf:1", "EXPOSE 8080", `CMD ["sh", "-c", "echo I never listen; sleep 600"]`)
 	d.Load(t, "sick:1", `CMD ["sleep", "600"]`, `HEALTHCHECK --interval=50ms --retries=1 CMD ["false"]`)
 	for name, test := range map[string]struct {
@@ -80,12 +81,12 @@ func TestServicesThatDoNotGetReadyEndTheBuild(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			cfg := config(t, d)
 			cfg.Spec.Network, cfg.Spec.Pull, cfg.Spec.ServiceTimeout = "", docker.PullNever, test.timeout
 			cfg.Spec.Services = []docker.Service{test.service}
 			_, err := docker.Start(t.Context(), cfg)
 			require.ErrorContains(t, err, test.want)
-			require.Empty(t, d.Containers(t))
 		})
 	}
 }
