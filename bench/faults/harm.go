@@ -101,7 +101,11 @@ func (r *rig) mostAway() time.Duration { return cmp.Or(r.spec.away, mostAway) }
 
 // unplugAWhile drops all packets for a while that is shorter than the linger.
 func (r *rig) unplugAWhile(f injection) {
-	m := r.vmOf(f)
+	r.unplugFor(r.vmOf(f), between(leastAway, r.mostAway(), f.Size))
+}
+
+// unplugFor drops all packets for so long.
+func (r *rig) unplugFor(m *machine, away time.Duration) {
 	set := func(up bool, at func() time.Time) bool {
 		err := m.link(context.Background(), up)
 		if err != nil {
@@ -115,7 +119,7 @@ func (r *rig) unplugAWhile(f injection) {
 	if !set(false, func() time.Time { return time.Time{} }) {
 		return
 	}
-	r.later(between(leastAway, r.mostAway(), f.Size), func() { set(true, time.Now) })
+	r.later(away, func() { set(true, time.Now) })
 	r.done()
 }
 
@@ -135,16 +139,7 @@ func (r *rig) narrow(f injection) {
 func (r *rig) unplug(f injection) {
 	m := r.vmOf(f)
 	r.harm(m)
-	if err := m.link(context.Background(), false); err != nil {
-		r.find(Finding{What: Broken, Text: err.Error()})
-		return
-	}
-	r.later(between(keepaliveInterval+keepaliveTimeout, 3*(keepaliveInterval+keepaliveTimeout), f.Size), func() {
-		if err := m.link(context.Background(), true); err != nil {
-			r.find(Finding{What: Broken, Text: err.Error()})
-		}
-	})
-	r.done()
+	r.unplugFor(m, between(keepaliveInterval+keepaliveTimeout, 3*(keepaliveInterval+keepaliveTimeout), f.Size))
 }
 
 // collapse reduces the network's bandwidth to very little for a while.
@@ -252,20 +247,23 @@ func (r *rig) victim(f injection, part string) (m *machine, p process, build str
 	return m, p, m.buildOf(p), ok
 }
 
+// toOne is a fault of a process of the VM's end, which do reports done.
+func toOne(part string, do func(r *rig, f injection, m *machine, p process, build string) bool) func(*rig, injection) {
+	return func(r *rig, f injection) {
+		m, p, build, ok := r.victim(f, part)
+		r.counted(ok && do(r, f, m, p, build))
+	}
+}
+
 // killOne kills a process of the VM's end.
 func killOne(part string) func(*rig, injection) {
-	return func(r *rig, f injection) {
-		m, p, id, ok := r.victim(f, part)
-		if !ok {
-			r.missed()
-			return
-		}
+	return toOne(part, func(r *rig, _ injection, m *machine, p process, build string) bool {
 		if part != "proxy" {
-			r.harmPart(m, part, id)
+			r.harmPart(m, part, build)
 		}
 		_ = syscall.Kill(p.pid, syscall.SIGKILL) // an error means that it has ended
-		r.done()
-	}
+		return true
+	})
 }
 
 // harmPart notes that builds which depend on this process of the VM's end may be lost.
@@ -278,48 +276,37 @@ func (r *rig) harmPart(m *machine, part, id string) {
 
 // pauseOne stops a process of the VM's end for a moment.
 func pauseOne(part string) func(*rig, injection) {
-	return func(r *rig, f injection) {
-		_, p, _, ok := r.victim(f, part)
-		if !ok {
-			r.missed()
-			return
-		}
+	return toOne(part, func(r *rig, f injection, _ *machine, p process, _ string) bool {
 		_ = syscall.Kill(p.pid, syscall.SIGSTOP) // as above
 		r.later(between(20*time.Millisecond, harmlessPause, f.Size), func() { _ = syscall.Kill(p.pid, syscall.SIGCONT) })
-		r.done()
-	}
+		return true
+	})
 }
 
 // hangOne stops a process of the VM's end for good. If it belongs to a build, the build is cancelled a while later.
 func hangOne(part string) func(*rig, injection) {
-	return func(r *rig, f injection) {
-		m, p, id, ok := r.victim(f, part)
-		if !ok {
-			r.missed()
-			return
-		}
-		r.harmPart(m, part, id)
+	return toOne(part, func(r *rig, f injection, m *machine, p process, build string) bool {
+		r.harmPart(m, part, build)
 		_ = syscall.Kill(p.pid, syscall.SIGSTOP) // as above
 		r.heal(func() { _ = syscall.Kill(p.pid, syscall.SIGCONT) })
 		if part == "serve" {
-			r.later(between(time.Second, 4*time.Second, f.Size), func() { r.cancelBuild(id) })
+			r.later(between(time.Second, 4*time.Second, f.Size), func() { r.cancelBuild(build) })
 		}
-		r.done()
-	}
+		return true
+	})
 }
 
 func (r *rig) cancelBuild(id string) {
-	for _, b := range r.builds {
-		if b.ID != id {
-			continue
-		}
-		b.mu.Lock()
-		b.canceled = true
-		cancel := b.cancel
-		b.mu.Unlock()
-		if cancel != nil {
-			cancel()
-		}
+	b := r.build(id)
+	if b == nil {
+		return
+	}
+	b.mu.Lock()
+	b.canceled = true
+	cancel := b.cancel
+	b.mu.Unlock()
+	if cancel != nil {
+		cancel()
 	}
 }
 
@@ -347,15 +334,10 @@ func (r *rig) starve(pid int) bool {
 }
 
 func starveOne(part string) func(*rig, injection) {
-	return func(r *rig, f injection) {
-		m, p, id, ok := r.victim(f, part)
-		if !ok {
-			r.missed()
-			return
-		}
-		r.harmPart(m, part, id)
-		r.counted(r.starve(p.pid))
-	}
+	return toOne(part, func(r *rig, _ injection, m *machine, p process, build string) bool {
+		r.harmPart(m, part, build)
+		return r.starve(p.pid)
+	})
 }
 
 func (r *rig) starveSession(f injection) {

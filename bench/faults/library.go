@@ -150,10 +150,8 @@ func (r *rig) runner(m *machine) []string {
 }
 
 func (r *rig) reachOf(id string, at phase) {
-	for _, b := range r.builds {
-		if b.ID == id {
-			b.reach(at)
-		}
+	if b := r.build(id); b != nil {
+		b.reach(at)
 	}
 }
 

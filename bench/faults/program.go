@@ -246,28 +246,26 @@ func (r *rig) signalManager(sig syscall.Signal) {
 }
 
 func (r *rig) pauseManager(f injection) {
-	if isClosed(r.manage.exited) {
-		r.missed()
-		return
-	}
-	_ = r.manage.cmd.Process.Signal(syscall.SIGSTOP) // it may end just now
-	r.later(between(20*time.Millisecond, harmlessPause, f.Size),
-		func() { _ = r.manage.cmd.Process.Signal(syscall.SIGCONT) })
-	r.done()
+	r.stopManager(between(20*time.Millisecond, harmlessPause, f.Size))
 }
 
 // pauseManagerLong stops the manager for longer than the VM's end waits for a sign of life.
 func (r *rig) pauseManagerLong(f injection) {
+	away := between(leastAway, r.mostAway(), f.Size)
 	if r.manage == nil { // it is this process
-		r.counted(pauseSelf(between(leastAway, r.mostAway(), f.Size)) == nil)
+		r.counted(pauseSelf(away) == nil)
 		return
 	}
+	r.stopManager(away)
+}
+
+func (r *rig) stopManager(away time.Duration) {
 	if isClosed(r.manage.exited) {
 		r.missed()
 		return
 	}
 	_ = r.manage.cmd.Process.Signal(syscall.SIGSTOP) // it may end just now
-	r.later(between(leastAway, r.mostAway(), f.Size), func() { _ = r.manage.cmd.Process.Signal(syscall.SIGCONT) })
+	r.later(away, func() { _ = r.manage.cmd.Process.Signal(syscall.SIGCONT) })
 	r.done()
 }
 

@@ -275,30 +275,21 @@ func (r *rig) missed() {
 }
 
 // harm notes, before it happens, that a VM's builds may be lost from now on.
-func (r *rig) harm(m *machine) {
-	if r.spec.linger > 0 {
-		return // nothing may be lost
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if _, known := r.harmed[m.id]; !known {
-		r.harmed[m.id] = time.Now()
-	}
-}
+func (r *rig) harm(m *machine) { r.harmBuild(m, "") }
 
 // harmBuild is harm for one build, all builds of the VM if it is not known which.
 func (r *rig) harmBuild(m *machine, id string) {
 	if r.spec.linger > 0 {
-		return
+		return // nothing may be lost
 	}
+	what := "build " + id
 	if id == "" {
-		r.harm(m)
-		return
+		what = m.id
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if _, known := r.harmed["build "+id]; !known {
-		r.harmed["build "+id] = time.Now()
+	if _, known := r.harmed[what]; !known {
+		r.harmed[what] = time.Now()
 	}
 }
 
@@ -346,17 +337,26 @@ func (r *rig) vmOf(f injection) *machine {
 	return r.vms[f.Build%len(r.vms)]
 }
 
+// build returns the build with the ID, or nil: of a soak's cycle before, of a probe, or not known.
+func (r *rig) build(id string) *build {
+	for _, b := range r.builds {
+		if b.ID == id {
+			return b
+		}
+	}
+	return nil
+}
+
 // linkBack notes that the link of a build is back.
 func (r *rig) linkBack(id string, away time.Duration) {
 	now := time.Now()
-	vm := ""
-	for _, b := range r.builds {
-		if b.ID == id {
-			b.mu.Lock()
-			vm = b.vm
-			b.mu.Unlock()
-		}
+	b := r.build(id)
+	if b == nil {
+		return
 	}
+	b.mu.Lock()
+	vm := b.vm
+	b.mu.Unlock()
 	for _, m := range r.vms {
 		if m.id != vm {
 			continue

@@ -20,13 +20,7 @@ func line(id string, i int) string {
 }
 
 // Text returns the build's script. The script notes its progress in the file ledger.
-func (b *buildPlan) Text(ledger string) string {
-	var s strings.Builder
-	for i := range b.Bursts {
-		s.WriteString(b.part(i, ledger))
-	}
-	return s.String()
-}
+func (b *buildPlan) Text(ledger string) string { return strings.Join(b.parts(ledger), "") }
 
 // parts returns the script in pieces, for the steps of a job.
 func (b *buildPlan) parts(ledger string) []string {
