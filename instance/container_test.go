@@ -91,7 +91,7 @@ func TestABuildGoesElsewhereWhenTheDaemonOfItsVMCannotBeReached(t *testing.T) {
 	p := works.provider(t, 4, func(cfg *instance.Config, in *instance.Instance) {
 		in.ID, cfg.Docker.Socket, cfg.ContainerPrograms = "works", d.Socket, programs(t)
 	}, broken)
-	for i := range 6 {
+	for i := range 3 {
 		e := p.Executor(instance.Build{ID: fmt.Sprint("c", i), Container: inBusybox})
 		require.NoError(t, e.Prepare(t.Context()))
 		if i == 0 {
@@ -116,7 +116,7 @@ func TestABuildGoesElsewhereWhenTheDaemonOfItsVMCannotBeReached(t *testing.T) {
 func TestCleanupDuringTheStartOfAContainerLeavesNothing(t *testing.T) {
 	d := dockertest.Start(t)
 	p := containers(t, d)
-	for wait := time.Duration(0); ; wait += 25 * time.Millisecond {
+	for wait := time.Duration(0); ; wait += 20*time.Millisecond + wait/8 {
 		e := p.Executor(instance.Build{ID: "c2", Container: inBusybox})
 		require.NoError(t, e.Prepare(t.Context()))
 		cleaned := make(chan error, 1)

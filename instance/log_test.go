@@ -93,6 +93,7 @@ func TestALogThatBlocksHoldsUpNeitherOtherBuildsNorItsCleanup(t *testing.T) {
 }
 
 func TestACancelledBuildDoesNotWaitForALogThatBlocks(t *testing.T) {
+	t.Parallel()
 	v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
 	p := v.provider(t, 1, func(c *instance.Config, _ *instance.Instance) { c.StopTimeout = 4 * time.Second })
 	log := newStuckLog(t)
@@ -248,6 +249,7 @@ func TestAScriptsLogThatBlocksOrFailsEndsIt(t *testing.T) {
 }
 
 func TestCleanupEndsAScriptWhoseLogBlocks(t *testing.T) {
+	t.Parallel()
 	v := newVM(t, sshtest.OpenSSH(t))
 	p := v.provider(t, 1, func(c *instance.Config, _ *instance.Instance) {
 		c.Grace, c.StopTimeout = time.Second, 7*time.Second
