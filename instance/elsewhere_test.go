@@ -80,8 +80,8 @@ func TestABuildWhoseVMIsLostWhileItsStepRunnerStartsGoesElsewhere(t *testing.T) 
 				connected <- err
 			}()
 			require.Eventually(t, func() bool { return exists(mark) }, sshtest.Bound, time.Millisecond)
+			lost := time.Now() // at the earliest
 			first.Stop()
-			lost := time.Now()
 			require.NoError(t, <-connected)
 			require.GreaterOrEqual(t, time.Since(lost), linger)
 			require.Equal(t, "vm-2", e.Instance())
