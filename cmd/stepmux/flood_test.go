@@ -66,7 +66,7 @@ func runUnread(
 // that the builds shared.
 func TestAReaderThatTakesNothingCostsTheBuildThatFloodsIt(t *testing.T) {
 	t.Parallel()
-	code, _, stderr := runUnread(t, func(*os.Process, int) {}, "--timeout", "10s")
+	code, _, stderr := runUnread(t, func(*os.Process, int) {}, "--timeout", "5s", "--stop-timeout", "3s")
 	require.Equal(t, exitTimeout, code, stderr)
 	require.Contains(t, stderr, "2 builds, 1 failed", "the innocent build succeeds")
 	require.Contains(t, stderr, "standard output takes nothing")
