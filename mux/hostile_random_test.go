@@ -176,19 +176,22 @@ func TestNoMessageOfAServerIsFatal(t *testing.T) {
 	n := hostileCount(t, 4000) / 50 // about as many messages as a connection has
 	first := rand.Uint64()
 	before := liveheap.Bytes()
-	for i := range n {
-		seed := first + uint64(i)
-		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			server := rawssh.Serve(t, func(c *rawssh.Conn) { lie(c, seed) })
-			conn, err := mux.Dial(sshtest.Within(t), server.Addr, rawConfig(t, server))
-			if err != nil {
-				requireClear(t, err)
-				return
-			}
-			defer conn.Close()
-			callAll(t, conn, 20*time.Millisecond)
-		})
-	}
+	t.Run("conversations", func(t *testing.T) { // it ends when all have
+		for i := range n {
+			seed := first + uint64(i)
+			t.Run(fmt.Sprint(seed), func(t *testing.T) {
+				t.Parallel() // some wait for bounds of the product to pass
+				server := rawssh.Serve(t, func(c *rawssh.Conn) { lie(c, seed) })
+				conn, err := mux.Dial(sshtest.Within(t), server.Addr, rawConfig(t, server))
+				if err != nil {
+					requireClear(t, err)
+					return
+				}
+				defer conn.Close()
+				callAll(t, conn, 20*time.Millisecond)
+			})
+		}
+	})
 	// The library may leave goroutines behind, and the memory that they hold: see Conn.
 	left := liveheap.Bytes() - before
 	require.Less(t, left, int64(hostileMemory+n*leftBehind))
