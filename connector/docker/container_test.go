@@ -46,6 +46,17 @@ func start(t testing.TB, cfg docker.Config) *docker.Container {
 	return c
 }
 
+// emptyAtTheEnd checks that the test, with its subtests that run at the same time, leaves nothing on the daemon.
+func emptyAtTheEnd(t *testing.T, d *dockertest.Daemon) {
+	t.Helper()
+	t.Cleanup(func() {
+		// Not by require: the testing package shows no message of a test that ends so after subtests at the same time.
+		if left := d.Containers(t); len(left) > 0 {
+			t.Errorf("left on the daemon: %v", left)
+		}
+	})
+}
+
 // build is a build in a container.
 type build struct {
 	*connector.Connector

@@ -65,7 +65,7 @@ func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
 func TestABuildWhoseContainerIsKilledOrRemovedFailsByName(t *testing.T) {
 	d := dockertest.Start(t)
-	t.Cleanup(func() { require.Empty(t, d.Containers(t)) })
+	emptyAtTheEnd(t, d)
 	for name, harm := range map[string]func(id string) error{
 		"killed": func(id string) error {
 			_, err := d.Client.ContainerKill(context.Background(), id, client.ContainerKillOptions{Signal: "KILL"})
@@ -433,7 +433,7 @@ func TestAnImageWithAFileWhereTheStepRunnerGoesFailsByName(t *testing.T) {
 // An entrypoint that is kept may do anything. What it prints is not taken for a step runner's.
 func TestAnEntrypointThatDoesNotBecomeTheStepRunnerFailsByName(t *testing.T) {
 	d := dockertest.Start(t)
-	t.Cleanup(func() { require.Empty(t, d.Containers(t)) })
+	emptyAtTheEnd(t, d)
 	for name, test := range map[string]struct{ script, want string }{
 		"ends":          {"exit 0", "the container ended with exit status 0: "},
 		"fails":         {"echo no key >&2; exit 3", "the container ended with exit status 3: "},

@@ -55,7 +55,7 @@ func TestABuildReachesItsServicesByTheirNames(t *testing.T) {
 
 func TestServicesThatDoNotGetReadyEndTheBuild(t *testing.T) {
 	d := dockertest.Start(t)
-	t.Cleanup(func() { require.Empty(t, d.Containers(t)) })
+	emptyAtTheEnd(t, d)
 	d.Load(t, "deaf:1", "EXPOSE 8080", `CMD ["sh", "-c", "echo I never listen; sleep 600"]`)
 	d.Load(t, "sick:1", `CMD ["sleep", "600"]`, `HEALTHCHECK --interval=50ms --retries=1 CMD ["false"]`)
 	for name, test := range map[string]struct {
