@@ -48,7 +48,7 @@ func (p *Pod) bring(ctx context.Context) error {
 		group.Go(func() error {
 			return persist(ctx, passingExec(), func() error {
 				p.mu.Lock()
-				ended := p.end != nil || p.seen.container(initName).State.Terminated != nil
+				ended := p.alive.Err() != nil || p.seen.container(initName).State.Terminated != nil
 				p.mu.Unlock()
 				if ended { // the next wait reports why; or the file arrived and the answer was lost
 					return nil

@@ -28,33 +28,23 @@ type link struct {
 
 // reconnect makes a link to the pod. It retries until ctx ends or the pod ends; in that case the error wraps
 // connector.ErrGone.
-func (p *Pod) reconnect(ctx context.Context) (*link, error) {
-	pause, passes := firstPause, passingExec()
-	for {
-		select {
-		case <-p.dead:
-			return nil, fmt.Errorf("%w: %w", connector.ErrGone, p.endError())
-		default:
+func (p *Pod) reconnect(ctx context.Context) (l *link, err error) {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	defer context.AfterFunc(p.alive, func() { stop(p.endError()) })() //nolint:contextcheck // the pod's end stops it, too
+	err = persist(ctx, passingExec(), func() (err error) {
+		if end := p.endError(); end != nil {
+			return end
 		}
-		l, err := p.connect(ctx)
-		if err == nil {
-			return l, nil
+		if l, err = p.connect(ctx); err != nil {
+			p.cfg.Logger.Debug("no link to the pod yet", "pod", p.name, "error", err)
 		}
-		if !passes(err) {
-			return nil, err
-		}
-		p.cfg.Logger.Debug("no link to the pod yet", "pod", p.name, "error", err)
-		timer := time.NewTimer(pauseAfter(err, pause))
-		select {
-		case <-timer.C:
-		case <-p.dead:
-		case <-ctx.Done():
-			timer.Stop()
-			return nil, fmt.Errorf("%w; the last attempt: %w", context.Cause(ctx), err)
-		}
-		timer.Stop()
-		pause = min(2*pause, lastPause)
+		return err
+	})
+	if end := p.endError(); err != nil && end != nil {
+		return nil, fmt.Errorf("%w: %w", connector.ErrGone, end)
 	}
+	return l, err
 }
 
 // connect makes one link.

@@ -75,10 +75,11 @@ type Pod struct {
 	cluster *Cluster
 	name    string
 	uid     string // empty until the pod is created
-	dead    chan struct{}
 
 	life    context.Context // ends with Close
 	endLife context.CancelFunc
+	alive   context.Context // ends when the pod can no longer be used; its cause says why
+	end     context.CancelCauseFunc
 	wg      sync.WaitGroup
 
 	mu      sync.Mutex        // guards the following
@@ -86,7 +87,6 @@ type Pod struct {
 	pulls   map[string]string // the last errors of image pulls, by container
 	changed chan struct{}
 	blind   error // why the API server does not let us watch the pod
-	end     error // why the pod can no longer be used; set before dead is closed
 	removed bool  // the API server no longer has the pod
 	first   *link // the link of Start, for Configure
 
@@ -145,10 +145,10 @@ func (cfg *Config) check() error {
 
 func newPod(ctx context.Context, cfg Config, name string) *Pod {
 	p := &Pod{
-		cfg: cfg, cluster: cfg.Cluster, name: name, dead: make(chan struct{}), changed: make(chan struct{}),
-		pulls: map[string]string{},
+		cfg: cfg, cluster: cfg.Cluster, name: name, changed: make(chan struct{}), pulls: map[string]string{},
 	}
 	p.life, p.endLife = context.WithCancel(context.WithoutCancel(ctx))
+	p.alive, p.end = context.WithCancelCause(context.WithoutCancel(ctx))
 	return p
 }
 
@@ -273,7 +273,7 @@ func (p *Pod) await(ctx context.Context, wanted func(*object) bool) (object, err
 		}
 		select {
 		case <-changed:
-		case <-p.dead:
+		case <-p.alive.Done():
 			return seen, p.failure(ctx, p.endError())
 		case <-noNode.timer.C:
 		case <-shaky.timer.C:
@@ -360,17 +360,11 @@ func (p *Pod) failure(ctx context.Context, err error) error {
 
 // startError adds to err the reason why the pod has ended, if it has.
 func (p *Pod) startError(err error) error {
-	if err == nil {
-		return nil
+	end := p.endError()
+	if err == nil || end == nil || strings.Contains(err.Error(), end.Error()) {
+		return err
 	}
-	select {
-	case <-p.dead:
-		if end := p.endError(); !strings.Contains(err.Error(), end.Error()) {
-			return fmt.Errorf("%w: %w", end, err)
-		}
-	default:
-	}
-	return err
+	return fmt.Errorf("%w: %w", end, err)
 }
 
 // Configure makes the pod the place of a Connector's step runner, which lingers there: it sets Lease, VM, Runner,
@@ -415,7 +409,7 @@ func (p *Pod) Explain(ctx context.Context, err error) error {
 	timer := time.NewTimer(endGrace)
 	defer timer.Stop()
 	select {
-	case <-p.dead:
+	case <-p.alive.Done():
 		return fmt.Errorf("%w: %w", p.endError(), err)
 	case <-timer.C:
 	case <-ctx.Done():

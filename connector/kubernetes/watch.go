@@ -119,11 +119,11 @@ func (p *Pod) update(now *object) bool {
 	p.seen = *now
 	now.pullErrors(p.pulls)
 	switch {
-	case !now.ended() || p.end != nil:
+	case !now.ended():
 	case now.Metadata.DeletionTimestamp != nil:
-		p.endLocked(now.deletedText(), now.ofNode())
+		p.endAs(now.deletedText(), now.ofNode())
 	default:
-		p.endLocked(now.endText(), now.ofNode())
+		p.endAs(now.endText(), now.ofNode())
 	}
 	p.changeLocked()
 	return true
@@ -142,27 +142,18 @@ func (p *Pod) gone() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.removed = true
-	if p.end == nil {
-		p.endLocked(p.seen.deletedText(), p.seen.ofNode())
-	}
+	p.endAs(p.seen.deletedText(), p.seen.ofNode())
 	p.changeLocked()
 }
 
-// endLocked records why the pod has ended. another means that another pod may succeed.
-func (p *Pod) endLocked(why string, another bool) {
-	p.end = p.because(cmp.Or(why, "it has ended"), another)
-	close(p.dead)
-}
+// endAs records why the pod has ended, unless that is known. another means that another pod may succeed.
+func (p *Pod) endAs(why string, another bool) { p.end(p.because(cmp.Or(why, "it has ended"), another)) }
+
+// endError returns why the pod has ended, or nil if it has not.
+func (p *Pod) endError() error { return context.Cause(p.alive) }
 
 // changeLocked wakes all calls that wait for a change.
 func (p *Pod) changeLocked() {
 	close(p.changed)
 	p.changed = make(chan struct{})
-}
-
-// endError returns why the pod has ended. dead must be closed.
-func (p *Pod) endError() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.end
 }
