@@ -34,35 +34,27 @@ type picture struct {
 
 // findImage returns an image, pulled as the Spec's policy says.
 func (c *Container) findImage(ctx context.Context, image string) (picture, error) {
-	policy := c.cfg.Spec.Pull
-	if policy == PullAlways {
-		if err := c.pull(ctx, image); err != nil {
+	policy, platform := c.cfg.Spec.Pull, c.cfg.Spec.Platform
+	if policy != PullAlways {
+		found, err := c.inspectImage(ctx, image, image)
+		switch {
+		case err == nil && (policy == PullNever || platform == "" || isOf(platform, found.platform)):
+			return found, nil
+		case err != nil && !cerrdefs.IsNotFound(err):
 			return picture{}, err
+		case policy == PullNever:
+			return picture{}, fmt.Errorf("the Docker daemon does not have image %.160q, and --pull never forbids to pull it",
+				image)
 		}
-		return c.inspectImage(ctx, image)
-	}
-	found, err := c.inspectImage(ctx, image)
-	switch {
-	case err == nil && (policy == PullNever || c.cfg.Spec.Platform == "" || isOf(c.cfg.Spec.Platform, found.platform)):
-		return found, nil
-	case err != nil && !cerrdefs.IsNotFound(err):
-		return picture{}, err
-	case policy == PullNever:
-		return picture{}, fmt.Errorf("the Docker daemon does not have image %.160q, and --pull never forbids to pull it",
-			image)
 	}
 	if err := c.pull(ctx, image); err != nil {
 		return picture{}, err
 	}
-	return c.inspectImage(ctx, image)
+	return c.inspectImage(ctx, image, image)
 }
 
-func (c *Container) inspectImage(ctx context.Context, image string) (picture, error) {
-	return c.inspectImageAs(ctx, image, image)
-}
-
-// inspectImageAs is inspectImage for an image of this ID, which had that name.
-func (c *Container) inspectImageAs(ctx context.Context, id, image string) (picture, error) {
+// inspectImage returns the image of this name or ID, which has or had the name image.
+func (c *Container) inspectImage(ctx context.Context, id, image string) (picture, error) {
 	ref, err := parseImage(image)
 	if err != nil {
 		return picture{}, err
@@ -168,11 +160,11 @@ func (c *Container) login(ctx context.Context, image string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	limit := c.api.patience
+	at, limit := ref.Context().Registry, c.api.patience
+	d, key := c.cfg.Daemon, at.RegistryStr()
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the credential helper of the Docker configuration "+
-		"for %.160s did not answer within %v", ref.Context().RegistryStr(), limit))
+		"for %.160s did not answer within %v", key, limit))
 	defer cancel()
-	d, key := c.cfg.Daemon, ref.Context().RegistryStr()
 	d.mu.Lock()
 	if d.logins == nil {
 		d.logins = map[string]*flight.Flight[string]{}
@@ -184,7 +176,7 @@ func (c *Container) login(ctx context.Context, image string) (string, error) {
 	}
 	d.mu.Unlock()
 	return f.Do(ctx, func(ctx context.Context) (string, time.Duration, error) {
-		auth, err := credentials(ctx, image)
+		auth, err := credentials(ctx, at)
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		delete(d.logins, key) // each build may have a registry of its own
@@ -192,14 +184,10 @@ func (c *Container) login(ctx context.Context, image string) (string, error) {
 	})
 }
 
-// credentials returns the login for an image's registry in the configuration of the Docker client on this machine, in
-// the form of the header; or empty. A credential helper may be run for it.
-func credentials(ctx context.Context, image string) (string, error) {
-	ref, err := parseImage(image)
-	if err != nil {
-		return "", err
-	}
-	login, err := authn.Resolve(ctx, authn.DefaultKeychain, ref.Context().Registry)
+// credentials returns the login for a registry in the configuration of the Docker client on this machine, in the form
+// of the header; or empty. A credential helper may be run for it.
+func credentials(ctx context.Context, at name.Registry) (string, error) {
+	login, err := authn.Resolve(ctx, authn.DefaultKeychain, at)
 	if err != nil {
 		return "", fmt.Errorf("look for a login in the Docker configuration: %w", err)
 	}
@@ -212,7 +200,7 @@ func credentials(ctx context.Context, image string) (string, error) {
 	}
 	header, err := authconfig.Encode(registry.AuthConfig{
 		Username: found.Username, Password: found.Password, Auth: found.Auth, IdentityToken: found.IdentityToken,
-		RegistryToken: found.RegistryToken, ServerAddress: ref.Context().RegistryStr(),
+		RegistryToken: found.RegistryToken, ServerAddress: at.RegistryStr(),
 	})
 	if err != nil {
 		return "", errors.New("the login of the Docker configuration cannot be encoded") // without the login

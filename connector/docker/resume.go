@@ -66,7 +66,7 @@ func (c *Container) attach(ctx context.Context, place string) error {
 		return fmt.Errorf("container %.12s is not that of the build %s", place, c.cfg.BuildID)
 	}
 	c.id, c.name = one.ID, one.Config.Labels[labelGroup]
-	if c.image, err = c.inspectImageAs(ctx, one.Image, one.Config.Labels[labelImage]); err != nil {
+	if c.image, err = c.inspectImage(ctx, one.Image, one.Config.Labels[labelImage]); err != nil {
 		return err
 	}
 	c.chooseDir()
