@@ -26,8 +26,8 @@ import (
 )
 
 // connectTo returns a Connector whose Connect has reached server, a pb.StepRunnerServer or a
-// runnerproto.StepRunnerServer, or a step runner of this kind that the options serve. stop ends both.
-func connectTo(t testing.TB, server any, options ...grpc.ServerOption) (c *Connector, stop func()) {
+// runnerproto.StepRunnerServer, or a step runner of this kind that the options serve. Both end with the test.
+func connectTo(t testing.TB, server any, options ...grpc.ServerOption) *Connector {
 	t.Helper()
 	kind, s := program.Stepmux, grpc.NewServer(options...)
 	switch server := server.(type) {
@@ -42,7 +42,7 @@ func connectTo(t testing.TB, server any, options ...grpc.ServerOption) (c *Conne
 	listener := bufconn.Listen(1 << 16)
 	var serving sync.WaitGroup
 	serving.Go(func() { _ = s.Serve(listener) })
-	c = &Connector{cfg: Config{VM: new(VM), BuildID: "b1", LogTimeout: 24 * time.Hour}, secret: wire.NewSecret()}
+	c := &Connector{cfg: Config{VM: new(VM), BuildID: "b1", LogTimeout: 24 * time.Hour}, secret: wire.NewSecret()}
 	require.NoError(t, c.cfg.setDefaults())
 	c.closing, c.connected = make(chan struct{}), make(chan struct{})
 	close(c.connected)
@@ -54,12 +54,13 @@ func connectTo(t testing.TB, server any, options ...grpc.ServerOption) (c *Conne
 	require.NoError(t, err)
 	require.NoError(t, b.keepEarly(raw))
 	c.build = b
-	return c, func() {
+	t.Cleanup(func() {
 		c.end(ErrClosed)
 		_ = raw.Close() // if no call took it, Stop would wait two minutes for its HTTP/2 preface
 		s.Stop()
 		serving.Wait()
-	}
+	})
+	return c
 }
 
 // noConn opens no second bridge.
@@ -123,8 +124,7 @@ func TestAResultInHandWinsAgainstAContextThatEndsDuringDelivery(t *testing.T) {
 				output: []*pb.FollowIOResponse{stdout(text)}, trace: []byte("{}"),
 				last: &pb.Job{Status: pb.Job_suceeded, StdoutLen: int64(len(text))}, //nolint:misspell // as published
 			}
-			c, stop := connectTo(t, server)
-			defer stop()
+			c := connectTo(t, server)
 			log, trace := &slowLog{let: make(chan struct{})}, &slowLog{let: make(chan struct{})}
 			slow, quick := log, trace
 			if name == "trace" {
@@ -175,8 +175,7 @@ func TestOutputThatDidNotArriveWholeIsLost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			last := &pb.Job{StdoutLen: c.stdout, StderrLen: c.stderr}
 			last.Status = pb.Job_suceeded //nolint:misspell // as published
-			connector, stop := connectTo(t, &endedJob{output: c.output, last: last})
-			defer stop()
+			connector := connectTo(t, &endedJob{output: c.output, last: last})
 			var log bytes.Buffer
 			result, err := connector.Execute(t.Context(), Job{Script: "a"}, &log)
 			require.Contains(t, log.String(), text, "the rest is delivered")
@@ -221,8 +220,7 @@ func TestOneWriterForAllOutputIsWrittenByOneGoroutineAtATime(t *testing.T) {
 		s.last.StdoutLen += 2
 		s.last.StderrLen += 2
 	}
-	c, stop := connectTo(t, s)
-	defer stop()
+	c := connectTo(t, s)
 	all := &lone{}
 	result, err := c.Execute(sshtest.Within(t), Job{Script: "true", Stderr: all}, all)
 	require.NoError(t, err)

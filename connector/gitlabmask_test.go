@@ -45,11 +45,10 @@ func (s *tellingServer) Status(_ context.Context, req *runnerproto.StatusRequest
 
 // Symptom: a masked variable was printed in clear on a VM with another step runner, which does not mask.
 func TestMaskedVariablesAreInNoLogOfAnotherStepRunner(t *testing.T) {
-	connector, stop := connectTo(t, &tellingServer{
+	connector := connectTo(t, &tellingServer{
 		log:     "the token is s3cr3t-t0k3n, in base64 czNjcjN0LXQwazNu, its name TOKEN; 42\nend s3cr3t",
 		message: `run "curl s3cr3t-t0k3n": exit status 42`,
 	})
-	defer stop()
 	job := Job{Script: "a", Vars: []Variable{
 		{Key: "TOKEN", Value: "s3cr3t-t0k3n", Masked: true},
 		{Key: "ANSWER", Value: "42", Masked: true},

@@ -39,7 +39,7 @@ func TestAJobThatGitLabsStepRunnerCannotReadIsTheUsersMistake(t *testing.T) {
 		{"initializing request: mkdir /tmp/x: no space left on device", "", false, "no space left on device"},
 		{"preparing environment: open /tmp/x: too many open files", "", false, "too many open files"},
 	} {
-		connector, stop := connectTo(t, &refusingServer{refuse: func(req *runnerproto.RunRequest) error {
+		connector := connectTo(t, &refusingServer{refuse: func(req *runnerproto.RunRequest) error {
 			if c.after == "" {
 				return errors.New(c.before)
 			}
@@ -47,7 +47,6 @@ func TestAJobThatGitLabsStepRunnerCannotReadIsTheUsersMistake(t *testing.T) {
 		}})
 		job := Job{Steps: []byte("run:\n- {name: \"a\tb\"}\n# " + strings.Repeat("x", 1000))}
 		_, err := connector.Execute(t.Context(), job, &sshtest.Log{})
-		stop()
 		if c.mistake {
 			require.IsType(t, &RequestError{}, err, c.says)
 		} else {
@@ -64,14 +63,13 @@ func TestARefusalShowsNoPartOfAValue(t *testing.T) {
 		return errors.New("loading step: not valid: pass, password-s3cr3t, password-s3cr3t2")
 	}}
 	for range 20 { // a map's order is random
-		connector, stop := connectTo(t, server)
+		connector := connectTo(t, server)
 		job := Job{
 			Script: "a",
 			Env:    map[string]string{"SHORT": "pass", "LONG": "password-s3cr3t"},
 			Vars:   []Variable{{Key: "LONGEST", Value: "password-s3cr3t2"}},
 		}
 		_, err := connector.Execute(t.Context(), job, &sshtest.Log{})
-		stop()
 		require.ErrorContains(t, err, "not valid: [SHORT], [LONG], [LONGEST]")
 	}
 }
@@ -82,8 +80,7 @@ func TestARefusalShowsNoPartOfASecretAndIsCut(t *testing.T) {
 	server := &refusingServer{refuse: func(*runnerproto.RunRequest) error {
 		return errors.New("loading step: not valid: " + secret + strings.Repeat("x", 1<<20))
 	}}
-	connector, stop := connectTo(t, server)
-	defer stop()
+	connector := connectTo(t, server)
 	_, err := connector.Execute(t.Context(), Job{Script: "a", Vars: []Variable{
 		{Key: "HOST", Value: "example.com"}, {Key: "CREDS", Value: secret, Masked: true},
 	}}, &sshtest.Log{})
@@ -106,8 +103,7 @@ func TestARefusalShowsNoLineOfAValueAndNoShortSecret(t *testing.T) {
 		}
 		return errors.New("loading step: line 42 of ab1: " + said.String())
 	}}
-	connector, stop := connectTo(t, server)
-	defer stop()
+	connector := connectTo(t, server)
 	_, err := connector.Execute(t.Context(), Job{Script: "a", Vars: []Variable{
 		{Key: "CERT", Value: "-----BEGIN-----\nfirst \"line\"\n\tsecond line\nxy\n", Masked: true},
 		{Key: "PIN", Value: "ab", Masked: true},

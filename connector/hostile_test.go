@@ -53,7 +53,7 @@ type answer struct {
 }
 
 // serveHostile serves a step runner of a kind with these answers.
-func serveHostile(t testing.TB, kind program.Kind, answers map[string]answer) (c *Connector, stop func()) {
+func serveHostile(t testing.TB, kind program.Kind, answers map[string]answer) *Connector {
 	return connectTo(t, kind, grpc.ForceServerCodecV2(rawCodec{}), grpc.MaxHeaderListSize(64<<20),
 		grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
 			name, _ := grpc.MethodFromServerStream(stream)
@@ -131,7 +131,7 @@ func TestFloodsOfAHostileStepRunnerCostNoMemory(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			connector, stop := serveHostile(t, c.kind, c.answers)
+			connector := serveHostile(t, c.kind, c.answers)
 			var err error
 			held := heldMemory(func() {
 				ctx, cancel := t.Context(), context.CancelFunc(func() {})
@@ -141,7 +141,6 @@ func TestFloodsOfAHostileStepRunnerCostNoMemory(t *testing.T) {
 				defer cancel()
 				_, err = connector.Execute(ctx, Job{Script: "a"}, io.Discard)
 			})
-			stop()
 			t.Logf("at most %d KiB; %.100v", held>>10, err)
 			require.Less(t, held, int64(hostileMemory))
 			if c.says == "" {
@@ -156,11 +155,10 @@ func TestFloodsOfAHostileStepRunnerCostNoMemory(t *testing.T) {
 // Symptom: the manager panicked.
 func TestAStepRunnerCannotAskForAProjectThatTheJobDoesNotHave(t *testing.T) {
 	for _, wanted := range []uint64{5, 1 << 63} {
-		c, stop := serveHostile(t, program.Stepmux, map[string]answer{
+		c := serveHostile(t, program.Stepmux, map[string]answer{
 			"Place": {last: protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), wanted)},
 		})
 		_, err := c.Execute(t.Context(), Job{Script: "a", Artifacts: &files.Artifacts{}}, io.Discard)
-		stop()
 		require.ErrorContains(t, err, "bytes of a project, and the build has 0 bytes")
 	}
 }

@@ -42,8 +42,7 @@ func TestIsolationIsToldAsTheVMSaysItAndBounded(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			test.job.Status = pb.Job_failed // the level is told however the job went
-			c, stop := connectTo(t, &endedJob{last: test.job})
-			defer stop()
+			c := connectTo(t, &endedJob{last: test.job})
 			require.Zero(t, c.Isolation())
 			_, err := c.Execute(t.Context(), Job{Script: "false"}, io.Discard)
 			require.NoError(t, err)
@@ -58,8 +57,7 @@ func TestIsolationIsToldAsTheVMSaysItAndBounded(t *testing.T) {
 }
 
 func TestAGitLabRunnersJobsHaveNoIsolation(t *testing.T) {
-	c, stop := connectTo(t, &endedServer{state: runnerproto.Status_success})
-	defer stop()
+	c := connectTo(t, &endedServer{state: runnerproto.Status_success})
 	_, err := c.Execute(t.Context(), Job{Script: "true"}, io.Discard)
 	require.NoError(t, err)
 	require.Equal(t, "off", c.Isolation().Level)

@@ -4,16 +4,12 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"net"
-	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
 	"github.com/stepmux/stepmux/internal/sshtest"
@@ -47,20 +43,9 @@ func (s *traceServer) Trace(req *pb.TraceRequest, stream grpc.ServerStreamingSer
 // ask returns an execution whose step runner is server.
 func ask(t *testing.T, server pb.StepRunnerServer, job Job) *execution {
 	t.Helper()
-	socket := filepath.Join(t.TempDir(), "s")
-	listener, err := net.Listen("unix", socket)
+	client, done, err := connectTo(t, server).build.client()
 	require.NoError(t, err)
-	s := grpc.NewServer()
-	pb.RegisterStepRunnerServer(s, server)
-	var wg sync.WaitGroup
-	wg.Go(func() { _ = s.Serve(listener) })
-	client, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		client.Close()
-		s.Stop()
-		wg.Wait()
-	})
+	t.Cleanup(done)
 	return &execution{rpc: pb.NewStepRunnerClient(client), job: job, traceTimeout: sshtest.Bound}
 }
 

@@ -47,8 +47,7 @@ func (s *silentServer) Status(_ context.Context, req *runnerproto.StatusRequest)
 func TestASilentJobOfAnotherStepRunnerKeepsItsBridge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := &silentServer{}
-		connector, stop := connectTo(t, server)
-		defer stop()
+		connector := connectTo(t, server)
 		result, err := connector.Execute(t.Context(), Job{Script: "sleep 3600"}, &sshtest.Log{})
 		require.NoError(t, err)
 		require.Equal(t, Result{Status: Succeeded}, result)

@@ -45,8 +45,7 @@ func (s *warningServer) Follow(_ *pb.FollowRequest, stream grpc.ServerStreamingS
 func TestWarningsAboutAStepAreInTheBuildsLogOnce(t *testing.T) {
 	s := &warningServer{}
 	s.last = &pb.Job{Status: pb.Job_suceeded} //nolint:misspell // the published spelling
-	c, stop := connectTo(t, s)
-	defer stop()
+	c := connectTo(t, s)
 	var log sshtest.Log
 	result, err := c.Execute(t.Context(), Job{
 		Script: "true", PassEnv: []string{"all", "GOPATH"}, UnsafeExports: "refuse",
@@ -62,11 +61,10 @@ func TestWarningsAboutAStepAreInTheBuildsLogOnce(t *testing.T) {
 
 // Without a Writer for the output, a goroutine of the log panicked at the first byte, and ended the whole process.
 func TestTheOutputOfAJobWithoutATraceIsDiscarded(t *testing.T) {
-	c, stop := connectTo(t, &endedJob{
+	c := connectTo(t, &endedJob{
 		output: []*pb.FollowIOResponse{stdout("hello\n")},
 		last:   &pb.Job{Status: pb.Job_suceeded, StdoutLen: 6}, //nolint:misspell // the published spelling
 	})
-	defer stop()
 	result, err := c.Execute(sshtest.Within(t), Job{Script: "echo hello"}, nil)
 	require.NoError(t, err)
 	require.Equal(t, Succeeded, result.Status)
@@ -78,9 +76,8 @@ func TestAJobHasNotBothAProjectAndAWorkDir(t *testing.T) {
 		{Script: "true", WorkDir: "dir", Project: &files.Project{}},
 		{Script: "true", WorkDir: "dir", Artifacts: &files.Artifacts{}},
 	} {
-		c, stop := connectTo(t, &warningServer{})
+		c := connectTo(t, &warningServer{})
 		_, err := c.Execute(sshtest.Within(t), job, io.Discard)
-		stop()
 		require.ErrorAs(t, err, new(*RequestError))
 		require.ErrorContains(t, err, "work directory")
 	}
@@ -90,9 +87,8 @@ func TestAJobHasNotBothAProjectAndAWorkDir(t *testing.T) {
 func TestAJobWithANegativeTimeIsRefused(t *testing.T) {
 	for _, job := range []Job{{Script: "true", Timeout: -time.Second}, {Script: "true", Grace: -time.Second}} {
 		for _, server := range []any{&warningServer{}, &refusingServer{}} {
-			c, stop := connectTo(t, server)
+			c := connectTo(t, server)
 			_, err := c.Execute(sshtest.Within(t), job, io.Discard)
-			stop()
 			require.ErrorAs(t, err, new(*RequestError))
 			require.ErrorContains(t, err, "negative")
 		}
@@ -101,8 +97,7 @@ func TestAJobWithANegativeTimeIsRefused(t *testing.T) {
 
 func TestStepRunnerOfAnotherMakeTakesNoPolicy(t *testing.T) {
 	s := &refusingServer{refuse: func(*runnerproto.RunRequest) error { panic("the job was sent") }}
-	c, stop := connectTo(t, s)
-	defer stop()
+	c := connectTo(t, s)
 	for _, job := range []Job{{Script: "true", PassEnv: []string{"all"}}, {Script: "true", UnsafeExports: "allow"}} {
 		_, err := c.Execute(t.Context(), job, &sshtest.Log{})
 		var refused *RequestError
@@ -118,9 +113,8 @@ func TestStepRunnerOfAnotherMakeTakesNoPolicy(t *testing.T) {
 // was enough.
 func TestAJobThatIsNotUTF8IsRefused(t *testing.T) {
 	for _, job := range []Job{{Script: "echo caf\xe9"}, {Steps: []byte("run: [] # \xff")}} {
-		c, stop := connectTo(t, &warningServer{})
+		c := connectTo(t, &warningServer{})
 		_, err := c.Execute(sshtest.Within(t), job, io.Discard)
-		stop()
 		require.ErrorAs(t, err, new(*RequestError))
 		require.ErrorContains(t, err, "UTF-8")
 	}
