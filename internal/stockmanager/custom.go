@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -78,11 +79,8 @@ func ParseCustom(text string) (Custom, error) {
 			n, err = strconv.Atoi(value)
 			*times[key] = time.Duration(n) * time.Second
 		default:
-			err = fmt.Errorf("unknown key")
-			for _, other := range others {
-				if key == other {
-					err = nil
-				}
+			if !slices.Contains(others, key) {
+				err = errors.New("unknown key")
 			}
 		}
 		if err != nil {

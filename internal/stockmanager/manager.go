@@ -22,6 +22,8 @@ import (
 const (
 	// probeTimeout bounds the command that prints the version.
 	probeTimeout = 60 * time.Second
+	// version is the manager's.
+	version = "19.4.0"
 	// dialTimeout bounds one attempt to log in.
 	dialTimeout = 30 * time.Second
 	// maxRedial is the longest pause between two attempts.
@@ -34,10 +36,8 @@ type Manager struct {
 	SSH  *ssh.ClientConfig // how to log in
 	// Runner is the runner's command on the VM. If empty, "gitlab-runner".
 	Runner string
-	// Temp is where the shell makes the sockets' directories. If empty, /tmp, as for the real manager.
+	// Temp is where the shell makes the sockets' directories: /tmp, for the real manager. Required.
 	Temp string
-	// Version is the manager's version. If empty, "19.4.0".
-	Version string
 }
 
 // Job is one job.
@@ -160,23 +160,15 @@ func (m *Manager) dialOnce(ctx context.Context) (*ssh.Client, error) {
 func (m *Manager) verify(ctx context.Context, client *ssh.Client, log io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	session, err := client.NewSession()
-	if err != nil {
-		return err
-	}
-	end := func() { _ = session.Close() }
-	defer end()
-	defer context.AfterFunc(ctx, end)()
 	var out bytes.Buffer
-	session.Stdout = &out
 	runner := cmp.Or(m.Runner, "gitlab-runner")
-	if err := session.Run(quote(runner) + " --version"); err != nil {
+	if err := runSession(ctx, client, quote(runner)+" --version", "", &out, io.Discard); err != nil {
 		return fmt.Errorf("native steps require gitlab-runner on the instance, but %q could not be run: %w", runner, err)
 	}
-	version, platform := "", ""
+	there, platform := "", ""
 	for line := range strings.Lines(out.String()) {
 		if v, ok := strings.CutPrefix(line, "Version:"); ok {
-			version = strings.TrimSpace(v)
+			there = strings.TrimSpace(v)
 		}
 		if v, ok := strings.CutPrefix(line, "OS/Arch:"); ok {
 			platform = strings.TrimSpace(v)
@@ -185,9 +177,9 @@ func (m *Manager) verify(ctx context.Context, client *ssh.Client, log io.Writer)
 	if strings.HasPrefix(platform, "windows/") {
 		return errors.New("native steps are not supported on windows instances")
 	}
-	if own := cmp.Or(m.Version, "19.4.0"); version != "" && version != own {
+	if there != "" && there != version {
 		fmt.Fprintf(log, "WARNING: The gitlab-runner version on the instance (%s) differs from the manager version (%s)\n",
-			version, own)
+			there, version)
 	}
 	return nil
 }

@@ -151,7 +151,7 @@ func (m *Manager) runStages(
 		if s.script == "" {
 			continue
 		}
-		err := runScript(ctx, client, script(job, s), log)
+		err := runSession(ctx, client, "bash", script(job, s), log, log)
 		if exit := (*ssh.ExitError)(nil); errors.As(err, &exit) && exit.Signal() == "" {
 			return Result{
 				State: runnerproto.Status_failure, ExitCode: exit.ExitStatus(),
@@ -179,8 +179,8 @@ func script(job Job, s stage) string {
 	return b.String()
 }
 
-// runScript runs the script with bash in a session.
-func runScript(ctx context.Context, client *ssh.Client, script string, log io.Writer) error {
+// runSession runs a command line in a session. When ctx ends, it closes the session.
+func runSession(ctx context.Context, client *ssh.Client, line, stdin string, stdout, stderr io.Writer) error {
 	session, err := client.NewSession()
 	if err != nil {
 		return err
@@ -188,8 +188,8 @@ func runScript(ctx context.Context, client *ssh.Client, script string, log io.Wr
 	end := func() { _ = session.Close() }
 	defer end()
 	defer context.AfterFunc(ctx, end)()
-	session.Stdin, session.Stdout, session.Stderr = strings.NewReader(script), log, log
-	if err := session.Run("bash"); err != nil {
+	session.Stdin, session.Stdout, session.Stderr = strings.NewReader(stdin), stdout, stderr
+	if err := session.Run(line); err != nil {
 		return errors.Join(err, context.Cause(ctx))
 	}
 	return nil
