@@ -46,6 +46,19 @@ func load(t *testing.T, s *kubetest.Server) *kubernetes.Cluster {
 	return c
 }
 
+// through puts a proxy before the server.
+func through(t *testing.T, s *kubetest.Server, link faultconn.Config) *sshtest.TCPProxy {
+	t.Helper()
+	text, err := os.ReadFile(s.Kubeconfig)
+	require.NoError(t, err)
+	_, server, _ := strings.Cut(string(text), "https://")
+	server, _, _ = strings.Cut(server, `"`)
+	proxy := sshtest.ProxyOver(t, server, link)
+	text = bytes.ReplaceAll(text, []byte(server), []byte(proxy.Addr()))
+	require.NoError(t, os.WriteFile(s.Kubeconfig, text, 0o600))
+	return proxy
+}
+
 // config returns the configuration of a build.
 func config(t *testing.T, c *kubernetes.Cluster) kubernetes.Config {
 	t.Helper()
@@ -69,11 +82,13 @@ func start(t *testing.T, cfg kubernetes.Config) *kubernetes.Pod {
 }
 
 // connect returns a Connector for a step runner in the pod.
-func connect(t *testing.T, s *kubetest.Server, p *kubernetes.Pod, log *bytes.Buffer) *connector.Connector {
+func connect(
+	t *testing.T, s *kubetest.Server, p *kubernetes.Pod, change ...func(*connector.Config),
+) *connector.Connector {
 	t.Helper()
 	cfg := connector.Config{BuildID: "b1", Isolation: "off"}
-	if log != nil {
-		cfg.Log = log
+	for _, set := range change {
+		set(&cfg)
 	}
 	p.Configure(&cfg)
 	cfg.TempDir, cfg.Runner = s.Home(p.Name())+"/run", []string{s.Home(p.Name()) + "/bin/stepmux"}
@@ -114,7 +129,7 @@ func cutBuild(t *testing.T, answer func(http.ResponseWriter, *http.Request) bool
 	s := kubetest.Serve(t)
 	s.Answer = answer
 	p := start(t, config(t, load(t, s)))
-	c := connect(t, s, p, nil)
+	c := connect(t, s, p)
 	const all = 300
 	cuts := 0
 	log := &lines{on: func(n int) {
@@ -148,7 +163,7 @@ func cutBuild(t *testing.T, answer func(http.ResponseWriter, *http.Request) bool
 func TestAPodThatIsDeletedByHandEndsItsBuildAtOnce(t *testing.T) {
 	s := kubetest.Serve(t)
 	p := start(t, config(t, load(t, s)))
-	c := connect(t, s, p, nil)
+	c := connect(t, s, p)
 	log := &lines{on: func(int) { s.Delete(p.Name()) }}
 	_, err := c.Execute(t.Context(), connector.Job{Steps: []byte("run: [{name: a, script: echo here; sleep 60}]")}, log)
 	require.ErrorIs(t, err, connector.ErrGone)
@@ -158,7 +173,7 @@ func TestAPodThatIsDeletedByHandEndsItsBuildAtOnce(t *testing.T) {
 func TestAPodOfANodeThatIsDrainedSaysSo(t *testing.T) {
 	s := kubetest.Serve(t)
 	p := start(t, config(t, load(t, s)))
-	c := connect(t, s, p, nil)
+	c := connect(t, s, p)
 	log := &lines{on: func(int) {
 		s.SetStatus(p.Name(), kubetest.Object{"phase": "Running", "conditions": []any{kubetest.Object{
 			"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "Eviction API: evicting",
@@ -188,17 +203,13 @@ func TestAPodThatIsBeingDeletedIsNamedBeforeItHasEnded(t *testing.T) {
 func TestABuildWhoseNodeIsGoneSaysWhyItCannotBeReached(t *testing.T) {
 	s := kubetest.Serve(t)
 	var gone atomic.Bool
-	s.Answer = func(w http.ResponseWriter, r *http.Request) bool {
-		refused := gone.Load() && strings.HasSuffix(r.URL.Path, "/exec")
-		if refused {
-			kubetest.Refuse(w, http.StatusInternalServerError, "error dialing backend: no route to host")
-		}
-		return refused
-	}
+	s.RefuseIf(http.StatusInternalServerError, "error dialing backend: no route to host", func(r *http.Request) bool {
+		return gone.Load() && strings.HasSuffix(r.URL.Path, "/exec")
+	})
 	cfg := config(t, load(t, s))
 	cfg.Linger = 4 * time.Second
 	p := start(t, cfg)
-	c := connect(t, s, p, nil)
+	c := connect(t, s, p)
 	log := &lines{on: func(int) {
 		gone.Store(true)
 		s.Cut()
@@ -212,12 +223,7 @@ func TestABuildWhoseNodeIsGoneSaysWhyItCannotBeReached(t *testing.T) {
 func TestALoginThatExpiresInTheMiddleIsNamed(t *testing.T) {
 	s := kubetest.Serve(t)
 	var expired atomic.Bool
-	s.Answer = func(w http.ResponseWriter, _ *http.Request) bool {
-		if expired.Load() {
-			kubetest.Refuse(w, http.StatusUnauthorized, "Unauthorized")
-		}
-		return expired.Load()
-	}
+	s.RefuseIf(http.StatusUnauthorized, "Unauthorized", func(*http.Request) bool { return expired.Load() })
 	p := start(t, config(t, load(t, s)))
 	var place connector.Config
 	p.Configure(&place)
@@ -241,13 +247,9 @@ func TestAPluginWhoseTokenHasExpiredIsRunAgain(t *testing.T) {
 	}
 	write("old")
 	var expired atomic.Bool
-	s.Answer = func(w http.ResponseWriter, r *http.Request) bool {
-		refused := expired.Load() && r.Header.Get("Authorization") != "Bearer new"
-		if refused {
-			kubetest.Refuse(w, http.StatusUnauthorized, "Unauthorized")
-		}
-		return refused
-	}
+	s.RefuseIf(http.StatusUnauthorized, "Unauthorized", func(r *http.Request) bool {
+		return expired.Load() && r.Header.Get("Authorization") != "Bearer new"
+	})
 	text, err := os.ReadFile(s.Kubeconfig)
 	require.NoError(t, err)
 	plugin := fmt.Sprintf(
@@ -268,11 +270,10 @@ func TestAPluginWhoseTokenHasExpiredIsRunAgain(t *testing.T) {
 func TestTheEndOfThePodIsInTheErrorOfItsBuild(t *testing.T) {
 	s := kubetest.Serve(t)
 	p := start(t, config(t, load(t, s)))
-	c := connect(t, s, p, nil)
+	c := connect(t, s, p)
 	log := &lines{on: func(int) {
-		s.SetStatus(p.Name(), kubetest.Object{"phase": "Failed", "containerStatuses": []any{kubetest.Object{
-			"name": "build", "state": kubetest.Object{"terminated": kubetest.Object{"reason": "OOMKilled", "exitCode": 137}},
-		}}})
+		s.SetStatus(p.Name(), kubetest.Status("Failed", "build", "terminated",
+			kubetest.Object{"reason": "OOMKilled", "exitCode": 137}))
 		s.Cut()
 	}}
 	_, err := c.Execute(t.Context(), connector.Job{Steps: []byte("run: [{name: a, script: echo here; sleep 60}]")}, log)
@@ -284,17 +285,13 @@ func TestTheEndOfThePodIsInTheErrorOfItsBuild(t *testing.T) {
 func TestTheEndOfTheStepsContainerIsTheEndOfABuildThoughOthersRunOn(t *testing.T) {
 	s := kubetest.Serve(t)
 	var gone atomic.Bool
-	s.Answer = func(w http.ResponseWriter, r *http.Request) bool {
-		refused := gone.Load() && strings.HasSuffix(r.URL.Path, "/exec")
-		if refused {
-			kubetest.Refuse(w, http.StatusInternalServerError, "container not found")
-		}
-		return refused
-	}
+	s.RefuseIf(http.StatusInternalServerError, "container not found", func(r *http.Request) bool {
+		return gone.Load() && strings.HasSuffix(r.URL.Path, "/exec")
+	})
 	cfg := config(t, load(t, s))
 	cfg.Linger = 3 * time.Second
 	p := start(t, cfg)
-	c := connect(t, s, p, nil)
+	c := connect(t, s, p)
 	log := &lines{on: func(int) {
 		gone.Store(true)
 		s.SetStatus(p.Name(), kubetest.Object{"phase": "Running", "containerStatuses": []any{kubetest.Object{
@@ -309,13 +306,7 @@ func TestTheEndOfTheStepsContainerIsTheEndOfABuildThoughOthersRunOn(t *testing.T
 
 func TestAPodThatCannotStartIsTheBuildsErrorAtOnceWithItsEvents(t *testing.T) {
 	waiting := func(container, reason, message string) kubetest.Object {
-		kind := "containerStatuses"
-		if container != "build" {
-			kind = "initContainerStatuses"
-		}
-		return kubetest.Object{"phase": "Pending", kind: []any{kubetest.Object{
-			"name": container, "state": kubetest.Object{"waiting": kubetest.Object{"reason": reason, "message": message}},
-		}}}
+		return kubetest.Status("Pending", container, "waiting", kubetest.Object{"reason": reason, "message": message})
 	}
 	for name, c := range map[string]struct {
 		status kubetest.Object
@@ -338,11 +329,9 @@ func TestAPodThatCannotStartIsTheBuildsErrorAtOnceWithItsEvents(t *testing.T) {
 			"Evicted: The node was low on resource: memory.",
 		},
 		"shell": {
-			kubetest.Object{"phase": "Failed", "initContainerStatuses": []any{kubetest.Object{
-				"name": "stepmux-init", "state": kubetest.Object{"terminated": kubetest.Object{
-					"exitCode": 128, "reason": "StartError", "message": `exec: "sh": executable file not found`,
-				}},
-			}}},
+			kubetest.Status("Failed", "stepmux-init", "terminated", kubetest.Object{
+				"exitCode": 128, "reason": "StartError", "message": `exec: "sh": executable file not found`,
+			}),
 			`container stepmux-init: StartError, exit status 128; it said: exec: "sh": executable file not found`,
 		},
 	} {
@@ -368,9 +357,7 @@ func TestAPodWaitsForItsKubelet(t *testing.T) {
 		t.Run(reason, func(t *testing.T) {
 			s := kubetest.Serve(t)
 			s.Fate = func(kubetest.Object) kubetest.Object {
-				return kubetest.Object{"phase": "Pending", "containerStatuses": []any{kubetest.Object{
-					"name": "build", "state": kubetest.Object{"waiting": kubetest.Object{"reason": reason, "message": message}},
-				}}}
+				return kubetest.Status("Pending", "build", "waiting", kubetest.Object{"reason": reason, "message": message})
 			}
 			s.Answer = func(_ http.ResponseWriter, r *http.Request) bool {
 				if r.URL.Query().Has("watch") {
@@ -391,9 +378,7 @@ func TestAPodWaitsForItsKubelet(t *testing.T) {
 // A part of the node that is started anew may end a pod, or leave it as it is. Nothing of the build has run then.
 func TestAPodThatFailsForItsNodeGetsASuccessor(t *testing.T) {
 	ended := func(container string, end kubetest.Object) kubetest.Object {
-		return kubetest.Object{"phase": "Failed", "initContainerStatuses": []any{kubetest.Object{
-			"name": container, "state": kubetest.Object{"terminated": end},
-		}}}
+		return kubetest.Status("Failed", container, "terminated", end)
 	}
 	for name, c := range map[string]struct {
 		status kubetest.Object
@@ -469,12 +454,7 @@ func TestAMissingRightIsTheBuildsErrorAtOnce(t *testing.T) {
 	} {
 		t.Run(verb, func(t *testing.T) {
 			s := kubetest.Serve(t)
-			s.Answer = func(w http.ResponseWriter, r *http.Request) bool {
-				if is(r) {
-					kubetest.Refuse(w, http.StatusForbidden, "no "+verb)
-				}
-				return is(r)
-			}
+			s.RefuseIf(http.StatusForbidden, "no "+verb, is)
 			cfg := config(t, load(t, s))
 			cfg.StopTimeout = time.Millisecond // without get, nobody sees the pod's end
 			_, err := kubernetes.Start(t.Context(), cfg)
@@ -529,20 +509,13 @@ func TestAClusterThatRefusesIsTheBuildsErrorAtOnce(t *testing.T) {
 		"because it is being terminated":                                    http.StatusForbidden,
 	} {
 		s := kubetest.Serve(t)
-		s.Answer = func(w http.ResponseWriter, r *http.Request) bool {
-			if r.Method != http.MethodPost {
-				return false
-			}
-			message, _, _ := strings.Cut(want, " (")
-			kubetest.Refuse(w, code, message)
-			return true
-		}
+		message, _, _ := strings.Cut(want, " (")
+		s.RefuseIf(code, message, func(r *http.Request) bool { return r.Method == http.MethodPost })
 		_, err := kubernetes.Start(t.Context(), config(t, load(t, s)))
 		require.ErrorContains(t, err, "create a pod in namespace ci: the API server says: "+want)
 	}
 }
 
-// An answer that is lost does not make two pods, and an API server that is away for a moment fails no build.
 // Symptom: an API server that was overloaded, and asked its clients to wait, got four calls a second of each build.
 func TestCallsWaitAsTheAPIServerAsks(t *testing.T) {
 	for verb, is := range map[string]func(*http.Request) bool{
@@ -578,6 +551,7 @@ func TestCallsWaitAsTheAPIServerAsks(t *testing.T) {
 	}
 }
 
+// An answer that is lost does not make two pods, and an API server that is away for a moment fails no build.
 func TestABuildStartsThoughTheAPIServerIsAwayForAMoment(t *testing.T) {
 	s := kubetest.Serve(t)
 	var mu sync.Mutex
@@ -606,7 +580,7 @@ func TestABuildStartsThoughTheAPIServerIsAwayForAMoment(t *testing.T) {
 	p := start(t, config(t, load(t, s)))
 	require.Equal(t, []string{p.Name()}, s.Pods())
 	var log bytes.Buffer
-	c := connect(t, s, p, &log)
+	c := connect(t, s, p, func(c *connector.Config) { c.Log = &log })
 	result, err := c.Execute(t.Context(), connector.Job{Steps: []byte("run: [{name: a, script: echo here}]")}, &log)
 	require.NoError(t, err)
 	require.Equal(t, connector.Succeeded, result.Status)
@@ -616,17 +590,7 @@ func TestABuildStartsThoughTheAPIServerIsAwayForAMoment(t *testing.T) {
 // Symptom: many pods that started together over one link had nothing done in their time, and began anew, for ever.
 func TestAProgramMayTakeLongerThanReadyTimeout(t *testing.T) {
 	s := kubetest.Serve(t)
-	text, err := os.ReadFile(s.Kubeconfig)
-	require.NoError(t, err)
-	_, rest, found := strings.Cut(string(text), "//")
-	require.True(t, found)
-	addr := rest[:strings.IndexAny(rest, "\"\n")]
-	slow := sshtest.ProxyOver(t, addr, faultconn.Config{Bandwidth: 2 << 20, Buffer: 1 << 20})
-	file := filepath.Join(t.TempDir(), "config")
-	require.NoError(t, os.WriteFile(file, bytes.ReplaceAll(text, []byte(addr), []byte(slow.Addr())), 0o600))
-	c, err := kubernetes.Load(kubernetes.ClusterConfig{Kubeconfig: file})
-	require.NoError(t, err)
-	t.Cleanup(c.Close)
+	through(t, s, faultconn.Config{Bandwidth: 2 << 20, Buffer: 1 << 20})
 	execs := atomic.Int32{}
 	s.Answer = func(_ http.ResponseWriter, r *http.Request) bool {
 		if r.URL.Query().Get("container") == "stepmux-init" {
@@ -634,7 +598,7 @@ func TestAProgramMayTakeLongerThanReadyTimeout(t *testing.T) {
 		}
 		return false
 	}
-	cfg := config(t, c)
+	cfg := config(t, load(t, s))
 	cfg.ReadyTimeout = 3 * time.Second // 10 MB take 5 s
 	start(t, cfg)
 	require.LessOrEqual(t, execs.Load(), int32(2), "each file was sent once")
@@ -660,12 +624,7 @@ func TestAPodIsRemovedThoughItsBuildIsCutShort(t *testing.T) {
 
 func TestCloseNamesThePodThatItCouldNotRemove(t *testing.T) {
 	s := kubetest.Serve(t)
-	s.Answer = func(w http.ResponseWriter, r *http.Request) bool {
-		if r.Method == http.MethodDelete {
-			kubetest.Refuse(w, http.StatusForbidden, "no")
-		}
-		return r.Method == http.MethodDelete
-	}
+	s.RefuseIf(http.StatusForbidden, "no", func(r *http.Request) bool { return r.Method == http.MethodDelete })
 	p, err := kubernetes.Start(t.Context(), config(t, load(t, s)))
 	require.NoError(t, err)
 	err = p.Close(t.Context())
@@ -676,24 +635,17 @@ func TestCloseNamesThePodThatItCouldNotRemove(t *testing.T) {
 func TestTheReaperRemovesWhatADeadManagerLeftAndNothingElse(t *testing.T) {
 	s := kubetest.Serve(t)
 	long, short := time.Now().Add(-time.Hour).UTC().Format(time.RFC3339), time.Now().UTC().Format(time.RFC3339)
-	pod := func(name, made, phase string, status kubetest.Object) {
-		status["phase"] = phase
+	pod := func(name, made string, status kubetest.Object) {
 		s.Add(kubetest.Object{"metadata": kubetest.Object{
 			"name": name, "uid": name, "creationTimestamp": made,
 			"annotations": kubetest.Object{"dev.stepmux.start-timeout": "60"},
 		}, "status": status})
 	}
-	running := kubetest.Object{"containerStatuses": []any{kubetest.Object{
-		"name": "build", "state": kubetest.Object{"running": kubetest.Object{}},
-	}}}
-	ended := kubetest.Object{"containerStatuses": []any{kubetest.Object{
-		"name": "build", "state": kubetest.Object{"terminated": kubetest.Object{"finishedAt": short}},
-	}}}
-	pod("ended-long-ago", long, "Succeeded", kubetest.Object{})
-	pod("ended-now", long, "Succeeded", ended)
-	pod("runs", long, "Running", running)
-	pod("never-started", long, "Pending", kubetest.Object{})
-	pod("starts", short, "Pending", kubetest.Object{})
+	pod("ended-long-ago", long, kubetest.Object{"phase": "Succeeded"})
+	pod("ended-now", long, kubetest.Status("Succeeded", "build", "terminated", kubetest.Object{"finishedAt": short}))
+	pod("runs", long, kubetest.Status("Running", "build", "running", kubetest.Object{}))
+	pod("never-started", long, kubetest.Object{"phase": "Pending"})
+	pod("starts", short, kubetest.Object{"phase": "Pending"})
 	// By the cluster's clock it is yesterday, and nothing is old.
 	var past atomic.Bool
 	past.Store(true)
@@ -718,18 +670,7 @@ func TestABuildGoesOnInAnotherProcess(t *testing.T) {
 	p, err := kubernetes.Start(t.Context(), cfg)
 	require.NoError(t, err)
 	secret := strings.Repeat("s", 43)
-	connectors := func(p *kubernetes.Pod, attach string) *connector.Connector {
-		place := connector.Config{BuildID: "b1", Isolation: "off", Secret: secret, Attach: attach}
-		p.Configure(&place)
-		place.TempDir, place.Runner = s.Home(p.Name())+"/run", []string{s.Home(p.Name()) + "/bin/stepmux"}
-		c, err := connector.New(place)
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = c.Close(context.Background()) }) // the second one's error is looked at
-		_, err = c.Connect(t.Context())
-		require.NoError(t, err)
-		return c
-	}
-	first := connectors(p, "")
+	first := connect(t, s, p, func(c *connector.Config) { c.Secret = secret })
 	place, socket := p.Place(), first.Socket()
 	first.Leave()
 	p.Leave()
@@ -739,7 +680,7 @@ func TestABuildGoesOnInAnotherProcess(t *testing.T) {
 
 	p, err = kubernetes.Attach(t.Context(), kubernetes.Config{Cluster: cfg.Cluster, BuildID: "b1"}, place)
 	require.NoError(t, err)
-	second := connectors(p, socket)
+	second := connect(t, s, p, func(c *connector.Config) { c.Secret, c.Attach = secret, socket })
 	var log bytes.Buffer
 	result, err := second.Execute(t.Context(), connector.Job{Steps: []byte("run: [{name: a, script: echo here}]")}, &log)
 	require.NoError(t, err)
@@ -811,12 +752,12 @@ func TestAServiceThatEndsBeforeItListensIsTheBuildsError(t *testing.T) {
 	cfg.Spec.ServiceTimeout = 5 * time.Second
 	cfg.Log = writer(func(text []byte) {
 		if bytes.HasPrefix(text, []byte("service localhost: image")) {
-			s.SetStatus(s.Pods()[0], kubetest.Object{"phase": "Running", "containerStatuses": []any{kubetest.Object{
-				"name": "build", "state": kubetest.Object{"running": kubetest.Object{}},
-			}}, "initContainerStatuses": []any{kubetest.Object{
+			now := kubetest.Status("Running", "build", "running", kubetest.Object{})
+			now["initContainerStatuses"] = []any{kubetest.Object{
 				"name": "localhost", "ready": true, "state": kubetest.Object{"running": kubetest.Object{}},
 				"lastState": kubetest.Object{"terminated": kubetest.Object{"exitCode": 1, "message": "no password"}},
-			}}})
+			}}
+			s.SetStatus(s.Pods()[0], now)
 		}
 	})
 	_, err := kubernetes.Start(t.Context(), cfg)
@@ -1052,20 +993,14 @@ func TestAShellAsEntrypointBecomesTheFirstProcess(t *testing.T) {
 // Symptom: a pod stayed if the answer to the call that made it was lost, and its build was canceled just then.
 func TestAPodWhoseAnswerWasLostIsRemovedWhenItsBuildIsCanceled(t *testing.T) {
 	s := kubetest.Serve(t)
-	text, err := os.ReadFile(s.Kubeconfig)
-	require.NoError(t, err)
-	_, server, _ := strings.Cut(string(text), "https://")
-	server, _, _ = strings.Cut(server, `"`)
-	proxy := sshtest.Proxy(t, server)
-	text = bytes.ReplaceAll(text, []byte(server), []byte(proxy.Addr()))
-	require.NoError(t, os.WriteFile(s.Kubeconfig, text, 0o600))
+	proxy := through(t, s, faultconn.Config{})
 	ctx, cancel := context.WithCancel(t.Context())
 	s.Fate = func(kubetest.Object) kubetest.Object {
 		cancel()
 		proxy.Cut()
 		return kubetest.Object{"phase": "Pending"}
 	}
-	_, err = kubernetes.Start(ctx, config(t, load(t, s)))
+	_, err := kubernetes.Start(ctx, config(t, load(t, s)))
 	require.ErrorIs(t, err, context.Canceled)
 	require.Empty(t, s.Pods())
 }

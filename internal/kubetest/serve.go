@@ -144,18 +144,14 @@ func (s *Server) Delete(name string) {
 		return
 	}
 	p.deleted = true
-	// The kubelet reports it so: the containers end before the pod is gone.
-	now := maps.Clone(p.object)
-	meta, status := maps.Clone(at(now, "metadata")), maps.Clone(at(now, "status"))
-	meta["deletionTimestamp"] = time.Now().UTC().Format(time.RFC3339)
-	if status["phase"] == "Running" {
-		status["phase"], status["containerStatuses"] = "Succeeded", []any{Object{
-			"name": "build", "state": Object{"terminated": Object{"exitCode": 0}},
-		}}
-	}
-	now["metadata"], now["status"] = meta, status
-	p.object = now
-	s.changeLocked(p)
+	s.changeLocked(p, func(now, meta Object) {
+		meta["deletionTimestamp"] = time.Now().UTC().Format(time.RFC3339)
+		// The kubelet reports it so: the containers end before the pod is gone.
+		if status := maps.Clone(at(now, "status")); status["phase"] == "Running" {
+			maps.Copy(status, Status("Succeeded", "build", "terminated", Object{"exitCode": 0}))
+			now["status"] = status
+		}
+	})
 	s.mu.Unlock()
 	if p.dir != "" {
 		killAll(p.dir)
@@ -166,29 +162,34 @@ func (s *Server) Delete(name string) {
 func (s *Server) Terminate(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p := s.pods[name]
-	now, meta := maps.Clone(p.object), maps.Clone(at(p.object, "metadata")) // others may read the old ones
-	meta["deletionTimestamp"] = time.Now().UTC().Format(time.RFC3339)
-	now["metadata"] = meta
-	p.object = now
-	s.changeLocked(p)
+	s.changeLocked(s.pods[name], func(_, meta Object) {
+		meta["deletionTimestamp"] = time.Now().UTC().Format(time.RFC3339)
+	})
 }
 
 // SetStatus changes the status of a pod, as the kubelet does.
 func (s *Server) SetStatus(name string, status Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p := s.pods[name]
-	now := maps.Clone(p.object) // others may read the old one
-	now["status"] = status
-	p.object = now
-	s.changeLocked(p)
+	s.changeLocked(s.pods[name], func(now, _ Object) { now["status"] = status })
 }
 
-func (s *Server) changeLocked(p *pod) {
+// Status returns the status of a pod of which one container is in a state, such as "running".
+func Status(phase, container, state string, about Object) Object {
+	kind := "containerStatuses"
+	if container != "build" {
+		kind = "initContainerStatuses"
+	}
+	return Object{"phase": phase, kind: []any{Object{
+		"name": container, "imageID": "registry.test/image@sha256:0", "state": Object{state: about},
+	}}}
+}
+
+// changeLocked makes a new version of a pod. edit changes a copy of it and of its metadata: the old ones may be read.
+func (s *Server) changeLocked(p *pod, edit func(now, meta Object)) {
 	s.version++
-	now := maps.Clone(p.object)
-	meta := maps.Clone(at(now, "metadata"))
+	now, meta := maps.Clone(p.object), maps.Clone(at(p.object, "metadata"))
+	edit(now, meta)
 	meta["resourceVersion"] = fmt.Sprint(s.version)
 	now["metadata"] = meta
 	p.object = now
@@ -261,6 +262,17 @@ func Refuse(w http.ResponseWriter, code int, message string) {
 	write(w, code, Object{"kind": "Status", "status": "Failure", "message": message, "code": code})
 }
 
+// RefuseIf lets the server refuse some requests. Call it before the first request.
+func (s *Server) RefuseIf(code int, message string, is func(r *http.Request) bool) {
+	s.Answer = func(w http.ResponseWriter, r *http.Request) bool {
+		refused := is(r)
+		if refused {
+			Refuse(w, code, message)
+		}
+		return refused
+	}
+}
+
 func (s *Server) review(w http.ResponseWriter, r *http.Request) {
 	var body Object
 	_ = json.NewDecoder(r.Body).Decode(&body) // an empty one is refused
@@ -297,7 +309,7 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) {
 	if s.Fate != nil {
 		fate = s.Fate(object)
 	}
-	s.changeLocked(p)
+	s.changeLocked(p, func(Object, Object) {})
 	now := p.object
 	s.mu.Unlock()
 	if fate != nil {
@@ -315,37 +327,27 @@ func (s *Server) run(name, dir string, object Object) {
 	for _, word := range init["command"].([]any) { // of a test
 		argv = append(argv, inDir(dir, fmt.Sprint(word)))
 	}
-	status := func(phase, container string, state Object) {
-		kind := "containerStatuses"
-		if container != "build" {
-			kind = "initContainerStatuses"
-		}
-		now := Object{"phase": phase, kind: []any{Object{
-			"name": container, "imageID": "registry.test/image@sha256:0", "state": state,
-		}}}
-		if phase == "Running" {
-			sidecars := s.Sidecars
-			for _, one := range at(object, "spec")["initContainers"].([]any)[1:] { // of a test
-				if s.Sidecars == nil {
-					sidecars = append(sidecars, Object{"name": one.(Object)["name"], "ready": true, "state": state})
-				}
-			}
-			now["initContainerStatuses"] = sidecars
-		}
-		s.SetStatus(name, now)
-	}
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Stderr = os.Stderr
 	if err := cmd.Start(); err != nil {
-		status("Failed", "stepmux-init", Object{"terminated": Object{"exitCode": 128, "message": err.Error()}})
+		s.SetStatus(name, Status("Failed", "stepmux-init", "terminated", Object{"exitCode": 128, "message": err.Error()}))
 		return
 	}
-	status("Pending", "stepmux-init", Object{"running": Object{}})
+	s.SetStatus(name, Status("Pending", "stepmux-init", "running", Object{}))
 	if err := cmd.Wait(); err != nil {
-		status("Failed", "stepmux-init", Object{"terminated": Object{"exitCode": 1, "message": err.Error()}})
+		s.SetStatus(name, Status("Failed", "stepmux-init", "terminated", Object{"exitCode": 1, "message": err.Error()}))
 		return
 	}
-	status("Running", "build", Object{"running": Object{}})
+	now, sidecars := Status("Running", "build", "running", Object{}), s.Sidecars
+	for _, one := range at(object, "spec")["initContainers"].([]any)[1:] { // of a test
+		if s.Sidecars == nil {
+			sidecars = append(sidecars, Object{
+				"name": one.(Object)["name"], "ready": true, "state": Object{"running": Object{}},
+			})
+		}
+	}
+	now["initContainerStatuses"] = sidecars
+	s.SetStatus(name, now)
 }
 
 // inDir returns a text with the paths of the pod's directory.
