@@ -25,12 +25,6 @@ import (
 // lingerPause is the longest pause between two attempts to reach a build again.
 const lingerPause = 250 * time.Millisecond
 
-// errReplaced ends a Connector after another manager has attached to its build.
-var errReplaced = errors.New("another manager has attached to the build since: it goes on there")
-
-// errNotStarted is the error of a bridge before the next attempt of lingering.start.
-var errNotStarted = errors.New("the step runner is being started again")
-
 // lingering keeps the Connector attached to a build that outlives its connection. When the link is lost, it makes
 // another. A link is a build with a lease of its own and the same serve. The Connector owns one goroutine for this,
 // keep, which stays attached to the step runner.
@@ -237,7 +231,7 @@ func (b *build) bridge() (net.Conn, error) {
 	defer func() { <-l.turn }()
 	now, _ := l.c.current()
 	if now == nil || now.serve == nil {
-		return nil, errNotStarted
+		return nil, errors.New("the step runner is being started again") // by lingering.start
 	}
 	bridge, err := now.dial()
 	if err == nil || l.life.Err() != nil {
@@ -366,7 +360,7 @@ func (l *lingering) keep() {
 			return
 		case status.Code(err) == codes.Aborted:
 			l.replaced.Store(true)
-			l.lost(errReplaced)
+			l.lost(errors.New("another manager has attached to the build since: it goes on there"))
 			return
 		case !broken(err):
 			l.lost(fmt.Errorf("attach to the step runner: %w", err))

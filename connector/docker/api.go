@@ -89,6 +89,3 @@ type daemonError struct{ err error }
 
 func (e *daemonError) Error() string { return termtext.Line(termtext.Cut(e.err.Error(), maxText)) }
 func (e *daemonError) Unwrap() error { return e.err }
-
-// errDaemonGone reports that a daemon stopped answering. Its containers may still run.
-var errDaemonGone = errors.New("the connection to the Docker daemon was lost")

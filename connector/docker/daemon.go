@@ -2,7 +2,6 @@ package docker
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -135,5 +134,3 @@ func (d *Daemon) flight(all *flights, key string) *flight.Flight[struct{}] {
 	}
 	return (*all)[key]
 }
-
-var errNoProgram = errors.New("there is no stepmux for it")

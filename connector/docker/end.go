@@ -67,7 +67,7 @@ func (c *Container) Explain(ctx context.Context, err error) error {
 	case c.lost != nil && errors.Is(err, connector.ErrGone): // learnt since then
 		return err
 	case c.lost != nil:
-		return fmt.Errorf("%w: %w (%w)", errDaemonGone, c.lost, err)
+		return fmt.Errorf("the connection to the Docker daemon was lost: %w (%w)", c.lost, err)
 	case c.status != killed:
 		return fmt.Errorf("the container ended with exit status %d: %w", c.status, err)
 	case c.outOfMemory(ctx):

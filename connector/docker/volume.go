@@ -62,8 +62,8 @@ func (c *Container) programFor(platform string) (*program.Binary, error) {
 			return b, nil
 		}
 	}
-	return nil, fmt.Errorf("put stepmux into the container: image %.160q is for %.40s, and %w; name one: "+
-		"--bootstrap-binary %.40s=FILE", c.cfg.Spec.Image, platform, errNoProgram, platform)
+	return nil, fmt.Errorf("put stepmux into the container: image %.160q is for %.40s, and there is no stepmux for "+
+		"it; name one: --bootstrap-binary %.40s=FILE", c.cfg.Spec.Image, platform, platform)
 }
 
 // fill makes sure that the daemon has the volume of bin. image is one that the daemon has.

@@ -1,7 +1,6 @@
 package script
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/stepmux/stepmux/mux"
@@ -58,9 +57,6 @@ var hints = map[string]string{
 func machineError(stage, text string, err error) *MachineError {
 	return &MachineError{Stage: stage, Text: text, Hint: hints[stage], Err: err}
 }
-
-// errStopped is the error of a process that was stopped and whose end was not observed.
-var errStopped = errors.New("it was stopped, but its end was not observed")
 
 // lossOf adds op to the error of a lost connection. Other errors name their subject already.
 func lossOf(op string, err error) error {

@@ -175,7 +175,7 @@ func (p *process) exit() (code int, err error) {
 	select {
 	case <-p.remote.Exited():
 	default:
-		return 0, errStopped
+		return 0, errors.New("it was stopped, but its end was not observed")
 	}
 	err = p.remote.Err()
 	code = mux.ExitCode(err)
