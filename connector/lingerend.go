@@ -36,7 +36,8 @@ func (l *lingering) endServe(ctx context.Context) error {
 		return err
 	}
 	rpc := pb.NewAttachmentClient(l.rpc)
-	watched := l.watched()
+	own := b.serve.process // the step runner's, unless it was started in another way, or over another link
+	watched := own != nil && !isDone(own.Exited())
 	err := retryFor(calls, l.c.cfg.StopTimeout, func() (bool, error) {
 		_, err := rpc.End(calls, &pb.EndRequest{})
 		return false, err
@@ -47,21 +48,11 @@ func (l *lingering) endServe(ctx context.Context) error {
 		// Another manager may have attached, so do not end anything by force.
 		l.c.leave(fmt.Sprintf("unknown: the step runner could not be reached; it ends by itself once no manager has been "+
 			"attached for %v", l.c.cfg.Linger))
-	case watched != nil && endsWell(ctx, watched, l.c.cfg.StopTimeout/3):
+	case watched && endsWell(ctx, own, l.c.cfg.StopTimeout/3):
 	case b.relay != nil && b.relay.Err() == nil:
 		b.endByCommand(ctx, b.relay)
 	default:
 		b.endByCommand(ctx, b.conn)
-	}
-	return nil
-}
-
-// watched returns the process of the step runner. It returns nil if that process may not be the step runner's own: it
-// was started in another way, or over another link.
-func (l *lingering) watched() *mux.Process {
-	b, _ := l.c.current()
-	if p := b.serve.process; p != nil && !isDone(p.Exited()) {
-		return p
 	}
 	return nil
 }
