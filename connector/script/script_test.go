@@ -257,6 +257,16 @@ func requireGone(t testing.TB, pids []int) {
 	}
 }
 
+// launch starts a script, and returns a channel that receives the error of Run.
+func launch(ctx context.Context, starter script.Starter, s script.Script) <-chan error {
+	failed := make(chan error, 1)
+	go func() {
+		_, err := script.Run(ctx, starter, s)
+		failed <- err
+	}()
+	return failed
+}
+
 func TestScriptThatIsCancelledOrCutOffLeavesNoProcess(t *testing.T) {
 	ends := map[string]func(context.CancelFunc, *sshtest.TCPProxy){
 		"cancelled": func(cancel context.CancelFunc, _ *sshtest.TCPProxy) { cancel() },
@@ -273,17 +283,13 @@ func TestScriptThatIsCancelledOrCutOffLeavesNoProcess(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				var out sshtest.Log
-				failed := make(chan error, 1)
-				go func() {
-					_, err := script.Run(ctx, start, script.Script{
-						Text: []byte(`trap "echo cleaning up" TERM
+				failed := launch(ctx, start, script.Script{
+					Text: []byte(`trap "echo cleaning up" TERM
 echo $$ >` + file + `; sleep 600 & echo $! >>` + file + `
 sh -c 'trap "" TERM; while :; do sleep 600; done' & echo $! >>` + file + `
 echo started; wait; wait`),
-						Grace: time.Second, Stdout: &out, Stderr: &out,
-					})
-					failed <- err
-				}()
+					Grace: time.Second, Stdout: &out, Stderr: &out,
+				})
 				out.Await(t, "started")
 				pids := pidsIn(t, file)
 				end(cancel, proxy)
@@ -307,15 +313,11 @@ func TestCancelledScriptsProcessesHaveTheWholeGrace(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		var out sshtest.Log
-		failed := make(chan error, 1)
-		go func() {
-			_, err := script.Run(ctx, starter, script.Script{
-				Text:   []byte(`sh -c 'trap "sleep 0.3; echo cleaned up; exit" TERM; echo started; while :; do sleep 0.01; done'`),
-				Grace:  sshtest.Bound,
-				Stdout: &out,
-			})
-			failed <- err
-		}()
+		failed := launch(ctx, starter, script.Script{
+			Text:   []byte(`sh -c 'trap "sleep 0.3; echo cleaned up; exit" TERM; echo started; while :; do sleep 0.01; done'`),
+			Grace:  sshtest.Bound,
+			Stdout: &out,
+		})
 		out.Await(t, "started")
 		cancel()
 		require.Equal(t, context.Canceled, <-failed)
@@ -365,15 +367,11 @@ func TestShellThatReadsNothingCanBeCancelled(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		var out sshtest.Log
-		failed := make(chan error, 1)
-		go func() {
-			_, err := script.Run(ctx, starter, script.Script{
-				Shell:  []string{"sh", "-c", "echo $$ >" + file + "; echo started; exec sleep 600"},
-				Text:   make([]byte, 8<<20),
-				Stdout: &out,
-			})
-			failed <- err
-		}()
+		failed := launch(ctx, starter, script.Script{
+			Shell:  []string{"sh", "-c", "echo $$ >" + file + "; echo started; exec sleep 600"},
+			Text:   make([]byte, 8<<20),
+			Stdout: &out,
+		})
 		out.Await(t, "started")
 		cancel()
 		require.Equal(t, context.Canceled, <-failed)
@@ -421,13 +419,9 @@ func TestScriptOnAFrozenConnectionCanBeCancelled(t *testing.T) {
 						defer time.AfterFunc(50*time.Millisecond, cancel).Stop()
 					}
 					var out sshtest.Log
-					failed := make(chan error, 1)
-					go func() {
-						_, err := script.Run(ctx, start, script.Script{
-							Text: []byte("echo started; exec sleep 600\n" + text), Grace: 10 * time.Millisecond, Stdout: &out,
-						})
-						failed <- err
-					}()
+					failed := launch(ctx, start, script.Script{
+						Text: []byte("echo started; exec sleep 600\n" + text), Grace: 10 * time.Millisecond, Stdout: &out,
+					})
 					if text == "" {
 						out.Await(t, "started")
 						proxy.Stall()
@@ -446,11 +440,15 @@ func (brokenWriter) Write([]byte) (int, error) { return 0, errors.New("disk full
 
 func TestScriptWhoseLogFailsIsStopped(t *testing.T) {
 	s := sshtest.InProcess(t, embeddedvm.Config{})
-	_, err := script.Run(sshtest.Within(t), connect(t, s), script.Script{
-		Text: []byte("while :; do echo x; sleep 0.01; done"), Stdout: brokenWriter{}, Grace: time.Second,
-	})
-	failed := (*buildlog.Error)(nil)
-	require.ErrorAs(t, err, &failed)
+	for _, job := range []script.Script{
+		{Text: []byte("while :; do echo x; sleep 0.01; done"), Stdout: brokenWriter{}},
+		{Text: []byte("echo x >&2; sleep 600"), Stderr: brokenWriter{}},
+	} {
+		job.Grace = time.Second
+		_, err := script.Run(sshtest.Within(t), connect(t, s), job)
+		failed := (*buildlog.Error)(nil)
+		require.ErrorAs(t, err, &failed)
+	}
 }
 
 func TestScriptLeavesNoFile(t *testing.T) {
@@ -473,23 +471,10 @@ func TestScriptEndsWithItsContextThoughTheVMReadsNothing(t *testing.T) {
 	s := sshtest.InProcess(t, embeddedvm.Config{Shell: shell})
 	conn := connect(t, s)
 	ctx, cancel := context.WithCancel(t.Context())
-	failed := make(chan error, 1)
-	go func() {
-		_, err := script.Run(ctx, conn, script.Script{Text: make([]byte, 8<<20), Grace: time.Second})
-		failed <- err
-	}()
+	failed := launch(ctx, conn, script.Script{Text: make([]byte, 8<<20), Grace: time.Second})
 	require.Eventually(t, func() bool { return conn.Stat().Sessions.Open == 1 }, sshtest.Bound, time.Millisecond)
 	cancel()
 	require.Equal(t, context.Canceled, <-failed)
-}
-
-func TestScriptWhoseStderrLogFailsIsStopped(t *testing.T) {
-	s := sshtest.InProcess(t, embeddedvm.Config{})
-	_, err := script.Run(sshtest.Within(t), connect(t, s), script.Script{
-		Text: []byte("echo x >&2; sleep 600"), Stderr: brokenWriter{}, Grace: time.Second,
-	})
-	failed := (*buildlog.Error)(nil)
-	require.ErrorAs(t, err, &failed)
 }
 
 // instead starts line in place of each command, and hands its stderr to tap first.
