@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/internal/wire"
 )
@@ -27,7 +28,8 @@ func TestServeGetsItsSecretOnStdinAndNowhereElse(t *testing.T) {
 		for range 2 {
 			command := runner(t, tellAll)
 			t.Cleanup(func() { // a prestarted one may still write there when the connection has just been closed
-				require.Eventually(t, func() bool { return len(processesOf(command)) == 0 }, sshtest.Bound, 10*time.Millisecond)
+				gone := func() bool { return len(remotetest.Processes(command)) == 0 }
+				require.Eventually(t, gone, sshtest.Bound, 10*time.Millisecond)
 			})
 			b := newBuild(t, s, "b1", command, nil)
 			_, err := b.Connect(sshtest.Within(t))

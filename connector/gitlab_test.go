@@ -42,7 +42,7 @@ func (b *build) requireNothingLeft(t testing.TB) {
 	t.Helper()
 	var left []string
 	require.Eventually(t, func() bool {
-		left = processesOf(b.tmp)
+		left = remotetest.Processes(b.tmp)
 		err := filepath.WalkDir(b.tmp, func(path string, d fs.DirEntry, err error) error {
 			if err == nil && path != b.tmp && d.Name() != "gitlab-runner-steps" {
 				left = append(left, path)
@@ -53,26 +53,11 @@ func (b *build) requireNothingLeft(t testing.TB) {
 	}, sshtest.Bound, 50*time.Millisecond, "left on the VM: %v", &left) // a look at all processes costs milliseconds
 }
 
-// processesOf returns the processes that have to do with dir: PID and command line.
-func processesOf(dir string) []string {
-	var found []string
-	procs, _ := filepath.Glob("/proc/[0-9]*")
-	for _, p := range procs {
-		line, _ := os.ReadFile(filepath.Join(p, "cmdline"))
-		cwd, _ := os.Readlink(filepath.Join(p, "cwd"))
-		text := strings.ReplaceAll(string(line), "\x00", " ")
-		if strings.Contains(text, dir) || strings.HasPrefix(cwd, dir) {
-			found = append(found, filepath.Base(p)+" "+text)
-		}
-	}
-	return found
-}
-
 // pidsOf returns the processes of a build whose command line has these words, in order of their PIDs.
 func (b *build) pidsOf(t testing.TB, words string) []int {
 	t.Helper()
 	var pids []int
-	for _, text := range processesOf(b.tmp) {
+	for _, text := range remotetest.Processes(b.tmp) {
 		number, line, _ := strings.Cut(text, " ")
 		if strings.Contains(line, words) {
 			pid, err := strconv.Atoi(number)

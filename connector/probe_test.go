@@ -13,6 +13,7 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
+	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 )
@@ -60,7 +61,7 @@ func TestWhatIsNoStepRunnerIsNamed(t *testing.T) {
 				entries, err := os.ReadDir(b.tmp)
 				require.NoError(t, err)
 				require.Empty(t, entries)
-				gone := func() bool { return len(processesOf(runner[0])) == 0 }
+				gone := func() bool { return len(remotetest.Processes(runner[0])) == 0 }
 				require.Eventually(t, gone, sshtest.Bound, time.Millisecond, "%q", text)
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
+	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
@@ -136,23 +138,10 @@ func (v *vm) requireClean(t testing.TB) {
 	}, sshtest.Bound, 50*time.Millisecond, "left on the VM: %v", &left) // a look at all processes costs milliseconds
 }
 
-// processesNaming returns the command lines and directories of processes that have to do with dir, but for
-// relays, which are not a build's.
+// processesNaming returns the processes that have to do with dir, but for relays, which are not a build's.
 func processesNaming(dir string) []string {
-	var found []string
-	procs, _ := filepath.Glob("/proc/[0-9]*")
-	for _, p := range procs {
-		line, _ := os.ReadFile(filepath.Join(p, "cmdline"))
-		cwd, _ := os.Readlink(filepath.Join(p, "cwd"))
-		text := strings.ReplaceAll(string(line), "\x00", " ")
-		if strings.Contains(text, " steps relay ") {
-			continue
-		}
-		if strings.Contains(text, dir) || strings.HasPrefix(cwd, dir) {
-			found = append(found, filepath.Base(p)+" "+text)
-		}
-	}
-	return found
+	isRelay := func(p string) bool { return strings.Contains(p, " steps relay ") }
+	return slices.DeleteFunc(remotetest.Processes(dir), isRelay)
 }
 
 // requireReason checks that err is a BuildError of this reason and exit code.

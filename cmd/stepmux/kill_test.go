@@ -19,6 +19,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/internal/dockertest"
+	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 )
@@ -187,17 +188,9 @@ func requireNothingIn(t *testing.T, dir string) {
 	t.Helper()
 	var left []string
 	require.Eventually(t, func() bool {
-		left = left[:0]
+		left = remotetest.Processes(dir)
 		if _, err := os.Lstat(dir); err == nil {
 			left = append(left, dir)
-		}
-		procs, _ := filepath.Glob("/proc/[0-9]*")
-		for _, p := range procs {
-			line, _ := os.ReadFile(filepath.Join(p, "cmdline"))
-			cwd, _ := os.Readlink(filepath.Join(p, "cwd"))
-			if bytes.Contains(line, []byte(dir)) || strings.HasPrefix(cwd, dir) {
-				left = append(left, p+" "+strings.ReplaceAll(string(line), "\x00", " "))
-			}
 		}
 		return len(left) == 0
 	}, bound, 50*time.Millisecond, "left: %v", &left) // a look at all processes costs milliseconds

@@ -77,6 +77,19 @@ func Names(t testing.TB, dir string) []string {
 	return all
 }
 
+// Processes returns the PID and the command line of each process that has dir in its command line, or works there.
+func Processes(dir string) (found []string) {
+	procs, _ := filepath.Glob("/proc/[0-9]*") // the pattern is valid
+	for _, p := range procs {
+		line, _ := os.ReadFile(filepath.Join(p, "cmdline")) // it may have ended
+		cwd, _ := os.Readlink(filepath.Join(p, "cwd"))
+		if strings.Contains(string(line), dir) || strings.HasPrefix(cwd, dir) {
+			found = append(found, filepath.Base(p)+" "+strings.ReplaceAll(string(line), "\x00", " "))
+		}
+	}
+	return found
+}
+
 // RequireGone requires that there is no file at path.
 func RequireGone(t testing.TB, path string) {
 	t.Helper()
