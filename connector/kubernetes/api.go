@@ -197,17 +197,12 @@ func (c *Cluster) call(ctx context.Context, op, method, path string, query url.V
 	return now, nil
 }
 
-// isPassingExec is isPassing for an exec in a running pod. A kubelet that has just restarted does not know its pods
-// for a while. If the pod has ended, its watch reports that.
-func isPassingExec(err error) bool {
-	return isPassing(err) || isCode(err, http.StatusNotFound) || isCode(err, http.StatusBadRequest)
-}
-
 // maxEnds is how often a repeated command may fail by itself.
 const maxEnds = 5
 
-// passingExec returns isPassingExec for one exec that is repeated. A container runtime that restarts ends its
-// commands, so a few ends of the command itself count as transient.
+// passingExec returns isPassing for one exec that is repeated in a running pod. A kubelet that has just restarted does
+// not know its pods for a while. A container runtime that restarts ends its commands, so a few ends of the command
+// itself count as transient. If the pod has ended, its watch reports that.
 func passingExec() func(error) bool {
 	ends := 0
 	return func(err error) bool {
@@ -215,7 +210,7 @@ func passingExec() func(error) bool {
 			ends++
 			return ends < maxEnds
 		}
-		return isPassingExec(err)
+		return isPassing(err) || isCode(err, http.StatusNotFound) || isCode(err, http.StatusBadRequest)
 	}
 }
 
