@@ -121,28 +121,29 @@ func (c *Container) Close(ctx context.Context) error {
 		if c.relay != nil {
 			_ = c.relay.Close() // always nil; the relay's stdin ends, and the container with it
 		}
-		if c.left.Load() {
-			c.endLife()
-			c.wg.Wait()
-			_ = c.api.Close() // always nil
-			return
+		if !c.left.Load() && !c.again { // a link's container is another Container's to end
+			c.closeErr = c.end(ctx)
 		}
-		switch {
-		case c.again: // its container ends by itself, or is removed
-		case c.entered != "":
-			c.closeErr = c.leave(ctx)
-		case c.relay != nil:
-			c.awaitEnd(ctx)
-		}
-		err := c.remove(ctx, c.id)
-		c.removed.Store(err == nil && c.id != "")
-		c.closeErr = errors.Join(c.closeErr, err, c.removeServices(ctx))
-		_ = c.cfg.Daemon.reaped.Wait(ctx) // a short build would cut off the removal of what was left
 		c.endLife()
 		c.wg.Wait()
 		_ = c.api.Close() // always nil
 	})
 	return c.closeErr
+}
+
+// end does the work of Close at the daemon.
+func (c *Container) end(ctx context.Context) (err error) {
+	switch {
+	case c.entered != "":
+		err = c.leave(ctx)
+	case c.relay != nil:
+		c.awaitEnd(ctx)
+	}
+	left := c.remove(ctx, c.id)
+	c.removed.Store(left == nil && c.id != "")
+	err = errors.Join(err, left, c.removeServices(ctx))
+	_ = c.cfg.Daemon.reaped.Wait(ctx) // a short build would cut off the removal of what was left
+	return err
 }
 
 // awaitEnd gives the container time to end by itself.

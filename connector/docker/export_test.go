@@ -27,6 +27,13 @@ func ThisProcess() string { return thisProcess() }
 // AnEarlierProcess names one that has ended, and whose number this process has now.
 func AnEarlierProcess() string { return thisProcess() + "0" }
 
+// HoldReaping makes the search for containers that were left last until the returned function is called.
+func HoldReaping(d *Daemon) (end func()) {
+	d.reaped.Forget()
+	report := d.reaped.Claim()
+	return func() { report(false, reapEvery) }
+}
+
 // TakeAllTurns takes all turns of a daemon that nobody uses, and returns a function that gives them back.
 func TakeAllTurns(t testing.TB, d *Daemon) (free func()) {
 	t.Helper()

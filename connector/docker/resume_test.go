@@ -90,3 +90,28 @@ func TestABuildInAContainerGoesOnInAnotherProcess(t *testing.T) {
 		})
 	}
 }
+
+// Symptom: a build that had come back to its container, and lost that link too, waited until the containers of others
+// were removed, for up to its StopTimeout, before it went on.
+func TestALinkEndsThoughTheDaemonsContainersAreBeingRemoved(t *testing.T) {
+	d := dockertest.Start(t)
+	cfg := config(t, d)
+	cfg.Linger, cfg.StopTimeout = true, time.Minute
+	c := start(t, cfg)
+	link, err := c.Reconnect(t.Context())
+	require.NoError(t, err)
+	over := docker.HoldReaping(cfg.Daemon)
+	defer over()
+	released := make(chan struct{})
+	go func() {
+		defer close(released)
+		link.Release()
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	select {
+	case <-released:
+	case <-ctx.Done():
+		require.Fail(t, "the link waits for the removal")
+	}
+}
