@@ -95,7 +95,11 @@ func headlineTable(r *results) string {
 		if v, ok := h.value(r, h.dial); ok {
 			fresh = h.show(v)
 			if v > ours && h.dial == dial {
-				fresh += fmt.Sprintf(" (%.2g times as long)", v/ours)
+				digits := 1
+				if v >= 10*ours {
+					digits = 0
+				}
+				fresh += fmt.Sprintf(" (%.*f times as long)", digits, v/ours)
 			}
 		}
 		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", h.says, h.show(ours), master, fresh)

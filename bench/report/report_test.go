@@ -159,7 +159,7 @@ func TestThePageHasTablesAndPicturesInTheReadersColours(t *testing.T) {
 	require.Contains(t, string(text), "| relay | 400 | 0.5 ±30% |")
 	first, rest, _ := strings.Cut(string(text), "\n## ")
 	require.Contains(t, first, "benchmarks/start.svg", "the page opens with a picture")
-	require.Contains(t, first, "| Process on a known VM, to its first byte | 2.0 ms | - | 6.0 ms (3 times as long) |")
+	require.Contains(t, first, "| Process on a known VM, to its first byte | 2.0 ms | - | 6.0 ms (3.0 times as long) |")
 	require.NotContains(t, first, "First build on a VM", "was not measured")
 	require.Contains(t, rest, "\nNot measured:\n\n- ssh: not there (SpawnLatency/first-byte/CapacityPerInstance=1)\n")
 	require.Less(t, strings.Index(rest, "## All figures"), strings.Index(rest, "Not measured:\n"), "notes come last")
