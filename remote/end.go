@@ -14,8 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/stepmux/stepmux/internal/filelock"
 	"github.com/stepmux/stepmux/internal/oserr"
+	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/builduser"
 	"github.com/stepmux/stepmux/remote/proc"
@@ -118,5 +118,5 @@ func awaitRemoval(ctx context.Context, tmp, dir string, most time.Duration) bool
 func await(ctx context.Context, most time.Duration, is func() bool) bool {
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
-	return filelock.Poll(ctx, func() (bool, error) { return is(), nil }) == nil
+	return pause.Until(ctx, func() (bool, error) { return is(), nil }) == nil
 }

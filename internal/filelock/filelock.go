@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -87,26 +86,11 @@ func StillAt(f *os.File, path string) bool {
 
 // Wait waits for the exclusive lock of f and takes it. If ctx ends first, the error is its cause.
 func Wait(ctx context.Context, f *os.File) error {
-	return Poll(ctx, func() (bool, error) {
+	return pause.Until(ctx, func() (bool, error) {
 		err := Try(f)
 		if errors.Is(err, ErrTaken) {
 			return false, nil
 		}
 		return true, err
 	})
-}
-
-// Poll calls try until it reports done, returns an error, or ctx ends; then the error is ctx's cause. The pause between
-// two calls grows from 1 to 20 ms. It is needed because a context cannot interrupt flock(2).
-func Poll(ctx context.Context, try func() (done bool, err error)) error {
-	wait := time.Millisecond
-	for {
-		if done, err := try(); done || err != nil {
-			return err
-		}
-		if err := pause.For(ctx, wait); err != nil {
-			return err
-		}
-		wait = min(2*wait, 20*time.Millisecond)
-	}
 }

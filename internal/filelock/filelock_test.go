@@ -64,17 +64,3 @@ func TestWaitGetsTheLockOnceItIsFree(t *testing.T) {
 	time.AfterFunc(5*time.Millisecond, func() { Release(first) })
 	require.NoError(t, Wait(t.Context(), other))
 }
-
-func TestPollEndsWithItsContext(t *testing.T) {
-	calls := 0
-	require.NoError(t, Poll(t.Context(), func() (bool, error) {
-		calls++
-		return calls == 3, nil
-	}))
-	require.Equal(t, 3, calls)
-	because := errors.New("because")
-	ctx, cancel := context.WithCancelCause(t.Context())
-	cancel(because)
-	require.ErrorIs(t, Poll(ctx, func() (bool, error) { return false, nil }), because)
-	require.ErrorIs(t, Poll(t.Context(), func() (bool, error) { return false, because }), because)
-}

@@ -89,19 +89,19 @@ var allowed = map[string][]string{
 	"remote": {
 		"internal/limits", "remote/step/action", "remote/cgroup", "remote/walls", "remote/builduser",
 		"remote/relay", "remote/stale", "remote/socketdir", "remote/pipe", "remote/proc", "remote/job/service", "remote/job",
-		"remote/linger", "remote/project", "internal/filelock", "internal/rmtree",
+		"remote/linger", "remote/project", "internal/pause", "internal/rmtree",
 		"remote/step/engine", "remote/step/component", "remote/step/lang", "internal/wire",
 		"internal/oserr",
 	},
 	"remote/builduser": {"internal/wire", "internal/filelock", "internal/oserr"},
-	"remote/commands":  {"internal/wire", "internal/buildinfo", "internal/endsignal", "internal/filelock"},
+	"remote/commands":  {"internal/wire", "internal/buildinfo", "internal/endsignal", "internal/pause"},
 	"remote/commands/doors": {
 		"internal/limits", "internal/pages", "remote/step/action",
 		"remote", "remote/walls", "remote/commands", "internal/wire", "internal/buildinfo",
 	},
 	"remote/commands/network": {
 		"remote/commands", "remote/step/fetch", "remote/pipe", "internal/endsignal", "internal/boundedfile",
-		"internal/filelock", "remote/archive", "remote/artifacts", "remote/jobcache", "remote/transfer", "remote/clone",
+		"internal/pause", "remote/archive", "remote/artifacts", "remote/jobcache", "remote/transfer", "remote/clone",
 	},
 	"remote/clone": {"internal/rmtree"},
 	// The helper commands of a GitLab manager's scripts. They know no jobs and no steps.
@@ -115,11 +115,11 @@ var allowed = map[string][]string{
 	"remote/jobcache": {"remote/archive", "remote/transfer"},
 	"remote/relay": {
 		"remote/stale", "remote/socketdir", "remote/pipe", "remote/proc", "internal/streams", "internal/wire",
-		"internal/alive", "internal/coalesce", "internal/oserr", "internal/filelock",
+		"internal/alive", "internal/coalesce", "internal/oserr", "internal/pause",
 	},
 	"remote/linger":    {"remote/api/**", "internal/wire"},
 	"remote/stale":     {"remote/proc", "remote/socketdir", "remote/pipe"},
-	"remote/socketdir": {"internal/wire", "internal/filelock", "internal/rmtree", "internal/oserr"},
+	"remote/socketdir": {"internal/wire", "internal/filelock", "internal/pause", "internal/rmtree", "internal/oserr"},
 	"remote/pipe":      {"internal/wire"},
 	"remote/project":   {"remote/proc", "remote/api/**", "internal/contents", "internal/oserr", "internal/tail"},
 	"remote/job/service": {
@@ -144,7 +144,7 @@ var allowed = map[string][]string{
 	"remote/step/fetch": {
 		"remote/pipe",
 		"remote/step/component", "remote/step/lang", "remote/api/**", "internal/termtext", "internal/rmtree",
-		"internal/filelock", "internal/oserr",
+		"internal/filelock", "internal/pause", "internal/oserr",
 		"internal/boundedzip",
 	},
 	"remote/standalone": {
@@ -189,9 +189,9 @@ var allowed = map[string][]string{
 	"remote/step/action/expression": {"internal/lazyregexp", "internal/sortedkeys"},
 	"remote/proc": {
 		"internal/limits", "internal/pages",
-		"remote/cgroup", "remote/walls", "internal/rmtree", "internal/filelock", "internal/oserr",
+		"remote/cgroup", "remote/walls", "internal/rmtree", "internal/filelock", "internal/pause", "internal/oserr",
 	},
-	"remote/cgroup":     {"internal/limits", "internal/filelock"},
+	"remote/cgroup":     {"internal/limits", "internal/pause"},
 	"remote/walls":      {"internal/wire", "internal/boundedfile"},
 	"remote/job/joblog": {"internal/oserr"},
 	"remote/step/mask":  {"internal/lazyregexp", "remote/step/expr"},

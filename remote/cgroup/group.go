@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/stepmux/stepmux/internal/filelock"
 	"github.com/stepmux/stepmux/internal/limits"
+	"github.com/stepmux/stepmux/internal/pause"
 )
 
 const (
@@ -122,7 +122,7 @@ func remove(ctx context.Context, dir string, grace time.Duration) error {
 	defer cancel()
 	killAt := time.Now().Add(grace)
 	var err error
-	_ = filelock.Poll(ctx, func() (bool, error) {
+	_ = pause.Until(ctx, func() (bool, error) {
 		if !time.Now().Before(killAt) {
 			_ = write(dir, "cgroup.kill", "1") // if it fails, so does the removal
 		}

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/internal/buildinfo"
-	"github.com/stepmux/stepmux/internal/filelock"
+	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
@@ -65,7 +65,7 @@ func openBeside(path string) (file *os.File, err error) {
 	late := fmt.Errorf("%s did not arrive within %v", path, besideWait)
 	ctx, cancel := context.WithTimeoutCause(context.Background(), besideWait, late)
 	defer cancel()
-	err = filelock.Poll(ctx, func() (bool, error) {
+	err = pause.Until(ctx, func() (bool, error) {
 		file, err = os.Open(path)
 		if errors.Is(err, fs.ErrNotExist) {
 			return false, nil

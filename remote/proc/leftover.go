@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/stepmux/stepmux/internal/filelock"
+	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/remote/cgroup"
 )
 
@@ -28,7 +28,7 @@ func (l Left) String() string { return fmt.Sprintf("process %d (%q)", l.PID, l.N
 func KillOrphans(ctx context.Context) (left []Left) {
 	ctx, cancel := context.WithTimeout(ctx, killTimeout)
 	defer cancel()
-	_ = filelock.Poll(ctx, func() (bool, error) {
+	_ = pause.Until(ctx, func() (bool, error) {
 		left = killOrphansOnce()
 		return len(left) == 0, nil
 	})

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/filelock"
+	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/rmtree"
 )
 
@@ -57,7 +58,7 @@ func removeOrphan(ctx context.Context, dir *os.File) {
 	}
 	trying, cancel := context.WithTimeout(ctx, orphanTimeout)
 	defer cancel()
-	if filelock.Poll(trying, func() (bool, error) { return filelock.Try(dir) == nil, nil }) != nil {
+	if pause.Until(trying, func() (bool, error) { return filelock.Try(dir) == nil, nil }) != nil {
 		return
 	}
 	if filelock.StillAt(dir, dir.Name()) { // otherwise a job has moved it
@@ -65,5 +66,5 @@ func removeOrphan(ctx context.Context, dir *os.File) {
 		_ = os.Rename(dir.Name(), path.Join(path.Dir(dir.Name()), scratch)) // if it fails, the name stays
 	}
 	// An attempt may take longer than orphanTimeout, but none begins after it.
-	_ = filelock.Poll(trying, func() (bool, error) { return rmtree.RemoveOpen(ctx, dir) == nil, nil })
+	_ = pause.Until(trying, func() (bool, error) { return rmtree.RemoveOpen(ctx, dir) == nil, nil })
 }

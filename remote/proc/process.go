@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/stepmux/stepmux/internal/filelock"
+	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/remote/cgroup"
 	"github.com/stepmux/stepmux/remote/walls"
 )
@@ -215,7 +215,7 @@ func (p *Process) GroupEnded(ctx context.Context) bool {
 // grace to clean up.
 func (p *Process) AwaitGroup(ctx context.Context, killAt func() time.Time) {
 	// The kernel sends no event when a process group ends.
-	_ = filelock.Poll(ctx, func() (bool, error) {
+	_ = pause.Until(ctx, func() (bool, error) {
 		return !time.Now().Before(killAt()) || p.GroupEnded(ctx), nil
 	})
 }

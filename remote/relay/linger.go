@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/stepmux/stepmux/internal/filelock"
+	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/socketdir"
@@ -63,7 +63,7 @@ func awaitForeign(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, foreignTimeout)
 	defer cancel()
 	foreign := func(p proc.Info) bool { return p.Parent == 0 && p.PID != os.Getpid() && !p.Ended }
-	_ = filelock.Poll(ctx, func() (bool, error) {
+	_ = pause.Until(ctx, func() (bool, error) {
 		all, _ := proc.List() // an error means that there is no /proc; then nobody is found
 		return !slices.ContainsFunc(all, foreign), nil
 	})

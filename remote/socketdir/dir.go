@@ -11,6 +11,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/filelock"
 	"github.com/stepmux/stepmux/internal/oserr"
+	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/internal/wire"
 )
@@ -67,7 +68,7 @@ func OpenNew(ctx context.Context, tmp, prefix string) (*Dir, error) {
 func (d *Dir) create(ctx context.Context) (dir *os.File, err error) {
 	retries, cancel := context.WithTimeoutCause(ctx, busyTimeout, filelock.ErrTaken)
 	defer cancel()
-	err = filelock.Poll(retries, func() (bool, error) {
+	err = pause.Until(retries, func() (bool, error) {
 		var err error
 		dir, err = d.base.create(ctx, d.id)
 		if oserr.NoSpace(err) {

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/stepmux/stepmux/internal/filelock"
+	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/remote/commands"
 )
 
@@ -41,7 +41,7 @@ func awaitPort(ctx context.Context, address string) error {
 	dialer := net.Dialer{Timeout: awaitTry}
 	var conn net.Conn
 	var refused error
-	err := filelock.Poll(ctx, func() (bool, error) {
+	err := pause.Until(ctx, func() (bool, error) {
 		conn, refused = dialer.DialContext(ctx, "tcp", address)
 		return refused == nil, nil
 	})

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/filelock"
 	"github.com/stepmux/stepmux/internal/oserr"
+	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/rmtree"
 )
 
@@ -134,7 +135,7 @@ func (c *cache) sweep() error {
 // lock waits for the lock of key. If ready reports true before that, it returns without the lock, and unlock is nil.
 func (c *cache) lock(ctx context.Context, key string, ready func() bool) (unlock func(), err error) {
 	path := c.path(lockDir, key)
-	err = filelock.Poll(ctx, func() (bool, error) {
+	err = pause.Until(ctx, func() (bool, error) {
 		if ready() {
 			return true, nil
 		}

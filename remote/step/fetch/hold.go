@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/filelock"
+	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/remote/step/component"
 )
 
@@ -50,7 +51,7 @@ func (c *cache) hold(ctx context.Context, tree string) (*os.File, error) {
 // share takes the shared lock of file, a meta.json. Another process with the exclusive lock is about to remove the
 // component, or files that steps have added to it. The error is filelock.ErrTaken if the component was removed.
 func share(ctx context.Context, file *os.File) error {
-	return filelock.Poll(ctx, func() (bool, error) {
+	return pause.Until(ctx, func() (bool, error) {
 		err := filelock.TryShared(file)
 		switch {
 		case !filelock.StillAt(file, file.Name()):

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/fetchtest"
-	"github.com/stepmux/stepmux/internal/filelock"
+	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
@@ -115,7 +115,7 @@ func checkAfterKills(t *testing.T, dir string, refs []string, texts map[string]s
 	nodes, err := cache.nodes(entries[0].Name())
 	require.NoError(t, err)
 	require.NoError(t, compare(t.Context(), cache.path(compDir, entries[0].Name(), treeName), nodes))
-	require.NoError(t, filelock.Poll(shortContext(t, patience), func() (bool, error) {
+	require.NoError(t, pause.Until(shortContext(t, patience), func() (bool, error) {
 		require.NoError(t, cache.sweep())
 		left, err := os.ReadDir(filepath.Join(dir, layout, scratchBase))
 		return len(left) == 0, err
