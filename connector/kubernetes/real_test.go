@@ -33,6 +33,7 @@ import (
 	"github.com/stepmux/stepmux/connector/kubernetes"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/kubetest"
+	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/remote/step/trace"
@@ -247,11 +248,14 @@ run:
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: stepmux}
 subjects: [{kind: User, name: nobody, apiGroup: rbac.authorization.k8s.io}]
 `)
-		rights, err := nobody.Rights(t.Context())
-		require.NoError(t, err)
-		for _, r := range rights {
-			require.True(t, r.Allowed, r)
-		}
+		bound, cancel := context.WithTimeout(t.Context(), sshtest.Bound)
+		defer cancel()
+		var missing []kubernetes.Right
+		require.NoError(t, pause.Until(bound, func() (bool, error) { // the API server uses a role soon after it has stored it
+			rights, err := nobody.Rights(bound)
+			missing = slices.DeleteFunc(rights, func(r kubernetes.Right) bool { return r.Allowed })
+			return len(missing) == 0, err
+		}), "%v", &missing)
 		p := start(t, realConfig(t, nobody))
 		c, _ := realConnect(t, p)
 		require.NoError(t, c.Close(t.Context()))
