@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/artifactstest"
 	"github.com/stepmux/stepmux/remote/archive"
@@ -315,4 +316,27 @@ func TestCachesThatNobodyUsesAreRemoved(t *testing.T) {
 	require.FileExists(t, filepath.Join(restored, "cache.zip"))
 	require.FileExists(t, filepath.Join(saved, "cache.zip"))
 	require.DirExists(t, filepath.Join(outside, "old"))
+}
+
+// Symptoms: a pipe among the caches held up every cache/save of the user for good. By a link to the directory of all
+// caches whole projects were removed, and by a link in its place files of the build that saved.
+func TestASweepFollowsNoLinkAndWaitsForNoPipe(t *testing.T) {
+	r := newRig(t)
+	caches, outside := t.TempDir(), t.TempDir()
+	long := time.Now().Add(-keepUnused - time.Hour)
+	used, precious := filepath.Join(caches, "1", "used"), filepath.Join(outside, "project", "precious")
+	for _, dir := range []string{used, precious} {
+		require.NoError(t, os.MkdirAll(dir, 0o700))
+	}
+	for _, dir := range []string{filepath.Dir(used), precious} {
+		require.NoError(t, os.Chtimes(dir, long, long))
+	}
+	require.NoError(t, unix.Mkfifo(filepath.Join(caches, "pipe"), 0o600))
+	require.NoError(t, os.Symlink(".", filepath.Join(caches, "all")))
+	require.NoError(t, r.save(func(cfg *SaveConfig) { cfg.Caches = caches }))
+	require.DirExists(t, used)
+	link := filepath.Join(t.TempDir(), "link")
+	require.NoError(t, os.Symlink(outside, link))
+	require.NoError(t, r.save(func(cfg *SaveConfig) { cfg.Caches = link }))
+	require.DirExists(t, precious)
 }

@@ -20,7 +20,7 @@ type SaveConfig struct {
 	// File is the archive on this machine. If only AlternateFile exists, it is renamed to File first.
 	File, AlternateFile string
 	// Caches is a directory in which each cache has a directory of its own, as PROJECT/CACHE. Save removes those that
-	// were neither saved nor restored for 30 days. Optional.
+	// were neither saved nor restored for 30 days, unless Caches is a symbolic link. Optional.
 	Caches string
 	// URL is a presigned URL to PUT the archive to. If empty, the archive stays on this machine.
 	URL string

@@ -1,10 +1,13 @@
 package jobcache
 
 import (
-	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/rmtree"
 )
 
 // keepUnused is how long a cache is kept that no job saves or restores.
@@ -17,25 +20,33 @@ func use(file string) {
 }
 
 // sweep removes the caches in dir, as PROJECT/CACHE, that have not been used for keepUnused. It ignores errors, because
-// another job may do the same. A job may have put links there: none is followed out of dir.
+// another job may do the same. A job may have put links and pipes there, or a link in place of dir. sweep follows no
+// link: the job that saves may have files that the other job cannot reach.
 func sweep(dir string) {
-	root, err := os.OpenRoot(dir)
+	each(dir, func(caches *os.Root, project string) {
+		each(filepath.Join(caches.Name(), project), func(in *os.Root, cache string) {
+			if info, err := in.Lstat(cache); err == nil && time.Since(info.ModTime()) > keepUnused {
+				_ = in.RemoveAll(cache)
+			}
+		})
+	})
+}
+
+// each calls do with the names in the directory at path, if that is neither a symbolic link nor a pipe, which would
+// block an open.
+func each(path string, do func(in *os.Root, name string)) {
+	dir, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return
+	}
+	defer dir.Close()
+	root, err := os.OpenRoot(rmtree.PathOf(dir))
 	if err != nil {
 		return
 	}
 	defer root.Close()
-	projects, _ := fs.ReadDir(root.FS(), ".")
-	for _, p := range projects {
-		project, err := root.OpenRoot(p.Name())
-		if err != nil {
-			continue
-		}
-		caches, _ := fs.ReadDir(project.FS(), ".")
-		for _, c := range caches {
-			if info, err := c.Info(); err == nil && time.Since(info.ModTime()) > keepUnused {
-				_ = project.RemoveAll(c.Name())
-			}
-		}
-		project.Close()
+	names, _ := dir.Readdirnames(-1)
+	for _, name := range names {
+		do(root, name)
 	}
 }
