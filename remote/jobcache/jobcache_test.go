@@ -3,6 +3,7 @@ package jobcache
 import (
 	"archive/zip"
 	"bytes"
+	"context"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -339,4 +340,24 @@ func TestASweepFollowsNoLinkAndWaitsForNoPipe(t *testing.T) {
 	require.NoError(t, os.Symlink(outside, link))
 	require.NoError(t, r.save(func(cfg *SaveConfig) { cfg.Caches = link }))
 	require.DirExists(t, precious)
+}
+
+// Symptoms: a signal did not end the removal of many large caches. A directory without permissions in a cache, which
+// another job had put there, was never removed.
+func TestASweepRemovesAllOfACacheUntilItsContextEnds(t *testing.T) {
+	caches := t.TempDir()
+	unused := filepath.Join(caches, "1", "unused")
+	closed := filepath.Join(unused, "closed")
+	require.NoError(t, os.MkdirAll(closed, 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(closed, "file"), nil, 0o600))
+	require.NoError(t, os.Chmod(closed, 0))
+	t.Cleanup(func() { _ = os.Chmod(closed, 0o700) }) // or the directory of the test cannot be removed
+	long := time.Now().Add(-keepUnused - time.Hour)
+	require.NoError(t, os.Chtimes(unused, long, long))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	sweep(ctx, caches)
+	require.DirExists(t, closed)
+	sweep(t.Context(), caches)
+	require.NoDirExists(t, unused)
 }

@@ -1,6 +1,7 @@
 package jobcache
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"time"
@@ -19,14 +20,14 @@ func use(file string) {
 	_ = os.Chtimes(filepath.Dir(file), now, now) // a cache that is not there has none
 }
 
-// sweep removes the caches in dir, as PROJECT/CACHE, that have not been used for keepUnused. It ignores errors, because
-// another job may do the same. A job may have put links and pipes there, or a link in place of dir. sweep follows no
-// link: the job that saves may have files that the other job cannot reach.
-func sweep(dir string) {
+// sweep removes the caches in dir, as PROJECT/CACHE, that have not been used for keepUnused, until ctx ends. It ignores
+// errors, because another job may do the same. A job may have put links and pipes there, or a link in place of dir.
+// sweep follows no link: the job that saves may have files that the other job cannot reach.
+func sweep(ctx context.Context, dir string) {
 	each(dir, func(caches *os.Root, project string) {
 		each(filepath.Join(caches.Name(), project), func(in *os.Root, cache string) {
 			if info, err := in.Lstat(cache); err == nil && time.Since(info.ModTime()) > keepUnused {
-				_ = in.RemoveAll(cache)
+				_ = rmtree.RemoveIn(ctx, in, cache)
 			}
 		})
 	})
