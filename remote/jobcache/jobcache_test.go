@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -360,4 +361,35 @@ func TestASweepRemovesAllOfACacheUntilItsContextEnds(t *testing.T) {
 	require.DirExists(t, closed)
 	sweep(t.Context(), caches)
 	require.NoDirExists(t, unused)
+}
+
+// Symptom: a job saved a cache again that another job was just removing, and its new archive was removed with the old.
+func TestACacheIsSavedWhileASweepRemovesItsPast(t *testing.T) {
+	r := newRig(t)
+	caches := t.TempDir()
+	dir := filepath.Join(caches, "1", "key")
+	require.NoError(t, os.MkdirAll(dir, 0o700))
+	const files = 5000
+	name := func(i int) string { return filepath.Join(dir, strconv.Itoa(i)) }
+	for i := range files {
+		require.NoError(t, os.WriteFile(name(i), nil, 0o600))
+	}
+	long := time.Now().Add(-keepUnused - time.Hour)
+	require.NoError(t, os.Chtimes(dir, long, long))
+	swept := make(chan struct{})
+	go func() {
+		defer close(swept)
+		sweep(t.Context(), caches)
+	}()
+	require.Eventually(t, func() bool {
+		entries, err := os.ReadDir(dir)
+		return err != nil || len(entries) < files
+	}, time.Minute, time.Millisecond, "the sweep has begun")
+	file := filepath.Join(dir, "cache.zip")
+	require.NoError(t, r.save(func(cfg *SaveConfig) { cfg.File = file }))
+	<-swept
+	require.FileExists(t, file)
+	entries, err := os.ReadDir(filepath.Dir(dir))
+	require.NoError(t, err)
+	require.Len(t, entries, 1, "nothing else is left")
 }

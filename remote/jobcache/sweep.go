@@ -2,6 +2,7 @@ package jobcache
 
 import (
 	"context"
+	"crypto/rand"
 	"os"
 	"path/filepath"
 	"time"
@@ -26,8 +27,13 @@ func use(file string) {
 func sweep(ctx context.Context, dir string) {
 	each(dir, func(caches *os.Root, project string) {
 		each(filepath.Join(caches.Name(), project), func(in *os.Root, cache string) {
-			if info, err := in.Lstat(cache); err == nil && time.Since(info.ModTime()) > keepUnused {
-				_ = rmtree.RemoveIn(ctx, in, cache)
+			info, err := in.Lstat(cache)
+			if err != nil || ctx.Err() != nil || time.Since(info.ModTime()) <= keepUnused {
+				return
+			}
+			scratch := "~" + rand.Text() // another job may save the cache meanwhile
+			if in.Rename(cache, scratch) == nil {
+				_ = rmtree.RemoveIn(ctx, in, scratch)
 			}
 		})
 	})
