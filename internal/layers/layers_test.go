@@ -112,7 +112,7 @@ var allowed = map[string][]string{
 	"remote/artifacts": {
 		"remote/archive", "remote/transfer", "internal/boundedfile", "internal/buildinfo", "internal/oserr",
 	},
-	"remote/jobcache": {"remote/archive", "remote/transfer", "internal/rmtree"},
+	"remote/jobcache": {"remote/archive", "remote/transfer", "internal/boundedfile", "internal/rmtree"},
 	"remote/relay": {
 		"remote/stale", "remote/socketdir", "remote/pipe", "remote/proc", "internal/streams", "internal/wire",
 		"internal/alive", "internal/coalesce", "internal/oserr", "internal/pause",

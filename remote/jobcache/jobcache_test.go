@@ -393,3 +393,12 @@ func TestACacheIsSavedWhileASweepRemovesItsPast(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, entries, 1, "nothing else is left")
 }
+
+// Symptom: it held up cache/restore for good.
+func TestAPipeIsNoArchive(t *testing.T) {
+	r := newRig(t)
+	require.NoError(t, os.Mkdir(filepath.Dir(r.file), 0o700))
+	require.NoError(t, unix.Mkfifo(r.file, 0o600))
+	_, err := r.restore(nil)
+	require.ErrorContains(t, err, "is not a regular file")
+}

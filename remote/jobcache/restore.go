@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/boundedfile"
 	"github.com/stepmux/stepmux/remote/archive"
 	"github.com/stepmux/stepmux/remote/transfer"
 )
@@ -65,7 +66,7 @@ func Restore(ctx context.Context, client *transfer.Client, cfg RestoreConfig) er
 	} else if missed != nil {
 		return ErrMiss
 	}
-	file, err := os.Open(cfg.File)
+	file, err := boundedfile.Open(os.OpenFile, cfg.File) // another job may have put a pipe there
 	if errors.Is(err, fs.ErrNotExist) {
 		return ErrMiss
 	}
