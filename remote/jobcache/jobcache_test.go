@@ -394,6 +394,24 @@ func TestACacheIsSavedWhileASweepRemovesItsPast(t *testing.T) {
 	require.Len(t, entries, 1, "nothing else is left")
 }
 
+// Symptom: a build without CI_PROJECT_ID is a project of its own. Each left an empty directory for good, and each later
+// cache/save looked into all of them.
+func TestTheDirectoryOfAProjectWithoutCachesIsRemoved(t *testing.T) {
+	caches := t.TempDir()
+	long := time.Now().Add(-keepUnused - time.Hour)
+	project := func(name string, when time.Time, within ...string) string {
+		dir := filepath.Join(caches, name)
+		require.NoError(t, os.MkdirAll(filepath.Join(append([]string{dir}, within...)...), 0o700))
+		require.NoError(t, os.Chtimes(dir, when, when))
+		return dir
+	}
+	empty, full, fresh := project("1", long), project("2", long, "key"), project("3", time.Now())
+	sweep(t.Context(), caches)
+	require.NoDirExists(t, empty)
+	require.DirExists(t, filepath.Join(full, "key"))
+	require.DirExists(t, fresh, "another job may be about to save a cache there")
+}
+
 // Symptom: it held up cache/restore for good.
 func TestAPipeIsNoArchive(t *testing.T) {
 	r := newRig(t)

@@ -21,21 +21,26 @@ func use(file string) {
 	_ = os.Chtimes(filepath.Dir(file), now, now) // a cache that is not there has none
 }
 
-// sweep removes the caches in dir, as PROJECT/CACHE, that have not been used for keepUnused, until ctx ends. It ignores
-// errors, because another job may do the same. A job may have put links and pipes there, or a link in place of dir.
-// sweep follows no link: the job that saves may have files that the other job cannot reach.
+// sweep removes the caches in dir, as PROJECT/CACHE, that have not been used for keepUnused, and the directories of
+// projects that have been empty for so long. It stops when ctx ends. It ignores errors, because another job may do the
+// same. A job may have put links and pipes there, or a link in place of dir. sweep follows no link: the job that saves
+// may have files that the other job cannot reach.
 func sweep(ctx context.Context, dir string) {
+	unused := func(in *os.Root, name string) bool {
+		info, err := in.Lstat(name)
+		return err == nil && ctx.Err() == nil && time.Since(info.ModTime()) > keepUnused
+	}
 	each(dir, func(caches *os.Root, project string) {
-		each(filepath.Join(caches.Name(), project), func(in *os.Root, cache string) {
-			info, err := in.Lstat(cache)
-			if err != nil || ctx.Err() != nil || time.Since(info.ModTime()) <= keepUnused {
-				return
-			}
+		path := filepath.Join(caches.Name(), project)
+		each(path, func(in *os.Root, cache string) {
 			scratch := "~" + rand.Text() // another job may save the cache meanwhile
-			if in.Rename(cache, scratch) == nil {
+			if unused(in, cache) && in.Rename(cache, scratch) == nil {
 				_ = rmtree.RemoveIn(ctx, in, scratch)
 			}
 		})
+		if unused(caches, project) {
+			_ = unix.Rmdir(path) // fails if it has caches, or is no directory
+		}
 	})
 }
 
