@@ -370,9 +370,11 @@ func listFiles(src Source) (paths []string, err error) {
 
 // filesIn returns a function that reads the files of a directory. label names the directory in errors.
 func filesIn(label, dir string) (read func(path string) ([]byte, error), err error) {
-	if _, err := os.Stat(dir); err != nil {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", label, err)
 	}
+	root.Close()
 	return func(path string) ([]byte, error) {
 		root, err := os.OpenRoot(dir)
 		if err != nil {

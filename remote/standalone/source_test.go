@@ -254,6 +254,21 @@ func TestIncludedFilesAreFoundInTheWorkDirectoryAndNotBeyond(t *testing.T) {
 		fmt.Sprintf(`ci.yml:1:10: include: read "../../etc/passwd": the work directory %s has no such file`, tr.cfg.WorkDir))
 }
 
+// Symptom: the error about a file in the place of the directory for includes did not name it, and did not come at all
+// if nothing was included from there.
+func TestDirectoriesOfIncludesAreOpenedAtOnce(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	for dir, why := range map[string]string{file: "not a directory", file + "s": "no such file or directory"} {
+		src := Source{Name: "ci.yml", Format: GitLabCI, Text: []byte("j: {script: [a]}\n"), WorkDir: dir}
+		_, err := Read(src)
+		require.EqualError(t, err, fmt.Sprintf("open work directory: open %s: %s", dir, why))
+		src.WorkDir, src.Includes = t.TempDir(), dir
+		_, err = Read(src)
+		require.EqualError(t, err, fmt.Sprintf("open directory for includes: open %s: %s", dir, why))
+	}
+}
+
 func TestVariablesAreThoseOfTheEnvironment(t *testing.T) {
 	vars, err := EnvironmentVars([]string{
 		"CI_COMMIT_SHA=abc", "STEPS=- a", "STEPMUX_TOKEN=t", "CI_JOB_TOKEN=secret", "MY=x=y", "BASH_FUNC_f%%=() {",
