@@ -202,7 +202,7 @@ func (d *draft) lines(key string, n *yaml.Node) (all []string) {
 	if n == nil {
 		return nil
 	}
-	for _, line := range d.file.tree.flat(key, n, 0) {
+	for _, line := range d.file.tree.flat(key, n, 1) { // in a script GitLab counts the outermost list, too
 		if line.Kind != yaml.ScalarNode || line.ShortTag() != "!!str" {
 			d.file.tree.failf(line, "a line of %s must be a text, not %s", key, describe(line))
 		}

@@ -161,7 +161,7 @@ func itemsOf(n *yaml.Node) []*yaml.Node {
 const maxNested = 10
 
 // flat returns the items of n as itemsOf does. In the place of a list in n, which comes from a reference, it has the
-// items of that. Errors call n label.
+// items of that. depth is the nesting of n. Errors call n label.
 func (t *tree) flat(label string, n *yaml.Node, depth int) (all []*yaml.Node) {
 	if depth > maxNested {
 		t.failf(n, "%s is nested deeper than %d", label, maxNested)

@@ -131,6 +131,18 @@ func TestBombsDoNotGoOff(t *testing.T) {
 	}
 }
 
+// Symptom: a script of eleven lists in each other was taken, which GitLab refuses.
+func TestListsOfAScriptAreNestedAsDeepAsInGitLab(t *testing.T) {
+	for _, key := range []string{"before_script", "script", "after_script"} {
+		nested := func(lists int) string {
+			list := strings.Repeat("[", lists) + "a" + strings.Repeat("]", lists)
+			return wrong(".base: {script: [a]}\nj: {extends: .base, "+key+": "+list+"}\n", nil)
+		}
+		require.Empty(t, nested(10))
+		require.Contains(t, nested(11), key+" is nested deeper than 10")
+	}
+}
+
 func TestManyFilesAreRefused(t *testing.T) {
 	text := "include: [" + strings.Repeat("a.yml, ", maxIncludes+1) + "]\nj: {script: [a]}\n"
 	require.Contains(t, wrong(text, project{"a.yml": "variables: {}"}), "include: there are more than 150 files")
