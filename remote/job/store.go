@@ -18,8 +18,8 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
-// Store runs jobs and keeps their results. It has one goroutine for each running job, and one while it removes
-// jobs. Shutdown waits for all of them. It is safe for concurrent use.
+// Store runs jobs and keeps their results. It has one goroutine for each running job, and short ones that remove jobs.
+// Shutdown waits for all of them. It is safe for concurrent use.
 type Store struct {
 	cfg Config
 	dir string
