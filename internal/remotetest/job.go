@@ -36,7 +36,7 @@ func (b *Buffer) String() string {
 func (b *Buffer) Await(t testing.TB, text string) {
 	t.Helper()
 	require.Eventually(t, func() bool { return strings.Contains(b.String(), text) }, 3*time.Minute, time.Millisecond,
-		"%q was not written", text)
+		"%q was not written; there is: %q", text, b)
 }
 
 // WriteFiles writes texts to files below dir, by their names. A file whose name ends in .sh can be executed.
