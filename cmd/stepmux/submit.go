@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/stepmux/stepmux/connector"
@@ -288,6 +289,9 @@ func (f *submitFlags) run(cmd *cobra.Command, args []string) error {
 	}
 	dir, _ := filepath.Split(args[0])
 	job := f.request(jobs[0], strings.TrimPrefix(jobs[0].name, dir))
+	if _, err := proto.Marshal(job); err != nil { // as of text that is not UTF-8: gRPC would call that its own failure
+		return fmt.Errorf("%s: it cannot be sent to the manager: %w", args[0], err)
+	}
 	return f.use(cmd, func(ctx context.Context, m pb.ManagerClient) error {
 		project, err := f.pack(ctx, cmd.ErrOrStderr())
 		if err != nil {

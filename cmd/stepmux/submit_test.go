@@ -181,6 +181,11 @@ func TestSubmitTakesTheFilesThatRunTakes(t *testing.T) {
 	code, _, stderr = submit("--project", dir, "--job-name", "two", ci)
 	require.Equal(t, 2, code)
 	require.Contains(t, stderr, "the job has 2 parallel builds, and submit queues one build")
+
+	// It was a failure of the system, by which a script would try again.
+	code, _, stderr = submit(write("latin.sh", "echo caf\xe9\n"))
+	require.Equal(t, 2, code, stderr)
+	require.Contains(t, stderr, "latin.sh: it cannot be sent to the manager: ")
 }
 
 // The manager reads the keys of a container in the text of the steps, also if values of inputs were put into it.
