@@ -2,6 +2,7 @@ package page
 
 import (
 	"context"
+	"html/template"
 	"strings"
 	"testing"
 	"time"
@@ -82,6 +83,15 @@ func TestFailuresAreGroupedByTheirCause(t *testing.T) {
 	require.Equal(t, "exit code 7", f.Scripts[0].Cause)
 	require.Equal(t, "step y: read output file", f.Scripts[1].Cause, "it was called exit code 0")
 	require.Len(t, f.Others, 1)
+}
+
+// The page said "Left on the VM: on vm-0: ..." of a build that is on another VM now.
+func TestThePageOfABuildTellsWhatMayBeLeftAndWhere(t *testing.T) {
+	var text strings.Builder
+	layout := template.Must(template.New("").Funcs(functions).Parse(pageText))
+	build := pb.BuildJSON{ID: "1-a", Phase: "ended", Instance: "vm-1", Left: []string{"on vm-0: unknown"}}
+	require.NoError(t, layout.ExecuteTemplate(&text, "build-live", map[string]any{"Data": buildData{Build: build}}))
+	require.Contains(t, text.String(), "<dt>May be left</dt><dd>on vm-0: unknown<br>")
 }
 
 // lateManager does not answer before told is closed.
