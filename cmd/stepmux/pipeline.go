@@ -207,7 +207,7 @@ func (r *jobReader) pipeline(src standalone.Source) (jobs []runJob, boxes []*doc
 				return nil, nil, err
 			}
 		}
-		job := runJob{name: src.Name + " " + j.Source.JobName, Job: connector.Job{
+		job := runJob{name: src.Name + " " + j.Source.JobName, ciJob: j.Source.JobName, Job: connector.Job{
 			Steps: []byte(text), Env: j.Env, MayFail: j.MayFail,
 		}}
 		for _, v := range j.Vars {

@@ -325,6 +325,7 @@ func (f *runFlags) batchBuilds(
 type runJob struct {
 	connector.Job
 	name      string           // of its file
+	ciJob     string           // its name in a .gitlab-ci.yml
 	whole     string           // the steps with the keys of their container, for a manager; empty if there are none
 	container *docker.Spec     // nil if it has no container
 	pod       *kubernetes.Spec // replaces container on a cluster

@@ -285,7 +285,7 @@ func (f *submitFlags) run(cmd *cobra.Command, args []string) error {
 	}
 	if len(jobs) > 1 {
 		return fmt.Errorf("%s: the job has %d parallel builds, and submit queues one build: name one, such as "+
-			"--job-name %q, or use stepmux run", args[0], len(jobs), strings.TrimPrefix(jobs[0].name, args[0]+" "))
+			"--job-name %q, or use stepmux run", args[0], len(jobs), jobs[0].ciJob)
 	}
 	dir, _ := filepath.Split(args[0])
 	job := f.request(jobs[0], strings.TrimPrefix(jobs[0].name, dir))

@@ -188,6 +188,17 @@ func TestSubmitTakesTheFilesThatRunTakes(t *testing.T) {
 	require.Contains(t, stderr, "latin.sh: it cannot be sent to the manager: ")
 }
 
+// submit proposed --job-name "stdin two: [1]" for a file that came by standard input.
+func TestSubmitNamesABuildOfAParallelJobOnStandardInput(t *testing.T) {
+	t.Parallel()
+	cmd := exec.CommandContext(
+		sshtest.Within(t), runnertest.Manager(t), "submit", "--format", "gitlab-ci", "--project", t.TempDir(), "-")
+	cmd.Stdin = strings.NewReader("two: {parallel: {matrix: [{X: [a, b]}]}, script: [\"true\"]}\n")
+	said, _ := cmd.CombinedOutput()
+	require.Equal(t, 2, cmd.ProcessState.ExitCode(), string(said))
+	require.Contains(t, string(said), `name one, such as --job-name "two: [a]", or`)
+}
+
 // The manager reads the keys of a container in the text of the steps, also if values of inputs were put into it.
 func TestTheStepsOfASubmitKeepTheKeysOfTheirContainer(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "steps.yml")
