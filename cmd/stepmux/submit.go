@@ -434,7 +434,7 @@ func newBuildsCommand() *cobra.Command {
 	f.register(fl)
 	outputFlag(fl, &output, "text, or json for an object per build")
 	choiceFlag(fl, &phase, "phase", "list only builds that are queued, running or ended", "queued", "running", "ended")
-	fl.StringVar(&file, "file", "", "list only builds of the steps file with this `NAME`")
+	fl.StringVar(&file, "file", "", "list only builds with this `NAME` in the column FILE")
 	fl.StringVar(&instance, "instance", "", "list only builds on the VM with this `ID`")
 	_ = cmd.RegisterFlagCompletionFunc("instance", f.completeVMs()) // cannot fail: the flag exists
 	limit := fl.Int32("limit", 100, "list at most `N` builds, up to 10000")
