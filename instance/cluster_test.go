@@ -37,3 +37,15 @@ func TestABuildThatHadAPodIsAUseOfItsCluster(t *testing.T) {
 	require.Equal(t, 1, p.Stat().Instances[0].Uses)
 	require.ErrorContains(t, p.Executor(Build{ID: "late"}).Prepare(t.Context()), "cluster has had its 1 uses")
 }
+
+// Resume started a pod if the text about the place of a build named none, though it is to start nothing.
+func TestResumeOfABuildWhosePodIsNotNamedStartsNone(t *testing.T) {
+	g, err := NewGroup(Instance{ID: "cluster", Cluster: &kubernetes.Cluster{}})
+	require.NoError(t, err)
+	p, err := NewProvider(Config{Group: g})
+	require.NoError(t, err)
+	defer p.Close()
+	e := p.Executor(Build{ID: "pod", Pod: &kubernetes.Spec{}})
+	require.ErrorContains(t, e.Resume(t.Context(), "cluster", ":/tmp/serve.sock"), `"" is no place of a pod`)
+	require.NoError(t, e.Cleanup(t.Context()))
+}

@@ -74,10 +74,11 @@ func (e *Executor) startPod(ctx context.Context, s *slot, into *connector.Config
 		Log: e.log.Remarks(e.life.Done()), Timeout: e.build.Timeout, Linger: e.linger(s),
 		ReadyTimeout: cfg.ReadyTimeout, StopTimeout: cfg.StopTimeout, Logger: into.Logger,
 	}
+	resumes := into.Attach != ""
 	var at string
 	at, into.Attach, _ = strings.Cut(into.Attach, placeSocket)
 	return e.startPlace(ctx, into, func() (place, error) {
-		if at != "" {
+		if resumes {
 			return kubernetes.Attach(ctx, pod, at)
 		}
 		return kubernetes.Start(ctx, pod)
@@ -101,6 +102,7 @@ func (e *Executor) startContainer(
 	ctx context.Context, s *slot, lease *pool.Lease[*mux.Conn], into *connector.Config,
 ) error {
 	cfg, spec, limits := e.provider.cfg, *e.build.Container, s.member.Limits
+	resumes := into.Attach != ""
 	var at string
 	at, into.Attach, _ = strings.Cut(into.Attach, placeSocket)
 	spec.Memory = cmp.Or(spec.Memory, limits.Memory)
@@ -125,7 +127,7 @@ func (e *Executor) startContainer(
 			Log: e.log.Remarks(e.life.Done()), ReadyTimeout: cfg.ReadyTimeout, StopTimeout: cfg.StopTimeout,
 			Linger: into.Linger > 0, Logger: into.Logger,
 		}
-		if at != "" {
+		if resumes {
 			return d, d.attach(ctx, box, at, into.Linger)
 		}
 		d.Container, err = docker.Start(ctx, box)
