@@ -278,6 +278,9 @@ func (m *Manager) work(b *build) connector.Job {
 		PassEnv: b.job.GetPassEnv(), UnsafeExports: b.job.GetUnsafeExports(),
 		Project: m.project(b.job), Artifacts: m.artifacts(b.id, b.job),
 	}
+	if b.job.GetGenerated() {
+		job.StepsFile = ""
+	}
 	maps.Copy(job.Env, b.job.GetEnv())
 	if b.job.GetTrace() {
 		kept := &keptTrace{m: m, id: b.id}

@@ -113,7 +113,9 @@ type Job struct {
 	// env is for the environment of the steps.
 	Env map[string]string `protobuf:"bytes,14,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// may_fail names steps of the job that may fail: the job goes on as if they had succeeded.
-	MayFail       []string `protobuf:"bytes,15,rep,name=may_fail,json=mayFail,proto3" json:"may_fail,omitempty"`
+	MayFail []string `protobuf:"bytes,15,rep,name=may_fail,json=mayFail,proto3" json:"may_fail,omitempty"`
+	// generated says that steps is not the text of steps_file but was made from it: lines in messages are not the file's.
+	Generated     bool `protobuf:"varint,16,opt,name=generated,proto3" json:"generated,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -251,6 +253,13 @@ func (x *Job) GetMayFail() []string {
 		return x.MayFail
 	}
 	return nil
+}
+
+func (x *Job) GetGenerated() bool {
+	if x != nil {
+		return x.Generated
+	}
+	return false
 }
 
 // Variable is a job variable.
@@ -2248,7 +2257,7 @@ var File_managerv1_manager_proto protoreflect.FileDescriptor
 
 const file_managerv1_manager_proto_rawDesc = "" +
 	"\n" +
-	"\x17managerv1/manager.proto\x12\x12stepmux.manager.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x96\x05\n" +
+	"\x17managerv1/manager.proto\x12\x12stepmux.manager.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb4\x05\n" +
 	"\x03Job\x12\x14\n" +
 	"\x05steps\x18\x01 \x01(\fR\x05steps\x12\x1d\n" +
 	"\n" +
@@ -2267,7 +2276,8 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\x05trace\x18\f \x01(\bR\x05trace\x12\x16\n" +
 	"\x06script\x18\r \x01(\tR\x06script\x122\n" +
 	"\x03env\x18\x0e \x03(\v2 .stepmux.manager.v1.Job.EnvEntryR\x03env\x12\x19\n" +
-	"\bmay_fail\x18\x0f \x03(\tR\amayFail\x1a9\n" +
+	"\bmay_fail\x18\x0f \x03(\tR\amayFail\x12\x1c\n" +
+	"\tgenerated\x18\x10 \x01(\bR\tgenerated\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a6\n" +
