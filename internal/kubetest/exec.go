@@ -47,7 +47,7 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request, name string) {
 	cmd.Stdout, cmd.Stderr = streams[1], streams[2]
 	stdin, err := cmd.StdinPipe()
 	if err == nil {
-		err = cmd.Start()
+		err = s.start(p, cmd)
 	}
 	if err != nil {
 		_ = json.NewEncoder(streams[3]).Encode(Object{"status": "Failure", "reason": "InternalError", "message": err.Error()})

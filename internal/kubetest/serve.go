@@ -315,21 +315,21 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) {
 	if fate != nil {
 		s.SetStatus(name, fate)
 	} else {
-		s.wg.Go(func() { s.run(name, dir, object) })
+		s.wg.Go(func() { s.run(p, name, object) })
 	}
 	write(w, http.StatusCreated, now)
 }
 
 // run runs the init container of a pod, and then pretends that the container of the steps runs.
-func (s *Server) run(name, dir string, object Object) {
+func (s *Server) run(p *pod, name string, object Object) {
 	init, _ := at(object, "spec")["initContainers"].([]any)[0].(Object)
 	var argv []string
 	for _, word := range init["command"].([]any) { // of a test
-		argv = append(argv, inDir(dir, fmt.Sprint(word)))
+		argv = append(argv, inDir(p.dir, fmt.Sprint(word)))
 	}
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Stderr = os.Stderr
-	if err := cmd.Start(); err != nil {
+	if err := s.start(p, cmd); err != nil {
 		s.SetStatus(name, Status("Failed", "stepmux-init", "terminated", Object{"exitCode": 128, "message": err.Error()}))
 		return
 	}
@@ -348,6 +348,19 @@ func (s *Server) run(name, dir string, object Object) {
 	}
 	now["initContainerStatuses"] = sidecars
 	s.SetStatus(name, now)
+}
+
+// start starts a process of a pod. It kills the process if the pod has been deleted: Delete may not have seen it.
+func (s *Server) start(p *pod, cmd *exec.Cmd) error {
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p.deleted {
+		_ = cmd.Process.Kill() // it may have ended
+	}
+	return nil
 }
 
 // inDir returns a text with the paths of the pod's directory.
