@@ -14,7 +14,8 @@ import (
 // All are the signals that end a program: SIGTERM, SIGINT and SIGHUP.
 var All = []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP}
 
-// Until is the first context of Twice for the signals of All, for a program whose end later signals do not hasten.
+// Until returns a context that ends with the first signal of All, as the first context of [Twice] does. Later signals
+// are ignored until stop, which ends the context and restores the signals' usual effect.
 func Until(parent context.Context) (ctx context.Context, stop context.CancelFunc) {
 	ctx, _, stop = Twice(parent, All...)
 	return ctx, stop
