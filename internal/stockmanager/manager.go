@@ -36,7 +36,7 @@ type Manager struct {
 	SSH  *ssh.ClientConfig // how to log in
 	// Runner is the runner's command on the VM. If empty, "gitlab-runner".
 	Runner string
-	// Temp is where the shell makes the sockets' directories: /tmp, for the real manager. Required.
+	// Temp is where the shell makes the sockets' directories. If empty, /tmp, as for the real manager.
 	Temp string
 }
 

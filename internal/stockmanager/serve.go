@@ -43,7 +43,7 @@ func (m *Manager) serve(ctx context.Context, client *ssh.Client, log io.Writer) 
 			`trap 'kill ${srv:-} 2>/dev/null; rm -rf "$dir"' EXIT INT TERM HUP; `+
 			`%s steps serve --socket "$dir/step-runner.sock" 2>&1 & srv=$!; cat >/dev/null; `+
 			`kill $srv 2>/dev/null; wait $srv 2>/dev/null`,
-		m.Temp, quote(cmp.Or(m.Runner, "gitlab-runner")))
+		cmp.Or(m.Temp, "/tmp"), quote(cmp.Or(m.Runner, "gitlab-runner")))
 	if err := session.Start(line); err != nil {
 		return nil, err
 	}
