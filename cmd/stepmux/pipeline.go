@@ -122,7 +122,7 @@ func (r *jobReader) files(files []string, isJSON bool) (jobs []runJob, boxes []*
 
 // read reads a FILE, which may be a pipe.
 func (r *jobReader) read(name string) (src standalone.Source, err error) {
-	if src.Format, err = standalone.ParseFormat(r.sourceFlags.format, name); err != nil {
+	if src.Format, err = standalone.ParseFormat(r.format, name); err != nil {
 		return src, err
 	}
 	if src.Name, src.Includes = name, r.includes; name == "-" {

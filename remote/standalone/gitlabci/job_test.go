@@ -194,7 +194,7 @@ default: {cache: {key: x}}
 j: {script: ["echo $[[ inputs.a ]]"], artifacts: {paths: [a]}, stage: test, tags: [x], needs: []}
 `, "j")
 	require.Equal(t, []string{
-		"not done here, but by a server or runner: artifacts, cache, image, needs "+
+		"not done here, but by a server or runner: artifacts, cache, image, needs " +
 			"(image and services are with --in-image of local and run)",
 		"$[[ ]] stays as it is: it is about no input of its file",
 	}, j.Notices)
