@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -94,22 +95,26 @@ func TestABuildWhoseVMIsLostWhileItsStepRunnerStartsGoesElsewhere(t *testing.T) 
 // Symptom: the report of such a build read "may be left on vm-2: instance vm-1: ...".
 func TestWhatABuildMayHaveLeftOnTheVMBeforeNamesThatVM(t *testing.T) {
 	t.Parallel()
-	first := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+	v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+	proxy := sshtest.Proxy(t, v.Addr) // a VM that is stopped may still tell that the step runner ended
+	first := v.via(t, proxy.Addr())
 	second := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
-	mark, silent := filepath.Join(t.TempDir(), "mark"), filepath.Join(t.TempDir(), "silent")
-	text := "#!/bin/sh\n[ $2 = serve ] || exec " + first.runner[0] + ` "$@"` + "\necho >" + mark + "\nexec cat\n"
+	silent := filepath.Join(t.TempDir(), "silent")
+	text := "#!/bin/sh\n[ $2 = serve ] || exec " + first.runner[0] + ` "$@"` + "\necho it begins >&2\nexec cat\n"
 	require.NoError(t, os.WriteFile(silent, []byte(text), 0o700))
 	first.runner = []string{silent}
 	p := providerOf(t, instance.Config{Route: connector.Session}, 1, first, second)
-	e := p.Executor(instance.Build{ID: "b", Log: &sshtest.Log{}})
+	var log sshtest.Log
+	e := p.Executor(instance.Build{ID: "b", Log: &log})
 	require.NoError(t, e.Prepare(sshtest.Within(t)))
 	connected := make(chan error, 1)
 	go func() {
 		_, err := e.Connect(sshtest.Within(t))
 		connected <- err
 	}()
-	require.Eventually(t, func() bool { return exists(mark) }, sshtest.Bound, time.Millisecond)
-	first.Stop()
+	begins := func() bool { return strings.Contains(log.String(), "it begins") }
+	require.Eventually(t, begins, sshtest.Bound, time.Millisecond, "%v", &log)
+	proxy.Close()
 	require.NoError(t, <-connected)
 	require.Equal(t, "vm-2", e.Instance())
 	require.NoError(t, e.Cleanup(sshtest.Within(t)))
