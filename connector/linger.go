@@ -12,6 +12,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
 
 	"github.com/stepmux/stepmux/connector/program"
@@ -22,12 +23,16 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-// lingerPause is the longest pause between two attempts to reach a build again.
-const lingerPause = 250 * time.Millisecond
+const (
+	// lingerPause is the longest pause between two attempts to reach a build again.
+	lingerPause = 250 * time.Millisecond
+	// attachAfter is how old a build is when its Connector attaches to it. Most are shorter, and need no call for it.
+	attachAfter = time.Second
+)
 
 // lingering keeps the Connector attached to a build that outlives its connection. When the link is lost, it makes
 // another. A link is a build with a lease of its own and the same serve. The Connector owns one goroutine for this,
-// keep, which stays attached to the step runner.
+// keep, which attaches to the step runner and stays attached.
 type lingering struct {
 	c       *Connector
 	manager string // the name of this Connector for the step runner
@@ -36,7 +41,8 @@ type lingering struct {
 	end  context.CancelCauseFunc
 
 	rpc      *grpc.ClientConn // nil before it is needed for the first time
-	first    *attachment      // made by begin, taken over by keep
+	first    *attachment      // made by takeOver, used by keep; nil if this Connector has started the step runner
+	attaches atomic.Bool      // keep has begun to attach
 	ending   atomic.Bool      // stop has begun
 	replaced atomic.Bool      // another manager has the build
 	gone     atomic.Bool      // the step runner was found to be gone
@@ -45,7 +51,7 @@ type lingering struct {
 
 	mu    sync.Mutex              // guards the following
 	last  error                   // why the last attempt to reconnect failed
-	again context.CancelCauseFunc // ends the first attempt to attach; nil once one has succeeded
+	again context.CancelCauseFunc // ends reach; nil otherwise
 }
 
 func newLingering(c *Connector) *lingering {
@@ -167,18 +173,21 @@ func (l *lingering) connect(b *build) (err error) {
 	return err
 }
 
-// begin attaches to the step runner for the first time.
+// begin reaches the step runner for the first time. One that was there before knows its new manager then.
 func (l *lingering) begin(b *build, until time.Time) error {
 	if err := l.connect(b); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithDeadline(l.c.life, until)
 	defer cancel()
-	ctx, again := context.WithCancelCause(ctx)
-	defer again(nil)
-	l.mu.Lock()
-	l.again = again
-	l.mu.Unlock()
+	if l.c.cfg.Attach != "" {
+		return l.takeOver(ctx, b)
+	}
+	return l.reach(ctx)
+}
+
+// takeOver attaches to a step runner that another Connector has started.
+func (l *lingering) takeOver(ctx context.Context, b *build) error { //nolint:contextcheck // see calls
 	calls, end := context.WithCancel(l.life) // the successful call outlives this function
 	stop := context.AfterFunc(ctx, end)
 	err := retryFor(ctx, b.patience(), func() (_ bool, err error) {
@@ -192,10 +201,33 @@ func (l *lingering) begin(b *build, until time.Time) error {
 		end()
 		return err
 	}
-	l.mu.Lock()
-	l.again = nil
-	l.mu.Unlock()
+	l.attaches.Store(true)
 	return nil
+}
+
+// reach waits until the client has a connection to the step runner.
+func (l *lingering) reach(ctx context.Context) error {
+	ctx, again := context.WithCancelCause(ctx)
+	defer again(nil)
+	set := func(end context.CancelCauseFunc) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.again = end
+	}
+	set(again)
+	defer set(nil)
+	for {
+		state := l.rpc.GetState()
+		switch state { //nolint:exhaustive // it is being made in the others
+		case connectivity.Ready:
+			return nil
+		case connectivity.Idle:
+			l.rpc.Connect()
+		}
+		if !l.rpc.WaitForStateChange(ctx, state) {
+			return context.Cause(ctx)
+		}
+	}
 }
 
 // drop gives up a link and frees its resources.
@@ -376,9 +408,30 @@ func (l *lingering) keep() {
 	}
 }
 
+// awaitAge returns when the build is old enough to be attached to. It returns an error if the link is lost before that,
+// or the build ends.
+func (l *lingering) awaitAge() error {
+	young, cancel := context.WithTimeout(l.life, min(attachAfter, l.c.cfg.Linger/2))
+	defer cancel()
+	lost := l.rpc.WaitForStateChange(young, connectivity.Ready)
+	if lost || l.life.Err() != nil || l.ending.Load() {
+		return status.Error(codes.Unavailable, "its connection has ended")
+	}
+	return nil
+}
+
 // stay attaches to the step runner until the call ends, and returns the call's error. take receives the notices, with
 // first set once the step runner has confirmed.
 func (l *lingering) stay(offset *int64, take func(first bool, msg *pb.AttachResponse)) error {
+	if !l.attaches.Load() {
+		err := l.awaitAge()
+		if !l.ending.Load() {
+			l.attaches.Store(true)
+		}
+		if err != nil {
+			return err
+		}
+	}
 	now := l.first
 	if l.first = nil; now == nil {
 		var err error

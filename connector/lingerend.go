@@ -38,10 +38,17 @@ func (l *lingering) endServe(ctx context.Context) error {
 	rpc := pb.NewAttachmentClient(l.rpc)
 	own := b.serve.process // the step runner's, unless it was started in another way, or over another link
 	watched := own != nil && !isDone(own.Exited())
-	err := retryFor(calls, l.c.cfg.StopTimeout, func() (bool, error) {
-		_, err := rpc.End(calls, &pb.EndRequest{})
+	var last *pb.EndResponse
+	err := retryFor(calls, l.c.cfg.StopTimeout, func() (_ bool, err error) {
+		last, err = rpc.End(calls, &pb.EndRequest{Offset: l.c.log.State().Notices})
 		return false, err
 	})
+	if text := last.GetNotices(); len(text) > 0 && !l.attaches.Load() {
+		l.c.cfg.Logger.Info("notices of the step runner", "text", string(text)) // the log may have its end already
+		notices := l.c.log.Notices(l.c.closing)
+		_, _ = notices.WriteAt(text, last.GetOffset()) // never fails
+		notices.Flush()
+	}
 	switch b, _ := l.c.current(); {
 	case status.Code(err) == codes.Aborted: // another manager has the build
 	case err != nil && !l.gone.Load():

@@ -275,6 +275,45 @@ func TestABuildUserNeedNotReadTheProgram(t *testing.T) {
 	}
 }
 
+// connectAs connects to a socket as another user, and waits until the other end closes the connection.
+func connectAs(user int, socket string) error {
+	ended := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for good: the thread ends with this function
+		if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(user), uintptr(user), uintptr(user)); e != 0 {
+			ended <- e
+			return
+		}
+		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err == nil {
+			defer unix.Close(fd)
+			err = unix.Connect(fd, &unix.SockaddrUnix{Name: socket})
+		}
+		if err == nil {
+			_, _ = unix.Read(fd, make([]byte, 1))
+		}
+		ended <- err
+	}()
+	return <-ended
+}
+
+// A manager attaches only to builds that last: the notices of others come with their end.
+func TestNoticesOfAShortBuildThatLingersAreInItsLog(t *testing.T) {
+	v := rootSite(t)
+	p := v.as(t, fmt.Sprintf("%d-%[1]d", firstBuildID+90), "off", connector.Auto)
+	e, log := lingers(t, p, "short", time.Minute)
+	_, err := e.Connect(t.Context())
+	require.NoError(t, err)
+	_, socket := e.Place()
+	for path := socket; path != v.tmp; path = filepath.Dir(path) {
+		require.NoError(t, os.Chmod(path, 0o777))
+	}
+	require.NoError(t, connectAs(firstBuildID+91, socket))
+	require.NoError(t, e.Execute(t.Context(), script("echo done")))
+	require.NoError(t, e.Cleanup(t.Context()))
+	require.Equal(t, 1, strings.Count(log.String(), "step runner: refused a connection: "), log)
+}
+
 func TestBuildUserThatCannotBeHadFailsTheBuild(t *testing.T) {
 	v := rootSite(t)
 	for user, why := range map[string]string{

@@ -1,6 +1,7 @@
 package linger
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -47,7 +48,7 @@ type Lease struct {
 	end  context.CancelCauseFunc
 
 	mu       sync.Mutex // guards the following
-	manager  string     // the present one, or else the last one
+	manager  string     // the present one, or else the last one; empty if none has called
 	replaced []string   // earlier ones
 	attached context.CancelCauseFunc
 	serial   int // of the last Attach
@@ -117,14 +118,16 @@ func callerOf(ctx context.Context) string {
 	return ""
 }
 
-// check refuses the call of a manager that was replaced. It accepts a call without a manager's name, because it carries
-// the secret.
+// check refuses the call of a manager that was replaced. The first manager that calls has the build, even before it
+// attaches. A call without a manager's name is accepted, because it carries the secret.
 func (l *Lease) check(ctx context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if name := callerOf(ctx); name != "" && slices.Contains(l.replaced, name) {
+	name := callerOf(ctx)
+	if name != "" && slices.Contains(l.replaced, name) {
 		return errReplaced
 	}
+	l.manager = cmp.Or(l.manager, name)
 	return nil
 }
 
@@ -195,10 +198,11 @@ func (l *Lease) enter(ctx context.Context, name string) (_ context.Context, leav
 }
 
 // End implements the Attachment service.
-func (l *Lease) End(ctx context.Context, _ *pb.EndRequest) (*pb.EndResponse, error) {
+func (l *Lease) End(ctx context.Context, req *pb.EndRequest) (*pb.EndResponse, error) {
 	if callerOf(ctx) == "" {
 		return nil, errNobody
 	}
+	text, begin, _ := l.since(req.GetOffset())
 	l.end(ErrEnded)
-	return &pb.EndResponse{}, nil
+	return &pb.EndResponse{Notices: text, Offset: begin}, nil
 }

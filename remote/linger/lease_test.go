@@ -79,6 +79,26 @@ func TestLaterCallOfTheSameManagerTakesThePlaceOfTheEarlier(t *testing.T) {
 	})
 }
 
+// A manager attaches only to builds that last. One that has only called is replaced, too.
+func TestTheFirstManagerThatCallsHasTheBuild(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := New(t.Context(), time.Minute)
+		defer l.Close()
+		named := func(name string) context.Context {
+			return metadata.NewIncomingContext(t.Context(), metadata.Pairs(wire.ManagerKey, name))
+		}
+		require.NoError(t, l.check(t.Context()), "it has no name")
+		require.NoError(t, l.check(named("m1")))
+		second, leave := attach(t, l, "m2", 0)
+		defer leave()
+		require.Equal(t, codes.Aborted, status.Code(l.check(named("m1"))))
+		late, leaveLate := attach(t, l, "m1", 0)
+		defer leaveLate()
+		require.Equal(t, codes.Aborted, status.Code(<-late.ended))
+		require.Empty(t, second.ended)
+	})
+}
+
 func TestManagersNeedAName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := New(t.Context(), time.Minute)
@@ -127,8 +147,11 @@ func TestEndOfTheLeaseEndsTheCalls(t *testing.T) {
 		defer l.Close()
 		c, leave := attach(t, l, "m1", 0)
 		defer leave()
-		_, err := l.End(c.ctx, &pb.EndRequest{})
+		_, _ = l.Write([]byte("one\ntwo\n"))
+		last, err := l.End(c.ctx, &pb.EndRequest{Offset: 4})
 		require.NoError(t, err)
+		require.Equal(t, "two\n", string(last.GetNotices()))
+		require.EqualValues(t, 4, last.GetOffset())
 		require.Equal(t, codes.Unavailable, status.Code(<-c.ended))
 		require.ErrorIs(t, context.Cause(l.Context()), ErrEnded)
 	})

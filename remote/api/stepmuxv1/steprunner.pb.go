@@ -336,7 +336,9 @@ func (x *AttachResponse) GetOffset() int64 {
 }
 
 type EndRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// offset is as in AttachRequest.
+	Offset        int64 `protobuf:"varint,1,opt,name=offset,proto3" json:"offset,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -371,8 +373,18 @@ func (*EndRequest) Descriptor() ([]byte, []int) {
 	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{2}
 }
 
+func (x *EndRequest) GetOffset() int64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
 type EndResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// notices and offset are as in AttachResponse.
+	Notices       []byte `protobuf:"bytes,1,opt,name=notices,proto3" json:"notices,omitempty"`
+	Offset        int64  `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -405,6 +417,20 @@ func (x *EndResponse) ProtoReflect() protoreflect.Message {
 // Deprecated: Use EndResponse.ProtoReflect.Descriptor instead.
 func (*EndResponse) Descriptor() ([]byte, []int) {
 	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *EndResponse) GetNotices() []byte {
+	if x != nil {
+		return x.Notices
+	}
+	return nil
+}
+
+func (x *EndResponse) GetOffset() int64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
 }
 
 type RunRequest struct {
@@ -1860,10 +1886,13 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\x06offset\x18\x01 \x01(\x03R\x06offset\"B\n" +
 	"\x0eAttachResponse\x12\x18\n" +
 	"\anotices\x18\x01 \x01(\fR\anotices\x12\x16\n" +
-	"\x06offset\x18\x02 \x01(\x03R\x06offset\"\f\n" +
+	"\x06offset\x18\x02 \x01(\x03R\x06offset\"$\n" +
 	"\n" +
-	"EndRequest\"\r\n" +
-	"\vEndResponse\"\xac\x05\n" +
+	"EndRequest\x12\x16\n" +
+	"\x06offset\x18\x01 \x01(\x03R\x06offset\"?\n" +
+	"\vEndResponse\x12\x18\n" +
+	"\anotices\x18\x01 \x01(\fR\anotices\x12\x16\n" +
+	"\x06offset\x18\x02 \x01(\x03R\x06offset\"\xac\x05\n" +
 	"\n" +
 	"RunRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x19\n" +

@@ -356,15 +356,16 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // Attachment is served by a step runner that lingers: it outlives the connection to its manager. A call carries the
-// metadata stepmux-manager, 1 to 64 printable characters of ASCII by which the manager names itself. The later of two
-// managers wins: from the first Attach of another name on, each call with the earlier name is ABORTED.
+// metadata stepmux-manager, 1 to 64 printable characters of ASCII by which the manager names itself. The first name in
+// any call is that of the build's manager. The later of two managers wins: from the first Attach of another name on, each
+// call with the earlier name is ABORTED.
 type AttachmentClient interface {
 	// Attach makes the caller the manager of the build and keeps it until the call ends. A build that nobody is attached
 	// to ends by itself after its linger. The first message comes at once; others carry the notices of the step runner.
 	// An earlier Attach of the same manager ends.
 	Attach(ctx context.Context, in *AttachRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[AttachResponse], error)
 	// End ends the build as its linger would: jobs are stopped, and everything of the build is removed. It returns before
-	// that.
+	// that, with the notices that the caller does not have.
 	End(ctx context.Context, in *EndRequest, opts ...grpc.CallOption) (*EndResponse, error)
 }
 
@@ -410,15 +411,16 @@ func (c *attachmentClient) End(ctx context.Context, in *EndRequest, opts ...grpc
 // for forward compatibility.
 //
 // Attachment is served by a step runner that lingers: it outlives the connection to its manager. A call carries the
-// metadata stepmux-manager, 1 to 64 printable characters of ASCII by which the manager names itself. The later of two
-// managers wins: from the first Attach of another name on, each call with the earlier name is ABORTED.
+// metadata stepmux-manager, 1 to 64 printable characters of ASCII by which the manager names itself. The first name in
+// any call is that of the build's manager. The later of two managers wins: from the first Attach of another name on, each
+// call with the earlier name is ABORTED.
 type AttachmentServer interface {
 	// Attach makes the caller the manager of the build and keeps it until the call ends. A build that nobody is attached
 	// to ends by itself after its linger. The first message comes at once; others carry the notices of the step runner.
 	// An earlier Attach of the same manager ends.
 	Attach(*AttachRequest, grpc.ServerStreamingServer[AttachResponse]) error
 	// End ends the build as its linger would: jobs are stopped, and everything of the build is removed. It returns before
-	// that.
+	// that, with the notices that the caller does not have.
 	End(context.Context, *EndRequest) (*EndResponse, error)
 	mustEmbedUnimplementedAttachmentServer()
 }
