@@ -93,7 +93,7 @@ func (m *Manager) run(b *build, placed func()) {
 	}
 	b.log.stop()
 	b.giveBack()
-	if m.cluster != nil {
+	if m.cluster != nil && b.isLeft() {
 		m.cluster.look() // this manager may have its VM again
 	}
 }

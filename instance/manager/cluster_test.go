@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/instance/batch"
 	"github.com/stepmux/stepmux/instance/control"
 	"github.com/stepmux/stepmux/instance/manager"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
@@ -103,6 +104,37 @@ func requireStates(t *testing.T, m *running, state string) {
 		return err == nil && json.Unmarshal(resp.GetJson(), &s) == nil && len(s.Instances) == 2 &&
 			s.Instances[0].State == state && s.Instances[1].State == state
 	}, sshtest.Bound, 10*time.Millisecond, "both are %s", state)
+}
+
+// Symptom: at the end of each build its manager read the first 64 requests in the queue, and their records. That took
+// more time of the processors than the build.
+func TestTheEndOfABuildReadsNoOthers(t *testing.T) {
+	t.Parallel()
+	const builds = 60 // most of them wait for a slot
+	c, server, ended := newCluster(t), newNATSServer(t, server.RANDOM_PORT, 8<<20), make(chan struct{}, builds)
+	m := c.memberWith(t, startNATS(t, server), func(cfg *manager.Config) {
+		cfg.OnEnd = func(batch.Report) { ended <- struct{}{} }
+	})
+	wait, open := gate(t)
+	for range builds {
+		m.submit(wait)
+	}
+	before := calls(t, server)
+	open()
+	for range builds {
+		<-ended
+	}
+	each := (calls(t, server) - before) / builds
+	t.Logf("%d calls for a build", each)
+	require.Less(t, each, 6)
+}
+
+// calls returns how many calls of its API a NATS server has had.
+func calls(t *testing.T, s *server.Server) int {
+	t.Helper()
+	info, err := s.Jsz(nil)
+	require.NoError(t, err)
+	return int(info.API.Total) // fits
 }
 
 // Both managers have one of the two VMs, and are one to their users.
