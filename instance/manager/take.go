@@ -20,7 +20,7 @@ func (m *Manager) consume(ctx context.Context) (jetstream.Consumer, error) {
 	cfg := jetstream.ConsumerConfig{
 		Durable: consumerName, FilterSubject: queueSubject, AckPolicy: jetstream.AckExplicitPolicy,
 		AckWait: m.cfg.Lease, MaxAckPending: -1,
-		MemoryStorage: m.cluster == nil, // nothing of a new one is written to the disk
+		MemoryStorage: true, // if its state is lost, all requests come again, as at the start
 	}
 	consumer, err := m.store.queue.CreateOrUpdateConsumer(ctx, cfg)
 	if err != nil {
