@@ -277,10 +277,11 @@ cluster: ## kill one of three managers and three NATS servers every 5 s for D=20
 	  -timeout 3h ./cmd/stepmux
 
 .PHONY: scale
-scale: ## measure a manager: a submit, N trivial builds, a log, and a million queued requests (figures: docs/scale.md)
+scale: ## measure a manager (a submit, N trivial builds, a log, a million queued requests) and a cluster (docs/scale.md)
 	STEPMUX_SCALE_PAIRS=100 STEPMUX_SCALE_LOG=256 STEPMUX_SCALE_BUILDS=$(or $(filter-out 200,$(N)),10000) STEPMUX_REQUIRE_PARTS=1 \
 	  go test -count=1 -v -timeout 2h -run 'TestMeasureASubmit|TestMeasureTrivial|TestMeasureALog' ./instance/manager
 	STEPMUX_SCALE_QUEUE=1000000 go test -count=1 -v -timeout 1h -run TestMeasureAQueue ./instance/manager
+	STEPMUX_SCALE_CLUSTER=320 STEPMUX_REQUIRE_PARTS=1 go test -count=1 -v -run TestMeasureACluster ./cmd/stepmux
 
 .PHONY: container-kills
 container-kills: ## kill a manager of containers N times at random (the tests: 5 times), and check that nothing is left

@@ -73,6 +73,32 @@ func (p *natsProcess) kill() {
 	_ = p.cmd.Wait() // it was killed
 }
 
+// startManagers starts managers of an inventory with these arguments. They have one key.
+func startManagers(t *testing.T, dir, inventory string, n int, args ...string) (
+	managers []*managerProcess, clients []pb.ManagerClient,
+) {
+	t.Helper()
+	for i := range n {
+		p := &managerProcess{t: t, socket: filepath.Join(sshtest.SocketDir(t), "m.sock"), patience: 4 * bound}
+		p.args = append([]string{
+			"manager", "--state", filepath.Join(dir, fmt.Sprintf("state-%d", i)), "--inventory", inventory,
+			"--socket", p.socket, "--key-file", filepath.Join(dir, "key"), "--log-level", "info",
+		}, args...)
+		t.Cleanup(func() { // it was killed
+			if t.Failed() || os.Getenv("STEPMUX_CLUSTER") != "" {
+				t.Logf("the log of manager %d:\n%s", i, &p.stderr)
+			}
+		})
+		p.start()
+		t.Cleanup(p.kill)
+		conn, err := pb.Dial(p.socket)
+		require.NoError(t, err)
+		t.Cleanup(func() { conn.Close() })
+		managers, clients = append(managers, p), append(clients, pb.NewManagerClient(conn))
+	}
+	return managers, clients
+}
+
 // One of three managers and three NATS servers is killed every five seconds, and started again two seconds later, while
 // builds go through their queue. make cluster does it for long.
 func TestAClusterWhoseMembersAreKilledLosesNothing(t *testing.T) {
@@ -94,25 +120,9 @@ func TestAClusterWhoseMembersAreKilledLosesNothing(t *testing.T) {
 		t.Cleanup(s.kill)
 		members = append(members, s)
 	}
-	var clients []pb.ManagerClient
-	for i := range each {
-		p := &managerProcess{t: t, socket: filepath.Join(sshtest.SocketDir(t), "m.sock"), patience: 4 * bound}
-		p.args = []string{
-			"manager", "--state", filepath.Join(dir, fmt.Sprintf("state-%d", i)), "--inventory", file, "--socket", p.socket,
-			"--nats", urls, "--key-file", filepath.Join(dir, "key"), "--log-level", "info",
-		}
-		t.Cleanup(func() { // it was killed
-			if t.Failed() || os.Getenv("STEPMUX_CLUSTER") != "" {
-				t.Logf("the log of manager %d:\n%s", i, &p.stderr)
-			}
-		})
-		p.start()
-		t.Cleanup(p.kill)
+	managers, clients := startManagers(t, dir, file, each, "--nats", urls)
+	for _, p := range managers {
 		members = append(members, p)
-		conn, err := pb.Dial(p.socket)
-		require.NoError(t, err)
-		t.Cleanup(func() { conn.Close() })
-		clients = append(clients, pb.NewManagerClient(conn))
 	}
 	most, stop := watchConnections(t, ports)
 	defer stop()
@@ -186,4 +196,56 @@ func wait(t *testing.T, d time.Duration) {
 	case <-timer.C:
 	case <-t.Context().Done():
 	}
+}
+
+// What a cluster that is left alone carries, and one manager with the same VMs, in turn.
+func TestMeasureACluster(t *testing.T) {
+	builds, rounds := 12, 1
+	if text := os.Getenv("STEPMUX_SCALE_CLUSTER"); text != "" {
+		_, err := fmt.Sscan(text, &builds)
+		require.NoError(t, err)
+		rounds = 3
+	}
+	file, _ := newInventory(t, t.TempDir(), 2)
+	servers, urls := newNATS(t, 3)
+	for _, s := range servers {
+		s.start()
+		t.Cleanup(s.kill)
+	}
+	_, alone := startManagers(t, t.TempDir(), file, 1)
+	_, cluster := startManagers(t, t.TempDir(), file, 3, "--nats", urls)
+	var byOne, byAll time.Duration
+	for range rounds {
+		byOne += throughQueue(t, alone, builds)
+		byAll += throughQueue(t, cluster, builds)
+	}
+	rate := func(took time.Duration) float64 { return float64(builds*rounds) / took.Seconds() }
+	t.Logf("%d builds from the queue, 8 at once on 2 VMs: %.1f a second by one manager; %.1f by 3 of them with 3 NATS "+
+		"servers: %.2f of it", builds*rounds, rate(byOne), rate(byAll), rate(byAll)/rate(byOne))
+}
+
+// throughQueue returns how long builds of nothing that wait in the queue take together.
+func throughQueue(t *testing.T, managers []pb.ManagerClient, builds int) time.Duration {
+	t.Helper()
+	vms := []string{"vm-0", "vm-1"}
+	_, err := managers[0].Drain(t.Context(), &pb.DrainRequest{Instances: vms})
+	require.NoError(t, err)
+	var ids []string
+	for i := range builds {
+		resp, err := managers[i%len(managers)].Submit(t.Context(), &pb.SubmitRequest{Job: &pb.Job{
+			Steps: []byte("run:\n- name: n\n  script: 'true'\n"), StepsFile: "nothing.yml",
+		}})
+		require.NoError(t, err)
+		ids = append(ids, resp.GetId())
+	}
+	start := time.Now()
+	_, err = managers[0].Undrain(t.Context(), &pb.UndrainRequest{Instances: vms})
+	require.NoError(t, err)
+	for _, id := range ids[max(0, builds-16):] { // the last ones end last
+		require.Eventually(t, func() bool {
+			b, err := managers[0].Get(t.Context(), &pb.GetRequest{Id: id})
+			return err == nil && b.GetPhase() == pb.Build_ended
+		}, time.Hour, 20*time.Millisecond)
+	}
+	return time.Since(start)
 }
