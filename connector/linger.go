@@ -51,7 +51,7 @@ type lingering struct {
 
 	mu    sync.Mutex              // guards the following
 	last  error                   // why the last attempt to reconnect failed
-	again context.CancelCauseFunc // ends reach; nil otherwise
+	again context.CancelCauseFunc // ends the first attempt to reach the step runner; nil once one has succeeded
 }
 
 func newLingering(c *Connector) *lingering {
@@ -180,10 +180,25 @@ func (l *lingering) begin(b *build, until time.Time) error {
 	}
 	ctx, cancel := context.WithDeadline(l.c.life, until)
 	defer cancel()
+	ctx, again := context.WithCancelCause(ctx)
+	defer again(nil)
+	l.setAgain(again)
+	var err error
 	if l.c.cfg.Attach != "" {
-		return l.takeOver(ctx, b)
+		err = l.takeOver(ctx, b)
+	} else {
+		err = l.reach(ctx)
 	}
-	return l.reach(ctx)
+	if err == nil {
+		l.setAgain(nil)
+	}
+	return err
+}
+
+func (l *lingering) setAgain(again context.CancelCauseFunc) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.again = again
 }
 
 // takeOver attaches to a step runner that another Connector has started.
@@ -207,15 +222,6 @@ func (l *lingering) takeOver(ctx context.Context, b *build) error { //nolint:con
 
 // reach waits until the client has a connection to the step runner.
 func (l *lingering) reach(ctx context.Context) error {
-	ctx, again := context.WithCancelCause(ctx)
-	defer again(nil)
-	set := func(end context.CancelCauseFunc) {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.again = end
-	}
-	set(again)
-	defer set(nil)
 	for {
 		state := l.rpc.GetState()
 		switch state { //nolint:exhaustive // it is being made in the others

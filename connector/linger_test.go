@@ -165,6 +165,23 @@ func TestAStepRunnerThatDiesBeforeItIsAttachedToIsStartedAgain(t *testing.T) {
 	require.Greater(t, starts, 1)
 }
 
+// Symptom: while another lease was awaited, the client looked for the step runner again, and the build was lost.
+func TestAStepRunnerThatDiesBeforeItIsAttachedToIsStartedAgainHoweverLongThatTakes(t *testing.T) {
+	l := &slowLease{slow: connect(t, embedded(t))}
+	starts := 0
+	b := lingers(t, mortal(t), l, func(cfg *connector.Config) {
+		cfg.Route = connector.Session
+		cfg.Trace = &connector.Trace{ServeReady: func(string, connector.Route, time.Duration) { starts++ }}
+		cfg.Reconnect = func(ctx context.Context) (connector.Lease, error) {
+			return l, pause.For(ctx, 500*time.Millisecond) // the client tries again meanwhile
+		}
+	})
+	_, err := b.Connect(sshtest.Within(t))
+	require.Error(t, err)
+	_ = b.Close(sshtest.Within(t))
+	require.Greater(t, starts, 1)
+}
+
 // silentSockets is a connection on which no socket answers.
 type silentSockets struct{ connector.Conn }
 
