@@ -40,6 +40,7 @@ type lingering struct {
 	life context.Context // ends at the end of Close, or when the build is lost
 	end  context.CancelCauseFunc
 
+	begun    time.Time        // when start began
 	rpc      *grpc.ClientConn // nil before it is needed for the first time
 	first    *attachment      // made by takeOver, used by keep; nil if this Connector has started the step runner
 	attaches atomic.Bool      // keep has begun to attach
@@ -78,7 +79,8 @@ func (l *lingering) lost(err error) {
 // start is Connector.start, repeated over new links while the connection is lost, for as long as the linger. Nothing
 // of the job runs yet. A serve that an earlier attempt started is found again, or started again if it has ended.
 func (l *lingering) start() (b *build, err error) {
-	until := time.Now().Add(l.c.cfg.Linger)
+	l.begun = time.Now()
+	until := l.begun.Add(l.c.cfg.Linger)
 	var lease Lease // of the connection to use from now on; nil for that of before
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, lingerPause) {
 		b, err = l.attempt(lease)
@@ -417,7 +419,7 @@ func (l *lingering) keep() {
 // awaitAge returns when the build is old enough to be attached to. It returns an error if the link is lost before that,
 // or the build ends.
 func (l *lingering) awaitAge() error {
-	young, cancel := context.WithTimeout(l.life, min(attachAfter, l.c.cfg.Linger/2))
+	young, cancel := context.WithDeadline(l.life, l.begun.Add(min(attachAfter, l.c.cfg.Linger/2)))
 	defer cancel()
 	lost := l.rpc.WaitForStateChange(young, connectivity.Ready)
 	if lost || l.life.Err() != nil || l.ending.Load() {

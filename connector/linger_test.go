@@ -182,6 +182,59 @@ func TestAStepRunnerThatDiesBeforeItIsAttachedToIsStartedAgainHoweverLongThatTak
 	require.Greater(t, starts, 1)
 }
 
+// Symptom: a manager that was held up after its Connect took the build from the one that had attached meanwhile, or
+// ended it.
+func TestAManagerThatHasNotCalledYetIsReplaced(t *testing.T) {
+	server := embedded(t)
+	attach := func(socket string) *build {
+		return newBuild(t, server, "b1", runnertest.Command(t)[0], func(cfg *connector.Config) {
+			cfg.Route, cfg.Linger, cfg.Secret, cfg.Attach = connector.Auto, time.Minute, strings.Repeat("s", 43), socket
+			cfg.Reconnect = func(context.Context) (connector.Lease, error) { return &lease{conn: connect(t, server)}, nil }
+		})
+	}
+	first := attach("")
+	_, err := first.Connect(sshtest.Within(t))
+	require.NoError(t, err)
+	second := attach(first.Socket())
+	_, err = second.Connect(sshtest.Within(t))
+	require.NoError(t, err)
+	_, err = first.Execute(sshtest.Within(t), connector.Job{Script: "exit 1"}, io.Discard)
+	require.ErrorContains(t, err, "another manager has attached")
+	require.NoError(t, first.Close(sshtest.Within(t)))
+	result, err := second.Execute(sshtest.Within(t), connector.Job{Script: "true"}, io.Discard)
+	require.NoError(t, err)
+	require.Equal(t, connector.Succeeded, result.Status)
+	require.NoError(t, second.Close(sshtest.Within(t)))
+}
+
+// Symptom: a manager whose first link needed most of the linger attached a second after that, when the step runner had
+// ended.
+func TestABuildThatIsReachedLateIsAttachedToAtOnce(t *testing.T) {
+	const linger = 4 * time.Second
+	server := embedded(t)
+	var b *build
+	var ready time.Time
+	b = newBuild(t, server, "b1", runnertest.Command(t)[0], func(cfg *connector.Config) {
+		cfg.Route, cfg.Linger = connector.Session, linger
+		cfg.Trace = &connector.Trace{ServeReady: func(string, connector.Route, time.Duration) {
+			ready = time.Now()
+			b.lease.conn.Close()
+		}}
+		cfg.Reconnect = func(ctx context.Context) (connector.Lease, error) {
+			return &lease{conn: connect(t, server)}, pause.For(ctx, linger-time.Second)
+		}
+	})
+	_, err := b.Connect(sshtest.Within(t))
+	if late := time.Since(ready); late > linger-linger/10 {
+		t.Skipf("this machine is slow: it has taken %v", late)
+	}
+	require.NoError(t, err)
+	result, err := b.Execute(sshtest.Within(t), connector.Job{Script: "sleep 2"}, io.Discard)
+	require.NoError(t, err)
+	require.Equal(t, connector.Succeeded, result.Status)
+	require.NoError(t, b.Close(sshtest.Within(t)))
+}
+
 // silentSockets is a connection on which no socket answers.
 type silentSockets struct{ connector.Conn }
 
