@@ -28,6 +28,9 @@ const (
 	lingerPause = 250 * time.Millisecond
 	// attachAfter is how old a build is when its Connector attaches to it. Most are shorter, and need no call for it.
 	attachAfter = time.Second
+	// shortLinger is the linger below which a Connector attaches at once. A link may be silent for 30 s before it counts
+	// as lost. A build survives that if its Connector is attached, or if its linger is longer.
+	shortLinger = time.Minute
 )
 
 // lingering keeps the Connector attached to a build that outlives its connection. When the link is lost, it makes
@@ -42,7 +45,7 @@ type lingering struct {
 
 	begun    time.Time        // when start began
 	rpc      *grpc.ClientConn // nil before it is needed for the first time
-	first    *attachment      // made by takeOver, used by keep; nil if this Connector has started the step runner
+	first    *attachment      // made by attachFirst, used by keep; nil if keep is to attach
 	attaches atomic.Bool      // keep has begun to attach
 	ending   atomic.Bool      // stop has begun
 	replaced atomic.Bool      // another manager has the build
@@ -175,7 +178,8 @@ func (l *lingering) connect(b *build) (err error) {
 	return err
 }
 
-// begin reaches the step runner for the first time. One that was there before knows its new manager then.
+// begin reaches the step runner for the first time. It attaches if another Connector has started the step runner, or if
+// the linger is short.
 func (l *lingering) begin(b *build, until time.Time) error {
 	if err := l.connect(b); err != nil {
 		return err
@@ -186,8 +190,8 @@ func (l *lingering) begin(b *build, until time.Time) error {
 	defer again(nil)
 	l.setAgain(again)
 	var err error
-	if l.c.cfg.Attach != "" {
-		err = l.takeOver(ctx, b)
+	if l.c.cfg.Attach != "" || l.c.cfg.Linger < shortLinger {
+		err = l.attachFirst(ctx, b)
 	} else {
 		err = l.reach(ctx)
 	}
@@ -203,8 +207,8 @@ func (l *lingering) setAgain(again context.CancelCauseFunc) {
 	l.again = again
 }
 
-// takeOver attaches to a step runner that another Connector has started.
-func (l *lingering) takeOver(ctx context.Context, b *build) error { //nolint:contextcheck // see calls
+// attachFirst attaches to the step runner. The call goes on in keep.
+func (l *lingering) attachFirst(ctx context.Context, b *build) error { //nolint:contextcheck // see calls
 	calls, end := context.WithCancel(l.life) // the successful call outlives this function
 	stop := context.AfterFunc(ctx, end)
 	err := retryFor(ctx, b.patience(), func() (_ bool, err error) {
@@ -419,7 +423,7 @@ func (l *lingering) keep() {
 // awaitAge returns when the build is old enough to be attached to. It returns an error if the link is lost before that,
 // or the build ends.
 func (l *lingering) awaitAge() error {
-	young, cancel := context.WithDeadline(l.life, l.begun.Add(min(attachAfter, l.c.cfg.Linger/2)))
+	young, cancel := context.WithDeadline(l.life, l.begun.Add(attachAfter))
 	defer cancel()
 	lost := l.rpc.WaitForStateChange(young, connectivity.Ready)
 	if lost || l.life.Err() != nil || l.ending.Load() {

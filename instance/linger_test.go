@@ -241,6 +241,22 @@ func TestABuildWhoseStepRunnerIsGoneFailsAtOnce(t *testing.T) {
 	}
 }
 
+// Symptom: the build was lost if its linger was shorter than a silence of its link that began in its first second.
+func TestABuildWithAShortLingerOutlivesALongerSilence(t *testing.T) {
+	t.Parallel()
+	v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+	proxy := sshtest.Proxy(t, v.Addr)
+	e, log := lingers(t, v.via(t, proxy.Addr()).provider(t, 1, nil), "build-1", 2*time.Second)
+	_, err := e.Connect(t.Context())
+	require.NoError(t, err)
+	proxy.Stall()
+	defer time.AfterFunc(4*time.Second, proxy.Resume).Stop()
+	require.NoError(t, e.Execute(t.Context(), script("echo done")))
+	require.Equal(t, "done\n", log.String(), "its link was not lost")
+	require.NoError(t, e.Cleanup(t.Context()))
+	require.Empty(t, e.Left())
+}
+
 func TestACancelledBuildThatLingersLeavesNothing(t *testing.T) {
 	t.Parallel()
 	v := newVM(t, sshtest.OpenSSH(t))
