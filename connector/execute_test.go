@@ -35,6 +35,8 @@ func connectTo(t testing.TB, server any, options ...grpc.ServerOption) *Connecto
 		kind = server
 	case pb.StepRunnerServer:
 		pb.RegisterStepRunnerServer(s, server)
+	case pb.AttachmentServer:
+		pb.RegisterAttachmentServer(s, server)
 	case runnerproto.StepRunnerServer:
 		kind = program.StepRunner
 		runnerproto.RegisterStepRunnerServer(s, server)

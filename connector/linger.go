@@ -46,7 +46,8 @@ type lingering struct {
 	begun    time.Time        // when start began
 	rpc      *grpc.ClientConn // nil before it is needed for the first time
 	first    *attachment      // made by attachFirst, used by keep; nil if keep is to attach
-	attaches atomic.Bool      // keep has begun to attach
+	aged     bool             // for keep: the build is old enough to be attached to
+	noted    atomic.Bool      // keep passes the notices on, or stop has done so
 	ending   atomic.Bool      // stop has begun
 	replaced atomic.Bool      // another manager has the build
 	gone     atomic.Bool      // the step runner was found to be gone
@@ -222,7 +223,7 @@ func (l *lingering) attachFirst(ctx context.Context, b *build) error { //nolint:
 		end()
 		return err
 	}
-	l.attaches.Store(true)
+	l.aged = true
 	return nil
 }
 
@@ -381,7 +382,7 @@ func (l *lingering) keep() {
 	var away time.Time // when the link was lost; zero while it works
 	lost := time.AfterFunc(l.c.cfg.Linger, l.giveUp)
 	defer lost.Stop()
-	offset := l.c.log.State().Notices
+	offset, mine := l.c.log.State().Notices, false
 	back := func() {
 		if lost.Stop(); !away.IsZero() {
 			took := time.Since(away).Round(time.Millisecond)
@@ -397,7 +398,9 @@ func (l *lingering) keep() {
 				back()
 				wait = 10 * time.Millisecond
 			}
-			_, _ = notices.WriteAt(msg.GetNotices(), msg.GetOffset()) // never fails
+			if mine = mine || !l.noted.Swap(true); mine {
+				_, _ = notices.WriteAt(msg.GetNotices(), msg.GetOffset()) // never fails
+			}
 		})
 		switch {
 		case l.life.Err() != nil, l.ending.Load():
@@ -435,12 +438,9 @@ func (l *lingering) awaitAge() error {
 // stay attaches to the step runner until the call ends, and returns the call's error. take receives the notices, with
 // first set once the step runner has confirmed.
 func (l *lingering) stay(offset *int64, take func(first bool, msg *pb.AttachResponse)) error {
-	if !l.attaches.Load() {
-		err := l.awaitAge()
-		if !l.ending.Load() {
-			l.attaches.Store(true)
-		}
-		if err != nil {
+	if !l.aged {
+		l.aged = true
+		if err := l.awaitAge(); err != nil {
 			return err
 		}
 	}
@@ -460,18 +460,6 @@ func (l *lingering) stay(offset *int64, take func(first bool, msg *pb.AttachResp
 	}
 	_ = next(now.answer) // never fails
 	return cmp.Or(receive(now.stream, next), status.Error(codes.Unavailable, "the step runner has ended the call"))
-}
-
-// giveUp ends a build that has been detached for too long.
-func (l *lingering) giveUp() {
-	l.mu.Lock()
-	last := l.last
-	l.mu.Unlock()
-	err := fmt.Errorf("the build is lost: its step runner could not be reached for %v", l.c.cfg.Linger)
-	if last != nil {
-		err = fmt.Errorf("%w; last attempt: %w", err, last)
-	}
-	l.lost(err)
 }
 
 // client returns a gRPC client of the step runner. The caller calls done at the end.

@@ -12,6 +12,18 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
+// giveUp ends a build that has been detached for too long.
+func (l *lingering) giveUp() {
+	l.mu.Lock()
+	last := l.last
+	l.mu.Unlock()
+	err := fmt.Errorf("the build is lost: its step runner could not be reached for %v", l.c.cfg.Linger)
+	if last != nil {
+		err = fmt.Errorf("%w; last attempt: %w", err, last)
+	}
+	l.lost(err)
+}
+
 // stop ends the step runner and waits for its end, bounded by ctx, over another link if necessary. It does nothing if
 // another manager has the build, or is to take it over.
 func (l *lingering) stop(ctx context.Context) error {
@@ -43,7 +55,7 @@ func (l *lingering) endServe(ctx context.Context) error {
 		last, err = rpc.End(calls, &pb.EndRequest{Offset: l.c.log.State().Notices})
 		return false, err
 	})
-	if text := last.GetNotices(); len(text) > 0 && !l.attaches.Load() {
+	if text := last.GetNotices(); len(text) > 0 && !l.noted.Swap(true) {
 		l.c.cfg.Logger.Info("notices of the step runner", "text", string(text)) // the log may have its end already
 		notices := l.c.log.Notices(l.c.closing)
 		_, _ = notices.WriteAt(text, last.GetOffset()) // never fails
