@@ -60,7 +60,10 @@ type lingering struct {
 }
 
 func newLingering(c *Connector) *lingering {
-	l := &lingering{c: c, manager: wire.NewManager(), turn: make(chan struct{}, 1)}
+	l := &lingering{c: c, manager: wire.Starter, turn: make(chan struct{}, 1)}
+	if c.cfg.Attach != "" {
+		l.manager = wire.NewManager()
+	}
 	l.life, l.end = context.WithCancelCause(context.WithoutCancel(c.life))
 	return l
 }

@@ -70,7 +70,7 @@ func TestNoticesOfABuildThatLingersAreInItsLogOnce(t *testing.T) {
 				b.conn, b.serve.detached = noProcess{}, true
 				require.NoError(t, l.begin(b, time.Now().Add(c.cfg.Linger)))
 				c.wg.Go(l.keep)
-				time.Sleep(test.age)
+				time.Sleep(test.age) //nolint:forbidigo // of the bubble
 				synctest.Wait()
 				require.NoError(t, l.stop(t.Context()))
 				l.end(ErrClosed)

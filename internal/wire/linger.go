@@ -17,7 +17,11 @@ const (
 	maxManager = 64 // bytes of a manager's name
 )
 
-// NewManager returns a unique name for a manager.
+// Starter is the name of the manager that starts a serve. serve knows it before the first call, so a manager that
+// attaches later replaces it in any case.
+const Starter = "starter"
+
+// NewManager returns a unique name for a manager that attaches to a serve which another one has started.
 func NewManager() string { return rand.Text() }
 
 // ValidManager reports whether name is valid for a manager: 1 to 64 printable characters of ASCII.

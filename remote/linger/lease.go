@@ -1,7 +1,6 @@
 package linger
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -48,7 +47,7 @@ type Lease struct {
 	end  context.CancelCauseFunc
 
 	mu       sync.Mutex // guards the following
-	manager  string     // the present one, or else the last one; empty if none has called
+	manager  string     // the present one, or else the last one
 	replaced []string   // earlier ones
 	attached context.CancelCauseFunc
 	serial   int // of the last Attach
@@ -58,7 +57,7 @@ type Lease struct {
 // New returns a Lease that ends with ctx, or when no manager was attached for the time most. That time begins now. The
 // caller calls Close.
 func New(ctx context.Context, most time.Duration) *Lease {
-	l := &Lease{notices: &notices{more: make(chan struct{})}, most: most}
+	l := &Lease{notices: &notices{more: make(chan struct{})}, most: most, manager: wire.Starter}
 	l.life, l.end = context.WithCancelCause(ctx)
 	l.expiry = time.AfterFunc(most, l.expire)
 	return l
@@ -118,16 +117,14 @@ func callerOf(ctx context.Context) string {
 	return ""
 }
 
-// check refuses the call of a manager that was replaced. The first manager that calls has the build, even before it
-// attaches. A call without a manager's name is accepted, because it carries the secret.
+// check refuses the call of a manager that was replaced. It accepts a call without a manager's name, because it carries
+// the secret.
 func (l *Lease) check(ctx context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	name := callerOf(ctx)
-	if name != "" && slices.Contains(l.replaced, name) {
+	if name := callerOf(ctx); name != "" && slices.Contains(l.replaced, name) {
 		return errReplaced
 	}
-	l.manager = cmp.Or(l.manager, name)
 	return nil
 }
 
@@ -168,7 +165,7 @@ func (l *Lease) enter(ctx context.Context, name string) (_ context.Context, leav
 	defer l.mu.Unlock()
 	reason := status.Error(codes.Canceled, "a later call takes the place of this one")
 	switch {
-	case l.manager == name, l.manager == "":
+	case l.manager == name:
 	case slices.Contains(l.replaced, name): // replaced since check
 		end(nil)
 		return nil, nil, errReplaced

@@ -79,20 +79,17 @@ func TestLaterCallOfTheSameManagerTakesThePlaceOfTheEarlier(t *testing.T) {
 	})
 }
 
-// A manager attaches only to builds that last. One that has only called is replaced, too.
-func TestTheFirstManagerThatCallsHasTheBuild(t *testing.T) {
+// It attaches only to builds that last.
+func TestTheManagerThatStartedServeIsReplacedBeforeItAttaches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := New(t.Context(), time.Minute)
 		defer l.Close()
-		named := func(name string) context.Context {
-			return metadata.NewIncomingContext(t.Context(), metadata.Pairs(wire.ManagerKey, name))
-		}
-		require.NoError(t, l.check(t.Context()), "it has no name")
-		require.NoError(t, l.check(named("m1")))
+		starter := metadata.NewIncomingContext(t.Context(), metadata.Pairs(wire.ManagerKey, wire.Starter))
+		require.NoError(t, l.check(starter))
 		second, leave := attach(t, l, "m2", 0)
 		defer leave()
-		require.Equal(t, codes.Aborted, status.Code(l.check(named("m1"))))
-		late, leaveLate := attach(t, l, "m1", 0)
+		require.Equal(t, codes.Aborted, status.Code(l.check(starter)))
+		late, leaveLate := attach(t, l, wire.Starter, 0)
 		defer leaveLate()
 		require.Equal(t, codes.Aborted, status.Code(<-late.ended))
 		require.Empty(t, second.ended)

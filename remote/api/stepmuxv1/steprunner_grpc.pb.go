@@ -356,9 +356,9 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // Attachment is served by a step runner that lingers: it outlives the connection to its manager. A call carries the
-// metadata stepmux-manager, 1 to 64 printable characters of ASCII by which the manager names itself. The first name in
-// any call is that of the build's manager. The later of two managers wins: from the first Attach of another name on, each
-// call with the earlier name is ABORTED.
+// metadata stepmux-manager, 1 to 64 printable characters of ASCII by which the manager names itself: "starter" for the one
+// that has started the step runner. The later of two managers wins: from the first Attach of another name on, each call
+// with the earlier name is ABORTED.
 type AttachmentClient interface {
 	// Attach makes the caller the manager of the build and keeps it until the call ends. A build that nobody is attached
 	// to ends by itself after its linger. The first message comes at once; others carry the notices of the step runner.
@@ -411,9 +411,9 @@ func (c *attachmentClient) End(ctx context.Context, in *EndRequest, opts ...grpc
 // for forward compatibility.
 //
 // Attachment is served by a step runner that lingers: it outlives the connection to its manager. A call carries the
-// metadata stepmux-manager, 1 to 64 printable characters of ASCII by which the manager names itself. The first name in
-// any call is that of the build's manager. The later of two managers wins: from the first Attach of another name on, each
-// call with the earlier name is ABORTED.
+// metadata stepmux-manager, 1 to 64 printable characters of ASCII by which the manager names itself: "starter" for the one
+// that has started the step runner. The later of two managers wins: from the first Attach of another name on, each call
+// with the earlier name is ABORTED.
 type AttachmentServer interface {
 	// Attach makes the caller the manager of the build and keeps it until the call ends. A build that nobody is attached
 	// to ends by itself after its linger. The first message comes at once; others carry the notices of the step runner.
