@@ -433,7 +433,7 @@ func (l *lingering) awaitAge() error {
 	defer cancel()
 	lost := l.rpc.WaitForStateChange(young, connectivity.Ready)
 	if lost || l.life.Err() != nil || l.ending.Load() {
-		return status.Error(codes.Unavailable, "its connection has ended")
+		return status.Error(codes.Unavailable, "the bridge to the step runner has ended")
 	}
 	return nil
 }
