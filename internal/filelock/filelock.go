@@ -1,5 +1,9 @@
-// Package filelock locks files and directories with flock(2), between independent processes. [Try] and [Wait] lock an
-// open file, [Claim] opens and locks a path; [Release] ends both.
+// Package filelock locks files and directories between independent processes. [Try] and [Wait] lock an open file with
+// flock(2), [Claim] opens and locks a path; [Release] ends both.
+//
+// Any process that can open a file can lock it with flock(2). [TryRead] and [TryWrite] are for files that hostile
+// processes can read, but not write: the kernel gives a write lock only for a descriptor that can write, so the others
+// cannot keep a reader waiting.
 //
 // A lock belongs to one opening of a file and to the processes that inherit it. The kernel releases it when the last of
 // them has closed the file or has ended. systemd-tmpfiles does not touch a locked directory.
@@ -21,15 +25,36 @@ import (
 var ErrTaken = errors.New("in use")
 
 // Try takes the exclusive lock of f without waiting. If another process holds a lock, the error is ErrTaken.
-func Try(f *os.File) error { return try(f, unix.LOCK_EX) }
+func Try(f *os.File) error {
+	return try(f, func(fd uintptr) error { return unix.Flock(int(fd), unix.LOCK_EX|unix.LOCK_NB) })
+}
 
-// TryShared takes the shared lock of f without waiting. The error is ErrTaken if another process holds the exclusive
-// lock, or gets it while f's own exclusive lock is being exchanged for the shared one.
-func TryShared(f *os.File) error { return try(f, unix.LOCK_SH) }
+// TryRead takes a read lock of f, a file open for reading, without waiting. If another process holds the write lock,
+// the error is ErrTaken. Read and write locks are those of fcntl(2) and exclude no lock of flock(2).
+func TryRead(f *os.File) error {
+	return try(f, func(fd uintptr) error { return record(fd, unix.F_RDLCK) })
+}
 
-func try(f *os.File, how int) error {
+// TryWrite takes the write lock of f, a file open for writing, without waiting. If another process holds a read lock or
+// the write lock, the error is ErrTaken.
+func TryWrite(f *os.File) error {
+	return try(f, func(fd uintptr) error { return record(fd, unix.F_WRLCK) })
+}
+
+// IsRead reports whether another process holds a read lock of f.
+func IsRead(f *os.File) bool {
+	other := unix.Flock_t{Type: unix.F_WRLCK}
+	return unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &other) == nil && other.Type == unix.F_RDLCK
+}
+
+// record changes the lock of a whole file, which belongs to its opening.
+func record(fd uintptr, kind int16) error {
+	return unix.FcntlFlock(fd, unix.F_OFD_SETLK, &unix.Flock_t{Type: kind})
+}
+
+func try(f *os.File, lock func(fd uintptr) error) error {
 	for {
-		err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
+		err := lock(f.Fd())
 		switch {
 		case err == nil:
 			return nil
@@ -38,13 +63,16 @@ func try(f *os.File, how int) error {
 		case errors.Is(err, unix.EWOULDBLOCK):
 			return ErrTaken
 		}
-		return fmt.Errorf("lock %s (it must be on a file system with flock): %w", f.Name(), err)
+		return fmt.Errorf("lock %s (its file system must have locks): %w", f.Name(), err)
 	}
 }
 
-// Unlock releases the lock of f at once. Closing f is not enough while a child that is being forked still has a copy of
-// the descriptor.
-func Unlock(f *os.File) { _ = unix.Flock(int(f.Fd()), unix.LOCK_UN) }
+// Unlock releases the locks of f at once. Closing f is not enough while a child that is being forked still has a copy
+// of the descriptor.
+func Unlock(f *os.File) {
+	_ = unix.Flock(int(f.Fd()), unix.LOCK_UN)
+	_ = record(f.Fd(), unix.F_UNLCK)
+}
 
 // Release unlocks f and closes it.
 func Release(f *os.File) {
@@ -54,15 +82,20 @@ func Release(f *os.File) {
 
 // Claim opens the file or directory at path, but not a symbolic link, and locks it. The error is ErrTaken if another
 // process holds the lock, or if path does not lead to the locked file any more. The caller releases the file.
-func Claim(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
+func Claim(path string) (*os.File, error) { return claim(path, os.O_RDONLY, Try) }
+
+// ClaimWrite is Claim with the lock of TryWrite.
+func ClaimWrite(path string) (*os.File, error) { return claim(path, os.O_WRONLY, TryWrite) }
+
+func claim(path string, flag int, try func(*os.File) error) (*os.File, error) {
+	f, err := os.OpenFile(path, flag|unix.O_NOFOLLOW, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, ErrTaken
 	}
 	if err != nil {
 		return nil, err
 	}
-	if err := Try(f); err != nil {
+	if err := try(f); err != nil {
 		f.Close()
 		return nil, err
 	}

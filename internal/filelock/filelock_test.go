@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 func TestALockIsHeldByOneOpeningAtATime(t *testing.T) {
@@ -21,9 +22,6 @@ func TestALockIsHeldByOneOpeningAtATime(t *testing.T) {
 	other, err := os.Open(path)
 	require.NoError(t, err)
 	defer other.Close()
-	require.ErrorIs(t, TryShared(other), ErrTaken)
-	require.NoError(t, TryShared(first))
-	require.NoError(t, TryShared(other))
 	require.ErrorIs(t, Try(other), ErrTaken)
 	Release(first)
 	require.NoError(t, Try(other))
@@ -31,6 +29,34 @@ func TestALockIsHeldByOneOpeningAtATime(t *testing.T) {
 	again, err := Claim(path)
 	require.NoError(t, err)
 	Release(again)
+}
+
+func TestAReaderOfAFileCannotKeepOutOthers(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(path, nil, 0o600))
+	hostile, err := Claim(path)
+	require.NoError(t, err)
+	defer hostile.Close()
+	require.ErrorIs(t, TryWrite(hostile), unix.EBADF)
+	first, err := ClaimWrite(path)
+	require.NoError(t, err)
+	_, err = ClaimWrite(path)
+	require.ErrorIs(t, err, ErrTaken)
+	reader, err := os.Open(path)
+	require.NoError(t, err)
+	defer reader.Close()
+	require.ErrorIs(t, TryRead(reader), ErrTaken)
+	require.False(t, IsRead(reader))
+	Unlock(first)
+	require.False(t, IsRead(first))
+	require.NoError(t, TryRead(hostile))
+	require.NoError(t, TryRead(reader))
+	require.ErrorIs(t, TryWrite(first), ErrTaken)
+	require.True(t, IsRead(first))
+	Unlock(hostile)
+	Unlock(reader)
+	require.NoError(t, TryWrite(first))
+	Release(first)
 }
 
 func TestClaimTakesNoFileThatIsGoneOrALink(t *testing.T) {

@@ -119,8 +119,8 @@ func exchange(request []byte, in io.Writer, out io.Reader) (*Component, error) {
 	if err != nil {
 		return nil, fmt.Errorf("keep the step in the cache: %w", err)
 	}
-	// The program still has its shared lock, so no process removes the file before this one has its own.
-	if err = filelock.TryShared(lock); err == nil && !filelock.StillAt(lock, a.Lock) {
+	// The program still has its read lock, so no process removes the file before this one has its own.
+	if err = filelock.TryRead(lock); err == nil && !filelock.StillAt(lock, a.Lock) {
 		err = filelock.ErrTaken
 	}
 	if err != nil {

@@ -45,12 +45,12 @@ func TestAFetchedStepIsLockedUntilItsRelease(t *testing.T) {
 	c.held = nil
 	require.Equal(t, want, c)
 	c.held = held
-	file, err := os.Open(lock)
-	require.NoError(t, err)
-	defer file.Close()
-	require.ErrorIs(t, filelock.Try(file), filelock.ErrTaken)
+	_, err = filelock.ClaimWrite(lock)
+	require.ErrorIs(t, err, filelock.ErrTaken)
 	c.Release()
-	require.NoError(t, filelock.Try(file))
+	claimed, err := filelock.ClaimWrite(lock)
+	require.NoError(t, err)
+	filelock.Release(claimed)
 
 	text, err := os.ReadFile(got)
 	require.NoError(t, err)

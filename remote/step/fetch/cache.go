@@ -143,12 +143,16 @@ func (c *cache) lock(ctx context.Context, key string, ready func() bool) (unlock
 		if err != nil {
 			return false, err
 		}
-		if err = filelock.Try(file); err == nil && filelock.StillAt(file, path) {
+		err = filelock.TryWrite(file)
+		switch at := filelock.StillAt(file, path); {
+		case err == nil && at:
 			unlock = func() {
 				_ = os.Remove(path) // before the release, so that waiters notice and make another file
 				filelock.Release(file)
 			}
 			return true, nil
+		case at && filelock.IsRead(file): // by a job, which cannot write the file: the lock moves to another one
+			_ = os.Remove(path)
 		}
 		file.Close()
 		if errors.Is(err, filelock.ErrTaken) {

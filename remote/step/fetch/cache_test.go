@@ -277,12 +277,39 @@ func TestFetchWaitsWhileAComponentIsTidied(t *testing.T) {
 	ref := zipOf(t, "a", "x")
 	c := get(t, s, ref)
 	c.Release()
-	meta, err := filelock.Claim(filepath.Join(filepath.Dir(c.Root), metaName))
+	meta, err := filelock.ClaimWrite(filepath.Join(filepath.Dir(c.Root), metaName))
 	require.NoError(t, err)
 	_, err = s.Fetch(shortContext(t, 30*time.Millisecond), reference(t, ref), Credentials{})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	time.AfterFunc(30*time.Millisecond, func() { filelock.Release(meta) })
 	require.True(t, get(t, s, ref).Cached)
+}
+
+// Symptom: a job that locked a file of the cache, which it can open for reading, held the builds that use the step
+// until their timeout.
+func TestAJobThatLocksFilesOfTheCacheHoldsNoBuild(t *testing.T) {
+	ref := zipOf(t, "a", "x")
+	for name, lock := range map[string]func(*os.File) error{"flock": filelock.Try, "fcntl": filelock.TryRead} {
+		t.Run(name, func(t *testing.T) {
+			s := newStore(t, func(c *Config) { c.Timeout = patience })
+			hold := func(path string) {
+				job, err := os.Open(path)
+				require.NoError(t, err)
+				t.Cleanup(func() { job.Close() })
+				require.NoError(t, lock(job))
+			}
+			c := get(t, s, ref)
+			c.Release()
+			hold(filepath.Join(filepath.Dir(c.Root), metaName))
+			require.True(t, get(t, s, ref).Cached)
+			path := s.cache.path(lockDir, "k") // of a fetch that was killed
+			require.NoError(t, os.WriteFile(path, nil, 0o600))
+			hold(path)
+			unlock, err := s.cache.lock(shortContext(t, patience), "k", func() bool { return false })
+			require.NoError(t, err)
+			unlock()
+		})
+	}
 }
 
 func TestEqualFilesAreOneComponentWhereverTheyCameFrom(t *testing.T) {

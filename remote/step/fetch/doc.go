@@ -9,7 +9,7 @@
 // is complete or does not exist. Before each use its files are compared with the digest, or with a stamp of the last
 // comparison.
 //
-// Processes coordinate by file locks (flock), which end with their holders. A component that is being fetched is
+// Processes coordinate by file locks, which end with their holders. A component that is being fetched is
 // locked: so it is fetched once, however many jobs need it, and a slow server delays only the jobs that need its steps.
 // A component in use is locked too. The cache may remove all others when it has grown too large. A scratch directory
 // without a lock belongs to a dead process, and is removed.

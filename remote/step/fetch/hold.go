@@ -19,7 +19,7 @@ import (
 
 const (
 	treeName = "tree"      // the files of a component
-	metaName = "meta.json" // list of its nodes; each user of the component holds a shared lock on it
+	metaName = "meta.json" // list of its nodes; each user of the component holds a read lock on it
 )
 
 // meta lists the nodes of a component, in its directory. Their digest is the component's name.
@@ -48,11 +48,12 @@ func (c *cache) hold(ctx context.Context, tree string) (*os.File, error) {
 	return nil, err
 }
 
-// share takes the shared lock of file, a meta.json. Another process with the exclusive lock is about to remove the
-// component, or files that steps have added to it. The error is filelock.ErrTaken if the component was removed.
+// share takes the read lock of file, a meta.json. Another process with the write lock is about to remove the component,
+// or files that steps have added to it. A job behind walls cannot take that lock, because it cannot write the file. The
+// error is filelock.ErrTaken if the component was removed.
 func share(ctx context.Context, file *os.File) error {
 	return pause.Until(ctx, func() (bool, error) {
-		err := filelock.TryShared(file)
+		err := filelock.TryRead(file)
 		switch {
 		case !filelock.StillAt(file, file.Name()):
 			return false, filelock.ErrTaken
@@ -111,7 +112,7 @@ func (c *cache) evict(tree string) error {
 	}
 	defer tmp.remove()
 	dir := c.path(compDir, tree)
-	file, err := filelock.Claim(filepath.Join(dir, metaName))
+	file, err := filelock.ClaimWrite(filepath.Join(dir, metaName))
 	if err == nil {
 		defer filelock.Release(file)
 	} else if _, there := os.Lstat(filepath.Join(dir, metaName)); !errors.Is(there, fs.ErrNotExist) {

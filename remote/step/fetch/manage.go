@@ -52,7 +52,7 @@ func (s *Store) List() ([]Cached, error) {
 	all, _, err := c.list()
 	for i := range all {
 		all[i].Sources = sources[all[i].name()]
-		meta, err := filelock.Claim(c.path(compDir, all[i].name(), metaName))
+		meta, err := filelock.ClaimWrite(c.path(compDir, all[i].name(), metaName))
 		if err == nil {
 			filelock.Release(meta)
 		}

@@ -27,7 +27,7 @@ var errDamaged = errors.New("the component was changed")
 // change time.
 type stamp [sha256.Size]byte
 
-// verify compares a component with its digest. file is its meta.json, with the shared lock. If the stamp is the same as
+// verify compares a component with its digest. file is its meta.json, with the read lock. If the stamp is the same as
 // when this process last compared the files, verify does not compare them again.
 //
 // Steps may have added files, such as the compiled files that interpreters keep beside the source. Those are removed,
@@ -195,17 +195,19 @@ func scan(ctx context.Context, dir string, nodes []node) (stamp, added, error) {
 }
 
 // removeAdded removes the additions to a component, unless another process uses it. file is the component's meta.json,
-// whose shared lock it has before and after; it waits for the lock only while it has none. The error is
-// filelock.ErrTaken if the component was removed.
+// whose read lock it has before and after; it waits for the lock only while it has none. The error is filelock.ErrTaken
+// if the component was removed.
 func removeAdded(ctx context.Context, file *os.File, a added) error {
-	err := filelock.Try(file)
+	filelock.Unlock(file)
+	alone, err := filelock.ClaimWrite(file.Name())
 	if err == nil {
 		err = a.remove()
+		filelock.Release(alone)
 	}
 	if err != nil && !errors.Is(err, filelock.ErrTaken) {
 		return err
 	}
-	return share(ctx, file) // the attempt has released the shared lock
+	return share(ctx, file)
 }
 
 // remove removes the additions, and makes the directories read-only again. A process that outlived its step may add
