@@ -144,6 +144,16 @@ func TestMistakesInAJobOfAWorkflowAreFoundBeforeItRuns(t *testing.T) {
 	require.Equal(t, []string{"a/b@v1"}, uses)
 }
 
+// Symptom: a mistake under another key, such as on, left the completion of --job-name without names.
+func TestJobsOfAWorkflowWithMistakesHaveNames(t *testing.T) {
+	text := "on: {workflow_dispatch: {inputs: [x]}}\nenv: [x]\njobs: {b: {}, a: [x]}\n"
+	_, err := ReadJob("w.yml", []byte(text), "a")
+	require.ErrorContains(t, err, "w.yml:1:34: inputs must be a mapping")
+	require.Equal(t, []string{"b", "a"}, WorkflowJobs([]byte(text)))
+	require.Empty(t, WorkflowJobs([]byte("jobs: [x]")))
+	require.Empty(t, WorkflowJobs(nil))
+}
+
 // What the check knows is what a running step knows.
 func TestCheckKnowsTheNamesOfARunningStep(t *testing.T) {
 	tr := newTrial(t)

@@ -196,11 +196,16 @@ func choose(file string, jobs []pair, name string) (pair, error) {
 	return jobs[0], nil
 }
 
-// WorkflowJobs returns the names of the jobs of a workflow, in the order of the file.
+// WorkflowJobs returns the names of the jobs of a workflow, in the order of the file. The rest of it may have mistakes.
 func WorkflowJobs(text []byte) (names []string) {
-	_, jobs := new(reader).workflow(text)
-	for _, job := range jobs {
-		names = append(names, job.key)
+	r := new(reader)
+	for _, p := range r.pairs(r.load(text), "the workflow") {
+		if p.key != "jobs" {
+			continue
+		}
+		for _, job := range r.pairs(p.value, p.key) {
+			names = append(names, job.key)
+		}
 	}
 	return names
 }
