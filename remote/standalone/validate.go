@@ -134,14 +134,10 @@ func (v *Verdict) gitHub(text []byte, workDir string) {
 		return
 	}
 	for _, ref := range uses {
-		if !strings.HasPrefix(ref, "./") {
-			if _, err := lang.ParseAction(ref); err != nil {
-				v.add(fmt.Errorf("%s: %.160q: %w", v.File, ref, err))
+		if strings.HasPrefix(ref, "./") {
+			if _, err := action.LocalUses(filepath.Join(workDir, ref), ref); err != nil {
+				v.add(err)
 			}
-			continue
-		}
-		if _, err := action.LocalUses(filepath.Join(workDir, ref), ref); err != nil {
-			v.add(err)
 		}
 	}
 }

@@ -225,6 +225,11 @@ func (r *reader) steps(n *yaml.Node, isWorkflow bool) []*step {
 		case s.id != "" && ids[strings.ToLower(s.id)]:
 			r.fail(given["id"], "the id %.64q is taken", s.id)
 		}
+		if given["uses"] != nil {
+			if _, err := lang.ParseAction(s.uses); err != nil {
+				r.fail(given["uses"], "uses: %v", err)
+			}
+		}
 		if isWorkflow {
 			s.check(r)
 		}

@@ -128,6 +128,10 @@ func TestMistakesInAJobOfAWorkflowAreFoundBeforeItRuns(t *testing.T) {
 		"{env: [A], " + steps + "}":                                "w.yml:2:12: env must be a mapping",
 		"{runs-on: x}":                                             `w.yml:2:3: the job "a" has no steps`,
 		"{env: {A: '${{ nope.x }}'}, " + steps + "}":               "w.yml:2: env A: Unrecognized named-value: 'nope'",
+		"{container: '${{ nope }}', " + steps + "}":                "w.yml:2: container: image: Unrecognized named-value",
+		"{services: {d: {env: {A: '${{ x }}'}}}, " + steps + "}":   "w.yml:2: d: A: Unrecognized named-value: 'x'",
+		"{steps: [{uses: a/b}]}":                                   "w.yml:2:22: uses: the action is not valid; write owner/",
+		"{steps: [{uses: ''}]}":                                    "w.yml:2:22: uses: action is empty",
 		"{outputs: {a: '${{ step.x.outputs.y }}'}, " + steps + "}": "w.yml:2: output a: Unrecognized named-value: 'step'",
 	} {
 		text := "jobs:\n  a: " + job + "\n"
@@ -237,10 +241,10 @@ func TestContainerOfAJobHasItsExpressionsEvaluated(t *testing.T) {
 	require.NoError(t, j.writeNotes(&notes, true, false))
 	require.Contains(t, notes.String(), "note: w.yml:3: container has no effect: stepmux local --in-image")
 
-	j, err = ReadJob("w.yml", []byte(strings.Replace(text, "matrix.node", "nope", 1)), "")
+	j, err = ReadJob("w.yml", []byte(strings.Replace(text, "matrix.node", "fromJSON(matrix.node)", 1)), "")
 	require.NoError(t, err)
 	_, _, err = j.Container(nil, nil, nil)
-	require.ErrorContains(t, err, "w.yml:4: image: Unrecognized named-value: 'nope'")
+	require.ErrorContains(t, err, "w.yml:4: image: ")
 	j, err = ReadJob("w.yml", []byte("jobs: {a: {steps: [{run: x}]}}"), "")
 	require.NoError(t, err)
 	made, _, err = j.Container(nil, nil, nil)

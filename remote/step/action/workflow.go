@@ -123,6 +123,9 @@ func (r *reader) job(j *Job, found pair) (call *yaml.Node) {
 	j.steps = r.steps(steps, true)
 	r.expressions("env ", j.env)
 	r.expressions("output ", j.outputs)
+	for _, b := range j.boxes {
+		r.expressions(b.key+": ", append([]setting{b.image}, b.env...))
+	}
 	return call
 }
 
