@@ -54,6 +54,10 @@ func TestValidateReportsMistakesWithTheirPlace(t *testing.T) {
 			"w.yml", "jobs:\n  a: {steps: [{run: x}]}\n  b: {runs-on: x}\n", GitHub, "github",
 			[]string{`w.yml:3:3: the job "b" has no steps`},
 		},
+		"github, an expression of a service": {
+			"w.yml", "jobs:\n  a:\n    services: {d: {image: '${{ nope }}'}}\n    steps: [{run: x}]\n", GitHub, "github",
+			[]string{"w.yml:3: d: image: Unrecognized named-value: 'nope'. Located at position 1 within expression: nope"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			v := validated(t, test.file, test.text, test.format, t.TempDir())
@@ -62,6 +66,8 @@ func TestValidateReportsMistakesWithTheirPlace(t *testing.T) {
 			var got []string
 			for _, p := range v.Errors {
 				got = append(got, p.String())
+				require.NotEmpty(t, p.Where)
+				require.Equal(t, strings.Contains(p.Where, ":"), p.Line > 0, p)
 			}
 			require.Equal(t, test.errors, got)
 		})

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/stepmux/stepmux/remote/step/action/expression"
+	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
 // knownNames returns the names in the expressions of a workflow's steps: those of the scope of a list.
@@ -45,7 +46,10 @@ func (r *reader) expressions(label string, list []setting) {
 	known := knownNames()
 	for _, e := range list {
 		if err := expression.Check(e.text, known); err != nil && r.err == nil {
-			r.err = fmt.Errorf("%s:%d: %s%s: %w", r.name, e.line, label, e.name, err)
+			r.err = &lang.Error{
+				Where: fmt.Sprintf("%s:%d", r.name, e.line), Line: e.line,
+				Message: fmt.Sprintf("%s%s: %v", label, e.name, err),
+			}
 		}
 	}
 }

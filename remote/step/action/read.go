@@ -1,7 +1,6 @@
 package action
 
 import (
-	"fmt"
 	"strconv"
 	"strings"
 
@@ -17,6 +16,7 @@ const maxNodes, maxBytes = 200_000, 4 * lang.MaxText
 // reader reads a YAML text. It keeps its first error, and returns zero values from then on.
 type reader struct {
 	name         string
+	src          *lang.Source
 	nodes, bytes int
 	err          error
 }
@@ -30,21 +30,19 @@ type pair struct {
 
 // load returns the value of the first document.
 func (r *reader) load(text []byte) *yaml.Node {
-	src, err := lang.Load(r.name, text)
-	switch {
-	case err != nil:
-		r.err = err
-	case len(src.Docs) == 0:
-		r.err = fmt.Errorf("%s: the text is empty", r.name)
-	default:
-		return src.Docs[0]
+	if r.src, r.err = lang.Load(r.name, text); r.err != nil {
+		return nil
 	}
-	return nil
+	if len(r.src.Docs) == 0 {
+		r.err = r.src.Errorf(nil, "the text is empty")
+		return nil
+	}
+	return r.src.Docs[0]
 }
 
 func (r *reader) fail(n *yaml.Node, format string, args ...any) {
 	if r.err == nil {
-		r.err = fmt.Errorf("%s:%d:%d: %s", r.name, n.Line, n.Column, fmt.Sprintf(format, args...))
+		r.err = r.src.Errorf(n, format, args...)
 	}
 }
 
