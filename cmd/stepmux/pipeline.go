@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/spf13/pflag"
 
@@ -74,11 +75,12 @@ func (r *jobReader) files(files []string, isJSON bool) (jobs []runJob, boxes []*
 		job, err := r.steps(src, nil)
 		return []runJob{job}, []*docker.Spec{nil}, err
 	}
-	for _, name := range files {
-		src, err := r.read(name)
+	for _, file := range files {
+		src, err := r.read(file)
 		if err != nil {
 			return nil, nil, err
 		}
+		name := src.Name
 		script, err := isScript(name, src.Text)
 		switch {
 		case src.Format == standalone.GitHub:
@@ -114,18 +116,17 @@ func (r *jobReader) files(files []string, isJSON bool) (jobs []runJob, boxes []*
 		if err != nil {
 			return nil, nil, err
 		}
-		job.name = name
 		jobs, boxes = append(jobs, job), append(boxes, box)
 	}
 	return jobs, boxes, nil
 }
 
-// read reads a FILE, which may be a pipe.
+// read reads a FILE, which may be a pipe. The name of the source is valid UTF-8, as in messages of protobuf.
 func (r *jobReader) read(name string) (src standalone.Source, err error) {
 	if src.Format, err = standalone.ParseFormat(r.format, name); err != nil {
 		return src, err
 	}
-	if src.Name, src.Includes = name, r.includes; name == "-" {
+	if src.Name, src.Includes = strings.ToValidUTF8(name, "?"), r.includes; name == "-" {
 		src.Name = "stdin"
 	}
 	src.Text, err = readFile(name)

@@ -287,7 +287,7 @@ func (f *submitFlags) run(cmd *cobra.Command, args []string) error {
 		return fmt.Errorf("%s: the job has %d parallel builds, and submit queues one build: name one, such as "+
 			"--job-name %q, or use stepmux run", args[0], len(jobs), jobs[0].ciJob)
 	}
-	dir, _ := filepath.Split(args[0])
+	dir, _ := filepath.Split(strings.ToValidUTF8(args[0], "?"))
 	job := f.request(jobs[0], strings.TrimPrefix(jobs[0].name, dir))
 	if _, err := proto.Marshal(job); err != nil { // as of text that is not UTF-8: gRPC would call that its own failure
 		return fmt.Errorf("%s: it cannot be sent to the manager: %w", args[0], err)

@@ -166,6 +166,8 @@ func TestSubmitTakesTheFilesThatRunTakes(t *testing.T) {
 		log  string
 	}{
 		{[]string{"--env", "WHO=me", script}, 0, "script me true\n"},
+		{[]string{write("caf\xe9.sh", "echo hi\n")}, 0, "hi\n"},
+		{[]string{write("caf\xe9.yml", "- script: echo hi\n")}, 0, "hi\n"},
 		{[]string{"--input", "who=me", steps}, 0, "steps me\n"},
 		{[]string{"--project", dir, "--job-name", "one", ci}, 3, "job one me\n"},
 	} {
@@ -175,7 +177,7 @@ func TestSubmitTakesTheFilesThatRunTakes(t *testing.T) {
 	}
 	code, out, stderr := begin(t, "builds", "--manager", socket)()
 	require.Equal(t, 0, code, stderr)
-	for _, name := range []string{"build.sh", "steps.yml", ".gitlab-ci.yml one"} {
+	for _, name := range []string{"build.sh", "caf?.sh", "caf?.yml", "steps.yml", ".gitlab-ci.yml one"} {
 		require.Contains(t, out, "  "+name+"\n")
 	}
 	code, _, stderr = submit("--project", dir, "--job-name", "two", ci)
