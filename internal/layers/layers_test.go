@@ -154,9 +154,11 @@ var allowed = map[string][]string{
 		"remote/step/engine", "remote/step/fetch", "remote/standalone/gitlabci", "remote/step/lang", "remote/step/expr",
 		"remote/step/mask", "remote/step/component", "remote/proc", "remote/walls", "remote/api/**",
 	},
-	"remote/standalone/actionmirror": {"remote/standalone", "remote/step/action", "remote/step/lang", "remote/api/**"},
-	"remote/standalone/gitlabci":     {"remote/step/lang", "remote/api/**"},
-	"remote/standalone/checkout":     {"internal/subprocess"},
+	"remote/standalone/actionmirror": {
+		"remote/standalone", "remote/step/action", "remote/step/lang", "remote/api/**", "internal/subprocess",
+	},
+	"remote/standalone/gitlabci": {"remote/step/lang", "remote/api/**"},
+	"remote/standalone/checkout": {"internal/subprocess"},
 	"remote/step/lang": {
 		"internal/lazyregexp", "remote/step/expr", "remote/api/**", "internal/sortedkeys", "internal/spell",
 	},

@@ -2,16 +2,15 @@ package actionmirror
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
-	"syscall"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/subprocess"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/standalone"
 	"github.com/stepmux/stepmux/remote/step/action"
@@ -131,50 +130,36 @@ func (m *mirror) add(ctx context.Context, ref *pb.Reference) (commit string, use
 		return "", nil, failed
 	}
 	commit = strings.TrimSpace(commit)
-	for _, file := range []string{"action.yml", "action.yaml"} {
-		text, err := git(ctx, repo, "cat-file", "blob", commit+":"+path.Join(ref.GetPath(), file))
-		if err != nil {
+	files := []string{path.Join(ref.GetPath(), "action.yml"), path.Join(ref.GetPath(), "action.yaml")}
+	found, err := git(ctx, repo, append([]string{"ls-tree", "-z", "--name-only", commit, "--"}, files...)...)
+	if err != nil {
+		return "", nil, err
+	}
+	for _, file := range files {
+		if !slices.Contains(strings.Split(found, "\x00"), file) {
 			continue
 		}
-		uses, err := action.ManifestUses(lang.Describe(ref)+"/"+file, []byte(text))
+		text, err := git(ctx, repo, "cat-file", "blob", commit+":"+file)
+		if err != nil {
+			return "", nil, err
+		}
+		uses, err := action.ManifestUses(lang.Describe(ref)+"/"+path.Base(file), []byte(text))
 		return commit, uses, err
 	}
 	return commit, nil, nil // it has only a Dockerfile
 }
 
+// limit bounds a git command: a download from a slow server, and a text that is longer than that of an action.
+var limit = subprocess.Limit{Time: time.Hour, Bytes: 2 * lang.MaxText}
+
 // git runs git in a bare repository, and returns its output.
 func git(ctx context.Context, repo string, args ...string) (string, error) {
-	var out, talk bounded
-	cmd := exec.CommandContext(ctx, "git", append([]string{
-		"-c", "core.hooksPath=/dev/null", "-c", "http.lowSpeedLimit=1", "-c", "http.lowSpeedTime=60", "--git-dir", repo,
-	}, args...)...)
-	cmd.Env = append(os.Environ(), "GIT_TERMINAL_PROMPT=0")
-	cmd.Stdout, cmd.Stderr = &out, &talk
-	// git starts other programs, which hold its output open.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.WaitDelay = 10 * time.Second
-	err := cmd.Run()
-	if said := strings.TrimSpace(string(talk)); err != nil && said != "" {
-		err = errors.New(said[:min(len(said), 400)])
-	}
-	if ctx.Err() != nil {
-		err = context.Cause(ctx)
-	}
+	out, err := subprocess.Output(ctx, append([]string{
+		"env", "GIT_TERMINAL_PROMPT=0", "git", "-c", "core.hooksPath=/dev/null", "-c", "http.lowSpeedLimit=1",
+		"-c", "http.lowSpeedTime=60", "--git-dir", repo,
+	}, args...), limit)
 	if err != nil {
 		return "", fmt.Errorf("git %s: %w", args[0], err)
 	}
 	return string(out), nil
-}
-
-// maxOutput bounds the part of git's output that is kept, in bytes. It is more than the longest action.yml, so that a
-// longer one is refused.
-const maxOutput = 2 << 20
-
-// bounded keeps the first maxOutput bytes of a text.
-type bounded []byte
-
-func (b *bounded) Write(p []byte) (int, error) {
-	*b = append(*b, p[:min(len(p), maxOutput-len(*b))]...)
-	return len(p), nil
 }

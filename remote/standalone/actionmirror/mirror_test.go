@@ -54,6 +54,12 @@ func TestMirrorHasTheActionsOfAFileAndThoseThatTheyUse(t *testing.T) {
 		_, err := os.Stat(filepath.Join(dir, name, "objects"))
 		require.NoError(t, err)
 	}
+	long := fetchtest.NewRepository(t, filepath.Join(root, "o/long"))
+	long.Git("tag", "v1", strings.TrimSpace(long.Commit("main", fetchtest.Texts(map[string]string{
+		"action.yml": "runs: {using: node20, main: x.js}\n#" + strings.Repeat("x", 2<<20),
+	}))))
+	err = Fill(t.Context(), server.URL, dir, project, []string{"o/long@v1"}, func(Action) {})
+	require.ErrorContains(t, err, "bring the action o/long@v1: git cat-file: ")
 	err = Fill(t.Context(), server.URL, dir, project, []string{"o/missing@v1"}, func(Action) {})
 	require.ErrorContains(t, err, "bring the action o/missing@v1: git fetch: ")
 	err = Fill(t.Context(), server.URL, dir, project, []string{"o/x@--upload-pack=touch"}, func(Action) {})
