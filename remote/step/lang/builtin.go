@@ -134,7 +134,7 @@ func joinScript(d *draft, p *pb.Step) error {
 	for i, v := range list.GetValues() {
 		text, ok := v.GetKind().(*structpb.Value_StringValue)
 		if !ok {
-			return d.inputsAt.beyond().errorf("every line of the script must be a text")
+			return d.inputsAt.errorf("every line of the script must be a text")
 		}
 		lines[i] = text.StringValue
 	}

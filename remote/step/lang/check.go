@@ -33,7 +33,7 @@ const nulText = "holds a NUL byte, which no program can be given"
 // checkNUL refuses a text with a NUL byte.
 func checkNUL(w word) error {
 	if strings.IndexByte(w.text, 0) >= 0 {
-		return w.at.beyond().errorf("the text %s", nulText)
+		return w.at.errorf("the text %s", nulText)
 	}
 	return nil
 }

@@ -61,7 +61,7 @@ func compileJob(d *draftDefinition) (*pb.Definition, error) {
 	}
 	for _, in := range d.spec.inputs {
 		if in.preset == nil {
-			return nil, in.name.at.beyond().errorf("the input%s is required, and a job is given none; give it a default",
+			return nil, in.name.at.errorf("the input%s is required, and a job is given none; give it a default",
 				Quote(in.name.text))
 		}
 	}
@@ -123,16 +123,16 @@ func (d *draftDefinition) checkOutputs(s *scope) error {
 		if declared[out.name.text] {
 			continue
 		}
-		return out.name.at.beyond().errorf("the spec has no output%s%s", Quote(out.name.text),
+		return out.name.at.errorf("the spec has no output%s%s", Quote(out.name.text),
 			Suggest(out.name.text, paramNames(d.spec.outputs), "; declare it in spec: outputs"))
 	}
 	switch {
 	case d.delegate.given && s.names[d.delegate.text] == 0:
-		return d.delegate.at.beyond().errorf("delegate names %q, and no step of run has that name", d.delegate.text)
+		return d.delegate.at.errorf("delegate names %q, and no step of run has that name", d.delegate.text)
 	case d.delegate.given && len(d.outputs) > 0:
-		return d.delegate.at.beyond().errorf("there are both outputs and delegate; write one of them")
+		return d.delegate.at.errorf("there are both outputs and delegate; write one of them")
 	case d.spec.delegate.given && !d.delegate.given:
-		return d.spec.delegate.at.beyond().errorf("the spec delegates its outputs to a step; name the step with delegate: " +
+		return d.spec.delegate.at.errorf("the spec delegates its outputs to a step; name the step with delegate: " +
 			"below run")
 	}
 	return nil
@@ -157,7 +157,7 @@ func (c *compiler) run(run *draftRun, s *scope, named bool) []*pb.Step {
 			if d.name.given {
 				at = d.name.at
 			}
-			c.later(at.beyond().errorf("the name %q is taken by step %d; the names of a list's steps must differ", name, first))
+			c.later(at.errorf("the name %q is taken by step %d; the names of a list's steps must differ", name, first))
 			continue
 		}
 		s.names[name] = i + 1
@@ -256,7 +256,7 @@ func (c *compiler) timeout(w word) *durationpb.Duration {
 	case err != nil || !timeoutPattern().MatchString(w.text):
 		c.fail(w.at.errorf("timeout is a time such as 90s, 5m or 1h30m"))
 	case d <= 0:
-		c.fail(w.at.beyond().errorf("the timeout is 0; leave the key out for no timeout"))
+		c.fail(w.at.errorf("the timeout is 0; leave the key out for no timeout"))
 	}
 	return durationpb.New(d)
 }
@@ -272,7 +272,7 @@ func (c *compiler) exec(d *draftExec, s *scope) *pb.Exec {
 		}
 		c.template(w, s, "command")
 		if len(w.text) > MaxArg {
-			c.later(w.at.beyond().errorf("the argument has %d bytes, at most %d can be passed; put it into a file", len(w.text),
+			c.later(w.at.errorf("the argument has %d bytes, at most %d can be passed; put it into a file", len(w.text),
 				MaxArg))
 		}
 		e.Command[j] = w.text
@@ -304,11 +304,11 @@ func checkSizes(pairs []pair) error {
 	for _, p := range pairs {
 		size := len(p.key.text) + 1 + len(p.value.text)
 		if size > MaxArg {
-			return p.value.at.beyond().errorf("the variable has %d bytes, at most %d can be passed; put it into a file", size,
+			return p.value.at.errorf("the variable has %d bytes, at most %d can be passed; put it into a file", size,
 				MaxArg)
 		}
 		if total += size; total > MaxEnv {
-			return p.value.at.beyond().errorf("the variables have more than %d bytes in all; put some into files", MaxEnv)
+			return p.value.at.errorf("the variables have more than %d bytes in all; put some into files", MaxEnv)
 		}
 	}
 	return nil

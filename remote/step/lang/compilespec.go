@@ -91,7 +91,7 @@ func (c *compiler) param(p *draftParam, label string) (kind pb.Spec_InputType, p
 	}
 	for _, w := range p.preset.texts {
 		if _, literal := Literal(w.text); !literal {
-			c.fail(w.at.beyond().errorf("the default of the %s %s has an expression, which a spec cannot have; for the "+
+			c.fail(w.at.errorf("the default of the %s %s has an expression, which a spec cannot have; for the "+
 				"text itself write %s", label, p.label(), exprEscaped))
 		}
 	}
@@ -137,7 +137,7 @@ func (p *draftParam) checkInput(in *pb.Spec_Input, spent *int) error {
 	preset := in.GetDefault()
 	if p.match.given {
 		if _, err := compileMatch(in.GetMatch(), 0, spent); err != nil {
-			return p.match.at.beyond().errorf("match of the input %s %v", p.label(), err)
+			return p.match.at.errorf("match of the input %s %v", p.label(), err)
 		}
 	}
 	if preset == nil {
@@ -145,14 +145,14 @@ func (p *draftParam) checkInput(in *pb.Spec_Input, spent *int) error {
 	}
 	v, err := expr.New(preset)
 	if len(in.GetOptions()) > 0 && !slices.Contains(in.GetOptions(), v.Text()) {
-		return p.preset.at.beyond().errorf("the default of the input %s is%s, and not one of its options", p.label(),
+		return p.preset.at.errorf("the default of the input %s is%s, and not one of its options", p.label(),
 			Quote(v.Text()))
 	}
 	if err == nil {
 		_, err = accept(in, v, spent)
 	}
 	if err != nil {
-		return p.preset.at.beyond().errorf("the default of the input %s: %v", p.label(), err)
+		return p.preset.at.errorf("the default of the input %s: %v", p.label(), err)
 	}
 	return nil
 }

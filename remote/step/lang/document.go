@@ -31,11 +31,11 @@ func (r *reader) stepFile(docs []*yaml.Node, example string) *draftDefinition {
 		r.fail(r.text.errorf("the text is empty; write %s", example))
 		return nil
 	case 1:
-		r.fail(r.at(docs[0]).beyond().errorf("a step has two documents, its spec and its command or steps; " +
+		r.fail(r.at(docs[0]).errorf("a step has two documents, its spec and its command or steps; " +
 			"write --- on a line between them"))
 		return nil
 	case 3:
-		r.fail(r.at(docs[2]).beyond().errorf("there are at most two documents, a spec and a definition; this is a third"))
+		r.fail(r.at(docs[2]).errorf("there are at most two documents, a spec and a definition; this is a third"))
 		return nil
 	}
 	v0 := isV0(docs[1])
@@ -159,7 +159,7 @@ func (r *reader) run(n *yaml.Node) *draftRun {
 	nodes := r.list(n, "run")
 	run := &draftRun{at: r.at(n)}
 	if r.steps += len(nodes); r.steps > MaxSteps { // before the first of them uses memory
-		r.fail(r.at(n).beyond().errorf("%d steps are too many, at most %d are allowed", r.steps, MaxSteps))
+		r.fail(r.at(n).errorf("%d steps are too many, at most %d are allowed", r.steps, MaxSteps))
 		return run
 	}
 	run.steps = make([]draft, len(nodes))

@@ -16,8 +16,6 @@ type Error struct {
 	Line, Column int
 	// Message is the mistake, without the place.
 	Message string
-
-	semantic bool // see place
 }
 
 func (e *Error) Error() string { return e.Where + ": " + e.Message }

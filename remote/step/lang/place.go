@@ -13,14 +13,6 @@ type place struct {
 	text *text
 	node *yaml.Node // nil in a request
 	path string     // in a request
-	// semantic marks mistakes that a schema cannot find.
-	semantic bool
-}
-
-// beyond marks p for an error that a schema cannot find.
-func (p place) beyond() place {
-	p.semantic = true
-	return p
 }
 
 // text is a YAML text and its name in errors.
@@ -31,12 +23,7 @@ type text struct {
 
 // errorf returns an error about the whole text.
 func (t *text) errorf(format string, args ...any) *Error {
-	return &Error{Where: t.name, Message: fmt.Sprintf(format, args...), semantic: true}
-}
-
-func semantic(err *Error) *Error {
-	err.semantic = true
-	return err
+	return &Error{Where: t.name, Message: fmt.Sprintf(format, args...)}
 }
 
 func (t *text) errorAt(line, column int, format string, args ...any) *Error {
@@ -71,11 +58,9 @@ func (t *text) line(n int) string {
 
 func (p place) errorf(format string, args ...any) *Error {
 	if p.node == nil {
-		return &Error{Where: p.path, Message: fmt.Sprintf(format, args...), semantic: p.semantic}
+		return &Error{Where: p.path, Message: fmt.Sprintf(format, args...)}
 	}
-	err := p.text.errorAt(p.node.Line, p.node.Column, format, args...)
-	err.semantic = p.semantic
-	return err
+	return p.text.errorAt(p.node.Line, p.node.Column, format, args...)
 }
 
 // errorIn returns an error about the byte at offset of the value that was read here.

@@ -1,7 +1,6 @@
 package lang
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -28,7 +27,7 @@ type reader struct {
 // contain itself: beyond the limit every node is empty.
 func (r *reader) enter(n *yaml.Node) {
 	if r.depth++; r.depth > maxDepth {
-		r.fail(r.at(n).beyond().errorf("it is nested deeper than %d; does an alias hold itself?", maxDepth))
+		r.fail(r.at(n).errorf("it is nested deeper than %d; does an alias hold itself?", maxDepth))
 	}
 }
 
@@ -47,15 +46,15 @@ func (r *reader) value(n *yaml.Node) *yaml.Node {
 	target := n
 	if n.Kind == yaml.AliasNode {
 		if target = n.Alias; target == nil || target.Kind == yaml.AliasNode {
-			r.fail(r.at(n).beyond().errorf("the alias has no anchor"))
+			r.fail(r.at(n).errorf("the alias has no anchor"))
 			return &yaml.Node{}
 		}
 	}
 	if r.cost += nodeCost + len(target.Value); r.cost > maxCost {
-		r.fail(r.at(n).beyond().errorf("the aliases make this text too large; write the values out"))
+		r.fail(r.at(n).errorf("the aliases make this text too large; write the values out"))
 	}
 	if target.Style&yaml.TaggedStyle != 0 && target.ShortTag() != "!!str" {
-		r.fail(r.at(n).beyond().errorf("tags are not supported; remove the one that begins with !"))
+		r.fail(r.at(n).errorf("tags are not supported; remove the one that begins with !"))
 	}
 	if r.err != nil {
 		return &yaml.Node{}
@@ -102,15 +101,14 @@ func (r *reader) mapping(n *yaml.Node, label string) []item {
 	}
 	for i := 0; i+1 < len(v.Content); i += 2 {
 		if v.Content[i].ShortTag() == "!!merge" {
-			r.fail(r.at(v.Content[i]).beyond().errorf("merge keys (<<) are not supported; write the keys out"))
+			r.fail(r.at(v.Content[i]).errorf("merge keys (<<) are not supported; write the keys out"))
 		}
 		key := r.word(v.Content[i], "a key")
-		if bad, ok := errors.AsType[*Error](r.err); ok {
-			bad.semantic = true // a schema cannot find keys that are not texts
+		if r.err != nil {
 			return nil
 		}
 		if seen[key.text] || seen == nil && hasKey(items, key.text) {
-			r.fail(key.at.beyond().errorf("the key%s is given twice", Quote(key.text)))
+			r.fail(key.at.errorf("the key%s is given twice", Quote(key.text)))
 		}
 		if seen != nil {
 			seen[key.text] = true

@@ -25,7 +25,7 @@ func (c *compiler) reference(ref *draftReference, p *pb.Step, s *scope) *pb.Refe
 	}
 	parsed, wrong := ParseReference(text)
 	if wrong != nil {
-		c.later(ref.at.beyond().errorf("%v", wrong))
+		c.later(ref.at.errorf("%v", wrong))
 	}
 	return parsed
 }
@@ -33,11 +33,11 @@ func (c *compiler) reference(ref *draftReference, p *pb.Step, s *scope) *pb.Refe
 // action reads the reference to a GitHub Action.
 func (c *compiler) action(ref *draftReference) *pb.Reference {
 	if hasExpression(ref.text.text) {
-		c.later(ref.at.beyond().errorf("an action cannot have expressions; write its name and its revision"))
+		c.later(ref.at.errorf("an action cannot have expressions; write its name and its revision"))
 	}
 	action, err := ParseAction(ref.text.text)
 	if err != nil {
-		c.later(ref.at.beyond().errorf("%s", err))
+		c.later(ref.at.errorf("%s", err))
 	}
 	return action
 }
@@ -73,7 +73,7 @@ func (c *compiler) longReference(d *draftReference, s *scope) *pb.Reference {
 	if dynamic {
 		ref.Form, ref.Protocol = ref.GetProtocol(), pb.Reference_dynamic
 	} else if err := CheckReference(ref); err != nil {
-		c.later(d.at.beyond().errorf("%v", err))
+		c.later(d.at.errorf("%v", err))
 	}
 	return ref
 }

@@ -72,7 +72,7 @@ func (c *compiler) key(w word, s *scope, label string) {
 	switch {
 	case !hasExpression(w.text):
 	case s.v0:
-		c.later(w.at.beyond().errorf("%s: a key cannot have an expression in this dialect, that of type", label))
+		c.later(w.at.errorf("%s: a key cannot have an expression in this dialect, that of type", label))
 	default:
 		c.template(w, s, "a key of "+label)
 	}
@@ -91,7 +91,7 @@ func (c *compiler) condition(w word, s *scope) string {
 	}
 	c.afterwards(func() error {
 		if strings.TrimSpace(inner) == "" {
-			return w.at.beyond().errorf(`if is empty; write an expression, such as env.DEPLOY == "yes"`)
+			return w.at.errorf(`if is empty; write an expression, such as env.DEPLOY == "yes"`)
 		}
 		e, err := expr.Parse(inner)
 		return s.check(w, "if", shift, e, err)
@@ -108,7 +108,7 @@ func (s *scope) check(w word, label string, shift int, parsed expressions, err e
 		label = fmt.Sprintf("step %q: %s", s.step, label)
 	}
 	wrong := func(offset int, why string) error {
-		return w.at.beyond().errorIn(w.text, min(shift+offset, len(w.text)), "%s: %s", label, why)
+		return w.at.errorIn(w.text, min(shift+offset, len(w.text)), "%s: %s", label, why)
 	}
 	if bad, ok := errors.AsType[*expr.Error](err); ok {
 		hint := ""

@@ -59,9 +59,9 @@ func (r *reader) structInto(d *draftValue, n *yaml.Node, label string) *structpb
 		key, literal := Literal(it.key.text)
 		switch {
 		case !literal:
-			r.fail(it.key.at.beyond().errorf("a key cannot have an expression here; for the text itself write %s", exprEscaped))
+			r.fail(it.key.at.errorf("a key cannot have an expression here; for the text itself write %s", exprEscaped))
 		case fields[key] != nil:
-			r.fail(it.key.at.beyond().errorf("the key%s is given twice", Quote(key)))
+			r.fail(it.key.at.errorf("the key%s is given twice", Quote(key)))
 		}
 		fields[key] = r.valueInto(d, it.value, label)
 	}
@@ -74,7 +74,7 @@ func (r *reader) number(v *yaml.Node, label string) float64 {
 		err = v.Decode(&f) // YAML has more forms of numbers
 	}
 	if err != nil || math.IsInf(f, 0) || math.IsNaN(f) {
-		r.fail(r.at(v).beyond().errorf("%s is too large for a 64-bit floating-point number", label))
+		r.fail(r.at(v).errorf("%s is too large for a 64-bit floating-point number", label))
 	}
 	return f
 }

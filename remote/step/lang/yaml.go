@@ -124,10 +124,10 @@ func (t *text) check(longest int) error {
 		c, size := utf8.DecodeRuneInString(t.data[i:])
 		switch {
 		case c == utf8.RuneError && size == 1:
-			return semantic(t.errorAtByte(i, "the text is not valid UTF-8"))
+			return t.errorAtByte(i, "the text is not valid UTF-8")
 		case c < ' ' && c != '\n' && c != '\r' && c != '\t', c == 0x7f:
-			return semantic(t.errorAtByte(i,
-				"the text holds the control character %U; in a double-quoted text it can be written as an escape", c))
+			return t.errorAtByte(i,
+				"the text holds the control character %U; in a double-quoted text it can be written as an escape", c)
 		}
 		i += size
 	}
@@ -175,5 +175,5 @@ func (t *text) syntaxError(err error) error {
 	if line <= 0 {
 		return t.errorf("not valid YAML: %s", message)
 	}
-	return semantic(t.errorAt(line, max(column, 1), "not valid YAML: %s", message))
+	return t.errorAt(line, max(column, 1), "not valid YAML: %s", message)
 }
