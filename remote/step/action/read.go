@@ -28,7 +28,7 @@ type pair struct {
 	value *yaml.Node
 }
 
-// load returns the value of the first document.
+// load returns the value of the only document.
 func (r *reader) load(text []byte) *yaml.Node {
 	if r.src, r.err = lang.Load(r.name, text); r.err != nil {
 		return nil
@@ -36,6 +36,9 @@ func (r *reader) load(text []byte) *yaml.Node {
 	if len(r.src.Docs) == 0 {
 		r.err = r.src.Errorf(nil, "the text is empty")
 		return nil
+	}
+	if len(r.src.Docs) > 1 {
+		r.fail(r.src.Docs[1], "this is a second document; GitHub refuses a file that has two")
 	}
 	return r.src.Docs[0]
 }

@@ -142,6 +142,10 @@ func TestMistakesInAJobOfAWorkflowAreFoundBeforeItRuns(t *testing.T) {
 	}
 	_, _, err := WorkflowUses("w.yml", []byte("on: push\n"))
 	require.ErrorContains(t, err, "w.yml: it has no jobs")
+	_, err = ReadJob("w.yml", []byte("---\njobs: {a: {"+steps+"}}\n---\njobs: {b: {"+steps+"}}\n"), "")
+	require.ErrorContains(t, err, "w.yml:4:1: this is a second document") // it was left out without a word
+	_, err = ReadJob("w.yml", []byte("---\njobs: {a: {"+steps+"}}\n...\n"), "")
+	require.NoError(t, err)
 	text := "env: {A: a}\njobs:\n  a: {env: {B: b}, " + steps + "}\n  b: {uses: ./x.yml, with: {c: d}}\n"
 	uses, _, err := WorkflowUses("w.yml", []byte(text))
 	require.NoError(t, err, "GitHub runs it")
