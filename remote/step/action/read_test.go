@@ -213,14 +213,15 @@ func TestUnknownKeysOfDefaultsAreTold(t *testing.T) {
 }
 
 func TestContainerOfAJobHasItsExpressionsEvaluated(t *testing.T) {
-	text := `jobs:
+	text := `env: {B: "${{ vars.LEVEL }}"}
+jobs:
   a:
     container:
       image: docker://node:${{ matrix.node }}
       env: {LEVEL: "${{ vars.LEVEL }}", TOKEN: "${{ secrets.TOKEN }}"}
       options: --cpus 1
     services:
-      db: {image: 'docker://postgres:${{ github.ref_name }}', env: {A: b}, ports: [5432], x: 1}
+      db: {image: 'docker://postgres:${{ github.ref_name }}', env: {A: "${{ env.B }}"}, ports: [5432], x: 1}
       none: {image: "${{ matrix.none }}"}
     steps: [{run: x}]
 `
@@ -233,22 +234,23 @@ func TestContainerOfAJobHasItsExpressionsEvaluated(t *testing.T) {
 	require.NoError(t, err)
 	made, env, err := j.Container(map[string]any{"node": 24.0}, nil, vars)
 	require.NoError(t, err)
-	require.YAMLEq(t, `{image: "node:24", services: [{name: "postgres:17", alias: db, variables: {A: b}}]}`, string(made))
+	require.YAMLEq(t, `{image: "node:24", services: [{name: "postgres:17", alias: db, variables: {A: low}}]}`,
+		string(made))
 	require.Equal(t, map[string]string{"LEVEL": "low", "TOKEN": "geheim"}, env)
 	var notes strings.Builder
 	require.NoError(t, j.writeNotes(&notes, true, true))
 	require.Equal(t, []string{
-		"note: w.yml:6: options of container has no effect", "note: w.yml:8: ports of db has no effect",
-		"note: w.yml:8: x of db has no effect",
+		"note: w.yml:7: options of container has no effect", "note: w.yml:9: ports of db has no effect",
+		"note: w.yml:9: x of db has no effect",
 	}, regexp.MustCompile(`note: w.yml:\d+: .* has no effect`).FindAllString(notes.String(), -1))
 	notes.Reset()
 	require.NoError(t, j.writeNotes(&notes, true, false))
-	require.Contains(t, notes.String(), "note: w.yml:3: container has no effect: stepmux local --in-image")
+	require.Contains(t, notes.String(), "note: w.yml:4: container has no effect: stepmux local --in-image")
 
 	j, err = ReadJob("w.yml", []byte(strings.Replace(text, "matrix.node", "fromJSON(matrix.node)", 1)), "")
 	require.NoError(t, err)
 	_, _, err = j.Container(nil, nil, nil)
-	require.ErrorContains(t, err, "w.yml:4: image: ")
+	require.ErrorContains(t, err, "w.yml:5: image: ")
 	j, err = ReadJob("w.yml", []byte("jobs: {a: {steps: [{run: x}]}}"), "")
 	require.NoError(t, err)
 	made, _, err = j.Container(nil, nil, nil)
