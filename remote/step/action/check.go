@@ -8,13 +8,18 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// knownNames returns the names in the expressions of a workflow's steps: those of the scope of a list.
-func knownNames() expression.Scope {
+// knownNames returns the names in the expressions of steps: those of the scope of a list. A composite action does not
+// have secrets and vars.
+func knownNames(isWorkflow bool) expression.Scope {
 	known := expression.Scope{
 		Values:    map[string]expression.Value{},
 		Functions: map[string]expression.Function{"hashfiles": {Min: 1, Max: 255}},
 	}
-	for _, name := range strings.Fields("env github inputs job matrix needs runner secrets steps strategy vars") {
+	names := "env github inputs job matrix needs runner steps strategy"
+	if isWorkflow {
+		names += " secrets vars"
+	}
+	for _, name := range strings.Fields(names) {
 		known.Values[name] = expression.Value{}
 	}
 	for _, name := range strings.Fields("always cancelled failure success") {
@@ -23,13 +28,14 @@ func knownNames() expression.Scope {
 	return known
 }
 
-// check finds the mistakes in the expressions of a workflow's step that would fail it when its turn comes.
-func (s *step) check(r *reader) {
+// check finds the mistakes in the expressions of a step that would fail it when its turn comes.
+func (s *step) check(r *reader, isWorkflow bool) {
 	condition := bare(s.condition)
 	if !strings.Contains(condition, "${{") {
 		condition = "${{" + condition + "}}"
 	}
-	r.expressions("", []setting{
+	known := knownNames(isWorkflow)
+	r.expressions(known, "", []setting{
 		{"if", condition, s.conditionLine},
 		{"run", s.run, s.line},
 		{"shell", s.shell, s.line},
@@ -37,13 +43,12 @@ func (s *step) check(r *reader) {
 		{"continue-on-error", s.mayFail, s.line},
 		{"timeout-minutes", s.timeout, s.line},
 	})
-	r.expressions("with ", s.with)
-	r.expressions("env ", s.env)
+	r.expressions(known, "with ", s.with)
+	r.expressions(known, "env ", s.env)
 }
 
 // expressions finds the mistakes in the expressions of texts. Errors call each by its name after label.
-func (r *reader) expressions(label string, list []setting) {
-	known := knownNames()
+func (r *reader) expressions(known expression.Scope, label string, list []setting) {
 	for _, e := range list {
 		if err := expression.Check(e.text, known); err != nil && r.err == nil {
 			r.err = &lang.Error{

@@ -161,6 +161,7 @@ func (m *manifest) runs(r *reader, n *yaml.Node) {
 			return
 		}
 		m.steps, m.pre, m.post = r.steps(at["steps"], false), "", ""
+		r.expressions(knownNames(false), "output ", m.outputs)
 	case m.using == "docker":
 		if m.image == "" {
 			r.fail(n, "image is missing; a docker action has Dockerfile or docker://image")
@@ -230,9 +231,7 @@ func (r *reader) steps(n *yaml.Node, isWorkflow bool) []*step {
 				r.fail(given["uses"], "uses: %v", err)
 			}
 		}
-		if isWorkflow {
-			s.check(r)
-		}
+		s.check(r, isWorkflow)
 		ids[strings.ToLower(s.id)] = true
 		list = append(list, s)
 	}

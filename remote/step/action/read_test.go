@@ -32,6 +32,9 @@ func TestMistakesInADescriptionAreToldWithTheirPlace(t *testing.T) {
 		"runs: {using: composite, steps: [{uses: ./a, xwith: {}}]}":                 `unknown key "xwith"`,
 		"runs: {using: composite, steps: [{id: a, uses: ./a}, {id: A, uses: ./a}]}": `the id "A" is taken`,
 		"runs: {using: composite, steps: [{uses: ./a, with: [x]}]}":                 "with must be a mapping",
+		"runs: {using: composite, steps: [{uses: ./a, if: inptus.a}]}":              "action.yml:1: if: Unrecognized",
+		"runs: {using: composite, steps: [{uses: ./a, env: {A: '${{ vars.A }}'}}]}": "env A: Unrecognized",
+		"outputs: {a: {value: '${{ x }}'}}\nruns: {using: composite, steps: []}":    "output a: Unrecognized",
 		"runs: {using: composite, using: docker}":                                   `the key "using" is there twice`,
 		"a: &a [x]\nb: &b [*a, *a]\nruns: *a":                                       "runs must be a mapping",
 		"runs: " + strings.Repeat("[", 100) + strings.Repeat("]", 100):              "not valid YAML",
@@ -166,10 +169,10 @@ func TestJobsOfAWorkflowWithMistakesHaveNames(t *testing.T) {
 func TestCheckKnowsTheNamesOfARunningStep(t *testing.T) {
 	tr := newTrial(t)
 	var text strings.Builder
-	for name := range knownNames().Values {
+	for name := range knownNames(true).Values {
 		text.WriteString("${{ toJSON(" + name + ") && '' }}")
 	}
-	for name := range knownNames().Functions {
+	for name := range knownNames(true).Functions {
 		if name != "hashfiles" {
 			text.WriteString("${{ " + name + "() && '' }}")
 		}

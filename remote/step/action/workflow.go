@@ -121,10 +121,11 @@ func (r *reader) job(j *Job, found pair) (call *yaml.Node) {
 		r.fail(found.at, "the job %.64q has no steps", found.key)
 	}
 	j.steps = r.steps(steps, true)
-	r.expressions("env ", j.env)
-	r.expressions("output ", j.outputs)
+	known := knownNames(true)
+	r.expressions(known, "env ", j.env)
+	r.expressions(known, "output ", j.outputs)
 	for _, b := range j.boxes {
-		r.expressions(b.key+": ", append([]setting{b.image}, b.env...))
+		r.expressions(known, b.key+": ", append([]setting{b.image}, b.env...))
 	}
 	return call
 }
