@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/docker/go-units"
 	"github.com/spf13/pflag"
@@ -61,6 +62,9 @@ func (f *projectFlags) checkProject() error {
 		if clean := path.Clean(pattern); pattern == "" || path.IsAbs(clean) || clean == ".." ||
 			strings.HasPrefix(clean, "../") {
 			return fmt.Errorf("--artifacts %.80q: write a path below the work directory", pattern)
+		}
+		if !utf8.ValidString(pattern) { // no message of protobuf can have it
+			return fmt.Errorf("--artifacts %.80q: it is not valid UTF-8; use ? for a byte of a name", pattern)
 		}
 		if err := archive.CheckPattern(pattern); err != nil {
 			return fmt.Errorf("--artifacts %.80q: %w", pattern, err)

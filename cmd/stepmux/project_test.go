@@ -72,3 +72,10 @@ func TestAProjectBehindALinkIsPackedWithoutGit(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{"sub/file"}, names)
 }
+
+// Symptom: such a pattern failed each build, after its job, as a failure of the system.
+func TestAPatternOfArtifactsThatIsNotUTF8IsRefused(t *testing.T) {
+	err := (&projectFlags{artifacts: []string{"caf\xe9"}}).checkProject()
+	require.EqualError(t, err, `--artifacts "caf\xe9": it is not valid UTF-8; use ? for a byte of a name`)
+	require.NoError(t, (&projectFlags{artifacts: []string{"café", "caf?"}}).checkProject())
+}
