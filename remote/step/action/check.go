@@ -30,13 +30,9 @@ func knownNames(isWorkflow bool) expression.Scope {
 
 // check finds the mistakes in the expressions of a step that would fail it when its turn comes.
 func (s *step) check(r *reader, isWorkflow bool) {
-	condition := bare(s.condition)
-	if !strings.Contains(condition, "${{") {
-		condition = "${{" + condition + "}}"
-	}
 	known := knownNames(isWorkflow)
 	r.expressions(known, "", []setting{
-		{"if", condition, s.conditionLine},
+		condition(s.condition, s.conditionLine),
 		{"run", s.run, s.line},
 		{"shell", s.shell, s.line},
 		{"working-directory", s.dir, s.line},
@@ -45,6 +41,14 @@ func (s *step) check(r *reader, isWorkflow bool) {
 	})
 	r.expressions(known, "with ", s.with)
 	r.expressions(known, "env ", s.env)
+}
+
+// condition returns an if as a text for expressions.
+func condition(text string, line int) setting {
+	if text = bare(text); !strings.Contains(text, "${{") {
+		text = "${{" + text + "}}"
+	}
+	return setting{"if", text, line}
 }
 
 // expressions finds the mistakes in the expressions of texts. Errors call each by its name after label.
