@@ -175,6 +175,7 @@ func (b *build) startServe(ready *prestarted) error {
 	stderr := newServeStderr(c.log.Remarks(c.closing))
 	input := append([]byte(c.socket+"\n"), c.secret.Line()...)
 	process, err := b.startOr(ready, input, b.serveCommand(stderr))
+	c.begun = c.begun || err == nil || mux.IsLost(err)
 	if refused, ok := errors.AsType[*relay.RefusedError](err); ok {
 		failed := &ServeError{ExitCode: -1, Err: err}
 		if refused.Reason == relay.RefusedNotFound { // a login shell reports this as exit code 127

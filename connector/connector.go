@@ -128,6 +128,7 @@ type Connector struct {
 	closeLog func(context.Context)
 	linger   *lingering  // nil without Config.Linger
 	leaves   atomic.Bool // Close leaves the build to another manager
+	begun    bool        // Connect may have started a step runner; read once connected is closed
 	wg       sync.WaitGroup
 
 	life     context.Context // ends with the build's ctx, with serve, or at Close
@@ -364,8 +365,12 @@ func (c *Connector) Close(ctx context.Context) error {
 		c.end(ErrClosed)
 		<-connected // soon: all its waits are bounded by the life that has just ended
 		defer context.AfterFunc(ctx, c.giveUp)()
-		if b, _ := c.current(); b != nil {
+		b, _ := c.current()
+		if b != nil {
 			c.closeErr = b.stop(ctx)
+		}
+		if c.begun && (b == nil || b.serve == nil) {
+			c.leave("unknown: the connection was lost before the step runner was seen to start")
 		}
 		if c.linger != nil {
 			c.linger.close()

@@ -259,6 +259,42 @@ func TestABuildThatLingersIsCanceledWhileItsStepRunnerIsProbed(t *testing.T) {
 	require.NotEmpty(t, b.Left(), "the step runner could not be reached")
 }
 
+// lossyConn is a connection that is lost as soon as it has a session for a step runner.
+type lossyConn struct {
+	connector.Conn
+	lose func()
+}
+
+func (c *lossyConn) Reserve(ctx context.Context, n int) (*mux.Reservation, error) {
+	r, err := c.Conn.Reserve(ctx, n)
+	c.lose()
+	return r, err
+}
+
+// Symptom: the report of such a build told of nothing that may be left on the VM.
+func TestAStepRunnerWhoseStartGotNoAnswerMayBeLeft(t *testing.T) {
+	for name, linger := range map[string]time.Duration{
+		"without linger": 0, "not reached again": time.Minute, "lost again": 100 * time.Millisecond,
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := embedded(t)
+			proxy := sshtest.Proxy(t, s.Addr)
+			l := &slowLease{slow: &lossyConn{connect(t, s.Via(t, proxy.Addr())), proxy.Cut}}
+			b := lingers(t, mortal(t), l, func(cfg *connector.Config) {
+				cfg.Route, cfg.Linger = connector.Session, linger
+				if linger == time.Minute {
+					cfg.Reconnect = func(context.Context) (connector.Lease, error) { return nil, io.EOF }
+				}
+			})
+			_, err := b.Connect(sshtest.Within(t))
+			require.True(t, mux.IsLost(err), "%v", err)
+			require.NoError(t, b.Close(sshtest.Within(t)))
+			require.Len(t, b.Left(), 1)
+			require.Contains(t, b.Left()[0], "unknown: the connection was lost")
+		})
+	}
+}
+
 // Symptom: a relay that cannot start was started a hundred times a second, until the linger was over.
 func TestARelayThatCannotStartFailsABuildThatLingersAtOnce(t *testing.T) {
 	tries := 0
