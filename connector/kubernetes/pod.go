@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -81,6 +82,7 @@ type Pod struct {
 	alive   context.Context // ends when the pod can no longer be used; its cause says why
 	end     context.CancelCauseFunc
 	wg      sync.WaitGroup
+	first   *link // for Configure; set before Start or Attach returns
 
 	mu      sync.Mutex        // guards the following
 	seen    object            // the newest state of the pod
@@ -88,7 +90,6 @@ type Pod struct {
 	changed chan struct{}
 	blind   error // why the API server does not let us watch the pod
 	removed bool  // the API server no longer has the pod
-	first   *link // the link of Start, for Configure
 
 	closeOnce sync.Once
 	closeErr  error
@@ -314,7 +315,7 @@ func (w *patience) stop() { w.timer.Stop() }
 // waitText describes the reasons for which a pod waits.
 func waitText(o *object) string {
 	var all []string
-	for _, s := range append(o.Status.InitContainerStatuses, o.Status.ContainerStatuses...) {
+	for _, s := range slices.Concat(o.Status.InitContainerStatuses, o.Status.ContainerStatuses) {
 		if w := s.State.Waiting; w != nil {
 			all = append(all, s.Name+" "+strings.TrimSuffix(w.Reason+": "+w.Message, ": "))
 		}
