@@ -83,12 +83,12 @@ contexts: [{name: test, context: {cluster: c, user: u, namespace: ci}}]
 current-context: test
 `, s.http.URL)), 0o600))
 	t.Cleanup(func() {
+		s.http.CloseClientConnections()
+		s.http.Close() // the pods of requests that are still served are among Pods then
 		for _, name := range s.Pods() {
 			s.Delete(name)
 		}
 		s.Cut()
-		s.http.CloseClientConnections()
-		s.http.Close()
 		s.wg.Wait()
 	})
 	return s
