@@ -2,6 +2,7 @@ package remote
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -81,5 +82,26 @@ func TestServeReplacesADirectoryThatItCannotUseAndSaysWhyInOneLine(t *testing.T)
 	require.Equal(t, wire.ReadyLine(own)+"step-runner: cannot use the directory of the socket, made "+
 		filepath.Dir(own)+" instead: "+filepath.Dir(socket)+" has mode 0755: want a private directory, of mode 0700\n"+
 		greeting(own)[len(wire.ReadyLine(own)):], s.stderr.String())
+	require.Empty(t, remotetest.Names(t, filepath.Dir(socket)))
+}
+
+// Symptom: serve got ready, though it could run no job, and left a directory at its end.
+func TestServeWithoutProcFailsAtOnceAndLeavesNothing(t *testing.T) {
+	socket := mktemp(t)
+	s := launchServe(t, socket, func(s *served) {
+		args := append([]string{"unshare", "-Urm", "sh", "-ec", `mount -t tmpfs none /proc; exec "$@"`, "sh"}, s.cmd.Args...)
+		path, err := exec.LookPath(args[0])
+		if err == nil {
+			err = exec.CommandContext(t.Context(), path, "-Urm", "mount", "-t", "tmpfs", "none", "/proc").Run()
+		}
+		if err != nil {
+			t.Skip("part missing: namespaces: ", err)
+		}
+		s.cmd.Path, s.cmd.Args = path, args
+	})
+	require.NoError(t, s.stdin.Close())
+	<-s.exited
+	require.NotEqual(t, 0, s.cmd.ProcessState.ExitCode())
+	require.Contains(t, s.stderr.String(), "serve: is /proc mounted on this machine? ")
 	require.Empty(t, remotetest.Names(t, filepath.Dir(socket)))
 }

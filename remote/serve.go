@@ -106,6 +106,9 @@ func Serve(ctx context.Context, stdio Stdio, cfg ServeConfig) error {
 	if err := pipe.Conceal(); err != nil {
 		return fmt.Errorf("serve: %w", err)
 	}
+	if _, err := os.Lstat("/proc/self"); err != nil { // neither jobs nor the clean-up work without it
+		return fmt.Errorf("serve: is /proc mounted on this machine? %w", err)
+	}
 	jobs, err := cfg.jobs()
 	if err == nil {
 		err = cfg.checkLinger()
