@@ -7,8 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"path"
 	"regexp"
+	"strconv"
 	"strings"
 	"time"
 
@@ -19,6 +19,7 @@ import (
 	"github.com/moby/moby/client"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/stepmux/stepmux/internal/services"
 	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/mux"
 )
@@ -55,16 +56,7 @@ type service struct {
 var aliasPattern = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$`)
 
 // alias returns the service's host name.
-func (s *Service) alias() string {
-	if s.Alias != "" {
-		return s.Alias
-	}
-	ref, err := parseImage(s.Image)
-	if err != nil {
-		return ""
-	}
-	return path.Base(ref.Context().RepositoryStr())
-}
+func (s *Service) alias() string { return services.Alias(s.Alias, s.Image) }
 
 // checkServices returns an error for services that cannot be started together.
 func (s *Spec) checkServices() error {
@@ -87,10 +79,8 @@ func (s *Spec) checkServices() error {
 		default:
 			seen[alias] = true
 		}
-		for _, entry := range one.Env {
-			if key, _, ok := strings.Cut(entry, "="); !ok || key == "" || strings.ContainsRune(entry, 0) {
-				return fmt.Errorf("service %.160q: an entry of its environment is not KEY=VALUE", one.Image) // may be a secret
-			}
+		if _, err := services.Port(one.Image, one.Env); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -223,16 +213,10 @@ func (c *Container) awaitHealth(ctx context.Context, s *service) error {
 	}
 }
 
-// portVariable of a service's environment names its only TCP port to wait for. An image may expose others, at which it
-// does not listen unless it is configured to.
-const portVariable = "HEALTHCHECK_TCP_PORT="
-
 // awaitPorts waits until the service accepts connections from the build's container.
 func (c *Container) awaitPorts(ctx context.Context, s *service, ports []string) error {
-	for _, entry := range s.Env {
-		if port, ok := strings.CutPrefix(entry, portVariable); ok {
-			ports = []string{port + "/tcp"}
-		}
+	if port, _ := services.Port(s.Image, s.Env); port > 0 { // Spec.Check has returned its error
+		ports = []string{strconv.Itoa(port) + "/tcp"}
 	}
 	argv := []string{"/proc/self/exe", "steps", "await"}
 	for _, port := range ports {
@@ -282,11 +266,11 @@ func (c *Container) withLog(ctx context.Context, s *service, err error) error {
 // removeServices removes the services with their volumes, and then their network.
 func (c *Container) removeServices(ctx context.Context) error {
 	c.mu.Lock()
-	services := c.services
+	all := c.services
 	c.mu.Unlock()
-	errs := make([]error, len(services)+1)
+	errs := make([]error, len(all)+1)
 	var group errgroup.Group
-	for i, s := range services {
+	for i, s := range all {
 		group.Go(func() error {
 			errs[i] = c.remove(ctx, s.id)
 			return nil
@@ -296,7 +280,7 @@ func (c *Container) removeServices(ctx context.Context) error {
 	if c.network != "" {
 		_, err := c.api.NetworkRemove(ctx, c.network, client.NetworkRemoveOptions{})
 		if err != nil && !cerrdefs.IsNotFound(err) {
-			errs[len(services)] = c.api.failure(ctx, "remove the network of the services", err)
+			errs[len(all)] = c.api.failure(ctx, "remove the network of the services", err)
 		}
 	}
 	return errors.Join(errs...)

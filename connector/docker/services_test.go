@@ -98,6 +98,10 @@ func TestServicesThatCannotBeStartedTogether(t *testing.T) {
 		"is no host name":          {Services: []docker.Service{{Image: "db", Alias: "a b"}}},
 		"image name":               {Services: []docker.Service{{Image: "a b"}}},
 		"is not KEY=VALUE":         {Services: []docker.Service{{Image: "db", Env: []string{"secret"}}}},
+		// Symptom: it was said when the service had been started, by the flag --tcp of a command.
+		`HEALTHCHECK_TCP_PORT is "http": want a port`: {
+			Services: []docker.Service{{Image: "db", Env: []string{"HEALTHCHECK_TCP_PORT=http"}}},
+		},
 	} {
 		spec.Image = "a"
 		err := spec.Check()

@@ -5,15 +5,13 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"path"
 	"regexp"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/google/go-containerregistry/pkg/name"
-
+	"github.com/stepmux/stepmux/internal/services"
 	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/mux"
 )
@@ -21,8 +19,6 @@ import (
 const (
 	defaultServiceTimeout = time.Minute
 	maxServices           = 50
-	// portVariable of a service's environment names the TCP port at which it accepts connections when it is ready.
-	portVariable = "HEALTHCHECK_TCP_PORT"
 )
 
 // Service is a container beside the steps', such as a database, in the same pod. It shares the pod's network, where
@@ -45,36 +41,13 @@ type Service struct {
 var aliasPattern = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`)
 
 // alias returns the service's host name.
-func (s *Service) alias() string {
-	if s.Alias != "" {
-		return s.Alias
-	}
-	ref, err := name.ParseReference(s.Image)
-	if err != nil {
-		return ""
-	}
-	return path.Base(ref.Context().RepositoryStr())
-}
+func (s *Service) alias() string { return services.Alias(s.Alias, s.Image) }
 
 // container returns the name of the service's container.
 func (s *Service) container() string { return strings.ReplaceAll(s.alias(), ".", "-") }
 
 // port returns the TCP port that shows whether the service is ready, or 0 without one.
-func (s *Service) port() (port int, err error) {
-	for _, entry := range s.Env {
-		key, value, ok := strings.Cut(entry, "=")
-		if key == "" || !ok || strings.ContainsRune(entry, 0) {
-			return 0, fmt.Errorf("service %.160q: an entry of its environment is not KEY=VALUE", s.Image) // may be a secret
-		}
-		if key != portVariable {
-			continue
-		}
-		if port, err = strconv.Atoi(value); err != nil || port < 1 || port > 65535 {
-			return 0, fmt.Errorf("service %.160q: %s is %.40q: want a port", s.Image, portVariable, value)
-		}
-	}
-	return port, nil
-}
+func (s *Service) port() (int, error) { return services.Port(s.Image, s.Env) }
 
 // checkServices returns an error for services that cannot be in one pod together.
 func (s *Spec) checkServices() error {

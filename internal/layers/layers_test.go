@@ -43,12 +43,12 @@ var allowed = map[string][]string{
 	"connector/files":    {"remote/api/**"},
 	"connector/docker": {
 		"connector", "connector/program", "mux", "mux/relay", "mux/channel", "internal/wire", "internal/tail",
-		"internal/flight", "internal/termtext", "internal/pause",
+		"internal/flight", "internal/termtext", "internal/pause", "internal/services",
 	},
 
 	"connector/kubernetes": {
 		"connector", "connector/program", "mux", "mux/relay", "mux/channel", "internal/wire", "internal/tail",
-		"internal/flight", "internal/termtext", "internal/pause",
+		"internal/flight", "internal/termtext", "internal/pause", "internal/services",
 	},
 
 	"instance": {"connector/**", "mux", "pool", "internal/wire", "internal/pause", "internal/flight"},
@@ -223,6 +223,7 @@ var allowed = map[string][]string{
 	"internal/termtext":       {"internal/lazyregexp"},
 	"internal/vmlog":          {"internal/termtext"},
 	"internal/tail":           {},
+	"internal/services":       {},
 	"internal/rmtree":         {"internal/oserr"},
 	"internal/liveheap":       {},
 	"internal/racefree":       {},
