@@ -4,7 +4,11 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
 	"runtime"
 	"strings"
 	"sync"
@@ -153,6 +157,49 @@ func TestAnEntrypointThatIsKeptRunsFirst(t *testing.T) {
 	cfg.Spec.Image, cfg.Spec.KeepEntrypoint = "prepared:1", true
 	out, _ := run(t, start(t, cfg), "cat /tmp/by")
 	require.Equal(t, "prepared\n", out)
+}
+
+// Symptom: with containerd's image store, which may have an image for several platforms, the one for the daemon's own
+// platform was looked at, and so the build was refused.
+func TestTheImageOfThePlatformIsLookedAt(t *testing.T) {
+	d := dockertest.Start(t)
+	var mu sync.Mutex
+	made := 0
+	proxy := httptest.NewServer(&httputil.ReverseProxy{ // a later daemon, with another image for its own platform
+		Transport: &http.Transport{
+			DisableKeepAlives: true,
+			DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return d.Dial(ctx) },
+		},
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.Out.URL.Scheme, r.Out.URL.Host = "http", "docker"
+			r.Out.URL.Path = strings.Replace(r.In.URL.Path, "/v1.49/", "/v1.41/", 1)
+			if query := r.In.URL.Query(); query.Has("platform") && strings.HasSuffix(r.In.URL.Path, "/containers/create") {
+				mu.Lock()
+				defer mu.Unlock()
+				made++
+			}
+		},
+		ModifyResponse: func(r *http.Response) error {
+			r.Header.Set("Api-Version", "1.49")
+			if strings.Contains(r.Request.URL.Path, "/images/") && !r.Request.URL.Query().Has("platform") {
+				body, err := io.ReadAll(r.Body)
+				body = bytes.ReplaceAll(body, []byte(`"`+runtime.GOARCH+`"`), []byte(`"other"`))
+				r.Header.Del("Content-Length")
+				r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), -1
+				return err
+			}
+			return nil
+		},
+	})
+	t.Cleanup(proxy.Close)
+	cfg := config(t, d)
+	cfg.Dial = func(ctx context.Context) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "tcp", proxy.Listener.Addr().String())
+	}
+	cfg.Spec.Platform, cfg.Spec.Pull, cfg.Spec.Network = "linux/"+runtime.GOARCH, docker.PullNever, ""
+	cfg.Spec.Services = []docker.Service{{Image: dockertest.Image, Alias: "idle", Command: []string{"sleep", "600"}}}
+	require.NoError(t, start(t, cfg).Close(t.Context()))
+	require.Equal(t, 2, made, "the steps' container and the service are of the platform")
 }
 
 func TestAnImageForAnotherPlatformIsRefused(t *testing.T) {

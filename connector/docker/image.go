@@ -16,6 +16,7 @@ import (
 	"github.com/moby/moby/api/types/image"
 	"github.com/moby/moby/api/types/registry"
 	"github.com/moby/moby/client"
+	"github.com/moby/moby/client/pkg/versions"
 
 	"github.com/stepmux/stepmux/internal/flight"
 )
@@ -43,8 +44,8 @@ func (c *Container) findImage(ctx context.Context, image string) (picture, error
 		case err != nil && !cerrdefs.IsNotFound(err):
 			return picture{}, err
 		case policy == PullNever:
-			return picture{}, fmt.Errorf("the Docker daemon does not have image %.160q, and --pull never forbids to pull it",
-				image)
+			return picture{}, fmt.Errorf("the Docker daemon does not have image %.160q%s, and --pull never forbids to pull it",
+				image, strings.TrimSuffix(" for "+platform, " for "))
 		}
 	}
 	if err := c.pull(ctx, image); err != nil {
@@ -61,7 +62,11 @@ func (c *Container) inspectImage(ctx context.Context, id, image string) (picture
 	}
 	ctx, cancel := c.api.asking(ctx)
 	defer cancel()
-	told, err := c.api.ImageInspect(ctx, id)
+	var options []client.ImageInspectOption
+	if p := c.cfg.Spec.platform(); p != nil && versions.GreaterThanOrEqualTo(c.api.ClientVersion(), variantsAPI) {
+		options = append(options, client.ImageInspectWithPlatform(p))
+	}
+	told, err := c.api.ImageInspect(ctx, id, options...)
 	if err != nil {
 		return picture{}, c.api.failure(ctx, fmt.Sprintf("look at image %.160q", image), err)
 	}
@@ -73,6 +78,10 @@ func (c *Container) inspectImage(ctx context.Context, id, image string) (picture
 	}
 	return p, nil
 }
+
+// variantsAPI is the first version of the API that can look at an image of one platform. A daemon with containerd's
+// image store may have several of a name, and prefers the one for its own platform.
+const variantsAPI = "1.49"
 
 // isOf reports whether an image of that platform is one of the platform want, which may have a variant.
 func isOf(want, platform string) bool { return strings.HasPrefix(want+"/", platform+"/") }

@@ -135,7 +135,7 @@ func (c *Container) startService(ctx context.Context, s *service) error {
 	whole, end := c.whole(ctx)
 	defer end()
 	made, err := c.api.ContainerCreate(whole, client.ContainerCreateOptions{
-		Name: c.name + "-" + s.alias(),
+		Name: c.name + "-" + s.alias(), Platform: c.cfg.Spec.platform(),
 		Config: &container.Config{
 			Image: image.id, Labels: labels, Entrypoint: s.Entrypoint, Cmd: s.Command, Env: s.Env,
 		},
