@@ -65,7 +65,7 @@ func (e *Executor) Client(ctx context.Context) (_ *Client, err error) {
 		return nil, errors.New("instance: Client before Prepare, or in a pod")
 	}
 	// A lease of its own: Prepare's connection may have died since.
-	lease, err := e.leaseToStart(ctx, s)
+	lease, err := e.leaseToStart(ctx, s, stay)
 	if err != nil {
 		return nil, err
 	}
@@ -93,7 +93,7 @@ func (e *Executor) Equip(ctx context.Context) (missing string, err error) {
 	if err := s.member.linux(); err != nil {
 		return "", err
 	}
-	lease, err := e.leaseToStart(ctx, s)
+	lease, err := e.leaseToStart(ctx, s, stay)
 	if err != nil {
 		return "", err
 	}

@@ -109,7 +109,7 @@ func (e *Executor) startContainer(
 	spec.Pids = cmp.Or(spec.Pids, limits.PIDs)
 	spec.NanoCPUs = cmp.Or(spec.NanoCPUs, int64(limits.CPUs*1e9))
 	d := &dockerPlace{lease: lease, again: func(ctx context.Context) (*pool.Lease[*mux.Conn], error) {
-		return e.reconnect(ctx, s)
+		return e.reconnect(ctx, s, stay)
 	}}
 	err := e.startPlace(ctx, into, func() (_ place, err error) {
 		box := docker.Config{

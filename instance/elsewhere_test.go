@@ -61,10 +61,10 @@ func TestAVMOnWhichNoStepRunnerStartsFailsNoBuildWhileThereAreOthers(t *testing.
 	}
 }
 
-// Symptom: such a build failed, though nothing of it had run. One that lingers waits for its VM first.
+// Symptom: such a build failed, though nothing of it had run. Later, one that lingers waited for its VM that long.
 func TestABuildWhoseVMIsLostWhileItsStepRunnerStartsGoesElsewhere(t *testing.T) {
 	t.Parallel()
-	for _, linger := range []time.Duration{0, time.Second} {
+	for _, linger := range []time.Duration{0, instance.MaxLinger} {
 		t.Run(linger.String(), func(t *testing.T) {
 			first := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
 			second := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
@@ -72,7 +72,7 @@ func TestABuildWhoseVMIsLostWhileItsStepRunnerStartsGoesElsewhere(t *testing.T) 
 			slow := filepath.Join(t.TempDir(), "slow")
 			require.NoError(t, os.WriteFile(slow, []byte("#!/bin/sh\necho >"+mark+"\nexec cat >/dev/null\n"), 0o700))
 			first.runner = []string{slow}
-			p := providerOf(t, instance.Config{}, 1, first, second)
+			p := providerOf(t, instance.Config{DialTimeout: time.Second}, 1, first, second)
 			e := p.Executor(instance.Build{ID: "b", Log: &sshtest.Log{}, Linger: &linger})
 			require.NoError(t, e.Prepare(sshtest.Within(t)))
 			connected := make(chan error, 1)
@@ -81,10 +81,8 @@ func TestABuildWhoseVMIsLostWhileItsStepRunnerStartsGoesElsewhere(t *testing.T) 
 				connected <- err
 			}()
 			require.Eventually(t, func() bool { return exists(mark) }, sshtest.Bound, time.Millisecond)
-			lost := time.Now() // at the earliest
 			first.Stop()
 			require.NoError(t, <-connected)
-			require.GreaterOrEqual(t, time.Since(lost), linger)
 			require.Equal(t, "vm-2", e.Instance())
 			require.NoError(t, e.Execute(sshtest.Within(t), script("true")))
 			require.NoError(t, e.Cleanup(t.Context()))
@@ -122,24 +120,28 @@ func TestWhatABuildMayHaveLeftOnTheVMBeforeNamesThatVM(t *testing.T) {
 	require.Contains(t, e.Left()[0], "on vm-1: unknown: the connection was lost")
 }
 
-// Symptom: such a build failed, though nothing of it had started.
+// Symptom: such a build failed, though nothing of it had started. Later, one that lingers waited for its VM that long.
 func TestABuildWhoseVMIsGoneBeforeItsStepRunnerStartsGoesElsewhere(t *testing.T) {
 	t.Parallel()
-	first := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
-	second := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
-	p := providerOf(t, instance.Config{}, 1, first, second)
-	e := p.Executor(instance.Build{ID: "b", Log: &sshtest.Log{}})
-	require.NoError(t, e.Prepare(sshtest.Within(t)))
-	require.Equal(t, "vm-1", e.Instance())
-	first.Stop()
-	suspect := func() bool { return statOf(p, "vm-1").State == instance.Suspect }
-	require.Eventually(t, suspect, sshtest.Bound, time.Millisecond)
-	_, err := e.Connect(sshtest.Within(t))
-	require.NoError(t, err)
-	require.Equal(t, "vm-2", e.Instance())
-	require.NoError(t, e.Execute(sshtest.Within(t), script("true")))
-	require.NoError(t, e.Cleanup(t.Context()))
-	require.Zero(t, statOf(p, "vm-1").Uses)
+	for _, linger := range []time.Duration{0, instance.MaxLinger} {
+		t.Run(linger.String(), func(t *testing.T) {
+			first := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+			second := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+			p := providerOf(t, instance.Config{DialTimeout: time.Second}, 1, first, second)
+			e := p.Executor(instance.Build{ID: "b", Log: &sshtest.Log{}, Linger: &linger})
+			require.NoError(t, e.Prepare(sshtest.Within(t)))
+			require.Equal(t, "vm-1", e.Instance())
+			first.Stop()
+			suspect := func() bool { return statOf(p, "vm-1").State == instance.Suspect }
+			require.Eventually(t, suspect, sshtest.Bound, time.Millisecond)
+			_, err := e.Connect(sshtest.Within(t))
+			require.NoError(t, err)
+			require.Equal(t, "vm-2", e.Instance())
+			require.NoError(t, e.Execute(sshtest.Within(t), script("true")))
+			require.NoError(t, e.Cleanup(t.Context()))
+			require.Zero(t, statOf(p, "vm-1").Uses)
+		})
+	}
 }
 
 // Symptom: the job ran on another instance than the commands that had prepared the first one for it.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/credentials"
@@ -156,8 +157,8 @@ func (e *Executor) Usage() program.Usage {
 //
 // If the instance can no longer be reached, or its Docker daemon for a build in a container, the build goes to another
 // instance, as in Prepare. So does a build on the instance itself whose step runner does not start there, or whose
-// connection is lost meanwhile, unless all other instances are suspect. If the connection is lost, a build that lingers
-// first waits for its own instance. A build that has had a Client, or called Run, stays on its instance.
+// connection is lost meanwhile, unless all other instances are suspect: then a build that lingers waits for its own
+// instance. A build that has had a Client, or called Run, stays on its instance.
 func (e *Executor) Connect(ctx context.Context) (_ func() (io.ReadWriteCloser, error), err error) {
 	ctx, finish := bind(ctx, e.life, ErrCleanedUp)
 	defer finish(&err)
@@ -188,6 +189,8 @@ func (e *Executor) connect(ctx context.Context, attach string) (_ func() (io.Rea
 		return nil, err
 	}
 	cfg := e.provider.cfg
+	leave := e.mayLeave(s)
+	var started atomic.Bool
 	place := connector.Config{
 		VM: s.member.vm, BuildID: e.build.ID,
 		Runner: s.member.Runner, TempDir: s.member.TempDir, Route: cfg.Route,
@@ -196,7 +199,7 @@ func (e *Executor) connect(ctx context.Context, attach string) (_ func() (io.Rea
 		LogTimeout: cfg.LogTimeout, ReadyTimeout: cfg.ReadyTimeout, StopTimeout: cfg.StopTimeout,
 		Secret: e.build.Secret, Attach: attach,
 		Linger: e.linger(s), Reconnect: func(ctx context.Context) (connector.Lease, error) {
-			lease, err := e.reconnect(ctx, s)
+			lease, err := e.reconnect(ctx, s, func() bool { return !started.Load() && leave() })
 			if err != nil {
 				return nil, err
 			}
@@ -217,7 +220,7 @@ func (e *Executor) connect(ctx context.Context, attach string) (_ func() (io.Rea
 	case e.build.Pod != nil:
 		err = fmt.Errorf("instance %s is no cluster: no pod can be made there", s.member.ID)
 	default:
-		err = e.leaseFor(ctx, s, &place)
+		err = e.leaseFor(ctx, s, &place, leave)
 	}
 	if errors.Is(err, docker.ErrUnusable) {
 		cfg.Group.started(s, err)
@@ -248,14 +251,15 @@ func (e *Executor) connect(ctx context.Context, attach string) (_ func() (io.Rea
 		}
 		return nil, e.box.explain(ctx, err)
 	}
+	started.Store(true)
 	cfg.Group.started(s, nil)
 	return dial, nil
 }
 
 // leaseFor gives a connector a lease of its own on the connection of its instance, or a container reached by it:
 // Prepare's connection may have died since.
-func (e *Executor) leaseFor(ctx context.Context, s *slot, into *connector.Config) error {
-	lease, err := e.leaseToStart(ctx, s)
+func (e *Executor) leaseFor(ctx context.Context, s *slot, into *connector.Config, leave func() bool) error {
+	lease, err := e.leaseToStart(ctx, s, leave)
 	if err != nil {
 		return err
 	}

@@ -28,15 +28,30 @@ func (e *Executor) linger(s *slot) time.Duration {
 }
 
 // leaseToStart is again for a build that is about to start. If the build lingers, it waits that long for its
-// instance.
-func (e *Executor) leaseToStart(ctx context.Context, s *slot) (*pool.Lease[*mux.Conn], error) {
+// instance, unless leave returns true.
+func (e *Executor) leaseToStart(ctx context.Context, s *slot, leave func() bool) (*pool.Lease[*mux.Conn], error) {
 	linger := e.linger(s)
 	if linger <= 0 {
 		return e.again(ctx, s)
 	}
 	timed, cancel := context.WithTimeoutCause(ctx, linger, errAway)
 	defer cancel()
-	return e.reconnect(timed, s)
+	return e.reconnect(timed, s, leave)
+}
+
+// stay is the leave of a build that does not leave its instance.
+func stay() bool { return false }
+
+// mayLeave returns a function that reports whether the build, of which nothing runs yet, can go to another instance.
+func (e *Executor) mayLeave(s *slot) (leave func() bool) {
+	e.mu.Lock()
+	stays := e.stays || e.resumed || e.running != nil
+	e.mu.Unlock()
+	if stays || e.tries+1 >= maxTries {
+		return stay
+	}
+	others := e.demandBeside(s)
+	return func() bool { return e.provider.cfg.Group.hasOther(others, true) }
 }
 
 // waitFor waits for an instance that could not be reached because of err, if the build lingers and as long as no other
@@ -63,13 +78,13 @@ func (e *Executor) waitFor(ctx context.Context, s *slot, err error) (lease *pool
 var errAway = errors.New("the instance could not be reached for the time of the build's linger")
 
 // reconnect repeats again, with short pauses, until the instance can be reached. It returns at once if the login or
-// the host key is refused.
-func (e *Executor) reconnect(ctx context.Context, s *slot) (*pool.Lease[*mux.Conn], error) {
+// the host key is refused, or if leave returns true.
+func (e *Executor) reconnect(ctx context.Context, s *slot, leave func() bool) (*pool.Lease[*mux.Conn], error) {
 	defer e.provider.cfg.Group.hasten(s.member.ID)()
 	for {
 		lease, err := e.again(ctx, s)
 		failed, ok := errors.AsType[*dialError](err)
-		if err == nil || ctx.Err() != nil || !ok || failed.permanent {
+		if err == nil || ctx.Err() != nil || !ok || failed.permanent || leave() {
 			return lease, err
 		}
 	}

@@ -47,7 +47,7 @@ func (e *Executor) Resume(ctx context.Context, instance, socket string) (err err
 		e.build.Placed(s.member.ID)
 	}
 	if s.member.Cluster == nil {
-		lease, err := e.leaseToStart(ctx, s)
+		lease, err := e.leaseToStart(ctx, s, stay)
 		if err != nil {
 			return err
 		}

@@ -20,18 +20,21 @@ var largePrograms = []struct {
 	off, behind string
 }{
 	{
-		"rootless podman", []string{"/usr/bin/podman", "/usr/bin/newuidmap"},
+		"rootless podman",
+		[]string{"/usr/bin/podman", "/usr/bin/newuidmap"},
 		`podman unshare true`,
 		`! podman unshare true 2>said; grep 'cannot setresgid: Invalid argument' said`,
 	},
 	{
-		"FUSE", []string{"/usr/bin/sshfs", "/usr/bin/fusermount3", "/usr/lib/openssh/sftp-server", "/dev/fuse"},
+		"FUSE",
+		[]string{"/usr/bin/sshfs", "/usr/bin/fusermount3", "/usr/lib/openssh/sftp-server", "/dev/fuse"},
 		sshfs + `$mount; [ -s mnt/a ]; fusermount3 -u mnt`,
 		sshfs + `! $mount 2>said; cat said; grep fusermount3: said; [ ! -e mnt/a ]
 			unshare -rm sh -ec "$mount; [ -s mnt/a ]"`,
 	},
 	{
-		"the user's manager of services", []string{"/usr/bin/systemd-run", "/usr/bin/systemctl"},
+		"the user's manager of services",
+		[]string{"/usr/bin/systemd-run", "/usr/bin/systemctl"},
 		bus + `systemctl --user show-environment >/dev/null || { echo "no systemd --user runs for this user"; exit 1; }
 			systemd-run --user --wait --quiet touch $PWD/ran; [ -e ran ]`,
 		bus + `! systemctl --user status 2>said; grep 'Failed to connect to bus' said
