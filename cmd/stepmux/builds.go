@@ -22,7 +22,6 @@ type buildFlags struct {
 	each        bool
 	selected    map[string]string // labels of the VMs
 	matrix      []axis
-	env         map[string]string
 	maxFailures int
 }
 
@@ -36,7 +35,7 @@ type axis struct {
 }
 
 func (f *buildFlags) register(fl *pflag.FlagSet) {
-	f.selected, f.env = map[string]string{}, map[string]string{}
+	f.selected = map[string]string{}
 	fl.IntVar(&f.builds, "builds", 1, "how many builds to run of each FILE; CI_NODE_INDEX is the number of the build, "+
 		"from 1, and CI_NODE_TOTAL how many there are")
 	fl.BoolVar(&f.each, "each", false, "run the builds on every VM; each line of a log names it")
@@ -54,19 +53,8 @@ func (f *buildFlags) register(fl *pflag.FlagSet) {
 		f.matrix = append(f.matrix, axis{name, strings.Split(values, ",")})
 		return nil
 	})
-	envFlag(fl, f.env)
 	fl.IntVar(&f.maxFailures, "max-failures", 0, "start no more builds once this many have failed (default no limit)")
 	grouped(fl, buildGroup)
-}
-
-// envFlag adds --env, whose variables it adds to a map.
-func envFlag(fl *pflag.FlagSet, to map[string]string) {
-	fl.Func("env", "`NAME=VALUE` for the environment of the steps; repeatable", func(text string) error {
-		if name, _, _ := strings.Cut(text, "="); !variableName.MatchString(name) {
-			return fmt.Errorf("%.80q: write NAME=VALUE", text)
-		}
-		return assign(to, text)
-	})
 }
 
 // assignLabel adds LABEL=VALUE to a map, whose labels a VM must all have.

@@ -57,9 +57,7 @@ type jobFlags struct {
 func (f *jobFlags) register(fl *pflag.FlagSet) {
 	f.registerCommon(fl, "run the job in this directory")
 	f.registerPassEnv(fl, "this command's")
-	fl.StringArrayVar(&f.masked, "mask", nil,
-		"the variable of this `NAME` holds a secret: mask it in output and results, as those "+
-			"in which GitLab and GitHub give a job its tokens are without this flag; repeatable")
+	maskFlag(fl, &f.masked, "results")
 	grouped(fl, jobGroup)
 	fl.StringVar(&f.outputFile, "output-file", "",
 		"write the trace of the job to this `FILE`: the definition, inputs and outputs of each step; secrets are masked")
@@ -68,6 +66,15 @@ func (f *jobFlags) register(fl *pflag.FlagSet) {
 	f.provenanceFlags.register(fl)
 	fileFlag(fl, &f.report, "report", "write the results to this `FILE`, in the form of --output json")
 	grouped(fl, fileGroup)
+}
+
+// varUsage is the help of --var.
+const varUsage = "`NAME=VALUE`, a job variable; NAME alone takes the value in the environment; repeatable"
+
+// maskFlag adds --mask. where names what it masks besides output.
+func maskFlag(fl *pflag.FlagSet, to *[]string, where string) {
+	fl.StringArrayVar(to, "mask", nil, "the variable of this `NAME` holds a secret: mask it in output and "+where+
+		", as those in which GitLab and GitHub give a job its tokens are without this flag; repeatable")
 }
 
 // registerCommon registers the flags that replay has too.

@@ -83,8 +83,7 @@ standard output has the results as one object, and the steps' output goes to sta
 			".gitlab-ci.yml, to choose one build; repeatable")
 	fl.StringArrayVar(&f.inputs, "input", nil,
 		"`name=value` of an input in the spec of the FILE, or of a workflow; JSON if its type is not string; repeatable")
-	fl.StringArrayVar(&f.vars, "var", nil,
-		"`NAME=VALUE`, a job variable; NAME alone takes the value in the environment; repeatable")
+	fl.StringArrayVar(&f.vars, "var", nil, varUsage)
 	fl.StringVar(&f.json, "json", "", "run these steps, a `TEXT` in JSON; - reads them from standard input")
 	grouped(fl, jobGroup)
 	f.completeJobs(cmd, &f.workDir)

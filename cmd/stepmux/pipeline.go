@@ -9,7 +9,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/stepmux/stepmux/connector"
@@ -35,13 +37,18 @@ func addCheckout(ctx context.Context, src *standalone.Source, dir string) {
 	src.Ignored = func() ([]string, error) { return checkout.Ignored(ctx, dir) }
 }
 
-// sourceFlags select the job of a FILE, and its values.
+// sourceFlags select the job of a FILE, and its values, for a build on a VM.
 type sourceFlags struct {
 	formatFlag
+	policyFlags
 	jobName string
 	inputs  []string
 	json    string
 	inImage bool
+	timeout time.Duration
+	vars    []string
+	masked  []string
+	env     map[string]string
 }
 
 func (f *sourceFlags) registerSource(fl *pflag.FlagSet) {
@@ -51,9 +58,40 @@ func (f *sourceFlags) registerSource(fl *pflag.FlagSet) {
 		"`name=value` of an input in the spec of the FILE; JSON if its type is not string; repeatable")
 }
 
+// registerBuild registers the flags of the build itself.
+func (f *sourceFlags) registerBuild(fl *pflag.FlagSet) {
+	timeFlag(fl, &f.timeout, "timeout",
+		"end a build that takes longer than this `time`, counted from its slot; a stepmux on the VM ends a job after 24h "+
+			"in any case (default none)")
+	fl.StringArrayVar(&f.vars, "var", nil, varUsage)
+	maskFlag(fl, &f.masked, "traces")
+	f.env = map[string]string{}
+	fl.Func("env", "`NAME=VALUE` for the environment of the steps; repeatable", func(text string) error {
+		if name, _, _ := strings.Cut(text, "="); !variableName.MatchString(name) {
+			return fmt.Errorf("%.80q: write NAME=VALUE", text)
+		}
+		return assign(f.env, text)
+	})
+	f.registerPassEnv(fl, "the VM's")
+	f.registerUnsafeExports(fl)
+	grouped(fl, buildGroup)
+}
+
+// reader checks the flags and returns a reader for the jobs of a command.
+func (f *sourceFlags) reader(cmd *cobra.Command, project string) (*jobReader, error) {
+	if _, _, err := f.policies(); err != nil {
+		return nil, err
+	}
+	given, err := standalone.Vars(f.vars, f.masked, os.LookupEnv)
+	return &jobReader{
+		sourceFlags: f, project: project, ctx: cmd.Context(), given: given, stdin: cmd.InOrStdin(),
+		messages: cmd.ErrOrStderr(),
+	}, err
+}
+
 // jobReader reads jobs for VMs.
 type jobReader struct {
-	sourceFlags
+	*sourceFlags
 	project  string          // the directory with the sources of a .gitlab-ci.yml; empty for this one
 	ctx      context.Context // for reading the jobs, before any of them runs
 	given    []engine.Variable
@@ -63,62 +101,62 @@ type jobReader struct {
 }
 
 // files reads the jobs in files, and those of --json. A job may have a container.
-func (r *jobReader) files(files []string, isJSON bool) (jobs []runJob, boxes []*docker.Spec, err error) {
+func (r *jobReader) files(files []string, isJSON bool) (jobs []runJob, err error) {
 	if isJSON {
 		src := standalone.Source{Name: "--json", Text: []byte(r.json), Format: standalone.JSON}
 		if r.json == "-" {
 			src.Name = "stdin"
 			if src.Text, err = standalone.ReadFile("-", r.stdin); err != nil {
-				return nil, nil, err
+				return nil, err
 			}
 		}
 		job, err := r.steps(src, nil)
-		return []runJob{job}, []*docker.Spec{nil}, err
+		return []runJob{job}, err
 	}
 	for _, file := range files {
 		src, err := r.read(file)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		name := src.Name
 		script, err := isScript(name, src.Text)
 		switch {
 		case src.Format == standalone.GitHub:
-			return nil, nil, fmt.Errorf("%s: a workflow of GitHub runs by stepmux local only", name)
+			return nil, fmt.Errorf("%s: a workflow of GitHub runs by stepmux local only", name)
 		case src.Format == standalone.GitLabCI:
-			more, theirs, err := r.pipeline(src)
+			more, err := r.pipeline(src)
 			if err != nil {
-				return nil, nil, err
+				return nil, err
 			}
-			jobs, boxes = append(jobs, more...), append(boxes, theirs...)
+			jobs = append(jobs, more...)
 			continue
 		case r.jobName != "":
-			return nil, nil, fmt.Errorf("%s: --job-name is for a .gitlab-ci.yml (--format gitlab-ci)", name)
+			return nil, fmt.Errorf("%s: --job-name is for a .gitlab-ci.yml (--format gitlab-ci)", name)
 		case err != nil:
-			return nil, nil, err
+			return nil, err
 		case script && len(r.inputs) > 0:
-			return nil, nil, fmt.Errorf("%s: --input: a shell script has no inputs; give it variables (--env)", name)
+			return nil, fmt.Errorf("%s: --input: a shell script has no inputs; give it variables (--env)", name)
 		case script:
 			if v := standalone.ValidateScript(name, string(src.Text)); !v.Valid {
-				return nil, nil, errors.New(v.Errors[0].String())
+				return nil, errors.New(v.Errors[0].String())
 			}
 			jobs = append(jobs, runJob{Job: connector.Job{Script: string(src.Text), Vars: r.vars()}, name: name})
-			boxes = append(boxes, nil)
 			continue
 		}
 		steps, box, err := docker.FromJob(src.Name, src.Text)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		whole := src.Text
 		src.Text = steps
 		job, err := r.steps(src, whole)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		jobs, boxes = append(jobs, job), append(boxes, box)
+		job.container = box
+		jobs = append(jobs, job)
 	}
-	return jobs, boxes, nil
+	return jobs, nil
 }
 
 // read reads a FILE, which may be a pipe. The name of the source is valid UTF-8, as in messages of protobuf.
@@ -174,15 +212,15 @@ func (r *jobReader) vars() (vars []connector.Variable) {
 }
 
 // pipeline reads a job of a .gitlab-ci.yml, with all its parallel builds.
-func (r *jobReader) pipeline(src standalone.Source) (jobs []runJob, boxes []*docker.Spec, err error) {
+func (r *jobReader) pipeline(src standalone.Source) (jobs []runJob, err error) {
 	if src.Inputs, err = standalone.Inputs(r.inputs); err != nil {
-		return nil, nil, fmt.Errorf("--input: %w", err)
+		return nil, fmt.Errorf("--input: %w", err)
 	}
 	if src.WorkDir, err = filepath.Abs(r.project); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if _, err := os.Stat(src.WorkDir); err != nil {
-		return nil, nil, fmt.Errorf("--project: %w", err)
+		return nil, fmt.Errorf("--project: %w", err)
 	}
 	src.JobName, src.Vars, src.Elsewhere, src.InContainer = r.jobName, r.given, true, r.inImage
 	addCheckout(r.ctx, &src, src.WorkDir)
@@ -191,7 +229,7 @@ func (r *jobReader) pipeline(src standalone.Source) (jobs []runJob, boxes []*doc
 	}
 	all, err := standalone.ReadAll(src)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	for _, j := range all {
 		r.tell(j.Notices)
@@ -200,13 +238,7 @@ func (r *jobReader) pipeline(src standalone.Source) (jobs []runJob, boxes []*doc
 			err = remote.CheckSteps("the job "+j.Source.JobName, []byte(text))
 		}
 		if err != nil {
-			return nil, nil, fmt.Errorf("%s: %w", src.Name, err)
-		}
-		var box *docker.Spec
-		if r.inImage {
-			if box, err = containerOf(j); err != nil {
-				return nil, nil, err
-			}
+			return nil, fmt.Errorf("%s: %w", src.Name, err)
 		}
 		job := runJob{name: src.Name + " " + j.Source.JobName, ciJob: j.Source.JobName, Job: connector.Job{
 			Steps: []byte(text), Env: j.Env, MayFail: j.MayFail,
@@ -214,9 +246,14 @@ func (r *jobReader) pipeline(src standalone.Source) (jobs []runJob, boxes []*doc
 		for _, v := range j.Vars {
 			job.Vars = append(job.Vars, connector.Variable(v))
 		}
-		jobs, boxes = append(jobs, job), append(boxes, box)
+		if r.inImage {
+			if job.container, err = containerOf(j); err != nil {
+				return nil, err
+			}
+		}
+		jobs = append(jobs, job)
 	}
-	return jobs, boxes, nil
+	return jobs, nil
 }
 
 // tell shows notices, each once.

@@ -28,7 +28,6 @@ import (
 	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/gcpace"
 	"github.com/stepmux/stepmux/remote"
-	"github.com/stepmux/stepmux/remote/standalone"
 )
 
 // tellArtifacts is the largest number of builds in a run for which a line about each build's artifacts is shown.
@@ -42,15 +41,11 @@ type runFlags struct {
 	imageFlags
 	podFlags
 	runFiles
-	policyFlags
 	buildFlags
 	projectFlags
 	sourceFlags
 	artifactsDir string
-	timeout      time.Duration
 	linger       time.Duration
-	vars         []string
-	masked       []string
 	output       string
 }
 
@@ -112,20 +107,10 @@ the logs go to standard error.
 	grouped(fl, fileGroup)
 	f.registerConnections(fl)
 	f.registerIsolation(fl)
-	timeFlag(fl, &f.timeout, "timeout",
-		"end a build that takes longer than this `time`, counted from its slot; a stepmux on the VM ends a job after 24h "+
-			"in any case (default none)")
 	boundedTimeFlag(fl, &f.linger, "linger", "let builds continue for this `time`, at most 24h, when the connection to "+
 		"their VM is lost: the run reconnects to them; 0: builds end with the connection "+
 		"(default that of the inventory, else 0)", 0, instance.MaxLinger)
-	fl.StringArrayVar(&f.vars, "var", nil,
-		"`NAME=VALUE`, a job variable; NAME alone takes the value in the environment; repeatable")
-	fl.StringArrayVar(&f.masked, "mask", nil,
-		"the variable of this `NAME` holds a secret: mask it in output and traces, as those "+
-			"in which GitLab and GitHub give a job its tokens are without this flag; repeatable")
-	f.registerPassEnv(fl, "the VM's")
-	f.registerUnsafeExports(fl)
-	grouped(fl, buildGroup)
+	f.registerBuild(fl)
 	f.output = "text"
 	choiceFlag(fl, &f.output, "output", "text, raw or json", "text", "raw", "json")
 	grouped(fl, outputGroup)
@@ -146,7 +131,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 	if _, err := f.checkBuilds(1, 1); err != nil {
 		return err
 	}
-	given, err := standalone.Vars(f.vars, f.masked, os.LookupEnv)
+	reader, err := f.reader(cmd, f.project)
 	if err != nil {
 		return err
 	}
@@ -154,9 +139,6 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 		if slices.Contains(f.masked, a.name) {
 			return fmt.Errorf("--mask %s: the values of --matrix are in the name of each build", a.name)
 		}
-	}
-	if _, _, err := f.policies(); err != nil {
-		return err
 	}
 	if err := f.checkPods(); err != nil {
 		return err
@@ -173,10 +155,6 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 		}
 	} else if cmd.Flags().Changed("artifacts-dir") {
 		return errors.New("--artifacts-dir needs --artifacts, the files to collect")
-	}
-	reader := &jobReader{
-		sourceFlags: f.sourceFlags, project: f.project, ctx: cmd.Context(), given: given, stdin: cmd.InOrStdin(),
-		messages: cmd.ErrOrStderr(),
 	}
 	jobs, inContainers, err := f.readJobs(reader, files, isJSON)
 	if err != nil {
@@ -327,28 +305,28 @@ type runJob struct {
 	name      string           // of its file
 	ciJob     string           // its name in a .gitlab-ci.yml
 	whole     string           // the steps with the keys of their container, for a manager; empty if there are none
-	container *docker.Spec     // nil if it has no container
+	container *docker.Spec     // nil if it has no container; a jobReader sets the one that the job names
 	pod       *kubernetes.Spec // replaces container on a cluster
 }
 
 // readJobs reads and checks the jobs. some is true if at least one runs in a container.
 func (f *runFlags) readJobs(r *jobReader, files []string, isJSON bool) (jobs []runJob, some bool, err error) {
-	jobs, own, err := r.files(files, isJSON)
+	jobs, err = r.files(files, isJSON)
 	if err != nil {
 		return nil, false, err
 	}
-	named := func(s *docker.Spec) bool { return s != nil && s.Image != "" }
-	if err := f.check(slices.ContainsFunc(own, named)); err != nil {
+	named := func(j runJob) bool { return j.container != nil && j.container.Image != "" }
+	if err := f.check(slices.ContainsFunc(jobs, named)); err != nil {
 		return nil, false, err
 	}
 	for i := range jobs {
-		name := jobs[i].name
-		if f.inImage && f.spec.Image == "" && !named(own[i]) {
+		name, own := jobs[i].name, jobs[i].container
+		if f.inImage && f.spec.Image == "" && !named(jobs[i]) {
 			return nil, false, fmt.Errorf("%s: --in-image: the job names no image; name one by --image", name)
 		}
-		jobs[i].container, err = f.container(own[i])
+		jobs[i].container, err = f.container(own)
 		switch {
-		case err != nil && own[i] != nil:
+		case err != nil && own != nil:
 			return nil, false, fmt.Errorf("%s: %w", name, err)
 		case err != nil:
 			return nil, false, err

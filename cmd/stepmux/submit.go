@@ -32,7 +32,6 @@ import (
 	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/termtext"
-	"github.com/stepmux/stepmux/remote/standalone"
 )
 
 const (
@@ -185,18 +184,13 @@ func (f *managerFlag) use(cmd *cobra.Command, do func(context.Context, pb.Manage
 
 type submitFlags struct {
 	managerFlag
-	policyFlags
 	projectFlags
 	sourceFlags
 	runFiles
-	env       map[string]string
 	labels    map[string]string
 	retry     string
 	wait      bool
 	keepTrace bool
-	timeout   time.Duration
-	vars      []string
-	masked    []string
 }
 
 func newSubmitCommand() *cobra.Command {
@@ -238,29 +232,14 @@ keeps the trace: 'stepmux trace get ID FILE' downloads it. With --wait, --output
 		"connection to it fails during the build)", "never", "lost")
 	fl.BoolVar(&f.wait, "wait", false,
 		"show the log on standard output and the ID on standard error, and exit with the build's exit code")
-	timeFlag(fl, &f.timeout, "timeout",
-		"end the build if it takes longer than this `time`, counted from its slot; a stepmux on the VM ends a job after 24h "+
-			"in any case (default none)")
-	fl.StringArrayVar(&f.vars, "var", nil,
-		"`NAME=VALUE`, a job variable; NAME alone takes the value in the environment; repeatable")
-	fl.StringArrayVar(&f.masked, "mask", nil,
-		"the variable of this `NAME` holds a secret: mask it in output, as those "+
-			"in which GitLab and GitHub give a job its tokens are without this flag; repeatable")
-	f.env = map[string]string{}
-	envFlag(fl, f.env)
-	f.registerPassEnv(fl, "the VM's")
-	f.registerUnsafeExports(fl)
-	grouped(fl, buildGroup)
+	f.registerBuild(fl)
 	f.completeJobs(cmd, &f.project)
 	return cmd
 }
 
 func (f *submitFlags) run(cmd *cobra.Command, args []string) error {
-	vars, err := standalone.Vars(f.vars, f.masked, os.LookupEnv)
+	reader, err := f.reader(cmd, f.project)
 	if err != nil {
-		return err
-	}
-	if _, _, err := f.policies(); err != nil {
 		return err
 	}
 	if err := f.checkProject(); err != nil {
@@ -275,11 +254,7 @@ func (f *submitFlags) run(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	defer remove()
-	reader := &jobReader{
-		sourceFlags: f.sourceFlags, project: f.project, ctx: cmd.Context(), given: vars, stdin: cmd.InOrStdin(),
-		messages: cmd.ErrOrStderr(),
-	}
-	jobs, _, err := reader.files(args, false)
+	jobs, err := reader.files(args, false)
 	if err != nil {
 		return err
 	}

@@ -206,11 +206,11 @@ func TestTheStepsOfASubmitKeepTheKeysOfTheirContainer(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "steps.yml")
 	text := "spec: {inputs: {who: {type: string}}}\n---\nimage: busybox\nrun: [{script: \"true\"}]\n"
 	require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
-	reader := &jobReader{sourceFlags: sourceFlags{inputs: []string{"who=me"}}, ctx: t.Context()}
-	jobs, boxes, err := reader.files([]string{file}, false)
+	reader := &jobReader{sourceFlags: &sourceFlags{inputs: []string{"who=me"}}, ctx: t.Context()}
+	jobs, err := reader.files([]string{file}, false)
 	require.NoError(t, err)
 	steps, box, err := docker.FromJob("steps.yml", (&submitFlags{}).request(jobs[0], "steps.yml").GetSteps())
 	require.NoError(t, err)
-	require.Equal(t, boxes[0], box)
+	require.Equal(t, jobs[0].container, box)
 	require.Equal(t, string(jobs[0].Steps), string(steps))
 }
