@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/docker/go-units"
+
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
@@ -256,7 +258,7 @@ func judgeTemp(dir string, facts map[string]string, stderr string) Finding {
 	detail := dir
 	free, err := strconv.ParseInt(facts["space"], 10, 64)
 	if err == nil {
-		detail = fmt.Sprintf("%s, %s free", dir, mib(free))
+		detail = fmt.Sprintf("%s, %s free", dir, units.BytesSize(float64(free)*units.KiB))
 	}
 	switch {
 	case has("missing"):
@@ -274,14 +276,6 @@ func judgeTemp(dir string, facts map[string]string, stderr string) Finding {
 		return warning(checkTemp, detail, "make room there", "logs and the files of builds fit")
 	}
 	return okay(checkTemp, detail)
-}
-
-// mib returns a number of KiB for people.
-func mib(kib int64) string {
-	if kib >= 10<<20 {
-		return fmt.Sprintf("%d GiB", kib>>20)
-	}
-	return fmt.Sprintf("%d MiB", kib>>10)
 }
 
 // judgeClock compares the VM's clock, in seconds since 1970, with here, which is accurate to within give.

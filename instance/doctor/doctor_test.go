@@ -81,7 +81,7 @@ func TestAStockServerIsFine(t *testing.T) {
 	requireFinding(t, r, checkHostKey, OK, "^ssh-ed25519 SHA256:.*, accepted by pinned$")
 	requireFinding(t, r, checkKeepalive, OK, "^answered in")
 	requireFinding(t, r, checkBinary, OK, "version devel$")
-	requireFinding(t, r, checkTemp, OK, "^"+in.TempDir+", [0-9]+ [MG]iB free")
+	requireFinding(t, r, checkTemp, OK, "^"+in.TempDir+", [0-9.]+[MG]iB free")
 	requireFinding(t, r, checkClock, OK, "^within")
 	requireFinding(t, r, checkRelay, OK, "^runs; the first step runner listened after")
 	requireFinding(t, r, checkStreamlocal, OK, "^allowed$")
@@ -302,11 +302,11 @@ func TestJudgeTemp(t *testing.T) {
 		status Status
 		detail string
 	}{
-		"fine":      {map[string]string{"space": "20971520"}, OK, "/t, 20 GiB free"},
+		"fine":      {map[string]string{"space": "20971520"}, OK, "/t, 20GiB free"},
 		"no df":     {map[string]string{}, OK, "/t"},
 		"noexec":    {map[string]string{"space": "20971520", "noexec": ""}, Warn, "noexec"},
-		"little":    {map[string]string{"space": "524288"}, Warn, "512 MiB free"},
-		"none left": {map[string]string{"space": "10"}, Fail, "0 MiB free: it is full"},
+		"little":    {map[string]string{"space": "524288"}, Warn, "512MiB free"},
+		"none left": {map[string]string{"space": "10"}, Fail, "10KiB free: it is full"},
 		"full":      {map[string]string{"space": "20971520", "full": ""}, Fail, "full"},
 		"readonly":  {map[string]string{"readonly": ""}, Fail, "cannot be written to: Permission denied"},
 		"missing":   {map[string]string{"missing": ""}, Fail, "does not exist"},
