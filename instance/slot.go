@@ -4,10 +4,10 @@ import (
 	"container/list"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
-	"strings"
 	"time"
+
+	"github.com/stepmux/stepmux/internal/labels"
 )
 
 // errChanged is the cause for closing a connection when the way to its instance has changed.
@@ -64,15 +64,6 @@ func HasLabels(labels, wanted map[string]string) bool {
 		}
 	}
 	return true
-}
-
-// labelText writes labels as NAME=VALUE, sorted.
-func labelText(labels map[string]string) string {
-	var all []string
-	for _, name := range slices.Sorted(maps.Keys(labels)) {
-		all = append(all, name+"="+labels[name])
-	}
-	return strings.Join(all, ", ")
 }
 
 // served is the outcome of a waiter's wait.
@@ -243,7 +234,7 @@ func (g *Group) refusalLocked(of demand, now time.Time) error {
 	case of.on != "":
 		return unknown(of.on)
 	case len(of.labels) > 0:
-		return fmt.Errorf("%w with the labels %s", ErrUnknown, labelText(of.labels))
+		return fmt.Errorf("%w with the labels %s", ErrUnknown, labels.Text(of.labels))
 	default:
 		return errors.New("the group has no instances")
 	}

@@ -4,12 +4,11 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"maps"
-	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/labels"
 	"github.com/stepmux/stepmux/internal/termtext"
 )
 
@@ -23,7 +22,7 @@ func (s *Status) WriteText(w io.Writer, now time.Time, builds bool) error {
 		row(t, vm.ID, vm.State, connText(vm.Conn, now), routeText(vm.Route), cmp.Or(vm.Level, "-"),
 			sessionsText(vm.Conn.Sessions),
 			fmt.Sprintf("%d/%d", len(vm.Builds), vm.Capacity), oldestText(vm.Builds, now), outOf(vm.Uses, vm.MaxUses),
-			labelsText(vm.Labels))
+			cmp.Or(labels.Text(vm.Labels), "-"))
 	}
 	_ = t.Flush() // b accepts everything
 	for _, vm := range s.Instances {
@@ -101,14 +100,6 @@ func oldestText(builds []Build, now time.Time) string {
 		return "-"
 	}
 	return age(builds[0].Since, now)
-}
-
-func labelsText(labels map[string]string) string {
-	var all []string
-	for _, key := range slices.Sorted(maps.Keys(labels)) {
-		all = append(all, key+"="+labels[key])
-	}
-	return cmp.Or(strings.Join(all, ","), "-")
 }
 
 func retryText(at *time.Time, now time.Time) string {

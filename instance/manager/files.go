@@ -8,11 +8,9 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -23,6 +21,7 @@ import (
 	"github.com/stepmux/stepmux/instance"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/contents"
+	"github.com/stepmux/stepmux/internal/labels"
 )
 
 const (
@@ -247,23 +246,14 @@ func (m *Manager) checkFiles(ctx context.Context, job *pb.Job) error {
 }
 
 // checkLabels returns an error unless a VM has all labels.
-func (m *Manager) checkLabels(labels map[string]string) error {
-	if len(labels) == 0 {
+func (m *Manager) checkLabels(wanted map[string]string) error {
+	if len(wanted) == 0 {
 		return nil
 	}
-	has := func(in instance.Instance) bool { return instance.HasLabels(in.Labels, labels) }
+	has := func(in instance.Instance) bool { return instance.HasLabels(in.Labels, wanted) }
 	if slices.ContainsFunc(m.cfg.Group.Instances(), has) {
 		return nil
 	}
 	return status.Errorf(codes.InvalidArgument, "no VM has the labels %.200s; see labels in the inventory",
-		labelText(labels))
-}
-
-// labelText writes labels as NAME=VALUE, sorted.
-func labelText(labels map[string]string) string {
-	var all []string
-	for _, name := range slices.Sorted(maps.Keys(labels)) {
-		all = append(all, name+"="+labels[name])
-	}
-	return strings.Join(all, ",")
+		labels.Text(wanted))
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/labels"
 )
 
 const (
@@ -93,7 +94,7 @@ func (r *leaseRequest) check(group *instance.Group) error {
 	if len(r.labels) == 0 {
 		return fmt.Errorf("%w %.160q", instance.ErrUnknown, r.instance)
 	}
-	return fmt.Errorf("%w with the labels %.300q", instance.ErrUnknown, labelText(r.labels))
+	return fmt.Errorf("%w with the labels %.300q", instance.ErrUnknown, labels.Text(r.labels))
 }
 
 // reserve waits for a slot and returns the lease once it is kept. fresh is false if there was one of that name before.

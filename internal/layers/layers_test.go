@@ -51,7 +51,9 @@ var allowed = map[string][]string{
 		"internal/flight", "internal/termtext", "internal/pause", "internal/services",
 	},
 
-	"instance": {"connector/**", "mux", "pool", "internal/wire", "internal/pause", "internal/flight"},
+	"instance": {
+		"connector/**", "mux", "pool", "internal/wire", "internal/pause", "internal/flight", "internal/labels",
+	},
 
 	"instance/inventory": {
 		"internal/limits",
@@ -62,7 +64,7 @@ var allowed = map[string][]string{
 	},
 	"instance/control": {
 		"instance", "connector", "connector/program", "mux", "pool", "internal/boundedhttp", "internal/filelock",
-		"internal/termtext",
+		"internal/labels", "internal/termtext",
 	},
 	"instance/manager/managerv1": {},
 	"instance/manager/access": {
@@ -70,12 +72,13 @@ var allowed = map[string][]string{
 	},
 	"instance/manager/page": {
 		"instance", "instance/control", "instance/manager/access", "instance/manager/managerv1", "internal/boundedhttp",
-		"internal/flight", "internal/termtext",
+		"internal/flight", "internal/labels", "internal/termtext",
 	},
 	"instance/manager": {
 		"instance", "instance/batch", "instance/control", "instance/manager/managerv1", "connector", "connector/buildlog",
 		"connector/docker", "connector/kubernetes", "connector/files", "instance/manager/access", "internal/filelock",
 		"internal/contents", "internal/privatefile", "internal/wire", "internal/pause", "internal/flight",
+		"internal/labels",
 	},
 	// The driver of GitLab Runner's custom executor. A runner starts it several times for each job: it stays small.
 	"instance/manager/customexecutor": {"instance/manager/managerv1", "internal/endsignal", "internal/pause"},
@@ -208,6 +211,7 @@ var allowed = map[string][]string{
 	"internal/buildinfo":      {"internal/boundedfile", "internal/wire"},
 	"internal/endsignal":      {},
 	"internal/pause":          {},
+	"internal/labels":         {},
 	"internal/lazyregexp":     {},
 	"internal/alive":          {},
 	"internal/hooks":          {},

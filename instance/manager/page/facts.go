@@ -18,6 +18,7 @@ import (
 	"github.com/stepmux/stepmux/instance/control"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/flight"
+	"github.com/stepmux/stepmux/internal/labels"
 )
 
 const (
@@ -160,12 +161,12 @@ func overviewOf(s control.Status, queue *pb.ListResponse, ended []*pb.Build, now
 func takesBuilds(vm *control.VM) bool { return vm.State == "ready" || vm.State == "suspect" }
 
 // whyItWaits says why a build with labels has no slot.
-func whyItWaits(labels map[string]string, vms []control.VM) string {
+func whyItWaits(wanted map[string]string, vms []control.VM) string {
 	fit, free, full := 0, 0, 0
 	states := map[string]int{} // of those that take no builds
 	for i := range vms {
 		vm := &vms[i]
-		if !instance.HasLabels(vm.Labels, labels) {
+		if !instance.HasLabels(vm.Labels, wanted) {
 			continue
 		}
 		fit++
@@ -179,8 +180,8 @@ func whyItWaits(labels map[string]string, vms []control.VM) string {
 		}
 	}
 	switch {
-	case fit == 0 && len(labels) > 0:
-		return "no VM has the label " + labelText(labels)
+	case fit == 0 && len(wanted) > 0:
+		return "no VM has the label " + labels.Text(wanted)
 	case fit == 0:
 		return "there is no VM"
 	case free > 0:
@@ -193,14 +194,6 @@ func whyItWaits(labels map[string]string, vms []control.VM) string {
 		texts = append(texts, fmt.Sprintf("%d %s", states[state], state))
 	}
 	return "no VM takes builds: " + strings.Join(texts, ", ")
-}
-
-func labelText(labels map[string]string) string {
-	var texts []string
-	for _, name := range slices.Sorted(maps.Keys(labels)) {
-		texts = append(texts, name+"="+labels[name])
-	}
-	return strings.Join(texts, ", ")
 }
 
 // timesOf returns the times of the builds that got their slot within a window before now.
@@ -242,7 +235,7 @@ func (o *overviewData) choose(filter, by string) {
 	o.Filter, o.Sort = filter, by
 	if filter != "" {
 		o.VMs = slices.DeleteFunc(slices.Clone(o.VMs), func(vm control.VM) bool {
-			return !strings.Contains(vm.ID, filter) && !strings.Contains(labelText(vm.Labels), filter) && vm.State != filter
+			return !strings.Contains(vm.ID, filter) && !strings.Contains(labels.Text(vm.Labels), filter) && vm.State != filter
 		})
 	}
 	o.VMs = slices.SortedFunc(slices.Values(o.VMs), func(a, b control.VM) int {
