@@ -187,7 +187,8 @@ func (f *localFlags) runContained(
 	}
 	var traced error
 	job := connector.Job{
-		Steps: []byte(text), Env: j.Env, WorkDir: cfg.WorkDir, Timeout: cfg.Timeout, Grace: cfg.Grace, MayFail: j.MayFail,
+		Steps: []byte(text), Vars: jobVars(j.Vars), Env: j.Env, WorkDir: cfg.WorkDir, Timeout: cfg.Timeout, Grace: cfg.Grace,
+		MayFail: j.MayFail,
 		PassEnv: f.passEnv, UnsafeExports: f.unsafeExports, Image: c.Image(), Stderr: cfg.Stderr,
 		Trace: file, OnTrace: func(err error) { traced = file.end(err) },
 		OnStep: func(e connector.StepEvent) {
@@ -200,9 +201,6 @@ func (f *localFlags) runContained(
 	}
 	if len(job.PassEnv) == 0 {
 		job.PassEnv = []string{"all"} // of the environment that the image has
-	}
-	for _, v := range j.Vars {
-		job.Vars = append(job.Vars, connector.Variable(v))
 	}
 	result, err := b.Execute(ctx, job, cfg.Stdout)
 	if err != nil && ctx.Err() == nil {

@@ -30,9 +30,7 @@ func addCheckout(ctx context.Context, src *standalone.Source, dir string) {
 	if err != nil {
 		src.Notices = append(src.Notices, fmt.Sprintf("CI_COMMIT_* and CI_DEFAULT_BRANCH are not known: %v", err))
 	}
-	for _, v := range vars {
-		src.Predefined = append(src.Predefined, engine.Variable{Key: v.Name, Value: v.Value})
-	}
+	src.Predefined = vars
 	src.Changed = func(compareTo string) ([]string, error) { return checkout.Changed(ctx, dir, compareTo) }
 	src.Ignored = func() ([]string, error) { return checkout.Ignored(ctx, dir) }
 }
@@ -140,7 +138,7 @@ func (r *jobReader) files(files []string, isJSON bool) (jobs []runJob, err error
 			if v := standalone.ValidateScript(name, string(src.Text)); !v.Valid {
 				return nil, errors.New(v.Errors[0].String())
 			}
-			jobs = append(jobs, runJob{Job: connector.Job{Script: string(src.Text), Vars: r.vars()}, name: name})
+			jobs = append(jobs, runJob{Job: connector.Job{Script: string(src.Text), Vars: jobVars(r.given)}, name: name})
 			continue
 		}
 		steps, box, err := docker.FromJob(src.Name, src.Text)
@@ -199,13 +197,13 @@ func (r *jobReader) steps(src standalone.Source, whole []byte) (job runJob, err 
 	if src.Format == standalone.JSON {
 		job.StepsFile = "" // positions in the new text differ from the file's
 	}
-	job.Vars = r.vars()
+	job.Vars = jobVars(r.given)
 	return job, nil
 }
 
-// vars returns the variables of the flags.
-func (r *jobReader) vars() (vars []connector.Variable) {
-	for _, v := range r.given {
+// jobVars returns variables of a job on this machine as those of a job on a VM.
+func jobVars(of []engine.Variable) (vars []connector.Variable) {
+	for _, v := range of {
 		vars = append(vars, connector.Variable(v))
 	}
 	return vars
@@ -241,11 +239,8 @@ func (r *jobReader) pipeline(src standalone.Source) (jobs []runJob, err error) {
 			return nil, fmt.Errorf("%s: %w", src.Name, err)
 		}
 		job := runJob{name: src.Name + " " + j.Source.JobName, ciJob: j.Source.JobName, Job: connector.Job{
-			Steps: []byte(text), Env: j.Env, MayFail: j.MayFail,
+			Steps: []byte(text), Vars: jobVars(j.Vars), Env: j.Env, MayFail: j.MayFail,
 		}}
-		for _, v := range j.Vars {
-			job.Vars = append(job.Vars, connector.Variable(v))
-		}
 		if r.inImage {
 			if job.container, err = containerOf(j); err != nil {
 				return nil, err

@@ -161,7 +161,7 @@ var allowed = map[string][]string{
 		"remote/standalone", "remote/step/action", "remote/step/lang", "remote/api/**", "internal/subprocess",
 	},
 	"remote/standalone/gitlabci": {"remote/step/lang", "remote/api/**"},
-	"remote/standalone/checkout": {"internal/subprocess"},
+	"remote/standalone/checkout": {"internal/subprocess", "remote/standalone/gitlabci"},
 	"remote/step/lang": {
 		"internal/lazyregexp", "remote/step/expr", "remote/api/**", "internal/sortedkeys", "internal/spell",
 	},

@@ -101,9 +101,9 @@ func commitOf(src Source) (vars []engine.Variable) {
 		}
 	}
 	for _, v := range src.Predefined {
-		switch v.Key {
+		switch v.Name {
 		case "CI_COMMIT_SHA", "CI_COMMIT_BRANCH", "CI_COMMIT_TAG", "CI_COMMIT_REF_NAME":
-			vars = append(vars, v)
+			vars = append(vars, engine.Variable{Key: v.Name, Value: v.Value})
 		}
 	}
 	return vars

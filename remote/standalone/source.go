@@ -70,7 +70,7 @@ type Source struct {
 	InContainer bool
 	// Predefined are variables that the variables of a .gitlab-ci.yml override. A workflow has those of its commit,
 	// unless Vars describe one. Changed is as in [gitlabci.Config].
-	Predefined []engine.Variable
+	Predefined []gitlabci.Variable
 	Changed    func(compareTo string) ([]string, error)
 	// Ignored returns the files in WorkDir that are not part of the project, and the directories, which end with a slash.
 	// Rules and includes of a .gitlab-ci.yml do not find them. May be nil.
@@ -311,7 +311,7 @@ func openGitLabCI(src Source) (*gitlabci.File, error) {
 		Open: open, Changed: src.Changed, ProjectDir: src.WorkDir, Matrix: src.Matrix, InContainer: src.InContainer,
 		Colours: src.Colours, Given: plainVars(src.Vars), Inputs: src.Inputs,
 		List: func() ([]string, error) { return listFiles(src) },
-		Predefined: append(plainVars(src.Predefined), gitlabci.Variable{Name: "CI", Value: "true"},
+		Predefined: append(slices.Clip(src.Predefined), gitlabci.Variable{Name: "CI", Value: "true"},
 			gitlabci.Variable{Name: "CI_PROJECT_NAME", Value: filepath.Base(src.WorkDir)}),
 	}
 	if src.Elsewhere {

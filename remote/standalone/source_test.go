@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/internal/fetchtest"
+	"github.com/stepmux/stepmux/remote/standalone/gitlabci"
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
@@ -60,11 +61,11 @@ func TestInputsAreValuesAndNeverText(t *testing.T) {
 func TestWorkflowKnowsTheCommitOfItsDirectory(t *testing.T) {
 	const text = "on: push\njobs:\n  t:\n    steps:\n      - run: echo $GITHUB_SHA ${{ github.ref }} $GITHUB_REF_NAME " +
 		"$GITHUB_REF_TYPE ${{ vars.CI_COMMIT_TITLE }}.\n"
-	src := Source{Name: "w.yml", Text: []byte(text), Format: GitHub, Predefined: []engine.Variable{
-		{Key: "CI_COMMIT_SHA", Value: "abc"},
-		{Key: "CI_COMMIT_BRANCH", Value: "main"},
-		{Key: "CI_COMMIT_REF_NAME", Value: "main"},
-		{Key: "CI_COMMIT_TITLE", Value: "left out"},
+	src := Source{Name: "w.yml", Text: []byte(text), Format: GitHub, Predefined: []gitlabci.Variable{
+		{Name: "CI_COMMIT_SHA", Value: "abc"},
+		{Name: "CI_COMMIT_BRANCH", Value: "main"},
+		{Name: "CI_COMMIT_REF_NAME", Value: "main"},
+		{Name: "CI_COMMIT_TITLE", Value: "left out"},
 	}}
 	tr := newTrial(t)
 	tr.finish(tr.read(src))

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/internal/subprocess"
+	"github.com/stepmux/stepmux/remote/standalone/gitlabci"
 )
 
 const (
@@ -32,9 +33,6 @@ const (
 	// maxRefName bounds the name of a branch, a tag or a revision, in bytes: git keeps such a name as a file's.
 	maxRefName = 255
 )
-
-// Variable is a variable of a commit.
-type Variable struct{ Name, Value string }
 
 var (
 	// commitID matches the ID of a commit.
@@ -74,7 +72,7 @@ func Contains(dir string) bool {
 // CI_COMMIT_REF_SLUG, CI_COMMIT_MESSAGE, CI_COMMIT_TITLE, CI_COMMIT_DESCRIPTION, CI_COMMIT_AUTHOR, CI_COMMIT_TIMESTAMP
 // and CI_DEFAULT_BRANCH of the commit that is checked out in dir, an absolute path. Unknown ones are left out, and all
 // of them if dir is in no repository or that has no commit. CI_COMMIT_TAG is for a checkout of a tag without a branch.
-func Variables(ctx context.Context, dir string) ([]Variable, error) {
+func Variables(ctx context.Context, dir string) ([]gitlabci.Variable, error) {
 	if !Contains(dir) {
 		return nil, nil
 	}
@@ -93,8 +91,8 @@ func Variables(ctx context.Context, dir string) ([]Variable, error) {
 	if len(fields) != 4 || !commitID.MatchString(fields[0]) {
 		return nil, errors.New("git describes a commit in another form than expected")
 	}
-	var vars []Variable
-	add := func(name, value string) { vars = append(vars, Variable{"CI_" + name, value}) }
+	var vars []gitlabci.Variable
+	add := func(name, value string) { vars = append(vars, gitlabci.Variable{Name: "CI_" + name, Value: value}) }
 	add("COMMIT_SHA", fields[0])
 	add("COMMIT_SHORT_SHA", fields[0][:8])
 	branch, tag := current(ctx, dir)
