@@ -303,10 +303,10 @@ func (f *submitFlags) run(cmd *cobra.Command, args []string) error {
 // manager reads.
 func (f *submitFlags) request(of runJob, file string) *pb.Job {
 	job := &pb.Job{
-		Steps: []byte(cmp.Or(of.whole, string(of.Steps))), StepsFile: file, Generated: of.StepsFile == "",
-		Script: of.Script, MayFail: of.MayFail, Env: map[string]string{}, PassEnv: f.passEnv,
-		UnsafeExports: f.unsafeExports, Artifacts: f.artifacts, Labels: f.labels, RetryLost: f.retry == "lost",
-		Trace: f.keepTrace || f.traces != "",
+		Steps: []byte(cmp.Or(of.whole, string(of.Steps))), StepsFile: file,
+		Generated: len(of.Steps) > 0 && of.StepsFile == "", Script: of.Script, MayFail: of.MayFail,
+		Env: map[string]string{}, PassEnv: f.passEnv, UnsafeExports: f.unsafeExports, Artifacts: f.artifacts,
+		Labels: f.labels, RetryLost: f.retry == "lost", Trace: f.keepTrace || f.traces != "",
 	}
 	maps.Copy(job.Env, of.Env)
 	maps.Copy(job.Env, f.env)
