@@ -244,7 +244,7 @@ var allowed = map[string][]string{
 	"internal/embeddedvm":     {"internal/wire"},
 	"internal/faultconn":      {},
 	"internal/neighbourcases": {},
-	"internal/sshtest":        {"internal/embeddedvm", "internal/faultconn", "internal/wire"},
+	"internal/sshtest":        {"internal/embeddedvm", "internal/faultconn", "internal/remotetest", "internal/wire"},
 	"internal/rawssh":         {"internal/sshtest"},
 	"internal/runnertest":     {"internal/sshtest", "internal/wire"},
 	"internal/dockertest":     {"internal/rmtree", "internal/runnertest", "internal/sshtest"},

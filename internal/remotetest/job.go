@@ -12,18 +12,37 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Buffer collects the output of a job. The zero value is empty. It is safe for concurrent use.
+// Buffer collects the output of a job, and may be read while it grows. The zero value is empty. It is safe for
+// concurrent use.
 type Buffer struct {
 	mu   sync.Mutex // guards the following
 	text bytes.Buffer
+	when string
+	then func() // nil if none is to be called
 }
 
 // Write implements io.Writer.
 func (b *Buffer) Write(p []byte) (int, error) {
 	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
+	b.text.Write(p)
+	then := b.then
+	if then != nil && bytes.Contains(b.text.Bytes(), []byte(b.when)) {
+		b.then = nil
+		defer then()
+	}
+	b.mu.Unlock()
+	return len(p), nil
 }
+
+// On lets the Write with which the output has text call then, once. It replaces the On before it.
+func (b *Buffer) On(text string, then func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.when, b.then = text, then
+}
+
+// Close does nothing.
+func (b *Buffer) Close() error { return nil }
 
 // String returns the output so far.
 func (b *Buffer) String() string {

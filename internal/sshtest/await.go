@@ -4,12 +4,12 @@ import (
 	"bytes"
 	"context"
 	"runtime"
-	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/internal/remotetest"
 )
 
 // Bound is a generous limit for events that must happen. No test measures time by it.
@@ -47,29 +47,4 @@ func isBlocked(prefix, stacks []byte) bool {
 }
 
 // Log is a build log that may be read while it grows.
-type Log struct {
-	mu  sync.Mutex // guards the following
-	buf bytes.Buffer
-}
-
-func (l *Log) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(p)
-}
-
-// Close does nothing.
-func (l *Log) Close() error { return nil }
-
-// String returns the log so far.
-func (l *Log) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.String()
-}
-
-// Await waits until the log has text.
-func (l *Log) Await(t testing.TB, text string) {
-	t.Helper()
-	require.Eventually(t, func() bool { return strings.Contains(l.String(), text) }, Bound, time.Millisecond, "log: %s", l)
-}
+type Log = remotetest.Buffer

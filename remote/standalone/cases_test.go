@@ -93,7 +93,7 @@ func (c *testCase) run(t *testing.T) {
 	case c.Calls != "":
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		tr.all.on("<a running>", cancel)
+		tr.all.On("<a running>", cancel)
 		var err error
 		report, err = tr.run(ctx, t.Context(), j)
 		require.NoError(t, err)
@@ -118,7 +118,7 @@ func onlySh(t *testing.T) {
 
 func (c *testCase) check(t *testing.T, tr *trial, j *Job, report *Report) {
 	e := c.Expect
-	require.Equal(t, e.Status+e.JobStatus, report.Status, "%s\n%s", report.Message, tr.all)
+	require.Equal(t, e.Status+e.JobStatus, report.Status, "%s\n%s", report.Message, &tr.all)
 	require.Equal(t, e.ExitCode, *cmp.Or(report.ExitCode, new(0)))
 	log := tr.stdout.String() + tr.stderr.String()
 	for _, text := range slices.Concat(e.LogContains, e.StdoutContains) {
@@ -164,7 +164,7 @@ func (c *testCase) runFetching(t *testing.T, tr *trial, j *Job) *Report {
 		Fetcher: fetcher,
 	})
 	result := r.Run(t.Context(),
-		engine.Place{WorkDir: tr.cfg.WorkDir, ScriptDir: t.TempDir(), Stdout: tr.stdout, Stderr: tr.stderr})
+		engine.Place{WorkDir: tr.cfg.WorkDir, ScriptDir: t.TempDir(), Stdout: tr.cfg.Stdout, Stderr: tr.cfg.Stderr})
 	return &Report{
 		Status: result.Status.String(), ExitCode: &result.ExitCode, Message: result.Message,
 		Steps: stepReports(result.Steps),

@@ -2,16 +2,17 @@ package standalone
 
 import (
 	"context"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
@@ -22,16 +23,16 @@ const patience = 30 * time.Second
 type trial struct {
 	t              testing.TB
 	cfg            Config
-	stdout, stderr *output
-	all            *output // both streams, with "<name status>" for each change of a step
+	stdout, stderr remotetest.Buffer
+	all            remotetest.Buffer // both streams, with "<name status>" for each change of a step
 }
 
 func newTrial(t testing.TB) *trial {
 	t.Helper()
-	tr := &trial{t: t, all: &output{}}
-	tr.stdout, tr.stderr = &output{also: tr.all}, &output{also: tr.all}
+	tr := &trial{t: t}
 	tr.cfg = Config{
-		WorkDir: t.TempDir(), TempDir: t.TempDir(), Grace: patience, Stdout: tr.stdout, Stderr: tr.stderr,
+		WorkDir: t.TempDir(), TempDir: t.TempDir(), Grace: patience,
+		Stdout: io.MultiWriter(&tr.all, &tr.stdout), Stderr: io.MultiWriter(&tr.all, &tr.stderr),
 		Observe: func(r engine.StepResult) {
 			_, _ = tr.all.Write([]byte("<" + strings.Join(r.Path, "/") + " " + r.Status.String() + ">"))
 		},
@@ -77,44 +78,6 @@ func (tr *trial) file(name, text string) {
 	path := filepath.Join(tr.cfg.WorkDir, name)
 	require.NoError(tr.t, os.MkdirAll(filepath.Dir(path), 0o755))
 	require.NoError(tr.t, os.WriteFile(path, []byte(text), 0o644))
-}
-
-// output collects its input, and calls a function when a text has arrived.
-type output struct {
-	also *output
-
-	mu   sync.Mutex // guards the following
-	text strings.Builder
-	when string
-	then func()
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	if o.also != nil {
-		_, _ = o.also.Write(p)
-	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.text.Write(p)
-	if o.then != nil && strings.Contains(o.text.String(), o.when) {
-		then := o.then
-		o.then = nil
-		then()
-	}
-	return len(p), nil
-}
-
-// on calls then, once, when text has been written.
-func (o *output) on(text string, then func()) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.when, o.then = text, then
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.String()
 }
 
 // requireGone waits until the process with the number in text has ended.

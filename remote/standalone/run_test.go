@@ -99,7 +99,7 @@ func TestEndOfTheContextStopsTheJobWithItsGrace(t *testing.T) {
 	tr := newTrial(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	tr.stdout.on("started", cancel)
+	tr.stdout.On("started", cancel)
 	report, err := tr.run(ctx, t.Context(), tr.steps(`
 - {name: a, script: "trap 'echo ending; exit 1' TERM; echo started; while :; do sleep 0.01; done"}
 - {name: b, script: echo not run}
@@ -116,8 +116,8 @@ func TestEndOfTheSecondContextKillsTheJob(t *testing.T) {
 	defer cancel()
 	abort, kill := context.WithCancel(t.Context())
 	defer kill()
-	tr.stdout.on("started", func() {
-		tr.stdout.then, tr.stdout.when = kill, "asked"
+	tr.stdout.On("started", func() {
+		tr.stdout.On("asked", kill)
 		cancel()
 	})
 	report, err := tr.run(ctx, abort, tr.steps(`
@@ -261,7 +261,7 @@ func cancelled(t *testing.T, text string) (*trial, *Report) {
 	tr := newTrial(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	tr.stdout.on("$ sleep 600", cancel) // it is shown before it runs
+	tr.stdout.On("$ sleep 600", cancel) // it is shown before it runs
 	report, err := tr.run(ctx, t.Context(), tr.read(Source{Name: "ci.yml", Format: GitLabCI, Text: []byte(text)}))
 	require.NoError(t, err)
 	require.Equal(t, Cancelled, report.Reason)

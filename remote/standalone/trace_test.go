@@ -47,7 +47,7 @@ func TestTraceIsWrittenWhenAJobIsCancelled(t *testing.T) {
 	file := tr.traced()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	tr.all.on("ready", cancel)
+	tr.all.On("ready", cancel)
 	report, err := tr.run(ctx, t.Context(), tr.steps("- {name: a, script: 'echo ready; sleep 600'}"))
 	require.NoError(t, err)
 	require.Equal(t, Cancelled, report.Reason)

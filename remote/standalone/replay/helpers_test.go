@@ -1,16 +1,15 @@
 package replay
 
 import (
-	"bytes"
 	"os"
 	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/internal/fetchtest"
+	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/remote/standalone"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/fetch"
@@ -43,7 +42,7 @@ type trial struct {
 	vars    []engine.Variable
 	inputs  map[string]string
 
-	log buffer // what the last job wrote
+	log remotetest.Buffer // what the last job wrote
 }
 
 func newTrial(t testing.TB) *trial {
@@ -58,26 +57,8 @@ func (tr *trial) file(name, text string) {
 	require.NoError(tr.t, os.WriteFile(path, []byte(text), 0o644))
 }
 
-// buffer collects the written bytes.
-type buffer struct {
-	mu sync.Mutex // guards the following
-	b  bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
-}
-
 func (tr *trial) config() standalone.Config {
-	tr.log = buffer{}
+	tr.log = remotetest.Buffer{}
 	return standalone.Config{
 		WorkDir: tr.work, TempDir: tr.t.TempDir(), Stdout: &tr.log, Stderr: &tr.log, Version: "test", Grace: patience,
 		Trace: &standalone.Trace{},

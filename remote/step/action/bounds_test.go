@@ -17,7 +17,7 @@ func (tr *trial) grows(steps, env string) (engine.Result, int64) {
 	tr.t.Helper()
 	tr.workflow(steps + "- {if: always(), env: {" + env + "}, run: echo at its end}\n")
 	before, after := liveheap.Bytes(), int64(0)
-	tr.when("at its end", func() { after = liveheap.Bytes() })
+	tr.log.On("at its end", func() { after = liveheap.Bytes() })
 	res := tr.run()
 	require.NotZero(tr.t, after, "%s\n%s", res.Message, tr.log)
 	return res, (after - before) >> 20

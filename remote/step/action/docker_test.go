@@ -61,7 +61,7 @@ func TestStoppedDockerActionLeavesNoContainer(t *testing.T) {
 	tr.file("a/action.yml", "runs:\n  using: docker\n  image: docker://alpine:3.22\n  entrypoint: /bin/sh\n"+
 		"  args: [-c, 'echo begun; trap \"\" INT TERM; while :; do cat /dev/null; done']\n")
 	tr.workflow("- uses: ./a\n")
-	res := tr.runWith(func(r *engine.Runner) { tr.when("begun", func() { r.Stop("no longer wanted", time.Second) }) })
+	res := tr.runWith(func(r *engine.Runner) { tr.log.On("begun", func() { r.Stop("no longer wanted", time.Second) }) })
 	require.Equal(t, engine.Cancelled, res.Status, res.Message)
 	require.Eventually(t, func() bool { // docker itself may be going on with the removal: --rm
 		out, err := exec.Command("docker", "ps", "--quiet", "--all").Output()

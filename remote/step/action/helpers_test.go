@@ -1,19 +1,18 @@
 package action
 
 import (
-	"bytes"
 	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/internal/fetchtest"
+	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/expr"
 	"github.com/stepmux/stepmux/remote/step/fetch"
@@ -23,45 +22,20 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
-// output collects the output of a job, and tells when a text has come.
-type output struct {
-	mu   sync.Mutex // guards the following
-	text bytes.Buffer
-	when string
-	then func()
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.text.Write(p)
-	if o.then != nil && strings.Contains(o.text.String(), o.when) {
-		o.then()
-		o.then = nil
-	}
-	return len(p), nil
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.String()
-}
-
 // trial is a job with actions.
 type trial struct {
 	t      testing.TB
 	cfg    engine.Config
 	action Config
 	place  engine.Place
-	log    *output
+	log    *remotetest.Buffer
 	trace  *trace.Trace
 	salt   *mask.Salt
 }
 
 func newTrial(t testing.TB) *trial {
 	t.Helper()
-	tr := &trial{t: t, log: &output{}}
+	tr := &trial{t: t, log: &remotetest.Buffer{}}
 	tr.place = engine.Place{WorkDir: t.TempDir(), ScriptDir: t.TempDir(), Stdout: tr.log, Stderr: tr.log}
 	tr.cfg.RunnerEnv = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir()}
 	return tr
@@ -185,11 +159,4 @@ func texts(values map[string]expr.Value) map[string]string {
 		all[name] = v.Text()
 	}
 	return all
-}
-
-// when calls then when the text has been written.
-func (tr *trial) when(text string, then func()) {
-	tr.log.mu.Lock()
-	defer tr.log.mu.Unlock()
-	tr.log.when, tr.log.then = text, then
 }

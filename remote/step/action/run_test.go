@@ -93,7 +93,7 @@ func TestPostStagesRunAfterTheJobHasFailedOrWasStopped(t *testing.T) {
 
 	tr.workflow("- uses: ./a\n- run: echo begun; exec sleep 1000\n- run: echo never\n- if: always()\n  run: echo " +
 		"always\n- if: cancelled()\n  run: echo was cancelled\n")
-	res := tr.runWith(func(r *engine.Runner) { tr.when("begun", func() { r.Stop("no longer wanted", time.Minute) }) })
+	res := tr.runWith(func(r *engine.Runner) { tr.log.On("begun", func() { r.Stop("no longer wanted", time.Minute) }) })
 	require.Equal(t, engine.Cancelled, res.Status, res.Message)
 	require.Equal(t, "no longer wanted", res.Message)
 	require.Contains(t, tr.log.String(), "always\nwas cancelled\nafter all")
@@ -110,7 +110,7 @@ func TestStoppedActionGetsSIGINTBeforeSIGTERM(t *testing.T) {
 `)
 	needs(t, "perl")
 	// Of the grace, a quarter is left after SIGTERM: time for perl on a busy machine.
-	res := tr.runWith(func(r *engine.Runner) { tr.when("begun", func() { r.Stop("stop", 8*time.Second) }) })
+	res := tr.runWith(func(r *engine.Runner) { tr.log.On("begun", func() { r.Stop("stop", 8*time.Second) }) })
 	require.Equal(t, engine.Cancelled, res.Status, res.Message)
 	require.Equal(t, "begun\nINT\nTERM\n", tr.log.String())
 }
@@ -532,7 +532,7 @@ func TestActionThatAlwaysRunsHasItsStepsRunAfterAStop(t *testing.T) {
 		if tr.workflow("- run: echo begun; exec sleep 1000\n- {if: always(), uses: ./c}\n"); steps != "" {
 			tr.steps(steps)
 		}
-		res := tr.runWith(func(r *engine.Runner) { tr.when("begun", func() { r.Stop("no longer wanted", time.Minute) }) })
+		res := tr.runWith(func(r *engine.Runner) { tr.log.On("begun", func() { r.Stop("no longer wanted", time.Minute) }) })
 		require.Equal(t, engine.Cancelled, res.Status, name)
 		require.Equal(t, "begun\nfirst\nlast\n", tr.log.String(), name)
 	}
@@ -543,7 +543,7 @@ func TestActionWhoseStepIsStoppedIsCancelled(t *testing.T) {
 	tr := newTrial(t)
 	tr.file("c/action.yml", composite+"    - {shell: sh, run: echo begun; exec sleep 1000}\n")
 	tr.workflow("- {id: c, uses: ./c}\n- {if: always(), run: 'echo ${{ steps.c.outcome }}'}\n")
-	res := tr.runWith(func(r *engine.Runner) { tr.when("begun", func() { r.Stop("no longer wanted", time.Minute) }) })
+	res := tr.runWith(func(r *engine.Runner) { tr.log.On("begun", func() { r.Stop("no longer wanted", time.Minute) }) })
 	require.Equal(t, engine.Cancelled, res.Steps[0].Steps[0].Status)
 	require.Equal(t, "begun\ncancelled\n", tr.log.String())
 }

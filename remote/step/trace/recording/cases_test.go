@@ -3,6 +3,7 @@ package recording
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -325,7 +326,8 @@ func (c *testCase) runOnce(t *testing.T, root string, w *caseWorld, i int) (wron
 	cfg.Events = rec
 	started := time.Now()
 	res := engine.New(cfg).Run(t.Context(), engine.Place{
-		WorkDir: root, ScriptDir: t.TempDir(), Stdout: rec.Tap(0, both{log, stdout}), Stderr: rec.Tap(1, both{log, stderr}),
+		WorkDir: root, ScriptDir: t.TempDir(),
+		Stdout: rec.Tap(0, io.MultiWriter(log, stdout)), Stderr: rec.Tap(1, io.MultiWriter(log, stderr)),
 	})
 	made := rec.Trace(res, started, time.Now())
 	got := &caseResult{
@@ -344,14 +346,6 @@ func (c *testCase) runOnce(t *testing.T, root string, w *caseWorld, i int) (wron
 		}
 	}
 	return append(append(wrong, c.check(got)...), c.checkCompiled(t, def)...)
-}
-
-// both writes to two outputs.
-type both [2]*remotetest.Buffer
-
-func (b both) Write(p []byte) (int, error) {
-	b[0].Write(p)
-	return b[1].Write(p)
 }
 
 type caseResult struct {
