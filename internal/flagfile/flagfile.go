@@ -134,7 +134,7 @@ func Schema(fl *pflag.FlagSet, title string) map[string]any {
 		switch f.Value.Type() {
 		case "bool":
 			types = []string{"boolean"}
-		case "int", "uint":
+		case "int", "int64":
 			types = []string{"integer"}
 		}
 		_, usage := pflag.UnquoteUsage(f)

@@ -22,6 +22,7 @@ func flags() *pflag.FlagSet {
 	fl := pflag.NewFlagSet("", pflag.ContinueOnError)
 	fl.String("state", "", "")
 	fl.Int("capacity", 1, "")
+	fl.Int64("pids-limit", 0, "")
 	fl.Bool("bootstrap", false, "")
 	fl.Duration("linger", time.Minute, "")
 	fl.StringArray("instance", nil, "")
@@ -57,8 +58,8 @@ func TestTheSchemaAcceptsTheFilesThatApplyAccepts(t *testing.T) {
 		require.NoError(t, byApply, text)
 	}
 	for _, text := range []string{
-		"{capacity: many}", "{ssh: [a]}", "{bootstrap: [true]}", "{state: [d]}", "{state: {d: e}}", "{stat: d}", "[state]",
-		"{config: other.yml}", "{config-schema: true}", "{check: true}", "{help: true}",
+		"{capacity: many}", "{pids-limit: 1.5}", "{ssh: [a]}", "{bootstrap: [true]}", "{state: [d]}", "{state: {d: e}}",
+		"{stat: d}", "[state]", "{config: other.yml}", "{config-schema: true}", "{check: true}", "{help: true}",
 	} {
 		bySchema, byApply := validate(text)
 		require.Error(t, bySchema, text)
