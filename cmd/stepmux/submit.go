@@ -413,14 +413,14 @@ func newBuildsCommand() *cobra.Command {
 	fl.StringVar(&file, "file", "", "list only builds with this `NAME` in the column FILE")
 	fl.StringVar(&instance, "instance", "", "list only builds on the VM with this `ID`")
 	_ = cmd.RegisterFlagCompletionFunc("instance", f.completeVMs()) // cannot fail: the flag exists
-	limit := fl.Int32("limit", 100, "list at most `N` builds, up to 10000")
+	limit := fl.Int("limit", 100, "list at most `N` builds, up to 10000")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if *limit < 1 || *limit > 10_000 {
 			return fmt.Errorf("--limit %d: use 1 to 10000", *limit)
 		}
 		return f.use(cmd, func(ctx context.Context, m pb.ManagerClient) error {
 			list, err := m.List(ctx, &pb.ListRequest{
-				Phase: pb.Build_Phase(pb.Build_Phase_value[phase]), Limit: *limit, File: file, Instance: instance,
+				Phase: pb.Build_Phase(pb.Build_Phase_value[phase]), Limit: int32(*limit), File: file, Instance: instance,
 			})
 			if err != nil {
 				return err
