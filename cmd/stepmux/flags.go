@@ -43,7 +43,7 @@ func meant(form, word string, known []string) string {
 }
 
 // arguments returns the check of a command's arguments. A name that ends in ... stands for one or more arguments, a
-// name in brackets for at most one.
+// name in brackets for at most one. An empty argument is that of a script whose variable is not set.
 func arguments(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		for i, name := range names {
@@ -54,6 +54,9 @@ func arguments(names ...string) cobra.PositionalArgs {
 		n := len(names)
 		if more := n > 0 && strings.HasSuffix(names[n-1], "..."); len(args) > n && !more {
 			return fmt.Errorf("one argument too many: %q; write %s", args[n], cmd.UseLine())
+		}
+		if i := slices.Index(args, ""); i >= 0 {
+			return fmt.Errorf("the %s is empty; write %s", strings.Trim(names[min(i, n-1)], "[.]"), cmd.UseLine())
 		}
 		return nil
 	}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -312,5 +311,5 @@ func unpackArtifacts(ctx context.Context, from *os.File, dir string) (int, error
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return 0, err
 	}
-	return archive.Extract(ctx, from, cmp.Or(dir, "."), archive.Bounds{})
+	return archive.Extract(ctx, from, dir, archive.Bounds{})
 }
