@@ -186,7 +186,7 @@ func (m *Manager) ownStatus() control.Status {
 		}
 		note := d.Note
 		if !d.Until.IsZero() {
-			note = strings.TrimSpace(fmt.Sprintf("%s (until %s)", d.Note, d.Until.Format(time.DateTime)))
+			note = strings.TrimSpace(fmt.Sprintf("%s (until %s)", d.Note, d.Until.Local().Format(time.DateTime+" MST")))
 		}
 		if note != "" && vm.Reason != "" {
 			note += "; "

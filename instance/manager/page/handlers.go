@@ -45,7 +45,7 @@ var functions = template.FuncMap{
 	"until": func(part string) string {
 		return map[string]string{"wait": "slot", "connect": "step runner", "first_output": "first output"}[part]
 	},
-	"clock":   func(t time.Time) string { return t.Local().Format(time.DateTime) },
+	"clock":   func(t time.Time) string { return t.Local().Format(time.DateTime + " MST") },
 	"isLease": func(id string) bool { return strings.HasPrefix(id, "lease-") },
 	"outcome": func(b pb.BuildJSON) string {
 		switch {
