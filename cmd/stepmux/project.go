@@ -24,21 +24,18 @@ import (
 	"github.com/stepmux/stepmux/connector/files"
 	"github.com/stepmux/stepmux/internal/subprocess"
 	"github.com/stepmux/stepmux/internal/termtext"
+	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/archive"
 	"github.com/stepmux/stepmux/remote/standalone/checkout"
 )
 
 const (
-	// maxProject bounds the archive of a project, in bytes.
-	maxProject = 16 << 30
 	// maxListed bounds the list of a project's files, in bytes. listTime bounds the time that git takes to make it.
 	maxListed, listTime = 256 << 20, 5 * time.Minute
 	// maxNested bounds the depth of repositories inside repositories.
 	maxNested = 16
 	// maxWarnings bounds the lines about files that were left out.
 	maxWarnings = 10
-	// maxPatterns and maxPatternBytes bound --artifacts.
-	maxPatterns, maxPatternBytes = 1000, 64 << 10
 )
 
 // projectFlags name the files that builds get and the artifacts that they return.
@@ -70,8 +67,8 @@ func (f *projectFlags) checkProject() error {
 		}
 		size += len(pattern)
 	}
-	if len(f.artifacts) > maxPatterns || size > maxPatternBytes {
-		return fmt.Errorf("--artifacts: use at most %d patterns of %d bytes together", maxPatterns, maxPatternBytes)
+	if len(f.artifacts) > wire.MaxPatterns || size > wire.MaxPatternBytes {
+		return fmt.Errorf("--artifacts: use at most %d patterns of %d bytes together", wire.MaxPatterns, wire.MaxPatternBytes)
 	}
 	return nil
 }
@@ -202,8 +199,8 @@ type limited struct {
 }
 
 func (l *limited) Write(p []byte) (int, error) {
-	if l.n += int64(len(p)); l.n > maxProject {
-		return 0, fmt.Errorf("its archive is larger than %s", units.BytesSize(maxProject))
+	if l.n += int64(len(p)); l.n > wire.MaxProject {
+		return 0, fmt.Errorf("its archive is larger than %s", units.BytesSize(wire.MaxProject))
 	}
 	return l.to.Write(p)
 }

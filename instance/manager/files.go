@@ -22,16 +22,14 @@ import (
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/contents"
 	"github.com/stepmux/stepmux/internal/labels"
+	"github.com/stepmux/stepmux/internal/wire"
 )
 
 const (
-	// maxProject bounds the archive of a project, in bytes, and filePiece is the size of the pieces of an archive.
-	maxProject, filePiece = 16 << 30, 256 << 10
+	// filePiece is the size of the pieces of an archive.
+	filePiece = 256 << 10
 	// sweepPause is the time between two looks for files that are too old.
 	sweepPause = time.Hour
-
-	// maxPatterns and maxPatternBytes bound the patterns of a build's artifacts.
-	maxPatterns, maxPatternBytes = 1000, 64 << 10
 )
 
 // sweepFiles removes files that are too old, until the manager takes no more builds.
@@ -98,9 +96,9 @@ func checkProject(digest string, size int64) error {
 	if err := contents.CheckDigest(digest); err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
-	if size < 1 || size > maxProject {
+	if size < 1 || size > wire.MaxProject {
 		return status.Errorf(codes.InvalidArgument, "the project's archive has %d bytes: 1 to %d can be kept", size,
-			int64(maxProject))
+			int64(wire.MaxProject))
 	}
 	return nil
 }
@@ -228,9 +226,10 @@ func (m *Manager) checkFiles(ctx context.Context, job *pb.Job) error {
 	for _, pattern := range job.GetArtifacts() {
 		size += len(pattern)
 	}
-	if len(job.GetArtifacts()) > maxPatterns || size > maxPatternBytes || slices.Contains(job.GetArtifacts(), "") {
+	if len(job.GetArtifacts()) > wire.MaxPatterns || size > wire.MaxPatternBytes ||
+		slices.Contains(job.GetArtifacts(), "") {
 		return status.Errorf(codes.InvalidArgument, "there are more than %d patterns of artifacts, they have more than %d "+
-			"bytes, or one is empty", maxPatterns, maxPatternBytes)
+			"bytes, or one is empty", wire.MaxPatterns, wire.MaxPatternBytes)
 	}
 	if job.GetProject() == "" {
 		return nil

@@ -124,7 +124,9 @@ var allowed = map[string][]string{
 	"remote/stale":     {"remote/proc", "remote/socketdir", "remote/pipe"},
 	"remote/socketdir": {"internal/wire", "internal/filelock", "internal/pause", "internal/rmtree", "internal/oserr"},
 	"remote/pipe":      {"internal/wire"},
-	"remote/project":   {"remote/proc", "remote/api/**", "internal/contents", "internal/oserr", "internal/tail"},
+	"remote/project": {
+		"remote/proc", "remote/api/**", "internal/contents", "internal/oserr", "internal/tail", "internal/wire",
+	},
 	"remote/job/service": {
 		"internal/lazyregexp", "internal/sortedkeys",
 		"remote/job", "remote/step/trace", "remote/step/engine", "remote/job/joblog", "remote/step/lang",

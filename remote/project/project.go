@@ -14,18 +14,13 @@ import (
 
 	"github.com/stepmux/stepmux/internal/contents"
 	"github.com/stepmux/stepmux/internal/oserr"
+	"github.com/stepmux/stepmux/internal/wire"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/proc"
 )
 
-const (
-	// MaxSize bounds an archive, in bytes.
-	MaxSize = 16 << 30
-	// piece is the size of the pieces in which an archive is sent, in bytes.
-	piece = 256 << 10
-	// maxPaths and maxPathBytes bound the patterns of one call.
-	maxPaths, maxPathBytes = 1000, 64 << 10
-)
+// piece is the size of the pieces in which an archive is sent, in bytes.
+const piece = 256 << 10
 
 // Config says where a Project keeps files.
 type Config struct {
@@ -118,9 +113,9 @@ func check(req *pb.PlaceRequest) error {
 	if err := contents.CheckDigest(req.GetDigest()); err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
-	if req.GetSize() < 1 || req.GetSize() > MaxSize {
+	if req.GetSize() < 1 || req.GetSize() > wire.MaxProject {
 		return status.Errorf(codes.InvalidArgument, "the project's archive has %d bytes: 1 to %d can be brought",
-			req.GetSize(), int64(MaxSize))
+			req.GetSize(), int64(wire.MaxProject))
 	}
 	return nil
 }
@@ -245,9 +240,9 @@ func (p *Project) Collect(req *pb.CollectRequest, stream grpc.ServerStreamingSer
 	for _, path := range req.GetPaths() {
 		total += len(path)
 	}
-	if len(req.GetPaths()) > maxPaths || total > maxPathBytes {
+	if len(req.GetPaths()) > wire.MaxPatterns || total > wire.MaxPatternBytes {
 		return status.Errorf(codes.InvalidArgument, "the patterns of the artifacts are more than %d, or longer than %d bytes",
-			maxPaths, maxPathBytes)
+			wire.MaxPatterns, wire.MaxPatternBytes)
 	}
 	ctx := stream.Context()
 	if err := p.take(ctx); err != nil {

@@ -28,6 +28,7 @@ import (
 	"github.com/stepmux/stepmux/connector/files"
 	"github.com/stepmux/stepmux/internal/contents"
 	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/internal/wire"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/proc"
 )
@@ -302,7 +303,7 @@ func TestWrongRequestsAreRefused(t *testing.T) {
 	t.Parallel()
 	b, vm := newBuild(t, cacheDir(t)), &files.VM{}
 	for name, p := range map[string]*files.Project{
-		"digest": {Digest: "../x", Size: 1}, "size": {Digest: packed(t, nil).Digest, Size: MaxSize + 1},
+		"digest": {Digest: "../x", Size: 1}, "size": {Digest: packed(t, nil).Digest, Size: wire.MaxProject + 1},
 	} {
 		_, _, err := vm.Place(t.Context(), b, p)
 		require.Equal(t, codes.InvalidArgument, status.Code(err), "%s: %v", name, err)
