@@ -5,11 +5,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/internal/flagfile"
 	"github.com/stepmux/stepmux/remote/standalone"
 )
 
@@ -21,7 +21,7 @@ type localFlags struct {
 	inputs  []string
 	vars    []string
 	json    string
-	matrix  []string
+	matrix  map[string]string
 
 	inContainer localContainer
 }
@@ -78,9 +78,10 @@ standard output has the results as one object, and the steps' output goes to sta
 	fl.BoolVar(&f.inContainer.ofJob, "in-image", false, "run the job in a container of the image that it names")
 	grouped(fl, containerGroup)
 	fl.StringVar(&f.jobName, "job-name", "", "the `JOB` of a .gitlab-ci.yml or of a workflow; needed if it has several")
-	fl.StringArrayVar(&f.matrix, "matrix", nil,
-		"`name=value` of the matrix of a workflow's job, for this run: JSON, or else a text; of the matrix of a "+
-			".gitlab-ci.yml, to choose one build; repeatable")
+	f.matrix = map[string]string{}
+	fl.Func("matrix", "`name=value` of the matrix of a workflow's job, for this run: JSON, or else a text; of the matrix "+
+		"of a .gitlab-ci.yml, to choose one build; repeatable", func(text string) error { return assign(f.matrix, text) })
+	flagfile.Repeat(fl, "matrix")
 	fl.StringArrayVar(&f.inputs, "input", nil,
 		"`name=value` of an input in the spec of the FILE, or of a workflow; JSON if its type is not string; repeatable")
 	fl.StringArrayVar(&f.vars, "var", nil, varUsage)
@@ -140,7 +141,7 @@ func (f *localFlags) source(cmd *cobra.Command, files []string) (src standalone.
 	if err != nil {
 		return src, err
 	}
-	src.JobName = f.jobName
+	src.JobName, src.Matrix = f.jobName, f.matrix
 	if src.Format == standalone.GitLabCI || src.Format == standalone.GitHub {
 		dir, err := f.dir()
 		if err != nil {
@@ -152,16 +153,6 @@ func (f *localFlags) source(cmd *cobra.Command, files []string) (src standalone.
 	}
 	if src.Inputs, err = standalone.Inputs(f.inputs); err != nil {
 		return src, fmt.Errorf("--input: %w", err)
-	}
-	for _, text := range f.matrix {
-		name, value, ok := strings.Cut(text, "=")
-		if !ok || name == "" {
-			return src, fmt.Errorf("--matrix %.64q: write name=value", text)
-		}
-		if src.Matrix == nil {
-			src.Matrix = map[string]string{}
-		}
-		src.Matrix[name] = value
 	}
 	vars, err := f.variables()
 	if err != nil {
