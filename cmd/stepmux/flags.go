@@ -89,8 +89,8 @@ func choiceFlag[T ~string](fl *pflag.FlagSet, to *T, name, usage string, values 
 	_ = fl.SetAnnotation(name, valuesKey, values) // cannot fail: the flag exists
 }
 
-// fileFlag adds a flag for a file that is written, or read to sign one. An empty name is refused, as a script gives it
-// whose variable is not set: the file would be missing, or not signed, without a word.
+// fileFlag adds a flag for a file that is written, or without which less would be done, such as not to sign. An empty
+// name is refused, as a script gives it whose variable is not set: the file would have no effect, without a word.
 func fileFlag(fl *pflag.FlagSet, to *string, name, usage string) {
 	fl.Func(name, usage, func(text string) error {
 		if text == "" {

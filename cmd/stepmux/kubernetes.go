@@ -72,7 +72,7 @@ func (f *podFlags) register(fl *pflag.FlagSet) {
 		"context, or of the context `[=CONTEXT]`; needs --image, or jobs with the key image")
 	fl.StringVar(&f.initImage, "init-image", "",
 		"`IMAGE` with a shell, for the init container that receives the step runner (default the build's image)")
-	fl.StringVar(&f.template, "pod-template", "", "`FILE` with a Pod in YAML, for everything without a flag: node "+
+	fileFlag(fl, &f.template, "pod-template", "`FILE` with a Pod in YAML, for everything without a flag: node "+
 		"selector, tolerations, service account, secrets, volumes; its container named build runs the steps")
 	timeFlag(fl, &f.wait, "schedule-timeout",
 		"how long a pod may wait for a node, in a cluster that adds nodes (default: without a node the build fails)")

@@ -144,7 +144,7 @@ Exit codes:
 		", else manager.socket in $XDG_RUNTIME_DIR/stepmux or a directory for temporary files)")
 	fl.StringVar(&f.group, "socket-group", "",
 		"let the members of this `GROUP` use the manager, too (default only its own user and root)")
-	fl.StringVar(&f.key, "key-file", "", "`FILE` with the key that encrypts the variables of builds; created if it is "+
+	fileFlag(fl, &f.key, "key-file", "`FILE` with the key that encrypts the variables of builds; created if it is "+
 		"missing (default key in the state directory)")
 	f.linger = manager.DefaultLinger
 	timeFlag(fl, &f.linger, "linger",

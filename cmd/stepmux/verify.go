@@ -37,7 +37,7 @@ Exit codes:
 	}
 	fl := cmd.Flags()
 	fl.StringVar(&f.key, "key", "", "file with the public key, in PEM form or as OpenSSH's .pub")
-	fl.StringVar(&f.trace, "trace", "", "the trace that the provenance was made from")
+	fileFlag(fl, &f.trace, "trace", "`FILE` with the trace that the provenance was made from")
 	fl.StringVar(&f.dir, "work-dir", ".", "the directory of the files that the provenance is about")
 	outputFlag(fl, &f.output, "text or json")
 	return cmd
