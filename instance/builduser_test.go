@@ -279,7 +279,12 @@ func TestABuildUserNeedNotReadTheProgram(t *testing.T) {
 func connectAs(user int, socket string) error {
 	ended := make(chan error)
 	go func() {
-		runtime.LockOSThread() // for good: the thread ends with this function
+		runtime.LockOSThread()            // for good: the thread ends with this function
+		if unix.Gettid() == os.Getpid() { // the first thread never ends: the whole process would be the other user's
+			defer runtime.UnlockOSThread()
+			ended <- connectAs(user, socket) // by another thread, as this goroutine holds the first one
+			return
+		}
 		if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(user), uintptr(user), uintptr(user)); e != 0 {
 			ended <- e
 			return
