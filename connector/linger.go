@@ -285,8 +285,9 @@ func (b *build) bridge() (net.Conn, error) {
 	if err == nil || l.life.Err() != nil {
 		return bridge, err
 	}
-	if err = l.check(err); err == nil {
-		err = l.relink(now)
+	lost := err
+	if err = l.check(lost); err == nil {
+		err = l.relink(now, lost)
 	}
 	if err == nil {
 		now, _ = l.c.current()
@@ -311,11 +312,7 @@ func (l *lingering) check(err error) error {
 	if !isGone(err) {
 		return nil
 	}
-	l.mu.Lock()
-	again := l.again
-	l.mu.Unlock()
-	if again != nil && l.c.cfg.Attach == "" { // nothing of the job runs yet: another step runner can be started
-		again(err)
+	if l.startAgain(err) {
 		return err
 	}
 	gone := &ServeError{Ready: true, ExitCode: -1, Err: err}
@@ -327,10 +324,26 @@ func (l *lingering) check(err error) error {
 	return gone
 }
 
-// relink replaces a lost link.
-func (l *lingering) relink(old *build) error {
+// startAgain ends the first attempt to reach the step runner because of err, and reports whether it was under way.
+// Nothing of the job runs then: start can start another step runner, or give the VM up.
+func (l *lingering) startAgain(err error) bool {
+	l.mu.Lock()
+	again := l.again
+	l.mu.Unlock()
+	if again == nil || l.c.cfg.Attach != "" {
+		return false
+	}
+	again(err)
+	return true
+}
+
+// relink replaces a link that failed with the error lost.
+func (l *lingering) relink(old *build, lost error) error {
 	lease, err := l.c.cfg.Reconnect(l.life)
 	if err != nil {
+		if mux.IsLost(lost) {
+			l.startAgain(lost) // Connect ends with the error of Reconnect
+		}
 		return cmp.Or(l.check(err), err)
 	}
 	b, err := l.c.link(l.life, lease.Conn(), old)

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -86,6 +87,32 @@ func TestABuildWhoseVMIsLostWhileItsStepRunnerStartsGoesElsewhere(t *testing.T) 
 			require.Equal(t, "vm-2", e.Instance())
 			require.NoError(t, e.Execute(sshtest.Within(t), script("true")))
 			require.NoError(t, e.Cleanup(t.Context()))
+		})
+	}
+}
+
+// Symptom: such a build waited for its VM as long as its linger, and failed with "context deadline exceeded".
+func TestABuildWhoseVMIsLostBeforeItsStepRunnerIsReachedGoesElsewhere(t *testing.T) {
+	t.Parallel()
+	for _, linger := range []time.Duration{30 * time.Second, instance.MaxLinger} { // it attaches at once with the first
+		t.Run(linger.String(), func(t *testing.T) {
+			first := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+			second := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+			stop := sync.OnceFunc(first.Stop)
+			p := providerOf(t, instance.Config{
+				DialTimeout: time.Second, StopTimeout: 2 * time.Second, Route: connector.Session,
+				Trace: &connector.Trace{ServeReady: func(string, connector.Route, time.Duration) { stop() }},
+			}, 1, first, second)
+			e := p.Executor(instance.Build{ID: "b", Log: &sshtest.Log{}, Linger: &linger})
+			require.NoError(t, e.Prepare(sshtest.Within(t)))
+			require.Equal(t, "vm-1", e.Instance())
+			_, err := e.Connect(sshtest.Within(t))
+			require.NoError(t, err)
+			require.Equal(t, "vm-2", e.Instance())
+			require.NoError(t, e.Execute(sshtest.Within(t), script("true")))
+			require.NoError(t, e.Cleanup(t.Context()))
+			require.Len(t, e.Left(), 1)
+			require.Contains(t, e.Left()[0], "on vm-1: unknown: the step runner could not be reached")
 		})
 	}
 }
