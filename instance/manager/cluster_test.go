@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/instance/batch"
@@ -135,6 +137,28 @@ func calls(t *testing.T, s *server.Server) int {
 	info, err := s.Jsz(nil)
 	require.NoError(t, err)
 	return int(info.API.Total) // fits
+}
+
+// Symptom: a manager did not start after an update: "open the queue: ... storage type can not be updated".
+func TestAManagerTakesBuildsFromTheQueueOfAnEarlierVersion(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.member(t, c.nats).stop()
+	nc, err := nats.Connect("nats://" + c.nats)
+	require.NoError(t, err)
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	require.NoError(t, err)
+	consumer, err := js.Consumer(t.Context(), "STEPMUX_QUEUE", "manager")
+	require.NoError(t, err)
+	earlier := consumer.CachedInfo().Config
+	earlier.MemoryStorage = false
+	require.NoError(t, js.DeleteConsumer(t.Context(), "STEPMUX_QUEUE", "manager"))
+	_, err = js.CreateConsumer(t.Context(), "STEPMUX_QUEUE", earlier)
+	require.NoError(t, err)
+	m := c.member(t, c.nats)
+	text, _ := m.wait(m.submit("echo on"), 0)
+	require.Equal(t, "on\n", text)
 }
 
 // Both managers have one of the two VMs, and are one to their users.

@@ -23,6 +23,10 @@ func (m *Manager) consume(ctx context.Context) (jetstream.Consumer, error) {
 		MemoryStorage: true, // if its state is lost, all requests come again, as at the start
 	}
 	consumer, err := m.store.queue.CreateOrUpdateConsumer(ctx, cfg)
+	if told, ok := errors.AsType[*jetstream.APIError](err); ok && told.ErrorCode == jetstream.JSErrCodeConsumerCreate {
+		cfg.MemoryStorage = false // an earlier version has made it on the disk, and it has to stay there
+		consumer, err = m.store.queue.CreateOrUpdateConsumer(ctx, cfg)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("open the queue: %w", err)
 	}
