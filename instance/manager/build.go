@@ -93,9 +93,6 @@ func (m *Manager) run(b *build, placed func()) {
 	}
 	b.log.stop()
 	b.giveBack()
-	if m.cluster != nil && b.isLeft() {
-		m.cluster.look() // this manager may have its VM again
-	}
 }
 
 // giveBack gives a build that is left to another manager back to the queue.

@@ -170,6 +170,7 @@ func (c *cluster) run() {
 		case err == nil:
 			c.balance(ctx)
 			c.sendToRoom(ctx)
+			c.look() // for a build that was passed over, as because of an error
 		case c.m.takes.Err() == nil:
 			c.m.cfg.Logger.Warn(failed, "error", err)
 		}

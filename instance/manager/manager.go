@@ -164,8 +164,11 @@ func (m *Manager) launch(b *build, placed func()) bool {
 	m.wg.Go(func() {
 		m.run(b, placed)
 		m.mu.Lock()
-		defer m.mu.Unlock()
 		delete(m.live, b.id)
+		m.mu.Unlock()
+		if m.cluster != nil && b.kept().Phase != phaseEnded {
+			m.cluster.look() // this manager may have its VM again
+		}
 	})
 	return true
 }
