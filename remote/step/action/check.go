@@ -2,6 +2,7 @@ package action
 
 import (
 	"fmt"
+	"math"
 	"strings"
 
 	"github.com/stepmux/stepmux/remote/step/action/expression"
@@ -24,6 +25,15 @@ func knownNames(isWorkflow bool) expression.Scope {
 	}
 	for _, name := range strings.Fields("always cancelled failure success") {
 		known.Functions[name] = expression.Function{}
+	}
+	return known
+}
+
+// jobIfNames returns the names in the if of a job, where success and failure may name jobs.
+func jobIfNames() expression.Scope {
+	known := knownNames(true)
+	for _, name := range []string{"success", "failure"} {
+		known.Functions[name] = expression.Function{Max: math.MaxInt}
 	}
 	return known
 }

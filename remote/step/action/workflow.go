@@ -93,12 +93,11 @@ func (r *reader) workflow(text []byte) (j *Job, jobs []pair) {
 func (r *reader) job(j *Job, found pair) (call *yaml.Node) {
 	j.Name = found.key
 	var steps *yaml.Node
-	known := knownNames(true)
 	for _, p := range r.pairs(found.value, "the job "+found.key) {
 		switch p.key {
 		case "if":
 			j.ignore(p)
-			r.expressions(known, "", []setting{condition(r.text(p.value, p.key), p.value.Line)})
+			r.expressions(jobIfNames(), "", []setting{condition(r.text(p.value, p.key), p.value.Line)})
 		case "env":
 			j.env = append(slices.Clip(j.env), r.texts(p.value, p.key)...)
 		case "defaults":
@@ -125,6 +124,7 @@ func (r *reader) job(j *Job, found pair) (call *yaml.Node) {
 		r.fail(found.at, "the job %.64q has no steps", found.key)
 	}
 	j.steps = r.steps(steps, true)
+	known := knownNames(true)
 	r.expressions(known, "env ", j.env)
 	r.expressions(known, "output ", j.outputs)
 	for _, b := range j.boxes {
