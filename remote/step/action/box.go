@@ -2,6 +2,7 @@ package action
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v4"
@@ -53,6 +54,13 @@ func (r *reader) box(p pair, isService bool) box {
 	return b
 }
 
+// usesEnv reports whether the texts of b may have the context env.
+func (b box) usesEnv() bool {
+	return slices.ContainsFunc(append([]setting{b.image}, b.env...), func(s setting) bool {
+		return strings.Contains(strings.ToLower(s.text), "env")
+	})
+}
+
 // boxNotes returns the notes about the job's container and its services.
 func (j *Job) boxNotes(inContainer bool) (notes []string) {
 	for _, b := range j.boxes {
@@ -84,7 +92,9 @@ func (j *Job) Container(
 	matrix, inputs map[string]any, vars []engine.Variable,
 ) (text []byte, env map[string]string, err error) {
 	l := &boxLanguage{file: j.file, scope: boxScope(matrix, inputs, vars)}
-	l.scope.Values["env"] = expression.Texts(l.texts(j.env))
+	if slices.ContainsFunc(j.boxes, box.usesEnv) { // where the job runs it has more contexts
+		l.scope.Values["env"] = expression.Texts(l.texts(j.env))
+	}
 	top := map[string]any{}
 	var services []any
 	for _, b := range j.boxes {
@@ -124,7 +134,8 @@ func boxScope(matrix, inputs map[string]any, vars []engine.Variable) expression.
 	empty := expression.Object(nil)
 	return expression.Scope{Values: map[string]expression.Value{
 		"matrix": expression.New(matrix), "secrets": expression.Texts(hidden), "vars": expression.Texts(open),
-		"github": expression.Texts(github), "inputs": expression.New(inputs), "needs": empty, "strategy": empty,
+		"github": expression.Object(githubValues(github, known["GITHUB_EVENT"])), "inputs": expression.New(inputs),
+		"needs": empty, "strategy": empty,
 	}}
 }
 

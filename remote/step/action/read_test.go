@@ -219,6 +219,28 @@ func TestUnknownKeysOfDefaultsAreTold(t *testing.T) {
 		"note: w.yml:3: runs has no effect: it is not known\n", notes.String())
 }
 
+// Symptom: local --in-image refused a job whose env has parts of the event, or other contexts that its steps have.
+func TestContainerOfAJobSeesTheJobsEnv(t *testing.T) {
+	text := `jobs:
+  a:
+    container: {image: x, env: {LEVEL: "${{ env.A }}"}}
+    env: {A: "${{ fromJSON(github.event.inputs.level).name }}"}
+    steps: [{run: x}]
+`
+	vars := []engine.Variable{{Key: "GITHUB_EVENT", Value: `{"inputs": {"level": "{\"name\": \"low\"}"}}`}}
+	j, err := ReadJob("w.yml", []byte(text), "")
+	require.NoError(t, err)
+	_, env, err := j.Container(nil, nil, vars)
+	require.NoError(t, err)
+	require.Equal(t, map[string]string{"LEVEL": "low"}, env)
+
+	j, err = ReadJob("w.yml", []byte("jobs: {a: {env: {A: '${{ runner.temp }}'}, container: x, steps: [{run: x}]}}"), "")
+	require.NoError(t, err)
+	made, _, err := j.Container(nil, nil, nil)
+	require.NoError(t, err)
+	require.YAMLEq(t, "image: x", string(made))
+}
+
 func TestContainerOfAJobHasItsExpressionsEvaluated(t *testing.T) {
 	text := `env: {B: "${{ vars.LEVEL }}"}
 jobs:

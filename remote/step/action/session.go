@@ -213,20 +213,24 @@ func eventOf(source string) string {
 func (s *session) githubContext() map[string]expression.Value {
 	text := githubTexts(s.variable)
 	text["workspace"], text["event_path"] = s.work(), s.call.Path(eventFile)
+	return githubValues(text, s.variable("GITHUB_EVENT"))
+}
+
+// githubValues returns the context github with these texts. The text of its event may be empty.
+func githubValues(text map[string]string, event string) map[string]expression.Value {
 	c := make(map[string]expression.Value, len(text)+2)
 	for key, value := range text {
 		c[key] = expression.String(value)
 	}
-	event := expression.Object(map[string]expression.Value{
+	c["event"] = expression.Object(map[string]expression.Value{
 		"repository": expression.Texts(map[string]string{"full_name": text["repository"]}),
 		"ref":        c["ref"],
 	})
 	if v, err := expression.Evaluate("fromJSON(text)", expression.Scope{
-		Values: map[string]expression.Value{"text": expression.String(s.variable("GITHUB_EVENT"))},
+		Values: map[string]expression.Value{"text": expression.String(event)},
 	}); err == nil {
-		event = v
+		c["event"] = v
 	}
-	c["event"] = event
 	return c
 }
 
