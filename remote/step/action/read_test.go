@@ -165,7 +165,9 @@ func TestJobsOfAWorkflowWithMistakesHaveNames(t *testing.T) {
 	_, err := ReadJob("w.yml", []byte(text), "a")
 	require.ErrorContains(t, err, "w.yml:1:34: inputs must be a mapping")
 	require.Equal(t, []string{"b", "a"}, WorkflowJobs([]byte(text)))
+	require.Equal(t, []string{"a"}, WorkflowJobs([]byte("jobs: {a: {}}\n---\njobs: {b: {}}\n")))
 	require.Empty(t, WorkflowJobs([]byte("jobs: [x]")))
+	require.Empty(t, WorkflowJobs([]byte("jobs: [")))
 	require.Empty(t, WorkflowJobs(nil))
 }
 

@@ -206,7 +206,9 @@ func choose(file string, jobs []pair, name string) (pair, error) {
 // WorkflowJobs returns the names of the jobs of a workflow, in the order of the file. The rest of it may have mistakes.
 func WorkflowJobs(text []byte) (names []string) {
 	r := new(reader)
-	for _, p := range r.pairs(r.load(text), "the workflow") {
+	root := r.load(text)
+	r.err = nil // it may be about a second document
+	for _, p := range r.pairs(root, "the workflow") {
 		if p.key != "jobs" {
 			continue
 		}
