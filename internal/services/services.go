@@ -27,20 +27,25 @@ func Alias(alias, image string) string {
 	return path.Base(ref.Context().RepositoryStr())
 }
 
-// Port returns the TCP port that the environment of the service with this image names, or 0 if it names none. The
-// error says that an entry is not KEY=VALUE, or that the port is none.
+// Port returns the TCP port that the environment of the service with this image names, or 0 if it names none. Of
+// several entries with one key the last counts, as in the container. The error says that an entry is not KEY=VALUE, or
+// that the port is none.
 func Port(image string, env []string) (port int, err error) {
+	text, found := "", false
 	for _, entry := range env {
 		key, value, ok := strings.Cut(entry, "=")
 		if key == "" || !ok || strings.ContainsRune(entry, 0) {
 			return 0, fmt.Errorf("service %.160q: an entry of its environment is not KEY=VALUE", image) // may be a secret
 		}
-		if key != portVariable {
-			continue
+		if key == portVariable {
+			text, found = value, true
 		}
-		if port, err = strconv.Atoi(value); err != nil || port < 1 || port > 65535 {
-			return 0, fmt.Errorf("service %.160q: %s is %.40q: want a port", image, portVariable, value)
-		}
+	}
+	if !found {
+		return 0, nil
+	}
+	if port, err = strconv.Atoi(text); err != nil || port < 1 || port > 65535 {
+		return 0, fmt.Errorf("service %.160q: %s is %.40q: want a port", image, portVariable, text)
 	}
 	return port, nil
 }
