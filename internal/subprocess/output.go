@@ -31,7 +31,7 @@ var errTooMuch = errors.New("it prints too much")
 // Output runs argv without a shell and returns its standard output. Its standard input is empty, and its environment is
 // ours. If a command takes too long, prints too much or outlives ctx, it is killed with its process group. The error
 // says which of them it was and has the beginning of the standard error. It never has standard output, because that may
-// be a secret.
+// be a secret. On Linux the command is also killed when our process is.
 func Output(ctx context.Context, argv []string, limit Limit) ([]byte, error) {
 	if len(argv) == 0 {
 		return nil, errors.New("run a command: it is empty")
@@ -44,7 +44,7 @@ func Output(ctx context.Context, argv []string, limit Limit) ([]byte, error) {
 	said := &bounded{limit: maxSaid, full: func() {}}
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Stdout, cmd.Stderr = out, said
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.SysProcAttr = attributes()
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = pipeGrace
 	err := cmd.Run()

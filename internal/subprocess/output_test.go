@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -17,7 +18,16 @@ import (
 	"github.com/stepmux/stepmux/internal/sshtest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// lineVariable has a command that this test binary runs in place of its tests.
+const lineVariable = "STEPMUX_TEST_SUBPROCESS"
+
+func TestMain(m *testing.M) {
+	if line := os.Getenv(lineVariable); line != "" {
+		_, err := Output(context.Background(), sh(line), generous)
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 var generous = Limit{Time: time.Minute, Bytes: 1000}
 
@@ -93,6 +103,23 @@ func TestCommandEndsWithTheContext(t *testing.T) {
 	because := errors.New("because")
 	cancel(because)
 	require.ErrorIs(t, <-done, because)
+}
+
+// Symptom: after a SIGKILL of vendor its git went on with a download.
+func TestCommandIsKilledWithUs(t *testing.T) {
+	ready := filepath.Join(t.TempDir(), "ready")
+	require.NoError(t, syscall.Mkfifo(ready, 0o600))
+	us := exec.Command(os.Args[0])
+	us.Env = append(os.Environ(), lineVariable+"=echo $$ >"+ready+"; exec tail -f /dev/null >/dev/null")
+	require.NoError(t, us.Start())
+	text, err := os.ReadFile(ready)
+	require.NoError(t, err)
+	require.NoError(t, us.Process.Kill())
+	require.Error(t, us.Wait())
+	command, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = syscall.Kill(command, syscall.SIGKILL) })
+	require.Eventually(t, func() bool { return !sshtest.Runs(command) }, 10*time.Second, time.Millisecond)
 }
 
 // A background process that holds the output open does not hold up Output, and the output is not trusted.
