@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -47,6 +48,8 @@ func Output(ctx context.Context, argv []string, limit Limit) ([]byte, error) {
 	cmd.SysProcAttr = attributes()
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = pipeGrace
+	runtime.LockOSThread() // the kernel kills the command when the thread that has started it ends
+	defer runtime.UnlockOSThread()
 	err := cmd.Run()
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
