@@ -174,18 +174,18 @@ func (p *Pod) start(ctx context.Context) error {
 	}
 	p.wg.Go(func() { p.watch(p.life) })
 	if err := p.bring(ctx); err != nil {
-		return p.startError(err)
+		return p.withEnd(err)
 	}
 	s, err := p.await(ctx, func(o *object) bool { return o.container(buildName).State.Running != nil })
 	if err != nil {
-		return p.startError(err)
+		return p.withEnd(err)
 	}
 	p.say("pod %s runs on node %s", p.name, s.Spec.NodeName)
 	p.say("image %.160s is %s", p.cfg.Spec.Image, p.Image())
 	if err := p.startLink(ctx); err != nil {
-		return p.startError(err)
+		return p.withEnd(err)
 	}
-	return p.startError(p.awaitServices(ctx))
+	return p.withEnd(p.awaitServices(ctx))
 }
 
 // startLink makes the build's first link.
@@ -359,8 +359,8 @@ func (p *Pod) failure(ctx context.Context, err error) error {
 	return err
 }
 
-// startError adds to err the reason why the pod has ended, if it has.
-func (p *Pod) startError(err error) error {
+// withEnd adds to err the reason why the pod has ended, if it has and err does not have it.
+func (p *Pod) withEnd(err error) error {
 	end := p.endError()
 	if err == nil || end == nil || strings.Contains(err.Error(), end.Error()) {
 		return err
@@ -411,7 +411,7 @@ func (p *Pod) Explain(ctx context.Context, err error) error {
 	defer timer.Stop()
 	select {
 	case <-p.alive.Done():
-		return fmt.Errorf("%w: %w", p.endError(), err)
+		return p.withEnd(err)
 	case <-timer.C:
 	case <-ctx.Done():
 	}

@@ -168,6 +168,7 @@ func TestAPodThatIsDeletedByHandEndsItsBuildAtOnce(t *testing.T) {
 	_, err := c.Execute(t.Context(), connector.Job{Steps: []byte("run: [{name: a, script: echo here; sleep 60}]")}, log)
 	require.ErrorIs(t, err, connector.ErrGone)
 	require.ErrorContains(t, err, "pod "+p.Name()+": it was deleted (container build: exit status 0)")
+	require.Equal(t, err, p.Explain(t.Context(), err), "the reason comes twice")
 }
 
 func TestAPodOfANodeThatIsDrainedSaysSo(t *testing.T) {
