@@ -43,10 +43,9 @@ type lingering struct {
 	life context.Context // ends at the end of Close, or when the build is lost
 	end  context.CancelCauseFunc
 
-	begun    time.Time        // when start began
+	started  time.Time        // when start began
 	rpc      *grpc.ClientConn // nil before it is needed for the first time
 	first    *attachment      // made by attachFirst, used by keep; nil if keep is to attach
-	aged     bool             // for keep: the build is old enough to be attached to
 	noted    atomic.Bool      // keep passes the notices on, or stop has done so
 	ending   atomic.Bool      // stop has begun
 	replaced atomic.Bool      // another manager has the build
@@ -86,8 +85,8 @@ func (l *lingering) lost(err error) {
 // start is Connector.start, repeated over new links while the connection is lost, for as long as the linger. Nothing
 // of the job runs yet. A serve that an earlier attempt started is found again, or started again if it has ended.
 func (l *lingering) start() (b *build, err error) {
-	l.begun = time.Now()
-	until := l.begun.Add(l.c.cfg.Linger)
+	l.started = time.Now()
+	until := l.started.Add(l.c.cfg.Linger)
 	var lease Lease // of the connection to use from now on; nil for that of before
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, lingerPause) {
 		b, err = l.attempt(lease)
@@ -226,7 +225,6 @@ func (l *lingering) attachFirst(ctx context.Context, b *build) error { //nolint:
 		end()
 		return err
 	}
-	l.aged = true
 	return nil
 }
 
@@ -439,10 +437,13 @@ func (l *lingering) keep() {
 	}
 }
 
-// awaitAge returns when the build is old enough to be attached to. It returns an error if the link is lost before that,
-// or the build ends.
+// awaitAge returns when the build is old enough to be attached to, at once if it is attached already or has no link. It
+// returns an error if the link is lost meanwhile, or the build ends.
 func (l *lingering) awaitAge() error {
-	young, cancel := context.WithDeadline(l.life, l.begun.Add(attachAfter))
+	if l.first != nil || l.rpc.GetState() != connectivity.Ready {
+		return nil
+	}
+	young, cancel := context.WithDeadline(l.life, l.started.Add(attachAfter))
 	defer cancel()
 	lost := l.rpc.WaitForStateChange(young, connectivity.Ready)
 	if lost || l.life.Err() != nil || l.ending.Load() {
@@ -454,11 +455,8 @@ func (l *lingering) awaitAge() error {
 // stay attaches to the step runner until the call ends, and returns the call's error. take receives the notices, with
 // first set once the step runner has confirmed.
 func (l *lingering) stay(offset *int64, take func(first bool, msg *pb.AttachResponse)) error {
-	if !l.aged {
-		l.aged = true
-		if err := l.awaitAge(); err != nil {
-			return err
-		}
+	if err := l.awaitAge(); err != nil {
+		return err
 	}
 	now := l.first
 	if l.first = nil; now == nil {

@@ -207,34 +207,6 @@ func TestAManagerThatHasNotCalledYetIsReplaced(t *testing.T) {
 	require.NoError(t, second.Close(sshtest.Within(t)))
 }
 
-// Symptom: a manager whose first link needed most of the linger attached a second after that, when the step runner had
-// ended.
-func TestABuildThatIsReachedLateIsAttachedToAtOnce(t *testing.T) {
-	const linger = 4 * time.Second
-	server := embedded(t)
-	var b *build
-	var ready time.Time
-	b = newBuild(t, server, "b1", runnertest.Command(t)[0], func(cfg *connector.Config) {
-		cfg.Route, cfg.Linger = connector.Session, linger
-		cfg.Trace = &connector.Trace{ServeReady: func(string, connector.Route, time.Duration) {
-			ready = time.Now()
-			b.lease.conn.Close()
-		}}
-		cfg.Reconnect = func(ctx context.Context) (connector.Lease, error) {
-			return &lease{conn: connect(t, server)}, pause.For(ctx, linger-time.Second)
-		}
-	})
-	_, err := b.Connect(sshtest.Within(t))
-	if late := time.Since(ready); late > linger-linger/10 {
-		t.Skipf("this machine is slow: it has taken %v", late)
-	}
-	require.NoError(t, err)
-	result, err := b.Execute(sshtest.Within(t), connector.Job{Script: "sleep 2"}, io.Discard)
-	require.NoError(t, err)
-	require.Equal(t, connector.Succeeded, result.Status)
-	require.NoError(t, b.Close(sshtest.Within(t)))
-}
-
 // silentSockets is a connection on which no socket answers.
 type silentSockets struct{ connector.Conn }
 

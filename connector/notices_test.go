@@ -3,6 +3,8 @@ package connector
 import (
 	"context"
 	"errors"
+	"io"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,11 +23,13 @@ import (
 // noticing is a step runner that lingers and has one notice.
 type noticing struct {
 	pb.UnimplementedAttachmentServer
-	late  bool // Attach comes when the step runner ends
-	ended chan struct{}
+	late     bool // Attach comes when the step runner ends
+	attached atomic.Bool
+	ended    chan struct{}
 }
 
 func (s *noticing) Attach(_ *pb.AttachRequest, stream grpc.ServerStreamingServer[pb.AttachResponse]) error {
+	s.attached.Store(true)
 	if !s.late {
 		if err := stream.Send(&pb.AttachResponse{Notices: []byte("notice\n")}); err != nil {
 			return err
@@ -47,6 +51,49 @@ func (noProcess) Start(context.Context, mux.Command) (*mux.Process, error) {
 	return nil, errors.New("there are no processes")
 }
 
+// lingeringOn returns the Connector of a build that lingers on s and has output to out, once it keeps attached. age is
+// that of the build.
+func lingeringOn(t *testing.T, s *noticing, out io.Writer, age time.Duration) *lingering {
+	c := connectTo(t, s)
+	c.log = buildlog.New(out, 0)
+	c.cfg.Linger = time.Hour
+	c.cfg.Reconnect = func(context.Context) (Lease, error) { return nil, errors.New("there is one link") }
+	l := newLingering(c)
+	c.linger, l.started = l, time.Now().Add(-age)
+	c.build.conn, c.build.serve.detached = noProcess{}, true
+	require.NoError(t, l.begin(c.build, l.started.Add(c.cfg.Linger)))
+	c.wg.Go(l.keep)
+	return l
+}
+
+// finish ends the build and waits for all of it.
+func (l *lingering) finish(t *testing.T) {
+	require.NoError(t, l.stop(t.Context()))
+	l.end(ErrClosed)
+	l.c.wg.Wait()
+	require.NoError(t, l.rpc.Close())
+	l.c.log.Close(t.Context())
+}
+
+// Symptom: a manager whose first link needed most of the linger attached a second after that, when the step runner had
+// ended.
+func TestABuildThatIsReachedLateIsAttachedToAtOnce(t *testing.T) {
+	for name, test := range map[string]struct {
+		age  time.Duration // when it is reached
+		want bool
+	}{"young": {attachAfter - 1, false}, "late": {attachAfter, true}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := &noticing{ended: make(chan struct{})}
+				l := lingeringOn(t, s, io.Discard, test.age)
+				synctest.Wait() // no time passes
+				require.Equal(t, test.want, s.attached.Load())
+				l.finish(t)
+			})
+		})
+	}
+}
+
 // Symptom: the notices of a build that ended while its manager attached to it were lost.
 func TestNoticesOfABuildThatLingersAreInItsLogOnce(t *testing.T) {
 	for name, test := range map[string]struct {
@@ -59,24 +106,11 @@ func TestNoticesOfABuildThatLingersAreInItsLogOnce(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				c := connectTo(t, &noticing{late: test.late, ended: make(chan struct{})})
 				out := &sshtest.Log{}
-				c.log = buildlog.New(out, 0)
-				c.cfg.Linger = time.Hour
-				c.cfg.Reconnect = func(context.Context) (Lease, error) { return nil, errors.New("there is one link") }
-				l := newLingering(c)
-				c.linger, l.begun = l, time.Now()
-				b := c.build
-				b.conn, b.serve.detached = noProcess{}, true
-				require.NoError(t, l.begin(b, time.Now().Add(c.cfg.Linger)))
-				c.wg.Go(l.keep)
+				l := lingeringOn(t, &noticing{late: test.late, ended: make(chan struct{})}, out, 0)
 				time.Sleep(test.age) //nolint:forbidigo // of the bubble
 				synctest.Wait()
-				require.NoError(t, l.stop(t.Context()))
-				l.end(ErrClosed)
-				c.wg.Wait()
-				require.NoError(t, l.rpc.Close())
-				c.log.Close(t.Context())
+				l.finish(t)
 				require.Equal(t, "step runner: notice\n", out.String())
 			})
 		})
