@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -75,12 +77,26 @@ func (f *sourceFlags) registerBuild(fl *pflag.FlagSet) {
 	grouped(fl, buildGroup)
 }
 
+// checkText returns an error if no message of protobuf can have the value of a variable, which may be a secret.
+func checkText(flag, name, value string) error {
+	if utf8.ValidString(value) {
+		return nil
+	}
+	return fmt.Errorf("%s: the value of %s is not valid UTF-8, and a build on a VM can have no other", flag, name)
+}
+
 // reader checks the flags and returns a reader for the jobs of a command.
 func (f *sourceFlags) reader(cmd *cobra.Command, project string) (*jobReader, error) {
 	if _, _, err := f.policies(); err != nil {
 		return nil, err
 	}
 	given, err := standalone.Vars(f.vars, f.masked, os.LookupEnv)
+	for _, v := range given {
+		err = cmp.Or(err, checkText("--var", v.Key, v.Value))
+	}
+	for name, value := range f.env {
+		err = cmp.Or(err, checkText("--env", name, value))
+	}
 	return &jobReader{
 		sourceFlags: f, project: project, ctx: cmd.Context(), given: given, stdin: cmd.InOrStdin(),
 		messages: cmd.ErrOrStderr(),

@@ -190,6 +190,19 @@ func TestSubmitTakesTheFilesThatRunTakes(t *testing.T) {
 	require.Contains(t, stderr, "latin.sh: it cannot be sent to the manager: ")
 }
 
+// Symptom: the error did not say which of the variables it meant.
+func TestAVariableOfABuildThatIsNotUTF8IsNamed(t *testing.T) {
+	t.Parallel()
+	for _, command := range []string{"run", "submit"} {
+		for _, flag := range []string{"--var", "--env"} {
+			code, _, stderr := begin(t, command, flag, "A=caf\xe9", flag, "B=b", "build.sh")()
+			require.Equal(t, 2, code)
+			require.Contains(t, stderr, flag+": the value of A is not valid UTF-8, and a build on a VM can have no other")
+			require.NotContains(t, stderr, "caf")
+		}
+	}
+}
+
 // submit proposed --job-name "stdin two: [1]" for a file that came by standard input.
 func TestSubmitNamesABuildOfAParallelJobOnStandardInput(t *testing.T) {
 	t.Parallel()
