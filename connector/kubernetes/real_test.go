@@ -586,8 +586,10 @@ func TestRealKills(t *testing.T) {
 	kills := map[kubetest.Part]int{}
 	killer.Go(func() {
 		parts := []kubetest.Part{kubetest.APIServer, kubetest.Kubelet, kubetest.Containerd}
+		wait := time.Second + rand.N(2*time.Second) // so that a few builds have a kill, too
 		for ctx.Err() == nil {
-			timer := time.NewTimer(3*time.Second + rand.N(12*time.Second))
+			timer := time.NewTimer(wait)
+			wait = 3*time.Second + rand.N(12*time.Second)
 			select {
 			case <-timer.C:
 			case <-ctx.Done():
@@ -639,6 +641,7 @@ func TestRealKills(t *testing.T) {
 	t.Logf("%d builds in %v, kills: %v", builds, time.Since(began).Round(time.Second), kills)
 	t.Logf("builds: %v", verdicts)
 	t.Logf("the same by client-go's SPDY: %v", peers)
+	require.NotEmpty(t, kills)
 	require.LessOrEqual(t, verdicts["lost"], max(1, builds/100))
 	require.Equal(t, builds, verdicts["right"]+verdicts["lost"])
 }
