@@ -43,9 +43,9 @@ type lingering struct {
 	life context.Context // ends at the end of Close, or when the build is lost
 	end  context.CancelCauseFunc
 
-	started  time.Time        // when start began
 	rpc      *grpc.ClientConn // nil before it is needed for the first time
 	first    *attachment      // made by attachFirst, used by keep; nil if keep is to attach
+	attachAt time.Time        // until then keep does not attach, as long as the link is well
 	noted    atomic.Bool      // keep passes the notices on, or stop has done so
 	ending   atomic.Bool      // stop has begun
 	replaced atomic.Bool      // another manager has the build
@@ -85,8 +85,7 @@ func (l *lingering) lost(err error) {
 // start is Connector.start, repeated over new links while the connection is lost, for as long as the linger. Nothing
 // of the job runs yet. A serve that an earlier attempt started is found again, or started again if it has ended.
 func (l *lingering) start() (b *build, err error) {
-	l.started = time.Now()
-	until := l.started.Add(l.c.cfg.Linger)
+	until := time.Now().Add(l.c.cfg.Linger)
 	var lease Lease // of the connection to use from now on; nil for that of before
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, lingerPause) {
 		b, err = l.attempt(lease)
@@ -196,6 +195,7 @@ func (l *lingering) begin(b *build, until time.Time) error {
 	if l.c.cfg.Attach != "" || l.c.cfg.Linger < shortLinger {
 		err = l.attachFirst(ctx, b)
 	} else {
+		l.attachAt = until.Add(attachAfter - l.c.cfg.Linger)
 		err = l.reach(ctx)
 	}
 	if err == nil {
@@ -437,13 +437,13 @@ func (l *lingering) keep() {
 	}
 }
 
-// awaitAge returns when the build is old enough to be attached to, at once if it is attached already or has no link. It
-// returns an error if the link is lost meanwhile, or the build ends.
+// awaitAge returns when the build is old enough to be attached to, at once if its link does not work. It returns an
+// error if the link is lost meanwhile, or the build ends.
 func (l *lingering) awaitAge() error {
-	if l.first != nil || l.rpc.GetState() != connectivity.Ready {
+	if l.attachAt.IsZero() || l.rpc.GetState() != connectivity.Ready {
 		return nil
 	}
-	young, cancel := context.WithDeadline(l.life, l.started.Add(attachAfter))
+	young, cancel := context.WithDeadline(l.life, l.attachAt)
 	defer cancel()
 	lost := l.rpc.WaitForStateChange(young, connectivity.Ready)
 	if lost || l.life.Err() != nil || l.ending.Load() {

@@ -59,9 +59,9 @@ func lingeringOn(t *testing.T, s *noticing, out io.Writer, age time.Duration) *l
 	c.cfg.Linger = time.Hour
 	c.cfg.Reconnect = func(context.Context) (Lease, error) { return nil, errors.New("there is one link") }
 	l := newLingering(c)
-	c.linger, l.started = l, time.Now().Add(-age)
+	c.linger = l
 	c.build.conn, c.build.serve.detached = noProcess{}, true
-	require.NoError(t, l.begin(c.build, l.started.Add(c.cfg.Linger)))
+	require.NoError(t, l.begin(c.build, time.Now().Add(c.cfg.Linger-age)))
 	c.wg.Go(l.keep)
 	return l
 }
