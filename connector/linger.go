@@ -195,7 +195,7 @@ func (l *lingering) begin(b *build, until time.Time) error {
 	if l.c.cfg.Attach != "" || l.c.cfg.Linger < shortLinger {
 		err = l.attachFirst(ctx, b)
 	} else {
-		l.attachAt = until.Add(attachAfter - l.c.cfg.Linger)
+		l.attachAt = until.Add(attachAfter - l.c.cfg.Linger) // counted from the start: until is a linger after it
 		err = l.reach(ctx)
 	}
 	if err == nil {
