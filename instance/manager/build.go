@@ -374,7 +374,7 @@ func (m *Manager) end(b *build, e *instance.Executor, known *result, err error) 
 	if b.kept().Phase != phaseEnded {
 		return // the next manager gets its request again
 	}
-	b.leaveQueue()
+	m.store.leaveQueue(b)
 	if m.cfg.OnEnd != nil {
 		report := batch.Report{
 			Build: b.id, Instance: e.Instance(), Route: e.Choice(), Isolation: e.Isolation(), Usage: e.Usage(),
@@ -406,15 +406,6 @@ func (m *Manager) keep(b *build, r *result) {
 	})
 	if b.kept().Phase == phaseEnded { // else its followers would take it for one that succeeded
 		m.keepTrying("end the log", b, func() error { return b.log.end(r) })
-	}
-}
-
-// leaveQueue takes the request of a build, of which the result is kept, out of the queue.
-func (b *build) leaveQueue() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.msg != nil {
-		_ = b.msg.Ack() // else it comes again, and is acknowledged then
 	}
 }
 

@@ -39,6 +39,14 @@ func (m *Manager) Readers(t *testing.T) int {
 	return info.State.Consumers
 }
 
+// Requests returns how many requests the queue has.
+func (m *Manager) Requests(t *testing.T) uint64 {
+	t.Helper()
+	info, err := m.store.queue.Info(t.Context())
+	require.NoError(t, err)
+	return info.State.Msgs
+}
+
 // Pieces returns how many pieces all logs have together.
 func (m *Manager) Pieces(t *testing.T) uint64 {
 	t.Helper()

@@ -216,6 +216,7 @@ func (m *Manager) giveSigns() {
 			}
 		case <-checks.C:
 			m.store.noteQueue(m.takes)
+			m.store.removeEnded(m.takes)
 			if err := m.store.err(); err != nil {
 				m.cfg.Logger.Error("the state cannot be kept", "error", err)
 				m.fail(err)
@@ -258,6 +259,7 @@ func (m *Manager) Shutdown(ctx context.Context) (err error) {
 		select {
 		case <-gone:
 			m.store.noteQueue(ctx)
+			m.store.removeEnded(ctx)
 		case <-ctx.Done():
 			err = fmt.Errorf("stop the manager: %w", context.Cause(ctx))
 		}

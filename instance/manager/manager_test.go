@@ -256,12 +256,9 @@ func TestABuildGoesThroughTheQueue(t *testing.T) {
 	require.Eventually(t, func() bool { return m.m.Readers(t) == 0 }, sshtest.Bound, time.Millisecond,
 		"readers of logs leave nothing in the store")
 
-	var all *pb.ListResponse
-	require.Eventually(t, func() bool { // their requests leave the queue soon
-		all, err = m.List(t.Context(), &pb.ListRequest{})
-		return err != nil || all.GetQueued() == 0
-	}, sshtest.Bound, time.Millisecond)
+	all, err := m.List(t.Context(), &pb.ListRequest{})
 	require.NoError(t, err)
+	require.Zero(t, all.GetQueued(), "whether or not their requests have left the queue")
 	require.Len(t, all.GetBuilds(), 2)
 	require.Equal(t, good, all.GetBuilds()[0].GetId(), "the latest first")
 	require.Zero(t, all.GetRunning())
@@ -376,6 +373,35 @@ func TestBuildsWaitForASlotInTheOrderOfTheQueue(t *testing.T) {
 			m.wait(id, 0)
 		}
 	}
+}
+
+// Builds that end leave the queue together, but for one before them that runs.
+func TestRequestsOfBuildsThatHaveEndedLeaveTheQueue(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	m := f.start(t)
+	wait, open := gate(t)
+	m.wait(m.submit("true"), 0)
+	held := m.submit("echo begun\n" + wait + "\necho done")
+	for range 5 {
+		m.wait(m.submit("true"), 0)
+	}
+	queued, err := m.List(t.Context(), &pb.ListRequest{Phase: pb.Build_queued})
+	require.NoError(t, err)
+	require.Zero(t, queued.GetQueued())
+	require.Empty(t, queued.GetBuilds())
+	require.Eventually(t, func() bool { return m.m.Requests(t) == 1 }, sshtest.Bound, time.Millisecond)
+	m.stop()
+
+	m = f.start(t)
+	open()
+	text, b := m.wait(held, 0)
+	require.Equal(t, "begun\ndone\n", text, "its request has stayed, so the next manager has resumed it")
+	require.Empty(t, b.GetResult().GetReason())
+	for range 5 {
+		m.wait(m.submit("true"), 0)
+	}
+	require.Eventually(t, func() bool { return m.m.Requests(t) == 0 }, sshtest.Bound, time.Millisecond)
 }
 
 // Each round is another manager on the same state.

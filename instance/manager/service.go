@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net"
 	"slices"
 	"strings"
@@ -225,11 +224,11 @@ func (m *Manager) list(ctx context.Context, req *pb.ListRequest, limit int) (*pb
 		}
 		resp.Running += a.Running
 	}
-	info, err := m.store.queue.Info(ctx)
+	requests, err := m.store.inQueue(ctx, taken)
 	if err != nil {
-		return nil, fmt.Errorf("read the queue: %w", err)
+		return nil, err
 	}
-	resp.Queued = max(int64(info.State.Msgs)-int64(len(taken)), 0) // there are not that many
+	resp.Queued = max(int64(requests)-int64(len(taken)), 0) // there are not that many
 	wanted := func(b *pb.Build) bool {
 		return (phase == pb.Build_phase_unspecified || phase == b.GetPhase()) &&
 			(req.GetFile() == "" || req.GetFile() == b.GetStepsFile()) &&

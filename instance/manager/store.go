@@ -70,6 +70,7 @@ type store struct {
 	audit   jetstream.Stream // of the actions of operators
 
 	feeds  feeds         // of the logs that are followed; unused if other managers write logs, too
+	ended  ended         // unused if other managers take builds, too
 	before uint64        // the last place in the queue at the start
 	pushed atomic.Uint64 // the last place in the queue that was given since
 	noted  uint64        // noteQueue's, for one goroutine at a time
@@ -78,6 +79,7 @@ type store struct {
 // openStore opens the state in a directory, which is made if it is missing. The caller calls close.
 func openStore(ctx context.Context, cfg *Config) (*store, error) {
 	s := &store{keep: cfg.Keep, timeout: storeTimeout, maxRequest: maxRequest, logger: &serverLog{to: cfg.Logger}}
+	s.ended.builds = map[uint64]*build{}
 	if err := s.open(ctx, cfg); err != nil {
 		s.close()
 		return nil, fmt.Errorf("state directory %s: %w", cfg.Dir, err)
@@ -303,7 +305,7 @@ func (s *store) queued(ctx context.Context, seq uint64) (*request, error) {
 	return requestOf(msg.Sequence, msg.Header, msg.Data, msg.Time), nil
 }
 
-// queuedProjects returns the projects of all requests in the queue.
+// queuedProjects returns the projects of all requests in the queue whose builds have not ended.
 func (s *store) queuedProjects(ctx context.Context) (map[string]bool, error) {
 	needed := map[string]bool{}
 	for seq := uint64(1); ; {
@@ -311,7 +313,9 @@ func (s *store) queuedProjects(ctx context.Context) (map[string]bool, error) {
 		if r == nil {
 			return needed, err
 		}
-		needed[r.project] = true
+		if !s.hasEnded(r.seq) {
+			needed[r.project] = true
+		}
 		seq = r.seq + 1
 	}
 }

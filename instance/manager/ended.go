@@ -1,0 +1,95 @@
+package manager
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// ended are the builds that have ended and whose requests are still in the queue. They leave it once a second, since
+// removing many together costs the store one sync. A request that comes again meanwhile, or after a crash, is known by
+// its build's record.
+type ended struct {
+	mu     sync.Mutex        // guards the following
+	builds map[uint64]*build // by their places in the queue
+	last   uint64            // the last place of those that were there a second ago
+}
+
+// leaveQueue takes the request of a build, of which the result is kept, out of the queue, soon.
+func (s *store) leaveQueue(b *build) {
+	if s.shared { // other managers have the requests before it
+		b.ack()
+		return
+	}
+	s.ended.mu.Lock()
+	defer s.ended.mu.Unlock()
+	s.ended.builds[b.seq] = b
+}
+
+// removeEnded takes requests of builds that have ended out of the queue: together those at its head, and one by one
+// those that have waited a second for one before them.
+func (s *store) removeEnded(ctx context.Context) {
+	s.ended.mu.Lock()
+	defer s.ended.mu.Unlock()
+	if len(s.ended.builds) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	info, err := s.queue.Info(ctx)
+	if err != nil {
+		return // the next call does it
+	}
+	next := info.State.FirstSeq
+	for s.ended.builds[next] != nil {
+		next++
+	}
+	if next > info.State.FirstSeq {
+		if err := s.queue.Purge(ctx, jetstream.WithPurgeSequence(next)); err != nil {
+			return
+		}
+	}
+	late := s.ended.last
+	for seq, b := range s.ended.builds {
+		if seq >= next && seq > late {
+			s.ended.last = max(s.ended.last, seq)
+			continue
+		}
+		if seq >= next {
+			b.ack()
+		}
+		delete(s.ended.builds, seq)
+	}
+}
+
+// inQueue returns how many requests the queue has, and adds the builds among them that have ended to taken.
+func (s *store) inQueue(ctx context.Context, taken map[string]bool) (uint64, error) {
+	s.ended.mu.Lock()
+	defer s.ended.mu.Unlock()
+	for _, b := range s.ended.builds {
+		taken[b.id] = true
+	}
+	info, err := s.queue.Info(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("read the queue: %w", err)
+	}
+	return info.State.Msgs, nil
+}
+
+// hasEnded reports whether the build of a request in the queue has ended.
+func (s *store) hasEnded(seq uint64) bool {
+	s.ended.mu.Lock()
+	defer s.ended.mu.Unlock()
+	return s.ended.builds[seq] != nil
+}
+
+// ack removes the request of a build from the queue.
+func (b *build) ack() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.msg != nil {
+		_ = b.msg.Ack() // else it comes again, and is acknowledged then
+	}
+}
