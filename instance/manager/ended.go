@@ -28,8 +28,8 @@ func (s *store) leaveQueue(b *build) {
 	s.ended.builds[b.seq] = b
 }
 
-// removeEnded takes requests of builds that have ended out of the queue: together those at its head, and one by one
-// those that have waited a second for one before them.
+// removeEnded takes requests of builds that have ended out of the queue: together those at its head, and one by one the
+// last in the queue and those that have waited a second for one before them.
 func (s *store) removeEnded(ctx context.Context) {
 	s.ended.mu.Lock()
 	defer s.ended.mu.Unlock()
@@ -42,23 +42,25 @@ func (s *store) removeEnded(ctx context.Context) {
 	if err != nil {
 		return // the next call does it
 	}
-	next := info.State.FirstSeq
-	for s.ended.builds[next] != nil {
+	first, last := info.State.FirstSeq, info.State.LastSeq
+	next := first
+	for next < last && s.ended.builds[next] != nil { // to remove all, the store would rename directories without a sync
 		next++
 	}
-	if next > info.State.FirstSeq {
+	if next > first {
 		if err := s.queue.Purge(ctx, jetstream.WithPurgeSequence(next)); err != nil {
 			return
 		}
 	}
 	late := s.ended.last
 	for seq, b := range s.ended.builds {
-		if seq >= next && seq > late {
+		switch {
+		case seq < next: // it has gone
+		case seq <= late || seq == last:
+			b.ack()
+		default:
 			s.ended.last = max(s.ended.last, seq)
 			continue
-		}
-		if seq >= next {
-			b.ack()
 		}
 		delete(s.ended.builds, seq)
 	}

@@ -404,6 +404,32 @@ func TestRequestsOfBuildsThatHaveEndedLeaveTheQueue(t *testing.T) {
 	require.Eventually(t, func() bool { return m.m.Requests(t) == 0 }, sshtest.Bound, time.Millisecond)
 }
 
+// A manager may be away for longer than records are kept.
+func TestABuildWhoseRecordIsNotKeptAnyMoreDoesNotRunAgain(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.change = func(cfg *manager.Config) { cfg.Keep = time.Second }
+	m := f.start(t)
+	wait, open := gate(t)
+	held := m.submit("echo begun\n" + wait)
+	m.await(held, "begun\n")
+	ledger := filepath.Join(t.TempDir(), "ledger")
+	m.wait(m.submit("echo run >>"+ledger), 0) // its request waits for that of the build before it
+	ended := time.Now()
+	behind := m.submit(wait)
+	m.stop()
+	require.Eventually(t, func() bool { return time.Since(ended) > 2*time.Second }, sshtest.Bound, 10*time.Millisecond)
+
+	m = f.start(t)
+	open()
+	m.wait(held, 0)
+	m.wait(behind, 0)
+	require.Eventually(t, func() bool { return m.m.Requests(t) == 0 }, sshtest.Bound, time.Millisecond)
+	ran, err := os.ReadFile(ledger)
+	require.NoError(t, err)
+	require.Equal(t, "run\n", string(ran))
+}
+
 // Each round is another manager on the same state.
 func TestARestartLosesNothing(t *testing.T) {
 	t.Parallel()

@@ -168,7 +168,7 @@ func (s *store) openStreams(ctx context.Context, cfg *Config) (err error) {
 	if err != nil {
 		return fmt.Errorf("open the logs: %w", err)
 	}
-	if s.builds, err = s.bucket(ctx, buildsBucket, 0, time.Minute); err != nil { // for the age of builds that have ended
+	if s.builds, err = s.bucket(ctx, buildsBucket, 0, recordMark); err != nil { // for the age of builds that have ended
 		return fmt.Errorf("open the builds: %w", err)
 	}
 	if s.fleet, err = s.bucket(ctx, fleetBucket, 0, 0); err != nil {
@@ -388,14 +388,38 @@ func (s *store) record(ctx context.Context, id string) (*record, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the build %s: %w", id, err)
 	}
-	r := &record{revision: entry.Revision()}
-	if err := json.Unmarshal(entry.Value(), r); err != nil {
+	return recordOf(id, entry.Value(), entry.Revision())
+}
+
+func recordOf(id string, text []byte, revision uint64) (*record, error) {
+	r := &record{revision: revision}
+	if err := json.Unmarshal(text, r); err != nil {
 		return nil, fmt.Errorf("read the build %s: %w", id, err)
 	}
 	if r.ID != id {
 		return nil, nil // a lease
 	}
 	return r, nil
+}
+
+// recordMark is how long a mark stays of a record whose time is over. When the store starts, it ends records, too:
+// within this time all builds are found that had ended and whose requests are still in the queue.
+const recordMark = 10 * time.Minute
+
+// recordOrMark returns the record of the build of a request, as record does. over is set if there is none any more,
+// because the build has ended and its time is over.
+func (s *store) recordOrMark(ctx context.Context, id string) (rec *record, over bool, err error) {
+	msg, err := s.history.GetLastMsgForSubject(ctx, "$KV."+buildsBucket+"."+id)
+	switch {
+	case errors.Is(err, jetstream.ErrMsgNotFound):
+		return nil, false, nil
+	case err != nil:
+		return nil, false, fmt.Errorf("read the build %s: %w", id, err)
+	case msg.Header.Get(jetstream.MarkerReasonHeader) != "":
+		return nil, true, nil
+	}
+	rec, err = recordOf(id, msg.Data, msg.Sequence)
+	return rec, false, err
 }
 
 // errTaken says that a record was changed by somebody else.

@@ -121,8 +121,13 @@ func (m *Manager) accept(msg jetstream.Msg, placed func()) error {
 	defer cancel()
 	var rec *record
 	if !r.fresh {
-		if rec, err = m.store.record(ctx, r.id); err != nil {
+		var over bool
+		if rec, over, err = m.store.recordOrMark(ctx, r.id); err != nil {
 			return err
+		}
+		if over {
+			placed()
+			return msg.Ack()
 		}
 	}
 	if rec != nil && rec.Phase == phaseEnded {
