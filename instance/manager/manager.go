@@ -114,11 +114,11 @@ func (m *Manager) resume(ctx context.Context) error {
 			return err
 		}
 		seq = r.seq + 1
-		running, err := m.resumeOne(ctx, r)
+		begun, err := m.resumeOne(ctx, r)
 		if err != nil {
 			return err
 		}
-		if strangers++; running {
+		if strangers++; begun {
 			strangers = 0
 		}
 	}
@@ -126,7 +126,7 @@ func (m *Manager) resume(ctx context.Context) error {
 }
 
 // resumeOne takes on a build if a manager before had begun it, and reports whether one had.
-func (m *Manager) resumeOne(ctx context.Context, r *request) (running bool, err error) {
+func (m *Manager) resumeOne(ctx context.Context, r *request) (begun bool, err error) {
 	m.begins.Lock()
 	defer m.begins.Unlock()
 	if m.find(r.id) != nil {
@@ -134,7 +134,7 @@ func (m *Manager) resumeOne(ctx context.Context, r *request) (running bool, err 
 	}
 	rec, err := m.store.record(ctx, r.id)
 	if err != nil || rec == nil || rec.Phase != phaseRunning {
-		return false, err
+		return rec != nil && rec.Phase == phaseEnded, err
 	}
 	if m.cluster != nil && !m.cluster.has(rec.Instance) {
 		return true, nil
