@@ -20,6 +20,7 @@ type localFlags struct {
 	jobName string
 	inputs  []string
 	vars    []string
+	env     map[string]string
 	json    string
 	matrix  map[string]string
 
@@ -85,6 +86,7 @@ standard output has the results as one object, and the steps' output goes to sta
 	fl.StringArrayVar(&f.inputs, "input", nil,
 		"`name=value` of an input in the spec of the FILE, or of a workflow; JSON if its type is not string; repeatable")
 	fl.StringArrayVar(&f.vars, "var", nil, varUsage)
+	envFlag(fl, &f.env)
 	fl.StringVar(&f.json, "json", "", "run these steps, a `TEXT` in JSON; - reads them from standard input")
 	grouped(fl, jobGroup)
 	f.completeJobs(cmd, &f.workDir)
@@ -141,7 +143,7 @@ func (f *localFlags) source(cmd *cobra.Command, files []string) (src standalone.
 	if err != nil {
 		return src, err
 	}
-	src.JobName, src.Matrix = f.jobName, f.matrix
+	src.JobName, src.Matrix, src.Env = f.jobName, f.matrix, f.env
 	if src.Format == standalone.GitLabCI || src.Format == standalone.GitHub {
 		dir, err := f.dir()
 		if err != nil {

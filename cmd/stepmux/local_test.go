@@ -221,3 +221,34 @@ func TestHelpOfLocalCommandsNamesTheExitCodes(t *testing.T) {
 	}
 	require.Contains(t, strings.ToLower(jobExitHelp), "exit codes")
 }
+
+// run had --env, and a job that was tried with local first had no such flag.
+func TestTheEnvironmentOfALocalJob(t *testing.T) {
+	t.Parallel()
+	for name, text := range map[string]string{
+		"steps.yml": "run:\n- {name: a, script: 'echo $A-$B-$C', env: {C: own}}\n",
+		"ci.yml":    "job:\n  variables: {C: own}\n  script: ['echo $A-$B-$C']\n",
+		"work.yml":  "on: push\njobs: {job: {runs-on: x, env: {C: own}, steps: [{run: 'echo $A-$B-$C'}]}}\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+			require.NoError(t, os.WriteFile(filepath.Join(dir, "flags.yml"), []byte("env: [A=1, B=two words]\n"), 0o600))
+			format := map[string]string{"steps.yml": "steps", "ci.yml": "gitlab-ci", "work.yml": "github"}[name]
+			cmd := exec.Command(runnertest.Manager(t), "local", name, "--format", format, "--config", "flags.yml",
+				"--output-file", "trace.json")
+			cmd.Dir = dir
+			out, err := cmd.Output()
+			require.NoError(t, err)
+			require.Contains(t, string(out), "1-two words-own\n")
+			again := exec.Command(runnertest.Manager(t), "replay", "trace.json")
+			again.Dir = dir
+			out, err = again.Output()
+			require.NoError(t, err)
+			require.Contains(t, string(out), "1-two words-own\n", "its trace has it")
+		})
+	}
+	_, _, said := begin(t, "local", "--env", "A B=1", "steps.yml")()
+	require.Contains(t, said, `"A B=1": write NAME=VALUE`)
+}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/internal/flagfile"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/remote"
 	"github.com/stepmux/stepmux/remote/standalone"
@@ -65,16 +66,22 @@ func (f *sourceFlags) registerBuild(fl *pflag.FlagSet) {
 			"in any case (default none)")
 	fl.StringArrayVar(&f.vars, "var", nil, varUsage)
 	maskFlag(fl, &f.masked, "traces")
-	f.env = map[string]string{}
+	envFlag(fl, &f.env)
+	f.registerPassEnv(fl, "the VM's")
+	f.registerUnsafeExports(fl)
+	grouped(fl, buildGroup)
+}
+
+// envFlag adds --env.
+func envFlag(fl *pflag.FlagSet, to *map[string]string) {
+	*to = map[string]string{}
 	fl.Func("env", "`NAME=VALUE` for the environment of the steps; repeatable", func(text string) error {
 		if name, _, _ := strings.Cut(text, "="); !variableName.MatchString(name) {
 			return fmt.Errorf("%.80q: write NAME=VALUE", text)
 		}
-		return assign(f.env, text)
+		return assign(*to, text)
 	})
-	f.registerPassEnv(fl, "the VM's")
-	f.registerUnsafeExports(fl)
-	grouped(fl, buildGroup)
+	flagfile.Repeat(fl, "env")
 }
 
 // checkText returns an error if no message of protobuf can have the value of a variable, which may be a secret.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -65,6 +66,8 @@ type Source struct {
 	Matrix map[string]string
 	// Vars are job variables. They replace those of a .gitlab-ci.yml.
 	Vars []engine.Variable
+	// Env is added to the environment of the steps. What the text says takes precedence.
+	Env map[string]string
 	// InContainer says that the caller runs the job in the container that the job describes. Then there is no notice
 	// about that.
 	InContainer bool
@@ -187,8 +190,15 @@ func read(src Source, builds func(f *gitlabci.File, name string) ([]string, erro
 	if j != nil {
 		jobs = []*Job{j}
 	}
+	if err := lang.CheckEnv("env", src.Env); err != nil {
+		return nil, err
+	}
 	for _, j := range jobs {
 		j.Source, j.text = sourceOf(src, j.name), src.Text
+		if j.Env == nil && len(src.Env) > 0 {
+			j.Env = map[string]string{}
+		}
+		maps.Copy(j.Env, src.Env)
 		j.Notices = append(slices.Clone(src.Notices), j.Notices...)
 		for _, v := range j.Vars {
 			if v.Masked && v.Value != "" {
