@@ -24,18 +24,22 @@ import (
 type noticing struct {
 	pb.UnimplementedAttachmentServer
 	late     bool // Attach comes when the step runner ends
-	attached atomic.Bool
+	attached atomic.Int32
+	cut      chan struct{} // ends a call of Attach, as a lost link does; may be nil
 	ended    chan struct{}
 }
 
 func (s *noticing) Attach(_ *pb.AttachRequest, stream grpc.ServerStreamingServer[pb.AttachResponse]) error {
-	s.attached.Store(true)
+	s.attached.Add(1)
 	if !s.late {
 		if err := stream.Send(&pb.AttachResponse{Notices: []byte("notice\n")}); err != nil {
 			return err
 		}
 	}
-	<-s.ended
+	select {
+	case <-s.ended:
+	case <-s.cut:
+	}
 	return status.Error(codes.Unavailable, "the step runner ends")
 }
 
@@ -53,10 +57,10 @@ func (noProcess) Start(context.Context, mux.Command) (*mux.Process, error) {
 
 // lingeringOn returns the Connector of a build that lingers on s and has output to out, once it keeps attached. age is
 // that of the build.
-func lingeringOn(t *testing.T, s *noticing, out io.Writer, age time.Duration) *lingering {
+func lingeringOn(t *testing.T, s *noticing, out io.Writer, linger, age time.Duration) *lingering {
 	c := connectTo(t, s)
 	c.log = buildlog.New(out, 0)
-	c.cfg.Linger = time.Hour
+	c.cfg.Linger = linger
 	c.cfg.Reconnect = func(context.Context) (Lease, error) { return nil, errors.New("there is one link") }
 	l := newLingering(c)
 	c.linger = l
@@ -80,18 +84,34 @@ func (l *lingering) finish(t *testing.T) {
 func TestABuildThatIsReachedLateIsAttachedToAtOnce(t *testing.T) {
 	for name, test := range map[string]struct {
 		age  time.Duration // when it is reached
-		want bool
-	}{"young": {attachAfter - 1, false}, "late": {attachAfter, true}} {
+		want int32
+	}{"young": {attachAfter - 1, 0}, "late": {attachAfter, 1}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := &noticing{ended: make(chan struct{})}
-				l := lingeringOn(t, s, io.Discard, test.age)
+				l := lingeringOn(t, s, io.Discard, time.Hour, test.age)
 				synctest.Wait() // no time passes
 				require.Equal(t, test.want, s.attached.Load())
 				l.finish(t)
 			})
 		})
 	}
+}
+
+// Symptom: a build with a linger below a second was given up, because the manager waited for that second although the
+// link was back.
+func TestABuildOfAShortLingerIsAttachedToAgainAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &noticing{ended: make(chan struct{}), cut: make(chan struct{})}
+		l := lingeringOn(t, s, io.Discard, attachAfter/2, 0)
+		synctest.Wait()
+		require.EqualValues(t, 1, s.attached.Load())
+		s.cut <- struct{}{}
+		time.Sleep(attachAfter / 4) //nolint:forbidigo // of the bubble
+		synctest.Wait()
+		require.EqualValues(t, 2, s.attached.Load())
+		l.finish(t)
+	})
 }
 
 // Symptom: the notices of a build that ended while its manager attached to it were lost.
@@ -107,7 +127,7 @@ func TestNoticesOfABuildThatLingersAreInItsLogOnce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				out := &sshtest.Log{}
-				l := lingeringOn(t, &noticing{late: test.late, ended: make(chan struct{})}, out, 0)
+				l := lingeringOn(t, &noticing{late: test.late, ended: make(chan struct{})}, out, time.Hour, 0)
 				time.Sleep(test.age) //nolint:forbidigo // of the bubble
 				synctest.Wait()
 				l.finish(t)
