@@ -12,20 +12,35 @@ import (
 // removing many together costs the store one sync. A request that comes again meanwhile, or after a crash, is known by
 // its build's record.
 type ended struct {
-	mu     sync.Mutex        // guards the following
-	builds map[uint64]*build // by their places in the queue
-	last   uint64            // the last place of those that were there a second ago
+	mu     sync.Mutex             // guards the following
+	builds map[uint64]*endedBuild // by their places in the queue
+	last   uint64                 // the last place of those that were there a second ago
 }
 
-// leaveQueue takes the request of a build, of which the result is kept, out of the queue, soon.
+// endedBuild is what is needed of a build: a request may be large.
+type endedBuild struct {
+	id    string
+	reply string // where the queue gets its acknowledgment; may be empty
+}
+
+// leaveQueue takes the request of a build, of which the result is kept, out of the queue, soon. A request that was not
+// handed out yet comes again, and is acknowledged then.
 func (s *store) leaveQueue(b *build) {
-	if s.shared { // other managers have the requests before it
-		b.ack()
-		return
+	b.mu.Lock()
+	msg := b.msg
+	b.mu.Unlock()
+	switch {
+	case !s.shared:
+		e := &endedBuild{id: b.id}
+		if msg != nil {
+			e.reply = msg.Reply()
+		}
+		s.ended.mu.Lock()
+		defer s.ended.mu.Unlock()
+		s.ended.builds[b.seq] = e
+	case msg != nil: // other managers have the requests before it
+		_ = msg.Ack() // else it comes again
 	}
-	s.ended.mu.Lock()
-	defer s.ended.mu.Unlock()
-	s.ended.builds[b.seq] = b
 }
 
 // removeEnded takes requests of builds that have ended out of the queue: together those at its head, and one by one the
@@ -57,7 +72,9 @@ func (s *store) removeEnded(ctx context.Context) {
 		switch {
 		case seq < next: // it has gone
 		case seq <= late || seq == last:
-			b.ack()
+			if b.reply != "" {
+				_ = s.nc.Publish(b.reply, nil) // an acknowledgment; else it comes again
+			}
 		default:
 			s.ended.last = max(s.ended.last, seq)
 			continue
@@ -85,13 +102,4 @@ func (s *store) hasEnded(seq uint64) bool {
 	s.ended.mu.Lock()
 	defer s.ended.mu.Unlock()
 	return s.ended.builds[seq] != nil
-}
-
-// ack removes the request of a build from the queue.
-func (b *build) ack() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.msg != nil {
-		_ = b.msg.Ack() // else it comes again, and is acknowledged then
-	}
 }

@@ -79,7 +79,7 @@ type store struct {
 // openStore opens the state in a directory, which is made if it is missing. The caller calls close.
 func openStore(ctx context.Context, cfg *Config) (*store, error) {
 	s := &store{keep: cfg.Keep, timeout: storeTimeout, maxRequest: maxRequest, logger: &serverLog{to: cfg.Logger}}
-	s.ended.builds = map[uint64]*build{}
+	s.ended.builds = map[uint64]*endedBuild{}
 	if err := s.open(ctx, cfg); err != nil {
 		s.close()
 		return nil, fmt.Errorf("state directory %s: %w", cfg.Dir, err)
