@@ -316,9 +316,9 @@ generate: ## regenerate the protocol code in API and MANAGER_API (needs protoc)
 	PATH=$(CURDIR)/bin/tools:$$PATH protoc -I remote/api \
 	  --go_out=$(API) --go_opt=paths=source_relative \
 	  --go-grpc_out=$(API) --go-grpc_opt=paths=source_relative \
-	  stepmuxv1/definition.proto stepmuxv1/steprunner.proto runnerproto/runner.proto
+	  stepmuxv1/definition.proto stepmuxv1/job.proto stepmuxv1/steprunner.proto runnerproto/runner.proto
 	mkdir -p $(MANAGER_API)
-	PATH=$(CURDIR)/bin/tools:$$PATH protoc -I instance/manager \
+	PATH=$(CURDIR)/bin/tools:$$PATH protoc -I instance/manager -I remote/api \
 	  --go_out=$(MANAGER_API) --go_opt=paths=source_relative \
 	  --go-grpc_out=$(MANAGER_API) --go-grpc_opt=paths=source_relative managerv1/manager.proto
 

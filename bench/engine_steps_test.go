@@ -19,7 +19,7 @@ func benchmarkSteps(b *testing.B, n int) {
 	s := newServe(b)
 	r := inTurns(b, twice, []candidate{
 		together("job", 1, func() error {
-			id, err := s.submit(b.Context(), &pb.RunRequest{Type: pb.RunRequest_step, StepsYaml: text.String()})
+			id, err := s.submit(b.Context(), &pb.RunRequest{Job: &pb.Job{Steps: []byte(text.String())}})
 			if err != nil {
 				return err
 			}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // startRunning starts a build with a job that runs until end is called. It returns when the job has written a byte.
@@ -35,7 +36,7 @@ func (v *vm) startRunning(
 		return nil, errors.Join(err, end())
 	}
 	go func() {
-		_, err := c.Execute(ctx, connector.Job{Script: "echo up; exec sleep 600"}, up)
+		_, err := c.Execute(ctx, connector.Job{Job: &stepmuxv1.Job{Script: "echo up; exec sleep 600"}}, up)
 		ended <- err
 	}()
 	select {

@@ -29,6 +29,7 @@ import (
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // binary is our program as it may be put on VMs, without the one for the network.
@@ -125,7 +126,7 @@ func (b *build) runs(t testing.TB) error {
 	if _, err := b.Connect(sshtest.Within(t)); err != nil {
 		return err
 	}
-	result, err := b.Execute(sshtest.Within(t), connector.Job{Script: "true"}, &sshtest.Log{})
+	result, err := b.Execute(sshtest.Within(t), connector.Job{Job: &stepmuxv1.Job{Script: "true"}}, &sshtest.Log{})
 	if err != nil {
 		return err
 	}

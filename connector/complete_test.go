@@ -18,6 +18,7 @@ import (
 	"github.com/stepmux/stepmux/internal/fetchtest"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // packedFetch is our stepmux-fetch as a manager carries it. Before each read open is called.
@@ -59,12 +60,12 @@ func TestTheFirstBuildWaitsForTheProgramForTheNetworkOnlyIfItFetches(t *testing.
 				require.NoError(t, err)
 				require.Equal(t, connector.Succeeded, result.Status, "%s: %s", result.Message, log)
 			}
-			run(b, connector.Job{ID: "j1", Script: "true"})
+			run(b, connector.Job{Job: &stepmuxv1.Job{Script: "true"}, ID: "j1"})
 			fetch := filepath.Join(filepath.Dir(place(t, filepath.Join(v.cache, "stepmux"))), "stepmux-fetch")
 			require.NoFileExists(t, fetch)
 
 			go close(arrives)
-			steps := connector.Job{ID: "j2", Steps: []byte("run:\n- step: " + h.URL + "/c/echo@main\n")}
+			steps := connector.Job{Job: &stepmuxv1.Job{Steps: []byte("run:\n- step: " + h.URL + "/c/echo@main\n")}, ID: "j2"}
 			run(b, steps)
 			require.FileExists(t, fetch)
 			require.NoError(t, b.Close(sshtest.Within(t)))
@@ -92,7 +93,7 @@ func TestBuildsGoOnWithoutTheProgramForTheNetwork(t *testing.T) {
 	require.NoError(t, err)
 	log.Await(t, "jobs on the VM cannot fetch steps, nor bring artifacts and caches, for now")
 	require.Contains(t, log.String(), "it cannot be read")
-	result, err := b.Execute(sshtest.Within(t), connector.Job{Script: "true"}, &sshtest.Log{})
+	result, err := b.Execute(sshtest.Within(t), connector.Job{Job: &stepmuxv1.Job{Script: "true"}}, &sshtest.Log{})
 	require.NoError(t, err)
 	require.Equal(t, connector.Succeeded, result.Status)
 	require.NoError(t, b.Close(sshtest.Within(t)))

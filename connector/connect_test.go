@@ -21,6 +21,7 @@ import (
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // lease is a share of a connection that counts its releases.
@@ -310,7 +311,11 @@ echo "step-runner is listening on socket $socket" >&2; read x; kill -KILL $$`), 
 func TestAJobHasNotBothStepsAndAScript(t *testing.T) {
 	c, err := connector.New(connector.Config{Lease: &lease{}, VM: new(connector.VM), BuildID: "b1"})
 	require.NoError(t, err)
-	_, err = c.Execute(t.Context(), connector.Job{Steps: []byte("run: [{script: a}]"), Script: "b"}, nil)
+	_, err = c.Execute(
+		t.Context(),
+		connector.Job{Job: &stepmuxv1.Job{Steps: []byte("run: [{script: a}]"), Script: "b"}},
+		nil,
+	)
 	require.ErrorAs(t, err, new(*connector.RequestError))
 }
 

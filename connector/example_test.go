@@ -7,6 +7,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // ownLease is a share of a connection that the caller keeps open: its end closes nothing.
@@ -28,7 +29,7 @@ func Example() {
 	if _, err := c.Connect(ctx); err != nil {
 		panic(err)
 	}
-	result, err := c.Execute(ctx, connector.Job{Script: "set -e\nmake test\n"}, os.Stdout)
+	result, err := c.Execute(ctx, connector.Job{Job: &stepmuxv1.Job{Script: "set -e\nmake test\n"}}, os.Stdout)
 	if err != nil { // the step runner did not report how the job ended
 		panic(err)
 	}

@@ -16,6 +16,7 @@ import (
 	grpcproto "google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/stepmux/stepmux/connector/buildlog"
 	"github.com/stepmux/stepmux/connector/files"
@@ -51,21 +52,15 @@ const (
 
 // Job is a build's work: a script or steps.
 type Job struct {
+	// Job is the job's text and its options, which travel to the step runner in one message: never on a command line,
+	// and never in the environment of the step runner. A zero Grace is 10s. GitLab's step runners have a grace of their
+	// own; with them it only bounds the wait for the job's end. Options that they do not know are a RequestError.
+	// Execute does not change it. Required.
+	*pb.Job
 	// ID names the job within its step runner: 1 to 256 characters of A-Z a-z 0-9 . _ -. If empty, the build's ID. Each
 	// job of a build needs an ID of its own: a stepmux runs no second job of an ID. Execute then returns the result of
 	// the first one if both are the same, and a RequestError if they are not.
 	ID string
-	// Script is a shell script. Exclusive with Steps.
-	Script string
-	// Steps is a YAML document with a run: list. Exclusive with Script.
-	Steps []byte
-	// StepsFile is the file name that messages about Steps use, before line and column. May be empty.
-	StepsFile string
-	// Env is the environment of the steps. It travels in the request, never on a command line and
-	// never in the environment of the step runner.
-	Env map[string]string
-	// Vars are the job's variables. They travel as Env does.
-	Vars []Variable
 	// WorkDir is the directory where steps run, relative to the login's home. If empty, a fresh directory that is
 	// removed at the end.
 	WorkDir string
@@ -75,19 +70,6 @@ type Job struct {
 	// Artifacts are collected when the job has ended, even if it failed, and before Execute returns. A cancelled job
 	// has none. If they cannot be collected, a job that had succeeded fails. May be nil.
 	Artifacts *files.Artifacts
-	// Timeout ends the job, which then fails. If zero, the step runner's limit.
-	Timeout time.Duration
-	// Grace is the time between SIGTERM and SIGKILL when the job is stopped. If zero, 10s. GitLab's step runners have
-	// a grace of their own; with them it only bounds the wait for the job's end.
-	Grace time.Duration
-	// PassEnv selects the variables of the step runner's own environment that reach the steps: names, in addition to
-	// a few about the machine, the user and the proxies; or "all" except those that look like secrets; or "none".
-	PassEnv []string
-	// UnsafeExports is the treatment of exports such as LD_PRELOAD: drop, refuse or allow. If empty, drop.
-	UnsafeExports string
-	// MayFail names steps of the job that may fail: the job continues as if they had succeeded. GitLab's step runners do
-	// not know this: with them it is a RequestError.
-	MayFail []string
 	// Stderr, if not nil, receives the job's stderr; the trace of Execute then receives only its stdout. GitLab's
 	// step runners merge the two: with them a Stderr is a RequestError.
 	Stderr io.Writer
@@ -107,17 +89,6 @@ type Job struct {
 	// [buildlog.Log] with the state of the log there, and the output continues where that stopped. A job that is
 	// delivered twice runs once. Needs Config.Attach.
 	Resumed bool
-}
-
-// Variable is a job variable. Expressions can use it; it is not in the environment of steps.
-type Variable struct {
-	// Key matches [A-Za-z_][A-Za-z0-9_]*. Each key of a job is unique.
-	Key   string
-	Value string
-	// File gives steps the path of a file that holds the value.
-	File bool
-	// Masked marks the value as a secret.
-	Masked bool
 }
 
 // StepEvent reports the start or the end of a step.
@@ -162,21 +133,24 @@ type Result struct {
 // [*ServeError], a [*mux.ConnError], a [*relay.Error] or ErrClosed. Any other error means that the step runner gave no
 // valid answer for a long time. Close ends a job that may still run.
 func (c *Connector) Execute(ctx context.Context, job Job, trace io.Writer) (Result, error) {
+	timeout, grace := job.GetTimeout().AsDuration(), job.GetGrace().AsDuration()
 	switch {
-	case job.Steps != nil && job.Script != "":
+	case job.Job == nil:
+		return Result{}, &RequestError{Message: "it has neither steps nor a script"}
+	case len(job.Steps) > 0 && job.Script != "":
 		return Result{}, &RequestError{Message: "it has both steps and a script"}
 	case job.WorkDir != "" && (job.Project != nil || job.Artifacts != nil):
 		return Result{}, &RequestError{Message: "it has a work directory, and a project or artifacts: these have their own"}
-	case min(job.Timeout, job.Grace) < 0:
+	case min(timeout, grace) < 0:
 		return Result{}, &RequestError{Message: fmt.Sprintf("its timeout is %v, its grace %v: neither may be negative",
-			job.Timeout, job.Grace)}
+			timeout, grace)}
 	}
 	b, connected := c.current()
 	if b == nil || !connected || b.serve == nil || !b.serve.ready.Load() {
 		return Result{}, errors.New("connector: Execute without a Connect that succeeded")
 	}
 	job.ID = cmp.Or(job.ID, c.cfg.BuildID)
-	job.Grace = cmp.Or(job.Grace, defaultGrace)
+	job.Job = job.With(&pb.Job{Grace: durationpb.New(cmp.Or(grace, defaultGrace))})
 	traced := errors.New("the job did not get as far as that")
 	if job.Trace != nil && job.OnTrace != nil {
 		defer func() { job.OnTrace(traced) }()
@@ -243,7 +217,7 @@ func (b *build) execute(
 	if !job.Resumed {
 		log.Begin()
 		stderr.Begin()
-		_ = hide(new(mask.Set), job.Vars, stderr.Remarks(b.c.closing)) // the step runner refuses more than it can mask
+		_ = hide(new(mask.Set), job.Variables, stderr.Remarks(b.c.closing)) // the step runner refuses more than it can mask
 	}
 	if job.Project != nil || job.Artifacts != nil {
 		if err := e.place(ctx, calls, pb.NewFilesClient(client), &b.c.cfg.VM.files); err != nil {

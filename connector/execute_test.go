@@ -76,7 +76,7 @@ func (noConn) DialUnix(context.Context, string) (*mux.Stream, error) {
 type endedJob struct {
 	pb.UnimplementedStepRunnerServer
 	output []*pb.FollowIOResponse
-	last   *pb.Job
+	last   *pb.JobState
 	trace  []byte
 
 	mu        sync.Mutex // guards the following
@@ -124,7 +124,7 @@ func TestAResultInHandWinsAgainstAContextThatEndsDuringDelivery(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			server := &endedJob{
 				output: []*pb.FollowIOResponse{stdout(text)}, trace: []byte("{}"),
-				last: &pb.Job{Status: pb.Job_suceeded, StdoutLen: int64(len(text))}, //nolint:misspell // as published
+				last: &pb.JobState{Status: pb.JobState_suceeded, StdoutLen: int64(len(text))}, //nolint:misspell // as published
 			}
 			c := connectTo(t, server)
 			log, trace := &slowLog{let: make(chan struct{})}, &slowLog{let: make(chan struct{})}
@@ -140,7 +140,7 @@ func TestAResultInHandWinsAgainstAContextThatEndsDuringDelivery(t *testing.T) {
 			traced := errors.New("OnTrace was not called")
 			var executing sync.WaitGroup
 			executing.Go(func() {
-				job := Job{Script: "a", Trace: trace, OnTrace: func(err error) { traced = err }}
+				job := Job{Job: &pb.Job{Script: "a"}, Trace: trace, OnTrace: func(err error) { traced = err }}
 				result, err = c.Execute(ctx, job, log)
 			})
 			<-ctx.Done() // the job has ended long before
@@ -175,11 +175,11 @@ func TestOutputThatDidNotArriveWholeIsLost(t *testing.T) {
 		"twice":         {output: []*pb.FollowIOResponse{at(0, 1), at(0, 1)}, stderr: 28, says: "byte 0, not from byte 14"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			last := &pb.Job{StdoutLen: c.stdout, StderrLen: c.stderr}
-			last.Status = pb.Job_suceeded //nolint:misspell // as published
+			last := &pb.JobState{StdoutLen: c.stdout, StderrLen: c.stderr}
+			last.Status = pb.JobState_suceeded //nolint:misspell // as published
 			connector := connectTo(t, &endedJob{output: c.output, last: last})
 			var log bytes.Buffer
-			result, err := connector.Execute(t.Context(), Job{Script: "a"}, &log)
+			result, err := connector.Execute(t.Context(), Job{Job: &pb.Job{Script: "a"}}, &log)
 			require.Contains(t, log.String(), text, "the rest is delivered")
 			if c.says == "" {
 				require.NoError(t, err)
@@ -213,7 +213,7 @@ func (l *lone) Write(p []byte) (int, error) {
 // With one Writer for the job's stdout and its stderr, two goroutines wrote to it at the same time.
 func TestOneWriterForAllOutputIsWrittenByOneGoroutineAtATime(t *testing.T) {
 	s := &warningServer{}
-	s.last = &pb.Job{Status: pb.Job_suceeded} //nolint:misspell // the published spelling
+	s.last = &pb.JobState{Status: pb.JobState_suceeded} //nolint:misspell // the published spelling
 	for range 100 {
 		s.output = append(s.output, stdout("o\n"), &pb.FollowIOResponse{
 			StreamType: pb.FollowIOResponse_stderr, Stream: []byte("e\n"), Offset: s.last.GetStderrLen(),
@@ -224,7 +224,7 @@ func TestOneWriterForAllOutputIsWrittenByOneGoroutineAtATime(t *testing.T) {
 	}
 	c := connectTo(t, s)
 	all := &lone{}
-	result, err := c.Execute(sshtest.Within(t), Job{Script: "true", Stderr: all}, all)
+	result, err := c.Execute(sshtest.Within(t), Job{Job: &pb.Job{Script: "true"}, Stderr: all}, all)
 	require.NoError(t, err)
 	require.Equal(t, Succeeded, result.Status)
 	require.False(t, all.twice.Load())

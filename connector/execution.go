@@ -15,7 +15,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/stepmux/stepmux/connector/buildlog"
 	"github.com/stepmux/stepmux/internal/pause"
@@ -38,7 +37,7 @@ type execution struct {
 	job          Job
 	log, stderr  *buildlog.Log // for stdout and for stderr; they may be the same
 	traceTimeout time.Duration // for one write to the job's Trace
-	last         *pb.Job       // the job's final state, set by follow; nil while unknown
+	last         *pb.JobState  // the job's final state, set by follow; nil while unknown
 	resume       bool          // the step runner supports FollowRequest.from
 	patience     time.Duration // see retryFor
 }
@@ -46,22 +45,7 @@ type execution struct {
 // submit delivers the job. The step runner runs a job that is sent twice once, so a call that broke is repeated.
 func (e *execution) submit(ctx, calls context.Context) error {
 	req := &pb.RunRequest{
-		Id:      e.job.ID,
-		WorkDir: e.job.WorkDir,
-		Env:     e.job.Env,
-		Grace:   durationpb.New(e.job.Grace),
-		Timeout: durationpb.New(e.job.Timeout),
-		Trace:   e.job.Trace != nil,
-		PassEnv: e.job.PassEnv, UnsafeExports: e.job.UnsafeExports, Image: e.job.Image,
-		MayFail: e.job.MayFail,
-	}
-	for _, v := range e.job.Vars {
-		req.Variables = append(req.Variables, &pb.Variable{Key: v.Key, Value: v.Value, File: v.File, Masked: v.Masked})
-	}
-	if e.job.Steps != nil {
-		req.Type, req.StepsYaml, req.StepsFile = pb.RunRequest_step, string(e.job.Steps), e.job.StepsFile
-	} else {
-		req.Type, req.CiScript = pb.RunRequest_script, e.job.Script
+		Id: e.job.ID, WorkDir: e.job.WorkDir, Job: e.job.Job, Trace: e.job.Trace != nil, Image: e.job.Image,
 	}
 	return deliver(ctx, calls, e.patience, req, func(ctx context.Context) error {
 		_, err := e.rpc.Run(ctx, req)
@@ -119,7 +103,7 @@ func (e *execution) follow(
 		known.Store(true)
 		return err
 	})
-	defer cancelAfter(ctx, calls, e.job.Grace, func(ctx context.Context) error {
+	defer cancelAfter(ctx, calls, e.job.GetGrace().AsDuration(), func(ctx context.Context) error {
 		if known.Load() {
 			return nil // Cancel would make the step runner forget a job that has ended
 		}
@@ -265,7 +249,7 @@ func delivered(ctx context.Context, n int, err error) (int, error) {
 
 // followSteps reports step events and returns the job's final state. If Follow breaks, it continues with the next
 // event. An older step runner then starts from the first event; events that were reported before are skipped.
-func (e *execution) followSteps(ctx context.Context) (last *pb.Job, err error) {
+func (e *execution) followSteps(ctx context.Context) (last *pb.JobState, err error) {
 	reported := e.log.State().Events
 	err = retryFor(ctx, e.patience, func() (progress bool, err error) {
 		from := 0
@@ -316,15 +300,15 @@ func warnings(r *pb.StepResult) string {
 }
 
 // resultOf translates the job's final state. An unknown status is not a success.
-func resultOf(job *pb.Job) Result {
+func resultOf(job *pb.JobState) Result {
 	r := Result{
 		Status: Failed, ExitCode: int(job.GetExitCode()), Message: job.GetMessage(),
 		TimedOut: job.GetTimedOut(), System: job.GetSystemFailed(),
 	}
 	switch job.GetStatus() { //nolint:exhaustive // a job that is reported as running has not succeeded
-	case pb.Job_suceeded: //nolint:misspell // the published spelling
+	case pb.JobState_suceeded: //nolint:misspell // the published spelling
 		r.Status = Succeeded
-	case pb.Job_cancelled:
+	case pb.JobState_cancelled:
 		r.Status = Cancelled
 	}
 	return r

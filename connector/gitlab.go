@@ -15,9 +15,11 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/stepmux/stepmux/connector/buildlog"
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/mask"
 )
 
@@ -38,15 +40,16 @@ type gitlabExecution struct {
 func (e *gitlabExecution) run(ctx, calls context.Context, end context.CancelCauseFunc) (Result, error) {
 	req, err := e.request()
 	if err == nil {
-		err = hide(&e.secrets, e.job.Vars, e.log.Remarks(calls.Done()))
+		err = hide(&e.secrets, e.job.Variables, e.log.Remarks(calls.Done()))
 	}
 	if err != nil {
 		return Result{}, err
 	}
 	limited := ctx
-	if e.job.Timeout > 0 {
+	limit := e.job.GetTimeout().AsDuration()
+	if limit > 0 {
 		var cancel context.CancelFunc
-		limited, cancel = context.WithTimeout(ctx, e.job.Timeout)
+		limited, cancel = context.WithTimeout(ctx, limit)
 		defer cancel()
 	}
 	err = deliver(limited, calls, stallLimit, req, func(ctx context.Context) error {
@@ -67,7 +70,7 @@ func (e *gitlabExecution) run(ctx, calls context.Context, end context.CancelCaus
 	case late && !succeeded && ctx.Err() != nil:
 		return Result{}, ctx.Err()
 	case late && !succeeded && calls.Err() == nil:
-		message := fmt.Sprintf("the job took longer than %v", e.job.Timeout)
+		message := fmt.Sprintf("the job took longer than %v", limit)
 		return Result{Status: Failed, TimedOut: true, Message: message}, nil
 	case err != nil:
 		return Result{}, e.masked(err)
@@ -87,7 +90,7 @@ func (e *gitlabExecution) masked(err error) error {
 }
 
 // hide makes the values of masked variables secrets. says gets a line for each that is too short to be masked.
-func hide(secrets *mask.Set, vars []Variable, says io.Writer) error {
+func hide(secrets *mask.Set, vars []*pb.Variable, says io.Writer) error {
 	for _, v := range vars {
 		if !v.Masked || v.Value == "" {
 			continue
@@ -105,13 +108,9 @@ func hide(secrets *mask.Set, vars []Variable, says io.Writer) error {
 
 // request returns the job in the form that this service accepts.
 func (e *gitlabExecution) request() (*runnerproto.RunRequest, error) {
-	if len(e.job.PassEnv) > 0 || e.job.UnsafeExports != "" {
-		return nil, &RequestError{Message: "this VM's step runner takes no policy for the environment (--pass-env, " +
-			"--unsafe-exports); put a stepmux on the VM, or leave the flags out"}
-	}
-	if len(e.job.MayFail) > 0 {
-		return nil, &RequestError{Message: "this VM's step runner knows no steps that may fail, such as an after_script; " +
-			"put a stepmux on the VM, or leave them out"}
+	if option := e.unknownOption(); option != "" {
+		return nil, &RequestError{Message: fmt.Sprintf("this VM's step runner does not know the option %s; put a stepmux "+
+			"on the VM, or leave the option out", option)}
 	}
 	if e.job.Stderr != nil {
 		return nil, &RequestError{Message: "this VM's step runner does not tell stdout and stderr apart; put a stepmux on " +
@@ -122,11 +121,27 @@ func (e *gitlabExecution) request() (*runnerproto.RunRequest, error) {
 		return nil, err
 	}
 	job := &runnerproto.Job{BuildDir: e.job.WorkDir}
-	for _, v := range e.job.Vars {
+	for _, v := range e.job.Variables {
 		job.Variables = append(job.Variables,
 			&runnerproto.Variable{Key: v.Key, Value: v.Value, File: v.File, Masked: v.Masked})
 	}
 	return &runnerproto.RunRequest{Id: e.job.ID, WorkDir: e.job.WorkDir, Env: e.job.Env, Job: job, Steps: text}, nil
+}
+
+// known are the options of a job that this service takes in some form.
+var known = []protoreflect.Name{
+	"steps", "steps_file", "generated", "script", "variables", "env", "timeout", "grace",
+}
+
+// unknownOption returns an option of the job that this service does not take, or "".
+func (e *gitlabExecution) unknownOption() (option string) {
+	e.job.ProtoReflect().Range(func(field protoreflect.FieldDescriptor, _ protoreflect.Value) bool {
+		if !slices.Contains(known, field.Name()) {
+			option = strings.ReplaceAll(string(field.Name()), "_", "-")
+		}
+		return option == ""
+	})
+	return option
 }
 
 // mistakes are the words with which GitLab's step runner begins an error about the job's steps. Its errors have no
@@ -159,36 +174,41 @@ func (e *gitlabExecution) refusal(req *runnerproto.RunRequest, err error) error 
 func (e *gitlabExecution) withoutValues(text string) string {
 	// Mask first: a masked value may contain the value of another variable.
 	text = e.secrets.Mask(text)
-	values := slices.Clone(e.job.Vars)
-	for key, value := range e.job.Env {
-		values = append(values, Variable{Key: key, Value: value})
+	type part struct { // of a value: a text may quote a value line by line, or escaped
+		key, text string
 	}
-	var long, short []Variable // parts of the values: a text may quote a value line by line, or escaped
-	for _, v := range values {
-		for _, part := range append(strings.FieldsFunc(v.Value, isLineEnd), v.Value) {
-			plain := strings.TrimSpace(part)
+	var long, short []part
+	add := func(key, value string, masked bool) {
+		for _, line := range append(strings.FieldsFunc(value, isLineEnd), value) {
+			plain := strings.TrimSpace(line)
 			quoted := strconv.Quote(plain)
-			for _, v.Value = range []string{plain, quoted[1 : len(quoted)-1]} {
+			for _, text := range []string{plain, quoted[1 : len(quoted)-1]} {
 				switch {
-				case len(v.Value) >= leastReplaced:
-					long = append(long, v)
-				case v.Masked && v.Value != "":
-					short = append(short, v)
+				case len(text) >= leastReplaced:
+					long = append(long, part{key, text})
+				case masked && text != "":
+					short = append(short, part{key, text})
 				}
 			}
 		}
 	}
+	for _, v := range e.job.Variables {
+		add(v.GetKey(), v.GetValue(), v.GetMasked())
+	}
+	for key, value := range e.job.Env {
+		add(key, value, false)
+	}
 	// The longest first: a value may be the beginning of another.
-	slices.SortFunc(long, func(a, b Variable) int {
-		return cmp.Or(len(b.Value)-len(a.Value), strings.Compare(a.Key, b.Key))
+	slices.SortFunc(long, func(a, b part) int {
+		return cmp.Or(len(b.text)-len(a.text), strings.Compare(a.key, b.key))
 	})
 	var pairs []string
-	for _, v := range long {
-		pairs = append(pairs, v.Value, "["+v.Key+"]")
+	for _, p := range long {
+		pairs = append(pairs, p.text, "["+p.key+"]")
 	}
 	text = strings.NewReplacer(pairs...).Replace(text)
-	for _, v := range short {
-		text = replaceWord(text, v.Value, "["+v.Key+"]")
+	for _, p := range short {
+		text = replaceWord(text, p.text, "["+p.key+"]")
 	}
 	return text
 }
@@ -229,7 +249,7 @@ func replaceWord(text, word, by string) string {
 func (e *gitlabExecution) follow(
 	ctx, calls context.Context, end context.CancelCauseFunc,
 ) (last *runnerproto.Status, err error) {
-	defer cancelAfter(ctx, calls, e.job.Grace, e.cancel, end)()
+	defer cancelAfter(ctx, calls, e.job.GetGrace().AsDuration(), e.cancel, end)()
 	masked := e.secrets.NewWriter(logWriter{calls, e.log})
 	err = retry(calls, func() (progress bool, err error) {
 		before := e.offset
@@ -327,7 +347,7 @@ func exitStatusIn(message string) int {
 // gitlabSteps returns the job's steps in the form that this service accepts: two YAML documents, the first of them a
 // specification without inputs.
 func gitlabSteps(job Job) (string, error) {
-	if job.Steps == nil {
+	if len(job.Steps) == 0 {
 		if !utf8.ValidString(job.Script) {
 			return "", &RequestError{Message: "the script is not UTF-8, and this VM's step runner takes nothing else"}
 		}

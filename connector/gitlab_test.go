@@ -14,12 +14,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // The step runner of these tests is a stand-in for gitlab-runner, see runnertest.GitLabRunner.
@@ -82,40 +84,32 @@ func TestGitLabRunnerIsDrivenByItsOwnServeAndProxy(t *testing.T) {
 			require.Equal(t, connector.Session, b.Choice().Start)
 			var out sshtest.Log
 			success := connector.Result{Status: connector.Succeeded}
+			failure := func(code int) connector.Result { return connector.Result{Status: connector.Failed, ExitCode: code} }
+			steps := func(text string) *stepmuxv1.Job { return &stepmuxv1.Job{Steps: []byte(text)} }
 			for i, test := range []struct {
-				job  connector.Job
+				job  *stepmuxv1.Job
 				want connector.Result
 				out  string
 			}{
 				{
-					connector.Job{
-						Script: "echo \"hällo\t$WHO\" '\"\\'; pwd; echo problem >&2",
-						Env:    map[string]string{"WHO": "wörld 🙂"},
+					&stepmuxv1.Job{
+						Script: "echo \"hällo\t$WHO\" '\"\\'; pwd; echo problem >&2", Env: map[string]string{"WHO": "wörld 🙂"},
 					}, success, "hällo\twörld 🙂 \"\\\n",
 				},
-				{connector.Job{Script: "exit 42"}, connector.Result{Status: connector.Failed, ExitCode: 42}, ""},
-				{connector.Job{Script: "kill -KILL $$"}, connector.Result{Status: connector.Failed, ExitCode: 137}, ""},
+				{&stepmuxv1.Job{Script: "exit 42"}, failure(42), ""},
+				{&stepmuxv1.Job{Script: "kill -KILL $$"}, failure(137), ""},
+				{steps("# steps\nrun:\n- name: one\n  script: echo of a step\n"), success, "of a step\n"},
 				{
-					connector.Job{Steps: []byte("# steps\nrun:\n- name: one\n  script: echo of a step\n")},
-					success, "of a step\n",
-				},
-				{
-					connector.Job{
-						Steps: []byte("run:\n- name: one\n  script: echo of ${{ job.WHO }}\n"),
-						Vars:  []connector.Variable{{Key: "WHO", Value: "a variable"}},
+					&stepmuxv1.Job{
+						Steps:     []byte("run:\n- name: one\n  script: echo of ${{ job.WHO }}\n"),
+						Variables: []*stepmuxv1.Variable{{Key: "WHO", Value: "a variable"}},
 					}, success, "of a variable\n",
 				},
-				{
-					connector.Job{Steps: []byte("---\nrun:\n- name: one\n  script: echo after a mark\n")},
-					success, "after a mark\n",
-				},
-				{
-					connector.Job{Steps: []byte("spec: {}\n---\nrun:\n- name: one\n  script: echo after a spec\n")},
-					success, "after a spec\n",
-				},
+				{steps("---\nrun:\n- name: one\n  script: echo after a mark\n"), success, "after a mark\n"},
+				{steps("spec: {}\n---\nrun:\n- name: one\n  script: echo after a spec\n"), success, "after a spec\n"},
 			} {
-				test.job.ID = fmt.Sprintf("job-%d", i)
-				got, err := b.Execute(sshtest.Within(t), test.job, &out)
+				job := connector.Job{Job: test.job, ID: fmt.Sprintf("job-%d", i)}
+				got, err := b.Execute(sshtest.Within(t), job, &out)
 				require.NoError(t, err, "%s", out.String())
 				require.Equal(t, test.want.Status, got.Status, got.Message)
 				require.Equal(t, test.want.ExitCode, got.ExitCode, got.Message)
@@ -139,13 +133,16 @@ func TestJobOfAGitLabRunnerIsCancelledAndTimedOut(t *testing.T) {
 		ctx, cancel := context.WithCancel(sshtest.Within(t))
 		ended := make(chan error, 1)
 		go func() {
-			_, err := b.Execute(ctx, connector.Job{ID: "1", Script: "echo started; sleep 600"}, &out)
+			_, err := b.Execute(ctx, connector.Job{Job: &stepmuxv1.Job{Script: "echo started; sleep 600"}, ID: "1"}, &out)
 			ended <- err
 		}()
 		out.Await(t, "started\n")
 		cancel()
 		require.Equal(t, context.Canceled, <-ended)
-		slow := connector.Job{ID: "2", Script: "sleep 600", Timeout: 50 * time.Millisecond}
+		slow := connector.Job{
+			Job: &stepmuxv1.Job{Script: "sleep 600", Timeout: durationpb.New(50 * time.Millisecond)},
+			ID:  "2",
+		}
 		result, err := b.Execute(sshtest.Within(t), slow, &out)
 		require.NoError(t, err)
 		require.Equal(t, connector.Failed, result.Status)
@@ -160,7 +157,9 @@ func TestAJobThatAGitLabRunnerRefusesIsNotValidAndItsVariablesAreNotTold(t *test
 	b := gitlabBuild(t, embedded(t), "b1", nil)
 	_, err := b.Connect(sshtest.Within(t))
 	require.NoError(t, err)
-	job := connector.Job{Steps: []byte("run:\n- s3cr3t: 1\n"), Env: map[string]string{"TOKEN": "s3cr3t"}}
+	job := connector.Job{
+		Job: &stepmuxv1.Job{Steps: []byte("run:\n- s3cr3t: 1\n"), Env: map[string]string{"TOKEN": "s3cr3t"}},
+	}
 	_, err = b.Execute(sshtest.Within(t), job, &sshtest.Log{})
 	refused := (*connector.RequestError)(nil)
 	require.ErrorAs(t, err, &refused)
@@ -168,12 +167,15 @@ func TestAJobThatAGitLabRunnerRefusesIsNotValidAndItsVariablesAreNotTold(t *test
 	require.NotContains(t, err.Error(), "s3cr3t")
 	// A job whose after_script failed would fail.
 	job = connector.Job{
-		Steps: []byte("run:\n- {name: a, script: 'true'}\n- {name: b, script: exit 7}\n"), MayFail: []string{"b"},
+		Job: &stepmuxv1.Job{
+			Steps:   []byte("run:\n- {name: a, script: 'true'}\n- {name: b, script: exit 7}\n"),
+			MayFail: []string{"b"},
+		},
 	}
 	_, err = b.Execute(sshtest.Within(t), job, &sshtest.Log{})
 	require.ErrorAs(t, err, &refused)
-	require.ErrorContains(t, err, "knows no steps that may fail")
-	_, err = b.Execute(sshtest.Within(t), connector.Job{Script: "echo \xff"}, &sshtest.Log{})
+	require.ErrorContains(t, err, "does not know the option may-fail")
+	_, err = b.Execute(sshtest.Within(t), connector.Job{Job: &stepmuxv1.Job{Script: "echo \xff"}}, &sshtest.Log{})
 	require.ErrorAs(t, err, &refused)
 	require.ErrorContains(t, err, "not UTF-8")
 }
@@ -186,7 +188,7 @@ func TestLogOfAGitLabRunnerGoesOnOverAnotherBridge(t *testing.T) {
 	var out sshtest.Log
 	ended := make(chan error, 1)
 	go func() {
-		job := connector.Job{Script: "echo one; " + wait + "; echo two"}
+		job := connector.Job{Job: &stepmuxv1.Job{Script: "echo one; " + wait + "; echo two"}}
 		_, err := b.Execute(sshtest.Within(t), job, &out)
 		ended <- err
 	}()
@@ -239,7 +241,11 @@ func TestNothingIsLeftOfAGitLabRunner(t *testing.T) {
 				ended := make(chan struct{})
 				go func() {
 					defer close(ended)
-					_, _ = b.Execute(sshtest.Within(t), connector.Job{Script: "sleep 600 & (sleep 600 &)\necho started; wait"}, &out)
+					_, _ = b.Execute(
+						sshtest.Within(t),
+						connector.Job{Job: &stepmuxv1.Job{Script: "sleep 600 & (sleep 600 &)\necho started; wait"}},
+						&out,
+					)
 				}()
 				out.Await(t, "started\n")
 				test.end(t, b, proxy)

@@ -13,9 +13,11 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/stepmux/stepmux/connector/buildlog"
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // endedServer is a step runner whose job has ended before anybody asks.
@@ -88,7 +90,7 @@ func TestASlowLogIsNoTimeoutOfAJobThatAManagersStepRunnerEndedWell(t *testing.T)
 				grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
 			require.NoError(t, err)
 			log := buildlog.New(slow, 24*time.Hour)
-			job := Job{ID: "1", Script: "a", Timeout: time.Hour}
+			job := Job{Job: &stepmuxv1.Job{Script: "a", Timeout: durationpb.New(time.Hour)}, ID: "1"}
 			e := &gitlabExecution{rpc: runnerproto.NewStepRunnerClient(client), job: job, log: log}
 			calls, end := context.WithCancelCause(t.Context())
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // tellingServer is a step runner that masks nothing: its log breaks off after each piece, and its job fails with this
@@ -49,11 +50,11 @@ func TestMaskedVariablesAreInNoLogOfAnotherStepRunner(t *testing.T) {
 		log:     "the token is s3cr3t-t0k3n, in base64 czNjcjN0LXQwazNu, its name TOKEN; 42\nend s3cr3t",
 		message: `run "curl s3cr3t-t0k3n": exit status 42`,
 	})
-	job := Job{Script: "a", Vars: []Variable{
+	job := Job{Job: &stepmuxv1.Job{Script: "a", Variables: []*stepmuxv1.Variable{
 		{Key: "TOKEN", Value: "s3cr3t-t0k3n", Masked: true},
 		{Key: "ANSWER", Value: "42", Masked: true},
 		{Key: "X", Value: "name"},
-	}}
+	}}}
 	var log sshtest.Log
 	result, err := connector.Execute(t.Context(), job, &log)
 	require.NoError(t, err)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // refusingServer refuses each job as GitLab's step runner does: with an error that has no code of its own.
@@ -45,7 +46,7 @@ func TestAJobThatGitLabsStepRunnerCannotReadIsTheUsersMistake(t *testing.T) {
 			}
 			return errors.New(c.before + strconv.Quote(req.GetSteps()) + c.after)
 		}})
-		job := Job{Steps: []byte("run:\n- {name: \"a\tb\"}\n# " + strings.Repeat("x", 1000))}
+		job := Job{Job: &stepmuxv1.Job{Steps: []byte("run:\n- {name: \"a\tb\"}\n# " + strings.Repeat("x", 1000))}}
 		_, err := connector.Execute(t.Context(), job, &sshtest.Log{})
 		if c.mistake {
 			require.IsType(t, &RequestError{}, err, c.says)
@@ -65,9 +66,11 @@ func TestARefusalShowsNoPartOfAValue(t *testing.T) {
 	for range 20 { // a map's order is random
 		connector := connectTo(t, server)
 		job := Job{
-			Script: "a",
-			Env:    map[string]string{"SHORT": "pass", "LONG": "password-s3cr3t"},
-			Vars:   []Variable{{Key: "LONGEST", Value: "password-s3cr3t2"}},
+			Job: &stepmuxv1.Job{
+				Script:    "a",
+				Env:       map[string]string{"SHORT": "pass", "LONG": "password-s3cr3t"},
+				Variables: []*stepmuxv1.Variable{{Key: "LONGEST", Value: "password-s3cr3t2"}},
+			},
 		}
 		_, err := connector.Execute(t.Context(), job, &sshtest.Log{})
 		require.ErrorContains(t, err, "not valid: [SHORT], [LONG], [LONGEST]")
@@ -81,9 +84,9 @@ func TestARefusalShowsNoPartOfASecretAndIsCut(t *testing.T) {
 		return errors.New("loading step: not valid: " + secret + strings.Repeat("x", 1<<20))
 	}}
 	connector := connectTo(t, server)
-	_, err := connector.Execute(t.Context(), Job{Script: "a", Vars: []Variable{
+	_, err := connector.Execute(t.Context(), Job{Job: &stepmuxv1.Job{Script: "a", Variables: []*stepmuxv1.Variable{
 		{Key: "HOST", Value: "example.com"}, {Key: "CREDS", Value: secret, Masked: true},
-	}}, &sshtest.Log{})
+	}}}, &sshtest.Log{})
 	require.ErrorContains(t, err, "not valid: ")
 	require.NotContains(t, err.Error(), "hunter2")
 	require.NotContains(t, err.Error(), "token99")
@@ -104,12 +107,12 @@ func TestARefusalShowsNoLineOfAValueAndNoShortSecret(t *testing.T) {
 		return errors.New("loading step: line 42 of ab1: " + said.String())
 	}}
 	connector := connectTo(t, server)
-	_, err := connector.Execute(t.Context(), Job{Script: "a", Vars: []Variable{
+	_, err := connector.Execute(t.Context(), Job{Job: &stepmuxv1.Job{Script: "a", Variables: []*stepmuxv1.Variable{
 		{Key: "CERT", Value: "-----BEGIN-----\nfirst \"line\"\n\tsecond line\nxy\n", Masked: true},
 		{Key: "PIN", Value: "ab", Masked: true},
 		{Key: "TEXT", Value: "third line\r\nfourth \"line\" with ab in it\r\n"},
 		{Key: "SHORT", Value: "of"},
-	}}, &sshtest.Log{})
+	}}}, &sshtest.Log{})
 	require.ErrorContains(t, err, "loading step: line 42 of ab1: CERT ")
 	for _, secret := range []string{"BEGIN", "first", "second", "xy", "third", "fourth", "in it", "<ab>", `"ab"`} {
 		require.NotContains(t, err.Error(), secret)

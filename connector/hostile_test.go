@@ -23,6 +23,7 @@ import (
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/internal/liveheap"
 	"github.com/stepmux/stepmux/internal/racefree"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // hostileMemory bounds the memory that a hostile step runner can make a connection hold.
@@ -139,7 +140,7 @@ func TestFloodsOfAHostileStepRunnerCostNoMemory(t *testing.T) {
 					ctx, cancel = context.WithTimeout(ctx, 2*time.Second)
 				}
 				defer cancel()
-				_, err = connector.Execute(ctx, Job{Script: "a"}, io.Discard)
+				_, err = connector.Execute(ctx, Job{Job: &stepmuxv1.Job{Script: "a"}}, io.Discard)
 			})
 			t.Logf("at most %d KiB; %.100v", held>>10, err)
 			require.Less(t, held, int64(hostileMemory))
@@ -158,7 +159,7 @@ func TestAStepRunnerCannotAskForAProjectThatTheJobDoesNotHave(t *testing.T) {
 		c := serveHostile(t, program.Stepmux, map[string]answer{
 			"Place": {last: protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), wanted)},
 		})
-		_, err := c.Execute(t.Context(), Job{Script: "a", Artifacts: &files.Artifacts{}}, io.Discard)
+		_, err := c.Execute(t.Context(), Job{Job: &stepmuxv1.Job{Script: "a"}, Artifacts: &files.Artifacts{}}, io.Discard)
 		require.ErrorContains(t, err, "bytes of a project, and the build has 0 bytes")
 	}
 }

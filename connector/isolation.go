@@ -47,7 +47,7 @@ func (cfg *Config) isolates(p *program.Program) error {
 }
 
 // isolationOf returns the isolation of a job that has ended. Its texts come from the VM.
-func isolationOf(job *pb.Job) program.Isolation {
+func isolationOf(job *pb.JobState) program.Isolation {
 	i := program.Isolation{Level: job.GetIsolation(), Reason: termtext.Short(job.GetIsolationReason(), maxReason)}
 	switch i.Level {
 	case wire.IsolationOff, wire.IsolationProcesses, wire.IsolationPrivate:
@@ -66,7 +66,7 @@ const maxCPU = 24 * 3600 * 10_000
 
 // usageOf returns the build's usage up to the end of job. The figures come from the VM. A time that cannot be counts as
 // not reported: JSON has no NaN and no infinity, and in a sum they would hide all other builds.
-func usageOf(job *pb.Job) program.Usage {
+func usageOf(job *pb.JobState) program.Usage {
 	used := program.Usage{
 		PeakMemory: max(job.GetPeakMemoryBytes(), 0), LargestProcess: max(job.GetLargestProcessBytes(), 0),
 	}

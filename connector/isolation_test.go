@@ -16,35 +16,35 @@ import (
 
 func TestIsolationIsToldAsTheVMSaysItAndBounded(t *testing.T) {
 	for name, test := range map[string]struct {
-		job  *pb.Job
+		job  *pb.JobState
 		want program.Isolation
 	}{
-		"processes": {&pb.Job{Isolation: "processes"}, program.Isolation{Level: "processes"}},
+		"processes": {&pb.JobState{Isolation: "processes"}, program.Isolation{Level: "processes"}},
 		"off, with the reason": {
-			&pb.Job{Isolation: "off", IsolationReason: "namespaces\x1b[2J\nare closed"},
+			&pb.JobState{Isolation: "off", IsolationReason: "namespaces\x1b[2J\nare closed"},
 			program.Isolation{Level: "off", Reason: "namespaces [2J are closed"},
 		},
-		"no init": {&pb.Job{IsolationReason: "no init"}, program.Isolation{Reason: "no init"}},
+		"no init": {&pb.JobState{IsolationReason: "no init"}, program.Isolation{Reason: "no init"}},
 		"a long reason": {
-			&pb.Job{Isolation: "off", IsolationReason: strings.Repeat("x", 1<<20)},
+			&pb.JobState{Isolation: "off", IsolationReason: strings.Repeat("x", 1<<20)},
 			program.Isolation{Level: "off", Reason: strings.Repeat("x", maxReason) + "..."},
 		},
 		"an older stepmux": {
-			&pb.Job{},
+			&pb.JobState{},
 			program.Isolation{
 				Level: "off", Reason: "the stepmux on the VM is older than this program and does not isolate builds",
 			},
 		},
 		"a newer stepmux": {
-			&pb.Job{Isolation: "v\n" + strings.Repeat("m", 100)},
+			&pb.JobState{Isolation: "v\n" + strings.Repeat("m", 100)},
 			program.Isolation{Reason: `unknown level "v\n` + strings.Repeat("m", 38) + `"`},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			test.job.Status = pb.Job_failed // the level is told however the job went
+			test.job.Status = pb.JobState_failed // the level is told however the job went
 			c := connectTo(t, &endedJob{last: test.job})
 			require.Zero(t, c.Isolation())
-			_, err := c.Execute(t.Context(), Job{Script: "false"}, io.Discard)
+			_, err := c.Execute(t.Context(), Job{Job: &pb.Job{Script: "false"}}, io.Discard)
 			require.NoError(t, err)
 			require.Equal(t, test.want, c.Isolation())
 			if test.want.Level == "" {
@@ -58,7 +58,7 @@ func TestIsolationIsToldAsTheVMSaysItAndBounded(t *testing.T) {
 
 func TestAGitLabRunnersJobsHaveNoIsolation(t *testing.T) {
 	c := connectTo(t, &endedServer{state: runnerproto.Status_success})
-	_, err := c.Execute(t.Context(), Job{Script: "true"}, io.Discard)
+	_, err := c.Execute(t.Context(), Job{Job: &pb.Job{Script: "true"}}, io.Discard)
 	require.NoError(t, err)
 	require.Equal(t, "off", c.Isolation().Level)
 	require.Regexp(t, "^step-runner.* has none$", c.Isolation().Reason)
@@ -86,12 +86,12 @@ func TestAGitLabRunnerHasNoLimits(t *testing.T) {
 }
 
 func TestUsageIsThatOfTheJobsEnd(t *testing.T) {
-	used := usageOf(&pb.Job{CpuSeconds: 1.5, PeakMemoryBytes: 64 << 20, LargestProcessBytes: -1})
+	used := usageOf(&pb.JobState{CpuSeconds: 1.5, PeakMemoryBytes: 64 << 20, LargestProcessBytes: -1})
 	require.Equal(t, program.Usage{CPU: 1.5, PeakMemory: 64 << 20}, used)
-	require.Zero(t, usageOf(&pb.Job{}), "an older one does not tell")
+	require.Zero(t, usageOf(&pb.JobState{}), "an older one does not tell")
 	// The build had no line in --output json, and stepmux_builds_cpu_seconds_total was NaN from then on.
 	for _, cpu := range []float64{math.NaN(), math.Inf(1), math.Inf(-1), -1, 1e300} {
-		require.Zero(t, usageOf(&pb.Job{CpuSeconds: cpu}), "%v", cpu)
+		require.Zero(t, usageOf(&pb.JobState{CpuSeconds: cpu}), "%v", cpu)
 	}
 	require.Equal(t, "2.0 s of processor time, peak memory 64 MiB, largest process 1 MiB",
 		used.Plus(program.Usage{CPU: 0.5, LargestProcess: 1}).String())

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // silentServer is a step runner whose job is silent for an hour. Its gRPC server has the default policy for pings.
@@ -48,7 +49,7 @@ func TestASilentJobOfAnotherStepRunnerKeepsItsBridge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := &silentServer{}
 		connector := connectTo(t, server)
-		result, err := connector.Execute(t.Context(), Job{Script: "sleep 3600"}, &sshtest.Log{})
+		result, err := connector.Execute(t.Context(), Job{Job: &stepmuxv1.Job{Script: "sleep 3600"}}, &sshtest.Log{})
 		require.NoError(t, err)
 		require.Equal(t, Result{Status: Succeeded}, result)
 		require.Equal(t, 1, server.calls)

@@ -18,6 +18,7 @@ import (
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/relay"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // slowConn is a connection whose sessions are there a moment after the build's end.
@@ -198,10 +199,10 @@ func TestAManagerThatHasNotCalledYetIsReplaced(t *testing.T) {
 	second := attach(first.Socket())
 	_, err = second.Connect(sshtest.Within(t))
 	require.NoError(t, err)
-	_, err = first.Execute(sshtest.Within(t), connector.Job{Script: "exit 1"}, io.Discard)
+	_, err = first.Execute(sshtest.Within(t), connector.Job{Job: &stepmuxv1.Job{Script: "exit 1"}}, io.Discard)
 	require.ErrorContains(t, err, "another manager has attached")
 	require.NoError(t, first.Close(sshtest.Within(t)))
-	result, err := second.Execute(sshtest.Within(t), connector.Job{Script: "true"}, io.Discard)
+	result, err := second.Execute(sshtest.Within(t), connector.Job{Job: &stepmuxv1.Job{Script: "true"}}, io.Discard)
 	require.NoError(t, err)
 	require.Equal(t, connector.Succeeded, result.Status)
 	require.NoError(t, second.Close(sshtest.Within(t)))

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/stepmux/stepmux/connector/files"
 	"github.com/stepmux/stepmux/internal/sshtest"
@@ -44,16 +45,18 @@ func (s *warningServer) Follow(_ *pb.FollowRequest, stream grpc.ServerStreamingS
 
 func TestWarningsAboutAStepAreInTheBuildsLogOnce(t *testing.T) {
 	s := &warningServer{}
-	s.last = &pb.Job{Status: pb.Job_suceeded} //nolint:misspell // the published spelling
+	s.last = &pb.JobState{Status: pb.JobState_suceeded} //nolint:misspell // the published spelling
 	c := connectTo(t, s)
 	var log sshtest.Log
-	result, err := c.Execute(t.Context(), Job{
-		Script: "true", PassEnv: []string{"all", "GOPATH"}, UnsafeExports: "refuse",
-	}, &log)
+	result, err := c.Execute(
+		t.Context(),
+		Job{Job: &pb.Job{Script: "true", PassEnv: []string{"all", "GOPATH"}, UnsafeExports: "refuse"}},
+		&log,
+	)
 	require.NoError(t, err)
 	require.Equal(t, Succeeded, result.Status)
-	require.Equal(t, []string{"all", "GOPATH"}, s.asked.GetPassEnv())
-	require.Equal(t, "refuse", s.asked.GetUnsafeExports())
+	require.Equal(t, []string{"all", "GOPATH"}, s.asked.GetJob().GetPassEnv())
+	require.Equal(t, "refuse", s.asked.GetJob().GetUnsafeExports())
 	require.Contains(t, log.String(), "step runner: warning: step \"a\": first\n")
 	require.NotContains(t, log.String(), "\x1b")
 	require.NotContains(t, log.String(), "\nthird")
@@ -63,9 +66,9 @@ func TestWarningsAboutAStepAreInTheBuildsLogOnce(t *testing.T) {
 func TestTheOutputOfAJobWithoutATraceIsDiscarded(t *testing.T) {
 	c := connectTo(t, &endedJob{
 		output: []*pb.FollowIOResponse{stdout("hello\n")},
-		last:   &pb.Job{Status: pb.Job_suceeded, StdoutLen: 6}, //nolint:misspell // the published spelling
+		last:   &pb.JobState{Status: pb.JobState_suceeded, StdoutLen: 6}, //nolint:misspell // the published spelling
 	})
-	result, err := c.Execute(sshtest.Within(t), Job{Script: "echo hello"}, nil)
+	result, err := c.Execute(sshtest.Within(t), Job{Job: &pb.Job{Script: "echo hello"}}, nil)
 	require.NoError(t, err)
 	require.Equal(t, Succeeded, result.Status)
 }
@@ -73,8 +76,8 @@ func TestTheOutputOfAJobWithoutATraceIsDiscarded(t *testing.T) {
 // The steps ran in the directory of the project, and the work directory was left out without a word.
 func TestAJobHasNotBothAProjectAndAWorkDir(t *testing.T) {
 	for _, job := range []Job{
-		{Script: "true", WorkDir: "dir", Project: &files.Project{}},
-		{Script: "true", WorkDir: "dir", Artifacts: &files.Artifacts{}},
+		{Job: &pb.Job{Script: "true"}, WorkDir: "dir", Project: &files.Project{}},
+		{Job: &pb.Job{Script: "true"}, WorkDir: "dir", Artifacts: &files.Artifacts{}},
 	} {
 		c := connectTo(t, &warningServer{})
 		_, err := c.Execute(sshtest.Within(t), job, io.Discard)
@@ -85,7 +88,10 @@ func TestAJobHasNotBothAProjectAndAWorkDir(t *testing.T) {
 
 // A negative timeout, such as the time until a deadline that has passed, counted as none: the job ran without one.
 func TestAJobWithANegativeTimeIsRefused(t *testing.T) {
-	for _, job := range []Job{{Script: "true", Timeout: -time.Second}, {Script: "true", Grace: -time.Second}} {
+	negative := durationpb.New(-time.Second)
+	for _, job := range []Job{
+		{Job: &pb.Job{Script: "true", Timeout: negative}}, {Job: &pb.Job{Script: "true", Grace: negative}},
+	} {
 		for _, server := range []any{&warningServer{}, &refusingServer{}} {
 			c := connectTo(t, server)
 			_, err := c.Execute(sshtest.Within(t), job, io.Discard)
@@ -98,13 +104,15 @@ func TestAJobWithANegativeTimeIsRefused(t *testing.T) {
 func TestStepRunnerOfAnotherMakeTakesNoPolicy(t *testing.T) {
 	s := &refusingServer{refuse: func(*runnerproto.RunRequest) error { panic("the job was sent") }}
 	c := connectTo(t, s)
-	for _, job := range []Job{{Script: "true", PassEnv: []string{"all"}}, {Script: "true", UnsafeExports: "allow"}} {
-		_, err := c.Execute(t.Context(), job, &sshtest.Log{})
+	for _, job := range []*pb.Job{
+		{Script: "true", PassEnv: []string{"all"}}, {Script: "true", UnsafeExports: "allow"},
+	} {
+		_, err := c.Execute(t.Context(), Job{Job: job}, &sshtest.Log{})
 		var refused *RequestError
 		require.ErrorAs(t, err, &refused)
-		require.ErrorContains(t, err, "takes no policy for the environment")
+		require.ErrorContains(t, err, "does not know the option ")
 	}
-	_, err := c.Execute(t.Context(), Job{Script: "true", Stderr: io.Discard}, &sshtest.Log{})
+	_, err := c.Execute(t.Context(), Job{Job: &pb.Job{Script: "true"}, Stderr: io.Discard}, &sshtest.Log{})
 	require.IsType(t, &RequestError{}, err)
 	require.ErrorContains(t, err, "does not tell stdout and stderr apart")
 }
@@ -112,10 +120,8 @@ func TestStepRunnerOfAnotherMakeTakesNoPolicy(t *testing.T) {
 // gRPC takes such text for a failure of the transport, which is repeated: the build did not end. One script in Latin-1
 // was enough.
 func TestAJobThatIsNotUTF8IsRefused(t *testing.T) {
-	for _, job := range []Job{{Script: "echo caf\xe9"}, {Steps: []byte("run: [] # \xff")}} {
-		c := connectTo(t, &warningServer{})
-		_, err := c.Execute(sshtest.Within(t), job, io.Discard)
-		require.ErrorAs(t, err, new(*RequestError))
-		require.ErrorContains(t, err, "UTF-8")
-	}
+	c := connectTo(t, &warningServer{})
+	_, err := c.Execute(sshtest.Within(t), Job{Job: &pb.Job{Script: "echo caf\xe9"}}, io.Discard)
+	require.ErrorAs(t, err, new(*RequestError))
+	require.ErrorContains(t, err, "UTF-8")
 }

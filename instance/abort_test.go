@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/batch"
@@ -71,7 +72,7 @@ func TestAbortCutsBuildsShortThatIgnoreTheirCancellation(t *testing.T) {
 		defer cut()
 		out := &sshtest.Log{}
 		job := script(`trap "" TERM; echo started; while :; do sleep 600; done`)
-		job.Grace = time.Hour
+		job.Grace = durationpb.New(time.Hour)
 		ended := make(chan []batch.Report, 1)
 		go func() {
 			ended <- batch.Run(ctx, abort, p, batch.Batch{Builds: []batch.Build{{ID: "b1", Job: job, Log: out}}})

@@ -323,10 +323,10 @@ func TestStepsKnowNeitherTheSocketNorTheSecret(t *testing.T) {
 			p := v.provider(t, 1, func(c *instance.Config, _ *instance.Instance) { c.Route = route })
 			out := &sshtest.Log{}
 			e := prepared(t, p, "b1", out)
-			job := connector.Job{Steps: []byte(`run:
+			job := connector.Job{Job: &pb.Job{Steps: []byte(`run:
   - name: look
     exec: {command: [sh, -c, "env; tr '\\0' '\\n' </proc/self/cmdline; ls -l /proc/self/fd; true"]}
-`)}
+`)}}
 			require.NoError(t, e.Execute(sshtest.Within(t), job))
 			require.Contains(t, out.String(), "PATH=")
 			require.Contains(t, out.String(), "pipe:")

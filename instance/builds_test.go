@@ -17,6 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
@@ -28,6 +29,7 @@ import (
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
 	"github.com/stepmux/stepmux/mux/relay"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // The whole way: a provider, a real sshd, a real step runner, real processes.
@@ -51,8 +53,8 @@ func TestBuildOfSteps(t *testing.T) {
 		var mu sync.Mutex
 		var events []string
 		job := connector.Job{
-			Steps: []byte("run:\n  - name: one\n    script: echo $WHO\n    env: {WHO: me}\n" +
-				"  - name: two\n    exec: {command: [echo, no, $shell]}\n"),
+			Job: &stepmuxv1.Job{Steps: []byte("run:\n  - name: one\n    script: echo $WHO\n    env: {WHO: me}\n" +
+				"  - name: two\n    exec: {command: [echo, no, $shell]}\n")},
 			OnStep: func(e connector.StepEvent) {
 				mu.Lock()
 				defer mu.Unlock()
@@ -72,7 +74,7 @@ func TestFailuresOfScriptsAreTheScripts(t *testing.T) {
 		run := func(id string, job connector.Job) error { return build(sshtest.Within(t), p, id, job, &sshtest.Log{}) }
 		requireReason(t, run("b2", script("no-such-command")), instance.ScriptFailure, 127)
 		requireReason(t, run("b3", script("kill -KILL $$")), instance.ScriptFailure, 137)
-		wrong := connector.Job{Steps: []byte("run: [{nonsense: 1}]")}
+		wrong := connector.Job{Job: &stepmuxv1.Job{Steps: []byte("run: [{nonsense: 1}]")}}
 		requireReason(t, run("b4", wrong), instance.ConfigurationError, 0)
 		v.requireClean(t)
 	})
@@ -343,7 +345,7 @@ func TestTimeoutIsATimeout(t *testing.T) {
 	onServers(t, func(t *testing.T, v *vm) {
 		p := v.provider(t, 1, nil)
 		job := script("echo started; sleep 600")
-		job.Timeout = 300 * time.Millisecond
+		job.Timeout = durationpb.New(300 * time.Millisecond)
 		requireReason(t, build(sshtest.Within(t), p, "b1", job, &sshtest.Log{}), instance.JobExecutionTimeout, 0)
 
 		reports := batch.Run(sshtest.Within(t), sshtest.Within(t), p, batch.Batch{

@@ -15,6 +15,7 @@ import (
 
 	moby "github.com/moby/moby/client"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/docker"
@@ -24,6 +25,7 @@ import (
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // containers returns a provider whose VM has the daemon's socket.
@@ -68,7 +70,10 @@ func TestABuildInAContainerThatIsCancelledLeavesNothing(t *testing.T) {
 	require.NoError(t, e.Prepare(ctx))
 	_, err := e.Connect(ctx)
 	require.NoError(t, err)
-	err = e.Execute(ctx, connector.Job{Script: "echo started; sleep 600", Grace: time.Second})
+	err = e.Execute(
+		ctx,
+		connector.Job{Job: &stepmuxv1.Job{Script: "echo started; sleep 600", Grace: durationpb.New(time.Second)}},
+	)
 	requireReason(t, err, instance.JobCanceled, 0)
 	require.NoError(t, e.Cleanup(t.Context()))
 	require.Empty(t, e.Left())
@@ -172,7 +177,7 @@ func TestABuildWhoseContainerIsKilledIsASystemFailureThatSaysSo(t *testing.T) {
 	require.NoError(t, e.Prepare(t.Context()))
 	_, err := e.Connect(t.Context())
 	require.NoError(t, err)
-	err = e.Execute(t.Context(), connector.Job{Script: "echo started; sleep 600"})
+	err = e.Execute(t.Context(), connector.Job{Job: &stepmuxv1.Job{Script: "echo started; sleep 600"}})
 	requireReason(t, err, instance.RunnerSystemFailure, 0)
 	require.ErrorContains(t, err, "the container was killed")
 	require.NoError(t, e.Cleanup(t.Context()))
@@ -206,7 +211,7 @@ func lingersInContainer(
 	_, err := e.Connect(t.Context())
 	require.NoError(t, err)
 	ended = make(chan error, 1)
-	go func() { ended <- e.Execute(t.Context(), connector.Job{Script: script}) }()
+	go func() { ended <- e.Execute(t.Context(), connector.Job{Job: &stepmuxv1.Job{Script: script}}) }()
 	return e, log, proxy, dir, ended
 }
 
@@ -262,7 +267,7 @@ func TestABuildInAContainerGoesOnInAnotherProcess(t *testing.T) {
 			require.NoError(t, e.Resume(t.Context(), vm, socket))
 		}
 		go func() {
-			ended <- e.Execute(t.Context(), connector.Job{Script: fmt.Sprintf(counting, rounds, "/shared/turn")})
+			ended <- e.Execute(t.Context(), script(fmt.Sprintf(counting, rounds, "/shared/turn")))
 		}()
 		log.await(t, fmt.Sprintf("line %d\n", i+1))
 		if i < rounds-1 {
@@ -322,7 +327,7 @@ func TestTheWayBackToAContainerIsTriedAgain(t *testing.T) {
 		cfg.Docker.Socket = daemon.Addr().String()
 	}).Executor(build)
 	require.NoError(t, e.Resume(t.Context(), vm, socket))
-	require.NoError(t, e.Execute(t.Context(), connector.Job{Script: "true"}))
+	require.NoError(t, e.Execute(t.Context(), connector.Job{Job: &stepmuxv1.Job{Script: "true"}}))
 	require.NoError(t, e.Cleanup(t.Context()))
 	require.Empty(t, e.Left())
 	require.Empty(t, d.Containers(t))

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
@@ -70,7 +71,7 @@ echo started
 until [ -e ` + b.gate + ` ]; do sleep 0.01; done
 . ` + b.gate + `
 wait`)
-	job.Grace = time.Millisecond
+	job.Grace = durationpb.New(time.Millisecond)
 	go func() { b.ended <- b.executor.Execute(ctx, job) }()
 	out.Await(t, "started")
 	b.ends = endsOf(t, v, "b1", route)

@@ -12,6 +12,7 @@ import (
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // One build on one VM, from its slot to its end. examples/library has whole programs.
@@ -48,9 +49,14 @@ func Example() {
 	if _, err := build.Connect(ctx); err != nil {
 		panic(err)
 	}
-	err = build.Execute(ctx, connector.Job{
-		Steps: []byte("run:\n  - name: hello\n    script: echo hello from $WHERE\n    env: {WHERE: a step}\n"),
-	})
+	err = build.Execute(
+		ctx,
+		connector.Job{
+			Job: &stepmuxv1.Job{
+				Steps: []byte("run:\n  - name: hello\n    script: echo hello from $WHERE\n    env: {WHERE: a step}\n"),
+			},
+		},
+	)
 	if failed := (*instance.BuildError)(nil); errors.As(err, &failed) {
 		fmt.Println(failed.Reason, failed.ExitCode)
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // Executor runs one build on one instance. Call Prepare, then Connect and Execute (for steps), Run (a shell script)
@@ -304,10 +305,8 @@ func (e *Executor) Execute(ctx context.Context, job connector.Job) (err error) {
 	if c == nil {
 		return errors.New("instance: Execute before Connect")
 	}
-	if e.box != nil && len(job.PassEnv) == 0 {
-		job.PassEnv = []string{"all"} // the environment of the image
-	}
 	if e.box != nil {
+		job.Job = stepmuxv1.PassingAll().With(job.Job)
 		job.Image = e.box.place.Image()
 	}
 	job.Resumed = e.resumed

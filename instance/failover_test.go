@@ -20,6 +20,7 @@ import (
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/pool"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // providerOf returns a provider of several VMs, vm-1 and so on.
@@ -54,7 +55,7 @@ func runAll(t testing.TB, p *instance.Provider, n int, text string) []batch.Repo
 	var builds []batch.Build
 	for i := range n {
 		builds = append(builds, batch.Build{
-			ID: fmt.Sprintf("build-%d", i), Job: connector.Job{Script: text}, Log: &sshtest.Log{},
+			ID: fmt.Sprintf("build-%d", i), Job: connector.Job{Job: &stepmuxv1.Job{Script: text}}, Log: &sshtest.Log{},
 		})
 	}
 	return batch.Run(t.Context(), t.Context(), p, batch.Batch{Builds: builds})
@@ -126,7 +127,7 @@ func TestABuildThatHasStartedIsNotStartedAgain(t *testing.T) {
 	ended := make(chan []batch.Report, 1)
 	go func() {
 		ended <- batch.Run(t.Context(), t.Context(), p, batch.Batch{Builds: []batch.Build{{
-			ID: "b", Job: connector.Job{Script: "mktemp " + marks + "/ran.XXXXXX; echo started; sleep 600"}, Log: log,
+			ID: "b", Job: script("mktemp " + marks + "/ran.XXXXXX; echo started; sleep 600"), Log: log,
 		}}})
 	}()
 	log.Await(t, "started")
@@ -334,7 +335,11 @@ func TestAHundredInstancesTakeOneConnectionEach(t *testing.T) {
 	// at all processes of the machine, which here is that of all of them.
 	builds := make([]batch.Build, 2*instances)
 	for i := range builds {
-		builds[i] = batch.Build{ID: fmt.Sprintf("build-%d", i), Job: connector.Job{Script: "true"}, Log: &sshtest.Log{}}
+		builds[i] = batch.Build{
+			ID:  fmt.Sprintf("build-%d", i),
+			Job: connector.Job{Job: &stepmuxv1.Job{Script: "true"}},
+			Log: &sshtest.Log{},
+		}
 	}
 	batch.Run(t.Context(), t.Context(), p, batch.Batch{Builds: builds, OnEnd: func(r batch.Report) {
 		mu.Lock()

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
@@ -104,7 +105,7 @@ var finalStates = []struct {
 		name:   "cancel of a job that will not hear of it",
 		script: "trap '' TERM; " + restless + "while :; do sleep 600; done",
 		end:    func(_ *testing.T, b *finalBuild) { b.cancel() },
-		job:    func(j *connector.Job) { j.Grace = time.Millisecond },
+		job:    func(j *connector.Job) { j.Grace = durationpb.New(time.Millisecond) },
 		reason: instance.JobCanceled,
 	},
 	{
@@ -117,7 +118,7 @@ var finalStates = []struct {
 	{
 		name:   "job timeout",
 		script: restless + "wait",
-		job:    func(j *connector.Job) { j.Timeout = 300 * time.Millisecond },
+		job:    func(j *connector.Job) { j.Timeout = durationpb.New(300 * time.Millisecond) },
 		reason: instance.JobExecutionTimeout,
 	},
 	{

@@ -21,6 +21,7 @@ import (
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // servers are those the whole way is tested on.
@@ -166,4 +167,4 @@ func build(ctx context.Context, p *instance.Provider, id string, job connector.J
 	return errors.Join(err, e.Cleanup(context.WithoutCancel(ctx)))
 }
 
-func script(text string) connector.Job { return connector.Job{Script: text} }
+func script(text string) connector.Job { return connector.Job{Job: &stepmuxv1.Job{Script: text}} }

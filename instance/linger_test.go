@@ -98,10 +98,9 @@ func TestABuildThatLingersOutlivesItsLink(t *testing.T) {
 		ended := make(chan error, 1)
 		var steps []string
 		go func() {
-			ended <- e.Execute(t.Context(), connector.Job{
-				Script: fmt.Sprintf(counting, cuts, turn),
-				OnStep: func(s connector.StepEvent) { steps = append(steps, s.Name+" "+s.Status) },
-			})
+			job := script(fmt.Sprintf(counting, cuts, turn))
+			job.OnStep = func(s connector.StepEvent) { steps = append(steps, s.Name+" "+s.Status) }
+			ended <- e.Execute(t.Context(), job)
 		}()
 		for i := range cuts {
 			log.Await(t, fmt.Sprintf("line %d\n", i+1))
@@ -153,7 +152,9 @@ func TestABuildIsLostAfterItsLinger(t *testing.T) {
 	_, err := e.Connect(t.Context())
 	require.NoError(t, err)
 	ended := make(chan error, 1)
-	go func() { ended <- e.Execute(t.Context(), connector.Job{Script: "echo begun; exec sleep 1000"}) }()
+	go func() {
+		ended <- e.Execute(t.Context(), connector.Job{Job: &pb.Job{Script: "echo begun; exec sleep 1000"}})
+	}()
 	log.Await(t, "begun\n")
 	proxy.Close()
 	err = <-ended
@@ -178,9 +179,7 @@ func waiting(
 	wait, proceed := remotetest.Gate(t, filepath.Join(t.TempDir(), "go"))
 	ended = make(chan error, 1)
 	go func() {
-		ended <- e.Execute(t.Context(), connector.Job{
-			Script: "echo begun; " + wait + "; echo done; exit 7",
-		})
+		ended <- e.Execute(t.Context(), connector.Job{Job: &pb.Job{Script: "echo begun; " + wait + "; echo done; exit 7"}})
 	}()
 	log.Await(t, "begun\n")
 	return e, log, ended, proceed
@@ -267,7 +266,7 @@ func TestACancelledBuildThatLingersLeavesNothing(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	ended := make(chan error, 1)
-	go func() { ended <- e.Execute(ctx, connector.Job{Script: "echo begun; exec sleep 1000"}) }()
+	go func() { ended <- e.Execute(ctx, connector.Job{Job: &pb.Job{Script: "echo begun; exec sleep 1000"}}) }()
 	log.Await(t, "begun\n")
 	cancel()
 	requireReason(t, <-ended, instance.JobCanceled, 0)

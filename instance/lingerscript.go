@@ -13,8 +13,11 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"google.golang.org/protobuf/types/known/durationpb"
+
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/script"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // maxInput bounds the text of a script, or the standard input of a command, of a build that lingers, in bytes. A step
@@ -43,7 +46,7 @@ func (s *lingeringScript) job() connector.Job {
 	if len(argv) == 0 && s.line == "" {
 		argv = []string{"bash"}
 	}
-	vars := []connector.Variable{{Key: "STDIN", Value: string(s.stdin), File: true}}
+	vars := []*stepmuxv1.Variable{{Key: "STDIN", Value: string(s.stdin), File: true}}
 	var steps strings.Builder
 	steps.WriteString("run:\n")
 	step := func(name, text string, args ...string) {
@@ -61,18 +64,18 @@ func (s *lingeringScript) job() connector.Job {
 	}
 	home := `cd "${HOME:-/}" 2>/dev/null || cd /; exec <` + file + "; shift; "
 	if s.line != "" {
-		vars = append(vars, connector.Variable{Key: "LINE", Value: s.line})
+		vars = append(vars, &stepmuxv1.Variable{Key: "LINE", Value: s.line})
 		step(stepScript, home+`exec "${SHELL:-/bin/sh}" -c "$1"`, "STDIN", "LINE")
 	} else {
 		names := []string{"STDIN"}
 		for i, arg := range argv {
 			names = append(names, "ARG_"+strconv.Itoa(i))
-			vars = append(vars, connector.Variable{Key: names[i+1], Value: arg})
+			vars = append(vars, &stepmuxv1.Variable{Key: names[i+1], Value: arg})
 		}
 		step(stepShell, `command -v -- "$1" >/dev/null`, names[1])
 		step(stepScript, home+`exec "$@"`, names...)
 	}
-	return connector.Job{Steps: []byte(steps.String()), Vars: vars, PassEnv: []string{"all"}}
+	return connector.Job{Job: stepmuxv1.PassingAll().With(&stepmuxv1.Job{Steps: []byte(steps.String()), Variables: vars})}
 }
 
 // runLingering runs s in the step runner of the build, and starts that if necessary.
@@ -88,7 +91,7 @@ func (e *Executor) runLingering(ctx context.Context, s lingeringScript) error {
 	job := s.job()
 	job.ID = e.build.ID + "-" + rand.Text() // else one that another process ran would count as this one
 	failed := connector.StepEvent{}
-	job.Grace, job.Stderr = e.provider.cfg.Grace, cmp.Or(s.stderr, io.Discard)
+	job.Grace, job.Stderr = durationpb.New(e.provider.cfg.Grace), cmp.Or(s.stderr, io.Discard)
 	job.OnStep = func(event connector.StepEvent) {
 		if event.Status == "failure" {
 			failed = event

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/buildlog"
@@ -101,7 +102,7 @@ func TestACancelledBuildDoesNotWaitForALogThatBlocks(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	job := flood()
-	job.Grace = time.Second
+	job.Grace = durationpb.New(time.Second)
 	go func() { ended <- e.Execute(ctx, job) }()
 	<-log.stuck
 	cancel()

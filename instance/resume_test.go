@@ -16,6 +16,7 @@ import (
 	"github.com/stepmux/stepmux/connector/buildlog"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // stateLog is a log that several processes write, one after the other. Each write may be the last.
@@ -60,10 +61,8 @@ func TestABuildGoesOnInAnotherProcess(t *testing.T) {
 	v := newVM(t, sshtest.OpenSSH(t))
 	turn := filepath.Join(t.TempDir(), "turn")
 	require.NoError(t, os.WriteFile(turn, nil, 0o600))
-	job := connector.Job{
-		Steps: []byte("run:\n- name: counts\n  script: |\n    " +
-			strings.ReplaceAll(fmt.Sprintf(counting, rounds, turn), "\n", "\n    ") + "\n"),
-	}
+	job := connector.Job{Job: &stepmuxv1.Job{Steps: []byte("run:\n- name: counts\n  script: |\n    " +
+		strings.ReplaceAll(fmt.Sprintf(counting, rounds, turn), "\n", "\n    ") + "\n")}}
 	linger, secret := time.Minute, strings.Repeat("s", 43)
 	all := &stateLog{}
 	var place, socket string

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/sshtest"
@@ -100,7 +101,7 @@ func (s *site) endHostile(ctx context.Context, i int) (time.Duration, error) {
 	}
 	job := script(h.text)
 	job.Env = map[string]string{"MARK": mark, "TOOL": filepath.Join(s.home, toolName)}
-	job.Grace = 100 * time.Millisecond
+	job.Grace = durationpb.New(100 * time.Millisecond)
 	running, stop := context.WithCancel(ctx)
 	defer stop()
 	ended := make(chan error, 1)

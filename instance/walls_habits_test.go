@@ -19,6 +19,7 @@ import (
 	"github.com/stepmux/stepmux/internal/fetchtest"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
@@ -248,10 +249,10 @@ func TestNoGitOfAJobFetchesSteps(t *testing.T) {
 	require.NoError(t, os.Mkdir(bin, 0o700))
 	s := newSite(t, walls.Processes, connector.Relay, "PATH="+bin+":/usr/bin:/bin")
 	ran := filepath.Join(bin, "ran")
-	out, job := &sshtest.Log{}, connector.Job{Steps: []byte(`run:
+	out, job := &sshtest.Log{}, connector.Job{Job: &stepmuxv1.Job{Steps: []byte(`run:
   - {name: plant, script: "printf '#!/bin/sh\nid >>` + ran + `\n' >` + bin + `/git; chmod +x ` + bin + `/git"}
   - {name: fetch, step: "` + server.URL + `/c/echo@v1"}
-`)}
+`)}}
 	require.NoError(t, build(sshtest.Within(t), s.p, "b1", job, out), "%s", out)
 	require.Contains(t, out.String(), "fetched\n")
 	require.FileExists(t, filepath.Join(bin, "git"))

@@ -24,6 +24,7 @@ import (
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
@@ -222,7 +223,7 @@ func (s *scene) attack(t testing.TB, a *wallsAttack) (string, error) {
 	out := &sshtest.Log{}
 	job := script(a.text)
 	if a.steps != "" {
-		job = connector.Job{Steps: []byte(a.steps)}
+		job = connector.Job{Job: &stepmuxv1.Job{Steps: []byte(a.steps)}}
 	}
 	job.Env = map[string]string{"OWN": filepath.Dir(s.socket(id)), "ID": id}
 	for key, value := range s.env {

@@ -58,10 +58,6 @@ func CI(ctx context.Context, stdio Stdio, cfg CIConfig) (code int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	pass, err := engine.ParsePassEnv([]string{"all"})
-	if err != nil {
-		return 0, err
-	}
 	dir, err := os.MkdirTemp("", "stepmux-ci-")
 	if err != nil {
 		return 0, err
@@ -69,7 +65,7 @@ func CI(ctx context.Context, stdio Stdio, cfg CIConfig) (code int, err error) {
 	init := &proc.Init{Room: walls.Spec{Level: walls.Off}, OrphanDir: dir}
 	defer func() { err = errors.Join(err, init.Close(), os.RemoveAll(dir)) }()
 	store, err := job.New(job.Config{
-		Dir: dir, Init: init, Language: action.New(action.Config{}), PassEnv: &pass, Version: cfg.Version,
+		Dir: dir, Init: init, Language: action.New(action.Config{}), Policy: engine.Passing("all"), Version: cfg.Version,
 		Fetcher: &component.Fetcher{Command: fetchCommand}, OutputLimit: -1,
 	})
 	if err != nil {

@@ -30,12 +30,16 @@ func TestBuildsOfAVMFetchAStepOnce(t *testing.T) {
 		client := clientOf(t, socket)
 		_, err := client.Run(
 			t.Context(),
-			&pb.RunRequest{Id: "j", Type: pb.RunRequest_step, StepsYaml: "- step: " + h.URL + "/c/echo@" + commit + "\n"},
+			&pb.RunRequest{Id: "j", Job: &pb.Job{Steps: []byte("- step: " + h.URL + "/c/echo@" + commit + "\n")}},
 		)
 		require.NoError(t, err)
 		stdout, stderr := readOutput(t, client, "j")
 		require.Equal(t, "fetched\n", stdout, stderr)
-		require.Equal(t, pb.Job_suceeded, finalState(t, client, "j").GetStatus()) //nolint:misspell // so it is on the wire
+		require.Equal(
+			t,
+			pb.JobState_suceeded,
+			finalState(t, client, "j").GetStatus(),
+		) //nolint:misspell // so it is on the wire
 		require.NoError(t, s.stdin.Close())
 		s.requireExit(t, 0, socket)
 	}

@@ -3,7 +3,6 @@ package remote
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 
@@ -16,28 +15,14 @@ import (
 	"github.com/stepmux/stepmux/remote/project"
 	"github.com/stepmux/stepmux/remote/step/action"
 	"github.com/stepmux/stepmux/remote/step/component"
-	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
 // jobs returns the configuration of the job store.
 func (cfg *ServeConfig) jobs() (jobs job.Config, err error) {
 	jobs.Version, jobs.Keep = cfg.Version, cfg.keep()
-	if len(cfg.PassEnv) > 0 {
-		pass, err := engine.ParsePassEnv(cfg.PassEnv)
-		if err != nil {
-			return jobs, fmt.Errorf("--pass-env: %w", err)
-		}
-		jobs.PassEnv = &pass
-	}
-	if cfg.UnsafeExports != "" {
-		policy, err := engine.ParseUnsafeExports(cfg.UnsafeExports)
-		if err != nil {
-			return jobs, fmt.Errorf("--unsafe-exports: %w", err)
-		}
-		jobs.UnsafeExports = &policy
-	}
-	return jobs, nil
+	jobs.Policy = cfg.Policy
+	return jobs, cfg.Policy.Check()
 }
 
 // fetchCommand is the command of this program that fetches steps. It does not use the program's path: an update may

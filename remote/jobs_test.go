@@ -65,11 +65,11 @@ func readOutput(t *testing.T, client pb.StepRunnerClient, id string) (stdout, st
 }
 
 // finalState follows a job to its end and returns its state.
-func finalState(t *testing.T, client pb.StepRunnerClient, id string) *pb.Job {
+func finalState(t *testing.T, client pb.StepRunnerClient, id string) *pb.JobState {
 	t.Helper()
 	stream, err := client.Follow(t.Context(), &pb.FollowRequest{Id: id})
 	require.NoError(t, err)
-	var job *pb.Job
+	var job *pb.JobState
 	for {
 		message, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
@@ -206,7 +206,7 @@ func TestFollowersGetTheFinalStateWhenServeEnds(t *testing.T) {
 		require.NoError(t, err, "the stream was cut")
 		last = message
 	}
-	require.Equal(t, pb.Job_cancelled, last.GetJob().GetStatus())
+	require.Equal(t, pb.JobState_cancelled, last.GetJob().GetStatus())
 	s.requireExit(t, 0, socket)
 }
 
@@ -259,7 +259,11 @@ func TestEverythingOfAJobIsInTheBuildsDirectory(t *testing.T) {
 	runScript(t, client, "job", "pwd; mkdir closed; touch closed/file; chmod 0 closed")
 	stdout, _ := readOutput(t, client, "job")
 	require.True(t, strings.HasPrefix(stdout, filepath.Dir(socket)+"/"), stdout)
-	require.Equal(t, pb.Job_suceeded, finalState(t, client, "job").GetStatus()) //nolint:misspell // the published name
+	require.Equal(
+		t,
+		pb.JobState_suceeded,
+		finalState(t, client, "job").GetStatus(),
+	) //nolint:misspell // the published name
 	require.Equal(t, []string{wire.SocketBase}, remotetest.Names(t, tmp))
 	require.Equal(t, []string{"42"}, remotetest.Names(t, filepath.Join(tmp, wire.SocketBase)))
 	require.NoError(t, s.stdin.Close())
@@ -382,7 +386,7 @@ func TestJobRunsThroughTheProxyAndTheProxyEndsWithItsClient(t *testing.T) {
 	require.Equal(t, strings.Repeat("\x00", 3_000_000), stdout)
 	require.Equal(t, "done\n", stderr)
 	job := finalState(t, client, "job")
-	require.Equal(t, pb.Job_failed, job.GetStatus())
+	require.Equal(t, pb.JobState_failed, job.GetStatus())
 	require.EqualValues(t, 7, job.GetExitCode())
 	require.NoError(t, s.stdin.Close())
 	s.requireExit(t, 0, socket)

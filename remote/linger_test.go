@@ -130,7 +130,7 @@ func TestLingeringServeWaitsForItsManagerAndThenEndsWithAllOfItsJobs(t *testing.
 	cancel()
 	require.NoError(t, err)
 	require.Len(t, jobs.GetJobs(), 1)
-	require.Equal(t, pb.Job_running, jobs.GetJobs()[0].GetStatus())
+	require.Equal(t, pb.JobState_running, jobs.GetJobs()[0].GetStatus())
 	left := time.Now()
 	leave()
 	l.requireGone(t)
@@ -163,15 +163,15 @@ func TestAFullDiskWithoutAnAttachedManagerFailsOnlyTheJobThatMeetsIt(t *testing.
 	_, err = stream.Recv()
 	require.Equal(t, codes.Canceled, status.Code(err))
 	require.NoError(t, os.WriteFile(filepath.Join(work[0], "begin"), nil, 0o600))
-	var last *pb.Job
+	var last *pb.JobState
 	remotetest.Eventually(t, func() bool {
 		jobs, err := rpc.List(ctx, &pb.ListRequest{}) // this attaches nobody
 		require.NoError(t, err)
 		last = jobs.GetJobs()[0]
-		return last.GetStatus() != pb.Job_running
+		return last.GetStatus() != pb.JobState_running
 	}, "the job ends")
 	l.attach(t, client, "m1")
-	require.Equal(t, pb.Job_failed, last.GetStatus())
+	require.Equal(t, pb.JobState_failed, last.GetStatus())
 	require.True(t, last.GetSystemFailed())
 	require.Contains(t, last.GetMessage(), "no space left")
 	require.Less(t, last.GetStdoutLen(), int64(1<<20))

@@ -24,6 +24,7 @@ import (
 	"github.com/stepmux/stepmux/remote/socketdir"
 	"github.com/stepmux/stepmux/remote/stale"
 	"github.com/stepmux/stepmux/remote/step/action"
+	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
@@ -70,11 +71,8 @@ type ServeConfig struct {
 	// CacheDir keeps the fetched steps, for all builds of our user on this VM. It is made when the first step is
 	// fetched. If empty, it is stepmux-steps in the user's cache directory.
 	CacheDir string
-	// PassEnv says which variables of this process reach the steps of all jobs, and UnsafeExports whether steps may
-	// export variables such as LD_PRELOAD; see [engine.ParsePassEnv] and [engine.ParseUnsafeExports]. If empty, each
-	// job decides.
-	PassEnv       []string
-	UnsafeExports string
+	// Policy has settings that replace those of all jobs.
+	Policy engine.Policy
 	// Actions says how GitHub Actions run.
 	Actions action.Config
 	// Version is the version of this program, for the traces of jobs.

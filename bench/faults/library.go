@@ -13,10 +13,13 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
+
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // fleet is the product's end of a round, and the VMs it has.
@@ -191,7 +194,7 @@ func (r *rig) execute(ctx context.Context, e *instance.Executor, b *build) error
 	if _, err := e.Connect(ctx); err != nil {
 		return err
 	}
-	job := connector.Job{Grace: jobGrace}
+	job := connector.Job{Job: &stepmuxv1.Job{Grace: durationpb.New(jobGrace)}}
 	if b.Form == "steps" {
 		job.Steps = b.Steps(b.ledger)
 	} else {
@@ -268,7 +271,7 @@ func (r *rig) probeOnce(ctx context.Context, provider *fleet, try int) (failed e
 			_, err = e.Connect(ctx)
 		}
 		if err == nil {
-			err = e.Execute(ctx, connector.Job{Script: "exit 0"})
+			err = e.Execute(ctx, connector.Job{Job: &stepmuxv1.Job{Script: "exit 0"}})
 		}
 		if err == nil { // the next build goes elsewhere, even to a quarantined VM
 			err = provider.group.Drain(e.Instance())

@@ -16,12 +16,12 @@ import (
 // projectPiece is the size of the pieces in which a project is sent to a manager.
 const projectPiece = 256 << 10
 
-// keepProject uploads a project to a manager and names it in the job. Without a project it does nothing.
-func keepProject(ctx context.Context, m pb.ManagerClient, p *packed, job *pb.Job) error {
+// keepProject uploads a project to a manager and names it in the request. Without a project it does nothing.
+func keepProject(ctx context.Context, m pb.ManagerClient, p *packed, req *pb.SubmitRequest) error {
 	if p == nil {
 		return nil
 	}
-	job.Project, job.ProjectBytes = p.Digest, p.Size
+	req.Project, req.ProjectBytes = p.Digest, p.Size
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := m.KeepProject(ctx)

@@ -9,8 +9,8 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // maxBuilds bounds the builds of a run, as each waiting build costs memory.
@@ -103,13 +103,13 @@ func (f *buildFlags) sizes() []int {
 }
 
 // combinations returns the combinations of the matrix: one without variables if there is no matrix.
-func (f *buildFlags) combinations() [][]connector.Variable {
-	all := [][]connector.Variable{nil}
+func (f *buildFlags) combinations() [][]*stepmuxv1.Variable {
+	all := [][]*stepmuxv1.Variable{nil}
 	for _, a := range f.matrix {
-		var longer [][]connector.Variable
+		var longer [][]*stepmuxv1.Variable
 		for _, vars := range all {
 			for _, value := range a.values {
-				longer = append(longer, append(slices.Clip(vars), connector.Variable{Key: a.name, Value: value}))
+				longer = append(longer, append(slices.Clip(vars), &stepmuxv1.Variable{Key: a.name, Value: value}))
 			}
 		}
 		all = longer

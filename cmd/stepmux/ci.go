@@ -119,8 +119,7 @@ func (f *ciFlags) serve(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	pass, unsafe, err := f.policies()
-	if err != nil {
+	if err := f.policyFlags.check(); err != nil {
 		return err
 	}
 	stderr := cmd.ErrOrStderr()
@@ -135,7 +134,7 @@ func (f *ciFlags) serve(cmd *cobra.Command) error {
 	err = standalone.Serve(ctx, standalone.ServeConfig{
 		Port: f.port, Token: token, WorkBase: dir, CacheDir: f.cacheDir, Actions: f.actions,
 		Version: buildinfo.Version(), Grace: f.grace,
-		Ready: ready, PassEnv: pass, UnsafeExports: unsafe,
+		Ready: ready, Policy: f.policy,
 	})
 	if code := endsignal.Code(ctx); code != 0 {
 		return withCode(code, nil)

@@ -19,6 +19,7 @@ import (
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // member is a process of a cluster: a manager or a NATS server.
@@ -139,7 +140,7 @@ func TestAClusterWhoseMembersAreKilledLosesNothing(t *testing.T) {
 			}
 			key := fmt.Sprintf("build-%d", i)
 			require.Eventually(t, func() bool {
-				resp, err := clients[i%each].Submit(t.Context(), &pb.SubmitRequest{Key: key, Job: countingJob(ledger)})
+				resp, err := clients[i%each].Submit(t.Context(), countingJob(key, ledger))
 				if err == nil {
 					ids = append(ids, resp.GetId())
 				}
@@ -232,7 +233,7 @@ func throughQueue(t *testing.T, managers []pb.ManagerClient, builds int) time.Du
 	require.NoError(t, err)
 	var ids []string
 	for i := range builds {
-		resp, err := managers[i%len(managers)].Submit(t.Context(), &pb.SubmitRequest{Job: &pb.Job{
+		resp, err := managers[i%len(managers)].Submit(t.Context(), &pb.SubmitRequest{Job: &stepmuxv1.Job{
 			Steps: []byte("run:\n- name: n\n  script: 'true'\n"), StepsFile: "nothing.yml",
 		}})
 		require.NoError(t, err)

@@ -161,8 +161,9 @@ func (f *jobFlags) runJob(cmd *cobra.Command, source func() (standalone.Source, 
 func (f *jobFlags) config(ctx context.Context) (cfg standalone.Config, err error) {
 	cfg = standalone.Config{
 		Timeout: f.timeout, Grace: f.grace, CacheDir: f.cacheDir, Actions: f.actions, Version: buildinfo.Version(),
+		Policy: f.policy,
 	}
-	if cfg.PassEnv, cfg.UnsafeExports, err = f.policies(); err != nil {
+	if err := f.policyFlags.check(); err != nil {
 		return cfg, err
 	}
 	if _, err := f.actions.Mirrors(); err != nil {

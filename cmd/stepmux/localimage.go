@@ -15,10 +15,13 @@ import (
 	"strings"
 	"sync"
 
+	"google.golang.org/protobuf/types/known/durationpb"
+
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/standalone"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/trace"
@@ -187,9 +190,11 @@ func (f *localFlags) runContained(
 	}
 	var traced error
 	job := connector.Job{
-		Steps: []byte(text), Vars: jobVars(j.Vars), Env: j.Env, WorkDir: cfg.WorkDir, Timeout: cfg.Timeout, Grace: cfg.Grace,
-		MayFail: j.MayFail,
-		PassEnv: f.passEnv, UnsafeExports: f.unsafeExports, Image: c.Image(), Stderr: cfg.Stderr,
+		Job: stepmuxv1.PassingAll().With(f.policyFlags.options()).With(&stepmuxv1.Job{
+			Steps: []byte(text), Variables: jobVars(j.Vars), Env: j.Env, MayFail: j.MayFail,
+			Timeout: durationpb.New(cfg.Timeout), Grace: durationpb.New(cfg.Grace),
+		}),
+		WorkDir: cfg.WorkDir, Image: c.Image(), Stderr: cfg.Stderr,
 		Trace: file, OnTrace: func(err error) { traced = file.end(err) },
 		OnStep: func(e connector.StepEvent) {
 			if e.Status == engine.Running.String() {
@@ -198,9 +203,6 @@ func (f *localFlags) runContained(
 				})
 			}
 		},
-	}
-	if len(job.PassEnv) == 0 {
-		job.PassEnv = []string{"all"} // of the environment that the image has
 	}
 	result, err := b.Execute(ctx, job, cfg.Stdout)
 	if err != nil && ctx.Err() == nil {

@@ -22,6 +22,7 @@ import (
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // numberFrom returns the number in a variable of the environment, or otherwise.
@@ -82,7 +83,7 @@ func newInventory(t *testing.T, dir string, vms int) (file string, ports []strin
 const counted = 120
 
 // countingJob writes its ID to a ledger, and lines to its log. It has an artifact.
-func countingJob(ledger string) *pb.Job {
+func countingJob(key, ledger string) *pb.SubmitRequest {
 	steps := fmt.Sprintf(`run:
 - name: counts
   script: |
@@ -94,7 +95,9 @@ func countingJob(ledger string) *pb.Job {
       [ $((i %% 40)) -ne 0 ] || sleep 0.02
     done
 `, ledger, counted)
-	return &pb.Job{Steps: []byte(steps), StepsFile: "counts.yml", Artifacts: []string{"id"}}
+	return &pb.SubmitRequest{
+		Key: key, Job: &stepmuxv1.Job{Steps: []byte(steps), StepsFile: "counts.yml"}, Artifacts: []string{"id"},
+	}
 }
 
 // requireCounted waits for builds with a countingJob: each succeeds, runs once, and has its whole log and its artifact.
@@ -160,7 +163,7 @@ func TestAManagerThatIsKilledLosesNothing(t *testing.T) {
 		for i := range ids {
 			key := fmt.Sprintf("build-%d", i)
 			require.Eventually(t, func() bool {
-				resp, err := client.Submit(t.Context(), &pb.SubmitRequest{Key: key, Job: countingJob(ledger)})
+				resp, err := client.Submit(t.Context(), countingJob(key, ledger))
 				ids[i] = resp.GetId()
 				return err == nil
 			}, bound, time.Millisecond)

@@ -15,12 +15,13 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"google.golang.org/protobuf/types/known/durationpb"
 
-	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/internal/flagfile"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/remote"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/standalone"
 	"github.com/stepmux/stepmux/remote/standalone/checkout"
 	"github.com/stepmux/stepmux/remote/step/engine"
@@ -72,6 +73,15 @@ func (f *sourceFlags) registerBuild(fl *pflag.FlagSet) {
 	grouped(fl, buildGroup)
 }
 
+// options returns the flags that are options of a job.
+func (f *sourceFlags) options() *stepmuxv1.Job {
+	options := f.policyFlags.options().With(&stepmuxv1.Job{Env: f.env})
+	if f.timeout > 0 {
+		options.Timeout = durationpb.New(f.timeout)
+	}
+	return options
+}
+
 // envFlag adds --env.
 func envFlag(fl *pflag.FlagSet, to *map[string]string) {
 	*to = map[string]string{}
@@ -94,7 +104,7 @@ func checkText(flag, name, value string) error {
 
 // reader checks the flags and returns a reader for the jobs of a command.
 func (f *sourceFlags) reader(cmd *cobra.Command, project string) (*jobReader, error) {
-	if _, _, err := f.policies(); err != nil {
+	if err := f.policyFlags.check(); err != nil {
 		return nil, err
 	}
 	given, err := standalone.Vars(f.vars, f.masked, os.LookupEnv)
@@ -161,7 +171,7 @@ func (r *jobReader) files(files []string, isJSON bool) (jobs []runJob, err error
 			if v := standalone.ValidateScript(name, string(src.Text)); !v.Valid {
 				return nil, errors.New(v.Errors[0].String())
 			}
-			jobs = append(jobs, runJob{Job: connector.Job{Script: string(src.Text), Vars: jobVars(r.given)}, name: name})
+			jobs = append(jobs, newRunJob(name, &stepmuxv1.Job{Script: string(src.Text), Variables: jobVars(r.given)}))
 			continue
 		}
 		steps, box, err := docker.FromJob(src.Name, src.Text)
@@ -194,8 +204,9 @@ func (r *jobReader) read(name string) (src standalone.Source, err error) {
 
 // steps reads steps. Values for their inputs become the inputs' defaults, because a step runner accepts no inputs.
 // whole is the text with the keys of its container, if it may have some.
-func (r *jobReader) steps(src standalone.Source, whole []byte) (job runJob, err error) {
-	job.name = src.Name
+func (r *jobReader) steps(src standalone.Source, whole []byte) (runJob, error) {
+	job := newRunJob(src.Name, &stepmuxv1.Job{StepsFile: src.Name, Variables: jobVars(r.given)})
+	var err error
 	if src.Inputs, err = standalone.Inputs(r.inputs); err != nil {
 		return job, fmt.Errorf("--input: %w", err)
 	}
@@ -210,24 +221,21 @@ func (r *jobReader) steps(src standalone.Source, whole []byte) (job runJob, err 
 	if err != nil {
 		return job, err
 	}
-	job.Steps, job.StepsFile = []byte(text), src.Name
+	job.Steps = []byte(text)
 	if whole != nil {
 		j.Steps = string(whole)
 		if job.whole, err = j.TextWithInputs(); err != nil {
 			return job, err
 		}
 	}
-	if src.Format == standalone.JSON {
-		job.StepsFile = "" // positions in the new text differ from the file's
-	}
-	job.Vars = jobVars(r.given)
+	job.Generated = src.Format == standalone.JSON // positions in the new text differ from the file's
 	return job, nil
 }
 
 // jobVars returns variables of a job on this machine as those of a job on a VM.
-func jobVars(of []engine.Variable) (vars []connector.Variable) {
+func jobVars(of []engine.Variable) (vars []*stepmuxv1.Variable) {
 	for _, v := range of {
-		vars = append(vars, connector.Variable(v))
+		vars = append(vars, &stepmuxv1.Variable{Key: v.Key, Value: v.Value, File: v.File, Masked: v.Masked})
 	}
 	return vars
 }
@@ -261,9 +269,11 @@ func (r *jobReader) pipeline(src standalone.Source) (jobs []runJob, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", src.Name, err)
 		}
-		job := runJob{name: src.Name + " " + j.Source.JobName, ciJob: j.Source.JobName, Job: connector.Job{
-			Steps: []byte(text), Vars: jobVars(j.Vars), Env: j.Env, MayFail: j.MayFail,
-		}}
+		name := src.Name + " " + j.Source.JobName
+		job := newRunJob(name, &stepmuxv1.Job{
+			Steps: []byte(text), StepsFile: name, Generated: true, Variables: jobVars(j.Vars), Env: j.Env, MayFail: j.MayFail,
+		})
+		job.ciJob = j.Source.JobName
 		if r.inImage {
 			if job.container, err = containerOf(j); err != nil {
 				return nil, err

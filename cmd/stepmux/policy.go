@@ -5,42 +5,36 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
 // policyFlags decide which environment variables reach the steps of a job.
-type policyFlags struct {
-	passEnv       []string
-	unsafeExports string
+type policyFlags struct{ policy engine.Policy }
+
+// options returns the flags as options of a job.
+func (f *policyFlags) options() *stepmuxv1.Job {
+	return &stepmuxv1.Job{PassEnv: f.policy.PassEnv, UnsafeExports: f.policy.UnsafeExports}
 }
 
 // registerPassEnv registers --pass-env. whose names the environment in the help.
 func (f *policyFlags) registerPassEnv(fl *pflag.FlagSet, whose string) {
-	fl.StringSliceVar(&f.passEnv, "pass-env", nil,
+	fl.StringSliceVar(&f.policy.PassEnv, "pass-env", nil,
 		"`NAMES` of variables of "+whose+" environment that reach the steps, in addition to those about the machine, the "+
 			"user and the proxies; or all, without those that look like secrets; or none")
 	_ = fl.SetAnnotation("pass-env", valuesKey, []string{"all", "none"}) // cannot fail: the flag exists
 }
 
 func (f *policyFlags) registerUnsafeExports(fl *pflag.FlagSet) {
-	choiceFlag(fl, &f.unsafeExports, "unsafe-exports",
+	choiceFlag(fl, &f.policy.UnsafeExports, "unsafe-exports",
 		"treatment of exports such as LD_PRELOAD: drop (the default, with a warning), refuse or allow",
 		"drop", "refuse", "allow")
 }
 
-// policies returns the values of the flags, nil for flags that were not given.
-func (f *policyFlags) policies() (*engine.PassEnv, *engine.UnsafeExports, error) {
-	var pass *engine.PassEnv
-	if len(f.passEnv) > 0 {
-		p, err := engine.ParsePassEnv(f.passEnv)
-		if err != nil {
-			return nil, nil, fmt.Errorf("--pass-env: %w", err)
-		}
-		pass = &p
+// check returns an error if a value of the flags is not valid.
+func (f *policyFlags) check() error {
+	if err := f.policy.Check(); err != nil {
+		return fmt.Errorf("--%w", err)
 	}
-	if f.unsafeExports == "" {
-		return pass, nil, nil
-	}
-	unsafe, err := engine.ParseUnsafeExports(f.unsafeExports)
-	return pass, &unsafe, err
+	return nil
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"regexp"
 	"slices"
@@ -28,6 +27,7 @@ import (
 	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/gcpace"
 	"github.com/stepmux/stepmux/remote"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // tellArtifacts is the largest number of builds in a run for which a line about each build's artifacts is shown.
@@ -273,17 +273,15 @@ func (f *runFlags) batchBuilds(
 		values, place := combinations[n/len(places)%len(combinations)], places[n%len(places)]
 		for _, j := range jobs {
 			job := j.Job
+			over := f.options().With(&stepmuxv1.Job{Variables: slices.DeleteFunc(slices.Clone(j.Variables),
+				func(v *stepmuxv1.Variable) bool {
+					return slices.ContainsFunc(values, func(of *stepmuxv1.Variable) bool { return of.Key == v.Key })
+				})})
+			over.Variables = append(over.Variables, values...)
 			id := fmt.Sprintf("%x-%d", prefix, len(builds)+1)
-			job.Env = map[string]string{
+			job.Job = (&stepmuxv1.Job{Env: map[string]string{
 				"CI": "true", "CI_JOB_ID": id, "CI_NODE_INDEX": strconv.Itoa(n + 1), "CI_NODE_TOTAL": strconv.Itoa(of),
-			}
-			maps.Copy(job.Env, j.Env)
-			maps.Copy(job.Env, f.env)
-			job.Timeout, job.PassEnv, job.UnsafeExports = f.timeout, f.passEnv, f.unsafeExports
-			job.Vars = slices.DeleteFunc(slices.Clone(j.Vars), func(v connector.Variable) bool {
-				return slices.ContainsFunc(values, func(of connector.Variable) bool { return of.Key == v.Key })
-			})
-			job.Vars = append(job.Vars, values...)
+			}}).With(j.Job.Job).With(over)
 			job.Project, job.Artifacts = project, f.artifactsFor(f.artifactsDir, id, say)
 			name := j.name
 			for _, v := range values {
@@ -307,6 +305,10 @@ type runJob struct {
 	whole     string           // the steps with the keys of their container, for a manager; empty if there are none
 	container *docker.Spec     // nil if it has no container; a jobReader sets the one that the job names
 	pod       *kubernetes.Spec // replaces container on a cluster
+}
+
+func newRunJob(name string, job *stepmuxv1.Job) runJob {
+	return runJob{name: name, Job: connector.Job{Job: job}}
 }
 
 // readJobs reads and checks the jobs. some is true if at least one runs in a container.

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -22,7 +21,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
@@ -32,6 +30,7 @@ import (
 	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/termtext"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 const (
@@ -263,8 +262,8 @@ func (f *submitFlags) run(cmd *cobra.Command, args []string) error {
 			"--job-name %q, or use stepmux run", args[0], len(jobs), jobs[0].ciJob)
 	}
 	dir, _ := filepath.Split(strings.ToValidUTF8(args[0], "?"))
-	job := f.request(jobs[0], strings.TrimPrefix(jobs[0].name, dir))
-	if _, err := proto.Marshal(job); err != nil { // as of text that is not UTF-8: gRPC would call that its own failure
+	req := f.request(jobs[0], strings.TrimPrefix(jobs[0].name, dir))
+	if _, err := proto.Marshal(req); err != nil { // as of text that is not UTF-8: gRPC would call that its own failure
 		return fmt.Errorf("%s: it cannot be sent to the manager: %w", args[0], err)
 	}
 	return f.use(cmd, func(ctx context.Context, m pb.ManagerClient) error {
@@ -273,7 +272,7 @@ func (f *submitFlags) run(cmd *cobra.Command, args []string) error {
 			return err
 		}
 		defer project.Close()
-		id, err := queueJob(ctx, m, project, job)
+		id, err := queueJob(ctx, m, project, req)
 		if err != nil {
 			return err
 		}
@@ -299,34 +298,23 @@ func (f *submitFlags) run(cmd *cobra.Command, args []string) error {
 	})
 }
 
-// request returns the job for the manager. It has the text of the steps with the keys of their container, which the
-// manager reads.
-func (f *submitFlags) request(of runJob, file string) *pb.Job {
-	job := &pb.Job{
-		Steps: []byte(cmp.Or(of.whole, string(of.Steps))), StepsFile: file,
-		Generated: len(of.Steps) > 0 && of.StepsFile == "", Script: of.Script, MayFail: of.MayFail,
-		Env: map[string]string{}, PassEnv: f.passEnv, UnsafeExports: f.unsafeExports, Artifacts: f.artifacts,
+// request returns what the manager is asked for. Its job has the text of the steps with the keys of their container,
+// which the manager reads.
+func (f *submitFlags) request(of runJob, file string) *pb.SubmitRequest {
+	return &pb.SubmitRequest{
+		Job: of.Job.With(f.options()).With(&stepmuxv1.Job{Steps: []byte(of.whole), StepsFile: file}), Artifacts: f.artifacts,
 		Labels: f.labels, RetryLost: f.retry == "lost", Trace: f.keepTrace || f.traces != "",
 	}
-	maps.Copy(job.Env, of.Env)
-	maps.Copy(job.Env, f.env)
-	if f.timeout > 0 {
-		job.Timeout = durationpb.New(f.timeout)
-	}
-	for _, v := range of.Vars {
-		job.Variables = append(job.Variables, &pb.Variable{Key: v.Key, Value: v.Value, File: v.File, Masked: v.Masked})
-	}
-	return job
 }
 
-// queueJob queues a job with its project, if it has one, and returns the ID of its build. If an answer is lost, as when
-// the manager restarts, it asks again. The request has a key, by which the manager knows it for two minutes.
-func queueJob(ctx context.Context, m pb.ManagerClient, project *packed, job *pb.Job) (string, error) {
-	req := &pb.SubmitRequest{Job: job, Key: rand.Text()}
+// queueJob queues a build with its project, if it has one, and returns its ID. If an answer is lost, as when the
+// manager restarts, it asks again. The request has a key, by which the manager knows it for two minutes.
+func queueJob(ctx context.Context, m pb.ManagerClient, project *packed, req *pb.SubmitRequest) (string, error) {
+	req.Key = rand.Text()
 	var sent, lost time.Time // when the request was first sent, and when the manager was first lost
 	for {
 		var resp *pb.SubmitResponse
-		err := keepProject(ctx, m, project, job)
+		err := keepProject(ctx, m, project, req)
 		if err == nil {
 			sent = cmp.Or(sent, time.Now())
 			resp, err = m.Submit(ctx, req)

@@ -70,18 +70,18 @@ func (m *answers) Submit(
 func TestASubmitWhoseAnswerIsLostIsSentAgainWithItsKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &answers{lost: 3}
-		id, err := queueJob(t.Context(), m, nil, &pb.Job{})
+		id, err := queueJob(t.Context(), m, nil, &pb.SubmitRequest{})
 		require.NoError(t, err)
 		require.Len(t, m.keys, 4)
 		for _, key := range m.keys {
 			require.Equal(t, "1-"+key, id)
 		}
-		_, err = queueJob(t.Context(), m, nil, &pb.Job{})
+		_, err = queueJob(t.Context(), m, nil, &pb.SubmitRequest{})
 		require.NoError(t, err)
 		require.NotEqual(t, m.keys[0], m.keys[4], "another request")
 
 		m, began := &answers{lost: 1 << 20}, time.Now()
-		_, err = queueJob(t.Context(), m, nil, &pb.Job{})
+		_, err = queueJob(t.Context(), m, nil, &pb.SubmitRequest{})
 		require.Equal(t, codes.Unavailable, status.Code(err))
 		require.ErrorContains(t, err, "error reading from server: EOF; the build may be queued: stepmux builds lists it")
 		require.InDelta(t, awayLimit, time.Since(began), float64(time.Second), "long before the manager forgets the key")
@@ -128,12 +128,12 @@ func TestAProjectIsSentAgainIfTheManagerEndsMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, takes := range []time.Duration{0, 5 * time.Minute} {
 			m := &uploads{ends: 1, takes: takes, answers: answers{lost: 2}}
-			_, err := queueJob(t.Context(), m, &packed{}, &pb.Job{})
+			_, err := queueJob(t.Context(), m, &packed{}, &pb.SubmitRequest{})
 			require.NoError(t, err)
 			require.Equal(t, 4, m.begun)
 			require.Len(t, m.keys, 3)
 		}
-		_, err := queueJob(t.Context(), &uploads{ends: 1 << 20}, &packed{}, &pb.Job{})
+		_, err := queueJob(t.Context(), &uploads{ends: 1 << 20}, &packed{}, &pb.SubmitRequest{})
 		require.Equal(t, status.Error(codes.Unavailable, "error reading from server: EOF"), err, "it is not queued")
 	})
 }
@@ -222,7 +222,7 @@ func TestTheStepsOfASubmitKeepTheKeysOfTheirContainer(t *testing.T) {
 	reader := &jobReader{sourceFlags: &sourceFlags{inputs: []string{"who=me"}}, ctx: t.Context()}
 	jobs, err := reader.files([]string{file}, false)
 	require.NoError(t, err)
-	steps, box, err := docker.FromJob("steps.yml", (&submitFlags{}).request(jobs[0], "steps.yml").GetSteps())
+	steps, box, err := docker.FromJob("steps.yml", (&submitFlags{}).request(jobs[0], "steps.yml").GetJob().GetSteps())
 	require.NoError(t, err)
 	require.Equal(t, jobs[0].container, box)
 	require.Equal(t, string(jobs[0].Steps), string(steps))

@@ -11,6 +11,7 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/internal/dockertest"
 	"github.com/stepmux/stepmux/internal/neighbourcases"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // sampled is the part of the cases that each run of the tests takes: one of so many. STEPMUX_ALL_CASES=1 takes all.
@@ -45,9 +46,10 @@ func TestNeighboursCasesHoldInAContainer(t *testing.T) {
 			dir := dirs + "/" + c.Name
 			require.NoError(t, os.Mkdir(dir, 0o755))
 			c.LayOut(t, dir)
-			job := connector.Job{ID: c.Name, Steps: []byte(c.StepsYAML), Env: c.Env, WorkDir: dir}
+			job := connector.Job{Job: &stepmuxv1.Job{Steps: []byte(c.StepsYAML), Env: c.Env}, ID: c.Name, WorkDir: dir}
 			for _, v := range c.Variables {
-				job.Vars = append(job.Vars, connector.Variable(v))
+				job.Variables = append(job.Variables,
+					&stepmuxv1.Variable{Key: v.Key, Value: v.Value, File: v.File, Masked: v.Masked})
 			}
 			var log bytes.Buffer
 			result, err := b.Execute(t.Context(), job, &log)

@@ -26,6 +26,7 @@ import (
 	"github.com/stepmux/stepmux/internal/dockertest"
 	"github.com/stepmux/stepmux/internal/faultconn"
 	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // config returns the configuration of a build in a container of dockertest.Image.
@@ -87,7 +88,11 @@ func run(t testing.TB, c *docker.Container, script string) (string, connector.Re
 	t.Helper()
 	b := connect(t, c)
 	var out bytes.Buffer
-	result, err := b.Execute(t.Context(), connector.Job{Script: script, PassEnv: []string{"all"}}, &out)
+	result, err := b.Execute(
+		t.Context(),
+		connector.Job{Job: &stepmuxv1.Job{Script: script, PassEnv: []string{"all"}}},
+		&out,
+	)
 	require.NoError(t, err, "%s", b.log.String())
 	require.NoError(t, b.Close(t.Context()))
 	require.Empty(t, b.Left())
@@ -217,7 +222,9 @@ func TestAnImageWithNothingInItRunsACommand(t *testing.T) {
 	cfg.Spec.Image = dockertest.Bare
 	b := connect(t, start(t, cfg))
 	var out bytes.Buffer
-	job := connector.Job{Steps: []byte(`run: [{name: v, exec: {command: [/.stepmux/bin/stepmux, version]}}]`)}
+	job := connector.Job{
+		Job: &stepmuxv1.Job{Steps: []byte(`run: [{name: v, exec: {command: [/.stepmux/bin/stepmux, version]}}]`)},
+	}
 	result, err := b.Execute(t.Context(), job, &out)
 	require.NoError(t, err)
 	require.Equal(t, connector.Succeeded, result.Status, "%+v", result)

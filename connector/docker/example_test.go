@@ -9,6 +9,7 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // One job in a container of the Docker daemon of this machine.
@@ -40,7 +41,9 @@ func Example() {
 	if _, err := c.Connect(ctx); err != nil {
 		panic(err)
 	}
-	job := connector.Job{Script: "set -e\ngo version\n", PassEnv: []string{"all"}} // with the image's environment
+	job := connector.Job{
+		Job: &stepmuxv1.Job{Script: "set -e\ngo version\n", PassEnv: []string{"all"}},
+	} // with the image's environment
 	result, err := c.Execute(ctx, job, os.Stdout)
 	if err != nil {
 		panic(err)

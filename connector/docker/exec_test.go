@@ -17,6 +17,7 @@ import (
 	"github.com/stepmux/stepmux/internal/dockertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // standing starts a container by itself, which the test's end removes.
@@ -88,13 +89,16 @@ func TestAManagerThatDiesLeavesNothingInAContainerThatIsThere(t *testing.T) {
 	hangUp := recordConns(&cfg)
 	c := start(t, cfg)
 	b := connect(t, c)
-	_, err := b.Execute(t.Context(), connector.Job{Script: "(setsid sleep 600 &); echo started; sleep 600"},
+	_, err := b.Execute(
+		t.Context(),
+		connector.Job{Job: &stepmuxv1.Job{Script: "(setsid sleep 600 &); echo started; sleep 600"}},
 		writerFunc(func(p []byte) (int, error) {
 			if bytes.Contains(p, []byte("started")) {
 				hangUp()
 			}
 			return len(p), nil
-		}))
+		}),
+	)
 	require.True(t, mux.IsLost(err), "%v", err)
 	require.Eventually(t, func() bool { return len(processes(t, d, "standing")) == 1 }, sshtest.Bound,
 		10*time.Millisecond)
@@ -140,7 +144,7 @@ func TestABuildInAContainerThatIsThereCanLinger(t *testing.T) {
 	_, err = b.Connect(t.Context())
 	require.NoError(t, err)
 	var once sync.Once
-	result, err := b.Execute(t.Context(), connector.Job{Script: "echo started; exit 3"},
+	result, err := b.Execute(t.Context(), connector.Job{Job: &stepmuxv1.Job{Script: "echo started; exit 3"}},
 		writerFunc(func(p []byte) (int, error) {
 			once.Do(hangUp)
 			return len(p), nil

@@ -34,6 +34,7 @@ import (
 	"github.com/stepmux/stepmux/internal/dockertest"
 	"github.com/stepmux/stepmux/internal/faultconn"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // duringBuild starts a build that would take a minute, does harm to it and returns the container and the build's error
@@ -48,7 +49,7 @@ func duringBuild(t *testing.T, d *dockertest.Daemon, harm func(id string)) (*doc
 		}
 		return len(p), nil
 	})
-	_, err := b.Execute(t.Context(), connector.Job{Script: "echo started; sleep 60"}, out)
+	_, err := b.Execute(t.Context(), connector.Job{Job: &stepmuxv1.Job{Script: "echo started; sleep 60"}}, out)
 	require.Error(t, err)
 	require.True(t, mux.IsLost(err), "%v", err)
 	err = c.Explain(t.Context(), err)
@@ -101,7 +102,7 @@ func TestABuildWhoseContainerdDiesEndsRightAndLeavesNothing(t *testing.T) {
 	d := dockertest.Start(t)
 	c := start(t, config(t, d))
 	b := connect(t, c)
-	result, err := b.Execute(t.Context(), connector.Job{Script: "echo started; sleep 1; exit 5"},
+	result, err := b.Execute(t.Context(), connector.Job{Job: &stepmuxv1.Job{Script: "echo started; sleep 1; exit 5"}},
 		writerFunc(func(p []byte) (int, error) {
 			if bytes.Contains(p, []byte("started")) {
 				d.KillContainerd(t)
@@ -219,13 +220,17 @@ func TestAJobThatIgnoresSIGTERMDoesNotOutliveItsManagerForLong(t *testing.T) {
 		client.ContainerWaitOptions{Condition: container.WaitConditionRemoved})
 	b := connect(t, c)
 	var killed time.Time
-	_, err := b.Execute(t.Context(), connector.Job{
-		Script: `trap "sleep 0.1; touch /out/cleaned" TERM; echo started; while :; do sleep 600; done`,
-	}, writerFunc(func(p []byte) (int, error) {
-		killed = time.Now()
-		hangUp()
-		return len(p), nil
-	}))
+	_, err := b.Execute(
+		t.Context(),
+		connector.Job{
+			Job: &stepmuxv1.Job{Script: `trap "sleep 0.1; touch /out/cleaned" TERM; echo started; while :; do sleep 600; done`},
+		},
+		writerFunc(func(p []byte) (int, error) {
+			killed = time.Now()
+			hangUp()
+			return len(p), nil
+		}),
+	)
 	require.True(t, mux.IsLost(err), "%v", err)
 	select {
 	case <-waiting.Result:

@@ -13,6 +13,7 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/internal/dockertest"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // The Container of Attach stands for another process.
@@ -66,7 +67,7 @@ func TestABuildInAContainerGoesOnInAnotherProcess(t *testing.T) {
 			if spec.Memory > 0 {
 				script = "head -c 200000000 /dev/zero | tail -c 190000000 >/dev/null; " + script
 			}
-			result, err := b.Execute(t.Context(), connector.Job{Script: script}, &log)
+			result, err := b.Execute(t.Context(), connector.Job{Job: &stepmuxv1.Job{Script: script}}, &log)
 			require.NoError(t, err)
 			require.Equal(t, 3, result.ExitCode)
 			require.Contains(t, log.String(), "here\n")

@@ -35,6 +35,7 @@ import (
 	"github.com/stepmux/stepmux/internal/kubetest"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // load returns the cluster of a server.
@@ -138,13 +139,13 @@ func cutBuild(t *testing.T, answer func(http.ResponseWriter, *http.Request) bool
 			s.Cut()
 		}
 	}}
-	result, err := c.Execute(t.Context(), connector.Job{Steps: []byte(fmt.Sprintf(`run:
+	result, err := c.Execute(t.Context(), connector.Job{Job: &stepmuxv1.Job{Steps: []byte(fmt.Sprintf(`run:
   - name: count
     script: |
       i=0
       while [ $i -lt %d ]; do i=$((i+1)); echo line $i; sleep 0.002; done
       exit 7
-`, all))}, log)
+`, all))}}, log)
 	require.NoError(t, err)
 	require.Equal(t, connector.Failed, result.Status)
 	require.Equal(t, 7, result.ExitCode)
@@ -165,7 +166,11 @@ func TestAPodThatIsDeletedByHandEndsItsBuildAtOnce(t *testing.T) {
 	p := start(t, config(t, load(t, s)))
 	c := connect(t, s, p)
 	log := &lines{on: func(int) { s.Delete(p.Name()) }}
-	_, err := c.Execute(t.Context(), connector.Job{Steps: []byte("run: [{name: a, script: echo here; sleep 60}]")}, log)
+	_, err := c.Execute(
+		t.Context(),
+		connector.Job{Job: &stepmuxv1.Job{Steps: []byte("run: [{name: a, script: echo here; sleep 60}]")}},
+		log,
+	)
 	require.ErrorIs(t, err, connector.ErrGone)
 	require.ErrorContains(t, err, "pod "+p.Name()+": it was deleted (container build: exit status 0)")
 	require.Equal(t, err, p.Explain(t.Context(), err), "the reason comes twice")
@@ -181,7 +186,11 @@ func TestAPodOfANodeThatIsDrainedSaysSo(t *testing.T) {
 		}}})
 		s.Delete(p.Name())
 	}}
-	_, err := c.Execute(t.Context(), connector.Job{Steps: []byte("run: [{name: a, script: echo here; sleep 60}]")}, log)
+	_, err := c.Execute(
+		t.Context(),
+		connector.Job{Job: &stepmuxv1.Job{Steps: []byte("run: [{name: a, script: echo here; sleep 60}]")}},
+		log,
+	)
 	require.ErrorContains(t, err, "it was deleted (EvictionByEvictionAPI: Eviction API: evicting; container build: ")
 }
 
@@ -215,7 +224,11 @@ func TestABuildWhoseNodeIsGoneSaysWhyItCannotBeReached(t *testing.T) {
 		gone.Store(true)
 		s.Cut()
 	}}
-	_, err := c.Execute(t.Context(), connector.Job{Steps: []byte("run: [{name: a, script: echo here; sleep 60}]")}, log)
+	_, err := c.Execute(
+		t.Context(),
+		connector.Job{Job: &stepmuxv1.Job{Steps: []byte("run: [{name: a, script: echo here; sleep 60}]")}},
+		log,
+	)
 	require.ErrorContains(t, err, "its step runner could not be reached for 4s; last attempt: no link to pod "+p.Name())
 	require.ErrorContains(t, err, "the API server says: error dialing backend: no route to host")
 }
@@ -277,7 +290,11 @@ func TestTheEndOfThePodIsInTheErrorOfItsBuild(t *testing.T) {
 			kubetest.Object{"reason": "OOMKilled", "exitCode": 137}))
 		s.Cut()
 	}}
-	_, err := c.Execute(t.Context(), connector.Job{Steps: []byte("run: [{name: a, script: echo here; sleep 60}]")}, log)
+	_, err := c.Execute(
+		t.Context(),
+		connector.Job{Job: &stepmuxv1.Job{Steps: []byte("run: [{name: a, script: echo here; sleep 60}]")}},
+		log,
+	)
 	require.ErrorContains(t, err, "container build: OOMKilled, exit status 137")
 }
 
@@ -300,7 +317,11 @@ func TestTheEndOfTheStepsContainerIsTheEndOfABuildThoughOthersRunOn(t *testing.T
 		}, kubetest.Object{"name": "proxy", "state": kubetest.Object{"running": kubetest.Object{}}}}})
 		s.Cut()
 	}}
-	_, err := c.Execute(t.Context(), connector.Job{Steps: []byte("run: [{name: a, script: echo here; sleep 60}]")}, log)
+	_, err := c.Execute(
+		t.Context(),
+		connector.Job{Job: &stepmuxv1.Job{Steps: []byte("run: [{name: a, script: echo here; sleep 60}]")}},
+		log,
+	)
 	require.ErrorIs(t, err, connector.ErrGone)
 	require.ErrorContains(t, err, "container build: OOMKilled, exit status 137")
 }
@@ -582,7 +603,11 @@ func TestABuildStartsThoughTheAPIServerIsAwayForAMoment(t *testing.T) {
 	require.Equal(t, []string{p.Name()}, s.Pods())
 	var log bytes.Buffer
 	c := connect(t, s, p, func(c *connector.Config) { c.Log = &log })
-	result, err := c.Execute(t.Context(), connector.Job{Steps: []byte("run: [{name: a, script: echo here}]")}, &log)
+	result, err := c.Execute(
+		t.Context(),
+		connector.Job{Job: &stepmuxv1.Job{Steps: []byte("run: [{name: a, script: echo here}]")}},
+		&log,
+	)
 	require.NoError(t, err)
 	require.Equal(t, connector.Succeeded, result.Status)
 	require.NoError(t, c.Close(t.Context()))
@@ -683,7 +708,11 @@ func TestABuildGoesOnInAnotherProcess(t *testing.T) {
 	require.NoError(t, err)
 	second := connect(t, s, p, func(c *connector.Config) { c.Secret, c.Attach = secret, socket })
 	var log bytes.Buffer
-	result, err := second.Execute(t.Context(), connector.Job{Steps: []byte("run: [{name: a, script: echo here}]")}, &log)
+	result, err := second.Execute(
+		t.Context(),
+		connector.Job{Job: &stepmuxv1.Job{Steps: []byte("run: [{name: a, script: echo here}]")}},
+		&log,
+	)
 	require.NoError(t, err)
 	require.Equal(t, connector.Succeeded, result.Status)
 	require.Equal(t, "here\n", log.String())

@@ -36,6 +36,7 @@ import (
 	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
@@ -199,9 +200,16 @@ run:
 			require.NoError(t, all.Wait())
 			bridges = append(bridges, time.Since(began))
 			var log bytes.Buffer
-			result, err := c.Execute(t.Context(), connector.Job{
-				Steps: []byte("run: [{name: a, script: 'echo $COLOUR $(id -u); exit 7'}]"), PassEnv: []string{"all"},
-			}, &log)
+			result, err := c.Execute(
+				t.Context(),
+				connector.Job{
+					Job: &stepmuxv1.Job{
+						Steps:   []byte("run: [{name: a, script: 'echo $COLOUR $(id -u); exit 7'}]"),
+						PassEnv: []string{"all"},
+					},
+				},
+				&log,
+			)
 			require.NoError(t, err)
 			require.Equal(t, 7, result.ExitCode)
 			require.Equal(t, "of-the-image 0\n", log.String())
@@ -226,9 +234,13 @@ run:
 		p := start(t, cfg)
 		c, _ := realConnect(t, p)
 		var log bytes.Buffer
-		result, err := c.Execute(t.Context(), connector.Job{
-			Steps: []byte("run: [{name: a, script: 'id -u; id -g; echo x >file; ! echo >/tmp/x'}]"),
-		}, &log)
+		result, err := c.Execute(
+			t.Context(),
+			connector.Job{
+				Job: &stepmuxv1.Job{Steps: []byte("run: [{name: a, script: 'id -u; id -g; echo x >file; ! echo >/tmp/x'}]")},
+			},
+			&log,
+		)
 		require.NoError(t, err)
 		require.Equal(t, connector.Succeeded, result.Status, log.String())
 		require.Contains(t, log.String(), "1000\n1000\n")
@@ -286,7 +298,11 @@ subjects: [{kind: User, name: nobody, apiGroup: rbac.authorization.k8s.io}]
 		p := start(t, realConfig(t, cluster))
 		c, _ := realConnect(t, p)
 		log := &lines{on: func(int) { go k.Remove(t, "/api/v1/namespaces/default/pods/"+p.Name()) }}
-		_, err := c.Execute(t.Context(), connector.Job{Steps: []byte("run: [{name: a, script: echo here; sleep 60}]")}, log)
+		_, err := c.Execute(
+			t.Context(),
+			connector.Job{Job: &stepmuxv1.Job{Steps: []byte("run: [{name: a, script: echo here; sleep 60}]")}},
+			log,
+		)
 		err = p.Explain(t.Context(), err) // the step runner may have been seen to be gone before the pod
 		require.ErrorContains(t, err, "it was deleted")
 		t.Log(err)
@@ -296,9 +312,15 @@ subjects: [{kind: User, name: nobody, apiGroup: rbac.authorization.k8s.io}]
 		p = start(t, cfg)
 		c, _ = realConnect(t, p)
 		var text bytes.Buffer
-		result, err := c.Execute(t.Context(), connector.Job{
-			Steps: []byte("run: [{name: a, script: 'x=$(tail -c 200000000 /dev/zero | tr a b | sort | wc -c); echo $x'}]"),
-		}, &text)
+		result, err := c.Execute(
+			t.Context(),
+			connector.Job{
+				Job: &stepmuxv1.Job{
+					Steps: []byte("run: [{name: a, script: 'x=$(tail -c 200000000 /dev/zero | tr a b | sort | wc -c); echo $x'}]"),
+				},
+			},
+			&text,
+		)
 		t.Log(result, err, text.String())
 
 		// A container of the template runs on.
@@ -307,7 +329,7 @@ subjects: [{kind: User, name: nobody, apiGroup: rbac.authorization.k8s.io}]
 `)...)
 		p = start(t, cfg)
 		c, _ = realConnect(t, p)
-		_, err = c.Execute(t.Context(), connector.Job{Script: "kill -TERM 1; sleep 600"}, io.Discard)
+		_, err = c.Execute(t.Context(), connector.Job{Job: &stepmuxv1.Job{Script: "kill -TERM 1; sleep 600"}}, io.Discard)
 		_ = c.Close(t.Context()) // a link that was made meanwhile keeps the container
 		err = p.Explain(t.Context(), err)
 		require.ErrorContains(t, err, "container build: ")
@@ -334,7 +356,9 @@ subjects: [{kind: User, name: nobody, apiGroup: rbac.authorization.k8s.io}]
 		require.Equal(t, map[string]bool{"build": true, "web": true, "probed": true}, k.Ready(t, p.Name()))
 		c, _ := realConnect(t, p)
 		var log bytes.Buffer
-		job := connector.Job{Steps: []byte("run: [{name: a, script: wget -qO- http://web:18642/passwd}]")}
+		job := connector.Job{
+			Job: &stepmuxv1.Job{Steps: []byte("run: [{name: a, script: wget -qO- http://web:18642/passwd}]")},
+		}
 		result, err := c.Execute(t.Context(), job, &log)
 		require.NoError(t, err)
 		require.Equal(t, connector.Succeeded, result.Status, log.String())
@@ -357,7 +381,7 @@ subjects: [{kind: User, name: nobody, apiGroup: rbac.authorization.k8s.io}]
 		p := start(t, realConfig(t, old))
 		c, _ := realConnect(t, p)
 		var log bytes.Buffer
-		result, err := c.Execute(t.Context(), connector.Job{Script: "echo here; exit 7"}, &log)
+		result, err := c.Execute(t.Context(), connector.Job{Job: &stepmuxv1.Job{Script: "echo here; exit 7"}}, &log)
 		require.NoError(t, err)
 		require.Equal(t, 7, result.ExitCode)
 		require.Equal(t, "here\n", log.String())
@@ -375,7 +399,7 @@ subjects: [{kind: User, name: nobody, apiGroup: rbac.authorization.k8s.io}]
 			return provider.Executor(instance.Build{ID: "b1", Log: log, Secret: secret, LogState: log.state, Pod: &cfg.Spec})
 		}
 		log := &stateLog{half: make(chan struct{})}
-		job := connector.Job{Script: killScript(7)}
+		job := connector.Job{Job: &stepmuxv1.Job{Script: killScript(7)}}
 		first := manager(log)
 		require.NoError(t, first.Prepare(t.Context()))
 		_, err = first.Connect(t.Context())
@@ -530,7 +554,7 @@ func killedBuild(ctx context.Context, cfg kubernetes.Config, code int) (o outcom
 		return o
 	}
 	var log bytes.Buffer
-	result, err := c.Execute(ctx, connector.Job{Script: killScript(code)}, &log)
+	result, err := c.Execute(ctx, connector.Job{Job: &stepmuxv1.Job{Script: killScript(code)}}, &log)
 	o.err, o.code, o.text = err, result.ExitCode, log.String()
 	return o
 }

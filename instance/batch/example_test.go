@@ -10,6 +10,7 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/batch"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // Many builds of one script, each with a log of its own. They start in their order, as slots become free.
@@ -23,7 +24,9 @@ func Example() {
 			panic(err)
 		}
 		builds = append(builds, batch.Build{ // Run closes the log
-			ID: id, Log: log, Job: connector.Job{Script: "set -e\nmake test\n", Env: map[string]string{"SHARD": fmt.Sprint(n)}},
+			ID: id, Log: log, Job: connector.Job{Job: &stepmuxv1.Job{
+				Script: "set -e\nmake test\n", Env: map[string]string{"SHARD": fmt.Sprint(n)},
+			}},
 		})
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt) // Ctrl-C cancels the builds, with their grace

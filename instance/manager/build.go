@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"sync"
 	"time"
 
@@ -19,6 +18,7 @@ import (
 	"github.com/stepmux/stepmux/instance/batch"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/pause"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // errCanceled ends a build on request.
@@ -27,7 +27,7 @@ var errCanceled = errors.New("it was canceled on request")
 // build is a build that this manager has taken from the queue. One goroutine, Manager.run, owns it.
 type build struct {
 	request
-	job   *pb.Job
+	asked *pb.SubmitRequest
 	where where
 	log   *storedLog
 	done  chan struct{} // closed when it has ended or is left to another manager
@@ -64,17 +64,23 @@ func (b *build) working() {
 	}
 }
 
-// read opens the request of a build.
-func (s *store) read(r *request) (*pb.Job, error) {
+// read opens the request of a build. The version before kept the job and the build's options in one message. Its fields
+// have the same numbers in the two messages of today.
+func (s *store) read(r *request) (*pb.SubmitRequest, error) {
 	text, err := s.seal.open(r.key, r.sealed)
 	if err != nil {
 		return nil, fmt.Errorf("the request cannot be opened with the key: %w", err)
 	}
-	job := &pb.Job{}
-	if err := proto.Unmarshal(text, job); err != nil {
+	asked := &pb.SubmitRequest{}
+	err = proto.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(text, asked)
+	if err == nil && asked.GetJob() == nil {
+		asked.Job = &stepmuxv1.Job{}
+		err = proto.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(text, asked.GetJob())
+	}
+	if err != nil {
 		return nil, fmt.Errorf("the request cannot be read: %w", err)
 	}
-	return job, nil
+	return asked, nil
 }
 
 // run runs a build to its end, or until it is left to another manager. placed is called when it has its slot, or ends
@@ -83,7 +89,7 @@ func (m *Manager) run(b *build, placed func()) {
 	defer close(b.done)
 	defer placed()
 	defer b.queued()
-	if len(b.job.GetLabels()) > 0 {
+	if len(b.asked.GetLabels()) > 0 {
 		if m.picky.Add(1) <= maxPicky {
 			placed() // it waits for some of the VMs: builds for others pass it
 		}
@@ -109,8 +115,8 @@ func (m *Manager) attempt(b *build, placed func()) (again bool) {
 	linger, id := m.cfg.Linger, b.attemptID()
 	e := m.cfg.Provider.Executor(instance.Build{
 		ID: id, Log: b.log, LogState: b.log.state, Linger: &linger, Secret: m.store.seal.secret(id),
-		Labels: b.job.GetLabels(), Placed: func(string) { placed() },
-		Container: b.where.container, Pod: b.where.pod, Timeout: b.job.GetTimeout().AsDuration(),
+		Labels: b.asked.GetLabels(), Placed: func(string) { placed() },
+		Container: b.where.container, Pod: b.where.pod, Timeout: b.asked.GetJob().GetTimeout().AsDuration(),
 		Queued: b.queued,
 	})
 	b.mu.Lock()
@@ -178,7 +184,7 @@ func (b *build) isLost(err error) bool {
 	failed, ok := errors.AsType[*instance.BuildError](err)
 	_, collecting := errors.AsType[*files.CollectError](err) // the job has ended
 	r := b.kept()
-	return ok && failed.Reason == instance.RunnerSystemFailure && !collecting && b.job.GetRetryLost() &&
+	return ok && failed.Reason == instance.RunnerSystemFailure && !collecting && b.asked.GetRetryLost() &&
 		r.Phase == phaseRunning && r.Attempt < maxAttempts && !r.Canceled
 }
 
@@ -250,7 +256,7 @@ func (m *Manager) execute(b *build, e *instance.Executor) error {
 			return err
 		}
 	}
-	if limit := b.job.GetTimeout().AsDuration(); limit > 0 {
+	if limit := b.asked.GetJob().GetTimeout().AsDuration(); limit > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadlineCause(
 			ctx, earlier(b.kept().Started, time.Now()).Add(limit), fmt.Errorf("the build took longer than %v", limit))
@@ -270,23 +276,13 @@ func earlier(a, b time.Time) time.Time {
 // work returns the build's job. It is the same each time: a step runner that has it already takes it for one.
 func (m *Manager) work(b *build) connector.Job {
 	job := connector.Job{
-		Steps: b.where.steps, StepsFile: b.job.GetStepsFile(), Script: b.job.GetScript(), MayFail: b.job.GetMayFail(),
-		Env: map[string]string{"CI": "true", "CI_JOB_ID": b.id}, Timeout: b.job.GetTimeout().AsDuration(),
-		PassEnv: b.job.GetPassEnv(), UnsafeExports: b.job.GetUnsafeExports(),
-		Project: m.project(b.job), Artifacts: m.artifacts(b.id, b.job),
+		Job: (&stepmuxv1.Job{Env: map[string]string{"CI": "true", "CI_JOB_ID": b.id}}).With(b.asked.GetJob()).
+			With(&stepmuxv1.Job{Steps: b.where.steps}),
+		Project: m.project(b.asked), Artifacts: m.artifacts(b.id, b.asked),
 	}
-	if b.job.GetGenerated() {
-		job.StepsFile = ""
-	}
-	maps.Copy(job.Env, b.job.GetEnv())
-	if b.job.GetTrace() {
+	if b.asked.GetTrace() {
 		kept := &keptTrace{m: m, id: b.id}
 		job.Trace, job.OnTrace = kept, func(err error) { b.traceErr = kept.end(err) }
-	}
-	for _, v := range b.job.GetVariables() {
-		job.Vars = append(job.Vars, connector.Variable{
-			Key: v.GetKey(), Value: v.GetValue(), File: v.GetFile(), Masked: v.GetMasked(),
-		})
 	}
 	return job
 }

@@ -299,7 +299,7 @@ func (c *cluster) yield(id string) (revision uint64) {
 // sendOn gives builds that wait, and for which no VM of this manager will do any more, back to the queue.
 func (c *cluster) sendOn() {
 	for _, b := range c.m.builds() {
-		if b.waits() && !c.m.cfg.Group.Takes(b.job.GetLabels()) {
+		if b.waits() && !c.m.cfg.Group.Takes(b.asked.GetLabels()) {
 			c.m.leaveTo(b)
 		}
 	}

@@ -16,7 +16,7 @@ import (
 )
 
 // fileJob reads in.txt of a project, and has the artifact out/said.
-func fileJob(text []byte, digest, script string) *pb.Job {
+func fileJob(text []byte, digest, script string) *pb.SubmitRequest {
 	j := job("cat in.txt; echo\n" + script + "\nmkdir out; cat in.txt >out/said")
 	j.Project, j.ProjectBytes, j.Artifacts = digest, int64(len(text)), []string{"out"}
 	return j
@@ -88,7 +88,7 @@ func TestFilesOfAClusterAreBoundedAndChecked(t *testing.T) {
 	require.NoError(t, err)
 	_, err = m.keep([]byte("other"), digest[1:]+"0")
 	require.ErrorContains(t, err, "changed on its way")
-	_, err = m.Submit(t.Context(), &pb.SubmitRequest{Job: fileJob(text, digest[1:]+"0", "")})
+	_, err = m.Submit(t.Context(), fileJob(text, digest[1:]+"0", ""))
 	require.Equal(t, codes.FailedPrecondition, status.Code(err), "%v", err)
 
 	// One that no build needs stays for a while after its last use, and goes when there is need of room then.
@@ -160,7 +160,7 @@ func TestFilesOfAClusterAreBoundedAndChecked(t *testing.T) {
 	require.NoError(t, os.Mkdir(copies, 0o700))
 
 	// The oldest artifacts go when there are too many.
-	j.Steps = []byte("run:\n- name: s\n  script: mkdir out; head -c 3000 /dev/urandom >out/said\n")
+	j.Job.Steps = []byte("run:\n- name: s\n  script: mkdir out; head -c 3000 /dev/urandom >out/said\n")
 	require.Eventually(t, func() bool {
 		many := m.submitJob(j)
 		_, build = m.wait(many, 0)

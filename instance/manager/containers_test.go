@@ -14,7 +14,6 @@ import (
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/manager"
-	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/dockertest"
 	"github.com/stepmux/stepmux/internal/runnertest"
 )
@@ -45,7 +44,7 @@ func TestABuildInAContainerOutlivesItsManager(t *testing.T) {
 	_, err = m.keep(text, digest)
 	require.NoError(t, err)
 	j := fileJob(text, digest, "echo $COLOUR begun\nuntil [ -e /shared/go ]; do sleep 0.01; done\necho done")
-	j.Steps, j.Trace = append([]byte("image: "+dockertest.Image+"\n"), j.Steps...), true
+	j.Job.Steps, j.Trace = append([]byte("image: "+dockertest.Image+"\n"), j.Job.Steps...), true
 	id := m.submitJob(j)
 	m.await(id, "of-the-image begun\n")
 	m.stop()
@@ -85,8 +84,8 @@ func TestAJobWithAnImageIsRefusedWhereBuildsHaveNoContainers(t *testing.T) {
 		"image: {nam: x}\n":  `job.yml:1:9: unknown key "nam" of image`,
 	} {
 		j := job("true")
-		j.Steps = append([]byte(text), j.Steps...)
-		_, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: j})
+		j.Job.Steps = append([]byte(text), j.Job.Steps...)
+		_, err := m.Submit(t.Context(), j)
 		require.Equal(t, codes.InvalidArgument, status.Code(err), "%v", err)
 		require.ErrorContains(t, err, says)
 	}

@@ -19,7 +19,6 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/stepmux/stepmux/instance"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
@@ -357,9 +356,9 @@ func (m *Manager) KeepUnanswered(t *testing.T, id string) {
 	require.NoError(t, m.store.put(t.Context(), rec))
 }
 
-// FillQueue queues a job many times in a state directory that no manager uses, with less care for the disk than a
-// manager takes.
-func FillQueue(t *testing.T, dir string, job *pb.Job, n int) {
+// FillQueue queues the text of a request n times in a state directory that no manager uses, with less care for the disk
+// than a manager takes.
+func FillQueue(t *testing.T, dir string, text []byte, n int) {
 	t.Helper()
 	s := &store{timeout: storeTimeout, logger: &serverLog{to: slog.New(slog.DiscardHandler)}}
 	defer s.close()
@@ -375,8 +374,6 @@ func FillQueue(t *testing.T, dir string, job *pb.Job, n int) {
 	s.nc, err = nats.Connect("", nats.InProcessServer(s.server))
 	require.NoError(t, err)
 	s.js, err = jetstream.New(s.nc, jetstream.WithPublishAsyncMaxPending(4000))
-	require.NoError(t, err)
-	text, err := proto.Marshal(job)
 	require.NoError(t, err)
 	for i := range n {
 		key := strconv.Itoa(i)

@@ -104,25 +104,25 @@ func checkProject(digest string, size int64) error {
 }
 
 // project returns the project of a build, or nil.
-func (m *Manager) project(job *pb.Job) *files.Project {
-	digest := job.GetProject()
+func (m *Manager) project(asked *pb.SubmitRequest) *files.Project {
+	digest := asked.GetProject()
 	if digest == "" {
 		return nil
 	}
 	return &files.Project{
-		Digest: digest, Size: job.GetProjectBytes(), Open: func(ctx context.Context) (io.ReadSeekCloser, error) {
-			return m.files.openProject(ctx, digest, job.GetProjectBytes())
+		Digest: digest, Size: asked.GetProjectBytes(), Open: func(ctx context.Context) (io.ReadSeekCloser, error) {
+			return m.files.openProject(ctx, digest, asked.GetProjectBytes())
 		},
 	}
 }
 
 // artifacts returns the artifacts of a build, or nil. They are kept by the build's ID.
-func (m *Manager) artifacts(id string, job *pb.Job) *files.Artifacts {
-	if len(job.GetArtifacts()) == 0 {
+func (m *Manager) artifacts(id string, asked *pb.SubmitRequest) *files.Artifacts {
+	if len(asked.GetArtifacts()) == 0 {
 		return nil
 	}
 	return &files.Artifacts{
-		Paths: job.GetArtifacts(), Dir: filepath.Join(m.cfg.Dir, artifactsDir),
+		Paths: asked.GetArtifacts(), Dir: filepath.Join(m.cfg.Dir, artifactsDir),
 		MaxBytes: min(files.DefaultMaxBytes, m.cfg.FileBytes),
 		Take:     func(ctx context.Context, archive *os.File) error { return m.files.keepResult(ctx, id, archive) },
 	}
@@ -170,10 +170,10 @@ func (m *Manager) noteFiles(b *build, r *result) {
 			return err
 		})
 	}
-	if len(b.job.GetArtifacts()) > 0 {
+	if len(b.asked.GetArtifacts()) > 0 {
 		size(&r.Artifacts, b.id)
 	}
-	if b.job.GetTrace() {
+	if b.asked.GetTrace() {
 		size(&r.Trace, traceOf(b.id))
 	}
 }
@@ -220,24 +220,24 @@ func (a artifactsSender) Write(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// checkFiles checks the part of a job about files, and keeps its project for the request that is about to be queued.
-func (m *Manager) checkFiles(ctx context.Context, job *pb.Job) error {
+// checkFiles checks what a request says about files, and keeps its project until the request is queued.
+func (m *Manager) checkFiles(ctx context.Context, asked *pb.SubmitRequest) error {
 	size := 0
-	for _, pattern := range job.GetArtifacts() {
+	for _, pattern := range asked.GetArtifacts() {
 		size += len(pattern)
 	}
-	if len(job.GetArtifacts()) > wire.MaxPatterns || size > wire.MaxPatternBytes ||
-		slices.Contains(job.GetArtifacts(), "") {
+	if len(asked.GetArtifacts()) > wire.MaxPatterns || size > wire.MaxPatternBytes ||
+		slices.Contains(asked.GetArtifacts(), "") {
 		return status.Errorf(codes.InvalidArgument, "there are more than %d patterns of artifacts, they have more than %d "+
 			"bytes, or one is empty", wire.MaxPatterns, wire.MaxPatternBytes)
 	}
-	if job.GetProject() == "" {
+	if asked.GetProject() == "" {
 		return nil
 	}
-	if err := checkProject(job.GetProject(), job.GetProjectBytes()); err != nil {
+	if err := checkProject(asked.GetProject(), asked.GetProjectBytes()); err != nil {
 		return err
 	}
-	kept, err := m.files.useProject(ctx, job.GetProject(), job.GetProjectBytes())
+	kept, err := m.files.useProject(ctx, asked.GetProject(), asked.GetProjectBytes())
 	if err == nil && !kept {
 		err = status.Error(codes.FailedPrecondition, "the manager does not have the archive of the project")
 	}

@@ -208,13 +208,13 @@ func TestFilesOfABuildOutliveTheManager(t *testing.T) {
 	require.Equal(t, codes.NotFound, status.Code(err), "%v", err)
 	require.ErrorContains(t, err, "are not kept any more")
 
-	for _, bad := range []*pb.Job{
-		{Steps: j.Steps, Project: digest, ProjectBytes: int64(len(text))},
-		{Steps: j.Steps, Project: "../key", ProjectBytes: 32},
-		{Steps: j.Steps, Artifacts: []string{""}},
-		{Steps: j.Steps, Labels: map[string]string{"zone": "a"}},
+	for _, bad := range []*pb.SubmitRequest{
+		{Job: j.Job, Project: digest, ProjectBytes: int64(len(text))},
+		{Job: j.Job, Project: "../key", ProjectBytes: 32},
+		{Job: j.Job, Artifacts: []string{""}},
+		{Job: j.Job, Labels: map[string]string{"zone": "a"}},
 	} {
-		_, err = m.Submit(t.Context(), &pb.SubmitRequest{Job: bad})
+		_, err = m.Submit(t.Context(), bad)
 		require.Error(t, err)
 	}
 	_, err = m.keep([]byte("x"), "../key")
@@ -280,7 +280,7 @@ func TestAManagerHoldsOnlyProjectsThatItHas(t *testing.T) {
 	} {
 		one := job("true")
 		one.Project, one.ProjectBytes = project, int64(len(text))
-		_, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: one})
+		_, err := m.Submit(t.Context(), one)
 		require.Equal(t, code, status.Code(err), "%v", err)
 	}
 	require.Equal(t, 1, m.m.RecentProjects())

@@ -25,12 +25,13 @@ import (
 	"github.com/stepmux/stepmux/instance/manager"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 func TestHugeRequestsAreRefusedAndCostNothing(t *testing.T) {
 	t.Parallel()
 	m := newFleet(t).start(t)
-	_, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: &pb.Job{Steps: make([]byte, 64<<20)}})
+	_, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: &stepmuxv1.Job{Steps: make([]byte, 64<<20)}})
 	require.Equal(t, codes.ResourceExhausted, status.Code(err), "%v", err)
 	_, err = m.Drain(t.Context(), &pb.DrainRequest{Instances: []string{"vm-1"}, Note: strings.Repeat("x", 2<<10)})
 	require.Equal(t, codes.InvalidArgument, status.Code(err), "%v", err)
@@ -102,7 +103,7 @@ func TestAClockThatJumpsBackDoesNotLengthenABuild(t *testing.T) {
 	f := newFleet(t)
 	m := f.start(t)
 	timed := job("echo begun; exec sleep 1000")
-	timed.Timeout = durationpb.New(10 * time.Second) // time for all of this up to the restart
+	timed.Job.Timeout = durationpb.New(10 * time.Second) // time for all of this up to the restart
 	id := m.submitJob(timed)
 	m.await(id, "begun\n")
 	m.m.SetStarted(t, id, time.Now().Add(24*time.Hour))
@@ -235,7 +236,7 @@ func TestBuildsThatAreRefusedAtTheirTurnHoldUpNoOthers(t *testing.T) {
 	_, err := m.Drain(t.Context(), &pb.DrainRequest{Instances: []string{"vm-1"}})
 	require.NoError(t, err)
 	boxed := job("true")
-	boxed.Steps = append([]byte("image: alpine\n"), boxed.Steps...)
+	boxed.Job.Steps = append([]byte("image: alpine\n"), boxed.Job.Steps...)
 	var ids []string
 	for range 17 {
 		ids = append(ids, m.submitJob(boxed))
@@ -260,10 +261,10 @@ func TestALongNameOfAFileIsRefused(t *testing.T) {
 	t.Parallel()
 	m := newFleet(t).start(t)
 	long := job("true")
-	long.StepsFile = strings.Repeat("\x01", 1<<20)
-	_, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: long})
+	long.Job.StepsFile = strings.Repeat("\x01", 1<<20)
+	_, err := m.Submit(t.Context(), long)
 	require.Equal(t, codes.InvalidArgument, status.Code(err), "%v", err)
-	long.StepsFile = strings.Repeat("x", 4095)
+	long.Job.StepsFile = strings.Repeat("x", 4095)
 	id := m.submitJob(long)
 	_, b := m.wait(id, 0)
 	require.Empty(t, b.GetResult().GetReason(), b.GetResult().GetMessage())

@@ -31,6 +31,7 @@ import (
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 func TestMain(m *testing.M) { dockertest.Main(m) }
@@ -147,18 +148,23 @@ func (r *running) submit(script string) string {
 	return r.submitJob(job(script))
 }
 
-func (r *running) submitJob(j *pb.Job) string {
+func (r *running) submitJob(j *pb.SubmitRequest) string {
 	r.t.Helper()
-	resp, err := r.Submit(r.t.Context(), &pb.SubmitRequest{Job: j})
+	resp, err := r.Submit(r.t.Context(), j)
 	require.NoError(r.t, err)
 	return resp.GetId()
 }
 
-func job(script string) *pb.Job {
-	return &pb.Job{
+func job(script string) *pb.SubmitRequest {
+	return &pb.SubmitRequest{Job: &stepmuxv1.Job{
 		Steps:     []byte("run:\n- name: s\n  script: |\n    " + strings.ReplaceAll(script, "\n", "\n    ") + "\n"),
-		StepsFile: "job.yml", Variables: []*pb.Variable{{Key: "TOKEN", Value: "a-hidden-value", Masked: true}},
-	}
+		StepsFile: "job.yml", Variables: []*stepmuxv1.Variable{{Key: "TOKEN", Value: "a-hidden-value", Masked: true}},
+	}}
+}
+
+func keyed(key string, req *pb.SubmitRequest) *pb.SubmitRequest {
+	req.Key = key
+	return req
 }
 
 // wait follows a build from an offset to its end, and returns its log.
@@ -303,15 +309,15 @@ func TestALogThatNothingWasWrittenToEndsWithoutAMessage(t *testing.T) {
 func TestTheSameRequestTwiceIsOneBuild(t *testing.T) {
 	t.Parallel()
 	m := newFleet(t).start(t)
-	first, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: job("echo x"), Key: "k-1"})
+	first, err := m.Submit(t.Context(), keyed("k-1", job("echo x")))
 	require.NoError(t, err)
-	again, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: job("echo x"), Key: "k-1"})
+	again, err := m.Submit(t.Context(), keyed("k-1", job("echo x")))
 	require.NoError(t, err)
 	require.Equal(t, first.GetId(), again.GetId())
 	text, _ := m.wait(first.GetId(), 0)
 	require.Equal(t, "x\n", text)
 	for _, bad := range []*pb.SubmitRequest{
-		{Job: job("x"), Key: "a b"}, {}, {Job: &pb.Job{Steps: make([]byte, 4<<20+1)}},
+		keyed("a b", job("x")), {}, {Job: &stepmuxv1.Job{Steps: make([]byte, 4<<20+1)}},
 	} {
 		_, err = m.Submit(t.Context(), bad)
 		require.Equal(t, codes.InvalidArgument, status.Code(err), "%v", err)
@@ -348,7 +354,7 @@ func TestBuildsAreCanceledWhereverTheyAre(t *testing.T) {
 	_, err = m.Cancel(t.Context(), &pb.CancelRequest{Id: runs})
 	require.NoError(t, err, "one that has ended is left as it is")
 	timed := job("echo begun; exec sleep 1000")
-	timed.Timeout = durationpb.New(time.Second / 10)
+	timed.Job.Timeout = durationpb.New(time.Second / 10)
 	id := m.submitJob(timed)
 	_, b := m.wait(id, 0)
 	require.Equal(t, "job_execution_timeout", b.GetResult().GetReason())

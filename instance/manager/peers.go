@@ -117,7 +117,7 @@ func (c *cluster) sendToRoom(ctx context.Context) {
 	}
 	given := map[string]int{} // slots, by VM
 	for _, id := range waiting {
-		labels := builds[id].job.GetLabels()
+		labels := builds[id].asked.GetLabels()
 		i := slices.IndexFunc(vms, func(vm control.VM) bool {
 			return vm.State == string(instance.Ready) && len(vm.Builds)+given[vm.ID] < vm.Capacity &&
 				instance.HasLabels(vm.Labels, labels)

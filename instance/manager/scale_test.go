@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
@@ -20,15 +21,17 @@ import (
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // The tests of this file measure a manager. make scale makes them large; here they show that each way ends well.
 
 // builds are those of a batch, as stepmux run has them.
-func builds(n int, j *pb.Job, log func() *timedLog) (all []batch.Build) {
+func builds(n int, j *pb.SubmitRequest, log func() *timedLog) (all []batch.Build) {
 	for i := range n {
 		all = append(all, batch.Build{
-			ID: fmt.Sprintf("build-%d", i), Log: log(), Job: connector.Job{Steps: j.GetSteps(), StepsFile: j.GetStepsFile()},
+			ID: fmt.Sprintf("build-%d", i), Log: log(),
+			Job: connector.Job{Job: &stepmuxv1.Job{Steps: j.GetJob().GetSteps(), StepsFile: j.GetJob().GetStepsFile()}},
 		})
 	}
 	return all
@@ -233,7 +236,9 @@ func TestMeasureAQueue(t *testing.T) {
 	before := resident(t)
 	m.stop()
 	start := time.Now()
-	manager.FillQueue(t, f.dir, j, n)
+	text, err := proto.Marshal(j)
+	require.NoError(t, err)
+	manager.FillQueue(t, f.dir, text, n)
 	t.Logf("%d requests were queued in %v, without a sync for each", n, time.Since(start).Round(time.Millisecond))
 	start = time.Now()
 	m = f.start(t)

@@ -70,13 +70,18 @@ func (s *service) Submit(ctx context.Context, req *pb.SubmitRequest) (*pb.Submit
 	if len(key) > 64 || strings.Trim(key, keyLetters) != "" {
 		return nil, status.Error(codes.InvalidArgument, "the key of the request is not 1 to 64 of A-Z a-z 0-9 . _ -")
 	}
+	if len(req.ProtoReflect().GetUnknown())+len(req.GetJob().ProtoReflect().GetUnknown()) > 0 {
+		return nil, status.Error(codes.InvalidArgument, "the request has fields that this manager does not know: use the "+
+			"same version of stepmux for both")
+	}
 	if (len(req.GetJob().GetSteps()) > 0) == (req.GetJob().GetScript() != "") {
 		return nil, status.Error(codes.InvalidArgument, "the request has neither steps nor a script, or both")
 	}
 	if len(req.GetJob().GetStepsFile()) > maxFileName {
 		return nil, status.Errorf(codes.InvalidArgument, "the name of the steps file has more than %d bytes", maxFileName)
 	}
-	text, err := proto.Marshal(req.GetJob())
+	req.Key = "" // the queue has it beside the text
+	text, err := proto.Marshal(req)
 	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
@@ -87,13 +92,13 @@ func (s *service) Submit(ctx context.Context, req *pb.SubmitRequest) (*pb.Submit
 	if _, err := s.m.where(req.GetJob()); err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	if err := s.m.checkLabels(req.GetJob().GetLabels()); err != nil {
+	if err := s.m.checkLabels(req.GetLabels()); err != nil {
 		return nil, err
 	}
-	if err := s.m.checkFiles(ctx, req.GetJob()); err != nil {
+	if err := s.m.checkFiles(ctx, req); err != nil {
 		return nil, s.m.failed(ctx, err)
 	}
-	id, err := s.m.store.push(ctx, key, req.GetJob().GetProject(), text)
+	id, err := s.m.store.push(ctx, key, req.GetProject(), text)
 	if err != nil {
 		return nil, s.m.failed(ctx, err)
 	}
@@ -163,8 +168,8 @@ func (m *Manager) get(ctx context.Context, id string) (*pb.Build, error) {
 // waiting returns a build that has no record.
 func (m *Manager) waiting(r *request) *pb.Build {
 	b := &pb.Build{Id: r.id, Phase: pb.Build_queued, Submitted: timestamppb.New(r.submitted)}
-	if job, err := m.store.read(r); err == nil {
-		b.StepsFile, b.Labels = job.GetStepsFile(), job.GetLabels()
+	if asked, err := m.store.read(r); err == nil {
+		b.StepsFile, b.Labels = asked.GetJob().GetStepsFile(), asked.GetLabels()
 	}
 	return b
 }

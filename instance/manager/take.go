@@ -191,14 +191,14 @@ func (m *Manager) begin(
 	if err != nil {
 		return err
 	}
-	job, err := m.store.read(r)
+	asked, err := m.store.read(r)
 	if err != nil {
 		m.cfg.Logger.Error("a build cannot be run", "build", r.id, "error", err)
 		return m.store.refuse(ctx, r, rec, log, &result{
 			Reason: string(instance.RunnerSystemFailure), Message: err.Error(),
 		})
 	}
-	where, err := m.where(job)
+	where, err := m.where(asked.GetJob())
 	if err != nil {
 		return m.store.refuse(ctx, r, rec, log, &result{
 			Reason: string(instance.ConfigurationError), Message: err.Error(),
@@ -211,15 +211,15 @@ func (m *Manager) begin(
 			Message: "the build may have run: its record was damaged in the state directory",
 		})
 	}
-	if m.cluster != nil && (rec == nil || rec.Phase == phaseWaiting) && !m.cfg.Group.Takes(job.GetLabels()) {
+	if m.cluster != nil && (rec == nil || rec.Phase == phaseWaiting) && !m.cfg.Group.Takes(asked.GetLabels()) {
 		return errTaken // by one that has such a VM
 	}
 	if rec == nil {
-		rec = &record{ID: r.id, StepsFile: job.GetStepsFile(), Submitted: r.submitted}
+		rec = &record{ID: r.id, StepsFile: asked.GetJob().GetStepsFile(), Submitted: r.submitted}
 	}
 	queued := make(chan struct{})
 	b := &build{
-		request: *r, job: job, where: where, log: log, done: make(chan struct{}), record: *rec, msg: msg,
+		request: *r, asked: asked, where: where, log: log, done: make(chan struct{}), record: *rec, msg: msg,
 		queued: sync.OnceFunc(func() { close(queued) }),
 	}
 	b.ctx, b.cancel = context.WithCancelCause(context.WithoutCancel(m.life))
@@ -230,7 +230,7 @@ func (m *Manager) begin(
 		return context.Cause(m.takes) //nolint:contextcheck // the manager's end, not ctx's
 	}
 	begun = true
-	if m.cluster != nil && b.record.Phase != phaseRunning && !m.cfg.Group.Takes(job.GetLabels()) {
+	if m.cluster != nil && b.record.Phase != phaseRunning && !m.cfg.Group.Takes(asked.GetLabels()) {
 		m.leaveTo(b) // this manager has just given its VM up
 	}
 	<-queued // builds get their slots in the order of the queue

@@ -100,7 +100,7 @@ func TestTheAPIByTCPIsForClientsWithTheToken(t *testing.T) {
 	for _, shown := range [][]string{nil, {"Bearer x"}, {door.token}, {"Bearer " + door.token, "Bearer " + door.token}} {
 		md := metadata.MD{"authorization": shown, "x": {door.token}}
 		_, err = pb.NewManagerClient(plain).Submit(metadata.NewOutgoingContext(t.Context(), md),
-			&pb.SubmitRequest{Job: job("x")})
+			job("x"))
 		require.Equal(t, codes.Unauthenticated, status.Code(err), "%v", err)
 		require.ErrorContains(t, err, "the token is missing or wrong")
 		require.NotContains(t, err.Error(), door.token)

@@ -6,7 +6,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/connector/kubernetes"
-	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // where is where a job runs, and its steps without the keys that say so. With neither a container nor a pod it runs on
@@ -18,7 +18,7 @@ type where struct {
 }
 
 // where returns where a job runs.
-func (m *Manager) where(job *pb.Job) (w where, err error) {
+func (m *Manager) where(job *stepmuxv1.Job) (w where, err error) {
 	var own *docker.Spec
 	if w.steps, own, err = docker.FromJob(job.GetStepsFile(), job.GetSteps()); err != nil {
 		return w, err

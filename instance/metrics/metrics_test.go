@@ -21,6 +21,7 @@ import (
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 func TestMain(m *testing.M) { runnertest.Main(m) }
@@ -78,7 +79,11 @@ func TestMetricsTellOfBuilds(t *testing.T) {
 	all := batch.Batch{OnEnd: m.Ended}
 	for _, script := range []string{"true", "sleep 0.1", "exit 3"} {
 		all.Builds = append(all.Builds, batch.Build{
-			ID: "b-" + strings.ReplaceAll(script, " ", "-"), Job: connector.Job{Script: script}, Log: nothing{io.Discard},
+			ID: "b-" + strings.ReplaceAll(
+				script,
+				" ",
+				"-",
+			), Job: connector.Job{Job: &stepmuxv1.Job{Script: script}}, Log: nothing{io.Discard},
 		})
 	}
 	batch.Run(sshtest.Within(t), sshtest.Within(t), p, all)

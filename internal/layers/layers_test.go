@@ -53,6 +53,7 @@ var allowed = map[string][]string{
 
 	"instance": {
 		"connector/**", "mux", "pool", "internal/wire", "internal/pause", "internal/flight", "internal/labels",
+		"remote/api/stepmuxv1", // the job
 	},
 
 	"instance/inventory": {
@@ -66,7 +67,7 @@ var allowed = map[string][]string{
 		"instance", "connector", "connector/program", "mux", "pool", "internal/boundedhttp", "internal/filelock",
 		"internal/labels", "internal/termtext",
 	},
-	"instance/manager/managerv1": {},
+	"instance/manager/managerv1": {"remote/api/stepmuxv1"},
 	"instance/manager/access": {
 		"instance/manager/managerv1", "internal/boundedfile", "internal/privatefile",
 	},
@@ -75,6 +76,7 @@ var allowed = map[string][]string{
 		"internal/flight", "internal/labels", "internal/termtext",
 	},
 	"instance/manager": {
+		"remote/api/stepmuxv1", // the job
 		"instance", "instance/batch", "instance/control", "instance/manager/managerv1", "connector", "connector/buildlog",
 		"connector/docker", "connector/kubernetes", "connector/files", "instance/manager/access", "internal/filelock",
 		"internal/contents", "internal/privatefile", "internal/wire", "internal/pause", "internal/flight",
@@ -262,7 +264,9 @@ var allowed = map[string][]string{
 	"internal/fetchtest":     {"internal/rmtree"},
 	"internal/artifactstest": {},
 	// It uses the manager's packages as a Go user does, and the program as a process.
-	"bench/faults":          {"remote/walls", "instance", "connector", "mux", "mux/login", "internal/faultconn"},
+	"bench/faults": {
+		"remote/api/stepmuxv1", "remote/walls", "instance", "connector", "mux", "mux/login", "internal/faultconn",
+	},
 	"bench/faults/faultrig": {"bench/faults"},
 
 	// The VM's end is two programs: vmsend_test.go has the lists of all that they link.
@@ -273,6 +277,7 @@ var allowed = map[string][]string{
 
 	// The program joins both ends. embeddedvm is its embedded VM, remote/proc the init of its processes.
 	"cmd/stepmux": {
+		"remote/api/stepmuxv1", // the job
 		"remote/commands/**", "internal/limits", "internal/endsignal", "internal/buildinfo", "internal/gcpace",
 		"internal/flagfile",
 		"instance/**", "connector", "connector/program", "connector/docker", "connector/kubernetes", "mux",
@@ -286,7 +291,7 @@ var allowed = map[string][]string{
 	},
 	// The example uses servers that are made for tests.
 	"examples/sources":        {"internal/fetchtest"},
-	"examples/library/runner": {"instance", "connector", "mux", "mux/login"},
+	"examples/library/runner": {"instance", "connector", "remote/api/stepmuxv1", "mux", "mux/login"},
 	"examples/library/pool":   {"mux", "mux/login", "pool"},
 	"bench":                   {"**"},
 	"bench/report":            {},

@@ -43,9 +43,8 @@ type Config struct {
 	MaxRunTime time.Duration
 	// Grace is the time between SIGTERM and SIGKILL for jobs without a Spec.Grace. If zero, 10 s.
 	Grace time.Duration
-	// PassEnv and UnsafeExports replace those of all jobs. May be nil.
-	PassEnv       *engine.PassEnv
-	UnsafeExports *engine.UnsafeExports
+	// Policy has settings that replace those of all jobs.
+	Policy engine.Policy
 	// Version is the version of this program, for traces.
 	Version string
 }

@@ -126,12 +126,7 @@ func (s *Store) newRunner(spec Spec, j *record) *engine.Runner {
 	cfg.Timeout = min(cmp.Or(cfg.Timeout, s.cfg.MaxRunTime), s.cfg.MaxRunTime)
 	cfg.Grace = j.grace
 	cfg.Observe = j.observe
-	if s.cfg.PassEnv != nil {
-		cfg.PassEnv = *s.cfg.PassEnv
-	}
-	if s.cfg.UnsafeExports != nil {
-		cfg.UnsafeExports = *s.cfg.UnsafeExports
-	}
+	cfg.Policy = cfg.Policy.Under(s.cfg.Policy)
 	if init := s.cfg.Init; init != nil {
 		cfg.Start, cfg.Open = init.Start, init.Open
 		init.Prepare() // while the job's files are made

@@ -37,9 +37,8 @@ type Config struct {
 	// Grace is the time between SIGTERM and SIGKILL when the job is stopped. If zero, 10 s. If negative, none.
 	Grace time.Duration
 
-	// PassEnv and UnsafeExports replace those of the job. May be nil.
-	PassEnv       *engine.PassEnv
-	UnsafeExports *engine.UnsafeExports
+	// Policy has settings that replace those of the job.
+	Policy engine.Policy
 
 	// Trace asks for a trace of the job in the report. May be nil.
 	Trace *Trace
@@ -74,7 +73,7 @@ func Run(ctx, abort context.Context, j *Job, cfg Config) (report *Report, err er
 		cfg.Observe = func(engine.StepResult) {}
 	}
 	store, closeStore, err := openStore(cfg.TempDir, "stepmux-local-", cfg.CacheDir, cfg.Actions,
-		job.Config{Fetcher: cfg.Fetcher, Version: cfg.Version, PassEnv: cfg.PassEnv, UnsafeExports: cfg.UnsafeExports})
+		job.Config{Fetcher: cfg.Fetcher, Version: cfg.Version, Policy: cfg.Policy})
 	if err != nil {
 		return nil, err
 	}

@@ -61,9 +61,8 @@ type ServeConfig struct {
 	CacheDir string
 	// Actions says how GitHub Actions run.
 	Actions action.Config
-	// PassEnv and UnsafeExports replace those of all jobs. May be nil.
-	PassEnv       *engine.PassEnv
-	UnsafeExports *engine.UnsafeExports
+	// Policy has settings that replace those of all jobs.
+	Policy engine.Policy
 	// Grace is the time between SIGTERM and SIGKILL for jobs that still run at the end. If zero, 5 s. If negative, none.
 	Grace time.Duration
 	// Ready is called with the address once the service listens. May be nil.
@@ -79,7 +78,7 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 	}
 	store, closeStore, err := openStore(cfg.TempDir, "stepmux-ci-", cfg.CacheDir, cfg.Actions,
 		job.Config{
-			WorkBase: cfg.WorkBase, Version: cfg.Version, PassEnv: cfg.PassEnv, UnsafeExports: cfg.UnsafeExports,
+			WorkBase: cfg.WorkBase, Version: cfg.Version, Policy: cfg.Policy,
 		})
 	if err != nil {
 		return err

@@ -22,6 +22,7 @@ import (
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 func main() {
@@ -82,5 +83,5 @@ func run(ctx context.Context, vm, identity, knownHosts, command, file string, lo
 	if _, err := build.Connect(ctx); err != nil { // a step runner
 		return err
 	}
-	return build.Execute(ctx, connector.Job{Steps: steps})
+	return build.Execute(ctx, connector.Job{Job: &stepmuxv1.Job{Steps: steps}})
 }

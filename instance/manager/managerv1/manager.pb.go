@@ -10,6 +10,7 @@
 package managerv1
 
 import (
+	stepmuxv1 "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	durationpb "google.golang.org/protobuf/types/known/durationpb"
@@ -78,24 +79,17 @@ func (x Build_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Build_Phase.Descriptor instead.
 func (Build_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{5, 0}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{3, 0}
 }
 
-// Job is a build's work.
-type Job struct {
+// SubmitRequest asks for a build. The queue keeps it without its key.
+type SubmitRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// steps is a YAML document with a run: list, and steps_file its name in messages, of at most 4095 bytes. A job has
-	// either steps or a script.
-	Steps     []byte `protobuf:"bytes,1,opt,name=steps,proto3" json:"steps,omitempty"`
-	StepsFile string `protobuf:"bytes,2,opt,name=steps_file,json=stepsFile,proto3" json:"steps_file,omitempty"`
-	// variables are the job's variables. Expressions read them as vars.NAME and job.NAME.
-	Variables []*Variable `protobuf:"bytes,3,rep,name=variables,proto3" json:"variables,omitempty"`
-	// timeout is how long the build may take, counted from its slot; then it fails. Not set: no bound.
-	Timeout *durationpb.Duration `protobuf:"bytes,4,opt,name=timeout,proto3" json:"timeout,omitempty"`
-	// pass_env says which variables of the VM's environment reach the steps; see stepmux run --pass-env.
-	PassEnv []string `protobuf:"bytes,5,rep,name=pass_env,json=passEnv,proto3" json:"pass_env,omitempty"`
-	// unsafe_exports is the treatment of exports such as LD_PRELOAD: drop, refuse or allow. Empty: drop.
-	UnsafeExports string `protobuf:"bytes,6,opt,name=unsafe_exports,json=unsafeExports,proto3" json:"unsafe_exports,omitempty"`
+	// job is the build's work. Its timeout counts from the build's slot; not set: no bound.
+	Job *stepmuxv1.Job `protobuf:"bytes,17,opt,name=job,proto3" json:"job,omitempty"`
+	// key names the request, uniquely: 1 to 64 characters of A-Z a-z 0-9 . _ -. The same key again within two minutes is the
+	// same build, unless that has ended and the manager was started again. Empty: a new one is made.
+	Key string `protobuf:"bytes,18,opt,name=key,proto3" json:"key,omitempty"`
 	// project is the SHA-256, in hexadecimal, of an archive that was sent by KeepProject. It is unpacked into the build's
 	// work directory. project_bytes is the length of the archive.
 	Project      string `protobuf:"bytes,7,opt,name=project,proto3" json:"project,omitempty"`
@@ -107,245 +101,14 @@ type Job struct {
 	// retry_lost lets the build run again, up to twice, if its VM or the way to it is lost while it runs.
 	RetryLost bool `protobuf:"varint,11,opt,name=retry_lost,json=retryLost,proto3" json:"retry_lost,omitempty"`
 	// trace says that the manager keeps the trace of the build, as it keeps artifacts.
-	Trace bool `protobuf:"varint,12,opt,name=trace,proto3" json:"trace,omitempty"`
-	// script is a shell script.
-	Script string `protobuf:"bytes,13,opt,name=script,proto3" json:"script,omitempty"`
-	// env is for the environment of the steps.
-	Env map[string]string `protobuf:"bytes,14,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// may_fail names steps of the job that may fail: the job goes on as if they had succeeded.
-	MayFail []string `protobuf:"bytes,15,rep,name=may_fail,json=mayFail,proto3" json:"may_fail,omitempty"`
-	// generated says that steps is not the text of steps_file but was made from it: lines in messages are not the file's.
-	Generated     bool `protobuf:"varint,16,opt,name=generated,proto3" json:"generated,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Job) Reset() {
-	*x = Job{}
-	mi := &file_managerv1_manager_proto_msgTypes[0]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Job) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Job) ProtoMessage() {}
-
-func (x *Job) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[0]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Job.ProtoReflect.Descriptor instead.
-func (*Job) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{0}
-}
-
-func (x *Job) GetSteps() []byte {
-	if x != nil {
-		return x.Steps
-	}
-	return nil
-}
-
-func (x *Job) GetStepsFile() string {
-	if x != nil {
-		return x.StepsFile
-	}
-	return ""
-}
-
-func (x *Job) GetVariables() []*Variable {
-	if x != nil {
-		return x.Variables
-	}
-	return nil
-}
-
-func (x *Job) GetTimeout() *durationpb.Duration {
-	if x != nil {
-		return x.Timeout
-	}
-	return nil
-}
-
-func (x *Job) GetPassEnv() []string {
-	if x != nil {
-		return x.PassEnv
-	}
-	return nil
-}
-
-func (x *Job) GetUnsafeExports() string {
-	if x != nil {
-		return x.UnsafeExports
-	}
-	return ""
-}
-
-func (x *Job) GetProject() string {
-	if x != nil {
-		return x.Project
-	}
-	return ""
-}
-
-func (x *Job) GetProjectBytes() int64 {
-	if x != nil {
-		return x.ProjectBytes
-	}
-	return 0
-}
-
-func (x *Job) GetArtifacts() []string {
-	if x != nil {
-		return x.Artifacts
-	}
-	return nil
-}
-
-func (x *Job) GetLabels() map[string]string {
-	if x != nil {
-		return x.Labels
-	}
-	return nil
-}
-
-func (x *Job) GetRetryLost() bool {
-	if x != nil {
-		return x.RetryLost
-	}
-	return false
-}
-
-func (x *Job) GetTrace() bool {
-	if x != nil {
-		return x.Trace
-	}
-	return false
-}
-
-func (x *Job) GetScript() string {
-	if x != nil {
-		return x.Script
-	}
-	return ""
-}
-
-func (x *Job) GetEnv() map[string]string {
-	if x != nil {
-		return x.Env
-	}
-	return nil
-}
-
-func (x *Job) GetMayFail() []string {
-	if x != nil {
-		return x.MayFail
-	}
-	return nil
-}
-
-func (x *Job) GetGenerated() bool {
-	if x != nil {
-		return x.Generated
-	}
-	return false
-}
-
-// Variable is a job variable.
-type Variable struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	Key   string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
-	Value string                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
-	// masked says that the value is a secret.
-	Masked bool `protobuf:"varint,3,opt,name=masked,proto3" json:"masked,omitempty"`
-	// file gives steps the path of a file with the value.
-	File          bool `protobuf:"varint,4,opt,name=file,proto3" json:"file,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Variable) Reset() {
-	*x = Variable{}
-	mi := &file_managerv1_manager_proto_msgTypes[1]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Variable) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Variable) ProtoMessage() {}
-
-func (x *Variable) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[1]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Variable.ProtoReflect.Descriptor instead.
-func (*Variable) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{1}
-}
-
-func (x *Variable) GetKey() string {
-	if x != nil {
-		return x.Key
-	}
-	return ""
-}
-
-func (x *Variable) GetValue() string {
-	if x != nil {
-		return x.Value
-	}
-	return ""
-}
-
-func (x *Variable) GetMasked() bool {
-	if x != nil {
-		return x.Masked
-	}
-	return false
-}
-
-func (x *Variable) GetFile() bool {
-	if x != nil {
-		return x.File
-	}
-	return false
-}
-
-type SubmitRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	Job   *Job                   `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
-	// key names the request, uniquely: 1 to 64 characters of A-Z a-z 0-9 . _ -. The same key again within two minutes is the
-	// same build, unless that has ended and the manager was started again. Empty: a new one is made.
-	Key           string `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	Trace         bool `protobuf:"varint,12,opt,name=trace,proto3" json:"trace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SubmitRequest) Reset() {
 	*x = SubmitRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[2]
+	mi := &file_managerv1_manager_proto_msgTypes[0]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -357,7 +120,7 @@ func (x *SubmitRequest) String() string {
 func (*SubmitRequest) ProtoMessage() {}
 
 func (x *SubmitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[2]
+	mi := &file_managerv1_manager_proto_msgTypes[0]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -370,10 +133,10 @@ func (x *SubmitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubmitRequest.ProtoReflect.Descriptor instead.
 func (*SubmitRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{2}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{0}
 }
 
-func (x *SubmitRequest) GetJob() *Job {
+func (x *SubmitRequest) GetJob() *stepmuxv1.Job {
 	if x != nil {
 		return x.Job
 	}
@@ -387,6 +150,48 @@ func (x *SubmitRequest) GetKey() string {
 	return ""
 }
 
+func (x *SubmitRequest) GetProject() string {
+	if x != nil {
+		return x.Project
+	}
+	return ""
+}
+
+func (x *SubmitRequest) GetProjectBytes() int64 {
+	if x != nil {
+		return x.ProjectBytes
+	}
+	return 0
+}
+
+func (x *SubmitRequest) GetArtifacts() []string {
+	if x != nil {
+		return x.Artifacts
+	}
+	return nil
+}
+
+func (x *SubmitRequest) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *SubmitRequest) GetRetryLost() bool {
+	if x != nil {
+		return x.RetryLost
+	}
+	return false
+}
+
+func (x *SubmitRequest) GetTrace() bool {
+	if x != nil {
+		return x.Trace
+	}
+	return false
+}
+
 type SubmitResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -396,7 +201,7 @@ type SubmitResponse struct {
 
 func (x *SubmitResponse) Reset() {
 	*x = SubmitResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[3]
+	mi := &file_managerv1_manager_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -408,7 +213,7 @@ func (x *SubmitResponse) String() string {
 func (*SubmitResponse) ProtoMessage() {}
 
 func (x *SubmitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[3]
+	mi := &file_managerv1_manager_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -421,7 +226,7 @@ func (x *SubmitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubmitResponse.ProtoReflect.Descriptor instead.
 func (*SubmitResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{3}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{1}
 }
 
 func (x *SubmitResponse) GetId() string {
@@ -440,7 +245,7 @@ type GetRequest struct {
 
 func (x *GetRequest) Reset() {
 	*x = GetRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[4]
+	mi := &file_managerv1_manager_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -452,7 +257,7 @@ func (x *GetRequest) String() string {
 func (*GetRequest) ProtoMessage() {}
 
 func (x *GetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[4]
+	mi := &file_managerv1_manager_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -465,7 +270,7 @@ func (x *GetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRequest.ProtoReflect.Descriptor instead.
 func (*GetRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{4}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *GetRequest) GetId() string {
@@ -504,7 +309,7 @@ type Build struct {
 
 func (x *Build) Reset() {
 	*x = Build{}
-	mi := &file_managerv1_manager_proto_msgTypes[5]
+	mi := &file_managerv1_manager_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -516,7 +321,7 @@ func (x *Build) String() string {
 func (*Build) ProtoMessage() {}
 
 func (x *Build) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[5]
+	mi := &file_managerv1_manager_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -529,7 +334,7 @@ func (x *Build) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Build.ProtoReflect.Descriptor instead.
 func (*Build) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{5}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Build) GetId() string {
@@ -643,7 +448,7 @@ type Result struct {
 
 func (x *Result) Reset() {
 	*x = Result{}
-	mi := &file_managerv1_manager_proto_msgTypes[6]
+	mi := &file_managerv1_manager_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -655,7 +460,7 @@ func (x *Result) String() string {
 func (*Result) ProtoMessage() {}
 
 func (x *Result) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[6]
+	mi := &file_managerv1_manager_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -668,7 +473,7 @@ func (x *Result) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Result.ProtoReflect.Descriptor instead.
 func (*Result) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{6}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Result) GetReason() string {
@@ -728,7 +533,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[7]
+	mi := &file_managerv1_manager_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -740,7 +545,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[7]
+	mi := &file_managerv1_manager_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -753,7 +558,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{7}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ListRequest) GetPhase() Build_Phase {
@@ -796,7 +601,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[8]
+	mi := &file_managerv1_manager_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -808,7 +613,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[8]
+	mi := &file_managerv1_manager_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -821,7 +626,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{8}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ListResponse) GetBuilds() []*Build {
@@ -857,7 +662,7 @@ type FollowRequest struct {
 
 func (x *FollowRequest) Reset() {
 	*x = FollowRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[9]
+	mi := &file_managerv1_manager_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -869,7 +674,7 @@ func (x *FollowRequest) String() string {
 func (*FollowRequest) ProtoMessage() {}
 
 func (x *FollowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[9]
+	mi := &file_managerv1_manager_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -882,7 +687,7 @@ func (x *FollowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowRequest.ProtoReflect.Descriptor instead.
 func (*FollowRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{9}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *FollowRequest) GetId() string {
@@ -921,7 +726,7 @@ type FollowResponse struct {
 
 func (x *FollowResponse) Reset() {
 	*x = FollowResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[10]
+	mi := &file_managerv1_manager_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -933,7 +738,7 @@ func (x *FollowResponse) String() string {
 func (*FollowResponse) ProtoMessage() {}
 
 func (x *FollowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[10]
+	mi := &file_managerv1_manager_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -946,7 +751,7 @@ func (x *FollowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowResponse.ProtoReflect.Descriptor instead.
 func (*FollowResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{10}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *FollowResponse) GetText() []byte {
@@ -986,7 +791,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[11]
+	mi := &file_managerv1_manager_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -998,7 +803,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[11]
+	mi := &file_managerv1_manager_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1011,7 +816,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{11}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *CancelRequest) GetId() string {
@@ -1029,7 +834,7 @@ type CancelResponse struct {
 
 func (x *CancelResponse) Reset() {
 	*x = CancelResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[12]
+	mi := &file_managerv1_manager_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1041,7 +846,7 @@ func (x *CancelResponse) String() string {
 func (*CancelResponse) ProtoMessage() {}
 
 func (x *CancelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[12]
+	mi := &file_managerv1_manager_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1054,7 +859,7 @@ func (x *CancelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelResponse.ProtoReflect.Descriptor instead.
 func (*CancelResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{12}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{10}
 }
 
 type AuditRequest struct {
@@ -1065,7 +870,7 @@ type AuditRequest struct {
 
 func (x *AuditRequest) Reset() {
 	*x = AuditRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[13]
+	mi := &file_managerv1_manager_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1077,7 +882,7 @@ func (x *AuditRequest) String() string {
 func (*AuditRequest) ProtoMessage() {}
 
 func (x *AuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[13]
+	mi := &file_managerv1_manager_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1090,7 +895,7 @@ func (x *AuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRequest.ProtoReflect.Descriptor instead.
 func (*AuditRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{13}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{11}
 }
 
 type AuditResponse struct {
@@ -1102,7 +907,7 @@ type AuditResponse struct {
 
 func (x *AuditResponse) Reset() {
 	*x = AuditResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[14]
+	mi := &file_managerv1_manager_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1114,7 +919,7 @@ func (x *AuditResponse) String() string {
 func (*AuditResponse) ProtoMessage() {}
 
 func (x *AuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[14]
+	mi := &file_managerv1_manager_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1127,7 +932,7 @@ func (x *AuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditResponse.ProtoReflect.Descriptor instead.
 func (*AuditResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{14}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *AuditResponse) GetEntries() []*AuditResponse_Entry {
@@ -1145,7 +950,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[15]
+	mi := &file_managerv1_manager_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1157,7 +962,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[15]
+	mi := &file_managerv1_manager_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1170,7 +975,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{15}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{13}
 }
 
 type StatusResponse struct {
@@ -1183,7 +988,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[16]
+	mi := &file_managerv1_manager_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1195,7 +1000,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[16]
+	mi := &file_managerv1_manager_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1208,7 +1013,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{16}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *StatusResponse) GetJson() []byte {
@@ -1231,7 +1036,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[17]
+	mi := &file_managerv1_manager_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1243,7 +1048,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[17]
+	mi := &file_managerv1_manager_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1256,7 +1061,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{17}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DrainRequest) GetInstances() []string {
@@ -1288,7 +1093,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[18]
+	mi := &file_managerv1_manager_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1300,7 +1105,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[18]
+	mi := &file_managerv1_manager_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1313,7 +1118,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{18}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{16}
 }
 
 type UndrainRequest struct {
@@ -1325,7 +1130,7 @@ type UndrainRequest struct {
 
 func (x *UndrainRequest) Reset() {
 	*x = UndrainRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[19]
+	mi := &file_managerv1_manager_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1337,7 +1142,7 @@ func (x *UndrainRequest) String() string {
 func (*UndrainRequest) ProtoMessage() {}
 
 func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[19]
+	mi := &file_managerv1_manager_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1350,7 +1155,7 @@ func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainRequest.ProtoReflect.Descriptor instead.
 func (*UndrainRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{19}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *UndrainRequest) GetInstances() []string {
@@ -1368,7 +1173,7 @@ type UndrainResponse struct {
 
 func (x *UndrainResponse) Reset() {
 	*x = UndrainResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[20]
+	mi := &file_managerv1_manager_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1380,7 +1185,7 @@ func (x *UndrainResponse) String() string {
 func (*UndrainResponse) ProtoMessage() {}
 
 func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[20]
+	mi := &file_managerv1_manager_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1393,7 +1198,7 @@ func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainResponse.ProtoReflect.Descriptor instead.
 func (*UndrainResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{20}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{18}
 }
 
 type KeepProjectRequest struct {
@@ -1409,7 +1214,7 @@ type KeepProjectRequest struct {
 
 func (x *KeepProjectRequest) Reset() {
 	*x = KeepProjectRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[21]
+	mi := &file_managerv1_manager_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1421,7 +1226,7 @@ func (x *KeepProjectRequest) String() string {
 func (*KeepProjectRequest) ProtoMessage() {}
 
 func (x *KeepProjectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[21]
+	mi := &file_managerv1_manager_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1434,7 +1239,7 @@ func (x *KeepProjectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepProjectRequest.ProtoReflect.Descriptor instead.
 func (*KeepProjectRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{21}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *KeepProjectRequest) GetDigest() string {
@@ -1467,7 +1272,7 @@ type KeepProjectResponse struct {
 
 func (x *KeepProjectResponse) Reset() {
 	*x = KeepProjectResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[22]
+	mi := &file_managerv1_manager_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1479,7 +1284,7 @@ func (x *KeepProjectResponse) String() string {
 func (*KeepProjectResponse) ProtoMessage() {}
 
 func (x *KeepProjectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[22]
+	mi := &file_managerv1_manager_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1492,7 +1297,7 @@ func (x *KeepProjectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepProjectResponse.ProtoReflect.Descriptor instead.
 func (*KeepProjectResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{22}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *KeepProjectResponse) GetWanted() int64 {
@@ -1513,7 +1318,7 @@ type ArtifactsRequest struct {
 
 func (x *ArtifactsRequest) Reset() {
 	*x = ArtifactsRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[23]
+	mi := &file_managerv1_manager_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1525,7 +1330,7 @@ func (x *ArtifactsRequest) String() string {
 func (*ArtifactsRequest) ProtoMessage() {}
 
 func (x *ArtifactsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[23]
+	mi := &file_managerv1_manager_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1538,7 +1343,7 @@ func (x *ArtifactsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArtifactsRequest.ProtoReflect.Descriptor instead.
 func (*ArtifactsRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{23}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ArtifactsRequest) GetId() string {
@@ -1565,7 +1370,7 @@ type ArtifactsResponse struct {
 
 func (x *ArtifactsResponse) Reset() {
 	*x = ArtifactsResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[24]
+	mi := &file_managerv1_manager_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1577,7 +1382,7 @@ func (x *ArtifactsResponse) String() string {
 func (*ArtifactsResponse) ProtoMessage() {}
 
 func (x *ArtifactsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[24]
+	mi := &file_managerv1_manager_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1590,7 +1395,7 @@ func (x *ArtifactsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArtifactsResponse.ProtoReflect.Descriptor instead.
 func (*ArtifactsResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{24}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ArtifactsResponse) GetData() []byte {
@@ -1618,7 +1423,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[25]
+	mi := &file_managerv1_manager_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1630,7 +1435,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[25]
+	mi := &file_managerv1_manager_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1643,7 +1448,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{25}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ReserveRequest) GetLease() string {
@@ -1696,7 +1501,7 @@ type ReserveResponse struct {
 
 func (x *ReserveResponse) Reset() {
 	*x = ReserveResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[26]
+	mi := &file_managerv1_manager_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1708,7 +1513,7 @@ func (x *ReserveResponse) String() string {
 func (*ReserveResponse) ProtoMessage() {}
 
 func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[26]
+	mi := &file_managerv1_manager_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1721,7 +1526,7 @@ func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveResponse.ProtoReflect.Descriptor instead.
 func (*ReserveResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{26}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ReserveResponse) GetAhead() int64 {
@@ -1767,7 +1572,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[27]
+	mi := &file_managerv1_manager_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1779,7 +1584,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[27]
+	mi := &file_managerv1_manager_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1792,7 +1597,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{27}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ExecRequest) GetWhat() isExecRequest_What {
@@ -1882,7 +1687,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[28]
+	mi := &file_managerv1_manager_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1894,7 +1699,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[28]
+	mi := &file_managerv1_manager_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1907,7 +1712,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{28}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ExecResponse) GetWhat() isExecResponse_What {
@@ -1975,7 +1780,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[29]
+	mi := &file_managerv1_manager_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1987,7 +1792,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[29]
+	mi := &file_managerv1_manager_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2000,7 +1805,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{29}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ReleaseRequest) GetLease() string {
@@ -2020,7 +1825,7 @@ type ReleaseResponse struct {
 
 func (x *ReleaseResponse) Reset() {
 	*x = ReleaseResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[30]
+	mi := &file_managerv1_manager_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2032,7 +1837,7 @@ func (x *ReleaseResponse) String() string {
 func (*ReleaseResponse) ProtoMessage() {}
 
 func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[30]
+	mi := &file_managerv1_manager_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2045,7 +1850,7 @@ func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{30}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ReleaseResponse) GetLeft() []string {
@@ -2073,7 +1878,7 @@ type AuditResponse_Entry struct {
 
 func (x *AuditResponse_Entry) Reset() {
 	*x = AuditResponse_Entry{}
-	mi := &file_managerv1_manager_proto_msgTypes[34]
+	mi := &file_managerv1_manager_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2085,7 +1890,7 @@ func (x *AuditResponse_Entry) String() string {
 func (*AuditResponse_Entry) ProtoMessage() {}
 
 func (x *AuditResponse_Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[34]
+	mi := &file_managerv1_manager_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2098,7 +1903,7 @@ func (x *AuditResponse_Entry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditResponse_Entry.ProtoReflect.Descriptor instead.
 func (*AuditResponse_Entry) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{14, 0}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{12, 0}
 }
 
 func (x *AuditResponse_Entry) GetAt() *timestamppb.Timestamp {
@@ -2149,7 +1954,7 @@ type ExecRequest_Start struct {
 
 func (x *ExecRequest_Start) Reset() {
 	*x = ExecRequest_Start{}
-	mi := &file_managerv1_manager_proto_msgTypes[36]
+	mi := &file_managerv1_manager_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2161,7 +1966,7 @@ func (x *ExecRequest_Start) String() string {
 func (*ExecRequest_Start) ProtoMessage() {}
 
 func (x *ExecRequest_Start) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[36]
+	mi := &file_managerv1_manager_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2174,7 +1979,7 @@ func (x *ExecRequest_Start) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest_Start.ProtoReflect.Descriptor instead.
 func (*ExecRequest_Start) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{27, 0}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{25, 0}
 }
 
 func (x *ExecRequest_Start) GetLease() string {
@@ -2211,7 +2016,7 @@ type ExecResponse_Exit struct {
 
 func (x *ExecResponse_Exit) Reset() {
 	*x = ExecResponse_Exit{}
-	mi := &file_managerv1_manager_proto_msgTypes[37]
+	mi := &file_managerv1_manager_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2223,7 +2028,7 @@ func (x *ExecResponse_Exit) String() string {
 func (*ExecResponse_Exit) ProtoMessage() {}
 
 func (x *ExecResponse_Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[37]
+	mi := &file_managerv1_manager_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2236,7 +2041,7 @@ func (x *ExecResponse_Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse_Exit.ProtoReflect.Descriptor instead.
 func (*ExecResponse_Exit) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{28, 0}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{26, 0}
 }
 
 func (x *ExecResponse_Exit) GetCode() int32 {
@@ -2257,41 +2062,21 @@ var File_managerv1_manager_proto protoreflect.FileDescriptor
 
 const file_managerv1_manager_proto_rawDesc = "" +
 	"\n" +
-	"\x17managerv1/manager.proto\x12\x12stepmux.manager.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb4\x05\n" +
-	"\x03Job\x12\x14\n" +
-	"\x05steps\x18\x01 \x01(\fR\x05steps\x12\x1d\n" +
-	"\n" +
-	"steps_file\x18\x02 \x01(\tR\tstepsFile\x12:\n" +
-	"\tvariables\x18\x03 \x03(\v2\x1c.stepmux.manager.v1.VariableR\tvariables\x123\n" +
-	"\atimeout\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12\x19\n" +
-	"\bpass_env\x18\x05 \x03(\tR\apassEnv\x12%\n" +
-	"\x0eunsafe_exports\x18\x06 \x01(\tR\runsafeExports\x12\x18\n" +
+	"\x17managerv1/manager.proto\x12\x12stepmux.manager.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x13stepmuxv1/job.proto\"\xe4\x02\n" +
+	"\rSubmitRequest\x12!\n" +
+	"\x03job\x18\x11 \x01(\v2\x0f.stepmux.v1.JobR\x03job\x12\x10\n" +
+	"\x03key\x18\x12 \x01(\tR\x03key\x12\x18\n" +
 	"\aproject\x18\a \x01(\tR\aproject\x12#\n" +
 	"\rproject_bytes\x18\b \x01(\x03R\fprojectBytes\x12\x1c\n" +
-	"\tartifacts\x18\t \x03(\tR\tartifacts\x12;\n" +
+	"\tartifacts\x18\t \x03(\tR\tartifacts\x12E\n" +
 	"\x06labels\x18\n" +
-	" \x03(\v2#.stepmux.manager.v1.Job.LabelsEntryR\x06labels\x12\x1d\n" +
+	" \x03(\v2-.stepmux.manager.v1.SubmitRequest.LabelsEntryR\x06labels\x12\x1d\n" +
 	"\n" +
 	"retry_lost\x18\v \x01(\bR\tretryLost\x12\x14\n" +
-	"\x05trace\x18\f \x01(\bR\x05trace\x12\x16\n" +
-	"\x06script\x18\r \x01(\tR\x06script\x122\n" +
-	"\x03env\x18\x0e \x03(\v2 .stepmux.manager.v1.Job.EnvEntryR\x03env\x12\x19\n" +
-	"\bmay_fail\x18\x0f \x03(\tR\amayFail\x12\x1c\n" +
-	"\tgenerated\x18\x10 \x01(\bR\tgenerated\x1a9\n" +
+	"\x05trace\x18\f \x01(\bR\x05trace\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a6\n" +
-	"\bEnvEntry\x12\x10\n" +
-	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"^\n" +
-	"\bVariable\x12\x10\n" +
-	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value\x12\x16\n" +
-	"\x06masked\x18\x03 \x01(\bR\x06masked\x12\x12\n" +
-	"\x04file\x18\x04 \x01(\bR\x04file\"L\n" +
-	"\rSubmitRequest\x12)\n" +
-	"\x03job\x18\x01 \x01(\v2\x17.stepmux.manager.v1.JobR\x03job\x12\x10\n" +
-	"\x03key\x18\x02 \x01(\tR\x03key\" \n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\x01\x10\aJ\x04\b\r\x10\x11\" \n" +
 	"\x0eSubmitResponse\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x1c\n" +
 	"\n" +
@@ -2447,107 +2232,102 @@ func file_managerv1_manager_proto_rawDescGZIP() []byte {
 }
 
 var file_managerv1_manager_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_managerv1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
+var file_managerv1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_managerv1_manager_proto_goTypes = []any{
 	(Build_Phase)(0),              // 0: stepmux.manager.v1.Build.Phase
-	(*Job)(nil),                   // 1: stepmux.manager.v1.Job
-	(*Variable)(nil),              // 2: stepmux.manager.v1.Variable
-	(*SubmitRequest)(nil),         // 3: stepmux.manager.v1.SubmitRequest
-	(*SubmitResponse)(nil),        // 4: stepmux.manager.v1.SubmitResponse
-	(*GetRequest)(nil),            // 5: stepmux.manager.v1.GetRequest
-	(*Build)(nil),                 // 6: stepmux.manager.v1.Build
-	(*Result)(nil),                // 7: stepmux.manager.v1.Result
-	(*ListRequest)(nil),           // 8: stepmux.manager.v1.ListRequest
-	(*ListResponse)(nil),          // 9: stepmux.manager.v1.ListResponse
-	(*FollowRequest)(nil),         // 10: stepmux.manager.v1.FollowRequest
-	(*FollowResponse)(nil),        // 11: stepmux.manager.v1.FollowResponse
-	(*CancelRequest)(nil),         // 12: stepmux.manager.v1.CancelRequest
-	(*CancelResponse)(nil),        // 13: stepmux.manager.v1.CancelResponse
-	(*AuditRequest)(nil),          // 14: stepmux.manager.v1.AuditRequest
-	(*AuditResponse)(nil),         // 15: stepmux.manager.v1.AuditResponse
-	(*StatusRequest)(nil),         // 16: stepmux.manager.v1.StatusRequest
-	(*StatusResponse)(nil),        // 17: stepmux.manager.v1.StatusResponse
-	(*DrainRequest)(nil),          // 18: stepmux.manager.v1.DrainRequest
-	(*DrainResponse)(nil),         // 19: stepmux.manager.v1.DrainResponse
-	(*UndrainRequest)(nil),        // 20: stepmux.manager.v1.UndrainRequest
-	(*UndrainResponse)(nil),       // 21: stepmux.manager.v1.UndrainResponse
-	(*KeepProjectRequest)(nil),    // 22: stepmux.manager.v1.KeepProjectRequest
-	(*KeepProjectResponse)(nil),   // 23: stepmux.manager.v1.KeepProjectResponse
-	(*ArtifactsRequest)(nil),      // 24: stepmux.manager.v1.ArtifactsRequest
-	(*ArtifactsResponse)(nil),     // 25: stepmux.manager.v1.ArtifactsResponse
-	(*ReserveRequest)(nil),        // 26: stepmux.manager.v1.ReserveRequest
-	(*ReserveResponse)(nil),       // 27: stepmux.manager.v1.ReserveResponse
-	(*ExecRequest)(nil),           // 28: stepmux.manager.v1.ExecRequest
-	(*ExecResponse)(nil),          // 29: stepmux.manager.v1.ExecResponse
-	(*ReleaseRequest)(nil),        // 30: stepmux.manager.v1.ReleaseRequest
-	(*ReleaseResponse)(nil),       // 31: stepmux.manager.v1.ReleaseResponse
-	nil,                           // 32: stepmux.manager.v1.Job.LabelsEntry
-	nil,                           // 33: stepmux.manager.v1.Job.EnvEntry
-	nil,                           // 34: stepmux.manager.v1.Build.LabelsEntry
-	(*AuditResponse_Entry)(nil),   // 35: stepmux.manager.v1.AuditResponse.Entry
-	nil,                           // 36: stepmux.manager.v1.ReserveRequest.LabelsEntry
-	(*ExecRequest_Start)(nil),     // 37: stepmux.manager.v1.ExecRequest.Start
-	(*ExecResponse_Exit)(nil),     // 38: stepmux.manager.v1.ExecResponse.Exit
-	(*durationpb.Duration)(nil),   // 39: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 40: google.protobuf.Timestamp
+	(*SubmitRequest)(nil),         // 1: stepmux.manager.v1.SubmitRequest
+	(*SubmitResponse)(nil),        // 2: stepmux.manager.v1.SubmitResponse
+	(*GetRequest)(nil),            // 3: stepmux.manager.v1.GetRequest
+	(*Build)(nil),                 // 4: stepmux.manager.v1.Build
+	(*Result)(nil),                // 5: stepmux.manager.v1.Result
+	(*ListRequest)(nil),           // 6: stepmux.manager.v1.ListRequest
+	(*ListResponse)(nil),          // 7: stepmux.manager.v1.ListResponse
+	(*FollowRequest)(nil),         // 8: stepmux.manager.v1.FollowRequest
+	(*FollowResponse)(nil),        // 9: stepmux.manager.v1.FollowResponse
+	(*CancelRequest)(nil),         // 10: stepmux.manager.v1.CancelRequest
+	(*CancelResponse)(nil),        // 11: stepmux.manager.v1.CancelResponse
+	(*AuditRequest)(nil),          // 12: stepmux.manager.v1.AuditRequest
+	(*AuditResponse)(nil),         // 13: stepmux.manager.v1.AuditResponse
+	(*StatusRequest)(nil),         // 14: stepmux.manager.v1.StatusRequest
+	(*StatusResponse)(nil),        // 15: stepmux.manager.v1.StatusResponse
+	(*DrainRequest)(nil),          // 16: stepmux.manager.v1.DrainRequest
+	(*DrainResponse)(nil),         // 17: stepmux.manager.v1.DrainResponse
+	(*UndrainRequest)(nil),        // 18: stepmux.manager.v1.UndrainRequest
+	(*UndrainResponse)(nil),       // 19: stepmux.manager.v1.UndrainResponse
+	(*KeepProjectRequest)(nil),    // 20: stepmux.manager.v1.KeepProjectRequest
+	(*KeepProjectResponse)(nil),   // 21: stepmux.manager.v1.KeepProjectResponse
+	(*ArtifactsRequest)(nil),      // 22: stepmux.manager.v1.ArtifactsRequest
+	(*ArtifactsResponse)(nil),     // 23: stepmux.manager.v1.ArtifactsResponse
+	(*ReserveRequest)(nil),        // 24: stepmux.manager.v1.ReserveRequest
+	(*ReserveResponse)(nil),       // 25: stepmux.manager.v1.ReserveResponse
+	(*ExecRequest)(nil),           // 26: stepmux.manager.v1.ExecRequest
+	(*ExecResponse)(nil),          // 27: stepmux.manager.v1.ExecResponse
+	(*ReleaseRequest)(nil),        // 28: stepmux.manager.v1.ReleaseRequest
+	(*ReleaseResponse)(nil),       // 29: stepmux.manager.v1.ReleaseResponse
+	nil,                           // 30: stepmux.manager.v1.SubmitRequest.LabelsEntry
+	nil,                           // 31: stepmux.manager.v1.Build.LabelsEntry
+	(*AuditResponse_Entry)(nil),   // 32: stepmux.manager.v1.AuditResponse.Entry
+	nil,                           // 33: stepmux.manager.v1.ReserveRequest.LabelsEntry
+	(*ExecRequest_Start)(nil),     // 34: stepmux.manager.v1.ExecRequest.Start
+	(*ExecResponse_Exit)(nil),     // 35: stepmux.manager.v1.ExecResponse.Exit
+	(*stepmuxv1.Job)(nil),         // 36: stepmux.v1.Job
+	(*timestamppb.Timestamp)(nil), // 37: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 38: google.protobuf.Duration
 }
 var file_managerv1_manager_proto_depIdxs = []int32{
-	2,  // 0: stepmux.manager.v1.Job.variables:type_name -> stepmux.manager.v1.Variable
-	39, // 1: stepmux.manager.v1.Job.timeout:type_name -> google.protobuf.Duration
-	32, // 2: stepmux.manager.v1.Job.labels:type_name -> stepmux.manager.v1.Job.LabelsEntry
-	33, // 3: stepmux.manager.v1.Job.env:type_name -> stepmux.manager.v1.Job.EnvEntry
-	1,  // 4: stepmux.manager.v1.SubmitRequest.job:type_name -> stepmux.manager.v1.Job
-	0,  // 5: stepmux.manager.v1.Build.phase:type_name -> stepmux.manager.v1.Build.Phase
-	40, // 6: stepmux.manager.v1.Build.submitted:type_name -> google.protobuf.Timestamp
-	40, // 7: stepmux.manager.v1.Build.started:type_name -> google.protobuf.Timestamp
-	40, // 8: stepmux.manager.v1.Build.ended_at:type_name -> google.protobuf.Timestamp
-	7,  // 9: stepmux.manager.v1.Build.result:type_name -> stepmux.manager.v1.Result
-	34, // 10: stepmux.manager.v1.Build.labels:type_name -> stepmux.manager.v1.Build.LabelsEntry
-	39, // 11: stepmux.manager.v1.Build.connect:type_name -> google.protobuf.Duration
-	39, // 12: stepmux.manager.v1.Build.first_output:type_name -> google.protobuf.Duration
-	0,  // 13: stepmux.manager.v1.ListRequest.phase:type_name -> stepmux.manager.v1.Build.Phase
-	6,  // 14: stepmux.manager.v1.ListResponse.builds:type_name -> stepmux.manager.v1.Build
-	6,  // 15: stepmux.manager.v1.FollowResponse.build:type_name -> stepmux.manager.v1.Build
-	35, // 16: stepmux.manager.v1.AuditResponse.entries:type_name -> stepmux.manager.v1.AuditResponse.Entry
-	39, // 17: stepmux.manager.v1.DrainRequest.for:type_name -> google.protobuf.Duration
-	36, // 18: stepmux.manager.v1.ReserveRequest.labels:type_name -> stepmux.manager.v1.ReserveRequest.LabelsEntry
-	39, // 19: stepmux.manager.v1.ReserveRequest.limit:type_name -> google.protobuf.Duration
-	37, // 20: stepmux.manager.v1.ExecRequest.start:type_name -> stepmux.manager.v1.ExecRequest.Start
-	38, // 21: stepmux.manager.v1.ExecResponse.exit:type_name -> stepmux.manager.v1.ExecResponse.Exit
-	40, // 22: stepmux.manager.v1.AuditResponse.Entry.at:type_name -> google.protobuf.Timestamp
-	3,  // 23: stepmux.manager.v1.Manager.Submit:input_type -> stepmux.manager.v1.SubmitRequest
-	5,  // 24: stepmux.manager.v1.Manager.Get:input_type -> stepmux.manager.v1.GetRequest
-	8,  // 25: stepmux.manager.v1.Manager.List:input_type -> stepmux.manager.v1.ListRequest
-	10, // 26: stepmux.manager.v1.Manager.Follow:input_type -> stepmux.manager.v1.FollowRequest
-	12, // 27: stepmux.manager.v1.Manager.Cancel:input_type -> stepmux.manager.v1.CancelRequest
-	14, // 28: stepmux.manager.v1.Manager.Audit:input_type -> stepmux.manager.v1.AuditRequest
-	16, // 29: stepmux.manager.v1.Manager.Status:input_type -> stepmux.manager.v1.StatusRequest
-	18, // 30: stepmux.manager.v1.Manager.Drain:input_type -> stepmux.manager.v1.DrainRequest
-	20, // 31: stepmux.manager.v1.Manager.Undrain:input_type -> stepmux.manager.v1.UndrainRequest
-	22, // 32: stepmux.manager.v1.Manager.KeepProject:input_type -> stepmux.manager.v1.KeepProjectRequest
-	24, // 33: stepmux.manager.v1.Manager.Artifacts:input_type -> stepmux.manager.v1.ArtifactsRequest
-	26, // 34: stepmux.manager.v1.Manager.Reserve:input_type -> stepmux.manager.v1.ReserveRequest
-	28, // 35: stepmux.manager.v1.Manager.Exec:input_type -> stepmux.manager.v1.ExecRequest
-	30, // 36: stepmux.manager.v1.Manager.Release:input_type -> stepmux.manager.v1.ReleaseRequest
-	4,  // 37: stepmux.manager.v1.Manager.Submit:output_type -> stepmux.manager.v1.SubmitResponse
-	6,  // 38: stepmux.manager.v1.Manager.Get:output_type -> stepmux.manager.v1.Build
-	9,  // 39: stepmux.manager.v1.Manager.List:output_type -> stepmux.manager.v1.ListResponse
-	11, // 40: stepmux.manager.v1.Manager.Follow:output_type -> stepmux.manager.v1.FollowResponse
-	13, // 41: stepmux.manager.v1.Manager.Cancel:output_type -> stepmux.manager.v1.CancelResponse
-	15, // 42: stepmux.manager.v1.Manager.Audit:output_type -> stepmux.manager.v1.AuditResponse
-	17, // 43: stepmux.manager.v1.Manager.Status:output_type -> stepmux.manager.v1.StatusResponse
-	19, // 44: stepmux.manager.v1.Manager.Drain:output_type -> stepmux.manager.v1.DrainResponse
-	21, // 45: stepmux.manager.v1.Manager.Undrain:output_type -> stepmux.manager.v1.UndrainResponse
-	23, // 46: stepmux.manager.v1.Manager.KeepProject:output_type -> stepmux.manager.v1.KeepProjectResponse
-	25, // 47: stepmux.manager.v1.Manager.Artifacts:output_type -> stepmux.manager.v1.ArtifactsResponse
-	27, // 48: stepmux.manager.v1.Manager.Reserve:output_type -> stepmux.manager.v1.ReserveResponse
-	29, // 49: stepmux.manager.v1.Manager.Exec:output_type -> stepmux.manager.v1.ExecResponse
-	31, // 50: stepmux.manager.v1.Manager.Release:output_type -> stepmux.manager.v1.ReleaseResponse
-	37, // [37:51] is the sub-list for method output_type
-	23, // [23:37] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	36, // 0: stepmux.manager.v1.SubmitRequest.job:type_name -> stepmux.v1.Job
+	30, // 1: stepmux.manager.v1.SubmitRequest.labels:type_name -> stepmux.manager.v1.SubmitRequest.LabelsEntry
+	0,  // 2: stepmux.manager.v1.Build.phase:type_name -> stepmux.manager.v1.Build.Phase
+	37, // 3: stepmux.manager.v1.Build.submitted:type_name -> google.protobuf.Timestamp
+	37, // 4: stepmux.manager.v1.Build.started:type_name -> google.protobuf.Timestamp
+	37, // 5: stepmux.manager.v1.Build.ended_at:type_name -> google.protobuf.Timestamp
+	5,  // 6: stepmux.manager.v1.Build.result:type_name -> stepmux.manager.v1.Result
+	31, // 7: stepmux.manager.v1.Build.labels:type_name -> stepmux.manager.v1.Build.LabelsEntry
+	38, // 8: stepmux.manager.v1.Build.connect:type_name -> google.protobuf.Duration
+	38, // 9: stepmux.manager.v1.Build.first_output:type_name -> google.protobuf.Duration
+	0,  // 10: stepmux.manager.v1.ListRequest.phase:type_name -> stepmux.manager.v1.Build.Phase
+	4,  // 11: stepmux.manager.v1.ListResponse.builds:type_name -> stepmux.manager.v1.Build
+	4,  // 12: stepmux.manager.v1.FollowResponse.build:type_name -> stepmux.manager.v1.Build
+	32, // 13: stepmux.manager.v1.AuditResponse.entries:type_name -> stepmux.manager.v1.AuditResponse.Entry
+	38, // 14: stepmux.manager.v1.DrainRequest.for:type_name -> google.protobuf.Duration
+	33, // 15: stepmux.manager.v1.ReserveRequest.labels:type_name -> stepmux.manager.v1.ReserveRequest.LabelsEntry
+	38, // 16: stepmux.manager.v1.ReserveRequest.limit:type_name -> google.protobuf.Duration
+	34, // 17: stepmux.manager.v1.ExecRequest.start:type_name -> stepmux.manager.v1.ExecRequest.Start
+	35, // 18: stepmux.manager.v1.ExecResponse.exit:type_name -> stepmux.manager.v1.ExecResponse.Exit
+	37, // 19: stepmux.manager.v1.AuditResponse.Entry.at:type_name -> google.protobuf.Timestamp
+	1,  // 20: stepmux.manager.v1.Manager.Submit:input_type -> stepmux.manager.v1.SubmitRequest
+	3,  // 21: stepmux.manager.v1.Manager.Get:input_type -> stepmux.manager.v1.GetRequest
+	6,  // 22: stepmux.manager.v1.Manager.List:input_type -> stepmux.manager.v1.ListRequest
+	8,  // 23: stepmux.manager.v1.Manager.Follow:input_type -> stepmux.manager.v1.FollowRequest
+	10, // 24: stepmux.manager.v1.Manager.Cancel:input_type -> stepmux.manager.v1.CancelRequest
+	12, // 25: stepmux.manager.v1.Manager.Audit:input_type -> stepmux.manager.v1.AuditRequest
+	14, // 26: stepmux.manager.v1.Manager.Status:input_type -> stepmux.manager.v1.StatusRequest
+	16, // 27: stepmux.manager.v1.Manager.Drain:input_type -> stepmux.manager.v1.DrainRequest
+	18, // 28: stepmux.manager.v1.Manager.Undrain:input_type -> stepmux.manager.v1.UndrainRequest
+	20, // 29: stepmux.manager.v1.Manager.KeepProject:input_type -> stepmux.manager.v1.KeepProjectRequest
+	22, // 30: stepmux.manager.v1.Manager.Artifacts:input_type -> stepmux.manager.v1.ArtifactsRequest
+	24, // 31: stepmux.manager.v1.Manager.Reserve:input_type -> stepmux.manager.v1.ReserveRequest
+	26, // 32: stepmux.manager.v1.Manager.Exec:input_type -> stepmux.manager.v1.ExecRequest
+	28, // 33: stepmux.manager.v1.Manager.Release:input_type -> stepmux.manager.v1.ReleaseRequest
+	2,  // 34: stepmux.manager.v1.Manager.Submit:output_type -> stepmux.manager.v1.SubmitResponse
+	4,  // 35: stepmux.manager.v1.Manager.Get:output_type -> stepmux.manager.v1.Build
+	7,  // 36: stepmux.manager.v1.Manager.List:output_type -> stepmux.manager.v1.ListResponse
+	9,  // 37: stepmux.manager.v1.Manager.Follow:output_type -> stepmux.manager.v1.FollowResponse
+	11, // 38: stepmux.manager.v1.Manager.Cancel:output_type -> stepmux.manager.v1.CancelResponse
+	13, // 39: stepmux.manager.v1.Manager.Audit:output_type -> stepmux.manager.v1.AuditResponse
+	15, // 40: stepmux.manager.v1.Manager.Status:output_type -> stepmux.manager.v1.StatusResponse
+	17, // 41: stepmux.manager.v1.Manager.Drain:output_type -> stepmux.manager.v1.DrainResponse
+	19, // 42: stepmux.manager.v1.Manager.Undrain:output_type -> stepmux.manager.v1.UndrainResponse
+	21, // 43: stepmux.manager.v1.Manager.KeepProject:output_type -> stepmux.manager.v1.KeepProjectResponse
+	23, // 44: stepmux.manager.v1.Manager.Artifacts:output_type -> stepmux.manager.v1.ArtifactsResponse
+	25, // 45: stepmux.manager.v1.Manager.Reserve:output_type -> stepmux.manager.v1.ReserveResponse
+	27, // 46: stepmux.manager.v1.Manager.Exec:output_type -> stepmux.manager.v1.ExecResponse
+	29, // 47: stepmux.manager.v1.Manager.Release:output_type -> stepmux.manager.v1.ReleaseResponse
+	34, // [34:48] is the sub-list for method output_type
+	20, // [20:34] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_managerv1_manager_proto_init() }
@@ -2555,13 +2335,13 @@ func file_managerv1_manager_proto_init() {
 	if File_managerv1_manager_proto != nil {
 		return
 	}
-	file_managerv1_manager_proto_msgTypes[27].OneofWrappers = []any{
+	file_managerv1_manager_proto_msgTypes[25].OneofWrappers = []any{
 		(*ExecRequest_Start_)(nil),
 		(*ExecRequest_Input)(nil),
 		(*ExecRequest_EndInput)(nil),
 		(*ExecRequest_Signal)(nil),
 	}
-	file_managerv1_manager_proto_msgTypes[28].OneofWrappers = []any{
+	file_managerv1_manager_proto_msgTypes[26].OneofWrappers = []any{
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
 		(*ExecResponse_Exit_)(nil),
@@ -2572,7 +2352,7 @@ func file_managerv1_manager_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_managerv1_manager_proto_rawDesc), len(file_managerv1_manager_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   38,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -15,7 +15,6 @@ package stepmuxv1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
-	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	structpb "google.golang.org/protobuf/types/known/structpb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
@@ -134,7 +133,7 @@ func (x StepResult_Status) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use StepResult_Status.Descriptor instead.
 func (StepResult_Status) EnumDescriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{9, 0}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{8, 0}
 }
 
 type FollowIOResponse_StreamType int32
@@ -180,28 +179,28 @@ func (x FollowIOResponse_StreamType) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use FollowIOResponse_StreamType.Descriptor instead.
 func (FollowIOResponse_StreamType) EnumDescriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{13, 0}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{12, 0}
 }
 
-type Job_JobStatus int32
+type JobState_JobStatus int32
 
 const (
-	Job_running Job_JobStatus = 0
+	JobState_running JobState_JobStatus = 0
 	// The spelling is the published one.
-	Job_suceeded  Job_JobStatus = 1
-	Job_failed    Job_JobStatus = 2
-	Job_cancelled Job_JobStatus = 3
+	JobState_suceeded  JobState_JobStatus = 1
+	JobState_failed    JobState_JobStatus = 2
+	JobState_cancelled JobState_JobStatus = 3
 )
 
-// Enum value maps for Job_JobStatus.
+// Enum value maps for JobState_JobStatus.
 var (
-	Job_JobStatus_name = map[int32]string{
+	JobState_JobStatus_name = map[int32]string{
 		0: "running",
 		1: "suceeded",
 		2: "failed",
 		3: "cancelled",
 	}
-	Job_JobStatus_value = map[string]int32{
+	JobState_JobStatus_value = map[string]int32{
 		"running":   0,
 		"suceeded":  1,
 		"failed":    2,
@@ -209,31 +208,31 @@ var (
 	}
 )
 
-func (x Job_JobStatus) Enum() *Job_JobStatus {
-	p := new(Job_JobStatus)
+func (x JobState_JobStatus) Enum() *JobState_JobStatus {
+	p := new(JobState_JobStatus)
 	*p = x
 	return p
 }
 
-func (x Job_JobStatus) String() string {
+func (x JobState_JobStatus) String() string {
 	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
 }
 
-func (Job_JobStatus) Descriptor() protoreflect.EnumDescriptor {
+func (JobState_JobStatus) Descriptor() protoreflect.EnumDescriptor {
 	return file_stepmuxv1_steprunner_proto_enumTypes[3].Descriptor()
 }
 
-func (Job_JobStatus) Type() protoreflect.EnumType {
+func (JobState_JobStatus) Type() protoreflect.EnumType {
 	return &file_stepmuxv1_steprunner_proto_enumTypes[3]
 }
 
-func (x Job_JobStatus) Number() protoreflect.EnumNumber {
+func (x JobState_JobStatus) Number() protoreflect.EnumNumber {
 	return protoreflect.EnumNumber(x)
 }
 
-// Deprecated: Use Job_JobStatus.Descriptor instead.
-func (Job_JobStatus) EnumDescriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{17, 0}
+// Deprecated: Use JobState_JobStatus.Descriptor instead.
+func (JobState_JobStatus) EnumDescriptor() ([]byte, []int) {
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{16, 0}
 }
 
 type AttachRequest struct {
@@ -440,37 +439,19 @@ type RunRequest struct {
 	// work_dir is where steps run; created if missing. Relative to the runner's working directory.
 	// Empty: a fresh directory that is removed with the job.
 	WorkDir string `protobuf:"bytes,2,opt,name=work_dir,json=workDir,proto3" json:"work_dir,omitempty"`
-	// env is the environment of the job's steps. Keys match ^[a-zA-Z_][a-zA-Z0-9_]*$.
+	// env, type, steps and ci_script are the published form of a job. A request has these or the field job.
 	Env map[string]string `protobuf:"bytes,3,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// type says which of steps (or steps_yaml) and ci_script holds the job.
+	// type says which of steps and ci_script holds the job.
 	Type  RunRequest_StepType `protobuf:"varint,4,opt,name=type,proto3,enum=stepmux.v1.RunRequest_StepType" json:"type,omitempty"`
 	Steps []*Step             `protobuf:"bytes,5,rep,name=steps,proto3" json:"steps,omitempty"`
 	// ci_script is a shell script, for type script.
 	CiScript string `protobuf:"bytes,6,opt,name=ci_script,json=ciScript,proto3" json:"ci_script,omitempty"`
-	// steps_yaml is a YAML document with a run: list, for type step; an alternative to steps.
-	StepsYaml string `protobuf:"bytes,20,opt,name=steps_yaml,json=stepsYaml,proto3" json:"steps_yaml,omitempty"`
-	// variables are the job's variables. Expressions read them as vars.NAME and job.NAME; no step has them in its
-	// environment. Each key is unique and matches ^[a-zA-Z_][a-zA-Z0-9_]*$.
-	Variables []*Variable `protobuf:"bytes,21,rep,name=variables,proto3" json:"variables,omitempty"`
-	// timeout is how long the job may run; then it fails. Zero: the runner's own limit.
-	Timeout *durationpb.Duration `protobuf:"bytes,23,opt,name=timeout,proto3" json:"timeout,omitempty"`
-	// grace is the time between SIGTERM and SIGKILL when the job is stopped. Zero: 10 s.
-	Grace *durationpb.Duration `protobuf:"bytes,24,opt,name=grace,proto3" json:"grace,omitempty"`
+	// job is the job to run.
+	Job *Job `protobuf:"bytes,33,opt,name=job,proto3" json:"job,omitempty"`
 	// trace asks for a trace of the job, for the method Trace.
 	Trace bool `protobuf:"varint,27,opt,name=trace,proto3" json:"trace,omitempty"`
-	// pass_env selects the variables of the runner's own environment that reach the steps: names, in addition to a few
-	// about the machine, the user and the proxies; or "all" except those that look like secrets; or "none". It has no
-	// effect on a runner that was started with a policy of its own.
-	PassEnv []string `protobuf:"bytes,28,rep,name=pass_env,json=passEnv,proto3" json:"pass_env,omitempty"`
-	// unsafe_exports is the treatment of exports that change every later program, such as LD_PRELOAD: drop (with a
-	// warning), refuse or allow. Empty: drop. It has no effect on a runner that was started with a policy of its own.
-	UnsafeExports string `protobuf:"bytes,29,opt,name=unsafe_exports,json=unsafeExports,proto3" json:"unsafe_exports,omitempty"`
-	// steps_file is the name that messages give steps_yaml, before a line and a column. Empty: steps_yaml.
-	StepsFile string `protobuf:"bytes,30,opt,name=steps_file,json=stepsFile,proto3" json:"steps_file,omitempty"`
 	// image is the digest of the image of the runner's container, for the trace. Empty: no container, or it is unknown.
-	Image string `protobuf:"bytes,31,opt,name=image,proto3" json:"image,omitempty"`
-	// may_fail names steps of the job that may fail: the job continues as if they had succeeded.
-	MayFail       []string `protobuf:"bytes,32,rep,name=may_fail,json=mayFail,proto3" json:"may_fail,omitempty"`
+	Image         string `protobuf:"bytes,31,opt,name=image,proto3" json:"image,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -547,30 +528,9 @@ func (x *RunRequest) GetCiScript() string {
 	return ""
 }
 
-func (x *RunRequest) GetStepsYaml() string {
+func (x *RunRequest) GetJob() *Job {
 	if x != nil {
-		return x.StepsYaml
-	}
-	return ""
-}
-
-func (x *RunRequest) GetVariables() []*Variable {
-	if x != nil {
-		return x.Variables
-	}
-	return nil
-}
-
-func (x *RunRequest) GetTimeout() *durationpb.Duration {
-	if x != nil {
-		return x.Timeout
-	}
-	return nil
-}
-
-func (x *RunRequest) GetGrace() *durationpb.Duration {
-	if x != nil {
-		return x.Grace
+		return x.Job
 	}
 	return nil
 }
@@ -582,110 +542,11 @@ func (x *RunRequest) GetTrace() bool {
 	return false
 }
 
-func (x *RunRequest) GetPassEnv() []string {
-	if x != nil {
-		return x.PassEnv
-	}
-	return nil
-}
-
-func (x *RunRequest) GetUnsafeExports() string {
-	if x != nil {
-		return x.UnsafeExports
-	}
-	return ""
-}
-
-func (x *RunRequest) GetStepsFile() string {
-	if x != nil {
-		return x.StepsFile
-	}
-	return ""
-}
-
 func (x *RunRequest) GetImage() string {
 	if x != nil {
 		return x.Image
 	}
 	return ""
-}
-
-func (x *RunRequest) GetMayFail() []string {
-	if x != nil {
-		return x.MayFail
-	}
-	return nil
-}
-
-// Variable is a job variable.
-type Variable struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	Key   string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
-	Value string                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
-	// file says that steps get the path of a file with the value, which only they can read.
-	File bool `protobuf:"varint,3,opt,name=file,proto3" json:"file,omitempty"`
-	// masked says that the value is a secret.
-	Masked        bool `protobuf:"varint,4,opt,name=masked,proto3" json:"masked,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Variable) Reset() {
-	*x = Variable{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[5]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Variable) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Variable) ProtoMessage() {}
-
-func (x *Variable) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[5]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Variable.ProtoReflect.Descriptor instead.
-func (*Variable) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{5}
-}
-
-func (x *Variable) GetKey() string {
-	if x != nil {
-		return x.Key
-	}
-	return ""
-}
-
-func (x *Variable) GetValue() string {
-	if x != nil {
-		return x.Value
-	}
-	return ""
-}
-
-func (x *Variable) GetFile() bool {
-	if x != nil {
-		return x.File
-	}
-	return false
-}
-
-func (x *Variable) GetMasked() bool {
-	if x != nil {
-		return x.Masked
-	}
-	return false
 }
 
 type RunResponse struct {
@@ -696,7 +557,7 @@ type RunResponse struct {
 
 func (x *RunResponse) Reset() {
 	*x = RunResponse{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[6]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -708,7 +569,7 @@ func (x *RunResponse) String() string {
 func (*RunResponse) ProtoMessage() {}
 
 func (x *RunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[6]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -721,7 +582,7 @@ func (x *RunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunResponse.ProtoReflect.Descriptor instead.
 func (*RunResponse) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{6}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{5}
 }
 
 type FollowRequest struct {
@@ -737,7 +598,7 @@ type FollowRequest struct {
 
 func (x *FollowRequest) Reset() {
 	*x = FollowRequest{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[7]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -749,7 +610,7 @@ func (x *FollowRequest) String() string {
 func (*FollowRequest) ProtoMessage() {}
 
 func (x *FollowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[7]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -762,7 +623,7 @@ func (x *FollowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowRequest.ProtoReflect.Descriptor instead.
 func (*FollowRequest) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{7}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *FollowRequest) GetId() string {
@@ -791,14 +652,14 @@ type FollowResponse struct {
 	// result is the step that changed or, in the last message of the stream, the whole job's tree.
 	Result *StepResult `protobuf:"bytes,1,opt,name=result,proto3" json:"result,omitempty"`
 	// job is set in the last message only: the job's final state.
-	Job           *Job `protobuf:"bytes,20,opt,name=job,proto3" json:"job,omitempty"`
+	Job           *JobState `protobuf:"bytes,20,opt,name=job,proto3" json:"job,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *FollowResponse) Reset() {
 	*x = FollowResponse{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[8]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -810,7 +671,7 @@ func (x *FollowResponse) String() string {
 func (*FollowResponse) ProtoMessage() {}
 
 func (x *FollowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[8]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -823,7 +684,7 @@ func (x *FollowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowResponse.ProtoReflect.Descriptor instead.
 func (*FollowResponse) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{8}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *FollowResponse) GetResult() *StepResult {
@@ -833,7 +694,7 @@ func (x *FollowResponse) GetResult() *StepResult {
 	return nil
 }
 
-func (x *FollowResponse) GetJob() *Job {
+func (x *FollowResponse) GetJob() *JobState {
 	if x != nil {
 		return x.Job
 	}
@@ -865,7 +726,7 @@ type StepResult struct {
 
 func (x *StepResult) Reset() {
 	*x = StepResult{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[9]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -877,7 +738,7 @@ func (x *StepResult) String() string {
 func (*StepResult) ProtoMessage() {}
 
 func (x *StepResult) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[9]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -890,7 +751,7 @@ func (x *StepResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepResult.ProtoReflect.Descriptor instead.
 func (*StepResult) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{9}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *StepResult) GetStep() *Step {
@@ -981,7 +842,7 @@ type TraceRequest struct {
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[10]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -993,7 +854,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[10]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1006,7 +867,7 @@ func (x *TraceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
 func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{10}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *TraceRequest) GetId() string {
@@ -1033,7 +894,7 @@ type TraceResponse struct {
 
 func (x *TraceResponse) Reset() {
 	*x = TraceResponse{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[11]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1045,7 +906,7 @@ func (x *TraceResponse) String() string {
 func (*TraceResponse) ProtoMessage() {}
 
 func (x *TraceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[11]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1058,7 +919,7 @@ func (x *TraceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResponse.ProtoReflect.Descriptor instead.
 func (*TraceResponse) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{11}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *TraceResponse) GetData() []byte {
@@ -1083,7 +944,7 @@ type FollowIORequest struct {
 
 func (x *FollowIORequest) Reset() {
 	*x = FollowIORequest{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[12]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1095,7 +956,7 @@ func (x *FollowIORequest) String() string {
 func (*FollowIORequest) ProtoMessage() {}
 
 func (x *FollowIORequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[12]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1108,7 +969,7 @@ func (x *FollowIORequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowIORequest.ProtoReflect.Descriptor instead.
 func (*FollowIORequest) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{12}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *FollowIORequest) GetId() string {
@@ -1159,7 +1020,7 @@ type FollowIOResponse struct {
 
 func (x *FollowIOResponse) Reset() {
 	*x = FollowIOResponse{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[13]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1171,7 +1032,7 @@ func (x *FollowIOResponse) String() string {
 func (*FollowIOResponse) ProtoMessage() {}
 
 func (x *FollowIOResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[13]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1184,7 +1045,7 @@ func (x *FollowIOResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowIOResponse.ProtoReflect.Descriptor instead.
 func (*FollowIOResponse) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{13}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *FollowIOResponse) GetStream() []byte {
@@ -1219,7 +1080,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[14]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1231,7 +1092,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[14]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1244,7 +1105,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{14}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *CancelRequest) GetId() string {
@@ -1269,7 +1130,7 @@ type CancelResponse struct {
 
 func (x *CancelResponse) Reset() {
 	*x = CancelResponse{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[15]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1281,7 +1142,7 @@ func (x *CancelResponse) String() string {
 func (*CancelResponse) ProtoMessage() {}
 
 func (x *CancelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[15]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1294,7 +1155,7 @@ func (x *CancelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelResponse.ProtoReflect.Descriptor instead.
 func (*CancelResponse) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{15}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{14}
 }
 
 type ListRequest struct {
@@ -1307,7 +1168,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[16]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1319,7 +1180,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[16]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1332,7 +1193,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{16}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListRequest) GetIds() []string {
@@ -1342,10 +1203,11 @@ func (x *ListRequest) GetIds() []string {
 	return nil
 }
 
-type Job struct {
+// JobState is a job of the step runner and how it went; published as Job.
+type JobState struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	Id           string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	Status       Job_JobStatus          `protobuf:"varint,2,opt,name=status,proto3,enum=stepmux.v1.Job_JobStatus" json:"status,omitempty"`
+	Status       JobState_JobStatus     `protobuf:"varint,2,opt,name=status,proto3,enum=stepmux.v1.JobState_JobStatus" json:"status,omitempty"`
 	FinishedTime *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=finished_time,json=finishedTime,proto3" json:"finished_time,omitempty"`
 	StartTime    *timestamppb.Timestamp `protobuf:"bytes,20,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
 	// exit_code is that of the step that failed; 0 when the job succeeded or no step's process did.
@@ -1376,21 +1238,21 @@ type Job struct {
 	sizeCache           protoimpl.SizeCache
 }
 
-func (x *Job) Reset() {
-	*x = Job{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[17]
+func (x *JobState) Reset() {
+	*x = JobState{}
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Job) String() string {
+func (x *JobState) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Job) ProtoMessage() {}
+func (*JobState) ProtoMessage() {}
 
-func (x *Job) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[17]
+func (x *JobState) ProtoReflect() protoreflect.Message {
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1401,110 +1263,110 @@ func (x *Job) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Job.ProtoReflect.Descriptor instead.
-func (*Job) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{17}
+// Deprecated: Use JobState.ProtoReflect.Descriptor instead.
+func (*JobState) Descriptor() ([]byte, []int) {
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{16}
 }
 
-func (x *Job) GetId() string {
+func (x *JobState) GetId() string {
 	if x != nil {
 		return x.Id
 	}
 	return ""
 }
 
-func (x *Job) GetStatus() Job_JobStatus {
+func (x *JobState) GetStatus() JobState_JobStatus {
 	if x != nil {
 		return x.Status
 	}
-	return Job_running
+	return JobState_running
 }
 
-func (x *Job) GetFinishedTime() *timestamppb.Timestamp {
+func (x *JobState) GetFinishedTime() *timestamppb.Timestamp {
 	if x != nil {
 		return x.FinishedTime
 	}
 	return nil
 }
 
-func (x *Job) GetStartTime() *timestamppb.Timestamp {
+func (x *JobState) GetStartTime() *timestamppb.Timestamp {
 	if x != nil {
 		return x.StartTime
 	}
 	return nil
 }
 
-func (x *Job) GetExitCode() int32 {
+func (x *JobState) GetExitCode() int32 {
 	if x != nil {
 		return x.ExitCode
 	}
 	return 0
 }
 
-func (x *Job) GetMessage() string {
+func (x *JobState) GetMessage() string {
 	if x != nil {
 		return x.Message
 	}
 	return ""
 }
 
-func (x *Job) GetStdoutLen() int64 {
+func (x *JobState) GetStdoutLen() int64 {
 	if x != nil {
 		return x.StdoutLen
 	}
 	return 0
 }
 
-func (x *Job) GetStderrLen() int64 {
+func (x *JobState) GetStderrLen() int64 {
 	if x != nil {
 		return x.StderrLen
 	}
 	return 0
 }
 
-func (x *Job) GetTimedOut() bool {
+func (x *JobState) GetTimedOut() bool {
 	if x != nil {
 		return x.TimedOut
 	}
 	return false
 }
 
-func (x *Job) GetSystemFailed() bool {
+func (x *JobState) GetSystemFailed() bool {
 	if x != nil {
 		return x.SystemFailed
 	}
 	return false
 }
 
-func (x *Job) GetIsolation() string {
+func (x *JobState) GetIsolation() string {
 	if x != nil {
 		return x.Isolation
 	}
 	return ""
 }
 
-func (x *Job) GetIsolationReason() string {
+func (x *JobState) GetIsolationReason() string {
 	if x != nil {
 		return x.IsolationReason
 	}
 	return ""
 }
 
-func (x *Job) GetCpuSeconds() float64 {
+func (x *JobState) GetCpuSeconds() float64 {
 	if x != nil {
 		return x.CpuSeconds
 	}
 	return 0
 }
 
-func (x *Job) GetPeakMemoryBytes() int64 {
+func (x *JobState) GetPeakMemoryBytes() int64 {
 	if x != nil {
 		return x.PeakMemoryBytes
 	}
 	return 0
 }
 
-func (x *Job) GetLargestProcessBytes() int64 {
+func (x *JobState) GetLargestProcessBytes() int64 {
 	if x != nil {
 		return x.LargestProcessBytes
 	}
@@ -1513,14 +1375,14 @@ func (x *Job) GetLargestProcessBytes() int64 {
 
 type ListResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Jobs          []*Job                 `protobuf:"bytes,1,rep,name=jobs,proto3" json:"jobs,omitempty"`
+	Jobs          []*JobState            `protobuf:"bytes,1,rep,name=jobs,proto3" json:"jobs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[18]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1532,7 +1394,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[18]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1545,10 +1407,10 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{18}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{17}
 }
 
-func (x *ListResponse) GetJobs() []*Job {
+func (x *ListResponse) GetJobs() []*JobState {
 	if x != nil {
 		return x.Jobs
 	}
@@ -1570,7 +1432,7 @@ type PlaceRequest struct {
 
 func (x *PlaceRequest) Reset() {
 	*x = PlaceRequest{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[19]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1582,7 +1444,7 @@ func (x *PlaceRequest) String() string {
 func (*PlaceRequest) ProtoMessage() {}
 
 func (x *PlaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[19]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1595,7 +1457,7 @@ func (x *PlaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceRequest.ProtoReflect.Descriptor instead.
 func (*PlaceRequest) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{19}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *PlaceRequest) GetDigest() string {
@@ -1638,7 +1500,7 @@ type PlaceResponse struct {
 
 func (x *PlaceResponse) Reset() {
 	*x = PlaceResponse{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[20]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1650,7 +1512,7 @@ func (x *PlaceResponse) String() string {
 func (*PlaceResponse) ProtoMessage() {}
 
 func (x *PlaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[20]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1663,7 +1525,7 @@ func (x *PlaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceResponse.ProtoReflect.Descriptor instead.
 func (*PlaceResponse) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{20}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *PlaceResponse) GetWanted() int64 {
@@ -1699,7 +1561,7 @@ type CollectRequest struct {
 
 func (x *CollectRequest) Reset() {
 	*x = CollectRequest{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[21]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1711,7 +1573,7 @@ func (x *CollectRequest) String() string {
 func (*CollectRequest) ProtoMessage() {}
 
 func (x *CollectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[21]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1724,7 +1586,7 @@ func (x *CollectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectRequest.ProtoReflect.Descriptor instead.
 func (*CollectRequest) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{21}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *CollectRequest) GetPaths() []string {
@@ -1755,7 +1617,7 @@ type CollectResponse struct {
 
 func (x *CollectResponse) Reset() {
 	*x = CollectResponse{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[22]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1767,7 +1629,7 @@ func (x *CollectResponse) String() string {
 func (*CollectResponse) ProtoMessage() {}
 
 func (x *CollectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[22]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1780,7 +1642,7 @@ func (x *CollectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectResponse.ProtoReflect.Descriptor instead.
 func (*CollectResponse) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{22}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *CollectResponse) GetData() []byte {
@@ -1820,7 +1682,7 @@ type StepResult_Output struct {
 
 func (x *StepResult_Output) Reset() {
 	*x = StepResult_Output{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[26]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1832,7 +1694,7 @@ func (x *StepResult_Output) String() string {
 func (*StepResult_Output) ProtoMessage() {}
 
 func (x *StepResult_Output) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[26]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1845,7 +1707,7 @@ func (x *StepResult_Output) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepResult_Output.ProtoReflect.Descriptor instead.
 func (*StepResult_Output) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{9, 2}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{8, 2}
 }
 
 func (x *StepResult_Output) GetKey() string {
@@ -1881,7 +1743,7 @@ var File_stepmuxv1_steprunner_proto protoreflect.FileDescriptor
 const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\n" +
 	"\x1astepmuxv1/steprunner.proto\x12\n" +
-	"stepmux.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1astepmuxv1/definition.proto\"'\n" +
+	"stepmux.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1astepmuxv1/definition.proto\x1a\x13stepmuxv1/job.proto\"'\n" +
 	"\rAttachRequest\x12\x16\n" +
 	"\x06offset\x18\x01 \x01(\x03R\x06offset\"B\n" +
 	"\x0eAttachResponse\x12\x18\n" +
@@ -1892,7 +1754,7 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\x06offset\x18\x01 \x01(\x03R\x06offset\"?\n" +
 	"\vEndResponse\x12\x18\n" +
 	"\anotices\x18\x01 \x01(\fR\anotices\x12\x16\n" +
-	"\x06offset\x18\x02 \x01(\x03R\x06offset\"\xac\x05\n" +
+	"\x06offset\x18\x02 \x01(\x03R\x06offset\"\xac\x03\n" +
 	"\n" +
 	"RunRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x19\n" +
@@ -1900,19 +1762,10 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\x03env\x18\x03 \x03(\v2\x1f.stepmux.v1.RunRequest.EnvEntryR\x03env\x123\n" +
 	"\x04type\x18\x04 \x01(\x0e2\x1f.stepmux.v1.RunRequest.StepTypeR\x04type\x12&\n" +
 	"\x05steps\x18\x05 \x03(\v2\x10.stepmux.v1.StepR\x05steps\x12\x1b\n" +
-	"\tci_script\x18\x06 \x01(\tR\bciScript\x12\x1d\n" +
-	"\n" +
-	"steps_yaml\x18\x14 \x01(\tR\tstepsYaml\x122\n" +
-	"\tvariables\x18\x15 \x03(\v2\x14.stepmux.v1.VariableR\tvariables\x123\n" +
-	"\atimeout\x18\x17 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12/\n" +
-	"\x05grace\x18\x18 \x01(\v2\x19.google.protobuf.DurationR\x05grace\x12\x14\n" +
-	"\x05trace\x18\x1b \x01(\bR\x05trace\x12\x19\n" +
-	"\bpass_env\x18\x1c \x03(\tR\apassEnv\x12%\n" +
-	"\x0eunsafe_exports\x18\x1d \x01(\tR\runsafeExports\x12\x1d\n" +
-	"\n" +
-	"steps_file\x18\x1e \x01(\tR\tstepsFile\x12\x14\n" +
-	"\x05image\x18\x1f \x01(\tR\x05image\x12\x19\n" +
-	"\bmay_fail\x18  \x03(\tR\amayFail\x1a6\n" +
+	"\tci_script\x18\x06 \x01(\tR\bciScript\x12!\n" +
+	"\x03job\x18! \x01(\v2\x0f.stepmux.v1.JobR\x03job\x12\x14\n" +
+	"\x05trace\x18\x1b \x01(\bR\x05trace\x12\x14\n" +
+	"\x05image\x18\x1f \x01(\tR\x05image\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"-\n" +
@@ -1920,20 +1773,15 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\aunknown\x10\x00\x12\b\n" +
 	"\x04step\x10\x01\x12\n" +
 	"\n" +
-	"\x06script\x10\x02\"^\n" +
-	"\bVariable\x12\x10\n" +
-	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value\x12\x12\n" +
-	"\x04file\x18\x03 \x01(\bR\x04file\x12\x16\n" +
-	"\x06masked\x18\x04 \x01(\bR\x06masked\"\r\n" +
+	"\x06script\x10\x02J\x04\b\x14\x10\x1bJ\x04\b\x1c\x10\x1fJ\x04\b \x10!\"\r\n" +
 	"\vRunResponse\"I\n" +
 	"\rFollowRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05brief\x18\x14 \x01(\bR\x05brief\x12\x12\n" +
-	"\x04from\x18\x15 \x01(\x03R\x04from\"c\n" +
+	"\x04from\x18\x15 \x01(\x03R\x04from\"h\n" +
 	"\x0eFollowResponse\x12.\n" +
-	"\x06result\x18\x01 \x01(\v2\x16.stepmux.v1.StepResultR\x06result\x12!\n" +
-	"\x03job\x18\x14 \x01(\v2\x0f.stepmux.v1.JobR\x03job\"\xa2\a\n" +
+	"\x06result\x18\x01 \x01(\v2\x16.stepmux.v1.StepResultR\x06result\x12&\n" +
+	"\x03job\x18\x14 \x01(\v2\x14.stepmux.v1.JobStateR\x03job\"\xa2\a\n" +
 	"\n" +
 	"StepResult\x12$\n" +
 	"\x04step\x18\x01 \x01(\v2\x10.stepmux.v1.StepR\x04step\x125\n" +
@@ -1995,10 +1843,10 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\x05force\x18\x14 \x01(\bR\x05force\"\x10\n" +
 	"\x0eCancelResponse\"\x1f\n" +
 	"\vListRequest\x12\x10\n" +
-	"\x03ids\x18\x14 \x03(\tR\x03ids\"\x88\x05\n" +
-	"\x03Job\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\x121\n" +
-	"\x06status\x18\x02 \x01(\x0e2\x19.stepmux.v1.Job.JobStatusR\x06status\x12?\n" +
+	"\x03ids\x18\x14 \x03(\tR\x03ids\"\x92\x05\n" +
+	"\bJobState\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x126\n" +
+	"\x06status\x18\x02 \x01(\x0e2\x1e.stepmux.v1.JobState.JobStatusR\x06status\x12?\n" +
 	"\rfinished_time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\ffinishedTime\x129\n" +
 	"\n" +
 	"start_time\x18\x14 \x01(\v2\x1a.google.protobuf.TimestampR\tstartTime\x12\x1b\n" +
@@ -2021,9 +1869,9 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\bsuceeded\x10\x01\x12\n" +
 	"\n" +
 	"\x06failed\x10\x02\x12\r\n" +
-	"\tcancelled\x10\x03\"3\n" +
-	"\fListResponse\x12#\n" +
-	"\x04jobs\x18\x01 \x03(\v2\x0f.stepmux.v1.JobR\x04jobs\"`\n" +
+	"\tcancelled\x10\x03\"8\n" +
+	"\fListResponse\x12(\n" +
+	"\x04jobs\x18\x01 \x03(\v2\x14.stepmux.v1.JobStateR\x04jobs\"`\n" +
 	"\fPlaceRequest\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x10\n" +
@@ -2069,93 +1917,90 @@ func file_stepmuxv1_steprunner_proto_rawDescGZIP() []byte {
 }
 
 var file_stepmuxv1_steprunner_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_stepmuxv1_steprunner_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_stepmuxv1_steprunner_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_stepmuxv1_steprunner_proto_goTypes = []any{
 	(RunRequest_StepType)(0),         // 0: stepmux.v1.RunRequest.StepType
 	(StepResult_Status)(0),           // 1: stepmux.v1.StepResult.Status
 	(FollowIOResponse_StreamType)(0), // 2: stepmux.v1.FollowIOResponse.StreamType
-	(Job_JobStatus)(0),               // 3: stepmux.v1.Job.JobStatus
+	(JobState_JobStatus)(0),          // 3: stepmux.v1.JobState.JobStatus
 	(*AttachRequest)(nil),            // 4: stepmux.v1.AttachRequest
 	(*AttachResponse)(nil),           // 5: stepmux.v1.AttachResponse
 	(*EndRequest)(nil),               // 6: stepmux.v1.EndRequest
 	(*EndResponse)(nil),              // 7: stepmux.v1.EndResponse
 	(*RunRequest)(nil),               // 8: stepmux.v1.RunRequest
-	(*Variable)(nil),                 // 9: stepmux.v1.Variable
-	(*RunResponse)(nil),              // 10: stepmux.v1.RunResponse
-	(*FollowRequest)(nil),            // 11: stepmux.v1.FollowRequest
-	(*FollowResponse)(nil),           // 12: stepmux.v1.FollowResponse
-	(*StepResult)(nil),               // 13: stepmux.v1.StepResult
-	(*TraceRequest)(nil),             // 14: stepmux.v1.TraceRequest
-	(*TraceResponse)(nil),            // 15: stepmux.v1.TraceResponse
-	(*FollowIORequest)(nil),          // 16: stepmux.v1.FollowIORequest
-	(*FollowIOResponse)(nil),         // 17: stepmux.v1.FollowIOResponse
-	(*CancelRequest)(nil),            // 18: stepmux.v1.CancelRequest
-	(*CancelResponse)(nil),           // 19: stepmux.v1.CancelResponse
-	(*ListRequest)(nil),              // 20: stepmux.v1.ListRequest
-	(*Job)(nil),                      // 21: stepmux.v1.Job
-	(*ListResponse)(nil),             // 22: stepmux.v1.ListResponse
-	(*PlaceRequest)(nil),             // 23: stepmux.v1.PlaceRequest
-	(*PlaceResponse)(nil),            // 24: stepmux.v1.PlaceResponse
-	(*CollectRequest)(nil),           // 25: stepmux.v1.CollectRequest
-	(*CollectResponse)(nil),          // 26: stepmux.v1.CollectResponse
-	nil,                              // 27: stepmux.v1.RunRequest.EnvEntry
-	nil,                              // 28: stepmux.v1.StepResult.OutputsEntry
-	nil,                              // 29: stepmux.v1.StepResult.ExportsEntry
-	(*StepResult_Output)(nil),        // 30: stepmux.v1.StepResult.Output
-	(*Step)(nil),                     // 31: stepmux.v1.Step
-	(*durationpb.Duration)(nil),      // 32: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),    // 33: google.protobuf.Timestamp
-	(*structpb.Value)(nil),           // 34: google.protobuf.Value
+	(*RunResponse)(nil),              // 9: stepmux.v1.RunResponse
+	(*FollowRequest)(nil),            // 10: stepmux.v1.FollowRequest
+	(*FollowResponse)(nil),           // 11: stepmux.v1.FollowResponse
+	(*StepResult)(nil),               // 12: stepmux.v1.StepResult
+	(*TraceRequest)(nil),             // 13: stepmux.v1.TraceRequest
+	(*TraceResponse)(nil),            // 14: stepmux.v1.TraceResponse
+	(*FollowIORequest)(nil),          // 15: stepmux.v1.FollowIORequest
+	(*FollowIOResponse)(nil),         // 16: stepmux.v1.FollowIOResponse
+	(*CancelRequest)(nil),            // 17: stepmux.v1.CancelRequest
+	(*CancelResponse)(nil),           // 18: stepmux.v1.CancelResponse
+	(*ListRequest)(nil),              // 19: stepmux.v1.ListRequest
+	(*JobState)(nil),                 // 20: stepmux.v1.JobState
+	(*ListResponse)(nil),             // 21: stepmux.v1.ListResponse
+	(*PlaceRequest)(nil),             // 22: stepmux.v1.PlaceRequest
+	(*PlaceResponse)(nil),            // 23: stepmux.v1.PlaceResponse
+	(*CollectRequest)(nil),           // 24: stepmux.v1.CollectRequest
+	(*CollectResponse)(nil),          // 25: stepmux.v1.CollectResponse
+	nil,                              // 26: stepmux.v1.RunRequest.EnvEntry
+	nil,                              // 27: stepmux.v1.StepResult.OutputsEntry
+	nil,                              // 28: stepmux.v1.StepResult.ExportsEntry
+	(*StepResult_Output)(nil),        // 29: stepmux.v1.StepResult.Output
+	(*Step)(nil),                     // 30: stepmux.v1.Step
+	(*Job)(nil),                      // 31: stepmux.v1.Job
+	(*timestamppb.Timestamp)(nil),    // 32: google.protobuf.Timestamp
+	(*structpb.Value)(nil),           // 33: google.protobuf.Value
 }
 var file_stepmuxv1_steprunner_proto_depIdxs = []int32{
-	27, // 0: stepmux.v1.RunRequest.env:type_name -> stepmux.v1.RunRequest.EnvEntry
+	26, // 0: stepmux.v1.RunRequest.env:type_name -> stepmux.v1.RunRequest.EnvEntry
 	0,  // 1: stepmux.v1.RunRequest.type:type_name -> stepmux.v1.RunRequest.StepType
-	31, // 2: stepmux.v1.RunRequest.steps:type_name -> stepmux.v1.Step
-	9,  // 3: stepmux.v1.RunRequest.variables:type_name -> stepmux.v1.Variable
-	32, // 4: stepmux.v1.RunRequest.timeout:type_name -> google.protobuf.Duration
-	32, // 5: stepmux.v1.RunRequest.grace:type_name -> google.protobuf.Duration
-	13, // 6: stepmux.v1.FollowResponse.result:type_name -> stepmux.v1.StepResult
-	21, // 7: stepmux.v1.FollowResponse.job:type_name -> stepmux.v1.Job
-	31, // 8: stepmux.v1.StepResult.step:type_name -> stepmux.v1.Step
-	1,  // 9: stepmux.v1.StepResult.status:type_name -> stepmux.v1.StepResult.Status
-	28, // 10: stepmux.v1.StepResult.outputs:type_name -> stepmux.v1.StepResult.OutputsEntry
-	29, // 11: stepmux.v1.StepResult.exports:type_name -> stepmux.v1.StepResult.ExportsEntry
-	13, // 12: stepmux.v1.StepResult.children_step_results:type_name -> stepmux.v1.StepResult
-	33, // 13: stepmux.v1.StepResult.start_time:type_name -> google.protobuf.Timestamp
-	33, // 14: stepmux.v1.StepResult.finished_time:type_name -> google.protobuf.Timestamp
-	2,  // 15: stepmux.v1.FollowIOResponse.stream_type:type_name -> stepmux.v1.FollowIOResponse.StreamType
-	3,  // 16: stepmux.v1.Job.status:type_name -> stepmux.v1.Job.JobStatus
-	33, // 17: stepmux.v1.Job.finished_time:type_name -> google.protobuf.Timestamp
-	33, // 18: stepmux.v1.Job.start_time:type_name -> google.protobuf.Timestamp
-	21, // 19: stepmux.v1.ListResponse.jobs:type_name -> stepmux.v1.Job
-	30, // 20: stepmux.v1.StepResult.OutputsEntry.value:type_name -> stepmux.v1.StepResult.Output
-	30, // 21: stepmux.v1.StepResult.ExportsEntry.value:type_name -> stepmux.v1.StepResult.Output
-	34, // 22: stepmux.v1.StepResult.Output.typed:type_name -> google.protobuf.Value
-	8,  // 23: stepmux.v1.StepRunner.Run:input_type -> stepmux.v1.RunRequest
-	11, // 24: stepmux.v1.StepRunner.Follow:input_type -> stepmux.v1.FollowRequest
-	16, // 25: stepmux.v1.StepRunner.FollowIO:input_type -> stepmux.v1.FollowIORequest
-	18, // 26: stepmux.v1.StepRunner.Cancel:input_type -> stepmux.v1.CancelRequest
-	14, // 27: stepmux.v1.StepRunner.Trace:input_type -> stepmux.v1.TraceRequest
-	20, // 28: stepmux.v1.StepRunner.List:input_type -> stepmux.v1.ListRequest
-	4,  // 29: stepmux.v1.Attachment.Attach:input_type -> stepmux.v1.AttachRequest
-	6,  // 30: stepmux.v1.Attachment.End:input_type -> stepmux.v1.EndRequest
-	23, // 31: stepmux.v1.Files.Place:input_type -> stepmux.v1.PlaceRequest
-	25, // 32: stepmux.v1.Files.Collect:input_type -> stepmux.v1.CollectRequest
-	10, // 33: stepmux.v1.StepRunner.Run:output_type -> stepmux.v1.RunResponse
-	12, // 34: stepmux.v1.StepRunner.Follow:output_type -> stepmux.v1.FollowResponse
-	17, // 35: stepmux.v1.StepRunner.FollowIO:output_type -> stepmux.v1.FollowIOResponse
-	19, // 36: stepmux.v1.StepRunner.Cancel:output_type -> stepmux.v1.CancelResponse
-	15, // 37: stepmux.v1.StepRunner.Trace:output_type -> stepmux.v1.TraceResponse
-	22, // 38: stepmux.v1.StepRunner.List:output_type -> stepmux.v1.ListResponse
-	5,  // 39: stepmux.v1.Attachment.Attach:output_type -> stepmux.v1.AttachResponse
-	7,  // 40: stepmux.v1.Attachment.End:output_type -> stepmux.v1.EndResponse
-	24, // 41: stepmux.v1.Files.Place:output_type -> stepmux.v1.PlaceResponse
-	26, // 42: stepmux.v1.Files.Collect:output_type -> stepmux.v1.CollectResponse
-	33, // [33:43] is the sub-list for method output_type
-	23, // [23:33] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	30, // 2: stepmux.v1.RunRequest.steps:type_name -> stepmux.v1.Step
+	31, // 3: stepmux.v1.RunRequest.job:type_name -> stepmux.v1.Job
+	12, // 4: stepmux.v1.FollowResponse.result:type_name -> stepmux.v1.StepResult
+	20, // 5: stepmux.v1.FollowResponse.job:type_name -> stepmux.v1.JobState
+	30, // 6: stepmux.v1.StepResult.step:type_name -> stepmux.v1.Step
+	1,  // 7: stepmux.v1.StepResult.status:type_name -> stepmux.v1.StepResult.Status
+	27, // 8: stepmux.v1.StepResult.outputs:type_name -> stepmux.v1.StepResult.OutputsEntry
+	28, // 9: stepmux.v1.StepResult.exports:type_name -> stepmux.v1.StepResult.ExportsEntry
+	12, // 10: stepmux.v1.StepResult.children_step_results:type_name -> stepmux.v1.StepResult
+	32, // 11: stepmux.v1.StepResult.start_time:type_name -> google.protobuf.Timestamp
+	32, // 12: stepmux.v1.StepResult.finished_time:type_name -> google.protobuf.Timestamp
+	2,  // 13: stepmux.v1.FollowIOResponse.stream_type:type_name -> stepmux.v1.FollowIOResponse.StreamType
+	3,  // 14: stepmux.v1.JobState.status:type_name -> stepmux.v1.JobState.JobStatus
+	32, // 15: stepmux.v1.JobState.finished_time:type_name -> google.protobuf.Timestamp
+	32, // 16: stepmux.v1.JobState.start_time:type_name -> google.protobuf.Timestamp
+	20, // 17: stepmux.v1.ListResponse.jobs:type_name -> stepmux.v1.JobState
+	29, // 18: stepmux.v1.StepResult.OutputsEntry.value:type_name -> stepmux.v1.StepResult.Output
+	29, // 19: stepmux.v1.StepResult.ExportsEntry.value:type_name -> stepmux.v1.StepResult.Output
+	33, // 20: stepmux.v1.StepResult.Output.typed:type_name -> google.protobuf.Value
+	8,  // 21: stepmux.v1.StepRunner.Run:input_type -> stepmux.v1.RunRequest
+	10, // 22: stepmux.v1.StepRunner.Follow:input_type -> stepmux.v1.FollowRequest
+	15, // 23: stepmux.v1.StepRunner.FollowIO:input_type -> stepmux.v1.FollowIORequest
+	17, // 24: stepmux.v1.StepRunner.Cancel:input_type -> stepmux.v1.CancelRequest
+	13, // 25: stepmux.v1.StepRunner.Trace:input_type -> stepmux.v1.TraceRequest
+	19, // 26: stepmux.v1.StepRunner.List:input_type -> stepmux.v1.ListRequest
+	4,  // 27: stepmux.v1.Attachment.Attach:input_type -> stepmux.v1.AttachRequest
+	6,  // 28: stepmux.v1.Attachment.End:input_type -> stepmux.v1.EndRequest
+	22, // 29: stepmux.v1.Files.Place:input_type -> stepmux.v1.PlaceRequest
+	24, // 30: stepmux.v1.Files.Collect:input_type -> stepmux.v1.CollectRequest
+	9,  // 31: stepmux.v1.StepRunner.Run:output_type -> stepmux.v1.RunResponse
+	11, // 32: stepmux.v1.StepRunner.Follow:output_type -> stepmux.v1.FollowResponse
+	16, // 33: stepmux.v1.StepRunner.FollowIO:output_type -> stepmux.v1.FollowIOResponse
+	18, // 34: stepmux.v1.StepRunner.Cancel:output_type -> stepmux.v1.CancelResponse
+	14, // 35: stepmux.v1.StepRunner.Trace:output_type -> stepmux.v1.TraceResponse
+	21, // 36: stepmux.v1.StepRunner.List:output_type -> stepmux.v1.ListResponse
+	5,  // 37: stepmux.v1.Attachment.Attach:output_type -> stepmux.v1.AttachResponse
+	7,  // 38: stepmux.v1.Attachment.End:output_type -> stepmux.v1.EndResponse
+	23, // 39: stepmux.v1.Files.Place:output_type -> stepmux.v1.PlaceResponse
+	25, // 40: stepmux.v1.Files.Collect:output_type -> stepmux.v1.CollectResponse
+	31, // [31:41] is the sub-list for method output_type
+	21, // [21:31] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_stepmuxv1_steprunner_proto_init() }
@@ -2164,13 +2009,14 @@ func file_stepmuxv1_steprunner_proto_init() {
 		return
 	}
 	file_stepmuxv1_definition_proto_init()
+	file_stepmuxv1_job_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stepmuxv1_steprunner_proto_rawDesc), len(file_stepmuxv1_steprunner_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   27,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

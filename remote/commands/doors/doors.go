@@ -57,12 +57,12 @@ func serveWith(fl *pflag.FlagSet, cfg remote.ServeConfig) commands.Runner {
 		"in addition to those of the machine, the user and the proxies; all: all except those that look like secrets; "+
 		"none (default: the caller decides; for GitLab Runner's manager, all)", func(names string) error {
 		if names != "" {
-			cfg.PassEnv = append(cfg.PassEnv, strings.Split(names, ",")...)
+			cfg.Policy.PassEnv = append(cfg.Policy.PassEnv, strings.Split(names, ",")...)
 		}
 		return nil
 	})
-	fl.StringVar(&cfg.UnsafeExports, "unsafe-exports", "", "how to treat exports such as LD_PRELOAD: `drop`, refuse or "+
-		"allow (default: the caller decides; else drop, with a warning)")
+	fl.StringVar(&cfg.Policy.UnsafeExports, "unsafe-exports", "", "how to treat exports such as LD_PRELOAD: `drop`, refuse "+
+		"or allow (default: the caller decides; else drop, with a warning)")
 	ActionFlags(fl, &cfg.Actions)
 	fl.DurationVar(&cfg.Linger, "linger", 0, "go on for this long, at most 24h, while no manager is attached; needs "+
 		"--secret-stdin and a build's socket; 0: end with standard input")

@@ -22,7 +22,7 @@ func TestCancelSendsSIGTERMFirst(t *testing.T) {
 	h.awaitOutput("1", 6)
 	h.cancel("1")
 	last := h.end("1")
-	require.Equal(t, pb.Job_cancelled, last.GetStatus())
+	require.Equal(t, pb.JobState_cancelled, last.GetStatus())
 	require.Equal(t, "the job was cancelled", last.GetMessage())
 	require.Equal(t, "ready\ncleanup\n", h.output("1").stdout())
 }
@@ -30,22 +30,22 @@ func TestCancelSendsSIGTERMFirst(t *testing.T) {
 func TestCancelKillsAfterTheGraceTheRequestNamed(t *testing.T) {
 	h := newHarness(t, func(c *job.Config) { c.Grace = time.Hour })
 	req := yaml("1", `- script: "trap '' TERM; echo ready; sleep 4732; sleep 4732"`)
-	req.Grace = durationpb.New(50 * time.Millisecond)
+	req.Job.Grace = durationpb.New(50 * time.Millisecond)
 	h.run(req)
 	h.awaitOutput("1", 6)
 	h.cancel("1")
-	require.Equal(t, pb.Job_cancelled, h.end("1").GetStatus())
+	require.Equal(t, pb.JobState_cancelled, h.end("1").GetStatus())
 }
 
 func TestCancelByForceKillsAtOnce(t *testing.T) {
 	h := newHarness(t)
 	req := yaml("1", `- script: "trap '' TERM; echo ready; sleep 4732; sleep 4732"`)
-	req.Grace = durationpb.New(time.Hour)
+	req.Job.Grace = durationpb.New(time.Hour)
 	h.run(req)
 	h.awaitOutput("1", 6)
 	_, err := h.Cancel(t.Context(), &pb.CancelRequest{Id: "1", Force: true})
 	require.NoError(t, err)
-	require.Equal(t, pb.Job_cancelled, h.end("1").GetStatus())
+	require.Equal(t, pb.JobState_cancelled, h.end("1").GetStatus())
 }
 
 func TestCancelEndsAllThatTheJobStarted(t *testing.T) {
@@ -63,7 +63,7 @@ func TestCancelEndsAllThatTheJobStarted(t *testing.T) {
 	}
 	pids := strings.Fields(h.awaitOutput("1", 5))
 	h.cancel("1")
-	require.Equal(t, pb.Job_cancelled, h.end("1").GetStatus())
+	require.Equal(t, pb.JobState_cancelled, h.end("1").GetStatus())
 	require.Len(t, pids, 4)
 	for _, text := range pids[:3] {
 		pid, err := strconv.Atoi(text)
@@ -103,7 +103,7 @@ func TestCancelSkipsTheRestExceptForStepsThatAlwaysRun(t *testing.T) {
 	h.cancel("1")
 	changes, last := h.follow("1")
 	require.Equal(t, []string{"a running", "a cancelled", "b skipped", "c running", "c success"}, changes)
-	require.Equal(t, pb.Job_cancelled, last.GetJob().GetStatus())
+	require.Equal(t, pb.JobState_cancelled, last.GetJob().GetStatus())
 	require.Equal(t, pb.StepResult_cancelled, last.GetResult().GetStatus())
 	require.Equal(t, "ready\ncleanup-ran\n", h.output("1").stdout())
 }
@@ -118,10 +118,10 @@ func TestBackgroundProcessDoesNotHoldTheStep(t *testing.T) {
 func TestTimeoutFailsTheJob(t *testing.T) {
 	h := newHarness(t)
 	req := yaml("1", "- script: sleep 4737\n")
-	req.Timeout = durationpb.New(50 * time.Millisecond)
+	req.Job.Timeout = durationpb.New(50 * time.Millisecond)
 	h.run(req)
 	last := h.end("1")
-	require.Equal(t, pb.Job_failed, last.GetStatus())
+	require.Equal(t, pb.JobState_failed, last.GetStatus())
 	require.True(t, last.GetTimedOut())
 	require.Contains(t, last.GetMessage(), "timeout")
 	require.Zero(t, last.GetExitCode())
@@ -139,7 +139,7 @@ func TestListShowsJobsThatRunAndThatHaveEnded(t *testing.T) {
 	require.Equal(t, succeeded, jobs[0].GetStatus())
 	require.NotNil(t, jobs[0].GetFinishedTime())
 	require.Equal(t, "runs", jobs[1].GetId())
-	require.Equal(t, pb.Job_running, jobs[1].GetStatus())
+	require.Equal(t, pb.JobState_running, jobs[1].GetStatus())
 	require.Nil(t, jobs[1].GetFinishedTime())
 	require.EqualValues(t, 6, jobs[1].GetStdoutLen())
 	require.Equal(t, "runs", h.list("runs", "nope")[0].GetId())

@@ -108,7 +108,7 @@ func TestFollowSendsAFailureAndItsCode(t *testing.T) {
 		require.EqualValues(t, 42, r.GetExitCode())
 		require.Equal(t, `step "one": exec: exit status 42`, r.GetMessage())
 	}
-	require.Equal(t, pb.Job_failed, last.GetJob().GetStatus())
+	require.Equal(t, pb.JobState_failed, last.GetJob().GetStatus())
 	require.EqualValues(t, 42, last.GetJob().GetExitCode())
 	require.False(t, last.GetJob().GetTimedOut())
 }
@@ -120,7 +120,7 @@ func TestFollowIOKeepsTheStreamsApart(t *testing.T) {
 	require.Equal(t, "out\nmore\n", o.stdout(), "and nothing of the runner's own")
 	require.Equal(t, "err\n", o.stderr())
 	job := h.list("1")[0]
-	require.NotEqual(t, pb.Job_running, job.GetStatus(), "who has all output knows the final state")
+	require.NotEqual(t, pb.JobState_running, job.GetStatus(), "who has all output knows the final state")
 	require.EqualValues(t, 9, job.GetStdoutLen())
 	require.EqualValues(t, 4, job.GetStderrLen())
 }
@@ -218,7 +218,7 @@ func TestFollowersAreWokenByTheirContext(t *testing.T) {
 	_, err = follow.Recv()
 	require.Equal(t, codes.Canceled, status.Code(err))
 	awaitReturn(t, "(*runner).FollowIO(", "(*runner).Follow(")
-	require.Equal(t, pb.Job_running, h.list()[0].GetStatus())
+	require.Equal(t, pb.JobState_running, h.list()[0].GetStatus())
 }
 
 // awaitReturn waits until all methods of the server have returned.

@@ -21,6 +21,8 @@ func FuzzRunRequest(f *testing.F) {
 	}
 	add(&pb.RunRequest{Id: "a", WorkDir: "w", Env: map[string]string{"A": "b"}})
 	add(&pb.RunRequest{Id: "a", Type: pb.RunRequest_script, CiScript: "true", Image: "busybox:1"})
+	add(&pb.RunRequest{Id: "a", Job: &pb.Job{Script: "true", Env: map[string]string{"A": "b"}}})
+	add(&pb.RunRequest{Id: "a", Job: &pb.Job{Steps: []byte("run: [{name: a, script: b}]"), MayFail: []string{"a"}}})
 	add(&pb.RunRequest{Id: "../a", Env: map[string]string{"A=B": "\x00"}})
 	add(&pb.RunRequest{Id: strings.Repeat("x", 300)})
 	f.Fuzz(func(t *testing.T, data []byte) {

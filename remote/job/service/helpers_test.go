@@ -27,7 +27,7 @@ import (
 const patience = 3 * time.Minute
 
 // succeeded has the published spelling on the wire.
-const succeeded = pb.Job_suceeded //nolint:misspell // see above
+const succeeded = pb.JobState_suceeded //nolint:misspell // see above
 
 // harness is the service on a real socket, with a client.
 type harness struct {
@@ -79,12 +79,12 @@ func (h *harness) dial() *grpc.ClientConn {
 
 // yaml is a request for the steps in text.
 func yaml(id, text string) *pb.RunRequest {
-	return &pb.RunRequest{Id: id, Type: pb.RunRequest_step, StepsYaml: text, Grace: durationpb.New(patience)}
+	return &pb.RunRequest{Id: id, Job: &pb.Job{Steps: []byte(text), Grace: durationpb.New(patience)}}
 }
 
 // script is a request for the script text.
 func script(id, text string) *pb.RunRequest {
-	return &pb.RunRequest{Id: id, Type: pb.RunRequest_script, CiScript: text, Grace: durationpb.New(patience)}
+	return &pb.RunRequest{Id: id, Job: &pb.Job{Script: text, Grace: durationpb.New(patience)}}
 }
 
 // run starts a job.
@@ -108,7 +108,7 @@ func (h *harness) cancel(id string) {
 	require.NoError(h.t, err)
 }
 
-func (h *harness) list(ids ...string) []*pb.Job {
+func (h *harness) list(ids ...string) []*pb.JobState {
 	h.t.Helper()
 	resp, err := h.List(h.t.Context(), &pb.ListRequest{Ids: ids})
 	require.NoError(h.t, err)
@@ -194,7 +194,7 @@ func (h *harness) follow(id string) (changes []string, last *pb.FollowResponse) 
 }
 
 // end waits for a job's end.
-func (h *harness) end(id string) *pb.Job {
+func (h *harness) end(id string) *pb.JobState {
 	h.t.Helper()
 	_, last := h.follow(id)
 	return last.GetJob()

@@ -81,7 +81,7 @@ func TestTextsThatMeanHarmAreRefusedInAFewWords(t *testing.T) {
 		_, err := h.Run(t.Context(), yaml("1", text))
 		require.Equal(t, codes.InvalidArgument, status.Code(err), name)
 		message := status.Convert(err).Message()
-		require.True(t, strings.HasPrefix(message, "steps_yaml"), "%s: %s", name, message)
+		require.True(t, strings.HasPrefix(message, "steps"), "%s: %s", name, message)
 		require.Less(t, len(message), 1000, name)
 		_, err = h.manager.Run(t.Context(), &runnerproto.RunRequest{Id: "1", Steps: text})
 		require.Equal(t, codes.InvalidArgument, status.Code(err), name)
@@ -100,7 +100,7 @@ func TestJobsThatMisbehaveFailByTheirCauseAndHarmNoOther(t *testing.T) {
 	}
 	for name, c := range map[string]struct{ steps, want string }{
 		"no such variable": {
-			"- {name: a, script: 'echo ${{ vars.NOPE }}'}", "steps_yaml:1:35: input \"script\": vars.NOPE was not found",
+			"- {name: a, script: 'echo ${{ vars.NOPE }}'}", "steps:1:35: input \"script\": vars.NOPE was not found",
 		},
 		"no such environment": {"- {name: a, script: 'echo ${{ env.NOPE }}'}", "env.NOPE was not found"},
 		"output file removed": {replaced("true", "output"), "read output file: the step has removed it"},
@@ -174,7 +174,7 @@ func TestJobsThatMisbehaveFailByTheirCauseAndHarmNoOther(t *testing.T) {
 				return
 			}
 			last := h.end(id)
-			require.Equal(t, pb.Job_failed, last.GetStatus())
+			require.Equal(t, pb.JobState_failed, last.GetStatus())
 			require.Contains(t, last.GetMessage(), c.want)
 			require.Less(t, len(last.GetMessage()), 10_000)
 		})

@@ -24,7 +24,7 @@ const givingJob = `
 func TestFollowSendsNestedStepsAndTheirOutputs(t *testing.T) {
 	h := newHarness(t)
 	req := yaml("1", givingJob)
-	req.Variables = []*pb.Variable{{Key: "FILE", Value: "content\n", File: true}, {Key: "PLAIN", Value: "plain"}}
+	req.Job.Variables = []*pb.Variable{{Key: "FILE", Value: "content\n", File: true}, {Key: "PLAIN", Value: "plain"}}
 	h.run(req)
 	require.Equal(t, "content\nplain\n", h.output("1").stdout())
 	changes, last := h.follow("1")
@@ -68,7 +68,7 @@ func TestVariablesAreChecked(t *testing.T) {
 		"variables[0].key: use letters, digits and _, not a dig": {nil},
 	} {
 		req := yaml("1", "- script: x\n")
-		req.Variables = vars
+		req.Job.Variables = vars
 		message := h.refused(req, codes.InvalidArgument)
 		require.Contains(t, message, want)
 		require.NotContains(t, message, "geheim")
@@ -78,7 +78,7 @@ func TestVariablesAreChecked(t *testing.T) {
 func TestEnvOfARequestIsChecked(t *testing.T) {
 	h := newHarness(t)
 	req := yaml("1", "- script: x\n")
-	req.Env = map[string]string{"1BAD": "geheim"}
+	req.Job.Env = map[string]string{"1BAD": "geheim"}
 	message := h.refused(req, codes.InvalidArgument)
 	require.Contains(t, message, "env must be alphanumeric with underscores")
 	require.NotContains(t, message, "geheim")

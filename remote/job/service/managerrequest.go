@@ -23,7 +23,7 @@ func managerSpecOf(req *runnerproto.RunRequest) (job.Spec, error) {
 		Env: req.GetEnv(),
 		// GitLab documents that the operating system's environment is the last layer. Unknown keys are tolerated
 		// because the manager may be newer.
-		PassEnv: engine.PassEnv{Base: engine.PassAll}, Tolerant: true,
+		Policy: engine.Passing("all"), Tolerant: true,
 	}}
 	dirs := map[string]string{"work_dir": req.GetWorkDir(), "job.build_dir": req.GetJob().GetBuildDir()}
 	err := check(&spec, dirs)

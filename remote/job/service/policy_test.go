@@ -9,11 +9,10 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
 
+	"github.com/stepmux/stepmux/remote/api/runnerproto"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/job"
 	"github.com/stepmux/stepmux/remote/step/engine"
-
-	"github.com/stepmux/stepmux/remote/api/runnerproto"
 )
 
 func TestManagersJobsHaveTheEnvironmentThatGitLabDocuments(t *testing.T) {
@@ -39,24 +38,22 @@ func TestManagersJobsHaveTheEnvironmentThatGitLabDocuments(t *testing.T) {
 		"token":   {[]string{"STEPMUX_TEST_TOKEN"}, "[geheim]\n"},
 	} {
 		req := yaml(id, show)
-		req.PassEnv = c.pass
+		req.Job.PassEnv = c.pass
 		h.run(req)
 		require.Equal(t, c.want, h.output(id).stdout())
 	}
 	wrong := yaml("wrong", show)
-	wrong.PassEnv = []string{"all", "A=B"}
-	require.Contains(t, h.refused(wrong, codes.InvalidArgument), "pass_env: the variable name")
+	wrong.Job.PassEnv = []string{"all", "A=B"}
+	require.Contains(t, h.refused(wrong, codes.InvalidArgument), "pass-env: the variable name")
 	wrong = yaml("wrong", show)
-	wrong.UnsafeExports = "keep"
-	require.Contains(t, h.refused(wrong, codes.InvalidArgument), `unsafe_exports: "keep" is not known`)
+	wrong.Job.UnsafeExports = "keep"
+	require.Contains(t, h.refused(wrong, codes.InvalidArgument), `unsafe-exports: "keep" is not known`)
 }
 
 func TestPolicyOfTheServerCountsForAllJobs(t *testing.T) {
 	t.Setenv("STEPMUX_TEST_PLAIN", "of the machine")
 	h := newHarness(t, func(c *job.Config) {
-		c.PassEnv = &engine.PassEnv{Base: engine.PassNone, Names: []string{"HOME"}}
-		refuse := engine.RefuseUnsafe
-		c.UnsafeExports = &refuse
+		c.Policy = engine.Policy{PassEnv: []string{"none", "HOME"}, UnsafeExports: "refuse"}
 	})
 	const steps = "- {name: a, script: 'echo \"[$STEPMUX_TEST_PLAIN]$HOME\"; " +
 		"echo ''{\"name\":\"LD_PRELOAD\",\"value\":\"x\"}'' > ${{ export_file }}'}\n"
@@ -64,10 +61,10 @@ func TestPolicyOfTheServerCountsForAllJobs(t *testing.T) {
 	require.Equal(t, "Running step \"a\"\n[]"+os.Getenv("HOME")+"\n", h.logs(h.manager, "theirs", 0, ""))
 	require.Contains(t, h.status("theirs").GetMessage(), `export "LD_PRELOAD": this variable changes`)
 	req := yaml("ours", steps)
-	req.PassEnv, req.UnsafeExports = []string{"all"}, "allow"
+	req.Job.PassEnv, req.Job.UnsafeExports = []string{"all"}, "allow"
 	h.run(req)
 	require.Equal(t, "[]"+os.Getenv("HOME")+"\n", h.output("ours").stdout())
-	require.Equal(t, pb.Job_failed, h.end("ours").GetStatus())
+	require.Equal(t, pb.JobState_failed, h.end("ours").GetStatus())
 }
 
 func TestManagersLogHasTheWarningsOfAJob(t *testing.T) {

@@ -6,15 +6,15 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
-
-	"github.com/stepmux/stepmux/internal/lazyregexp"
-	"github.com/stepmux/stepmux/internal/sortedkeys"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/stepmux/stepmux/internal/lazyregexp"
+	"github.com/stepmux/stepmux/internal/sortedkeys"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/job"
 	"github.com/stepmux/stepmux/remote/step/engine"
@@ -31,52 +31,73 @@ const (
 
 // specOf checks req and returns the job that it asks for. The error names the field.
 func specOf(req *pb.RunRequest) (job.Spec, error) {
+	asked, err := jobOf(req)
 	spec := job.Spec{ID: req.GetId(), WorkDir: req.GetWorkDir()}
-	spec.Config = engine.Config{Env: req.GetEnv(), MayFail: req.GetMayFail()}
-	err := check(&spec, map[string]string{
-		"work_dir": spec.WorkDir, "steps_file": req.GetStepsFile(), "image": req.GetImage(),
+	if err != nil {
+		return spec, err
+	}
+	spec.Config = engine.Config{Env: asked.GetEnv(), MayFail: asked.GetMayFail(), Policy: engine.PolicyOf(asked)}
+	err = check(&spec, map[string]string{
+		"work_dir": spec.WorkDir, "steps_file": asked.GetStepsFile(), "image": req.GetImage(),
 	})
 	if err != nil {
 		return spec, err
 	}
-	if spec.Timeout, err = duration("timeout", req.GetTimeout()); err != nil {
+	if spec.Timeout, err = duration("timeout", asked.GetTimeout()); err != nil {
 		return spec, err
 	}
-	if spec.Grace, err = duration("grace", req.GetGrace()); err != nil {
+	if spec.Grace, err = duration("grace", asked.GetGrace()); err != nil {
 		return spec, err
 	}
 	if spec.Grace > maxGrace {
 		return spec, fmt.Errorf("grace: it can be %v at most", maxGrace)
 	}
-	if spec.PassEnv, err = engine.ParsePassEnv(req.GetPassEnv()); err != nil {
-		return spec, fmt.Errorf("pass_env: %w", err)
-	}
-	if spec.UnsafeExports, err = engine.ParseUnsafeExports(cmp.Or(req.GetUnsafeExports(), "drop")); err != nil {
-		return spec, fmt.Errorf("unsafe_exports: %w", err)
-	}
-	if spec.Vars, err = variablesOf(req.GetVariables()); err != nil {
+	if err := spec.Policy.Check(); err != nil {
 		return spec, err
 	}
-	if spec.Definition, err = definitionOf(req); err != nil {
+	if spec.Vars, err = variablesOf(asked.GetVariables()); err != nil {
 		return spec, err
 	}
-	if req.GetStepsYaml() != "" {
-		spec.Places = lang.NewLocator(nameOf(req), []byte(req.GetStepsYaml()))
+	if spec.Definition, err = definitionOf(req, asked); err != nil {
+		return spec, err
+	}
+	if len(asked.GetSteps()) > 0 {
+		spec.Places = lang.NewLocator(nameOf(asked), asked.GetSteps())
 	}
 	image := req.Image
 	req.Image = "" // the next manager of a build may see another name of its image
 	spec.Digest, err = digest(req)
 	req.Image = image
 	if err == nil && req.GetTrace() {
-		spec.Trace, err = traceOf(req)
+		spec.Trace, err = traceOf(req, asked)
 	}
 	return spec, err
 }
 
+// errVersions refuses a request whose fields this version does not know: they may be what keeps the job safe.
+var errVersions = errors.New("the request has fields that this step runner does not know: use the same version of " +
+	"stepmux on the VM as for its manager")
+
+// jobOf returns the job of req. For a request in the published form, it has what that form says beside its steps.
+func jobOf(req *pb.RunRequest) (*pb.Job, error) {
+	asked := req.GetJob()
+	published := len(req.GetEnv()) > 0 || req.GetType() != 0 || len(req.GetSteps()) > 0 || req.GetCiScript() != ""
+	switch {
+	case len(req.ProtoReflect().GetUnknown())+len(asked.ProtoReflect().GetUnknown()) > 0:
+		return nil, errVersions
+	case asked == nil:
+		return &pb.Job{Env: req.GetEnv(), Script: req.GetCiScript()}, nil
+	case published:
+		return nil, errors.New("job: the request also has env, type, steps or ci_script; put all of it into job")
+	default:
+		return asked, nil
+	}
+}
+
 // traceOf returns the trace that req asks for. Its source is the text of the job or, for steps that came as messages,
 // the encoded messages.
-func traceOf(req *pb.RunRequest) (*job.TraceSpec, error) {
-	text := []byte(req.GetStepsYaml() + req.GetCiScript()) // at most one of them is set
+func traceOf(req *pb.RunRequest, asked *pb.Job) (*job.TraceSpec, error) {
+	text := slices.Concat(asked.GetSteps(), []byte(asked.GetScript())) // at most one of them is set
 	if len(text) == 0 {
 		var err error
 		if text, err = encode(&pb.RunRequest{Steps: req.GetSteps()}); err != nil {
@@ -86,7 +107,7 @@ func traceOf(req *pb.RunRequest) (*job.TraceSpec, error) {
 	sum := sha256.Sum256(text)
 	return &job.TraceSpec{
 		Source: trace.Source{Kind: trace.FromGRPC, Digest: trace.Digest{trace.SHA256: hex.EncodeToString(sum[:])}},
-		Text:   text, Steps: req.GetStepsYaml(), Image: req.GetImage(),
+		Text:   text, Steps: string(asked.GetSteps()), Image: req.GetImage(),
 	}, nil
 }
 
@@ -150,27 +171,36 @@ func variablesOf(list []*pb.Variable) ([]engine.Variable, error) {
 	return vars, nil
 }
 
-// nameOf returns the file name of req's steps_yaml for messages.
-func nameOf(req *pb.RunRequest) string { return cmp.Or(req.GetStepsFile(), "steps_yaml") }
+// nameOf returns the file name of a job's steps for messages.
+func nameOf(asked *pb.Job) string {
+	if asked.GetGenerated() {
+		return "steps"
+	}
+	return cmp.Or(asked.GetStepsFile(), "steps")
+}
 
-// definitionOf compiles the steps or the script of req.
-func definitionOf(req *pb.RunRequest) (*pb.Definition, error) {
-	isScript, isSteps, isYAML := req.GetCiScript() != "", len(req.GetSteps()) > 0, req.GetStepsYaml() != ""
+// definitionOf compiles the steps or the script of req, which asks for the job asked.
+func definitionOf(req *pb.RunRequest, asked *pb.Job) (*pb.Definition, error) {
+	isScript, isSteps := asked.GetScript() != "", len(asked.GetSteps()) > 0
 	switch t := req.GetType(); {
+	case isScript && isSteps:
+		return nil, errors.New("job: it has both steps and a script; send one of them")
+	case isSteps:
+		return lang.Parse(nameOf(asked), asked.GetSteps())
+	case req.GetJob() != nil && !isScript:
+		return nil, errors.New("job: it has neither steps nor a script")
+	case req.GetJob() != nil:
+		return lang.Script("script", asked.GetScript())
 	case t == pb.RunRequest_unknown:
 		return nil, errors.New("type: say what the job is, step or script")
 	case t != pb.RunRequest_script && t != pb.RunRequest_step:
 		return nil, fmt.Errorf("type: %d is not known to this version; use step or script", t)
-	case t == pb.RunRequest_script && (isSteps || isYAML):
-		return nil, errors.New("type: a job of type script has ci_script, not steps or steps_yaml")
+	case t == pb.RunRequest_script && len(req.GetSteps()) > 0:
+		return nil, errors.New("type: a job of type script has ci_script, not steps")
 	case t == pb.RunRequest_script:
-		return lang.Script("ci_script", req.GetCiScript())
+		return lang.Script("ci_script", asked.GetScript())
 	case isScript:
-		return nil, errors.New("type: a job of type step has steps or steps_yaml, not ci_script")
-	case isSteps && isYAML:
-		return nil, errors.New("steps_yaml: the request has steps too; send one of them")
-	case isYAML:
-		return lang.Parse(nameOf(req), []byte(req.GetStepsYaml()))
+		return nil, errors.New("type: a job of type step has steps, not ci_script")
 	default:
 		return lang.FromProto(req.GetSteps())
 	}

@@ -21,11 +21,11 @@ var stepStatus = [...]pb.StepResult_Status{
 	engine.Skipped:   pb.StepResult_skipped,
 }
 
-var jobStatus = [...]pb.Job_JobStatus{
-	job.Running:   pb.Job_running,
-	job.Succeeded: pb.Job_suceeded, //nolint:misspell // the published spelling
-	job.Failed:    pb.Job_failed,
-	job.Cancelled: pb.Job_cancelled,
+var jobStatus = [...]pb.JobState_JobStatus{
+	job.Running:   pb.JobState_running,
+	job.Succeeded: pb.JobState_suceeded, //nolint:misspell // the published spelling
+	job.Failed:    pb.JobState_failed,
+	job.Cancelled: pb.JobState_cancelled,
 }
 
 // stepResult returns r as a message, with the steps below it. Of the step's definition it has the name only: the caller
@@ -78,8 +78,8 @@ func outputsOf(values map[string]expr.Value) map[string]*pb.StepResult_Output {
 	return outputs
 }
 
-func jobOf(s job.Stat) *pb.Job {
-	return &pb.Job{
+func stateOf(s job.Stat) *pb.JobState {
+	return &pb.JobState{
 		Id: s.ID, Status: jobStatus[s.State], StartTime: timestamp(s.Started), FinishedTime: timestamp(s.Finished),
 		ExitCode: int32(s.ExitCode), Message: valid(s.Message), TimedOut: s.TimedOut, SystemFailed: s.System,
 		StdoutLen: s.Stdout, StderrLen: s.Stderr,

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/structpb"
 
@@ -23,7 +24,7 @@ func TestRunIsIdempotent(t *testing.T) {
 	h := newHarness(t)
 	count := filepath.Join(t.TempDir(), "count")
 	req := yaml("1", "- script: echo x >> "+count+"\n")
-	req.Env = map[string]string{"A": "1", "B": "2", "C": "3", "D": "4"} // maps have no order on the wire
+	req.Job.Env = map[string]string{"A": "1", "B": "2", "C": "3", "D": "4"} // maps have no order on the wire
 	var wg sync.WaitGroup
 	for range 50 {
 		wg.Go(func() {
@@ -47,7 +48,7 @@ func TestRunRefusesAnotherJobWithTheSameID(t *testing.T) {
 	h.run(script("1", "echo a"))
 	require.Equal(t, `job "1": there is another job with this id`, h.refused(script("1", "echo b"), codes.AlreadyExists))
 	req := script("1", "echo a")
-	req.Timeout = durationpb.New(time.Minute)
+	req.Job.Timeout = durationpb.New(time.Minute)
 	h.refused(req, codes.AlreadyExists)
 	require.Equal(t, "a\n", h.output("1").stdout())
 }
@@ -72,6 +73,9 @@ func TestRunTakesAJobInEachForm(t *testing.T) {
 func TestRunNamesTheMistakeAndRepeatsNoSecret(t *testing.T) {
 	h := newHarness(t)
 	const secret = "geheim"
+	published := func(t pb.RunRequest_StepType, steps ...*pb.Step) *pb.RunRequest {
+		return &pb.RunRequest{Id: "1", Type: t, Steps: steps}
+	}
 	change := func(f func(*pb.RunRequest)) *pb.RunRequest {
 		req := script("1", "echo")
 		f(req)
@@ -84,46 +88,50 @@ func TestRunNamesTheMistakeAndRepeatsNoSecret(t *testing.T) {
 		"work_dir: use a path":        change(func(r *pb.RunRequest) { r.WorkDir = secret + "\x00" }),
 		"work_dir: use":               change(func(r *pb.RunRequest) { r.WorkDir = strings.Repeat("x", 5000) }),
 		`env: the variable name "a b" is not valid`: change(func(r *pb.RunRequest) {
-			r.Env = map[string]string{"a b": secret}
+			r.Job.Env = map[string]string{"a b": secret}
 		}),
 		`env["A"]: the value holds a NUL byte`: change(func(r *pb.RunRequest) {
-			r.Env = map[string]string{"A": secret + "\x00"}
+			r.Job.Env = map[string]string{"A": secret + "\x00"}
 		}),
 		"timeout: use a duration": change(func(r *pb.RunRequest) {
-			r.Timeout = durationpb.New(-1)
+			r.Job.Timeout = durationpb.New(-1)
 		}),
 		"timeout: use": change(func(r *pb.RunRequest) {
-			r.Timeout = &durationpb.Duration{Seconds: 1 << 62}
+			r.Job.Timeout = &durationpb.Duration{Seconds: 1 << 62}
 		}),
 		"grace: use a duration": change(func(r *pb.RunRequest) {
-			r.Grace = durationpb.New(-1)
+			r.Job.Grace = durationpb.New(-1)
 		}),
 		"grace: it can be 1h0m0s at most": change(func(r *pb.RunRequest) {
-			r.Grace = durationpb.New(2 * time.Hour)
+			r.Job.Grace = durationpb.New(2 * time.Hour)
 		}),
-		"type: say what the job is": change(func(r *pb.RunRequest) {
-			r.Type = pb.RunRequest_unknown
+		"type: say what the job is":                         published(pb.RunRequest_unknown),
+		"type: 77 is not known":                             published(77),
+		"type: a job of type script has ci_script":          published(pb.RunRequest_script, &pb.Step{Script: secret}),
+		"ci_script: the script is empty":                    published(pb.RunRequest_script),
+		"type: a job of type step has steps, not ci_script": {Id: "1", Type: pb.RunRequest_step, CiScript: secret},
+		"job: the request also has env, type, steps or ci_script": change(func(r *pb.RunRequest) {
+			r.CiScript = secret
 		}),
-		"type: 77 is not known": change(func(r *pb.RunRequest) {
-			r.Type = 77
+		"job: it has both steps and a script": change(func(r *pb.RunRequest) {
+			r.Job.Steps = []byte(secret)
 		}),
-		"type: a job of type script has ci_script": change(func(r *pb.RunRequest) {
-			r.StepsYaml = secret
+		"job: it has neither steps nor a script": script("1", ""),
+		"job: it has neither":                    yaml("1", ""),
+		"script: the script holds a NUL byte":    script("1", secret+"\x00"),
+		"the request has fields that this step runner does not know": change(func(r *pb.RunRequest) {
+			r.Job.ProtoReflect().SetUnknown(protowire.AppendString(protowire.AppendTag(nil, 99, protowire.BytesType), secret))
 		}),
-		"type: a job of type step has steps or steps_yaml": change(func(r *pb.RunRequest) {
-			r.Type = pb.RunRequest_step
+		"the request has fields": change(func(r *pb.RunRequest) { // of the version before
+			r.ProtoReflect().SetUnknown(protowire.AppendString(protowire.AppendTag(nil, 20, protowire.BytesType), secret))
 		}),
-		"ci_script: the script is empty": change(func(r *pb.RunRequest) {
-			r.CiScript = ""
-		}),
-		"ci_script: the script holds a NUL byte": script("1", secret+"\x00"),
-		"steps: there are no steps":              yaml("1", ""),
-		"steps_yaml:2:1: not valid YAML":         yaml("1", "- name: [\n"),
-		"steps_yaml:1:4: unknown key \"scrpt\"":  yaml("1", "- {scrpt: "+secret+"}\n"),
-		"steps_yaml:1:11: script must be a text": yaml(
+		"steps:2:1: not valid YAML":               yaml("1", "- name: [\n"),
+		"steps:1:14: the text is not valid UTF-8": yaml("1", "- script: caf\xe9\n"),
+		"steps:1:4: unknown key \"scrpt\"":        yaml("1", "- {scrpt: "+secret+"}\n"),
+		"steps:1:11: script must be a text": yaml(
 			"1", "- script: {a: "+secret+"}\n",
 		),
-		"steps_yaml:1:11: step \"step_1\": script: the expression ${{ is not closed": yaml(
+		"steps:1:11: step \"step_1\": script: the expression ${{ is not closed": yaml(
 			"1", "- script: ${{ \""+secret+"\n",
 		),
 		"steps[0].step: the reference is invalid": {
@@ -132,9 +140,6 @@ func TestRunNamesTheMistakeAndRepeatsNoSecret(t *testing.T) {
 		"steps[0].inputs: script takes no inputs": {
 			Id: "1", Type: pb.RunRequest_step,
 			Steps: []*pb.Step{{Script: "x", Inputs: map[string]*structpb.Value{secret: structpb.NewNullValue()}}},
-		},
-		"steps_yaml: the request has steps too": {
-			Id: "1", Type: pb.RunRequest_step, Steps: []*pb.Step{{Script: secret}}, StepsYaml: secret,
 		},
 		"steps[1].env: the variable name \"a-b\" is not valid": {
 			Id: "1", Type: pb.RunRequest_step,
@@ -151,13 +156,18 @@ func TestRunNamesTheMistakeAndRepeatsNoSecret(t *testing.T) {
 func TestMessagesNameTheFileOfTheSteps(t *testing.T) {
 	h := newHarness(t)
 	req := yaml("1", "- name: a\n  script: echo ${{ vars.NOPE }}\n")
-	req.StepsFile = "ci/job.yml"
+	req.Job.StepsFile = "ci/job.yml"
 	h.run(req)
 	require.Contains(t, h.end("1").GetMessage(), `step "a": ci/job.yml:2:24: input "script": vars.NOPE was not found`)
+	// A message named a line of a .gitlab-ci.yml, and meant the text that was made from it.
+	req = yaml("generated", "- name: a\n  script: echo ${{ vars.NOPE }}\n")
+	req.Job.StepsFile, req.Job.Generated = "ci/job.yml", true
+	h.run(req)
+	require.Contains(t, h.end("generated").GetMessage(), `step "a": steps:2:24: input "script": vars.NOPE was not found`)
 	req = yaml("2", "- {scrpt: x}\n")
-	req.StepsFile = "ci/job.yml"
+	req.Job.StepsFile = "ci/job.yml"
 	require.Contains(t, h.refused(req, codes.InvalidArgument), `ci/job.yml:1:4: unknown key "scrpt"`)
-	req.StepsFile = strings.Repeat("x", 1<<20)
+	req.Job.StepsFile = strings.Repeat("x", 1<<20)
 	require.Contains(t, h.refused(req, codes.InvalidArgument), "steps_file: use a path of at most ")
 	_, err := h.manager.Run(t.Context(), &runnerproto.RunRequest{
 		Id: "3", Steps: "{}\n---\nrun:\n- name: a\n  script: echo ${{ vars.NOPE }}\n",
@@ -169,7 +179,7 @@ func TestMessagesNameTheFileOfTheSteps(t *testing.T) {
 func TestRunTakesALargeScriptAndALargeEnvironment(t *testing.T) {
 	h := newHarness(t)
 	req := script("1", strings.Repeat("# a comment of some length\n", 10<<20/27)+"echo ${#BIG}")
-	req.Env = map[string]string{"BIG": strings.Repeat("x", 100<<10)}
+	req.Job.Env = map[string]string{"BIG": strings.Repeat("x", 100<<10)}
 	h.run(req)
 	require.Equal(t, fmt.Sprintln(100<<10), h.output("1").stdout())
 }
@@ -177,7 +187,7 @@ func TestRunTakesALargeScriptAndALargeEnvironment(t *testing.T) {
 func TestRunIsBoundedInJobs(t *testing.T) {
 	h := newHarness(t, func(c *job.Config) { c.MaxJobs = 1 })
 	req := script("1", "sleep 4730")
-	req.Grace = durationpb.New(time.Millisecond)
+	req.Job.Grace = durationpb.New(time.Millisecond)
 	h.run(req)
 	require.Contains(t, h.refused(script("2", "echo"), codes.ResourceExhausted), "too many jobs")
 }
@@ -187,7 +197,7 @@ func TestServersEnvironmentIsNotTheJobs(t *testing.T) {
 	t.Setenv("LANG", "C.UTF-8")
 	h := newHarness(t)
 	req := yaml("1", "- script: env\n")
-	req.Env = map[string]string{"ASKED": "for"}
+	req.Job.Env = map[string]string{"ASKED": "for"}
 	h.run(req)
 	out := h.output("1").stdout()
 	require.NotContains(t, out, "leak")

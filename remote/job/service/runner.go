@@ -63,7 +63,7 @@ func (r *runner) Follow(req *pb.FollowRequest, stream grpc.ServerStreamingServer
 			Status: result.Status, ExitCode: result.ExitCode, Message: result.Message, Steps: result.Steps,
 			Outputs: result.Outputs, Exports: result.Exports, Started: stat.Started, Finished: stat.Finished,
 		})
-		return send(&pb.FollowResponse{Result: tree, Job: jobOf(stat)})
+		return send(&pb.FollowResponse{Result: tree, Job: stateOf(stat)})
 	})
 }
 
@@ -77,7 +77,7 @@ func (r *runner) Cancel(_ context.Context, req *pb.CancelRequest) (*pb.CancelRes
 func (r *runner) List(_ context.Context, req *pb.ListRequest) (*pb.ListResponse, error) {
 	resp := &pb.ListResponse{}
 	for _, stat := range r.store.List(req.GetIds()...) {
-		resp.Jobs = append(resp.Jobs, jobOf(stat))
+		resp.Jobs = append(resp.Jobs, stateOf(stat))
 	}
 	return resp, nil
 }

@@ -38,12 +38,14 @@ func restore(job *trace.Job, s *secrets) (given standalone.Given, err error) {
 	for _, name := range slices.Sorted(maps.Keys(job.Env)) {
 		given.Env[name] = s.text(job.Env[name], name, "/job/run_env/"+pointerEscapes.Replace(name))
 	}
-	given.RunnerEnv, given.PassEnv = []string{}, engine.PassEnv{Base: engine.PassNone} // all of it is in the trace
+	given.RunnerEnv = []string{} // all of it is in the trace
+	passing := []string{"none"}
 	for _, name := range slices.Sorted(maps.Keys(job.OSEnv)) {
 		value := s.text(job.OSEnv[name], name, "/job/os_env/"+pointerEscapes.Replace(name))
 		given.RunnerEnv = append(given.RunnerEnv, name+"="+value)
-		given.PassEnv.Names = append(given.PassEnv.Names, name)
+		passing = append(passing, name)
 	}
+	given.Policy = engine.Passing(passing...)
 	for _, name := range slices.Sorted(maps.Keys(job.Inputs)) {
 		if given.Inputs[name], err = input(job.Inputs[name], name, s); err != nil {
 			return given, fmt.Errorf("input %.64q: %w", name, err)

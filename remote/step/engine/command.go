@@ -111,7 +111,7 @@ func exited(code int, why string) outcome {
 // invalid.
 func (r *Runner) collect(g *frame, res *StepResult) error {
 	outputs, warnings, outErr := g.files.outputs(g.def.GetSpec(), g.dialect())
-	exports, dropped, expErr := g.files.exports(g.v0(), r.cfg.UnsafeExports)
+	exports, dropped, expErr := g.files.exports(g.v0(), r.unsafe)
 	if err := r.hideValues(outputs); err != nil {
 		return err
 	}

@@ -46,12 +46,10 @@ type Config struct {
 	MayFail []string
 	// Vars are the job's variables.
 	Vars []Variable
-	// RunnerEnv is the runner's own environment. If nil, that of this process. PassEnv says which of its variables
-	// reach a step.
+	// RunnerEnv is the runner's own environment. If nil, that of this process. Policy says which of its variables
+	// reach a step. If Policy is not valid, nothing passes.
 	RunnerEnv []string
-	PassEnv   PassEnv
-	// UnsafeExports says how to treat exports such as LD_PRELOAD.
-	UnsafeExports UnsafeExports
+	Policy    Policy
 
 	// Fetcher gets steps that are not local, with the credentials in the job's variables. If nil, such steps fail. Run
 	// does not close it.
@@ -114,7 +112,8 @@ type Runner struct {
 	components  []*component.Component // released at the end
 
 	osEnv, requestEnv layer
-	exports           layer // what the steps have exported so far
+	unsafe            unsafeExport // how exports such as LD_PRELOAD are treated
+	exports           layer        // what the steps have exported so far
 
 	results []StepResult
 	top     *frame // of the job's steps
@@ -169,7 +168,9 @@ func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
 	stdout, stderr := r.masked(place.Stdout), r.masked(place.Stderr)
 	place.Stdout, place.Stderr = stdout, stderr
 	r.place = place
-	r.osEnv = osLayer(r.cfg.RunnerEnv, r.cfg.PassEnv)
+	var pass passEnv
+	pass, r.unsafe, _ = r.cfg.Policy.parse()
+	r.osEnv = osLayer(r.cfg.RunnerEnv, pass)
 	r.tell(func(e Events) { e.JobStarted(place, r.osEnv) })
 	r.results = NotRun(r.cfg.Definition)
 	r.listed = len(r.results)

@@ -274,7 +274,7 @@ func (c *Call) Version(res *StepResult, version string) {
 
 // UnsafeExport reports whether a variable changes how every later program runs. No step may export it.
 func (c *Call) UnsafeExport(name string) bool {
-	return slices.Contains(unsafeExports, name) && c.r.cfg.UnsafeExports != AllowUnsafe
+	return slices.Contains(unsafeExports, name) && c.r.unsafe != allowUnsafe
 }
 
 // Exec runs a process of the step, or of its part res, to its end, with the environment vars. A deadline that is not

@@ -204,7 +204,7 @@ func delegated(data []byte) (map[string]expr.Value, error) {
 
 // exports returns the exports that the command of a step wrote to its file. policy says how to treat unsafe ones.
 // dropped has a warning for each export that was left out.
-func (f *files) exports(v0 bool, policy UnsafeExports) (exports map[string]expr.Value, dropped []string, err error) {
+func (f *files) exports(v0 bool, policy unsafeExport) (exports map[string]expr.Value, dropped []string, err error) {
 	data, err := f.read("export")
 	if err != nil {
 		return nil, nil, err
@@ -219,10 +219,10 @@ func (f *files) exports(v0 bool, policy UnsafeExports) (exports map[string]expr.
 		v, err := exported(name, written[name])
 		switch {
 		case err != nil:
-		case slices.Contains(unsafeExports, name) && policy == RefuseUnsafe:
+		case slices.Contains(unsafeExports, name) && policy == refuseUnsafe:
 			err = errors.New("this variable changes what every later program does; set it in env where it is needed, or let " +
 				"the operator allow it (--unsafe-exports allow)")
-		case slices.Contains(unsafeExports, name) && policy == DropUnsafe:
+		case slices.Contains(unsafeExports, name) && policy == dropUnsafe:
 			dropped = append(dropped, fmt.Sprintf("the export %s was dropped: it changes what every later program does; set "+
 				"it in env where it is needed", name))
 			continue

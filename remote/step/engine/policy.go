@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/url"
@@ -10,29 +11,70 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// UnsafeExports says how to treat an export that changes every later program, such as LD_PRELOAD.
-type UnsafeExports int
+// Policy says which variables of the runner's environment reach a job's steps, and which exports of a step reach later
+// steps. The zero value passes variables that describe the machine, the user and the proxies of the network, and drops
+// unsafe exports.
+type Policy struct {
+	// PassEnv are the names of more variables of the runner's environment that pass. The word all passes all except
+	// URLs with a password and names that look like secrets; none passes only the names in the list.
+	PassEnv []string
+	// UnsafeExports is the treatment of an export that changes every later program, such as LD_PRELOAD: drop leaves it
+	// out, with a warning; refuse fails its step; allow treats it as any other. If empty, drop.
+	UnsafeExports string
+}
 
-// The values of UnsafeExports.
+// Passing returns the Policy that passes names, or all or none; see [Policy].
+func Passing(names ...string) Policy { return Policy{PassEnv: names} }
+
+// PolicyOf returns the Policy of a message.
+func PolicyOf(m interface {
+	GetPassEnv() []string
+	GetUnsafeExports() string
+},
+) Policy {
+	return Policy{PassEnv: m.GetPassEnv(), UnsafeExports: m.GetUnsafeExports()}
+}
+
+// Under returns p with the settings of over, where those are not empty.
+func (p Policy) Under(over Policy) Policy {
+	if len(over.PassEnv) > 0 {
+		p.PassEnv = over.PassEnv
+	}
+	p.UnsafeExports = cmp.Or(over.UnsafeExports, p.UnsafeExports)
+	return p
+}
+
+// Check returns an error if a value of p is not valid.
+func (p Policy) Check() error {
+	_, _, err := p.parse()
+	return err
+}
+
+// parse returns p in the form in which it is applied. If p is not valid, nothing passes and unsafe exports are refused.
+func (p Policy) parse() (passEnv, unsafeExport, error) {
+	pass, err := parsePassEnv(p.PassEnv)
+	if err != nil {
+		return passEnv{base: passNone}, refuseUnsafe, fmt.Errorf("pass-env: %w", err)
+	}
+	unsafe := slices.Index(unsafePolicies, cmp.Or(p.UnsafeExports, unsafePolicies[dropUnsafe]))
+	if unsafe < 0 {
+		return passEnv{base: passNone}, refuseUnsafe,
+			fmt.Errorf("unsafe-exports: %.64q is not known; use drop, refuse or allow", p.UnsafeExports)
+	}
+	return pass, unsafeExport(unsafe), nil
+}
+
+// unsafeExport is a treatment of unsafe exports.
+type unsafeExport int
+
+// The values of unsafeExport.
 const (
-	DropUnsafe   UnsafeExports = iota // it is left out, with a warning
-	RefuseUnsafe                      // it fails its step
-	AllowUnsafe                       // it is treated as any other export
+	dropUnsafe unsafeExport = iota
+	refuseUnsafe
+	allowUnsafe
 )
 
-var unsafePolicies = []string{DropUnsafe: "drop", RefuseUnsafe: "refuse", AllowUnsafe: "allow"}
-
-// String returns the policy as in a flag: drop, refuse or allow.
-func (u UnsafeExports) String() string { return unsafePolicies[u] }
-
-// ParseUnsafeExports returns the policy of that name.
-func ParseUnsafeExports(text string) (UnsafeExports, error) {
-	i := slices.Index(unsafePolicies, text)
-	if i < 0 {
-		return 0, fmt.Errorf("%.64q is not known; use drop, refuse or allow", text)
-	}
-	return UnsafeExports(i), nil
-}
+var unsafePolicies = []string{dropUnsafe: "drop", refuseUnsafe: "refuse", allowUnsafe: "allow"}
 
 // unsafeExports are the variables that change every later program, and the runner's own variables in the blueprint's
 // dialect.
@@ -41,13 +83,10 @@ var unsafeExports = []string{
 	"OUTPUT_FILE", "ENV_FILE", "STEP_RUNNER_OUTPUT", "STEP_RUNNER_ENV", "STEP_JSON",
 }
 
-// PassEnv says which variables of the runner's own environment reach the steps. The zero value passes variables that
-// describe the machine, the user, and the proxies of the network.
-type PassEnv struct {
-	// Base is the set of variables that pass, whatever Names has.
-	Base passBase
-	// Names are more variables that pass.
-	Names []string
+// passEnv is a parsed Policy.PassEnv.
+type passEnv struct {
+	base  passBase // the variables that pass, whatever names has
+	names []string // more variables that pass
 }
 
 // passBase is a set of variables of the runner's environment.
@@ -55,41 +94,40 @@ type passBase int
 
 // The values of passBase.
 const (
-	PassBasic passBase = iota // variables that describe the machine, the user and the proxies
-	PassAll                   // all except URLs with a password and names that look like secrets
-	PassNone                  // no variables
+	passBasic passBase = iota // variables that describe the machine, the user and the proxies
+	passAll                   // all except URLs with a password and names that look like secrets
+	passNone                  // no variables
 )
 
-// ParsePassEnv reads a policy from the values of a flag: names of variables, and the words all and none.
-func ParsePassEnv(values []string) (PassEnv, error) {
-	var p PassEnv
+func parsePassEnv(values []string) (passEnv, error) {
+	var p passEnv
 	for _, value := range values {
 		switch {
-		case value == "all" && p.Base != PassNone:
-			p.Base = PassAll
-		case value == "none" && p.Base != PassAll:
-			p.Base = PassNone
+		case value == "all" && p.base != passNone:
+			p.base = passAll
+		case value == "none" && p.base != passAll:
+			p.base = passNone
 		case value == "all" || value == "none":
 			return p, errors.New("all and none exclude each other")
 		case !lang.IsName(value):
 			return p, fmt.Errorf("the variable name%s is not valid; write the name of a variable, all or none",
 				lang.Quote(value))
 		default:
-			p.Names = append(p.Names, value)
+			p.names = append(p.names, value)
 		}
 	}
 	return p, nil
 }
 
 // passes reports whether the variable name, which has value, reaches the steps.
-func (p PassEnv) passes(name, value string) bool {
+func (p passEnv) passes(name, value string) bool {
 	switch {
-	case slices.Contains(p.Names, name):
+	case slices.Contains(p.names, name):
 		return true
 	case slices.Contains(basicEnv, name):
-		return p.Base != PassNone
+		return p.base != passNone
 	default:
-		return p.Base == PassAll && lang.IsName(name) && !looksSecret(name) && !holdsPassword(value)
+		return p.base == passAll && lang.IsName(name) && !looksSecret(name) && !holdsPassword(value)
 	}
 }
 

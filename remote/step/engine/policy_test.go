@@ -32,24 +32,22 @@ func TestUnsafeExportsAreDroppedWithAWarning(t *testing.T) {
 }
 
 func TestUnsafeExportsCanBeRefusedOrAllowed(t *testing.T) {
-	res := newTrial(t, exporting, func(c *Config) { c.UnsafeExports = RefuseUnsafe }).run()
+	res := newTrial(t, exporting, func(c *Config) { c.Policy.UnsafeExports = "refuse" }).run()
 	require.Equal(t, Failure, res.Status)
 	require.Contains(t, res.Message, `export "BASH_ENV": this variable changes what every later program does`)
 	require.Contains(t, res.Message, `export "LD_PRELOAD": this variable changes`)
 
-	tr := newTrial(t, exporting, func(c *Config) { c.UnsafeExports = AllowUnsafe })
+	tr := newTrial(t, exporting, func(c *Config) { c.Policy.UnsafeExports = "allow" })
 	require.Empty(t, tr.succeed().Steps[0].Warnings)
 	require.Contains(t, tr.stdout.String(), "LD_PRELOAD=/nowhere\n")
 }
 
 func TestPoliciesOfUnsafeExportsHaveNames(t *testing.T) {
-	for _, name := range unsafePolicies {
-		policy, err := ParseUnsafeExports(name)
-		require.NoError(t, err)
-		require.Equal(t, name, policy.String())
+	for _, name := range append(unsafePolicies, "") {
+		require.NoError(t, Policy{UnsafeExports: name}.Check())
 	}
-	_, err := ParseUnsafeExports("ignore")
-	require.EqualError(t, err, `"ignore" is not known; use drop, refuse or allow`)
+	err := Policy{UnsafeExports: "ignore"}.Check()
+	require.EqualError(t, err, `unsafe-exports: "ignore" is not known; use drop, refuse or allow`)
 }
 
 func TestRunnersEnvironmentPassesAsTheOperatorSays(t *testing.T) {
@@ -70,7 +68,7 @@ func TestRunnersEnvironmentPassesAsTheOperatorSays(t *testing.T) {
 		{[]string{"none"}, []string{"PATH"}},
 		{[]string{"GOPATH", "none"}, []string{"GOPATH", "PATH"}},
 	} {
-		pass, err := ParsePassEnv(c.flag)
+		pass, _, err := Passing(c.flag...).parse()
 		require.NoError(t, err)
 		var names []string
 		for name := range osLayer(environment, pass) {
@@ -84,11 +82,15 @@ func TestRunnersEnvironmentPassesAsTheOperatorSays(t *testing.T) {
 		"A-B": `the variable name "A-B" is not valid; write the name of a variable, all or none`,
 		"":    "the variable name is not valid; write the name of a variable, all or none",
 	} {
-		_, err := ParsePassEnv([]string{flag})
-		require.EqualError(t, err, want)
+		require.EqualError(t, Passing(flag).Check(), "pass-env: "+want)
 	}
-	_, err := ParsePassEnv([]string{"all", "none"})
-	require.EqualError(t, err, "all and none exclude each other")
+	both := Passing("all", "none")
+	require.EqualError(t, both.Check(), "pass-env: all and none exclude each other")
+	pass, unsafe, _ := both.parse()
+	require.Equal(t, passEnv{base: passNone}, pass, "a policy that is not valid passes nothing")
+	require.Equal(t, refuseUnsafe, unsafe)
+	require.Equal(t, Policy{PassEnv: []string{"A"}, UnsafeExports: "allow"},
+		Policy{PassEnv: []string{"B"}, UnsafeExports: "allow"}.Under(Passing("A")))
 }
 
 func TestNewerKeysInTheFileOfAStepAreWarningsOfItsCallers(t *testing.T) {

@@ -136,8 +136,8 @@ run:
 }
 
 func TestEnvironHasAPathInAnyCase(t *testing.T) {
-	require.Equal(t, []string{"PATH=" + defaultPath}, environ(osLayer([]string{"GOPATH=x", "odd"}, PassEnv{})))
-	require.Equal(t, []string{"PATH="}, environ(osLayer([]string{"PATH="}, PassEnv{})))
+	require.Equal(t, []string{"PATH=" + defaultPath}, environ(osLayer([]string{"GOPATH=x", "odd"}, passEnv{})))
+	require.Equal(t, []string{"PATH="}, environ(osLayer([]string{"PATH="}, passEnv{})))
 }
 
 func TestDefinitionIsNotChangedByARun(t *testing.T) {
