@@ -56,7 +56,7 @@ type jobFlags struct {
 
 func (f *jobFlags) register(fl *pflag.FlagSet) {
 	f.registerCommon(fl, "run the job in this directory")
-	f.registerPassEnv(fl, "this command's")
+	f.registerEnvironment(fl, "this command's")
 	maskFlag(fl, &f.masked, "results")
 	grouped(fl, jobGroup)
 	fl.StringVar(&f.outputFile, "output-file", "",

@@ -68,7 +68,7 @@ func (f *sourceFlags) registerBuild(fl *pflag.FlagSet) {
 	fl.StringArrayVar(&f.vars, "var", nil, varUsage)
 	maskFlag(fl, &f.masked, "traces")
 	envFlag(fl, &f.env)
-	f.registerPassEnv(fl, "the VM's")
+	f.registerEnvironment(fl, "the VM's")
 	f.registerUnsafeExports(fl)
 	grouped(fl, buildGroup)
 }

@@ -17,8 +17,8 @@ func (f *policyFlags) options() *stepmuxv1.Job {
 	return &stepmuxv1.Job{PassEnv: f.policy.PassEnv, UnsafeExports: f.policy.UnsafeExports}
 }
 
-// registerPassEnv registers --pass-env. whose names the environment in the help.
-func (f *policyFlags) registerPassEnv(fl *pflag.FlagSet, whose string) {
+// registerEnvironment registers --pass-env. whose names the environment in the help.
+func (f *policyFlags) registerEnvironment(fl *pflag.FlagSet, whose string) {
 	fl.StringSliceVar(&f.policy.PassEnv, "pass-env", nil,
 		"`NAMES` of variables of "+whose+" environment that reach the steps, in addition to those about the machine, the "+
 			"user and the proxies; or all, without those that look like secrets; or none")

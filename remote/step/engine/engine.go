@@ -168,7 +168,7 @@ func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
 	stdout, stderr := r.masked(place.Stdout), r.masked(place.Stderr)
 	place.Stdout, place.Stderr = stdout, stderr
 	r.place = place
-	var pass passEnv
+	var pass passing
 	pass, r.unsafe, _ = r.cfg.Policy.parse()
 	r.osEnv = osLayer(r.cfg.RunnerEnv, pass)
 	r.tell(func(e Events) { e.JobStarted(place, r.osEnv) })

@@ -26,7 +26,7 @@ type layer = map[string]expr.Value
 
 // osLayer is the part of runner that steps may see. runner is the runner's own environment in the form of
 // [os.Environ].
-func osLayer(runner []string, pass passEnv) layer {
+func osLayer(runner []string, pass passing) layer {
 	env := layer{"PATH": text(defaultPath)}
 	for _, kv := range runner {
 		if name, value, ok := strings.Cut(kv, "="); ok && pass.passes(name, value) {

@@ -51,14 +51,14 @@ func (p Policy) Check() error {
 }
 
 // parse returns p in the form in which it is applied. If p is not valid, nothing passes and unsafe exports are refused.
-func (p Policy) parse() (passEnv, unsafeExport, error) {
+func (p Policy) parse() (passing, unsafeExport, error) {
 	pass, err := parsePassEnv(p.PassEnv)
 	if err != nil {
-		return passEnv{base: passNone}, refuseUnsafe, fmt.Errorf("pass-env: %w", err)
+		return passing{base: passNone}, refuseUnsafe, fmt.Errorf("pass-env: %w", err)
 	}
 	unsafe := slices.Index(unsafePolicies, cmp.Or(p.UnsafeExports, unsafePolicies[dropUnsafe]))
 	if unsafe < 0 {
-		return passEnv{base: passNone}, refuseUnsafe,
+		return passing{base: passNone}, refuseUnsafe,
 			fmt.Errorf("unsafe-exports: %.64q is not known; use drop, refuse or allow", p.UnsafeExports)
 	}
 	return pass, unsafeExport(unsafe), nil
@@ -83,8 +83,8 @@ var unsafeExports = []string{
 	"OUTPUT_FILE", "ENV_FILE", "STEP_RUNNER_OUTPUT", "STEP_RUNNER_ENV", "STEP_JSON",
 }
 
-// passEnv is a parsed Policy.PassEnv.
-type passEnv struct {
+// passing is a parsed Policy.PassEnv.
+type passing struct {
 	base  passBase // the variables that pass, whatever names has
 	names []string // more variables that pass
 }
@@ -99,8 +99,8 @@ const (
 	passNone                  // no variables
 )
 
-func parsePassEnv(values []string) (passEnv, error) {
-	var p passEnv
+func parsePassEnv(values []string) (passing, error) {
+	var p passing
 	for _, value := range values {
 		switch {
 		case value == "all" && p.base != passNone:
@@ -120,7 +120,7 @@ func parsePassEnv(values []string) (passEnv, error) {
 }
 
 // passes reports whether the variable name, which has value, reaches the steps.
-func (p passEnv) passes(name, value string) bool {
+func (p passing) passes(name, value string) bool {
 	switch {
 	case slices.Contains(p.names, name):
 		return true

@@ -87,7 +87,7 @@ func TestRunnersEnvironmentPassesAsTheOperatorSays(t *testing.T) {
 	both := Passing("all", "none")
 	require.EqualError(t, both.Check(), "pass-env: all and none exclude each other")
 	pass, unsafe, _ := both.parse()
-	require.Equal(t, passEnv{base: passNone}, pass, "a policy that is not valid passes nothing")
+	require.Equal(t, passing{base: passNone}, pass, "a policy that is not valid passes nothing")
 	require.Equal(t, refuseUnsafe, unsafe)
 	require.Equal(t, Policy{PassEnv: []string{"A"}, UnsafeExports: "allow"},
 		Policy{PassEnv: []string{"B"}, UnsafeExports: "allow"}.Under(Passing("A")))

@@ -136,8 +136,8 @@ run:
 }
 
 func TestEnvironHasAPathInAnyCase(t *testing.T) {
-	require.Equal(t, []string{"PATH=" + defaultPath}, environ(osLayer([]string{"GOPATH=x", "odd"}, passEnv{})))
-	require.Equal(t, []string{"PATH="}, environ(osLayer([]string{"PATH="}, passEnv{})))
+	require.Equal(t, []string{"PATH=" + defaultPath}, environ(osLayer([]string{"GOPATH=x", "odd"}, passing{})))
+	require.Equal(t, []string{"PATH="}, environ(osLayer([]string{"PATH="}, passing{})))
 }
 
 func TestDefinitionIsNotChangedByARun(t *testing.T) {
