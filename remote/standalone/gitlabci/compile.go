@@ -93,6 +93,7 @@ func (d *draft) addSteps(list *yaml.Node, key string, n *yaml.Node) {
 		return
 	}
 	d.unresolved(n)
+	d.file.tree.warnOfValues(n)
 	list.Content = append(list.Content, d.file.tree.flat(key, n, 0)...)
 }
 
@@ -203,7 +204,7 @@ func (d *draft) lines(key string, n *yaml.Node) (all []string) {
 		return nil
 	}
 	for _, line := range d.file.tree.flat(key, n, 1) { // in a script GitLab counts the outermost list, too
-		if line.Kind != yaml.ScalarNode || line.ShortTag() != "!!str" {
+		if line.Kind != yaml.ScalarNode || line.ShortTag() != tagText {
 			d.file.tree.failf(line, "a line of %s must be a text, not %s", key, describe(line))
 		}
 		d.unresolved(line)

@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"unicode/utf8"
 )
 
 // condition is a parsed if: of rules. Its language is GitLab's: $NAME, texts in quotes, null, /regex/flags, ==, !=, =~,
@@ -165,9 +166,20 @@ func parseCondition(text string) (*condition, error) {
 	r.advance()
 	c := r.either()
 	if r.token != "" {
-		r.fail("an operator (&&, ||, ==, !=, =~, !~) is missing before this")
+		r.fail("an operator (&&, ||, ==, !=, =~, !~) is missing before %.64q", r.here())
 	}
 	return c, r.err
+}
+
+// here returns the next token as it is in the text, or an empty text at the end.
+func (r *conditionReader) here() string { return r.all[r.at : len(r.all)-len(r.rest)] }
+
+// before returns the end of an error about what is missing before the next token.
+func (r *conditionReader) before() string {
+	if r.here() == "" {
+		return " at the end"
+	}
+	return fmt.Sprintf(" before %.64q", r.here())
 }
 
 // fail keeps a mistake at the next token.
@@ -232,9 +244,11 @@ func (r *conditionReader) readOperand() {
 	case strings.HasPrefix(r.rest, "null") && (len(r.rest) == 4 || !isWord(r.rest[4])):
 		r.rest = r.rest[4:]
 	case isWord(first):
-		r.fail("a text must be in quotes, and the name of a variable begins with $")
+		r.rest = strings.TrimLeftFunc(r.rest, func(c rune) bool { return c < utf8.RuneSelf && isWord(byte(c)) })
+		r.fail("%.64q is neither a text in quotes nor the name of a variable, which begins with $", r.here())
 	default:
-		r.fail("%q is not part of a condition", first)
+		c, _ := utf8.DecodeRuneInString(r.rest)
+		r.fail("%q is not part of a condition", c)
 	}
 }
 
@@ -271,12 +285,12 @@ func (r *conditionReader) single() *condition {
 		r.advance()
 		c := r.either()
 		if r.token != ")" {
-			r.fail("a closing parenthesis is missing")
+			r.fail("a closing parenthesis is missing%s", r.before())
 		}
 		r.advance()
 		return c
 	default:
-		r.fail("a variable, a text, a regex or null is missing")
+		r.fail("a variable, a text, a regex or null is missing%s", r.before())
 		return &condition{}
 	}
 }

@@ -53,6 +53,7 @@ type File struct {
 	notices []string
 	left    []string     // includes from other places, which were left out
 	missing []*yaml.Node // names of inputs without a value
+	warned  int          // the warnings of the tree that are about the whole file
 
 	paths   []string            // of the files of the project; nil before the first use
 	changes map[string][]string // paths of changed files, by the compareTo of Config.Changed
@@ -81,7 +82,7 @@ func Read(name string, data []byte, cfg Config) (*File, error) {
 		return nil, err
 	}
 	f := &File{
-		cfg: cfg, tree: &tree{main: src, others: map[*yaml.Node]*lang.Source{}}, globals: map[string]*yaml.Node{},
+		cfg: cfg, tree: newTree(src), globals: map[string]*yaml.Node{},
 		jobs: map[string]jobEntry{}, whole: map[string]*yaml.Node{}, changes: map[string][]string{},
 	}
 	f.top = (&includer{file: f, open: cfg.Open, stack: []string{name}}).load(src, nil)
@@ -89,6 +90,7 @@ func Read(name string, data []byte, cfg Config) (*File, error) {
 		if slices.Contains(globals, key.Value) {
 			f.globals[key.Value] = value
 		} else {
+			f.tree.checkName(key, "the name of a job")
 			f.jobs[key.Value] = jobEntry{key, value}
 			f.names = append(f.names, key.Value)
 		}
@@ -99,6 +101,7 @@ func Read(name string, data []byte, cfg Config) (*File, error) {
 	}
 	f.checkKeys("default", defaults, "; write it into the jobs")
 	f.checkKeys("workflow", []string{"auto_cancel", "name", "rules"}, "")
+	f.warned = len(f.tree.warnings)
 	return f, f.tree.err
 }
 

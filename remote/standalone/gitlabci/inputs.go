@@ -17,7 +17,7 @@ var inputKeys = []string{"type", "default", "description", "options", "regex", "
 
 // inputTags has the YAML tags of the values that each type of input accepts. A list has no tag of its own.
 var inputTags = map[string][]string{
-	"string": {"!!str"}, "number": {"!!int", "!!float"}, "boolean": {"!!bool"}, "array": nil,
+	"string": {tagText}, "number": {tagInt, tagFloat}, "boolean": {tagBool}, "array": nil,
 }
 
 // maxFunctions bounds the functions in one $[[ ]], as in GitLab.
@@ -112,6 +112,7 @@ func (i *inputs) declare(key, about, given *yaml.Node, outermost bool) {
 			"string": "a text", "number": "a number", "boolean": "true or false", "array": "a list",
 		}[kind], describe(value))
 	default:
+		t.warnOfValues(value)
 		i.check(about, value, name)
 		i.values[name] = value
 	}
@@ -176,15 +177,22 @@ func (i *inputs) replace(n *yaml.Node) *yaml.Node {
 		changed = changed || n.Content[at] != child && n.Kind == yaml.MappingNode && at%2 == 0
 	}
 	if changed {
-		seen := map[string]bool{}
-		for key := range entries(n) {
+		given := slices.Clone(n.Content)
+		n.Content = n.Content[:0]
+		at := map[string]int{}
+		for pair := range slices.Chunk(given, 2) {
+			key := pair[0]
+			i, there := at[key.Value]
 			switch {
 			case key.Kind != yaml.ScalarNode:
 				t.failf(key, "a key must be a text")
-			case seen[key.Value]:
-				t.failf(key, "the key%s is given twice", lang.Quote(key.Value))
+			case there:
+				t.warnOfSecond(key)
+				n.Content[i], n.Content[i+1] = key, pair[1]
+				continue
 			}
-			seen[key.Value] = true
+			at[key.Value] = len(n.Content)
+			n.Content = append(n.Content, pair...)
 		}
 	}
 	return n

@@ -142,7 +142,6 @@ func TestMistakesInInputsHaveAPlace(t *testing.T) {
 		"spec: {inputs: {a: {default: b}}}\n---\nx: $[[ inputs.a | upper ]]\n": `ci.yml:3:4: unknown function "upper"`,
 		"spec: {inputs: {a: {default: [b], type: array}}}\n---\nx: a $[[ inputs.a ]]\n": "ci.yml:3:4: a list stands alone: " +
 			"write - $[[ inputs.a ]]",
-		"spec: {inputs: {a: {default: b}}}\n---\nb: x\n$[[ inputs.a ]]: y\n": `ci.yml:4:1: the key "b" is given twice`,
 	} {
 		require.Contains(t, wrong(text+"\nj: {script: [a]}", files), want, text)
 	}

@@ -32,9 +32,9 @@ type Job struct {
 	Container []byte
 	// inProject are the variables whose values contain a path of the project, which is not known before the job runs.
 	inProject []Variable
-	// Notices are lines about keys that have no effect here.
+	// Notices are lines about keys that have no effect here, and about values that GitLab reads in an unexpected way.
 	Notices []string
-	// Warnings are about steps that may not do what their author expects; see [lang.Vet].
+	// Warnings are about such values, and about steps that may not do what their author expects; see [lang.Vet].
 	Warnings []*lang.Error
 }
 
@@ -98,6 +98,13 @@ func (f *File) compile(d *draft, s share) (*Job, error) {
 	}
 	job.Container = d.container(job)
 	job.Notices = d.allNotices()
+	for _, w := range f.tree.warnings[:min(len(f.tree.warnings), maxListed)] {
+		job.Notices = append(job.Notices, w.Error())
+	}
+	if more := len(f.tree.warnings) - maxListed; more > 0 {
+		job.Notices = append(job.Notices, fmt.Sprintf("%d more notes of this kind; validate lists all of them", more))
+	}
+	job.Warnings = append(slices.Clone(f.tree.warnings), job.Warnings...)
 	if f.tree.err != nil {
 		return nil, f.tree.err
 	}
@@ -110,6 +117,7 @@ const maxListed = 20
 // find returns the job name, merged over the jobs it extends. name may be that of a parallel build.
 func (f *File) find(name string) *draft {
 	t := f.tree
+	t.keep(f.warned) // forgets those of an earlier job
 	if f.jobs[name].node == nil && f.jobs[baseName(name)].node != nil {
 		name = baseName(name)
 	}
@@ -271,7 +279,9 @@ func (d *draft) container(job *Job) []byte {
 	top := t.made(d.at, yaml.MappingNode)
 	for _, key := range ofContainer {
 		if n := d.get(key); !isNull(n) {
-			top.Content = append(top.Content, t.text(n, key), expand(d.file.resolve(n, nil)))
+			n = d.file.resolve(n, nil)
+			t.warnOfValues(n)
+			top.Content = append(top.Content, t.text(n, key), expand(n))
 		}
 	}
 	if len(top.Content) == 0 || t.err != nil {

@@ -158,7 +158,7 @@ own: {before_script: [], script: [s]}
 
 func TestVariablesAreExpanded(t *testing.T) {
 	file, err := Read("ci.yml", []byte(`
-variables: {NAME: world, GREETING: "hello $NAME", STAGE: "${CI_JOB_STAGE}", N: 3, YES: true, NOTHING: }
+variables: {NAME: world, GREETING: "hello $NAME", STAGE: "${CI_JOB_STAGE}", N: 3, FLAG: true, NOTHING: }
 j:
   stage: build
   variables:
@@ -179,7 +179,7 @@ j:
 	v := values(j)
 	for name, want := range map[string]string{
 		"GREETING": "hello all of you", "TWICE": "hello all of you, hello all of you", "STAGE": "build", "N": "3",
-		"YES": "true", "NOTHING": "",
+		"FLAG": "true", "NOTHING": "",
 		"LITERAL": "$NAME $UNKNOWN ${UNKNOWN} ${NAME $ $1", "RAW": "$NAME", "SELF": "$SELF:more", "A": "$A",
 		"PROJECT": "/project", "GIVEN": "$NAME",
 	} {

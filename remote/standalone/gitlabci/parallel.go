@@ -66,14 +66,12 @@ func (d *draft) matrix(parallel *yaml.Node) (all []share) {
 		combined := [][]variable{nil}
 		for key, values := range entries(entry) {
 			var longer [][]variable
+			t.checkMatrixValues(key, values)
 			for _, vars := range combined {
 				for _, value := range itemsOf(values) {
 					if len(all)+len(longer) >= maxParallel {
 						t.failf(entry, "matrix has more than %d combinations", maxParallel)
 						return nil
-					}
-					if value.Kind != yaml.ScalarNode {
-						t.failf(value, "a value of matrix must be a text or a number, not %s", describe(value))
 					}
 					longer = append(longer, append(slices.Clip(vars), d.file.variable(key, value)))
 				}
@@ -89,6 +87,19 @@ func (d *draft) matrix(parallel *yaml.Node) (all []share) {
 		}
 	}
 	return all
+}
+
+// checkMatrixValues checks the values of a variable of a matrix. GitLab takes texts and whole numbers.
+func (t *tree) checkMatrixValues(key, values *yaml.Node) {
+	if isNull(values) || values.Kind == yaml.SequenceNode && len(values.Content) == 0 ||
+		values.Kind == yaml.ScalarNode && strings.TrimSpace(values.Value) == "" {
+		t.failf(values, "the variable%s of matrix has no value", lang.Quote(key.Value))
+	}
+	for _, value := range itemsOf(values) {
+		if value.Kind != yaml.ScalarNode || value.ShortTag() != tagText && value.ShortTag() != tagInt {
+			t.failf(value, "a value of matrix must be a text or a whole number, not %s", describe(value))
+		}
+	}
 }
 
 // baseName returns the name of a job without the suffix of a parallel build.

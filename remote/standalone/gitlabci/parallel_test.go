@@ -81,7 +81,7 @@ func TestMistakesInParallel(t *testing.T) {
 		"{matrx: []}":          `unknown key "matrx" of parallel, did you mean "matrix"?`,
 		"{matrix: a}":          "matrix must be a list of mappings",
 		"{matrix: [a]}":        "an entry of matrix must be a mapping (NAME: [value, value]), not a text",
-		"{matrix: [{A: {}}]}":  `a value of matrix must be a text or a number, not a mapping`,
+		"{matrix: [{A: {}}]}":  `a value of matrix must be a text or a whole number, not a mapping`,
 		"{matrix: [{A B: c}]}": `the variable name "A B" is not valid`,
 		fmt.Sprintf("{matrix: [{A: [%s], B: [%[1]s], C: [%[1]s]}]}", many): "matrix has more than 200 combinations",
 	} {

@@ -60,6 +60,7 @@ func (f *File) rules(n *yaml.Node, keys []string) []*yaml.Node {
 		if when := find(item, "when"); !isNull(when) && !slices.Contains(whens, when.Value) {
 			f.tree.failf(when, "when is one of %s", strings.Join(whens, ", "))
 		}
+		f.variables(nil, find(item, "variables")) // checks them
 	}
 	return all
 }

@@ -1,6 +1,7 @@
 package gitlabci
 
 import (
+	"cmp"
 	"iter"
 	"slices"
 	"strings"
@@ -26,6 +27,16 @@ type tree struct {
 	main   *lang.Source
 	others map[*yaml.Node]*lang.Source // for nodes that do not come from main
 	cost   int
+
+	spelled  map[*yaml.Node]string // the text of scalars in the file whose value is a different text
+	warnings []*lang.Error         // each once
+	warned   map[string]bool       // by the text of the warning
+}
+
+func newTree(main *lang.Source) *tree {
+	return &tree{
+		main: main, others: map[*yaml.Node]*lang.Source{}, spelled: map[*yaml.Node]string{}, warned: map[string]bool{},
+	}
 }
 
 // origin returns the text that n, or the original of n, comes from.
@@ -49,6 +60,49 @@ func (t *tree) failf(n *yaml.Node, format string, args ...any) *yaml.Node {
 	return t.fail(t.origin(n).Errorf(n, format, args...))
 }
 
+// warnf adds a warning about n, unless it is there already.
+func (t *tree) warnf(n *yaml.Node, format string, args ...any) {
+	w := t.origin(n).Errorf(n, format, args...)
+	if !t.warned[w.Error()] {
+		t.warned[w.Error()] = true
+		t.warnings = append(t.warnings, w)
+	}
+}
+
+// keep removes all warnings but the first n.
+func (t *tree) keep(n int) {
+	for _, w := range t.warnings[n:] {
+		delete(t.warned, w.Error())
+	}
+	t.warnings = t.warnings[:n]
+}
+
+// warnOfValues adds a warning for each scalar in n whose value is not the text in the file.
+func (t *tree) warnOfValues(n *yaml.Node) {
+	switch text, other := t.spelled[n]; {
+	case !other:
+	case isNull(n):
+		t.warnf(n, "GitLab reads %s as an empty value; to keep the text, quote it: %q", text, text)
+	case n.Tag == tagText: // a symbol, which may be anything
+		t.warnf(n, "GitLab removes the colon at the beginning of this text; to keep it, quote the text")
+	default:
+		t.warnf(n, "GitLab reads %.64s as %.64s; to keep the text, quote it: %.64q", text, n.Value, text)
+	}
+	for _, child := range n.Content {
+		t.warnOfValues(child)
+	}
+}
+
+// checkName checks that a key, which errors call label, is a text.
+func (t *tree) checkName(key *yaml.Node, label string) {
+	switch text := cmp.Or(t.spelled[key], key.Value); {
+	case key.ShortTag() != tagText:
+		t.failf(key, "%s must be a text, and GitLab does not read this as one; quote it: %.64q", label, text)
+	case text != key.Value:
+		t.warnOfValues(key)
+	}
+}
+
 // spend counts a copy of n. After a mistake it returns false: then no more may be copied.
 func (t *tree) spend(n *yaml.Node) bool {
 	if t.cost += nodeCost + len(n.Value) + entryCost*len(n.Content); t.cost > maxCost {
@@ -63,12 +117,16 @@ func (t *tree) copyOf(n *yaml.Node) *yaml.Node {
 	if src := t.others[n]; src != nil {
 		t.others[c] = src
 	}
+	if text, other := t.spelled[n]; other {
+		t.spelled[c] = text
+	}
 	return c
 }
 
 // made returns a new node with the place of n.
 func (t *tree) made(n *yaml.Node, kind yaml.Kind, content ...*yaml.Node) *yaml.Node {
 	c := t.copyOf(n)
+	delete(t.spelled, c)
 	c.Kind, c.Style, c.Tag, c.Value, c.Content = kind, 0, "", "", content
 	return c
 }
@@ -101,9 +159,12 @@ func (t *tree) expand(src *lang.Source, n *yaml.Node, depth int) *yaml.Node {
 		return t.failf(v, "this tag is not supported; the only tag is !reference")
 	}
 	c := t.copyOf(v)
-	if v.Kind == yaml.MappingNode {
+	switch {
+	case v.Kind == yaml.MappingNode:
 		t.expandMapping(src, v, c, depth)
 		return c
+	case v.Kind == yaml.ScalarNode && v.Style&^yaml.FlowStyle == 0:
+		t.readScalar(c)
 	}
 	for _, item := range v.Content {
 		c.Content = append(c.Content, t.expand(src, item, depth+1))
@@ -111,8 +172,22 @@ func (t *tree) expand(src *lang.Source, n *yaml.Node, depth int) *yaml.Node {
 	return c
 }
 
-// expandMapping adds the keys of the mapping v to c. As in GitLab, whose server is written in Ruby, the keys of a merge
-// key replace those before it, and those after it replace them. Of a list of mappings the first one takes precedence.
+// readScalar gives c, a scalar without quotes and tag, the value that GitLab reads.
+func (t *tree) readScalar(c *yaml.Node) {
+	tag, value, ok := readScalar(c.Value)
+	if !ok {
+		t.failf(c, "GitLab refuses a file with a date, a time or a number of this form; quote it: %.64q", c.Value)
+		return
+	}
+	if value != c.Value {
+		t.spelled[c] = c.Value
+	}
+	c.Tag, c.Value = tag, value
+}
+
+// expandMapping adds the keys of the mapping v to c. As in GitLab, whose server is written in Ruby, the last value of a
+// key counts, the keys of a merge key replace those before it, and those after it replace them. Of a list of mappings
+// the first one takes precedence. A merge key may be quoted.
 func (t *tree) expandMapping(src *lang.Source, v, c *yaml.Node, depth int) {
 	given, at := map[string]bool{}, map[string]int{}
 	set := func(key, value *yaml.Node) {
@@ -126,7 +201,7 @@ func (t *tree) expandMapping(src *lang.Source, v, c *yaml.Node, depth int) {
 	}
 	for key, value := range entries(v) {
 		e := t.expand(src, value, depth+1)
-		if key.ShortTag() == "!!merge" {
+		if key.Kind == yaml.ScalarNode && key.Value == mergeKey && key.Style&yaml.TaggedStyle == 0 {
 			for _, s := range slices.Backward(itemsOf(e)) {
 				if s.Kind != yaml.MappingNode {
 					t.failf(s, "<< takes a mapping, or a list of them")
@@ -142,11 +217,20 @@ func (t *tree) expandMapping(src *lang.Source, v, c *yaml.Node, depth int) {
 		case k.Kind != yaml.ScalarNode:
 			t.failf(k, "a key must be a text")
 		case given[k.Value]:
-			t.failf(k, "the key%s is given twice", lang.Quote(k.Value))
+			t.warnOfSecond(k)
 		}
 		given[k.Value] = true
 		set(k, e)
 	}
+}
+
+// mergeKey is the key whose value is merged into its mapping.
+const mergeKey = "<<"
+
+// warnOfSecond adds a warning about a key that its mapping has had before.
+func (t *tree) warnOfSecond(key *yaml.Node) {
+	t.warnf(key, "the key%s is given twice: as in GitLab, this one counts, and the one before it has no effect",
+		lang.Quote(key.Value))
 }
 
 // itemsOf returns the items of the list n. If n is not a list, it returns n alone.

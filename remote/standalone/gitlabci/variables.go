@@ -57,14 +57,20 @@ func (f *File) variable(key, value *yaml.Node) variable {
 	if !lang.IsName(v.name) {
 		t.failf(key, "the variable name%s is not valid; use letters, digits and _, not a digit first", lang.Quote(v.name))
 	}
+	t.checkName(key, "the name of a variable")
 	if value.Kind == yaml.MappingNode {
 		t.checkKeys(value, "a variable", variableKeys, "")
-		if e := find(value, "expand"); e != nil {
+		if e := find(value, "expand"); !isNull(e) {
+			if e.ShortTag() != tagBool {
+				t.failf(e, "expand is true or false, without quotes")
+			}
 			v.expand = e.Value != "false"
 		}
+		options := find(value, "options")
 		if value = find(value, "value"); value == nil {
 			return v
 		}
+		f.checkOptions(v.name, value, options)
 	}
 	switch {
 	case value.Kind != yaml.ScalarNode:
@@ -74,7 +80,25 @@ func (f *File) variable(key, value *yaml.Node) variable {
 	case !isNull(value):
 		v.value = value.Value
 	}
+	t.warnOfValues(value)
 	return v
+}
+
+// checkOptions checks that the options of the variable name are texts, and that its value is one of them.
+func (f *File) checkOptions(name string, value, options *yaml.Node) {
+	if isNull(options) {
+		return
+	}
+	for _, option := range itemsOf(options) {
+		if option.ShortTag() != tagText {
+			f.tree.failf(option, "an option of%s must be a text, not %s", lang.Quote(name), describe(option))
+		}
+	}
+	if !slices.ContainsFunc(itemsOf(options), func(o *yaml.Node) bool {
+		return o.Value == value.Value && value.ShortTag() == tagText
+	}) {
+		f.tree.failf(value, "the value of%s must be one of its options, a text", lang.Quote(name))
+	}
 }
 
 // projectDir stands for the directory of the project in the values of variables, if that is not known before the job

@@ -32,7 +32,6 @@ func TestMistakesAreSaidWithTheirPlace(t *testing.T) {
 		"j: {script: [1]}": "ci.yml:1:14: a line of script must be a text, not a number or the like; " +
 			"put it in quotes",
 		"j: {script: [a, a: b]}":             "ci.yml:1:17: a line of script must be a text, not a mapping",
-		"j: {script: [a]}\nj: {script: [b]}": `ci.yml:2:1: the key "j" is given twice`,
 		"j: {script: !secret [a]}":           "ci.yml:1:13: this tag is not supported; the only tag is !reference",
 		"j: {extends: k, script: [a]}":       `ci.yml:1:14: extends: there is no job "k"`,
 		"j: {extends: {a: b}, script: [a]}":  "ci.yml:1:14: extends takes the name of a job, or a list of names",
