@@ -119,7 +119,7 @@ func (d *draft) choose(name string) share {
 		return share{name: name, index: 1, total: 1}
 	}
 	if len(matrix) > 0 && all[0].vars == nil {
-		d.file.tree.failf(d.at, "the job%s has no matrix", lang.Quote(d.name))
+		d.file.tree.failf(d.at, "the job%s has no matrix", lang.QuoteName(d.name))
 		return all[0]
 	}
 	var fit []share
@@ -137,7 +137,7 @@ func (d *draft) choose(name string) share {
 	for i, s := range all {
 		names[i] = s.name
 	}
-	d.file.tree.failf(d.at, "the job%s has %d builds (parallel), and the name must choose one: %s", lang.Quote(d.name),
+	d.file.tree.failf(d.at, "the job%s has %d builds (parallel), and the name must choose one: %s", lang.QuoteName(d.name),
 		len(all), List(names))
 	return all[0]
 }
