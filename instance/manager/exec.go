@@ -353,7 +353,8 @@ func (s *service) Exec(stream grpc.BidiStreamingServer[pb.ExecRequest, pb.ExecRe
 		return status.FromContextError(stream.Context().Err()).Err()
 	}
 	exit := &pb.ExecResponse_Exit{Code: int32(code)} // an exit code
-	if why := l.end(); why != "" && (err != nil || code != 0) { // the end of the lease has killed it
+	// The end of a lease kills its commands.
+	if why := l.end(); why != "" && (err != nil || code != 0) {
 		err = fmt.Errorf("the lease %s has ended: %s", l.name, why)
 	}
 	if err != nil {
