@@ -424,7 +424,7 @@ func TestALineWithoutAPortIsForAllPortsOfItsHostAsWithSSH(t *testing.T) {
 	s, host := certified(t, authority, nil)
 	for lines, accepts := range map[string]bool{
 		hostLine("", "127.0.0.1", host):                                 true,
-		hostLine("", sshknownhosts.HashHostname("127.0.0.1"), host):        true,
+		hostLine("", sshknownhosts.HashHostname("127.0.0.1"), host):     true,
 		hostLine("@cert-authority", "127.0.0.1", authority.PublicKey()): true,
 		hostLine("", "127.0.0.1", authority.PublicKey()):                false,
 		hostLine("", "127.0.0.2", host):                                 false,

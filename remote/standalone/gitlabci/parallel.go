@@ -8,6 +8,7 @@ import (
 
 	"go.yaml.in/yaml/v4"
 
+	"github.com/stepmux/stepmux/internal/plural"
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
@@ -137,8 +138,8 @@ func (d *draft) choose(name string) share {
 	for i, s := range all {
 		names[i] = s.name
 	}
-	d.file.tree.failf(d.at, "the job%s has %d builds (parallel), and the name must choose one: %s", lang.QuoteName(d.name),
-		len(all), List(names))
+	d.file.tree.failf(d.at, "the job%s has %s (parallel), and the name must choose one: %s", lang.QuoteName(d.name),
+		plural.Count(len(all), "build"), List(names))
 	return all[0]
 }
 
