@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"time"
+
+	"github.com/stepmux/stepmux/mux"
 )
 
 // After n failed attempts in a row to connect to a host, the next attempt waits backoffBase doubled n-1 times, at
@@ -84,10 +86,14 @@ type dialError struct {
 }
 
 func (e *dialError) Error() string {
-	if e.attempts > 1 {
-		return fmt.Sprintf("connect %s: %v (%d attempts)", e.host, e.err, e.attempts)
+	text := fmt.Sprintf("connect %s: %v", e.host, e.err)
+	if _, names := e.err.(*mux.DialError); names { //nolint:errorlint // another one is of a jump host
+		text = e.err.Error() // the machine
 	}
-	return fmt.Sprintf("connect %s: %v", e.host, e.err)
+	if e.attempts > 1 {
+		text += fmt.Sprintf(" (%d attempts)", e.attempts)
+	}
+	return text
 }
 
 func (e *dialError) Unwrap() error { return e.err }

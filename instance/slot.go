@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/internal/labels"
+	"github.com/stepmux/stepmux/internal/plural"
 )
 
 // errChanged is the cause for closing a connection when the way to its instance has changed.
@@ -215,7 +216,8 @@ func (g *Group) refusalLocked(of demand, now time.Time) error {
 		switch {
 		case m.removed, !m.meets(of):
 		case m.usedUp():
-			full = fmt.Errorf("no instance takes builds any more: %s has had its %d uses", m.member.ID, m.uses)
+			full = fmt.Errorf("no instance takes builds any more: %s has had its %s", m.member.ID,
+				plural.Count(m.uses, "use"))
 		case m.drained, m.elsewhere, m.host.health.refused(now) == nil:
 			return nil
 		default:

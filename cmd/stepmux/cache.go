@@ -21,6 +21,7 @@ import (
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/doctor"
 	"github.com/stepmux/stepmux/internal/endsignal"
+	"github.com/stepmux/stepmux/internal/plural"
 	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/mux"
@@ -240,7 +241,7 @@ func (f *cacheFlags) writeText(out, problems io.Writer, r cacheReport) error {
 	}
 	_ = t.Flush() // it writes to memory
 	counted := map[string]string{"list": "in the cache", "prune": "removed", "verify": "changed"}[f.verb]
-	_, err := fmt.Fprintf(out, "%s%d components %s, %s\n%s", where, len(r.Components), counted, units.BytesSize(total),
+	_, err := fmt.Fprintf(out, "%s%s %s, %s\n%s", where, plural.Count(len(r.Components), "component"), counted, units.BytesSize(total),
 		b.String())
 	return err
 }

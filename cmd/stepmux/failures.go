@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/stepmux/stepmux/instance/batch"
+	"github.com/stepmux/stepmux/internal/plural"
 	"github.com/stepmux/stepmux/internal/termtext"
 )
 
@@ -74,8 +75,8 @@ func (f *failures) summary() []string {
 			for _, other := range f.kinds[i:] {
 				rest += len(other.builds)
 			}
-			return append(lines, fmt.Sprintf("failed in %d other ways: %d builds (--output json has each)",
-				len(f.kinds)-i, rest))
+			return append(lines, fmt.Sprintf("failed in %s: %s (--output json has each)",
+				plural.Count(len(f.kinds)-i, "other way"), plural.Count(rest, "build")))
 		}
 		if len(kind.builds) == 1 {
 			lines = append(lines, "failed: "+termtext.Text(kind.text))

@@ -28,6 +28,7 @@ import (
 	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/flagfile"
 	"github.com/stepmux/stepmux/internal/gcpace"
+	"github.com/stepmux/stepmux/internal/plural"
 )
 
 const (
@@ -248,7 +249,8 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 		for _, in := range vms.Instances() {
 			slots += in.Capacity
 		}
-		fmt.Fprintf(cmd.OutOrStdout(), "the configuration is valid: %d VMs, %d slots\n", len(vms.Instances()), slots)
+		fmt.Fprintf(cmd.OutOrStdout(), "the configuration is valid: %s, %s\n",
+			plural.Count(len(vms.Instances()), "VM"), plural.Count(slots, "slot"))
 		return nil
 	}
 	counts := metrics.New(buildinfo.Version())

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/connector/files"
+	"github.com/stepmux/stepmux/internal/plural"
 	"github.com/stepmux/stepmux/internal/subprocess"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/internal/wire"
@@ -296,7 +297,7 @@ func (f *projectFlags) artifactsFor(dir, build string, say func(line string)) *f
 		to := filepath.Join(dir, build)
 		n, err := unpackArtifacts(ctx, from, to)
 		if err == nil {
-			say(fmt.Sprintf("%s: %d artifacts in %s", build, n, to))
+			say(fmt.Sprintf("%s: %s in %s", build, plural.Count(n, "artifact"), to))
 		}
 		return err
 	}}

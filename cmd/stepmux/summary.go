@@ -12,6 +12,7 @@ import (
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/batch"
+	"github.com/stepmux/stepmux/internal/plural"
 	"github.com/stepmux/stepmux/internal/termtext"
 )
 
@@ -82,8 +83,8 @@ func (r *reporter) summary(reports []batch.Report, stat instance.Stat) {
 	if len(r.rest) > 0 {
 		rest = fmt.Sprintf(", %d not started", len(r.rest))
 	}
-	fmt.Fprintf(r.err, "\n%d builds, %d failed%s, in %v\n",
-		len(reports), r.failed, rest, time.Since(r.began).Round(100*time.Millisecond))
+	fmt.Fprintf(r.err, "\n%s, %d failed%s, in %v\n",
+		plural.Count(len(reports), "build"), r.failed, rest, time.Since(r.began).Round(100*time.Millisecond))
 	if r.total > 1 {
 		for _, line := range r.failures.summary() {
 			r.showLocked("%s", line)

@@ -265,7 +265,7 @@ func (f *vmFlags) resolve(ctx context.Context) ([]instance.Instance, error) {
 		}
 		t, err := resolver.Target(ctx, sshtarget.Machine{ID: id, Place: where})
 		if err != nil {
-			return nil, fmt.Errorf("--instance: %w", err)
+			return nil, sshtarget.OfFlag("--instance", err)
 		}
 		if other, there := first[t.Name]; there {
 			return nil, fmt.Errorf("--instance %s and %s: two VMs of the ID %s; give one an ID of its own, as in --instance "+

@@ -104,7 +104,7 @@ func TestStatusTellsWhatThereIs(t *testing.T) {
 	require.Regexp(t, `(?m)^vm-1 +ready +up 1m\d+s +- +- +0 +1/2 +1m30s +1/9 +zone=a$`, text.String())
 	require.Regexp(t, `(?m)^b-1 +vm-1 +1m30s$`, text.String())
 	require.Contains(t, text.String(), "inventory not read, the one before is in force: fleet.yml:1:1: wrong\n")
-	require.Contains(t, text.String(), fmt.Sprintf("0 builds wait for a slot; process %d,", os.Getpid()))
+	require.Contains(t, text.String(), fmt.Sprintf("0 builds waiting for a slot; process %d,", os.Getpid()))
 }
 
 func TestDrainAndUndrain(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/internal/labels"
+	"github.com/stepmux/stepmux/internal/plural"
 	"github.com/stepmux/stepmux/internal/termtext"
 )
 
@@ -52,7 +53,7 @@ func (s *Status) WriteText(w io.Writer, now time.Time, builds bool) error {
 		}
 	}
 	_ = t.Flush()
-	fmt.Fprintf(&b, "%d builds wait for a slot; process %d, since %s\n", s.Waiting, s.PID, age(s.Since, now))
+	fmt.Fprintf(&b, "%s waiting for a slot; process %d, since %s\n", plural.Count(s.Waiting, "build"), s.PID, age(s.Since, now))
 	_, err := io.WriteString(w, b.String())
 	return err
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/plural"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/mux"
 )
@@ -330,9 +331,10 @@ func (e *examination) judgeSessions(n int, refused bool) Finding {
 		detail += "; the relay takes one for all builds"
 	case e.works && refused && n < need*capacity:
 		return warning(checkSessions,
-			fmt.Sprintf("%s; without a relay a build takes %d, so of %d builds some wait", detail, need, capacity),
+			fmt.Sprintf("%s; without a relay a build takes %d, too few for %s", detail, need,
+				plural.Count(capacity, "build")),
 			fmt.Sprintf("install a stepmux that has a relay, or MaxSessions %d in sshd_config", need*capacity+2),
-			fmt.Sprintf("%d builds run at once", capacity))
+			plural.Count(capacity, "build")+" at once")
 	}
 	return okay(checkSessions, detail)
 }

@@ -159,9 +159,19 @@ type hostKey struct {
 	by string
 }
 
-// compareKeys is the advice for a host key that is not known, or is another than before.
-const compareKeys = "compare the key with the one on the machine's console " +
-	"(ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub); then make it known"
+// compareKeys is the advice for a host key that is not known, or is another than before. key may be nil.
+func compareKeys(key ssh.PublicKey) string {
+	kind := "ed25519"
+	switch {
+	case key == nil:
+	case key.Type() == ssh.KeyAlgoRSA:
+		kind = "rsa"
+	case strings.HasPrefix(key.Type(), "ecdsa-"):
+		kind = "ecdsa"
+	}
+	return "compare the key with the one on the machine's console (ssh-keygen -lf /etc/ssh/ssh_host_" + kind +
+		"_key.pub); then make it known"
+}
 
 // refused reports why there is no connection.
 func (e *examination) refused(err error, key hostKey) {
@@ -174,7 +184,7 @@ func (e *examination) refused(err error, key hostKey) {
 		if jump := (*mux.DialError)(nil); errors.As(refused.Err, &jump) { // the failure was at a jump host
 			hint := jump.Hint
 			if jump.Stage == "host key" {
-				hint = compareKeys
+				hint = compareKeys(nil)
 			}
 			f.Change = strings.TrimSuffix(fmt.Sprintf("at the jump host %s@%s: %s", jump.User, jump.Addr, hint), ": ")
 		}
@@ -182,7 +192,7 @@ func (e *examination) refused(err error, key hostKey) {
 	switch stage {
 	case "host key":
 		f.Check = checkHostKey
-		f.Change = cmp.Or(f.Change, compareKeys)
+		f.Change = cmp.Or(f.Change, compareKeys(key.PublicKey))
 		e.report.skip("the host key was not accepted", checkLogin)
 		e.report.add(f)
 	case "login":

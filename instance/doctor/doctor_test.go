@@ -3,6 +3,9 @@ package doctor
 import (
 	"bytes"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -11,8 +14,10 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/crypto/ssh"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
@@ -119,7 +124,7 @@ func TestWithoutARelayTheSessionsCount(t *testing.T) {
 	require.Contains(t, f.Change, "let stepmux run --bootstrap upload it, or install stepmux-vm as "+in.Runner[0]+
 		" and stepmux-fetch beside it")
 	requireFinding(t, r, checkStreamlocal, Warn, "refuses streamlocal forwarding")
-	f = requireFinding(t, r, checkSessions, Warn, "^2 at once .*a build takes 2, so of 4 builds some wait")
+	f = requireFinding(t, r, checkSessions, Warn, "^2 at once .*a build takes 2, too few for 4 builds")
 	require.Contains(t, f.Change, "MaxSessions 10")
 }
 
@@ -165,10 +170,19 @@ func TestAWrongHostKeyIsExplained(t *testing.T) {
 	in.SSH.HostKeys = login.PinnedHostKeys(sshtest.OpenSSH(t).HostKey)
 	r := examine(t, in)
 	require.False(t, r.Usable)
-	f := requireFinding(t, r, checkHostKey, Fail, "^host key: the server's key is")
-	require.NotEmpty(t, f.Change)
+	f := requireFinding(t, r, checkHostKey, Fail, "^host key: the server shows")
+	require.Contains(t, f.Change, "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub")
 	requireFinding(t, r, checkLogin, Skip, "not accepted")
 	require.Len(t, r.Findings, 13)
+
+	// The file on the console was always that of an Ed25519 key.
+	raw, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	own, err := ssh.NewSignerFromKey(raw)
+	require.NoError(t, err)
+	in.Addr = sshtest.InProcess(t, embeddedvm.Config{HostKeys: []ssh.Signer{own}}).Addr
+	f = requireFinding(t, examine(t, in), checkHostKey, Fail, "^host key: the server shows ecdsa-")
+	require.Contains(t, f.Change, "ssh-keygen -lf /etc/ssh/ssh_host_ecdsa_key.pub")
 }
 
 func TestAMachineThatIsNotThereIsExplained(t *testing.T) {

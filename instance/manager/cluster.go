@@ -407,7 +407,7 @@ func (m *Manager) abandon(names []string) {
 	for _, name := range names {
 		if l := m.findLease(name); l != nil {
 			m.cfg.Logger.Warn("lease is lost with its instance", "lease", name)
-			m.wg.Go(func() { _ = m.release(m.life, l) }) // logged there
+			m.wg.Go(func() { _ = m.release(m.life, l, endVM) }) // logged there
 		}
 	}
 }

@@ -197,6 +197,16 @@ func (m *Manager) ReserveAndGo(t *testing.T, name string) (kept bool, err error)
 	return findErr == nil, err
 }
 
+// ReserveHeld reserves a lease that ends with a process.
+func (m *Manager) ReserveHeld(t *testing.T, name string, pid int) {
+	t.Helper()
+	_, start, err := statOf(pid)
+	require.NoError(t, err)
+	r := leaseRequest{name: name, holder: &holder{pid, start}}
+	_, _, _, err = m.reserve(t.Context(), r, func(int) error { return nil })
+	require.NoError(t, err)
+}
+
 // KeepResult keeps the artifacts or the trace of a build.
 func (m *Manager) KeepResult(t *testing.T, name string, file *os.File) error {
 	t.Helper()

@@ -165,7 +165,7 @@ func TestADamagedStoreIsTold(t *testing.T) {
 
 	again("KV_STEPMUX_BUILDS", flip(0.5))
 	_, _, err := f.open(t)
-	require.ErrorContains(t, err, "1 records of builds are damaged on the disk")
+	require.ErrorContains(t, err, "1 build record damaged on the disk")
 
 	again("KV_STEPMUX_BUILDS", func(text []byte) []byte { return text[:len(text)-30] })
 	m = f.start(t)

@@ -50,7 +50,7 @@ func (l *login) serve(channels <-chan ssh.NewChannel, requests <-chan *ssh.Reque
 		l.work.Wait()
 		l.slot.Close()
 		if lease, ok := l.slot.Kept(); ok {
-			_ = l.server.m.release(l.server.m.life, lease) // logged there
+			_ = l.server.m.release(l.server.m.life, lease, endReleased) // logged there
 		}
 	}()
 	l.work.Go(func() { refuseRequests(requests) })

@@ -28,7 +28,7 @@ var allowed = map[string][]string{
 	},
 	"mux/login": {"internal/boundedfile", "internal/firstuse", "internal/percent", "internal/subprocess"},
 	"mux": {
-		"mux/channel", "mux/relay", "mux/login",
+		"internal/plural", "mux/channel", "mux/relay", "mux/login",
 		"internal/flight", "internal/wire", "internal/alive", "internal/tail", "internal/hooks",
 	},
 	"connector": {
@@ -42,6 +42,7 @@ var allowed = map[string][]string{
 	"connector/buildlog": {"internal/termtext"},
 	"connector/files":    {"remote/api/**"},
 	"connector/docker": {
+		"internal/plural",
 		"connector", "connector/program", "mux", "mux/relay", "mux/channel", "internal/wire", "internal/tail",
 		"internal/flight", "internal/termtext", "internal/pause", "internal/services",
 	},
@@ -53,7 +54,7 @@ var allowed = map[string][]string{
 
 	"instance": {
 		"connector/**", "mux", "pool", "internal/wire", "internal/pause", "internal/flight", "internal/labels",
-		"remote/api/stepmuxv1", // the job
+		"internal/plural", "remote/api/stepmuxv1",
 	},
 
 	"instance/inventory": {
@@ -65,18 +66,19 @@ var allowed = map[string][]string{
 	},
 	"instance/control": {
 		"instance", "connector", "connector/program", "mux", "pool", "internal/boundedhttp", "internal/filelock",
-		"internal/labels", "internal/termtext",
+		"internal/labels", "internal/plural", "internal/termtext",
 	},
 	"instance/manager/managerv1": {"remote/api/stepmuxv1"},
 	"instance/manager/access": {
 		"instance/manager/managerv1", "internal/boundedfile", "internal/privatefile",
 	},
 	"instance/manager/page": {
+		"internal/plural",
 		"instance", "instance/control", "instance/manager/access", "instance/manager/managerv1", "internal/boundedhttp",
 		"internal/flight", "internal/labels", "internal/termtext",
 	},
 	"instance/manager": {
-		"remote/api/stepmuxv1", // the job
+		"internal/plural", "remote/api/stepmuxv1",
 		"instance", "instance/batch", "instance/control", "instance/manager/managerv1", "connector", "connector/buildlog",
 		"connector/docker", "connector/kubernetes", "connector/files", "instance/manager/access", "internal/filelock",
 		"internal/contents", "internal/privatefile", "internal/wire", "internal/pause", "internal/flight",
@@ -85,7 +87,7 @@ var allowed = map[string][]string{
 	// The driver of GitLab Runner's custom executor. A runner starts it several times for each job: it stays small.
 	"instance/manager/customexecutor": {"instance/manager/managerv1", "internal/endsignal", "internal/pause"},
 	"instance/doctor": {
-		"internal/limits",
+		"internal/plural", "internal/limits",
 		"instance", "connector", "connector/docker", "connector/kubernetes", "connector/program", "mux", "mux/login",
 		"internal/termtext", "internal/lazyregexp", "internal/wire",
 	},
@@ -111,14 +113,17 @@ var allowed = map[string][]string{
 	"remote/clone": {"internal/rmtree"},
 	// The helper commands of a GitLab manager's scripts. They know no jobs and no steps.
 	"remote/archive": {
+		"internal/plural",
 		"internal/boundedfile", "internal/boundedzip", "internal/oserr", "internal/tail", "internal/termtext",
 	},
 	"remote/transfer": {"internal/boundedfile", "internal/buildinfo", "internal/termtext", "internal/pause"},
 	"remote/artifacts": {
+		"internal/plural",
 		"remote/archive", "remote/transfer", "internal/boundedfile", "internal/buildinfo", "internal/oserr",
 	},
-	"remote/jobcache": {"remote/archive", "remote/transfer", "internal/boundedfile", "internal/rmtree"},
+	"remote/jobcache": {"internal/plural", "remote/archive", "remote/transfer", "internal/boundedfile", "internal/rmtree"},
 	"remote/relay": {
+		"internal/plural",
 		"remote/stale", "remote/socketdir", "remote/pipe", "remote/proc", "internal/streams", "internal/wire",
 		"internal/alive", "internal/coalesce", "internal/oserr", "internal/pause",
 	},
@@ -164,7 +169,7 @@ var allowed = map[string][]string{
 	"remote/standalone/actionmirror": {
 		"remote/standalone", "remote/step/action", "remote/step/lang", "remote/api/**", "internal/subprocess",
 	},
-	"remote/standalone/gitlabci": {"remote/step/lang", "remote/api/**"},
+	"remote/standalone/gitlabci": {"internal/plural", "remote/step/lang", "remote/api/**"},
 	"remote/standalone/checkout": {"internal/subprocess", "remote/standalone/gitlabci"},
 	"remote/step/lang": {
 		"internal/lazyregexp", "remote/step/expr", "remote/api/**", "internal/sortedkeys", "internal/spell",
@@ -197,7 +202,7 @@ var allowed = map[string][]string{
 	// GitHub's language of expressions, which shares nothing with that of steps.
 	"remote/step/action/expression": {"internal/lazyregexp", "internal/sortedkeys"},
 	"remote/proc": {
-		"internal/limits", "internal/pages",
+		"internal/plural", "internal/limits", "internal/pages",
 		"remote/cgroup", "remote/walls", "internal/rmtree", "internal/filelock", "internal/pause", "internal/oserr",
 	},
 	"remote/cgroup":     {"internal/limits", "internal/pause"},
@@ -226,6 +231,7 @@ var allowed = map[string][]string{
 	"internal/firstuse":       {"internal/boundedfile", "internal/filelock"},
 	"internal/sshtarget":      {"mux", "mux/login", "internal/boundedfile", "internal/percent", "internal/subprocess"},
 	"internal/sortedkeys":     {},
+	"internal/plural":         {},
 	"internal/spell":          {},
 	"internal/flagfile":       {"internal/boundedfile", "internal/spell"},
 	"internal/termtext":       {"internal/lazyregexp"},
@@ -277,7 +283,7 @@ var allowed = map[string][]string{
 
 	// The program joins both ends. embeddedvm is its embedded VM, remote/proc the init of its processes.
 	"cmd/stepmux": {
-		"remote/api/stepmuxv1", // the job
+		"internal/plural", "remote/api/stepmuxv1",
 		"remote/commands/**", "internal/limits", "internal/endsignal", "internal/buildinfo", "internal/gcpace",
 		"internal/flagfile",
 		"instance/**", "connector", "connector/program", "connector/docker", "connector/kubernetes", "mux",

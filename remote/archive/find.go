@@ -18,6 +18,7 @@ import (
 	"github.com/bmatcuk/doublestar/v4"
 
 	"github.com/stepmux/stepmux/internal/oserr"
+	"github.com/stepmux/stepmux/internal/plural"
 	"github.com/stepmux/stepmux/internal/tail"
 )
 
@@ -151,7 +152,7 @@ func (f *finder) find(ctx context.Context) error {
 	}
 	f.warnOutside()
 	for pattern, n := range f.excluded {
-		f.Info(fmt.Sprintf("%s: excluded %d files", pattern, n))
+		f.Info(fmt.Sprintf("%s: excluded %s", pattern, plural.Count(n, "file")))
 	}
 	return nil
 }
@@ -327,7 +328,7 @@ func (f *finder) untracked(ctx context.Context) error {
 	case found == 0:
 		f.Warn("untracked: no files")
 	default:
-		f.Info(fmt.Sprintf("untracked: found %d files", found))
+		f.Info("untracked: found " + plural.Count(found, "file"))
 	}
 	return nil
 }

@@ -21,6 +21,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/boundedfile"
 	"github.com/stepmux/stepmux/internal/oserr"
+	"github.com/stepmux/stepmux/internal/plural"
 )
 
 const (
@@ -220,7 +221,7 @@ func (p *packer) copyExactly(w io.Writer, file io.Reader, size int64) error {
 		return err
 	}
 	if counted.N > 0 {
-		return fmt.Errorf("it became %d bytes shorter while it was read", counted.N)
+		return fmt.Errorf("it became %s shorter while it was read", plural.Count(counted.N, "byte"))
 	}
 	return nil
 }

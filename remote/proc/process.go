@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/pause"
+	"github.com/stepmux/stepmux/internal/plural"
 	"github.com/stepmux/stepmux/remote/cgroup"
 	"github.com/stepmux/stepmux/remote/walls"
 )
@@ -127,7 +128,7 @@ func (p *Process) take(r report) (last bool, err error) {
 		}
 	case r.Kind == reportClosed && p.leader != 0:
 		if p.goneErr == nil && r.Left > 0 {
-			p.goneErr = fmt.Errorf("%d processes could not be killed", r.Left)
+			p.goneErr = fmt.Errorf("%s could not be killed", plural.Count(r.Left, "process"))
 		}
 		if p.exitedAt.IsZero() {
 			p.exitErr = errors.New("it could not be killed")

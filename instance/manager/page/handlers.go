@@ -19,6 +19,7 @@ import (
 	"github.com/stepmux/stepmux/instance/control"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/labels"
+	"github.com/stepmux/stepmux/internal/plural"
 	"github.com/stepmux/stepmux/internal/termtext"
 )
 
@@ -32,6 +33,7 @@ const (
 // functions are those of the templates.
 var functions = template.FuncMap{
 	"age": age, "path": pathTo, "labels": labels.Text, "line": line, "seconds": seconds,
+	"count": plural.Count[int],
 	"took": func(b pb.BuildJSON) string {
 		if b.Started == nil {
 			return ""

@@ -145,7 +145,12 @@ func (f *File) Builds(name string) ([]string, error) {
 func (f *File) Check(inspect func(name string, job *Job) error) []error {
 	var errs []error
 	reported := map[string]bool{} // jobs may share the part with the mistake
+	// The error of an earlier job counts no more.
+	f.tree.err = nil
 	stages, jobs := f.stages(), f.Jobs()
+	if f.tree.err != nil {
+		return []error{f.tree.err}
+	}
 	for _, name := range jobs {
 		f.tree.err = nil
 		d := f.find(name)

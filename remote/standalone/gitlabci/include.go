@@ -182,9 +182,9 @@ func (in *includer) readAs(entry, at *yaml.Node, name, place string) *yaml.Node 
 	if t.err != nil {
 		return &yaml.Node{}
 	}
-	shown := lang.Quote(strings.ReplaceAll(name, "/", " "))
-	if shown != "" {
-		shown = ` "` + name + `"`
+	shown := fmt.Sprintf(" %.160q", name)
+	if strings.Contains(at.Value, "$") && lang.Quote(strings.ReplaceAll(name, "/", " ")) == "" {
+		shown = "" // it has the value of a variable
 	}
 	if in.open == nil {
 		return t.failf(at, "include: no other files can be read here")

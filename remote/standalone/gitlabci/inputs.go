@@ -62,13 +62,13 @@ func (in *includer) fill(header, top, given *yaml.Node) *yaml.Node {
 	}
 	for key := range entries(given) {
 		if !i.declared[key.Value] {
-			t.failf(key, "include: the file has no input%s", lang.Quote(key.Value))
+			t.failf(key, "include: the file has no input%s", lang.QuoteName(key.Value))
 		}
 	}
 	if outermost {
 		for _, name := range slices.Sorted(maps.Keys(in.file.cfg.Inputs)) {
 			if !i.declared[name] {
-				t.failf(spec, "the file has no input%s%s", lang.Quote(name),
+				t.failf(spec, "the file has no input%s%s", lang.QuoteName(name),
 					lang.Suggest(name, slices.Sorted(maps.Keys(i.declared)), ""))
 			}
 		}
@@ -106,9 +106,9 @@ func (i *inputs) declare(key, about, given *yaml.Node, outermost bool) {
 	case value == nil && outermost:
 		i.file.missing = append(i.file.missing, key)
 	case value == nil:
-		t.failf(key, "the input%s has no default, and include gives it no value", lang.Quote(name))
+		t.failf(key, "the input%s has no default, and include gives it no value", lang.QuoteName(name))
 	case !fits(value, kind):
-		t.failf(value, "the input%s takes %s, not %s", lang.Quote(name), map[string]string{
+		t.failf(value, "the input%s takes %s, not %s", lang.QuoteName(name), map[string]string{
 			"string": "a text", "number": "a number", "boolean": "true or false", "array": "a list",
 		}[kind], describe(value))
 	default:
@@ -134,7 +134,7 @@ func (i *inputs) fromText(at *yaml.Node, kind, text string) *yaml.Node {
 	}
 	src, err := lang.Load("the input "+at.Value, []byte(text))
 	if err != nil || len(src.Docs) != 1 {
-		return t.failf(at, "the value that was given for the input%s cannot be read", lang.Quote(at.Value))
+		return t.failf(at, "the value that was given for the input%s cannot be read", lang.QuoteName(at.Value))
 	}
 	return t.expand(src, src.Docs[0], 0)
 }
@@ -144,7 +144,7 @@ func (i *inputs) check(about, value *yaml.Node, name string) {
 	t := i.file.tree
 	if options := find(about, "options"); !isNull(options) &&
 		!slices.ContainsFunc(itemsOf(options), func(o *yaml.Node) bool { return o.Value == value.Value }) {
-		t.failf(value, "the input%s has a value that is not one of its options", lang.Quote(name))
+		t.failf(value, "the input%s has a value that is not one of its options", lang.QuoteName(name))
 	}
 	n := find(about, "regex")
 	if isNull(n) {
@@ -158,7 +158,7 @@ func (i *inputs) check(about, value *yaml.Node, name string) {
 	case err != nil:
 		i.file.notice("regex of the input " + name) // Ruby's regexes can do more
 	case !pattern.MatchString(value.Value):
-		t.failf(value, "the input%s has a value that does not match its regex", lang.Quote(name))
+		t.failf(value, "the input%s has a value that does not match its regex", lang.QuoteName(name))
 	}
 }
 
@@ -251,7 +251,7 @@ func (i *inputs) block(at *yaml.Node, text string) *yaml.Node {
 	value := i.values[name]
 	switch {
 	case !i.declared[name]:
-		return t.failf(at, "the spec of the file has no input%s%s", lang.Quote(name),
+		return t.failf(at, "the spec of the file has no input%s%s", lang.QuoteName(name),
 			lang.Suggest(name, slices.Sorted(maps.Keys(i.declared)), ""))
 	case value == nil: // a missing value is reported when a job is compiled
 		return nil
@@ -262,7 +262,7 @@ func (i *inputs) block(at *yaml.Node, text string) *yaml.Node {
 	}
 	for _, function := range parts[1:] {
 		if value.Kind != yaml.ScalarNode || value.ShortTag() != "!!str" {
-			return t.failf(at, "the functions in $[[ ]] are for texts; the input%s is %s", lang.Quote(name), describe(value))
+			return t.failf(at, "the functions in $[[ ]] are for texts; the input%s is %s", lang.QuoteName(name), describe(value))
 		}
 		if value = i.apply(at, value, strings.TrimSpace(function)); t.err != nil {
 			return value

@@ -79,7 +79,7 @@ type draft struct {
 func (f *File) Job(name string) (*Job, error) {
 	f.tree.err = nil // the error of an earlier job
 	for _, input := range f.missing {
-		f.tree.failf(input, "the input%s has no value and no default; give it one by --input", lang.Quote(input.Value))
+		f.tree.failf(input, "the input%s has no value and no default; give it one by --input", lang.QuoteName(input.Value))
 	}
 	d := f.find(name)
 	d.check()
@@ -124,16 +124,16 @@ func (f *File) find(name string) *draft {
 	d := &draft{file: f, name: name, at: f.jobs[name].key, node: &yaml.Node{}}
 	switch {
 	case d.at == nil:
-		t.fail(t.main.Errorf(nil, "there is no job%s%s%s", lang.Quote(name),
+		t.fail(t.main.Errorf(nil, "there is no job%s%s%s", lang.QuoteName(name),
 			lang.Suggest(name, f.Jobs(), "; there is "+List(f.Jobs())), f.mayBeElsewhere()))
 		d.at = f.top
 	case strings.HasPrefix(name, "."):
-		t.failf(d.at, "the job%s is hidden: its name begins with a dot, and other jobs extend it", lang.Quote(name))
+		t.failf(d.at, "the job%s is hidden: its name begins with a dot, and other jobs extend it", lang.QuoteName(name))
 	default:
 		d.node = f.resolve(f.extended(name, d.at, nil), nil)
 	}
 	if d.node.Kind != yaml.MappingNode {
-		t.failf(d.at, "the job%s must be a mapping with script: or run:, not %s", lang.Quote(name), describe(d.node))
+		t.failf(d.at, "the job%s must be a mapping with script: or run:, not %s", lang.QuoteName(name), describe(d.node))
 		d.node = &yaml.Node{}
 	}
 	return d
@@ -160,7 +160,7 @@ func (d *draft) check() {
 	if find(d.node, "run") != nil {
 		for _, key := range scripts {
 			if other := findKey(d.node, key); other != nil {
-				t.failf(other, "the job%s has both run and %s; a job has one of them", lang.Quote(d.name), key)
+				t.failf(other, "the job%s has both run and %s; a job has one of them", lang.QuoteName(d.name), key)
 			}
 		}
 	}
@@ -173,6 +173,9 @@ func (f *File) stages() []string {
 	if n := f.globals["stages"]; !isNull(n) {
 		names = nil
 		for _, item := range f.resolve(n, nil).Content {
+			if item.Kind != yaml.ScalarNode {
+				f.tree.failf(item, "stages takes names, not %s", describe(item))
+			}
 			names = append(names, item.Value)
 		}
 	}
@@ -187,15 +190,18 @@ func (d *draft) checkPlace(stages, jobs []string) {
 	switch n := find(d.node, "stage"); {
 	case len(d.file.left) > 0: // one of the left-out files may define the stages
 	case n == nil && !slices.Contains(stages, defaultStage):
-		t.failf(d.at, "the job%s has no stage, and %q does not exist%s", lang.Quote(d.name), defaultStage, there)
+		t.failf(d.at, "the job%s has no stage, and %q does not exist%s", lang.QuoteName(d.name), defaultStage, there)
+	case n != nil && n.Kind != yaml.ScalarNode:
+		t.failf(n, "the stage of the job%s must be a name, not %s", lang.QuoteName(d.name), describe(n))
 	case n != nil && !strings.Contains(n.Value, "$") && !slices.Contains(stages, n.Value):
-		t.failf(n, "the job%s has a stage that does not exist%s", lang.Quote(d.name), lang.Suggest(n.Value, stages, there))
+		t.failf(n, "the job%s has the stage%s, which does not exist%s", lang.QuoteName(d.name), lang.QuoteName(n.Value),
+			lang.Suggest(n.Value, stages, there))
 	}
 	needs := find(d.node, "needs")
 	if isNull(needs) {
 		return
 	}
-	for _, n := range itemsOf(needs) {
+	for _, n := range t.flat("needs", needs, 1) {
 		if n.Kind == yaml.MappingNode {
 			optional := find(n, "optional")
 			if find(n, "pipeline") != nil || find(n, "project") != nil || optional != nil && optional.Value == "true" {
@@ -205,7 +211,7 @@ func (d *draft) checkPlace(stages, jobs []string) {
 		}
 		if n != nil && !strings.Contains(n.Value, "$") && d.file.jobs[baseName(n.Value)].node == nil &&
 			d.file.jobs[n.Value].node == nil && len(d.file.left) == 0 {
-			t.failf(n, "the job%s needs%s, and there is no such job%s", lang.Quote(d.name), lang.Quote(n.Value),
+			t.failf(n, "the job%s needs%s, and there is no such job%s", lang.QuoteName(d.name), lang.QuoteName(n.Value),
 				lang.Suggest(n.Value, jobs, ""))
 		}
 	}
@@ -289,7 +295,7 @@ func (d *draft) container(job *Job) []byte {
 	}
 	text, err := yaml.Marshal(top)
 	if err != nil {
-		t.fail(t.main.Errorf(d.at, "the image of the job%s cannot be read: %v", lang.Quote(d.name), err))
+		t.fail(t.main.Errorf(d.at, "the image of the job%s cannot be read: %v", lang.QuoteName(d.name), err))
 	}
 	return text
 }

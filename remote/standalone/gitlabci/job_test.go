@@ -236,7 +236,7 @@ func TestNamesOfJobs(t *testing.T) {
 		"release":  `ci.yml: there is no job "release"; there is "build app", "test"`,
 		"stages":   `ci.yml: there is no job "stages"; there is "build app", "test"`,
 		".hidden":  `ci.yml:2:1: the job ".hidden" is hidden: its name begins with a dot, and other jobs extend it`,
-		"a\nb\x1b": `ci.yml: there is no job; there is "build app", "test"`,
+		"a\nb\x1b": `ci.yml: there is no job "a\nb\x1b"; there is "build app", "test"`,
 	} {
 		_, err := file.Job(name)
 		require.EqualError(t, err, want)

@@ -20,7 +20,7 @@ func (d *draft) selected(e *expander) bool {
 		return true
 	}
 	if rules := find(d.node, "rules"); !isNull(rules) {
-		d.file.tree.failf(rules, "the job%s has both rules and only or except; a job has one of them", lang.Quote(d.name))
+		d.file.tree.failf(rules, "the job%s has both rules and only or except; a job has one of them", lang.QuoteName(d.name))
 		return true
 	}
 	in := true

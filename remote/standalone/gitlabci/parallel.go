@@ -8,6 +8,7 @@ import (
 
 	"go.yaml.in/yaml/v4"
 
+	"github.com/stepmux/stepmux/internal/plural"
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
@@ -130,7 +131,7 @@ func (d *draft) choose(name string) share {
 		return share{name: name, index: 1, total: 1}
 	}
 	if len(matrix) > 0 && all[0].vars == nil {
-		d.file.tree.failf(d.at, "the job%s has no matrix", lang.Quote(d.name))
+		d.file.tree.failf(d.at, "the job%s has no matrix", lang.QuoteName(d.name))
 		return all[0]
 	}
 	var fit []share
@@ -148,8 +149,8 @@ func (d *draft) choose(name string) share {
 	for i, s := range all {
 		names[i] = s.name
 	}
-	d.file.tree.failf(d.at, "the job%s has %d builds (parallel), and the name must choose one: %s", lang.Quote(d.name),
-		len(all), List(names))
+	d.file.tree.failf(d.at, "the job%s has %s (parallel), and the name must choose one: %s", lang.QuoteName(d.name),
+		plural.Count(len(all), "build"), List(names))
 	return all[0]
 }
 

@@ -53,8 +53,8 @@ test:
 		"test": `the job "test" has 3 builds (parallel), and the name must choose one: "test: [linux, amd64]", ` +
 			`"test: [linux, arm64]", "test: [mac, arm64, 1]"`,
 		"test: [linux]": `the job "test" has 3 builds`, "five 6/5": `the job "five" has 5 builds`,
-		"one 1/2": `the job "one" has 1 builds`,
-		"six 1/6": `there is no job; there is "one"`,
+		"one 1/2": `the job "one" has 1 build (parallel)`,
+		"six 1/6": `there is no job "six 1/6"; there is "one"`,
 	} {
 		_, err := file.Job(name)
 		require.ErrorContains(t, err, want)

@@ -39,10 +39,10 @@ func (f *File) extend(name string, at *yaml.Node, chain []string) *yaml.Node {
 	n := f.jobs[name].node
 	switch {
 	case slices.Contains(chain, name):
-		return t.failf(at, "extends: the job%s extends itself, by way of %s", lang.Quote(name),
+		return t.failf(at, "extends: the job%s extends itself, by way of %s", lang.QuoteName(name),
 			strings.Join(append(chain, name), " > "))
 	case n == nil:
-		return t.failf(at, "extends: there is no job%s%s%s", lang.Quote(name), lang.Suggest(name, f.names, ""),
+		return t.failf(at, "extends: there is no job%s%s%s", lang.QuoteName(name), lang.Suggest(name, f.names, ""),
 			f.mayBeElsewhere())
 	case len(chain) > maxExtends:
 		return t.failf(at, "extends: jobs extend each other more than %d deep", maxExtends)
@@ -60,7 +60,7 @@ func (f *File) extend(name string, at *yaml.Node, chain []string) *yaml.Node {
 		}
 		base := f.extended(b.Value, b, append(slices.Clip(chain), name))
 		if base.Kind != yaml.MappingNode {
-			return t.failf(b, "extends:%s is %s, not a job", lang.Quote(b.Value), describe(base))
+			return t.failf(b, "extends:%s is %s, not a job", lang.QuoteName(b.Value), describe(base))
 		}
 		all = t.merge(all, base)
 	}
@@ -103,7 +103,7 @@ func (f *File) refer(n *yaml.Node, chain []string) *yaml.Node {
 	case len(path) == 0:
 		return t.failf(n, "!reference is empty; write the job and its key, such as !reference [.setup, script]")
 	case slices.Contains(chain, shown):
-		return t.failf(n, "!reference:%s leads back to itself", lang.Quote(strings.Join(path, " ")))
+		return t.failf(n, "!reference:%s leads back to itself", lang.QuoteName(strings.Join(path, " ")))
 	case len(chain) >= maxReferences:
 		return t.failf(n, "!reference: references lead to others more than %d deep", maxReferences)
 	}
@@ -118,7 +118,7 @@ func (f *File) refer(n *yaml.Node, chain []string) *yaml.Node {
 		found = find(found, key)
 	}
 	if found == nil {
-		return t.failf(n, "!reference: there is no%s%s", lang.Quote(strings.Join(path, " ")), f.mayBeElsewhere())
+		return t.failf(n, "!reference: there is no%s%s", lang.QuoteName(strings.Join(path, " ")), f.mayBeElsewhere())
 	}
 	// It is copied because it may be used in many places.
 	return t.duplicate(f.resolve(found, append(slices.Clip(chain), shown)))

@@ -3,6 +3,7 @@ package gitlabci
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"strings"
 	"testing"
 
@@ -185,13 +186,13 @@ func requirePlaced(t *testing.T, err error) {
 // A job that starts another pipeline is legal, though only a server can run it; validate refused the file. Stages and
 // needs that do not exist passed, and GitLab refuses the file.
 func TestCheckUsesTheStagesAndJobsOfThePipeline(t *testing.T) {
-	const usual = " a stage that does not exist; there are .pre, build, test, deploy, .post"
+	const usual = ` the stage "nosuch", which does not exist; there are .pre, build, test, deploy, .post`
 	for text, want := range map[string]string{
 		"a: {script: [x]}\nb: {trigger: {include: child.yml}, stage: deploy, needs: [a]}\n": "",
-		"a: {script: [x], stage: tset}\n": `.gitlab-ci.yml:1:25: the job "a" has a stage that does not exist, did you ` +
-			`mean "test"?`,
-		"stages: [one, two]\na: {script: [x], stage: three}\n": `.gitlab-ci.yml:2:25: the job "a" has a stage that does ` +
-			`not exist; there are .pre, one, two, .post`,
+		"a: {script: [x], stage: tset}\n": `.gitlab-ci.yml:1:25: the job "a" has the stage "tset", which does not ` +
+			`exist, did you mean "test"?`,
+		"stages: [one, two]\na: {script: [x], stage: three}\n": `.gitlab-ci.yml:2:25: the job "a" has the stage "three", which ` +
+			`does not exist; there are .pre, one, two, .post`,
 		"stages: [one, two]\na: {script: [x]}\n": `.gitlab-ci.yml:2:1: the job "a" has no stage, and "test" does not ` +
 			`exist; there are .pre, one, two, .post`,
 		"stages: [one]\na: {script: [x], stage: .pre}\nb: {script: [x], stage: one}\n": "",
@@ -215,6 +216,60 @@ func TestCheckUsesTheStagesAndJobsOfThePipeline(t *testing.T) {
 		}
 		require.Equal(t, want, strings.Join(got, "\n"), text)
 	}
+}
+
+// Names of jobs, stages, inputs and files were left out of an error if they had other characters than letters, digits,
+// "-._" and blanks: "extends: there is no job". Names in lists within needs were not looked up at all.
+func TestErrorsNameTheirObjectWhateverItsName(t *testing.T) {
+	const job = "j: {script: [x]}\n"
+	for text, want := range map[string]string{
+		"j: {extends: 'build:linux', script: [x]}":         `extends: there is no job "build:linux"`,
+		"j: {extends: ['.b(x)', .k], script: [x]}":         `extends: there is no job ".b(x)"`,
+		"'a+b': [x]\nj: {extends: a+b}":                    `extends: "a+b" is a list, not a job`,
+		"'j:1': {extends: 'j:1', script: [x]}":             `extends: the job "j:1" extends itself`,
+		"j: {script: [!reference ['.a:b', script]]}":       `!reference: there is no ".a:b script"`,
+		job + "'k:1': {needs: ['build:app'], script: [x]}": `the job "k:1" needs "build:app", and there is no such job`,
+		job + "k: {needs: [{job: 'übung'}], script: [x]}":  `the job "k" needs "übung", and there is no such job`,
+		job + "k: {needs: [[j, ['t:u']]], script: [x]}":    `the job "k" needs "t:u", and there is no such job`,
+		job + "k: {needs: [[j]], script: [x]}":             "",
+		job + ".n: {needs: [j, 'a:b']}\nk: {needs: [!reference [.n, needs]], script: [x]}": `the job "k" needs "a:b", and ` +
+			`there is no such job`,
+		"j: {stage: 'a:b', script: [x]}":    `the job "j" has the stage "a:b", which does not exist`,
+		"j: {stage: [test], script: [x]}":   `the stage of the job "j" must be a name, not a list`,
+		"stages: [[test]]\n" + job:          "stages takes names, not a list",
+		"'a:b': 3":                          `the job "a:b" must be a mapping`,
+		"'a:b': {stage: test}":              `the job "a:b" has nothing to run`,
+		"'a:b': {script: [x], run: []}":     `the job "a:b" has both run and script`,
+		"a/b: {script: [x]}\na/b: {}":       `the key "a/b" is given twice`,
+		"'a:b': {rules: [], only: [x]}":     `the job "a:b" has both rules and only`,
+		"include: {local: 'ci/a:b.yml'}":    `include: read "ci/a:b.yml"`,
+		"include: {local: 'ci/$V.yml'}":     `include: read: `,
+		"j: {script: [x], 'before:all': }":  `unknown key "before:all" of a job`,
+		"j: {script: [x], 'curl -u a:b': }": `unknown key of a job`,
+
+		"spec: {inputs: {'a:b': {type: number, default: x}}}\n---\n" + job: `the input "a:b" takes a number, not a text`,
+		"spec: {inputs: {a: }}\n---\nj: {script: ['$[[ inputs.c:d ]]']}":   `the spec of the file has no input "c:d"`,
+	} {
+		open := func(string) ([]byte, error) { return nil, fs.ErrNotExist }
+		f, err := Read("ci.yml", []byte(text), Config{Open: open, Given: []Variable{{"V", "s3cret=x"}}})
+		got := []error{err}
+		if err == nil {
+			got = f.Check(nil)
+		}
+		switch err := errors.Join(got...); {
+		case want == "":
+			require.NoError(t, err, text)
+		default:
+			require.ErrorContains(t, err, want, text)
+			require.NotContains(t, err.Error(), "s3cret")
+		}
+	}
+	f, err := Read("ci.yml", []byte(job), Config{})
+	require.NoError(t, err)
+	_, err = f.Job("build:linux")
+	require.EqualError(t, err, `ci.yml: there is no job "build:linux"; there is "j"`)
+	_, err = f.Job(strings.Repeat("x:", 1000))
+	require.Less(t, len(err.Error()), 200)
 }
 
 // Each job extends the next one many times. After the first mistake, here of the cost, no job is merged any more.
