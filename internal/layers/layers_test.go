@@ -28,7 +28,8 @@ var allowed = map[string][]string{
 	},
 	"mux/login": {"internal/boundedfile", "internal/firstuse", "internal/percent", "internal/subprocess"},
 	"mux": {
-		"internal/plural", "mux/channel", "mux/relay", "mux/login",
+		"internal/plural",
+		"mux/channel", "mux/relay", "mux/login",
 		"internal/flight", "internal/wire", "internal/alive", "internal/tail", "internal/hooks",
 	},
 	"connector": {
@@ -42,7 +43,8 @@ var allowed = map[string][]string{
 	"connector/buildlog": {"internal/termtext"},
 	"connector/files":    {"remote/api/**"},
 	"connector/docker": {
-		"internal/plural", "connector", "connector/program", "mux", "mux/relay", "mux/channel", "internal/wire", "internal/tail",
+		"internal/plural",
+		"connector", "connector/program", "mux", "mux/relay", "mux/channel", "internal/wire", "internal/tail",
 		"internal/flight", "internal/termtext", "internal/pause", "internal/services",
 	},
 
@@ -52,7 +54,8 @@ var allowed = map[string][]string{
 	},
 
 	"instance": {
-		"internal/plural", "connector/**", "mux", "pool", "internal/wire", "internal/pause", "internal/flight", "internal/labels",
+		"internal/plural",
+		"connector/**", "mux", "pool", "internal/wire", "internal/pause", "internal/flight", "internal/labels",
 	},
 
 	"instance/inventory": {
@@ -63,7 +66,8 @@ var allowed = map[string][]string{
 		"instance", "connector", "connector/docker", "connector/kubernetes", "connector/program",
 	},
 	"instance/control": {
-		"internal/plural", "instance", "connector", "connector/program", "mux", "pool", "internal/boundedhttp", "internal/filelock",
+		"internal/plural",
+		"instance", "connector", "connector/program", "mux", "pool", "internal/boundedhttp", "internal/filelock",
 		"internal/labels", "internal/termtext",
 	},
 	"instance/manager/managerv1": {},
@@ -71,11 +75,13 @@ var allowed = map[string][]string{
 		"instance/manager/managerv1", "internal/boundedfile", "internal/privatefile",
 	},
 	"instance/manager/page": {
-		"internal/plural", "instance", "instance/control", "instance/manager/access", "instance/manager/managerv1", "internal/boundedhttp",
+		"internal/plural",
+		"instance", "instance/control", "instance/manager/access", "instance/manager/managerv1", "internal/boundedhttp",
 		"internal/flight", "internal/labels", "internal/termtext",
 	},
 	"instance/manager": {
-		"internal/plural", "instance", "instance/batch", "instance/control", "instance/manager/managerv1", "connector", "connector/buildlog",
+		"internal/plural",
+		"instance", "instance/batch", "instance/control", "instance/manager/managerv1", "connector", "connector/buildlog",
 		"connector/docker", "connector/kubernetes", "connector/files", "instance/manager/access", "internal/filelock",
 		"internal/contents", "internal/privatefile", "internal/wire", "internal/pause", "internal/flight",
 		"internal/labels",
@@ -83,7 +89,8 @@ var allowed = map[string][]string{
 	// The driver of GitLab Runner's custom executor. A runner starts it several times for each job: it stays small.
 	"instance/manager/customexecutor": {"instance/manager/managerv1", "internal/endsignal", "internal/pause"},
 	"instance/doctor": {
-		"internal/plural", "internal/limits",
+		"internal/plural",
+		"internal/limits",
 		"instance", "connector", "connector/docker", "connector/kubernetes", "connector/program", "mux", "mux/login",
 		"internal/termtext", "internal/lazyregexp", "internal/wire",
 	},
@@ -109,15 +116,18 @@ var allowed = map[string][]string{
 	"remote/clone": {"internal/rmtree"},
 	// The helper commands of a GitLab manager's scripts. They know no jobs and no steps.
 	"remote/archive": {
-		"internal/plural", "internal/boundedfile", "internal/boundedzip", "internal/oserr", "internal/tail", "internal/termtext",
+		"internal/plural",
+		"internal/boundedfile", "internal/boundedzip", "internal/oserr", "internal/tail", "internal/termtext",
 	},
 	"remote/transfer": {"internal/boundedfile", "internal/buildinfo", "internal/termtext", "internal/pause"},
 	"remote/artifacts": {
-		"internal/plural", "remote/archive", "remote/transfer", "internal/boundedfile", "internal/buildinfo", "internal/oserr",
+		"internal/plural",
+		"remote/archive", "remote/transfer", "internal/boundedfile", "internal/buildinfo", "internal/oserr",
 	},
 	"remote/jobcache": {"internal/plural", "remote/archive", "remote/transfer", "internal/boundedfile", "internal/rmtree"},
 	"remote/relay": {
-		"internal/plural", "remote/stale", "remote/socketdir", "remote/pipe", "remote/proc", "internal/streams", "internal/wire",
+		"internal/plural",
+		"remote/stale", "remote/socketdir", "remote/pipe", "remote/proc", "internal/streams", "internal/wire",
 		"internal/alive", "internal/coalesce", "internal/oserr", "internal/pause",
 	},
 	"remote/linger":    {"remote/api/**", "internal/wire"},
@@ -195,7 +205,8 @@ var allowed = map[string][]string{
 	// GitHub's language of expressions, which shares nothing with that of steps.
 	"remote/step/action/expression": {"internal/lazyregexp", "internal/sortedkeys"},
 	"remote/proc": {
-		"internal/plural", "internal/limits", "internal/pages",
+		"internal/plural",
+		"internal/limits", "internal/pages",
 		"remote/cgroup", "remote/walls", "internal/rmtree", "internal/filelock", "internal/pause", "internal/oserr",
 	},
 	"remote/cgroup":     {"internal/limits", "internal/pause"},
@@ -274,7 +285,8 @@ var allowed = map[string][]string{
 
 	// The program joins both ends. embeddedvm is its embedded VM, remote/proc the init of its processes.
 	"cmd/stepmux": {
-		"internal/plural", "remote/commands/**", "internal/limits", "internal/endsignal", "internal/buildinfo", "internal/gcpace",
+		"internal/plural",
+		"remote/commands/**", "internal/limits", "internal/endsignal", "internal/buildinfo", "internal/gcpace",
 		"internal/flagfile",
 		"instance/**", "connector", "connector/program", "connector/docker", "connector/kubernetes", "mux",
 		"connector/files", "mux/login", "remote", "remote/archive", "internal/subprocess",
