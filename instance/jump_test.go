@@ -51,8 +51,8 @@ func newProvider(t testing.TB, cfg instance.Config, all ...instance.Instance) *i
 	return p
 }
 
-// A refused login was printed twice, as a warning of the log and as the failure of the build, which named the machine three
-// times before the cause.
+// A refused login was printed twice, as a warning of the log and as the failure of the build. That named the machine
+// three times before the cause.
 func TestARefusedLoginIsPrintedOnce(t *testing.T) {
 	s := sshtest.InProcess(t, embeddedvm.Config{})
 	in := machine("vm-1", s, nil)

@@ -108,8 +108,8 @@ func NewProvider(cfg Config) (*Provider, error) {
 	return p, nil
 }
 
-// logDial logs the outcome of an attempt to connect. The first failure of a dial is a warning, if others follow: the last
-// failure is in the errors of the builds that waited.
+// logDial logs the outcome of an attempt to connect. The first failure of a dial is a warning if others follow: the
+// last failure is in the errors of the builds that waited.
 func (p *Provider) logDial(id string, attempt int, took time.Duration, err error) {
 	if err != nil {
 		level := slog.LevelInfo

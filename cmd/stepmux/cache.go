@@ -241,7 +241,8 @@ func (f *cacheFlags) writeText(out, problems io.Writer, r cacheReport) error {
 	}
 	_ = t.Flush() // it writes to memory
 	counted := map[string]string{"list": "in the cache", "prune": "removed", "verify": "changed"}[f.verb]
-	_, err := fmt.Fprintf(out, "%s%s %s, %s\n%s", where, plural.Count(len(r.Components), "component"), counted, units.BytesSize(total),
+	_, err := fmt.Fprintf(out, "%s%s %s, %s\n%s", where, plural.Count(len(r.Components), "component"), counted,
+		units.BytesSize(total),
 		b.String())
 	return err
 }

@@ -53,7 +53,8 @@ func (s *Status) WriteText(w io.Writer, now time.Time, builds bool) error {
 		}
 	}
 	_ = t.Flush()
-	fmt.Fprintf(&b, "%s waiting for a slot; process %d, since %s\n", plural.Count(s.Waiting, "build"), s.PID, age(s.Since, now))
+	fmt.Fprintf(&b, "%s waiting for a slot; process %d, since %s\n", plural.Count(s.Waiting, "build"), s.PID,
+		age(s.Since, now))
 	_, err := io.WriteString(w, b.String())
 	return err
 }

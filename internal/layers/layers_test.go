@@ -28,7 +28,8 @@ var allowed = map[string][]string{
 	},
 	"mux/login": {"internal/boundedfile", "internal/firstuse", "internal/percent", "internal/subprocess"},
 	"mux": {
-		"internal/plural", "mux/channel", "mux/relay", "mux/login",
+		"internal/plural",
+		"mux/channel", "mux/relay", "mux/login",
 		"internal/flight", "internal/wire", "internal/alive", "internal/tail", "internal/hooks",
 	},
 	"connector": {
@@ -87,7 +88,8 @@ var allowed = map[string][]string{
 	// The driver of GitLab Runner's custom executor. A runner starts it several times for each job: it stays small.
 	"instance/manager/customexecutor": {"instance/manager/managerv1", "internal/endsignal", "internal/pause"},
 	"instance/doctor": {
-		"internal/plural", "internal/limits",
+		"internal/plural",
+		"internal/limits",
 		"instance", "connector", "connector/docker", "connector/kubernetes", "connector/program", "mux", "mux/login",
 		"internal/termtext", "internal/lazyregexp", "internal/wire",
 	},
@@ -202,7 +204,8 @@ var allowed = map[string][]string{
 	// GitHub's language of expressions, which shares nothing with that of steps.
 	"remote/step/action/expression": {"internal/lazyregexp", "internal/sortedkeys"},
 	"remote/proc": {
-		"internal/plural", "internal/limits", "internal/pages",
+		"internal/plural",
+		"internal/limits", "internal/pages",
 		"remote/cgroup", "remote/walls", "internal/rmtree", "internal/filelock", "internal/pause", "internal/oserr",
 	},
 	"remote/cgroup":     {"internal/limits", "internal/pause"},

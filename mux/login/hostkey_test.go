@@ -413,8 +413,8 @@ func TestAChangedKeyIsShownWithTheOldOneAndItsLine(t *testing.T) {
 	command, err := login.HostKeyCommand(script(t, "echo '"+strings.TrimSpace(hostLine("", "*", other))+"'"))
 	require.NoError(t, err)
 	require.ErrorContains(t, dialError(t, s, command), ", but the output of ")
-	pinned := "the server shows " + s.HostKey.Type() + " " + ssh.FingerprintSHA256(s.HostKey) + ", but " + other.Type() + " " +
-		ssh.FingerprintSHA256(other) + " is pinned"
+	pinned := fmt.Sprintf("the server shows %s %s, but %s %s is pinned", s.HostKey.Type(),
+		ssh.FingerprintSHA256(s.HostKey), other.Type(), ssh.FingerprintSHA256(other))
 	require.ErrorContains(t, dialError(t, s, login.PinnedHostKeys(other)), pinned)
 }
 
@@ -482,6 +482,7 @@ func TestADialErrorSaysItsCauseAndRemedyAtOnce(t *testing.T) {
 	_, err := mux.Dial(sshtest.Within(t), s.Addr, cfg)
 	require.EqualError(t, err, "dial "+s.User+"@"+s.Addr+": login: unable to authenticate, attempted methods [none "+
 		"publickey] (the server refused key /keys/mine for user "+s.User+": is it in authorized_keys, is the user right?)")
-	long := &mux.DialError{Stage: "login", User: "ci", Addr: "vm:22", Hint: "do that", Err: errors.New(strings.Repeat("x", 201))}
+	cause := errors.New(strings.Repeat("x", 201))
+	long := &mux.DialError{Stage: "login", User: "ci", Addr: "vm:22", Hint: "do that", Err: cause}
 	require.True(t, strings.HasPrefix(long.Error(), "dial ci@vm:22: login: do that: xxx"), long.Error())
 }

@@ -52,7 +52,8 @@ func Download(ctx context.Context, client *transfer.Client, cfg DownloadConfig) 
 	if err != nil {
 		return fmt.Errorf("%s: %w", doing, err)
 	}
-	cfg.Log.Info(fmt.Sprintf("Downloading artifacts from coordinator... ok: %s of job %d", plural.Count(files, "file"), cfg.Job.ID))
+	cfg.Log.Info(fmt.Sprintf("Downloading artifacts from coordinator... ok: %s of job %d",
+		plural.Count(files, "file"), cfg.Job.ID))
 	return nil
 }
 

@@ -132,8 +132,8 @@ func TestThePageHasTheLimits(t *testing.T) {
 	text := strings.Join(strings.Fields(string(page)), " ")
 	for _, limit := range []string{
 		fmt.Sprintf("An expression has at most %d KiB and nests at most %d deep.", maxExpr>>10, maxDepth),
-		fmt.Sprintf("A value, also that of a variable, has at most %d MiB and %d levels, and one evaluation reads and writes at "+
-			"most %d MiB.", maxSize>>20, maxDepth, maxWork>>20),
+		fmt.Sprintf("A value, also that of a variable, has at most %d MiB and %d levels, and one evaluation reads and "+
+			"writes at most %d MiB.", maxSize>>20, maxDepth, maxWork>>20),
 	} {
 		require.Contains(t, text, limit)
 	}

@@ -40,7 +40,8 @@ const (
 )
 
 // Quote returns a foreign key or name for an error: a space and the word in quotes. It returns "" if the word does not
-// look like a name: a line of a script in the place of a key may contain a secret. A name of several words has no : or /.
+// look like a name: a line of a script in the place of a key may contain a secret. A name of several words has no :
+// and no /.
 func Quote(word string) string {
 	more := " "
 	if !strings.Contains(word, " ") {
