@@ -20,6 +20,9 @@ func readGitHub(src Source) (*Job, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := job.CheckMatrix(src.Matrix); err != nil {
+		return nil, err
+	}
 	named, notes, err := job.Inputs(src.Inputs)
 	if err != nil {
 		return nil, err

@@ -113,7 +113,8 @@ func TestCheckoutDoesNotReplaceTheProject(t *testing.T) {
 // The texts in a value of the matrix in JSON were read as expressions of steps.
 func TestValuesOfAMatrixAreNeverExpressions(t *testing.T) {
 	tr := newTrial(t)
-	const text = "jobs:\n  t:\n    steps:\n      - run: echo \"${{ matrix.a }} ${{ matrix.b.c[0] }} ${{ matrix.d }}\"\n" +
+	const text = "jobs:\n  t:\n    strategy: ${{ vars.S }}\n    steps:\n      - run: " +
+		"echo \"${{ matrix.a }} ${{ matrix.b.c[0] }} ${{ matrix.d }}\"\n" +
 		"        shell: cat {0}\n"
 	matrix := map[string]string{"a": "${{ x }}", "b": `{"c": ["\\${{ y }}"]}`, "d": `"$\u007b{ z }}"`}
 	tr.finish(tr.read(Source{Name: "w.yml", Text: []byte(text), Format: GitHub, Matrix: matrix}))
@@ -143,7 +144,8 @@ jobs:
 
 func TestVersionsInAMatrixKeepTheirDigits(t *testing.T) {
 	tr := newTrial(t)
-	const text = "on: push\njobs:\n  t:\n    steps:\n      - run: echo ${{ matrix.a }} ${{ matrix.b == 1.26 }} " +
+	const text = "on: push\njobs:\n  t:\n    strategy: ${{ vars.S }}\n    steps:\n      - run: echo " +
+		"${{ matrix.a }} ${{ matrix.b == 1.26 }} " +
 		"${{ matrix.c && 1 || 0 }} ${{ matrix.d[1] }}\n"
 	matrix := map[string]string{"a": "3.10", "b": "1.26", "c": "false", "d": `[1, 2]`}
 	tr.finish(tr.read(Source{Name: "w.yml", Text: []byte(text), Format: GitHub, Matrix: matrix}))

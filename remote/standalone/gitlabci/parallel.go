@@ -2,6 +2,7 @@ package gitlabci
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -142,16 +143,54 @@ func (d *draft) choose(name string) share {
 			fit = append(fit, s)
 		}
 	}
-	if len(fit) == 1 {
+	switch t := d.file.tree; {
+	case len(fit) == 1:
 		return fit[0]
-	}
-	names := make([]string, len(all))
-	for i, s := range all {
-		names[i] = s.name
+	case name == d.name && len(matrix) > 0 && len(fit) == 0:
+		d.explain(all, matrix)
+		return all[0]
+	case name == d.name && len(matrix) > 0:
+		t.failf(d.at,
+			"%d builds of the job%s have these values of its matrix; give more values, or the name must choose one: %s",
+			len(fit), lang.QuoteName(d.name), List(buildNames(fit)))
+		return all[0]
 	}
 	d.file.tree.failf(d.at, "the job%s has %s (parallel), and the name must choose one: %s", lang.QuoteName(d.name),
-		plural.Count(len(all), "build"), List(names))
+		plural.Count(len(all), "build"), List(buildNames(all)))
 	return all[0]
+}
+
+func buildNames(shares []share) []string {
+	list := make([]string, len(shares))
+	for i, s := range shares {
+		list[i] = s.name
+	}
+	return list
+}
+
+// explain fails because no share has the values in wanted. It names the variable or the value that is not there.
+func (d *draft) explain(all []share, wanted map[string]string) {
+	values := map[string][]string{}
+	for _, s := range all {
+		for _, v := range s.vars {
+			if !slices.Contains(values[v.name], v.value) {
+				values[v.name] = append(values[v.name], v.value)
+			}
+		}
+	}
+	known := slices.Sorted(maps.Keys(values))
+	for _, name := range slices.Sorted(maps.Keys(wanted)) {
+		switch {
+		case values[name] == nil:
+			d.file.tree.failf(d.at, "the matrix of the job%s has no variable %.64q%s", lang.Quote(d.name), name,
+				lang.Suggest(name, known, "; it has "+List(known)))
+		case !slices.Contains(values[name], wanted[name]):
+			d.file.tree.failf(d.at, "the matrix of the job%s has no value %.64q of %s; there is %s", lang.Quote(d.name),
+				wanted[name], name, List(values[name]))
+		}
+	}
+	d.file.tree.failf(d.at, "the matrix of the job%s does not have these values together; its builds are %s",
+		lang.Quote(d.name), List(buildNames(all)))
 }
 
 // has reports whether the share has the values in wanted.

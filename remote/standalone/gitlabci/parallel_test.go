@@ -129,3 +129,30 @@ j: {script: [a], after_script: [b], image: "x:$CI_PROJECT_DIR"}
 	}
 	require.Contains(t, string(j.Container), "$CI_PROJECT_DIR")
 }
+
+// An error about values for the matrix names the one that is not there, and lists those that are. It only said how many
+// builds the job has.
+func TestValuesThatAMatrixDoesNotHaveAreTold(t *testing.T) {
+	const text = "j: {script: [a], parallel: {matrix: [{OS: [linux, mac], ARCH: [x, y]}, {OS: bsd, N: 014}]}}\n" +
+		"k: {script: [a]}\n"
+	for want, given := range map[string]map[string]string{
+		`the matrix of the job "j" has no value "windows" of OS; there is "linux", "mac", "bsd"`: {"OS": "windows"},
+		`the matrix of the job "j" has no value "014" of N; there is "12"`:                       {"N": "014"},
+		`the matrix of the job "j" has no variable "ARHC", did you mean "ARCH"?`:                 {"ARHC": "x"},
+		`the matrix of the job "j" has no variable "VERSION"; it has "ARCH", "N", "OS"`:          {"VERSION": "1"},
+		`the matrix of the job "j" does not have these values together; its builds are "j: [linux, x]", "j: [linux, y]", ` +
+			`"j: [mac, x]", "j: [mac, y]", "j: [bsd, 12]"`: {"OS": "bsd", "ARCH": "x"},
+		`2 builds of the job "j" have these values of its matrix; give more values, or the name must choose one: ` +
+			`"j: [linux, x]", ` +
+			`"j: [linux, y]"`: {"OS": "linux"},
+	} {
+		file, err := Read("ci.yml", []byte(text), Config{Matrix: given})
+		require.NoError(t, err)
+		_, err = file.Job("j")
+		require.EqualError(t, err, "ci.yml:1:1: "+want)
+		_, err = file.Builds("j")
+		require.EqualError(t, err, "ci.yml:1:1: "+want)
+		_, err = file.Job("k")
+		require.EqualError(t, err, `ci.yml:2:1: the job "k" has no matrix`)
+	}
+}

@@ -53,7 +53,7 @@ func TestConditionsAreThoseOfGitLab(t *testing.T) {
 		"($A":                       "at character 4: a closing parenthesis is missing at the end",
 		"$A)":                       "at character 3: an operator (&&, ||, ==, !=, =~, !~) is missing before \")\"",
 		"${A}":                      "at character 1: the name of a variable is missing after $; write $NAME, without braces",
-		"$A == main":                "at character 7: \"main\" is neither a text in quotes nor the name of a variable, which begins with $",
+		"$A == main":                "at character 7: \"main\" is neither a text in quotes nor the name of a variable",
 		"$A =~ /(/":                 "at character 7: the regex is not valid: error parsing regexp: missing closing ): `(`",
 		"$A =~ /x":                  "at character 7: a regex stands between two slashes, as in /^v[0-9]/",
 		"$A = 1":                    "at character 4: '=' is not part of a condition",

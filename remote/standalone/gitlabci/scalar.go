@@ -43,8 +43,8 @@ var (
 )
 
 // readScalar reads a scalar without quotes and tag as GitLab's server does, which is written in Ruby: by the rules of
-// psych. It returns the tag of the value, and the value as Ruby's to_s writes it. A symbol (:name) counts as a text. For
-// dates, times and numbers that Ruby cannot read ok is false: GitLab refuses a file that contains one.
+// psych. It returns the tag of the value, and the value as Ruby's to_s writes it. A symbol (:name) counts as a text.
+// For dates, times and numbers that Ruby cannot read ok is false: GitLab refuses a file that contains one.
 func readScalar(text string) (tag, value string, ok bool) {
 	switch {
 	case text == "":

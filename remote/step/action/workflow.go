@@ -19,17 +19,18 @@ type Job struct {
 	// Name is the job's key in the workflow.
 	Name string
 
-	file     string
-	workflow string // the workflow's name
-	inputs   []jobInput
-	env      []setting
-	steps    []*step
-	shell    string // the default
-	dir      string
-	outputs  []setting
-	ignored  []*yaml.Node // keys that may have no effect; see the map of this name
-	strategy int          // the line of the key strategy, or 0
-	boxes    []box        // its container and its services
+	file        string
+	workflow    string // the workflow's name
+	inputs      []jobInput
+	env         []setting
+	steps       []*step
+	shell       string // the default
+	dir         string
+	outputs     []setting
+	ignored     []*yaml.Node // keys that may have no effect; see the map of this name
+	strategy    int          // the line of the key strategy, or 0
+	rawStrategy *yaml.Node   // the value of strategy
+	boxes       []box        // its container and its services
 }
 
 // ignored are the keys of a workflow and of a job that have no effect, with the reasons. A key without a reason gets no
@@ -107,7 +108,7 @@ func (r *reader) job(j *Job, found pair) (call *yaml.Node) {
 		case "outputs":
 			j.outputs = r.texts(p.value, p.key)
 		case "strategy":
-			j.strategy = p.at.Line
+			j.strategy, j.rawStrategy = p.at.Line, p.value
 		case "container":
 			j.boxes = append(j.boxes, r.box(p, false))
 		case "services":
