@@ -253,6 +253,20 @@ func (m *Manager) Settled(t *testing.T, id string) bool {
 	return known == (err == nil)
 }
 
+// AcceptLate takes a request from the queue as a manager does that was stopped meanwhile for longer than its lease. It
+// returns the number of the delivery, and whether the manager has begun the build.
+func (m *Manager) AcceptLate(t *testing.T) (number int, begun bool) {
+	t.Helper()
+	queue, err := m.consume(t.Context())
+	require.NoError(t, err)
+	msg, err := queue.Next(jetstream.FetchMaxWait(startTimeout))
+	require.NoError(t, err)
+	at, err := msg.Metadata()
+	require.NoError(t, err)
+	require.NoError(t, m.accept(m.delivered(msg, time.Now().Add(-m.cfg.Lease)), func() {}))
+	return int(at.NumDelivered), len(m.builds()) > 0
+}
+
 // CloseStore closes the connection to the store.
 func (m *Manager) CloseStore() { m.store.nc.Close() }
 

@@ -211,9 +211,7 @@ func (m *Manager) giveSigns() {
 	for {
 		select {
 		case <-signs.C:
-			for _, b := range m.builds() {
-				b.working()
-			}
+			m.signal()
 		case <-checks.C:
 			m.store.noteQueue(m.takes)
 			m.store.removeEnded(m.takes)
