@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"os/signal"
 	"os/user"
@@ -292,7 +291,7 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 		fmt.Fprintln(cmd.OutOrStdout(), "the configuration is valid: "+sizeOf(vms, embedded))
 		return nil
 	}
-	return f.serve(ctx, group, counts.Handler(), doors, open)
+	return f.serve(ctx, group, counts, doors, open)
 }
 
 // checkFiles checks the files and directories that the manager uses when it starts, and makes none: --check and the
@@ -340,7 +339,7 @@ func (f *managerFlags) containerOrPod(own *docker.Spec) (*docker.Spec, *kubernet
 
 // serve runs a manager until ctx ends or the manager loses its state.
 func (f *managerFlags) serve(
-	ctx context.Context, group int, counts http.Handler, open *tcpDoors, cfg manager.Config,
+	ctx context.Context, group int, counts *metrics.Metrics, open *tcpDoors, cfg manager.Config,
 ) error {
 	if f.socket == "" {
 		f.socket = ownSocket()
@@ -359,12 +358,13 @@ func (f *managerFlags) serve(
 	served := make(chan error, 3)
 	stopDoors := func() {}
 	if err == nil {
-		if stopDoors, err = open.serve(ctx, m, f.socket, cfg, counts, served); err != nil {
+		if stopDoors, err = open.serve(ctx, m, f.socket, cfg, counts.Handler(), served); err != nil {
 			_ = listener.Close() // it cannot be used
 		}
 	}
 	if err == nil {
 		defer stopDoors()
+		counts.WatchBacklog(m.Backlog) //nolint:contextcheck // each scrape has a time of its own
 		cfg.Logger.Info("manager listens", "socket", f.socket, "state", cfg.Dir)
 		notify("READY=1")
 		go func() { served <- m.Serve(ctx, listener) }() // ends with the manager

@@ -16,7 +16,8 @@ type Status struct {
 	Version   string    `json:"version"`
 	PID       int       `json:"pid"`
 	Since     time.Time `json:"since"`
-	Waiting   int       `json:"waiting"`                   // builds without a slot
+	Waiting   int       `json:"waiting"` // builds without a slot
+	Slots     Slots     `json:"slots"`
 	Inventory string    `json:"inventory_error,omitempty"` // the error in the inventory's newest version
 	Instances []VM      `json:"instances"`
 	// JumpHosts are the jump hosts that are not instances.
@@ -93,6 +94,7 @@ func StatusOf(cfg Config, since time.Time) Status {
 	for i, j := range stat.JumpHosts {
 		status.JumpHosts[i] = JumpHost{ID: j.ID, Addr: j.Addr, Conn: connOf(j.Connections, j.ConnState, j.Conn)}
 	}
+	status.Count()
 	return status
 }
 

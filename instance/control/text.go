@@ -52,7 +52,11 @@ func (s *Status) WriteText(w io.Writer, now time.Time, builds bool) error {
 		}
 	}
 	_ = t.Flush()
-	fmt.Fprintf(&b, "%d builds wait for a slot; process %d, since %s\n", s.Waiting, s.PID, age(s.Since, now))
+	fmt.Fprintf(&b, "%d slots: %d busy, %d free", s.Slots.Total, s.Slots.Busy, s.Slots.Free)
+	if s.Slots.Outside > 0 {
+		fmt.Fprintf(&b, "; %d builds on VMs that take no more", s.Slots.Outside)
+	}
+	fmt.Fprintf(&b, "\n%d builds wait for a slot; process %d, since %s\n", s.Waiting, s.PID, age(s.Since, now))
 	_, err := io.WriteString(w, b.String())
 	return err
 }

@@ -109,7 +109,7 @@ func (p *pages) overview(ctx context.Context, r *http.Request) (any, error) {
 
 // buildsData is the page of the builds.
 type buildsData struct {
-	Waiting int64          `json:"waiting"`
+	Waiting int            `json:"waiting"`
 	Running []pb.BuildJSON `json:"running"`
 	Ended   []pb.BuildJSON `json:"ended"` // the latest
 	Filter  string         `json:"-"`
@@ -119,7 +119,7 @@ type buildsData struct {
 const maxListed = 200
 
 func (p *pages) builds(ctx context.Context, r *http.Request) (any, error) {
-	s, queue, err := p.facts.now(ctx)
+	s, _, err := p.facts.now(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -127,7 +127,7 @@ func (p *pages) builds(ctx context.Context, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := buildsData{Waiting: queue.GetQueued(), Filter: r.URL.Query().Get("q")}
+	b := buildsData{Waiting: s.Waiting, Filter: r.URL.Query().Get("q")}
 	fits := func(j pb.BuildJSON) bool {
 		return b.Filter == "" || slices.ContainsFunc([]string{j.ID, j.File, j.Instance, j.Reason},
 			func(text string) bool { return strings.Contains(text, b.Filter) })
