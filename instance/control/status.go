@@ -76,6 +76,7 @@ type Route = connector.Choice
 type Build struct {
 	ID    string    `json:"id"`
 	Since time.Time `json:"since"`
+	File  string    `json:"file,omitempty"` // with its steps; only a manager with a queue knows it
 }
 
 // StatusOf returns the status of a manager that started at since. Of cfg, only Provider is required.
@@ -109,7 +110,7 @@ func vmOf(in instance.VMStat) VM {
 		Builds:    make([]Build, len(in.Builds)),
 	}
 	for i, b := range in.Builds {
-		vm.Builds[i] = Build(b)
+		vm.Builds[i] = Build{ID: b.ID, Since: b.Since}
 	}
 	return vm
 }

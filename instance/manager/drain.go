@@ -185,6 +185,9 @@ func (m *Manager) ownStatus() control.Status {
 		vm := &s.Instances[i]
 		for j := range vm.Builds { // without the number of an attempt, see attemptID
 			vm.Builds[j].ID, _, _ = strings.Cut(vm.Builds[j].ID, ".")
+			if b := m.live[vm.Builds[j].ID]; b != nil {
+				vm.Builds[j].File = b.job.GetStepsFile()
+			}
 		}
 		d := m.drains[vm.ID]
 		if d == nil || d.over || vm.State != string(instance.Draining) {

@@ -120,7 +120,11 @@ func (s *store) open(ctx context.Context, cfg *Config) (err error) {
 	if err != nil || s.shared {
 		return err
 	}
-	return s.checkDamage(ctx, cfg)
+	if err := s.checkDamage(ctx, cfg); err != nil {
+		return err
+	}
+	s.logger.open()
+	return nil
 }
 
 // serve starts the embedded server and connects to it.

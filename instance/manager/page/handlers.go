@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/control"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/labels"
@@ -47,6 +48,11 @@ var functions = template.FuncMap{
 	},
 	"clock":   func(t time.Time) string { return t.Local().Format(time.DateTime + " MST") },
 	"isLease": func(id string) bool { return strings.HasPrefix(id, "lease-") },
+	// A VM that an operator has taken out, and that is there, has no other state than draining.
+	"isUndrained": func(state string) bool {
+		return !slices.Contains([]instance.State{instance.Draining, instance.Removed, instance.Elsewhere},
+			instance.State(state))
+	},
 	"outcome": func(b pb.BuildJSON) string {
 		switch {
 		case b.Phase != "ended":
@@ -134,7 +140,7 @@ func (p *pages) builds(ctx context.Context, r *http.Request) (any, error) {
 	}
 	for _, vm := range s.Instances {
 		for _, running := range vm.Builds {
-			j := pb.BuildJSON{ID: running.ID, Phase: "running", Instance: vm.ID, Started: &running.Since}
+			j := pb.BuildJSON{ID: running.ID, Phase: "running", Instance: vm.ID, File: running.File, Started: &running.Since}
 			if fits(j) && len(b.Running) < maxRows {
 				b.Running = append(b.Running, j)
 			}
