@@ -135,8 +135,8 @@ Exit codes:
 	f.podFlags.register(fl)
 	f.registerConnections(fl)
 	fl.StringVar(&f.config, "config", "", "YAML `FILE` with flags")
-	fl.BoolVar(&f.check, "check", false, "check what the start would refuse: the flags, the file of --config, the inventory, "+
-		"and the files and addresses that they name; then exit")
+	fl.BoolVar(&f.check, "check", false, "check what the start would refuse: the flags, the file of --config, the "+
+		"inventory, and the files and addresses that they name; then exit")
 	fl.BoolVar(&f.schema, "config-schema", false, "print the JSON Schema of the file of --config, for editors, then exit")
 	fl.StringVar(&f.state, "state", "", "`DIR` for the queue, the builds and the logs; with --nats for the manager's "+
 		"own files; created if it is missing")

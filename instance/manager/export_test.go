@@ -268,8 +268,8 @@ func (m *Manager) AcceptLate(t *testing.T) (number int, begun bool) {
 	return int(at.NumDelivered), len(m.builds()) > 0
 }
 
-// FirstOutputs writes a line about a build to a log, and then output of its job. It returns the times to the first output
-// after each.
+// FirstOutputs writes a line about a build to a log, and then output of its job. It returns the times to the first
+// output after each.
 func (m *Manager) FirstOutputs(t *testing.T) (ours, theirs time.Duration) {
 	t.Helper()
 	l, start := m.store.newLog(m.life, "1-first"), time.Now().Add(-time.Hour)

@@ -21,8 +21,8 @@ type serverLog struct {
 	repaired map[string]bool // the streams whose indexes were made anew at the start
 }
 
-// repairs begin the warnings of the server about an index of a stream that is missing, outdated or damaged, as after each
-// kill. The server then makes it anew from the messages, which have checksums of their own.
+// repairs begin the warnings of the server about an index of a stream that is missing, outdated or damaged, as after
+// each kill. The server then makes it anew from the messages, which have checksums of their own.
 var repairs = []string{
 	"Stream state ", "Could not read stream state file", "Recovering stream state from index errored",
 	"TTL state is outdated", "Recovering TTL state from index errored", "Error decoding TTL state",
