@@ -88,7 +88,8 @@ func (m *Manager) makeBacklog(ctx context.Context) (b control.Backlog, err error
 // sizeOf returns the bytes of the files in a state directory, by its directories.
 func sizeOf(dir string) map[string]int64 {
 	sizes := map[string]int64{}
-	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error { // what is removed meanwhile is left out
+	// A file that has just been removed is left out.
+	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
 			return nil
 		}

@@ -254,7 +254,7 @@ func (m *Manager) Settled(t *testing.T, id string) bool {
 	return known == (err == nil)
 }
 
-// AcceptLate takes a request from the queue as a manager does that was stopped meanwhile for longer than its lease. It
+// AcceptLate takes a request from the queue as a manager does that was stopped for longer than its lease. It
 // returns the number of the delivery, and whether the manager has begun the build.
 func (m *Manager) AcceptLate(t *testing.T) (number int, begun bool) {
 	t.Helper()
