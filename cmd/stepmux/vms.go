@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"crypto/ed25519"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"golang.org/x/crypto/ssh"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/stepmux/stepmux/connector"
@@ -179,11 +181,8 @@ func (f *vmFlags) providerConfig(
 // group returns the VMs of the flags, and a function that ends what was started for them, such as the embedded VM.
 // ctx bounds the commands that the flags name. log receives changes of the inventory.
 func (f *vmFlags) group(ctx context.Context, log *slog.Logger) (*instance.Group, func(), error) {
-	if f.capacity < 1 {
-		return nil, nil, fmt.Errorf("--capacity %d: a VM takes at least one build", f.capacity)
-	}
-	if f.flags.Changed("build-user") && f.buildUser == "" {
-		return nil, nil, errors.New("--build-user is empty")
+	if err := f.checkUse(); err != nil {
+		return nil, nil, err
 	}
 	if slices.ContainsFunc(f.way.Policies, sshtarget.Policy.Insecure) {
 		fmt.Fprintln(os.Stderr, "stepmux: warning: --host-key insecure: anybody on the network can pose as the VMs, and "+
@@ -193,9 +192,6 @@ func (f *vmFlags) group(ctx context.Context, log *slog.Logger) (*instance.Group,
 		return f.fromInventory(ctx, log)
 	}
 	if len(f.instances) == 0 {
-		if err := f.needsVM("runner-command"); err != nil {
-			return nil, nil, err
-		}
 		return f.embedded(ctx)
 	}
 	all, err := f.resolve(ctx)
@@ -204,6 +200,36 @@ func (f *vmFlags) group(ctx context.Context, log *slog.Logger) (*instance.Group,
 	}
 	group, err := instance.NewGroup(all...)
 	return group, func() {}, err
+}
+
+// checkUse returns an error if the flags do not fit together, or do not fit the embedded VM if they name none.
+func (f *vmFlags) checkUse() error {
+	if f.capacity < 1 {
+		return fmt.Errorf("--capacity %d: a VM takes at least one build", f.capacity)
+	}
+	if f.flags.Changed("build-user") && f.buildUser == "" {
+		return errors.New("--build-user is empty")
+	}
+	if f.inventory == "" && len(f.instances) == 0 {
+		return f.needsVM("runner-command")
+	}
+	return nil
+}
+
+// checkEmbedded returns the VMs of flags that name none, without the embedded VM.
+func (f *vmFlags) checkEmbedded() (*instance.Group, error) {
+	if err := f.checkUse(); err != nil {
+		return nil, err
+	}
+	_, key, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		return nil, err
+	}
+	signer, err := ssh.NewSignerFromSigner(key)
+	if err != nil {
+		return nil, err
+	}
+	return f.embeddedGroup("127.0.0.1:22", "stepmux", os.TempDir(), signer, signer.PublicKey())
 }
 
 // needsVM returns an error if a flag was given that needs a VM, but no VM was named. others are further such flags of
@@ -312,23 +338,31 @@ func (f *vmFlags) embedded(ctx context.Context) (*instance.Group, func(), error)
 		stop()
 		return nil, nil, systemError(err)
 	}
+	group, err := f.embeddedGroup(vm.Addr(), runner, dir, vm.ClientSigner(), vm.HostKey())
+	if err != nil {
+		stop()
+		return nil, nil, err
+	}
+	return group, stop, nil
+}
+
+// embeddedGroup returns the group of the embedded VM.
+func (f *vmFlags) embeddedGroup(
+	addr, runner, dir string, signer ssh.Signer, hostKey ssh.PublicKey,
+) (*instance.Group, error) {
 	group, err := instance.NewGroup(instance.Instance{
-		ID: "embedded", Addr: vm.Addr(), Capacity: f.capacity, Runner: []string{runner}, TempDir: dir,
+		ID: "embedded", Addr: addr, Capacity: f.capacity, Runner: []string{runner}, TempDir: dir,
 		Isolation: f.isolation, BuildUser: f.buildUser, Limits: f.limits,
 		SSH: mux.Config{
 			User:     "ci",
-			Auth:     []login.Auth{login.Key("of the embedded VM", vm.ClientSigner())},
-			HostKeys: login.PinnedHostKeys(vm.HostKey()),
+			Auth:     []login.Auth{login.Key("of the embedded VM", signer)},
+			HostKeys: login.PinnedHostKeys(hostKey),
 
 			KeepaliveInterval: f.way.KeepaliveInterval, KeepaliveTimeout: f.way.KeepaliveTimeout,
 			SessionLimit: f.way.SessionLimit,
 		},
 	})
-	if err != nil {
-		stop()
-		return nil, nil, systemError(err)
-	}
-	return group, stop, nil
+	return group, systemError(err)
 }
 
 // embeddedRunner returns the program for the embedded VM's end: the one that this program contains, unpacked into

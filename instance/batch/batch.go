@@ -68,8 +68,8 @@ type Report struct {
 	// Usage is the time and memory of its processes. It is zero for such a build too, and if the VM does not report
 	// it.
 	Usage program.Usage
-	// Connect is the time from the slot to a listening step runner, FirstOutput from the slot to the first byte of
-	// the build's log, Duration from the slot to the end of the clean-up. Each is zero if the build did not get that
+	// Connect is the time from the slot to a listening step runner, FirstOutput from the slot to the first output
+	// of the job, Duration from the slot to the end of the clean-up. Each is zero if the build did not get that
 	// far.
 	Connect, FirstOutput, Duration time.Duration
 	// Waited is the time from the request for the build (in a batch, its place in the queue) to the slot. It is zero
@@ -119,9 +119,9 @@ func Run(ctx, abort context.Context, p *instance.Provider, b Batch) []Report {
 func runOne(
 	ctx, starting, abort context.Context, p *instance.Provider, b Batch, build Build, queued, failed func(),
 ) Report {
-	log, asked := &firstWrite{w: io.Discard}, time.Now()
+	log, asked := &notedLog{Writer: io.Discard}, time.Now()
 	if build.Log != nil {
-		log.w = build.Log
+		log.Writer = build.Log
 		defer build.Log.Close() // Write has reported its failure already
 	}
 	e := p.Executor(instance.Build{
@@ -189,18 +189,14 @@ func (b *Batch) execute(
 	return e.Execute(ctx, build.Job)
 }
 
-// firstWrite records the time of the first write.
-type firstWrite struct {
-	w     io.Writer
+// notedLog is a build's log that notes when the first output of the job came.
+type notedLog struct {
+	io.Writer
 	first atomic.Int64 // unix nanoseconds; 0 until then
 }
 
-func (f *firstWrite) Write(p []byte) (int, error) {
-	if len(p) > 0 {
-		f.first.CompareAndSwap(0, time.Now().UnixNano())
-	}
-	return f.w.Write(p)
-}
+// NoteOutput implements buildlog.OutputNoter.
+func (l *notedLog) NoteOutput() { l.first.CompareAndSwap(0, time.Now().UnixNano()) }
 
 // timeoutError reports that a build exceeded its timeout.
 type timeoutError time.Duration

@@ -16,7 +16,8 @@ type Status struct {
 	Version   string    `json:"version"`
 	PID       int       `json:"pid"`
 	Since     time.Time `json:"since"`
-	Waiting   int       `json:"waiting"`                   // builds without a slot
+	Waiting   int       `json:"waiting"` // builds without a slot
+	Slots     Slots     `json:"slots"`
 	Inventory string    `json:"inventory_error,omitempty"` // the error in the inventory's newest version
 	Instances []VM      `json:"instances"`
 	// JumpHosts are the jump hosts that are not instances.
@@ -75,6 +76,7 @@ type Route = connector.Choice
 type Build struct {
 	ID    string    `json:"id"`
 	Since time.Time `json:"since"`
+	File  string    `json:"file,omitempty"` // with its steps; only a manager with a queue knows it
 }
 
 // StatusOf returns the status of a manager that started at since. Of cfg, only Provider is required.
@@ -93,6 +95,7 @@ func StatusOf(cfg Config, since time.Time) Status {
 	for i, j := range stat.JumpHosts {
 		status.JumpHosts[i] = JumpHost{ID: j.ID, Addr: j.Addr, Conn: connOf(j.Connections, j.ConnState, j.Conn)}
 	}
+	status.Count()
 	return status
 }
 
@@ -107,7 +110,7 @@ func vmOf(in instance.VMStat) VM {
 		Builds:    make([]Build, len(in.Builds)),
 	}
 	for i, b := range in.Builds {
-		vm.Builds[i] = Build(b)
+		vm.Builds[i] = Build{ID: b.ID, Since: b.Since}
 	}
 	return vm
 }

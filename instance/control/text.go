@@ -53,7 +53,11 @@ func (s *Status) WriteText(w io.Writer, now time.Time, builds bool) error {
 		}
 	}
 	_ = t.Flush()
-	fmt.Fprintf(&b, "%s waiting for a slot; process %d, since %s\n", plural.Count(s.Waiting, "build"), s.PID,
+	fmt.Fprintf(&b, "%s: %d busy, %d free", plural.Count(s.Slots.Total, "slot"), s.Slots.Busy, s.Slots.Free)
+	if s.Slots.Outside > 0 {
+		fmt.Fprintf(&b, "; %s on VMs that take no more", plural.Count(s.Slots.Outside, "build"))
+	}
+	fmt.Fprintf(&b, "\n%s waiting for a slot; process %d, since %s\n", plural.Count(s.Waiting, "build"), s.PID,
 		age(s.Since, now))
 	_, err := io.WriteString(w, b.String())
 	return err

@@ -93,7 +93,7 @@ var allowed = map[string][]string{
 		"instance", "connector", "connector/docker", "connector/kubernetes", "connector/program", "mux", "mux/login",
 		"internal/termtext", "internal/lazyregexp", "internal/wire",
 	},
-	"instance/metrics": {"instance", "instance/batch", "mux", "pool", "internal/boundedhttp"},
+	"instance/metrics": {"instance", "instance/batch", "instance/control", "mux", "pool", "internal/boundedhttp"},
 
 	"remote": {
 		"internal/limits", "remote/step/action", "remote/cgroup", "remote/walls", "remote/builduser",
