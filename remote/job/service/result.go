@@ -82,7 +82,8 @@ func jobOf(s job.Stat) *pb.Job {
 	return &pb.Job{
 		Id: s.ID, Status: jobStatus[s.State], StartTime: timestamp(s.Started), FinishedTime: timestamp(s.Finished),
 		ExitCode: int32(s.ExitCode), Message: valid(s.Message), TimedOut: s.TimedOut, SystemFailed: s.System,
-		StdoutLen: s.Stdout, StderrLen: s.Stderr,
+		NothingStarted: s.NothingStarted,
+		StdoutLen:      s.Stdout, StderrLen: s.Stderr,
 		Isolation: s.Isolation, IsolationReason: valid(s.IsolationReason), CpuSeconds: s.Usage.CPU.Seconds(),
 		PeakMemoryBytes: s.Usage.PeakMemory, LargestProcessBytes: s.Usage.LargestProcess,
 	}
