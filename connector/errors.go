@@ -29,5 +29,16 @@ type RequestError struct {
 
 func (e *RequestError) Error() string { return "the job is not valid: " + e.Message }
 
+// UndeliveredError reports that the step runner did not get the job: nothing of it has run, for sure.
+type UndeliveredError struct {
+	// Err is the cause.
+	Err error
+}
+
+func (e *UndeliveredError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the cause.
+func (e *UndeliveredError) Unwrap() error { return e.Err }
+
 // bridgeError adds the operation to an error.
 func bridgeError(err error) error { return fmt.Errorf("bridge to the step runner: %w", err) }

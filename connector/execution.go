@@ -41,6 +41,7 @@ type execution struct {
 	last         *pb.Job       // the job's final state, set by follow; nil while unknown
 	resume       bool          // the step runner supports FollowRequest.from
 	patience     time.Duration // see retryFor
+	stays        *bool         // set once the step runner may have the job, or if another one would fail it, too
 }
 
 // submit delivers the job. The step runner runs a job that is sent twice once, so a call that broke is repeated.
@@ -64,7 +65,10 @@ func (e *execution) submit(ctx, calls context.Context) error {
 		req.Type, req.CiScript = pb.RunRequest_script, e.job.Script
 	}
 	return deliver(ctx, calls, e.patience, req, func(ctx context.Context) error {
+		again := *e.stays
+		*e.stays = true
 		_, err := e.rpc.Run(ctx, req)
+		*e.stays = again || err == nil || broken(err) || ctx.Err() != nil // else it has refused the job
 		return err
 	}, e.cancel)
 }
@@ -137,7 +141,9 @@ func (e *execution) follow(
 		err = fmt.Errorf("output was lost: %d of %d bytes of stderr arrived", stderr, e.last.GetStderrLen())
 	}
 	if err == nil && e.job.Trace != nil {
-		traceErr = e.fetchTrace(calls)
+		if traceErr = errNeverBegan; !resultOf(e.last).neverBegan() {
+			traceErr = e.fetchTrace(calls)
+		}
 	}
 	switch {
 	case late != nil:
@@ -319,7 +325,7 @@ func warnings(r *pb.StepResult) string {
 func resultOf(job *pb.Job) Result {
 	r := Result{
 		Status: Failed, ExitCode: int(job.GetExitCode()), Message: job.GetMessage(),
-		TimedOut: job.GetTimedOut(), System: job.GetSystemFailed(),
+		TimedOut: job.GetTimedOut(), System: job.GetSystemFailed(), NothingStarted: job.GetNothingStarted(),
 	}
 	switch job.GetStatus() { //nolint:exhaustive // a job that is reported as running has not succeeded
 	case pb.Job_suceeded: //nolint:misspell // the published spelling
@@ -329,6 +335,12 @@ func resultOf(job *pb.Job) Result {
 	}
 	return r
 }
+
+// errNeverBegan is the reason why there is no trace of such a job.
+var errNeverBegan = errors.New("no command of the job was started")
+
+// neverBegan reports whether the VM failed the job before its first command.
+func (r Result) neverBegan() bool { return r.Status == Failed && r.System && r.NothingStarted }
 
 // retry repeats call until it succeeds, ctx ends, or the error is an answer of the step runner and not a broken
 // bridge. It gives up when calls have failed for stallLimit one after the other. A call that made progress, or lasted

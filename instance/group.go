@@ -362,19 +362,49 @@ func (g *Group) reached(s *slot) {
 func (g *Group) started(s *slot, err error) {
 	g.mu.Lock()
 	h := s.machine.host.health
-	if err == nil && !h.unfit { // mostly; nothing changes, so there are no slots to hand out
+	if err == nil && (!h.unfit || h.unproven) { // mostly; nothing changes, so there are no slots to hand out
 		g.mu.Unlock()
 		return
 	}
 	defer g.unlock()
-	switch now := time.Now(); {
-	case err == nil:
+	if err == nil {
 		s.machine.recovered()
-	case h.unfit && h.quarantined(now): // builds that were started at once are one failure, and not many in a row
-	default:
-		h.failures++
-		h.suspect, h.unfit, h.retryAt = err, true, now.Add(backoff(h.failures))
+		return
 	}
+	h.quarantine(err, time.Now())
+}
+
+// worked records that an instance has run a job, or its first steps, without a failure of the instance.
+func (g *Group) worked(s *slot) {
+	g.mu.Lock()
+	h := s.machine.host.health
+	if h.faults == 0 && !h.unproven { // mostly
+		g.mu.Unlock()
+		return
+	}
+	defer g.unlock()
+	if h.faults = 0; h.unproven {
+		s.machine.recovered()
+	}
+}
+
+// failed records that an instance has failed a job whose step runner had started. After several in a row the instance
+// is quarantined, as by started; moves means that the job goes to another instance, and quarantines it at once.
+func (g *Group) failed(s *slot, err error, moves bool) {
+	g.mu.Lock()
+	defer g.unlock()
+	h := s.machine.host.health
+	if h.faults++; moves || h.faults >= maxFaults {
+		h.quarantine(err, time.Now())
+		h.unproven = true
+	}
+}
+
+// isProbe reports whether the build of a slot tests whether its instance works again.
+func (g *Group) isProbe(s *slot) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return s.machine.probe == s
 }
 
 // lost records that an instance's connection has died. The instance may be gone: until it is reached again it gets
@@ -397,7 +427,7 @@ func (g *Group) connected(id string, conn pool.Conn) {
 		h.health.last = nil
 	}
 	if h != nil && !h.health.unfit {
-		*h.health = health{}
+		*h.health = health{faults: h.health.faults}
 		if m := g.byID[id]; m != nil {
 			m.probe = nil
 		}

@@ -15,6 +15,10 @@ const (
 	backoffMax  = 30 * time.Second
 	// maxAttempts bounds the attempts of one dial.
 	maxAttempts = 3
+	// maxFaults is how many jobs in a row an instance may fail before it is quarantined, if no other can take its builds.
+	maxFaults = 3
+	// proof is how long the steps of a job run on a suspect instance before the instance counts as working.
+	proof = 10 * time.Second
 )
 
 // health records how the latest attempts to connect to a host went. It is the only memory of failures: it paces
@@ -28,10 +32,23 @@ type health struct {
 	// still retries.
 	suspect error
 	unfit   bool // suspect is why a build could not be started, though the host is reached
+	// unproven means that suspect is why jobs failed, although their step runners had started: so only a job that goes
+	// well proves that the instance works again.
+	unproven bool
+	faults   int // jobs in a row that the instance failed
 }
 
 // quarantined reports whether the instance gets no builds for now.
 func (h *health) quarantined(now time.Time) bool { return h.suspect != nil && now.Before(h.retryAt) }
+
+// quarantine keeps builds away from an instance that is reached, but failed a build because of err.
+func (h *health) quarantine(err error, now time.Time) {
+	if h.unfit && h.quarantined(now) {
+		return // builds that were started at once are one failure, and not many in a row
+	}
+	h.failures++
+	h.suspect, h.unfit, h.retryAt = err, true, now.Add(backoff(h.failures))
+}
 
 // refused returns the permanent error with which every dial fails for now, or nil.
 func (h *health) refused(now time.Time) *dialError {

@@ -177,16 +177,35 @@ func (b *Batch) execute(
 	if b.OnStart != nil {
 		b.OnStart(build.ID, e.Instance())
 	}
-	if b.Timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithDeadlineCause(ctx, e.Started().Add(b.Timeout), timeoutError(b.Timeout))
-		defer cancel()
+	for moved := false; ; moved = true {
+		err := b.attempt(ctx, e, build, report, moved)
+		if failed, ok := errors.AsType[*instance.BuildError](err); !ok || !failed.Elsewhere {
+			return err
+		}
 	}
-	if _, err := e.Connect(ctx); err != nil {
+}
+
+// attempt runs a build on one instance. A build that has moved may wait for a slot, for which its timeout does not
+// count.
+func (b *Batch) attempt(ctx context.Context, e *instance.Executor, build Build, report *Report, moved bool) error {
+	bound := func() (context.Context, context.CancelFunc) {
+		if b.Timeout == 0 {
+			return ctx, func() {}
+		}
+		return context.WithDeadlineCause(ctx, e.Started().Add(b.Timeout), timeoutError(b.Timeout))
+	}
+	connecting, cancel := bound()
+	defer cancel()
+	if moved {
+		connecting = ctx
+	}
+	if _, err := e.Connect(connecting); err != nil {
 		return err
 	}
 	report.Connect = time.Since(e.Started())
-	return e.Execute(ctx, build.Job)
+	executing, cancel := bound()
+	defer cancel()
+	return e.Execute(executing, build.Job)
 }
 
 // firstWrite records the time of the first write.

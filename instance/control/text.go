@@ -52,7 +52,11 @@ func (s *Status) WriteText(w io.Writer, now time.Time, builds bool) error {
 		}
 	}
 	_ = t.Flush()
-	fmt.Fprintf(&b, "%d builds wait for a slot; process %d, since %s\n", s.Waiting, s.PID, age(s.Since, now))
+	held := ""
+	if s.Held > 0 {
+		held = fmt.Sprintf(", %d of them because all VMs that fit are aside (their reasons are above)", s.Held)
+	}
+	fmt.Fprintf(&b, "%d builds wait for a slot%s; process %d, since %s\n", s.Waiting, held, s.PID, age(s.Since, now))
 	_, err := io.WriteString(w, b.String())
 	return err
 }

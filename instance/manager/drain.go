@@ -147,8 +147,12 @@ func (m *Manager) noteDrain(entry jetstream.KeyValueEntry) error {
 // status returns the status of the fleet. In a cluster that is the VMs of all managers, and the rest is this one's.
 func (m *Manager) status(ctx context.Context) control.Status {
 	s := m.ownStatus()
+	allHeld := s.Held > 0 && s.Held == len(m.cfg.Group.Waiting())
 	if list, err := m.list(ctx, &pb.ListRequest{Phase: pb.Build_queued}, 0); err == nil {
 		s.Waiting += int(list.GetQueued()) // there are not that many
+	}
+	if s.Held = min(s.Held, s.Waiting); allHeld { // then so are those behind them in the queue
+		s.Held = s.Waiting
 	}
 	others := map[string]control.VM{}
 	for _, a := range m.ask(ctx, peerQuestion{Status: true}) {
