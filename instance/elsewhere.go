@@ -86,6 +86,7 @@ func (e *Executor) tryElsewhere(ctx context.Context, err error) bool {
 	stays := e.stays || e.resumed || e.running != nil // its commands may have prepared the instance for the job
 	e.mu.Unlock()
 	failed, gone, changed := (*dialError)(nil), outOfServiceError(""), errors.Is(err, errChanged)
+	_ = errors.As(err, &failed)
 	group := e.provider.cfg.Group
 	switch {
 	case s == nil || stays:
@@ -94,10 +95,13 @@ func (e *Executor) tryElsewhere(ctx context.Context, err error) bool {
 		if e.box != nil || !neverRan(err) && !errors.As(err, &neverBeganError{}) {
 			return false
 		}
-	case changed: // the instance is now reached in another way, so it may be tried again
+	case changed, e.awaits(s, failed): // the instance may be tried again
+		if lease != nil {
+			lease.Release() // of Prepare's connection, which has ended
+		}
 		s.giveBack()
-		return e.keep(func() { e.slot = nil })
-	case !errors.As(err, &failed) && !errors.As(err, &gone) && !errors.Is(err, ErrUnknown) &&
+		return e.keep(func() { e.slot, e.lease = nil, nil })
+	case failed == nil && !errors.As(err, &gone) && !errors.Is(err, ErrUnknown) &&
 		!errors.Is(err, docker.ErrUnusable):
 		return false
 	default:
@@ -110,7 +114,8 @@ func (e *Executor) tryElsewhere(ctx context.Context, err error) bool {
 		e.tried = append(e.tried, via.via)
 	}
 	e.trying += time.Since(e.Started())
-	if e.tries >= maxTries || e.trying > maxTrying || !group.hasOther(e.demand(), c != nil) {
+	waited := failed != nil && !e.awaitSince.IsZero() // then only an instance that works is worth a try
+	if e.tries >= maxTries || e.trying > maxTrying || !group.hasOther(e.demand(), c != nil || waited) {
 		return false
 	}
 	if e.refused == nil {
@@ -161,6 +166,23 @@ func (e *Executor) withReasons(err error) error {
 	return fmt.Errorf("%w; before: %w", err, e.refused)
 }
 
+// awaits reports whether the build waits until the instance that failed refers to, or another one, takes it: that one
+// may be starting, or have too many logins. The group paces the attempts.
+func (e *Executor) awaits(s *slot, failed *dialError) bool {
+	most := e.provider.cfg.ConnectWait
+	if failed == nil || most <= 0 || failed.permanent || !MayPass(failed) {
+		return false
+	}
+	if e.awaitSince.IsZero() {
+		e.awaitSince = time.Now()
+	}
+	if e.provider.cfg.Group.firstRefusal(s) {
+		e.provider.cfg.Logger.Warn("instance refuses connections: builds wait until it or another takes them",
+			"instance", s.member.ID, "at_most", most, "error", failed.err)
+	}
+	return time.Since(e.awaitSince) < most
+}
+
 // neverRan reports whether err, of a Connector's Connect, says that the step runner does not run because of its
 // instance, or of the way to it.
 func neverRan(err error) bool {
@@ -183,7 +205,9 @@ func (e *Executor) judge(ctx context.Context, s *slot, result connector.Result, 
 	case err != nil && !untouched && !ended:
 		return e.box.explain(ctx, err)
 	case err == nil && !failed:
-		group.worked(s)
+		if !result.System { // else the step runner was ended
+			group.worked(s)
+		}
 		return outcome(result)
 	case e.box != nil: // its image may be the reason
 		if err != nil {

@@ -39,7 +39,9 @@ type Executor struct {
 	tried   []string      // their IDs, and those of their jump hosts that could not be reached
 	trying  time.Duration // on them
 	refused error         // the reasons of those that the build has left
-	unbegun error         // why the last Execute did not begin the job, if another instance may take it
+	// awaitSince is when an instance first refused the build's connection; zero before.
+	awaitSince time.Time
+	unbegun    error // why the last Execute did not begin the job, if another instance may take it
 
 	mu        sync.Mutex // guards the following
 	slot      *slot

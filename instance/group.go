@@ -75,19 +75,20 @@ func (in *Instance) linux() error {
 // Group is the instances with their slots. Update and Follow change the set. The zero value is a group without
 // instances. A Group belongs to one Provider. It is safe for concurrent use.
 type Group struct {
-	mu       sync.Mutex          // guards the following, and the fields of machines, hosts and slots that name it
-	machines []*machine          // in the order of the newest set, then machines that left it and still have builds
-	byID     map[string]*machine // the same machines
-	hosts    map[string]*host    // by ID: the instances, and the jump hosts on the way to them
-	stale    bool                // hosts may contain some that are no longer needed
-	waiters  list.List           // of *waiter, oldest first
-	picky    int                 // number of waiters with requirements
-	sources  int                 // running calls of Follow, which may bring more instances
-	byHand   bool                // instances were added or removed one by one, so more may come
-	wake     *time.Timer
-	awaited  map[string]int  // how many builds wait to reconnect to a host, or through it
-	drained  map[string]bool // the IDs of drained instances, even if they have left the set
-	shared   bool            // other groups share its instances; see Share
+	mu          sync.Mutex          // guards the following, and the fields of machines, hosts and slots that name it
+	machines    []*machine          // in the order of the newest set, then machines that left it and still have builds
+	byID        map[string]*machine // the same machines
+	hosts       map[string]*host    // by ID: the instances, and the jump hosts on the way to them
+	stale       bool                // hosts may contain some that are no longer needed
+	waiters     list.List           // of *waiter, oldest first
+	picky       int                 // number of waiters with requirements
+	sources     int                 // running calls of Follow, which may bring more instances
+	byHand      bool                // instances were added or removed one by one, so more may come
+	wake        *time.Timer
+	connectWait time.Duration   // see Config.ConnectWait
+	awaited     map[string]int  // how many builds wait to reconnect to a host, or through it
+	drained     map[string]bool // the IDs of drained instances, even if they have left the set
+	shared      bool            // other groups share its instances; see Share
 
 	changed []retirement                 // hosts that are now reached in another way; unlock passes them to retire
 	retire  func(id string, cause error) // closes a connection that has no builds; nil without a Provider
@@ -233,11 +234,11 @@ func (in *Instance) checkLogin() error {
 	return in.SSH.Check()
 }
 
-// provide sets the function that closes a connection without builds.
-func (g *Group) provide(retire func(id string, cause error)) {
+// provide sets the function that closes a connection without builds, and Config.ConnectWait.
+func (g *Group) provide(retire func(id string, cause error), connectWait time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.retire = retire
+	g.retire, g.connectWait = retire, connectWait
 }
 
 // Instances returns the current set.
