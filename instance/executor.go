@@ -407,6 +407,16 @@ func (e *Executor) Left() []string {
 	return append(slices.Clone(left), leftOn(s, c)...)
 }
 
+// Forced returns why Cleanup has ended the build's step runner by `steps end`; see [connector.Connector.Forced].
+func (e *Executor) Forced() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.connector == nil {
+		return ""
+	}
+	return e.connector.Forced()
+}
+
 // leftOn returns what may be left of a step runner on its instance.
 func leftOn(s *slot, c *connector.Connector) []string {
 	left := c.Left()

@@ -79,6 +79,8 @@ type Report struct {
 	Cleanup error
 	// Left lists what may be left of the build; see [instance.Executor.Left]. It is untrusted text.
 	Left []string
+	// Forced is why the step runner was ended by `steps end`; see [instance.Executor.Forced].
+	Forced string
 }
 
 // ErrFailures is the cause for a build that was not started because too many others had failed.
@@ -137,7 +139,7 @@ func runOne(
 	}
 	report.Instance = e.Instance()
 	report.Cleanup = e.Cleanup(abort) // not the build's failure: it had ended
-	report.Left = e.Left()
+	report.Left, report.Forced = e.Left(), e.Forced()
 	if failed := (*instance.BuildError)(nil); errors.As(err, &failed) {
 		report.Err = failed
 	} else if err != nil { // every error is a failure, even one that no Executor classified
