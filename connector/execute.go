@@ -162,8 +162,8 @@ type Result struct {
 // The Result is valid exactly if the error is nil: the step runner has then reported the job's end. Otherwise the
 // error is ctx.Err(), a [*RequestError], a [*buildlog.Error], or the reason why the build's life ended: a
 // [*ServeError], a [*mux.ConnError], a [*relay.Error] or ErrClosed. Any other error means that the step runner gave no
-// valid answer for a long time. It is in an [*UndeliveredError] if the step runner did not get the job, for sure. Close
-// ends a job that may still run.
+// valid answer for a long time. If the step runner did not get the job, for sure, errors.Is finds [ErrUndelivered].
+// Close ends a job that may still run.
 func (c *Connector) Execute(ctx context.Context, job Job, trace io.Writer) (Result, error) {
 	switch {
 	case job.Steps != nil && job.Script != "":
@@ -225,7 +225,7 @@ func undelivered(ctx context.Context, job Job, err error) error {
 	if refused || log || ctx.Err() != nil || job.Resumed || errors.Is(err, ErrClosed) {
 		return err
 	}
-	return &UndeliveredError{err}
+	return undeliveredError{err}
 }
 
 // shortened returns err with at most maxText bytes of text from the VM.

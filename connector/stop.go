@@ -147,8 +147,8 @@ func (c *Connector) leave(what ...string) {
 
 // late is the reason for `steps end` if a step runner has not ended after a time.
 func (c *Connector) late(after time.Duration) string {
-	return fmt.Sprintf("it had not ended after %v: the VM may be overloaded, or the step runner was stopped (a longer stop "+
-		"timeout, now %v, gives it more time)", after.Round(100*time.Millisecond), c.cfg.StopTimeout)
+	return fmt.Sprintf("it had not ended after %v: the VM may be overloaded, or the step runner was stopped "+
+		"(a longer stop timeout, now %v, gives it more time)", after.Round(100*time.Millisecond), c.cfg.StopTimeout)
 }
 
 // Forced returns why Close has ended the step runner by `steps end`: it did not see that it had ended by itself. Empty

@@ -20,8 +20,8 @@ import (
 	"github.com/stepmux/stepmux/mux/login"
 )
 
-// Symptom: nothing listened yet on the port of a VM that started, and its build was lost after 1.1 s. Of four, the first
-// was.
+// Symptom: nothing listened yet on the port of a VM that started, and its build was lost after 1.1 s. Of four builds
+// the first was.
 func TestABuildWaitsForAVMThatStarts(t *testing.T) {
 	t.Parallel()
 	for _, builds := range []int{1, 4} {
@@ -91,7 +91,9 @@ func TestHowLongABuildWaitsForVMs(t *testing.T) {
 			theirs.Close()
 			return ours, nil
 		}, wait, wait + 5*time.Second},
-		"no such name":  {wait, 1, fails(&net.DNSError{Err: "no such host", Name: "x", IsNotFound: true}), 0, 3 * time.Second},
+		"no such name": {
+			wait, 1, fails(&net.DNSError{Err: "no such host", Name: "x", IsNotFound: true}), 0, 3 * time.Second,
+		},
 		"no resolver":   {wait, 1, fails(&net.DNSError{Err: "server misbehaving", Name: "x"}), wait, wait + 5*time.Second},
 		"wait for none": {0, 1, fails(syscall.ECONNREFUSED), 0, 3 * time.Second},
 	} {

@@ -197,7 +197,7 @@ func (e neverBeganError) Unwrap() error { return e.error }
 
 // judge records how the instance of a slot has dealt with a job. It returns the build's error.
 func (e *Executor) judge(ctx context.Context, s *slot, result connector.Result, err error) error {
-	_, untouched := errors.AsType[*connector.UndeliveredError](err)
+	untouched := errors.Is(err, connector.ErrUndelivered)
 	_, ended := errors.AsType[*connector.ServeError](err)
 	failed := result.System && result.Status == connector.Failed && !result.TimedOut
 	group, cause := e.provider.cfg.Group, err

@@ -26,7 +26,8 @@ import (
 // Executor runs one build on one instance. Call Prepare, then Connect and Execute (for steps), Run (a shell script)
 // or Client (a runner's own commands), and finally Cleanup. If the build lingers, another process can take over its
 // steps: it calls Resume instead of Prepare and Connect. Every error is a [*BuildError]. One goroutine calls the
-// methods, in this order, Prepare once, and Connect once unless [BuildError].Elsewhere says otherwise. Cleanup and Leave may be called by any goroutine at any time.
+// methods, in this order, Prepare once, and Connect once unless [BuildError].Elsewhere says otherwise. Cleanup and
+// Leave may be called by any goroutine at any time.
 type Executor struct {
 	provider *Provider
 	build    Build

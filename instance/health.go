@@ -149,9 +149,9 @@ func (e *dialError) Error() string {
 
 func (e *dialError) Unwrap() error { return e.err }
 
-// MayPass reports whether err, of a connection that was not made, may pass by itself: nothing listens on the port yet, or
-// the server closes connections because it has too many. A refused login, a wrong host key, an unknown name and a server
-// without a common algorithm do not pass.
+// MayPass reports whether err, of a connection that was not made, may pass by itself: nothing listens on the port yet,
+// or the server closes connections because it has too many. A refused login, a wrong host key, an unknown name and a
+// server without a common algorithm do not pass.
 func MayPass(err error) bool {
 	if isPermanent(err) {
 		return false

@@ -83,7 +83,8 @@ func NewProvider(cfg Config) (*Provider, error) {
 	if cfg.Group == nil {
 		return nil, errors.New("instance: Config.Group is nil")
 	}
-	if min(cfg.DialTimeout, cfg.ConnectWait, cfg.MaxAge, cfg.ReadyTimeout, cfg.StopTimeout, cfg.LogTimeout, cfg.Grace) < 0 {
+	if min(cfg.DialTimeout, cfg.ConnectWait, cfg.MaxAge, cfg.ReadyTimeout, cfg.StopTimeout, cfg.LogTimeout,
+		cfg.Grace) < 0 {
 		return nil, errors.New("instance: a time in Config is negative")
 	}
 	if _, err := connector.ParseRoute(string(cmp.Or(cfg.Route, connector.Auto))); err != nil {

@@ -43,7 +43,8 @@ func TestResultOfABuildHasAnExitCodeOnlyIfItsScriptEnded(t *testing.T) {
 
 func TestWhatMayBeLeftIsInResultAndSummary(t *testing.T) {
 	report := batch.Report{
-		Build: "b1", Instance: "vm-1", Forced: "it had not ended after 7s", Left: []string{"on vm-0: process 7 (\"sh\")", "on vm-1: directory /tmp/\x1b[31m"},
+		Build: "b1", Instance: "vm-1", Forced: "it had not ended after 7s",
+		Left: []string{"on vm-0: process 7 (\"sh\")", "on vm-1: directory /tmp/\x1b[31m"},
 	}
 	for _, output := range []string{"text", "json"} {
 		var out, messages bytes.Buffer

@@ -267,7 +267,7 @@ func (m *Manager) connect(b *build, e *instance.Executor) error {
 	return err
 }
 
-// changeRunning changes the record of a build that runs. Of several managers, one tries it again while the store is away.
+// changeRunning changes the record of a build that runs. A manager of a cluster repeats that while the store is away.
 func (m *Manager) changeRunning(b *build, edit func(*record)) error {
 	err := m.change(b, edit)
 	for m.cluster != nil && err != nil && !errors.Is(err, errTaken) && b.ctx.Err() == nil && !b.isLeft() {
