@@ -331,8 +331,8 @@ func TestAnInstanceThatFailsJobsIsQuarantinedUntilAProbeRunsItsJob(t *testing.T)
 			}()
 		}
 		synctest.Wait()
-		is(Quarantined, 0) // the second instance is only full
-		time.Sleep(backoffBase)
+		is(Quarantined, 0)      // the second instance is only full
+		time.Sleep(backoffBase) //nolint:forbidigo // in a bubble
 		probe := <-probes
 		require.Equal(t, "a", probe.member.ID)
 		g.started(probe, nil)

@@ -190,24 +190,26 @@ func (b *Batch) execute(
 // attempt runs a build on one instance. A build that has moved may wait for a slot, for which its timeout does not
 // count.
 func (b *Batch) attempt(ctx context.Context, e *instance.Executor, build Build, report *Report, moved bool) error {
-	bound := func() (context.Context, context.CancelFunc) {
-		if b.Timeout == 0 {
-			return ctx, func() {}
-		}
-		return context.WithDeadlineCause(ctx, e.Started().Add(b.Timeout), timeoutError(b.Timeout))
+	connecting, cancel := ctx, context.CancelFunc(func() {})
+	if !moved {
+		connecting, cancel = b.bounded(ctx, e.Started())
 	}
-	connecting, cancel := bound()
 	defer cancel()
-	if moved {
-		connecting = ctx
-	}
 	if _, err := e.Connect(connecting); err != nil {
 		return err
 	}
 	report.Connect = time.Since(e.Started())
-	executing, cancel := bound()
+	executing, cancel := b.bounded(ctx, e.Started())
 	defer cancel()
 	return e.Execute(executing, build.Job)
+}
+
+// bounded returns a context with the timeout of a build that got its slot at started.
+func (b *Batch) bounded(ctx context.Context, started time.Time) (context.Context, context.CancelFunc) {
+	if b.Timeout == 0 {
+		return ctx, func() {}
+	}
+	return context.WithDeadlineCause(ctx, started.Add(b.Timeout), timeoutError(b.Timeout))
 }
 
 // firstWrite records the time of the first write.
