@@ -168,8 +168,9 @@ func MayPass(err error) bool {
 	case failed.Stage == "connect":
 		return !isName || !name.IsNotFound
 	case failed.Stage == "handshake":
-		return slices.ContainsFunc([]error{io.EOF, syscall.ECONNRESET, syscall.EPIPE, context.DeadlineExceeded},
-			func(closed error) bool { return errors.Is(err, closed) })
+		return slices.ContainsFunc([]error{
+			io.EOF, io.ErrClosedPipe, syscall.ECONNRESET, syscall.EPIPE, context.DeadlineExceeded,
+		}, func(closed error) bool { return errors.Is(err, closed) })
 	}
 	return false
 }
