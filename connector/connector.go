@@ -141,6 +141,7 @@ type Connector struct {
 	build     *build        // nil until the build has its plan and its sessions
 	lease     Lease         // Config.Lease, or that of a later link
 	left      []string      // see Left
+	forced    string        // see Forced
 	isolation program.Isolation
 	usage     program.Usage
 

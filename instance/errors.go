@@ -45,6 +45,9 @@ type BuildError struct {
 	// ExitCode is the exit code of the step that failed, or of a steps serve that did not start. It is 0 if the
 	// failure was not caused by the exit code of a process; 0 never means success.
 	ExitCode int
+	// Elsewhere means that the instance has failed the job before its first command, and that another may take it: call
+	// Connect again.
+	Elsewhere bool
 	// Err is the cause.
 	Err error
 }

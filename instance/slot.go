@@ -168,7 +168,7 @@ func (g *Group) leaveLocked(e *list.Element) {
 }
 
 // pickLocked returns the machine with the most free slots among those that meet a demand, or nil if all are full.
-// Suspect machines come last.
+// Suspect machines come last, the one that has waited longest first.
 func (g *Group) pickLocked(of demand, now time.Time) *machine {
 	var best *machine
 	most := 0
@@ -178,8 +178,12 @@ func (g *Group) pickLocked(of demand, now time.Time) *machine {
 			continue
 		}
 		better := free > most
-		if best != nil && best.suspect() != m.suspect() {
+		switch {
+		case best == nil:
+		case best.suspect() != m.suspect():
 			better = best.suspect()
+		case m.suspect(): // in turn
+			better = m.host.health.retryAt.Before(best.host.health.retryAt)
 		}
 		if best == nil || better {
 			best, most = m, free

@@ -133,7 +133,7 @@ func (f *cacheFlags) reports(ctx context.Context) ([]cacheReport, error) {
 		if err != nil {
 			return nil, err
 		}
-		return onEach(ctx, &f.vmFlags, func(p *instance.Provider, in instance.Instance) cacheReport {
+		return onEach(ctx, &f.vmFlags, func(p *instance.Provider, in instance.Instance, _ func(func())) cacheReport {
 			r, err := f.onVM(ctx, p, in, bootstrap)
 			if err != nil {
 				r.Error = termtext.Short(err.Error(), 1000)

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -26,7 +27,8 @@ type jsonBuild struct {
 	ExitCode *int             `json:"exit_code,omitempty"` // nil if no script ended
 	Error    string           `json:"error,omitempty"`
 	Cleanup  string           `json:"cleanup_error,omitempty"`
-	Left     []string         `json:"left,omitempty"` // see batch.Report
+	Left     []string         `json:"left,omitempty"`   // see batch.Report
+	Forced   string           `json:"forced,omitempty"` // see batch.Report
 	Route    connector.Choice `json:"route"`
 	program.Isolation
 	Connect     float64 `json:"connect_s"`
@@ -55,6 +57,7 @@ func jsonBuildOf(r batch.Report, file string) jsonBuild {
 	for _, what := range r.Left {
 		b.Left = append(b.Left, termtext.Text(what))
 	}
+	b.Forced = termtext.Text(r.Forced)
 	return b
 }
 
@@ -95,6 +98,14 @@ func (r *reporter) summary(reports []batch.Report, stat instance.Stat) {
 	}
 	if r.left > 0 {
 		fmt.Fprintf(r.err, "builds that may have left something on their VM: %d\n", r.left)
+	}
+	forced := map[string]int{}
+	for _, report := range reports {
+		forced[report.Forced]++
+	}
+	delete(forced, "")
+	for _, why := range slices.Sorted(maps.Keys(forced)) {
+		r.showLocked("step runners that steps end had to end: %d (%s)", forced[why], why)
 	}
 	for _, in := range stat.Instances {
 		r.showInstanceLocked(in, reports)

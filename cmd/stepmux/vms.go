@@ -12,11 +12,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/pflag"
 	"golang.org/x/crypto/ssh"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/program"
@@ -70,6 +70,8 @@ type vmFlags struct {
 	route                            connector.Route // only for commands that call registerConnections, like the next
 	maxAge, idleTimeout, stopTimeout time.Duration
 
+	connectWait time.Duration // only for commands that call registerConnectWait
+
 	flags        *pflag.FlagSet
 	inventoryErr func() error // the error in the inventory; nil without an inventory
 }
@@ -116,8 +118,17 @@ func (f *vmFlags) register(fl *pflag.FlagSet) {
 	grouped(fl, runnerGroup)
 }
 
+// registerConnectWait adds the flag of commands that wait for VMs.
+func (f *vmFlags) registerConnectWait(fl *pflag.FlagSet) {
+	f.connectWait = 30 * time.Second
+	boundedTimeFlag(fl, &f.connectWait, "connect-wait", "wait this `time` for a VM that refuses connections, as it does "+
+		"while it starts; other VMs take its builds meanwhile; 0: do not wait", time.Second, maxKeepalive, 0)
+	grouped(fl, connectionGroup)
+}
+
 // registerConnections adds the flags of commands that keep connections open, for builds.
 func (f *vmFlags) registerConnections(fl *pflag.FlagSet) {
+	f.registerConnectWait(fl)
 	f.route = connector.Auto
 	choiceFlag(fl, &f.route, "route", "how to start and reach a build's step runner: auto, relay, streamlocal or session",
 		"auto", "session", "streamlocal", "relay")
@@ -173,7 +184,7 @@ func (f *vmFlags) providerConfig(
 ) instance.Config {
 	return instance.Config{
 		Group: group, Route: f.route, Bootstrap: bootstrap, Version: buildinfo.Version(), Logger: log,
-		MaxAge: f.maxAge, IdleTimeout: f.idleTimeout, StopTimeout: f.stopTimeout,
+		ConnectWait: f.connectWait, MaxAge: f.maxAge, IdleTimeout: f.idleTimeout, StopTimeout: f.stopTimeout,
 		ConnTrace: counts.ConnTrace(), DialDone: counts.Dialed, Retired: counts.Retired,
 	}
 }
@@ -248,8 +259,11 @@ func (f *vmFlags) needsVM(others ...string) error {
 	return nil
 }
 
-// onEach calls do for all VMs of the flags, some at a time, and returns the results in order.
-func onEach[T any](ctx context.Context, f *vmFlags, do func(*instance.Provider, instance.Instance) T) ([]T, error) {
+// onEach calls do for all VMs of the flags, some at a time, and returns the results in order. While pause is called, do
+// does not count.
+func onEach[T any](
+	ctx context.Context, f *vmFlags, do func(p *instance.Provider, in instance.Instance, pause func(wait func())) T,
+) ([]T, error) {
 	group, closeVMs, err := f.group(ctx, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return nil, cmp.Or(withCode(endsignal.Code(ctx), nil), err)
@@ -262,15 +276,21 @@ func onEach[T any](ctx context.Context, f *vmFlags, do func(*instance.Provider, 
 	defer func() { _ = provider.Close() }() // nil
 	all := group.Instances()
 	results := make([]T, len(all))
-	var calls errgroup.Group
-	calls.SetLimit(maxAtOnce)
+	var calls sync.WaitGroup
+	slots := make(chan struct{}, maxAtOnce)
+	pause := func(wait func()) {
+		<-slots
+		wait()
+		slots <- struct{}{}
+	}
 	for i, in := range all {
-		calls.Go(func() error {
-			results[i] = do(provider, in)
-			return nil
+		slots <- struct{}{}
+		calls.Go(func() {
+			defer func() { <-slots }()
+			results[i] = do(provider, in, pause)
 		})
 	}
-	_ = calls.Wait() // nil
+	calls.Wait()
 	return results, nil
 }
 

@@ -79,6 +79,8 @@ type Report struct {
 	Cleanup error
 	// Left lists what may be left of the build; see [instance.Executor.Left]. It is untrusted text.
 	Left []string
+	// Forced is why the step runner was ended by `steps end`; see [instance.Executor.Forced].
+	Forced string
 }
 
 // ErrFailures is the cause for a build that was not started because too many others had failed.
@@ -137,7 +139,7 @@ func runOne(
 	}
 	report.Instance = e.Instance()
 	report.Cleanup = e.Cleanup(abort) // not the build's failure: it had ended
-	report.Left = e.Left()
+	report.Left, report.Forced = e.Left(), e.Forced()
 	if failed := (*instance.BuildError)(nil); errors.As(err, &failed) {
 		report.Err = failed
 	} else if err != nil { // every error is a failure, even one that no Executor classified
@@ -177,16 +179,37 @@ func (b *Batch) execute(
 	if b.OnStart != nil {
 		b.OnStart(build.ID, e.Instance())
 	}
-	if b.Timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithDeadlineCause(ctx, e.Started().Add(b.Timeout), timeoutError(b.Timeout))
-		defer cancel()
+	for moved := false; ; moved = true {
+		err := b.attempt(ctx, e, build, report, moved)
+		if failed, ok := errors.AsType[*instance.BuildError](err); !ok || !failed.Elsewhere {
+			return err
+		}
 	}
-	if _, err := e.Connect(ctx); err != nil {
+}
+
+// attempt runs a build on one instance. A build that has moved may wait for a slot, for which its timeout does not
+// count.
+func (b *Batch) attempt(ctx context.Context, e *instance.Executor, build Build, report *Report, moved bool) error {
+	connecting, cancel := ctx, context.CancelFunc(func() {})
+	if !moved {
+		connecting, cancel = b.bounded(ctx, e.Started())
+	}
+	defer cancel()
+	if _, err := e.Connect(connecting); err != nil {
 		return err
 	}
 	report.Connect = time.Since(e.Started())
-	return e.Execute(ctx, build.Job)
+	executing, cancel := b.bounded(ctx, e.Started())
+	defer cancel()
+	return e.Execute(executing, build.Job)
+}
+
+// bounded returns a context with the timeout of a build that got its slot at started.
+func (b *Batch) bounded(ctx context.Context, started time.Time) (context.Context, context.CancelFunc) {
+	if b.Timeout == 0 {
+		return ctx, func() {}
+	}
+	return context.WithDeadlineCause(ctx, started.Add(b.Timeout), timeoutError(b.Timeout))
 }
 
 // notedLog is a build's log that notes when the first output of the job came.

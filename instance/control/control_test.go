@@ -105,6 +105,10 @@ func TestStatusTellsWhatThereIs(t *testing.T) {
 	require.Regexp(t, `(?m)^b-1 +vm-1 +1m30s$`, text.String())
 	require.Contains(t, text.String(), "inventory not read, the one before is in force: fleet.yml:1:1: wrong\n")
 	require.Contains(t, text.String(), fmt.Sprintf("0 builds waiting for a slot; process %d,", os.Getpid()))
+	status.Waiting, status.Held = 3, 2
+	text.Reset()
+	require.NoError(t, status.WriteText(&text, time.Now(), true))
+	require.Contains(t, text.String(), "3 builds waiting for a slot, 2 of them because all VMs that fit are aside (")
 }
 
 func TestDrainAndUndrain(t *testing.T) {

@@ -16,7 +16,8 @@ type Status struct {
 	Version   string    `json:"version"`
 	PID       int       `json:"pid"`
 	Since     time.Time `json:"since"`
-	Waiting   int       `json:"waiting"` // builds without a slot
+	Waiting   int       `json:"waiting"`        // builds without a slot
+	Held      int       `json:"held,omitempty"` // of those, builds that no VM takes as all that fit are aside
 	Slots     Slots     `json:"slots"`
 	Inventory string    `json:"inventory_error,omitempty"` // the error in the inventory's newest version
 	Instances []VM      `json:"instances"`
@@ -82,7 +83,7 @@ type Build struct {
 // StatusOf returns the status of a manager that started at since. Of cfg, only Provider is required.
 func StatusOf(cfg Config, since time.Time) Status {
 	stat := cfg.Provider.Stat()
-	status := Status{Version: cfg.Version, PID: os.Getpid(), Since: since, Waiting: stat.Waiting}
+	status := Status{Version: cfg.Version, PID: os.Getpid(), Since: since, Waiting: stat.Waiting, Held: stat.Held}
 	status.Instances, status.JumpHosts = make([]VM, len(stat.Instances)), make([]JumpHost, len(stat.JumpHosts))
 	if cfg.InventoryErr != nil {
 		if err := cfg.InventoryErr(); err != nil {

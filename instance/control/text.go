@@ -57,7 +57,11 @@ func (s *Status) WriteText(w io.Writer, now time.Time, builds bool) error {
 	if s.Slots.Outside > 0 {
 		fmt.Fprintf(&b, "; %s on VMs that take no more", plural.Count(s.Slots.Outside, "build"))
 	}
-	fmt.Fprintf(&b, "\n%s waiting for a slot; process %d, since %s\n", plural.Count(s.Waiting, "build"), s.PID,
+	held := ""
+	if s.Held > 0 {
+		held = fmt.Sprintf(", %d of them because all VMs that fit are aside (their reasons are above)", s.Held)
+	}
+	fmt.Fprintf(&b, "\n%s waiting for a slot%s; process %d, since %s\n", plural.Count(s.Waiting, "build"), held, s.PID,
 		age(s.Since, now))
 	_, err := io.WriteString(w, b.String())
 	return err

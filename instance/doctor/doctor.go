@@ -57,8 +57,11 @@ type Config struct {
 	// Bootstrap are programs that may be uploaded to the VM, as a build would have them uploaded. The VM's end that a
 	// build would use is then examined.
 	Bootstrap []*program.Binary
-	// Timeout bounds the examination of one instance. If zero, 60s.
+	// Timeout bounds the examination of one instance, and before it each attempt to connect. If zero, 60s.
 	Timeout time.Duration
+	// Again is called when an instance refuses a connection in a way that may pass; see [instance.MayPass]. It may wait,
+	// and returns true for another attempt. If nil, there is one.
+	Again func(ctx context.Context, err error) bool
 }
 
 // Examine examines an instance of p's Group. It makes two connections one after the other, in the same way as p, and
@@ -69,8 +72,6 @@ func Examine(ctx context.Context, p *instance.Provider, in instance.Instance, cf
 	if cfg.Timeout <= 0 {
 		cfg.Timeout = defaultTimeout
 	}
-	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
-	defer cancel()
 	start := time.Now()
 	e := &examination{provider: p, in: in, cfg: cfg, report: Report{Instance: in.ID, Addr: in.Addr, User: in.SSH.User}}
 	e.examine(ctx)
@@ -97,6 +98,8 @@ func (e *examination) examine(ctx context.Context) {
 		return
 	}
 	defer e.conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, e.cfg.Timeout)
+	defer cancel()
 	e.report.add(judgeServer(e.conn.Stat().ServerVersion))
 	e.keepalive(ctx)
 	if e.cfg.Docker != nil {
@@ -132,9 +135,20 @@ func (e *examination) login(ctx context.Context) bool {
 			key = hostKey{k, by}
 		},
 	}
-	start := time.Now()
-	conn, err := e.provider.Dial(ctx, e.in.ID, trace)
-	all := time.Since(start)
+	dial := func() (*mux.Conn, time.Duration, error) {
+		ctx, cancel := context.WithTimeout(ctx, e.cfg.Timeout)
+		defer cancel()
+		mu.Lock()
+		clear(took)
+		mu.Unlock()
+		start := time.Now()
+		conn, err := e.provider.Dial(ctx, e.in.ID, trace)
+		return conn, time.Since(start), err
+	}
+	conn, all, err := dial()
+	for err != nil && e.cfg.Again != nil && instance.MayPass(err) && e.cfg.Again(ctx, err) {
+		conn, all, err = dial()
+	}
 	mu.Lock()
 	defer mu.Unlock()
 	if err != nil {

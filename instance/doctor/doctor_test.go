@@ -7,6 +7,7 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -405,4 +406,24 @@ func TestReportsForPeopleHaveNothingATerminalObeys(t *testing.T) {
 	line, err := json.Marshal(r)
 	require.NoError(t, err)
 	require.Contains(t, string(line), `"usable":false,"seconds":1,"findings":[{"check":"server","status":"fail"`)
+}
+
+// Symptom: doctor examined a VM that was starting before it listened.
+func TestExamineTriesAgainWhileTheVMRefuses(t *testing.T) {
+	t.Parallel()
+	s := sshtest.InProcess(t, embeddedvm.Config{})
+	in := instanceOf(t, s)
+	addr, open := sshtest.Late(t, s.Addr)
+	in.Addr = addr
+	var refusals []error
+	r := Examine(sshtest.Within(t), provider(t, in), in, Config{Again: func(_ context.Context, err error) bool {
+		refusals = append(refusals, err)
+		open()
+		return true
+	}})
+	require.True(t, r.Usable, "%+v", r)
+	require.Len(t, refusals, 1)
+	require.ErrorContains(t, refusals[0], "connection refused")
+	require.False(t, instance.MayPass(&mux.DialError{Stage: "login", Err: errors.New("refused")}))
+	require.False(t, instance.MayPass(&mux.DialError{Stage: "handshake", Err: errors.New("no common algorithm")}))
 }

@@ -238,32 +238,63 @@ func (m *Manager) execute(b *build, e *instance.Executor) error {
 		if err := e.Prepare(ctx); err != nil {
 			return err
 		}
-		if _, err := e.Connect(ctx); err != nil {
-			return err
-		}
-		started := e.Started()
-		connect := time.Since(started)
-		vm, socket := e.Place()
-		begin := func(r *record) {
-			r.Phase, r.Instance, r.Socket, r.Started, r.Connect = phaseRunning, vm, socket, started, connect
-		}
-		err := m.change(b, begin)
-		for m.cluster != nil && err != nil && !errors.Is(err, errTaken) && ctx.Err() == nil && !b.isLeft() {
-			m.cfg.Logger.Warn("cannot keep the build", "build", b.id, "error", err)
-			_ = pause.For(m.life, time.Second)
-			err = m.change(b, begin)
-		}
-		if err != nil {
-			switch {
-			case !errors.Is(err, errTaken):
-			case m.cluster != nil:
-				_ = e.Leave(m.life) // another manager has the build: the step runner may be its
-			default:
-				_ = e.Cleanup(m.life) // the build was canceled: this step runner has no job
-			}
+		if err := m.connect(b, e); err != nil {
 			return err
 		}
 	}
+	for {
+		err := m.deliver(b, e)
+		if failed, ok := errors.AsType[*instance.BuildError](err); !ok || !failed.Elsewhere {
+			return err
+		}
+		// Nothing of it has run: it begins on another VM, by another manager if this one dies now.
+		err = m.changeRunning(b, func(r *record) {
+			r.Phase, r.Instance, r.Socket, r.Started, r.Connect = phaseWaiting, "", "", time.Time{}, 0
+		})
+		if err == nil {
+			err = m.connect(b, e)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// connect starts the step runner of a build, and notes where it is.
+func (m *Manager) connect(b *build, e *instance.Executor) error {
+	if _, err := e.Connect(b.ctx); err != nil {
+		return err
+	}
+	started := e.Started()
+	connect := time.Since(started)
+	vm, socket := e.Place()
+	err := m.changeRunning(b, func(r *record) {
+		r.Phase, r.Instance, r.Socket, r.Started, r.Connect = phaseRunning, vm, socket, started, connect
+	})
+	switch {
+	case err == nil, !errors.Is(err, errTaken):
+	case m.cluster != nil:
+		_ = e.Leave(m.life) // another manager has the build: the step runner may be its
+	default:
+		_ = e.Cleanup(m.life) // the build was canceled: this step runner has no job
+	}
+	return err
+}
+
+// changeRunning changes the record of a build that runs. A manager of a cluster repeats that while the store is away.
+func (m *Manager) changeRunning(b *build, edit func(*record)) error {
+	err := m.change(b, edit)
+	for m.cluster != nil && err != nil && !errors.Is(err, errTaken) && b.ctx.Err() == nil && !b.isLeft() {
+		m.cfg.Logger.Warn("cannot keep the build", "build", b.id, "error", err)
+		_ = pause.For(m.life, time.Second)
+		err = m.change(b, edit)
+	}
+	return err
+}
+
+// deliver runs the job of a build whose step runner has started.
+func (m *Manager) deliver(b *build, e *instance.Executor) error {
+	ctx := b.ctx
 	if limit := b.asked.GetJob().GetTimeout().AsDuration(); limit > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadlineCause(

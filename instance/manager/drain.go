@@ -153,8 +153,12 @@ func (m *Manager) status(ctx context.Context) control.Status {
 // statusAndQueue is status, with the queue and at most so many of its builds.
 func (m *Manager) statusAndQueue(ctx context.Context, limit int) (control.Status, *pb.ListResponse, error) {
 	s := m.ownStatus()
+	allHeld := s.Held > 0 && s.Held == len(m.cfg.Group.Waiting())
 	list, err := m.list(ctx, &pb.ListRequest{Phase: pb.Build_queued}, limit)
-	s.Waiting += int(list.GetQueued()) // there are not that many
+	s.Waiting += int(list.GetQueued())            // there are not that many
+	if s.Held = min(s.Held, s.Waiting); allHeld { // then so are those behind them in the queue
+		s.Held = s.Waiting
+	}
 	others := map[string]control.VM{}
 	for _, a := range m.ask(ctx, peerQuestion{Status: true}) {
 		s.Waiting += a.Waiting

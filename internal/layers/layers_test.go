@@ -143,7 +143,7 @@ var allowed = map[string][]string{
 	},
 	"remote/job": {
 		"remote/step/component", "remote/step/engine", "remote/step/trace", "remote/step/trace/recording",
-		"remote/job/joblog", "remote/step/mask", "remote/proc", "remote/walls", "internal/rmtree",
+		"remote/job/joblog", "remote/step/mask", "remote/proc", "remote/walls", "internal/rmtree", "internal/oserr",
 	},
 	"remote/step/annotation": {},
 	"remote/step/engine": {

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/step/engine"
@@ -119,7 +120,7 @@ func mkdirIn(parent *os.File, name string) (*os.File, error) {
 func (j *record) prepare(spec Spec, jobs, kept *os.File, base string) (place engine.Place, err error) {
 	if j.home = kept; kept == nil {
 		if j.home, err = mkdirIn(jobs, filepath.Base(j.dir)); err != nil {
-			return place, fmt.Errorf("create job directory: %w", err)
+			return place, fmt.Errorf("create job directory: %w", oserr.Hint(err, jobs.Name()))
 		}
 	}
 	for _, log := range j.logs {
@@ -149,7 +150,8 @@ func (j *record) prepare(spec Spec, jobs, kept *os.File, base string) (place eng
 			err = unix.Mkdirat(int(j.home.Fd()), workName, 0o700)
 		}
 		if err != nil {
-			return place, fmt.Errorf("create work directory: %w", &fs.PathError{Op: "mkdir", Path: place.WorkDir, Err: err})
+			return place, fmt.Errorf("create work directory: %w",
+				oserr.Hint(&fs.PathError{Op: "mkdir", Path: place.WorkDir, Err: err}, j.dir))
 		}
 		return place, nil
 	}
@@ -157,7 +159,7 @@ func (j *record) prepare(spec Spec, jobs, kept *os.File, base string) (place eng
 		place.WorkDir = filepath.Join(base, place.WorkDir)
 	}
 	if err := os.MkdirAll(place.WorkDir, 0o755); err != nil {
-		return place, fmt.Errorf("create work_dir %s: %w", place.WorkDir, err)
+		return place, fmt.Errorf("create work_dir %s: %w", place.WorkDir, oserr.Hint(err, filepath.Dir(place.WorkDir)))
 	}
 	return place, nil
 }

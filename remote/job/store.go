@@ -13,7 +13,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/rmtree"
+	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
@@ -82,7 +84,7 @@ func (s *Store) open() (_ *os.File, err error) {
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open job store: %w", err)
+		return nil, fmt.Errorf("open job store: %w", oserr.Hint(err, s.cfg.Dir))
 	}
 	return s.home, nil
 }
@@ -127,9 +129,17 @@ func (s *Store) newRunner(spec Spec, j *record) *engine.Runner {
 	cfg.Grace = j.grace
 	cfg.Observe = j.observe
 	cfg.Policy = cfg.Policy.Under(s.cfg.Policy)
+	start := proc.Start
 	if init := s.cfg.Init; init != nil {
-		cfg.Start, cfg.Open = init.Start, init.Open
+		start, cfg.Open = init.Start, init.Open
 		init.Prepare() // while the job's files are made
+	}
+	cfg.Start = func(ctx context.Context, c proc.Command) (*proc.Process, error) {
+		p, err := start(ctx, c)
+		if err == nil || ctx.Err() != nil { // see [proc.Init.Start]
+			j.begun.Store(true)
+		}
+		return p, err
 	}
 	if t := spec.Trace; t != nil {
 		j.output.recorder = recording.New(cfg, recording.Config{

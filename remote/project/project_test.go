@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -333,6 +334,13 @@ func TestAFullDiskIsToldAndLeavesRoom(t *testing.T) {
 	left, err := os.ReadDir(filepath.Join(disk, "projects"))
 	require.NoError(t, err)
 	require.Empty(t, left)
+
+	b = newBuild(t, cacheDir(t)) // the archive has room, its files do not
+	require.NoError(t, unix.Mount("tmpfs", b.dir, "tmpfs", 0, "size=1m,mode=0700"))
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(b.dir, unix.MNT_DETACH)) })
+	_, _, err = (&files.VM{}).Place(t.Context(), b, packed(t, map[string]string{"a": strings.Repeat("x", 2<<20)}))
+	require.Equal(t, codes.ResourceExhausted, status.Code(err), "%v", err)
+	require.ErrorContains(t, err, "unpack the project: ")
 }
 
 func TestArtifactsAreBoundedAndGoOnAfterABreak(t *testing.T) {
