@@ -37,6 +37,9 @@ const (
 	mostSessions = 20
 )
 
+// shellTimeout bounds the wait for the output of a command that shows whether commands are run. Tests change it.
+var shellTimeout = 10 * time.Second
+
 // output is the output of a command, and how it ended.
 type output struct {
 	stdout, stderr string
@@ -46,6 +49,16 @@ type output struct {
 
 // run runs a command in a session.
 func (e *examination) run(ctx context.Context, argv ...string) (output, error) {
+	out, err := e.start(ctx, (*mux.Process).CloseWrite, argv)
+	if exit := (*mux.ExitError)(nil); err == nil && out.err != nil && !errors.As(out.err, &exit) {
+		return output{}, out.err
+	}
+	return out, err
+}
+
+// start runs a command in a session. input is what happens to its stdin. If ctx ends first, the output is what the VM
+// printed so far, and its err is ctx's cause.
+func (e *examination) start(ctx context.Context, input func(*mux.Process) error, argv []string) (output, error) {
 	var stderr bounded
 	start := time.Now()
 	p, err := e.conn.Start(ctx, mux.Command{Argv: argv, Stderr: &stderr})
@@ -54,13 +67,15 @@ func (e *examination) run(ctx context.Context, argv ...string) (output, error) {
 	}
 	defer p.Close()
 	defer context.AfterFunc(ctx, func() { _ = p.Close() })()
-	_ = p.CloseWrite() // fails only if the command has ended
+	_ = input(p) // fails only if the command has ended
 	var stdout bounded
 	_, _ = io.Copy(&stdout, p) // Wait reports how the command ended
 	err = p.Wait(ctx)
 	took := time.Since(start)
-	exit := (*mux.ExitError)(nil)
-	if err != nil && !errors.As(err, &exit) {
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if mux.IsLost(err) {
 		return output{}, err
 	}
 	return output{string(stdout.text), strings.TrimSpace(string(stderr.text)), took, err}, nil
@@ -78,17 +93,19 @@ func (b *bounded) Write(p []byte) (int, error) {
 func (e *examination) shell(ctx context.Context) bool {
 	var all []time.Duration
 	for range shellRuns {
-		out, err := e.run(ctx, "true")
-		if err == nil && out.err != nil {
-			err = fmt.Errorf("the command true failed: %w: %s", out.err, out.stderr)
-		}
+		out, err := e.echo(ctx)
 		if err != nil {
 			e.report.add(failure(checkShell, err.Error(),
 				"let the account run commands: a login shell, no ForceCommand, MaxSessions at least 1"))
 			return false
 		}
-		if out.stdout != "" {
-			e.report.add(warning(checkShell, fmt.Sprintf("prints %q before a command's own output", first(out.stdout)),
+		before, _, ran := strings.Cut(out.stdout, shellSays)
+		if !ran {
+			e.report.add(judgeNotRun(out))
+			return false
+		}
+		if before != "" {
+			e.report.add(warning(checkShell, fmt.Sprintf("prints %q before a command's own output", first(before)),
 				"let the shell's start-up files be silent when no terminal is there: first in .bashrc, [ -t 1 ] || return",
 				"a relay can run, and a build be reached by a session"))
 			return true
@@ -105,6 +122,45 @@ func (e *examination) shell(ctx context.Context) bool {
 	}
 	e.report.add(f)
 	return true
+}
+
+// shellSays is the output of shellCommand, whose own words do not have it: a program that sshd runs in place of the
+// command may quote it.
+const shellSays = "stepmux-begun"
+
+var shellCommand = []string{"printf", "%s-%s", "stepmux", "begun"}
+
+// echo runs shellCommand with an open but silent stdin, which is what a relay and a step runner have at first: the end of
+// stdin would end a shell that runs in place of the command, as if it were the command.
+func (e *examination) echo(ctx context.Context) (output, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, shellTimeout, fmt.Errorf("no answer within %v", shellTimeout))
+	defer cancel()
+	return e.start(ctx, func(*mux.Process) error { return nil }, shellCommand)
+}
+
+// judgeNotRun judges a login that did not run shellCommand.
+func judgeNotRun(out output) Finding {
+	exit := (*mux.ExitError)(nil)
+	ended := out.err == nil || errors.As(out.err, &exit)
+	detail, change := "the login did not run the command printf: ",
+		"let sshd run the commands that it is given: no ForceCommand in sshd_config, no command= in authorized_keys, a "+
+			"login shell that is a shell (usermod -s /bin/bash USER), and no exit or exec of another program in its start-up files"
+	if out.err == nil {
+		out.err = errors.New("exit status 0")
+	}
+	detail += out.err.Error()
+	if !ended {
+		change = "let the start-up files of the login's shell neither read standard input nor start another shell when no " +
+			"terminal is there: first in .bashrc, [ -t 0 ] || return; and name no program that waits by ForceCommand in sshd_config"
+	}
+	said := termtext.Short(out.stdout, maxReason)
+	if said != "" && out.stderr != "" {
+		said += " | "
+	}
+	if said += termtext.Short(out.stderr, maxReason); said != "" {
+		detail += "; it said: " + said
+	}
+	return failure(checkShell, detail, change)
 }
 
 // first returns the beginning of a text.

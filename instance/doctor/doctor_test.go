@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -391,4 +392,37 @@ func TestReportsForPeopleHaveNothingATerminalObeys(t *testing.T) {
 	line, err := json.Marshal(r)
 	require.NoError(t, err)
 	require.Contains(t, string(line), `"usable":false,"seconds":1,"findings":[{"check":"server","status":"fail"`)
+}
+
+// Symptom: doctor found a login fine that ran another program in place of each command, and then blamed the step runner.
+func TestALoginThatRunsNoCommandFailsWithTheAdviceThatFits(t *testing.T) {
+	sshtest.RequirePart(t, "bash", "/bin/bash") // and not parallel, because of the next
+	before := shellTimeout
+	shellTimeout = time.Second
+	t.Cleanup(func() { shellTimeout = before })
+	const forced, waits = "no ForceCommand in sshd_config", "[ -t 0 ] || return"
+	for name, at := range map[string]struct{ force, line, said, change string }{
+		"start file that starts a shell": {line: "exec bash --norc", said: "no answer within", change: waits},
+		"start file that reads":          {line: "read -r x", said: "no answer within", change: waits},
+		"start file that ends":           {line: "echo bye; exit", said: "exit status 0; it said: bye$", change: forced},
+		"refusal":                        {force: "echo out; echo err >&2; exit 3", said: "status 3; it said: out | err$", change: forced},
+		"refusal that quotes":            {force: `echo "no: $SSH_ORIGINAL_COMMAND"`, said: "it said: no: printf", change: forced},
+		"program that copies":            {force: "cat", said: "no answer within", change: waits},
+		"shell that ends at once":        {force: "true", said: "exit status 0$", change: forced},
+		"output for a terminal":          {force: `printf '\033[2Jx'`, said: `it said: \[2Jx$`, change: forced},
+	} {
+		t.Run(name, func(t *testing.T) {
+			force := at.force
+			if at.line != "" {
+				home := t.TempDir()
+				require.NoError(t, os.WriteFile(filepath.Join(home, ".bashrc"), []byte(at.line+"\n"), 0o600))
+				force = `HOME=` + home + ` SHLVL=0 exec bash -c "$SSH_ORIGINAL_COMMAND"`
+			}
+			r := examine(t, instanceOf(t, sshtest.OpenSSH(t, "ForceCommand "+force)))
+			require.False(t, r.Usable)
+			f := requireFinding(t, r, checkShell, Fail, "^the login did not run the command printf: .*"+strings.ReplaceAll(at.said, "|", `\|`))
+			require.Contains(t, f.Change, at.change)
+			requireFinding(t, r, checkBinary, Skip, "no command can be run")
+		})
+	}
 }
