@@ -8,7 +8,7 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// Every command of this package for a VM is built here as an argument vector; mux quotes it for a login shell. No
+// Every command of this package for a VM is built here as an argument vector; mux quotes it for any login shell. No
 // variable of a job is ever part of one.
 
 // relayArgv starts the VM's relay.

@@ -194,7 +194,8 @@ func (e *examination) binary(ctx context.Context) {
 		e.in.Runner = p.Command // from now on that one is examined
 	}
 	name := strings.Join(runner(e.in), " ")
-	out, err := e.run(ctx, append(slices.Clone(runner(e.in)), "--version")...)
+	// Below a sh: if the program is missing, csh and tcsh end with exit status 1, not 127.
+	out, err := e.run(ctx, slices.Concat([]string{"sh", "-c", `exec "$@"`, "sh"}, runner(e.in), []string{"--version"})...)
 	exit := (*mux.ExitError)(nil)
 	switch {
 	case err != nil:
