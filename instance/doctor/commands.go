@@ -57,14 +57,31 @@ func (e *examination) run(ctx context.Context, argv ...string) (output, error) {
 }
 
 // start runs a command in a session. input is what happens to its stdin. If ctx ends first, the output is what the VM
-// printed so far, and its err is ctx's cause.
+// printed so far, and its err is ctx's cause. A server that allows one session in the life of a connection refuses the
+// second, or has ended the connection: then each command gets a connection of its own.
 func (e *examination) start(ctx context.Context, input func(*mux.Process) error, argv []string) (output, error) {
+	for try := 0; ; try++ {
+		out, err := e.startOnce(ctx, input, argv)
+		ended := errors.Is(err, mux.ErrForbidden) || mux.IsLost(err) && e.sshd("", "other") != ""
+		if !ended || !e.ran || try == 2 {
+			return out, err
+		}
+		e.single = true
+		if err := e.renew(ctx); err != nil {
+			return output{}, err
+		}
+	}
+}
+
+// startOnce is start over the connection that there is.
+func (e *examination) startOnce(ctx context.Context, input func(*mux.Process) error, argv []string) (output, error) {
 	var stderr bounded
 	start := time.Now()
 	p, err := e.conn.Start(ctx, mux.Command{Argv: argv, Stderr: &stderr})
 	if err != nil {
 		return output{}, err
 	}
+	e.ran = true
 	defer p.Close()
 	defer context.AfterFunc(ctx, func() { _ = p.Close() })()
 	_ = input(p) // fails only if the command has ended
@@ -96,12 +113,12 @@ func (e *examination) shell(ctx context.Context) bool {
 		out, err := e.echo(ctx)
 		if err != nil {
 			e.report.add(failure(checkShell, err.Error(),
-				"let the account run commands: a login shell, no ForceCommand, MaxSessions at least 1"))
+				"let the account run commands: a login shell"+e.sshd(", no ForceCommand, MaxSessions at least 1", "")))
 			return false
 		}
 		before, _, ran := strings.Cut(out.stdout, shellSays)
 		if !ran {
-			e.report.add(judgeNotRun(out))
+			e.report.add(e.judgeNotRun(out))
 			return false
 		}
 		if before != "" {
@@ -139,19 +156,20 @@ func (e *examination) echo(ctx context.Context) (output, error) {
 }
 
 // judgeNotRun judges a login that did not run shellCommand.
-func judgeNotRun(out output) Finding {
+func (e *examination) judgeNotRun(out output) Finding {
 	exit := (*mux.ExitError)(nil)
 	ended := out.err == nil || errors.As(out.err, &exit)
 	detail, change := "the login did not run the command printf: ",
-		"let sshd run the commands that it is given: no ForceCommand in sshd_config, no command= in authorized_keys, a "+
-			"login shell that is a shell (usermod -s /bin/bash USER), and no exit or exec of another program in its start-up files"
+		"let the server run the commands that it is given: "+e.sshd("no ForceCommand in sshd_config, ", "")+
+			"no command= in authorized_keys, a login shell that is a shell (usermod -s /bin/bash USER), and no exit or exec of another program in its start-up files"
 	if out.err == nil {
 		out.err = errors.New("exit status 0")
 	}
 	detail += out.err.Error()
 	if !ended {
 		change = "let the start-up files of the login's shell neither read standard input nor start another shell when no " +
-			"terminal is there: first in .bashrc, [ -t 0 ] || return; and name no program that waits by ForceCommand in sshd_config"
+			"terminal is there: first in .bashrc, [ -t 0 ] || return" +
+			e.sshd("; and name no program that waits by ForceCommand in sshd_config", "")
 	}
 	said := termtext.Short(out.stdout, maxReason)
 	if said != "" && out.stderr != "" {
@@ -372,8 +390,11 @@ func (e *examination) sessions(ctx context.Context) {
 	e.report.add(e.judgeSessions(n, refused))
 }
 
+// moreSessions is the advice for a server that allows one session in the life of a connection.
+const moreSessions = "use a server that allows more sessions on a connection, such as OpenSSH"
+
 func (e *examination) judgeSessions(n int, refused bool) Finding {
-	detail := fmt.Sprintf("%d at once on a connection (MaxSessions)", n)
+	detail := fmt.Sprintf("%d at once on a connection", n) + e.sshd(" (MaxSessions)", "")
 	if !refused {
 		detail = fmt.Sprintf("%d or more at once on a connection", n)
 	}
@@ -383,12 +404,18 @@ func (e *examination) judgeSessions(n int, refused bool) Finding {
 	}
 	capacity := max(e.in.Capacity, 1)
 	switch {
+	case e.single && n <= 1 && !e.relay:
+		return failure(checkSessions, "1 in the life of a connection, which is too few for a build without a relay", moreSessions)
+	case e.single && n <= 1:
+		return warning(checkSessions, "1 in the life of a connection; the relay takes it for all builds", moreSessions,
+			"stepmux can be uploaded (--bootstrap), a relay that has ended be replaced, and commands be run beside it")
 	case e.relay:
 		detail += "; the relay takes one for all builds"
 	case e.works && refused && n < need*capacity:
 		return warning(checkSessions,
 			fmt.Sprintf("%s; without a relay a build takes %d, so of %d builds some wait", detail, need, capacity),
-			fmt.Sprintf("install a stepmux that has a relay, or MaxSessions %d in sshd_config", need*capacity+2),
+			"install a stepmux that has a relay"+e.sshd(fmt.Sprintf(", or MaxSessions %d in sshd_config", need*capacity+2),
+				", or use a server that allows more sessions"),
 			fmt.Sprintf("%d builds run at once", capacity))
 	}
 	return okay(checkSessions, detail)
