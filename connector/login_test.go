@@ -109,7 +109,9 @@ func TestALoginThatWaitsDoesNotGetTheTimeTwice(t *testing.T) {
 func TestAStartThatIsGivenUpNamesTheCommandThatDidNotAnswer(t *testing.T) {
 	sshtest.RequirePart(t, "bash", "/bin/bash")
 	s := sshtest.OpenSSH(t, "ForceCommand echo please wait >&2; exec sleep 600")
-	for route, command := range map[connector.Route]string{connector.Auto: "steps relay", connector.Streamlocal: "--version"} {
+	for route, command := range map[connector.Route]string{
+		connector.Auto: "steps relay", connector.Streamlocal: "--version",
+	} {
 		b := newBuild(t, s, "b1", "stepmux", func(c *connector.Config) { c.Route = route })
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()

@@ -355,7 +355,8 @@ func TestTimeoutIsATimeout(t *testing.T) {
 	})
 }
 
-// Symptom: a build ended as job_execution_timeout though no step of it had begun, because the VM's login waited for input.
+// Symptom: a build ended as job_execution_timeout though no step of it had begun, because its login
+// waited for input.
 func TestATimeoutBeforeTheFirstStepIsTheMachines(t *testing.T) {
 	s := sshtest.OpenSSH(t, "ForceCommand echo please wait >&2; exec sleep 600")
 	v := newVM(t, s)

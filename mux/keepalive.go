@@ -39,9 +39,10 @@ func (c *Conn) probePeer(context.Context) (rtt, keep time.Duration, err error) {
 // asks for. ask sends those a request.
 var repliers = []string{"SSH-2.0-OpenSSH", "SSH-2.0-dropbear", "SSH-2.0-stepmux", "SSH-2.0-Go"}
 
-// ask waits for an answer of the peer. Some servers, such as TinySSH, answer a global request with SSH_MSG_UNIMPLEMENTED
-// (RFC 4253, section 11.4), and the SSH library then ends the connection. So a server that is not known is asked for a
-// channel of a type that no server has, which each server refuses (RFC 4254, section 5.1). That counts as no session.
+// ask waits for an answer of the peer. Some servers, such as TinySSH, answer a global request with
+// SSH_MSG_UNIMPLEMENTED (RFC 4253, section 11.4), and the SSH library then ends the connection. So a server that is not
+// known is asked for a channel of a type that no server has, which each server refuses (RFC 4254, section 5.1). That
+// counts as no session.
 func (c *Conn) ask() error {
 	version := string(c.ssh.ServerVersion())
 	if slices.ContainsFunc(repliers, func(name string) bool { return strings.HasPrefix(version, name) }) {

@@ -61,8 +61,8 @@ func shellLine(c Command) (line string, err error) {
 	return line, nil
 }
 
-// enterScript sets the $2 variables that follow, changes to the directory $1, and runs the command after them. Not every
-// login shell has a POSIX shell's export and cd.
+// enterScript sets the $2 variables that follow, changes to the directory $1, and runs the command after them. Not
+// every login shell has a POSIX shell's export and cd.
 const enterScript = `_dir=$1 _n=$2; shift 2; while [ "$_n" -gt 0 ]; do export "$1"; shift; _n=$((_n-1)); done; ` +
 	`[ -z "$_dir" ] || cd -- "$_dir" || exit 126; exec "$@"`
 

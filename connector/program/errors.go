@@ -16,8 +16,8 @@ var ErrNotRun = errors.New("the login did not run the command")
 const maxSaid = 400
 
 // notRunHint is the advice for ErrNotRun.
-const notRunHint = "is another program named by ForceCommand in sshd_config or by command= in authorized_keys, is the " +
-	"login's shell no shell, or do its start-up files end it, start another (exec) or read standard input? " +
+const notRunHint = "is another program named by ForceCommand in sshd_config or by command= in authorized_keys, is " +
+	"the login's shell no shell, or do its start-up files end it, start another (exec) or read standard input? " +
 	"stepmux doctor examines it"
 
 // unanswered returns the error of a command that had not answered when its caller gave up. said is the VM's text.

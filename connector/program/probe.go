@@ -44,8 +44,8 @@ type Refusal struct {
 }
 
 // Find returns the VM's step runner. If its relay starts, the relay reports the program; otherwise the program is
-// asked in a session. A program that is missing or cannot run is replaced if cfg allows it. If ctx ends first, the error
-// names the command that had not answered.
+// asked in a session. A program that is missing or cannot run is replaced if cfg allows it. If ctx ends first, the
+// error names the command that had not answered.
 func Find(ctx context.Context, cfg Config) (p *Program, noRelay Refusal, err error) {
 	f := &finder{Config: cfg}
 	p, err = f.find(ctx)

@@ -147,8 +147,8 @@ const shellSays = "stepmux-begun"
 
 var shellCommand = []string{"printf", "%s-%s", "stepmux", "begun"}
 
-// echo runs shellCommand with an open but silent stdin, which is what a relay and a step runner have at first: the end of
-// stdin would end a shell that runs in place of the command, as if it were the command.
+// echo runs shellCommand with an open but silent stdin, as a relay and a step runner have it at first: the end of stdin
+// would end a shell that runs in place of the command, as if it were the command.
 func (e *examination) echo(ctx context.Context) (output, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, shellTimeout, fmt.Errorf("no answer within %v", shellTimeout))
 	defer cancel()
@@ -161,7 +161,8 @@ func (e *examination) judgeNotRun(out output) Finding {
 	ended := out.err == nil || errors.As(out.err, &exit)
 	detail, change := "the login did not run the command printf: ",
 		"let the server run the commands that it is given: "+e.sshd("no ForceCommand in sshd_config, ", "")+
-			"no command= in authorized_keys, a login shell that is a shell (usermod -s /bin/bash USER), and no exit or exec of another program in its start-up files"
+			"no command= in authorized_keys, a login shell that is a shell (usermod -s /bin/bash USER), "+
+			"and no exit or exec of another program in its start-up files"
 	if out.err == nil {
 		out.err = errors.New("exit status 0")
 	}
@@ -295,8 +296,9 @@ func (e *examination) judgeVersion(name, text string) Finding {
 	return okay(checkBinary, detail)
 }
 
-// factsScript prints facts about time and temporary files, one per line. $1 is the directory.
+// factsScript prints facts about time, programs and temporary files, one per line. $1 is the directory.
 const factsScript = `echo "time $(date +%s.%N)"
+for p in git bash; do command -v $p >/dev/null && echo "$p"; done
 [ -d "$1" ] || { echo missing; exit 0; }
 df -Pk "$1" 2>/dev/null | awk 'NR > 1 { print "space", $4 }' | tail -n 1
 f=$(mktemp "$1/stepmux-doctor.XXXXXX") || { echo readonly; exit 0; }
@@ -314,7 +316,7 @@ func (e *examination) facts(ctx context.Context) {
 	}
 	if err != nil {
 		e.report.add(failure(checkTemp, err.Error(), ""))
-		e.report.skip("the VM did not tell", checkClock)
+		e.report.skip("the VM did not tell", checkClock, checkTools)
 		return
 	}
 	facts := map[string]string{}
@@ -325,6 +327,26 @@ func (e *examination) facts(ctx context.Context) {
 	e.report.add(judgeTemp(dir, facts, out.stderr))
 	// The clock was read about half-way through the command.
 	e.report.add(judgeClock(facts["time"], before.Add(out.took/2), out.took/2))
+	e.report.add(judgeTools(facts))
+}
+
+// judgeTools judges the programs that builds may need beside the step runner.
+func judgeTools(facts map[string]string) Finding {
+	var missing, gains []string
+	for _, tool := range []struct{ name, gain string }{
+		{"git", "steps can come from git repositories, and jobs of GitLab be cloned"},
+		{"bash", "jobs of GitLab can run, and scripts of steps are run by bash, not by sh"},
+	} {
+		if _, ok := facts[tool.name]; !ok {
+			missing, gains = append(missing, tool.name), append(gains, tool.gain)
+		}
+	}
+	if len(missing) == 0 {
+		return okay(checkTools, "git and bash are installed")
+	}
+	names := strings.Join(missing, " and ")
+	return warning(checkTools, names+" not found on the PATH of the login", "install "+names+" on the VM",
+		strings.Join(gains, "; "))
 }
 
 func judgeTemp(dir string, facts map[string]string, stderr string) Finding {
@@ -405,7 +427,7 @@ func (e *examination) judgeSessions(n int, refused bool) Finding {
 	capacity := max(e.in.Capacity, 1)
 	switch {
 	case e.single && n <= 1 && !e.relay:
-		return failure(checkSessions, "1 in the life of a connection, which is too few for a build without a relay", moreSessions)
+		return failure(checkSessions, "1 in the life of a connection, too few for a build without a relay", moreSessions)
 	case e.single && n <= 1:
 		return warning(checkSessions, "1 in the life of a connection; the relay takes it for all builds", moreSessions,
 			"stepmux can be uploaded (--bootstrap), a relay that has ended be replaced, and commands be run beside it")

@@ -38,6 +38,7 @@ const (
 	checkBinary      = "binary"
 	checkTemp        = "tmp"
 	checkClock       = "clock"
+	checkTools       = "tools"
 	checkLinger      = "linger"
 	checkRelay       = "relay"
 	checkStreamlocal = "streamlocal"
@@ -106,7 +107,7 @@ func (e *examination) examine(ctx context.Context) {
 		return
 	}
 	if !e.shell(ctx) {
-		e.report.skip("no command can be run", checkBinary, checkTemp, checkClock, checkRelay, checkStreamlocal,
+		e.report.skip("no command can be run", checkBinary, checkTemp, checkClock, checkTools, checkRelay, checkStreamlocal,
 			checkIsolation, checkLimits, checkSessions)
 		return
 	}
@@ -148,7 +149,8 @@ func (e *examination) login(ctx context.Context) bool {
 		round(all), round(took["connect"]), round(took["handshake"]), round(took["login"])))
 	if took["login"] > slowLogin {
 		f = warning(checkLogin, f.Detail, e.sshd("find the delay: set UseDNS no and GSSAPIAuthentication no in sshd_config, "+
-			"check PAM modules that ask a network", "find the delay: does the server ask a network for names?"), "the first build on the VM starts that much sooner")
+			"check PAM modules that ask a network", "find the delay: does the server ask a network for names?"),
+			"the first build on the VM starts that much sooner")
 	}
 	e.report.add(f)
 	e.hostKeyFine(key)
@@ -198,8 +200,8 @@ func (e *examination) refused(err error, key hostKey) {
 		e.report.add(f)
 		e.report.skip("no connection", checkHostKey)
 	}
-	e.report.skip("not logged in", checkServer, checkKeepalive, checkShell, checkBinary, checkTemp, checkClock, checkRelay,
-		checkStreamlocal, checkIsolation, checkLimits, checkSessions)
+	e.report.skip("not logged in", checkServer, checkKeepalive, checkShell, checkBinary, checkTemp, checkClock, checkTools,
+		checkRelay, checkStreamlocal, checkIsolation, checkLimits, checkSessions)
 }
 
 // hostKeyFine reports the accepted host key, and the policy that accepted it.
@@ -355,7 +357,8 @@ func (e *examination) judgeStreamlocal(choice connector.Choice) Finding {
 		detail, gain = "not allowed; the relay carries the builds' output instead",
 			"more throughput, above all over a long way"
 	}
-	return warning(checkStreamlocal, detail, e.sshd("AllowStreamLocalForwarding yes in sshd_config (and DisableForwarding no)",
+	return warning(checkStreamlocal, detail, e.sshd(
+		"AllowStreamLocalForwarding yes in sshd_config (and DisableForwarding no)",
 		"use a server that forwards to unix sockets, such as OpenSSH"), gain)
 }
 

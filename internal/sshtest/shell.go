@@ -31,7 +31,8 @@ func WithLoginShell(t testing.TB, shell string, lines ...string) *Server {
 	}
 	home, login := filepath.Join(dir, Awkward), filepath.Join(dir, "login")
 	require.NoError(t, os.Mkdir(home, 0o700))
-	text := "#!/bin/sh\ncd \"${0%/*}/\"a* && export HOME=\"$PWD\" SHELL=" + path + " && exec $SHELL -c \"$SSH_ORIGINAL_COMMAND\"\n"
+	text := "#!/bin/sh\ncd \"${0%/*}/\"a* && export HOME=\"$PWD\" SHELL=" + path +
+		" && exec $SHELL -c \"$SSH_ORIGINAL_COMMAND\"\n"
 	require.NoError(t, os.WriteFile(login, []byte(text), 0o700))
 	return OpenSSH(t, append([]string{"ForceCommand " + login}, lines...)...)
 }

@@ -13,8 +13,8 @@ var reservedWords = []string{
 	"time", "coproc", "repeat", "foreach", "end", "nocorrect",
 }
 
-// LoginLine joins argv into one command line for a login shell, to which sshd hands it. The line has no newline, and every
-// POSIX shell, csh, tcsh and fish split it into exactly argv again. argv[0] is a program, not a builtin of a shell.
+// LoginLine joins argv into one command line for a login shell, to which sshd hands it. The line has no newline, and
+// every POSIX shell, csh, tcsh and fish split it into exactly argv again. argv[0] is a program, no builtin of a shell.
 // Arguments with a NUL byte, which no process can receive, and an empty argv are errors.
 func LoginLine(argv ...string) (string, error) {
 	if !slices.ContainsFunc(argv, func(arg string) bool { return strings.Contains(arg, "\n") }) {
@@ -72,5 +72,5 @@ func quoteTo(b *strings.Builder, arg string, command bool) {
 	b.WriteByte('\'')
 }
 
-// outside puts the characters that are special in single quotes outside of them: ' in all shells, ! in csh, and \ in fish.
+// outside puts the characters that are special in single quotes outside of them: ' in all shells, ! in csh, \ in fish.
 var outside = strings.NewReplacer(`'`, `'"'"'`, `\`, `'\\'`, `!`, `'\!'`)
