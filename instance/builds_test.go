@@ -349,12 +349,30 @@ func TestTimeoutIsATimeout(t *testing.T) {
 		requireReason(t, build(sshtest.Within(t), p, "b1", job, &sshtest.Log{}), instance.JobExecutionTimeout, 0)
 
 		reports := batch.Run(sshtest.Within(t), sshtest.Within(t), p, batch.Batch{
-			Timeout: 300 * time.Millisecond,
+			Timeout: 2 * time.Second, // time enough for the step runner to start
 			Builds:  []batch.Build{{ID: "b2", Job: script("sleep 600"), Log: &sshtest.Log{}}},
 		})
 		requireReason(t, reports[0].Err, instance.JobExecutionTimeout, 0)
 		v.requireClean(t)
 	})
+}
+
+// Symptom: a build ended as job_execution_timeout though no step of it had begun, because its login
+// waited for input.
+func TestATimeoutBeforeTheFirstStepIsTheMachines(t *testing.T) {
+	s := sshtest.OpenSSH(t, "ForceCommand echo please wait >&2; exec sleep 600")
+	v := newVM(t, s)
+	reports := batch.Run(sshtest.Within(t), sshtest.Within(t), v.provider(t, 1, nil), batch.Batch{
+		Timeout: time.Second,
+		Builds:  []batch.Build{{ID: "b1", Job: script("true"), Log: &sshtest.Log{}}},
+	})
+	requireReason(t, reports[0].Err, instance.RunnerSystemFailure, 0)
+	require.ErrorContains(t, reports[0].Err, "no step has begun: the build took longer than 1s")
+	require.ErrorContains(t, reports[0].Err, "had not answered; it said: please wait")
+
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(100*time.Millisecond, cancel)
+	requireReason(t, build(ctx, v.provider(t, 1, nil), "b2", script("true"), &sshtest.Log{}), instance.JobCanceled, 0)
 }
 
 func TestCancelWhileWaitingForASlot(t *testing.T) {

@@ -82,6 +82,19 @@ func classify(ctx context.Context, err error) error {
 	return failed
 }
 
+// notBegun returns the error of a build whose ctx ended before its step runner had started. err is what the build then
+// waited for. A deadline is no timeout of the job: no step of it has begun.
+func notBegun(ctx context.Context, err error) error {
+	cause := context.Cause(ctx)
+	if !errors.Is(ctx.Err(), context.DeadlineExceeded) && !errors.Is(cause, context.DeadlineExceeded) {
+		return ctx.Err()
+	}
+	if !errors.Is(err, cause) {
+		err = fmt.Errorf("%w (%w)", cause, err)
+	}
+	return &BuildError{Reason: RunnerSystemFailure, Err: fmt.Errorf("no step has begun: %w", err)}
+}
+
 // endOf returns the error of a build whose ctx has ended.
 func endOf(ctx context.Context) error {
 	failed := &BuildError{Reason: JobCanceled, Err: context.Cause(ctx)}

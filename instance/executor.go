@@ -256,7 +256,7 @@ func (e *Executor) connect(ctx context.Context, attach string) (_ func() (io.Rea
 	if err != nil {
 		end(err)
 		if ctx.Err() != nil {
-			err = ctx.Err()
+			err = notBegun(ctx, err)
 		}
 		// Without another instance, all builds would wait to fail one after the other.
 		if attach == "" && e.box == nil && neverRan(err) && cfg.Group.hasOther(e.demandBeside(s), true) {

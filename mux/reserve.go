@@ -105,6 +105,9 @@ func (c *Conn) openSessions(ctx context.Context, op string, n int) ([]*sshChanne
 		}
 		if !isRefusal(err) {
 			closeSessions(opened)
+			if errors.Is(err, ErrForbidden) && c.sessions.stat().Peak > 0 {
+				err = fmt.Errorf("the server allows one session on each connection, and it has been used: %w", err)
+			}
 			return nil, err
 		}
 		c.trace.Refused()

@@ -38,9 +38,10 @@ func newDoctorCommand() *cobra.Command {
 		Use:   "doctor --instance ssh://[USER@]HOST[:PORT]",
 		Short: "Examine VMs: whether builds can run there, and the changes that would help",
 		Long: `Examine VMs: the login, the host key, the server's version, the sessions that it allows, its forwarding, the
-login shell, the stepmux there, the directory for temporary files, the clock and the isolation of builds. Doctor starts
-a step runner as for a build, and ends it. Each finding is ok, warn, fail or skip (not checked), with the change to
-make and its benefit. With --bootstrap it copies stepmux to VMs as run does, and examines that.
+login shell, the stepmux there, the directory for temporary files, the clock, git and bash, and the builds'
+isolation. Doctor starts a step runner as for a build, and ends it. Each finding is ok, warn, fail or skip (not
+checked), with the change to make and its benefit. With --bootstrap it copies stepmux to VMs as run does, and examines
+that.
 Doctor connects as run does: through the same jump hosts, with the same keys and host-key policies.
 
 ` + vmHelp + `

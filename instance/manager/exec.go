@@ -53,7 +53,7 @@ func (c command) text() (string, error) {
 	if !c.tools {
 		return c.line, nil
 	}
-	line, err := wire.Quote("sh", "-c", toolsLine, "sh", c.line)
+	line, err := wire.LoginLine("sh", "-c", toolsLine, "sh", c.line)
 	return "exec " + line, err
 }
 

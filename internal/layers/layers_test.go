@@ -38,7 +38,9 @@ var allowed = map[string][]string{
 		"internal/flight", "internal/hooks", "internal/vmlog", "internal/pause", "remote/api/**",
 		"remote/step/mask", // for another step runner, which does not mask
 	},
-	"connector/program":  {"internal/limits", "mux", "mux/relay", "internal/wire", "internal/tail"},
+	"connector/program": {
+		"internal/limits", "internal/termtext", "mux", "mux/relay", "internal/wire", "internal/tail",
+	},
 	"connector/script":   {"internal/limits", "connector/buildlog", "mux", "mux/relay", "internal/wire", "internal/tail"},
 	"connector/buildlog": {"internal/termtext"},
 	"connector/files":    {"remote/api/**"},

@@ -36,7 +36,7 @@ const strictKex = "kex-strict-s-v00@openssh.com"
 
 // Handshake serves the client until it has logged in. It accepts any login.
 func (c *Conn) Handshake() error {
-	if err := c.Versions("SSH-2.0-rawssh"); err != nil {
+	if err := c.Versions("SSH-2.0-OpenSSH_rawssh"); err != nil {
 		return err
 	}
 	if err := c.Exchange(); err != nil {
