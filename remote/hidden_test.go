@@ -32,7 +32,7 @@ func layOut(t *testing.T, parent string) string {
 	} {
 		path := filepath.Join(dir, name)
 		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
-		require.NoError(t, os.WriteFile(path, []byte(text), 0o700)) //nolint:gosec // one is a program
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o700)) // one is a program
 	}
 	file, err := os.Create(filepath.Join(dir, "steps.zip"))
 	require.NoError(t, err)

@@ -71,8 +71,8 @@ func TestOpenSeesTheFilesThatTheCommandsSee(t *testing.T) {
 	require.NoError(t, unix.Close(fd))
 }
 
-// Symptom: a directory below /tmp was visible for Open only once a command had started. A job whose first step is a file
-// of its work directory failed.
+// Symptom: a directory below /tmp was visible for Open only once a command had started. A job whose first step is a
+// file of its work directory failed.
 func TestOpenSeesAShownDirectoryBeforeTheFirstCommand(t *testing.T) {
 	own, work := t.TempDir(), t.TempDir() // both in /tmp
 	file := filepath.Join(work, "file")
@@ -117,8 +117,8 @@ func TestOpenWithoutIsolationIsThatOfTheMachine(t *testing.T) {
 	require.NoError(t, file.Close())
 }
 
-// A build whose init was killed, by lack of memory perhaps, must not go on with less isolation. Symptom: it did not go on
-// at all, because the directory of the first init was in the way.
+// A build whose init was killed, by lack of memory perhaps, must not go on with less isolation. Symptom: it did not go
+// on at all, because the directory of the first init was in the way.
 func TestInitThatIsReplacedKeepsItsLevel(t *testing.T) {
 	in := &Init{Room: walls.Spec{Dir: t.TempDir()}}
 	t.Cleanup(func() { in.Close() })

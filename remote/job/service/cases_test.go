@@ -55,7 +55,7 @@ func runCases(t *testing.T, h *harness, base string) {
 			dir, err := os.MkdirTemp(base, "case") //nolint:usetesting // in base
 			require.NoError(t, err)
 			defer os.RemoveAll(dir)
-			require.NoError(t, os.Chmod(dir, 0o755)) //nolint:gosec // as other work directories
+			require.NoError(t, os.Chmod(dir, 0o755))
 			runCase(&h, c, dir)
 		})
 	}
