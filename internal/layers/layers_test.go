@@ -72,7 +72,7 @@ var allowed = map[string][]string{
 	},
 	"instance/manager/page": {
 		"instance", "instance/control", "instance/manager/access", "instance/manager/managerv1", "internal/boundedhttp",
-		"internal/flight", "internal/labels", "internal/termtext",
+		"internal/flight", "internal/labels", "internal/likeness", "internal/termtext",
 	},
 	"instance/manager": {
 		"instance", "instance/batch", "instance/control", "instance/manager/managerv1", "connector", "connector/buildlog",
@@ -246,6 +246,7 @@ var allowed = map[string][]string{
 	"internal/embeddedvm":     {"internal/wire"},
 	"internal/faultconn":      {},
 	"internal/neighbourcases": {},
+	"internal/likeness":       {},
 	"internal/sshtest":        {"internal/embeddedvm", "internal/faultconn", "internal/remotetest", "internal/wire"},
 	"internal/rawssh":         {"internal/sshtest"},
 	"internal/runnertest":     {"internal/sshtest", "internal/wire"},
@@ -282,7 +283,7 @@ var allowed = map[string][]string{
 		"remote/step/engine", "remote/step/fetch", "remote/step/trace/**",
 		"remote/standalone/provenance",
 		"remote/proc", "internal/wire", "internal/sshtarget", "internal/embeddedvm", "internal/rmtree", "internal/spell",
-		"internal/termtext", "internal/boundedfile", "internal/tail", "internal/pause",
+		"internal/termtext", "internal/boundedfile", "internal/tail", "internal/pause", "internal/likeness",
 	},
 	// The example uses servers that are made for tests.
 	"examples/sources":        {"internal/fetchtest"},

@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"testing"
 
@@ -196,6 +197,30 @@ func TestADirectoryIsShownInItsOwnPlaceOnly(t *testing.T) {
 	}
 	require.ErrorContains(t, err, "too many levels of symbolic links")
 	require.Equal(t, 1, exitOf(t, in, "", "test -e "+target+"/file"))
+}
+
+// Symptom: with TMPDIR=/dev/shm all builds ran without isolation, because their directories were hidden twice.
+func TestABuildsDirectoryMayBeBelowAnyHiddenOne(t *testing.T) {
+	walled(t, t.TempDir())
+	user := "/run/user/" + strconv.Itoa(os.Geteuid())
+	for _, parent := range []string{"/tmp", "/var/tmp", "/dev/shm", user} {
+		if unix.Access(parent, unix.W_OK) != nil {
+			continue // many machines have no directory of a user's session
+		}
+		base, err := os.MkdirTemp(parent, "stepmux-test-") //nolint:usetesting // its place matters
+		require.NoError(t, err)
+		defer os.RemoveAll(base)
+		own, other := filepath.Join(base, "own"), filepath.Join(base, "other")
+		for _, dir := range []string{own, other} {
+			require.NoError(t, os.Mkdir(dir, 0o700))
+		}
+		in := &Init{Room: walls.Spec{Dir: own, Base: base}}
+		defer in.Close()
+		require.Zero(t, exitOf(t, in, "", "[ -d "+own+" ] && ! [ -e "+other+" ]"), parent)
+		level, why := in.Isolation(t.Context())
+		require.NoError(t, why, parent)
+		require.Equal(t, walls.Processes, level)
+	}
 }
 
 // Symptom: with level Auto, a build had no isolation if another one changed login files while its init looked at them.

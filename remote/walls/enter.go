@@ -103,6 +103,10 @@ const runUser = "/run/user"
 
 // hideAll gives the build its own temporary directories.
 func (r *Room) hideAll() error {
+	// First, because the base may be in it: a directory that is hidden cannot be found below one that is hidden later.
+	if err := r.hideSharedMemory(); err != nil {
+		return err
+	}
 	for _, h := range []struct {
 		path string
 		mode fs.FileMode
@@ -120,6 +124,10 @@ func (r *Room) hideAll() error {
 		}
 	}
 	_ = os.Mkdir(runUser+"/"+strconv.Itoa(os.Geteuid()), 0o700) // without runUser it fails
+	return nil
+}
+
+func (r *Room) hideSharedMemory() error {
 	if !isDir("/dev/shm") {
 		return nil
 	}
