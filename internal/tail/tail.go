@@ -18,11 +18,10 @@ const (
 // MaxBytes, and less useful.
 var crashes = []string{"runtime: ", "fatal error: ", "panic: "}
 
-// IsCrash reports whether a line is one of the first of a crashing Go program, and IsStack whether the stacks begin
-// with it.
+// IsCrash reports whether a line is one of the first of a crashing Go program.
 func IsCrash(line string) bool { return crash([]byte(line)) == 0 }
 
-// IsStack: see IsCrash.
+// IsStack reports whether the stacks of a crash begin with a line.
 func IsStack(line string) bool {
 	return strings.HasPrefix(line, "runtime stack:") || strings.HasPrefix(line, "goroutine ")
 }
