@@ -78,7 +78,7 @@ var allowed = map[string][]string{
 	"instance/manager/page": {
 		"internal/plural",
 		"instance", "instance/control", "instance/manager/access", "instance/manager/managerv1", "internal/boundedhttp",
-		"internal/flight", "internal/labels", "internal/termtext",
+		"internal/flight", "internal/labels", "internal/likeness", "internal/termtext",
 	},
 	"instance/manager": {
 		"internal/plural", "remote/api/stepmuxv1",
@@ -259,6 +259,7 @@ var allowed = map[string][]string{
 	"internal/embeddedvm":     {"internal/wire"},
 	"internal/faultconn":      {},
 	"internal/neighbourcases": {},
+	"internal/likeness":       {},
 	"internal/sshtest":        {"internal/embeddedvm", "internal/faultconn", "internal/remotetest", "internal/wire"},
 	"internal/rawssh":         {"internal/sshtest"},
 	"internal/runnertest":     {"internal/sshtest", "internal/wire"},
@@ -298,7 +299,7 @@ var allowed = map[string][]string{
 		"remote/step/engine", "remote/step/fetch", "remote/step/trace/**",
 		"remote/standalone/provenance",
 		"remote/proc", "internal/wire", "internal/sshtarget", "internal/embeddedvm", "internal/rmtree", "internal/spell",
-		"internal/termtext", "internal/boundedfile", "internal/tail", "internal/pause",
+		"internal/termtext", "internal/boundedfile", "internal/tail", "internal/pause", "internal/likeness",
 	},
 	// The example uses servers that are made for tests.
 	"examples/sources":        {"internal/fetchtest"},

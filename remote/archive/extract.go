@@ -381,6 +381,20 @@ func (u *unpacker) file(name string, info fs.FileInfo, size int64, r io.Reader) 
 	return u.root.Chtimes(name, info.ModTime(), info.ModTime())
 }
 
+// untilEnd is a reader that fails when ctx has ended. It hides the file's other methods, because they do not look at
+// ctx.
+type untilEnd struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (r untilEnd) Read(p []byte) (int, error) {
+	if r.ctx.Err() != nil {
+		return 0, context.Cause(r.ctx)
+	}
+	return r.r.Read(p)
+}
+
 // link keeps a link until all files are written, so that no file is written through it.
 func (u *unpacker) link(name, target string) error {
 	if target == "" || len(target) > maxPath || strings.IndexByte(target, 0) >= 0 {

@@ -99,6 +99,9 @@ func (s *Store) attempt(j *record, spec Spec, runner *engine.Runner) (result eng
 		fail(err)
 		return result
 	}
+	if s.cfg.Init != nil {
+		defer s.cfg.Init.Show(place.WorkDir)() // its first step may be a file there, which is read before any command
+	}
 	return s.run(j.life, runner, place)
 }
 

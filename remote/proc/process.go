@@ -110,6 +110,10 @@ func (p *Process) take(r report) (last bool, err error) {
 	case r.Kind == reportStarted && begins && r.PID > 1: // PID > 1: a signal to group 1 would go to every process
 		p.leader = int(r.PID)
 		close(p.started)
+	case r.Kind == reportShown && begins:
+		close(p.started)
+		close(p.gone)
+		return true, nil
 	case r.Kind == reportFailed && begins:
 		p.failed = &failure{r.At, syscall.Errno(r.Errno), r.text}
 		close(p.started)

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -18,6 +17,7 @@ import (
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/flight"
 	"github.com/stepmux/stepmux/internal/labels"
+	"github.com/stepmux/stepmux/internal/likeness"
 )
 
 const (
@@ -261,20 +261,11 @@ func failuresOf(ended []*pb.Build) failuresData {
 	return f
 }
 
-// numbers matches the parts of a message that differ between failures with the same cause.
-var numbers = regexp.MustCompile(`(0x)?[0-9a-f]*[0-9][0-9a-f]*`)
-
 // causeOf reduces a failure's text to the part that all failures with the same cause share.
 func causeOf(b *pb.Build) string {
 	r := b.GetResult()
 	if r.GetReason() == pb.ScriptFailure && r.GetExitCode() != 0 {
 		return fmt.Sprintf("exit code %d", r.GetExitCode())
 	}
-	text := r.GetMessage()
-	for _, own := range []string{b.GetId(), b.GetInstance()} {
-		if own != "" {
-			text = strings.ReplaceAll(text, own, "…")
-		}
-	}
-	return line(numbers.ReplaceAllString(text, "…"), maxCause)
+	return line(likeness.Of(r.GetMessage(), b.GetId(), b.GetInstance()), maxCause)
 }
