@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/stepmux/stepmux/remote/standalone"
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
@@ -12,6 +13,22 @@ import (
 type policyFlags struct {
 	passEnv       []string
 	unsafeExports string
+	strict        bool
+}
+
+// registerStrict registers --strict-scripts.
+func (f *policyFlags) registerStrict(fl *pflag.FlagSet) {
+	fl.BoolVar(&f.strict, "strict-scripts", false,
+		"refuse a job that 'stepmux validate' warns about: one whose script goes on after a line that fails, or has lines "+
+			"that end with CRLF")
+}
+
+// checkScripts returns the error about the first warning of a job, with --strict-scripts.
+func (f *policyFlags) checkScripts(warnings []standalone.Problem) error {
+	if f.strict && len(warnings) > 0 {
+		return fmt.Errorf("%s (--strict-scripts)", warnings[0])
+	}
+	return nil
 }
 
 // registerPassEnv registers --pass-env. whose names the environment in the help.

@@ -251,12 +251,13 @@ func (e *gitError) Error() string {
 func (e *gitError) Unwrap() error { return e.err }
 
 // faults are the texts of git and of the operating system about faults of the network and of this machine. Those about
-// a reference, such as "not our ref", are not among them. For a request without an answer the line says why in the words
-// of another library, so its beginning must do.
+// a reference, such as "not our ref", are not among them. For a request without an answer another library says why, so
+// the beginning of the line must do.
 var faults = []string{
 	"unable to access '", "RPC failed", "hung up", "unexpected disconnect", "early EOF", "expected flush",
 	"invalid server response", "protocol error",
-	"No space left on device", "Disk quota exceeded", "Read-only file system", "Input/output error", "Permission denied",
+	"No space left on device", "Disk quota exceeded", "Read-only file system", "Input/output error",
+	"Permission denied",
 	"Cannot allocate memory", "ut of memory", "Resource temporarily unavailable", "Too many open files",
 }
 
