@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -64,6 +66,32 @@ func TestBuildOfSteps(t *testing.T) {
 		require.NoError(t, build(sshtest.Within(t), p, "b1", job, out))
 		require.Equal(t, "me\nno $shell\n", out.String())
 		require.Equal(t, []string{"one running", "one success", "two running", "two success"}, events)
+	})
+}
+
+// Symptom: a step from a server that refused, or that failed, was the script's failure, with exit code 1.
+func TestAStepThatCannotBeFetchedIsTheSystemsFailureAndAWrongReferenceIsNot(t *testing.T) {
+	failing := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }))
+	t.Cleanup(failing.Close)
+	empty := httptest.NewServer(http.NotFoundHandler())
+	t.Cleanup(empty.Close)
+	onServers(t, func(t *testing.T, v *vm) {
+		p := v.provider(t, 1, nil)
+		for i, c := range []struct {
+			step   string
+			reason instance.FailureReason
+		}{
+			{"step: '" + failing.URL + "/c/echo@v1'", instance.RunnerSystemFailure},
+			{"step: 'http://127.0.0.1:1/c/echo@v1'", instance.RunnerSystemFailure},
+			{"step: 'zip+http://127.0.0.1:1/s.zip'", instance.RunnerSystemFailure},
+			{"step: {oci: {registry: '127.0.0.1:1', repository: g/echo, tag: '1'}}", instance.RunnerSystemFailure},
+			{"action: 'http://127.0.0.1:1/c/echo@v1'", instance.RunnerSystemFailure},
+			{"step: '" + empty.URL + "/c/echo@v1'", instance.ScriptFailure},
+			{"action: '" + empty.URL + "/c/echo@v1'", instance.ScriptFailure},
+		} {
+			job := connector.Job{Job: &stepmuxv1.Job{Steps: []byte("run: [{name: fetch, " + c.step + "}]")}}
+			requireReason(t, build(sshtest.Within(t), p, fmt.Sprintf("b%d", i), job, &sshtest.Log{}), c.reason, 0)
+		}
 	})
 }
 

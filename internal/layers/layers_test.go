@@ -160,7 +160,7 @@ var allowed = map[string][]string{
 	"remote/step/fetch": {
 		"remote/pipe",
 		"remote/step/component", "remote/step/lang", "remote/api/**", "internal/termtext", "internal/rmtree",
-		"internal/filelock", "internal/pause", "internal/oserr",
+		"internal/filelock", "internal/pause", "internal/oserr", "internal/lazyregexp",
 		"internal/boundedzip",
 	},
 	"remote/standalone": {

@@ -53,7 +53,7 @@ func (s *Store) execute(j *record, spec Spec, runner *engine.Runner) {
 	j.state, j.result, j.finished, j.size = state, result, time.Now(), size
 	s.finished = append(s.finished, j)
 	s.kept += j.size
-	if j.discard {
+	if slices.Contains(s.closing, j) {
 		s.removeLocked(j)
 	}
 	s.mu.Unlock()

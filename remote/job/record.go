@@ -59,7 +59,6 @@ type record struct {
 	levelErr  error // why level is Off although Auto was asked for, or why it is unknown (Auto)
 	usage     proc.Usage
 	followers int
-	discard   bool      // remove it when it ends
 	gone      bool      // the store has removed it
 	goneAt    time.Time // when
 

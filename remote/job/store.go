@@ -37,6 +37,7 @@ type Store struct {
 
 	mu       sync.Mutex // guards the following, and some fields of records
 	jobs     map[string]*record
+	closing  []*record // running jobs that were discarded
 	finished []*record // jobs that have ended, oldest first
 	kept     int64     // bytes of output of finished jobs
 	removed  []*record // no longer in jobs, but perhaps still followed
@@ -101,7 +102,7 @@ func (s *Store) Create(spec Spec) error {
 		return nil
 	case s.shutdown:
 		return ErrShutdown
-	case len(s.jobs) < s.cfg.MaxJobs:
+	case len(s.jobs)+len(s.closing) < s.cfg.MaxJobs:
 	case len(s.finished) == 0:
 		return ErrFull
 	default:
@@ -155,7 +156,8 @@ func (s *Store) newRunner(spec Spec, j *record) *engine.Runner {
 // It removes a job that has ended. It does not wait, and ignores an unknown id.
 func (s *Store) Cancel(id string, force bool) { s.cancel(id, force, false) }
 
-// Discard stops a running job, as Cancel does, and removes it once it has ended.
+// Discard forgets a job: its ID is free at once. It stops a running job, as Cancel does, and removes its files once it
+// has ended. Those who follow the job get the rest of its output and its end.
 func (s *Store) Discard(id string) { s.cancel(id, false, true) }
 
 // Stop stops a running job, as Cancel does. It keeps a job that has ended.
@@ -190,7 +192,10 @@ func (s *Store) cancel(id string, force, discard bool) {
 	if ended {
 		s.removeLocked(j)
 	}
-	j.discard = j.discard || discard
+	if discard && !ended {
+		delete(s.jobs, id)
+		s.closing = append(s.closing, j)
+	}
 	s.mu.Unlock()
 	switch {
 	case ended:

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -377,7 +376,7 @@ func hasRefused(err error) bool {
 		return false
 	}
 	var errno syscall.Errno
-	return errors.As(err, &errno) && (!slices.Contains(exhausted, errno) || errno == unix.EROFS || errno == unix.EIO)
+	return errors.As(err, &errno) && (!oserr.Exhausted(errno) || errno == unix.EROFS || errno == unix.EIO)
 }
 
 // take handles a report about the init itself.

@@ -28,7 +28,9 @@ type Report struct {
 	Duration float64          `json:"duration_s"`
 	Outputs  map[string]value `json:"outputs,omitempty"`
 	Exports  map[string]value `json:"exports,omitempty"`
-	Steps    []StepReport     `json:"steps"`
+	// Warnings are those of the job's Given.
+	Warnings []Problem    `json:"warnings,omitempty"`
+	Steps    []StepReport `json:"steps"`
 
 	// Trace is the trace of the job. It is nil if the job has none or it could not be written.
 	Trace *trace.Trace `json:"-"`

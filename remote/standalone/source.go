@@ -103,6 +103,8 @@ type Job struct {
 type Given struct {
 	// Notices are lines about parts of the source that do not apply here.
 	Notices []string
+	// Warnings are about scripts that may not do what their author expects, as in a [Verdict].
+	Warnings []Problem
 	// Source describes the text of the job, for a trace.
 	Source trace.Source
 	// Config has the job's Definition, Places, Inputs, Vars, Env and MayFail. RunnerEnv replaces the environment of
@@ -182,7 +184,10 @@ func read(src Source, builds func(f *gitlabci.File, name string) ([]string, erro
 	case src.Format == GitHub:
 		j, err = readGitHub(src)
 	default:
-		j, err = readSteps(src)
+		if j, err = readSteps(src); err == nil {
+			_, warnings, _ := lang.Vet(src.Name, src.Text, false) // readSteps has checked the text
+			j.Warnings = problemsOf(warnings)
+		}
 	}
 	if err != nil {
 		return nil, err
@@ -290,9 +295,9 @@ func readGitLabCI(src Source, builds func(f *gitlabci.File, name string) ([]stri
 		if err != nil {
 			return nil, err
 		}
-		j := NewJob(Given{Notices: job.Notices, Container: job.Container, Config: engine.Config{
-			Definition: job.Definition, Places: job.Places, MayFail: job.MayFail,
-		}})
+		given := Given{Notices: job.Notices, Warnings: problemsOf(job.Warnings), Container: job.Container}
+		given.Config = engine.Config{Definition: job.Definition, Places: job.Places, MayFail: job.MayFail}
+		j := NewJob(given)
 		j.name = job.Name
 		for _, v := range job.Variables {
 			j.Vars = append(j.Vars, engine.Variable{Key: v.Name, Value: v.Value, Masked: masked[v.Name]})

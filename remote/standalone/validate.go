@@ -100,9 +100,17 @@ func (v *Verdict) add(errs ...error) {
 	}
 }
 
-func (v *Verdict) warn(warnings []*lang.Error) {
+// problemsOf returns the problems of warnings.
+func problemsOf(warnings []*lang.Error) (list []Problem) {
 	for _, w := range warnings {
-		if p := problemOf(w); !slices.Contains(v.Warnings, p) { // jobs may share a step
+		list = append(list, problemOf(w))
+	}
+	return list
+}
+
+func (v *Verdict) warn(warnings []*lang.Error) {
+	for _, p := range problemsOf(warnings) {
+		if !slices.Contains(v.Warnings, p) { // jobs may share a step
 			v.Warnings = append(v.Warnings, p)
 		}
 	}
