@@ -18,7 +18,7 @@ import (
 	"github.com/stepmux/stepmux/connector/files"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
 
 // fill makes the VM's directory for temporary files a small disk of its own without free space: directories can be

@@ -5,7 +5,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
 
 // Symptoms: doctor advised keys of sshd_config where no OpenSSH runs. TinySSH's answer to a keepalive ended the

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
 
 // chromium is a browser that the test drives by a pair of pipes (Chrome DevTools Protocol): each message is JSON and

@@ -10,9 +10,9 @@ import (
 // delivery is a request that the queue has handed out to this manager, until it hands the request out again.
 //
 // JetStream looks at the place of the request alone: an InProgress, a Nak or a Term of an earlier delivery counts for
-// the one that another manager has now. A manager that was stopped for a while, or cut off, must not send them. So there
-// is no Term, and the others know how long the delivery is the latest one. Only an Ack may be late: it is sent once the
-// record of the build has its result, or its time is over, which holds for all deliveries.
+// the one that another manager has now. A manager that was stopped for a while, or cut off, must not send them. So
+// there is no Term, and the others know how long the delivery is the latest one. Only an Ack may be late: it is sent
+// once the record of the build has its result, or has expired, which holds for all deliveries.
 type delivery struct {
 	msg jetstream.Msg
 	// until is when the queue may soon hand the request out again. If zero, that does no harm: there is no other manager.

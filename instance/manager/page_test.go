@@ -23,7 +23,7 @@ import (
 	"github.com/stepmux/stepmux/instance/manager/access"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/instance/manager/page"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
 
 // browser is a client of a status page.

@@ -12,7 +12,7 @@ import (
 	"github.com/kevinburke/ssh_config"
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
 
 // where finds a machine's settings by the configuration of the home directory.

@@ -28,7 +28,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector/files"
 	"github.com/stepmux/stepmux/internal/contents"
-	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/internal/testing/runnertest"
 	"github.com/stepmux/stepmux/internal/wire"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/archive"

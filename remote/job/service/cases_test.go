@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/status"
 
-	"github.com/stepmux/stepmux/internal/neighbourcases"
+	"github.com/stepmux/stepmux/internal/testing/neighbourcases"
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
 	"github.com/stepmux/stepmux/remote/job"
 	"github.com/stepmux/stepmux/remote/proc"

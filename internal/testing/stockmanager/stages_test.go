@@ -10,9 +10,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/internal/artifactstest"
-	"github.com/stepmux/stepmux/internal/sshtest"
-	"github.com/stepmux/stepmux/internal/stockmanager"
+	"github.com/stepmux/stepmux/internal/testing/artifactstest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/stockmanager"
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
 )
 

@@ -11,7 +11,7 @@ import (
 	"io"
 	"runtime"
 
-	"github.com/stepmux/stepmux/internal/dockertest"
+	"github.com/stepmux/stepmux/internal/testing/dockertest"
 )
 
 // importImages gives containerd the images: Image, and the one of the pods' sandboxes.

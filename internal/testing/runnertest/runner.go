@@ -188,7 +188,7 @@ func buildManager(end string) (string, error) {
 // it.
 func GitLabRunner(t testing.TB) []string {
 	t.Helper()
-	program, err := build("gitlab-runner", module+"internal/runnertest/gitlabrunner", "grpcnotrace")
+	program, err := build("gitlab-runner", module+"internal/testing/runnertest/gitlabrunner", "grpcnotrace")
 	require.NoError(t, err)
 	return []string{program}
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/internal/embeddedvm"
-	"github.com/stepmux/stepmux/internal/faultconn"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/faultconn"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
 
 // echo starts a TCP server that sends back every byte.

@@ -1,6 +1,6 @@
 // The control plane for the tests of a real cluster, built by make kubernetes. Its own module: nothing of it enters the
 // product's graph.
-module github.com/stepmux/stepmux/internal/kubetest/control
+module github.com/stepmux/stepmux/internal/testing/kubetest/control
 
 go 1.26.0
 

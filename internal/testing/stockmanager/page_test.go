@@ -12,12 +12,12 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v4"
 
-	"github.com/stepmux/stepmux/internal/remotetest"
+	"github.com/stepmux/stepmux/internal/testing/remotetest"
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
 )
 
 func TestThePageForStockManagersLeadsToTheLogThatItShows(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "gitlab.md"))
+	page, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "gitlab.md"))
 	require.NoError(t, err)
 	blocks := regexp.MustCompile("(?ms)^```[a-z]*\n(.*?)^```$").FindAllStringSubmatch(string(page), -1)
 	require.Len(t, blocks, 7, "the page's code blocks: install, --version, config.toml, job, log, custom executor")

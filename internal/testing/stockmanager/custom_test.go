@@ -18,11 +18,11 @@ import (
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/sys/unix"
 
-	"github.com/stepmux/stepmux/internal/artifactstest"
-	"github.com/stepmux/stepmux/internal/remotetest"
-	"github.com/stepmux/stepmux/internal/runnertest"
-	"github.com/stepmux/stepmux/internal/sshtest"
-	"github.com/stepmux/stepmux/internal/stockmanager"
+	"github.com/stepmux/stepmux/internal/testing/artifactstest"
+	"github.com/stepmux/stepmux/internal/testing/remotetest"
+	"github.com/stepmux/stepmux/internal/testing/runnertest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/stockmanager"
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
 )
 
@@ -74,7 +74,7 @@ func newDoors(t *testing.T, vms, slots int, args ...string) *doors {
 // runner returns the runner of the page docs/gitlab.md.
 func (d *doors) runner() *stockmanager.Custom {
 	d.t.Helper()
-	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "gitlab.md"))
+	page, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "gitlab.md"))
 	require.NoError(d.t, err)
 	block := regexp.MustCompile("(?ms)^```toml\n([^`]*executor += \"custom\".*?)^```$").FindSubmatch(page)
 	require.NotNil(d.t, block, "the page has a config.toml for the custom executor")

@@ -16,9 +16,9 @@ import (
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/sys/unix"
 
-	"github.com/stepmux/stepmux/internal/remotetest"
-	"github.com/stepmux/stepmux/internal/sshtest"
-	"github.com/stepmux/stepmux/internal/stockmanager"
+	"github.com/stepmux/stepmux/internal/testing/remotetest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/stockmanager"
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
 )
 

@@ -16,7 +16,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/net/nettest"
 
-	"github.com/stepmux/stepmux/internal/faultconn"
+	"github.com/stepmux/stepmux/internal/testing/faultconn"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

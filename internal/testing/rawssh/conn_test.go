@@ -7,7 +7,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/crypto/ssh"
 
-	"github.com/stepmux/stepmux/internal/rawssh"
+	"github.com/stepmux/stepmux/internal/testing/rawssh"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -5,7 +5,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/internal/faultconn"
+	"github.com/stepmux/stepmux/internal/testing/faultconn"
 )
 
 // TCPProxy is a TCP proxy in front of a server that can stall, cut and slow down its connections. Its methods may be
