@@ -11,7 +11,7 @@ import (
 
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/plural"
-	"github.com/stepmux/stepmux/remote/standalone"
+	"github.com/stepmux/stepmux/internal/standalone"
 )
 
 // projectPiece is the size of the pieces in which a project is sent to a manager.

@@ -14,9 +14,9 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"github.com/stepmux/stepmux/internal/sshtarget"
+	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/internal/standalone/provenance"
 	"github.com/stepmux/stepmux/mux/login"
-	"github.com/stepmux/stepmux/remote/standalone"
-	"github.com/stepmux/stepmux/remote/standalone/provenance"
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 

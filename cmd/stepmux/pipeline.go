@@ -19,11 +19,11 @@ import (
 
 	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/internal/flagfile"
+	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/internal/standalone/checkout"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/remote"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
-	"github.com/stepmux/stepmux/remote/standalone"
-	"github.com/stepmux/stepmux/remote/standalone/checkout"
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 

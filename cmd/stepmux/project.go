@@ -23,11 +23,11 @@ import (
 
 	"github.com/stepmux/stepmux/connector/files"
 	"github.com/stepmux/stepmux/internal/plural"
+	"github.com/stepmux/stepmux/internal/standalone/checkout"
 	"github.com/stepmux/stepmux/internal/subprocess"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/archive"
-	"github.com/stepmux/stepmux/remote/standalone/checkout"
 )
 
 const (

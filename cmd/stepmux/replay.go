@@ -13,11 +13,11 @@ import (
 	"github.com/stepmux/stepmux/internal/buildinfo"
 	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/plural"
-	"github.com/stepmux/stepmux/remote/standalone"
-	"github.com/stepmux/stepmux/remote/standalone/replay"
+	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/internal/standalone/inspect"
+	"github.com/stepmux/stepmux/internal/standalone/replay"
 	"github.com/stepmux/stepmux/remote/step/fetch"
 	"github.com/stepmux/stepmux/remote/step/trace"
-	"github.com/stepmux/stepmux/remote/step/trace/inspect"
 )
 
 // Exit codes of replay.

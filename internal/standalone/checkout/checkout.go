@@ -17,8 +17,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
 	"github.com/stepmux/stepmux/internal/subprocess"
-	"github.com/stepmux/stepmux/remote/standalone/gitlabci"
 )
 
 const (

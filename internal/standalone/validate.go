@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/stepmux/stepmux/remote/standalone/gitlabci"
+	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
 	"github.com/stepmux/stepmux/remote/step/action"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/lang"

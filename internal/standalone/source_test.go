@@ -9,8 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
 	"github.com/stepmux/stepmux/internal/testing/fetchtest"
-	"github.com/stepmux/stepmux/remote/standalone/gitlabci"
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 

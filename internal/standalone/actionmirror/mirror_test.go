@@ -12,8 +12,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/internal/testing/fetchtest"
-	"github.com/stepmux/stepmux/remote/standalone"
 )
 
 func TestMirrorHasTheActionsOfAFileAndThoseThatTheyUse(t *testing.T) {

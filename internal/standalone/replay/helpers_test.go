@@ -8,14 +8,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/internal/standalone/inspect"
 	"github.com/stepmux/stepmux/internal/testing/fetchtest"
 	"github.com/stepmux/stepmux/internal/testing/remotetest"
-	"github.com/stepmux/stepmux/remote/standalone"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/fetch"
 	"github.com/stepmux/stepmux/remote/step/mask"
 	"github.com/stepmux/stepmux/remote/step/trace"
-	"github.com/stepmux/stepmux/remote/step/trace/inspect"
 )
 
 // patience bounds the waits of tests for events that must happen. No test needs all of it.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/remote/standalone"
+	"github.com/stepmux/stepmux/internal/standalone"
 )
 
 func TestVariablesOfAnEnvFileAreReadAsDockerDoes(t *testing.T) {

@@ -13,11 +13,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/internal/standalone/inspect"
+	"github.com/stepmux/stepmux/internal/standalone/provenance"
 	"github.com/stepmux/stepmux/internal/testing/fetchtest"
-	"github.com/stepmux/stepmux/remote/standalone/provenance"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/trace"
-	"github.com/stepmux/stepmux/remote/step/trace/inspect"
 )
 
 // testCase is a conformance case of the kinds replay and provenance.
