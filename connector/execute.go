@@ -118,6 +118,9 @@ type Result struct {
 	System   bool   // the VM or the step runner failed, not the steps; GitLab's step runners never set it
 	// NothingStarted means that no command of the job was started, for sure. Only a stepmux reports it.
 	NothingStarted bool
+	// ServerFailed means that a step could not be fetched because of a server, or of the way to it: System then says
+	// nothing about the VM. Only a stepmux reports it.
+	ServerFailed bool
 }
 
 // Execute runs job in the step runner that Connect started. It writes the job's stdout to trace as it arrives, and

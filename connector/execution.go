@@ -310,6 +310,7 @@ func resultOf(job *pb.JobState) Result {
 	r := Result{
 		Status: Failed, ExitCode: int(job.GetExitCode()), Message: job.GetMessage(),
 		TimedOut: job.GetTimedOut(), System: job.GetSystemFailed(), NothingStarted: job.GetNothingStarted(),
+		ServerFailed: job.GetServerFailed(),
 	}
 	switch job.GetStatus() { //nolint:exhaustive // a job that is reported as running has not succeeded
 	case pb.JobState_suceeded: //nolint:misspell // the published spelling

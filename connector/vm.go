@@ -2,6 +2,7 @@ package connector
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -91,8 +92,10 @@ func (v *VM) findProgram(ctx context.Context, cfg *Config, conn Conn) (*program.
 		}
 		return p, forever, nil
 	})
-	if waited := s.waited.Load(); err != nil && ctx.Err() != nil && waited != nil {
-		err = fmt.Errorf("%w (%w)", context.Cause(ctx), *waited)
+	// A caller that cancels knows why; one whose time has passed does not.
+	cause, waited := context.Cause(ctx), s.waited.Load()
+	if err != nil && waited != nil && cause != nil && !errors.Is(cause, context.Canceled) {
+		err = fmt.Errorf("%w (%w)", cause, *waited)
 	}
 	return p, err
 }

@@ -91,6 +91,8 @@ func TestAStepThatCannotBeFetchedIsTheSystemsFailureAndAWrongReferenceIsNot(t *t
 		} {
 			job := connector.Job{Job: &stepmuxv1.Job{Steps: []byte("run: [{name: fetch, " + c.step + "}]")}}
 			requireReason(t, build(sshtest.Within(t), p, fmt.Sprintf("b%d", i), job, &sshtest.Log{}), c.reason, 0)
+			// The instance is not at fault: quarantined, it would fail builds that fetch nothing, too.
+			require.Equal(t, instance.Ready, p.Stat().Instances[0].State)
 		}
 	})
 }

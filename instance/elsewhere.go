@@ -209,6 +209,8 @@ func (e *Executor) judge(ctx context.Context, s *slot, result connector.Result, 
 			group.worked(s)
 		}
 		return outcome(result)
+	case failed && result.ServerFailed: // other instances would find the same
+		return outcome(result)
 	case e.box != nil: // its image may be the reason
 		if err != nil {
 			return e.box.explain(ctx, err)

@@ -34,6 +34,8 @@ type record struct {
 	runner atomic.Pointer[engine.Runner]
 
 	begun atomic.Bool // one of its commands may have been started
+	// serverFailed says that a step could not be fetched because of a server, or of the way to it.
+	serverFailed atomic.Bool
 
 	life context.Context // its end kills the job's processes
 	kill context.CancelCauseFunc
@@ -119,6 +121,7 @@ func (j *record) statLocked() Stat {
 		Isolation:      string(j.level), // Auto is empty
 		Usage:          j.usage,
 		NothingStarted: j.state != Running && !j.begun.Load(),
+		ServerFailed:   j.serverFailed.Load(),
 		Stdout:         j.logs[Stdout].Len(), Stderr: j.logs[Stderr].Len(),
 	}
 	if j.levelErr != nil {

@@ -1237,8 +1237,11 @@ type JobState struct {
 	// nothing_started is set once the job has ended if none of its commands was started, for sure. The job can then run
 	// elsewhere. A step runner that does not know it leaves it out.
 	NothingStarted bool `protobuf:"varint,32,opt,name=nothing_started,json=nothingStarted,proto3" json:"nothing_started,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// server_failed is set if a step could not be fetched because of a server, or of the way to it: a system_failed then
+	// says nothing about the machine.
+	ServerFailed  bool `protobuf:"varint,33,opt,name=server_failed,json=serverFailed,proto3" json:"server_failed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *JobState) Reset() {
@@ -1379,6 +1382,13 @@ func (x *JobState) GetLargestProcessBytes() int64 {
 func (x *JobState) GetNothingStarted() bool {
 	if x != nil {
 		return x.NothingStarted
+	}
+	return false
+}
+
+func (x *JobState) GetServerFailed() bool {
+	if x != nil {
+		return x.ServerFailed
 	}
 	return false
 }
@@ -1853,7 +1863,7 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\x05force\x18\x14 \x01(\bR\x05force\"\x10\n" +
 	"\x0eCancelResponse\"\x1f\n" +
 	"\vListRequest\x12\x10\n" +
-	"\x03ids\x18\x14 \x03(\tR\x03ids\"\xbb\x05\n" +
+	"\x03ids\x18\x14 \x03(\tR\x03ids\"\xe0\x05\n" +
 	"\bJobState\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x126\n" +
 	"\x06status\x18\x02 \x01(\x0e2\x1e.stepmux.v1.JobState.JobStatusR\x06status\x12?\n" +
@@ -1874,7 +1884,8 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"cpuSeconds\x12*\n" +
 	"\x11peak_memory_bytes\x18\x1e \x01(\x03R\x0fpeakMemoryBytes\x122\n" +
 	"\x15largest_process_bytes\x18\x1f \x01(\x03R\x13largestProcessBytes\x12'\n" +
-	"\x0fnothing_started\x18  \x01(\bR\x0enothingStarted\"A\n" +
+	"\x0fnothing_started\x18  \x01(\bR\x0enothingStarted\x12#\n" +
+	"\rserver_failed\x18! \x01(\bR\fserverFailed\"A\n" +
 	"\tJobStatus\x12\v\n" +
 	"\arunning\x10\x00\x12\f\n" +
 	"\bsuceeded\x10\x01\x12\n" +

@@ -5,6 +5,8 @@ package component
 type SystemError struct {
 	// Err is the cause.
 	Err error
+	// Server says that a server, or the way to it, failed: other machines may find the same.
+	Server bool
 }
 
 func (e *SystemError) Error() string { return e.Err.Error() }

@@ -77,7 +77,7 @@ func (f *Fetcher) fetch(ctx context.Context, ref *pb.Reference, with Credentials
 	}
 	p, err := startProgram(f.Command, archive)
 	if err != nil {
-		return nil, &SystemError{fmt.Errorf("start the program that fetches steps: %w", err)}
+		return nil, &SystemError{Err: fmt.Errorf("start the program that fetches steps: %w", err)}
 	}
 	atEnd := context.AfterFunc(ctx, p.end)
 	c, err := exchange(append(request, '\n'), p.in, p.out)
@@ -86,7 +86,7 @@ func (f *Fetcher) fetch(ctx context.Context, ref *pb.Reference, with Credentials
 	if !errors.Is(err, errNoAnswer) {
 		return c, err
 	}
-	return nil, &SystemError{fmt.Errorf("the program that fetches steps has failed: %s", why)}
+	return nil, &SystemError{Err: fmt.Errorf("the program that fetches steps has failed: %s", why)}
 }
 
 // open opens the local archive that ref names, and returns nil if it names none or the program is to open it.
@@ -115,13 +115,13 @@ func exchange(request []byte, in io.Writer, out io.Reader) (*Component, error) {
 	}
 	switch {
 	case a.System:
-		return nil, &SystemError{errors.New(a.Error)}
+		return nil, &SystemError{Err: errors.New(a.Error), Server: a.Server}
 	case a.Error != "":
 		return nil, errors.New(a.Error)
 	}
 	lock, err := os.OpenFile(a.Lock, os.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if err != nil {
-		return nil, &SystemError{fmt.Errorf("keep the step in the cache: %w", err)}
+		return nil, &SystemError{Err: fmt.Errorf("keep the step in the cache: %w", err)}
 	}
 	// The program still has its read lock, so no process removes the file before this one has its own.
 	if err = filelock.TryRead(lock); err == nil && !filelock.StillAt(lock, a.Lock) {
@@ -129,7 +129,7 @@ func exchange(request []byte, in io.Writer, out io.Reader) (*Component, error) {
 	}
 	if err != nil {
 		lock.Close()
-		return nil, &SystemError{fmt.Errorf("keep the step in the cache: %w", err)}
+		return nil, &SystemError{Err: fmt.Errorf("keep the step in the cache: %w", err)}
 	}
 	c := a.component()
 	c.Hold(lock)

@@ -26,8 +26,9 @@ const ArchiveFile = 3
 type Answer struct {
 	// Error is empty if the step was fetched. It has no credentials.
 	Error string `json:"error,omitempty"`
-	// System says that Error is the text of a SystemError.
+	// System says that Error is the text of a SystemError, and Server is that of the SystemError.
 	System bool `json:"system,omitempty"`
+	Server bool `json:"server,omitempty"`
 
 	Source
 	// Version and ResolvedRef are those of Source.

@@ -39,7 +39,11 @@ func (e *AccessError) Error() string {
 }
 
 // fault is an error of this machine, of the network or of a server. It says nothing about the reference.
-type fault struct{ error }
+type fault struct {
+	error
+
+	server bool // a server, or the way to it, has failed
+}
 
 func (e fault) Unwrap() error { return e.error }
 
@@ -54,10 +58,13 @@ func (e fault) Temporary() bool {
 
 // judged returns err as a *component.SystemError unless the reference or what it leads to is at fault.
 func judged(err error) error {
-	_, known := errors.AsType[fault](err)
-	git, is := errors.AsType[*gitError](err)
-	if known || is && git.isFault() || oserr.Exhausted(err) || errors.Is(err, fs.ErrPermission) {
-		return &component.SystemError{Err: err}
+	known, is := errors.AsType[fault](err)
+	server := is && known.server
+	if git, failed := errors.AsType[*gitError](err); failed && !is {
+		is, server = git.isFault()
+	}
+	if is || oserr.Exhausted(err) || errors.Is(err, fs.ErrPermission) {
+		return &component.SystemError{Err: err, Server: server && !oserr.Exhausted(err)}
 	}
 	return err
 }

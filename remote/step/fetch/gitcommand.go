@@ -171,17 +171,17 @@ func (g *gitProgram) run(ctx context.Context, in io.Reader, read func(io.Reader)
 	}
 	if err := cmd.Start(); err != nil {
 		if errors.Is(err, exec.ErrNotFound) {
-			return fault{errors.New("the program git is not installed on this machine, or only where jobs can put one; " +
+			return fault{error: errors.New("the program git is not installed on this machine, or only where jobs can put one; " +
 				"install it")}
 		}
-		return fault{fmt.Errorf("start git: %w", err)}
+		return fault{error: fmt.Errorf("start git: %w", err)}
 	}
 	defer reap(cmd.Process.Pid) // after Wait
 	// The limit is set before git can have received anything.
 	most := unix.Rlimit{Cur: uint64(g.limits.total), Max: uint64(g.limits.total)}
 	if err := unix.Prlimit(cmd.Process.Pid, unix.RLIMIT_FSIZE, &most, nil); err != nil && !errors.Is(err, unix.ESRCH) {
 		cancel()
-		return fault{errors.Join(fmt.Errorf("limit git: %w", err), cmd.Wait())}
+		return fault{error: errors.Join(fmt.Errorf("limit git: %w", err), cmd.Wait())}
 	}
 	readErr := read(out)
 	if readErr != nil {
@@ -250,24 +250,28 @@ func (e *gitError) Error() string {
 
 func (e *gitError) Unwrap() error { return e.err }
 
-// faults are the texts of git and of the operating system about faults of the network and of this machine. Those about
-// a reference, such as "not our ref", are not among them. For a request without an answer another library says why, so
-// the beginning of the line must do.
-var faults = []string{
-	"unable to access '", "RPC failed", "hung up", "unexpected disconnect", "early EOF", "expected flush",
-	"invalid server response", "protocol error",
+// machineFaults are the texts of git and of the operating system about faults of this machine. Those about a reference,
+// such as "not our ref", are not among them.
+var machineFaults = []string{
 	"No space left on device", "Disk quota exceeded", "Read-only file system", "Input/output error",
 	"Permission denied",
 	"Cannot allocate memory", "ut of memory", "Resource temporarily unavailable", "Too many open files",
 }
 
+// serverFaults are those about servers and the way to them. For a request without an answer another library says why,
+// so the beginning of the line must do.
+var serverFaults = []string{
+	"unable to access '", "RPC failed", "hung up", "unexpected disconnect", "early EOF", "expected flush",
+	"invalid server response", "protocol error",
+}
+
 // answered matches the status of a server's answer.
 var answered = lazyregexp.New(`(?:returned error:|RPC failed; HTTP) (\d{3})`)
 
-// isFault reports whether the network, the server or this machine is at fault.
-func (e *gitError) isFault() bool {
+// isFault reports whether the network, the server or this machine is at fault, and whether it is not this machine.
+func (e *gitError) isFault() (is, server bool) {
 	if exit, ok := errors.AsType[*exec.ExitError](e.err); ok && !exit.Exited() { // the kernel kills it without memory
-		return true
+		return true, false
 	}
 	for line := range strings.SplitSeq(e.stderr, "\n") {
 		if !strings.HasPrefix(line, "fatal: ") && !strings.HasPrefix(line, "error: ") { // the server wrote it
@@ -275,13 +279,16 @@ func (e *gitError) isFault() bool {
 		}
 		if m := answered().FindStringSubmatch(line); m != nil {
 			status, _ := strconv.Atoi(m[1])
-			return isOfServer(status)
+			server := isOfServer(status)
+			return server, server
 		}
-		if slices.ContainsFunc(faults, func(text string) bool { return strings.Contains(line, text) }) {
-			return true
+		found := func(text string) bool { return strings.Contains(line, text) }
+		machine, server := slices.ContainsFunc(machineFaults, found), slices.ContainsFunc(serverFaults, found)
+		if machine || server {
+			return true, !machine
 		}
 	}
-	return false
+	return false, false
 }
 
 // tail is a writer that keeps the last maxTail bytes.

@@ -74,7 +74,7 @@ func unreached(err error) error {
 	if impossible || errors.Is(err, errMetadata) {
 		return err
 	}
-	return fault{err}
+	return fault{err, true}
 }
 
 // body is the body of an answer of a network.
@@ -83,7 +83,7 @@ type body struct{ io.ReadCloser }
 func (b body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if err != nil && err != io.EOF { //nolint:errorlint // a body ends with io.EOF itself
-		err = fault{err}
+		err = fault{err, true}
 	}
 	return n, err
 }
@@ -91,7 +91,7 @@ func (b body) Read(p []byte) (int, error) {
 // ofStatus returns err, the error of an answer with this status. It is a fault if the request may succeed later.
 func ofStatus(status int, err error) error {
 	if isOfServer(status) {
-		return fault{err}
+		return fault{err, true}
 	}
 	return err
 }
@@ -166,7 +166,7 @@ func withoutURL(err error) error {
 
 // errTooMany says that a server answers no more requests now, from this address or by this login.
 var errTooMany = fault{fmt.Errorf("the server answers %d %s", http.StatusTooManyRequests,
-	http.StatusText(http.StatusTooManyRequests))}
+	http.StatusText(http.StatusTooManyRequests)), true}
 
 // anonymousFirst calls ask without credentials and, if the server refuses that, or has had too many requests, and login
 // is not nil, with login. private says that credentials were needed.

@@ -85,7 +85,7 @@ func (s *Store) open() (*cache, error) {
 	}
 	var err error
 	if s.cache, err = openCache(s.cfg.Dir, s.cfg.MaxBytes); err != nil {
-		return nil, fault{fmt.Errorf("open cache: %w", hint(err, s.cfg.Dir))}
+		return nil, fault{error: fmt.Errorf("open cache: %w", hint(err, s.cfg.Dir))}
 	}
 	return s.cache, nil
 }
@@ -99,7 +99,7 @@ func (s *Store) open() (*cache, error) {
 // credentials.
 func (s *Store) Fetch(ctx context.Context, ref *pb.Reference, with Credentials) (*Component, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, s.cfg.Timeout,
-		fault{fmt.Errorf("timeout: the fetch took longer than %v", s.cfg.Timeout)})
+		fault{fmt.Errorf("timeout: the fetch took longer than %v", s.cfg.Timeout), true})
 	defer cancel()
 	c, err := s.fetch(ctx, ref, with)
 	if err != nil && ctx.Err() != nil {
