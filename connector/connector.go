@@ -256,9 +256,9 @@ func (cfg *Config) search(conn Conn) program.Config {
 // bridge, a net.Conn, which its caller closes. gRPC calls over a bridge (grpc.WithContextDialer) need the build's
 // Credentials. ctx is the build's life: when it ends, bridges fail and the build is over. Connect may be called once.
 //
-// It returns ctx.Err() if ctx ends first, after a deadline with the command that had not answered, a [*ServeError] if serve ends or does not listen in time, and a
-// [*mux.ConnError] or a [*relay.Error] if the connection or its relay is lost (see [mux.IsLost]). Close stops the
-// processes that a failed Connect has started.
+// It returns ctx.Err() if ctx ends first (after a deadline with the command that had not answered), a [*ServeError] if
+// serve ends or does not listen in time, and a [*mux.ConnError] or a [*relay.Error] if the connection or its relay is
+// lost (see [mux.IsLost]). Close stops the processes that a failed Connect has started.
 func (c *Connector) Connect(ctx context.Context) (func() (io.ReadWriteCloser, error), error) {
 	if err := c.begin(ctx); err != nil {
 		return nil, err
