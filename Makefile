@@ -131,7 +131,7 @@ page: ## test the manager's status page in Debian's chromium, and write screensh
 .PHONY: custom-executor
 custom-executor: ## run 500 jobs of GitLab's custom executor on 4 VMs, 32 at once, and compare with a login for each stage
 	STEPMUX_CUSTOM_JOBS=500 STEPMUX_CUSTOM_AT_ONCE=32 STEPMUX_CUSTOM_VMS=4 go test -count=1 -timeout 30m -v \
-	  -run '^TestJobsOfACustomExecutorShareOneConnectionPerVM$$' ./internal/stockmanager
+	  -run '^TestJobsOfACustomExecutorShareOneConnectionPerVM$$' ./internal/testing/stockmanager
 	STEPMUX_CUSTOM_JOBS=500 go test -run '^$$' -bench '^BenchmarkCustomExecutor$$' -benchtime 1x -timeout 30m ./bench
 
 .PHONY: ssh-door
@@ -300,8 +300,8 @@ kubernetes: bin/kubernetes/kube-apiserver bin/kubernetes/kubelet ## test builds 
 	  unshare --net sh -c 'ip link set lo up && ip addr add 10.249.0.1/32 dev lo && ip route add default dev lo && exec "$$@"' \
 	  sh $(CURDIR)/bin/kubernetes/kubernetes.test -test.run 'TestReal' -test.v -test.timeout 1h
 
-bin/kubernetes/%: internal/kubetest/control/go.mod
-	cd internal/kubetest/control && CGO_ENABLED=0 go build -ldflags '-s -w' -o $(CURDIR)/$@ k8s.io/kubernetes/cmd/$*
+bin/kubernetes/%: internal/testing/kubetest/control/go.mod
+	cd internal/testing/kubetest/control && CGO_ENABLED=0 go build -ldflags '-s -w' -o $(CURDIR)/$@ k8s.io/kubernetes/cmd/$*
 	touch $@
 
 .PHONY: proofs

@@ -15,9 +15,9 @@ import (
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/stepmux/stepmux/internal/runnertest"
-	"github.com/stepmux/stepmux/internal/sshtest"
-	"github.com/stepmux/stepmux/internal/stockmanager"
+	"github.com/stepmux/stepmux/internal/testing/runnertest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/stockmanager"
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
 )
 

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
 
-	"github.com/stepmux/stepmux/internal/liveheap"
+	"github.com/stepmux/stepmux/internal/testing/liveheap"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 

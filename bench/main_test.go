@@ -6,9 +6,9 @@ import (
 	"os"
 	"testing"
 
-	"github.com/stepmux/stepmux/internal/dockertest"
 	"github.com/stepmux/stepmux/internal/gcpace"
-	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/internal/testing/dockertest"
+	"github.com/stepmux/stepmux/internal/testing/runnertest"
 )
 
 func TestMain(m *testing.M) {

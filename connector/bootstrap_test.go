@@ -26,8 +26,8 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
-	"github.com/stepmux/stepmux/internal/runnertest"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/runnertest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
@@ -672,7 +672,7 @@ func TestOnlyAStepmuxIsLoaded(t *testing.T) {
 		"/no/such/file": "no such file",
 		text:            "is no stepmux program",
 		runnertest.GitLabRunner(t)[0]: "is no stepmux program, " +
-			"but github.com/stepmux/stepmux/internal/runnertest/gitlabrunner",
+			"but github.com/stepmux/stepmux/internal/testing/runnertest/gitlabrunner",
 	} {
 		_, err := program.LoadBinary(path)
 		require.ErrorContains(t, err, want)

@@ -172,7 +172,7 @@ func (b *build) startBySession(p *plan) (err error) {
 // startServe starts serve, or uses the prestarted one, and waits until it listens.
 func (b *build) startServe(ready *prestarted) error {
 	c, begin := b.c, time.Now()
-	stderr := newServeStderr(c.log.Remarks(c.closing))
+	stderr := newServeStderr(c.log.Remarks(c.closing), c.cfg.Logger)
 	input := append([]byte(c.socket+"\n"), c.secret.Line()...)
 	process, err := b.startOr(ready, input, b.serveCommand(stderr))
 	c.begun = c.begun || err == nil || mux.IsLost(err)

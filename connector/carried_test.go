@@ -13,7 +13,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/program"
-	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/internal/testing/runnertest"
 )
 
 // unpacking are the programs of a VM that an upload needs. gzip is not among them.

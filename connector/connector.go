@@ -141,6 +141,7 @@ type Connector struct {
 	build     *build        // nil until the build has its plan and its sessions
 	lease     Lease         // Config.Lease, or that of a later link
 	left      []string      // see Left
+	forced    string        // see Forced
 	isolation program.Isolation
 	usage     program.Usage
 
@@ -255,7 +256,7 @@ func (cfg *Config) search(conn Conn) program.Config {
 // bridge, a net.Conn, which its caller closes. gRPC calls over a bridge (grpc.WithContextDialer) need the build's
 // Credentials. ctx is the build's life: when it ends, bridges fail and the build is over. Connect may be called once.
 //
-// It returns ctx.Err() if ctx ends first, a [*ServeError] if serve ends or does not listen in time, and a
+// It returns ctx's error or cause if ctx ends first, a [*ServeError] if serve ends or does not listen in time, and a
 // [*mux.ConnError] or a [*relay.Error] if the connection or its relay is lost (see [mux.IsLost]). Close stops the
 // processes that a failed Connect has started.
 func (c *Connector) Connect(ctx context.Context) (func() (io.ReadWriteCloser, error), error) {
@@ -270,7 +271,7 @@ func (c *Connector) Connect(ctx context.Context) (func() (io.ReadWriteCloser, er
 	b, err := start() //nolint:contextcheck // the life it uses is made of ctx
 	if err != nil {
 		// If the build's life has ended, report that instead of the failures that follow from it.
-		if ctx.Err() != nil {
+		if ctx.Err() != nil && !errors.Is(err, context.Cause(ctx)) {
 			err = ctx.Err()
 		}
 		c.end(err)

@@ -17,6 +17,10 @@ var ErrNoTrace = errors.New("the step runner on the VM makes no traces; install 
 // build is then lost.
 var ErrGone = errors.New("the step runner's machine or container is gone")
 
+// ErrUndelivered is, for [errors.Is], an error of Execute if the step runner did not get the job: nothing of it has
+// run, for sure.
+var ErrUndelivered = errors.New("the step runner did not get the job")
+
 // ServeError reports that the build's `steps serve` could not be started, did not listen in time, or ended.
 type ServeError = program.ServeError
 
@@ -28,6 +32,13 @@ type RequestError struct {
 }
 
 func (e *RequestError) Error() string { return "the job is not valid: " + e.Message }
+
+// undeliveredError is an error that is ErrUndelivered.
+type undeliveredError struct{ error }
+
+func (e undeliveredError) Unwrap() error { return e.error }
+
+func (e undeliveredError) Is(target error) bool { return target == ErrUndelivered }
 
 // bridgeError adds the operation to an error.
 func bridgeError(err error) error { return fmt.Errorf("bridge to the step runner: %w", err) }

@@ -116,6 +116,8 @@ type Result struct {
 	Message  string // why it did not succeed
 	TimedOut bool   // the job's Timeout ended it
 	System   bool   // the VM or the step runner failed, not the steps; GitLab's step runners never set it
+	// NothingStarted means that no command of the job was started, for sure. Only a stepmux reports it.
+	NothingStarted bool
 }
 
 // Execute runs job in the step runner that Connect started. It writes the job's stdout to trace as it arrives, and
@@ -131,7 +133,8 @@ type Result struct {
 // The Result is valid exactly if the error is nil: the step runner has then reported the job's end. Otherwise the
 // error is ctx.Err(), a [*RequestError], a [*buildlog.Error], or the reason why the build's life ended: a
 // [*ServeError], a [*mux.ConnError], a [*relay.Error] or ErrClosed. Any other error means that the step runner gave no
-// valid answer for a long time. Close ends a job that may still run.
+// valid answer for a long time. If the step runner did not get the job, for sure, errors.Is finds [ErrUndelivered].
+// Close ends a job that may still run.
 func (c *Connector) Execute(ctx context.Context, job Job, trace io.Writer) (Result, error) {
 	timeout, grace := job.GetTimeout().AsDuration(), job.GetGrace().AsDuration()
 	switch {
@@ -173,16 +176,30 @@ func (c *Connector) Execute(ctx context.Context, job Job, trace io.Writer) (Resu
 
 	client, done, err := b.client()
 	if err != nil {
-		return Result{}, err
+		return Result{}, undelivered(ctx, job, err)
 	}
 	defer done()
 	var result Result
-	result, traced, err = b.execute(ctx, calls, end, client, job, log, stderr)
+	stays := b.program.Kind == program.StepRunner // it is not known what that has done
+	result, traced, err = b.execute(ctx, calls, end, client, job, log, stderr, &stays)
 	if err != nil && calls.Err() != nil && !errors.Is(err, ctx.Err()) {
 		err = context.Cause(calls)
 	}
 	result.Message = termtext.Cut(result.Message, maxText)
-	return result, shortened(err)
+	if err = shortened(err); err != nil && !stays {
+		err = undelivered(ctx, job, err)
+	}
+	return result, err
+}
+
+// undelivered marks err, of a job that was not sent, unless the job itself or its caller has caused it.
+func undelivered(ctx context.Context, job Job, err error) error {
+	_, refused := errors.AsType[*RequestError](err)
+	_, log := errors.AsType[*buildlog.Error](err)
+	if refused || log || ctx.Err() != nil || job.Resumed || errors.Is(err, ErrClosed) {
+		return err
+	}
+	return undeliveredError{err}
 }
 
 // shortened returns err with at most maxText bytes of text from the VM.
@@ -193,9 +210,11 @@ func shortened(err error) error {
 	return err
 }
 
-// execute runs job through the service of the VM's step runner. end ends calls, the context of all its gRPC calls.
+// execute runs job through the service of the VM's step runner. end ends calls, the context of all its gRPC calls. It
+// sets stays once the step runner may have the job, or if another step runner would fail it, too.
 func (b *build) execute(
 	ctx, calls context.Context, end context.CancelCauseFunc, client *grpc.ClientConn, job Job, log, stderr *buildlog.Log,
+	stays *bool,
 ) (result Result, traceErr, err error) {
 	if b.program.Kind == program.StepRunner {
 		if job.Project != nil || job.Artifacts != nil {
@@ -212,7 +231,7 @@ func (b *build) execute(
 	traceTimeout := cmp.Or(b.c.cfg.LogTimeout, buildlog.DefaultTimeout)
 	e := &execution{
 		rpc: pb.NewStepRunnerClient(client), job: job, log: log, stderr: stderr, traceTimeout: traceTimeout,
-		resume: b.program.Linger, patience: b.patience(),
+		resume: b.program.Linger, patience: b.patience(), stays: stays,
 	}
 	if !job.Resumed {
 		log.Begin()
@@ -231,7 +250,7 @@ func (b *build) execute(
 		}
 	}
 	result, traceErr, err = e.follow(ctx, calls, end)
-	if err == nil && job.Artifacts != nil && result.Status != Cancelled {
+	if err == nil && job.Artifacts != nil && result.Status != Cancelled && !result.neverBegan() {
 		err = e.collect(ctx, calls, pb.NewFilesClient(client), result, log.Remarks(b.c.closing))
 	}
 	if e.last != nil {

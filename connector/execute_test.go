@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/stepmux/stepmux/connector/program"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/remote/api/runnerproto"

@@ -40,6 +40,7 @@ type execution struct {
 	last         *pb.JobState  // the job's final state, set by follow; nil while unknown
 	resume       bool          // the step runner supports FollowRequest.from
 	patience     time.Duration // see retryFor
+	stays        *bool         // set once the step runner may have the job, or if another one would fail it, too
 }
 
 // submit delivers the job. The step runner runs a job that is sent twice once, so a call that broke is repeated.
@@ -48,7 +49,10 @@ func (e *execution) submit(ctx, calls context.Context) error {
 		Id: e.job.ID, WorkDir: e.job.WorkDir, Job: e.job.Job, Trace: e.job.Trace != nil, Image: e.job.Image,
 	}
 	return deliver(ctx, calls, e.patience, req, func(ctx context.Context) error {
+		again := *e.stays
+		*e.stays = true
 		_, err := e.rpc.Run(ctx, req)
+		*e.stays = again || err == nil || broken(err) || ctx.Err() != nil // else it has refused the job
 		return err
 	}, e.cancel)
 }
@@ -121,7 +125,9 @@ func (e *execution) follow(
 		err = fmt.Errorf("output was lost: %d of %d bytes of stderr arrived", stderr, e.last.GetStderrLen())
 	}
 	if err == nil && e.job.Trace != nil {
-		traceErr = e.fetchTrace(calls)
+		if traceErr = errNeverBegan; !resultOf(e.last).neverBegan() {
+			traceErr = e.fetchTrace(calls)
+		}
 	}
 	switch {
 	case late != nil:
@@ -303,7 +309,7 @@ func warnings(r *pb.StepResult) string {
 func resultOf(job *pb.JobState) Result {
 	r := Result{
 		Status: Failed, ExitCode: int(job.GetExitCode()), Message: job.GetMessage(),
-		TimedOut: job.GetTimedOut(), System: job.GetSystemFailed(),
+		TimedOut: job.GetTimedOut(), System: job.GetSystemFailed(), NothingStarted: job.GetNothingStarted(),
 	}
 	switch job.GetStatus() { //nolint:exhaustive // a job that is reported as running has not succeeded
 	case pb.JobState_suceeded: //nolint:misspell // the published spelling
@@ -313,6 +319,12 @@ func resultOf(job *pb.JobState) Result {
 	}
 	return r
 }
+
+// errNeverBegan is the reason why there is no trace of such a job.
+var errNeverBegan = errors.New("no command of the job was started")
+
+// neverBegan reports whether the VM failed the job before its first command.
+func (r Result) neverBegan() bool { return r.Status == Failed && r.System && r.NothingStarted }
 
 // retry repeats call until it succeeds, ctx ends, or the error is an answer of the step runner and not a broken
 // bridge. It gives up when calls have failed for stallLimit one after the other. A call that made progress, or lasted

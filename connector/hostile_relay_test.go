@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/connector"
-	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/internal/testing/runnertest"
 )
 
 func TestRelayThatFloodsItsStandardErrorIsLoggedWithinBounds(t *testing.T) {

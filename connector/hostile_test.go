@@ -21,8 +21,8 @@ import (
 
 	"github.com/stepmux/stepmux/connector/files"
 	"github.com/stepmux/stepmux/connector/program"
-	"github.com/stepmux/stepmux/internal/liveheap"
-	"github.com/stepmux/stepmux/internal/racefree"
+	"github.com/stepmux/stepmux/internal/testing/liveheap"
+	"github.com/stepmux/stepmux/internal/testing/racefree"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 

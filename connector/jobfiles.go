@@ -33,6 +33,8 @@ func (e *execution) place(ctx, calls context.Context, rpc pb.FilesClient, vm *fi
 		return &RequestError{Message: "the step runner on the VM is too old for a project and for artifacts: install this " +
 			"version there"}
 	default:
+		// Of the answers only that of a full disk is about the VM alone.
+		*e.stays = status.Code(err) != codes.ResourceExhausted && !broken(err)
 		return fmt.Errorf("bring the project to the VM: %w", plain(err))
 	}
 	e.job.WorkDir = dir

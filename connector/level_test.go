@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/connector"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
 
 // withoutIsolation is a serve of a version before the flag --isolation.

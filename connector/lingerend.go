@@ -67,26 +67,38 @@ func (l *lingering) endServe(ctx context.Context) error {
 		// Another manager may have attached, so do not end anything by force.
 		l.c.leave(fmt.Sprintf("unknown: the step runner could not be reached; it ends by itself once no manager has been "+
 			"attached for %v", l.c.cfg.Linger))
-	case watched && endsWell(ctx, own, l.c.cfg.StopTimeout/3):
-	case b.relay != nil && b.relay.Err() == nil:
-		b.endByCommand(ctx, b.relay)
 	default:
-		b.endByCommand(ctx, b.conn)
+		why := "this link cannot see its end: it was started over another one"
+		if watched {
+			why = l.endsWell(ctx, own)
+		}
+		switch {
+		case why == "":
+		case b.relay != nil && b.relay.Err() == nil:
+			b.endByCommand(ctx, b.relay, why)
+		default:
+			b.endByCommand(ctx, b.conn, why)
+		}
 	}
 	return nil
 }
 
-// endsWell waits for a step runner that was asked to end, and reports whether it left nothing behind.
-func endsWell(ctx context.Context, p *mux.Process, most time.Duration) bool {
+// endsWell waits for a step runner that was asked to end. It returns the empty text if the step runner left nothing
+// behind, and otherwise the reason why that is not known.
+func (l *lingering) endsWell(ctx context.Context, p *mux.Process) (why string) {
+	most := l.c.cfg.StopTimeout / 3
 	timer := time.NewTimer(most)
 	defer timer.Stop()
 	select {
 	case <-p.Exited():
-		return p.Err() == nil
+		if err := p.Err(); err != nil {
+			return fmt.Sprintf("it ended with %v", err)
+		}
+		return ""
 	case <-timer.C:
 	case <-ctx.Done():
 	}
-	return false
+	return l.c.late(most)
 }
 
 // close frees everything that is left, as the last part of Close. It waits for a link that is being made, because its

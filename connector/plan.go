@@ -142,7 +142,7 @@ func StartRelay(ctx context.Context, cfg Config) (*relay.Relay, error) {
 // StartRelay then returns. The program for artifacts and caches is also there when Equip returns. Builds of one
 // connection share the work. It uses the fields of cfg that StartRelay uses, and Bootstrap, Version and ReadyTimeout.
 // missing is the reason why commands have to use sessions, without the stepmux's help; it is empty if they do not.
-// The error is ctx's, or reports that the connection was lost.
+// The error is ctx's, or reports that the connection was lost or that the login runs no commands (program.ErrNotRun).
 func Equip(ctx context.Context, cfg Config) (missing string, err error) {
 	if cfg.Lease == nil || cfg.VM == nil {
 		return "", errors.New("connector: Config.Lease or Config.VM is nil")
@@ -163,7 +163,7 @@ func Equip(ctx context.Context, cfg Config) (missing string, err error) {
 		cfg.VM.complete(ctx, &cfg, found, relay)
 		return "", err
 	}
-	if mux.IsLost(err) || ctx.Err() != nil {
+	if mux.IsLost(err) || ctx.Err() != nil || errors.Is(err, program.ErrNotRun) {
 		return "", err
 	}
 	return err.Error(), nil

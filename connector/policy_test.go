@@ -11,7 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/stepmux/stepmux/connector/files"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -97,21 +98,27 @@ func (s *serve) exitError() error {
 }
 
 // serveStderr receives serve's standard error. It finds the ready marker, keeps the last lines for an error message,
-// and passes all other lines to the log.
+// and passes all other lines to the log. Of a crash it passes one line; the stacks go to the logger.
 type serveStderr struct {
-	log   *buildlog.Remarks
-	ready chan string // receives the path in the marker, once
+	log    *buildlog.Remarks
+	logger *slog.Logger
+	ready  chan string // receives the path in the marker, once
 
 	mu      sync.Mutex // guards the following
 	scanner wire.MarkerScanner
 	found   bool
-	line    []byte // an unfinished line, held back until the marker has been found
+	line    []byte // an unfinished line
+	crash   []byte // lines that may be the first ones of a crash
+	stacks  []byte // of a crash, up to maxStacks; nil if there was none
 
 	tail tail.Writer
 }
 
-func newServeStderr(log *buildlog.Remarks) *serveStderr {
-	return &serveStderr{log: log, ready: make(chan string, 1)}
+// maxStacks bounds the stacks of a crash, in bytes.
+const maxStacks = 64 << 10
+
+func newServeStderr(log *buildlog.Remarks, logger *slog.Logger) *serveStderr {
+	return &serveStderr{log: log, logger: logger, ready: make(chan string, 1)}
 }
 
 // Write never fails: a failed log ends the build by itself.
@@ -123,11 +130,8 @@ func (s *serveStderr) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// takeLocked returns the text for the log: the line held back so far and p, without the marker.
+// takeLocked returns the text for the log: the lines that p completes, without the marker.
 func (s *serveStderr) takeLocked(p []byte) []byte {
-	if s.found {
-		return p
-	}
 	var pass []byte
 	for len(p) > 0 {
 		line, rest, ended := bytes.Cut(p, []byte{'\n'})
@@ -135,30 +139,54 @@ func (s *serveStderr) takeLocked(p []byte) []byte {
 			line = p[:len(line)+1]
 		}
 		p = rest
-		_, _ = s.scanner.Write(line) // never fails
 		s.line = append(s.line, line...)
-		path, found := s.scanner.Path()
-		switch {
-		case found:
-			s.found, s.line = true, nil
-			s.ready <- path
-			return append(pass, p...)
-		case ended || len(s.line) > tail.MaxBytes:
-			pass = append(pass, s.line...)
+		if !s.found {
+			_, _ = s.scanner.Write(line) // never fails
+			var path string
+			if path, s.found = s.scanner.Path(); s.found {
+				s.line = nil
+				s.ready <- path
+				continue
+			}
+		}
+		if ended || len(s.line) > tail.MaxBytes {
+			pass = append(pass, s.lineLocked(string(s.line))...)
 			s.line = s.line[:0]
 		}
 	}
 	return pass
 }
 
+// lineLocked returns the text for the log after one more line.
+func (s *serveStderr) lineLocked(line string) (pass []byte) {
+	held := s.crash
+	switch {
+	case s.stacks != nil:
+		s.stacks = append(s.stacks, line[:min(len(line), maxStacks-len(s.stacks))]...)
+		return nil
+	case len(held) > 0 && tail.IsStack(line): // the program ends, and writes nothing else
+		s.crash, s.stacks = nil, []byte(line)
+		return []byte(tail.Lines(held) + "\n")
+	case len(held) < tail.MaxBytes && (tail.IsCrash(line) || len(held) > 0 && strings.TrimSpace(line) == ""):
+		s.crash = append(held, line...)
+		return nil
+	}
+	s.crash = nil
+	return append(held, line...)
+}
+
 // flush passes on an unfinished line at the end.
 func (s *serveStderr) flush() {
 	s.mu.Lock()
-	rest := s.line
-	s.line = nil
+	rest := append(s.crash, s.line...)
+	stacks := s.stacks
+	s.line, s.crash = nil, nil
 	s.mu.Unlock()
 	s.pass(rest)
 	s.log.Flush()
+	if len(stacks) > 0 {
+		s.logger.Info("the step runner has crashed", "stacks", string(stacks))
+	}
 }
 
 func (s *serveStderr) pass(text []byte) {

@@ -46,10 +46,10 @@ func (b *build) stop(ctx context.Context) error {
 	switch {
 	case noConn:
 		b.c.leave("unknown: the connection was lost before the step runner was seen to end")
-	case mux.IsLost(lost): // the relay was lost
-		b.endByCommand(ctx, b.conn)
-	case killed && s.ready.Load(): // it was killed and did not clean up
-		b.endByCommand(ctx, b.starter)
+	case mux.IsLost(lost):
+		b.endByCommand(ctx, b.conn, "its relay was lost")
+	case killed && s.ready.Load(): // it did not clean up
+		b.endByCommand(ctx, b.starter, fmt.Sprintf("it ended with %v", lost))
 	}
 	return nil
 }
@@ -64,7 +64,7 @@ func (b *build) awaitServe(ctx context.Context) error {
 	case <-exited:
 		return nil
 	case <-stuck.C:
-		b.endByCommand(ctx, b.conn)
+		b.endByCommand(ctx, b.conn, b.c.late(b.c.cfg.StopTimeout/3))
 	case <-ctx.Done():
 		b.c.leave("unknown: the end of the step runner was not observed")
 	}
@@ -79,7 +79,13 @@ func (b *build) awaitServe(ctx context.Context) error {
 // endByCommand runs `steps end`, started by s, to end the rest of the build, and notes what it reports as left. An
 // older step runner does not have that command. For a step runner of another kind only the directory can be left, by
 // its wrapper.
-func (b *build) endByCommand(ctx context.Context, s starter) {
+//
+// why says why the step runner's own end was not seen.
+func (b *build) endByCommand(ctx context.Context, s starter, why string) {
+	b.c.cfg.Logger.Info("the step runner is ended by steps end", "because", why)
+	b.c.mu.Lock()
+	b.c.forced = why
+	b.c.mu.Unlock()
 	if b.program.Kind != program.Stepmux {
 		b.removeDirectory(ctx, s)
 		return
@@ -137,6 +143,20 @@ func (c *Connector) leave(what ...string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.left = append(c.left, what...)
+}
+
+// late is the reason for `steps end` if a step runner has not ended after a time.
+func (c *Connector) late(after time.Duration) string {
+	return fmt.Sprintf("it had not ended after %v: the VM may be overloaded, or the step runner was stopped "+
+		"(a longer stop timeout, now %v, gives it more time)", after.Round(100*time.Millisecond), c.cfg.StopTimeout)
+}
+
+// Forced returns why Close has ended the step runner by `steps end`: it did not see that it had ended by itself. Empty
+// if it did. It is the same text for all builds with the same reason.
+func (c *Connector) Forced() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.forced
 }
 
 // Left returns what may be left of the build on the VM: a text for each process or directory, or one text with the

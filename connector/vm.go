@@ -2,6 +2,7 @@ package connector
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -51,6 +52,7 @@ type search struct {
 	runner []string // as configured
 	flight flight.Flight[*program.Program]
 	rest   flight.Flight[struct{}] // uploads the rest of the program
+	waited atomic.Pointer[error]   // for which answer of the VM the last caller waited in vain; nil if for none
 }
 
 // findProgram returns the VM's step runner. The first build of a connection searches; the others wait and share its
@@ -63,8 +65,9 @@ func (v *VM) findProgram(ctx context.Context, cfg *Config, conn Conn) (*program.
 		v.search = s
 	}
 	v.mu.Unlock()
-	return s.flight.Do(ctx, func(ctx context.Context) (*program.Program, time.Duration, error) {
+	p, err := s.flight.Do(ctx, func(ctx context.Context) (*program.Program, time.Duration, error) {
 		start := time.Now()
+		s.waited.Store(nil)
 		v.relay.Forget() // it was known about the previous program
 		if c, known := v.streamlocal.Kept(); known && !c.works {
 			v.streamlocal.Forget() // it was known about an earlier connection: sshd may be configured differently now
@@ -72,6 +75,9 @@ func (v *VM) findProgram(ctx context.Context, cfg *Config, conn Conn) (*program.
 		p, noRelay, err := program.Find(ctx, cfg.search(conn))
 		if noRelay.Reason != "" {
 			v.noRelay(noRelay, time.Since(start))
+		}
+		if err != nil && ctx.Err() != nil {
+			s.waited.Store(&err)
 		}
 		if err != nil {
 			return nil, 0, err
@@ -85,6 +91,10 @@ func (v *VM) findProgram(ctx context.Context, cfg *Config, conn Conn) (*program.
 		}
 		return p, forever, nil
 	})
+	if waited := s.waited.Load(); err != nil && ctx.Err() != nil && waited != nil {
+		err = fmt.Errorf("%w (%w)", context.Cause(ctx), *waited)
+	}
+	return p, err
 }
 
 // complete uploads the part of the step runner that needs the network, unless it is there already. One build does it

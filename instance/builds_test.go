@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -23,9 +25,9 @@ import (
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/batch"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
-	"github.com/stepmux/stepmux/internal/remotetest"
-	"github.com/stepmux/stepmux/internal/runnertest"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/remotetest"
+	"github.com/stepmux/stepmux/internal/testing/runnertest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
 	"github.com/stepmux/stepmux/mux/relay"
@@ -64,6 +66,32 @@ func TestBuildOfSteps(t *testing.T) {
 		require.NoError(t, build(sshtest.Within(t), p, "b1", job, out))
 		require.Equal(t, "me\nno $shell\n", out.String())
 		require.Equal(t, []string{"one running", "one success", "two running", "two success"}, events)
+	})
+}
+
+// Symptom: a step from a server that refused, or that failed, was the script's failure, with exit code 1.
+func TestAStepThatCannotBeFetchedIsTheSystemsFailureAndAWrongReferenceIsNot(t *testing.T) {
+	failing := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }))
+	t.Cleanup(failing.Close)
+	empty := httptest.NewServer(http.NotFoundHandler())
+	t.Cleanup(empty.Close)
+	onServers(t, func(t *testing.T, v *vm) {
+		p := v.provider(t, 1, nil)
+		for i, c := range []struct {
+			step   string
+			reason instance.FailureReason
+		}{
+			{"step: '" + failing.URL + "/c/echo@v1'", instance.RunnerSystemFailure},
+			{"step: 'http://127.0.0.1:1/c/echo@v1'", instance.RunnerSystemFailure},
+			{"step: 'zip+http://127.0.0.1:1/s.zip'", instance.RunnerSystemFailure},
+			{"step: {oci: {registry: '127.0.0.1:1', repository: g/echo, tag: '1'}}", instance.RunnerSystemFailure},
+			{"action: 'http://127.0.0.1:1/c/echo@v1'", instance.RunnerSystemFailure},
+			{"step: '" + empty.URL + "/c/echo@v1'", instance.ScriptFailure},
+			{"action: '" + empty.URL + "/c/echo@v1'", instance.ScriptFailure},
+		} {
+			job := connector.Job{Job: &stepmuxv1.Job{Steps: []byte("run: [{name: fetch, " + c.step + "}]")}}
+			requireReason(t, build(sshtest.Within(t), p, fmt.Sprintf("b%d", i), job, &sshtest.Log{}), c.reason, 0)
+		}
 	})
 }
 
@@ -349,12 +377,30 @@ func TestTimeoutIsATimeout(t *testing.T) {
 		requireReason(t, build(sshtest.Within(t), p, "b1", job, &sshtest.Log{}), instance.JobExecutionTimeout, 0)
 
 		reports := batch.Run(sshtest.Within(t), sshtest.Within(t), p, batch.Batch{
-			Timeout: 300 * time.Millisecond,
+			Timeout: 2 * time.Second, // time enough for the step runner to start
 			Builds:  []batch.Build{{ID: "b2", Job: script("sleep 600"), Log: &sshtest.Log{}}},
 		})
 		requireReason(t, reports[0].Err, instance.JobExecutionTimeout, 0)
 		v.requireClean(t)
 	})
+}
+
+// Symptom: a build ended as job_execution_timeout though no step of it had begun, because its login
+// waited for input.
+func TestATimeoutBeforeTheFirstStepIsTheMachines(t *testing.T) {
+	s := sshtest.OpenSSH(t, "ForceCommand echo please wait >&2; exec sleep 600")
+	v := newVM(t, s)
+	reports := batch.Run(sshtest.Within(t), sshtest.Within(t), v.provider(t, 1, nil), batch.Batch{
+		Timeout: time.Second,
+		Builds:  []batch.Build{{ID: "b1", Job: script("true"), Log: &sshtest.Log{}}},
+	})
+	requireReason(t, reports[0].Err, instance.RunnerSystemFailure, 0)
+	require.ErrorContains(t, reports[0].Err, "no step has begun: the build took longer than 1s")
+	require.ErrorContains(t, reports[0].Err, "had not answered; it said: please wait")
+
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(100*time.Millisecond, cancel)
+	requireReason(t, build(ctx, v.provider(t, 1, nil), "b2", script("true"), &sshtest.Log{}), instance.JobCanceled, 0)
 }
 
 func TestCancelWhileWaitingForASlot(t *testing.T) {

@@ -35,7 +35,7 @@ func TestABuildThatHadAPodIsAUseOfItsCluster(t *testing.T) {
 	close(e.box.started)
 	require.NoError(t, e.Cleanup(t.Context()))
 	require.Equal(t, 1, p.Stat().Instances[0].Uses)
-	require.ErrorContains(t, p.Executor(Build{ID: "late"}).Prepare(t.Context()), "cluster has had its 1 uses")
+	require.ErrorContains(t, p.Executor(Build{ID: "late"}).Prepare(t.Context()), "cluster has had its 1 use")
 }
 
 // Resume started a pod if the text about the place of a build named none, though it is to start nothing.

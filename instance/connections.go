@@ -71,6 +71,10 @@ func (c *connections[C]) dial(ctx context.Context, key pool.Key) (conn C, err er
 	if refused := known.refused(time.Now()); refused != nil {
 		return conn, refused
 	}
+	most := maxAttempts
+	if known.suspect != nil && known.isAwaited(c.group.awaitTime()) {
+		most = 1 // the builds that wait for the host try others in between
+	}
 	wanted, retryAt, last := ctx, known.retryAt, error(nil)
 	for n := 1; ; n++ {
 		via, turn, err := c.awaitTurn(ctx, h, retryAt, n)
@@ -100,7 +104,7 @@ func (c *connections[C]) dial(ctx context.Context, key pool.Key) (conn C, err er
 		permanent := isPermanent(err)
 		retryAt = c.group.attemptFailed(h, err, permanent)
 		deadline, _ := ctx.Deadline()
-		if permanent || n == maxAttempts || !retryAt.Before(deadline) {
+		if permanent || n == most || !retryAt.Before(deadline) {
 			return conn, c.group.dialFailed(h, &dialError{h.id, n, permanent, err})
 		}
 		last = err

@@ -15,7 +15,8 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/embeddedvm"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
 
 // ends has what a hostile job knows of the processes of the VM's end of its build.
@@ -235,7 +236,42 @@ until grep -aq ^/usr/bin/flock /proc/$!/cmdline; do sleep 0.01; done`) // withou
 	}, "the daemon has the lock")
 	require.NoError(t, b.executor.Cleanup(sshtest.Within(t)))
 	require.Equal(t, []string{"on vm-1: directory " + dir}, b.executor.Left())
+	require.Contains(t, b.executor.Forced(), "it ended with ")
 	require.NoError(t, syscall.Kill(holder, syscall.SIGKILL))
+}
+
+// Symptom: of many builds on a loaded VM some needed steps end, and nothing said why.
+func TestWhyAStepRunnerHadToBeEndedIsInTheResult(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		linger, stop time.Duration
+		harm         bool
+		want         string
+	}{
+		"well":          {0, sshtest.Bound, false, ""},
+		"well, lingers": {2 * time.Minute, sshtest.Bound, false, ""},
+		"late":          {0, 6 * time.Second, true, "it had not ended after 2s"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+			p := v.provider(t, 1, func(cfg *instance.Config, _ *instance.Instance) { cfg.StopTimeout = c.stop })
+			e := p.Executor(instance.Build{ID: "b1", Linger: &c.linger, Log: &sshtest.Log{}})
+			require.NoError(t, e.Prepare(sshtest.Within(t)))
+			_, err := e.Connect(sshtest.Within(t))
+			require.NoError(t, err)
+			require.NoError(t, e.Execute(sshtest.Within(t), script("true")))
+			if c.harm {
+				require.NoError(t, syscall.Kill(servePID(t, v, "b1"), syscall.SIGSTOP))
+			}
+			require.NoError(t, e.Cleanup(sshtest.Within(t)))
+			require.Empty(t, e.Left())
+			if c.want == "" {
+				require.Empty(t, e.Forced())
+			}
+			require.Contains(t, e.Forced(), c.want)
+		})
+	}
 }
 
 func TestTheNextRelayEndsTheDaemonOfAScriptThatKilledItsEnds(t *testing.T) {

@@ -45,6 +45,9 @@ type BuildError struct {
 	// ExitCode is the exit code of the step that failed, or of a steps serve that did not start. It is 0 if the
 	// failure was not caused by the exit code of a process; 0 never means success.
 	ExitCode int
+	// Elsewhere means that the instance has failed the job before its first command, and that another may take it: call
+	// Connect again.
+	Elsewhere bool
 	// Err is the cause.
 	Err error
 }
@@ -77,6 +80,19 @@ func classify(ctx context.Context, err error) error {
 		failed.Reason = ConfigurationError
 	}
 	return failed
+}
+
+// notBegun returns the error of a build whose ctx ended before its step runner had started. err is what the build then
+// waited for. A deadline is no timeout of the job: no step of it has begun.
+func notBegun(ctx context.Context, err error) error {
+	cause := context.Cause(ctx)
+	if !errors.Is(ctx.Err(), context.DeadlineExceeded) && !errors.Is(cause, context.DeadlineExceeded) {
+		return ctx.Err()
+	}
+	if !errors.Is(err, cause) {
+		err = fmt.Errorf("%w (%w)", cause, err)
+	}
+	return &BuildError{Reason: RunnerSystemFailure, Err: fmt.Errorf("no step has begun: %w", err)}
 }
 
 // endOf returns the error of a build whose ctx has ended.

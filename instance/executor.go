@@ -27,7 +27,8 @@ import (
 // Executor runs one build on one instance. Call Prepare, then Connect and Execute (for steps), Run (a shell script)
 // or Client (a runner's own commands), and finally Cleanup. If the build lingers, another process can take over its
 // steps: it calls Resume instead of Prepare and Connect. Every error is a [*BuildError]. One goroutine calls the
-// methods, in this order, Prepare and Connect once. Cleanup and Leave may be called by any goroutine at any time.
+// methods, in this order, Prepare once, and Connect once unless [BuildError].Elsewhere says otherwise. Cleanup and
+// Leave may be called by any goroutine at any time.
 type Executor struct {
 	provider *Provider
 	build    Build
@@ -36,9 +37,13 @@ type Executor struct {
 	life context.Context // ends with Cleanup
 	end  context.CancelCauseFunc
 
-	tries   int      // number of instances that could not be reached, or on which no step runner started
-	tried   []string // their IDs, and those of their jump hosts that could not be reached
-	refused error    // the error of the last of them
+	tries   int           // number of instances that could not be reached, or failed the build before its first command
+	tried   []string      // their IDs, and those of their jump hosts that could not be reached
+	trying  time.Duration // on them
+	refused error         // the reasons of those that the build has left
+	// awaitSince is when an instance first refused the build's connection; zero before.
+	awaitSince time.Time
+	unbegun    error // why the last Execute did not begin the job, if another instance may take it
 
 	mu        sync.Mutex // guards the following
 	slot      *slot
@@ -160,13 +165,20 @@ func (e *Executor) Usage() program.Usage {
 // instance, as in Prepare. So does a build on the instance itself whose step runner does not start there, or whose
 // connection is lost meanwhile, unless all other instances are suspect: then a build that lingers waits for its own
 // instance. A build that has had a Client, or called Run, stays on its instance.
+//
+// If the instance then fails the job before its first command (Elsewhere is set in the error of Execute), Connect may
+// be called again, and takes the build to another instance.
 func (e *Executor) Connect(ctx context.Context) (_ func() (io.ReadWriteCloser, error), err error) {
 	ctx, finish := bind(ctx, e.life, ErrCleanedUp)
 	defer finish(&err)
 	for {
-		dial, err := e.connect(ctx, "")
+		var dial func() (io.ReadWriteCloser, error)
+		err := e.unbegun
+		if e.unbegun = nil; err == nil {
+			dial, err = e.connect(ctx, "")
+		}
 		if err == nil || ctx.Err() != nil || !e.tryElsewhere(ctx, err) {
-			return dial, err
+			return dial, e.withReasons(err)
 		}
 		if err := e.prepare(ctx); err != nil {
 			return nil, err
@@ -244,7 +256,7 @@ func (e *Executor) connect(ctx context.Context, attach string) (_ func() (io.Rea
 	if err != nil {
 		end(err)
 		if ctx.Err() != nil {
-			err = ctx.Err()
+			err = notBegun(ctx, err)
 		}
 		// Without another instance, all builds would wait to fail one after the other.
 		if attach == "" && e.box == nil && neverRan(err) && cfg.Group.hasOther(e.demandBeside(s), true) {
@@ -300,7 +312,7 @@ func (e *Executor) Execute(ctx context.Context, job connector.Job) (err error) {
 	_, finish := bind(ctx, e.life, ErrCleanedUp) // Cleanup ends the call by closing the connector
 	defer finish(&err)
 	e.mu.Lock()
-	c := e.connector
+	c, s := e.connector, e.slot
 	e.mu.Unlock()
 	if c == nil {
 		return errors.New("instance: Execute before Connect")
@@ -310,14 +322,13 @@ func (e *Executor) Execute(ctx context.Context, job connector.Job) (err error) {
 		job.Image = e.box.place.Image()
 	}
 	job.Resumed = e.resumed
+	stop := e.watchProbe(s, &job)
 	result, err := c.Execute(ctx, job, e.log)
-	if err != nil {
-		return e.box.explain(ctx, err)
-	}
-	if e.box != nil {
+	stop()
+	if err == nil && e.box != nil {
 		e.box.place.Note(ctx, result.ExitCode)
 	}
-	return outcome(result)
+	return e.judge(ctx, s, result, err)
 }
 
 // Run runs a shell script on the instance over the shared connection; no step runner is needed. It returns nil for
@@ -394,6 +405,16 @@ func (e *Executor) Left() []string {
 		return left
 	}
 	return append(slices.Clone(left), leftOn(s, c)...)
+}
+
+// Forced returns why Cleanup has ended the build's step runner by `steps end`; see [connector.Connector.Forced].
+func (e *Executor) Forced() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.connector == nil {
+		return ""
+	}
+	return e.connector.Forced()
 }
 
 // leftOn returns what may be left of a step runner on its instance.

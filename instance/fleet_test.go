@@ -26,7 +26,7 @@ func newFleet(t *testing.T, all ...Instance) *fleet {
 	g, err := NewGroup(all...)
 	require.NoError(t, err)
 	f := &fleet{Group: g}
-	g.provide(func(id string, cause error) { f.closed = append(f.closed, fmt.Sprintf("%s: %v", id, cause)) })
+	g.provide(func(id string, cause error) { f.closed = append(f.closed, fmt.Sprintf("%s: %v", id, cause)) }, 0)
 	return f
 }
 

@@ -75,19 +75,20 @@ func (in *Instance) linux() error {
 // Group is the instances with their slots. Update and Follow change the set. The zero value is a group without
 // instances. A Group belongs to one Provider. It is safe for concurrent use.
 type Group struct {
-	mu       sync.Mutex          // guards the following, and the fields of machines, hosts and slots that name it
-	machines []*machine          // in the order of the newest set, then machines that left it and still have builds
-	byID     map[string]*machine // the same machines
-	hosts    map[string]*host    // by ID: the instances, and the jump hosts on the way to them
-	stale    bool                // hosts may contain some that are no longer needed
-	waiters  list.List           // of *waiter, oldest first
-	picky    int                 // number of waiters with requirements
-	sources  int                 // running calls of Follow, which may bring more instances
-	byHand   bool                // instances were added or removed one by one, so more may come
-	wake     *time.Timer
-	awaited  map[string]int  // how many builds wait to reconnect to a host, or through it
-	drained  map[string]bool // the IDs of drained instances, even if they have left the set
-	shared   bool            // other groups share its instances; see Share
+	mu          sync.Mutex          // guards the following, and the fields of machines, hosts and slots that name it
+	machines    []*machine          // in the order of the newest set, then machines that left it and still have builds
+	byID        map[string]*machine // the same machines
+	hosts       map[string]*host    // by ID: the instances, and the jump hosts on the way to them
+	stale       bool                // hosts may contain some that are no longer needed
+	waiters     list.List           // of *waiter, oldest first
+	picky       int                 // number of waiters with requirements
+	sources     int                 // running calls of Follow, which may bring more instances
+	byHand      bool                // instances were added or removed one by one, so more may come
+	wake        *time.Timer
+	connectWait time.Duration   // see Config.ConnectWait
+	awaited     map[string]int  // how many builds wait to reconnect to a host, or through it
+	drained     map[string]bool // the IDs of drained instances, even if they have left the set
+	shared      bool            // other groups share its instances; see Share
 
 	changed []retirement                 // hosts that are now reached in another way; unlock passes them to retire
 	retire  func(id string, cause error) // closes a connection that has no builds; nil without a Provider
@@ -233,11 +234,11 @@ func (in *Instance) checkLogin() error {
 	return in.SSH.Check()
 }
 
-// provide sets the function that closes a connection without builds.
-func (g *Group) provide(retire func(id string, cause error)) {
+// provide sets the function that closes a connection without builds, and Config.ConnectWait.
+func (g *Group) provide(retire func(id string, cause error), connectWait time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.retire = retire
+	g.retire, g.connectWait = retire, connectWait
 }
 
 // Instances returns the current set.
@@ -362,19 +363,49 @@ func (g *Group) reached(s *slot) {
 func (g *Group) started(s *slot, err error) {
 	g.mu.Lock()
 	h := s.machine.host.health
-	if err == nil && !h.unfit { // mostly; nothing changes, so there are no slots to hand out
+	if err == nil && (!h.unfit || h.unproven) { // mostly; nothing changes, so there are no slots to hand out
 		g.mu.Unlock()
 		return
 	}
 	defer g.unlock()
-	switch now := time.Now(); {
-	case err == nil:
+	if err == nil {
 		s.machine.recovered()
-	case h.unfit && h.quarantined(now): // builds that were started at once are one failure, and not many in a row
-	default:
-		h.failures++
-		h.suspect, h.unfit, h.retryAt = err, true, now.Add(backoff(h.failures))
+		return
 	}
+	h.quarantine(err, time.Now())
+}
+
+// worked records that an instance has run a job, or its first steps, without a failure of the instance.
+func (g *Group) worked(s *slot) {
+	g.mu.Lock()
+	h := s.machine.host.health
+	if h.faults == 0 && !h.unproven { // mostly
+		g.mu.Unlock()
+		return
+	}
+	defer g.unlock()
+	if h.faults = 0; h.unproven {
+		s.machine.recovered()
+	}
+}
+
+// failed records that an instance has failed a job whose step runner had started. After several in a row the instance
+// is quarantined, as by started; moves means that the job goes to another instance, and quarantines it at once.
+func (g *Group) failed(s *slot, err error, moves bool) {
+	g.mu.Lock()
+	defer g.unlock()
+	h := s.machine.host.health
+	if h.faults++; moves || h.faults >= maxFaults {
+		h.quarantine(err, time.Now())
+		h.unproven = true
+	}
+}
+
+// isProbe reports whether the build of a slot tests whether its instance works again.
+func (g *Group) isProbe(s *slot) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return s.machine.probe == s
 }
 
 // lost records that an instance's connection has died. The instance may be gone: until it is reached again it gets
@@ -397,7 +428,7 @@ func (g *Group) connected(id string, conn pool.Conn) {
 		h.health.last = nil
 	}
 	if h != nil && !h.health.unfit {
-		*h.health = health{}
+		*h.health = health{faults: h.health.faults}
 		if m := g.byID[id]; m != nil {
 			m.probe = nil
 		}

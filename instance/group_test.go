@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/connector"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 	"github.com/stepmux/stepmux/mux"
 )
 
@@ -297,4 +297,68 @@ func TestBuildsForLabelsThatReadAlikeDoNotWaitForOneAnother(t *testing.T) {
 	s, err = g.await(sshtest.Within(t), next)
 	require.NoError(t, err)
 	require.Equal(t, "even", s.member.ID)
+}
+
+// Symptom: a step runner that started took the instance out of its quarantine, and it failed the jobs of all builds.
+func TestAnInstanceThatFailsJobsIsQuarantinedUntilAProbeRunsItsJob(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := group(t, 4, 1)
+		cause := errors.New("the disk is full")
+		first, second := take(t, g), take(t, g)
+		require.Equal(t, "a", first.member.ID)
+		g.failed(first, cause, true)
+		g.failed(second, cause, true)
+		state := func() (State, int) { return g.stat().Instances[0].State, g.stat().Held }
+		is := func(want State, held int) {
+			t.Helper()
+			state, n := state()
+			require.Equal(t, want, state)
+			require.Equal(t, held, n)
+		}
+		is(Quarantined, 0)
+		require.Equal(t, "the disk is full", g.stat().Instances[0].Reason)
+		first.release()
+		second.release()
+		other := take(t, g)
+		require.Equal(t, "b", other.member.ID)
+		probes := make(chan *slot, 2)
+		for range 2 {
+			go func() {
+				s, err := g.acquire(t.Context(), "probe")
+				if err == nil {
+					probes <- s
+				}
+			}()
+		}
+		synctest.Wait()
+		is(Quarantined, 0)      // the second instance is only full
+		time.Sleep(backoffBase) //nolint:forbidigo // in a bubble
+		probe := <-probes
+		require.Equal(t, "a", probe.member.ID)
+		g.started(probe, nil)
+		is(Suspect, 0)
+		require.True(t, g.isProbe(probe))
+		g.failed(other, cause, true)
+		is(Suspect, 1) // one waits, and no instance that fits is sound
+		g.worked(probe)
+		is(Ready, 0)
+		<-probes
+	})
+}
+
+func TestOneGoodJobBetweenBadOnesKeepsTheOnlyInstanceInService(t *testing.T) {
+	g := group(t, 1)
+	s := take(t, g)
+	cause := errors.New("the disk is full")
+	for range maxFaults - 1 {
+		g.failed(s, cause, false)
+	}
+	g.worked(s)
+	for range maxFaults - 1 {
+		g.failed(s, cause, false)
+		g.started(s, nil)
+	}
+	require.Equal(t, Ready, g.stat().Instances[0].State)
+	g.failed(s, cause, false)
+	require.Equal(t, Quarantined, g.stat().Instances[0].State)
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/control"
 	"github.com/stepmux/stepmux/instance/metrics"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 	"github.com/stepmux/stepmux/internal/wire"
 )
 

@@ -18,7 +18,7 @@ import (
 
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
 )
@@ -49,6 +49,21 @@ func newProvider(t testing.TB, cfg instance.Config, all ...instance.Instance) *i
 	require.NoError(t, err)
 	t.Cleanup(func() { p.Close() })
 	return p
+}
+
+// A refused login was printed twice, as a warning of the log and as the failure of the build. That named the machine
+// three times before the cause.
+func TestARefusedLoginIsPrintedOnce(t *testing.T) {
+	s := sshtest.InProcess(t, embeddedvm.Config{})
+	in := machine("vm-1", s, nil)
+	stranger, _ := sshtest.NewKey(t)
+	in.SSH.Auth = []login.Auth{login.Key("mine", stranger)}
+	log := &sshtest.Log{}
+	warnings := slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	end, errs := prepareAll(t, newProvider(t, instance.Config{Logger: warnings}, in), 1)
+	defer end()
+	require.ErrorContains(t, errs[0], "runner_system_failure: instance vm-1: dial "+s.User+"@"+s.Addr+": login: ")
+	require.Empty(t, log.String())
 }
 
 // prepareAll gives a build to each of n slots, all at once, and returns a function that ends them.

@@ -47,7 +47,7 @@ func (e *Executor) mayLeave(s *slot) (leave func() bool) {
 	e.mu.Lock()
 	stays := e.stays || e.resumed || e.running != nil
 	e.mu.Unlock()
-	if stays || e.tries+1 >= maxTries {
+	if stays || e.tries+1 >= maxTries || e.trying+time.Since(e.Started()) > maxTrying {
 		return stay
 	}
 	others := e.demandBeside(s)

@@ -18,7 +18,7 @@ import (
 	"github.com/stepmux/stepmux/connector/buildlog"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
 
 // stuckLog takes the first bytes and then does not return until it is let go.

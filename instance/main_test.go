@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/stepmux/stepmux/internal/dockertest"
+	"github.com/stepmux/stepmux/internal/testing/dockertest"
 )
 
 func TestMain(m *testing.M) {

@@ -38,6 +38,10 @@ type Config struct {
 	Version string
 	// DialTimeout bounds the dial of one connection (TCP, handshake, login), with its retries. If zero, 30s.
 	DialTimeout time.Duration
+	// ConnectWait is how long a build waits for instances that refuse connections, as they do while they start or have
+	// too many logins: so long it is tried again, on the instance that takes it first. A refused login or a wrong host key
+	// ends the wait. If zero, a build fails when it could not reach three instances.
+	ConnectWait time.Duration
 	// IdleTimeout is how long a connection without builds is kept. If zero, 5m. If negative, for ever.
 	IdleTimeout time.Duration
 	// MaxAge is the age at which a connection takes no new builds; it closes when its last build has ended. If zero,
@@ -79,7 +83,8 @@ func NewProvider(cfg Config) (*Provider, error) {
 	if cfg.Group == nil {
 		return nil, errors.New("instance: Config.Group is nil")
 	}
-	if min(cfg.DialTimeout, cfg.MaxAge, cfg.ReadyTimeout, cfg.StopTimeout, cfg.LogTimeout, cfg.Grace) < 0 {
+	if min(cfg.DialTimeout, cfg.ConnectWait, cfg.MaxAge, cfg.ReadyTimeout, cfg.StopTimeout, cfg.LogTimeout,
+		cfg.Grace) < 0 {
 		return nil, errors.New("instance: a time in Config is negative")
 	}
 	if _, err := connector.ParseRoute(string(cmp.Or(cfg.Route, connector.Auto))); err != nil {
@@ -104,16 +109,16 @@ func NewProvider(cfg Config) (*Provider, error) {
 		group: cfg.Group, connect: dial, timeout: cfg.DialTimeout, start: cfg.DialStart, done: p.logDial,
 	}
 	p.conns = conns.open(pool.Config[*mux.Conn]{IdleTimeout: cfg.IdleTimeout, MaxAge: cfg.MaxAge, Retired: p.logRetired})
-	cfg.Group.provide(p.retire)
+	cfg.Group.provide(p.retire, cfg.ConnectWait)
 	return p, nil
 }
 
-// logDial logs the outcome of an attempt to connect. The first failure of a dial is a warning. The last failure is in
-// the errors of the builds that waited.
+// logDial logs the outcome of an attempt to connect. The first failure of a dial is a warning if others follow: the
+// last failure is in the errors of the builds that waited.
 func (p *Provider) logDial(id string, attempt int, took time.Duration, err error) {
 	if err != nil {
 		level := slog.LevelInfo
-		if attempt == 1 && !errors.Is(err, pool.ErrClosed) {
+		if attempt == 1 && !errors.Is(err, pool.ErrClosed) && !isPermanent(err) {
 			level = slog.LevelWarn
 		}
 		p.cfg.Logger.Log(context.Background(), level, "not connected",

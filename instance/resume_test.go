@@ -15,7 +15,7 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/buildlog"
 	"github.com/stepmux/stepmux/instance"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 

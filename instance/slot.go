@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/internal/labels"
+	"github.com/stepmux/stepmux/internal/plural"
 )
 
 // errChanged is the cause for closing a connection when the way to its instance has changed.
@@ -167,7 +168,7 @@ func (g *Group) leaveLocked(e *list.Element) {
 }
 
 // pickLocked returns the machine with the most free slots among those that meet a demand, or nil if all are full.
-// Suspect machines come last.
+// Suspect machines come last, the one that has waited longest first.
 func (g *Group) pickLocked(of demand, now time.Time) *machine {
 	var best *machine
 	most := 0
@@ -177,8 +178,12 @@ func (g *Group) pickLocked(of demand, now time.Time) *machine {
 			continue
 		}
 		better := free > most
-		if best != nil && best.suspect() != m.suspect() {
+		switch {
+		case best == nil:
+		case best.suspect() != m.suspect():
 			better = best.suspect()
+		case m.suspect(): // in turn
+			better = m.host.health.retryAt.Before(best.host.health.retryAt)
 		}
 		if best == nil || better {
 			best, most = m, free
@@ -215,7 +220,8 @@ func (g *Group) refusalLocked(of demand, now time.Time) error {
 		switch {
 		case m.removed, !m.meets(of):
 		case m.usedUp():
-			full = fmt.Errorf("no instance takes builds any more: %s has had its %d uses", m.member.ID, m.uses)
+			full = fmt.Errorf("no instance takes builds any more: %s has had its %s", m.member.ID,
+				plural.Count(m.uses, "use"))
 		case m.drained, m.elsewhere, m.host.health.refused(now) == nil:
 			return nil
 		default:

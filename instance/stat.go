@@ -41,6 +41,7 @@ type Stat struct {
 	Instances []VMStat
 	JumpHosts []VMStat // jump hosts that are not instances, sorted by ID; only ID, Addr and the connection are set
 	Waiting   int      // builds without a slot
+	Held      int      // of those, builds for which every instance that fits is quarantined, or being probed
 }
 
 // VMStat is a snapshot of one instance or jump host, and its connection.
@@ -84,6 +85,7 @@ func (g *Group) stat() Stat {
 	defer g.mu.Unlock()
 	now := time.Now()
 	s := Stat{Waiting: len(g.waitingLocked()), Instances: make([]VMStat, len(g.machines))}
+	s.Held = g.heldLocked()
 	instances := map[*host]bool{}
 	for i, m := range g.machines {
 		s.Instances[i] = m.stat(now)
@@ -96,6 +98,29 @@ func (g *Group) stat() Stat {
 	}
 	slices.SortFunc(s.JumpHosts, func(a, b VMStat) int { return cmp.Compare(a.ID, b.ID) })
 	return s
+}
+
+// heldLocked counts the builds without a slot for which every instance that fits is quarantined, or being probed.
+func (g *Group) heldLocked() (n int) {
+	isHeld := map[string]bool{} // by demand
+	for e := g.waiters.Front(); e != nil; e = e.Next() {
+		w := e.Value.(*waiter)
+		held, known := isHeld[w.key]
+		if !known {
+			fit, sound := false, false
+			for _, m := range g.suitableLocked(w.demand) {
+				if m.takes() && m.meets(w.demand) {
+					fit, sound = true, sound || !m.suspect()
+				}
+			}
+			held = fit && !sound
+			isHeld[w.key] = held
+		}
+		if held && w.build != "" { // not a caller of AwaitRoom
+			n++
+		}
+	}
+	return n
 }
 
 // stat returns the part of a VMStat that a jump host also has. Callers hold Group.mu.

@@ -54,12 +54,19 @@ type DialError struct {
 }
 
 func (e *DialError) Error() string {
-	s := fmt.Sprintf("dial %s@%s: %s: %v", e.User, e.Addr, e.Stage, e.Err)
-	if e.Hint != "" {
-		s += " (" + e.Hint + ")"
+	s := fmt.Sprintf("dial %s@%s: %s: ", e.User, e.Addr, e.Stage)
+	switch cause := e.Err.Error(); {
+	case e.Hint == "":
+		return s + cause
+	case len(cause) > longCause:
+		return s + e.Hint + ": " + cause
+	default:
+		return s + cause + " (" + e.Hint + ")"
 	}
-	return s
 }
+
+// longCause is the length of a cause, in bytes, behind which a hint would be overlooked.
+const longCause = 200
 
 // Unwrap returns the cause.
 func (e *DialError) Unwrap() error { return e.Err }

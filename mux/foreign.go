@@ -20,6 +20,12 @@ func shorten(err error) error {
 	return &foreignError{strings.ToValidUTF8(text[:maxForeign], "?") + "...", err}
 }
 
+// handshakeError is shorten without the words of the SSH library that say no more than the stage.
+func handshakeError(err error) error {
+	text := strings.TrimPrefix(strings.TrimPrefix(err.Error(), "ssh: handshake failed: "), "ssh: ")
+	return shorten(&foreignError{strings.TrimSuffix(text, ", no supported methods remain"), err})
+}
+
 func (e *foreignError) Error() string { return e.text }
 
 // Unwrap returns the whole error.

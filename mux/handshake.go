@@ -67,7 +67,7 @@ func (h *handshake) run(ctx context.Context, nc net.Conn) (*Conn, error) {
 		_ = wrapped.Close() // the handshake's error counts
 		stage, hint, reason := h.login.Explain(err)
 		if reason == nil {
-			reason = shorten(err)
+			reason = handshakeError(err)
 		}
 		return nil, &DialError{Stage: stage, Addr: h.addr, User: h.cfg.User, Hint: hint, Err: reason}
 	}

@@ -14,9 +14,9 @@ import (
 	"github.com/hashicorp/yamux"
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/internal/liveheap"
-	"github.com/stepmux/stepmux/internal/rawssh"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/liveheap"
+	"github.com/stepmux/stepmux/internal/testing/rawssh"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/relay"

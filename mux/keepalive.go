@@ -2,8 +2,13 @@ package mux
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
+
+	"golang.org/x/crypto/ssh"
 
 	"github.com/stepmux/stepmux/internal/alive"
 )
@@ -21,13 +26,39 @@ func (c *Conn) keepalive(interval, timeout time.Duration) {
 // answer: then the wait ends with the connection.
 func (c *Conn) probePeer(context.Context) (rtt, keep time.Duration, err error) {
 	asked := time.Now()
-	if _, _, err := c.ssh.SendRequest("keepalive@openssh.com", true, nil); err != nil {
+	if err := c.ask(); err != nil {
 		return 0, 0, err // the connection is ending
 	}
 	rtt = time.Since(asked)
 	c.rtt.Store(int64(rtt))
 	c.trace.Keepalive(rtt)
 	return rtt, 0, nil
+}
+
+// repliers begin the identification strings of servers that answer global requests which they do not know, as RFC 4254
+// asks for. ask sends those a request.
+var repliers = []string{"SSH-2.0-OpenSSH", "SSH-2.0-dropbear", "SSH-2.0-stepmux", "SSH-2.0-Go"}
+
+// ask waits for an answer of the peer. Some servers, such as TinySSH, answer a global request with
+// SSH_MSG_UNIMPLEMENTED (RFC 4253, section 11.4), and the SSH library then ends the connection. So a server that is not
+// known is asked for a channel of a type that no server has, which each server refuses (RFC 4254, section 5.1). That
+// counts as no session.
+func (c *Conn) ask() error {
+	version := string(c.ssh.ServerVersion())
+	if slices.ContainsFunc(repliers, func(name string) bool { return strings.HasPrefix(version, name) }) {
+		_, _, err := c.ssh.SendRequest("keepalive@openssh.com", true, nil)
+		return err
+	}
+	ch, reqs, err := c.ssh.OpenChannel("keepalive@stepmux", nil)
+	if _, refused := errors.AsType[*ssh.OpenChannelError](err); refused {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	c.spawnOrRun(func() { ssh.DiscardRequests(reqs) }) // ends with the channel
+	_ = ch.Close()                                     // fails only if the connection has ended
+	return nil
 }
 
 // Ping asks the peer for an answer and returns how long it took. Concurrent calls share an answer. If ctx ends first,

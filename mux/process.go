@@ -3,6 +3,8 @@ package mux
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/stepmux/stepmux/internal/wire"
@@ -37,30 +39,35 @@ func (c *Conn) TryStart(ctx context.Context, cmd Command) (*Process, error) {
 
 // shellLine returns c as a line for the login shell.
 func shellLine(c Command) (line string, err error) {
-	quote := func(words ...string) string {
-		quoted, e := wire.Quote(words...)
-		if e != nil {
-			err = fmt.Errorf("start: %w", e)
-		}
-		return quoted
-	}
 	for _, entry := range c.Env {
 		if name, _, _ := strings.Cut(entry, "="); !isShellName(name) {
 			return "", fmt.Errorf("start: a login shell cannot set the variable %.80q: its name must have letters, digits "+
 				"and _ only, and no digit first", name)
 		}
 	}
-	if len(c.Env) > 0 {
-		line = quote(append([]string{"export"}, c.Env...)...) + "; "
+	argv := c.Argv
+	if len(c.Env) > 0 || c.Dir != "" {
+		argv = slices.Concat([]string{"sh", "-c", enterScript, "sh", c.Dir, strconv.Itoa(len(c.Env))}, c.Env, argv)
+		if len(c.Argv) == 0 {
+			argv = append(argv, "sh", "-c", lineScript, "sh", c.Line)
+		}
 	}
-	if c.Dir != "" {
-		line += quote("cd", "--", c.Dir) + " || exit 126; "
+	if len(argv) == 0 {
+		return c.Line, nil
 	}
-	if len(c.Argv) > 0 {
-		return line + quote(c.Argv...), err
+	if line, err = wire.LoginLine(argv...); err != nil {
+		return "", fmt.Errorf("start: %w", err)
 	}
-	return line + c.Line, err
+	return line, nil
 }
+
+// enterScript sets the $2 variables that follow, changes to the directory $1, and runs the command after them. Not
+// every login shell has a POSIX shell's export and cd.
+const enterScript = `_dir=$1 _n=$2; shift 2; while [ "$_n" -gt 0 ]; do export "$1"; shift; _n=$((_n-1)); done; ` +
+	`[ -z "$_dir" ] || cd -- "$_dir" || exit 126; exec "$@"`
+
+// lineScript runs the command line $1 by the login shell.
+const lineScript = `exec "${SHELL:-/bin/sh}" -c "$1"`
 
 // isShellName reports whether a shell can set a variable of that name, which is not empty.
 func isShellName(name string) bool {

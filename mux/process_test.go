@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/internal/embeddedvm"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 	"github.com/stepmux/stepmux/mux"
 )
 
@@ -219,7 +219,7 @@ func TestReserveOfMoreThanTheServerEverAllowsSaysSo(t *testing.T) {
 	s := sshtest.InProcess(t, embeddedvm.Config{MaxSessions: 1})
 	_, err := dial(t, s).Reserve(sshtest.Within(t), 2)
 	require.ErrorIs(t, err, mux.ErrForbidden)
-	require.ErrorContains(t, err, "allows 1 sessions on a connection, 2 are needed (MaxSessions in sshd_config)")
+	require.ErrorContains(t, err, "allows 1 session on a connection, 2 are needed (MaxSessions in sshd_config)")
 }
 
 func TestReleaseGivesUnusedSessionsBack(t *testing.T) {

@@ -1,6 +1,7 @@
 package mux
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/flight"
 	"github.com/stepmux/stepmux/internal/tail"
+	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux/relay"
 )
 
@@ -89,7 +91,9 @@ func (c *Conn) startRelay(ctx context.Context, cmd Command) (_ *relay.Relay, kee
 	ctx, cancel := context.WithTimeoutCause(ctx, relayStartTimeout,
 		fmt.Errorf("it did not say hello within %v", relayStartTimeout))
 	defer cancel()
-	said := &tail.Writer{}
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	said := &relayStderr{echo: func() { stop(relay.ErrOtherProgram) }}
 	cmd.Stderr = io.MultiWriter(said, cmp.Or[io.Writer](cmd.Stderr, io.Discard))
 	rtt := make(chan time.Duration, 1) // measured while the program starts
 	c.spawnOrRun(func() { rtt <- c.measureRTT(ctx) })
@@ -130,6 +134,24 @@ func (c *Conn) startRelay(ctx context.Context, cmd Command) (_ *relay.Relay, kee
 		_ = r.Close() // always nil; it waits for the relay's goroutines
 	})
 	return r, -1, nil
+}
+
+// relayStderr keeps the last lines of a relay's stderr, and notices that another program quotes the manager's hello.
+type relayStderr struct {
+	tail.Writer
+	echo func()
+	line []byte // the last, unfinished line
+}
+
+// Write implements io.Writer. It never fails.
+func (s *relayStderr) Write(p []byte) (int, error) {
+	s.line = append(s.line, p...)
+	if wire.Echoes(s.line) {
+		s.echo()
+	}
+	s.line = s.line[bytes.LastIndexByte(s.line, '\n')+1:]
+	s.line = s.line[max(0, len(s.line)-tail.MaxBytes):]
+	return s.Writer.Write(p)
 }
 
 // relayCarrier is the session of a relay. It reads and writes the SSH library's channel without the goroutines of a

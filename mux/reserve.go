@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/crypto/ssh"
+
+	"github.com/stepmux/stepmux/internal/plural"
 )
 
 // refusalTimeout is how long a server may refuse a session although we have none open, before the refusal counts as
@@ -103,6 +105,9 @@ func (c *Conn) openSessions(ctx context.Context, op string, n int) ([]*sshChanne
 		}
 		if !isRefusal(err) {
 			closeSessions(opened)
+			if errors.Is(err, ErrForbidden) && c.sessions.stat().Peak > 0 {
+				err = fmt.Errorf("the server allows one session on each connection, and it has been used: %w", err)
+			}
 			return nil, err
 		}
 		c.trace.Refused()
@@ -117,8 +122,8 @@ func (c *Conn) openSessions(ctx context.Context, op string, n int) ([]*sshChanne
 		case refusedAlone.IsZero(), c.sessions.servedSince(refusedAlone, n):
 			refusedAlone = time.Now()
 		case time.Since(refusedAlone) > refusalTimeout:
-			return nil, fmt.Errorf("%s: %w: the server allows %d sessions on a connection, %d are needed "+
-				"(MaxSessions in sshd_config): %w", op, ErrForbidden, len(opened), n, err)
+			return nil, fmt.Errorf("%s: %w: the server allows %s on a connection, %d are needed "+
+				"(MaxSessions in sshd_config): %w", op, ErrForbidden, plural.Count(len(opened), "session"), n, err)
 		}
 		if err := c.pause(ctx, op, backoff(try)); err != nil {
 			return nil, err

@@ -140,7 +140,7 @@ func (p *Pool[C]) Shutdown(ctx context.Context) error {
 	}
 	leases := p.Stat().Leases
 	_ = p.Close() // nil
-	return fmt.Errorf("shut down pool with %d leases out: %w", leases, context.Cause(ctx))
+	return fmt.Errorf("shut down pool, leases out: %d: %w", leases, context.Cause(ctx))
 }
 
 // Close ends the pool now: callers in Acquire return ErrClosed, dials are cancelled, connections are

@@ -60,7 +60,7 @@ func TestShutdownClosesWhatIsLeftWhenItsContextEnds(t *testing.T) {
 		start := time.Now()
 		err := p.Shutdown(ctx)
 		require.ErrorIs(t, err, hurry)
-		require.EqualError(t, err, "shut down pool with 1 leases out: second signal")
+		require.EqualError(t, err, "shut down pool, leases out: 1: second signal")
 		require.Equal(t, time.Minute, time.Since(start))
 		require.ErrorIs(t, l.Conn().Err(), errClosedHere)
 		l.Release()

@@ -7,8 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/internal/fetchtest"
-	"github.com/stepmux/stepmux/internal/remotetest"
+	"github.com/stepmux/stepmux/internal/testing/fetchtest"
+	"github.com/stepmux/stepmux/internal/testing/remotetest"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 

@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/internal/remotetest"
+	"github.com/stepmux/stepmux/internal/testing/remotetest"
 )
 
 // startHold starts a container's first process, beside those that script starts. It returns once that process handles

@@ -11,7 +11,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
-	"github.com/stepmux/stepmux/internal/remotetest"
+	"github.com/stepmux/stepmux/internal/testing/remotetest"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/step/fetch"
 	"github.com/stepmux/stepmux/remote/walls"
@@ -51,6 +51,8 @@ func play(role string) (err error) {
 			}
 		}
 		return Serve(ctx, stdio, cfg)
+	case "walled":
+		return Serve(ctx, stdio, ServeConfig{Socket: os.Args[1], Isolation: walls.Processes})
 	case "guarded", "unguarded": // a serve that is told a secret
 		cfg := ServeConfig{
 			Socket: os.Args[1], SecretOnStdin: true, AllowUnauthenticated: role == "unguarded", Isolation: walls.Off,

@@ -22,7 +22,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 
-	"github.com/stepmux/stepmux/internal/remotetest"
+	"github.com/stepmux/stepmux/internal/testing/remotetest"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"

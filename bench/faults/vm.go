@@ -23,7 +23,7 @@ import (
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/sys/unix"
 
-	"github.com/stepmux/stepmux/internal/faultconn"
+	"github.com/stepmux/stepmux/internal/testing/faultconn"
 	"github.com/stepmux/stepmux/remote/walls"
 )
 

@@ -7,8 +7,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/stepmux/stepmux/internal/endsignal"
+	"github.com/stepmux/stepmux/internal/standalone/actionmirror"
 	"github.com/stepmux/stepmux/internal/termtext"
-	"github.com/stepmux/stepmux/remote/standalone/actionmirror"
 )
 
 func newActionsCommand() *cobra.Command {

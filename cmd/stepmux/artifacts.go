@@ -10,7 +10,8 @@ import (
 	"github.com/spf13/cobra"
 
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
-	"github.com/stepmux/stepmux/remote/standalone"
+	"github.com/stepmux/stepmux/internal/plural"
+	"github.com/stepmux/stepmux/internal/standalone"
 )
 
 // projectPiece is the size of the pieces in which a project is sent to a manager.
@@ -71,7 +72,7 @@ Files of the same name there are replaced. An archive with a file or a link that
 			if err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%d artifacts in %s\n", n, args[1])
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s in %s\n", plural.Count(n, "artifact"), args[1])
 			return err
 		})
 	}

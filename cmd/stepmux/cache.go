@@ -21,6 +21,7 @@ import (
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/doctor"
 	"github.com/stepmux/stepmux/internal/endsignal"
+	"github.com/stepmux/stepmux/internal/plural"
 	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/mux"
@@ -132,7 +133,7 @@ func (f *cacheFlags) reports(ctx context.Context) ([]cacheReport, error) {
 		if err != nil {
 			return nil, err
 		}
-		return onEach(ctx, &f.vmFlags, func(p *instance.Provider, in instance.Instance) cacheReport {
+		return onEach(ctx, &f.vmFlags, func(p *instance.Provider, in instance.Instance, _ func(func())) cacheReport {
 			r, err := f.onVM(ctx, p, in, bootstrap)
 			if err != nil {
 				r.Error = termtext.Short(err.Error(), 1000)
@@ -240,7 +241,8 @@ func (f *cacheFlags) writeText(out, problems io.Writer, r cacheReport) error {
 	}
 	_ = t.Flush() // it writes to memory
 	counted := map[string]string{"list": "in the cache", "prune": "removed", "verify": "changed"}[f.verb]
-	_, err := fmt.Fprintf(out, "%s%d components %s, %s\n%s", where, len(r.Components), counted, units.BytesSize(total),
+	_, err := fmt.Fprintf(out, "%s%s %s, %s\n%s", where, plural.Count(len(r.Components), "component"), counted,
+		units.BytesSize(total),
 		b.String())
 	return err
 }

@@ -9,8 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/internal/runnertest"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/runnertest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
 
 // ordinary returns a command that has no more rights than an ordinary user: root could write in any directory.
@@ -52,7 +52,7 @@ func TestTheCacheIsListedVerifiedAndPrunedHereAndOnAVM(t *testing.T) {
 	require.NoError(t, os.Chmod(files[0], 0o600))
 	out, stderr, code := e.run(append([]string{"cache", "verify"}, onVM...)...)
 	require.Equal(t, 1, code, stderr)
-	require.Contains(t, out, "vm-1: 1 components changed")
+	require.Contains(t, out, "vm-1: 1 component changed")
 	require.Equal(t, "0 components changed, 0B\n", e.well("cache", "verify"))
 
 	require.Equal(t, "vm-1: 0 components removed, 0B\n",

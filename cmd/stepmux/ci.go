@@ -13,7 +13,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/buildinfo"
 	"github.com/stepmux/stepmux/internal/endsignal"
-	"github.com/stepmux/stepmux/remote/standalone"
+	"github.com/stepmux/stepmux/internal/standalone"
 )
 
 type ciFlags struct {

@@ -4,10 +4,13 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"os/user"
 	"strconv"
+	"sync"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -17,6 +20,8 @@ import (
 	"github.com/stepmux/stepmux/internal/buildinfo"
 	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/limits"
+	"github.com/stepmux/stepmux/internal/pause"
+	"github.com/stepmux/stepmux/internal/termtext"
 )
 
 type doctorFlags struct {
@@ -33,9 +38,10 @@ func newDoctorCommand() *cobra.Command {
 		Use:   "doctor --instance ssh://[USER@]HOST[:PORT]",
 		Short: "Examine VMs: whether builds can run there, and the changes that would help",
 		Long: `Examine VMs: the login, the host key, the server's version, the sessions that it allows, its forwarding, the
-login shell, the stepmux there, the directory for temporary files, the clock and the isolation of builds. Doctor starts
-a step runner as for a build, and ends it. Each finding is ok, warn, fail or skip (not checked), with the change to
-make and its benefit. With --bootstrap it copies stepmux to VMs as run does, and examines that.
+login shell, the stepmux there, the directory for temporary files, the clock, git and bash, and the builds'
+isolation. Doctor starts a step runner as for a build, and ends it. Each finding is ok, warn, fail or skip (not
+checked), with the change to make and its benefit. With --bootstrap it copies stepmux to VMs as run does, and examines
+that.
 Doctor connects as run does: through the same jump hosts, with the same keys and host-key policies.
 
 ` + vmHelp + `
@@ -61,6 +67,7 @@ Exit codes:
 	cmd.Flags().StringVar(&f.docker, "docker", "", "examine for builds in containers (run --image) by the Docker daemon "+
 		"at `ADDRESS`, unix://PATH or tcp://HOST:PORT: the VM's, and the login there, or without a VM this machine's")
 	grouped(cmd.Flags(), containerGroup)
+	f.registerConnectWait(cmd.Flags())
 	f.registerIsolation(cmd.Flags())
 	outputFlag(cmd.Flags(), &f.output, "text, or json for an object per VM")
 	return cmd
@@ -107,13 +114,41 @@ func (f *doctorFlags) run(cmd *cobra.Command, _ []string) error {
 		}
 		return f.show(ctx, cmd, doctor.ExamineDaemon(ctx, *daemon, name))
 	}
-	reports, err := onEach(ctx, &f.vmFlags, func(p *instance.Provider, in instance.Instance) doctor.Report {
-		return doctor.Examine(ctx, p, in, doctor.Config{Version: buildinfo.Version(), Docker: daemon, Bootstrap: bootstrap})
-	})
+	var telling sync.Mutex
+	tell := func(text string) {
+		telling.Lock()
+		defer telling.Unlock()
+		fmt.Fprintln(cmd.ErrOrStderr(), termtext.Line(text))
+	}
+	examine := func(p *instance.Provider, in instance.Instance, pause func(func())) doctor.Report {
+		return doctor.Examine(ctx, p, in, doctor.Config{
+			Version: buildinfo.Version(), Docker: daemon, Bootstrap: bootstrap, Again: f.again(in.ID, tell, pause),
+		})
+	}
+	reports, err := onEach(ctx, &f.vmFlags, examine)
 	if err != nil {
 		return err
 	}
 	return f.show(ctx, cmd, reports...)
+}
+
+// connectPause is the time between two attempts to connect to a VM that refuses.
+const connectPause = time.Second
+
+// again returns the Again of the VM id: it tells the first refusal, and waits for --connect-wait in all.
+func (f *doctorFlags) again(id string, tell func(string), pauses func(func())) func(context.Context, error) bool {
+	var until time.Time
+	return func(ctx context.Context, refusal error) bool {
+		if until.IsZero() && f.connectWait > 0 {
+			until = time.Now().Add(f.connectWait)
+			tell(fmt.Sprintf("stepmux: %s: %v; trying again for %v (--connect-wait)", id, refusal, f.connectWait))
+		}
+		if !time.Now().Before(until) {
+			return false
+		}
+		pauses(func() { _ = pause.For(ctx, connectPause) })
+		return ctx.Err() == nil
+	}
 }
 
 // examineCluster examines the cluster.

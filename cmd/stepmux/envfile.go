@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/stepmux/stepmux/internal/flagfile"
-	"github.com/stepmux/stepmux/remote/standalone"
+	"github.com/stepmux/stepmux/internal/standalone"
 )
 
 // settingFlags name files with flags and variables for a command.

@@ -14,9 +14,9 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"github.com/stepmux/stepmux/internal/sshtarget"
+	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/internal/standalone/provenance"
 	"github.com/stepmux/stepmux/mux/login"
-	"github.com/stepmux/stepmux/remote/standalone"
-	"github.com/stepmux/stepmux/remote/standalone/provenance"
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
@@ -73,7 +73,7 @@ func (f *provenanceFlags) checkProvenance(ctx context.Context, file string) erro
 		return nil
 	}
 	if err := f.readKey(ctx); err != nil {
-		return fmt.Errorf("--sign-key: %w", err)
+		return sshtarget.OfFlag("--sign-key", err)
 	}
 	return nil
 }
@@ -87,9 +87,10 @@ func (f *provenanceFlags) readKey(ctx context.Context) error {
 	f.key, err = provenance.ParsePrivateKey(text, nil)
 	if missing := (*ssh.PassphraseMissingError)(nil); errors.As(err, &missing) && len(f.passphrase) > 0 {
 		var secret []byte
-		if secret, err = sshtarget.Passphrase(ctx, f.passphrase, f.signKey); err == nil {
-			f.key, err = provenance.ParsePrivateKey(text, secret)
+		if secret, err = sshtarget.Passphrase(ctx, f.passphrase, f.signKey); err != nil {
+			return err
 		}
+		f.key, err = provenance.ParsePrivateKey(text, secret)
 	} else if missing != nil {
 		return fmt.Errorf("%s has a passphrase: name a command that prints it with --passphrase-command", f.signKey)
 	}

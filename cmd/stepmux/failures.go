@@ -2,47 +2,53 @@ package main
 
 import (
 	"fmt"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/stepmux/stepmux/instance/batch"
+	"github.com/stepmux/stepmux/internal/likeness"
+	"github.com/stepmux/stepmux/internal/plural"
 	"github.com/stepmux/stepmux/internal/termtext"
 )
 
 const (
-	// mostFailures bounds the kinds of failures in a summary, mostNames the length of a list of builds there.
+	// mostFailures bounds the kinds in a summary, mostNames the length of a list of builds there.
 	mostFailures, mostNames = 10, 400
 )
 
-// failures groups the failed builds of a run: builds with the same cause are one kind.
-type failures struct {
-	kinds []*failure // in the order of their first builds
-	of    map[string]*failure
+// kinds groups texts about builds of a run: texts about the same cause are one kind.
+type kinds struct {
+	list []*kind // in the order of their first builds
+	of   map[string]*kind
 }
 
-// failure is one kind of failure.
-type failure struct {
+// kind is one kind of text.
+type kind struct {
 	text   string // of its first build
 	builds []string
 }
 
-// add adds a failed build, which runs a file, and reports whether it is the first of its kind.
-func (f *failures) add(r batch.Report, file string) (first bool) {
-	text := r.Err.Error()
-	like := fmt.Sprint(file, "\x00", r.Err.ExitCode, "\x00", likeness(text, r.Build, r.Instance))
-	kind := f.of[like]
-	if kind == nil {
-		kind = &failure{text: fmt.Sprintf("%s: %s", placed(r, file), text)}
-		if f.of == nil {
-			f.of = map[string]*failure{}
+// add adds a text about a build, and reports whether it is the first of its kind. Only texts with the same key are
+// alike. where names the build.
+func (k *kinds) add(r batch.Report, where, text, key string) (first bool) {
+	like := key + "\x00" + likeness.Of(text, r.Build, r.Instance)
+	of := k.of[like]
+	if of == nil {
+		of = &kind{text: fmt.Sprintf("%s: %s", where, text)}
+		if k.of == nil {
+			k.of = map[string]*kind{}
 		}
-		f.of[like] = kind
-		f.kinds = append(f.kinds, kind)
+		k.of[like] = of
+		k.list = append(k.list, of)
 	}
-	kind.builds = append(kind.builds, r.Build)
-	return len(kind.builds) == 1
+	of.builds = append(of.builds, r.Build)
+	return len(of.builds) == 1
+}
+
+// addFailure adds a failed build, which runs a file.
+func (k *kinds) addFailure(r batch.Report, file string) (first bool) {
+	return k.add(r, placed(r, file), r.Err.Error(), fmt.Sprint(file, "\x00", r.Err.ExitCode))
 }
 
 // placed names a build, its file and its VM.
@@ -53,37 +59,30 @@ func placed(r batch.Report, file string) string {
 	return fmt.Sprintf("%s (%s on %s)", r.Build, file, r.Instance)
 }
 
-// numbers matches the parts in which failures of one kind differ: process ids, ports, times.
-var numbers = regexp.MustCompile(`[0-9]{3,}|[0-9.]+(ms|s|m)`)
-
-// likeness reduces a failure's text to the part that all failures of its kind share.
-func likeness(text, build, vm string) string {
-	text = strings.ReplaceAll(text, build, "*")
-	if vm != "" {
-		text = strings.ReplaceAll(text, vm, "*")
-	}
-	return numbers.ReplaceAllString(text, "#")
+// several returns the kinds that more than one build has.
+func (k *kinds) several() *kinds {
+	return &kinds{list: slices.DeleteFunc(slices.Clone(k.list), func(of *kind) bool { return len(of.builds) < 2 })}
 }
 
-// summary returns the lines about the failures: for each kind an example and its builds.
-func (f *failures) summary() []string {
+// summary returns the lines about the kinds: for each an example and its builds. event is "failed", or another.
+func (k *kinds) summary(event string) []string {
 	var lines []string
-	for i, kind := range f.kinds {
+	for i, of := range k.list {
 		if i == mostFailures {
 			rest := 0
-			for _, other := range f.kinds[i:] {
+			for _, other := range k.list[i:] {
 				rest += len(other.builds)
 			}
-			return append(lines, fmt.Sprintf("failed in %d other ways: %d builds (--output json has each)",
-				len(f.kinds)-i, rest))
+			return append(lines, fmt.Sprintf("%s in %s: %s (--output json has each)", event,
+				plural.Count(len(k.list)-i, "other way"), plural.Count(rest, "build")))
 		}
-		if len(kind.builds) == 1 {
-			lines = append(lines, "failed: "+termtext.Text(kind.text))
+		if len(of.builds) == 1 {
+			lines = append(lines, event+": "+termtext.Text(of.text))
 			continue
 		}
 		lines = append(lines,
-			fmt.Sprintf("failed alike: %d builds, the first %s", len(kind.builds), termtext.Text(kind.text)),
-			"  "+names(kind.builds))
+			fmt.Sprintf("%s alike: %d builds, the first %s", event, len(of.builds), termtext.Text(of.text)),
+			"  "+names(of.builds))
 	}
 	return lines
 }

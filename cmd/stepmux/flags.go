@@ -18,8 +18,8 @@ import (
 func flagError(cmd *cobra.Command, err error) error {
 	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok && unknown.GetSpecifiedShortnames() == "" {
 		var names []string
-		cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, "--"+f.Name) })
-		return fmt.Errorf("%w%s", err, meant("%s", "--"+unknown.GetSpecifiedName(), names))
+		cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+		return fmt.Errorf("%w%s", err, meant("--%s", unknown.GetSpecifiedName(), names))
 	}
 	wrong, ok := errors.AsType[*pflag.InvalidValueError](err)
 	if !ok {

@@ -18,9 +18,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/instance/control"
-	"github.com/stepmux/stepmux/internal/remotetest"
-	"github.com/stepmux/stepmux/internal/runnertest"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/remotetest"
+	"github.com/stepmux/stepmux/internal/testing/runnertest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
 
 // fleetRun is a running stepmux run.
@@ -142,7 +142,7 @@ func TestOperatorsSeeAndChangeARunThatIsUnderWay(t *testing.T) {
 	require.Zero(t, code, out)
 	require.Regexp(t, `(?m)^vm-1 +ready +up \d+s `, out)
 	require.Regexp(t, `(?m)^[0-9a-f]+-\d +vm-2 +\d+s$`, out)
-	require.Contains(t, out, "4 builds wait for a slot")
+	require.Contains(t, out, "4 builds waiting for a slot")
 
 	out, code = r.stepmux("drain", "vm-1")
 	require.Zero(t, code, out)

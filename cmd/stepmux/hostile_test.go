@@ -17,10 +17,10 @@ import (
 	"github.com/stepmux/stepmux/instance/batch"
 	"github.com/stepmux/stepmux/instance/control"
 	"github.com/stepmux/stepmux/instance/doctor"
-	"github.com/stepmux/stepmux/remote/standalone"
-	"github.com/stepmux/stepmux/remote/standalone/replay"
+	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/internal/standalone/inspect"
+	"github.com/stepmux/stepmux/internal/standalone/replay"
 	"github.com/stepmux/stepmux/remote/step/engine"
-	"github.com/stepmux/stepmux/remote/step/trace/inspect"
 )
 
 // hostile is text of a VM that clears the screen, forges a line, turns the direction of reading, and has no end.

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
 
 func TestADaemonsSocketThatWeMayNotOpenNamesItsGroup(t *testing.T) {

@@ -17,8 +17,8 @@ import (
 
 	"github.com/stepmux/stepmux/internal/buildinfo"
 	"github.com/stepmux/stepmux/internal/endsignal"
+	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/remote/commands/doors"
-	"github.com/stepmux/stepmux/remote/standalone"
 	"github.com/stepmux/stepmux/remote/step/action"
 )
 
@@ -57,6 +57,7 @@ type jobFlags struct {
 func (f *jobFlags) register(fl *pflag.FlagSet) {
 	f.registerCommon(fl, "run the job in this directory")
 	f.registerEnvironment(fl, "this command's")
+	f.registerStrict(fl)
 	maskFlag(fl, &f.masked, "results")
 	grouped(fl, jobGroup)
 	fl.StringVar(&f.outputFile, "output-file", "",
@@ -130,6 +131,9 @@ func (f *jobFlags) runJob(cmd *cobra.Command, source func() (standalone.Source, 
 	}
 	show := f.shower(cmd, &cfg)
 	j, err := f.read(source, &cfg)
+	if err == nil {
+		err = f.checkScripts(j.Warnings)
+	}
 	if err == nil && at.ready != nil {
 		err = at.ready(j)
 	}
@@ -149,6 +153,7 @@ func (f *jobFlags) runJob(cmd *cobra.Command, source func() (standalone.Source, 
 		show.talk, err = standalone.NewTalk(io.Discard, false), nil // the reader takes no message, either
 	}
 	if report != nil {
+		report.Warnings = j.Warnings
 		err = errors.Join(err, show.end(report, f.report), f.writeProvenance(report, cfg))
 	}
 	if err != nil && endsignal.Code(ctx) == 0 {
@@ -263,6 +268,9 @@ func (f *jobFlags) shower(cmd *cobra.Command, cfg *standalone.Config) *jobShower
 func (s *jobShower) notices(j *standalone.Job) {
 	for _, notice := range j.Notices {
 		s.talk.Notice(notice)
+	}
+	for _, warning := range j.Warnings {
+		s.talk.Notice("warning: " + warning.String())
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/internal/flagfile"
-	"github.com/stepmux/stepmux/remote/standalone"
+	"github.com/stepmux/stepmux/internal/standalone"
 )
 
 type localFlags struct {

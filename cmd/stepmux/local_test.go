@@ -19,7 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/internal/testing/runnertest"
 
 	"github.com/stepmux/stepmux/remote/step/trace"
 )

@@ -20,9 +20,9 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
-	"github.com/stepmux/stepmux/remote/standalone"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/trace"
 )

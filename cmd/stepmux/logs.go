@@ -15,6 +15,7 @@ import (
 	"github.com/stepmux/stepmux/instance/control"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/pause"
+	"github.com/stepmux/stepmux/internal/plural"
 	"github.com/stepmux/stepmux/internal/termtext"
 )
 
@@ -35,7 +36,8 @@ func followLog(
 				waiting()
 				away = time.Time{}
 				if msg.GetMissing() > 0 {
-					fmt.Fprintf(messages, "stepmux: %d bytes of the log are not kept any more\n", msg.GetMissing())
+					fmt.Fprintf(messages, "stepmux: not kept any more of the log: %s\n",
+						plural.Count(msg.GetMissing(), "byte"))
 				}
 				offset = msg.GetOffset() + int64(len(msg.GetText()))
 				return shown.write(msg.GetText())

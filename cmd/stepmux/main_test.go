@@ -15,10 +15,10 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"github.com/stepmux/stepmux/internal/dockertest"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
-	"github.com/stepmux/stepmux/internal/runnertest"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/dockertest"
+	"github.com/stepmux/stepmux/internal/testing/runnertest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 	"github.com/stepmux/stepmux/internal/wire"
 )
 

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"os/signal"
 	"os/user"
@@ -28,6 +27,7 @@ import (
 	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/flagfile"
 	"github.com/stepmux/stepmux/internal/gcpace"
+	"github.com/stepmux/stepmux/internal/plural"
 )
 
 const (
@@ -136,7 +136,8 @@ Exit codes:
 	f.podFlags.register(fl)
 	f.registerConnections(fl)
 	fl.StringVar(&f.config, "config", "", "YAML `FILE` with flags")
-	fl.BoolVar(&f.check, "check", false, "check the flags, the file of --config and the inventory, then exit")
+	fl.BoolVar(&f.check, "check", false, "check what the start would refuse: the flags, the file of --config, the "+
+		"inventory, and the files and addresses that they name; then exit")
 	fl.BoolVar(&f.schema, "config-schema", false, "print the JSON Schema of the file of --config, for editors, then exit")
 	fl.StringVar(&f.state, "state", "", "`DIR` for the queue, the builds and the logs; with --nats for the manager's "+
 		"own files; created if it is missing")
@@ -234,23 +235,17 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 	}
 	logger := f.logger(cmd.ErrOrStderr())
 	embedded := f.inventory == "" && len(f.instances) == 0 && !f.onCluster()
+	var vms *instance.Group
+	closeVMs := func() {}
 	if embedded && f.check {
-		fmt.Fprintln(cmd.OutOrStdout(), "the configuration is valid: a VM embedded in this program")
-		return nil
+		vms, err = f.checkEmbedded()
+	} else {
+		vms, closeVMs, err = f.vmsOrCluster(ctx, &f.vmFlags, logger)
 	}
-	vms, closeVMs, err := f.vmsOrCluster(ctx, &f.vmFlags, logger)
 	if err != nil {
 		return err
 	}
 	defer closeVMs()
-	if f.check {
-		slots := 0
-		for _, in := range vms.Instances() {
-			slots += in.Capacity
-		}
-		fmt.Fprintf(cmd.OutOrStdout(), "the configuration is valid: %d VMs, %d slots\n", len(vms.Instances()), slots)
-		return nil
-	}
 	counts := metrics.New(buildinfo.Version())
 	cfg := f.providerConfig(vms, bootstrap, counts, logger)
 	switch {
@@ -270,19 +265,67 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 	}
 	defer func() { _ = provider.Close() }() // its builds have ended or were left running
 	counts.Watch(provider)
-	if f.metrics != "" {
-		server, err := metrics.Serve(f.metrics, counts)
-		if err != nil {
-			return fmt.Errorf("--metrics: %w", err)
-		}
-		defer server.Close()
-		logger.Info("metrics", "url", "http://"+server.Addr()+"/metrics")
-	}
-	return f.serve(ctx, group, counts.Handler(), manager.Config{
+	open := manager.Config{
 		Dir: f.state, KeyFile: f.key, NATS: nats, Provider: provider, Group: vms, Linger: f.linger, EndBuilds: embedded,
 		Keep: f.keep, LogBytes: logBytes, FileBytes: fileBytes, Version: buildinfo.Version(), InventoryErr: f.inventoryErr,
 		Place: f.containerOrPod, OnEnd: counts.Ended, Logger: logger,
-	})
+	}
+	if err := f.checkFiles(group, open); err != nil {
+		return err
+	}
+	if f.metrics != "" {
+		server, err := metrics.Serve(f.metrics, counts)
+		switch {
+		case err == nil:
+			defer server.Close()
+			logger.Info("metrics", "url", "http://"+server.Addr()+"/metrics")
+		case !f.check || !errors.Is(err, syscall.EADDRINUSE): // a manager may be running
+			return fmt.Errorf("--metrics: %w", err)
+		}
+	}
+	doors, err := f.doors.open(f.check)
+	if err != nil {
+		return err
+	}
+	defer doors.close()
+	if f.check {
+		fmt.Fprintln(cmd.OutOrStdout(), "the configuration is valid: "+sizeOf(vms, embedded))
+		return nil
+	}
+	return f.serve(ctx, group, counts, doors, open)
+}
+
+// checkFiles checks the files and directories that the manager uses when it starts, and makes none: --check and the
+// start refuse the same ones.
+func (f *managerFlags) checkFiles(group int, cfg manager.Config) error {
+	if err := manager.Check(cfg); err != nil {
+		return systemError(err)
+	}
+	socket, made := cmp.Or(f.socket, ownSocket()), ""
+	if f.socket == "" {
+		made = filepath.Dir(socket)
+		if _, err := os.Lstat(made); err == nil && made == control.Dir() {
+			if err := control.CheckDir(made); err != nil {
+				return systemError(err)
+			}
+		}
+	}
+	if err := control.Check(socket, group, made); err != nil {
+		return systemError(err)
+	}
+	return f.doors.checkFiles(cfg.Dir)
+}
+
+// sizeOf describes the VMs of a manager.
+func sizeOf(vms *instance.Group, embedded bool) string {
+	if embedded {
+		return "a VM embedded in this program"
+	}
+	slots := 0
+	for _, in := range vms.Instances() {
+		slots += in.Capacity
+	}
+	return plural.Count(len(vms.Instances()), "VM") + ", " + plural.Count(slots, "slot")
 }
 
 // containerOrPod returns the container or pod for a job that asks for own; see manager.Config.Place.
@@ -296,18 +339,15 @@ func (f *managerFlags) containerOrPod(own *docker.Spec) (*docker.Spec, *kubernet
 }
 
 // serve runs a manager until ctx ends or the manager loses its state.
-func (f *managerFlags) serve(ctx context.Context, group int, counts http.Handler, cfg manager.Config) error {
+func (f *managerFlags) serve(
+	ctx context.Context, group int, counts *metrics.Metrics, open *tcpDoors, cfg manager.Config,
+) error {
 	if f.socket == "" {
 		f.socket = ownSocket()
 		if err := makeSocketDir(f.socket); err != nil {
 			return systemError(err)
 		}
 	}
-	open, err := f.doors.open()
-	if err != nil {
-		return err
-	}
-	defer open.close()
 	m, err := manager.Open(ctx, cfg)
 	if err != nil && endsignal.Code(ctx) != 0 {
 		return nil // it was told to end
@@ -319,12 +359,13 @@ func (f *managerFlags) serve(ctx context.Context, group int, counts http.Handler
 	served := make(chan error, 3)
 	stopDoors := func() {}
 	if err == nil {
-		if stopDoors, err = open.serve(ctx, m, f.socket, cfg, counts, served); err != nil {
+		if stopDoors, err = open.serve(ctx, m, f.socket, cfg, counts.Handler(), served); err != nil {
 			_ = listener.Close() // it cannot be used
 		}
 	}
 	if err == nil {
 		defer stopDoors()
+		counts.WatchBacklog(m.Backlog) //nolint:contextcheck // each scrape has a time of its own
 		cfg.Logger.Info("manager listens", "socket", f.socket, "state", cfg.Dir)
 		notify("READY=1")
 		go func() { served <- m.Serve(ctx, listener) }() // ends with the manager

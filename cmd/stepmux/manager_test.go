@@ -13,15 +13,17 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/crypto/ssh"
+	"google.golang.org/grpc"
 
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
-	"github.com/stepmux/stepmux/internal/runnertest"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/runnertest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
@@ -128,6 +130,36 @@ func linesOf(id string, n int) string {
 		fmt.Fprintf(&text, "line %d of %s\n", i+1, id)
 	}
 	return text.String()
+}
+
+// Symptom: after a kill the manager logged ten warnings of its store, such as "Stream state outdated, will rebuild".
+func TestAManagerThatWasKilledSaysOnceWhatWasRepaired(t *testing.T) {
+	t.Parallel()
+	p := &managerProcess{t: t, socket: filepath.Join(sshtest.SocketDir(t), "m.sock"), patience: bound}
+	p.args = []string{"manager", "--state", filepath.Join(t.TempDir(), "state"), "--socket", p.socket}
+	conn, err := pb.Dial(p.socket)
+	require.NoError(t, err)
+	defer conn.Close()
+	m := pb.NewManagerClient(conn)
+	build := func() {
+		b, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: &stepmuxv1.Job{Script: "echo on"}}, grpc.WaitForReady(true))
+		require.NoError(t, err)
+		wholeLog(t, m, b.GetId())
+	}
+	p.start()
+	build()
+	require.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM)) // it writes its indexes
+	require.NoError(t, p.cmd.Wait())
+	p.stderr.Reset()
+	p.start()
+	build()
+	p.kill()
+	require.NotContains(t, p.stderr.String(), "level=WARN", "it was ended in order before")
+	p.start()
+	build()
+	p.kill()
+	require.Equal(t, 1, strings.Count(p.stderr.String(), "level=WARN"), &p.stderr)
+	require.Contains(t, p.stderr.String(), "the store has made its indexes anew from the messages")
 }
 
 // A manager is killed at random while builds go through its queue. make manager-faults does more of it.

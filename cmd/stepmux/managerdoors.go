@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 
 	"github.com/spf13/pflag"
 
@@ -77,8 +78,44 @@ func (f *doorFlags) check() error {
 	return nil
 }
 
-// open listens as the flags request.
-func (f *doorFlags) open() (d *tcpDoors, err error) {
+// checkFiles checks the files of the doors of a manager with this state directory, and makes none.
+func (f *doorFlags) checkFiles(state string) error {
+	if f.ssh != "" {
+		if err := (manager.SSHConfig{KeysFile: f.sshKeys}).Check(state); err != nil {
+			return err
+		}
+	}
+	cert, token := f.files(state, f.page != "" && f.hasTLS(f.page))
+	var err error
+	switch {
+	case f.cert != "":
+		_, err = access.Certificate(f.cert, f.certKey)
+	case cert != "":
+		err = access.CheckOwnCertificate(cert, state)
+	}
+	if err == nil && token != "" {
+		err = access.CheckToken(token, state)
+	}
+	return err
+}
+
+// hasTLS reports whether the page at an address is served by TLS.
+func (f *doorFlags) hasTLS(page string) bool { return f.cert != "" || !isLoopback(page) }
+
+// files returns the files of the certificate and of the token, empty if none is needed. pageTLS says that the page is
+// served by TLS.
+func (f *doorFlags) files(state string, pageTLS bool) (cert, token string) {
+	if cert = f.cert; cert == "" && (f.api != "" || pageTLS) {
+		cert = filepath.Join(state, "tls.pem")
+	}
+	if token = f.token; token == "" && f.api != "" {
+		token = filepath.Join(state, "token")
+	}
+	return cert, token
+}
+
+// open listens as the flags request. With taken, an address may be in use.
+func (f *doorFlags) open(taken bool) (d *tcpDoors, err error) {
 	d = &tcpDoors{flags: f}
 	for _, door := range []struct {
 		flag, addr string
@@ -87,7 +124,8 @@ func (f *doorFlags) open() (d *tcpDoors, err error) {
 		if door.addr == "" {
 			continue
 		}
-		if *door.to, err = net.Listen("tcp", door.addr); err != nil {
+		*door.to, err = net.Listen("tcp", door.addr)
+		if err != nil && !(taken && errors.Is(err, syscall.EADDRINUSE)) {
 			d.close()
 			return nil, fmt.Errorf("--%s-listen: %w", door.flag, err)
 		}
@@ -116,17 +154,14 @@ func (d *tcpDoors) close() {
 func (d *tcpDoors) serve(
 	ctx context.Context, m *manager.Manager, socket string, cfg manager.Config, metrics http.Handler, failed chan<- error,
 ) (stop func(), err error) {
-	pageTLS := d.page != nil && (d.flags.cert != "" || !isLoopback(d.page.Addr().String()))
+	pageTLS := d.page != nil && d.flags.hasTLS(d.page.Addr().String())
+	certFile, file := d.flags.files(cfg.Dir, pageTLS)
 	var cert tls.Certificate
 	switch {
 	case d.flags.cert != "":
-		cert, err = access.Certificate(d.flags.cert, d.flags.certKey)
-	case d.api != nil || pageTLS:
-		cert, err = access.OwnCertificate(filepath.Join(cfg.Dir, "tls.pem"))
-	}
-	file := d.flags.token
-	if file == "" && d.api != nil {
-		file = filepath.Join(cfg.Dir, "token")
+		cert, err = access.Certificate(certFile, d.flags.certKey)
+	case certFile != "":
+		cert, err = access.OwnCertificate(certFile)
 	}
 	var token *access.Token
 	if err == nil && file != "" {

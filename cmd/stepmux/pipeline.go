@@ -19,11 +19,11 @@ import (
 
 	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/internal/flagfile"
+	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/internal/standalone/checkout"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/remote"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
-	"github.com/stepmux/stepmux/remote/standalone"
-	"github.com/stepmux/stepmux/remote/standalone/checkout"
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
@@ -69,6 +69,7 @@ func (f *sourceFlags) registerBuild(fl *pflag.FlagSet) {
 	maskFlag(fl, &f.masked, "traces")
 	envFlag(fl, &f.env)
 	f.registerEnvironment(fl, "the VM's")
+	f.registerStrict(fl)
 	f.registerUnsafeExports(fl)
 	grouped(fl, buildGroup)
 }
@@ -168,8 +169,12 @@ func (r *jobReader) files(files []string, isJSON bool) (jobs []runJob, err error
 		case script && len(r.inputs) > 0:
 			return nil, fmt.Errorf("%s: --input: a shell script has no inputs; give it variables (--env)", name)
 		case script:
-			if v := standalone.ValidateScript(name, string(src.Text)); !v.Valid {
+			v := standalone.ValidateScript(name, string(src.Text))
+			if !v.Valid {
 				return nil, errors.New(v.Errors[0].String())
+			}
+			if err := r.warn(v.Warnings); err != nil {
+				return nil, err
 			}
 			jobs = append(jobs, newRunJob(name, &stepmuxv1.Job{Script: string(src.Text), Variables: jobVars(r.given)}))
 			continue
@@ -211,6 +216,9 @@ func (r *jobReader) steps(src standalone.Source, whole []byte) (runJob, error) {
 		return job, fmt.Errorf("--input: %w", err)
 	}
 	j, err := standalone.Read(src)
+	if err == nil {
+		err = r.warn(j.Warnings)
+	}
 	if err != nil {
 		return job, err
 	}
@@ -262,6 +270,9 @@ func (r *jobReader) pipeline(src standalone.Source) (jobs []runJob, err error) {
 	}
 	for _, j := range all {
 		r.tell(j.Notices)
+		if err := r.warn(j.Warnings); err != nil {
+			return nil, err
+		}
 		text, err := j.Text()
 		if err == nil {
 			err = remote.CheckSteps("the job "+j.Source.JobName, []byte(text))
@@ -282,6 +293,14 @@ func (r *jobReader) pipeline(src standalone.Source) (jobs []runJob, err error) {
 		jobs = append(jobs, job)
 	}
 	return jobs, nil
+}
+
+// warn shows warnings about scripts, each once. With --strict-scripts they are errors.
+func (r *jobReader) warn(warnings []standalone.Problem) error {
+	for _, w := range warnings {
+		r.tell([]string{"warning: " + w.String()})
+	}
+	return r.checkScripts(warnings)
 }
 
 // tell shows notices, each once.

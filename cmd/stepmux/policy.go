@@ -5,12 +5,31 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
 // policyFlags decide which environment variables reach the steps of a job.
-type policyFlags struct{ policy engine.Policy }
+type policyFlags struct {
+	policy engine.Policy
+	strict bool
+}
+
+// registerStrict registers --strict-scripts.
+func (f *policyFlags) registerStrict(fl *pflag.FlagSet) {
+	fl.BoolVar(&f.strict, "strict-scripts", false,
+		"refuse a job that 'stepmux validate' warns about: one whose script goes on after a line that fails, or has lines "+
+			"that end with CRLF")
+}
+
+// checkScripts returns the error about the first warning of a job, with --strict-scripts.
+func (f *policyFlags) checkScripts(warnings []standalone.Problem) error {
+	if f.strict && len(warnings) > 0 {
+		return fmt.Errorf("%s (--strict-scripts)", warnings[0])
+	}
+	return nil
+}
 
 // options returns the flags as options of a job.
 func (f *policyFlags) options() *stepmuxv1.Job {

@@ -22,11 +22,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/connector/files"
+	"github.com/stepmux/stepmux/internal/plural"
+	"github.com/stepmux/stepmux/internal/standalone/checkout"
 	"github.com/stepmux/stepmux/internal/subprocess"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/archive"
-	"github.com/stepmux/stepmux/remote/standalone/checkout"
 )
 
 const (
@@ -127,23 +128,26 @@ func packProject(ctx context.Context, dir string, warnings io.Writer) (_ *packed
 	} else if !info.IsDir() {
 		return nil, errors.New("it is not a directory")
 	}
-	names, err := projectFiles(ctx, dir, 0)
-	if err != nil {
-		return nil, systemError(err)
-	}
 	left := 0
-	found, err := archive.Named(dir, names, func(text string) {
+	warn := func(text string) {
 		if left++; left <= maxWarnings {
 			fmt.Fprintf(warnings, "stepmux: --project: %s\n", termtext.Line(text))
 		}
-	})
+	}
+	defer func() {
+		if left > maxWarnings {
+			fmt.Fprintf(warnings, "stepmux: --project: %d more warnings\n", left-maxWarnings)
+		}
+	}()
+	names, err := projectFiles(ctx, dir, 0, warn)
+	if err != nil {
+		return nil, systemError(err)
+	}
+	found, err := archive.Named(dir, names, warn)
 	if err != nil {
 		return nil, systemError(err)
 	}
 	defer found.Close()
-	if left > maxWarnings {
-		fmt.Fprintf(warnings, "stepmux: --project: %d more warnings\n", left-maxWarnings)
-	}
 	if len(found.Names()) == 0 {
 		return nil, errors.New("it has no files, or git ignores all of them")
 	}
@@ -206,13 +210,13 @@ func (l *limited) Write(p []byte) (int, error) {
 }
 
 // projectFiles returns the files of a project's directory that git does not ignore, whether or not git tracks them.
-// depth is the number of repositories around it.
-func projectFiles(ctx context.Context, dir string, depth int) ([]string, error) {
+// depth is the number of repositories around it. warn gets lines about directories that cannot be read.
+func projectFiles(ctx context.Context, dir string, depth int, warn func(string)) ([]string, error) {
 	if depth > maxNested {
 		return nil, fmt.Errorf("%s: there are more than %d git repositories in one another", dir, maxNested)
 	}
 	if _, err := exec.LookPath("git"); err != nil {
-		return filesWithoutGit(ctx, dir)
+		return filesWithoutGit(ctx, dir, warn)
 	}
 	argv := checkout.Git(dir)
 	list := []string{"ls-files", "-z", "--others", "--exclude-standard"}
@@ -230,7 +234,13 @@ func projectFiles(ctx context.Context, dir string, depth int) ([]string, error) 
 		}
 		argv = append(argv, "--git-dir="+filepath.Join(empty, ".git"), "--work-tree="+dir)
 	}
-	text, err := subprocess.Output(ctx, append(argv, list...), subprocess.Limit{Time: listTime, Bytes: maxListed})
+	text, err := subprocess.Output(ctx, append(argv, list...), subprocess.Limit{
+		Time: listTime, Bytes: maxListed, Said: func(text string) { // about directories that it may not read
+			for line := range strings.Lines(text) {
+				warn(strings.TrimSpace(line))
+			}
+		},
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -249,9 +259,13 @@ func projectFiles(ctx context.Context, dir string, depth int) ([]string, error) 
 		if _, err := os.Lstat(filepath.Join(dir, name, ".git")); err != nil {
 			continue
 		}
-		below, err := projectFiles(ctx, filepath.Join(dir, name), depth+1)
+		below, err := projectFiles(ctx, filepath.Join(dir, name), depth+1, warn)
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
 		if err != nil {
-			return nil, err
+			warn(fmt.Sprintf("the repository %s is left out: %v", name, err))
+			continue
 		}
 		for _, b := range below {
 			names = append(names, name+"/"+b)
@@ -261,16 +275,19 @@ func projectFiles(ctx context.Context, dir string, depth int) ([]string, error) 
 }
 
 // filesWithoutGit returns all files below a directory that does not use git. If it does use git, the error says that
-// git is required.
-func filesWithoutGit(ctx context.Context, dir string) (names []string, err error) {
+// git is required. A directory that cannot be read is left out.
+func filesWithoutGit(ctx context.Context, dir string, warn func(string)) (names []string, err error) {
 	size := 0
 	// The slash at the end makes WalkDir follow dir if it is a link.
 	err = filepath.WalkDir(dir+"/", func(file string, entry fs.DirEntry, err error) error {
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
-		case err != nil:
+		case err != nil && filepath.Clean(file) == dir:
 			return err
+		case err != nil:
+			warn(fmt.Sprintf("%s: left out: %v", file, errors.Unwrap(err)))
+			return nil
 		case entry.Name() == ".gitignore" || entry.Name() == ".git":
 			return fmt.Errorf("%s: git is not installed here, and it is needed to know which files it ignores", file)
 		case entry.IsDir():
@@ -296,7 +313,7 @@ func (f *projectFlags) artifactsFor(dir, build string, say func(line string)) *f
 		to := filepath.Join(dir, build)
 		n, err := unpackArtifacts(ctx, from, to)
 		if err == nil {
-			say(fmt.Sprintf("%s: %d artifacts in %s", build, n, to))
+			say(fmt.Sprintf("%s: %s in %s", build, plural.Count(n, "artifact"), to))
 		}
 		return err
 	}}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -12,8 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/stepmux/stepmux/internal/liveheap"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/liveheap"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 	"github.com/stepmux/stepmux/remote/archive"
 )
 
@@ -68,7 +69,7 @@ func TestAProjectBehindALinkIsPackedWithoutGit(t *testing.T) {
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "sub"), 0o755))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "sub", "file"), nil, 0o600))
 	require.NoError(t, os.Symlink(dir, link))
-	names, err := filesWithoutGit(t.Context(), link)
+	names, err := filesWithoutGit(t.Context(), link, func(text string) { t.Error(text) })
 	require.NoError(t, err)
 	require.Equal(t, []string{"sub/file"}, names)
 }
@@ -78,4 +79,47 @@ func TestAPatternOfArtifactsThatIsNotUTF8IsRefused(t *testing.T) {
 	err := (&projectFlags{artifacts: []string{"caf\xe9"}}).checkProject()
 	require.EqualError(t, err, `--artifacts "caf\xe9": it is not valid UTF-8; use ? for a byte of a name`)
 	require.NoError(t, (&projectFlags{artifacts: []string{"café", "caf?"}}).checkProject())
+}
+
+// Symptom: a build did not begin if the project had one file or directory that its user may not read, or a broken
+// repository in it.
+func TestAProjectIsPackedWithoutItemsThatCannotBeRead(t *testing.T) {
+	for _, name := range []string{"with git", "without git"} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			texts := map[string]string{"file": "f", "key": "k", "closed/x": "x"}
+			if name == "with git" {
+				out, err := exec.Command("git", "init", "-q", filepath.Join(dir, "broken")).CombinedOutput()
+				require.NoError(t, err, "%s", out)
+				texts["broken/.git/index"], texts["broken/y"] = "no index", "y"
+			}
+			for name, text := range texts {
+				require.NoError(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
+				require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+			}
+			want := []string{"the repository broken is left out: "}
+			if name == "without git" {
+				t.Setenv("PATH", t.TempDir())
+				want = nil
+			}
+			if os.Geteuid() != 0 {
+				require.NoError(t, os.Chmod(filepath.Join(dir, "key"), 0))
+				require.NoError(t, os.Chmod(filepath.Join(dir, "closed"), 0))
+				defer os.Chmod(filepath.Join(dir, "closed"), 0o700)
+				want = append(want, "key: left out: permission denied", "closed")
+			}
+			var warnings bytes.Buffer
+			p, err := packProject(t.Context(), dir, &warnings)
+			require.NoError(t, err)
+			defer p.Close()
+			for _, text := range want {
+				require.Contains(t, warnings.String(), text)
+			}
+			require.Equal(t, len(want), strings.Count(warnings.String(), "\n"), "%s", &warnings)
+			to := t.TempDir()
+			_, err = archive.Extract(t.Context(), p.file, to, archive.Bounds{})
+			require.NoError(t, err)
+			require.FileExists(t, filepath.Join(to, "file"))
+		})
+	}
 }

@@ -12,11 +12,12 @@ import (
 
 	"github.com/stepmux/stepmux/internal/buildinfo"
 	"github.com/stepmux/stepmux/internal/endsignal"
-	"github.com/stepmux/stepmux/remote/standalone"
-	"github.com/stepmux/stepmux/remote/standalone/replay"
+	"github.com/stepmux/stepmux/internal/plural"
+	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/internal/standalone/inspect"
+	"github.com/stepmux/stepmux/internal/standalone/replay"
 	"github.com/stepmux/stepmux/remote/step/fetch"
 	"github.com/stepmux/stepmux/remote/step/trace"
-	"github.com/stepmux/stepmux/remote/step/trace/inspect"
 )
 
 // Exit codes of replay.
@@ -215,10 +216,10 @@ func showReplay(talk *standalone.Talk, r *replay.Result) {
 		talk.Say(text)
 	}
 	if r.More > 0 {
-		talk.Say(fmt.Sprintf("and %d more differences", r.More))
+		talk.Say("and " + plural.Count(r.More, "more difference"))
 	}
 	if r.Unknown > 0 {
-		talk.Notice(fmt.Sprintf("%d masked values could not be compared", r.Unknown))
+		talk.Notice(plural.Count(r.Unknown, "masked value") + " could not be compared")
 	}
 	text := "replay: the same as the trace"
 	if !r.Same {

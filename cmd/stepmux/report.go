@@ -45,7 +45,8 @@ type reporter struct {
 	failed   int
 	rest     []string // builds that were not started because others had failed
 	left     int      // number of builds that may have left something on their VM
-	failures failures
+	failures kinds
+	remains  kinds // of builds that may have left something
 }
 
 // newReporter returns a reporter. output is text, raw or json. lost is called once if the logs cannot be written.
@@ -127,16 +128,21 @@ func (r *reporter) ended(report batch.Report) {
 		r.rest = append(r.rest, report.Build)
 	default:
 		r.failed++
-		if r.failures.add(report, file) { // later failures of this kind are in the summary
+		if r.failures.addFailure(report, file) { // later failures of this kind are in the summary
 			r.showLocked("%s: %v", placed(report, file), report.Err)
 		}
 	}
 	if report.Cleanup != nil {
-		r.showLocked("%s: clean-up on %s: %v", report.Build, report.Instance, report.Cleanup)
+		text := fmt.Sprintf("clean-up on %s: %v", report.Instance, report.Cleanup)
+		if r.remains.add(report, report.Build, text, "") {
+			r.showLocked("%s: %s", report.Build, text)
+		}
 	}
 	if len(report.Left) > 0 {
 		r.left++
-		r.showLocked("%s: may be left %s", report.Build, strings.Join(report.Left, "; "))
+		if text := "may be left " + strings.Join(report.Left, "; "); r.remains.add(report, report.Build, text, "") {
+			r.showLocked("%s: %s", report.Build, text)
+		}
 	}
 	if r.json {
 		_ = writeJSON(r.out, jsonBuildOf(report, file)) // close reports lost text

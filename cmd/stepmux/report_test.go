@@ -11,6 +11,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/batch"
 )
@@ -43,7 +45,8 @@ func TestResultOfABuildHasAnExitCodeOnlyIfItsScriptEnded(t *testing.T) {
 
 func TestWhatMayBeLeftIsInResultAndSummary(t *testing.T) {
 	report := batch.Report{
-		Build: "b1", Instance: "vm-1", Left: []string{"on vm-0: process 7 (\"sh\")", "on vm-1: directory /tmp/\x1b[31m"},
+		Build: "b1", Instance: "vm-1", Forced: "it had not ended after 7s",
+		Left: []string{"on vm-0: process 7 (\"sh\")", "on vm-1: directory /tmp/\x1b[31m"},
 	}
 	for _, output := range []string{"text", "json"} {
 		var out, messages bytes.Buffer
@@ -54,11 +57,13 @@ func TestWhatMayBeLeftIsInResultAndSummary(t *testing.T) {
 		require.Contains(t, messages.String(), `b1: may be left on vm-0: process 7 ("sh"); on vm-1: directory /tmp/`)
 		require.NotContains(t, messages.String()+out.String(), "\x1b")
 		if output == "text" {
-			require.Contains(t, messages.String(), "builds that may have left something on their VM: 1\n")
+			require.Contains(t, messages.String(), "builds that may have left something on their VM: 1\n"+
+				"step runners that steps end had to end: 1 (it had not ended after 7s)\n")
 			continue
 		}
 		var build struct {
-			Left []string `json:"left"`
+			Left   []string `json:"left"`
+			Forced string   `json:"forced"`
 		}
 		var last struct {
 			Summary struct {
@@ -68,6 +73,7 @@ func TestWhatMayBeLeftIsInResultAndSummary(t *testing.T) {
 		results := json.NewDecoder(&out)
 		require.NoError(t, results.Decode(&build))
 		require.Len(t, build.Left, 2)
+		require.Equal(t, "it had not ended after 7s", build.Forced)
 		require.Equal(t, `on vm-0: process 7 ("sh")`, build.Left[0])
 		require.NoError(t, results.Decode(&last))
 		require.Equal(t, 1, last.Summary.Left)
@@ -113,4 +119,46 @@ func TestListsOfBuildsAreShort(t *testing.T) {
 	require.Less(t, len(names(builds)), 2*mostNames)
 	require.Regexp(t, "^b-0, b-2, .*, and [0-9]+ more", names(builds))
 	require.Equal(t, "a, b-7 to b-8, b-10, c", names([]string{"c", "b-10", "b-7", "a", "b-8"}))
+}
+
+// Symptom: the summary of 200 builds on one VM without isolation had the reason 200 times, each with another path, and
+// so did the lines about what may be left.
+func TestTextsThatDifferByIdentifiersAreToldOnce(t *testing.T) {
+	var out, messages bytes.Buffer
+	const builds = 200
+	r := newReporter("text", &out, &messages, func(error) {})
+	r.watch(builds, func() instance.Stat { return instance.Stat{} })
+	reports := make([]batch.Report, 0, builds)
+	for i := range builds {
+		id := fmt.Sprintf("ab-%d", i+1)
+		report := batch.Report{
+			Build: id, Instance: "vm-1", Left: []string{fmt.Sprintf("on vm-1: process %d of %s (\"sh\")", i+1, id)},
+			Cleanup:   fmt.Errorf("remove /tmp/stepmux-%d/%s: busy", i, id),
+			Isolation: program.Isolation{Level: "off", Reason: fmt.Sprintf("show /dev/shm/x-%d/%s: missing", i, id)},
+			Route: connector.Choice{
+				Start: connector.Session, StartReason: fmt.Sprintf("the relay of %s (pid %d) has ended", id, i),
+			},
+			Err: &instance.BuildError{
+				Reason: instance.RunnerSystemFailure, Err: fmt.Errorf("open /proc/self/fd/%d: no such file", i),
+			},
+		}
+		reports = append(reports, report)
+		r.ended(report)
+	}
+	r.summary(reports, instance.Stat{Instances: []instance.VMStat{{ID: "vm-1", Addr: "vm-1:22"}}})
+	require.NoError(t, r.close(t.Context(), t.Context(), time.Minute))
+	text := messages.String()
+	require.LessOrEqual(t, strings.Count(text, "\n"), 20, text)
+	for _, want := range []string{
+		"ab-1: may be left on vm-1: process 1 of ab-1 (\"sh\")\n",
+		"ab-1: clean-up on vm-1: remove /tmp/stepmux-0/ab-1: busy\n",
+		"left alike: 200 builds, the first ab-1: may be left on vm-1: process 1 of ab-1 (\"sh\")\n  ab-1 to ab-200\n",
+		"left alike: 200 builds, the first ab-1: clean-up on vm-1: remove /tmp/stepmux-0/ab-1: busy\n  ab-1 to ab-200\n",
+		"builds that may have left something on their VM: 200\n",
+		"isolation: off on vm-1: show /dev/shm/x-0/ab-1: missing\n",
+		"  started by session: 200 (the relay of ab-1 (pid 0) has ended)\n",
+		"failed alike: 200 builds, the first ab-1 ",
+	} {
+		require.Contains(t, text, want)
+	}
 }

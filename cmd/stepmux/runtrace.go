@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/stepmux/stepmux/connector"
-	"github.com/stepmux/stepmux/remote/standalone"
+	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/remote/step/trace"
 	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/semaphore"
+
+	"github.com/stepmux/stepmux/internal/plural"
 )
 
 const (
@@ -154,7 +156,8 @@ func (s *stream) say(text []byte) {
 	}
 	text = bytes.Clone(text)
 	if s.dropped > 0 {
-		text = fmt.Appendf(nil, "stepmux: %d messages were dropped: %s took nothing\n%s", s.dropped, s.name, text)
+		text = fmt.Appendf(nil, "stepmux: %s dropped: %s took nothing\n%s",
+			plural.Count(s.dropped, "message"), s.name, text)
 		s.dropped = 0
 	}
 	s.talk += len(text)
@@ -232,7 +235,8 @@ func (s *stream) close(ctx, abort context.Context, patience time.Duration) error
 	s.mu.Lock()
 	s.closed = true
 	if s.dropped > 0 {
-		s.addLocked(fmt.Appendf(nil, "stepmux: %d messages were dropped: %s took nothing\n", s.dropped, s.name), func() {})
+		s.addLocked(fmt.Appendf(nil, "stepmux: %s dropped: %s took nothing\n", plural.Count(s.dropped, "message"),
+			s.name), func() {})
 	}
 	s.changed.Signal()
 	s.mu.Unlock()
@@ -262,9 +266,9 @@ func (s *stream) close(ctx, abort context.Context, patience time.Duration) error
 	lost := s.lost + s.waiting
 	switch {
 	case s.err != nil:
-		return fmt.Errorf("write build log: %w (%d bytes are lost)", s.err, lost)
+		return fmt.Errorf("write build log: %w (%s lost)", s.err, plural.Count(lost, "byte"))
 	case lost > 0:
-		return fmt.Errorf("write build log: %s takes nothing (%d bytes are lost)", s.name, lost)
+		return fmt.Errorf("write build log: %s takes nothing (%s lost)", s.name, plural.Count(lost, "byte"))
 	}
 	return nil
 }

@@ -60,7 +60,7 @@ func TestABuildWaitsForRoomAndOthersDoNot(t *testing.T) {
 		close(to.gate)
 		require.Equal(t, 4, <-flooded)
 		require.EqualError(t, s.close(t.Context(), t.Context(), time.Minute),
-			"write build log: it takes nothing (8 bytes are lost)")
+			"write build log: it takes nothing (8 bytes lost)")
 		require.Equal(t, 2*shareRoom, strings.Count(to.got.String(), "x"))
 		require.Contains(t, to.got.String(), "other\nresult\n")
 	})
@@ -78,7 +78,7 @@ func TestMessagesThatNobodyTakesAreDroppedAndCounted(t *testing.T) {
 		synctest.Wait()
 		s.say([]byte("last\n"))
 		require.NoError(t, s.close(t.Context(), t.Context(), time.Minute))
-		require.True(t, strings.HasSuffix(to.got.String(), "\nstepmux: 3 messages were dropped: it took nothing\nlast\n"))
+		require.True(t, strings.HasSuffix(to.got.String(), "\nstepmux: 3 messages dropped: it took nothing\nlast\n"))
 		require.Equal(t, 6, strings.Count(to.got.String(), "\n"))
 	})
 }
@@ -102,10 +102,10 @@ func TestCloseWaitsForAReaderThatIsSlowButNotForOneThatIsGone(t *testing.T) {
 		lost    string
 	}{
 		"slow":      {func() io.Writer { return &slow{} }, 0, 10 * time.Second, ""},
-		"gone":      {gone, 0, 2 * time.Second, "it takes nothing (327680 bytes are lost)"},
+		"gone":      {gone, 0, 2 * time.Second, "it takes nothing (327680 bytes lost)"},
 		"a signal":  {gone, 1, time.Second, "it takes nothing"},
 		"a second":  {gone, 2, 0, "it takes nothing"},
-		"a failure": {func() io.Writer { return failing{} }, 0, 0, "no space (327680 bytes are lost)"},
+		"a failure": {func() io.Writer { return failing{} }, 0, 0, "no space (327680 bytes lost)"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -29,6 +29,7 @@ import (
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/pause"
+	"github.com/stepmux/stepmux/internal/plural"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
@@ -449,6 +450,6 @@ func writeBuilds(to io.Writer, list *pb.ListResponse) error {
 			termtext.Line(cmp.Or(b.GetInstance(), "-")), b.GetSubmitted().AsTime().Local().Format(time.DateTime), took,
 			termtext.Line(cmp.Or(b.GetStepsFile(), "-")))
 	}
-	fmt.Fprintf(t, "%d builds wait, %d run\n", list.GetQueued(), list.GetRunning())
+	fmt.Fprintf(t, "%s waiting, %d running\n", plural.Count(list.GetQueued(), "build"), list.GetRunning())
 	return t.Flush()
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -12,6 +13,8 @@ import (
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/batch"
+	"github.com/stepmux/stepmux/internal/likeness"
+	"github.com/stepmux/stepmux/internal/plural"
 	"github.com/stepmux/stepmux/internal/termtext"
 )
 
@@ -25,7 +28,8 @@ type jsonBuild struct {
 	ExitCode *int             `json:"exit_code,omitempty"` // nil if no script ended
 	Error    string           `json:"error,omitempty"`
 	Cleanup  string           `json:"cleanup_error,omitempty"`
-	Left     []string         `json:"left,omitempty"` // see batch.Report
+	Left     []string         `json:"left,omitempty"`   // see batch.Report
+	Forced   string           `json:"forced,omitempty"` // see batch.Report
 	Route    connector.Choice `json:"route"`
 	program.Isolation
 	Connect     float64 `json:"connect_s"`
@@ -54,6 +58,7 @@ func jsonBuildOf(r batch.Report, file string) jsonBuild {
 	for _, what := range r.Left {
 		b.Left = append(b.Left, termtext.Text(what))
 	}
+	b.Forced = termtext.Text(r.Forced)
 	return b
 }
 
@@ -82,18 +87,29 @@ func (r *reporter) summary(reports []batch.Report, stat instance.Stat) {
 	if len(r.rest) > 0 {
 		rest = fmt.Sprintf(", %d not started", len(r.rest))
 	}
-	fmt.Fprintf(r.err, "\n%d builds, %d failed%s, in %v\n",
-		len(reports), r.failed, rest, time.Since(r.began).Round(100*time.Millisecond))
+	fmt.Fprintf(r.err, "\n%s, %d failed%s, in %v\n",
+		plural.Count(len(reports), "build"), r.failed, rest, time.Since(r.began).Round(100*time.Millisecond))
 	if r.total > 1 {
-		for _, line := range r.failures.summary() {
+		for _, line := range r.failures.summary("failed") {
 			r.showLocked("%s", line)
 		}
 	}
 	if len(r.rest) > 0 {
 		r.showLocked("not started, because too many had failed (--max-failures): %s", names(r.rest))
 	}
+	for _, line := range r.remains.several().summary("left") {
+		r.showLocked("%s", line)
+	}
 	if r.left > 0 {
 		fmt.Fprintf(r.err, "builds that may have left something on their VM: %d\n", r.left)
+	}
+	forced := map[string]int{}
+	for _, report := range reports {
+		forced[report.Forced]++
+	}
+	delete(forced, "")
+	for _, why := range slices.Sorted(maps.Keys(forced)) {
+		r.showLocked("step runners that steps end had to end: %d (%s)", forced[why], why)
 	}
 	for _, in := range stat.Instances {
 		r.showInstanceLocked(in, reports)
@@ -187,27 +203,30 @@ func gone(stat instance.Stat, reports []batch.Report) (ids []string, builds map[
 // isolationOn returns the isolation of the builds on each VM, in the order of first use, such as "processes on 9 VMs;
 // off on vm-3: REASON".
 func isolationOn(reports []batch.Report) string {
-	vms := map[program.Isolation][]string{}
+	vms := map[program.Isolation][]string{} // the reasons are those that likeness has made
+	var first []program.Isolation
 	var order []program.Isolation
 	for _, r := range reports {
-		switch on := vms[r.Isolation]; {
+		like := r.Isolation
+		like.Reason = likeness.Of(like.Reason, r.Build, r.Instance)
+		switch on := vms[like]; {
 		case r.Isolation.Level == "" || slices.Contains(on, r.Instance):
 		case len(on) == 0:
-			order = append(order, r.Isolation)
+			first, order = append(first, r.Isolation), append(order, like)
 			fallthrough
 		default:
-			vms[r.Isolation] = append(on, r.Instance)
+			vms[like] = append(on, r.Instance)
 		}
 	}
 	parts := make([]string, len(order))
-	for i, level := range order {
-		where := vms[level][0]
-		if n := len(vms[level]); n > 1 {
+	for i, like := range order {
+		where := vms[like][0]
+		if n := len(vms[like]); n > 1 {
 			where = fmt.Sprintf("%d VMs", n)
 		}
-		parts[i] = level.Level + " on " + where
-		if level.Reason != "" {
-			parts[i] += ": " + level.Reason
+		parts[i] = like.Level + " on " + where
+		if first[i].Reason != "" {
+			parts[i] += ": " + first[i].Reason
 		}
 	}
 	return strings.Join(parts, "; ")
@@ -221,8 +240,8 @@ func routesOn(id string, reports []batch.Report) []string {
 		route  connector.Route
 		reason string
 	}
-	builds := map[way]int{}
-	var order []way
+	builds := map[way]int{} // the reasons are those that likeness has made
+	var first, order []way
 	for _, of := range []func(connector.Choice) way{
 		func(c connector.Choice) way { return way{"started by", c.Start, c.StartReason} },
 		func(c connector.Choice) way { return way{"bridged by", c.Bridge, c.BridgeReason} },
@@ -232,14 +251,16 @@ func routesOn(id string, reports []batch.Report) []string {
 			if r.Instance != id || w.route == "" {
 				continue
 			}
-			if builds[w]++; builds[w] == 1 {
-				order = append(order, w)
+			like := w
+			like.reason = likeness.Of(w.reason, r.Build, r.Instance)
+			if builds[like]++; builds[like] == 1 {
+				first, order = append(first, w), append(order, like)
 			}
 		}
 	}
 	lines := make([]string, len(order))
-	for i, w := range order {
-		lines[i] = fmt.Sprintf("%s %s: %d (%s)", w.verb, w.route, builds[w], w.reason)
+	for i, w := range first {
+		lines[i] = fmt.Sprintf("%s %s: %d (%s)", w.verb, w.route, builds[order[i]], w.reason)
 	}
 	return lines
 }

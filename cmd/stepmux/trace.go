@@ -8,9 +8,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/stepmux/stepmux/internal/standalone/inspect"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/remote/step/trace"
-	"github.com/stepmux/stepmux/remote/step/trace/inspect"
 )
 
 func newTraceCommand() *cobra.Command {

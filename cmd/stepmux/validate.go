@@ -12,8 +12,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/internal/termtext"
-	"github.com/stepmux/stepmux/remote/standalone"
 )
 
 type validateFlags struct {

@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/stepmux/stepmux/internal/boundedfile"
-	"github.com/stepmux/stepmux/remote/standalone/provenance"
+	"github.com/stepmux/stepmux/internal/standalone/provenance"
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 

@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/crypto/ssh"
 
-	"github.com/stepmux/stepmux/internal/runnertest"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/runnertest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
 
 // A bastion, VMs behind it, and a VM behind one of those: run and doctor connect to each of them once.

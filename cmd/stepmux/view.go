@@ -10,6 +10,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/plural"
 	"github.com/stepmux/stepmux/internal/termtext"
 )
 
@@ -128,7 +129,7 @@ func (r *reporter) view(rows int) []string {
 		lines = append(lines, line+r.latestLocked(vm))
 	}
 	if more := len(vms) - most; more > 0 && most > 0 {
-		lines = append(lines, fmt.Sprintf("and %d more VMs", more))
+		lines = append(lines, "and "+plural.Count(more, "more VM"))
 	}
 	return lines
 }
@@ -136,8 +137,8 @@ func (r *reporter) view(rows int) []string {
 // progressLocked returns the first line of the view.
 func (r *reporter) progressLocked() string {
 	waiting := r.total - r.done - len(r.running)
-	line := fmt.Sprintf("%d of %d builds done, %d running, %d waiting, %d failed",
-		r.done, r.total, len(r.running), waiting, r.failed)
+	line := fmt.Sprintf("%d of %s done, %d running, %d waiting, %d failed",
+		r.done, plural.Count(r.total, "build"), len(r.running), waiting, r.failed)
 	if took := time.Since(r.began); r.done > 0 && r.done < r.total && took > 0 {
 		rate := float64(r.done) / took.Seconds()
 		left := time.Duration(float64(r.total-r.done) / rate * float64(time.Second))

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"crypto/ed25519"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -11,10 +12,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/pflag"
-	"golang.org/x/sync/errgroup"
+	"golang.org/x/crypto/ssh"
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/program"
@@ -68,6 +70,8 @@ type vmFlags struct {
 	route                            connector.Route // only for commands that call registerConnections, like the next
 	maxAge, idleTimeout, stopTimeout time.Duration
 
+	connectWait time.Duration // only for commands that call registerConnectWait
+
 	flags        *pflag.FlagSet
 	inventoryErr func() error // the error in the inventory; nil without an inventory
 }
@@ -114,8 +118,17 @@ func (f *vmFlags) register(fl *pflag.FlagSet) {
 	grouped(fl, runnerGroup)
 }
 
+// registerConnectWait adds the flag of commands that wait for VMs.
+func (f *vmFlags) registerConnectWait(fl *pflag.FlagSet) {
+	f.connectWait = 30 * time.Second
+	boundedTimeFlag(fl, &f.connectWait, "connect-wait", "wait this `time` for a VM that refuses connections, as it does "+
+		"while it starts; other VMs take its builds meanwhile; 0: do not wait", time.Second, maxKeepalive, 0)
+	grouped(fl, connectionGroup)
+}
+
 // registerConnections adds the flags of commands that keep connections open, for builds.
 func (f *vmFlags) registerConnections(fl *pflag.FlagSet) {
+	f.registerConnectWait(fl)
 	f.route = connector.Auto
 	choiceFlag(fl, &f.route, "route", "how to start and reach a build's step runner: auto, relay, streamlocal or session",
 		"auto", "session", "streamlocal", "relay")
@@ -171,7 +184,7 @@ func (f *vmFlags) providerConfig(
 ) instance.Config {
 	return instance.Config{
 		Group: group, Route: f.route, Bootstrap: bootstrap, Version: buildinfo.Version(), Logger: log,
-		MaxAge: f.maxAge, IdleTimeout: f.idleTimeout, StopTimeout: f.stopTimeout,
+		ConnectWait: f.connectWait, MaxAge: f.maxAge, IdleTimeout: f.idleTimeout, StopTimeout: f.stopTimeout,
 		ConnTrace: counts.ConnTrace(), DialDone: counts.Dialed, Retired: counts.Retired,
 	}
 }
@@ -179,11 +192,8 @@ func (f *vmFlags) providerConfig(
 // group returns the VMs of the flags, and a function that ends what was started for them, such as the embedded VM.
 // ctx bounds the commands that the flags name. log receives changes of the inventory.
 func (f *vmFlags) group(ctx context.Context, log *slog.Logger) (*instance.Group, func(), error) {
-	if f.capacity < 1 {
-		return nil, nil, fmt.Errorf("--capacity %d: a VM takes at least one build", f.capacity)
-	}
-	if f.flags.Changed("build-user") && f.buildUser == "" {
-		return nil, nil, errors.New("--build-user is empty")
+	if err := f.checkUse(); err != nil {
+		return nil, nil, err
 	}
 	if slices.ContainsFunc(f.way.Policies, sshtarget.Policy.Insecure) {
 		fmt.Fprintln(os.Stderr, "stepmux: warning: --host-key insecure: anybody on the network can pose as the VMs, and "+
@@ -193,9 +203,6 @@ func (f *vmFlags) group(ctx context.Context, log *slog.Logger) (*instance.Group,
 		return f.fromInventory(ctx, log)
 	}
 	if len(f.instances) == 0 {
-		if err := f.needsVM("runner-command"); err != nil {
-			return nil, nil, err
-		}
 		return f.embedded(ctx)
 	}
 	all, err := f.resolve(ctx)
@@ -204,6 +211,36 @@ func (f *vmFlags) group(ctx context.Context, log *slog.Logger) (*instance.Group,
 	}
 	group, err := instance.NewGroup(all...)
 	return group, func() {}, err
+}
+
+// checkUse returns an error if the flags do not fit together, or do not fit the embedded VM if they name none.
+func (f *vmFlags) checkUse() error {
+	if f.capacity < 1 {
+		return fmt.Errorf("--capacity %d: a VM takes at least one build", f.capacity)
+	}
+	if f.flags.Changed("build-user") && f.buildUser == "" {
+		return errors.New("--build-user is empty")
+	}
+	if f.inventory == "" && len(f.instances) == 0 {
+		return f.needsVM("runner-command")
+	}
+	return nil
+}
+
+// checkEmbedded returns the VMs of flags that name none, without the embedded VM.
+func (f *vmFlags) checkEmbedded() (*instance.Group, error) {
+	if err := f.checkUse(); err != nil {
+		return nil, err
+	}
+	_, key, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		return nil, err
+	}
+	signer, err := ssh.NewSignerFromSigner(key)
+	if err != nil {
+		return nil, err
+	}
+	return f.embeddedGroup("127.0.0.1:22", "stepmux", os.TempDir(), signer, signer.PublicKey())
 }
 
 // needsVM returns an error if a flag was given that needs a VM, but no VM was named. others are further such flags of
@@ -222,8 +259,11 @@ func (f *vmFlags) needsVM(others ...string) error {
 	return nil
 }
 
-// onEach calls do for all VMs of the flags, some at a time, and returns the results in order.
-func onEach[T any](ctx context.Context, f *vmFlags, do func(*instance.Provider, instance.Instance) T) ([]T, error) {
+// onEach calls do for all VMs of the flags, some at a time, and returns the results in order. While pause is called, do
+// does not count.
+func onEach[T any](
+	ctx context.Context, f *vmFlags, do func(p *instance.Provider, in instance.Instance, pause func(wait func())) T,
+) ([]T, error) {
 	group, closeVMs, err := f.group(ctx, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return nil, cmp.Or(withCode(endsignal.Code(ctx), nil), err)
@@ -236,15 +276,21 @@ func onEach[T any](ctx context.Context, f *vmFlags, do func(*instance.Provider, 
 	defer func() { _ = provider.Close() }() // nil
 	all := group.Instances()
 	results := make([]T, len(all))
-	var calls errgroup.Group
-	calls.SetLimit(maxAtOnce)
+	var calls sync.WaitGroup
+	slots := make(chan struct{}, maxAtOnce)
+	pause := func(wait func()) {
+		<-slots
+		wait()
+		slots <- struct{}{}
+	}
 	for i, in := range all {
-		calls.Go(func() error {
-			results[i] = do(provider, in)
-			return nil
+		slots <- struct{}{}
+		calls.Go(func() {
+			defer func() { <-slots }()
+			results[i] = do(provider, in, pause)
 		})
 	}
-	_ = calls.Wait() // nil
+	calls.Wait()
 	return results, nil
 }
 
@@ -265,7 +311,7 @@ func (f *vmFlags) resolve(ctx context.Context) ([]instance.Instance, error) {
 		}
 		t, err := resolver.Target(ctx, sshtarget.Machine{ID: id, Place: where})
 		if err != nil {
-			return nil, fmt.Errorf("--instance: %w", err)
+			return nil, sshtarget.OfFlag("--instance", err)
 		}
 		if other, there := first[t.Name]; there {
 			return nil, fmt.Errorf("--instance %s and %s: two VMs of the ID %s; give one an ID of its own, as in --instance "+
@@ -312,23 +358,31 @@ func (f *vmFlags) embedded(ctx context.Context) (*instance.Group, func(), error)
 		stop()
 		return nil, nil, systemError(err)
 	}
+	group, err := f.embeddedGroup(vm.Addr(), runner, dir, vm.ClientSigner(), vm.HostKey())
+	if err != nil {
+		stop()
+		return nil, nil, err
+	}
+	return group, stop, nil
+}
+
+// embeddedGroup returns the group of the embedded VM.
+func (f *vmFlags) embeddedGroup(
+	addr, runner, dir string, signer ssh.Signer, hostKey ssh.PublicKey,
+) (*instance.Group, error) {
 	group, err := instance.NewGroup(instance.Instance{
-		ID: "embedded", Addr: vm.Addr(), Capacity: f.capacity, Runner: []string{runner}, TempDir: dir,
+		ID: "embedded", Addr: addr, Capacity: f.capacity, Runner: []string{runner}, TempDir: dir,
 		Isolation: f.isolation, BuildUser: f.buildUser, Limits: f.limits,
 		SSH: mux.Config{
 			User:     "ci",
-			Auth:     []login.Auth{login.Key("of the embedded VM", vm.ClientSigner())},
-			HostKeys: login.PinnedHostKeys(vm.HostKey()),
+			Auth:     []login.Auth{login.Key("of the embedded VM", signer)},
+			HostKeys: login.PinnedHostKeys(hostKey),
 
 			KeepaliveInterval: f.way.KeepaliveInterval, KeepaliveTimeout: f.way.KeepaliveTimeout,
 			SessionLimit: f.way.SessionLimit,
 		},
 	})
-	if err != nil {
-		stop()
-		return nil, nil, systemError(err)
-	}
-	return group, stop, nil
+	return group, systemError(err)
 }
 
 // embeddedRunner returns the program for the embedded VM's end: the one that this program contains, unpacked into

@@ -12,7 +12,7 @@ import (
 
 	"github.com/stepmux/stepmux/instance/metrics"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
 
 func TestFlagsOfConnectionsHoldForEachWayToNameAVM(t *testing.T) {

@@ -102,7 +102,7 @@ func (l *Log) Write(p []byte) (int, error) { return l.WriteUntil(nil, p) }
 
 // WriteUntil is Write that also stops waiting when done is closed.
 func (l *Log) WriteUntil(done <-chan struct{}, p []byte) (int, error) {
-	return l.write(done, p, new(int64))
+	return l.write(done, p, &l.state.Output)
 }
 
 // write takes output of a job and adds its length to count. l.mu guards count.
@@ -174,8 +174,16 @@ func (l *Log) drain() {
 	})
 	defer stalled.Stop()
 	write := func(text []byte, _ State) (int, error) { return l.w.Write(text) }
-	if w, ok := l.w.(StateWriter); ok {
+	switch w := l.w.(type) {
+	case StateWriter:
 		write = w.WriteState
+	case OutputNoter:
+		write = func(text []byte, after State) (int, error) {
+			if after.HasOutput() {
+				w.NoteOutput()
+			}
+			return w.Write(text)
+		}
 	}
 	var text []byte
 	for {

@@ -5,6 +5,8 @@ import "io"
 // State is the position that a log has reached: with it, another Log continues where this one stopped. The zero value
 // is that of an empty log. It is stored as JSON.
 type State struct {
+	// Output counts the bytes of output in the log that the step runner cannot repeat.
+	Output int64 `json:"output,omitempty"`
 	// Stdout and Stderr count the bytes of the job's output in the log, Events the changes of the job's steps.
 	Stdout int64 `json:"stdout,omitempty"`
 	Stderr int64 `json:"stderr,omitempty"`
@@ -25,6 +27,16 @@ type StateWriter interface {
 	io.Writer
 	WriteState(text []byte, after State) (int, error)
 }
+
+// OutputNoter is a Writer that a Log tells of the job's output: it calls NoteOutput before each text once the log has
+// some. Lines about the build do not count.
+type OutputNoter interface {
+	io.Writer
+	NoteOutput()
+}
+
+// HasOutput reports whether the log has output of the job.
+func (s State) HasOutput() bool { return s.Output > 0 || s.Stdout > 0 || s.Stderr > 0 }
 
 // Restore continues the state of an earlier log. Call it before the first write.
 func (l *Log) Restore(s State) {

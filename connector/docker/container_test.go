@@ -23,9 +23,9 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/connector/program"
-	"github.com/stepmux/stepmux/internal/dockertest"
-	"github.com/stepmux/stepmux/internal/faultconn"
-	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/internal/testing/dockertest"
+	"github.com/stepmux/stepmux/internal/testing/faultconn"
+	"github.com/stepmux/stepmux/internal/testing/runnertest"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 

@@ -13,6 +13,7 @@ import (
 	"github.com/moby/moby/client"
 
 	"github.com/stepmux/stepmux/internal/flight"
+	"github.com/stepmux/stepmux/internal/plural"
 )
 
 // factsFor is how long a daemon's description of itself holds: it may be upgraded.
@@ -99,8 +100,9 @@ func About(ctx context.Context, dial func(context.Context) (net.Conn, error)) (s
 	if err != nil {
 		return "", a.failure(ctx, "ask the Docker daemon about itself", err)
 	}
-	return fmt.Sprintf("Docker %.40s for %s, API %s, files by %.40s, %d containers run", told.Info.ServerVersion,
-		known.platform, known.api, told.Info.Driver, told.Info.ContainersRunning), nil
+	return fmt.Sprintf("Docker %.40s for %s, API %s, files by %.40s, %s", told.Info.ServerVersion,
+		known.platform, known.api, told.Info.Driver,
+		plural.Count(told.Info.ContainersRunning, "running container")), nil
 }
 
 // flights are pieces of work by a key.

@@ -23,7 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/connector/docker"
-	"github.com/stepmux/stepmux/internal/dockertest"
+	"github.com/stepmux/stepmux/internal/testing/dockertest"
 )
 
 // registryOf starts a registry that has dockertest.Image as the returned name. answer may answer a request of it first,

@@ -12,7 +12,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/docker"
-	"github.com/stepmux/stepmux/internal/dockertest"
+	"github.com/stepmux/stepmux/internal/testing/dockertest"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 

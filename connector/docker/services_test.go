@@ -10,7 +10,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/docker"
-	"github.com/stepmux/stepmux/internal/dockertest"
+	"github.com/stepmux/stepmux/internal/testing/dockertest"
 )
 
 func TestABuildReachesItsServicesByTheirNames(t *testing.T) {

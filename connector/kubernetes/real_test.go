@@ -32,10 +32,10 @@ import (
 	"github.com/stepmux/stepmux/connector/buildlog"
 	"github.com/stepmux/stepmux/connector/kubernetes"
 	"github.com/stepmux/stepmux/instance"
-	"github.com/stepmux/stepmux/internal/kubetest"
 	"github.com/stepmux/stepmux/internal/pause"
-	"github.com/stepmux/stepmux/internal/runnertest"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/kubetest"
+	"github.com/stepmux/stepmux/internal/testing/runnertest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/trace"
 )

@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/connector/kubernetes"
-	"github.com/stepmux/stepmux/internal/kubetest"
+	"github.com/stepmux/stepmux/internal/testing/kubetest"
 	"github.com/stepmux/stepmux/mux/channel"
 )
 

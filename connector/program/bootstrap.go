@@ -41,7 +41,7 @@ func (f *finder) bootstrap(ctx context.Context, instead *unusableError) (*Progra
 	checked := checkedArgv(sum, command)
 	p, err := f.look(ctx, checked)
 	if bad, unusable := errors.AsType[*unusableError](err); unusable {
-		_, _, _ = f.run(ctx, removeArgv(path.Dir(command))) // best effort: a later upload removes it
+		_, _, _ = f.run(ctx, nil, removeArgv(path.Dir(command))) // best effort: a later upload removes it
 		err := fmt.Errorf("the stepmux that was put on the VM does not run there: %w", bad.err)
 		return nil, notStarted(err, "", "take one that is built with CGO_ENABLED=0")
 	}
@@ -57,9 +57,9 @@ func (f *finder) bootstrap(ctx context.Context, instead *unusableError) (*Progra
 // binaryFor returns the program for the VM's platform.
 func (f *finder) binaryFor(ctx context.Context, instead *unusableError) (*Binary, error) {
 	if instead.platform == "" { // the VM has not been inspected yet
-		out, stderr, err := f.run(ctx, inspectArgv(f.Runner[0]))
+		out, stderr, err := f.run(ctx, f.Runner, inspectArgv(f.Runner[0]))
 		if instead.platform = parseInspection(out).platform; instead.platform == "" {
-			if mux.IsLost(err) {
+			if mux.IsLost(err) || errors.Is(err, ErrNotRun) {
 				return nil, err
 			}
 			err = errors.New("find out the VM's platform: it reports no platform that Go programs exist for")

@@ -8,7 +8,7 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// Every command of this package for a VM is built here as an argument vector; mux quotes it for a login shell. No
+// Every command of this package for a VM is built here as an argument vector; mux quotes it for any login shell. No
 // variable of a job is ever part of one.
 
 // relayArgv starts the VM's relay.
@@ -17,11 +17,13 @@ func relayArgv(runner []string, tempDir string) []string {
 }
 
 // removeArgv removes a directory.
-func removeArgv(dir string) []string { return []string{"rm", "-rf", "--", dir} }
+func removeArgv(dir string) []string {
+	return []string{"sh", "-c", beginMark + `exec rm -rf -- "$1"`, "stepmux-remove", dir}
+}
 
 // askWrapper runs a command that may hang, until the command or stdin ends. If the kill finds no process group, setsid
 // has not called setsid(2) yet: it is killed itself, and then the group, which it may have made meanwhile.
-const askWrapper = `exec 3<&0
+const askWrapper = beginMark + `exec 3<&0
 if command -v setsid >/dev/null; then setsid "$@" </dev/null 3<&- & p=-$!; else "$@" </dev/null 3<&- & p=$!; fi
 {
 	while read -r x; do :; done
@@ -36,12 +38,19 @@ func versionArgv(runner []string) []string {
 	return slices.Concat([]string{"sh", "-c", askWrapper, "stepmux-ask"}, runner, []string{"--version"})
 }
 
+// begun is a line that a script of this package prints first, by beginMark: a login may run another program in place of
+// the script. The line is not in the script's text, which that program may quote.
+const (
+	begun     = "stepmux-begun\n"
+	beginMark = `printf '%s-%s\n' stepmux begun; `
+)
+
 // inspectPrefix begins each line of inspectScript's output, because a login shell may print other lines.
 const inspectPrefix = "stepmux-inspect: "
 
 // inspectScript prints the VM's platform, the path of program $1 and the first bytes of its file. Then it prints the
 // programs after $1 that are installed.
-const inspectScript = `say() { echo "` + inspectPrefix + `$*"; }
+const inspectScript = beginMark + `say() { echo "` + inspectPrefix + `$*"; }
 say platform "$(uname -s)" "$(uname -m)"
 case $1 in
 */*) p=$1; [ -f "$p" ] || p= ;;

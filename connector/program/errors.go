@@ -1,9 +1,44 @@
 package program
 
 import (
+	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/stepmux/stepmux/internal/termtext"
 )
+
+// ErrNotRun is wrapped by the error of a VM whose login does not run the commands that it is given: it runs another
+// program, waits for input, or ends. No other command will be run either.
+var ErrNotRun = errors.New("the login did not run the command")
+
+// maxSaid bounds the text of each stream that an error quotes, in bytes.
+const maxSaid = 400
+
+// notRunHint is the advice for ErrNotRun.
+const notRunHint = "is another program named by ForceCommand in sshd_config or by command= in authorized_keys, is " +
+	"the login's shell no shell, or do its start-up files end it, start another (exec) or read standard input? " +
+	"stepmux doctor examines it"
+
+// unanswered returns the error of a command that had not answered when its caller gave up. said is the VM's text.
+func unanswered(command, said string) error {
+	if said != "" {
+		said = "; it said: " + termtext.Short(said, maxSaid)
+	}
+	return fmt.Errorf("%q had not answered%s", command, said)
+}
+
+// notRun returns the error of a login that did not run a command. why is what was seen in place of the command, stdout
+// and stderr what the VM printed.
+func notRun(command []string, why error, stdout []byte, stderr string) error {
+	said := termtext.Short(string(stdout), maxSaid) // its beginning: the end may be a copy of a long command line
+	if said != "" && stderr != "" {
+		said += " | "
+	}
+	said += termtext.Short(stderr, maxSaid)
+	err := fmt.Errorf("%w %q: %w", ErrNotRun, strings.Join(shown(command), " "), why)
+	return notStarted(err, said, notRunHint)
+}
 
 // ServeError reports that a build's `steps serve` could not be started, did not listen in time, or ended. The effects
 // of the job's steps are unknown.
@@ -13,7 +48,8 @@ type ServeError struct {
 	// ExitCode is serve's exit status as a shell reports it: 128 plus the signal's number if a signal ended it, -1 if
 	// unknown.
 	ExitCode int
-	// Stderr holds the last lines that serve wrote to its standard error. It is untrusted text.
+	// Stderr holds the last lines that serve wrote to its standard error or, with ErrNotRun, that the VM printed in
+	// place of it. It is untrusted text.
 	Stderr string
 	// Hint is the change to make, if it is known.
 	Hint string

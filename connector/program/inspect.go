@@ -7,6 +7,7 @@ import (
 	"debug/elf"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -19,11 +20,11 @@ import (
 // fault, that is not an *unusableError. hinted, which may be nil, is the error to return if only a relay is accepted.
 func (f *finder) unusable(ctx context.Context, runner []string, failed *ServeError, hinted error) error {
 	bad := &unusableError{err: failed, problem: "is not on the VM"}
-	out, _, err := f.run(ctx, inspectArgv(shown(runner)[0]))
+	out, _, err := f.run(ctx, runner, inspectArgv(shown(runner)[0]))
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case mux.IsLost(err):
+	case mux.IsLost(err), errors.Is(err, ErrNotRun):
 		return err
 	}
 	seen := parseInspection(out) // facts that are missing stay unknown

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/internal/wire"
@@ -17,6 +19,10 @@ import (
 // maxAnswer bounds the output of a program that is asked for its version, its platform or its path.
 const maxAnswer = wire.MaxVersionText
 
+// silentShare is the part of Config.Timeout that a login gets to begin a command, as a divisor, if the start of a relay
+// there has waited in vain before.
+const silentShare = 6
+
 // otherRunners are the step runners that may replace the default one if that is missing.
 var otherRunners = []string{"gitlab-runner", "step-runner"}
 
@@ -24,6 +30,7 @@ var otherRunners = []string{"gitlab-runner", "step-runner"}
 type finder struct {
 	Config
 	noRelay Refusal
+	silent  bool // a relay did not say hello, and it is not known whether the login has run it
 	sent    bool // the last upload had to send the program: it was not there yet
 }
 
@@ -37,7 +44,8 @@ type Refusal struct {
 }
 
 // Find returns the VM's step runner. If its relay starts, the relay reports the program; otherwise the program is
-// asked in a session. A program that is missing or cannot run is replaced if cfg allows it.
+// asked in a session. A program that is missing or cannot run is replaced if cfg allows it. If ctx ends first, the
+// error names the command that had not answered.
 func Find(ctx context.Context, cfg Config) (p *Program, noRelay Refusal, err error) {
 	f := &finder{Config: cfg}
 	p, err = f.find(ctx)
@@ -92,11 +100,11 @@ func (f *finder) look(ctx context.Context, runner []string) (*Program, error) {
 		case !HasNoRelay(err):
 			return nil, err
 		}
-		refused = err
+		refused, f.silent = err, ok && failed.ExitCode == 0
 	}
 	p, err := f.askVersion(ctx, runner)
 	switch {
-	case err != nil && f.Relay == OnlyRelay && !mux.IsLost(err) && len(f.Bootstrap) == 0:
+	case err != nil && f.Relay == OnlyRelay && !mux.IsLost(err) && !errors.Is(err, ErrNotRun) && len(f.Bootstrap) == 0:
 		return nil, refused
 	case err != nil:
 		return nil, err
@@ -125,13 +133,13 @@ func (f *finder) otherProtocol(runner []string, failed *relay.Error, hinted erro
 
 // askVersion runs `<runner> --version` in a session. It also sets noRelay if the program cannot have a relay.
 func (f *finder) askVersion(ctx context.Context, runner []string) (*Program, error) {
-	out, stderr, err := f.run(ctx, versionArgv(runner))
+	out, stderr, err := f.run(ctx, slices.Concat(runner, []string{"--version"}), versionArgv(runner))
 	name := strings.Join(shown(runner), " ")
 	code := mux.ExitCode(err)
 	switch {
 	case ctx.Err() != nil:
-		return nil, context.Cause(ctx)
-	case mux.IsLost(err) || errors.Is(err, mux.ErrForbidden):
+		return nil, unanswered(name+" --version", stderr)
+	case mux.IsLost(err) || errors.Is(err, mux.ErrForbidden) || errors.Is(err, ErrNotRun):
 		return nil, err
 	case err != nil && code < 0:
 		return nil, notStarted(fmt.Errorf("ask %q for its version: %w", name, err), stderr, "is it a step runner?")
@@ -158,27 +166,53 @@ func (f *finder) askVersion(ctx context.Context, runner []string) (*Program, err
 	return p, nil
 }
 
-// run runs a command in a session, with an open but silent stdin. After Timeout it closes the session, and the
-// command ends with its stdin.
-func (f *finder) run(ctx context.Context, argv []string) (out []byte, stderr string, err error) {
-	said := &tail.Writer{}
-	ctx, cancel := context.WithTimeoutCause(ctx, f.Timeout, fmt.Errorf("no answer within %v", f.Timeout))
+// run runs a command in a session, with an open but silent stdin. Its script begins with beginMark, and out is the
+// text after that. name is the command for people. After Timeout run closes the session, and the command ends with its
+// stdin. The error wraps ErrNotRun if the login did not run the script.
+func (f *finder) run(ctx context.Context, name, argv []string) (out []byte, stderr string, err error) {
+	said, life, wait := &tail.Writer{}, ctx, f.Timeout
+	ctx, cancel := context.WithTimeoutCause(ctx, f.Timeout, noAnswer(f.Timeout))
 	defer cancel()
 	process, err := f.Conn.Start(ctx, mux.Command{Argv: argv, Stderr: said})
 	if err != nil {
 		return nil, "", err
 	}
 	defer process.Close()
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
 	defer context.AfterFunc(ctx, func() { process.Close() })()
-	out, err = io.ReadAll(io.LimitReader(process, maxAnswer+1))
-	if len(out) > maxAnswer {
-		return nil, said.String(), fmt.Errorf("it printed more than %d bytes", maxAnswer)
+	if f.silent {
+		wait /= silentShare
 	}
-	if err == nil {
+	late := time.AfterFunc(wait, func() { stop(noAnswer(wait)) })
+	defer late.Stop()
+	began := false
+	for buf := make([]byte, 4<<10); err == nil && len(out) <= maxAnswer; {
+		var n int
+		n, err = process.Read(buf)
+		out = append(out, buf[:n]...)
+		if _, after, found := bytes.Cut(out, []byte(begun)); found && !began {
+			began, out = true, after
+			late.Stop()
+		}
+	}
+	switch {
+	case len(out) > maxAnswer:
+		err = fmt.Errorf("it printed more than %d bytes", maxAnswer)
+	case errors.Is(err, io.EOF):
 		err = process.Wait(ctx)
 	}
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
+	if !began && life.Err() == nil && !mux.IsLost(err) {
+		if err == nil {
+			err = errors.New("exit status 0")
+		}
+		return nil, "", notRun(name, err, out, said.String())
+	}
 	return out, said.String(), err
 }
+
+// noAnswer is the error of a command that did not answer in time.
+func noAnswer(wait time.Duration) error { return fmt.Errorf("no answer within %v", wait) }

@@ -109,7 +109,8 @@ type Config struct {
 	Logger  *slog.Logger // required
 }
 
-// StartRelay returns the relay of a runner command, and starts it if it does not run yet.
+// StartRelay returns the relay of a runner command, and starts it if it does not run yet. The error wraps ErrNotRun if
+// another program has read what was sent to the relay.
 func (cfg *Config) StartRelay(ctx context.Context, runner []string) (*relay.Relay, error) {
 	log := &relayLog{logger: cfg.Logger}
 	started, err := cfg.Conn.Relay(ctx, mux.Command{Argv: relayArgv(runner, cfg.TempDir), Stderr: log})
@@ -118,6 +119,10 @@ func (cfg *Config) StartRelay(ctx context.Context, runner []string) (*relay.Rela
 	}
 	failed, ok := errors.AsType[*relay.Error](err)
 	switch {
+	case err != nil && ctx.Err() != nil:
+		return nil, unanswered(strings.Join(shown(relayArgv(runner, cfg.TempDir)), " "), log.said())
+	case errors.Is(err, relay.ErrOtherProgram):
+		return nil, notRun(relayArgv(runner, cfg.TempDir), failed.Err, nil, failed.Stderr)
 	case !ok, failed.ExitCode == 0 && (failed.Version != 0 || failed.Op != "start"):
 		return started, err
 	case failed.ExitCode == 0:
@@ -158,6 +163,13 @@ func (l *relayLog) begin() {
 	defer l.mu.Unlock()
 	l.started = true
 	l.sayLocked(l.held.String())
+}
+
+// said returns the text so far of a relay that has not started.
+func (l *relayLog) said() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.held.String()
 }
 
 func (l *relayLog) Write(p []byte) (int, error) {

@@ -13,7 +13,7 @@ import (
 	"slices"
 	"syscall"
 
-	"github.com/stepmux/stepmux/internal/fetchtest"
+	"github.com/stepmux/stepmux/internal/testing/fetchtest"
 )
 
 //go:embed job.yml local git zip image

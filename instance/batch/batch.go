@@ -68,8 +68,8 @@ type Report struct {
 	// Usage is the time and memory of its processes. It is zero for such a build too, and if the VM does not report
 	// it.
 	Usage program.Usage
-	// Connect is the time from the slot to a listening step runner, FirstOutput from the slot to the first byte of
-	// the build's log, Duration from the slot to the end of the clean-up. Each is zero if the build did not get that
+	// Connect is the time from the slot to a listening step runner, FirstOutput from the slot to the first output
+	// of the job, Duration from the slot to the end of the clean-up. Each is zero if the build did not get that
 	// far.
 	Connect, FirstOutput, Duration time.Duration
 	// Waited is the time from the request for the build (in a batch, its place in the queue) to the slot. It is zero
@@ -79,6 +79,8 @@ type Report struct {
 	Cleanup error
 	// Left lists what may be left of the build; see [instance.Executor.Left]. It is untrusted text.
 	Left []string
+	// Forced is why the step runner was ended by `steps end`; see [instance.Executor.Forced].
+	Forced string
 }
 
 // ErrFailures is the cause for a build that was not started because too many others had failed.
@@ -119,9 +121,9 @@ func Run(ctx, abort context.Context, p *instance.Provider, b Batch) []Report {
 func runOne(
 	ctx, starting, abort context.Context, p *instance.Provider, b Batch, build Build, queued, failed func(),
 ) Report {
-	log, asked := &firstWrite{w: io.Discard}, time.Now()
+	log, asked := &notedLog{Writer: io.Discard}, time.Now()
 	if build.Log != nil {
-		log.w = build.Log
+		log.Writer = build.Log
 		defer build.Log.Close() // Write has reported its failure already
 	}
 	e := p.Executor(instance.Build{
@@ -137,7 +139,7 @@ func runOne(
 	}
 	report.Instance = e.Instance()
 	report.Cleanup = e.Cleanup(abort) // not the build's failure: it had ended
-	report.Left = e.Left()
+	report.Left, report.Forced = e.Left(), e.Forced()
 	if failed := (*instance.BuildError)(nil); errors.As(err, &failed) {
 		report.Err = failed
 	} else if err != nil { // every error is a failure, even one that no Executor classified
@@ -177,30 +179,47 @@ func (b *Batch) execute(
 	if b.OnStart != nil {
 		b.OnStart(build.ID, e.Instance())
 	}
-	if b.Timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithDeadlineCause(ctx, e.Started().Add(b.Timeout), timeoutError(b.Timeout))
-		defer cancel()
+	for moved := false; ; moved = true {
+		err := b.attempt(ctx, e, build, report, moved)
+		if failed, ok := errors.AsType[*instance.BuildError](err); !ok || !failed.Elsewhere {
+			return err
+		}
 	}
-	if _, err := e.Connect(ctx); err != nil {
+}
+
+// attempt runs a build on one instance. A build that has moved may wait for a slot, for which its timeout does not
+// count.
+func (b *Batch) attempt(ctx context.Context, e *instance.Executor, build Build, report *Report, moved bool) error {
+	connecting, cancel := ctx, context.CancelFunc(func() {})
+	if !moved {
+		connecting, cancel = b.bounded(ctx, e.Started())
+	}
+	defer cancel()
+	if _, err := e.Connect(connecting); err != nil {
 		return err
 	}
 	report.Connect = time.Since(e.Started())
-	return e.Execute(ctx, build.Job)
+	executing, cancel := b.bounded(ctx, e.Started())
+	defer cancel()
+	return e.Execute(executing, build.Job)
 }
 
-// firstWrite records the time of the first write.
-type firstWrite struct {
-	w     io.Writer
+// bounded returns a context with the timeout of a build that got its slot at started.
+func (b *Batch) bounded(ctx context.Context, started time.Time) (context.Context, context.CancelFunc) {
+	if b.Timeout == 0 {
+		return ctx, func() {}
+	}
+	return context.WithDeadlineCause(ctx, started.Add(b.Timeout), timeoutError(b.Timeout))
+}
+
+// notedLog is a build's log that notes when the first output of the job came.
+type notedLog struct {
+	io.Writer
 	first atomic.Int64 // unix nanoseconds; 0 until then
 }
 
-func (f *firstWrite) Write(p []byte) (int, error) {
-	if len(p) > 0 {
-		f.first.CompareAndSwap(0, time.Now().UnixNano())
-	}
-	return f.w.Write(p)
-}
+// NoteOutput implements buildlog.OutputNoter.
+func (l *notedLog) NoteOutput() { l.first.CompareAndSwap(0, time.Now().UnixNano()) }
 
 // timeoutError reports that a build exceeded its timeout.
 type timeoutError time.Duration

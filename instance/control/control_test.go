@@ -17,8 +17,8 @@ import (
 
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
-	"github.com/stepmux/stepmux/internal/runnertest"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/runnertest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
 )
@@ -104,7 +104,11 @@ func TestStatusTellsWhatThereIs(t *testing.T) {
 	require.Regexp(t, `(?m)^vm-1 +ready +up 1m\d+s +- +- +0 +1/2 +1m30s +1/9 +zone=a$`, text.String())
 	require.Regexp(t, `(?m)^b-1 +vm-1 +1m30s$`, text.String())
 	require.Contains(t, text.String(), "inventory not read, the one before is in force: fleet.yml:1:1: wrong\n")
-	require.Contains(t, text.String(), fmt.Sprintf("0 builds wait for a slot; process %d,", os.Getpid()))
+	require.Contains(t, text.String(), fmt.Sprintf("0 builds waiting for a slot; process %d,", os.Getpid()))
+	status.Waiting, status.Held = 3, 2
+	text.Reset()
+	require.NoError(t, status.WriteText(&text, time.Now(), true))
+	require.Contains(t, text.String(), "3 builds waiting for a slot, 2 of them because all VMs that fit are aside (")
 }
 
 func TestDrainAndUndrain(t *testing.T) {

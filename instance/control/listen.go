@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -80,6 +81,39 @@ func Listen(path string, group int) (net.Listener, error) {
 	return listener, nil
 }
 
+// Check returns why Listen would refuse a path and a group, and makes nothing. A manager may listen there already. made
+// is a directory that is made before that, or empty.
+func Check(path string, group int, made string) error {
+	if err := checkPath(path); err != nil {
+		return err
+	}
+	dir := filepath.Dir(path)
+	if err := unix.Access(dir, unix.W_OK|unix.X_OK); err != nil && !(errors.Is(err, fs.ErrNotExist) && dir == made) {
+		return fmt.Errorf("control socket in %s: %w", dir, err)
+	}
+	if info, err := os.Lstat(path); err == nil && info.Mode().Type() != fs.ModeSocket {
+		return errNoSocket(path)
+	}
+	if groups, err := os.Getgroups(); group >= 0 && os.Geteuid() != 0 && os.Getegid() != group && err == nil &&
+		!slices.Contains(groups, group) {
+		return fmt.Errorf("socket for the group %d: this user is none of its members", group)
+	}
+	return nil
+}
+
+// checkPath returns an error if the path of a socket is too long.
+func checkPath(path string) error {
+	if len(path) > maxPath {
+		return fmt.Errorf("control socket %s: the path has more than %d bytes", path, maxPath)
+	}
+	return nil
+}
+
+// errNoSocket says that a path is taken.
+func errNoSocket(path string) error {
+	return fmt.Errorf("control socket %s: the path exists and is not a socket; name another path", path)
+}
+
 // MakeDir creates a directory for this user only, or checks that an existing one is.
 func MakeDir(dir string) error {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -106,8 +140,8 @@ func CheckDir(dir string) error {
 // dead manager.
 func listenIn(dir, name string, sweep bool) (*net.UnixListener, error) {
 	path := filepath.Join(dir, name)
-	if len(path) > maxPath {
-		return nil, fmt.Errorf("control socket %s: the path has more than %d bytes", path, maxPath)
+	if err := checkPath(path); err != nil {
+		return nil, err
 	}
 	lock, err := os.Open(dir)
 	if err != nil {
@@ -154,7 +188,7 @@ func removeStale(path string) error {
 	case err != nil:
 		return fmt.Errorf("control socket: %w", err)
 	case info.Mode().Type() != fs.ModeSocket:
-		return fmt.Errorf("control socket %s: the path exists and is not a socket; name another path", path)
+		return errNoSocket(path)
 	case isAlive(path):
 		return fmt.Errorf("control socket %s: another stepmux run or manager uses it; name another path", path)
 	}

@@ -16,7 +16,9 @@ type Status struct {
 	Version   string    `json:"version"`
 	PID       int       `json:"pid"`
 	Since     time.Time `json:"since"`
-	Waiting   int       `json:"waiting"`                   // builds without a slot
+	Waiting   int       `json:"waiting"`        // builds without a slot
+	Held      int       `json:"held,omitempty"` // of those, builds that no VM takes as all that fit are aside
+	Slots     Slots     `json:"slots"`
 	Inventory string    `json:"inventory_error,omitempty"` // the error in the inventory's newest version
 	Instances []VM      `json:"instances"`
 	// JumpHosts are the jump hosts that are not instances.
@@ -75,12 +77,13 @@ type Route = connector.Choice
 type Build struct {
 	ID    string    `json:"id"`
 	Since time.Time `json:"since"`
+	File  string    `json:"file,omitempty"` // with its steps; only a manager with a queue knows it
 }
 
 // StatusOf returns the status of a manager that started at since. Of cfg, only Provider is required.
 func StatusOf(cfg Config, since time.Time) Status {
 	stat := cfg.Provider.Stat()
-	status := Status{Version: cfg.Version, PID: os.Getpid(), Since: since, Waiting: stat.Waiting}
+	status := Status{Version: cfg.Version, PID: os.Getpid(), Since: since, Waiting: stat.Waiting, Held: stat.Held}
 	status.Instances, status.JumpHosts = make([]VM, len(stat.Instances)), make([]JumpHost, len(stat.JumpHosts))
 	if cfg.InventoryErr != nil {
 		if err := cfg.InventoryErr(); err != nil {
@@ -93,6 +96,7 @@ func StatusOf(cfg Config, since time.Time) Status {
 	for i, j := range stat.JumpHosts {
 		status.JumpHosts[i] = JumpHost{ID: j.ID, Addr: j.Addr, Conn: connOf(j.Connections, j.ConnState, j.Conn)}
 	}
+	status.Count()
 	return status
 }
 
@@ -107,7 +111,7 @@ func vmOf(in instance.VMStat) VM {
 		Builds:    make([]Build, len(in.Builds)),
 	}
 	for i, b := range in.Builds {
-		vm.Builds[i] = Build(b)
+		vm.Builds[i] = Build{ID: b.ID, Since: b.Since}
 	}
 	return vm
 }

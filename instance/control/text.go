@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/internal/labels"
+	"github.com/stepmux/stepmux/internal/plural"
 	"github.com/stepmux/stepmux/internal/termtext"
 )
 
@@ -52,7 +53,16 @@ func (s *Status) WriteText(w io.Writer, now time.Time, builds bool) error {
 		}
 	}
 	_ = t.Flush()
-	fmt.Fprintf(&b, "%d builds wait for a slot; process %d, since %s\n", s.Waiting, s.PID, age(s.Since, now))
+	fmt.Fprintf(&b, "%s: %d busy, %d free", plural.Count(s.Slots.Total, "slot"), s.Slots.Busy, s.Slots.Free)
+	if s.Slots.Outside > 0 {
+		fmt.Fprintf(&b, "; %s on VMs that take no more", plural.Count(s.Slots.Outside, "build"))
+	}
+	held := ""
+	if s.Held > 0 {
+		held = fmt.Sprintf(", %d of them because all VMs that fit are aside (their reasons are above)", s.Held)
+	}
+	fmt.Fprintf(&b, "\n%s waiting for a slot%s; process %d, since %s\n", plural.Count(s.Waiting, "build"), held, s.PID,
+		age(s.Since, now))
 	_, err := io.WriteString(w, b.String())
 	return err
 }

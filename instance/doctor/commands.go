@@ -18,6 +18,7 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/plural"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/mux"
 )
@@ -37,6 +38,9 @@ const (
 	mostSessions = 20
 )
 
+// shellTimeout bounds the wait for the output of a command that shows whether commands are run. Tests change it.
+var shellTimeout = 10 * time.Second
+
 // output is the output of a command, and how it ended.
 type output struct {
 	stdout, stderr string
@@ -46,21 +50,50 @@ type output struct {
 
 // run runs a command in a session.
 func (e *examination) run(ctx context.Context, argv ...string) (output, error) {
+	out, err := e.start(ctx, (*mux.Process).CloseWrite, argv)
+	if exit := (*mux.ExitError)(nil); err == nil && out.err != nil && !errors.As(out.err, &exit) {
+		return output{}, out.err
+	}
+	return out, err
+}
+
+// start runs a command in a session. input is what happens to its stdin. If ctx ends first, the output is what the VM
+// printed so far, and its err is ctx's cause. A server that allows one session in the life of a connection refuses the
+// second, or has ended the connection: then each command gets a connection of its own.
+func (e *examination) start(ctx context.Context, input func(*mux.Process) error, argv []string) (output, error) {
+	for try := 0; ; try++ {
+		out, err := e.startOnce(ctx, input, argv)
+		ended := errors.Is(err, mux.ErrForbidden) || mux.IsLost(err) && e.sshd("", "other") != ""
+		if !ended || !e.ran || try == 2 {
+			return out, err
+		}
+		e.single = true
+		if err := e.renew(ctx); err != nil {
+			return output{}, err
+		}
+	}
+}
+
+// startOnce is start over the connection that there is.
+func (e *examination) startOnce(ctx context.Context, input func(*mux.Process) error, argv []string) (output, error) {
 	var stderr bounded
 	start := time.Now()
 	p, err := e.conn.Start(ctx, mux.Command{Argv: argv, Stderr: &stderr})
 	if err != nil {
 		return output{}, err
 	}
+	e.ran = true
 	defer p.Close()
 	defer context.AfterFunc(ctx, func() { _ = p.Close() })()
-	_ = p.CloseWrite() // fails only if the command has ended
+	_ = input(p) // fails only if the command has ended
 	var stdout bounded
 	_, _ = io.Copy(&stdout, p) // Wait reports how the command ended
 	err = p.Wait(ctx)
 	took := time.Since(start)
-	exit := (*mux.ExitError)(nil)
-	if err != nil && !errors.As(err, &exit) {
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if mux.IsLost(err) {
 		return output{}, err
 	}
 	return output{string(stdout.text), strings.TrimSpace(string(stderr.text)), took, err}, nil
@@ -78,17 +111,19 @@ func (b *bounded) Write(p []byte) (int, error) {
 func (e *examination) shell(ctx context.Context) bool {
 	var all []time.Duration
 	for range shellRuns {
-		out, err := e.run(ctx, "true")
-		if err == nil && out.err != nil {
-			err = fmt.Errorf("the command true failed: %w: %s", out.err, out.stderr)
-		}
+		out, err := e.echo(ctx)
 		if err != nil {
 			e.report.add(failure(checkShell, err.Error(),
-				"let the account run commands: a login shell, no ForceCommand, MaxSessions at least 1"))
+				"let the account run commands: a login shell"+e.sshd(", no ForceCommand, MaxSessions at least 1", "")))
 			return false
 		}
-		if out.stdout != "" {
-			e.report.add(warning(checkShell, fmt.Sprintf("prints %q before a command's own output", first(out.stdout)),
+		before, _, ran := strings.Cut(out.stdout, shellSays)
+		if !ran {
+			e.report.add(e.judgeNotRun(out))
+			return false
+		}
+		if before != "" {
+			e.report.add(warning(checkShell, fmt.Sprintf("prints %q before a command's own output", first(before)),
 				"let the shell's start-up files be silent when no terminal is there: first in .bashrc, [ -t 1 ] || return",
 				"a relay can run, and a build be reached by a session"))
 			return true
@@ -105,6 +140,47 @@ func (e *examination) shell(ctx context.Context) bool {
 	}
 	e.report.add(f)
 	return true
+}
+
+// shellSays is the output of shellCommand, whose own words do not have it: a program that sshd runs in place of the
+// command may quote it.
+const shellSays = "stepmux-begun"
+
+var shellCommand = []string{"printf", "%s-%s", "stepmux", "begun"}
+
+// echo runs shellCommand with an open but silent stdin, as a relay and a step runner have it at first: the end of stdin
+// would end a shell that runs in place of the command, as if it were the command.
+func (e *examination) echo(ctx context.Context) (output, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, shellTimeout, fmt.Errorf("no answer within %v", shellTimeout))
+	defer cancel()
+	return e.start(ctx, func(*mux.Process) error { return nil }, shellCommand)
+}
+
+// judgeNotRun judges a login that did not run shellCommand.
+func (e *examination) judgeNotRun(out output) Finding {
+	exit := (*mux.ExitError)(nil)
+	ended := out.err == nil || errors.As(out.err, &exit)
+	detail, change := "the login did not run the command printf: ",
+		"let the server run the commands that it is given: "+e.sshd("no ForceCommand in sshd_config, ", "")+
+			"no command= in authorized_keys, a login shell that is a shell (usermod -s /bin/bash USER), "+
+			"and no exit or exec of another program in its start-up files"
+	if out.err == nil {
+		out.err = errors.New("exit status 0")
+	}
+	detail += out.err.Error()
+	if !ended {
+		change = "let the start-up files of the login's shell neither read standard input nor start another shell when no " +
+			"terminal is there: first in .bashrc, [ -t 0 ] || return" +
+			e.sshd("; and name no program that waits by ForceCommand in sshd_config", "")
+	}
+	said := termtext.Short(out.stdout, maxReason)
+	if said != "" && out.stderr != "" {
+		said += " | "
+	}
+	if said += termtext.Short(out.stderr, maxReason); said != "" {
+		detail += "; it said: " + said
+	}
+	return failure(checkShell, detail, change)
 }
 
 // first returns the beginning of a text.
@@ -138,7 +214,8 @@ func (e *examination) binary(ctx context.Context) {
 		e.in.Runner = p.Command // from now on that one is examined
 	}
 	name := strings.Join(runner(e.in), " ")
-	out, err := e.run(ctx, append(slices.Clone(runner(e.in)), "--version")...)
+	// Below a sh: if the program is missing, csh and tcsh end with exit status 1, not 127.
+	out, err := e.run(ctx, slices.Concat([]string{"sh", "-c", `exec "$@"`, "sh"}, runner(e.in), []string{"--version"})...)
 	exit := (*mux.ExitError)(nil)
 	switch {
 	case err != nil:
@@ -220,8 +297,9 @@ func (e *examination) judgeVersion(name, text string) Finding {
 	return okay(checkBinary, detail)
 }
 
-// factsScript prints facts about time and temporary files, one per line. $1 is the directory.
+// factsScript prints facts about time, programs and temporary files, one per line. $1 is the directory.
 const factsScript = `echo "time $(date +%s.%N)"
+for p in git bash; do command -v $p >/dev/null && echo "$p"; done
 [ -d "$1" ] || { echo missing; exit 0; }
 df -Pk "$1" 2>/dev/null | awk 'NR > 1 { print "space", $4 }' | tail -n 1
 f=$(mktemp "$1/stepmux-doctor.XXXXXX") || { echo readonly; exit 0; }
@@ -239,7 +317,7 @@ func (e *examination) facts(ctx context.Context) {
 	}
 	if err != nil {
 		e.report.add(failure(checkTemp, err.Error(), ""))
-		e.report.skip("the VM did not tell", checkClock)
+		e.report.skip("the VM did not tell", checkClock, checkTools)
 		return
 	}
 	facts := map[string]string{}
@@ -250,6 +328,26 @@ func (e *examination) facts(ctx context.Context) {
 	e.report.add(judgeTemp(dir, facts, out.stderr))
 	// The clock was read about half-way through the command.
 	e.report.add(judgeClock(facts["time"], before.Add(out.took/2), out.took/2))
+	e.report.add(judgeTools(facts))
+}
+
+// judgeTools judges the programs that builds may need beside the step runner.
+func judgeTools(facts map[string]string) Finding {
+	var missing, gains []string
+	for _, tool := range []struct{ name, gain string }{
+		{"git", "steps can come from git repositories, and jobs of GitLab be cloned"},
+		{"bash", "jobs of GitLab can run, and scripts of steps are run by bash, not by sh"},
+	} {
+		if _, ok := facts[tool.name]; !ok {
+			missing, gains = append(missing, tool.name), append(gains, tool.gain)
+		}
+	}
+	if len(missing) == 0 {
+		return okay(checkTools, "git and bash are installed")
+	}
+	names := strings.Join(missing, " and ")
+	return warning(checkTools, names+" not found on the PATH of the login", "install "+names+" on the VM",
+		strings.Join(gains, "; "))
 }
 
 func judgeTemp(dir string, facts map[string]string, stderr string) Finding {
@@ -315,8 +413,11 @@ func (e *examination) sessions(ctx context.Context) {
 	e.report.add(e.judgeSessions(n, refused))
 }
 
+// moreSessions is the advice for a server that allows one session in the life of a connection.
+const moreSessions = "use a server that allows more sessions on a connection, such as OpenSSH"
+
 func (e *examination) judgeSessions(n int, refused bool) Finding {
-	detail := fmt.Sprintf("%d at once on a connection (MaxSessions)", n)
+	detail := fmt.Sprintf("%d at once on a connection", n) + e.sshd(" (MaxSessions)", "")
 	if !refused {
 		detail = fmt.Sprintf("%d or more at once on a connection", n)
 	}
@@ -326,13 +427,20 @@ func (e *examination) judgeSessions(n int, refused bool) Finding {
 	}
 	capacity := max(e.in.Capacity, 1)
 	switch {
+	case e.single && n <= 1 && !e.relay:
+		return failure(checkSessions, "1 in the life of a connection, too few for a build without a relay", moreSessions)
+	case e.single && n <= 1:
+		return warning(checkSessions, "1 in the life of a connection; the relay takes it for all builds", moreSessions,
+			"stepmux can be uploaded (--bootstrap), a relay that has ended be replaced, and commands be run beside it")
 	case e.relay:
 		detail += "; the relay takes one for all builds"
 	case e.works && refused && n < need*capacity:
 		return warning(checkSessions,
-			fmt.Sprintf("%s; without a relay a build takes %d, so of %d builds some wait", detail, need, capacity),
-			fmt.Sprintf("install a stepmux that has a relay, or MaxSessions %d in sshd_config", need*capacity+2),
-			fmt.Sprintf("%d builds run at once", capacity))
+			fmt.Sprintf("%s; without a relay a build takes %d, too few for %s", detail, need,
+				plural.Count(capacity, "build")),
+			"install a stepmux that has a relay"+e.sshd(fmt.Sprintf(", or MaxSessions %d in sshd_config", need*capacity+2),
+				", or use a server that allows more sessions"),
+			plural.Count(capacity, "build")+" at once")
 	}
 	return okay(checkSessions, detail)
 }

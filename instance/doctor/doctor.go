@@ -38,6 +38,7 @@ const (
 	checkBinary      = "binary"
 	checkTemp        = "tmp"
 	checkClock       = "clock"
+	checkTools       = "tools"
 	checkLinger      = "linger"
 	checkRelay       = "relay"
 	checkStreamlocal = "streamlocal"
@@ -57,8 +58,11 @@ type Config struct {
 	// Bootstrap are programs that may be uploaded to the VM, as a build would have them uploaded. The VM's end that a
 	// build would use is then examined.
 	Bootstrap []*program.Binary
-	// Timeout bounds the examination of one instance. If zero, 60s.
+	// Timeout bounds the examination of one instance, and before it each attempt to connect. If zero, 60s.
 	Timeout time.Duration
+	// Again is called when an instance refuses a connection in a way that may pass; see [instance.MayPass]. It may wait,
+	// and returns true for another attempt. If nil, there is one.
+	Again func(ctx context.Context, err error) bool
 }
 
 // Examine examines an instance of p's Group. It makes two connections one after the other, in the same way as p, and
@@ -69,8 +73,6 @@ func Examine(ctx context.Context, p *instance.Provider, in instance.Instance, cf
 	if cfg.Timeout <= 0 {
 		cfg.Timeout = defaultTimeout
 	}
-	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
-	defer cancel()
 	start := time.Now()
 	e := &examination{provider: p, in: in, cfg: cfg, report: Report{Instance: in.ID, Addr: in.Addr, User: in.SSH.User}}
 	e.examine(ctx)
@@ -87,6 +89,8 @@ type examination struct {
 	conn     *mux.Conn
 	rtt      time.Duration
 
+	ran     bool // a command has been run
+	single  bool // the server allows one session in the life of a connection
 	works   bool // a step runner could be started
 	relay   bool // it was started by a relay
 	forward bool // it can be reached by streamlocal
@@ -96,7 +100,9 @@ func (e *examination) examine(ctx context.Context) {
 	if !e.login(ctx) {
 		return
 	}
-	defer e.conn.Close()
+	defer func() { e.conn.Close() }() // another one by then, perhaps
+	ctx, cancel := context.WithTimeout(ctx, e.cfg.Timeout)
+	defer cancel()
 	e.report.add(judgeServer(e.conn.Stat().ServerVersion))
 	e.keepalive(ctx)
 	if e.cfg.Docker != nil {
@@ -104,7 +110,7 @@ func (e *examination) examine(ctx context.Context) {
 		return
 	}
 	if !e.shell(ctx) {
-		e.report.skip("no command can be run", checkBinary, checkTemp, checkClock, checkRelay, checkStreamlocal,
+		e.report.skip("no command can be run", checkBinary, checkTemp, checkClock, checkTools, checkRelay, checkStreamlocal,
 			checkIsolation, checkLimits, checkSessions)
 		return
 	}
@@ -132,9 +138,20 @@ func (e *examination) login(ctx context.Context) bool {
 			key = hostKey{k, by}
 		},
 	}
-	start := time.Now()
-	conn, err := e.provider.Dial(ctx, e.in.ID, trace)
-	all := time.Since(start)
+	dial := func() (*mux.Conn, time.Duration, error) {
+		ctx, cancel := context.WithTimeout(ctx, e.cfg.Timeout)
+		defer cancel()
+		mu.Lock()
+		clear(took)
+		mu.Unlock()
+		start := time.Now()
+		conn, err := e.provider.Dial(ctx, e.in.ID, trace)
+		return conn, time.Since(start), err
+	}
+	conn, all, err := dial()
+	for err != nil && e.cfg.Again != nil && instance.MayPass(err) && e.cfg.Again(ctx, err) {
+		conn, all, err = dial()
+	}
 	mu.Lock()
 	defer mu.Unlock()
 	if err != nil {
@@ -145,8 +162,9 @@ func (e *examination) login(ctx context.Context) bool {
 	f := okay(checkLogin, fmt.Sprintf("%v (connect %v, key exchange %v, login %v)",
 		round(all), round(took["connect"]), round(took["handshake"]), round(took["login"])))
 	if took["login"] > slowLogin {
-		f = warning(checkLogin, f.Detail, "find the delay: set UseDNS no and GSSAPIAuthentication no in sshd_config, "+
-			"check PAM modules that ask a network", "the first build on the VM starts that much sooner")
+		f = warning(checkLogin, f.Detail, e.sshd("find the delay: set UseDNS no and GSSAPIAuthentication no in sshd_config, "+
+			"check PAM modules that ask a network", "find the delay: does the server ask a network for names?"),
+			"the first build on the VM starts that much sooner")
 	}
 	e.report.add(f)
 	e.hostKeyFine(key)
@@ -159,9 +177,19 @@ type hostKey struct {
 	by string
 }
 
-// compareKeys is the advice for a host key that is not known, or is another than before.
-const compareKeys = "compare the key with the one on the machine's console " +
-	"(ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub); then make it known"
+// compareKeys is the advice for a host key that is not known, or is another than before. key may be nil.
+func compareKeys(key ssh.PublicKey) string {
+	kind := "ed25519"
+	switch {
+	case key == nil:
+	case key.Type() == ssh.KeyAlgoRSA:
+		kind = "rsa"
+	case strings.HasPrefix(key.Type(), "ecdsa-"):
+		kind = "ecdsa"
+	}
+	return "compare the key with the one on the machine's console (ssh-keygen -lf /etc/ssh/ssh_host_" + kind +
+		"_key.pub); then make it known"
+}
 
 // refused reports why there is no connection.
 func (e *examination) refused(err error, key hostKey) {
@@ -174,7 +202,7 @@ func (e *examination) refused(err error, key hostKey) {
 		if jump := (*mux.DialError)(nil); errors.As(refused.Err, &jump) { // the failure was at a jump host
 			hint := jump.Hint
 			if jump.Stage == "host key" {
-				hint = compareKeys
+				hint = compareKeys(nil)
 			}
 			f.Change = strings.TrimSuffix(fmt.Sprintf("at the jump host %s@%s: %s", jump.User, jump.Addr, hint), ": ")
 		}
@@ -182,7 +210,7 @@ func (e *examination) refused(err error, key hostKey) {
 	switch stage {
 	case "host key":
 		f.Check = checkHostKey
-		f.Change = cmp.Or(f.Change, compareKeys)
+		f.Change = cmp.Or(f.Change, compareKeys(key.PublicKey))
 		e.report.skip("the host key was not accepted", checkLogin)
 		e.report.add(f)
 	case "login":
@@ -196,8 +224,8 @@ func (e *examination) refused(err error, key hostKey) {
 		e.report.add(f)
 		e.report.skip("no connection", checkHostKey)
 	}
-	e.report.skip("not logged in", checkServer, checkKeepalive, checkShell, checkBinary, checkTemp, checkClock, checkRelay,
-		checkStreamlocal, checkIsolation, checkLimits, checkSessions)
+	e.report.skip("not logged in", checkServer, checkKeepalive, checkShell, checkBinary, checkTemp, checkClock, checkTools,
+		checkRelay, checkStreamlocal, checkIsolation, checkLimits, checkSessions)
 }
 
 // hostKeyFine reports the accepted host key, and the policy that accepted it.
@@ -222,7 +250,7 @@ func (e *examination) keepalive(ctx context.Context) {
 		rtt, err := e.conn.Ping(ctx)
 		if err != nil {
 			e.report.add(failure(checkKeepalive, err.Error(),
-				"the server must answer keepalive@openssh.com, if only with a refusal, as OpenSSH does"))
+				"the server must answer a request or a channel that it does not know, if only with a refusal (RFC 4254)"))
 			return
 		}
 		if e.rtt == 0 || rtt < e.rtt {
@@ -234,6 +262,14 @@ func (e *examination) keepalive(ctx context.Context) {
 
 // routes starts a step runner as a build would, and reports the routes that work.
 func (e *examination) routes(ctx context.Context) {
+	told, tellErr := e.tryIsolation(ctx)
+	if e.single {
+		if err := e.renew(ctx); err != nil {
+			e.notStarted(err)
+			e.report.skip("there is no step runner to ask", checkIsolation, checkLimits)
+			return
+		}
+	}
 	var id [6]byte
 	_, _ = rand.Read(id[:]) // never fails
 	vm := &connector.VM{}
@@ -251,7 +287,6 @@ func (e *examination) routes(ctx context.Context) {
 		e.report.add(failure(checkRelay, err.Error(), ""))
 		return
 	}
-	told, tellErr := e.tryIsolation(ctx)
 	start := time.Now()
 	_, err = c.Connect(ctx)
 	took := time.Since(start)
@@ -288,7 +323,7 @@ func (e *examination) docker(ctx context.Context) {
 			return nil, fmt.Errorf("%s: %w", addr, err)
 		}
 		return stream, nil
-	}, ", and AllowStreamLocalForwarding yes in sshd_config")
+	}, e.sshd(", and AllowStreamLocalForwarding yes in sshd_config", ", and use a server that forwards to unix sockets"))
 }
 
 // ExamineDaemon examines a Docker daemon that this machine reaches by itself, for builds in containers. user is this
@@ -346,8 +381,27 @@ func (e *examination) judgeStreamlocal(choice connector.Choice) Finding {
 		detail, gain = "not allowed; the relay carries the builds' output instead",
 			"more throughput, above all over a long way"
 	}
-	return warning(checkStreamlocal, detail,
-		"AllowStreamLocalForwarding yes in sshd_config (and DisableForwarding no)", gain)
+	return warning(checkStreamlocal, detail, e.sshd(
+		"AllowStreamLocalForwarding yes in sshd_config (and DisableForwarding no)",
+		"use a server that forwards to unix sockets, such as OpenSSH"), gain)
+}
+
+// sshd returns an advice for OpenSSH's server, or otherwise if the server is another one, which has no sshd_config.
+func (e *examination) sshd(advice, otherwise string) string {
+	if strings.HasPrefix(e.conn.Stat().ServerVersion, "SSH-2.0-OpenSSH") {
+		return advice
+	}
+	return otherwise
+}
+
+// renew replaces the connection.
+func (e *examination) renew(ctx context.Context) error {
+	conn, err := e.provider.Dial(ctx, e.in.ID, nil)
+	if err == nil {
+		e.conn.Close()
+		e.conn = conn
+	}
+	return err
 }
 
 // unshared is the only lease on a connection.

@@ -3,18 +3,26 @@ package doctor
 import (
 	"bytes"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/crypto/ssh"
 
 	"github.com/stepmux/stepmux/instance"
-	"github.com/stepmux/stepmux/internal/runnertest"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/embeddedvm"
+	"github.com/stepmux/stepmux/internal/testing/runnertest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
 )
@@ -76,13 +84,14 @@ func TestAStockServerIsFine(t *testing.T) {
 	in := instanceOf(t, s)
 	r := examine(t, in)
 	require.True(t, r.Usable)
-	require.Len(t, r.Findings, 13)
+	require.Len(t, r.Findings, 14)
 	requireFinding(t, r, checkLogin, OK, `^\S+s \(connect \S+s, key exchange \S+s, login \S+s\)$`)
 	requireFinding(t, r, checkHostKey, OK, "^ssh-ed25519 SHA256:.*, accepted by pinned$")
 	requireFinding(t, r, checkKeepalive, OK, "^answered in")
 	requireFinding(t, r, checkBinary, OK, "version devel$")
 	requireFinding(t, r, checkTemp, OK, "^"+in.TempDir+", [0-9.]+[MG]iB free")
 	requireFinding(t, r, checkClock, OK, "^within")
+	requireFinding(t, r, checkTools, OK, "^git and bash are installed$")
 	requireFinding(t, r, checkRelay, OK, "^runs; the first step runner listened after")
 	requireFinding(t, r, checkStreamlocal, OK, "^allowed$")
 	requireFinding(t, r, checkIsolation, OK, "^off, as the VM's variable STEPMUX_ISOLATION says$")
@@ -90,6 +99,9 @@ func TestAStockServerIsFine(t *testing.T) {
 	left, err := filepath.Glob(filepath.Join(in.TempDir, "gitlab-runner-steps", "*"))
 	require.NoError(t, err)
 	require.Empty(t, left)
+	for _, f := range r.Findings {
+		require.False(t, f.Status == OK && strings.Contains(f.Detail, "not available"), "%+v", f)
+	}
 	require.Eventually(t, func() bool {
 		files, err := filepath.Glob(filepath.Join(in.TempDir, "stepmux-doctor*"))
 		return err == nil && len(files) == 0
@@ -119,7 +131,7 @@ func TestWithoutARelayTheSessionsCount(t *testing.T) {
 	require.Contains(t, f.Change, "let stepmux run --bootstrap upload it, or install stepmux-vm as "+in.Runner[0]+
 		" and stepmux-fetch beside it")
 	requireFinding(t, r, checkStreamlocal, Warn, "refuses streamlocal forwarding")
-	f = requireFinding(t, r, checkSessions, Warn, "^2 at once .*a build takes 2, so of 4 builds some wait")
+	f = requireFinding(t, r, checkSessions, Warn, "^2 at once .*a build takes 2, too few for 4 builds")
 	require.Contains(t, f.Change, "MaxSessions 10")
 }
 
@@ -146,7 +158,7 @@ func TestAServerThatTakesNoKeysIsExplained(t *testing.T) {
 	require.Contains(t, f.Change, "PubkeyAuthentication yes")
 	requireFinding(t, r, checkHostKey, OK, "accepted by")
 	requireFinding(t, r, checkSessions, Skip, "not logged in")
-	require.Len(t, r.Findings, 13)
+	require.Len(t, r.Findings, 14)
 }
 
 func TestAKeyThatIsNotAuthorizedIsExplained(t *testing.T) {
@@ -165,10 +177,19 @@ func TestAWrongHostKeyIsExplained(t *testing.T) {
 	in.SSH.HostKeys = login.PinnedHostKeys(sshtest.OpenSSH(t).HostKey)
 	r := examine(t, in)
 	require.False(t, r.Usable)
-	f := requireFinding(t, r, checkHostKey, Fail, "^host key: the server's key is")
-	require.NotEmpty(t, f.Change)
+	f := requireFinding(t, r, checkHostKey, Fail, "^host key: the server shows")
+	require.Contains(t, f.Change, "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub")
 	requireFinding(t, r, checkLogin, Skip, "not accepted")
-	require.Len(t, r.Findings, 13)
+	require.Len(t, r.Findings, 14)
+
+	// The file on the console was always that of an Ed25519 key.
+	raw, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	own, err := ssh.NewSignerFromKey(raw)
+	require.NoError(t, err)
+	in.Addr = sshtest.InProcess(t, embeddedvm.Config{HostKeys: []ssh.Signer{own}}).Addr
+	f = requireFinding(t, examine(t, in), checkHostKey, Fail, "^host key: the server shows ecdsa-")
+	require.Contains(t, f.Change, "ssh-keygen -lf /etc/ssh/ssh_host_ecdsa_key.pub")
 }
 
 func TestAMachineThatIsNotThereIsExplained(t *testing.T) {
@@ -179,7 +200,7 @@ func TestAMachineThatIsNotThereIsExplained(t *testing.T) {
 	require.False(t, r.Usable)
 	f := requireFinding(t, r, checkLogin, Fail, "^connect: .*refused")
 	require.Contains(t, f.Change, "is sshd running")
-	require.Len(t, r.Findings, 13)
+	require.Len(t, r.Findings, 14)
 }
 
 func TestAMachineBehindABastionIsExaminedByWayOfIt(t *testing.T) {
@@ -192,7 +213,7 @@ func TestAMachineBehindABastionIsExaminedByWayOfIt(t *testing.T) {
 	in.SSH.HostKeys = login.InsecureHostKeys()
 	r := examine(t, in)
 	require.True(t, r.Usable)
-	require.Len(t, r.Findings, 13)
+	require.Len(t, r.Findings, 14)
 	requireFinding(t, r, checkLogin, OK, "")
 	f := requireFinding(t, r, checkHostKey, Warn, "accepted by insecure: any key")
 	require.Contains(t, f.Change, "known-hosts")
@@ -223,7 +244,7 @@ func TestAMissingBinaryIsExplained(t *testing.T) {
 		"as /no/such/stepmux and stepmux-fetch beside it, or name its path with --runner-command")
 	requireFinding(t, r, checkRelay, Skip, "no step runner")
 	requireFinding(t, r, checkTemp, OK, "")
-	require.Len(t, r.Findings, 13)
+	require.Len(t, r.Findings, 14)
 }
 
 func TestAnotherStepRunnerIsFoundWhereStepmuxIsMissing(t *testing.T) {
@@ -234,7 +255,7 @@ func TestAnotherStepRunnerIsFoundWhereStepmuxIsMissing(t *testing.T) {
 	in.Runner = nil
 	r := examine(t, in)
 	require.True(t, r.Usable)
-	require.Len(t, r.Findings, 13)
+	require.Len(t, r.Findings, 14)
 	f := requireFinding(t, r, checkBinary, Warn,
 		"^stepmux is missing; builds are run by step-runner .*, as .*gitlab-runner$")
 	require.Contains(t, f.Change, "stepmux run --bootstrap")
@@ -249,7 +270,7 @@ func TestAnAccountWithoutCommandsIsExplained(t *testing.T) {
 	require.Contains(t, f.Change, "ForceCommand")
 	r = examine(t, instanceOf(t, sshtest.OpenSSH(t, "MaxSessions 0")))
 	require.False(t, r.Usable)
-	require.Len(t, r.Findings, 13)
+	require.Len(t, r.Findings, 14)
 }
 
 func TestAMissingTemporaryDirectoryIsExplained(t *testing.T) {
@@ -391,4 +412,78 @@ func TestReportsForPeopleHaveNothingATerminalObeys(t *testing.T) {
 	line, err := json.Marshal(r)
 	require.NoError(t, err)
 	require.Contains(t, string(line), `"usable":false,"seconds":1,"findings":[{"check":"server","status":"fail"`)
+}
+
+// Symptom: doctor examined a VM that was starting before it listened.
+func TestExamineTriesAgainWhileTheVMRefuses(t *testing.T) {
+	t.Parallel()
+	s := sshtest.InProcess(t, embeddedvm.Config{})
+	in := instanceOf(t, s)
+	addr, open := sshtest.Late(t, s.Addr)
+	in.Addr = addr
+	var refusals []error
+	r := Examine(sshtest.Within(t), provider(t, in), in, Config{Again: func(_ context.Context, err error) bool {
+		refusals = append(refusals, err)
+		open()
+		return true
+	}})
+	require.True(t, r.Usable, "%+v", r)
+	require.Len(t, refusals, 1)
+	require.ErrorContains(t, refusals[0], "connection refused")
+	require.False(t, instance.MayPass(&mux.DialError{Stage: "login", Err: errors.New("refused")}))
+	require.False(t, instance.MayPass(&mux.DialError{Stage: "handshake", Err: errors.New("no common algorithm")}))
+}
+
+// Symptom: doctor found a login fine that ran another program in place of each command, and blamed the step runner.
+func TestALoginThatRunsNoCommandFailsWithTheAdviceThatFits(t *testing.T) {
+	sshtest.RequirePart(t, "bash", "/bin/bash") // and not parallel, because of the next
+	before := shellTimeout
+	shellTimeout = time.Second
+	t.Cleanup(func() { shellTimeout = before })
+	const forced, waits = "no ForceCommand in sshd_config", "[ -t 0 ] || return"
+	for name, at := range map[string]struct{ force, line, said, change string }{
+		"start file that starts a shell": {line: "exec bash --norc", said: "no answer within", change: waits},
+		"start file that reads":          {line: "read -r x", said: "no answer within", change: waits},
+		"start file that ends":           {line: "echo bye; exit", said: "exit status 0; it said: bye$", change: forced},
+		"refusal":                        {force: "echo out; echo err >&2; exit 3", said: "out | err$", change: forced},
+		"refusal that quotes":            {force: `echo "$SSH_ORIGINAL_COMMAND"`, said: "it said: printf", change: forced},
+		"program that copies":            {force: "cat", said: "no answer within", change: waits},
+		"shell that ends at once":        {force: "true", said: "exit status 0$", change: forced},
+		"output for a terminal":          {force: `printf '\033[2Jx'`, said: `it said: \[2Jx$`, change: forced},
+	} {
+		t.Run(name, func(t *testing.T) {
+			force := at.force
+			if at.line != "" {
+				home := t.TempDir()
+				require.NoError(t, os.WriteFile(filepath.Join(home, ".bashrc"), []byte(at.line+"\n"), 0o600))
+				force = `HOME=` + home + ` SHLVL=0 exec bash -c "$SSH_ORIGINAL_COMMAND"`
+			}
+			r := examine(t, instanceOf(t, sshtest.OpenSSH(t, "ForceCommand "+force)))
+			require.False(t, r.Usable)
+			f := requireFinding(t, r, checkShell, Fail,
+				"^the login did not run the command printf: .*"+strings.ReplaceAll(at.said, "|", `\|`))
+			require.Contains(t, f.Change, at.change)
+			requireFinding(t, r, checkBinary, Skip, "no command can be run")
+		})
+	}
+}
+
+// Symptom: doctor did not look for the programs that the documents ask for.
+func TestMissingToolsAreNamed(t *testing.T) {
+	t.Parallel()
+	for _, there := range []string{"", "git", "bash"} {
+		bin := t.TempDir()
+		for _, tool := range []string{"sh", "printf", "date", "df", "awk", "tail", "mktemp", "rm", "chmod", there} {
+			if path, err := exec.LookPath(tool); err == nil {
+				require.NoError(t, os.Symlink(path, filepath.Join(bin, tool)))
+			}
+		}
+		r := examine(t, instanceOf(t, sshtest.OpenSSH(t, "SetEnv SHLVL=1 PATH="+bin)))
+		require.True(t, r.Usable)
+		f := requireFinding(t, r, checkTools, Warn, "not found on the PATH")
+		require.Contains(t, f.Change, "install ")
+		for _, tool := range []string{"git", "bash"} {
+			require.Equal(t, tool != there, strings.Contains(f.Change, tool), f.Change)
+		}
+	}
 }

@@ -92,13 +92,14 @@ func (e *examination) judgeLimits(p program.Program, told isolationReport, err e
 		return okay(checkLimits, "available for memory, processes and processors (--build-memory, ...)")
 	}
 	remedy := termtext.Short(told.LimitsRemedy, maxReason)
-	switch {
-	case asked:
+	if asked {
 		return failure(checkLimits, "not available for the builds: "+reason, remedy)
-	case remedy != "":
-		reason += " (" + remedy + ")"
 	}
-	return okay(checkLimits, "not available: "+reason)
+	if p.Kind != program.Stepmux || err != nil || told.Limits == nil {
+		remedy = install(e.in)
+	}
+	return warning(checkLimits, "not available: "+reason, remedy,
+		"--build-memory, --build-pids and --build-cpus keep a build from taking the whole VM")
 }
 
 // isolationGain is the benefit of isolation, for findings.

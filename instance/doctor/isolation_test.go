@@ -12,8 +12,8 @@ import (
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/limits"
-	"github.com/stepmux/stepmux/internal/runnertest"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/runnertest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
 
 func TestJudgeIsolation(t *testing.T) {
@@ -74,11 +74,11 @@ func TestLimitsAreJudgedByWhatIsAsked(t *testing.T) {
 	}{
 		"available":        {limits.Build{}, isolationReport{Limits: new(true)}, OK, "available for memory", ""},
 		"asked, available": {limits.Build{PIDs: 64}, isolationReport{Limits: new(true)}, OK, "as configured", ""},
-		"not available":    {limits.Build{}, no, OK, "not available: the cgroup is not delegated (delegate it)", ""},
+		"not available":    {limits.Build{}, no, Warn, "not available: the cgroup is not delegated", "delegate it"},
 		"asked, not available": {
 			limits.Build{PIDs: 64}, no, Fail, "not available for the builds: the cgroup", "delegate it",
 		},
-		"an older one": {limits.Build{}, isolationReport{}, OK, "is older than this program", ""},
+		"an older one": {limits.Build{}, isolationReport{}, Warn, "is older than this program", install(instance.Instance{})},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := &examination{in: instance.Instance{Limits: test.limits}}
@@ -86,6 +86,7 @@ func TestLimitsAreJudgedByWhatIsAsked(t *testing.T) {
 			require.Equal(t, test.status, got.Status)
 			require.Contains(t, got.Detail, test.detail)
 			require.Equal(t, test.change, got.Change)
+			require.Equal(t, test.status == Warn, got.Gain != "")
 		})
 	}
 }

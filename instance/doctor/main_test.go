@@ -3,7 +3,7 @@ package doctor
 import (
 	"testing"
 
-	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/internal/testing/runnertest"
 )
 
 func TestMain(m *testing.M) { runnertest.Main(m) }

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
 
 // chromium is a browser that the test drives by a pair of pipes (Chrome DevTools Protocol): each message is JSON and
@@ -194,9 +194,12 @@ func testInABrowser(t *testing.T, m *running, b *browser) {
 	c.pictures("ended")
 
 	c.open(b.at + "/vms/vm-1")
+	const undrain = `getComputedStyle(document.querySelector("#undrain")).display`
+	require.Equal(t, "none", c.eval(undrain), "it is not drained")
 	c.typeInto("input[name=note]", "a new <disk>")
 	c.click("#drain")
 	c.until(`document.querySelector("#state").textContent == "draining"`)
+	c.until(undrain + ` != "none"`)
 	c.pictures("vm")
 	st, err := m.Status(t.Context(), &pb.StatusRequest{})
 	require.NoError(t, err)
@@ -204,6 +207,17 @@ func testInABrowser(t *testing.T, m *running, b *browser) {
 	waiting := m.submit("echo waits")
 	c.open(b.at + "/")
 	c.until(`document.body.innerText.includes("no VM takes builds: 1 draining")`)
+	// A name does not break in a word, however narrow its column is.
+	c.until(`(() => {
+		const a = document.createElement("a"), cell = document.querySelector("td:not(.n)");
+		a.textContent = "linux_large_builder_number_0001";
+		cell.prepend(a);
+		cell.style.width = "1px";
+		const lines = a.getClientRects().length;
+		a.remove();
+		cell.style.width = "";
+		return lines == 1;
+	})()`)
 	c.pictures("overview")
 	for _, name := range []string{"builds", "failures", "audit"} {
 		c.open(b.at + "/" + name)

@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/stepmux/stepmux/connector"
@@ -42,9 +41,10 @@ type build struct {
 	mu       sync.Mutex // guards the following
 	record   record
 	executor *instance.Executor
-	msg      jetstream.Msg // of the queue; nil if another manager had taken it, until it comes again
-	left     bool          // to another manager
-	ending   bool          // its outcome is known
+	msg      *delivery // of the queue; nil if another manager had taken it, until it comes again
+	left     bool      // to another manager
+	taken    bool      // by another manager, as the record or the log says
+	ending   bool      // its outcome is known
 }
 
 // kept returns the record of the build.
@@ -55,12 +55,20 @@ func (b *build) kept() *record {
 	return &r
 }
 
-// working tells the queue that the build is not lost.
-func (b *build) working() {
+// working tells the queue that the build is not lost, and reports whether it could.
+func (b *build) working() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.msg != nil {
-		_ = b.msg.InProgress() // else the queue hands the request out again, which is noticed
+	// Otherwise the queue hands the request out again, which is noticed.
+	return b.msg != nil && b.msg.inProgress()
+}
+
+// counts notes that the queue does not hand the request out again before that time.
+func (b *build) counts(until time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.msg != nil && b.msg.until.Before(until) {
+		b.msg.until = until
 	}
 }
 
@@ -101,12 +109,12 @@ func (m *Manager) run(b *build, placed func()) {
 	b.giveBack()
 }
 
-// giveBack gives a build that is left to another manager back to the queue.
+// giveBack gives a build that is left to another manager back to the queue, unless another manager has it already.
 func (b *build) giveBack() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.left && b.msg != nil {
-		_ = b.msg.Nak() // else the queue hands it out again later
+	if b.left && !b.taken && b.msg != nil {
+		_ = b.msg.giveBack(0) // else the queue hands it out again later
 	}
 }
 
@@ -136,8 +144,8 @@ func (m *Manager) attempt(b *build, placed func()) (again bool) {
 		err = m.execute(b, e)
 	}
 	b.mu.Lock()
-	b.left = b.left || m.life.Err() != nil || b.log.lost.Load() || errors.Is(err, errTaken) ||
-		errors.Is(err, instance.ErrElsewhere)
+	b.taken = b.log.lost.Load() || errors.Is(err, errTaken)
+	b.left = b.left || b.taken || m.life.Err() != nil || errors.Is(err, instance.ErrElsewhere)
 	left = b.left
 	b.ending = !left
 	b.mu.Unlock()
@@ -230,32 +238,63 @@ func (m *Manager) execute(b *build, e *instance.Executor) error {
 		if err := e.Prepare(ctx); err != nil {
 			return err
 		}
-		if _, err := e.Connect(ctx); err != nil {
-			return err
-		}
-		started := e.Started()
-		connect := time.Since(started)
-		vm, socket := e.Place()
-		begin := func(r *record) {
-			r.Phase, r.Instance, r.Socket, r.Started, r.Connect = phaseRunning, vm, socket, started, connect
-		}
-		err := m.change(b, begin)
-		for m.cluster != nil && err != nil && !errors.Is(err, errTaken) && ctx.Err() == nil && !b.isLeft() {
-			m.cfg.Logger.Warn("cannot keep the build", "build", b.id, "error", err)
-			_ = pause.For(m.life, time.Second)
-			err = m.change(b, begin)
-		}
-		if err != nil {
-			switch {
-			case !errors.Is(err, errTaken):
-			case m.cluster != nil:
-				_ = e.Leave(m.life) // another manager has the build: the step runner may be its
-			default:
-				_ = e.Cleanup(m.life) // the build was canceled: this step runner has no job
-			}
+		if err := m.connect(b, e); err != nil {
 			return err
 		}
 	}
+	for {
+		err := m.deliver(b, e)
+		if failed, ok := errors.AsType[*instance.BuildError](err); !ok || !failed.Elsewhere {
+			return err
+		}
+		// Nothing of it has run: it begins on another VM, by another manager if this one dies now.
+		err = m.changeRunning(b, func(r *record) {
+			r.Phase, r.Instance, r.Socket, r.Started, r.Connect = phaseWaiting, "", "", time.Time{}, 0
+		})
+		if err == nil {
+			err = m.connect(b, e)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// connect starts the step runner of a build, and notes where it is.
+func (m *Manager) connect(b *build, e *instance.Executor) error {
+	if _, err := e.Connect(b.ctx); err != nil {
+		return err
+	}
+	started := e.Started()
+	connect := time.Since(started)
+	vm, socket := e.Place()
+	err := m.changeRunning(b, func(r *record) {
+		r.Phase, r.Instance, r.Socket, r.Started, r.Connect = phaseRunning, vm, socket, started, connect
+	})
+	switch {
+	case err == nil, !errors.Is(err, errTaken):
+	case m.cluster != nil:
+		_ = e.Leave(m.life) // another manager has the build: the step runner may be its
+	default:
+		_ = e.Cleanup(m.life) // the build was canceled: this step runner has no job
+	}
+	return err
+}
+
+// changeRunning changes the record of a build that runs. A manager of a cluster repeats that while the store is away.
+func (m *Manager) changeRunning(b *build, edit func(*record)) error {
+	err := m.change(b, edit)
+	for m.cluster != nil && err != nil && !errors.Is(err, errTaken) && b.ctx.Err() == nil && !b.isLeft() {
+		m.cfg.Logger.Warn("cannot keep the build", "build", b.id, "error", err)
+		_ = pause.For(m.life, time.Second)
+		err = m.change(b, edit)
+	}
+	return err
+}
+
+// deliver runs the job of a build whose step runner has started.
+func (m *Manager) deliver(b *build, e *instance.Executor) error {
+	ctx := b.ctx
 	if limit := b.asked.GetJob().GetTimeout().AsDuration(); limit > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadlineCause(

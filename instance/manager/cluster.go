@@ -112,22 +112,33 @@ func (m *Manager) joinCluster(ctx context.Context) (err error) {
 // identity returns the ID in a state directory, and a text that differs for a copy of the directory.
 func identity(dir string) (id, host string, err error) {
 	file := filepath.Join(dir, idFile)
-	text, err := privatefile.Open(file, 64, func() ([]byte, error) {
-		return []byte(strings.ToLower(rand.Text())[:10]), nil
-	})
-	if err != nil {
-		return "", "", fmt.Errorf("the manager's ID: %w", err)
+	text, err := privatefile.Open(file, maxIDFile, newID)
+	if id, err = checkID(file, text, err); err != nil {
+		return "", "", err
 	}
 	name, err := os.Hostname()
 	if err != nil {
 		return "", "", err
 	}
 	dir, err = filepath.Abs(dir)
-	id = strings.TrimSpace(string(text))
+	return id, name + ":" + dir, err
+}
+
+// maxIDFile bounds the file with the ID of a manager, in bytes.
+const maxIDFile = 64
+
+func newID() ([]byte, error) { return []byte(strings.ToLower(rand.Text())[:10]), nil }
+
+// checkID returns the ID in the text of a file, which was read with err.
+func checkID(file string, text []byte, err error) (string, error) {
+	id := strings.TrimSpace(string(text))
 	if err == nil && (len(id) != 10 || strings.Trim(id, keyLetters) != "") {
 		err = fmt.Errorf("%s is no ID of a manager", file)
 	}
-	return id, name + ":" + dir, err
+	if err != nil {
+		return "", fmt.Errorf("the manager's ID: %w", err)
+	}
+	return id, nil
 }
 
 // run renews the lease, and sees to it that this manager has its share of the VMs, until the manager takes no more
@@ -407,7 +418,7 @@ func (m *Manager) abandon(names []string) {
 	for _, name := range names {
 		if l := m.findLease(name); l != nil {
 			m.cfg.Logger.Warn("lease is lost with its instance", "lease", name)
-			m.wg.Go(func() { _ = m.release(m.life, l) }) // logged there
+			m.wg.Go(func() { _ = m.release(m.life, l, endVM) }) // logged there
 		}
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
 
 // fileJob reads in.txt of a project, and has the artifact out/said.
@@ -142,7 +142,7 @@ func TestFilesOfAClusterAreBoundedAndChecked(t *testing.T) {
 	require.Positive(t, build.GetResult().GetArtifacts())
 	m.m.Damage(t, third, true)
 	_, err = m.unpacked(third, "out/said")
-	require.ErrorContains(t, err, "the archive is damaged in NATS: 1 of its 1 pieces are missing")
+	require.ErrorContains(t, err, "the archive is damaged in NATS: missing of its 1 piece: 1")
 	require.NotContains(t, err.Error(), "quorum", "that is another fault")
 	said, err := m.unpacked(id, "out/said")
 	require.NoError(t, err)

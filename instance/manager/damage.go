@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/plural"
 )
 
 const (
@@ -42,8 +43,8 @@ func (s *store) checkDamage(ctx context.Context, cfg *Config) error {
 		return fmt.Errorf("check the builds: %w", err)
 	}
 	if lost > 0 {
-		return fmt.Errorf("%d records of builds are damaged on the disk, so builds could run twice: copy the state back "+
-			"from before, or start with another state directory", lost)
+		return fmt.Errorf("%s damaged on the disk, so builds could run twice: copy the state back "+
+			"from before, or start with another state directory", plural.Count(lost, "build record"))
 	}
 	err = s.queue.DeleteConsumer(ctx, consumerName) // of the manager before; it is made anew
 	if err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {

@@ -146,9 +146,18 @@ func (m *Manager) noteDrain(entry jetstream.KeyValueEntry) error {
 
 // status returns the status of the fleet. In a cluster that is the VMs of all managers, and the rest is this one's.
 func (m *Manager) status(ctx context.Context) control.Status {
+	s, _, _ := m.statusAndQueue(ctx, 0) // without the queue if that cannot be read
+	return s
+}
+
+// statusAndQueue is status, with the queue and at most so many of its builds.
+func (m *Manager) statusAndQueue(ctx context.Context, limit int) (control.Status, *pb.ListResponse, error) {
 	s := m.ownStatus()
-	if list, err := m.list(ctx, &pb.ListRequest{Phase: pb.Build_queued}, 0); err == nil {
-		s.Waiting += int(list.GetQueued()) // there are not that many
+	allHeld := s.Held > 0 && s.Held == len(m.cfg.Group.Waiting())
+	list, err := m.list(ctx, &pb.ListRequest{Phase: pb.Build_queued}, limit)
+	s.Waiting += int(list.GetQueued())            // there are not that many
+	if s.Held = min(s.Held, s.Waiting); allHeld { // then so are those behind them in the queue
+		s.Held = s.Waiting
 	}
 	others := map[string]control.VM{}
 	for _, a := range m.ask(ctx, peerQuestion{Status: true}) {
@@ -162,7 +171,8 @@ func (m *Manager) status(ctx context.Context) control.Status {
 			s.Instances[i] = theirs
 		}
 	}
-	return s
+	s.Count()
+	return s, list, err
 }
 
 // ownStatus returns the status of the manager, with the notes of drained VMs. Of those that wait it counts the leases:
@@ -179,6 +189,9 @@ func (m *Manager) ownStatus() control.Status {
 		vm := &s.Instances[i]
 		for j := range vm.Builds { // without the number of an attempt, see attemptID
 			vm.Builds[j].ID, _, _ = strings.Cut(vm.Builds[j].ID, ".")
+			if b := m.live[vm.Builds[j].ID]; b != nil {
+				vm.Builds[j].File = b.asked.GetJob().GetStepsFile()
+			}
 		}
 		d := m.drains[vm.ID]
 		if d == nil || d.over || vm.State != string(instance.Draining) {

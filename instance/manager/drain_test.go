@@ -15,7 +15,7 @@ import (
 	"github.com/stepmux/stepmux/instance/control"
 	"github.com/stepmux/stepmux/instance/manager"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
 
 // requireSettled drains and undrains a VM at the same time, often, by any of managers. Whatever came last in the store

@@ -27,19 +27,19 @@ type endedBuild struct {
 // handed out yet comes again, and is acknowledged then.
 func (s *store) leaveQueue(b *build) {
 	b.mu.Lock()
-	msg := b.msg
+	d := b.msg
 	b.mu.Unlock()
 	switch {
 	case !s.shared:
 		e := &endedBuild{id: b.id}
-		if msg != nil {
-			e.reply = msg.Reply()
+		if d != nil {
+			e.reply = d.msg.Reply()
 		}
 		s.ended.mu.Lock()
 		defer s.ended.mu.Unlock()
 		s.ended.builds[b.seq] = e
-	case msg != nil: // other managers have the requests before it
-		_ = msg.Ack() // else it comes again
+	case d != nil: // other managers have the requests before it
+		_ = d.ack() // else it comes again
 	}
 }
 

@@ -53,7 +53,7 @@ func (c command) text() (string, error) {
 	if !c.tools {
 		return c.line, nil
 	}
-	line, err := wire.Quote("sh", "-c", toolsLine, "sh", c.line)
+	line, err := wire.LoginLine("sh", "-c", toolsLine, "sh", c.line)
 	return "exec " + line, err
 }
 
@@ -260,7 +260,7 @@ func (s *service) Reserve(req *pb.ReserveRequest, stream grpc.ServerStreamingSer
 	}
 	err = stream.Send(&pb.ReserveResponse{Lease: l.name, Instance: l.executor.Instance(), Missing: missing})
 	if err != nil && fresh {
-		_ = s.m.release(ctx, l) // the caller does not know it; it ends by itself
+		_ = s.m.release(ctx, l, endReleased) // the caller does not know it; it ends by itself
 	}
 	return err
 }
@@ -292,7 +292,7 @@ func (s *service) Release(ctx context.Context, req *pb.ReleaseRequest) (*pb.Rele
 		}
 		return &pb.ReleaseResponse{}, nil
 	}
-	if err := s.m.release(ctx, l); err != nil {
+	if err := s.m.release(ctx, l, endReleased); err != nil {
 		return nil, s.m.failed(ctx, err)
 	}
 	l.mu.Lock()
@@ -315,8 +315,7 @@ func (s *service) Exec(stream grpc.BidiStreamingServer[pb.ExecRequest, pb.ExecRe
 	}
 	l := s.m.findLease(start.GetLease())
 	if l == nil {
-		return status.Errorf(codes.NotFound, "there is no lease %.80q: it was released, its time is over, or its VM has left",
-			start.GetLease())
+		return status.Error(codes.NotFound, s.m.noLease(start.GetLease()))
 	}
 	c := command{start.GetCommand(), start.GetTools()}
 	if _, err := c.text(); err != nil {
@@ -354,6 +353,10 @@ func (s *service) Exec(stream grpc.BidiStreamingServer[pb.ExecRequest, pb.ExecRe
 		return status.FromContextError(stream.Context().Err()).Err()
 	}
 	exit := &pb.ExecResponse_Exit{Code: int32(code)} // an exit code
+	// The end of a lease kills its commands.
+	if why := l.end(); why != "" && (err != nil || code != 0) {
+		err = fmt.Errorf("the lease %s has ended: %s", l.name, why)
+	}
 	if err != nil {
 		exit.Error = err.Error()
 	}

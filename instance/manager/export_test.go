@@ -20,6 +20,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/connector/buildlog"
 	"github.com/stepmux/stepmux/instance"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 )
@@ -197,6 +198,16 @@ func (m *Manager) ReserveAndGo(t *testing.T, name string) (kept bool, err error)
 	return findErr == nil, err
 }
 
+// ReserveHeld reserves a lease that ends with a process.
+func (m *Manager) ReserveHeld(t *testing.T, name string, pid int) {
+	t.Helper()
+	_, start, err := statOf(pid)
+	require.NoError(t, err)
+	r := leaseRequest{name: name, holder: &holder{pid, start}}
+	_, _, _, err = m.reserve(t.Context(), r, func(int) error { return nil })
+	require.NoError(t, err)
+}
+
 // KeepResult keeps the artifacts or the trace of a build.
 func (m *Manager) KeepResult(t *testing.T, name string, file *os.File) error {
 	t.Helper()
@@ -250,6 +261,34 @@ func (m *Manager) Settled(t *testing.T, id string) bool {
 		}
 	}
 	return known == (err == nil)
+}
+
+// AcceptLate takes a request from the queue as a manager does that was stopped for longer than its lease. It
+// returns the number of the delivery, and whether the manager has begun the build.
+func (m *Manager) AcceptLate(t *testing.T) (number int, begun bool) {
+	t.Helper()
+	queue, err := m.consume(t.Context())
+	require.NoError(t, err)
+	msg, err := queue.Next(jetstream.FetchMaxWait(startTimeout))
+	require.NoError(t, err)
+	at, err := msg.Metadata()
+	require.NoError(t, err)
+	require.NoError(t, m.accept(m.delivered(msg, time.Now().Add(-m.cfg.Lease)), func() {}))
+	return int(at.NumDelivered), len(m.builds()) > 0
+}
+
+// FirstOutputs writes a line about a build to a log, and then output of its job. It returns the times to the first
+// output after each.
+func (m *Manager) FirstOutputs(t *testing.T) (ours, theirs time.Duration) {
+	t.Helper()
+	l, start := m.store.newLog(m.life, "1-first"), time.Now().Add(-time.Hour)
+	defer l.stop()
+	_, err := l.WriteState([]byte("step runner: image x:1 cannot be pulled\n"), buildlog.State{Lines: 1})
+	require.NoError(t, err)
+	ours = l.firstAfter(start)
+	_, err = l.WriteState([]byte("on\n"), buildlog.State{Stdout: 3})
+	require.NoError(t, err)
+	return ours, l.firstAfter(start)
 }
 
 // CloseStore closes the connection to the store.

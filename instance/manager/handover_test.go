@@ -13,7 +13,7 @@ import (
 
 	"github.com/stepmux/stepmux/instance/manager"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
 
 // labelled gives the first VM a label and one slot.

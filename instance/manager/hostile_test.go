@@ -24,7 +24,7 @@ import (
 	"github.com/stepmux/stepmux/instance/batch"
 	"github.com/stepmux/stepmux/instance/manager"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
@@ -165,7 +165,7 @@ func TestADamagedStoreIsTold(t *testing.T) {
 
 	again("KV_STEPMUX_BUILDS", flip(0.5))
 	_, _, err := f.open(t)
-	require.ErrorContains(t, err, "1 records of builds are damaged on the disk")
+	require.ErrorContains(t, err, "1 build record damaged on the disk")
 
 	again("KV_STEPMUX_BUILDS", func(text []byte) []byte { return text[:len(text)-30] })
 	m = f.start(t)

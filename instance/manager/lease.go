@@ -28,6 +28,16 @@ const (
 	maxLeases = 10_000
 	// purgedKeep is how long the mark of a lease that has ended stays in the bucket.
 	purgedKeep = time.Minute
+	// maxLeaseEnds bounds the leases whose end is remembered.
+	maxLeaseEnds = 1000
+)
+
+// The ends of leases.
+const (
+	endReleased = "it was released"
+	endTime     = "its time is over"
+	endHolder   = "the process that held it has ended"
+	endVM       = "its VM has left"
 )
 
 var leaseNames = regexp.MustCompile(`^lease-[a-z0-9-]{1,40}$`)
@@ -56,6 +66,7 @@ type lease struct {
 	bare bool
 	kept bool     // it has a record in the bucket, or may have one
 	left []string // what may be left on the VM, once it has ended
+	why  string   // it has ended, or ends
 }
 
 // leases are the leases of a manager.
@@ -65,7 +76,12 @@ type leases struct {
 	// ahead has the places in the queue for a slot as they were at the time.
 	ahead map[string]int
 	at    time.Time
+	// ends are the latest leases that have ended.
+	ends []leaseEnd
 }
+
+// leaseEnd is why a lease has ended.
+type leaseEnd struct{ name, why string }
 
 // errLeases refuses a lease.
 var errLeases = fmt.Errorf("there are %d leases already", maxLeases)
@@ -115,7 +131,7 @@ func (m *Manager) reserve(ctx context.Context, r leaseRequest, waits func(ahead 
 		return l, false, "", err
 	}
 	if missing, err = m.fillLease(ctx, l, r, waits); err != nil {
-		_ = m.release(m.life, l) //nolint:contextcheck // whatever became of ctx
+		_ = m.release(m.life, l, endReleased) //nolint:contextcheck // whatever became of ctx
 		return nil, false, "", err
 	}
 	return l, true, missing, nil
@@ -266,18 +282,18 @@ func (m *Manager) keepLease(l *lease, record *leaseRecord) bool {
 		defer stop()
 		timer := time.NewTimer(time.Until(record.Until))
 		defer timer.Stop()
-		why := "its time is over"
+		why := endTime
 		select {
 		case <-l.released:
 			return
 		case <-m.takes.Done():
 			return
 		case <-gone:
-			why = "the process that held it has ended"
+			why = endHolder
 		case <-timer.C:
 		}
 		m.cfg.Logger.Warn("lease is ended", "lease", l.name, "instance", record.Instance, "because", why)
-		_ = m.release(m.life, l) // logged there
+		_ = m.release(m.life, l, why) // logged there
 	})
 	if !kept {
 		stop()
@@ -320,10 +336,38 @@ func (l *lease) begun() bool {
 	return l.record != nil
 }
 
+// noLease returns the error about a lease that cannot be used, with the reason if it is remembered.
+func (m *Manager) noLease(name string) string {
+	why := strings.Join([]string{endReleased, endTime, endHolder}, ", ") + " or " + endVM
+	m.leases.mu.Lock()
+	defer m.leases.mu.Unlock()
+	ends := m.leases.ends
+	if l := m.leases.all[name]; l != nil && l.end() != "" {
+		ends = append(ends[:len(ends):len(ends)], leaseEnd{name, l.end()})
+	}
+	for _, end := range slices.Backward(ends) {
+		if end.name == name {
+			why = end.why
+			break
+		}
+	}
+	return fmt.Sprintf("there is no lease %.80q: %s", name, why)
+}
+
+// end returns why the lease has ended or ends, or "".
+func (l *lease) end() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.why
+}
+
 // release ends a lease: its commands, its slot and its record. The first call does that, and the others wait for it
-// until ctx ends.
-func (m *Manager) release(ctx context.Context, l *lease) error {
+// until ctx ends. why is the reason for those who use the lease.
+func (m *Manager) release(ctx context.Context, l *lease, why string) error {
 	l.once.Do(func() { //nolint:contextcheck // it is ended whatever becomes of the caller
+		l.mu.Lock()
+		l.why = why
+		l.mu.Unlock()
 		close(l.released)
 		end := func() {
 			defer close(l.ended)
@@ -357,6 +401,9 @@ func (m *Manager) endLease(l *lease, forget bool) {
 	m.leases.mu.Lock()
 	defer m.leases.mu.Unlock()
 	delete(m.leases.all, l.name)
+	if l.begun() {
+		m.leases.ends = append(m.leases.ends[max(0, len(m.leases.ends)-maxLeaseEnds+1):], leaseEnd{l.name, l.end()})
+	}
 }
 
 // forgetLease removes the record of a lease, if it has one. It waits for a NATS cluster that does not answer until the
@@ -424,7 +471,7 @@ func (m *Manager) restoreLeases(ctx context.Context) error {
 		m.leases.mu.Unlock()
 		if err := l.executor.Occupy(record.Instance); err != nil {
 			m.cfg.Logger.Warn("lease is lost", "lease", l.name, "instance", record.Instance, "error", err)
-			if err := m.release(ctx, l); err != nil {
+			if err := m.release(ctx, l, endVM); err != nil {
 				return err
 			}
 			continue

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os/exec"
 	"testing"
 	"time"
 
@@ -16,7 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
 
 const bound10ms = 10 * time.Millisecond
@@ -146,6 +147,42 @@ func TestALeaseEndsWithItsTimeAndWithItsHolder(t *testing.T) {
 	list, err := m.List(t.Context(), &pb.ListRequest{})
 	require.NoError(t, err)
 	require.Empty(t, list.GetBuilds(), "a lease is no build")
+}
+
+// The error about each ended lease was "it was released, its time is over, or its VM has left", also if its holder had
+// ended, and a command that ran failed for a reason of its connection.
+func TestTheEndOfALeaseIsNamed(t *testing.T) {
+	t.Parallel()
+	m := newFleet(t).start(t)
+	holder := exec.Command("cat")
+	in, err := holder.StdinPipe()
+	require.NoError(t, err)
+	require.NoError(t, holder.Start())
+	m.m.ReserveHeld(t, "lease-held", holder.Process.Pid)
+	stream, err := m.Exec(t.Context())
+	require.NoError(t, err)
+	start := &pb.ExecRequest_Start{Lease: "lease-held", Command: "echo; exec tail -f /dev/null"}
+	require.NoError(t, stream.Send(&pb.ExecRequest{What: &pb.ExecRequest_Start_{Start: start}}))
+	_, err = stream.Recv()
+	require.NoError(t, err)
+	require.NoError(t, in.Close())
+	require.NoError(t, holder.Wait())
+	msg, err := stream.Recv()
+	require.NoError(t, err)
+	require.Equal(t, "the lease lease-held has ended: the process that held it has ended", msg.GetExit().GetError())
+
+	_, err = m.reserve(t.Context(), &pb.ReserveRequest{Lease: "lease-given"})
+	require.NoError(t, err)
+	_, err = m.Release(t.Context(), &pb.ReleaseRequest{Lease: "lease-given"})
+	require.NoError(t, err)
+	for lease, why := range map[string]string{
+		"lease-held":  "the process that held it has ended",
+		"lease-given": "it was released",
+		"lease-none":  "it was released, its time is over, the process that held it has ended or its VM has left",
+	} {
+		_, _, _, err = m.exec(lease, "true", "")
+		require.Equal(t, fmt.Sprintf("there is no lease %q: %s", lease, why), status.Convert(err).Message())
+	}
 }
 
 // The record of a lease whose caller was gone before the store had answered stayed: the next manager held the slot for

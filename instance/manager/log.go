@@ -46,7 +46,7 @@ type storedLog struct {
 	mu     sync.Mutex // guards the following
 	last   uint64     // place of the last piece in the stream; 0 if there is none
 	pieces uint64     // of this writer
-	first  time.Time  // when this writer stored the log's first byte
+	first  time.Time  // when this writer stored the first output of the job, lines of ours before it do not count
 	offset int64
 	state  buildlog.State // after offset
 	result *result        // nil unless the log has its end
@@ -96,7 +96,7 @@ func (s *store) lastPiece(ctx context.Context, id string) (*jetstream.RawStreamM
 func (l *storedLog) hasRun() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.result != nil || l.state.Stdout > 0 || l.state.Stderr > 0 || l.state.Events > 0
+	return l.result != nil || l.state.HasOutput() || l.state.Events > 0
 }
 
 // piece is one message of a log.
@@ -134,7 +134,7 @@ func (l *storedLog) WriteState(text []byte, after buildlog.State) (int, error) {
 	if err := l.putLocked(piece{text: text, offset: l.offset, state: after}); err != nil {
 		return 0, err
 	}
-	if l.offset == 0 && len(text) > 0 {
+	if !l.state.HasOutput() && after.HasOutput() {
 		l.first = time.Now()
 	}
 	l.offset += int64(len(text))
@@ -142,7 +142,7 @@ func (l *storedLog) WriteState(text []byte, after buildlog.State) (int, error) {
 	return len(text), nil
 }
 
-// firstAfter returns the time from start to the log's first byte, 0 if this writer did not store it after start.
+// firstAfter returns the time from start to the job's first output, 0 if this writer did not store it after start.
 func (l *storedLog) firstAfter(start time.Time) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()

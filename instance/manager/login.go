@@ -50,7 +50,7 @@ func (l *login) serve(channels <-chan ssh.NewChannel, requests <-chan *ssh.Reque
 		l.work.Wait()
 		l.slot.Close()
 		if lease, ok := l.slot.Kept(); ok {
-			_ = l.server.m.release(l.server.m.life, lease) // logged there
+			_ = l.server.m.release(l.server.m.life, lease, endReleased) // logged there
 		}
 	}()
 	l.work.Go(func() { refuseRequests(requests) })
@@ -312,7 +312,7 @@ func (t *terminal) run(line string) (string, error) {
 	size := func(n, otherwise uint32) string {
 		return strconv.FormatUint(uint64(min(cmp.Or(n, otherwise), maxTerminal)), 10)
 	}
-	quoted, err := wire.Quote("sh", "-c", terminalLine, "sh", line, cmp.Or(t.Term, "dumb"), size(t.Rows, 24),
+	quoted, err := wire.LoginLine("sh", "-c", terminalLine, "sh", line, cmp.Or(t.Term, "dumb"), size(t.Rows, 24),
 		size(t.Columns, 80))
 	return "exec " + quoted, err
 }
@@ -371,7 +371,7 @@ func (s *session) take(r *ssh.Request) (line string, ok bool) {
 		if ssh.Unmarshal(r.Payload, &text) != nil || text.Text != "sftp" {
 			return "", false
 		}
-		quoted, err := wire.Quote("sh", "-c", sftpLine)
+		quoted, err := wire.LoginLine("sh", "-c", sftpLine)
 		if err != nil {
 			return "", false
 		}

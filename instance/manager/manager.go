@@ -37,7 +37,8 @@ type Manager struct {
 	closed sync.Once
 	picky  atomic.Int64 // builds with labels
 
-	leases leases
+	backlog backlog
+	leases  leases
 	// cluster is nil unless other managers share the state.
 	cluster *cluster
 	begins  sync.Mutex // held while it is found out whether a build is to be begun; guards the following
@@ -211,9 +212,7 @@ func (m *Manager) giveSigns() {
 	for {
 		select {
 		case <-signs.C:
-			for _, b := range m.builds() {
-				b.working()
-			}
+			m.signal()
 		case <-checks.C:
 			m.store.noteQueue(m.takes)
 			m.store.removeEnded(m.takes)

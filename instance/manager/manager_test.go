@@ -24,11 +24,11 @@ import (
 	"github.com/stepmux/stepmux/instance/control"
 	"github.com/stepmux/stepmux/instance/manager"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
-	"github.com/stepmux/stepmux/internal/dockertest"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
-	"github.com/stepmux/stepmux/internal/remotetest"
-	"github.com/stepmux/stepmux/internal/runnertest"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/dockertest"
+	"github.com/stepmux/stepmux/internal/testing/remotetest"
+	"github.com/stepmux/stepmux/internal/testing/runnertest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
@@ -45,6 +45,7 @@ type fleet struct {
 	change   func(*manager.Config)  // may be nil
 	provide  func(*instance.Config) // may be nil
 	opening  time.Duration          // bounds the opening of a manager, unless it is 0
+	command  []string               // of the VMs; the command of this test binary if it is nil
 }
 
 func newFleet(t *testing.T) *fleet {
@@ -61,21 +62,25 @@ func newFleetOn(t *testing.T, vm *sshtest.Server) *fleet {
 // running is a manager and a client of it.
 type running struct {
 	pb.ManagerClient
-	t    *testing.T
-	m    *manager.Manager
-	stop func()
+	t      *testing.T
+	m      *manager.Manager
+	stop   func()
+	socket string
 }
 
 // openGroup returns the VMs of the fleet, and a provider of its own.
 func (f *fleet) openGroup(t *testing.T) (*instance.Group, *instance.Provider, error) {
 	t.Helper()
+	if f.command == nil {
+		f.command = runnertest.Command(t)
+	}
 	var vms []instance.Instance
 	for i, vm := range []*sshtest.Server{f.vm, f.more} {
 		if vm == nil {
 			break
 		}
 		vms = append(vms, instance.Instance{
-			ID: fmt.Sprintf("vm-%d", i+1), Addr: vm.Addr, Capacity: f.capacity, Runner: runnertest.Command(t), TempDir: f.tmp,
+			ID: fmt.Sprintf("vm-%d", i+1), Addr: vm.Addr, Capacity: f.capacity, Runner: f.command, TempDir: f.tmp,
 			SSH: mux.Config{
 				User: vm.User, Auth: []login.Auth{login.Key("of the test", vm.Signer)},
 				HostKeys: login.PinnedHostKeys(vm.HostKey),
@@ -139,7 +144,7 @@ func (f *fleet) start(t *testing.T) *running {
 		require.NoError(t, provider.Close())
 	})
 	t.Cleanup(stop)
-	return &running{pb.NewManagerClient(conn), t, m, stop}
+	return &running{pb.NewManagerClient(conn), t, m, stop, path}
 }
 
 // submit queues a script.

@@ -46,7 +46,7 @@ const (
 func (s *store) join(ctx context.Context, cfg *NATS) (err error) {
 	s.shared, s.timeout = true, natsTimeout
 	log := s.logger.to
-	options := []nats.Option{
+	options := append(cfg.options(),
 		nats.Name("stepmux manager"), nats.Timeout(natsConnect), nats.PingInterval(natsPing), nats.MaxPingsOutstanding(2),
 		nats.MaxReconnects(-1), nats.ReconnectWait(natsPause),
 		nats.ReconnectBufSize(-1), // a message that cannot be sent now fails, and its caller repeats it
@@ -57,25 +57,10 @@ func (s *store) join(ctx context.Context, cfg *NATS) (err error) {
 			log.Info("store: connected to NATS", "server", nc.ConnectedServerName())
 		}),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { log.Warn("store: NATS", "error", err) }),
-	}
-	if cfg.Creds != "" {
-		options = append(options, nats.UserCredentials(cfg.Creds))
-	}
-	if cfg.CA != "" {
-		options = append(options, nats.RootCAs(cfg.CA))
-	}
-	if cfg.Cert != "" || cfg.Key != "" {
-		options = append(options, nats.ClientCert(cfg.Cert, cfg.Key))
-	}
+	)
 	err = s.persist(ctx, func(context.Context) (err error) {
 		s.nc, err = nats.Connect(strings.Join(cfg.URLs, ","), options...)
-		if _, bad := errors.AsType[*url.Error](err); bad { // not shown: it has the password
-			err = errors.New("it is no URL; in a password write a percent sign as %25")
-		}
-		if err != nil {
-			return fmt.Errorf("connect to NATS at %s: %w", cfg, err)
-		}
-		return nil
+		return cfg.failed(err)
 	})
 	if err != nil {
 		return err
@@ -89,14 +74,69 @@ func (s *store) join(ctx context.Context, cfg *NATS) (err error) {
 	return err
 }
 
+// options returns how to log in to a server.
+func (n *NATS) options() (all []nats.Option) {
+	if n.Creds != "" {
+		all = append(all, nats.UserCredentials(n.Creds))
+	}
+	if n.CA != "" {
+		all = append(all, nats.RootCAs(n.CA))
+	}
+	if n.Cert != "" || n.Key != "" {
+		all = append(all, nats.ClientCert(n.Cert, n.Key))
+	}
+	return all
+}
+
+// check returns why no connection could be made with the addresses and files, and makes none.
+func (n *NATS) check() error {
+	options := nats.GetDefaultOptions()
+	for _, set := range n.options() {
+		if err := set(&options); err != nil {
+			return n.failed(err)
+		}
+	}
+	if options.UserJWT != nil {
+		_, err := options.UserJWT()
+		if err == nil {
+			_, err = options.SignatureCB([]byte("a nonce"))
+		}
+		if err != nil {
+			return n.failed(err)
+		}
+	}
+	for _, text := range n.URLs {
+		if _, err := url.Parse(withScheme(strings.TrimSpace(text))); err != nil {
+			return n.failed(err)
+		}
+	}
+	return nil
+}
+
+// failed returns the error of an attempt to connect, and nil for nil.
+func (n *NATS) failed(err error) error {
+	if err == nil {
+		return nil
+	}
+	if _, bad := errors.AsType[*url.Error](err); bad { // not shown: it has the password
+		err = errors.New("it is no URL; in a password write a percent sign as %25")
+	}
+	return fmt.Errorf("connect to NATS at %s: %w", n, err)
+}
+
+// withScheme returns an address as the library reads it.
+func withScheme(text string) string {
+	if !strings.Contains(text, "://") {
+		text = "nats://" + text
+	}
+	return text
+}
+
 // String returns the addresses, without passwords.
 func (n *NATS) String() string {
 	var all []string
 	for _, text := range n.URLs {
-		if !strings.Contains(text, "://") {
-			text = "nats://" + text // as the library reads it
-		}
-		if u, err := url.Parse(text); err == nil {
+		if u, err := url.Parse(withScheme(text)); err == nil {
 			all = append(all, u.Redacted())
 		}
 	}

@@ -16,6 +16,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/stepmux/stepmux/internal/plural"
 )
 
 const (
@@ -200,7 +202,7 @@ func (o *objects) read(ctx context.Context, name string, to io.Writer) error {
 		return err
 	}
 	if missing := int64(info.Chunks) - int64(now.State.Subjects[subject]); missing != 0 { // they are few
-		return fmt.Errorf("%w: %d of its %d pieces are missing", errDamaged, missing, info.Chunks)
+		return fmt.Errorf("%w: missing of its %s: %d", errDamaged, plural.Count(int64(info.Chunks), "piece"), missing)
 	}
 	messages, stop, err := o.store.reader(ctx, o.stream, subject, 1)
 	if err != nil {

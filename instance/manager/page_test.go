@@ -23,7 +23,7 @@ import (
 	"github.com/stepmux/stepmux/instance/manager/access"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/instance/manager/page"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
 
 // browser is a client of a status page.
@@ -382,4 +382,24 @@ func TestThePageOfABuildTellsOfItsTrace(t *testing.T) {
 	id := m.submitJob(traced)
 	m.wait(id, 0)
 	require.Contains(t, m.servePage(t, false).get("/builds/"+id), "stepmux trace get "+id+" FILE")
+}
+
+// Symptom: the column File of a running build was empty, and Undrain was there for a VM that was not drained.
+func TestThePageHasTheFilesOfBuildsThatRunAndUndrainsWhatIsDrained(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	m := f.start(t)
+	wait, open := gate(t)
+	defer open()
+	m.await(m.submit("echo on\n"+wait), "on\n")
+	page := m.servePage(t, false)
+	for _, path := range []string{"/builds", "/vms/vm-1"} {
+		require.Contains(t, page.get(path), `<td class="wide">job.yml</td>`, path)
+	}
+	require.Contains(t, page.get("/vms/vm-1"), "data-undrained>ready")
+	_, err := m.Drain(t.Context(), &pb.DrainRequest{Instances: []string{"vm-1"}})
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		return strings.Contains(page.get("/vms/vm-1"), `class="draining">draining`)
+	}, sshtest.Bound, 10*time.Millisecond)
 }

@@ -27,16 +27,9 @@ type seal struct {
 
 // openSeal reads a key file, or makes one.
 func openSeal(file string) (*seal, error) {
-	key, err := privatefile.Open(file, keySize, func() ([]byte, error) {
-		key := make([]byte, keySize)
-		_, _ = rand.Read(key) // never fails
-		return key, nil
-	})
-	if err == nil && len(key) != keySize {
-		err = fmt.Errorf("%s is not a file of %d bytes", file, keySize)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("key file: %w", err)
+	key, err := privatefile.Open(file, keySize, newKey)
+	if key, err = checkKey(file, key, err); err != nil {
+		return nil, err
 	}
 	derive := func(use string) []byte {
 		derived, err := hkdf.Key(sha256.New, key, nil, "stepmux manager: "+use, keySize)
@@ -50,6 +43,23 @@ func openSeal(file string) (*seal, error) {
 		return nil, fmt.Errorf("key file: %w", err)
 	}
 	return &seal{aead, derive("secrets of builds")}, nil
+}
+
+func newKey() ([]byte, error) {
+	key := make([]byte, keySize)
+	_, _ = rand.Read(key) // never fails
+	return key, nil
+}
+
+// checkKey returns the text of a key file, which was read with err.
+func checkKey(file string, key []byte, err error) ([]byte, error) {
+	if err == nil && len(key) != keySize {
+		err = fmt.Errorf("%s is not a file of %d bytes", file, keySize)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("key file: %w", err)
+	}
+	return key, nil
 }
 
 // close seals a text for a use. Only open with the same use opens it.

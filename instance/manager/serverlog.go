@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 )
@@ -12,9 +14,48 @@ import (
 type serverLog struct {
 	to *slog.Logger
 
-	mu     sync.Mutex // guards the following
-	died   error
-	latest string // error
+	mu       sync.Mutex // guards the following
+	died     error
+	latest   string          // error
+	opened   bool            // the start is over
+	repaired map[string]bool // the streams whose indexes were made anew at the start
+}
+
+// repairs begin the warnings of the server about an index of a stream that is missing, outdated or damaged, as after
+// each kill. The server then makes it anew from the messages, which have checksums of their own.
+var repairs = []string{
+	"Stream state ", "Could not read stream state file", "Recovering stream state from index errored",
+	"TTL state is outdated", "Recovering TTL state from index errored", "Error decoding TTL state",
+}
+
+// repair notes a warning about an index at the start, and reports whether it is one.
+func (l *serverLog) repair(format string) bool {
+	in, text, found := strings.Cut(strings.TrimPrefix(format, "Filestore ["), "] ")
+	if !found || !slices.ContainsFunc(repairs, func(begin string) bool { return strings.HasPrefix(text, begin) }) {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.opened {
+		return false
+	}
+	if l.repaired == nil {
+		l.repaired = map[string]bool{}
+	}
+	l.repaired[strings.ToLower(strings.TrimPrefix(strings.TrimPrefix(in, "KV_"), "STEPMUX_"))] = true
+	return true
+}
+
+// open ends the start, and says what was repaired in it.
+func (l *serverLog) open() {
+	l.mu.Lock()
+	l.opened = true
+	names := slices.Sorted(maps.Keys(l.repaired))
+	l.mu.Unlock()
+	if len(names) > 0 {
+		l.to.Warn("the manager before was killed, or its machine has crashed: the store has made its "+
+			"indexes anew from the messages", "of", strings.Join(names, ", "))
+	}
 }
 
 // Noticef implements server.Logger, and so do the following.
@@ -24,7 +65,7 @@ func (l *serverLog) Noticef(format string, v ...any) {
 
 // Warnf logs a warning.
 func (l *serverLog) Warnf(format string, v ...any) {
-	if strings.Contains(format, "TTL state is outdated") { // after each kill; the server reads the times anew
+	if l.repair(format) {
 		l.Noticef(format, v...)
 		return
 	}

@@ -66,7 +66,9 @@ func (m *Manager) ServeSSH(ctx context.Context, listener net.Listener, cfg SSHCo
 	if err := keys.read(); err != nil {
 		return err
 	}
-	host, err := hostKey(cmp.Or(cfg.HostKeyFile, filepath.Join(m.cfg.Dir, "ssh_host_ed25519_key")))
+	file := cfg.hostKeyFile(m.cfg.Dir)
+	text, err := privatefile.Open(file, maxHostKey, newHostKey)
+	host, err := hostKey(file, text, err)
 	if err != nil {
 		return err
 	}
@@ -81,6 +83,23 @@ func (m *Manager) ServeSSH(ctx context.Context, listener net.Listener, cfg SSHCo
 	s.ssh.AddHostKey(host)
 	m.cfg.Logger.Info("SSH listens", "address", listener.Addr(), "host_key", ssh.FingerprintSHA256(host.PublicKey()))
 	return s.serve(listener) //nolint:contextcheck // its life is ctx
+}
+
+// hostKeyFile returns the file of the host key of a Manager with a state directory.
+func (cfg SSHConfig) hostKeyFile(dir string) string {
+	return cmp.Or(cfg.HostKeyFile, filepath.Join(dir, "ssh_host_ed25519_key"))
+}
+
+// Check returns why ServeSSH of a Manager with this directory would not begin, and makes nothing.
+func (cfg SSHConfig) Check(dir string) error {
+	keys := &authorizedKeys{file: cfg.KeysFile}
+	if err := keys.read(); err != nil {
+		return err
+	}
+	file := cfg.hostKeyFile(dir)
+	text, err := privatefile.Preview(file, dir, maxHostKey, newHostKey)
+	_, err = hostKey(file, text, err)
+	return err
 }
 
 // sshServer serves SSH. It owns a goroutine for each connection, and serve waits for all of them.
@@ -234,9 +253,8 @@ func (k *authorizedKeys) read() error {
 	return nil
 }
 
-// hostKey reads a private key, or makes one.
-func hostKey(file string) (ssh.Signer, error) {
-	text, err := privatefile.Open(file, maxHostKey, newHostKey)
+// hostKey returns the private key in the text of a file, which was read with err.
+func hostKey(file string, text []byte, err error) (ssh.Signer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("host key: %w", err)
 	}

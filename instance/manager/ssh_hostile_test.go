@@ -15,8 +15,8 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"github.com/stepmux/stepmux/instance/manager"
-	"github.com/stepmux/stepmux/internal/liveheap"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/liveheap"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
 
 // much is how many times a hostile client does something: make hostile does more of it.

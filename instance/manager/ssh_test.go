@@ -20,9 +20,9 @@ import (
 
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/manager"
-	"github.com/stepmux/stepmux/internal/dockertest"
-	"github.com/stepmux/stepmux/internal/sshtest"
-	"github.com/stepmux/stepmux/internal/stockmanager"
+	"github.com/stepmux/stepmux/internal/testing/dockertest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/stockmanager"
 )
 
 // front is the SSH server of a manager, and how its clients log in.
@@ -306,26 +306,25 @@ func read(t *testing.T, from io.Reader, n int) string {
 	return string(buf)
 }
 
-// fish stands for a login shell that does not know all of a POSIX shell's expansions.
-const fish = `#!/bin/sh
-case $2 in
-*"'"*'${'*"'"*) ;;
-*'${'*) echo "fish: \${ is not a valid variable" >&2; exit 127 ;;
-esac
-exec /bin/sh "$@"
-`
-
-// Symptom: a login without a command failed on a VM whose login shell is fish, with "${ is not a valid variable".
+// Symptom: a login without a command failed on a VM whose login shell is fish, with "${ is not a valid variable", and a
+// terminal where it is tcsh, with "Unmatched '".
 func TestALoginsShellNeedNotBeAPOSIXShell(t *testing.T) {
-	t.Parallel()
-	shell := filepath.Join(t.TempDir(), "fish")
-	require.NoError(t, os.WriteFile(shell, []byte(fish), 0o755)) // a program
-	s := newFleetOn(t, sshtest.OpenSSH(t, "SetEnv SHLVL=1 SHELL="+shell)).serveSSH(t, false)
-	for _, terminal := range []string{"-T", "-tt"} {
-		args := append(s.options("-p"), terminal, "any@127.0.0.1")
-		out, messages, code := s.call("echo from 'a shell'; exit 5\n", "ssh", args...)
-		require.Contains(t, out, "from a shell", messages)
-		require.Equal(t, 5, code, messages)
+	for _, shell := range []string{"fish", "tcsh"} {
+		t.Run(shell, func(t *testing.T) {
+			t.Parallel()
+			path := "/usr/bin/" + shell
+			sshtest.RequirePart(t, shell, path)
+			s := newFleetOn(t, sshtest.OpenSSH(t, "SetEnv SHLVL=1 SHELL="+path)).serveSSH(t, false)
+			for _, terminal := range []string{"-T", "-tt"} {
+				args := append(s.options("-p"), terminal, "any@127.0.0.1")
+				out, messages, code := s.call("echo from 'a shell'; exit 5\n", "ssh", args...)
+				require.Contains(t, out, "from a shell", messages)
+				require.Equal(t, 5, code, messages)
+				out, messages, code = s.call("", "ssh", append(args, "echo a command\\!; exit 6")...)
+				require.Contains(t, out, "a command!", messages)
+				require.Equal(t, 6, code, messages)
+			}
+		})
 	}
 }
 

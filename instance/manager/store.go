@@ -120,7 +120,11 @@ func (s *store) open(ctx context.Context, cfg *Config) (err error) {
 	if err != nil || s.shared {
 		return err
 	}
-	return s.checkDamage(ctx, cfg)
+	if err := s.checkDamage(ctx, cfg); err != nil {
+		return err
+	}
+	s.logger.open()
+	return nil
 }
 
 // serve starts the embedded server and connects to it.
@@ -361,7 +365,7 @@ type record struct {
 	Submitted time.Time `json:"submitted"`
 	Started   time.Time `json:"started,omitzero"`
 	Ended     time.Time `json:"ended,omitzero"`
-	// Connect and FirstOutput are the times from Started to a step runner that listens, and to the log's first byte.
+	// Connect and FirstOutput are the times from Started to a step runner that listens, and to the job's first output.
 	Connect     time.Duration `json:"connect_ns,omitempty"`
 	FirstOutput time.Duration `json:"first_output_ns,omitempty"`
 	LogBytes    int64         `json:"log_bytes,omitempty"` // the length of the log, once the build has ended

@@ -38,14 +38,19 @@ func (m *Manager) consume(ctx context.Context) (jetstream.Consumer, error) {
 // It asks for one request at a time: one that is pulled and not taken is nobody's. Not by Consumer.Messages, which then
 // sometimes does not ask for the next one, and notices after two heartbeats: a request that comes before the call that
 // asked for it has returned is taken for one that is still awaited.
-func (m *Manager) next(queue jetstream.Consumer) (jetstream.Msg, error) {
+func (m *Manager) next(queue jetstream.Consumer) (*delivery, error) {
+	expiry := min(pullExpiry, m.cfg.Lease/3) // so that a delivery is not late when it comes
 	for {
-		ctx, cancel := context.WithTimeout(m.takes, pullExpiry)
-		msg, err := queue.Next(jetstream.FetchContext(ctx), jetstream.FetchHeartbeat(pullHeartbeat))
+		asked := time.Now()
+		ctx, cancel := context.WithTimeout(m.takes, expiry)
+		msg, err := queue.Next(jetstream.FetchContext(ctx), jetstream.FetchHeartbeat(min(pullHeartbeat, expiry/3)))
 		cancel()
+		if err == nil {
+			return m.delivered(msg, asked), nil
+		}
 		none := errors.Is(err, nats.ErrTimeout) || errors.Is(err, context.DeadlineExceeded)
 		if !none || m.takes.Err() != nil {
-			return msg, err
+			return nil, err
 		}
 	}
 }
@@ -65,21 +70,21 @@ func (m *Manager) take(queue jetstream.Consumer) {
 			return
 		}
 		release := sync.OnceFunc(func() { <-places })
-		var msg jetstream.Msg
+		var d *delivery
 		var err error
 		if m.cluster != nil {
 			err = m.cfg.Group.AwaitRoom(m.takes)
 		}
 		if err == nil {
-			msg, err = m.next(queue)
+			d, err = m.next(queue)
 		}
 		switch {
 		case err != nil:
 		case m.cluster != nil && !m.cfg.Group.HasRoom(): // the last slot has gone, as to a lease or by a drain
 			release()
-			err = msg.Nak() // another manager gets it: this one asks for none before it has room
+			err = d.giveBack(0) // another manager gets it: this one asks for none before it has room
 		default:
-			err = m.accept(msg, release)
+			err = m.accept(d, release)
 		}
 		if err != nil {
 			release()
@@ -98,12 +103,12 @@ func (m *Manager) take(queue jetstream.Consumer) {
 }
 
 // accept begins a build that came from the queue. placed is called when it has a slot, or does not need one.
-func (m *Manager) accept(msg jetstream.Msg, placed func()) error {
-	at, err := msg.Metadata()
+func (m *Manager) accept(d *delivery, placed func()) error {
+	at, err := d.msg.Metadata()
 	if err != nil {
 		return err
 	}
-	r := requestOf(at.Sequence.Stream, msg.Headers(), msg.Data(), at.Timestamp)
+	r := requestOf(at.Sequence.Stream, d.msg.Headers(), d.msg.Data(), at.Timestamp)
 	m.begins.Lock()
 	defer m.begins.Unlock()
 	r.fresh = m.cluster == nil && r.seq > max(m.store.before, m.canceled) && at.NumDelivered == 1
@@ -112,9 +117,13 @@ func (m *Manager) accept(msg jetstream.Msg, placed func()) error {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		if b.left {
-			return m.pass(msg)
+			return m.pass(d)
 		}
-		b.msg = msg
+		b.msg = d
+		return nil
+	}
+	if d.isLate() { // it came while the manager was stopped
+		placed()
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(m.life, storeTimeout)
@@ -127,7 +136,7 @@ func (m *Manager) accept(msg jetstream.Msg, placed func()) error {
 		}
 		if over {
 			placed()
-			return msg.Ack()
+			return d.ack()
 		}
 	}
 	if rec != nil && rec.Phase == phaseEnded {
@@ -137,35 +146,35 @@ func (m *Manager) accept(msg jetstream.Msg, placed func()) error {
 			err = log.end(rec.Result)
 		}
 		if err == nil {
-			err = msg.Ack()
+			err = d.ack()
 		}
 		placed()
 		return err
 	}
 	if m.cluster != nil && rec != nil && rec.Phase == phaseRunning && !m.cluster.has(rec.Instance) {
 		placed()
-		return m.pass(msg)
+		return m.pass(d)
 	}
-	err = m.begin(ctx, r, rec, msg, placed)
+	err = m.begin(ctx, r, rec, d, placed)
 	if errors.Is(err, errTaken) {
 		placed()
-		return m.pass(msg)
+		return m.pass(d)
 	}
 	return err
 }
 
 // pass gives a build back to the queue, for another manager, or for later.
-func (m *Manager) pass(msg jetstream.Msg) error {
+func (m *Manager) pass(d *delivery) error {
 	wait := time.Second
-	if at, err := msg.Metadata(); err == nil {
+	if at, err := d.msg.Metadata(); err == nil {
 		wait <<= min(at.NumDelivered, 5)
 	}
-	return msg.NakWithDelay(min(wait/2, m.cfg.Lease))
+	return d.giveBack(min(wait/2, m.cfg.Lease))
 }
 
 // begin begins or resumes a build.
 func (m *Manager) begin(
-	ctx context.Context, r *request, rec *record, msg jetstream.Msg, placed func(),
+	ctx context.Context, r *request, rec *record, d *delivery, placed func(),
 ) error {
 	if m.cluster != nil && rec != nil && rec.Phase == phaseRunning {
 		rec.Manager = m.cluster.id
@@ -211,15 +220,16 @@ func (m *Manager) begin(
 			Message: "the build may have run: its record was damaged in the state directory",
 		})
 	}
-	if m.cluster != nil && (rec == nil || rec.Phase == phaseWaiting) && !m.cfg.Group.Takes(asked.GetLabels()) {
-		return errTaken // by one that has such a VM
+	if m.cluster != nil && (rec == nil || rec.Phase == phaseWaiting) &&
+		(d.isLate() || !m.cfg.Group.Takes(asked.GetLabels())) {
+		return errTaken // by one that has such a VM, or got the request again
 	}
 	if rec == nil {
 		rec = &record{ID: r.id, StepsFile: asked.GetJob().GetStepsFile(), Submitted: r.submitted}
 	}
 	queued := make(chan struct{})
 	b := &build{
-		request: *r, asked: asked, where: where, log: log, done: make(chan struct{}), record: *rec, msg: msg,
+		request: *r, asked: asked, where: where, log: log, done: make(chan struct{}), record: *rec, msg: d,
 		queued: sync.OnceFunc(func() { close(queued) }),
 	}
 	b.ctx, b.cancel = context.WithCancelCause(context.WithoutCancel(m.life))

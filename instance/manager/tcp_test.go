@@ -24,7 +24,7 @@ import (
 	"github.com/stepmux/stepmux/instance/manager"
 	"github.com/stepmux/stepmux/instance/manager/access"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
 
 // tcp is the API of a manager by TCP.

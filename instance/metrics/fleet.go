@@ -1,21 +1,44 @@
 package metrics
 
 import (
+	"context"
+	"sync/atomic"
+	"time"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/control"
 	"github.com/stepmux/stepmux/pool"
 )
 
 // fleet collects the state of a Provider's instances at each scrape.
-type fleet struct{ provider *instance.Provider }
+type fleet struct {
+	provider *instance.Provider
+	backlog  *atomic.Pointer[backlogFunc] // of a manager with a queue; else nil is in it
+}
+
+type backlogFunc func(context.Context) (control.Backlog, error)
+
+// backlogTimeout bounds the wait of a scrape for the backlog.
+const backlogTimeout = 5 * time.Second
 
 var (
 	instances   = desc("instances", "Instances, by state.", "state")
 	connections = desc("connections", "Connections to instances and jump hosts, by state.", "state")
-	capacity    = desc("slots", "Builds that the instances in service take at once.")
-	running     = desc("builds_running", "Builds that have a slot.")
+	capacity    = desc("slots", "Slots of the instances that take builds.")
+	busy        = desc("slots_busy", "Slots of the instances that take builds, with a build.")
+	free        = desc("slots_free", "Slots of the instances that take builds, without a build.")
+	running     = desc("builds_running", "Builds on all instances.")
 	waiting     = desc("builds_waiting", "Builds that wait for a slot.")
+
+	queued = desc("queue_builds", "Builds and leases that wait for a manager, by the labels that they need and by why.",
+		"labels", "cause")
+	oldest      = desc("queue_oldest_seconds", "Age of the oldest build in the queue.")
+	stateBytes  = desc("state_bytes", "Size of the state directory, by its directories.", "directory")
+	logBytes    = desc("logs_bytes", "Size of all logs.")
+	logsRemoved = desc("logs_removed_total",
+		"Pieces of logs that were removed, because they were too old or all logs too large.")
 
 	state     = desc("instance_state", "1 for the state of an instance.", "instance", "state")
 	isolation = desc("instance_isolation", "1 for the isolation of the last build on an instance.", "instance", "level")
@@ -38,7 +61,8 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 // Describe implements prometheus.Collector.
 func (f fleet) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		instances, connections, capacity, running, waiting, state, isolation,
+		instances, connections, capacity, busy, free, running, waiting, queued, oldest, stateBytes, logBytes, logsRemoved,
+		state, isolation,
 		sessionsOpen, sessionsReserved, sessionsWaiting, sessionsLimit, channelsOpen,
 	} {
 		out <- d
@@ -52,14 +76,13 @@ func (f fleet) Collect(out chan<- prometheus.Metric) {
 		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(value), labels...)
 	}
 	states, conns := map[instance.State]int{}, map[pool.State]int{}
-	slots, builds := 0, 0
+	var slots control.Slots
+	builds := 0
 	for _, in := range stat.Instances {
 		states[in.State]++
 		conns[in.ConnState]++
 		builds += in.Used
-		if in.State == instance.Ready || in.State == instance.Suspect {
-			slots += in.Capacity
-		}
+		slots.Add(in.State, in.Capacity, in.Used)
 		gauge(state, 1, in.ID, string(in.State))
 		if in.Isolation.Level != "" {
 			gauge(isolation, 1, in.ID, in.Isolation.Level)
@@ -89,7 +112,38 @@ func (f fleet) Collect(out chan<- prometheus.Metric) {
 	for _, s := range []pool.State{pool.None, pool.Dialing, pool.Up, pool.Leaving} {
 		gauge(connections, conns[s], string(s))
 	}
-	gauge(capacity, slots)
+	gauge(capacity, slots.Total)
+	gauge(busy, slots.Busy)
+	gauge(free, slots.Free)
 	gauge(running, builds)
+	if ask := f.backlog.Load(); ask != nil {
+		collectBacklog(out, *ask)
+		return
+	}
 	gauge(waiting, stat.Waiting)
+}
+
+// collectBacklog tells what waits for a manager. Without an answer of its store it tells nothing of that.
+func collectBacklog(out chan<- prometheus.Metric, ask backlogFunc) {
+	ctx, cancel := context.WithTimeout(context.Background(), backlogTimeout)
+	defer cancel()
+	b, err := ask(ctx)
+	if err != nil {
+		return
+	}
+	tell := func(d *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, kind, value, labels...)
+	}
+	all := 0
+	for why, n := range b.Waiting {
+		all += n
+		tell(queued, prometheus.GaugeValue, float64(n), why.Labels, why.Cause)
+	}
+	tell(waiting, prometheus.GaugeValue, float64(all))
+	tell(oldest, prometheus.GaugeValue, b.Oldest.Seconds())
+	for dir, n := range b.State {
+		tell(stateBytes, prometheus.GaugeValue, float64(n), dir)
+	}
+	tell(logBytes, prometheus.GaugeValue, float64(b.LogBytes))
+	tell(logsRemoved, prometheus.CounterValue, float64(b.LogsRemoved))
 }

@@ -1,9 +1,11 @@
 package metrics
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"runtime"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -13,12 +15,14 @@ import (
 
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/batch"
+	"github.com/stepmux/stepmux/instance/control"
 	"github.com/stepmux/stepmux/mux"
 )
 
 // Metrics holds the metrics of a manager. It is safe for concurrent use.
 type Metrics struct {
 	registry *prometheus.Registry
+	backlog  atomic.Pointer[backlogFunc]
 
 	dials     *prometheus.HistogramVec
 	phases    *prometheus.HistogramVec
@@ -101,7 +105,13 @@ const (
 )
 
 // Watch adds the state of p's instances to each scrape. Call it once.
-func (m *Metrics) Watch(p *instance.Provider) { m.registry.MustRegister(fleet{p}) }
+func (m *Metrics) Watch(p *instance.Provider) { m.registry.MustRegister(fleet{p, &m.backlog}) }
+
+// WatchBacklog adds what waits for a manager to each scrape, and the size of its state.
+func (m *Metrics) WatchBacklog(ask func(context.Context) (control.Backlog, error)) {
+	asked := backlogFunc(ask)
+	m.backlog.Store(&asked)
+}
 
 // Retired counts a connection that has left service. It is for instance.Config.Retired.
 func (m *Metrics) Retired(_ string, cause error) {

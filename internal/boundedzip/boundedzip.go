@@ -30,7 +30,7 @@ const (
 // NewReader reads the directory of the archive of size bytes, which may have at most entries entries. It accepts names
 // that lead outside: the caller checks them.
 func NewReader(r io.ReaderAt, size int64, entries int) (*zip.Reader, error) {
-	d := &directoryReader{r: r, limit: entries}
+	d := &directoryReader{r: r, size: size, limit: entries}
 	z, err := zip.NewReader(d, size)
 	d.read = true
 	switch {
@@ -47,16 +47,26 @@ func NewReader(r io.ReaderAt, size int64, entries int) (*zip.Reader, error) {
 // directoryReader reads an archive and bounds its directory.
 type directoryReader struct {
 	r       io.ReaderAt
-	limit   int  // of entries
-	read    bool // the directory was read: the bound does not apply any more
+	size    int64 // of the archive
+	limit   int   // of entries
+	read    bool  // the directory was read: the bound does not apply any more
 	bytes   int
 	entries int
 	last    []byte // the last bytes read, in which an entry may have begun
 	err     error
 }
 
+// errOutside is the error for the offsets of a hostile archive. That of a file would be "negative offset" or "EOF".
+var errOutside = errors.New("the archive is damaged: its directory points outside the archive")
+
 // ReadAt implements [io.ReaderAt].
 func (d *directoryReader) ReadAt(p []byte, at int64) (int, error) {
+	if at < 0 || at >= d.size {
+		if !d.read {
+			d.err = errOutside
+		}
+		return 0, errOutside
+	}
 	n, err := d.r.ReadAt(p, at)
 	if d.read {
 		return n, err

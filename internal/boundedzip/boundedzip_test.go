@@ -47,8 +47,33 @@ func TestDirectoryOfAnArchiveIsBoundedBeforeItIsInMemory(t *testing.T) {
 		_, err := NewReader(bytes.NewReader(data), int64(len(data)), 100)
 		require.ErrorContains(t, err, want)
 	}
+	locator = slices.Clone(locator)
+	binary.LittleEndian.PutUint64(locator[8:], 1<<40)
+	large = slices.Concat(one[:at], end, locator, one[at:])
+	binary.LittleEndian.PutUint16(large[len(large)-endSize+10:], 0xffff)
+	_, err := NewReader(bytes.NewReader(large), int64(len(large)), 100)
+	require.Equal(t, errOutside, err)
 	data := archive(t, 3000, "")
 	z, err := NewReader(bytes.NewReader(data), int64(len(data)), 3000)
 	require.NoError(t, err)
 	require.Len(t, z.File, 3000)
+}
+
+// The errors were "negative offset" and "EOF".
+func TestEntryOutsideTheArchiveIsADamagedArchive(t *testing.T) {
+	for _, offset := range []uint64{1 << 20, 1<<63 - 1, 1 << 63, 1<<64 - 1} {
+		large := append([]byte{1, 0, 8, 0}, make([]byte, 8)...) // 4.5.3
+		binary.LittleEndian.PutUint64(large[4:], offset)
+		var b bytes.Buffer
+		w := zip.NewWriter(&b)
+		_, err := w.CreateHeader(&zip.FileHeader{Name: "a", Extra: large})
+		require.NoError(t, err)
+		require.NoError(t, w.Close())
+		data := b.Bytes()
+		copy(data[bytes.Index(data, []byte(entryMark))+42:], "\xff\xff\xff\xff")
+		z, err := NewReader(bytes.NewReader(data), int64(len(data)), 1)
+		require.NoError(t, err)
+		_, err = z.File[0].Open()
+		require.Equal(t, errOutside, err, offset)
+	}
 }

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"github.com/stepmux/stepmux/internal/embeddedvm"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
 
 func TestExitStatusAndSignalAreReported(t *testing.T) {

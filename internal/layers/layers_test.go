@@ -28,6 +28,7 @@ var allowed = map[string][]string{
 	},
 	"mux/login": {"internal/boundedfile", "internal/firstuse", "internal/percent", "internal/subprocess"},
 	"mux": {
+		"internal/plural",
 		"mux/channel", "mux/relay", "mux/login",
 		"internal/flight", "internal/wire", "internal/alive", "internal/tail", "internal/hooks",
 	},
@@ -37,11 +38,14 @@ var allowed = map[string][]string{
 		"internal/flight", "internal/hooks", "internal/vmlog", "internal/pause", "remote/api/**",
 		"remote/step/mask", // for another step runner, which does not mask
 	},
-	"connector/program":  {"internal/limits", "mux", "mux/relay", "internal/wire", "internal/tail"},
+	"connector/program": {
+		"internal/limits", "internal/termtext", "mux", "mux/relay", "internal/wire", "internal/tail",
+	},
 	"connector/script":   {"internal/limits", "connector/buildlog", "mux", "mux/relay", "internal/wire", "internal/tail"},
 	"connector/buildlog": {"internal/termtext"},
 	"connector/files":    {"remote/api/**"},
 	"connector/docker": {
+		"internal/plural",
 		"connector", "connector/program", "mux", "mux/relay", "mux/channel", "internal/wire", "internal/tail",
 		"internal/flight", "internal/termtext", "internal/pause", "internal/services",
 	},
@@ -53,7 +57,7 @@ var allowed = map[string][]string{
 
 	"instance": {
 		"connector/**", "mux", "pool", "internal/wire", "internal/pause", "internal/flight", "internal/labels",
-		"remote/api/stepmuxv1", // the job
+		"internal/plural", "remote/api/stepmuxv1",
 	},
 
 	"instance/inventory": {
@@ -65,18 +69,19 @@ var allowed = map[string][]string{
 	},
 	"instance/control": {
 		"instance", "connector", "connector/program", "mux", "pool", "internal/boundedhttp", "internal/filelock",
-		"internal/labels", "internal/termtext",
+		"internal/labels", "internal/plural", "internal/termtext",
 	},
 	"instance/manager/managerv1": {"remote/api/stepmuxv1"},
 	"instance/manager/access": {
 		"instance/manager/managerv1", "internal/boundedfile", "internal/privatefile",
 	},
 	"instance/manager/page": {
+		"internal/plural",
 		"instance", "instance/control", "instance/manager/access", "instance/manager/managerv1", "internal/boundedhttp",
-		"internal/flight", "internal/labels", "internal/termtext",
+		"internal/flight", "internal/labels", "internal/likeness", "internal/termtext",
 	},
 	"instance/manager": {
-		"remote/api/stepmuxv1", // the job
+		"internal/plural", "remote/api/stepmuxv1",
 		"instance", "instance/batch", "instance/control", "instance/manager/managerv1", "connector", "connector/buildlog",
 		"connector/docker", "connector/kubernetes", "connector/files", "instance/manager/access", "internal/filelock",
 		"internal/contents", "internal/privatefile", "internal/wire", "internal/pause", "internal/flight",
@@ -85,11 +90,12 @@ var allowed = map[string][]string{
 	// The driver of GitLab Runner's custom executor. A runner starts it several times for each job: it stays small.
 	"instance/manager/customexecutor": {"instance/manager/managerv1", "internal/endsignal", "internal/pause"},
 	"instance/doctor": {
+		"internal/plural",
 		"internal/limits",
 		"instance", "connector", "connector/docker", "connector/kubernetes", "connector/program", "mux", "mux/login",
 		"internal/termtext", "internal/lazyregexp", "internal/wire",
 	},
-	"instance/metrics": {"instance", "instance/batch", "mux", "pool", "internal/boundedhttp"},
+	"instance/metrics": {"instance", "instance/batch", "instance/control", "mux", "pool", "internal/boundedhttp"},
 
 	"remote": {
 		"internal/limits", "remote/step/action", "remote/cgroup", "remote/walls", "remote/builduser",
@@ -111,14 +117,17 @@ var allowed = map[string][]string{
 	"remote/clone": {"internal/rmtree"},
 	// The helper commands of a GitLab manager's scripts. They know no jobs and no steps.
 	"remote/archive": {
+		"internal/plural",
 		"internal/boundedfile", "internal/boundedzip", "internal/oserr", "internal/tail", "internal/termtext",
 	},
 	"remote/transfer": {"internal/boundedfile", "internal/buildinfo", "internal/termtext", "internal/pause"},
 	"remote/artifacts": {
+		"internal/plural",
 		"remote/archive", "remote/transfer", "internal/boundedfile", "internal/buildinfo", "internal/oserr",
 	},
-	"remote/jobcache": {"remote/archive", "remote/transfer", "internal/boundedfile", "internal/rmtree"},
+	"remote/jobcache": {"internal/plural", "remote/archive", "remote/transfer", "internal/boundedfile", "internal/rmtree"},
 	"remote/relay": {
+		"internal/plural",
 		"remote/stale", "remote/socketdir", "remote/pipe", "remote/proc", "internal/streams", "internal/wire",
 		"internal/alive", "internal/coalesce", "internal/oserr", "internal/pause",
 	},
@@ -136,7 +145,7 @@ var allowed = map[string][]string{
 	},
 	"remote/job": {
 		"remote/step/component", "remote/step/engine", "remote/step/trace", "remote/step/trace/recording",
-		"remote/job/joblog", "remote/step/mask", "remote/proc", "remote/walls", "internal/rmtree",
+		"remote/job/joblog", "remote/step/mask", "remote/proc", "remote/walls", "internal/rmtree", "internal/oserr",
 	},
 	"remote/step/annotation": {},
 	"remote/step/engine": {
@@ -151,21 +160,21 @@ var allowed = map[string][]string{
 	"remote/step/fetch": {
 		"remote/pipe",
 		"remote/step/component", "remote/step/lang", "remote/api/**", "internal/termtext", "internal/rmtree",
-		"internal/filelock", "internal/pause", "internal/oserr",
+		"internal/filelock", "internal/pause", "internal/oserr", "internal/lazyregexp",
 		"internal/boundedzip",
 	},
-	"remote/standalone": {
+	"internal/standalone": {
 		"remote/step/component",
 		"remote/step/action",
 		"internal/termtext", "remote/job/service", "remote/step/trace", "remote/step/trace/recording", "remote/job",
-		"remote/step/engine", "remote/step/fetch", "remote/standalone/gitlabci", "remote/step/lang", "remote/step/expr",
+		"remote/step/engine", "remote/step/fetch", "internal/standalone/gitlabci", "remote/step/lang", "remote/step/expr",
 		"remote/step/mask", "remote/step/component", "remote/proc", "remote/walls", "remote/api/**",
 	},
-	"remote/standalone/actionmirror": {
-		"remote/standalone", "remote/step/action", "remote/step/lang", "remote/api/**", "internal/subprocess",
+	"internal/standalone/actionmirror": {
+		"internal/standalone", "remote/step/action", "remote/step/lang", "remote/api/**", "internal/subprocess",
 	},
-	"remote/standalone/gitlabci": {"remote/step/lang", "remote/api/**"},
-	"remote/standalone/checkout": {"internal/subprocess", "remote/standalone/gitlabci"},
+	"internal/standalone/gitlabci": {"internal/plural", "remote/step/lang", "remote/api/**"},
+	"internal/standalone/checkout": {"internal/subprocess", "internal/standalone/gitlabci"},
 	"remote/step/lang": {
 		"internal/lazyregexp", "remote/step/expr", "remote/api/**", "internal/sortedkeys", "internal/spell",
 	},
@@ -178,12 +187,15 @@ var allowed = map[string][]string{
 		"remote/step/trace", "remote/step/engine", "remote/step/component", "remote/step/lang", "remote/step/expr",
 		"remote/step/mask", "remote/proc", "remote/api/**", "internal/oserr", "internal/rmtree",
 	},
-	"remote/step/trace/inspect": {"internal/termtext", "remote/step/trace", "remote/step/mask"},
+	"internal/standalone/inspect": {"internal/termtext", "remote/step/trace", "remote/step/mask"},
 	// Users of a finished trace: other formats, and replay.
-	"remote/standalone/provenance": {"remote/step/trace", "remote/step/mask", "internal/termtext", "internal/boundedfile"},
-	"remote/standalone/replay": {
+	"internal/standalone/provenance": {
+		"remote/step/trace", "remote/step/mask", "internal/termtext", "internal/boundedfile",
+	},
+	"internal/standalone/replay": {
 		"internal/termtext", "internal/boundedfile",
-		"remote/standalone", "remote/step/engine", "remote/step/fetch", "remote/step/component", "remote/step/trace/**",
+		"internal/standalone", "internal/standalone/inspect", "remote/step/engine", "remote/step/fetch",
+		"remote/step/component", "remote/step/trace/**",
 		"remote/step/mask",
 		"remote/step/lang", "remote/step/expr", "remote/api/**",
 	},
@@ -197,6 +209,7 @@ var allowed = map[string][]string{
 	// GitHub's language of expressions, which shares nothing with that of steps.
 	"remote/step/action/expression": {"internal/lazyregexp", "internal/sortedkeys"},
 	"remote/proc": {
+		"internal/plural",
 		"internal/limits", "internal/pages",
 		"remote/cgroup", "remote/walls", "internal/rmtree", "internal/filelock", "internal/pause", "internal/oserr",
 	},
@@ -208,64 +221,70 @@ var allowed = map[string][]string{
 	"remote/api/runnerproto": {},
 	"remote/api/stepmuxv1":   {},
 
-	"internal/streams":        {"internal/coalesce", "internal/wire"},
-	"internal/wire":           {},
-	"internal/limits":         {},
-	"internal/contents":       {"internal/oserr"},
-	"internal/buildinfo":      {"internal/boundedfile", "internal/wire"},
-	"internal/endsignal":      {},
-	"internal/pause":          {},
-	"internal/labels":         {},
-	"internal/lazyregexp":     {},
-	"internal/alive":          {},
-	"internal/hooks":          {},
-	"internal/flight":         {},
-	"internal/coalesce":       {},
-	"internal/percent":        {},
-	"internal/subprocess":     {},
-	"internal/firstuse":       {"internal/boundedfile", "internal/filelock"},
-	"internal/sshtarget":      {"mux", "mux/login", "internal/boundedfile", "internal/percent", "internal/subprocess"},
-	"internal/sortedkeys":     {},
-	"internal/spell":          {},
-	"internal/flagfile":       {"internal/boundedfile", "internal/spell"},
-	"internal/termtext":       {"internal/lazyregexp"},
-	"internal/vmlog":          {"internal/termtext"},
-	"internal/tail":           {},
-	"internal/services":       {},
-	"internal/rmtree":         {"internal/oserr"},
-	"internal/liveheap":       {},
-	"internal/racefree":       {},
-	"internal/filelock":       {"internal/pause"},
-	"internal/oserr":          {},
-	"internal/oneproc":        {},
-	"internal/pages":          {},
-	"internal/gcpace":         {},
-	"internal/remotetest":     {"internal/wire"},
-	"internal/boundedhttp":    {},
-	"internal/privatefile":    {"internal/boundedfile", "internal/contents"},
-	"internal/boundedfile":    {},
-	"internal/boundedzip":     {},
-	"internal/embeddedvm":     {"internal/wire"},
-	"internal/faultconn":      {},
-	"internal/neighbourcases": {},
-	"internal/sshtest":        {"internal/embeddedvm", "internal/faultconn", "internal/remotetest", "internal/wire"},
-	"internal/rawssh":         {"internal/sshtest"},
-	"internal/runnertest":     {"internal/sshtest", "internal/wire"},
-	"internal/dockertest":     {"internal/rmtree", "internal/runnertest", "internal/sshtest"},
-	"internal/kubetest":       {"internal/dockertest", "internal/remotetest", "internal/rmtree"},
+	"internal/streams":    {"internal/coalesce", "internal/wire"},
+	"internal/wire":       {},
+	"internal/limits":     {},
+	"internal/contents":   {"internal/oserr"},
+	"internal/buildinfo":  {"internal/boundedfile", "internal/wire"},
+	"internal/endsignal":  {},
+	"internal/pause":      {},
+	"internal/labels":     {},
+	"internal/lazyregexp": {},
+	"internal/alive":      {},
+	"internal/hooks":      {},
+	"internal/flight":     {},
+	"internal/coalesce":   {},
+	"internal/percent":    {},
+	"internal/subprocess": {},
+	"internal/firstuse":   {"internal/boundedfile", "internal/filelock"},
+	"internal/sshtarget": {
+		"mux", "mux/login", "internal/boundedfile", "internal/percent", "internal/subprocess",
+	},
+	"internal/sortedkeys":             {},
+	"internal/plural":                 {},
+	"internal/spell":                  {},
+	"internal/flagfile":               {"internal/boundedfile", "internal/spell"},
+	"internal/termtext":               {"internal/lazyregexp"},
+	"internal/vmlog":                  {"internal/termtext"},
+	"internal/tail":                   {},
+	"internal/services":               {},
+	"internal/rmtree":                 {"internal/oserr"},
+	"internal/testing/liveheap":       {},
+	"internal/testing/racefree":       {},
+	"internal/filelock":               {"internal/pause"},
+	"internal/oserr":                  {},
+	"internal/oneproc":                {},
+	"internal/pages":                  {},
+	"internal/gcpace":                 {},
+	"internal/testing/remotetest":     {"internal/wire"},
+	"internal/boundedhttp":            {},
+	"internal/privatefile":            {"internal/boundedfile", "internal/contents"},
+	"internal/boundedfile":            {},
+	"internal/boundedzip":             {},
+	"internal/embeddedvm":             {"internal/wire"},
+	"internal/testing/faultconn":      {},
+	"internal/testing/neighbourcases": {},
+	"internal/likeness":               {},
+	"internal/testing/sshtest": {
+		"internal/embeddedvm", "internal/testing/faultconn", "internal/testing/remotetest", "internal/wire",
+	},
+	"internal/testing/rawssh":     {"internal/testing/sshtest"},
+	"internal/testing/runnertest": {"internal/testing/sshtest", "internal/wire"},
+	"internal/testing/dockertest": {"internal/rmtree", "internal/testing/runnertest", "internal/testing/sshtest"},
+	"internal/testing/kubetest":   {"internal/testing/dockertest", "internal/testing/remotetest", "internal/rmtree"},
 	// A module of its own: the programs of a real cluster.
-	"internal/kubetest/control": {},
+	"internal/testing/kubetest/control": {},
 	// It imitates GitLab Runner's manager, and shares no code with the programs that it drives.
-	"internal/stockmanager": {"remote/api/runnerproto", "internal/pause"},
+	"internal/testing/stockmanager": {"remote/api/runnerproto", "internal/pause"},
 	// A program that stands for another step runner.
-	"internal/runnertest/gitlabrunner": {
+	"internal/testing/runnertest/gitlabrunner": {
 		"remote/job/service", "remote/job", "remote/proc", "remote/api/**", "internal/wire",
 	},
-	"internal/fetchtest":     {"internal/rmtree"},
-	"internal/artifactstest": {},
+	"internal/testing/fetchtest":     {"internal/rmtree"},
+	"internal/testing/artifactstest": {},
 	// It uses the manager's packages as a Go user does, and the program as a process.
 	"bench/faults": {
-		"remote/api/stepmuxv1", "remote/walls", "instance", "connector", "mux", "mux/login", "internal/faultconn",
+		"remote/api/stepmuxv1", "remote/walls", "instance", "connector", "mux", "mux/login", "internal/testing/faultconn",
 	},
 	"bench/faults/faultrig": {"bench/faults"},
 
@@ -277,20 +296,19 @@ var allowed = map[string][]string{
 
 	// The program joins both ends. embeddedvm is its embedded VM, remote/proc the init of its processes.
 	"cmd/stepmux": {
-		"remote/api/stepmuxv1", // the job
+		"internal/plural", "remote/api/stepmuxv1",
 		"remote/commands/**", "internal/limits", "internal/endsignal", "internal/buildinfo", "internal/gcpace",
 		"internal/flagfile",
 		"instance/**", "connector", "connector/program", "connector/docker", "connector/kubernetes", "mux",
 		"connector/files", "mux/login", "remote", "remote/archive", "internal/subprocess",
-		"remote/standalone", "remote/standalone/replay", "remote/standalone/actionmirror", "remote/standalone/checkout",
+		"internal/standalone/**",
 		"remote/step/action",
 		"remote/step/engine", "remote/step/fetch", "remote/step/trace/**",
-		"remote/standalone/provenance",
 		"remote/proc", "internal/wire", "internal/sshtarget", "internal/embeddedvm", "internal/rmtree", "internal/spell",
-		"internal/termtext", "internal/boundedfile", "internal/tail", "internal/pause",
+		"internal/termtext", "internal/boundedfile", "internal/tail", "internal/pause", "internal/likeness",
 	},
 	// The example uses servers that are made for tests.
-	"examples/sources":        {"internal/fetchtest"},
+	"examples/sources":        {"internal/testing/fetchtest"},
 	"examples/library/runner": {"instance", "connector", "remote/api/stepmuxv1", "mux", "mux/login"},
 	"examples/library/pool":   {"mux", "mux/login", "pool"},
 	"bench":                   {"**"},

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -28,6 +30,16 @@ func Bare(err error) error {
 // NoSpace reports whether err says that a file system has no free space or no free inodes, or that a quota is reached.
 func NoSpace(err error) bool {
 	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
+}
+
+// Exhausted reports whether err says that the kernel has reached a limit, or that hardware fails.
+func Exhausted(err error) bool {
+	var errno syscall.Errno
+	return errors.As(err, &errno) && slices.Contains(exhausted, errno)
+}
+
+var exhausted = []syscall.Errno{
+	unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EAGAIN, unix.ENOBUFS, unix.ENOSPC, unix.EDQUOT, unix.EROFS, unix.EIO,
 }
 
 // Hint adds a remedy for the operator of the machine to err, an error of creating a file in dir. If no remedy is known,

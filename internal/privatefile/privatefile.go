@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/stepmux/stepmux/internal/boundedfile"
 	"github.com/stepmux/stepmux/internal/contents"
 )
@@ -49,6 +51,21 @@ func Create(name string, text []byte) error {
 		return err
 	}
 	return contents.SyncDir(filepath.Dir(name))
+}
+
+// Preview returns what Open would, and makes no file. It returns an error if the directory of a missing file cannot
+// take one. made is a directory that is made before Open is called, or empty.
+func Preview(name, made string, limit int64, fresh func() ([]byte, error)) ([]byte, error) {
+	text, err := Read(name, limit)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return text, err
+	}
+	dir := filepath.Dir(name)
+	if err := unix.Access(dir, unix.W_OK|unix.X_OK); err != nil &&
+		!(errors.Is(err, fs.ErrNotExist) && dir == filepath.Clean(made)) {
+		return nil, fmt.Errorf("make %s: %w", name, err)
+	}
+	return fresh()
 }
 
 // Open reads a file like Read. If the file is missing, Open first makes it with the text of fresh.

@@ -8,16 +8,19 @@ const (
 	maxWord = 64
 	// maxCandidates bounds how many words are compared.
 	maxCandidates = 1000
+	// maxDistance is how far a word may be away, and lettersEach how many letters of the longer word it takes for each
+	// step: a short word is near to many others.
+	maxDistance, lettersEach = 2, 3
 )
 
 // Nearest returns the word of words that is most similar to key, or "" if no word is similar. It ignores the difference
-// of upper and lower case, and of - and _.
+// of upper and lower case, and of - and _. Words are without what is common to all, such as the -- of flags.
 func Nearest(key string, words []string) string {
 	if len(key) > maxWord {
 		return ""
 	}
 	key = fold(key)
-	best, least, compared := "", 3, 0
+	best, least, compared := "", maxDistance+1, 0
 	for _, word := range words {
 		if len(word) > maxWord || max(len(word)-len(key), len(key)-len(word)) >= least {
 			continue
@@ -25,7 +28,7 @@ func Nearest(key string, words []string) string {
 		if compared++; compared > maxCandidates {
 			break
 		}
-		if d := distance(key, fold(word)); d < least && d < len(word)-1 {
+		if d := distance(key, fold(word)); d < least && d <= max(len(key), len(word))/lettersEach {
 			best, least = word, d
 		}
 	}

@@ -11,7 +11,7 @@ import (
 )
 
 func TestNearestGuessesOnlyNearWords(t *testing.T) {
-	words := []string{"address", "capacity", "max_uses", "id", "key", "Build-App"}
+	words := []string{"address", "capacity", "max_uses", "id", "key", "Build-App", "pull", "labels"}
 	for key, want := range map[string]string{
 		"addresss":  "address",
 		"Capacity":  "capacity",
@@ -22,6 +22,11 @@ func TestNearestGuessesOnlyNearWords(t *testing.T) {
 		"x":         "",
 		"addresses": "address",
 		"build_ap":  "Build-App",
+		"all":       "", // pull: two of three letters
+		"full":      "pull",
+		"fill":      "",
+		"lable":     "labels",
+		"ib":        "",
 	} {
 		require.Equal(t, want, spell.Nearest(key, words), key)
 	}

@@ -43,7 +43,7 @@ func (r *Resolver) setAuth(ctx context.Context, s *settings, cfg *mux.Config) er
 		for _, file := range r.cfg.Identities {
 			key, err := r.KeyFile(ctx, file)
 			if err != nil {
-				return fmt.Errorf("--identity: %w", err)
+				return OfFlag("--identity", err)
 			}
 			cfg.Auth = append(cfg.Auth, key)
 		}
@@ -63,6 +63,14 @@ func (r *Resolver) setAuth(ctx context.Context, s *settings, cfg *mux.Config) er
 		return errors.New("no way to log in: name a private key with --identity, or start an ssh-agent")
 	}
 	return nil
+}
+
+// OfFlag returns err as an error about the value of a flag, unless err is about another flag already.
+func OfFlag(flag string, err error) error {
+	if strings.HasPrefix(err.Error(), "--") {
+		return err
+	}
+	return fmt.Errorf("%s: %w", flag, err)
 }
 
 // KeyFile reads a private key, with its passphrase if it has one and the certificate beside it if there is one. Each
@@ -104,7 +112,7 @@ func Passphrase(ctx context.Context, command []string, file string) ([]byte, err
 	}
 	out, err := subprocess.Output(ctx, append([]string{command[0]}, words...), passphraseLimit)
 	if err != nil {
-		return nil, fmt.Errorf("get the passphrase of %s: %w", file, err)
+		return nil, fmt.Errorf("--passphrase-command: get the passphrase of %s: %w", file, err)
 	}
 	line, _, _ := bytes.Cut(out, []byte("\n"))
 	return bytes.TrimSuffix(line, []byte("\r")), nil

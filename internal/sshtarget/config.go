@@ -66,9 +66,9 @@ func load(file string) (*config, error) {
 		c.ssh = ssh
 		return c, nil
 	}
-	if c.hasMatch() {
+	if found := c.onlySSH(); found != "" {
 		if err != nil {
-			return nil, needsSSH(err)
+			return nil, needsSSH(found, err)
 		}
 		c.ssh = ssh
 		return c, nil
@@ -103,9 +103,9 @@ func (c *config) read(file string) error {
 	return nil
 }
 
-func needsSSH(err error) error {
-	return fmt.Errorf("read ssh_config: it has Match, which only ssh evaluates: "+
-		"install openssh-client, or name another file: %w", err)
+func needsSSH(found string, err error) error {
+	return fmt.Errorf("read ssh_config: it has %s, which only ssh evaluates: "+
+		"install openssh-client, or name another file: %w", found, err)
 }
 
 // settings returns the configuration for a machine.
@@ -153,8 +153,9 @@ func (c *config) tryDefaults(ctx context.Context) error {
 	case err == nil:
 		c.defaults = parseDump(out)
 		return nil
-	case c.hasMatch():
-		return needsSSH(err)
+	}
+	if found := c.onlySSH(); found != "" {
+		return needsSSH(found, err)
 	}
 	c.ssh = ""
 	return c.parse()

@@ -12,7 +12,7 @@ import (
 	"github.com/kevinburke/ssh_config"
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
 
 // where finds a machine's settings by the configuration of the home directory.
@@ -163,6 +163,35 @@ func TestIncludedFilesCountWithAndWithoutSSH(t *testing.T) {
 	put(t, filepath.Join(h, ".ssh", "more"), "Match all\n  User ci\n")
 	_, err := load("")
 	require.ErrorContains(t, err, "it has Match")
+}
+
+// Without ssh a value was cut at each #, and two words in quotes were one. Now ssh reads such a file, or it is refused.
+func TestValuesThatTheLibraryMisreadsAreReadBySSHOrRefused(t *testing.T) {
+	for line, want := range map[string]struct{ refused, value string }{
+		`"/keys/a #1"`:               {"a # within a value", "/keys/a #1"},
+		`/keys/a#1`:                  {"a # within a value", "/keys/a#1"},
+		`"/keys/a"  # a "comment" #`: {"", "/keys/a"},
+		"/keys/a #1":                 {"", "/keys/a"},
+	} {
+		text := "# not #1\nHost vm\n  IdentityFile " + line + "\n"
+		for name, evaluate := range evaluators {
+			t.Run(name+" "+line, func(t *testing.T) {
+				_, find := evaluate(t, text)
+				s, err := find("vm")
+				if name == "library" && want.refused != "" {
+					require.ErrorContains(t, err, "it has "+want.refused+", which only ssh evaluates: install openssh-client")
+					return
+				}
+				require.NoError(t, err)
+				require.Equal(t, []string{want.value}, s.identities)
+			})
+		}
+	}
+	h := home(t, "Include fleet\n")
+	put(t, filepath.Join(h, ".ssh", "fleet"), "UserKnownHostsFile \"/a b\" \"/c d\"\n")
+	t.Setenv("PATH", t.TempDir())
+	_, err := load("")
+	require.ErrorContains(t, err, "it has several words in quotes, which only ssh evaluates")
 }
 
 func TestFilesThatIncludeThemselvesAreAnError(t *testing.T) {

@@ -1,11 +1,11 @@
 package sshtarget
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 
 	"github.com/kevinburke/ssh_config"
@@ -87,31 +87,63 @@ func absoluteIncludes(file string, text []byte) []byte {
 	})
 }
 
-// hasMatch reports whether a source, or a file that it includes, has Match.
-func (c *config) hasMatch() bool {
-	return slices.ContainsFunc(c.sources, func(s source) bool {
-		return hasMatch(absoluteIncludes(s.name, s.text), maxIncludes)
-	})
+// onlySSH returns what a source, or a file that it includes, has and the library does not evaluate as ssh does, or "".
+func (c *config) onlySSH() string {
+	for _, s := range c.sources {
+		if found := onlySSH(absoluteIncludes(s.name, s.text), maxIncludes); found != "" {
+			return found
+		}
+	}
+	return ""
 }
 
-// hasMatch returns false for a file that cannot be read: the parser reports it.
-func hasMatch(text []byte, depth int) bool {
+// onlySSH returns "" for a file that cannot be read: the parser reports it.
+func onlySSH(text []byte, depth int) string {
 	if matchLine.Match(text) {
-		return true
+		return "Match"
+	}
+	for line := range bytes.Lines(text) {
+		if found := misread(strings.TrimSpace(string(line))); found != "" {
+			return found
+		}
 	}
 	if depth == 0 {
-		return false
+		return ""
 	}
 	for _, parts := range includeLine.FindAllSubmatch(text, -1) {
 		for _, pattern := range splitQuoted(string(parts[2])) {
 			files, _ := filepath.Glob(pattern) // the parser reports a bad pattern, too
 			for _, file := range files {
 				included, err := boundedfile.Read(file, maxConfig)
-				if err == nil && hasMatch(absoluteIncludes(file, included), depth-1) {
-					return true
+				if err != nil {
+					continue
+				}
+				if found := onlySSH(absoluteIncludes(file, included), depth-1); found != "" {
+					return found
 				}
 			}
 		}
 	}
-	return false
+	return ""
+}
+
+// misread returns what the library would misread in a line, or "". It takes each # for the beginning of a comment, and
+// the first and the last quote of a value for a pair.
+func misread(line string) string {
+	quoted, quotes := false, 0
+	for i, c := range line {
+		switch {
+		case c == '"':
+			quoted = !quoted
+			quotes++
+		case c == '#' && !quoted && (i == 0 || strings.ContainsAny(line[i-1:i], " \t")):
+			return ""
+		case c == '#':
+			return "a # within a value"
+		}
+	}
+	if _, value, ok := strings.Cut(line, `"`); ok && quotes > 2 && strings.HasSuffix(value, `"`) {
+		return "several words in quotes"
+	}
+	return ""
 }

@@ -118,7 +118,8 @@ func (r *Resolver) hostKeys(id string, s *settings) (login.HostKeys, error) {
 // knownHosts reads the known_hosts files for a machine. All files that the operator has named must exist. Of ssh's own
 // files one must exist, unless there are other policies.
 func (r *Resolver) knownHosts(s *settings) (login.HostKeys, error) {
-	const help = "; make the file with: ssh-keyscan -p PORT HOST, check the keys, and name it with --known-hosts"
+	help := fmt.Sprintf("; make the file with: ssh-keyscan -p %s %s, check the keys, and name it with --known-hosts",
+		s.port, s.host)
 	files := r.cfg.KnownHosts
 	if len(files) == 0 {
 		files = existing(r.defaultKnownHosts(s))
@@ -132,7 +133,11 @@ func (r *Resolver) knownHosts(s *settings) (login.HostKeys, error) {
 	}
 	keys, err := login.KnownHosts(files...)
 	if err != nil {
-		return login.HostKeys{}, fmt.Errorf("%w%s", err, help)
+		err = fmt.Errorf("%w%s", err, help)
+		if len(r.cfg.KnownHosts) > 0 {
+			err = OfFlag("--known-hosts", err)
+		}
+		return login.HostKeys{}, err
 	}
 	r.hosts[key] = keys
 	return keys, nil

@@ -181,7 +181,7 @@ func (r *Resolver) chain(ctx context.Context, jumps []string, path []*settings, 
 			id += " via " + last.Name
 		}
 		if last, err = r.target(ctx, id, s, last, Machine{Auth: m.JumpAuth}); err != nil {
-			return nil, fmt.Errorf("jump host %s: %w", s.name, err)
+			return nil, OfFlag("jump host "+s.name, err)
 		}
 		path = longer
 	}

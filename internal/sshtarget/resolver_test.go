@@ -14,8 +14,8 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"github.com/stepmux/stepmux/internal/embeddedvm"
-	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/internal/subprocess"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 	"github.com/stepmux/stepmux/mux/login"
 )
 
@@ -318,7 +318,7 @@ func TestPolicies(t *testing.T) {
 		{[]string{"known-hosts"}, "there is no known_hosts file of"},
 		{[]string{"insecure"}, ""},
 		{[]string{"pinned:vm-1=" + line(vm.HostKey)}, ""},
-		{[]string{"pinned:vm-1=" + line(stranger)}, "none of the 1 pinned"},
+		{[]string{"pinned:vm-1=" + line(stranger)}, "is pinned"},
 		{[]string{"pinned:vm-2=" + line(vm.HostKey)}, "no key is pinned for vm-1: add pinned:vm-1=KEY"},
 		{[]string{"pinned:vm-2=" + line(stranger), "known-hosts", "insecure"}, ""},
 		{[]string{"command:cat " + vm.KnownHosts}, ""},

@@ -20,10 +20,13 @@ const (
 	pipeGrace = time.Second
 )
 
-// Limit bounds a command. Both are required.
+// Limit bounds a command. Time and Bytes are required.
 type Limit struct {
 	Time  time.Duration
 	Bytes int // of standard output
+	// Said is called with the beginning of the standard error of a command that has succeeded, if there is any.
+	// Optional.
+	Said func(text string)
 }
 
 // errTooMuch ends a command that prints more than its limit.
@@ -63,6 +66,9 @@ func Output(ctx context.Context, argv []string, limit Limit) ([]byte, error) {
 		return nil, fmt.Errorf("run %s: %w; it said: %q", argv[0], err, strings.TrimSpace(said.buf.String()))
 	case err != nil:
 		return nil, fmt.Errorf("run %s: %w", argv[0], err)
+	}
+	if limit.Said != nil && said.buf.Len() > 0 {
+		limit.Said(said.buf.String())
 	}
 	return out.buf.Bytes(), nil
 }

@@ -18,6 +18,27 @@ const (
 // MaxBytes, and less useful.
 var crashes = []string{"runtime: ", "fatal error: ", "panic: "}
 
+// IsCrash reports whether a line is one of the first of a crashing Go program.
+func IsCrash(line string) bool { return crash([]byte(line)) == 0 }
+
+// IsStack reports whether the stacks of a crash begin with a line.
+func IsStack(line string) bool {
+	return strings.HasPrefix(line, "runtime stack:") || strings.HasPrefix(line, "goroutine ")
+}
+
+// remedy returns advice about the text of a Go program that has crashed because its user has too little of something.
+// It is empty for other texts.
+func remedy(text string) string {
+	switch {
+	case strings.Contains(text, "failed to create new OS thread"), strings.Contains(text, "newosproc"):
+		return " (its user has as many processes as allowed: raise ulimit -u, or TasksMax of the user's slice)"
+	case strings.Contains(text, "fatal error: failed to reserve"), strings.Contains(text, "cannot allocate memory"),
+		strings.Contains(text, "fatal error: runtime: out of memory"), strings.Contains(text, "fatal error: out of memory"):
+		return " (it got no memory: raise ulimit -v, or give the machine more memory)"
+	}
+	return ""
+}
+
 // crash returns the offset of a crash's text, or -1.
 func crash(text []byte) int {
 	first := -1
@@ -49,17 +70,21 @@ func Append(kept, p []byte) []byte {
 	return kept[:min(len(kept), MaxBytes)]
 }
 
-// Lines returns the last maxLines lines of foreign text as one line, or the first ones of a crash.
+// Lines returns the last maxLines lines of foreign text as one line, or the first ones of a crash, with advice.
 func Lines(text []byte) string {
 	at := crash(text)
 	var lines []string
 	for line := range strings.Lines(strings.ToValidUTF8(string(text[max(0, at):]), "?")) {
+		if at >= 0 && IsStack(line) {
+			break
+		}
 		if line = strings.TrimSpace(line); line != "" {
 			lines = append(lines, line)
 		}
 	}
 	if at >= 0 {
-		return strings.Join(lines[:min(len(lines), maxLines)], " | ")
+		said := strings.Join(lines[:min(len(lines), maxLines)], " | ")
+		return said + remedy(said)
 	}
 	return strings.Join(lines[max(0, len(lines)-maxLines):], " | ")
 }

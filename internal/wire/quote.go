@@ -13,9 +13,30 @@ var reservedWords = []string{
 	"time", "coproc", "repeat", "foreach", "end", "nocorrect",
 }
 
-// Quote joins argv into one command line that a POSIX shell splits into exactly argv again
-// (POSIX.1-2017, XCU 2.2). sshd hands the line to the user's login shell, so every command line must
-// come from Quote. Arguments with a NUL byte, which no process can receive, and an empty argv are errors.
+// LoginLine joins argv into one command line for a login shell, to which sshd hands it. The line has no newline, and
+// every POSIX shell, csh, tcsh and fish split it into exactly argv again. argv[0] is a program, no builtin of a shell.
+// Arguments with a NUL byte, which no process can receive, and an empty argv are errors.
+func LoginLine(argv ...string) (string, error) {
+	if !slices.ContainsFunc(argv, func(arg string) bool { return strings.Contains(arg, "\n") }) {
+		return Quote(argv...)
+	}
+	// csh takes no newline in a word, however it is quoted. A sh joins the words again that are sent line by line.
+	joined := []string{"sh", "-c", joinLines, "sh"}
+	for _, arg := range argv {
+		for i, line := range strings.Split(arg, "\n") {
+			joined = append(joined, ".+"[min(i, 1):min(i, 1)+1]+line)
+		}
+	}
+	return Quote(joined...)
+}
+
+// joinLines runs the command whose words are its arguments: "." begins a word, "+" another line of it.
+const joinLines = `_n=$(echo;echo .);_n=${_n%.};_c=$#;_w=;for _l;do case $_l in .*)set -- "$@" "$_w";_w=${_l#.};;` +
+	`*)_w=$_w$_n${_l#+};;esac;done;set -- "$@" "$_w";shift $((_c+1));exec "$@"`
+
+// Quote joins argv into one command line that a POSIX shell splits into exactly argv again (POSIX.1-2017, XCU 2.2).
+// csh, tcsh and fish do so, too, unless an argument has a newline: lines for login shells come from LoginLine.
+// Arguments with a NUL byte, which no process can receive, and an empty argv are errors.
 func Quote(argv ...string) (string, error) {
 	if len(argv) == 0 {
 		return "", fmt.Errorf("quote command: no arguments")
@@ -47,6 +68,9 @@ func quoteTo(b *strings.Builder, arg string, command bool) {
 		return
 	}
 	b.WriteByte('\'')
-	b.WriteString(strings.ReplaceAll(arg, "'", `'"'"'`)) // not '\'': fish takes a \' inside of quotes for a quote
+	b.WriteString(outside.Replace(arg))
 	b.WriteByte('\'')
 }
+
+// outside puts the characters that are special in single quotes outside of them: ' in all shells, ! in csh, \ in fish.
+var outside = strings.NewReplacer(`'`, `'"'"'`, `\`, `'\\'`, `!`, `'\!'`)

@@ -11,14 +11,14 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// shells returns the POSIX shells of this machine; sh is always among them. If STEPMUX_REQUIRE_PARTS is 1, none may be
+// shells returns the login shells of this machine; sh is always among them. If STEPMUX_REQUIRE_PARTS is 1, none may be
 // missing.
 func shells(t testing.TB) []string {
 	t.Helper()
 	sh, err := exec.LookPath("sh")
 	require.NoError(t, err)
 	found := []string{sh}
-	for _, name := range []string{"bash", "dash", "zsh", "ksh", "busybox"} {
+	for _, name := range []string{"bash", "dash", "zsh", "ksh", "busybox", "tcsh", "fish"} {
 		path, err := exec.LookPath(name)
 		if err != nil {
 			require.NotEqual(t, "1", os.Getenv("STEPMUX_REQUIRE_PARTS"), err)
@@ -37,8 +37,9 @@ func shells(t testing.TB) []string {
 // split lets shell split the quoted form of args and returns the arguments that a program receives.
 func split(t testing.TB, shell string, args []string) []string {
 	t.Helper()
-	line, err := Quote(append([]string{"printf", `%s\0`}, args...)...)
+	line, err := LoginLine(append([]string{"printf", `%s\0`}, args...)...)
 	require.NoError(t, err)
+	require.NotContains(t, line, "\n")
 	var stderr bytes.Buffer
 	cmd := exec.CommandContext(t.Context(), shell, "-c", line)
 	cmd.Stderr = &stderr
@@ -72,6 +73,9 @@ func TestQuotedCommandWordIsNeverSyntax(t *testing.T) {
 	words := []string{"a=b", "!", "{", "}", "[[", "~", "#", "", "2", "x y"}
 	words = append(words, reservedWords...)
 	for _, shell := range shells(t) {
+		if filepath.Base(shell) == "fish" {
+			continue // it takes a quoted keyword for a keyword
+		}
 		for _, word := range words {
 			line, err := Quote(word, "stepmux-no-such-argument")
 			require.NoError(t, err)
@@ -82,6 +86,9 @@ func TestQuotedCommandWordIsNeverSyntax(t *testing.T) {
 			require.ErrorAs(t, err, &exit, "%s -c %q: %s", shell, line, out)
 			if word == "[[" && strings.HasSuffix(string(out), "missing ]]\n") {
 				continue // BusyBox has a command of this name, as others have one of the name [
+			}
+			if strings.HasSuffix(string(out), ": Command not found.\n") {
+				continue // csh and tcsh end with 1
 			}
 			require.Contains(
 				t, []int{126, 127}, exit.ExitCode(), "%s -c %q was not looked up as a command: %s", shell, line, out,
@@ -102,6 +109,26 @@ func TestQuoteAddsNoBackslash(t *testing.T) {
 	line, err := Quote("sh", "-c", "echo 'a b'")
 	require.NoError(t, err)
 	require.Equal(t, `sh -c 'echo '"'"'a b'"'"''`, line)
+}
+
+// The manager's lines for a terminal, and those with the tools of the VM's stepmux, begin with exec.
+func TestALineThatEveryLoginShellExecutesInItsPlace(t *testing.T) {
+	for _, shell := range shells(t) {
+		line, err := LoginLine("sh", "-c", "printf '%s %s'\nprintf '!%s' \"$1\"\n", "sh", "a\nb")
+		require.NoError(t, err)
+		out, err := exec.CommandContext(t.Context(), shell, "-c", "exec "+line).CombinedOutput()
+		require.NoError(t, err, "%s: %s", shell, out)
+		require.Equal(t, " !a\nb", string(out), shell)
+	}
+}
+
+// A builtin, such as the export of a script that a POSIX sh runs, keeps its newline: no other shell runs it.
+func TestQuoteKeepsNewlinesForPOSIXShells(t *testing.T) {
+	line, err := Quote("export", "A=a\nb!\\")
+	require.NoError(t, err)
+	out, err := exec.CommandContext(t.Context(), "sh", "-c", line+`; printf %s "$A"`).Output()
+	require.NoError(t, err)
+	require.Equal(t, "a\nb!\\", string(out))
 }
 
 func TestQuoteRefusesNULBytesAndNoArguments(t *testing.T) {

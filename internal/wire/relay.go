@@ -53,7 +53,8 @@ func ReadManagerHello(r io.Reader) (version int, err error) {
 }
 
 // FindRelayHello reads up to and including the relay's hello, and no byte after it. It returns the bytes before it,
-// such as a login shell's greeting, as noise. With an error, noise is everything that was read.
+// such as a login shell's greeting, as noise. With an error, noise is everything that was read. The error is ErrEcho if
+// the manager's hello comes back.
 func FindRelayHello(r io.ByteReader) (version int, noise []byte, err error) {
 	line := 0 // start of the current line
 	for {
@@ -63,6 +64,9 @@ func FindRelayHello(r io.ByteReader) (version int, noise []byte, err error) {
 		}
 		noise = append(noise, b)
 		if b == '\n' {
+			if Echoes(noise[line:]) {
+				return 0, noise, ErrEcho
+			}
 			// A shell's prompt may come first on the line.
 			if i := bytes.LastIndex(noise[line:], []byte(relayHello)); i >= 0 {
 				if version, ok := parseHello(noise[line+i:], relayHello); ok {
@@ -75,6 +79,15 @@ func FindRelayHello(r io.ByteReader) (version int, noise []byte, err error) {
 			return 0, noise, fmt.Errorf("no relay's hello in the first %d bytes", MaxRelayNoise)
 		}
 	}
+}
+
+// ErrEcho reports that the program that was started is no relay.
+var ErrEcho = errors.New("another program read what was sent to the relay")
+
+// Echoes reports whether text has the manager's hello in it. A shell that takes it for a command, and a program that
+// copies its input, print it; a relay does not.
+func Echoes(text []byte) bool {
+	return bytes.Contains(text, []byte(managerHello+strconv.Itoa(RelayVersion)))
 }
 
 // helloSoFar reports whether line may be the start of a hello.

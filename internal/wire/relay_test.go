@@ -48,11 +48,14 @@ func TestOutputOfOtherProgramsIsNoRelayHello(t *testing.T) {
 		"a negative version": RelayHello(-1),
 		"a long version":     "stepmux-relay/1234\n",
 		"no newline":         "stepmux-relay/1",
-		"our own hello":      ManagerHello(1),
 	} {
 		_, noise, err := FindRelayHello(bufio.NewReader(strings.NewReader(text)))
 		require.ErrorIs(t, err, io.EOF, name)
 		require.Equal(t, text, string(noise), name)
+	}
+	for _, echo := range []string{ManagerHello(1), "zsh: not found: " + ManagerHello(1)} {
+		_, _, err := FindRelayHello(bufio.NewReader(io.MultiReader(strings.NewReader("text\n"+echo), neverRead{t})))
+		require.ErrorIs(t, err, ErrEcho)
 	}
 	endless := io.MultiReader(bytes.NewReader(make([]byte, MaxRelayNoise)), neverRead{t})
 	_, _, err := FindRelayHello(bufio.NewReaderSize(endless, 16))

@@ -11,7 +11,7 @@ import (
 // Command is a command to start on the VM. Either Argv or Line is required.
 type Command struct {
 	// Argv is the program and its arguments. A relay starts the program itself. In a session the user's login shell
-	// starts it, and the arguments are quoted for that.
+	// starts it: a POSIX shell, csh, tcsh or fish, for which the arguments are quoted.
 	Argv []string
 	// Line is a command line for the user's login shell. The caller quotes it.
 	Line string

@@ -5,9 +5,12 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -17,9 +20,10 @@ import (
 	"github.com/skeema/knownhosts"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/crypto/ssh"
+	sshknownhosts "golang.org/x/crypto/ssh/knownhosts"
 
 	"github.com/stepmux/stepmux/internal/embeddedvm"
-	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
 )
@@ -69,9 +73,9 @@ func TestFirstAnswerOfTheChainCounts(t *testing.T) {
 		want string // of the error, empty if it is accepted
 	}{
 		"pinned":                        {accept, ""},
-		"another one is pinned":         {refuse, "none of the 1 pinned"},
+		"another one is pinned":         {refuse, "is pinned"},
 		"no key is pinned":              {login.PinnedHostKeys(), "no key is pinned"},
-		"an answer ends the chain":      {login.FirstOf(refuse, accept, insecure), "none of the 1 pinned"},
+		"an answer ends the chain":      {login.FirstOf(refuse, accept, insecure), "is pinned"},
 		"also if it accepts":            {login.FirstOf(accept, refuse, listsOther), ""},
 		"a rule without an answer":      {login.FirstOf(login.PinnedHostKeys(), empty, lists, refuse), ""},
 		"the last rule accepts":         {login.FirstOf(empty, insecure), ""},
@@ -374,4 +378,111 @@ func TestSHA1IsRefusedUnlessAllowed(t *testing.T) {
 			dialWith(t, s, cfg)
 		})
 	}
+}
+
+// The error had neither the line nor the key that it has, and no command.
+func TestAChangedKeyIsShownWithTheOldOneAndItsLine(t *testing.T) {
+	s := sshtest.OpenSSH(t)
+	stranger, _ := sshtest.NewKey(t)
+	other, name := stranger.PublicKey(), knownhosts.Normalize(s.Addr)
+	for hosts, found := range map[string]bool{name: true, "127.0.0.1," + name: true, "[127.0.0.?]:*": false, "*": false} {
+		text := "# a comment\n" + hostLine("", "another", s.HostKey) + hostLine("", hosts, other)
+		file := write(t, "known_hosts", text)
+		keys, err := login.KnownHosts(file)
+		require.NoError(t, err)
+		err = dialError(t, s, keys)
+		requireStage(t, err, "host key", true)
+		if errNotKnown := !strings.Contains(hosts, name) && hosts != "*"; errNotKnown {
+			require.ErrorContains(t, err, "add the line")
+			continue
+		}
+		require.ErrorContains(t, err, fmt.Sprintf("HOST KEY CHANGED: %s shows %s %s, but %s:3 has %s %s: ", s.Addr,
+			s.HostKey.Type(), ssh.FingerprintSHA256(s.HostKey), file, other.Type(), ssh.FingerprintSHA256(other)))
+		_, command, printed := strings.Cut(err.Error(), "remove the old line: ")
+		require.Equal(t, found, printed, "%v", err)
+		if printed {
+			sshtest.RequirePart(t, "openssh-client", "/usr/bin/ssh-keygen")
+			out, err := exec.Command("sh", "-c", command).CombinedOutput()
+			require.NoError(t, err, "%s", out)
+			left, err := os.ReadFile(file)
+			require.NoError(t, err)
+			require.NotContains(t, string(left), name)
+			require.Contains(t, string(left), "another")
+		}
+	}
+	command, err := login.HostKeyCommand(script(t, "echo '"+strings.TrimSpace(hostLine("", "*", other))+"'"))
+	require.NoError(t, err)
+	require.ErrorContains(t, dialError(t, s, command), ", but the output of ")
+	pinned := fmt.Sprintf("the server shows %s %s, but %s %s is pinned", s.HostKey.Type(),
+		ssh.FingerprintSHA256(s.HostKey), other.Type(), ssh.FingerprintSHA256(other))
+	require.ErrorContains(t, dialError(t, s, login.PinnedHostKeys(other)), pinned)
+}
+
+// ssh accepts the key of a line without a port for the other ports of the host. A mismatch there says nothing.
+func TestALineWithoutAPortIsForAllPortsOfItsHostAsWithSSH(t *testing.T) {
+	authority, _ := sshtest.NewKey(t)
+	s, host := certified(t, authority, nil)
+	for lines, accepts := range map[string]bool{
+		hostLine("", "127.0.0.1", host):                                 true,
+		hostLine("", sshknownhosts.HashHostname("127.0.0.1"), host):     true,
+		hostLine("@cert-authority", "127.0.0.1", authority.PublicKey()): true,
+		hostLine("", "127.0.0.1", authority.PublicKey()):                false,
+		hostLine("", "127.0.0.2", host):                                 false,
+		hostLine("", "[127.0.0.1]:1", host):                             false,
+	} {
+		file := write(t, "known_hosts", lines)
+		keys, err := login.KnownHosts(file)
+		require.NoError(t, err)
+		err = dialError(t, s, keys)
+		require.Equal(t, accepts, err == nil, "%s: %v", lines, err)
+		if err != nil {
+			require.ErrorContains(t, err, "add the line")
+		}
+		sshtest.RequirePart(t, "openssh-client", "/usr/bin/ssh")
+		_, port, err := net.SplitHostPort(s.Addr)
+		require.NoError(t, err)
+		out, err := exec.Command("ssh", "-F", "none", "-p", port, "-o", "BatchMode=yes", "-i", s.IdentityFile,
+			"-o", "IdentitiesOnly=yes", "-o", "IdentityAgent=none", "-o", "GlobalKnownHostsFile=none",
+			"-o", "UserKnownHostsFile="+file, "-o", "StrictHostKeyChecking=yes", s.User+"@127.0.0.1", "exit 0").CombinedOutput()
+		require.Equal(t, accepts, err == nil, "ssh: %s: %s", lines, out)
+	}
+}
+
+// The hint stood behind both sides' lists of algorithms, and named all options of sshd_config.
+func TestAServerWithoutACommonAlgorithmIsToldWhichOptionToSet(t *testing.T) {
+	for lines, want := range map[string]string{
+		"KexAlgorithms sntrup761x25519-sha512@openssh.com": `no common algorithm for key exchange: the server offers only ` +
+			`"sntrup761x25519-sha512@openssh.com`,
+		"Ciphers aes256-cbc": `no common algorithm for client to server cipher: the server offers only "aes256-cbc"`,
+		"MACs umac-128@openssh.com,umac-64-etm@openssh.com\nCiphers aes128-ctr": `no common algorithm for client to server ` +
+			`MAC: the server offers only "umac-128@openssh.com umac-64-etm@openssh.com"`,
+		"MACs hmac-sha1\nCiphers aes128-ctr": "", // used with SHA-1 as a MAC
+	} {
+		s := sshtest.OpenSSH(t, lines)
+		conn, err := mux.Dial(sshtest.Within(t), s.Addr, config(s))
+		if want == "" {
+			require.NoError(t, err)
+			require.NoError(t, conn.Close())
+			continue
+		}
+		option, _, _ := strings.Cut(lines, " ")
+		require.ErrorContains(t, err, "dial "+s.User+"@"+s.Addr+": handshake: "+want)
+		require.ErrorContains(t, err, " (set "+option+" in its sshd_config to one of these, or upgrade it: ")
+		_, ok := errors.AsType[*ssh.AlgorithmNegotiationError](err)
+		require.True(t, ok)
+	}
+}
+
+// The words of the SSH library stood between the machine and the cause, and a hint was behind a long cause.
+func TestADialErrorSaysItsCauseAndRemedyAtOnce(t *testing.T) {
+	s := sshtest.OpenSSH(t)
+	stranger, _ := sshtest.NewKey(t)
+	cfg := config(s)
+	cfg.Auth = []login.Auth{login.Key("/keys/mine", stranger)}
+	_, err := mux.Dial(sshtest.Within(t), s.Addr, cfg)
+	require.EqualError(t, err, "dial "+s.User+"@"+s.Addr+": login: unable to authenticate, attempted methods [none "+
+		"publickey] (the server refused key /keys/mine for user "+s.User+": is it in authorized_keys, is the user right?)")
+	cause := errors.New(strings.Repeat("x", 201))
+	long := &mux.DialError{Stage: "login", User: "ci", Addr: "vm:22", Hint: "do that", Err: cause}
+	require.True(t, strings.HasPrefix(long.Error(), "dial ci@vm:22: login: do that: xxx"), long.Error())
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"strings"
 
 	"golang.org/x/crypto/ssh"
 
@@ -21,7 +22,11 @@ func PinnedHostKeys(keys ...ssh.PublicKey) HostKeys {
 				return nil
 			}
 		}
-		return fmt.Errorf("the server's key is %s, none of the %d pinned keys", describe(got), len(keys))
+		var pins []string
+		for _, want := range keys[:min(len(keys), maxShown)] {
+			pins = append(pins, describe(want))
+		}
+		return fmt.Errorf("the server shows %s, but %s is pinned", describe(got), strings.Join(pins, " or "))
 	}}
 	for _, k := range keys {
 		known.types = append(known.types, k.Type())

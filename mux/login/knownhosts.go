@@ -13,6 +13,7 @@ import (
 
 	"github.com/skeema/knownhosts"
 	"golang.org/x/crypto/ssh"
+	sshknownhosts "golang.org/x/crypto/ssh/knownhosts"
 
 	"github.com/stepmux/stepmux/internal/boundedfile"
 )
@@ -46,6 +47,10 @@ type hostDB struct {
 	db      *knownhosts.HostKeyDB
 	source  string          // for messages
 	revoked map[string]bool // by marshaled key
+	// patterns are the lines, as file:line, that ssh-keygen -R does not find by the name of a host.
+	patterns map[string]bool
+	// printed is set if no file that remains has the lines.
+	printed bool
 }
 
 func readKnownHosts(files []string) (*hostDB, error) {
@@ -58,7 +63,7 @@ func readKnownHosts(files []string) (*hostDB, error) {
 
 // readHosts reads files in the form of known_hosts. source names them in messages.
 func readHosts(source string, files ...string) (*hostDB, error) {
-	d := &hostDB{source: source, revoked: map[string]bool{}}
+	d := &hostDB{source: source, revoked: map[string]bool{}, patterns: map[string]bool{}}
 	var usable []string // files with an entry: NewDB refuses one with bad lines only
 	for _, name := range files {
 		data, err := boundedfile.Read(name, maxKnownHosts)
@@ -81,6 +86,7 @@ func readHosts(source string, files ...string) (*hostDB, error) {
 			if marker == "revoked" {
 				d.revoked[string(key.Marshal())] = true
 			}
+			d.patterns[fmt.Sprintf("%s:%d", name, n)] = strings.ContainsAny(strings.Join(hosts, ""), "*?!")
 			entries++
 		}
 		if entries > 0 {
@@ -142,7 +148,11 @@ func checkEntry(marker string, hosts []string) error {
 // knowledge returns the entries for s, without the check.
 func (d *hostDB) knowledge(s server) knowledge {
 	k := knowledge{policy: "known_hosts " + d.source, veto: d.veto}
-	for _, key := range d.db.HostKeys(s.name) {
+	keys := d.db.HostKeys(s.name)
+	if plain := withoutPort(s); len(keys) == 0 {
+		keys = d.db.HostKeys(plain.name)
+	}
+	for _, key := range keys {
 		if key.Cert {
 			k.authority = true
 		} else {
@@ -170,8 +180,25 @@ func signer(key ssh.PublicKey) ssh.PublicKey {
 	return key
 }
 
+// withoutPort returns s with the name that ssh looks up if it does not find the one with the port.
+func withoutPort(s server) server {
+	if host, _, err := net.SplitHostPort(s.name); err == nil {
+		s.name = net.JoinHostPort(host, "22")
+	}
+	return s
+}
+
 // check judges a key that is not revoked.
 func (d *hostDB) check(s server, remote net.Addr, key ssh.PublicKey) error {
+	err := d.checkName(s, remote, key)
+	if errors.Is(err, errNotKnown) && d.checkName(withoutPort(s), remote, key) == nil {
+		return nil
+	}
+	return err
+}
+
+// checkName is check by the name of s alone.
+func (d *hostDB) checkName(s server, remote net.Addr, key ssh.PublicKey) error {
 	if cert, ok := key.(*ssh.Certificate); ok {
 		switch {
 		case cert.Signature != nil && cert.Signature.Format == ssh.KeyAlgoRSA:
@@ -199,12 +226,45 @@ func (d *hostDB) check(s server, remote net.Addr, key ssh.PublicKey) error {
 		return fmt.Errorf("%s shows %s and no certificate by an authority that %s has for it: "+
 			"is HostCertificate set in its sshd_config?", s.name, describe(key), d.source)
 	case knownhosts.IsHostKeyChanged(err):
-		return fmt.Errorf("HOST KEY CHANGED: %s shows another key than %s has for it: %s; "+
-			"if the machine was rebuilt remove the old line, else somebody is in between", s.name, d.source, describe(key))
+		return d.changed(s, err, key)
 	default:
 		return err
 	}
 }
+
+// changed returns the error for another key than the lines have that err names.
+func (d *hostDB) changed(s server, err error, key ssh.PublicKey) error {
+	lines, _ := errors.AsType[*sshknownhosts.KeyError](err)
+	var own, alike []sshknownhosts.KnownKey
+	for _, line := range lines.Want {
+		if !d.lists(s, line.Key, true) {
+			own = append(own, line)
+			if line.Key.Type() == key.Type() {
+				alike = append(alike, line)
+			}
+		}
+	}
+	if len(alike) > 0 {
+		own = alike
+	}
+	var known []string
+	for _, line := range own[:min(len(own), maxShown)] {
+		where := fmt.Sprintf("%s:%d", line.Filename, line.Line)
+		if d.printed {
+			where = d.source
+		}
+		known = append(known, where+" has "+describe(line.Key))
+	}
+	remedy := "remove the old line"
+	if first := own[0]; !d.printed && !d.patterns[fmt.Sprintf("%s:%d", first.Filename, first.Line)] {
+		remedy += fmt.Sprintf(": ssh-keygen -f %q -R %q", first.Filename, knownhosts.Normalize(s.name))
+	}
+	return fmt.Errorf("HOST KEY CHANGED: %s shows %s, but %s: somebody may be in between; if the machine was rebuilt, "+
+		"compare the key with the one on its console, and %s", s.name, describe(key), strings.Join(known, ", "), remedy)
+}
+
+// maxShown bounds the keys that an error names.
+const maxShown = 3
 
 // lists reports whether key is listed for s: as a certificate authority's if authority is true, otherwise as the
 // server's own.
@@ -229,5 +289,6 @@ func parseKnownHosts(text []byte, source string) (*hostDB, error) {
 	if err != nil {
 		return nil, errors.New(strings.ReplaceAll(err.Error(), f.Name(), "line"))
 	}
+	d.printed = true
 	return d, nil
 }

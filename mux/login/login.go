@@ -117,6 +117,7 @@ func (l *Login) Learn(ctx context.Context) error {
 // keeps only its text.
 func (l *Login) Explain(err error) (stage, hint string, reason error) {
 	text := err.Error()
+	disjoint := (*ssh.AlgorithmNegotiationError)(nil)
 	closed := errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)
 	switch {
 	case l.refused != nil:
@@ -134,14 +135,43 @@ func (l *Login) Explain(err error) (stage, hint string, reason error) {
 		hint = "the server closed the connection during login: see its log"
 	case l.shown:
 		hint = "after the host key was accepted: see the server's log"
-	case strings.Contains(text, "no common algorithm"):
-		hint = "client and server share no algorithm: see the server's KexAlgorithms, Ciphers, HostKeyAlgorithms"
+	case errors.As(err, &disjoint):
+		return "handshake", "set " + sshdOption(disjoint.What) + " in its sshd_config to one of these, or upgrade it: " +
+			strings.Join(disjoint.SupportedAlgorithms, " "), &disjointError{disjoint}
 	case closed:
 		hint = "the server closed the connection at once: MaxStartups or a ban may be at work, or this is not an SSH port"
 	default:
 		hint = "is " + l.cfg.Addr + " an SSH port?"
 	}
 	return "handshake", hint, nil
+}
+
+// disjointError is the error for a server that shares no algorithm with this side.
+type disjointError struct{ *ssh.AlgorithmNegotiationError }
+
+func (e *disjointError) Error() string {
+	return fmt.Sprintf("no common algorithm for %s: the server offers only %.*q", e.What, maxOffer,
+		strings.Join(e.RequestedAlgorithms, " "))
+}
+
+// Unwrap returns the library's error.
+func (e *disjointError) Unwrap() error { return e.AlgorithmNegotiationError }
+
+// maxOffer bounds what an error quotes of a server's algorithms, in characters.
+const maxOffer = 160
+
+// sshdOption returns the option of sshd_config for the algorithms of a purpose, in the library's words.
+func sshdOption(purpose string) string {
+	switch {
+	case purpose == "host key":
+		return "HostKeyAlgorithms (and a HostKey of the type)"
+	case strings.HasSuffix(purpose, "cipher"):
+		return "Ciphers"
+	case strings.HasSuffix(purpose, "MAC"):
+		return "MACs"
+	default:
+		return "KexAlgorithms"
+	}
 }
 
 func authNames(auths []Auth) string {

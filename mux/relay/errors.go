@@ -3,7 +3,13 @@ package relay
 import (
 	"errors"
 	"fmt"
+
+	"github.com/stepmux/stepmux/internal/wire"
 )
+
+// ErrOtherProgram is wrapped by the [Error] of a relay that did not start because another program ran in its place and
+// read its input. The login does not run the commands that it is given.
+var ErrOtherProgram = wire.ErrEcho
 
 // Error reports that the relay failed during an operation, although its carrier works. Everything that went through
 // the relay fails with it. The relay's processes have been ended, or are being ended.

@@ -158,7 +158,7 @@ func (r *Relay) startError(ctx context.Context, err error) error {
 	if first := (*Error)(nil); errors.As(err, &first) {
 		e.Err, e.Version = first.Err, first.Version
 	}
-	if exit != nil && ctx.Err() == nil && e.Version == 0 {
+	if exit != nil && ctx.Err() == nil && e.Version == 0 && !errors.Is(err, ErrOtherProgram) {
 		e.Err, e.ExitCode = exit, exit.Status
 	}
 	return e

@@ -61,13 +61,15 @@ func Extract(ctx context.Context, file *os.File, dir string, b Bounds) (files in
 		return 0, err
 	}
 	defer root.Close()
-	if b.Bytes == 0 {
+	byRoom := b.Bytes == 0
+	if byRoom {
 		if b.Bytes, err = roomBelow(root); err != nil {
 			return 0, err
 		}
 	}
 	u := &unpacker{
 		ctx: ctx, root: root, bounds: b, left: b.Bytes, seen: map[string]bool{}, buffer: make([]byte, bufferSize),
+		byRoom: byRoom && b.Bytes < DefaultBytes,
 	}
 	if err := u.unpack(file); err != nil {
 		return u.files, err
@@ -101,6 +103,7 @@ type unpacker struct {
 	root   *os.Root
 	bounds Bounds
 	left   int64 // bytes
+	byRoom bool  // the bound of the bytes is the free space
 	seen   map[string]bool
 	files  int
 	names  int // bytes of names and of the targets of links that more entries would have to make up for
@@ -181,6 +184,10 @@ func entryError(name string, err error) error {
 }
 
 func (u *unpacker) tooLarge() error {
+	if u.byRoom {
+		return fmt.Errorf("the files of the archive are larger than %d bytes, nine tenths of the free space: %w",
+			u.bounds.Bytes, unix.ENOSPC)
+	}
 	return fmt.Errorf("the files of the archive are larger than the limit of %d bytes, which is --max-extracted-size, or "+
 		"else nine tenths of the free space", u.bounds.Bytes)
 }
@@ -372,6 +379,20 @@ func (u *unpacker) file(name string, info fs.FileInfo, size int64, r io.Reader) 
 		return err
 	}
 	return u.root.Chtimes(name, info.ModTime(), info.ModTime())
+}
+
+// untilEnd is a reader that fails when ctx has ended. It hides the file's other methods, because they do not look at
+// ctx.
+type untilEnd struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (r untilEnd) Read(p []byte) (int, error) {
+	if r.ctx.Err() != nil {
+		return 0, context.Cause(r.ctx)
+	}
+	return r.r.Read(p)
 }
 
 // link keeps a link until all files are written, so that no file is written through it.

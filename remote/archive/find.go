@@ -18,6 +18,7 @@ import (
 	"github.com/bmatcuk/doublestar/v4"
 
 	"github.com/stepmux/stepmux/internal/oserr"
+	"github.com/stepmux/stepmux/internal/plural"
 	"github.com/stepmux/stepmux/internal/tail"
 )
 
@@ -38,7 +39,7 @@ type Selection struct {
 	// OnlyInside leaves out symbolic links that lead out of Dir. Otherwise they are archived as links.
 	OnlyInside bool
 	// Info and Warn are called with lines about the patterns. Warn gets patterns that match nothing or lead outside of
-	// Dir. A pattern never makes Find fail.
+	// Dir, and files that cannot be read. A pattern never makes Find fail.
 	Info, Warn func(text string)
 }
 
@@ -47,6 +48,7 @@ type Files struct {
 	root   *os.Root
 	names  []string // sorted, with slashes
 	newest time.Time
+	leave  *leaver
 }
 
 // Find collects files. It reads no contents.
@@ -56,13 +58,14 @@ func Find(ctx context.Context, s Selection) (*Files, error) {
 		return nil, fmt.Errorf("open the project's directory: %w", err)
 	}
 	f := &finder{
-		Selection: s, files: &Files{root: root}, fsys: root.FS(), found: map[string]bool{}, excluded: map[string]int{},
+		Selection: s, files: &Files{root: root, leave: &leaver{warn: s.Warn}}, fsys: root.FS(), found: map[string]bool{},
+		excluded: map[string]int{}, targets: map[string]int{},
 	}
 	if err := f.find(ctx); err != nil {
 		root.Close()
 		return nil, err
 	}
-	f.files.names = slices.Sorted(maps.Keys(f.found))
+	f.list()
 	return f.files, nil
 }
 
@@ -78,13 +81,14 @@ func Named(dir string, names []string, warn func(text string)) (*Files, error) {
 		return nil, err
 	}
 	f := &finder{
-		Selection: Selection{Dir: dir, OnlyInside: true, Warn: warn}, files: &Files{root: root}, found: map[string]bool{},
+		Selection: Selection{Dir: dir, OnlyInside: true, Warn: warn},
+		files:     &Files{root: root, leave: &leaver{warn: warn}}, found: map[string]bool{}, targets: map[string]int{},
 	}
 	for _, name := range names {
 		f.add(name)
 	}
 	f.warnOutside()
-	f.files.names = slices.Sorted(maps.Keys(f.found))
+	f.list()
 	return f.files, nil
 }
 
@@ -127,6 +131,7 @@ type finder struct {
 	exclude  [][2]string // patterns of Exclude, relative to Dir and as the caller wrote them
 	found    map[string]bool
 	excluded map[string]int // files by pattern
+	targets  map[string]int // lengths of the targets of links
 	outside  []string       // links that lead outside
 }
 
@@ -151,7 +156,7 @@ func (f *finder) find(ctx context.Context) error {
 	}
 	f.warnOutside()
 	for pattern, n := range f.excluded {
-		f.Info(fmt.Sprintf("%s: excluded %d files", pattern, n))
+		f.Info(fmt.Sprintf("%s: excluded %s", pattern, plural.Count(n, "file")))
 	}
 	return nil
 }
@@ -289,10 +294,37 @@ func (f *finder) add(name string) int {
 				return 1
 			}
 		}
+		f.targets[name] = len(target)
 	}
 	f.found[name] = true
 	f.files.saw(info)
 	return 1
+}
+
+// list sets the names of the files. With OnlyInside it leaves out those that Extract would refuse, as it refuses all of
+// the archive then.
+func (f *finder) list() {
+	f.files.names = slices.Sorted(maps.Keys(f.found))
+	if !f.OnlyInside {
+		return
+	}
+	entries, size := 0, 0
+	f.files.names = slices.DeleteFunc(f.files.names, func(name string) bool {
+		cost := len(name) - nameSize + f.targets[name]
+		switch {
+		case len(name) > maxPath:
+			f.files.Leave(name[:100]+"...", fmt.Errorf("its path is longer than %d bytes", maxPath))
+		case entries == maxEntries:
+			f.files.Leave(name, fmt.Errorf("at most %d files can be archived", maxEntries))
+		case size+cost > nameFloor:
+			f.files.Leave(name, errors.New("the paths of all files together are too long"))
+		default:
+			entries++
+			size += cost
+			return false
+		}
+		return true
+	})
 }
 
 // untracked adds the files that git does not track, ignored ones too.
@@ -327,7 +359,7 @@ func (f *finder) untracked(ctx context.Context) error {
 	case found == 0:
 		f.Warn("untracked: no files")
 	default:
-		f.Info(fmt.Sprintf("untracked: found %d files", found))
+		f.Info("untracked: found " + plural.Count(found, "file"))
 	}
 	return nil
 }

@@ -114,7 +114,7 @@ func TestPatternsThatMatchNothingAreWarnings(t *testing.T) {
 	files, said := find(t, Selection{Dir: dir, Paths: []string{"a"}, Exclude: []string{"a"}})
 	require.Empty(t, files.Names())
 	require.Equal(t, []string{"a: all matching files are excluded"}, said.warnings)
-	require.Equal(t, []string{"a: excluded 1 files"}, said.infos)
+	require.Equal(t, []string{"a: excluded 1 file"}, said.infos)
 }
 
 func TestLinksThatLeadOutsideAreNamed(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"archive/zip"
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/boundedfile"
 	"github.com/stepmux/stepmux/internal/oserr"
+	"github.com/stepmux/stepmux/internal/plural"
 )
 
 const (
@@ -30,7 +32,8 @@ const (
 	window = 8 << 20
 )
 
-// Write writes an archive of the files to w. Its memory is bounded, even for large files. It ends with ctx.
+// Write writes an archive of the files to w. Its memory is bounded, even for large files. It ends with ctx. A file that
+// cannot be read is left out, and one that can be read in part is not complete in the archive: Warn names them.
 func (f *Files) Write(ctx context.Context, w io.Writer, format Format, level Level) error {
 	p := &packer{files: f, ctx: ctx, level: level, buffer: make([]byte, bufferSize)}
 	buffered := bufio.NewWriterSize(w, bufferSize)
@@ -61,8 +64,16 @@ type packer struct {
 	buffer []byte
 }
 
-// each calls pack for each file that still exists. file is nil for a directory and a link.
-func (p *packer) each(pack func(name string, info fs.FileInfo, file io.Reader) error) error {
+// item is a file, a directory or a link to pack.
+type item struct {
+	name   string
+	info   fs.FileInfo
+	file   *content // nil for a directory and a link
+	target string   // of a link
+}
+
+// each calls pack for each file that still exists and can be opened.
+func (p *packer) each(pack func(item) error) error {
 	for _, name := range p.files.names {
 		if p.ctx.Err() != nil {
 			return context.Cause(p.ctx)
@@ -71,43 +82,59 @@ func (p *packer) each(pack func(name string, info fs.FileInfo, file io.Reader) e
 			return fmt.Errorf("archive %s: %w", name, oserr.Bare(err))
 		}
 	}
+	p.files.leave.end()
 	return nil
 }
 
-func (p *packer) one(name string, pack func(name string, info fs.FileInfo, file io.Reader) error) error {
-	info, err := p.files.root.Lstat(name)
-	if errors.Is(err, fs.ErrNotExist) { // deleted in the meantime
+func (p *packer) one(name string, pack func(item) error) error {
+	if p.files.leave.has(name) {
 		return nil
 	}
-	if err != nil {
-		return err
+	i := item{name: name}
+	var err error
+	if i.info, err = p.files.root.Lstat(name); err == nil {
+		switch i.info.Mode().Type() {
+		case fs.ModeDir:
+		case fs.ModeSymlink:
+			i.target, err = p.files.root.Readlink(name)
+		default:
+			var file *os.File
+			if file, err = boundedfile.Open(p.files.root.OpenFile, name); err == nil {
+				defer file.Close()
+				i.info, err = file.Stat()
+				i.file = &content{ctx: p.ctx, r: file}
+			}
+		}
 	}
-	if !info.Mode().IsRegular() {
-		return pack(name, info, nil)
+	switch {
+	case errors.Is(err, fs.ErrNotExist): // deleted in the meantime
+		return nil
+	case err != nil:
+		p.files.Leave(name, err)
+		return nil
 	}
-	file, err := boundedfile.Open(p.files.root.OpenFile, name)
-	if err != nil {
-		return err
+	if err = pack(i); err == nil && i.file != nil && i.file.err != nil {
+		p.files.leave.say(name, fmt.Sprintf("%s: only a part of it is archived: %v", name, oserr.Bare(i.file.err)))
 	}
-	defer file.Close()
-	if info, err = file.Stat(); err != nil {
-		return err
-	}
-	return pack(name, info, untilEnd{p.ctx, file})
+	return err
 }
 
-// untilEnd is a reader that fails when ctx has ended. It hides the file's other methods, because they do not look at
-// ctx.
-type untilEnd struct {
-	ctx context.Context
+// content is the content of a file. It ends where the file cannot be read any more; err is the reason.
+type content struct {
+	ctx context.Context // its end is an error of Read
 	r   io.Reader
+	err error
 }
 
-func (r untilEnd) Read(p []byte) (int, error) {
-	if r.ctx.Err() != nil {
-		return 0, context.Cause(r.ctx)
+func (c *content) Read(p []byte) (int, error) {
+	if c.ctx.Err() != nil {
+		return 0, context.Cause(c.ctx)
 	}
-	return r.r.Read(p)
+	n, err := c.r.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) {
+		c.err, err = err, io.EOF
+	}
+	return n, err
 }
 
 func (p *packer) copy(w io.Writer, r io.Reader) error {
@@ -149,26 +176,24 @@ func (p *packer) zip(w io.Writer, format Format) error {
 		c.Reset(out)
 		return c, nil
 	})
-	err = p.each(func(name string, info fs.FileInfo, file io.Reader) error {
-		h := &zip.FileHeader{Name: name, Modified: info.ModTime()}
-		h.SetMode(info.Mode())
+	err = p.each(func(i item) error {
+		h := &zip.FileHeader{Name: i.name, Modified: i.info.ModTime()}
+		h.SetMode(i.info.Mode())
 		switch {
-		case info.IsDir():
+		case i.info.IsDir():
 			h.Name += "/"
-		case file == nil:
-			target, err := p.files.root.Readlink(name)
-			if err != nil {
-				return err
-			}
-			file = strings.NewReader(target)
-		case info.Size() > 0:
+		case i.file != nil && i.info.Size() > 0:
 			h.Method = method
 		}
 		entry, err := z.CreateHeader(h)
-		if err != nil || file == nil {
+		if err != nil || i.info.IsDir() {
 			return err
 		}
-		return p.copy(entry, file)
+		if i.file == nil {
+			_, err = io.WriteString(entry, i.target)
+			return err
+		}
+		return p.copy(entry, i.file)
 	})
 	if err != nil {
 		return err
@@ -184,24 +209,22 @@ func (p *packer) tar(w io.Writer) error {
 	}
 	c.Reset(w)
 	t := tar.NewWriter(c)
-	err = p.each(func(name string, info fs.FileInfo, file io.Reader) error {
-		h := &tar.Header{Name: name, Mode: int64(info.Mode().Perm()), ModTime: info.ModTime(), Format: tar.FormatPAX}
-		switch {
-		case info.IsDir():
-			h.Typeflag, h.Name = tar.TypeDir, name+"/"
-		case file == nil:
-			h.Typeflag = tar.TypeSymlink
-			var err error
-			if h.Linkname, err = p.files.root.Readlink(name); err != nil {
-				return err
-			}
-		default:
-			h.Typeflag, h.Size = tar.TypeReg, info.Size()
+	err = p.each(func(i item) error {
+		h := &tar.Header{
+			Name: i.name, Mode: int64(i.info.Mode().Perm()), ModTime: i.info.ModTime(), Format: tar.FormatPAX,
 		}
-		if err := t.WriteHeader(h); err != nil || file == nil {
+		switch {
+		case i.info.IsDir():
+			h.Typeflag, h.Name = tar.TypeDir, i.name+"/"
+		case i.file == nil:
+			h.Typeflag, h.Linkname = tar.TypeSymlink, i.target
+		default:
+			h.Typeflag, h.Size = tar.TypeReg, i.info.Size()
+		}
+		if err := t.WriteHeader(h); err != nil || i.file == nil {
 			return err
 		}
-		return p.copyExactly(t, file, h.Size)
+		return p.copyExactly(t, i.file, h.Size)
 	})
 	if err != nil {
 		_ = c.Close() // so that it leaves no goroutine
@@ -213,16 +236,24 @@ func (p *packer) tar(w io.Writer) error {
 	return c.Close()
 }
 
-// copyExactly copies size bytes, because the header has announced this size.
-func (p *packer) copyExactly(w io.Writer, file io.Reader, size int64) error {
+// copyExactly copies size bytes, because the header has announced this size. It fills up a file that ends earlier.
+func (p *packer) copyExactly(w io.Writer, file *content, size int64) error {
 	counted := &io.LimitedReader{R: file, N: size}
-	if err := p.copy(w, counted); err != nil {
+	if err := p.copy(w, counted); err != nil || counted.N == 0 {
 		return err
 	}
-	if counted.N > 0 {
-		return fmt.Errorf("it became %d bytes shorter while it was read", counted.N)
-	}
-	return nil
+	why := cmp.Or(file.err, errors.New("it became shorter while it was read"))
+	file.err = fmt.Errorf("%w; zeros stand for its last %s", oserr.Bare(why),
+		plural.Count(counted.N, "byte"))
+	return p.copy(w, io.LimitReader(zeros{}, counted.N))
+}
+
+// zeros is an endless reader of zeros.
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) {
+	clear(p)
+	return len(p), nil
 }
 
 // gzip writes a gzip member with the name of the file for each file.
@@ -231,16 +262,16 @@ func (p *packer) gzip(w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	return p.each(func(name string, info fs.FileInfo, file io.Reader) error {
-		if file == nil {
+	return p.each(func(i item) error {
+		if i.file == nil {
 			return nil
 		}
 		c.Reset(w)
-		c.ModTime = info.ModTime()
-		if isLatin1(name) { // a gzip header accepts only such names
-			c.Name = name
+		c.ModTime = i.info.ModTime()
+		if isLatin1(i.name) { // a gzip header accepts only such names
+			c.Name = i.name
 		}
-		if err := p.copy(c, file); err != nil {
+		if err := p.copy(c, i.file); err != nil {
 			return err
 		}
 		return c.Close()
@@ -259,15 +290,15 @@ func isLatin1(s string) bool {
 // raw writes the content of the one file.
 func (p *packer) raw(w io.Writer) error {
 	one := ""
-	return p.each(func(name string, _ fs.FileInfo, file io.Reader) error {
+	return p.each(func(i item) error {
 		switch {
-		case file == nil:
+		case i.file == nil:
 			return nil
 		case one != "":
 			return fmt.Errorf("the format raw is for one file, and there is also %s: use zip or gzip", one)
 		}
-		one = name
-		return p.copy(w, file)
+		one = i.name
+		return p.copy(w, i.file)
 	})
 }
 

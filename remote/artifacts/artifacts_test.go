@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"io/fs"
 	"log"
 	"net/http"
 	"net/http/httptest"
@@ -19,7 +20,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/internal/artifactstest"
+	"github.com/stepmux/stepmux/internal/testing/artifactstest"
 	"github.com/stepmux/stepmux/remote/archive"
 	"github.com/stepmux/stepmux/remote/transfer"
 )
@@ -442,4 +443,32 @@ func TestAStatementSaysHowTheFilesWereMade(t *testing.T) {
 			cfg.Statement, cfg.Format = statement, archive.Raw
 		}), "only for the artifact format zip")
 	}
+}
+
+// Symptom: a file that could not be read lost all artifacts, and the statement about the others.
+func TestArtifactsWithAFileThatCannotBeReadAreUploaded(t *testing.T) {
+	if os.Geteuid() == 0 {
+		t.Skip("root can read all files")
+	}
+	r := newRig(t)
+	r.write("dist/key", "k")
+	require.NoError(t, os.Chmod(filepath.Join(r.dir, "dist/key"), 0))
+	require.NoError(t, r.upload(func(cfg *UploadConfig) {
+		cfg.Statement = &Statement{StartedAt: "2026-01-02T03:04:05Z", EndedAt: "2026-01-02T03:04:05Z"}
+		cfg.Format = archive.Zip
+	}))
+	require.Equal(t, 1, strings.Count(r.log.String(), "WARNING: dist/key: left out: permission denied"))
+	data := r.Uploads()[0].Data
+	z, err := zip.NewReader(bytes.NewReader(data), int64(len(data)))
+	require.NoError(t, err)
+	var names []string
+	for _, f := range z.File {
+		names = append(names, f.Name)
+	}
+	require.Contains(t, names, "dist/a.txt")
+	require.NotContains(t, names, "dist/key")
+	text, err := fs.ReadFile(z, "artifacts-statement.json")
+	require.NoError(t, err)
+	require.Contains(t, string(text), "dist/a.txt")
+	require.NotContains(t, string(text), "dist/key")
 }

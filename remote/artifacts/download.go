@@ -10,6 +10,7 @@ import (
 	"os"
 
 	"github.com/stepmux/stepmux/internal/oserr"
+	"github.com/stepmux/stepmux/internal/plural"
 	"github.com/stepmux/stepmux/remote/archive"
 	"github.com/stepmux/stepmux/remote/transfer"
 )
@@ -51,7 +52,8 @@ func Download(ctx context.Context, client *transfer.Client, cfg DownloadConfig) 
 	if err != nil {
 		return fmt.Errorf("%s: %w", doing, err)
 	}
-	cfg.Log.Info(fmt.Sprintf("Downloading artifacts from coordinator... ok: %d files of job %d", files, cfg.Job.ID))
+	cfg.Log.Info(fmt.Sprintf("Downloading artifacts from coordinator... ok: %s of job %d",
+		plural.Count(files, "file"), cfg.Job.ID))
 	return nil
 }
 

@@ -46,14 +46,16 @@ func (s *Statement) add(ctx context.Context, files *archive.Files, name string, 
 		}
 		info, err := files.Root().Lstat(file)
 		if err != nil {
-			return err
+			files.Leave(file, err) // the archive has the files of the statement
+			continue
 		}
 		if !info.Mode().IsRegular() || file == own { // an earlier statement is replaced below
 			continue
 		}
 		sum, err := boundedfile.SHA256(files.Root().OpenFile, file)
 		if err != nil {
-			return err
+			files.Leave(file, err)
+			continue
 		}
 		subjects = append(subjects, object{"name": file, "digest": object{"sha256": sum}})
 	}

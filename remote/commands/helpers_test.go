@@ -18,9 +18,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/internal/artifactstest"
-	"github.com/stepmux/stepmux/internal/racefree"
-	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/internal/testing/artifactstest"
+	"github.com/stepmux/stepmux/internal/testing/racefree"
+	"github.com/stepmux/stepmux/internal/testing/runnertest"
 )
 
 func TestMain(m *testing.M) { runnertest.Main(m) }

@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/internal/testing/runnertest"
 )
 
 // gRPC imports packages of TLS and HTTP. The linker leaves out the parts that nothing calls, and a call by mistake

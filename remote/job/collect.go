@@ -51,7 +51,10 @@ func (s *Store) collect() {
 // removeLocked removes j, which has ended, from the store, so that its id is free. A later collect deletes its
 // files: after its last follower has left, or after Linger.
 func (s *Store) removeLocked(j *record) {
-	delete(s.jobs, j.id)
+	if s.jobs[j.id] == j { // not a later job with the id of one that was discarded
+		delete(s.jobs, j.id)
+	}
+	s.closing = slices.DeleteFunc(s.closing, func(c *record) bool { return c == j })
 	s.kept -= j.size
 	s.finished = slices.DeleteFunc(s.finished, func(f *record) bool { return f == j })
 	j.gone, j.goneAt = true, time.Now()

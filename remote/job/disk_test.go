@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/stepmux/stepmux/internal/remotetest"
+	"github.com/stepmux/stepmux/internal/testing/remotetest"
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
@@ -82,7 +82,7 @@ func TestFullDiskFailsTheJobWhereverItMeetsItAndNoOther(t *testing.T) {
 			other := follow(t, s, "other")
 			awaitOutput(t, other)
 
-			causes := map[string]bool{}
+			causes, untouched := map[string]bool{}, false
 			for n := uint64(0); ; n++ {
 				require.Less(t, n, uint64(plenty), "the job finds no room in so much of it")
 				c.leave(d, n)
@@ -99,6 +99,7 @@ func TestFullDiskFailsTheJobWhereverItMeetsItAndNoOther(t *testing.T) {
 				spec.Vars = []engine.Variable{{Key: "FILE", Value: "content\n", File: true}}
 				stat, _ := run(t, s, spec)
 				if stat.State == Succeeded {
+					require.False(t, stat.NothingStarted)
 					require.Contains(t, read(t, follow(t, s, "1"), Merged, 0), "\nRunning step \"b\"\nb\n")
 					break
 				}
@@ -107,12 +108,22 @@ func TestFullDiskFailsTheJobWhereverItMeetsItAndNoOther(t *testing.T) {
 					require.Contains(t, stat.Message, "no space left on device")
 				}
 				require.Equal(t, stat.ExitCode == 0, stat.System, "whose failure it is: %s", stat.Message)
+				if stat.System {
+					require.Contains(t, stat.Message, "(free space or inodes on the file system of "+d.dir+"/")
+					require.NotContains(t, stat.Message, "/proc/self/fd")
+				}
+				if stat.NothingStarted {
+					untouched = true
+					require.Zero(t, stat.ExitCode)
+					require.Zero(t, stat.Stdout+stat.Stderr)
+				}
 				cause, _, _ := strings.Cut(stat.Message, " /")
 				causes[cause] = true
 				s.Cancel("1", false)
 				require.Len(t, dirs(t, s), 1, "nothing of it is left")
 			}
 			require.GreaterOrEqual(t, len(causes), c.places, "it was met at: %v", causes)
+			require.True(t, untouched, "it is met before the first command")
 
 			require.NoError(t, os.RemoveAll(d.fill))
 			open()
@@ -132,6 +143,7 @@ func TestFullDiskFailsTheJobThatMeetsIt(t *testing.T) {
 	require.Contains(t, stat.Message, "the job's stdout is not complete")
 	require.Contains(t, stat.Message, "no space left on device")
 	require.Positive(t, stat.Stdout)
+	require.False(t, stat.NothingStarted)
 	f := follow(t, s, "loud")
 	require.Len(t, read(t, f, Stdout, 0), int(stat.Stdout), "what there is can be read")
 
@@ -140,13 +152,15 @@ func TestFullDiskFailsTheJobThatMeetsIt(t *testing.T) {
 	require.Equal(t, Failed, stat.State)
 	require.Contains(t, stat.Message, "no space left on device")
 	require.True(t, stat.System)
+	require.True(t, stat.NothingStarted)
 
 	// A script that fails by itself still fails by itself; the message also names the output that was lost.
 	stat, _ = run(t, s, yaml(t, "fails", "- {name: a, exec: {command: [sh, -c, 'head -c 1000000 /dev/zero; exit 7']}}\n"))
 	require.Equal(t, Failed, stat.State)
 	require.Equal(t, 7, stat.ExitCode)
 	require.False(t, stat.System)
-	require.Regexp(t, "^the job's stdout is not complete: .*no space left on device; .*exit status 7$", stat.Message)
+	require.Regexp(t, "^the job's stdout is not complete: .*no space left on device \\(free space .*exit status 7$",
+		stat.Message)
 
 	// Once the loud job is forgotten there is room again.
 	f.Close()

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/step/engine"
@@ -52,7 +53,7 @@ func (s *Store) execute(j *record, spec Spec, runner *engine.Runner) {
 	j.state, j.result, j.finished, j.size = state, result, time.Now(), size
 	s.finished = append(s.finished, j)
 	s.kept += j.size
-	if j.discard {
+	if slices.Contains(s.closing, j) {
 		s.removeLocked(j)
 	}
 	s.mu.Unlock()
@@ -98,6 +99,9 @@ func (s *Store) attempt(j *record, spec Spec, runner *engine.Runner) (result eng
 		fail(err)
 		return result
 	}
+	if s.cfg.Init != nil {
+		defer s.cfg.Init.Show(place.WorkDir)() // its first step may be a file there, which is read before any command
+	}
 	return s.run(j.life, runner, place)
 }
 
@@ -119,7 +123,7 @@ func mkdirIn(parent *os.File, name string) (*os.File, error) {
 func (j *record) prepare(spec Spec, jobs, kept *os.File, base string) (place engine.Place, err error) {
 	if j.home = kept; kept == nil {
 		if j.home, err = mkdirIn(jobs, filepath.Base(j.dir)); err != nil {
-			return place, fmt.Errorf("create job directory: %w", err)
+			return place, fmt.Errorf("create job directory: %w", oserr.Hint(err, jobs.Name()))
 		}
 	}
 	for _, log := range j.logs {
@@ -149,7 +153,8 @@ func (j *record) prepare(spec Spec, jobs, kept *os.File, base string) (place eng
 			err = unix.Mkdirat(int(j.home.Fd()), workName, 0o700)
 		}
 		if err != nil {
-			return place, fmt.Errorf("create work directory: %w", &fs.PathError{Op: "mkdir", Path: place.WorkDir, Err: err})
+			return place, fmt.Errorf("create work directory: %w",
+				oserr.Hint(&fs.PathError{Op: "mkdir", Path: place.WorkDir, Err: err}, j.dir))
 		}
 		return place, nil
 	}
@@ -157,7 +162,7 @@ func (j *record) prepare(spec Spec, jobs, kept *os.File, base string) (place eng
 		place.WorkDir = filepath.Join(base, place.WorkDir)
 	}
 	if err := os.MkdirAll(place.WorkDir, 0o755); err != nil {
-		return place, fmt.Errorf("create work_dir %s: %w", place.WorkDir, err)
+		return place, fmt.Errorf("create work_dir %s: %w", place.WorkDir, oserr.Hint(err, filepath.Dir(place.WorkDir)))
 	}
 	return place, nil
 }

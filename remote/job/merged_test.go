@@ -87,7 +87,8 @@ func TestStopKeepsAJobThatHasEnded(t *testing.T) {
 	require.Len(t, s.List(), 1)
 }
 
-func TestDiscardRemovesAJobWhenItHasEnded(t *testing.T) {
+// Symptom: a job that was closed while it ran was known until it had ended, and its id was taken.
+func TestDiscardForgetsAJobAtOnceAndRemovesItWhenItHasEnded(t *testing.T) {
 	s := newStore(t, Config{Grace: patience})
 	s.Discard("nope")
 	run(t, s, script(t, "ended", "echo"))
@@ -100,11 +101,34 @@ func TestDiscardRemovesAJobWhenItHasEnded(t *testing.T) {
 	awaitOutput(t, f)
 	s.Discard("1")
 	s.Discard("1")
+	require.Empty(t, s.List())
+	_, err := s.Follow("1")
+	require.ErrorIs(t, err, ErrNotFound)
+	require.NoError(t, s.Create(script(t, "1", "echo another")), "the id is free")
+	another := follow(t, s, "1")
 	stat, _, err := f.Wait(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, Cancelled, stat.State)
-	require.Empty(t, s.List(), "at its end it is gone")
+	_, _, err = another.Wait(t.Context())
+	require.NoError(t, err)
+	require.Len(t, s.List(), 1, "the end of the first does not remove the second")
+	s.Discard("1")
+	require.Empty(t, s.List())
+	another.Close()
 	require.Equal(t, "ready\ncleanup\n", read(t, f, Stdout, 0), "but not for those who follow it")
 	f.Close()
 	require.Eventually(t, func() bool { return len(dirs(t, s)) == 0 }, time.Minute, time.Millisecond)
+}
+
+func TestADiscardedJobCountsAndIsEndedByShutdown(t *testing.T) {
+	s := newStore(t, Config{Grace: patience, MaxJobs: 1})
+	require.NoError(t, s.Create(script(t, "1", "trap '' TERM; echo ready; sleep 4740")))
+	f := follow(t, s, "1")
+	awaitOutput(t, f)
+	s.Discard("1")
+	require.ErrorIs(t, s.Create(script(t, "2", "true")), ErrFull)
+	require.NoError(t, s.Shutdown(t.Context(), 0))
+	_, _, err := f.Wait(t.Context())
+	require.NoError(t, err, "it has ended")
+	f.Close()
 }

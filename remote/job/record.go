@@ -33,6 +33,8 @@ type record struct {
 	// runner has the job's text and its variables. It is nil once the job has ended.
 	runner atomic.Pointer[engine.Runner]
 
+	begun atomic.Bool // one of its commands may have been started
+
 	life context.Context // its end kills the job's processes
 	kill context.CancelCauseFunc
 
@@ -57,7 +59,6 @@ type record struct {
 	levelErr  error // why level is Off although Auto was asked for, or why it is unknown (Auto)
 	usage     proc.Usage
 	followers int
-	discard   bool      // remove it when it ends
 	gone      bool      // the store has removed it
 	goneAt    time.Time // when
 
@@ -115,9 +116,10 @@ func (j *record) statLocked() Stat {
 	stat := Stat{
 		ID: j.id, State: j.state, Started: j.started, Finished: j.finished,
 		ExitCode: r.ExitCode, Message: r.Message, TimedOut: r.TimedOut, System: r.System,
-		Isolation: string(j.level), // Auto is empty
-		Usage:     j.usage,
-		Stdout:    j.logs[Stdout].Len(), Stderr: j.logs[Stderr].Len(),
+		Isolation:      string(j.level), // Auto is empty
+		Usage:          j.usage,
+		NothingStarted: j.state != Running && !j.begun.Load(),
+		Stdout:         j.logs[Stdout].Len(), Stderr: j.logs[Stderr].Len(),
 	}
 	if j.levelErr != nil {
 		stat.IsolationReason = j.levelErr.Error()

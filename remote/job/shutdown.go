@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/stepmux/stepmux/internal/rmtree"
@@ -19,7 +20,7 @@ const killTimeout = 15 * time.Second
 func (s *Store) Shutdown(ctx context.Context, grace time.Duration) error {
 	s.mu.Lock()
 	s.shutdown = true
-	var running []*record
+	running := slices.Clone(s.closing)
 	for _, j := range s.jobs {
 		if j.state == Running {
 			running = append(running, j)

@@ -36,6 +36,8 @@ type Stat struct {
 	// System says that the machine or the step runner failed the job, and not the job's own commands. It is also set if
 	// Shutdown cancelled the job.
 	System bool
+	// NothingStarted says that none of the job's commands was started, for sure. It is set once the State is final.
+	NothingStarted bool
 	// Isolation is the level at which the job's commands ran, empty if it is unknown. IsolationReason says why it is
 	// off although Auto was asked for, or why it is unknown. Both are set once the State is final.
 	Isolation, IsolationReason string

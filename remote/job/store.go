@@ -13,7 +13,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/rmtree"
+	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
@@ -35,6 +37,7 @@ type Store struct {
 
 	mu       sync.Mutex // guards the following, and some fields of records
 	jobs     map[string]*record
+	closing  []*record // running jobs that were discarded
 	finished []*record // jobs that have ended, oldest first
 	kept     int64     // bytes of output of finished jobs
 	removed  []*record // no longer in jobs, but perhaps still followed
@@ -82,7 +85,7 @@ func (s *Store) open() (_ *os.File, err error) {
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open job store: %w", err)
+		return nil, fmt.Errorf("open job store: %w", oserr.Hint(err, s.cfg.Dir))
 	}
 	return s.home, nil
 }
@@ -99,7 +102,7 @@ func (s *Store) Create(spec Spec) error {
 		return nil
 	case s.shutdown:
 		return ErrShutdown
-	case len(s.jobs) < s.cfg.MaxJobs:
+	case len(s.jobs)+len(s.closing) < s.cfg.MaxJobs:
 	case len(s.finished) == 0:
 		return ErrFull
 	default:
@@ -127,9 +130,17 @@ func (s *Store) newRunner(spec Spec, j *record) *engine.Runner {
 	cfg.Grace = j.grace
 	cfg.Observe = j.observe
 	cfg.Policy = cfg.Policy.Under(s.cfg.Policy)
+	start := proc.Start
 	if init := s.cfg.Init; init != nil {
-		cfg.Start, cfg.Open = init.Start, init.Open
+		start, cfg.Open = init.Start, init.Open
 		init.Prepare() // while the job's files are made
+	}
+	cfg.Start = func(ctx context.Context, c proc.Command) (*proc.Process, error) {
+		p, err := start(ctx, c)
+		if err == nil || ctx.Err() != nil { // see [proc.Init.Start]
+			j.begun.Store(true)
+		}
+		return p, err
 	}
 	if t := spec.Trace; t != nil {
 		j.output.recorder = recording.New(cfg, recording.Config{
@@ -145,7 +156,8 @@ func (s *Store) newRunner(spec Spec, j *record) *engine.Runner {
 // It removes a job that has ended. It does not wait, and ignores an unknown id.
 func (s *Store) Cancel(id string, force bool) { s.cancel(id, force, false) }
 
-// Discard stops a running job, as Cancel does, and removes it once it has ended.
+// Discard forgets a job: its ID is free at once. It stops a running job, as Cancel does, and removes its files once it
+// has ended. Those who follow the job get the rest of its output and its end.
 func (s *Store) Discard(id string) { s.cancel(id, false, true) }
 
 // Stop stops a running job, as Cancel does. It keeps a job that has ended.
@@ -180,7 +192,10 @@ func (s *Store) cancel(id string, force, discard bool) {
 	if ended {
 		s.removeLocked(j)
 	}
-	j.discard = j.discard || discard
+	if discard && !ended {
+		delete(s.jobs, id)
+		s.closing = append(s.closing, j)
+	}
 	s.mu.Unlock()
 	switch {
 	case ended:

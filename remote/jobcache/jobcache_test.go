@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/stepmux/stepmux/internal/artifactstest"
+	"github.com/stepmux/stepmux/internal/testing/artifactstest"
 	"github.com/stepmux/stepmux/remote/archive"
 	"github.com/stepmux/stepmux/remote/transfer"
 )
@@ -419,4 +419,16 @@ func TestAPipeIsNoArchive(t *testing.T) {
 	require.NoError(t, unix.Mkfifo(r.file, 0o600))
 	_, err := r.restore(nil)
 	require.ErrorContains(t, err, "is not a regular file")
+}
+
+// Symptom: a file that could not be read lost the whole cache. The kernel has such a file.
+func TestACacheWithAFileThatCannotBeReadIsKept(t *testing.T) {
+	r := newRig(t)
+	require.NoError(t, r.save(func(cfg *SaveConfig) {
+		cfg.Files.Dir, cfg.Files.Paths = "/proc/self", []string{"mem", "comm"}
+	}))
+	require.Contains(t, r.log.String(), "WARNING: mem: only a part of it is archived: input/output error")
+	dir, err := r.restore(nil)
+	require.NoError(t, err)
+	require.FileExists(t, filepath.Join(dir, "comm"))
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/internal/boundedfile"
+	"github.com/stepmux/stepmux/internal/plural"
 	"github.com/stepmux/stepmux/remote/archive"
 	"github.com/stepmux/stepmux/remote/transfer"
 )
@@ -78,7 +79,7 @@ func Restore(ctx context.Context, client *transfer.Client, cfg RestoreConfig) er
 	if err != nil {
 		return fmt.Errorf("unpack the cache: %w", err)
 	}
-	cfg.Log.Info(fmt.Sprintf("Unpacked %d files.", files))
+	cfg.Log.Info(fmt.Sprintf("Unpacked %s.", plural.Count(files, "file")))
 	return nil
 }
 

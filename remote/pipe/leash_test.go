@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/stepmux/stepmux/internal/remotetest"
+	"github.com/stepmux/stepmux/internal/testing/remotetest"
 )
 
 func TestLeashEndsTheContextWhenStdinEnds(t *testing.T) {

@@ -27,6 +27,7 @@ type message struct {
 const (
 	messageRoom    = 'W' // has a file in memory with the text of encodeRoom
 	messageCommand = 'C' // has a file in memory with the text of encodeCommand, and the command's stdin, stdout and stderr
+	messageShow    = 'V' // has a file in memory with the path of a directory, which must be visible from now on
 	messageInt     = 'I' // SIGINT to the command's process group
 	messageTerm    = 'T' // SIGTERM to the command's process group
 	messageKill    = 'K' // SIGKILL to the command and all its descendants
@@ -37,8 +38,8 @@ const (
 // messageSize is the length of a message.
 const messageSize = 5
 
-// report is a message from the init. Of a command it sends started, exited, group and closed, or only failed. Of the
-// init itself, whose number is 0, it sends ready or failed, and closed.
+// report is a message from the init. Of a command it sends started, exited, group and closed, or only failed. To
+// messageShow it answers shown or failed. Of the init itself, whose number is 0, it sends ready or failed, and closed.
 type report struct {
 	Kind byte
 	ID   uint32
@@ -60,6 +61,7 @@ const (
 	reportReady   = 'R'
 	reportStarted = 'S'
 	reportFailed  = 'F'
+	reportShown   = 'V'
 	reportExited  = 'X'
 	reportGroup   = 'G'
 	reportClosed  = 'L'

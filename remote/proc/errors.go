@@ -3,8 +3,8 @@ package proc
 import (
 	"errors"
 	"fmt"
-	"slices"
-	"syscall"
+
+	"github.com/stepmux/stepmux/internal/oserr"
 )
 
 // Reasons of a StartError.
@@ -58,17 +58,10 @@ func MachineFailed(err error) bool {
 	if errors.As(err, &broken) || errors.Is(err, errInit) {
 		return true
 	}
-	var errno syscall.Errno
-	return errors.As(err, &errno) && slices.Contains(exhausted, errno)
+	return oserr.Exhausted(err)
 }
 
 // initError is the error of an init that could not be made.
 type initError struct{ error }
 
 func (e initError) Unwrap() error { return e.error }
-
-// exhausted are the errors of a kernel that has reached a limit, or of failing hardware.
-var exhausted = []syscall.Errno{
-	syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.EAGAIN, syscall.ENOBUFS,
-	syscall.ENOSPC, syscall.EDQUOT, syscall.EROFS, syscall.EIO,
-}

@@ -40,8 +40,10 @@ type Init struct {
 	forked *link      // an init that waits for its messageRoom; nil if there is none
 	latest *making    // nil before the first init
 	closed bool
-	group  group // nil without Limits, and before the first init; only a launch sets it
-	before Usage // of the inits before the latest one
+	// visible are the directories of Show.
+	visible []string
+	group   group // nil without Limits, and before the first init; only a launch sets it
+	before  Usage // of the inits before the latest one
 }
 
 // making is the launch of an init, and its result.

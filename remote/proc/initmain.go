@@ -181,10 +181,18 @@ func (k *keeper) obey() {
 	}
 }
 
-// take handles a message about a command. It returns false if the message breaks the protocol.
+// take handles a message other than the last one. It returns false if the message breaks the protocol.
 func (k *keeper) take(m received) bool {
-	if m.kind == messageCommand {
+	switch m.kind {
+	case messageCommand:
 		return k.start(m)
+	case messageShow:
+		r := report{Kind: reportShown, ID: m.id}
+		if err := k.room.Show(string(m.text)); err != nil {
+			r = fail(stageVisible, err).report(m.id)
+		}
+		r.send(k.control)
+		return true
 	}
 	k.mu.Lock()
 	h := k.commands[m.id]

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -30,6 +29,9 @@ type link struct {
 	ready chan report   // gets the answer to the room
 	gone  chan struct{} // closed once the init has ended and err is set
 	err   error         // why the init could not end cleanly
+
+	showing sync.Mutex          // held by show; guards the following
+	shown   map[string]struct{} // directories that show has made visible
 
 	mu        sync.Mutex // guards the following
 	last      uint32     // the number of the last command
@@ -135,7 +137,7 @@ func fork(level walls.Level, as *syscall.Credential, keep *os.File, group group)
 	}
 	l := &link{
 		control: control, level: level, group: group, ready: make(chan report, 1), gone: make(chan struct{}),
-		processes: map[uint32]*Process{},
+		processes: map[uint32]*Process{}, shown: map[string]struct{}{},
 	}
 	l.resume = func() { _ = l.init.Signal(unix.SIGCONT) } // an error means that it has ended
 	// An init that was stopped is continued when its server dies. It notices the death by its channel.
@@ -209,6 +211,43 @@ func (l *link) start(ctx context.Context, c Command) (*Process, error) {
 	}
 	_ = p.Close()
 	return nil, p.limited(p.failed.error(&c))
+}
+
+// show makes the directory visible, as the Visible of a command does. It asks the init once for each directory.
+func (l *link) show(dir string) error {
+	l.showing.Lock()
+	defer l.showing.Unlock()
+	if _, ok := l.shown[dir]; ok {
+		return nil
+	}
+	real := walls.Follow(dir)
+	if real == "" {
+		return nil // no command sees it either
+	}
+	p, err := l.register("show")
+	if err != nil {
+		return err
+	}
+	if err := sendFiles(l.control, message{messageShow, p.id}, []byte(real)); err != nil {
+		l.unregister(p)
+		return err
+	}
+	timer := time.NewTimer(initTimeout)
+	defer timer.Stop()
+	select {
+	case <-p.started:
+	case <-timer.C:
+		l.abandon()
+		<-p.started
+	}
+	switch {
+	case p.failed != nil:
+		return p.failed
+	case p.exitErr != nil:
+		return errInit
+	}
+	l.shown[dir] = struct{}{}
+	return nil
 }
 
 // register returns a process with a new number.
@@ -337,7 +376,7 @@ func hasRefused(err error) bool {
 		return false
 	}
 	var errno syscall.Errno
-	return errors.As(err, &errno) && (!slices.Contains(exhausted, errno) || errno == unix.EROFS || errno == unix.EIO)
+	return errors.As(err, &errno) && (!oserr.Exhausted(errno) || errno == unix.EROFS || errno == unix.EIO)
 }
 
 // take handles a report about the init itself.

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/pause"
+	"github.com/stepmux/stepmux/internal/plural"
 	"github.com/stepmux/stepmux/remote/cgroup"
 	"github.com/stepmux/stepmux/remote/walls"
 )
@@ -109,6 +110,10 @@ func (p *Process) take(r report) (last bool, err error) {
 	case r.Kind == reportStarted && begins && r.PID > 1: // PID > 1: a signal to group 1 would go to every process
 		p.leader = int(r.PID)
 		close(p.started)
+	case r.Kind == reportShown && begins:
+		close(p.started)
+		close(p.gone)
+		return true, nil
 	case r.Kind == reportFailed && begins:
 		p.failed = &failure{r.At, syscall.Errno(r.Errno), r.text}
 		close(p.started)
@@ -127,7 +132,7 @@ func (p *Process) take(r report) (last bool, err error) {
 		}
 	case r.Kind == reportClosed && p.leader != 0:
 		if p.goneErr == nil && r.Left > 0 {
-			p.goneErr = fmt.Errorf("%d processes could not be killed", r.Left)
+			p.goneErr = fmt.Errorf("%s could not be killed", plural.Count(r.Left, "process"))
 		}
 		if p.exitedAt.IsZero() {
 			p.exitErr = errors.New("it could not be killed")

@@ -6,7 +6,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -27,6 +29,14 @@ func (in *Init) Open(path string, flag int, _ fs.FileMode) (*os.File, error) {
 	if m.link.view == nil {
 		return os.OpenFile(path, flag, 0)
 	}
+	for _, dir := range in.visibleDirs() {
+		if rel, err := filepath.Rel(dir, path); err != nil || !filepath.IsLocal(rel) {
+			continue
+		}
+		if err := m.link.show(dir); err != nil {
+			return nil, fmt.Errorf("open %s: %w", path, err)
+		}
+	}
 	raw, err := m.link.view.SyscallConn()
 	fd := -1
 	if err == nil {
@@ -41,6 +51,26 @@ func (in *Init) Open(path string, flag int, _ fs.FileMode) (*os.File, error) {
 		return nil, fmt.Errorf("open %s: %w", path, errInit)
 	}
 	return os.NewFile(uintptr(fd), path), nil
+}
+
+// Show makes a directory visible for Open until done is called, as the Visible of a Command does. It does no I/O. The
+// commands of the Init then see the directory, too.
+func (in *Init) Show(dir string) (done func()) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.visible = append(in.visible, dir)
+	return sync.OnceFunc(func() {
+		in.mu.Lock()
+		defer in.mu.Unlock()
+		i := slices.Index(in.visible, dir)
+		in.visible = slices.Delete(in.visible, i, i+1)
+	})
+}
+
+func (in *Init) visibleDirs() []string {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return slices.Clone(in.visible)
 }
 
 // openIn opens path as a process does whose root directory is root.

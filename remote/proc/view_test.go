@@ -5,8 +5,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
+	"sync"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
@@ -69,6 +72,45 @@ func TestOpenSeesTheFilesThatTheCommandsSee(t *testing.T) {
 	require.NoError(t, unix.Close(fd))
 }
 
+// Symptom: a directory below /tmp was visible for Open only once a command had started. A job whose first step is a
+// file of its work directory failed.
+func TestOpenSeesAShownDirectoryBeforeTheFirstCommand(t *testing.T) {
+	own, work := t.TempDir(), t.TempDir() // both in /tmp
+	file := filepath.Join(work, "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	in := walled(t, own)
+	_, err := in.Open(file, os.O_RDONLY, 0)
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	done := in.Show(work)
+	defer done()
+	defer in.Show(filepath.Join(own, "missing"))()
+	for range 2 { // the second init is another one
+		var all sync.WaitGroup
+		for range 4 {
+			all.Go(func() {
+				opened, err := in.Open(file, os.O_RDONLY, 0)
+				if assert.NoError(t, err) {
+					opened.Close()
+				}
+			})
+		}
+		all.Wait()
+		require.Zero(t, exitOf(t, in, work, "test -e "+file))
+		l := in.init(t)
+		require.NoError(t, l.init.Kill())
+		<-l.gone
+	}
+	done()
+	_, err = in.Open(file, os.O_RDONLY, 0)
+	require.ErrorIs(t, err, fs.ErrNotExist, "it is hidden from the third init")
+
+	late := t.TempDir()
+	require.Zero(t, exitOf(t, in, "", "mkdir -p "+filepath.Dir(late)+" && ln -s "+own+" "+late))
+	defer in.Show(late)()
+	_, err = in.Open(filepath.Join(late, "file"), os.O_RDONLY, 0)
+	require.ErrorContains(t, err, "too many levels of symbolic links")
+}
+
 func TestOpenWithoutIsolationIsThatOfTheMachine(t *testing.T) {
 	in := newInit(t)
 	file, err := in.Open("/proc/self/stat", os.O_RDONLY, 0)
@@ -76,7 +118,8 @@ func TestOpenWithoutIsolationIsThatOfTheMachine(t *testing.T) {
 	require.NoError(t, file.Close())
 }
 
-// A build whose init was killed, by lack of memory perhaps, must not go on with less isolation.
+// A build whose init was killed, by lack of memory perhaps, must not go on with less isolation. Symptom: it did not go
+// on at all, because the directory of the first init was in the way.
 func TestInitThatIsReplacedKeepsItsLevel(t *testing.T) {
 	in := &Init{Room: walls.Spec{Dir: t.TempDir()}}
 	t.Cleanup(func() { in.Close() })
@@ -87,12 +130,13 @@ func TestInitThatIsReplacedKeepsItsLevel(t *testing.T) {
 	}
 	require.NoError(t, l.init.Kill())
 	<-l.gone
-	in.Room.Base = "/no/such/base" // harmless
 	in.mu.Lock()
-	in.latest.link.level = walls.Level("unknown")
+	in.latest.link.level = walls.Private // any other than the best
 	in.mu.Unlock()
-	_, err := in.Start(t.Context(), shell("true"))
-	require.ErrorContains(t, err, "is not available")
+	require.Zero(t, exitOf(t, in, "", "true"))
+	level, err := in.Isolation(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, walls.Private, level)
 }
 
 // walled returns an init at the level Processes with the directory own.
@@ -153,6 +197,30 @@ func TestADirectoryIsShownInItsOwnPlaceOnly(t *testing.T) {
 	}
 	require.ErrorContains(t, err, "too many levels of symbolic links")
 	require.Equal(t, 1, exitOf(t, in, "", "test -e "+target+"/file"))
+}
+
+// Symptom: with TMPDIR=/dev/shm all builds ran without isolation, because their directories were hidden twice.
+func TestABuildsDirectoryMayBeBelowAnyHiddenOne(t *testing.T) {
+	walled(t, t.TempDir())
+	user := "/run/user/" + strconv.Itoa(os.Geteuid())
+	for _, parent := range []string{"/tmp", "/var/tmp", "/dev/shm", user} {
+		if unix.Access(parent, unix.W_OK) != nil {
+			continue // many machines have no directory of a user's session
+		}
+		base, err := os.MkdirTemp(parent, "stepmux-test-") //nolint:usetesting // its place matters
+		require.NoError(t, err)
+		defer os.RemoveAll(base)
+		own, other := filepath.Join(base, "own"), filepath.Join(base, "other")
+		for _, dir := range []string{own, other} {
+			require.NoError(t, os.Mkdir(dir, 0o700))
+		}
+		in := &Init{Room: walls.Spec{Dir: own, Base: base}}
+		defer in.Close()
+		require.Zero(t, exitOf(t, in, "", "[ -d "+own+" ] && ! [ -e "+other+" ]"), parent)
+		level, why := in.Isolation(t.Context())
+		require.NoError(t, why, parent)
+		require.Equal(t, walls.Processes, level)
+	}
 }
 
 // Symptom: with level Auto, a build had no isolation if another one changed login files while its init looked at them.

@@ -3,7 +3,7 @@ package project
 import (
 	"testing"
 
-	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/internal/testing/runnertest"
 	"github.com/stepmux/stepmux/remote/proc"
 )
 

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/remote/proc"
 )
@@ -36,7 +38,17 @@ func (p *Project) run(ctx context.Context, in, out *os.File, args ...string) (no
 	case exit.Limit != "":
 		return "", errors.New(exit.Limit)
 	case exit.Code != 0:
-		return "", errors.New(cmp.Or(strings.TrimPrefix(note, "stepmux: "), exit.String()))
+		return "", programError(cmp.Or(strings.TrimPrefix(note, "stepmux: "), exit.String()))
 	}
 	return note, nil
+}
+
+// programError is what the program for archives says of its failure.
+type programError string
+
+func (e programError) Error() string { return string(e) }
+
+// Is reports whether the disk was full.
+func (e programError) Is(target error) bool {
+	return target == error(unix.ENOSPC) && strings.Contains(string(e), unix.ENOSPC.Error())
 }

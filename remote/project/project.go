@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -294,6 +295,9 @@ func (p *Project) pack(ctx context.Context, paths []string) error {
 	}
 	if err = os.Remove(file.Name()); err == nil {
 		p.note, err = p.run(ctx, nil, file, append([]string{"pack", "--"}, paths...)...)
+		if gone := unix.Access(p.dir(), unix.X_OK); err != nil && gone != nil { // by the job: that is no failure
+			p.note, err = fmt.Sprintf("the job's work directory cannot be entered any more: %v", gone), nil
+		}
 	}
 	if err != nil {
 		file.Close()

@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -27,9 +28,10 @@ import (
 
 	"github.com/stepmux/stepmux/connector/files"
 	"github.com/stepmux/stepmux/internal/contents"
-	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/internal/testing/runnertest"
 	"github.com/stepmux/stepmux/internal/wire"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/archive"
 	"github.com/stepmux/stepmux/remote/proc"
 )
 
@@ -333,6 +335,13 @@ func TestAFullDiskIsToldAndLeavesRoom(t *testing.T) {
 	left, err := os.ReadDir(filepath.Join(disk, "projects"))
 	require.NoError(t, err)
 	require.Empty(t, left)
+
+	b = newBuild(t, cacheDir(t)) // the archive has room, its files do not
+	require.NoError(t, unix.Mount("tmpfs", b.dir, "tmpfs", 0, "size=1m,mode=0700"))
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(b.dir, unix.MNT_DETACH)) })
+	_, _, err = (&files.VM{}).Place(t.Context(), b, packed(t, map[string]string{"a": strings.Repeat("x", 2<<20)}))
+	require.Equal(t, codes.ResourceExhausted, status.Code(err), "%v", err)
+	require.ErrorContains(t, err, "unpack the project: ")
 }
 
 func TestArtifactsAreBoundedAndGoOnAfterABreak(t *testing.T) {
@@ -420,4 +429,70 @@ func TestTheCacheIsSwept(t *testing.T) {
 	require.Len(t, left, 2)
 	require.True(t, s.Touch(a))
 	require.EqualValues(t, 3, s.Sweep(9, func(digest string) bool { return digest == a }))
+}
+
+// Symptom: a job that took the right to read a file away, or that removed its work directory, lost all artifacts, and a
+// build that had succeeded failed as a failure of the system.
+func TestArtifactsThatCannotBeReadAreNoFailure(t *testing.T) {
+	t.Parallel()
+	for name, harm := range map[string]struct {
+		change func(t *testing.T, dir string)
+		note   string
+		files  bool
+	}{
+		"a file without rights": {func(t *testing.T, dir string) {
+			t.Helper()
+			if os.Geteuid() == 0 {
+				t.Skip("root can read all files")
+			}
+			require.NoError(t, os.Chmod(filepath.Join(dir, "a"), 0))
+		}, "a: left out: permission denied", true},
+		"a pipe": {func(t *testing.T, dir string) {
+			t.Helper()
+			require.NoError(t, unix.Mkfifo(filepath.Join(dir, "pipe"), 0o600))
+		}, "pipe: it is not a file, a directory or a symbolic link", true},
+		"no work directory": {func(t *testing.T, dir string) {
+			t.Helper()
+			require.NoError(t, os.RemoveAll(dir))
+		}, "the job's work directory cannot be entered any more: no such file or directory", false},
+		"a file as work directory": {func(t *testing.T, dir string) {
+			t.Helper()
+			require.NoError(t, os.RemoveAll(dir))
+			require.NoError(t, os.WriteFile(dir, nil, 0o600))
+		}, "the job's work directory cannot be entered any more", false},
+		"a work directory that cannot be listed": {func(t *testing.T, dir string) {
+			t.Helper()
+			if os.Geteuid() == 0 {
+				t.Skip("root can list all directories")
+			}
+			require.NoError(t, os.Chmod(dir, 0o300))
+			t.Cleanup(func() { _ = os.Chmod(dir, 0o700) })
+		}, "open the project's directory: ", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBuild(t, cacheDir(t))
+			dir, _, err := (&files.VM{}).Place(t.Context(), b, nil)
+			require.NoError(t, err)
+			for _, name := range []string{"a", "b"} {
+				require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(name), 0o600))
+			}
+			harm.change(t, dir)
+			taken := false
+			c := files.Artifacts{Paths: []string{"*"}, Dir: t.TempDir(), Take: func(_ context.Context, f *os.File) error {
+				taken = true
+				to := t.TempDir()
+				_, err := archive.Extract(t.Context(), f, to, archive.Bounds{})
+				require.NoError(t, err)
+				require.FileExists(t, filepath.Join(to, "b"))
+				return nil
+			}}.Collect()
+			defer c.Close()
+			_, err = c.Receive(t.Context(), b)
+			require.NoError(t, err)
+			require.Contains(t, c.Note, harm.note)
+			require.NoError(t, c.Take(t.Context()))
+			require.Equal(t, harm.files, taken)
+		})
+	}
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/hashicorp/yamux"
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/internal/remotetest"
+	"github.com/stepmux/stepmux/internal/testing/remotetest"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/socketdir"
 )

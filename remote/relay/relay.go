@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/internal/alive"
+	"github.com/stepmux/stepmux/internal/plural"
 	"github.com/stepmux/stepmux/internal/streams"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/pipe"
@@ -172,7 +173,7 @@ func (r *relay) run(ctx context.Context) error {
 	r.streams.Wait()
 	var left error
 	if n := r.children.KillAll(); n > 0 {
-		left = fmt.Errorf("%d processes could not be killed", n)
+		left = fmt.Errorf("%s could not be killed", plural.Count(n, "process"))
 	}
 	left = errors.Join(left, r.tools.remove(context.WithoutCancel(ctx)))
 	r.sweepLast(ctx)

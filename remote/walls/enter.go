@@ -32,9 +32,11 @@ type Spec struct {
 
 // Room is where a build's processes live. It is not safe for concurrent use.
 type Room struct {
-	spec   Spec
-	dir    string   // a path of spec.Dir through its descriptor, which works where that directory is hidden
-	hidden []hidden // a later entry overrides an earlier one
+	spec Spec
+	dir  string // a path of spec.Dir through its descriptor, which works where that directory is hidden
+	// private is the directory in dir for the build's own places, by the same way.
+	private string
+	hidden  []hidden // a later entry overrides an earlier one
 }
 
 // hidden is a directory of the machine that the build does not see; it sees an own one. If was is empty, the directory
@@ -88,8 +90,9 @@ func (r *Room) begin() error {
 	if r.dir, err = open(r.spec.Dir); err != nil {
 		return err
 	}
-	if err := os.Mkdir(r.dir+"/private", 0o700); err != nil {
-		return bare("make", r.spec.Dir+"/private", err)
+	// The init of an earlier room, which was killed, may have left one, in which jobs can have put links.
+	if r.private, err = os.MkdirTemp(r.dir, "private-"); err != nil {
+		return bare("make a directory in", r.spec.Dir, err)
 	}
 	return nil
 }
@@ -100,6 +103,10 @@ const runUser = "/run/user"
 
 // hideAll gives the build its own temporary directories.
 func (r *Room) hideAll() error {
+	// First, because the base may be in it: a directory that is hidden cannot be found below one that is hidden later.
+	if err := r.hideSharedMemory(); err != nil {
+		return err
+	}
 	for _, h := range []struct {
 		path string
 		mode fs.FileMode
@@ -117,6 +124,10 @@ func (r *Room) hideAll() error {
 		}
 	}
 	_ = os.Mkdir(runUser+"/"+strconv.Itoa(os.Geteuid()), 0o700) // without runUser it fails
+	return nil
+}
+
+func (r *Room) hideSharedMemory() error {
 	if !isDir("/dev/shm") {
 		return nil
 	}
@@ -151,7 +162,7 @@ func (r *Room) hide(path string, mode fs.FileMode) error {
 
 // own makes the build's directory for the place of path, and returns its path.
 func (r *Room) own(path string, mode fs.FileMode) (string, error) {
-	own := r.dir + "/private/" + strings.ReplaceAll(strings.TrimPrefix(path, "/"), "/", "-")
+	own := r.private + "/" + strings.ReplaceAll(strings.TrimPrefix(path, "/"), "/", "-")
 	err := os.Mkdir(own, 0o700)
 	if err == nil {
 		err = os.Chmod(own, mode) // the umask may have changed it
@@ -202,7 +213,7 @@ func (r *Room) home() error {
 	}
 	r.hidden = append(r.hidden, hidden{home, was})
 	// The kernel refuses paths through descriptors here.
-	layers := filepath.Join(r.spec.Dir, "private", filepath.Base(own))
+	layers := filepath.Join(r.spec.Dir, filepath.Base(r.private), filepath.Base(own))
 	options := fmt.Sprintf("lowerdir=%s,upperdir=%s/upper,workdir=%s/work", home, layers, layers)
 	if os.Geteuid() != 0 {
 		options += ",userxattr" // a user may not set the other attributes

@@ -80,8 +80,13 @@ func run(ctx context.Context, vm, identity, knownHosts, command, file string, lo
 	if err := build.Prepare(ctx); err != nil { // a slot and a connection
 		return err
 	}
-	if _, err := build.Connect(ctx); err != nil { // a step runner
-		return err
+	for {
+		if _, err := build.Connect(ctx); err != nil { // a step runner
+			return err
+		}
+		err := build.Execute(ctx, connector.Job{Job: &stepmuxv1.Job{Steps: steps}})
+		if failed := (*instance.BuildError)(nil); !errors.As(err, &failed) || !failed.Elsewhere {
+			return err
+		}
 	}
-	return build.Execute(ctx, connector.Job{Job: &stepmuxv1.Job{Steps: steps}})
 }

@@ -49,7 +49,20 @@ func Certificate(certFile, keyFile string) (tls.Certificate, error) {
 // OwnCertificate reads a file with a certificate and its key, and makes it if it is missing. No authority signs such a
 // certificate: clients know it by its fingerprint.
 func OwnCertificate(file string) (tls.Certificate, error) {
-	text, err := privatefile.Open(file, maxPEM, newCertificate)
+	return ownCertificate(file, func() ([]byte, error) { return privatefile.Open(file, maxPEM, newCertificate) })
+}
+
+// CheckOwnCertificate returns the error of OwnCertificate, and makes no file. made is a directory that is made before
+// that, or empty.
+func CheckOwnCertificate(file, made string) error {
+	_, err := ownCertificate(file, func() ([]byte, error) {
+		return privatefile.Preview(file, made, maxPEM, newCertificate)
+	})
+	return err
+}
+
+func ownCertificate(file string, read func() ([]byte, error)) (tls.Certificate, error) {
+	text, err := read()
 	if err != nil {
 		return tls.Certificate{}, fmt.Errorf("certificate: %w", err)
 	}

@@ -24,11 +24,19 @@ type Token struct{ text string }
 
 // OpenToken reads the file of a token, and makes one if it is missing. Only its owner may be able to read the file.
 func OpenToken(file string) (*Token, error) {
-	return tokenOf(privatefile.Open(file, maxToken, func() ([]byte, error) {
-		secret := make([]byte, tokenBytes)
-		_, _ = rand.Read(secret) // never fails
-		return []byte(base64.RawURLEncoding.EncodeToString(secret) + "\n"), nil
-	}))
+	return tokenOf(privatefile.Open(file, maxToken, newToken))
+}
+
+// CheckToken returns the error of OpenToken, and makes no file. made is a directory that is made before that, or empty.
+func CheckToken(file, made string) error {
+	_, err := tokenOf(privatefile.Preview(file, made, maxToken, newToken))
+	return err
+}
+
+func newToken() ([]byte, error) {
+	secret := make([]byte, tokenBytes)
+	_, _ = rand.Read(secret) // never fails
+	return []byte(base64.RawURLEncoding.EncodeToString(secret) + "\n"), nil
 }
 
 // ReadToken is OpenToken for an existing file.

@@ -25,7 +25,7 @@ type BuildJSON struct {
 	Artifacts int64             `json:"artifacts_bytes,omitempty"` // of the archive
 	Trace     int64             `json:"trace_bytes,omitempty"`
 	Attempt   int32             `json:"attempt,omitempty"` // counts how often it was lost and ran again
-	// Connect and FirstOutput are the times from the slot to a step runner that listens and to the log's first byte.
+	// Connect and FirstOutput are the times from the slot to a step runner that listens and to the job's first output.
 	Connect     float64 `json:"connect_s,omitempty"`
 	FirstOutput float64 `json:"first_output_s,omitempty"`
 }

@@ -7,18 +7,17 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
 
 	"google.golang.org/grpc/status"
 
-	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/control"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/flight"
 	"github.com/stepmux/stepmux/internal/labels"
+	"github.com/stepmux/stepmux/internal/likeness"
 )
 
 const (
@@ -94,8 +93,8 @@ type overviewData struct {
 	Version        string         `json:"version"`
 	Since          time.Time      `json:"since"`
 	InventoryError string         `json:"inventory_error,omitempty"`
-	Slots          slots          `json:"slots"`
-	Waiting        int64          `json:"waiting"`
+	Slots          control.Slots  `json:"slots"`
+	Waiting        int            `json:"waiting"`
 	OldestWait     float64        `json:"oldest_wait_s"`
 	States         map[string]int `json:"vms"`
 	Times          []times        `json:"times"`
@@ -107,14 +106,7 @@ type overviewData struct {
 }
 
 // MoreWait reports whether more builds wait than Queue has.
-func (o overviewData) MoreWait() bool { return o.Waiting > int64(len(o.Queue)) }
-
-// slots counts the slots of the VMs that take builds.
-type slots struct {
-	Total int `json:"total"`
-	Busy  int `json:"busy"`
-	Free  int `json:"free"`
-}
+func (o overviewData) MoreWait() bool { return o.Waiting > len(o.Queue) }
 
 // queued is a build that waits.
 type queued struct {
@@ -135,20 +127,15 @@ type times struct {
 // overviewOf makes the first page.
 func overviewOf(s control.Status, queue *pb.ListResponse, ended []*pb.Build, now time.Time) overviewData {
 	o := overviewData{
-		Version: s.Version, Since: s.Since, InventoryError: s.Inventory, Waiting: queue.GetQueued(),
+		Version: s.Version, Since: s.Since, InventoryError: s.Inventory, Waiting: s.Waiting, Slots: s.Slots,
 		States: map[string]int{}, VMs: s.Instances,
 	}
 	for i := range s.Instances {
-		vm := &s.Instances[i]
-		o.States[vm.State]++
-		o.Slots.Busy += len(vm.Builds)
-		if takesBuilds(vm) {
-			o.Slots.Total += vm.Capacity
-			o.Slots.Free += max(vm.Capacity-len(vm.Builds), 0)
-		}
+		o.States[s.Instances[i].State]++
 	}
 	for _, b := range queue.GetBuilds() {
-		q := queued{BuildJSON: b.JSON(), Why: whyItWaits(b.GetLabels(), s.Instances)}
+		q := queued{BuildJSON: b.JSON()}
+		_, q.Why = s.WhyWaits(b.GetLabels())
 		if q.Submitted != nil {
 			o.OldestWait = max(o.OldestWait, now.Sub(*q.Submitted).Seconds())
 		}
@@ -156,44 +143,6 @@ func overviewOf(s control.Status, queue *pb.ListResponse, ended []*pb.Build, now
 	}
 	o.Times = append(timesOf("5 minutes", 5*time.Minute, ended, now), timesOf("hour", time.Hour, ended, now)...)
 	return o
-}
-
-func takesBuilds(vm *control.VM) bool { return vm.State == "ready" || vm.State == "suspect" }
-
-// whyItWaits says why a build with labels has no slot.
-func whyItWaits(wanted map[string]string, vms []control.VM) string {
-	fit, free, full := 0, 0, 0
-	states := map[string]int{} // of those that take no builds
-	for i := range vms {
-		vm := &vms[i]
-		if !instance.HasLabels(vm.Labels, wanted) {
-			continue
-		}
-		fit++
-		switch {
-		case !takesBuilds(vm):
-			states[vm.State]++
-		case len(vm.Builds) < vm.Capacity:
-			free++
-		default:
-			full++
-		}
-	}
-	switch {
-	case fit == 0 && len(wanted) > 0:
-		return "no VM has the label " + labels.Text(wanted)
-	case fit == 0:
-		return "there is no VM"
-	case free > 0:
-		return "it is about to start, or others are ahead"
-	case full > 0:
-		return "all slots are taken"
-	}
-	var texts []string
-	for _, state := range slices.Sorted(maps.Keys(states)) {
-		texts = append(texts, fmt.Sprintf("%d %s", states[state], state))
-	}
-	return "no VM takes builds: " + strings.Join(texts, ", ")
 }
 
 // timesOf returns the times of the builds that got their slot within a window before now.
@@ -312,20 +261,11 @@ func failuresOf(ended []*pb.Build) failuresData {
 	return f
 }
 
-// numbers matches the parts of a message that differ between failures with the same cause.
-var numbers = regexp.MustCompile(`(0x)?[0-9a-f]*[0-9][0-9a-f]*`)
-
 // causeOf reduces a failure's text to the part that all failures with the same cause share.
 func causeOf(b *pb.Build) string {
 	r := b.GetResult()
 	if r.GetReason() == pb.ScriptFailure && r.GetExitCode() != 0 {
 		return fmt.Sprintf("exit code %d", r.GetExitCode())
 	}
-	text := r.GetMessage()
-	for _, own := range []string{b.GetId(), b.GetInstance()} {
-		if own != "" {
-			text = strings.ReplaceAll(text, own, "…")
-		}
-	}
-	return line(numbers.ReplaceAllString(text, "…"), maxCause)
+	return line(likeness.Of(r.GetMessage(), b.GetId(), b.GetInstance()), maxCause)
 }

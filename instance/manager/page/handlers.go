@@ -16,9 +16,11 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/control"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/labels"
+	"github.com/stepmux/stepmux/internal/plural"
 	"github.com/stepmux/stepmux/internal/termtext"
 )
 
@@ -32,6 +34,7 @@ const (
 // functions are those of the templates.
 var functions = template.FuncMap{
 	"age": age, "path": pathTo, "labels": labels.Text, "line": line, "seconds": seconds,
+	"count": plural.Count[int],
 	"took": func(b pb.BuildJSON) string {
 		if b.Started == nil {
 			return ""
@@ -47,6 +50,11 @@ var functions = template.FuncMap{
 	},
 	"clock":   func(t time.Time) string { return t.Local().Format(time.DateTime + " MST") },
 	"isLease": func(id string) bool { return strings.HasPrefix(id, "lease-") },
+	// A VM that an operator has taken out, and that is there, has no other state than draining.
+	"isUndrained": func(state string) bool {
+		return !slices.Contains([]instance.State{instance.Draining, instance.Removed, instance.Elsewhere},
+			instance.State(state))
+	},
 	"outcome": func(b pb.BuildJSON) string {
 		switch {
 		case b.Phase != "ended":
@@ -109,7 +117,7 @@ func (p *pages) overview(ctx context.Context, r *http.Request) (any, error) {
 
 // buildsData is the page of the builds.
 type buildsData struct {
-	Waiting int64          `json:"waiting"`
+	Waiting int            `json:"waiting"`
 	Running []pb.BuildJSON `json:"running"`
 	Ended   []pb.BuildJSON `json:"ended"` // the latest
 	Filter  string         `json:"-"`
@@ -119,7 +127,7 @@ type buildsData struct {
 const maxListed = 200
 
 func (p *pages) builds(ctx context.Context, r *http.Request) (any, error) {
-	s, queue, err := p.facts.now(ctx)
+	s, _, err := p.facts.now(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -127,14 +135,14 @@ func (p *pages) builds(ctx context.Context, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := buildsData{Waiting: queue.GetQueued(), Filter: r.URL.Query().Get("q")}
+	b := buildsData{Waiting: s.Waiting, Filter: r.URL.Query().Get("q")}
 	fits := func(j pb.BuildJSON) bool {
 		return b.Filter == "" || slices.ContainsFunc([]string{j.ID, j.File, j.Instance, j.Reason},
 			func(text string) bool { return strings.Contains(text, b.Filter) })
 	}
 	for _, vm := range s.Instances {
 		for _, running := range vm.Builds {
-			j := pb.BuildJSON{ID: running.ID, Phase: "running", Instance: vm.ID, Started: &running.Since}
+			j := pb.BuildJSON{ID: running.ID, Phase: "running", Instance: vm.ID, File: running.File, Started: &running.Since}
 			if fits(j) && len(b.Running) < maxRows {
 				b.Running = append(b.Running, j)
 			}

@@ -15,34 +15,10 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/stepmux/stepmux/instance/control"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-func TestWhyABuildWaits(t *testing.T) {
-	vm := func(state string, builds, capacity int, label string) control.VM {
-		return control.VM{
-			ID: state, State: state, Capacity: capacity, Builds: make([]control.Build, builds),
-			Labels: map[string]string{"os": label},
-		}
-	}
-	linux := map[string]string{"os": "linux"}
-	for want, vms := range map[string][]control.VM{
-		"no VM has the label os=linux": {vm("ready", 0, 1, "bsd")},
-		"all slots are taken": {
-			vm("ready", 2, 2, "linux"), vm("ready", 0, 2, "bsd"), vm("aside", 0, 2, "linux"),
-		},
-		"it is about to start, or others are ahead": {vm("suspect", 0, 2, "linux")},
-		"no VM takes builds: 1 aside, 2 draining": {
-			vm("draining", 1, 2, "linux"), vm("aside", 0, 2, "linux"), vm("draining", 0, 1, "linux"),
-		},
-	} {
-		require.Equal(t, want, whyItWaits(linux, vms))
-	}
-	require.Equal(t, "there is no VM", whyItWaits(nil, nil))
-}
 
 func TestQuantilesAreOfTheTimesInTheirWindow(t *testing.T) {
 	now := time.Unix(1_000_000, 0)

@@ -7,8 +7,8 @@ import (
 )
 
 // With returns a job that has the fields of over, and those of j that over does not set. Maps are merged: a key of over
-// replaces that of j. Both may be nil. The new job shares lists, bytes and messages with j and over, so nobody may change
-// those afterwards; its maps are its own.
+// replaces that of j. Both may be nil. The new job shares lists, bytes and messages with j and over: do not change
+// those afterwards. Its maps are its own.
 func (j *Job) With(over *Job) *Job {
 	merged := &Job{}
 	to := merged.ProtoReflect()

@@ -1234,8 +1234,11 @@ type JobState struct {
 	PeakMemoryBytes int64 `protobuf:"varint,30,opt,name=peak_memory_bytes,json=peakMemoryBytes,proto3" json:"peak_memory_bytes,omitempty"`
 	// largest_process_bytes is the largest resident memory of one of them that has ended.
 	LargestProcessBytes int64 `protobuf:"varint,31,opt,name=largest_process_bytes,json=largestProcessBytes,proto3" json:"largest_process_bytes,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// nothing_started is set once the job has ended if none of its commands was started, for sure. The job can then run
+	// elsewhere. A step runner that does not know it leaves it out.
+	NothingStarted bool `protobuf:"varint,32,opt,name=nothing_started,json=nothingStarted,proto3" json:"nothing_started,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *JobState) Reset() {
@@ -1371,6 +1374,13 @@ func (x *JobState) GetLargestProcessBytes() int64 {
 		return x.LargestProcessBytes
 	}
 	return 0
+}
+
+func (x *JobState) GetNothingStarted() bool {
+	if x != nil {
+		return x.NothingStarted
+	}
+	return false
 }
 
 type ListResponse struct {
@@ -1843,7 +1853,7 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\x05force\x18\x14 \x01(\bR\x05force\"\x10\n" +
 	"\x0eCancelResponse\"\x1f\n" +
 	"\vListRequest\x12\x10\n" +
-	"\x03ids\x18\x14 \x03(\tR\x03ids\"\x92\x05\n" +
+	"\x03ids\x18\x14 \x03(\tR\x03ids\"\xbb\x05\n" +
 	"\bJobState\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x126\n" +
 	"\x06status\x18\x02 \x01(\x0e2\x1e.stepmux.v1.JobState.JobStatusR\x06status\x12?\n" +
@@ -1863,7 +1873,8 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\vcpu_seconds\x18\x1d \x01(\x01R\n" +
 	"cpuSeconds\x12*\n" +
 	"\x11peak_memory_bytes\x18\x1e \x01(\x03R\x0fpeakMemoryBytes\x122\n" +
-	"\x15largest_process_bytes\x18\x1f \x01(\x03R\x13largestProcessBytes\"A\n" +
+	"\x15largest_process_bytes\x18\x1f \x01(\x03R\x13largestProcessBytes\x12'\n" +
+	"\x0fnothing_started\x18  \x01(\bR\x0enothingStarted\"A\n" +
 	"\tJobStatus\x12\v\n" +
 	"\arunning\x10\x00\x12\f\n" +
 	"\bsuceeded\x10\x01\x12\n" +

@@ -61,8 +61,8 @@ func serveWith(fl *pflag.FlagSet, cfg remote.ServeConfig) commands.Runner {
 		}
 		return nil
 	})
-	fl.StringVar(&cfg.Policy.UnsafeExports, "unsafe-exports", "", "how to treat exports such as LD_PRELOAD: `drop`, refuse "+
-		"or allow (default: the caller decides; else drop, with a warning)")
+	fl.StringVar(&cfg.Policy.UnsafeExports, "unsafe-exports", "", "how to treat exports such as LD_PRELOAD: `drop`, "+
+		"refuse or allow (default: the caller decides; else drop, with a warning)")
 	ActionFlags(fl, &cfg.Actions)
 	fl.DurationVar(&cfg.Linger, "linger", 0, "go on for this long, at most 24h, while no manager is attached; needs "+
 		"--secret-stdin and a build's socket; 0: end with standard input")

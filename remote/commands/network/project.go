@@ -30,8 +30,12 @@ func packArtifacts(*pflag.FlagSet) commands.Runner {
 			Dir: dir, Paths: args, OnlyInside: true,
 			Info: func(string) {}, Warn: func(text string) { fmt.Fprintln(os.Stderr, text) },
 		})
-		if err != nil {
-			return 0, err
+		if ctx.Err() != nil {
+			return 0, context.Cause(ctx)
+		}
+		if err != nil { // the job has taken the right to read it away: that is no failure of the job
+			fmt.Fprintln(os.Stderr, err)
+			return 0, nil
 		}
 		defer files.Close()
 		if len(files.Names()) == 0 {

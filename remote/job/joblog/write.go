@@ -3,6 +3,7 @@ package joblog
 import (
 	"fmt"
 	"io/fs"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
@@ -84,7 +85,9 @@ func (l *Log) spill() {
 }
 
 // failLocked ends the log with err, for good: if later bytes found room again, they would stand at wrong offsets.
-func (l *Log) failLocked(err error) { l.err = fmt.Errorf("write log %s: %w", l.path, oserr.Bare(err)) }
+func (l *Log) failLocked(err error) {
+	l.err = fmt.Errorf("write log %s: %w", l.path, oserr.Hint(oserr.Bare(err), filepath.Dir(l.path)))
+}
 
 // room returns how many of the next n bytes fit into the limit. If they do not all fit, it first drops bytes that have
 // been read. It keeps the last quarter of the limit: a reader whose connection breaks starts again a little before its

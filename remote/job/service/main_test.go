@@ -3,7 +3,7 @@ package service
 import (
 	"testing"
 
-	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/internal/testing/runnertest"
 	"github.com/stepmux/stepmux/remote/proc"
 )
 

@@ -331,6 +331,8 @@ func TestManagersCancelKeepsTheJobAndCloseRemovesIt(t *testing.T) {
 	for _, id := range []string{"1", "2", "2", "nope", "../../etc"} {
 		_, err := h.manager.Close(t.Context(), &runnerproto.CloseRequest{Id: id})
 		require.NoError(t, err)
+		_, err = h.manager.Status(t.Context(), &runnerproto.StatusRequest{Id: id})
+		require.Equal(t, codes.NotFound, status.Code(err), "its Close has returned")
 	}
 	require.Equal(t, "cleanup\n", readLogs(t, stream, ""))
 	require.Empty(t, h.list())

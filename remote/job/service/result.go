@@ -82,7 +82,8 @@ func stateOf(s job.Stat) *pb.JobState {
 	return &pb.JobState{
 		Id: s.ID, Status: jobStatus[s.State], StartTime: timestamp(s.Started), FinishedTime: timestamp(s.Finished),
 		ExitCode: int32(s.ExitCode), Message: valid(s.Message), TimedOut: s.TimedOut, SystemFailed: s.System,
-		StdoutLen: s.Stdout, StderrLen: s.Stderr,
+		NothingStarted: s.NothingStarted,
+		StdoutLen:      s.Stdout, StderrLen: s.Stderr,
 		Isolation: s.Isolation, IsolationReason: valid(s.IsolationReason), CpuSeconds: s.Usage.CPU.Seconds(),
 		PeakMemoryBytes: s.Usage.PeakMemory, LargestProcessBytes: s.Usage.LargestProcess,
 	}

@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/internal/liveheap"
+	"github.com/stepmux/stepmux/internal/testing/liveheap"
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 

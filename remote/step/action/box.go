@@ -13,7 +13,7 @@ import (
 
 // box is the container of a workflow's job, or of one of its services. Its texts can have expressions.
 type box struct {
-	key       string // container, or the name of a service
+	key       string // container, the name of a service, or empty if image has the expression of all services
 	isService bool
 	line      int
 	image     setting
@@ -46,12 +46,20 @@ func (r *reader) box(p pair, isService bool) box {
 		case "image":
 			b.image = setting{part.key, r.text(part.value, part.key), part.value.Line}
 		case "env":
-			b.env = r.texts(part.value, part.key)
+			b.env = r.settings(part.value, part.key)
 		default:
 			b.ignored = append(b.ignored, part.at)
 		}
 	}
 	return b
+}
+
+// label begins errors about a text of b.
+func (b box) label() string {
+	if b.key == "" {
+		return ""
+	}
+	return b.key + ": "
 }
 
 // usesEnv reports whether the texts of b may have the context env.
@@ -66,7 +74,10 @@ func (j *Job) boxNotes(inContainer bool) (notes []string) {
 	for _, b := range j.boxes {
 		if !inContainer {
 			what := "container has no effect"
-			if b.isService {
+			switch {
+			case b.key == "":
+				what = "the services are not started"
+			case b.isService:
 				what = "the service " + b.key + " is not started"
 			}
 			notes = append(notes, fmt.Sprintf("%s:%d: %.100s: stepmux local --in-image runs the job in its container, "+
@@ -98,12 +109,14 @@ func (j *Job) Container(
 	top := map[string]any{}
 	var services []any
 	for _, b := range j.boxes {
-		switch image := strings.TrimPrefix(l.text(b.image), "docker://"); {
-		case image == "": // like GitHub, start no service without an image
-		case b.isService:
-			services = append(services, map[string]any{"name": image, "alias": b.key, "variables": l.texts(b.env)})
-		default:
-			top["image"], env = image, l.texts(b.env)
+		for _, c := range l.containers(b) {
+			switch image := strings.TrimPrefix(c.image, "docker://"); {
+			case image == "": // like GitHub, start no service without an image
+			case b.isService:
+				services = append(services, map[string]any{"name": image, "alias": c.name, "variables": c.env})
+			default:
+				top["image"], env = image, c.env
+			}
 		}
 	}
 	if services != nil {
@@ -146,18 +159,75 @@ type boxLanguage struct {
 	err   error
 }
 
-func (l *boxLanguage) text(s setting) string {
-	v, err := expression.Template(s.text, l.scope)
-	if err != nil && l.err == nil {
-		l.err = fmt.Errorf("%s:%d: %s: %w", l.file, s.line, s.name, err)
+// container is a box after the evaluation of its texts.
+type container struct {
+	name, image string
+	env         map[string]string
+}
+
+// containers evaluates a box: a single container, or all services.
+func (l *boxLanguage) containers(b box) (list []container) {
+	v := l.value(b.image)
+	if b.key != "" {
+		return []container{l.container(b, b.key, v)}
 	}
-	return v.Text()
+	if kind := v.Kind(); kind != "Object" && kind != "Null" {
+		l.fail(b.line, fmt.Errorf("services must be a mapping, and the value of its expression is of the kind %s", kind))
+	}
+	for name, service := range v.Properties() {
+		list = append(list, l.container(b, name, service))
+	}
+	return list
+}
+
+// container returns the container that v describes: the name of its image, or a mapping. b has its other texts.
+func (l *boxLanguage) container(b box, name string, v expression.Value) container {
+	c := container{name: name, env: l.texts(b.env)}
+	if kind := v.Kind(); kind != "Object" {
+		if kind == "Array" {
+			l.fail(b.line, fmt.Errorf("%.64s must be an image or a mapping, and the value of its expression is an Array", name))
+		}
+		c.image = v.Text()
+		return c
+	}
+	for key, value := range v.Properties() {
+		switch key {
+		case "image":
+			c.image = value.Text()
+		case "env":
+			set, err := setting{line: b.line}.evaluated(value, name+": env")
+			l.fail(b.line, err)
+			for _, e := range set {
+				c.env[e.name] = e.text
+			}
+		}
+	}
+	return c
+}
+
+// fail keeps an error, if there is one.
+func (l *boxLanguage) fail(line int, err error) {
+	if err != nil && l.err == nil {
+		l.err = fmt.Errorf("%s:%d: %w", l.file, line, err)
+	}
+}
+
+func (l *boxLanguage) value(s setting) expression.Value {
+	v, err := expression.Template(s.text, l.scope)
+	if err != nil {
+		l.fail(s.line, fmt.Errorf("%s: %w", s.name, err))
+	}
+	return v
 }
 
 func (l *boxLanguage) texts(list []setting) map[string]string {
 	all := map[string]string{}
 	for _, s := range list {
-		all[s.name] = l.text(s)
+		set, err := s.evaluated(l.value(s), "env")
+		l.fail(s.line, err)
+		for _, e := range set {
+			all[e.name] = e.text
+		}
 	}
 	return all
 }

@@ -67,7 +67,7 @@ func (r *reader) expressions(known expression.Scope, label string, list []settin
 		if err := expression.Check(e.text, known); err != nil && r.err == nil {
 			r.err = &lang.Error{
 				Where: fmt.Sprintf("%s:%d", r.name, e.line), Line: e.line,
-				Message: fmt.Sprintf("%s%s: %v", label, e.name, err),
+				Message: fmt.Sprintf("%s: %v", strings.TrimSpace(label+e.name), err),
 			}
 		}
 	}

@@ -35,12 +35,12 @@ func (x *running) hasOwnFiles(dir string) bool {
 // reports whether the step is done. The error says that the step would delete other files.
 func (x *running) keepProject() (done bool, err error) {
 	with := map[string]string{}
-	for _, w := range x.spec.with {
-		v, err := x.eval(w.text, w.line, "with "+w.name, x.env)
-		if err != nil {
-			return false, err
-		}
-		with[strings.ToLower(w.name)] = strings.TrimSpace(v.Text())
+	given, err := x.entries(x.spec.with, "with", x.env)
+	if err != nil {
+		return false, err
+	}
+	for _, w := range given {
+		with[strings.ToLower(w.name)] = strings.TrimSpace(w.text)
 	}
 	dir, own := filepath.Clean(x.path(with["path"])), x.github["repository"].Text()
 	other := with["repository"]

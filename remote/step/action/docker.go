@@ -292,8 +292,14 @@ func (x *running) dockerEnv(env map[string]string, f files) (inside map[string]s
 		if _, there := inside[e.name]; there {
 			continue
 		}
-		if inside[e.name], err = inner.text(e.text, e.line, "env "+e.name); err != nil {
+		set, err := inner.settings([]setting{e}, "env")
+		if err != nil {
 			return nil, nil, err
+		}
+		for name, text := range set {
+			if _, there := inside[name]; !there {
+				inside[name] = text
+			}
 		}
 	}
 	maps.Copy(inside, x.variables(f, actionName(x.spec)))

@@ -11,8 +11,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/internal/fetchtest"
-	"github.com/stepmux/stepmux/internal/remotetest"
+	"github.com/stepmux/stepmux/internal/testing/fetchtest"
+	"github.com/stepmux/stepmux/internal/testing/remotetest"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/expr"
 	"github.com/stepmux/stepmux/remote/step/fetch"

@@ -3,6 +3,7 @@ package action
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -266,12 +267,12 @@ func (s *session) runJob(ctx context.Context) engine.Result {
 		file: file, late: c.Stopped(), inputs: object(inputInputs),
 	}
 	s.top = l
-	for _, e := range j.env {
-		v, err := l.text(e.text, e.line, "env "+e.name)
+	for _, e := range j.env { // an entry can use those before it
+		set, err := l.settings([]setting{e}, "env")
 		if err != nil {
 			return engine.Failed(err)
 		}
-		s.global[e.name] = v
+		maps.Copy(s.global, set)
 	}
 	if err := c.List(len(j.steps)); err != nil {
 		return engine.Failed(err)

@@ -245,15 +245,28 @@ func (x *running) setLimit() error {
 
 // settings evaluates the values of a mapping.
 func (l *list) settings(given []setting, label string) (map[string]string, error) {
-	set := make(map[string]string, len(given))
+	list, err := l.entries(given, label, nil)
+	set := make(map[string]string, len(list))
+	for _, e := range list {
+		set[e.name] = e.text
+	}
+	return set, err
+}
+
+// entries evaluates the entries of a mapping. env is added to the context env.
+func (l *list) entries(given []setting, label string, env map[string]string) (all []setting, err error) {
 	for _, e := range given {
-		v, err := l.text(e.text, e.line, label+" "+e.name)
+		v, err := l.eval(e.text, e.line, e.label(label), env)
 		if err != nil {
 			return nil, err
 		}
-		set[e.name] = v
+		list, err := e.evaluated(v, label)
+		if err != nil {
+			return nil, l.at(e.line, err)
+		}
+		all = append(all, list...)
 	}
-	return set, nil
+	return all, nil
 }
 
 // outputs evaluates the outputs of the list.

@@ -150,7 +150,7 @@ func (m *manifest) runs(r *reader, n *yaml.Node) {
 				m.args = append(m.args, r.text(arg, "an argument"))
 			}
 		case "env":
-			m.env = r.texts(p.value, "env")
+			m.env = r.settings(p.value, "env")
 		}
 	}
 	switch version := nodeVersion().FindStringSubmatch(m.using); {
@@ -242,10 +242,10 @@ func (r *reader) steps(n *yaml.Node, isWorkflow bool) []*step {
 func (s *step) set(r *reader, p pair) {
 	switch p.key {
 	case "with":
-		s.with = r.texts(p.value, p.key)
+		s.with = r.settings(p.value, p.key)
 		return
 	case "env":
-		s.env = r.texts(p.value, p.key)
+		s.env = r.settings(p.value, p.key)
 		return
 	case "if":
 		s.conditionLine = p.value.Line

@@ -1,6 +1,8 @@
 package action
 
 import (
+	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -141,8 +143,57 @@ func (r *reader) texts(n *yaml.Node, label string) []setting {
 	return list
 }
 
-// setting is a text with a name.
+// settings is texts for a mapping in whose place GitHub also takes an expression, which gives all its entries. That is
+// a setting without a name.
+func (r *reader) settings(n *yaml.Node, label string) []setting {
+	if text, ok := r.single(n, label); ok {
+		return []setting{{"", text, n.Line}}
+	}
+	list := r.texts(n, label)
+	if slices.ContainsFunc(list, func(s setting) bool { return s.name == "" }) {
+		r.fail(n, "%s has an entry without a name", label)
+	}
+	return list
+}
+
+// single returns the text of n, if that is a single expression.
+func (r *reader) single(n *yaml.Node, label string) (text string, ok bool) {
+	if n == nil || r.err != nil {
+		return "", false
+	}
+	v := n
+	if n.Kind == yaml.AliasNode {
+		v = n.Alias
+	}
+	if v.Kind != yaml.ScalarNode || !expression.IsSingle(v.Value) {
+		return "", false
+	}
+	return r.text(n, label), true
+}
+
+// setting is a text with a name. Without a name it is an expression that gives a mapping of texts.
 type setting struct {
 	name, text string
 	line       int
+}
+
+// label returns the name of s for errors about an entry of a mapping.
+func (s setting) label(of string) string { return strings.TrimSpace(of + " " + s.name) }
+
+// evaluated returns the entries that s, an entry of the mapping called label, has after its evaluation to v.
+func (s setting) evaluated(v expression.Value, label string) (list []setting, err error) {
+	if s.name != "" {
+		return []setting{{s.name, v.Text(), s.line}}, nil
+	}
+	if kind := v.Kind(); kind != "Object" && kind != "Null" {
+		return nil, fmt.Errorf("%s must be a mapping, and the value of its expression is of the kind %s", label, kind)
+	}
+	for name, value := range v.Properties() {
+		if kind := value.Kind(); name == "" || kind == "Array" || kind == "Object" {
+			return nil, fmt.Errorf("%s must be a mapping of texts, and the value of its expression is not: %.64q is of the "+
+				"kind %s", label, name, kind)
+		}
+		list = append(list, setting{name, value.Text(), s.line})
+	}
+	return list, nil
 }

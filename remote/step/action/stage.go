@@ -186,21 +186,20 @@ func (x *running) readInputs() error {
 	}
 	given := map[string]bool{}
 	var unknown []string
-	for _, w := range x.spec.with {
-		text := w.text
-		if !x.literal {
-			v, err := x.eval(w.text, w.line, "with "+w.name, x.env)
-			if err != nil {
-				return err
-			}
-			text = v.Text()
+	with := x.spec.with
+	if !x.literal {
+		var err error
+		if with, err = x.entries(with, "with", x.env); err != nil {
+			return err
 		}
+	}
+	for _, w := range with {
 		lower := strings.ToLower(w.name)
 		if !known[lower] {
 			unknown = append(unknown, w.name)
 		}
 		given[lower] = true
-		set[variable(w.name)] = text
+		set[variable(w.name)] = w.text
 	}
 	defaults := *x.list // defaults can use the contexts of the job, but not steps
 	defaults.action = a

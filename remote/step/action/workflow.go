@@ -19,17 +19,18 @@ type Job struct {
 	// Name is the job's key in the workflow.
 	Name string
 
-	file     string
-	workflow string // the workflow's name
-	inputs   []jobInput
-	env      []setting
-	steps    []*step
-	shell    string // the default
-	dir      string
-	outputs  []setting
-	ignored  []*yaml.Node // keys that may have no effect; see the map of this name
-	strategy int          // the line of the key strategy, or 0
-	boxes    []box        // its container and its services
+	file        string
+	workflow    string // the workflow's name
+	inputs      []jobInput
+	env         []setting
+	steps       []*step
+	shell       string // the default
+	dir         string
+	outputs     []setting
+	ignored     []*yaml.Node // keys that may have no effect; see the map of this name
+	strategy    int          // the line of the key strategy, or 0
+	rawStrategy *yaml.Node   // the value of strategy
+	boxes       []box        // its container and its services
 }
 
 // ignored are the keys of a workflow and of a job that have no effect, with the reasons. A key without a reason gets no
@@ -77,9 +78,9 @@ func (r *reader) workflow(text []byte) (j *Job, jobs []pair) {
 		case "on":
 			j.inputs = r.triggers(p.value)
 		case "env":
-			j.env = r.texts(p.value, p.key)
+			j.env = r.settings(p.value, p.key)
 		case "defaults":
-			j.defaults(r, p.value)
+			j.defaults(r, p.value, false)
 		case "jobs":
 			jobs = r.pairs(p.value, "jobs")
 		default:
@@ -99,18 +100,22 @@ func (r *reader) job(j *Job, found pair) (call *yaml.Node) {
 			j.ignore(p)
 			r.expressions(jobIfNames(), "", []setting{condition(r.text(p.value, p.key), p.value.Line)})
 		case "env":
-			j.env = append(slices.Clip(j.env), r.texts(p.value, p.key)...)
+			j.env = append(slices.Clip(j.env), r.settings(p.value, p.key)...)
 		case "defaults":
-			j.defaults(r, p.value)
+			j.defaults(r, p.value, true)
 		case "steps":
 			steps = p.value
 		case "outputs":
 			j.outputs = r.texts(p.value, p.key)
 		case "strategy":
-			j.strategy = p.at.Line
+			j.strategy, j.rawStrategy = p.at.Line, p.value
 		case "container":
 			j.boxes = append(j.boxes, r.box(p, false))
 		case "services":
+			if text, ok := r.single(p.value, p.key); ok {
+				j.boxes = append(j.boxes, box{isService: true, line: p.at.Line, image: setting{p.key, text, p.value.Line}})
+				break
+			}
 			for _, service := range r.pairs(p.value, p.key) {
 				j.boxes = append(j.boxes, r.box(service, true))
 			}
@@ -128,7 +133,7 @@ func (r *reader) job(j *Job, found pair) (call *yaml.Node) {
 	r.expressions(known, "env ", j.env)
 	r.expressions(known, "output ", j.outputs)
 	for _, b := range j.boxes {
-		r.expressions(known, b.key+": ", append([]setting{b.image}, b.env...))
+		r.expressions(known, b.label(), append([]setting{b.image}, b.env...))
 	}
 	return call
 }
@@ -162,10 +167,18 @@ func (j *Job) writeNotes(to io.Writer, hasMatrix, inContainer bool) error {
 	return nil
 }
 
-func (j *Job) defaults(r *reader, n *yaml.Node) {
+// defaults reads the defaults of a job or, unless ofJob, of the workflow. In a job, run may be an expression.
+func (j *Job) defaults(r *reader, n *yaml.Node, ofJob bool) {
 	for _, p := range r.pairs(n, "defaults") {
 		if p.key != "run" {
 			j.ignore(p)
+			continue
+		}
+		if text, ok := r.single(p.value, "defaults.run"); ok && ofJob {
+			r.expressions(knownNames(true), "", []setting{{"defaults.run", text, p.value.Line}})
+			inner := strings.TrimSuffix(strings.TrimPrefix(text, "${{"), "}}")
+			j.shell = fmt.Sprintf("${{ (%s).shell || '%s' }}", inner, strings.ReplaceAll(j.shell, "'", "''"))
+			j.dir = fmt.Sprintf("${{ (%s).working-directory || '%s' }}", inner, strings.ReplaceAll(j.dir, "'", "''"))
 			continue
 		}
 		for _, part := range r.pairs(p.value, "defaults.run") {

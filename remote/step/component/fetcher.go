@@ -44,7 +44,8 @@ type Fetcher struct {
 
 // Fetch returns the step that ref names. It blocks until the step is in the cache, or ctx ends; then the error is its
 // cause. The program may present the credentials in ref and, after those, the credentials with. It gets them by its
-// standard input, not by an argument or a variable. The caller must Release the component.
+// standard input, not by an argument or a variable. The error is a *SystemError if the reference is not at fault. The
+// caller must Release the component.
 func (f *Fetcher) Fetch(ctx context.Context, ref *pb.Reference, with Credentials) (*Component, error) {
 	c, err := f.fetch(ctx, ref, with)
 	if err != nil && ctx.Err() != nil {
@@ -76,7 +77,7 @@ func (f *Fetcher) fetch(ctx context.Context, ref *pb.Reference, with Credentials
 	}
 	p, err := startProgram(f.Command, archive)
 	if err != nil {
-		return nil, fmt.Errorf("start the program that fetches steps: %w", err)
+		return nil, &SystemError{fmt.Errorf("start the program that fetches steps: %w", err)}
 	}
 	atEnd := context.AfterFunc(ctx, p.end)
 	c, err := exchange(append(request, '\n'), p.in, p.out)
@@ -85,7 +86,7 @@ func (f *Fetcher) fetch(ctx context.Context, ref *pb.Reference, with Credentials
 	if !errors.Is(err, errNoAnswer) {
 		return c, err
 	}
-	return nil, fmt.Errorf("the program that fetches steps has failed: %s", why)
+	return nil, &SystemError{fmt.Errorf("the program that fetches steps has failed: %s", why)}
 }
 
 // open opens the local archive that ref names, and returns nil if it names none or the program is to open it.
@@ -112,12 +113,15 @@ func exchange(request []byte, in io.Writer, out io.Reader) (*Component, error) {
 	if err := json.Unmarshal(line, &a); err != nil {
 		return nil, errNoAnswer
 	}
-	if a.Error != "" {
+	switch {
+	case a.System:
+		return nil, &SystemError{errors.New(a.Error)}
+	case a.Error != "":
 		return nil, errors.New(a.Error)
 	}
 	lock, err := os.OpenFile(a.Lock, os.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if err != nil {
-		return nil, fmt.Errorf("keep the step in the cache: %w", err)
+		return nil, &SystemError{fmt.Errorf("keep the step in the cache: %w", err)}
 	}
 	// The program still has its read lock, so no process removes the file before this one has its own.
 	if err = filelock.TryRead(lock); err == nil && !filelock.StillAt(lock, a.Lock) {
@@ -125,7 +129,7 @@ func exchange(request []byte, in io.Writer, out io.Reader) (*Component, error) {
 	}
 	if err != nil {
 		lock.Close()
-		return nil, fmt.Errorf("keep the step in the cache: %w", err)
+		return nil, &SystemError{fmt.Errorf("keep the step in the cache: %w", err)}
 	}
 	c := a.component()
 	c.Hold(lock)

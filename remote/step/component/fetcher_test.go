@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -77,9 +78,17 @@ func TestAProgramThatDoesNotFetchIsExplained(t *testing.T) {
 		script, want := test[0], test[1]
 		_, err := shell(script).Fetch(t.Context(), &pb.Reference{}, Credentials{})
 		require.ErrorContains(t, err, want, script)
+		var system *SystemError
+		require.Equal(t, !strings.Contains(script, "does not have it"), errors.As(err, &system), script)
 	}
 	_, err := (&Fetcher{Command: []string{"/no/such/program"}}).Fetch(t.Context(), &pb.Reference{}, Credentials{})
 	require.ErrorContains(t, err, "start the program that fetches steps: ")
+	var system *SystemError
+	require.ErrorAs(t, err, &system)
+	_, err = shell(`read -r x; echo '{"error":"connection refused","system":true}'`).
+		Fetch(t.Context(), &pb.Reference{}, Credentials{})
+	require.EqualError(t, err, "connection refused")
+	require.ErrorAs(t, err, &system)
 	_, err = shell("").Fetch(t.Context(), &pb.Reference{Url: string(make([]byte, MaxMessage))}, Credentials{})
 	require.ErrorContains(t, err, "have more than 4194304 bytes")
 }

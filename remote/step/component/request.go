@@ -26,6 +26,8 @@ const ArchiveFile = 3
 type Answer struct {
 	// Error is empty if the step was fetched. It has no credentials.
 	Error string `json:"error,omitempty"`
+	// System says that Error is the text of a SystemError.
+	System bool `json:"system,omitempty"`
 
 	Source
 	// Version and ResolvedRef are those of Source.

@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/internal/fetchtest"
+	"github.com/stepmux/stepmux/internal/testing/fetchtest"
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 

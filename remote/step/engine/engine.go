@@ -271,7 +271,7 @@ func (r *Runner) refuse(err error) Result {
 	for i := range r.results {
 		r.cfg.Observe(r.results[i])
 	}
-	system := proc.MachineFailed(err)
+	system := systemFailed(err)
 	message := r.cfg.Secrets.Message(err.Error())
 	return Result{Status: Failure, Invalid: !system, System: system, Message: message, Steps: r.results}
 }

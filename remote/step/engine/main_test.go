@@ -4,7 +4,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/internal/testing/runnertest"
 	"github.com/stepmux/stepmux/remote/proc"
 )
 

@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/internal/racefree"
+	"github.com/stepmux/stepmux/internal/testing/racefree"
 	"github.com/stepmux/stepmux/remote/step/expr"
 )
 

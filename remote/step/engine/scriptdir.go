@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"syscall"
 
+	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/rmtree"
 )
 
@@ -24,15 +25,26 @@ func openScriptDir(place Place) (scriptDir, error) {
 	if place.Script != nil {
 		from = rmtree.PathOf(place.Script)
 	}
-	root, err := os.OpenRoot(from)
-	return scriptDir{path: place.ScriptDir, root: root}, err
+	d := scriptDir{path: place.ScriptDir}
+	var err error
+	d.root, err = os.OpenRoot(from)
+	return d, d.explain(err, "")
+}
+
+// explain returns err, of making or writing an entry, with the path as the operator of the machine knows it, and with
+// a remedy. The paths of root are those of a descriptor.
+func (d scriptDir) explain(err error, name string) error {
+	if err == nil {
+		return nil
+	}
+	return oserr.Hint(fmt.Errorf("%s: %w", d.join(name), oserr.Bare(err)), d.path)
 }
 
 // join returns the path of an entry, for the step.
 func (d scriptDir) join(name string) string { return filepath.Join(d.path, name) }
 
 // mkdir makes a directory that only its owner can use.
-func (d scriptDir) mkdir(name string) error { return d.root.Mkdir(name, 0o700) }
+func (d scriptDir) mkdir(name string) error { return d.explain(d.root.Mkdir(name, 0o700), name) }
 
 // createNew creates a file that does not exist, and that only its owner can read.
 func createNew(in *os.Root, name string) (*os.File, error) {
@@ -65,7 +77,7 @@ func (d scriptDir) write(name, text, label string) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("create %s: %w", label, err)
+		return fmt.Errorf("create %s: %w", label, d.explain(err, name))
 	}
 	_, err = f.WriteString(text)
 	if closeErr := f.Close(); err == nil {
@@ -73,7 +85,7 @@ func (d scriptDir) write(name, text, label string) error {
 	}
 	if err != nil {
 		_ = d.root.Remove(name)
-		return fmt.Errorf("write %s: %w", label, err)
+		return fmt.Errorf("write %s: %w", label, d.explain(err, name))
 	}
 	return nil
 }

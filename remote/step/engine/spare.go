@@ -5,6 +5,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -31,7 +32,7 @@ func (r *Runner) makeFiles(name string, files []string) error {
 	}
 	root, dir, err := d.openDir(name) // looked up once, not for each file
 	if err != nil {
-		return err
+		return d.explain(err, name)
 	}
 	defer root.Close()
 	defer dir.Close()
@@ -41,7 +42,7 @@ func (r *Runner) makeFiles(name string, files []string) error {
 				continue
 			}
 			if err := rmtree.RemoveEntry(root, file); err != nil {
-				return err
+				return d.explain(err, filepath.Join(name, file))
 			}
 		}
 		f, err := createNew(root, file)
@@ -49,7 +50,7 @@ func (r *Runner) makeFiles(name string, files []string) error {
 			err = f.Close()
 		}
 		if err != nil {
-			return err
+			return d.explain(err, filepath.Join(name, file))
 		}
 	}
 	return nil

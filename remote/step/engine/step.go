@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"github.com/stepmux/stepmux/internal/sortedkeys"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/step/expr"
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
@@ -47,7 +49,13 @@ type outcome struct {
 }
 
 func failed(err error) outcome {
-	return outcome{status: Failure, why: err.Error(), system: proc.MachineFailed(err)}
+	return outcome{status: Failure, why: err.Error(), system: systemFailed(err)}
+}
+
+// systemFailed reports whether err is a fault of this machine, of the network or of a server, and not of the job.
+func systemFailed(err error) bool {
+	_, fetching := errors.AsType[*component.SystemError](err)
+	return fetching || proc.MachineFailed(err)
 }
 
 // outcome returns the end of a step that was stopped.

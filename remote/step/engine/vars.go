@@ -2,8 +2,9 @@ package engine
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
-	"os"
+	"io/fs"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -99,7 +100,7 @@ func (r *Runner) variables() (map[string]expr.Value, error) {
 
 // writeVariable writes the file of v, which only our user can read, and returns its path.
 func (r *Runner) writeVariable(v Variable) (string, error) {
-	if err := r.scripts.mkdir(varsDir); err != nil && !os.IsExist(err) {
+	if err := r.scripts.mkdir(varsDir); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", fmt.Errorf("create directory for variables: %w", err)
 	}
 	name := filepath.Join(varsDir, v.Key)

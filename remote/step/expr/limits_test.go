@@ -1,12 +1,14 @@
 package expr
 
 import (
+	"fmt"
+	"os"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/internal/racefree"
+	"github.com/stepmux/stepmux/internal/testing/racefree"
 )
 
 func TestAnExpressionHasAtMost64KiB(t *testing.T) {
@@ -121,4 +123,18 @@ func TestNewRefusesSharedValuesThatAreTooLargeTogether(t *testing.T) {
 	require.ErrorIs(t, err, errSize)
 	_, err = New(strings.Repeat("a", maxSize+1))
 	require.ErrorIs(t, err, errSize)
+}
+
+// The limit of a variable was on no page.
+func TestThePageHasTheLimits(t *testing.T) {
+	page, err := os.ReadFile("../../../docs/language.md")
+	require.NoError(t, err)
+	text := strings.Join(strings.Fields(string(page)), " ")
+	for _, limit := range []string{
+		fmt.Sprintf("An expression has at most %d KiB and nests at most %d deep.", maxExpr>>10, maxDepth),
+		fmt.Sprintf("A value, also that of a variable, has at most %d MiB and %d levels, and one evaluation reads and "+
+			"writes at most %d MiB.", maxSize>>20, maxDepth, maxWork>>20),
+	} {
+		require.Contains(t, text, limit)
+	}
 }

@@ -15,7 +15,8 @@ func (p *parser) number() node {
 	start := p.pos
 	digits := numberForm().FindString(p.text[p.pos:p.end])
 	if p.pos += len(digits); isLetter(p.peek()) {
-		panic(p.errorAt(start, "this is not a number").withHint("numbers are written 42, 3.14 or 1.5e3"))
+		p.pos = start
+		panic(p.errorAt(start, "%s is not a number", Abbreviate(p.token())).withHint("numbers are written 42, 3.14 or 1.5e3"))
 	}
 	f, err := parseNumber(digits)
 	if err != nil {

@@ -226,7 +226,47 @@ func (p *parser) call(at int, function string) node {
 	return &call{at, function, argument}
 }
 
-// unexpected returns an error about the next word, in a place that needs expected.
+// symbols are the symbols of several characters.
+var symbols = []string{opening, closing, "||", "&&", "==", "!=", "<=", ">="}
+
+// token returns the next token, whole, for an error. There must be one.
+func (p *parser) token() string {
+	rest := p.text[p.pos:p.end]
+	switch c := rest[0]; {
+	case isLetter(c), isDigit(c):
+		end := len(numberForm().FindString(rest))
+		for end < len(rest) && (isLetter(rest[end]) || isDigit(rest[end])) {
+			end++
+		}
+		return rest[:end]
+	case c == '"', c == '\'':
+		if end := closingQuote(rest); end > 0 {
+			return rest[:end]
+		}
+	}
+	for _, s := range symbols {
+		if strings.HasPrefix(rest, s) {
+			return s
+		}
+	}
+	_, size := utf8.DecodeRuneInString(rest)
+	return rest[:size]
+}
+
+// closingQuote returns the end of the string at the beginning of text, or 0 if it is not closed.
+func closingQuote(text string) int {
+	for i := 1; i < len(text); i++ {
+		switch text[i] {
+		case text[0]:
+			return i + 1
+		case '\\':
+			i++
+		}
+	}
+	return 0
+}
+
+// unexpected returns an error about the next token, in a place that needs expected.
 func (p *parser) unexpected(expected string) *Error {
 	p.skipSpace()
 	at, rest := p.pos, p.text[p.pos:p.end]
@@ -236,10 +276,7 @@ func (p *parser) unexpected(expected string) *Error {
 	if c, size := utf8.DecodeRuneInString(rest); c == utf8.RuneError && size == 1 {
 		return p.errorAt(at, "expected %s, found the byte 0x%02X", expected, rest[0])
 	}
-	found := p.word()
-	if found == "" {
-		c, _ := utf8.DecodeRuneInString(rest)
-		found = string(c)
-	}
+	found := p.token()
+	p.pos += len(found)
 	return p.errorAt(at, "expected %s, found %s", expected, quote(found)).withHint("%s", foreign[found])
 }

@@ -117,8 +117,8 @@ func TestParseReadsTheInsideOfTheBrackets(t *testing.T) {
 	for text, want := range map[string]string{
 		"":           "1:1: expected a value, found the end of the expression",
 		" ":          "1:2: expected a value, found the end of the expression",
-		"1 }}":       `1:3: expected the end, found "}"`,
-		"${{ 1 }}":   `1:1: expected a value, found "$"`,
+		"1 }}":       `1:3: expected the end, found "}}"`,
+		"${{ 1 }}":   `1:1: expected a value, found "${{"`,
 		"a.b\n  c.d": `2:3: expected the end, found "c"`,
 	} {
 		_, err := Parse(text)

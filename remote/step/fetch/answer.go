@@ -58,7 +58,8 @@ func Answer(ctx context.Context, in *os.File, out io.Writer) error {
 	defer func() { _ = store.Close() }() // always nil
 	c, err := store.Fetch(ctx, ref, request.Credentials)
 	if err != nil {
-		return json.NewEncoder(out).Encode(component.Answer{Error: err.Error()})
+		_, system := errors.AsType[*component.SystemError](err)
+		return json.NewEncoder(out).Encode(component.Answer{Error: err.Error(), System: system})
 	}
 	defer c.Release()
 	if err := json.NewEncoder(out).Encode(component.AnswerOf(c)); err != nil {

@@ -10,6 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/oserr"
+	"github.com/stepmux/stepmux/internal/termtext"
+	"github.com/stepmux/stepmux/remote/step/component"
 )
 
 // ErrClosed says that the Store was closed.
@@ -36,11 +38,52 @@ func (e *AccessError) Error() string {
 	}
 }
 
+// fault is an error of this machine, of the network or of a server. It says nothing about the reference.
+type fault struct{ error }
+
+func (e fault) Unwrap() error { return e.error }
+
+// Temporary is for the client of registries, which repeats a request after an error that has this method.
+func (e fault) Temporary() bool {
+	err, ok := errors.AsType[interface {
+		error
+		Temporary() bool
+	}](e.error)
+	return ok && err.Temporary()
+}
+
+// judged returns err as a *component.SystemError unless the reference or what it leads to is at fault.
+func judged(err error) error {
+	_, known := errors.AsType[fault](err)
+	git, is := errors.AsType[*gitError](err)
+	if known || is && git.isFault() || oserr.Exhausted(err) || errors.Is(err, fs.ErrPermission) {
+		return &component.SystemError{Err: err}
+	}
+	return err
+}
+
+// cutError is an error whose text was cut.
+type cutError struct {
+	text string
+	err  error
+}
+
+// cut returns err with a text of at most 300 bytes that has no address.
+func cut(err error) error {
+	err = withoutURL(err)
+	return &cutError{termtext.Short(err.Error(), 300), err}
+}
+
+func (e *cutError) Error() string { return e.text }
+
+func (e *cutError) Unwrap() error { return e.err }
+
 // hint adds a remedy to an error of the cache in dir, if one is known.
 func hint(err error, dir string) error {
+	_, known := errors.AsType[fault](err)
 	switch {
-	case err == nil:
-		return nil
+	case err == nil || known:
+		return err
 	case oserr.NoSpace(err), strings.Contains(err.Error(), "No space left on device"):
 		return fmt.Errorf("%w (free space or inodes on the file system of %s, or use another cache directory)", err, dir)
 	case errors.Is(err, unix.EROFS), errors.Is(err, fs.ErrPermission):

@@ -10,12 +10,15 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/internal/lazyregexp"
 	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/termtext"
 )
@@ -168,16 +171,17 @@ func (g *gitProgram) run(ctx context.Context, in io.Reader, read func(io.Reader)
 	}
 	if err := cmd.Start(); err != nil {
 		if errors.Is(err, exec.ErrNotFound) {
-			return errors.New("the program git is not installed on this machine, or only where jobs can put one; install it")
+			return fault{errors.New("the program git is not installed on this machine, or only where jobs can put one; " +
+				"install it")}
 		}
-		return fmt.Errorf("start git: %w", err)
+		return fault{fmt.Errorf("start git: %w", err)}
 	}
 	defer reap(cmd.Process.Pid) // after Wait
 	// The limit is set before git can have received anything.
 	most := unix.Rlimit{Cur: uint64(g.limits.total), Max: uint64(g.limits.total)}
 	if err := unix.Prlimit(cmd.Process.Pid, unix.RLIMIT_FSIZE, &most, nil); err != nil && !errors.Is(err, unix.ESRCH) {
 		cancel()
-		return errors.Join(fmt.Errorf("limit git: %w", err), cmd.Wait())
+		return fault{errors.Join(fmt.Errorf("limit git: %w", err), cmd.Wait())}
 	}
 	readErr := read(out)
 	if readErr != nil {
@@ -245,6 +249,40 @@ func (e *gitError) Error() string {
 }
 
 func (e *gitError) Unwrap() error { return e.err }
+
+// faults are the texts of git and of the operating system about faults of the network and of this machine. Those about
+// a reference, such as "not our ref", are not among them. For a request without an answer another library says why, so
+// the beginning of the line must do.
+var faults = []string{
+	"unable to access '", "RPC failed", "hung up", "unexpected disconnect", "early EOF", "expected flush",
+	"invalid server response", "protocol error",
+	"No space left on device", "Disk quota exceeded", "Read-only file system", "Input/output error",
+	"Permission denied",
+	"Cannot allocate memory", "ut of memory", "Resource temporarily unavailable", "Too many open files",
+}
+
+// answered matches the status of a server's answer.
+var answered = lazyregexp.New(`(?:returned error:|RPC failed; HTTP) (\d{3})`)
+
+// isFault reports whether the network, the server or this machine is at fault.
+func (e *gitError) isFault() bool {
+	if exit, ok := errors.AsType[*exec.ExitError](e.err); ok && !exit.Exited() { // the kernel kills it without memory
+		return true
+	}
+	for line := range strings.SplitSeq(e.stderr, "\n") {
+		if !strings.HasPrefix(line, "fatal: ") && !strings.HasPrefix(line, "error: ") { // the server wrote it
+			continue
+		}
+		if m := answered().FindStringSubmatch(line); m != nil {
+			status, _ := strconv.Atoi(m[1])
+			return isOfServer(status)
+		}
+		if slices.ContainsFunc(faults, func(text string) bool { return strings.Contains(line, text) }) {
+			return true
+		}
+	}
+	return false
+}
 
 // tail is a writer that keeps the last maxTail bytes.
 type tail struct{ b bytes.Buffer }

@@ -44,7 +44,7 @@ func newLoginProxy(ctx context.Context, repo *repository, transport http.RoundTr
 	}
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
-		return nil, fmt.Errorf("listen for git: %w", err)
+		return nil, fault{fmt.Errorf("listen for git: %w", err)}
 	}
 	p := &loginProxy{
 		repo: repo, upstream: upstream, origin: "http://" + listener.Addr().String(), password: rand.Text(),
@@ -159,14 +159,14 @@ const passwordHelper = `!f() { while IFS= read -r line; do printf '%s\n' "$line"
 func (p *loginProxy) socket() (*os.File, error) {
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("make a socket for git: %w", err)
+		return nil, fault{fmt.Errorf("make a socket for git: %w", err)}
 	}
 	defer func() { _ = unix.Close(ends[0]) }() // the bytes in the socket stay readable
 	socket := os.NewFile(uintptr(ends[1]), "password")
 	text := "username=stepmux\npassword=" + p.password + "\n"
 	if _, err := unix.SendmsgN(ends[0], []byte(text), nil, nil, unix.MSG_DONTWAIT); err != nil {
 		socket.Close()
-		return nil, fmt.Errorf("write to a socket for git: %w", err)
+		return nil, fault{fmt.Errorf("write to a socket for git: %w", err)}
 	}
 	return socket, nil
 }

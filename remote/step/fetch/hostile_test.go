@@ -16,8 +16,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/internal/fetchtest"
 	"github.com/stepmux/stepmux/internal/termtext"
+	"github.com/stepmux/stepmux/internal/testing/fetchtest"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 

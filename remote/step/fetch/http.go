@@ -26,6 +26,8 @@ const (
 	stallTime = time.Minute
 )
 
+var errMetadata = errors.New("the address belongs to the cloud's metadata service; steps are not fetched from there")
+
 // metadata are the addresses at which clouds give a machine its secrets. Steps are never fetched from there.
 var metadata = []netip.Addr{netip.MustParseAddr("169.254.169.254"), netip.MustParseAddr("fd00:ec2::254")}
 
@@ -35,22 +37,69 @@ func newClient() *http.Client {
 		at, err := netip.ParseAddrPort(address)
 		for _, m := range metadata {
 			if err == nil && at.Addr().Unmap() == m {
-				return errors.New("the address belongs to the cloud's metadata service; steps are not fetched from there")
+				return errMetadata
 			}
 		}
 		return nil
 	}}
 	return &http.Client{
-		Transport: &http.Transport{
+		Transport: network{&http.Transport{
 			Proxy:                 http.ProxyFromEnvironment,
 			DialContext:           dialer.DialContext,
 			ForceAttemptHTTP2:     true,
 			TLSHandshakeTimeout:   15 * time.Second,
 			ResponseHeaderTimeout: stallTime,
 			IdleConnTimeout:       30 * time.Second,
-		},
+		}},
 		CheckRedirect: checkRedirect,
 	}
+}
+
+// network is a transport whose errors are faults, as are those of the bodies of its answers.
+type network struct{ *http.Transport }
+
+// RoundTrip implements [http.RoundTripper].
+func (n network) RoundTrip(req *http.Request) (*http.Response, error) {
+	resp, err := n.Transport.RoundTrip(req)
+	if err != nil {
+		return nil, unreached(err)
+	}
+	resp.Body = body{resp.Body}
+	return resp, nil
+}
+
+// unreached returns the error of a request that has no answer: a fault, unless the address can lead to no server.
+func unreached(err error) error {
+	_, impossible := errors.AsType[*net.AddrError](err)
+	if impossible || errors.Is(err, errMetadata) {
+		return err
+	}
+	return fault{err}
+}
+
+// body is the body of an answer of a network.
+type body struct{ io.ReadCloser }
+
+func (b body) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil && err != io.EOF { //nolint:errorlint // a body ends with io.EOF itself
+		err = fault{err}
+	}
+	return n, err
+}
+
+// ofStatus returns err, the error of an answer with this status. It is a fault if the request may succeed later.
+func ofStatus(status int, err error) error {
+	if isOfServer(status) {
+		return fault{err}
+	}
+	return err
+}
+
+// isOfServer reports whether a status says that the server fails, or answers later, whatever it was asked for.
+func isOfServer(status int) bool {
+	return status >= http.StatusInternalServerError || status == http.StatusTooManyRequests ||
+		status == http.StatusRequestTimeout
 }
 
 // checkRedirect refuses redirects to a less safe protocol, and removes credentials from redirects to another server.
@@ -104,7 +153,7 @@ func (f *fetcher) get(
 	case http.StatusTooManyRequests:
 		return nil, errTooMany
 	}
-	return nil, fmt.Errorf("the server answers %s", termtext.Short(resp.Status, 100))
+	return nil, ofStatus(resp.StatusCode, fmt.Errorf("the server answers %s", termtext.Short(resp.Status, 100)))
 }
 
 // withoutURL removes the address from an error of the client, because it may contain credentials.
@@ -116,8 +165,8 @@ func withoutURL(err error) error {
 }
 
 // errTooMany says that a server answers no more requests now, from this address or by this login.
-var errTooMany = fmt.Errorf("the server answers %d %s", http.StatusTooManyRequests,
-	http.StatusText(http.StatusTooManyRequests))
+var errTooMany = fault{fmt.Errorf("the server answers %d %s", http.StatusTooManyRequests,
+	http.StatusText(http.StatusTooManyRequests))}
 
 // anonymousFirst calls ask without credentials and, if the server refuses that, or has had too many requests, and login
 // is not nil, with login. private says that credentials were needed.

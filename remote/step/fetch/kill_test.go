@@ -15,9 +15,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/stepmux/stepmux/internal/fetchtest"
 	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/rmtree"
+	"github.com/stepmux/stepmux/internal/testing/fetchtest"
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 

@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/internal/fetchtest"
+	"github.com/stepmux/stepmux/internal/testing/fetchtest"
 )
 
 func TestAStoreWithoutACacheHasNothingToListPruneOrVerify(t *testing.T) {

@@ -20,7 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/stepmux/stepmux/internal/fetchtest"
+	"github.com/stepmux/stepmux/internal/testing/fetchtest"
 )
 
 // A server with a certificate of an unknown authority is trusted if SSL_CERT_FILE names the authority.
@@ -44,7 +44,7 @@ func TestGitIsFetchedOverTLSFromTrustedServersOnly(t *testing.T) {
 	s := newStore(t)
 	known := x509.NewCertPool() // Go's library reads the variable only once, before this
 	known.AddCert(secure.Certificate())
-	s.client.Transport.(*http.Transport).TLSClientConfig = &tls.Config{RootCAs: known, MinVersion: tls.VersionTLS12}
+	s.client.Transport.(network).TLSClientConfig = &tls.Config{RootCAs: known, MinVersion: tls.VersionTLS12}
 	c := get(t, s, address+"@v1")
 	require.Equal(t, stepText, read(t, c, "steps/step.yml"))
 }

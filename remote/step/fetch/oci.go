@@ -86,7 +86,7 @@ func (f *fetcher) manifestDigest(ctx context.Context, image name.Reference, logi
 func refusalOf(err error, presented bool) error {
 	failed, ok := errors.AsType[*transport.Error](err)
 	if !ok {
-		return errors.New(termtext.Short(withoutURL(err).Error(), 300))
+		return cut(err)
 	}
 	switch failed.StatusCode {
 	case http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound:
@@ -94,7 +94,8 @@ func refusalOf(err error, presented bool) error {
 	case http.StatusTooManyRequests:
 		return errTooMany
 	}
-	return fmt.Errorf("the registry answers %d %s", failed.StatusCode, http.StatusText(failed.StatusCode))
+	return ofStatus(failed.StatusCode,
+		fmt.Errorf("the registry answers %d %s", failed.StatusCode, http.StatusText(failed.StatusCode)))
 }
 
 // pull writes the files of an image for this platform to w.
@@ -133,7 +134,11 @@ func (f *fetcher) pull(
 }
 
 func registryError(err error) error {
-	return fmt.Errorf("read the image: %s", termtext.Short(withoutURL(err).Error(), 300))
+	err = cut(err)
+	if failed, ok := errors.AsType[*transport.Error](err); ok {
+		err = ofStatus(failed.StatusCode, err)
+	}
+	return fmt.Errorf("read the image: %w", err)
 }
 
 // pick returns the image for this platform: the image that d describes, or one of its index.

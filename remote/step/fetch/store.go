@@ -85,7 +85,7 @@ func (s *Store) open() (*cache, error) {
 	}
 	var err error
 	if s.cache, err = openCache(s.cfg.Dir, s.cfg.MaxBytes); err != nil {
-		return nil, fmt.Errorf("open cache: %w", err)
+		return nil, fault{fmt.Errorf("open cache: %w", hint(err, s.cfg.Dir))}
 	}
 	return s.cache, nil
 }
@@ -95,16 +95,17 @@ func (s *Store) open() (*cache, error) {
 // with.
 //
 // The caller must Release the component. The error is an *AccessError if the server refuses the request with these
-// credentials. Errors never repeat credentials.
+// credentials, and a *component.SystemError if this machine, the network or a server fails. Errors never repeat
+// credentials.
 func (s *Store) Fetch(ctx context.Context, ref *pb.Reference, with Credentials) (*Component, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, s.cfg.Timeout,
-		fmt.Errorf("timeout: the fetch took longer than %v", s.cfg.Timeout))
+		fault{fmt.Errorf("timeout: the fetch took longer than %v", s.cfg.Timeout)})
 	defer cancel()
 	c, err := s.fetch(ctx, ref, with)
 	if err != nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
-	return c, hint(err, s.cfg.Dir)
+	return c, judged(hint(err, s.cfg.Dir))
 }
 
 func (s *Store) fetch(ctx context.Context, ref *pb.Reference, with Credentials) (*Component, error) {

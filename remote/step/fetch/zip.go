@@ -79,6 +79,9 @@ func (f *fetcher) localArchive(ctx context.Context, a *archive) (*Component, err
 	if file == nil {
 		var err error
 		if file, err = os.OpenFile(a.path, os.O_RDONLY|unix.O_NONBLOCK, 0); err != nil { // opening a FIFO must not block
+			if oserr.Exhausted(err) {
+				return nil, err
+			}
 			return nil, errors.New(err.Error()) // of no type, so that it is not taken for an error of the cache
 		}
 	}

@@ -40,13 +40,22 @@ const (
 )
 
 // Quote returns a foreign key or name for an error: a space and the word in quotes. It returns "" if the word does not
-// look like a name: a line of a script in the place of a key may contain a secret.
+// look like a name: a line of a script in the place of a key may contain a secret. A name of several words has no :
+// and no /.
 func Quote(word string) string {
-	if word == "" || len(word) > maxQuoted || strings.Trim(word, letters+digits+"-. ") != "" {
+	more := " "
+	if !strings.Contains(word, " ") {
+		more = ":/"
+	}
+	if word == "" || len(word) > maxQuoted || strings.Trim(word, letters+digits+"-."+more) != "" {
 		return ""
 	}
 	return fmt.Sprintf(" %q", word)
 }
+
+// QuoteName is Quote for a word that can only be a name, such as the one of a job: it may have any characters, and is
+// cut if it is long.
+func QuoteName(name string) string { return fmt.Sprintf(" %.*q", maxQuoted, name) }
 
 // Suggest returns the end of an error about an unknown word: a question about the known word that is most similar, or
 // else otherwise.

@@ -15,7 +15,7 @@ import (
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 
-	"github.com/stepmux/stepmux/internal/racefree"
+	"github.com/stepmux/stepmux/internal/testing/racefree"
 )
 
 // allForms has all that a job can hold.

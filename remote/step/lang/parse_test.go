@@ -17,7 +17,7 @@ import (
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 
-	"github.com/stepmux/stepmux/internal/racefree"
+	"github.com/stepmux/stepmux/internal/testing/racefree"
 )
 
 // job returns a definition of today's dialect with steps.

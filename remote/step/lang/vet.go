@@ -7,7 +7,11 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-const goesOnWarning = "the script has several lines, and goes on after one that fails; begin it with set -e"
+const (
+	goesOnWarning = "the script has several lines, and goes on after one that fails; begin it with set -e"
+	crlfWarning   = "lines of the script end with a carriage return (CRLF), which a shell takes for a part of the last " +
+		"word; write the file with line feeds alone (LF)"
+)
 
 // Vet is ParseCalled or, for a step, ParseStep. It also returns warnings: about valid parts of the text that may not do
 // what their author expects.
@@ -29,10 +33,22 @@ func VetScript(name, text string) ([]*Error, error) {
 	if _, err := Script(name, text); err != nil {
 		return nil, err
 	}
-	if goesOn(text) {
-		return []*Error{{Where: name + ":1:1", Line: 1, Column: 1, Message: goesOnWarning}}, nil
+	var list []*Error
+	for _, w := range scriptWarnings(text) {
+		list = append(list, &Error{Where: name + ":1:1", Line: 1, Column: 1, Message: w})
 	}
-	return nil, nil
+	return list, nil
+}
+
+// scriptWarnings returns the warnings about a script.
+func scriptWarnings(script string) (list []string) {
+	if goesOn(script) {
+		list = append(list, goesOnWarning)
+	}
+	if strings.Contains(script, "\r\n") {
+		list = append(list, crlfWarning)
+	}
+	return list
 }
 
 // warnings returns the warnings about the steps of run and the steps below them. run may be nil.
@@ -41,8 +57,8 @@ func (run *draftRun) warnings() (list []*Error) {
 		return nil
 	}
 	for _, s := range run.steps {
-		if goesOn(s.script.text) {
-			list = append(list, s.script.at.errorf(goesOnWarning))
+		for _, w := range scriptWarnings(s.script.text) {
+			list = append(list, s.script.at.errorf("%s", w))
 		}
 		list = append(list, s.run.warnings()...)
 	}

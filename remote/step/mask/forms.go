@@ -16,8 +16,8 @@ import (
 // minLen is the length of the shortest text that is masked, in bytes.
 const minLen = 4
 
-// forms returns the texts that reveal secret, sorted: secret itself, its lines, both as strings of JSON, and its
-// encodings. Neither secret nor any of them is shorter than minLen.
+// forms returns the texts that reveal secret, sorted: secret itself, its lines, both as strings of JSON and as shells,
+// languages and XML write them, and its encodings. Neither secret nor any of them is shorter than minLen.
 func forms(secret string) []string {
 	whole := strings.Trim(secret, "\r\n") // programs often cut off line ends; without them the secret is still found
 	if len(whole) < minLen {
@@ -29,7 +29,9 @@ func forms(secret string) []string {
 			all = append(all, strings.TrimSpace(line))
 		}
 	}
+	all = slices.DeleteFunc(all, func(f string) bool { return len(f) < minLen }) // "&amp;" is in many texts
 	for _, text := range slices.Clone(all) {
+		all = appendQuoted(all, text)
 		if utf8.ValidString(text) { // JSON does not keep other bytes
 			all = appendJSON(all, text)
 		}

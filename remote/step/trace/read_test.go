@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/stepmux/stepmux/internal/racefree"
+	"github.com/stepmux/stepmux/internal/testing/racefree"
 	"github.com/stepmux/stepmux/remote/step/expr"
 	"github.com/stepmux/stepmux/remote/step/mask"
 )

@@ -3,12 +3,13 @@ package expression
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/internal/racefree"
+	"github.com/stepmux/stepmux/internal/testing/racefree"
 )
 
 // scope has a context and a function.
@@ -58,13 +59,64 @@ func TestErrorsTellWhereInTheExpressionTheyAre(t *testing.T) {
 		"${{ case(true, 1) }}":    "Located at position 1 within expression: case(true, 1)",
 		"${{ (1 }}":               "Located at position 2 within expression: (1",
 		"${{ format('a', ) }}":    "Located at position 13 within expression: format('a', )",
-		"${{ env.A == 'a' && }}z": "Located at position 15 within expression: env.A == 'a' &&",
+		"${{ env.A == 'a' && }}z": "Located at position 14 within expression: env.A == 'a' &&",
 	} {
 		_, err := Template(text, scope)
 		require.ErrorContains(t, err, want, text)
 	}
 	_, err := Template("${{ fails(1) }}", scope)
 	require.EqualError(t, err, "its own error")
+}
+
+// The whole token is named, at its place, as GitHub's own parser does. Of an expression that ends too early that is the
+// last token: the error named its last letter, at the place of that.
+func TestMistakesNameTheWholeToken(t *testing.T) {
+	for text, want := range map[string]string{
+		"true ||( false && false": "Unexpected end of expression: 'false' 19",
+		"(":                       "Unexpected end of expression: '(' 1",
+		"true ||":                 "Unexpected end of expression: '||' 6",
+		"'a' >= ":                 "Unexpected end of expression: '>=' 5",
+		"! ":                      "Unexpected end of expression: '!' 1",
+		"env.":                    "Unexpected end of expression: '.' 4",
+		"env[":                    "Unexpected end of expression: '[' 4",
+		"env['a b'":               "Unexpected end of expression: ''a b'' 5",
+		"env[*":                   "Unexpected end of expression: '*' 5",
+		"format(":                 "Unexpected end of expression: '(' 7",
+		"format('it''s'":          "Unexpected end of expression: ''it''s'' 8",
+		"format('a', ":            "Unexpected end of expression: ',' 11",
+		"'a' 'b c'":               "Unexpected symbol: ''b c'' 5",
+		"12 3.4":                  "Unexpected symbol: '3.4' 4",
+		"env always":              "Unexpected symbol: 'always' 5",
+		"env.A == 'long text":     "Unexpected symbol: ''long text' 10",
+		"0x 1":                    "Unexpected symbol: '0x' 1",
+		"1.2.3":                   "Unexpected symbol: '1.2.3' 1",
+		"env.A =~ 'x'":            "Unexpected symbol: '=~' 7",
+		"env.A & 1":               "Unexpected symbol: '&' 7",
+		"1 === 2":                 "Unexpected symbol: '=' 5",
+		"1 <> 2":                  "Unexpected symbol: '>' 4",
+		"env..A":                  "Unexpected symbol: '.A' 5",
+		"'a'.b":                   "Unexpected symbol: '.b' 4",
+		"null.x":                  "Unexpected symbol: '.x' 5",
+		"env.1":                   "Unexpected symbol: '1' 5",
+		"env.-a":                  "Unexpected symbol: '-a' 5",
+		"(1))":                    "Unexpected symbol: ')' 4",
+		"true && && false":        "Unexpected symbol: '&&' 9",
+		"!= 2":                    "Unexpected symbol: '!=' 1",
+		"true ? 1 : 2":            "Unexpected symbol: '?' 6",
+		"\"a b\"":                 "Unexpected symbol: '\"a' 1",
+		"$x":                      "Unexpected symbol: '$x' 1",
+		"'é' nöt":                 "Unexpected symbol: 'nöt' 5",
+		"'\U0001f600' x":          "Unexpected symbol: 'x' 6",
+		"env.A ||\n  foo":         "Unrecognized named-value: 'foo' 12",
+		"'é' == foo(1)":           "Unrecognized function: 'foo' 8",
+		"1 == contains('a')":      "Too few parameters supplied: 'contains' 6",
+		"contains('a', 'b', 1)":   "Too many parameters supplied: 'contains' 1",
+	} {
+		_, err := Evaluate(text, scope)
+		i := strings.LastIndex(want, " ")
+		require.EqualError(t, err, fmt.Sprintf("%s. Located at position %s within expression: %s", want[:i], want[i+1:],
+			strings.TrimSpace(text)))
+	}
 }
 
 func TestLimitsHold(t *testing.T) {

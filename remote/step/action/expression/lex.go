@@ -74,12 +74,17 @@ func (l *lexer) read() (token, error) {
 	}
 }
 
-// mayBegin reports whether an operand may begin after the last token. In such a place a dot begins a number.
+// mayBegin reports whether an operand may begin after the last token. In such a place a dot begins a number. As for
+// GitHub, that is also after a literal and after another dot, where the number is a mistake.
 func (l *lexer) mayBegin() bool {
-	if l.last.kind == tokenSymbol {
-		return l.last.text != ")" && l.last.text != "]" && l.last.text != "*" && l.last.text != "."
+	switch l.last.kind {
+	case tokenSymbol:
+		return l.last.text != ")" && l.last.text != "]" && l.last.text != "*"
+	case tokenName, tokenFunction, tokenProperty:
+		return false
+	default:
+		return true
 	}
-	return l.last.kind == tokenEnd
 }
 
 func (l *lexer) symbol(size int) token {

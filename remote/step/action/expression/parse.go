@@ -54,18 +54,19 @@ type parser struct {
 	lexer
 	scope Scope
 	tok   token
-	open  int // calls of operand under way
+	prev  token // the one before tok
+	open  int   // calls of operand under way
 }
 
 func (p *parser) advance() (err error) {
+	p.prev = p.tok
 	p.tok, err = p.next()
 	return err
 }
 
 func (p *parser) unexpected() error {
 	if p.tok.kind == tokenEnd {
-		last := strings.TrimSpace(p.text)
-		return at(p.text, max(len(last)-1, 0), "Unexpected end of expression: '%.160s'", last[max(len(last)-1, 0):])
+		return at(p.text, p.prev.offset, "Unexpected end of expression: '%.160s'", p.prev.text)
 	}
 	return at(p.text, p.tok.offset, "Unexpected symbol: '%.160s'", p.tok.text)
 }

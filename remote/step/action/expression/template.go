@@ -8,6 +8,13 @@ func Template(text string, s Scope) (Value, error) {
 	return template(text, (&evaluation{scope: s}).run)
 }
 
+// IsSingle reports whether text is a single expression with nothing around it, so that the result of Template keeps its
+// type.
+func IsSingle(text string) bool {
+	inner, found := strings.CutPrefix(text, "${{")
+	return found && closing(inner) >= 0 && closing(inner) == len(inner)-len("}}")
+}
+
 // Check finds the mistakes in the expressions of text that do not depend on values. The error is that of Template.
 func Check(text string, s Scope) error {
 	_, err := template(text, func(inner string) (Value, int, error) {

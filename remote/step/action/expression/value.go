@@ -1,6 +1,7 @@
 package expression
 
 import (
+	"iter"
 	"math"
 	"slices"
 	"strings"
@@ -186,6 +187,15 @@ func (o *object) property(name string) (Value, bool) {
 	}
 	key, there := o.folded[upper(name)]
 	return o.values[key], there
+}
+
+// Properties yields the properties of an object, in order. A value of another kind has none.
+func (v Value) Properties() iter.Seq2[string, Value] {
+	return func(yield func(string, Value) bool) {
+		o, ok := v.any.(*object)
+		for i := 0; ok && i < len(o.keys) && yield(o.keys[i], o.values[o.keys[i]]); i++ {
+		}
+	}
 }
 
 // children returns the items of an array or the values of an object.

@@ -18,6 +18,7 @@ import (
 // the trace is not lost if the disk fills up in the meantime. It is not safe for concurrent use, except for Open.
 type File struct {
 	path     string   // empty for a file without a name
+	dir      string   // its directory, for errors
 	temp     *os.File // nil after Commit and Discard; a file without a name stays open after Commit
 	reserved int64
 	written  int64
@@ -36,24 +37,24 @@ func Create(path string, size int64) (*File, error) {
 		return nil, fmt.Errorf("write %w", err)
 	}
 	base := filepath.Base(path)
-	return create(path, filepath.Dir(path), "."+base[:min(len(base), 200)], size) // it may have the maximal length already
+	f := &File{path: path, dir: filepath.Dir(path)}
+	return f.create(f.dir, "."+base[:min(len(base), 200)], size) // it may have the maximal length already
 }
 
 // CreateNameless reserves room for size bytes on the disk of the open directory dir. The file has no name there, so no
 // job can put another one in its place. It takes its room until Discard, which the caller must call.
 func CreateNameless(dir *os.File, size int64) (*File, error) {
-	return create("", rmtree.PathOf(dir), ".trace", size)
+	return (&File{dir: dir.Name()}).create(rmtree.PathOf(dir), ".trace", size)
 }
 
-func create(path, dir, name string, size int64) (*File, error) {
-	temp, err := os.CreateTemp(dir, name+".tmp") // of mode 0600
-	f := &File{path: path, temp: temp}
-	if err == nil && path == "" {
-		err = os.Remove(temp.Name())
+func (f *File) create(dir, name string, size int64) (_ *File, err error) {
+	f.temp, err = os.CreateTemp(dir, name+".tmp") // of mode 0600
+	if err == nil && f.path == "" {
+		err = os.Remove(f.temp.Name())
 	}
 	if err != nil {
 		f.Discard()
-		return nil, fmt.Errorf("write %s: %w", f.name(), oserr.Bare(err))
+		return nil, f.explain(err)
 	}
 	if err := f.Reserve(size); err != nil {
 		f.Discard()
@@ -65,6 +66,11 @@ func create(path, dir, name string, size int64) (*File, error) {
 // name names the file in errors.
 func (f *File) name() string { return cmp.Or(f.path, "the trace") }
 
+// explain returns an error of writing the file with its name and a remedy.
+func (f *File) explain(err error) error {
+	return fmt.Errorf("write %s: %w", f.name(), oserr.Hint(oserr.Bare(err), f.dir))
+}
+
 // Reserve reserves room for size bytes in all. It never reduces the room, and does nothing on a file system that cannot
 // reserve.
 func (f *File) Reserve(size int64) error {
@@ -73,7 +79,7 @@ func (f *File) Reserve(size int64) error {
 	}
 	err := unix.Fallocate(int(f.temp.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, size)
 	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.ENOSYS) {
-		return fmt.Errorf("reserve room for %s: %w", f.name(), err)
+		return fmt.Errorf("reserve room for %s: %w", f.name(), oserr.Hint(err, f.dir))
 	}
 	f.reserved = size
 	return nil
@@ -87,7 +93,7 @@ func (f *File) Write(p []byte) (int, error) {
 	n, err := f.temp.Write(p)
 	f.written += int64(n)
 	if err != nil {
-		return n, fmt.Errorf("write %s: %w", f.name(), oserr.Bare(err))
+		return n, f.explain(err)
 	}
 	return n, nil
 }
@@ -115,7 +121,7 @@ func (f *File) Commit() error {
 	}
 	if err != nil {
 		_ = os.Remove(temp.Name())
-		return fmt.Errorf("write %s: %w", f.name(), oserr.Bare(err))
+		return f.explain(err)
 	}
 	return nil
 }

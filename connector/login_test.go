@@ -1,0 +1,123 @@
+package connector_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/internal/testing/runnertest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
+	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/relay"
+)
+
+// startFile returns the ForceCommand of a login whose shell is bash and whose .bashrc has this line.
+func startFile(t testing.TB, line string) string {
+	t.Helper()
+	home := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(home, ".bashrc"), []byte(line+"\n"), 0o600))
+	return `HOME=` + home + ` SHLVL=0 exec bash -c "$SSH_ORIGINAL_COMMAND"`
+}
+
+// Symptom: a login that ran another program in place of each command cost a build 63 s, and then was asked "is it a
+// step runner?"; or the build ended as job_execution_timeout.
+func TestALoginThatRunsNoCommandIsNamedAtOnce(t *testing.T) {
+	for name, at := range map[string]struct {
+		part, force, line string // line is of a start file
+		said              string
+		silent            bool // the login waits for input, so a relay's start takes 30 s
+	}{
+		"start file that starts zsh":        {part: "zsh", line: "exec zsh -f", said: "stepmux-manager/1"},
+		"start file that starts a bash":     {line: "exec bash --norc", said: "stepmux-manager/1"},
+		"start file that starts no shell":   {line: "exec no-such-shell", said: "no-such-shell: not found"},
+		"start file that reads":             {line: "read -r x", silent: true},
+		"start file that ends":              {line: "echo bye; exit", said: "bye"},
+		"account that is not available":     {force: "echo 'not available'; exit 1", said: "not available"},
+		"refusal on stderr":                 {force: "echo 'not here' >&2; exit 1", said: "not here"},
+		"refusal on both streams":           {force: "echo out; echo err >&2; exit 3", said: "out | err"},
+		"refusal that quotes the command":   {force: `echo "no: $SSH_ORIGINAL_COMMAND"; exit 1`, said: "no: "},
+		"refusal that moves the cursor":     {force: `printf '\033[2Jgone'; exit 1`, said: "[2Jgone"},
+		"program that copies":               {force: "cat", said: "stepmux-manager/1"},
+		"program that prints without end":   {force: "yes", said: "y y y"},
+		"program that waits":                {force: "echo menu; exec sleep 600", said: "menu", silent: true},
+		"shell that is a command's program": {force: "sh", said: "stepmux-manager/1"},
+		"shell that ends at once":           {force: "true"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			force := at.force
+			sshtest.RequirePart(t, "bash", "/bin/bash")
+			if at.part != "" {
+				sshtest.RequirePart(t, at.part, "/usr/bin/"+at.part)
+			}
+			if at.line != "" {
+				force = startFile(t, at.line)
+			}
+			s := sshtest.OpenSSH(t, "ForceCommand "+force)
+			for _, route := range []connector.Route{connector.Auto, connector.Streamlocal} {
+				if at.silent && route == connector.Auto {
+					continue
+				}
+				b := newBuild(t, s, "b1", runnertest.Command(t)[0], func(c *connector.Config) {
+					c.Route = route
+					if at.silent {
+						c.ReadyTimeout = 300 * time.Millisecond
+					}
+				})
+				_, err := b.Connect(sshtest.Within(t))
+				require.ErrorIs(t, err, program.ErrNotRun)
+				failed, ok := errors.AsType[*connector.ServeError](err)
+				require.True(t, ok)
+				require.False(t, failed.Ready)
+				require.ErrorContains(t, err, "did not run the command \""+runnertest.Command(t)[0], "it names the command")
+				require.NotContains(t, err.Error(), "step runner?", "the runner command is not to blame")
+				require.Contains(t, failed.Hint, "ForceCommand")
+				if route == connector.Auto || at.said != "stepmux-manager/1" {
+					require.ErrorContains(t, err, at.said)
+				}
+				require.Less(t, len(err.Error()), 4<<10)
+				require.NotContains(t, err.Error(), "\x1b")
+			}
+		})
+	}
+}
+
+// silentRelay is a connection whose relay has said nothing for the time that it has.
+type silentRelay struct{ connector.Conn }
+
+func (silentRelay) Relay(context.Context, mux.Command) (*relay.Relay, error) {
+	return nil, &relay.Error{Op: "start", Err: errors.New("it did not say hello within 30s")}
+}
+
+func TestALoginThatWaitsDoesNotGetTheTimeTwice(t *testing.T) {
+	sshtest.RequirePart(t, "bash", "/bin/bash")
+	conn := connect(t, sshtest.OpenSSH(t, "ForceCommand "+startFile(t, "read -r x")))
+	_, _, err := program.Find(sshtest.Within(t), program.Config{
+		Conn: silentRelay{conn}, Runner: []string{"stepmux"}, TempDir: "/tmp", Timeout: 600 * time.Millisecond,
+	})
+	require.ErrorIs(t, err, program.ErrNotRun)
+	require.ErrorContains(t, err, `"stepmux --version": no answer within 100ms`)
+}
+
+func TestAStartThatIsGivenUpNamesTheCommandThatDidNotAnswer(t *testing.T) {
+	sshtest.RequirePart(t, "bash", "/bin/bash")
+	s := sshtest.OpenSSH(t, "ForceCommand echo please wait >&2; exec sleep 600")
+	for route, command := range map[connector.Route]string{
+		connector.Auto: "steps relay", connector.Streamlocal: "--version",
+	} {
+		b := newBuild(t, s, "b1", "stepmux", func(c *connector.Config) { c.Route = route })
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		_, err := b.Connect(ctx)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorContains(t, err, `"stepmux `+command)
+		require.ErrorContains(t, err, "had not answered; it said: please wait")
+	}
+}

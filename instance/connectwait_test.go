@@ -1,0 +1,140 @@
+package instance_test
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"net"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/embeddedvm"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
+	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
+)
+
+// Symptom: nothing listened yet on the port of a VM that started, and its build was lost after 1.1 s. Of four builds
+// the first was.
+func TestABuildWaitsForAVMThatStarts(t *testing.T) {
+	t.Parallel()
+	for _, builds := range []int{1, 4} {
+		s := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+		addr, open := sshtest.Late(t, s.Addr)
+		var log sshtest.Log
+		p := providerOf(t, instance.Config{
+			ConnectWait: sshtest.Bound, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+			DialDone: func(_ string, attempt int, _ time.Duration, err error) {
+				if err != nil && attempt == 3 { // the dial has failed
+					open()
+				}
+			},
+		}, 4, s.via(t, addr))
+		requireSuccess(t, runAll(t, p, builds, "true"))
+		require.Equal(t, instance.Ready, statOf(p, "vm-1").State)
+		require.Equal(t, 1, strings.Count(log.String(), "instance refuses connections"), log.String())
+	}
+}
+
+// An sshd refuses connections beyond its MaxStartups.
+func TestABuildWaitsForAServerWithTooManyLogins(t *testing.T) {
+	t.Parallel()
+	v := newVM(t, sshtest.OpenSSH(t, "MaxStartups 1"))
+	held, err := net.Dial("tcp", v.Addr)
+	require.NoError(t, err)
+	defer held.Close()
+	_, err = io.ReadFull(held, make([]byte, len("SSH-2.0-"))) // it counts
+	require.NoError(t, err)
+	p := providerOf(t, instance.Config{
+		ConnectWait: sshtest.Bound,
+		DialDone: func(_ string, attempt int, _ time.Duration, err error) {
+			if err != nil && attempt == 3 {
+				held.Close()
+			}
+		},
+	}, 1, v)
+	requireSuccess(t, runAll(t, p, 1, "true"))
+}
+
+// While a VM starts, another takes its builds, and each VM is tried as soon as it may have started.
+func TestOtherVMsTakeTheBuildsOfAVMThatStarts(t *testing.T) {
+	t.Parallel()
+	works := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+	addr, _ := sshtest.Late(t, works.Addr)
+	p := providerOf(t, instance.Config{ConnectWait: sshtest.Bound}, 4, works.via(t, addr), works)
+	for _, r := range runAll(t, p, 6, "true") {
+		require.Nil(t, r.Err)
+		require.Equal(t, "vm-2", r.Instance)
+	}
+}
+
+// The time that a build waits for VMs, and which failures it waits for.
+func TestHowLongABuildWaitsForVMs(t *testing.T) {
+	const wait = 30 * time.Second
+	for name, c := range map[string]struct {
+		wait        time.Duration
+		vms         int
+		dial        func() (net.Conn, error)
+		least, most time.Duration
+	}{
+		"nothing listens":                {wait, 1, fails(syscall.ECONNREFUSED), wait, wait + 5*time.Second},
+		"nothing listens on any of five": {wait, 5, fails(syscall.ECONNREFUSED), wait, wait + 5*time.Second},
+		"no route":                       {wait, 1, fails(syscall.EHOSTUNREACH), wait, wait + 5*time.Second},
+		"the server closes connections": {wait, 1, func() (net.Conn, error) {
+			ours, theirs := net.Pipe()
+			theirs.Close()
+			return ours, nil
+		}, wait, wait + 5*time.Second},
+		"no such name": {
+			wait, 1, fails(&net.DNSError{Err: "no such host", Name: "x", IsNotFound: true}), 0, 3 * time.Second,
+		},
+		"no resolver":   {wait, 1, fails(&net.DNSError{Err: "server misbehaving", Name: "x"}), wait, wait + 5*time.Second},
+		"wait for none": {0, 1, fails(syscall.ECONNREFUSED), 0, 3 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var all []instance.Instance
+				for i := range c.vms {
+					all = append(all, instance.Instance{ID: string(rune('a' + i)), Addr: "x:22", SSH: mux.Config{
+						User: "ci", Auth: []login.Auth{login.Password("x")},
+						HostKeys: login.InsecureHostKeys(),
+						DialNet:  func(context.Context, string) (net.Conn, error) { return c.dial() },
+					}})
+				}
+				group, err := instance.NewGroup(all...)
+				require.NoError(t, err)
+				attempts := map[string][]time.Time{}
+				p, err := instance.NewProvider(instance.Config{
+					Group: group, ConnectWait: c.wait,
+					DialStart: func(id string, _ int) { attempts[id] = append(attempts[id], time.Now()) },
+				})
+				require.NoError(t, err)
+				defer p.Close()
+				start := time.Now()
+				e := p.Executor(instance.Build{ID: "b"})
+				requireReason(t, e.Prepare(t.Context()), instance.RunnerSystemFailure, 0)
+				took := time.Since(start)
+				require.NoError(t, e.Cleanup(t.Context()))
+				require.GreaterOrEqual(t, took, c.least)
+				require.Less(t, took, c.most)
+				if c.least == 0 {
+					return
+				}
+				require.Len(t, attempts, c.vms, "all are tried")
+				for id, at := range attempts {
+					require.GreaterOrEqual(t, len(at), int(wait/time.Second)/2, id)
+				}
+			})
+		})
+	}
+}
+
+func fails(err error) func() (net.Conn, error) {
+	return func() (net.Conn, error) { return nil, &net.OpError{Op: "dial", Net: "tcp", Err: err} }
+}

@@ -1,0 +1,44 @@
+package control
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/instance"
+)
+
+// Symptom: "slots 3, busy 7, free 0", since the builds of VMs that take none were counted as busy slots.
+func TestSlotsAreBusyOrFree(t *testing.T) {
+	var s Slots
+	s.Add(instance.Ready, 3, 2)
+	s.Add(instance.Suspect, 1, 3) // its capacity was lowered
+	s.Add(instance.Draining, 4, 4)
+	s.Add(instance.Quarantined, 2, 1)
+	require.Equal(t, Slots{Total: 4, Busy: 3, Free: 1, Outside: 7}, s)
+}
+
+func TestWhyABuildWaits(t *testing.T) {
+	vm := func(state string, builds, capacity int, label string) VM {
+		return VM{
+			ID: state, State: state, Capacity: capacity, Builds: make([]Build, builds),
+			Labels: map[string]string{"os": label},
+		}
+	}
+	linux := map[string]string{"os": "linux"}
+	for want, vms := range map[string][]VM{
+		"no VM has the label os=linux": {vm("ready", 0, 1, "bsd")},
+		"all slots are taken": {
+			vm("ready", 2, 2, "linux"), vm("ready", 0, 2, "bsd"), vm("aside", 0, 2, "linux"),
+		},
+		"it is about to start, or others are ahead": {vm("suspect", 0, 2, "linux")},
+		"no VM takes builds: 1 aside, 2 draining": {
+			vm("draining", 1, 2, "linux"), vm("aside", 0, 2, "linux"), vm("draining", 0, 1, "linux"),
+		},
+	} {
+		_, text := (&Status{Instances: vms}).WhyWaits(linux)
+		require.Equal(t, want, text)
+	}
+	_, text := (&Status{}).WhyWaits(nil)
+	require.Equal(t, "there is no VM", text)
+}

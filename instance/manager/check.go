@@ -1,0 +1,63 @@
+package manager
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/privatefile"
+)
+
+// Check returns why Open would refuse a configuration, as far as that shows without the state and the cluster: it opens
+// neither, and makes nothing. Another Manager may use the directory.
+func Check(cfg Config) error {
+	if err := cfg.check(); err != nil {
+		return err
+	}
+	err := checkDir(cfg.Dir)
+	if err == nil {
+		var key []byte
+		key, err = privatefile.Preview(cfg.KeyFile, cfg.Dir, keySize, newKey)
+		_, err = checkKey(cfg.KeyFile, key, err)
+	}
+	if err == nil && cfg.NATS != nil {
+		file := filepath.Join(cfg.Dir, idFile)
+		var id []byte
+		id, err = privatefile.Preview(file, cfg.Dir, maxIDFile, newID)
+		if _, err = checkID(file, id, err); err == nil {
+			err = cfg.NATS.check()
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("state directory %s: %w", cfg.Dir, err)
+	}
+	return nil
+}
+
+// checkDir returns why a directory cannot be made or used.
+func checkDir(dir string) error {
+	at := filepath.Clean(dir)
+	info, err := os.Stat(at)
+	for errors.Is(err, fs.ErrNotExist) && at != filepath.Dir(at) {
+		if _, err := os.Lstat(at); err == nil {
+			return fmt.Errorf("%s is a symbolic link to nothing", at)
+		}
+		at = filepath.Dir(at)
+		info, err = os.Stat(at)
+	}
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() {
+		return &fs.PathError{Op: "mkdir", Path: at, Err: syscall.ENOTDIR}
+	}
+	if err := unix.Access(at, unix.W_OK|unix.X_OK); err != nil {
+		return fmt.Errorf("write to %s: %w", at, err)
+	}
+	return nil
+}
