@@ -80,6 +80,9 @@ func main() {
 		} else {
 			check(first.TermWithReason("late"))
 			info, err := stream.Info(ctx)
+			for end := time.Now().Add(30 * time.Second); err == nil && info.State.Msgs > 0 && time.Now().Before(end); {
+				info, err = stream.Info(ctx) // a Term has no answer
+			}
 			check(err)
 			fmt.Println("late Term: messages in the queue:", info.State.Msgs)
 		}
