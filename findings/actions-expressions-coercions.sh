@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# @actions/expressions 0.3.61: more texts are numbers than documented, and "ignoring case" makes different letters equal.
+# @actions/expressions 0.3.61: more texts are numbers than documented, and without regard to case one letter equals two.
 #
-# Guess: as GitHub documents its expressions, a text in a comparison with a number counts if it is "any legal JSON number
-# format", and is not a number otherwise. Texts are compared without regard to case: a letter equals its capital.
+# Guess: as GitHub documents its expressions, a text in a comparison with a number counts if it is in "any legal JSON
+# number format", and is not a number otherwise. Texts are compared without regard to case: a letter equals its capital.
 # Comes: the package uses JavaScript's Number, so that 0b11, 0o17, 0xff and "1." are numbers. It compares texts in
 # capitals, and the capital of one letter may be two: "straße" equals "STRASSE".
 set -euo pipefail

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # git 2.39.5: "-c safe.directory=*" lets git read a repository of another owner, but not fetch from it.
 #
-# Guess: the option counts for a fetch from a path, too: all of git's programs get the configuration of the command line.
+# Guess: the option counts for a fetch from a path, too: git passes the configuration of its command line on.
 # Comes: git starts upload-pack for the other repository without it, and that refuses. Only a file reaches it.
 set -euo pipefail
 [ "$(git --version 2>/dev/null || true)" = "git version 2.39.5" ] || { echo "skip: needs git 2.39.5"; exit 77; }

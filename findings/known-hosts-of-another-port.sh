@@ -9,13 +9,14 @@ command -v go >/dev/null || { echo "skip: needs Go"; exit 77; }
 version=$(ssh -V 2>&1 || true)
 [[ $version == OpenSSH_9.2p1* ]] || { echo "skip: needs OpenSSH 9.2p1"; exit 77; }
 sshd=$(command -v sshd || command -v /usr/sbin/sshd) || { echo "skip: needs sshd"; exit 77; }
+[ "$(id -u)" != 0 ] || [ -d /run/sshd ] || { echo "skip: needs the directory /run/sshd"; exit 77; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
-[ "$(id -u)" != 0 ] || mkdir -p /run/sshd
 ssh-keygen -q -t ed25519 -N '' -f host
 ssh-keygen -q -t ed25519 -N '' -f user
-printf '%s\n' "HostKey $work/host" "AuthorizedKeysFile $work/user.pub" "PidFile none" "StrictModes no" "UsePAM no" >config
+printf '%s\n' "HostKey $work/host" "AuthorizedKeysFile $work/user.pub" "PidFile none" "StrictModes no" "UsePAM no" \
+    >config
 echo "vm-1 $(cut -d' ' -f1,2 host.pub)" >known
 
 go mod init finding 2>/dev/null
@@ -48,8 +49,11 @@ func main() {
 	}
 	for _, port := range []string{"22", "2222"} {
 		err := check("vm-1:"+port, &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 22}, key)
-		var unknown *knownhosts.KeyError
-		fmt.Printf("knownhosts, port %s: %v\n", port, map[bool]string{true: "unknown", false: "known"}[errors.As(err, &unknown)])
+		answer := "known"
+		if _, unknown := errors.AsType[*knownhosts.KeyError](err); unknown {
+			answer = "unknown"
+		}
+		fmt.Printf("knownhosts, port %s: %s\n", port, answer)
 	}
 }
 END

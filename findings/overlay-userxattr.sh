@@ -9,7 +9,8 @@
 set -euo pipefail
 user=()
 [ "$(id -u)" != 0 ] || user=(setpriv --reuid=daemon --regid=daemon --clear-groups)
-"${user[@]}" unshare --user --map-root-user --mount true 2>/dev/null || { echo "skip: no user namespaces here"; exit 77; }
+"${user[@]}" unshare --user --map-root-user --mount true 2>/dev/null ||
+    { echo "skip: no user namespaces here"; exit 77; }
 work=$(mktemp -d)
 trap 'chmod -R u+rwx "$work"; rm -rf "$work"' EXIT
 chmod 777 "$work"

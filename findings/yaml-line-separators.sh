@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Go's yaml v4 and psych end a line, and so a comment, at U+0085 and U+2028; the YAML parsers of npm do not.
 #
-# Guess: all of them take only line feed and carriage return for line breaks. YAML 1.2 says so, and Go's yaml v4 is made for it.
+# Guess: all of them take only line feed and carriage return for line breaks. YAML 1.2 says so, and Go's yaml v4 is made
+# for it.
 # Comes: after "# note" and such a character a key of the comment's line counts for Go's yaml v4 and for psych.
 set -euo pipefail
 psych=$(ruby -rpsych -e 'puts Psych::VERSION' 2>/dev/null || true)
@@ -50,7 +51,8 @@ console.log(JSON.stringify({ 'js-yaml': load, yaml: parse }[process.argv[2]](rea
 END
 go build -o program .
 for file in next-line separator; do
-    echo "$file: go-v4 $(./program <$file), psych $(ruby -rpsych -rjson -e 'puts Psych.load(STDIN.read).to_json' <$file)," \
+    echo "$file: go-v4 $(./program <$file)," \
+        "psych $(ruby -rpsych -rjson -e 'puts Psych.load(STDIN.read).to_json' <$file)," \
         "yaml $(node main.mjs yaml <$file), js-yaml $(node main.mjs js-yaml <$file)"
 done | tee output
 diff -u - output <<'END'

@@ -46,7 +46,8 @@ import * as four from 'js-yaml-4'
 import { parse } from 'yaml'
 import { readFileSync } from 'node:fs'
 const text = readFileSync('file', 'utf8')
-for (const [name, read] of Object.entries({ 'js-yaml-4': four.load ?? four.default.load, 'js-yaml-5': load, yaml: t => parse(t) }))
+const readers = { 'js-yaml-4': four.load ?? four.default.load, 'js-yaml-5': load, yaml: t => parse(t) }
+for (const [name, read] of Object.entries(readers))
     console.log(name, JSON.stringify(read(text).job))
 END
 {

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # psych 4.0.3 (ruby): a merge key replaces keys that stand before it.
 #
-# Guess: a key of the mapping itself wins against a merged one wherever it stands: "unless the key already exists in it",
-# says the specification of merge keys, and mappings have no order.
-# Comes: psych goes from top to bottom, and the later one wins. Go's yaml v4 keeps the mapping's own key. GitLab's server
-# reads pipelines by psych.
+# Guess: a key of the mapping itself wins against a merged one wherever it stands: "unless the key already exists in
+# it", says the specification of merge keys, and mappings have no order.
+# Comes: psych goes from top to bottom, and the later one wins. Go's yaml v4 keeps the mapping's own key. GitLab's
+# server reads pipelines by psych.
 set -euo pipefail
 psych=$(ruby -rpsych -e 'puts Psych::VERSION' 2>/dev/null || true)
 [ "$psych" = 4.0.3 ] || { echo "skip: needs ruby with psych 4.0.3"; exit 77; }
