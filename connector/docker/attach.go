@@ -70,7 +70,8 @@ func (a *attached) Write(p []byte) (int, error) { return a.stream.Conn.Write(p) 
 // CloseWrite ends the process's stdin.
 func (a *attached) CloseWrite() error { return a.stream.CloseWrite() }
 
-// Close implements io.Closer. The daemon then ends the process's stdin, as nobody can attach to it again.
+// Close implements io.Closer. The daemon then ends the process's stdin for good (StdinOnce): it accepts a later
+// attachment, but drops its input.
 func (a *attached) Close() error {
 	a.closeOnce.Do(func() { a.stream.Close() })
 	return nil
