@@ -41,7 +41,9 @@ var allowed = map[string][]string{
 	"connector/program": {
 		"internal/limits", "internal/termtext", "mux", "mux/relay", "internal/wire", "internal/tail",
 	},
-	"connector/script":   {"internal/limits", "connector/buildlog", "mux", "mux/relay", "internal/wire", "internal/tail"},
+	"connector/script": {
+		"internal/limits", "connector/buildlog", "connector/program", "mux", "mux/relay", "internal/wire", "internal/tail",
+	},
 	"connector/buildlog": {"internal/termtext"},
 	"connector/files":    {"remote/api/**"},
 	"connector/docker": {
