@@ -116,13 +116,16 @@ var allowed = map[string][]string{
 		"remote/commands", "remote/step/fetch", "remote/pipe", "internal/endsignal", "internal/boundedfile",
 		"internal/pause", "remote/archive", "remote/artifacts", "remote/jobcache", "remote/transfer", "remote/clone",
 	},
-	"remote/clone": {"internal/rmtree"},
+	"remote/clone": {"internal/rmtree", "internal/netfault", "internal/oserr"},
 	// The helper commands of a GitLab manager's scripts. They know no jobs and no steps.
 	"remote/archive": {
 		"internal/plural",
 		"internal/boundedfile", "internal/boundedzip", "internal/oserr", "internal/tail", "internal/termtext",
 	},
-	"remote/transfer": {"internal/boundedfile", "internal/buildinfo", "internal/termtext", "internal/pause"},
+	"remote/transfer": {
+		"internal/boundedfile", "internal/buildinfo", "internal/termtext", "internal/pause", "internal/netfault",
+		"internal/oserr",
+	},
 	"remote/artifacts": {
 		"internal/plural",
 		"remote/archive", "remote/transfer", "internal/boundedfile", "internal/buildinfo", "internal/oserr",
@@ -163,7 +166,7 @@ var allowed = map[string][]string{
 		"remote/pipe",
 		"remote/step/component", "remote/step/lang", "remote/api/**", "internal/termtext", "internal/rmtree",
 		"internal/filelock", "internal/pause", "internal/oserr", "internal/lazyregexp",
-		"internal/boundedzip",
+		"internal/boundedzip", "internal/netfault",
 	},
 	"internal/standalone": {
 		"remote/step/component",
@@ -255,6 +258,7 @@ var allowed = map[string][]string{
 	"internal/testing/racefree":       {},
 	"internal/filelock":               {"internal/pause"},
 	"internal/oserr":                  {},
+	"internal/netfault":               {"internal/lazyregexp"},
 	"internal/oneproc":                {},
 	"internal/pages":                  {},
 	"internal/gcpace":                 {},
