@@ -215,7 +215,7 @@ var allowed = map[string][]string{
 	"remote/step/action/expression": {"internal/lazyregexp", "internal/sortedkeys"},
 	"remote/proc": {
 		"internal/plural",
-		"internal/limits", "internal/pages",
+		"internal/limits", "internal/pages", "internal/tail",
 		"remote/cgroup", "remote/walls", "internal/rmtree", "internal/filelock", "internal/pause", "internal/oserr",
 	},
 	"remote/cgroup":     {"internal/limits", "internal/pause"},
