@@ -3,8 +3,6 @@ package connector_test
 import (
 	"context"
 	"errors"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -18,13 +16,8 @@ import (
 	"github.com/stepmux/stepmux/mux/relay"
 )
 
-// startFile returns the ForceCommand of a login whose shell is bash and whose .bashrc has this line.
-func startFile(t testing.TB, line string) string {
-	t.Helper()
-	home := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(home, ".bashrc"), []byte(line+"\n"), 0o600))
-	return `HOME=` + home + ` SHLVL=0 exec bash -c "$SSH_ORIGINAL_COMMAND"`
-}
+// helloSaid is in the manager's hello to a relay, which another program has read.
+const helloSaid = "stepmux-manager/1"
 
 // Symptom: a login that ran another program in place of each command cost a build 63 s, and then was asked "is it a
 // step runner?"; or the build ended as job_execution_timeout.
@@ -34,8 +27,8 @@ func TestALoginThatRunsNoCommandIsNamedAtOnce(t *testing.T) {
 		said              string
 		silent            bool // the login waits for input, so a relay's start takes 30 s
 	}{
-		"start file that starts zsh":        {part: "zsh", line: "exec zsh -f", said: "stepmux-manager/1"},
-		"start file that starts a bash":     {line: "exec bash --norc", said: "stepmux-manager/1"},
+		"start file that starts zsh":        {part: "zsh", line: "exec zsh -f", said: helloSaid},
+		"start file that starts a bash":     {line: "exec bash --norc", said: helloSaid},
 		"start file that starts no shell":   {line: "exec no-such-shell", said: "no-such-shell: not found"},
 		"start file that reads":             {line: "read -r x", silent: true},
 		"start file that ends":              {line: "echo bye; exit", said: "bye"},
@@ -44,21 +37,20 @@ func TestALoginThatRunsNoCommandIsNamedAtOnce(t *testing.T) {
 		"refusal on both streams":           {force: "echo out; echo err >&2; exit 3", said: "out | err"},
 		"refusal that quotes the command":   {force: `echo "no: $SSH_ORIGINAL_COMMAND"; exit 1`, said: "no: "},
 		"refusal that moves the cursor":     {force: `printf '\033[2Jgone'; exit 1`, said: "[2Jgone"},
-		"program that copies":               {force: "cat", said: "stepmux-manager/1"},
+		"program that copies":               {force: "cat", said: helloSaid},
 		"program that prints without end":   {force: "yes", said: "y y y"},
 		"program that waits":                {force: "echo menu; exec sleep 600", said: "menu", silent: true},
-		"shell that is a command's program": {force: "sh", said: "stepmux-manager/1"},
+		"shell that is a command's program": {force: "sh", said: helloSaid},
 		"shell that ends at once":           {force: "true"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			force := at.force
-			sshtest.RequirePart(t, "bash", "/bin/bash")
 			if at.part != "" {
 				sshtest.RequirePart(t, at.part, "/usr/bin/"+at.part)
 			}
 			if at.line != "" {
-				force = startFile(t, at.line)
+				force = sshtest.StartFile(t, at.line)
 			}
 			s := sshtest.OpenSSH(t, "ForceCommand "+force)
 			for _, route := range []connector.Route{connector.Auto, connector.Streamlocal} {
@@ -67,7 +59,7 @@ func TestALoginThatRunsNoCommandIsNamedAtOnce(t *testing.T) {
 				}
 				b := newBuild(t, s, "b1", runnertest.Command(t)[0], func(c *connector.Config) {
 					c.Route = route
-					if at.silent {
+					if at.silent || at.said == helloSaid { // it never answers: without a relay nothing is sent to it
 						c.ReadyTimeout = 300 * time.Millisecond
 					}
 				})
@@ -79,7 +71,7 @@ func TestALoginThatRunsNoCommandIsNamedAtOnce(t *testing.T) {
 				require.ErrorContains(t, err, "did not run the command \""+runnertest.Command(t)[0], "it names the command")
 				require.NotContains(t, err.Error(), "step runner?", "the runner command is not to blame")
 				require.Contains(t, failed.Hint, "ForceCommand")
-				if route == connector.Auto || at.said != "stepmux-manager/1" {
+				if route == connector.Auto || at.said != helloSaid {
 					require.ErrorContains(t, err, at.said)
 				}
 				require.Less(t, len(err.Error()), 4<<10)
@@ -97,8 +89,7 @@ func (silentRelay) Relay(context.Context, mux.Command) (*relay.Relay, error) {
 }
 
 func TestALoginThatWaitsDoesNotGetTheTimeTwice(t *testing.T) {
-	sshtest.RequirePart(t, "bash", "/bin/bash")
-	conn := connect(t, sshtest.OpenSSH(t, "ForceCommand "+startFile(t, "read -r x")))
+	conn := connect(t, sshtest.OpenSSH(t, "ForceCommand "+sshtest.StartFile(t, "read -r x")))
 	_, _, err := program.Find(sshtest.Within(t), program.Config{
 		Conn: silentRelay{conn}, Runner: []string{"stepmux"}, TempDir: "/tmp", Timeout: 600 * time.Millisecond,
 	})

@@ -15,8 +15,8 @@ var ErrNotRun = errors.New("the login did not run the command")
 // maxSaid bounds the text of each stream that an error quotes, in bytes.
 const maxSaid = 400
 
-// notRunHint is the advice for ErrNotRun.
-const notRunHint = "is another program named by ForceCommand in sshd_config or by command= in authorized_keys, is " +
+// NotRunHint is the advice for ErrNotRun.
+const NotRunHint = "is another program named by ForceCommand in sshd_config or by command= in authorized_keys, is " +
 	"the login's shell no shell, or do its start-up files end it, start another (exec) or read standard input? " +
 	"stepmux doctor examines it"
 
@@ -31,13 +31,18 @@ func unanswered(command, said string) error {
 // notRun returns the error of a login that did not run a command. why is what was seen in place of the command, stdout
 // and stderr what the VM printed.
 func notRun(command []string, why error, stdout []byte, stderr string) error {
-	said := termtext.Short(string(stdout), maxSaid) // its beginning: the end may be a copy of a long command line
+	said, err := NotRun(strings.Join(shown(command), " "), why, stdout, stderr)
+	return notStarted(err, said, NotRunHint)
+}
+
+// NotRun returns an error that wraps ErrNotRun, and the text that the VM printed in place of the command, as a bounded
+// line. why is what was seen in place of the command, stdout and stderr what the VM printed.
+func NotRun(command string, why error, stdout []byte, stderr string) (said string, err error) {
+	said = termtext.Short(string(stdout), maxSaid) // its beginning: the end may be a copy of a long command line
 	if said != "" && stderr != "" {
 		said += " | "
 	}
-	said += termtext.Short(stderr, maxSaid)
-	err := fmt.Errorf("%w %q: %w", ErrNotRun, strings.Join(shown(command), " "), why)
-	return notStarted(err, said, notRunHint)
+	return said + termtext.Short(stderr, maxSaid), fmt.Errorf("%w %q: %w", ErrNotRun, termtext.Cut(command, maxSaid), why)
 }
 
 // ServeError reports that a build's `steps serve` could not be started, did not listen in time, or ended. The effects

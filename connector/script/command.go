@@ -18,6 +18,8 @@ type Command struct {
 	Line string
 	// Grace is the time between SIGTERM and SIGKILL when the command is stopped. If zero, 10s.
 	Grace time.Duration
+	// ReadyTimeout is how long the login may take, in a session, to begin what runs the command. If zero, 30s.
+	ReadyTimeout time.Duration
 	// Stderr receives the standard error as it comes, from one goroutine. If nil it is discarded.
 	Stderr io.Writer
 	// HalfClose lets Running.CloseWrite end the standard input while the command runs on. In a session this costs
@@ -68,7 +70,10 @@ func startCommand(ctx context.Context, starter Starter, c Command, stderr io.Wri
 	}
 	s := spec{line: c.Line, stderr: stderr, grace: c.Grace} // its stdin can end early
 	if !isRelay(starter) {
-		s = spec{argv: lineArgv(c.Line, framed, c.Grace, newMark()), framed: framed, stderr: stderr, grace: c.Grace}
+		s = spec{
+			argv: lineArgv(c.Line, framed, c.Grace, newMark()), name: c.Line, framed: framed,
+			stderr: stderr, grace: c.Grace, ready: c.ReadyTimeout,
+		}
 	}
 	return start(ctx, starter, s)
 }

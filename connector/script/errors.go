@@ -3,6 +3,7 @@ package script
 import (
 	"fmt"
 
+	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/mux"
 )
 
@@ -11,7 +12,8 @@ import (
 type MachineError struct {
 	// Stage classifies the fault: "shell" (missing, or cannot be started), "tmp" (no place for the script), "tool" (a
 	// required program is missing), "truncated" (the script did not arrive completely), "machine", "isolation",
-	// "limits", or "guard" (the wrapper ended without reporting the script's end).
+	// "limits", "login" (the login runs another program; Err wraps program.ErrNotRun), or "guard" (the wrapper ended
+	// without reporting the script's end).
 	Stage string
 	// Text is the VM's message. It is untrusted text.
 	Text string
@@ -41,7 +43,10 @@ func (e *MachineError) Error() string {
 // Unwrap returns the cause.
 func (e *MachineError) Unwrap() error { return e.Err }
 
-const stageGuard = "guard"
+const (
+	stageLogin = "login"
+	stageGuard = "guard"
+)
 
 // hints are the changes to make, by the stage of a fault.
 var hints = map[string]string{
@@ -50,7 +55,8 @@ var hints = map[string]string{
 	"tool": "install it on the VM, for example with coreutils, util-linux and grep; " +
 		"or install stepmux there, which needs no other program",
 	"truncated": "the connection broke while it was sent; try again",
-	stageGuard:  "was it killed, by lack of memory perhaps? Does the login run the command it is given?",
+	stageLogin:  program.NotRunHint,
+	stageGuard:  "was it killed, by lack of memory perhaps?",
 }
 
 // machineError returns the error of a fault at a stage.

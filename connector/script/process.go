@@ -1,6 +1,7 @@
 package script
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -12,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
@@ -25,6 +27,8 @@ const (
 	// closeDelay is how long a channel may stay open after the process reported its end: processes that were left
 	// behind and not found may keep it open.
 	closeDelay = 2 * time.Second
+	// maxBefore bounds what a login may print before it begins a wrapper.
+	maxBefore = 256 << 10
 	// frameSize is the largest piece of a framed stdin.
 	frameSize = 64 << 10
 )
@@ -48,13 +52,16 @@ type process struct {
 // spec describes a process to start.
 type spec struct {
 	argv   []string
+	name   string // what argv runs, for people
 	line   string // replaces argv: native, run by the login shell
 	framed bool
 	stderr io.Writer
 	grace  time.Duration
+	ready  time.Duration // for a login to begin argv. If zero, defaultReadyTimeout
 }
 
-// start starts a process. The caller calls run, close or stop.
+// start starts a process. The caller calls run, close or stop. In a session it waits until the login has begun the
+// wrapper: another program must not read what follows.
 func start(ctx context.Context, starter Starter, s spec) (*process, error) {
 	key := newKey()
 	p := &process{
@@ -84,7 +91,51 @@ func start(ctx context.Context, starter Starter, s spec) (*process, error) {
 		defer context.AfterFunc(ctx, func() { p.remote.Close() })() // stops a write that the peer does not accept
 		_, _ = io.WriteString(p.remote, key+"\n")                   // a failure shows up as the process's end
 	}
+	if !isRelay(starter) {
+		if err := p.begin(ctx, s); err != nil {
+			p.shut()
+			return nil, err
+		}
+	}
 	return p, nil
+}
+
+// begin waits for the wrapper's first line. Read returns what the login printed before it.
+func (p *process) begin(ctx context.Context, s spec) error {
+	wait := cmp.Or(s.ready, defaultReadyTimeout)
+	life := ctx
+	ctx, cancel := context.WithTimeoutCause(ctx, wait, fmt.Errorf("no answer within %v", wait))
+	defer cancel()
+	late := context.AfterFunc(ctx, p.shut)
+	var err error
+	for buf := make([]byte, 4<<10); err == nil && !p.stdout.Begun() && len(p.rest) <= maxBefore; {
+		var n int
+		n, err = p.remote.Read(buf)
+		p.rest = append(p.rest, p.stdout.Scan(buf[:n])...)
+	}
+	if p.stdout.Begun() && late() {
+		return nil
+	}
+	switch {
+	case len(p.rest) > maxBefore:
+		err = fmt.Errorf("it printed more than %d bytes", maxBefore)
+	case errors.Is(err, io.EOF):
+		err = p.remote.Wait(ctx)
+	}
+	late()
+	switch {
+	case life.Err() != nil:
+		return life.Err()
+	case ctx.Err() != nil:
+		err = context.Cause(ctx)
+	case mux.IsLost(err):
+		return err
+	case err == nil:
+		err = errors.New("exit status 0")
+	}
+	p.stderr.flush()
+	said, err := program.NotRun(s.name, err, append(p.rest, p.stdout.Rest()...), p.stderr.tail.String())
+	return machineError(stageLogin, said, err)
 }
 
 // newKey returns an unguessable key.

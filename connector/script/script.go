@@ -3,6 +3,7 @@ package script
 import (
 	"context"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/stepmux/stepmux/internal/limits"
@@ -11,7 +12,11 @@ import (
 	"github.com/stepmux/stepmux/mux/relay"
 )
 
-const defaultGrace = 10 * time.Second
+const (
+	defaultGrace = 10 * time.Second
+	// defaultReadyTimeout is that of a step runner.
+	defaultReadyTimeout = 30 * time.Second
+)
 
 // Starter starts processes on a VM, such as a *mux.Conn, which uses sessions, or a *relay.Relay.
 type Starter interface {
@@ -26,6 +31,8 @@ type Script struct {
 	Text []byte
 	// Grace is the time between SIGTERM and SIGKILL when the script is stopped. If zero, 10s.
 	Grace time.Duration
+	// ReadyTimeout is how long the login may take, in a session, to begin what runs the script. If zero, 30s.
+	ReadyTimeout time.Duration
 	// Isolation is how far the script is separated from the rest of the VM: auto, off, processes or private. If
 	// empty, auto. Sessions have no isolation: there, only auto and off are accepted.
 	Isolation string
@@ -87,7 +94,9 @@ func Run(ctx context.Context, starter Starter, s Script) (code int, err error) {
 	if isRelay(starter) {
 		argv = helperArgv(s, level)
 	}
-	p, err := start(ctx, starter, spec{argv: argv, stderr: out.writer(out.stderr), grace: s.Grace})
+	p, err := start(ctx, starter, spec{
+		argv: argv, name: strings.Join(s.Shell, " "), stderr: out.writer(out.stderr), grace: s.Grace, ready: s.ReadyTimeout,
+	})
 	if err != nil {
 		return 0, err
 	}

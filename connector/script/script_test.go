@@ -196,7 +196,7 @@ func TestMachineThatCannotRunAScriptIsNamed(t *testing.T) {
 		"full tmp": {
 			vm: embeddedvm.Config{Shell: small}, text: strings.Repeat("#", 1<<20), stage: "tmp", says: "make room",
 		},
-		"no login": {vm: embeddedvm.Config{Shell: silent}, stage: "guard", says: "this account is not available"},
+		"no login": {vm: embeddedvm.Config{Shell: silent}, stage: "login", says: "this account is not available"},
 	}
 	for _, tool := range tools[2:10] {
 		without := filepath.Join(t.TempDir(), "without")
@@ -505,7 +505,7 @@ func TestScriptWhoseOutputIsCutOffIsLostThoughItsEndIsKnown(t *testing.T) {
 	var stdout sshtest.Log
 	code, err := script.Run(sshtest.Within(t), instead{
 		conn: connect(t, s.Via(t, proxy.Addr())),
-		line: "read -r key; echo some; echo '" + strings.Replace(strings.TrimSpace(ended), `"$key"`, `'"$key"'`, 1) +
+		line: `read -r key; printf '\036stepmux-end %s begun\n' "$key"; ` + "echo some; echo '" + strings.Replace(strings.TrimSpace(ended), `"$key"`, `'"$key"'`, 1) +
 			"' >&2; exec sleep 600",
 		tap: func(p []byte) {
 			if strings.Contains(string(p), "exit 0") {

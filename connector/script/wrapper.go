@@ -16,6 +16,7 @@ import (
 
 // wrapperStart is the common beginning. fail reports why the job cannot run; marked prints the pids of the processes
 // with the word, and hunt kills them; await waits for the job and for the process that stops it, and kills the rest.
+// The line begun says that the login runs the wrapper and no other program: nothing more is sent before it arrives.
 // An environment is split into lines before grep, because BusyBox's grep stops at a NUL byte.
 const wrapperStart = `say() {
   printf '\036stepmux-end %s %s\n' "$key" "$*"
@@ -50,6 +51,7 @@ await() {
   sweep
 }
 read -r key || exit 1
+printf '\036stepmux-end %s begun\n' "$key"
 stopping= leash=
 `
 

@@ -41,7 +41,9 @@ var allowed = map[string][]string{
 	"connector/program": {
 		"internal/limits", "internal/termtext", "mux", "mux/relay", "internal/wire", "internal/tail",
 	},
-	"connector/script":   {"internal/limits", "connector/buildlog", "mux", "mux/relay", "internal/wire", "internal/tail"},
+	"connector/script": {
+		"internal/limits", "connector/buildlog", "connector/program", "mux", "mux/relay", "internal/wire", "internal/tail",
+	},
 	"connector/buildlog": {"internal/termtext"},
 	"connector/files":    {"remote/api/**"},
 	"connector/docker": {
@@ -114,13 +116,16 @@ var allowed = map[string][]string{
 		"remote/commands", "remote/step/fetch", "remote/pipe", "internal/endsignal", "internal/boundedfile",
 		"internal/pause", "remote/archive", "remote/artifacts", "remote/jobcache", "remote/transfer", "remote/clone",
 	},
-	"remote/clone": {"internal/rmtree"},
+	"remote/clone": {"internal/rmtree", "internal/netfault", "internal/oserr"},
 	// The helper commands of a GitLab manager's scripts. They know no jobs and no steps.
 	"remote/archive": {
 		"internal/plural",
 		"internal/boundedfile", "internal/boundedzip", "internal/oserr", "internal/tail", "internal/termtext",
 	},
-	"remote/transfer": {"internal/boundedfile", "internal/buildinfo", "internal/termtext", "internal/pause"},
+	"remote/transfer": {
+		"internal/boundedfile", "internal/buildinfo", "internal/termtext", "internal/pause", "internal/netfault",
+		"internal/oserr",
+	},
 	"remote/artifacts": {
 		"internal/plural",
 		"remote/archive", "remote/transfer", "internal/boundedfile", "internal/buildinfo", "internal/oserr",
@@ -161,7 +166,7 @@ var allowed = map[string][]string{
 		"remote/pipe",
 		"remote/step/component", "remote/step/lang", "remote/api/**", "internal/termtext", "internal/rmtree",
 		"internal/filelock", "internal/pause", "internal/oserr", "internal/lazyregexp",
-		"internal/boundedzip",
+		"internal/boundedzip", "internal/netfault",
 	},
 	"internal/standalone": {
 		"remote/step/component",
@@ -210,7 +215,7 @@ var allowed = map[string][]string{
 	"remote/step/action/expression": {"internal/lazyregexp", "internal/sortedkeys"},
 	"remote/proc": {
 		"internal/plural",
-		"internal/limits", "internal/pages",
+		"internal/limits", "internal/pages", "internal/tail",
 		"remote/cgroup", "remote/walls", "internal/rmtree", "internal/filelock", "internal/pause", "internal/oserr",
 	},
 	"remote/cgroup":     {"internal/limits", "internal/pause"},
@@ -253,6 +258,7 @@ var allowed = map[string][]string{
 	"internal/testing/racefree":       {},
 	"internal/filelock":               {"internal/pause"},
 	"internal/oserr":                  {},
+	"internal/netfault":               {"internal/lazyregexp"},
 	"internal/oneproc":                {},
 	"internal/pages":                  {},
 	"internal/gcpace":                 {},

@@ -26,11 +26,12 @@ func IsStack(line string) bool {
 	return strings.HasPrefix(line, "runtime stack:") || strings.HasPrefix(line, "goroutine ")
 }
 
-// remedy returns advice about the text of a Go program that has crashed because its user has too little of something.
-// It is empty for other texts.
-func remedy(text string) string {
+// Remedy returns advice about the text of a Go program that has crashed, or could not be started, because its user has
+// too little of something. It is empty for other texts.
+func Remedy(text string) string {
 	switch {
-	case strings.Contains(text, "failed to create new OS thread"), strings.Contains(text, "newosproc"):
+	case strings.Contains(text, "failed to create new OS thread"), strings.Contains(text, "newosproc"),
+		strings.HasSuffix(text, "resource temporarily unavailable"):
 		return " (its user has as many processes as allowed: raise ulimit -u, or TasksMax of the user's slice)"
 	case strings.Contains(text, "fatal error: failed to reserve"), strings.Contains(text, "cannot allocate memory"),
 		strings.Contains(text, "fatal error: runtime: out of memory"), strings.Contains(text, "fatal error: out of memory"):
@@ -84,7 +85,7 @@ func Lines(text []byte) string {
 	}
 	if at >= 0 {
 		said := strings.Join(lines[:min(len(lines), maxLines)], " | ")
-		return said + remedy(said)
+		return said + Remedy(said)
 	}
 	return strings.Join(lines[max(0, len(lines)-maxLines):], " | ")
 }

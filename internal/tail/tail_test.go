@@ -36,7 +36,7 @@ func TestTheFirstLinesOfACrashAreKept(t *testing.T) {
 			require.LessOrEqual(t, len(w.kept), MaxBytes)
 		}
 		want := strings.ReplaceAll(strings.TrimSpace(said), "\n", " | ")
-		require.Equal(t, want+remedy(said), w.String())
+		require.Equal(t, want+Remedy(said), w.String())
 		require.Equal(t, w.String(), Lines([]byte("before\n"+said+stack)))
 	}
 }

@@ -56,6 +56,7 @@ type EndScanner struct {
 	mark []byte
 	held []byte // possible start of a line with the key
 	end  *End
+	seen bool // a line with the key was scanned
 }
 
 // NewEndScanner returns a scanner for lines with this key.
@@ -68,6 +69,9 @@ func (s *EndScanner) End() (End, bool) {
 	}
 	return *s.end, true
 }
+
+// Begun reports whether a line with the key was scanned: the guard runs.
+func (s *EndScanner) Begun() bool { return s.seen }
 
 // Scan takes the next bytes of the stream and returns those of the script, which may share p's memory. It may hold back
 // some bytes until the next call.
@@ -93,6 +97,7 @@ func (s *EndScanner) Scan(p []byte) []byte {
 			s.held = bytes.Clone(p[i:])
 			return before
 		}
+		s.seen = true
 		if s.end = parseEnd(string(line)); s.end != nil {
 			return before
 		}

@@ -11,7 +11,22 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/stepmux/stepmux/internal/netfault"
+	"github.com/stepmux/stepmux/internal/oserr"
 )
+
+// fault is an error of the network, of a server or of this machine.
+type fault struct{ error }
+
+func (e fault) Unwrap() error { return e.error }
+
+// IsFault reports whether the network, a server or this machine is at fault for an error of Clone, and not cfg or the
+// repository.
+func IsFault(err error) bool {
+	_, is := errors.AsType[fault](err)
+	return is || oserr.Exhausted(err)
+}
 
 // git runs git in the directory of a clone.
 type git struct {
@@ -77,11 +92,15 @@ func (g *git) output(ctx context.Context, args ...string) (string, error) {
 		defer null.Close()
 		cmd.ExtraFiles = []*os.File{null, g.login.git} // descriptors 3 and 4
 	}
-	switch err := cmd.Run(); {
+	err := cmd.Run()
+	isFault, _ := netfault.OfGit(last.String(), err)
+	switch {
 	case ctx.Err() != nil:
 		return "", context.Cause(ctx)
 	case errors.Is(err, exec.ErrNotFound):
-		return "", errors.New("the program git is not installed on this machine; install it")
+		return "", fault{errors.New("the program git is not installed on this machine; install it")}
+	case err != nil && isFault:
+		return "", fault{fmt.Errorf("git %s: %s", args[0], last.reason(err))}
 	case err != nil:
 		return "", fmt.Errorf("git %s: %s", args[0], last.reason(err))
 	}

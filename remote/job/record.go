@@ -34,7 +34,7 @@ type record struct {
 	runner atomic.Pointer[engine.Runner]
 
 	begun atomic.Bool // one of its commands may have been started
-	// serverFailed says that a step could not be fetched because of a server, or of the way to it.
+	// serverFailed says that a step failed because of a server, or of the way to it.
 	serverFailed atomic.Bool
 
 	life context.Context // its end kills the job's processes
@@ -101,6 +101,9 @@ func (j *record) observe(r engine.StepResult) {
 		m.begin(r.Name)
 	case r.Status != engine.Running && len(r.Warnings) > 0:
 		m.warn(r.Name, r.Warnings)
+	}
+	if r.Server {
+		j.serverFailed.Store(true)
 	}
 	e := event{result: r}
 	for stream := range e.at {

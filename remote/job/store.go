@@ -15,9 +15,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/rmtree"
-	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/proc"
-	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
@@ -122,30 +120,11 @@ func (s *Store) Create(spec Spec) error {
 	return nil
 }
 
-// observedFetcher fetches the steps of a job, and notes in its record if a server has failed.
-type observedFetcher struct {
-	component.Getter
-	of *record
-}
-
-func (f observedFetcher) Fetch(
-	ctx context.Context, ref *pb.Reference, with component.Credentials,
-) (*component.Component, error) {
-	c, err := f.Getter.Fetch(ctx, ref, with)
-	if failed, ok := errors.AsType[*component.SystemError](err); ok && failed.Server {
-		f.of.serverFailed.Store(true)
-	}
-	return c, err
-}
-
 // newRunner returns the engine's runner for j, and starts the init of its processes. If j has a trace, a Recorder
 // watches the runner.
 func (s *Store) newRunner(spec Spec, j *record) *engine.Runner {
 	cfg := spec.Config
-	cfg.Language = s.cfg.Language
-	if s.cfg.Fetcher != nil {
-		cfg.Fetcher = observedFetcher{s.cfg.Fetcher, j}
-	}
+	cfg.Fetcher, cfg.Language = s.cfg.Fetcher, s.cfg.Language
 	cfg.Secrets = &j.output.secrets
 	cfg.Timeout = min(cmp.Or(cfg.Timeout, s.cfg.MaxRunTime), s.cfg.MaxRunTime)
 	cfg.Grace = j.grace

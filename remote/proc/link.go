@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/oserr"
+	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
@@ -21,6 +22,7 @@ import (
 type link struct {
 	init    *os.Process
 	control *os.File
+	crash   *os.File // the init's standard error, a file in memory, up to the end of listen; nil if there is none
 	level   walls.Level
 	off     error // why level is Off although Auto was asked for
 	group   group // of its processes; nil without limits
@@ -29,6 +31,7 @@ type link struct {
 	ready chan report   // gets the answer to the room
 	gone  chan struct{} // closed once the init has ended and err is set
 	err   error         // why the init could not end cleanly
+	said  string        // the text of its crash, with a remedy; empty if it did not crash
 
 	showing sync.Mutex          // held by show; guards the following
 	shown   map[string]struct{} // directories that show has made visible
@@ -117,6 +120,9 @@ func (s *launcher) launchAt() (l *link, err error) {
 	if err != nil {
 		l.abandon()
 		<-l.gone
+		if l.said != "" {
+			return nil, errors.New("its init could not start: " + l.said) // isolation has no part in it
+		}
 		return nil, unavailable(level, err)
 	}
 	l.off = s.off
@@ -151,6 +157,10 @@ func fork(level walls.Level, as *syscall.Credential, keep *os.File, group group)
 		Env:   []string{"GOMAXPROCS=1"}, // it only waits; more threads would only wake each other
 		Files: []*os.File{null, null, null, theirs}, Sys: sys,
 	}
+	if fd, err := unix.MemfdCreate("crash", unix.MFD_CLOEXEC); err == nil {
+		l.crash = os.NewFile(uintptr(fd), "crash")
+		attr.Files[2] = l.crash
+	}
 	if keep != nil {
 		attr.Files = append(attr.Files, keep)
 	}
@@ -162,7 +172,8 @@ func fork(level walls.Level, as *syscall.Credential, keep *os.File, group group)
 	}
 	if err != nil {
 		control.Close()
-		return nil, fmt.Errorf("start its init: %w", oserr.Bare(err))
+		l.crash.Close() // an error if there is none
+		return nil, fmt.Errorf("start its init: %w%s", oserr.Bare(err), tail.Remedy(err.Error()))
 	}
 	go l.listen()
 	return l, nil
@@ -294,9 +305,12 @@ func (l *link) listen() {
 		}
 	case <-timer.C: // the first process of a namespace ends after all others, and the kernel may be unable to end one
 	}
+	l.said = l.crashText()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.err = err
+	if l.err = err; err != nil && l.said != "" {
+		l.err = fmt.Errorf("%w: %s", err, l.said)
+	}
 	if l.left += strays; l.left > 0 {
 		l.err = fmt.Errorf("%d %w", l.left, errUnkillable)
 	}
@@ -322,6 +336,14 @@ func (l *link) reap() error {
 	default:
 		return nil
 	}
+}
+
+// crashText returns the text of the init's crash, and closes the file with it. An init writes nothing else there.
+func (l *link) crashText() string {
+	defer l.crash.Close() // an error if there is none
+	text := make([]byte, tail.MaxBytes)
+	n, _ := l.crash.ReadAt(text, 0) // an error at the end
+	return tail.Lines(text[:n])
 }
 
 // receiveReports handles the init's reports until the channel ends. The error at its end is io.EOF.

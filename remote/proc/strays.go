@@ -21,12 +21,15 @@ var inits = struct {
 // adoptStrays makes this program the parent of strays. If the kernel refuses, strays escape.
 var adoptStrays = sync.OnceFunc(func() { _ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) })
 
+// initProgram is the program of an init. Tests replace it.
+var initProgram = "/proc/self/exe"
+
 // startInit starts the init of l.
 func startInit(l *link, attr *os.ProcAttr) (err error) {
 	adoptStrays()
 	inits.mu.Lock()
 	defer inits.mu.Unlock()
-	l.init, err = os.StartProcess("/proc/self/exe", append(slices.Clone(initArgs), self().String()), attr)
+	l.init, err = os.StartProcess(initProgram, append(slices.Clone(initArgs), self().String()), attr)
 	if err == nil {
 		inits.pids[l.init.Pid] = l
 	}

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 func newClient(t *testing.T, cfg Config) *Client {
@@ -95,6 +96,7 @@ func TestOnlyTemporaryErrorsAreRetried(t *testing.T) {
 		})
 		require.Error(t, err)
 		require.Equal(t, tries, n, "%d", code)
+		require.Equal(t, code >= 500 || tries > 1, IsFault(err), "%d", code)
 	}
 	n := 0
 	require.ErrorIs(t, c.Retry(t.Context(), func(context.Context, int) error {
@@ -103,10 +105,14 @@ func TestOnlyTemporaryErrorsAreRetried(t *testing.T) {
 	}), os.ErrPermission)
 	require.Equal(t, 1, n)
 	n = 0
-	require.EqualError(t, c.Retry(t.Context(), func(context.Context, int) error {
+	err := c.Retry(t.Context(), func(context.Context, int) error {
 		n++
 		return io.ErrUnexpectedEOF
-	}), "unexpected EOF (tried 3 times)")
+	})
+	require.EqualError(t, err, "unexpected EOF (tried 3 times)")
+	require.True(t, IsFault(err))
+	require.False(t, IsFault(Local(errors.New("an unsafe redirect"))))
+	require.True(t, IsFault(Local(&os.PathError{Op: "write", Path: "x", Err: unix.ENOSPC})))
 	require.Equal(t, 3, n)
 }
 

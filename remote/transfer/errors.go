@@ -14,6 +14,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/netfault"
+	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/termtext"
 )
 
@@ -69,9 +71,29 @@ func temporary(err error) bool {
 	}
 	_, local := errors.AsType[localError](err)
 	_, file := errors.AsType[*fs.PathError](err)
+	return !local && !file && !untrusted(err)
+}
+
+// untrusted reports whether err is about a server's certificate.
+func untrusted(err error) bool {
 	_, certificate := errors.AsType[*tls.CertificateVerificationError](err)
 	_, authority := errors.AsType[x509.UnknownAuthorityError](err)
-	return !local && !file && !certificate && !authority
+	return certificate || authority
+}
+
+// lastError is a temporary error that has remained after all attempts.
+type lastError struct{ error }
+
+func (e lastError) Unwrap() error { return e.error }
+
+// IsFault reports whether the network, a server or this machine is at fault for an error of a transfer, and not the
+// request: the same transfer may succeed later, or on another machine.
+func IsFault(err error) bool {
+	if status, ok := errors.AsType[*StatusError](err); ok {
+		return netfault.OfServer(status.Code)
+	}
+	_, last := errors.AsType[lastError](err)
+	return last || untrusted(err) || oserr.Exhausted(err)
 }
 
 // statusError reads the rest of the answer.

@@ -33,7 +33,7 @@ func (c *Client) Retry(ctx context.Context, try func(ctx context.Context, n int)
 			if n > 0 {
 				err = fmt.Errorf("%w (tried %d times)", err, n+1)
 			}
-			return err
+			return lastError{err}
 		}
 		wait := c.backoff(n)
 		if status, ok := errors.AsType[*StatusError](err); ok && status.Wait >= 0 {

@@ -36,3 +36,12 @@ func WithLoginShell(t testing.TB, shell string, lines ...string) *Server {
 	require.NoError(t, os.WriteFile(login, []byte(text), 0o700))
 	return OpenSSH(t, append([]string{"ForceCommand " + login}, lines...)...)
 }
+
+// StartFile returns the ForceCommand of a login whose shell is bash and whose .bashrc has this line.
+func StartFile(t testing.TB, line string) string {
+	t.Helper()
+	RequirePart(t, "bash", "/bin/bash")
+	home := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(home, ".bashrc"), []byte(line+"\n"), 0o600))
+	return `HOME=` + home + ` SHLVL=0 exec bash -c "$SSH_ORIGINAL_COMMAND"`
+}

@@ -1237,7 +1237,7 @@ type JobState struct {
 	// nothing_started is set once the job has ended if none of its commands was started, for sure. The job can then run
 	// elsewhere. A step runner that does not know it leaves it out.
 	NothingStarted bool `protobuf:"varint,32,opt,name=nothing_started,json=nothingStarted,proto3" json:"nothing_started,omitempty"`
-	// server_failed is set if a step could not be fetched because of a server, or of the way to it: a system_failed then
+	// server_failed is set if a step failed because of a server, or of the way to it: a system_failed then
 	// says nothing about the machine.
 	ServerFailed  bool `protobuf:"varint,33,opt,name=server_failed,json=serverFailed,proto3" json:"server_failed,omitempty"`
 	unknownFields protoimpl.UnknownFields

@@ -20,7 +20,7 @@ import (
 // passwordVariable is the environment variable that has the password of a repository.
 const passwordVariable = "CI_JOB_TOKEN"
 
-// exitCloneFailed is the exit code of a clone that failed, as of a step.
+// exitCloneFailed is the exit code of a clone that failed by the fault of its arguments or of the repository.
 const exitCloneFailed = 1
 
 func cloneRepository(fl *pflag.FlagSet) commands.Runner {
@@ -52,7 +52,11 @@ func cloneRepository(fl *pflag.FlagSet) commands.Runner {
 		}
 		if err != nil {
 			fmt.Fprintf(os.Stderr, "stepmux: clone %s: %v\n", transfer.Plain(cfg.URL), err)
-			return cmp.Or(endsignal.Code(ctx), exitCloneFailed), nil
+			code := exitCloneFailed
+			if clone.IsFault(err) {
+				code = commands.ExitFailed
+			}
+			return cmp.Or(endsignal.Code(ctx), code), nil
 		}
 		fmt.Fprintf(os.Stderr, "checked out %s\n", commit)
 		return 0, nil

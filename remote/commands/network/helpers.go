@@ -36,12 +36,15 @@ type helper struct {
 	level     string
 	verbose   bool
 	envFile   string
+	faultCode int               // the exit code if the network, a server or this machine is at fault
 	missing   map[string]string // refused flags, with the reasons
 }
 
 func newHelper(fl *pflag.FlagSet) *helper {
 	h := &helper{fl: fl, env: map[string]string{}, log: transfer.Log{To: os.Stderr}, missing: map[string]string{}}
 	h.transfer.Log, h.selection.Info, h.selection.Warn = h.log, h.log.Info, h.log.Warn
+	fl.IntVar(&h.faultCode, "fault-code", exitHelperFailed,
+		"exit code if the network, a server or this machine is at fault")
 	return h
 }
 
@@ -194,7 +197,11 @@ func (h *helper) runner(do func(ctx context.Context, level archive.Level) error)
 			return 0, err
 		}
 		h.log.Fatal(err)
-		return cmp.Or(endsignal.Code(ctx), exitHelperFailed), nil
+		code := exitHelperFailed
+		if transfer.IsFault(err) {
+			code = h.faultCode
+		}
+		return cmp.Or(endsignal.Code(ctx), code), nil
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/stepmux/stepmux/internal/sortedkeys"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/step/action/expression"
+	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
@@ -204,15 +205,15 @@ func (x *running) explain(o engine.Result, code int) engine.Result {
 // docker returns the path of the program docker.
 func (x *running) docker(env map[string]string) (string, error) {
 	if x.cfg.Docker != "" {
-		return x.cfg.Docker, nil
+		return x.configured(x.cfg.Docker, "--docker", env)
 	}
 	for _, name := range []string{"docker", "podman"} {
 		if found, err := proc.Find(name, x.work(), lines(env)); err == nil {
 			return found, nil
 		}
 	}
-	return "", errors.New("neither docker nor podman is in PATH: install one of them where the job runs, or name it " +
-		"with --docker")
+	return "", &component.SystemError{Err: errors.New("neither docker nor podman is in PATH: install one of them where " +
+		"the job runs, or name it with --docker")}
 }
 
 // build builds the image of the action's Dockerfile, and returns its id.

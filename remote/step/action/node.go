@@ -14,6 +14,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/lazyregexp"
 	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
@@ -95,18 +96,31 @@ func (x *running) askVersion(ctx context.Context, node string, env map[string]st
 // PATH.
 func (x *running) node(env map[string]string, asks string) (string, error) {
 	if x.cfg.Node != "" {
-		return x.cfg.Node, nil
+		return x.configured(x.cfg.Node, "--node", env)
 	}
 	if found := newestNode(x.toolCache()); found != "" {
 		return found, nil
 	}
 	found, err := proc.Find("node", x.work(), lines(env))
 	if err != nil {
-		return "", errors.New("node was not found: install Node.js " + asks + " or newer, name it with --node or " +
-			"STEP_RUNNER_NODE, or put it into the tool cache as node/<version>/" +
-			strings.ToLower(architecture()))
+		return "", &component.SystemError{Err: errors.New("node was not found: install Node.js " + asks + " or newer, " +
+			"name it with --node or STEP_RUNNER_NODE, or put it into the tool cache as node/<version>/" +
+			strings.ToLower(architecture()))}
 	}
 	return found, nil
+}
+
+// configured returns a program of the configuration, which a flag names. If there is no such program, the machine is at
+// fault.
+func (x *running) configured(program, flag string, env map[string]string) (string, error) {
+	found, err := proc.Find(program, x.work(), lines(env))
+	if err == nil {
+		_, err = os.Stat(found)
+	}
+	if err != nil {
+		return "", &component.SystemError{Err: fmt.Errorf("%w; install it, or name another with %s", err, flag)}
+	}
+	return program, nil
 }
 
 // newestNode returns the newest node of a tool cache, or "".

@@ -196,6 +196,34 @@ func TestUnavailableActionsFailTheirStep(t *testing.T) {
 	}
 }
 
+// Symptom: a machine without node or docker was the script's failure, with exit code 1.
+func TestAMachineWithoutTheProgramOfAnActionIsAFaultOfTheSystem(t *testing.T) {
+	for want, change := range map[string]func(*Config) string{
+		"node was not found: install Node.js 20 or newer": func(*Config) string { return "./node" },
+		"neither docker nor podman is in PATH: install":   func(*Config) string { return "./docker" },
+		"install it, or name another with --node": func(c *Config) string {
+			c.Node = "/none/node"
+			return "./node"
+		},
+		"install it, or name another with --docker": func(c *Config) string {
+			c.Docker = "/none/docker"
+			return "./docker"
+		},
+	} {
+		tr := newTrial(t)
+		tr.cfg.RunnerEnv = []string{"PATH=" + t.TempDir()}
+		tr.file("node/action.yml", "runs: {using: node20, main: m.js}\n")
+		tr.file("node/m.js", "")
+		tr.file("docker/action.yml", "runs: {using: docker, image: 'docker://none'}\n")
+		action := change(&tr.action)
+		tr.steps("- {name: a, action: " + action + "}\n")
+		res := tr.run()
+		require.Equal(t, engine.Failure, res.Status)
+		require.Contains(t, res.Message, want)
+		require.True(t, res.System, res.Message)
+	}
+}
+
 func TestMissingNodeIsToldWithItsRemedy(t *testing.T) {
 	tr := newTrial(t)
 	tr.cfg.RunnerEnv = []string{"PATH=" + t.TempDir()}

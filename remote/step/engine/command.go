@@ -47,7 +47,7 @@ func (r *Runner) runCommand(ctx context.Context, g *frame, res *StepResult) outc
 	o, cut := r.carryOut(ctx, g, res, cmd, argv, env)
 	given := r.collect(g, res)
 	if !cut {
-		o = r.forgive(g, res, o)
+		o = g.blame(r.forgive(g, res, o))
 	}
 	if o.status != Success {
 		return o

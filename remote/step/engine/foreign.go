@@ -37,7 +37,7 @@ func (o outcome) public() Result {
 }
 
 // outcome returns the part of r that every step has.
-func (r *Result) outcome() outcome { return outcome{r.Status, r.ExitCode, r.Message, r.System} }
+func (r *Result) outcome() outcome { return outcome{r.Status, r.ExitCode, r.Message, r.System, false} }
 
 // Call is a step of another language, and gives it the parts of the job that it can use.
 type Call struct {

@@ -51,6 +51,9 @@ func (r *Runner) helper(g *frame, cmd *proc.Command) ([]expr.Value, error) {
 	default:
 		c.fail("the step %s is built in, and this program has no command for it", g.builtin)
 	}
+	if g.builtin != lang.CloneStep { // which has this exit code in any case
+		c.option("--fault-code", strconv.Itoa(exitFault))
+	}
 	if token != "" && c.err == nil {
 		cmd.Env = append(cmd.Env, tokenVariable+"="+token) // the last entry of a name counts
 		c.err = r.hide(token)
@@ -282,6 +285,20 @@ func fileName(text string) string {
 	default:
 		return name
 	}
+}
+
+// exitFault is the exit code of a command of this program if the network, a server or this machine is at fault: that of
+// commands.ExitFailed, which the program has without stepmux-fetch, too.
+const exitFault = 3
+
+// blame marks the failure of a built-in step as one of the system if the step's command says so. Only this program runs
+// as such a command.
+func (f *frame) blame(o outcome) outcome {
+	if o.status == Failure && o.code == exitFault && f.builtin != "" && !f.isScript() {
+		o = exited(o.code, "the network, a server or this machine is at fault, as the log says")
+		o.system, o.server = true, true
+	}
+	return o
 }
 
 // forgive turns a failure of cache/restore into the output of a cache that does not exist.

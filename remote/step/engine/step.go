@@ -46,10 +46,12 @@ type outcome struct {
 	code   int
 	why    string // empty if it succeeded
 	system bool   // the machine or the step runner failed
+	server bool   // system is set because of a server, or of the way to it, as far as is known
 }
 
 func failed(err error) outcome {
-	return outcome{status: Failure, why: err.Error(), system: systemFailed(err)}
+	fetch, fetching := errors.AsType[*component.SystemError](err)
+	return outcome{status: Failure, why: err.Error(), system: systemFailed(err), server: fetching && fetch.Server}
 }
 
 // systemFailed reports whether err is a fault of this machine, of the network or of a server, and not of the job.
@@ -127,7 +129,7 @@ func (r *Runner) finish(res *StepResult, o outcome) {
 		r.announce(res, Unknown)
 	}
 	res.Finished = time.Now()
-	res.Status, res.ExitCode, res.System = o.status, o.code, o.system
+	res.Status, res.ExitCode, res.System, res.Server = o.status, o.code, o.system, o.server
 	if o.why != "" {
 		res.Message = r.cfg.Secrets.Message(fmt.Sprintf("step %q: %s", res.Name, o.why))
 	}

@@ -230,6 +230,8 @@ func TestGitThatIsKilledOrWithoutSpaceIsAFault(t *testing.T) {
 		"fatal: couldn't find remote ref refs/heads/no\n":                                               false,
 		"fatal: remote error: upload-pack: not our ref 01\n":                                            false,
 		"error: object 01: treeNotSorted: not properly sorted\n":                                        false,
+		"/job/.git: No space left on device\n":                                                          true,
+		"remote: /.git: No space left on device\n":                                                      false,
 		"remote: fatal: No space left on device\n":                                                      false,
 	} {
 		is, server := (&gitError{"fetch", stderr, exited}).isFault()

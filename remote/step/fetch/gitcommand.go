@@ -10,15 +10,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/stepmux/stepmux/internal/lazyregexp"
+	"github.com/stepmux/stepmux/internal/netfault"
 	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/termtext"
 )
@@ -250,46 +248,8 @@ func (e *gitError) Error() string {
 
 func (e *gitError) Unwrap() error { return e.err }
 
-// machineFaults are the texts of git and of the operating system about faults of this machine. Those about a reference,
-// such as "not our ref", are not among them.
-var machineFaults = []string{
-	"No space left on device", "Disk quota exceeded", "Read-only file system", "Input/output error",
-	"Permission denied",
-	"Cannot allocate memory", "ut of memory", "Resource temporarily unavailable", "Too many open files",
-}
-
-// serverFaults are those about servers and the way to them. For a request without an answer another library says why,
-// so the beginning of the line must do.
-var serverFaults = []string{
-	"unable to access '", "RPC failed", "hung up", "unexpected disconnect", "early EOF", "expected flush",
-	"invalid server response", "protocol error",
-}
-
-// answered matches the status of a server's answer.
-var answered = lazyregexp.New(`(?:returned error:|RPC failed; HTTP) (\d{3})`)
-
 // isFault reports whether the network, the server or this machine is at fault, and whether it is not this machine.
-func (e *gitError) isFault() (is, server bool) {
-	if exit, ok := errors.AsType[*exec.ExitError](e.err); ok && !exit.Exited() { // the kernel kills it without memory
-		return true, false
-	}
-	for line := range strings.SplitSeq(e.stderr, "\n") {
-		if !strings.HasPrefix(line, "fatal: ") && !strings.HasPrefix(line, "error: ") { // the server wrote it
-			continue
-		}
-		if m := answered().FindStringSubmatch(line); m != nil {
-			status, _ := strconv.Atoi(m[1])
-			server := isOfServer(status)
-			return server, server
-		}
-		found := func(text string) bool { return strings.Contains(line, text) }
-		machine, server := slices.ContainsFunc(machineFaults, found), slices.ContainsFunc(serverFaults, found)
-		if machine || server {
-			return true, !machine
-		}
-	}
-	return false, false
-}
+func (e *gitError) isFault() (is, server bool) { return netfault.OfGit(e.stderr, e.err) }
 
 // tail is a writer that keeps the last maxTail bytes.
 type tail struct{ b bytes.Buffer }

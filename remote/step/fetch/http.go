@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/netfault"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/remote/step/component"
 )
@@ -90,16 +91,10 @@ func (b body) Read(p []byte) (int, error) {
 
 // ofStatus returns err, the error of an answer with this status. It is a fault if the request may succeed later.
 func ofStatus(status int, err error) error {
-	if isOfServer(status) {
+	if netfault.OfServer(status) {
 		return fault{err, true}
 	}
 	return err
-}
-
-// isOfServer reports whether a status says that the server fails, or answers later, whatever it was asked for.
-func isOfServer(status int) bool {
-	return status >= http.StatusInternalServerError || status == http.StatusTooManyRequests ||
-		status == http.StatusRequestTimeout
 }
 
 // checkRedirect refuses redirects to a less safe protocol, and removes credentials from redirects to another server.
