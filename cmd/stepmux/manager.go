@@ -71,6 +71,7 @@ type managerFlags struct {
 	metrics string
 	doors   doorFlags
 	nats    manager.NATS
+	strict  bool
 }
 
 // checkNATS returns the NATS configuration of the flags, or nil without --nats.
@@ -163,6 +164,8 @@ Exit codes:
 		"the system's)")
 	fl.StringVar(&f.nats.Cert, "nats-cert", "", "`FILE` with the client's certificate for --nats")
 	fl.StringVar(&f.nats.Key, "nats-key", "", "`FILE` with the key of --nats-cert")
+	fl.BoolVar(&f.strict, "strict-scripts", false, "refuse jobs that 'stepmux validate' warns about, as 'stepmux submit' "+
+		"does with this flag")
 	grouped(fl, managerGroup)
 	fl.StringVar(&f.metrics, "metrics", "",
 		"serve Prometheus metrics and /healthz on `[HOST]:PORT`; without HOST for this machine only (default off)")
@@ -268,7 +271,7 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 	open := manager.Config{
 		Dir: f.state, KeyFile: f.key, NATS: nats, Provider: provider, Group: vms, Linger: f.linger, EndBuilds: embedded,
 		Keep: f.keep, LogBytes: logBytes, FileBytes: fileBytes, Version: buildinfo.Version(), InventoryErr: f.inventoryErr,
-		Place: f.containerOrPod, OnEnd: counts.Ended, Logger: logger,
+		Place: f.containerOrPod, OnEnd: counts.Ended, Logger: logger, StrictScripts: f.strict,
 	}
 	if err := f.checkFiles(group, open); err != nil {
 		return err

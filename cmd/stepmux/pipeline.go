@@ -176,7 +176,9 @@ func (r *jobReader) files(files []string, isJSON bool) (jobs []runJob, err error
 			if err := r.warn(v.Warnings); err != nil {
 				return nil, err
 			}
-			jobs = append(jobs, newRunJob(name, &stepmuxv1.Job{Script: string(src.Text), Variables: jobVars(r.given)}))
+			job := newRunJob(name, &stepmuxv1.Job{Script: string(src.Text), Variables: jobVars(r.given)})
+			job.warnings = v.Warnings
+			jobs = append(jobs, job)
 			continue
 		}
 		steps, box, err := docker.FromJob(src.Name, src.Text)
@@ -236,6 +238,7 @@ func (r *jobReader) steps(src standalone.Source, whole []byte) (runJob, error) {
 			return job, err
 		}
 	}
+	job.warnings = j.Warnings
 	job.Generated = src.Format == standalone.JSON // positions in the new text differ from the file's
 	return job, nil
 }
@@ -284,7 +287,7 @@ func (r *jobReader) pipeline(src standalone.Source) (jobs []runJob, err error) {
 		job := newRunJob(name, &stepmuxv1.Job{
 			Steps: []byte(text), StepsFile: name, Generated: true, Variables: jobVars(j.Vars), Env: j.Env, MayFail: j.MayFail,
 		})
-		job.ciJob = j.Source.JobName
+		job.ciJob, job.warnings = j.Source.JobName, j.Warnings
 		if r.inImage {
 			if job.container, err = containerOf(j); err != nil {
 				return nil, err

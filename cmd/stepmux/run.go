@@ -26,6 +26,7 @@ import (
 	"github.com/stepmux/stepmux/internal/buildinfo"
 	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/gcpace"
+	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/remote"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
@@ -289,7 +290,7 @@ func (f *runFlags) batchBuilds(
 				name += " " + v.Key + "=" + v.Value
 			}
 			builds = append(builds, batch.Build{
-				ID: id, Job: f.traced(job, id, report.say), Log: report.log(id, name, place), On: place, Labels: f.selected,
+				ID: id, Job: f.traced(job, id, report.say), Log: report.log(id, name, place, j.warnings), On: place, Labels: f.selected,
 				Container: j.container, Pod: j.pod,
 			})
 		}
@@ -305,6 +306,7 @@ type runJob struct {
 	whole     string           // the steps with the keys of their container, for a manager; empty if there are none
 	container *docker.Spec     // nil if it has no container; a jobReader sets the one that the job names
 	pod       *kubernetes.Spec // replaces container on a cluster
+	warnings  []standalone.Problem
 }
 
 func newRunJob(name string, job *stepmuxv1.Job) runJob {

@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -430,7 +431,7 @@ func newBuildsCommand() *cobra.Command {
 
 func writeBuilds(to io.Writer, list *pb.ListResponse) error {
 	t := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "BUILD\tPHASE\tRESULT\tINSTANCE\tSUBMITTED\tTOOK\tFILE")
+	fmt.Fprintln(t, "BUILD\tPHASE\tRESULT\tINSTANCE\tSUBMITTED\tTOOK\tWARNINGS\tFILE")
 	for _, b := range list.GetBuilds() {
 		result, took := "-", "-"
 		if r := b.GetResult(); r != nil {
@@ -446,9 +447,13 @@ func writeBuilds(to io.Writer, list *pb.ListResponse) error {
 			}
 			took = max(end.Sub(b.GetStarted().AsTime()), 0).Round(time.Millisecond).String() // clocks differ
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", b.GetId(), b.GetPhase(), termtext.Line(result),
+		warnings := "-" // about its scripts
+		if n := len(b.GetWarnings()); n > 0 {
+			warnings = strconv.Itoa(n)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", b.GetId(), b.GetPhase(), termtext.Line(result),
 			termtext.Line(cmp.Or(b.GetInstance(), "-")), b.GetSubmitted().AsTime().Local().Format(time.DateTime), took,
-			termtext.Line(cmp.Or(b.GetStepsFile(), "-")))
+			warnings, termtext.Line(cmp.Or(b.GetStepsFile(), "-")))
 	}
 	fmt.Fprintf(t, "%s waiting, %d running\n", plural.Count(list.GetQueued(), "build"), list.GetRunning())
 	return t.Flush()
