@@ -20,7 +20,7 @@ type vetted struct {
 }
 
 var vettedJobs = map[string]vetted{
-	"steps":     {"job.yml:2:11", &stepmuxv1.Job{Steps: []byte("run:\n- script: |\n    a\n    b\n"), StepsFile: "job.yml"}},
+	"steps":     {"j.yml:2:11", &stepmuxv1.Job{Steps: []byte("run:\n- script: |\n    a\n    b\n"), StepsFile: "j.yml"}},
 	"nameless":  {"steps:1:11", &stepmuxv1.Job{Steps: []byte("- script: |\n    a\n    b\n")}},
 	"generated": {"x.yml", &stepmuxv1.Job{Steps: []byte(`[{"script": "a\nb"}]`), StepsFile: "x.yml", Generated: true}},
 	"a script":  {"a.sh:1:1", &stepmuxv1.Job{Script: "a\nb\n", StepsFile: "a.sh"}},
@@ -75,7 +75,7 @@ func TestABuildHasTheWarningsAboutItsScriptsFromSubmitOn(t *testing.T) {
 	b, err := m.Get(t.Context(), &pb.GetRequest{Id: canceled})
 	require.NoError(t, err)
 	require.Len(t, b.GetWarnings(), 1)
-	require.Equal(t, "job.yml", b.GetStepsFile())
+	require.Equal(t, "j.yml", b.GetStepsFile())
 }
 
 func TestAManagerOfStrictScriptsRefusesJobsWithWarnings(t *testing.T) {
