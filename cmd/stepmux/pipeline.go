@@ -166,18 +166,11 @@ func (r *jobReader) files(files []string, isJSON bool) (jobs []runJob, err error
 			return nil, fmt.Errorf("%s: --job-name is for a .gitlab-ci.yml (--format gitlab-ci)", name)
 		case err != nil:
 			return nil, err
-		case script && len(r.inputs) > 0:
-			return nil, fmt.Errorf("%s: --input: a shell script has no inputs; give it variables (--env)", name)
 		case script:
-			v := standalone.ValidateScript(name, string(src.Text))
-			if !v.Valid {
-				return nil, errors.New(v.Errors[0].String())
-			}
-			if err := r.warn(v.Warnings); err != nil {
+			job, err := r.script(name, string(src.Text))
+			if err != nil {
 				return nil, err
 			}
-			job := newRunJob(name, &stepmuxv1.Job{Script: string(src.Text), Variables: jobVars(r.given)})
-			job.warnings = v.Warnings
 			jobs = append(jobs, job)
 			continue
 		}
@@ -195,6 +188,20 @@ func (r *jobReader) files(files []string, isJSON bool) (jobs []runJob, err error
 		jobs = append(jobs, job)
 	}
 	return jobs, nil
+}
+
+// script returns the job of a shell script.
+func (r *jobReader) script(name, text string) (runJob, error) {
+	job := newRunJob(name, &stepmuxv1.Job{Script: text, Variables: jobVars(r.given)})
+	if len(r.inputs) > 0 {
+		return job, fmt.Errorf("%s: --input: a shell script has no inputs; give it variables (--env)", name)
+	}
+	v := standalone.ValidateScript(name, text)
+	if !v.Valid {
+		return job, errors.New(v.Errors[0].String())
+	}
+	job.warnings = v.Warnings
+	return job, r.warn(v.Warnings)
 }
 
 // read reads a FILE, which may be a pipe. The name of the source is valid UTF-8, as in messages of protobuf.

@@ -282,22 +282,27 @@ func (f *submitFlags) run(cmd *cobra.Command, args []string) error {
 			_, err = fmt.Fprintln(cmd.OutOrStdout(), id)
 			return err
 		}
-		fmt.Fprintln(cmd.ErrOrStderr(), id)
-		b, err := followLog(ctx, m, id, true, cmd.OutOrStdout(), cmd.ErrOrStderr())
-		if err != nil {
-			if ctx.Err() != nil {
-				fmt.Fprintf(cmd.ErrOrStderr(), "stepmux: the build goes on; its log: stepmux logs -f %s\n", id)
-			}
-			return err
-		}
-		traced := f.traced(connector.Job{}, id, func(text string) { //nolint:contextcheck // it writes files only
-			fmt.Fprintf(cmd.ErrOrStderr(), "stepmux: %s\n", termtext.Line(text))
-		})
-		if traced.Trace != nil {
-			traced.OnTrace(getFile(ctx, m, &pb.ArtifactsRequest{Id: id, Trace: true}, traced.Trace))
-		}
-		return f.unlessLost(managedOutcome(b, cmd.ErrOrStderr()))
+		return f.await(ctx, cmd, m, id)
 	})
+}
+
+// await shows the log of a build, writes its files, and returns its exit code as an error.
+func (f *submitFlags) await(ctx context.Context, cmd *cobra.Command, m pb.ManagerClient, id string) error {
+	fmt.Fprintln(cmd.ErrOrStderr(), id)
+	b, err := followLog(ctx, m, id, true, cmd.OutOrStdout(), cmd.ErrOrStderr())
+	if err != nil {
+		if ctx.Err() != nil {
+			fmt.Fprintf(cmd.ErrOrStderr(), "stepmux: the build goes on; its log: stepmux logs -f %s\n", id)
+		}
+		return err
+	}
+	traced := f.traced(connector.Job{}, id, func(text string) { //nolint:contextcheck // it writes files only
+		fmt.Fprintf(cmd.ErrOrStderr(), "stepmux: %s\n", termtext.Line(text))
+	})
+	if traced.Trace != nil {
+		traced.OnTrace(getFile(ctx, m, &pb.ArtifactsRequest{Id: id, Trace: true}, traced.Trace))
+	}
+	return f.unlessLost(managedOutcome(b, cmd.ErrOrStderr()))
 }
 
 // request returns what the manager is asked for. Its job has the text of the steps with the keys of their container,
