@@ -249,7 +249,7 @@ func (f *runFlags) runJobs(ctx, abort context.Context, given runInput, report *r
 	}
 	defer func() { _ = provider.Close() }() // all builds have ended
 	report.watch(total, provider.Stat)
-	stopOperating, err := f.operate(provider, cfg, counts)
+	stopOperating, err := f.operate(provider, cfg, counts) //nolint:contextcheck // it waits some seconds for a lock
 	if err != nil {
 		return err
 	}
@@ -257,7 +257,9 @@ func (f *runFlags) runJobs(ctx, abort context.Context, given runInput, report *r
 
 	all := batch.Batch{
 		Logger: logger, Timeout: f.timeout, MaxFailures: f.maxFailures,
-		Builds: f.batchBuilds(given.jobs, places, given.project.archive(), report), OnStart: report.started,
+		//nolint:contextcheck // provenance is signed when a build has ended, also after ctx
+		Builds:  f.batchBuilds(given.jobs, places, given.project.archive(), report),
+		OnStart: report.started,
 		OnEnd: func(r batch.Report) {
 			counts.Ended(r)
 			report.ended(r)
