@@ -68,7 +68,7 @@ STEPMUX_TOKEN, else a new one, which is printed on standard error.
 	grouped(fl, jobGroup)
 	for _, other := range []string{
 		"output", "output-file", "report", "provenance", "builder-id", "subject", "sign-key", "passphrase-command", "mask",
-		"timeout", "env-file",
+		"timeout", "env-file", "strict-scripts",
 	} {
 		cmd.MarkFlagsMutuallyExclusive("port", other)
 	}

@@ -27,13 +27,9 @@ type localFlags struct {
 	inContainer localContainer
 }
 
-func newLocalCommand() *cobra.Command {
-	var f localFlags
-	cmd := &cobra.Command{
-		Use:   "local [flags] FILE | local [flags] --json TEXT|-",
-		Short: "Run a file of steps, or a job of a .gitlab-ci.yml or of a GitHub workflow, on this machine",
-		Long: `Run the steps in FILE, or a job of a .gitlab-ci.yml, in the current directory, as this user and without any
-isolation. FILE may be - for standard input.
+// localHelp is the description of local.
+const localHelp = `Run the steps in FILE, or a job of a .gitlab-ci.yml, in the current directory, as this user and
+without any isolation. FILE may be - for standard input.
 
 A .gitlab-ci.yml may use include: local, extends, !reference, default, variables, rules and parallel. One of several
 parallel builds runs: --job-name "test 2/5", or "test: [linux]" of a matrix. Keys for a server or a runner, such as
@@ -50,7 +46,14 @@ path in the container, and the job can change it.
 Standard output has only the output of the steps; all messages of stepmux are on standard error. With --output json
 standard output has the results as one object, and the steps' output goes to standard error.
 
-` + jobExitHelp,
+` + jobExitHelp
+
+func newLocalCommand() *cobra.Command {
+	var f localFlags
+	cmd := &cobra.Command{
+		Use:   "local [flags] FILE | local [flags] --json TEXT|-",
+		Short: "Run a file of steps, or a job of a .gitlab-ci.yml or of a GitHub workflow, on this machine",
+		Long:  localHelp,
 		Example: `  stepmux local examples/hello.yml
   stepmux local .gitlab-ci.yml --format gitlab-ci --job-name hello-world --output-file trace.json
   stepmux local .github/workflows/test.yml --job-name test --matrix go=1.26

@@ -140,6 +140,34 @@ func (f *localFlags) actionArgs() (args []string) {
 	return args
 }
 
+// newTraceFile returns the file for a job's trace: the one that was asked for, or one for this process alone, which
+// remove removes.
+func newTraceFile(asked *standalone.Trace) (file *traceFile, remove func(), err error) {
+	if asked != nil && asked.File != "" {
+		return &traceFile{path: asked.File}, func() {}, nil
+	}
+	dir, err := os.MkdirTemp("", "stepmux-local-")
+	if err != nil {
+		return nil, nil, fmt.Errorf("make directory for the trace: %w", err)
+	}
+	return &traceFile{path: filepath.Join(dir, "trace.json")}, func() { _ = os.RemoveAll(dir) }, nil // it has one file
+}
+
+// jobOf returns a job with this text of its steps as a step runner takes it.
+func (f *localFlags) jobOf(j *standalone.Job, text string, cfg standalone.Config) *stepmuxv1.Job {
+	return stepmuxv1.PassingAll().With(f.policyFlags.options()).With(&stepmuxv1.Job{
+		Steps: []byte(text), Variables: jobVars(j.Vars), Env: j.Env, MayFail: j.MayFail,
+		Timeout: durationpb.New(cfg.Timeout), Grace: durationpb.New(cfg.Grace),
+	})
+}
+
+// observe tells about a step that begins.
+func observe(e connector.StepEvent, to func(engine.StepResult)) {
+	if e.Status == engine.Running.String() {
+		to(engine.StepResult{Path: []string{e.Name}, Name: e.Name, Status: engine.Running, Kind: engine.Command})
+	}
+}
+
 // runContained runs the job in a container, and removes the container before it returns.
 func (f *localFlags) runContained(
 	ctx, abort context.Context, j *standalone.Job, cfg standalone.Config, spec docker.Spec,
@@ -176,33 +204,16 @@ func (f *localFlags) runContained(
 	if _, err := b.Connect(alive); err != nil {
 		return nil, explained(alive, c, err)
 	}
-	file := &traceFile{}
-	if cfg.Trace != nil {
-		file.path = cfg.Trace.File
+	file, removeTrace, err := newTraceFile(cfg.Trace)
+	if err != nil {
+		return nil, err
 	}
-	if file.path == "" {
-		dir, err := os.MkdirTemp("", "stepmux-local-")
-		if err != nil {
-			return nil, fmt.Errorf("make directory for the trace: %w", err)
-		}
-		defer func() { _ = os.RemoveAll(dir) }() // it holds one file, for this process alone
-		file.path = filepath.Join(dir, "trace.json")
-	}
+	defer removeTrace()
 	var traced error
 	job := connector.Job{
-		Job: stepmuxv1.PassingAll().With(f.policyFlags.options()).With(&stepmuxv1.Job{
-			Steps: []byte(text), Variables: jobVars(j.Vars), Env: j.Env, MayFail: j.MayFail,
-			Timeout: durationpb.New(cfg.Timeout), Grace: durationpb.New(cfg.Grace),
-		}),
-		WorkDir: cfg.WorkDir, Image: c.Image(), Stderr: cfg.Stderr,
+		Job: f.jobOf(j, text, cfg), WorkDir: cfg.WorkDir, Image: c.Image(), Stderr: cfg.Stderr,
 		Trace: file, OnTrace: func(err error) { traced = file.end(err) },
-		OnStep: func(e connector.StepEvent) {
-			if e.Status == engine.Running.String() {
-				cfg.Observe(engine.StepResult{
-					Path: []string{e.Name}, Name: e.Name, Status: engine.Running, Kind: engine.Command,
-				})
-			}
-		},
+		OnStep: func(e connector.StepEvent) { observe(e, cfg.Observe) },
 	}
 	result, err := b.Execute(ctx, job, cfg.Stdout)
 	if err != nil && ctx.Err() == nil {

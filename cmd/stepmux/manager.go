@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/signal"
 	"os/user"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/connector/kubernetes"
+	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/control"
 	"github.com/stepmux/stepmux/instance/manager"
@@ -71,6 +73,7 @@ type managerFlags struct {
 	metrics string
 	doors   doorFlags
 	nats    manager.NATS
+	strict  bool
 }
 
 // checkNATS returns the NATS configuration of the flags, or nil without --nats.
@@ -93,13 +96,9 @@ func (f *managerFlags) checkNATS() (*manager.NATS, error) {
 	return n, nil
 }
 
-func newManagerCommand() *cobra.Command {
-	var f managerFlags
-	cmd := &cobra.Command{
-		Use:   "manager --state DIR [flags]",
-		Short: "Run builds from a queue on VMs, as a service that survives restarts",
-		Long: `Run builds from a queue on VMs, until SIGTERM or SIGINT. 'stepmux submit' queues a build; 'logs', 'cancel',
-'builds', 'ps', 'drain' and 'undrain' talk to the manager over its socket.
+// managerHelp is the description of manager.
+const managerHelp = `Run builds from a queue on VMs, until SIGTERM or SIGINT. 'stepmux submit' queues a build; 'logs',
+'cancel', 'builds', 'ps', 'drain' and 'undrain' talk to the manager over its socket.
 
 Queue, builds and logs are kept in the state directory. Builds survive a restart or a crash of the manager: they
 continue without it for --linger, and the next manager with this directory takes them over with their logs. No build
@@ -107,6 +106,8 @@ runs twice.
 
 --config names a YAML file with flags, by their names without the dashes: "inventory: fleet.yml". Flags that may repeat
 take lists there. Flags on the command line take precedence. The inventory is read again when it changes, and on SIGHUP.
+These keys of --config are no flags; docs/manager.md has a table of all keys:
+` + rareKeys + `.
 
 With --image, or if a job has the key image, a build runs in a container of its own, created by the Docker daemon of its
 VM; with --kubernetes, in a pod of its own. Both survive a restart of the manager, as builds on VMs do.
@@ -119,7 +120,14 @@ program.
 Exit codes:
   0        it was ended by SIGTERM or SIGINT
   2        wrong usage, or a configuration that is not valid
-  3        the state cannot be written, or another failure of the system`,
+  3        the state cannot be written, or another failure of the system`
+
+func newManagerCommand() *cobra.Command {
+	var f managerFlags
+	cmd := &cobra.Command{
+		Use:   "manager --state DIR [flags]",
+		Short: "Run builds from a queue on VMs, as a service that survives restarts",
+		Long:  managerHelp,
 		Example: `  stepmux manager --state /tmp/manager --capacity 4
   stepmux manager --config /etc/stepmux/manager.yml
   stepmux manager --config-schema >manager.schema.json`,
@@ -163,11 +171,14 @@ Exit codes:
 		"the system's)")
 	fl.StringVar(&f.nats.Cert, "nats-cert", "", "`FILE` with the client's certificate for --nats")
 	fl.StringVar(&f.nats.Key, "nats-key", "", "`FILE` with the key of --nats-cert")
+	fl.BoolVar(&f.strict, "strict-scripts", false, "refuse jobs that 'stepmux validate' warns about, as 'stepmux submit' "+
+		"does with this flag")
 	grouped(fl, managerGroup)
 	fl.StringVar(&f.metrics, "metrics", "",
 		"serve Prometheus metrics and /healthz on `[HOST]:PORT`; without HOST for this machine only (default off)")
 	grouped(fl, outputGroup)
 	f.doors.register(fl)
+	flagfile.OnlyInFile(fl, rareNames()...)
 	return cmd
 }
 
@@ -176,49 +187,10 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 		return systemError(writeJSON(cmd.OutOrStdout(), flagfile.Schema(cmd.Flags(), "stepmux manager")))
 	}
 	gcpace.Set()
-	if f.config != "" {
-		if err := flagfile.Apply(cmd.Flags(), f.config); err != nil {
-			return err
-		}
+	if err := applyKeys(cmd.Flags(), f.config, cmd.ErrOrStderr()); err != nil {
+		return err
 	}
-	group := -1
-	logBytes, sizeErr := units.RAMInBytes(f.logs)
-	fileBytes, filesErr := units.RAMInBytes(f.files)
-	switch {
-	case f.state == "":
-		return errors.New("--state is missing: it names the directory of the queue, the builds and the logs")
-	case f.linger <= 0 || f.linger > instance.MaxLinger:
-		return fmt.Errorf("--linger: a manager's builds linger, for more than nothing and at most %v", instance.MaxLinger)
-	case f.keep < time.Minute:
-		return errors.New("--keep: use at least a minute")
-	case sizeErr != nil || logBytes < 1<<20:
-		return fmt.Errorf("--keep-logs %q: use a size of at least 1m, as in 500m or 10g", f.logs)
-	case filesErr != nil || fileBytes < 1<<20:
-		return fmt.Errorf("--keep-files %q: use a size of at least 1m, as in 500m or 10g", f.files)
-	case f.group != "":
-		if group, err = groupID(f.group); err != nil {
-			return fmt.Errorf("--socket-group: %w", err)
-		}
-	}
-	nats, err := f.checkNATS()
-	if err == nil {
-		err = f.imageFlags.check(true) // a job may have an image
-	}
-	if err == nil {
-		err = f.checkPods()
-	}
-	if err == nil { // a job may name an image, and needs the other flags then
-		_, _, err = f.containerOrPod(&docker.Spec{Image: "image"})
-	}
-	if err == nil && f.onCluster() && f.doors.ssh != "" {
-		err = errors.New("--ssh-listen does not work with --kubernetes: a pod has no login")
-	}
-	if err == nil {
-		err = f.doors.check()
-	}
-	if err == nil && access.IsURL(cmp.Or(f.socket, ownSocket())) { // not shown: it may have a secret
-		err = errors.New("$" + managerVar + " is the URL of another manager: unset it, or name a socket with --socket")
-	}
+	group, open, err := f.settings()
 	if err != nil {
 		return err
 	}
@@ -234,65 +206,151 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 		defer signal.Stop(hangups)
 	}
 	logger := f.logger(cmd.ErrOrStderr())
-	embedded := f.inventory == "" && len(f.instances) == 0 && !f.onCluster()
-	var vms *instance.Group
-	closeVMs := func() {}
-	if embedded && f.check {
-		vms, err = f.checkEmbedded()
-	} else {
-		vms, closeVMs, err = f.vmsOrCluster(ctx, &f.vmFlags, logger)
-	}
+	vms, closeVMs, err := f.machines(ctx, logger)
 	if err != nil {
 		return err
 	}
 	defer closeVMs()
 	counts := metrics.New(buildinfo.Version())
-	cfg := f.providerConfig(vms, bootstrap, counts, logger)
-	switch {
-	case f.onCluster():
-		err = f.addPrograms(&cfg, "--kubernetes")
-	case f.spec.Image != "" || f.spec.Container != "":
-		err = f.configure(&cfg, embedded)
-	default: // a job may have an image; without a daemon, its build fails
-		err = f.configureLater(&cfg, embedded)
-	}
+	provider, err := f.provider(vms, bootstrap, counts, logger)
 	if err != nil {
 		return err
-	}
-	provider, err := instance.NewProvider(cfg)
-	if err != nil {
-		return systemError(err)
 	}
 	defer func() { _ = provider.Close() }() // its builds have ended or were left running
 	counts.Watch(provider)
-	open := manager.Config{
-		Dir: f.state, KeyFile: f.key, NATS: nats, Provider: provider, Group: vms, Linger: f.linger, EndBuilds: embedded,
-		Keep: f.keep, LogBytes: logBytes, FileBytes: fileBytes, Version: buildinfo.Version(), InventoryErr: f.inventoryErr,
-		Place: f.containerOrPod, OnEnd: counts.Ended, Logger: logger,
-	}
+	open.Provider, open.Group, open.OnEnd, open.Logger = provider, vms, counts.Ended, logger
+	open.InventoryErr = f.inventoryErr
 	if err := f.checkFiles(group, open); err != nil {
 		return err
 	}
-	if f.metrics != "" {
-		server, err := metrics.Serve(f.metrics, counts)
-		switch {
-		case err == nil:
-			defer server.Close()
-			logger.Info("metrics", "url", "http://"+server.Addr()+"/metrics")
-		case !f.check || !errors.Is(err, syscall.EADDRINUSE): // a manager may be running
-			return fmt.Errorf("--metrics: %w", err)
-		}
+	closeMetrics, err := f.openMetrics(counts, logger)
+	if err != nil {
+		return err
 	}
+	defer closeMetrics()
 	doors, err := f.doors.open(f.check)
 	if err != nil {
 		return err
 	}
 	defer doors.close()
 	if f.check {
-		fmt.Fprintln(cmd.OutOrStdout(), "the configuration is valid: "+sizeOf(vms, embedded))
+		fmt.Fprintln(cmd.OutOrStdout(), "the configuration is valid: "+sizeOf(vms, f.embedsVM()))
 		return nil
 	}
 	return f.serve(ctx, group, counts, doors, open)
+}
+
+// settings checks the flags. It returns the configuration of the manager without its VMs, and the group of its socket,
+// or -1.
+func (f *managerFlags) settings() (group int, open manager.Config, err error) {
+	group = -1
+	logBytes, sizeErr := units.RAMInBytes(f.logs)
+	fileBytes, filesErr := units.RAMInBytes(f.files)
+	switch {
+	case f.state == "":
+		err = errors.New("--state is missing: it names the directory of the queue, the builds and the logs")
+	case f.linger <= 0 || f.linger > instance.MaxLinger:
+		err = fmt.Errorf("--linger: a manager's builds linger, for more than nothing and at most %v", instance.MaxLinger)
+	case f.keep < time.Minute:
+		err = errors.New("--keep: use at least a minute")
+	case sizeErr != nil || logBytes < 1<<20:
+		err = fmt.Errorf("--keep-logs %q: use a size of at least 1m, as in 500m or 10g", f.logs)
+	case filesErr != nil || fileBytes < 1<<20:
+		err = fmt.Errorf("--keep-files %q: use a size of at least 1m, as in 500m or 10g", f.files)
+	case f.group != "":
+		if group, err = groupID(f.group); err != nil {
+			err = fmt.Errorf("--socket-group: %w", err)
+		}
+	}
+	var nats *manager.NATS
+	if err == nil {
+		nats, err = f.checkNATS()
+	}
+	if err == nil {
+		err = f.checkPlaces()
+	}
+	if err == nil {
+		err = f.doors.check()
+	}
+	if err == nil && access.IsURL(cmp.Or(f.socket, ownSocket())) { // not shown: it may have a secret
+		err = errors.New("$" + managerVar + " is the URL of another manager: unset it, or name a socket with --socket")
+	}
+	return group, manager.Config{
+		Dir: f.state, KeyFile: f.key, NATS: nats, Linger: f.linger, EndBuilds: f.embedsVM(), Keep: f.keep,
+		LogBytes: logBytes, FileBytes: fileBytes, Version: buildinfo.Version(), Place: f.containerOrPod,
+		StrictScripts: f.strict,
+	}, err
+}
+
+// checkPlaces checks the flags for containers and pods.
+func (f *managerFlags) checkPlaces() error {
+	if err := f.imageFlags.check(true); err != nil { // a job may have an image
+		return err
+	}
+	if err := f.checkPods(); err != nil {
+		return err
+	}
+	// A job may name an image, and needs the other flags then.
+	if _, _, err := f.containerOrPod(&docker.Spec{Image: "image"}); err != nil {
+		return err
+	}
+	if f.onCluster() && f.doors.ssh != "" {
+		return errors.New("--ssh-listen does not work with --kubernetes: a pod has no login")
+	}
+	return nil
+}
+
+// embedsVM reports whether the flags name no machine, so that builds run on the embedded VM.
+func (f *managerFlags) embedsVM() bool {
+	return f.inventory == "" && len(f.instances) == 0 && !f.onCluster()
+}
+
+// machines returns the VMs or the cluster, and a function that ends what was started for them.
+func (f *managerFlags) machines(ctx context.Context, logger *slog.Logger) (*instance.Group, func(), error) {
+	if f.embedsVM() && f.check {
+		vms, err := f.checkEmbedded()
+		return vms, func() {}, err
+	}
+	return f.vmsOrCluster(ctx, &f.vmFlags, logger)
+}
+
+// provider returns the provider of the builds. The caller closes it.
+func (f *managerFlags) provider(
+	vms *instance.Group, bootstrap []*program.Binary, counts *metrics.Metrics, logger *slog.Logger,
+) (*instance.Provider, error) {
+	cfg := f.providerConfig(vms, bootstrap, counts, logger)
+	var err error
+	switch {
+	case f.onCluster():
+		err = f.addPrograms(&cfg, "--kubernetes")
+	case f.spec.Image != "" || f.spec.Container != "":
+		err = f.configure(&cfg, f.embedsVM())
+	default: // a job may have an image; without a daemon, its build fails
+		err = f.configureLater(&cfg, f.embedsVM())
+	}
+	if err != nil {
+		return nil, err
+	}
+	provider, err := instance.NewProvider(cfg)
+	return provider, systemError(err)
+}
+
+// openMetrics serves the metrics, if the flags say so. The caller calls the returned function at the end. With --check,
+// the address may be in use.
+func (f *managerFlags) openMetrics(counts *metrics.Metrics, logger *slog.Logger) (func(), error) {
+	if f.metrics == "" {
+		return func() {}, nil
+	}
+	server, err := metrics.Serve(f.metrics, counts)
+	switch {
+	case err == nil:
+		logger.Info("metrics", "url", "http://"+server.Addr()+"/metrics")
+		return server.Close, nil
+	case f.check && errors.Is(err, syscall.EADDRINUSE): // a manager may be running
+		return func() {}, nil
+	default:
+		return nil, fmt.Errorf("--metrics: %w", err)
+	}
 }
 
 // checkFiles checks the files and directories that the manager uses when it starts, and makes none: --check and the

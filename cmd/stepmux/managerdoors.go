@@ -175,28 +175,9 @@ func (d *tcpDoors) serve(
 	}
 	closePage := func() {}
 	if d.page != nil {
-		listener, scheme := d.page, "http://"
-		if pageTLS {
-			scheme = "https://"
-			listener = tls.NewListener(listener, &tls.Config{Certificates: []tls.Certificate{cert}})
-		}
-		pageToken := token
-		if d.flags.token == "" {
-			pageToken = nil
-		}
-		conn, err := pb.Dial(socket)
-		if err != nil {
+		if closePage, err = d.servePage(socket, cfg, metrics, cert, token); err != nil {
 			return nil, err
 		}
-		server := page.Serve(listener, page.Config{
-			Manager: pb.NewManagerClient(conn), As: manager.ContextFor, Token: pageToken, TLS: pageTLS, Metrics: metrics,
-			Version: cfg.Version, Logger: cfg.Logger,
-		})
-		closePage = func() {
-			server.Close()
-			_ = conn.Close() // it was not used
-		}
-		cfg.Logger.Info("status page", "url", scheme+d.page.Addr().String()+"/", "token", tokenText(d.flags.token))
 	}
 	var serving sync.WaitGroup // its goroutines end with the manager
 	if d.ssh != nil {
@@ -211,6 +192,33 @@ func (d *tcpDoors) serve(
 	return func() {
 		closePage()
 		serving.Wait()
+	}, nil
+}
+
+// servePage serves the status page, by TLS with a certificate if other machines can reach it.
+func (d *tcpDoors) servePage(
+	socket string, cfg manager.Config, metrics http.Handler, cert tls.Certificate, token *access.Token,
+) (closePage func(), err error) {
+	listener, scheme, pageTLS := d.page, "http://", d.flags.hasTLS(d.page.Addr().String())
+	if pageTLS {
+		scheme = "https://"
+		listener = tls.NewListener(listener, &tls.Config{Certificates: []tls.Certificate{cert}})
+	}
+	if d.flags.token == "" {
+		token = nil
+	}
+	conn, err := pb.Dial(socket)
+	if err != nil {
+		return nil, err
+	}
+	server := page.Serve(listener, page.Config{
+		Manager: pb.NewManagerClient(conn), As: manager.ContextFor, Token: token, TLS: pageTLS, Metrics: metrics,
+		Version: cfg.Version, Logger: cfg.Logger,
+	})
+	cfg.Logger.Info("status page", "url", scheme+d.page.Addr().String()+"/", "token", tokenText(d.flags.token))
+	return func() {
+		server.Close()
+		_ = conn.Close() // it was not used
 	}, nil
 }
 

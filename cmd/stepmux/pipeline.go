@@ -166,17 +166,12 @@ func (r *jobReader) files(files []string, isJSON bool) (jobs []runJob, err error
 			return nil, fmt.Errorf("%s: --job-name is for a .gitlab-ci.yml (--format gitlab-ci)", name)
 		case err != nil:
 			return nil, err
-		case script && len(r.inputs) > 0:
-			return nil, fmt.Errorf("%s: --input: a shell script has no inputs; give it variables (--env)", name)
 		case script:
-			v := standalone.ValidateScript(name, string(src.Text))
-			if !v.Valid {
-				return nil, errors.New(v.Errors[0].String())
-			}
-			if err := r.warn(v.Warnings); err != nil {
+			job, err := r.script(name, string(src.Text))
+			if err != nil {
 				return nil, err
 			}
-			jobs = append(jobs, newRunJob(name, &stepmuxv1.Job{Script: string(src.Text), Variables: jobVars(r.given)}))
+			jobs = append(jobs, job)
 			continue
 		}
 		steps, box, err := docker.FromJob(src.Name, src.Text)
@@ -193,6 +188,20 @@ func (r *jobReader) files(files []string, isJSON bool) (jobs []runJob, err error
 		jobs = append(jobs, job)
 	}
 	return jobs, nil
+}
+
+// script returns the job of a shell script.
+func (r *jobReader) script(name, text string) (runJob, error) {
+	job := newRunJob(name, &stepmuxv1.Job{Script: text, Variables: jobVars(r.given)})
+	if len(r.inputs) > 0 {
+		return job, fmt.Errorf("%s: --input: a shell script has no inputs; give it variables (--env)", name)
+	}
+	v := standalone.ValidateScript(name, text)
+	if !v.Valid {
+		return job, errors.New(v.Errors[0].String())
+	}
+	job.warnings = v.Warnings
+	return job, r.warn(v.Warnings)
 }
 
 // read reads a FILE, which may be a pipe. The name of the source is valid UTF-8, as in messages of protobuf.
@@ -236,6 +245,7 @@ func (r *jobReader) steps(src standalone.Source, whole []byte) (runJob, error) {
 			return job, err
 		}
 	}
+	job.warnings = j.Warnings
 	job.Generated = src.Format == standalone.JSON // positions in the new text differ from the file's
 	return job, nil
 }
@@ -284,7 +294,7 @@ func (r *jobReader) pipeline(src standalone.Source) (jobs []runJob, err error) {
 		job := newRunJob(name, &stepmuxv1.Job{
 			Steps: []byte(text), StepsFile: name, Generated: true, Variables: jobVars(j.Vars), Env: j.Env, MayFail: j.MayFail,
 		})
-		job.ciJob = j.Source.JobName
+		job.ciJob, job.warnings = j.Source.JobName, j.Warnings
 		if r.inImage {
 			if job.container, err = containerOf(j); err != nil {
 				return nil, err

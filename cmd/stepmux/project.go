@@ -218,29 +218,7 @@ func projectFiles(ctx context.Context, dir string, depth int, warn func(string))
 	if _, err := exec.LookPath("git"); err != nil {
 		return filesWithoutGit(ctx, dir, warn)
 	}
-	argv := checkout.Git(dir)
-	list := []string{"ls-files", "-z", "--others", "--exclude-standard"}
-	if checkout.Contains(dir) {
-		list = append(list, "--cached")
-	} else {
-		empty, err := os.MkdirTemp("", "stepmux-git-")
-		if err != nil {
-			return nil, err
-		}
-		defer func() { _ = os.RemoveAll(empty) }() // it holds no files of the project
-		limit := subprocess.Limit{Time: listTime, Bytes: maxListed}
-		if _, err := subprocess.Output(ctx, append(argv, "init", "-q", "--template=", empty), limit); err != nil {
-			return nil, err
-		}
-		argv = append(argv, "--git-dir="+filepath.Join(empty, ".git"), "--work-tree="+dir)
-	}
-	text, err := subprocess.Output(ctx, append(argv, list...), subprocess.Limit{
-		Time: listTime, Bytes: maxListed, Said: func(text string) { // about directories that it may not read
-			for line := range strings.Lines(text) {
-				warn(strings.TrimSpace(line))
-			}
-		},
-	})
+	text, err := listByGit(ctx, dir, warn)
 	if err != nil {
 		return nil, err
 	}
@@ -272,6 +250,33 @@ func projectFiles(ctx context.Context, dir string, depth int, warn func(string))
 		}
 	}
 	return names, nil
+}
+
+// listByGit returns the output of git ls-files for a directory, also if it is in no repository.
+func listByGit(ctx context.Context, dir string, warn func(string)) ([]byte, error) {
+	argv := checkout.Git(dir)
+	list := []string{"ls-files", "-z", "--others", "--exclude-standard"}
+	if checkout.Contains(dir) {
+		list = append(list, "--cached")
+	} else {
+		empty, err := os.MkdirTemp("", "stepmux-git-")
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = os.RemoveAll(empty) }() // it holds no files of the project
+		limit := subprocess.Limit{Time: listTime, Bytes: maxListed}
+		if _, err := subprocess.Output(ctx, append(argv, "init", "-q", "--template=", empty), limit); err != nil {
+			return nil, err
+		}
+		argv = append(argv, "--git-dir="+filepath.Join(empty, ".git"), "--work-tree="+dir)
+	}
+	return subprocess.Output(ctx, append(argv, list...), subprocess.Limit{
+		Time: listTime, Bytes: maxListed, Said: func(text string) { // about directories that it may not read
+			for line := range strings.Lines(text) {
+				warn(strings.TrimSpace(line))
+			}
+		},
+	})
 }
 
 // filesWithoutGit returns all files below a directory that does not use git. If it does use git, the error says that

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/batch"
+	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/internal/termtext"
 )
 
@@ -116,8 +117,9 @@ func (r *reporter) ended(report batch.Report) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	file := ""
+	var warnings []standalone.Problem
 	if log := r.logOf[report.Build]; log != nil {
-		file = log.file
+		file, warnings = log.file, log.warnings
 	}
 	delete(r.logOf, report.Build)
 	delete(r.running, report.Build)
@@ -145,7 +147,9 @@ func (r *reporter) ended(report batch.Report) {
 		}
 	}
 	if r.json {
-		_ = writeJSON(r.out, jsonBuildOf(report, file)) // close reports lost text
+		b := jsonBuildOf(report, file)
+		b.Warnings = warnings
+		_ = writeJSON(r.out, b) // close reports lost text
 	}
 	r.drawLocked(r.done == r.total)
 }
@@ -193,14 +197,15 @@ func (r *reporter) close(ctx, abort context.Context, patience time.Duration) err
 }
 
 // log returns the log of a build that runs a file. Each line is shown with the name of the build, and with that of the
-// VM on which it is to run, if it is for one.
-func (r *reporter) log(build, file, on string) io.WriteCloser {
+// VM on which it is to run, if it is for one. warnings are about the file.
+func (r *reporter) log(build, file, on string, warnings []standalone.Problem) io.WriteCloser {
 	name := build
 	if on != "" {
 		name += " " + termtext.Line(on)
 	}
 	p := &prefixed{
 		share: r.logs.share(), plain: r.plain, watched: r.terminal, prefix: []byte(name + " | "), file: file,
+		warnings: warnings,
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -216,6 +221,8 @@ type prefixed struct {
 	watched bool // last will be called
 	prefix  []byte
 	file    string // the build's
+	// warnings are about the scripts in file, for its result.
+	warnings []standalone.Problem
 
 	mu     sync.Mutex // guards the following
 	part   []byte     // an unfinished line

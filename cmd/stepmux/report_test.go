@@ -87,7 +87,7 @@ func TestFailuresAlikeAreToldOnce(t *testing.T) {
 	r.watch(builds+1, func() instance.Stat { return instance.Stat{} })
 	reports := make([]batch.Report, 0, builds+1)
 	end := func(id, vm, cause string, code int) {
-		_ = r.log(id, "job.yml", "")
+		_ = r.log(id, "job.yml", "", nil)
 		r.started(id, vm)
 		reports = append(reports, batch.Report{Build: id, Instance: vm, Err: &instance.BuildError{
 			Reason: instance.ScriptFailure, ExitCode: code, Err: errors.New(cause),

@@ -20,12 +20,14 @@ import (
 	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/connector/files"
 	"github.com/stepmux/stepmux/connector/kubernetes"
+	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/batch"
 	"github.com/stepmux/stepmux/instance/metrics"
 	"github.com/stepmux/stepmux/internal/buildinfo"
 	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/gcpace"
+	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/remote"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
@@ -49,14 +51,10 @@ type runFlags struct {
 	output       string
 }
 
-func newRunCommand() *cobra.Command {
-	var f runFlags
-	cmd := &cobra.Command{
-		Use:   "run [flags] FILE... | run [flags] --json TEXT|-",
-		Short: "Run a job's steps on VMs, as many builds at once as there are slots",
-		Long: `Run the steps in each FILE on VMs. FILE is a YAML document with a run: list, a shell script, a .gitlab-ci.yml,
-or - for standard input. One job of a .gitlab-ci.yml runs (--job-name), with all its parallel builds, as with 'stepmux
-local'; --project names the directory with its sources.
+// runHelp is the description of run.
+const runHelp = `Run the steps in each FILE on VMs. FILE is a YAML document with a run: list, a shell script, a
+.gitlab-ci.yml, or - for standard input. One job of a .gitlab-ci.yml runs (--job-name), with all its parallel builds, as
+with 'stepmux local'; --project names the directory with its sources.
 
 The logs of the builds go to standard output, each line with the name of its build; progress and a summary go to
 standard error.
@@ -82,7 +80,14 @@ On a terminal, logs keep their colours, and other control characters are made vi
 changed. With --output json, standard output has one object for each build when it ends and a last one with the summary;
 the logs go to standard error.
 
-` + exitHelp,
+` + exitHelp
+
+func newRunCommand() *cobra.Command {
+	var f runFlags
+	cmd := &cobra.Command{
+		Use:   "run [flags] FILE... | run [flags] --json TEXT|-",
+		Short: "Run a job's steps on VMs, as many builds at once as there are slots",
+		Long:  runHelp,
 		Example: `  stepmux run --builds 6 --capacity 6 examples/hello.yml
   stepmux run --instance ssh://ci@vm-1 --instance ssh://ci@vm-2:2222 --capacity 8 --builds 200 examples/hello.yml
   stepmux run --inventory examples/inventory.yml --builds 200 --metrics :9100 examples/hello.yml`,
@@ -122,6 +127,54 @@ the logs go to standard error.
 func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 	gcpace.Set()
 	isJSON := cmd.Flags().Changed("json")
+	if err := f.checkRun(cmd, files, isJSON); err != nil {
+		return err
+	}
+	reader, err := f.reader(cmd, f.project)
+	if err != nil {
+		return err
+	}
+	var given runInput
+	if given.jobs, given.inContainers, err = f.readJobs(reader, files, isJSON); err != nil {
+		return err
+	}
+	atLeast, err := f.checkBuilds(len(given.jobs), 1)
+	if err != nil {
+		return err
+	}
+	if f.each {
+		atLeast++ // there may be many VMs
+	}
+	removeTraces, err := f.prepare(cmd.Context(), files, atLeast, f.way.PassphraseCommand)
+	if err != nil {
+		return err
+	}
+	defer removeTraces()
+
+	ctx, abort, stop := endings(cmd.Context(), f.endSignals()...)
+	defer stop()
+	if given.bootstrap, err = f.bootstraps(); err != nil {
+		return err
+	}
+	if given.project, err = f.pack(ctx, cmd.ErrOrStderr()); err != nil {
+		return cmp.Or(withCode(endsignal.Code(ctx), nil), err)
+	}
+	defer given.project.Close()
+	ctx, noReader := context.WithCancelCause(ctx)
+	defer noReader(nil)
+	report := newReporter(f.output, cmd.OutOrStdout(), cmd.ErrOrStderr(), func(err error) {
+		noReader(fmt.Errorf("the logs cannot be written: %w", err))
+	})
+	defer func() {
+		if lost := report.close(ctx, abort, f.patience()); lost != nil && err == nil {
+			err = withCode(exitSystem, nil) // close has reported it
+		}
+	}()
+	return f.runJobs(ctx, abort, given, report)
+}
+
+// checkRun returns an error if the flags do not fit together, or do not fit the arguments.
+func (f *runFlags) checkRun(cmd *cobra.Command, files []string, isJSON bool) error {
 	switch {
 	case isJSON && len(files) > 0:
 		return errors.New("use either --json or FILE")
@@ -129,10 +182,6 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 		return fmt.Errorf("the FILE is missing; write %s", cmd.UseLine())
 	}
 	if _, err := f.checkBuilds(1, 1); err != nil {
-		return err
-	}
-	reader, err := f.reader(cmd, f.project)
-	if err != nil {
 		return err
 	}
 	for _, a := range f.matrix {
@@ -156,44 +205,19 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 	} else if cmd.Flags().Changed("artifacts-dir") {
 		return errors.New("--artifacts-dir needs --artifacts, the files to collect")
 	}
-	jobs, inContainers, err := f.readJobs(reader, files, isJSON)
-	if err != nil {
-		return err
-	}
-	atLeast, err := f.checkBuilds(len(jobs), 1)
-	if err != nil {
-		return err
-	}
-	if f.each {
-		atLeast++ // there may be many VMs
-	}
-	removeTraces, err := f.prepare(cmd.Context(), files, atLeast, f.way.PassphraseCommand)
-	if err != nil {
-		return err
-	}
-	defer removeTraces()
+	return nil
+}
 
-	ctx, abort, stop := endings(cmd.Context(), f.endSignals()...)
-	defer stop()
-	bootstrap, err := f.bootstraps()
-	if err != nil {
-		return err
-	}
-	project, err := f.pack(ctx, cmd.ErrOrStderr())
-	if err != nil {
-		return cmp.Or(withCode(endsignal.Code(ctx), nil), err)
-	}
-	defer project.Close()
-	ctx, noReader := context.WithCancelCause(ctx)
-	defer noReader(nil)
-	report := newReporter(f.output, cmd.OutOrStdout(), cmd.ErrOrStderr(), func(err error) {
-		noReader(fmt.Errorf("the logs cannot be written: %w", err))
-	})
-	defer func() {
-		if lost := report.close(ctx, abort, f.patience()); lost != nil && err == nil {
-			err = withCode(exitSystem, nil) // close has reported it
-		}
-	}()
+// runInput is the input of a run, read and checked.
+type runInput struct {
+	jobs         []runJob
+	inContainers bool // at least one of the jobs
+	bootstrap    []*program.Binary
+	project      *packed
+}
+
+// runJobs runs the jobs on the VMs, which it connects to, and returns the exit code of the run as an error.
+func (f *runFlags) runJobs(ctx, abort context.Context, given runInput, report *reporter) error {
 	logger := f.logger(report)
 	group, closeVMs, err := f.vmsOrCluster(ctx, &f.vmFlags, logger)
 	if err != nil {
@@ -204,16 +228,16 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 	if err != nil {
 		return err
 	}
-	total, err := f.checkBuilds(len(jobs), len(places))
+	total, err := f.checkBuilds(len(given.jobs), len(places))
 	if err != nil {
 		return err
 	}
 	counts := metrics.New(buildinfo.Version())
-	cfg := f.providerConfig(group, bootstrap, counts, logger)
+	cfg := f.providerConfig(group, given.bootstrap, counts, logger)
 	switch {
 	case f.onCluster():
 		err = f.addPrograms(&cfg, "--kubernetes")
-	case inContainers:
+	case given.inContainers:
 		err = f.configure(&cfg, len(f.instances) == 0 && f.inventory == "")
 	}
 	if err != nil {
@@ -225,7 +249,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 	}
 	defer func() { _ = provider.Close() }() // all builds have ended
 	report.watch(total, provider.Stat)
-	stopOperating, err := f.operate(provider, cfg, counts)
+	stopOperating, err := f.operate(provider, cfg, counts) //nolint:contextcheck // it waits some seconds for a lock
 	if err != nil {
 		return err
 	}
@@ -233,13 +257,15 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 
 	all := batch.Batch{
 		Logger: logger, Timeout: f.timeout, MaxFailures: f.maxFailures,
-		Builds: f.batchBuilds(jobs, places, project.archive(), report), OnStart: report.started,
+		//nolint:contextcheck // provenance is signed when a build has ended, also after ctx
+		Builds:  f.batchBuilds(given.jobs, places, given.project.archive(), report),
+		OnStart: report.started,
 		OnEnd: func(r batch.Report) {
 			counts.Ended(r)
 			report.ended(r)
 		},
 	}
-	if cmd.Flags().Changed("linger") {
+	if f.vmFlags.flags.Changed("linger") {
 		all.Linger = &f.linger
 	}
 	reports := batch.Run(ctx, abort, provider, all)
@@ -289,8 +315,8 @@ func (f *runFlags) batchBuilds(
 				name += " " + v.Key + "=" + v.Value
 			}
 			builds = append(builds, batch.Build{
-				ID: id, Job: f.traced(job, id, report.say), Log: report.log(id, name, place), On: place, Labels: f.selected,
-				Container: j.container, Pod: j.pod,
+				ID: id, Job: f.traced(job, id, report.say), Log: report.log(id, name, place, j.warnings), On: place,
+				Labels: f.selected, Container: j.container, Pod: j.pod,
 			})
 		}
 	}
@@ -305,6 +331,7 @@ type runJob struct {
 	whole     string           // the steps with the keys of their container, for a manager; empty if there are none
 	container *docker.Spec     // nil if it has no container; a jobReader sets the one that the job names
 	pod       *kubernetes.Spec // replaces container on a cluster
+	warnings  []standalone.Problem
 }
 
 func newRunJob(name string, job *stepmuxv1.Job) runJob {

@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -281,22 +282,27 @@ func (f *submitFlags) run(cmd *cobra.Command, args []string) error {
 			_, err = fmt.Fprintln(cmd.OutOrStdout(), id)
 			return err
 		}
-		fmt.Fprintln(cmd.ErrOrStderr(), id)
-		b, err := followLog(ctx, m, id, true, cmd.OutOrStdout(), cmd.ErrOrStderr())
-		if err != nil {
-			if ctx.Err() != nil {
-				fmt.Fprintf(cmd.ErrOrStderr(), "stepmux: the build goes on; its log: stepmux logs -f %s\n", id)
-			}
-			return err
-		}
-		traced := f.traced(connector.Job{}, id, func(text string) { //nolint:contextcheck // it writes files only
-			fmt.Fprintf(cmd.ErrOrStderr(), "stepmux: %s\n", termtext.Line(text))
-		})
-		if traced.Trace != nil {
-			traced.OnTrace(getFile(ctx, m, &pb.ArtifactsRequest{Id: id, Trace: true}, traced.Trace))
-		}
-		return f.unlessLost(managedOutcome(b, cmd.ErrOrStderr()))
+		return f.await(ctx, cmd, m, id)
 	})
+}
+
+// await shows the log of a build, writes its files, and returns its exit code as an error.
+func (f *submitFlags) await(ctx context.Context, cmd *cobra.Command, m pb.ManagerClient, id string) error {
+	fmt.Fprintln(cmd.ErrOrStderr(), id)
+	b, err := followLog(ctx, m, id, true, cmd.OutOrStdout(), cmd.ErrOrStderr())
+	if err != nil {
+		if ctx.Err() != nil {
+			fmt.Fprintf(cmd.ErrOrStderr(), "stepmux: the build goes on; its log: stepmux logs -f %s\n", id)
+		}
+		return err
+	}
+	traced := f.traced(connector.Job{}, id, func(text string) { //nolint:contextcheck // it writes files only
+		fmt.Fprintf(cmd.ErrOrStderr(), "stepmux: %s\n", termtext.Line(text))
+	})
+	if traced.Trace != nil {
+		traced.OnTrace(getFile(ctx, m, &pb.ArtifactsRequest{Id: id, Trace: true}, traced.Trace))
+	}
+	return f.unlessLost(managedOutcome(b, cmd.ErrOrStderr()))
 }
 
 // request returns what the manager is asked for. Its job has the text of the steps with the keys of their container,
@@ -430,7 +436,7 @@ func newBuildsCommand() *cobra.Command {
 
 func writeBuilds(to io.Writer, list *pb.ListResponse) error {
 	t := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "BUILD\tPHASE\tRESULT\tINSTANCE\tSUBMITTED\tTOOK\tFILE")
+	fmt.Fprintln(t, "BUILD\tPHASE\tRESULT\tINSTANCE\tSUBMITTED\tTOOK\tWARNINGS\tFILE")
 	for _, b := range list.GetBuilds() {
 		result, took := "-", "-"
 		if r := b.GetResult(); r != nil {
@@ -446,9 +452,13 @@ func writeBuilds(to io.Writer, list *pb.ListResponse) error {
 			}
 			took = max(end.Sub(b.GetStarted().AsTime()), 0).Round(time.Millisecond).String() // clocks differ
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", b.GetId(), b.GetPhase(), termtext.Line(result),
+		warnings := "-" // about its scripts
+		if n := len(b.GetWarnings()); n > 0 {
+			warnings = strconv.Itoa(n)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", b.GetId(), b.GetPhase(), termtext.Line(result),
 			termtext.Line(cmp.Or(b.GetInstance(), "-")), b.GetSubmitted().AsTime().Local().Format(time.DateTime), took,
-			termtext.Line(cmp.Or(b.GetStepsFile(), "-")))
+			warnings, termtext.Line(cmp.Or(b.GetStepsFile(), "-")))
 	}
 	fmt.Fprintf(t, "%s waiting, %d running\n", plural.Count(list.GetQueued(), "build"), list.GetRunning())
 	return t.Flush()

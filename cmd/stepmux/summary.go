@@ -15,6 +15,7 @@ import (
 	"github.com/stepmux/stepmux/instance/batch"
 	"github.com/stepmux/stepmux/internal/likeness"
 	"github.com/stepmux/stepmux/internal/plural"
+	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/internal/termtext"
 )
 
@@ -36,6 +37,7 @@ type jsonBuild struct {
 	FirstOutput float64 `json:"first_output_s"`
 	Duration    float64 `json:"duration_s"`
 	program.Usage
+	Warnings []standalone.Problem `json:"warnings,omitempty"` // about its scripts
 }
 
 func jsonBuildOf(r batch.Report, file string) jsonBuild {

@@ -50,6 +50,8 @@ type Config struct {
 	// another manager takes over the build, Place is called again, and must return the same. If nil, jobs with such
 	// keys are refused, and the others run on the instance.
 	Place func(own *docker.Spec) (*docker.Spec, *kubernetes.Spec, error)
+	// StrictScripts makes Submit refuse a job whose scripts have warnings, as the commands do with --strict-scripts.
+	StrictScripts bool
 	// EndBuilds makes Shutdown end the running builds: for instances that end with the manager.
 	EndBuilds bool
 	// Keep is how long builds that have ended, and logs, are kept, at least a second. If zero, DefaultKeep.

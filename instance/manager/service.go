@@ -80,16 +80,11 @@ func (s *service) Submit(ctx context.Context, req *pb.SubmitRequest) (*pb.Submit
 	if len(req.GetJob().GetStepsFile()) > maxFileName {
 		return nil, status.Errorf(codes.InvalidArgument, "the name of the steps file has more than %d bytes", maxFileName)
 	}
-	req.Key = "" // the queue has it beside the text
-	text, err := proto.Marshal(req)
-	if err != nil {
-		return nil, status.Error(codes.InvalidArgument, err.Error())
+	req.Key, req.Warnings = "", nil // the queue has the key beside the text
+	if size, most := proto.Size(req), s.m.store.maxRequest; size > most {
+		return nil, status.Errorf(codes.InvalidArgument, "the request has %d bytes, at most %d can be queued", size, most)
 	}
-	if most := s.m.store.maxRequest; len(text) > most {
-		return nil, status.Errorf(codes.InvalidArgument, "the request has %d bytes, at most %d can be queued", len(text),
-			most)
-	}
-	if _, err := s.m.where(req.GetJob()); err != nil {
+	if err := s.m.vet(req); err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
 	if err := s.m.checkLabels(req.GetLabels()); err != nil {
@@ -97,6 +92,10 @@ func (s *service) Submit(ctx context.Context, req *pb.SubmitRequest) (*pb.Submit
 	}
 	if err := s.m.checkFiles(ctx, req); err != nil {
 		return nil, s.m.failed(ctx, err)
+	}
+	text, err := proto.Marshal(req)
+	if err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
 	id, err := s.m.store.push(ctx, key, req.GetProject(), text)
 	if err != nil {
@@ -169,7 +168,7 @@ func (m *Manager) get(ctx context.Context, id string) (*pb.Build, error) {
 func (m *Manager) waiting(r *request) *pb.Build {
 	b := &pb.Build{Id: r.id, Phase: pb.Build_queued, Submitted: timestamppb.New(r.submitted)}
 	if asked, err := m.store.read(r); err == nil {
-		b.StepsFile, b.Labels = asked.GetJob().GetStepsFile(), asked.GetLabels()
+		b.StepsFile, b.Labels, b.Warnings = asked.GetJob().GetStepsFile(), asked.GetLabels(), asked.GetWarnings()
 	}
 	return b
 }
@@ -179,7 +178,8 @@ func (r *record) build() *pb.Build {
 	b := &pb.Build{
 		Id: r.ID, Phase: pb.Build_queued, Instance: r.Instance, StepsFile: r.StepsFile, Canceled: r.Canceled,
 		Submitted: timeOf(r.Submitted), Started: timeOf(r.Started), EndedAt: timeOf(r.Ended),
-		Attempt: int32(r.Attempt), // it is small
+		Attempt:  int32(r.Attempt), // it is small
+		Warnings: r.Warnings,
 	}
 	if r.Connect > 0 {
 		b.Connect = durationpb.New(r.Connect)

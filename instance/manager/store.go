@@ -20,6 +20,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stepmux/stepmux/instance"
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/filelock"
 )
 
@@ -373,8 +374,16 @@ type record struct {
 	Attempt     int           `json:"attempt,omitempty"` // counts how often it was lost and ran again
 	Manager     string        `json:"manager,omitempty"` // has it, of those that share the state
 	Result      *result       `json:"result,omitempty"`
+	Warnings    []*pb.Warning `json:"warnings,omitempty"` // about its scripts
 
 	revision uint64 // in the bucket; 0 if it is not there
+}
+
+// newRecord returns the record of a build that has none. asked is nil if its request cannot be read.
+func newRecord(r *request, asked *pb.SubmitRequest) *record {
+	return &record{
+		ID: r.id, StepsFile: asked.GetJob().GetStepsFile(), Submitted: r.submitted, Warnings: asked.GetWarnings(),
+	}
 }
 
 // maxID bounds the ID of a build, in bytes. No build has such a long one.
@@ -465,7 +474,8 @@ func (s *store) purge(ctx context.Context, bucket, key string, options ...jetstr
 // refuse ends a build that this manager does not run: its result is kept, and its request leaves the queue.
 func (s *store) refuse(ctx context.Context, r *request, rec *record, log *storedLog, why *result) error {
 	if rec == nil {
-		rec = &record{ID: r.id, Submitted: r.submitted}
+		asked, _ := s.read(r) // one that cannot be read may be why
+		rec = newRecord(r, asked)
 	}
 	rec.Phase, rec.Ended, rec.Result = phaseEnded, time.Now(), why
 	rec.Canceled = why.Reason == string(instance.JobCanceled)

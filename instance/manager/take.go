@@ -225,7 +225,7 @@ func (m *Manager) begin(
 		return errTaken // by one that has such a VM, or got the request again
 	}
 	if rec == nil {
-		rec = &record{ID: r.id, StepsFile: asked.GetJob().GetStepsFile(), Submitted: r.submitted}
+		rec = newRecord(r, asked)
 	}
 	queued := make(chan struct{})
 	b := &build{

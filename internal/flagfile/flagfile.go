@@ -127,7 +127,7 @@ func Cause(wrong *pflag.InvalidValueError) error {
 func Schema(fl *pflag.FlagSet, title string) map[string]any {
 	keys := map[string]any{}
 	fl.VisitAll(func(f *pflag.Flag) {
-		if f.Hidden || slices.Contains(commandLineOnly, f.Name) {
+		if f.Hidden && !isOnlyInFile(f) || slices.Contains(commandLineOnly, f.Name) {
 			return
 		}
 		types := []string{"string", "number"} // a duration, a name, or a port
@@ -149,6 +149,33 @@ func Schema(fl *pflag.FlagSet, title string) map[string]any {
 		"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title,
 		"type": "object", "properties": keys, "additionalProperties": false,
 	}
+}
+
+// onlyInFile is the annotation of a flag that OnlyInFile was called for.
+const onlyInFile = "only-in-file"
+
+// OnlyInFile hides flags from the help of their command: they are keys of its file. On the command line they still
+// work; see [Given].
+func OnlyInFile(fl *pflag.FlagSet, names ...string) {
+	for _, name := range names {
+		_ = fl.SetAnnotation(name, onlyInFile, nil) // cannot fail: the flag exists
+		fl.Lookup(name).Hidden = true
+	}
+}
+
+func isOnlyInFile(f *pflag.Flag) bool {
+	_, said := f.Annotations[onlyInFile]
+	return said
+}
+
+// Given returns the names of the flags of OnlyInFile that were given on the command line. Call it before [Apply].
+func Given(fl *pflag.FlagSet) (names []string) {
+	fl.Visit(func(f *pflag.Flag) {
+		if isOnlyInFile(f) {
+			names = append(names, f.Name)
+		}
+	})
+	return names
 }
 
 // repeated is the annotation of a flag that Repeat was called for.

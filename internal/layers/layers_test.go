@@ -2,6 +2,7 @@
 package layers
 
 import (
+	"go/ast"
 	"go/parser"
 	"go/token"
 	"io/fs"
@@ -87,7 +88,7 @@ var allowed = map[string][]string{
 		"instance", "instance/batch", "instance/control", "instance/manager/managerv1", "connector", "connector/buildlog",
 		"connector/docker", "connector/kubernetes", "connector/files", "instance/manager/access", "internal/filelock",
 		"internal/contents", "internal/privatefile", "internal/wire", "internal/pause", "internal/flight",
-		"internal/labels",
+		"internal/labels", "remote/step/lang", // for warnings about the scripts of jobs
 	},
 	// The driver of GitLab Runner's custom executor. A runner starts it several times for each job: it stays small.
 	"instance/manager/customexecutor": {"instance/manager/managerv1", "internal/endsignal", "internal/pause"},
@@ -362,6 +363,27 @@ func TestPackagesImportOnlyPackagesTheirLayerMay(t *testing.T) {
 	for pkg := range allowed {
 		if pkg != "bench" { // benchmarks are test files only
 			require.True(t, seen[pkg], "package %s is in the layering but not in the tree", pkg)
+		}
+	}
+}
+
+// The commands read flags and call packages. A function of 60 lines has logic that belongs into one of these.
+func TestCommandsHaveNoLongFunctions(t *testing.T) {
+	files, err := filepath.Glob("../../cmd/*/*.go")
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		set := token.NewFileSet()
+		parsed, err := parser.ParseFile(set, file, nil, 0)
+		require.NoError(t, err)
+		for _, d := range parsed.Decls {
+			if f, ok := d.(*ast.FuncDecl); ok {
+				lines := set.Position(f.End()).Line - set.Position(f.Pos()).Line + 1
+				require.LessOrEqual(t, lines, 60, "%s: %s", file, f.Name.Name)
+			}
 		}
 	}
 }

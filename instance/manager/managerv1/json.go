@@ -28,6 +28,8 @@ type BuildJSON struct {
 	// Connect and FirstOutput are the times from the slot to a step runner that listens and to the job's first output.
 	Connect     float64 `json:"connect_s,omitempty"`
 	FirstOutput float64 `json:"first_output_s,omitempty"`
+	// Warnings are about the job's scripts.
+	Warnings []*Warning `json:"warnings,omitempty"`
 }
 
 // ScriptFailure is the reason of a build whose script failed.
@@ -40,6 +42,7 @@ func (b *Build) JSON() BuildJSON {
 		Labels: b.GetLabels(), Submitted: optionalTime(b.GetSubmitted()), Started: optionalTime(b.GetStarted()),
 		Ended: optionalTime(b.GetEndedAt()), Canceled: b.GetCanceled(), Attempt: b.GetAttempt(),
 		Connect: b.GetConnect().AsDuration().Seconds(), FirstOutput: b.GetFirstOutput().AsDuration().Seconds(),
+		Warnings: b.GetWarnings(),
 	}
 	r := b.GetResult()
 	if r == nil {

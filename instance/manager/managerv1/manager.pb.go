@@ -79,7 +79,7 @@ func (x Build_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Build_Phase.Descriptor instead.
 func (Build_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{3, 0}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{4, 0}
 }
 
 // SubmitRequest asks for a build. The queue keeps it without its key.
@@ -101,7 +101,9 @@ type SubmitRequest struct {
 	// retry_lost lets the build run again, up to twice, if its VM or the way to it is lost while it runs.
 	RetryLost bool `protobuf:"varint,11,opt,name=retry_lost,json=retryLost,proto3" json:"retry_lost,omitempty"`
 	// trace says that the manager keeps the trace of the build, as it keeps artifacts.
-	Trace         bool `protobuf:"varint,12,opt,name=trace,proto3" json:"trace,omitempty"`
+	Trace bool `protobuf:"varint,12,opt,name=trace,proto3" json:"trace,omitempty"`
+	// warnings are those of the Build. The manager sets them, whatever a client has sent.
+	Warnings      []*Warning `protobuf:"bytes,19,rep,name=warnings,proto3" json:"warnings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -192,6 +194,13 @@ func (x *SubmitRequest) GetTrace() bool {
 	return false
 }
 
+func (x *SubmitRequest) GetWarnings() []*Warning {
+	if x != nil {
+		return x.Warnings
+	}
+	return nil
+}
+
 type SubmitResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -236,6 +245,77 @@ func (x *SubmitResponse) GetId() string {
 	return ""
 }
 
+// Warning is about a valid part of a job that may not do what its author expects, such as a script without set -e.
+type Warning struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// where is the place in the job's file, as file:line:column. It is the file if the job was generated.
+	Where string `protobuf:"bytes,1,opt,name=where,proto3" json:"where,omitempty"`
+	// line and column count from 1. They are 0 if the place is not known.
+	Line          int32  `protobuf:"varint,2,opt,name=line,proto3" json:"line,omitempty"`
+	Column        int32  `protobuf:"varint,3,opt,name=column,proto3" json:"column,omitempty"`
+	Message       string `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Warning) Reset() {
+	*x = Warning{}
+	mi := &file_managerv1_manager_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Warning) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Warning) ProtoMessage() {}
+
+func (x *Warning) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Warning.ProtoReflect.Descriptor instead.
+func (*Warning) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Warning) GetWhere() string {
+	if x != nil {
+		return x.Where
+	}
+	return ""
+}
+
+func (x *Warning) GetLine() int32 {
+	if x != nil {
+		return x.Line
+	}
+	return 0
+}
+
+func (x *Warning) GetColumn() int32 {
+	if x != nil {
+		return x.Column
+	}
+	return 0
+}
+
+func (x *Warning) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
 type GetRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -245,7 +325,7 @@ type GetRequest struct {
 
 func (x *GetRequest) Reset() {
 	*x = GetRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[2]
+	mi := &file_managerv1_manager_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -257,7 +337,7 @@ func (x *GetRequest) String() string {
 func (*GetRequest) ProtoMessage() {}
 
 func (x *GetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[2]
+	mi := &file_managerv1_manager_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -270,7 +350,7 @@ func (x *GetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRequest.ProtoReflect.Descriptor instead.
 func (*GetRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{2}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *GetRequest) GetId() string {
@@ -301,15 +381,17 @@ type Build struct {
 	Labels map[string]string `protobuf:"bytes,11,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// connect is the time from the slot to a step runner that listens, and first_output that from the slot to the first byte
 	// of the log. Not set: the build did not get there, or the manager that saw it was ended.
-	Connect       *durationpb.Duration `protobuf:"bytes,12,opt,name=connect,proto3" json:"connect,omitempty"`
-	FirstOutput   *durationpb.Duration `protobuf:"bytes,13,opt,name=first_output,json=firstOutput,proto3" json:"first_output,omitempty"`
+	Connect     *durationpb.Duration `protobuf:"bytes,12,opt,name=connect,proto3" json:"connect,omitempty"`
+	FirstOutput *durationpb.Duration `protobuf:"bytes,13,opt,name=first_output,json=firstOutput,proto3" json:"first_output,omitempty"`
+	// warnings are about the job's scripts, as Submit found them.
+	Warnings      []*Warning `protobuf:"bytes,14,rep,name=warnings,proto3" json:"warnings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Build) Reset() {
 	*x = Build{}
-	mi := &file_managerv1_manager_proto_msgTypes[3]
+	mi := &file_managerv1_manager_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -321,7 +403,7 @@ func (x *Build) String() string {
 func (*Build) ProtoMessage() {}
 
 func (x *Build) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[3]
+	mi := &file_managerv1_manager_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -334,7 +416,7 @@ func (x *Build) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Build.ProtoReflect.Descriptor instead.
 func (*Build) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{3}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Build) GetId() string {
@@ -428,6 +510,13 @@ func (x *Build) GetFirstOutput() *durationpb.Duration {
 	return nil
 }
 
+func (x *Build) GetWarnings() []*Warning {
+	if x != nil {
+		return x.Warnings
+	}
+	return nil
+}
+
 // Result is the outcome of a build.
 type Result struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -448,7 +537,7 @@ type Result struct {
 
 func (x *Result) Reset() {
 	*x = Result{}
-	mi := &file_managerv1_manager_proto_msgTypes[4]
+	mi := &file_managerv1_manager_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -460,7 +549,7 @@ func (x *Result) String() string {
 func (*Result) ProtoMessage() {}
 
 func (x *Result) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[4]
+	mi := &file_managerv1_manager_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -473,7 +562,7 @@ func (x *Result) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Result.ProtoReflect.Descriptor instead.
 func (*Result) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{4}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Result) GetReason() string {
@@ -533,7 +622,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[5]
+	mi := &file_managerv1_manager_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -545,7 +634,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[5]
+	mi := &file_managerv1_manager_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -558,7 +647,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{5}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ListRequest) GetPhase() Build_Phase {
@@ -601,7 +690,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[6]
+	mi := &file_managerv1_manager_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -613,7 +702,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[6]
+	mi := &file_managerv1_manager_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -626,7 +715,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{6}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ListResponse) GetBuilds() []*Build {
@@ -662,7 +751,7 @@ type FollowRequest struct {
 
 func (x *FollowRequest) Reset() {
 	*x = FollowRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[7]
+	mi := &file_managerv1_manager_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -674,7 +763,7 @@ func (x *FollowRequest) String() string {
 func (*FollowRequest) ProtoMessage() {}
 
 func (x *FollowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[7]
+	mi := &file_managerv1_manager_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -687,7 +776,7 @@ func (x *FollowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowRequest.ProtoReflect.Descriptor instead.
 func (*FollowRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{7}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *FollowRequest) GetId() string {
@@ -726,7 +815,7 @@ type FollowResponse struct {
 
 func (x *FollowResponse) Reset() {
 	*x = FollowResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[8]
+	mi := &file_managerv1_manager_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -738,7 +827,7 @@ func (x *FollowResponse) String() string {
 func (*FollowResponse) ProtoMessage() {}
 
 func (x *FollowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[8]
+	mi := &file_managerv1_manager_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -751,7 +840,7 @@ func (x *FollowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowResponse.ProtoReflect.Descriptor instead.
 func (*FollowResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{8}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *FollowResponse) GetText() []byte {
@@ -791,7 +880,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[9]
+	mi := &file_managerv1_manager_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -803,7 +892,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[9]
+	mi := &file_managerv1_manager_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -816,7 +905,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{9}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *CancelRequest) GetId() string {
@@ -834,7 +923,7 @@ type CancelResponse struct {
 
 func (x *CancelResponse) Reset() {
 	*x = CancelResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[10]
+	mi := &file_managerv1_manager_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -846,7 +935,7 @@ func (x *CancelResponse) String() string {
 func (*CancelResponse) ProtoMessage() {}
 
 func (x *CancelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[10]
+	mi := &file_managerv1_manager_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -859,7 +948,7 @@ func (x *CancelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelResponse.ProtoReflect.Descriptor instead.
 func (*CancelResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{10}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{11}
 }
 
 type AuditRequest struct {
@@ -870,7 +959,7 @@ type AuditRequest struct {
 
 func (x *AuditRequest) Reset() {
 	*x = AuditRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[11]
+	mi := &file_managerv1_manager_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -882,7 +971,7 @@ func (x *AuditRequest) String() string {
 func (*AuditRequest) ProtoMessage() {}
 
 func (x *AuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[11]
+	mi := &file_managerv1_manager_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -895,7 +984,7 @@ func (x *AuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRequest.ProtoReflect.Descriptor instead.
 func (*AuditRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{11}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{12}
 }
 
 type AuditResponse struct {
@@ -907,7 +996,7 @@ type AuditResponse struct {
 
 func (x *AuditResponse) Reset() {
 	*x = AuditResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[12]
+	mi := &file_managerv1_manager_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -919,7 +1008,7 @@ func (x *AuditResponse) String() string {
 func (*AuditResponse) ProtoMessage() {}
 
 func (x *AuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[12]
+	mi := &file_managerv1_manager_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -932,7 +1021,7 @@ func (x *AuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditResponse.ProtoReflect.Descriptor instead.
 func (*AuditResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{12}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *AuditResponse) GetEntries() []*AuditResponse_Entry {
@@ -950,7 +1039,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[13]
+	mi := &file_managerv1_manager_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -962,7 +1051,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[13]
+	mi := &file_managerv1_manager_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -975,7 +1064,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{13}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{14}
 }
 
 type StatusResponse struct {
@@ -988,7 +1077,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[14]
+	mi := &file_managerv1_manager_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1000,7 +1089,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[14]
+	mi := &file_managerv1_manager_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1013,7 +1102,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{14}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *StatusResponse) GetJson() []byte {
@@ -1036,7 +1125,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[15]
+	mi := &file_managerv1_manager_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1048,7 +1137,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[15]
+	mi := &file_managerv1_manager_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1061,7 +1150,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{15}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DrainRequest) GetInstances() []string {
@@ -1093,7 +1182,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[16]
+	mi := &file_managerv1_manager_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1105,7 +1194,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[16]
+	mi := &file_managerv1_manager_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1118,7 +1207,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{16}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{17}
 }
 
 type UndrainRequest struct {
@@ -1130,7 +1219,7 @@ type UndrainRequest struct {
 
 func (x *UndrainRequest) Reset() {
 	*x = UndrainRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[17]
+	mi := &file_managerv1_manager_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1142,7 +1231,7 @@ func (x *UndrainRequest) String() string {
 func (*UndrainRequest) ProtoMessage() {}
 
 func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[17]
+	mi := &file_managerv1_manager_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1155,7 +1244,7 @@ func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainRequest.ProtoReflect.Descriptor instead.
 func (*UndrainRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{17}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *UndrainRequest) GetInstances() []string {
@@ -1173,7 +1262,7 @@ type UndrainResponse struct {
 
 func (x *UndrainResponse) Reset() {
 	*x = UndrainResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[18]
+	mi := &file_managerv1_manager_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1185,7 +1274,7 @@ func (x *UndrainResponse) String() string {
 func (*UndrainResponse) ProtoMessage() {}
 
 func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[18]
+	mi := &file_managerv1_manager_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1198,7 +1287,7 @@ func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainResponse.ProtoReflect.Descriptor instead.
 func (*UndrainResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{18}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{19}
 }
 
 type KeepProjectRequest struct {
@@ -1214,7 +1303,7 @@ type KeepProjectRequest struct {
 
 func (x *KeepProjectRequest) Reset() {
 	*x = KeepProjectRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[19]
+	mi := &file_managerv1_manager_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1226,7 +1315,7 @@ func (x *KeepProjectRequest) String() string {
 func (*KeepProjectRequest) ProtoMessage() {}
 
 func (x *KeepProjectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[19]
+	mi := &file_managerv1_manager_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1239,7 +1328,7 @@ func (x *KeepProjectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepProjectRequest.ProtoReflect.Descriptor instead.
 func (*KeepProjectRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{19}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *KeepProjectRequest) GetDigest() string {
@@ -1272,7 +1361,7 @@ type KeepProjectResponse struct {
 
 func (x *KeepProjectResponse) Reset() {
 	*x = KeepProjectResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[20]
+	mi := &file_managerv1_manager_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1284,7 +1373,7 @@ func (x *KeepProjectResponse) String() string {
 func (*KeepProjectResponse) ProtoMessage() {}
 
 func (x *KeepProjectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[20]
+	mi := &file_managerv1_manager_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1297,7 +1386,7 @@ func (x *KeepProjectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepProjectResponse.ProtoReflect.Descriptor instead.
 func (*KeepProjectResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{20}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *KeepProjectResponse) GetWanted() int64 {
@@ -1318,7 +1407,7 @@ type ArtifactsRequest struct {
 
 func (x *ArtifactsRequest) Reset() {
 	*x = ArtifactsRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[21]
+	mi := &file_managerv1_manager_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1330,7 +1419,7 @@ func (x *ArtifactsRequest) String() string {
 func (*ArtifactsRequest) ProtoMessage() {}
 
 func (x *ArtifactsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[21]
+	mi := &file_managerv1_manager_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1343,7 +1432,7 @@ func (x *ArtifactsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArtifactsRequest.ProtoReflect.Descriptor instead.
 func (*ArtifactsRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{21}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ArtifactsRequest) GetId() string {
@@ -1370,7 +1459,7 @@ type ArtifactsResponse struct {
 
 func (x *ArtifactsResponse) Reset() {
 	*x = ArtifactsResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[22]
+	mi := &file_managerv1_manager_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1382,7 +1471,7 @@ func (x *ArtifactsResponse) String() string {
 func (*ArtifactsResponse) ProtoMessage() {}
 
 func (x *ArtifactsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[22]
+	mi := &file_managerv1_manager_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1395,7 +1484,7 @@ func (x *ArtifactsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArtifactsResponse.ProtoReflect.Descriptor instead.
 func (*ArtifactsResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{22}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ArtifactsResponse) GetData() []byte {
@@ -1423,7 +1512,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[23]
+	mi := &file_managerv1_manager_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1435,7 +1524,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[23]
+	mi := &file_managerv1_manager_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1448,7 +1537,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{23}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ReserveRequest) GetLease() string {
@@ -1501,7 +1590,7 @@ type ReserveResponse struct {
 
 func (x *ReserveResponse) Reset() {
 	*x = ReserveResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[24]
+	mi := &file_managerv1_manager_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1513,7 +1602,7 @@ func (x *ReserveResponse) String() string {
 func (*ReserveResponse) ProtoMessage() {}
 
 func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[24]
+	mi := &file_managerv1_manager_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1526,7 +1615,7 @@ func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveResponse.ProtoReflect.Descriptor instead.
 func (*ReserveResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{24}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ReserveResponse) GetAhead() int64 {
@@ -1572,7 +1661,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[25]
+	mi := &file_managerv1_manager_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1584,7 +1673,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[25]
+	mi := &file_managerv1_manager_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1597,7 +1686,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{25}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ExecRequest) GetWhat() isExecRequest_What {
@@ -1687,7 +1776,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[26]
+	mi := &file_managerv1_manager_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1699,7 +1788,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[26]
+	mi := &file_managerv1_manager_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1712,7 +1801,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{26}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ExecResponse) GetWhat() isExecResponse_What {
@@ -1780,7 +1869,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[27]
+	mi := &file_managerv1_manager_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1792,7 +1881,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[27]
+	mi := &file_managerv1_manager_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1805,7 +1894,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{27}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ReleaseRequest) GetLease() string {
@@ -1825,7 +1914,7 @@ type ReleaseResponse struct {
 
 func (x *ReleaseResponse) Reset() {
 	*x = ReleaseResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[28]
+	mi := &file_managerv1_manager_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1837,7 +1926,7 @@ func (x *ReleaseResponse) String() string {
 func (*ReleaseResponse) ProtoMessage() {}
 
 func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[28]
+	mi := &file_managerv1_manager_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1850,7 +1939,7 @@ func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{28}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ReleaseResponse) GetLeft() []string {
@@ -1878,7 +1967,7 @@ type AuditResponse_Entry struct {
 
 func (x *AuditResponse_Entry) Reset() {
 	*x = AuditResponse_Entry{}
-	mi := &file_managerv1_manager_proto_msgTypes[31]
+	mi := &file_managerv1_manager_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1890,7 +1979,7 @@ func (x *AuditResponse_Entry) String() string {
 func (*AuditResponse_Entry) ProtoMessage() {}
 
 func (x *AuditResponse_Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[31]
+	mi := &file_managerv1_manager_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1903,7 +1992,7 @@ func (x *AuditResponse_Entry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditResponse_Entry.ProtoReflect.Descriptor instead.
 func (*AuditResponse_Entry) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{12, 0}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{13, 0}
 }
 
 func (x *AuditResponse_Entry) GetAt() *timestamppb.Timestamp {
@@ -1954,7 +2043,7 @@ type ExecRequest_Start struct {
 
 func (x *ExecRequest_Start) Reset() {
 	*x = ExecRequest_Start{}
-	mi := &file_managerv1_manager_proto_msgTypes[33]
+	mi := &file_managerv1_manager_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1966,7 +2055,7 @@ func (x *ExecRequest_Start) String() string {
 func (*ExecRequest_Start) ProtoMessage() {}
 
 func (x *ExecRequest_Start) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[33]
+	mi := &file_managerv1_manager_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1979,7 +2068,7 @@ func (x *ExecRequest_Start) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest_Start.ProtoReflect.Descriptor instead.
 func (*ExecRequest_Start) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{25, 0}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{26, 0}
 }
 
 func (x *ExecRequest_Start) GetLease() string {
@@ -2016,7 +2105,7 @@ type ExecResponse_Exit struct {
 
 func (x *ExecResponse_Exit) Reset() {
 	*x = ExecResponse_Exit{}
-	mi := &file_managerv1_manager_proto_msgTypes[34]
+	mi := &file_managerv1_manager_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2028,7 +2117,7 @@ func (x *ExecResponse_Exit) String() string {
 func (*ExecResponse_Exit) ProtoMessage() {}
 
 func (x *ExecResponse_Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[34]
+	mi := &file_managerv1_manager_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2041,7 +2130,7 @@ func (x *ExecResponse_Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse_Exit.ProtoReflect.Descriptor instead.
 func (*ExecResponse_Exit) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{26, 0}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{27, 0}
 }
 
 func (x *ExecResponse_Exit) GetCode() int32 {
@@ -2062,7 +2151,7 @@ var File_managerv1_manager_proto protoreflect.FileDescriptor
 
 const file_managerv1_manager_proto_rawDesc = "" +
 	"\n" +
-	"\x17managerv1/manager.proto\x12\x12stepmux.manager.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x13stepmuxv1/job.proto\"\xe4\x02\n" +
+	"\x17managerv1/manager.proto\x12\x12stepmux.manager.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x13stepmuxv1/job.proto\"\x9d\x03\n" +
 	"\rSubmitRequest\x12!\n" +
 	"\x03job\x18\x11 \x01(\v2\x0f.stepmux.v1.JobR\x03job\x12\x10\n" +
 	"\x03key\x18\x12 \x01(\tR\x03key\x12\x18\n" +
@@ -2073,15 +2162,21 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	" \x03(\v2-.stepmux.manager.v1.SubmitRequest.LabelsEntryR\x06labels\x12\x1d\n" +
 	"\n" +
 	"retry_lost\x18\v \x01(\bR\tretryLost\x12\x14\n" +
-	"\x05trace\x18\f \x01(\bR\x05trace\x1a9\n" +
+	"\x05trace\x18\f \x01(\bR\x05trace\x127\n" +
+	"\bwarnings\x18\x13 \x03(\v2\x1b.stepmux.manager.v1.WarningR\bwarnings\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\x01\x10\aJ\x04\b\r\x10\x11\" \n" +
 	"\x0eSubmitResponse\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"\x1c\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"e\n" +
+	"\aWarning\x12\x14\n" +
+	"\x05where\x18\x01 \x01(\tR\x05where\x12\x12\n" +
+	"\x04line\x18\x02 \x01(\x05R\x04line\x12\x16\n" +
+	"\x06column\x18\x03 \x01(\x05R\x06column\x12\x18\n" +
+	"\amessage\x18\x04 \x01(\tR\amessage\"\x1c\n" +
 	"\n" +
 	"GetRequest\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"\xcb\x05\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\x84\x06\n" +
 	"\x05Build\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x125\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x1f.stepmux.manager.v1.Build.PhaseR\x05phase\x12\x1a\n" +
@@ -2097,7 +2192,8 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	" \x01(\x05R\aattempt\x12=\n" +
 	"\x06labels\x18\v \x03(\v2%.stepmux.manager.v1.Build.LabelsEntryR\x06labels\x123\n" +
 	"\aconnect\x18\f \x01(\v2\x19.google.protobuf.DurationR\aconnect\x12<\n" +
-	"\ffirst_output\x18\r \x01(\v2\x19.google.protobuf.DurationR\vfirstOutput\x1a9\n" +
+	"\ffirst_output\x18\r \x01(\v2\x19.google.protobuf.DurationR\vfirstOutput\x127\n" +
+	"\bwarnings\x18\x0e \x03(\v2\x1b.stepmux.manager.v1.WarningR\bwarnings\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"B\n" +
@@ -2232,102 +2328,105 @@ func file_managerv1_manager_proto_rawDescGZIP() []byte {
 }
 
 var file_managerv1_manager_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_managerv1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_managerv1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_managerv1_manager_proto_goTypes = []any{
 	(Build_Phase)(0),              // 0: stepmux.manager.v1.Build.Phase
 	(*SubmitRequest)(nil),         // 1: stepmux.manager.v1.SubmitRequest
 	(*SubmitResponse)(nil),        // 2: stepmux.manager.v1.SubmitResponse
-	(*GetRequest)(nil),            // 3: stepmux.manager.v1.GetRequest
-	(*Build)(nil),                 // 4: stepmux.manager.v1.Build
-	(*Result)(nil),                // 5: stepmux.manager.v1.Result
-	(*ListRequest)(nil),           // 6: stepmux.manager.v1.ListRequest
-	(*ListResponse)(nil),          // 7: stepmux.manager.v1.ListResponse
-	(*FollowRequest)(nil),         // 8: stepmux.manager.v1.FollowRequest
-	(*FollowResponse)(nil),        // 9: stepmux.manager.v1.FollowResponse
-	(*CancelRequest)(nil),         // 10: stepmux.manager.v1.CancelRequest
-	(*CancelResponse)(nil),        // 11: stepmux.manager.v1.CancelResponse
-	(*AuditRequest)(nil),          // 12: stepmux.manager.v1.AuditRequest
-	(*AuditResponse)(nil),         // 13: stepmux.manager.v1.AuditResponse
-	(*StatusRequest)(nil),         // 14: stepmux.manager.v1.StatusRequest
-	(*StatusResponse)(nil),        // 15: stepmux.manager.v1.StatusResponse
-	(*DrainRequest)(nil),          // 16: stepmux.manager.v1.DrainRequest
-	(*DrainResponse)(nil),         // 17: stepmux.manager.v1.DrainResponse
-	(*UndrainRequest)(nil),        // 18: stepmux.manager.v1.UndrainRequest
-	(*UndrainResponse)(nil),       // 19: stepmux.manager.v1.UndrainResponse
-	(*KeepProjectRequest)(nil),    // 20: stepmux.manager.v1.KeepProjectRequest
-	(*KeepProjectResponse)(nil),   // 21: stepmux.manager.v1.KeepProjectResponse
-	(*ArtifactsRequest)(nil),      // 22: stepmux.manager.v1.ArtifactsRequest
-	(*ArtifactsResponse)(nil),     // 23: stepmux.manager.v1.ArtifactsResponse
-	(*ReserveRequest)(nil),        // 24: stepmux.manager.v1.ReserveRequest
-	(*ReserveResponse)(nil),       // 25: stepmux.manager.v1.ReserveResponse
-	(*ExecRequest)(nil),           // 26: stepmux.manager.v1.ExecRequest
-	(*ExecResponse)(nil),          // 27: stepmux.manager.v1.ExecResponse
-	(*ReleaseRequest)(nil),        // 28: stepmux.manager.v1.ReleaseRequest
-	(*ReleaseResponse)(nil),       // 29: stepmux.manager.v1.ReleaseResponse
-	nil,                           // 30: stepmux.manager.v1.SubmitRequest.LabelsEntry
-	nil,                           // 31: stepmux.manager.v1.Build.LabelsEntry
-	(*AuditResponse_Entry)(nil),   // 32: stepmux.manager.v1.AuditResponse.Entry
-	nil,                           // 33: stepmux.manager.v1.ReserveRequest.LabelsEntry
-	(*ExecRequest_Start)(nil),     // 34: stepmux.manager.v1.ExecRequest.Start
-	(*ExecResponse_Exit)(nil),     // 35: stepmux.manager.v1.ExecResponse.Exit
-	(*stepmuxv1.Job)(nil),         // 36: stepmux.v1.Job
-	(*timestamppb.Timestamp)(nil), // 37: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 38: google.protobuf.Duration
+	(*Warning)(nil),               // 3: stepmux.manager.v1.Warning
+	(*GetRequest)(nil),            // 4: stepmux.manager.v1.GetRequest
+	(*Build)(nil),                 // 5: stepmux.manager.v1.Build
+	(*Result)(nil),                // 6: stepmux.manager.v1.Result
+	(*ListRequest)(nil),           // 7: stepmux.manager.v1.ListRequest
+	(*ListResponse)(nil),          // 8: stepmux.manager.v1.ListResponse
+	(*FollowRequest)(nil),         // 9: stepmux.manager.v1.FollowRequest
+	(*FollowResponse)(nil),        // 10: stepmux.manager.v1.FollowResponse
+	(*CancelRequest)(nil),         // 11: stepmux.manager.v1.CancelRequest
+	(*CancelResponse)(nil),        // 12: stepmux.manager.v1.CancelResponse
+	(*AuditRequest)(nil),          // 13: stepmux.manager.v1.AuditRequest
+	(*AuditResponse)(nil),         // 14: stepmux.manager.v1.AuditResponse
+	(*StatusRequest)(nil),         // 15: stepmux.manager.v1.StatusRequest
+	(*StatusResponse)(nil),        // 16: stepmux.manager.v1.StatusResponse
+	(*DrainRequest)(nil),          // 17: stepmux.manager.v1.DrainRequest
+	(*DrainResponse)(nil),         // 18: stepmux.manager.v1.DrainResponse
+	(*UndrainRequest)(nil),        // 19: stepmux.manager.v1.UndrainRequest
+	(*UndrainResponse)(nil),       // 20: stepmux.manager.v1.UndrainResponse
+	(*KeepProjectRequest)(nil),    // 21: stepmux.manager.v1.KeepProjectRequest
+	(*KeepProjectResponse)(nil),   // 22: stepmux.manager.v1.KeepProjectResponse
+	(*ArtifactsRequest)(nil),      // 23: stepmux.manager.v1.ArtifactsRequest
+	(*ArtifactsResponse)(nil),     // 24: stepmux.manager.v1.ArtifactsResponse
+	(*ReserveRequest)(nil),        // 25: stepmux.manager.v1.ReserveRequest
+	(*ReserveResponse)(nil),       // 26: stepmux.manager.v1.ReserveResponse
+	(*ExecRequest)(nil),           // 27: stepmux.manager.v1.ExecRequest
+	(*ExecResponse)(nil),          // 28: stepmux.manager.v1.ExecResponse
+	(*ReleaseRequest)(nil),        // 29: stepmux.manager.v1.ReleaseRequest
+	(*ReleaseResponse)(nil),       // 30: stepmux.manager.v1.ReleaseResponse
+	nil,                           // 31: stepmux.manager.v1.SubmitRequest.LabelsEntry
+	nil,                           // 32: stepmux.manager.v1.Build.LabelsEntry
+	(*AuditResponse_Entry)(nil),   // 33: stepmux.manager.v1.AuditResponse.Entry
+	nil,                           // 34: stepmux.manager.v1.ReserveRequest.LabelsEntry
+	(*ExecRequest_Start)(nil),     // 35: stepmux.manager.v1.ExecRequest.Start
+	(*ExecResponse_Exit)(nil),     // 36: stepmux.manager.v1.ExecResponse.Exit
+	(*stepmuxv1.Job)(nil),         // 37: stepmux.v1.Job
+	(*timestamppb.Timestamp)(nil), // 38: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 39: google.protobuf.Duration
 }
 var file_managerv1_manager_proto_depIdxs = []int32{
-	36, // 0: stepmux.manager.v1.SubmitRequest.job:type_name -> stepmux.v1.Job
-	30, // 1: stepmux.manager.v1.SubmitRequest.labels:type_name -> stepmux.manager.v1.SubmitRequest.LabelsEntry
-	0,  // 2: stepmux.manager.v1.Build.phase:type_name -> stepmux.manager.v1.Build.Phase
-	37, // 3: stepmux.manager.v1.Build.submitted:type_name -> google.protobuf.Timestamp
-	37, // 4: stepmux.manager.v1.Build.started:type_name -> google.protobuf.Timestamp
-	37, // 5: stepmux.manager.v1.Build.ended_at:type_name -> google.protobuf.Timestamp
-	5,  // 6: stepmux.manager.v1.Build.result:type_name -> stepmux.manager.v1.Result
-	31, // 7: stepmux.manager.v1.Build.labels:type_name -> stepmux.manager.v1.Build.LabelsEntry
-	38, // 8: stepmux.manager.v1.Build.connect:type_name -> google.protobuf.Duration
-	38, // 9: stepmux.manager.v1.Build.first_output:type_name -> google.protobuf.Duration
-	0,  // 10: stepmux.manager.v1.ListRequest.phase:type_name -> stepmux.manager.v1.Build.Phase
-	4,  // 11: stepmux.manager.v1.ListResponse.builds:type_name -> stepmux.manager.v1.Build
-	4,  // 12: stepmux.manager.v1.FollowResponse.build:type_name -> stepmux.manager.v1.Build
-	32, // 13: stepmux.manager.v1.AuditResponse.entries:type_name -> stepmux.manager.v1.AuditResponse.Entry
-	38, // 14: stepmux.manager.v1.DrainRequest.for:type_name -> google.protobuf.Duration
-	33, // 15: stepmux.manager.v1.ReserveRequest.labels:type_name -> stepmux.manager.v1.ReserveRequest.LabelsEntry
-	38, // 16: stepmux.manager.v1.ReserveRequest.limit:type_name -> google.protobuf.Duration
-	34, // 17: stepmux.manager.v1.ExecRequest.start:type_name -> stepmux.manager.v1.ExecRequest.Start
-	35, // 18: stepmux.manager.v1.ExecResponse.exit:type_name -> stepmux.manager.v1.ExecResponse.Exit
-	37, // 19: stepmux.manager.v1.AuditResponse.Entry.at:type_name -> google.protobuf.Timestamp
-	1,  // 20: stepmux.manager.v1.Manager.Submit:input_type -> stepmux.manager.v1.SubmitRequest
-	3,  // 21: stepmux.manager.v1.Manager.Get:input_type -> stepmux.manager.v1.GetRequest
-	6,  // 22: stepmux.manager.v1.Manager.List:input_type -> stepmux.manager.v1.ListRequest
-	8,  // 23: stepmux.manager.v1.Manager.Follow:input_type -> stepmux.manager.v1.FollowRequest
-	10, // 24: stepmux.manager.v1.Manager.Cancel:input_type -> stepmux.manager.v1.CancelRequest
-	12, // 25: stepmux.manager.v1.Manager.Audit:input_type -> stepmux.manager.v1.AuditRequest
-	14, // 26: stepmux.manager.v1.Manager.Status:input_type -> stepmux.manager.v1.StatusRequest
-	16, // 27: stepmux.manager.v1.Manager.Drain:input_type -> stepmux.manager.v1.DrainRequest
-	18, // 28: stepmux.manager.v1.Manager.Undrain:input_type -> stepmux.manager.v1.UndrainRequest
-	20, // 29: stepmux.manager.v1.Manager.KeepProject:input_type -> stepmux.manager.v1.KeepProjectRequest
-	22, // 30: stepmux.manager.v1.Manager.Artifacts:input_type -> stepmux.manager.v1.ArtifactsRequest
-	24, // 31: stepmux.manager.v1.Manager.Reserve:input_type -> stepmux.manager.v1.ReserveRequest
-	26, // 32: stepmux.manager.v1.Manager.Exec:input_type -> stepmux.manager.v1.ExecRequest
-	28, // 33: stepmux.manager.v1.Manager.Release:input_type -> stepmux.manager.v1.ReleaseRequest
-	2,  // 34: stepmux.manager.v1.Manager.Submit:output_type -> stepmux.manager.v1.SubmitResponse
-	4,  // 35: stepmux.manager.v1.Manager.Get:output_type -> stepmux.manager.v1.Build
-	7,  // 36: stepmux.manager.v1.Manager.List:output_type -> stepmux.manager.v1.ListResponse
-	9,  // 37: stepmux.manager.v1.Manager.Follow:output_type -> stepmux.manager.v1.FollowResponse
-	11, // 38: stepmux.manager.v1.Manager.Cancel:output_type -> stepmux.manager.v1.CancelResponse
-	13, // 39: stepmux.manager.v1.Manager.Audit:output_type -> stepmux.manager.v1.AuditResponse
-	15, // 40: stepmux.manager.v1.Manager.Status:output_type -> stepmux.manager.v1.StatusResponse
-	17, // 41: stepmux.manager.v1.Manager.Drain:output_type -> stepmux.manager.v1.DrainResponse
-	19, // 42: stepmux.manager.v1.Manager.Undrain:output_type -> stepmux.manager.v1.UndrainResponse
-	21, // 43: stepmux.manager.v1.Manager.KeepProject:output_type -> stepmux.manager.v1.KeepProjectResponse
-	23, // 44: stepmux.manager.v1.Manager.Artifacts:output_type -> stepmux.manager.v1.ArtifactsResponse
-	25, // 45: stepmux.manager.v1.Manager.Reserve:output_type -> stepmux.manager.v1.ReserveResponse
-	27, // 46: stepmux.manager.v1.Manager.Exec:output_type -> stepmux.manager.v1.ExecResponse
-	29, // 47: stepmux.manager.v1.Manager.Release:output_type -> stepmux.manager.v1.ReleaseResponse
-	34, // [34:48] is the sub-list for method output_type
-	20, // [20:34] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	37, // 0: stepmux.manager.v1.SubmitRequest.job:type_name -> stepmux.v1.Job
+	31, // 1: stepmux.manager.v1.SubmitRequest.labels:type_name -> stepmux.manager.v1.SubmitRequest.LabelsEntry
+	3,  // 2: stepmux.manager.v1.SubmitRequest.warnings:type_name -> stepmux.manager.v1.Warning
+	0,  // 3: stepmux.manager.v1.Build.phase:type_name -> stepmux.manager.v1.Build.Phase
+	38, // 4: stepmux.manager.v1.Build.submitted:type_name -> google.protobuf.Timestamp
+	38, // 5: stepmux.manager.v1.Build.started:type_name -> google.protobuf.Timestamp
+	38, // 6: stepmux.manager.v1.Build.ended_at:type_name -> google.protobuf.Timestamp
+	6,  // 7: stepmux.manager.v1.Build.result:type_name -> stepmux.manager.v1.Result
+	32, // 8: stepmux.manager.v1.Build.labels:type_name -> stepmux.manager.v1.Build.LabelsEntry
+	39, // 9: stepmux.manager.v1.Build.connect:type_name -> google.protobuf.Duration
+	39, // 10: stepmux.manager.v1.Build.first_output:type_name -> google.protobuf.Duration
+	3,  // 11: stepmux.manager.v1.Build.warnings:type_name -> stepmux.manager.v1.Warning
+	0,  // 12: stepmux.manager.v1.ListRequest.phase:type_name -> stepmux.manager.v1.Build.Phase
+	5,  // 13: stepmux.manager.v1.ListResponse.builds:type_name -> stepmux.manager.v1.Build
+	5,  // 14: stepmux.manager.v1.FollowResponse.build:type_name -> stepmux.manager.v1.Build
+	33, // 15: stepmux.manager.v1.AuditResponse.entries:type_name -> stepmux.manager.v1.AuditResponse.Entry
+	39, // 16: stepmux.manager.v1.DrainRequest.for:type_name -> google.protobuf.Duration
+	34, // 17: stepmux.manager.v1.ReserveRequest.labels:type_name -> stepmux.manager.v1.ReserveRequest.LabelsEntry
+	39, // 18: stepmux.manager.v1.ReserveRequest.limit:type_name -> google.protobuf.Duration
+	35, // 19: stepmux.manager.v1.ExecRequest.start:type_name -> stepmux.manager.v1.ExecRequest.Start
+	36, // 20: stepmux.manager.v1.ExecResponse.exit:type_name -> stepmux.manager.v1.ExecResponse.Exit
+	38, // 21: stepmux.manager.v1.AuditResponse.Entry.at:type_name -> google.protobuf.Timestamp
+	1,  // 22: stepmux.manager.v1.Manager.Submit:input_type -> stepmux.manager.v1.SubmitRequest
+	4,  // 23: stepmux.manager.v1.Manager.Get:input_type -> stepmux.manager.v1.GetRequest
+	7,  // 24: stepmux.manager.v1.Manager.List:input_type -> stepmux.manager.v1.ListRequest
+	9,  // 25: stepmux.manager.v1.Manager.Follow:input_type -> stepmux.manager.v1.FollowRequest
+	11, // 26: stepmux.manager.v1.Manager.Cancel:input_type -> stepmux.manager.v1.CancelRequest
+	13, // 27: stepmux.manager.v1.Manager.Audit:input_type -> stepmux.manager.v1.AuditRequest
+	15, // 28: stepmux.manager.v1.Manager.Status:input_type -> stepmux.manager.v1.StatusRequest
+	17, // 29: stepmux.manager.v1.Manager.Drain:input_type -> stepmux.manager.v1.DrainRequest
+	19, // 30: stepmux.manager.v1.Manager.Undrain:input_type -> stepmux.manager.v1.UndrainRequest
+	21, // 31: stepmux.manager.v1.Manager.KeepProject:input_type -> stepmux.manager.v1.KeepProjectRequest
+	23, // 32: stepmux.manager.v1.Manager.Artifacts:input_type -> stepmux.manager.v1.ArtifactsRequest
+	25, // 33: stepmux.manager.v1.Manager.Reserve:input_type -> stepmux.manager.v1.ReserveRequest
+	27, // 34: stepmux.manager.v1.Manager.Exec:input_type -> stepmux.manager.v1.ExecRequest
+	29, // 35: stepmux.manager.v1.Manager.Release:input_type -> stepmux.manager.v1.ReleaseRequest
+	2,  // 36: stepmux.manager.v1.Manager.Submit:output_type -> stepmux.manager.v1.SubmitResponse
+	5,  // 37: stepmux.manager.v1.Manager.Get:output_type -> stepmux.manager.v1.Build
+	8,  // 38: stepmux.manager.v1.Manager.List:output_type -> stepmux.manager.v1.ListResponse
+	10, // 39: stepmux.manager.v1.Manager.Follow:output_type -> stepmux.manager.v1.FollowResponse
+	12, // 40: stepmux.manager.v1.Manager.Cancel:output_type -> stepmux.manager.v1.CancelResponse
+	14, // 41: stepmux.manager.v1.Manager.Audit:output_type -> stepmux.manager.v1.AuditResponse
+	16, // 42: stepmux.manager.v1.Manager.Status:output_type -> stepmux.manager.v1.StatusResponse
+	18, // 43: stepmux.manager.v1.Manager.Drain:output_type -> stepmux.manager.v1.DrainResponse
+	20, // 44: stepmux.manager.v1.Manager.Undrain:output_type -> stepmux.manager.v1.UndrainResponse
+	22, // 45: stepmux.manager.v1.Manager.KeepProject:output_type -> stepmux.manager.v1.KeepProjectResponse
+	24, // 46: stepmux.manager.v1.Manager.Artifacts:output_type -> stepmux.manager.v1.ArtifactsResponse
+	26, // 47: stepmux.manager.v1.Manager.Reserve:output_type -> stepmux.manager.v1.ReserveResponse
+	28, // 48: stepmux.manager.v1.Manager.Exec:output_type -> stepmux.manager.v1.ExecResponse
+	30, // 49: stepmux.manager.v1.Manager.Release:output_type -> stepmux.manager.v1.ReleaseResponse
+	36, // [36:50] is the sub-list for method output_type
+	22, // [22:36] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_managerv1_manager_proto_init() }
@@ -2335,13 +2434,13 @@ func file_managerv1_manager_proto_init() {
 	if File_managerv1_manager_proto != nil {
 		return
 	}
-	file_managerv1_manager_proto_msgTypes[25].OneofWrappers = []any{
+	file_managerv1_manager_proto_msgTypes[26].OneofWrappers = []any{
 		(*ExecRequest_Start_)(nil),
 		(*ExecRequest_Input)(nil),
 		(*ExecRequest_EndInput)(nil),
 		(*ExecRequest_Signal)(nil),
 	}
-	file_managerv1_manager_proto_msgTypes[26].OneofWrappers = []any{
+	file_managerv1_manager_proto_msgTypes[27].OneofWrappers = []any{
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
 		(*ExecResponse_Exit_)(nil),
@@ -2352,7 +2451,7 @@ func file_managerv1_manager_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_managerv1_manager_proto_rawDesc), len(file_managerv1_manager_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   35,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -43,5 +43,5 @@ func FromNode(n *yaml.Node, origin func(*yaml.Node) *Source) (*pb.Definition, []
 		return nil, nil, r.err
 	}
 	def, err := compileJob(&draftDefinition{at: r.at(n), run: run})
-	return def, run.warnings(), err
+	return def, run.vet(), err
 }

@@ -1,11 +1,16 @@
 package lang
 
 import (
+	"cmp"
+	"fmt"
 	"strings"
 
 	"github.com/stepmux/stepmux/internal/lazyregexp"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
+
+// maxWarnings bounds the warnings about one text.
+const maxWarnings = 20
 
 const (
 	goesOnWarning = "the script has several lines, and goes on after one that fails; begin it with set -e"
@@ -14,7 +19,7 @@ const (
 )
 
 // Vet is ParseCalled or, for a step, ParseStep. It also returns warnings: about valid parts of the text that may not do
-// what their author expects.
+// what their author expects. If there are more than 20, another one says how many.
 func Vet(name string, data []byte, step bool) (*pb.Definition, []*Error, error) {
 	read, compile := (*reader).job, compileSequence
 	if step {
@@ -25,7 +30,7 @@ func Vet(name string, data []byte, step bool) (*pb.Definition, []*Error, error) 
 		return nil, nil, err
 	}
 	def, err := compile(d)
-	return def, d.run.warnings(), err
+	return def, d.run.vet(), err
 }
 
 // VetScript checks a shell script in a file of its own, as Script does, and returns warnings as Vet does.
@@ -51,18 +56,47 @@ func scriptWarnings(script string) (list []string) {
 	return list
 }
 
+// vet returns at most maxWarnings warnings about the steps of run, and one that says how many more there are.
+func (run *draftRun) vet() []*Error {
+	list := run.warnings()
+	if more := len(list) - maxWarnings; more > 0 {
+		list[maxWarnings].Message = fmt.Sprintf("from here on there are more such warnings: %d", more)
+		list = list[:maxWarnings+1]
+	}
+	return list
+}
+
 // warnings returns the warnings about the steps of run and the steps below them. run may be nil.
 func (run *draftRun) warnings() (list []*Error) {
 	if run == nil {
 		return nil
 	}
 	for _, s := range run.steps {
-		for _, w := range scriptWarnings(s.script.text) {
-			list = append(list, s.script.at.errorf("%s", w))
+		script := s.shellScript()
+		for _, w := range scriptWarnings(script.text) {
+			list = append(list, script.at.errorf("%s", w))
 		}
 		list = append(list, s.run.warnings()...)
 	}
 	return list
+}
+
+// shellScript returns the script of a step that has one: of the key script, or the input of the step builtin://script.
+func (d *draft) shellScript() word {
+	if d.ref == nil || d.ref.text.text != scriptURL {
+		return d.script
+	}
+	for _, in := range d.inputs {
+		if in.name.text != inputScript {
+			continue
+		}
+		var lines []string
+		for _, line := range in.value.value.GetListValue().GetValues() {
+			lines = append(lines, line.GetStringValue())
+		}
+		return word{at: in.value.at, text: cmp.Or(in.value.value.GetStringValue(), strings.Join(lines, "\n"))}
+	}
+	return word{}
 }
 
 var (
