@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/connector/place/docker"
 )
 
 func TestTheImageAndTheServicesOfAJobAreTakenOutOfIt(t *testing.T) {

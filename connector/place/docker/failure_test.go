@@ -29,7 +29,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/connector"
-	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/connector/place/docker"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/internal/testing/dockertest"
 	"github.com/stepmux/stepmux/internal/testing/faultconn"
@@ -467,7 +467,7 @@ func TestAnEntrypointThatDoesNotBecomeTheStepRunnerFailsByName(t *testing.T) {
 // works. It does nothing: the packages of stepmux would all be compiled for this.
 func dynamic(t *testing.T) *program.Binary {
 	t.Helper()
-	dir, err := filepath.Abs("../../cmd/stepmux-vm")
+	dir, err := filepath.Abs("../../../cmd/stepmux-vm")
 	require.NoError(t, err)
 	in := t.TempDir()
 	source, overlay, file := filepath.Join(in, "main.go"), filepath.Join(in, "overlay"), filepath.Join(in, "stepmux")

@@ -30,7 +30,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/buildlog"
-	"github.com/stepmux/stepmux/connector/kubernetes"
+	"github.com/stepmux/stepmux/connector/place/kubernetes"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/testing/kubetest"
@@ -96,7 +96,7 @@ func TestRealCluster(t *testing.T) {
 		template := filepath.Join(t.TempDir(), "pod.yml")
 		require.NoError(t, os.WriteFile(template, []byte(kubetest.Template), 0o600))
 		out, err := osexec.Command(runnertest.Manager(t), "run", "--kubernetes", "--kubeconfig", k.Kubeconfig, "--image",
-			kubetest.Image, "--pull", "never", "--pod-template", template, "../../examples/hello.yml").CombinedOutput()
+			kubetest.Image, "--pull", "never", "--pod-template", template, "../../../examples/hello.yml").CombinedOutput()
 		require.NoError(t, err, "%s", out)
 		t.Logf("%s", out)
 		doctor := osexec.Command(runnertest.Manager(t), "doctor", "--kubernetes", "--kubeconfig", k.Kubeconfig)
@@ -248,7 +248,7 @@ run:
 	})
 
 	t.Run("the role of the page is enough", func(t *testing.T) {
-		page, err := os.ReadFile("../../docs/kubernetes.md")
+		page, err := os.ReadFile("../../../docs/kubernetes.md")
 		require.NoError(t, err)
 		_, role, _ := strings.Cut(string(page), "```yaml\n")
 		role, _, _ = strings.Cut(role, "```")
