@@ -6,11 +6,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/connector/place/kubernetes"
 )
 
 // fakePod is a pod that needs no cluster.
-type fakePod struct{ place }
+type fakePod struct{ place.Place }
 
 func (fakePod) Close(context.Context) error { return nil }
 func (fakePod) Removed() bool               { return true }

@@ -11,38 +11,33 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/connector/place/docker"
 	"github.com/stepmux/stepmux/connector/place/kubernetes"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
 )
 
-// place is the container or pod that a build's step runner runs in.
-type place interface {
-	Configure(cfg *connector.Config)
-	Image() string
-	Explain(ctx context.Context, err error) error
-	Note(ctx context.Context, exitCode int)
-	Place() string
-	Leave()
-	Removed() bool
-	Close(ctx context.Context) error
-}
-
 // box holds the place of a build.
 type box struct {
 	started chan struct{} // closed when its start has ended, with or without success
-	place   place         // nil unless the start succeeded; set before started is closed
+	place   place.Place   // nil unless the start succeeded; set before started is closed
 }
 
-// startPlace starts the place of the build, and configures the step runner's Connector for it.
-func (e *Executor) startPlace(ctx context.Context, into *connector.Config, start func() (place, error)) error {
+// startPlace starts the place of the build or, with into.Attach set, attaches to the one of that step runner. Then
+// resumes is true, and at the place's name. startPlace configures the step runner's Connector for the place.
+func (e *Executor) startPlace(
+	ctx context.Context, into *connector.Config, start func(resumes bool, at string) (place.Place, error),
+) error {
 	b := &box{started: make(chan struct{})}
 	if !e.keep(func() { e.box = b }) {
 		return ErrCleanedUp
 	}
 	defer close(b.started)
-	p, err := start()
+	resumes := into.Attach != ""
+	at, socket, _ := strings.Cut(into.Attach, placeSocket)
+	into.Attach = socket
+	p, err := start(resumes, at)
 	if err != nil {
 		return err
 	}
@@ -63,21 +58,24 @@ func (e *Executor) isLeft() bool {
 	return e.leaves
 }
 
-// startPod starts the build's pod or, with into.Attach set, attaches to the pod of that step runner.
+// placeConfig describes the build to its place.
+func (e *Executor) placeConfig(into *connector.Config) place.Config {
+	cfg := e.provider.cfg
+	return place.Config{
+		BuildID: e.build.ID, Programs: cfg.ContainerPrograms, Log: e.log.Remarks(e.life.Done()), Linger: into.Linger,
+		ReadyTimeout: cfg.ReadyTimeout, StopTimeout: cfg.StopTimeout, Logger: into.Logger,
+	}
+}
+
+// startPod starts the build's pod, or attaches to it.
 func (e *Executor) startPod(ctx context.Context, s *slot, into *connector.Config) error {
 	if e.build.Pod == nil {
 		return fmt.Errorf("instance: a build on the cluster %s needs a Pod", s.member.ID)
 	}
-	cfg := e.provider.cfg
 	pod := kubernetes.Config{
-		Cluster: s.member.Cluster, BuildID: e.build.ID, Spec: *e.build.Pod, Programs: cfg.ContainerPrograms,
-		Log: e.log.Remarks(e.life.Done()), Timeout: e.build.Timeout, Linger: e.linger(s),
-		ReadyTimeout: cfg.ReadyTimeout, StopTimeout: cfg.StopTimeout, Logger: into.Logger,
+		Config: e.placeConfig(into), Cluster: s.member.Cluster, Spec: *e.build.Pod, Timeout: e.build.Timeout,
 	}
-	resumes := into.Attach != ""
-	var at string
-	at, into.Attach, _ = strings.Cut(into.Attach, placeSocket)
-	return e.startPlace(ctx, into, func() (place, error) {
+	return e.startPlace(ctx, into, func(resumes bool, at string) (place.Place, error) {
 		if resumes {
 			return kubernetes.Attach(ctx, pod, at)
 		}
@@ -96,23 +94,20 @@ type dockerPlace struct {
 	closed bool
 }
 
-// startContainer starts the build's container or, with into.Attach set, attaches to the container of that step
-// runner. It makes the container the place of the step runner, and takes over the lease.
+// startContainer starts the build's container, or attaches to it. It takes over the lease.
 func (e *Executor) startContainer(
 	ctx context.Context, s *slot, lease *pool.Lease[*mux.Conn], into *connector.Config,
 ) error {
 	cfg, spec, limits := e.provider.cfg, *e.build.Container, s.member.Limits
-	resumes := into.Attach != ""
-	var at string
-	at, into.Attach, _ = strings.Cut(into.Attach, placeSocket)
 	spec.Memory = cmp.Or(spec.Memory, limits.Memory)
 	spec.Pids = cmp.Or(spec.Pids, limits.PIDs)
 	spec.NanoCPUs = cmp.Or(spec.NanoCPUs, int64(limits.CPUs*1e9))
 	d := &dockerPlace{lease: lease, again: func(ctx context.Context) (*pool.Lease[*mux.Conn], error) {
 		return e.reconnect(ctx, s, stay)
 	}}
-	err := e.startPlace(ctx, into, func() (_ place, err error) {
+	err := e.startPlace(ctx, into, func(resumes bool, at string) (_ place.Place, err error) {
 		box := docker.Config{
+			Config: e.placeConfig(into), Daemon: s.member.daemon, Spec: spec,
 			Dial: func(ctx context.Context) (net.Conn, error) {
 				return cfg.Docker.Dial(ctx, func(ctx context.Context, network, addr string) (net.Conn, error) {
 					stream, err := d.conn().Dial(ctx, network, addr)
@@ -123,9 +118,6 @@ func (e *Executor) startContainer(
 					return stream, nil
 				})
 			},
-			Daemon: s.member.daemon, BuildID: e.build.ID, Spec: spec, Programs: cfg.ContainerPrograms,
-			Log: e.log.Remarks(e.life.Done()), ReadyTimeout: cfg.ReadyTimeout, StopTimeout: cfg.StopTimeout,
-			Linger: into.Linger > 0, Logger: into.Logger,
 		}
 		if resumes {
 			return d, d.attach(ctx, box, at, into.Linger)
@@ -154,7 +146,7 @@ func (d *dockerPlace) release() {
 	d.lease.Release()
 }
 
-// Configure implements place.
+// Configure implements place.Place.
 func (d *dockerPlace) Configure(cfg *connector.Config) {
 	cmp.Or(d.link, d.Container).Configure(cfg)
 	cfg.Reconnect = d.reconnect
@@ -210,7 +202,7 @@ func (d *dockerPlace) reconnect(ctx context.Context) (connector.Lease, error) {
 	return link, nil
 }
 
-// Explain implements place, using the latest link to the container.
+// Explain implements place.Place, using the latest link to the container.
 func (d *dockerPlace) Explain(ctx context.Context, err error) error {
 	d.mu.Lock()
 	latest := cmp.Or(d.link, d.Container)
@@ -218,7 +210,7 @@ func (d *dockerPlace) Explain(ctx context.Context, err error) error {
 	return latest.Explain(ctx, err)
 }
 
-// Close implements place.
+// Close implements place.Place.
 func (d *dockerPlace) Close(ctx context.Context) error {
 	defer d.release()
 	return d.Container.Close(ctx)
@@ -230,12 +222,7 @@ func (b *box) explain(ctx context.Context, err error) error {
 	if p == nil {
 		return err
 	}
-	_, isPod := p.(*kubernetes.Pod)
-	_, ended := errors.AsType[*connector.ServeError](err)
-	if mux.IsLost(err) || errors.Is(err, connector.ErrGone) || isPod && ended { // a pod ends its processes first
-		return p.Explain(ctx, err)
-	}
-	return err
+	return p.Explain(ctx, err)
 }
 
 // close removes the place, if there is one, or leaves it running. A start that is still under way does that itself.
@@ -257,7 +244,7 @@ func (b *box) removed() bool {
 }
 
 // running returns the place, or nil before it runs and for a build without one.
-func (b *box) running() place {
+func (b *box) running() place.Place {
 	if b == nil {
 		return nil
 	}

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/connector/place/docker"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
@@ -112,7 +113,7 @@ func TestABuildGoesElsewhereWhenTheDaemonOfItsVMCannotBeReached(t *testing.T) {
 	e := p.Executor(instance.Build{ID: "c6", Container: inBusybox, On: "broken"})
 	require.NoError(t, e.Prepare(t.Context()))
 	_, err := e.Connect(t.Context())
-	require.ErrorIs(t, err, docker.ErrUnusable)
+	require.ErrorIs(t, err, place.ErrUnusable)
 	require.NoError(t, e.Cleanup(t.Context()))
 	require.Zero(t, statOf(p, "broken").Used)
 }

@@ -14,7 +14,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/buildlog"
-	"github.com/stepmux/stepmux/connector/place/docker"
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/connector/script"
 	"github.com/stepmux/stepmux/internal/flight"
@@ -204,7 +204,7 @@ func (e *Executor) connect(ctx context.Context, attach string) (_ func() (io.Rea
 	cfg := e.provider.cfg
 	leave := e.mayLeave(s)
 	var started atomic.Bool
-	place := connector.Config{
+	into := connector.Config{
 		VM: s.member.vm, BuildID: e.build.ID,
 		Runner: s.member.Runner, TempDir: s.member.TempDir, Route: cfg.Route,
 		Isolation: s.member.Isolation, BuildUser: s.member.BuildUser, Limits: s.member.Limits,
@@ -221,29 +221,29 @@ func (e *Executor) connect(ctx context.Context, attach string) (_ func() (io.Rea
 		Logger: cfg.Logger.With("build", e.build.ID, "instance", s.member.ID),
 	}
 	if e.build.Container != nil || s.member.Cluster != nil {
-		place.Limits = program.Limits{} // the container has its own
-		if level, _ := connector.ParseIsolation(place.Isolation); level == wire.IsolationAuto {
-			place.Isolation = wire.IsolationOff // the container isolates the build, and most allow no namespaces
+		into.Limits = program.Limits{} // the container has its own
+		if level, _ := connector.ParseIsolation(into.Isolation); level == wire.IsolationAuto {
+			into.Isolation = wire.IsolationOff // the container isolates the build, and most allow no namespaces
 		}
-		place.BuildUser = "" // a user of the VM; the image has its own
+		into.BuildUser = "" // a user of the VM; the image has its own
 	}
 	switch {
 	case s.member.Cluster != nil:
-		err = e.startPod(ctx, s, &place)
+		err = e.startPod(ctx, s, &into)
 	case e.build.Pod != nil:
 		err = fmt.Errorf("instance %s is no cluster: no pod can be made there", s.member.ID)
 	default:
-		err = e.leaseFor(ctx, s, &place, leave)
+		err = e.leaseFor(ctx, s, &into, leave)
 	}
-	if errors.Is(err, docker.ErrUnusable) {
+	if errors.Is(err, place.ErrUnusable) {
 		cfg.Group.started(s, err)
 	}
 	if err != nil {
 		return nil, err
 	}
-	c, err := connector.New(place)
+	c, err := connector.New(into)
 	if err != nil {
-		place.Lease.Release()
+		into.Lease.Release()
 		return nil, err
 	}
 	if !e.keep(func() { e.connector = c }) {

@@ -44,15 +44,16 @@ var allowed = map[string][]string{
 	"connector/script":   {"internal/limits", "connector/buildlog", "mux", "mux/relay", "internal/wire", "internal/tail"},
 	"connector/buildlog": {"internal/termtext"},
 	"connector/files":    {"remote/api/**"},
+	"connector/place":    {"connector", "connector/program", "internal/wire"},
 	"connector/place/docker": {
 		"internal/plural",
-		"connector", "connector/program", "mux", "mux/relay", "mux/channel", "internal/wire", "internal/tail",
-		"internal/flight", "internal/termtext", "internal/pause", "internal/services",
+		"connector/place", "connector", "connector/program", "mux", "mux/relay", "mux/channel", "internal/wire",
+		"internal/tail", "internal/flight", "internal/termtext", "internal/pause", "internal/services",
 	},
 
 	"connector/place/kubernetes": {
-		"connector", "connector/program", "mux", "mux/relay", "mux/channel", "internal/wire", "internal/tail",
-		"internal/flight", "internal/termtext", "internal/pause", "internal/services",
+		"connector/place", "connector", "connector/program", "mux", "mux/relay", "mux/channel", "internal/wire",
+		"internal/tail", "internal/flight", "internal/termtext", "internal/pause", "internal/services",
 	},
 
 	"instance": {

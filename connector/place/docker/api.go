@@ -2,7 +2,6 @@ package docker
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"strings"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/moby/moby/client"
 
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/internal/termtext"
 )
 
@@ -67,14 +67,10 @@ func (a *api) failure(ctx context.Context, op string, err error) error {
 	return fmt.Errorf("%s: %w", op, &daemonError{err})
 }
 
-// ErrUnusable reports, by errors.Is, that a daemon cannot be connected to, does not answer, or has no disk space for
-// containers.
-var ErrUnusable = errors.New("the Docker daemon cannot be used")
-
 type unusable struct{ error }
 
 func (e unusable) Unwrap() error      { return e.error }
-func (unusable) Is(target error) bool { return target == ErrUnusable }
+func (unusable) Is(target error) bool { return target == place.ErrUnusable }
 
 // full marks an error that says that the daemon's disk is full. It is for calls in which no text of a job can be.
 func full(err error) error {

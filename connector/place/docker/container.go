@@ -8,8 +8,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"io"
-	"log/slog"
 	"net"
 	"strings"
 	"sync"
@@ -21,46 +19,29 @@ import (
 	"github.com/moby/moby/client"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/connector/program"
-	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux/channel"
 	"github.com/stepmux/stepmux/mux/relay"
 )
 
-const (
-	defaultReadyTimeout = 30 * time.Second
-	defaultStopTimeout  = 20 * time.Second
-	// leashGrace is how long a job may clean up after SIGTERM when its manager, or the link to it, is gone: the container
-	// is to be gone within 2 s. It holds neither for a build that is cancelled or times out, whose job has a grace of its
-	// own, nor for one that lingers, nor in a container that was there before.
-	leashGrace = time.Second
-)
+// leashGrace is how long a job may clean up after SIGTERM when its manager, or the link to it, is gone: the container
+// is to be gone within 2 s. It holds neither for a build that is cancelled or times out, whose job has a grace of its
+// own, nor for one that lingers, nor in a container that was there before.
+const leashGrace = time.Second
 
 // Config describes a build's container and the daemon that runs it.
 type Config struct {
+	// Config describes the build. ReadyTimeout bounds the start of the container, too, without the pull and without the
+	// wait for other containers that the Daemon is about to start. With a Linger the container ends with its step runner,
+	// and Reconnect makes another link to it.
+	place.Config
 	// Dial connects to the daemon's socket. Required. The Container calls it until Close has returned.
 	Dial func(ctx context.Context) (net.Conn, error)
 	// Daemon remembers facts about that daemon, shared by all its builds. Required.
 	Daemon *Daemon
-	// BuildID names the build. Required.
-	BuildID string
 	// Spec describes the container.
 	Spec Spec
-	// Programs are stepmux programs; the one for the image's platform is used.
-	Programs []*program.Binary
-	// Log receives lines about the container for the build's log. If nil they are discarded.
-	Log io.Writer
-	// ReadyTimeout bounds the start of the container and of the step runner's relay, without the pull and without the wait
-	// for other containers that the Daemon is about to start. It also bounds each question to the daemon, and the time in
-	// which it takes nothing of a program that is uploaded. If zero, 30s.
-	ReadyTimeout time.Duration
-	// Linger means that the build may outlive its link: the container ends with its step runner, and Reconnect makes
-	// another link to it.
-	Linger bool
-	// StopTimeout bounds Close. If zero, 20s.
-	StopTimeout time.Duration
-	// Logger receives messages for operators. If nil, nothing is logged.
-	Logger *slog.Logger
 }
 
 // Container is a build's container, with the step runner's relay in it. It is the connection, and the lease,
@@ -119,13 +100,9 @@ func (cfg *Config) check() error {
 	case cfg.Daemon == nil:
 		return errors.New("docker: Config.Daemon is nil")
 	}
-	if _, err := wire.ParseBuildID(cfg.BuildID); err != nil {
+	if err := cfg.Config.Check(); err != nil {
 		return err
 	}
-	cfg.Log = cmp.Or(cfg.Log, io.Discard)
-	cfg.ReadyTimeout = cmp.Or(cfg.ReadyTimeout, defaultReadyTimeout)
-	cfg.StopTimeout = cmp.Or(cfg.StopTimeout, defaultStopTimeout)
-	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	return cfg.Spec.Check()
 }
 
@@ -155,7 +132,7 @@ func newContainer(ctx context.Context, cfg Config) (*Container, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Container{cfg: cfg, api: a, gone: make(chan struct{}), program: programFile, stderr: &stderr{}}
+	c := &Container{cfg: cfg, api: a, gone: make(chan struct{}), program: place.ProgramFile, stderr: &stderr{}}
 	c.life, c.endLife = context.WithCancel(context.WithoutCancel(ctx))
 	return c, nil
 }
@@ -181,7 +158,7 @@ func (c *Container) start(ctx context.Context) error {
 		return fmt.Errorf("image %.160q is for %.40s, and not for %.40s: use an image for that, or --platform %.40s if the "+
 			"Docker daemon's machine can run it", c.cfg.Spec.Image, c.image.platform, want, c.image.platform)
 	}
-	c.say("image %.160s is %s", c.cfg.Spec.Image, c.Image())
+	c.cfg.Say("image %.160s is %s", c.cfg.Spec.Image, c.Image())
 	bin, err := c.programFor(c.image.platform)
 	if err != nil {
 		return err
@@ -239,7 +216,7 @@ func (c *Container) create(ctx context.Context, volume string) error {
 	}
 	c.chooseDir()
 	if spec.ReadOnly {
-		host.Tmpfs[runDir] = "mode=1777,exec"
+		host.Tmpfs[place.RunDir] = "mode=1777,exec"
 	}
 	argv := c.command()
 	switch {
@@ -265,7 +242,7 @@ func (c *Container) create(ctx context.Context, volume string) error {
 	for _, text := range made.Warnings {
 		c.cfg.Logger.Warn("the Docker daemon warns", "says", (&daemonError{errors.New(text)}).Error())
 	}
-	if spec.ReadOnly || c.tempDir == home {
+	if spec.ReadOnly || c.tempDir == place.Home {
 		return nil
 	}
 	_, err = c.api.CopyToContainer(ctx, c.id, client.CopyToContainerOptions{
@@ -279,9 +256,9 @@ func (c *Container) create(ctx context.Context, volume string) error {
 
 // chooseDir chooses where the step runner's files are in the container.
 func (c *Container) chooseDir() {
-	c.tempDir = runDir
+	c.tempDir = place.RunDir
 	if spec := &c.cfg.Spec; !spec.ReadOnly && isRoot(cmp.Or(spec.User, c.image.user)) {
-		c.tempDir = home // the mount of the program makes it
+		c.tempDir = place.Home // the mount of the program makes it
 	}
 }
 
@@ -291,19 +268,19 @@ func (c *Container) command() []string {
 	switch {
 	case c.entered != "":
 		return argv
-	case c.cfg.Linger:
+	case c.cfg.Linger > 0:
 		return append(argv, "--stay")
 	default:
 		return append(argv, "--grace", leashGrace.String())
 	}
 }
 
-// runDirArchive returns a tar archive of runDir, in which any user of the container may make files.
+// runDirArchive returns a tar archive of place.RunDir, in which any user of the container may make files.
 func runDirArchive() []byte {
 	var text bytes.Buffer
 	archive := tar.NewWriter(&text)
 	// Neither fails: the text is in memory, and the headers are valid.
-	_ = writeDirs(archive, map[string]int64{home: 0o755, runDir: 0o1777})
+	_ = writeDirs(archive, map[string]int64{place.Home: 0o755, place.RunDir: 0o1777})
 	_ = archive.Close()
 	return text.Bytes()
 }
@@ -338,7 +315,7 @@ func (c *Container) run(ctx context.Context) error {
 	if err == nil {
 		return nil
 	}
-	err = c.Explain(ctx, fmt.Errorf("%s: %w", op, err))
+	err = c.explain(ctx, fmt.Errorf("%s: %w", op, err))
 	if spec := &c.cfg.Spec; spec.KeepEntrypoint || len(spec.Entrypoint) > 0 {
 		err = fmt.Errorf("%w (its entrypoint must become the command that it gets, as by exec \"$@\", and be quiet)", err)
 	}
@@ -381,9 +358,4 @@ func (c *Container) labels(image string) map[string]string {
 	labels[labelBuild], labels[labelGroup], labels[labelImage] = c.cfg.BuildID, c.name, image
 	labels[labelManager] = thisProcess()
 	return labels
-}
-
-// say writes a line to the build's log.
-func (c *Container) say(format string, args ...any) {
-	fmt.Fprintf(c.cfg.Log, format+"\n", args...) // a log that cannot be written ends the build by itself
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/connector/place/docker"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/internal/testing/dockertest"
@@ -37,8 +38,8 @@ func config(t testing.TB, d *dockertest.Daemon) docker.Config {
 	bin, err := program.LoadBinary(end)
 	require.NoError(t, err)
 	return docker.Config{
-		Dial: d.Dial, Daemon: &docker.Daemon{}, BuildID: "b1", Programs: []*program.Binary{bin},
-		Spec: docker.Spec{Image: dockertest.Image, Network: "none"},
+		Config: place.Config{BuildID: "b1", Programs: []*program.Binary{bin}},
+		Dial:   d.Dial, Daemon: &docker.Daemon{}, Spec: docker.Spec{Image: dockertest.Image, Network: "none"},
 	}
 }
 
@@ -291,7 +292,7 @@ func TestAnUploadThatFailedIsTriedAgain(t *testing.T) {
 	_, err := docker.Start(t.Context(), cfg)
 	empty()
 	require.ErrorContains(t, err, "put stepmux on the Docker daemon")
-	require.ErrorIs(t, err, docker.ErrUnusable)
+	require.ErrorIs(t, err, place.ErrUnusable)
 	require.NoError(t, start(t, cfg).Close(t.Context()))
 }
 
@@ -396,7 +397,8 @@ func TestSpecsThatNoBuildMayHave(t *testing.T) {
 		require.Error(t, err, "%+v", spec)
 		require.Contains(t, err.Error(), strings.ReplaceAll(want, `" :`, `":`))
 		_, err = docker.Start(t.Context(), docker.Config{
-			Dial: nil, Daemon: &docker.Daemon{}, BuildID: "b1", Spec: spec,
+			Config: place.Config{BuildID: "b1"},
+			Dial:   nil, Daemon: &docker.Daemon{}, Spec: spec,
 		})
 		require.Error(t, err)
 	}

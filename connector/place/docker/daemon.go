@@ -12,6 +12,7 @@ import (
 	"github.com/moby/moby/api/types/system"
 	"github.com/moby/moby/client"
 
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/internal/flight"
 	"github.com/stepmux/stepmux/internal/plural"
 )
@@ -85,7 +86,7 @@ func (d *Daemon) look(ctx context.Context, a *api) (facts, error) {
 
 // About describes the daemon that dial connects to, for people. The error says why builds could not use it.
 func About(ctx context.Context, dial func(context.Context) (net.Conn, error)) (string, error) {
-	a, err := newAPI(dial, "", defaultReadyTimeout)
+	a, err := newAPI(dial, "", place.DefaultReadyTimeout)
 	if err != nil {
 		return "", err
 	}

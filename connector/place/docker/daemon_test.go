@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/connector/place"
 )
 
 // Symptom: an image with a file in place of the step runner's directory, or a connection that broke, failed all builds
@@ -46,10 +48,10 @@ func TestWorkThatFailsForOneBuildIsDoneAgainForTheOthers(t *testing.T) {
 func TestADaemonRemembersNoImagesThatWerePulled(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	dial := func(context.Context) (net.Conn, error) { return nil, errors.New("no daemon") }
-	a, err := newAPI(dial, "", defaultReadyTimeout)
+	a, err := newAPI(dial, "", place.DefaultReadyTimeout)
 	require.NoError(t, err)
 	defer func() { _ = a.Close() }()
-	c := &Container{api: a, cfg: Config{Daemon: &Daemon{}, Log: io.Discard}}
+	c := &Container{api: a, cfg: Config{Config: place.Config{Log: io.Discard}, Daemon: &Daemon{}}}
 	for _, image := range []string{"build:1", "build:2"} {
 		require.ErrorContains(t, c.pull(t.Context(), image), "no daemon")
 	}

@@ -9,13 +9,14 @@ import (
 	"time"
 
 	cerrdefs "github.com/containerd/errdefs"
-	"github.com/docker/go-units"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/events"
 	"github.com/moby/moby/client"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/internal/pause"
+	"github.com/stepmux/stepmux/mux"
 )
 
 const (
@@ -25,8 +26,6 @@ const (
 	eventDelay = 3 * time.Second
 	// removeAgain is how long a daemon that cannot remove a container is left alone.
 	removeAgain = 200 * time.Millisecond
-	// killed is the exit status of a process that SIGKILL ended, as a shell counts.
-	killed = 137
 )
 
 // await lets a goroutine wait for a container's end. It returns when the daemon has heard of that, or cannot. If ctx
@@ -52,8 +51,16 @@ func (c *Container) await(ctx context.Context, id string, end container.WaitCond
 	})
 }
 
-// Explain returns err with the reason why the container has ended, if it has or does so at once. ctx bounds the wait.
+// Explain implements place.Place.
 func (c *Container) Explain(ctx context.Context, err error) error {
+	if mux.IsLost(err) || errors.Is(err, connector.ErrGone) {
+		return c.explain(ctx, err)
+	}
+	return err
+}
+
+// explain returns err with the reason why the container has ended, if it has or does so at once. ctx bounds the wait.
+func (c *Container) explain(ctx context.Context, err error) error {
 	timer := time.NewTimer(endGrace)
 	defer timer.Stop()
 	select {
@@ -68,27 +75,20 @@ func (c *Container) Explain(ctx context.Context, err error) error {
 		return err
 	case c.lost != nil:
 		return fmt.Errorf("the connection to the Docker daemon was lost: %w (%w)", c.lost, err)
-	case c.status != killed:
+	case c.status != place.Killed:
 		return fmt.Errorf("the container ended with exit status %d: %w", c.status, err)
 	case c.outOfMemory(ctx):
-		return fmt.Errorf("the container ran out of memory%s and was killed: %w", limitText(c.cfg.Spec.Memory), err)
+		return fmt.Errorf("the container ran out of memory%s and was killed: %w", place.LimitText(c.cfg.Spec.Memory), err)
 	default:
 		return fmt.Errorf("the container was killed: %w", err)
 	}
 }
 
-// Note writes a line to the build's log if a step ended with that exit code for want of memory.
+// Note implements place.Place.
 func (c *Container) Note(ctx context.Context, exitCode int) {
-	if exitCode == killed && c.outOfMemory(ctx) {
-		c.say("a process was killed: the container ran out of memory%s", limitText(c.cfg.Spec.Memory))
+	if exitCode == place.Killed && c.outOfMemory(ctx) {
+		c.cfg.Say("a process was killed: the container ran out of memory%s", place.LimitText(c.cfg.Spec.Memory))
 	}
-}
-
-func limitText(limit int64) string {
-	if limit == 0 {
-		return ""
-	}
-	return fmt.Sprintf(" (its limit is %s)", units.BytesSize(float64(limit)))
 }
 
 // outOfMemory reports whether the daemon has seen that a process of the container was killed because the container had

@@ -7,6 +7,7 @@ import (
 	"os"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/connector/place/docker"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
@@ -21,11 +22,10 @@ func Example() {
 	daemon := new(docker.Daemon) // one for each daemon, kept for all its builds
 	ctx := context.Background()
 	box, err := docker.Start(ctx, docker.Config{
+		Config: place.Config{BuildID: "job-4711", Programs: []*program.Binary{end}, Log: os.Stderr},
 		Dial: func(ctx context.Context) (net.Conn, error) {
 			return docker.Address{}.Dial(ctx, new(net.Dialer).DialContext)
-		},
-		Daemon: daemon, BuildID: "job-4711", Programs: []*program.Binary{end},
-		Spec: docker.Spec{Image: "golang:1.26"}, Log: os.Stderr,
+		}, Daemon: daemon, Spec: docker.Spec{Image: "golang:1.26"},
 	})
 	if err != nil {
 		panic(err)

@@ -13,6 +13,7 @@ import (
 	"github.com/moby/moby/client"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/mux/channel"
 )
@@ -41,7 +42,7 @@ func (c *Container) enter(ctx context.Context, daemon facts) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, c.cfg.ReadyTimeout,
 		fmt.Errorf("the step runner was not ready within %v", c.cfg.ReadyTimeout))
 	defer cancel()
-	c.say("container %.160s has image %.160s, %s", strings.TrimPrefix(one.Name, "/"), one.Config.Image, c.Image())
+	c.cfg.Say("container %.160s has image %.160s, %s", strings.TrimPrefix(one.Name, "/"), one.Config.Image, c.Image())
 	c.started = time.Now()
 	return c.startExec(ctx, op)
 }
@@ -157,8 +158,8 @@ func (c *Container) bring(ctx context.Context, bin *program.Binary) error {
 	if err != nil {
 		return err
 	}
-	dir := home + "/" + sum[:16]
-	c.program, c.tempDir = dir+"/stepmux", runDir
+	dir := place.Home + "/" + sum[:16]
+	c.program, c.tempDir = dir+"/stepmux", place.RunDir
 	d := c.cfg.Daemon
 	return d.share(ctx, &d.programs, c.entered+sum, func(ctx context.Context) (struct{}, time.Duration, error) {
 		return untilForgotten(c.put(ctx, c.entered, bin, dir, true))

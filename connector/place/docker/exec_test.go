@@ -126,7 +126,7 @@ func TestABuildInAContainerThatIsThereCanLinger(t *testing.T) {
 	d := dockertest.Start(t)
 	standing(t, d, "standing", container.HostConfig{})
 	cfg := inStanding(t, d)
-	cfg.Linger = true
+	cfg.Linger = time.Minute
 	hangUp := recordConns(&cfg)
 	c := start(t, cfg)
 	b := &build{}

@@ -29,6 +29,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/connector/place/docker"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/internal/testing/dockertest"
@@ -45,7 +46,7 @@ func duringBuild(t *testing.T, d *dockertest.Daemon, harm func(id string)) (*doc
 	b := connect(t, c)
 	out := writerFunc(func(p []byte) (int, error) {
 		if bytes.Contains(p, []byte("started")) {
-			harm(c.Place())
+			harm(c.At())
 		}
 		return len(p), nil
 	})
@@ -148,7 +149,7 @@ func TestADaemonWhoseDiskIsFullIsNamed(t *testing.T) {
 	require.ErrorContains(t, err, `create container of image "busybox:1": `)
 	require.ErrorContains(t, err, "no space left on device")
 	// Symptom: the VM had room at all times, so that it got all builds, and failed them.
-	require.ErrorIs(t, err, docker.ErrUnusable)
+	require.ErrorIs(t, err, place.ErrUnusable)
 	require.Empty(t, d.Containers(t))
 	require.NoError(t, start(t, cfg).Close(t.Context()))
 }
@@ -195,7 +196,7 @@ func TestAManagerThatHangsUpLeavesNoContainer(t *testing.T) {
 	cfg := config(t, d)
 	hangUp := recordConns(&cfg)
 	c := start(t, cfg)
-	waiting := d.Client.ContainerWait(t.Context(), c.Place(),
+	waiting := d.Client.ContainerWait(t.Context(), c.At(),
 		client.ContainerWaitOptions{Condition: container.WaitConditionRemoved})
 	hangUp()
 	select {
@@ -216,7 +217,7 @@ func TestAJobThatIgnoresSIGTERMDoesNotOutliveItsManagerForLong(t *testing.T) {
 	cfg.Spec.Volumes = []string{out + ":/out"}
 	hangUp := recordConns(&cfg)
 	c := start(t, cfg)
-	waiting := d.Client.ContainerWait(t.Context(), c.Place(),
+	waiting := d.Client.ContainerWait(t.Context(), c.At(),
 		client.ContainerWaitOptions{Condition: container.WaitConditionRemoved})
 	b := connect(t, c)
 	var killed time.Time
@@ -533,8 +534,8 @@ func TestDaemonsThatAreNoneOrTooOld(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := docker.Start(t.Context(), docker.Config{
-				Dial: test.dial, Daemon: &docker.Daemon{}, BuildID: "b1", Spec: docker.Spec{Image: "a"},
-				ReadyTimeout: 3 * time.Second,
+				Config: place.Config{BuildID: "b1", ReadyTimeout: 3 * time.Second},
+				Dial:   test.dial, Daemon: &docker.Daemon{}, Spec: docker.Spec{Image: "a"},
 			})
 			require.ErrorContains(t, err, test.want)
 			require.Less(t, len(err.Error()), 2000)

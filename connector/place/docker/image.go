@@ -121,7 +121,7 @@ func (c *Container) pullNow(ctx context.Context, image string) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", op, err)
 	}
-	c.say("pulling image %.160s", image)
+	c.cfg.Say("pulling image %.160s", image)
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	stalled := time.AfterFunc(pullStall, func() {

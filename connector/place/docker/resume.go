@@ -11,27 +11,27 @@ import (
 	"github.com/moby/moby/client"
 )
 
-// Place names the container to Attach, in another process.
-func (c *Container) Place() string { return cmp.Or(c.entered, c.id) }
+// At names the container to Attach, in another process.
+func (c *Container) At() string { return cmp.Or(c.entered, c.id) }
 
 // Leave lets Close leave the container of a build that lingers: it goes on there until another process attaches to it,
 // or its linger is over. The daemon then removes the container. Its services stay until a later build starts there.
 func (c *Container) Leave() { c.left.Store(true) }
 
-// Attach returns the Container of a build that another process has started, by its Place and with the same Spec, and a
+// Attach returns the Container of a build that another process has started, by its At and with the same Spec, and a
 // link to it, as of Reconnect. ctx bounds the call. The error is connector.ErrGone if the container has ended. The
 // caller closes the Container, and by that removes it, unless Leave is called.
-func Attach(ctx context.Context, cfg Config, place string) (c, link *Container, err error) {
+func Attach(ctx context.Context, cfg Config, at string) (c, link *Container, err error) {
 	if err := cfg.check(); err != nil {
 		return nil, nil, err
 	}
-	if place == "" || !cfg.Linger {
+	if at == "" || cfg.Linger == 0 {
 		return nil, nil, errors.New("docker: Attach to no container, or to that of a build that does not linger")
 	}
 	if c, err = newContainer(ctx, cfg); err != nil {
 		return nil, nil, err
 	}
-	if err = c.attach(ctx, place); err == nil {
+	if err = c.attach(ctx, at); err == nil {
 		link, err = c.Reconnect(ctx)
 	}
 	if err != nil {
@@ -43,7 +43,7 @@ func Attach(ctx context.Context, cfg Config, place string) (c, link *Container, 
 }
 
 // attach finds the container, its image and its services.
-func (c *Container) attach(ctx context.Context, place string) error {
+func (c *Container) attach(ctx context.Context, at string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, c.cfg.ReadyTimeout,
 		fmt.Errorf("the Docker daemon did not answer within %v", c.cfg.ReadyTimeout))
 	defer cancel()
@@ -51,7 +51,7 @@ func (c *Container) attach(ctx context.Context, place string) error {
 	if err != nil {
 		return err
 	}
-	one, err := c.inspectAgain(ctx, place)
+	one, err := c.inspectAgain(ctx, at)
 	if err != nil {
 		return err
 	}
@@ -60,10 +60,10 @@ func (c *Container) attach(ctx context.Context, place string) error {
 		return c.prepare(ctx, daemon, one)
 	}
 	if c.started, err = time.Parse(time.RFC3339Nano, one.State.StartedAt); err != nil {
-		return fmt.Errorf("find out when container %.12s was started: %w", place, &daemonError{err})
+		return fmt.Errorf("find out when container %.12s was started: %w", at, &daemonError{err})
 	}
 	if one.Config == nil || one.Config.Labels[labelBuild] != c.cfg.BuildID {
-		return fmt.Errorf("container %.12s is not that of the build %s", place, c.cfg.BuildID)
+		return fmt.Errorf("container %.12s is not that of the build %s", at, c.cfg.BuildID)
 	}
 	c.id, c.name = one.ID, one.Config.Labels[labelGroup]
 	if c.image, err = c.inspectImage(ctx, one.Image, one.Config.Labels[labelImage]); err != nil {

@@ -31,7 +31,7 @@ func TestABuildInAContainerGoesOnInAnotherProcess(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := config(t, d)
-			cfg.Spec, cfg.Linger = spec, true
+			cfg.Spec, cfg.Linger = spec, time.Minute
 			first := start(t, cfg)
 			connectTo := func(c, link *docker.Container, socket string) *connector.Connector {
 				place := connector.Config{
@@ -47,7 +47,7 @@ func TestABuildInAContainerGoesOnInAnotherProcess(t *testing.T) {
 				return b
 			}
 			b := connectTo(first, first, "")
-			place, socket := first.Place(), b.Socket()
+			place, socket := first.At(), b.Socket()
 			there := d.Containers(t)
 			b.Leave()
 			first.Leave()
@@ -97,7 +97,7 @@ func TestABuildInAContainerGoesOnInAnotherProcess(t *testing.T) {
 func TestALinkEndsThoughTheDaemonsContainersAreBeingRemoved(t *testing.T) {
 	d := dockertest.Start(t)
 	cfg := config(t, d)
-	cfg.Linger, cfg.StopTimeout = true, time.Minute
+	cfg.Linger, cfg.StopTimeout = time.Minute, time.Minute
 	c := start(t, cfg)
 	link, err := c.Reconnect(t.Context())
 	require.NoError(t, err)

@@ -123,7 +123,7 @@ func (c *Container) startService(ctx context.Context, s *service) error {
 	if err != nil {
 		return err
 	}
-	c.say("service %s: image %.160s is %s", s.alias(), s.Image, cmp.Or(image.digest, image.id))
+	c.cfg.Say("service %s: image %.160s is %s", s.alias(), s.Image, cmp.Or(image.digest, image.id))
 	limit := cmp.Or(c.cfg.Spec.ServiceTimeout, defaultServiceTimeout)
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("it was not ready within %v", limit))
 	defer cancel()

@@ -14,6 +14,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/moby/moby/api/types/container"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/stepmux/stepmux/connector/place"
 )
 
 // Pull is the policy for pulling an image.
@@ -173,7 +175,7 @@ func checkMountPoint(at string) error {
 		return errors.New("the path in the container is not absolute")
 	case clean == "/":
 		return errors.New("the root of the container cannot be replaced")
-	case clean == home || strings.HasPrefix(clean, home+"/"):
+	case clean == place.Home || strings.HasPrefix(clean, place.Home+"/"):
 		return errors.New("the step runner is there; use another path")
 	}
 	return nil
@@ -187,14 +189,6 @@ func parseImage(image string) (name.Reference, error) {
 	}
 	return ref, nil
 }
-
-const (
-	// home is where the step runner is in the container.
-	home = "/.stepmux"
-	// programDir has the program's volume, runDir the sockets and working directories if home is not writable.
-	programDir, runDir = home + "/bin", home + "/run"
-	programFile        = programDir + "/stepmux"
-)
 
 // isRoot reports whether a User of an image or a Spec is root.
 func isRoot(user string) bool {

@@ -19,6 +19,7 @@ import (
 	"github.com/moby/moby/api/types/mount"
 	"github.com/moby/moby/client"
 
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/connector/program"
 )
 
@@ -45,7 +46,7 @@ func checksum(bin *program.Binary) (string, error) {
 // image has at that place, and these would be the step runner of all later builds.
 func programMount(volume string, readOnly bool) mount.Mount {
 	return mount.Mount{
-		Type: mount.TypeVolume, Source: volume, Target: programDir, ReadOnly: readOnly,
+		Type: mount.TypeVolume, Source: volume, Target: place.ProgramDir, ReadOnly: readOnly,
 		VolumeOptions: &mount.VolumeOptions{NoCopy: true},
 	}
 }
@@ -112,7 +113,7 @@ func (c *Container) fillNow(ctx context.Context, bin *program.Binary, volume, im
 		return c.api.failure(whole, op, err)
 	}
 	made, err := c.api.ContainerCreate(whole, client.ContainerCreateOptions{
-		Config: &container.Config{Image: image, Labels: c.labels(image), Cmd: []string{programFile}},
+		Config: &container.Config{Image: image, Labels: c.labels(image), Cmd: []string{place.ProgramFile}},
 		HostConfig: &container.HostConfig{
 			NetworkMode: "none", Mounts: []mount.Mount{programMount(volume, false)},
 		},
@@ -125,7 +126,7 @@ func (c *Container) fillNow(ctx context.Context, bin *program.Binary, volume, im
 		defer cancel()
 		err = errors.Join(err, c.remove(ctx, made.ID))
 	}()
-	return c.put(ctx, made.ID, bin, programDir, false)
+	return c.put(ctx, made.ID, bin, place.ProgramDir, false)
 }
 
 // put puts the program into dir in a container, unless it is there. If whole, it makes dir and the directory of
@@ -143,7 +144,7 @@ func (c *Container) put(ctx context.Context, id string, bin *program.Binary, dir
 	} // any other error meets the upload, too, whose answer has a text
 	began, at, dirs := time.Now(), dir, map[string]int64(nil)
 	if whole {
-		at, dirs = "/", map[string]int64{home: 0o755, runDir: 0o1777, dir: 0o755}
+		at, dirs = "/", map[string]int64{place.Home: 0o755, place.RunDir: 0o1777, dir: 0o755}
 	}
 	archive := archiveOf(bin, strings.TrimPrefix(dir, at), dirs)
 	_, err := c.api.CopyToContainer(ctx, id, client.CopyToContainerOptions{

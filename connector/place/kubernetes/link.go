@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/relay"
@@ -52,7 +53,8 @@ func (p *Pod) connect(ctx context.Context) (*link, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, min(linkTimeout, p.cfg.ReadyTimeout), errors.New("no answer in time"))
 	defer cancel()
 	l := &link{stderr: &tail.Writer{}}
-	s, err := p.cluster.execute(ctx, p.name, buildName, l.stderr, programFile, "steps", "relay", "--temp-dir", runDir)
+	argv := []string{place.ProgramFile, "steps", "relay", "--temp-dir", place.RunDir}
+	s, err := p.cluster.execute(ctx, p.name, buildName, l.stderr, argv...)
 	if err != nil {
 		return nil, err
 	}

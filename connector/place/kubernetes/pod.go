@@ -6,8 +6,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"io"
-	"log/slog"
 	"net/http"
 	"slices"
 	"strings"
@@ -15,11 +13,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/docker/go-units"
-
 	"github.com/stepmux/stepmux/connector"
-	"github.com/stepmux/stepmux/connector/program"
-	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/connector/place"
+	"github.com/stepmux/stepmux/mux"
 )
 
 const (
@@ -27,8 +23,6 @@ const (
 	DefaultLinger = 5 * time.Minute
 
 	defaultStartTimeout = 10 * time.Minute
-	defaultReadyTimeout = 30 * time.Second
-	defaultStopTimeout  = 20 * time.Second
 	// defaultLife bounds a pod whose build has no timeout. deadlineSlack is how long a pod may outlive its build.
 	defaultLife, deadlineSlack = 24 * time.Hour, 5 * time.Minute
 	// endGrace is how long a pod may take to end by itself, and how long to wait for the reason of its end.
@@ -43,30 +37,17 @@ const (
 
 // Config says which pod to make, where.
 type Config struct {
+	// Config describes the build. If its Linger is zero, DefaultLinger.
+	place.Config
 	// Cluster is where the pod is made. Required.
 	Cluster *Cluster
-	// BuildID names the build. Required.
-	BuildID string
 	// Spec describes the pod.
 	Spec Spec
-	// Programs are the stepmux programs of which the node's platform needs one.
-	Programs []*program.Binary
-	// Log receives lines about the pod for the build's log. If nil they are discarded.
-	Log io.Writer
 	// Timeout is the timeout of the build's job. If zero, 24h. The cluster ends a pod that still exists a while later
 	// (activeDeadlineSeconds).
 	Timeout time.Duration
-	// Linger is how long the build continues without a manager, at most 24h. If zero, DefaultLinger.
-	Linger time.Duration
 	// StartTimeout bounds the time until the pod runs, with the pull of its images. If zero, 10m.
 	StartTimeout time.Duration
-	// ReadyTimeout bounds the start of the step runner's relay in a pod that runs, and the time in which nothing of a
-	// program that is uploaded moves. If zero, 30s.
-	ReadyTimeout time.Duration
-	// StopTimeout bounds Close. If zero, 20s.
-	StopTimeout time.Duration
-	// Logger receives messages for operators. If nil, nothing is logged.
-	Logger *slog.Logger
 }
 
 // Pod is a build's pod. It makes the links of the build's connector.Connector: when an exec is cut, the next one
@@ -119,7 +100,7 @@ func Start(ctx context.Context, cfg Config) (*Pod, error) {
 		if pods == maxPods || !isPodsFault(err) || ctx.Err() != nil {
 			return nil, errors.Join(err, left)
 		}
-		p.say("another pod is made: %v", err)
+		p.cfg.Say("another pod is made: %v", err)
 		cfg.Logger.Warn("another pod is made for the build", "error", err, "left", left)
 	}
 }
@@ -129,19 +110,12 @@ func (cfg *Config) check() error {
 	if cfg.Cluster == nil {
 		return errors.New("kubernetes: Config.Cluster is nil")
 	}
-	if _, err := wire.ParseBuildID(cfg.BuildID); err != nil {
-		return err
+	if cfg.Timeout < 0 {
+		return fmt.Errorf("kubernetes: the timeout %v is negative", cfg.Timeout)
 	}
-	if cfg.Linger < 0 || cfg.Linger > wire.MaxLinger || cfg.Timeout < 0 {
-		return fmt.Errorf("a build in a pod cannot linger for %v: 0 to %v", cfg.Linger, wire.MaxLinger)
-	}
-	cfg.Log = cmp.Or(cfg.Log, io.Discard)
 	cfg.Linger = cmp.Or(cfg.Linger, DefaultLinger)
 	cfg.StartTimeout = cmp.Or(cfg.StartTimeout, defaultStartTimeout)
-	cfg.ReadyTimeout = cmp.Or(cfg.ReadyTimeout, defaultReadyTimeout)
-	cfg.StopTimeout = cmp.Or(cfg.StopTimeout, defaultStopTimeout)
-	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
-	return nil
+	return cfg.Config.Check()
 }
 
 func newPod(ctx context.Context, cfg Config, name string) *Pod {
@@ -180,8 +154,8 @@ func (p *Pod) start(ctx context.Context) error {
 	if err != nil {
 		return p.withEnd(err)
 	}
-	p.say("pod %s runs on node %s", p.name, s.Spec.NodeName)
-	p.say("image %.160s is %s", p.cfg.Spec.Image, p.Image())
+	p.cfg.Say("pod %s runs on node %s", p.name, s.Spec.NodeName)
+	p.cfg.Say("image %.160s is %s", p.cfg.Spec.Image, p.Image())
 	if err := p.startLink(ctx); err != nil {
 		return p.withEnd(err)
 	}
@@ -386,7 +360,7 @@ func (p *Pod) Configure(cfg *connector.Config) {
 		}
 		return l, nil
 	}
-	cfg.Runner, cfg.TempDir, cfg.Route, cfg.Bootstrap = []string{programFile}, runDir, connector.Relay, nil
+	cfg.Runner, cfg.TempDir, cfg.Route, cfg.Bootstrap = []string{place.ProgramFile}, place.RunDir, connector.Relay, nil
 }
 
 // Name returns the pod's name.
@@ -399,14 +373,13 @@ func (p *Pod) Image() string {
 	return foreignText(cmp.Or(p.seen.container(buildName).ImageID, p.cfg.Spec.Image))
 }
 
-// say writes a line to the build's log.
-func (p *Pod) say(format string, args ...any) {
-	fmt.Fprintf(p.cfg.Log, format+"\n", args...) // a failed log ends the build by itself
-}
-
-// Explain adds to err the reason why the pod has ended, if it has or does so soon, or is being deleted. ctx bounds the
-// wait.
+// Explain implements place.Place. It also tells that the pod is being deleted.
 func (p *Pod) Explain(ctx context.Context, err error) error {
+	// A pod ends its processes first.
+	_, ended := errors.AsType[*connector.ServeError](err)
+	if !ended && !mux.IsLost(err) && !errors.Is(err, connector.ErrGone) {
+		return err
+	}
 	timer := time.NewTimer(endGrace)
 	defer timer.Stop()
 	select {
@@ -423,28 +396,18 @@ func (p *Pod) Explain(ctx context.Context, err error) error {
 	return err
 }
 
-// Note writes a line to the build's log if a step with this exit code ran out of memory, as far as the kubelet knows.
+// Note implements place.Place, as far as the kubelet knows.
 func (p *Pod) Note(_ context.Context, exitCode int) {
 	p.mu.Lock()
 	oom := p.seen.container(buildName).State.Terminated.oom()
 	p.mu.Unlock()
 	switch {
-	case exitCode != killed:
+	case exitCode != place.Killed:
 	case oom:
-		p.say("a process was killed: the container ran out of memory%s", limitText(p.cfg.Spec.Memory))
+		p.cfg.Say("a process was killed: the container ran out of memory%s", place.LimitText(p.cfg.Spec.Memory))
 	case p.cfg.Spec.Memory > 0:
-		p.say("a process was killed; did the container run out of memory%s?", limitText(p.cfg.Spec.Memory))
+		p.cfg.Say("a process was killed; did the container run out of memory%s?", place.LimitText(p.cfg.Spec.Memory))
 	}
-}
-
-// killed is the exit status of a process that SIGKILL ended, as a shell reports it.
-const killed = 137
-
-func limitText(limit int64) string {
-	if limit == 0 {
-		return ""
-	}
-	return fmt.Sprintf(" (its limit is %s)", units.BytesSize(float64(limit)))
 }
 
 // Close deletes the pod and waits until it is gone. When ctx ends or StopTimeout has passed, it returns an error that

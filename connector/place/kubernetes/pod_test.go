@@ -29,6 +29,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/connector/place/kubernetes"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/internal/testing/faultconn"
@@ -68,8 +69,8 @@ func config(t *testing.T, c *kubernetes.Cluster) kubernetes.Config {
 	bin, err := program.LoadBinary(path)
 	require.NoError(t, err)
 	return kubernetes.Config{
-		Cluster: c, BuildID: "b1", Spec: kubernetes.Spec{Image: "busybox:1"}, Programs: []*program.Binary{bin},
-		Linger: time.Minute,
+		Config:  place.Config{BuildID: "b1", Programs: []*program.Binary{bin}, Linger: time.Minute},
+		Cluster: c, Spec: kubernetes.Spec{Image: "busybox:1"},
 	}
 }
 
@@ -203,7 +204,7 @@ func TestAPodThatIsBeingDeletedIsNamedBeforeItHasEnded(t *testing.T) {
 		"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "Eviction API: evicting",
 	}}})
 	s.Terminate(p.Name())
-	gone := errors.New("there is no such socket")
+	gone := &connector.ServeError{Stderr: "there is no such socket"}
 	err := p.Explain(t.Context(), gone)
 	require.ErrorIs(t, err, gone)
 	require.ErrorContains(t, err, "it was deleted (EvictionByEvictionAPI: Eviction API: evicting)")
@@ -697,14 +698,15 @@ func TestABuildGoesOnInAnotherProcess(t *testing.T) {
 	require.NoError(t, err)
 	secret := strings.Repeat("s", 43)
 	first := connect(t, s, p, func(c *connector.Config) { c.Secret = secret })
-	place, socket := p.Place(), first.Socket()
+	at, socket := p.At(), first.Socket()
 	first.Leave()
 	p.Leave()
 	require.NoError(t, first.Close(t.Context()))
 	require.NoError(t, p.Close(t.Context()))
 	require.Len(t, s.Pods(), 1)
 
-	p, err = kubernetes.Attach(t.Context(), kubernetes.Config{Cluster: cfg.Cluster, BuildID: "b1"}, place)
+	again := kubernetes.Config{Config: place.Config{BuildID: "b1"}, Cluster: cfg.Cluster}
+	p, err = kubernetes.Attach(t.Context(), again, at)
 	require.NoError(t, err)
 	second := connect(t, s, p, func(c *connector.Config) { c.Secret, c.Attach = secret, socket })
 	var log bytes.Buffer
@@ -719,8 +721,8 @@ func TestABuildGoesOnInAnotherProcess(t *testing.T) {
 	require.NoError(t, second.Close(t.Context()))
 	require.NoError(t, p.Close(t.Context()))
 	require.Empty(t, s.Pods())
-	for _, lost := range []string{place, p.Name() + "/other"} {
-		_, err = kubernetes.Attach(t.Context(), kubernetes.Config{Cluster: cfg.Cluster, BuildID: "b1"}, lost)
+	for _, lost := range []string{at, p.Name() + "/other"} {
+		_, err = kubernetes.Attach(t.Context(), again, lost)
 		require.ErrorIs(t, err, connector.ErrGone)
 		require.ErrorContains(t, err, "it was deleted")
 	}
@@ -905,10 +907,12 @@ func TestStartIsNotSilentAboutMistakes(t *testing.T) {
 }
 
 func TestATemplateIsKeptButForWhatAPodOfABuildNeeds(t *testing.T) {
-	cfg := kubernetes.Config{BuildID: "B_1", StartTimeout: time.Minute, Linger: time.Minute, Spec: kubernetes.Spec{
-		Image: "golang:1.26", User: "1000:2000", Memory: 1 << 30, NanoCPUs: 15e8, ReadOnly: true, Labels: []string{"a=b"},
-		Pull: kubernetes.PullNever,
-		Template: []byte(`kind: Pod
+	cfg := kubernetes.Config{
+		Config:       place.Config{BuildID: "B_1", Linger: time.Minute},
+		StartTimeout: time.Minute, Spec: kubernetes.Spec{
+			Image: "golang:1.26", User: "1000:2000", Memory: 1 << 30, NanoCPUs: 15e8, ReadOnly: true, Labels: []string{"a=b"},
+			Pull: kubernetes.PullNever,
+			Template: []byte(`kind: Pod
 metadata: {labels: {team: x}, namespace: other}
 spec:
   nodeSelector: {disk: fast}
@@ -924,10 +928,11 @@ spec:
   - {name: mine, image: x}
   - {name: my-db, readinessProbe: {tcpSocket: {port: 5432}}}
 `),
-		Services: []kubernetes.Service{{
-			Image: "postgres:17", Alias: "my.db", Entrypoint: []string{"run"}, Command: []string{"x"}, Env: []string{"K=v=w"},
-		}},
-	}}
+			Services: []kubernetes.Service{{
+				Image: "postgres:17", Alias: "my.db", Entrypoint: []string{"run"}, Command: []string{"x"}, Env: []string{"K=v=w"},
+			}},
+		},
+	}
 	pod, err := kubernetes.Manifest(cfg)
 	require.NoError(t, err)
 	meta, spec := pod["metadata"].(map[string]any), pod["spec"].(map[string]any)
@@ -968,12 +973,15 @@ spec:
 
 // Symptom: with the limits of the steps' container in the template, services had none, and a job chooses its services.
 func TestServicesHaveTheLimitsThatTheTemplateGivesTheSteps(t *testing.T) {
-	pod, err := kubernetes.Manifest(kubernetes.Config{BuildID: "b1", Spec: kubernetes.Spec{
-		Image: "a", Memory: 1 << 30, Services: []kubernetes.Service{{Image: "db"}}, Template: []byte(`spec:
+	pod, err := kubernetes.Manifest(kubernetes.Config{
+		Config: place.Config{BuildID: "b1"},
+		Spec: kubernetes.Spec{
+			Image: "a", Memory: 1 << 30, Services: []kubernetes.Service{{Image: "db"}}, Template: []byte(`spec:
   containers:
   - {name: build, resources: {limits: {cpu: 2, ephemeral-storage: 5Gi, example.com/gpu: 1}, requests: {cpu: 1}}}
 `),
-	}})
+		},
+	})
 	require.NoError(t, err)
 	require.Equal(t, map[string]any{
 		"limits":   map[string]any{"cpu": 2, "memory": "1073741824", "ephemeral-storage": "5Gi"},
@@ -983,12 +991,15 @@ func TestServicesHaveTheLimitsThatTheTemplateGivesTheSteps(t *testing.T) {
 
 // Symptom: the kubelet made pa$word of the password pa$$word, and replaced $(NAME) by a variable.
 func TestTheKubeletReplacesNothingInTheWordsOfAJob(t *testing.T) {
-	pod, err := kubernetes.Manifest(kubernetes.Config{BuildID: "b1", Spec: kubernetes.Spec{
-		Image: "a", Command: []string{"$(A)"}, Services: []kubernetes.Service{{
-			Image: "db", Entrypoint: []string{"sh", "-c"}, Command: []string{"echo $$ $(hostname)"},
-			Env: []string{"A=x", "PASSWORD=pa$$word$(A)"},
-		}},
-	}})
+	pod, err := kubernetes.Manifest(kubernetes.Config{
+		Config: place.Config{BuildID: "b1"},
+		Spec: kubernetes.Spec{
+			Image: "a", Command: []string{"$(A)"}, Services: []kubernetes.Service{{
+				Image: "db", Entrypoint: []string{"sh", "-c"}, Command: []string{"echo $$ $(hostname)"},
+				Env: []string{"A=x", "PASSWORD=pa$$word$(A)"},
+			}},
+		},
+	})
 	require.NoError(t, err)
 	spec := pod["spec"].(map[string]any)
 	require.Equal(t, "$$(A)", spec["containers"].([]any)[0].(map[string]any)["command"].([]string)[0])
@@ -999,9 +1010,12 @@ func TestTheKubeletReplacesNothingInTheWordsOfAJob(t *testing.T) {
 
 // Symptom: entrypoint: [""] of a service ran the entrypoint of its image.
 func TestAServiceWithoutEntrypointRunsItsCommandAlone(t *testing.T) {
-	pod, err := kubernetes.Manifest(kubernetes.Config{BuildID: "b1", Spec: kubernetes.Spec{
-		Image: "a", Services: []kubernetes.Service{{Image: "db", Entrypoint: []string{""}, Command: []string{"run", "x"}}},
-	}})
+	pod, err := kubernetes.Manifest(kubernetes.Config{
+		Config: place.Config{BuildID: "b1"},
+		Spec: kubernetes.Spec{
+			Image: "a", Services: []kubernetes.Service{{Image: "db", Entrypoint: []string{""}, Command: []string{"run", "x"}}},
+		},
+	})
 	require.NoError(t, err)
 	db := pod["spec"].(map[string]any)["initContainers"].([]any)[1].(map[string]any)
 	require.Equal(t, []string{"run", "x"}, db["command"])
@@ -1011,8 +1025,8 @@ func TestAServiceWithoutEntrypointRunsItsCommandAlone(t *testing.T) {
 // Symptom: the shell ran the step runner without its arguments, and the pod ended.
 func TestAShellAsEntrypointBecomesTheFirstProcess(t *testing.T) {
 	pod, err := kubernetes.Manifest(kubernetes.Config{
-		BuildID: "b1", Linger: time.Minute, StartTimeout: time.Minute,
-		Spec: kubernetes.Spec{Image: "a", Command: []string{"/bin/sh", "-c"}},
+		Config:       place.Config{BuildID: "b1", Linger: time.Minute},
+		StartTimeout: time.Minute, Spec: kubernetes.Spec{Image: "a", Command: []string{"/bin/sh", "-c"}},
 	})
 	require.NoError(t, err)
 	build := pod["spec"].(map[string]any)["containers"].([]any)[0].(map[string]any)

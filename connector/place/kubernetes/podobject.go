@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/internal/termtext"
 )
 
@@ -187,7 +188,7 @@ func (t *termination) ofNode() bool {
 	case "OOMKilled":
 		return false
 	default:
-		return t.ExitCode == killed
+		return t.ExitCode == place.Killed
 	}
 }
 

@@ -7,21 +7,21 @@ import (
 	"strings"
 )
 
-// Place names the pod, for Attach in another process.
-func (p *Pod) Place() string { return p.name + "/" + p.uid }
+// At names the pod, for Attach in another process.
+func (p *Pod) At() string { return p.name + "/" + p.uid }
 
 // Leave makes Close leave the pod running: its build continues until another process attaches to it, or its linger is
 // over.
 func (p *Pod) Leave() { p.left.Store(true) }
 
-// Attach returns the Pod of a build that another process has started, by its Place, with a link to it. cfg needs no
+// Attach returns the Pod of a build that another process has started, by its At, with a link to it. cfg needs no
 // Spec and no Programs. ctx and the build's linger bound the call: after that time the build no longer exists. The
 // error wraps connector.ErrGone if the cluster has no such pod, or the pod has ended. The caller closes the Pod,
 // which removes it unless Leave was called.
-func Attach(ctx context.Context, cfg Config, place string) (*Pod, error) {
-	name, uid, ok := strings.Cut(place, "/")
+func Attach(ctx context.Context, cfg Config, at string) (*Pod, error) {
+	name, uid, ok := strings.Cut(at, "/")
 	if !ok || !namePattern.MatchString(name) || uid == "" {
-		return nil, fmt.Errorf("kubernetes: %.160q is no place of a pod", place)
+		return nil, fmt.Errorf("kubernetes: %.160q is no place of a pod", at)
 	}
 	if err := cfg.check(); err != nil {
 		return nil, err

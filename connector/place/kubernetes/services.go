@@ -148,7 +148,7 @@ func (p *Pod) awaitService(ctx context.Context, s *Service) error {
 	if end := is.lastEnd(); end != nil {
 		return p.because("it ended: "+end.text(), false)
 	}
-	p.say("service %s: image %.160s is %s", s.alias(), s.Image, foreignText(cmp.Or(is.ImageID, s.Image)))
+	p.cfg.Say("service %s: image %.160s is %s", s.alias(), s.Image, foreignText(cmp.Or(is.ImageID, s.Image)))
 	port, err := s.port()
 	if err != nil || port == 0 {
 		return err

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	"go.yaml.in/yaml/v4"
 
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/connector/program"
 )
 
@@ -119,8 +120,8 @@ func (s *Spec) checkTemplate(pod dict) error {
 		{"runAsGroup", group, []dict{at(build, "securityContext"), at(in, "securityContext")}},
 		{"imagePullPolicy", pulls[s.Pull], []dict{build}},
 	} {
-		for _, place := range one.places {
-			is, found := place[one.key]
+		for _, at := range one.places {
+			is, found := at[one.key]
 			if found && one.want != "" && fmt.Sprint(is) != one.want {
 				return fmt.Errorf("%s %.40q: the template of the pod has %.40q; leave out one of them", one.key, one.want,
 					fmt.Sprint(is))
@@ -196,12 +197,6 @@ func checkList(d dict, key string) error {
 type dict = map[string]any
 
 const (
-	// home is where the step runner is in the container.
-	home = "/.stepmux"
-	// programDir has the program, runDir the sockets and working directories.
-	programDir, runDir = home + "/bin", home + "/run"
-	programFile        = programDir + "/stepmux"
-
 	// initName is the container that receives the program, buildName that of the steps.
 	initName, buildName = "stepmux-init", "build"
 	volumeName          = "stepmux"
@@ -209,10 +204,10 @@ const (
 
 // initScript waits for the programs, which are uploaded by exec. It gives up after $1 tenths of a second.
 const initScript = `most=$1; shift
-mkdir -p ` + programDir + ` ` + runDir + ` && chmod 1777 ` + runDir + ` || exit
+mkdir -p ` + place.ProgramDir + ` ` + place.RunDir + ` && chmod 1777 ` + place.RunDir + ` || exit
 n=0
 for file; do
-  until [ -e ` + programDir + `/"$file" ]; do
+  until [ -e ` + place.ProgramDir + `/"$file" ]; do
     n=$((n+1))
     if [ $n -gt "$most" ]; then echo "nobody brought $file"; exit 1; fi
     sleep 0.1
@@ -225,7 +220,7 @@ const brought = "brought"
 // bringScript receives a program named $1. It first prints its machine, so that the sender can choose the program. It
 // reads the length before the program, so that a cut stream does not leave half a program.
 const bringScript = `set -e
-cd ` + programDir + ` 2>/dev/null || { mkdir -p ` + programDir + `; cd ` + programDir + `; }
+cd ` + place.ProgramDir + ` 2>/dev/null || { mkdir -p ` + place.ProgramDir + `; cd ` + place.ProgramDir + `; }
 uname -m
 read size
 part=$1.part.$$
@@ -266,11 +261,13 @@ func (p *Pod) manifest(files []string) (dict, error) {
 
 	build := named(in, "containers", buildName)
 	build["image"] = spec.Image
-	argv := []string{programFile, "steps", "hold", "--idle", p.cfg.Linger.String(), "--first", p.cfg.StartTimeout.String()}
+	argv := []string{
+		place.ProgramFile, "steps", "hold", "--idle", p.cfg.Linger.String(), "--first", p.cfg.StartTimeout.String(),
+	}
 	build["command"] = literal(program.Wrapped(spec.Command, argv))
 	delete(build, "args")
 	setDefault(build, "terminationMessagePolicy", "FallbackToLogsOnError")
-	build["volumeMounts"] = append(list(build, "volumeMounts"), dict{"name": volumeName, "mountPath": home})
+	build["volumeMounts"] = append(list(build, "volumeMounts"), dict{"name": volumeName, "mountPath": place.Home})
 	security := at(build, "securityContext")
 	if user, group, _ := strings.Cut(spec.User, ":"); user != "" {
 		security["runAsUser"], _ = strconv.Atoi(user) // checked
@@ -283,7 +280,7 @@ func (p *Pod) manifest(files []string) (dict, error) {
 		"name": initName, "image": cmp.Or(spec.InitImage, spec.Image),
 		"command":                  append([]string{"sh", "-c", initScript, "sh", wait}, files...),
 		"terminationMessagePolicy": "FallbackToLogsOnError",
-		"volumeMounts":             []any{dict{"name": volumeName, "mountPath": home}},
+		"volumeMounts":             []any{dict{"name": volumeName, "mountPath": place.Home}},
 		"securityContext":          maps.Clone(security),
 	}
 	if spec.ReadOnly {
