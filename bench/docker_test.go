@@ -45,7 +45,8 @@ func containerConfig(b *testing.B, d *dockertest.Daemon) docker.Config {
 	require.NoError(b, err)
 	return docker.Config{
 		Config: place.Config{BuildID: "bench", Programs: []*program.Binary{bin}},
-		Dial:   d.Dial, Daemon: &docker.Daemon{}, Spec: docker.Spec{Image: dockertest.Image, Network: "none"},
+		Dial:   d.Dial, Daemon: &docker.Daemon{},
+		Spec: docker.Spec{Spec: place.Spec{Image: dockertest.Image}, Network: "none"},
 	}
 }
 

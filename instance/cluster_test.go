@@ -46,7 +46,7 @@ func TestResumeOfABuildWhosePodIsNotNamedStartsNone(t *testing.T) {
 	p, err := NewProvider(Config{Group: g})
 	require.NoError(t, err)
 	defer p.Close()
-	e := p.Executor(Build{ID: "pod", Pod: &kubernetes.Spec{}})
+	e := p.Executor(Build{ID: "pod", Place: &kubernetes.Spec{}})
 	require.ErrorContains(t, e.Resume(t.Context(), "cluster", ":/tmp/serve.sock"), `"" is no place of a pod`)
 	require.NoError(t, e.Cleanup(t.Context()))
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/docker/go-units"
 	"github.com/spf13/pflag"
 
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/connector/place/docker"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
@@ -45,7 +46,7 @@ func (f *imageFlags) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.spec.Container, "container", "", "run the builds in the running container with this `NAME`")
 	choiceFlag(fl, &f.spec.Pull, "pull", "when to pull the image: always, if-not-present or never (default "+
 		"if-not-present; in a pod, as the template or the cluster says)",
-		string(docker.PullAlways), string(docker.PullIfNotPresent), string(docker.PullNever))
+		string(place.PullAlways), string(place.PullIfNotPresent), string(place.PullNever))
 	fl.StringVar(&f.spec.Platform, "platform", "", "`OS/ARCH` of the image, if it differs from the Docker daemon's")
 	fl.StringVar(&f.entrypoint, "entrypoint", "", "keep, to run the image's entrypoint, or a `PROGRAM` to run instead; "+
 		"it must execute its arguments, and print nothing (default: no entrypoint is run)")
@@ -138,14 +139,14 @@ func (f *imageFlags) read() (err error) {
 		if !ok {
 			alias, image = "", text
 		}
-		f.spec.Services = append(f.spec.Services, docker.Service{Image: image, Alias: alias})
+		f.spec.Services = append(f.spec.Services, place.Service{Image: image, Alias: alias})
 	}
 	return nil
 }
 
-// container returns the container of a job. own is the container that the job itself asks for, or nil. It returns nil
+// container returns the container of a job. own is what the job's keys image and services say, or nil. It returns nil
 // for a job without a container. The flags take precedence over the job's text; the services of both are started.
-func (f *imageFlags) container(own *docker.Spec) (*docker.Spec, error) {
+func (f *imageFlags) container(own *place.Spec) (*docker.Spec, error) {
 	spec := f.spec
 	switch {
 	case spec.Container != "" && own != nil && len(own.Services) > 0:

@@ -43,6 +43,6 @@ func TestAPodPullsAsItsTemplateOrTheClusterSays(t *testing.T) {
 		require.NoError(t, err)
 		pod, err := new(podFlags).pod(spec)
 		require.NoError(t, err)
-		require.EqualValues(t, want, pod.Pull)
+		require.EqualValues(t, want, pod.Common().Pull)
 	}
 }

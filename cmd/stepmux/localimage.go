@@ -32,7 +32,7 @@ type localContainer struct {
 	imageFlags
 	ofJob bool // use the job's own image
 
-	own *docker.Spec // the container that the job describes
+	own *place.Spec // what the job's keys image and services say
 }
 
 // wanted reports whether the job is to run in a container.
@@ -111,11 +111,11 @@ func (f *localFlags) contained(j *standalone.Job) (*docker.Spec, error) {
 }
 
 // containerOf returns the container that a job of a .gitlab-ci.yml or of a workflow describes, or nil.
-func containerOf(j *standalone.Job) (*docker.Spec, error) {
+func containerOf(j *standalone.Job) (*place.Spec, error) {
 	if len(j.Container) == 0 {
 		return nil, nil
 	}
-	_, own, err := docker.FromJob("job "+j.Source.JobName, j.Container)
+	_, own, err := place.FromJob("job "+j.Source.JobName, j.Container)
 	if err != nil || j.Source.Kind == trace.FromGitHub {
 		return own, err
 	}

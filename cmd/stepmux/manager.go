@@ -16,8 +16,7 @@ import (
 	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 
-	"github.com/stepmux/stepmux/connector/place/docker"
-	"github.com/stepmux/stepmux/connector/place/kubernetes"
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/control"
 	"github.com/stepmux/stepmux/instance/manager"
@@ -208,7 +207,7 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 		err = f.checkPods()
 	}
 	if err == nil { // a job may name an image, and needs the other flags then
-		_, _, err = f.containerOrPod(&docker.Spec{Image: "image"})
+		_, err = f.place(&place.Spec{Image: "image"})
 	}
 	if err == nil && f.onCluster() && f.doors.ssh != "" {
 		err = errors.New("--ssh-listen does not work with --kubernetes: a pod has no login")
@@ -268,7 +267,7 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 	open := manager.Config{
 		Dir: f.state, KeyFile: f.key, NATS: nats, Provider: provider, Group: vms, Linger: f.linger, EndBuilds: embedded,
 		Keep: f.keep, LogBytes: logBytes, FileBytes: fileBytes, Version: buildinfo.Version(), InventoryErr: f.inventoryErr,
-		Place: f.containerOrPod, OnEnd: counts.Ended, Logger: logger,
+		Place: f.place, OnEnd: counts.Ended, Logger: logger,
 	}
 	if err := f.checkFiles(group, open); err != nil {
 		return err
@@ -328,14 +327,9 @@ func sizeOf(vms *instance.Group, embedded bool) string {
 	return plural.Count(len(vms.Instances()), "VM") + ", " + plural.Count(slots, "slot")
 }
 
-// containerOrPod returns the container or pod for a job that asks for own; see manager.Config.Place.
-func (f *managerFlags) containerOrPod(own *docker.Spec) (*docker.Spec, *kubernetes.Spec, error) {
-	box, err := f.container(own)
-	if err != nil || !f.onCluster() {
-		return box, nil, err
-	}
-	pod, err := f.pod(box)
-	return nil, pod, err
+// place is the Config.Place of the manager.
+func (f *managerFlags) place(own *place.Spec) (place.Description, error) {
+	return placeOf(&f.imageFlags, &f.podFlags, own)
 }
 
 // serve runs a manager until ctx ends or the manager loses its state.

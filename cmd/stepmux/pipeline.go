@@ -17,7 +17,7 @@ import (
 	"github.com/spf13/pflag"
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	"github.com/stepmux/stepmux/connector/place/docker"
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/internal/flagfile"
 	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/internal/standalone/checkout"
@@ -179,7 +179,7 @@ func (r *jobReader) files(files []string, isJSON bool) (jobs []runJob, err error
 			jobs = append(jobs, newRunJob(name, &stepmuxv1.Job{Script: string(src.Text), Variables: jobVars(r.given)}))
 			continue
 		}
-		steps, box, err := docker.FromJob(src.Name, src.Text)
+		steps, box, err := place.FromJob(src.Name, src.Text)
 		if err != nil {
 			return nil, err
 		}
@@ -189,7 +189,7 @@ func (r *jobReader) files(files []string, isJSON bool) (jobs []runJob, err error
 		if err != nil {
 			return nil, err
 		}
-		job.container = box
+		job.own = box
 		jobs = append(jobs, job)
 	}
 	return jobs, nil
@@ -286,7 +286,7 @@ func (r *jobReader) pipeline(src standalone.Source) (jobs []runJob, err error) {
 		})
 		job.ciJob = j.Source.JobName
 		if r.inImage {
-			if job.container, err = containerOf(j); err != nil {
+			if job.own, err = containerOf(j); err != nil {
 				return nil, err
 			}
 		}

@@ -48,12 +48,12 @@ var allowed = map[string][]string{
 	"connector/place/docker": {
 		"internal/plural",
 		"connector/place", "connector", "connector/program", "mux", "mux/relay", "mux/channel", "internal/wire",
-		"internal/tail", "internal/flight", "internal/termtext", "internal/pause", "internal/services",
+		"internal/tail", "internal/flight", "internal/termtext", "internal/pause",
 	},
 
 	"connector/place/kubernetes": {
 		"connector/place", "connector", "connector/program", "mux", "mux/relay", "mux/channel", "internal/wire",
-		"internal/tail", "internal/flight", "internal/termtext", "internal/pause", "internal/services",
+		"internal/tail", "internal/flight", "internal/termtext", "internal/pause",
 	},
 
 	"instance": {
@@ -248,7 +248,6 @@ var allowed = map[string][]string{
 	"internal/termtext":               {"internal/lazyregexp"},
 	"internal/vmlog":                  {"internal/termtext"},
 	"internal/tail":                   {},
-	"internal/services":               {},
 	"internal/rmtree":                 {"internal/oserr"},
 	"internal/testing/liveheap":       {},
 	"internal/testing/racefree":       {},

@@ -39,7 +39,8 @@ func config(t testing.TB, d *dockertest.Daemon) docker.Config {
 	require.NoError(t, err)
 	return docker.Config{
 		Config: place.Config{BuildID: "b1", Programs: []*program.Binary{bin}},
-		Dial:   d.Dial, Daemon: &docker.Daemon{}, Spec: docker.Spec{Image: dockertest.Image, Network: "none"},
+		Dial:   d.Dial, Daemon: &docker.Daemon{},
+		Spec: docker.Spec{Spec: place.Spec{Image: dockertest.Image}, Network: "none"},
 	}
 }
 
@@ -126,20 +127,22 @@ func TestContainersOfAllKindsRunAScript(t *testing.T) {
 		spec         docker.Spec
 		script, want string
 	}{
-		"another user": {docker.Spec{User: "1000:1000"}, `id -u; touch f && echo "$(ls)"`, "1000\nf\n"},
+		"another user": {docker.Spec{Spec: place.Spec{User: "1000:1000"}}, `id -u; touch f && echo "$(ls)"`, "1000\nf\n"},
 		"read-only root": {
-			docker.Spec{ReadOnly: true}, "touch /x 2>/dev/null || echo refused; touch f && ls", "refused\nf\n",
+			docker.Spec{Spec: place.Spec{ReadOnly: true}}, "touch /x 2>/dev/null || echo refused; touch f && ls", "refused\nf\n",
 		},
-		"both":     {docker.Spec{ReadOnly: true, User: "1000"}, "id -u; touch f && ls", "1000\nf\n"},
-		"memory":   {docker.Spec{Memory: 64 << 20}, limit("memory/memory.limit_in_bytes", "memory.max"), "67108864\n"},
+		"both": {docker.Spec{Spec: place.Spec{ReadOnly: true, User: "1000"}}, "id -u; touch f && ls", "1000\nf\n"},
+		"memory": {
+			docker.Spec{Spec: place.Spec{Memory: 64 << 20}}, limit("memory/memory.limit_in_bytes", "memory.max"), "67108864\n",
+		},
 		"pids":     {docker.Spec{Pids: 200}, limit("pids/pids.max", "pids.max"), "200\n"},
 		"tmpfs":    {docker.Spec{Tmpfs: []string{"/fast:size=1m"}}, "df -k /fast | tail -1 | awk '{print $2}'", "1024\n"},
-		"platform": {docker.Spec{Platform: "linux/" + runtime.GOARCH}, "echo runs", "runs\n"},
+		"platform": {docker.Spec{Spec: place.Spec{Platform: "linux/" + runtime.GOARCH}}, "echo runs", "runs\n"},
 		"another entrypoint": {
-			docker.Spec{Entrypoint: []string{"/bin/busybox", "env", "BY=env"}}, "echo $BY", "env\n",
+			docker.Spec{Spec: place.Spec{Entrypoint: []string{"/bin/busybox", "env", "BY=env"}}}, "echo $BY", "env\n",
 		},
 		"an entrypoint with a shell": {
-			docker.Spec{Entrypoint: []string{"/bin/sh", "-c"}}, "echo runs", "runs\n",
+			docker.Spec{Spec: place.Spec{Entrypoint: []string{"/bin/sh", "-c"}}}, "echo runs", "runs\n",
 		},
 		"hosts": {docker.Spec{Hosts: []string{"db:10.0.0.9"}}, "grep db /etc/hosts", "10.0.0.9\tdb\n"},
 	} {
@@ -202,8 +205,8 @@ func TestTheImageOfThePlatformIsLookedAt(t *testing.T) {
 	cfg.Dial = func(ctx context.Context) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "tcp", proxy.Listener.Addr().String())
 	}
-	cfg.Spec.Platform, cfg.Spec.Pull, cfg.Spec.Network = "linux/"+runtime.GOARCH, docker.PullNever, ""
-	cfg.Spec.Services = []docker.Service{{Image: dockertest.Image, Alias: "idle", Command: []string{"sleep", "600"}}}
+	cfg.Spec.Platform, cfg.Spec.Pull, cfg.Spec.Network = "linux/"+runtime.GOARCH, place.PullNever, ""
+	cfg.Spec.Services = []place.Service{{Image: dockertest.Image, Alias: "idle", Command: []string{"sleep", "600"}}}
 	require.NoError(t, start(t, cfg).Close(t.Context()))
 	require.Equal(t, 2, made, "the steps' container and the service are of the platform")
 }
@@ -211,7 +214,7 @@ func TestTheImageOfThePlatformIsLookedAt(t *testing.T) {
 func TestAnImageForAnotherPlatformIsRefused(t *testing.T) {
 	d := dockertest.Start(t)
 	cfg := config(t, d)
-	cfg.Spec.Platform, cfg.Spec.Pull = "linux/riscv64", docker.PullNever
+	cfg.Spec.Platform, cfg.Spec.Pull = "linux/riscv64", place.PullNever
 	_, err := docker.Start(t.Context(), cfg)
 	require.ErrorContains(t, err, "and not for linux/riscv64: use an image for that")
 	require.Empty(t, d.Containers(t))
@@ -379,19 +382,19 @@ func TestTheImagesFilesDoNotGetIntoTheStepRunnersVolume(t *testing.T) {
 
 func TestSpecsThatNoBuildMayHave(t *testing.T) {
 	for want, spec := range map[string]docker.Spec{
-		`image name "a b"`:               {Image: "a b"},
-		`image name "x\nRUN y"`:          {Image: "x\nRUN y"},
+		`image name "a b"`:               {Spec: place.Spec{Image: "a b"}},
+		`image name "x\nRUN y"`:          {Spec: place.Spec{Image: "x\nRUN y"}},
 		`image name ""`:                  {},
-		`pull policy "sometimes"`:        {Image: "a", Pull: "sometimes"},
-		"a limit of the container":       {Image: "a", Memory: -1},
-		`"u\nx" has a control character`: {Image: "a", User: "u\nx"},
-		"all files of the machine":       {Image: "a", Volumes: []string{"/:/host"}},
-		"all files of the machine; name": {Image: "a", Volumes: []string{"/../.:/host"}},
-		"want SOURCE:PATH":               {Image: "a", Volumes: []string{"/data"}},
-		"root of the container":          {Image: "a", Volumes: []string{"/data:/"}},
-		"is not absolute":                {Image: "a", Volumes: []string{"/data:x"}},
-		"the step runner is there":       {Image: "a", Tmpfs: []string{"/x/../.stepmux/bin"}},
-		`host "db" : want NAME:IP`:       {Image: "a", Hosts: []string{"db"}},
+		`pull policy "sometimes"`:        {Spec: place.Spec{Image: "a", Pull: "sometimes"}},
+		"a limit of the container":       {Spec: place.Spec{Image: "a", Memory: -1}},
+		`"u\nx" has a control character`: {Spec: place.Spec{Image: "a", User: "u\nx"}},
+		"all files of the machine":       {Spec: place.Spec{Image: "a"}, Volumes: []string{"/:/host"}},
+		"all files of the machine; name": {Spec: place.Spec{Image: "a"}, Volumes: []string{"/../.:/host"}},
+		"want SOURCE:PATH":               {Spec: place.Spec{Image: "a"}, Volumes: []string{"/data"}},
+		"root of the container":          {Spec: place.Spec{Image: "a"}, Volumes: []string{"/data:/"}},
+		"is not absolute":                {Spec: place.Spec{Image: "a"}, Volumes: []string{"/data:x"}},
+		"the step runner is there":       {Spec: place.Spec{Image: "a"}, Tmpfs: []string{"/x/../.stepmux/bin"}},
+		`host "db" : want NAME:IP`:       {Spec: place.Spec{Image: "a"}, Hosts: []string{"db"}},
 	} {
 		err := spec.Check()
 		require.Error(t, err, "%+v", spec)

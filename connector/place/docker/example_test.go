@@ -25,7 +25,7 @@ func Example() {
 		Config: place.Config{BuildID: "job-4711", Programs: []*program.Binary{end}, Log: os.Stderr},
 		Dial: func(ctx context.Context) (net.Conn, error) {
 			return docker.Address{}.Dial(ctx, new(net.Dialer).DialContext)
-		}, Daemon: daemon, Spec: docker.Spec{Image: "golang:1.26"},
+		}, Daemon: daemon, Spec: docker.Spec{Spec: place.Spec{Image: "golang:1.26"}},
 	})
 	if err != nil {
 		panic(err)

@@ -405,7 +405,7 @@ func TestImagesThatCannotRunAreRefusedByName(t *testing.T) {
 	}
 	cfg.Spec.Image = "mainframe:1"
 	refused(`image "mainframe:1" is for linux/s390x, and not for linux/`)
-	cfg.Spec.Image, cfg.Spec.Pull = "missing:1", docker.PullNever
+	cfg.Spec.Image, cfg.Spec.Pull = "missing:1", place.PullNever
 	refused(`the Docker daemon does not have image "missing:1", and --pull never forbids to pull it`)
 	cfg.Spec.Image, cfg.Spec.Network = dockertest.Image, "no-such-network"
 	refused("no-such-network")
@@ -535,7 +535,7 @@ func TestDaemonsThatAreNoneOrTooOld(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, err := docker.Start(t.Context(), docker.Config{
 				Config: place.Config{BuildID: "b1", ReadyTimeout: 3 * time.Second},
-				Dial:   test.dial, Daemon: &docker.Daemon{}, Spec: docker.Spec{Image: "a"},
+				Dial:   test.dial, Daemon: &docker.Daemon{}, Spec: docker.Spec{Spec: place.Spec{Image: "a"}},
 			})
 			require.ErrorContains(t, err, test.want)
 			require.Less(t, len(err.Error()), 2000)

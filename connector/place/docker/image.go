@@ -18,6 +18,7 @@ import (
 	"github.com/moby/moby/client"
 	"github.com/moby/moby/client/pkg/versions"
 
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/internal/flight"
 )
 
@@ -36,14 +37,14 @@ type picture struct {
 // findImage returns an image, pulled as the Spec's policy says.
 func (c *Container) findImage(ctx context.Context, image string) (picture, error) {
 	policy, platform := c.cfg.Spec.Pull, c.cfg.Spec.Platform
-	if policy != PullAlways {
+	if policy != place.PullAlways {
 		found, err := c.inspectImage(ctx, image, image)
 		switch {
-		case err == nil && (policy == PullNever || platform == "" || isOf(platform, found.platform)):
+		case err == nil && (policy == place.PullNever || platform == "" || isOf(platform, found.platform)):
 			return found, nil
 		case err != nil && !cerrdefs.IsNotFound(err):
 			return picture{}, err
-		case policy == PullNever:
+		case policy == place.PullNever:
 			return picture{}, fmt.Errorf("the Docker daemon does not have image %.160q%s, and --pull never forbids to pull it",
 				image, strings.TrimSuffix(" for "+platform, " for "))
 		}
@@ -56,7 +57,7 @@ func (c *Container) findImage(ctx context.Context, image string) (picture, error
 
 // inspectImage returns the image of this name or ID, which has or had the name image.
 func (c *Container) inspectImage(ctx context.Context, id, image string) (picture, error) {
-	ref, err := parseImage(image)
+	ref, err := place.ParseImage(image)
 	if err != nil {
 		return picture{}, err
 	}
@@ -165,7 +166,7 @@ func awaitPull(ctx context.Context, progress client.ImagePullResponse, moved fun
 // login returns the credentials for an image. A helper that hangs cannot be ended: it is left to itself, and later
 // builds wait for the same one.
 func (c *Container) login(ctx context.Context, image string) (string, error) {
-	ref, err := parseImage(image)
+	ref, err := place.ParseImage(image)
 	if err != nil {
 		return "", err
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/connector/place/docker"
 	"github.com/stepmux/stepmux/internal/testing/dockertest"
 )
@@ -62,7 +63,7 @@ func TestAnImageIsPulledAsThePolicySays(t *testing.T) {
 	pulls.Store(0)
 	var out bytes.Buffer
 	cfg.Log = &out
-	again := func(policy docker.Pull, want int64) {
+	again := func(policy place.Pull, want int64) {
 		t.Helper()
 		cfg.Spec.Pull = policy
 		c := start(t, cfg)
@@ -71,9 +72,9 @@ func TestAnImageIsPulledAsThePolicySays(t *testing.T) {
 		require.Equal(t, want, pulls.Load())
 	}
 	again("", 1)
-	again(docker.PullIfNotPresent, 1)
-	again(docker.PullAlways, 2)
-	again(docker.PullNever, 2)
+	again(place.PullIfNotPresent, 1)
+	again(place.PullAlways, 2)
+	again(place.PullNever, 2)
 	require.Equal(t, 2, strings.Count(out.String(), "pulling image "+cfg.Spec.Image))
 }
 

@@ -15,7 +15,6 @@ import (
 
 // Labels of the objects that this package makes on a daemon.
 const (
-	labelPrefix  = "dev.stepmux."
 	labelBuild   = "dev.stepmux.build"   // the build's ID
 	labelGroup   = "dev.stepmux.group"   // the name of the build's container, for all that belongs to it
 	labelService = "dev.stepmux.service" // the alias of a service

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/connector/place/docker"
 	"github.com/stepmux/stepmux/internal/testing/dockertest"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
@@ -23,10 +24,11 @@ func TestABuildInAContainerGoesOnInAnotherProcess(t *testing.T) {
 	alone := d.Containers(t)
 	for name, spec := range map[string]docker.Spec{
 		"with a service": {
-			Image:    dockertest.Image,
-			Services: []docker.Service{{Image: dockertest.Image, Alias: "idle", Command: []string{"sleep", "600"}}},
+			Spec: place.Spec{Image: dockertest.Image, Services: []place.Service{
+				{Image: dockertest.Image, Alias: "idle", Command: []string{"sleep", "600"}},
+			}},
 		},
-		"another user":         {Image: dockertest.Image, User: "1000", Network: "none", Memory: 64 << 20},
+		"another user":         {Spec: place.Spec{Image: dockertest.Image, User: "1000", Memory: 64 << 20}, Network: "none"},
 		"in one that is there": {Container: "standing"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -19,71 +18,18 @@ import (
 	"github.com/moby/moby/client"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/stepmux/stepmux/internal/services"
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/mux"
 )
 
-const (
-	defaultServiceTimeout = time.Minute
-	// healthEvery is how often a service with a health check is looked at.
-	healthEvery = 100 * time.Millisecond
-	maxServices = 50
-)
-
-// Service is a container beside a build's, such as a database. It is ready when its health check says so; without one,
-// when it accepts connections at the TCP port in HEALTHCHECK_TCP_PORT of its environment or, if that is not set, at
-// those that its image exposes; without ports, when it runs.
-type Service struct {
-	// Image is the image's name. Required.
-	Image string
-	// Alias is its host name for the build. If empty, the last part of the image's name.
-	Alias string
-	// Entrypoint and Command replace the image's. If empty, the image says. An Entrypoint of one empty word is none: the
-	// Command is run by itself.
-	Entrypoint, Command []string
-	// Env is added to the image's environment, as KEY=VALUE.
-	Env []string
-}
+// healthEvery is how often a service with a health check is looked at.
+const healthEvery = 100 * time.Millisecond
 
 // service is a service of a build.
 type service struct {
-	Service
+	place.Service
 	id string // empty before it was created
-}
-
-// aliasPattern matches the host names of services.
-var aliasPattern = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$`)
-
-// alias returns the service's host name.
-func (s *Service) alias() string { return services.Alias(s.Alias, s.Image) }
-
-// checkServices returns an error for services that cannot be started together.
-func (s *Spec) checkServices() error {
-	if len(s.Services) > maxServices {
-		return fmt.Errorf("%d services: a build may have %d", len(s.Services), maxServices)
-	}
-	if len(s.Services) > 0 && s.Network != "" {
-		return fmt.Errorf("network %.80q: a build with services has a network of its own", s.Network)
-	}
-	seen := map[string]bool{}
-	for _, one := range s.Services {
-		if _, err := parseImage(one.Image); err != nil {
-			return fmt.Errorf("service: %w", err)
-		}
-		switch alias := one.alias(); {
-		case !aliasPattern.MatchString(alias):
-			return fmt.Errorf("service %.160q: the alias %.80q is no host name", one.Image, alias)
-		case seen[alias]:
-			return fmt.Errorf("service %.160q: another has the alias %.80q, too; give it one of its own", one.Image, alias)
-		default:
-			seen[alias] = true
-		}
-		if _, err := services.Port(one.Image, one.Env); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // createNetwork makes the network of the build, if it has services.
@@ -107,7 +53,7 @@ func (c *Container) startServices(ctx context.Context) error {
 		s := &service{Service: one}
 		group.Go(func() error {
 			if err := c.startService(ctx, s); err != nil {
-				return fmt.Errorf("service %s: %w", s.alias(), err)
+				return fmt.Errorf("service %s: %w", s.Host(), err)
 			}
 			return nil
 		})
@@ -123,19 +69,19 @@ func (c *Container) startService(ctx context.Context, s *service) error {
 	if err != nil {
 		return err
 	}
-	c.cfg.Say("service %s: image %.160s is %s", s.alias(), s.Image, cmp.Or(image.digest, image.id))
-	limit := cmp.Or(c.cfg.Spec.ServiceTimeout, defaultServiceTimeout)
+	c.cfg.Say("service %s: image %.160s is %s", s.Host(), s.Image, cmp.Or(image.digest, image.id))
+	limit := cmp.Or(c.cfg.Spec.ServiceTimeout, place.DefaultServiceTimeout)
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("it was not ready within %v", limit))
 	defer cancel()
 	labels := c.labels(s.Image)
-	labels[labelService] = s.alias()
+	labels[labelService] = s.Host()
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
 	whole, end := c.whole(ctx)
 	defer end()
 	made, err := c.api.ContainerCreate(whole, client.ContainerCreateOptions{
-		Name: c.name + "-" + s.alias(), Platform: c.cfg.Spec.platform(),
+		Name: c.name + "-" + s.Host(), Platform: c.cfg.Spec.platform(),
 		Config: &container.Config{
 			Image: image.id, Labels: labels, Entrypoint: s.Entrypoint, Cmd: s.Command, Env: s.Env,
 		},
@@ -143,7 +89,7 @@ func (c *Container) startService(ctx context.Context, s *service) error {
 			NetworkMode: container.NetworkMode(c.network), Resources: c.cfg.Spec.resources(), LogConfig: serviceLog,
 		},
 		NetworkingConfig: &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{
-			c.network: {Aliases: []string{s.alias()}},
+			c.network: {Aliases: []string{s.Host()}},
 		}},
 	})
 	if err != nil {
@@ -215,13 +161,13 @@ func (c *Container) awaitHealth(ctx context.Context, s *service) error {
 
 // awaitPorts waits until the service accepts connections from the build's container.
 func (c *Container) awaitPorts(ctx context.Context, s *service, ports []string) error {
-	if port, _ := services.Port(s.Image, s.Env); port > 0 { // Spec.Check has returned its error
+	if port, _ := s.Port(); port > 0 { // Spec.Check has returned its error
 		ports = []string{strconv.Itoa(port) + "/tcp"}
 	}
 	argv := []string{"/proc/self/exe", "steps", "await"}
 	for _, port := range ports {
 		if number, ok := strings.CutSuffix(port, "/tcp"); ok {
-			argv = append(argv, "--tcp", s.alias()+":"+number)
+			argv = append(argv, "--tcp", s.Host()+":"+number)
 		}
 	}
 	if len(argv) == 3 {

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/connector/place/docker"
 	"github.com/stepmux/stepmux/internal/testing/dockertest"
 )
@@ -25,7 +26,7 @@ func TestABuildReachesItsServicesByTheirNames(t *testing.T) {
 	// Symptom: entrypoint: [""] of a service ran the entrypoint of its image.
 	d.Load(t, "entered:1", `ENTRYPOINT ["false"]`)
 	cfg := config(t, d)
-	cfg.Spec.Network, cfg.Spec.Services = "", []docker.Service{
+	cfg.Spec.Network, cfg.Spec.Services = "", []place.Service{
 		{Image: "entered:1", Entrypoint: []string{""}, Command: []string{"sleep", "600"}},
 		{Image: "example.com/tools/web:1"},
 		{Image: "unchecked:1"},
@@ -59,23 +60,23 @@ func TestServicesThatDoNotGetReadyEndTheBuild(t *testing.T) {
 	d.Load(t, "deaf:1", "EXPOSE 8080", `CMD ["sh", "-c", "echo I never listen; sleep 600"]`)
 	d.Load(t, "sick:1", `CMD ["sleep", "600"]`, `HEALTHCHECK --interval=50ms --retries=1 CMD ["false"]`)
 	for name, test := range map[string]struct {
-		service docker.Service
+		service place.Service
 		timeout time.Duration
 		want    string
 	}{
 		"no port": {
-			docker.Service{Image: "deaf:1"},
+			place.Service{Image: "deaf:1"},
 			5 * time.Second,
 			"service deaf: it accepts no connection at 8080/tcp: it was not ready within 5s; it said: I never listen",
 		},
-		"sick": {docker.Service{Image: "sick:1"}, 0, "service sick: its health check fails"},
+		"sick": {place.Service{Image: "sick:1"}, 0, "service sick: its health check fails"},
 		"ended": {
-			docker.Service{Image: "deaf:1", Alias: "db", Command: []string{"sh", "-c", "echo no password; exit 4"}},
+			place.Service{Image: "deaf:1", Alias: "db", Command: []string{"sh", "-c", "echo no password; exit 4"}},
 			0,
 			"service db: it ended with exit status 4; it said: no password",
 		},
 		"missing": {
-			docker.Service{Image: "missing:1"},
+			place.Service{Image: "missing:1"},
 			0,
 			`service missing: the Docker daemon does not have image "missing:1"`,
 		},
@@ -83,8 +84,8 @@ func TestServicesThatDoNotGetReadyEndTheBuild(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			cfg := config(t, d)
-			cfg.Spec.Network, cfg.Spec.Pull, cfg.Spec.ServiceTimeout = "", docker.PullNever, test.timeout
-			cfg.Spec.Services = []docker.Service{test.service}
+			cfg.Spec.Network, cfg.Spec.Pull, cfg.Spec.ServiceTimeout = "", place.PullNever, test.timeout
+			cfg.Spec.Services = []place.Service{test.service}
 			_, err := docker.Start(t.Context(), cfg)
 			require.ErrorContains(t, err, test.want)
 		})
@@ -93,14 +94,14 @@ func TestServicesThatDoNotGetReadyEndTheBuild(t *testing.T) {
 
 func TestServicesThatCannotBeStartedTogether(t *testing.T) {
 	for want, spec := range map[string]docker.Spec{
-		"has a network of its own": {Network: "host", Services: []docker.Service{{Image: "db"}}},
-		"another has the alias":    {Services: []docker.Service{{Image: "db:1"}, {Image: "x/db:2"}}},
-		"is no host name":          {Services: []docker.Service{{Image: "db", Alias: "a b"}}},
-		"image name":               {Services: []docker.Service{{Image: "a b"}}},
-		"is not KEY=VALUE":         {Services: []docker.Service{{Image: "db", Env: []string{"secret"}}}},
+		"has a network of its own":  {Spec: place.Spec{Services: []place.Service{{Image: "db"}}}, Network: "host"},
+		"another container has the": {Spec: place.Spec{Services: []place.Service{{Image: "db:1"}, {Image: "x/db:2"}}}},
+		"is no host name":           {Spec: place.Spec{Services: []place.Service{{Image: "db", Alias: "a b"}}}},
+		"image name":                {Spec: place.Spec{Services: []place.Service{{Image: "a b"}}}},
+		"is not KEY=VALUE":          {Spec: place.Spec{Services: []place.Service{{Image: "db", Env: []string{"secret"}}}}},
 		// Symptom: it was said when the service had been started, by the flag --tcp of a command.
 		`HEALTHCHECK_TCP_PORT is "http": want a port`: {
-			Services: []docker.Service{{Image: "db", Env: []string{"HEALTHCHECK_TCP_PORT=http"}}},
+			Spec: place.Spec{Services: []place.Service{{Image: "db", Env: []string{"HEALTHCHECK_TCP_PORT=http"}}}},
 		},
 	} {
 		spec.Image = "a"

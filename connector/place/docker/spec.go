@@ -9,57 +9,23 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"time"
 
-	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/moby/moby/api/types/container"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/stepmux/stepmux/connector/place"
 )
 
-// Pull is the policy for pulling an image.
-type Pull string
-
-// The policies.
-const (
-	PullIfNotPresent Pull = "if-not-present"
-	PullAlways       Pull = "always"
-	PullNever        Pull = "never"
-)
-
-var pulls = []Pull{PullIfNotPresent, PullAlways, PullNever}
-
 // Spec describes the container of a build. Only Image or Container is required.
 type Spec struct {
+	place.Spec
 	// Container is the name or ID of a container that runs already, in place of Image: the build is one more process in
 	// it, and leaves it as it was but for the step runner's program. Of the other fields only User may be set then.
 	Container string
-	// Image is the image's name, as for `docker run`.
-	Image string
-	// Pull says when the image is pulled. If empty, PullIfNotPresent.
-	Pull Pull
-	// Platform is the one of the image to use, as OS/ARCH or OS/ARCH/VARIANT. If empty, the daemon's. The daemon's machine
-	// must run its programs.
-	Platform string
-	// KeepEntrypoint runs the image's entrypoint. It gets the command of the step runner as its arguments, and must become
-	// that.
+	// KeepEntrypoint runs the image's entrypoint, as Entrypoint is run.
 	KeepEntrypoint bool
-	// Entrypoint is run as with KeepEntrypoint, in place of the image's. If empty and without KeepEntrypoint, the step
-	// runner is the first process.
-	Entrypoint []string
-	// Labels are set on the containers, volumes and networks of the build, as KEY=VALUE.
-	Labels []string
-	// User runs the steps: a name or number, and maybe a group after a colon. If empty, the image says.
-	User string
-	// Memory is the limit in bytes, without swap. If zero, there is no limit.
-	Memory int64
-	// NanoCPUs is the limit of processor time in billionths of a processor. If zero, there is no limit.
-	NanoCPUs int64
 	// Pids is how many processes the container may have. If zero, the daemon's default.
 	Pids int64
-	// ReadOnly makes the container's root read-only. Builds then work in memory.
-	ReadOnly bool
 	// Tmpfs are file systems in memory: a path, and maybe options after a colon.
 	Tmpfs []string
 	// Volumes are SOURCE:PATH[:OPTIONS] as for `docker run`. SOURCE is a directory of the daemon's machine, or the name of
@@ -69,41 +35,29 @@ type Spec struct {
 	Network string
 	// Hosts are more names of /etc/hosts, as NAME:IP.
 	Hosts []string
-	// Services are containers beside the build's, on a network of its own. The build begins when all are ready.
-	Services []Service
-	// ServiceTimeout bounds their start, without the pulls. If zero, 1m.
-	ServiceTimeout time.Duration
 }
 
 // Check returns an error for a Spec that no daemon would accept, or that would give a build more rights than
 // intended.
 func (s *Spec) Check() error {
 	if s.Container != "" {
-		only := Spec{Container: s.Container, User: s.User}
+		only := Spec{Spec: place.Spec{User: s.User}, Container: s.Container}
 		if !reflect.DeepEqual(*s, only) {
 			return errors.New("a container that is there already takes only a user: it has its image, limits and network")
 		}
 		return checkText(s.Container, s.User)
 	}
-	if _, err := parseImage(s.Image); err != nil {
+	if err := place.CheckSpec(&s.Spec, names); err != nil {
 		return err
 	}
 	if s.Platform != "" && !platformPattern.MatchString(s.Platform) {
 		return fmt.Errorf("platform %.80q: want OS/ARCH, such as linux/arm64", s.Platform)
 	}
-	for _, text := range s.Labels {
-		if key, _, _ := strings.Cut(text, "="); key == "" || strings.HasPrefix(key, labelPrefix) {
-			return fmt.Errorf("label %.160q: want KEY=VALUE, and no key of stepmux itself (%s)", text, labelPrefix)
-		}
+	if len(s.Services) > 0 && s.Network != "" {
+		return fmt.Errorf("network %.80q: a build with services has a network of its own", s.Network)
 	}
-	if err := s.checkServices(); err != nil {
-		return err
-	}
-	if s.Pull != "" && !slices.Contains(pulls, s.Pull) {
-		return fmt.Errorf("pull policy %.80q: use %s, %s or %s", s.Pull, PullIfNotPresent, PullAlways, PullNever)
-	}
-	if min(s.Memory, s.NanoCPUs, s.Pids) < 0 {
-		return errors.New("a limit of the container is negative")
+	if s.Pids < 0 {
+		return errors.New("the limit of the container's processes is negative")
 	}
 	err := checkText(slices.Concat([]string{s.User, s.Network}, s.Tmpfs, s.Volumes, s.Hosts, s.Labels)...)
 	if err != nil {
@@ -135,6 +89,12 @@ func (s *Spec) Check() error {
 		}
 	}
 	return nil
+}
+
+// names are the rules for the names of services.
+var names = place.Names{
+	Alias: regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$`), Rule: "no host name",
+	Of: func(alias string) string { return alias },
 }
 
 // checkText returns an error for an option with a control character.
@@ -179,15 +139,6 @@ func checkMountPoint(at string) error {
 		return errors.New("the step runner is there; use another path")
 	}
 	return nil
-}
-
-// parseImage parses an image's name.
-func parseImage(image string) (name.Reference, error) {
-	ref, err := name.ParseReference(image)
-	if err != nil {
-		return nil, fmt.Errorf("image name %.160q: use NAME, NAME:TAG or NAME@DIGEST, maybe with a registry before it", image)
-	}
-	return ref, nil
 }
 
 // isRoot reports whether a User of an image or a Spec is root.

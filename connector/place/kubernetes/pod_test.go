@@ -70,7 +70,7 @@ func config(t *testing.T, c *kubernetes.Cluster) kubernetes.Config {
 	require.NoError(t, err)
 	return kubernetes.Config{
 		Config:  place.Config{BuildID: "b1", Programs: []*program.Binary{bin}, Linger: time.Minute},
-		Cluster: c, Spec: kubernetes.Spec{Image: "busybox:1"},
+		Cluster: c, Spec: kubernetes.Spec{Spec: place.Spec{Image: "busybox:1"}},
 	}
 }
 
@@ -737,7 +737,7 @@ func TestServicesAreReadyBeforeTheBuildBegins(t *testing.T) {
 	port := closed.Addr().(*net.TCPAddr).Port
 	require.NoError(t, closed.Close())
 	cfg := config(t, load(t, s))
-	cfg.Spec.Services = []kubernetes.Service{
+	cfg.Spec.Services = []place.Service{
 		{Image: "postgres:17", Alias: "localhost", Env: []string{fmt.Sprint("HEALTHCHECK_TCP_PORT=", port)}},
 	}
 	cfg.Spec.ServiceTimeout = 100 * time.Millisecond
@@ -766,7 +766,7 @@ func TestAServiceThatEndsIsTheBuildsError(t *testing.T) {
 			state["name"] = "db"
 			s.Sidecars = []any{state}
 			cfg := config(t, load(t, s))
-			cfg.Spec.Services = []kubernetes.Service{{Image: "postgres:17", Alias: "db"}}
+			cfg.Spec.Services = []place.Service{{Image: "postgres:17", Alias: "db"}}
 			_, err := kubernetes.Start(t.Context(), cfg)
 			require.ErrorContains(t, err, "it ended: exit status 1; it said: no password")
 			require.ErrorContains(t, err, "db: ")
@@ -780,7 +780,7 @@ func TestAServiceThatEndsIsTheBuildsError(t *testing.T) {
 func TestAServiceThatEndsBeforeItListensIsTheBuildsError(t *testing.T) {
 	s := kubetest.Serve(t)
 	cfg := config(t, load(t, s))
-	cfg.Spec.Services = []kubernetes.Service{{Image: "db", Alias: "localhost", Env: []string{"HEALTHCHECK_TCP_PORT=1"}}}
+	cfg.Spec.Services = []place.Service{{Image: "db", Alias: "localhost", Env: []string{"HEALTHCHECK_TCP_PORT=1"}}}
 	cfg.Spec.ServiceTimeout = 5 * time.Second
 	cfg.Log = writer(func(text []byte) {
 		if bytes.HasPrefix(text, []byte("service localhost: image")) {
@@ -864,23 +864,23 @@ func TestStartIsNotSilentAboutMistakes(t *testing.T) {
 		// Symptom: the pod that could not be encoded was tried again for ten minutes.
 		"a key that is no text": func(c *kubernetes.Config) { c.Spec.Template = []byte("spec: {nodeSelector: {1: x}}") },
 		"the alias \"DB\" is no": func(c *kubernetes.Config) {
-			c.Spec.Services = []kubernetes.Service{{Image: "a", Alias: "DB"}}
+			c.Spec.Services = []place.Service{{Image: "a", Alias: "DB"}}
 		},
 		"another container has the name \"a\"": func(c *kubernetes.Config) {
-			c.Spec.Services = []kubernetes.Service{{Image: "a"}, {Image: "x/a:2"}}
+			c.Spec.Services = []place.Service{{Image: "a"}, {Image: "x/a:2"}}
 		},
 		"another container has the name \"build\"": func(c *kubernetes.Config) {
-			c.Spec.Services = []kubernetes.Service{{Image: "build"}}
+			c.Spec.Services = []place.Service{{Image: "build"}}
 		},
 		"want a port": func(c *kubernetes.Config) {
-			c.Spec.Services = []kubernetes.Service{{Image: "a", Env: []string{"HEALTHCHECK_TCP_PORT=x"}}}
+			c.Spec.Services = []place.Service{{Image: "a", Env: []string{"HEALTHCHECK_TCP_PORT=x"}}}
 		},
 		"is not KEY=VALUE": func(c *kubernetes.Config) {
-			c.Spec.Services = []kubernetes.Service{{Image: "a", Env: []string{"x"}}}
+			c.Spec.Services = []place.Service{{Image: "a", Env: []string{"x"}}}
 		},
 		// Symptom: a job that named a service as a privileged init container of the template had its rights and mounts.
 		"an init container \"a-b\" with an image": func(c *kubernetes.Config) {
-			c.Spec.Services = []kubernetes.Service{{Image: "evil", Alias: "a.b"}}
+			c.Spec.Services = []place.Service{{Image: "evil", Alias: "a.b"}}
 			c.Spec.Template = []byte("spec: {initContainers: [{name: a-b, image: x, securityContext: {privileged: true}}]}")
 		},
 		// Symptom: a job became root, or used an image that another build had pulled, though the template prevents that.
@@ -893,7 +893,7 @@ func TestStartIsNotSilentAboutMistakes(t *testing.T) {
 			c.Spec.Template = []byte("spec: {securityContext: {runAsUser: 1000, runAsGroup: 2000}}")
 		},
 		"imagePullPolicy \"Never\": the template of the pod has \"Always\"": func(c *kubernetes.Config) {
-			c.Spec.Pull = kubernetes.PullNever
+			c.Spec.Pull = place.PullNever
 			c.Spec.Template = []byte("spec: {containers: [{name: build, imagePullPolicy: Always}]}")
 		},
 		"cannot linger": func(c *kubernetes.Config) { c.Linger = 25 * time.Hour },
@@ -910,8 +910,12 @@ func TestATemplateIsKeptButForWhatAPodOfABuildNeeds(t *testing.T) {
 	cfg := kubernetes.Config{
 		Config:       place.Config{BuildID: "B_1", Linger: time.Minute},
 		StartTimeout: time.Minute, Spec: kubernetes.Spec{
-			Image: "golang:1.26", User: "1000:2000", Memory: 1 << 30, NanoCPUs: 15e8, ReadOnly: true, Labels: []string{"a=b"},
-			Pull: kubernetes.PullNever,
+			Spec: place.Spec{
+				Image: "golang:1.26", User: "1000:2000", Memory: 1 << 30, NanoCPUs: 15e8, ReadOnly: true, Labels: []string{"a=b"},
+				Pull: place.PullNever, Services: []place.Service{{
+					Image: "postgres:17", Alias: "my.db", Entrypoint: []string{"run"}, Command: []string{"x"}, Env: []string{"K=v=w"},
+				}},
+			},
 			Template: []byte(`kind: Pod
 metadata: {labels: {team: x}, namespace: other}
 spec:
@@ -928,9 +932,6 @@ spec:
   - {name: mine, image: x}
   - {name: my-db, readinessProbe: {tcpSocket: {port: 5432}}}
 `),
-			Services: []kubernetes.Service{{
-				Image: "postgres:17", Alias: "my.db", Entrypoint: []string{"run"}, Command: []string{"x"}, Env: []string{"K=v=w"},
-			}},
 		},
 	}
 	pod, err := kubernetes.Manifest(cfg)
@@ -976,7 +977,8 @@ func TestServicesHaveTheLimitsThatTheTemplateGivesTheSteps(t *testing.T) {
 	pod, err := kubernetes.Manifest(kubernetes.Config{
 		Config: place.Config{BuildID: "b1"},
 		Spec: kubernetes.Spec{
-			Image: "a", Memory: 1 << 30, Services: []kubernetes.Service{{Image: "db"}}, Template: []byte(`spec:
+			Spec: place.Spec{Image: "a", Memory: 1 << 30, Services: []place.Service{{Image: "db"}}},
+			Template: []byte(`spec:
   containers:
   - {name: build, resources: {limits: {cpu: 2, ephemeral-storage: 5Gi, example.com/gpu: 1}, requests: {cpu: 1}}}
 `),
@@ -994,10 +996,12 @@ func TestTheKubeletReplacesNothingInTheWordsOfAJob(t *testing.T) {
 	pod, err := kubernetes.Manifest(kubernetes.Config{
 		Config: place.Config{BuildID: "b1"},
 		Spec: kubernetes.Spec{
-			Image: "a", Command: []string{"$(A)"}, Services: []kubernetes.Service{{
-				Image: "db", Entrypoint: []string{"sh", "-c"}, Command: []string{"echo $$ $(hostname)"},
-				Env: []string{"A=x", "PASSWORD=pa$$word$(A)"},
-			}},
+			Spec: place.Spec{
+				Image: "a", Entrypoint: []string{"$(A)"}, Services: []place.Service{{
+					Image: "db", Entrypoint: []string{"sh", "-c"}, Command: []string{"echo $$ $(hostname)"},
+					Env: []string{"A=x", "PASSWORD=pa$$word$(A)"},
+				}},
+			},
 		},
 	})
 	require.NoError(t, err)
@@ -1013,7 +1017,9 @@ func TestAServiceWithoutEntrypointRunsItsCommandAlone(t *testing.T) {
 	pod, err := kubernetes.Manifest(kubernetes.Config{
 		Config: place.Config{BuildID: "b1"},
 		Spec: kubernetes.Spec{
-			Image: "a", Services: []kubernetes.Service{{Image: "db", Entrypoint: []string{""}, Command: []string{"run", "x"}}},
+			Spec: place.Spec{Image: "a", Services: []place.Service{
+				{Image: "db", Entrypoint: []string{""}, Command: []string{"run", "x"}},
+			}},
 		},
 	})
 	require.NoError(t, err)
@@ -1026,7 +1032,7 @@ func TestAServiceWithoutEntrypointRunsItsCommandAlone(t *testing.T) {
 func TestAShellAsEntrypointBecomesTheFirstProcess(t *testing.T) {
 	pod, err := kubernetes.Manifest(kubernetes.Config{
 		Config:       place.Config{BuildID: "b1", Linger: time.Minute},
-		StartTimeout: time.Minute, Spec: kubernetes.Spec{Image: "a", Command: []string{"/bin/sh", "-c"}},
+		StartTimeout: time.Minute, Spec: kubernetes.Spec{Spec: place.Spec{Image: "a", Entrypoint: []string{"/bin/sh", "-c"}}},
 	})
 	require.NoError(t, err)
 	build := pod["spec"].(map[string]any)["containers"].([]any)[0].(map[string]any)

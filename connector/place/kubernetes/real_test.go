@@ -30,6 +30,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/buildlog"
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/connector/place/kubernetes"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/pause"
@@ -53,7 +54,7 @@ func realCluster(t *testing.T, kubeconfig, namespace string) *kubernetes.Cluster
 func realConfig(t *testing.T, c *kubernetes.Cluster) kubernetes.Config {
 	t.Helper()
 	cfg := config(t, c)
-	cfg.Spec.Image, cfg.Spec.Pull, cfg.Spec.Template = kubetest.Image, kubernetes.PullNever, []byte(kubetest.Template)
+	cfg.Spec.Image, cfg.Spec.Pull, cfg.Spec.Template = kubetest.Image, place.PullNever, []byte(kubetest.Template)
 	return cfg
 }
 
@@ -288,7 +289,7 @@ subjects: [{kind: User, name: nobody, apiGroup: rbac.authorization.k8s.io}]
 		require.ErrorContains(t, err, "ErrImageNeverPull")
 		require.ErrorContains(t, err, "local.test/none:1")
 		cfg = realConfig(t, cluster)
-		cfg.Spec.Pull = kubernetes.PullAlways
+		cfg.Spec.Pull = place.PullAlways
 		_, err = kubernetes.Start(t.Context(), cfg) // there is no registry
 		require.ErrorContains(t, err, "ImagePullBackOff")
 		t.Log(err)
@@ -338,7 +339,7 @@ subjects: [{kind: User, name: nobody, apiGroup: rbac.authorization.k8s.io}]
 
 	t.Run("services", func(t *testing.T) {
 		cfg := realConfig(t, cluster)
-		cfg.Spec.Services = []kubernetes.Service{{
+		cfg.Spec.Services = []place.Service{{
 			Image: kubetest.Image, Alias: "web", Command: []string{"sleep 1; httpd -f -p 18642 -h /etc"},
 			Entrypoint: []string{"sh", "-c"}, Env: []string{"HEALTHCHECK_TCP_PORT=18642"},
 		}, {
@@ -366,7 +367,7 @@ subjects: [{kind: User, name: nobody, apiGroup: rbac.authorization.k8s.io}]
 		require.NoError(t, c.Close(t.Context()))
 
 		cfg = realConfig(t, cluster)
-		cfg.Spec.Services = []kubernetes.Service{{
+		cfg.Spec.Services = []place.Service{{
 			Image: kubetest.Image, Alias: "db", Command: []string{"sh", "-c", "echo no password; exit 4"},
 			Env: []string{"HEALTHCHECK_TCP_PORT=18643"}, // else it may be ready before it ends
 		}}
@@ -396,7 +397,7 @@ subjects: [{kind: User, name: nobody, apiGroup: rbac.authorization.k8s.io}]
 			provider, err := instance.NewProvider(instance.Config{Group: group, ContainerPrograms: cfg.Programs})
 			require.NoError(t, err)
 			t.Cleanup(func() { _ = provider.Close() }) // builds have ended
-			return provider.Executor(instance.Build{ID: "b1", Log: log, Secret: secret, LogState: log.state, Pod: &cfg.Spec})
+			return provider.Executor(instance.Build{ID: "b1", Log: log, Secret: secret, LogState: log.state, Place: &cfg.Spec})
 		}
 		log := &stateLog{half: make(chan struct{})}
 		job := connector.Job{Job: &stepmuxv1.Job{Script: killScript(7)}}

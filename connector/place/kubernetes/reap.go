@@ -12,8 +12,7 @@ import (
 
 // Labels and annotations of the pods that this package makes.
 const (
-	labelPrefix = "dev.stepmux."
-	labelBuild  = "dev.stepmux.build" // the pod's name, which has the build's ID in it
+	labelBuild = "dev.stepmux.build" // the pod's name, which has the build's ID in it
 	// noteStart is how many seconds, at most, the pod's manager waits until the pod runs.
 	noteStart = "dev.stepmux.start-timeout"
 )

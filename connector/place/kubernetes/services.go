@@ -5,77 +5,20 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"regexp"
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
-	"github.com/stepmux/stepmux/internal/services"
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/mux"
 )
 
-const (
-	defaultServiceTimeout = time.Minute
-	maxServices           = 50
-)
+// containerName returns the name of the container of a service with this alias.
+func containerName(alias string) string { return strings.ReplaceAll(alias, ".", "-") }
 
-// Service is a container beside the steps', such as a database, in the same pod. It shares the pod's network, where
-// its alias is a name for 127.0.0.1. It is ready when it runs, its readiness probe (if the template has one)
-// succeeds, and it accepts connections at the TCP port in HEALTHCHECK_TCP_PORT of its environment (if set).
-type Service struct {
-	// Image is the image's name. Required.
-	Image string
-	// Alias is its host name for the build and, without dots, the name of its container. If empty, the last part of
-	// the image's name.
-	Alias string
-	// Entrypoint and Command replace the image's. If empty, the image's are used. An Entrypoint of one empty word is
-	// none: the Command is run by itself.
-	Entrypoint, Command []string
-	// Env is added to the image's environment, as KEY=VALUE.
-	Env []string
-}
-
-// aliasPattern matches the host names of services.
-var aliasPattern = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`)
-
-// alias returns the service's host name.
-func (s *Service) alias() string { return services.Alias(s.Alias, s.Image) }
-
-// container returns the name of the service's container.
-func (s *Service) container() string { return strings.ReplaceAll(s.alias(), ".", "-") }
-
-// port returns the TCP port that shows whether the service is ready, or 0 without one.
-func (s *Service) port() (int, error) { return services.Port(s.Image, s.Env) }
-
-// checkServices returns an error for services that cannot be in one pod together.
-func (s *Spec) checkServices() error {
-	if len(s.Services) > maxServices {
-		return fmt.Errorf("%d services: a build may have %d", len(s.Services), maxServices)
-	}
-	seen := map[string]bool{initName: true, buildName: true}
-	for i := range s.Services {
-		one := &s.Services[i]
-		if err := checkImage(one.Image); err != nil {
-			return fmt.Errorf("service: %w", err)
-		}
-		switch in := one.container(); {
-		case !aliasPattern.MatchString(one.alias()):
-			return fmt.Errorf("service %.160q: the alias %.80q is no host name of small letters; give it another", one.Image,
-				one.alias())
-		case seen[in]:
-			return fmt.Errorf("service %.160q: another container has the name %.80q, too; give it an alias of its own",
-				one.Image, in)
-		default:
-			seen[in] = true
-		}
-		if _, err := one.port(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
+// containerOf returns the name of a service's container.
+func containerOf(s *place.Service) string { return containerName(s.Host()) }
 
 // addServices adds the services to the spec of a pod, as sidecars: they start before the steps' container and end
 // after it, so that the pod ends when that does. Each has the limits of the steps' container, and requests nothing. The
@@ -84,7 +27,7 @@ func (s *Spec) addServices(pod, limits dict) []any {
 	var sidecars, hosts []any
 	for i := range s.Services {
 		one := &s.Services[i]
-		in := take(pod, "initContainers", one.container())
+		in := take(pod, "initContainers", containerOf(one))
 		in["image"], in["restartPolicy"] = one.Image, "Always"
 		setDefault(in, "terminationMessagePolicy", "FallbackToLogsOnError")
 		if pull := pulls[s.Pull]; pull != "" {
@@ -114,7 +57,7 @@ func (s *Spec) addServices(pod, limits dict) []any {
 			key, value, _ := strings.Cut(entry, "=")
 			in["env"] = append(list(in, "env"), dict{"name": key, "value": value})
 		}
-		sidecars, hosts = append(sidecars, in), append(hosts, one.alias())
+		sidecars, hosts = append(sidecars, in), append(hosts, one.Host())
 	}
 	if len(hosts) > 0 {
 		pod["hostAliases"] = append(list(pod, "hostAliases"), dict{"ip": "127.0.0.1", "hostnames": hosts})
@@ -124,36 +67,36 @@ func (s *Spec) addServices(pod, limits dict) []any {
 
 // awaitServices waits until all services are ready.
 func (p *Pod) awaitServices(ctx context.Context) error {
-	limit := cmp.Or(p.cfg.Spec.ServiceTimeout, defaultServiceTimeout)
+	limit := cmp.Or(p.cfg.Spec.ServiceTimeout, place.DefaultServiceTimeout)
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("it was not ready within %v", limit))
 	defer cancel()
 	for i := range p.cfg.Spec.Services {
 		s := &p.cfg.Spec.Services[i]
 		if err := p.awaitService(ctx, s); err != nil {
-			return fmt.Errorf("service %s: %w", s.alias(), err)
+			return fmt.Errorf("service %s: %w", s.Host(), err)
 		}
 	}
 	return nil
 }
 
-func (p *Pod) awaitService(ctx context.Context, s *Service) error {
+func (p *Pod) awaitService(ctx context.Context, s *place.Service) error {
 	seen, err := p.await(ctx, func(o *object) bool {
-		is := o.container(s.container())
+		is := o.container(containerOf(s))
 		return is.Ready || is.lastEnd() != nil
 	})
 	if err != nil {
 		return err
 	}
-	is := seen.container(s.container())
+	is := seen.container(containerOf(s))
 	if end := is.lastEnd(); end != nil {
 		return p.because("it ended: "+end.text(), false)
 	}
-	p.cfg.Say("service %s: image %.160s is %s", s.alias(), s.Image, foreignText(cmp.Or(is.ImageID, s.Image)))
-	port, err := s.port()
+	p.cfg.Say("service %s: image %.160s is %s", s.Host(), s.Image, foreignText(cmp.Or(is.ImageID, s.Image)))
+	port, err := s.Port()
 	if err != nil || port == 0 {
 		return err
 	}
-	at := net.JoinHostPort(s.alias(), strconv.Itoa(port))
+	at := net.JoinHostPort(s.Host(), strconv.Itoa(port))
 	ctx, stop := context.WithCancelCause(ctx)
 	var watching sync.WaitGroup
 	defer watching.Wait()
@@ -167,10 +110,10 @@ func (p *Pod) awaitService(ctx context.Context, s *Service) error {
 }
 
 // awaitServiceEnd waits until the service or the pod has ended, and returns the reason.
-func (p *Pod) awaitServiceEnd(ctx context.Context, s *Service) error {
+func (p *Pod) awaitServiceEnd(ctx context.Context, s *place.Service) error {
 	var end *termination
 	_, err := p.await(ctx, func(o *object) bool {
-		is := o.container(s.container())
+		is := o.container(containerOf(s))
 		end = is.lastEnd()
 		return end != nil
 	})

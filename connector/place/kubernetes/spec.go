@@ -12,55 +12,29 @@ import (
 	"strings"
 	"time"
 
-	"github.com/google/go-containerregistry/pkg/name"
 	"go.yaml.in/yaml/v4"
 
 	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/connector/program"
 )
 
-// Pull is the kubelet's policy for pulling an image.
-type Pull string
-
-// The policies, by their names in a .gitlab-ci.yml.
-const (
-	PullIfNotPresent Pull = "if-not-present"
-	PullAlways       Pull = "always"
-	PullNever        Pull = "never"
-)
-
 // pulls are the policies by their names in the API.
-var pulls = map[Pull]string{PullIfNotPresent: "IfNotPresent", PullAlways: "Always", PullNever: "Never"}
+var pulls = map[place.Pull]string{
+	place.PullIfNotPresent: "IfNotPresent", place.PullAlways: "Always", place.PullNever: "Never",
+}
 
 // Spec describes the pod of a build. Only Image is required.
 type Spec struct {
-	// Image is the name of the image in which the steps run. The image does not need stepmux.
-	Image string
+	// Spec has the image. Its Services need Kubernetes 1.29. They share the pod's network, where the alias of each is a
+	// name for 127.0.0.1 and, without dots, the name of its container.
+	place.Spec
 	// InitImage is the image of the init container that receives the step runner's program. It needs a shell and the
 	// programs cat, chmod, mkdir, mv, sleep, uname and wc. If empty, Image.
 	InitImage string
-	// Pull is the pull policy of both. If empty, the cluster's default for the image's name.
-	Pull Pull
-	// Command is a program that gets the command line of the first process as its arguments, and must exec it. If
-	// empty, nothing of the image is run.
-	Command []string
-	// User runs the steps: a user number, optionally followed by a colon and a group number. If empty, the image's.
-	User string
-	// Memory is the limit in bytes, NanoCPUs the limit of processor time in billionths of a processor. Both are also
-	// the pod's requests. If zero, those of the template and the namespace.
-	Memory, NanoCPUs int64
-	// ReadOnly makes the root of the build's container read-only.
-	ReadOnly bool
-	// Labels are set on the pod, as KEY=VALUE.
-	Labels []string
 	// Template is a pod manifest in YAML or JSON, for everything that this Spec does not have: node selector,
 	// tolerations, service account, secrets for pulls, security contexts, volumes. Its container named build is that
 	// of the steps. May be empty.
 	Template []byte
-	// Services are containers beside the steps'. The build begins when all are ready. They need Kubernetes 1.29.
-	Services []Service
-	// ServiceTimeout bounds their start once the pod runs. If zero, 1m.
-	ServiceTimeout time.Duration
 	// ScheduleTimeout is how long to wait for the scheduler to find a node, in a cluster that adds nodes on demand.
 	// If zero, the build fails at once.
 	ScheduleTimeout time.Duration
@@ -68,27 +42,21 @@ type Spec struct {
 
 // Check returns an error for a Spec that cannot be made into a pod.
 func (s *Spec) Check() error {
-	for _, image := range []string{s.Image, cmp.Or(s.InitImage, s.Image)} {
-		if err := checkImage(image); err != nil {
-			return err
-		}
+	if err := place.CheckSpec(&s.Spec, names); err != nil {
+		return err
 	}
-	if s.Pull != "" && pulls[s.Pull] == "" {
-		return fmt.Errorf("pull policy %.80q: use %s, %s or %s", s.Pull, PullIfNotPresent, PullAlways, PullNever)
+	if _, err := place.ParseImage(cmp.Or(s.InitImage, s.Image)); err != nil {
+		return err
 	}
-	if min(s.Memory, s.NanoCPUs) < 0 || min(s.ScheduleTimeout, s.ServiceTimeout) < 0 {
+	if s.Platform != "" {
+		return fmt.Errorf("platform %.80q: a pod has that of its node, which the template's node selector chooses",
+			s.Platform)
+	}
+	if s.ScheduleTimeout < 0 {
 		return errors.New("a limit of the pod is negative")
-	}
-	for _, text := range s.Labels {
-		if key, _, _ := strings.Cut(text, "="); key == "" || strings.HasPrefix(key, labelPrefix) {
-			return fmt.Errorf("label %.160q: want KEY=VALUE, and no key of stepmux itself (%s)", text, labelPrefix)
-		}
 	}
 	if s.User != "" && !userPattern.MatchString(s.User) {
 		return fmt.Errorf("user %.80q: a pod takes a number, or two as USER:GROUP", s.User)
-	}
-	if err := s.checkServices(); err != nil {
-		return err
 	}
 	pod, err := s.template()
 	if err != nil {
@@ -97,10 +65,11 @@ func (s *Spec) Check() error {
 	if err := s.checkTemplate(pod); err != nil {
 		return err
 	}
-	for _, one := range s.Services { // a job chooses its services, and the operator the rights of such a container
-		if in := take(at(pod, "spec"), "initContainers", one.container()); in["image"] != nil {
+	for i := range s.Services { // a job chooses its services, and the operator the rights of such a container
+		one := &s.Services[i]
+		if in := take(at(pod, "spec"), "initContainers", containerOf(one)); in["image"] != nil {
 			return fmt.Errorf("service %.160q: the template has an init container %q with an image of its own; give the "+
-				"service another alias", one.Image, one.container())
+				"service another alias", one.Image, containerOf(one))
 		}
 	}
 	return nil
@@ -134,18 +103,18 @@ func (s *Spec) checkTemplate(pod dict) error {
 	return nil
 }
 
-func checkImage(image string) error {
-	if _, err := name.ParseReference(image); err != nil {
-		return fmt.Errorf("image name %.160q: use NAME, NAME:TAG or NAME@DIGEST, maybe with a registry before it", image)
-	}
-	return nil
-}
-
 var (
 	userPattern = regexp.MustCompile(`^[0-9]{1,9}(:[0-9]{1,9})?$`)
 	// namePattern matches the names of objects (RFC 1123).
 	namePattern = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 )
+
+// names are the rules for the names of services.
+var names = place.Names{
+	Alias: regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`),
+	Rule:  "no host name of small letters; give it another",
+	Of:    containerName, Taken: []string{initName, buildName},
+}
 
 // maxTemplate bounds a template, in bytes: an object of the API cannot be much larger.
 const maxTemplate = 1 << 20
@@ -264,7 +233,7 @@ func (p *Pod) manifest(files []string) (dict, error) {
 	argv := []string{
 		place.ProgramFile, "steps", "hold", "--idle", p.cfg.Linger.String(), "--first", p.cfg.StartTimeout.String(),
 	}
-	build["command"] = literal(program.Wrapped(spec.Command, argv))
+	build["command"] = literal(program.Wrapped(spec.Entrypoint, argv))
 	delete(build, "args")
 	setDefault(build, "terminationMessagePolicy", "FallbackToLogsOnError")
 	build["volumeMounts"] = append(list(build, "volumeMounts"), dict{"name": volumeName, "mountPath": place.Home})

@@ -68,12 +68,9 @@ func (e *Executor) placeConfig(into *connector.Config) place.Config {
 }
 
 // startPod starts the build's pod, or attaches to it.
-func (e *Executor) startPod(ctx context.Context, s *slot, into *connector.Config) error {
-	if e.build.Pod == nil {
-		return fmt.Errorf("instance: a build on the cluster %s needs a Pod", s.member.ID)
-	}
+func (e *Executor) startPod(ctx context.Context, s *slot, into *connector.Config, spec *kubernetes.Spec) error {
 	pod := kubernetes.Config{
-		Config: e.placeConfig(into), Cluster: s.member.Cluster, Spec: *e.build.Pod, Timeout: e.build.Timeout,
+		Config: e.placeConfig(into), Cluster: s.member.Cluster, Spec: *spec, Timeout: e.build.Timeout,
 	}
 	return e.startPlace(ctx, into, func(resumes bool, at string) (place.Place, error) {
 		if resumes {
@@ -96,9 +93,9 @@ type dockerPlace struct {
 
 // startContainer starts the build's container, or attaches to it. It takes over the lease.
 func (e *Executor) startContainer(
-	ctx context.Context, s *slot, lease *pool.Lease[*mux.Conn], into *connector.Config,
+	ctx context.Context, s *slot, lease *pool.Lease[*mux.Conn], into *connector.Config, spec docker.Spec,
 ) error {
-	cfg, spec, limits := e.provider.cfg, *e.build.Container, s.member.Limits
+	cfg, limits := e.provider.cfg, s.member.Limits
 	spec.Memory = cmp.Or(spec.Memory, limits.Memory)
 	spec.Pids = cmp.Or(spec.Pids, limits.PIDs)
 	spec.NanoCPUs = cmp.Or(spec.NanoCPUs, int64(limits.CPUs*1e9))

@@ -1,4 +1,4 @@
-package docker_test
+package place_test
 
 import (
 	"encoding/binary"
@@ -7,22 +7,22 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/connector/place/docker"
+	"github.com/stepmux/stepmux/connector/place"
 )
 
 func TestTheImageAndTheServicesOfAJobAreTakenOutOfIt(t *testing.T) {
 	for name, test := range map[string]struct {
 		text, rest string
-		want       *docker.Spec
+		want       *place.Spec
 	}{
 		"none": {"run: [{script: echo image}]\n", "run: [{script: echo image}]\n", nil},
 		"a name": {
 			"# first\nimage: busybox:1 # why\nrun:\n  - script: echo\n", "# first\n\nrun:\n  - script: echo\n",
-			&docker.Spec{Image: "busybox:1"},
+			&place.Spec{Image: "busybox:1"},
 		},
-		"last, without a newline": {"run: []\nimage: busybox:1", "run: []\n", &docker.Spec{Image: "busybox:1"}},
+		"last, without a newline": {"run: []\nimage: busybox:1", "run: []\n", &place.Spec{Image: "busybox:1"}},
 		"after a spec": {
-			"spec: {}\n---\nimage: a\nrun: []\n", "spec: {}\n---\n\nrun: []\n", &docker.Spec{Image: "a"},
+			"spec: {}\n---\nimage: a\nrun: []\n", "spec: {}\n---\n\nrun: []\n", &place.Spec{Image: "a"},
 		},
 		"all": {
 			`image:
@@ -39,9 +39,9 @@ services:
     variables: {A: b, N: 1}
 run: []
 `, "\n\n\n\n\n\n\n\n\n\n\n\nrun: []\n",
-			&docker.Spec{
-				Image: "postgres:17", Pull: docker.PullAlways, User: "1000", Platform: "linux/arm64",
-				Services: []docker.Service{
+			&place.Spec{
+				Image: "postgres:17", Pull: place.PullAlways, User: "1000", Platform: "linux/arm64",
+				Services: []place.Service{
 					{Image: "postgres:17"},
 					{
 						Image: "redis:7", Alias: "cache", Entrypoint: []string{""}, Command: []string{"redis-server", "--save"},
@@ -54,7 +54,7 @@ run: []
 		"a list":  {"- script: echo image\n", "- script: echo image\n", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			rest, spec, err := docker.FromJob("job.yml", []byte(test.text))
+			rest, spec, err := place.FromJob("job.yml", []byte(test.text))
 			require.NoError(t, err)
 			require.Equal(t, test.rest, string(rest))
 			require.Equal(t, test.want, spec)
@@ -74,7 +74,7 @@ func TestAMistakeInTheImageOfAJobHasItsPlace(t *testing.T) {
 		"name: \"a\u2028b\"\nimage: x\nb: 2\n": `the character "\u2028", which YAML takes`,
 		"{image: a, run: []}\n":                "job.yml:1:2: image: write each key of the job on a line of its own",
 	} {
-		_, _, err := docker.FromJob("job.yml", []byte(text))
+		_, _, err := place.FromJob("job.yml", []byte(text))
 		require.ErrorContains(t, err, want, text)
 	}
 }
@@ -86,7 +86,7 @@ func TestAJobInUTF16ComesBackAsItIs(t *testing.T) {
 	for _, c := range utf16.Encode([]rune("#\u6d69\u6761\u7365\u0085\u0085\u0085image: x\u0085run: []")) {
 		text = binary.LittleEndian.AppendUint16(text, c)
 	}
-	rest, spec, err := docker.FromJob("job.yml", text)
+	rest, spec, err := place.FromJob("job.yml", text)
 	require.NoError(t, err)
 	require.Nil(t, spec)
 	require.Equal(t, text, rest)
