@@ -270,7 +270,7 @@ func (e *Executor) leaseFor(ctx context.Context, s *slot, into *connector.Config
 	pod, isPod := e.build.Place.(*kubernetes.Spec)
 	switch isCluster := s.member.Cluster != nil; {
 	case isPod && isCluster:
-		return e.startPod(ctx, s, into, pod)
+		return e.startPod(ctx, s, into, *pod)
 	case isCluster:
 		return fmt.Errorf("instance: a build on the cluster %s needs a Place that is a pod", s.member.ID)
 	case isPod:

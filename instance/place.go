@@ -68,9 +68,10 @@ func (e *Executor) placeConfig(into *connector.Config) place.Config {
 }
 
 // startPod starts the build's pod, or attaches to it.
-func (e *Executor) startPod(ctx context.Context, s *slot, into *connector.Config, spec *kubernetes.Spec) error {
+func (e *Executor) startPod(ctx context.Context, s *slot, into *connector.Config, spec kubernetes.Spec) error {
+	spec.Limit(s.member.Limits)
 	pod := kubernetes.Config{
-		Config: e.placeConfig(into), Cluster: s.member.Cluster, Spec: *spec, Timeout: e.build.Timeout,
+		Config: e.placeConfig(into), Cluster: s.member.Cluster, Spec: spec, Timeout: e.build.Timeout,
 	}
 	return e.startPlace(ctx, into, func(resumes bool, at string) (place.Place, error) {
 		if resumes {
@@ -95,10 +96,7 @@ type dockerPlace struct {
 func (e *Executor) startContainer(
 	ctx context.Context, s *slot, lease *pool.Lease[*mux.Conn], into *connector.Config, spec docker.Spec,
 ) error {
-	cfg, limits := e.provider.cfg, s.member.Limits
-	spec.Memory = cmp.Or(spec.Memory, limits.Memory)
-	spec.Pids = cmp.Or(spec.Pids, limits.PIDs)
-	spec.NanoCPUs = cmp.Or(spec.NanoCPUs, int64(limits.CPUs*1e9))
+	spec.Limit(s.member.Limits)
 	d := &dockerPlace{lease: lease, again: func(ctx context.Context) (*pool.Lease[*mux.Conn], error) {
 		return e.reconnect(ctx, s, stay)
 	}}
@@ -106,7 +104,7 @@ func (e *Executor) startContainer(
 		box := docker.Config{
 			Config: e.placeConfig(into), Daemon: s.member.daemon, Spec: spec,
 			Dial: func(ctx context.Context) (net.Conn, error) {
-				return cfg.Docker.Dial(ctx, func(ctx context.Context, network, addr string) (net.Conn, error) {
+				return e.provider.cfg.Docker.Dial(ctx, func(ctx context.Context, network, addr string) (net.Conn, error) {
 					stream, err := d.conn().Dial(ctx, network, addr)
 					if err != nil {
 						return nil, fmt.Errorf("%s on instance %s (sshd must allow %s): %w", addr, s.member.ID,

@@ -16,6 +16,7 @@ import (
 	"github.com/stepmux/stepmux/connector/place/kubernetes"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/buildinfo"
+	"github.com/stepmux/stepmux/internal/limits"
 )
 
 // clusterFlags name a Kubernetes cluster.
@@ -84,7 +85,7 @@ func (f *podFlags) register(fl *pflag.FlagSet) {
 var notInPods = []string{
 	"instance", "inventory", "docker", "container", "platform", "pids-limit", "tmpfs", "volume", "network", "add-host",
 	"route", "isolation", "build-user", "runner-command",
-	"build-memory", "build-pids", "build-cpus",
+	limits.PIDsFlag,
 	"max-age", "idle-timeout", "keepalive-interval", "keepalive-timeout", "session-limit",
 }
 
@@ -158,6 +159,8 @@ func (f *podFlags) vmsOrCluster(
 		return nil, nil, systemError(err)
 	}
 	name := strings.ReplaceAll(cluster.Name(), " ", "-") + "/" + cluster.Namespace()
-	group, err := instance.NewGroup(instance.Instance{ID: name, Cluster: cluster, Capacity: vms.capacity})
+	group, err := instance.NewGroup(instance.Instance{
+		ID: name, Cluster: cluster, Capacity: vms.capacity, Limits: vms.limits,
+	})
 	return group, cluster.Close, err
 }

@@ -17,10 +17,13 @@ import (
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/spf13/pflag"
+
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/connector/place/docker"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/engine"
@@ -32,7 +35,15 @@ type localContainer struct {
 	imageFlags
 	ofJob bool // use the job's own image
 
+	limits limits.Build
+
 	own *place.Spec // what the job's keys image and services say
+}
+
+func (f *localContainer) register(fl *pflag.FlagSet) {
+	f.imageFlags.register(fl)
+	registerLimits(fl, &f.limits, "")
+	f.others = append(f.others, limitNames...)
 }
 
 // wanted reports whether the job is to run in a container.
@@ -99,6 +110,7 @@ func (f *localFlags) contained(j *standalone.Job) (*docker.Spec, error) {
 	if err != nil || spec.Container != "" {
 		return spec, err
 	}
+	spec.Limit(box.limits)
 	dir, err := f.dir()
 	if err != nil {
 		return nil, err

@@ -1,14 +1,18 @@
 package place
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"regexp"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
+
+	"github.com/stepmux/stepmux/connector/program"
 )
 
 // Pull is the policy for pulling an image, by its name in a .gitlab-ci.yml.
@@ -42,6 +46,8 @@ type Spec struct {
 	// Memory is the limit in bytes, without swap, NanoCPUs the limit of processor time in billionths of a processor. In a
 	// pod both are also its requests. If zero, there is no limit, and in a pod that of the template and the namespace.
 	Memory, NanoCPUs int64
+	// Pids is how many processes there may be. If zero, the daemon's default. A pod takes none: the kubelet has a limit.
+	Pids int64
 	// ReadOnly makes the root of the build's container read-only. Builds then work in memory.
 	ReadOnly bool
 	// Labels are set on all objects of the build, as KEY=VALUE.
@@ -63,6 +69,12 @@ type Description interface {
 
 // Common implements Description, for the types that embed a Spec.
 func (s *Spec) Common() *Spec { return s }
+
+// Limit sets the limits that are not set.
+func (s *Spec) Limit(l program.Limits) {
+	s.Memory, s.Pids = cmp.Or(s.Memory, l.Memory), cmp.Or(s.Pids, l.PIDs)
+	s.NanoCPUs = cmp.Or(s.NanoCPUs, int64(math.Round(l.CPUs*1e9)))
+}
 
 // LabelPrefix begins the keys of the labels that stepmux itself sets.
 const LabelPrefix = "dev.stepmux."
@@ -90,7 +102,7 @@ func CheckSpec(s *Spec, names Names) error {
 	if s.Pull != "" && !slices.Contains(pulls, s.Pull) {
 		return fmt.Errorf("pull policy %.80q: use %s, %s or %s", s.Pull, PullIfNotPresent, PullAlways, PullNever)
 	}
-	if min(s.Memory, s.NanoCPUs) < 0 || s.ServiceTimeout < 0 {
+	if min(s.Memory, s.NanoCPUs, s.Pids) < 0 || s.ServiceTimeout < 0 {
 		return errors.New("a limit of the container is negative")
 	}
 	for _, text := range s.Labels {

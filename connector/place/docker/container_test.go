@@ -135,7 +135,7 @@ func TestContainersOfAllKindsRunAScript(t *testing.T) {
 		"memory": {
 			docker.Spec{Spec: place.Spec{Memory: 64 << 20}}, limit("memory/memory.limit_in_bytes", "memory.max"), "67108864\n",
 		},
-		"pids":     {docker.Spec{Pids: 200}, limit("pids/pids.max", "pids.max"), "200\n"},
+		"pids":     {docker.Spec{Spec: place.Spec{Pids: 200}}, limit("pids/pids.max", "pids.max"), "200\n"},
 		"tmpfs":    {docker.Spec{Tmpfs: []string{"/fast:size=1m"}}, "df -k /fast | tail -1 | awk '{print $2}'", "1024\n"},
 		"platform": {docker.Spec{Spec: place.Spec{Platform: "linux/" + runtime.GOARCH}}, "echo runs", "runs\n"},
 		"another entrypoint": {

@@ -24,8 +24,6 @@ type Spec struct {
 	Container string
 	// KeepEntrypoint runs the image's entrypoint, as Entrypoint is run.
 	KeepEntrypoint bool
-	// Pids is how many processes the container may have. If zero, the daemon's default.
-	Pids int64
 	// Tmpfs are file systems in memory: a path, and maybe options after a colon.
 	Tmpfs []string
 	// Volumes are SOURCE:PATH[:OPTIONS] as for `docker run`. SOURCE is a directory of the daemon's machine, or the name of
@@ -55,9 +53,6 @@ func (s *Spec) Check() error {
 	}
 	if len(s.Services) > 0 && s.Network != "" {
 		return fmt.Errorf("network %.80q: a build with services has a network of its own", s.Network)
-	}
-	if s.Pids < 0 {
-		return errors.New("the limit of the container's processes is negative")
 	}
 	err := checkText(slices.Concat([]string{s.User, s.Network}, s.Tmpfs, s.Volumes, s.Hosts, s.Labels)...)
 	if err != nil {

@@ -856,6 +856,8 @@ func TestStartIsNotSilentAboutMistakes(t *testing.T) {
 		"image name":                  func(c *kubernetes.Config) { c.Spec.Image = "A B" },
 		"pull policy":                 func(c *kubernetes.Config) { c.Spec.Pull = "sometimes" },
 		"a pod takes a number":        func(c *kubernetes.Config) { c.Spec.User = "root" },
+		"takes no limit of its":       func(c *kubernetes.Config) { c.Spec.Pids = 100 },
+		"has that of its node":        func(c *kubernetes.Config) { c.Spec.Platform = "linux/arm64" },
 		"no key of stepmux":           func(c *kubernetes.Config) { c.Spec.Labels = []string{"dev.stepmux.build=x"} },
 		"is no manifest":              func(c *kubernetes.Config) { c.Spec.Template = []byte("{") },
 		"is a Deployment: want a Pod": func(c *kubernetes.Config) { c.Spec.Template = []byte("kind: Deployment") },

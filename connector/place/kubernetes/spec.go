@@ -52,6 +52,9 @@ func (s *Spec) Check() error {
 		return fmt.Errorf("platform %.80q: a pod has that of its node, which the template's node selector chooses",
 			s.Platform)
 	}
+	if s.Pids > 0 {
+		return errors.New("a pod takes no limit of its processes: the kubelet has one (podPidsLimit)")
+	}
 	if s.ScheduleTimeout < 0 {
 		return errors.New("a limit of the pod is negative")
 	}
