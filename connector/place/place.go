@@ -97,7 +97,9 @@ func LimitText(limit int64) string {
 const (
 	// Home is where the step runner is.
 	Home = "/.stepmux"
-	// ProgramDir has the program, RunDir the sockets and working directories if Home is not writable.
-	ProgramDir, RunDir = Home + "/bin", Home + "/run"
-	ProgramFile        = ProgramDir + "/stepmux"
+	// ProgramDir has the program, which is ProgramFile.
+	ProgramDir  = Home + "/bin"
+	ProgramFile = ProgramDir + "/stepmux"
+	// RunDir has the sockets and working directories if Home is not writable.
+	RunDir = Home + "/run"
 )

@@ -36,8 +36,8 @@ func TestLimitsAreReadAsTheyAreWritten(t *testing.T) {
 			"", "31M", "512MB!", "-1G", "1e9", "1.5.0G", ".", "inf", "0x40000000", "M", "99999999T",
 			"9223372036854775807K", " 1G",
 		},
-		PIDsFlag:   {"", "15", "1e3", "-5", "4294967296"},
-		CPUsFlag:   {"", "0", "0.001", "NaN", "Inf", "-1", "two"},
+		PIDsFlag: {"", "15", "1e3", "-5", "4294967296"},
+		CPUsFlag: {"", "0", "0.001", "NaN", "Inf", "-1", "two"},
 	} {
 		for _, text := range texts {
 			require.Error(t, new(Build).Set(flag, text), "%s %q", flag, text)

@@ -100,7 +100,7 @@ func (cfg *Config) check() error {
 	case cfg.Daemon == nil:
 		return errors.New("docker: Config.Daemon is nil")
 	}
-	if err := cfg.Config.Check(); err != nil {
+	if err := cfg.Check(); err != nil {
 		return err
 	}
 	return cfg.Spec.Check()

@@ -115,7 +115,7 @@ func (cfg *Config) check() error {
 	}
 	cfg.Linger = cmp.Or(cfg.Linger, DefaultLinger)
 	cfg.StartTimeout = cmp.Or(cfg.StartTimeout, defaultStartTimeout)
-	return cfg.Config.Check()
+	return cfg.Check()
 }
 
 func newPod(ctx context.Context, cfg Config, name string) *Pod {
