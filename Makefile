@@ -290,13 +290,13 @@ container-kills: ## kill a manager of containers N times at random (the tests: 5
 
 .PHONY: container-cases
 container-cases: ## run all conformance cases (STEPMUX_CASES) in a container (the tests: one of sixteen)
-	STEPMUX_ALL_CASES=1 STEPMUX_REQUIRE_PARTS=1 go test -run TestNeighboursCasesHoldInAContainer -count=1 ./connector/docker
+	STEPMUX_ALL_CASES=1 STEPMUX_REQUIRE_PARTS=1 go test -run TestNeighboursCasesHoldInAContainer -count=1 ./connector/place/docker
 
 # The programs are built once, and kept: it takes 9 minutes of a processor. The cluster has a network namespace of its own.
 .PHONY: kubernetes
 kubernetes: bin/kubernetes/kube-apiserver bin/kubernetes/kubelet ## test builds in pods on a real cluster, N builds with kills (needs root)
-	CGO_ENABLED=0 go test -c -tags kubernetes -o bin/kubernetes/kubernetes.test ./connector/kubernetes
-	cd connector/kubernetes && STEPMUX_KUBERNETES=$(CURDIR)/bin/kubernetes STEPMUX_BUILDS=$(N) STEPMUX_REQUIRE_PARTS=1 \
+	CGO_ENABLED=0 go test -c -tags kubernetes -o bin/kubernetes/kubernetes.test ./connector/place/kubernetes
+	cd connector/place/kubernetes && STEPMUX_KUBERNETES=$(CURDIR)/bin/kubernetes STEPMUX_BUILDS=$(N) STEPMUX_REQUIRE_PARTS=1 \
 	  unshare --net sh -c 'ip link set lo up && ip addr add 10.249.0.1/32 dev lo && ip route add default dev lo && exec "$$@"' \
 	  sh $(CURDIR)/bin/kubernetes/kubernetes.test -test.run 'TestReal' -test.v -test.timeout 1h
 

@@ -18,7 +18,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/connector"
-	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/connector/place"
+	"github.com/stepmux/stepmux/connector/place/docker"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/internal/testing/dockertest"
 	"github.com/stepmux/stepmux/internal/testing/runnertest"
@@ -43,8 +44,9 @@ func containerConfig(b *testing.B, d *dockertest.Daemon) docker.Config {
 	bin, err := program.LoadBinary(end)
 	require.NoError(b, err)
 	return docker.Config{
-		Dial: d.Dial, Daemon: &docker.Daemon{}, BuildID: "bench", Programs: []*program.Binary{bin},
-		Spec: docker.Spec{Image: dockertest.Image, Network: "none"},
+		Config: place.Config{BuildID: "bench", Programs: []*program.Binary{bin}},
+		Dial:   d.Dial, Daemon: &docker.Daemon{},
+		Spec: docker.Spec{Spec: place.Spec{Image: dockertest.Image}, Network: "none"},
 	}
 }
 

@@ -6,11 +6,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/connector/kubernetes"
+	"github.com/stepmux/stepmux/connector/place"
+	"github.com/stepmux/stepmux/connector/place/kubernetes"
 )
 
 // fakePod is a pod that needs no cluster.
-type fakePod struct{ place }
+type fakePod struct{ place.Place }
 
 func (fakePod) Close(context.Context) error { return nil }
 func (fakePod) Removed() bool               { return true }
@@ -45,7 +46,7 @@ func TestResumeOfABuildWhosePodIsNotNamedStartsNone(t *testing.T) {
 	p, err := NewProvider(Config{Group: g})
 	require.NoError(t, err)
 	defer p.Close()
-	e := p.Executor(Build{ID: "pod", Pod: &kubernetes.Spec{}})
+	e := p.Executor(Build{ID: "pod", Place: &kubernetes.Spec{}})
 	require.ErrorContains(t, e.Resume(t.Context(), "cluster", ":/tmp/serve.sock"), `"" is no place of a pod`)
 	require.NoError(t, e.Cleanup(t.Context()))
 }

@@ -18,7 +18,8 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/stepmux/stepmux/connector"
-	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/connector/place"
+	"github.com/stepmux/stepmux/connector/place/docker"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
@@ -55,14 +56,14 @@ func programs(t *testing.T) []*program.Binary {
 	return []*program.Binary{bin}
 }
 
-var inBusybox = &docker.Spec{Image: dockertest.Image, Network: "none"}
+var inBusybox = &docker.Spec{Spec: place.Spec{Image: dockertest.Image}, Network: "none"}
 
 func TestABuildInAContainerThatIsCancelledLeavesNothing(t *testing.T) {
 	d := dockertest.Start(t)
 	p := containers(t, d)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	e := p.Executor(instance.Build{ID: "c1", Container: inBusybox, Log: writer(func(text []byte) {
+	e := p.Executor(instance.Build{ID: "c1", Place: inBusybox, Log: writer(func(text []byte) {
 		if bytes.Contains(text, []byte("started")) {
 			cancel()
 		}
@@ -97,7 +98,7 @@ func TestABuildGoesElsewhereWhenTheDaemonOfItsVMCannotBeReached(t *testing.T) {
 		in.ID, cfg.Docker.Socket, cfg.ContainerPrograms = "works", d.Socket, programs(t)
 	}, broken)
 	for i := range 3 {
-		e := p.Executor(instance.Build{ID: fmt.Sprint("c", i), Container: inBusybox})
+		e := p.Executor(instance.Build{ID: fmt.Sprint("c", i), Place: inBusybox})
 		require.NoError(t, e.Prepare(t.Context()))
 		if i == 0 {
 			require.Equal(t, "broken", e.Instance())
@@ -109,10 +110,10 @@ func TestABuildGoesElsewhereWhenTheDaemonOfItsVMCannotBeReached(t *testing.T) {
 	}
 	require.Zero(t, statOf(p, "broken").Uses)
 	require.Zero(t, statOf(p, "broken").Used)
-	e := p.Executor(instance.Build{ID: "c6", Container: inBusybox, On: "broken"})
+	e := p.Executor(instance.Build{ID: "c6", Place: inBusybox, On: "broken"})
 	require.NoError(t, e.Prepare(t.Context()))
 	_, err := e.Connect(t.Context())
-	require.ErrorIs(t, err, docker.ErrUnusable)
+	require.ErrorIs(t, err, place.ErrUnusable)
 	require.NoError(t, e.Cleanup(t.Context()))
 	require.Zero(t, statOf(p, "broken").Used)
 }
@@ -122,7 +123,7 @@ func TestCleanupDuringTheStartOfAContainerLeavesNothing(t *testing.T) {
 	d := dockertest.Start(t)
 	p := containers(t, d)
 	for wait := time.Duration(0); ; wait += 20*time.Millisecond + wait/8 {
-		e := p.Executor(instance.Build{ID: "c2", Container: inBusybox})
+		e := p.Executor(instance.Build{ID: "c2", Place: inBusybox})
 		require.NoError(t, e.Prepare(t.Context()))
 		cleaned := make(chan error, 1)
 		timer := time.AfterFunc(wait, func() { cleaned <- e.Cleanup(context.Background()) })
@@ -146,7 +147,7 @@ func TestCleanupDuringTheStartOfAContainerLeavesNothing(t *testing.T) {
 func TestAContainerThatIsFrozenIsRemoved(t *testing.T) {
 	d := dockertest.Start(t)
 	p := containers(t, d, func(cfg *instance.Config) { cfg.StopTimeout = 3 * time.Second })
-	e := p.Executor(instance.Build{ID: "c4", Container: inBusybox})
+	e := p.Executor(instance.Build{ID: "c4", Place: inBusybox})
 	require.NoError(t, e.Prepare(t.Context()))
 	_, err := e.Connect(t.Context())
 	require.NoError(t, err)
@@ -163,7 +164,7 @@ func TestAContainerThatIsFrozenIsRemoved(t *testing.T) {
 func TestABuildWhoseContainerIsKilledIsASystemFailureThatSaysSo(t *testing.T) {
 	d := dockertest.Start(t)
 	p := containers(t, d)
-	e := p.Executor(instance.Build{ID: "c3", Container: inBusybox, Log: writer(func(text []byte) {
+	e := p.Executor(instance.Build{ID: "c3", Place: inBusybox, Log: writer(func(text []byte) {
 		if !bytes.Contains(text, []byte("started")) {
 			return
 		}
@@ -187,7 +188,7 @@ func TestABuildWhoseContainerIsKilledIsASystemFailureThatSaysSo(t *testing.T) {
 
 func TestAScriptOfARunnerDoesNotRunInAContainer(t *testing.T) {
 	d := dockertest.Start(t)
-	e := containers(t, d).Executor(instance.Build{ID: "c4", Container: inBusybox})
+	e := containers(t, d).Executor(instance.Build{ID: "c4", Place: inBusybox})
 	require.NoError(t, e.Prepare(t.Context()))
 	require.ErrorContains(t, e.Run(t.Context(), []byte("true")), "only steps run there")
 	require.NoError(t, e.Cleanup(t.Context()))
@@ -203,7 +204,7 @@ func lingersInContainer(
 	dir, log = t.TempDir(), &sshtest.Log{}
 	e = containersOn(t, v.via(t, proxy.Addr()), d).Executor(instance.Build{
 		ID: "c5", Log: log, Linger: &linger,
-		Container: &docker.Spec{Image: dockertest.Image, Network: "none", Volumes: []string{dir + ":/shared"}},
+		Place: &docker.Spec{Spec: place.Spec{Image: dockertest.Image}, Network: "none", Volumes: []string{dir + ":/shared"}},
 	})
 	t.Cleanup(func() { _ = e.Cleanup(context.Background()) })
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "turn"), nil, 0o600))
@@ -250,7 +251,7 @@ func TestABuildInAContainerGoesOnInAnotherProcess(t *testing.T) {
 	linger, log := time.Minute, &stateLog{}
 	build := instance.Build{
 		ID: "c7", Log: log, Linger: &linger, Secret: strings.Repeat("s", 43),
-		Container: &docker.Spec{Image: dockertest.Image, Network: "none", Volumes: []string{dir + ":/shared"}},
+		Place: &docker.Spec{Spec: place.Spec{Image: dockertest.Image}, Network: "none", Volumes: []string{dir + ":/shared"}},
 	}
 	var vm, socket string
 	var e *instance.Executor
@@ -295,7 +296,7 @@ func TestTheWayBackToAContainerIsTriedAgain(t *testing.T) {
 	d, linger := dockertest.Start(t), time.Minute
 	v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
 	proxy := sshtest.Proxy(t, v.Addr)
-	build := instance.Build{ID: "c8", Linger: &linger, Secret: strings.Repeat("s", 43), Container: inBusybox}
+	build := instance.Build{ID: "c8", Linger: &linger, Secret: strings.Repeat("s", 43), Place: inBusybox}
 	e := containersOn(t, v, d).Executor(build)
 	require.NoError(t, e.Prepare(t.Context()))
 	_, err := e.Connect(t.Context())

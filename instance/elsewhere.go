@@ -10,7 +10,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/buildlog"
-	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
 )
@@ -102,7 +102,7 @@ func (e *Executor) tryElsewhere(ctx context.Context, err error) bool {
 		s.giveBack()
 		return e.keep(func() { e.slot, e.lease = nil, nil })
 	case failed == nil && !errors.As(err, &gone) && !errors.Is(err, ErrUnknown) &&
-		!errors.Is(err, docker.ErrUnusable):
+		!errors.Is(err, place.ErrUnusable):
 		return false
 	default:
 		s.giveBack() // the build has not reached it

@@ -14,7 +14,9 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/buildlog"
-	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/connector/place"
+	"github.com/stepmux/stepmux/connector/place/docker"
+	"github.com/stepmux/stepmux/connector/place/kubernetes"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/connector/script"
 	"github.com/stepmux/stepmux/internal/flight"
@@ -138,7 +140,7 @@ func (e *Executor) Isolation() program.Isolation {
 	i := e.connector.Isolation()
 	if e.box != nil && i.Level == wire.IsolationOff && i.Reason == "" {
 		i.Reason = "the build has a container of its own"
-		if e.build.Container != nil && e.build.Container.Container != "" {
+		if spec, ok := e.build.Place.(*docker.Spec); ok && spec.Container != "" {
 			i.Reason = "the build shares a container that was there before"
 		}
 	}
@@ -204,7 +206,7 @@ func (e *Executor) connect(ctx context.Context, attach string) (_ func() (io.Rea
 	cfg := e.provider.cfg
 	leave := e.mayLeave(s)
 	var started atomic.Bool
-	place := connector.Config{
+	into := connector.Config{
 		VM: s.member.vm, BuildID: e.build.ID,
 		Runner: s.member.Runner, TempDir: s.member.TempDir, Route: cfg.Route,
 		Isolation: s.member.Isolation, BuildUser: s.member.BuildUser, Limits: s.member.Limits,
@@ -220,30 +222,23 @@ func (e *Executor) connect(ctx context.Context, attach string) (_ func() (io.Rea
 		},
 		Logger: cfg.Logger.With("build", e.build.ID, "instance", s.member.ID),
 	}
-	if e.build.Container != nil || s.member.Cluster != nil {
-		place.Limits = program.Limits{} // the container has its own
-		if level, _ := connector.ParseIsolation(place.Isolation); level == wire.IsolationAuto {
-			place.Isolation = wire.IsolationOff // the container isolates the build, and most allow no namespaces
+	if e.build.Place != nil {
+		into.Limits = program.Limits{} // the place has its own
+		if level, _ := connector.ParseIsolation(into.Isolation); level == wire.IsolationAuto {
+			into.Isolation = wire.IsolationOff // the container isolates the build, and most allow no namespaces
 		}
-		place.BuildUser = "" // a user of the VM; the image has its own
+		into.BuildUser = "" // a user of the VM; the image has its own
 	}
-	switch {
-	case s.member.Cluster != nil:
-		err = e.startPod(ctx, s, &place)
-	case e.build.Pod != nil:
-		err = fmt.Errorf("instance %s is no cluster: no pod can be made there", s.member.ID)
-	default:
-		err = e.leaseFor(ctx, s, &place, leave)
-	}
-	if errors.Is(err, docker.ErrUnusable) {
+	err = e.leaseFor(ctx, s, &into, leave)
+	if errors.Is(err, place.ErrUnusable) {
 		cfg.Group.started(s, err)
 	}
 	if err != nil {
 		return nil, err
 	}
-	c, err := connector.New(place)
+	c, err := connector.New(into)
 	if err != nil {
-		place.Lease.Release()
+		into.Lease.Release()
 		return nil, err
 	}
 	if !e.keep(func() { e.connector = c }) {
@@ -269,18 +264,32 @@ func (e *Executor) connect(ctx context.Context, attach string) (_ func() (io.Rea
 	return dial, nil
 }
 
-// leaseFor gives a connector a lease of its own on the connection of its instance, or a container reached by it:
-// Prepare's connection may have died since.
+// leaseFor starts the build's place, which is the connector's lease, or gives the connector a lease of its own on the
+// connection of its instance: Prepare's connection may have died since.
 func (e *Executor) leaseFor(ctx context.Context, s *slot, into *connector.Config, leave func() bool) error {
+	pod, isPod := e.build.Place.(*kubernetes.Spec)
+	switch isCluster := s.member.Cluster != nil; {
+	case isPod && isCluster:
+		return e.startPod(ctx, s, into, *pod)
+	case isCluster:
+		return fmt.Errorf("instance: a build on the cluster %s needs a Place that is a pod", s.member.ID)
+	case isPod:
+		return fmt.Errorf("instance %s is no cluster: no pod can be made there", s.member.ID)
+	}
 	lease, err := e.leaseToStart(ctx, s, leave)
 	if err != nil {
 		return err
 	}
-	if e.build.Container != nil {
-		return e.startContainer(ctx, s, lease, into)
+	switch spec := e.build.Place.(type) {
+	case nil:
+		into.Lease = sharedConn{lease}
+		return nil
+	case *docker.Spec:
+		return e.startContainer(ctx, s, lease, into, *spec)
+	default:
+		lease.Release()
+		return fmt.Errorf("instance: no place can be made of a %T", spec)
 	}
-	into.Lease = sharedConn{lease}
-	return nil
 }
 
 // again takes another lease on the connection of the build's instance.
@@ -345,7 +354,7 @@ func (e *Executor) Run(ctx context.Context, text []byte) (err error) {
 		return ErrCleanedUp
 	}
 	switch {
-	case e.build.Container != nil || e.build.Pod != nil:
+	case e.build.Place != nil:
 		return errors.New("instance: Run in a container: only steps run there, by Connect and Execute")
 	case lease == nil:
 		return errors.New("instance: Run before Prepare")

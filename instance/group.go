@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/connector"
-	"github.com/stepmux/stepmux/connector/docker"
-	"github.com/stepmux/stepmux/connector/kubernetes"
+	"github.com/stepmux/stepmux/connector/place/docker"
+	"github.com/stepmux/stepmux/connector/place/kubernetes"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
@@ -28,8 +28,8 @@ type Instance struct {
 	Addr string
 	// SSH is the login and the host-key policy. Required for a VM. Its MachineID is set to ID.
 	SSH mux.Config
-	// Cluster is where builds with a Pod run: the instance is a cluster, not a VM. Then only ID, Capacity, MaxUses,
-	// Labels and Linger are used as well.
+	// Cluster is where builds in pods run: the instance is a cluster, not a VM. Then only ID, Capacity, MaxUses, Labels,
+	// Linger and Limits are used as well.
 	Cluster *kubernetes.Cluster
 	// Jump is the jump host (bastion) through which the instance is reached. It may be nil, and may have a Jump
 	// itself. Instances whose Jump has the same ID share one connection to it, which lives as long as one of theirs.
@@ -51,7 +51,7 @@ type Instance struct {
 	Isolation string
 	// BuildUser is the user that runs builds if the login is root; see connector.Config. If empty, the login.
 	BuildUser string
-	// Limits bound each build; see connector.Config. If zero, there is no limit. Limits of a container take
+	// Limits bound each build; see connector.Config. If zero, there is no limit. Limits of a build's Place take
 	// precedence.
 	Limits program.Limits
 	// OS is its operating system, as Go names it (GOOS). If empty, linux. The VM's end needs Linux: on another system

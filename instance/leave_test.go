@@ -7,11 +7,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/place"
 )
 
 // attachedPlace is the container of a build that runs.
 type attachedPlace struct {
-	place
+	place.Place
 	configure func()
 	left      bool
 	removed   bool
@@ -40,8 +41,9 @@ func TestLeaveDuringAResumeLeavesTheContainer(t *testing.T) {
 				go func() { left <- e.Leave(t.Context()) }() // waited for below
 				<-e.life.Done()
 			}
+			into := &connector.Config{Attach: "pod" + placeSocket + "/run/x.sock"}
 			// Its error is of no interest: the build is left.
-			_ = e.startPlace(t.Context(), &connector.Config{Attach: "/run/x.sock"}, func() (place, error) {
+			_ = e.startPlace(t.Context(), into, func(bool, string) (place.Place, error) {
 				moment(at, leave)
 				return at, nil
 			})

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/connector"
-	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/connector/place/docker"
 )
 
 // member is an instance in one version of its configuration.

@@ -11,8 +11,8 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/buildlog"
-	"github.com/stepmux/stepmux/connector/docker"
-	"github.com/stepmux/stepmux/connector/kubernetes"
+	"github.com/stepmux/stepmux/connector/place"
+	"github.com/stepmux/stepmux/connector/place/docker"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
@@ -27,7 +27,7 @@ type Config struct {
 	// Bootstrap are programs that may be uploaded to an instance whose step runner is missing or cannot be used; see
 	// connector.Config. If empty, nothing is uploaded.
 	Bootstrap []*program.Binary
-	// Docker is the address of each instance's Docker daemon, as seen from the instance, for builds with a Container.
+	// Docker is the address of each instance's Docker daemon, as seen from the instance, for builds in containers.
 	// The login user must be allowed to open its socket.
 	Docker docker.Address
 	// ContainerPrograms are programs for the containers and pods of builds; the one for the image's or node's
@@ -179,13 +179,11 @@ type Build struct {
 	Placed func(instance string)
 	// Shell is the command that runs the build's shell scripts. If empty, bash.
 	Shell []string
-	// Container describes the container that the build's steps run in, created by the Docker daemon of the instance.
-	// If nil, they run on the instance itself.
-	Container *docker.Spec
-	// Pod describes the pod that the build's steps run in. Required on an instance that is a Cluster, and refused
-	// elsewhere. Such a build always lingers: for kubernetes.DefaultLinger, unless Linger or the instance sets another
-	// time.
-	Pod *kubernetes.Spec
+	// Place describes where the build's steps run: a *docker.Spec for a container of the instance's Docker daemon, or a
+	// *kubernetes.Spec for a pod. An instance that is a Cluster needs a pod, and no other takes one. A build in a pod
+	// always lingers: for kubernetes.DefaultLinger, unless Linger or the instance sets another time. If nil, the steps run
+	// on the instance itself.
+	Place place.Description
 	// Timeout is the timeout of the build's job, for the pod's deadline. If zero, there is none.
 	Timeout time.Duration
 	// On is the ID of the only instance that may run the build. Labels must all be labels of its instance. If empty,

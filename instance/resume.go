@@ -18,7 +18,7 @@ func (e *Executor) Place() (instance, socket string) {
 	}
 	socket = e.connector.Socket()
 	if at := e.box.running(); at != nil && socket != "" {
-		socket = at.Place() + placeSocket + socket
+		socket = at.At() + placeSocket + socket
 	}
 	return e.slot.member.ID, socket
 }

@@ -104,7 +104,7 @@ func (f *ciFlags) run(cmd *cobra.Command) error {
 		src := standalone.Source{Name: standalone.StepsVariable, Text: []byte(text), Format: standalone.Steps}
 		src.Vars, err = standalone.EnvironmentVars(append(vars, os.Environ()...), f.masked) // the first value counts
 		return src, err
-	}, place{})
+	}, jobPlace{})
 }
 
 func (f *ciFlags) serve(cmd *cobra.Command) error {

@@ -14,12 +14,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/connector/place/docker"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/doctor"
 	"github.com/stepmux/stepmux/internal/buildinfo"
 	"github.com/stepmux/stepmux/internal/endsignal"
-	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/termtext"
 )
@@ -89,7 +88,7 @@ func (f *doctorFlags) run(cmd *cobra.Command, _ []string) error {
 		return errors.New("the VM is missing; name it with --instance or --inventory")
 	}
 	if noVM {
-		err := f.needsVM("runner-command", "isolation", "build-user", limits.MemoryFlag, limits.PIDsFlag, limits.CPUsFlag)
+		err := f.needsVM(append(limitNames, "runner-command", "isolation", "build-user")...)
 		if err != nil {
 			return err
 		}

@@ -18,9 +18,11 @@ import (
 	"github.com/docker/go-units"
 	"github.com/spf13/pflag"
 
-	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/connector/place"
+	"github.com/stepmux/stepmux/connector/place/docker"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/limits"
 )
 
 // imageFlags describe the container that builds run in.
@@ -45,15 +47,18 @@ func (f *imageFlags) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.spec.Container, "container", "", "run the builds in the running container with this `NAME`")
 	choiceFlag(fl, &f.spec.Pull, "pull", "when to pull the image: always, if-not-present or never (default "+
 		"if-not-present; in a pod, as the template or the cluster says)",
-		string(docker.PullAlways), string(docker.PullIfNotPresent), string(docker.PullNever))
+		string(place.PullAlways), string(place.PullIfNotPresent), string(place.PullNever))
 	fl.StringVar(&f.spec.Platform, "platform", "", "`OS/ARCH` of the image, if it differs from the Docker daemon's")
 	fl.StringVar(&f.entrypoint, "entrypoint", "", "keep, to run the image's entrypoint, or a `PROGRAM` to run instead; "+
 		"it must execute its arguments, and print nothing (default: no entrypoint is run)")
 	fl.StringArrayVar(&f.spec.Labels, "label", nil, "`KEY=VALUE` for the builds' containers and networks; repeatable")
 	fl.StringVar(&f.spec.User, "container-user", "", "run the steps as this `USER[:GROUP]` of the container")
-	fl.StringVar(&f.memory, "memory", "", "limit of the container's memory, a `SIZE` such as 512m or 4g")
-	fl.StringVar(&f.cpus, "cpus", "", "limit of the container's processors, `N` such as 1.5")
-	fl.Int64Var(&f.spec.Pids, "pids-limit", 0, "limit of the container's processes, `N`")
+	fl.StringVar(&f.memory, "memory", "", "")
+	fl.StringVar(&f.cpus, "cpus", "", "")
+	fl.Int64Var(&f.spec.Pids, "pids-limit", 0, "")
+	for _, l := range oldLimits {
+		_ = fl.MarkHidden(l.old) // cannot fail: the flag exists
+	}
 	fl.BoolVar(&f.spec.ReadOnly, "read-only", false, "make the container's root read-only; steps work in memory")
 	fl.StringArrayVar(&f.spec.Tmpfs, "tmpfs", nil, "mount a file system in memory at `PATH[:OPTIONS]`; repeatable")
 	fl.StringArrayVar(&f.spec.Volumes, "volume", nil,
@@ -76,6 +81,12 @@ func (f *imageFlags) registerDaemon(fl *pflag.FlagSet) {
 	f.others = append(f.others, "docker")
 }
 
+// oldLimits are flags of the version before, with the names that they have now. The old ones take precedence over the
+// limits of an inventory, as before.
+var oldLimits = []struct{ old, name string }{
+	{"memory", limits.MemoryFlag}, {"cpus", limits.CPUsFlag}, {"pids-limit", limits.PIDsFlag},
+}
+
 // ownImage are the flags that cannot be used with --container, for a container that exists already.
 var ownImage = []string{
 	"pull", "platform", "entrypoint", "label", "memory", "cpus", "pids-limit", "read-only", "tmpfs", "volume", "network",
@@ -89,7 +100,7 @@ func (f *imageFlags) check(named bool) error {
 	case f.spec.Container != "" && f.spec.Image != "":
 		return errors.New("use either --image or --container")
 	case f.spec.Container != "":
-		only, needs = ownImage, "--image: a container that is there already has its own"
+		only, needs = slices.Concat(ownImage, limitNames), "--image: a container that is there already has its own"
 	case f.flags.Changed("image") && f.spec.Image == "":
 		return errors.New("--image is empty")
 	case f.flags.Changed("container"):
@@ -100,6 +111,11 @@ func (f *imageFlags) check(named bool) error {
 	for _, name := range only {
 		if f.flags.Changed(name) {
 			return fmt.Errorf("--%s needs %s", name, needs)
+		}
+	}
+	for _, l := range oldLimits {
+		if f.flags.Changed(l.old) {
+			fmt.Fprintf(os.Stderr, "stepmux: warning: --%s is now --%s; the next version no longer reads it\n", l.old, l.name)
 		}
 	}
 	return f.read()
@@ -138,14 +154,14 @@ func (f *imageFlags) read() (err error) {
 		if !ok {
 			alias, image = "", text
 		}
-		f.spec.Services = append(f.spec.Services, docker.Service{Image: image, Alias: alias})
+		f.spec.Services = append(f.spec.Services, place.Service{Image: image, Alias: alias})
 	}
 	return nil
 }
 
-// container returns the container of a job. own is the container that the job itself asks for, or nil. It returns nil
+// container returns the container of a job. own is what the job's keys image and services say, or nil. It returns nil
 // for a job without a container. The flags take precedence over the job's text; the services of both are started.
-func (f *imageFlags) container(own *docker.Spec) (*docker.Spec, error) {
+func (f *imageFlags) container(own *place.Spec) (*docker.Spec, error) {
 	spec := f.spec
 	switch {
 	case spec.Container != "" && own != nil && len(own.Services) > 0:

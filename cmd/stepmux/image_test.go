@@ -9,6 +9,8 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/connector/place"
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
 
@@ -43,6 +45,41 @@ func TestAPodPullsAsItsTemplateOrTheClusterSays(t *testing.T) {
 		require.NoError(t, err)
 		pod, err := new(podFlags).pod(spec)
 		require.NoError(t, err)
-		require.EqualValues(t, want, pod.Pull)
+		require.EqualValues(t, want, pod.Common().Pull)
+	}
+}
+
+// There were two families of flags with other names, forms and places for the same limits.
+func TestOneFamilyOfFlagsLimitsBuildsEverywhere(t *testing.T) {
+	args := []string{"--build-memory", "1.5g", "--build-pids", "64", "--build-cpus", "1.1"}
+	var onVM vmFlags
+	fl := pflag.NewFlagSet("run", pflag.ContinueOnError)
+	onVM.registerIsolation(fl)
+	require.NoError(t, fl.Parse(args))
+	require.Equal(t, limits.Build{Memory: 3 << 29, PIDs: 64, CPUs: 1.1}, onVM.limits)
+
+	var local localContainer
+	fl = pflag.NewFlagSet("local", pflag.ContinueOnError)
+	local.register(fl)
+	require.NoError(t, fl.Parse(append(args, "--image", "a")))
+	require.NoError(t, local.check(false))
+	spec, err := local.container(nil)
+	require.NoError(t, err)
+	spec.Limit(local.limits)
+	require.Equal(t, place.Spec{Image: "a", Memory: 3 << 29, Pids: 64, NanoCPUs: 11e8}, spec.Spec)
+	require.Equal(t, place.Spec{Memory: 3 << 29, Pids: 64, NanoCPUs: 11e8}, func() (s place.Spec) {
+		s.Limit(onVM.limits)
+		return s
+	}())
+
+	// The old names are read, and hidden.
+	var old imageFlags
+	fl = pflag.NewFlagSet("run", pflag.ContinueOnError)
+	old.register(fl)
+	require.NoError(t, fl.Parse([]string{"--image", "a", "--memory", "1.5g", "--pids-limit", "64", "--cpus", "1.1"}))
+	require.NoError(t, old.check(false))
+	require.Equal(t, spec.Spec, old.spec.Spec)
+	for _, l := range oldLimits {
+		require.True(t, fl.Lookup(l.old).Hidden, l.old)
 	}
 }

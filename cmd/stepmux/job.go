@@ -112,8 +112,8 @@ func (f *jobFlags) dir() (string, error) {
 	return dir, nil
 }
 
-// place is where a job runs. The zero value is this machine.
-type place struct {
+// jobPlace is where a job runs. The zero value is this machine.
+type jobPlace struct {
 	// ready is called with the job once it is read. If it returns an error, the job does not run. May be nil.
 	ready func(*standalone.Job) error
 	// run runs the job. If nil, standalone.Run does.
@@ -121,7 +121,7 @@ type place struct {
 }
 
 // runJob runs the job of source at a place.
-func (f *jobFlags) runJob(cmd *cobra.Command, source func() (standalone.Source, error), at place) error {
+func (f *jobFlags) runJob(cmd *cobra.Command, source func() (standalone.Source, error), at jobPlace) error {
 	if at.run == nil {
 		at.run = standalone.Run
 	}

@@ -11,10 +11,12 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/stepmux/stepmux/connector/docker"
-	"github.com/stepmux/stepmux/connector/kubernetes"
+	"github.com/stepmux/stepmux/connector/place"
+	"github.com/stepmux/stepmux/connector/place/docker"
+	"github.com/stepmux/stepmux/connector/place/kubernetes"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/buildinfo"
+	"github.com/stepmux/stepmux/internal/limits"
 )
 
 // clusterFlags name a Kubernetes cluster.
@@ -83,7 +85,7 @@ func (f *podFlags) register(fl *pflag.FlagSet) {
 var notInPods = []string{
 	"instance", "inventory", "docker", "container", "platform", "pids-limit", "tmpfs", "volume", "network", "add-host",
 	"route", "isolation", "build-user", "runner-command",
-	"build-memory", "build-pids", "build-cpus",
+	limits.PIDsFlag,
 	"max-age", "idle-timeout", "keepalive-interval", "keepalive-timeout", "session-limit",
 }
 
@@ -100,24 +102,31 @@ func (f *podFlags) checkPods() error {
 	return nil
 }
 
+// placeOf returns where a job runs: in a container, in a pod or, if it returns nil, on the VM itself. own is what the
+// job's keys image and services say, or nil.
+func placeOf(box *imageFlags, pods *podFlags, own *place.Spec) (place.Description, error) {
+	spec, err := box.container(own)
+	switch {
+	case err != nil:
+		return nil, err
+	case pods.onCluster():
+		return pods.pod(spec)
+	case spec == nil:
+		return nil, nil
+	default:
+		return spec, nil
+	}
+}
+
 // pod returns the pod of a job that asks for a container.
-func (f *podFlags) pod(c *docker.Spec) (*kubernetes.Spec, error) {
+func (f *podFlags) pod(c *docker.Spec) (place.Description, error) {
 	switch {
 	case c == nil:
 		return nil, errors.New("--kubernetes needs --image, or a job with image")
 	case c.KeepEntrypoint:
 		return nil, errors.New("--entrypoint keep does not work with --kubernetes: name the program")
-	case c.Platform != "":
-		return nil, errors.New("the job's platform does not work with --kubernetes: the template's node selector says")
 	}
-	spec := &kubernetes.Spec{
-		Image: c.Image, InitImage: f.initImage, Pull: kubernetes.Pull(c.Pull), Command: c.Entrypoint, User: c.User,
-		Memory: c.Memory, NanoCPUs: c.NanoCPUs, ReadOnly: c.ReadOnly, Labels: c.Labels, ScheduleTimeout: f.wait,
-		ServiceTimeout: c.ServiceTimeout,
-	}
-	for _, s := range c.Services {
-		spec.Services = append(spec.Services, kubernetes.Service(s))
-	}
+	spec := &kubernetes.Spec{Spec: c.Spec, InitImage: f.initImage, ScheduleTimeout: f.wait}
 	if f.template != "" {
 		text, err := os.ReadFile(f.template)
 		if err != nil {
@@ -150,6 +159,8 @@ func (f *podFlags) vmsOrCluster(
 		return nil, nil, systemError(err)
 	}
 	name := strings.ReplaceAll(cluster.Name(), " ", "-") + "/" + cluster.Namespace()
-	group, err := instance.NewGroup(instance.Instance{ID: name, Cluster: cluster, Capacity: vms.capacity})
+	group, err := instance.NewGroup(instance.Instance{
+		ID: name, Cluster: cluster, Capacity: vms.capacity, Limits: vms.limits,
+	})
 	return group, cluster.Close, err
 }

@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/internal/flagfile"
 	"github.com/stepmux/stepmux/internal/standalone"
 )
@@ -139,7 +139,7 @@ func (f *localFlags) source(cmd *cobra.Command, files []string) (src standalone.
 			err = noScript(src.Name, src.Text)
 		}
 		if err == nil && src.Format == standalone.Steps {
-			src.Text, f.inContainer.own, err = docker.FromJob(src.Name, src.Text)
+			src.Text, f.inContainer.own, err = place.FromJob(src.Name, src.Text)
 		}
 		src.InContainer = f.inContainer.wanted()
 	}

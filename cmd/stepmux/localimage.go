@@ -17,11 +17,14 @@ import (
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/spf13/pflag"
+
 	"github.com/stepmux/stepmux/connector"
-	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/connector/place"
+	"github.com/stepmux/stepmux/connector/place/docker"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/standalone"
-	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/trace"
@@ -32,7 +35,15 @@ type localContainer struct {
 	imageFlags
 	ofJob bool // use the job's own image
 
-	own *docker.Spec // the container that the job describes
+	limits limits.Build
+
+	own *place.Spec // what the job's keys image and services say
+}
+
+func (f *localContainer) register(fl *pflag.FlagSet) {
+	f.imageFlags.register(fl)
+	registerLimits(fl, &f.limits, "")
+	f.others = append(f.others, limitNames...)
 }
 
 // wanted reports whether the job is to run in a container.
@@ -41,28 +52,28 @@ func (f *localContainer) wanted() bool {
 }
 
 // place returns where the job runs.
-func (f *localFlags) place() (place, error) {
+func (f *localFlags) place() (jobPlace, error) {
 	if err := f.inContainer.check(f.inContainer.ofJob); err != nil {
-		return place{}, err
+		return jobPlace{}, err
 	}
 	if !f.inContainer.wanted() {
-		return place{ready: f.notContained}, nil
+		return jobPlace{ready: f.notContained}, nil
 	}
 	switch {
 	case f.inContainer.ofJob && cmp.Or(f.inContainer.spec.Image, f.inContainer.spec.Container) != "":
-		return place{}, errors.New("use either --in-image, --image or --container")
+		return jobPlace{}, errors.New("use either --in-image, --image or --container")
 	case len(f.inputs) > 0:
-		return place{}, errors.New("--input: a job in a container takes variables (--var)")
+		return jobPlace{}, errors.New("--input: a job in a container takes variables (--var)")
 	case f.cacheDir != "":
-		return place{}, errors.New("--cache-dir: a job in a container keeps no steps")
+		return jobPlace{}, errors.New("--cache-dir: a job in a container keeps no steps")
 	}
 	if base, ok := strings.CutPrefix(f.actions.Base, "file://"); ok || base != "" && !strings.Contains(base, "://") {
 		var err error // the container has a directory at the same path
 		if f.actions.Base, err = filepath.Abs(base); err != nil {
-			return place{}, fmt.Errorf("find the current directory: %w", err)
+			return jobPlace{}, fmt.Errorf("find the current directory: %w", err)
 		}
 	}
-	at := place{}
+	at := jobPlace{}
 	var spec *docker.Spec
 	at.ready = func(j *standalone.Job) (err error) {
 		spec, err = f.contained(j)
@@ -99,6 +110,7 @@ func (f *localFlags) contained(j *standalone.Job) (*docker.Spec, error) {
 	if err != nil || spec.Container != "" {
 		return spec, err
 	}
+	spec.Limit(box.limits)
 	dir, err := f.dir()
 	if err != nil {
 		return nil, err
@@ -111,11 +123,11 @@ func (f *localFlags) contained(j *standalone.Job) (*docker.Spec, error) {
 }
 
 // containerOf returns the container that a job of a .gitlab-ci.yml or of a workflow describes, or nil.
-func containerOf(j *standalone.Job) (*docker.Spec, error) {
+func containerOf(j *standalone.Job) (*place.Spec, error) {
 	if len(j.Container) == 0 {
 		return nil, nil
 	}
-	_, own, err := docker.FromJob("job "+j.Source.JobName, j.Container)
+	_, own, err := place.FromJob("job "+j.Source.JobName, j.Container)
 	if err != nil || j.Source.Kind == trace.FromGitHub {
 		return own, err
 	}
@@ -183,10 +195,11 @@ func (f *localFlags) runContained(
 	show := serialise(&cfg)
 	id := "local-" + strings.ToLower(rand.Text()[:10])
 	c, err := docker.Start(ctx, docker.Config{
+		Config: place.Config{BuildID: id, Programs: daemon.ContainerPrograms, Log: show},
+		Daemon: &docker.Daemon{}, Spec: spec,
 		Dial: func(ctx context.Context) (net.Conn, error) {
 			return daemon.Docker.Dial(ctx, new(net.Dialer).DialContext)
 		},
-		Daemon: &docker.Daemon{}, BuildID: id, Spec: spec, Programs: daemon.ContainerPrograms, Log: show,
 	})
 	if err != nil {
 		return nil, err
@@ -202,7 +215,7 @@ func (f *localFlags) runContained(
 	}
 	defer func() { err = errors.Join(err, b.Close(alive)) }()
 	if _, err := b.Connect(alive); err != nil {
-		return nil, explained(alive, c, err)
+		return nil, c.Explain(alive, err)
 	}
 	file, removeTrace, err := newTraceFile(cfg.Trace)
 	if err != nil {
@@ -217,7 +230,7 @@ func (f *localFlags) runContained(
 	}
 	result, err := b.Execute(ctx, job, cfg.Stdout)
 	if err != nil && ctx.Err() == nil {
-		return nil, explained(alive, c, err)
+		return nil, c.Explain(alive, err)
 	}
 	c.Note(alive, result.ExitCode)
 	if traced != nil {
@@ -228,14 +241,6 @@ func (f *localFlags) runContained(
 		return nil, err
 	}
 	return standalone.ReportOf(t), nil
-}
-
-// explained adds the reason of the container's end to err, if that is its cause.
-func explained(ctx context.Context, c *docker.Container, err error) error {
-	if mux.IsLost(err) {
-		return c.Explain(ctx, err)
-	}
-	return err
 }
 
 // serialise makes the writers and Observe of cfg safe for several goroutines. It returns a writer for lines about the

@@ -17,8 +17,7 @@ import (
 	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 
-	"github.com/stepmux/stepmux/connector/docker"
-	"github.com/stepmux/stepmux/connector/kubernetes"
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/control"
@@ -277,7 +276,7 @@ func (f *managerFlags) settings() (group int, open manager.Config, err error) {
 	}
 	return group, manager.Config{
 		Dir: f.state, KeyFile: f.key, NATS: nats, Linger: f.linger, EndBuilds: f.embedsVM(), Keep: f.keep,
-		LogBytes: logBytes, FileBytes: fileBytes, Version: buildinfo.Version(), Place: f.containerOrPod,
+		LogBytes: logBytes, FileBytes: fileBytes, Version: buildinfo.Version(), Place: f.place,
 		StrictScripts: f.strict,
 	}, err
 }
@@ -291,7 +290,7 @@ func (f *managerFlags) checkPlaces() error {
 		return err
 	}
 	// A job may name an image, and needs the other flags then.
-	if _, _, err := f.containerOrPod(&docker.Spec{Image: "image"}); err != nil {
+	if _, err := f.place(&place.Spec{Image: "image"}); err != nil {
 		return err
 	}
 	if f.onCluster() && f.doors.ssh != "" {
@@ -386,14 +385,9 @@ func sizeOf(vms *instance.Group, embedded bool) string {
 	return plural.Count(len(vms.Instances()), "VM") + ", " + plural.Count(slots, "slot")
 }
 
-// containerOrPod returns the container or pod for a job that asks for own; see manager.Config.Place.
-func (f *managerFlags) containerOrPod(own *docker.Spec) (*docker.Spec, *kubernetes.Spec, error) {
-	box, err := f.container(own)
-	if err != nil || !f.onCluster() {
-		return box, nil, err
-	}
-	pod, err := f.pod(box)
-	return nil, pod, err
+// place is the Config.Place of the manager.
+func (f *managerFlags) place(own *place.Spec) (place.Description, error) {
+	return placeOf(&f.imageFlags, &f.podFlags, own)
 }
 
 // serve runs a manager until ctx ends or the manager loses its state.

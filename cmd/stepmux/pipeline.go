@@ -17,7 +17,7 @@ import (
 	"github.com/spf13/pflag"
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/internal/flagfile"
 	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/internal/standalone/checkout"
@@ -174,7 +174,7 @@ func (r *jobReader) files(files []string, isJSON bool) (jobs []runJob, err error
 			jobs = append(jobs, job)
 			continue
 		}
-		steps, box, err := docker.FromJob(src.Name, src.Text)
+		steps, box, err := place.FromJob(src.Name, src.Text)
 		if err != nil {
 			return nil, err
 		}
@@ -184,7 +184,7 @@ func (r *jobReader) files(files []string, isJSON bool) (jobs []runJob, err error
 		if err != nil {
 			return nil, err
 		}
-		job.container = box
+		job.own = box
 		jobs = append(jobs, job)
 	}
 	return jobs, nil
@@ -296,7 +296,7 @@ func (r *jobReader) pipeline(src standalone.Source) (jobs []runJob, err error) {
 		})
 		job.ciJob, job.warnings = j.Source.JobName, j.Warnings
 		if r.inImage {
-			if job.container, err = containerOf(j); err != nil {
+			if job.own, err = containerOf(j); err != nil {
 				return nil, err
 			}
 		}

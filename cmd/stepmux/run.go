@@ -17,9 +17,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/stepmux/stepmux/connector"
-	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/connector/files"
-	"github.com/stepmux/stepmux/connector/kubernetes"
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/batch"
@@ -316,7 +315,7 @@ func (f *runFlags) batchBuilds(
 			}
 			builds = append(builds, batch.Build{
 				ID: id, Job: f.traced(job, id, report.say), Log: report.log(id, name, place, j.warnings), On: place,
-				Labels: f.selected, Container: j.container, Pod: j.pod,
+				Labels: f.selected, Place: j.place,
 			})
 		}
 	}
@@ -326,48 +325,42 @@ func (f *runFlags) batchBuilds(
 // runJob is a job of a run.
 type runJob struct {
 	connector.Job
-	name      string           // of its file
-	ciJob     string           // its name in a .gitlab-ci.yml
-	whole     string           // the steps with the keys of their container, for a manager; empty if there are none
-	container *docker.Spec     // nil if it has no container; a jobReader sets the one that the job names
-	pod       *kubernetes.Spec // replaces container on a cluster
-	warnings  []standalone.Problem
+	name  string            // of its file
+	ciJob string            // its name in a .gitlab-ci.yml
+	whole string            // the steps with the keys of their container, for a manager; empty if there are none
+	own   *place.Spec       // what its keys image and services say, or nil
+	place place.Description // nil if it runs on the VM itself
+	// warnings are about scripts of the job.
+	warnings []standalone.Problem
 }
 
 func newRunJob(name string, job *stepmuxv1.Job) runJob {
 	return runJob{name: name, Job: connector.Job{Job: job}}
 }
 
-// readJobs reads and checks the jobs. some is true if at least one runs in a container.
+// readJobs reads and checks the jobs. some is true if at least one has a place of its own.
 func (f *runFlags) readJobs(r *jobReader, files []string, isJSON bool) (jobs []runJob, some bool, err error) {
 	jobs, err = r.files(files, isJSON)
 	if err != nil {
 		return nil, false, err
 	}
-	named := func(j runJob) bool { return j.container != nil && j.container.Image != "" }
+	named := func(j runJob) bool { return j.own != nil && j.own.Image != "" }
 	if err := f.check(slices.ContainsFunc(jobs, named)); err != nil {
 		return nil, false, err
 	}
 	for i := range jobs {
-		name, own := jobs[i].name, jobs[i].container
+		name, own := jobs[i].name, jobs[i].own
 		if f.inImage && f.spec.Image == "" && !named(jobs[i]) {
 			return nil, false, fmt.Errorf("%s: --in-image: the job names no image; name one by --image", name)
 		}
-		jobs[i].container, err = f.container(own)
+		jobs[i].place, err = placeOf(&f.imageFlags, &f.podFlags, own)
 		switch {
-		case err != nil && own != nil:
+		case err != nil && (own != nil || f.onCluster()):
 			return nil, false, fmt.Errorf("%s: %w", name, err)
 		case err != nil:
 			return nil, false, err
 		}
-		some = some || jobs[i].container != nil
-		if !f.onCluster() {
-			continue
-		}
-		if jobs[i].pod, err = f.pod(jobs[i].container); err != nil {
-			return nil, false, fmt.Errorf("%s: %w", name, err)
-		}
-		jobs[i].container = nil
+		some = some || jobs[i].place != nil
 	}
 	return jobs, some, nil
 }

@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/connector/place"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/testing/runnertest"
@@ -222,8 +222,8 @@ func TestTheStepsOfASubmitKeepTheKeysOfTheirContainer(t *testing.T) {
 	reader := &jobReader{sourceFlags: &sourceFlags{inputs: []string{"who=me"}}, ctx: t.Context()}
 	jobs, err := reader.files([]string{file}, false)
 	require.NoError(t, err)
-	steps, box, err := docker.FromJob("steps.yml", (&submitFlags{}).request(jobs[0], "steps.yml").GetJob().GetSteps())
+	steps, box, err := place.FromJob("steps.yml", (&submitFlags{}).request(jobs[0], "steps.yml").GetJob().GetSteps())
 	require.NoError(t, err)
-	require.Equal(t, jobs[0].container, box)
+	require.Equal(t, jobs[0].own, box)
 	require.Equal(t, string(jobs[0].Steps), string(steps))
 }

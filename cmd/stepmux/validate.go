@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/internal/termtext"
 )
@@ -91,7 +91,7 @@ func (f *validateFlags) verdict(cmd *cobra.Command, name string) standalone.Verd
 		if script, err := isScript(src.Name, src.Text); err == nil && script {
 			return standalone.ValidateScript(src.Name, string(src.Text))
 		}
-		src.Text, _, err = docker.FromJob(src.Name, src.Text)
+		src.Text, _, err = place.FromJob(src.Name, src.Text)
 	}
 	if err != nil {
 		return standalone.Unreadable(name, err)

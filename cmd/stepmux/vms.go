@@ -167,13 +167,21 @@ func (f *vmFlags) registerIsolation(fl *pflag.FlagSet) {
 		wire.IsolationAuto, wire.IsolationOff, wire.IsolationProcesses, wire.IsolationPrivate)
 	fl.StringVar(&f.buildUser, "build-user", "", "if the login is root: run builds as this `user` of the VM or, with a "+
 		"range of user ids, FIRST-LAST, each build as another of them (default the login)")
-	for _, l := range []struct{ name, usage string }{
-		{limits.MemoryFlag, "limit of each build's memory, a `SIZE` such as 512M or 2G; limits need a delegated cgroup of " +
-			"version 2 on the VM, otherwise the build is refused (see doctor)"},
-		{limits.PIDsFlag, "limit of each build's processes and threads, `N`"},
-		{limits.CPUsFlag, "limit of each build's processors, `N` such as 2 or 0.5"},
+	registerLimits(fl, &f.limits, "; without an image, limits need a delegated cgroup of version 2 on the VM, otherwise "+
+		"the build is refused (see doctor)")
+}
+
+// limitNames are the flags of registerLimits.
+var limitNames = []string{limits.MemoryFlag, limits.PIDsFlag, limits.CPUsFlag}
+
+// registerLimits adds the flags of the limits of each build, on a VM, in a container or in a pod.
+func registerLimits(fl *pflag.FlagSet, l *limits.Build, needs string) {
+	for name, usage := range map[string]string{
+		limits.MemoryFlag: "limit of each build's memory, a `SIZE` such as 512M or 2G" + needs,
+		limits.PIDsFlag:   "limit of each build's processes and threads, `N`; not in a pod",
+		limits.CPUsFlag:   "limit of each build's processors, `N` such as 2 or 0.5",
 	} {
-		fl.Func(l.name, l.usage, func(text string) error { return f.limits.Set(l.name, text) })
+		fl.Func(name, usage, func(text string) error { return l.Set(name, text) })
 	}
 	grouped(fl, limitGroup)
 }

@@ -16,8 +16,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/connector"
-	"github.com/stepmux/stepmux/connector/docker"
-	"github.com/stepmux/stepmux/connector/kubernetes"
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
 )
@@ -31,10 +30,8 @@ type Build struct {
 	// On and Labels select its instance; see [instance.Build].
 	On     string
 	Labels map[string]string
-	// Container describes the container that the steps run in. If nil, they run on the instance itself.
-	Container *docker.Spec
-	// Pod describes the pod that the steps run in, on an instance that is a cluster.
-	Pod *kubernetes.Spec
+	// Place describes where the steps run; see instance.Build. If nil, they run on the instance itself.
+	Place place.Description
 }
 
 // Batch is a set of builds. As many run at once as the group has slots.
@@ -127,7 +124,7 @@ func runOne(
 		defer build.Log.Close() // Write has reported its failure already
 	}
 	e := p.Executor(instance.Build{
-		ID: build.ID, Log: log, On: build.On, Labels: build.Labels, Container: build.Container, Pod: build.Pod,
+		ID: build.ID, Log: log, On: build.On, Labels: build.Labels, Place: build.Place,
 		Linger: b.Linger, Timeout: b.Timeout,
 		Queued: queued,
 	})

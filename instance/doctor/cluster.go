@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/stepmux/stepmux/connector/kubernetes"
+	"github.com/stepmux/stepmux/connector/place/kubernetes"
 )
 
 // clusterTimeout bounds the examination of a cluster.

@@ -124,7 +124,7 @@ func (m *Manager) attempt(b *build, placed func()) (again bool) {
 	e := m.cfg.Provider.Executor(instance.Build{
 		ID: id, Log: b.log, LogState: b.log.state, Linger: &linger, Secret: m.store.seal.secret(id),
 		Labels: b.asked.GetLabels(), Placed: func(string) { placed() },
-		Container: b.where.container, Pod: b.where.pod, Timeout: b.asked.GetJob().GetTimeout().AsDuration(),
+		Place: b.where.place, Timeout: b.asked.GetJob().GetTimeout().AsDuration(),
 		Queued: b.queued,
 	})
 	b.mu.Lock()

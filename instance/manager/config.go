@@ -8,8 +8,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/stepmux/stepmux/connector/docker"
-	"github.com/stepmux/stepmux/connector/kubernetes"
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/batch"
 )
@@ -45,11 +44,11 @@ type Config struct {
 	Group    *instance.Group
 	// Linger is how long a build continues without a manager, at most 24h. If zero, DefaultLinger.
 	Linger time.Duration
-	// Place returns where the job of a build runs: in a container, in a pod (if the group is a cluster), or, with
-	// neither, on the instance itself. own is the container that its keys image and services describe, or nil. When
-	// another manager takes over the build, Place is called again, and must return the same. If nil, jobs with such
-	// keys are refused, and the others run on the instance.
-	Place func(own *docker.Spec) (*docker.Spec, *kubernetes.Spec, error)
+	// Place returns where the job of a build runs: in a container, in a pod (if the group is a cluster), or, if it returns
+	// nil, on the instance itself. own is what the job's keys image and services say, or nil. When another manager takes
+	// over the build, Place is called again, and must return the same. If nil, jobs with such keys are refused, and the
+	// others run on the instance.
+	Place func(own *place.Spec) (place.Description, error)
 	// StrictScripts makes Submit refuse a job whose scripts have warnings, as the commands do with --strict-scripts.
 	StrictScripts bool
 	// EndBuilds makes Shutdown end the running builds: for instances that end with the manager.

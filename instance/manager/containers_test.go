@@ -9,8 +9,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/stepmux/stepmux/connector/docker"
-	"github.com/stepmux/stepmux/connector/kubernetes"
+	"github.com/stepmux/stepmux/connector/place"
+	"github.com/stepmux/stepmux/connector/place/docker"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/manager"
@@ -30,13 +30,12 @@ func TestABuildInAContainerOutlivesItsManager(t *testing.T) {
 		cfg.Docker.Socket, cfg.ContainerPrograms = d.Socket, []*program.Binary{bin}
 	}
 	f.change = func(cfg *manager.Config) {
-		cfg.Place = func(own *docker.Spec) (*docker.Spec, *kubernetes.Spec, error) {
+		cfg.Place = func(own *place.Spec) (place.Description, error) {
 			if own == nil {
-				return nil, nil, nil
+				return nil, nil
 			}
-			box := *own
-			box.Network, box.Volumes = "none", []string{dir + ":/shared"}
-			return &box, nil, box.Check()
+			box := &docker.Spec{Spec: *own, Network: "none", Volumes: []string{dir + ":/shared"}}
+			return box, box.Check()
 		}
 	}
 	m := f.start(t)

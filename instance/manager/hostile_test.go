@@ -19,8 +19,8 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	"github.com/stepmux/stepmux/connector/docker"
-	"github.com/stepmux/stepmux/connector/kubernetes"
+	"github.com/stepmux/stepmux/connector/place"
+	"github.com/stepmux/stepmux/connector/place/docker"
 	"github.com/stepmux/stepmux/instance/batch"
 	"github.com/stepmux/stepmux/instance/manager"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
@@ -230,7 +230,12 @@ func TestBuildsThatAreRefusedAtTheirTurnHoldUpNoOthers(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
 	f.change = func(cfg *manager.Config) {
-		cfg.Place = func(own *docker.Spec) (*docker.Spec, *kubernetes.Spec, error) { return own, nil, nil }
+		cfg.Place = func(own *place.Spec) (place.Description, error) {
+			if own == nil {
+				return nil, nil
+			}
+			return &docker.Spec{Spec: *own}, nil
+		}
 	}
 	m := f.start(t)
 	_, err := m.Drain(t.Context(), &pb.DrainRequest{Instances: []string{"vm-1"}})

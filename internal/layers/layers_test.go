@@ -47,15 +47,16 @@ var allowed = map[string][]string{
 	},
 	"connector/buildlog": {"internal/termtext"},
 	"connector/files":    {"remote/api/**"},
-	"connector/docker": {
+	"connector/place":    {"connector", "connector/program", "internal/wire"},
+	"connector/place/docker": {
 		"internal/plural",
-		"connector", "connector/program", "mux", "mux/relay", "mux/channel", "internal/wire", "internal/tail",
-		"internal/flight", "internal/termtext", "internal/pause", "internal/services",
+		"connector/place", "connector", "connector/program", "mux", "mux/relay", "mux/channel", "internal/wire",
+		"internal/tail", "internal/flight", "internal/termtext", "internal/pause",
 	},
 
-	"connector/kubernetes": {
-		"connector", "connector/program", "mux", "mux/relay", "mux/channel", "internal/wire", "internal/tail",
-		"internal/flight", "internal/termtext", "internal/pause", "internal/services",
+	"connector/place/kubernetes": {
+		"connector/place", "connector", "connector/program", "mux", "mux/relay", "mux/channel", "internal/wire",
+		"internal/tail", "internal/flight", "internal/termtext", "internal/pause",
 	},
 
 	"instance": {
@@ -68,7 +69,7 @@ var allowed = map[string][]string{
 		"instance", "connector", "mux", "mux/login", "internal/spell", "internal/lazyregexp",
 	},
 	"instance/batch": {
-		"instance", "connector", "connector/docker", "connector/kubernetes", "connector/program",
+		"instance", "connector", "connector/place/**", "connector/program",
 	},
 	"instance/control": {
 		"instance", "connector", "connector/program", "mux", "pool", "internal/boundedhttp", "internal/filelock",
@@ -86,7 +87,7 @@ var allowed = map[string][]string{
 	"instance/manager": {
 		"internal/plural", "remote/api/stepmuxv1",
 		"instance", "instance/batch", "instance/control", "instance/manager/managerv1", "connector", "connector/buildlog",
-		"connector/docker", "connector/kubernetes", "connector/files", "instance/manager/access", "internal/filelock",
+		"connector/place/**", "connector/files", "instance/manager/access", "internal/filelock",
 		"internal/contents", "internal/privatefile", "internal/wire", "internal/pause", "internal/flight",
 		"internal/labels", "remote/step/lang", // for warnings about the scripts of jobs
 	},
@@ -95,7 +96,7 @@ var allowed = map[string][]string{
 	"instance/doctor": {
 		"internal/plural",
 		"internal/limits",
-		"instance", "connector", "connector/docker", "connector/kubernetes", "connector/program", "mux", "mux/login",
+		"instance", "connector", "connector/place/**", "connector/program", "mux", "mux/login",
 		"internal/termtext", "internal/lazyregexp", "internal/wire",
 	},
 	"instance/metrics": {"instance", "instance/batch", "instance/control", "mux", "pool", "internal/boundedhttp"},
@@ -253,7 +254,6 @@ var allowed = map[string][]string{
 	"internal/termtext":               {"internal/lazyregexp"},
 	"internal/vmlog":                  {"internal/termtext"},
 	"internal/tail":                   {},
-	"internal/services":               {},
 	"internal/rmtree":                 {"internal/oserr"},
 	"internal/testing/liveheap":       {},
 	"internal/testing/racefree":       {},
@@ -306,7 +306,7 @@ var allowed = map[string][]string{
 		"internal/plural", "remote/api/stepmuxv1",
 		"remote/commands/**", "internal/limits", "internal/endsignal", "internal/buildinfo", "internal/gcpace",
 		"internal/flagfile",
-		"instance/**", "connector", "connector/program", "connector/docker", "connector/kubernetes", "mux",
+		"instance/**", "connector", "connector/program", "connector/place/**", "mux",
 		"connector/files", "mux/login", "remote", "remote/archive", "internal/subprocess",
 		"internal/standalone/**",
 		"remote/step/action",

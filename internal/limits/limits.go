@@ -33,7 +33,7 @@ const (
 )
 
 // Set sets the limit of a flag. text has the form in which people write it: a number of bytes, also with K, M, G or T
-// (powers of 1024), a number of processes, or a number of processors.
+// in large or small letters (powers of 1024), a number of processes, or a number of processors.
 func (l *Build) Set(flag, text string) (err error) {
 	switch flag {
 	case MemoryFlag:
@@ -53,17 +53,18 @@ func (l *Build) Set(flag, text string) (err error) {
 }
 
 func parseSize(text string) (int64, error) {
-	number, shift := strings.TrimSuffix(strings.TrimSuffix(text, "B"), "i"), 0
+	number, unit := strings.TrimSuffix(strings.TrimSuffix(strings.ToUpper(text), "B"), "I"), 1.0
 	if n := len(number); n > 0 {
 		if i := strings.IndexByte("KMGT", number[n-1]); i >= 0 {
-			number, shift = number[:n-1], 10*(i+1)
+			number, unit = number[:n-1], float64(int64(1)<<(10*(i+1)))
 		}
 	}
-	n, err := strconv.ParseInt(number, 10, 64)
-	if err != nil || n > math.MaxInt64>>shift || n<<shift < minMemory {
+	n, err := strconv.ParseFloat(number, 64)
+	n *= unit
+	if err != nil || strings.Trim(number, "0123456789.") != "" || n < minMemory || n >= math.MaxInt64 {
 		return 0, fmt.Errorf("%.40q: use a size from %s, such as 512M or 2G", text, FormatSize(minMemory))
 	}
-	return n << shift, nil
+	return int64(n), nil
 }
 
 // Args returns the flags for l.

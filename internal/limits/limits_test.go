@@ -17,6 +17,8 @@ func TestLimitsAreReadAsTheyAreWritten(t *testing.T) {
 		{[]string{MemoryFlag, "1T"}, Build{Memory: 1 << 40}},
 		{[]string{MemoryFlag, "33554432"}, Build{Memory: 32 << 20}},
 		{[]string{MemoryFlag, "65536KB"}, Build{Memory: 64 << 20}},
+		{[]string{MemoryFlag, "64m"}, Build{Memory: 64 << 20}}, // as for docker run
+		{[]string{MemoryFlag, "1.5gib"}, Build{Memory: 3 << 29}},
 	} {
 		var got, back Build
 		for i := 0; i < len(c.said); i += 2 {
@@ -30,9 +32,12 @@ func TestLimitsAreReadAsTheyAreWritten(t *testing.T) {
 		require.Equal(t, got, back)
 	}
 	for flag, texts := range map[string][]string{
-		MemoryFlag: {"", "31M", "512MB!", "-1G", "1.5G", "M", "99999999T", "9223372036854775807K", " 1G"},
-		PIDsFlag:   {"", "15", "1e3", "-5", "4294967296"},
-		CPUsFlag:   {"", "0", "0.001", "NaN", "Inf", "-1", "two"},
+		MemoryFlag: {
+			"", "31M", "512MB!", "-1G", "1e9", "1.5.0G", ".", "inf", "0x40000000", "M", "99999999T",
+			"9223372036854775807K", " 1G",
+		},
+		PIDsFlag: {"", "15", "1e3", "-5", "4294967296"},
+		CPUsFlag: {"", "0", "0.001", "NaN", "Inf", "-1", "two"},
 	} {
 		for _, text := range texts {
 			require.Error(t, new(Build).Set(flag, text), "%s %q", flag, text)
