@@ -23,7 +23,7 @@ func TestAnInitThatCannotStartSaysWhyInOneSentence(t *testing.T) {
 		says, hint string
 		level      walls.Level
 	}{
-		"memory":           {"prlimit --as=100000000", "failed to reserve page summary memory", "raise ulimit -v", walls.Off},
+		"memory": {"prlimit --as=100000000", "failed to reserve page summary memory", "raise ulimit -v", walls.Off},
 		"isolated, memory": {
 			"prlimit --as=100000000", "failed to reserve page summary memory", "raise ulimit -v", walls.Processes,
 		},
