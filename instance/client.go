@@ -143,7 +143,10 @@ func (c *Client) Run(ctx context.Context, opts RunOptions) error {
 		if err != nil {
 			return err
 		}
-		command := script.Command{Line: opts.Command, Grace: c.owner.provider.cfg.Grace, Stderr: opts.Stderr}
+		cfg := &c.owner.provider.cfg
+		command := script.Command{
+			Line: opts.Command, Grace: cfg.Grace, ReadyTimeout: cfg.ReadyTimeout, Stderr: opts.Stderr,
+		}
 		return exitError(script.RunCommand(ctx, starter, command, opts.Stdin, opts.Stdout))
 	})
 }
@@ -170,7 +173,7 @@ func (c *Client) Start(ctx context.Context, command string, stderr io.Writer) (c
 }
 
 func (c *Client) start(ctx context.Context, command script.Command) (conn *CommandConn, err error) {
-	command.Grace = c.owner.provider.cfg.Grace
+	command.Grace, command.ReadyTimeout = c.owner.provider.cfg.Grace, c.owner.provider.cfg.ReadyTimeout
 	err = c.do(ctx, func(ctx context.Context) error {
 		starter, err := c.owner.starter(ctx, c.slot, c.lease)
 		if err != nil {

@@ -369,7 +369,8 @@ func (e *Executor) Run(ctx context.Context, text []byte) (err error) {
 	}
 	return exitError(script.Run(ctx, starter, script.Script{
 		Shell: e.build.Shell, Text: text, Grace: e.provider.cfg.Grace, Stdout: e.log, Stderr: e.log,
-		Isolation: s.member.Isolation, TempDir: s.member.TempDir, BuildUser: s.member.BuildUser, Limits: s.member.Limits,
+		ReadyTimeout: e.provider.cfg.ReadyTimeout, Isolation: s.member.Isolation, TempDir: s.member.TempDir,
+		BuildUser: s.member.BuildUser, Limits: s.member.Limits,
 	}))
 }
 

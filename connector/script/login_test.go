@@ -33,9 +33,11 @@ func TestALoginThatRunsNoScriptIsNamedAtOnce(t *testing.T) {
 		"refusal that moves the cursor":   {force: `printf '\033[2Jgone'; exit 1`, said: "[2Jgone"},
 		"program that copies":             {force: "cat", said: "no answer within 500ms", ready: short},
 		"program that prints without end": {force: "yes", said: "y y y"},
-		"program that waits":              {force: "echo menu; echo which >&2; exec sleep 600", said: "menu | which", ready: 4 * short},
-		"shell":                           {force: "sh", said: "no answer within 500ms", ready: short},
-		"shell that ends at once":         {force: "true", said: "exit status 0"},
+		"program that waits": {
+			force: "echo menu; echo which >&2; exec sleep 600", said: "menu | which", ready: 4 * short,
+		},
+		"shell":                   {force: "sh", said: "no answer within 500ms", ready: short},
+		"shell that ends at once": {force: "true", said: "exit status 0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

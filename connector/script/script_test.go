@@ -505,7 +505,8 @@ func TestScriptWhoseOutputIsCutOffIsLostThoughItsEndIsKnown(t *testing.T) {
 	var stdout sshtest.Log
 	code, err := script.Run(sshtest.Within(t), instead{
 		conn: connect(t, s.Via(t, proxy.Addr())),
-		line: `read -r key; printf '\036stepmux-end %s begun\n' "$key"; ` + "echo some; echo '" + strings.Replace(strings.TrimSpace(ended), `"$key"`, `'"$key"'`, 1) +
+		line: `read -r key; printf '\036stepmux-end %s begun\n' "$key"; ` +
+			"echo some; echo '" + strings.Replace(strings.TrimSpace(ended), `"$key"`, `'"$key"'`, 1) +
 			"' >&2; exec sleep 600",
 		tap: func(p []byte) {
 			if strings.Contains(string(p), "exit 0") {

@@ -1,5 +1,5 @@
-// Package netfault tells faults of the network, of a server or of this machine from mistakes in a request: [OfServer] by
-// the status of an answer, [OfGit] by the messages of git.
+// Package netfault tells faults of the network, of a server or of this machine from mistakes in a request: [OfServer]
+// by the status of an answer, [OfGit] by the messages of git.
 package netfault
 
 import (

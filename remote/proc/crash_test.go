@@ -9,11 +9,13 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/internal/testing/racefree"
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
 // Symptom: an init that got no thread or no memory was "its init ended at its start".
 func TestAnInitThatCannotStartSaysWhyInOneSentence(t *testing.T) {
+	racefree.Only(t) // the race detector has limits of its own
 	self, err := os.Executable()
 	require.NoError(t, err)
 	for name, c := range map[string]struct {
@@ -21,8 +23,10 @@ func TestAnInitThatCannotStartSaysWhyInOneSentence(t *testing.T) {
 		says, hint string
 		level      walls.Level
 	}{
-		"memory":           {"prlimit --as=100000000", "failed to reserve page summary memory", "raise ulimit -v", walls.Off},
-		"isolated, memory": {"prlimit --as=100000000", "failed to reserve page summary memory", "raise ulimit -v", walls.Processes},
+		"memory": {"prlimit --as=100000000", "failed to reserve page summary memory", "raise ulimit -v", walls.Off},
+		"isolated, memory": {
+			"prlimit --as=100000000", "failed to reserve page summary memory", "raise ulimit -v", walls.Processes,
+		},
 		"threads": {
 			"setpriv --reuid=54321 --clear-groups prlimit --nproc=1", // root has no such limit
 			"failed to create new OS thread", "raise ulimit -u, or TasksMax", walls.Off,

@@ -14,8 +14,8 @@ import (
 	"github.com/stepmux/stepmux/internal/testing/fetchtest"
 )
 
-// Symptom: a built-in step whose server could not be reached, or failed, and a full disk were the script's failure, with
-// exit code 1.
+// Symptom: a built-in step whose server could not be reached, or failed, and a full disk were the script's failure,
+// with exit code 1.
 func TestABuiltInStepThatTheSystemFailsIsNoFailureOfTheScript(t *testing.T) {
 	t.Parallel()
 	closed := httptest.NewServer(nil)
@@ -32,7 +32,9 @@ func TestABuiltInStepThatTheSystemFailsIsNoFailureOfTheScript(t *testing.T) {
 		t.Cleanup(s.Close)
 		return s.URL
 	}
-	hangup := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }))
+	hangup := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		panic(http.ErrAbortHandler)
+	}))
 	t.Cleanup(hangup.Close)
 	root := t.TempDir()
 	fetchtest.NewRepository(t, filepath.Join(root, "g", "p")).Commit("main", fetchtest.Texts(map[string]string{"a": "1"}))
