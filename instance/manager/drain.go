@@ -101,9 +101,7 @@ func (m *Manager) setDrained(d *drained) {
 		return
 	}
 	_ = m.cfg.Group.Drain(d.Instance) // as above
-	if m.cluster != nil {
-		m.cluster.sendOn() // another manager may have such a VM
-	}
+	m.fleet.drained()
 }
 
 // endDrain ends a drain whose time is over.
@@ -160,7 +158,7 @@ func (m *Manager) statusAndQueue(ctx context.Context, limit int) (control.Status
 		s.Held = s.Waiting
 	}
 	others := map[string]control.VM{}
-	for _, a := range m.ask(ctx, peerQuestion{Status: true}) {
+	for _, a := range m.fleet.ask(ctx, peerQuestion{Status: true}) {
 		s.Waiting += a.Waiting
 		for _, vm := range a.VMs {
 			others[vm.ID] = vm

@@ -149,15 +149,16 @@ func (m *Manager) Withdraw(id string) { m.cfg.Provider.Yield(id, m.abandon) }
 // CloseWatches closes the watches of the cluster, as the library does when it cannot make them anew.
 func (m *Manager) CloseWatches(t *testing.T) {
 	t.Helper()
-	claimed, leased := m.cluster.claimed, m.cluster.leased
+	claimed, leased := m.fleet.(*shared).claimed, m.fleet.(*shared).leased
 	require.NoError(t, errors.Join(claimed.Stop(), leased.Stop()))
 }
 
 // Holds returns how many VMs the manager of a cluster has.
 func (m *Manager) Holds() int {
-	m.cluster.mu.Lock()
-	defer m.cluster.mu.Unlock()
-	return len(m.cluster.held)
+	c := m.fleet.(*shared)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.held)
 }
 
 // ShortenGuestTime sets how long a connection may take to show the token from now on, until restore is called. The test
@@ -400,17 +401,18 @@ func (m *Manager) KeepUnanswered(t *testing.T, id string) {
 func FillQueue(t *testing.T, dir string, text []byte, n int) {
 	t.Helper()
 	s := &store{timeout: storeTimeout, logger: &serverLog{to: slog.New(slog.DiscardHandler)}}
-	defer s.close()
+	h := &embedded{s: s}
+	defer h.close()
 	var err error
 	s.seal, err = openSeal(filepath.Join(dir, "key"))
 	require.NoError(t, err)
-	s.server, err = server.NewServer(&server.Options{
+	h.server, err = server.NewServer(&server.Options{
 		DontListen: true, NoSigs: true, JetStream: true, StoreDir: filepath.Join(dir, "jetstream"), MaxPayload: maxPayload,
 	})
 	require.NoError(t, err)
-	s.server.Start()
-	require.True(t, s.server.ReadyForConnections(startTimeout))
-	s.nc, err = nats.Connect("", nats.InProcessServer(s.server))
+	h.server.Start()
+	require.True(t, h.server.ReadyForConnections(startTimeout))
+	s.nc, err = nats.Connect("", nats.InProcessServer(h.server))
 	require.NoError(t, err)
 	s.js, err = jetstream.New(s.nc, jetstream.WithPublishAsyncMaxPending(4000))
 	require.NoError(t, err)
@@ -428,8 +430,9 @@ func FillQueue(t *testing.T, dir string, text []byte, n int) {
 func PutWaitingRecord(t *testing.T, dir, id string) {
 	t.Helper()
 	s := &store{keep: time.Hour, timeout: storeTimeout, logger: &serverLog{to: slog.New(slog.DiscardHandler)}}
+	s.home = &embedded{s: s, dir: filepath.Join(dir, "jetstream")}
 	defer s.close()
-	require.NoError(t, s.serve(filepath.Join(dir, "jetstream")))
+	require.NoError(t, s.home.open(t.Context()))
 	var err error
 	s.builds, err = s.bucket(t.Context(), buildsBucket, 0, time.Minute)
 	require.NoError(t, err)

@@ -62,11 +62,11 @@ type dirFiles struct {
 	recent, earlier map[string]bool
 }
 
-// openFiles opens the files of a manager, in its state directory or in the cluster of its store.
-func openFiles(ctx context.Context, s *store, cfg *Config) (fileStore, error) {
+// openDirs opens directories for files in the state directory. With sync, a project is on disk once it is kept.
+func openDirs(s *store, cfg *Config, sync bool) (*dirFiles, error) {
 	f := &dirFiles{
 		projects: &contents.Store{
-			Dir: filepath.Join(cfg.Dir, projectsDir), Bytes: cfg.FileBytes, Age: cfg.Keep, Sync: !s.shared,
+			Dir: filepath.Join(cfg.Dir, projectsDir), Bytes: cfg.FileBytes, Age: cfg.Keep, Sync: sync,
 		},
 		artifacts: &contents.Store{Dir: filepath.Join(cfg.Dir, artifactsDir), Bytes: cfg.FileBytes, Age: cfg.Keep},
 		needed:    s.queuedProjects, recent: map[string]bool{},
@@ -83,10 +83,7 @@ func openFiles(ctx context.Context, s *store, cfg *Config) (fileStore, error) {
 			_ = os.Remove(part) // it takes room only
 		}
 	}
-	if !s.shared {
-		return f, nil
-	}
-	return openSharedFiles(ctx, s, cfg, f.projects)
+	return f, nil
 }
 
 func (f *dirFiles) hasProject(_ context.Context, digest string, size int64) (bool, error) {

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -160,7 +159,7 @@ func (l *storedLog) length() int64 {
 }
 
 // end tells those that follow the log its end, with the build's result, unless they know it. The record has that
-// already. A piece tells it to the followers of other managers.
+// already.
 func (l *storedLog) end(r *result) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -168,9 +167,7 @@ func (l *storedLog) end(r *result) error {
 		return nil
 	}
 	p := piece{offset: l.offset, state: l.state, result: r}
-	if !l.store.shared {
-		l.store.feeds.add(l.id, fedPiece{p, l.last, math.MaxUint64})
-	} else if err := l.putLocked(p); err != nil {
+	if err := l.store.home.endLog(l, p); err != nil {
 		return err
 	}
 	l.result = r
@@ -294,17 +291,10 @@ func (s *store) reader(ctx context.Context, stream jetstream.Stream, subject str
 func (s *store) readLog(
 	ctx context.Context, id string, offset int64, follow, ended bool, take func(piece) error,
 ) error {
-	switch {
-	case !follow || ended: // the log of a build that has ended does not grow
-		_, err := s.readBack(ctx, id, 0, offset, take)
-		return err
-	case !s.shared:
-		return s.followLog(ctx, id, offset, take)
+	if follow && !ended { // the log of a build that has ended does not grow
+		return s.home.follow(ctx, id, offset, take)
 	}
-	from, _, err := s.findPieces(ctx, id, 0, offset)
-	if err == nil {
-		_, err = s.readPieces(ctx, id, from, 0, take)
-	}
+	_, err := s.readBack(ctx, id, 0, offset, take)
 	return err
 }
 

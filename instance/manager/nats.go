@@ -39,12 +39,12 @@ const (
 	// replicas is how many servers have each stream, if there are that many.
 	replicas = 3
 	// Codes of the API of JetStream, which nats.go has no names for.
-	codeNoPeers, codeNotClustered = 10005, 10074
+	codeNoPeers, codeNoReplicas = 10005, 10074
 )
 
 // join connects to a NATS cluster. It waits for a server that listens until ctx ends.
 func (s *store) join(ctx context.Context, cfg *NATS) (err error) {
-	s.shared, s.timeout = true, natsTimeout
+	s.timeout = natsTimeout
 	log := s.logger.to
 	options := append(cfg.options(),
 		nats.Name("stepmux manager"), nats.Timeout(natsConnect), nats.PingInterval(natsPing), nats.MaxPingsOutstanding(2),
@@ -143,32 +143,17 @@ func (n *NATS) String() string {
 	return strings.Join(all, ",")
 }
 
-// stream opens a stream, which is made if it is missing. A shared one has three replicas, if the cluster has so many
-// servers, and only its leader is read: the others may be behind.
+// stream opens a stream, which is made if it is missing.
 func (s *store) stream(ctx context.Context, cfg jetstream.StreamConfig) (jetstream.Stream, error) {
-	cfg.AllowDirect = !s.shared
-	if s.shared {
-		cfg.Replicas = replicas
-	}
-	var stream jetstream.Stream
-	err := s.persist(ctx, func(ctx context.Context) (err error) {
+	return s.home.stream(ctx, cfg)
+}
+
+// makeStream opens a stream as it is described, or makes it.
+func (s *store) makeStream(ctx context.Context, cfg jetstream.StreamConfig) (stream jetstream.Stream, err error) {
+	err = s.persist(ctx, func(ctx context.Context) (err error) {
 		stream, err = s.js.CreateOrUpdateStream(ctx, cfg)
 		return err
 	})
-	told, ok := errors.AsType[*jetstream.APIError](err)
-	if s.shared && ok && (told.ErrorCode == codeNoPeers || told.ErrorCode == codeNotClustered) {
-		cfg.Replicas = 1
-		if now, err := s.js.Stream(ctx, cfg.Name); err == nil {
-			cfg.Replicas = now.CachedInfo().Config.Replicas
-		}
-		err = s.persist(ctx, func(ctx context.Context) (err error) {
-			stream, err = s.js.CreateOrUpdateStream(ctx, cfg)
-			return err
-		})
-	}
-	if err == nil && s.shared && cfg.Replicas < replicas {
-		s.logger.to.Warn("store: fewer than three NATS servers have this stream", "stream", cfg.Name, "servers", cfg.Replicas)
-	}
 	return stream, err
 }
 
@@ -228,16 +213,15 @@ func presentOf(ctx context.Context, watch jetstream.KeyWatcher) (all []jetstream
 	}
 }
 
-// persist calls do again while the NATS cluster does not answer, as in an election.
+// persist calls do again while the servers do not answer, as in an election, if they are those of a cluster.
 func (s *store) persist(ctx context.Context, do func(ctx context.Context) error) error {
 	for {
 		once, cancel := context.WithTimeout(ctx, s.timeout)
 		err := do(once)
 		cancel()
-		if err == nil || !s.shared || ctx.Err() != nil || !isSilent(err) {
+		if err == nil || ctx.Err() != nil || !s.home.repeats(err) {
 			return err
 		}
-		s.logger.to.Warn("store: waits for the NATS cluster", "error", err)
 		if pause.For(ctx, natsPause) != nil {
 			return err
 		}
