@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/manager/natscall"
 )
 
 // claim records which manager holds a VM.
@@ -88,7 +89,7 @@ func (c *shared) take(ctx context.Context, ids []string, most int) (n int) {
 		c.mu.Unlock()
 		revision, err := c.put(ctx, claim{Instance: id, Manager: c.id}, revision)
 		if err != nil {
-			if !wasChanged(err) && ctx.Err() == nil {
+			if !natscall.Changed(err) && ctx.Err() == nil {
 				c.m.cfg.Logger.Warn("cannot claim an instance", "instance", id, "error", err)
 			}
 			continue // another manager was faster

@@ -16,6 +16,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/stepmux/stepmux/instance/manager/natscall"
 	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/privatefile"
 )
@@ -214,7 +215,7 @@ func (c *shared) watch(ctx context.Context) error {
 		opened, err := bucket.WatchAll(c.m.life) //nolint:contextcheck // it lasts as long as the manager
 		var present []jetstream.KeyValueEntry
 		if err == nil {
-			if present, err = presentOf(ctx, opened); err != nil {
+			if present, err = natscall.Present(ctx, opened); err != nil {
 				_ = opened.Stop() // it may be closed
 			}
 		}
@@ -254,7 +255,7 @@ func (c *shared) renew(ctx context.Context) error {
 			c.leaseIs(life, revision, sent)
 			return nil
 		}
-		if !wasChanged(err) {
+		if !natscall.Changed(err) {
 			return err
 		}
 	}

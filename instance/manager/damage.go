@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/manager/natscall"
 	"github.com/stepmux/stepmux/internal/plural"
 )
 
@@ -191,7 +192,7 @@ func (s *store) missing(
 	}
 	consumer, err := stream.CreateConsumer(ctx, jetstream.ConsumerConfig{
 		AckPolicy: jetstream.AckExplicitPolicy, AckWait: startTimeout, MaxAckPending: -1, HeadersOnly: take == nil,
-		InactiveThreshold: readerIdle, MemoryStorage: true,
+		InactiveThreshold: natscall.ReaderIdle, MemoryStorage: true,
 	})
 	if err != nil {
 		return 0, err

@@ -15,6 +15,7 @@ import (
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/control"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/instance/manager/natscall"
 )
 
 // drained is a VM that an operator takes out. It is kept, so that a manager that is started anew takes it out too.
@@ -112,7 +113,7 @@ func (m *Manager) endDrain(d *drained) {
 	})
 	switch {
 	case err == nil, m.takes.Err() != nil:
-	case wasChanged(err): // another manager was faster, or an operator
+	case natscall.Changed(err): // another manager was faster, or an operator
 	default:
 		m.cfg.Logger.Error("cannot undrain", "instance", d.Instance, "error", err)
 	}
@@ -120,7 +121,7 @@ func (m *Manager) endDrain(d *drained) {
 
 // restoreDrains takes out the VMs that were drained before.
 func (m *Manager) restoreDrains(ctx context.Context) error {
-	drains, err := entries(ctx, m.store.fleet, drainPrefix+"*")
+	drains, err := natscall.Entries(ctx, m.store.fleet, drainPrefix+"*")
 	for _, entry := range drains {
 		err = errors.Join(err, m.noteDrain(entry)) //nolint:contextcheck // its timer outlives ctx
 	}

@@ -45,8 +45,8 @@ type requests interface {
 	// awaitRoom waits until a request may be asked for, and hasRoom reports whether one that came may be kept.
 	awaitRoom(ctx context.Context) error
 	hasRoom() bool
-	// keptUntil returns when the queue may hand a request out again that was asked for, or confirmed, at a time. It is zero
-	// if that does no harm.
+	// keptUntil returns when the queue may hand a request out again that was asked for, or confirmed, at a time. It is
+	// zero if that does no harm.
 	keptUntil(from time.Time) time.Time
 	// isFresh is request.fresh for a request that was handed out for the n-th time.
 	isFresh(r *request, n uint64) bool
@@ -68,7 +68,8 @@ type builds interface {
 	mayMerge(r *record) bool
 	// ceased says that a build was left, and may be this manager's again.
 	ceased()
-	// cancelRecord cancels a build that this manager has not begun by its record. done is false if it is to be ended here.
+	// cancelRecord cancels a build that this manager has not begun by its record. done is false if it is to be ended
+	// here.
 	cancelRecord(ctx context.Context, rec *record) (done bool, err error)
 	// awaitEnd waits for the result of a build that this manager does not have, after the end of its log.
 	awaitEnd(ctx context.Context, id string) error

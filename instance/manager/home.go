@@ -15,6 +15,9 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/stepmux/stepmux/instance/manager/archive"
+	"github.com/stepmux/stepmux/instance/manager/natscall"
 )
 
 // home is where a store has its state: embedded in the manager's process, or joined by several managers. A store
@@ -36,7 +39,7 @@ type home interface {
 	// stream opens a stream, which is made if it is missing.
 	stream(ctx context.Context, cfg jetstream.StreamConfig) (jetstream.Stream, error)
 	// files opens the archives of projects, artifacts and traces.
-	files(ctx context.Context, cfg *Config) (fileStore, error)
+	files(ctx context.Context, cfg *Config) (archive.Store, error)
 
 	// leaveQueue takes the request of a build, of which the result is kept, out of the queue, soon. A request that was
 	// not handed out yet comes again, and is acknowledged then.
@@ -47,6 +50,11 @@ type home interface {
 	endLog(log *storedLog, p piece) error
 	// follow passes the pieces of a log that grows to take, up to its end.
 	follow(ctx context.Context, id string, offset int64, take func(piece) error) error
+}
+
+// archives describes the archives of a manager.
+func (s *store) archives(cfg *Config) archive.Config {
+	return archive.Config{Dir: cfg.Dir, Bytes: cfg.FileBytes, Keep: cfg.Keep, Needed: s.queuedProjects}
 }
 
 // homeOf returns the home that a configuration names.
@@ -129,8 +137,8 @@ func (h *embedded) stream(ctx context.Context, cfg jetstream.StreamConfig) (jets
 	return h.s.makeStream(ctx, cfg)
 }
 
-func (h *embedded) files(_ context.Context, cfg *Config) (fileStore, error) {
-	return openDirs(h.s, cfg, true)
+func (h *embedded) files(_ context.Context, cfg *Config) (archive.Store, error) {
+	return archive.OpenDirs(h.s.archives(cfg))
 }
 
 // leaveQueue notes the build for removeEnded.
@@ -182,7 +190,7 @@ func (h *joined) close() {
 }
 
 func (h *joined) repeats(err error) bool {
-	if !isSilent(err) {
+	if !natscall.Silent(err) {
 		return false
 	}
 	h.s.logger.to.Warn("store: waits until the NATS cluster answers", "error", err)
@@ -193,7 +201,7 @@ func (*joined) failure(err error) error {
 	_, network := errors.AsType[*net.OpError](err)
 	_, system := errors.AsType[syscall.Errno](err)
 	disk := system && !network // of this machine
-	if disk || errors.Is(err, errDamaged) {
+	if disk || errors.Is(err, archive.ErrDamaged) {
 		return nil
 	}
 	return status.Errorf(codes.Unavailable, "NATS: has the cluster lost its quorum? %v", err)
@@ -218,12 +226,10 @@ func (h *joined) stream(ctx context.Context, cfg jetstream.StreamConfig) (jetstr
 	return stream, err
 }
 
-func (h *joined) files(ctx context.Context, cfg *Config) (fileStore, error) {
-	dirs, err := openDirs(h.s, cfg, false)
-	if err != nil {
-		return nil, err
-	}
-	return openSharedFiles(ctx, h.s, cfg, dirs.projects)
+func (h *joined) files(ctx context.Context, cfg *Config) (archive.Store, error) {
+	return archive.OpenShared(ctx, h.s.archives(cfg), archive.Server{
+		JS: h.s.js, Stream: h.stream, Persist: h.s.persist, Timeout: h.s.timeout, MaxPiece: h.s.maxRequest,
+	})
 }
 
 // leaveQueue acknowledges the request alone: other managers have those before it.

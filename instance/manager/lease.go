@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/manager/natscall"
 	"github.com/stepmux/stepmux/internal/labels"
 )
 
@@ -440,7 +441,7 @@ func (m *Manager) putLease(ctx context.Context, record *leaseRecord) error {
 
 // restoreLeases takes the slots of the leases that a manager before has given.
 func (m *Manager) restoreLeases(ctx context.Context) error {
-	kept, err := entries(ctx, m.store.builds, leasePrefix+"*")
+	kept, err := natscall.Entries(ctx, m.store.builds, leasePrefix+"*")
 	if err != nil {
 		return err
 	}

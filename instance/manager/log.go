@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stepmux/stepmux/connector/buildlog"
+	"github.com/stepmux/stepmux/instance/manager/natscall"
 	"github.com/stepmux/stepmux/internal/pause"
 )
 
@@ -27,10 +28,6 @@ const (
 
 	// logRetry is the pause before a piece is stored again.
 	logRetry = 100 * time.Millisecond
-	// readerIdle is how long the store keeps the place of a reader that asks for nothing.
-	readerIdle = time.Minute
-	// aheadPieces is how many pieces of a log a reader holds.
-	aheadPieces = 4
 )
 
 // storedLog is the log of a build in the stream. It is a buildlog.StateWriter, for one goroutine at a time.
@@ -234,7 +231,7 @@ func (l *storedLog) publishLocked(msg *nats.Msg, id string) error {
 		l.last = ack.Sequence
 		return nil
 	}
-	if !wasChanged(err) {
+	if !natscall.Changed(err) {
 		return err
 	}
 	last, readErr := l.store.lastPiece(ctx, l.id)
@@ -251,38 +248,6 @@ func (l *storedLog) publishLocked(msg *nats.Msg, id string) error {
 		return errTaken
 	}
 	return err // an attempt before may still be under way
-}
-
-// reader returns the messages of a subject, in their order, from a place in the stream. The caller calls stop.
-func (s *store) reader(ctx context.Context, stream jetstream.Stream, subject string, from uint64) (
-	messages jetstream.MessagesContext, stop func(), err error,
-) {
-	consumer, err := stream.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{
-		FilterSubjects: []string{subject}, DeliverPolicy: jetstream.DeliverByStartSequencePolicy,
-		OptStartSeq: from, InactiveThreshold: readerIdle,
-	})
-	if err != nil {
-		return nil, nil, err
-	}
-	forget := func() {
-		if info := consumer.CachedInfo(); info != nil {
-			over, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
-			defer cancel()
-			_ = stream.DeleteConsumer(over, info.Name) // else it ends by itself, after readerIdle
-		}
-	}
-	messages, err = consumer.Messages(
-		jetstream.PullMaxMessages(aheadPieces), jetstream.PullExpiry(pullExpiry), jetstream.PullHeartbeat(pullHeartbeat))
-	if err != nil {
-		forget()
-		return nil, nil, err
-	}
-	waits := context.AfterFunc(ctx, messages.Stop) // Next may be waiting for a store that does not answer
-	return messages, func() {
-		waits()
-		messages.Stop()
-		forget()
-	}, nil
 }
 
 // readLog passes the pieces of a build's log to take, from the first with bytes at or after an offset. Unless follow is
@@ -330,14 +295,14 @@ func (s *store) readPieces(
 ) (place uint64, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	messages, stop, err := s.reader(ctx, s.logs, logsSubject+id, from)
+	messages, stop, err := natscall.Read(ctx, s.logs, logsSubject+id, from)
 	if err != nil {
 		return 0, fmt.Errorf("read the log of %s: %w", id, err)
 	}
 	defer stop()
 	for {
 		// Longer than two heartbeats: then the library has asked anew if its request was lost with a server.
-		next, stopWait := context.WithTimeout(ctx, pullExpiry)
+		next, stopWait := context.WithTimeout(ctx, natscall.PullExpiry)
 		msg, err := messages.Next(jetstream.NextContext(next))
 		stopWait()
 		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil { // the rest may have been removed meanwhile

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/stepmux/stepmux/instance/manager/archive"
 )
 
 const (
@@ -25,7 +27,7 @@ const (
 type Manager struct {
 	cfg   Config
 	store *store
-	files fileStore
+	files archive.Store
 	since time.Time
 
 	life context.Context // ends with Shutdown, or with the store

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"net/url"
 	"strings"
 	"time"
@@ -32,8 +31,6 @@ const (
 	natsTimeout = 5 * time.Second
 	// natsPing is the time between two pings, of which two may be lost.
 	natsPing = 5 * time.Second
-	// pullExpiry and pullHeartbeat bound the life of a request for messages: a NATS server that dies takes it along.
-	pullExpiry, pullHeartbeat = 10 * time.Second, 2 * time.Second
 	// minPayload is the max_payload of NATS servers by default. A piece of a log can be more than half as large.
 	minPayload = 1 << 20
 	// replicas is how many servers have each stream, if there are that many.
@@ -182,37 +179,6 @@ func (s *store) bucket(
 	return bucket, err
 }
 
-// entries returns the entries of a bucket whose keys match.
-func entries(ctx context.Context, of jetstream.KeyValue, keys string) (all []jetstream.KeyValueEntry, err error) {
-	watch, err := of.Watch(ctx, keys, jetstream.IgnoreDeletes())
-	if err == nil {
-		defer func() { _ = watch.Stop() }() // it may be closed
-		all, err = presentOf(ctx, watch)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read %s of %s: %w", keys, of.Bucket(), err)
-	}
-	return all, nil
-}
-
-// presentOf returns the entries that are there when a watch begins.
-func presentOf(ctx context.Context, watch jetstream.KeyWatcher) (all []jetstream.KeyValueEntry, err error) {
-	for {
-		select {
-		case entry, ok := <-watch.Updates():
-			switch {
-			case !ok:
-				return nil, nats.ErrDisconnected
-			case entry == nil: // the end of them
-				return all, nil
-			}
-			all = append(all, entry)
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-	}
-}
-
 // persist calls do again while the servers do not answer, as in an election, if they are those of a cluster.
 func (s *store) persist(ctx context.Context, do func(ctx context.Context) error) error {
 	for {
@@ -226,21 +192,4 @@ func (s *store) persist(ctx context.Context, do func(ctx context.Context) error)
 			return err
 		}
 	}
-}
-
-// isSilent reports whether err says that the NATS cluster did not answer, or that it has no server that leads now.
-func isSilent(err error) bool {
-	told, ok := errors.AsType[*jetstream.APIError](err)
-	return ok && told.Code == http.StatusServiceUnavailable ||
-		errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrTimeout) || errors.Is(err, nats.ErrNoResponders) ||
-		errors.Is(err, jetstream.ErrNoStreamResponse) || errors.Is(err, nats.ErrReconnectBufExceeded) ||
-		errors.Is(err, nats.ErrDisconnected) || errors.Is(err, nats.ErrNoServers)
-}
-
-// wasChanged reports whether err says that a subject has another last message than the one that was expected, or is
-// being written to.
-func wasChanged(err error) bool {
-	told, ok := errors.AsType[*jetstream.APIError](err)
-	return ok && (told.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence ||
-		told.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant)
 }

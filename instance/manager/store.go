@@ -19,6 +19,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/manager/natscall"
 	"github.com/stepmux/stepmux/internal/filelock"
 )
 
@@ -383,7 +384,7 @@ func (s *store) put(ctx context.Context, r *record) error {
 		options = append(options, jetstream.WithMsgTTL(s.keep))
 	}
 	ack, err := s.js.PublishMsg(ctx, msg, options...)
-	if wasChanged(err) {
+	if natscall.Changed(err) {
 		return errTaken
 	}
 	if err != nil {

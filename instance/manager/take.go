@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/manager/natscall"
 	"github.com/stepmux/stepmux/internal/pause"
 )
 
@@ -39,11 +40,11 @@ func (m *Manager) consume(ctx context.Context) (jetstream.Consumer, error) {
 // sometimes does not ask for the next one, and notices after two heartbeats: a request that comes before the call that
 // asked for it has returned is taken for one that is still awaited.
 func (m *Manager) next(queue jetstream.Consumer) (*delivery, error) {
-	expiry := min(pullExpiry, m.cfg.Lease/3) // so that a delivery is not late when it comes
+	expiry := min(natscall.PullExpiry, m.cfg.Lease/3) // so that a delivery is not late when it comes
 	for {
 		asked := time.Now()
 		ctx, cancel := context.WithTimeout(m.takes, expiry)
-		msg, err := queue.Next(jetstream.FetchContext(ctx), jetstream.FetchHeartbeat(min(pullHeartbeat, expiry/3)))
+		msg, err := queue.Next(jetstream.FetchContext(ctx), jetstream.FetchHeartbeat(min(natscall.PullHeartbeat, expiry/3)))
 		cancel()
 		if err == nil {
 			return m.delivered(msg, asked), nil
