@@ -58,7 +58,7 @@ type requests interface {
 type builds interface {
 	// takeOver loads the log of a build that is to begin, or to be resumed, and makes both this manager's.
 	takeOver(ctx context.Context, r *request, rec *record, log *storedLog) error
-	// isDamaged reports whether a log shows that the record of its build is lost, if there is none.
+	// isDamaged reports whether the log of a build without a record shows that the record is lost.
 	isDamaged(log *storedLog) bool
 	// endTaken ends the part of this manager in a build whose record another one has changed.
 	endTaken(e *instance.Executor)

@@ -44,7 +44,7 @@ type home interface {
 	// leaveQueue takes the request of a build, of which the result is kept, out of the queue, soon. A request that was
 	// not handed out yet comes again, and is acknowledged then.
 	leaveQueue(b *build)
-	// settle writes to the disk what was put off, once a second.
+	// settle writes changes to the disk that were put off. It is called once a second.
 	settle(ctx context.Context)
 	// endLog tells those that follow a log its end, which is p. log.mu is held.
 	endLog(log *storedLog, p piece) error

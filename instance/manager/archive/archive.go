@@ -1,5 +1,5 @@
 // Package archive keeps the files of a manager's builds: the archives of projects that builds need, by their SHA-256,
-// and what builds that have ended have left, their artifacts and traces, by the build's ID.
+// and the artifacts and traces of builds that have ended, by the build's ID.
 //
 // A [Store] has them: [Dirs] in the state directory of one manager, [Shared] in the NATS cluster of several, in
 // [Objects]. The caller calls Sweep from time to time. Nothing here has a goroutine or is to be closed.
@@ -29,8 +29,8 @@ const (
 // Trace returns the name of the trace of a build in a Store.
 func Trace(id string) string { return id + traceSuffix }
 
-// Store has the archives of the projects of builds that wait or run, by their SHA-256, and what builds that have ended
-// have left: their artifacts, by the build's ID, and their traces, by Trace of it. It is safe for concurrent use.
+// Store has the archives of the projects of builds that wait or run, by their SHA-256. Of builds that have ended it has
+// the artifacts, by the build's ID, and the traces, by Trace of the ID. It is safe for concurrent use.
 type Store interface {
 	// HasProject reports whether a project is there, and notes its use.
 	HasProject(ctx context.Context, digest string, size int64) (bool, error)

@@ -61,7 +61,7 @@ func (o *Objects) aboutOf(name string) string {
 	return o.about(base64.URLEncoding.EncodeToString([]byte(name)))
 }
 
-// publish stores a message, also if NATS elects a leader meanwhile.
+// publish stores a message, also while NATS elects a leader.
 func (o *Objects) publish(ctx context.Context, msg *nats.Msg, options ...jetstream.PublishOpt) error {
 	ctx, cancel := context.WithTimeout(ctx, objectWait)
 	defer cancel()
@@ -165,7 +165,7 @@ func (o *Objects) Put(ctx context.Context, name string, from io.Reader) (err err
 			return err
 		}
 		if err = o.describe(ctx, info, revision); !natscall.Changed(err) {
-			// Without an answer, as when ctx ended meanwhile, the description may be there: its pieces must not go then.
+			// Without an answer, as when ctx ended, the description may be there: its pieces must not go then.
 			_, refused := errors.AsType[*jetstream.APIError](err)
 			kept = !refused || natscall.Silent(err)
 			return err

@@ -1,6 +1,5 @@
-// Package natscall has what a manager needs of NATS JetStream beside its client: Silent and Changed say what an error
-// means, Entries and Present read a bucket as it is now, and Read reads a subject of a stream. It keeps nothing: the
-// caller ends what it opens.
+// Package natscall adds calls to the client of NATS JetStream: Silent and Changed classify errors, Entries and Present
+// read a bucket as it is now, and Read reads a subject of a stream. It keeps no state. The caller of Read calls stop.
 package natscall
 
 import (
@@ -27,7 +26,7 @@ const (
 	forgetTimeout = 30 * time.Second
 )
 
-// Silent reports whether err says that the servers did not answer, or that none of them leads now.
+// Silent reports whether err says that the servers did not answer, or have no leader now.
 func Silent(err error) bool {
 	told, ok := errors.AsType[*jetstream.APIError](err)
 	return ok && told.Code == http.StatusServiceUnavailable ||
