@@ -197,9 +197,7 @@ func (f *localFlags) runContained(
 	c, err := docker.Start(ctx, docker.Config{
 		Config: place.Config{BuildID: id, Programs: daemon.ContainerPrograms, Log: show},
 		Daemon: &docker.Daemon{}, Spec: spec,
-		Dial: func(ctx context.Context) (net.Conn, error) {
-			return daemon.Docker.Dial(ctx, new(net.Dialer).DialContext)
-		},
+		Dial: func(ctx context.Context) (net.Conn, error) { return daemon.Docker.Dial(ctx, new(net.Dialer).DialContext) },
 	})
 	if err != nil {
 		return nil, err

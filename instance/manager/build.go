@@ -72,6 +72,13 @@ func (b *build) counts(until time.Time) {
 	}
 }
 
+// delivered returns the delivery of the build's request, nil if the queue has not handed it out to this manager.
+func (b *build) delivered() *delivery {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.msg
+}
+
 // read opens the request of a build. The version before kept the job and the build's options in one message. Its fields
 // have the same numbers in the two messages of today.
 func (s *store) read(r *request) (*pb.SubmitRequest, error) {
@@ -271,20 +278,16 @@ func (m *Manager) connect(b *build, e *instance.Executor) error {
 	err := m.changeRunning(b, func(r *record) {
 		r.Phase, r.Instance, r.Socket, r.Started, r.Connect = phaseRunning, vm, socket, started, connect
 	})
-	switch {
-	case err == nil, !errors.Is(err, errTaken):
-	case m.cluster != nil:
-		_ = e.Leave(m.life) // another manager has the build: the step runner may be its
-	default:
-		_ = e.Cleanup(m.life) // the build was canceled: this step runner has no job
+	if errors.Is(err, errTaken) {
+		m.fleet.endTaken(e)
 	}
 	return err
 }
 
-// changeRunning changes the record of a build that runs. A manager of a cluster repeats that while the store is away.
+// changeRunning changes the record of a build that runs. With other managers that is repeated while the store is away.
 func (m *Manager) changeRunning(b *build, edit func(*record)) error {
 	err := m.change(b, edit)
-	for m.cluster != nil && err != nil && !errors.Is(err, errTaken) && b.ctx.Err() == nil && !b.isLeft() {
+	for err != nil && m.fleet.repeats(err) && b.ctx.Err() == nil && !b.isLeft() {
 		m.cfg.Logger.Warn("cannot keep the build", "build", b.id, "error", err)
 		_ = pause.For(m.life, time.Second)
 		err = m.change(b, edit)
@@ -334,9 +337,9 @@ func (m *Manager) change(b *build, edit func(*record)) error {
 	defer b.mu.Unlock()
 	r := b.record
 	edit(&r)
-	r.Manager = m.id()
+	r.Manager = m.fleet.self()
 	err := m.store.put(ctx, &r)
-	if errors.Is(err, errTaken) && (m.cluster != nil || r.revision > 0) {
+	if errors.Is(err, errTaken) && m.fleet.mayMerge(&r) {
 		err = m.merge(ctx, b, &r, edit)
 	}
 	if err != nil {
@@ -353,7 +356,7 @@ func (m *Manager) merge(ctx context.Context, b *build, r *record, edit func(*rec
 	switch {
 	case err != nil:
 		return err
-	case now == nil || now.Manager != m.id():
+	case now == nil || now.Manager != m.fleet.self():
 		return errTaken
 	case now.Phase == phaseEnded && r.Phase != phaseEnded:
 		return errTaken
@@ -409,7 +412,7 @@ func (m *Manager) end(b *build, e *instance.Executor, known *result, err error) 
 	if b.kept().Phase != phaseEnded {
 		return // the next manager gets its request again
 	}
-	m.store.leaveQueue(b)
+	m.store.home.leaveQueue(b)
 	if m.cfg.OnEnd != nil {
 		report := batch.Report{
 			Build: b.id, Instance: e.Instance(), Route: e.Choice(), Isolation: e.Isolation(), Usage: e.Usage(),

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/manager/natscall"
 )
 
 // claim records which manager holds a VM.
@@ -24,7 +25,7 @@ type claim struct {
 }
 
 // balance takes VMs that nobody has until this manager has its share, or gives one up if it has more.
-func (c *cluster) balance(ctx context.Context) {
+func (c *shared) balance(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, c.ttl/6) // the lease must be renewed meanwhile
 	defer cancel()
 	set := c.usable()
@@ -60,7 +61,7 @@ func (c *cluster) balance(ctx context.Context) {
 }
 
 // usable returns the IDs of the VMs of the inventory that managers can share.
-func (c *cluster) usable() []string {
+func (c *shared) usable() []string {
 	all := c.m.cfg.Group.Instances()
 	jumps := map[string]bool{}
 	for _, in := range all {
@@ -78,7 +79,7 @@ func (c *cluster) usable() []string {
 }
 
 // take claims VMs, at most so many, and returns how many it has got.
-func (c *cluster) take(ctx context.Context, ids []string, most int) (n int) {
+func (c *shared) take(ctx context.Context, ids []string, most int) (n int) {
 	for _, id := range ids {
 		if n >= most || ctx.Err() != nil {
 			break
@@ -88,7 +89,7 @@ func (c *cluster) take(ctx context.Context, ids []string, most int) (n int) {
 		c.mu.Unlock()
 		revision, err := c.put(ctx, claim{Instance: id, Manager: c.id}, revision)
 		if err != nil {
-			if !wasChanged(err) && ctx.Err() == nil {
+			if !natscall.Changed(err) && ctx.Err() == nil {
 				c.m.cfg.Logger.Warn("cannot claim an instance", "instance", id, "error", err)
 			}
 			continue // another manager was faster
@@ -107,7 +108,7 @@ func (c *cluster) take(ctx context.Context, ids []string, most int) (n int) {
 }
 
 // put changes a claim by compare-and-set.
-func (c *cluster) put(ctx context.Context, now claim, revision uint64) (uint64, error) {
+func (c *shared) put(ctx context.Context, now claim, revision uint64) (uint64, error) {
 	key := claimPrefix + base64.RawURLEncoding.EncodeToString([]byte(now.Instance))
 	revision, err := c.m.store.fleet.Update(ctx, key, encode(now), revision)
 	if err == nil {
@@ -120,7 +121,7 @@ func (c *cluster) put(ctx context.Context, now claim, revision uint64) (uint64, 
 }
 
 // bury puts a mark in place of the lease of another manager, and reports whether it could: the lease has ended then.
-func (c *cluster) bury(ctx context.Context, manager string) bool {
+func (c *shared) bury(ctx context.Context, manager string) bool {
 	var now lifeSign
 	revision := uint64(0)
 	entry, err := c.managers.Get(ctx, manager)
@@ -150,7 +151,7 @@ func (c *cluster) bury(ctx context.Context, manager string) bool {
 
 // giveUp gives up VMs that have left the inventory and have no builds, and one for another manager if this one has more
 // than its share: one without leases, and one without builds if there is one soon.
-func (c *cluster) giveUp(ctx context.Context, set []string, share int) {
+func (c *shared) giveUp(ctx context.Context, set []string, share int) {
 	builds, leased := map[string]int{}, map[string]bool{}
 	for _, vm := range c.m.cfg.Provider.Stat().Instances {
 		builds[vm.ID] = len(vm.Builds)
@@ -184,7 +185,7 @@ func (c *cluster) giveUp(ctx context.Context, set []string, share int) {
 }
 
 // release gives up a VM for other managers.
-func (c *cluster) release(ctx context.Context, id string) {
+func (c *shared) release(ctx context.Context, id string) {
 	revision := c.yield(id)
 	if _, err := c.put(ctx, claim{Instance: id}, revision); err != nil {
 		c.m.cfg.Logger.Warn("cannot give an instance to another manager", "instance", id, "error", err)
@@ -194,7 +195,7 @@ func (c *cluster) release(ctx context.Context, id string) {
 }
 
 // leave gives up all VMs, when the manager ends.
-func (c *cluster) leave(ctx context.Context) {
+func (c *shared) leave(ctx context.Context) {
 	c.mu.Lock()
 	held := slices.Collect(maps.Keys(c.held))
 	c.mu.Unlock()
@@ -210,7 +211,7 @@ func (c *cluster) leave(ctx context.Context) {
 
 // has reports whether this manager has a VM, or may end the builds of one that has left the inventory, because no
 // manager that lives has it.
-func (c *cluster) has(id string) bool {
+func (c *shared) has(id string) bool {
 	known := slices.ContainsFunc(c.m.cfg.Group.Instances(), func(in instance.Instance) bool { return in.ID == id })
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -222,7 +223,7 @@ func (c *cluster) has(id string) bool {
 }
 
 // ownerOf returns another manager if all VMs that fit are those of other managers that live, else "".
-func (c *cluster) ownerOf(fits func(instance.Instance) bool) (manager string) {
+func (c *shared) ownerOf(fits func(instance.Instance) bool) (manager string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, in := range c.m.cfg.Group.Instances() {

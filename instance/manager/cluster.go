@@ -16,6 +16,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/stepmux/stepmux/instance/manager/natscall"
 	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/privatefile"
 )
@@ -33,7 +34,7 @@ const (
 	maxSurplus = 6
 )
 
-// cluster is the part of a manager in a fleet that several managers share. These rules keep two of them from using one
+// shared is the part of a manager in a fleet that several managers share. These rules keep two of them from using one
 // VM at a time:
 //
 //   - A manager has a lease: a key that is gone a while after it was renewed the last time. The manager stops using its
@@ -43,7 +44,7 @@ const (
 //     if the lease has ended. A manager that comes back takes its claims anew before it uses their VMs.
 //
 // The goroutine of run owns it.
-type cluster struct {
+type shared struct {
 	m        *Manager
 	id, host string        // of this manager
 	ttl      time.Duration // of leases
@@ -75,13 +76,17 @@ type neighbour struct {
 	seen time.Time // when its lease was renewed, as far as is known here
 }
 
-// joinCluster takes part in the fleet of the store. When it returns, this manager has the VMs that it had before, and
-// its share of those that nobody has.
-func (m *Manager) joinCluster(ctx context.Context) (err error) {
-	c := &cluster{
+func newShared(m *Manager) *shared {
+	return &shared{
 		m: m, ttl: m.cfg.Lease, found: make(chan struct{}, 1),
 		held: map[string]uint64{}, claims: map[string]claim{}, peers: map[string]neighbour{},
 	}
+}
+
+// join takes part in the fleet of the store. When it returns, this manager has the VMs that it had before, and its
+// share of those that no manager has.
+func (c *shared) join(ctx context.Context) (err error) {
+	m := c.m
 	if c.id, c.host, err = identity(m.cfg.Dir); err != nil {
 		return err
 	}
@@ -92,7 +97,6 @@ func (m *Manager) joinCluster(ctx context.Context) (err error) {
 	if err := m.store.persist(ctx, c.watch); err != nil {
 		return err
 	}
-	m.cluster = c
 	for c.life == "" {
 		if err = m.store.persist(ctx, c.renew); err == nil {
 			break
@@ -106,6 +110,16 @@ func (m *Manager) joinCluster(ctx context.Context) (err error) {
 		}
 	}
 	c.balance(ctx)
+	return nil
+}
+
+// start answers the other managers, and begins to look after the lease and for builds to resume.
+func (c *shared) start(context.Context) error {
+	if err := c.answer(); err != nil {
+		return err
+	}
+	c.m.wg.Go(c.run)
+	c.m.wg.Go(c.resumeFound)
 	return nil
 }
 
@@ -143,7 +157,7 @@ func checkID(file string, text []byte, err error) (string, error) {
 
 // run renews the lease, and sees to it that this manager has its share of the VMs, until the manager takes no more
 // builds.
-func (c *cluster) run() {
+func (c *shared) run() {
 	tick := time.NewTicker(c.ttl / 6)
 	defer tick.Stop()
 	end := time.NewTimer(time.Until(c.until))
@@ -191,7 +205,7 @@ func (c *cluster) run() {
 
 // watch opens the watches of claims and leases that are not open. The library closes one that it cannot make anew after
 // a break of the connection.
-func (c *cluster) watch(ctx context.Context) error {
+func (c *shared) watch(ctx context.Context) error {
 	for bucket, watch := range map[jetstream.KeyValue]*jetstream.KeyWatcher{
 		c.m.store.fleet: &c.claimed, c.managers: &c.leased,
 	} {
@@ -201,7 +215,7 @@ func (c *cluster) watch(ctx context.Context) error {
 		opened, err := bucket.WatchAll(c.m.life) //nolint:contextcheck // it lasts as long as the manager
 		var present []jetstream.KeyValueEntry
 		if err == nil {
-			if present, err = presentOf(ctx, opened); err != nil {
+			if present, err = natscall.Present(ctx, opened); err != nil {
 				_ = opened.Stop() // it may be closed
 			}
 		}
@@ -228,7 +242,7 @@ func updates(watch jetstream.KeyWatcher) <-chan jetstream.KeyValueEntry {
 var errSameID = errors.New("another manager has the same ID: was the state directory copied?")
 
 // renew renews the lease, or takes one.
-func (c *cluster) renew(ctx context.Context) error {
+func (c *shared) renew(ctx context.Context) error {
 	sent, life := time.Now(), c.life
 	if life == "" {
 		life = rand.Text()
@@ -241,7 +255,7 @@ func (c *cluster) renew(ctx context.Context) error {
 			c.leaseIs(life, revision, sent)
 			return nil
 		}
-		if !wasChanged(err) {
+		if !natscall.Changed(err) {
 			return err
 		}
 	}
@@ -276,12 +290,12 @@ func (c *cluster) renew(ctx context.Context) error {
 }
 
 // leaseIs notes a lease that was renewed by a request that was sent at that time.
-func (c *cluster) leaseIs(life string, revision uint64, sent time.Time) {
+func (c *shared) leaseIs(life string, revision uint64, sent time.Time) {
 	c.life, c.revision, c.until = life, revision, sent.Add(c.ttl*2/3)
 }
 
 // fence gives up all VMs at once.
-func (c *cluster) fence(why string) {
+func (c *shared) fence(why string) {
 	if c.life == "" {
 		return
 	}
@@ -297,7 +311,7 @@ func (c *cluster) fence(why string) {
 
 // yield stops the use of a VM. Builds there go on without this manager, and those that wait for such a VM are given
 // back to the queue.
-func (c *cluster) yield(id string) (revision uint64) {
+func (c *shared) yield(id string) (revision uint64) {
 	c.m.cfg.Provider.Yield(id, c.m.abandon)
 	c.mu.Lock()
 	revision = c.held[id]
@@ -308,7 +322,7 @@ func (c *cluster) yield(id string) (revision uint64) {
 }
 
 // sendOn gives builds that wait, and for which no VM of this manager will do any more, back to the queue.
-func (c *cluster) sendOn() {
+func (c *shared) sendOn() {
 	for _, b := range c.m.builds() {
 		if b.waits() && !c.m.cfg.Group.Takes(b.asked.GetLabels()) {
 			c.m.leaveTo(b)
@@ -317,7 +331,7 @@ func (c *cluster) sendOn() {
 }
 
 // note notes a change of a claim or a lease.
-func (c *cluster) note(entry jetstream.KeyValueEntry) {
+func (c *shared) note(entry jetstream.KeyValueEntry) {
 	switch {
 	case entry == nil:
 		return
@@ -354,7 +368,7 @@ func (c *cluster) note(entry jetstream.KeyValueEntry) {
 }
 
 // isDeadLocked reports whether a manager seems to be dead. mu is held.
-func (c *cluster) isDeadLocked(manager string) bool {
+func (c *shared) isDeadLocked(manager string) bool {
 	p, known := c.peers[manager]
 	if !known { // its lease may have ended before this manager began to watch
 		c.peers[manager] = neighbour{life: "unknown", seen: time.Now()}
@@ -364,7 +378,7 @@ func (c *cluster) isDeadLocked(manager string) bool {
 }
 
 // aliveLocked counts the managers. mu is held.
-func (c *cluster) aliveLocked() int {
+func (c *shared) aliveLocked() int {
 	n := 1
 	for id := range c.peers {
 		if id != c.id && !c.isDeadLocked(id) {
@@ -375,7 +389,7 @@ func (c *cluster) aliveLocked() int {
 }
 
 // look asks for a look at the queue for builds that can be resumed.
-func (c *cluster) look() {
+func (c *shared) look() {
 	select {
 	case c.found <- struct{}{}:
 	default:
@@ -383,7 +397,7 @@ func (c *cluster) look() {
 }
 
 // resumeFound resumes builds on VMs that this manager has got.
-func (c *cluster) resumeFound() {
+func (c *shared) resumeFound() {
 	for {
 		select {
 		case <-c.found:

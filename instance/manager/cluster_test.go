@@ -278,7 +278,7 @@ func TestAManagerThatStartsBeforeNATSWaitsForIt(t *testing.T) {
 	addr := listener.Addr().(*net.TCPAddr)
 	require.NoError(t, listener.Close()) // until NATS listens there, connections are refused
 	s := newNATSServer(t, addr.Port, 8<<20)
-	waits := &awaitedLine{text: "waits for the NATS cluster", seen: make(chan struct{})}
+	waits := &awaitedLine{text: "waits until the NATS cluster answers", seen: make(chan struct{})}
 	var starting sync.WaitGroup
 	starting.Go(func() {
 		select {

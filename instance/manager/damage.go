@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/manager/natscall"
 	"github.com/stepmux/stepmux/internal/plural"
 )
 
@@ -26,7 +27,8 @@ const (
 
 // checkDamage looks for damage by the disk: the store leaves out messages whose checksum is wrong, and does not tell. A
 // damaged record could let a build run twice, so it is an error. Damaged requests are logged, and their builds end.
-func (s *store) checkDamage(ctx context.Context, cfg *Config) error {
+func (h *embedded) checkDamage(ctx context.Context, cfg *Config) error {
+	s := h.s
 	var open []*record            // of builds that have not ended
 	recorded := map[uint64]bool{} // places in the queue
 	lost, err := s.unreadable(ctx, s.history, func(text []byte) {
@@ -77,17 +79,17 @@ func (s *store) putQueueEnd(ctx context.Context, last uint64) error {
 	return err
 }
 
-// noteQueue keeps the last place in the queue, if there was a submit since the last call. It does nothing for a state
-// that managers share, of which other servers have copies.
-func (s *store) noteQueue(ctx context.Context) {
+// noteQueue keeps the last place in the queue, if there was a submit since the last call.
+func (h *embedded) noteQueue(ctx context.Context) {
+	s := h.s
 	last := s.pushed.Load()
-	if s.shared || last <= s.noted || s.err() != nil {
+	if last <= h.noted || s.err() != nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	if err := s.putQueueEnd(ctx, last); err == nil { // else the next call does it
-		s.noted = last
+		h.noted = last
 	}
 }
 
@@ -190,7 +192,7 @@ func (s *store) missing(
 	}
 	consumer, err := stream.CreateConsumer(ctx, jetstream.ConsumerConfig{
 		AckPolicy: jetstream.AckExplicitPolicy, AckWait: startTimeout, MaxAckPending: -1, HeadersOnly: take == nil,
-		InactiveThreshold: readerIdle, MemoryStorage: true,
+		InactiveThreshold: natscall.ReaderIdle, MemoryStorage: true,
 	})
 	if err != nil {
 		return 0, err

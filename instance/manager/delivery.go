@@ -1,7 +1,6 @@
 package manager
 
 import (
-	"context"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -15,21 +14,13 @@ import (
 // once the record of the build has its result, or has expired, which holds for all deliveries.
 type delivery struct {
 	msg jetstream.Msg
-	// until is when the queue may soon hand the request out again. If zero, that does no harm: there is no other manager.
+	// until is when the queue may soon hand the request out again: fleet.keptUntil. If zero, that does no harm.
 	until time.Time
 }
 
-// deliveryTime is how long a delivery counts as the latest one after a sign of life. The rest of the time that the
-// queue waits is for a manager that is stopped just before it sends an acknowledgment.
-func (m *Manager) deliveryTime() time.Duration { return m.cfg.Lease * 2 / 3 }
-
 // delivered returns the delivery in a message that the manager began to ask for at that time.
 func (m *Manager) delivered(msg jetstream.Msg, asked time.Time) *delivery {
-	d := &delivery{msg: msg}
-	if m.cluster != nil {
-		d.until = asked.Add(m.deliveryTime())
-	}
-	return d
+	return &delivery{msg: msg, until: m.fleet.keptUntil(asked)}
 }
 
 // isLate reports whether another manager may have the request.
@@ -62,15 +53,5 @@ func (m *Manager) signal() {
 			told = append(told, b)
 		}
 	}
-	if m.cluster == nil || len(told) == 0 {
-		return
-	}
-	ctx, cancel := context.WithTimeout(m.takes, m.cfg.Lease/6)
-	defer cancel()
-	if m.store.nc.FlushWithContext(ctx) != nil {
-		return // NATS may not have them
-	}
-	for _, b := range told {
-		b.counts(sent.Add(m.deliveryTime()))
-	}
+	m.fleet.confirm(told, sent)
 }

@@ -7,7 +7,8 @@
 // as it does after a crash. managerv1.Dial connects a client.
 //
 // With Config.NATS several managers share the streams of a NATS cluster, and a fleet, of which each uses some VMs at a
-// time: cluster.go has the rules.
+// time: cluster.go has the rules. What differs is behind two interfaces: fleet, with the implementations alone and
+// shared, and home of the state, with embedded and joined.
 //
 // The rules that keep a build from being lost or run twice are in store.go and build.go.
 package manager

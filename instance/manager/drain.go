@@ -15,6 +15,7 @@ import (
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/control"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/instance/manager/natscall"
 )
 
 // drained is a VM that an operator takes out. It is kept, so that a manager that is started anew takes it out too.
@@ -101,9 +102,7 @@ func (m *Manager) setDrained(d *drained) {
 		return
 	}
 	_ = m.cfg.Group.Drain(d.Instance) // as above
-	if m.cluster != nil {
-		m.cluster.sendOn() // another manager may have such a VM
-	}
+	m.fleet.drained()
 }
 
 // endDrain ends a drain whose time is over.
@@ -114,7 +113,7 @@ func (m *Manager) endDrain(d *drained) {
 	})
 	switch {
 	case err == nil, m.takes.Err() != nil:
-	case wasChanged(err): // another manager was faster, or an operator
+	case natscall.Changed(err): // another manager was faster, or an operator
 	default:
 		m.cfg.Logger.Error("cannot undrain", "instance", d.Instance, "error", err)
 	}
@@ -122,7 +121,7 @@ func (m *Manager) endDrain(d *drained) {
 
 // restoreDrains takes out the VMs that were drained before.
 func (m *Manager) restoreDrains(ctx context.Context) error {
-	drains, err := entries(ctx, m.store.fleet, drainPrefix+"*")
+	drains, err := natscall.Entries(ctx, m.store.fleet, drainPrefix+"*")
 	for _, entry := range drains {
 		err = errors.Join(err, m.noteDrain(entry)) //nolint:contextcheck // its timer outlives ctx
 	}
@@ -160,7 +159,7 @@ func (m *Manager) statusAndQueue(ctx context.Context, limit int) (control.Status
 		s.Held = s.Waiting
 	}
 	others := map[string]control.VM{}
-	for _, a := range m.ask(ctx, peerQuestion{Status: true}) {
+	for _, a := range m.fleet.ask(ctx, peerQuestion{Status: true}) {
 		s.Waiting += a.Waiting
 		for _, vm := range a.VMs {
 			others[vm.ID] = vm

@@ -23,26 +23,6 @@ type endedBuild struct {
 	reply string // where the queue gets its acknowledgment; may be empty
 }
 
-// leaveQueue takes the request of a build, of which the result is kept, out of the queue, soon. A request that was not
-// handed out yet comes again, and is acknowledged then.
-func (s *store) leaveQueue(b *build) {
-	b.mu.Lock()
-	d := b.msg
-	b.mu.Unlock()
-	switch {
-	case !s.shared:
-		e := &endedBuild{id: b.id}
-		if d != nil {
-			e.reply = d.msg.Reply()
-		}
-		s.ended.mu.Lock()
-		defer s.ended.mu.Unlock()
-		s.ended.builds[b.seq] = e
-	case d != nil: // other managers have the requests before it
-		_ = d.ack() // else it comes again
-	}
-}
-
 // removeEnded takes requests of builds that have ended out of the queue: together those at its head, and one by one the
 // last in the queue and those that have waited a second for one before them.
 func (s *store) removeEnded(ctx context.Context) {

@@ -22,6 +22,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector/buildlog"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/manager/archive"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 )
 
@@ -58,13 +59,13 @@ func (m *Manager) Pieces(t *testing.T) uint64 {
 // SweepFiles removes the projects that no build needs, until there is room for so many bytes more.
 func (m *Manager) SweepFiles(t *testing.T, more int64) error {
 	t.Helper()
-	return m.files.sweep(t.Context(), more)
+	return m.files.Sweep(t.Context(), more)
 }
 
 // Projects returns how many projects a cluster has.
 func (m *Manager) Projects(t *testing.T) int {
 	t.Helper()
-	all, err := m.files.(*sharedFiles).projects.list(t.Context())
+	all, err := m.files.(*archive.Shared).Projects.List(t.Context())
 	require.NoError(t, err)
 	return len(all)
 }
@@ -73,43 +74,50 @@ func (m *Manager) Projects(t *testing.T) int {
 // removal. It returns how many messages there are in the store then.
 func (m *Manager) SweepAround(t *testing.T, more int64, do func()) (left uint64) {
 	t.Helper()
-	f := m.files.(*sharedFiles)
-	_, err := f.projects.sweep(t.Context(), more, f.keep, func(context.Context) (map[string]bool, error) {
+	projects := m.files.(*archive.Shared).Projects
+	_, err := projects.Sweep(t.Context(), more, m.cfg.Keep, func(context.Context) (map[string]bool, error) {
 		do()
 		return nil, nil
 	})
 	require.NoError(t, err)
-	info, err := f.projects.info(t.Context(), "")
+	stream, err := m.store.js.Stream(t.Context(), "OBJ_STEPMUX_PROJECTS")
 	require.NoError(t, err)
-	return info.State.Msgs
+	return stream.CachedInfo().State.Msgs
 }
 
 // PutPart stores a piece of a project whose upload does not go on.
 func (m *Manager) PutPart(t *testing.T) {
 	t.Helper()
-	_, err := m.store.js.Publish(t.Context(), m.files.(*sharedFiles).projects.pieces("part"), []byte("part"))
+	_, err := m.store.js.Publish(t.Context(), "$O.STEPMUX_PROJECTS.C.part", []byte("part"))
 	require.NoError(t, err)
 }
 
 // Damage cuts off the only piece of an archive in NATS, or replaces it. The manager's copies of projects are removed.
 func (m *Manager) Damage(t *testing.T, name string, cut bool) {
 	t.Helper()
-	f := m.files.(*sharedFiles)
-	require.NoError(t, os.RemoveAll(f.copies.Dir))
-	require.NoError(t, os.Mkdir(f.copies.Dir, 0o700))
-	o := f.artifacts
-	info, _, err := o.find(t.Context(), name)
-	require.NoError(t, err)
-	if info == nil {
-		o = f.projects
-		info, _, err = o.find(t.Context(), name)
+	copies := filepath.Join(m.cfg.Dir, "projects")
+	require.NoError(t, os.RemoveAll(copies))
+	require.NoError(t, os.Mkdir(copies, 0o700))
+	find := func(bucket string) *jetstream.ObjectInfo {
+		objects, err := m.store.js.ObjectStore(t.Context(), bucket)
 		require.NoError(t, err)
+		info, err := objects.GetInfo(t.Context(), name)
+		if !errors.Is(err, jetstream.ErrObjectNotFound) {
+			require.NoError(t, err)
+		}
+		return info
+	}
+	info := find("STEPMUX_ARTIFACTS")
+	if info == nil {
+		info = find("STEPMUX_PROJECTS")
 		require.NotNil(t, info)
 	}
-	subject := o.pieces(info.NUID)
-	piece, err := o.stream.GetLastMsgForSubject(t.Context(), subject)
+	stream, err := m.store.js.Stream(t.Context(), "OBJ_"+info.Bucket)
 	require.NoError(t, err)
-	require.NoError(t, o.stream.DeleteMsg(t.Context(), piece.Sequence))
+	subject := "$O." + info.Bucket + ".C." + info.NUID
+	piece, err := stream.GetLastMsgForSubject(t.Context(), subject)
+	require.NoError(t, err)
+	require.NoError(t, stream.DeleteMsg(t.Context(), piece.Sequence))
 	if !cut {
 		_, err = m.store.js.Publish(t.Context(), subject, make([]byte, len(piece.Data)))
 		require.NoError(t, err)
@@ -119,19 +127,19 @@ func (m *Manager) Damage(t *testing.T, name string, cut bool) {
 // PutAndGo stores an archive for a caller that goes away when NATS gets the description. It returns what is there then.
 func (m *Manager) PutAndGo(t *testing.T, name, text string) (read string, err error) {
 	t.Helper()
-	o := m.files.(*sharedFiles).artifacts
+	o := m.files.(*archive.Shared).Artifacts
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	described, err := m.store.nc.Subscribe(o.aboutOf(name), func(*nats.Msg) { cancel() })
+	described, err := m.store.nc.Subscribe("$O.STEPMUX_ARTIFACTS.M.>", func(*nats.Msg) { cancel() })
 	require.NoError(t, err)
 	require.NoError(t, m.store.nc.Flush())
-	_ = o.put(ctx, name, strings.NewReader(text)) // it may have been told before
+	_ = o.Put(ctx, name, strings.NewReader(text)) // it may have been told before
 	<-ctx.Done()
 	require.NoError(t, described.Unsubscribe())
 	var got strings.Builder
-	err = o.read(t.Context(), name, &got)
+	err = o.Read(t.Context(), name, &got)
 	for errors.Is(err, fs.ErrNotExist) { // it is under way
-		err = o.read(t.Context(), name, &got)
+		err = o.Read(t.Context(), name, &got)
 	}
 	return got.String(), err
 }
@@ -139,8 +147,8 @@ func (m *Manager) PutAndGo(t *testing.T, name, text string) (read string, err er
 // SetRest sets how long after its last use a project of a cluster stays.
 func (m *Manager) SetRest(t *testing.T, rest time.Duration) {
 	t.Helper()
-	f := m.files.(*sharedFiles)
-	f.projects.rest, f.artifacts.rest = rest, rest
+	f := m.files.(*archive.Shared)
+	f.Projects.Rest, f.Artifacts.Rest = rest, rest
 }
 
 // Withdraw takes a VM from the manager, whose claim stays for now: a build that is resumed there finds it elsewhere.
@@ -149,15 +157,16 @@ func (m *Manager) Withdraw(id string) { m.cfg.Provider.Yield(id, m.abandon) }
 // CloseWatches closes the watches of the cluster, as the library does when it cannot make them anew.
 func (m *Manager) CloseWatches(t *testing.T) {
 	t.Helper()
-	claimed, leased := m.cluster.claimed, m.cluster.leased
+	claimed, leased := m.fleet.(*shared).claimed, m.fleet.(*shared).leased
 	require.NoError(t, errors.Join(claimed.Stop(), leased.Stop()))
 }
 
 // Holds returns how many VMs the manager of a cluster has.
 func (m *Manager) Holds() int {
-	m.cluster.mu.Lock()
-	defer m.cluster.mu.Unlock()
-	return len(m.cluster.held)
+	c := m.fleet.(*shared)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.held)
 }
 
 // ShortenGuestTime sets how long a connection may take to show the token from now on, until restore is called. The test
@@ -211,7 +220,7 @@ func (m *Manager) ReserveHeld(t *testing.T, name string, pid int) {
 // KeepResult keeps the artifacts or the trace of a build.
 func (m *Manager) KeepResult(t *testing.T, name string, file *os.File) error {
 	t.Helper()
-	return m.files.keepResult(t.Context(), name, file)
+	return m.files.KeepResult(t.Context(), name, file)
 }
 
 // Keeps reports whether the store has the record of a lease.
@@ -239,10 +248,7 @@ func (m *Manager) LifeHolds() int {
 
 // RecentProjects returns how many projects the manager holds for requests that may not be in the queue yet.
 func (m *Manager) RecentProjects() int {
-	f := m.files.(*dirFiles)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return len(f.recent)
+	return m.files.(*archive.Dirs).Recent()
 }
 
 // Settled reports whether the manager takes out a VM if and only if the state says so.
@@ -400,17 +406,18 @@ func (m *Manager) KeepUnanswered(t *testing.T, id string) {
 func FillQueue(t *testing.T, dir string, text []byte, n int) {
 	t.Helper()
 	s := &store{timeout: storeTimeout, logger: &serverLog{to: slog.New(slog.DiscardHandler)}}
-	defer s.close()
+	h := &embedded{s: s}
+	defer h.close()
 	var err error
 	s.seal, err = openSeal(filepath.Join(dir, "key"))
 	require.NoError(t, err)
-	s.server, err = server.NewServer(&server.Options{
+	h.server, err = server.NewServer(&server.Options{
 		DontListen: true, NoSigs: true, JetStream: true, StoreDir: filepath.Join(dir, "jetstream"), MaxPayload: maxPayload,
 	})
 	require.NoError(t, err)
-	s.server.Start()
-	require.True(t, s.server.ReadyForConnections(startTimeout))
-	s.nc, err = nats.Connect("", nats.InProcessServer(s.server))
+	h.server.Start()
+	require.True(t, h.server.ReadyForConnections(startTimeout))
+	s.nc, err = nats.Connect("", nats.InProcessServer(h.server))
 	require.NoError(t, err)
 	s.js, err = jetstream.New(s.nc, jetstream.WithPublishAsyncMaxPending(4000))
 	require.NoError(t, err)
@@ -428,8 +435,9 @@ func FillQueue(t *testing.T, dir string, text []byte, n int) {
 func PutWaitingRecord(t *testing.T, dir, id string) {
 	t.Helper()
 	s := &store{keep: time.Hour, timeout: storeTimeout, logger: &serverLog{to: slog.New(slog.DiscardHandler)}}
+	s.home = &embedded{s: s, dir: filepath.Join(dir, "jetstream")}
 	defer s.close()
-	require.NoError(t, s.serve(filepath.Join(dir, "jetstream")))
+	require.NoError(t, s.home.open(t.Context()))
 	var err error
 	s.builds, err = s.bucket(t.Context(), buildsBucket, 0, time.Minute)
 	require.NoError(t, err)

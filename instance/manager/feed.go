@@ -5,6 +5,8 @@ import (
 	"context"
 	"slices"
 	"sync"
+
+	"github.com/stepmux/stepmux/instance/manager/natscall"
 )
 
 // feeds hand the pieces of logs that this manager has stored to the followers of these logs, so that they need not be
@@ -17,7 +19,7 @@ type feeds struct {
 // feed has the last pieces of one log. feeds.mu guards it.
 type feed struct {
 	readers int
-	pieces  []fedPiece    // at most aheadPieces
+	pieces  []fedPiece    // at most natscall.Ahead
 	more    chan struct{} // closed, and made anew, when a piece is added
 }
 
@@ -59,7 +61,7 @@ func (f *feeds) add(id string, p fedPiece) {
 	if of == nil {
 		return
 	}
-	if len(of.pieces) == aheadPieces {
+	if len(of.pieces) == natscall.Ahead {
 		of.pieces = slices.Delete(of.pieces, 0, 1)
 	}
 	p.text = bytes.Clone(p.text)

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/instance/manager/natscall"
 )
 
 func TestAFeedHasTheLastPiecesAndTellsOfAGap(t *testing.T) {
@@ -26,12 +28,12 @@ func TestAFeedHasTheLastPiecesAndTellsOfAGap(t *testing.T) {
 	_, _, whole = f.after(of, 0)
 	require.False(t, whole, "the piece at 1 was stored before the feed was opened")
 
-	for i := range uint64(aheadPieces) {
+	for i := range uint64(natscall.Ahead) {
 		add(4+i, 5+i)
 	}
 	pieces, _, whole = f.after(of, 4)
 	require.True(t, whole)
-	require.Len(t, pieces, aheadPieces)
+	require.Len(t, pieces, natscall.Ahead)
 	_, _, whole = f.after(of, 1)
 	require.False(t, whole, "that at 4 has gone")
 	require.Same(t, of, f.open("b"), "readers share one feed")

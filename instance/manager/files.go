@@ -9,7 +9,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -19,18 +18,15 @@ import (
 
 	"github.com/stepmux/stepmux/connector/files"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/manager/archive"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/contents"
 	"github.com/stepmux/stepmux/internal/labels"
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-const (
-	// filePiece is the size of the pieces of an archive.
-	filePiece = 256 << 10
-	// sweepPause is the time between two looks for files that are too old.
-	sweepPause = time.Hour
-)
+// sweepPause is the time between two looks for files that are too old.
+const sweepPause = time.Hour
 
 // sweepFiles removes files that are too old, until the manager takes no more builds.
 func (m *Manager) sweepFiles() {
@@ -42,7 +38,7 @@ func (m *Manager) sweepFiles() {
 		case <-m.takes.Done():
 			return
 		}
-		if err := m.files.sweep(m.takes, 0); err != nil && m.takes.Err() == nil {
+		if err := m.files.Sweep(m.takes, 0); err != nil && m.takes.Err() == nil {
 			m.cfg.Logger.Warn("cannot remove the files of builds that have ended", "error", err)
 		}
 	}
@@ -58,14 +54,14 @@ func (s *service) KeepProject(stream grpc.BidiStreamingServer[pb.KeepProjectRequ
 	if err := checkProject(req.GetDigest(), req.GetSize()); err != nil {
 		return err
 	}
-	kept, err := s.m.files.hasProject(ctx, req.GetDigest(), req.GetSize())
+	kept, err := s.m.files.HasProject(ctx, req.GetDigest(), req.GetSize())
 	if err != nil {
 		return s.m.failed(ctx, err)
 	}
 	if kept {
 		return stream.Send(&pb.KeepProjectResponse{})
 	}
-	upload, err := s.m.files.beginProject(ctx, req.GetDigest(), req.GetSize())
+	upload, err := s.m.files.BeginProject(ctx, req.GetDigest(), req.GetSize())
 	if err != nil {
 		return s.m.failed(ctx, err)
 	}
@@ -86,7 +82,7 @@ func (s *service) KeepProject(stream grpc.BidiStreamingServer[pb.KeepProjectRequ
 			return s.m.failed(ctx, fmt.Errorf("keep the project: %w", err))
 		}
 	}
-	if err := s.m.files.keepProject(ctx, upload); err != nil {
+	if err := s.m.files.KeepProject(ctx, upload); err != nil {
 		return s.m.failed(ctx, fmt.Errorf("keep the project: %w", err))
 	}
 	return stream.Send(&pb.KeepProjectResponse{})
@@ -111,7 +107,7 @@ func (m *Manager) project(asked *pb.SubmitRequest) *files.Project {
 	}
 	return &files.Project{
 		Digest: digest, Size: asked.GetProjectBytes(), Open: func(ctx context.Context) (io.ReadSeekCloser, error) {
-			return m.files.openProject(ctx, digest, asked.GetProjectBytes())
+			return m.files.OpenProject(ctx, digest, asked.GetProjectBytes())
 		},
 	}
 }
@@ -122,9 +118,9 @@ func (m *Manager) artifacts(id string, asked *pb.SubmitRequest) *files.Artifacts
 		return nil
 	}
 	return &files.Artifacts{
-		Paths: asked.GetArtifacts(), Dir: filepath.Join(m.cfg.Dir, artifactsDir),
+		Paths: asked.GetArtifacts(), Dir: m.store.archives(&m.cfg).Arrivals(),
 		MaxBytes: min(files.DefaultMaxBytes, m.cfg.FileBytes),
-		Take:     func(ctx context.Context, archive *os.File) error { return m.files.keepResult(ctx, id, archive) },
+		Take:     func(ctx context.Context, file *os.File) error { return m.files.KeepResult(ctx, id, file) },
 	}
 }
 
@@ -139,7 +135,7 @@ type keptTrace struct {
 // Write implements io.Writer.
 func (t *keptTrace) Write(p []byte) (n int, err error) {
 	if t.file == nil {
-		if t.file, err = os.CreateTemp(filepath.Join(t.m.cfg.Dir, artifactsDir), ".trace-"); err != nil {
+		if t.file, err = os.CreateTemp(t.m.store.archives(&t.m.cfg).Arrivals(), ".trace-"); err != nil {
 			return 0, err
 		}
 	}
@@ -157,7 +153,7 @@ func (t *keptTrace) end(err error) error {
 		_, err = t.file.Seek(0, io.SeekStart)
 	}
 	if err == nil {
-		err = t.m.files.keepResult(t.m.life, traceOf(t.id), t.file)
+		err = t.m.files.KeepResult(t.m.life, archive.Trace(t.id), t.file)
 	}
 	return err
 }
@@ -166,7 +162,7 @@ func (t *keptTrace) end(err error) error {
 func (m *Manager) noteFiles(b *build, r *result) {
 	size := func(of *int64, name string) {
 		m.keepTrying("look for "+name, b, func() (err error) {
-			*of, err = m.files.resultSize(m.life, name)
+			*of, err = m.files.ResultSize(m.life, name)
 			return err
 		})
 	}
@@ -174,7 +170,7 @@ func (m *Manager) noteFiles(b *build, r *result) {
 		size(&r.Artifacts, b.id)
 	}
 	if b.asked.GetTrace() {
-		size(&r.Trace, traceOf(b.id))
+		size(&r.Trace, archive.Trace(b.id))
 	}
 }
 
@@ -187,9 +183,9 @@ func (s *service) Artifacts(req *pb.ArtifactsRequest, stream grpc.ServerStreamin
 	}
 	what, are, name, size := "artifacts", "are", b.GetId(), b.GetResult().GetArtifacts()
 	if req.GetTrace() {
-		what, are, name, size = "trace", "is", traceOf(b.GetId()), b.GetResult().GetTrace()
+		what, are, name, size = "trace", "is", archive.Trace(b.GetId()), b.GetResult().GetTrace()
 	}
-	err = s.m.files.readResult(ctx, name, artifactsSender{stream})
+	err = s.m.files.ReadResult(ctx, name, artifactsSender{stream})
 	switch {
 	case err == nil:
 		return nil
@@ -211,7 +207,7 @@ type artifactsSender struct {
 
 // Write implements io.Writer.
 func (a artifactsSender) Write(p []byte) (n int, err error) {
-	for piece := range slices.Chunk(p, filePiece) {
+	for piece := range slices.Chunk(p, archive.Piece) {
 		if err := a.stream.Send(&pb.ArtifactsResponse{Data: bytes.Clone(piece)}); err != nil { // the stream may keep it
 			return n, err
 		}
@@ -237,7 +233,7 @@ func (m *Manager) checkFiles(ctx context.Context, asked *pb.SubmitRequest) error
 	if err := checkProject(asked.GetProject(), asked.GetProjectBytes()); err != nil {
 		return err
 	}
-	kept, err := m.files.useProject(ctx, asked.GetProject(), asked.GetProjectBytes())
+	kept, err := m.files.UseProject(ctx, asked.GetProject(), asked.GetProjectBytes())
 	if err == nil && !kept {
 		err = status.Error(codes.FailedPrecondition, "the manager does not have the archive of the project")
 	}

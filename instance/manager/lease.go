@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/manager/natscall"
 	"github.com/stepmux/stepmux/internal/labels"
 )
 
@@ -139,10 +140,7 @@ func (m *Manager) reserve(ctx context.Context, r leaseRequest, waits func(ahead 
 
 // elsewhere returns an error if other managers have all VMs that will do.
 func (m *Manager) elsewhere(r *leaseRequest) error {
-	if m.cluster == nil {
-		return nil
-	}
-	if other := m.cluster.ownerOf(r.fits); other != "" {
+	if other := m.fleet.ownerOf(r.fits); other != "" {
 		return fmt.Errorf("%w (manager %s): ask that one", errLeaseElsewhere, other)
 	}
 	return nil
@@ -165,7 +163,7 @@ func (m *Manager) fillLease(
 		return "", err
 	}
 	record := &leaseRecord{
-		Lease: l.name, Instance: l.executor.Instance(), Holder: r.holder, Manager: m.id(),
+		Lease: l.name, Instance: l.executor.Instance(), Holder: r.holder, Manager: m.fleet.self(),
 		Until: time.Now().Add(min(cmp.Or(max(r.limit, 0), maxLease), maxLease)),
 	}
 	if !r.brief {
@@ -212,7 +210,7 @@ func (m *Manager) addLease(r leaseRequest) (l *lease, known bool, err error) {
 var (
 	errLeaseName = errors.New("a lease is named lease- and 1 to 40 of a-z 0-9 -, not")
 	// errLeaseElsewhere refuses a lease that would wait until the other manager gives its VMs up.
-	errLeaseElsewhere = errors.New("the VMs for it are those of another manager of the cluster")
+	errLeaseElsewhere = errors.New("the VMs that fit are those of another manager of the cluster")
 
 	errLeaseWaits = errors.New("another call waits for this lease, or its end")
 )
@@ -443,7 +441,7 @@ func (m *Manager) putLease(ctx context.Context, record *leaseRecord) error {
 
 // restoreLeases takes the slots of the leases that a manager before has given.
 func (m *Manager) restoreLeases(ctx context.Context) error {
-	kept, err := entries(ctx, m.store.builds, leasePrefix+"*")
+	kept, err := natscall.Entries(ctx, m.store.builds, leasePrefix+"*")
 	if err != nil {
 		return err
 	}
@@ -452,7 +450,7 @@ func (m *Manager) restoreLeases(ctx context.Context) error {
 		if err := json.Unmarshal(entry.Value(), record); err != nil {
 			return fmt.Errorf("read the leases: %w", err)
 		}
-		if record.Manager != m.id() {
+		if record.Manager != m.fleet.self() {
 			if time.Now().After(record.Until) { // of a manager that did not come back
 				_ = m.store.builds.Purge(ctx, entry.Key(), jetstream.PurgeTTL(purgedKeep)) // else the next manager does it
 			}

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -16,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stepmux/stepmux/connector/buildlog"
+	"github.com/stepmux/stepmux/instance/manager/natscall"
 	"github.com/stepmux/stepmux/internal/pause"
 )
 
@@ -28,10 +28,6 @@ const (
 
 	// logRetry is the pause before a piece is stored again.
 	logRetry = 100 * time.Millisecond
-	// readerIdle is how long the store keeps the place of a reader that asks for nothing.
-	readerIdle = time.Minute
-	// aheadPieces is how many pieces of a log a reader holds.
-	aheadPieces = 4
 )
 
 // storedLog is the log of a build in the stream. It is a buildlog.StateWriter, for one goroutine at a time.
@@ -160,7 +156,7 @@ func (l *storedLog) length() int64 {
 }
 
 // end tells those that follow the log its end, with the build's result, unless they know it. The record has that
-// already. A piece tells it to the followers of other managers.
+// already.
 func (l *storedLog) end(r *result) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -168,9 +164,7 @@ func (l *storedLog) end(r *result) error {
 		return nil
 	}
 	p := piece{offset: l.offset, state: l.state, result: r}
-	if !l.store.shared {
-		l.store.feeds.add(l.id, fedPiece{p, l.last, math.MaxUint64})
-	} else if err := l.putLocked(p); err != nil {
+	if err := l.store.home.endLog(l, p); err != nil {
 		return err
 	}
 	l.result = r
@@ -237,7 +231,7 @@ func (l *storedLog) publishLocked(msg *nats.Msg, id string) error {
 		l.last = ack.Sequence
 		return nil
 	}
-	if !wasChanged(err) {
+	if !natscall.Changed(err) {
 		return err
 	}
 	last, readErr := l.store.lastPiece(ctx, l.id)
@@ -256,55 +250,16 @@ func (l *storedLog) publishLocked(msg *nats.Msg, id string) error {
 	return err // an attempt before may still be under way
 }
 
-// reader returns the messages of a subject, in their order, from a place in the stream. The caller calls stop.
-func (s *store) reader(ctx context.Context, stream jetstream.Stream, subject string, from uint64) (
-	messages jetstream.MessagesContext, stop func(), err error,
-) {
-	consumer, err := stream.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{
-		FilterSubjects: []string{subject}, DeliverPolicy: jetstream.DeliverByStartSequencePolicy,
-		OptStartSeq: from, InactiveThreshold: readerIdle,
-	})
-	if err != nil {
-		return nil, nil, err
-	}
-	forget := func() {
-		if info := consumer.CachedInfo(); info != nil {
-			over, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
-			defer cancel()
-			_ = stream.DeleteConsumer(over, info.Name) // else it ends by itself, after readerIdle
-		}
-	}
-	messages, err = consumer.Messages(
-		jetstream.PullMaxMessages(aheadPieces), jetstream.PullExpiry(pullExpiry), jetstream.PullHeartbeat(pullHeartbeat))
-	if err != nil {
-		forget()
-		return nil, nil, err
-	}
-	waits := context.AfterFunc(ctx, messages.Stop) // Next may be waiting for a store that does not answer
-	return messages, func() {
-		waits()
-		messages.Stop()
-		forget()
-	}, nil
-}
-
 // readLog passes the pieces of a build's log to take, from the first with bytes at or after an offset. Unless follow is
 // set it returns at the piece that was the last when it began, else at the end of the log. A build that has ended may
 // have no log any more.
 func (s *store) readLog(
 	ctx context.Context, id string, offset int64, follow, ended bool, take func(piece) error,
 ) error {
-	switch {
-	case !follow || ended: // the log of a build that has ended does not grow
-		_, err := s.readBack(ctx, id, 0, offset, take)
-		return err
-	case !s.shared:
-		return s.followLog(ctx, id, offset, take)
+	if follow && !ended { // the log of a build that has ended does not grow
+		return s.home.follow(ctx, id, offset, take)
 	}
-	from, _, err := s.findPieces(ctx, id, 0, offset)
-	if err == nil {
-		_, err = s.readPieces(ctx, id, from, 0, take)
-	}
+	_, err := s.readBack(ctx, id, 0, offset, take)
 	return err
 }
 
@@ -340,14 +295,14 @@ func (s *store) readPieces(
 ) (place uint64, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	messages, stop, err := s.reader(ctx, s.logs, logsSubject+id, from)
+	messages, stop, err := natscall.Read(ctx, s.logs, logsSubject+id, from)
 	if err != nil {
 		return 0, fmt.Errorf("read the log of %s: %w", id, err)
 	}
 	defer stop()
 	for {
 		// Longer than two heartbeats: then the library has asked anew if its request was lost with a server.
-		next, stopWait := context.WithTimeout(ctx, pullExpiry)
+		next, stopWait := context.WithTimeout(ctx, natscall.PullExpiry)
 		msg, err := messages.Next(jetstream.NextContext(next))
 		stopWait()
 		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil { // the rest may have been removed meanwhile

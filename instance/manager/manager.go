@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/stepmux/stepmux/instance/manager/archive"
 )
 
 const (
@@ -25,7 +27,7 @@ const (
 type Manager struct {
 	cfg   Config
 	store *store
-	files fileStore
+	files archive.Store
 	since time.Time
 
 	life context.Context // ends with Shutdown, or with the store
@@ -39,8 +41,7 @@ type Manager struct {
 
 	backlog backlog
 	leases  leases
-	// cluster is nil unless other managers share the state.
-	cluster *cluster
+	fleet   fleet
 	begins  sync.Mutex // held while it is found out whether a build is to be begun; guards the following
 	// canceled is the last place in the queue of which the build was canceled before it had begun.
 	canceled uint64
@@ -70,17 +71,12 @@ func Open(ctx context.Context, cfg Config) (*Manager, error) {
 	m.takes, m.stop = context.WithCancel(m.life)
 	var queue jetstream.Consumer
 	m.leases.all = map[string]*lease{}
-	if m.files, err = openFiles(ctx, m.store, &cfg); err == nil && cfg.NATS != nil {
-		err = m.joinCluster(ctx)
-	}
-	if err == nil && m.cluster == nil {
-		err = m.store.persist(ctx, m.restoreDrains)
+	m.fleet = fleetOf(m)
+	if m.files, err = m.store.home.files(ctx, &cfg); err == nil {
+		err = m.fleet.join(ctx)
 	}
 	if err == nil {
 		err = m.store.persist(ctx, m.restoreLeases)
-	}
-	if err == nil && m.cluster == nil {
-		err = m.resume(ctx)
 	}
 	if err == nil {
 		err = m.store.persist(ctx, func(ctx context.Context) (err error) {
@@ -88,16 +84,12 @@ func Open(ctx context.Context, cfg Config) (*Manager, error) {
 			return err
 		})
 	}
+	if err == nil {
+		err = m.fleet.start(ctx)
+	}
 	if err != nil {
 		err = fmt.Errorf("state directory %s: %w", cfg.Dir, err)
 		return nil, errors.Join(err, m.Shutdown(ctx))
-	}
-	if m.cluster != nil {
-		if err := m.answerPeers(); err != nil { //nolint:contextcheck // its life is the manager's
-			return nil, errors.Join(err, m.Shutdown(ctx))
-		}
-		m.wg.Go(m.cluster.run)         //nolint:contextcheck // as above
-		m.wg.Go(m.cluster.resumeFound) //nolint:contextcheck // as above
 	}
 	m.wg.Go(func() { m.take(queue) }) //nolint:contextcheck // its life is the manager's
 	m.wg.Go(m.giveSigns)
@@ -137,7 +129,7 @@ func (m *Manager) resumeOne(ctx context.Context, r *request) (begun bool, err er
 	if err != nil || rec == nil || rec.Phase != phaseRunning {
 		return rec != nil && rec.Phase == phaseEnded, err
 	}
-	if m.cluster != nil && !m.cluster.has(rec.Instance) {
+	if !m.fleet.has(rec.Instance) {
 		return true, nil
 	}
 	err = m.begin(ctx, r, rec, nil, func() {})
@@ -167,8 +159,8 @@ func (m *Manager) launch(b *build, placed func()) bool {
 		m.mu.Lock()
 		delete(m.live, b.id)
 		m.mu.Unlock()
-		if m.cluster != nil && b.kept().Phase != phaseEnded {
-			m.cluster.look() // this manager may have its VM again
+		if b.kept().Phase != phaseEnded {
+			m.fleet.ceased()
 		}
 	})
 	return true
@@ -196,14 +188,6 @@ func (m *Manager) builds() []*build {
 	return all
 }
 
-// id returns the ID of this manager, empty if it shares no state.
-func (m *Manager) id() string {
-	if m.cluster == nil {
-		return ""
-	}
-	return m.cluster.id
-}
-
 // giveSigns tells the queue that the builds are not lost, and ends the manager when the store is.
 func (m *Manager) giveSigns() {
 	signs, checks := time.NewTicker(m.cfg.Lease/6), time.NewTicker(checkPause)
@@ -214,8 +198,7 @@ func (m *Manager) giveSigns() {
 		case <-signs.C:
 			m.signal()
 		case <-checks.C:
-			m.store.noteQueue(m.takes)
-			m.store.removeEnded(m.takes)
+			m.store.home.settle(m.takes)
 			if err := m.store.err(); err != nil {
 				m.cfg.Logger.Error("the state cannot be kept", "error", err)
 				m.fail(err)
@@ -257,14 +240,11 @@ func (m *Manager) Shutdown(ctx context.Context) (err error) {
 		}()
 		select {
 		case <-gone:
-			m.store.noteQueue(ctx)
-			m.store.removeEnded(ctx)
+			m.store.home.settle(ctx)
 		case <-ctx.Done():
 			err = fmt.Errorf("stop the manager: %w", context.Cause(ctx))
 		}
-		if m.cluster != nil {
-			m.cluster.leave(ctx)
-		}
+		m.fleet.leave(ctx)
 		m.fail(ErrStopped)
 		m.store.close()
 	})

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"net/url"
 	"strings"
 	"time"
@@ -32,19 +31,17 @@ const (
 	natsTimeout = 5 * time.Second
 	// natsPing is the time between two pings, of which two may be lost.
 	natsPing = 5 * time.Second
-	// pullExpiry and pullHeartbeat bound the life of a request for messages: a NATS server that dies takes it along.
-	pullExpiry, pullHeartbeat = 10 * time.Second, 2 * time.Second
 	// minPayload is the max_payload of NATS servers by default. A piece of a log can be more than half as large.
 	minPayload = 1 << 20
 	// replicas is how many servers have each stream, if there are that many.
 	replicas = 3
 	// Codes of the API of JetStream, which nats.go has no names for.
-	codeNoPeers, codeNotClustered = 10005, 10074
+	codeNoPeers, codeNoReplicas = 10005, 10074
 )
 
 // join connects to a NATS cluster. It waits for a server that listens until ctx ends.
 func (s *store) join(ctx context.Context, cfg *NATS) (err error) {
-	s.shared, s.timeout = true, natsTimeout
+	s.timeout = natsTimeout
 	log := s.logger.to
 	options := append(cfg.options(),
 		nats.Name("stepmux manager"), nats.Timeout(natsConnect), nats.PingInterval(natsPing), nats.MaxPingsOutstanding(2),
@@ -143,32 +140,17 @@ func (n *NATS) String() string {
 	return strings.Join(all, ",")
 }
 
-// stream opens a stream, which is made if it is missing. A shared one has three replicas, if the cluster has so many
-// servers, and only its leader is read: the others may be behind.
+// stream opens a stream, which is made if it is missing.
 func (s *store) stream(ctx context.Context, cfg jetstream.StreamConfig) (jetstream.Stream, error) {
-	cfg.AllowDirect = !s.shared
-	if s.shared {
-		cfg.Replicas = replicas
-	}
-	var stream jetstream.Stream
-	err := s.persist(ctx, func(ctx context.Context) (err error) {
+	return s.home.stream(ctx, cfg)
+}
+
+// makeStream opens a stream as it is described, or makes it.
+func (s *store) makeStream(ctx context.Context, cfg jetstream.StreamConfig) (stream jetstream.Stream, err error) {
+	err = s.persist(ctx, func(ctx context.Context) (err error) {
 		stream, err = s.js.CreateOrUpdateStream(ctx, cfg)
 		return err
 	})
-	told, ok := errors.AsType[*jetstream.APIError](err)
-	if s.shared && ok && (told.ErrorCode == codeNoPeers || told.ErrorCode == codeNotClustered) {
-		cfg.Replicas = 1
-		if now, err := s.js.Stream(ctx, cfg.Name); err == nil {
-			cfg.Replicas = now.CachedInfo().Config.Replicas
-		}
-		err = s.persist(ctx, func(ctx context.Context) (err error) {
-			stream, err = s.js.CreateOrUpdateStream(ctx, cfg)
-			return err
-		})
-	}
-	if err == nil && s.shared && cfg.Replicas < replicas {
-		s.logger.to.Warn("store: fewer than three NATS servers have this stream", "stream", cfg.Name, "servers", cfg.Replicas)
-	}
 	return stream, err
 }
 
@@ -197,66 +179,17 @@ func (s *store) bucket(
 	return bucket, err
 }
 
-// entries returns the entries of a bucket whose keys match.
-func entries(ctx context.Context, of jetstream.KeyValue, keys string) (all []jetstream.KeyValueEntry, err error) {
-	watch, err := of.Watch(ctx, keys, jetstream.IgnoreDeletes())
-	if err == nil {
-		defer func() { _ = watch.Stop() }() // it may be closed
-		all, err = presentOf(ctx, watch)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read %s of %s: %w", keys, of.Bucket(), err)
-	}
-	return all, nil
-}
-
-// presentOf returns the entries that are there when a watch begins.
-func presentOf(ctx context.Context, watch jetstream.KeyWatcher) (all []jetstream.KeyValueEntry, err error) {
-	for {
-		select {
-		case entry, ok := <-watch.Updates():
-			switch {
-			case !ok:
-				return nil, nats.ErrDisconnected
-			case entry == nil: // the end of them
-				return all, nil
-			}
-			all = append(all, entry)
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-	}
-}
-
-// persist calls do again while the NATS cluster does not answer, as in an election.
+// persist calls do again while the servers do not answer, as in an election, if they are those of a cluster.
 func (s *store) persist(ctx context.Context, do func(ctx context.Context) error) error {
 	for {
 		once, cancel := context.WithTimeout(ctx, s.timeout)
 		err := do(once)
 		cancel()
-		if err == nil || !s.shared || ctx.Err() != nil || !isSilent(err) {
+		if err == nil || ctx.Err() != nil || !s.home.repeats(err) {
 			return err
 		}
-		s.logger.to.Warn("store: waits for the NATS cluster", "error", err)
 		if pause.For(ctx, natsPause) != nil {
 			return err
 		}
 	}
-}
-
-// isSilent reports whether err says that the NATS cluster did not answer, or that it has no server that leads now.
-func isSilent(err error) bool {
-	told, ok := errors.AsType[*jetstream.APIError](err)
-	return ok && told.Code == http.StatusServiceUnavailable ||
-		errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrTimeout) || errors.Is(err, nats.ErrNoResponders) ||
-		errors.Is(err, jetstream.ErrNoStreamResponse) || errors.Is(err, nats.ErrReconnectBufExceeded) ||
-		errors.Is(err, nats.ErrDisconnected) || errors.Is(err, nats.ErrNoServers)
-}
-
-// wasChanged reports whether err says that a subject has another last message than the one that was expected, or is
-// being written to.
-func wasChanged(err error) bool {
-	told, ok := errors.AsType[*jetstream.APIError](err)
-	return ok && (told.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence ||
-		told.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant)
 }

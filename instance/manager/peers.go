@@ -36,11 +36,12 @@ type peerAnswer struct {
 	Waiting int          `json:"waiting,omitempty"` // leases that wait for one of them
 }
 
-// answerPeers answers the other managers until the connection is closed.
-func (m *Manager) answerPeers() error {
+// answer answers the other managers until the connection is closed.
+func (c *shared) answer() error {
+	m := c.m
 	_, err := m.store.nc.Subscribe(peersSubject, func(msg *nats.Msg) {
 		var q peerQuestion
-		if json.Unmarshal(msg.Data, &q) != nil || q.Manager == m.cluster.id || m.takes.Err() != nil {
+		if json.Unmarshal(msg.Data, &q) != nil || q.Manager == c.id || m.takes.Err() != nil {
 			return
 		}
 		var a peerAnswer
@@ -64,27 +65,23 @@ func (m *Manager) answerPeers() error {
 	return err
 }
 
-// ask asks all other managers, and returns the answers that come in time. Without a cluster there are no others.
-func (m *Manager) ask(ctx context.Context, q peerQuestion) (answers []peerAnswer) {
-	if m.cluster == nil {
-		return nil
-	}
-	m.cluster.mu.Lock()
-	others := m.cluster.aliveLocked() - 1
-	m.cluster.mu.Unlock()
+func (c *shared) ask(ctx context.Context, q peerQuestion) (answers []peerAnswer) {
+	c.mu.Lock()
+	others := c.aliveLocked() - 1
+	c.mu.Unlock()
 	if others == 0 {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, peersWait)
 	defer cancel()
-	q.Manager = m.cluster.id
-	inbox := m.store.nc.NewInbox()
-	replies, err := m.store.nc.SubscribeSync(inbox)
+	q.Manager = c.id
+	inbox := c.m.store.nc.NewInbox()
+	replies, err := c.m.store.nc.SubscribeSync(inbox)
 	if err != nil {
 		return nil
 	}
 	defer func() { _ = replies.Unsubscribe() }()
-	if err := m.store.nc.PublishRequest(peersSubject, inbox, encode(q)); err != nil {
+	if err := c.m.store.nc.PublishRequest(peersSubject, inbox, encode(q)); err != nil {
 		return nil
 	}
 	for range others {
@@ -101,7 +98,7 @@ func (m *Manager) ask(ctx context.Context, q peerQuestion) (answers []peerAnswer
 }
 
 // sendToRoom gives builds that wait here for a slot back to the queue, as many as other managers have free slots for.
-func (c *cluster) sendToRoom(ctx context.Context) {
+func (c *shared) sendToRoom(ctx context.Context) {
 	builds := map[string]*build{}
 	for _, b := range c.m.builds() {
 		builds[b.attemptID()] = b
@@ -112,7 +109,7 @@ func (c *cluster) sendToRoom(ctx context.Context) {
 		return
 	}
 	var vms []control.VM
-	for _, a := range c.m.ask(ctx, peerQuestion{Status: true}) {
+	for _, a := range c.ask(ctx, peerQuestion{Status: true}) {
 		vms = append(vms, a.VMs...)
 	}
 	given := map[string]int{} // slots, by VM
@@ -143,23 +140,20 @@ func (m *Manager) taken() (a peerAnswer) {
 }
 
 // cancelElsewhere cancels a build by its record: another manager has the build, or will take it.
-func (m *Manager) cancelElsewhere(ctx context.Context, rec *record) error {
+func (c *shared) cancelElsewhere(ctx context.Context, rec *record) error {
 	if !rec.Canceled {
 		rec.Canceled = true
-		if err := m.store.put(ctx, rec); err != nil {
+		if err := c.m.store.put(ctx, rec); err != nil {
 			return err
 		}
 	}
-	return m.tellCancel(ctx, rec.ID)
+	return c.tellCancel(ctx, rec.ID)
 }
 
-// tellCancel tells the managers of a cluster that a build was canceled. One that cannot reach NATS learns of it later:
-// if that takes longer than the mark lasts, its lease has ended, and the build is another's.
-func (m *Manager) tellCancel(ctx context.Context, id string) error {
-	if m.cluster == nil {
-		return nil
-	}
-	if _, err := m.cluster.managers.Put(ctx, cancelPrefix+id, nil); err != nil {
+// tellCancel tells the managers by a mark. One that cannot reach NATS learns of it later: if that takes longer than the
+// mark lasts, its lease has ended, and the build is another's.
+func (c *shared) tellCancel(ctx context.Context, id string) error {
+	if _, err := c.managers.Put(ctx, cancelPrefix+id, nil); err != nil {
 		return fmt.Errorf("tell the manager of the build: %w", err)
 	}
 	return nil

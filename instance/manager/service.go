@@ -9,7 +9,6 @@ import (
 	"net"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
@@ -121,13 +120,7 @@ func (m *Manager) failed(ctx context.Context, err error) error {
 	if _, ok := status.FromError(err); ok {
 		return err
 	}
-	_, network := errors.AsType[*net.OpError](err)
-	_, system := errors.AsType[syscall.Errno](err)
-	disk := system && !network // of this machine
-	if m.store.shared && !disk && !errors.Is(err, errDamaged) {
-		return status.Errorf(codes.Unavailable, "NATS: has the cluster lost its quorum? %v", err)
-	}
-	return status.Error(codes.Internal, err.Error())
+	return cmp.Or(m.store.home.failure(err), status.Error(codes.Internal, err.Error()))
 }
 
 func notFound(id string) error {
@@ -223,7 +216,7 @@ func (s *service) List(ctx context.Context, req *pb.ListRequest) (*pb.ListRespon
 func (m *Manager) list(ctx context.Context, req *pb.ListRequest, limit int) (*pb.ListResponse, error) {
 	resp, phase := &pb.ListResponse{}, req.GetPhase()
 	taken := map[string]bool{} // with a record
-	for _, a := range append([]peerAnswer{m.taken()}, m.ask(ctx, peerQuestion{Taken: true})...) {
+	for _, a := range append([]peerAnswer{m.taken()}, m.fleet.ask(ctx, peerQuestion{Taken: true})...) {
 		for _, id := range a.Taken {
 			taken[id] = true
 		}
@@ -326,8 +319,8 @@ func (m *Manager) follow(ctx context.Context, req *pb.FollowRequest, send func(*
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
-	case m.cluster != nil:
-		if err := m.store.awaitEnd(ctx, req.GetId()); err != nil {
+	default:
+		if err := m.fleet.awaitEnd(ctx, req.GetId()); err != nil {
 			return err
 		}
 	}
@@ -386,14 +379,13 @@ func (m *Manager) cancel(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	if rec != nil && (rec.Phase != phaseWaiting || m.cluster != nil) {
-		if rec.Phase == phaseEnded {
-			return errEnded
+	if rec != nil && rec.Phase == phaseEnded {
+		return errEnded
+	}
+	if rec != nil {
+		if done, err := m.fleet.cancelRecord(ctx, rec); done {
+			return err
 		}
-		if m.cluster != nil {
-			return m.cancelElsewhere(ctx, rec)
-		}
-		return errTaken // by a manager that has not begun it yet
 	}
 	r, err := m.store.find(ctx, id)
 	if err != nil {
@@ -414,7 +406,7 @@ func (m *Manager) cancel(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	return m.tellCancel(ctx, id) // it may wait for a slot in another manager
+	return m.fleet.tellCancel(ctx, id) // it may wait for a slot in another manager
 }
 
 // cancelLive ends a build that this manager has.

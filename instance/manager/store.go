@@ -15,12 +15,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stepmux/stepmux/instance"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/instance/manager/natscall"
 	"github.com/stepmux/stepmux/internal/filelock"
 )
 
@@ -55,9 +55,8 @@ type store struct {
 	keep       time.Duration // the age of a build that has ended, and of its log
 	seal       *seal
 	lock       *os.File
-	server     *server.Server // nil if the state is in a NATS cluster
-	shared     bool           // it is, and other managers use it, too
-	timeout    time.Duration  // of a call
+	home       home          // of all the following
+	timeout    time.Duration // of a call
 	maxRequest int
 	logger     *serverLog
 	nc         *nats.Conn
@@ -74,13 +73,12 @@ type store struct {
 	ended  ended         // unused if other managers take builds, too
 	before uint64        // the last place in the queue at the start
 	pushed atomic.Uint64 // the last place in the queue that was given since
-	noted  uint64        // noteQueue's, for one goroutine at a time
 }
 
 // openStore opens the state in a directory, which is made if it is missing. The caller calls close.
 func openStore(ctx context.Context, cfg *Config) (*store, error) {
 	s := &store{keep: cfg.Keep, timeout: storeTimeout, maxRequest: maxRequest, logger: &serverLog{to: cfg.Logger}}
-	s.ended.builds = map[uint64]*endedBuild{}
+	s.ended.builds, s.home = map[uint64]*endedBuild{}, homeOf(s, cfg)
 	if err := s.open(ctx, cfg); err != nil {
 		s.close()
 		return nil, fmt.Errorf("state directory %s: %w", cfg.Dir, err)
@@ -106,55 +104,17 @@ func (s *store) open(ctx context.Context, cfg *Config) (err error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	if cfg.NATS != nil {
-		err = s.join(ctx, cfg.NATS)
-	} else {
-		err = s.serve(filepath.Join(cfg.Dir, "jetstream"))
-	}
-	if err != nil {
+	if err := s.home.open(ctx); err != nil {
 		return err
 	}
 	if err := s.openStreams(ctx, cfg); err != nil {
 		return errors.Join(err, s.logger.fatal())
 	}
 	err = s.persist(ctx, func(ctx context.Context) error { return s.checkKey(ctx, cfg.KeyFile) })
-	if err != nil || s.shared {
-		return err
-	}
-	if err := s.checkDamage(ctx, cfg); err != nil {
-		return err
-	}
-	s.logger.open()
-	return nil
-}
-
-// serve starts the embedded server and connects to it.
-func (s *store) serve(dir string) (err error) {
-	s.server, err = server.NewServer(&server.Options{
-		ServerName: "stepmux", DontListen: true, NoSigs: true, DisableJetStreamBanner: true,
-		JetStream: true, StoreDir: dir, SyncAlways: true, MaxPayload: maxPayload,
-		// What the disk has is not reserved: other programs use it too.
-		JetStreamMaxStore: 1 << 50, JetStreamMaxMemory: 1 << 30,
-		// Each reader of a log is a consumer.
-		JetStreamLimits: server.JSLimitOpts{DefaultMaxConsumers: -1},
-	})
 	if err != nil {
 		return err
 	}
-	s.server.SetLoggerV2(s.logger, false, false, false)
-	s.server.Start()
-	if err := s.logger.fatal(); err != nil {
-		return err
-	}
-	if !s.server.ReadyForConnections(startTimeout) {
-		return errors.New("the store did not start")
-	}
-	s.nc, err = nats.Connect("", nats.InProcessServer(s.server), nats.MaxReconnects(0), nats.Name("manager"))
-	if err != nil {
-		return errors.Join(err, s.logger.fatal())
-	}
-	s.js, err = jetstream.New(s.nc, jetstream.WithDefaultTimeout(storeTimeout))
-	return err
+	return s.home.check(ctx, cfg)
 }
 
 func (s *store) openStreams(ctx context.Context, cfg *Config) (err error) {
@@ -207,16 +167,7 @@ func (s *store) checkKey(ctx context.Context, file string) error {
 
 // close ends the store. All that was acknowledged is on disk.
 func (s *store) close() {
-	if s.nc != nil {
-		if s.shared {
-			_ = s.nc.FlushTimeout(time.Second) // of messages without an answer
-		}
-		s.nc.Close()
-	}
-	if s.server != nil {
-		s.server.Shutdown()
-		s.server.WaitForShutdown()
-	}
+	s.home.close()
 	if s.lock != nil {
 		filelock.Release(s.lock)
 	}
@@ -230,13 +181,7 @@ func (s *store) err() error {
 	if s.nc.IsClosed() {
 		return fmt.Errorf("the connection to NATS was closed: %w", cmp.Or(s.nc.LastError(), nats.ErrConnectionClosed))
 	}
-	if s.shared {
-		return nil // a cluster that does not answer is waited for
-	}
-	if !s.server.JetStreamEnabled() {
-		return fmt.Errorf("the store gave up: is the disk full, or read-only? %s", s.logger.last())
-	}
-	return nil
+	return s.home.lost()
 }
 
 // buildID returns the ID of the build whose request has this place in the queue and this key: it is found by its ID,
@@ -448,7 +393,7 @@ func (s *store) put(ctx context.Context, r *record) error {
 		options = append(options, jetstream.WithMsgTTL(s.keep))
 	}
 	ack, err := s.js.PublishMsg(ctx, msg, options...)
-	if wasChanged(err) {
+	if natscall.Changed(err) {
 		return errTaken
 	}
 	if err != nil {

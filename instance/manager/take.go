@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/manager/natscall"
 	"github.com/stepmux/stepmux/internal/pause"
 )
 
@@ -39,11 +40,11 @@ func (m *Manager) consume(ctx context.Context) (jetstream.Consumer, error) {
 // sometimes does not ask for the next one, and notices after two heartbeats: a request that comes before the call that
 // asked for it has returned is taken for one that is still awaited.
 func (m *Manager) next(queue jetstream.Consumer) (*delivery, error) {
-	expiry := min(pullExpiry, m.cfg.Lease/3) // so that a delivery is not late when it comes
+	expiry := min(natscall.PullExpiry, m.cfg.Lease/3) // so that a delivery is not late when it comes
 	for {
 		asked := time.Now()
 		ctx, cancel := context.WithTimeout(m.takes, expiry)
-		msg, err := queue.Next(jetstream.FetchContext(ctx), jetstream.FetchHeartbeat(min(pullHeartbeat, expiry/3)))
+		msg, err := queue.Next(jetstream.FetchContext(ctx), jetstream.FetchHeartbeat(min(natscall.PullHeartbeat, expiry/3)))
 		cancel()
 		if err == nil {
 			return m.delivered(msg, asked), nil
@@ -58,11 +59,7 @@ func (m *Manager) next(queue jetstream.Consumer) (*delivery, error) {
 // take takes builds from the queue, until no more are to be taken. With other managers it takes a build only when a
 // slot is free for it.
 func (m *Manager) take(queue jetstream.Consumer) {
-	ahead := aheadBuilds
-	if m.cluster != nil {
-		ahead = 1
-	}
-	places := make(chan struct{}, ahead)
+	places := make(chan struct{}, m.fleet.ahead())
 	for {
 		select {
 		case places <- struct{}{}:
@@ -71,16 +68,13 @@ func (m *Manager) take(queue jetstream.Consumer) {
 		}
 		release := sync.OnceFunc(func() { <-places })
 		var d *delivery
-		var err error
-		if m.cluster != nil {
-			err = m.cfg.Group.AwaitRoom(m.takes)
-		}
+		err := m.fleet.awaitRoom(m.takes)
 		if err == nil {
 			d, err = m.next(queue)
 		}
 		switch {
 		case err != nil:
-		case m.cluster != nil && !m.cfg.Group.HasRoom(): // the last slot has gone, as to a lease or by a drain
+		case !m.fleet.hasRoom(): // the last slot has gone, as to a lease or by a drain
 			release()
 			err = d.giveBack(0) // another manager gets it: this one asks for none before it has room
 		default:
@@ -111,7 +105,7 @@ func (m *Manager) accept(d *delivery, placed func()) error {
 	r := requestOf(at.Sequence.Stream, d.msg.Headers(), d.msg.Data(), at.Timestamp)
 	m.begins.Lock()
 	defer m.begins.Unlock()
-	r.fresh = m.cluster == nil && r.seq > max(m.store.before, m.canceled) && at.NumDelivered == 1
+	r.fresh = m.fleet.isFresh(r, at.NumDelivered)
 	if b := m.find(r.id); b != nil { // it was resumed, or came again
 		placed()
 		b.mu.Lock()
@@ -151,7 +145,7 @@ func (m *Manager) accept(d *delivery, placed func()) error {
 		placed()
 		return err
 	}
-	if m.cluster != nil && rec != nil && rec.Phase == phaseRunning && !m.cluster.has(rec.Instance) {
+	if rec != nil && rec.Phase == phaseRunning && !m.fleet.has(rec.Instance) {
 		placed()
 		return m.pass(d)
 	}
@@ -176,12 +170,6 @@ func (m *Manager) pass(d *delivery) error {
 func (m *Manager) begin(
 	ctx context.Context, r *request, rec *record, d *delivery, placed func(),
 ) error {
-	if m.cluster != nil && rec != nil && rec.Phase == phaseRunning {
-		rec.Manager = m.cluster.id
-		if err := m.store.put(ctx, rec); err != nil {
-			return err
-		}
-	}
 	log := m.store.newLog(m.life, r.id) //nolint:contextcheck // its life is the manager's
 	begun := false
 	defer func() {
@@ -190,14 +178,7 @@ func (m *Manager) begin(
 			placed()
 		}
 	}()
-	var err error
-	if !r.fresh {
-		err = log.load(ctx)
-	}
-	if err == nil && m.cluster != nil && rec != nil && rec.Phase == phaseRunning && log.result == nil {
-		err = log.claim() //nolint:contextcheck // bounded by the manager's life
-	}
-	if err != nil {
+	if err := m.fleet.takeOver(ctx, r, rec, log); err != nil {
 		return err
 	}
 	asked, err := m.store.read(r)
@@ -213,15 +194,14 @@ func (m *Manager) begin(
 			Reason: string(instance.ConfigurationError), Message: err.Error(),
 		})
 	}
-	if rec == nil && log.hasRun() && !m.store.shared { // another manager may have made one just now
+	if rec == nil && m.fleet.isDamaged(log) {
 		m.cfg.Logger.Error("a build has a log and no record: the state directory is damaged", "build", r.id)
 		return m.store.refuse(ctx, r, nil, log, &result{
 			Reason:  string(instance.RunnerSystemFailure),
 			Message: "the build may have run: its record was damaged in the state directory",
 		})
 	}
-	if m.cluster != nil && (rec == nil || rec.Phase == phaseWaiting) &&
-		(d.isLate() || !m.cfg.Group.Takes(asked.GetLabels())) {
+	if (rec == nil || rec.Phase == phaseWaiting) && (d.isLate() || !m.fleet.takes(asked.GetLabels())) {
 		return errTaken // by one that has such a VM, or got the request again
 	}
 	if rec == nil {
@@ -240,7 +220,7 @@ func (m *Manager) begin(
 		return context.Cause(m.takes) //nolint:contextcheck // the manager's end, not ctx's
 	}
 	begun = true
-	if m.cluster != nil && b.record.Phase != phaseRunning && !m.cfg.Group.Takes(asked.GetLabels()) {
+	if b.kept().Phase != phaseRunning && !m.fleet.takes(asked.GetLabels()) {
 		m.leaveTo(b) // this manager has just given its VM up
 	}
 	<-queued // builds get their slots in the order of the queue

@@ -79,6 +79,8 @@ var allowed = map[string][]string{
 	"instance/manager/access": {
 		"instance/manager/managerv1", "internal/boundedfile", "internal/privatefile",
 	},
+	"instance/manager/natscall": {},
+	"instance/manager/archive":  {"instance/manager/natscall", "internal/contents", "internal/plural"},
 	"instance/manager/page": {
 		"internal/plural",
 		"instance", "instance/control", "instance/manager/access", "instance/manager/managerv1", "internal/boundedhttp",
@@ -87,8 +89,9 @@ var allowed = map[string][]string{
 	"instance/manager": {
 		"internal/plural", "remote/api/stepmuxv1",
 		"instance", "instance/batch", "instance/control", "instance/manager/managerv1", "connector", "connector/buildlog",
-		"connector/place/**", "connector/files", "instance/manager/access", "internal/filelock",
-		"internal/contents", "internal/privatefile", "internal/wire", "internal/pause", "internal/flight",
+		"connector/place/**", "connector/files", "instance/manager/access",
+		"instance/manager/archive", "instance/manager/natscall", "internal/filelock", "internal/contents",
+		"internal/privatefile", "internal/wire", "internal/pause", "internal/flight",
 		"internal/labels", "remote/step/lang", // for warnings about the scripts of jobs
 	},
 	// The driver of GitLab Runner's custom executor. A runner starts it several times for each job: it stays small.
