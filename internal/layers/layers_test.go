@@ -47,7 +47,7 @@ var allowed = map[string][]string{
 	"connector/docker": {
 		"internal/plural",
 		"connector", "connector/program", "mux", "mux/relay", "mux/channel", "internal/wire", "internal/tail",
-		"internal/flight", "internal/termtext", "internal/pause", "internal/services",
+		"internal/flight", "internal/termtext", "internal/pause", "internal/services", "internal/yamltree",
 	},
 
 	"connector/kubernetes": {
@@ -62,7 +62,7 @@ var allowed = map[string][]string{
 
 	"instance/inventory": {
 		"internal/limits",
-		"instance", "connector", "mux", "mux/login", "internal/spell", "internal/lazyregexp",
+		"instance", "connector", "mux", "mux/login", "internal/spell", "internal/yamltree", "internal/lazyregexp",
 	},
 	"instance/batch": {
 		"instance", "connector", "connector/docker", "connector/kubernetes", "connector/program",
@@ -173,10 +173,11 @@ var allowed = map[string][]string{
 	"internal/standalone/actionmirror": {
 		"internal/standalone", "remote/step/action", "remote/step/lang", "remote/api/**", "internal/subprocess",
 	},
-	"internal/standalone/gitlabci": {"internal/plural", "remote/step/lang", "remote/api/**"},
+	"internal/standalone/gitlabci": {"internal/plural", "internal/yamltree", "remote/step/lang", "remote/api/**"},
 	"internal/standalone/checkout": {"internal/subprocess", "internal/standalone/gitlabci"},
 	"remote/step/lang": {
 		"internal/lazyregexp", "remote/step/expr", "remote/api/**", "internal/sortedkeys", "internal/spell",
+		"internal/yamltree",
 	},
 	"remote/step/trace": {
 		"remote/step/annotation", "internal/lazyregexp", "internal/sortedkeys", "remote/step/mask", "remote/step/expr",
@@ -204,7 +205,7 @@ var allowed = map[string][]string{
 		"remote/step/annotation",
 		"remote/step/action/expression", "remote/step/engine", "remote/step/component", "remote/step/lang",
 		"remote/step/expr", "remote/proc", "remote/api/**", "internal/boundedfile", "internal/lazyregexp",
-		"internal/sortedkeys",
+		"internal/sortedkeys", "internal/yamltree",
 	},
 	// GitHub's language of expressions, which shares nothing with that of steps.
 	"remote/step/action/expression": {"internal/lazyregexp", "internal/sortedkeys"},
@@ -243,7 +244,8 @@ var allowed = map[string][]string{
 	"internal/sortedkeys":             {},
 	"internal/plural":                 {},
 	"internal/spell":                  {},
-	"internal/flagfile":               {"internal/boundedfile", "internal/spell"},
+	"internal/yamltree":               {"internal/spell"},
+	"internal/flagfile":               {"internal/boundedfile", "internal/spell", "internal/yamltree"},
 	"internal/termtext":               {"internal/lazyregexp"},
 	"internal/vmlog":                  {"internal/termtext"},
 	"internal/tail":                   {},
