@@ -62,7 +62,7 @@ var allowed = map[string][]string{
 
 	"instance/inventory": {
 		"internal/limits",
-		"instance", "connector", "mux", "mux/login", "internal/spell", "internal/yamltree", "internal/lazyregexp",
+		"instance", "connector", "mux", "mux/login", "internal/yamltree", "internal/lazyregexp",
 	},
 	"instance/batch": {
 		"instance", "connector", "connector/docker", "connector/kubernetes", "connector/program",
