@@ -245,7 +245,7 @@ var allowed = map[string][]string{
 	"internal/plural":                 {},
 	"internal/spell":                  {},
 	"internal/yamltree":               {"internal/spell"},
-	"internal/flagfile":               {"internal/boundedfile", "internal/spell", "internal/yamltree"},
+	"internal/flagfile":               {"internal/boundedfile", "internal/yamltree"},
 	"internal/termtext":               {"internal/lazyregexp"},
 	"internal/vmlog":                  {"internal/termtext"},
 	"internal/tail":                   {},
@@ -347,6 +347,9 @@ func TestPackagesImportOnlyPackagesTheirLayerMay(t *testing.T) {
 			inner, ours := strings.CutPrefix(imported, module+"/")
 			if ours && !mayImport(may, inner) {
 				t.Errorf("%s imports %s, which %s may not", rel, inner, pkg)
+			}
+			if strings.HasPrefix(imported, "go.yaml.in/yaml/v4/plugin/") && pkg != "internal/yamltree" {
+				t.Errorf("%s loads YAML by itself: internal/yamltree does that for all", rel)
 			}
 			if pkg == "pool" && strings.Contains(strings.SplitN(imported, "/", 2)[0], ".") {
 				t.Errorf("%s imports %s: pool is standard library only", rel, imported)
