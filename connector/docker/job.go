@@ -27,8 +27,8 @@ func FromJob(name string, text []byte) (rest []byte, spec *Spec, err error) {
 	if !bytes.Contains(text, []byte(imageKey)) && !bytes.Contains(text, []byte(servicesKey)) {
 		return text, nil, nil
 	}
-	t, err := yamltree.Load(name, text, maxJob)
-	if err != nil || len(t.Docs) == 0 || t.Docs[len(t.Docs)-1].Kind != yaml.MappingNode {
+	t, wrong := yamltree.Load(name, text, maxJob)
+	if wrong != nil || len(t.Docs) == 0 || t.Docs[len(t.Docs)-1].Kind != yaml.MappingNode {
 		return text, nil, nil
 	}
 	top := t.Docs[len(t.Docs)-1]

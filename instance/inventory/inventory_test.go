@@ -266,7 +266,10 @@ func TestParseSaysWhatIsWrongAndWhere(t *testing.T) {
 			"instances: [{id: a, address: x, capacity: many}]",
 			`fleet.yml:1:43: capacity must be a whole number, not "many"`,
 		},
-		"capacity in list": {"instances: [{id: a, address: x, capacity: [1]}]", "fleet.yml:1:43: capacity must be a text, not a list"},
+		"capacity in list": {
+			"instances: [{id: a, address: x, capacity: [1]}]",
+			"fleet.yml:1:43: capacity must be a text, not a list",
+		},
 		"default capacity": {"defaults: {capacity: 0}\ninstances: []", "fleet.yml:1:22: capacity 0"},
 		"max_uses 0": {
 			"instances: [{id: a, address: x, max_uses: 0}]",

@@ -1,5 +1,5 @@
-// Package yamltree reads texts in YAML. [Load] parses a text within bounds. A [Reader] reads its nodes by the [Rules] of
-// a language, resolves aliases, and keeps the first mistake. All languages report a mistake in the same words.
+// Package yamltree reads texts in YAML. [Load] parses a text within bounds. A [Reader] reads its nodes by the [Rules]
+// of a language, resolves aliases, and keeps the first mistake. All languages report a mistake in the same words.
 //
 // The packages of the languages know the keys; this package knows none.
 package yamltree
