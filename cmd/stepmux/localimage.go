@@ -184,12 +184,9 @@ func observe(e connector.StepEvent, to func(engine.StepResult)) {
 func (f *localFlags) runContained(
 	ctx, abort context.Context, j *standalone.Job, cfg standalone.Config, spec docker.Spec,
 ) (report *standalone.Report, err error) {
-	text, err := j.Text()
-	if err != nil {
-		return nil, err
-	}
 	var daemon instance.Config
-	if err := f.inContainer.configure(&daemon, true); err != nil {
+	text, err := j.Text()
+	if err = cmp.Or(err, f.inContainer.configure(&daemon, true)); err != nil {
 		return nil, err
 	}
 	show := serialise(&cfg)
@@ -197,7 +194,9 @@ func (f *localFlags) runContained(
 	c, err := docker.Start(ctx, docker.Config{
 		Config: place.Config{BuildID: id, Programs: daemon.ContainerPrograms, Log: show},
 		Daemon: &docker.Daemon{}, Spec: spec,
-		Dial: func(ctx context.Context) (net.Conn, error) { return daemon.Docker.Dial(ctx, new(net.Dialer).DialContext) },
+		Dial: func(ctx context.Context) (net.Conn, error) {
+			return daemon.Docker.Dial(ctx, new(net.Dialer).DialContext)
+		},
 	})
 	if err != nil {
 		return nil, err

@@ -65,9 +65,12 @@ run: []
 func TestAMistakeInTheImageOfAJobHasItsPlace(t *testing.T) {
 	for text, want := range map[string]string{
 		"image: ''\n":                          "job.yml:1:8: the image has no name",
-		"image:\n  named: a\n":                 `job.yml:2:3: unknown key "named" of image; it has docker, entrypoint`,
+		"image:\n  named: a\n":                 `job.yml:2:3: unknown key "named", did you mean "name"?`,
 		"image: [a]\n":                         "job.yml:1:8: image must be a text",
-		"image: a\nservices: b\n":              "job.yml:2:11: services must be a list of images",
+		"image: a\nservices: b\n":              "job.yml:2:11: services must be a list, not a text",
+		"image: {named: a, xy: b}\n":           `job.yml:1:9: unknown key "named", did you mean "name"?`,
+		"image: {zzzzz: a}\n":                  `unknown key "zzzzz"; image has docker, entrypoint, name, pull_policy`,
+		"image: {name: a, name: b}\n":          `job.yml:1:18: the key "name" is given twice`,
 		"services: [{alias: a}]\n":             "job.yml:1:12: a service has no image",
 		"image: {name: a, pull_policy: no}\n":  `job.yml:1:31: pull_policy "no": use one of`,
 		"a: 1\rimage: x\rb: 2":                 `the character "\r", which YAML takes for the end of a line`,

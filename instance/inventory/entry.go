@@ -56,7 +56,7 @@ func (r *reader) entry(n *yaml.Node, what string, known []string, from entry) en
 	e := from
 	e.at, e.labels = n, maps.Clone(from.labels)
 	for _, key := range entryKeys { // in a fixed order, so that the same text always has the same first error
-		if value, given := items[key]; given && r.err == nil {
+		if value, given := items[key]; given && r.Err == nil {
 			r.field(&e, key, value)
 		}
 	}
@@ -70,7 +70,7 @@ func (r *reader) field(e *entry, key string, n *yaml.Node) {
 	switch key {
 	case "id":
 		if e.id = r.text(n, "id"); !idForm().MatchString(e.id) {
-			r.fail(n,
+			r.Failf(n,
 				"the id %q cannot be used: it has 1 to 128 of A-Z a-z 0-9 . _ : - and begins with a letter or digit", e.id)
 		}
 	case "address":
@@ -94,23 +94,23 @@ func (r *reader) field(e *entry, key string, n *yaml.Node) {
 		e.runner = r.runner(n)
 	case "temp_dir":
 		if e.tempDir = r.text(n, "temp_dir"); !strings.HasPrefix(e.tempDir, "/") {
-			r.fail(n, "temp_dir %q is not absolute; it is a directory of the VM", e.tempDir)
+			r.Failf(n, "temp_dir %q is not absolute; it is a directory of the VM", e.tempDir)
 		}
 	case "isolation":
 		e.isolation = r.text(n, "isolation")
 		if _, err := connector.ParseIsolation(e.isolation); err != nil {
-			r.fail(n, "%v", err)
+			r.Failf(n, "%v", err)
 		}
 	case "build_user":
 		e.buildUser = r.text(n, "build_user")
 		if err := connector.CheckBuildUser(e.buildUser); err != nil {
-			r.fail(n, "%v", err)
+			r.Failf(n, "%v", err)
 		}
 	case "linger":
 		e.linger = r.linger(n)
 	case "build_memory", "build_pids", "build_cpus":
 		if err := e.limits.Set(strings.Replace(key, "_", "-", 1), r.text(n, key)); err != nil {
-			r.fail(n, "%s %v", key, err)
+			r.Failf(n, "%s %v", key, err)
 		}
 	}
 }
@@ -123,7 +123,7 @@ func (r *reader) linger(n *yaml.Node) time.Duration {
 		d, err = 0, nil
 	}
 	if err != nil || d < 0 || d > instance.MaxLinger {
-		r.fail(n, "linger %q is not a time from 0 to %v, such as 2m or 90s", text, instance.MaxLinger)
+		r.Failf(n, "linger %q is not a time from 0 to %v, such as 2m or 90s", text, instance.MaxLinger)
 	}
 	return d
 }
@@ -132,21 +132,21 @@ func (r *reader) linger(n *yaml.Node) time.Duration {
 func (r *reader) address(n *yaml.Node) string {
 	text := r.text(n, "address")
 	if strings.ContainsAny(text, "/@ ") {
-		r.fail(n, "the address %q is not host or host:port (the account goes to user:)", text)
+		r.Failf(n, "the address %q is not host or host:port (the account goes to user:)", text)
 	}
 	host, port, err := net.SplitHostPort(text)
 	if err != nil {
 		host = strings.TrimSuffix(strings.TrimPrefix(text, "["), "]")
 		if host == "" || strings.Contains(host, ":") && net.ParseIP(host) == nil {
-			r.fail(n, "the address %q is not host or host:port", text)
+			r.Failf(n, "the address %q is not host or host:port", text)
 		}
 		return host
 	}
 	if host == "" {
-		r.fail(n, "the address %q is not host or host:port", text)
+		r.Failf(n, "the address %q is not host or host:port", text)
 	}
 	if number, err := strconv.ParseUint(port, 10, 16); err != nil || number == 0 {
-		r.fail(n, "the address %q: the port is not a number from 1 to 65535", text)
+		r.Failf(n, "the address %q: the port is not a number from 1 to 65535", text)
 	}
 	return net.JoinHostPort(host, port)
 }
@@ -155,28 +155,28 @@ func (r *reader) address(n *yaml.Node) string {
 func (r *reader) keyFile(n *yaml.Node) []login.Auth {
 	path := r.text(n, "key")
 	if strings.Contains(path, "PRIVATE KEY") {
-		r.fail(n, "key names a file; the private key itself does not belong here")
+		r.Failf(n, "key names a file; the private key itself does not belong here")
 	}
 	if rest, home := strings.CutPrefix(path, "~/"); home {
 		dir, err := os.UserHomeDir()
 		if err != nil {
-			r.fail(n, "key %s: %v", path, err)
+			r.Failf(n, "key %s: %v", path, err)
 		}
 		path = filepath.Join(dir, rest)
 	} else if !filepath.IsAbs(path) {
 		path = filepath.Join(r.dir, path)
 	}
-	if r.err != nil {
+	if r.Err != nil {
 		return nil
 	}
 	resolver, err := r.resolver()
 	if err != nil {
-		r.fail(n, "key: %v", err)
+		r.Failf(n, "key: %v", err)
 		return nil
 	}
 	auth, err := resolver.KeyFile(r.ctx, path)
 	if err != nil {
-		r.fail(n, "key: %v", err)
+		r.Failf(n, "key: %v", err)
 	}
 	return []login.Auth{auth}
 }
@@ -185,10 +185,8 @@ func (r *reader) keyFile(n *yaml.Node) []login.Auth {
 func (r *reader) labels(n *yaml.Node, from map[string]string) map[string]string {
 	all := map[string]string{}
 	maps.Copy(all, from)
-	for key, value := range r.mapping(n, "labels", nil) {
-		if r.plain(value, yaml.ScalarNode, "the label "+key, "a text") {
-			all[key] = value.Value
-		}
+	for _, e := range r.Mapping(n, "labels") {
+		all[e.Key] = r.String(e.Value, "the label "+e.Key)
 	}
 	return all
 }
@@ -199,7 +197,7 @@ func (r *reader) readHostKeys(n *yaml.Node) []ssh.PublicKey {
 		"host_keys is empty: no server could be the right one; leave it out to use known_hosts") {
 		key, _, options, _, err := ssh.ParseAuthorizedKey([]byte(r.text(item, "a host key")))
 		if err != nil || len(options) > 0 {
-			r.fail(item,
+			r.Failf(item,
 				`this is no host key; write it as "ssh-ed25519 AAAA...", as in the VM's /etc/ssh/ssh_host_ed25519_key.pub`)
 		}
 		keys = append(keys, key)
@@ -209,11 +207,11 @@ func (r *reader) readHostKeys(n *yaml.Node) []ssh.PublicKey {
 
 // via reads a jump host. An empty text means a direct connection, even if the defaults name a jump host.
 func (r *reader) via(n *yaml.Node) string {
-	r.plain(n, yaml.ScalarNode, "via", `a text; for a direct connection write ""`)
-	if strings.ContainsAny(n.Value, " /,") {
-		r.fail(n, "via %q is neither the id of an instance nor [user@]host[:port]", n.Value)
+	via := r.String(n, "via")
+	if strings.ContainsAny(via, " /,") {
+		r.Failf(n, "via %q is neither the id of an instance nor [user@]host[:port]", via)
 	}
-	return n.Value
+	return via
 }
 
 // runner reads a command: a text that is split at blanks, or a list.
@@ -221,7 +219,7 @@ func (r *reader) runner(n *yaml.Node) []string {
 	if n.Kind == yaml.ScalarNode {
 		words := strings.Fields(r.text(n, "runner"))
 		if len(words) == 0 {
-			r.fail(n, "runner is empty")
+			r.Failf(n, "runner is empty")
 		}
 		return words
 	}
@@ -236,7 +234,7 @@ func (r *reader) runner(n *yaml.Node) []string {
 func (r *reader) instances(n *yaml.Node) []instance.Instance {
 	list := r.list(n, "instances:", "the inventory lists no instances; to let them take no builds use stepmux drain")
 	if len(list) > maxInstances {
-		r.fail(n, "the inventory lists %d instances, at most %d are possible", len(list), maxInstances)
+		r.Failf(n, "the inventory lists %d instances, at most %d are possible", len(list), maxInstances)
 	}
 	var entries []entry
 	ids := map[string]entry{}
@@ -245,21 +243,21 @@ func (r *reader) instances(n *yaml.Node) []instance.Instance {
 		r.checkNamed(e, ids)
 		entries = append(entries, e)
 		ids[e.id] = e
-		if r.err != nil {
+		if r.Err != nil {
 			return nil
 		}
 	}
 	var all []instance.Instance
 	for _, e := range entries {
 		r.checkVia(e.id, ids)
-		if r.err != nil {
+		if r.Err != nil {
 			return nil
 		}
 		all = append(all, r.instance(e, ids))
 	}
 	all = instance.ShareJumpHosts(all)
 	if _, err := instance.NewGroup(all...); err != nil {
-		r.fail(n, "%v", err)
+		r.Failf(n, "%v", err)
 	}
 	return all
 }
@@ -269,22 +267,22 @@ func (r *reader) checkNamed(e entry, before map[string]entry) {
 	other, twice := before[e.id]
 	switch {
 	case e.id == "":
-		r.fail(e.at, "the instance has no id:")
+		r.Failf(e.at, "the instance has no id:")
 	case e.addr == "":
-		r.fail(e.at, "the instance %s has no address:", e.id)
+		r.Failf(e.at, "the instance %s has no address:", e.id)
 	case twice:
-		r.fail(e.at, "the id %q is that of the instance in line %d already", e.id, other.at.Line)
+		r.Failf(e.at, "the id %q is that of the instance in line %d already", e.id, other.at.Line)
 	}
 }
 
 // checkVia checks the chain of jump hosts of an instance.
 func (r *reader) checkVia(id string, entries map[string]entry) {
 	way := []string{id}
-	for via := entries[id].via; via != "" && r.err == nil; via = entries[via].via {
+	for via := entries[id].via; via != "" && r.Err == nil; via = entries[via].via {
 		loop := slices.Contains(way, via)
 		way = append(way, via)
 		if loop {
-			r.fail(entries[id].at, "the way to %s never arrives: %s", id, strings.Join(way, " via "))
+			r.Failf(entries[id].at, "the way to %s never arrives: %s", id, strings.Join(way, " via "))
 		}
 	}
 }

@@ -235,7 +235,7 @@ func TestParseSaysWhatIsWrongAndWhere(t *testing.T) {
 		"id in defaults": {"defaults: {id: a}\ninstances: []", `fleet.yml:1:12: unknown key "id"`},
 		"key twice": {
 			"instances:\n  - id: a\n    id: b",
-			`fleet.yml:3:5: the key "id" stands here for the second time`,
+			`fleet.yml:3:5: the key "id" is given twice`,
 		},
 		"id twice": {
 			"instances:\n  - {id: a, address: x}\n  - {id: a, address: y}",
@@ -266,7 +266,10 @@ func TestParseSaysWhatIsWrongAndWhere(t *testing.T) {
 			"instances: [{id: a, address: x, capacity: many}]",
 			`fleet.yml:1:43: capacity must be a whole number, not "many"`,
 		},
-		"capacity in list": {"instances: [{id: a, address: x, capacity: [1]}]", "fleet.yml:1:43: capacity must be a number"},
+		"capacity in list": {
+			"instances: [{id: a, address: x, capacity: [1]}]",
+			"fleet.yml:1:43: capacity must be a text, not a list",
+		},
 		"default capacity": {"defaults: {capacity: 0}\ninstances: []", "fleet.yml:1:22: capacity 0"},
 		"max_uses 0": {
 			"instances: [{id: a, address: x, max_uses: 0}]",
@@ -323,7 +326,7 @@ func TestParseSaysWhatIsWrongAndWhere(t *testing.T) {
 			"defaults: &d {user: a}\ninstances: [*d]",
 			"fleet.yml:1:11: anchors and aliases are not supported here",
 		},
-		"tag": {"instances: [{id: !!int 3}]", "fleet.yml:1:18: tags are not supported"},
+		"tag": {"instances: [{id: !!int 3}]", "fleet.yml:1:18: the tag is not supported"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := parse(t, test.text)

@@ -60,7 +60,7 @@ func (r *reader) instance(e entry, ids map[string]entry) instance.Instance {
 		in.Addr, in.SSH, in.Jump, err = resolver.Resolve(r.ctx, m)
 	}
 	if err != nil {
-		r.fail(e.at, "the instance %s: %v", e.id, err)
+		r.Failf(e.at, "the instance %s: %v", e.id, err)
 	}
 	in.Revision = revision(in.SSH.Auth, e.hostKeys)
 	for j := in.Jump; j != nil && j.Revision == ""; j = j.Jump {

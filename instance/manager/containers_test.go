@@ -80,7 +80,7 @@ func TestAJobWithAnImageIsRefusedWhereBuildsHaveNoContainers(t *testing.T) {
 	m := newFleet(t).start(t)
 	for text, says := range map[string]string{
 		"image: busybox:1\n": "this manager's builds do not run in containers",
-		"image: {nam: x}\n":  `job.yml:1:9: unknown key "nam" of image`,
+		"image: {nam: x}\n":  `job.yml:1:9: unknown key "nam", did you mean "name"?`,
 	} {
 		j := job("true")
 		j.Job.Steps = append([]byte(text), j.Job.Steps...)

@@ -2,24 +2,21 @@
 package flagfile
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v4"
-	"go.yaml.in/yaml/v4/plugin/loaderlimits"
 
 	"github.com/stepmux/stepmux/internal/boundedfile"
-	"github.com/stepmux/stepmux/internal/spell"
+	"github.com/stepmux/stepmux/internal/yamltree"
 )
 
 const (
-	// maxSize bounds a file, in bytes, and maxDepth its nesting.
-	maxSize, maxDepth = 1 << 20, 4
+	// maxSize bounds a file, in bytes.
+	maxSize = 1 << 20
 )
 
 // commandLineOnly are the flags that make no sense in a file.
@@ -37,35 +34,23 @@ func Apply(fl *pflag.FlagSet, name string) error {
 	if err != nil {
 		return fmt.Errorf("--config: %w", err)
 	}
-	loader, err := yaml.NewLoader(bytes.NewReader(text),
-		yaml.WithPlugin(loaderlimits.New(loaderlimits.DepthValue(maxDepth))))
-	if err != nil {
-		return fmt.Errorf("--config: %w", err)
+	t, err := yamltree.Load(name, text, maxSize)
+	r := &yamltree.Reader{Text: t, Rules: yamltree.Rules{
+		MaxCost: 4 * maxSize, Unquoted: true, NoAliases: "write the value out",
+	}}
+	r.Fail(err)
+	if len(t.Docs) == 0 {
+		return r.Err // nil if the file is empty
 	}
-	doc := new(yaml.Node)
-	switch err := loader.Load(doc); {
-	case errors.Is(err, io.EOF):
-		return nil // the file is empty
-	case err != nil:
-		if bad, ok := errors.AsType[*yaml.LoadError](err); ok && bad.Mark.Line > 0 {
-			return fmt.Errorf("%s:%d:%d: not valid YAML: %s", name, bad.Mark.Line, max(bad.Mark.Column, 1), bad.Message)
-		}
-		return fmt.Errorf("%s: not valid YAML: %w", name, err)
+	if len(t.Docs) > 1 {
+		r.Failf(nil, "the file has more than one YAML document")
 	}
-	if err := loader.Load(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		return fmt.Errorf("%s: it is more than one YAML document", name)
-	}
-	if len(doc.Content) != 1 || doc.Content[0].Kind != yaml.MappingNode {
-		return fmt.Errorf("%s:1:1: the file must be a mapping (flag: value)", name)
-	}
-	return setFlags(fl, name, doc.Content[0].Content)
+	setFlags(fl, r, r.Mapping(t.Docs[0], "the file"))
+	return r.Err
 }
 
-// setFlags sets flags from the keys and values of a mapping.
-func setFlags(fl *pflag.FlagSet, name string, content []*yaml.Node) error {
-	fail := func(n *yaml.Node, format string, args ...any) error {
-		return fmt.Errorf("%s:%d:%d: %s", name, n.Line, n.Column, fmt.Sprintf(format, args...))
-	}
+// setFlags sets flags from the entries of a file.
+func setFlags(fl *pflag.FlagSet, r *yamltree.Reader, entries []yamltree.Entry) {
 	given := map[string]bool{} // given on the command line
 	var names []string
 	fl.VisitAll(func(f *pflag.Flag) {
@@ -74,41 +59,32 @@ func setFlags(fl *pflag.FlagSet, name string, content []*yaml.Node) error {
 			names = append(names, f.Name)
 		}
 	})
-	seen := map[string]bool{}
-	for i := 0; i+1 < len(content); i += 2 {
-		key, value := content[i], content[i+1]
-		flag := fl.Lookup(key.Value)
-		switch {
-		case key.Kind != yaml.ScalarNode || flag == nil || slices.Contains(commandLineOnly, key.Value):
-			hint := ""
-			if near := spell.Nearest(key.Value, names); near != "" {
-				hint = fmt.Sprintf(", did you mean %q?", near)
-			}
-			return fail(key, "unknown key %.80q%s", key.Value, hint)
-		case seen[key.Value]:
-			return fail(key, "the key %q stands here for the second time", key.Value)
+	for _, e := range entries {
+		flag := fl.Lookup(e.Key)
+		if flag == nil || slices.Contains(commandLineOnly, e.Key) {
+			r.Failf(e.At, "%s", yamltree.Unknown(e.Key, "the file", names, ""))
+			return
 		}
-		seen[key.Value] = true
-		values := []*yaml.Node{value}
-		if value.Kind == yaml.SequenceNode && repeats(flag) {
-			values = value.Content
+		values := []*yaml.Node{e.Value}
+		if e.Value.Kind == yaml.SequenceNode && repeats(flag) {
+			values = r.List(e.Value, e.Key)
 		}
 		for _, v := range values {
-			if v.Kind != yaml.ScalarNode || v.ShortTag() == "!!null" {
-				return fail(v, "%s must be a text, or a list of texts if the flag may repeat", key.Value)
+			value := r.String(v, e.Key)
+			if r.Err != nil {
+				return
 			}
-			if given[key.Value] {
+			if given[e.Key] {
 				continue
 			}
-			if err := fl.Set(key.Value, v.Value); err != nil {
+			if err := fl.Set(e.Key, value); err != nil {
 				if wrong, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
 					err = Cause(wrong)
 				}
-				return fail(v, "%s: %v", key.Value, err)
+				r.Failf(v, "%s: %v", e.Key, err)
 			}
 		}
 	}
-	return nil
 }
 
 // Cause returns what is wrong with the value of a flag, and which values it takes.

@@ -47,7 +47,7 @@ var allowed = map[string][]string{
 	},
 	"connector/buildlog": {"internal/termtext"},
 	"connector/files":    {"remote/api/**"},
-	"connector/place":    {"connector", "connector/program", "internal/wire"},
+	"connector/place":    {"connector", "connector/program", "internal/wire", "internal/yamltree"},
 	"connector/place/docker": {
 		"internal/plural",
 		"connector/place", "connector", "connector/program", "mux", "mux/relay", "mux/channel", "internal/wire",
@@ -66,7 +66,7 @@ var allowed = map[string][]string{
 
 	"instance/inventory": {
 		"internal/limits",
-		"instance", "connector", "mux", "mux/login", "internal/spell", "internal/lazyregexp",
+		"instance", "connector", "mux", "mux/login", "internal/yamltree", "internal/lazyregexp",
 	},
 	"instance/batch": {
 		"instance", "connector", "connector/place/**", "connector/program",
@@ -183,10 +183,11 @@ var allowed = map[string][]string{
 	"internal/standalone/actionmirror": {
 		"internal/standalone", "remote/step/action", "remote/step/lang", "remote/api/**", "internal/subprocess",
 	},
-	"internal/standalone/gitlabci": {"internal/plural", "remote/step/lang", "remote/api/**"},
+	"internal/standalone/gitlabci": {"internal/plural", "internal/yamltree", "remote/step/lang", "remote/api/**"},
 	"internal/standalone/checkout": {"internal/subprocess", "internal/standalone/gitlabci"},
 	"remote/step/lang": {
 		"internal/lazyregexp", "remote/step/expr", "remote/api/**", "internal/sortedkeys", "internal/spell",
+		"internal/yamltree",
 	},
 	"remote/step/trace": {
 		"remote/step/annotation", "internal/lazyregexp", "internal/sortedkeys", "remote/step/mask", "remote/step/expr",
@@ -214,7 +215,7 @@ var allowed = map[string][]string{
 		"remote/step/annotation",
 		"remote/step/action/expression", "remote/step/engine", "remote/step/component", "remote/step/lang",
 		"remote/step/expr", "remote/proc", "remote/api/**", "internal/boundedfile", "internal/lazyregexp",
-		"internal/sortedkeys",
+		"internal/sortedkeys", "internal/yamltree",
 	},
 	// GitHub's language of expressions, which shares nothing with that of steps.
 	"remote/step/action/expression": {"internal/lazyregexp", "internal/sortedkeys"},
@@ -253,7 +254,8 @@ var allowed = map[string][]string{
 	"internal/sortedkeys":             {},
 	"internal/plural":                 {},
 	"internal/spell":                  {},
-	"internal/flagfile":               {"internal/boundedfile", "internal/spell"},
+	"internal/yamltree":               {"internal/spell"},
+	"internal/flagfile":               {"internal/boundedfile", "internal/yamltree"},
 	"internal/termtext":               {"internal/lazyregexp"},
 	"internal/vmlog":                  {"internal/termtext"},
 	"internal/tail":                   {},
@@ -355,6 +357,9 @@ func TestPackagesImportOnlyPackagesTheirLayerMay(t *testing.T) {
 			inner, ours := strings.CutPrefix(imported, module+"/")
 			if ours && !mayImport(may, inner) {
 				t.Errorf("%s imports %s, which %s may not", rel, inner, pkg)
+			}
+			if strings.HasPrefix(imported, "go.yaml.in/yaml/v4/plugin/") && pkg != "internal/yamltree" {
+				t.Errorf("%s loads YAML by itself: internal/yamltree does that for all", rel)
 			}
 			if pkg == "pool" && strings.Contains(strings.SplitN(imported, "/", 2)[0], ".") {
 				t.Errorf("%s imports %s: pool is standard library only", rel, imported)

@@ -37,8 +37,8 @@ var serverFaults = []string{
 // answered matches the status of a server's answer.
 var answered = lazyregexp.New(`(?:returned error:|RPC failed; HTTP) (\d{3})`)
 
-// OfGit reports whether the network, the server or this machine is at fault for a git that failed, and whether it is not
-// this machine. stderr is its error output, or the end of that, and err the error of its process.
+// OfGit reports whether the network, the server or this machine is at fault for a git that failed, and whether that is
+// not this machine. stderr is its error output, or the end of that, and err the error of its process.
 func OfGit(stderr string, err error) (is, server bool) {
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok && !exit.Exited() { // the kernel kills it without memory
 		return true, false

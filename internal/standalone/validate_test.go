@@ -41,7 +41,7 @@ func TestValidateReportsMistakesWithTheirPlace(t *testing.T) {
 			"ci.yml", "a: {scrpt: [x]}\nb: {script: [x]}\nc: {run: [{when: now, script: a}]}\n",
 			GitLabCI, "gitlab-ci",
 			[]string{
-				`ci.yml:1:5: unknown key "scrpt" of a job, did you mean "script"?`,
+				`ci.yml:1:5: unknown key "scrpt", did you mean "script"?`,
 				"ci.yml:3:18: when is one of on_success, on_failure, always",
 			},
 		},

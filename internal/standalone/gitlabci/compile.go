@@ -61,7 +61,7 @@ func (d *draft) compile(job *Job) {
 	d.addSteps(list, "run", parts["run"])
 	d.addScripts(list, parts, job)
 	d.addTeardown(list, parts["teardown"])
-	if t.err != nil || d.fromVariable(parts, job) {
+	if t.Err != nil || d.fromVariable(parts, job) {
 		return
 	}
 	d.finish(list, job)

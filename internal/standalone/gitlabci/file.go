@@ -102,7 +102,7 @@ func Read(name string, data []byte, cfg Config) (*File, error) {
 	f.checkKeys("default", defaults, "; write it into the jobs")
 	f.checkKeys("workflow", []string{"auto_cancel", "name", "rules"}, "")
 	f.warned = len(f.tree.warnings)
-	return f, f.tree.err
+	return f, f.tree.Err
 }
 
 // checkKeys checks the keys of the global key name; see the tree's.
@@ -125,7 +125,7 @@ func (f *File) Jobs() []string {
 // Builds returns the names of the builds of a job: its own name, or the names of its parallel builds. name may be that
 // of one of the builds.
 func (f *File) Builds(name string) ([]string, error) {
-	f.tree.err = nil // the error of an earlier job
+	f.tree.Err = nil // the error of an earlier job
 	d := f.find(name)
 	d.check()
 	var names []string
@@ -136,7 +136,7 @@ func (f *File) Builds(name string) ([]string, error) {
 			names = append(names, s.name)
 		}
 	}
-	return names, f.tree.err
+	return names, f.tree.Err
 }
 
 // Check compiles all jobs, as parts of one pipeline, and returns the first mistake of each, in order. The errors have
@@ -146,17 +146,17 @@ func (f *File) Check(inspect func(name string, job *Job) error) []error {
 	var errs []error
 	reported := map[string]bool{} // jobs may share the part with the mistake
 	// The error of an earlier job counts no more.
-	f.tree.err = nil
+	f.tree.Err = nil
 	stages, jobs := f.stages(), f.Jobs()
-	if f.tree.err != nil {
-		return []error{f.tree.err}
+	if f.tree.Err != nil {
+		return []error{f.tree.Err}
 	}
 	for _, name := range jobs {
-		f.tree.err = nil
+		f.tree.Err = nil
 		d := f.find(name)
 		d.check()
 		d.checkPlace(stages, jobs)
-		err := f.tree.err
+		err := f.tree.Err
 		if err == nil {
 			var job *Job
 			if job, err = f.compile(d, d.shares()[0]); err == nil && inspect != nil {
@@ -175,7 +175,7 @@ func (f *File) Check(inspect func(name string, job *Job) error) []error {
 func (f *File) topOf(src *lang.Source) (header, top *yaml.Node) {
 	docs := src.Docs
 	if len(docs) == 2 && find(docs[0], "spec") != nil {
-		header, docs = f.tree.expand(src, docs[0], 0), docs[1:]
+		header, docs = f.tree.expand(src, docs[0]), docs[1:]
 	}
 	switch {
 	case len(docs) == 0:
@@ -184,7 +184,7 @@ func (f *File) topOf(src *lang.Source) (header, top *yaml.Node) {
 		return nil, f.tree.fail(src.Errorf(docs[1],
 			"the file has one document, after one with a spec; this is one too many"))
 	}
-	if top = f.tree.expand(src, docs[0], 0); top.Kind != yaml.MappingNode {
+	if top = f.tree.expand(src, docs[0]); top.Kind != yaml.MappingNode {
 		return nil, f.tree.fail(src.Errorf(docs[0],
 			"the file must be a mapping of jobs, not %s; for a list of steps use the format steps", describe(top)))
 	}

@@ -9,6 +9,7 @@ import (
 
 	"go.yaml.in/yaml/v4"
 
+	"github.com/stepmux/stepmux/internal/yamltree"
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
@@ -78,7 +79,7 @@ func (in *includer) entry(n *yaml.Node) *yaml.Node {
 			case slices.Contains(kinds, key.Value):
 				return in.elsewhere(key, key.Value, n)
 			case !slices.Contains(otherIncludeKeys, key.Value):
-				return t.failf(key, "unknown key%s of include; use local", lang.Quote(key.Value))
+				return t.failf(key, "%s", yamltree.Unknown(key.Value, "include", nil, "; use local"))
 			}
 		}
 	}
@@ -179,7 +180,7 @@ func (in *includer) read(entry, at *yaml.Node, name string) *yaml.Node {
 // readAs reads a file of an entry. place is the project of the file, or empty for this project.
 func (in *includer) readAs(entry, at *yaml.Node, name, place string) *yaml.Node {
 	t := in.file.tree
-	if t.err != nil {
+	if t.Err != nil {
 		return &yaml.Node{}
 	}
 	shown := fmt.Sprintf(" %.160q", name)

@@ -41,7 +41,7 @@ func (in *includer) fill(header, top, given *yaml.Node) *yaml.Node {
 	case spec == nil && !isNull(given):
 		return t.failf(given, "include: the file has no spec, and so takes no inputs")
 	case spec == nil && outermost && len(in.file.cfg.Inputs) > 0:
-		return t.fail(t.main.Errorf(nil, "the file has no spec, and so takes no inputs"))
+		return t.fail(t.Text.Errorf(nil, "the file has no spec, and so takes no inputs"))
 	case spec == nil:
 		return top
 	case !isNull(spec) && spec.Kind != yaml.MappingNode:
@@ -102,7 +102,7 @@ func (i *inputs) declare(key, about, given *yaml.Node, outermost bool) {
 		value = find(about, "default")
 	}
 	switch {
-	case t.err != nil:
+	case t.Err != nil:
 	case value == nil && outermost:
 		i.file.missing = append(i.file.missing, key)
 	case value == nil:
@@ -136,7 +136,7 @@ func (i *inputs) fromText(at *yaml.Node, kind, text string) *yaml.Node {
 	if err != nil || len(src.Docs) != 1 {
 		return t.failf(at, "the value that was given for the input%s cannot be read", lang.QuoteName(at.Value))
 	}
-	return t.expand(src, src.Docs[0], 0)
+	return t.expand(src, src.Docs[0])
 }
 
 // check checks a value against the options and the regex of its input.
@@ -166,7 +166,7 @@ func (i *inputs) check(about, value *yaml.Node, name string) {
 func (i *inputs) replace(n *yaml.Node) *yaml.Node {
 	t := i.file.tree
 	if n.Kind == yaml.ScalarNode {
-		if t.err != nil || !strings.Contains(n.Value, "$[[") {
+		if t.Err != nil || !strings.Contains(n.Value, "$[[") {
 			return n
 		}
 		return i.scalar(n)
@@ -215,7 +215,7 @@ func (i *inputs) scalar(n *yaml.Node) *yaml.Node {
 		out.WriteString(before)
 		value := i.block(n, inner)
 		switch {
-		case t.err != nil:
+		case t.Err != nil:
 			return n
 		case value == nil: // it is not about inputs
 			out.WriteString("$[[" + inner + "]]")
@@ -264,7 +264,7 @@ func (i *inputs) block(at *yaml.Node, text string) *yaml.Node {
 		if value.Kind != yaml.ScalarNode || value.ShortTag() != "!!str" {
 			return t.failf(at, "the functions in $[[ ]] are for texts; the input%s is %s", lang.QuoteName(name), describe(value))
 		}
-		if value = i.apply(at, value, strings.TrimSpace(function)); t.err != nil {
+		if value = i.apply(at, value, strings.TrimSpace(function)); t.Err != nil {
 			return value
 		}
 	}

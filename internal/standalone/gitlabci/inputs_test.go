@@ -133,7 +133,7 @@ func TestMistakesInInputsHaveAPlace(t *testing.T) {
 		"spec: {inputs: [a]}\n---\n":                         "ci.yml:1:16: inputs must be a mapping",
 		"spec: a\n---\n":                                     "ci.yml:1:7: spec must be a mapping with inputs, not a text",
 		"spec: {inputs: {a: b}}\n---\n":                      "ci.yml:1:20: an input must be a mapping",
-		"spec: {inputs: {a: {typ: b}}}\n---\n":               `ci.yml:1:21: unknown key "typ" of an input, did`,
+		"spec: {inputs: {a: {typ: b}}}\n---\n":               `ci.yml:1:21: unknown key "typ", did`,
 		"spec: {inputs: {a: {type: text}}}\n---\n":           "ci.yml:1:27: the type of an input is string",
 		"spec: {inputs: {a: {default: 1}}}\n---\n":           `ci.yml:1:30: the input "a" takes a text, not a number`,
 		"spec: {inputs: {a: {regex: x, default: b}}}\n---\n": `ci.yml:1:40: the input "a" has a value that`,

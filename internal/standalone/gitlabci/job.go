@@ -77,7 +77,7 @@ type draft struct {
 // Job compiles the job name, or one of its parallel builds. If there is no such job, the error suggests another name or
 // lists the jobs. Errors of the file have the type [*lang.Error].
 func (f *File) Job(name string) (*Job, error) {
-	f.tree.err = nil // the error of an earlier job
+	f.tree.Err = nil // the error of an earlier job
 	for _, input := range f.missing {
 		f.tree.failf(input, "the input%s has no value and no default; give it one by --input", lang.QuoteName(input.Value))
 	}
@@ -105,8 +105,8 @@ func (f *File) compile(d *draft, s share) (*Job, error) {
 		job.Notices = append(job.Notices, fmt.Sprintf("%d more notes of this kind; validate lists all of them", more))
 	}
 	job.Warnings = append(slices.Clone(f.tree.warnings), job.Warnings...)
-	if f.tree.err != nil {
-		return nil, f.tree.err
+	if f.tree.Err != nil {
+		return nil, f.tree.Err
 	}
 	return job, nil
 }
@@ -124,7 +124,7 @@ func (f *File) find(name string) *draft {
 	d := &draft{file: f, name: name, at: f.jobs[name].key, node: &yaml.Node{}}
 	switch {
 	case d.at == nil:
-		t.fail(t.main.Errorf(nil, "there is no job%s%s%s", lang.QuoteName(name),
+		t.fail(t.Text.Errorf(nil, "there is no job%s%s%s", lang.QuoteName(name),
 			lang.Suggest(name, f.Jobs(), "; there is "+List(f.Jobs())), f.mayBeElsewhere()))
 		d.at = f.top
 	case strings.HasPrefix(name, "."):
@@ -290,12 +290,12 @@ func (d *draft) container(job *Job) []byte {
 			top.Content = append(top.Content, t.text(n, key), expand(n))
 		}
 	}
-	if len(top.Content) == 0 || t.err != nil {
+	if len(top.Content) == 0 || t.Err != nil {
 		return nil
 	}
 	text, err := yaml.Marshal(top)
 	if err != nil {
-		t.fail(t.main.Errorf(d.at, "the image of the job%s cannot be read: %v", lang.QuoteName(d.name), err))
+		t.fail(t.Text.Errorf(d.at, "the image of the job%s cannot be read: %v", lang.QuoteName(d.name), err))
 	}
 	return text
 }

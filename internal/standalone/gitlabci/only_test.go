@@ -47,7 +47,7 @@ func TestOnlyAndExceptAreThoseOfGitLab(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		"j: {script: [a], only: [[a]]}":            "ci.yml:1:25: only takes names such as main, tags or merge_requests",
-		"j: {script: [a], only: {ref: [a]}}":       `ci.yml:1:25: unknown key "ref" of only, did you mean "refs"?`,
+		"j: {script: [a], only: {ref: [a]}}":       `ci.yml:1:25: unknown key "ref", did you mean "refs"?`,
 		"j: {script: [a], except: ['/(/']}":        "ci.yml:1:27: except: the regex is not valid",
 		"j: {script: [a], only: ['/x']}":           "ci.yml:1:25: only: a regex stands between two slashes",
 		"j: {script: [a], only: a, rules: []}":     `ci.yml:1:34: the job "j" has both rules and only or except`,

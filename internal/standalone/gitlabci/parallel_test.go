@@ -78,7 +78,7 @@ func TestMistakesInParallel(t *testing.T) {
 	for parallel, want := range map[string]string{
 		"0":   "ci.yml:1:28: parallel takes a number from 1 to 200, or matrix",
 		"201": "parallel takes", "[1]": "parallel takes",
-		"{matrx: []}":          `unknown key "matrx" of parallel, did you mean "matrix"?`,
+		"{matrx: []}":          `unknown key "matrx", did you mean "matrix"?`,
 		"{matrix: a}":          "matrix must be a list of mappings",
 		"{matrix: [a]}":        "an entry of matrix must be a mapping (NAME: [value, value]), not a text",
 		"{matrix: [{A: {}}]}":  `a value of matrix must be a text or a whole number, not a mapping`,

@@ -22,13 +22,13 @@ func isReference(n *yaml.Node) bool { return n.Kind == yaml.SequenceNode && n.Ta
 // here.
 func (f *File) extended(name string, at *yaml.Node, chain []string) *yaml.Node {
 	switch n := f.whole[name]; {
-	case f.tree.err != nil:
+	case f.tree.Err != nil:
 		return &yaml.Node{}
 	case n != nil:
 		return n
 	}
 	n := f.extend(name, at, chain)
-	if f.tree.err == nil {
+	if f.tree.Err == nil {
 		f.whole[name] = n
 	}
 	return n
@@ -98,7 +98,7 @@ func (f *File) refer(n *yaml.Node, chain []string) *yaml.Node {
 	}
 	shown := strings.Join(path, "\x00")
 	switch {
-	case t.err != nil:
+	case t.Err != nil:
 		return &yaml.Node{}
 	case len(path) == 0:
 		return t.failf(n, "!reference is empty; write the job and its key, such as !reference [.setup, script]")

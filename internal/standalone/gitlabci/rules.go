@@ -77,7 +77,7 @@ func (f *File) ruleMatches(rule *yaml.Node, e *expander) bool {
 	if n := find(rule, "exists"); !isNull(n) {
 		holds = f.exists(n, e) && holds
 	}
-	return holds && f.tree.err == nil
+	return holds && f.tree.Err == nil
 }
 
 func (f *File) conditionHolds(n *yaml.Node, e *expander) bool {
@@ -97,7 +97,7 @@ func (f *File) conditionHolds(n *yaml.Node, e *expander) bool {
 // GitLab for a pipeline without an earlier commit.
 func (f *File) changed(n *yaml.Node, e *expander) bool {
 	patterns := f.patterns("changes", n, []string{"paths", "compare_to"}, e)
-	if f.cfg.Changed == nil || f.tree.err != nil {
+	if f.cfg.Changed == nil || f.tree.Err != nil {
 		return true
 	}
 	base := ""

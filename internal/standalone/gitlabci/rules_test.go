@@ -209,7 +209,7 @@ func TestMistakesInRulesHaveAPlace(t *testing.T) {
 		},
 		{
 			"j: {script: [a], rules: [{exist: $A}]}",
-			`1:27: unknown key "exist" of a rule, did you mean "exists"?`,
+			`1:27: unknown key "exist", did you mean "exists"?`,
 		},
 		{
 			"j: {script: [a], rules: [{if: [a]}]}",
@@ -221,7 +221,7 @@ func TestMistakesInRulesHaveAPlace(t *testing.T) {
 		},
 		{
 			"j: {script: [a], rules: [{exists: {path: a}}]}",
-			`1:36: unknown key "path" of exists, did you mean "paths"?`,
+			`1:36: unknown key "path", did you mean "paths"?`,
 		},
 		{
 			"j: {script: [a], rules: [{changes: {compare_to: a}}]}",
@@ -241,11 +241,11 @@ func TestMistakesInRulesHaveAPlace(t *testing.T) {
 		},
 		{
 			"workflow: {rules: [{exist: a}]}\nj: {script: [a]}",
-			`1:21: unknown key "exist" of a rule, did you mean "exists"?`,
+			`1:21: unknown key "exist", did you mean "exists"?`,
 		},
 		{
 			"default: {scripts: [a]}\nj: {script: [a]}",
-			`1:11: unknown key "scripts" of default; write it into the jobs`,
+			`1:11: unknown key "scripts"; write it into the jobs`,
 		},
 		{
 			"default: [a]\nj: {script: [a]}",

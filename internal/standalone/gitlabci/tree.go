@@ -4,16 +4,14 @@ import (
 	"cmp"
 	"iter"
 	"slices"
-	"strings"
 
 	"go.yaml.in/yaml/v4"
 
+	"github.com/stepmux/stepmux/internal/yamltree"
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
 const (
-	// maxDepth bounds the nesting, including aliases.
-	maxDepth = 64
 	// maxCost bounds the sum of all nodes and their copies. It is enough for about half a million nodes.
 	maxCost = 32 << 20
 	// nodeCost is the cost of a node without its text, entryCost that of its place in a list.
@@ -21,12 +19,10 @@ const (
 )
 
 // tree makes copies of nodes, without aliases and merge keys. It records the text that each node comes from, and counts
-// the cost. It keeps the first mistake. From then on its nodes are empty, so its methods need no error results.
+// the cost. After a mistake its nodes are empty, so its methods need no error results.
 type tree struct {
-	err    error // the first mistake
-	main   *lang.Source
-	others map[*yaml.Node]*lang.Source // for nodes that do not come from main
-	cost   int
+	yamltree.Reader                             // its Text is the main file
+	others          map[*yaml.Node]*lang.Source // for nodes that do not come from it
 
 	spelled  map[*yaml.Node]string // the text of scalars in the file whose value is a different text
 	warnings []*lang.Error         // each once
@@ -34,9 +30,11 @@ type tree struct {
 }
 
 func newTree(main *lang.Source) *tree {
-	return &tree{
-		main: main, others: map[*yaml.Node]*lang.Source{}, spelled: map[*yaml.Node]string{}, warned: map[string]bool{},
+	t := &tree{others: map[*yaml.Node]*lang.Source{}, spelled: map[*yaml.Node]string{}, warned: map[string]bool{}}
+	t.Reader = yamltree.Reader{
+		Text: main, Origin: t.origin, Rules: yamltree.Rules{MaxCost: maxCost, Tag: isReference},
 	}
+	return t
 }
 
 // origin returns the text that n, or the original of n, comes from.
@@ -44,25 +42,24 @@ func (t *tree) origin(n *yaml.Node) *lang.Source {
 	if src := t.others[n]; src != nil {
 		return src
 	}
-	return t.main
+	return t.Text
 }
 
-// fail keeps err, if it is the first mistake, and returns an empty node.
+// fail calls Fail and returns an empty node.
 func (t *tree) fail(err error) *yaml.Node {
-	if t.err == nil {
-		t.err = err
-	}
+	t.Fail(err)
 	return &yaml.Node{}
 }
 
-// failf calls fail with an error about n.
+// failf calls Failf and returns an empty node.
 func (t *tree) failf(n *yaml.Node, format string, args ...any) *yaml.Node {
-	return t.fail(t.origin(n).Errorf(n, format, args...))
+	t.Failf(n, format, args...)
+	return &yaml.Node{}
 }
 
 // warnf adds a warning about n, unless it is there already.
 func (t *tree) warnf(n *yaml.Node, format string, args ...any) {
-	w := t.origin(n).Errorf(n, format, args...)
+	w := t.Errorf(n, format, args...)
 	if !t.warned[w.Error()] {
 		t.warned[w.Error()] = true
 		t.warnings = append(t.warnings, w)
@@ -105,10 +102,7 @@ func (t *tree) checkName(key *yaml.Node, label string) {
 
 // spend counts a copy of n. After a mistake it returns false: then no more may be copied.
 func (t *tree) spend(n *yaml.Node) bool {
-	if t.cost += nodeCost + len(n.Value) + entryCost*len(n.Content); t.cost > maxCost {
-		t.failf(n, "aliases, extends and references make this file too large; write it shorter")
-	}
-	return t.err == nil
+	return t.Spend(n, nodeCost+len(n.Value)+entryCost*len(n.Content))
 }
 
 // copyOf returns a copy of n without its content.
@@ -139,35 +133,29 @@ func (t *tree) text(n *yaml.Node, value string) *yaml.Node {
 }
 
 // expand returns a copy of n, a node of src.
-func (t *tree) expand(src *lang.Source, n *yaml.Node, depth int) *yaml.Node {
-	if depth > maxDepth {
-		return t.fail(src.Errorf(n, "it is nested deeper than %d; does an alias hold itself?", maxDepth))
+func (t *tree) expand(src *lang.Source, n *yaml.Node) *yaml.Node {
+	defer t.Leave()
+	if src != t.Text {
+		t.others[n] = src
 	}
-	v := n
-	if n.Kind == yaml.AliasNode {
-		if v = n.Alias; v == nil || v.Kind == yaml.AliasNode {
-			return t.fail(src.Errorf(n, "the alias has no anchor"))
-		}
-	}
-	if src != t.main {
+	t.Enter(n)
+	v := t.Value(n)
+	if src != t.Text {
 		t.others[v] = src
 	}
-	if !t.spend(v) {
+	if !t.Spend(v, nodeCost+entryCost*len(v.Content)) {
 		return &yaml.Node{}
-	}
-	if v.Style&yaml.TaggedStyle != 0 && v.ShortTag() != "!!str" && !isReference(v) {
-		return t.failf(v, "this tag is not supported; the only tag is !reference")
 	}
 	c := t.copyOf(v)
 	switch {
 	case v.Kind == yaml.MappingNode:
-		t.expandMapping(src, v, c, depth)
+		t.expandMapping(src, v, c)
 		return c
 	case v.Kind == yaml.ScalarNode && v.Style&^yaml.FlowStyle == 0:
 		t.readScalar(c)
 	}
 	for _, item := range v.Content {
-		c.Content = append(c.Content, t.expand(src, item, depth+1))
+		c.Content = append(c.Content, t.expand(src, item))
 	}
 	return c
 }
@@ -188,7 +176,7 @@ func (t *tree) readScalar(c *yaml.Node) {
 // expandMapping adds the keys of the mapping v to c. As in GitLab, whose server is written in Ruby, the last value of a
 // key counts, the keys of a merge key replace those before it, and those after it replace them. Of a list of mappings
 // the first one takes precedence. A merge key may be quoted.
-func (t *tree) expandMapping(src *lang.Source, v, c *yaml.Node, depth int) {
+func (t *tree) expandMapping(src *lang.Source, v, c *yaml.Node) {
 	given, at := map[string]bool{}, map[string]int{}
 	set := func(key, value *yaml.Node) {
 		i, there := at[key.Value]
@@ -200,7 +188,7 @@ func (t *tree) expandMapping(src *lang.Source, v, c *yaml.Node, depth int) {
 		c.Content[i], c.Content[i+1] = key, value
 	}
 	for key, value := range entries(v) {
-		e := t.expand(src, value, depth+1)
+		e := t.expand(src, value)
 		if key.Kind == yaml.ScalarNode && key.Value == mergeKey && key.Style&yaml.TaggedStyle == 0 {
 			for _, s := range slices.Backward(itemsOf(e)) {
 				if s.Kind != yaml.MappingNode {
@@ -212,7 +200,7 @@ func (t *tree) expandMapping(src *lang.Source, v, c *yaml.Node, depth int) {
 			}
 			continue
 		}
-		k := t.expand(src, key, depth+1)
+		k := t.expand(src, key)
 		switch {
 		case k.Kind != yaml.ScalarNode:
 			t.failf(k, "a key must be a text")
@@ -229,8 +217,7 @@ const mergeKey = "<<"
 
 // warnOfSecond adds a warning about a key that its mapping has had before.
 func (t *tree) warnOfSecond(key *yaml.Node) {
-	t.warnf(key, "the key%s is given twice: as in GitLab, this one counts, and the one before it has no effect",
-		lang.Quote(key.Value))
+	t.warnf(key, "%s: as in GitLab, this one counts, and the one before it has no effect", yamltree.Twice(key.Value))
 }
 
 // itemsOf returns the items of the list n. If n is not a list, it returns n alone.
@@ -289,14 +276,11 @@ func find(n *yaml.Node, key string) *yaml.Node {
 }
 
 // checkKeys checks that all keys of the mapping n are known. Errors call n label. The hint is for a key that is like no
-// other. If it is empty, a short list of the keys takes its place.
+// other. If it is empty, a list of the keys takes its place.
 func (t *tree) checkKeys(n *yaml.Node, label string, known []string, hint string) {
-	if hint == "" && len(known) <= maxListed {
-		hint = "; it has " + strings.Join(known, ", ")
-	}
 	for key := range entries(n) {
 		if !slices.Contains(known, key.Value) {
-			t.failf(key, "unknown key%s of %s%s", lang.Quote(key.Value), label, lang.Suggest(key.Value, known, hint))
+			t.failf(key, "%s", yamltree.Unknown(key.Value, label, known, hint))
 		}
 	}
 }
@@ -335,22 +319,7 @@ func (t *tree) merge(base, over *yaml.Node) *yaml.Node {
 }
 
 // isNull reports whether n is missing or null.
-func isNull(n *yaml.Node) bool {
-	return n == nil || n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null"
-}
+func isNull(n *yaml.Node) bool { return yamltree.IsNull(n) }
 
 // describe returns the type of n for errors, without its value.
-func describe(n *yaml.Node) string {
-	switch {
-	case n.Kind == yaml.SequenceNode:
-		return "a list"
-	case n.Kind == yaml.MappingNode:
-		return "a mapping"
-	case isNull(n):
-		return "nothing"
-	case n.ShortTag() == "!!str":
-		return "a text"
-	default:
-		return "a number or the like; put it in quotes"
-	}
-}
+func describe(n *yaml.Node) string { return yamltree.Describe(n) }

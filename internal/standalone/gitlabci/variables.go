@@ -145,7 +145,7 @@ func (e *expander) lookUp(name string) (string, bool) {
 
 // value returns the expanded value of the variable name, which must exist.
 func (e *expander) value(name string) string {
-	if value, ok := e.done[name]; ok || e.tree.err != nil {
+	if value, ok := e.done[name]; ok || e.tree.Err != nil {
 		return value
 	}
 	v := e.vars[name]

@@ -7,6 +7,7 @@ import (
 
 	"go.yaml.in/yaml/v4"
 
+	"github.com/stepmux/stepmux/internal/yamltree"
 	"github.com/stepmux/stepmux/remote/step/action/expression"
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
@@ -32,23 +33,23 @@ var boxKeys = map[string]string{
 }
 
 // box reads the container of a job, or a service: the name of an image, or a mapping.
-func (r *reader) box(p pair, isService bool) box {
-	b := box{key: p.key, isService: isService, line: p.at.Line}
-	if r.err != nil {
+func (r *reader) box(p yamltree.Entry, isService bool) box {
+	b := box{key: p.Key, isService: isService, line: p.At.Line}
+	if r.Err != nil {
 		return b
 	}
-	if n := r.follow(p.value); n.Kind == yaml.ScalarNode {
-		b.image = setting{"image", r.text(n, p.key), p.value.Line}
+	if n := r.Value(p.Value); n.Kind == yaml.ScalarNode {
+		b.image = setting{"image", r.text(n, p.Key), p.Value.Line}
 		return b
 	}
-	for _, part := range r.pairs(p.value, p.key) {
-		switch part.key {
+	for _, part := range r.Mapping(p.Value, p.Key) {
+		switch part.Key {
 		case "image":
-			b.image = setting{part.key, r.text(part.value, part.key), part.value.Line}
+			b.image = setting{part.Key, r.text(part.Value, part.Key), part.Value.Line}
 		case "env":
-			b.env = r.settings(part.value, part.key)
+			b.env = r.settings(part.Value, part.Key)
 		default:
-			b.ignored = append(b.ignored, part.at)
+			b.ignored = append(b.ignored, part.At)
 		}
 	}
 	return b

@@ -64,9 +64,9 @@ func condition(text string, line int) setting {
 // expressions finds the mistakes in the expressions of texts. Errors call each by its name after label.
 func (r *reader) expressions(known expression.Scope, label string, list []setting) {
 	for _, e := range list {
-		if err := expression.Check(e.text, known); err != nil && r.err == nil {
-			r.err = &lang.Error{
-				Where: fmt.Sprintf("%s:%d", r.name, e.line), Line: e.line,
+		if err := expression.Check(e.text, known); err != nil && r.Err == nil {
+			r.Err = &lang.Error{
+				Where: fmt.Sprintf("%s:%d", r.Text.Name, e.line), Line: e.line,
 				Message: fmt.Sprintf("%s: %v", strings.TrimSpace(label+e.name), err),
 			}
 		}

@@ -11,6 +11,7 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/stepmux/stepmux/internal/sortedkeys"
+	"github.com/stepmux/stepmux/internal/yamltree"
 	"github.com/stepmux/stepmux/remote/step/action/expression"
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
@@ -26,18 +27,18 @@ type jobInput struct {
 
 // triggers reads the inputs of a workflow.
 func (r *reader) triggers(on *yaml.Node) (all []jobInput) {
-	if r.err != nil || r.follow(on).Kind != yaml.MappingNode { // the name of an event, or a list of names
+	if r.Err != nil || r.Value(on).Kind != yaml.MappingNode { // the name of an event, or a list of names
 		return nil
 	}
-	for _, event := range r.pairs(on, "on") {
-		if event.key != "workflow_dispatch" && event.key != "workflow_call" {
+	for _, event := range r.Mapping(on, "on") {
+		if event.Key != "workflow_dispatch" && event.Key != "workflow_call" {
 			continue
 		}
-		for _, part := range r.pairs(event.value, event.key) {
-			if part.key != "inputs" {
+		for _, part := range r.Mapping(event.Value, event.Key) {
+			if part.Key != "inputs" {
 				continue
 			}
-			for _, p := range r.pairs(part.value, part.key) {
+			for _, p := range r.Mapping(part.Value, part.Key) {
 				all = append(all, r.jobInput(p))
 			}
 		}
@@ -45,18 +46,18 @@ func (r *reader) triggers(on *yaml.Node) (all []jobInput) {
 	return all
 }
 
-func (r *reader) jobInput(p pair) jobInput {
-	in := jobInput{name: p.key, line: p.at.Line}
-	for _, part := range r.pairs(p.value, "the input "+p.key) {
-		switch part.key {
+func (r *reader) jobInput(p yamltree.Entry) jobInput {
+	in := jobInput{name: p.Key, line: p.At.Line}
+	for _, part := range r.Mapping(p.Value, "the input "+p.Key) {
+		switch part.Key {
 		case "type":
-			in.kind = r.text(part.value, part.key)
+			in.kind = r.text(part.Value, part.Key)
 		case "default":
-			in.value = r.text(part.value, part.key)
+			in.value = r.text(part.Value, part.Key)
 		case "required":
-			in.required = r.text(part.value, part.key) == "true"
+			in.required = r.text(part.Value, part.Key) == "true"
 		case "options":
-			for _, option := range r.items(part.value, part.key) {
+			for _, option := range r.List(part.Value, part.Key) {
 				in.options = append(in.options, r.text(option, "an option"))
 			}
 		}

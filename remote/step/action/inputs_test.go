@@ -47,7 +47,7 @@ func TestInputsOfAWorkflowHaveTheirTypes(t *testing.T) {
 		require.EqualError(t, err, want)
 	}
 	_, err = ReadJob("w.yml", []byte("on: {workflow_call: {inputs: [x]}}\n"), "")
-	require.EqualError(t, err, "w.yml:1:30: inputs must be a mapping")
+	require.EqualError(t, err, "w.yml:1:30: inputs must be a mapping (key: value), not a list")
 	for _, on := range []string{
 		"push", "[push, workflow_dispatch]", "{workflow_dispatch: }", "{workflow_dispatch: {inputs: }}",
 	} {

@@ -5,13 +5,13 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v4"
 
 	"github.com/stepmux/stepmux/internal/boundedfile"
 	"github.com/stepmux/stepmux/internal/lazyregexp"
+	"github.com/stepmux/stepmux/internal/yamltree"
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
@@ -68,52 +68,51 @@ func readManifest(open boundedfile.Opener, dir, name string) (*manifest, error) 
 
 // parseManifest reads an action.yml. Errors call it name.
 func parseManifest(name string, text []byte) (*manifest, error) {
-	r := &reader{name: name}
+	r, root := load(name, text)
 	m := &manifest{text: text, preIf: "always()", postIf: "always()"}
-	root := r.load(text)
 	var runs *yaml.Node
-	for _, p := range r.pairs(root, "the action") {
-		switch p.key {
+	for _, p := range r.Mapping(root, "the action") {
+		switch p.Key {
 		case "inputs":
-			m.inputs = r.inputs(p.value)
+			m.inputs = r.inputs(p.Value)
 		case "outputs":
-			for _, o := range r.pairs(p.value, "outputs") {
-				out := setting{name: o.key, line: o.at.Line}
-				for _, part := range r.pairs(o.value, "the output "+o.key) {
-					if part.key == "value" {
-						out.text = r.text(part.value, "value")
+			for _, o := range r.Mapping(p.Value, "outputs") {
+				out := setting{name: o.Key, line: o.At.Line}
+				for _, part := range r.Mapping(o.Value, "the output "+o.Key) {
+					if part.Key == "value" {
+						out.text = r.text(part.Value, "value")
 					}
 				}
 				m.outputs = append(m.outputs, out)
 			}
 		case "runs":
-			runs = p.value
+			runs = p.Value
 		}
 	}
-	if r.err == nil && runs == nil {
-		r.fail(root, "runs is missing")
+	if r.Err == nil && runs == nil {
+		r.Failf(root, "runs is missing")
 	}
-	if r.err == nil {
+	if r.Err == nil {
 		m.runs(r, runs)
 	}
-	if r.err != nil {
-		return nil, r.err
+	if r.Err != nil {
+		return nil, r.Err
 	}
 	return m, nil
 }
 
 func (r *reader) inputs(n *yaml.Node) []input {
 	var list []input
-	for _, p := range r.pairs(n, "inputs") {
-		in := input{name: p.key, line: p.at.Line}
-		for _, part := range r.pairs(p.value, "the input "+p.key) {
-			switch part.key {
+	for _, p := range r.Mapping(n, "inputs") {
+		in := input{name: p.Key, line: p.At.Line}
+		for _, part := range r.Mapping(p.Value, "the input "+p.Key) {
+			switch part.Key {
 			case "default":
-				in.value = r.text(part.value, "default")
+				in.value = r.text(part.Value, "default")
 			case "required":
-				in.required = r.text(part.value, "required") == "true"
+				in.required = r.text(part.Value, "required") == "true"
 			case "deprecationMessage":
-				in.deprecated = r.text(part.value, "deprecationMessage")
+				in.deprecated = r.text(part.Value, "deprecationMessage")
 			}
 		}
 		list = append(list, in)
@@ -127,54 +126,54 @@ var nodeVersion = lazyregexp.New(`^node(12|16|20|24)$`)
 // runs reads the part runs, which says how the action runs.
 func (m *manifest) runs(r *reader, n *yaml.Node) {
 	at := map[string]*yaml.Node{}
-	for _, p := range r.pairs(n, "runs") {
-		at[p.key] = p.value
-		switch p.key {
+	for _, p := range r.Mapping(n, "runs") {
+		at[p.Key] = p.Value
+		switch p.Key {
 		case "using":
-			m.using = strings.ToLower(r.text(p.value, "using"))
+			m.using = strings.ToLower(r.text(p.Value, "using"))
 		case "main", "entrypoint":
-			m.main = r.text(p.value, p.key)
+			m.main = r.text(p.Value, p.Key)
 		case "pre", "pre-entrypoint":
-			m.pre = r.text(p.value, p.key)
+			m.pre = r.text(p.Value, p.Key)
 		case "post", "post-entrypoint":
-			m.post = r.text(p.value, p.key)
+			m.post = r.text(p.Value, p.Key)
 		case "pre-if":
-			m.preIf = r.text(p.value, p.key)
+			m.preIf = r.text(p.Value, p.Key)
 		case "post-if":
-			m.postIf = r.text(p.value, p.key)
+			m.postIf = r.text(p.Value, p.Key)
 		case "image":
-			m.image = r.text(p.value, p.key)
+			m.image = r.text(p.Value, p.Key)
 		case "args":
 			m.args = []string{}
-			for _, arg := range r.items(p.value, "args") {
+			for _, arg := range r.List(p.Value, "args") {
 				m.args = append(m.args, r.text(arg, "an argument"))
 			}
 		case "env":
-			m.env = r.settings(p.value, "env")
+			m.env = r.settings(p.Value, "env")
 		}
 	}
 	switch version := nodeVersion().FindStringSubmatch(m.using); {
-	case r.err != nil:
+	case r.Err != nil:
 	case m.using == "composite":
 		if at["steps"] == nil {
-			r.fail(n, "steps is missing; a composite action has some")
+			r.Failf(n, "steps is missing; a composite action has some")
 			return
 		}
 		m.steps, m.pre, m.post = r.steps(at["steps"], false), "", ""
 		r.expressions(knownNames(false), "output ", m.outputs)
 	case m.using == "docker":
 		if m.image == "" {
-			r.fail(n, "image is missing; a docker action has Dockerfile or docker://image")
+			r.Failf(n, "image is missing; a docker action has Dockerfile or docker://image")
 		}
 	case version != nil:
 		m.using, m.asks = "node", version[1]
 		if m.main == "" {
-			r.fail(n, "main is missing; an action for node has the file that it runs")
+			r.Failf(n, "main is missing; an action for node has the file that it runs")
 		}
 	case m.using == "":
-		r.fail(n, "using is missing; write composite, docker or node24")
+		r.Failf(n, "using is missing; write composite, docker or node24")
 	default:
-		r.fail(at["using"], "using %.64q is not supported; it is composite, docker, node12, node16, node20 or "+
+		r.Failf(at["using"], "using %.64q is not supported; it is composite, docker, node12, node16, node20 or "+
 			"node24", m.using)
 	}
 }
@@ -199,36 +198,35 @@ var stepKeys = []string{
 
 // steps reads a list of steps. In a workflow the shell may be missing.
 func (r *reader) steps(n *yaml.Node, isWorkflow bool) []*step {
+	if n == nil {
+		return nil
+	}
 	var list []*step
 	ids := map[string]bool{}
-	for _, item := range r.items(n, "steps") {
+	for _, item := range r.List(n, "steps") {
 		s := &step{line: item.Line, saved: map[string]string{}}
 		given := map[string]*yaml.Node{}
-		for _, p := range r.pairs(item, "a step") {
-			if !slices.Contains(stepKeys, p.key) {
-				r.fail(p.at, "unknown key %.64q; a step has %s", p.key, strings.Join(stepKeys, ", "))
-				return nil
-			}
-			given[p.key] = p.value
+		for _, p := range r.Known(r.Mapping(item, "a step"), "a step", stepKeys) {
+			given[p.Key] = p.Value
 			s.set(r, p)
 		}
 		switch {
-		case r.err != nil:
+		case r.Err != nil:
 			return nil
 		case given["run"] == nil && given["uses"] == nil:
-			r.fail(item, "the step has neither run nor uses")
+			r.Failf(item, "the step has neither run nor uses")
 		case given["run"] != nil && given["uses"] != nil:
-			r.fail(given["uses"], "the step has both run and uses; it has one of them")
+			r.Failf(given["uses"], "the step has both run and uses; it has one of them")
 		case given["run"] != nil && given["shell"] == nil && !isWorkflow:
-			r.fail(given["run"], "shell is missing; a step with run in a composite action names its shell, such as bash")
+			r.Failf(given["run"], "shell is missing; a step with run in a composite action names its shell, such as bash")
 		case given["run"] != nil && given["with"] != nil:
-			r.fail(given["with"], "with is for uses; pass values to a script in env")
+			r.Failf(given["with"], "with is for uses; pass values to a script in env")
 		case s.id != "" && ids[strings.ToLower(s.id)]:
-			r.fail(given["id"], "the id %.64q is taken", s.id)
+			r.Failf(given["id"], "the id %.64q is taken", s.id)
 		}
 		if given["uses"] != nil {
 			if _, err := lang.ParseAction(s.uses); err != nil {
-				r.fail(given["uses"], "uses: %v", err)
+				r.Failf(given["uses"], "uses: %v", err)
 			}
 		}
 		s.check(r, isWorkflow)
@@ -239,19 +237,19 @@ func (r *reader) steps(n *yaml.Node, isWorkflow bool) []*step {
 }
 
 // set reads an entry of a step.
-func (s *step) set(r *reader, p pair) {
-	switch p.key {
+func (s *step) set(r *reader, p yamltree.Entry) {
+	switch p.Key {
 	case "with":
-		s.with = r.settings(p.value, p.key)
+		s.with = r.settings(p.Value, p.Key)
 		return
 	case "env":
-		s.env = r.settings(p.value, p.key)
+		s.env = r.settings(p.Value, p.Key)
 		return
 	case "if":
-		s.conditionLine = p.value.Line
+		s.conditionLine = p.Value.Line
 	}
 	*map[string]*string{
 		"id": &s.id, "name": &s.name, "if": &s.condition, "uses": &s.uses, "run": &s.run, "shell": &s.shell,
 		"working-directory": &s.dir, "continue-on-error": &s.mayFail, "timeout-minutes": &s.timeout,
-	}[p.key] = r.text(p.value, p.key)
+	}[p.Key] = r.text(p.Value, p.Key)
 }

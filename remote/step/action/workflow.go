@@ -11,6 +11,7 @@ import (
 
 	"go.yaml.in/yaml/v4"
 
+	"github.com/stepmux/stepmux/internal/yamltree"
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
@@ -50,39 +51,39 @@ var ignored = map[string]string{
 // ReadJob reads the job of a workflow. name is its key; it may be empty if there is only one job. Errors call the text
 // file.
 func ReadJob(file string, text []byte, name string) (*Job, error) {
-	r := &reader{name: file}
-	j, jobs := r.workflow(text)
-	if r.err != nil {
-		return nil, r.err
+	r, root := load(file, text)
+	j, jobs := r.workflow(root)
+	if r.Err != nil {
+		return nil, r.Err
 	}
 	found, err := choose(file, jobs, name)
 	if err != nil {
 		return nil, err
 	}
 	if call := r.job(j, found); call != nil {
-		r.fail(call, "the job calls another workflow, which is not supported; run a job of that workflow")
+		r.Failf(call, "the job calls another workflow, which is not supported; run a job of that workflow")
 	}
-	if r.err != nil {
-		return nil, r.err
+	if r.Err != nil {
+		return nil, r.Err
 	}
 	return j, nil
 }
 
 // workflow reads the parts of a workflow that all its jobs share, and returns its jobs.
-func (r *reader) workflow(text []byte) (j *Job, jobs []pair) {
-	j = &Job{file: r.name, workflow: r.name}
-	for _, p := range r.pairs(r.load(text), "the workflow") {
-		switch p.key {
+func (r *reader) workflow(root *yaml.Node) (j *Job, jobs []yamltree.Entry) {
+	j = &Job{file: r.Text.Name, workflow: r.Text.Name}
+	for _, p := range r.Mapping(root, "the workflow") {
+		switch p.Key {
 		case "name":
-			j.workflow = r.text(p.value, p.key)
+			j.workflow = r.text(p.Value, p.Key)
 		case "on":
-			j.inputs = r.triggers(p.value)
+			j.inputs = r.triggers(p.Value)
 		case "env":
-			j.env = r.settings(p.value, p.key)
+			j.env = r.settings(p.Value, p.Key)
 		case "defaults":
-			j.defaults(r, p.value, false)
+			j.defaults(r, p.Value, false)
 		case "jobs":
-			jobs = r.pairs(p.value, "jobs")
+			jobs = r.Mapping(p.Value, "jobs")
 		default:
 			j.ignore(p)
 		}
@@ -91,42 +92,42 @@ func (r *reader) workflow(text []byte) (j *Job, jobs []pair) {
 }
 
 // job reads a job into j. For a job that calls another workflow, and so has no steps, it returns the key of the call.
-func (r *reader) job(j *Job, found pair) (call *yaml.Node) {
-	j.Name = found.key
+func (r *reader) job(j *Job, found yamltree.Entry) (call *yaml.Node) {
+	j.Name = found.Key
 	var steps *yaml.Node
-	for _, p := range r.pairs(found.value, "the job "+found.key) {
-		switch p.key {
+	for _, p := range r.Mapping(found.Value, "the job "+found.Key) {
+		switch p.Key {
 		case "if":
 			j.ignore(p)
-			r.expressions(jobIfNames(), "", []setting{condition(r.text(p.value, p.key), p.value.Line)})
+			r.expressions(jobIfNames(), "", []setting{condition(r.text(p.Value, p.Key), p.Value.Line)})
 		case "env":
-			j.env = append(slices.Clip(j.env), r.settings(p.value, p.key)...)
+			j.env = append(slices.Clip(j.env), r.settings(p.Value, p.Key)...)
 		case "defaults":
-			j.defaults(r, p.value, true)
+			j.defaults(r, p.Value, true)
 		case "steps":
-			steps = p.value
+			steps = p.Value
 		case "outputs":
-			j.outputs = r.texts(p.value, p.key)
+			j.outputs = r.texts(p.Value, p.Key)
 		case "strategy":
-			j.strategy, j.rawStrategy = p.at.Line, p.value
+			j.strategy, j.rawStrategy = p.At.Line, p.Value
 		case "container":
 			j.boxes = append(j.boxes, r.box(p, false))
 		case "services":
-			if text, ok := r.single(p.value, p.key); ok {
-				j.boxes = append(j.boxes, box{isService: true, line: p.at.Line, image: setting{p.key, text, p.value.Line}})
+			if text, ok := r.single(p.Value, p.Key); ok {
+				j.boxes = append(j.boxes, box{isService: true, line: p.At.Line, image: setting{p.Key, text, p.Value.Line}})
 				break
 			}
-			for _, service := range r.pairs(p.value, p.key) {
+			for _, service := range r.Mapping(p.Value, p.Key) {
 				j.boxes = append(j.boxes, r.box(service, true))
 			}
 		case "uses":
-			call = p.at
+			call = p.At
 		default:
 			j.ignore(p)
 		}
 	}
-	if r.err == nil && steps == nil && call == nil {
-		r.fail(found.at, "the job %.64q has no steps", found.key)
+	if r.Err == nil && steps == nil && call == nil {
+		r.Failf(found.At, "the job %.64q has no steps", found.Key)
 	}
 	j.steps = r.steps(steps, true)
 	known := knownNames(true)
@@ -139,7 +140,7 @@ func (r *reader) job(j *Job, found pair) (call *yaml.Node) {
 }
 
 // ignore keeps a key for writeNotes.
-func (j *Job) ignore(p pair) { j.ignored = append(j.ignored, p.at) }
+func (j *Job) ignore(p yamltree.Entry) { j.ignored = append(j.ignored, p.At) }
 
 // writeNotes writes the notes to the job's output. hasMatrix says that the job got values of a matrix, and inContainer
 // that it runs in its container, beside its services.
@@ -169,24 +170,24 @@ func (j *Job) writeNotes(to io.Writer, hasMatrix, inContainer bool) error {
 
 // defaults reads the defaults of a job or, unless ofJob, of the workflow. In a job, run may be an expression.
 func (j *Job) defaults(r *reader, n *yaml.Node, ofJob bool) {
-	for _, p := range r.pairs(n, "defaults") {
-		if p.key != "run" {
+	for _, p := range r.Mapping(n, "defaults") {
+		if p.Key != "run" {
 			j.ignore(p)
 			continue
 		}
-		if text, ok := r.single(p.value, "defaults.run"); ok && ofJob {
-			r.expressions(knownNames(true), "", []setting{{"defaults.run", text, p.value.Line}})
+		if text, ok := r.single(p.Value, "defaults.run"); ok && ofJob {
+			r.expressions(knownNames(true), "", []setting{{"defaults.run", text, p.Value.Line}})
 			inner := strings.TrimSuffix(strings.TrimPrefix(text, "${{"), "}}")
 			j.shell = fmt.Sprintf("${{ (%s).shell || '%s' }}", inner, strings.ReplaceAll(j.shell, "'", "''"))
 			j.dir = fmt.Sprintf("${{ (%s).working-directory || '%s' }}", inner, strings.ReplaceAll(j.dir, "'", "''"))
 			continue
 		}
-		for _, part := range r.pairs(p.value, "defaults.run") {
-			switch part.key {
+		for _, part := range r.Mapping(p.Value, "defaults.run") {
+			switch part.Key {
 			case "shell":
-				j.shell = r.text(part.value, part.key)
+				j.shell = r.text(part.Value, part.Key)
 			case "working-directory":
-				j.dir = r.text(part.value, part.key)
+				j.dir = r.text(part.Value, part.Key)
 			default:
 				j.ignore(part)
 			}
@@ -195,11 +196,11 @@ func (j *Job) defaults(r *reader, n *yaml.Node, ofJob bool) {
 }
 
 // choose returns the job called name.
-func choose(file string, jobs []pair, name string) (pair, error) {
+func choose(file string, jobs []yamltree.Entry, name string) (yamltree.Entry, error) {
 	names := make([]string, len(jobs))
 	for i, p := range jobs {
-		names[i] = p.key
-		if p.key == name {
+		names[i] = p.Key
+		if p.Key == name {
 			return p, nil
 		}
 	}
@@ -207,26 +208,25 @@ func choose(file string, jobs []pair, name string) (pair, error) {
 	list := fmt.Sprintf("%.400s", strings.Join(names, ", "))
 	switch {
 	case len(jobs) == 0:
-		return pair{}, fmt.Errorf("%s: it has no jobs", file)
+		return yamltree.Entry{}, fmt.Errorf("%s: it has no jobs", file)
 	case name != "":
-		return pair{}, fmt.Errorf("%s: there is no job %.64q; there are %s", file, name, list)
+		return yamltree.Entry{}, fmt.Errorf("%s: there is no job %.64q; there are %s", file, name, list)
 	case len(jobs) > 1:
-		return pair{}, fmt.Errorf("%s has %d jobs; choose one with --job-name: %s", file, len(jobs), list)
+		return yamltree.Entry{}, fmt.Errorf("%s has %d jobs; choose one with --job-name: %s", file, len(jobs), list)
 	}
 	return jobs[0], nil
 }
 
 // WorkflowJobs returns the names of the jobs of a workflow, in the order of the file. The rest of it may have mistakes.
 func WorkflowJobs(text []byte) (names []string) {
-	r := new(reader)
-	root := r.load(text)
-	r.err = nil // it may be about a second document
-	for _, p := range r.pairs(root, "the workflow") {
-		if p.key != "jobs" {
+	r, root := load("", text)
+	r.Err = nil // it may be about a second document
+	for _, p := range r.Mapping(root, "the workflow") {
+		if p.Key != "jobs" {
 			continue
 		}
-		for _, job := range r.pairs(p.value, p.key) {
-			names = append(names, job.key)
+		for _, job := range r.Mapping(p.Value, p.Key) {
+			names = append(names, job.Key)
 		}
 	}
 	return names
@@ -238,8 +238,8 @@ const maxUnknown = 20
 // WorkflowUses returns the references of the actions in the steps of a workflow's jobs, each once, sorted, and warnings
 // about unknown keys. The error is the first mistake in any of the jobs.
 func WorkflowUses(file string, text []byte) (uses []string, warnings []*lang.Error, err error) {
-	r := &reader{name: file}
-	shared, jobs := r.workflow(text)
+	r, root := load(file, text)
+	shared, jobs := r.workflow(root)
 	unknown := notIn(ignored, shared.ignored)
 	var all []*step
 	for _, found := range jobs {
@@ -256,8 +256,8 @@ func WorkflowUses(file string, text []byte) (uses []string, warnings []*lang.Err
 			unknown = append(unknown, notIn(boxKeys, b.ignored)...)
 		}
 	}
-	if r.err == nil && len(jobs) == 0 {
-		_, r.err = choose(file, nil, "")
+	if r.Err == nil && len(jobs) == 0 {
+		_, r.Err = choose(file, nil, "")
 	}
 	for _, key := range unknown[:min(len(unknown), maxUnknown)] {
 		warnings = append(warnings, &lang.Error{
@@ -265,7 +265,7 @@ func WorkflowUses(file string, text []byte) (uses []string, warnings []*lang.Err
 			Message: fmt.Sprintf("unknown key%s: it has no effect, and GitHub refuses it", lang.Quote(key.Value)),
 		})
 	}
-	return usesOf(all), warnings, r.err
+	return usesOf(all), warnings, r.Err
 }
 
 // notIn returns the keys that are not known.

@@ -10,13 +10,14 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/stepmux/stepmux/internal/yamltree"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // compiler turns a draft into a definition. Checks that a schema can make come first, and the others are postponed to
 // the end: so both report the same first mistake.
 type compiler struct {
-	mistake
+	yamltree.First
 	checks  []func() error // the postponed checks
 	matched int            // the sum for maxMatch
 }
@@ -35,11 +36,11 @@ func (c *compiler) later(err error) {
 func compileStep(d *draftDefinition) (*pb.Definition, error) {
 	var c compiler
 	def := c.definition(d)
-	for i := 0; c.err == nil && i < len(c.checks); i++ {
-		c.fail(c.checks[i]())
+	for i := 0; c.Err == nil && i < len(c.checks); i++ {
+		c.Fail(c.checks[i]())
 	}
-	if c.err != nil {
-		return nil, c.err
+	if c.Err != nil {
+		return nil, c.Err
 	}
 	return def, nil
 }
@@ -90,15 +91,15 @@ func (c *compiler) definition(d *draftDefinition) *pb.Definition {
 	def := &pb.Definition{Dialect: s.dialect(), Spec: c.spec(&d.spec)}
 	switch {
 	case d.run != nil && d.exec != nil:
-		c.fail(d.exec.at.errorf("there are both run and exec; write one of them"))
+		c.Fail(d.exec.at.errorf("there are both run and exec; write one of them"))
 	case d.run == nil && d.exec == nil:
-		c.fail(d.at.errorf("there are no steps; write run: and below it a list of them"))
+		c.Fail(d.at.errorf("there are no steps; write run: and below it a list of them"))
 	case d.run != nil:
 		c.runDefinition(d, def, s)
 	case len(d.outputs) > 0:
-		c.fail(d.outputs[0].name.at.errorf("outputs belongs to run; a command writes its outputs to ${{ output_file }}"))
+		c.Fail(d.outputs[0].name.at.errorf("outputs belongs to run; a command writes its outputs to ${{ output_file }}"))
 	case d.delegate.given:
-		c.fail(d.delegate.at.errorf("delegate belongs to run; a command writes its outputs to ${{ output_file }}"))
+		c.Fail(d.delegate.at.errorf("delegate belongs to run; a command writes its outputs to ${{ output_file }}"))
 	default:
 		def.Type, def.Env, def.Exec = pb.DefinitionType_exec, c.env(d.env, s), c.exec(d.exec, s)
 	}
@@ -111,7 +112,7 @@ func (c *compiler) runDefinition(d *draftDefinition, def *pb.Definition, s *scop
 	def.Outputs = c.values(d.outputs, s.in("", len(d.run.steps)), "output")
 	def.Delegate = d.delegate.text
 	if d.delegate.given {
-		c.fail(checkName(d.delegate, "delegate"))
+		c.Fail(checkName(d.delegate, "delegate"))
 	}
 	c.afterwards(func() error { return d.checkOutputs(s) })
 }
@@ -141,14 +142,14 @@ func (d *draftDefinition) checkOutputs(s *scope) error {
 // run compiles a list of steps, and sets the names of the scope.
 func (c *compiler) run(run *draftRun, s *scope, named bool) []*pb.Step {
 	if len(run.steps) == 0 {
-		c.fail(run.at.errorf("there are no steps; write at least one, such as - script: echo hello"))
+		c.Fail(run.at.errorf("there are no steps; write at least one, such as - script: echo hello"))
 	}
 	list := make([]*pb.Step, len(run.steps))
 	s.names = make(map[string]int, len(run.steps))
 	for i := range run.steps {
 		d := &run.steps[i]
 		if named && !d.name.given {
-			c.fail(d.at.errorf("the step has no name; in a definition every step has one"))
+			c.Fail(d.at.errorf("the step has no name; in a definition every step has one"))
 		}
 		list[i] = c.step(d, s, i, named)
 		name := list[i].GetName()
@@ -169,11 +170,11 @@ func (c *compiler) run(run *draftRun, s *scope, named bool) []*pb.Step {
 func (c *compiler) step(d *draft, list *scope, i int, named bool) *pb.Step {
 	p := &pb.Step{Name: d.stepName(i), When: cmp.Or(d.when.text, OnSuccess)}
 	if d.name.given {
-		c.fail(checkName(d.name, "name"))
+		c.Fail(checkName(d.name, "name"))
 	}
-	c.fail(d.onlyOne())
+	c.Fail(d.onlyOne())
 	if d.when.given && !slices.Contains(whens, d.when.text) {
-		c.fail(d.when.at.errorf("when is one of %s", strings.Join(whens, ", ")))
+		c.Fail(d.when.at.errorf("when is one of %s", strings.Join(whens, ", ")))
 	}
 	p.Timeout = c.timeout(d.timeout)
 	s := list.in(p.GetName(), i)
@@ -197,7 +198,7 @@ func (c *compiler) step(d *draft, list *scope, i int, named bool) *pb.Step {
 			p.Inputs = c.values(d.inputs, s, "input")
 		}
 		if isScript(p.GetReference()) {
-			c.fail(joinScript(d, p))
+			c.Fail(joinScript(d, p))
 		}
 	}
 	return p
@@ -214,7 +215,7 @@ func (d *draft) stepName(i int) string {
 // script compiles the short form of a call of the script step.
 func (c *compiler) script(d *draft, p *pb.Step, s *scope) {
 	if strings.TrimSpace(d.script.text) == "" {
-		c.fail(d.script.at.errorf("script is empty; write the commands for the shell"))
+		c.Fail(d.script.at.errorf("script is empty; write the commands for the shell"))
 	}
 	c.template(d.script, s, "script")
 	p.Step, p.Reference = scriptURL, scriptReference()
@@ -254,21 +255,21 @@ func (c *compiler) timeout(w word) *durationpb.Duration {
 	d, err := time.ParseDuration(w.text)
 	switch {
 	case err != nil || !timeoutPattern().MatchString(w.text):
-		c.fail(w.at.errorf("timeout is a time such as 90s, 5m or 1h30m"))
+		c.Fail(w.at.errorf("timeout is a time such as 90s, 5m or 1h30m"))
 	case d <= 0:
-		c.fail(w.at.errorf("the timeout is 0; leave the key out for no timeout"))
+		c.Fail(w.at.errorf("the timeout is 0; leave the key out for no timeout"))
 	}
 	return durationpb.New(d)
 }
 
 func (c *compiler) exec(d *draftExec, s *scope) *pb.Exec {
 	if len(d.command) == 0 {
-		c.fail(d.commandAt.errorf("command is empty; write the program and its arguments, such as [make, test]"))
+		c.Fail(d.commandAt.errorf("command is empty; write the program and its arguments, such as [make, test]"))
 	}
 	e := &pb.Exec{Command: make([]string, len(d.command)), WorkDir: d.workDir.text}
 	for j, w := range d.command {
 		if j == 0 && w.text == "" {
-			c.fail(w.at.errorf("the program is empty; write its name or path"))
+			c.Fail(w.at.errorf("the program is empty; write its name or path"))
 		}
 		c.template(w, s, "command")
 		if len(w.text) > MaxArg {
@@ -290,7 +291,7 @@ func (c *compiler) env(pairs []pair, s *scope) map[string]string {
 	for _, p := range pairs {
 		c.key(p.key, s, "env")
 		if !hasExpression(p.key.text) && !isName(p.key.text) {
-			c.fail(p.key.at.errorf("%s", badVariable(p.key.text)))
+			c.Fail(p.key.at.errorf("%s", badVariable(p.key.text)))
 		}
 		c.template(p.value, s, "env")
 		env[p.key.text] = p.value.text
@@ -330,7 +331,7 @@ func (c *compiler) valuesOf(
 	for _, v := range list {
 		c.key(v.name, s, label)
 		if !hasExpression(v.name.text) {
-			c.fail(check(v.name))
+			c.Fail(check(v.name))
 		}
 		for _, text := range v.value.texts {
 			c.template(text, s, label+Quote(v.name.text))

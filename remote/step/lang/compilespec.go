@@ -51,7 +51,7 @@ func (c *compiler) spec(d *draftSpec) *pb.Spec {
 func (c *compiler) names(words []word) []string {
 	for _, w := range words {
 		if !isName(w.text) {
-			c.fail(w.at.errorf("%s", badVariable(w.text)))
+			c.Fail(w.at.errorf("%s", badVariable(w.text)))
 		}
 	}
 	return texts(words)
@@ -77,21 +77,21 @@ func (c *compiler) input(p *draftParam) *pb.Spec_Input {
 
 // param compiles the type and the default of an input or an output. label is "input" or "output".
 func (c *compiler) param(p *draftParam, label string) (kind pb.Spec_InputType, preset *structpb.Value) {
-	c.fail(checkName(p.name, "name of the "+label))
+	c.Fail(checkName(p.name, "name of the "+label))
 	kind, known := types[p.kind.text]
 	if p.kind.given && !known {
-		c.fail(p.kind.at.errorf("the %s %s has an unknown type%s%s", label, p.label(), Quote(p.kind.text),
+		c.Fail(p.kind.at.errorf("the %s %s has an unknown type%s%s", label, p.label(), Quote(p.kind.text),
 			Suggest(p.kind.text, strings.Split(typeList, ", "), "; it is one of "+typeList)))
 	}
 	if p.preset == nil {
 		return kind, nil
 	}
 	if why := mistyped(kind, kindOf(p.preset.value)); why != "" {
-		c.fail(p.preset.at.errorf("the default of the %s %s is %s", label, p.label(), why))
+		c.Fail(p.preset.at.errorf("the default of the %s %s is %s", label, p.label(), why))
 	}
 	for _, w := range p.preset.texts {
 		if _, literal := Literal(w.text); !literal {
-			c.fail(w.at.errorf("the default of the %s %s has an expression, which a spec cannot have; for the "+
+			c.Fail(w.at.errorf("the default of the %s %s has an expression, which a spec cannot have; for the "+
 				"text itself write %s", label, p.label(), exprEscaped))
 		}
 	}

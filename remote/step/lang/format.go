@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/stepmux/stepmux/internal/yamltree"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
@@ -50,14 +51,15 @@ const maxKept = 16 * MaxText
 // ParseKept is ParseCalled for a text that was compiled before or comes from Format. It may be longer than MaxText, up
 // to 16 MiB.
 func ParseKept(name, text string) (*pb.Definition, error) {
-	t, docs, err := load(name, []byte(text), maxKept)
+	t, err := yamltree.Load(name, []byte(text), maxKept)
 	if err != nil {
 		return nil, err
 	}
-	r := &reader{text: t, cost: -maxCost / MaxText * len(text)}
-	d := r.job(docs)
-	if r.err != nil {
-		return nil, r.err
+	r := newReader(t)
+	r.MaxCost += maxCost / MaxText * len(text)
+	d := r.job(t.Docs)
+	if r.Err != nil {
+		return nil, r.Err
 	}
 	return compileSequence(d)
 }

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/stepmux/stepmux/internal/yamltree"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 
 	"github.com/stepmux/stepmux/internal/testing/racefree"
@@ -146,7 +147,7 @@ func TestADefinitionThatNoTextBecomesIsRefused(t *testing.T) {
 		"the outputs of a step not there": func(def *pb.Definition) { def.Outputs, def.Delegate = nil, "nobody" },
 		"lists in lists without an end": func(def *pb.Definition) {
 			inner := proto.CloneOf(def)
-			for range maxDepth + 2 {
+			for range yamltree.MaxDepth + 2 {
 				inner = &pb.Definition{
 					Type: pb.DefinitionType_steps, Dialect: pb.Definition_v1,
 					Steps: []*pb.Step{{Name: "a", When: OnSuccess, Definition: inner}},

@@ -44,8 +44,8 @@ func NewLocator(name string, data []byte) *Locator {
 // NewNodeLocator returns the Locator of a list of steps that [FromNode] accepts.
 func NewNodeLocator(n *yaml.Node, origin func(*yaml.Node) *Source) *Locator {
 	return &Locator{func() *draftDefinition {
-		r := &reader{text: origin(n).text, origin: origin}
-		return &draftDefinition{at: r.at(n), run: r.run(n)}
+		d, _ := fromNode(n, origin) // FromNode has accepted it
+		return d
 	}}
 }
 

@@ -7,28 +7,25 @@ import (
 )
 
 // otherFile explains a mistake in a text that is a file of another kind. It returns nil if the text may be meant as
-// steps. docs are its documents; a text that is not YAML has none.
-func (t *text) otherFile(docs []*yaml.Node) error {
+// steps. A text that is not YAML has no documents.
+func otherFile(t *Source) error {
 	root := &yaml.Node{}
-	if len(docs) > 0 {
-		root = docs[0]
-	}
-	for root.Kind == yaml.DocumentNode && len(root.Content) > 0 {
-		root = root.Content[0]
+	if len(t.Docs) > 0 {
+		root = t.Docs[0]
 	}
 	job := func(n *yaml.Node) bool { return member(n, "script") != nil || member(n, "trigger") != nil }
 	isList := root.Kind == yaml.SequenceNode || root.Kind == yaml.MappingNode
 	switch {
-	case strings.HasPrefix(t.data, "#!") && !isList:
-		return t.errorAt(1, 1, `it is a script, not steps; write "run:", "- script: |" and the script, indented`)
+	case strings.HasPrefix(t.Data, "#!") && !isList:
+		return t.ErrorAt(1, 1, `it is a script, not steps; write "run:", "- script: |" and the script, indented`)
 	case root.Kind != yaml.MappingNode || member(root, "run") != nil || member(root, "exec") != nil:
 		return nil
 	case member(root, "on") != nil && member(root, "jobs") != nil:
-		return t.errorAt(1, 1, "it is a workflow of GitHub Actions, not steps; stepmux local --format github runs it")
+		return t.ErrorAt(1, 1, "it is a workflow of GitHub Actions, not steps; stepmux local --format github runs it")
 	}
 	for i := 1; i < len(root.Content); i += 2 {
 		if job(root.Content[i]) {
-			return t.errorAt(1, 1, "it is a .gitlab-ci.yml, not steps; --format gitlab-ci of stepmux local or run runs its "+
+			return t.ErrorAt(1, 1, "it is a .gitlab-ci.yml, not steps; --format gitlab-ci of stepmux local or run runs its "+
 				"jobs")
 		}
 	}

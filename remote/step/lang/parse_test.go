@@ -304,11 +304,11 @@ func TestParseNamesTheMistakeItsPlaceAndTheRemedy(t *testing.T) {
 		},
 		"tag": {
 			"- script: !!binary aGk=\n",
-			`j:1:11: tags are not supported; remove the one that begins with !`,
+			`j:1:11: the tag is not supported; remove the word that begins with !`,
 		},
 		"own tag": {
 			"- script: !reference [a, b]\n",
-			`j:1:11: tags are not supported; remove the one that begins with !`,
+			`j:1:11: the tag is not supported; remove the word that begins with !`,
 		},
 		"syntax": {
 			"- name: [\n",
@@ -430,7 +430,7 @@ func TestParseIsBounded(t *testing.T) {
 		text := "- {script: a, env: {A: &a " + strings.Repeat("x", 1000) + "}}\n" +
 			strings.Repeat("- {script: *a, env: {A: *a, B: *a, C: *a}}\n", 9000)
 		_, err := Parse("j", []byte(text))
-		require.ErrorContains(t, err, "the aliases make this text too large; write the values out")
+		require.ErrorContains(t, err, "aliases and other repeated parts make this text too large; write it shorter")
 	})
 	t.Run("alias bomb of small values", func(t *testing.T) {
 		text, err := os.ReadFile("testdata/refused/step-alias-bomb.yml")
@@ -439,7 +439,7 @@ func TestParseIsBounded(t *testing.T) {
 		runtime.ReadMemStats(&before)
 		_, err = ParseStep("s", text)
 		runtime.ReadMemStats(&after)
-		require.ErrorContains(t, err, "the aliases make this text too large")
+		require.ErrorContains(t, err, "aliases and other repeated parts make this text too large")
 		require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(100<<20))
 	})
 	t.Run("as many values as a text has room for", func(t *testing.T) {

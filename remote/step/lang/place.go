@@ -10,57 +10,16 @@ import (
 
 // place is the origin of a part of a job: a node of a text, or a field of a request.
 type place struct {
-	text *text
+	text *Source
 	node *yaml.Node // nil in a request
 	path string     // in a request
-}
-
-// text is a YAML text and its name in errors.
-type text struct {
-	name string
-	data string
-}
-
-// errorf returns an error about the whole text.
-func (t *text) errorf(format string, args ...any) *Error {
-	return &Error{Where: t.name, Message: fmt.Sprintf(format, args...)}
-}
-
-func (t *text) errorAt(line, column int, format string, args ...any) *Error {
-	return &Error{
-		Where:   fmt.Sprintf("%s:%d:%d", t.name, line, column),
-		Line:    line,
-		Column:  column,
-		Message: fmt.Sprintf(format, args...),
-	}
-}
-
-// errorAtByte returns an error about the byte at offset.
-func (t *text) errorAtByte(offset int, format string, args ...any) *Error {
-	before := t.data[:offset]
-	start := strings.LastIndexByte(before, '\n') + 1
-	return t.errorAt(1+strings.Count(before, "\n"), 1+utf8.RuneCountInString(before[start:]), format, args...)
-}
-
-// line returns line number n, which counts from 1, or "".
-func (t *text) line(n int) string {
-	rest := t.data
-	for ; n > 1; n-- {
-		_, after, found := strings.Cut(rest, "\n")
-		if !found {
-			return ""
-		}
-		rest = after
-	}
-	line, _, _ := strings.Cut(rest, "\n")
-	return line
 }
 
 func (p place) errorf(format string, args ...any) *Error {
 	if p.node == nil {
 		return &Error{Where: p.path, Message: fmt.Sprintf(format, args...)}
 	}
-	return p.text.errorAt(p.node.Line, p.node.Column, format, args...)
+	return p.text.Errorf(p.node, format, args...)
 }
 
 // errorIn returns an error about the byte at offset of the value that was read here.
@@ -71,7 +30,7 @@ func (p place) errorIn(value string, offset int, format string, args ...any) *Er
 	}
 	if line, column := p.find(value, offset); line > 0 {
 		err.Line, err.Column = line, column
-		err.Where = fmt.Sprintf("%s:%d:%d", p.text.name, line, column)
+		err.Where = fmt.Sprintf("%s:%d:%d", p.text.Name, line, column)
 	}
 	return err
 }
@@ -91,14 +50,14 @@ func (p place) find(value string, offset int) (line, column int) {
 	case p.node.Style&yaml.FoldedStyle != 0 || strings.Contains(value[:offset], "\n"):
 		return 0, 0
 	default:
-		source := p.text.line(line)
+		source := p.text.Line(line)
 		for range p.node.Column - 1 {
 			_, size := utf8.DecodeRuneInString(source[from:])
 			from += size
 		}
 		from += offset
 	}
-	source := p.text.line(line)
+	source := p.text.Line(line)
 	if from > len(source) {
 		return 0, 0
 	}

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/stepmux/stepmux/internal/sortedkeys"
+	"github.com/stepmux/stepmux/internal/yamltree"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
@@ -22,14 +23,14 @@ func FromProto(list []*pb.Step) (*pb.Definition, error) {
 	for i, s := range list {
 		run.steps[i] = r.step(s, fmt.Sprintf("steps[%d]", i))
 	}
-	if r.err != nil {
-		return nil, r.err
+	if r.Err != nil {
+		return nil, r.Err
 	}
 	return compileJob(&draftDefinition{at: run.at, run: run})
 }
 
 // request reads the messages of a request. An empty field counts as missing.
-type request struct{ mistake }
+type request struct{ yamltree.First }
 
 func (r *request) step(s *pb.Step, path string) draft {
 	at := func(name string) place { return place{path: path + "." + name} }
@@ -44,7 +45,7 @@ func (r *request) step(s *pb.Step, path string) draft {
 		inputsAt:  at("inputs"),
 	}
 	if s.GetReference() != nil || s.GetDefinition() != nil {
-		r.fail(d.at.errorf("a request cannot have reference or definition; use step, script or exec"))
+		r.Fail(d.at.errorf("a request cannot have reference or definition; use step, script or exec"))
 	}
 	given := map[string]bool{"step": s.GetStep() != "", "script": s.GetScript() != "", "exec": s.GetExec() != nil}
 	for _, way := range ways {
@@ -75,7 +76,7 @@ func (r *request) timeout(d *durationpb.Duration, at place) word {
 		return word{at: at}
 	}
 	if d.CheckValid() != nil || d.AsDuration() <= 0 {
-		r.fail(at.errorf("use a duration above 0"))
+		r.Fail(at.errorf("use a duration above 0"))
 	}
 	return word{at: at, text: timeoutText(d), given: true}
 }
@@ -103,13 +104,13 @@ func (r *request) exec(e *pb.Exec, path string) *draftExec {
 
 // collect finds the texts in v, a part of d, with expressions or escapes.
 func (r *request) collect(d *draftValue, v *structpb.Value, depth int) {
-	if depth > maxDepth {
-		r.fail(d.at.errorf("a value is nested deeper than %d", maxDepth))
+	if depth > yamltree.MaxDepth {
+		r.Fail(d.at.errorf("a value is nested deeper than %d", yamltree.MaxDepth))
 		return
 	}
 	switch k := v.GetKind().(type) {
 	case nil:
-		r.fail(d.at.errorf("a value has no kind"))
+		r.Fail(d.at.errorf("a value has no kind"))
 	case *structpb.Value_StringValue:
 		if hasExpression(k.StringValue) {
 			d.texts = append(d.texts, word{at: d.at, text: k.StringValue, given: true})

@@ -15,7 +15,7 @@ func (c *compiler) reference(ref *draftReference, p *pb.Step, s *scope) *pb.Refe
 	case ref.long != nil:
 		return c.longReference(ref, s)
 	case ref.text.text == "":
-		c.fail(ref.at.errorf("the reference is empty; write where the step is, such as ./build"))
+		c.Fail(ref.at.errorf("the reference is empty; write where the step is, such as ./build"))
 	}
 	p.Step = ref.text.text
 	text, literal := Literal(ref.text.text)
@@ -49,13 +49,13 @@ func (c *compiler) longReference(d *draftReference, s *scope) *pb.Reference {
 		switch {
 		case d.long[form] == nil:
 		case parts != nil:
-			c.fail(d.at.errorf("the reference has both %v and %v; it has one of them", ref.GetProtocol(), form))
+			c.Fail(d.at.errorf("the reference has both %v and %v; it has one of them", ref.GetProtocol(), form))
 		default:
 			ref.Protocol, parts = pb.Reference_Protocol(pb.Reference_Protocol_value[form]), d.long[form]
 		}
 	}
 	if parts == nil {
-		c.fail(d.at.errorf("the reference is empty; write git, zip or oci, or a text such as ./build"))
+		c.Fail(d.at.errorf("the reference is empty; write git, zip or oci, or a text such as ./build"))
 	}
 	dynamic := false
 	for _, part := range parts {

@@ -16,6 +16,8 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v4"
+
+	"github.com/stepmux/stepmux/internal/yamltree"
 )
 
 var update = flag.Bool("update", false, "write the schema")
@@ -299,13 +301,13 @@ func (v validator) accepts(text []byte, job bool) bool {
 
 // documents returns the documents of data as JSON, and false if data is not YAML.
 func documents(data []byte) ([]any, bool) {
-	_, nodes, err := load("j", data, MaxText)
+	t, err := Load("j", data)
 	if err != nil {
 		return nil, false
 	}
 	var docs []any
-	budget := 2 * maxCost / nodeCost // an alias counts as a node, plus its target
-	for _, n := range nodes {
+	budget := 2 * maxCost / 6 // an alias counts as a node, plus its target
+	for _, n := range t.Docs {
 		doc, ok := asAny(n, 0, &budget)
 		if !ok {
 			return nil, false
@@ -317,7 +319,7 @@ func documents(data []byte) ([]any, bool) {
 
 // asAny returns n as JSON, and false if it has no JSON form or at least budget nodes.
 func asAny(n *yaml.Node, depth int, budget *int) (any, bool) {
-	if *budget--; depth > 2*maxDepth || *budget < 0 {
+	if *budget--; depth > 2*yamltree.MaxDepth || *budget < 0 {
 		return nil, false // an alias of an alias, or of itself
 	}
 	switch n.Kind {

@@ -2,46 +2,48 @@ package lang
 
 import (
 	"go.yaml.in/yaml/v4"
+
+	"github.com/stepmux/stepmux/internal/yamltree"
 )
 
 // specDocument reads the first of two documents, which may be empty.
 func (r *reader) specDocument(n *yaml.Node, v0 bool) (spec draftSpec) {
 	for _, it := range r.optional(n, "the first of two documents, the spec,") {
-		if it.key.text != "spec" {
-			r.refuse(it.key.at.errorf("unknown key%s; the first of two documents holds spec, the second run or exec",
-				Quote(it.key.text)))
+		if it.Key != "spec" {
+			r.refuse(r.Errorf(it.At, "unknown key%s; the first of two documents holds spec, the second run or exec",
+				Quote(it.Key)))
 			continue
 		}
-		r.spec(it.value, &spec, v0)
+		r.spec(it.Value, &spec, v0)
 	}
 	return spec
 }
 
 func (r *reader) spec(n *yaml.Node, spec *draftSpec, v0 bool) {
-	r.each(r.optional(n, "spec"), "spec", specKeys, func(it item) {
-		switch it.key.text {
+	r.each(r.optional(n, "spec"), "spec", specKeys, func(it yamltree.Entry) {
+		switch it.Key {
 		case "inputs":
 			known := inputKeys
 			if v0 {
 				known = inputKeysV0
 			}
-			spec.inputs = r.params(it.value, "inputs", known, v0)
+			spec.inputs = r.params(it.Value, "inputs", known, v0)
 		case "outputs":
-			r.specOutputs(it.value, spec, v0)
+			r.specOutputs(it.Value, spec, v0)
 		case "requests":
-			spec.requests = r.requests(it.value)
+			spec.requests = r.requests(it.Value)
 		}
 	})
 }
 
 // specOutputs reads the outputs of a spec: their list, or the word delegate.
 func (r *reader) specOutputs(n *yaml.Node, spec *draftSpec, v0 bool) {
-	v := r.value(n)
+	v := r.Value(n)
 	switch {
 	case v.Kind != yaml.ScalarNode || v.ShortTag() != "!!str":
 		spec.outputs = r.params(n, "outputs", outputKeys, v0)
 	case v.Value != delegateWord:
-		r.fail(r.at(n).errorf("outputs is a mapping of outputs, or the word %s", delegateWord))
+		r.Failf(n, "outputs is a mapping of outputs, or the word %s", delegateWord)
 	default:
 		spec.delegate = r.word(n, "outputs")
 	}
@@ -49,7 +51,7 @@ func (r *reader) specOutputs(n *yaml.Node, spec *draftSpec, v0 bool) {
 
 // params reads inputs or outputs.
 func (r *reader) params(n *yaml.Node, label string, known []string, v0 bool) []draftParam {
-	read := r.mapping
+	read := r.Mapping
 	if v0 {
 		read = r.optional
 	}
@@ -57,31 +59,31 @@ func (r *reader) params(n *yaml.Node, label string, known []string, v0 bool) []d
 	all := make([]draftParam, len(items))
 	for i, it := range items {
 		p := &all[i]
-		p.name = it.key
-		keys := read(it.value, "the value of"+Quote(it.key.text))
-		r.each(keys, "it", known, func(k item) { r.paramKey(p, k) })
+		p.name = r.key(it)
+		keys := read(it.Value, "the value of"+Quote(it.Key))
+		r.each(keys, "it", known, func(k yamltree.Entry) { r.paramKey(p, k) })
 		if !v0 && !p.kind.given {
-			r.fail(it.key.at.errorf("%s has no type; give it one of %s", p.label(), typeList))
+			r.Failf(it.At, "%s has no type; give it one of %s", p.label(), typeList)
 		}
 	}
 	return all
 }
 
-func (r *reader) paramKey(p *draftParam, k item) {
-	switch k.key.text {
+func (r *reader) paramKey(p *draftParam, k yamltree.Entry) {
+	switch k.Key {
 	case "type":
-		p.kind = r.word(k.value, "type")
+		p.kind = r.word(k.Value, "type")
 	case "default":
-		v := r.anyValue(k.value, "default")
+		v := r.anyValue(k.Value, "default")
 		p.preset = &v
 	case "description":
-		p.description = r.word(k.value, "description")
+		p.description = r.word(k.Value, "description")
 	case "sensitive":
-		p.sensitive = r.boolean(k.value, "sensitive")
+		p.sensitive = r.Bool(k.Value, "sensitive")
 	case "options":
-		p.options = r.words(k.value, "options")
+		p.options = r.words(k.Value, "options")
 	case "match":
-		p.match = r.word(k.value, "match")
+		p.match = r.word(k.Value, "match")
 	}
 }
 
@@ -95,21 +97,13 @@ func (p *draftParam) label() string {
 
 func (r *reader) requests(n *yaml.Node) *draftRequests {
 	req := &draftRequests{}
-	r.each(r.optional(n, "requests"), "requests", requestKeys, func(it item) {
-		switch it.key.text {
+	r.each(r.optional(n, "requests"), "requests", requestKeys, func(it yamltree.Entry) {
+		switch it.Key {
 		case "env":
-			req.env = r.words(it.value, "env")
+			req.env = r.words(it.Value, "env")
 		case "vars":
-			req.vars = r.words(it.value, "vars")
+			req.vars = r.words(it.Value, "vars")
 		}
 	})
 	return req
-}
-
-func (r *reader) boolean(n *yaml.Node, label string) (b bool) {
-	v := r.value(n)
-	if v.Kind != yaml.ScalarNode || v.ShortTag() != "!!bool" || v.Decode(&b) != nil {
-		r.fail(r.at(n).errorf("%s is true or false", label))
-	}
-	return b
 }

@@ -7,6 +7,8 @@ import (
 
 	"go.yaml.in/yaml/v4"
 	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/stepmux/stepmux/internal/yamltree"
 )
 
 // anyValue reads a value of any type. Errors call it label.
@@ -17,9 +19,9 @@ func (r *reader) anyValue(n *yaml.Node, label string) draftValue {
 }
 
 func (r *reader) valueInto(d *draftValue, n *yaml.Node, label string) *structpb.Value {
-	defer r.leave()
-	r.enter(n)
-	v := r.value(n)
+	defer r.Leave()
+	r.Enter(n)
+	v := r.Value(n)
 	switch v.Kind { //nolint:exhaustive // value returns no other kinds
 	case yaml.SequenceNode:
 		values := make([]*structpb.Value, len(v.Content))
@@ -28,17 +30,13 @@ func (r *reader) valueInto(d *draftValue, n *yaml.Node, label string) *structpb.
 		}
 		return structpb.NewListValue(&structpb.ListValue{Values: values})
 	case yaml.MappingNode:
-		return r.structInto(d, n, label)
+		return r.structInto(d, v, label)
 	}
 	switch v.ShortTag() {
 	case "!!null":
 		return structpb.NewNullValue()
 	case "!!bool":
-		var b bool
-		if v.Decode(&b) != nil {
-			r.fail(r.at(n).errorf("%s is not a boolean", label))
-		}
-		return structpb.NewBoolValue(b)
+		return structpb.NewBoolValue(r.Bool(v, label))
 	case "!!int", "!!float":
 		return structpb.NewNumberValue(r.number(v, label))
 	case "!!str":
@@ -47,23 +45,23 @@ func (r *reader) valueInto(d *draftValue, n *yaml.Node, label string) *structpb.
 		}
 		return structpb.NewStringValue(v.Value)
 	default:
-		r.fail(r.at(n).errorf("%s is %s", label, describe(v)))
+		r.Failf(n, "%s is %s", label, yamltree.Describe(v))
 		return nil
 	}
 }
 
 func (r *reader) structInto(d *draftValue, n *yaml.Node, label string) *structpb.Value {
-	items := r.mapping(n, label)
+	items := r.Mapping(n, label)
 	fields := make(map[string]*structpb.Value, len(items))
 	for _, it := range items {
-		key, literal := Literal(it.key.text)
+		key, literal := Literal(it.Key)
 		switch {
 		case !literal:
-			r.fail(it.key.at.errorf("a key cannot have an expression here; for the text itself write %s", exprEscaped))
+			r.Failf(it.At, "a key cannot have an expression here; for the text itself write %s", exprEscaped)
 		case fields[key] != nil:
-			r.fail(it.key.at.errorf("the key%s is given twice", Quote(key)))
+			r.Failf(it.At, "%s", yamltree.Twice(key))
 		}
-		fields[key] = r.valueInto(d, it.value, label)
+		fields[key] = r.valueInto(d, it.Value, label)
 	}
 	return structpb.NewStructValue(&structpb.Struct{Fields: fields})
 }
@@ -74,7 +72,7 @@ func (r *reader) number(v *yaml.Node, label string) float64 {
 		err = v.Decode(&f) // YAML has more forms of numbers
 	}
 	if err != nil || math.IsInf(f, 0) || math.IsNaN(f) {
-		r.fail(r.at(v).errorf("%s is too large for a 64-bit floating-point number", label))
+		r.Failf(v, "%s is too large for a 64-bit floating-point number", label)
 	}
 	return f
 }

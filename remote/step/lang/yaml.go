@@ -2,26 +2,14 @@ package lang
 
 import (
 	"cmp"
-	"errors"
-	"io"
-	"strings"
-	"unicode/utf8"
 
 	"go.yaml.in/yaml/v4"
-	"go.yaml.in/yaml/v4/plugin/loaderlimits"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-const (
-	// maxDepth bounds the nesting. A job needs six levels.
-	maxDepth = 64
-	// maxCost bounds the reading of a text. The cost is the bytes of values, and nodeCost for each node, because even
-	// an empty node takes 100 bytes of memory. Each use of an alias counts. A text of MaxText without aliases is always
-	// within it, although a node may take only two bytes of the text.
-	maxCost  = 4 * MaxText
-	nodeCost = 6
-)
+// maxCost bounds the reading of a text, aliases included. A text of MaxText without aliases is always within it.
+const maxCost = 4 * MaxText
 
 // Parse reads a job from YAML. Errors call the text name: its file name. The error is an [*Error] with the first
 // mistake.
@@ -70,7 +58,7 @@ func parseTolerant(name string, data []byte, read func(*reader, []*yaml.Node) *d
 	d, err := parseDraft(name, data, func(r *reader, docs []*yaml.Node) *draftDefinition {
 		r.tolerant = true
 		d := read(r, docs)
-		warnings = r.unknown
+		warnings = r.unknowns
 		return d
 	})
 	if err == nil {
@@ -93,87 +81,15 @@ func parse(name string, data []byte, read func(*reader, []*yaml.Node) *draftDefi
 }
 
 func parseDraft(name string, data []byte, read func(*reader, []*yaml.Node) *draftDefinition) (*draftDefinition, error) {
-	t, docs, err := load(name, data, MaxText)
-	r := &reader{text: t}
+	t, err := Load(name, data)
 	var d *draftDefinition
 	if err == nil {
-		d = read(r, docs)
-		err = r.err
+		r := newReader(t)
+		d = read(r, t.Docs)
+		err = r.Err
 	}
 	if err != nil {
-		return nil, cmp.Or(t.otherFile(docs), err)
+		return nil, cmp.Or(otherFile(t), err)
 	}
 	return d, nil
-}
-
-func load(name string, data []byte, longest int) (*text, []*yaml.Node, error) {
-	t := &text{name: name, data: string(data)}
-	if err := t.check(longest); err != nil {
-		return t, nil, err
-	}
-	docs, err := t.load()
-	return t, docs, err
-}
-
-// check refuses texts that are too long or have invalid bytes.
-func (t *text) check(longest int) error {
-	if len(t.data) > longest {
-		return t.errorf("the text has more than %d MiB; move scripts into files", longest>>20)
-	}
-	for i := 0; i < len(t.data); {
-		c, size := utf8.DecodeRuneInString(t.data[i:])
-		switch {
-		case c == utf8.RuneError && size == 1:
-			return t.errorAtByte(i, "the text is not valid UTF-8")
-		case c < ' ' && c != '\n' && c != '\r' && c != '\t', c == 0x7f:
-			return t.errorAtByte(i,
-				"the text holds the control character %U; in a double-quoted text it can be written as an escape", c)
-		}
-		i += size
-	}
-	return nil
-}
-
-// load returns the documents of the text, at most three. A job has at most two.
-func (t *text) load() ([]*yaml.Node, error) {
-	loader, err := yaml.NewLoader(strings.NewReader(t.data),
-		yaml.WithPlugin(loaderlimits.New(loaderlimits.DepthValue(maxDepth))))
-	if err != nil {
-		return nil, t.errorf("%s", err)
-	}
-	var docs []*yaml.Node
-	for len(docs) < 3 {
-		doc := new(yaml.Node)
-		err := loader.Load(doc)
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return nil, t.syntaxError(err)
-		}
-		if doc.Kind != yaml.DocumentNode || len(doc.Content) != 1 {
-			return nil, t.errorf("the text is not a YAML document")
-		}
-		docs = append(docs, doc.Content[0])
-	}
-	return docs, nil
-}
-
-func (t *text) syntaxError(err error) error {
-	bad, ok := errors.AsType[*yaml.LoadError](err)
-	if !ok {
-		return t.errorf("the text is not valid YAML")
-	}
-	// The context, such as an unclosed quote, says more than the place of the error.
-	line, column, message := bad.Mark.Line, bad.Mark.Column, bad.Message
-	if bad.ContextMsg != "" {
-		message += " " + bad.ContextMsg
-	}
-	if strings.HasPrefix(bad.Message, "unknown anchor") {
-		message = "the alias has no anchor before it" // the library repeats the name, which may be long
-	}
-	if line <= 0 {
-		return t.errorf("not valid YAML: %s", message)
-	}
-	return t.errorAt(line, max(column, 1), "not valid YAML: %s", message)
 }
