@@ -119,7 +119,7 @@ func (f *ciFlags) serve(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	if err := f.policyFlags.check(); err != nil {
+	if err := f.check(); err != nil {
 		return err
 	}
 	stderr := cmd.ErrOrStderr()

@@ -168,7 +168,7 @@ func (f *jobFlags) config(ctx context.Context) (cfg standalone.Config, err error
 		Timeout: f.timeout, Grace: f.grace, CacheDir: f.cacheDir, Actions: f.actions, Version: buildinfo.Version(),
 		Policy: f.policy,
 	}
-	if err := f.policyFlags.check(); err != nil {
+	if err := f.check(); err != nil {
 		return cfg, err
 	}
 	if _, err := f.actions.Mirrors(); err != nil {

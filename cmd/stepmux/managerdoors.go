@@ -125,7 +125,7 @@ func (f *doorFlags) open(taken bool) (d *tcpDoors, err error) {
 			continue
 		}
 		*door.to, err = net.Listen("tcp", door.addr)
-		if err != nil && !(taken && errors.Is(err, syscall.EADDRINUSE)) {
+		if err != nil && (!taken || !errors.Is(err, syscall.EADDRINUSE)) {
 			d.close()
 			return nil, fmt.Errorf("--%s-listen: %w", door.flag, err)
 		}

@@ -105,7 +105,7 @@ func checkText(flag, name, value string) error {
 
 // reader checks the flags and returns a reader for the jobs of a command.
 func (f *sourceFlags) reader(cmd *cobra.Command, project string) (*jobReader, error) {
-	if err := f.policyFlags.check(); err != nil {
+	if err := f.check(); err != nil {
 		return nil, err
 	}
 	given, err := standalone.Vars(f.vars, f.masked, os.LookupEnv)

@@ -144,15 +144,6 @@ type ack struct {
 	text     string
 }
 
-// connect connects to the NATS server of the cluster.
-func (c *cluster) connect(t *testing.T) *nats.Conn {
-	t.Helper()
-	nc, err := nats.Connect("nats://" + c.nats)
-	require.NoError(t, err)
-	t.Cleanup(nc.Close)
-	return nc
-}
-
 // watchAcks watches the acknowledgments of the request of a build.
 func (c *cluster) watchAcks(t *testing.T, id string) *acks {
 	t.Helper()
