@@ -71,7 +71,8 @@ func TestTheManagersPageHasEachKeyOfItsFile(t *testing.T) {
 	newManagerCommand().Flags().VisitAll(func(f *pflag.Flag) {
 		_, usage := pflag.UnquoteUsage(f)
 		row := fmt.Sprintf("| `%s` | %s |", f.Name, strings.ReplaceAll(usage, "|", `\|`))
-		if !slices.Contains(notInFile, f.Name) && !rows[row] {
+		isOldName := usage == "" // of another key
+		if !slices.Contains(notInFile, f.Name) && !isOldName && !rows[row] {
 			missing[row] = true
 		}
 	})
