@@ -37,6 +37,8 @@ func (s *stalled) OpenChannel(string, []byte) (ssh.Channel, <-chan *ssh.Request,
 	return nil, nil, io.EOF
 }
 
+func (s *stalled) ServerVersion() []byte { return []byte("SSH-2.0-OpenSSH_stalled") }
+
 func (s *stalled) SendRequest(string, bool, []byte) (bool, []byte, error) {
 	<-s.closed
 	return false, nil, io.EOF
