@@ -43,7 +43,7 @@ func TestTracesAreAsTheSchemaHasThem(t *testing.T) {
 }
 
 func TestTracesOfTheFirstVersionAreRead(t *testing.T) {
-	files, err := filepath.Glob("../../standalone/replay/testdata/v1/*.json")
+	files, err := filepath.Glob("../../../internal/standalone/replay/testdata/v1/*.json")
 	require.NoError(t, err)
 	require.NotEmpty(t, files)
 	for _, file := range files {
