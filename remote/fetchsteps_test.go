@@ -35,11 +35,8 @@ func TestBuildsOfAVMFetchAStepOnce(t *testing.T) {
 		require.NoError(t, err)
 		stdout, stderr := readOutput(t, client, "j")
 		require.Equal(t, "fetched\n", stdout, stderr)
-		require.Equal(
-			t,
-			pb.JobState_suceeded,
-			finalState(t, client, "j").GetStatus(),
-		) //nolint:misspell // so it is on the wire
+		want := pb.JobState_suceeded //nolint:misspell // so it is on the wire
+		require.Equal(t, want, finalState(t, client, "j").GetStatus())
 		require.NoError(t, s.stdin.Close())
 		s.requireExit(t, 0, socket)
 	}

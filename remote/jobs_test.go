@@ -259,11 +259,8 @@ func TestEverythingOfAJobIsInTheBuildsDirectory(t *testing.T) {
 	runScript(t, client, "job", "pwd; mkdir closed; touch closed/file; chmod 0 closed")
 	stdout, _ := readOutput(t, client, "job")
 	require.True(t, strings.HasPrefix(stdout, filepath.Dir(socket)+"/"), stdout)
-	require.Equal(
-		t,
-		pb.JobState_suceeded,
-		finalState(t, client, "job").GetStatus(),
-	) //nolint:misspell // the published name
+	want := pb.JobState_suceeded //nolint:misspell // the published name
+	require.Equal(t, want, finalState(t, client, "job").GetStatus())
 	require.Equal(t, []string{wire.SocketBase}, remotetest.Names(t, tmp))
 	require.Equal(t, []string{"42"}, remotetest.Names(t, filepath.Join(tmp, wire.SocketBase)))
 	require.NoError(t, s.stdin.Close())

@@ -29,7 +29,7 @@ func FromJob(name string, text []byte) (rest []byte, spec *Spec, err error) {
 	}
 	t, wrong := yamltree.Load(name, text, maxJob)
 	if wrong != nil || len(t.Docs) == 0 || t.Docs[len(t.Docs)-1].Kind != yaml.MappingNode {
-		return text, nil, nil
+		return text, nil, nil //nolint:nilerr // see above
 	}
 	top := t.Docs[len(t.Docs)-1]
 	r := &jobReader{

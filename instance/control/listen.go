@@ -88,7 +88,7 @@ func Check(path string, group int, made string) error {
 		return err
 	}
 	dir := filepath.Dir(path)
-	if err := unix.Access(dir, unix.W_OK|unix.X_OK); err != nil && !(errors.Is(err, fs.ErrNotExist) && dir == made) {
+	if err := unix.Access(dir, unix.W_OK|unix.X_OK); err != nil && (!errors.Is(err, fs.ErrNotExist) || dir != made) {
 		return fmt.Errorf("control socket in %s: %w", dir, err)
 	}
 	if info, err := os.Lstat(path); err == nil && info.Mode().Type() != fs.ModeSocket {

@@ -62,7 +62,7 @@ func Preview(name, made string, limit int64, fresh func() ([]byte, error)) ([]by
 	}
 	dir := filepath.Dir(name)
 	if err := unix.Access(dir, unix.W_OK|unix.X_OK); err != nil &&
-		!(errors.Is(err, fs.ErrNotExist) && dir == filepath.Clean(made)) {
+		(!errors.Is(err, fs.ErrNotExist) || dir != filepath.Clean(made)) {
 		return nil, fmt.Errorf("make %s: %w", name, err)
 	}
 	return fresh()
