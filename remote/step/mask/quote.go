@@ -19,6 +19,7 @@ type spelling struct {
 	// utf8.RuneError. If nil, they stay as they are.
 	others func(c rune, raw string) string
 	after  []string // pairs: a text in the result, and its replacement
+	edge   string   // what the result does not have at its beginning and its end
 }
 
 // of returns text in the spelling.
@@ -33,7 +34,7 @@ func (s *spelling) of(text string) string {
 	for i := 0; i < len(s.after); i += 2 {
 		spelled = strings.ReplaceAll(spelled, s.after[i], s.after[i+1])
 	}
-	return spelled
+	return strings.TrimSuffix(strings.TrimPrefix(spelled, s.edge), s.edge)
 }
 
 // one returns how the character c, with the bytes raw, is written.
@@ -173,10 +174,12 @@ var (
 	bashWord = spelling{escaped: " \t!\"$&'()*,;<>?[\\]^`{|}", after: []string{":~", `:\~`, "=~", `=\~`}}
 
 	spellings = [...]spelling{
-		// Shells: the trace of bash (set -x) and ${x@Q}; Python's shlex; $'...', for control characters and, in the locale
-		// C, for all beyond ASCII; declare -p and export -p; Ruby's Shellwords.
+		// Shells: the trace of bash (set -x) and ${x@Q}; Python's shlex; the trace and the variables of busybox; $'...', for
+		// control characters and, in the locale C, for all beyond ASCII; declare -p and export -p; Ruby's Shellwords.
 		{marks: []string{"'", `'\''`}},
 		{marks: []string{"'", `'"'"'`}},
+		{marks: []string{"'", `'"'"'`}, after: []string{`"''"`, ""}},
+		{marks: []string{"'", `'"'"'`}, after: []string{`"''"`, ""}, edge: "'"},
 		{escaped: `\'`, letters: controls + "\x1bE", others: octalInUTF8},
 		{escaped: `\'`, letters: controls + "\x1bE", others: octal},
 		{escaped: "\"$\\`"},
@@ -196,6 +199,7 @@ var (
 		{marks: []string{"&", "&amp;", "<", "&lt;", ">", "&gt;"}},
 		{marks: []string{"&", "&amp;", "<", "&lt;", ">", "&gt;", "\r", "&#13;"}, others: reference},
 		{marks: []string{"&", "&amp;", "<", "&lt;", ">", "&gt;", `"`, "&quot;"}},
+		{marks: []string{"&", "&amp;", "<", "&lt;", ">", "&gt;", "\t", "&#9;", "\n", "&#10;", "\r", "&#13;"}},
 		{marks: []string{
 			"&", "&amp;", "<", "&lt;", ">", "&gt;", `"`, "&quot;", "\t", "&#9;", "\n", "&#10;", "\r", "&#13;",
 		}},
