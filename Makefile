@@ -222,6 +222,11 @@ linger-campaign: build ## run STORMS storms on ten VMs, each with 40 lingering b
 	bin/faultrig soak -seed $(SEED) -storms $(STORMS)
 	bin/faultrig run -seed $(SEED) -n $(KILLS) -time $(TIME) -jobs $(JOBS) -kinds linger-kill -dir bin/faults/linger
 
+.PHONY: tables
+tables: ## write the tables that psych and @actions/glob make, which stand beside our tests (needs ruby, npm and the network)
+	go test -count=1 -run 'TestTheTableOfScalarsIsThatOfPsych' ./internal/standalone/gitlabci -update
+	go test -count=1 -run 'TestPatternsOfFilesAreThoseOfGitHub' ./remote/step/action -update
+
 .PHONY: faults-report
 faults-report: ## write the tables of docs/reliability.md from the results in bin/faults
 	go run ./bench/faults/faultrig report

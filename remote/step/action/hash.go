@@ -9,11 +9,14 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp/syntax"
+	"slices"
 	"strings"
 
 	"github.com/bmatcuk/doublestar/v4"
 
 	"github.com/stepmux/stepmux/internal/boundedfile"
+	"github.com/stepmux/stepmux/internal/lazyregexp"
 )
 
 // maxHashed bounds the files that hashFiles reads.
@@ -32,27 +35,69 @@ func parsePatterns(dir, given string) (globs, bases []string, err error) {
 		if line == "" || line[0] == '#' {
 			continue
 		}
-		base := strings.TrimPrefix(line, "!")
+		base, negative := line, false
+		for base != "" && base[0] == '!' {
+			base, negative = strings.TrimSpace(base[1:]), !negative
+		}
+		if base == "" {
+			return nil, nil, errors.New("hashFiles: there is no pattern after !")
+		}
+		if parts := strings.Split(base, "/"); slices.Contains(parts, "..") || slices.Contains(parts[1:], ".") {
+			return nil, nil, fmt.Errorf("hashFiles: the pattern %.160q has a part . or .., which GitHub does not allow", line)
+		}
+		directory := strings.HasSuffix(base, "/")
 		if !filepath.IsAbs(base) {
 			base = filepath.Join(dir, base)
 		}
 		base, err = filepath.Rel(dir, base)
-		// Braces have no meaning on GitHub. With it, the time for a match would grow exponentially with their number.
-		glob := strings.ReplaceAll(strings.ReplaceAll(base, "{", "[{]"), "}", "[}]")
+		glob := globOf(base)
 		if err != nil || len(globs) == maxEntries || !filepath.IsLocal(base) || !doublestar.ValidatePattern(glob) {
 			return nil, nil, fmt.Errorf("hashFiles: the pattern %.160q is not one of at most %d of files in the work directory",
 				line, maxEntries)
 		}
+		if directory && glob != "." {
+			glob += "/*/**"
+		}
 		if i := strings.IndexAny(base, `*?[\`); i >= 0 {
 			base = filepath.Dir(base[:i] + "x")
 		}
-		if base += "/"; line[0] == '!' {
+		if base += "/"; negative {
 			base = excluded
 		}
 		globs, bases = append(globs, glob), append(bases, strings.TrimPrefix(base, "./"))
 	}
 	return globs, bases, nil
 }
+
+// globOf returns a pattern of GitHub, whose library is minimatch without braces, as doublestar reads it. Braces stand for
+// themselves: with a meaning, the time for a match would grow exponentially with their number. A bracket that is not
+// closed in its part of the path stands for itself, too, as do those of a range that goes down.
+func globOf(pattern string) string {
+	var glob strings.Builder
+	for i := 0; i < len(pattern); i++ {
+		switch c := pattern[i]; {
+		case c == '\\' && i+1 < len(pattern) && pattern[i+1] != '/':
+			i++
+			glob.WriteString(pattern[i-1 : i+1])
+		case c == '[':
+			set := bracketSet().FindString(pattern[i:])
+			if _, err := syntax.Parse(set, syntax.Perl); set == "" || err != nil || !doublestar.ValidatePattern(set) {
+				glob.WriteString(`\[`)
+				continue
+			}
+			glob.WriteString(set)
+			i += len(set) - 1
+		case strings.IndexByte(`{}]\`, c) >= 0:
+			glob.WriteString(`\` + pattern[i:i+1])
+		default:
+			glob.WriteByte(c)
+		}
+	}
+	return glob.String()
+}
+
+// bracketSet is a set of characters in brackets, in one part of a path.
+var bracketSet = lazyregexp.New(`^\[[!^]?(?:\\[^/]|[^]\\/])+\]`)
 
 // hashFiles returns the SHA-256 of the digests of the files below dir that the patterns select, or "" without any. A
 // pattern after ! excludes files. It ends early when stopped returns true.
@@ -91,7 +136,7 @@ func hashFiles(open boundedfile.Opener, dir string, given []string, stopped func
 		}
 		base = filepath.Clean(base)
 		info, err := root.Lstat(base)
-		if errors.Is(err, fs.ErrNotExist) || err == nil && info.Mode()&fs.ModeSymlink != 0 { // WalkDir would follow it
+		if errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() && !isFile(root, base, info.Mode()) {
 			continue
 		}
 		if err == nil {
@@ -99,7 +144,7 @@ func hashFiles(open boundedfile.Opener, dir string, given []string, stopped func
 				if err == nil && stopped() {
 					err = errStopped
 				}
-				if err != nil || !d.Type().IsRegular() || !selected(path) {
+				if err != nil || !isFile(root, path, d.Type()) || !selected(path) {
 					return err
 				}
 				if count++; count > maxHashed {
@@ -131,6 +176,15 @@ func hashFiles(open boundedfile.Opener, dir string, given []string, stopped func
 		return "", nil
 	}
 	return hex.EncodeToString(sum.Sum(nil)), nil
+}
+
+// isFile reports whether a path with this mode is that of a regular file, or of a link to one in the work directory.
+func isFile(root *os.Root, path string, mode fs.FileMode) bool {
+	if mode&fs.ModeSymlink == 0 {
+		return mode.IsRegular()
+	}
+	info, err := root.Stat(path)
+	return err == nil && info.Mode().IsRegular()
 }
 
 var errStopped = errors.New("the job was stopped")
