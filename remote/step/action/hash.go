@@ -69,9 +69,9 @@ func parsePatterns(dir, given string) (globs, bases []string, err error) {
 	return globs, bases, nil
 }
 
-// globOf returns a pattern of GitHub, whose library is minimatch without braces, as doublestar reads it. Braces stand for
-// themselves: with a meaning, the time for a match would grow exponentially with their number. A bracket that is not
-// closed in its part of the path stands for itself, too, as do those of a range that goes down.
+// globOf returns a pattern of GitHub, whose library is minimatch without braces, as doublestar reads it. Braces stand
+// for themselves: with a meaning, the time for a match would grow exponentially with their number. A bracket that is
+// not closed in its part of the path stands for itself, too, as do those of a range that goes down.
 func globOf(pattern string) string {
 	var glob strings.Builder
 	for i := 0; i < len(pattern); i++ {
