@@ -179,13 +179,6 @@ func ShortenGuestTime(t *testing.T, d time.Duration) (restore func()) {
 	return restore
 }
 
-// SetLoginTimeout sets how long a client may take to log in by SSH, until the test ends, which must not be parallel.
-func SetLoginTimeout(t *testing.T, d time.Duration) {
-	before := loginTimeout
-	loginTimeout = d
-	t.Cleanup(func() { loginTimeout = before })
-}
-
 // Waiting returns the builds that wait for a slot, in the order in which they get one.
 func (m *Manager) Waiting() []string { return m.cfg.Group.Waiting() }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/manager/command"
 	"github.com/stepmux/stepmux/instance/manager/natscall"
 	"github.com/stepmux/stepmux/internal/labels"
 )
@@ -57,17 +58,16 @@ type leaseRecord struct {
 type lease struct {
 	name     string
 	executor *instance.Executor
-	released chan struct{} // closed when its end begins
-	ended    chan struct{} // closed when it has ended
+	commands *command.Runner // of the executor
+	released chan struct{}   // closed when its end begins
+	ended    chan struct{}   // closed when it has ended
 	once     sync.Once
 
 	mu     sync.Mutex // guards the following
 	record *leaseRecord
-	// bare is set if the VM has no stepmux.
-	bare bool
-	kept bool     // it has a record in the bucket, or may have one
-	left []string // what may be left on the VM, once it has ended
-	why  string   // it has ended, or ends
+	kept   bool     // it has a record in the bucket, or may have one
+	left   []string // what may be left on the VM, once it has ended
+	why    string   // it has ended, or ends
 }
 
 // leases are the leases of a manager.
@@ -159,7 +159,7 @@ func (m *Manager) fillLease(
 	if err != nil {
 		return "", err
 	}
-	if missing, err = l.executor.Equip(ctx); err != nil {
+	if missing, err = l.commands.Equip(ctx); err != nil {
 		return "", err
 	}
 	record := &leaseRecord{
@@ -176,7 +176,7 @@ func (m *Manager) fillLease(
 		}
 	}
 	l.mu.Lock()
-	l.record, l.bare = record, missing != ""
+	l.record = record
 	l.mu.Unlock()
 	if !m.keepLease(l, record) { //nolint:contextcheck // its life is the manager's
 		m.forgetLease(l)                  //nolint:contextcheck // Shutdown leaves the records of leases
@@ -218,8 +218,9 @@ var (
 func (m *Manager) newLease(name string, b instance.Build) *lease {
 	none := time.Duration(0)
 	b.ID, b.Linger = name, &none
+	e := m.cfg.Provider.Executor(b)
 	return &lease{
-		name: name, executor: m.cfg.Provider.Executor(b), released: make(chan struct{}), ended: make(chan struct{}),
+		name: name, executor: e, commands: command.On(e), released: make(chan struct{}), ended: make(chan struct{}),
 	}
 }
 

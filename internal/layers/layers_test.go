@@ -81,6 +81,10 @@ var allowed = map[string][]string{
 	},
 	"instance/manager/natscall": {},
 	"instance/manager/archive":  {"instance/manager/natscall", "internal/contents", "internal/plural"},
+	"instance/manager/command":  {"instance", "internal/wire"},
+	"instance/manager/sshdoor": {
+		"instance/manager/command", "internal/flight", "internal/pause", "internal/privatefile", "internal/wire",
+	},
 	"instance/manager/page": {
 		"internal/plural",
 		"instance", "instance/control", "instance/manager/access", "instance/manager/managerv1", "internal/boundedhttp",
@@ -90,8 +94,8 @@ var allowed = map[string][]string{
 		"internal/plural", "remote/api/stepmuxv1",
 		"instance", "instance/batch", "instance/control", "instance/manager/managerv1", "connector", "connector/buildlog",
 		"connector/place/**", "connector/files", "instance/manager/access",
-		"instance/manager/archive", "instance/manager/natscall", "internal/filelock", "internal/contents",
-		"internal/privatefile", "internal/wire", "internal/pause", "internal/flight",
+		"instance/manager/archive", "instance/manager/command", "instance/manager/natscall", "instance/manager/sshdoor",
+		"internal/filelock", "internal/contents", "internal/privatefile", "internal/wire", "internal/pause",
 		"internal/labels", "remote/step/lang", // for warnings about the scripts of jobs
 	},
 	// The driver of GitLab Runner's custom executor. A runner starts it several times for each job: it stays small.
