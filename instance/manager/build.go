@@ -82,7 +82,7 @@ func (b *build) delivered() *delivery {
 // read opens the request of a build. The version before kept the job and the build's options in one message. Its fields
 // have the same numbers in the two messages of today.
 func (s *store) read(r *request) (*pb.SubmitRequest, error) {
-	text, err := s.seal.open(r.key, r.sealed)
+	text, err := s.key.Open(r.key, r.sealed)
 	if err != nil {
 		return nil, fmt.Errorf("the request cannot be opened with the key: %w", err)
 	}
@@ -129,7 +129,7 @@ func (b *build) giveBack() {
 func (m *Manager) attempt(b *build, placed func()) (again bool) {
 	linger, id := m.cfg.Linger, b.attemptID()
 	e := m.cfg.Provider.Executor(instance.Build{
-		ID: id, Log: b.log, LogState: b.log.state, Linger: &linger, Secret: m.store.seal.secret(id),
+		ID: id, Log: b.log, LogState: b.log.state, Linger: &linger, Secret: m.store.key.Secret(id),
 		Labels: b.asked.GetLabels(), Placed: func(string) { placed() },
 		Place: b.where.place, Timeout: b.asked.GetJob().GetTimeout().AsDuration(),
 		Queued: b.queued,

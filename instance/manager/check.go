@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/instance/manager/seal"
 	"github.com/stepmux/stepmux/internal/privatefile"
 )
 
@@ -21,9 +22,7 @@ func Check(cfg Config) error {
 	}
 	err := checkDir(cfg.Dir)
 	if err == nil {
-		var key []byte
-		key, err = privatefile.Preview(cfg.KeyFile, cfg.Dir, keySize, newKey)
-		_, err = checkKey(cfg.KeyFile, key, err)
+		err = seal.CheckKey(cfg.KeyFile, cfg.Dir)
 	}
 	if err == nil && cfg.NATS != nil {
 		file := filepath.Join(cfg.Dir, idFile)

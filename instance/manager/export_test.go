@@ -24,6 +24,7 @@ import (
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/manager/archive"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/instance/manager/seal"
 )
 
 // KeyTime is how long a request that is sent again, with the same key, is known.
@@ -402,7 +403,7 @@ func FillQueue(t *testing.T, dir string, text []byte, n int) {
 	h := &embedded{s: s}
 	defer h.close()
 	var err error
-	s.seal, err = openSeal(filepath.Join(dir, "key"))
+	s.key, err = seal.OpenKey(filepath.Join(dir, "key"))
 	require.NoError(t, err)
 	h.server, err = server.NewServer(&server.Options{
 		DontListen: true, NoSigs: true, JetStream: true, StoreDir: filepath.Join(dir, "jetstream"), MaxPayload: maxPayload,
@@ -417,7 +418,7 @@ func FillQueue(t *testing.T, dir string, text []byte, n int) {
 	for i := range n {
 		key := strconv.Itoa(i)
 		msg := nats.NewMsg(queueSubject)
-		msg.Data = s.seal.close(key, text)
+		msg.Data = s.key.Seal(key, text)
 		_, err = s.js.PublishMsgAsync(msg, jetstream.WithMsgID(key), jetstream.WithStallWait(storeTimeout))
 		require.NoError(t, err)
 	}

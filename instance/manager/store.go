@@ -21,6 +21,7 @@ import (
 	"github.com/stepmux/stepmux/instance"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/instance/manager/natscall"
+	"github.com/stepmux/stepmux/instance/manager/seal"
 	"github.com/stepmux/stepmux/internal/filelock"
 )
 
@@ -53,7 +54,7 @@ const (
 //     before the request leaves the queue.
 type store struct {
 	keep       time.Duration // the age of a build that has ended, and of its log
-	seal       *seal
+	key        *seal.Key
 	lock       *os.File
 	home       home          // of all the following
 	timeout    time.Duration // of a call
@@ -99,7 +100,7 @@ func (s *store) open(ctx context.Context, cfg *Config) (err error) {
 	} else if err != nil {
 		return err
 	}
-	if s.seal, err = openSeal(cfg.KeyFile); err != nil {
+	if s.key, err = seal.OpenKey(cfg.KeyFile); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
@@ -153,13 +154,13 @@ func (s *store) checkKey(ctx context.Context, file string) error {
 	const name, use = "key", "check of the key"
 	entry, err := s.fleet.Get(ctx, name)
 	if errors.Is(err, jetstream.ErrKeyNotFound) {
-		_, err = s.fleet.Create(ctx, name, s.seal.close(use, nil))
+		_, err = s.fleet.Create(ctx, name, s.key.Seal(use, nil))
 		return err
 	}
 	if err != nil {
 		return err
 	}
-	if _, err := s.seal.open(use, entry.Value()); err != nil {
+	if _, err := s.key.Open(use, entry.Value()); err != nil {
 		return fmt.Errorf("the requests there were sealed with another key than that in %s", file)
 	}
 	return nil
@@ -224,7 +225,7 @@ func (s *store) push(ctx context.Context, key, project string, text []byte) (id 
 	if project != "" {
 		msg.Header.Set(projectHeader, project)
 	}
-	msg.Data = s.seal.close(key, text)
+	msg.Data = s.key.Seal(key, text)
 	ack, err := s.js.PublishMsg(ctx, msg, jetstream.WithMsgID(key))
 	if err != nil {
 		return "", fmt.Errorf("queue the build: %w", err)

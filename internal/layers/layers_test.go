@@ -82,6 +82,7 @@ var allowed = map[string][]string{
 	"instance/manager/natscall": {},
 	"instance/manager/archive":  {"instance/manager/natscall", "internal/contents", "internal/plural"},
 	"instance/manager/command":  {"instance", "internal/wire"},
+	"instance/manager/seal":     {"internal/privatefile"},
 	"instance/manager/sshdoor": {
 		"instance/manager/command", "internal/flight", "internal/pause", "internal/privatefile", "internal/wire",
 	},
@@ -94,7 +95,8 @@ var allowed = map[string][]string{
 		"internal/plural", "remote/api/stepmuxv1",
 		"instance", "instance/batch", "instance/control", "instance/manager/managerv1", "connector", "connector/buildlog",
 		"connector/place/**", "connector/files", "instance/manager/access",
-		"instance/manager/archive", "instance/manager/command", "instance/manager/natscall", "instance/manager/sshdoor",
+		"instance/manager/archive", "instance/manager/command", "instance/manager/natscall", "instance/manager/seal",
+		"instance/manager/sshdoor",
 		"internal/filelock", "internal/contents", "internal/privatefile", "internal/wire", "internal/pause",
 		"internal/labels", "remote/step/lang", // for warnings about the scripts of jobs
 	},
