@@ -29,7 +29,7 @@ func Check(cfg Config) error {
 		var id []byte
 		id, err = privatefile.Preview(file, cfg.Dir, maxIDFile, newID)
 		if _, err = checkID(file, id, err); err == nil {
-			err = cfg.NATS.check()
+			err = cfg.NATS.Check()
 		}
 	}
 	if err != nil {

@@ -110,7 +110,7 @@ func (c *shared) take(ctx context.Context, ids []string, most int) (n int) {
 // put changes a claim by compare-and-set.
 func (c *shared) put(ctx context.Context, now claim, revision uint64) (uint64, error) {
 	key := claimPrefix + base64.RawURLEncoding.EncodeToString([]byte(now.Instance))
-	revision, err := c.m.store.fleet.Update(ctx, key, encode(now), revision)
+	revision, err := c.m.store.Fleet.Update(ctx, key, natscall.Encode(now), revision)
 	if err == nil {
 		now.revision = revision
 		c.mu.Lock()
@@ -132,9 +132,9 @@ func (c *shared) bury(ctx context.Context, manager string) bool {
 	}
 	if err == nil && now.Life == "" {
 		if revision > 0 {
-			_, err = c.managers.Update(ctx, manager, encode(lifeSign{}), revision)
+			_, err = c.managers.Update(ctx, manager, natscall.Encode(lifeSign{}), revision)
 		} else {
-			_, err = c.managers.Create(ctx, manager, encode(lifeSign{}))
+			_, err = c.managers.Create(ctx, manager, natscall.Encode(lifeSign{}))
 		}
 		if err == nil {
 			c.m.cfg.Logger.Warn("another manager is dead: its instances are taken over", "manager", manager)

@@ -91,14 +91,14 @@ func (c *shared) join(ctx context.Context) (err error) {
 		return err
 	}
 	m.cfg.Group.Share()
-	if c.managers, err = m.store.bucket(ctx, managersBucket, c.ttl, 0); err != nil {
+	if c.managers, err = m.store.Bucket(ctx, managersBucket, c.ttl, 0); err != nil {
 		return fmt.Errorf("open the list of managers: %w", err)
 	}
-	if err := m.store.persist(ctx, c.watch); err != nil {
+	if err := m.store.Persist(ctx, c.watch); err != nil {
 		return err
 	}
 	for c.life == "" {
-		if err = m.store.persist(ctx, c.renew); err == nil {
+		if err = m.store.Persist(ctx, c.renew); err == nil {
 			break
 		}
 		if !errors.Is(err, errSameID) {
@@ -207,7 +207,7 @@ func (c *shared) run() {
 // a break of the connection.
 func (c *shared) watch(ctx context.Context) error {
 	for bucket, watch := range map[jetstream.KeyValue]*jetstream.KeyWatcher{
-		c.m.store.fleet: &c.claimed, c.managers: &c.leased,
+		c.m.store.Fleet: &c.claimed, c.managers: &c.leased,
 	} {
 		if *watch != nil {
 			continue
@@ -247,7 +247,7 @@ func (c *shared) renew(ctx context.Context) error {
 	if life == "" {
 		life = rand.Text()
 	}
-	text := encode(lifeSign{life, c.host})
+	text := natscall.Encode(lifeSign{life, c.host})
 	var err error
 	if c.life != "" {
 		var revision uint64
@@ -411,15 +411,6 @@ func (c *shared) resumeFound() {
 			}
 		}
 	}
-}
-
-// encode returns JSON.
-func encode(v any) []byte {
-	text, err := json.Marshal(v)
-	if err != nil {
-		panic("BUG: encode: " + err.Error()) // it has nothing that cannot be encoded
-	}
-	return text
 }
 
 // abandon leaves builds and leases to another manager, by their names on the VM.

@@ -10,5 +10,5 @@
 // time: cluster.go has the rules. What differs is behind two interfaces: fleet, with the implementations alone and
 // shared, and home of the state, with embedded and joined.
 //
-// The rules that keep a build from being lost or run twice are in store.go and build.go.
+// The rules that keep a build from being lost or run twice are in state/store.go and build.go.
 package manager

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/manager/state"
 )
 
 // fleet is the part of a manager that knows whether there are others: alone, or one of several whose VMs and builds
@@ -48,8 +49,8 @@ type requests interface {
 	// keptUntil returns when the queue may hand a request out again that was asked for, or confirmed, at a time. It is
 	// zero if that does no harm.
 	keptUntil(from time.Time) time.Time
-	// isFresh is request.fresh for a request that was handed out for the n-th time.
-	isFresh(r *request, n uint64) bool
+	// isFresh is Request.Fresh for a request that was handed out for the n-th time.
+	isFresh(r *state.Request, n uint64) bool
 	// confirm notes that the queue knows that builds are not lost, of which it was told since that time.
 	confirm(builds []*build, since time.Time)
 }
@@ -57,20 +58,20 @@ type requests interface {
 // builds is a fleet's answers about builds that another manager may have.
 type builds interface {
 	// takeOver loads the log of a build that is to begin, or to be resumed, and makes both this manager's.
-	takeOver(ctx context.Context, r *request, rec *record, log *storedLog) error
+	takeOver(ctx context.Context, r *state.Request, rec *state.Record, log *state.Log) error
 	// isDamaged reports whether the log of a build without a record shows that the record is lost.
-	isDamaged(log *storedLog) bool
+	isDamaged(log *state.Log) bool
 	// endTaken ends the part of this manager in a build whose record another one has changed.
 	endTaken(e *instance.Executor)
 	// repeats reports whether a change of a running build that failed with err is made again.
 	repeats(err error) bool
 	// mayMerge reports whether a change of a record is repeated on the one that is kept now, which may be this manager's.
-	mayMerge(r *record) bool
+	mayMerge(r *state.Record) bool
 	// ceased says that a build was left, and may be this manager's again.
 	ceased()
 	// cancelRecord cancels a build that this manager has not begun by its record. done is false if it is to be ended
 	// here.
-	cancelRecord(ctx context.Context, rec *record) (done bool, err error)
+	cancelRecord(ctx context.Context, rec *state.Record) (done bool, err error)
 	// awaitEnd waits for the result of a build that this manager does not have, after the end of its log.
 	awaitEnd(ctx context.Context, id string) error
 }
@@ -94,7 +95,7 @@ func fleetOf(m *Manager) fleet {
 // alone is the fleet of a manager that has all VMs, and whose state no other one uses.
 type alone struct{ m *Manager }
 
-func (f alone) join(ctx context.Context) error { return f.m.store.persist(ctx, f.m.restoreDrains) }
+func (f alone) join(ctx context.Context) error { return f.m.store.Persist(ctx, f.m.restoreDrains) }
 
 func (f alone) start(ctx context.Context) error { return f.m.resume(ctx) }
 
@@ -119,35 +120,35 @@ func (alone) hasRoom() bool { return true }
 
 func (alone) keptUntil(time.Time) time.Time { return time.Time{} }
 
-func (f alone) isFresh(r *request, n uint64) bool {
-	return r.seq > max(f.m.store.before, f.m.canceled) && n == 1
+func (f alone) isFresh(r *state.Request, n uint64) bool {
+	return f.m.store.IsNew(r) && r.Seq > f.m.canceled && n == 1
 }
 
 func (alone) confirm([]*build, time.Time) {}
 
-func (alone) takeOver(ctx context.Context, r *request, _ *record, log *storedLog) error {
-	if r.fresh {
+func (alone) takeOver(ctx context.Context, r *state.Request, _ *state.Record, log *state.Log) error {
+	if r.Fresh {
 		return nil
 	}
-	return log.load(ctx)
+	return log.Load(ctx)
 }
 
-func (alone) isDamaged(log *storedLog) bool { return log.hasRun() }
+func (alone) isDamaged(log *state.Log) bool { return log.HasRun() }
 
 // endTaken ends the step runner: the build was canceled, and it has no job.
 func (f alone) endTaken(e *instance.Executor) { _ = e.Cleanup(f.m.life) }
 
 func (alone) repeats(error) bool { return false }
 
-func (alone) mayMerge(r *record) bool { return r.revision > 0 }
+func (alone) mayMerge(r *state.Record) bool { return r.IsKept() }
 
 func (alone) ceased() {}
 
-func (alone) cancelRecord(_ context.Context, rec *record) (done bool, err error) {
-	if rec.Phase == phaseWaiting {
+func (alone) cancelRecord(_ context.Context, rec *state.Record) (done bool, err error) {
+	if rec.Phase == state.PhaseWaiting {
 		return false, nil
 	}
-	return true, errTaken // by a manager before: this one has not resumed it yet
+	return true, state.ErrTaken // by a manager before: this one has not resumed it yet
 }
 
 // awaitEnd does not wait: a build that this manager does not have has ended.
@@ -178,7 +179,7 @@ func (c *shared) hasRoom() bool { return c.m.cfg.Group.HasRoom() }
 func (c *shared) keptUntil(from time.Time) time.Time { return from.Add(c.ttl * 2 / 3) }
 
 // isFresh is false: another manager may have begun the build.
-func (*shared) isFresh(*request, uint64) bool { return false }
+func (*shared) isFresh(*state.Request, uint64) bool { return false }
 
 func (c *shared) confirm(builds []*build, since time.Time) {
 	if len(builds) == 0 {
@@ -186,7 +187,7 @@ func (c *shared) confirm(builds []*build, since time.Time) {
 	}
 	ctx, cancel := context.WithTimeout(c.m.takes, c.ttl/6)
 	defer cancel()
-	if c.m.store.nc.FlushWithContext(ctx) != nil {
+	if c.m.store.Conn.FlushWithContext(ctx) != nil {
 		return // NATS may not have been told
 	}
 	for _, b := range builds {
@@ -195,37 +196,37 @@ func (c *shared) confirm(builds []*build, since time.Time) {
 }
 
 // takeOver keeps in the record that this manager has a build that runs, and then lets no other one write its log.
-func (c *shared) takeOver(ctx context.Context, _ *request, rec *record, log *storedLog) error {
-	runs := rec != nil && rec.Phase == phaseRunning
+func (c *shared) takeOver(ctx context.Context, _ *state.Request, rec *state.Record, log *state.Log) error {
+	runs := rec != nil && rec.Phase == state.PhaseRunning
 	if runs {
 		rec.Manager = c.id
-		if err := c.m.store.put(ctx, rec); err != nil {
+		if err := c.m.store.Put(ctx, rec); err != nil {
 			return err
 		}
 	}
-	if err := log.load(ctx); err != nil || !runs || log.result != nil {
+	if err := log.Load(ctx); err != nil || !runs || log.Result() != nil {
 		return err
 	}
-	return log.claim() //nolint:contextcheck // bounded by the manager's life
+	return log.Claim() //nolint:contextcheck // bounded by the manager's life
 }
 
 // isDamaged is false: another manager may have made the record just now.
-func (*shared) isDamaged(*storedLog) bool { return false }
+func (*shared) isDamaged(*state.Log) bool { return false }
 
 // endTaken leaves the step runner: it may be that of the other manager.
 func (c *shared) endTaken(e *instance.Executor) { _ = e.Leave(c.m.life) }
 
 // repeats is true while the servers do not answer.
-func (*shared) repeats(err error) bool { return !errors.Is(err, errTaken) }
+func (*shared) repeats(err error) bool { return !errors.Is(err, state.ErrTaken) }
 
-func (*shared) mayMerge(*record) bool { return true }
+func (*shared) mayMerge(*state.Record) bool { return true }
 
 // ceased looks at the queue: this manager may have the VM again.
 func (c *shared) ceased() { c.look() }
 
 // cancelRecord marks the record: another manager has the build, or will take it.
-func (c *shared) cancelRecord(ctx context.Context, rec *record) (done bool, err error) {
+func (c *shared) cancelRecord(ctx context.Context, rec *state.Record) (done bool, err error) {
 	return true, c.cancelElsewhere(ctx, rec)
 }
 
-func (c *shared) awaitEnd(ctx context.Context, id string) error { return c.m.store.awaitEnd(ctx, id) }
+func (c *shared) awaitEnd(ctx context.Context, id string) error { return c.m.store.AwaitEnd(ctx, id) }

@@ -415,11 +415,11 @@ func (m *Manager) forgetLease(l *lease) {
 		return
 	}
 	forget := func(ctx context.Context) error {
-		return m.store.builds.Purge(ctx, leasePrefix+l.name, jetstream.PurgeTTL(purgedKeep))
+		return m.store.Builds.Purge(ctx, leasePrefix+l.name, jetstream.PurgeTTL(purgedKeep))
 	}
-	err := m.store.persist(m.takes, forget)
+	err := m.store.Persist(m.takes, forget)
 	if err != nil && m.takes.Err() != nil {
-		ctx, cancel := context.WithTimeout(m.life, m.store.timeout)
+		ctx, cancel := context.WithTimeout(m.life, m.store.Timeout)
 		defer cancel()
 		err = forget(ctx)
 	}
@@ -434,7 +434,7 @@ func (m *Manager) forgetLease(l *lease) {
 
 // putLease keeps a lease. When it returns nil, the record is on disk.
 func (m *Manager) putLease(ctx context.Context, record *leaseRecord) error {
-	if _, err := m.store.builds.Create(ctx, leasePrefix+record.Lease, encode(record)); err != nil {
+	if _, err := m.store.Builds.Create(ctx, leasePrefix+record.Lease, natscall.Encode(record)); err != nil {
 		return fmt.Errorf("keep the lease %s: %w", record.Lease, err)
 	}
 	return nil
@@ -442,7 +442,7 @@ func (m *Manager) putLease(ctx context.Context, record *leaseRecord) error {
 
 // restoreLeases takes the slots of the leases that a manager before has given.
 func (m *Manager) restoreLeases(ctx context.Context) error {
-	kept, err := natscall.Entries(ctx, m.store.builds, leasePrefix+"*")
+	kept, err := natscall.Entries(ctx, m.store.Builds, leasePrefix+"*")
 	if err != nil {
 		return err
 	}
@@ -453,7 +453,7 @@ func (m *Manager) restoreLeases(ctx context.Context) error {
 		}
 		if record.Manager != m.fleet.self() {
 			if time.Now().After(record.Until) { // of a manager that did not come back
-				_ = m.store.builds.Purge(ctx, entry.Key(), jetstream.PurgeTTL(purgedKeep)) // else the next manager does it
+				_ = m.store.Builds.Purge(ctx, entry.Key(), jetstream.PurgeTTL(purgedKeep)) // else the next manager does it
 			}
 			continue
 		}

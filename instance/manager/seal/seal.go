@@ -1,7 +1,7 @@
 // Package seal keeps the secrets of a manager and its builds.
 //
-// A [Key] is read from a file, or made. Requests are sealed with it before they enter a stream, and the secrets of builds
-// are derived from it, so that they are stored nowhere.
+// A [Key] is read from a file, or made. Requests are sealed with it before they enter a stream, and the secrets of
+// builds are derived from it, so that they are stored nowhere.
 package seal
 
 import (

@@ -82,8 +82,8 @@ type Slot struct {
 	Release  func() // gives it back, and ends what runs there
 }
 
-// Serve serves SSH on a listener, which it closes, until ctx ends. Then it ends all connections and their commands. Each
-// login has a slot of its own, from its first command on: its user name is "any", the ID of a VM, or labels, as in
+// Serve serves SSH on a listener, which it closes, until ctx ends. Then it ends all connections and their commands.
+// Each login has a slot of its own, from its first command on: its user name is "any", the ID of a VM, or labels, as in
 // os=linux,size=large. It returns nil, or why it cannot begin or the listener's error.
 func Serve(ctx context.Context, listener net.Listener, cfg Config, host Host) error {
 	defer listener.Close()
@@ -104,7 +104,7 @@ func Serve(ctx context.Context, listener net.Listener, cfg Config, host Host) er
 	s.ssh = &ssh.ServerConfig{ServerVersion: "SSH-2.0-stepmux", PublicKeyCallback: s.authorize}
 	s.ssh.AddHostKey(key)
 	host.Logger.Info("SSH listens", "address", listener.Addr(), "host_key", ssh.FingerprintSHA256(key.PublicKey()))
-	return s.serve(listener)
+	return s.serve(listener) //nolint:contextcheck // its life is ctx
 }
 
 // hostKeyFile returns the file of the host key of a manager with a state directory.
