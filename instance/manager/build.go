@@ -317,7 +317,7 @@ func (m *Manager) change(b *build, edit func(*state.Record)) error {
 	defer b.mu.Unlock()
 	r := b.record
 	edit(&r)
-	r.Manager = m.fleet.self()
+	r.Manager = m.fleet.ID()
 	err := m.store.Put(ctx, &r)
 	if errors.Is(err, state.ErrTaken) && m.fleet.mayMerge(&r) {
 		err = m.merge(ctx, b, &r, edit)
@@ -336,7 +336,7 @@ func (m *Manager) merge(ctx context.Context, b *build, r *state.Record, edit fun
 	switch {
 	case err != nil:
 		return err
-	case now == nil || now.Manager != m.fleet.self():
+	case now == nil || now.Manager != m.fleet.ID():
 		return state.ErrTaken
 	case now.Phase == state.PhaseEnded && r.Phase != state.PhaseEnded:
 		return state.ErrTaken

@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/instance/manager/claims"
 	"github.com/stepmux/stepmux/instance/manager/seal"
-	"github.com/stepmux/stepmux/internal/privatefile"
 )
 
 // Check returns why Open would refuse a configuration, as far as that shows without the state and the cluster: it opens
@@ -25,10 +25,7 @@ func Check(cfg Config) error {
 		err = seal.CheckKey(cfg.KeyFile, cfg.Dir)
 	}
 	if err == nil && cfg.NATS != nil {
-		file := filepath.Join(cfg.Dir, idFile)
-		var id []byte
-		id, err = privatefile.Preview(file, cfg.Dir, maxIDFile, newID)
-		if _, err = checkID(file, id, err); err == nil {
+		if err = claims.CheckID(cfg.Dir); err == nil {
 			err = cfg.NATS.Check()
 		}
 	}

@@ -17,6 +17,8 @@ import (
 const (
 	// DefaultLinger is how long a build continues without a manager.
 	DefaultLinger = 5 * time.Minute
+	// DefaultLease is how long the VMs of a manager of a cluster that says nothing stay with it.
+	DefaultLease = 30 * time.Second
 	// DefaultKeep is how long builds that have ended are kept.
 	DefaultKeep = 7 * 24 * time.Hour
 	// DefaultLogBytes bounds all logs together.

@@ -161,20 +161,8 @@ func (m *Manager) SetRest(t *testing.T, rest time.Duration) {
 // Withdraw takes a VM from the manager, whose claim stays for now: a build that is resumed there finds it elsewhere.
 func (m *Manager) Withdraw(id string) { m.cfg.Provider.Yield(id, m.abandon) }
 
-// CloseWatches closes the watches of the cluster, as the library does when it cannot make them anew.
-func (m *Manager) CloseWatches(t *testing.T) {
-	t.Helper()
-	claimed, leased := m.fleet.(*shared).claimed, m.fleet.(*shared).leased
-	require.NoError(t, errors.Join(claimed.Stop(), leased.Stop()))
-}
-
 // Holds returns how many VMs the manager of a cluster has.
-func (m *Manager) Holds() int {
-	c := m.fleet.(*shared)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return len(c.held)
-}
+func (m *Manager) Holds() int { return len(m.fleet.(*shared).Held()) }
 
 // ShortenGuestTime sets how long a connection may take to show the token from now on, until restore is called. The test
 // must not be parallel.

@@ -2,7 +2,6 @@ package manager
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/stepmux/stepmux/instance"
@@ -16,10 +15,10 @@ type fleet interface {
 	join(ctx context.Context) error
 	// start resumes the builds that run, and answers other managers, once the queue is open.
 	start(ctx context.Context) error
-	// leave gives the VMs to other managers when this one ends.
-	leave(ctx context.Context)
-	// self is the ID of this manager, empty if there are no others.
-	self() string
+	// Leave gives the VMs to other managers when this one ends.
+	Leave(ctx context.Context)
+	// ID is that of this manager, empty if there are no others.
+	ID() string
 
 	vms
 	requests
@@ -29,12 +28,12 @@ type fleet interface {
 
 // vms is a fleet's answers about VMs.
 type vms interface {
-	// has reports whether this manager may resume a build on a VM.
-	has(vm string) bool
+	// Has reports whether this manager may resume a build on a VM.
+	Has(vm string) bool
 	// takes reports whether a VM with these labels takes builds of this manager, now or later.
 	takes(labels map[string]string) bool
-	// ownerOf returns another manager if all VMs that fit are those of other managers, else "".
-	ownerOf(fits func(instance.Instance) bool) string
+	// OwnerOf returns another manager if all VMs that fit are those of other managers, else "".
+	OwnerOf(fits func(instance.Instance) bool) string
 	// drained says that a VM was taken out.
 	drained()
 }
@@ -80,8 +79,8 @@ type builds interface {
 type peers interface {
 	// ask asks them all, and returns the answers that come in time.
 	ask(ctx context.Context, q peerQuestion) []peerAnswer
-	// tellCancel tells them that a build was canceled.
-	tellCancel(ctx context.Context, id string) error
+	// TellCancel tells them that a build was canceled.
+	TellCancel(ctx context.Context, id string) error
 }
 
 // fleetOf returns the fleet that the manager's configuration names.
@@ -99,16 +98,16 @@ func (f alone) join(ctx context.Context) error { return f.m.store.Persist(ctx, f
 
 func (f alone) start(ctx context.Context) error { return f.m.resume(ctx) }
 
-func (alone) leave(context.Context) {}
+func (alone) Leave(context.Context) {}
 
-func (alone) self() string { return "" }
+func (alone) ID() string { return "" }
 
-func (alone) has(string) bool { return true }
+func (alone) Has(string) bool { return true }
 
 // takes is true: a build without such a VM waits for a change of the inventory, or fails.
 func (alone) takes(map[string]string) bool { return true }
 
-func (alone) ownerOf(func(instance.Instance) bool) string { return "" }
+func (alone) OwnerOf(func(instance.Instance) bool) string { return "" }
 
 func (alone) drained() {}
 
@@ -156,77 +155,4 @@ func (alone) awaitEnd(context.Context, string) error { return nil }
 
 func (alone) ask(context.Context, peerQuestion) []peerAnswer { return nil }
 
-func (alone) tellCancel(context.Context, string) error { return nil }
-
-// shared is in cluster.go, claims.go and peers.go: the following are its answers about requests and builds.
-
-func (c *shared) self() string { return c.id }
-
-func (c *shared) takes(labels map[string]string) bool { return c.m.cfg.Group.Takes(labels) }
-
-// drained sends builds on: another manager may have a VM for them.
-func (c *shared) drained() { c.sendOn() }
-
-// ahead is 1: a request is asked for only when there is a slot for it.
-func (*shared) ahead() int { return 1 }
-
-func (c *shared) awaitRoom(ctx context.Context) error { return c.m.cfg.Group.AwaitRoom(ctx) }
-
-func (c *shared) hasRoom() bool { return c.m.cfg.Group.HasRoom() }
-
-// keptUntil leaves the rest of the time that the queue waits to a manager that is stopped just before it sends an
-// acknowledgment.
-func (c *shared) keptUntil(from time.Time) time.Time { return from.Add(c.ttl * 2 / 3) }
-
-// isFresh is false: another manager may have begun the build.
-func (*shared) isFresh(*state.Request, uint64) bool { return false }
-
-func (c *shared) confirm(builds []*build, since time.Time) {
-	if len(builds) == 0 {
-		return
-	}
-	ctx, cancel := context.WithTimeout(c.m.takes, c.ttl/6)
-	defer cancel()
-	if c.m.store.Conn.FlushWithContext(ctx) != nil {
-		return // NATS may not have been told
-	}
-	for _, b := range builds {
-		b.counts(c.keptUntil(since))
-	}
-}
-
-// takeOver keeps in the record that this manager has a build that runs, and then lets no other one write its log.
-func (c *shared) takeOver(ctx context.Context, _ *state.Request, rec *state.Record, log *state.Log) error {
-	runs := rec != nil && rec.Phase == state.PhaseRunning
-	if runs {
-		rec.Manager = c.id
-		if err := c.m.store.Put(ctx, rec); err != nil {
-			return err
-		}
-	}
-	if err := log.Load(ctx); err != nil || !runs || log.Result() != nil {
-		return err
-	}
-	return log.Claim() //nolint:contextcheck // bounded by the manager's life
-}
-
-// isDamaged is false: another manager may have made the record just now.
-func (*shared) isDamaged(*state.Log) bool { return false }
-
-// endTaken leaves the step runner: it may be that of the other manager.
-func (c *shared) endTaken(e *instance.Executor) { _ = e.Leave(c.m.life) }
-
-// repeats is true while the servers do not answer.
-func (*shared) repeats(err error) bool { return !errors.Is(err, state.ErrTaken) }
-
-func (*shared) mayMerge(*state.Record) bool { return true }
-
-// ceased looks at the queue: this manager may have the VM again.
-func (c *shared) ceased() { c.look() }
-
-// cancelRecord marks the record: another manager has the build, or will take it.
-func (c *shared) cancelRecord(ctx context.Context, rec *state.Record) (done bool, err error) {
-	return true, c.cancelElsewhere(ctx, rec)
-}
-
-func (c *shared) awaitEnd(ctx context.Context, id string) error { return c.m.store.AwaitEnd(ctx, id) }
+func (alone) TellCancel(context.Context, string) error { return nil }

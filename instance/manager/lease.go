@@ -140,7 +140,7 @@ func (m *Manager) reserve(ctx context.Context, r leaseRequest, waits func(ahead 
 
 // elsewhere returns an error if other managers have all VMs that will do.
 func (m *Manager) elsewhere(r *leaseRequest) error {
-	if other := m.fleet.ownerOf(r.fits); other != "" {
+	if other := m.fleet.OwnerOf(r.fits); other != "" {
 		return fmt.Errorf("%w (manager %s): ask that one", errLeaseElsewhere, other)
 	}
 	return nil
@@ -163,7 +163,7 @@ func (m *Manager) fillLease(
 		return "", err
 	}
 	record := &leaseRecord{
-		Lease: l.name, Instance: l.executor.Instance(), Holder: r.holder, Manager: m.fleet.self(),
+		Lease: l.name, Instance: l.executor.Instance(), Holder: r.holder, Manager: m.fleet.ID(),
 		Until: time.Now().Add(min(cmp.Or(max(r.limit, 0), maxLease), maxLease)),
 	}
 	if !r.brief {
@@ -451,7 +451,7 @@ func (m *Manager) restoreLeases(ctx context.Context) error {
 		if err := json.Unmarshal(entry.Value(), record); err != nil {
 			return fmt.Errorf("read the leases: %w", err)
 		}
-		if record.Manager != m.fleet.self() {
+		if record.Manager != m.fleet.ID() {
 			if time.Now().After(record.Until) { // of a manager that did not come back
 				_ = m.store.Builds.Purge(ctx, entry.Key(), jetstream.PurgeTTL(purgedKeep)) // else the next manager does it
 			}

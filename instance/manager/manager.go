@@ -129,7 +129,7 @@ func (m *Manager) resumeOne(ctx context.Context, r *state.Request) (begun bool, 
 	if err != nil || rec == nil || rec.Phase != state.PhaseRunning {
 		return rec != nil && rec.Phase == state.PhaseEnded, err
 	}
-	if !m.fleet.has(rec.Instance) {
+	if !m.fleet.Has(rec.Instance) {
 		return true, nil
 	}
 	err = m.begin(ctx, r, rec, nil, func() {})
@@ -244,7 +244,7 @@ func (m *Manager) Shutdown(ctx context.Context) (err error) {
 		case <-ctx.Done():
 			err = fmt.Errorf("stop the manager: %w", context.Cause(ctx))
 		}
-		m.fleet.leave(ctx)
+		m.fleet.Leave(ctx)
 		m.fail(ErrStopped)
 		m.store.Close()
 	})

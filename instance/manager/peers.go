@@ -3,7 +3,6 @@ package manager
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"slices"
 	"time"
 
@@ -42,7 +41,7 @@ func (c *shared) answer() error {
 	m := c.m
 	_, err := m.store.Conn.Subscribe(peersSubject, func(msg *nats.Msg) {
 		var q peerQuestion
-		if json.Unmarshal(msg.Data, &q) != nil || q.Manager == c.id || m.takes.Err() != nil {
+		if json.Unmarshal(msg.Data, &q) != nil || q.Manager == c.ID() || m.takes.Err() != nil {
 			return
 		}
 		var a peerAnswer
@@ -67,15 +66,13 @@ func (c *shared) answer() error {
 }
 
 func (c *shared) ask(ctx context.Context, q peerQuestion) (answers []peerAnswer) {
-	c.mu.Lock()
-	others := c.aliveLocked() - 1
-	c.mu.Unlock()
+	others := c.Others()
 	if others == 0 {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, peersWait)
 	defer cancel()
-	q.Manager = c.id
+	q.Manager = c.ID()
 	inbox := c.m.store.Conn.NewInbox()
 	replies, err := c.m.store.Conn.SubscribeSync(inbox)
 	if err != nil {
@@ -148,16 +145,7 @@ func (c *shared) cancelElsewhere(ctx context.Context, rec *state.Record) error {
 			return err
 		}
 	}
-	return c.tellCancel(ctx, rec.ID)
-}
-
-// tellCancel tells the managers by a mark. One that cannot reach NATS learns of it later: if that takes longer than the
-// mark lasts, its lease has ended, and the build is another's.
-func (c *shared) tellCancel(ctx context.Context, id string) error {
-	if _, err := c.managers.Put(ctx, cancelPrefix+id, nil); err != nil {
-		return fmt.Errorf("tell the manager of the build: %w", err)
-	}
-	return nil
+	return c.TellCancel(ctx, rec.ID)
 }
 
 // noteCancel cancels a build of this manager that another one was told to cancel.

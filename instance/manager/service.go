@@ -407,7 +407,7 @@ func (m *Manager) cancel(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	return m.fleet.tellCancel(ctx, id) // it may wait for a slot in another manager
+	return m.fleet.TellCancel(ctx, id) // it may wait for a slot in another manager
 }
 
 // cancelLive ends a build that this manager has.

@@ -107,7 +107,7 @@ func (m *Manager) accept(d *state.Delivery, placed func()) error {
 		placed()
 		return err
 	}
-	if rec != nil && rec.Phase == state.PhaseRunning && !m.fleet.has(rec.Instance) {
+	if rec != nil && rec.Phase == state.PhaseRunning && !m.fleet.Has(rec.Instance) {
 		placed()
 		return m.pass(d)
 	}
