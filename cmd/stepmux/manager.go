@@ -23,6 +23,7 @@ import (
 	"github.com/stepmux/stepmux/instance/control"
 	"github.com/stepmux/stepmux/instance/manager"
 	"github.com/stepmux/stepmux/instance/manager/access"
+	"github.com/stepmux/stepmux/instance/manager/state"
 	"github.com/stepmux/stepmux/instance/metrics"
 	"github.com/stepmux/stepmux/internal/buildinfo"
 	"github.com/stepmux/stepmux/internal/endsignal"
@@ -71,12 +72,12 @@ type managerFlags struct {
 	files   string
 	metrics string
 	doors   doorFlags
-	nats    manager.NATS
+	nats    state.NATS
 	strict  bool
 }
 
 // checkNATS returns the NATS configuration of the flags, or nil without --nats.
-func (f *managerFlags) checkNATS() (*manager.NATS, error) {
+func (f *managerFlags) checkNATS() (*state.NATS, error) {
 	n := &f.nats
 	switch {
 	case len(n.URLs) == 0 && (n.Creds != "" || n.CA != "" || n.Cert != "" || n.Key != ""):
@@ -261,7 +262,7 @@ func (f *managerFlags) settings() (group int, open manager.Config, err error) {
 			err = fmt.Errorf("--socket-group: %w", err)
 		}
 	}
-	var nats *manager.NATS
+	var nats *state.NATS
 	if err == nil {
 		nats, err = f.checkNATS()
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/stepmux/stepmux/instance/manager/access"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/instance/manager/page"
+	"github.com/stepmux/stepmux/instance/manager/sshdoor"
 )
 
 // doorFlags are the flags for what a manager serves on TCP: SSH, its API and its status page.
@@ -81,7 +82,7 @@ func (f *doorFlags) check() error {
 // checkFiles checks the files of the doors of a manager with this state directory, and makes none.
 func (f *doorFlags) checkFiles(state string) error {
 	if f.ssh != "" {
-		if err := (manager.SSHConfig{KeysFile: f.sshKeys}).Check(state); err != nil {
+		if err := (sshdoor.Config{KeysFile: f.sshKeys}).Check(state); err != nil {
 			return err
 		}
 	}
@@ -182,7 +183,7 @@ func (d *tcpDoors) serve(
 	var serving sync.WaitGroup // its goroutines end with the manager
 	if d.ssh != nil {
 		serving.Go(func() {
-			failed <- m.ServeSSH(ctx, d.ssh, manager.SSHConfig{KeysFile: d.flags.sshKeys, Forward: d.flags.sshForward})
+			failed <- m.ServeSSH(ctx, d.ssh, sshdoor.Config{KeysFile: d.flags.sshKeys, Forward: d.flags.sshForward})
 		})
 	}
 	if d.api != nil {

@@ -2,50 +2,22 @@ package manager
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
-	"fmt"
 	"net"
 	"os"
 	"os/user"
 	"strconv"
 
-	"github.com/nats-io/nats.go/jetstream"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/instance/manager/state"
 )
-
-const (
-	auditStream, auditSubject = "STEPMUX_AUDIT", "stepmux.audit"
-	// maxAudit bounds the actions that are kept.
-	maxAudit = 1000
-)
-
-// action is a message of the stream of actions.
-type action struct {
-	Who     string `json:"who"`
-	Action  string `json:"action"`
-	Subject string `json:"subject"`
-	Note    string `json:"note,omitempty"`
-}
-
-func (s *store) openAudit(ctx context.Context) (err error) {
-	s.audit, err = s.stream(ctx, jetstream.StreamConfig{
-		Name: auditStream, Subjects: []string{auditSubject}, MaxMsgs: maxAudit,
-	})
-	if err != nil {
-		return fmt.Errorf("open the actions of operators: %w", err)
-	}
-	return nil
-}
 
 // note keeps an action that has succeeded.
-func (m *Manager) note(ctx context.Context, a action) {
+func (m *Manager) note(ctx context.Context, a state.Action) {
 	m.cfg.Logger.Info("action of an operator", "who", a.Who, "action", a.Action, "on", a.Subject, "note", a.Note)
-	if _, err := m.store.js.Publish(ctx, auditSubject, encode(a)); err != nil {
+	if err := m.store.Note(ctx, a); err != nil {
 		m.cfg.Logger.Error("cannot keep an action of an operator", "error", err)
 	}
 }
@@ -84,35 +56,9 @@ func callerOf(ctx context.Context) string {
 
 // Audit returns the actions of operators.
 func (s *service) Audit(ctx context.Context, _ *pb.AuditRequest) (*pb.AuditResponse, error) {
-	resp, err := s.m.store.actions(ctx)
+	resp, err := s.m.store.Actions(ctx)
 	if err != nil {
 		return nil, s.m.failed(ctx, err)
-	}
-	return resp, nil
-}
-
-// actions returns the actions that are kept, the latest first.
-func (s *store) actions(ctx context.Context) (*pb.AuditResponse, error) {
-	info, err := s.audit.Info(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("read the actions of operators: %w", err)
-	}
-	resp := &pb.AuditResponse{}
-	for seq := info.State.LastSeq; seq >= info.State.FirstSeq && seq > 0; seq-- {
-		msg, err := s.audit.GetMsg(ctx, seq)
-		if errors.Is(err, jetstream.ErrMsgNotFound) {
-			continue
-		}
-		var a action
-		if err == nil {
-			err = json.Unmarshal(msg.Data, &a)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("read the actions of operators: %w", err)
-		}
-		resp.Entries = append(resp.Entries, &pb.AuditResponse_Entry{
-			At: timestamppb.New(msg.Time), Who: a.Who, Action: a.Action, Subject: a.Subject, Note: a.Note,
-		})
 	}
 	return resp, nil
 }

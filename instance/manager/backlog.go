@@ -2,7 +2,6 @@ package manager
 
 import (
 	"context"
-	"fmt"
 	"io/fs"
 	"path/filepath"
 	"strings"
@@ -73,11 +72,9 @@ func (m *Manager) makeBacklog(ctx context.Context) (b control.Backlog, err error
 	if leases := s.Waiting - queued; leases > 0 {
 		b.Waiting[control.Wait{Cause: control.CauseLease}] = leases
 	}
-	logs, err := m.store.logs.Info(ctx)
-	if err != nil {
-		return b, fmt.Errorf("read the size of the logs: %w", err)
+	if b.LogBytes, b.LogsRemoved, err = m.store.LogSize(ctx); err != nil {
+		return b, err
 	}
-	b.LogBytes, b.LogsRemoved = logs.State.Bytes, removed(logs.State)
 	if time.Since(m.backlog.sizeAt) >= sizeTime {
 		m.backlog.size, m.backlog.sizeAt = sizeOf(m.cfg.Dir), time.Now()
 	}

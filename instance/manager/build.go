@@ -8,14 +8,13 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/buildlog"
 	"github.com/stepmux/stepmux/connector/files"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/batch"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/instance/manager/state"
 	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
@@ -25,10 +24,10 @@ var errCanceled = errors.New("it was canceled on request")
 
 // build is a build that this manager has taken from the queue. One goroutine, Manager.run, owns it.
 type build struct {
-	request
+	state.Request
 	asked *pb.SubmitRequest
 	where where
-	log   *storedLog
+	log   *state.Log
 	done  chan struct{} // closed when it has ended or is left to another manager
 	// queued is called when the build has its place in the queue for a slot, or needs no slot.
 	queued func()
@@ -39,16 +38,16 @@ type build struct {
 	cancel context.CancelCauseFunc
 
 	mu       sync.Mutex // guards the following
-	record   record
+	record   state.Record
 	executor *instance.Executor
-	msg      *delivery // of the queue; nil if another manager had taken it, until it comes again
-	left     bool      // to another manager
-	taken    bool      // by another manager, as the record or the log says
-	ending   bool      // its outcome is known
+	msg      *state.Delivery // of the queue; nil if another manager had taken it, until it comes again
+	left     bool            // to another manager
+	taken    bool            // by another manager, as the record or the log says
+	ending   bool            // its outcome is known
 }
 
 // kept returns the record of the build.
-func (b *build) kept() *record {
+func (b *build) kept() *state.Record {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	r := b.record
@@ -60,42 +59,23 @@ func (b *build) working() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	// Otherwise the queue hands the request out again, which is noticed.
-	return b.msg != nil && b.msg.inProgress()
+	return b.msg != nil && b.msg.InProgress()
 }
 
 // counts notes that the queue does not hand the request out again before that time.
 func (b *build) counts(until time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.msg != nil && b.msg.until.Before(until) {
-		b.msg.until = until
+	if b.msg != nil && b.msg.Until.Before(until) {
+		b.msg.Until = until
 	}
 }
 
 // delivered returns the delivery of the build's request, nil if the queue has not handed it out to this manager.
-func (b *build) delivered() *delivery {
+func (b *build) delivered() *state.Delivery {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.msg
-}
-
-// read opens the request of a build. The version before kept the job and the build's options in one message. Its fields
-// have the same numbers in the two messages of today.
-func (s *store) read(r *request) (*pb.SubmitRequest, error) {
-	text, err := s.seal.open(r.key, r.sealed)
-	if err != nil {
-		return nil, fmt.Errorf("the request cannot be opened with the key: %w", err)
-	}
-	asked := &pb.SubmitRequest{}
-	err = proto.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(text, asked)
-	if err == nil && asked.GetJob() == nil {
-		asked.Job = &stepmuxv1.Job{}
-		err = proto.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(text, asked.GetJob())
-	}
-	if err != nil {
-		return nil, fmt.Errorf("the request cannot be read: %w", err)
-	}
-	return asked, nil
 }
 
 // run runs a build to its end, or until it is left to another manager. placed is called when it has its slot, or ends
@@ -112,7 +92,7 @@ func (m *Manager) run(b *build, placed func()) {
 	}
 	for m.attempt(b, placed) {
 	}
-	b.log.stop()
+	b.log.Stop()
 	b.giveBack()
 }
 
@@ -121,7 +101,7 @@ func (b *build) giveBack() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.left && !b.taken && b.msg != nil {
-		_ = b.msg.giveBack(0) // else the queue hands it out again later
+		_ = b.msg.GiveBack(0) // else the queue hands it out again later
 	}
 }
 
@@ -129,7 +109,7 @@ func (b *build) giveBack() {
 func (m *Manager) attempt(b *build, placed func()) (again bool) {
 	linger, id := m.cfg.Linger, b.attemptID()
 	e := m.cfg.Provider.Executor(instance.Build{
-		ID: id, Log: b.log, LogState: b.log.state, Linger: &linger, Secret: m.store.seal.secret(id),
+		ID: id, Log: b.log, LogState: b.log.State(), Linger: &linger, Secret: m.store.Secret(id),
 		Labels: b.asked.GetLabels(), Placed: func(string) { placed() },
 		Place: b.where.place, Timeout: b.asked.GetJob().GetTimeout().AsDuration(),
 		Queued: b.queued,
@@ -143,15 +123,15 @@ func (m *Manager) attempt(b *build, placed func()) (again bool) {
 		return false
 	}
 	var err error
-	known := b.log.result
-	if known != nil || b.kept().Phase == phaseRunning {
+	known := b.log.Result()
+	if known != nil || b.kept().Phase == state.PhaseRunning {
 		b.queued()
 	}
 	if known == nil {
 		err = m.execute(b, e)
 	}
 	b.mu.Lock()
-	b.taken = b.log.lost.Load() || errors.Is(err, errTaken)
+	b.taken = b.log.IsLost() || errors.Is(err, state.ErrTaken)
 	b.left = b.left || b.taken || m.life.Err() != nil || errors.Is(err, instance.ErrElsewhere)
 	left = b.left
 	b.ending = !left
@@ -167,12 +147,12 @@ func (m *Manager) attempt(b *build, placed func()) (again bool) {
 		known = resultOf(err, b.kept().Canceled)
 		m.noteFiles(b, known)
 		if b.traceErr != nil {
-			m.remark(b, b.log.state, fmt.Sprintf("there is no trace: %v", b.traceErr))
+			m.remark(b, b.log.State(), fmt.Sprintf("there is no trace: %v", b.traceErr))
 		}
 		if known.Reason != string(instance.RunnerSystemFailure) { // the log has all of the job's output
 			// The manager may die before the clean-up, after which nobody could tell the outcome.
 			m.keep(b, known)
-			if b.kept().Phase != phaseEnded {
+			if b.kept().Phase != state.PhaseEnded {
 				_ = e.Leave(m.life) // the next manager asks the step runner again
 				return false
 			}
@@ -188,9 +168,9 @@ const maxAttempts = 2
 // attemptID returns the ID of the build on its VM: an attempt that was lost may still be there.
 func (b *build) attemptID() string {
 	if n := b.kept().Attempt; n > 0 {
-		return fmt.Sprintf("%s.%d", b.id, n)
+		return fmt.Sprintf("%s.%d", b.ID, n)
 	}
-	return b.id
+	return b.ID
 }
 
 // isLost reports whether err says that the VM of a build, or the way to it, has failed while its job may have run, and
@@ -200,16 +180,16 @@ func (b *build) isLost(err error) bool {
 	_, collecting := errors.AsType[*files.CollectError](err) // the job has ended
 	r := b.kept()
 	return ok && failed.Reason == instance.RunnerSystemFailure && !collecting && b.asked.GetRetryLost() &&
-		r.Phase == phaseRunning && r.Attempt < maxAttempts && !r.Canceled
+		r.Phase == state.PhaseRunning && r.Attempt < maxAttempts && !r.Canceled
 }
 
 // again makes a build that was lost because of err ready for its next attempt, and reports whether it has done so.
 func (m *Manager) again(b *build, e *instance.Executor, err error) bool {
 	_ = e.Cleanup(m.life) // the rest ends by itself, after its linger
-	m.cfg.Logger.Warn("the build is lost and runs again", "build", b.id, "instance", e.Instance(), "error", err)
+	m.cfg.Logger.Warn("the build is lost and runs again", "build", b.ID, "instance", e.Instance(), "error", err)
 	m.keepTrying("keep the next attempt", b, func() error {
-		return m.change(b, func(r *record) {
-			r.Phase, r.Instance, r.Socket, r.Started, r.Connect = phaseWaiting, "", "", time.Time{}, 0
+		return m.change(b, func(r *state.Record) {
+			r.Phase, r.Instance, r.Socket, r.Started, r.Connect = state.PhaseWaiting, "", "", time.Time{}, 0
 			r.Attempt++
 		})
 	})
@@ -217,13 +197,13 @@ func (m *Manager) again(b *build, e *instance.Executor, err error) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.ending = false
-	return b.record.Phase == phaseWaiting && m.takes.Err() == nil
+	return b.record.Phase == state.PhaseWaiting && m.takes.Err() == nil
 }
 
 // remark adds a line to the log of a build whose step runner adds nothing. after is the state of the log then.
 func (m *Manager) remark(b *build, after buildlog.State, text string) {
 	text = "step runner: " + text + "\n"
-	if b.log.state.Open {
+	if b.log.State().Open {
 		text = "\n" + text
 	}
 	after.Open = false
@@ -236,8 +216,8 @@ func (m *Manager) remark(b *build, after buildlog.State, text string) {
 // execute runs the job of a build, from the start or from where another manager has left it.
 func (m *Manager) execute(b *build, e *instance.Executor) error {
 	ctx := b.ctx
-	if was := b.kept(); was.Phase == phaseRunning {
-		m.cfg.Logger.Info("build is resumed", "build", b.id, "instance", was.Instance)
+	if was := b.kept(); was.Phase == state.PhaseRunning {
+		m.cfg.Logger.Info("build is resumed", "build", b.ID, "instance", was.Instance)
 		if err := e.Resume(context.WithoutCancel(ctx), was.Instance, was.Socket); err != nil {
 			return err
 		}
@@ -255,8 +235,8 @@ func (m *Manager) execute(b *build, e *instance.Executor) error {
 			return err
 		}
 		// Nothing of it has run: it begins on another VM, by another manager if this one dies now.
-		err = m.changeRunning(b, func(r *record) {
-			r.Phase, r.Instance, r.Socket, r.Started, r.Connect = phaseWaiting, "", "", time.Time{}, 0
+		err = m.changeRunning(b, func(r *state.Record) {
+			r.Phase, r.Instance, r.Socket, r.Started, r.Connect = state.PhaseWaiting, "", "", time.Time{}, 0
 		})
 		if err == nil {
 			err = m.connect(b, e)
@@ -275,20 +255,20 @@ func (m *Manager) connect(b *build, e *instance.Executor) error {
 	started := e.Started()
 	connect := time.Since(started)
 	vm, socket := e.Place()
-	err := m.changeRunning(b, func(r *record) {
-		r.Phase, r.Instance, r.Socket, r.Started, r.Connect = phaseRunning, vm, socket, started, connect
+	err := m.changeRunning(b, func(r *state.Record) {
+		r.Phase, r.Instance, r.Socket, r.Started, r.Connect = state.PhaseRunning, vm, socket, started, connect
 	})
-	if errors.Is(err, errTaken) {
+	if errors.Is(err, state.ErrTaken) {
 		m.fleet.endTaken(e)
 	}
 	return err
 }
 
 // changeRunning changes the record of a build that runs. With other managers that is repeated while the store is away.
-func (m *Manager) changeRunning(b *build, edit func(*record)) error {
+func (m *Manager) changeRunning(b *build, edit func(*state.Record)) error {
 	err := m.change(b, edit)
 	for err != nil && m.fleet.repeats(err) && b.ctx.Err() == nil && !b.isLeft() {
-		m.cfg.Logger.Warn("cannot keep the build", "build", b.id, "error", err)
+		m.cfg.Logger.Warn("cannot keep the build", "build", b.ID, "error", err)
 		_ = pause.For(m.life, time.Second)
 		err = m.change(b, edit)
 	}
@@ -318,28 +298,28 @@ func earlier(a, b time.Time) time.Time {
 // work returns the build's job. It is the same each time: a step runner that has it already takes it for one.
 func (m *Manager) work(b *build) connector.Job {
 	job := connector.Job{
-		Job: (&stepmuxv1.Job{Env: map[string]string{"CI": "true", "CI_JOB_ID": b.id}}).With(b.asked.GetJob()).
+		Job: (&stepmuxv1.Job{Env: map[string]string{"CI": "true", "CI_JOB_ID": b.ID}}).With(b.asked.GetJob()).
 			With(&stepmuxv1.Job{Steps: b.where.steps}),
-		Project: m.project(b.asked), Artifacts: m.artifacts(b.id, b.asked),
+		Project: m.project(b.asked), Artifacts: m.artifacts(b.ID, b.asked),
 	}
 	if b.asked.GetTrace() {
-		kept := &keptTrace{m: m, id: b.id}
+		kept := &keptTrace{m: m, id: b.ID}
 		job.Trace, job.OnTrace = kept, func(err error) { b.traceErr = kept.end(err) }
 	}
 	return job
 }
 
 // change changes the record of a build.
-func (m *Manager) change(b *build, edit func(*record)) error {
-	ctx, cancel := context.WithTimeout(m.life, m.store.timeout)
+func (m *Manager) change(b *build, edit func(*state.Record)) error {
+	ctx, cancel := context.WithTimeout(m.life, m.store.Timeout)
 	defer cancel()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	r := b.record
 	edit(&r)
-	r.Manager = m.fleet.self()
-	err := m.store.put(ctx, &r)
-	if errors.Is(err, errTaken) && m.fleet.mayMerge(&r) {
+	r.Manager = m.fleet.ID()
+	err := m.store.Put(ctx, &r)
+	if errors.Is(err, state.ErrTaken) && m.fleet.mayMerge(&r) {
 		err = m.merge(ctx, b, &r, edit)
 	}
 	if err != nil {
@@ -351,21 +331,21 @@ func (m *Manager) change(b *build, edit func(*record)) error {
 
 // merge repeats a change of the record of a build, which is now that of this manager whose answer was lost, or has been
 // marked as canceled by another. b.mu is held.
-func (m *Manager) merge(ctx context.Context, b *build, r *record, edit func(*record)) error {
-	now, err := m.store.record(ctx, b.id)
+func (m *Manager) merge(ctx context.Context, b *build, r *state.Record, edit func(*state.Record)) error {
+	now, err := m.store.Record(ctx, b.ID)
 	switch {
 	case err != nil:
 		return err
-	case now == nil || now.Manager != m.fleet.self():
-		return errTaken
-	case now.Phase == phaseEnded && r.Phase != phaseEnded:
-		return errTaken
+	case now == nil || now.Manager != m.fleet.ID():
+		return state.ErrTaken
+	case now.Phase == state.PhaseEnded && r.Phase != state.PhaseEnded:
+		return state.ErrTaken
 	case now.Canceled && !b.record.Canceled:
 		b.cancel(errCanceled)
 	}
 	*r = *now
 	edit(r)
-	return m.store.put(ctx, r)
+	return m.store.Put(ctx, r)
 }
 
 // waits reports whether the build has no slot.
@@ -383,15 +363,15 @@ func (b *build) isLeft() bool {
 }
 
 // resultOf returns the outcome of a build by its error.
-func resultOf(err error, canceled bool) *result {
+func resultOf(err error, canceled bool) *state.Result {
 	if err == nil {
-		return &result{}
+		return &state.Result{}
 	}
 	failed, ok := errors.AsType[*instance.BuildError](err)
 	if !ok {
 		failed = &instance.BuildError{Reason: instance.RunnerSystemFailure, Err: err}
 	}
-	r := &result{Reason: string(failed.Reason), ExitCode: failed.ExitCode, Message: failed.Err.Error()}
+	r := &state.Result{Reason: string(failed.Reason), ExitCode: failed.ExitCode, Message: failed.Err.Error()}
 	if canceled && failed.Reason != instance.ScriptFailure {
 		r.Reason, r.Message, r.ExitCode = string(instance.JobCanceled), errCanceled.Error(), 0
 	}
@@ -399,23 +379,23 @@ func resultOf(err error, canceled bool) *result {
 }
 
 // end ends the rest of a build on its VM, stores its outcome, and takes its request out of the queue.
-func (m *Manager) end(b *build, e *instance.Executor, known *result, err error) {
+func (m *Manager) end(b *build, e *instance.Executor, known *state.Result, err error) {
 	cleanup := e.Cleanup(m.life) // it is bounded
 	ended := *known
 	ended.Left = e.Left()
 	if cleanup != nil {
-		m.cfg.Logger.Warn("the build's end on the VM failed", "build", b.id, "instance", e.Instance(), "error", cleanup)
+		m.cfg.Logger.Warn("the build's end on the VM failed", "build", b.ID, "instance", e.Instance(), "error", cleanup)
 	}
-	if b.kept().Phase != phaseEnded || len(ended.Left) > 0 {
+	if b.kept().Phase != state.PhaseEnded || len(ended.Left) > 0 {
 		m.keep(b, &ended)
 	}
-	if b.kept().Phase != phaseEnded {
+	if b.kept().Phase != state.PhaseEnded {
 		return // the next manager gets its request again
 	}
-	m.store.home.leaveQueue(b)
+	m.store.LeaveQueue(&b.Request, b.delivered())
 	if m.cfg.OnEnd != nil {
 		report := batch.Report{
-			Build: b.id, Instance: e.Instance(), Route: e.Choice(), Isolation: e.Isolation(), Usage: e.Usage(),
+			Build: b.ID, Instance: e.Instance(), Route: e.Choice(), Isolation: e.Isolation(), Usage: e.Usage(),
 			Cleanup: cleanup, Left: ended.Left,
 		}
 		if ended.Reason != "" {
@@ -426,7 +406,7 @@ func (m *Manager) end(b *build, e *instance.Executor, known *result, err error) 
 		}
 		if !e.Started().IsZero() {
 			r := b.kept()
-			report.Duration, report.Waited = time.Since(r.Started), max(r.Started.Sub(b.submitted), 0) // clocks differ
+			report.Duration, report.Waited = time.Since(r.Started), max(r.Started.Sub(b.Submitted), 0) // clocks differ
 			report.Connect, report.FirstOutput = r.Connect, r.FirstOutput
 		}
 		m.cfg.OnEnd(report)
@@ -434,16 +414,16 @@ func (m *Manager) end(b *build, e *instance.Executor, known *result, err error) 
 }
 
 // keep keeps the result of a build, of which the log has all output.
-func (m *Manager) keep(b *build, r *result) {
+func (m *Manager) keep(b *build, r *state.Result) {
 	ended := time.Now()
 	m.keepTrying("keep its result", b, func() error {
-		return m.change(b, func(rec *record) {
-			rec.Phase, rec.Ended, rec.Result = phaseEnded, ended, r
-			rec.FirstOutput, rec.LogBytes = b.log.firstAfter(rec.Started), b.log.length()
+		return m.change(b, func(rec *state.Record) {
+			rec.Phase, rec.Ended, rec.Result = state.PhaseEnded, ended, r
+			rec.FirstOutput, rec.LogBytes = b.log.FirstAfter(rec.Started), b.log.Length()
 		})
 	})
-	if b.kept().Phase == phaseEnded { // else its followers would take it for one that succeeded
-		m.keepTrying("end the log", b, func() error { return b.log.end(r) })
+	if b.kept().Phase == state.PhaseEnded { // else its followers would take it for one that succeeded
+		m.keepTrying("end the log", b, func() error { return b.log.End(r) })
 	}
 }
 
@@ -451,10 +431,10 @@ func (m *Manager) keep(b *build, r *result) {
 func (m *Manager) keepTrying(what string, b *build, do func() error) {
 	for {
 		err := do()
-		if err == nil || m.life.Err() != nil || errors.Is(err, errTaken) || b.isLeft() {
+		if err == nil || m.life.Err() != nil || errors.Is(err, state.ErrTaken) || b.isLeft() {
 			return
 		}
-		m.cfg.Logger.Error("cannot "+what, "build", b.id, "error", err)
+		m.cfg.Logger.Error("cannot "+what, "build", b.ID, "error", err)
 		_ = pause.For(m.life, time.Second)
 	}
 }

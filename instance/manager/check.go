@@ -10,7 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/stepmux/stepmux/internal/privatefile"
+	"github.com/stepmux/stepmux/instance/manager/claims"
+	"github.com/stepmux/stepmux/instance/manager/seal"
 )
 
 // Check returns why Open would refuse a configuration, as far as that shows without the state and the cluster: it opens
@@ -21,16 +22,11 @@ func Check(cfg Config) error {
 	}
 	err := checkDir(cfg.Dir)
 	if err == nil {
-		var key []byte
-		key, err = privatefile.Preview(cfg.KeyFile, cfg.Dir, keySize, newKey)
-		_, err = checkKey(cfg.KeyFile, key, err)
+		err = seal.CheckKey(cfg.KeyFile, cfg.Dir)
 	}
 	if err == nil && cfg.NATS != nil {
-		file := filepath.Join(cfg.Dir, idFile)
-		var id []byte
-		id, err = privatefile.Preview(file, cfg.Dir, maxIDFile, newID)
-		if _, err = checkID(file, id, err); err == nil {
-			err = cfg.NATS.check()
+		if err = claims.CheckID(cfg.Dir); err == nil {
+			err = cfg.NATS.Check()
 		}
 	}
 	if err != nil {

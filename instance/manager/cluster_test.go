@@ -22,6 +22,7 @@ import (
 	"github.com/stepmux/stepmux/instance/control"
 	"github.com/stepmux/stepmux/instance/manager"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/instance/manager/state"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
@@ -89,7 +90,7 @@ func (c *cluster) memberWith(t *testing.T, nats string, change func(*manager.Con
 	f := c.fleet
 	f.dir = filepath.Join(t.TempDir(), "state")
 	f.change = func(cfg *manager.Config) {
-		cfg.NATS, cfg.KeyFile, cfg.Lease = &manager.NATS{URLs: []string{"nats://" + nats}}, c.key, c.lease
+		cfg.NATS, cfg.KeyFile, cfg.Lease = &state.NATS{URLs: []string{"nats://" + nats}}, c.key, c.lease
 		cfg.FileBytes = c.fileBytes
 		change(cfg)
 	}
@@ -257,12 +258,12 @@ func TestManagersOfAClusterAreOne(t *testing.T) {
 	f := c.fleet
 	f.dir = filepath.Join(t.TempDir(), "state")
 	f.change = func(cfg *manager.Config) {
-		cfg.NATS, cfg.KeyFile = &manager.NATS{URLs: []string{"nats://" + c.nats}}, filepath.Join(t.TempDir(), "key")
+		cfg.NATS, cfg.KeyFile = &state.NATS{URLs: []string{"nats://" + c.nats}}, filepath.Join(t.TempDir(), "key")
 	}
 	_, _, err = f.open(t)
 	require.ErrorContains(t, err, "sealed with another key")
 	f.change = func(cfg *manager.Config) {
-		cfg.NATS, cfg.KeyFile = &manager.NATS{URLs: []string{"nats://u:hidden@127.0.0.1:1"}}, c.key
+		cfg.NATS, cfg.KeyFile = &state.NATS{URLs: []string{"nats://u:hidden@127.0.0.1:1"}}, c.key
 	}
 	f.opening = time.Second
 	_, _, err = f.open(t)
@@ -300,7 +301,7 @@ func TestNATSServersThatTakeNoPieceOfALogAreRefused(t *testing.T) {
 	f := newFleet(t)
 	addr := startNATS(t, newNATSServer(t, server.RANDOM_PORT, 512<<10))
 	f.change = func(cfg *manager.Config) {
-		cfg.NATS, cfg.KeyFile = &manager.NATS{URLs: []string{addr}}, filepath.Join(t.TempDir(), "key")
+		cfg.NATS, cfg.KeyFile = &state.NATS{URLs: []string{addr}}, filepath.Join(t.TempDir(), "key")
 	}
 	_, _, err := f.open(t)
 	require.ErrorContains(t, err, "set their max_payload to at least 1MB")
@@ -431,7 +432,7 @@ func TestNoMessageHasThePasswordOfNATS(t *testing.T) {
 		f := newFleet(t)
 		f.opening = time.Second
 		f.change = func(cfg *manager.Config) {
-			cfg.NATS, cfg.KeyFile = &manager.NATS{URLs: []string{url}}, filepath.Join(t.TempDir(), "key")
+			cfg.NATS, cfg.KeyFile = &state.NATS{URLs: []string{url}}, filepath.Join(t.TempDir(), "key")
 			cfg.Logger = slog.New(slog.NewTextHandler(&said, nil))
 		}
 		_, _, err := f.open(t)

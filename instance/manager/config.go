@@ -11,11 +11,14 @@ import (
 	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/batch"
+	"github.com/stepmux/stepmux/instance/manager/state"
 )
 
 const (
 	// DefaultLinger is how long a build continues without a manager.
 	DefaultLinger = 5 * time.Minute
+	// DefaultLease is how long the VMs of a manager of a cluster that says nothing stay with it.
+	DefaultLease = 30 * time.Second
 	// DefaultKeep is how long builds that have ended are kept.
 	DefaultKeep = 7 * 24 * time.Hour
 	// DefaultLogBytes bounds all logs together.
@@ -35,7 +38,7 @@ type Config struct {
 	// NATS is the cluster in which several managers keep their state. Dir then has the files of this manager alone.
 	// KeyFile and the instances are the same for all of them, and each VM is used by one of them at a time. If nil, the
 	// state is in Dir.
-	NATS *NATS
+	NATS *state.NATS
 	// Lease is how long a silent manager of a cluster keeps its VMs, the same for all managers, and its builds their
 	// places in the queue, at least a second. If zero, DefaultLease.
 	Lease time.Duration

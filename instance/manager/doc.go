@@ -7,8 +7,9 @@
 // as it does after a crash. managerv1.Dial connects a client.
 //
 // With Config.NATS several managers share the streams of a NATS cluster, and a fleet, of which each uses some VMs at a
-// time: cluster.go has the rules. What differs is behind two interfaces: fleet, with the implementations alone and
-// shared, and home of the state, with embedded and joined.
+// time: package claims has the rules. What differs otherwise is behind two interfaces: fleet, with the implementations
+// alone and shared, and home in package state, with embedded and joined.
 //
-// The rules that keep a build from being lost or run twice are in store.go and build.go.
+// The rules that keep a build from being lost or run twice are in state/store.go and build.go. The manager joins the
+// packages below it: state, claims, archive for files, command for the commands of leases, and sshdoor.
 package manager

@@ -16,6 +16,7 @@ import (
 	"github.com/stepmux/stepmux/instance/control"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/instance/manager/natscall"
+	"github.com/stepmux/stepmux/instance/manager/state"
 )
 
 // drained is a VM that an operator takes out. It is kept, so that a manager that is started anew takes it out too.
@@ -43,12 +44,12 @@ func (m *Manager) drain(ctx context.Context, who, id, note string, limit time.Du
 		d.Until = time.Now().Add(limit)
 	}
 	var err error
-	if d.revision, err = m.store.fleet.Put(ctx, drainKey(id), encode(d)); err != nil {
+	if d.revision, err = m.store.Fleet.Put(ctx, drainKey(id), natscall.Encode(d)); err != nil {
 		return fmt.Errorf("keep the drain of %s: %w", id, err)
 	}
 	m.cfg.Logger.Info("instance is drained", "instance", id, "note", note, "for", limit)
 	m.setDrained(d) //nolint:contextcheck // its timer outlives ctx
-	m.note(ctx, action{who, "drain", id, note})
+	m.note(ctx, state.Action{Who: who, Action: "drain", Subject: id, Note: note})
 	return nil
 }
 
@@ -56,12 +57,12 @@ func (m *Manager) drain(ctx context.Context, who, id, note string, limit time.Du
 func (m *Manager) undrain(ctx context.Context, who, id string, options ...jetstream.PublishOpt) error {
 	d := &drained{Instance: id, over: true}
 	var err error
-	if d.revision, err = m.store.purge(ctx, fleetBucket, drainKey(id), options...); err != nil {
+	if d.revision, err = m.store.Purge(ctx, m.store.Fleet, drainKey(id), options...); err != nil {
 		return fmt.Errorf("forget the drain of %s: %w", id, err)
 	}
 	m.cfg.Logger.Info("instance is no longer drained", "instance", id)
 	m.setDrained(d) //nolint:contextcheck // it has no timer
-	m.note(ctx, action{Who: who, Action: "undrain", Subject: id})
+	m.note(ctx, state.Action{Who: who, Action: "undrain", Subject: id})
 	return nil
 }
 
@@ -107,7 +108,7 @@ func (m *Manager) setDrained(d *drained) {
 
 // endDrain ends a drain whose time is over.
 func (m *Manager) endDrain(d *drained) {
-	err := m.store.persist(m.takes, func(ctx context.Context) error {
+	err := m.store.Persist(m.takes, func(ctx context.Context) error {
 		return m.undrain(ctx, "the end of the drain's time", d.Instance,
 			jetstream.WithExpectLastSequencePerSubject(d.revision))
 	})
@@ -121,7 +122,7 @@ func (m *Manager) endDrain(d *drained) {
 
 // restoreDrains takes out the VMs that were drained before.
 func (m *Manager) restoreDrains(ctx context.Context) error {
-	drains, err := natscall.Entries(ctx, m.store.fleet, drainPrefix+"*")
+	drains, err := natscall.Entries(ctx, m.store.Fleet, drainPrefix+"*")
 	for _, entry := range drains {
 		err = errors.Join(err, m.noteDrain(entry)) //nolint:contextcheck // its timer outlives ctx
 	}

@@ -12,233 +12,13 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/manager/command"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
-	"github.com/stepmux/stepmux/internal/wire"
 )
 
-const (
-	// maxHeldInput bounds the input of a command that its caller has sent and that it has not read. A caller that sends
-	// more waits, and its signals with it.
-	maxHeldInput = 8 << 20
-	// maxSSHInput is the same for a command of an SSH client, whose signals do not wait. SSH's own window holds 2 MiB
-	// more.
-	maxSSHInput = 128 << 10
-	// execPiece is the largest piece of output in a message.
-	execPiece = 64 << 10
-	// maxCommand bounds a command line, in bytes.
-	maxCommand = 128 << 10
-)
-
-// command is a command on the VM of a lease.
-type command struct {
-	line  string
-	tools bool
-}
-
-// toolsLine runs a command line with the tools of the VM's stepmux first in the PATH. It is for any login shell.
-// GitLab's ssh executor runs its scripts by "bash -l", whose profile sets a new PATH: BASH_ENV, a file that bash reads
-// after that, adds the tools again.
-const toolsLine = `case $1 in "bash -l"|"bash --login") f=$STEPMUX_TOOLS/profile; ` +
-	`[ ! -d "$STEPMUX_TOOLS" ] || [ -e "$f" ] || ` +
-	`{ echo "case :\$PATH: in *:$STEPMUX_TOOLS:*) ;; *) PATH=$STEPMUX_TOOLS:\$PATH;; esac" >"$f.$$" && ` +
-	`mv "$f.$$" "$f"; }; ` +
-	`[ ! -e "$f" ] || export BASH_ENV="$f";; esac; ` +
-	`PATH=${STEPMUX_TOOLS:+$STEPMUX_TOOLS:}$PATH; export PATH; unset STEPMUX_TOOLS; exec "${SHELL:-/bin/sh}" -c "$1"`
-
-// text returns the command line for the login's shell.
-func (c command) text() (string, error) {
-	if c.line == "" || len(c.line) > maxCommand {
-		return "", fmt.Errorf("a command line has 1 to %d bytes, not %d", maxCommand, len(c.line))
-	}
-	if !c.tools {
-		return c.line, nil
-	}
-	line, err := wire.LoginLine("sh", "-c", toolsLine, "sh", c.line)
-	return "exec " + line, err
-}
-
-// startCommand starts a command on the VM of a lease. The caller closes the connection and the client.
-func (l *lease) startCommand(ctx context.Context, c command, stderr io.Writer) (
-	conn *instance.CommandConn, client *instance.Client, err error,
-) {
-	text, err := c.text()
-	if err != nil {
-		return nil, nil, err
-	}
-	l.mu.Lock()
-	bare := l.bare
-	l.mu.Unlock()
-	if !bare { // the connection may be another by now
-		missing, err := l.executor.Equip(ctx)
-		if err != nil {
-			return nil, nil, err
-		}
-		l.mu.Lock()
-		l.bare = missing != ""
-		l.mu.Unlock()
-	}
-	if client, err = l.executor.Client(ctx); err != nil {
-		return nil, nil, err
-	}
-	if conn, err = client.Start(ctx, text, stderr); err != nil {
-		_ = client.Close() // always nil
-		return nil, nil, err
-	}
-	return conn, client, nil
-}
-
-// runCommand runs a command on the VM of a lease and waits for its end. When ctx ends, the command is ended. It returns
-// its exit code, or why that is not known. The error is a *instance.BuildError.
-func (l *lease) runCommand(
-	ctx context.Context, c command, in *inputs, stdout, stderr io.Writer,
-) (code int, err error) {
-	conn, client, err := l.startCommand(ctx, c, stderr)
-	if err != nil {
-		return 0, err
-	}
-	defer func() { _, _ = conn.Close(), client.Close() }() // always nil
-	var feeding sync.WaitGroup
-	defer feeding.Wait()
-	defer in.stop()
-	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
-	feeding.Go(func() { in.feed(conn) })
-	feeding.Go(func() { in.send(conn) })
-	buf := make([]byte, execPiece)
-	var failed error
-	for {
-		n, err := conn.Read(buf)
-		if n > 0 && failed == nil {
-			if _, failed = stdout.Write(buf[:n]); failed != nil {
-				_ = conn.Close() // always nil
-			}
-		}
-		if err != nil {
-			break // Wait tells why
-		}
-	}
-	err = conn.Wait(ctx)
-	built, _ := errors.AsType[*instance.BuildError](err)
-	switch {
-	case failed != nil:
-		return 0, failed
-	case ctx.Err() != nil:
-		return 0, context.Cause(ctx)
-	case built != nil && built.Reason == instance.ScriptFailure:
-		return built.ExitCode, nil
-	default:
-		return 0, err
-	}
-}
-
-// inputs are the input and the signals of a command. Its methods may be called by any goroutine.
-type inputs struct {
-	most int // bytes that are held
-
-	mu      sync.Mutex // guards the following
-	changed *sync.Cond // of mu
-	held    []byte
-	ended   bool // no more input comes
-	signals []string
-	stopped bool // the command has ended
-}
-
-func newInputs(most int) *inputs {
-	in := &inputs{most: most}
-	in.changed = sync.NewCond(&in.mu)
-	return in
-}
-
-// Write takes input. It waits while too much is held.
-func (in *inputs) Write(p []byte) (int, error) {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	for len(in.held) > 0 && len(in.held)+len(p) > in.most && !in.stopped {
-		in.changed.Wait()
-	}
-	if in.stopped || in.ended {
-		return 0, io.ErrClosedPipe
-	}
-	in.held = append(in.held, p...)
-	in.changed.Broadcast()
-	return len(p), nil
-}
-
-// end says that no more input comes.
-func (in *inputs) end() {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	in.ended = true
-	in.changed.Broadcast()
-}
-
-// maxSignals bounds the signals that a command has not got yet. Later ones are dropped.
-const maxSignals = 16
-
-// signal takes a signal, by its name without SIG.
-func (in *inputs) signal(name string) {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	if len(in.signals) < maxSignals {
-		in.signals = append(in.signals, name)
-		in.changed.Broadcast()
-	}
-}
-
-// stop ends feed and send, and all waits.
-func (in *inputs) stop() {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	in.stopped = true
-	in.changed.Broadcast()
-}
-
-// feed passes the input on to a command, until stop is called.
-func (in *inputs) feed(to *instance.CommandConn) {
-	for {
-		in.mu.Lock()
-		for len(in.held) == 0 && !in.ended && !in.stopped {
-			in.changed.Wait()
-		}
-		piece, ended, stopped := in.held, in.ended, in.stopped
-		if len(piece) > execPiece {
-			piece, ended = piece[:execPiece], false
-		}
-		in.mu.Unlock()
-		if stopped {
-			return
-		}
-		_, err := to.Write(piece) // fails only if the command is gone, or reads no more; then input is dropped
-		in.mu.Lock()
-		if in.held = in.held[len(piece):]; len(in.held) == 0 || err != nil {
-			in.held = nil
-		}
-		ended = ended && len(in.held) == 0
-		in.changed.Broadcast()
-		in.mu.Unlock()
-		if ended {
-			_ = to.CloseWrite() // as above
-			return
-		}
-	}
-}
-
-// send passes the signals on to a command, until stop is called.
-func (in *inputs) send(to *instance.CommandConn) {
-	for {
-		in.mu.Lock()
-		for len(in.signals) == 0 && !in.stopped {
-			in.changed.Wait()
-		}
-		if in.stopped {
-			in.mu.Unlock()
-			return
-		}
-		name := in.signals[0]
-		in.signals = in.signals[1:]
-		in.mu.Unlock()
-		_ = to.Signal(name) // it may have ended
-	}
-}
+// maxHeldInput bounds the input of a command that its caller has sent and that it has not read. A caller that sends
+// more waits, and its signals with it.
+const maxHeldInput = 8 << 20
 
 // Reserve gives a slot.
 func (s *service) Reserve(req *pb.ReserveRequest, stream grpc.ServerStreamingServer[pb.ReserveResponse]) error {
@@ -317,12 +97,12 @@ func (s *service) Exec(stream grpc.BidiStreamingServer[pb.ExecRequest, pb.ExecRe
 	if l == nil {
 		return status.Error(codes.NotFound, s.m.noLease(start.GetLease()))
 	}
-	c := command{start.GetCommand(), start.GetTools()}
-	if _, err := c.text(); err != nil {
+	line := command.Line{Text: start.GetCommand(), Tools: start.GetTools()}
+	if err := line.Check(); err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
-	in := newInputs(maxHeldInput)
-	defer in.stop()
+	in := command.NewInputs(maxHeldInput)
+	defer in.Stop()
 	ctx, cancel := context.WithCancelCause(stream.Context())
 	defer cancel(nil)
 	go func() { // it ends with the call
@@ -332,12 +112,12 @@ func (s *service) Exec(stream grpc.BidiStreamingServer[pb.ExecRequest, pb.ExecRe
 			case *pb.ExecRequest_Input:
 				_, _ = in.Write(what.Input) // the command may have ended
 			case *pb.ExecRequest_EndInput:
-				in.end()
+				in.End()
 			case *pb.ExecRequest_Signal:
-				in.signal(what.Signal)
+				in.Signal(what.Signal)
 			}
 			if errors.Is(err, io.EOF) {
-				in.end()
+				in.End()
 			}
 			if err != nil {
 				return
@@ -345,7 +125,7 @@ func (s *service) Exec(stream grpc.BidiStreamingServer[pb.ExecRequest, pb.ExecRe
 		}
 	}()
 	out := &execOutputs{stream: stream}
-	code, err := l.runCommand(ctx, c, in, out.writer(false), out.writer(true))
+	code, err := l.commands.Run(ctx, line, in, out.writer(false), out.writer(true))
 	if s.m.takes.Err() != nil && err != nil {
 		return status.Error(codes.Unavailable, "the manager ends")
 	}
@@ -379,7 +159,7 @@ func (o *execOutputs) writer(stderr bool) io.Writer { return execWriter{o, stder
 // Write implements io.Writer.
 func (w execWriter) Write(p []byte) (int, error) {
 	for sent := 0; sent < len(p); {
-		piece := p[sent:min(sent+execPiece, len(p))]
+		piece := p[sent:min(sent+command.Piece, len(p))]
 		msg := &pb.ExecResponse{What: &pb.ExecResponse_Stdout{Stdout: piece}}
 		if w.stderr {
 			msg.What = &pb.ExecResponse_Stderr{Stderr: piece}

@@ -24,36 +24,46 @@ import (
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/manager/archive"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/instance/manager/seal"
+	"github.com/stepmux/stepmux/instance/manager/state"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
-
-// KeyTime is how long a request that is sent again, with the same key, is known.
-const KeyTime = keyTime
 
 // Dir returns the state directory of the manager.
 func (m *Manager) Dir() string { return m.cfg.Dir }
 
+// jetStream returns a client of the store.
+func (m *Manager) jetStream(t *testing.T) jetstream.JetStream {
+	t.Helper()
+	js, err := jetstream.New(m.store.Conn)
+	require.NoError(t, err)
+	return js
+}
+
+// stream returns a stream of the store as it is now.
+func (m *Manager) stream(t *testing.T, name string) jetstream.Stream {
+	t.Helper()
+	stream, err := m.jetStream(t).Stream(t.Context(), name)
+	require.NoError(t, err)
+	return stream
+}
+
 // Readers returns how many readers of logs the store knows.
 func (m *Manager) Readers(t *testing.T) int {
 	t.Helper()
-	info, err := m.store.logs.Info(t.Context())
-	require.NoError(t, err)
-	return info.State.Consumers
+	return m.stream(t, "STEPMUX_LOGS").CachedInfo().State.Consumers
 }
 
 // Requests returns how many requests the queue has.
 func (m *Manager) Requests(t *testing.T) uint64 {
 	t.Helper()
-	info, err := m.store.queue.Info(t.Context())
-	require.NoError(t, err)
-	return info.State.Msgs
+	return m.stream(t, "STEPMUX_QUEUE").CachedInfo().State.Msgs
 }
 
 // Pieces returns how many pieces all logs have together.
 func (m *Manager) Pieces(t *testing.T) uint64 {
 	t.Helper()
-	info, err := m.store.logs.Info(t.Context())
-	require.NoError(t, err)
-	return info.State.Msgs
+	return m.stream(t, "STEPMUX_LOGS").CachedInfo().State.Msgs
 }
 
 // SweepFiles removes the projects that no build needs, until there is room for so many bytes more.
@@ -80,15 +90,13 @@ func (m *Manager) SweepAround(t *testing.T, more int64, do func()) (left uint64)
 		return nil, nil
 	})
 	require.NoError(t, err)
-	stream, err := m.store.js.Stream(t.Context(), "OBJ_STEPMUX_PROJECTS")
-	require.NoError(t, err)
-	return stream.CachedInfo().State.Msgs
+	return m.stream(t, "OBJ_STEPMUX_PROJECTS").CachedInfo().State.Msgs
 }
 
 // PutPart stores a piece of a project whose upload does not go on.
 func (m *Manager) PutPart(t *testing.T) {
 	t.Helper()
-	_, err := m.store.js.Publish(t.Context(), "$O.STEPMUX_PROJECTS.C.part", []byte("part"))
+	_, err := m.jetStream(t).Publish(t.Context(), "$O.STEPMUX_PROJECTS.C.part", []byte("part"))
 	require.NoError(t, err)
 }
 
@@ -99,7 +107,7 @@ func (m *Manager) Damage(t *testing.T, name string, cut bool) {
 	require.NoError(t, os.RemoveAll(copies))
 	require.NoError(t, os.Mkdir(copies, 0o700))
 	find := func(bucket string) *jetstream.ObjectInfo {
-		objects, err := m.store.js.ObjectStore(t.Context(), bucket)
+		objects, err := m.jetStream(t).ObjectStore(t.Context(), bucket)
 		require.NoError(t, err)
 		info, err := objects.GetInfo(t.Context(), name)
 		if !errors.Is(err, jetstream.ErrObjectNotFound) {
@@ -112,14 +120,13 @@ func (m *Manager) Damage(t *testing.T, name string, cut bool) {
 		info = find("STEPMUX_PROJECTS")
 		require.NotNil(t, info)
 	}
-	stream, err := m.store.js.Stream(t.Context(), "OBJ_"+info.Bucket)
-	require.NoError(t, err)
+	stream := m.stream(t, "OBJ_"+info.Bucket)
 	subject := "$O." + info.Bucket + ".C." + info.NUID
 	piece, err := stream.GetLastMsgForSubject(t.Context(), subject)
 	require.NoError(t, err)
 	require.NoError(t, stream.DeleteMsg(t.Context(), piece.Sequence))
 	if !cut {
-		_, err = m.store.js.Publish(t.Context(), subject, make([]byte, len(piece.Data)))
+		_, err = m.jetStream(t).Publish(t.Context(), subject, make([]byte, len(piece.Data)))
 		require.NoError(t, err)
 	}
 }
@@ -130,9 +137,9 @@ func (m *Manager) PutAndGo(t *testing.T, name, text string) (read string, err er
 	o := m.files.(*archive.Shared).Artifacts
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	described, err := m.store.nc.Subscribe("$O.STEPMUX_ARTIFACTS.M.>", func(*nats.Msg) { cancel() })
+	described, err := m.store.Conn.Subscribe("$O.STEPMUX_ARTIFACTS.M.>", func(*nats.Msg) { cancel() })
 	require.NoError(t, err)
-	require.NoError(t, m.store.nc.Flush())
+	require.NoError(t, m.store.Conn.Flush())
 	_ = o.Put(ctx, name, strings.NewReader(text)) // it may have been told before
 	<-ctx.Done()
 	require.NoError(t, described.Unsubscribe())
@@ -154,20 +161,8 @@ func (m *Manager) SetRest(t *testing.T, rest time.Duration) {
 // Withdraw takes a VM from the manager, whose claim stays for now: a build that is resumed there finds it elsewhere.
 func (m *Manager) Withdraw(id string) { m.cfg.Provider.Yield(id, m.abandon) }
 
-// CloseWatches closes the watches of the cluster, as the library does when it cannot make them anew.
-func (m *Manager) CloseWatches(t *testing.T) {
-	t.Helper()
-	claimed, leased := m.fleet.(*shared).claimed, m.fleet.(*shared).leased
-	require.NoError(t, errors.Join(claimed.Stop(), leased.Stop()))
-}
-
 // Holds returns how many VMs the manager of a cluster has.
-func (m *Manager) Holds() int {
-	c := m.fleet.(*shared)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return len(c.held)
-}
+func (m *Manager) Holds() int { return len(m.fleet.(*shared).Held()) }
 
 // ShortenGuestTime sets how long a connection may take to show the token from now on, until restore is called. The test
 // must not be parallel.
@@ -179,13 +174,6 @@ func ShortenGuestTime(t *testing.T, d time.Duration) (restore func()) {
 	return restore
 }
 
-// SetLoginTimeout sets how long a client may take to log in by SSH, until the test ends, which must not be parallel.
-func SetLoginTimeout(t *testing.T, d time.Duration) {
-	before := loginTimeout
-	loginTimeout = d
-	t.Cleanup(func() { loginTimeout = before })
-}
-
 // Waiting returns the builds that wait for a slot, in the order in which they get one.
 func (m *Manager) Waiting() []string { return m.cfg.Group.Waiting() }
 
@@ -195,12 +183,13 @@ func (m *Manager) ReserveAndGo(t *testing.T, name string) (kept bool, err error)
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	stored, err := m.store.nc.Subscribe("$KV."+buildsBucket+"."+leasePrefix+name, func(*nats.Msg) { cancel() })
+	record := "$KV." + m.store.Builds.Bucket() + "." + leasePrefix + name
+	stored, err := m.store.Conn.Subscribe(record, func(*nats.Msg) { cancel() })
 	require.NoError(t, err)
-	require.NoError(t, m.store.nc.Flush())
+	require.NoError(t, m.store.Conn.Flush())
 	_, _, _, err = m.reserve(ctx, leaseRequest{name: name}, func(int) error { return nil })
 	require.NoError(t, stored.Unsubscribe())
-	_, findErr := m.store.builds.Get(t.Context(), leasePrefix+name)
+	_, findErr := m.store.Builds.Get(t.Context(), leasePrefix+name)
 	if !errors.Is(findErr, jetstream.ErrKeyNotFound) {
 		require.NoError(t, findErr)
 	}
@@ -226,7 +215,7 @@ func (m *Manager) KeepResult(t *testing.T, name string, file *os.File) error {
 // Keeps reports whether the store has the record of a lease.
 func (m *Manager) Keeps(t *testing.T, name string) bool {
 	t.Helper()
-	_, err := m.store.builds.Get(t.Context(), leasePrefix+name)
+	_, err := m.store.Builds.Get(t.Context(), leasePrefix+name)
 	return !errors.Is(err, jetstream.ErrKeyNotFound)
 }
 
@@ -254,7 +243,7 @@ func (m *Manager) RecentProjects() int {
 // Settled reports whether the manager takes out a VM if and only if the state says so.
 func (m *Manager) Settled(t *testing.T, id string) bool {
 	t.Helper()
-	_, err := m.store.fleet.Get(t.Context(), drainKey(id))
+	_, err := m.store.Fleet.Get(t.Context(), drainKey(id))
 	if err != nil && !errors.Is(err, jetstream.ErrKeyNotFound) {
 		return false // a NATS server on a busy machine may be late
 	}
@@ -273,45 +262,44 @@ func (m *Manager) Settled(t *testing.T, id string) bool {
 // returns the number of the delivery, and whether the manager has begun the build.
 func (m *Manager) AcceptLate(t *testing.T) (number int, begun bool) {
 	t.Helper()
-	queue, err := m.consume(t.Context())
+	queue, err := m.store.OpenQueue(t.Context(), m.cfg.Lease)
 	require.NoError(t, err)
-	msg, err := queue.Next(jetstream.FetchMaxWait(startTimeout))
+	d, err := queue.Next(t.Context())
 	require.NoError(t, err)
-	at, err := msg.Metadata()
-	require.NoError(t, err)
-	require.NoError(t, m.accept(m.delivered(msg, time.Now().Add(-m.cfg.Lease)), func() {}))
-	return int(at.NumDelivered), len(m.builds()) > 0
+	d.Until = m.fleet.keptUntil(time.Now().Add(-m.cfg.Lease))
+	require.NoError(t, m.accept(d, func() {}))
+	return int(d.Times()), len(m.builds()) > 0
 }
 
 // FirstOutputs writes a line about a build to a log, and then output of its job. It returns the times to the first
 // output after each.
 func (m *Manager) FirstOutputs(t *testing.T) (ours, theirs time.Duration) {
 	t.Helper()
-	l, start := m.store.newLog(m.life, "1-first"), time.Now().Add(-time.Hour)
-	defer l.stop()
+	l, start := m.store.NewLog(m.life, "1-first"), time.Now().Add(-time.Hour)
+	defer l.Stop()
 	_, err := l.WriteState([]byte("step runner: image x:1 cannot be pulled\n"), buildlog.State{Lines: 1})
 	require.NoError(t, err)
-	ours = l.firstAfter(start)
+	ours = l.FirstAfter(start)
 	_, err = l.WriteState([]byte("on\n"), buildlog.State{Stdout: 3})
 	require.NoError(t, err)
-	return ours, l.firstAfter(start)
+	return ours, l.FirstAfter(start)
 }
 
 // CloseStore closes the connection to the store.
-func (m *Manager) CloseStore() { m.store.nc.Close() }
+func (m *Manager) CloseStore() { m.store.Conn.Close() }
 
 // RemoveLog removes the log of a build.
 func (m *Manager) RemoveLog(t *testing.T, id string) {
 	t.Helper()
-	require.NoError(t, m.store.logs.Purge(t.Context(), jetstream.WithPurgeSubject(logsSubject+id)))
+	require.NoError(t, m.stream(t, "STEPMUX_LOGS").Purge(t.Context(), jetstream.WithPurgeSubject("stepmux.logs."+id)))
 }
 
 // ReadAndRemove reads the log of a build, and removes it once the reader has its first piece. It returns how many bytes
 // were read.
 func (m *Manager) ReadAndRemove(ctx context.Context, t *testing.T, id string) (read int, err error) {
 	t.Helper()
-	_, err = m.store.readBack(ctx, id, 0, 0, func(p piece) error {
-		read += len(p.text)
+	err = m.store.ReadLog(ctx, id, 0, false, false, func(p state.Piece) error {
+		read += len(p.Text)
 		m.RemoveLog(t, id)
 		return nil
 	})
@@ -323,11 +311,11 @@ func (m *Manager) ReadAndRemove(ctx context.Context, t *testing.T, id string) (r
 func (m *Manager) FollowRemoved(ctx context.Context, t *testing.T, id string) error {
 	t.Helper()
 	m.RemoveLog(t, id)
-	err := m.store.readLog(ctx, id, 0, true, false, func(piece) error { return nil })
+	err := m.store.ReadLog(ctx, id, 0, true, false, func(state.Piece) error { return nil })
 	require.NoError(t, err)
-	_, err = m.store.purge(t.Context(), buildsBucket, id)
+	_, err = m.store.Purge(t.Context(), m.store.Builds, id)
 	require.NoError(t, err)
-	return m.store.awaitEnd(ctx, id)
+	return m.store.AwaitEnd(ctx, id)
 }
 
 // CancelAndGo cancels a build for a caller that has gone away.
@@ -344,9 +332,9 @@ func (m *Manager) DrainAndGo(t *testing.T, id string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	stored, err := m.store.nc.Subscribe("$KV."+fleetBucket+"."+drainKey(id), func(*nats.Msg) { cancel() })
+	stored, err := m.store.Conn.Subscribe("$KV."+m.store.Fleet.Bucket()+"."+drainKey(id), func(*nats.Msg) { cancel() })
 	require.NoError(t, err)
-	require.NoError(t, m.store.nc.Flush())
+	require.NoError(t, m.store.Conn.Flush())
 	_, _ = (&service{m: m}).Drain(ctx, &pb.DrainRequest{Instances: []string{id}}) // nobody gets the answer
 	<-ctx.Done()
 	require.NoError(t, stored.Unsubscribe())
@@ -355,33 +343,16 @@ func (m *Manager) DrainAndGo(t *testing.T, id string) {
 // UsePlaces uses up places among the records of builds, as leases do.
 func (m *Manager) UsePlaces(t *testing.T, n int) {
 	t.Helper()
+	js := m.jetStream(t)
 	for range n {
-		_, err := m.store.js.PublishAsync("$KV."+buildsBucket+"."+leasePrefix+"x", nil)
+		_, err := js.PublishAsync("$KV."+m.store.Builds.Bucket()+"."+leasePrefix+"x", nil)
 		require.NoError(t, err)
 	}
-	<-m.store.js.PublishAsyncComplete()
-}
-
-// LostRecords looks for records of builds that cannot be read, of more than are read at once. The time of one of them
-// ends meanwhile.
-func (m *Manager) LostRecords(t *testing.T) uint64 {
-	t.Helper()
-	for i := range 2000 {
-		_, err := m.store.js.PublishAsync("$KV."+buildsBucket+"."+leasePrefix+"x"+strconv.Itoa(i), nil)
-		require.NoError(t, err)
-	}
-	<-m.store.js.PublishAsyncComplete()
-	end := sync.OnceFunc(func() {
-		_, err := m.store.purge(t.Context(), buildsBucket, leasePrefix+"x1500")
-		require.NoError(t, err)
-	})
-	lost, err := m.store.unreadable(t.Context(), m.store.history, func([]byte) { end() })
-	require.NoError(t, err)
-	return lost
+	<-js.PublishAsyncComplete()
 }
 
 // Asked returns how many messages the manager has sent to its store.
-func (m *Manager) Asked() uint64 { return m.store.nc.Stats().OutMsgs }
+func (m *Manager) Asked() uint64 { return m.store.Conn.Stats().OutMsgs }
 
 // SetStarted sets when a running build got its slot.
 func (m *Manager) SetStarted(t *testing.T, id string, at time.Time) {
@@ -390,56 +361,59 @@ func (m *Manager) SetStarted(t *testing.T, id string, at time.Time) {
 	b := m.live[id]
 	m.mu.Unlock()
 	require.NotNil(t, b)
-	require.NoError(t, m.change(b, func(r *record) { r.Started = at }))
+	require.NoError(t, m.change(b, func(r *state.Record) { r.Started = at }))
 }
 
 // KeepUnanswered keeps the record of a running build, as it is, by a call whose answer is lost.
 func (m *Manager) KeepUnanswered(t *testing.T, id string) {
 	t.Helper()
-	rec, err := m.store.record(t.Context(), id)
+	rec, err := m.store.Record(t.Context(), id)
 	require.NoError(t, err)
-	require.NoError(t, m.store.put(t.Context(), rec))
+	require.NoError(t, m.store.Put(t.Context(), rec))
 }
 
 // FillQueue queues the text of a request n times in a state directory that no manager uses, with less care for the disk
 // than a manager takes.
 func FillQueue(t *testing.T, dir string, text []byte, n int) {
 	t.Helper()
-	s := &store{timeout: storeTimeout, logger: &serverLog{to: slog.New(slog.DiscardHandler)}}
-	h := &embedded{s: s}
-	defer h.close()
-	var err error
-	s.seal, err = openSeal(filepath.Join(dir, "key"))
+	key, err := seal.OpenKey(filepath.Join(dir, "key"))
 	require.NoError(t, err)
-	h.server, err = server.NewServer(&server.Options{
-		DontListen: true, NoSigs: true, JetStream: true, StoreDir: filepath.Join(dir, "jetstream"), MaxPayload: maxPayload,
+	embedded, err := server.NewServer(&server.Options{
+		DontListen: true, NoSigs: true, JetStream: true, StoreDir: filepath.Join(dir, "jetstream"),
+		MaxPayload: state.MaxPayload,
 	})
 	require.NoError(t, err)
-	h.server.Start()
-	require.True(t, h.server.ReadyForConnections(startTimeout))
-	s.nc, err = nats.Connect("", nats.InProcessServer(h.server))
+	embedded.Start()
+	defer func() {
+		embedded.Shutdown()
+		embedded.WaitForShutdown()
+	}()
+	require.True(t, embedded.ReadyForConnections(sshtest.Bound))
+	conn, err := nats.Connect("", nats.InProcessServer(embedded))
 	require.NoError(t, err)
-	s.js, err = jetstream.New(s.nc, jetstream.WithPublishAsyncMaxPending(4000))
+	defer conn.Close()
+	js, err := jetstream.New(conn, jetstream.WithPublishAsyncMaxPending(4000))
 	require.NoError(t, err)
 	for i := range n {
-		key := strconv.Itoa(i)
-		msg := nats.NewMsg(queueSubject)
-		msg.Data = s.seal.close(key, text)
-		_, err = s.js.PublishMsgAsync(msg, jetstream.WithMsgID(key), jetstream.WithStallWait(storeTimeout))
+		id := strconv.Itoa(i)
+		msg := nats.NewMsg("stepmux.queue.default")
+		msg.Data = key.Seal(id, text)
+		_, err = js.PublishMsgAsync(msg, jetstream.WithMsgID(id), jetstream.WithStallWait(sshtest.Bound))
 		require.NoError(t, err)
 	}
-	<-s.js.PublishAsyncComplete()
+	<-js.PublishAsyncComplete()
 }
 
 // PutWaitingRecord keeps the record of a build that was lost and is to run again. No manager has the state.
 func PutWaitingRecord(t *testing.T, dir, id string) {
 	t.Helper()
-	s := &store{keep: time.Hour, timeout: storeTimeout, logger: &serverLog{to: slog.New(slog.DiscardHandler)}}
-	s.home = &embedded{s: s, dir: filepath.Join(dir, "jetstream")}
-	defer s.close()
-	require.NoError(t, s.home.open(t.Context()))
-	var err error
-	s.builds, err = s.bucket(t.Context(), buildsBucket, 0, time.Minute)
+	s, err := state.Open(t.Context(), state.Config{
+		Dir: dir, KeyFile: filepath.Join(dir, "key"), Keep: DefaultKeep, LogBytes: DefaultLogBytes,
+		FileBytes: DefaultFileBytes, Logger: slog.New(slog.DiscardHandler),
+	})
 	require.NoError(t, err)
-	require.NoError(t, s.put(t.Context(), &record{ID: id, Phase: phaseWaiting, Attempt: 1, Submitted: time.Now()}))
+	defer s.Close()
+	require.NoError(t, s.Put(t.Context(), &state.Record{
+		ID: id, Phase: state.PhaseWaiting, Attempt: 1, Submitted: time.Now(),
+	}))
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/manager/archive"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/instance/manager/state"
 	"github.com/stepmux/stepmux/internal/contents"
 	"github.com/stepmux/stepmux/internal/labels"
 	"github.com/stepmux/stepmux/internal/wire"
@@ -118,7 +119,7 @@ func (m *Manager) artifacts(id string, asked *pb.SubmitRequest) *files.Artifacts
 		return nil
 	}
 	return &files.Artifacts{
-		Paths: asked.GetArtifacts(), Dir: m.store.archives(&m.cfg).Arrivals(),
+		Paths: asked.GetArtifacts(), Dir: archive.Config{Dir: m.cfg.Dir}.Arrivals(),
 		MaxBytes: min(files.DefaultMaxBytes, m.cfg.FileBytes),
 		Take:     func(ctx context.Context, file *os.File) error { return m.files.KeepResult(ctx, id, file) },
 	}
@@ -135,7 +136,7 @@ type keptTrace struct {
 // Write implements io.Writer.
 func (t *keptTrace) Write(p []byte) (n int, err error) {
 	if t.file == nil {
-		if t.file, err = os.CreateTemp(t.m.store.archives(&t.m.cfg).Arrivals(), ".trace-"); err != nil {
+		if t.file, err = os.CreateTemp(archive.Config{Dir: t.m.cfg.Dir}.Arrivals(), ".trace-"); err != nil {
 			return 0, err
 		}
 	}
@@ -159,7 +160,7 @@ func (t *keptTrace) end(err error) error {
 }
 
 // noteFiles notes in the result of a build what is kept of it.
-func (m *Manager) noteFiles(b *build, r *result) {
+func (m *Manager) noteFiles(b *build, r *state.Result) {
 	size := func(of *int64, name string) {
 		m.keepTrying("look for "+name, b, func() (err error) {
 			*of, err = m.files.ResultSize(m.life, name)
@@ -167,10 +168,10 @@ func (m *Manager) noteFiles(b *build, r *result) {
 		})
 	}
 	if len(b.asked.GetArtifacts()) > 0 {
-		size(&r.Artifacts, b.id)
+		size(&r.Artifacts, b.ID)
 	}
 	if b.asked.GetTrace() {
-		size(&r.Trace, archive.Trace(b.id))
+		size(&r.Trace, archive.Trace(b.ID))
 	}
 }
 

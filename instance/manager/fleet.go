@@ -2,10 +2,10 @@ package manager
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/manager/state"
 )
 
 // fleet is the part of a manager that knows whether there are others: alone, or one of several whose VMs and builds
@@ -15,10 +15,10 @@ type fleet interface {
 	join(ctx context.Context) error
 	// start resumes the builds that run, and answers other managers, once the queue is open.
 	start(ctx context.Context) error
-	// leave gives the VMs to other managers when this one ends.
-	leave(ctx context.Context)
-	// self is the ID of this manager, empty if there are no others.
-	self() string
+	// Leave gives the VMs to other managers when this one ends.
+	Leave(ctx context.Context)
+	// ID is that of this manager, empty if there are no others.
+	ID() string
 
 	vms
 	requests
@@ -28,12 +28,12 @@ type fleet interface {
 
 // vms is a fleet's answers about VMs.
 type vms interface {
-	// has reports whether this manager may resume a build on a VM.
-	has(vm string) bool
+	// Has reports whether this manager may resume a build on a VM.
+	Has(vm string) bool
 	// takes reports whether a VM with these labels takes builds of this manager, now or later.
 	takes(labels map[string]string) bool
-	// ownerOf returns another manager if all VMs that fit are those of other managers, else "".
-	ownerOf(fits func(instance.Instance) bool) string
+	// OwnerOf returns another manager if all VMs that fit are those of other managers, else "".
+	OwnerOf(fits func(instance.Instance) bool) string
 	// drained says that a VM was taken out.
 	drained()
 }
@@ -48,8 +48,8 @@ type requests interface {
 	// keptUntil returns when the queue may hand a request out again that was asked for, or confirmed, at a time. It is
 	// zero if that does no harm.
 	keptUntil(from time.Time) time.Time
-	// isFresh is request.fresh for a request that was handed out for the n-th time.
-	isFresh(r *request, n uint64) bool
+	// isFresh is Request.Fresh for a request that was handed out for the n-th time.
+	isFresh(r *state.Request, n uint64) bool
 	// confirm notes that the queue knows that builds are not lost, of which it was told since that time.
 	confirm(builds []*build, since time.Time)
 }
@@ -57,20 +57,20 @@ type requests interface {
 // builds is a fleet's answers about builds that another manager may have.
 type builds interface {
 	// takeOver loads the log of a build that is to begin, or to be resumed, and makes both this manager's.
-	takeOver(ctx context.Context, r *request, rec *record, log *storedLog) error
+	takeOver(ctx context.Context, r *state.Request, rec *state.Record, log *state.Log) error
 	// isDamaged reports whether the log of a build without a record shows that the record is lost.
-	isDamaged(log *storedLog) bool
+	isDamaged(log *state.Log) bool
 	// endTaken ends the part of this manager in a build whose record another one has changed.
 	endTaken(e *instance.Executor)
 	// repeats reports whether a change of a running build that failed with err is made again.
 	repeats(err error) bool
 	// mayMerge reports whether a change of a record is repeated on the one that is kept now, which may be this manager's.
-	mayMerge(r *record) bool
+	mayMerge(r *state.Record) bool
 	// ceased says that a build was left, and may be this manager's again.
 	ceased()
 	// cancelRecord cancels a build that this manager has not begun by its record. done is false if it is to be ended
 	// here.
-	cancelRecord(ctx context.Context, rec *record) (done bool, err error)
+	cancelRecord(ctx context.Context, rec *state.Record) (done bool, err error)
 	// awaitEnd waits for the result of a build that this manager does not have, after the end of its log.
 	awaitEnd(ctx context.Context, id string) error
 }
@@ -79,8 +79,8 @@ type builds interface {
 type peers interface {
 	// ask asks them all, and returns the answers that come in time.
 	ask(ctx context.Context, q peerQuestion) []peerAnswer
-	// tellCancel tells them that a build was canceled.
-	tellCancel(ctx context.Context, id string) error
+	// TellCancel tells them that a build was canceled.
+	TellCancel(ctx context.Context, id string) error
 }
 
 // fleetOf returns the fleet that the manager's configuration names.
@@ -94,20 +94,20 @@ func fleetOf(m *Manager) fleet {
 // alone is the fleet of a manager that has all VMs, and whose state no other one uses.
 type alone struct{ m *Manager }
 
-func (f alone) join(ctx context.Context) error { return f.m.store.persist(ctx, f.m.restoreDrains) }
+func (f alone) join(ctx context.Context) error { return f.m.store.Persist(ctx, f.m.restoreDrains) }
 
 func (f alone) start(ctx context.Context) error { return f.m.resume(ctx) }
 
-func (alone) leave(context.Context) {}
+func (alone) Leave(context.Context) {}
 
-func (alone) self() string { return "" }
+func (alone) ID() string { return "" }
 
-func (alone) has(string) bool { return true }
+func (alone) Has(string) bool { return true }
 
 // takes is true: a build without such a VM waits for a change of the inventory, or fails.
 func (alone) takes(map[string]string) bool { return true }
 
-func (alone) ownerOf(func(instance.Instance) bool) string { return "" }
+func (alone) OwnerOf(func(instance.Instance) bool) string { return "" }
 
 func (alone) drained() {}
 
@@ -119,35 +119,35 @@ func (alone) hasRoom() bool { return true }
 
 func (alone) keptUntil(time.Time) time.Time { return time.Time{} }
 
-func (f alone) isFresh(r *request, n uint64) bool {
-	return r.seq > max(f.m.store.before, f.m.canceled) && n == 1
+func (f alone) isFresh(r *state.Request, n uint64) bool {
+	return f.m.store.IsNew(r) && r.Seq > f.m.canceled && n == 1
 }
 
 func (alone) confirm([]*build, time.Time) {}
 
-func (alone) takeOver(ctx context.Context, r *request, _ *record, log *storedLog) error {
-	if r.fresh {
+func (alone) takeOver(ctx context.Context, r *state.Request, _ *state.Record, log *state.Log) error {
+	if r.Fresh {
 		return nil
 	}
-	return log.load(ctx)
+	return log.Load(ctx)
 }
 
-func (alone) isDamaged(log *storedLog) bool { return log.hasRun() }
+func (alone) isDamaged(log *state.Log) bool { return log.HasRun() }
 
 // endTaken ends the step runner: the build was canceled, and it has no job.
 func (f alone) endTaken(e *instance.Executor) { _ = e.Cleanup(f.m.life) }
 
 func (alone) repeats(error) bool { return false }
 
-func (alone) mayMerge(r *record) bool { return r.revision > 0 }
+func (alone) mayMerge(r *state.Record) bool { return r.IsKept() }
 
 func (alone) ceased() {}
 
-func (alone) cancelRecord(_ context.Context, rec *record) (done bool, err error) {
-	if rec.Phase == phaseWaiting {
+func (alone) cancelRecord(_ context.Context, rec *state.Record) (done bool, err error) {
+	if rec.Phase == state.PhaseWaiting {
 		return false, nil
 	}
-	return true, errTaken // by a manager before: this one has not resumed it yet
+	return true, state.ErrTaken // by a manager before: this one has not resumed it yet
 }
 
 // awaitEnd does not wait: a build that this manager does not have has ended.
@@ -155,77 +155,4 @@ func (alone) awaitEnd(context.Context, string) error { return nil }
 
 func (alone) ask(context.Context, peerQuestion) []peerAnswer { return nil }
 
-func (alone) tellCancel(context.Context, string) error { return nil }
-
-// shared is in cluster.go, claims.go and peers.go: the following are its answers about requests and builds.
-
-func (c *shared) self() string { return c.id }
-
-func (c *shared) takes(labels map[string]string) bool { return c.m.cfg.Group.Takes(labels) }
-
-// drained sends builds on: another manager may have a VM for them.
-func (c *shared) drained() { c.sendOn() }
-
-// ahead is 1: a request is asked for only when there is a slot for it.
-func (*shared) ahead() int { return 1 }
-
-func (c *shared) awaitRoom(ctx context.Context) error { return c.m.cfg.Group.AwaitRoom(ctx) }
-
-func (c *shared) hasRoom() bool { return c.m.cfg.Group.HasRoom() }
-
-// keptUntil leaves the rest of the time that the queue waits to a manager that is stopped just before it sends an
-// acknowledgment.
-func (c *shared) keptUntil(from time.Time) time.Time { return from.Add(c.ttl * 2 / 3) }
-
-// isFresh is false: another manager may have begun the build.
-func (*shared) isFresh(*request, uint64) bool { return false }
-
-func (c *shared) confirm(builds []*build, since time.Time) {
-	if len(builds) == 0 {
-		return
-	}
-	ctx, cancel := context.WithTimeout(c.m.takes, c.ttl/6)
-	defer cancel()
-	if c.m.store.nc.FlushWithContext(ctx) != nil {
-		return // NATS may not have been told
-	}
-	for _, b := range builds {
-		b.counts(c.keptUntil(since))
-	}
-}
-
-// takeOver keeps in the record that this manager has a build that runs, and then lets no other one write its log.
-func (c *shared) takeOver(ctx context.Context, _ *request, rec *record, log *storedLog) error {
-	runs := rec != nil && rec.Phase == phaseRunning
-	if runs {
-		rec.Manager = c.id
-		if err := c.m.store.put(ctx, rec); err != nil {
-			return err
-		}
-	}
-	if err := log.load(ctx); err != nil || !runs || log.result != nil {
-		return err
-	}
-	return log.claim() //nolint:contextcheck // bounded by the manager's life
-}
-
-// isDamaged is false: another manager may have made the record just now.
-func (*shared) isDamaged(*storedLog) bool { return false }
-
-// endTaken leaves the step runner: it may be that of the other manager.
-func (c *shared) endTaken(e *instance.Executor) { _ = e.Leave(c.m.life) }
-
-// repeats is true while the servers do not answer.
-func (*shared) repeats(err error) bool { return !errors.Is(err, errTaken) }
-
-func (*shared) mayMerge(*record) bool { return true }
-
-// ceased looks at the queue: this manager may have the VM again.
-func (c *shared) ceased() { c.look() }
-
-// cancelRecord marks the record: another manager has the build, or will take it.
-func (c *shared) cancelRecord(ctx context.Context, rec *record) (done bool, err error) {
-	return true, c.cancelElsewhere(ctx, rec)
-}
-
-func (c *shared) awaitEnd(ctx context.Context, id string) error { return c.m.store.awaitEnd(ctx, id) }
+func (alone) TellCancel(context.Context, string) error { return nil }

@@ -94,19 +94,6 @@ func TestAManagerThatWasCutOffForgetsBuildsThatWait(t *testing.T) {
 	}
 }
 
-// A manager whose watches the library had closed, as after a break of the connection, took no more part in the cluster:
-// it renewed no lease, and went on using its VMs after that.
-func TestAManagerGoesOnWhenItsWatchesAreClosed(t *testing.T) {
-	t.Parallel()
-	c := newCluster(t)
-	a := c.member(t, c.nats)
-	a.awaitHeld(2)
-	a.m.CloseWatches(t)
-	b := c.member(t, c.nats)
-	a.awaitHeld(1)
-	b.awaitHeld(1)
-}
-
 // A build went on although it was canceled, because its manager could not be told at the time.
 func TestACancelReachesAManagerThatWasAway(t *testing.T) {
 	t.Parallel()

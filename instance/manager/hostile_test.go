@@ -294,13 +294,6 @@ func TestBuildsThatAreNotKeptAnyMoreAreNoDamage(t *testing.T) {
 	require.NotContains(t, said.String(), "cut off")
 }
 
-// A manager that was started just when builds, or leases, that had ended were not kept any more took them for damage by
-// the disk, and did not start.
-func TestBuildsThatAreNotKeptAnyMoreDuringTheCheckAreNoDamage(t *testing.T) {
-	t.Parallel()
-	require.Zero(t, newFleet(t).start(t).m.LostRecords(t))
-}
-
 // The disk took longer for a change of a build's record, such as a cancel, than the manager waited. It could not
 // keep the result of the build then, and told those that followed its log that it had succeeded.
 func TestABuildHasItsResultAfterAChangeThatWasNotAnswered(t *testing.T) {

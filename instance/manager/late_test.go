@@ -24,6 +24,7 @@ import (
 
 	"github.com/stepmux/stepmux/instance/manager"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/instance/manager/state"
 	"github.com/stepmux/stepmux/internal/testing/runnertest"
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
@@ -72,7 +73,7 @@ func TestAManagerInAProcessOfItsOwn(t *testing.T) {
 		*[]**sshtest.Server{&f.vm, &f.more}[i] = s
 	}
 	f.change = func(cfg *manager.Config) {
-		cfg.NATS, cfg.KeyFile, cfg.Lease = &manager.NATS{URLs: []string{"nats://" + c.NATS}}, c.Key, stoppedLease
+		cfg.NATS, cfg.KeyFile, cfg.Lease = &state.NATS{URLs: []string{"nats://" + c.NATS}}, c.Key, stoppedLease
 		cfg.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	}
 	m := f.start(t)

@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/manager/command"
 	"github.com/stepmux/stepmux/instance/manager/natscall"
 	"github.com/stepmux/stepmux/internal/labels"
 )
@@ -57,17 +58,16 @@ type leaseRecord struct {
 type lease struct {
 	name     string
 	executor *instance.Executor
-	released chan struct{} // closed when its end begins
-	ended    chan struct{} // closed when it has ended
+	commands *command.Runner // of the executor
+	released chan struct{}   // closed when its end begins
+	ended    chan struct{}   // closed when it has ended
 	once     sync.Once
 
 	mu     sync.Mutex // guards the following
 	record *leaseRecord
-	// bare is set if the VM has no stepmux.
-	bare bool
-	kept bool     // it has a record in the bucket, or may have one
-	left []string // what may be left on the VM, once it has ended
-	why  string   // it has ended, or ends
+	kept   bool     // it has a record in the bucket, or may have one
+	left   []string // what may be left on the VM, once it has ended
+	why    string   // it has ended, or ends
 }
 
 // leases are the leases of a manager.
@@ -140,7 +140,7 @@ func (m *Manager) reserve(ctx context.Context, r leaseRequest, waits func(ahead 
 
 // elsewhere returns an error if other managers have all VMs that will do.
 func (m *Manager) elsewhere(r *leaseRequest) error {
-	if other := m.fleet.ownerOf(r.fits); other != "" {
+	if other := m.fleet.OwnerOf(r.fits); other != "" {
 		return fmt.Errorf("%w (manager %s): ask that one", errLeaseElsewhere, other)
 	}
 	return nil
@@ -159,11 +159,11 @@ func (m *Manager) fillLease(
 	if err != nil {
 		return "", err
 	}
-	if missing, err = l.executor.Equip(ctx); err != nil {
+	if missing, err = l.commands.Equip(ctx); err != nil {
 		return "", err
 	}
 	record := &leaseRecord{
-		Lease: l.name, Instance: l.executor.Instance(), Holder: r.holder, Manager: m.fleet.self(),
+		Lease: l.name, Instance: l.executor.Instance(), Holder: r.holder, Manager: m.fleet.ID(),
 		Until: time.Now().Add(min(cmp.Or(max(r.limit, 0), maxLease), maxLease)),
 	}
 	if !r.brief {
@@ -176,7 +176,7 @@ func (m *Manager) fillLease(
 		}
 	}
 	l.mu.Lock()
-	l.record, l.bare = record, missing != ""
+	l.record = record
 	l.mu.Unlock()
 	if !m.keepLease(l, record) { //nolint:contextcheck // its life is the manager's
 		m.forgetLease(l)                  //nolint:contextcheck // Shutdown leaves the records of leases
@@ -218,8 +218,9 @@ var (
 func (m *Manager) newLease(name string, b instance.Build) *lease {
 	none := time.Duration(0)
 	b.ID, b.Linger = name, &none
+	e := m.cfg.Provider.Executor(b)
 	return &lease{
-		name: name, executor: m.cfg.Provider.Executor(b), released: make(chan struct{}), ended: make(chan struct{}),
+		name: name, executor: e, commands: command.On(e), released: make(chan struct{}), ended: make(chan struct{}),
 	}
 }
 
@@ -414,11 +415,11 @@ func (m *Manager) forgetLease(l *lease) {
 		return
 	}
 	forget := func(ctx context.Context) error {
-		return m.store.builds.Purge(ctx, leasePrefix+l.name, jetstream.PurgeTTL(purgedKeep))
+		return m.store.Builds.Purge(ctx, leasePrefix+l.name, jetstream.PurgeTTL(purgedKeep))
 	}
-	err := m.store.persist(m.takes, forget)
+	err := m.store.Persist(m.takes, forget)
 	if err != nil && m.takes.Err() != nil {
-		ctx, cancel := context.WithTimeout(m.life, m.store.timeout)
+		ctx, cancel := context.WithTimeout(m.life, m.store.Timeout)
 		defer cancel()
 		err = forget(ctx)
 	}
@@ -433,7 +434,7 @@ func (m *Manager) forgetLease(l *lease) {
 
 // putLease keeps a lease. When it returns nil, the record is on disk.
 func (m *Manager) putLease(ctx context.Context, record *leaseRecord) error {
-	if _, err := m.store.builds.Create(ctx, leasePrefix+record.Lease, encode(record)); err != nil {
+	if _, err := m.store.Builds.Create(ctx, leasePrefix+record.Lease, natscall.Encode(record)); err != nil {
 		return fmt.Errorf("keep the lease %s: %w", record.Lease, err)
 	}
 	return nil
@@ -441,7 +442,7 @@ func (m *Manager) putLease(ctx context.Context, record *leaseRecord) error {
 
 // restoreLeases takes the slots of the leases that a manager before has given.
 func (m *Manager) restoreLeases(ctx context.Context) error {
-	kept, err := natscall.Entries(ctx, m.store.builds, leasePrefix+"*")
+	kept, err := natscall.Entries(ctx, m.store.Builds, leasePrefix+"*")
 	if err != nil {
 		return err
 	}
@@ -450,9 +451,9 @@ func (m *Manager) restoreLeases(ctx context.Context) error {
 		if err := json.Unmarshal(entry.Value(), record); err != nil {
 			return fmt.Errorf("read the leases: %w", err)
 		}
-		if record.Manager != m.fleet.self() {
+		if record.Manager != m.fleet.ID() {
 			if time.Now().After(record.Until) { // of a manager that did not come back
-				_ = m.store.builds.Purge(ctx, entry.Key(), jetstream.PurgeTTL(purgedKeep)) // else the next manager does it
+				_ = m.store.Builds.Purge(ctx, entry.Key(), jetstream.PurgeTTL(purgedKeep)) // else the next manager does it
 			}
 			continue
 		}

@@ -8,9 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
-
 	"github.com/stepmux/stepmux/instance/manager/archive"
+	"github.com/stepmux/stepmux/instance/manager/state"
 )
 
 const (
@@ -18,15 +17,13 @@ const (
 	aheadBuilds = 16
 	// maxPicky bounds the builds with labels that do not count as those.
 	maxPicky = 500
-	// checkPause is the time between two looks at the store.
-	checkPause = time.Second
 )
 
 // Manager runs the builds of its queue. It owns a goroutine for each build that it has taken, one that takes builds,
 // one that gives signs of life and one that removes files. It is safe for concurrent use.
 type Manager struct {
 	cfg   Config
-	store *store
+	store *state.Store
 	files archive.Store
 	since time.Time
 
@@ -64,23 +61,26 @@ func Open(ctx context.Context, cfg Config) (*Manager, error) {
 	}
 	m := &Manager{cfg: cfg, since: time.Now(), live: map[string]*build{}, drains: map[string]*drained{}}
 	var err error
-	if m.store, err = openStore(ctx, &cfg); err != nil {
+	if m.store, err = state.Open(ctx, state.Config{
+		Dir: cfg.Dir, KeyFile: cfg.KeyFile, NATS: cfg.NATS, Keep: cfg.Keep, LogBytes: cfg.LogBytes,
+		FileBytes: cfg.FileBytes, Logger: cfg.Logger,
+	}); err != nil {
 		return nil, err
 	}
 	m.life, m.fail = context.WithCancelCause(context.WithoutCancel(ctx))
 	m.takes, m.stop = context.WithCancel(m.life)
-	var queue jetstream.Consumer
+	var q *state.Queue
 	m.leases.all = map[string]*lease{}
 	m.fleet = fleetOf(m)
-	if m.files, err = m.store.home.files(ctx, &cfg); err == nil {
+	if m.files, err = m.store.OpenFiles(ctx); err == nil {
 		err = m.fleet.join(ctx)
 	}
 	if err == nil {
-		err = m.store.persist(ctx, m.restoreLeases)
+		err = m.store.Persist(ctx, m.restoreLeases)
 	}
 	if err == nil {
-		err = m.store.persist(ctx, func(ctx context.Context) (err error) {
-			queue, err = m.consume(ctx)
+		err = m.store.Persist(ctx, func(ctx context.Context) (err error) {
+			q, err = m.store.OpenQueue(ctx, m.cfg.Lease)
 			return err
 		})
 	}
@@ -91,7 +91,7 @@ func Open(ctx context.Context, cfg Config) (*Manager, error) {
 		err = fmt.Errorf("state directory %s: %w", cfg.Dir, err)
 		return nil, errors.Join(err, m.Shutdown(ctx))
 	}
-	m.wg.Go(func() { m.take(queue) }) //nolint:contextcheck // its life is the manager's
+	m.wg.Go(func() { m.take(q) }) //nolint:contextcheck // its life is the manager's
 	m.wg.Go(m.giveSigns)
 	m.wg.Go(m.sweepFiles)
 	return m, nil
@@ -102,11 +102,11 @@ func Open(ctx context.Context, cfg Config) (*Manager, error) {
 func (m *Manager) resume(ctx context.Context) error {
 	seq := uint64(1)
 	for strangers := 0; strangers < 4*aheadBuilds; {
-		r, err := m.store.queued(ctx, seq)
+		r, err := m.store.Queued(ctx, seq)
 		if err != nil || r == nil {
 			return err
 		}
-		seq = r.seq + 1
+		seq = r.Seq + 1
 		begun, err := m.resumeOne(ctx, r)
 		if err != nil {
 			return err
@@ -119,21 +119,21 @@ func (m *Manager) resume(ctx context.Context) error {
 }
 
 // resumeOne takes on a build if a manager before had begun it, and reports whether one had.
-func (m *Manager) resumeOne(ctx context.Context, r *request) (begun bool, err error) {
+func (m *Manager) resumeOne(ctx context.Context, r *state.Request) (begun bool, err error) {
 	m.begins.Lock()
 	defer m.begins.Unlock()
-	if m.find(r.id) != nil {
+	if m.find(r.ID) != nil {
 		return true, nil
 	}
-	rec, err := m.store.record(ctx, r.id)
-	if err != nil || rec == nil || rec.Phase != phaseRunning {
-		return rec != nil && rec.Phase == phaseEnded, err
+	rec, err := m.store.Record(ctx, r.ID)
+	if err != nil || rec == nil || rec.Phase != state.PhaseRunning {
+		return rec != nil && rec.Phase == state.PhaseEnded, err
 	}
-	if !m.fleet.has(rec.Instance) {
+	if !m.fleet.Has(rec.Instance) {
 		return true, nil
 	}
 	err = m.begin(ctx, r, rec, nil, func() {})
-	if errors.Is(err, errTaken) {
+	if errors.Is(err, state.ErrTaken) {
 		err = nil
 	}
 	return true, err
@@ -153,13 +153,13 @@ func (m *Manager) launch(b *build, placed func()) bool {
 	if m.takes.Err() != nil {
 		return false
 	}
-	m.live[b.id] = b
+	m.live[b.ID] = b
 	m.wg.Go(func() {
 		m.run(b, placed)
 		m.mu.Lock()
-		delete(m.live, b.id)
+		delete(m.live, b.ID)
 		m.mu.Unlock()
-		if b.kept().Phase != phaseEnded {
+		if b.kept().Phase != state.PhaseEnded {
 			m.fleet.ceased()
 		}
 	})
@@ -190,7 +190,7 @@ func (m *Manager) builds() []*build {
 
 // giveSigns tells the queue that the builds are not lost, and ends the manager when the store is.
 func (m *Manager) giveSigns() {
-	signs, checks := time.NewTicker(m.cfg.Lease/6), time.NewTicker(checkPause)
+	signs, checks := time.NewTicker(m.cfg.Lease/6), time.NewTicker(state.SettlePause)
 	defer signs.Stop()
 	defer checks.Stop()
 	for {
@@ -198,8 +198,8 @@ func (m *Manager) giveSigns() {
 		case <-signs.C:
 			m.signal()
 		case <-checks.C:
-			m.store.home.settle(m.takes)
-			if err := m.store.err(); err != nil {
+			m.store.Settle(m.takes)
+			if err := m.store.Err(); err != nil {
 				m.cfg.Logger.Error("the state cannot be kept", "error", err)
 				m.fail(err)
 				return
@@ -240,20 +240,20 @@ func (m *Manager) Shutdown(ctx context.Context) (err error) {
 		}()
 		select {
 		case <-gone:
-			m.store.home.settle(ctx)
+			m.store.Settle(ctx)
 		case <-ctx.Done():
 			err = fmt.Errorf("stop the manager: %w", context.Cause(ctx))
 		}
-		m.fleet.leave(ctx)
+		m.fleet.Leave(ctx)
 		m.fail(ErrStopped)
-		m.store.close()
+		m.store.Close()
 	})
 	return err
 }
 
 // leave leaves a build to another manager, unless its outcome is known.
 func (m *Manager) leave(ctx context.Context, b *build) {
-	if m.cfg.EndBuilds && b.kept().Phase == phaseRunning {
+	if m.cfg.EndBuilds && b.kept().Phase == state.PhaseRunning {
 		b.cancel(ErrStopped)
 		select {
 		case <-b.done:

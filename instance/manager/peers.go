@@ -3,15 +3,15 @@ package manager
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/control"
+	"github.com/stepmux/stepmux/instance/manager/natscall"
+	"github.com/stepmux/stepmux/instance/manager/state"
 )
 
 const (
@@ -39,9 +39,9 @@ type peerAnswer struct {
 // answer answers the other managers until the connection is closed.
 func (c *shared) answer() error {
 	m := c.m
-	_, err := m.store.nc.Subscribe(peersSubject, func(msg *nats.Msg) {
+	_, err := m.store.Conn.Subscribe(peersSubject, func(msg *nats.Msg) {
 		var q peerQuestion
-		if json.Unmarshal(msg.Data, &q) != nil || q.Manager == c.id || m.takes.Err() != nil {
+		if json.Unmarshal(msg.Data, &q) != nil || q.Manager == c.ID() || m.takes.Err() != nil {
 			return
 		}
 		var a peerAnswer
@@ -57,7 +57,7 @@ func (c *shared) answer() error {
 				}
 			}
 		}
-		if err := msg.Respond(encode(a)); err != nil { // it does not wait for long
+		if err := msg.Respond(natscall.Encode(a)); err != nil { // it does not wait for long
 			m.cfg.Logger.Warn("cannot tell another manager of VMs and builds; is max_payload of the NATS servers 8MB?",
 				"error", err)
 		}
@@ -66,22 +66,20 @@ func (c *shared) answer() error {
 }
 
 func (c *shared) ask(ctx context.Context, q peerQuestion) (answers []peerAnswer) {
-	c.mu.Lock()
-	others := c.aliveLocked() - 1
-	c.mu.Unlock()
+	others := c.Others()
 	if others == 0 {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, peersWait)
 	defer cancel()
-	q.Manager = c.id
-	inbox := c.m.store.nc.NewInbox()
-	replies, err := c.m.store.nc.SubscribeSync(inbox)
+	q.Manager = c.ID()
+	inbox := c.m.store.Conn.NewInbox()
+	replies, err := c.m.store.Conn.SubscribeSync(inbox)
 	if err != nil {
 		return nil
 	}
 	defer func() { _ = replies.Unsubscribe() }()
-	if err := c.m.store.nc.PublishRequest(peersSubject, inbox, encode(q)); err != nil {
+	if err := c.m.store.Conn.PublishRequest(peersSubject, inbox, natscall.Encode(q)); err != nil {
 		return nil
 	}
 	for range others {
@@ -131,7 +129,7 @@ func (m *Manager) taken() (a peerAnswer) {
 	for _, b := range m.builds() {
 		if r := b.kept(); r.Phase != "" {
 			a.Taken = append(a.Taken, r.ID)
-			if r.Phase == phaseRunning {
+			if r.Phase == state.PhaseRunning {
 				a.Running++
 			}
 		}
@@ -140,23 +138,14 @@ func (m *Manager) taken() (a peerAnswer) {
 }
 
 // cancelElsewhere cancels a build by its record: another manager has the build, or will take it.
-func (c *shared) cancelElsewhere(ctx context.Context, rec *record) error {
+func (c *shared) cancelElsewhere(ctx context.Context, rec *state.Record) error {
 	if !rec.Canceled {
 		rec.Canceled = true
-		if err := c.m.store.put(ctx, rec); err != nil {
+		if err := c.m.store.Put(ctx, rec); err != nil {
 			return err
 		}
 	}
-	return c.tellCancel(ctx, rec.ID)
-}
-
-// tellCancel tells the managers by a mark. One that cannot reach NATS learns of it later: if that takes longer than the
-// mark lasts, its lease has ended, and the build is another's.
-func (c *shared) tellCancel(ctx context.Context, id string) error {
-	if _, err := c.managers.Put(ctx, cancelPrefix+id, nil); err != nil {
-		return fmt.Errorf("tell the manager of the build: %w", err)
-	}
-	return nil
+	return c.TellCancel(ctx, rec.ID)
 }
 
 // noteCancel cancels a build of this manager that another one was told to cancel.
@@ -169,39 +158,4 @@ func (m *Manager) noteCancel(id string) {
 		_ = m.cancelLive(b) // fails if another manager has changed the record
 		b.cancel(errCanceled)
 	})
-}
-
-// awaitEnd waits until the record of a build has its result, or is not kept any more.
-func (s *store) awaitEnd(ctx context.Context, id string) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	var watch jetstream.KeyWatcher
-	open := func(context.Context) (err error) {
-		watch, err = s.builds.Watch(ctx, id)
-		return err
-	}
-	if err := s.persist(ctx, open); err != nil {
-		return err
-	}
-	for kept := false; ; {
-		select {
-		case entry, ok := <-watch.Updates():
-			var r record
-			switch {
-			case !ok: // the library could not make it anew after a break of the connection
-				kept = false
-				if err := s.persist(ctx, open); err != nil {
-					return err
-				}
-			case entry == nil && !kept, entry != nil && entry.Operation() != jetstream.KeyValuePut:
-				return nil
-			case entry != nil && json.Unmarshal(entry.Value(), &r) == nil && r.Phase == phaseEnded:
-				return nil
-			default:
-				kept = true
-			}
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
 }

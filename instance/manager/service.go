@@ -21,6 +21,7 @@ import (
 
 	"github.com/stepmux/stepmux/instance"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/instance/manager/state"
 )
 
 const (
@@ -42,7 +43,7 @@ func (m *Manager) Serve(ctx context.Context, listener net.Listener) error {
 
 func (m *Manager) serve(ctx context.Context, listener net.Listener, options ...grpc.ServerOption) error {
 	server := grpc.NewServer(append(options,
-		grpc.MaxRecvMsgSize(maxPayload), grpc.MaxSendMsgSize(pb.MaxAnswer), grpc.MaxConcurrentStreams(maxCalls),
+		grpc.MaxRecvMsgSize(state.MaxPayload), grpc.MaxSendMsgSize(pb.MaxAnswer), grpc.MaxConcurrentStreams(maxCalls),
 		grpc.ConnectionTimeout(10*time.Second),
 	)...)
 	pb.RegisterManagerServer(server, &service{m: m})
@@ -80,7 +81,7 @@ func (s *service) Submit(ctx context.Context, req *pb.SubmitRequest) (*pb.Submit
 		return nil, status.Errorf(codes.InvalidArgument, "the name of the steps file has more than %d bytes", maxFileName)
 	}
 	req.Key, req.Warnings = "", nil // the queue has the key beside the text
-	if size, most := proto.Size(req), s.m.store.maxRequest; size > most {
+	if size, most := proto.Size(req), s.m.store.MaxRequest; size > most {
 		return nil, status.Errorf(codes.InvalidArgument, "the request has %d bytes, at most %d can be queued", size, most)
 	}
 	if err := s.m.vet(req); err != nil {
@@ -96,7 +97,7 @@ func (s *service) Submit(ctx context.Context, req *pb.SubmitRequest) (*pb.Submit
 	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	id, err := s.m.store.push(ctx, key, req.GetProject(), text)
+	id, err := s.m.store.Push(ctx, key, req.GetProject(), text)
 	if err != nil {
 		return nil, s.m.failed(ctx, err)
 	}
@@ -107,7 +108,7 @@ const keyLetters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01234567
 
 // failed returns the answer for an error of the store.
 func (m *Manager) failed(ctx context.Context, err error) error {
-	switch lost := m.store.err(); {
+	switch lost := m.store.Err(); {
 	case ctx.Err() != nil:
 		return status.FromContextError(ctx.Err()).Err()
 	case m.Err() != nil && !errors.Is(m.Err(), ErrStopped): // the store was lost
@@ -120,7 +121,7 @@ func (m *Manager) failed(ctx context.Context, err error) error {
 	if _, ok := status.FromError(err); ok {
 		return err
 	}
-	return cmp.Or(m.store.home.failure(err), status.Error(codes.Internal, err.Error()))
+	return cmp.Or(m.store.Failure(err), status.Error(codes.Internal, err.Error()))
 }
 
 func notFound(id string) error {
@@ -137,20 +138,20 @@ func (s *service) Get(ctx context.Context, req *pb.GetRequest) (*pb.Build, error
 }
 
 func (m *Manager) get(ctx context.Context, id string) (*pb.Build, error) {
-	rec, err := m.store.record(ctx, id)
+	rec, err := m.store.Record(ctx, id)
 	if err != nil {
 		return nil, err
 	}
 	if rec != nil {
-		return rec.build(), nil
+		return buildOf(rec), nil
 	}
-	r, err := m.store.find(ctx, id)
+	r, err := m.store.Find(ctx, id)
 	if err != nil {
 		return nil, err
 	}
 	if r == nil { // it may have ended since
-		if rec, err = m.store.record(ctx, id); rec != nil {
-			return rec.build(), nil
+		if rec, err = m.store.Record(ctx, id); rec != nil {
+			return buildOf(rec), nil
 		}
 		return nil, cmp.Or(err, notFound(id))
 	}
@@ -158,16 +159,16 @@ func (m *Manager) get(ctx context.Context, id string) (*pb.Build, error) {
 }
 
 // waiting returns a build that has no record.
-func (m *Manager) waiting(r *request) *pb.Build {
-	b := &pb.Build{Id: r.id, Phase: pb.Build_queued, Submitted: timestamppb.New(r.submitted)}
-	if asked, err := m.store.read(r); err == nil {
+func (m *Manager) waiting(r *state.Request) *pb.Build {
+	b := &pb.Build{Id: r.ID, Phase: pb.Build_queued, Submitted: timestamppb.New(r.Submitted)}
+	if asked, err := m.store.Read(r); err == nil {
 		b.StepsFile, b.Labels, b.Warnings = asked.GetJob().GetStepsFile(), asked.GetLabels(), asked.GetWarnings()
 	}
 	return b
 }
 
-// build returns a record as clients know it.
-func (r *record) build() *pb.Build {
+// buildOf returns a record as clients know it.
+func buildOf(r *state.Record) *pb.Build {
 	b := &pb.Build{
 		Id: r.ID, Phase: pb.Build_queued, Instance: r.Instance, StepsFile: r.StepsFile, Canceled: r.Canceled,
 		Submitted: timeOf(r.Submitted), Started: timeOf(r.Started), EndedAt: timeOf(r.Ended),
@@ -181,9 +182,9 @@ func (r *record) build() *pb.Build {
 		b.FirstOutput = durationpb.New(r.FirstOutput)
 	}
 	switch r.Phase {
-	case phaseRunning:
+	case state.PhaseRunning:
 		b.Phase = pb.Build_running
-	case phaseEnded:
+	case state.PhaseEnded:
 		b.Phase = pb.Build_ended
 	}
 	if r.Result != nil {
@@ -222,7 +223,7 @@ func (m *Manager) list(ctx context.Context, req *pb.ListRequest, limit int) (*pb
 		}
 		resp.Running += a.Running
 	}
-	requests, err := m.store.inQueue(ctx, taken)
+	requests, err := m.store.InQueue(ctx, taken)
 	if err != nil {
 		return nil, err
 	}
@@ -234,15 +235,15 @@ func (m *Manager) list(ctx context.Context, req *pb.ListRequest, limit int) (*pb
 	}
 	waiting := (phase == pb.Build_phase_unspecified || phase == pb.Build_queued) && req.GetInstance() == ""
 	for seq := uint64(1); waiting && len(resp.Builds) < limit; {
-		r, err := m.store.queued(ctx, seq)
+		r, err := m.store.Queued(ctx, seq)
 		if err != nil {
 			return nil, err
 		}
 		if r == nil {
 			break
 		}
-		seq = r.seq + 1
-		if taken[r.id] {
+		seq = r.Seq + 1
+		if taken[r.ID] {
 			continue
 		}
 		if b := m.waiting(r); wanted(b) {
@@ -256,8 +257,8 @@ func (m *Manager) list(ctx context.Context, req *pb.ListRequest, limit int) (*pb
 	for i, b := range resp.Builds {
 		listed[b.GetId()] = i
 	}
-	err = m.store.newest(ctx, func(r *record) bool {
-		b := r.build()
+	err = m.store.Newest(ctx, func(r *state.Record) bool {
+		b := buildOf(r)
 		at, twice := listed[r.ID]
 		switch {
 		case twice: // it was taken meanwhile
@@ -287,16 +288,16 @@ func (m *Manager) follow(ctx context.Context, req *pb.FollowRequest, send func(*
 	ended := b.GetPhase() == pb.Build_ended
 	at := req.GetOffset()
 	if at < 0 {
-		log, err := m.store.openLog(ctx, m.life, req.GetId()) //nolint:contextcheck // not written to
-		log.stop()
+		log, err := m.store.OpenLog(ctx, m.life, req.GetId()) //nolint:contextcheck // not written to
+		log.Stop()
 		if err != nil {
 			return err
 		}
-		at = max(log.length()+at, 0)
+		at = max(log.Length()+at, 0)
 	}
-	err = m.store.readLog(ctx, req.GetId(), at, req.GetFollow(), ended, func(p piece) error {
-		text, missing := p.text, max(p.offset-at, 0)
-		if behind := at - p.offset; behind > 0 {
+	err = m.store.ReadLog(ctx, req.GetId(), at, req.GetFollow(), ended, func(p state.Piece) error {
+		text, missing := p.Text, max(p.Offset-at, 0)
+		if behind := at - p.Offset; behind > 0 {
 			text = text[min(behind, int64(len(text))):]
 		}
 		at += missing
@@ -324,7 +325,7 @@ func (m *Manager) follow(ctx context.Context, req *pb.FollowRequest, send func(*
 			return err
 		}
 	}
-	rec, err := m.store.record(ctx, req.GetId())
+	rec, err := m.store.Record(ctx, req.GetId())
 	if err != nil {
 		return err
 	}
@@ -351,16 +352,16 @@ func (s *service) Cancel(ctx context.Context, req *pb.CancelRequest) (*pb.Cancel
 	for range 10 {
 		err := s.m.cancel(ctx, req.GetId())
 		if err == nil {
-			s.m.note(ctx, action{Who: callerOf(ctx), Action: "cancel", Subject: req.GetId()})
+			s.m.note(ctx, state.Action{Who: callerOf(ctx), Action: "cancel", Subject: req.GetId()})
 		}
 		if err == nil || errors.Is(err, errEnded) {
 			return &pb.CancelResponse{}, nil
 		}
-		if !errors.Is(err, errTaken) {
+		if !errors.Is(err, state.ErrTaken) {
 			return nil, s.m.failed(ctx, err)
 		}
 	}
-	return nil, status.Error(codes.Aborted, errTaken.Error())
+	return nil, status.Error(codes.Aborted, state.ErrTaken.Error())
 }
 
 // errEnded says that a build has ended, so that it cannot be canceled.
@@ -375,11 +376,11 @@ func (m *Manager) cancel(ctx context.Context, id string) error {
 	if b := m.find(id); b != nil {
 		return m.cancelLive(b) //nolint:contextcheck // as above
 	}
-	rec, err := m.store.record(ctx, id)
+	rec, err := m.store.Record(ctx, id)
 	if err != nil {
 		return err
 	}
-	if rec != nil && rec.Phase == phaseEnded {
+	if rec != nil && rec.Phase == state.PhaseEnded {
 		return errEnded
 	}
 	if rec != nil {
@@ -387,34 +388,34 @@ func (m *Manager) cancel(ctx context.Context, id string) error {
 			return err
 		}
 	}
-	r, err := m.store.find(ctx, id)
+	r, err := m.store.Find(ctx, id)
 	if err != nil {
 		return err
 	}
 	if r == nil {
 		return notFound(id)
 	}
-	log, err := m.store.openLog(ctx, m.life, id)
-	defer log.stop()
+	log, err := m.store.OpenLog(ctx, m.life, id)
+	defer log.Stop()
 	if err != nil {
 		return err
 	}
-	m.canceled = max(m.canceled, r.seq)
-	err = m.store.refuse(ctx, r, rec, log, &result{
+	m.canceled = max(m.canceled, r.Seq)
+	err = m.store.Refuse(ctx, r, rec, log, &state.Result{
 		Reason: string(instance.JobCanceled), Message: errCanceled.Error(),
 	})
 	if err != nil {
 		return err
 	}
-	return m.fleet.tellCancel(ctx, id) // it may wait for a slot in another manager
+	return m.fleet.TellCancel(ctx, id) // it may wait for a slot in another manager
 }
 
 // cancelLive ends a build that this manager has.
 func (m *Manager) cancelLive(b *build) error {
-	if b.kept().Phase == phaseEnded {
+	if b.kept().Phase == state.PhaseEnded {
 		return errEnded
 	}
-	if err := m.change(b, func(r *record) { r.Canceled = true }); err != nil {
+	if err := m.change(b, func(r *state.Record) { r.Canceled = true }); err != nil {
 		return err
 	}
 	b.cancel(errCanceled)

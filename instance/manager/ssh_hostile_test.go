@@ -3,8 +3,6 @@ package manager_test
 import (
 	"bytes"
 	"errors"
-	"fmt"
-	"io"
 	"net"
 	"os"
 	"strings"
@@ -14,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/crypto/ssh"
 
-	"github.com/stepmux/stepmux/instance/manager"
 	"github.com/stepmux/stepmux/internal/testing/liveheap"
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
@@ -146,26 +143,4 @@ func TestHostileInputOfSSHClientsIsNotHeld(t *testing.T) { // not parallel: it m
 	require.Equal(t, "others work\n", string(out))
 	require.NoError(t, errors.Join(other.Close(), client.Close()))
 	s.free()
-}
-
-// Clients that never log in are closed, whatever they say before.
-func TestSSHClientsThatNeverLogInAreClosed(t *testing.T) {
-	manager.SetLoginTimeout(t, 100*time.Millisecond)
-	f := newFleet(t)
-	s := f.serveSSH(t, false)
-	for _, says := range []string{"", "SSH-2.0-x", "SSH-2.0-x\r\n", "SSH-2.0-x\r\n\x00\x00\x01"} {
-		nc, err := net.Dial("tcp", s.addr)
-		require.NoError(t, err)
-		defer nc.Close()
-		_, err = nc.Write([]byte(says))
-		require.NoError(t, err)
-		require.NoError(t, nc.SetReadDeadline(time.Now().Add(sshtest.Bound)))
-		_, err = io.Copy(io.Discard, nc)
-		require.NotErrorIs(t, err, os.ErrDeadlineExceeded, fmt.Sprintf("%q", says))
-	}
-	// One that asks for a user again and again, and shows no key.
-	config := loginOf(s.vm, "any")
-	config.Auth = []ssh.AuthMethod{ssh.RetryableAuthMethod(ssh.Password("x"), 1000)}
-	_, err := ssh.Dial("tcp", s.addr, config)
-	require.Error(t, err)
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/manager"
+	"github.com/stepmux/stepmux/instance/manager/sshdoor"
 	"github.com/stepmux/stepmux/internal/testing/dockertest"
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
 	"github.com/stepmux/stepmux/internal/testing/stockmanager"
@@ -45,7 +46,7 @@ func (f *fleet) serveSSH(t *testing.T, forward bool) *front {
 	s.addr = listener.Addr().String()
 	var serving sync.WaitGroup
 	serving.Go(func() {
-		err := s.m.ServeSSH(context.Background(), listener, manager.SSHConfig{KeysFile: keys, Forward: forward})
+		err := s.m.ServeSSH(context.Background(), listener, sshdoor.Config{KeysFile: keys, Forward: forward})
 		if err != nil {
 			t.Errorf("serve SSH: %v", err)
 		}
@@ -393,32 +394,6 @@ func TestAForwardDeliversWhatItsClientSentBeforeItClosed(t *testing.T) {
 		require.NoError(t, err)
 		require.EqualValues(t, sent, got, "with an answer of %d bytes", answer)
 	}
-}
-
-func TestBadKeyFilesAreRefused(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t)
-	m := f.start(t)
-	dir := t.TempDir()
-	key := string(ssh.MarshalAuthorizedKey(f.vm.Signer.PublicKey()))
-	refused := func(message, keys string, mode os.FileMode, host string) {
-		t.Helper()
-		file := filepath.Join(dir, "keys")
-		require.NoError(t, os.WriteFile(file, []byte(keys), 0o600))
-		require.NoError(t, os.Chmod(file, mode))
-		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		err = m.m.ServeSSH(t.Context(), listener, manager.SSHConfig{KeysFile: file, HostKeyFile: host})
-		require.ErrorContains(t, err, message)
-	}
-	refused("others can write", key, 0o666, "")
-	refused(`keys:2: the options "command=\"x\"" are not supported`, "#\ncommand=\"x\" "+key, 0o600, "")
-	refused("keys:1: ", "nonsense\n", 0o600, "")
-	host := filepath.Join(dir, "host")
-	require.NoError(t, os.WriteFile(host, []byte("x"), 0o644))
-	refused("can be read by others", key, 0o600, host)
-	require.NoError(t, os.Chmod(host, 0o600))
-	refused("no key found", key, 0o600, host)
 }
 
 func TestJobsOfGitLabsSSHExecutorWorkThroughTheFrontDoor(t *testing.T) {

@@ -82,17 +82,31 @@ var allowed = map[string][]string{
 	},
 	"instance/manager/natscall": {},
 	"instance/manager/archive":  {"instance/manager/natscall", "internal/contents", "internal/plural"},
+	"instance/manager/command":  {"instance", "internal/wire"},
+	"instance/manager/seal":     {"internal/privatefile"},
+	"instance/manager/claims": {
+		"instance", "instance/manager/natscall", "instance/manager/state", "internal/pause", "internal/privatefile",
+	},
+	"instance/manager/state": {
+		"connector/buildlog", "instance", "instance/manager/archive", "instance/manager/managerv1",
+		"instance/manager/natscall", "instance/manager/seal", "internal/filelock", "internal/pause", "internal/plural",
+		"remote/api/stepmuxv1",
+	},
+	"instance/manager/sshdoor": {
+		"instance/manager/command", "internal/flight", "internal/pause", "internal/privatefile", "internal/wire",
+	},
 	"instance/manager/page": {
 		"internal/plural",
 		"instance", "instance/control", "instance/manager/access", "instance/manager/managerv1", "internal/boundedhttp",
 		"internal/flight", "internal/labels", "internal/likeness", "internal/termtext",
 	},
 	"instance/manager": {
-		"internal/plural", "remote/api/stepmuxv1",
+		"remote/api/stepmuxv1",
 		"instance", "instance/batch", "instance/control", "instance/manager/managerv1", "connector", "connector/buildlog",
 		"connector/place/**", "connector/files", "instance/manager/access",
-		"instance/manager/archive", "instance/manager/natscall", "internal/filelock", "internal/contents",
-		"internal/privatefile", "internal/wire", "internal/pause", "internal/flight",
+		"instance/manager/archive", "instance/manager/claims", "instance/manager/command", "instance/manager/natscall",
+		"instance/manager/seal", "instance/manager/sshdoor", "instance/manager/state",
+		"internal/contents", "internal/wire", "internal/pause",
 		"internal/labels", "remote/step/lang", // for warnings about the scripts of jobs
 	},
 	// The driver of GitLab Runner's custom executor. A runner starts it several times for each job: it stays small.

@@ -4,6 +4,7 @@ package natscall
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -104,4 +105,13 @@ func Read(ctx context.Context, stream jetstream.Stream, subject string, from uin
 		messages.Stop()
 		forget()
 	}, nil
+}
+
+// Encode returns a value as it is in a message or a bucket: JSON.
+func Encode(v any) []byte {
+	text, err := json.Marshal(v)
+	if err != nil {
+		panic("BUG: encode: " + err.Error()) // it has nothing that cannot be encoded
+	}
+	return text
 }

@@ -1,4 +1,4 @@
-package manager
+package state
 
 import (
 	"context"
@@ -10,8 +10,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// newest calls take for the records that were changed last, the last first, until it returns false.
-func (s *store) newest(ctx context.Context, take func(*record) bool) error {
+// Newest calls take for the records that were changed last, the last first, until it returns false.
+func (s *Store) Newest(ctx context.Context, take func(*Record) bool) error {
 	info, err := s.history.Info(ctx)
 	if err != nil {
 		return fmt.Errorf("list the builds: %w", err)
@@ -31,7 +31,7 @@ func (s *store) newest(ctx context.Context, take func(*record) bool) error {
 			continue
 		}
 		for _, msg := range slices.Backward(found) {
-			r := new(record)
+			r := new(Record)
 			if len(msg.Data) == 0 || json.Unmarshal(msg.Data, r) != nil || r.ID == "" {
 				continue // the mark of a build that is not kept any more, or a lease
 			}
@@ -49,7 +49,7 @@ func (s *store) newest(ctx context.Context, take func(*record) bool) error {
 const listStride = 256
 
 // recordsIn returns the messages between two places in the history of builds, or only the first of them.
-func (s *store) recordsIn(
+func (s *Store) recordsIn(
 	ctx context.Context, low, high uint64, onlyFirst bool,
 ) (found []*jetstream.RawStreamMsg, err error) {
 	for low <= high && (!onlyFirst || len(found) == 0) {

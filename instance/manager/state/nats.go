@@ -1,4 +1,4 @@
-package manager
+package state
 
 import (
 	"context"
@@ -40,8 +40,8 @@ const (
 )
 
 // join connects to a NATS cluster. It waits for a server that listens until ctx ends.
-func (s *store) join(ctx context.Context, cfg *NATS) (err error) {
-	s.timeout = natsTimeout
+func (s *Store) join(ctx context.Context, cfg *NATS) (err error) {
+	s.Timeout = natsTimeout
 	log := s.logger.to
 	options := append(cfg.options(),
 		nats.Name("stepmux manager"), nats.Timeout(natsConnect), nats.PingInterval(natsPing), nats.MaxPingsOutstanding(2),
@@ -55,19 +55,19 @@ func (s *store) join(ctx context.Context, cfg *NATS) (err error) {
 		}),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { log.Warn("store: NATS", "error", err) }),
 	)
-	err = s.persist(ctx, func(context.Context) (err error) {
-		s.nc, err = nats.Connect(strings.Join(cfg.URLs, ","), options...)
+	err = s.Persist(ctx, func(context.Context) (err error) {
+		s.Conn, err = nats.Connect(strings.Join(cfg.URLs, ","), options...)
 		return cfg.failed(err)
 	})
 	if err != nil {
 		return err
 	}
-	if s.nc.MaxPayload() < minPayload {
+	if s.Conn.MaxPayload() < minPayload {
 		return fmt.Errorf("the NATS servers at %s take messages of %d bytes at most: set their max_payload to at least 1MB, "+
-			"or to 8MB for all requests", cfg, s.nc.MaxPayload())
+			"or to 8MB for all requests", cfg, s.Conn.MaxPayload())
 	}
-	s.maxRequest = min(maxRequest, int(s.nc.MaxPayload())-payloadExtra)
-	s.js, err = jetstream.New(s.nc, jetstream.WithDefaultTimeout(s.timeout))
+	s.MaxRequest = min(maxRequest, int(s.Conn.MaxPayload())-payloadExtra)
+	s.js, err = jetstream.New(s.Conn, jetstream.WithDefaultTimeout(s.Timeout))
 	return err
 }
 
@@ -85,8 +85,8 @@ func (n *NATS) options() (all []nats.Option) {
 	return all
 }
 
-// check returns why no connection could be made with the addresses and files, and makes none.
-func (n *NATS) check() error {
+// Check returns why no connection could be made with the addresses and files, and makes none.
+func (n *NATS) Check() error {
 	options := nats.GetDefaultOptions()
 	for _, set := range n.options() {
 		if err := set(&options); err != nil {
@@ -141,22 +141,22 @@ func (n *NATS) String() string {
 }
 
 // stream opens a stream, which is made if it is missing.
-func (s *store) stream(ctx context.Context, cfg jetstream.StreamConfig) (jetstream.Stream, error) {
+func (s *Store) stream(ctx context.Context, cfg jetstream.StreamConfig) (jetstream.Stream, error) {
 	return s.home.stream(ctx, cfg)
 }
 
 // makeStream opens a stream as it is described, or makes it.
-func (s *store) makeStream(ctx context.Context, cfg jetstream.StreamConfig) (stream jetstream.Stream, err error) {
-	err = s.persist(ctx, func(ctx context.Context) (err error) {
+func (s *Store) makeStream(ctx context.Context, cfg jetstream.StreamConfig) (stream jetstream.Stream, err error) {
+	err = s.Persist(ctx, func(ctx context.Context) (err error) {
 		stream, err = s.js.CreateOrUpdateStream(ctx, cfg)
 		return err
 	})
 	return stream, err
 }
 
-// bucket opens a key-value bucket, which is made if it is missing. Its keys are gone after a time, never if that is
+// Bucket opens a key-value bucket, which is made if it is missing. Its keys are gone after a time, never if that is
 // zero. With marks, a key can have a time of its own.
-func (s *store) bucket(
+func (s *Store) Bucket(
 	ctx context.Context, name string, age time.Duration, marks time.Duration,
 ) (jetstream.KeyValue, error) {
 	duplicates := 2 * time.Minute
@@ -172,17 +172,17 @@ func (s *store) bucket(
 		return nil, err
 	}
 	var bucket jetstream.KeyValue
-	err = s.persist(ctx, func(ctx context.Context) (err error) {
+	err = s.Persist(ctx, func(ctx context.Context) (err error) {
 		bucket, err = s.js.KeyValue(ctx, name)
 		return err
 	})
 	return bucket, err
 }
 
-// persist calls do again while the servers do not answer, as in an election, if they are those of a cluster.
-func (s *store) persist(ctx context.Context, do func(ctx context.Context) error) error {
+// Persist calls do again while the servers do not answer, as in an election, if they are those of a cluster.
+func (s *Store) Persist(ctx context.Context, do func(ctx context.Context) error) error {
 	for {
-		once, cancel := context.WithTimeout(ctx, s.timeout)
+		once, cancel := context.WithTimeout(ctx, s.Timeout)
 		err := do(once)
 		cancel()
 		if err == nil || ctx.Err() != nil || !s.home.repeats(err) {

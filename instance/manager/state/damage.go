@@ -1,4 +1,4 @@
-package manager
+package state
 
 import (
 	"context"
@@ -27,17 +27,17 @@ const (
 
 // checkDamage looks for damage by the disk: the store leaves out messages whose checksum is wrong, and does not tell. A
 // damaged record could let a build run twice, so it is an error. Damaged requests are logged, and their builds end.
-func (h *embedded) checkDamage(ctx context.Context, cfg *Config) error {
+func (h *embedded) checkDamage(ctx context.Context) error {
 	s := h.s
-	var open []*record            // of builds that have not ended
+	var open []*Record            // of builds that have not ended
 	recorded := map[uint64]bool{} // places in the queue
 	lost, err := s.unreadable(ctx, s.history, func(text []byte) {
-		r := &record{}
+		r := &Record{}
 		if json.Unmarshal(text, r) != nil || r.ID == "" {
 			return // a lease, or a mark
 		}
 		recorded[placeOf(r.ID)] = true
-		if r.Phase != phaseEnded {
+		if r.Phase != PhaseEnded {
 			open = append(open, r)
 		}
 	})
@@ -56,13 +56,13 @@ func (h *embedded) checkDamage(ctx context.Context, cfg *Config) error {
 		return fmt.Errorf("check the queue: %w", err)
 	}
 	if lost > 0 {
-		cfg.Logger.Error("requests in the queue are damaged on the disk: their builds are lost", "requests", lost)
+		s.logger.to.Error("requests in the queue are damaged on the disk: their builds are lost", "requests", lost)
 	}
-	if err := s.checkQueueEnd(ctx, cfg, recorded); err != nil {
+	if err := s.checkQueueEnd(ctx, recorded); err != nil {
 		return fmt.Errorf("check the queue: %w", err)
 	}
 	for _, r := range open {
-		if err := s.endWithoutRequest(ctx, cfg, r.ID); err != nil {
+		if err := s.endWithoutRequest(ctx, r.ID); err != nil {
 			return fmt.Errorf("check the builds: %w", err)
 		}
 	}
@@ -74,8 +74,8 @@ func (h *embedded) checkDamage(ctx context.Context, cfg *Config) error {
 // at the time, as in "12 168h0m0s".
 const queueEndKey = "queue-end"
 
-func (s *store) putQueueEnd(ctx context.Context, last uint64) error {
-	_, err := s.fleet.Put(ctx, queueEndKey, fmt.Appendf(nil, "%d %v", last, s.keep))
+func (s *Store) putQueueEnd(ctx context.Context, last uint64) error {
+	_, err := s.Fleet.Put(ctx, queueEndKey, fmt.Appendf(nil, "%d %v", last, s.cfg.Keep))
 	return err
 }
 
@@ -83,10 +83,10 @@ func (s *store) putQueueEnd(ctx context.Context, last uint64) error {
 func (h *embedded) noteQueue(ctx context.Context) {
 	s := h.s
 	last := s.pushed.Load()
-	if last <= h.noted || s.err() != nil {
+	if last <= h.noted || s.Err() != nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	ctx, cancel := context.WithTimeout(ctx, s.Timeout)
 	defer cancel()
 	if err := s.putQueueEnd(ctx, last); err == nil { // else the next call does it
 		h.noted = last
@@ -95,8 +95,8 @@ func (h *embedded) noteQueue(ctx context.Context) {
 
 // checkQueueEnd logs, once, how many requests were cut off at the end of the queue's file. Those are the last places
 // that were given, as far as they are neither in the queue nor have a record.
-func (s *store) checkQueueEnd(ctx context.Context, cfg *Config, recorded map[uint64]bool) error {
-	entry, err := s.fleet.Get(ctx, queueEndKey)
+func (s *Store) checkQueueEnd(ctx context.Context, recorded map[uint64]bool) error {
+	entry, err := s.Fleet.Get(ctx, queueEndKey)
 	if errors.Is(err, jetstream.ErrKeyNotFound) {
 		return nil
 	}
@@ -105,7 +105,7 @@ func (s *store) checkQueueEnd(ctx context.Context, cfg *Config, recorded map[uin
 	}
 	place, age, dated := strings.Cut(string(entry.Value()), " ")
 	last, err := strconv.ParseUint(place, 10, 64)
-	keep := s.keep
+	keep := s.cfg.Keep
 	if err == nil && dated {
 		keep, err = time.ParseDuration(age)
 	}
@@ -113,7 +113,7 @@ func (s *store) checkQueueEnd(ctx context.Context, cfg *Config, recorded map[uin
 		return fmt.Errorf("read its end: %w", err)
 	}
 	records, err := s.history.Info(ctx)
-	keep = min(keep, s.keep) - 2*checkPause // the place is kept later than it is given
+	keep = min(keep, s.cfg.Keep) - 2*SettlePause // the place is kept later than it is given
 	if err != nil || records.State.Msgs > maxChecked || time.Since(entry.Created()) > keep {
 		return err // not all records were read, or that of the last build may not be kept any more
 	}
@@ -130,27 +130,27 @@ func (s *store) checkQueueEnd(ctx context.Context, cfg *Config, recorded map[uin
 	if lost == 0 {
 		return nil
 	}
-	cfg.Logger.Error("the end of the queue was cut off on the disk: the builds there are lost", "requests", lost)
+	s.logger.to.Error("the end of the queue was cut off on the disk: the builds there are lost", "requests", lost)
 	return s.putQueueEnd(ctx, last)
 }
 
 // endWithoutRequest ends a build that has a record and whose request is not there any more: nobody would resume it.
-func (s *store) endWithoutRequest(ctx context.Context, cfg *Config, id string) error {
-	r, err := s.find(ctx, id)
+func (s *Store) endWithoutRequest(ctx context.Context, id string) error {
+	r, err := s.Find(ctx, id)
 	if err != nil || r != nil {
 		return err
 	}
-	rec, err := s.record(ctx, id)
-	if err != nil || rec == nil || rec.Phase == phaseEnded {
+	rec, err := s.Record(ctx, id)
+	if err != nil || rec == nil || rec.Phase == PhaseEnded {
 		return err
 	}
-	rec.Phase, rec.Ended = phaseEnded, time.Now()
-	rec.Result = &result{
+	rec.Phase, rec.Ended = PhaseEnded, time.Now()
+	rec.Result = &Result{
 		Reason:  string(instance.RunnerSystemFailure),
 		Message: "the build is lost: its request was damaged in the state directory",
 	}
-	cfg.Logger.Error("the build is lost", "build", id, "because", rec.Result.Message)
-	return s.put(ctx, rec)
+	s.logger.to.Error("the build is lost", "build", id, "because", rec.Result.Message)
+	return s.Put(ctx, rec)
 }
 
 // unreadable passes the messages of a stream to take, if that is not nil, and returns how many cannot be read. If a
@@ -158,7 +158,7 @@ func (s *store) endWithoutRequest(ctx context.Context, cfg *Config, id string) e
 //
 // A message whose time ends while the others are read is missing, too. Then it reads them again, and take gets them
 // again; if messages end all the time, it takes the missing ones for those.
-func (s *store) unreadable(ctx context.Context, stream jetstream.Stream, take func([]byte)) (lost uint64, err error) {
+func (s *Store) unreadable(ctx context.Context, stream jetstream.Stream, take func([]byte)) (lost uint64, err error) {
 	for range checks {
 		before, err := stream.Info(ctx)
 		if err != nil {
@@ -184,7 +184,7 @@ func (s *store) unreadable(ctx context.Context, stream jetstream.Stream, take fu
 func removed(state jetstream.StreamState) uint64 { return state.LastSeq - state.Msgs }
 
 // missing is one reading of unreadable, of a stream in that state.
-func (s *store) missing(
+func (s *Store) missing(
 	ctx context.Context, stream jetstream.Stream, state jetstream.StreamState, take func([]byte),
 ) (uint64, error) {
 	if state.Msgs == 0 || state.Msgs > maxChecked {

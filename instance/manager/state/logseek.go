@@ -1,4 +1,4 @@
-package manager
+package state
 
 import (
 	"context"
@@ -10,7 +10,7 @@ import (
 
 // seekLog returns the place in the stream of the first piece of a build's log that has bytes at or after an offset, or
 // that of its last piece, which is at last. The pieces of a log are in order there, between those of other logs.
-func (s *store) seekLog(ctx context.Context, id string, offset int64, last uint64) (uint64, error) {
+func (s *Store) seekLog(ctx context.Context, id string, offset int64, last uint64) (uint64, error) {
 	low, high := uint64(1), last
 	for offset > 0 && low < high {
 		middle := low + (high-low)/2
@@ -25,7 +25,7 @@ func (s *store) seekLog(ctx context.Context, id string, offset int64, last uint6
 		switch {
 		case err != nil:
 			return 0, fmt.Errorf("read the log of %s: %w", id, err)
-		case p.offset+int64(len(p.text)) > offset:
+		case p.Offset+int64(len(p.Text)) > offset:
 			high = middle
 		default:
 			low = msg.Sequence + 1

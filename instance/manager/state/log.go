@@ -1,4 +1,4 @@
-package manager
+package state
 
 import (
 	"context"
@@ -30,13 +30,13 @@ const (
 	logRetry = 100 * time.Millisecond
 )
 
-// storedLog is the log of a build in the stream. It is a buildlog.StateWriter, for one goroutine at a time.
-type storedLog struct {
-	store  *store
+// Log is the log of a build in the stream. It is a buildlog.StateWriter, for one goroutine at a time.
+type Log struct {
+	store  *Store
 	id     string
 	writer string             // names this writer in the IDs of its pieces
 	life   context.Context    // the manager's: it bounds the writes
-	stop   context.CancelFunc // ends writes that are repeated
+	cancel context.CancelFunc // ends writes that are repeated
 	lost   atomic.Bool        // another manager writes the log
 
 	mu     sync.Mutex // guards the following
@@ -45,24 +45,44 @@ type storedLog struct {
 	first  time.Time  // when this writer stored the first output of the job, lines of ours before it do not count
 	offset int64
 	state  buildlog.State // after offset
-	result *result        // nil unless the log has its end
+	result *Result        // nil unless the log has its end
 }
 
-// newLog returns the log of a build of which nothing is stored. The caller calls stop.
-func (s *store) newLog(life context.Context, id string) *storedLog {
-	l := &storedLog{store: s, id: id, writer: rand.Text()}
-	l.life, l.stop = context.WithCancel(life)
+// NewLog returns the log of a build of which nothing is stored. The caller calls Stop.
+func (s *Store) NewLog(life context.Context, id string) *Log {
+	l := &Log{store: s, id: id, writer: rand.Text()}
+	l.life, l.cancel = context.WithCancel(life)
 	return l
 }
 
-// openLog returns the log of a build as far as it is stored. The caller calls stop, also after an error.
-func (s *store) openLog(ctx context.Context, life context.Context, id string) (*storedLog, error) {
-	l := s.newLog(life, id)
-	return l, l.load(ctx)
+// OpenLog returns the log of a build as far as it is stored. The caller calls Stop, also after an error.
+func (s *Store) OpenLog(ctx context.Context, life context.Context, id string) (*Log, error) {
+	l := s.NewLog(life, id)
+	return l, l.Load(ctx)
 }
 
-// load makes a new log go on where the stored one stops.
-func (l *storedLog) load(ctx context.Context) error {
+// Stop ends writes that are repeated.
+func (l *Log) Stop() { l.cancel() }
+
+// IsLost reports whether another manager writes the log.
+func (l *Log) IsLost() bool { return l.lost.Load() }
+
+// Result returns the result in the log's end, nil if the log does not have that.
+func (l *Log) Result() *Result {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.result
+}
+
+// State returns the state of the log after the last piece.
+func (l *Log) State() buildlog.State {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.state
+}
+
+// Load makes a new log go on where the stored one stops.
+func (l *Log) Load(ctx context.Context) error {
 	last, err := l.store.lastPiece(ctx, l.id)
 	if err != nil || last == nil {
 		return err
@@ -72,12 +92,12 @@ func (l *storedLog) load(ctx context.Context) error {
 		return fmt.Errorf("read the log of %s: %w", l.id, err)
 	}
 	l.last = last.Sequence
-	l.offset, l.state, l.result = p.offset+int64(len(p.text)), p.state, p.result
+	l.offset, l.state, l.result = p.Offset+int64(len(p.Text)), p.state, p.result
 	return nil
 }
 
 // lastPiece returns the last message of a build's log, or nil.
-func (s *store) lastPiece(ctx context.Context, id string) (*jetstream.RawStreamMsg, error) {
+func (s *Store) lastPiece(ctx context.Context, id string) (*jetstream.RawStreamMsg, error) {
 	last, err := s.logs.GetLastMsgForSubject(ctx, logsSubject+id)
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
 		return nil, nil
@@ -88,24 +108,24 @@ func (s *store) lastPiece(ctx context.Context, id string) (*jetstream.RawStreamM
 	return last, nil
 }
 
-// hasRun reports whether the log has something of the build's job. Then the build has a record.
-func (l *storedLog) hasRun() bool {
+// HasRun reports whether the log has something of the build's job. Then the build has a record.
+func (l *Log) HasRun() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.result != nil || l.state.HasOutput() || l.state.Events > 0
 }
 
-// piece is one message of a log.
-type piece struct {
-	text   []byte
-	offset int64
+// Piece is one message of a log.
+type Piece struct {
+	Text   []byte
+	Offset int64 // of its first byte in the log
 	state  buildlog.State
-	result *result
+	result *Result
 }
 
-func pieceOf(h nats.Header, text []byte) (p piece, err error) {
-	p.text = text
-	if p.offset, err = strconv.ParseInt(h.Get(offsetHeader), 10, 64); err != nil {
+func pieceOf(h nats.Header, text []byte) (p Piece, err error) {
+	p.Text = text
+	if p.Offset, err = strconv.ParseInt(h.Get(offsetHeader), 10, 64); err != nil {
 		return p, err
 	}
 	if state := h.Get(stateHeader); state != "" {
@@ -118,16 +138,16 @@ func pieceOf(h nats.Header, text []byte) (p piece, err error) {
 }
 
 // Write implements io.Writer.
-func (l *storedLog) Write(text []byte) (int, error) { return l.WriteState(text, l.state) }
+func (l *Log) Write(text []byte) (int, error) { return l.WriteState(text, l.state) }
 
 // WriteState implements buildlog.StateWriter. It returns when the text is stored. After the end it drops the text.
-func (l *storedLog) WriteState(text []byte, after buildlog.State) (int, error) {
+func (l *Log) WriteState(text []byte, after buildlog.State) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.result != nil {
 		return len(text), nil
 	}
-	if err := l.putLocked(piece{text: text, offset: l.offset, state: after}); err != nil {
+	if err := l.putLocked(Piece{Text: text, Offset: l.offset, state: after}); err != nil {
 		return 0, err
 	}
 	if !l.state.HasOutput() && after.HasOutput() {
@@ -138,8 +158,8 @@ func (l *storedLog) WriteState(text []byte, after buildlog.State) (int, error) {
 	return len(text), nil
 }
 
-// firstAfter returns the time from start to the job's first output, 0 if this writer did not store it after start.
-func (l *storedLog) firstAfter(start time.Time) time.Duration {
+// FirstAfter returns the time from start to the job's first output, 0 if this writer did not store it after start.
+func (l *Log) FirstAfter(start time.Time) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if start.IsZero() || l.first.IsZero() {
@@ -148,22 +168,22 @@ func (l *storedLog) firstAfter(start time.Time) time.Duration {
 	return max(l.first.Sub(start), 0)
 }
 
-// length returns how many bytes the log has.
-func (l *storedLog) length() int64 {
+// Length returns how many bytes the log has.
+func (l *Log) Length() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.offset
 }
 
-// end tells those that follow the log its end, with the build's result, unless they know it. The record has that
+// End tells those that follow the log its end, with the build's result, unless they know it. The record has that
 // already.
-func (l *storedLog) end(r *result) error {
+func (l *Log) End(r *Result) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.result != nil {
 		return nil
 	}
-	p := piece{offset: l.offset, state: l.state, result: r}
+	p := Piece{Offset: l.offset, state: l.state, result: r}
 	if err := l.store.home.endLog(l, p); err != nil {
 		return err
 	}
@@ -171,20 +191,20 @@ func (l *storedLog) end(r *result) error {
 	return nil
 }
 
-// claim puts a piece without text, after which no other writer of the log can add to it.
-func (l *storedLog) claim() error {
+// Claim puts a piece without text, after which no other writer of the log can add to it.
+func (l *Log) Claim() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	msg, id := l.messageLocked(piece{offset: l.offset, state: l.state})
+	msg, id := l.messageLocked(Piece{Offset: l.offset, state: l.state})
 	if err := l.publishLocked(msg, id); err != nil {
 		return fmt.Errorf("store the log: %w", err)
 	}
 	return nil
 }
 
-// putLocked stores a piece after the last one that this writer knows of, or fails with errTaken. A piece whose
+// putLocked stores a piece after the last one that this writer knows of, or fails with ErrTaken. A piece whose
 // acknowledgment was lost is stored once, although it is sent again: its ID tells.
-func (l *storedLog) putLocked(p piece) error {
+func (l *Log) putLocked(p Piece) error {
 	msg, id := l.messageLocked(p)
 	for began, told := time.Now(), false; ; {
 		before := l.last
@@ -193,10 +213,10 @@ func (l *storedLog) putLocked(p piece) error {
 			l.store.feeds.add(l.id, fedPiece{p, before, l.last})
 			return nil
 		}
-		if l.lost.Load() || l.life.Err() != nil || l.store.err() != nil {
+		if l.lost.Load() || l.life.Err() != nil || l.store.Err() != nil {
 			return fmt.Errorf("store the log: %w", err)
 		}
-		if !told && time.Since(began) >= l.store.timeout { // longer than an election takes
+		if !told && time.Since(began) >= l.store.Timeout { // longer than an election takes
 			l.store.logger.to.Warn("a build waits, because its log cannot be stored", "build", l.id, "error", err)
 			told = true
 		}
@@ -205,25 +225,25 @@ func (l *storedLog) putLocked(p piece) error {
 }
 
 // messageLocked returns the message of a piece, and its ID.
-func (l *storedLog) messageLocked(p piece) (msg *nats.Msg, id string) {
+func (l *Log) messageLocked(p Piece) (msg *nats.Msg, id string) {
 	msg = nats.NewMsg(logsSubject + l.id)
-	msg.Data = p.text
+	msg.Data = p.Text
 	l.pieces++
 	id = l.id + ":" + l.writer + ":" + strconv.FormatUint(l.pieces, 10)
-	msg.Header.Set(offsetHeader, strconv.FormatInt(p.offset, 10))
-	msg.Header.Set(stateHeader, string(encode(p.state)))
+	msg.Header.Set(offsetHeader, strconv.FormatInt(p.Offset, 10))
+	msg.Header.Set(stateHeader, string(natscall.Encode(p.state)))
 	if p.result != nil {
-		msg.Header.Set(resultHeader, string(encode(p.result)))
+		msg.Header.Set(resultHeader, string(natscall.Encode(p.result)))
 	}
 	return msg, id
 }
 
 // publishLocked stores a message with an ID, once.
-func (l *storedLog) publishLocked(msg *nats.Msg, id string) error {
+func (l *Log) publishLocked(msg *nats.Msg, id string) error {
 	if l.lost.Load() {
-		return errTaken
+		return ErrTaken
 	}
-	ctx, cancel := context.WithTimeout(l.life, l.store.timeout)
+	ctx, cancel := context.WithTimeout(l.life, l.store.Timeout)
 	defer cancel()
 	ack, err := l.store.js.PublishMsg(
 		ctx, msg, jetstream.WithMsgID(id), jetstream.WithExpectLastSequencePerSubject(l.last))
@@ -245,16 +265,25 @@ func (l *storedLog) publishLocked(msg *nats.Msg, id string) error {
 		return nil
 	case last.Sequence != l.last:
 		l.lost.Store(true)
-		return errTaken
+		return ErrTaken
 	}
 	return err // an attempt before may still be under way
 }
 
-// readLog passes the pieces of a build's log to take, from the first with bytes at or after an offset. Unless follow is
+// LogSize returns the bytes of all logs together, and how many pieces were removed.
+func (s *Store) LogSize(ctx context.Context) (bytes, gone uint64, err error) {
+	info, err := s.logs.Info(ctx)
+	if err != nil {
+		return 0, 0, fmt.Errorf("read the size of the logs: %w", err)
+	}
+	return info.State.Bytes, removed(info.State), nil
+}
+
+// ReadLog passes the pieces of a build's log to take, from the first with bytes at or after an offset. Unless follow is
 // set it returns at the piece that was the last when it began, else at the end of the log. A build that has ended may
 // have no log any more.
-func (s *store) readLog(
-	ctx context.Context, id string, offset int64, follow, ended bool, take func(piece) error,
+func (s *Store) ReadLog(
+	ctx context.Context, id string, offset int64, follow, ended bool, take func(Piece) error,
 ) error {
 	if follow && !ended { // the log of a build that has ended does not grow
 		return s.home.follow(ctx, id, offset, take)
@@ -265,8 +294,8 @@ func (s *store) readLog(
 
 // readBack passes the pieces after a place in the stream to take that are there now, from the first with bytes at or
 // after an offset. It returns the place of the last one, or the given one if nothing is there.
-func (s *store) readBack(
-	ctx context.Context, id string, after uint64, offset int64, take func(piece) error,
+func (s *Store) readBack(
+	ctx context.Context, id string, after uint64, offset int64, take func(Piece) error,
 ) (uint64, error) {
 	from, until, err := s.findPieces(ctx, id, after, offset)
 	if err != nil || until <= after {
@@ -277,7 +306,7 @@ func (s *store) readBack(
 
 // findPieces returns the place in the stream of the first piece after a place that has bytes at or after an offset, and
 // that of the last piece, which is 0 for an empty log.
-func (s *store) findPieces(
+func (s *Store) findPieces(
 	ctx context.Context, id string, after uint64, offset int64,
 ) (from, until uint64, err error) {
 	last, err := s.lastPiece(ctx, id)
@@ -290,8 +319,8 @@ func (s *store) findPieces(
 
 // readPieces passes the pieces of a log to take, from one place in the stream until another, or while the log grows if
 // that is 0. It returns the place of the last one. The end of the log ends it, and so does the removal of the rest.
-func (s *store) readPieces(
-	ctx context.Context, id string, from, until uint64, take func(piece) error,
+func (s *Store) readPieces(
+	ctx context.Context, id string, from, until uint64, take func(Piece) error,
 ) (place uint64, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -333,11 +362,11 @@ func (s *store) readPieces(
 }
 
 // grows reports whether the log of a build may get more pieces. If the store does not answer, it may.
-func (s *store) grows(ctx context.Context, id string) bool {
-	rec, err := s.record(ctx, id)
+func (s *Store) grows(ctx context.Context, id string) bool {
+	rec, err := s.Record(ctx, id)
 	if err != nil || rec != nil {
-		return err != nil || rec.Phase != phaseEnded
+		return err != nil || rec.Phase != PhaseEnded
 	}
-	r, err := s.find(ctx, id)
+	r, err := s.Find(ctx, id)
 	return err != nil || r != nil
 }

@@ -1,9 +1,8 @@
-package manager
+package sshdoor
 
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -16,41 +15,42 @@ import (
 
 	"golang.org/x/crypto/ssh"
 
+	"github.com/stepmux/stepmux/instance/manager/command"
 	"github.com/stepmux/stepmux/internal/flight"
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// login is a client that has logged in by SSH. Its lease begins with the first channel that needs one, and ends with
+// login is a client that has logged in by SSH. Its slot begins with the first channel that needs one, and ends with
 // the connection.
 type login struct {
-	server *sshServer
-	conn   *ssh.ServerConn
-	ctx    context.Context // ends with the connection
-	end    context.CancelFunc
-	work   sync.WaitGroup // goroutines of channels
-	slot   flight.Flight[*lease]
+	door *door
+	conn *ssh.ServerConn
+	ctx  context.Context // ends with the connection
+	end  context.CancelFunc
+	work sync.WaitGroup // goroutines of channels
+	slot flight.Flight[*Slot]
 
 	channels chan struct{} // has an element for each channel
 	ahead    atomic.Int64  // how many wait for a slot before this login; negative if that is not known
 }
 
-func newLogin(s *sshServer, conn *ssh.ServerConn) *login {
+func newLogin(d *door, conn *ssh.ServerConn) *login {
 	l := &login{
-		server: s, conn: conn, channels: make(chan struct{}, maxChannels), slot: flight.Flight[*lease]{GoOn: true},
+		door: d, conn: conn, channels: make(chan struct{}, maxChannels), slot: flight.Flight[*Slot]{GoOn: true},
 	}
 	l.ahead.Store(-1)
-	l.ctx, l.end = context.WithCancel(s.life)
+	l.ctx, l.end = context.WithCancel(d.life)
 	return l
 }
 
-// serve serves the channels of a login until its connection ends. Then it ends their commands and the lease.
+// serve serves the channels of a login until its connection ends. Then it ends their commands and gives the slot back.
 func (l *login) serve(channels <-chan ssh.NewChannel, requests <-chan *ssh.Request) {
 	defer func() {
 		l.end()
 		l.work.Wait()
 		l.slot.Close()
-		if lease, ok := l.slot.Kept(); ok {
-			_ = l.server.m.release(l.server.m.life, lease, endReleased) // logged there
+		if slot, ok := l.slot.Kept(); ok {
+			slot.Release()
 		}
 	}()
 	l.work.Go(func() { refuseRequests(requests) })
@@ -79,7 +79,7 @@ func refuseRequests(requests <-chan *ssh.Request) {
 
 // watch closes the connection of a client that gives no sign of life. Any answer is one.
 func (l *login) watch() {
-	tick := time.NewTicker(sshPing)
+	tick := time.NewTicker(ping)
 	defer tick.Stop()
 	for {
 		select {
@@ -88,7 +88,7 @@ func (l *login) watch() {
 			_ = l.conn.Close() // it may have ended
 			return
 		}
-		timer := time.AfterFunc(sshDead, func() { _ = l.conn.Close() })
+		timer := time.AfterFunc(dead, func() { _ = l.conn.Close() })
 		_, _, err := l.conn.SendRequest("keepalive@openssh.com", true, nil)
 		timer.Stop()
 		if err != nil {
@@ -113,36 +113,35 @@ func (l *login) open(channel ssh.NewChannel) {
 	}
 }
 
-// request is the lease that the user name asks for.
-func (l *login) request() (leaseRequest, error) {
-	r := leaseRequest{name: leaseName + "ssh-" + strings.ToLower(rand.Text()), brief: true}
+// request is the slot that the user name asks for.
+func (l *login) request() (r Request, err error) {
 	user := l.conn.User()
 	if user == anyVM {
 		return r, nil
 	}
 	if !strings.Contains(user, "=") {
-		r.instance = user
+		r.Instance = user
 		return r, nil
 	}
-	r.labels = map[string]string{}
+	r.Labels = map[string]string{}
 	for label := range strings.SplitSeq(user, ",") {
 		name, value, ok := strings.Cut(label, "=")
 		if !ok || name == "" {
 			return r, fmt.Errorf("the user name %.80q: use any, the ID of a VM, or labels as in os=linux,size=large", user)
 		}
-		r.labels[name] = value
+		r.Labels[name] = value
 	}
 	return r, nil
 }
 
-// reserve asks for the lease. If it is refused, the next command of the login asks again.
-func (l *login) reserve(context.Context) (*lease, time.Duration, error) {
+// reserve asks for the slot. If it is refused, the next command of the login asks again.
+func (l *login) reserve(context.Context) (*Slot, time.Duration, error) {
 	r, err := l.request()
 	if err != nil {
 		return nil, 0, err
 	}
-	//nolint:contextcheck // the lease is the login's, whichever command asked first
-	got, _, _, err := l.server.m.reserve(l.ctx, r, func(ahead int) error {
+	//nolint:contextcheck // the slot is the login's, whichever command asked first
+	got, err := l.door.host.Reserve(l.ctx, r, func(ahead int) error {
 		l.ahead.Store(int64(ahead))
 		return nil
 	})
@@ -152,8 +151,8 @@ func (l *login) reserve(context.Context) (*lease, time.Duration, error) {
 	return got, -1, nil
 }
 
-// await returns the login's lease. says is told how long the queue is, when that changes.
-func (l *login) await(ctx context.Context, says func(ahead int64)) (got *lease, err error) {
+// await returns the login's slot. says is told how long the queue is, when that changes.
+func (l *login) await(ctx context.Context, says func(ahead int64)) (got *Slot, err error) {
 	reserved := make(chan struct{})
 	l.work.Go(func() {
 		defer close(reserved)
@@ -175,13 +174,14 @@ func (l *login) await(ctx context.Context, says func(ahead int64)) (got *lease, 
 	}
 }
 
-// waitLines is the time between two lines about the wait for a slot.
-const waitLines = 10 * time.Second
+// aheadPause is the time between two looks at the length of the queue for a slot, and waitLines the time between two
+// lines about it.
+const aheadPause, waitLines = 500 * time.Millisecond, 10 * time.Second
 
 // forward connects a channel to an address as seen from the VM.
 func (l *login) forward(channel ssh.NewChannel, kind string) {
 	reject := func(reason ssh.RejectionReason, text string) { _ = channel.Reject(reason, text) }
-	if !l.server.cfg.Forward {
+	if !l.door.cfg.Forward {
 		reject(ssh.Prohibited, "this manager allows no forwarding")
 		return
 	}
@@ -190,12 +190,12 @@ func (l *login) forward(channel ssh.NewChannel, kind string) {
 		reject(ssh.ConnectionFailed, err.Error())
 		return
 	}
-	lease, err := l.await(l.ctx, func(int64) {})
+	slot, err := l.await(l.ctx, func(int64) {})
 	if err != nil {
 		reject(ssh.ConnectionFailed, err.Error())
 		return
 	}
-	client, err := lease.executor.Client(l.ctx)
+	client, err := slot.Commands.Client(l.ctx)
 	if err != nil {
 		reject(ssh.ConnectionFailed, err.Error())
 		return
@@ -285,8 +285,8 @@ type session struct {
 	*login
 	ch ssh.Channel
 
-	terminal *terminal // that was asked for; nil if none was
-	in       *inputs   // of the command; nil before it
+	terminal *terminal       // that was asked for; nil if none was
+	in       *command.Inputs // of the command; nil before it
 }
 
 // terminal is a pty-req (RFC 4254, section 6.2).
@@ -363,7 +363,7 @@ func (s *session) take(r *ssh.Request) (line string, ok bool) {
 	case "shell":
 		line = shellLine
 	case "exec":
-		if ssh.Unmarshal(r.Payload, &text) != nil || text.Text == "" || len(text.Text) > maxCommand {
+		if ssh.Unmarshal(r.Payload, &text) != nil || text.Text == "" || len(text.Text) > command.MaxLine {
 			return "", false
 		}
 		line = text.Text
@@ -380,7 +380,7 @@ func (s *session) take(r *ssh.Request) (line string, ok bool) {
 		if s.in == nil || ssh.Unmarshal(r.Payload, &text) != nil {
 			return "", false
 		}
-		s.in.signal(text.Text)
+		s.in.Signal(text.Text)
 		return "", true
 	default: // env among them: variables are part of the command line here, if they are needed
 		return "", false
@@ -394,22 +394,22 @@ func (s *session) take(r *ssh.Request) (line string, ok bool) {
 			return "", false
 		}
 	}
-	s.in = newInputs(maxSSHInput)
+	s.in = command.NewInputs(maxInput)
 	return line, true
 }
 
 // run runs a command and reports its end.
 func (s *session) run(ctx context.Context, line string) {
 	say := func(text string) { _, _ = io.WriteString(s.ch.Stderr(), "stepmux: "+text+"\r\n") }
-	defer s.in.stop()
+	defer s.in.Stop()
 	s.work.Go(func() { // it ends with the channel
 		_, _ = io.Copy(onlyWriter{s.in}, onlyReader{s.ch})
-		s.in.end()
+		s.in.End()
 	})
 	code, err := 0, error(nil)
-	l, err := s.await(ctx, func(ahead int64) { say(fmt.Sprintf("waiting for a slot, %d ahead", ahead)) })
+	slot, err := s.await(ctx, func(ahead int64) { say(fmt.Sprintf("waiting for a slot, %d ahead", ahead)) })
 	if err == nil {
-		code, err = l.runCommand(ctx, command{line, true}, s.in, onlyWriter{s.ch}, s.ch.Stderr())
+		code, err = slot.Commands.Run(ctx, command.Line{Text: line, Tools: true}, s.in, onlyWriter{s.ch}, s.ch.Stderr())
 	}
 	if ctx.Err() != nil {
 		return // the client has gone

@@ -1,13 +1,11 @@
-package manager
+package claims
 
 import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
-	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -25,8 +23,8 @@ type claim struct {
 }
 
 // balance takes VMs that nobody has until this manager has its share, or gives one up if it has more.
-func (c *shared) balance(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, c.ttl/6) // the lease must be renewed meanwhile
+func (c *Member) balance(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, c.cfg.Lease/6) // the lease must be renewed meanwhile
 	defer cancel()
 	set := c.usable()
 	c.mu.Lock()
@@ -36,7 +34,7 @@ func (c *shared) balance(ctx context.Context) {
 	dead := map[string][]string{} // by the manager that has them
 	for _, id := range set {
 		if _, ok := c.held[id]; ok {
-			_ = c.m.cfg.Group.Hold(id) // it may have left the inventory meanwhile, and come back
+			_ = c.cfg.Group.Hold(id) // it may have left the inventory meanwhile, and come back
 			continue
 		}
 		switch owner := c.claims[id].Manager; {
@@ -61,8 +59,8 @@ func (c *shared) balance(ctx context.Context) {
 }
 
 // usable returns the IDs of the VMs of the inventory that managers can share.
-func (c *shared) usable() []string {
-	all := c.m.cfg.Group.Instances()
+func (c *Member) usable() []string {
+	all := c.cfg.Group.Instances()
 	jumps := map[string]bool{}
 	for _, in := range all {
 		for j := in.Jump; j != nil; j = j.Jump {
@@ -79,7 +77,7 @@ func (c *shared) usable() []string {
 }
 
 // take claims VMs, at most so many, and returns how many it has got.
-func (c *shared) take(ctx context.Context, ids []string, most int) (n int) {
+func (c *Member) take(ctx context.Context, ids []string, most int) (n int) {
 	for _, id := range ids {
 		if n >= most || ctx.Err() != nil {
 			break
@@ -90,7 +88,7 @@ func (c *shared) take(ctx context.Context, ids []string, most int) (n int) {
 		revision, err := c.put(ctx, claim{Instance: id, Manager: c.id}, revision)
 		if err != nil {
 			if !natscall.Changed(err) && ctx.Err() == nil {
-				c.m.cfg.Logger.Warn("cannot claim an instance", "instance", id, "error", err)
+				c.cfg.Logger.Warn("cannot claim an instance", "instance", id, "error", err)
 			}
 			continue // another manager was faster
 		}
@@ -98,19 +96,16 @@ func (c *shared) take(ctx context.Context, ids []string, most int) (n int) {
 		c.mu.Lock()
 		c.held[id] = revision
 		c.mu.Unlock()
-		_ = c.m.cfg.Group.Hold(id) // it may have left the inventory
-		c.m.cfg.Logger.Info("instance is claimed", "instance", id)
-	}
-	if n > 0 {
-		c.look()
+		_ = c.cfg.Group.Hold(id) // it may have left the inventory
+		c.cfg.Logger.Info("instance is claimed", "instance", id)
 	}
 	return n
 }
 
 // put changes a claim by compare-and-set.
-func (c *shared) put(ctx context.Context, now claim, revision uint64) (uint64, error) {
+func (c *Member) put(ctx context.Context, now claim, revision uint64) (uint64, error) {
 	key := claimPrefix + base64.RawURLEncoding.EncodeToString([]byte(now.Instance))
-	revision, err := c.m.store.fleet.Update(ctx, key, encode(now), revision)
+	revision, err := c.cfg.Store.Fleet.Update(ctx, key, natscall.Encode(now), revision)
 	if err == nil {
 		now.revision = revision
 		c.mu.Lock()
@@ -121,7 +116,7 @@ func (c *shared) put(ctx context.Context, now claim, revision uint64) (uint64, e
 }
 
 // bury puts a mark in place of the lease of another manager, and reports whether it could: the lease has ended then.
-func (c *shared) bury(ctx context.Context, manager string) bool {
+func (c *Member) bury(ctx context.Context, manager string) bool {
 	var now lifeSign
 	revision := uint64(0)
 	entry, err := c.managers.Get(ctx, manager)
@@ -132,12 +127,12 @@ func (c *shared) bury(ctx context.Context, manager string) bool {
 	}
 	if err == nil && now.Life == "" {
 		if revision > 0 {
-			_, err = c.managers.Update(ctx, manager, encode(lifeSign{}), revision)
+			_, err = c.managers.Update(ctx, manager, natscall.Encode(lifeSign{}), revision)
 		} else {
-			_, err = c.managers.Create(ctx, manager, encode(lifeSign{}))
+			_, err = c.managers.Create(ctx, manager, natscall.Encode(lifeSign{}))
 		}
 		if err == nil {
-			c.m.cfg.Logger.Warn("another manager is dead: its instances are taken over", "manager", manager)
+			c.cfg.Logger.Warn("another manager is dead: its instances are taken over", "manager", manager)
 			return true
 		}
 	}
@@ -151,19 +146,16 @@ func (c *shared) bury(ctx context.Context, manager string) bool {
 
 // giveUp gives up VMs that have left the inventory and have no builds, and one for another manager if this one has more
 // than its share: one without leases, and one without builds if there is one soon.
-func (c *shared) giveUp(ctx context.Context, set []string, share int) {
+func (c *Member) giveUp(ctx context.Context, set []string, share int) {
 	builds, leased := map[string]int{}, map[string]bool{}
-	for _, vm := range c.m.cfg.Provider.Stat().Instances {
+	for _, vm := range c.cfg.Provider.Stat().Instances {
 		builds[vm.ID] = len(vm.Builds)
 		for _, b := range vm.Builds {
-			leased[vm.ID] = leased[vm.ID] || strings.HasPrefix(b.ID, leaseName)
+			leased[vm.ID] = leased[vm.ID] || c.cfg.IsLease(b.ID)
 		}
 	}
-	c.mu.Lock()
-	held := slices.Sorted(maps.Keys(c.held))
-	c.mu.Unlock()
 	best, kept := "", 0
-	for _, id := range held {
+	for _, id := range c.Held() {
 		switch {
 		case slices.Contains(set, id):
 			kept++
@@ -185,21 +177,18 @@ func (c *shared) giveUp(ctx context.Context, set []string, share int) {
 }
 
 // release gives up a VM for other managers.
-func (c *shared) release(ctx context.Context, id string) {
+func (c *Member) release(ctx context.Context, id string) {
 	revision := c.yield(id)
 	if _, err := c.put(ctx, claim{Instance: id}, revision); err != nil {
-		c.m.cfg.Logger.Warn("cannot give an instance to another manager", "instance", id, "error", err)
+		c.cfg.Logger.Warn("cannot give an instance to another manager", "instance", id, "error", err)
 		return // it is taken again
 	}
-	c.m.cfg.Logger.Info("instance is given up for another manager", "instance", id)
+	c.cfg.Logger.Info("instance is given up for another manager", "instance", id)
 }
 
-// leave gives up all VMs, when the manager ends.
-func (c *shared) leave(ctx context.Context) {
-	c.mu.Lock()
-	held := slices.Collect(maps.Keys(c.held))
-	c.mu.Unlock()
-	for _, id := range held {
+// Leave gives up all VMs, when the manager ends.
+func (c *Member) Leave(ctx context.Context) {
+	for _, id := range c.Held() {
 		if c.release(ctx, id); ctx.Err() != nil {
 			break
 		}
@@ -209,10 +198,10 @@ func (c *shared) leave(ctx context.Context) {
 	}
 }
 
-// has reports whether this manager has a VM, or may end the builds of one that has left the inventory, because no
+// Has reports whether this manager has a VM, or may end the builds of one that has left the inventory, because no
 // manager that lives has it.
-func (c *shared) has(id string) bool {
-	known := slices.ContainsFunc(c.m.cfg.Group.Instances(), func(in instance.Instance) bool { return in.ID == id })
+func (c *Member) Has(id string) bool {
+	known := slices.ContainsFunc(c.cfg.Group.Instances(), func(in instance.Instance) bool { return in.ID == id })
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if _, held := c.held[id]; held {
@@ -222,11 +211,11 @@ func (c *shared) has(id string) bool {
 	return !known && (owner == "" || owner == c.id || c.isDeadLocked(owner))
 }
 
-// ownerOf returns another manager if all VMs that fit are those of other managers that live, else "".
-func (c *shared) ownerOf(fits func(instance.Instance) bool) (manager string) {
+// OwnerOf returns another manager if all VMs that fit are those of other managers that live, else "".
+func (c *Member) OwnerOf(fits func(instance.Instance) bool) (manager string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, in := range c.m.cfg.Group.Instances() {
+	for _, in := range c.cfg.Group.Instances() {
 		if !fits(in) {
 			continue
 		}

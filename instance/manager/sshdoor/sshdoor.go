@@ -1,4 +1,4 @@
-package manager
+package sshdoor
 
 import (
 	"bytes"
@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -20,6 +21,7 @@ import (
 
 	"golang.org/x/crypto/ssh"
 
+	"github.com/stepmux/stepmux/instance/manager/command"
 	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/privatefile"
 )
@@ -32,10 +34,13 @@ const (
 	maxStrangers, maxLogins = 1000, 2000
 	// maxChannels bounds the channels of a login.
 	maxChannels = 128
+	// maxInput bounds the input of a command that it has not read. Signals do not wait for it. SSH's own window holds
+	// 2 MiB more.
+	maxInput = 128 << 10
 	// maxKeysFile bounds the file with the authorized keys, in bytes.
 	maxKeysFile = 4 << 20
-	// sshPing is the time between two questions for a sign of life, and sshDead how long a client may take to answer.
-	sshPing, sshDead = 15 * time.Second, 45 * time.Second
+	// ping is the time between two questions for a sign of life, and dead how long a client may take to answer.
+	ping, dead = 15 * time.Second, 45 * time.Second
 	// acceptPause paces a listener that fails, as it does while there are no descriptors.
 	acceptPause = 50 * time.Millisecond
 )
@@ -43,55 +48,72 @@ const (
 // anyVM is the name of the SSH user that any VM will do for.
 const anyVM = "any"
 
-// SSHConfig is the configuration of the SSH server of a Manager.
-type SSHConfig struct {
+// Config is the configuration of the SSH server of a manager.
+type Config struct {
 	// KeysFile has the public keys that may log in, as authorized_keys of OpenSSH has them. It is read again when it has
 	// changed. Options of keys are not supported: a file that has some lets nobody in.
 	// Required.
 	KeysFile string
 	// HostKeyFile is the private host key. It is made if it is missing, and only this user may read it. If empty, the file
-	// ssh_host_ed25519_key in the Manager's directory.
+	// ssh_host_ed25519_key in the manager's directory.
 	HostKeyFile string
 	// Forward lets clients connect to TCP addresses and unix sockets from their VM.
 	Forward bool
 }
 
-// ServeSSH serves SSH on a listener, which it closes, until the Manager is shut down or ctx ends. Then it ends all
-// connections and their commands. Each login has a slot of its own, from its first command on: its user name is
-// "any", the ID of a VM, or labels, as in os=linux,size=large. It returns nil, or why it cannot begin or the
-// listener's error.
-func (m *Manager) ServeSSH(ctx context.Context, listener net.Listener, cfg SSHConfig) error {
+// Host is the manager behind the door. All fields are required.
+type Host struct {
+	Dir    string // of the manager's state
+	Logger *slog.Logger
+	// Reserve waits for a slot. It calls waits with the number of those that wait before, from time to time, and returns
+	// the error of waits. ctx bounds the wait alone.
+	Reserve func(ctx context.Context, r Request, waits func(ahead int) error) (*Slot, error)
+}
+
+// Request says which VM will do: the one with the ID Instance, or any with the labels if that is empty.
+type Request struct {
+	Instance string
+	Labels   map[string]string
+}
+
+// Slot is the slot of a login.
+type Slot struct {
+	Commands *command.Runner
+	Release  func() // gives it back, and ends what runs there
+}
+
+// Serve serves SSH on a listener, which it closes, until ctx ends. Then it ends all connections and their commands.
+// Each login has a slot of its own, from its first command on: its user name is "any", the ID of a VM, or labels, as in
+// os=linux,size=large. It returns nil, or why it cannot begin or the listener's error.
+func Serve(ctx context.Context, listener net.Listener, cfg Config, host Host) error {
 	defer listener.Close()
-	keys := &authorizedKeys{file: cfg.KeysFile, warn: func(text string) { m.cfg.Logger.Warn(text) }}
+	keys := &authorizedKeys{file: cfg.KeysFile, warn: func(text string) { host.Logger.Warn(text) }}
 	if err := keys.read(); err != nil {
 		return err
 	}
-	file := cfg.hostKeyFile(m.cfg.Dir)
+	file := cfg.hostKeyFile(host.Dir)
 	text, err := privatefile.Open(file, maxHostKey, newHostKey)
-	host, err := hostKey(file, text, err)
+	key, err := hostKey(file, text, err)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(m.takes, cancel)() //nolint:contextcheck // the manager's end
-	s := &sshServer{
-		m: m, cfg: cfg, keys: keys, life: ctx,
+	s := &door{
+		host: host, cfg: cfg, keys: keys, life: ctx,
 		strangers: make(chan struct{}, maxStrangers), logins: make(chan struct{}, maxLogins),
 	}
 	s.ssh = &ssh.ServerConfig{ServerVersion: "SSH-2.0-stepmux", PublicKeyCallback: s.authorize}
-	s.ssh.AddHostKey(host)
-	m.cfg.Logger.Info("SSH listens", "address", listener.Addr(), "host_key", ssh.FingerprintSHA256(host.PublicKey()))
+	s.ssh.AddHostKey(key)
+	host.Logger.Info("SSH listens", "address", listener.Addr(), "host_key", ssh.FingerprintSHA256(key.PublicKey()))
 	return s.serve(listener) //nolint:contextcheck // its life is ctx
 }
 
-// hostKeyFile returns the file of the host key of a Manager with a state directory.
-func (cfg SSHConfig) hostKeyFile(dir string) string {
+// hostKeyFile returns the file of the host key of a manager with a state directory.
+func (cfg Config) hostKeyFile(dir string) string {
 	return cmp.Or(cfg.HostKeyFile, filepath.Join(dir, "ssh_host_ed25519_key"))
 }
 
-// Check returns why ServeSSH of a Manager with this directory would not begin, and makes nothing.
-func (cfg SSHConfig) Check(dir string) error {
+// Check returns why Serve for a manager with this directory would not begin, and makes nothing.
+func (cfg Config) Check(dir string) error {
 	keys := &authorizedKeys{file: cfg.KeysFile}
 	if err := keys.read(); err != nil {
 		return err
@@ -102,20 +124,20 @@ func (cfg SSHConfig) Check(dir string) error {
 	return err
 }
 
-// sshServer serves SSH. It owns a goroutine for each connection, and serve waits for all of them.
-type sshServer struct {
-	m    *Manager
-	cfg  SSHConfig
+// door serves SSH. It owns a goroutine for each connection, and serve waits for all of them.
+type door struct {
+	host Host
+	cfg  Config
 	keys *authorizedKeys
 	ssh  *ssh.ServerConfig
-	life context.Context // that of ServeSSH's call
+	life context.Context // of Serve's call
 
 	strangers chan struct{} // has an element for each connection that has not logged in
 	logins    chan struct{} // and for each that has
 }
 
 // serve accepts connections until life ends.
-func (s *sshServer) serve(listener net.Listener) error {
+func (s *door) serve(listener net.Listener) error {
 	var conns sync.WaitGroup
 	defer conns.Wait()
 	stop := context.AfterFunc(s.life, func() { _ = listener.Close() })
@@ -132,7 +154,7 @@ func (s *sshServer) serve(listener net.Listener) error {
 			return err
 		}
 		if err != nil {
-			s.m.cfg.Logger.Warn("ssh: cannot accept a connection", "error", err)
+			s.host.Logger.Warn("ssh: cannot accept a connection", "error", err)
 			_ = pause.For(s.life, acceptPause) // if it is over, the listener is closed
 			continue
 		}
@@ -146,7 +168,7 @@ func (s *sshServer) serve(listener net.Listener) error {
 }
 
 // authorize checks a client's key. The client then proves that it has it.
-func (s *sshServer) authorize(_ ssh.ConnMetadata, key ssh.PublicKey) (*ssh.Permissions, error) {
+func (s *door) authorize(_ ssh.ConnMetadata, key ssh.PublicKey) (*ssh.Permissions, error) {
 	if !s.keys.has(key) {
 		return nil, errors.New("the key is not authorized")
 	}
@@ -154,7 +176,7 @@ func (s *sshServer) authorize(_ ssh.ConnMetadata, key ssh.PublicKey) (*ssh.Permi
 }
 
 // connection serves the connection of a stranger to its end.
-func (s *sshServer) connection(nc net.Conn) {
+func (s *door) connection(nc net.Conn) {
 	defer nc.Close()
 	defer context.AfterFunc(s.life, func() { _ = nc.Close() })()
 	known := sync.OnceFunc(func() { <-s.strangers })
@@ -162,7 +184,7 @@ func (s *sshServer) connection(nc net.Conn) {
 	_ = nc.SetDeadline(time.Now().Add(loginTimeout)) // fails only if it is closed
 	conn, channels, requests, err := ssh.NewServerConn(nc, s.ssh)
 	if err != nil {
-		s.m.cfg.Logger.Debug("ssh: no login", "from", nc.RemoteAddr(), "error", err)
+		s.host.Logger.Debug("ssh: no login", "from", nc.RemoteAddr(), "error", err)
 		return
 	}
 	defer conn.Close()
@@ -171,12 +193,12 @@ func (s *sshServer) connection(nc net.Conn) {
 		defer func() { <-s.logins }()
 		known()
 	default:
-		s.m.cfg.Logger.Warn("ssh: a login is refused, there are too many", "logins", maxLogins)
+		s.host.Logger.Warn("ssh: a login is refused, there are too many", "logins", maxLogins)
 		return
 	}
 	_ = nc.SetDeadline(time.Time{})
 	l := newLogin(s, conn)
-	s.m.cfg.Logger.Info("ssh: login", "user", conn.User(), "key", conn.Permissions.Extensions["key"],
+	s.host.Logger.Info("ssh: login", "user", conn.User(), "key", conn.Permissions.Extensions["key"],
 		"from", nc.RemoteAddr())
 	l.serve(channels, requests)
 }

@@ -1,4 +1,4 @@
-package manager
+package state
 
 import (
 	"testing"
@@ -11,7 +11,7 @@ import (
 func TestAFeedHasTheLastPiecesAndTellsOfAGap(t *testing.T) {
 	var f feeds
 	text := []byte("x")
-	add := func(before, place uint64) { f.add("b", fedPiece{piece{text: text}, before, place}) }
+	add := func(before, place uint64) { f.add("b", fedPiece{Piece{Text: text}, before, place}) }
 	add(0, 1) // nobody follows
 	of := f.open("b")
 	pieces, more, whole := f.after(of, 1)
@@ -24,7 +24,7 @@ func TestAFeedHasTheLastPiecesAndTellsOfAGap(t *testing.T) {
 	pieces, _, whole = f.after(of, 1)
 	require.True(t, whole)
 	require.Len(t, pieces, 1)
-	require.Equal(t, "x", string(pieces[0].text))
+	require.Equal(t, "x", string(pieces[0].Text))
 	_, _, whole = f.after(of, 0)
 	require.False(t, whole, "the piece at 1 was stored before the feed was opened")
 

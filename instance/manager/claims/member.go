@@ -1,4 +1,4 @@
-package manager
+package claims
 
 import (
 	"context"
@@ -6,9 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -16,7 +18,9 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/manager/natscall"
+	"github.com/stepmux/stepmux/instance/manager/state"
 	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/privatefile"
 )
@@ -27,14 +31,34 @@ const (
 	cancelPrefix   = "cancel." // of the marks of builds that were canceled, beside the leases
 	idFile         = "manager-id"
 
-	// DefaultLease is how long the VMs of a manager that says nothing stay with it.
-	DefaultLease = 30 * time.Second
-
 	// maxSurplus is how many looks a manager with too many VMs waits for one without builds, before it gives up another.
 	maxSurplus = 6
 )
 
-// shared is the part of a manager in a fleet that several managers share. These rules keep two of them from using one
+// Config is the configuration of a Member. All fields are required.
+type Config struct {
+	// Dir has the file with the ID of the manager.
+	Dir string
+	// Lease is how long the VMs of a manager that says nothing stay with it, the same for all managers.
+	Lease    time.Duration
+	Store    *state.Store
+	Group    *instance.Group
+	Provider *instance.Provider
+	Logger   *slog.Logger
+
+	// Left is called when the manager has left a VM, with the builds and leases there: they go on without this manager.
+	Left func(builds []string)
+	// Renewed is called each time that the lease was renewed, and VMs were taken and given up, from Run.
+	Renewed func(ctx context.Context)
+	// Canceled is called with the ID of a build that a manager has canceled by TellCancel.
+	Canceled func(build string)
+	// Changed is called with each change in Store.Fleet but those of claims, and with all that is there at Join.
+	Changed func(jetstream.KeyValueEntry)
+	// IsLease reports whether a build is a lease. A VM with leases is not given up for another manager.
+	IsLease func(build string) bool
+}
+
+// Member is a manager in a fleet that several managers share. These rules keep two of them from using one
 // VM at a time:
 //
 //   - A manager has a lease: a key that is gone a while after it was renewed the last time. The manager stops using its
@@ -43,15 +67,14 @@ const (
 //   - Before a manager takes the claims of a dead one, it puts a mark in place of that one's lease. This succeeds only
 //     if the lease has ended. A manager that comes back takes its claims anew before it uses their VMs.
 //
-// The goroutine of run owns it.
-type shared struct {
-	m        *Manager
-	id, host string        // of this manager
-	ttl      time.Duration // of leases
+// Join, Run and Leave are called one after the other, and the other methods by any goroutine once Join has returned.
+type Member struct {
+	cfg      Config
+	watches  context.Context // their life
+	id, host string          // of this manager
 	managers jetstream.KeyValue
 	claimed  jetstream.KeyWatcher // all changes of claims and drains; nil if it is not open
 	leased   jetstream.KeyWatcher // and of leases
-	found    chan struct{}        // has an element if builds may be there to be resumed
 
 	life     string // names the lease; empty without one
 	revision uint64 // of the lease
@@ -76,50 +99,40 @@ type neighbour struct {
 	seen time.Time // when its lease was renewed, as far as is known here
 }
 
-func newShared(m *Manager) *shared {
-	return &shared{
-		m: m, ttl: m.cfg.Lease, found: make(chan struct{}, 1),
-		held: map[string]uint64{}, claims: map[string]claim{}, peers: map[string]neighbour{},
+// New returns a Member that does not take part yet.
+func New(cfg Config) *Member {
+	return &Member{
+		cfg: cfg, held: map[string]uint64{}, claims: map[string]claim{}, peers: map[string]neighbour{},
 	}
 }
 
-// join takes part in the fleet of the store. When it returns, this manager has the VMs that it had before, and its
-// share of those that no manager has.
-func (c *shared) join(ctx context.Context) (err error) {
-	m := c.m
-	if c.id, c.host, err = identity(m.cfg.Dir); err != nil {
+// Join takes part in the fleet of the store. When it returns, this manager has the VMs that it had before, and its
+// share of those that no manager has. Its watches end with life. The caller calls Run, and then Leave.
+func (c *Member) Join(ctx, life context.Context) (err error) {
+	c.watches = life
+	if c.id, c.host, err = identity(c.cfg.Dir); err != nil {
 		return err
 	}
-	m.cfg.Group.Share()
-	if c.managers, err = m.store.bucket(ctx, managersBucket, c.ttl, 0); err != nil {
+	c.cfg.Group.Share()
+	if c.managers, err = c.cfg.Store.Bucket(ctx, managersBucket, c.cfg.Lease, 0); err != nil {
 		return fmt.Errorf("open the list of managers: %w", err)
 	}
-	if err := m.store.persist(ctx, c.watch); err != nil {
+	if err := c.cfg.Store.Persist(ctx, c.watch); err != nil {
 		return err
 	}
 	for c.life == "" {
-		if err = m.store.persist(ctx, c.renew); err == nil {
+		if err = c.cfg.Store.Persist(ctx, c.renew); err == nil {
 			break
 		}
 		if !errors.Is(err, errSameID) {
 			return fmt.Errorf("take part in the cluster: %w", err)
 		}
-		m.cfg.Logger.Warn("waits for the end of another manager's lease", "error", err)
-		if err := pause.For(ctx, c.ttl/6); err != nil {
+		c.cfg.Logger.Warn("waits for the end of another manager's lease", "error", err)
+		if err := pause.For(ctx, c.cfg.Lease/6); err != nil {
 			return err
 		}
 	}
 	c.balance(ctx)
-	return nil
-}
-
-// start answers the other managers, and begins to look after the lease and for builds to resume.
-func (c *shared) start(context.Context) error {
-	if err := c.answer(); err != nil {
-		return err
-	}
-	c.m.wg.Go(c.run)
-	c.m.wg.Go(c.resumeFound)
 	return nil
 }
 
@@ -143,10 +156,21 @@ const maxIDFile = 64
 
 func newID() ([]byte, error) { return []byte(strings.ToLower(rand.Text())[:10]), nil }
 
+// validID is the form of the ID of a manager.
+var validID = regexp.MustCompile(`^[A-Za-z0-9._-]{10}$`)
+
+// CheckID returns why Join with this Config.Dir would fail because of the manager's ID, and makes nothing.
+func CheckID(dir string) error {
+	file := filepath.Join(dir, idFile)
+	text, err := privatefile.Preview(file, dir, maxIDFile, newID)
+	_, err = checkID(file, text, err)
+	return err
+}
+
 // checkID returns the ID in the text of a file, which was read with err.
 func checkID(file string, text []byte, err error) (string, error) {
 	id := strings.TrimSpace(string(text))
-	if err == nil && (len(id) != 10 || strings.Trim(id, keyLetters) != "") {
+	if err == nil && !validID.MatchString(id) {
 		err = fmt.Errorf("%s is no ID of a manager", file)
 	}
 	if err != nil {
@@ -155,10 +179,12 @@ func checkID(file string, text []byte, err error) (string, error) {
 	return id, nil
 }
 
-// run renews the lease, and sees to it that this manager has its share of the VMs, until the manager takes no more
-// builds.
-func (c *shared) run() {
-	tick := time.NewTicker(c.ttl / 6)
+// ID returns the ID of this manager.
+func (c *Member) ID() string { return c.id }
+
+// Run renews the lease, and sees to it that this manager has its share of the VMs, until ctx ends.
+func (c *Member) Run(ctx context.Context) {
+	tick := time.NewTicker(c.cfg.Lease / 6)
 	defer tick.Stop()
 	end := time.NewTimer(time.Until(c.until))
 	defer end.Stop()
@@ -177,27 +203,26 @@ func (c *shared) run() {
 		case <-end.C:
 			c.fence("its lease could not be renewed")
 			continue
-		case <-c.m.takes.Done():
+		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
-		limit := time.Now().Add(c.ttl / 3)
+		limit := time.Now().Add(c.cfg.Lease / 3)
 		if c.life != "" && c.until.Before(limit) {
 			limit = c.until
 		}
-		ctx, cancel := context.WithDeadline(c.m.takes, limit)
-		failed, err := "cannot renew the manager's lease", c.renew(ctx)
+		once, cancel := context.WithDeadline(ctx, limit)
+		failed, err := "cannot renew the manager's lease", c.renew(once)
 		if err == nil {
 			end.Reset(time.Until(c.until))
-			failed, err = "cannot see what other managers do", c.watch(ctx)
+			failed, err = "cannot see what other managers do", c.watch(once)
 		}
 		switch {
 		case err == nil:
-			c.balance(ctx)
-			c.sendToRoom(ctx)
-			c.look() // for a build that was passed over, as because of an error
-		case c.m.takes.Err() == nil:
-			c.m.cfg.Logger.Warn(failed, "error", err)
+			c.balance(once)
+			c.cfg.Renewed(once)
+		case ctx.Err() == nil:
+			c.cfg.Logger.Warn(failed, "error", err)
 		}
 		cancel()
 	}
@@ -205,14 +230,14 @@ func (c *shared) run() {
 
 // watch opens the watches of claims and leases that are not open. The library closes one that it cannot make anew after
 // a break of the connection.
-func (c *shared) watch(ctx context.Context) error {
+func (c *Member) watch(ctx context.Context) error {
 	for bucket, watch := range map[jetstream.KeyValue]*jetstream.KeyWatcher{
-		c.m.store.fleet: &c.claimed, c.managers: &c.leased,
+		c.cfg.Store.Fleet: &c.claimed, c.managers: &c.leased,
 	} {
 		if *watch != nil {
 			continue
 		}
-		opened, err := bucket.WatchAll(c.m.life) //nolint:contextcheck // it lasts as long as the manager
+		opened, err := bucket.WatchAll(c.watches) //nolint:contextcheck // it lasts as long as the manager
 		var present []jetstream.KeyValueEntry
 		if err == nil {
 			if present, err = natscall.Present(ctx, opened); err != nil {
@@ -242,12 +267,12 @@ func updates(watch jetstream.KeyWatcher) <-chan jetstream.KeyValueEntry {
 var errSameID = errors.New("another manager has the same ID: was the state directory copied?")
 
 // renew renews the lease, or takes one.
-func (c *shared) renew(ctx context.Context) error {
+func (c *Member) renew(ctx context.Context) error {
 	sent, life := time.Now(), c.life
 	if life == "" {
 		life = rand.Text()
 	}
-	text := encode(lifeSign{life, c.host})
+	text := natscall.Encode(lifeSign{life, c.host})
 	var err error
 	if c.life != "" {
 		var revision uint64
@@ -290,95 +315,113 @@ func (c *shared) renew(ctx context.Context) error {
 }
 
 // leaseIs notes a lease that was renewed by a request that was sent at that time.
-func (c *shared) leaseIs(life string, revision uint64, sent time.Time) {
-	c.life, c.revision, c.until = life, revision, sent.Add(c.ttl*2/3)
+func (c *Member) leaseIs(life string, revision uint64, sent time.Time) {
+	c.life, c.revision, c.until = life, revision, sent.Add(c.cfg.Lease*2/3)
 }
 
 // fence gives up all VMs at once.
-func (c *shared) fence(why string) {
+func (c *Member) fence(why string) {
 	if c.life == "" {
 		return
 	}
 	c.life = ""
-	c.mu.Lock()
-	held := slices.Collect(maps.Keys(c.held))
-	c.mu.Unlock()
-	c.m.cfg.Logger.Error("the manager leaves its VMs", "because", why, "instances", len(held))
+	held := c.Held()
+	c.cfg.Logger.Error("the manager leaves its VMs", "because", why, "instances", len(held))
 	for _, id := range held {
 		c.yield(id)
 	}
 }
 
-// yield stops the use of a VM. Builds there go on without this manager, and those that wait for such a VM are given
-// back to the queue.
-func (c *shared) yield(id string) (revision uint64) {
-	c.m.cfg.Provider.Yield(id, c.m.abandon)
+// Held returns the IDs of the VMs that this manager has, in their order.
+func (c *Member) Held() []string {
 	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Sorted(maps.Keys(c.held))
+}
+
+// yield stops the use of a VM. Builds there go on without this manager.
+func (c *Member) yield(id string) (revision uint64) {
+	c.cfg.Provider.Yield(id, c.cfg.Left)
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	revision = c.held[id]
 	delete(c.held, id)
-	c.mu.Unlock()
-	c.sendOn()
 	return revision
 }
 
-// sendOn gives builds that wait, and for which no VM of this manager will do any more, back to the queue.
-func (c *shared) sendOn() {
-	for _, b := range c.m.builds() {
-		if b.waits() && !c.m.cfg.Group.Takes(b.asked.GetLabels()) {
-			c.m.leaveTo(b)
-		}
-	}
-}
-
-// note notes a change of a claim or a lease.
-func (c *shared) note(entry jetstream.KeyValueEntry) {
+// note notes a change of a claim or a lease, or passes another one on.
+func (c *Member) note(entry jetstream.KeyValueEntry) {
 	switch {
 	case entry == nil:
 		return
-	case strings.HasPrefix(entry.Key(), drainPrefix):
-		if err := c.m.noteDrain(entry); err != nil {
-			c.m.cfg.Logger.Error("cannot drain as another manager does", "error", err)
-		}
-		return
-	case strings.HasPrefix(entry.Key(), cancelPrefix):
-		c.m.noteCancel(strings.TrimPrefix(entry.Key(), cancelPrefix))
+	case entry.Bucket() == managersBucket:
+		c.noteLease(entry)
+	case strings.HasPrefix(entry.Key(), claimPrefix):
+		c.noteClaim(entry)
+	default:
+		c.cfg.Changed(entry)
+	}
+}
+
+// noteLease notes a change of a manager's lease, or passes the mark of a build that was canceled on.
+func (c *Member) noteLease(entry jetstream.KeyValueEntry) {
+	if build, ok := strings.CutPrefix(entry.Key(), cancelPrefix); ok {
+		c.cfg.Canceled(build)
 		return
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if entry.Bucket() == managersBucket {
-		var sign lifeSign
-		if entry.Operation() == jetstream.KeyValuePut && json.Unmarshal(entry.Value(), &sign) != nil {
-			return
-		}
-		if entry.Key() != c.id {
-			c.peers[entry.Key()] = neighbour{sign.Life, time.Now()}
-		}
+	var sign lifeSign
+	if entry.Operation() == jetstream.KeyValuePut && json.Unmarshal(entry.Value(), &sign) != nil {
 		return
 	}
+	if entry.Key() != c.id {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.peers[entry.Key()] = neighbour{sign.Life, time.Now()}
+	}
+}
+
+// noteClaim notes a change of a claim.
+func (c *Member) noteClaim(entry jetstream.KeyValueEntry) {
 	var now claim
-	if !strings.HasPrefix(entry.Key(), claimPrefix) || entry.Operation() != jetstream.KeyValuePut ||
-		json.Unmarshal(entry.Value(), &now) != nil || now.Instance == "" {
+	if entry.Operation() != jetstream.KeyValuePut || json.Unmarshal(entry.Value(), &now) != nil || now.Instance == "" {
 		return
 	}
 	now.revision = entry.Revision()
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if before := c.claims[now.Instance]; before.revision < now.revision {
 		c.claims[now.Instance] = now
 	}
 }
 
 // isDeadLocked reports whether a manager seems to be dead. mu is held.
-func (c *shared) isDeadLocked(manager string) bool {
+func (c *Member) isDeadLocked(manager string) bool {
 	p, known := c.peers[manager]
 	if !known { // its lease may have ended before this manager began to watch
 		c.peers[manager] = neighbour{life: "unknown", seen: time.Now()}
 		return false
 	}
-	return p.life == "" || time.Since(p.seen) > c.ttl+c.ttl/4
+	return p.life == "" || time.Since(p.seen) > c.cfg.Lease+c.cfg.Lease/4
+}
+
+// Others returns how many other managers live.
+func (c *Member) Others() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.aliveLocked() - 1
+}
+
+// TellCancel tells all managers by a mark that a build was canceled. One that cannot reach NATS learns of it later: if
+// that takes longer than the mark lasts, its lease has ended, and the build is another's.
+func (c *Member) TellCancel(ctx context.Context, build string) error {
+	if _, err := c.managers.Put(ctx, cancelPrefix+build, nil); err != nil {
+		return fmt.Errorf("tell the manager of the build: %w", err)
+	}
+	return nil
 }
 
 // aliveLocked counts the managers. mu is held.
-func (c *shared) aliveLocked() int {
+func (c *Member) aliveLocked() int {
 	n := 1
 	for id := range c.peers {
 		if id != c.id && !c.isDeadLocked(id) {
@@ -386,64 +429,4 @@ func (c *shared) aliveLocked() int {
 		}
 	}
 	return n
-}
-
-// look asks for a look at the queue for builds that can be resumed.
-func (c *shared) look() {
-	select {
-	case c.found <- struct{}{}:
-	default:
-	}
-}
-
-// resumeFound resumes builds on VMs that this manager has got.
-func (c *shared) resumeFound() {
-	for {
-		select {
-		case <-c.found:
-		case <-c.m.takes.Done():
-			return
-		}
-		if err := c.m.resume(c.m.takes); err != nil && c.m.takes.Err() == nil {
-			c.m.cfg.Logger.Warn("cannot look for builds that run", "error", err)
-			if pause.For(c.m.takes, time.Second) == nil {
-				c.look()
-			}
-		}
-	}
-}
-
-// encode returns JSON.
-func encode(v any) []byte {
-	text, err := json.Marshal(v)
-	if err != nil {
-		panic("BUG: encode: " + err.Error()) // it has nothing that cannot be encoded
-	}
-	return text
-}
-
-// abandon leaves builds and leases to another manager, by their names on the VM.
-func (m *Manager) abandon(names []string) {
-	for _, b := range m.builds() {
-		if slices.Contains(names, b.attemptID()) {
-			m.leaveTo(b)
-		}
-	}
-	for _, name := range names {
-		if l := m.findLease(name); l != nil {
-			m.cfg.Logger.Warn("lease is lost with its instance", "lease", name)
-			m.wg.Go(func() { _ = m.release(m.life, l, endVM) }) // logged there
-		}
-	}
-}
-
-// leaveTo leaves a build to another manager, unless its outcome is known.
-func (m *Manager) leaveTo(b *build) {
-	b.mu.Lock()
-	b.left = b.left || !b.ending
-	e, left := b.executor, b.left
-	b.mu.Unlock()
-	if left && e != nil {
-		m.wg.Go(func() { _ = e.Leave(m.life) }) // it goes on
-	}
 }

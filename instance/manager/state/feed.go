@@ -1,4 +1,4 @@
-package manager
+package state
 
 import (
 	"bytes"
@@ -26,7 +26,7 @@ type feed struct {
 // fedPiece is a piece, its place in the stream, and that of the piece before it: 0 for the first. The end of the log is
 // not in the stream: its place is after all others.
 type fedPiece struct {
-	piece
+	Piece
 	before, place uint64
 }
 
@@ -64,7 +64,7 @@ func (f *feeds) add(id string, p fedPiece) {
 	if len(of.pieces) == natscall.Ahead {
 		of.pieces = slices.Delete(of.pieces, 0, 1)
 	}
-	p.text = bytes.Clone(p.text)
+	p.Text = bytes.Clone(p.Text)
 	of.pieces = append(of.pieces, p)
 	close(of.more)
 	of.more = make(chan struct{})
@@ -82,20 +82,20 @@ func (f *feeds) after(of *feed, place uint64) (pieces []fedPiece, more <-chan st
 	return slices.Clone(of.pieces[first:]), of.more, of.pieces[first].before <= place
 }
 
-// followLog is readLog for a log that grows and that only this manager writes, up to its end.
-func (s *store) followLog(ctx context.Context, id string, offset int64, take func(piece) error) error {
+// followLog is ReadLog for a log that grows and that only this manager writes, up to its end.
+func (s *Store) followLog(ctx context.Context, id string, offset int64, take func(Piece) error) error {
 	f := s.feeds.open(id)
 	defer s.feeds.close(id)
-	rec, err := s.record(ctx, id)
+	rec, err := s.Record(ctx, id)
 	if err != nil {
 		return err
 	}
-	if rec != nil && rec.Phase == phaseEnded { // perhaps before the feed was opened, which then never has the end
+	if rec != nil && rec.Phase == PhaseEnded { // perhaps before the feed was opened, which then never has the end
 		_, err = s.readBack(ctx, id, 0, offset, take)
 		return err
 	}
 	ended := false
-	note := func(p piece) error {
+	note := func(p Piece) error {
 		ended = p.result != nil
 		return take(p)
 	}
@@ -109,7 +109,7 @@ func (s *store) followLog(ctx context.Context, id string, offset int64, take fun
 			continue
 		}
 		for _, p := range pieces {
-			if err = note(p.piece); err != nil || ended {
+			if err = note(p.Piece); err != nil || ended {
 				return err
 			}
 			place = p.place

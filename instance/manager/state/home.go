@@ -1,4 +1,4 @@
-package manager
+package state
 
 import (
 	"context"
@@ -26,7 +26,7 @@ type home interface {
 	// open connects the store, for which it waits until ctx ends.
 	open(ctx context.Context) error
 	// check looks for damage, once the streams are open.
-	check(ctx context.Context, cfg *Config) error
+	check(ctx context.Context) error
 	// lost returns why the servers cannot keep anything any more, or nil. The connection is open.
 	lost() error
 	// close ends the connection, and the server if there is one. All that was acknowledged is on disk.
@@ -39,35 +39,29 @@ type home interface {
 	// stream opens a stream, which is made if it is missing.
 	stream(ctx context.Context, cfg jetstream.StreamConfig) (jetstream.Stream, error)
 	// files opens the archives of projects, artifacts and traces.
-	files(ctx context.Context, cfg *Config) (archive.Store, error)
+	files(ctx context.Context) (archive.Store, error)
 
-	// leaveQueue takes the request of a build, of which the result is kept, out of the queue, soon. A request that was
-	// not handed out yet comes again, and is acknowledged then.
-	leaveQueue(b *build)
-	// settle writes changes to the disk that were put off. It is called once a second.
+	// leaveQueue is Store.LeaveQueue.
+	leaveQueue(r *Request, d *Delivery)
+	// settle writes changes to the disk that were put off. It is called every SettlePause.
 	settle(ctx context.Context)
 	// endLog tells those that follow a log its end, which is p. log.mu is held.
-	endLog(log *storedLog, p piece) error
+	endLog(log *Log, p Piece) error
 	// follow passes the pieces of a log that grows to take, up to its end.
-	follow(ctx context.Context, id string, offset int64, take func(piece) error) error
+	follow(ctx context.Context, id string, offset int64, take func(Piece) error) error
 }
 
-// archives describes the archives of a manager.
-func (s *store) archives(cfg *Config) archive.Config {
-	return archive.Config{Dir: cfg.Dir, Bytes: cfg.FileBytes, Keep: cfg.Keep, Needed: s.queuedProjects}
-}
-
-// homeOf returns the home that a configuration names.
-func homeOf(s *store, cfg *Config) home {
-	if cfg.NATS != nil {
-		return &joined{s, cfg.NATS}
+// homeOf returns the home that a store's configuration names.
+func homeOf(s *Store) home {
+	if s.cfg.NATS != nil {
+		return &joined{s, s.cfg.NATS}
 	}
-	return &embedded{s: s, dir: filepath.Join(cfg.Dir, "jetstream")}
+	return &embedded{s: s, dir: filepath.Join(s.cfg.Dir, "jetstream")}
 }
 
 // embedded is a server in this process, with files of its own. No other manager reads or writes them.
 type embedded struct {
-	s      *store
+	s      *Store
 	dir    string
 	server *server.Server // nil unless it was started
 	noted  uint64         // noteQueue's, for one goroutine at a time
@@ -78,7 +72,7 @@ func (h *embedded) open(context.Context) (err error) {
 	s := h.s
 	h.server, err = server.NewServer(&server.Options{
 		ServerName: "stepmux", DontListen: true, NoSigs: true, DisableJetStreamBanner: true,
-		JetStream: true, StoreDir: h.dir, SyncAlways: true, MaxPayload: maxPayload,
+		JetStream: true, StoreDir: h.dir, SyncAlways: true, MaxPayload: MaxPayload,
 		// What the disk has is not reserved: other programs use it too.
 		JetStreamMaxStore: 1 << 50, JetStreamMaxMemory: 1 << 30,
 		// Each reader of a log is a consumer.
@@ -95,16 +89,16 @@ func (h *embedded) open(context.Context) (err error) {
 	if !h.server.ReadyForConnections(startTimeout) {
 		return errors.New("the store did not start")
 	}
-	s.nc, err = nats.Connect("", nats.InProcessServer(h.server), nats.MaxReconnects(0), nats.Name("manager"))
+	s.Conn, err = nats.Connect("", nats.InProcessServer(h.server), nats.MaxReconnects(0), nats.Name("manager"))
 	if err != nil {
 		return errors.Join(err, s.logger.fatal())
 	}
-	s.js, err = jetstream.New(s.nc, jetstream.WithDefaultTimeout(storeTimeout))
+	s.js, err = jetstream.New(s.Conn, jetstream.WithDefaultTimeout(storeTimeout))
 	return err
 }
 
-func (h *embedded) check(ctx context.Context, cfg *Config) error {
-	if err := h.checkDamage(ctx, cfg); err != nil {
+func (h *embedded) check(ctx context.Context) error {
+	if err := h.checkDamage(ctx); err != nil {
 		return err
 	}
 	h.s.logger.open()
@@ -119,8 +113,8 @@ func (h *embedded) lost() error {
 }
 
 func (h *embedded) close() {
-	if h.s.nc != nil {
-		h.s.nc.Close()
+	if h.s.Conn != nil {
+		h.s.Conn.Close()
 	}
 	if h.server != nil {
 		h.server.Shutdown()
@@ -137,19 +131,19 @@ func (h *embedded) stream(ctx context.Context, cfg jetstream.StreamConfig) (jets
 	return h.s.makeStream(ctx, cfg)
 }
 
-func (h *embedded) files(_ context.Context, cfg *Config) (archive.Store, error) {
-	return archive.OpenDirs(h.s.archives(cfg))
+func (h *embedded) files(context.Context) (archive.Store, error) {
+	return archive.OpenDirs(h.s.archives())
 }
 
 // leaveQueue notes the build for removeEnded.
-func (h *embedded) leaveQueue(b *build) {
-	e := &endedBuild{id: b.id}
-	if d := b.delivered(); d != nil {
+func (h *embedded) leaveQueue(r *Request, d *Delivery) {
+	e := &endedBuild{id: r.ID}
+	if d != nil {
 		e.reply = d.msg.Reply()
 	}
 	h.s.ended.mu.Lock()
 	defer h.s.ended.mu.Unlock()
-	h.s.ended.builds[b.seq] = e
+	h.s.ended.builds[r.Seq] = e
 }
 
 func (h *embedded) settle(ctx context.Context) {
@@ -158,18 +152,18 @@ func (h *embedded) settle(ctx context.Context) {
 }
 
 // endLog stores nothing: the record has the result, and all followers are those of this manager.
-func (h *embedded) endLog(log *storedLog, p piece) error {
+func (h *embedded) endLog(log *Log, p Piece) error {
 	h.s.feeds.add(log.id, fedPiece{p, log.last, math.MaxUint64})
 	return nil
 }
 
-func (h *embedded) follow(ctx context.Context, id string, offset int64, take func(piece) error) error {
+func (h *embedded) follow(ctx context.Context, id string, offset int64, take func(Piece) error) error {
 	return h.s.followLog(ctx, id, offset, take)
 }
 
 // joined are the servers of a NATS cluster. Other managers use the same state.
 type joined struct {
-	s   *store
+	s   *Store
 	cfg *NATS
 }
 
@@ -177,15 +171,15 @@ type joined struct {
 func (h *joined) open(ctx context.Context) error { return h.s.join(ctx, h.cfg) }
 
 // check has nothing to do: other servers have copies.
-func (*joined) check(context.Context, *Config) error { return nil }
+func (*joined) check(context.Context) error { return nil }
 
 // lost returns nil: servers that do not answer are waited for.
 func (*joined) lost() error { return nil }
 
 func (h *joined) close() {
-	if h.s.nc != nil {
-		_ = h.s.nc.FlushTimeout(time.Second) // of messages without an answer
-		h.s.nc.Close()
+	if h.s.Conn != nil {
+		_ = h.s.Conn.FlushTimeout(time.Second) // of messages without an answer
+		h.s.Conn.Close()
 	}
 }
 
@@ -226,25 +220,25 @@ func (h *joined) stream(ctx context.Context, cfg jetstream.StreamConfig) (jetstr
 	return stream, err
 }
 
-func (h *joined) files(ctx context.Context, cfg *Config) (archive.Store, error) {
-	return archive.OpenShared(ctx, h.s.archives(cfg), archive.Server{
-		JS: h.s.js, Stream: h.stream, Persist: h.s.persist, Timeout: h.s.timeout, MaxPiece: h.s.maxRequest,
+func (h *joined) files(ctx context.Context) (archive.Store, error) {
+	return archive.OpenShared(ctx, h.s.archives(), archive.Server{
+		JS: h.s.js, Stream: h.stream, Persist: h.s.Persist, Timeout: h.s.Timeout, MaxPiece: h.s.MaxRequest,
 	})
 }
 
 // leaveQueue acknowledges the request alone: other managers have those before it.
-func (*joined) leaveQueue(b *build) {
-	if d := b.delivered(); d != nil {
-		_ = d.ack() // else it comes again
+func (*joined) leaveQueue(_ *Request, d *Delivery) {
+	if d != nil {
+		_ = d.Ack() // else it comes again
 	}
 }
 
 func (*joined) settle(context.Context) {}
 
 // endLog stores a piece, for the followers of other managers.
-func (*joined) endLog(log *storedLog, p piece) error { return log.putLocked(p) }
+func (*joined) endLog(log *Log, p Piece) error { return log.putLocked(p) }
 
-func (h *joined) follow(ctx context.Context, id string, offset int64, take func(piece) error) error {
+func (h *joined) follow(ctx context.Context, id string, offset int64, take func(Piece) error) error {
 	from, _, err := h.s.findPieces(ctx, id, 0, offset)
 	if err == nil {
 		_, err = h.s.readPieces(ctx, id, from, 0, take)

@@ -1,4 +1,4 @@
-package manager
+package state
 
 import (
 	"context"
@@ -25,13 +25,13 @@ type endedBuild struct {
 
 // removeEnded takes requests of builds that have ended out of the queue: together those at its head, and one by one the
 // last in the queue and those that have waited a second for one before them.
-func (s *store) removeEnded(ctx context.Context) {
+func (s *Store) removeEnded(ctx context.Context) {
 	s.ended.mu.Lock()
 	defer s.ended.mu.Unlock()
 	if len(s.ended.builds) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	ctx, cancel := context.WithTimeout(ctx, s.Timeout)
 	defer cancel()
 	info, err := s.queue.Info(ctx)
 	if err != nil {
@@ -53,7 +53,7 @@ func (s *store) removeEnded(ctx context.Context) {
 		case seq < next: // it has gone
 		case seq <= late || seq == last:
 			if b.reply != "" {
-				_ = s.nc.Publish(b.reply, nil) // an acknowledgment; else it comes again
+				_ = s.Conn.Publish(b.reply, nil) // an acknowledgment; else it comes again
 			}
 		default:
 			s.ended.last = max(s.ended.last, seq)
@@ -63,8 +63,8 @@ func (s *store) removeEnded(ctx context.Context) {
 	}
 }
 
-// inQueue returns how many requests the queue has, and adds the builds among them that have ended to taken.
-func (s *store) inQueue(ctx context.Context, taken map[string]bool) (uint64, error) {
+// InQueue returns how many requests the queue has, and adds the builds among them that have ended to taken.
+func (s *Store) InQueue(ctx context.Context, taken map[string]bool) (uint64, error) {
 	s.ended.mu.Lock()
 	defer s.ended.mu.Unlock()
 	for _, b := range s.ended.builds {
@@ -78,7 +78,7 @@ func (s *store) inQueue(ctx context.Context, taken map[string]bool) (uint64, err
 }
 
 // hasEnded reports whether the build of a request in the queue has ended.
-func (s *store) hasEnded(seq uint64) bool {
+func (s *Store) hasEnded(seq uint64) bool {
 	s.ended.mu.Lock()
 	defer s.ended.mu.Unlock()
 	return s.ended.builds[seq] != nil

@@ -1,0 +1,180 @@
+package claims
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/manager/state"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
+	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// openStore opens the store of a fleet, until the test ends.
+func openStore(t *testing.T) *state.Store {
+	t.Helper()
+	dir := t.TempDir()
+	s, err := state.Open(t.Context(), state.Config{
+		Dir: dir, KeyFile: filepath.Join(dir, "key"), Keep: time.Hour, LogBytes: 1 << 30, FileBytes: 1 << 30,
+		Logger: slog.New(slog.DiscardHandler),
+	})
+	require.NoError(t, err)
+	t.Cleanup(s.Close)
+	return s
+}
+
+// member is a Member of a fleet of two VMs, to which nothing connects.
+type member struct {
+	*Member
+	t    *testing.T
+	join func() error
+	die  func() // ends it without a word
+	told chan string
+}
+
+// newMember returns a member that has not joined.
+func newMember(t *testing.T, s *state.Store, dir string) *member {
+	t.Helper()
+	var vms []instance.Instance
+	for _, id := range []string{"vm-1", "vm-2"} {
+		vms = append(vms, instance.Instance{
+			ID: id, Addr: "127.0.0.1:1", Capacity: 1,
+			SSH: mux.Config{User: "u", Auth: []login.Auth{login.Password("p")}, HostKeys: login.InsecureHostKeys()},
+		})
+	}
+	group, err := instance.NewGroup(vms...)
+	require.NoError(t, err)
+	provider, err := instance.NewProvider(instance.Config{Group: group})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, provider.Close()) })
+	m := &member{t: t, told: make(chan string, 100)}
+	m.Member = New(Config{
+		Dir: dir, Lease: time.Second, Store: s, Group: group, Provider: provider, Logger: slog.New(slog.DiscardHandler),
+		Left: func([]string) {}, Renewed: func(context.Context) {}, Canceled: func(build string) { m.told <- build },
+		Changed: func(entry jetstream.KeyValueEntry) { m.told <- entry.Key() },
+		IsLease: func(string) bool { return false },
+	})
+	life, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	m.join = func() error {
+		err := m.Join(t.Context(), life)
+		if err == nil {
+			running.Go(func() { m.Run(life) })
+		}
+		return err
+	}
+	m.die = func() {
+		cancel()
+		running.Wait()
+	}
+	t.Cleanup(m.die)
+	return m
+}
+
+// joined returns a member that takes part.
+func joined(t *testing.T, s *state.Store) *member {
+	t.Helper()
+	m := newMember(t, s, t.TempDir())
+	require.NoError(t, m.join())
+	return m
+}
+
+// awaitHeld waits until the member has so many VMs.
+func (m *member) awaitHeld(n int) {
+	m.t.Helper()
+	require.Eventually(m.t, func() bool { return len(m.Held()) == n }, sshtest.Bound, 10*time.Millisecond)
+}
+
+func TestMembersShareTheVMsAndTakeThoseOfTheDead(t *testing.T) {
+	t.Parallel()
+	s := openStore(t)
+	a := joined(t, s)
+	require.Equal(t, []string{"vm-1", "vm-2"}, a.Held(), "at once")
+	b := joined(t, s)
+	a.awaitHeld(1)
+	b.awaitHeld(1)
+	require.Equal(t, 1, a.Others())
+	theirs := b.Held()[0]
+	require.True(t, b.Has(theirs))
+	require.Eventually(t, func() bool {
+		return a.OwnerOf(func(in instance.Instance) bool { return in.ID == theirs }) == b.ID()
+	}, sshtest.Bound, 10*time.Millisecond)
+	require.False(t, a.Has(theirs))
+	require.Empty(t, a.OwnerOf(func(instance.Instance) bool { return true }), "a has one of them")
+	b.die()
+	a.awaitHeld(2)
+	require.Zero(t, a.Others())
+	c := joined(t, s)
+	c.awaitHeld(1)
+	a.die()
+	a.Leave(t.Context())
+	require.Empty(t, a.Held())
+	c.awaitHeld(2)
+}
+
+// A manager whose watches the library had closed, as after a break of the connection, took no more part in the cluster:
+// it renewed no lease, and went on using its VMs after that.
+func TestAManagerGoesOnWhenItsWatchesAreClosed(t *testing.T) {
+	t.Parallel()
+	s := openStore(t)
+	a := joined(t, s)
+	a.awaitHeld(2)
+	require.NoError(t, errors.Join(a.claimed.Stop(), a.leased.Stop()))
+	b := joined(t, s)
+	a.awaitHeld(1)
+	b.awaitHeld(1)
+}
+
+func TestMembersPassOnChangesThatAreNotTheirs(t *testing.T) {
+	t.Parallel()
+	s := openStore(t)
+	_, err := s.Fleet.Put(t.Context(), "drain.x", nil)
+	require.NoError(t, err)
+	a := joined(t, s)
+	ctx := sshtest.Within(t)
+	told := func() string {
+		select {
+		case what := <-a.told:
+			return what
+		case <-ctx.Done():
+			return ""
+		}
+	}
+	require.Equal(t, []string{"key", "drain.x"}, []string{told(), told()}, "what is there")
+	b := joined(t, s)
+	require.NoError(t, b.TellCancel(t.Context(), "7-abc"))
+	require.Equal(t, "7-abc", told())
+	_, err = s.Fleet.Put(t.Context(), "drain.y", nil)
+	require.NoError(t, err)
+	require.Equal(t, "drain.y", told())
+}
+
+func TestACopyOfADirectoryDoesNotJoinWhileTheOtherLives(t *testing.T) {
+	t.Parallel()
+	s := openStore(t)
+	a := joined(t, s)
+	dir := t.TempDir()
+	require.NoError(t, CheckID(dir))
+	copied := newMember(t, s, dir)
+	file := filepath.Join(dir, idFile)
+	require.NoError(t, os.WriteFile(file, []byte(a.ID()), 0o600))
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, copied.Join(ctx, t.Context()), context.DeadlineExceeded)
+	require.Empty(t, copied.Held())
+	require.NoError(t, os.WriteFile(file, []byte("short"), 0o600))
+	require.ErrorContains(t, CheckID(dir), "is no ID of a manager")
+}

@@ -1,0 +1,216 @@
+package state
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/stepmux/stepmux/instance"
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/instance/manager/natscall"
+)
+
+// The phases of a build's record. A build without a record is queued.
+const (
+	PhaseWaiting = ""        // it was lost, and is to run again
+	PhaseRunning = "running" // its job may have been delivered
+	PhaseEnded   = "ended"
+)
+
+// Result is the outcome of a build.
+type Result struct {
+	Reason   string   `json:"reason,omitempty"` // empty for success
+	ExitCode int      `json:"exit_code,omitempty"`
+	Message  string   `json:"message,omitempty"`
+	Left     []string `json:"left,omitempty"`
+	// Artifacts is the length of the archive that was kept.
+	Artifacts int64 `json:"artifacts,omitempty"`
+	Trace     int64 `json:"trace,omitempty"` // so of the trace
+}
+
+// Record is the stored state of a build, in the bucket.
+type Record struct {
+	ID        string    `json:"id"`
+	Phase     string    `json:"phase"`
+	Instance  string    `json:"instance,omitempty"`
+	Socket    string    `json:"socket,omitempty"`
+	StepsFile string    `json:"steps_file,omitempty"`
+	Submitted time.Time `json:"submitted"`
+	Started   time.Time `json:"started,omitzero"`
+	Ended     time.Time `json:"ended,omitzero"`
+	// Connect and FirstOutput are the times from Started to a step runner that listens, and to the job's first output.
+	Connect     time.Duration `json:"connect_ns,omitempty"`
+	FirstOutput time.Duration `json:"first_output_ns,omitempty"`
+	LogBytes    int64         `json:"log_bytes,omitempty"` // the length of the log, once the build has ended
+	Canceled    bool          `json:"canceled,omitempty"`
+	Attempt     int           `json:"attempt,omitempty"` // counts how often it was lost and ran again
+	Manager     string        `json:"manager,omitempty"` // has it, of those that share the state
+	Result      *Result       `json:"result,omitempty"`
+	Warnings    []*pb.Warning `json:"warnings,omitempty"` // about its scripts
+
+	revision uint64 // in the bucket; 0 if it is not there
+}
+
+// IsKept reports whether the record, or an earlier one of the build, is in the bucket.
+func (r *Record) IsKept() bool { return r.revision > 0 }
+
+// NewRecord returns the record of a build that has none. asked is nil if its request cannot be read.
+func NewRecord(r *Request, asked *pb.SubmitRequest) *Record {
+	return &Record{
+		ID: r.ID, StepsFile: asked.GetJob().GetStepsFile(), Submitted: r.Submitted, Warnings: asked.GetWarnings(),
+	}
+}
+
+// maxID bounds the ID of a build, in bytes. No build has such a long one.
+const maxID = 64
+
+// Record returns the record of a build. It returns nil if there is no record.
+func (s *Store) Record(ctx context.Context, id string) (*Record, error) {
+	if len(id) > maxID { // it would be part of a subject: for a long one the store closes the connection
+		return nil, nil
+	}
+	entry, err := s.Builds.Get(ctx, id)
+	if errors.Is(err, jetstream.ErrKeyNotFound) || errors.Is(err, jetstream.ErrInvalidKey) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the build %s: %w", id, err)
+	}
+	return recordOf(id, entry.Value(), entry.Revision())
+}
+
+func recordOf(id string, text []byte, revision uint64) (*Record, error) {
+	r := &Record{revision: revision}
+	if err := json.Unmarshal(text, r); err != nil {
+		return nil, fmt.Errorf("read the build %s: %w", id, err)
+	}
+	if r.ID != id {
+		return nil, nil // a lease
+	}
+	return r, nil
+}
+
+// recordMark is how long a mark stays of a record whose time is over. When the store starts, it ends records, too:
+// within this time all builds are found that had ended and whose requests are still in the queue.
+const recordMark = 10 * time.Minute
+
+// RecordOrMark returns the record of the build of a request, as Record does. over is set if there is none any more,
+// because the build has ended and its time is over.
+func (s *Store) RecordOrMark(ctx context.Context, id string) (rec *Record, over bool, err error) {
+	msg, err := s.history.GetLastMsgForSubject(ctx, "$KV."+buildsBucket+"."+id)
+	switch {
+	case errors.Is(err, jetstream.ErrMsgNotFound):
+		return nil, false, nil
+	case err != nil:
+		return nil, false, fmt.Errorf("read the build %s: %w", id, err)
+	case msg.Header.Get(jetstream.MarkerReasonHeader) != "":
+		return nil, true, nil
+	}
+	rec, err = recordOf(id, msg.Data, msg.Sequence)
+	return rec, false, err
+}
+
+// ErrTaken says that a record was changed by somebody else.
+var ErrTaken = errors.New("the build's record was changed meanwhile")
+
+// Put changes a record by compare-and-set: its revision is that of the previous record, and then its own.
+func (s *Store) Put(ctx context.Context, r *Record) error {
+	// As KeyValue.Update does, which knows no age.
+	msg := nats.NewMsg("$KV." + buildsBucket + "." + r.ID)
+	msg.Data = natscall.Encode(r)
+	options := []jetstream.PublishOpt{jetstream.WithExpectLastSequencePerSubject(r.revision)}
+	if r.Phase == PhaseEnded {
+		options = append(options, jetstream.WithMsgTTL(s.cfg.Keep))
+	}
+	ack, err := s.js.PublishMsg(ctx, msg, options...)
+	if natscall.Changed(err) {
+		return ErrTaken
+	}
+	if err != nil {
+		return fmt.Errorf("keep the build %s: %w", r.ID, err)
+	}
+	r.revision = ack.Sequence
+	return nil
+}
+
+// Purge removes a key of a bucket, and returns the revision of the mark that stays.
+func (s *Store) Purge(
+	ctx context.Context, bucket jetstream.KeyValue, key string, options ...jetstream.PublishOpt,
+) (uint64, error) {
+	// As KeyValue.Purge does, which does not tell the revision.
+	msg := nats.NewMsg("$KV." + bucket.Bucket() + "." + key)
+	msg.Header.Set("KV-Operation", "PURGE")
+	msg.Header.Set(jetstream.MsgRollup, jetstream.MsgRollupSubject)
+	ack, err := s.js.PublishMsg(ctx, msg, options...)
+	if err != nil {
+		return 0, err
+	}
+	return ack.Sequence, nil
+}
+
+// Refuse ends a build that this manager does not run: its result is kept, and its request leaves the queue.
+func (s *Store) Refuse(ctx context.Context, r *Request, rec *Record, log *Log, why *Result) error {
+	if rec == nil {
+		asked, _ := s.Read(r) // one that cannot be read may be why
+		rec = NewRecord(r, asked)
+	}
+	rec.Phase, rec.Ended, rec.Result = PhaseEnded, time.Now(), why
+	rec.Canceled = why.Reason == string(instance.JobCanceled)
+	if err := s.Put(ctx, rec); err != nil {
+		return err
+	}
+	if err := log.End(why); err != nil { //nolint:contextcheck // bounded by the manager's life
+		return err
+	}
+	err := s.queue.DeleteMsg(ctx, r.Seq)
+	if errors.Is(err, jetstream.ErrMsgNotFound) || isGone(err) {
+		return nil
+	}
+	return err
+}
+
+// isGone reports whether err says that a message was deleted before.
+func isGone(err error) bool {
+	told, ok := errors.AsType[*jetstream.APIError](err)
+	return ok && told.ErrorCode == 10057 // of DeleteMsg, for a sequence that is not there
+}
+
+// AwaitEnd waits until the record of a build has its result, or is not kept any more.
+func (s *Store) AwaitEnd(ctx context.Context, id string) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var watch jetstream.KeyWatcher
+	open := func(context.Context) (err error) {
+		watch, err = s.Builds.Watch(ctx, id)
+		return err
+	}
+	if err := s.Persist(ctx, open); err != nil {
+		return err
+	}
+	for kept := false; ; {
+		select {
+		case entry, ok := <-watch.Updates():
+			var r Record
+			switch {
+			case !ok: // the library could not make it anew after a break of the connection
+				kept = false
+				if err := s.Persist(ctx, open); err != nil {
+					return err
+				}
+			case entry == nil && !kept, entry != nil && entry.Operation() != jetstream.KeyValuePut:
+				return nil
+			case entry != nil && json.Unmarshal(entry.Value(), &r) == nil && r.Phase == PhaseEnded:
+				return nil
+			default:
+				kept = true
+			}
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
