@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/stepmux/stepmux/instance/control"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/termtext"
 )
@@ -129,7 +130,7 @@ func (f *managerFlag) completeBuilds(wanted func(*pb.Build) bool) cobra.Completi
 func (f *managerFlag) completeVMs() cobra.CompletionFunc {
 	return completing(func(cmd *cobra.Command, _ []string) (ids []string) {
 		_ = f.use(cmd, func(ctx context.Context, m pb.ManagerClient) (err error) { // as above
-			ids, err = vmIDs(ctx, managed{ManagerClient: m})
+			ids, err = vmIDs(ctx, m)
 			return err
 		})
 		return ids
@@ -137,8 +138,8 @@ func (f *managerFlag) completeVMs() cobra.CompletionFunc {
 }
 
 // vmIDs returns the IDs of the VMs of a run or a manager, with their states.
-func vmIDs(ctx context.Context, of operated) (ids []string, err error) {
-	status, err := of.Status(ctx)
+func vmIDs(ctx context.Context, of pb.ManagerClient) (ids []string, err error) {
+	status, err := control.Ask(ctx, of)
 	for _, vm := range status.Instances {
 		ids = append(ids, vm.ID+"\t"+vm.State)
 	}

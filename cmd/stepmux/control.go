@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -12,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -27,43 +27,6 @@ const controlExitHelp = `Exit codes:
   2        wrong usage, or --control has to say which of several runs
   3        no run was found, it did not answer, or it has no such VM`
 
-// operated is a run or a manager, as ps, drain and undrain see it.
-type operated interface {
-	Status(ctx context.Context) (control.Status, error)
-	Drain(ctx context.Context, id string) error
-	Undrain(ctx context.Context, id string) error
-}
-
-// managed is a manager.
-type managed struct {
-	pb.ManagerClient
-	note  string
-	limit time.Duration
-}
-
-// Status implements operated, and so do the methods below.
-func (m managed) Status(ctx context.Context) (s control.Status, err error) {
-	resp, err := m.ManagerClient.Status(ctx, &pb.StatusRequest{})
-	if err == nil {
-		err = json.Unmarshal(resp.GetJson(), &s)
-	}
-	return s, err
-}
-
-func (m managed) Drain(ctx context.Context, id string) error {
-	req := &pb.DrainRequest{Instances: []string{id}, Note: m.note}
-	if m.limit > 0 {
-		req.For = durationpb.New(m.limit)
-	}
-	_, err := m.ManagerClient.Drain(ctx, req)
-	return err
-}
-
-func (m managed) Undrain(ctx context.Context, id string) error {
-	_, err := m.ManagerClient.Undrain(ctx, &pb.UndrainRequest{Instances: []string{id}})
-	return err
-}
-
 func newPsCommand() *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
@@ -74,8 +37,8 @@ func newPsCommand() *cobra.Command {
 	}
 	outputFlag(cmd.Flags(), &output, "text or json")
 	builds := cmd.Flags().Bool("builds", false, "also show each build (json always does)")
-	return withOperated(cmd, &managed{}, func(ctx context.Context, of operated, _ []string) error {
-		status, err := of.Status(ctx)
+	return withOperated(cmd, func(ctx context.Context, of pb.ManagerClient, _ []string) error {
+		status, err := control.Ask(ctx, of)
 		if err != nil {
 			return err
 		}
@@ -87,37 +50,49 @@ func newPsCommand() *cobra.Command {
 }
 
 func newDrainCommand() *cobra.Command {
-	m := &managed{}
+	var note string
+	var limit time.Duration
 	cmd := newVerbCommand("drain ID...", "Send no new builds to VMs of a stepmux manager or run",
 		`Send no new builds to VMs. Running builds continue; after the last of them the connection to the VM is closed. A
-manager remembers this when it restarts.`, m, operated.Drain)
-	cmd.Flags().StringVar(&m.note, "note", "", "`TEXT` with the reason, for other operators; ps shows it (managers only)")
-	timeFlag(cmd.Flags(), &m.limit, "for", "undrain after this `time` (managers only; default never)")
+manager remembers this when it restarts.`, func(ctx context.Context, of pb.ManagerClient, ids []string) error {
+			req := &pb.DrainRequest{Instances: ids, Note: note}
+			if limit > 0 {
+				req.For = durationpb.New(limit)
+			}
+			_, err := of.Drain(ctx, req)
+			return err
+		})
+	cmd.Flags().StringVar(&note, "note", "", "`TEXT` with the reason, for other operators; ps shows it (managers only)")
+	timeFlag(cmd.Flags(), &limit, "for", "undrain after this `time` (managers only; default never)")
 	return cmd
 }
 
 func newUndrainCommand() *cobra.Command {
 	return newVerbCommand("undrain ID...", "Send builds to drained VMs again",
-		`Send builds to drained VMs again.`, &managed{}, operated.Undrain)
+		`Send builds to drained VMs again.`, func(ctx context.Context, of pb.ManagerClient, ids []string) error {
+			_, err := of.Undrain(ctx, &pb.UndrainRequest{Instances: ids})
+			return err
+		})
 }
 
-func newVerbCommand(
-	use, short, long string, m *managed, verb func(operated, context.Context, string) error,
-) *cobra.Command {
+// operation asks a run or a manager to do something, with the arguments of a command.
+type operation func(ctx context.Context, of pb.ManagerClient, args []string) error
+
+func newVerbCommand(use, short, long string, verb operation) *cobra.Command {
 	long += "\n\n'stepmux ps' shows the IDs."
 	cmd := &cobra.Command{Use: use, Short: short, Long: long, Args: arguments("ID...")}
-	return withOperated(cmd, m, func(ctx context.Context, of operated, ids []string) error {
+	return withOperated(cmd, func(ctx context.Context, of pb.ManagerClient, ids []string) error {
 		var unknown []error
 		for _, id := range ids {
-			err := verb(of, ctx, id)
-			if err == nil {
-				continue
+			switch err := verb(ctx, of, []string{id}); {
+			case err == nil:
+			case status.Code(err) == codes.NotFound: // the others are drained or undrained all the same
+				unknown = append(unknown, fmt.Errorf("%w%s", toldError(err), otherVMs(ctx, of, id)))
+			case len(unknown) == 0:
+				return err
+			default:
+				return errors.Join(append(unknown, toldError(err))...)
 			}
-			others := otherVMs(ctx, of, id)
-			if err = fmt.Errorf("%w%s", toldError(err), others); others == "" {
-				return errors.Join(append(unknown, err)...)
-			}
-			unknown = append(unknown, err) // the others are drained or undrained all the same
 		}
 		return errors.Join(unknown...)
 	})
@@ -135,8 +110,8 @@ func toldError(err error) error {
 const maxNamed = 20
 
 // otherVMs lists the VMs of a run or manager that does not have the VM id. It returns "" if it has that VM.
-func otherVMs(ctx context.Context, of operated, id string) string {
-	status, err := of.Status(ctx)
+func otherVMs(ctx context.Context, of pb.ManagerClient, id string) string {
+	status, err := control.Ask(ctx, of)
 	if err != nil {
 		return "" // the first error is more useful
 	}
@@ -154,11 +129,8 @@ func otherVMs(ctx context.Context, of operated, id string) string {
 	return near + " The VMs there are " + strings.Join(names, ", ")
 }
 
-// withOperated returns cmd as a command that connects to a run or a manager and calls use with its arguments. m has
-// the flags that only a manager accepts.
-func withOperated(
-	cmd *cobra.Command, m *managed, use func(context.Context, operated, []string) error,
-) *cobra.Command {
+// withOperated returns cmd as a command that connects to a run or a manager and calls use with its arguments.
+func withOperated(cmd *cobra.Command, use operation) *cobra.Command {
 	cmd.Long += `
 
 The manager is that of --manager or $` + managerVar + `. Without both, the only run of this user is asked, and if there
@@ -169,43 +141,31 @@ is none the manager.
 	var of managerFlag
 	of.register(cmd.Flags())
 	cmd.MarkFlagsMutuallyExclusive("control", "manager")
-	with := func(cmd *cobra.Command, args []string, use func(context.Context, operated, []string) error) error {
-		var run *control.Client
-		var err error
-		managed := of.path != "" || *path == "" && os.Getenv(managerVar) != ""
-		if !managed {
-			run, err = control.NewClient(*path)
+	with := func(cmd *cobra.Command, args []string, use operation) (err error) {
+		of.run = *path
+		if of.run == "" && of.path == "" && os.Getenv(managerVar) == "" {
+			of.run, err = control.Find()
 		}
 		if errors.Is(err, control.ErrNone) {
-			_, missing := os.Lstat(of.socket())
-			if managed = missing == nil; !managed {
-				err = fmt.Errorf("%w; a manager (--manager) is not at %s either", err, of.socket())
+			if _, missing := os.Lstat(of.socket()); missing != nil {
+				return systemError(fmt.Errorf("%w; a manager (--manager) is not at %s either", err, of.socket()))
 			}
-		}
-		switch {
-		case managed:
-			return of.use(cmd, func(ctx context.Context, client pb.ManagerClient) error {
-				ctx, cancel := context.WithTimeout(ctx, controlTimeout)
-				defer cancel()
-				m.ManagerClient = client
-				return use(ctx, *m, args)
-			})
-		case errors.Is(err, control.ErrSeveral):
+		} else if errors.Is(err, control.ErrSeveral) {
 			return err
-		case err != nil:
+		} else if err != nil {
 			return systemError(err)
-		case m.note != "" || m.limit != 0:
-			return errors.New("--note and --for are for managers")
 		}
-		ctx, cancel := context.WithTimeout(cmd.Context(), controlTimeout)
-		defer cancel()
-		return systemError(use(ctx, run, args))
+		return of.use(cmd, func(ctx context.Context, client pb.ManagerClient) error {
+			ctx, cancel := context.WithTimeout(ctx, controlTimeout)
+			defer cancel()
+			return use(ctx, client, args)
+		})
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error { return with(cmd, args, use) }
 	if strings.Contains(cmd.Use, "ID") {
 		cmd.ValidArgsFunction = completing(func(cmd *cobra.Command, _ []string) (ids []string) {
 			// Without an answer there are no completions.
-			_ = with(cmd, nil, func(ctx context.Context, of operated, _ []string) (err error) {
+			_ = with(cmd, nil, func(ctx context.Context, of pb.ManagerClient, _ []string) (err error) {
 				ids, err = vmIDs(ctx, of)
 				return err
 			})

@@ -154,9 +154,23 @@ func TestOperatorsSeeAndChangeARunThatIsUnderWay(t *testing.T) {
 	require.Equal(t, exitSystem, code)
 	require.Contains(t, out, `there is no instance "vm-9", did you mean "vm-1"? The VMs there are vm-1, vm-2`)
 
+	// It is no manager, although it listens on the same kind of socket.
+	for _, args := range [][]string{{"--note", "broken"}, {"--for", "1h"}} {
+		out, code = r.stepmux("drain", append(args, "vm-1")...)
+		require.Equal(t, exitUsage, code)
+		require.Contains(t, out, "--note and --for are for managers")
+	}
+	for _, args := range [][]string{{"builds"}, {"submit", r.job}, {"logs", "-f", "1"}, {"cancel", "1"}} {
+		text, err := exec.Command(r.program, append(args, "--manager", r.socket)...).CombinedOutput()
+		require.Equal(t, exitSystem, exitOf(err))
+		require.Contains(t, string(text), "this is a stepmux run, not a manager: only ps, drain and undrain work with it")
+	}
+	text, err := exec.Command(r.program, "ps", "--manager", r.socket).CombinedOutput()
+	require.NoError(t, err, string(text))
+
 	// Another run does not take its socket away.
 	another := exec.Command(r.program, "run", "--control", r.socket, r.job)
-	text, err := another.CombinedOutput()
+	text, err = another.CombinedOutput()
 	require.Equal(t, exitUsage, exitOf(err))
 	require.Contains(t, string(text), "another stepmux run or manager uses it")
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"io"
 	"reflect"
@@ -63,6 +64,22 @@ func fill(v reflect.Value, depth int) {
 func filled[T any]() (v T) {
 	fill(reflect.ValueOf(&v).Elem(), 8)
 	return v
+}
+
+// The JSON of ps had controls above ASCII and changes of direction as they were.
+func TestHostileTextInJSONReachesNoTerminal(t *testing.T) {
+	const text = "\x1b[2J\x07\u009b31m\u202e\u2028\U000e0001 \U0001f600\u00e9"
+	var out bytes.Buffer
+	require.NoError(t, writeJSON(&out, map[string]string{text: text}))
+	require.NoError(t, showComparison(&out, &inspect.Comparison{Differences: []inspect.Difference{{Pointer: text}}}, true))
+	shown := out.String()
+	require.Equal(t, 2, strings.Count(shown, "\n"))
+	require.Equal(t, -1, strings.IndexFunc(shown, func(c rune) bool { return c != '\n' && !unicode.IsPrint(c) }), "%q", shown)
+	require.Contains(t, shown, "\U0001f600\u00e9", "other text is left as it is")
+	first, _, _ := strings.Cut(shown, "\n")
+	var read map[string]string
+	require.NoError(t, json.Unmarshal([]byte(first), &read))
+	require.Equal(t, map[string]string{text: text}, read)
 }
 
 // Messages of a VM's jobs, and the status of its calls, came to the terminal as they were, and at any length.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -77,9 +76,8 @@ func tellWait(ctx context.Context, m pb.ManagerClient, id string, to io.Writer) 
 			return
 		}
 		fmt.Fprintf(to, "stepmux: build %s waits for a slot on a VM\n", id)
-		resp, err := m.Status(ctx, &pb.StatusRequest{})
-		var s control.Status
-		if err != nil || json.Unmarshal(resp.GetJson(), &s) != nil {
+		s, err := control.Ask(ctx, m)
+		if err != nil {
 			return
 		}
 		for _, vm := range s.Instances[:min(len(s.Instances), mostTold)] {

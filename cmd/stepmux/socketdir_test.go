@@ -22,13 +22,13 @@ func TestASocketInADirectoryOfOthersIsNotUsed(t *testing.T) {
 	socket := filepath.Join(dir, "manager.socket")
 	listener, err := net.Listen("unix", socket)
 	require.NoError(t, err)
-	defer listener.Close()
+	saying(func(net.Conn) {})(t, listener)
 
 	const why = "is not a directory of this user's with mode 0700"
 	_, err = (&managerFlag{}).dial(t.Context(), socket)
 	require.ErrorContains(t, err, why)
 	require.ErrorContains(t, makeSocketDir(socket), why)
-	_, err = control.NewClient("")
+	_, err = control.Find()
 	require.ErrorContains(t, err, why)
 
 	require.NoError(t, os.Chmod(dir, 0o700))

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"text/tabwriter"
 	"time"
 
@@ -56,6 +57,7 @@ const managerExitHelp = `Exit codes:
 // managerFlag holds the flags that name the manager.
 type managerFlag struct {
 	path   string
+	run    string // if set, the socket of a run, which is asked in place of a manager
 	target access.Target
 }
 
@@ -64,6 +66,8 @@ const (
 	tokenVar, caVar, fingerprintVar = "STEPMUX_TOKEN_FILE", "STEPMUX_MANAGER_CA", "STEPMUX_MANAGER_FINGERPRINT"
 	// reachTimeout bounds the first connection to such a manager.
 	reachTimeout = 15 * time.Second
+	// probeTimeout bounds the wait for the first bytes of a server on a unix socket.
+	probeTimeout = time.Second
 )
 
 func (f *managerFlag) register(fl *pflag.FlagSet) {
@@ -97,7 +101,7 @@ func (f *managerFlag) socket() string {
 // dial connects to the manager. The caller closes the connection.
 func (f *managerFlag) dial(ctx context.Context, path string) (*grpc.ClientConn, error) {
 	t := f.target
-	if access.IsURL(path) {
+	if access.IsURL(path) && f.run == "" {
 		t.URL = path
 		t.TokenFile = cmp.Or(t.TokenFile, os.Getenv(tokenVar))
 		if t.Fingerprint == "" && t.CAFile == "" {
@@ -121,11 +125,34 @@ func (f *managerFlag) dial(ctx context.Context, path string) (*grpc.ClientConn, 
 	}
 	probe, err := net.Dial("unix", path)
 	if err != nil {
-		return nil, noManager(path, errors.Unwrap(errors.Unwrap(err)))
+		if errno, ok := errors.AsType[syscall.Errno](err); ok {
+			err = errno
+		}
+		if f.run != "" {
+			return nil, systemError(f.noRun(path, err))
+		}
+		return nil, noManager(path, err)
 	}
-	_ = probe.Close() // not needed any more
+	defer probe.Close() // not needed any more
+	if speaksHTTP1(ctx, probe) {
+		return nil, systemError(fmt.Errorf("ask stepmux at %s: the process there speaks HTTP/1.1, as a stepmux run of an "+
+			"older version does: ask it with the stepmux that started it", path))
+	}
 	conn, err := pb.Dial(path)
 	return conn, systemError(err)
+}
+
+// speaksHTTP1 reports whether the other end answers the greeting of a gRPC client by HTTP/1.1. gRPC does not always see
+// that answer: its next write may fail before, as the other end has closed the connection.
+func speaksHTTP1(ctx context.Context, conn net.Conn) bool {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })() // it is open
+
+	said := make([]byte, len("HTTP/1."))
+	_, _ = io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") // an error means that there is no answer
+	_, err := io.ReadFull(conn, said)
+	return err == nil && string(said) == "HTTP/1."
 }
 
 // noManager returns the error of a socket that cannot be connected to, because of err.
@@ -143,11 +170,31 @@ func noManager(path string, err error) error {
 	}
 }
 
+// noRun is noManager for the socket of a run.
+func (f *managerFlag) noRun(path string, err error) error {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("no stepmux run has its control socket at %s", path)
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("no process listens at %s: the stepmux run has died, or this is not a control socket", path)
+	default:
+		return f.unanswered(path, err)
+	}
+}
+
+// unanswered returns the error of a call that a run or a manager did not answer, because of err.
+func (f *managerFlag) unanswered(path string, err error) error {
+	if f.run == "" {
+		return fmt.Errorf("ask the manager at %s: %w", path, err)
+	}
+	return fmt.Errorf("ask stepmux run at %s: %w (only the user that started it, and root, may)", path, err)
+}
+
 // use calls do with a client of the manager. After a signal it waits at most stuckLimit for do to return.
 func (f *managerFlag) use(cmd *cobra.Command, do func(context.Context, pb.ManagerClient) error) error {
 	ctx, stop := endsignal.Until(cmd.Context())
 	defer stop()
-	path := f.socket()
+	path := cmp.Or(f.run, f.socket())
 	conn, err := f.dial(ctx, path)
 	if err != nil {
 		return err
@@ -173,8 +220,8 @@ func (f *managerFlag) use(cmd *cobra.Command, do func(context.Context, pb.Manage
 			return errors.New(told.Message())
 		}
 		err = errors.New(told.Message())
-		if told.Code() == codes.Unavailable {
-			err = fmt.Errorf("ask the manager at %s: %w", path, err)
+		if told.Code() == codes.Unavailable || told.Code() == codes.DeadlineExceeded {
+			err = f.unanswered(path, err)
 		}
 	}
 	if coded := (*exitError)(nil); errors.As(err, &coded) {

@@ -8,6 +8,9 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf16"
+	"unicode/utf8"
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/program"
@@ -285,9 +288,24 @@ func quantile(sorted []time.Duration, q float64) time.Duration {
 	return sorted[min(max(rank-1, 0), len(sorted)-1)].Round(100 * time.Microsecond)
 }
 
-// writeJSON writes v as a line.
+// writeJSON writes v as a line. It escapes all characters that are not printable, also those above ASCII, which
+// encoding/json does not.
 func writeJSON(w io.Writer, v any) error {
-	if err := json.NewEncoder(w).Encode(v); err != nil {
+	text, err := json.Marshal(v)
+	if err == nil {
+		var line []byte
+		for _, c := range string(text) {
+			if unicode.IsPrint(c) {
+				line = utf8.AppendRune(line, c)
+				continue
+			}
+			for _, unit := range utf16.Encode([]rune{c}) {
+				line = fmt.Appendf(line, `\u%04x`, unit)
+			}
+		}
+		_, err = w.Write(append(line, '\n'))
+	}
+	if err != nil {
 		return fmt.Errorf("write results: %w", err)
 	}
 	return nil

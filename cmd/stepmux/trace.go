@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"io"
 
@@ -91,7 +90,7 @@ Exit codes:
 
 func showComparison(w io.Writer, c *inspect.Comparison, asJSON bool) error {
 	if asJSON {
-		return json.NewEncoder(w).Encode(c)
+		return writeJSON(w, c)
 	}
 	var text bytes.Buffer
 	for _, d := range c.Differences {

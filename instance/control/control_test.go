@@ -1,12 +1,14 @@
 package control
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,8 +16,13 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/stepmux/stepmux/instance"
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/testing/runnertest"
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
@@ -61,11 +68,18 @@ func (m *manager) serve(t testing.TB, path string) *Server {
 	return s
 }
 
-func client(t testing.TB, path string) *Client {
+func client(t testing.TB, path string) pb.ManagerClient {
 	t.Helper()
-	c, err := NewClient(path)
+	conn, err := pb.Dial(path)
 	require.NoError(t, err)
-	return c
+	t.Cleanup(func() { require.NoError(t, conn.Close()) })
+	return pb.NewManagerClient(conn)
+}
+
+// ask returns the status of the run whose socket is at a path.
+func ask(t testing.TB, path string) (Status, error) {
+	t.Helper()
+	return Ask(sshtest.Within(t), client(t, path))
 }
 
 func socketPath(t testing.TB) string { return filepath.Join(sshtest.SocketDir(t), "c.sock") }
@@ -81,7 +95,7 @@ func TestStatusTellsWhatThereIs(t *testing.T) {
 	})
 	require.NoError(t, err)
 	defer s.Close()
-	status, err := client(t, s.Path()).Status(sshtest.Within(t))
+	status, err := ask(t, s.Path())
 	require.NoError(t, err)
 	require.Equal(t, "v1", status.Version)
 	require.Equal(t, os.Getpid(), status.PID)
@@ -114,19 +128,71 @@ func TestStatusTellsWhatThereIs(t *testing.T) {
 func TestDrainAndUndrain(t *testing.T) {
 	m := newManager(t)
 	c := client(t, m.serve(t, socketPath(t)).Path())
-	state := func(i int) string {
-		status, err := c.Status(sshtest.Within(t))
+	drain := func(ids ...string) error {
+		_, err := c.Drain(sshtest.Within(t), &pb.DrainRequest{Instances: ids})
+		return err
+	}
+	undrain := func(ids ...string) error {
+		_, err := c.Undrain(sshtest.Within(t), &pb.UndrainRequest{Instances: ids})
+		return err
+	}
+	requireStates := func(want ...string) {
+		t.Helper()
+		status, err := Ask(sshtest.Within(t), c)
 		require.NoError(t, err)
-		return status.Instances[i].State
+		require.Equal(t, want, []string{status.Instances[0].State, status.Instances[1].State})
 	}
-	for i, id := range []string{"vm-1", "[::1]:22/x"} {
-		require.NoError(t, c.Drain(sshtest.Within(t), id))
-		require.Equal(t, "draining", state(i))
-		require.NoError(t, c.Undrain(sshtest.Within(t), id))
-		require.Equal(t, "ready", state(i))
+	require.NoError(t, drain("[::1]:22/x"))
+	requireStates("ready", "draining")
+	require.NoError(t, drain("vm-1", "[::1]:22/x"))
+	requireStates("draining", "draining")
+	require.NoError(t, undrain("[::1]:22/x"))
+	requireStates("draining", "ready")
+	require.NoError(t, undrain("vm-1"))
+	requireStates("ready", "ready")
+	requireRefused(t, drain("vm-7"), codes.NotFound, `there is no instance "vm-7"`)
+	requireRefused(t, undrain("../status"), codes.NotFound, `there is no instance "../status"`)
+	requireStates("ready", "ready")
+}
+
+func requireRefused(t *testing.T, err error, code codes.Code, message string) {
+	t.Helper()
+	require.Equal(t, code, status.Code(err), "%v", err)
+	require.Contains(t, status.Convert(err).Message(), message)
+}
+
+// A run has no queue and keeps nothing: its other calls, and the parts of a drain that a manager keeps, say so.
+func TestARunSaysThatItIsNoManager(t *testing.T) {
+	s := newManager(t).serve(t, socketPath(t))
+	c, ctx := client(t, s.Path()), sshtest.Within(t)
+	for _, req := range []*pb.DrainRequest{
+		{Instances: []string{"vm-1"}, Note: "broken"}, {Instances: []string{"vm-1"}, For: durationpb.New(time.Hour)},
+	} {
+		_, err := c.Drain(ctx, req)
+		requireRefused(t, err, codes.InvalidArgument, "--note and --for are for managers")
 	}
-	require.EqualError(t, c.Drain(sshtest.Within(t), "vm-7"), `there is no instance "vm-7"`)
-	require.EqualError(t, c.Undrain(sshtest.Within(t), "../status"), `there is no instance "../status"`)
+	status, err := Ask(ctx, c)
+	require.NoError(t, err)
+	require.Equal(t, "ready", status.Instances[0].State)
+
+	conn, err := pb.Dial(s.Path())
+	require.NoError(t, err)
+	defer conn.Close()
+	refused := 0
+	for _, method := range pb.Manager_ServiceDesc.Methods {
+		err := conn.Invoke(ctx, "/"+pb.Manager_ServiceDesc.ServiceName+"/"+method.MethodName, &pb.GetRequest{}, &pb.Build{})
+		if err != nil {
+			requireRefused(t, err, codes.Unimplemented, "this is a stepmux run, not a manager: ")
+			refused++
+		}
+	}
+	require.Equal(t, len(pb.Manager_ServiceDesc.Methods)-3, refused)
+	for i := range pb.Manager_ServiceDesc.Streams {
+		stream := &pb.Manager_ServiceDesc.Streams[i]
+		call, err := conn.NewStream(ctx, stream, "/"+pb.Manager_ServiceDesc.ServiceName+"/"+stream.StreamName)
+		require.NoError(t, err)
+		requireRefused(t, call.RecvMsg(&pb.Build{}), codes.Unimplemented, "this is a stepmux run, not a manager: ")
+	}
 }
 
 func TestTheSocketIsItsUsersAlone(t *testing.T) {
@@ -155,10 +221,8 @@ func staleSocket(t testing.TB, path string) {
 func TestTheSocketOfADeadRunIsReplaced(t *testing.T) {
 	path := socketPath(t)
 	staleSocket(t, path)
-	_, err := client(t, path).Status(sshtest.Within(t))
-	require.EqualError(t, err, "no process listens at "+path+": the stepmux run has died, or this is not a control socket")
 	newManager(t).serve(t, path)
-	_, err = client(t, path).Status(sshtest.Within(t))
+	_, err := ask(t, path)
 	require.NoError(t, err)
 }
 
@@ -176,8 +240,10 @@ func TestWhatIsNotADeadRunsSocketIsLeftAlone(t *testing.T) {
 	} {
 		_, err := Serve(Config{Path: at, Provider: m.provider, Group: m.group})
 		require.ErrorContains(t, err, want)
+		_, err = Listen(at, -1) // a manager's
+		require.ErrorContains(t, err, want)
 	}
-	_, err := client(t, path).Status(sshtest.Within(t))
+	_, err := ask(t, path)
 	require.NoError(t, err, "the one that lives goes on")
 	text, err := os.ReadFile(file)
 	require.NoError(t, err)
@@ -187,7 +253,7 @@ func TestWhatIsNotADeadRunsSocketIsLeftAlone(t *testing.T) {
 func TestWithoutANameTheOnlyRunIsFound(t *testing.T) {
 	dir := sshtest.SocketDir(t)
 	t.Setenv("XDG_RUNTIME_DIR", dir)
-	_, err := NewClient("")
+	_, err := Find()
 	require.ErrorContains(t, err, "no stepmux run of this user is under way")
 	m := newManager(t)
 	s := m.serve(t, "")
@@ -196,11 +262,12 @@ func TestWithoutANameTheOnlyRunIsFound(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, os.FileMode(0o700), info.Mode().Perm())
 	staleSocket(t, filepath.Join(dir, "stepmux", "1.sock"))
-	_, err = client(t, "").Status(sshtest.Within(t))
-	require.NoError(t, err, "that of a dead run does not count")
+	found, err := Find()
+	require.NoError(t, err)
+	require.Equal(t, s.Path(), found, "that of a dead run does not count")
 
 	other := m.serve(t, filepath.Join(dir, "stepmux", "0.sock")) // before any process's own
-	_, err = NewClient("")
+	_, err = Find()
 	require.ErrorContains(t, err, "2 runs are under way; name the socket of one with --control: "+other.Path())
 	other.Close()
 	s.Close()
@@ -262,54 +329,51 @@ func TestManagersThatComeAndGoAtOnceDoNotDisturbEachOther(t *testing.T) {
 	}
 }
 
-func TestRequestsThatMakeNoSenseAreRefused(t *testing.T) {
+// A stepmux ps, drain or undrain that speaks HTTP/1.1 shows the error of the answer.
+func TestClientsOfAnotherProtocolAreRefused(t *testing.T) {
 	s := newManager(t).serve(t, socketPath(t))
-	for name, test := range map[string]struct {
-		request string
-		want    string
-	}{
-		"not HTTP":     {"hello\r\n\r\n", "400 Bad Request"},
-		"wrong path":   {"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "404 Not Found"},
-		"wrong method": {"GET /v1/instances/vm-1/drain HTTP/1.1\r\nHost: x\r\n\r\n", "405 Method Not Allowed"},
-		"huge header":  {"GET / HTTP/1.1\r\nHost: x\r\nX: " + strings.Repeat("y", 64<<10) + "\r\n\r\n", "431 "},
+	for name, test := range map[string]struct{ said, want string }{
+		"ps of the version before": {"GET /v1/status HTTP/1.1\r\nHost: stepmux\r\nConnection: close\r\n\r\n", noHTTP1},
+		"drain of the version before": {
+			"POST /v1/instances/vm-1/drain HTTP/1.1\r\nHost: stepmux\r\nContent-Length: 0\r\n\r\n", noHTTP1,
+		},
+		"something else":    {"hello\r\n\r\n", noHTTP1},
+		"nearly HTTP/2":     {"PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n", ""},
+		"nothing":           {"", ""},
+		"part of a preface": {"PR", ""},
 	} {
-		conn, err := net.Dial("unix", s.Path())
+		conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: s.Path(), Net: "unix"})
 		require.NoError(t, err)
-		go func() { _, _ = io.WriteString(conn, test.request) }()
-		var answer [64]byte
-		n, err := io.ReadAtLeast(conn, answer[:], 20)
-		require.NoError(t, err, name)
-		require.Contains(t, string(answer[:n]), test.want, name)
-		conn.Close()
+		_, err = io.WriteString(conn, test.said)
+		require.NoError(t, err)
+		require.NoError(t, conn.CloseWrite())
+		require.NoError(t, conn.SetReadDeadline(time.Now().Add(sshtest.Bound)))
+		said, err := io.ReadAll(conn)
+		require.NotErrorIs(t, err, os.ErrDeadlineExceeded, name)
+		if test.want == "" {
+			require.NotContains(t, string(said), "HTTP/1.1", name)
+		} else {
+			resp, err := http.ReadResponse(bufio.NewReader(bytes.NewReader(said)), nil)
+			require.NoError(t, err, name)
+			body, err := io.ReadAll(resp.Body)
+			require.NoError(t, err, name)
+			require.NoError(t, resp.Body.Close())
+			require.Equal(t, http.StatusHTTPVersionNotSupported, resp.StatusCode, name)
+			require.JSONEq(t, test.want, string(body), name)
+		}
+		require.NoError(t, conn.Close())
 	}
+	_, err := ask(t, s.Path())
+	require.NoError(t, err, "the run goes on")
 }
 
-func TestAnswersThatMakeNoSenseAreErrors(t *testing.T) {
-	for body, want := range map[string]string{
-		"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n{]x":                "its answer is not valid",
-		"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n":                 "it answered 500 Oops",
-		"HTTP/1.1 404 No\r\nContent-Length: 13\r\n\r\n{\"error\":\"x\"}": "x",
-		"": "only the user that started it",
-	} {
-		path := socketPath(t)
-		listener, err := net.Listen("unix", path)
-		require.NoError(t, err)
-		served := make(chan struct{})
-		go func() {
-			defer close(served)
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			defer conn.Close()
-			_, _ = conn.Read(make([]byte, 1<<10))
-			_, _ = io.WriteString(conn, body)
-		}()
-		_, err = client(t, path).Status(sshtest.Within(t))
-		require.ErrorContains(t, err, want)
-		<-served
-		listener.Close()
-	}
+func TestLargeRequestsAreRefused(t *testing.T) {
+	c := client(t, newManager(t).serve(t, socketPath(t)).Path())
+	_, err := c.Drain(sshtest.Within(t), &pb.DrainRequest{Instances: []string{strings.Repeat("x", maxRequest)}})
+	require.Equal(t, codes.ResourceExhausted, status.Code(err), "%v", err)
+	_, err = c.Status(metadata.AppendToOutgoingContext(sshtest.Within(t), "x", strings.Repeat("y", 4*maxHeaders)),
+		&pb.StatusRequest{})
+	require.Error(t, err)
 }
 
 func TestTablesHaveNothingATerminalObeys(t *testing.T) {

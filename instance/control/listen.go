@@ -19,6 +19,12 @@ import (
 	"github.com/stepmux/stepmux/internal/filelock"
 )
 
+// ErrSeveral is wrapped by the error of Find if several runs are under way.
+var ErrSeveral = errors.New("runs are under way")
+
+// ErrNone is wrapped by the error of Find if no run is under way.
+var ErrNone = errors.New("no stepmux run of this user is under way")
+
 const (
 	// maxPath is how long the path of a unix socket may be on Linux (unix(7)).
 	maxPath = 107
@@ -37,6 +43,25 @@ func Dir() string {
 		return filepath.Join(dir, "stepmux")
 	}
 	return filepath.Join(os.TempDir(), "stepmux-run-"+strconv.Itoa(os.Getuid()))
+}
+
+// Find returns the path of the only socket in Dir that a run listens on.
+func Find() (string, error) {
+	dir := Dir()
+	if err := CheckDir(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	alive := slices.DeleteFunc(sockets(dir), func(path string) bool { return !isAlive(path) })
+	switch len(alive) {
+	case 0:
+		return "", fmt.Errorf("%w (there is no socket in %s); "+
+			"if it was started with --control, or by another user, name its socket with --control", ErrNone, dir)
+	case 1:
+		return alive[0], nil
+	default:
+		return "", fmt.Errorf("%d %w; name the socket of one with --control: %s", len(alive), ErrSeveral,
+			strings.Join(alive, " "))
+	}
 }
 
 // listen makes the socket at path, or in Dir if path is empty. If it creates a directory for the socket, it returns
@@ -233,25 +258,11 @@ func (l ownListener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		if mayControl(conn) {
+		if peer, err := peerOf(conn); err == nil && allowed(peer.UID) {
 			return conn, nil
 		}
 		_ = conn.Close() // from another user
 	}
-}
-
-// mayControl asks the kernel which user is at the other end (SO_PEERCRED, unix(7)).
-func mayControl(conn *net.UnixConn) bool {
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return false
-	}
-	var peer *unix.Ucred
-	var asked error
-	err = raw.Control(func(fd uintptr) {
-		peer, asked = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	})
-	return err == nil && asked == nil && allowed(peer.Uid)
 }
 
 func allowed(uid uint32) bool { return uid == 0 || int(uid) == os.Geteuid() }

@@ -1,12 +1,16 @@
 package control
 
 import (
+	"context"
+	"encoding/json"
+	"fmt"
 	"os"
 	"time"
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
 )
@@ -98,6 +102,27 @@ func StatusOf(cfg Config, since time.Time) Status {
 	}
 	status.Count()
 	return status
+}
+
+// Response returns the status as a run or a manager answers it.
+func (s Status) Response() *pb.StatusResponse {
+	text, err := json.Marshal(s)
+	if err != nil {
+		panic(fmt.Sprintf("BUG: encode a status: %v", err)) // it has nothing that cannot be encoded
+	}
+	return &pb.StatusResponse{Json: text}
+}
+
+// Ask asks a run or a manager for its status.
+func Ask(ctx context.Context, of pb.ManagerClient) (s Status, err error) {
+	resp, err := of.Status(ctx, &pb.StatusRequest{})
+	if err != nil {
+		return s, err
+	}
+	if err = json.Unmarshal(resp.GetJson(), &s); err != nil {
+		err = fmt.Errorf("read the status: the answer is not valid: %w", err)
+	}
+	return s, err
 }
 
 func vmOf(in instance.VMStat) VM {

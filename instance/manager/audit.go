@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 
+	"github.com/stepmux/stepmux/instance/control"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/instance/manager/state"
 )
@@ -38,11 +39,11 @@ func callerOf(ctx context.Context) string {
 		return "unknown"
 	}
 	switch info := from.AuthInfo.(type) {
-	case peerInfo:
-		if who := metadata.ValueFromIncomingContext(ctx, whoVar); info.pid == os.Getpid() && len(who) == 1 {
+	case control.Peer:
+		if who := metadata.ValueFromIncomingContext(ctx, whoVar); info.PID == os.Getpid() && len(who) == 1 {
 			return who[0]
 		}
-		uid := strconv.FormatUint(uint64(info.uid), 10)
+		uid := strconv.FormatUint(uint64(info.UID), 10)
 		if u, err := user.LookupId(uid); err == nil {
 			return "uid " + uid + " (" + u.Username + ")"
 		}

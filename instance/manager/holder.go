@@ -3,15 +3,15 @@ package manager
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
+
+	"github.com/stepmux/stepmux/instance/control"
 )
 
 // holder is a process with whose end a lease ends. Its start tells it from a later process with the same number.
@@ -26,11 +26,11 @@ func parentOf(ctx context.Context) (*holder, error) {
 	if !ok {
 		return nil, fmt.Errorf("the caller is not known")
 	}
-	info, ok := from.AuthInfo.(peerInfo)
-	if !ok || info.pid <= 0 {
+	info, ok := from.AuthInfo.(control.Peer)
+	if !ok || info.PID <= 0 {
 		return nil, fmt.Errorf("the caller did not come by a unix socket, or from another namespace of processes")
 	}
-	parent, _, err := statOf(info.pid)
+	parent, _, err := statOf(info.PID)
 	if err != nil {
 		return nil, err
 	}
@@ -99,41 +99,4 @@ func (h *holder) watch() (gone <-chan struct{}, stop func()) {
 		waiting.Wait()
 		_ = file.Close()
 	}
-}
-
-// peerInfo describes the process at the other end of a connection.
-type peerInfo struct {
-	credentials.CommonAuthInfo
-	pid int // 0 if it is not known
-	uid uint32
-}
-
-// AuthType implements credentials.AuthInfo.
-func (peerInfo) AuthType() string { return "unix" }
-
-// peerCredentials ask the kernel for the process at the other end of a unix socket (SO_PEERCRED, unix(7)). They encrypt
-// nothing.
-type peerCredentials struct {
-	credentials.TransportCredentials
-}
-
-// ServerHandshake implements credentials.TransportCredentials.
-func (peerCredentials) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	info := peerInfo{}
-	info.SecurityLevel = credentials.NoSecurity
-	if nc, ok := conn.(*net.UnixConn); ok {
-		if raw, err := nc.SyscallConn(); err == nil {
-			_ = raw.Control(func(fd uintptr) {
-				if peer, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-					info.pid, info.uid = int(peer.Pid), peer.Uid
-				}
-			})
-		}
-	}
-	return conn, info, nil
-}
-
-// Clone implements credentials.TransportCredentials.
-func (c peerCredentials) Clone() credentials.TransportCredentials {
-	return peerCredentials{c.TransportCredentials.Clone()}
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"net"
 	"slices"
@@ -13,13 +12,13 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/control"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/instance/manager/state"
 )
@@ -27,8 +26,6 @@ import (
 const (
 	// defaultListed and maxListed bound the builds in a list.
 	defaultListed, maxListed = 100, 10_000
-	// maxCalls bounds the calls of one client at once.
-	maxCalls = 1000
 	// maxNote bounds the note of a drain, in bytes.
 	maxNote = 1 << 10
 	// maxFileName bounds the name of a steps file, in bytes, as step runners do: lists and records of builds have it.
@@ -38,15 +35,11 @@ const (
 // Serve answers the service of package managerv1 on a listener, which it closes, until the Manager is shut down or ctx
 // ends. Then it ends all calls. It returns nil, or the error of the listener.
 func (m *Manager) Serve(ctx context.Context, listener net.Listener) error {
-	return m.serve(ctx, listener, grpc.Creds(peerCredentials{insecure.NewCredentials()}))
+	return m.serve(ctx, listener)
 }
 
 func (m *Manager) serve(ctx context.Context, listener net.Listener, options ...grpc.ServerOption) error {
-	server := grpc.NewServer(append(options,
-		grpc.MaxRecvMsgSize(state.MaxPayload), grpc.MaxSendMsgSize(pb.MaxAnswer), grpc.MaxConcurrentStreams(maxCalls),
-		grpc.ConnectionTimeout(10*time.Second),
-	)...)
-	pb.RegisterManagerServer(server, &service{m: m})
+	server := control.NewServer(&service{m: m}, append(options, grpc.MaxRecvMsgSize(state.MaxPayload))...)
 	stop := func() { server.Stop() }
 	defer context.AfterFunc(ctx, stop)()
 	defer context.AfterFunc(m.takes, stop)() //nolint:contextcheck // the manager's end
@@ -424,11 +417,7 @@ func (m *Manager) cancelLive(b *build) error {
 
 // Status describes the manager.
 func (s *service) Status(ctx context.Context, _ *pb.StatusRequest) (*pb.StatusResponse, error) {
-	text, err := json.Marshal(s.m.status(ctx))
-	if err != nil {
-		return nil, status.Error(codes.Internal, err.Error())
-	}
-	return &pb.StatusResponse{Json: text}, nil
+	return s.m.status(ctx).Response(), nil
 }
 
 // Drain lets VMs take no new builds.

@@ -26,8 +26,6 @@ import (
 const (
 	// maxGuests bounds the connections by TCP that have not shown the token, and maxClients those that have.
 	maxGuests, maxClients = 100, 1000
-	// maxHeaders bounds the headers of a call by TCP, in bytes.
-	maxHeaders = 16 << 10
 	// clientPing and clientDead are the times after which a silent client is asked for a sign of life, and is given up.
 	clientPing, clientDead = 30 * time.Second, 30 * time.Second
 	// guestTime is how long a connection may take to show the token.
@@ -45,7 +43,7 @@ func (m *Manager) ServeTCP(
 	d := &tcpDoor{token: token}
 	secure := credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{cert}})
 	return m.serve(ctx, tcpListener{listener, d},
-		grpc.Creds(tcpCredentials{secure}), grpc.InTapHandle(d.admit), grpc.MaxHeaderListSize(maxHeaders),
+		grpc.Creds(tcpCredentials{secure}), grpc.InTapHandle(d.admit),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: clientPing, Timeout: clientDead}))
 }
 

@@ -1,5 +1,5 @@
-// Package boundedhttp is an HTTP server with limits on size, number and time, for metrics, the status page and the
-// control socket. The owner of a [Server] closes it.
+// Package boundedhttp is an HTTP server with limits on size, number and time, for metrics and the status page. The
+// owner of a [Server] closes it.
 package boundedhttp
 
 import (

@@ -73,7 +73,7 @@ var allowed = map[string][]string{
 		"instance", "connector", "connector/place/**", "connector/program",
 	},
 	"instance/control": {
-		"instance", "connector", "connector/program", "mux", "pool", "internal/boundedhttp", "internal/filelock",
+		"instance", "instance/manager/managerv1", "connector", "connector/program", "mux", "pool", "internal/filelock",
 		"internal/labels", "internal/plural", "internal/termtext",
 	},
 	"instance/manager/managerv1": {"remote/api/stepmuxv1"},

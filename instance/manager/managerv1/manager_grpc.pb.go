@@ -43,6 +43,7 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // Manager runs builds on a fleet of VMs. A build that it does not know is NOT_FOUND.
+// A stepmux run serves Status, Drain without note and for, and Undrain. All other calls to it are UNIMPLEMENTED.
 type ManagerClient interface {
 	// Submit queues a build. When it returns, the request is on disk: no crash of the manager or of its machine loses it.
 	Submit(ctx context.Context, in *SubmitRequest, opts ...grpc.CallOption) (*SubmitResponse, error)
@@ -271,6 +272,7 @@ func (c *managerClient) Release(ctx context.Context, in *ReleaseRequest, opts ..
 // for forward compatibility.
 //
 // Manager runs builds on a fleet of VMs. A build that it does not know is NOT_FOUND.
+// A stepmux run serves Status, Drain without note and for, and Undrain. All other calls to it are UNIMPLEMENTED.
 type ManagerServer interface {
 	// Submit queues a build. When it returns, the request is on disk: no crash of the manager or of its machine loses it.
 	Submit(context.Context, *SubmitRequest) (*SubmitResponse, error)

@@ -3,7 +3,6 @@ package page
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"math"
@@ -61,12 +60,8 @@ func share[T any](
 // now returns the status of the fleet and the queue.
 func (f *facts) now(ctx context.Context) (control.Status, *pb.ListResponse, error) {
 	now, err := share(ctx, &f.present, freshTime, func(ctx context.Context) (p present, err error) {
-		resp, err := f.manager.Status(ctx, &pb.StatusRequest{})
-		if err != nil {
+		if p.status, err = control.Ask(ctx, f.manager); err != nil {
 			return p, err
-		}
-		if err := json.Unmarshal(resp.GetJson(), &p.status); err != nil {
-			return p, fmt.Errorf("read the status: %w", err)
 		}
 		p.queue, err = f.manager.List(ctx, &pb.ListRequest{Phase: pb.Build_queued, Limit: maxQueued})
 		return p, err
