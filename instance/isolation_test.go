@@ -17,7 +17,7 @@ import (
 	"github.com/stepmux/stepmux/instance/control"
 	"github.com/stepmux/stepmux/instance/metrics"
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
-	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // isolated runs a job on p's instance and returns its isolation, its output and its error.
@@ -40,7 +40,7 @@ func TestABuildHasTheLevelThatItsInstanceNames(t *testing.T) {
 	require.NoError(t, err)
 	onServers(t, func(t *testing.T, v *vm) {
 		for _, level := range []string{"processes", "private", "off"} {
-			p := v.provider(t, 1, func(_ *instance.Config, in *instance.Instance) { in.Isolation = level })
+			p := v.provider(t, 1, func(_ *instance.Config, in *instance.Instance) { in.Isolation = vmconfig.Level(level) })
 			require.Zero(t, p.Stat().Instances[0].Isolation)
 			for n := range 2 { // the second one may have a serve that was started ahead
 				got, out, err := isolated(t, p, fmt.Sprintf("%s-%d", level, n), "readlink /proc/self/ns/pid")
@@ -63,7 +63,7 @@ func vmWithoutWalls(t *testing.T) *vm {
 	t.Helper()
 	const unshare = "/usr/bin/unshare"
 	sshtest.RequirePart(t, "util-linux", unshare)
-	t.Setenv(wire.IsolationVar, "auto")
+	t.Setenv(vmconfig.LevelVar, "auto")
 	const limit = "echo 0 >/proc/sys/user/max_user_namespaces && echo 0 >/proc/sys/user/max_pid_namespaces"
 	limited := []string{unshare, "--user", "--map-current-user", "--keep-caps", "sh", "-c", limit + ` && exec "$@"`, "sh"}
 	if out, err := exec.Command(limited[0], append(limited[1:], "true")...).CombinedOutput(); err != nil {
@@ -122,7 +122,7 @@ func TestAScriptHasTheLevelThatItsInstanceNamesOrIsRefused(t *testing.T) {
 	require.NoError(t, err)
 	onServers(t, func(t *testing.T, v *vm) {
 		for _, level := range []string{"off", "processes", "private"} {
-			p := v.provider(t, 1, func(_ *instance.Config, in *instance.Instance) { in.Isolation = level })
+			p := v.provider(t, 1, func(_ *instance.Config, in *instance.Instance) { in.Isolation = vmconfig.Level(level) })
 			log := &sshtest.Log{}
 			e := p.Executor(instance.Build{ID: "b1", Log: log})
 			require.NoError(t, e.Prepare(sshtest.Within(t)))
@@ -140,6 +140,6 @@ func TestAScriptHasTheLevelThatItsInstanceNamesOrIsRefused(t *testing.T) {
 }
 
 func TestAGroupRefusesALevelThatIsNone(t *testing.T) {
-	_, err := instance.NewGroup(instance.Instance{ID: "a", Addr: "a:22", Isolation: "high"})
+	_, err := instance.NewGroup(instance.Instance{ID: "a", Addr: "a:22", Options: vmconfig.Options{Isolation: "high"}})
 	require.EqualError(t, err, `instance a: isolation "high": use auto, off, processes or private`)
 }

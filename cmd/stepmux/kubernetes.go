@@ -15,6 +15,7 @@ import (
 	"github.com/stepmux/stepmux/connector/kubernetes"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/buildinfo"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // clusterFlags name a Kubernetes cluster.
@@ -80,12 +81,11 @@ func (f *podFlags) register(fl *pflag.FlagSet) {
 }
 
 // notInPods are flags that cannot be used with pods.
-var notInPods = []string{
+var notInPods = append(vmconfig.Names(),
 	"instance", "inventory", "docker", "container", "platform", "pids-limit", "tmpfs", "volume", "network", "add-host",
-	"route", "isolation", "build-user", "runner-command",
-	"build-memory", "build-pids", "build-cpus",
+	"route", "runner-command",
 	"max-age", "idle-timeout", "keepalive-interval", "keepalive-timeout", "session-limit",
-}
+)
 
 // checkPods checks the flags.
 func (f *podFlags) checkPods() error {

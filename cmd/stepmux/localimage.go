@@ -23,6 +23,7 @@ import (
 	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
@@ -166,7 +167,9 @@ func (f *localFlags) runContained(
 	alive := context.WithoutCancel(ctx)
 	defer func() { err = errors.Join(err, c.Close(alive)) }()
 	defer context.AfterFunc(abort, func() { _ = c.Close(alive) })() // the deferred Close above returns its result
-	at := connector.Config{BuildID: id, Log: show, Isolation: "off", ServeArgs: f.actionArgs()}
+	at := connector.Config{
+		BuildID: id, Log: show, Options: vmconfig.Options{Isolation: vmconfig.Off}, ServeArgs: f.actionArgs(),
+	}
 	c.Configure(&at)
 	b, err := connector.New(at)
 	if err != nil {

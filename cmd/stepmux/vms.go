@@ -26,12 +26,11 @@ import (
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/flagfile"
-	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/internal/sshtarget"
-	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 const (
@@ -62,9 +61,7 @@ type vmFlags struct {
 	inventory string
 	capacity  int
 	runner    []string
-	isolation string // only for commands that call registerIsolation, like the next two
-	buildUser string
-	limits    limits.Build
+	vmOptions vmconfig.Options // only for commands that call registerOptions
 	way       sshtarget.ResolverConfig
 
 	route                            connector.Route // only for commands that call registerConnections, like the next
@@ -159,21 +156,13 @@ func (f *vmFlags) registerConnections(fl *pflag.FlagSet) {
 	grouped(fl, connectionGroup)
 }
 
-// registerIsolation adds the flags of commands that start step runners.
-func (f *vmFlags) registerIsolation(fl *pflag.FlagSet) {
-	f.isolation = wire.IsolationAuto
-	choiceFlag(fl, &f.isolation, "isolation", "how far builds are isolated from the rest of their VM: auto (the best "+
-		"level that the VM allows), off, processes or private; if the VM does not allow the named level, the build fails",
-		wire.IsolationAuto, wire.IsolationOff, wire.IsolationProcesses, wire.IsolationPrivate)
-	fl.StringVar(&f.buildUser, "build-user", "", "if the login is root: run builds as this `user` of the VM or, with a "+
-		"range of user ids, FIRST-LAST, each build as another of them (default the login)")
-	for _, l := range []struct{ name, usage string }{
-		{limits.MemoryFlag, "limit of each build's memory, a `SIZE` such as 512M or 2G; limits need a delegated cgroup of " +
-			"version 2 on the VM, otherwise the build is refused (see doctor)"},
-		{limits.PIDsFlag, "limit of each build's processes and threads, `N`"},
-		{limits.CPUsFlag, "limit of each build's processors, `N` such as 2 or 0.5"},
-	} {
-		fl.Func(l.name, l.usage, func(text string) error { return f.limits.Set(l.name, text) })
+// registerOptions adds the flags of commands that start step runners.
+func (f *vmFlags) registerOptions(fl *pflag.FlagSet) {
+	for _, option := range f.vmOptions.Flags() {
+		fl.Var(option, option.Name, option.Usage)
+		if option.Values != nil {
+			_ = fl.SetAnnotation(option.Name, valuesKey, option.Values) // cannot fail: the flag exists
+		}
 	}
 	grouped(fl, limitGroup)
 }
@@ -218,8 +207,10 @@ func (f *vmFlags) checkUse() error {
 	if f.capacity < 1 {
 		return fmt.Errorf("--capacity %d: a VM takes at least one build", f.capacity)
 	}
-	if f.flags.Changed("build-user") && f.buildUser == "" {
-		return errors.New("--build-user is empty")
+	for _, option := range f.vmOptions.Flags() {
+		if f.flags.Changed(option.Name) && option.String() == "" {
+			return fmt.Errorf("--%s is empty", option.Name)
+		}
 	}
 	if f.inventory == "" && len(f.instances) == 0 {
 		return f.needsVM("runner-command")
@@ -319,8 +310,7 @@ func (f *vmFlags) resolve(ctx context.Context) ([]instance.Instance, error) {
 		}
 		first[t.Name] = text
 		all[i] = *instanceOf(t)
-		all[i].Capacity, all[i].Runner, all[i].Isolation = f.capacity, f.runner, f.isolation
-		all[i].BuildUser, all[i].Limits = f.buildUser, f.limits
+		all[i].Capacity, all[i].Runner, all[i].Options = f.capacity, f.runner, f.vmOptions
 	}
 	return instance.ShareJumpHosts(all), nil
 }
@@ -370,9 +360,10 @@ func (f *vmFlags) embedded(ctx context.Context) (*instance.Group, func(), error)
 func (f *vmFlags) embeddedGroup(
 	addr, runner, dir string, signer ssh.Signer, hostKey ssh.PublicKey,
 ) (*instance.Group, error) {
+	options := f.vmOptions
+	options.TempDir = dir
 	group, err := instance.NewGroup(instance.Instance{
-		ID: "embedded", Addr: addr, Capacity: f.capacity, Runner: []string{runner}, TempDir: dir,
-		Isolation: f.isolation, BuildUser: f.buildUser, Limits: f.limits,
+		ID: "embedded", Addr: addr, Capacity: f.capacity, Runner: []string{runner}, Options: options,
 		SSH: mux.Config{
 			User:     "ci",
 			Auth:     []login.Auth{login.Key("of the embedded VM", signer)},

@@ -1,11 +1,5 @@
 package program
 
-import "github.com/stepmux/stepmux/internal/limits"
-
-// Limits bound all processes of a build together: Memory in bytes, PIDs the processes and threads, CPUs the processors
-// (0.5 is half of one). A field of zero is no limit.
-type Limits = limits.Build
-
 // Isolation is how far a build was separated from the rest of its VM.
 type Isolation struct {
 	// Level is off, processes or private. It is empty before the end of the job, and if the VM did not report it.

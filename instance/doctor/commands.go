@@ -242,7 +242,7 @@ func Bootstrap(
 ) (*program.Program, error) {
 	p, _, err := program.Find(ctx, program.Config{
 		Conn: conn, Runner: runner(in), Bootstrap: programs, TempDir: cmp.Or(in.TempDir, "/tmp"),
-		Shared: in.BuildUser != "", Relay: program.NoRelay, Timeout: answerTimeout, Logger: slog.New(slog.DiscardHandler),
+		Shared: in.OtherUser(), Relay: program.NoRelay, Timeout: answerTimeout, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err == nil {
 		err = p.Complete(ctx, conn)
@@ -309,7 +309,7 @@ chmod 700 "$f" && "$f" || echo noexec`
 
 // facts checks the VM's directory for temporary files, and its clock.
 func (e *examination) facts(ctx context.Context) {
-	dir := cmp.Or(e.in.TempDir, "/tmp")
+	dir := e.in.TempDir
 	before := time.Now()
 	out, err := e.run(ctx, "sh", "-c", factsScript, "sh", dir)
 	if err == nil && out.err != nil {
