@@ -21,7 +21,7 @@ const socketOnStdin = "-"
 // serveArgv starts the build's step runner, which reads its secret from stdin.
 func (cfg *Config) serveArgv(runner []string, socket string) []string {
 	return slices.Concat(runner, []string{"steps", "serve", "--socket", socket, secretFlag},
-		cfg.Options.Args(vmconfig.LingerFlag), cfg.ServeArgs)
+		cfg.Args(vmconfig.LingerFlag), cfg.ServeArgs)
 }
 
 // proxyArgv bridges stdin and stdout to the build's socket.

@@ -200,7 +200,7 @@ func check(instances []Instance) error {
 		case in.MaxUses < 0:
 			return fmt.Errorf("instance %s: %d uses at most", in.ID, in.MaxUses)
 		}
-		if err := in.Options.Check(); err != nil {
+		if err := in.Check(); err != nil {
 			return fmt.Errorf("instance %s: %w", in.ID, err)
 		}
 		if in.Cluster == nil {

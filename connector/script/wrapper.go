@@ -137,7 +137,7 @@ say exit "$s"
 func helperArgv(s Script) []string {
 	return slices.Concat([]string{
 		"/proc/self/exe", "steps", "script", "--bytes", strconv.Itoa(len(s.Text)), "--grace", s.Grace.String(),
-	}, s.Options.Args(vmconfig.TempDirFlag), []string{"--"}, s.Shell)
+	}, s.Args(vmconfig.TempDirFlag), []string{"--"}, s.Shell)
 }
 
 // scriptArgv is helperArgv for a machine without a stepmux. mark is the word that finds the script's processes.

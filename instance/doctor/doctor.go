@@ -74,7 +74,7 @@ func Examine(ctx context.Context, p *instance.Provider, in instance.Instance, cf
 	if cfg.Timeout <= 0 {
 		cfg.Timeout = defaultTimeout
 	}
-	_ = in.Options.Check() // nil: the group has checked them
+	_ = in.Check() // nil: the group has checked them
 	start := time.Now()
 	e := &examination{provider: p, in: in, cfg: cfg, report: Report{Instance: in.ID, Addr: in.Addr, User: in.SSH.User}}
 	e.examine(ctx)

@@ -37,7 +37,7 @@ type isolationReport struct {
 // session.
 func (e *examination) tryIsolation(ctx context.Context) (told isolationReport, err error) {
 	argv := append(slices.Clone(runner(e.in)), "steps", "isolation")
-	out, err := e.run(ctx, append(argv, e.in.Options.Args(vmconfig.TempDirFlag)...)...)
+	out, err := e.run(ctx, append(argv, e.in.Args(vmconfig.TempDirFlag)...)...)
 	switch {
 	case err != nil:
 		return told, err

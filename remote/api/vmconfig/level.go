@@ -32,14 +32,16 @@ const auto = "auto"
 var levels = []string{auto, string(Off), string(Processes), string(Private)}
 
 // ParseLevel returns the level of that name. The empty name is Auto.
-func ParseLevel(name string) (Level, error) {
-	switch {
+func ParseLevel(name string) (Level, error) { return parseName(cmp.Or(name, auto)) }
+
+// parseName is ParseLevel for text that somebody has written: an empty one is a mistake.
+func parseName(name string) (Level, error) {
+	switch last := len(levels) - 1; {
 	case name == auto:
 		return Auto, nil
-	case name == "" || slices.Contains(levels, name):
+	case slices.Contains(levels, name):
 		return Level(name), nil
 	default:
-		last := len(levels) - 1
 		return "", fmt.Errorf("%.40q: use %s or %s", name, strings.Join(levels[:last], ", "), levels[last])
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -62,7 +61,7 @@ func (f Flag) String() string { return f.get() }
 func (Flag) Type() string { return "func" }
 
 // Flags returns the flags that set o, in a fixed order: those of all commands that run builds, and the ones that more
-// names.
+// names. To add an option, add a field and a row here.
 func (o *Options) Flags(more ...string) []Flag {
 	const noLimits = "it knows no limits of a build (--build-memory, --build-pids, --build-cpus)"
 	all := []Flag{
@@ -83,7 +82,7 @@ func (o *Options) Flags(more ...string) []Flag {
 			Values: levels, usual: auto, get: func() string { return o.Isolation.String() },
 			missing: "it knows no isolation, so it cannot hold the build apart as asked (--isolation, isolation:)",
 			set: func(text string) (err error) {
-				o.Isolation, err = ParseLevel(text)
+				o.Isolation, err = parseName(text)
 				return err
 			},
 		},
@@ -99,8 +98,8 @@ func (o *Options) Flags(more ...string) []Flag {
 			},
 		},
 		{
-			Name: LingerFlag, Usage: "`TIME` for which builds go on, at most 24h, while no manager is attached; 0: builds end " +
-				"with their connection",
+			Name: LingerFlag, Usage: "`TIME` for which builds go on, at most 24h, while no manager is attached; needs " +
+				"--secret-stdin and a build's socket; 0: builds end with their connection",
 			usual: "0s", get: func() string { return o.Linger.String() },
 			set: func(text string) (err error) {
 				if o.Linger, err = time.ParseDuration(text); err != nil || o.Linger < 0 || o.Linger > wire.MaxLinger {
@@ -112,17 +111,17 @@ func (o *Options) Flags(more ...string) []Flag {
 		{
 			Name: "build-memory", Usage: "limit of each build's memory, a `SIZE` such as 512M or 2G; it has no swap. Limits " +
 				"need a delegated cgroup of version 2 on the VM, otherwise the build is refused (see doctor)",
-			missing: noLimits, get: func() string { return number(strconv.FormatInt(o.Limits.Memory, 10)) },
+			missing: noLimits, get: func() string { return number(o.Limits.Memory) },
 			set: o.Limits.setMemory,
 		},
 		{
 			Name: "build-pids", Usage: "limit of each build's processes and threads, `N`",
-			missing: noLimits, get: func() string { return number(strconv.FormatInt(o.Limits.PIDs, 10)) },
+			missing: noLimits, get: func() string { return number(o.Limits.PIDs) },
 			set: o.Limits.setPIDs,
 		},
 		{
 			Name: "build-cpus", Usage: "limit of each build's processors, `N` such as 2 or 0.5",
-			missing: noLimits, get: func() string { return number(strconv.FormatFloat(o.Limits.CPUs, 'g', -1, 64)) },
+			missing: noLimits, get: func() string { return number(o.Limits.CPUs) },
 			set: o.Limits.setCPUs,
 		},
 	}
@@ -131,12 +130,12 @@ func (o *Options) Flags(more ...string) []Flag {
 	})
 }
 
-// number returns text, or "" for the number 0, which is no limit.
-func number(text string) string {
-	if text == "0" {
+// number returns a limit as text, or "" for 0, which is no limit.
+func number[T int64 | float64](n T) string {
+	if n == 0 {
 		return ""
 	}
-	return text
+	return fmt.Sprint(n)
 }
 
 // Names returns the names of the flags of all commands that run builds.

@@ -62,7 +62,7 @@ func TestTheDefaultsAreNotWritten(t *testing.T) {
 func TestEachFlagRefusesATextThatItCannotMean(t *testing.T) {
 	for name, texts := range map[string][]string{
 		TempDirFlag:    {"", "tmp"},
-		"isolation":    {"high", "Off"},
+		"isolation":    {"", "high", "Off"},
 		"build-user":   {"0-10", "a b"},
 		LingerFlag:     {"", "soon", "-1s", "8760h"},
 		"build-memory": {"", "31M", "512MB!", "-1G", "1.5G", "M", "99999999T", "9223372036854775807K", " 1G"},
