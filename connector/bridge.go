@@ -12,6 +12,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/pause"
+
 	"golang.org/x/crypto/ssh"
 
 	"github.com/stepmux/stepmux/internal/tail"
@@ -83,7 +85,7 @@ func (b *build) dial() (net.Conn, error) {
 func (b *build) adopt(raw net.Conn) (net.Conn, error) {
 	br := &bridge{Conn: raw, build: b}
 	b.mu.Lock()
-	if b.life().Err() != nil || b.c.linger == nil && isDone(b.c.closing) {
+	if b.life().Err() != nil || b.c.linger == nil && pause.Done(b.c.closing) {
 		b.mu.Unlock()
 		raw.Close()
 		return nil, ErrClosed

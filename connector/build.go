@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/relay"
 )
@@ -203,7 +204,7 @@ func (b *build) startServe(ready *prestarted) error {
 		case <-process.Exited():
 		case <-c.deadline.Done():
 		}
-		if isDone(process.Exited()) { // even if serve was ready, too: its last lines belong in the log
+		if pause.Done(process.Exited()) { // even if serve was ready, too: its last lines belong in the log
 			end(s.exitError())
 		}
 	})

@@ -15,6 +15,7 @@ import (
 	"github.com/stepmux/stepmux/connector/buildlog"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/internal/hooks"
+	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/relay"
@@ -264,7 +265,7 @@ func (c *Connector) Connect(ctx context.Context) (func() (io.ReadWriteCloser, er
 func (c *Connector) begin(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if isDone(c.closing) {
+	if pause.Done(c.closing) {
 		return ErrClosed
 	}
 	if c.connected != nil {
@@ -281,21 +282,11 @@ func (c *Connector) begin(ctx context.Context) error {
 	return nil
 }
 
-// isDone reports whether done is closed.
-func isDone(done <-chan struct{}) bool {
-	select {
-	case <-done:
-		return true
-	default:
-		return false
-	}
-}
-
 // current returns the build, nil until it has its plan, and whether Connect has returned.
 func (c *Connector) current() (b *build, connected bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.build, c.connected != nil && isDone(c.connected)
+	return c.build, c.connected != nil && pause.Done(c.connected)
 }
 
 // currentLease returns the lease of the current link.

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/pause"
+
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -49,7 +51,7 @@ func (l *lingering) endServe(ctx context.Context) error {
 	}
 	rpc := pb.NewAttachmentClient(l.rpc)
 	own := b.serve.process // the step runner's, unless it was started in another way, or over another link
-	watched := own != nil && !isDone(own.Exited())
+	watched := own != nil && !pause.Done(own.Exited())
 	var last *pb.EndResponse
 	err := retryFor(calls, l.c.cfg.StopTimeout, func() (_ bool, err error) {
 		last, err = rpc.End(calls, &pb.EndRequest{Offset: l.c.log.State().Notices})

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 )
@@ -107,7 +108,7 @@ func (b *build) endByCommand(ctx context.Context, s starter, why string) {
 // removeDirectory removes the directory of a killed serve. If that fails, the next serve or relay on the VM removes
 // it.
 func (b *build) removeDirectory(ctx context.Context, s starter) {
-	if b.serve.detached || !isDone(b.serve.process.Exited()) {
+	if b.serve.detached || !pause.Done(b.serve.process.Exited()) {
 		return // it is in use
 	}
 	dir := path.Dir(b.serve.socket)

@@ -5,6 +5,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/stepmux/stepmux/internal/pause"
 )
 
 // budget is a first-come first-served semaphore over the sessions that the server allows on a connection. Their number
@@ -73,7 +75,7 @@ func (s *budget) acquire(ctx context.Context, done <-chan struct{}, n int) error
 	place := s.waiters.PushBack(w)
 	s.grantLocked()
 	s.mu.Unlock()
-	if s.scarce != nil && !isDone(w.ready) {
+	if s.scarce != nil && !pause.Done(w.ready) {
 		s.scarce()
 	}
 

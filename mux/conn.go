@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/pause"
+
 	"golang.org/x/crypto/ssh"
 
 	"github.com/stepmux/stepmux/internal/flight"
@@ -157,7 +159,7 @@ func (c *Conn) Close() error {
 func (c *Conn) discard() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !isDone(c.unread) {
+	if !pause.Done(c.unread) {
 		close(c.unread)
 	}
 }

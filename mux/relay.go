@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/internal/flight"
+	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux/relay"
@@ -41,7 +42,7 @@ func (c *Conn) Relay(ctx context.Context, cmd Command) (*relay.Relay, error) {
 	if start == nil {
 		start = &flight.Flight[*relay.Relay]{
 			GoOn:  true,
-			Holds: func(r *relay.Relay) bool { return !isDone(r.Done()) },
+			Holds: func(r *relay.Relay) bool { return !pause.Done(r.Done()) },
 		}
 		if c.relays == nil {
 			c.relays = make(map[string]*flight.Flight[*relay.Relay])
@@ -216,13 +217,4 @@ func (c *relayCarrier) CloseWrite() error           { return c.p.ssh.CloseWrite(
 func (c *relayCarrier) Close() error {
 	c.p.Close()
 	return nil
-}
-
-func isDone(done <-chan struct{}) bool {
-	select {
-	case <-done:
-		return true
-	default:
-		return false
-	}
 }

@@ -1,6 +1,10 @@
 package mux
 
-import "context"
+import (
+	"context"
+
+	"github.com/stepmux/stepmux/internal/pause"
+)
 
 // Spare is a prestarted process in a session that was free. It is given up as soon as a caller needs a session: its
 // stdin ends and its session closes. [Conn.Shutdown] does not wait for it. It is safe for concurrent use.
@@ -38,7 +42,7 @@ func (s *Spare) Take() *Process {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	_, there := c.spares[s]
-	if !there || s.channel.exitReceived.Load() || isDone(s.channel.gone) || c.countLocked("start") != nil {
+	if !there || s.channel.exitReceived.Load() || pause.Done(s.channel.gone) || c.countLocked("start") != nil {
 		return nil
 	}
 	delete(c.spares, s)

@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/pause"
+
 	"golang.org/x/crypto/ssh"
 
 	"github.com/stepmux/stepmux/mux/channel"
@@ -75,7 +77,7 @@ func (c *Conn) open(ctx context.Context, op, kind string, extra []byte, slots *b
 		if !ch.exitReceived.Load() {
 			c.confirm(context.Background())
 		}
-		if isDone(c.over) {
+		if pause.Done(c.over) {
 			<-c.done // soon
 		}
 		// Even if an exit status has arrived: output that follows it may be missing.
@@ -153,7 +155,7 @@ func (c *Conn) openError(ctx context.Context, op string, err error) error {
 
 // settle waits a moment for done to be closed.
 func settle(done <-chan struct{}) {
-	if isDone(done) {
+	if pause.Done(done) {
 		return
 	}
 	timer := time.NewTimer(closeSettle)
@@ -171,10 +173,10 @@ func (ch *sshChannel) readError(err error) error {
 		return io.EOF
 	}
 	settle(ch.gone)
-	if !isDone(ch.gone) { // the peer is done writing and goes on reading, or the error is another
+	if !pause.Done(ch.gone) { // the peer is done writing and goes on reading, or the error is another
 		ch.conn.confirm(context.Background())
 	}
-	if lost := ch.conn.ended("read"); lost != nil && (!isDone(ch.gone) || ch.lost) {
+	if lost := ch.conn.ended("read"); lost != nil && (!pause.Done(ch.gone) || ch.lost) {
 		return lost
 	}
 	if errors.Is(err, io.EOF) {

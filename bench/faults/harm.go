@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/pause"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/instance"
@@ -53,7 +55,7 @@ const victimDeadline = 300 * time.Millisecond
 
 // awaitConn reports whether there is a connection to the VM, or is one soon.
 func (r *rig) awaitConn(m *machine) bool {
-	return await(victimDeadline, func() bool { return m.proxy.Conns() > 0 || isClosed(r.over) }) && m.proxy.Conns() > 0
+	return await(victimDeadline, func() bool { return m.proxy.Conns() > 0 || pause.Done(r.over) }) && m.proxy.Conns() > 0
 }
 
 func (r *rig) resetConn(f injection) {
@@ -234,7 +236,7 @@ func (r *rig) victim(f injection, part string) (m *machine, p process, build str
 			}
 		}
 		if len(found) == 0 {
-			return isClosed(r.over)
+			return pause.Done(r.over)
 		}
 		p, ok = found[int(f.Size*float64(len(found)))], true
 		for _, q := range found {

@@ -13,6 +13,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/pause"
+
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/stepmux/stepmux/connector"
@@ -76,7 +78,7 @@ func (r *rig) drive(ctx context.Context, provider *fleet) bool {
 	case r.spec.campaign:
 		bound += r.spec.linger
 	}
-	if !await(bound, func() bool { return isClosed(ended) }) {
+	if !await(bound, func() bool { return pause.Done(ended) }) {
 		r.findNoEnd(bound)
 		r.healAll()
 		return false

@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/pause"
+
 	"golang.org/x/crypto/ssh"
 )
 
@@ -62,7 +64,7 @@ func (r *rig) runProgram(ctx context.Context) error {
 			r.inject(f)
 		})
 	}
-	if !await(buildBound, func() bool { return isClosed(p.exited) }) {
+	if !await(buildBound, func() bool { return pause.Done(p.exited) }) {
 		r.find(Finding{What: NoEnd, Text: fmt.Sprintf("stepmux run, not within %v", buildBound)})
 		_ = p.cmd.Process.Kill() // what else
 		<-p.exited
@@ -242,7 +244,7 @@ func (r *rig) signalManager(sig syscall.Signal) {
 	for _, m := range r.vms {
 		r.harm(m)
 	}
-	r.counted(!isClosed(r.manage.exited) && r.manage.cmd.Process.Signal(sig) == nil)
+	r.counted(!pause.Done(r.manage.exited) && r.manage.cmd.Process.Signal(sig) == nil)
 }
 
 func (r *rig) pauseManager(f injection) {
@@ -260,7 +262,7 @@ func (r *rig) pauseManagerLong(f injection) {
 }
 
 func (r *rig) stopManager(away time.Duration) {
-	if isClosed(r.manage.exited) {
+	if pause.Done(r.manage.exited) {
 		r.missed()
 		return
 	}
@@ -284,5 +286,5 @@ func (r *rig) starveManager(injection) {
 		open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
 		return err != nil || len(open) > startedFiles
 	})
-	r.counted(!isClosed(r.manage.exited) && r.starve(pid))
+	r.counted(!pause.Done(r.manage.exited) && r.starve(pid))
 }

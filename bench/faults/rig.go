@@ -11,6 +11,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/stepmux/stepmux/internal/pause"
 )
 
 // Times of a round. Those of the product are short, so that a round is.
@@ -182,7 +184,7 @@ func (r *rig) tearDown() {
 func (b *build) reach(at phase) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if c := b.reached[at]; !isClosed(c) {
+	if c := b.reached[at]; !pause.Done(c) {
 		close(c)
 	}
 }

@@ -20,6 +20,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/pause"
+
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/sys/unix"
 
@@ -258,7 +260,7 @@ func (m *machine) startSSHD() error {
 	m.sshd, m.exited = cmd, exited
 	m.mu.Unlock()
 	listens := func() bool { return m.logHas("Server listening on ") }
-	if !await(sshdPatience, func() bool { return listens() || isClosed(exited) }) || !listens() {
+	if !await(sshdPatience, func() bool { return listens() || pause.Done(exited) }) || !listens() {
 		m.killListener()
 		text, _ := os.ReadFile(m.logFile())
 		return fmt.Errorf("start sshd: it does not listen: %s", text)
@@ -411,14 +413,5 @@ func await(bound time.Duration, done func() bool) bool {
 		if time.Now().After(end) {
 			return false
 		}
-	}
-}
-
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/pause"
+
 	"github.com/stepmux/stepmux/connector/buildlog"
 )
 
@@ -96,14 +98,7 @@ func (r *Running) do(one *sync.Mutex, transfer func([]byte) (int, error), p []by
 	return n, err
 }
 
-func (r *Running) isClosed() bool {
-	select {
-	case <-r.closed:
-		return true
-	default:
-		return false
-	}
-}
+func (r *Running) isClosed() bool { return pause.Done(r.closed) }
 
 // SetDeadline sets the deadlines of Read and of Write.
 func (r *Running) SetDeadline(t time.Time) error { return r.set(r.process.remote.SetDeadline, t) }

@@ -9,6 +9,8 @@ import (
 	"errors"
 	"sync"
 	"time"
+
+	"github.com/stepmux/stepmux/internal/pause"
 )
 
 // ErrClosed is the result of a Flight after Close.
@@ -46,14 +48,7 @@ type call[T any] struct {
 	waiters int // guarded by Flight.mu
 }
 
-func (c *call[T]) ended() bool {
-	select {
-	case <-c.done:
-		return true
-	default:
-		return false
-	}
-}
+func (c *call[T]) ended() bool { return pause.Done(c.done) }
 
 // freshLocked reports whether the call is under way, or has a result that still holds.
 func (f *Flight[T]) freshLocked(c *call[T]) bool {

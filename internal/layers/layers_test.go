@@ -20,8 +20,8 @@ const module = "github.com/stepmux/stepmux"
 // allowed says, for each package of the module, which others its non-test files may import. A
 // pattern that ends in "/**" stands for the package and everything below it.
 var allowed = map[string][]string{
-	"pool":        {},
-	"mux/channel": {},
+	"pool":        {}, // the standard library only
+	"mux/channel": {"internal/pause"},
 	// The relay's client end, over any byte stream.
 	"mux/relay": {
 		"mux/channel", "internal/streams", "internal/wire", "internal/alive", "internal/coalesce", "internal/tail",
@@ -31,7 +31,7 @@ var allowed = map[string][]string{
 	"mux": {
 		"internal/plural",
 		"mux/channel", "mux/relay", "mux/login",
-		"internal/flight", "internal/wire", "internal/alive", "internal/tail", "internal/hooks",
+		"internal/flight", "internal/wire", "internal/alive", "internal/tail", "internal/hooks", "internal/pause",
 	},
 	"connector": {
 		"internal/termtext",
@@ -44,7 +44,7 @@ var allowed = map[string][]string{
 	},
 	"connector/script": {
 		"remote/api/vmconfig",
-		"connector/buildlog", "connector/program", "mux", "mux/relay", "internal/wire", "internal/tail",
+		"connector/buildlog", "connector/program", "mux", "mux/relay", "internal/wire", "internal/tail", "internal/pause",
 	},
 	"connector/buildlog": {"internal/termtext"},
 	"connector/files":    {"remote/api/**"},
@@ -246,7 +246,7 @@ var allowed = map[string][]string{
 	"internal/lazyregexp": {},
 	"internal/alive":      {},
 	"internal/hooks":      {},
-	"internal/flight":     {},
+	"internal/flight":     {"internal/pause"},
 	"internal/coalesce":   {},
 	"internal/percent":    {},
 	"internal/subprocess": {},
@@ -302,6 +302,7 @@ var allowed = map[string][]string{
 	"bench/faults": {
 		"remote/api/vmconfig",
 		"remote/api/stepmuxv1", "remote/walls", "instance", "connector", "mux", "mux/login", "internal/testing/faultconn",
+		"internal/pause",
 	},
 	"bench/faults/faultrig": {"bench/faults"},
 

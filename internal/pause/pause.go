@@ -32,3 +32,13 @@ func Until(ctx context.Context, is func() (bool, error)) error {
 		wait = min(2*wait, 20*time.Millisecond)
 	}
 }
+
+// Done reports whether done is closed. It does not wait.
+func Done(done <-chan struct{}) bool {
+	select {
+	case <-done:
+		return true
+	default:
+		return false
+	}
+}

@@ -29,7 +29,7 @@ var mechanisms = []mechanism{
 	},
 	{
 		promise: "No false success: what ends without telling its end is the machine's failure",
-		file:    "connector/script/process.go",
+		file:    "connector/script/execution.go",
 		code:    "case p.native && code >= 0:",
 		without: "case code >= 0:",
 		test:    "connector/script.TestWhatRunsTheScriptIsKilled",

@@ -3,6 +3,8 @@ package channel
 import (
 	"sync"
 	"time"
+
+	"github.com/stepmux/stepmux/internal/pause"
 )
 
 // past is a deadline that has passed, and the zero time is no deadline.
@@ -26,14 +28,14 @@ func (d *deadline) channel() <-chan struct{} {
 func (d *deadline) set(t time.Time, closed <-chan struct{}) (err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if isDone(closed) {
+	if pause.Done(closed) {
 		t, err = past, &closedError{"set deadline"}
 	}
 	if d.timer != nil && !d.timer.Stop() {
 		<-d.passed // the timer closes it now, or has closed it
 	}
 	d.timer = nil
-	if isDone(d.passed) {
+	if pause.Done(d.passed) {
 		d.passed = make(chan struct{})
 	}
 	switch left := time.Until(t); {

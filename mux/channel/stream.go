@@ -8,6 +8,8 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"github.com/stepmux/stepmux/internal/pause"
 )
 
 // ErrStopped is the error of a Transport's call that was stopped. A Stream replaces it by its deadline's error or its
@@ -126,7 +128,7 @@ func (s *Stream) Close() error {
 // begin returns the channel that stops a call at this deadline, or an error if the call must not begin.
 func (s *Stream) begin(op string, until *deadline) (stop <-chan struct{}, err error) {
 	stop = until.channel()
-	if isDone(stop) {
+	if pause.Done(stop) {
 		return nil, s.failure(op, ErrStopped)
 	}
 	return stop, nil
@@ -137,7 +139,7 @@ func (s *Stream) failure(op string, err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case isDone(s.closed):
+	case pause.Done(s.closed):
 		return &closedError{op}
 	case errors.Is(err, ErrStopped):
 		return os.ErrDeadlineExceeded
@@ -171,12 +173,3 @@ func (s *Stream) SetReadDeadline(t time.Time) error { return s.readUntil.set(t, 
 
 // SetWriteDeadline sets the deadline of Write and CloseWrite, also of calls that wait.
 func (s *Stream) SetWriteDeadline(t time.Time) error { return s.writeUntil.set(t, s.closed) }
-
-func isDone(done <-chan struct{}) bool {
-	select {
-	case <-done:
-		return true
-	default:
-		return false
-	}
-}

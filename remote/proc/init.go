@@ -10,6 +10,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/walls"
 )
@@ -159,7 +160,7 @@ func (in *Init) prepare() *making {
 func (m *making) over() bool {
 	select {
 	case <-m.done:
-		return m.err != nil || isClosed(m.link.gone)
+		return m.err != nil || pause.Done(m.link.gone)
 	default:
 		return false
 	}

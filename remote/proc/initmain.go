@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/pause"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/pages"
@@ -250,7 +252,7 @@ func (k *keeper) start(m received) bool {
 	k.mu.Lock()
 	k.commands[m.id] = &held{m.id, leader}
 	leader.tell = func() { exited(m.id, leader.status, &leader.usage).send(k.control) }
-	if leader.Ended() && isClosed(leader.exited) {
+	if leader.Ended() && pause.Done(leader.exited) {
 		leader.tell()
 		k.collectLocked()
 	}

@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/pause"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/oserr"
@@ -266,7 +268,7 @@ func (l *link) show(dir string) error {
 func (l *link) register(program string) (*Process, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if isClosed(l.gone) {
+	if pause.Done(l.gone) {
 		return nil, errUnreachable
 	}
 	l.last++
@@ -469,13 +471,4 @@ func (l *link) close() error {
 	})
 	<-l.gone
 	return l.err
-}
-
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
 }

@@ -190,7 +190,7 @@ func (p *Process) tell(kind byte) { p.link.tell(message{kind, p.id}) }
 
 // abandonUnlessExited kills the init if it does not report the exit of a command that it was told to kill.
 func (p *Process) abandonUnlessExited() {
-	if !isClosed(p.exited) {
+	if !pause.Done(p.exited) {
 		p.link.abandon()
 	}
 }
@@ -303,7 +303,7 @@ func (p *Process) Stop(grace time.Duration) { p.stopping.stop(grace) }
 func (p *Process) Close() error {
 	p.closing.Do(func() {
 		p.stopping.end()
-		if !isClosed(p.gone) { // otherwise no process is left
+		if !pause.Done(p.gone) { // otherwise no process is left
 			p.tell(messageClose)
 			timer := time.NewTimer(p.stopping.timeout)
 			defer timer.Stop()

@@ -7,6 +7,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/pause"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -31,7 +33,7 @@ func (c *Child) Status() syscall.WaitStatus { return c.status }
 
 // Ended reports whether the process has ended, reaped or not.
 func (c *Child) Ended() bool {
-	if isClosed(c.exited) {
+	if pause.Done(c.exited) {
 		return true
 	}
 	var info unix.Siginfo

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/cgroup"
 )
@@ -33,7 +34,7 @@ func (in *Init) Usage() Usage {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	u := in.before
-	if m := in.latest; m != nil && isClosed(m.done) && m.link != nil {
+	if m := in.latest; m != nil && pause.Done(m.done) && m.link != nil {
 		u = u.plus(m.link.usage())
 	}
 	if in.group != nil {

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/stepmux/stepmux/internal/pause"
+
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -232,7 +234,7 @@ func TestAnotherBuildCannotTakeTheIsolationFromAuto(t *testing.T) {
 	ended, stop := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
-		for !isClosed(stop) {
+		for !pause.Done(stop) {
 			for _, name := range []string{".zshrc", ".kshrc", ".cshrc", ".login", ".logout", ".rhosts", ".shosts", ".forward"} {
 				path := filepath.Join(home, name)
 				_ = os.WriteFile(path, nil, 0o600)

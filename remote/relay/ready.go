@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 
+	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
@@ -54,7 +55,7 @@ func (r *readySockets) getLocked(path string) *readySocket {
 func (r *readySockets) listens(s *readySocket, told string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if isClosed(s.done) {
+	if pause.Done(s.done) {
 		return // too late
 	}
 	if s.told = told; !wire.SameBuildSocket(s.path, told) {
@@ -73,7 +74,7 @@ func (r *readySockets) disown(s *readySocket, why string) {
 	if r.paths[s.path] == s {
 		delete(r.paths, s.path)
 	}
-	if !isClosed(s.done) {
+	if !pause.Done(s.done) {
 		s.err = wire.RefuseRelay(wire.RelayNotReady, "the process for %s does not listen: %s", s.path, why)
 		close(s.done)
 	}

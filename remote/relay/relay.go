@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/internal/alive"
+	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/plural"
 	"github.com/stepmux/stepmux/internal/streams"
 	"github.com/stepmux/stepmux/internal/wire"
@@ -194,7 +195,7 @@ func (r *relay) hangUp() {
 func (r *relay) beginProcess() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if isClosed(r.closing) {
+	if pause.Done(r.closing) {
 		return false
 	}
 	r.processes.Add(1)
@@ -229,13 +230,4 @@ func (r *relay) sweepLast(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), sweepTimeout)
 	defer cancel()
 	_ = socketdir.Sweep(ctx, r.tempDir) // the next sweep reports directories that cannot be removed
-}
-
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
 }

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/pause"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/streams"
@@ -80,7 +82,7 @@ func (s *stream) serve() {
 		return
 	case err != nil:
 		return // the manager has closed the stream
-	case isClosed(s.relay.closing):
+	case pause.Done(s.relay.closing):
 		s.answer(errClosing)
 		return
 	}

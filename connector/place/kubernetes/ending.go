@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"sync"
 
+	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/mux/channel"
 	"github.com/stepmux/stepmux/mux/relay"
@@ -61,7 +62,7 @@ func (e *ending) told() *status {
 func (e *ending) markEnded() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if !isDone(e.ended) {
+	if !pause.Done(e.ended) {
 		close(e.ended)
 	}
 }

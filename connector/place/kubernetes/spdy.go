@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/pause"
+
 	"github.com/moby/spdystream"
 )
 
@@ -137,23 +139,13 @@ func (s *spdyStream) Read(p []byte) (int, error) {
 		switch {
 		case s.told() != nil:
 			return 0, io.EOF
-		case isDone(s.closed):
+		case pause.Done(s.closed):
 			return 0, io.ErrClosedPipe
 		case s.statusErr != nil:
 			return 0, s.statusErr
 		default:
 			return 0, errNoStatus
 		}
-	}
-}
-
-// isDone reports whether done is closed.
-func isDone(done <-chan struct{}) bool {
-	select {
-	case <-done:
-		return true
-	default:
-		return false
 	}
 }
 
@@ -179,7 +171,7 @@ func (s *spdyStream) CloseWrite() error {
 }
 
 func (s *spdyStream) cut(err error) error {
-	if isDone(s.closed) {
+	if pause.Done(s.closed) {
 		return io.ErrClosedPipe
 	}
 	return fmt.Errorf("%w: %w", errNoStatus, foreign(err))
@@ -194,7 +186,7 @@ func (s *spdyStream) Close() error {
 			_ = one.Reset() // it fails, as the connection has ended; those that read the stream return
 		}
 		// The library may block until somebody has received the news that the server refuses the stream.
-		for s.refused != nil && !isDone(s.served) {
+		for s.refused != nil && !pause.Done(s.served) {
 			if err := s.refused.WaitTimeout(firstPause); !errors.Is(err, spdystream.ErrTimeout) {
 				break
 			}

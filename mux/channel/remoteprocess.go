@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/stepmux/stepmux/internal/pause"
 )
 
 // ProcessTransport is the Transport of a Process.
@@ -52,7 +54,7 @@ func (p *Process) Exited() <-chan struct{} { return p.transport.Exited() }
 
 // Err returns the result of Wait once Exited is closed, and nil before.
 func (p *Process) Err() error {
-	if !isDone(p.Exited()) {
+	if !pause.Done(p.Exited()) {
 		return nil
 	}
 	return p.transport.Err()

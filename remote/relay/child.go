@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/pause"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/wire"
@@ -149,13 +151,13 @@ func (p *process) run() {
 	p.feeder.Wait()
 	p.stdout.Close()
 	p.stderr.Close()
-	if p.protocolErr == nil && isClosed(p.child.Exited()) {
+	if p.protocolErr == nil && pause.Done(p.child.Exited()) {
 		_ = p.write(exitOf(p.child.Status()).Append(nil)) // the manager may have gone
 	}
 	if p.abortTimer != nil {
 		p.abortTimer.Stop()
 	}
-	if isClosed(p.child.Exited()) && p.child.Status().Signaled() && !isClosed(p.relay.closing) {
+	if pause.Done(p.child.Exited()) && p.child.Status().Signaled() && !pause.Done(p.relay.closing) {
 		p.relay.sweep() // if it was a serve, its jobs are still running
 	}
 }
@@ -163,7 +165,7 @@ func (p *process) run() {
 // end ends the process: it closes its stdin, sends SIGTERM to its group and, after the grace, SIGKILL. Some processes
 // cannot be killed: end waits for them until the relay abandons them.
 func (p *process) end() {
-	if isClosed(p.detached) {
+	if pause.Done(p.detached) {
 		return
 	}
 	r := p.relay
@@ -189,7 +191,7 @@ func (p *process) drain(output <-chan struct{}) {
 	case <-output:
 	case <-timer.C:
 	}
-	if !isClosed(p.detached) || isClosed(p.child.Exited()) {
+	if !pause.Done(p.detached) || pause.Done(p.child.Exited()) {
 		p.relay.children.Signal(p.child, unix.SIGKILL)
 	}
 	// The bytes that are in the pipes already are still sent.
@@ -201,12 +203,12 @@ func (p *process) drain(output <-chan struct{}) {
 // takeFrames takes the manager's frames until they end or the process has ended.
 func (p *process) takeFrames() {
 	defer func() {
-		if !isClosed(p.over) { // the manager may have stopped reading
+		if !pause.Done(p.over) { // the manager may have stopped reading
 			p.abortTimer = time.AfterFunc(p.relay.grace+drainTimeout, p.abortWrites)
 		}
 		close(p.gone)
 	}()
-	for !isClosed(p.over) {
+	for !pause.Done(p.over) {
 		kind, n, err := p.next()
 		if err == nil {
 			err = p.take(kind, n)
