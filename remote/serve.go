@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"sync"
@@ -201,7 +202,13 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 	if err != nil {
 		return errors.Join(fmt.Errorf("serve: %w", err), end(alive, jobs, nil, cfg.Grace))
 	}
-	_, _ = io.WriteString(stdio.Err, wire.ReadyLine(dir.Socket()))
+	cfg.announce(stdio.Err, dir, log)
+	return cfg.serveJobs(ctx, jobs, dir, listener, log)
+}
+
+// announce says that the socket accepts calls, and warns of a state of it that the caller may not expect.
+func (cfg *ServeConfig) announce(out io.Writer, dir *socketdir.Dir, log *pipe.Notices) {
+	_, _ = io.WriteString(out, wire.ReadyLine(dir.Socket()))
 	if cfg.Ready != nil {
 		cfg.Ready()
 	}
@@ -212,7 +219,14 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 		log.Printf("no secret guards this socket: every process of user %d can read, run and cancel jobs by it "+
 			"(--secret-stdin)", os.Geteuid())
 	}
+}
 
+// serveJobs serves the calls on listener until ctx ends or the server fails, and then ends the jobs. At first it
+// cleans up after dead serves.
+func (cfg *ServeConfig) serveJobs(
+	ctx context.Context, jobs *jobRunner, dir *socketdir.Dir, listener net.Listener, log *pipe.Notices,
+) error {
+	alive := context.WithoutCancel(ctx) // for the clean-up
 	ln := service.Track(listener)
 	var wg sync.WaitGroup // the sweep and the server
 	defer wg.Wait()
