@@ -17,10 +17,8 @@ esac
 echo "step-runner is listening on socket $socket" >&2; cat >/dev/null`
 
 func TestALevelThatAnOlderServeDoesNotKnowFailsTheBuildBeforeItStarts(t *testing.T) {
-	for _, level := range []string{"off", "processes", "private"} {
-		b := newBuild(t, embedded(t), "b1", runner(t, withoutIsolation), func(c *connector.Config) {
-			c.Isolation = vmconfig.Level(level)
-		})
+	for _, level := range []vmconfig.Level{vmconfig.Off, vmconfig.Processes, vmconfig.Private} {
+		b := newBuild(t, embedded(t), "b1", runner(t, withoutIsolation), func(c *connector.Config) { c.Isolation = level })
 		_, err := b.Connect(sshtest.Within(t))
 		ended := (*connector.ServeError)(nil)
 		require.ErrorAs(t, err, &ended)

@@ -197,7 +197,7 @@ func TestBuildsOfARootLoginRunAsAUserByName(t *testing.T) {
 				"caps    \n", id, group)+left+"begun\n", jobLines(log))
 			require.NoError(t, e.Cleanup(t.Context()))
 			require.Empty(t, e.Left())
-			require.Equal(t, level, e.Isolation().Level)
+			require.Equal(t, vmconfig.Level(level), e.Isolation().Level)
 			v.requireClean(t)
 		})
 	}

@@ -79,7 +79,7 @@ func TestAutoIsOffWhereThereAreNoWallsAndSaysWhy(t *testing.T) {
 	p := v.provider(t, 1, nil)
 	got, _, err := isolated(t, p, "b1", "true")
 	require.NoError(t, err)
-	require.Equal(t, "off", got.Level)
+	require.Equal(t, vmconfig.Off, got.Level)
 	require.Contains(t, got.Reason, "isolation processes is not available: ")
 	require.Equal(t, got, p.Stat().Instances[0].Isolation)
 

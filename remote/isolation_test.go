@@ -31,13 +31,13 @@ func told(t *testing.T, level vmconfig.Level) (r isolationReport) {
 
 // Symptom: the init did not start in a directory without a base of sockets above it.
 func TestTellIsolationReportsTheLevelThatWasTried(t *testing.T) {
-	require.Equal(t, "off", told(t, vmconfig.Off).Level)
+	require.Equal(t, vmconfig.Off, told(t, vmconfig.Off).Level)
 	for _, level := range []vmconfig.Level{vmconfig.Processes, vmconfig.Private} {
 		r := told(t, level)
 		if r.Level == "" {
 			t.Skip("part missing: namespaces: ", r.Reason)
 		}
-		require.Equal(t, string(level), r.Level)
+		require.Equal(t, level, r.Level)
 		require.Empty(t, r.Reason)
 	}
 }

@@ -1,6 +1,7 @@
 package vmconfig
 
 import (
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -50,6 +51,23 @@ func TestOptionsAreReadAsTheyAreWritten(t *testing.T) {
 		got := read(t, strings.Fields(text))
 		require.Equal(t, want, got)
 		require.Equal(t, got, read(t, got.Args(everywhere...)), text)
+	}
+}
+
+// A field without a row in Flags could be set by Go programs only.
+func TestEachFieldHasAFlag(t *testing.T) {
+	texts := map[string]string{
+		TempDirFlag: "/x", "isolation": "off", "build-user": "ci", LingerFlag: "1m",
+		MemoryFlag: "1G", PIDsFlag: "64", CPUsFlag: "1",
+	}
+	var o Options
+	for _, f := range o.Flags(everywhere...) {
+		require.NoError(t, f.Set(texts[f.Name]), f.Name)
+	}
+	for _, part := range []any{o, o.Limits} {
+		for field, value := range reflect.ValueOf(part).Fields() {
+			require.False(t, value.IsZero(), "no flag sets %s", field.Name)
+		}
 	}
 }
 
