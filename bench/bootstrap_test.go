@@ -19,6 +19,7 @@ import (
 	"github.com/stepmux/stepmux/internal/testing/faultconn"
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // BenchmarkBootstrap measures the first build on a VM that has nothing, over a round trip of 50 ms and 20 Mbit/s,
@@ -92,7 +93,7 @@ func (v *bareVM) firstUpload(b *testing.B, name string, end *program.Binary) can
 		defer conn.Close()
 		c, err := connector.New(connector.Config{
 			Lease: lease{conn}, VM: new(connector.VM), BuildID: rand.Text(), Runner: []string{"/no/such/stepmux"},
-			TempDir: v.tmp, Bootstrap: []*program.Binary{end}, ReadyTimeout: time.Minute,
+			Options: vmconfig.Options{TempDir: v.tmp}, Bootstrap: []*program.Binary{end}, ReadyTimeout: time.Minute,
 		})
 		if err != nil {
 			return err

@@ -20,6 +20,7 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // benchmarkWarm measures the start of a build on a VM that is known, to its step runner's first answer, so many at
@@ -155,7 +156,7 @@ func (v *vm) newConnector(
 		VM:      known,
 		BuildID: rand.Text(),
 		Runner:  []string{stepmux(b)},
-		TempDir: v.tmp,
+		Options: vmconfig.Options{TempDir: v.tmp},
 		Route:   route,
 	})
 }

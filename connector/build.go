@@ -229,9 +229,6 @@ func (b *build) serveCommand(stderr *serveStderr) mux.Command {
 		runner = []string{"/proc/self/exe"}
 	}
 	command.Argv, command.Input = b.c.cfg.serveArgv(runner, b.c.socket), b.c.secret.Line()
-	if b.c.linger != nil {
-		command.Argv = append(command.Argv, "--linger", b.c.cfg.Linger.String())
-	}
 	return command
 }
 

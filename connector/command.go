@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // Every command of this package for a VM is built here as an argument vector; mux quotes it for a login shell. No
@@ -18,23 +18,10 @@ const secretFlag = "--secret-stdin"
 // socketOnStdin, in place of a socket's path, makes serve or proxy read the path from its stdin, before the secret.
 const socketOnStdin = "-"
 
-// isolationFlag sets the isolation level of serve's build.
-const isolationFlag = "--isolation"
-
-// buildUserFlag sets the user of serve's build.
-const buildUserFlag = "--build-user"
-
-// serveArgv starts the build's step runner, which reads its secret from stdin. An older stepmux does not know the
-// flags for a level, a user and limits, so the defaults are not sent.
+// serveArgv starts the build's step runner, which reads its secret from stdin.
 func (cfg *Config) serveArgv(runner []string, socket string) []string {
-	argv := slices.Concat(runner, []string{"steps", "serve", "--socket", socket, secretFlag})
-	if level, _ := ParseIsolation(cfg.Isolation); level != wire.IsolationAuto {
-		argv = append(argv, isolationFlag, level)
-	}
-	if cfg.BuildUser != "" {
-		argv = append(argv, buildUserFlag, cfg.BuildUser)
-	}
-	return slices.Concat(argv, cfg.Limits.Args(), cfg.ServeArgs)
+	return slices.Concat(runner, []string{"steps", "serve", "--socket", socket, secretFlag},
+		cfg.Args(vmconfig.LingerFlag), cfg.ServeArgs)
 }
 
 // proxyArgv bridges stdin and stdout to the build's socket.

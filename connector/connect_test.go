@@ -22,6 +22,7 @@ import (
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // lease is a share of a connection that counts its releases.
@@ -62,7 +63,7 @@ func newBuild(t testing.TB, s *sshtest.Server, id, command string, change func(*
 		VM:      new(connector.VM),
 		BuildID: id,
 		Runner:  []string{command},
-		TempDir: b.tmp,
+		Options: vmconfig.Options{TempDir: b.tmp},
 		Route:   connector.Streamlocal, // no probe: a stand-in has no socket
 		Log:     b.log,
 	}

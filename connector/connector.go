@@ -19,10 +19,10 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/relay"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 const (
-	defaultTempDir      = "/tmp"
 	defaultReadyTimeout = 30 * time.Second
 	defaultStopTimeout  = 20 * time.Second
 	// maxLeashGrace bounds the time between SIGTERM and SIGKILL for a serve that a leashWrapper ends.
@@ -70,19 +70,11 @@ type Config struct {
 	Bootstrap []*program.Binary
 	// Version is the version of this program. If the VM's differs, a warning is logged. If empty, never.
 	Version string
-	// TempDir is the VM's directory for temporary files. The build's socket directory is made below it. All builds of a
-	// connection should have the same: each TempDir takes a relay, and so a session, of its own. If empty, /tmp.
-	TempDir string
+	// Options are the options of the VM. All builds of a connection should have the same TempDir: each takes a relay, and
+	// so a session, of its own. With Linger the Connector tries to reconnect.
+	vmconfig.Options
 	// Route selects how serve is started and its socket reached. If empty, Auto.
 	Route Route
-	// Isolation is how far the build is separated from the rest of the VM: auto, off, processes or private. If empty,
-	// auto: the best level that the VM allows. With any other level, the build fails if the VM does not allow it.
-	Isolation string
-	// BuildUser is the user that runs the build if the login is root: the name of a user of the VM, or a range of
-	// user ids, FIRST-LAST, of which each build gets one of its own. If empty, the login.
-	BuildUser string
-	// Limits bound the processes of the build. If the VM cannot enforce them, the build fails.
-	Limits program.Limits
 	// ServeArgs are additional arguments for serve, such as --require-pinned. The VM's stepmux must know them.
 	ServeArgs []string
 	// Log receives the output of the build's serve. A *buildlog.Log stays the caller's to close; any other Writer is
@@ -96,10 +88,6 @@ type Config struct {
 	ReadyTimeout time.Duration
 	// StopTimeout bounds the wait for serve's end in Close, including the grace of its jobs. If zero, 20s.
 	StopTimeout time.Duration
-	// Linger lets the build outlive its connection: the step runner continues for this long, at most 24h, without a
-	// manager, and the Connector tries to reconnect. The VM needs a stepmux that supports this. If zero, the build
-	// ends with its connection.
-	Linger time.Duration
 	// Secret is the secret of the build's step runner: 43 to 128 random characters of A-Z a-z 0-9 - _. If empty, New
 	// makes one. Anybody who knows it can attach to a lingering build.
 	Secret string
@@ -159,8 +147,6 @@ func New(cfg Config) (*Connector, error) {
 		return nil, errors.New("connector: Config.Lease is nil")
 	case cfg.VM == nil:
 		return nil, errors.New("connector: Config.VM is nil")
-	case cfg.Linger < 0 || cfg.Linger > wire.MaxLinger:
-		return nil, fmt.Errorf("a build cannot linger for %v: 0 to %v", cfg.Linger, wire.MaxLinger)
 	case cfg.Linger > 0 && cfg.Reconnect == nil:
 		return nil, errors.New("connector: Config.Linger without Config.Reconnect")
 	}
@@ -205,7 +191,6 @@ func (cfg *Config) setDefaults() error {
 	if min(cfg.LogTimeout, cfg.ReadyTimeout, cfg.StopTimeout) < 0 {
 		return errors.New("connector: a time in Config is negative")
 	}
-	cfg.TempDir = cmp.Or(cfg.TempDir, defaultTempDir)
 	cfg.Route = cmp.Or(cfg.Route, Auto)
 	cfg.ReadyTimeout = cmp.Or(cfg.ReadyTimeout, defaultReadyTimeout)
 	cfg.StopTimeout = cmp.Or(cfg.StopTimeout, defaultStopTimeout)
@@ -216,11 +201,7 @@ func (cfg *Config) setDefaults() error {
 	if _, err := ParseRoute(string(cfg.Route)); err != nil {
 		return err
 	}
-	_, err := ParseIsolation(cfg.Isolation)
-	if err == nil {
-		err = CheckBuildUser(cfg.BuildUser)
-	}
-	return err
+	return cfg.Check()
 }
 
 // runner returns the step runner's command.
@@ -239,7 +220,7 @@ func (cfg *Config) search(conn Conn) program.Config {
 		Others:    len(cfg.Runner) == 0,
 		Bootstrap: cfg.Bootstrap,
 		TempDir:   cfg.TempDir,
-		Shared:    cfg.BuildUser != "",
+		Shared:    cfg.OtherUser(),
 		Timeout:   cfg.ReadyTimeout,
 		Logger:    cfg.Logger,
 	}

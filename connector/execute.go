@@ -22,9 +22,9 @@ import (
 	"github.com/stepmux/stepmux/connector/files"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/internal/termtext"
-	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/step/mask"
 )
 
@@ -227,7 +227,7 @@ func (b *build) execute(
 		}
 		job.WorkDir = cmp.Or(job.WorkDir, workDir(b.serve.socket))
 		e := &gitlabExecution{rpc: runnerproto.NewStepRunnerClient(client), job: job, log: log}
-		b.c.isolated(program.Isolation{Level: wire.IsolationOff, Reason: fmt.Sprintf("%v has none", b.program)})
+		b.c.isolated(program.Isolation{Level: vmconfig.Off, Reason: fmt.Sprintf("%v has none", b.program)})
 		result, err = e.run(ctx, calls, end)
 		return result, ErrNoTrace, err
 	}

@@ -5,58 +5,39 @@ import (
 
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/internal/termtext"
-	"github.com/stepmux/stepmux/internal/wire"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // maxReason bounds the VM's reason for its level, in bytes.
 const maxReason = 400
 
-// ParseIsolation checks the name of an isolation level. The empty name means auto.
-func ParseIsolation(name string) (string, error) { return wire.ParseIsolation(name) }
-
-// CheckBuildUser returns an error unless spec is empty, a user name, or a range of user ids, FIRST-LAST, that
-// excludes root, system users and nobody.
-func CheckBuildUser(spec string) error {
-	_, _, _, err := wire.ParseBuildUser(spec)
-	return err
-}
-
-// isolates returns an error if the program does not support the configured limits, build user or isolation level.
+// isolates returns an error if the program does not support the limits, build user or isolation level of the options.
 func (cfg *Config) isolates(p *program.Program) error {
-	if p.Kind == program.StepRunner && cfg.BuildUser != "" {
-		return &ServeError{
-			ExitCode: -1, Err: fmt.Errorf("build user %s needs a stepmux on the VM, whose step runner is %v", cfg.BuildUser, p),
-			Hint: "install stepmux there, or leave out the build user",
-		}
-	}
-	level, _ := ParseIsolation(cfg.Isolation) // New has checked it
-	if p.Kind == program.StepRunner && cfg.Limits != (program.Limits{}) {
-		return &ServeError{
-			ExitCode: -1, Err: fmt.Errorf("limits need a stepmux on the VM, whose step runner is %v", p),
-			Hint: "install stepmux there",
-		}
-	}
-	if p.Kind != program.StepRunner || level == wire.IsolationAuto || level == wire.IsolationOff {
+	demand, demands := cfg.Demand()
+	if p.Kind != program.StepRunner || !demands {
 		return nil
 	}
 	return &ServeError{
-		ExitCode: -1, Err: fmt.Errorf("isolation %s needs a stepmux on the VM, whose step runner is %v", level, p),
-		Hint: "install stepmux there, or ask for auto or off",
+		ExitCode: -1, Err: fmt.Errorf("%s a stepmux on the VM, whose step runner is %v", demand.Needs, p),
+		Hint: "install stepmux there" + demand.Otherwise,
 	}
 }
 
 // isolationOf returns the isolation of a job that has ended. Its texts come from the VM.
 func isolationOf(job *pb.JobState) program.Isolation {
-	i := program.Isolation{Level: job.GetIsolation(), Reason: termtext.Short(job.GetIsolationReason(), maxReason)}
+	i := program.Isolation{
+		Level: vmconfig.Level(job.GetIsolation()), Reason: termtext.Short(job.GetIsolationReason(), maxReason),
+	}
 	switch i.Level {
-	case wire.IsolationOff, wire.IsolationProcesses, wire.IsolationPrivate:
+	case vmconfig.Off, vmconfig.Processes, vmconfig.Private:
 	case "":
 		if i.Reason == "" {
-			i.Level, i.Reason = wire.IsolationOff, "the stepmux on the VM is older than this program and does not isolate builds"
+			i.Level = vmconfig.Off
+			i.Reason = "the stepmux on the VM is older than this program and does not isolate builds"
 		}
 	default: // a newer version's level
-		return program.Isolation{Reason: fmt.Sprintf("unknown level %.40q", i.Level)}
+		return program.Isolation{Reason: fmt.Sprintf("unknown level %.40q", job.GetIsolation())}
 	}
 	return i
 }

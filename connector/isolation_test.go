@@ -9,9 +9,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/connector/program"
-	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 func TestIsolationIsToldAsTheVMSaysItAndBounded(t *testing.T) {
@@ -60,7 +60,7 @@ func TestAGitLabRunnersJobsHaveNoIsolation(t *testing.T) {
 	c := connectTo(t, &endedServer{state: runnerproto.Status_success})
 	_, err := c.Execute(t.Context(), Job{Job: &pb.Job{Script: "true"}}, io.Discard)
 	require.NoError(t, err)
-	require.Equal(t, "off", c.Isolation().Level)
+	require.Equal(t, vmconfig.Off, c.Isolation().Level)
 	require.Regexp(t, "^step-runner.* has none$", c.Isolation().Reason)
 	require.Equal(t, c.Isolation(), c.cfg.VM.Isolation())
 }
@@ -68,18 +68,19 @@ func TestAGitLabRunnersJobsHaveNoIsolation(t *testing.T) {
 func TestTheFlagForALevelIsSentForNamedLevelsOnly(t *testing.T) {
 	plain := []string{"stepmux", "steps", "serve", "--socket", "/s", "--secret-stdin"}
 	argv := func(cfg Config) []string { return cfg.serveArgv([]string{"stepmux"}, "/s") }
-	for _, level := range []string{"", "auto"} {
-		require.Equal(t, plain, argv(Config{Isolation: level}))
+	for _, level := range []vmconfig.Level{"", "auto"} {
+		require.Equal(t, plain, argv(Config{Options: vmconfig.Options{Isolation: level}}))
 	}
-	for _, level := range []string{"off", "processes", "private"} {
-		require.Equal(t, append(plain, "--isolation", level), argv(Config{Isolation: level}))
+	for _, level := range []vmconfig.Level{"off", "processes", "private"} {
+		got := argv(Config{Options: vmconfig.Options{Isolation: level}})
+		require.Equal(t, append(plain, "--isolation", string(level)), got)
 	}
 	require.Equal(t, append(plain, "--build-memory", "33554432", "--build-cpus", "1.5"),
-		argv(Config{Limits: limits.Build{Memory: 32 << 20, CPUs: 1.5}}))
+		argv(Config{Options: vmconfig.Options{Limits: vmconfig.Limits{Memory: 32 << 20, CPUs: 1.5}}}))
 }
 
 func TestAGitLabRunnerHasNoLimits(t *testing.T) {
-	cfg := Config{Limits: limits.Build{PIDs: 64}}
+	cfg := Config{Options: vmconfig.Options{Limits: vmconfig.Limits{PIDs: 64}}}
 	err := cfg.isolates(&program.Program{Kind: program.StepRunner})
 	require.ErrorContains(t, err, "limits need a stepmux on the VM, whose step runner is step-runner")
 	require.NoError(t, cfg.isolates(&program.Program{Kind: program.Stepmux}))

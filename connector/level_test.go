@@ -7,6 +7,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // withoutIsolation is a serve of a version before the flag --isolation.
@@ -16,7 +17,7 @@ esac
 echo "step-runner is listening on socket $socket" >&2; cat >/dev/null`
 
 func TestALevelThatAnOlderServeDoesNotKnowFailsTheBuildBeforeItStarts(t *testing.T) {
-	for _, level := range []string{"off", "processes", "private"} {
+	for _, level := range []vmconfig.Level{vmconfig.Off, vmconfig.Processes, vmconfig.Private} {
 		b := newBuild(t, embedded(t), "b1", runner(t, withoutIsolation), func(c *connector.Config) { c.Isolation = level })
 		_, err := b.Connect(sshtest.Within(t))
 		ended := (*connector.ServeError)(nil)
@@ -33,7 +34,7 @@ func TestALevelThatAnOlderServeDoesNotKnowFailsTheBuildBeforeItStarts(t *testing
 func TestAGitLabRunnerIsRefusedALevelByName(t *testing.T) {
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
 		for _, level := range []string{"processes", "private"} {
-			b := gitlabBuild(t, s, "b1", func(c *connector.Config) { c.Isolation = level })
+			b := gitlabBuild(t, s, "b1", func(c *connector.Config) { c.Isolation = vmconfig.Level(level) })
 			_, err := b.Connect(sshtest.Within(t))
 			require.ErrorContains(t, err,
 				"isolation "+level+" needs a stepmux on the VM, whose step runner is step-runner 17.11.0 for ")
@@ -41,7 +42,7 @@ func TestAGitLabRunnerIsRefusedALevelByName(t *testing.T) {
 			b.requireNothingLeft(t)
 		}
 		for _, level := range []string{"auto", "off"} {
-			b := gitlabBuild(t, s, "b1", func(c *connector.Config) { c.Isolation = level })
+			b := gitlabBuild(t, s, "b1", func(c *connector.Config) { c.Isolation = vmconfig.Level(level) })
 			_, err := b.Connect(sshtest.Within(t))
 			require.NoError(t, err)
 			require.NoError(t, b.Close(sshtest.Within(t)))
@@ -51,7 +52,7 @@ func TestAGitLabRunnerIsRefusedALevelByName(t *testing.T) {
 
 func TestNewRefusesALevelThatIsNone(t *testing.T) {
 	_, err := connector.New(connector.Config{
-		Lease: &lease{}, VM: new(connector.VM), BuildID: "b1", Isolation: "some",
+		Lease: &lease{}, VM: new(connector.VM), BuildID: "b1", Options: vmconfig.Options{Isolation: "some"},
 	})
 	require.EqualError(t, err, `isolation "some": use auto, off, processes or private`)
 }

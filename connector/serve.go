@@ -16,6 +16,7 @@ import (
 	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // serve is a build's step runner on the VM.
@@ -85,14 +86,8 @@ func (s *serve) exitError() error {
 		e.Hint = "it does not know " + secretFlag + ": is it older than this program, or another step runner? " +
 			"install this version on the VM"
 	}
-	if !e.Ready && strings.Contains(e.Stderr, "unknown flag: "+isolationFlag) {
-		e.Hint = "it knows no isolation, so it cannot hold the build apart as asked (" + isolationFlag + ", isolation:): " +
-			"install this version on the VM"
-	}
-	if !e.Ready && strings.Contains(e.Stderr, "unknown flag: "+buildUserFlag) {
-		e.Hint = "it knows no build users (" + buildUserFlag + ", build_user:): install this version on the VM"
-	} else if !e.Ready && strings.Contains(e.Stderr, "unknown flag: --build-") {
-		e.Hint = "it knows no limits of a build (--build-memory, --build-pids, --build-cpus): install this version on the VM"
+	if hint := vmconfig.MissingHint(e.Stderr); !e.Ready && hint != "" {
+		e.Hint = hint
 	}
 	return e
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/stepmux/stepmux/internal/testing/runnertest"
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
 	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // firstBuildID is the first of the ids of builds. No user of the machine has them.
@@ -53,7 +54,7 @@ func rootSite(t *testing.T) *vm {
 func (v *vm) as(t *testing.T, user, level string, route connector.Route) *instance.Provider {
 	t.Helper()
 	return v.provider(t, 3, func(c *instance.Config, in *instance.Instance) {
-		c.Route, in.BuildUser, in.Isolation = route, user, level
+		c.Route, in.BuildUser, in.Isolation = route, user, vmconfig.Level(level)
 	})
 }
 
@@ -176,7 +177,7 @@ func TestBuildsOfARootLoginRunAsAUserByName(t *testing.T) {
 		t.Run(level, func(t *testing.T) {
 			p := v.via(t, proxy.Addr()).provider(t, 1, func(c *instance.Config, in *instance.Instance) {
 				c.Bootstrap = []*program.Binary{end}
-				in.BuildUser, in.Isolation = "builder", level
+				in.BuildUser, in.Isolation = "builder", vmconfig.Level(level)
 			})
 			e, log := lingers(t, p, "build-"+level, time.Minute)
 			_, err = e.Connect(t.Context())
@@ -196,7 +197,7 @@ func TestBuildsOfARootLoginRunAsAUserByName(t *testing.T) {
 				"caps    \n", id, group)+left+"begun\n", jobLines(log))
 			require.NoError(t, e.Cleanup(t.Context()))
 			require.Empty(t, e.Left())
-			require.Equal(t, level, e.Isolation().Level)
+			require.Equal(t, vmconfig.Level(level), e.Isolation().Level)
 			v.requireClean(t)
 		})
 	}

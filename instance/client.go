@@ -100,8 +100,8 @@ func (e *Executor) Equip(ctx context.Context) (missing string, err error) {
 	defer lease.Release()
 	cfg := e.provider.cfg
 	return connector.Equip(ctx, connector.Config{
-		Lease: sharedConn{lease}, VM: s.member.vm, Runner: s.member.Runner, TempDir: s.member.TempDir, Route: cfg.Route,
-		BuildUser: s.member.BuildUser, Bootstrap: cfg.Bootstrap, Version: cfg.Version, ReadyTimeout: cfg.ReadyTimeout,
+		Lease: sharedConn{lease}, VM: s.member.vm, Runner: s.member.Runner, Options: s.member.Options,
+		Route: cfg.Route, Bootstrap: cfg.Bootstrap, Version: cfg.Version, ReadyTimeout: cfg.ReadyTimeout,
 		Logger: cfg.Logger.With("instance", s.member.ID),
 	})
 }

@@ -20,10 +20,10 @@ import (
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/connector/script"
 	"github.com/stepmux/stepmux/internal/flight"
-	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // Executor runs one build on one instance. Call Prepare, then Connect and Execute (for steps), Run (a shell script)
@@ -138,7 +138,7 @@ func (e *Executor) Isolation() program.Isolation {
 		return program.Isolation{}
 	}
 	i := e.connector.Isolation()
-	if e.box != nil && i.Level == wire.IsolationOff && i.Reason == "" {
+	if e.box != nil && i.Level == vmconfig.Off && i.Reason == "" {
 		i.Reason = "the build has a container of its own"
 		if spec, ok := e.build.Place.(*docker.Spec); ok && spec.Container != "" {
 			i.Reason = "the build shares a container that was there before"
@@ -208,12 +208,11 @@ func (e *Executor) connect(ctx context.Context, attach string) (_ func() (io.Rea
 	var started atomic.Bool
 	into := connector.Config{
 		VM: s.member.vm, BuildID: e.build.ID,
-		Runner: s.member.Runner, TempDir: s.member.TempDir, Route: cfg.Route,
-		Isolation: s.member.Isolation, BuildUser: s.member.BuildUser, Limits: s.member.Limits,
+		Runner: s.member.Runner, Options: s.member.Options, Route: cfg.Route,
 		Bootstrap: cfg.Bootstrap, Version: cfg.Version, Log: e.log, Trace: cfg.Trace,
 		LogTimeout: cfg.LogTimeout, ReadyTimeout: cfg.ReadyTimeout, StopTimeout: cfg.StopTimeout,
 		Secret: e.build.Secret, Attach: attach,
-		Linger: e.linger(s), Reconnect: func(ctx context.Context) (connector.Lease, error) {
+		Reconnect: func(ctx context.Context) (connector.Lease, error) {
 			lease, err := e.reconnect(ctx, s, func() bool { return !started.Load() && leave() })
 			if err != nil {
 				return nil, err
@@ -222,12 +221,9 @@ func (e *Executor) connect(ctx context.Context, attach string) (_ func() (io.Rea
 		},
 		Logger: cfg.Logger.With("build", e.build.ID, "instance", s.member.ID),
 	}
+	into.Linger = e.linger(s)
 	if e.build.Place != nil {
-		into.Limits = program.Limits{} // the place has its own
-		if level, _ := connector.ParseIsolation(into.Isolation); level == wire.IsolationAuto {
-			into.Isolation = wire.IsolationOff // the container isolates the build, and most allow no namespaces
-		}
-		into.BuildUser = "" // a user of the VM; the image has its own
+		into.Options = into.InContainer()
 	}
 	err = e.leaseFor(ctx, s, &into, leave)
 	if errors.Is(err, place.ErrUnusable) {
@@ -369,8 +365,7 @@ func (e *Executor) Run(ctx context.Context, text []byte) (err error) {
 	}
 	return exitError(script.Run(ctx, starter, script.Script{
 		Shell: e.build.Shell, Text: text, Grace: e.provider.cfg.Grace, Stdout: e.log, Stderr: e.log,
-		ReadyTimeout: e.provider.cfg.ReadyTimeout, Isolation: s.member.Isolation, TempDir: s.member.TempDir,
-		BuildUser: s.member.BuildUser, Limits: s.member.Limits,
+		ReadyTimeout: e.provider.cfg.ReadyTimeout, Options: s.member.Options,
 	}))
 }
 
@@ -387,7 +382,7 @@ func (e *Executor) starter(ctx context.Context, s *slot, lease *pool.Lease[*mux.
 	}
 	relay, err := connector.StartRelay(ctx, connector.Config{
 		Lease: sharedConn{lease}, VM: s.member.vm,
-		Runner: s.member.Runner, TempDir: s.member.TempDir, Route: e.provider.cfg.Route,
+		Runner: s.member.Runner, Options: s.member.Options, Route: e.provider.cfg.Route,
 		Logger: e.provider.cfg.Logger.With("instance", s.member.ID),
 	})
 	if relay == nil {

@@ -14,9 +14,9 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/place/docker"
 	"github.com/stepmux/stepmux/connector/place/kubernetes"
-	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // Instance is a VM, or a Kubernetes cluster.
@@ -45,20 +45,12 @@ type Instance struct {
 	// Runner is the step runner's command there; see connector.Config. If empty, connector.DefaultRunner, or one of
 	// GitLab's step runners if that is missing.
 	Runner []string
-	// TempDir is its directory for temporary files. If empty, /tmp.
-	TempDir string
-	// Isolation is how far builds are separated from the rest of the machine; see connector.Config. If empty, auto.
-	Isolation string
-	// BuildUser is the user that runs builds if the login is root; see connector.Config. If empty, the login.
-	BuildUser string
-	// Limits bound each build; see connector.Config. If zero, there is no limit. Limits of a build's Place take
+	// Options say how it runs builds. Linger is for builds whose own Linger is nil. Limits of a build's Place take
 	// precedence.
-	Limits program.Limits
+	vmconfig.Options
 	// OS is its operating system, as Go names it (GOOS). If empty, linux. The VM's end needs Linux: on another system
 	// nothing can run, and native steps are not among the features.
 	OS string
-	// Linger is how long builds whose Linger is nil outlive their link; see connector.Config.
-	Linger time.Duration
 	// Revision changes with the login. If it differs from the Revision that this ID had before, the connection is
 	// replaced.
 	Revision string
@@ -209,10 +201,7 @@ func check(instances []Instance) error {
 		case in.MaxUses < 0:
 			return fmt.Errorf("instance %s: %d uses at most", in.ID, in.MaxUses)
 		}
-		if _, err := connector.ParseIsolation(in.Isolation); err != nil {
-			return fmt.Errorf("instance %s: %w", in.ID, err)
-		}
-		if err := connector.CheckBuildUser(in.BuildUser); err != nil {
+		if err := in.Check(); err != nil {
 			return fmt.Errorf("instance %s: %w", in.ID, err)
 		}
 		if in.Cluster == nil {

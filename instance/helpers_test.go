@@ -22,6 +22,7 @@ import (
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // servers are those the whole way is tested on.
@@ -92,7 +93,7 @@ func (v *vm) instance(t testing.TB, capacity int) instance.Instance {
 		Addr:     v.Addr,
 		Capacity: capacity,
 		Runner:   v.runner,
-		TempDir:  v.tmp,
+		Options:  vmconfig.Options{TempDir: v.tmp},
 		SSH: mux.Config{
 			User:     v.User,
 			Auth:     []login.Auth{login.Key("of the test", v.Signer)},

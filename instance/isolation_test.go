@@ -17,7 +17,7 @@ import (
 	"github.com/stepmux/stepmux/instance/control"
 	"github.com/stepmux/stepmux/instance/metrics"
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
-	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // isolated runs a job on p's instance and returns its isolation, its output and its error.
@@ -39,7 +39,7 @@ func TestABuildHasTheLevelThatItsInstanceNames(t *testing.T) {
 	outside, err := os.Readlink("/proc/self/ns/pid")
 	require.NoError(t, err)
 	onServers(t, func(t *testing.T, v *vm) {
-		for _, level := range []string{"processes", "private", "off"} {
+		for _, level := range []vmconfig.Level{vmconfig.Processes, vmconfig.Private, vmconfig.Off} {
 			p := v.provider(t, 1, func(_ *instance.Config, in *instance.Instance) { in.Isolation = level })
 			require.Zero(t, p.Stat().Instances[0].Isolation)
 			for n := range 2 { // the second one may have a serve that was started ahead
@@ -50,7 +50,7 @@ func TestABuildHasTheLevelThatItsInstanceNames(t *testing.T) {
 				require.NoError(t, err)
 				require.Equal(t, program.Isolation{Level: level}, got)
 				require.Equal(t, got, p.Stat().Instances[0].Isolation)
-				require.Equal(t, level == "off", out == outside+"\n", "the namespace of the job is %s", out)
+				require.Equal(t, level == vmconfig.Off, out == outside+"\n", "the namespace of the job is %s", out)
 			}
 			require.NoError(t, p.Close())
 		}
@@ -63,7 +63,7 @@ func vmWithoutWalls(t *testing.T) *vm {
 	t.Helper()
 	const unshare = "/usr/bin/unshare"
 	sshtest.RequirePart(t, "util-linux", unshare)
-	t.Setenv(wire.IsolationVar, "auto")
+	t.Setenv(vmconfig.LevelVar, "auto")
 	const limit = "echo 0 >/proc/sys/user/max_user_namespaces && echo 0 >/proc/sys/user/max_pid_namespaces"
 	limited := []string{unshare, "--user", "--map-current-user", "--keep-caps", "sh", "-c", limit + ` && exec "$@"`, "sh"}
 	if out, err := exec.Command(limited[0], append(limited[1:], "true")...).CombinedOutput(); err != nil {
@@ -79,7 +79,7 @@ func TestAutoIsOffWhereThereAreNoWallsAndSaysWhy(t *testing.T) {
 	p := v.provider(t, 1, nil)
 	got, _, err := isolated(t, p, "b1", "true")
 	require.NoError(t, err)
-	require.Equal(t, "off", got.Level)
+	require.Equal(t, vmconfig.Off, got.Level)
 	require.Contains(t, got.Reason, "isolation processes is not available: ")
 	require.Equal(t, got, p.Stat().Instances[0].Isolation)
 
@@ -121,25 +121,26 @@ func TestAScriptHasTheLevelThatItsInstanceNamesOrIsRefused(t *testing.T) {
 	outside, err := os.Readlink("/proc/self/ns/pid")
 	require.NoError(t, err)
 	onServers(t, func(t *testing.T, v *vm) {
-		for _, level := range []string{"off", "processes", "private"} {
+		for _, level := range []vmconfig.Level{vmconfig.Off, vmconfig.Processes, vmconfig.Private} {
 			p := v.provider(t, 1, func(_ *instance.Config, in *instance.Instance) { in.Isolation = level })
 			log := &sshtest.Log{}
 			e := p.Executor(instance.Build{ID: "b1", Log: log})
 			require.NoError(t, e.Prepare(sshtest.Within(t)))
 			err := e.Run(sshtest.Within(t), []byte("readlink /proc/self/ns/pid\n"))
 			require.NoError(t, e.Cleanup(sshtest.Within(t)))
-			if strings.HasSuffix(t.Name(), "without_relay") && level != "off" {
+			if strings.HasSuffix(t.Name(), "without_relay") && level != vmconfig.Off {
 				requireReason(t, err, instance.RunnerSystemFailure, 0)
-				require.ErrorContains(t, err, "isolation "+level+" needs a relay, and the script runs in an SSH session of its own")
+				require.ErrorContains(t, err,
+					"isolation "+level.String()+" needs a relay, and the script runs in an SSH session of its own")
 				continue
 			}
 			require.NoError(t, err)
-			require.Equal(t, level == "off", log.String() == outside+"\n", "the namespace of the script is %s", log)
+			require.Equal(t, level == vmconfig.Off, log.String() == outside+"\n", "the namespace of the script is %s", log)
 		}
 	})
 }
 
 func TestAGroupRefusesALevelThatIsNone(t *testing.T) {
-	_, err := instance.NewGroup(instance.Instance{ID: "a", Addr: "a:22", Isolation: "high"})
+	_, err := instance.NewGroup(instance.Instance{ID: "a", Addr: "a:22", Options: vmconfig.Options{Isolation: "high"}})
 	require.EqualError(t, err, `instance a: isolation "high": use auto, off, processes or private`)
 }

@@ -9,9 +9,9 @@ import (
 
 	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/connector/place/kubernetes"
-	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/testing/kubetest"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // The limits of an instance were those of builds on a VM and in containers, and not of builds in pods.
@@ -30,7 +30,7 @@ func TestAPodHasTheLimitsOfItsInstance(t *testing.T) {
 		return true
 	})
 	group, err := instance.NewGroup(instance.Instance{
-		ID: "cluster", Cluster: cluster, Limits: program.Limits{Memory: 64 << 20, CPUs: 1.1},
+		ID: "cluster", Cluster: cluster, Options: vmconfig.Options{Limits: vmconfig.Limits{Memory: 64 << 20, CPUs: 1.1}},
 	})
 	require.NoError(t, err)
 	p, err := instance.NewProvider(instance.Config{Group: group})

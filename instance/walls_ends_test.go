@@ -19,7 +19,7 @@ import (
 
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
-	"github.com/stepmux/stepmux/remote/walls"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // hostileEndsVar is the number of builds of TestHostileEndsLeaveNothing.
@@ -52,7 +52,7 @@ func TestHostileEndsLeaveNothing(t *testing.T) {
 	require.NoError(t, err, hostileEndsVar)
 	var sites []*site
 	for _, route := range wallsRoutes {
-		s := newSite(t, walls.Processes, route)
+		s := newSite(t, vmconfig.Processes, route)
 		s.tool(t)
 		sites = append(sites, s)
 	}

@@ -20,7 +20,7 @@ import (
 	"github.com/stepmux/stepmux/internal/testing/runnertest"
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
-	"github.com/stepmux/stepmux/remote/walls"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // walled is a script that succeeds behind walls alone.
@@ -115,7 +115,7 @@ func (s *site) gitServers(t *testing.T) map[string]string {
 
 func TestHabitsOfJobsWorkBehindWalls(t *testing.T) {
 	t.Parallel()
-	for _, level := range []walls.Level{walls.Processes, walls.Private} {
+	for _, level := range []vmconfig.Level{vmconfig.Processes, vmconfig.Private} {
 		t.Run(level.String(), func(t *testing.T) {
 			t.Parallel()
 			s := newSite(t, level, connector.Relay)
@@ -123,7 +123,7 @@ func TestHabitsOfJobsWorkBehindWalls(t *testing.T) {
 			env["TOOL"] = s.tool(t)
 			maps.Copy(env, s.gitServers(t))
 			for _, h := range habits {
-				if level == walls.Private && strings.HasPrefix(h.name, slow) {
+				if level == vmconfig.Private && strings.HasPrefix(h.name, slow) {
 					continue
 				}
 				t.Run(h.name, func(t *testing.T) {
@@ -142,7 +142,7 @@ func TestHabitsOfJobsWorkBehindWalls(t *testing.T) {
 
 func TestWorkDirectoryBelowAHiddenOneIsVisible(t *testing.T) {
 	t.Parallel()
-	s := newSite(t, walls.Processes, connector.Relay)
+	s := newSite(t, vmconfig.Processes, connector.Relay)
 	job := script(walled + ` && pwd && echo text >file && ls /tmp`)
 	out := &sshtest.Log{}
 	for _, hidden := range []string{"/tmp", "/var/tmp", "/dev/shm"} {
@@ -164,12 +164,12 @@ func TestWorkDirectoryBelowAHiddenOneIsVisible(t *testing.T) {
 
 func TestHomeBelowTmpIsTheBuildsToo(t *testing.T) {
 	t.Parallel()
-	s := newSite(t, walls.Processes, connector.Relay)
+	s := newSite(t, vmconfig.Processes, connector.Relay)
 	home := dirIn(t, "/tmp")
 	out, err := s.run(t, "b1", `cd; `+walled+` && export HOME=`+home+`; ls -d `+home, nil)
 	require.Error(t, err, "another directory of /tmp is hidden: %s", out)
 
-	s = newSite(t, walls.Processes, connector.Relay, "HOME="+home)
+	s = newSite(t, vmconfig.Processes, connector.Relay, "HOME="+home)
 	out, err = s.run(t, "b1", walled+` && [ $HOME = `+home+` ] && echo kept >~/file && ! echo evil >>~/.bashrc`, nil)
 	require.NoError(t, err, "%s", out)
 	require.FileExists(t, filepath.Join(home, "file"))
@@ -177,7 +177,7 @@ func TestHomeBelowTmpIsTheBuildsToo(t *testing.T) {
 
 func TestPrivateHomeKeepsNothing(t *testing.T) {
 	t.Parallel()
-	s := newSite(t, walls.Private, connector.Relay)
+	s := newSite(t, vmconfig.Private, connector.Relay)
 	require.NoError(t, os.WriteFile(filepath.Join(s.home, "before"), []byte("text"), 0o600))
 	out, err := s.run(t, "b1", walled+` && echo a >~/after && echo evil >>~/.bashrc && echo evil >~/.gitconfig`, nil)
 	require.NoError(t, err, "%s", out)
@@ -199,7 +199,7 @@ func TestPrivateHomeIsEmptyWithoutAnOverlay(t *testing.T) {
 	home := filepath.Join(newHome(t), "a,b")
 	require.NoError(t, os.MkdirAll(home, 0o700))
 	require.NoError(t, os.WriteFile(filepath.Join(home, "before"), nil, 0o600))
-	s := newSite(t, walls.Private, connector.Relay, "HOME="+home)
+	s := newSite(t, vmconfig.Private, connector.Relay, "HOME="+home)
 	out, err := s.run(t, "b1", walled+` && [ $HOME = '`+home+`' ] && [ ! -e ~/before ] && echo a >~/after`, nil)
 	require.NoError(t, err, "%s", out)
 	require.NoFileExists(t, filepath.Join(home, "after"))
@@ -208,7 +208,7 @@ func TestPrivateHomeIsEmptyWithoutAnOverlay(t *testing.T) {
 // A program that its user cannot read had no walls: the files in /proc of its inits belonged to root.
 func TestAProgramThatItsUserCannotReadHasWalls(t *testing.T) {
 	t.Parallel()
-	for _, level := range []walls.Level{walls.Auto, walls.Processes, walls.Private} {
+	for _, level := range []vmconfig.Level{vmconfig.Auto, vmconfig.Processes, vmconfig.Private} {
 		t.Run(level.String(), func(t *testing.T) {
 			t.Parallel()
 			s := newSite(t, level, connector.Relay)
@@ -226,7 +226,7 @@ func TestAutoRunsNoSudoOfAJob(t *testing.T) {
 	t.Parallel()
 	bin := filepath.Join(newHome(t), "bin")
 	require.NoError(t, os.Mkdir(bin, 0o700))
-	s := newSite(t, walls.Auto, connector.Relay, "PATH="+bin+":/usr/bin:/bin")
+	s := newSite(t, vmconfig.Auto, connector.Relay, "PATH="+bin+":/usr/bin:/bin")
 	ran := filepath.Join(bin, "ran")
 	out, err := s.run(t, "b1", "printf '#!/bin/sh\\nid >>"+ran+"\\n' >"+bin+"/sudo; chmod +x "+bin+"/sudo", nil)
 	require.NoError(t, err, "%s", out)
@@ -247,7 +247,7 @@ func TestNoGitOfAJobFetchesSteps(t *testing.T) {
 	server := fetchtest.ServeGit(t, root)
 	bin := filepath.Join(newHome(t), "bin")
 	require.NoError(t, os.Mkdir(bin, 0o700))
-	s := newSite(t, walls.Processes, connector.Relay, "PATH="+bin+":/usr/bin:/bin")
+	s := newSite(t, vmconfig.Processes, connector.Relay, "PATH="+bin+":/usr/bin:/bin")
 	ran := filepath.Join(bin, "ran")
 	out, job := &sshtest.Log{}, connector.Job{Job: &stepmuxv1.Job{Steps: []byte(`run:
   - {name: plant, script: "printf '#!/bin/sh\nid >>` + ran + `\n' >` + bin + `/git; chmod +x ` + bin + `/git"}
@@ -263,7 +263,7 @@ func TestNoGitOfAJobFetchesSteps(t *testing.T) {
 // there, took them for missing, and its job gave the right back and wrote them.
 func TestAJobThatClosesADirectoryOfLoginFilesOpensThemForNoBuild(t *testing.T) {
 	t.Parallel()
-	s := newSite(t, walls.Processes, connector.Relay)
+	s := newSite(t, vmconfig.Processes, connector.Relay)
 	for i, mode := range []string{"000", "500"} {
 		out, err := s.run(t, fmt.Sprintf("a%d", i), walled+` && cd && chmod `+mode+` .config .local`, nil)
 		require.NoError(t, err, "%s", out)

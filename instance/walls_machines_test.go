@@ -13,7 +13,7 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
-	"github.com/stepmux/stepmux/remote/walls"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // narrowMachines are machines on which walls cannot be had, made by namespaces around the VM's end.
@@ -46,13 +46,13 @@ func (s *site) on(t testing.TB, setUp string, flags ...string) {
 func TestALevelThatCannotBeHadIsAnErrorAndAutoGoesOnWithout(t *testing.T) {
 	t.Parallel()
 	for _, m := range narrowMachines {
-		for _, level := range []walls.Level{walls.Processes, walls.Private, walls.Auto} {
+		for _, level := range []vmconfig.Level{vmconfig.Processes, vmconfig.Private, vmconfig.Auto} {
 			t.Run(m.name+", "+level.String(), func(t *testing.T) {
 				t.Parallel()
 				s := newSite(t, level, connector.Relay)
 				s.on(t, m.setUp)
 				out, err := s.run(t, "b1", "echo ran; ! "+walled, nil)
-				if level == walls.Auto {
+				if level == vmconfig.Auto {
 					require.NoError(t, err, "%s", out)
 					require.Equal(t, "ran\n", out)
 				} else {
@@ -73,7 +73,7 @@ func TestALevelThatCannotBeHadIsAnErrorAndAutoGoesOnWithout(t *testing.T) {
 // A /proc with hidepid=2 shows a user its own processes alone.
 func TestWallsAreHadWhereProcHidesProcesses(t *testing.T) {
 	t.Parallel()
-	s := newSite(t, walls.Processes, connector.Relay)
+	s := newSite(t, vmconfig.Processes, connector.Relay)
 	s.on(t, "mount -t proc -o hidepid=2 proc /proc", "-pf", "--kill-child")
 	out, err := s.run(t, "b1", walled+" && $TOOL daemon left", map[string]string{"TOOL": s.tool(t)})
 	require.NoError(t, err, "%s", out)
@@ -85,10 +85,10 @@ func TestWallsAreHadWhereProcHidesProcesses(t *testing.T) {
 // a session of screen, reached by one in /run/screen. Arch and openSUSE have other names for that directory.
 func TestTheUsersManagerOfServicesIsHidden(t *testing.T) {
 	t.Parallel()
-	for level, text := range map[walls.Level]string{
-		walls.Processes: walled + ` && d=/run/user/$(id -u) && [ -d $d ] &&
+	for level, text := range map[vmconfig.Level]string{
+		vmconfig.Processes: walled + ` && d=/run/user/$(id -u) && [ -d $d ] &&
 			[ -z "$(ls -A $d /run/screen /run/screens /run/uscreens | grep -v :)" ]`,
-		walls.Off: `[ -s /run/user/$(id -u)/bus ] && [ "$(cat /run/*screen*/socket | grep -c text)" = 3 ]`,
+		vmconfig.Off: `[ -s /run/user/$(id -u)/bus ] && [ "$(cat /run/*screen*/socket | grep -c text)" = 3 ]`,
 	} {
 		t.Run(level.String(), func(t *testing.T) {
 			t.Parallel()
@@ -104,7 +104,7 @@ func TestTheUsersManagerOfServicesIsHidden(t *testing.T) {
 // Symptom: the first session of the user that began during a build brought its directory into the build.
 func TestASessionThatBeginsLaterBringsNoSocketsIntoABuild(t *testing.T) {
 	t.Parallel()
-	s := newSite(t, walls.Processes, connector.Relay)
+	s := newSite(t, vmconfig.Processes, connector.Relay)
 	s.on(t, `mount --make-rshared /; mount -t tmpfs none /run; mkdir /run/user
 		(for i in $(seq 300); do
 			[ -e ~/built ] && mkdir /run/user/$(id -u) && mount -t tmpfs none /run/user/$(id -u) &&
@@ -119,7 +119,7 @@ func TestASessionThatBeginsLaterBringsNoSocketsIntoABuild(t *testing.T) {
 // While one build has all processes that the user may have, another one fails, for a reason that says so.
 func TestABuildThatFindsTheLimitOfProcessesFullSaysSo(t *testing.T) {
 	t.Parallel()
-	s := newSite(t, walls.Processes, connector.Relay)
+	s := newSite(t, vmconfig.Processes, connector.Relay)
 	s.on(t, "prlimit --pid $$ --nproc=150:150")
 	full := &sshtest.Log{}
 	job := script(walled + " && $TOOL fill 200")
@@ -155,7 +155,7 @@ func TestPingWorksBehindWallsWhereItsGroupMay(t *testing.T) {
 	} {
 		t.Run(m.name, func(t *testing.T) {
 			t.Parallel()
-			s := newSite(t, walls.Processes, connector.Relay)
+			s := newSite(t, vmconfig.Processes, connector.Relay)
 			s.on(t, "PATH=$PATH:/usr/sbin:/sbin ip link set lo up; "+m.setUp)
 			out, err := s.run(t, "b1", walled+" && "+m.text, nil)
 			require.NoError(t, err, "%s", out)
@@ -167,7 +167,7 @@ func TestPingWorksBehindWallsWhereItsGroupMay(t *testing.T) {
 // job's directory mounted where the link leads, which could be /usr/bin.
 func TestALinkInThePlaceOfALoginFileLeadsNoMountElsewhere(t *testing.T) {
 	t.Parallel()
-	s := newSite(t, walls.Processes, connector.Relay)
+	s := newSite(t, vmconfig.Processes, connector.Relay)
 	out := &sshtest.Log{}
 	job := script(`mkdir -p ~/.config/autostart; echo text >~/.config/autostart/loot; ln -s /mnt ~/.config/autostart.other
 		echo begun; exec $TOOL exchange ~/.config/autostart`)

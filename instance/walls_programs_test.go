@@ -9,7 +9,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
-	"github.com/stepmux/stepmux/remote/walls"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // largePrograms need setuid programs or services of the machine. They work at off and not behind walls, with the error
@@ -57,8 +57,8 @@ func TestLargeProgramsBehindWalls(t *testing.T) {
 			for _, part := range p.parts {
 				sshtest.RequirePart(t, p.name, part)
 			}
-			for level, text := range map[walls.Level]string{
-				walls.Off: p.off, walls.Processes: walled + "\n" + p.behind, walls.Private: walled + "\n" + p.behind,
+			for level, text := range map[vmconfig.Level]string{
+				vmconfig.Off: p.off, vmconfig.Processes: walled + "\n" + p.behind, vmconfig.Private: walled + "\n" + p.behind,
 			} {
 				t.Run(level.String(), func(t *testing.T) {
 					s := newSite(t, level, connector.Relay)

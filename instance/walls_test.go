@@ -25,7 +25,7 @@ import (
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
-	"github.com/stepmux/stepmux/remote/walls"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // wallsRoutes are the routes on which isolation is tested.
@@ -40,13 +40,13 @@ type site struct {
 
 // newSite starts such a VM. The isolation of root's builds differs from that of an ordinary user's, so the test is
 // skipped for root: .ci/run runs the tests as an ordinary user.
-func newSite(t testing.TB, level walls.Level, route connector.Route, environ ...string) *site {
+func newSite(t testing.TB, level vmconfig.Level, route connector.Route, environ ...string) *site {
 	t.Helper()
 	if os.Geteuid() == 0 {
 		t.Skip("this is a test of isolation between builds of an ordinary user, and this user is root")
 	}
 	s := &site{home: newHome(t)}
-	env := append(environ, "SHLVL=1", "HOME="+s.home, wire.IsolationVar+"="+level.String())
+	env := append(environ, "SHLVL=1", "HOME="+s.home, vmconfig.LevelVar+"="+level.String())
 	s.vm = newVM(t, sshtest.OpenSSH(t, "SetEnv "+strings.Join(env, " ")))
 	program := filepath.Join(s.home, ".cache/stepmux/0123/stepmux")
 	require.NoError(t, os.MkdirAll(filepath.Dir(program), 0o700))
@@ -140,7 +140,7 @@ exit 7
 )
 
 // newScene starts the victim.
-func newScene(t testing.TB, level walls.Level, route connector.Route) *scene {
+func newScene(t testing.TB, level vmconfig.Level, route connector.Route) *scene {
 	t.Helper()
 	sshtest.RequirePart(t, "openssh-client", "/usr/bin/ssh-agent")
 	sshtest.RequirePart(t, "util-linux", "/usr/bin/ipcmk")
@@ -168,7 +168,7 @@ func newScene(t testing.TB, level walls.Level, route connector.Route) *scene {
 		return value
 	}
 
-	if level == walls.Off { // an attack may kill the victim before it removes them
+	if level == vmconfig.Off { // an attack may kill the victim before it removes them
 		t.Cleanup(func() {
 			left, _ := filepath.Glob("/tmp/" + mark + "*") // the pattern is right
 			for _, file := range append(left, "/var/tmp/"+mark, "/dev/shm/"+mark) {
@@ -278,7 +278,7 @@ func TestNoAttackSucceedsThroughWalls(t *testing.T) {
 	for _, route := range wallsRoutes {
 		t.Run(string(route), func(t *testing.T) {
 			t.Parallel()
-			s := newScene(t, walls.Processes, route)
+			s := newScene(t, vmconfig.Processes, route)
 			tried := 0
 			for i := range wallsAttacks {
 				a := &wallsAttacks[i]
@@ -306,7 +306,7 @@ func TestAttacksThatSucceedWithoutWalls(t *testing.T) {
 		}
 		t.Run(a.name, func(t *testing.T) {
 			t.Parallel()
-			s := newScene(t, walls.Off, connector.Relay)
+			s := newScene(t, vmconfig.Off, connector.Relay)
 			defer s.reset(t)
 			out, err := s.attack(t, a)
 			require.Equal(t, a.without == open, a.succeeded(s, out), "output: %s, result: %v", out, err)

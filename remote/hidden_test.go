@@ -12,8 +12,8 @@ import (
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/internal/testing/fetchtest"
 	"github.com/stepmux/stepmux/internal/testing/remotetest"
-	"github.com/stepmux/stepmux/internal/wire"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // hello is a step that says where it runs.
@@ -60,7 +60,7 @@ func TestAFileOfAHiddenWorkDirectoryIsReadBeforeTheFirstCommand(t *testing.T) {
 	s.waitReady(t)
 	client := clientOf(t, socket)
 	runScript(t, client, "first", "true")
-	if first := finalState(t, client, "first"); first.GetIsolation() != wire.IsolationProcesses {
+	if first := finalState(t, client, "first"); first.GetIsolation() != string(vmconfig.Processes) {
 		t.Skip("part missing: namespaces: ", first.GetIsolationReason())
 	}
 	for i, base := range []string{"/tmp", "/var/tmp", "/dev/shm", elsewhere} {

@@ -12,31 +12,19 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/rmtree"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/cgroup"
 	"github.com/stepmux/stepmux/remote/pipe"
 	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
-// IsolationConfig says how TellIsolation tries an isolation level.
-type IsolationConfig struct {
-	// Level is the level to try. Auto is the best level that the VM offers.
-	Level walls.Level
-	// TempDir is the parent of the builds' directories, as in a relay's Config. Required.
-	TempDir string
-	// BuildUser is as in ServeConfig.
-	BuildUser string
-	// Limits are the limits to try. If zero, one of each kind.
-	Limits limits.Build
-}
-
 // isolationReport is the output of TellIsolation.
 type isolationReport struct {
 	// Level is the level that builds get. It is empty if the level that was asked for is not available.
-	Level string `json:"level"`
+	Level vmconfig.Level `json:"level"`
 	// Reason says why Level is Off although Auto was asked for, or why it is empty. Remedy is advice for an operator.
 	Reason string `json:"reason,omitempty"`
 	Remedy string `json:"remedy,omitempty"`
@@ -51,19 +39,21 @@ type isolationReport struct {
 
 // TellIsolation finds out which isolation level and limits builds get on this VM. It starts an init with the level, as
 // serve does, ends it, and writes an isolationReport to out, in one line of JSON. A level that is not available is no
-// error. The login files that walls make in HOME stay, as after the first build; nothing else does.
-func TellIsolation(ctx context.Context, out io.Writer, cfg IsolationConfig) (err error) {
-	if err := pipe.Conceal(); err != nil {
+// error. Without limits in o it tries one of each kind. The login files that walls make in HOME stay, as after the
+// first build; nothing else does.
+func TellIsolation(ctx context.Context, out io.Writer, o vmconfig.Options) (err error) {
+	if err := errors.Join(pipe.Conceal(), o.Check()); err != nil {
 		return fmt.Errorf("isolation: %w", err)
 	}
-	noLimits := cgroup.Check(cmp.Or(cfg.Limits, limits.Build{Memory: 1, PIDs: 1, CPUs: 1})) // with root's rights
-	user, init, err := become(cfg.BuildUser, cfg.Level, limits.Build{})
+	noLimits := cgroup.Check(cmp.Or(o.Limits, vmconfig.Limits{Memory: 1, PIDs: 1, CPUs: 1})) // with root's rights
+	o.Limits = vmconfig.Limits{}
+	user, init, err := become(o)
 	if err != nil {
 		return fmt.Errorf("isolation: %w", err)
 	}
 	defer user.Close()
 	defer func() { _ = init.Close() }() // for returns before the Close below, whose error is returned
-	dir, err := os.MkdirTemp(cfg.TempDir, "stepmux-isolation-")
+	dir, err := os.MkdirTemp(o.TempDir, "stepmux-isolation-")
 	if err != nil {
 		return fmt.Errorf("isolation: make a directory: %w", err)
 	}
@@ -75,13 +65,13 @@ func TellIsolation(ctx context.Context, out io.Writer, cfg IsolationConfig) (err
 	if err := user.UseHome(dir); err != nil {
 		return fmt.Errorf("isolation: %w", err)
 	}
-	init.Room, init.OrphanDir = room(cfg.Level, dir, component.DefaultDir()), dir
+	init.Room, init.OrphanDir = room(o.Isolation, dir, component.DefaultDir()), dir
 	init.Prepare() //nolint:contextcheck // the start of an init is bounded by itself
 	level, why := init.Isolation(ctx)
 	if err := init.Close(); err != nil {
 		return fmt.Errorf("isolation: %w", err)
 	}
-	told := isolationReport{Level: string(level)}
+	told := isolationReport{Level: level}
 	if why != nil {
 		told.Remedy = walls.Remedy(why)
 		told.Reason = strings.TrimSuffix(why.Error(), " ("+told.Remedy+")")

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/job"
 	"github.com/stepmux/stepmux/remote/job/service"
 	"github.com/stepmux/stepmux/remote/proc"
@@ -46,7 +47,8 @@ func openJobs(
 	init.OrphanDir = dir
 	cfg.Dir, cfg.Init, cfg.Language = dir, init, action.New(serve.Actions)
 	cfg.Fetcher = &component.Fetcher{
-		Command: fetchCommand, Dir: serve.CacheDir, Mirrors: mirrors, Open: init.Open, Walled: serve.Isolation != walls.Off,
+		Command: fetchCommand, Dir: serve.CacheDir, Mirrors: mirrors, Open: init.Open,
+		Walled: serve.Isolation != vmconfig.Off,
 	}
 	store, err := job.New(cfg)
 	if err != nil {
@@ -66,7 +68,7 @@ func openJobs(
 
 // room describes the places that the processes of the build in dir see. They cannot change dir, readOnly and this
 // program.
-func room(level walls.Level, dir string, readOnly ...string) walls.Spec {
+func room(level vmconfig.Level, dir string, readOnly ...string) walls.Spec {
 	spec := walls.Spec{Level: level, Dir: dir, Shell: os.Getenv("SHELL"), ReadOnly: readOnly}
 	if base := filepath.Dir(dir); wire.IsSocketBase(filepath.Base(base)) {
 		spec.Base = base

@@ -23,32 +23,18 @@ import (
 	"github.com/stepmux/stepmux/remote/socketdir"
 )
 
-// Lingering is the part of a ServeConfig for a build that outlives the connection to its manager.
-type Lingering struct {
-	// Linger is how long Serve goes on while no manager is attached, at most 24 h. Managers attach by the service
-	// Attachment, with the secret. So SecretOnStdin must be set, and Socket must be that of a build. If zero, stdio.In
-	// is the leash.
-	Linger time.Duration
-	// Detach is the command line, without its first word, by which this program calls Serve with the same configuration
-	// but without Detach. With Linger, Serve starts that command in a session of its own, and returns once it listens,
-	// or once another serve of the build is found that listens already. If nil, Serve itself lingers.
-	Detach []string
-}
-
 // defaultKeep is how long jobs that have ended are kept at least.
 const defaultKeep = 30 * time.Minute
 
 // keep returns how long a job that has ended is kept. It is at least Linger, because a manager that comes back asks for
 // the job's final state.
-func (l *Lingering) keep() time.Duration { return max(defaultKeep, l.Linger) }
+func (cfg *ServeConfig) keep() time.Duration { return max(defaultKeep, cfg.Linger) }
 
-// checkLinger returns an error if the configuration cannot linger.
-func (cfg *ServeConfig) checkLinger() error {
-	switch {
-	case cfg.Linger == 0:
-		return nil
-	case cfg.Linger < 0 || cfg.Linger > wire.MaxLinger:
-		return fmt.Errorf("it cannot linger for %v: 0 to %v", cfg.Linger, wire.MaxLinger)
+// checkOptions returns an error if serve cannot have the options, or cannot linger.
+func (cfg *ServeConfig) checkOptions() error {
+	switch err := cfg.Check(); {
+	case err != nil || cfg.Linger == 0:
+		return err
 	case !cfg.SecretOnStdin || cfg.AllowUnauthenticated:
 		return errors.New("to linger it needs a secret (--secret-stdin, without --allow-unauthenticated): " +
 			"managers attach with it")

@@ -18,6 +18,7 @@ import (
 	"github.com/stepmux/stepmux/internal/testing/remotetest"
 	"github.com/stepmux/stepmux/internal/wire"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/socketdir"
 )
@@ -254,16 +255,16 @@ func TestServeRefusesAnImpossibleLinger(t *testing.T) {
 		cfg  ServeConfig
 		want string
 	}{
-		{ServeConfig{Socket: build, SecretOnStdin: true, Lingering: Lingering{Linger: -1}}, "cannot linger for -1ns"},
+		{ServeConfig{Socket: build, SecretOnStdin: true, Options: vmconfig.Options{Linger: -1}}, "cannot linger for -1ns"},
 		{
-			ServeConfig{Socket: build, SecretOnStdin: true, Lingering: Lingering{Linger: 365 * 24 * time.Hour}},
+			ServeConfig{Socket: build, SecretOnStdin: true, Options: vmconfig.Options{Linger: 365 * 24 * time.Hour}},
 			"0 to 24h0m0s",
 		},
-		{ServeConfig{Socket: build, Lingering: Lingering{Linger: time.Hour}}, "needs a secret"},
-		{ServeConfig{Socket: "/x/y", SecretOnStdin: true, Lingering: Lingering{Linger: time.Hour}}, "socket of a build"},
+		{ServeConfig{Socket: build, Options: vmconfig.Options{Linger: time.Hour}}, "needs a secret"},
+		{ServeConfig{Socket: "/x/y", SecretOnStdin: true, Options: vmconfig.Options{Linger: time.Hour}}, "socket of a build"},
 		{
 			ServeConfig{
-				Socket: SocketOnStdin, SecretOnStdin: true, Lingering: Lingering{Linger: time.Hour, Detach: []string{"x"}},
+				Socket: SocketOnStdin, SecretOnStdin: true, Options: vmconfig.Options{Linger: time.Hour}, Detach: []string{"x"},
 			},
 			"socket of a build",
 		},

@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/testing/remotetest"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/step/fetch"
-	"github.com/stepmux/stepmux/remote/walls"
 )
 
 func TestMain(m *testing.M) {
@@ -44,7 +44,8 @@ func play(role string) (err error) {
 	}
 	switch role {
 	case "serve":
-		cfg := ServeConfig{Socket: os.Args[1], Isolation: walls.Off} // the tests keep their files in /tmp
+		// Without isolation: the tests keep their files in /tmp.
+		cfg := ServeConfig{Socket: os.Args[1], Options: vmconfig.Options{Isolation: vmconfig.Off}}
 		if len(os.Args) > 2 {
 			if cfg.Grace, err = time.ParseDuration(os.Args[2]); err != nil {
 				return err
@@ -52,10 +53,11 @@ func play(role string) (err error) {
 		}
 		return Serve(ctx, stdio, cfg)
 	case "walled":
-		return Serve(ctx, stdio, ServeConfig{Socket: os.Args[1], Isolation: walls.Processes})
+		return Serve(ctx, stdio, ServeConfig{Socket: os.Args[1], Options: vmconfig.Options{Isolation: vmconfig.Processes}})
 	case "guarded", "unguarded": // a serve that is told a secret
 		cfg := ServeConfig{
-			Socket: os.Args[1], SecretOnStdin: true, AllowUnauthenticated: role == "unguarded", Isolation: walls.Off,
+			Socket: os.Args[1], SecretOnStdin: true, AllowUnauthenticated: role == "unguarded",
+			Options: vmconfig.Options{Isolation: vmconfig.Off},
 		}
 		return Serve(ctx, stdio, cfg)
 	case "linger": // as the command: steps serve --socket PATH LINGER [--detached]

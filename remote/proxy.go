@@ -103,17 +103,23 @@ func Proxy(ctx context.Context, stdio Stdio, cfg ProxyConfig) error {
 	}
 	closeAll()
 	wg.Wait()
+	return proxyError(ctx, cfg.Socket, upErr, err)
+}
+
+// proxyError returns the error of a Proxy that has ended: upErr is that of the direction to the socket, downErr that of
+// the other one.
+func proxyError(ctx context.Context, socket string, upErr, downErr error) error {
 	switch {
 	case ctx.Err() != nil:
 		return fmt.Errorf("proxy: %w", context.Cause(ctx))
 	case upErr != nil:
 		return fmt.Errorf("proxy: stdin: %w", upErr)
-	case errors.Is(err, pipe.ErrRead) && errors.Is(err, unix.ECONNRESET):
+	case errors.Is(downErr, pipe.ErrRead) && errors.Is(downErr, unix.ECONNRESET):
 		return nil // the server has exited before it read everything
-	case errors.Is(err, pipe.ErrRead):
-		return fmt.Errorf("proxy: %s: %w", cfg.Socket, err)
-	case err != nil:
-		return fmt.Errorf("proxy: stdout: %w", oserr.Bare(err))
+	case errors.Is(downErr, pipe.ErrRead):
+		return fmt.Errorf("proxy: %s: %w", socket, downErr)
+	case downErr != nil:
+		return fmt.Errorf("proxy: stdout: %w", oserr.Bare(downErr))
 	}
 	return nil
 }

@@ -1,7 +1,6 @@
 package remote
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,28 +11,22 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/pipe"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/relay"
 	"github.com/stepmux/stepmux/remote/socketdir"
 	"github.com/stepmux/stepmux/remote/step/component"
-	"github.com/stepmux/stepmux/remote/walls"
 )
 
 // ScriptConfig says how Script runs a script.
 type ScriptConfig struct {
 	// Shell is the command that gets the script on its standard input. Required.
 	Shell []string
-	// Isolation is how far the script's processes are held apart from the rest of the machine. TempDir is where the
-	// directory for that is made, as for a build's socket. If empty, /tmp.
-	Isolation walls.Level
-	TempDir   string
-	// BuildUser is as in ServeConfig.
-	BuildUser string
-	// Limits bound the script's processes together. If they are not available, the script does not start.
-	Limits limits.Build
+	// Options are the options of the VM, without Linger. TempDir is where the directory for Isolation is made, as for a
+	// build's socket. If Limits are not available, the script does not start.
+	vmconfig.Options
 	// Size is the length of the script, in bytes.
 	Size int64
 	// Grace is the time between SIGTERM and SIGKILL when the script is stopped. If zero or negative, none: SIGKILL at
@@ -147,15 +140,18 @@ func receiveAndRun(
 // init returns the init of the script's processes. The function that it returns removes the init's files; call it once
 // the init is closed.
 func (cfg *ScriptConfig) init(ctx context.Context) (*proc.Init, func(context.Context) error, error) {
-	user, init, err := become(cfg.BuildUser, cfg.Isolation, cfg.Limits)
+	if err := cfg.Check(); err != nil {
+		return nil, nil, err
+	}
+	user, init, err := become(cfg.Options)
 	if err != nil {
 		return nil, nil, err
 	}
-	if cfg.Isolation == walls.Off && user == nil {
-		init.Room.Level = walls.Off
+	if cfg.Isolation == vmconfig.Off && user == nil {
+		init.Room.Level = vmconfig.Off
 		return init, func(context.Context) error { return nil }, nil
 	}
-	dir, err := socketdir.OpenNew(ctx, cmp.Or(cfg.TempDir, "/tmp"), "script-")
+	dir, err := socketdir.OpenNew(ctx, cfg.TempDir, "script-")
 	if err == nil {
 		if err = user.UseHome(dir.Path()); err != nil {
 			err = errors.Join(err, dir.Remove(ctx))

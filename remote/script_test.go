@@ -17,7 +17,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/testing/remotetest"
 	"github.com/stepmux/stepmux/internal/wire"
-	"github.com/stepmux/stepmux/remote/walls"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 const scriptKey = "0123456789abcdef0123456789abcdef"
@@ -102,7 +102,7 @@ func TestScriptHidesItsKeyFromJobs(t *testing.T) {
 		t.Skip("root can look into every process")
 	}
 	text := `p=$(awk '{print $4}' /proc/$PPID/stat); (exec 3</proc/$p/mem) 2>/dev/null || echo closed`
-	cfg := ScriptConfig{Shell: []string{"sh"}, Size: int64(len(text)), Isolation: walls.Off}
+	cfg := ScriptConfig{Shell: []string{"sh"}, Size: int64(len(text)), Options: vmconfig.Options{Isolation: vmconfig.Off}}
 	said, end, _ := script(t.Context(), t, cfg, scriptKey+"\n"+text, true)
 	require.Equal(t, wire.End{}, end)
 	require.Equal(t, "closed\n", said)
@@ -110,7 +110,9 @@ func TestScriptHidesItsKeyFromJobs(t *testing.T) {
 
 func TestScriptHasTheIsolationThatWasAskedFor(t *testing.T) {
 	text := "echo $$; echo x >/tmp/stepmux-script-test && cat /tmp/stepmux-script-test"
-	cfg := ScriptConfig{Shell: []string{"sh"}, Size: int64(len(text)), Isolation: walls.Processes}
+	cfg := ScriptConfig{
+		Shell: []string{"sh"}, Size: int64(len(text)), Options: vmconfig.Options{Isolation: vmconfig.Processes},
+	}
 	said, end, _ := script(t.Context(), t, cfg, scriptKey+"\n"+text, true)
 	if end.Stage == "machine" && strings.Contains(end.Text, "isolation processes is not available") {
 		t.Skip("part missing: " + end.Text)
@@ -139,7 +141,10 @@ func TestScriptSeesItsOwnDirectoryAloneWhereTheHomeHasThemAll(t *testing.T) {
 	require.NoError(t, err)
 	defer out.Close()
 	t.Setenv("HOME", home)
-	cfg := ScriptConfig{Shell: []string{"sh"}, Size: int64(len(text)), Isolation: walls.Processes, TempDir: home}
+	cfg := ScriptConfig{
+		Shell: []string{"sh"}, Size: int64(len(text)),
+		Options: vmconfig.Options{Isolation: vmconfig.Processes, TempDir: home},
+	}
 	_, err = Script(t.Context(), in, out, out, cfg)
 	require.NoError(t, err)
 	said, err := os.ReadFile(out.Name())

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"sync"
@@ -13,9 +14,9 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/builduser"
 	"github.com/stepmux/stepmux/remote/cgroup"
 	"github.com/stepmux/stepmux/remote/job/service"
@@ -25,7 +26,6 @@ import (
 	"github.com/stepmux/stepmux/remote/stale"
 	"github.com/stepmux/stepmux/remote/step/action"
 	"github.com/stepmux/stepmux/remote/step/engine"
-	"github.com/stepmux/stepmux/remote/walls"
 )
 
 const (
@@ -54,20 +54,20 @@ type ServeConfig struct {
 	// AllowUnauthenticated also accepts calls without the secret; a notice says so.
 	AllowUnauthenticated bool
 
-	Lingering
+	// Options are the options of the VM. Socket stands in the place of TempDir. Serve becomes BuildUser before it makes
+	// any file, and fails at once if Limits are not available. Linger is how long it goes on while no manager is attached.
+	// Managers attach by the service Attachment, with the secret. So SecretOnStdin must be set, and Socket must be that of
+	// a build. Without Linger stdio.In is the leash.
+	vmconfig.Options
+	// Detach is the command line, without its first word, by which this program calls Serve with the same configuration
+	// but without Detach. With Linger, Serve starts that command in a session of its own, and returns once it listens,
+	// or once another serve of the build is found that listens already. If nil, Serve itself lingers.
+	Detach []string
 
 	// Grace is the time between SIGTERM and SIGKILL for the processes of jobs that run when serving ends. If zero, 5 s.
 	// If negative, none: SIGKILL at once.
 	Grace time.Duration
 
-	// Isolation is how far the processes of jobs are held apart from the rest of the machine.
-	Isolation walls.Level
-	// BuildUser is the user that a serve of root becomes: its name, or a range of ids, FIRST-LAST. From a range each
-	// build gets an id that no other build has at the time. This process becomes that user before it makes any file. If
-	// empty, it stays the caller.
-	BuildUser string
-	// Limits bound the processes of all jobs together. If they are not available, Serve fails at once.
-	Limits limits.Build
 	// CacheDir keeps the fetched steps, for all builds of our user on this VM. It is made when the first step is
 	// fetched. If empty, it is stepmux-steps in the user's cache directory.
 	CacheDir string
@@ -109,9 +109,9 @@ func Serve(ctx context.Context, stdio Stdio, cfg ServeConfig) error {
 	}
 	jobs, err := cfg.jobs()
 	if err == nil {
-		err = cfg.checkLinger()
+		err = cfg.checkOptions()
 	}
-	if err == nil && cfg.Limits != (limits.Build{}) {
+	if err == nil && cfg.Limits != (vmconfig.Limits{}) {
 		err = cgroup.Check(cfg.Limits)
 	}
 	if err != nil {
@@ -157,10 +157,10 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 		return nil
 	}
 	if cfg.Linger > 0 {
-		if err := cfg.checkLinger(); err != nil {
+		if err := cfg.checkOptions(); err != nil {
 			return fmt.Errorf("serve: %w", err)
 		}
-		if cfg.BuildUser != "" && cfg.findServed(ctx, stdio.Err) { // a second serve would get another user
+		if cfg.OtherUser() && cfg.findServed(ctx, stdio.Err) { // a second serve would get another user
 			return nil
 		}
 	}
@@ -170,7 +170,7 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 	}
 	defer hold.release()
 	ctx = hold.life //nolint:contextcheck // made of ctx
-	user, init, err := become(cfg.BuildUser, cfg.Isolation, cfg.Limits)
+	user, init, err := become(cfg.Options)
 	if err != nil {
 		return fmt.Errorf("serve: %w", err)
 	}
@@ -202,7 +202,13 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 	if err != nil {
 		return errors.Join(fmt.Errorf("serve: %w", err), end(alive, jobs, nil, cfg.Grace))
 	}
-	_, _ = io.WriteString(stdio.Err, wire.ReadyLine(dir.Socket()))
+	cfg.announce(stdio.Err, dir, log)
+	return cfg.serveJobs(ctx, jobs, dir, listener, log)
+}
+
+// announce says that the socket accepts calls, and warns of a state of it that the caller may not expect.
+func (cfg *ServeConfig) announce(out io.Writer, dir *socketdir.Dir, log *pipe.Notices) {
+	_, _ = io.WriteString(out, wire.ReadyLine(dir.Socket()))
 	if cfg.Ready != nil {
 		cfg.Ready()
 	}
@@ -213,7 +219,14 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 		log.Printf("no secret guards this socket: every process of user %d can read, run and cancel jobs by it "+
 			"(--secret-stdin)", os.Geteuid())
 	}
+}
 
+// serveJobs serves the calls on listener until ctx ends or the server fails, and then ends the jobs. At first it
+// cleans up after dead serves.
+func (cfg *ServeConfig) serveJobs(
+	ctx context.Context, jobs *jobRunner, dir *socketdir.Dir, listener net.Listener, log *pipe.Notices,
+) error {
+	alive := context.WithoutCancel(ctx) // for the clean-up
 	ln := service.Track(listener)
 	var wg sync.WaitGroup // the sweep and the server
 	defer wg.Wait()
@@ -239,16 +252,16 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 	return end(alive, jobs, ln, cfg.Grace)
 }
 
-// become turns this process into the build user that spec names; if spec is empty it stays the caller. It returns the
-// user and the init of its processes. The caller closes both, the init first.
-func become(spec string, level walls.Level, build limits.Build) (user *builduser.User, init *proc.Init, err error) {
-	init = &proc.Init{Limits: build}
-	if user, err = builduser.Take(spec); user == nil {
+// become turns this process into the build user of o, if that names one. It returns the user, and the init of its
+// processes with the limits of o. The caller closes both, the init first.
+func become(o vmconfig.Options) (user *builduser.User, init *proc.Init, err error) {
+	init = &proc.Init{Limits: o.Limits}
+	if user, err = builduser.Take(o.BuildUser); user == nil {
 		return nil, init, err
 	}
 	init.Keep = user.Lock()
 	if err = user.EndOthers(); err == nil {
-		err = init.Fork(level, user.Credential())
+		err = init.Fork(o.Isolation, user.Credential())
 	}
 	if err == nil {
 		err = user.Become()

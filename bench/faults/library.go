@@ -22,6 +22,7 @@ import (
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // fleet is the product's end of a round, and the VMs it has.
@@ -109,7 +110,7 @@ func (r *rig) newProvider(maxAge time.Duration, present func() *rig) (*fleet, er
 			Addr:     m.dialed().String(),
 			Capacity: len(r.builds) + len(r.plan.Faults),
 			Runner:   r.runner(m),
-			TempDir:  m.tmp,
+			Options:  vmconfig.Options{TempDir: m.tmp},
 			SSH: mux.Config{
 				User:              r.who.user,
 				Auth:              []login.Auth{login.Key("of the rig", r.who.key)},

@@ -21,6 +21,7 @@ import (
 	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/termtext"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 type doctorFlags struct {
@@ -67,7 +68,7 @@ Exit codes:
 		"at `ADDRESS`, unix://PATH or tcp://HOST:PORT: the VM's, and the login there, or without a VM this machine's")
 	grouped(cmd.Flags(), containerGroup)
 	f.registerConnectWait(cmd.Flags())
-	f.registerIsolation(cmd.Flags())
+	f.registerOptions(cmd.Flags())
 	outputFlag(cmd.Flags(), &f.output, "text, or json for an object per VM")
 	return cmd
 }
@@ -88,7 +89,7 @@ func (f *doctorFlags) run(cmd *cobra.Command, _ []string) error {
 		return errors.New("the VM is missing; name it with --instance or --inventory")
 	}
 	if noVM {
-		err := f.needsVM(append(limitNames, "runner-command", "isolation", "build-user")...)
+		err := f.needsVM(append(vmconfig.Names(f.vmOptions.Flags()), "runner-command")...)
 		if err != nil {
 			return err
 		}

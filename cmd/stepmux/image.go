@@ -22,7 +22,7 @@ import (
 	"github.com/stepmux/stepmux/connector/place/docker"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
-	"github.com/stepmux/stepmux/internal/limits"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // imageFlags describe the container that builds run in.
@@ -84,7 +84,7 @@ func (f *imageFlags) registerDaemon(fl *pflag.FlagSet) {
 // oldLimits are flags of the version before, with the names that they have now. The old ones take precedence over the
 // limits of an inventory, as before.
 var oldLimits = []struct{ old, name string }{
-	{"memory", limits.MemoryFlag}, {"cpus", limits.CPUsFlag}, {"pids-limit", limits.PIDsFlag},
+	{"memory", vmconfig.MemoryFlag}, {"cpus", vmconfig.CPUsFlag}, {"pids-limit", vmconfig.PIDsFlag},
 }
 
 // ownImage are the flags that cannot be used with --container, for a container that exists already.

@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/connector/place"
-	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 func TestADaemonsSocketThatWeMayNotOpenNamesItsGroup(t *testing.T) {
@@ -54,9 +54,9 @@ func TestOneFamilyOfFlagsLimitsBuildsEverywhere(t *testing.T) {
 	args := []string{"--build-memory", "1.5g", "--build-pids", "64", "--build-cpus", "1.1"}
 	var onVM vmFlags
 	fl := pflag.NewFlagSet("run", pflag.ContinueOnError)
-	onVM.registerIsolation(fl)
+	onVM.registerOptions(fl)
 	require.NoError(t, fl.Parse(args))
-	require.Equal(t, limits.Build{Memory: 3 << 29, PIDs: 64, CPUs: 1.1}, onVM.limits)
+	require.Equal(t, vmconfig.Limits{Memory: 3 << 29, PIDs: 64, CPUs: 1.1}, onVM.vmOptions.Limits)
 
 	var local localContainer
 	fl = pflag.NewFlagSet("local", pflag.ContinueOnError)
@@ -68,7 +68,7 @@ func TestOneFamilyOfFlagsLimitsBuildsEverywhere(t *testing.T) {
 	spec.Limit(local.limits)
 	require.Equal(t, place.Spec{Image: "a", Memory: 3 << 29, Pids: 64, NanoCPUs: 11e8}, spec.Spec)
 	require.Equal(t, place.Spec{Memory: 3 << 29, Pids: 64, NanoCPUs: 11e8}, func() (s place.Spec) {
-		s.Limit(onVM.limits)
+		s.Limit(onVM.vmOptions.Limits)
 		return s
 	}())
 

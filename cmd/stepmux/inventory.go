@@ -42,11 +42,9 @@ func (f *vmFlags) fromInventory(ctx context.Context, log *slog.Logger) (*instanc
 		wg.Wait()
 	}
 	file, err := inventory.Open(ctx, inventory.Config{Path: f.inventory, Logger: log, Fallback: inventory.Fallback{
-		Capacity:  f.capacity,
-		Runner:    f.runner,
-		Isolation: f.isolation,
-		BuildUser: f.buildUser,
-		Limits:    f.limits,
+		Capacity: f.capacity,
+		Runner:   f.runner,
+		Options:  f.vmOptions,
 		Resolver: func() (inventory.Resolver, error) {
 			r, err := sshtarget.NewResolver(f.way)
 			return reach{r}, err

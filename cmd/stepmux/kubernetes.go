@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,7 +17,7 @@ import (
 	"github.com/stepmux/stepmux/connector/place/kubernetes"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/buildinfo"
-	"github.com/stepmux/stepmux/internal/limits"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // clusterFlags name a Kubernetes cluster.
@@ -82,12 +83,12 @@ func (f *podFlags) register(fl *pflag.FlagSet) {
 }
 
 // notInPods are flags that cannot be used with pods.
-var notInPods = []string{
+var notInPods = append(
+	vmconfig.Names(slices.DeleteFunc(new(vmconfig.Options).Flags(), func(f vmconfig.Flag) bool { return f.InPods })),
 	"instance", "inventory", "docker", "container", "platform", "pids-limit", "tmpfs", "volume", "network", "add-host",
-	"route", "isolation", "build-user", "runner-command",
-	limits.PIDsFlag,
+	"route", "runner-command",
 	"max-age", "idle-timeout", "keepalive-interval", "keepalive-timeout", "session-limit",
-}
+)
 
 // checkPods checks the flags.
 func (f *podFlags) checkPods() error {
@@ -160,7 +161,7 @@ func (f *podFlags) vmsOrCluster(
 	}
 	name := strings.ReplaceAll(cluster.Name(), " ", "-") + "/" + cluster.Namespace()
 	group, err := instance.NewGroup(instance.Instance{
-		ID: name, Cluster: cluster, Capacity: vms.capacity, Limits: vms.limits,
+		ID: name, Cluster: cluster, Capacity: vms.capacity, Options: vmconfig.Options{Limits: vms.vmOptions.Limits},
 	})
 	return group, cluster.Close, err
 }

@@ -23,9 +23,9 @@ import (
 	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/connector/place/docker"
 	"github.com/stepmux/stepmux/instance"
-	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
@@ -35,14 +35,14 @@ type localContainer struct {
 	imageFlags
 	ofJob bool // use the job's own image
 
-	limits limits.Build
+	limits vmconfig.Limits
 
 	own *place.Spec // what the job's keys image and services say
 }
 
 func (f *localContainer) register(fl *pflag.FlagSet) {
 	f.imageFlags.register(fl)
-	registerLimits(fl, &f.limits, "")
+	optionFlags(fl, f.limits.Flags())
 	f.others = append(f.others, limitNames...)
 }
 
@@ -204,7 +204,9 @@ func (f *localFlags) runContained(
 	alive := context.WithoutCancel(ctx)
 	defer func() { err = errors.Join(err, c.Close(alive)) }()
 	defer context.AfterFunc(abort, func() { _ = c.Close(alive) })() // the deferred Close above returns its result
-	at := connector.Config{BuildID: id, Log: show, Isolation: "off", ServeArgs: f.actionArgs()}
+	at := connector.Config{
+		BuildID: id, Log: show, Options: vmconfig.Options{Isolation: vmconfig.Off}, ServeArgs: f.actionArgs(),
+	}
 	c.Configure(&at)
 	b, err := connector.New(at)
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/stepmux/stepmux/internal/testing/dockertest"
 	"github.com/stepmux/stepmux/internal/testing/runnertest"
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
-	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 func TestMain(m *testing.M) {
@@ -66,7 +66,7 @@ func TestScripts(t *testing.T) {
 			// Short enough for sockets, and visible to the script.
 			env.Setenv("TMPDIR", sshtest.SocketDir(tb))
 			env.Setenv("HOME", env.WorkDir)
-			env.Setenv(wire.IsolationVar, "off") // the scripts keep files in /tmp
+			env.Setenv(vmconfig.LevelVar, "off") // the scripts keep files in /tmp
 			stepmux, bin := runnertest.Manager(tb), tb.TempDir()
 			env.Setenv("STEPMUX", stepmux)
 			env.Setenv("PATH", bin+":"+env.Getenv("PATH"))

@@ -138,7 +138,7 @@ func newManagerCommand() *cobra.Command {
 	f.vmFlags.register(fl)
 	f.logFlags.register(fl)
 	f.bootstrapFlags.register(fl)
-	f.registerIsolation(fl)
+	f.registerOptions(fl)
 	f.imageFlags.register(fl)
 	f.registerDaemon(fl)
 	f.podFlags.register(fl)

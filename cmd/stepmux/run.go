@@ -110,7 +110,7 @@ func newRunCommand() *cobra.Command {
 		"`DIR` for --artifacts: each build's are in a directory below it, named after the build")
 	grouped(fl, fileGroup)
 	f.registerConnections(fl)
-	f.registerIsolation(fl)
+	f.registerOptions(fl)
 	boundedTimeFlag(fl, &f.linger, "linger", "let builds continue for this `time`, at most 24h, when the connection to "+
 		"their VM is lost: the run reconnects to them; 0: builds end with the connection "+
 		"(default that of the inventory, else 0)", 0, instance.MaxLinger)

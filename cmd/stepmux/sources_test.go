@@ -16,7 +16,7 @@ import (
 	"github.com/stepmux/stepmux/internal/testing/fetchtest"
 	"github.com/stepmux/stepmux/internal/testing/runnertest"
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
-	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
@@ -52,7 +52,7 @@ func (e *example) run(args ...string) (stdout, stderr string, code int) {
 	cmd.Dir = e.dir
 	// Without isolation, which hides the project: it is in /tmp.
 	cmd.Env = []string{
-		"PATH=" + os.Getenv("PATH"), "HOME=" + e.dir, "TMPDIR=" + sshtest.SocketDir(e.t), wire.IsolationVar + "=off",
+		"PATH=" + os.Getenv("PATH"), "HOME=" + e.dir, "TMPDIR=" + sshtest.SocketDir(e.t), vmconfig.LevelVar + "=off",
 	}
 	var out, said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &said

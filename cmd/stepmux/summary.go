@@ -229,7 +229,7 @@ func isolationOn(reports []batch.Report) string {
 		if n := len(vms[like]); n > 1 {
 			where = fmt.Sprintf("%d VMs", n)
 		}
-		parts[i] = like.Level + " on " + where
+		parts[i] = string(like.Level) + " on " + where
 		if first[i].Reason != "" {
 			parts[i] += ": " + first[i].Reason
 		}

@@ -26,12 +26,11 @@ import (
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/flagfile"
-	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/internal/sshtarget"
-	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 const (
@@ -62,9 +61,7 @@ type vmFlags struct {
 	inventory string
 	capacity  int
 	runner    []string
-	isolation string // only for commands that call registerIsolation, like the next two
-	buildUser string
-	limits    limits.Build
+	vmOptions vmconfig.Options // only for commands that call registerOptions
 	way       sshtarget.ResolverConfig
 
 	route                            connector.Route // only for commands that call registerConnections, like the next
@@ -159,32 +156,22 @@ func (f *vmFlags) registerConnections(fl *pflag.FlagSet) {
 	grouped(fl, connectionGroup)
 }
 
-// registerIsolation adds the flags of commands that start step runners.
-func (f *vmFlags) registerIsolation(fl *pflag.FlagSet) {
-	f.isolation = wire.IsolationAuto
-	choiceFlag(fl, &f.isolation, "isolation", "how far builds are isolated from the rest of their VM: auto (the best "+
-		"level that the VM allows), off, processes or private; if the VM does not allow the named level, the build fails",
-		wire.IsolationAuto, wire.IsolationOff, wire.IsolationProcesses, wire.IsolationPrivate)
-	fl.StringVar(&f.buildUser, "build-user", "", "if the login is root: run builds as this `user` of the VM or, with a "+
-		"range of user ids, FIRST-LAST, each build as another of them (default the login)")
-	registerLimits(fl, &f.limits, "; without an image, limits need a delegated cgroup of version 2 on the VM, otherwise "+
-		"the build is refused (see doctor)")
-}
+// registerOptions adds the flags of commands that start step runners.
+func (f *vmFlags) registerOptions(fl *pflag.FlagSet) { optionFlags(fl, f.vmOptions.Flags()) }
 
-// limitNames are the flags of registerLimits.
-var limitNames = []string{limits.MemoryFlag, limits.PIDsFlag, limits.CPUsFlag}
-
-// registerLimits adds the flags of the limits of each build, on a VM, in a container or in a pod.
-func registerLimits(fl *pflag.FlagSet, l *limits.Build, needs string) {
-	for name, usage := range map[string]string{
-		limits.MemoryFlag: "limit of each build's memory, a `SIZE` such as 512M or 2G" + needs,
-		limits.PIDsFlag:   "limit of each build's processes and threads, `N`; not in a pod",
-		limits.CPUsFlag:   "limit of each build's processors, `N` such as 2 or 0.5",
-	} {
-		fl.Func(name, usage, func(text string) error { return l.Set(name, text) })
+// optionFlags adds flags of the options of a VM.
+func optionFlags(fl *pflag.FlagSet, options []vmconfig.Flag) {
+	for _, option := range options {
+		fl.Var(option, option.Name, option.Usage)
+		if option.Values != nil {
+			_ = fl.SetAnnotation(option.Name, valuesKey, option.Values) // cannot fail: the flag exists
+		}
 	}
 	grouped(fl, limitGroup)
 }
+
+// limitNames are the flags of the limits of each build, on a VM, in a container or in a pod.
+var limitNames = vmconfig.Names(new(vmconfig.Limits).Flags())
 
 // providerConfig returns the configuration of the provider of the builds.
 func (f *vmFlags) providerConfig(
@@ -226,8 +213,10 @@ func (f *vmFlags) checkUse() error {
 	if f.capacity < 1 {
 		return fmt.Errorf("--capacity %d: a VM takes at least one build", f.capacity)
 	}
-	if f.flags.Changed("build-user") && f.buildUser == "" {
-		return errors.New("--build-user is empty")
+	for _, option := range f.vmOptions.Flags() {
+		if f.flags.Changed(option.Name) && option.String() == "" {
+			return fmt.Errorf("--%s is empty", option.Name)
+		}
 	}
 	if f.inventory == "" && len(f.instances) == 0 {
 		return f.needsVM("runner-command")
@@ -327,8 +316,7 @@ func (f *vmFlags) resolve(ctx context.Context) ([]instance.Instance, error) {
 		}
 		first[t.Name] = text
 		all[i] = *instanceOf(t)
-		all[i].Capacity, all[i].Runner, all[i].Isolation = f.capacity, f.runner, f.isolation
-		all[i].BuildUser, all[i].Limits = f.buildUser, f.limits
+		all[i].Capacity, all[i].Runner, all[i].Options = f.capacity, f.runner, f.vmOptions
 	}
 	return instance.ShareJumpHosts(all), nil
 }
@@ -378,9 +366,10 @@ func (f *vmFlags) embedded(ctx context.Context) (*instance.Group, func(), error)
 func (f *vmFlags) embeddedGroup(
 	addr, runner, dir string, signer ssh.Signer, hostKey ssh.PublicKey,
 ) (*instance.Group, error) {
+	options := f.vmOptions
+	options.TempDir = dir
 	group, err := instance.NewGroup(instance.Instance{
-		ID: "embedded", Addr: addr, Capacity: f.capacity, Runner: []string{runner}, TempDir: dir,
-		Isolation: f.isolation, BuildUser: f.buildUser, Limits: f.limits,
+		ID: "embedded", Addr: addr, Capacity: f.capacity, Runner: []string{runner}, Options: options,
 		SSH: mux.Config{
 			User:     "ci",
 			Auth:     []login.Auth{login.Key("of the embedded VM", signer)},

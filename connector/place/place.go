@@ -14,6 +14,7 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // Place is a running container or pod with the step runner of a build. It is safe for concurrent use.
@@ -69,8 +70,8 @@ func (cfg *Config) Check() error {
 	if _, err := wire.ParseBuildID(cfg.BuildID); err != nil {
 		return err
 	}
-	if cfg.Linger < 0 || cfg.Linger > wire.MaxLinger {
-		return fmt.Errorf("a build cannot linger for %v: 0 to %v", cfg.Linger, wire.MaxLinger)
+	if err := vmconfig.CheckLinger(cfg.Linger); err != nil {
+		return err
 	}
 	cfg.Log = cmp.Or(cfg.Log, io.Discard)
 	cfg.ReadyTimeout = cmp.Or(cfg.ReadyTimeout, DefaultReadyTimeout)

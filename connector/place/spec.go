@@ -12,7 +12,7 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/name"
 
-	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // Pull is the policy for pulling an image, by its name in a .gitlab-ci.yml.
@@ -71,7 +71,7 @@ type Description interface {
 func (s *Spec) Common() *Spec { return s }
 
 // Limit sets the limits that are not set.
-func (s *Spec) Limit(l program.Limits) {
+func (s *Spec) Limit(l vmconfig.Limits) {
 	s.Memory, s.Pids = cmp.Or(s.Memory, l.Memory), cmp.Or(s.Pids, l.PIDs)
 	s.NanoCPUs = cmp.Or(s.NanoCPUs, int64(math.Round(l.CPUs*1e9)))
 }

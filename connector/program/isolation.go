@@ -1,15 +1,11 @@
 package program
 
-import "github.com/stepmux/stepmux/internal/limits"
-
-// Limits bound all processes of a build together: Memory in bytes, PIDs the processes and threads, CPUs the processors
-// (0.5 is half of one). A field of zero is no limit.
-type Limits = limits.Build
+import "github.com/stepmux/stepmux/remote/api/vmconfig"
 
 // Isolation is how far a build was separated from the rest of its VM.
 type Isolation struct {
-	// Level is off, processes or private. It is empty before the end of the job, and if the VM did not report it.
-	Level string `json:"isolation,omitempty"`
+	// Level is Off, Processes or Private. It is empty before the end of the job, and if the VM did not report it.
+	Level vmconfig.Level `json:"isolation,omitempty"`
 	// Reason is why Level is off although the best level was requested. It is untrusted text.
 	Reason string `json:"isolation_reason,omitempty"`
 }

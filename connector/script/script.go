@@ -6,10 +6,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/stepmux/stepmux/internal/limits"
-	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/relay"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 const (
@@ -33,17 +32,9 @@ type Script struct {
 	Grace time.Duration
 	// ReadyTimeout is how long the login may take, in a session, to begin what runs the script. If zero, 30s.
 	ReadyTimeout time.Duration
-	// Isolation is how far the script is separated from the rest of the VM: auto, off, processes or private. If
-	// empty, auto. Sessions have no isolation: there, only auto and off are accepted.
-	Isolation string
-	// TempDir is the VM's directory for the files of isolation. If empty, /tmp.
-	TempDir string
-	// BuildUser is the user that runs the script if the login is root, as for a build. If empty, the login. Not
-	// possible in a session.
-	BuildUser string
-	// Limits, a program.Limits of package connector/program, bound the script's processes together. If they cannot be
-	// enforced, as in a session, the script is refused.
-	Limits limits.Build
+	// Options are the options of the VM, without Linger. A session has no isolation, build user or limits: there, a
+	// script that needs them is refused.
+	vmconfig.Options
 	// Stdout and Stderr receive the output as it arrives. A *buildlog.Log is written to directly, any other Writer
 	// through a Log, which both have if they are the same Writer. If nil, the output is discarded.
 	Stdout, Stderr io.Writer
@@ -68,31 +59,20 @@ func Run(ctx context.Context, starter Starter, s Script) (code int, err error) {
 	if s.Grace <= 0 {
 		s.Grace = defaultGrace
 	}
-	level, err := wire.ParseIsolation(s.Isolation)
-	switch {
-	case err != nil:
+	if err := s.Check(); err != nil {
 		return 0, err
-	case !isRelay(starter) && level != wire.IsolationAuto && level != wire.IsolationOff:
+	}
+	if demand, demands := s.Demand(); demands && !isRelay(starter) {
 		return 0, &MachineError{
-			Stage: "isolation", Text: "isolation " + level + " needs a relay, and the script runs in an SSH session of its own",
-			Hint: "install a stepmux that has a relay on the VM, or ask for auto or off",
-		}
-	case !isRelay(starter) && s.BuildUser != "":
-		return 0, &MachineError{
-			Stage: "isolation", Text: "build user " + s.BuildUser + " needs a relay, and the script runs in an SSH session of " +
-				"its own", Hint: "install a stepmux that has a relay on the VM, or leave out the build user",
-		}
-	case !isRelay(starter) && s.Limits != (limits.Build{}):
-		return 0, &MachineError{
-			Stage: "limits", Text: "limits need a relay, and the script runs in an SSH session of its own",
-			Hint: "install a stepmux that has a relay on the VM",
+			Stage: demand.Kind, Text: demand.Needs + " a relay, and the script runs in an SSH session of its own",
+			Hint: "install a stepmux that has a relay on the VM" + demand.Otherwise,
 		}
 	}
 	out := openOutputs(ctx, s.Stdout, s.Stderr)
 	defer out.close(ctx)
 	argv := scriptArgv(s.Shell, len(s.Text), s.Grace, newMark())
 	if isRelay(starter) {
-		argv = helperArgv(s, level)
+		argv = helperArgv(s)
 	}
 	p, err := start(ctx, starter, spec{
 		argv: argv, name: strings.Join(s.Shell, " "), stderr: out.writer(out.stderr), grace: s.Grace, ready: s.ReadyTimeout,

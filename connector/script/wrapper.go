@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // The wrappers replace our program on a machine without it. They are for a POSIX sh. SSH cannot end a process
@@ -135,19 +135,11 @@ say exit "$s"
 // variable of a job is ever part of one.
 
 // helperArgv runs the shell of a script that follows on stdin, with the relay's own program: only a relay may start
-// it. So both have the same version, wherever the program is installed. An older one does not know the flags for a
-// level, a place, a user and limits, so these are sent only if they differ from the defaults.
-func helperArgv(s Script, level string) []string {
-	size := strconv.Itoa(len(s.Text))
-	argv := []string{"/proc/self/exe", "steps", "script", "--bytes", size, "--grace", s.Grace.String()}
-	for _, flag := range []struct{ name, value, otherwise string }{
-		{"--isolation", level, wire.IsolationAuto}, {"--temp-dir", s.TempDir, "/tmp"}, {"--build-user", s.BuildUser, ""},
-	} {
-		if flag.value != "" && flag.value != flag.otherwise {
-			argv = append(argv, flag.name, flag.value)
-		}
-	}
-	return slices.Concat(argv, s.Limits.Args(), []string{"--"}, s.Shell)
+// it. So both have the same version, wherever the program is installed.
+func helperArgv(s Script) []string {
+	return slices.Concat([]string{
+		"/proc/self/exe", "steps", "script", "--bytes", strconv.Itoa(len(s.Text)), "--grace", s.Grace.String(),
+	}, s.Args(vmconfig.TempDirFlag), []string{"--"}, s.Shell)
 }
 
 // scriptArgv is helperArgv for a machine without a stepmux. mark is the word that finds the script's processes.

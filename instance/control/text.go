@@ -20,7 +20,7 @@ func (s *Status) WriteText(w io.Writer, now time.Time, builds bool) error {
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "INSTANCE\tSTATE\tCONNECTION\tROUTE\tISOLATION\tSESSIONS\tBUILDS\tOLDEST\tUSES\tLABELS")
 	for _, vm := range s.Instances {
-		row(t, vm.ID, vm.State, connText(vm.Conn, now), routeText(vm.Route), cmp.Or(vm.Level, "-"),
+		row(t, vm.ID, vm.State, connText(vm.Conn, now), routeText(vm.Route), cmp.Or(string(vm.Level), "-"),
 			sessionsText(vm.Conn.Sessions),
 			fmt.Sprintf("%d/%d", len(vm.Builds), vm.Capacity), oldestText(vm.Builds, now), outOf(vm.Uses, vm.MaxUses),
 			cmp.Or(labels.Text(vm.Labels), "-"))
@@ -31,7 +31,7 @@ func (s *Status) WriteText(w io.Writer, now time.Time, builds bool) error {
 			row(&b, vm.ID+": "+vm.Reason+retryText(vm.RetryAt, now))
 		}
 		if vm.Isolation.Reason != "" {
-			row(&b, vm.ID+": isolation "+vm.Level+": "+vm.Isolation.Reason)
+			row(&b, vm.ID+": isolation "+string(vm.Level)+": "+vm.Isolation.Reason)
 		}
 	}
 	if len(s.JumpHosts) > 0 {

@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -240,9 +239,12 @@ func (e *examination) binary(ctx context.Context) {
 func Bootstrap(
 	ctx context.Context, conn *mux.Conn, in instance.Instance, programs []*program.Binary,
 ) (*program.Program, error) {
+	if err := in.Check(); err != nil {
+		return nil, err
+	}
 	p, _, err := program.Find(ctx, program.Config{
-		Conn: conn, Runner: runner(in), Bootstrap: programs, TempDir: cmp.Or(in.TempDir, "/tmp"),
-		Shared: in.BuildUser != "", Relay: program.NoRelay, Timeout: answerTimeout, Logger: slog.New(slog.DiscardHandler),
+		Conn: conn, Runner: runner(in), Bootstrap: programs, TempDir: in.TempDir,
+		Shared: in.OtherUser(), Relay: program.NoRelay, Timeout: answerTimeout, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err == nil {
 		err = p.Complete(ctx, conn)
@@ -309,7 +311,7 @@ chmod 700 "$f" && "$f" || echo noexec`
 
 // facts checks the VM's directory for temporary files, and its clock.
 func (e *examination) facts(ctx context.Context) {
-	dir := cmp.Or(e.in.TempDir, "/tmp")
+	dir := e.in.TempDir
 	before := time.Now()
 	out, err := e.run(ctx, "sh", "-c", factsScript, "sh", dir)
 	if err == nil && out.err != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // defaultTimeout bounds the examination of one instance.
@@ -73,6 +74,7 @@ func Examine(ctx context.Context, p *instance.Provider, in instance.Instance, cf
 	if cfg.Timeout <= 0 {
 		cfg.Timeout = defaultTimeout
 	}
+	_ = in.Check() // nil: the group has checked them
 	start := time.Now()
 	e := &examination{provider: p, in: in, cfg: cfg, report: Report{Instance: in.ID, Addr: in.Addr, User: in.SSH.User}}
 	e.examine(ctx)
@@ -272,15 +274,14 @@ func (e *examination) routes(ctx context.Context) {
 	}
 	var id [6]byte
 	_, _ = rand.Read(id[:]) // never fails
-	vm := &connector.VM{}
+	vm, options := &connector.VM{}, e.in.Options
+	options.Limits, options.Linger = vmconfig.Limits{}, 0 // tryIsolation has tried the limits
 	c, err := connector.New(connector.Config{
 		Lease:        unshared{e.conn},
 		VM:           vm,
 		BuildID:      "doctor-" + hex.EncodeToString(id[:]),
 		Runner:       e.in.Runner,
-		TempDir:      e.in.TempDir,
-		Isolation:    e.in.Isolation,
-		BuildUser:    e.in.BuildUser,
+		Options:      options,
 		ReadyTimeout: 15 * time.Second,
 	})
 	if err != nil {

@@ -25,6 +25,7 @@ import (
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 func instanceOf(t testing.TB, s *sshtest.Server) instance.Instance {
@@ -33,7 +34,7 @@ func instanceOf(t testing.TB, s *sshtest.Server) instance.Instance {
 		ID:      "vm-1",
 		Addr:    s.Addr,
 		Runner:  runnertest.Command(t),
-		TempDir: sshtest.SocketDir(t),
+		Options: vmconfig.Options{TempDir: sshtest.SocketDir(t)},
 		SSH: mux.Config{
 			User:     s.User,
 			Auth:     []login.Auth{login.Key("of the test", s.Signer)},

@@ -9,11 +9,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/program"
-	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/termtext"
-	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 const (
@@ -38,14 +36,8 @@ type isolationReport struct {
 // tryIsolation makes the VM's program try the isolation that builds would have. Call it before a relay takes a
 // session.
 func (e *examination) tryIsolation(ctx context.Context) (told isolationReport, err error) {
-	argv := append(slices.Clone(runner(e.in)), "steps", "isolation", "--temp-dir", cmp.Or(e.in.TempDir, "/tmp"))
-	if e.level() != wire.IsolationAuto {
-		argv = append(argv, "--isolation", e.level())
-	}
-	if e.in.BuildUser != "" {
-		argv = append(argv, "--build-user", e.in.BuildUser)
-	}
-	out, err := e.run(ctx, append(argv, e.in.Limits.Args()...)...)
+	argv := append(slices.Clone(runner(e.in)), "steps", "isolation")
+	out, err := e.run(ctx, append(argv, e.in.Args(vmconfig.TempDirFlag)...)...)
 	switch {
 	case err != nil:
 		return told, err
@@ -57,12 +49,6 @@ func (e *examination) tryIsolation(ctx context.Context) (told isolationReport, e
 	return told, err
 }
 
-// level is the isolation level that builds are to have.
-func (e *examination) level() string {
-	level, _ := connector.ParseIsolation(e.in.Isolation) // the group has checked it
-	return level
-}
-
 // judgeIsolation judges the result of tryIsolation. p is the program that runs the builds.
 func (e *examination) judgeIsolation(p program.Program, told isolationReport, err error) Finding {
 	switch {
@@ -71,13 +57,13 @@ func (e *examination) judgeIsolation(p program.Program, told isolationReport, er
 	case err != nil:
 		return warning(checkIsolation, fmt.Sprintf("the VM does not tell: %v", err), install(e.in), isolationGain)
 	default:
-		return told.judge(e.level())
+		return told.judge(e.in.Isolation)
 	}
 }
 
 // judgeLimits judges the part of the answer about limits.
 func (e *examination) judgeLimits(p program.Program, told isolationReport, err error) Finding {
-	asked := e.in.Limits != (limits.Build{})
+	asked := e.in.Limits != (vmconfig.Limits{})
 	reason := termtext.Short(told.LimitsReason, maxReason)
 	switch {
 	case p.Kind != program.Stepmux:
@@ -106,22 +92,24 @@ func (e *examination) judgeLimits(p program.Program, told isolationReport, err e
 const isolationGain = "a build cannot see, stop or outlive another one's processes, nor reach its files"
 
 // judge judges the answer for the level that was requested.
-func (r isolationReport) judge(asked string) Finding {
+func (r isolationReport) judge(asked vmconfig.Level) Finding {
 	reason, remedy := termtext.Short(r.Reason, maxReason), termtext.Short(r.Remedy, maxReason)
-	level, err := connector.ParseIsolation(r.Level)
+	level, err := vmconfig.ParseLevel(r.Level)
 	switch {
+	case err != nil:
+		err = fmt.Errorf("isolation %w", err)
 	case r.Level == "" && reason != "":
 		return failure(checkIsolation, reason, cmp.Or(remedy, "ask for another level: isolation: auto in the inventory"))
-	case err == nil && level == wire.IsolationAuto:
+	case err == nil && level == vmconfig.Auto:
 		err = errors.New("the VM names no level")
-	case err == nil && asked != wire.IsolationAuto && asked != level:
+	case err == nil && asked != vmconfig.Auto && asked != level:
 		err = fmt.Errorf("the VM has isolation %s, not %s", level, asked)
 	}
 	switch {
 	case err != nil:
 		return failure(checkIsolation, err.Error(), "")
-	case level != wire.IsolationOff:
-		return okay(checkIsolation, level)
+	case level != vmconfig.Off:
+		return okay(checkIsolation, level.String())
 	}
 	var changes []string
 	if remedy != "" {
@@ -134,8 +122,8 @@ func (r isolationReport) judge(asked string) Finding {
 	}
 	if reason == "" { // switched off on purpose
 		f := okay(checkIsolation, "off, as configured")
-		if asked == wire.IsolationAuto {
-			f.Detail = "off, as the VM's variable " + wire.IsolationVar + " says"
+		if asked == vmconfig.Auto {
+			f.Detail = "off, as the VM's variable " + vmconfig.LevelVar + " says"
 		}
 		f.Change = strings.Join(changes, "; ")
 		return f

@@ -11,29 +11,29 @@ import (
 
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
-	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/testing/runnertest"
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 func TestJudgeIsolation(t *testing.T) {
 	for name, test := range map[string]struct {
-		asked          string
+		asked          vmconfig.Level
 		told           isolationReport
 		status         Status
 		detail, change string
 	}{
-		"walls":           {"auto", isolationReport{Level: "processes", Readable: true}, OK, "processes", ""},
+		"walls":           {vmconfig.Auto, isolationReport{Level: "processes", Readable: true}, OK, "processes", ""},
 		"by name":         {"private", isolationReport{Level: "private"}, OK, "private", ""},
 		"off, configured": {"off", isolationReport{Level: "off"}, OK, "off, as configured", ""},
 		"off, configured, with a program that can be read": {
 			"off", isolationReport{Level: "off", Readable: true}, OK, "off, as configured", hideProgram,
 		},
 		"off, by the VM's variable": {
-			"auto", isolationReport{Level: "off"}, OK, "off, as the VM's variable STEPMUX_ISOLATION says", "",
+			vmconfig.Auto, isolationReport{Level: "off"}, OK, "off, as the VM's variable STEPMUX_ISOLATION says", "",
 		},
 		"none to be had": {
-			"auto",
+			vmconfig.Auto,
 			isolationReport{Level: "off", Reason: "closed", Remedy: "sysctl x=1", Readable: true},
 			Warn, "off: closed", "sysctl x=1; and " + hideProgram,
 		},
@@ -42,13 +42,13 @@ func TestJudgeIsolation(t *testing.T) {
 			isolationReport{Reason: "isolation private is not available", Remedy: "sysctl x=1"},
 			Fail, "isolation private is not available", "sysctl x=1",
 		},
-		"no level":      {"auto", isolationReport{}, Fail, "the VM names no level", ""},
+		"no level":      {vmconfig.Auto, isolationReport{}, Fail, "the VM names no level", ""},
 		"another level": {"private", isolationReport{Level: "off"}, Fail, "the VM has isolation off, not private", ""},
 		"no such level": {
-			"auto", isolationReport{Level: "x\n"}, Fail, `isolation "x\n": use auto, off, processes or private`, "",
+			vmconfig.Auto, isolationReport{Level: "x\n"}, Fail, `isolation "x\n": use auto, off, processes or private`, "",
 		},
 		"hostile texts": {
-			"auto",
+			vmconfig.Auto,
 			isolationReport{Level: "off", Reason: "\x1b" + strings.Repeat("x", 1<<20), Remedy: "a\nb"},
 			Warn, "off: " + strings.Repeat("x", maxReason) + "...", "a b",
 		},
@@ -67,21 +67,23 @@ func TestLimitsAreJudgedByWhatIsAsked(t *testing.T) {
 	no := isolationReport{Limits: new(false), LimitsReason: "the cgroup is not\ndelegated", LimitsRemedy: "delegate it"}
 	stepmux := program.Program{Kind: program.Stepmux}
 	for name, test := range map[string]struct {
-		limits         limits.Build
+		limits         vmconfig.Limits
 		told           isolationReport
 		status         Status
 		detail, change string
 	}{
-		"available":        {limits.Build{}, isolationReport{Limits: new(true)}, OK, "available for memory", ""},
-		"asked, available": {limits.Build{PIDs: 64}, isolationReport{Limits: new(true)}, OK, "as configured", ""},
-		"not available":    {limits.Build{}, no, Warn, "not available: the cgroup is not delegated", "delegate it"},
+		"available":        {vmconfig.Limits{}, isolationReport{Limits: new(true)}, OK, "available for memory", ""},
+		"asked, available": {vmconfig.Limits{PIDs: 64}, isolationReport{Limits: new(true)}, OK, "as configured", ""},
+		"not available":    {vmconfig.Limits{}, no, Warn, "not available: the cgroup is not delegated", "delegate it"},
 		"asked, not available": {
-			limits.Build{PIDs: 64}, no, Fail, "not available for the builds: the cgroup", "delegate it",
+			vmconfig.Limits{PIDs: 64}, no, Fail, "not available for the builds: the cgroup", "delegate it",
 		},
-		"an older one": {limits.Build{}, isolationReport{}, Warn, "is older than this program", install(instance.Instance{})},
+		"an older one": {
+			vmconfig.Limits{}, isolationReport{}, Warn, "is older than this program", install(instance.Instance{}),
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := &examination{in: instance.Instance{Limits: test.limits}}
+			e := &examination{in: instance.Instance{Options: vmconfig.Options{Limits: test.limits}}}
 			got := e.judgeLimits(stepmux, test.told, nil)
 			require.Equal(t, test.status, got.Status)
 			require.Contains(t, got.Detail, test.detail)

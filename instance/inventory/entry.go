@@ -8,47 +8,49 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"go.yaml.in/yaml/v4"
 	"golang.org/x/crypto/ssh"
 
-	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/lazyregexp"
-	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/mux/login"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // entryKeys are the keys of an instance. The defaults have all of them except the first two.
-var entryKeys = []string{
-	"id", "address",
-	"user", "key", "capacity", "max_uses", "labels", "host_keys", "via", "runner", "temp_dir", "isolation",
-	"build_user", "linger", "build_memory", "build_pids", "build_cpus",
-}
+var entryKeys = func() []string {
+	keys := []string{
+		"id", "address",
+		"user", "key", "capacity", "max_uses", "labels", "host_keys", "via", "runner",
+	}
+	for _, f := range new(entry).flags() {
+		keys = append(keys, f.Key())
+	}
+	return keys
+}()
 
 // idForm matches valid IDs: an ID appears in tables, on command lines and in URLs.
 var idForm = lazyregexp.New(`^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$`)
 
 // entry is an instance as written in the file, or the defaults.
 type entry struct {
-	at        *yaml.Node
-	id, addr  string
-	user      string
-	auth      []login.Auth // empty if not given
-	capacity  int
-	maxUses   int
-	labels    map[string]string
-	hostKeys  []ssh.PublicKey
-	via       string // empty for a direct connection
-	viaSaid   bool
-	runner    []string
-	tempDir   string
-	isolation string
-	buildUser string
-	linger    time.Duration
-	limits    limits.Build
+	at       *yaml.Node
+	id, addr string
+	user     string
+	auth     []login.Auth // empty if not given
+	capacity int
+	maxUses  int
+	labels   map[string]string
+	hostKeys []ssh.PublicKey
+	via      string // empty for a direct connection
+	viaSaid  bool
+	runner   []string
+	vmconfig.Options
 }
+
+// flags returns the flags for the keys of the options.
+func (e *entry) flags() []vmconfig.Flag { return e.Flags(vmconfig.TempDirFlag, vmconfig.LingerFlag) }
 
 // entry reads the keys of an instance, or of the defaults. Missing keys have the value in from.
 func (r *reader) entry(n *yaml.Node, what string, known []string, from entry) entry {
@@ -92,40 +94,16 @@ func (r *reader) field(e *entry, key string, n *yaml.Node) {
 		e.via, e.viaSaid = r.via(n), true
 	case "runner":
 		e.runner = r.runner(n)
-	case "temp_dir":
-		if e.tempDir = r.text(n, "temp_dir"); !strings.HasPrefix(e.tempDir, "/") {
-			r.Failf(n, "temp_dir %q is not absolute; it is a directory of the VM", e.tempDir)
-		}
-	case "isolation":
-		e.isolation = r.text(n, "isolation")
-		if _, err := connector.ParseIsolation(e.isolation); err != nil {
-			r.Failf(n, "%v", err)
-		}
-	case "build_user":
-		e.buildUser = r.text(n, "build_user")
-		if err := connector.CheckBuildUser(e.buildUser); err != nil {
-			r.Failf(n, "%v", err)
-		}
-	case "linger":
-		e.linger = r.linger(n)
-	case "build_memory", "build_pids", "build_cpus":
-		if err := e.limits.Set(strings.Replace(key, "_", "-", 1), r.text(n, key)); err != nil {
-			r.Failf(n, "%s %v", key, err)
+	default:
+		for _, f := range e.flags() {
+			if f.Key() != key {
+				continue
+			}
+			if err := f.Set(r.text(n, key)); err != nil {
+				r.Failf(n, "%s %v", key, err)
+			}
 		}
 	}
-}
-
-// linger reads the time for which builds outlive their link.
-func (r *reader) linger(n *yaml.Node) time.Duration {
-	text := r.text(n, "linger")
-	d, err := time.ParseDuration(text)
-	if text == "0" {
-		d, err = 0, nil
-	}
-	if err != nil || d < 0 || d > instance.MaxLinger {
-		r.Failf(n, "linger %q is not a time from 0 to %v, such as 2m or 90s", text, instance.MaxLinger)
-	}
-	return d
 }
 
 // address reads host or host:port.

@@ -52,8 +52,8 @@ func (r *reader) instance(e entry, ids map[string]entry) instance.Instance {
 		m.Jump, m.JumpUser, m.JumpAuth = e.via, r.defaults.user, r.defaults.auth
 	}
 	in := instance.Instance{
-		ID: e.id, Capacity: e.capacity, MaxUses: e.maxUses, Labels: e.labels, Runner: e.runner, TempDir: e.tempDir,
-		Isolation: e.isolation, BuildUser: e.buildUser, Linger: e.linger, Limits: e.limits,
+		ID: e.id, Capacity: e.capacity, MaxUses: e.maxUses, Labels: e.labels, Runner: e.runner,
+		Options: e.Options,
 	}
 	resolver, err := r.resolver()
 	if err == nil {

@@ -8,8 +8,8 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/stepmux/stepmux/instance"
-	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/yamltree"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 const (
@@ -21,11 +21,9 @@ const (
 
 // Fallback has the values for keys that the file does not set.
 type Fallback struct {
-	Capacity  int      // if zero, 1
-	Runner    []string // as in instance.Instance, and so are the following
-	Isolation string
-	BuildUser string
-	Limits    limits.Build
+	Capacity int      // if zero, 1
+	Runner   []string // as in instance.Instance, and so are the following
+	vmconfig.Options
 	// Resolver is called once for each text, so that its answers may change over time. Required.
 	Resolver func() (Resolver, error)
 }
@@ -49,8 +47,7 @@ func Parse(ctx context.Context, name, dir string, text []byte, fallback Fallback
 	root := r.load(name, text)
 	items := r.mapping(root, "an inventory", []string{"defaults", "instances"})
 	r.defaults = entry{
-		capacity: max(fallback.Capacity, 1), runner: fallback.Runner, isolation: fallback.Isolation,
-		buildUser: fallback.BuildUser, limits: fallback.Limits,
+		capacity: max(fallback.Capacity, 1), runner: fallback.Runner, Options: fallback.Options,
 	}
 	if n, given := items["defaults"]; given {
 		r.defaults = r.entry(n, "defaults:", entryKeys[2:], r.defaults)

@@ -32,6 +32,7 @@ import (
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 func TestMain(m *testing.M) { dockertest.Main(m) }
@@ -80,7 +81,8 @@ func (f *fleet) openGroup(t *testing.T) (*instance.Group, *instance.Provider, er
 			break
 		}
 		vms = append(vms, instance.Instance{
-			ID: fmt.Sprintf("vm-%d", i+1), Addr: vm.Addr, Capacity: f.capacity, Runner: f.command, TempDir: f.tmp,
+			ID: fmt.Sprintf("vm-%d", i+1), Addr: vm.Addr, Capacity: f.capacity, Runner: f.command,
+			Options: vmconfig.Options{TempDir: f.tmp},
 			SSH: mux.Config{
 				User: vm.User, Auth: []login.Auth{login.Key("of the test", vm.Signer)},
 				HostKeys: login.PinnedHostKeys(vm.HostKey),

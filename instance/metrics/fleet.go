@@ -85,7 +85,7 @@ func (f fleet) Collect(out chan<- prometheus.Metric) {
 		slots.Add(in.State, in.Capacity, in.Used)
 		gauge(state, 1, in.ID, string(in.State))
 		if in.Isolation.Level != "" {
-			gauge(isolation, 1, in.ID, in.Isolation.Level)
+			gauge(isolation, 1, in.ID, string(in.Isolation.Level))
 		}
 		if in.ConnState != pool.Up && in.ConnState != pool.Leaving {
 			continue

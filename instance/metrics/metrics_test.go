@@ -22,6 +22,7 @@ import (
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 func TestMain(m *testing.M) { runnertest.Main(m) }
@@ -56,7 +57,8 @@ func TestMetricsTellOfBuilds(t *testing.T) {
 	s := sshtest.OpenSSH(t, "MaxSessions 2")
 	m := metrics.New("v1.2.3")
 	group, err := instance.NewGroup(instance.Instance{
-		ID: "vm-1", Addr: s.Addr, Capacity: 3, Runner: runnertest.Command(t), TempDir: sshtest.SocketDir(t),
+		ID: "vm-1", Addr: s.Addr, Capacity: 3, Runner: runnertest.Command(t),
+		Options: vmconfig.Options{TempDir: sshtest.SocketDir(t)},
 		SSH: mux.Config{
 			User:     s.User,
 			Auth:     []login.Auth{login.Key("of the test", s.Signer)},

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/crypto/ssh"
 
-	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 const (
@@ -111,7 +111,7 @@ func baseEnv(c Config, username string) []string {
 		"LOGNAME=" + username,
 		"SHELL=" + c.Shell,
 	}
-	for _, name := range []string{"TMPDIR", wire.IsolationVar} {
+	for _, name := range []string{"TMPDIR", vmconfig.LevelVar} {
 		if value := os.Getenv(name); value != "" {
 			env = append(env, name+"="+value)
 		}

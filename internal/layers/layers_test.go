@@ -40,15 +40,15 @@ var allowed = map[string][]string{
 		"remote/step/mask", // for another step runner, which does not mask
 	},
 	"connector/program": {
-		"internal/limits", "internal/termtext", "mux", "mux/relay", "internal/wire", "internal/tail",
+		"remote/api/vmconfig", "internal/termtext", "mux", "mux/relay", "internal/wire", "internal/tail",
 	},
 	"connector/script": {
-		"internal/limits", "connector/buildlog", "connector/program", "mux", "mux/relay", "internal/wire", "internal/tail",
-		"internal/pause",
+		"remote/api/vmconfig",
+		"connector/buildlog", "connector/program", "mux", "mux/relay", "internal/wire", "internal/tail", "internal/pause",
 	},
 	"connector/buildlog": {"internal/termtext"},
 	"connector/files":    {"remote/api/**"},
-	"connector/place":    {"connector", "connector/program", "internal/wire", "internal/yamltree"},
+	"connector/place":    {"remote/api/vmconfig", "connector", "connector/program", "internal/wire", "internal/yamltree"},
 	"connector/place/docker": {
 		"internal/plural",
 		"connector/place", "connector", "connector/program", "mux", "mux/relay", "mux/channel", "internal/wire",
@@ -61,12 +61,13 @@ var allowed = map[string][]string{
 	},
 
 	"instance": {
+		"remote/api/vmconfig",
 		"connector/**", "mux", "pool", "internal/wire", "internal/pause", "internal/flight", "internal/labels",
 		"internal/plural", "remote/api/stepmuxv1",
 	},
 
 	"instance/inventory": {
-		"internal/limits",
+		"remote/api/vmconfig",
 		"instance", "connector", "mux", "mux/login", "internal/yamltree", "internal/lazyregexp",
 	},
 	"instance/batch": {
@@ -113,23 +114,23 @@ var allowed = map[string][]string{
 	"instance/manager/customexecutor": {"instance/manager/managerv1", "internal/endsignal", "internal/pause"},
 	"instance/doctor": {
 		"internal/plural",
-		"internal/limits",
+		"remote/api/vmconfig",
 		"instance", "connector", "connector/place/**", "connector/program", "mux", "mux/login",
 		"internal/termtext", "internal/lazyregexp", "internal/wire",
 	},
 	"instance/metrics": {"instance", "instance/batch", "instance/control", "mux", "pool", "internal/boundedhttp"},
 
 	"remote": {
-		"internal/limits", "remote/step/action", "remote/cgroup", "remote/walls", "remote/builduser",
+		"remote/api/vmconfig", "remote/step/action", "remote/cgroup", "remote/walls", "remote/builduser",
 		"remote/relay", "remote/stale", "remote/socketdir", "remote/pipe", "remote/proc", "remote/job/service", "remote/job",
 		"remote/linger", "remote/project", "internal/pause", "internal/rmtree",
 		"remote/step/engine", "remote/step/component", "remote/step/lang", "internal/wire",
 		"internal/oserr",
 	},
-	"remote/builduser": {"internal/wire", "internal/filelock", "internal/oserr"},
+	"remote/builduser": {"remote/api/vmconfig", "internal/wire", "internal/filelock", "internal/oserr"},
 	"remote/commands":  {"internal/wire", "internal/buildinfo", "internal/endsignal", "internal/pause"},
 	"remote/commands/doors": {
-		"internal/limits", "internal/pages", "remote/step/action",
+		"remote/api/vmconfig", "internal/pages", "remote/step/action",
 		"remote", "remote/walls", "remote/commands", "internal/wire", "internal/buildinfo",
 	},
 	"remote/commands/network": {
@@ -169,6 +170,7 @@ var allowed = map[string][]string{
 		"remote/step/expr", "remote/api/**", "internal/wire",
 	},
 	"remote/job": {
+		"remote/api/vmconfig",
 		"remote/step/component", "remote/step/engine", "remote/step/trace", "remote/step/trace/recording",
 		"remote/job/joblog", "remote/step/mask", "remote/proc", "remote/walls", "internal/rmtree", "internal/oserr",
 	},
@@ -236,20 +238,20 @@ var allowed = map[string][]string{
 	"remote/step/action/expression": {"internal/lazyregexp", "internal/sortedkeys"},
 	"remote/proc": {
 		"internal/plural",
-		"internal/limits", "internal/pages", "internal/tail",
+		"remote/api/vmconfig", "internal/pages", "internal/tail",
 		"remote/cgroup", "remote/walls", "internal/rmtree", "internal/filelock", "internal/pause", "internal/oserr",
 	},
-	"remote/cgroup":     {"internal/limits", "internal/pause"},
-	"remote/walls":      {"internal/wire", "internal/boundedfile"},
+	"remote/cgroup":     {"remote/api/vmconfig", "internal/pause"},
+	"remote/walls":      {"remote/api/vmconfig", "internal/wire", "internal/boundedfile"},
 	"remote/job/joblog": {"internal/oserr"},
 	"remote/step/mask":  {"internal/lazyregexp", "remote/step/expr"},
 
 	"remote/api/runnerproto": {},
 	"remote/api/stepmuxv1":   {},
+	"remote/api/vmconfig":    {"internal/wire"},
 
 	"internal/streams":    {"internal/coalesce", "internal/wire"},
 	"internal/wire":       {},
-	"internal/limits":     {},
 	"internal/contents":   {"internal/oserr"},
 	"internal/buildinfo":  {"internal/boundedfile", "internal/wire"},
 	"internal/endsignal":  {},
@@ -288,15 +290,16 @@ var allowed = map[string][]string{
 	"internal/privatefile":            {"internal/boundedfile", "internal/contents"},
 	"internal/boundedfile":            {},
 	"internal/boundedzip":             {},
-	"internal/embeddedvm":             {"internal/wire"},
+	"internal/embeddedvm":             {"remote/api/vmconfig", "internal/wire"},
 	"internal/testing/faultconn":      {},
 	"internal/testing/neighbourcases": {},
 	"internal/likeness":               {},
 	"internal/testing/sshtest": {
+		"remote/api/vmconfig",
 		"internal/embeddedvm", "internal/testing/faultconn", "internal/testing/remotetest", "internal/wire",
 	},
 	"internal/testing/rawssh":     {"internal/testing/sshtest"},
-	"internal/testing/runnertest": {"internal/testing/sshtest", "internal/wire"},
+	"internal/testing/runnertest": {"remote/api/vmconfig", "internal/testing/sshtest", "internal/wire"},
 	"internal/testing/dockertest": {"internal/rmtree", "internal/testing/runnertest", "internal/testing/sshtest"},
 	"internal/testing/kubetest":   {"internal/testing/dockertest", "internal/testing/remotetest", "internal/rmtree"},
 	// A module of its own: the programs of a real cluster.
@@ -311,6 +314,7 @@ var allowed = map[string][]string{
 	"internal/testing/artifactstest": {},
 	// It uses the manager's packages as a Go user does, and the program as a process.
 	"bench/faults": {
+		"remote/api/vmconfig",
 		"remote/api/stepmuxv1", "remote/walls", "instance", "connector", "mux", "mux/login", "internal/testing/faultconn",
 		"internal/pause",
 	},
@@ -325,7 +329,7 @@ var allowed = map[string][]string{
 	// The program joins both ends. embeddedvm is its embedded VM, remote/proc the init of its processes.
 	"cmd/stepmux": {
 		"internal/plural", "remote/api/stepmuxv1",
-		"remote/commands/**", "internal/limits", "internal/endsignal", "internal/buildinfo", "internal/gcpace",
+		"remote/commands/**", "remote/api/vmconfig", "internal/endsignal", "internal/buildinfo", "internal/gcpace",
 		"internal/flagfile",
 		"instance/**", "connector", "connector/program", "connector/place/**", "mux",
 		"connector/files", "mux/login", "remote", "remote/archive", "internal/subprocess",

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/job"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/step/action"
@@ -160,7 +161,7 @@ func openStore(
 		ends = append(ends, components.Close)
 		cfg.Fetcher = components
 	}
-	cfg.Dir, cfg.Init = dir, &proc.Init{Room: walls.Spec{Level: walls.Off}, OrphanDir: dir}
+	cfg.Dir, cfg.Init = dir, &proc.Init{Room: walls.Spec{Level: vmconfig.Off}, OrphanDir: dir}
 	ends = append(ends, cfg.Init.Close)
 	if store, err = job.New(cfg); err != nil {
 		return nil, nil, errors.Join(err, closeAll())

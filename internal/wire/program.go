@@ -174,3 +174,7 @@ func validWord(s string) bool {
 func isAlnum(c byte) bool {
 	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
 }
+
+// ToolsVar is an environment variable of the command lines that a relay runs: a directory with links to this program,
+// by the names that the scripts of a GitLab manager use.
+const ToolsVar = "STEPMUX_TOOLS"

@@ -21,7 +21,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/filelock"
 	"github.com/stepmux/stepmux/internal/oserr"
-	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // idsDir is where the ids in use are locked. passwdFile and groupFile have the machine's users and groups. Tests change
@@ -37,15 +37,15 @@ type User struct {
 	lock        *os.File // locks an id of a range, else nil
 }
 
-// Take returns the user that spec names (see [wire.ParseBuildUser]), or nil if spec is empty. From a range it takes an
+// Take returns the user that spec names (see [vmconfig.ParseUser]), or nil if spec is empty. From a range it takes an
 // id that no other build has, and keeps it until Close. The caller must be root.
 func Take(spec string) (*User, error) {
 	if spec == "" {
 		return nil, nil
 	}
-	name, first, last, err := wire.ParseBuildUser(spec)
+	name, first, last, err := vmconfig.ParseUser(spec)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("build user %w", err)
 	}
 	if os.Geteuid() != 0 {
 		return nil, fmt.Errorf("build user %s: only root can run builds as another user, and the login is user %d "+
@@ -97,7 +97,7 @@ func takeName(name string) (*User, error) {
 
 // IDs returns the ids of the users that spec allows, or our own id if spec is empty.
 func IDs(spec string) (ids []int) {
-	name, first, last, err := wire.ParseBuildUser(spec)
+	name, first, last, err := vmconfig.ParseUser(spec)
 	switch {
 	case spec == "":
 		return []int{os.Geteuid()}

@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/pause"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 const (
@@ -36,13 +36,13 @@ var sweepGrace = 3 * time.Second
 type Group struct {
 	dir    string
 	run    *os.File // the cgroup of the processes
-	limits limits.Build
+	limits vmconfig.Limits
 }
 
 // Make makes a group with these limits. name must be unique on the machine. If root is about to become another user,
 // owner is that user's id, otherwise 0: the owner can end and remove the group, but cannot change or leave it. An
 // [*Error] says why there can be no group.
-func Make(name string, limits limits.Build, owner int) (*Group, error) {
+func Make(name string, limits vmconfig.Limits, owner int) (*Group, error) {
 	base, err := find()
 	if err == nil {
 		err = check(base, limits)
@@ -83,7 +83,7 @@ func Make(name string, limits limits.Build, owner int) (*Group, error) {
 }
 
 // limit sets the limits of the cgroup dir.
-func limit(dir string, l limits.Build) (err error) {
+func limit(dir string, l vmconfig.Limits) (err error) {
 	if l.Memory > 0 {
 		swap := write(dir, "memory.swap.max", "0")
 		if errors.Is(swap, unix.ENOENT) {
@@ -180,7 +180,7 @@ func (g *Group) Events() Events {
 func (g *Group) Since(before Events) string {
 	switch now := g.Events(); {
 	case now.OutOfMemory > before.OutOfMemory:
-		return "killed: out of memory (limit " + limits.FormatSize(g.limits.Memory) + ")"
+		return "killed: out of memory (limit " + vmconfig.FormatSize(g.limits.Memory) + ")"
 	case now.OutOfPIDs > before.OutOfPIDs:
 		return fmt.Sprintf("no more processes (limit %d)", g.limits.PIDs)
 	default:

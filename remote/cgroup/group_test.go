@@ -17,8 +17,8 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
-	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/testing/remotetest"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 func TestMain(m *testing.M) {
@@ -36,7 +36,7 @@ func play(string) error {
 	if _, err := divide(base, os.Args[1:]); err != nil {
 		return err
 	}
-	g, err := Make("b1", limits.Build{}, 0)
+	g, err := Make("b1", vmconfig.Limits{}, 0)
 	if err != nil {
 		return err
 	}
@@ -92,7 +92,7 @@ func inGroup(t *testing.T, g *Group) *exec.Cmd {
 
 func TestRemoveKillsAllThatDescendsFromTheFirstProcess(t *testing.T) {
 	base := realBase(t)
-	g, err := Make("b1", limits.Build{}, 0)
+	g, err := Make("b1", vmconfig.Limits{}, 0)
 	require.NoError(t, err)
 	cmd := inGroup(t, g)
 	where, err := os.ReadFile("/proc/" + strconv.Itoa(cmd.Process.Pid) + "/cgroup")
@@ -118,9 +118,9 @@ func TestRemoveKillsAllThatDescendsFromTheFirstProcess(t *testing.T) {
 
 func TestSweepRemovesTheGroupsOfTheDead(t *testing.T) {
 	realBase(t)
-	dead, err := Make("dead", limits.Build{}, 0)
+	dead, err := Make("dead", vmconfig.Limits{}, 0)
 	require.NoError(t, err)
-	living, err := Make("living", limits.Build{}, 0)
+	living, err := Make("living", vmconfig.Limits{}, 0)
 	require.NoError(t, err)
 	cmd := inGroup(t, living)
 	ended := inGroup(t, dead)
@@ -215,7 +215,7 @@ func standIn(t *testing.T, controllers string) string {
 
 func TestLimitsAreWrittenForTheGroupAndForItsProcesses(t *testing.T) {
 	base := standIn(t, "cpuset cpu memory pids")
-	g, err := Make("b1", limits.Build{Memory: 512 << 20, PIDs: 64, CPUs: 1.5}, 0)
+	g, err := Make("b1", vmconfig.Limits{Memory: 512 << 20, PIDs: 64, CPUs: 1.5}, 0)
 	require.NoError(t, err)
 	read := func(name string) string {
 		text, err := os.ReadFile(filepath.Join(base, name))
@@ -251,12 +251,12 @@ func TestLimitsAreWrittenForTheGroupAndForItsProcesses(t *testing.T) {
 
 func TestAMissingControllerIsNamed(t *testing.T) {
 	base := standIn(t, "cpu pids")
-	_, err := Make("b1", limits.Build{Memory: 512 << 20, PIDs: 64}, 0)
+	_, err := Make("b1", vmconfig.Limits{Memory: 512 << 20, PIDs: 64}, 0)
 	var refusal *Error
 	require.ErrorAs(t, err, &refusal)
 	require.ErrorContains(t, err, "limits are not available: the controller memory is not in cgroup "+base)
 	require.NotEmpty(t, refusal.Remedy)
-	require.NoError(t, Check(limits.Build{PIDs: 64}))
+	require.NoError(t, Check(vmconfig.Limits{PIDs: 64}))
 	require.NoDirExists(t, base+"/stepmux", "a check changes nothing")
 }
 

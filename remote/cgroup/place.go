@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/stepmux/stepmux/internal/limits"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 const (
@@ -50,7 +50,7 @@ func (e *Error) Error() string {
 func (e *Error) Unwrap() error { return e.Reason }
 
 // Check returns an [*Error] if limits of these kinds are not available. It changes nothing.
-func Check(limits limits.Build) error {
+func Check(limits vmconfig.Limits) error {
 	base, err := find()
 	if err != nil {
 		return err
@@ -58,7 +58,7 @@ func Check(limits limits.Build) error {
 	return check(base, limits)
 }
 
-func check(base string, limits limits.Build) error {
+func check(base string, limits vmconfig.Limits) error {
 	if err := unix.Access(base, unix.W_OK); err != nil {
 		return refused(base, err)
 	}
@@ -126,7 +126,7 @@ func mountPoint() (dir, root string, err error) {
 }
 
 // controllers returns the names of the controllers that limits need.
-func controllers(limits limits.Build) (names []string) {
+func controllers(limits vmconfig.Limits) (names []string) {
 	for _, c := range []struct {
 		name   string
 		wanted bool

@@ -15,10 +15,10 @@ import (
 
 	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/rmtree"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/trace/recording"
-	"github.com/stepmux/stepmux/remote/walls"
 )
 
 var stateOf = map[engine.Status]State{
@@ -63,9 +63,9 @@ func (s *Store) execute(j *record, spec Spec, runner *engine.Runner) {
 
 // isolation returns the isolation level of all jobs, and the reason if it is Off or unknown. Without an init for all
 // jobs each job has its own, without isolation.
-func (s *Store) isolation() (walls.Level, error) {
+func (s *Store) isolation() (vmconfig.Level, error) {
 	if s.cfg.Init == nil {
-		return walls.Off, nil
+		return vmconfig.Off, nil
 	}
 	return s.cfg.Init.Isolation(context.Background()) // the start of the init bounds the wait
 }

@@ -10,11 +10,11 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/internal/rmtree"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/job/joblog"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/trace/recording"
-	"github.com/stepmux/stepmux/remote/walls"
 )
 
 // event is a change of a step, and the lengths of stdout and stderr at that time.
@@ -57,7 +57,7 @@ type record struct {
 	size      int64 // bytes of output, and of the trace
 	traced    bool  // traceFile has the trace
 	traceErr  error // why there is no trace
-	level     walls.Level
+	level     vmconfig.Level
 	levelErr  error // why level is Off although Auto was asked for, or why it is unknown (Auto)
 	usage     proc.Usage
 	followers int

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
@@ -287,6 +288,6 @@ func decodeRoom(b []byte) (room walls.Spec, orphan string, err error) {
 	if len(f) < 6 {
 		return room, "", errMessage
 	}
-	room = walls.Spec{Level: walls.Level(f[0]), Dir: f[1], Base: f[2], Home: f[3], Shell: f[4], ReadOnly: f[6:]}
+	room = walls.Spec{Level: vmconfig.Level(f[0]), Dir: f[1], Base: f[2], Home: f[3], Shell: f[4], ReadOnly: f[6:]}
 	return room, f[5], nil
 }

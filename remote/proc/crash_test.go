@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/internal/testing/racefree"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
@@ -21,15 +22,15 @@ func TestAnInitThatCannotStartSaysWhyInOneSentence(t *testing.T) {
 	for name, c := range map[string]struct {
 		limit      string // a command that lowers a limit, and then executes the init
 		says, hint string
-		level      walls.Level
+		level      vmconfig.Level
 	}{
-		"memory": {"prlimit --as=100000000", "failed to reserve page summary memory", "raise ulimit -v", walls.Off},
+		"memory": {"prlimit --as=100000000", "failed to reserve page summary memory", "raise ulimit -v", vmconfig.Off},
 		"isolated, memory": {
-			"prlimit --as=100000000", "failed to reserve page summary memory", "raise ulimit -v", walls.Processes,
+			"prlimit --as=100000000", "failed to reserve page summary memory", "raise ulimit -v", vmconfig.Processes,
 		},
 		"threads": {
 			"setpriv --reuid=54321 --clear-groups prlimit --nproc=1", // root has no such limit
-			"failed to create new OS thread", "raise ulimit -u, or TasksMax", walls.Off,
+			"failed to create new OS thread", "raise ulimit -u, or TasksMax", vmconfig.Off,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -46,7 +47,7 @@ func TestAnInitThatCannotStartSaysWhyInOneSentence(t *testing.T) {
 			require.NoError(t, os.WriteFile(program, []byte(text), 0o700))
 			initProgram = program
 			t.Cleanup(func() { initProgram = "/proc/self/exe" })
-			if c.level != walls.Off {
+			if c.level != vmconfig.Off {
 				if _, err := walls.Choose(t.Context()); err != nil {
 					t.Skipf("part missing: isolation: %v", err)
 				}

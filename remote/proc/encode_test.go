@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
@@ -102,7 +103,7 @@ func TestMessagesAreReadAsTheyWereSent(t *testing.T) {
 
 func TestRoomSurvivesTheWay(t *testing.T) {
 	room := walls.Spec{
-		Level: walls.Private, Dir: "/d", Base: "/b", Home: "/h", Shell: "/bin/sh", ReadOnly: []string{"/x", "/y z"},
+		Level: vmconfig.Private, Dir: "/d", Base: "/b", Home: "/h", Shell: "/bin/sh", ReadOnly: []string{"/x", "/y z"},
 	}
 	got, orphan, err := decodeRoom(encodeRoom(room, "/o"))
 	require.NoError(t, err)

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
@@ -36,24 +37,24 @@ func TestAutoKeepsTheWallsOnAMachineThatHasRunOutOfNamespaces(t *testing.T) {
 	limit := func(n string) {
 		require.NoError(t, os.WriteFile("/proc/sys/user/max_pid_namespaces", []byte(n), 0))
 	}
-	newInit := func(level walls.Level) *Init {
+	newInit := func(level vmconfig.Level) *Init {
 		in := &Init{Room: walls.Spec{Level: level, Dir: t.TempDir()}}
 		t.Cleanup(func() { in.Close() })
 		in.Prepare()
 		return in
 	}
 	limit("1")
-	first := newInit(walls.Processes)
+	first := newInit(vmconfig.Processes)
 	if _, err := first.Isolation(t.Context()); err != nil {
 		t.Skip("part missing: namespaces: ", err)
 	}
-	_, err := newInit(walls.Auto).Start(t.Context(), shell("exit"))
+	_, err := newInit(vmconfig.Auto).Start(t.Context(), shell("exit"))
 	require.ErrorIs(t, err, unix.ENOSPC)
 	require.True(t, MachineFailed(err))
 
 	limit("0")
-	closed := newInit(walls.Auto)
+	closed := newInit(vmconfig.Auto)
 	level, why := closed.Isolation(t.Context())
-	require.Equal(t, walls.Off, level)
+	require.Equal(t, vmconfig.Off, level)
 	require.ErrorIs(t, why, unix.ENOSPC)
 }

@@ -10,8 +10,8 @@ import (
 	"sync"
 	"syscall"
 
-	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/pause"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
@@ -35,7 +35,7 @@ type Init struct {
 	// Keep is a file that each init keeps open as long as it lives. Commands do not inherit it. May be nil.
 	Keep *os.File
 	// Limits bound the commands and all their descendants together. If one of them is not available, Start fails.
-	Limits limits.Build
+	Limits vmconfig.Limits
 
 	mu     sync.Mutex // guards the following
 	forked *link      // an init that waits for its messageRoom; nil if there is none
@@ -94,17 +94,17 @@ func (in *Init) Start(ctx context.Context, c Command) (*Process, error) {
 // level is the level of Room. Room and OrphanDir are set later; Keep and Limits are set before. At level Off without
 // Limits Fork does nothing. Auto goes on without that process if it is not possible. If it dies, the next init needs a
 // user namespace, and cannot have Limits. Fork is called at most once, before any other method.
-func (in *Init) Fork(level walls.Level, as *syscall.Credential) (err error) {
+func (in *Init) Fork(level vmconfig.Level, as *syscall.Credential) (err error) {
 	switch {
-	case in.Limits != (limits.Build{}):
+	case in.Limits != (vmconfig.Limits{}):
 		if in.group, err = newGroup(in.Limits, int(as.Uid)); err != nil {
 			return err
 		}
-	case level == walls.Off:
+	case level == vmconfig.Off:
 		return nil
 	}
-	in.forked, err = fork(cmp.Or(level, walls.Processes), as, in.Keep, in.group)
-	if err != nil && level != walls.Auto {
+	in.forked, err = fork(cmp.Or(level, vmconfig.Processes), as, in.Keep, in.group)
+	if err != nil && level != vmconfig.Auto {
 		return unavailable(level, err)
 	}
 	return nil // at Auto the start of the init reports why it has none
@@ -140,7 +140,7 @@ func (in *Init) prepare() *making {
 	go func() { // Close waits for it
 		defer close(m.done)
 		var err error
-		if group == nil && in.Limits != (limits.Build{}) {
+		if group == nil && in.Limits != (vmconfig.Limits{}) {
 			group, err = newGroup(in.Limits, 0)
 			in.mu.Lock()
 			in.group = group
@@ -168,20 +168,20 @@ func (m *making) over() bool {
 
 // Isolation returns the level at which the commands run. If that is Off although the level is Auto, why says the
 // reason. It waits for the init. Before Prepare or the first command it is Auto.
-func (in *Init) Isolation(ctx context.Context) (level walls.Level, why error) {
+func (in *Init) Isolation(ctx context.Context) (level vmconfig.Level, why error) {
 	in.mu.Lock()
 	m := in.latest
 	in.mu.Unlock()
 	if m == nil {
-		return walls.Auto, nil
+		return vmconfig.Auto, nil
 	}
 	select {
 	case <-m.done:
 	case <-ctx.Done():
-		return walls.Auto, context.Cause(ctx)
+		return vmconfig.Auto, context.Cause(ctx)
 	}
 	if m.err != nil {
-		return walls.Auto, m.err
+		return vmconfig.Auto, m.err
 	}
 	return m.link.level, m.link.off
 }
@@ -216,7 +216,7 @@ func (in *Init) Close() error {
 
 // Start starts c by an Init of its own, which ends with the Process.
 func Start(ctx context.Context, c Command) (*Process, error) {
-	in := &Init{Room: walls.Spec{Level: walls.Off}}
+	in := &Init{Room: walls.Spec{Level: vmconfig.Off}}
 	p, err := in.Start(ctx, c)
 	if err != nil {
 		_ = in.Close() // the caller needs err

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/pages"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
@@ -104,7 +105,7 @@ func (k *keeper) setUp(text []byte) *failure {
 	if err != nil {
 		return fail(stageInit, err)
 	}
-	k.isolated = room.Level != walls.Off && os.Getpid() == 1
+	k.isolated = room.Level != vmconfig.Off && os.Getpid() == 1
 	// A signal to all processes of a user must not end the init: its commands would escape. The signals are caught and
 	// not ignored, because commands would inherit an ignored signal.
 	signal.Notify(make(chan os.Signal, 1),

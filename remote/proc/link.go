@@ -16,6 +16,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/tail"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
@@ -25,7 +26,7 @@ type link struct {
 	init    *os.Process
 	control *os.File
 	crash   *os.File // the init's standard error, a file in memory, up to the end of listen; nil if there is none
-	level   walls.Level
+	level   vmconfig.Level
 	off     error // why level is Off although Auto was asked for
 	group   group // of its processes; nil without limits
 
@@ -81,10 +82,10 @@ func (s *launcher) launch() (*link, error) {
 		}
 	}()
 	s.room = resolve(s.room)
-	if s.room.Level == walls.Auto && s.room.Dir == "" {
-		s.room.Level = walls.Off
+	if s.room.Level == vmconfig.Auto && s.room.Dir == "" {
+		s.room.Level = vmconfig.Off
 	}
-	if s.room.Level != walls.Auto {
+	if s.room.Level != vmconfig.Auto {
 		return s.launchAt()
 	}
 	if s.room.Level, s.off = walls.Choose(context.Background()); s.off == nil { // has a timeout of its own
@@ -92,7 +93,7 @@ func (s *launcher) launch() (*link, error) {
 		if err == nil || !hasRefused(err) && !walls.Closed() {
 			return l, err
 		}
-		s.room.Level, s.off = walls.Off, err
+		s.room.Level, s.off = vmconfig.Off, err
 	}
 	return s.launchAt()
 }
@@ -103,7 +104,7 @@ func (s *launcher) launchAt() (l *link, err error) {
 	if s.forked != nil && s.forked.level == level {
 		l, s.forked = s.forked, nil
 	} else {
-		if l, err = fork(level, nil, s.keep, s.group); err == nil && level != walls.Off {
+		if l, err = fork(level, nil, s.keep, s.group); err == nil && level != vmconfig.Off {
 			err = walls.MapUser(l.init.Pid)
 		}
 	}
@@ -116,7 +117,7 @@ func (s *launcher) launchAt() (l *link, err error) {
 	if err == nil {
 		err = l.await()
 	}
-	if err == nil && level != walls.Off && l.view == nil {
+	if err == nil && level != vmconfig.Off && l.view == nil {
 		err = errors.New("its init does not show its root directory")
 	}
 	if err != nil {
@@ -133,7 +134,7 @@ func (s *launcher) launchAt() (l *link, err error) {
 
 // fork starts the process of an init, which then waits for its messageRoom. If as is not nil, it runs as that user.
 // keep and group may be nil.
-func fork(level walls.Level, as *syscall.Credential, keep *os.File, group group) (*link, error) {
+func fork(level vmconfig.Level, as *syscall.Credential, keep *os.File, group group) (*link, error) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		return nil, err
@@ -150,7 +151,7 @@ func fork(level walls.Level, as *syscall.Credential, keep *os.File, group group)
 	l.resume = func() { _ = l.init.Signal(unix.SIGCONT) } // an error means that it has ended
 	// An init that was stopped is continued when its server dies. It notices the death by its channel.
 	sys := &syscall.SysProcAttr{Setsid: true, Pdeathsig: unix.SIGCONT, Credential: as}
-	level.Attributes(sys)
+	walls.Attributes(level, sys)
 	if group != nil {
 		group.Attributes(sys)
 	}
@@ -201,7 +202,7 @@ func (l *link) await() error {
 // start sends c to the init and waits until it runs. If the init ends first, c may have run. Then start returns no
 // error but a process whose exit is unknown: after an error the caller may start the command again.
 func (l *link) start(ctx context.Context, c Command) (*Process, error) {
-	if c.Visible != "" && l.level != walls.Off {
+	if c.Visible != "" && l.level != vmconfig.Off {
 		c.Visible = walls.Follow(c.Visible)
 	}
 	p, err := l.register(c.Argv[0])
@@ -382,8 +383,8 @@ func (l *link) receiveReports() error {
 }
 
 // unavailable adds the remedy to an error of making an init at that level.
-func unavailable(level walls.Level, err error) error {
-	if level == walls.Off {
+func unavailable(level vmconfig.Level, err error) error {
+	if level == vmconfig.Off {
 		return err
 	}
 	err = fmt.Errorf("isolation %s is not available: %w", level, err)

@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/remote/walls"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // fakeInit returns a Process whose init is the program argv, and sends reports, and hangs up.
@@ -15,7 +15,7 @@ func fakeInit(t *testing.T, argv []string, reports ...report) *Process {
 	control, theirs, err := channelPair()
 	require.NoError(t, err)
 	l := &link{
-		control: control, level: walls.Off, ready: make(chan report, 1), gone: make(chan struct{}),
+		control: control, level: vmconfig.Off, ready: make(chan report, 1), gone: make(chan struct{}),
 		processes: map[uint32]*Process{}, resume: func() {},
 	}
 	l.init, err = os.StartProcess(argv[0], argv, &os.ProcAttr{})

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
@@ -36,7 +37,7 @@ func serverMain() int {
 	c.Env = append(c.Env, tag)
 	c.Stdout, c.Stderr = os.Stdout, os.Stderr
 	in := Init{OrphanDir: dir}
-	if level := walls.Level(os.Getenv(levelVar)); level != "" {
+	if level := vmconfig.Level(os.Getenv(levelVar)); level != "" {
 		in.Room = walls.Spec{Level: level, Dir: dir, Base: filepath.Dir(dir), Home: os.Getenv("HOME")}
 	}
 	var pid int
@@ -122,7 +123,7 @@ func allEnded(pids []int) bool {
 }
 
 func TestServerThatIsKilledLeavesNothing(t *testing.T) {
-	for _, level := range []walls.Level{walls.Off, walls.Processes, walls.Private} {
+	for _, level := range []vmconfig.Level{vmconfig.Off, vmconfig.Processes, vmconfig.Private} {
 		t.Run(level.String(), func(t *testing.T) {
 			in := &Init{Room: walls.Spec{Level: level, Dir: t.TempDir()}}
 			in.Prepare()

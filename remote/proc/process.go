@@ -16,8 +16,8 @@ import (
 
 	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/plural"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/cgroup"
-	"github.com/stepmux/stepmux/remote/walls"
 )
 
 // DrainTimeout is how long Wait reads the output after the command's exit, if processes that it left behind hold it
@@ -151,7 +151,7 @@ func (p *Process) lost(err error) {
 	p.goneErr = err
 	if p.exitedAt.IsZero() {
 		// The kernel kills the command with its init, but not the rest of its process group.
-		if p.leader != 0 && p.link.level == walls.Off {
+		if p.leader != 0 && p.link.level == vmconfig.Off {
 			_ = unix.Kill(-p.leader, unix.SIGKILL)
 		}
 		p.exitErr = errInit // not started and not failed: a failed process is not registered any more

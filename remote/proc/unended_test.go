@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
@@ -48,10 +49,10 @@ func requireGivenUp(t *testing.T, l *link, p *Process) {
 
 // Symptom: with isolation, a process that the kernel could not end held up the end of its step runner for good.
 func TestAnInitThatDoesNotEndIsGivenUp(t *testing.T) {
-	in := &Init{Room: walls.Spec{Level: walls.Processes, Dir: t.TempDir()}}
+	in := &Init{Room: walls.Spec{Level: vmconfig.Processes, Dir: t.TempDir()}}
 	in.Prepare()
 	t.Cleanup(func() { in.Close() })
-	if level, why := in.Isolation(t.Context()); level != walls.Processes {
+	if level, why := in.Isolation(t.Context()); level != vmconfig.Processes {
 		t.Skip("part missing: namespaces: ", why)
 	}
 	l, tag := in.init(t), newTag()

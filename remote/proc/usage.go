@@ -9,8 +9,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/pause"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/cgroup"
 )
 
@@ -64,7 +64,7 @@ type group interface {
 
 // newGroup makes a cgroup whose name has the identity of this program, so that it is found when the program is dead.
 // owner is that of cgroup.Make. It is a variable for tests, because a machine may have no controllers.
-var newGroup = func(limits limits.Build, owner int) (group, error) {
+var newGroup = func(limits vmconfig.Limits, owner int) (group, error) {
 	id := self()
 	name := id.String()
 	if id.pid == 0 { // then no sweep can find out whether this program lives

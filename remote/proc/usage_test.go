@@ -14,14 +14,14 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/testing/remotetest"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/cgroup"
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
 func TestUsageCountsProcessesThatTheCommandsLeftBehind(t *testing.T) {
-	in := &Init{Room: walls.Spec{Level: walls.Off}}
+	in := &Init{Room: walls.Spec{Level: vmconfig.Off}}
 	defer in.Close()
 	require.Zero(t, in.Usage())
 	// A daemon's work is not in the exit of its command, which does not wait for it.
@@ -60,23 +60,23 @@ type limited struct {
 func (l *limited) Since(cgroup.Events) string { return l.met }
 
 // limitedInit returns an Init with a cgroup.
-func limitedInit(t *testing.T, level walls.Level, met string) *Init {
+func limitedInit(t *testing.T, level vmconfig.Level, met string) *Init {
 	t.Helper()
 	remotetest.NeedRoot(t)
-	if err := cgroup.Check(limits.Build{}); err != nil {
+	if err := cgroup.Check(vmconfig.Limits{}); err != nil {
 		t.Skipf("part missing: %v", err)
 	}
 	before := newGroup
 	t.Cleanup(func() { newGroup = before })
-	newGroup = func(_ limits.Build, owner int) (group, error) {
-		g, err := before(limits.Build{}, owner)
+	newGroup = func(_ vmconfig.Limits, owner int) (group, error) {
+		g, err := before(vmconfig.Limits{}, owner)
 		if err != nil {
 			return nil, err
 		}
 		return &limited{g, met}, nil
 	}
 	dir := t.TempDir()
-	in := &Init{Room: walls.Spec{Level: level, Dir: dir}, OrphanDir: dir, Limits: limits.Build{Memory: 64 << 20}}
+	in := &Init{Room: walls.Spec{Level: level, Dir: dir}, OrphanDir: dir, Limits: vmconfig.Limits{Memory: 64 << 20}}
 	t.Cleanup(func() { in.Close() })
 	return in
 }
@@ -96,7 +96,7 @@ func cgroupOf(t *testing.T, pid string) string {
 }
 
 func TestCommandsRunInTheCgroupOfTheirInit(t *testing.T) {
-	for _, level := range []walls.Level{walls.Off, walls.Processes} {
+	for _, level := range []vmconfig.Level{vmconfig.Off, vmconfig.Processes} {
 		t.Run(level.String(), func(t *testing.T) {
 			in := limitedInit(t, level, "")
 			out := newLines(t)
@@ -108,7 +108,7 @@ func TestCommandsRunInTheCgroupOfTheirInit(t *testing.T) {
 			require.NoError(t, err)
 			where := cgroupOf(t, strconv.Itoa(p.link.init.Pid))
 			require.Regexp(t, `/stepmux/[^/]+/run$`, where)
-			if level == walls.Off {
+			if level == vmconfig.Off {
 				out.want(t, "0::"+where)
 			} else {
 				out.want(t, "0::/") // it sees its own as the root
@@ -132,7 +132,7 @@ const asBuildUserVar = "STEPMUX_TEST_BUILD_USER"
 // Symptom: a server that becomes the user of its build could not remove the cgroup any more, so limits were refused.
 func TestABuildUserEndsItsCgroupAndCannotChangeIt(t *testing.T) {
 	const id = 2100777
-	levels := []walls.Level{walls.Off, walls.Processes}
+	levels := []vmconfig.Level{vmconfig.Off, vmconfig.Processes}
 	var inits []*Init
 	for _, level := range levels {
 		inits = append(inits, limitedInit(t, level, ""))
@@ -199,7 +199,7 @@ func cgroupDirs(t *testing.T, name string) []string {
 
 func TestAFailureNamesTheLimitThatWasMet(t *testing.T) {
 	const met = "killed: out of memory (limit 64 MiB)"
-	in := limitedInit(t, walls.Off, met)
+	in := limitedInit(t, vmconfig.Off, met)
 	p, err := in.Start(t.Context(), shell("kill -KILL $$"))
 	require.NoError(t, err)
 	exit := wait(t, p)
@@ -230,14 +230,14 @@ func TestAFailureNamesTheLimitThatWasMet(t *testing.T) {
 
 func TestTheCgroupOfAKilledServerIsRemoved(t *testing.T) {
 	remotetest.NeedRoot(t)
-	g, err := cgroup.Make("1.1:1234567:1+1", limits.Build{}, 0)
+	g, err := cgroup.Make("1.1:1234567:1+1", vmconfig.Limits{}, 0)
 	if err != nil {
 		t.Skipf("part missing: %v", err)
 	}
 	defer g.Remove()
 	id := self()
 	id.start++ // another process has the number now
-	dead, err := cgroup.Make(id.String()+"+1", limits.Build{}, 0)
+	dead, err := cgroup.Make(id.String()+"+1", vmconfig.Limits{}, 0)
 	require.NoError(t, err)
 	defer dead.Remove()
 	require.NotEmpty(t, cgroupDirs(t, id.String()+"+1"))

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
@@ -37,12 +38,12 @@ func TestOpenSeesTheFilesThatTheCommandsSee(t *testing.T) {
 	require.NoError(t, os.Symlink(filepath.Join(own, "file"), filepath.Join(own, "mine")))
 	require.NoError(t, unix.Mkfifo(filepath.Join(own, "fifo"), 0o600))
 
-	in := &Init{Room: walls.Spec{Level: walls.Processes, Dir: own, Base: base}}
+	in := &Init{Room: walls.Spec{Level: vmconfig.Processes, Dir: own, Base: base}}
 	t.Cleanup(func() { in.Close() })
 	if _, err := in.Isolation(t.Context()); err == nil {
 		in.Prepare()
 	}
-	if level, why := in.Isolation(t.Context()); level != walls.Processes {
+	if level, why := in.Isolation(t.Context()); level != vmconfig.Processes {
 		t.Skip("part missing: namespaces: ", why)
 	}
 	for name := range links {
@@ -127,27 +128,27 @@ func TestInitThatIsReplacedKeepsItsLevel(t *testing.T) {
 	t.Cleanup(func() { in.Close() })
 	in.Prepare()
 	l := in.init(t)
-	if l.level == walls.Off {
+	if l.level == vmconfig.Off {
 		t.Skip("part missing: namespaces: ", l.off)
 	}
 	require.NoError(t, l.init.Kill())
 	<-l.gone
 	in.mu.Lock()
-	in.latest.link.level = walls.Private // any other than the best
+	in.latest.link.level = vmconfig.Private // any other than the best
 	in.mu.Unlock()
 	require.Zero(t, exitOf(t, in, "", "true"))
 	level, err := in.Isolation(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, walls.Private, level)
+	require.Equal(t, vmconfig.Private, level)
 }
 
 // walled returns an init at the level Processes with the directory own.
 func walled(t *testing.T, own string) *Init {
 	t.Helper()
-	in := &Init{Room: walls.Spec{Level: walls.Processes, Dir: own}}
+	in := &Init{Room: walls.Spec{Level: vmconfig.Processes, Dir: own}}
 	t.Cleanup(func() { in.Close() })
 	in.Prepare()
-	if level, why := in.Isolation(t.Context()); level != walls.Processes {
+	if level, why := in.Isolation(t.Context()); level != vmconfig.Processes {
 		t.Skip("part missing: namespaces: ", why)
 	}
 	return in
@@ -221,7 +222,7 @@ func TestABuildsDirectoryMayBeBelowAnyHiddenOne(t *testing.T) {
 		require.Zero(t, exitOf(t, in, "", "[ -d "+own+" ] && ! [ -e "+other+" ]"), parent)
 		level, why := in.Isolation(t.Context())
 		require.NoError(t, why, parent)
-		require.Equal(t, walls.Processes, level)
+		require.Equal(t, vmconfig.Processes, level)
 	}
 }
 
@@ -250,7 +251,7 @@ func TestAnotherBuildCannotTakeTheIsolationFromAuto(t *testing.T) {
 		in.Prepare()
 		level, why := in.Isolation(t.Context())
 		require.NoError(t, in.Close())
-		require.NotEqual(t, walls.Off, level, "%v", why)
+		require.NotEqual(t, vmconfig.Off, level, "%v", why)
 		require.NoError(t, why)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/boundedfile"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 const (
@@ -29,13 +30,13 @@ var errSudo = errors.New("the user can become root by sudo without a password; i
 
 // Choose returns the level that Auto stands for. If that is Off, the error says why. sudo logs a refusal, so it is
 // asked once a day: the answer is kept in the user's cache directory, where no build with isolation can change it.
-func Choose(ctx context.Context) (Level, error) {
+func Choose(ctx context.Context) (vmconfig.Level, error) {
 	if os.Geteuid() == 0 {
-		return Processes, nil
+		return vmconfig.Processes, nil
 	}
 	sudo := findSudo()
 	if sudo == "" {
-		return Processes, nil
+		return vmconfig.Processes, nil
 	}
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	home := os.Getenv("HOME")
@@ -71,11 +72,11 @@ func succeeds(ctx context.Context, command ...string) bool {
 	return err == nil && state.Success()
 }
 
-func level(canBecomeRoot bool) (Level, error) {
+func level(canBecomeRoot bool) (vmconfig.Level, error) {
 	if canBecomeRoot {
-		return Off, errSudo
+		return vmconfig.Off, errSudo
 	}
-	return Processes, nil
+	return vmconfig.Processes, nil
 }
 
 // sudoOwner is the owner of sudo and of its directory. It is a variable for tests.

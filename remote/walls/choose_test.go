@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 func TestAutoAsksOnceWhetherTheUserCanBecomeRoot(t *testing.T) {
@@ -15,10 +17,10 @@ func TestAutoAsksOnceWhetherTheUserCanBecomeRoot(t *testing.T) {
 	defer func(owner int) { sudoOwner = owner }(sudoOwner)
 	for _, c := range []struct {
 		name, sudo string
-		level      Level
+		level      vmconfig.Level
 	}{
-		{"can", "exit 0", Off},
-		{"cannot", "exit 1", Processes},
+		{"can", "exit 0", vmconfig.Off},
+		{"cannot", "exit 1", vmconfig.Processes},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			bin := t.TempDir()
@@ -31,7 +33,7 @@ func TestAutoAsksOnceWhetherTheUserCanBecomeRoot(t *testing.T) {
 			for range 2 {
 				level, why := Choose(t.Context())
 				require.Equal(t, c.level, level)
-				require.Equal(t, c.level == Off, why != nil)
+				require.Equal(t, c.level == vmconfig.Off, why != nil)
 			}
 			questions, err := os.ReadFile(asked)
 			require.NoError(t, err)

@@ -1,7 +1,7 @@
 // Package walls isolates the processes of a build from the rest of the machine, by namespaces that the kernel gives to
 // an ordinary user. It needs Linux.
 //
-// A server starts one init for its build with the namespaces of [Level.Attributes], and maps its user with [MapUser].
+// A server starts one init for its build with the namespaces of [Attributes], and maps its user with [MapUser].
 // The init calls [Enter] before it runs a command. From then on its processes see only themselves, and these places are
 // changed for them, in a mount namespace of their own:
 //

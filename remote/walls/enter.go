@@ -10,11 +10,13 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // Spec describes the changes of Enter. Its paths are absolute and have no symbolic links.
 type Spec struct {
-	Level Level
+	Level vmconfig.Level
 	// Dir is the build's private directory. It stays visible. Enter makes the build's own places below it, so they are
 	// removed with it.
 	Dir string
@@ -51,7 +53,7 @@ type hidden struct {
 // must end. The caller calls Guard next.
 func Enter(spec Spec) (*Room, error) {
 	r := &Room{spec: spec}
-	if spec.Level == Off {
+	if spec.Level == vmconfig.Off {
 		return r, nil
 	}
 	for _, step := range []func() error{r.begin, r.hideAll, r.showDir, r.home, r.showAll, r.kernel, r.sshConfig} {
@@ -195,7 +197,7 @@ func within(path, dir string) bool {
 // empty directory.
 func (r *Room) home() error {
 	home := r.spec.Home
-	if r.spec.Level != Private || home == "" || home == "/" || r.above(home) != nil {
+	if r.spec.Level != vmconfig.Private || home == "" || home == "/" || r.above(home) != nil {
 		return nil
 	}
 	was, err := open(home)
@@ -232,7 +234,7 @@ func (r *Room) showDir() error { return r.Show(r.spec.Dir) }
 func (r *Room) showAll() error {
 	show := r.spec.ReadOnly
 	switch {
-	case r.spec.Level != Private:
+	case r.spec.Level != vmconfig.Private:
 		show = append([]string{r.spec.Home}, show...)
 	case within(r.spec.Dir, r.spec.Home): // its own home has hidden it
 		show = append([]string{r.spec.Dir}, show...)

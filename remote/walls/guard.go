@@ -11,6 +11,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // guarded are the files in a home from which a login or a shell starts. A slash at the end marks a directory.
@@ -76,11 +78,11 @@ func textOf(name string) string {
 // Guard makes the files read-only from which later builds start. An error does not say that the machine allows no
 // isolation: other builds may change those files meanwhile.
 func (r *Room) Guard() error {
-	if r.spec.Level == Off {
+	if r.spec.Level == vmconfig.Off {
 		return nil
 	}
 	pinned := map[string]bool{}
-	if home := r.spec.Home; r.spec.Level == Processes && home != "" && home != "/" && isDir(home) {
+	if home := r.spec.Home; r.spec.Level == vmconfig.Processes && home != "" && home != "/" && isDir(home) {
 		if err := Prepare(home, r.spec.Shell); err != nil {
 			return err
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // standing starts a container by itself, which the test's end removes.
@@ -130,7 +131,7 @@ func TestABuildInAContainerThatIsThereCanLinger(t *testing.T) {
 	hangUp := recordConns(&cfg)
 	c := start(t, cfg)
 	b := &build{}
-	place := connector.Config{BuildID: "b1", Log: &b.log, Linger: time.Minute}
+	place := connector.Config{BuildID: "b1", Log: &b.log, Options: vmconfig.Options{Linger: time.Minute}}
 	var links atomic.Int32
 	place.Reconnect = func(ctx context.Context) (connector.Lease, error) {
 		links.Add(1)

@@ -15,6 +15,7 @@ import (
 	"github.com/stepmux/stepmux/connector/place/docker"
 	"github.com/stepmux/stepmux/internal/testing/dockertest"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // The Container of Attach stands for another process.
@@ -37,7 +38,8 @@ func TestABuildInAContainerGoesOnInAnotherProcess(t *testing.T) {
 			first := start(t, cfg)
 			connectTo := func(c, link *docker.Container, socket string) *connector.Connector {
 				place := connector.Config{
-					BuildID: "b1", Isolation: "off", Secret: strings.Repeat("s", 43), Linger: time.Minute, Attach: socket,
+					BuildID: "b1", Options: vmconfig.Options{Isolation: vmconfig.Off, Linger: time.Minute},
+					Secret: strings.Repeat("s", 43), Attach: socket,
 					Reconnect: func(ctx context.Context) (connector.Lease, error) { return c.Reconnect(ctx) },
 				}
 				link.Configure(&place)

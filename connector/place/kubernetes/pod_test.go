@@ -37,6 +37,7 @@ import (
 	"github.com/stepmux/stepmux/internal/testing/runnertest"
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // load returns the cluster of a server.
@@ -88,7 +89,7 @@ func connect(
 	t *testing.T, s *kubetest.Server, p *kubernetes.Pod, change ...func(*connector.Config),
 ) *connector.Connector {
 	t.Helper()
-	cfg := connector.Config{BuildID: "b1", Isolation: "off"}
+	cfg := connector.Config{BuildID: "b1", Options: vmconfig.Options{Isolation: vmconfig.Off}}
 	for _, set := range change {
 		set(&cfg)
 	}

@@ -38,6 +38,7 @@ import (
 	"github.com/stepmux/stepmux/internal/testing/runnertest"
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
@@ -61,7 +62,7 @@ func realConfig(t *testing.T, c *kubernetes.Cluster) kubernetes.Config {
 // realConnect is connect, on a real cluster.
 func realConnect(t *testing.T, p *kubernetes.Pod) (*connector.Connector, func() (io.ReadWriteCloser, error)) {
 	t.Helper()
-	cfg := connector.Config{BuildID: "b1", Isolation: "off"}
+	cfg := connector.Config{BuildID: "b1", Options: vmconfig.Options{Isolation: vmconfig.Off}}
 	p.Configure(&cfg)
 	c, err := connector.New(cfg)
 	require.NoError(t, err)
@@ -543,7 +544,9 @@ func killedBuild(ctx context.Context, cfg kubernetes.Config, code int) (o outcom
 		return o
 	}
 	defer func() { _ = p.Close(context.Background()) }() // the API server may be away; the deadline ends it
-	place := connector.Config{BuildID: cfg.BuildID, Isolation: "off", StopTimeout: time.Minute}
+	place := connector.Config{
+		BuildID: cfg.BuildID, Options: vmconfig.Options{Isolation: vmconfig.Off}, StopTimeout: time.Minute,
+	}
 	p.Configure(&place)
 	c, err := connector.New(place)
 	if err != nil {

@@ -22,7 +22,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
-	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // fetchProgram is the file beside the VM's end that has the commands for the network.
@@ -58,7 +58,7 @@ type M struct {
 func (m M) Run() int {
 	// Tests keep the pipes and files by which they follow their jobs in /tmp, where isolation would hide them. Tests of
 	// isolation ask for it by name.
-	_ = os.Setenv(wire.IsolationVar, cmp.Or(os.Getenv(wire.IsolationVar), "off")) // fails only for a malformed name
+	_ = os.Setenv(vmconfig.LevelVar, cmp.Or(os.Getenv(vmconfig.LevelVar), "off")) // fails only for a malformed name
 	// By nohup. A child does not ignore what its parent listens for.
 	if signal.Ignored(syscall.SIGHUP) {
 		signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)

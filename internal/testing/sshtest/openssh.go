@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/crypto/ssh"
 
-	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 const (
@@ -61,7 +61,7 @@ func OpenSSH(t testing.TB, lines ...string) *Server {
 			"LogLevel VERBOSE", // tells of each connection; see TotalConns
 			// bash reads the user's .bashrc for a command of sshd's if it is the outermost shell. Those files are not
 			// under test, can take most of a second, and some take locks that a killed login leaves behind.
-			"SetEnv SHLVL=1 "+wire.IsolationVar+"="+os.Getenv(wire.IsolationVar),
+			"SetEnv SHLVL=1 "+vmconfig.LevelVar+"="+os.Getenv(vmconfig.LevelVar),
 		)
 		path := filepath.Join(dir, "sshd_config")
 		require.NoError(t, os.WriteFile(path, []byte(strings.Join(config, "\n")+"\n"), 0o600))

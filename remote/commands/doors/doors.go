@@ -1,7 +1,6 @@
 package doors
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,12 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/buildinfo"
-	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/pages"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/commands"
-	"github.com/stepmux/stepmux/remote/walls"
 )
 
 // Commands are the commands that a manager starts on a VM and that need no network.
@@ -49,9 +47,7 @@ func serveWith(fl *pflag.FlagSet, cfg remote.ServeConfig) commands.Runner {
 		"time between SIGTERM and SIGKILL for jobs that still run at the end; 0 for SIGKILL at once")
 	fl.StringVar(&cfg.CacheDir, "cache-dir", "", "directory for fetched steps of all builds of this user "+
 		"(default stepmux-steps in the user's cache directory)")
-	isolation := isolationFlag(fl)
-	buildUserFlag(fl, &cfg.BuildUser)
-	limitFlags(fl, &cfg.Limits)
+	check := optionFlags(fl, &cfg.Options, vmconfig.LingerFlag)
 	// Not a string slice: with that the VM's end would link a reader of CSV.
 	fl.Func("pass-env", "`NAMES` of variables of serve's environment that reach the steps, "+
 		"in addition to those of the machine, the user and the proxies; all: all except those that look like secrets; "+
@@ -64,11 +60,9 @@ func serveWith(fl *pflag.FlagSet, cfg remote.ServeConfig) commands.Runner {
 	fl.StringVar(&cfg.Policy.UnsafeExports, "unsafe-exports", "", "how to treat exports such as LD_PRELOAD: `drop`, "+
 		"refuse or allow (default: the caller decides; else drop, with a warning)")
 	ActionFlags(fl, &cfg.Actions)
-	fl.DurationVar(&cfg.Linger, "linger", 0, "go on for this long, at most 24h, while no manager is attached; needs "+
-		"--secret-stdin and a build's socket; 0: end with standard input")
 	detached := fl.Bool("detached", false, "linger in this very process")
 	_ = fl.MarkHidden("detached") // fails only for an unknown flag
-	return untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) (err error) {
+	return untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) error {
 		if cfg.Grace == 0 {
 			cfg.Grace = -1 // a negative grace is none in package remote
 		}
@@ -82,7 +76,7 @@ func serveWith(fl *pflag.FlagSet, cfg remote.ServeConfig) commands.Runner {
 		if !*detached {
 			cfg.Detach = append(slices.Clone(os.Args[1:]), "--detached")
 		}
-		if cfg.Isolation, err = isolation(); err != nil {
+		if err := check(); err != nil {
 			return err
 		}
 		return remote.Serve(ctx, stdio, cfg)
@@ -161,16 +155,13 @@ func hold(fl *pflag.FlagSet) commands.Runner {
 }
 
 func tellIsolation(fl *pflag.FlagSet) commands.Runner {
-	cfg := remote.IsolationConfig{}
-	fl.StringVar(&cfg.TempDir, "temp-dir", "/tmp", "directory of the builds' directories")
-	isolation := isolationFlag(fl)
-	buildUserFlag(fl, &cfg.BuildUser)
-	limitFlags(fl, &cfg.Limits)
-	return untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) (err error) {
-		if cfg.Level, err = isolation(); err != nil {
+	o := vmconfig.Options{}
+	check := optionFlags(fl, &o, vmconfig.TempDirFlag)
+	return untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) error {
+		if err := check(); err != nil {
 			return err
 		}
-		return remote.TellIsolation(ctx, stdio.Out, cfg)
+		return remote.TellIsolation(ctx, stdio.Out, o)
 	})
 }
 
@@ -186,15 +177,12 @@ func script(fl *pflag.FlagSet) commands.Runner {
 	cfg := remote.ScriptConfig{}
 	fl.Int64Var(&cfg.Size, "bytes", 0, "length of the script (required)")
 	fl.DurationVar(&cfg.Grace, "grace", 10*time.Second, "time between SIGTERM and SIGKILL; 0 for SIGKILL at once")
-	fl.StringVar(&cfg.TempDir, "temp-dir", "/tmp", "directory of the builds' sockets, for the script's own files")
-	isolation := isolationFlag(fl)
-	buildUserFlag(fl, &cfg.BuildUser)
-	limitFlags(fl, &cfg.Limits)
-	return func(ctx context.Context, args []string) (code int, err error) {
+	check := optionFlags(fl, &cfg.Options, vmconfig.TempDirFlag)
+	return func(ctx context.Context, args []string) (int, error) {
 		if err := commands.Required(fl, "bytes"); err != nil {
 			return 0, err
 		}
-		if cfg.Isolation, err = isolation(); err != nil {
+		if err := check(); err != nil {
 			return 0, err
 		}
 		if len(args) == 0 {
@@ -206,35 +194,18 @@ func script(fl *pflag.FlagSet) commands.Runner {
 	}
 }
 
-// buildUserFlag defines --build-user.
-func buildUserFlag(fl *pflag.FlagSet, to *string) {
-	fl.StringVar(to, "build-user", "", "if the login is root, run jobs as this `USER`, or in a range of user ids, "+
-		"FIRST-LAST, each build with another one (default: the login)")
-}
-
-// isolationFlag defines --isolation and returns a function that reads it.
-func isolationFlag(fl *pflag.FlagSet) func() (walls.Level, error) {
-	name := fl.String("isolation", cmp.Or(os.Getenv(wire.IsolationVar), wire.IsolationAuto),
-		"how far jobs are held apart from the rest of the machine: "+wire.Isolations+"; the variable "+wire.IsolationVar+
-			" replaces auto")
-	return func() (walls.Level, error) {
-		level, err := walls.ParseLevel(*name)
-		if err != nil {
-			err = fmt.Errorf("%w: --%w", commands.ErrUsage, err)
-		}
-		return level, err
+// optionFlags defines the flags for options of the VM; more is as for [vmconfig.Options.Flags]. The returned function
+// checks the options.
+func optionFlags(fl *pflag.FlagSet, o *vmconfig.Options, more ...string) func() error {
+	o.Isolation = vmconfig.Level(os.Getenv(vmconfig.LevelVar))
+	for _, f := range o.Flags(more...) {
+		fl.Var(f, f.Name, f.Usage)
 	}
-}
-
-// limitFlags defines the flags for limits.
-func limitFlags(fl *pflag.FlagSet, to *limits.Build) {
-	for _, f := range []struct{ name, usage string }{
-		{limits.MemoryFlag, "limit of the build's memory, a `SIZE` such as 512M or 2G; it has no swap. Limits need a " +
-			"delegated cgroup of version 2, or the build is refused"},
-		{limits.PIDsFlag, "limit of the build's processes and threads, `N`"},
-		{limits.CPUsFlag, "limit of the build's processors, `N` such as 2 or 0.5"},
-	} {
-		fl.Func(f.name, f.usage, func(text string) error { return to.Set(f.name, text) })
+	return func() error {
+		if err := o.Check(); err != nil {
+			return fmt.Errorf("%w: --%w", commands.ErrUsage, err)
+		}
+		return nil
 	}
 }
 

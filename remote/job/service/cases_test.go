@@ -9,6 +9,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/testing/neighbourcases"
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/job"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/walls"
@@ -36,10 +37,10 @@ func TestNeighboursCasesHoldWithIsolation(t *testing.T) {
 // isolated gives the jobs an init with isolation.
 func isolated(t *testing.T) func(*job.Config) {
 	return func(cfg *job.Config) {
-		init := &proc.Init{Room: walls.Spec{Level: walls.Processes, Dir: cfg.Dir}}
+		init := &proc.Init{Room: walls.Spec{Level: vmconfig.Processes, Dir: cfg.Dir}}
 		t.Cleanup(func() { require.NoError(t, init.Close()) })
 		init.Prepare()
-		if level, why := init.Isolation(t.Context()); level != walls.Processes {
+		if level, why := init.Isolation(t.Context()); level != vmconfig.Processes {
 			t.Skip("part missing: namespaces: ", why)
 		}
 		cfg.Init = init

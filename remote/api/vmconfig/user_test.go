@@ -1,4 +1,4 @@
-package wire
+package vmconfig
 
 import (
 	"testing"
@@ -18,7 +18,7 @@ func TestBuildUserIsANameOrARange(t *testing.T) {
 		"2000-2015":   {first: 2000, last: 2015},
 		"1000-1000":   {first: 1000, last: 1000},
 	} {
-		name, first, last, err := ParseBuildUser(text)
+		name, first, last, err := ParseUser(text)
 		require.NoError(t, err)
 		require.Equal(t, want, user{name, first, last})
 	}
@@ -34,7 +34,7 @@ func TestBuildUserIsANameOrARange(t *testing.T) {
 		"../x":          "use the name of a user",
 		"a\nb":          "use the name of a user",
 	} {
-		_, _, _, err := ParseBuildUser(text)
+		_, _, _, err := ParseUser(text)
 		require.ErrorContains(t, err, why, text)
 	}
 }

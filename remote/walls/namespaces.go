@@ -12,48 +12,16 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
-
-// Level says how far the processes of a build are isolated. The zero value is Auto.
-type Level string
-
-const (
-	// Auto is Processes if the machine allows it and the user cannot become root by sudo without a password, otherwise
-	// Off.
-	Auto Level = ""
-	// Off is no isolation.
-	Off Level = wire.IsolationOff
-	// Processes gives the build namespaces of its own for processes, mounts and IPC, as the package's comment says.
-	Processes Level = wire.IsolationProcesses
-	// Private is Processes with a HOME of its own: nothing that a build writes there stays.
-	Private Level = wire.IsolationPrivate
-)
-
-// ParseLevel returns the level of that name. The empty name is Auto.
-func ParseLevel(name string) (Level, error) {
-	name, err := wire.ParseIsolation(name)
-	if err != nil || name == wire.IsolationAuto {
-		return Auto, err
-	}
-	return Level(name), nil
-}
-
-// String returns the level's name.
-func (l Level) String() string {
-	if l == Auto {
-		return wire.IsolationAuto
-	}
-	return string(l)
-}
 
 // needed are the capabilities that an init keeps in its user namespace: to mount, and to inspect its own processes.
 var needed = []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_SYS_PTRACE}
 
-// Attributes makes sys start a process as the first one in the level's namespaces. An ordinary user must call MapUser
-// next. If sys has a Credential, root starts it as an ordinary user, who needs no user namespace then.
-func (l Level) Attributes(sys *syscall.SysProcAttr) {
-	if l == Off {
+// Attributes makes sys start a process as the first one in the namespaces of level l. An ordinary user must call
+// MapUser next. If sys has a Credential, root starts it as an ordinary user, who needs no user namespace then.
+func Attributes(l vmconfig.Level, sys *syscall.SysProcAttr) {
+	if l == vmconfig.Off {
 		return
 	}
 	sys.Cloneflags |= unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWIPC
@@ -62,7 +30,7 @@ func (l Level) Attributes(sys *syscall.SysProcAttr) {
 	}
 	if os.Geteuid() != 0 || sys.Credential != nil {
 		sys.AmbientCaps = needed
-		if l == Private {
+		if l == vmconfig.Private {
 			sys.AmbientCaps = append(slices.Clip(needed), unix.CAP_DAC_OVERRIDE) // an overlay makes directories of mode 0
 		}
 	}

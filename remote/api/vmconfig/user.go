@@ -1,4 +1,4 @@
-package wire
+package vmconfig
 
 import (
 	"fmt"
@@ -16,23 +16,23 @@ const (
 	maxBuildIDs = 4096
 )
 
-// ParseBuildUser parses the user for builds on a VM where the login is root: a name, or a range of ids in the form
+// ParseUser parses the user for builds on a VM where the login is root: a name, or a range of ids in the form
 // FIRST-LAST, from which each build gets one. It returns the name, or the ids. An empty text is no error: then builds
 // run as the login.
-func ParseBuildUser(text string) (name string, first, last int, err error) {
+func ParseUser(text string) (name string, first, last int, err error) {
 	from, to, cut := strings.Cut(text, "-")
 	first, firstErr := strconv.Atoi(from)
 	last, lastErr := strconv.Atoi(to)
 	switch isRange := cut && firstErr == nil && lastErr == nil; {
 	case !isRange && !isUserName(text):
-		err = fmt.Errorf("build user %.60q: use the name of a user, or a range of user ids such as 2000-2015", text)
+		err = fmt.Errorf("%.60q: use the name of a user, or a range of user ids such as 2000-2015", text)
 	case !isRange:
 		return text, 0, 0, nil
 	case first < firstBuildID || last > maxBuildID || first <= overflowID && last >= nobodyID:
-		err = fmt.Errorf("build user %s: a range begins at %d or later, and is without %d and %d: the others are those of "+
+		err = fmt.Errorf("%s: a range begins at %d or later, and is without %d and %d: the others are those of "+
 			"root, of the system and of nobody", text, firstBuildID, nobodyID, overflowID)
 	case last < first || last-first >= maxBuildIDs:
-		err = fmt.Errorf("build user %s: a range has 1 to %d ids", text, maxBuildIDs)
+		err = fmt.Errorf("%s: a range has 1 to %d ids", text, maxBuildIDs)
 	}
 	return "", first, last, err
 }
