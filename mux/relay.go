@@ -15,6 +15,7 @@ import (
 	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/mux/channel"
 	"github.com/stepmux/stepmux/mux/relay"
 )
 
@@ -51,7 +52,11 @@ func (c *Conn) Relay(ctx context.Context, cmd Command) (*relay.Relay, error) {
 	}
 	c.mu.Unlock()
 	r, err := start.Do(ctx, func(ctx context.Context) (*relay.Relay, time.Duration, error) {
-		return c.startRelay(ctx, cmd)
+		r, keep, err := c.startRelay(ctx, cmd)
+		if exit := (*channel.ExitError)(nil); errors.As(err, &exit) && exit.Signal == "KILL" {
+			return c.startRelay(ctx, cmd) // such as by a system short of memory: nothing is known about the program
+		}
+		return r, keep, err
 	})
 	switch {
 	case errors.Is(err, flight.ErrClosed):

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -316,6 +317,24 @@ func TestRelayThatNeverSaysHelloIsGivenUp(t *testing.T) {
 	require.NoError(t, p.Wait(sshtest.Within(t)))
 	require.NoError(t, conn.Close())
 	require.False(t, running("relay.(*link).Read"))
+}
+
+// Symptom: all builds that waited for a relay were lost when it was killed before it said hello.
+func TestARelayThatIsKilledWhileItStartsIsStartedOnceMore(t *testing.T) {
+	conn := dial(t, sshtest.OpenSSH(t))
+	cmd, starts := relayCommand(t), filepath.Join(t.TempDir(), "starts")
+	once := "echo >>" + starts + "; [ $(wc -l <" + starts + ") -gt 1 ] || kill -9 $$; exec "
+	cmd.Line, cmd.Argv = once+strings.Join(cmd.Argv, " "), nil
+	r, err := conn.Relay(sshtest.Within(t), cmd)
+	require.NoError(t, err)
+	require.NoError(t, start(t, r, "true", nil).Wait(sshtest.Within(t)))
+
+	_, err = conn.Relay(sshtest.Within(t), mux.Command{Line: "echo >>" + starts + "; kill -9 $$"})
+	requireRelayLost(t, err)
+	require.ErrorContains(t, err, "ended by signal KILL")
+	text, err := os.ReadFile(starts)
+	require.NoError(t, err)
+	require.Equal(t, "\n\n\n\n", string(text), "each was started twice")
 }
 
 func TestGreetingOfALoginShellBeforeARelayIsIgnored(t *testing.T) {
