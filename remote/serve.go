@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"path/filepath"
 	"sync"
@@ -203,7 +202,24 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 		return errors.Join(fmt.Errorf("serve: %w", err), end(alive, jobs, nil, cfg.Grace))
 	}
 	cfg.announce(stdio.Err, dir, log)
-	return cfg.serveJobs(ctx, jobs, dir, listener, log)
+	ln := service.Track(listener)
+	var wg sync.WaitGroup // the sweep and the server
+	defer wg.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	wg.Go(jobs.warm)
+	if !stale.StartedByRelay() { // else each of n builds would look at the directories of all
+		wg.Go(func() { sweep(ctx, dir, log) })
+	}
+	failed := make(chan error, 1)
+	wg.Go(func() { failed <- jobs.server.Serve(ln) })
+	select {
+	case <-ctx.Done():
+	case err := <-failed:
+		err = fmt.Errorf("serve: accept on %s: %w", dir.Socket(), err)
+		return errors.Join(err, end(alive, jobs, ln, cfg.Grace))
+	}
+	return end(alive, jobs, ln, cfg.Grace)
 }
 
 // announce says that the socket accepts calls, and warns of a state of it that the caller may not expect.
@@ -221,35 +237,12 @@ func (cfg *ServeConfig) announce(out io.Writer, dir *socketdir.Dir, log *pipe.No
 	}
 }
 
-// serveJobs serves the calls on listener until ctx ends or the server fails, and then ends the jobs. At first it
-// cleans up after dead serves.
-func (cfg *ServeConfig) serveJobs(
-	ctx context.Context, jobs *jobRunner, dir *socketdir.Dir, listener net.Listener, log *pipe.Notices,
-) error {
-	alive := context.WithoutCancel(ctx) // for the clean-up
-	ln := service.Track(listener)
-	var wg sync.WaitGroup // the sweep and the server
-	defer wg.Wait()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	wg.Go(jobs.warm)
-	if !stale.StartedByRelay() { // else each of n builds would look at the directories of all
-		wg.Go(func() {
-			err := stale.EndProcesses(ctx, filepath.Dir(filepath.Dir(dir.Path())))
-			if err = errors.Join(err, dir.Sweep(ctx)); err != nil {
-				log.Printf("%v", err)
-			}
-		})
+// sweep ends the processes of dead serves beside dir, and removes their directories.
+func sweep(ctx context.Context, dir *socketdir.Dir, log *pipe.Notices) {
+	err := stale.EndProcesses(ctx, filepath.Dir(filepath.Dir(dir.Path())))
+	if err = errors.Join(err, dir.Sweep(ctx)); err != nil {
+		log.Printf("%v", err)
 	}
-	failed := make(chan error, 1)
-	wg.Go(func() { failed <- jobs.server.Serve(ln) })
-	select {
-	case <-ctx.Done():
-	case err := <-failed:
-		err = fmt.Errorf("serve: accept on %s: %w", dir.Socket(), err)
-		return errors.Join(err, end(alive, jobs, ln, cfg.Grace))
-	}
-	return end(alive, jobs, ln, cfg.Grace)
 }
 
 // become turns this process into the build user of o, if that names one. It returns the user, and the init of its

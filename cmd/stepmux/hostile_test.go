@@ -74,7 +74,8 @@ func TestHostileTextInJSONReachesNoTerminal(t *testing.T) {
 	require.NoError(t, showComparison(&out, &inspect.Comparison{Differences: []inspect.Difference{{Pointer: text}}}, true))
 	shown := out.String()
 	require.Equal(t, 2, strings.Count(shown, "\n"))
-	require.Equal(t, -1, strings.IndexFunc(shown, func(c rune) bool { return c != '\n' && !unicode.IsPrint(c) }), "%q", shown)
+	control := strings.IndexFunc(shown, func(c rune) bool { return c != '\n' && !unicode.IsPrint(c) })
+	require.Equal(t, -1, control, "%q", shown)
 	require.Contains(t, shown, "\U0001f600\u00e9", "other text is left as it is")
 	first, _, _ := strings.Cut(shown, "\n")
 	var read map[string]string
