@@ -70,7 +70,7 @@ echo "caps $(sed -n 's/^Cap[PEA].*:\t0*//p' /proc/self/status | tr '\n' ' ')"
 func TestBuildsOfARootLoginRunAsUsersOfARange(t *testing.T) {
 	v := rootSite(t)
 	for i, level := range []string{"processes", "private", "off"} {
-		route := wallsRoutes[i]
+		route := isolationRoutes[i]
 		t.Run(level+"/"+string(route), func(t *testing.T) {
 			first := firstBuildID + 10*i
 			p := v.as(t, fmt.Sprintf("%d-%d", first, first+1), level, route)
@@ -112,7 +112,7 @@ func userOfRange(id int) string {
 // Without isolation an earlier build with the id may have left a process that hides from its ends.
 func TestWhatAnEarlierBuildOfTheIDLeftIsEnded(t *testing.T) {
 	v := rootSite(t)
-	for _, level := range []string{"off", "auto"} { // the walls of auto may fail
+	for _, level := range []string{"off", "auto"} { // the isolation of auto may fail
 		left := exec.CommandContext(t.Context(), "sleep", "600")
 		id := firstBuildID - 2
 		left.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(id), Gid: uint32(id)}}
@@ -129,7 +129,7 @@ func TestKeysOfAnEarlierBuildOfTheIDAreGone(t *testing.T) {
 	program := filepath.Join(filepath.Dir(v.runner[0]), toolName)
 	runnertest.Copy(t, os.Args[0], program)
 	require.NoError(t, os.Chmod(program, 0o755))
-	p := v.as(t, fmt.Sprintf("%d-%d", firstBuildID, firstBuildID), "off", connector.Relay) // walls hide the tool
+	p := v.as(t, fmt.Sprintf("%d-%d", firstBuildID, firstBuildID), "off", connector.Relay) // isolation hides the tool
 	name := filepath.Base(v.tmp)
 	out := &sshtest.Log{}
 	add := program + " key-add " + name + "; " + program + " key-find " + name
@@ -154,8 +154,8 @@ const namedVar = "STEPMUX_TEST_NAMED_USER"
 // The programs are put on the VM, and the build outlives its link. The machine is this one in a mount namespace, with
 // one user more and nothing in /var/lib. Everybody may write jobs of cron and at there, as crontab and at may.
 //
-// Symptom: at the level processes a job could leave one, which runs outside the walls, and could have ssh-keysign sign
-// with the keys of the machine.
+// Symptom: at the level processes a job could leave one, which runs outside the isolation, and could have ssh-keysign
+// sign with the keys of the machine.
 func TestBuildsOfARootLoginRunAsAUserByName(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("part missing: only root can run builds as another user")
@@ -239,7 +239,7 @@ func TestScriptsOfARootLoginRunAsTheBuildUser(t *testing.T) {
 }
 
 // The VM's end is that of an ordinary user here, whose namespace maps no group but its own.
-func TestDockerByGroupWorksBehindWalls(t *testing.T) {
+func TestDockerByGroupWorksWithIsolation(t *testing.T) {
 	d := dockertest.Start(t)
 	sshtest.RequirePart(t, "perl", "/usr/bin/perl")
 	v := rootSite(t)
@@ -257,7 +257,7 @@ func TestDockerByGroupWorksBehindWalls(t *testing.T) {
 		require.NoError(t, os.WriteFile(v.runner[0], []byte(text), 0o755)) // for the other user
 		out := &sshtest.Log{}
 		p := v.as(t, "", "processes", connector.Relay)
-		_ = build(sshtest.Within(t), p, "1", script(walled+` && perl -MIO::Socket::UNIX -e '
+		_ = build(sshtest.Within(t), p, "1", script(needsIsolation+` && perl -MIO::Socket::UNIX -e '
 			my $s = IO::Socket::UNIX->new($ARGV[0]) or die $!; print $s "GET /_ping HTTP/1.0\r\n\r\n"; print <$s>' `+socket+
 			` 2>&1`), out)
 		require.Contains(t, out.String(), want)

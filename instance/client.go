@@ -59,7 +59,7 @@ func (e *Executor) Client(ctx context.Context) (_ *Client, err error) {
 	ctx, finish := bind(ctx, e.life, ErrCleanedUp)
 	defer finish(&err)
 	e.mu.Lock()
-	s, prepared := e.slot, e.lease != nil || e.resumed && e.slot != nil && e.slot.member.Cluster == nil
+	s, prepared := e.slot, e.lease != nil || e.resumed && e.slot != nil && e.slot.placement.Cluster == nil
 	e.mu.Unlock()
 	if !prepared {
 		return nil, errors.New("instance: Client before Prepare, or in a pod")
@@ -87,10 +87,10 @@ func (e *Executor) Equip(ctx context.Context) (missing string, err error) {
 	e.mu.Lock()
 	s := e.slot
 	e.mu.Unlock()
-	if s == nil || s.member.Cluster != nil {
+	if s == nil || s.placement.Cluster != nil {
 		return "", errors.New("instance: Equip before Prepare, or in a pod")
 	}
-	if err := s.member.linux(); err != nil {
+	if err := s.placement.linux(); err != nil {
 		return "", err
 	}
 	lease, err := e.leaseToStart(ctx, s, stay)
@@ -100,9 +100,9 @@ func (e *Executor) Equip(ctx context.Context) (missing string, err error) {
 	defer lease.Release()
 	cfg := e.provider.cfg
 	return connector.Equip(ctx, connector.Config{
-		Lease: sharedConn{lease}, VM: s.member.vm, Runner: s.member.Runner, Options: s.member.Options,
+		Lease: sharedConn{lease}, VM: s.placement.vm, Runner: s.placement.Runner, Options: s.placement.Options,
 		Route: cfg.Route, Bootstrap: cfg.Bootstrap, Version: cfg.Version, ReadyTimeout: cfg.ReadyTimeout,
-		Logger: cfg.Logger.With("instance", s.member.ID),
+		Logger: cfg.Logger.With("instance", s.placement.ID),
 	})
 }
 

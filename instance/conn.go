@@ -59,7 +59,7 @@ type clientConn struct {
 }
 
 // LocalAddr implements net.Conn: network "ssh" and the instance's ID.
-func (c *clientConn) LocalAddr() net.Addr { return clientAddr{"ssh", c.owner.slot.member.ID} }
+func (c *clientConn) LocalAddr() net.Addr { return clientAddr{"ssh", c.owner.slot.placement.ID} }
 
 // RemoteAddr implements net.Conn: the address that was dialed, or network "exec" and the command.
 func (c *clientConn) RemoteAddr() net.Addr { return c.remote }

@@ -48,16 +48,16 @@ func (e *Executor) take(ctx context.Context) error {
 		return ErrCleanedUp
 	}
 	if e.build.Placed != nil {
-		e.build.Placed(s.member.ID)
+		e.build.Placed(s.placement.ID)
 	}
-	if s.member.Cluster != nil {
+	if s.placement.Cluster != nil {
 		return nil // each build makes its own connections
 	}
-	lease, err := e.provider.conns.Acquire(ctx, pool.Key(s.member.ID))
+	lease, err := e.provider.conns.Acquire(ctx, pool.Key(s.placement.ID))
 	if err == nil {
 		group.reached(s)
 	} else if lease, err = e.waitFor(ctx, s, err); err != nil {
-		return fmt.Errorf("instance %s: %w", s.member.ID, err)
+		return fmt.Errorf("instance %s: %w", s.placement.ID, err)
 	}
 	if !e.keep(func() { e.lease = lease }) {
 		lease.Release()
@@ -74,7 +74,7 @@ func (e *Executor) demand() demand {
 // demandBeside is demand for an instance other than that of the slot.
 func (e *Executor) demandBeside(s *slot) demand {
 	of := e.demand()
-	of.tried = append(slices.Clone(of.tried), s.member.ID)
+	of.tried = append(slices.Clone(of.tried), s.placement.ID)
 	return of
 }
 
@@ -108,7 +108,7 @@ func (e *Executor) tryElsewhere(ctx context.Context, err error) bool {
 		s.giveBack() // the build has not reached it
 	}
 	e.tries++
-	e.tried = append(e.tried, s.member.ID)
+	e.tried = append(e.tried, s.placement.ID)
 	via := (*viaError)(nil)
 	for on := err; errors.As(on, &via); on = via.err {
 		e.tried = append(e.tried, via.via)
@@ -128,7 +128,7 @@ func (e *Executor) tryElsewhere(ctx context.Context, err error) bool {
 		reason = failed.err
 	}
 	e.provider.cfg.Logger.Warn("build goes to another instance",
-		"build", e.build.ID, "instance", s.member.ID, "error", reason)
+		"build", e.build.ID, "instance", s.placement.ID, "error", reason)
 	var left []string
 	if c != nil {
 		_ = c.Close(ctx) // Left has the rest
@@ -145,7 +145,7 @@ func (e *Executor) tryElsewhere(ctx context.Context, err error) bool {
 
 // onInstance adds the ID of a slot's instance to err, unless it is there.
 func onInstance(s *slot, err error) error {
-	prefix := "instance " + s.member.ID + ": "
+	prefix := "instance " + s.placement.ID + ": "
 	if strings.HasPrefix(err.Error(), prefix) {
 		return err
 	}
@@ -178,7 +178,7 @@ func (e *Executor) awaits(s *slot, failed *dialError) bool {
 	}
 	if e.provider.cfg.Group.firstRefusal(s) {
 		e.provider.cfg.Logger.Warn("instance refuses connections: builds wait until it or another takes them",
-			"instance", s.member.ID, "at_most", most, "error", failed.err)
+			"instance", s.placement.ID, "at_most", most, "error", failed.err)
 	}
 	return time.Since(e.awaitSince) < most
 }

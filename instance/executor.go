@@ -109,7 +109,7 @@ func (e *Executor) Instance() string {
 	if e.slot == nil {
 		return ""
 	}
-	return e.slot.member.ID
+	return e.slot.placement.ID
 }
 
 // Started returns when the build got its slot. It is zero before Prepare.
@@ -192,7 +192,7 @@ func (e *Executor) Connect(ctx context.Context) (_ func() (io.ReadWriteCloser, e
 func (e *Executor) connect(ctx context.Context, attach string) (_ func() (io.ReadWriteCloser, error), err error) {
 	e.mu.Lock()
 	s, connected := e.slot, e.connector != nil
-	prepared := s != nil && (e.lease != nil || s.member.Cluster != nil)
+	prepared := s != nil && (e.lease != nil || s.placement.Cluster != nil)
 	e.mu.Unlock()
 	switch {
 	case !prepared:
@@ -200,15 +200,15 @@ func (e *Executor) connect(ctx context.Context, attach string) (_ func() (io.Rea
 	case connected:
 		return nil, errors.New("instance: Connect called twice")
 	}
-	if err := s.member.linux(); err != nil {
+	if err := s.placement.linux(); err != nil {
 		return nil, err
 	}
 	cfg := e.provider.cfg
 	leave := e.mayLeave(s)
 	var started atomic.Bool
 	into := connector.Config{
-		VM: s.member.vm, BuildID: e.build.ID,
-		Runner: s.member.Runner, Options: s.member.Options, Route: cfg.Route,
+		VM: s.placement.vm, BuildID: e.build.ID,
+		Runner: s.placement.Runner, Options: s.placement.Options, Route: cfg.Route,
 		Bootstrap: cfg.Bootstrap, Version: cfg.Version, Log: e.log, Trace: cfg.Trace,
 		LogTimeout: cfg.LogTimeout, ReadyTimeout: cfg.ReadyTimeout, StopTimeout: cfg.StopTimeout,
 		Secret: e.build.Secret, Attach: attach,
@@ -219,7 +219,7 @@ func (e *Executor) connect(ctx context.Context, attach string) (_ func() (io.Rea
 			}
 			return sharedConn{lease}, nil
 		},
-		Logger: cfg.Logger.With("build", e.build.ID, "instance", s.member.ID),
+		Logger: cfg.Logger.With("build", e.build.ID, "instance", s.placement.ID),
 	}
 	into.Linger = e.linger(s)
 	if e.build.Place != nil {
@@ -264,13 +264,13 @@ func (e *Executor) connect(ctx context.Context, attach string) (_ func() (io.Rea
 // connection of its instance: Prepare's connection may have died since.
 func (e *Executor) leaseFor(ctx context.Context, s *slot, into *connector.Config, leave func() bool) error {
 	pod, isPod := e.build.Place.(*kubernetes.Spec)
-	switch isCluster := s.member.Cluster != nil; {
+	switch isCluster := s.placement.Cluster != nil; {
 	case isPod && isCluster:
 		return e.startPod(ctx, s, into, *pod)
 	case isCluster:
-		return fmt.Errorf("instance: a build on the cluster %s needs a Place that is a pod", s.member.ID)
+		return fmt.Errorf("instance: a build on the cluster %s needs a Place that is a pod", s.placement.ID)
 	case isPod:
-		return fmt.Errorf("instance %s is no cluster: no pod can be made there", s.member.ID)
+		return fmt.Errorf("instance %s is no cluster: no pod can be made there", s.placement.ID)
 	}
 	lease, err := e.leaseToStart(ctx, s, leave)
 	if err != nil {
@@ -290,12 +290,12 @@ func (e *Executor) leaseFor(ctx context.Context, s *slot, into *connector.Config
 
 // again takes another lease on the connection of the build's instance.
 func (e *Executor) again(ctx context.Context, s *slot) (*pool.Lease[*mux.Conn], error) {
-	lease, err := e.provider.conns.Acquire(ctx, pool.Key(s.member.ID))
+	lease, err := e.provider.conns.Acquire(ctx, pool.Key(s.placement.ID))
 	for errors.Is(err, errChanged) {
-		lease, err = e.provider.conns.Acquire(ctx, pool.Key(s.member.ID))
+		lease, err = e.provider.conns.Acquire(ctx, pool.Key(s.placement.ID))
 	}
 	if err != nil {
-		return nil, fmt.Errorf("instance %s: %w", s.member.ID, err)
+		return nil, fmt.Errorf("instance %s: %w", s.placement.ID, err)
 	}
 	return lease, nil
 }
@@ -365,7 +365,7 @@ func (e *Executor) Run(ctx context.Context, text []byte) (err error) {
 	}
 	return exitError(script.Run(ctx, starter, script.Script{
 		Shell: e.build.Shell, Text: text, Grace: e.provider.cfg.Grace, Stdout: e.log, Stderr: e.log,
-		ReadyTimeout: e.provider.cfg.ReadyTimeout, Options: s.member.Options,
+		ReadyTimeout: e.provider.cfg.ReadyTimeout, Options: s.placement.Options,
 	}))
 }
 
@@ -377,13 +377,13 @@ func (s sharedConn) Conn() connector.Conn { return s.Lease.Conn() }
 
 // starter returns the VM's relay or, without one, the connection. Either starts processes on the build's instance.
 func (e *Executor) starter(ctx context.Context, s *slot, lease *pool.Lease[*mux.Conn]) (script.Starter, error) {
-	if err := s.member.linux(); err != nil {
+	if err := s.placement.linux(); err != nil {
 		return nil, err
 	}
 	relay, err := connector.StartRelay(ctx, connector.Config{
-		Lease: sharedConn{lease}, VM: s.member.vm,
-		Runner: s.member.Runner, Options: s.member.Options, Route: e.provider.cfg.Route,
-		Logger: e.provider.cfg.Logger.With("instance", s.member.ID),
+		Lease: sharedConn{lease}, VM: s.placement.vm,
+		Runner: s.placement.Runner, Options: s.placement.Options, Route: e.provider.cfg.Route,
+		Logger: e.provider.cfg.Logger.With("instance", s.placement.ID),
 	})
 	if relay == nil {
 		return lease.Conn(), err
@@ -426,7 +426,7 @@ func (e *Executor) Forced() string {
 func leftOn(s *slot, c *connector.Connector) []string {
 	left := c.Left()
 	for i, text := range left {
-		left[i] = "on " + s.member.ID + ": " + text
+		left[i] = "on " + s.placement.ID + ": " + text
 	}
 	return left
 }

@@ -65,7 +65,7 @@ func requireOn(t *testing.T, id string, asked <-chan served) *slot {
 	select {
 	case s := <-asked:
 		require.NoError(t, s.err)
-		require.Equal(t, id, s.slot.member.ID)
+		require.Equal(t, id, s.slot.placement.ID)
 		return s.slot
 	default:
 		require.Fail(t, "it waits")
@@ -82,7 +82,7 @@ func (f *fleet) state(id string) State {
 	return "gone"
 }
 
-func (f *fleet) member(id string) *member { return f.byID[id].member }
+func (f *fleet) placement(id string) *placement { return f.byID[id].placement }
 
 // pass lets time pass.
 func pass(d time.Duration) {
@@ -99,7 +99,7 @@ func (f *fleet) fail(h *host, permanent bool) {
 
 // failBuild is a build that cannot reach its instance.
 func (f *fleet) failBuild(s *slot, permanent bool) {
-	f.fail(s.machine.host, permanent)
+	f.fail(s.entry.host, permanent)
 	s.giveBack()
 }
 
@@ -232,7 +232,7 @@ func TestAnInstanceWhoseConnectionDiedComesAfterAllOthers(t *testing.T) {
 		s := requireOn(t, "a", f.ask(t))
 		next := f.ask(t)
 		requireWaits(t, next)
-		f.connected(s.member.ID, nil)
+		f.connected(s.placement.ID, nil)
 		synctest.Wait()
 		requireOn(t, "a", next)
 	})
@@ -314,7 +314,7 @@ func TestADrainHoldsForAnInstanceThatLeavesTheSetAndComesBack(t *testing.T) {
 		_, _, err := f.remove("a")
 		require.NoError(t, err)
 		require.NoError(t, f.Update([]Instance{vm("a", 1), vm("b", 1)}))
-		require.Equal(t, Ready, f.state("a"), "the machine was gone: this is another")
+		require.Equal(t, Ready, f.state("a"), "the VM was gone: this is another")
 	})
 }
 
@@ -362,8 +362,8 @@ func TestAnInstanceThatIsReachedInAnotherWayGetsANewConnection(t *testing.T) {
 		same.SSH.KeepaliveInterval = time.Second // no other way in
 		require.NoError(t, f.Update([]Instance{same}))
 		require.Empty(t, f.closed)
-		require.Same(t, s.member.vm, f.member("a").vm)
-		require.Equal(t, time.Second, f.member("a").SSH.KeepaliveInterval, "for the next connection")
+		require.Same(t, s.placement.vm, f.placement("a").vm)
+		require.Equal(t, time.Second, f.placement("a").SSH.KeepaliveInterval, "for the next connection")
 		require.Equal(t, 7, f.stat().Instances[0].Capacity)
 		for name, change := range map[string]func(*Instance){
 			"address":   func(in *Instance) { in.Addr = "x:1" },
@@ -380,10 +380,10 @@ func TestAnInstanceThatIsReachedInAnotherWayGetsANewConnection(t *testing.T) {
 			change(&in)
 			require.NoError(t, f.Update([]Instance{in}))
 			require.Equal(t, []string{"a: the instance's configuration changed"}, f.closed, name)
-			require.NotSame(t, s.member.vm, f.member("a").vm, name)
+			require.NotSame(t, s.placement.vm, f.placement("a").vm, name)
 			require.Equal(t, Ready, f.state("a"), "%s: the old failures say nothing of it", name)
 		}
-		require.Equal(t, "a:22", s.member.Addr, "the build's own view stays")
+		require.Equal(t, "a:22", s.placement.Addr, "the build's own view stays")
 		require.Equal(t, 1, f.stat().Instances[0].Used)
 	})
 }

@@ -21,8 +21,8 @@ import (
 
 // Instance is a VM, or a Kubernetes cluster.
 type Instance struct {
-	// ID identifies the machine, uniquely in the group. A machine that is rebuilt at the same address is another
-	// machine and needs another ID. Required.
+	// ID identifies the VM, uniquely in the group. A VM that is rebuilt at the same address is another VM and needs
+	// another ID. Required.
 	ID string
 	// Addr is host:port of its sshd. Required for a VM.
 	Addr string
@@ -67,15 +67,15 @@ func (in *Instance) linux() error {
 // Group is the instances with their slots. Update and Follow change the set. The zero value is a group without
 // instances. A Group belongs to one Provider. It is safe for concurrent use.
 type Group struct {
-	mu          sync.Mutex          // guards the following, and the fields of machines, hosts and slots that name it
-	machines    []*machine          // in the order of the newest set, then machines that left it and still have builds
-	byID        map[string]*machine // the same machines
-	hosts       map[string]*host    // by ID: the instances, and the jump hosts on the way to them
-	stale       bool                // hosts may contain some that are no longer needed
-	waiters     list.List           // of *waiter, oldest first
-	picky       int                 // number of waiters with requirements
-	sources     int                 // running calls of Follow, which may bring more instances
-	byHand      bool                // instances were added or removed one by one, so more may come
+	mu          sync.Mutex        // guards the following, and the fields of entries, hosts and slots that name it
+	entries     []*entry          // in the order of the newest set, then those that left it and still have builds
+	byID        map[string]*entry // the same entries
+	hosts       map[string]*host  // by ID: the instances, and the jump hosts on the way to them
+	stale       bool              // hosts may contain some that are no longer needed
+	waiters     list.List         // of *waiter, oldest first
+	picky       int               // number of waiters with requirements
+	sources     int               // running calls of Follow, which may bring more instances
+	byHand      bool              // instances were added or removed one by one, so more may come
 	wake        *time.Timer
 	connectWait time.Duration   // see Config.ConnectWait
 	awaited     map[string]int  // how many builds wait to reconnect to a host, or through it
@@ -126,31 +126,31 @@ func (g *Group) change(byHand bool, edit func([]Instance) ([]Instance, error)) e
 	}
 	g.byHand = g.byHand || byHand
 	changed := g.takeOverLocked(hosts)
-	for _, m := range g.machines {
-		m.removed = true
+	for _, e := range g.entries {
+		e.removed = true
 	}
-	machines := make([]*machine, 0, len(set))
+	entries := make([]*entry, 0, len(set))
 	for _, in := range set {
-		m, h := g.byID[in.ID], hosts[in.ID]
-		if m == nil {
-			m = &machine{
-				member: &member{in, &connector.VM{}, &docker.Daemon{}}, host: h, slots: map[*slot]struct{}{}, elsewhere: g.shared,
-				drained: g.drained[in.ID],
+		e, h := g.byID[in.ID], hosts[in.ID]
+		if e == nil {
+			e = &entry{
+				placement: &placement{in, &connector.VM{}, &docker.Daemon{}}, host: h, slots: map[*slot]struct{}{},
+				elsewhere: g.shared, drained: g.drained[in.ID],
 			}
-		} else if m.configure(in, h) {
+		} else if e.configure(in, h) {
 			changed[in.ID] = true
 		}
-		machines = append(machines, m)
+		entries = append(entries, e)
 	}
-	for _, m := range g.machines {
-		if m.removed {
-			m.host = cmp.Or(hosts[m.member.ID], m.host)
-			machines = append(machines, m)
+	for _, e := range g.entries {
+		if e.removed {
+			e.host = cmp.Or(hosts[e.placement.ID], e.host)
+			entries = append(entries, e)
 		}
 	}
-	g.machines, g.byID = machines, make(map[string]*machine, len(machines))
-	for _, m := range machines {
-		g.byID[m.member.ID] = m
+	g.entries, g.byID = entries, make(map[string]*entry, len(entries))
+	for _, e := range entries {
+		g.byID[e.placement.ID] = e
 	}
 	for id := range changed {
 		g.changed = append(g.changed, retirement{id, errChanged})
@@ -163,21 +163,21 @@ func (g *Group) add(in Instance) error {
 	return g.change(true, func(set []Instance) ([]Instance, error) { return append(set, in), nil })
 }
 
-// remove takes an instance out of the set because its machine no longer exists: its builds do not reach it again. It
+// remove takes an instance out of the set because its VM no longer exists: its builds do not reach it again. It
 // returns the instance, and whether it stays as a jump host.
 func (g *Group) remove(id string) (was Instance, needed bool, err error) {
 	err = g.change(true, func(set []Instance) ([]Instance, error) {
-		m := g.byID[id]
-		if m == nil || m.removed {
+		e := g.byID[id]
+		if e == nil || e.removed {
 			return nil, unknown(id)
 		}
-		was = m.member.Instance
+		was = e.placement.Instance
 		left := slices.DeleteFunc(set, func(in Instance) bool { return in.ID == id })
 		hosts, err := hostsOf(left)
 		if err != nil {
 			return nil, fmt.Errorf("remove instance %s: %w", id, err)
 		}
-		m.gone, m.drained, needed = true, false, hosts[id] != nil
+		e.gone, e.drained, needed = true, false, hosts[id] != nil
 		delete(g.drained, id)
 		return left, nil
 	})
@@ -239,9 +239,9 @@ func (g *Group) Instances() []Instance {
 
 func (g *Group) setLocked() []Instance {
 	var all []Instance
-	for _, m := range g.machines {
-		if !m.removed {
-			all = append(all, m.member.Instance)
+	for _, e := range g.entries {
+		if !e.removed {
+			all = append(all, e.placement.Instance)
 		}
 	}
 	return all
@@ -283,11 +283,11 @@ func (g *Group) setDrained(id string, drained bool) error {
 	} else {
 		delete(g.drained, id)
 	}
-	m := g.byID[id]
-	if m != nil {
-		m.drained = drained
+	e := g.byID[id]
+	if e != nil {
+		e.drained = drained
 	}
-	if m == nil || m.removed {
+	if e == nil || e.removed {
 		return unknown(id)
 	}
 	return nil
@@ -338,12 +338,12 @@ func (g *Group) await(ctx context.Context, place *list.Element) (*slot, error) {
 // reached records that a slot's instance was reached.
 func (g *Group) reached(s *slot) {
 	g.mu.Lock()
-	if !s.machine.suspect() || s.machine.host.health.unfit { // mostly; see started
+	if !s.entry.suspect() || s.entry.host.health.unfit { // mostly; see started
 		g.mu.Unlock()
 		return
 	}
 	defer g.unlock()
-	s.machine.recovered()
+	s.entry.recovered()
 }
 
 // started records that a build was started on a slot's instance. With an err it records that the instance cannot start
@@ -351,14 +351,14 @@ func (g *Group) reached(s *slot) {
 // instance has room. Else it would always have room, and so get all builds.
 func (g *Group) started(s *slot, err error) {
 	g.mu.Lock()
-	h := s.machine.host.health
+	h := s.entry.host.health
 	if err == nil && (!h.unfit || h.unproven) { // mostly; nothing changes, so there are no slots to hand out
 		g.mu.Unlock()
 		return
 	}
 	defer g.unlock()
 	if err == nil {
-		s.machine.recovered()
+		s.entry.recovered()
 		return
 	}
 	h.quarantine(err, time.Now())
@@ -367,14 +367,14 @@ func (g *Group) started(s *slot, err error) {
 // worked records that an instance has run a job, or its first steps, without a failure of the instance.
 func (g *Group) worked(s *slot) {
 	g.mu.Lock()
-	h := s.machine.host.health
+	h := s.entry.host.health
 	if h.faults == 0 && !h.unproven { // mostly
 		g.mu.Unlock()
 		return
 	}
 	defer g.unlock()
 	if h.faults = 0; h.unproven {
-		s.machine.recovered()
+		s.entry.recovered()
 	}
 }
 
@@ -383,7 +383,7 @@ func (g *Group) worked(s *slot) {
 func (g *Group) failed(s *slot, err error, moves bool) {
 	g.mu.Lock()
 	defer g.unlock()
-	h := s.machine.host.health
+	h := s.entry.host.health
 	if h.faults++; moves || h.faults >= maxFaults {
 		h.quarantine(err, time.Now())
 		h.unproven = true
@@ -394,15 +394,15 @@ func (g *Group) failed(s *slot, err error, moves bool) {
 func (g *Group) isProbe(s *slot) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return s.machine.probe == s
+	return s.entry.probe == s
 }
 
 // lost records that an instance's connection has died. The instance may be gone: until it is reached again it gets
 // one build at a time, and only if no other instance has room.
 func (g *Group) lost(id string, cause error) {
 	g.mu.Lock()
-	if m := g.byID[id]; m != nil && !m.suspect() {
-		m.host.health.suspect = cause
+	if e := g.byID[id]; e != nil && !e.suspect() {
+		e.host.health.suspect = cause
 	}
 	g.unlock()
 }
@@ -418,8 +418,8 @@ func (g *Group) connected(id string, conn pool.Conn) {
 	}
 	if h != nil && !h.health.unfit {
 		*h.health = health{faults: h.health.faults}
-		if m := g.byID[id]; m != nil {
-			m.probe = nil
+		if e := g.byID[id]; e != nil {
+			e.probe = nil
 		}
 	}
 	g.unlock()
@@ -439,7 +439,7 @@ func (g *Group) findHost(id string) (*host, error) {
 func (g *Group) allLinux() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return !slices.ContainsFunc(g.machines, func(m *machine) bool { return !m.removed && m.member.linux() != nil })
+	return !slices.ContainsFunc(g.entries, func(e *entry) bool { return !e.removed && e.placement.linux() != nil })
 }
 
 // hasOther reports whether an instance may take a build with this demand, with sound set one that is not suspect.
@@ -447,8 +447,8 @@ func (g *Group) hasOther(of demand, sound bool) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := time.Now()
-	return slices.ContainsFunc(g.machines, func(m *machine) bool {
-		return m.meets(of) && m.takes() && m.host.health.refused(now) == nil && (!sound || !m.suspect())
+	return slices.ContainsFunc(g.entries, func(e *entry) bool {
+		return e.meets(of) && e.takes() && e.host.health.refused(now) == nil && (!sound || !e.suspect())
 	})
 }
 

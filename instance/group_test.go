@@ -37,7 +37,7 @@ func TestSlotsSpreadOverTheInstancesThatHaveMostFree(t *testing.T) {
 	g := group(t, 1, 3, 2)
 	var got string
 	for range 6 {
-		got += take(t, g).member.ID
+		got += take(t, g).placement.ID
 	}
 	require.Equal(t, "bbcabc", got)
 }
@@ -232,7 +232,7 @@ func TestABuildGetsTheInstanceThatItAsksFor(t *testing.T) {
 		if err != nil {
 			return "", err
 		}
-		return s.member.ID, nil
+		return s.placement.ID, nil
 	}
 	one := map[string]string{"zone": "1"}
 	for _, want := range []struct {
@@ -290,13 +290,13 @@ func TestBuildsForLabelsThatReadAlikeDoNotWaitForOneAnother(t *testing.T) {
 	require.NoError(t, err)
 	take(t, g)
 	s := take(t, g)
-	require.Equal(t, "even", s.member.ID)
+	require.Equal(t, "even", s.placement.ID)
 	g.queue("b", demand{labels: odd}, false)
 	next := g.queue("b", demand{labels: even}, false)
 	s.release()
 	s, err = g.await(sshtest.Within(t), next)
 	require.NoError(t, err)
-	require.Equal(t, "even", s.member.ID)
+	require.Equal(t, "even", s.placement.ID)
 }
 
 // Symptom: a step runner that started took the instance out of its quarantine, and it failed the jobs of all builds.
@@ -305,7 +305,7 @@ func TestAnInstanceThatFailsJobsIsQuarantinedUntilAProbeRunsItsJob(t *testing.T)
 		g := group(t, 4, 1)
 		cause := errors.New("the disk is full")
 		first, second := take(t, g), take(t, g)
-		require.Equal(t, "a", first.member.ID)
+		require.Equal(t, "a", first.placement.ID)
 		g.failed(first, cause, true)
 		g.failed(second, cause, true)
 		state := func() (State, int) { return g.stat().Instances[0].State, g.stat().Held }
@@ -320,7 +320,7 @@ func TestAnInstanceThatFailsJobsIsQuarantinedUntilAProbeRunsItsJob(t *testing.T)
 		first.release()
 		second.release()
 		other := take(t, g)
-		require.Equal(t, "b", other.member.ID)
+		require.Equal(t, "b", other.placement.ID)
 		probes := make(chan *slot, 2)
 		for range 2 {
 			go func() {
@@ -334,7 +334,7 @@ func TestAnInstanceThatFailsJobsIsQuarantinedUntilAProbeRunsItsJob(t *testing.T)
 		is(Quarantined, 0)      // the second instance is only full
 		time.Sleep(backoffBase) //nolint:forbidigo // in a bubble
 		probe := <-probes
-		require.Equal(t, "a", probe.member.ID)
+		require.Equal(t, "a", probe.placement.ID)
 		g.started(probe, nil)
 		is(Suspect, 0)
 		require.True(t, g.isProbe(probe))

@@ -80,7 +80,7 @@ func (h *health) refused(now time.Time) *dialError {
 func (g *Group) firstRefusal(s *slot) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	h := s.machine.host.health
+	h := s.entry.host.health
 	first := !h.told
 	h.told = true
 	return first

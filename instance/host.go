@@ -63,7 +63,8 @@ func (h *host) locate(all map[string]*host) error {
 func (h *host) login() string { return fmt.Sprintf("%q %q %q", h.addr, h.ssh.User, h.revision) }
 
 // takeOverLocked makes hosts the hosts of the group. It keeps the counters of the previous hosts and, for the builds of
-// machines that have left, hosts that are missing now. It returns the IDs of hosts that are now reached in another way.
+// instances that have left, hosts that are missing now. It returns the IDs of hosts that are now reached in another
+// way.
 func (g *Group) takeOverLocked(hosts map[string]*host) (changed map[string]bool) {
 	for id, old := range g.hosts {
 		if hosts[id] == nil {
@@ -91,18 +92,18 @@ func (g *Group) takeOverLocked(hosts map[string]*host) (changed map[string]bool)
 	return changed
 }
 
-// forgetLocked drops the hosts that the machines no longer need, and returns them.
+// forgetLocked drops the hosts that the instances no longer need, and returns them.
 func (g *Group) forgetLocked() []retirement {
 	if !g.stale {
 		return nil
 	}
 	g.stale = false
 	needed := map[string]bool{}
-	for _, m := range g.machines {
-		if m.gone {
+	for _, e := range g.entries {
+		if e.gone {
 			continue
 		}
-		for h := g.hosts[m.member.ID]; h != nil && !needed[h.id]; h = g.hosts[h.via] {
+		for h := g.hosts[e.placement.ID]; h != nil && !needed[h.id]; h = g.hosts[h.via] {
 			needed[h.id] = true
 		}
 	}

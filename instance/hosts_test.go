@@ -107,7 +107,7 @@ func TestADrainedInstanceIsClosedWithTheLastBuildBehindIt(t *testing.T) {
 	f := newFleet(t, vm("near", 1), behind("far", &Instance{ID: "near"}))
 	require.NoError(t, f.Drain("near"))
 	s := take(t, f.Group)
-	require.Equal(t, "far", s.member.ID)
+	require.Equal(t, "far", s.placement.ID)
 	require.NoError(t, f.Update([]Instance{vm("near", 1)}))
 	require.Empty(t, f.closed, "the build may connect anew")
 	s.release()

@@ -58,8 +58,8 @@ func TestABuildHasTheLevelThatItsInstanceNames(t *testing.T) {
 	})
 }
 
-// vmWithoutWalls is a VM whose kernel gives a login no more namespaces, as a sysctl of the machine would have it.
-func vmWithoutWalls(t *testing.T) *vm {
+// vmWithoutIsolation is a VM whose kernel gives a login no more namespaces, as a sysctl of the machine would have it.
+func vmWithoutIsolation(t *testing.T) *vm {
 	t.Helper()
 	const unshare = "/usr/bin/unshare"
 	sshtest.RequirePart(t, "util-linux", unshare)
@@ -74,8 +74,8 @@ func vmWithoutWalls(t *testing.T) *vm {
 	return v
 }
 
-func TestAutoIsOffWhereThereAreNoWallsAndSaysWhy(t *testing.T) {
-	v := vmWithoutWalls(t)
+func TestAutoIsOffWhereThereIsNoIsolationAndSaysWhy(t *testing.T) {
+	v := vmWithoutIsolation(t)
 	p := v.provider(t, 1, nil)
 	got, _, err := isolated(t, p, "b1", "true")
 	require.NoError(t, err)
@@ -107,7 +107,7 @@ func scraped(t *testing.T, p *instance.Provider) string {
 }
 
 func TestALevelByNameThatCannotBeHadFailsTheBuild(t *testing.T) {
-	v := vmWithoutWalls(t)
+	v := vmWithoutIsolation(t)
 	p := v.provider(t, 1, func(_ *instance.Config, in *instance.Instance) { in.Isolation = "processes" })
 	got, out, err := isolated(t, p, "b1", "echo ran")
 	requireReason(t, err, instance.RunnerSystemFailure, 0)

@@ -31,7 +31,7 @@ func sshConfig(s *sshtest.Server) mux.Config {
 	}
 }
 
-func machine(id string, s *sshtest.Server, jump *instance.Instance) instance.Instance {
+func instanceAt(id string, s *sshtest.Server, jump *instance.Instance) instance.Instance {
 	return instance.Instance{ID: id, Addr: s.Addr, SSH: sshConfig(s), Jump: jump}
 }
 
@@ -55,7 +55,7 @@ func newProvider(t testing.TB, cfg instance.Config, all ...instance.Instance) *i
 // three times before the cause.
 func TestARefusedLoginIsPrintedOnce(t *testing.T) {
 	s := sshtest.InProcess(t, embeddedvm.Config{})
-	in := machine("vm-1", s, nil)
+	in := instanceAt("vm-1", s, nil)
 	stranger, _ := sshtest.NewKey(t)
 	in.SSH.Auth = []login.Auth{login.Key("mine", stranger)}
 	log := &sshtest.Log{}
@@ -107,7 +107,7 @@ func TestFiftyMachinesBehindABastionTakeOneConnectionToIt(t *testing.T) {
 			for i := range n {
 				vm := sshtest.InProcess(t, embeddedvm.Config{Addr: fmt.Sprintf("127.0.0.%d:0", i+2)})
 				vms = append(vms, vm)
-				all = append(all, machine(fmt.Sprintf("vm-%d", i), vm, jumpHost("bastion", bastion, nil)))
+				all = append(all, instanceAt(fmt.Sprintf("vm-%d", i), vm, jumpHost("bastion", bastion, nil)))
 			}
 			p := newProvider(t, instance.Config{}, all...)
 			end, errs := prepareAll(t, p, n)
@@ -149,9 +149,9 @@ func TestBuildOnAMachineBehindABastion(t *testing.T) {
 func TestMachineBehindAMachineSharesItsConnection(t *testing.T) {
 	bastion, near, far := sshtest.OpenSSH(t), sshtest.OpenSSH(t), sshtest.OpenSSH(t)
 	p := newProvider(t, instance.Config{},
-		machine("far", far, &instance.Instance{ID: "near"}),
-		machine("farther", far, jumpHost("near", near, jumpHost("bastion", bastion, nil))),
-		machine("near", near, jumpHost("bastion", bastion, nil)))
+		instanceAt("far", far, &instance.Instance{ID: "near"}),
+		instanceAt("farther", far, jumpHost("near", near, jumpHost("bastion", bastion, nil))),
+		instanceAt("near", near, jumpHost("bastion", bastion, nil)))
 	end, errs := prepareAll(t, p, 3)
 	requireNone(t, errs)
 	require.Equal(t, []int{1, 1, 2}, []int{bastion.TotalConns(), near.TotalConns(), far.TotalConns()})
@@ -167,7 +167,7 @@ func TestDialsThatWaitForTheirJumpHostsDoNotHoldThemUp(t *testing.T) {
 	for i := range n {
 		middle, vm := sshtest.InProcess(t, embeddedvm.Config{}), sshtest.InProcess(t, embeddedvm.Config{})
 		jump := jumpHost(fmt.Sprintf("middle-%d", i), middle, jumpHost("bastion", bastion, nil))
-		all = append(all, machine(fmt.Sprintf("vm-%d", i), vm, jump))
+		all = append(all, instanceAt(fmt.Sprintf("vm-%d", i), vm, jump))
 	}
 	end, errs := prepareAll(t, newProvider(t, instance.Config{}, all...), n)
 	requireNone(t, errs)
@@ -184,7 +184,7 @@ func TestRefusedLoginAtTheBastionIsTriedOnce(t *testing.T) {
 	const n = 10
 	var all []instance.Instance
 	for i := range n {
-		all = append(all, machine(fmt.Sprintf("vm-%d", i), sshtest.InProcess(t, embeddedvm.Config{}), jump))
+		all = append(all, instanceAt(fmt.Sprintf("vm-%d", i), sshtest.InProcess(t, embeddedvm.Config{}), jump))
 	}
 	end, errs := prepareAll(t, newProvider(t, instance.Config{}, all...), n)
 	for _, err := range errs {
@@ -204,9 +204,9 @@ func TestBuildWhoseBastionCannotBeReachedGoesWhereNoneIsNeeded(t *testing.T) {
 	stranger, err := ssh.NewSignerFromSigner(ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize)))
 	require.NoError(t, err)
 	jump.SSH.Auth = []login.Auth{login.Key("stranger", stranger)}
-	all := []instance.Instance{machine("direct", vm, nil)}
+	all := []instance.Instance{instanceAt("direct", vm, nil)}
 	for i := range 5 {
-		in := machine(fmt.Sprintf("vm-%d", i), vm, jump)
+		in := instanceAt(fmt.Sprintf("vm-%d", i), vm, jump)
 		in.Capacity = 2 // they come first
 		all = append(all, in)
 	}
@@ -226,7 +226,7 @@ func TestBuildWhoseBastionCannotBeReachedGoesWhereNoneIsNeeded(t *testing.T) {
 
 func TestBastionThatIsLostIsReachedAgain(t *testing.T) {
 	bastion, vm := sshtest.InProcess(t, embeddedvm.Config{}), sshtest.InProcess(t, embeddedvm.Config{})
-	p := newProvider(t, instance.Config{}, machine("vm", vm, jumpHost("bastion", bastion, nil)))
+	p := newProvider(t, instance.Config{}, instanceAt("vm", vm, jumpHost("bastion", bastion, nil)))
 	end, errs := prepareAll(t, p, 1)
 	requireNone(t, errs)
 	bastion.VM.CutAll()
@@ -246,7 +246,7 @@ func TestBastionsConnectionOutlivesThoseBehindIt(t *testing.T) {
 	p := newProvider(t, instance.Config{
 		IdleTimeout: 20 * time.Millisecond,
 		Logger:      slog.New(slog.NewTextHandler(log, nil)),
-	}, machine("vm", vm, jumpHost("bastion", bastion, nil)))
+	}, instanceAt("vm", vm, jumpHost("bastion", bastion, nil)))
 	end, errs := prepareAll(t, p, 1)
 	requireNone(t, errs)
 	end()
@@ -269,17 +269,17 @@ func TestJumpHostsThatCannotBeAreRefused(t *testing.T) {
 	other := jumpHost("bastion", s, nil)
 	other.Addr = "127.0.0.1:1"
 	for want, all := range map[string][]instance.Instance{
-		"loop of them": {machine("vm", s, loop)},
+		"loop of them": {instanceAt("vm", s, loop)},
 		"form a loop: vm-[12] -> vm-[12] -> vm-[12]": {
-			machine("vm-1", s, &instance.Instance{ID: "vm-2"}), machine("vm-2", s, &instance.Instance{ID: "vm-1"}),
+			instanceAt("vm-1", s, &instance.Instance{ID: "vm-2"}), instanceAt("vm-2", s, &instance.Instance{ID: "vm-1"}),
 		},
-		"form a loop: vm -> vm":      {machine("vm", s, &instance.Instance{ID: "vm"})},
-		"more than 8":                {machine("vm", s, long)},
-		"a jump host has no ID":      {machine("vm", s, jumpHost("", s, nil))},
-		"no address and is no":       {machine("vm", s, &instance.Instance{ID: "bastion"})},
-		"give each an ID of its own": {machine("vm-1", s, jumpHost("bastion", s, nil)), machine("vm-2", s, other)},
+		"form a loop: vm -> vm":      {instanceAt("vm", s, &instance.Instance{ID: "vm"})},
+		"more than 8":                {instanceAt("vm", s, long)},
+		"a jump host has no ID":      {instanceAt("vm", s, jumpHost("", s, nil))},
+		"no address and is no":       {instanceAt("vm", s, &instance.Instance{ID: "bastion"})},
+		"give each an ID of its own": {instanceAt("vm-1", s, jumpHost("bastion", s, nil)), instanceAt("vm-2", s, other)},
 		"or reached in two ways: give": {
-			machine("vm-1", s, jumpHost("b", s, nil)), machine("vm-2", s, jumpHost("b", s, jumpHost("a", s, nil))),
+			instanceAt("vm-1", s, jumpHost("b", s, nil)), instanceAt("vm-2", s, jumpHost("b", s, jumpHost("a", s, nil))),
 		},
 	} {
 		_, err := instance.NewGroup(all...)
@@ -344,15 +344,15 @@ func TestMachinesThatComeAndGoAreTrustedByIdentity(t *testing.T) {
 
 func TestBuildThatWaitsGetsTheSlotOfAnAddedMachine(t *testing.T) {
 	one, two := sshtest.InProcess(t, embeddedvm.Config{}), sshtest.InProcess(t, embeddedvm.Config{})
-	p := newProvider(t, instance.Config{}, machine("one", one, nil))
+	p := newProvider(t, instance.Config{}, instanceAt("one", one, nil))
 	end, errs := prepareAll(t, p, 1)
 	requireNone(t, errs)
 	waits := p.Executor(instance.Build{ID: "waits"})
 	done := make(chan error, 1)
 	go func() { done <- waits.Prepare(sshtest.Within(t)) }()
 	require.NoError(t, p.Remove(t.Context(), "one"))
-	end() // gives no slot to anybody: the machine is gone
-	require.NoError(t, p.Add(machine("two", two, nil)))
+	end() // gives no slot to anybody: the VM is gone
+	require.NoError(t, p.Add(instanceAt("two", two, nil)))
 	require.NoError(t, <-done)
 	require.Equal(t, "two", waits.Instance())
 	require.NoError(t, waits.Cleanup(context.WithoutCancel(t.Context())))

@@ -24,7 +24,7 @@ func (e *Executor) linger(s *slot) time.Duration {
 	if e.build.Linger != nil {
 		return *e.build.Linger
 	}
-	return s.member.Linger
+	return s.placement.Linger
 }
 
 // leaseToStart is again for a build that is about to start. If the build lingers, it waits that long for its
@@ -80,7 +80,7 @@ var errAway = errors.New("the instance could not be reached for the time of the 
 // reconnect repeats again, with short pauses, until the instance can be reached. It returns at once if the login or
 // the host key is refused, or if leave returns true.
 func (e *Executor) reconnect(ctx context.Context, s *slot, leave func() bool) (*pool.Lease[*mux.Conn], error) {
-	defer e.provider.cfg.Group.hasten(s.member.ID)()
+	defer e.provider.cfg.Group.hasten(s.placement.ID)()
 	for {
 		lease, err := e.again(ctx, s)
 		failed, ok := errors.AsType[*dialError](err)

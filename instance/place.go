@@ -69,9 +69,9 @@ func (e *Executor) placeConfig(into *connector.Config) place.Config {
 
 // startPod starts the build's pod, or attaches to it.
 func (e *Executor) startPod(ctx context.Context, s *slot, into *connector.Config, spec kubernetes.Spec) error {
-	spec.Limit(s.member.Limits)
+	spec.Limit(s.placement.Limits)
 	pod := kubernetes.Config{
-		Config: e.placeConfig(into), Cluster: s.member.Cluster, Spec: spec, Timeout: e.build.Timeout,
+		Config: e.placeConfig(into), Cluster: s.placement.Cluster, Spec: spec, Timeout: e.build.Timeout,
 	}
 	return e.startPlace(ctx, into, func(resumes bool, at string) (place.Place, error) {
 		if resumes {
@@ -96,18 +96,18 @@ type dockerPlace struct {
 func (e *Executor) startContainer(
 	ctx context.Context, s *slot, lease *pool.Lease[*mux.Conn], into *connector.Config, spec docker.Spec,
 ) error {
-	spec.Limit(s.member.Limits)
+	spec.Limit(s.placement.Limits)
 	d := &dockerPlace{lease: lease, again: func(ctx context.Context) (*pool.Lease[*mux.Conn], error) {
 		return e.reconnect(ctx, s, stay)
 	}}
 	err := e.startPlace(ctx, into, func(resumes bool, at string) (_ place.Place, err error) {
 		box := docker.Config{
-			Config: e.placeConfig(into), Daemon: s.member.daemon, Spec: spec,
+			Config: e.placeConfig(into), Daemon: s.placement.daemon, Spec: spec,
 			Dial: func(ctx context.Context) (net.Conn, error) {
 				return e.provider.cfg.Docker.Dial(ctx, func(ctx context.Context, network, addr string) (net.Conn, error) {
 					stream, err := d.conn().Dial(ctx, network, addr)
 					if err != nil {
-						return nil, fmt.Errorf("%s on instance %s (sshd must allow %s): %w", addr, s.member.ID,
+						return nil, fmt.Errorf("%s on instance %s (sshd must allow %s): %w", addr, s.placement.ID,
 							map[string]string{"unix": "AllowStreamLocalForwarding", "tcp": "AllowTcpForwarding"}[network], err)
 					}
 					return stream, nil

@@ -223,9 +223,9 @@ func (p *Provider) Dial(ctx context.Context, id string, trace *mux.Trace) (*mux.
 // builds wait even while no instance takes any: another may be added.
 func (p *Provider) Add(in Instance) error { return p.cfg.Group.add(in) }
 
-// Remove takes an instance out of the Group's set because the machine is gone, or will be. It takes no new builds,
-// its connection closes with the last running build, and its learned host key is forgotten. (A build that has its
-// connection but no step runner yet goes elsewhere.) A later machine at the same address is another one and needs
+// Remove takes an instance out of the Group's set because the VM is gone, or will be. It takes no new builds, its
+// connection closes with the last running build, and its learned host key is forgotten. (A build that has its
+// connection but no step runner yet goes elsewhere.) A later VM at the same address is another one and needs
 // another ID.
 // An instance that is also a jump host with an address stays as that, and its key is kept. Remove returns an error if
 // other instances name it as their jump host by ID alone. ctx bounds the wait for other processes that use the same

@@ -20,7 +20,7 @@ func (e *Executor) Place() (instance, socket string) {
 	if at := e.box.running(); at != nil && socket != "" {
 		socket = at.At() + placeSocket + socket
 	}
-	return e.slot.member.ID, socket
+	return e.slot.placement.ID, socket
 }
 
 // placeSocket separates a container or pod from a socket in it.
@@ -44,9 +44,9 @@ func (e *Executor) Resume(ctx context.Context, instance, socket string) (err err
 		return err
 	}
 	if e.build.Placed != nil {
-		e.build.Placed(s.member.ID)
+		e.build.Placed(s.placement.ID)
 	}
-	if s.member.Cluster == nil {
+	if s.placement.Cluster == nil {
 		lease, err := e.leaseToStart(ctx, s, stay)
 		if err != nil {
 			return err
@@ -100,12 +100,12 @@ func (e *Executor) Leave(ctx context.Context) error {
 func (g *Group) occupy(build, id string) (*slot, error) {
 	g.mu.Lock()
 	defer g.unlock()
-	m := g.byID[id]
+	e := g.byID[id]
 	switch {
-	case m == nil:
+	case e == nil:
 		return nil, unknown(id)
-	case m.elsewhere:
+	case e.elsewhere:
 		return nil, ErrElsewhere
 	}
-	return m.take(g, build, time.Now()), nil
+	return e.take(g, build, time.Now()), nil
 }

@@ -15,8 +15,8 @@ func (g *Group) Share() {
 	g.mu.Lock()
 	defer g.unlock()
 	g.shared = true
-	for _, m := range g.machines {
-		m.elsewhere = true
+	for _, e := range g.entries {
+		e.elsewhere = true
 	}
 }
 
@@ -24,11 +24,11 @@ func (g *Group) Share() {
 func (g *Group) Hold(id string) error {
 	g.mu.Lock()
 	defer g.unlock()
-	m := g.byID[id]
-	if m == nil || m.removed {
+	e := g.byID[id]
+	if e == nil || e.removed {
 		return unknown(id)
 	}
-	m.elsewhere = false
+	e.elsewhere = false
 	return nil
 }
 
@@ -43,12 +43,12 @@ func (p *Provider) Yield(id string, told func(builds []string)) {
 func (g *Group) yield(id string) (builds []string) {
 	g.mu.Lock()
 	defer g.unlock()
-	m := g.byID[id]
-	if m == nil {
+	e := g.byID[id]
+	if e == nil {
 		return nil
 	}
-	m.elsewhere = true
-	for _, s := range m.slotsInOrder() {
+	e.elsewhere = true
+	for _, s := range e.slotsInOrder() {
 		builds = append(builds, s.build)
 	}
 	return builds
@@ -58,16 +58,16 @@ func (g *Group) yield(id string) (builds []string) {
 func (g *Group) isElsewhere(id string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	m, h := g.byID[id], g.hosts[id]
-	return m != nil && m.elsewhere && (h == nil || h.behind == 0)
+	e, h := g.byID[id], g.hosts[id]
+	return e != nil && e.elsewhere && (h == nil || h.behind == 0)
 }
 
 // Takes reports whether an instance with these labels takes builds, now or later. One that is held elsewhere does not.
 func (g *Group) Takes(labels map[string]string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return slices.ContainsFunc(g.machines, func(m *machine) bool {
-		return m.takes() && HasLabels(m.member.Labels, labels)
+	return slices.ContainsFunc(g.entries, func(e *entry) bool {
+		return e.takes() && HasLabels(e.placement.Labels, labels)
 	})
 }
 

@@ -16,11 +16,11 @@ var errChanged = errors.New("the instance's configuration changed")
 
 // slot is one build's place on an instance.
 type slot struct {
-	group   *Group
-	machine *machine
-	member  *member // the instance in the configuration in which the build got it
-	build   string
-	since   time.Time
+	group     *Group
+	entry     *entry
+	placement *placement // the instance in the configuration in which the build got it
+	build     string
+	since     time.Time
 }
 
 // waiter is a build without a slot.
@@ -49,12 +49,12 @@ func (d demand) key() string {
 	return fmt.Sprintf("%q %q %q", d.tried, d.on, d.labels)
 }
 
-// meets reports whether a machine meets the requirements.
-func (m *machine) meets(d demand) bool {
-	if d.on != "" && d.on != m.member.ID {
+// meets reports whether the instance meets the requirements.
+func (e *entry) meets(d demand) bool {
+	if d.on != "" && d.on != e.placement.ID {
 		return false
 	}
-	return HasLabels(m.member.Labels, d.labels) && !m.goesThrough(d.tried)
+	return HasLabels(e.placement.Labels, d.labels) && !e.goesThrough(d.tried)
 }
 
 // HasLabels reports whether the labels of an instance include all that are wanted.
@@ -82,14 +82,14 @@ func (s *slot) giveBack() { s.vacate(1) }
 func (s *slot) vacate(unused int) {
 	s.group.mu.Lock()
 	defer s.group.unlock()
-	m := s.machine
-	if _, held := m.slots[s]; !held {
+	e := s.entry
+	if _, held := e.slots[s]; !held {
 		return
 	}
-	delete(m.slots, s)
-	m.uses -= unused
-	if m.probe == s {
-		m.probe = nil
+	delete(e.slots, s)
+	e.uses -= unused
+	if e.probe == s {
+		e.probe = nil
 	}
 }
 
@@ -111,26 +111,26 @@ func (g *Group) unlock() {
 }
 
 // serveLocked gives waiters their slots, in order, or the reason why they will not get one. Thousands may wait, so it
-// looks at the machines once for each demand.
+// looks at the entries once for each demand.
 func (g *Group) serveLocked(now time.Time) {
 	var next *list.Element
-	full := map[string]bool{} // demands that no machine with a free slot meets
+	full := map[string]bool{} // demands that no entry with a free slot meets
 	free := g.waiters.Len() > 0 && g.pickLocked(demand{}, now) != nil
-	for e := g.waiters.Front(); e != nil && free; e = next {
-		next = e.Next()
-		w := e.Value.(*waiter)
+	for at := g.waiters.Front(); at != nil && free; at = next {
+		next = at.Next()
+		w := at.Value.(*waiter)
 		if full[w.key] {
 			continue
 		}
-		m := g.pickLocked(w.demand, now)
-		if m == nil {
+		e := g.pickLocked(w.demand, now)
+		if e == nil {
 			full[w.key] = true // slots only become fewer here
 			continue
 		}
-		g.leaveLocked(e)
-		s := m.take(g, w.build, now)
-		if m.suspect() {
-			m.probe = s // not a lease that is kept for nobody: that may never connect
+		g.leaveLocked(at)
+		s := e.take(g, w.build, now)
+		if e.suspect() {
+			e.probe = s // not a lease that is kept for nobody: that may never connect
 		}
 		w.served <- served{slot: s}
 		free = g.pickLocked(demand{}, now) != nil
@@ -143,9 +143,9 @@ func (g *Group) serveLocked(now time.Time) {
 		return
 	}
 	refusals := map[string]error{"": nil} // by demand
-	for e := g.waiters.Front(); e != nil; e = next {
-		next = e.Next()
-		w, err := e.Value.(*waiter), refusal
+	for at := g.waiters.Front(); at != nil; at = next {
+		next = at.Next()
+		w, err := at.Value.(*waiter), refusal
 		if err == nil {
 			known := false
 			if err, known = refusals[w.key]; !known {
@@ -154,78 +154,78 @@ func (g *Group) serveLocked(now time.Time) {
 			}
 		}
 		if err != nil {
-			g.leaveLocked(e)
+			g.leaveLocked(at)
 			w.served <- served{err: err}
 		}
 	}
 }
 
 // leaveLocked removes a waiter.
-func (g *Group) leaveLocked(e *list.Element) {
-	if w := g.waiters.Remove(e).(*waiter); w.demand.some() {
+func (g *Group) leaveLocked(at *list.Element) {
+	if w := g.waiters.Remove(at).(*waiter); w.demand.some() {
 		g.picky--
 	}
 }
 
-// pickLocked returns the machine with the most free slots among those that meet a demand, or nil if all are full.
-// Suspect machines come last, the one that has waited longest first.
-func (g *Group) pickLocked(of demand, now time.Time) *machine {
-	var best *machine
+// pickLocked returns the entry with the most free slots among those that meet a demand, or nil if all are full.
+// Suspect instances come last, the one that has waited longest first.
+func (g *Group) pickLocked(of demand, now time.Time) *entry {
+	var best *entry
 	most := 0
-	for _, m := range g.suitableLocked(of) {
-		free := m.free(now)
-		if free == 0 || !m.meets(of) {
+	for _, e := range g.suitableLocked(of) {
+		free := e.free(now)
+		if free == 0 || !e.meets(of) {
 			continue
 		}
 		better := free > most
 		switch {
 		case best == nil:
-		case best.suspect() != m.suspect():
+		case best.suspect() != e.suspect():
 			better = best.suspect()
-		case m.suspect(): // in turn
-			better = m.host.health.retryAt.Before(best.host.health.retryAt)
+		case e.suspect(): // in turn
+			better = e.host.health.retryAt.Before(best.host.health.retryAt)
 		}
 		if best == nil || better {
-			best, most = m, free
+			best, most = e, free
 		}
 	}
 	return best
 }
 
-// suitableLocked returns the machines among which those are that meet a demand.
-func (g *Group) suitableLocked(of demand) []*machine {
+// suitableLocked returns entries that include all that meet a demand.
+func (g *Group) suitableLocked(of demand) []*entry {
 	if of.on == "" {
-		return g.machines
+		return g.entries
 	}
-	if m := g.byID[of.on]; m != nil {
-		return []*machine{m}
+	if e := g.byID[of.on]; e != nil {
+		return []*entry{e}
 	}
 	return nil
 }
 
 // take takes a slot.
-func (m *machine) take(g *Group, build string, now time.Time) *slot {
-	s := &slot{group: g, machine: m, member: m.member, build: build, since: now}
-	m.slots[s] = struct{}{}
-	m.uses++
-	m.closed = false
+func (e *entry) take(g *Group, build string, now time.Time) *slot {
+	s := &slot{group: g, entry: e, placement: e.placement, build: build, since: now}
+	e.slots[s] = struct{}{}
+	e.uses++
+	e.closed = false
 	return s
 }
 
-// refusalLocked returns nil if a machine that meets a demand may take a build sooner or later, and otherwise the
+// refusalLocked returns nil if an instance that meets a demand may take a build sooner or later, and otherwise the
 // reason.
 func (g *Group) refusalLocked(of demand, now time.Time) error {
 	var refused, full error
-	for _, m := range g.suitableLocked(of) {
+	for _, e := range g.suitableLocked(of) {
 		switch {
-		case m.removed, !m.meets(of):
-		case m.usedUp():
-			full = fmt.Errorf("no instance takes builds any more: %s has had its %s", m.member.ID,
-				plural.Count(m.uses, "use"))
-		case m.drained, m.elsewhere, m.host.health.refused(now) == nil:
+		case e.removed, !e.meets(of):
+		case e.usedUp():
+			full = fmt.Errorf("no instance takes builds any more: %s has had its %s", e.placement.ID,
+				plural.Count(e.uses, "use"))
+		case e.drained, e.elsewhere, e.host.health.refused(now) == nil:
 			return nil
 		default:
-			refused = fmt.Errorf("no instance can be reached: instance %s: %w", m.member.ID, m.host.health.suspect)
+			refused = fmt.Errorf("no instance can be reached: instance %s: %w", e.placement.ID, e.host.health.suspect)
 		}
 	}
 	switch {
@@ -256,9 +256,9 @@ func (g *Group) armLocked(now time.Time) {
 		return
 	}
 	var next time.Time
-	for _, m := range g.machines {
-		h := m.host.health
-		if m.takes() && h.quarantined(now) && (next.IsZero() || h.retryAt.Before(next)) {
+	for _, e := range g.entries {
+		h := e.host.health
+		if e.takes() && h.quarantined(now) && (next.IsZero() || h.retryAt.Before(next)) {
 			next = h.retryAt
 		}
 	}
@@ -270,25 +270,25 @@ func (g *Group) armLocked(now time.Time) {
 	}
 }
 
-// closeLocked forgets machines that have left the set and have no builds. It returns the connections to close, each
+// closeLocked forgets instances that have left the set and have no builds. It returns the connections to close, each
 // once.
 func (g *Group) closeLocked(now time.Time) []retirement {
-	g.machines = slices.DeleteFunc(g.machines, func(m *machine) bool {
-		forgotten := m.removed && len(m.slots) == 0
+	g.entries = slices.DeleteFunc(g.entries, func(e *entry) bool {
+		forgotten := e.removed && len(e.slots) == 0
 		if forgotten {
 			g.stale = true
-			delete(g.byID, m.member.ID)
+			delete(g.byID, e.placement.ID)
 		}
 		return forgotten
 	})
 	out := g.forgetLocked() // first, because it counts the hosts behind each host
-	for _, m := range g.machines {
+	for _, e := range g.entries {
 		switch {
-		case m.takes() || len(m.slots) > 0:
-			m.closed = false
-		case !m.closed && m.host.behind == 0:
-			m.closed = true
-			out = append(out, retirement{m.member.ID, outOfServiceError(m.state(now))})
+		case e.takes() || len(e.slots) > 0:
+			e.closed = false
+		case !e.closed && e.host.behind == 0:
+			e.closed = true
+			out = append(out, retirement{e.placement.ID, outOfServiceError(e.state(now))})
 		}
 	}
 	return out

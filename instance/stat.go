@@ -84,12 +84,12 @@ func (g *Group) stat() Stat {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := time.Now()
-	s := Stat{Waiting: len(g.waitingLocked()), Instances: make([]VMStat, len(g.machines))}
+	s := Stat{Waiting: len(g.waitingLocked()), Instances: make([]VMStat, len(g.entries))}
 	s.Held = g.heldLocked()
 	instances := map[*host]bool{}
-	for i, m := range g.machines {
-		s.Instances[i] = m.stat(now)
-		instances[m.host] = true
+	for i, e := range g.entries {
+		s.Instances[i] = e.stat(now)
+		instances[e.host] = true
 	}
 	for _, h := range g.hosts {
 		if !instances[h] {
@@ -103,14 +103,14 @@ func (g *Group) stat() Stat {
 // heldLocked counts the builds without a slot for which every instance that fits is quarantined, or being probed.
 func (g *Group) heldLocked() (n int) {
 	isHeld := map[string]bool{} // by demand
-	for e := g.waiters.Front(); e != nil; e = e.Next() {
-		w := e.Value.(*waiter)
+	for at := g.waiters.Front(); at != nil; at = at.Next() {
+		w := at.Value.(*waiter)
 		held, known := isHeld[w.key]
 		if !known {
 			fit, sound := false, false
-			for _, m := range g.suitableLocked(w.demand) {
-				if m.takes() && m.meets(w.demand) {
-					fit, sound = true, sound || !m.suspect()
+			for _, e := range g.suitableLocked(w.demand) {
+				if e.takes() && e.meets(w.demand) {
+					fit, sound = true, sound || !e.suspect()
 				}
 			}
 			held = fit && !sound
@@ -132,20 +132,20 @@ func (h *host) stat() VMStat {
 	return s
 }
 
-func (m *machine) stat(now time.Time) VMStat {
-	in, s := m.member, m.host.stat()
+func (e *entry) stat(now time.Time) VMStat {
+	in, s := e.placement, e.host.stat()
 	s.Addr, s.Labels = in.Addr, maps.Clone(in.Labels)
-	s.State = m.state(now)
-	s.Used, s.Capacity = len(m.slots), in.Capacity
-	s.Uses, s.MaxUses = m.uses, in.MaxUses
+	s.State = e.state(now)
+	s.Used, s.Capacity = len(e.slots), in.Capacity
+	s.Uses, s.MaxUses = e.uses, in.MaxUses
 	s.Route, s.Isolation, s.Program = in.vm.Choice(), in.vm.Isolation(), in.vm.Program()
 	if s.State == Quarantined {
-		s.RetryAt = m.host.health.retryAt
+		s.RetryAt = e.host.health.retryAt
 	}
 	if s.State == Quarantined || s.State == Suspect {
-		s.Reason = reasonText(m.host.health.suspect)
+		s.Reason = reasonText(e.host.health.suspect)
 	}
-	slots := m.slotsInOrder()
+	slots := e.slotsInOrder()
 	s.Builds = slices.Grow(s.Builds, len(slots))[:len(slots)]
 	for i, slot := range slots {
 		s.Builds[i].ID, s.Builds[i].Since = slot.build, slot.since
@@ -154,25 +154,25 @@ func (m *machine) stat(now time.Time) VMStat {
 }
 
 // slotsInOrder returns the slots that builds have, oldest first.
-func (m *machine) slotsInOrder() []*slot {
-	return slices.SortedFunc(maps.Keys(m.slots), func(a, b *slot) int {
+func (e *entry) slotsInOrder() []*slot {
+	return slices.SortedFunc(maps.Keys(e.slots), func(a, b *slot) int {
 		return cmp.Or(a.since.Compare(b.since), cmp.Compare(a.build, b.build))
 	})
 }
 
-func (m *machine) state(now time.Time) State {
+func (e *entry) state(now time.Time) State {
 	switch {
-	case m.removed:
+	case e.removed:
 		return Removed
-	case m.elsewhere:
+	case e.elsewhere:
 		return Elsewhere
-	case m.drained:
+	case e.drained:
 		return Draining
-	case m.usedUp():
+	case e.usedUp():
 		return UsedUp
-	case m.host.health.quarantined(now):
+	case e.host.health.quarantined(now):
 		return Quarantined
-	case m.suspect():
+	case e.suspect():
 		return Suspect
 	default:
 		return Ready

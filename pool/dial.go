@@ -17,9 +17,9 @@ type dial[C Conn] struct {
 	p       *Pool[C]
 	e       *entry[C]
 	cancel  context.CancelCauseFunc // ends Config.Dial; called when the dial is settled
-	settled chan struct{}           // closed once m or err is set
+	settled chan struct{}           // closed once c or err is set
 
-	m     *member[C] // with a lease for each waiter
+	c     *pooled[C] // with a lease for each waiter
 	err   error      // for the waiters
 	cause error      // why a connection that still arrives after err is retired
 
@@ -72,17 +72,17 @@ func (p *Pool[C]) run(ctx context.Context, d *dial[C]) {
 // awaitClosing waits until connections that are out of service and without leases have closed. A new connection may
 // only stand beside an old one that has leases.
 func (p *Pool[C]) awaitClosing(ctx context.Context, e *entry[C]) error {
-	var closing []*member[C]
+	var closing []*pooled[C]
 	p.mu.Lock()
-	for _, m := range e.members {
-		if m.outLocked() && m.leases == 0 {
-			closing = append(closing, m)
+	for _, c := range e.pooled {
+		if c.outLocked() && c.leases == 0 {
+			closing = append(closing, c)
 		}
 	}
 	p.mu.Unlock()
-	for _, m := range closing {
+	for _, c := range closing {
 		select {
-		case <-m.done:
+		case <-c.done:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -138,16 +138,16 @@ func (d *dial[C]) abandonLocked() {
 }
 
 // await waits for a dial that the caller has joined, and returns the connection with a lease taken.
-func (p *Pool[C]) await(ctx context.Context, d *dial[C]) (*member[C], error) {
+func (p *Pool[C]) await(ctx context.Context, d *dial[C]) (*pooled[C], error) {
 	select {
 	case <-d.settled:
-		return d.m, d.err
+		return d.c, d.err
 	case <-ctx.Done():
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if d.m != nil {
-		p.releaseLocked(d.m) // the dial succeeded before ctx ended
+	if d.c != nil {
+		p.releaseLocked(d.c) // the dial succeeded before ctx ended
 	} else {
 		d.waiters--
 		d.abandonLocked()
@@ -158,30 +158,30 @@ func (p *Pool[C]) await(ctx context.Context, d *dial[C]) (*member[C], error) {
 // publish puts a new connection into service, or retires it if it is no longer wanted.
 func (p *Pool[C]) publish(d *dial[C], conn C) {
 	now, e := time.Now(), d.e
-	m := &member[C]{e: e, conn: conn, done: conn.Done(), since: now, idleSince: now}
-	m.retired, m.drained, m.close = make(chan struct{}), make(chan struct{}), sync.OnceValue(conn.Close)
+	c := &pooled[C]{e: e, conn: conn, done: conn.Done(), since: now, idleSince: now}
+	c.retired, c.drained, c.close = make(chan struct{}), make(chan struct{}), sync.OnceValue(conn.Close)
 	if age := p.cfg.MaxAge; age > 0 {
-		m.expires = now.Add(age - rand.N(age/10+1))
+		c.expires = now.Add(age - rand.N(age/10+1))
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	e.members = append(e.members, m)
+	e.pooled = append(e.pooled, c)
 	if e.dial == d {
-		e.current = m
-		p.settleLocked(d, m, nil, nil)
+		e.current = c
+		p.settleLocked(d, c, nil, nil)
 	} else {
-		p.retireLocked(m, d.cause)
+		p.retireLocked(c, d.cause)
 	}
 	p.running++
-	go p.keep(m)
+	go p.keep(c)
 }
 
 // settleLocked ends a dial that is under way, with a connection that gets a lease for each waiter, or with err for
 // the waiters. cause is then the reason for which a connection that still arrives is retired.
-func (p *Pool[C]) settleLocked(d *dial[C], m *member[C], err, cause error) {
-	d.m, d.err, d.cause = m, err, cause
-	if m != nil {
-		m.leases = d.waiters
+func (p *Pool[C]) settleLocked(d *dial[C], c *pooled[C], err, cause error) {
+	d.c, d.err, d.cause = c, err, cause
+	if c != nil {
+		c.leases = d.waiters
 	}
 	d.e.dial = nil
 	close(d.settled)

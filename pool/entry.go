@@ -5,8 +5,8 @@ type entry[C Conn] struct {
 	key  Key
 	turn chan struct{} // holds one token while a dial may call Config.Dial
 
-	current *member[C]   // in service, nil if none
-	members []*member[C] // all connections not yet closed and without leases, oldest first
+	current *pooled[C]   // in service, nil if none
+	pooled  []*pooled[C] // all connections not yet closed and without leases, oldest first
 	dial    *dial[C]     // the dial that Acquire joins, nil if there is no dial
 	dialers int          // running goroutines of dials, including dials that were given up
 }
@@ -23,7 +23,7 @@ func (p *Pool[C]) entryLocked(key Key) *entry[C] {
 
 // forgetLocked removes an entry that has neither connections nor dials.
 func (p *Pool[C]) forgetLocked(e *entry[C]) {
-	if e.dialers == 0 && len(e.members) == 0 {
+	if e.dialers == 0 && len(e.pooled) == 0 {
 		delete(p.entries, e.key)
 	}
 }

@@ -10,12 +10,12 @@ import (
 // use.
 type Lease[C Conn] struct {
 	p     *Pool[C]
-	m     *member[C]
+	c     *pooled[C]
 	ended atomic.Bool
 }
 
 // Conn returns the connection. Do not close it, and do not use it once the lease has ended.
-func (l *Lease[C]) Conn() C { return l.m.conn }
+func (l *Lease[C]) Conn() C { return l.c.conn }
 
 // Release ends the lease. It does not wait. After the first Release or Retire it does nothing.
 func (l *Lease[C]) Release() { l.end(nil) }
@@ -33,7 +33,7 @@ func (l *Lease[C]) end(cause error) {
 	l.p.mu.Lock()
 	defer l.p.mu.Unlock()
 	if cause != nil {
-		l.p.retireLocked(l.m, cause)
+		l.p.retireLocked(l.c, cause)
 	}
-	l.p.releaseLocked(l.m)
+	l.p.releaseLocked(l.c)
 }

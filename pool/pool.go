@@ -18,7 +18,7 @@ type Pool[C Conn] struct {
 	now   chan struct{} // closed by Close: connections no longer wait for their leases
 	gone  chan struct{} // closed once the pool is closed and its goroutines have ended
 
-	mu      sync.Mutex // guards the following, and the fields of entries, dials and members that name it
+	mu      sync.Mutex // guards the following, and the fields of entries, dials and connections that name it
 	entries map[Key]*entry[C]
 	closed  bool   // no new leases
 	running int    // goroutines
@@ -50,18 +50,18 @@ func (p *Pool[C]) Acquire(ctx context.Context, key Key) (*Lease[C], error) {
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("acquire %s: %w", key, context.Cause(ctx))
 	}
-	m, d, err := p.leaseOrJoin(ctx, key)
+	c, d, err := p.leaseOrJoin(ctx, key)
 	if d != nil {
-		m, err = p.await(ctx, d)
+		c, err = p.await(ctx, d)
 	}
 	if err != nil {
 		return nil, err
 	}
-	return &Lease[C]{p: p, m: m}, nil
+	return &Lease[C]{p: p, c: c}, nil
 }
 
 // leaseOrJoin takes a lease on the key's connection if one is in service, else joins its dial.
-func (p *Pool[C]) leaseOrJoin(ctx context.Context, key Key) (*member[C], *dial[C], error) {
+func (p *Pool[C]) leaseOrJoin(ctx context.Context, key Key) (*pooled[C], *dial[C], error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for {
@@ -69,17 +69,17 @@ func (p *Pool[C]) leaseOrJoin(ctx context.Context, key Key) (*member[C], *dial[C
 			return nil, nil, closedError(key)
 		}
 		e := p.entryLocked(key)
-		m := e.current
+		c := e.current
 		switch {
-		case m == nil:
+		case c == nil:
 			return nil, p.joinLocked(ctx, e), nil
-		case !isDone(m.done):
-			m.leases++
-			return m, nil, nil
+		case !isDone(c.done):
+			c.leases++
+			return c, nil, nil
 		}
 		// The connection has died, but its own goroutine has not retired it yet.
 		p.mu.Unlock()
-		p.retire(m, m.conn.Err())
+		p.retire(c, c.conn.Err())
 		p.mu.Lock()
 	}
 }
@@ -103,14 +103,14 @@ func (p *Pool[C]) Retire(key Key, err error) {
 // closed.
 func (p *Pool[C]) Sever(key Key, err error) {
 	p.Retire(key, err)
-	var open []*member[C]
+	var open []*pooled[C]
 	p.mu.Lock()
 	if e := p.entries[key]; e != nil {
-		open = slices.Clone(e.members)
+		open = slices.Clone(e.pooled)
 	}
 	p.mu.Unlock()
-	for _, m := range open {
-		_ = m.close() // the cause is known
+	for _, c := range open {
+		_ = c.close() // the cause is known
 	}
 }
 

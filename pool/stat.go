@@ -77,8 +77,8 @@ func (e *entry[C]) statLocked() KeyStat {
 	if e.dial != nil {
 		k.Dialing, k.Waiting = true, e.dial.waiters
 	}
-	for _, m := range e.members {
-		k.Conns = append(k.Conns, ConnStat{Since: m.since, Leases: m.leases, Draining: m.outLocked(), Cause: m.cause})
+	for _, c := range e.pooled {
+		k.Conns = append(k.Conns, ConnStat{Since: c.since, Leases: c.leases, Draining: c.outLocked(), Cause: c.cause})
 	}
 	return k
 }

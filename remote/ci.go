@@ -9,13 +9,13 @@ import (
 	"strings"
 
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
+	"github.com/stepmux/stepmux/remote/isolate"
 	"github.com/stepmux/stepmux/remote/job"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/step/action"
 	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/lang"
-	"github.com/stepmux/stepmux/remote/walls"
 )
 
 // ciSteps is the environment variable that holds the steps of a CI job.
@@ -63,7 +63,7 @@ func CI(ctx context.Context, stdio Stdio, cfg CIConfig) (code int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	init := &proc.Init{Room: walls.Spec{Level: vmconfig.Off}, OrphanDir: dir}
+	init := &proc.Init{Room: isolate.Spec{Level: vmconfig.Off}, OrphanDir: dir}
 	defer func() { err = errors.Join(err, init.Close(), os.RemoveAll(dir)) }()
 	store, err := job.New(job.Config{
 		Dir: dir, Init: init, Language: action.New(action.Config{}), Policy: engine.Passing("all"), Version: cfg.Version,

@@ -46,7 +46,7 @@ func layOut(t *testing.T, parent string) string {
 	return dir
 }
 
-// Symptom: behind walls, a job with a work directory below /tmp failed if a file in it was read before its first
+// Symptom: with isolation, a job with a work directory below /tmp failed if a file in it was read before its first
 // command: "it has neither func.yml nor step.yml". A script step before it made the difference.
 func TestAFileOfAHiddenWorkDirectoryIsReadBeforeTheFirstCommand(t *testing.T) {
 	t.Parallel()
@@ -55,7 +55,7 @@ func TestAFileOfAHiddenWorkDirectoryIsReadBeforeTheFirstCommand(t *testing.T) {
 	cache := fetchtest.CacheDir(t)
 	socket := remotetest.SocketIn(t, remotetest.ShortTemp(t), "b1")
 	s := launchServe(t, socket, func(s *served) {
-		s.cmd.Env = append(os.Environ(), remotetest.RoleVar+"=walled", "XDG_CACHE_HOME="+cache)
+		s.cmd.Env = append(os.Environ(), remotetest.RoleVar+"=isolated", "XDG_CACHE_HOME="+cache)
 	})
 	s.waitReady(t)
 	client := clientOf(t, socket)

@@ -16,9 +16,9 @@ import (
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/cgroup"
+	"github.com/stepmux/stepmux/remote/isolate"
 	"github.com/stepmux/stepmux/remote/pipe"
 	"github.com/stepmux/stepmux/remote/step/component"
-	"github.com/stepmux/stepmux/remote/walls"
 )
 
 // isolationReport is the output of TellIsolation.
@@ -39,7 +39,7 @@ type isolationReport struct {
 
 // TellIsolation finds out which isolation level and limits builds get on this VM. It starts an init with the level, as
 // serve does, ends it, and writes an isolationReport to out, in one line of JSON. A level that is not available is no
-// error. Without limits in o it tries one of each kind. The login files that walls make in HOME stay, as after the
+// error. Without limits in o it tries one of each kind. The login files that isolation makes in HOME stay, as after the
 // first build; nothing else does.
 func TellIsolation(ctx context.Context, out io.Writer, o vmconfig.Options) (err error) {
 	if err := errors.Join(pipe.Conceal(), o.Check()); err != nil {
@@ -73,7 +73,7 @@ func TellIsolation(ctx context.Context, out io.Writer, o vmconfig.Options) (err 
 	}
 	told := isolationReport{Level: level}
 	if why != nil {
-		told.Remedy = walls.Remedy(why)
+		told.Remedy = isolate.Remedy(why)
 		told.Reason = strings.TrimSuffix(why.Error(), " ("+told.Remedy+")")
 	}
 	told.Readable = os.Geteuid() != 0 && unix.Access("/proc/self/exe", unix.R_OK) == nil

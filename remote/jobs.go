@@ -10,13 +10,13 @@ import (
 
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
+	"github.com/stepmux/stepmux/remote/isolate"
 	"github.com/stepmux/stepmux/remote/job"
 	"github.com/stepmux/stepmux/remote/job/service"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/project"
 	"github.com/stepmux/stepmux/remote/step/action"
 	"github.com/stepmux/stepmux/remote/step/component"
-	"github.com/stepmux/stepmux/remote/walls"
 )
 
 // jobs returns the configuration of the job store.
@@ -48,7 +48,7 @@ func openJobs(
 	cfg.Dir, cfg.Init, cfg.Language = dir, init, action.New(serve.Actions)
 	cfg.Fetcher = &component.Fetcher{
 		Command: fetchCommand, Dir: serve.CacheDir, Mirrors: mirrors, Open: init.Open,
-		Walled: serve.Isolation != vmconfig.Off,
+		Isolated: serve.Isolation != vmconfig.Off,
 	}
 	store, err := job.New(cfg)
 	if err != nil {
@@ -68,8 +68,8 @@ func openJobs(
 
 // room describes the places that the processes of the build in dir see. They cannot change dir, readOnly and this
 // program.
-func room(level vmconfig.Level, dir string, readOnly ...string) walls.Spec {
-	spec := walls.Spec{Level: level, Dir: dir, Shell: os.Getenv("SHELL"), ReadOnly: readOnly}
+func room(level vmconfig.Level, dir string, readOnly ...string) isolate.Spec {
+	spec := isolate.Spec{Level: level, Dir: dir, Shell: os.Getenv("SHELL"), ReadOnly: readOnly}
 	if base := filepath.Dir(dir); wire.IsSocketBase(filepath.Base(base)) {
 		spec.Base = base
 	}

@@ -52,7 +52,7 @@ func play(role string) (err error) {
 			}
 		}
 		return Serve(ctx, stdio, cfg)
-	case "walled":
+	case "isolated":
 		return Serve(ctx, stdio, ServeConfig{Socket: os.Args[1], Options: vmconfig.Options{Isolation: vmconfig.Processes}})
 	case "guarded", "unguarded": // a serve that is told a secret
 		cfg := ServeConfig{

@@ -26,7 +26,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/testing/faultconn"
-	"github.com/stepmux/stepmux/remote/walls"
+	"github.com/stepmux/stepmux/remote/isolate"
 )
 
 const (
@@ -111,7 +111,7 @@ func startMachine(ctx context.Context, dir string, i int, private bool, spec *ki
 			return nil, err
 		}
 	}
-	err := walls.Prepare(m.home, "") // builds with isolation would
+	err := isolate.Prepare(m.home, "") // builds with isolation would
 	if err == nil {
 		err = os.Mkdir(filepath.Join(m.home, ".cache/stepmux-steps"), 0o700)
 	}

@@ -77,8 +77,8 @@ func (f *vmFlags) fromInventory(ctx context.Context, log *slog.Logger) (*instanc
 type reach struct{ *sshtarget.Resolver }
 
 // Resolve implements inventory.Resolver.
-func (r reach) Resolve(ctx context.Context, m inventory.Machine) (string, mux.Config, *instance.Instance, error) {
-	t, err := r.Target(ctx, sshtarget.Machine(m))
+func (r reach) Resolve(ctx context.Context, h inventory.Host) (string, mux.Config, *instance.Instance, error) {
+	t, err := r.Target(ctx, sshtarget.Host(h))
 	if err != nil {
 		return "", mux.Config{}, nil, err
 	}

@@ -306,7 +306,7 @@ func (f *vmFlags) resolve(ctx context.Context) ([]instance.Instance, error) {
 		} else if id == "" {
 			return nil, fmt.Errorf("--instance %q: the ID before the = is empty", text)
 		}
-		t, err := resolver.Target(ctx, sshtarget.Machine{ID: id, Place: where})
+		t, err := resolver.Target(ctx, sshtarget.Host{ID: id, Place: where})
 		if err != nil {
 			return nil, sshtarget.OfFlag("--instance", err)
 		}

@@ -23,7 +23,7 @@ func TestJudgeIsolation(t *testing.T) {
 		status         Status
 		detail, change string
 	}{
-		"walls":           {vmconfig.Auto, isolationReport{Level: "processes", Readable: true}, OK, "processes", ""},
+		"isolated":        {vmconfig.Auto, isolationReport{Level: "processes", Readable: true}, OK, "processes", ""},
 		"by name":         {"private", isolationReport{Level: "private"}, OK, "private", ""},
 		"off, configured": {"off", isolationReport{Level: "off"}, OK, "off, as configured", ""},
 		"off, configured, with a program that can be read": {

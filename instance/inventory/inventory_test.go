@@ -41,32 +41,32 @@ type way struct{ jump *instance.Instance }
 
 func (w way) KeyFile(_ context.Context, file string) (login.Auth, error) { return login.KeyFile(file) }
 
-func (w way) Resolve(_ context.Context, m inventory.Machine) (string, mux.Config, *instance.Instance, error) {
-	if m.Place == "unknown" {
+func (w way) Resolve(_ context.Context, h inventory.Host) (string, mux.Config, *instance.Instance, error) {
+	if h.Place == "unknown" {
 		return "", mux.Config{}, nil, errors.New("no way to log in")
 	}
-	cfg := loginAs(cmp.Or(m.User, "me"), m.Auth)
-	if m.HostKeys != nil {
-		cfg.HostKeys = *m.HostKeys
+	cfg := loginAs(cmp.Or(h.User, "me"), h.Auth)
+	if h.HostKeys != nil {
+		cfg.HostKeys = *h.HostKeys
 	}
-	switch m.Jump {
+	switch h.Jump {
 	case "none":
-		return addr(m.Place), cfg, nil, nil
+		return addr(h.Place), cfg, nil, nil
 	case "":
-		return addr(m.Place), cfg, w.jump, nil
+		return addr(h.Place), cfg, w.jump, nil
 	default:
-		user, host, named := strings.Cut(m.Jump, "@")
+		user, host, named := strings.Cut(h.Jump, "@")
 		if !named {
-			user, host = cmp.Or(m.JumpUser, "me"), m.Jump
+			user, host = cmp.Or(h.JumpUser, "me"), h.Jump
 		}
 		jump := &instance.Instance{
 			ID: "jump " + user + "@" + addr(host), Addr: addr(host),
-			SSH: loginAs(user, m.JumpAuth),
+			SSH: loginAs(user, h.JumpAuth),
 		}
-		if jump.Addr == addr(m.Place) && user == cfg.User {
+		if jump.Addr == addr(h.Place) && user == cfg.User {
 			jump = nil // it is that host itself
 		}
-		return addr(m.Place), cfg, jump, nil
+		return addr(h.Place), cfg, jump, nil
 	}
 }
 
@@ -376,7 +376,7 @@ type keys struct{ file string }
 
 func (k keys) KeyFile(_ context.Context, file string) (login.Auth, error) { return login.KeyFile(file) }
 
-func (k keys) Resolve(context.Context, inventory.Machine) (string, mux.Config, *instance.Instance, error) {
+func (k keys) Resolve(context.Context, inventory.Host) (string, mux.Config, *instance.Instance, error) {
 	key, err := login.KeyFile(k.file)
 	cfg := mux.Config{User: "me", Auth: []login.Auth{key}, HostKeys: login.InsecureHostKeys()}
 	return "x:22", cfg, &instance.Instance{ID: "jump", Addr: "j:22", SSH: cfg}, err

@@ -121,7 +121,7 @@ var allowed = map[string][]string{
 	"instance/metrics": {"instance", "instance/batch", "instance/control", "mux", "pool", "internal/boundedhttp"},
 
 	"remote": {
-		"remote/api/vmconfig", "remote/step/action", "remote/cgroup", "remote/walls", "remote/builduser",
+		"remote/api/vmconfig", "remote/step/action", "remote/cgroup", "remote/isolate", "remote/builduser",
 		"remote/relay", "remote/stale", "remote/socketdir", "remote/pipe", "remote/proc", "remote/job/service", "remote/job",
 		"remote/linger", "remote/project", "internal/pause", "internal/rmtree",
 		"remote/step/engine", "remote/step/component", "remote/step/lang", "internal/wire",
@@ -131,7 +131,7 @@ var allowed = map[string][]string{
 	"remote/commands":  {"internal/wire", "internal/buildinfo", "internal/endsignal", "internal/pause"},
 	"remote/commands/doors": {
 		"remote/api/vmconfig", "internal/pages", "remote/step/action",
-		"remote", "remote/walls", "remote/commands", "internal/wire", "internal/buildinfo",
+		"remote", "remote/isolate", "remote/commands", "internal/wire", "internal/buildinfo",
 	},
 	"remote/commands/network": {
 		"remote/commands", "remote/step/fetch", "remote/pipe", "internal/endsignal", "internal/boundedfile",
@@ -172,7 +172,7 @@ var allowed = map[string][]string{
 	"remote/job": {
 		"remote/api/vmconfig",
 		"remote/step/component", "remote/step/engine", "remote/step/trace", "remote/step/trace/recording",
-		"remote/job/joblog", "remote/step/mask", "remote/proc", "remote/walls", "internal/rmtree", "internal/oserr",
+		"remote/job/joblog", "remote/step/mask", "remote/proc", "remote/isolate", "internal/rmtree", "internal/oserr",
 	},
 	"remote/step/annotation": {},
 	"remote/step/engine": {
@@ -195,7 +195,7 @@ var allowed = map[string][]string{
 		"remote/step/action",
 		"internal/termtext", "remote/job/service", "remote/step/trace", "remote/step/trace/recording", "remote/job",
 		"remote/step/engine", "remote/step/fetch", "internal/standalone/gitlabci", "remote/step/lang", "remote/step/expr",
-		"remote/step/mask", "remote/step/component", "remote/proc", "remote/walls", "remote/api/**",
+		"remote/step/mask", "remote/step/component", "remote/proc", "remote/isolate", "remote/api/**",
 	},
 	"internal/standalone/actionmirror": {
 		"internal/standalone", "remote/step/action", "remote/step/lang", "remote/api/**", "internal/subprocess",
@@ -239,10 +239,10 @@ var allowed = map[string][]string{
 	"remote/proc": {
 		"internal/plural",
 		"remote/api/vmconfig", "internal/pages", "internal/tail",
-		"remote/cgroup", "remote/walls", "internal/rmtree", "internal/filelock", "internal/pause", "internal/oserr",
+		"remote/cgroup", "remote/isolate", "internal/rmtree", "internal/filelock", "internal/pause", "internal/oserr",
 	},
 	"remote/cgroup":     {"remote/api/vmconfig", "internal/pause"},
-	"remote/walls":      {"remote/api/vmconfig", "internal/wire", "internal/boundedfile"},
+	"remote/isolate":    {"remote/api/vmconfig", "internal/wire", "internal/boundedfile"},
 	"remote/job/joblog": {"internal/oserr"},
 	"remote/step/mask":  {"internal/lazyregexp", "remote/step/expr"},
 
@@ -315,7 +315,7 @@ var allowed = map[string][]string{
 	// It uses the manager's packages as a Go user does, and the program as a process.
 	"bench/faults": {
 		"remote/api/vmconfig",
-		"remote/api/stepmuxv1", "remote/walls", "instance", "connector", "mux", "mux/login", "internal/testing/faultconn",
+		"remote/api/stepmuxv1", "remote/isolate", "instance", "connector", "mux", "mux/login", "internal/testing/faultconn",
 		"internal/pause",
 	},
 	"bench/faults/faultrig": {"bench/faults"},

@@ -64,9 +64,9 @@ var mechanisms = []mechanism{
 	},
 	{
 		promise: "Recycling never ends a build",
-		file:    "pool/member.go",
-		code:    "m.e.current = nil // m was current, or m has just arrived and there is no current\n\tif m.leases == 0 {",
-		without: "m.e.current = nil // m was current, or m has just arrived and there is no current\n\tif m.leases >= 0 {",
+		file:    "pool/pooled.go",
+		code:    "c.e.current = nil // c was current, or c has just arrived and there is no current\n\tif c.leases == 0 {",
+		without: "c.e.current = nil // c was current, or c has just arrived and there is no current\n\tif c.leases >= 0 {",
 		test:    "pool.TestRetireDrainsTheKeysConnection",
 	},
 	{

@@ -50,8 +50,8 @@ type Target struct {
 	Jump *Target // nil if it is reached directly
 }
 
-// Machine names a machine, with settings for this machine only. They override the operator's and ssh_config.
-type Machine struct {
+// Host names a machine to dial, with settings for it only. They override the operator's and ssh_config.
+type Host struct {
 	ID    string // its identity; if empty, the Target's Name
 	Place string // ssh://[USER@]HOST[:PORT] or [USER@]NAME[:PORT]
 	User  string // used if Place names no user; may be empty
@@ -92,15 +92,15 @@ func NewResolver(cfg ResolverConfig) (*Resolver, error) {
 }
 
 // Target finds out how to reach a machine. ctx bounds the commands that it runs.
-func (r *Resolver) Target(ctx context.Context, m Machine) (*Target, error) {
-	s, err := r.find(ctx, m.Place, m.User)
+func (r *Resolver) Target(ctx context.Context, h Host) (*Target, error) {
+	s, err := r.find(ctx, h.Place, h.User)
 	if err != nil {
 		return nil, err
 	}
 	jumps := s.proxyJump
 	switch {
-	case m.Jump != "":
-		jumps, err = r.jumpsTo(ctx, m.Jump, m.JumpUser, s)
+	case h.Jump != "":
+		jumps, err = r.jumpsTo(ctx, h.Jump, h.JumpUser, s)
 	case r.cfg.Jump != "":
 		if jumps, err = r.jumpsTo(ctx, r.cfg.Jump, "", s); err != nil {
 			err = fmt.Errorf("--jump: %w", err)
@@ -109,14 +109,14 @@ func (r *Resolver) Target(ctx context.Context, m Machine) (*Target, error) {
 	if err != nil {
 		return nil, err
 	}
-	if m.Jump == "" {
-		m.JumpUser, m.JumpAuth = "", nil
+	if h.Jump == "" {
+		h.JumpUser, h.JumpAuth = "", nil
 	}
-	jump, err := r.chain(ctx, jumps, []*settings{s}, m)
+	jump, err := r.chain(ctx, jumps, []*settings{s}, h)
 	if err != nil {
 		return nil, err
 	}
-	return r.target(ctx, cmp.Or(m.ID, s.id()), s, jump, m)
+	return r.target(ctx, cmp.Or(h.ID, s.id()), s, jump, h)
 }
 
 // jumpsTo returns the jump hosts in jump that lead to a machine. If the machine is one of them, only the hosts before
@@ -156,11 +156,11 @@ func (r *Resolver) find(ctx context.Context, text, user string) (*settings, erro
 }
 
 // chain returns the last of several jump hosts. Each is reached through the one before, and the first by ssh_config.
-// path has the machines behind them, with m first.
-func (r *Resolver) chain(ctx context.Context, jumps []string, path []*settings, m Machine) (*Target, error) {
+// path has the hosts behind them, with h first.
+func (r *Resolver) chain(ctx context.Context, jumps []string, path []*settings, h Host) (*Target, error) {
 	var last *Target
 	for i, text := range jumps {
-		s, err := r.find(ctx, text, m.JumpUser)
+		s, err := r.find(ctx, text, h.JumpUser)
 		if err != nil {
 			return nil, fmt.Errorf("jump host: %w", err)
 		}
@@ -172,7 +172,7 @@ func (r *Resolver) chain(ctx context.Context, jumps []string, path []*settings, 
 			return nil, fmt.Errorf("more than %d jump hosts on the way: %s", maxHops, strings.Join(names(longer), " -> "))
 		}
 		if i == 0 {
-			if last, err = r.chain(ctx, s.proxyJump, longer, Machine{}); err != nil {
+			if last, err = r.chain(ctx, s.proxyJump, longer, Host{}); err != nil {
 				return nil, err
 			}
 		}
@@ -180,7 +180,7 @@ func (r *Resolver) chain(ctx context.Context, jumps []string, path []*settings, 
 		if last != nil {
 			id += " via " + last.Name
 		}
-		if last, err = r.target(ctx, id, s, last, Machine{Auth: m.JumpAuth}); err != nil {
+		if last, err = r.target(ctx, id, s, last, Host{Auth: h.JumpAuth}); err != nil {
 			return nil, OfFlag("jump host "+s.name, err)
 		}
 		path = longer
@@ -207,7 +207,7 @@ func loopError(names []string) error {
 }
 
 // target adds the login and the verification of the host key to the settings.
-func (r *Resolver) target(ctx context.Context, id string, s *settings, jump *Target, m Machine) (*Target, error) {
+func (r *Resolver) target(ctx context.Context, id string, s *settings, jump *Target, h Host) (*Target, error) {
 	t := &Target{
 		Name: id, Addr: s.addr(), Jump: jump,
 		SSH: mux.Config{
@@ -216,16 +216,16 @@ func (r *Resolver) target(ctx context.Context, id string, s *settings, jump *Tar
 		},
 	}
 	var err error
-	if len(m.Auth) > 0 {
-		t.SSH.Auth, err = withCertificates(m.Auth, s.certificates)
+	if len(h.Auth) > 0 {
+		t.SSH.Auth, err = withCertificates(h.Auth, s.certificates)
 	} else {
 		err = r.setAuth(ctx, s, &t.SSH)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if m.HostKeys != nil {
-		t.SSH.HostKeys = *m.HostKeys
+	if h.HostKeys != nil {
+		t.SSH.HostKeys = *h.HostKeys
 		return t, nil
 	}
 	if t.SSH.HostKeys, err = r.hostKeys(id, s); err != nil {

@@ -66,11 +66,11 @@ func TestJumpHostsOfSSHConfig(t *testing.T) {
 			"list": "list <- ci@other:22 via ci@b2:22 via ci@b1:22 <- ci@b2:22 via ci@b1:22 <- ci@b1:22",
 			"b1":   "b1",
 		} {
-			target, err := resolver(t, ResolverConfig{SSHConfig: file}).Target(t.Context(), Machine{Place: text})
+			target, err := resolver(t, ResolverConfig{SSHConfig: file}).Target(t.Context(), Host{Place: text})
 			require.NoError(t, err)
 			require.Equal(t, want, way(target))
 		}
-		target, err := resolver(t, ResolverConfig{SSHConfig: file}).Target(t.Context(), Machine{ID: "i-1", Place: "vm"})
+		target, err := resolver(t, ResolverConfig{SSHConfig: file}).Target(t.Context(), Host{ID: "i-1", Place: "vm"})
 		require.NoError(t, err)
 		require.Equal(t, "i-1 <- ci@b2:22 via ci@b1:22 <- ci@b1:22", way(target))
 		require.Equal(t, "i-1", target.SSH.MachineID)
@@ -80,7 +80,7 @@ func TestJumpHostsOfSSHConfig(t *testing.T) {
 func TestURLDoesNotUseSSHConfig(t *testing.T) {
 	h := home(t, jumps)
 	key(t, filepath.Join(h, ".ssh", "id_ed25519"), "")
-	target, err := resolver(t, ResolverConfig{}).Target(t.Context(), Machine{Place: "ssh://vm"})
+	target, err := resolver(t, ResolverConfig{}).Target(t.Context(), Host{Place: "ssh://vm"})
 	require.NoError(t, err)
 	require.Equal(t, "vm:22", way(target))
 }
@@ -96,7 +96,7 @@ func TestJumpFlagGoesBeforeSSHConfig(t *testing.T) {
 		{"a,b", "b", "b <- ci@a:22"}, // the jump hosts may be VMs themselves
 		{"a,b", "a", "a"},
 	} {
-		target, err := resolver(t, ResolverConfig{Jump: c.flag}).Target(t.Context(), Machine{Place: c.text})
+		target, err := resolver(t, ResolverConfig{Jump: c.flag}).Target(t.Context(), Host{Place: c.text})
 		require.NoError(t, err)
 		require.Equal(t, c.want, way(target))
 	}
@@ -107,7 +107,7 @@ func TestJumpHostsAreNamedByTheWayThere(t *testing.T) {
 	h := home(t, jumps)
 	key(t, filepath.Join(h, ".ssh", "id"), "")
 	name := func(jump string) string {
-		target, err := resolver(t, ResolverConfig{Jump: jump}).Target(t.Context(), Machine{Place: "vm"})
+		target, err := resolver(t, ResolverConfig{Jump: jump}).Target(t.Context(), Host{Place: "vm"})
 		require.NoError(t, err)
 		return target.Jump.Name
 	}
@@ -125,7 +125,7 @@ func TestSettingsOfAMachineGoFirst(t *testing.T) {
 	own, err := r.KeyFile(t.Context(), filepath.Join(h, "own"))
 	require.NoError(t, err)
 	pinned := login.PinnedHostKeys(public)
-	m := Machine{Place: "vm", User: "me", Auth: []login.Auth{own}, HostKeys: &pinned}
+	m := Host{Place: "vm", User: "me", Auth: []login.Auth{own}, HostKeys: &pinned}
 	target, err := r.Target(t.Context(), m)
 	require.NoError(t, err)
 	require.Equal(t, "vm <- ci@a:22", way(target))
@@ -155,14 +155,14 @@ func TestLoopsOfJumpHostsAreFound(t *testing.T) {
 			"self": "form a loop: self -> self (set ProxyJump none",
 			"x":    "form a loop: x -> y -> z -> x",
 		} {
-			_, err := resolver(t, ResolverConfig{SSHConfig: file}).Target(t.Context(), Machine{Place: text})
+			_, err := resolver(t, ResolverConfig{SSHConfig: file}).Target(t.Context(), Host{Place: text})
 			require.ErrorContains(t, err, want)
 		}
 		r := resolver(t, ResolverConfig{SSHConfig: file, Jump: "a,b,c,d,e,f,g,h,i"})
-		_, err := r.Target(t.Context(), Machine{Place: "vm"})
+		_, err := r.Target(t.Context(), Host{Place: "vm"})
 		require.ErrorContains(t, err, "more than 8")
 		r = resolver(t, ResolverConfig{SSHConfig: file, Jump: "http://a"})
-		_, err = r.Target(t.Context(), Machine{Place: "vm"})
+		_, err = r.Target(t.Context(), Host{Place: "vm"})
 		require.ErrorContains(t, err, "--jump: ")
 	})
 }
@@ -204,7 +204,7 @@ func TestIdentitiesThatSSHConfigNames(t *testing.T) {
 	} {
 		put(t, filepath.Join(dir, "config"), c.config+"\n")
 		t.Setenv("SSH_AUTH_SOCK", c.agent)
-		target, err := resolver(t, ResolverConfig{}).Target(t.Context(), Machine{Place: "vm"})
+		target, err := resolver(t, ResolverConfig{}).Target(t.Context(), Host{Place: "vm"})
 		if c.err != "" {
 			require.ErrorContains(t, err, c.err, c.config)
 			continue
@@ -215,12 +215,12 @@ func TestIdentitiesThatSSHConfigNames(t *testing.T) {
 	t.Setenv("SSH_AUTH_SOCK", socket)
 	key(t, filepath.Join(dir, "id_ed25519"), "")
 	put(t, filepath.Join(dir, "config"), "IdentitiesOnly yes\n")
-	target, err := resolver(t, ResolverConfig{}).Target(t.Context(), Machine{Place: "vm"})
+	target, err := resolver(t, ResolverConfig{}).Target(t.Context(), Host{Place: "vm"})
 	require.NoError(t, err)
 	require.Equal(t, []string{"key " + filepath.Join(dir, "id_ed25519")}, waysOf(target))
 	target, err = resolver(
 		t, ResolverConfig{Identities: []string{filepath.Join(dir, "file")}},
-	).Target(t.Context(), Machine{Place: "vm"})
+	).Target(t.Context(), Host{Place: "vm"})
 	require.NoError(t, err)
 	require.Equal(t, []string{file}, waysOf(target), "only the operator's keys are tried")
 }
@@ -234,7 +234,7 @@ func TestPassphraseCommandOpensAKey(t *testing.T) {
 	command := script(t, `echo "$1" >>`+asked+`; echo "correct horse"; echo "and the rest is not it"`)
 	r := resolver(t, ResolverConfig{Identities: []string{file}, PassphraseCommand: []string{command, "%f"}})
 	for range 3 {
-		target, err := r.Target(t.Context(), Machine{Place: "ssh://ci@" + vm.Addr})
+		target, err := r.Target(t.Context(), Host{Place: "ssh://ci@" + vm.Addr})
 		require.NoError(t, err)
 		requireLogin(t, target)
 	}
@@ -249,7 +249,7 @@ func TestPassphraseCommandOpensAKey(t *testing.T) {
 		"prints too much":                       "cat /dev/zero",
 	} {
 		r := resolver(t, ResolverConfig{Identities: []string{file}, PassphraseCommand: []string{script(t, command)}})
-		_, err := r.Target(t.Context(), Machine{Place: "ssh://ci@" + vm.Addr})
+		_, err := r.Target(t.Context(), Host{Place: "ssh://ci@" + vm.Addr})
 		require.ErrorContains(t, err, want)
 		require.ErrorContains(t, err, file)
 	}
@@ -260,10 +260,10 @@ func TestPassphraseCommandOpensAKey(t *testing.T) {
 		t,
 		ResolverConfig{Identities: []string{file}, PassphraseCommand: []string{script(t, "exec tail -f /dev/null")}},
 	)
-	_, err = r.Target(t.Context(), Machine{Place: "vm"})
+	_, err = r.Target(t.Context(), Host{Place: "vm"})
 	require.ErrorContains(t, err, "it has not ended after 100ms")
 	r = resolver(t, ResolverConfig{Identities: []string{file}, PassphraseCommand: []string{"/bin/sh", "%z"}})
-	_, err = r.Target(t.Context(), Machine{Place: "vm"})
+	_, err = r.Target(t.Context(), Host{Place: "vm"})
 	require.ErrorContains(t, err, "--passphrase-command: ")
 }
 
@@ -276,7 +276,7 @@ func TestIdentityCommandRunsForEachConnection(t *testing.T) {
 	asked := filepath.Join(h, "asked")
 	command := script(t, `echo "$@" >>`+asked+`; cat `+file)
 	r := resolver(t, ResolverConfig{IdentityCommand: []string{command, "%r@%h:%p", "%n", "%k"}})
-	target, err := r.Target(t.Context(), Machine{Place: "ssh://ci@" + vm.Addr})
+	target, err := r.Target(t.Context(), Host{Place: "ssh://ci@" + vm.Addr})
 	require.NoError(t, err)
 	require.Empty(t, target.SSH.Auth)
 	requireLogin(t, target)
@@ -292,7 +292,7 @@ func TestIdentityCommandRunsForEachConnection(t *testing.T) {
 		"want the private key":                  "echo hello",
 	} {
 		r := resolver(t, ResolverConfig{IdentityCommand: []string{script(t, command)}})
-		target, err := r.Target(t.Context(), Machine{Place: "ssh://ci@" + vm.Addr})
+		target, err := r.Target(t.Context(), Host{Place: "ssh://ci@" + vm.Addr})
 		require.NoError(t, err)
 		require.ErrorContains(t, loginError(t, target), want)
 	}
@@ -327,7 +327,7 @@ func TestPolicies(t *testing.T) {
 	} {
 		target, err := resolver(
 			t, ResolverConfig{Policies: policies(t, c.policies...)},
-		).Target(t.Context(), Machine{ID: "vm-1", Place: where})
+		).Target(t.Context(), Host{ID: "vm-1", Place: where})
 		if err == nil {
 			err = loginError(t, target)
 		}
@@ -345,11 +345,11 @@ func TestPolicies(t *testing.T) {
 	put(t, filepath.Join(h, ".ssh", "known_hosts"), "garbage\n")
 	_, err = resolver(
 		t, ResolverConfig{Policies: policies(t, "known-hosts", "insecure")},
-	).Target(t.Context(), Machine{Place: where})
+	).Target(t.Context(), Host{Place: where})
 	require.ErrorContains(t, err, "known_hosts:1: ")
 	target, err := resolver(
 		t, ResolverConfig{Policies: policies(t, "known-hosts"), KnownHosts: []string{vm.KnownHosts}},
-	).Target(t.Context(), Machine{Place: where})
+	).Target(t.Context(), Host{Place: where})
 	require.NoError(t, err)
 	requireLogin(t, target)
 	put(
@@ -359,7 +359,7 @@ func TestPolicies(t *testing.T) {
 	)
 	target, err = resolver(
 		t, ResolverConfig{Policies: policies(t, "known-hosts")},
-	).Target(t.Context(), Machine{Place: "vm"})
+	).Target(t.Context(), Host{Place: "vm"})
 	require.NoError(t, err)
 	requireLogin(t, target)
 }
@@ -412,16 +412,16 @@ func TestCertificatesThatSSHConfigNames(t *testing.T) {
 	port := vm.Addr[strings.LastIndexByte(vm.Addr, ':')+1:]
 	for _, file := range []string{"mine.crt", "b-cert.pub"} {
 		path := put(t, filepath.Join(h, ".ssh", file), string(ssh.MarshalAuthorizedKey(cert)))
-		target, err := resolver(t, ResolverConfig{}).Target(t.Context(), Machine{Place: vm.User + "@127.0.0.1:" + port})
+		target, err := resolver(t, ResolverConfig{}).Target(t.Context(), Host{Place: vm.User + "@127.0.0.1:" + port})
 		require.NoError(t, err)
 		requireLogin(t, target)
 		require.NoError(t, os.Remove(path))
 	}
-	target, err := resolver(t, ResolverConfig{}).Target(t.Context(), Machine{Place: vm.User + "@127.0.0.1:" + port})
+	target, err := resolver(t, ResolverConfig{}).Target(t.Context(), Host{Place: vm.User + "@127.0.0.1:" + port})
 	require.NoError(t, err)
 	require.Error(t, loginError(t, target))
 	put(t, filepath.Join(h, ".ssh", "mine.crt"), "nonsense")
-	_, err = resolver(t, ResolverConfig{}).Target(t.Context(), Machine{Place: "vm"})
+	_, err = resolver(t, ResolverConfig{}).Target(t.Context(), Host{Place: "vm"})
 	require.ErrorContains(t, err, "CertificateFile")
 }
 
@@ -441,6 +441,6 @@ func TestCommandsEndWithTheContext(t *testing.T) {
 		t,
 		ResolverConfig{Identities: []string{file}, PassphraseCommand: []string{script(t, "exec tail -f /dev/null")}},
 	)
-	_, err := r.Target(ctx, Machine{Place: "vm"})
+	_, err := r.Target(ctx, Host{Place: "vm"})
 	require.ErrorIs(t, err, because)
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
+	"github.com/stepmux/stepmux/remote/isolate"
 	"github.com/stepmux/stepmux/remote/job"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/step/action"
@@ -18,7 +19,6 @@ import (
 	"github.com/stepmux/stepmux/remote/step/fetch"
 	"github.com/stepmux/stepmux/remote/step/mask"
 	"github.com/stepmux/stepmux/remote/step/trace"
-	"github.com/stepmux/stepmux/remote/walls"
 )
 
 // Config says where and how a job runs.
@@ -161,7 +161,7 @@ func openStore(
 		ends = append(ends, components.Close)
 		cfg.Fetcher = components
 	}
-	cfg.Dir, cfg.Init = dir, &proc.Init{Room: walls.Spec{Level: vmconfig.Off}, OrphanDir: dir}
+	cfg.Dir, cfg.Init = dir, &proc.Init{Room: isolate.Spec{Level: vmconfig.Off}, OrphanDir: dir}
 	ends = append(ends, cfg.Init.Close)
 	if store, err = job.New(cfg); err != nil {
 		return nil, nil, errors.Join(err, closeAll())

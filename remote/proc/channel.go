@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
-	"github.com/stepmux/stepmux/remote/walls"
+	"github.com/stepmux/stepmux/remote/isolate"
 )
 
 // message is a message to the init: one packet. The first one is messageRoom. If the channel ends without a
@@ -277,17 +277,17 @@ func decodeCommand(b []byte) (*Command, error) {
 }
 
 // encodeRoom returns a room and the orphan directory in the form of encodeCommand.
-func encodeRoom(room walls.Spec, orphan string) []byte {
+func encodeRoom(room isolate.Spec, orphan string) []byte {
 	head := []string{string(room.Level), room.Dir, room.Base, room.Home, room.Shell, orphan}
 	return []byte(strings.Join(append(head, room.ReadOnly...), "\x00"))
 }
 
 // decodeRoom is the inverse of encodeRoom.
-func decodeRoom(b []byte) (room walls.Spec, orphan string, err error) {
+func decodeRoom(b []byte) (room isolate.Spec, orphan string, err error) {
 	f := strings.Split(string(b), "\x00")
 	if len(f) < 6 {
 		return room, "", errMessage
 	}
-	room = walls.Spec{Level: vmconfig.Level(f[0]), Dir: f[1], Base: f[2], Home: f[3], Shell: f[4], ReadOnly: f[6:]}
+	room = isolate.Spec{Level: vmconfig.Level(f[0]), Dir: f[1], Base: f[2], Home: f[3], Shell: f[4], ReadOnly: f[6:]}
 	return room, f[5], nil
 }

@@ -11,7 +11,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/testing/racefree"
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
-	"github.com/stepmux/stepmux/remote/walls"
+	"github.com/stepmux/stepmux/remote/isolate"
 )
 
 // Symptom: an init that got no thread or no memory was "its init ended at its start".
@@ -48,11 +48,11 @@ func TestAnInitThatCannotStartSaysWhyInOneSentence(t *testing.T) {
 			initProgram = program
 			t.Cleanup(func() { initProgram = "/proc/self/exe" })
 			if c.level != vmconfig.Off {
-				if _, err := walls.Choose(t.Context()); err != nil {
+				if _, err := isolate.Choose(t.Context()); err != nil {
 					t.Skipf("part missing: isolation: %v", err)
 				}
 			}
-			in := &Init{Room: walls.Spec{Level: c.level, Dir: t.TempDir()}}
+			in := &Init{Room: isolate.Spec{Level: c.level, Dir: t.TempDir()}}
 			t.Cleanup(func() { in.Close() })
 			_, err := in.Start(t.Context(), shell("true"))
 			require.ErrorContains(t, err, "its init could not start: ")

@@ -11,7 +11,7 @@
 //	   |  <--- ready, started or failed, exited, closed -'              |
 //	   '------------- pipes: stdout, stderr <---------------------------'
 //
-// With isolation (package walls) the init is the first process of a PID namespace: if it ends, the kernel kills the
+// With isolation (package isolate) the init is the first process of a PID namespace: if it ends, the kernel kills the
 // rest. Without isolation, the processes of a killed init become children of the server, a child subreaper too, which
 // kills them.
 //

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
-	"github.com/stepmux/stepmux/remote/walls"
+	"github.com/stepmux/stepmux/remote/isolate"
 )
 
 func TestCommandSurvivesTheWay(t *testing.T) {
@@ -102,7 +102,7 @@ func TestMessagesAreReadAsTheyWereSent(t *testing.T) {
 }
 
 func TestRoomSurvivesTheWay(t *testing.T) {
-	room := walls.Spec{
+	room := isolate.Spec{
 		Level: vmconfig.Private, Dir: "/d", Base: "/b", Home: "/h", Shell: "/bin/sh", ReadOnly: []string{"/x", "/y z"},
 	}
 	got, orphan, err := decodeRoom(encodeRoom(room, "/o"))

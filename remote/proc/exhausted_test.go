@@ -10,14 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
-	"github.com/stepmux/stepmux/remote/walls"
+	"github.com/stepmux/stepmux/remote/isolate"
 )
 
 // fewNamespacesVar marks a test's process in a user namespace of its own, where it can set limits.
 const fewNamespacesVar = "STEPMUX_TEST_FEW_NAMESPACES"
 
-// Symptom: a build behind walls could use up the namespaces of the machine, and the next build had no walls.
-func TestAutoKeepsTheWallsOnAMachineThatHasRunOutOfNamespaces(t *testing.T) {
+// Symptom: an isolated build could use up the namespaces of the machine, and the next build had no isolation.
+func TestAutoKeepsTheIsolationOnAMachineThatHasRunOutOfNamespaces(t *testing.T) {
 	if os.Getenv(fewNamespacesVar) == "" {
 		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
 		cmd.Env = append(os.Environ(), fewNamespacesVar+"=1")
@@ -38,7 +38,7 @@ func TestAutoKeepsTheWallsOnAMachineThatHasRunOutOfNamespaces(t *testing.T) {
 		require.NoError(t, os.WriteFile("/proc/sys/user/max_pid_namespaces", []byte(n), 0))
 	}
 	newInit := func(level vmconfig.Level) *Init {
-		in := &Init{Room: walls.Spec{Level: level, Dir: t.TempDir()}}
+		in := &Init{Room: isolate.Spec{Level: level, Dir: t.TempDir()}}
 		t.Cleanup(func() { in.Close() })
 		in.Prepare()
 		return in

@@ -12,7 +12,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
-	"github.com/stepmux/stepmux/remote/walls"
+	"github.com/stepmux/stepmux/remote/isolate"
 )
 
 // startSlots bounds how many commands start at a time. A start only takes processor time: more of them at once would
@@ -26,7 +26,7 @@ type Init struct {
 	// Room says how far the commands are isolated from the rest of the machine. Level Auto is the best level that is
 	// available; any other level that is not available makes Start fail. Auto without a Dir is Off. The paths may have
 	// symbolic links.
-	Room walls.Spec
+	Room isolate.Spec
 	// OrphanDir is a directory that must not outlive this process. It must exist and belong to our user. If this
 	// process dies without a Close, the init removes the directory with everything in it, unless another process has
 	// locked it with flock(2) or has put another one in its place. The init first renames it to a name that begins with
@@ -216,7 +216,7 @@ func (in *Init) Close() error {
 
 // Start starts c by an Init of its own, which ends with the Process.
 func Start(ctx context.Context, c Command) (*Process, error) {
-	in := &Init{Room: walls.Spec{Level: vmconfig.Off}}
+	in := &Init{Room: isolate.Spec{Level: vmconfig.Off}}
 	p, err := in.Start(ctx, c)
 	if err != nil {
 		_ = in.Close() // the caller needs err
@@ -227,7 +227,7 @@ func Start(ctx context.Context, c Command) (*Process, error) {
 }
 
 // resolve returns the room with its symbolic links resolved. Paths that do not exist stay as they are.
-func resolve(room walls.Spec) walls.Spec {
+func resolve(room isolate.Spec) isolate.Spec {
 	real := func(path string) string {
 		if to, err := filepath.EvalSymlinks(path); err == nil && path != "" {
 			return to

@@ -19,7 +19,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/pages"
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
-	"github.com/stepmux/stepmux/remote/walls"
+	"github.com/stepmux/stepmux/remote/isolate"
 )
 
 const (
@@ -55,7 +55,7 @@ func init() {
 type keeper struct {
 	*reaper
 	control *os.File
-	room    *walls.Room
+	room    *isolate.Room
 	orphan  *os.File // the directory to remove; nil if there is none
 	// isolated says that this process is the first one of a PID namespace, in which all other processes are the
 	// build's.
@@ -78,7 +78,7 @@ func runInit() int {
 	}
 	// Of a program that its user cannot read, the kernel gives the files in /proc to root. The server must map our user
 	// by one of them. setUp hides this process again; until then it knows no secret.
-	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 1, 0, 0, 0) // if it fails, so does walls.MapUser
+	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 1, 0, 0, 0) // if it fails, so does isolate.MapUser
 	control := os.NewFile(controlFD, "control")
 	// Commands die with the thread that started them, and inherit its capabilities. So everything here runs on the
 	// first thread, which belongs to the init function alone.
@@ -124,7 +124,7 @@ func (k *keeper) setUp(text []byte) *failure {
 	if k.orphan, failed = openOrphan(orphan); failed != nil {
 		return failed
 	}
-	if k.room, err = walls.Enter(room); err != nil {
+	if k.room, err = isolate.Enter(room); err != nil {
 		return fail(stageRoom, err)
 	}
 	if err = k.room.Guard(); err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
-	"github.com/stepmux/stepmux/remote/walls"
+	"github.com/stepmux/stepmux/remote/isolate"
 )
 
 // link is the server's end of an init. It has a goroutine, which ends with the init, and one that waits for the init's
@@ -64,7 +64,7 @@ var errUnkillable = errors.New("processes could not be killed")
 
 // launcher starts an init.
 type launcher struct {
-	room   walls.Spec
+	room   isolate.Spec
 	orphan string
 	keep   *os.File // may be nil
 	group  group    // may be nil
@@ -73,7 +73,7 @@ type launcher struct {
 }
 
 // launch starts the init. With level Auto the init is not isolated if the machine offers no isolation. If anything else
-// fails, there is no init: another build may have caused that, to take the walls from this one.
+// fails, there is no init: another build may have caused that, to take the isolation from this one.
 func (s *launcher) launch() (*link, error) {
 	defer func() {
 		if s.forked != nil { // its namespaces were not enough
@@ -88,9 +88,9 @@ func (s *launcher) launch() (*link, error) {
 	if s.room.Level != vmconfig.Auto {
 		return s.launchAt()
 	}
-	if s.room.Level, s.off = walls.Choose(context.Background()); s.off == nil { // has a timeout of its own
+	if s.room.Level, s.off = isolate.Choose(context.Background()); s.off == nil { // has a timeout of its own
 		l, err := s.launchAt()
-		if err == nil || !hasRefused(err) && !walls.Closed() {
+		if err == nil || !hasRefused(err) && !isolate.Closed() {
 			return l, err
 		}
 		s.room.Level, s.off = vmconfig.Off, err
@@ -105,7 +105,7 @@ func (s *launcher) launchAt() (l *link, err error) {
 		l, s.forked = s.forked, nil
 	} else {
 		if l, err = fork(level, nil, s.keep, s.group); err == nil && level != vmconfig.Off {
-			err = walls.MapUser(l.init.Pid)
+			err = isolate.MapUser(l.init.Pid)
 		}
 	}
 	if l == nil {
@@ -151,7 +151,7 @@ func fork(level vmconfig.Level, as *syscall.Credential, keep *os.File, group gro
 	l.resume = func() { _ = l.init.Signal(unix.SIGCONT) } // an error means that it has ended
 	// An init that was stopped is continued when its server dies. It notices the death by its channel.
 	sys := &syscall.SysProcAttr{Setsid: true, Pdeathsig: unix.SIGCONT, Credential: as}
-	walls.Attributes(level, sys)
+	isolate.Attributes(level, sys)
 	if group != nil {
 		group.Attributes(sys)
 	}
@@ -203,7 +203,7 @@ func (l *link) await() error {
 // error but a process whose exit is unknown: after an error the caller may start the command again.
 func (l *link) start(ctx context.Context, c Command) (*Process, error) {
 	if c.Visible != "" && l.level != vmconfig.Off {
-		c.Visible = walls.Follow(c.Visible)
+		c.Visible = isolate.Follow(c.Visible)
 	}
 	p, err := l.register(c.Argv[0])
 	if err != nil {
@@ -234,7 +234,7 @@ func (l *link) show(dir string) error {
 	if _, ok := l.shown[dir]; ok {
 		return nil
 	}
-	real := walls.Follow(dir)
+	real := isolate.Follow(dir)
 	if real == "" {
 		return nil // no command sees it either
 	}
@@ -388,7 +388,7 @@ func unavailable(level vmconfig.Level, err error) error {
 		return err
 	}
 	err = fmt.Errorf("isolation %s is not available: %w", level, err)
-	if remedy := walls.Remedy(err); remedy != "" {
+	if remedy := isolate.Remedy(err); remedy != "" {
 		err = fmt.Errorf("%w (%s)", err, remedy)
 	}
 	return err

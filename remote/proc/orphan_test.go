@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
-	"github.com/stepmux/stepmux/remote/walls"
+	"github.com/stepmux/stepmux/remote/isolate"
 )
 
 // serverVar makes the test binary a server with one process, whose script is its value. levelVar is the level at which
@@ -38,7 +38,7 @@ func serverMain() int {
 	c.Stdout, c.Stderr = os.Stdout, os.Stderr
 	in := Init{OrphanDir: dir}
 	if level := vmconfig.Level(os.Getenv(levelVar)); level != "" {
-		in.Room = walls.Spec{Level: level, Dir: dir, Base: filepath.Dir(dir), Home: os.Getenv("HOME")}
+		in.Room = isolate.Spec{Level: level, Dir: dir, Base: filepath.Dir(dir), Home: os.Getenv("HOME")}
 	}
 	var pid int
 	for range 3 {
@@ -125,7 +125,7 @@ func allEnded(pids []int) bool {
 func TestServerThatIsKilledLeavesNothing(t *testing.T) {
 	for _, level := range []vmconfig.Level{vmconfig.Off, vmconfig.Processes, vmconfig.Private} {
 		t.Run(level.String(), func(t *testing.T) {
-			in := &Init{Room: walls.Spec{Level: level, Dir: t.TempDir()}}
+			in := &Init{Room: isolate.Spec{Level: level, Dir: t.TempDir()}}
 			in.Prepare()
 			if got, why := in.Isolation(t.Context()); got != level {
 				t.Skip("part missing: namespaces: ", why)

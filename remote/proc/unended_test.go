@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
-	"github.com/stepmux/stepmux/remote/walls"
+	"github.com/stepmux/stepmux/remote/isolate"
 )
 
 // trace attaches to a process, which then does not end before free is called.
@@ -49,7 +49,7 @@ func requireGivenUp(t *testing.T, l *link, p *Process) {
 
 // Symptom: with isolation, a process that the kernel could not end held up the end of its step runner for good.
 func TestAnInitThatDoesNotEndIsGivenUp(t *testing.T) {
-	in := &Init{Room: walls.Spec{Level: vmconfig.Processes, Dir: t.TempDir()}}
+	in := &Init{Room: isolate.Spec{Level: vmconfig.Processes, Dir: t.TempDir()}}
 	in.Prepare()
 	t.Cleanup(func() { in.Close() })
 	if level, why := in.Isolation(t.Context()); level != vmconfig.Processes {

@@ -17,11 +17,11 @@ import (
 	"github.com/stepmux/stepmux/internal/testing/remotetest"
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/cgroup"
-	"github.com/stepmux/stepmux/remote/walls"
+	"github.com/stepmux/stepmux/remote/isolate"
 )
 
 func TestUsageCountsProcessesThatTheCommandsLeftBehind(t *testing.T) {
-	in := &Init{Room: walls.Spec{Level: vmconfig.Off}}
+	in := &Init{Room: isolate.Spec{Level: vmconfig.Off}}
 	defer in.Close()
 	require.Zero(t, in.Usage())
 	// A daemon's work is not in the exit of its command, which does not wait for it.
@@ -76,7 +76,7 @@ func limitedInit(t *testing.T, level vmconfig.Level, met string) *Init {
 		return &limited{g, met}, nil
 	}
 	dir := t.TempDir()
-	in := &Init{Room: walls.Spec{Level: level, Dir: dir}, OrphanDir: dir, Limits: vmconfig.Limits{Memory: 64 << 20}}
+	in := &Init{Room: isolate.Spec{Level: level, Dir: dir}, OrphanDir: dir, Limits: vmconfig.Limits{Memory: 64 << 20}}
 	t.Cleanup(func() { in.Close() })
 	return in
 }

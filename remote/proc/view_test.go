@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
-	"github.com/stepmux/stepmux/remote/walls"
+	"github.com/stepmux/stepmux/remote/isolate"
 )
 
 // Symptom: a server is outside the isolation of its commands, and it followed links that they made to hidden files.
@@ -38,7 +38,7 @@ func TestOpenSeesTheFilesThatTheCommandsSee(t *testing.T) {
 	require.NoError(t, os.Symlink(filepath.Join(own, "file"), filepath.Join(own, "mine")))
 	require.NoError(t, unix.Mkfifo(filepath.Join(own, "fifo"), 0o600))
 
-	in := &Init{Room: walls.Spec{Level: vmconfig.Processes, Dir: own, Base: base}}
+	in := &Init{Room: isolate.Spec{Level: vmconfig.Processes, Dir: own, Base: base}}
 	t.Cleanup(func() { in.Close() })
 	if _, err := in.Isolation(t.Context()); err == nil {
 		in.Prepare()
@@ -81,7 +81,7 @@ func TestOpenSeesAShownDirectoryBeforeTheFirstCommand(t *testing.T) {
 	own, work := t.TempDir(), t.TempDir() // both in /tmp
 	file := filepath.Join(work, "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
-	in := walled(t, own)
+	in := isolated(t, own)
 	_, err := in.Open(file, os.O_RDONLY, 0)
 	require.ErrorIs(t, err, fs.ErrNotExist)
 	done := in.Show(work)
@@ -124,7 +124,7 @@ func TestOpenWithoutIsolationIsThatOfTheMachine(t *testing.T) {
 // A build whose init was killed, by lack of memory perhaps, must not go on with less isolation. Symptom: it did not go
 // on at all, because the directory of the first init was in the way.
 func TestInitThatIsReplacedKeepsItsLevel(t *testing.T) {
-	in := &Init{Room: walls.Spec{Dir: t.TempDir()}}
+	in := &Init{Room: isolate.Spec{Dir: t.TempDir()}}
 	t.Cleanup(func() { in.Close() })
 	in.Prepare()
 	l := in.init(t)
@@ -142,10 +142,10 @@ func TestInitThatIsReplacedKeepsItsLevel(t *testing.T) {
 	require.Equal(t, vmconfig.Private, level)
 }
 
-// walled returns an init at the level Processes with the directory own.
-func walled(t *testing.T, own string) *Init {
+// isolated returns an init at the level Processes with the directory own.
+func isolated(t *testing.T, own string) *Init {
 	t.Helper()
-	in := &Init{Room: walls.Spec{Level: vmconfig.Processes, Dir: own}}
+	in := &Init{Room: isolate.Spec{Level: vmconfig.Processes, Dir: own}}
 	t.Cleanup(func() { in.Close() })
 	in.Prepare()
 	if level, why := in.Isolation(t.Context()); level != vmconfig.Processes {
@@ -176,7 +176,7 @@ func TestALinkOfAJobShowsNoHiddenDirectory(t *testing.T) {
 	file, link := filepath.Join(hidden, "file"), filepath.Join(own, "work")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
 	require.NoError(t, os.Symlink(hidden, link))
-	in := walled(t, own)
+	in := isolated(t, own)
 	for _, visible := range []string{link, link + "/../" + filepath.Base(hidden), filepath.Join(link, "file")} {
 		require.Equal(t, 1, exitOf(t, in, visible, "test -e "+file), visible)
 	}
@@ -190,7 +190,7 @@ func TestADirectoryIsShownInItsOwnPlaceOnly(t *testing.T) {
 	target := filepath.Join(own, "target")
 	require.NoError(t, os.Mkdir(target, 0o700))
 	require.NoError(t, os.WriteFile(filepath.Join(late, "file"), nil, 0o600))
-	in := walled(t, own)
+	in := isolated(t, own)
 	require.Zero(t, exitOf(t, in, "", "mkdir -p "+filepath.Dir(late)+" && ln -s "+target+" "+late))
 	c := shell("true")
 	c.Visible = late
@@ -204,7 +204,7 @@ func TestADirectoryIsShownInItsOwnPlaceOnly(t *testing.T) {
 
 // Symptom: with TMPDIR=/dev/shm all builds ran without isolation, because their directories were hidden twice.
 func TestABuildsDirectoryMayBeBelowAnyHiddenOne(t *testing.T) {
-	walled(t, t.TempDir())
+	isolated(t, t.TempDir())
 	user := "/run/user/" + strconv.Itoa(os.Geteuid())
 	for _, parent := range []string{"/tmp", "/var/tmp", "/dev/shm", user} {
 		if unix.Access(parent, unix.W_OK) != nil {
@@ -217,7 +217,7 @@ func TestABuildsDirectoryMayBeBelowAnyHiddenOne(t *testing.T) {
 		for _, dir := range []string{own, other} {
 			require.NoError(t, os.Mkdir(dir, 0o700))
 		}
-		in := &Init{Room: walls.Spec{Dir: own, Base: base}}
+		in := &Init{Room: isolate.Spec{Dir: own, Base: base}}
 		defer in.Close()
 		require.Zero(t, exitOf(t, in, "", "[ -d "+own+" ] && ! [ -e "+other+" ]"), parent)
 		level, why := in.Isolation(t.Context())
@@ -229,7 +229,7 @@ func TestABuildsDirectoryMayBeBelowAnyHiddenOne(t *testing.T) {
 // Symptom: with level Auto, a build had no isolation if another one changed login files while its init looked at them.
 func TestAnotherBuildCannotTakeTheIsolationFromAuto(t *testing.T) {
 	t.Setenv("PATH", "/usr/bin:/bin")
-	walled(t, t.TempDir())
+	isolated(t, t.TempDir())
 	home := t.TempDir()
 	ended, stop := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -247,7 +247,7 @@ func TestAnotherBuildCannotTakeTheIsolationFromAuto(t *testing.T) {
 		<-ended
 	}()
 	for range 50 {
-		in := &Init{Room: walls.Spec{Dir: t.TempDir(), Home: home}}
+		in := &Init{Room: isolate.Spec{Dir: t.TempDir(), Home: home}}
 		in.Prepare()
 		level, why := in.Isolation(t.Context())
 		require.NoError(t, in.Close())

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Level says how far the processes of a build are isolated. Package remote/walls does it.
+// Level says how far the processes of a build are isolated. Package remote/isolate does it.
 type Level string
 
 const (

@@ -10,9 +10,9 @@ import (
 	"github.com/stepmux/stepmux/internal/testing/neighbourcases"
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
+	"github.com/stepmux/stepmux/remote/isolate"
 	"github.com/stepmux/stepmux/remote/job"
 	"github.com/stepmux/stepmux/remote/proc"
-	"github.com/stepmux/stepmux/remote/walls"
 )
 
 // TestNeighboursCasesHoldForGitLabsManager runs the cases over the service that GitLab Runner's manager calls.
@@ -37,7 +37,7 @@ func TestNeighboursCasesHoldWithIsolation(t *testing.T) {
 // isolated gives the jobs an init with isolation.
 func isolated(t *testing.T) func(*job.Config) {
 	return func(cfg *job.Config) {
-		init := &proc.Init{Room: walls.Spec{Level: vmconfig.Processes, Dir: cfg.Dir}}
+		init := &proc.Init{Room: isolate.Spec{Level: vmconfig.Processes, Dir: cfg.Dir}}
 		t.Cleanup(func() { require.NoError(t, init.Close()) })
 		init.Prepare()
 		if level, why := init.Isolation(t.Context()); level != vmconfig.Processes {

@@ -41,8 +41,8 @@ func neighbour(t *testing.T) (dir string, content func() map[string]string) {
 	}
 }
 
-// A step put links in the place of its directories and files. The runner is outside the walls that hold the step, and
-// read, wrote and removed files where the links led.
+// A step put links in the place of its directories and files. The runner is outside the isolation that holds the step,
+// and read, wrote and removed files where the links led.
 func TestRunnerFollowsNoLinkOutOfTheDirectoryOfTheJob(t *testing.T) {
 	for name, script := range map[string]string{
 		"directory of the job":     `mv "$job" "$job.moved"; ln -s "$TO" "$job"`,
@@ -85,8 +85,8 @@ func TestRunnerMakesItsDirectoriesInTheDirectoryOfTheJob(t *testing.T) {
 	}
 }
 
-// The runner itself started docker to remove a container: a program of the step's choice, outside the walls.
-func TestContainerIsRemovedFromWithinTheWalls(t *testing.T) {
+// The runner itself started docker to remove a container: a program of the step's choice, outside the isolation.
+func TestContainerIsRemovedFromWithinTheIsolation(t *testing.T) {
 	id := strings.Repeat("0f", 32)
 	for name, test := range map[string]struct {
 		write   string

@@ -38,8 +38,8 @@ type Fetcher struct {
 	// Open opens a local archive by its absolute path as the job sees it. If nil, the program opens it, as its user
 	// does.
 	Open func(path string, flag int, perm fs.FileMode) (*os.File, error)
-	// Walled says that jobs are isolated. See [Request].
-	Walled bool
+	// Isolated says that jobs are isolated. See [Request].
+	Isolated bool
 }
 
 // Fetch returns the step that ref names. It blocks until the step is in the cache, or ctx ends; then the error is its
@@ -67,7 +67,7 @@ func (f *Fetcher) fetch(ctx context.Context, ref *pb.Reference, with Credentials
 		defer archive.Close()
 	}
 	request, err := json.Marshal(Request{
-		Reference: text, Credentials: with, Dir: f.Dir, Mirrors: f.Mirrors, Open: archive != nil, Walled: f.Walled,
+		Reference: text, Credentials: with, Dir: f.Dir, Mirrors: f.Mirrors, Open: archive != nil, Isolated: f.Isolated,
 	})
 	if err != nil {
 		return nil, err

@@ -14,8 +14,9 @@ type Request struct {
 	Mirrors map[string]string `json:"mirrors,omitempty"`
 	// Open says that the program has the local archive of Reference as its file [ArchiveFile].
 	Open bool `json:"open,omitempty"`
-	// Walled says that jobs are isolated, so the program may start no other program that they can have put into PATH.
-	Walled bool `json:"walled,omitempty"`
+	// Isolated says that jobs are isolated, so the program may start no other program that they can have put into PATH.
+	// Its name in JSON is older: a Fetcher and its program can be of different versions while a VM is upgraded.
+	Isolated bool `json:"walled,omitempty"`
 }
 
 // ArchiveFile is the descriptor after the standard streams.

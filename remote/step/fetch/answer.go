@@ -37,7 +37,7 @@ func Answer(ctx context.Context, in *os.File, out io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("read the request of a step runner: %w", err)
 	}
-	if request.Walled {
+	if request.Isolated {
 		if err := os.Setenv("PATH", safePath(os.Getenv("PATH"))); err != nil {
 			return err
 		}
@@ -72,7 +72,7 @@ func Answer(ctx context.Context, in *os.File, out io.Writer) error {
 }
 
 // safePath returns the directories of path, a PATH, into which no job of this user can put a program: this process is
-// not behind the walls of jobs, and PATH often begins with ~/.local/bin. Root's jobs could change every directory.
+// outside the isolation of jobs, and PATH often begins with ~/.local/bin. Root's jobs could change every directory.
 func safePath(path string) string {
 	if os.Geteuid() == 0 {
 		return path

@@ -49,7 +49,7 @@ func (c *cache) hold(ctx context.Context, tree string) (*os.File, error) {
 }
 
 // share takes the read lock of file, a meta.json. Another process with the write lock is about to remove the component,
-// or files that steps have added to it. A job behind walls cannot take that lock, because it cannot write the file. The
+// or files that steps have added to it. An isolated job cannot take that lock, because it cannot write the file. The
 // error is filelock.ErrTaken if the component was removed.
 func share(ctx context.Context, file *os.File) error {
 	return pause.Until(ctx, func() (bool, error) {

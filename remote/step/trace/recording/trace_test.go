@@ -568,7 +568,7 @@ func TestOnlyAStepWithAnEndedScriptHasAnExitCode(t *testing.T) {
 	require.Equal(t, 0.0, got.Identity.Steps[0].Exec.ExitCode)
 }
 
-// Symptom: a job behind walls got the digest of a file that it could not open, and the first line of a script.
+// Symptom: an isolated job got the digest of a file that it could not open, and the first line of a script.
 func TestProgramThatTheJobCannotOpenHasNoDigest(t *testing.T) {
 	hidden := filepath.Join(t.TempDir(), "hidden")
 	require.NoError(t, os.WriteFile(hidden, []byte("#!/bin/sh\n"), 0o600))

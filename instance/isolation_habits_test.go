@@ -23,12 +23,12 @@ import (
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
-// walled is a script that succeeds behind walls alone.
-const walled = `grep -q __init /proc/1/cmdline`
+// needsIsolation is a script that succeeds only with isolation.
+const needsIsolation = `grep -q __init /proc/1/cmdline`
 
-// habits are things that jobs do. They go on working behind walls. Those of slow programs begin with slow.
+// habits are things that jobs do. They go on working with isolation. Those of slow programs begin with slow.
 var habits = []struct{ name, part, text string }{
-	{"own processes are there", "", walled + `
+	{"own processes are there", "", needsIsolation + `
 		sleep 60 & until grep -q sleep /proc/$!/cmdline; do sleep 0.01; done; kill $! && ps -e >/dev/null`},
 	{"temporary files", "", `f=$(mktemp); echo a >$f
 		d=$(TMPDIR=/var/tmp mktemp -d); [ -s $f ] && [ -d $d ]; [ -w /tmp ]`},
@@ -113,7 +113,7 @@ func (s *site) gitServers(t *testing.T) map[string]string {
 	}
 }
 
-func TestHabitsOfJobsWorkBehindWalls(t *testing.T) {
+func TestHabitsOfJobsWorkWithIsolation(t *testing.T) {
 	t.Parallel()
 	for _, level := range []vmconfig.Level{vmconfig.Processes, vmconfig.Private} {
 		t.Run(level.String(), func(t *testing.T) {
@@ -143,7 +143,7 @@ func TestHabitsOfJobsWorkBehindWalls(t *testing.T) {
 func TestWorkDirectoryBelowAHiddenOneIsVisible(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, vmconfig.Processes, connector.Relay)
-	job := script(walled + ` && pwd && echo text >file && ls /tmp`)
+	job := script(needsIsolation + ` && pwd && echo text >file && ls /tmp`)
 	out := &sshtest.Log{}
 	for _, hidden := range []string{"/tmp", "/var/tmp", "/dev/shm"} {
 		job.WorkDir = filepath.Join(dirIn(t, hidden), "work")
@@ -166,11 +166,12 @@ func TestHomeBelowTmpIsTheBuildsToo(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, vmconfig.Processes, connector.Relay)
 	home := dirIn(t, "/tmp")
-	out, err := s.run(t, "b1", `cd; `+walled+` && export HOME=`+home+`; ls -d `+home, nil)
+	out, err := s.run(t, "b1", `cd; `+needsIsolation+` && export HOME=`+home+`; ls -d `+home, nil)
 	require.Error(t, err, "another directory of /tmp is hidden: %s", out)
 
 	s = newSite(t, vmconfig.Processes, connector.Relay, "HOME="+home)
-	out, err = s.run(t, "b1", walled+` && [ $HOME = `+home+` ] && echo kept >~/file && ! echo evil >>~/.bashrc`, nil)
+	job := needsIsolation + ` && [ $HOME = ` + home + ` ] && echo kept >~/file && ! echo evil >>~/.bashrc`
+	out, err = s.run(t, "b1", job, nil)
 	require.NoError(t, err, "%s", out)
 	require.FileExists(t, filepath.Join(home, "file"))
 }
@@ -179,7 +180,8 @@ func TestPrivateHomeKeepsNothing(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, vmconfig.Private, connector.Relay)
 	require.NoError(t, os.WriteFile(filepath.Join(s.home, "before"), []byte("text"), 0o600))
-	out, err := s.run(t, "b1", walled+` && echo a >~/after && echo evil >>~/.bashrc && echo evil >~/.gitconfig`, nil)
+	job := needsIsolation + ` && echo a >~/after && echo evil >>~/.bashrc && echo evil >~/.gitconfig`
+	out, err := s.run(t, "b1", job, nil)
 	require.NoError(t, err, "%s", out)
 	for _, name := range []string{"after", ".bashrc", ".gitconfig"} {
 		require.NoFileExists(t, filepath.Join(s.home, name))
@@ -200,13 +202,13 @@ func TestPrivateHomeIsEmptyWithoutAnOverlay(t *testing.T) {
 	require.NoError(t, os.MkdirAll(home, 0o700))
 	require.NoError(t, os.WriteFile(filepath.Join(home, "before"), nil, 0o600))
 	s := newSite(t, vmconfig.Private, connector.Relay, "HOME="+home)
-	out, err := s.run(t, "b1", walled+` && [ $HOME = '`+home+`' ] && [ ! -e ~/before ] && echo a >~/after`, nil)
+	out, err := s.run(t, "b1", needsIsolation+` && [ $HOME = '`+home+`' ] && [ ! -e ~/before ] && echo a >~/after`, nil)
 	require.NoError(t, err, "%s", out)
 	require.NoFileExists(t, filepath.Join(home, "after"))
 }
 
-// A program that its user cannot read had no walls: the files in /proc of its inits belonged to root.
-func TestAProgramThatItsUserCannotReadHasWalls(t *testing.T) {
+// A program that its user cannot read had no isolation: the files in /proc of its inits belonged to root.
+func TestIsolationWorksWithAProgramThatItsUserCannotRead(t *testing.T) {
 	t.Parallel()
 	for _, level := range []vmconfig.Level{vmconfig.Auto, vmconfig.Processes, vmconfig.Private} {
 		t.Run(level.String(), func(t *testing.T) {
@@ -214,14 +216,14 @@ func TestAProgramThatItsUserCannotReadHasWalls(t *testing.T) {
 			s := newSite(t, level, connector.Relay)
 			require.NoError(t, os.Chmod(s.runner[0], 0o111))
 			for _, id := range []string{"b1", "b2"} {
-				out, err := s.run(t, id, walled+` && ! ls /proc/1/fd/ && ! (exec 3</proc/1/mem) && touch ~/a`, nil)
+				out, err := s.run(t, id, needsIsolation+` && ! ls /proc/1/fd/ && ! (exec 3</proc/1/mem) && touch ~/a`, nil)
 				require.NoError(t, err, "%s", out)
 			}
 		})
 	}
 }
 
-// On Fedora, PATH begins with ~/.local/bin, where a job can put a program. serve ran it as sudo, outside of the walls.
+// On Fedora, PATH begins with ~/.local/bin, where a job can put a program. serve ran it as sudo, outside the isolation.
 func TestAutoRunsNoSudoOfAJob(t *testing.T) {
 	t.Parallel()
 	bin := filepath.Join(newHome(t), "bin")
@@ -231,12 +233,12 @@ func TestAutoRunsNoSudoOfAJob(t *testing.T) {
 	out, err := s.run(t, "b1", "printf '#!/bin/sh\\nid >>"+ran+"\\n' >"+bin+"/sudo; chmod +x "+bin+"/sudo", nil)
 	require.NoError(t, err, "%s", out)
 	require.NoError(t, os.RemoveAll(filepath.Join(s.home, ".cache/stepmux/sudo"))) // the answer of b1 is a day old
-	out, err = s.run(t, "b2", walled, nil)
+	out, err = s.run(t, "b2", needsIsolation, nil)
 	require.NoError(t, err, "%s", out)
 	require.NoFileExists(t, ran)
 }
 
-// The program that fetches steps ran it outside of the walls.
+// The program that fetches steps ran it outside the isolation.
 func TestNoGitOfAJobFetchesSteps(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
@@ -265,7 +267,7 @@ func TestAJobThatClosesADirectoryOfLoginFilesOpensThemForNoBuild(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, vmconfig.Processes, connector.Relay)
 	for i, mode := range []string{"000", "500"} {
-		out, err := s.run(t, fmt.Sprintf("a%d", i), walled+` && cd && chmod `+mode+` .config .local`, nil)
+		out, err := s.run(t, fmt.Sprintf("a%d", i), needsIsolation+` && cd && chmod `+mode+` .config .local`, nil)
 		require.NoError(t, err, "%s", out)
 		out, err = s.run(t, fmt.Sprintf("b%d", i), `cd; chmod 700 .config .local; mkdir -p .config/systemd/user
 			echo evil >.config/systemd/user/evil.service; ! echo evil >.config/bash_completion`, nil)

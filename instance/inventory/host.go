@@ -12,8 +12,8 @@ import (
 	"github.com/stepmux/stepmux/mux/login"
 )
 
-// Machine is the way to an instance, as an inventory describes it.
-type Machine struct {
+// Host is an instance's host, as an inventory describes it: the machine to dial, and the way to it.
+type Host struct {
 	ID    string // its identity
 	Place string // host or host:port; the Resolver may know host by another name
 	User  string // empty if not given
@@ -28,28 +28,28 @@ type Machine struct {
 	JumpAuth []login.Auth
 }
 
-// Resolver fills in the way to machines where the inventory does not describe it. One goroutine uses it.
+// Resolver fills in the way to hosts where the inventory does not describe it. One goroutine uses it.
 type Resolver interface {
 	// KeyFile reads a private key.
 	KeyFile(ctx context.Context, file string) (login.Auth, error)
-	// Resolve returns the address of a machine, how to log in there, and the jump host, nil for a direct connection.
-	Resolve(ctx context.Context, m Machine) (addr string, cfg mux.Config, jump *instance.Instance, err error)
+	// Resolve returns the address of a host, how to log in there, and the jump host, nil for a direct connection.
+	Resolve(ctx context.Context, h Host) (addr string, cfg mux.Config, jump *instance.Instance, err error)
 }
 
 // instance converts an entry to an instance. ids are the entries that it may be reached through.
 func (r *reader) instance(e entry, ids map[string]entry) instance.Instance {
-	m := Machine{ID: e.id, Place: e.addr, User: e.user, Auth: e.auth}
+	h := Host{ID: e.id, Place: e.addr, User: e.user, Auth: e.auth}
 	if len(e.hostKeys) > 0 {
 		pinned := login.PinnedHostKeys(e.hostKeys...)
-		m.HostKeys = &pinned
+		h.HostKeys = &pinned
 	}
 	_, byID := ids[e.via]
 	switch {
 	case !e.viaSaid:
 	case byID || e.via == "":
-		m.Jump = "none"
+		h.Jump = "none"
 	default:
-		m.Jump, m.JumpUser, m.JumpAuth = e.via, r.defaults.user, r.defaults.auth
+		h.Jump, h.JumpUser, h.JumpAuth = e.via, r.defaults.user, r.defaults.auth
 	}
 	in := instance.Instance{
 		ID: e.id, Capacity: e.capacity, MaxUses: e.maxUses, Labels: e.labels, Runner: e.runner,
@@ -57,7 +57,7 @@ func (r *reader) instance(e entry, ids map[string]entry) instance.Instance {
 	}
 	resolver, err := r.resolver()
 	if err == nil {
-		in.Addr, in.SSH, in.Jump, err = resolver.Resolve(r.ctx, m)
+		in.Addr, in.SSH, in.Jump, err = resolver.Resolve(r.ctx, h)
 	}
 	if err != nil {
 		r.Failf(e.at, "the instance %s: %v", e.id, err)

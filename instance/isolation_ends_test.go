@@ -51,7 +51,7 @@ func TestHostileEndsLeaveNothing(t *testing.T) {
 	n, err := strconv.Atoi(cmp.Or(os.Getenv(hostileEndsVar), strconv.Itoa(len(hostileEnds))))
 	require.NoError(t, err, hostileEndsVar)
 	var sites []*site
-	for _, route := range wallsRoutes {
+	for _, route := range isolationRoutes {
 		s := newSite(t, vmconfig.Processes, route)
 		s.tool(t)
 		sites = append(sites, s)

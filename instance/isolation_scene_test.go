@@ -28,8 +28,8 @@ import (
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
-// wallsRoutes are the routes on which isolation is tested.
-var wallsRoutes = []connector.Route{connector.Relay, connector.Streamlocal, connector.Session}
+// isolationRoutes are the routes on which isolation is tested.
+var isolationRoutes = []connector.Route{connector.Relay, connector.Streamlocal, connector.Session}
 
 // site is a VM whose builds run at a level of isolation, with a home of its own.
 type site struct {
@@ -216,7 +216,7 @@ func terminal(t testing.TB) string {
 }
 
 // attack runs the attack as a build of its own, and returns that build's output and result.
-func (s *scene) attack(t testing.TB, a *wallsAttack) (string, error) {
+func (s *scene) attack(t testing.TB, a *isolationAttack) (string, error) {
 	t.Helper()
 	s.serial++
 	id := fmt.Sprintf("evil%d", s.serial)
@@ -273,21 +273,21 @@ func (s *scene) reset(t testing.TB) {
 	_ = s.victim.Cleanup(sshtest.Within(t))
 }
 
-func TestNoAttackSucceedsThroughWalls(t *testing.T) {
+func TestNoAttackSucceedsThroughIsolation(t *testing.T) {
 	t.Parallel()
-	for _, route := range wallsRoutes {
+	for _, route := range isolationRoutes {
 		t.Run(string(route), func(t *testing.T) {
 			t.Parallel()
 			s := newScene(t, vmconfig.Processes, route)
 			tried := 0
-			for i := range wallsAttacks {
-				a := &wallsAttacks[i]
-				if a.behind == stands {
+			for i := range isolationAttacks {
+				a := &isolationAttacks[i]
+				if a.with == stands {
 					continue
 				}
 				t.Run(a.name, func(t *testing.T) {
 					out, err := s.attack(t, a)
-					require.Equal(t, a.behind == open, a.succeeded(s, out), "output: %s, result: %v", out, err)
+					require.Equal(t, a.with == open, a.succeeded(s, out), "output: %s, result: %v", out, err)
 					tried++
 				})
 			}
@@ -297,10 +297,10 @@ func TestNoAttackSucceedsThroughWalls(t *testing.T) {
 	}
 }
 
-func TestAttacksThatSucceedWithoutWalls(t *testing.T) {
+func TestAttacksThatSucceedWithoutIsolation(t *testing.T) {
 	t.Parallel()
-	for i := range wallsAttacks {
-		a := &wallsAttacks[i]
+	for i := range isolationAttacks {
+		a := &isolationAttacks[i]
 		if a.without == stands {
 			continue
 		}
@@ -320,8 +320,8 @@ func TestEveryAttackIsInTheDocumentation(t *testing.T) {
 	page, err := os.ReadFile("../docs/security.md")
 	require.NoError(t, err)
 	table := ""
-	for _, a := range wallsAttacks {
-		table += fmt.Sprintf("| %s | %s | %s |\n", a.name, words[a.without], words[a.behind])
+	for _, a := range isolationAttacks {
+		table += fmt.Sprintf("| %s | %s | %s |\n", a.name, words[a.without], words[a.with])
 	}
 	if !strings.Contains(string(page), "|---|---|---|\n"+table+"\n") {
 		t.Errorf("the table of attacks is this one:\n%s", table)

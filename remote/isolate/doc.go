@@ -1,5 +1,5 @@
-// Package walls isolates the processes of a build from the rest of the machine, by namespaces that the kernel gives to
-// an ordinary user. It needs Linux.
+// Package isolate separates the processes of a build from the rest of the machine, by namespaces that the kernel gives
+// to an ordinary user. It needs Linux.
 //
 // A server starts one init for its build with the namespaces of [Attributes], and maps its user with [MapUser].
 // The init calls [Enter] before it runs a command. From then on its processes see only themselves, and these places are
@@ -13,4 +13,4 @@
 //   - With [Private], HOME is the build's own.
 //
 // docs/security.md says which attacks that stops, and which it does not.
-package walls
+package isolate

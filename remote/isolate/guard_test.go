@@ -1,4 +1,4 @@
-package walls_test
+package isolate_test
 
 import (
 	"path/filepath"
@@ -6,10 +6,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/remote/walls"
+	"github.com/stepmux/stepmux/remote/isolate"
 )
 
-// A build could make the files that were missing. The next login of the user then ran them, outside of all walls.
+// A build could make the files that were missing. The next login of the user then ran them, outside the isolation.
 func TestPrepareMakesWhatALoginShellStartsFrom(t *testing.T) {
 	t.Parallel()
 	for shell, files := range map[string][]string{
@@ -29,7 +29,7 @@ func TestPrepareMakesWhatALoginShellStartsFrom(t *testing.T) {
 		t.Run(filepath.Base(shell), func(t *testing.T) {
 			t.Parallel()
 			home := t.TempDir()
-			require.NoError(t, walls.Prepare(home, shell))
+			require.NoError(t, isolate.Prepare(home, shell))
 			for _, name := range files {
 				_, err := filepath.EvalSymlinks(filepath.Join(home, name))
 				require.NoError(t, err)

@@ -1,4 +1,4 @@
-package walls
+package isolate
 
 import (
 	"cmp"
@@ -52,7 +52,7 @@ var created = []struct{ shell, names string }{
 	{"fish", ".config/fish/ .local/share/fish/"}, // with vendor_conf.d/ and vendor_functions.d/
 }
 
-// spools have the jobs of cron and at, which run outside the walls. Without a user namespace, as for a build user,
+// spools have the jobs of cron and at, which run outside the isolation. Without a user namespace, as for a build user,
 // crontab and at have the rights to write there. On Alpine crontabs is a link.
 var spools = []string{
 	"/var/spool/cron", "/var/spool/cron/crontabs", "/var/spool/at", "/var/spool/atd", "/var/spool/atjobs",

@@ -12,12 +12,12 @@ import (
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
-// largePrograms need setuid programs or services of the machine. They work at off and not behind walls, with the error
-// that docs/security.md names.
+// largePrograms need setuid programs or services of the machine. They work at off. With isolation they end with the
+// error that docs/security.md names.
 var largePrograms = []struct {
-	name        string
-	parts       []string
-	off, behind string
+	name          string
+	parts         []string
+	off, isolated string
 }{
 	{
 		"rootless podman",
@@ -51,14 +51,15 @@ const (
 		`
 )
 
-func TestLargeProgramsBehindWalls(t *testing.T) {
+func TestLargeProgramsWithIsolation(t *testing.T) {
 	for _, p := range largePrograms {
 		t.Run(p.name, func(t *testing.T) {
 			for _, part := range p.parts {
 				sshtest.RequirePart(t, p.name, part)
 			}
 			for level, text := range map[vmconfig.Level]string{
-				vmconfig.Off: p.off, vmconfig.Processes: walled + "\n" + p.behind, vmconfig.Private: walled + "\n" + p.behind,
+				vmconfig.Off:       p.off,
+				vmconfig.Processes: needsIsolation + "\n" + p.isolated, vmconfig.Private: needsIsolation + "\n" + p.isolated,
 			} {
 				t.Run(level.String(), func(t *testing.T) {
 					s := newSite(t, level, connector.Relay)

@@ -17,9 +17,9 @@ const (
 	stands                // it is not tried
 )
 
-// wallsAttack is a job that harms the victim, or a file from which later builds start. Its environment has PIDS (the
-// processes of the victim), SHELL_PID, SERVE_PID, the directory BASE of the builds, and its OWN directory.
-type wallsAttack struct {
+// isolationAttack is a job that harms the victim, or a file from which later builds start. Its environment has PIDS
+// (the processes of the victim), SHELL_PID, SERVE_PID, the directory BASE of the builds, and its OWN directory.
+type isolationAttack struct {
 	name  string
 	text  string
 	steps string // instead of text
@@ -27,18 +27,18 @@ type wallsAttack struct {
 	has func(*scene) bool
 	// traced and packed ask for a trace and for artifacts.
 	traced, packed bool
-	// behind is the outcome at the level processes, without that at off.
-	behind, without outcome
+	// with is the outcome at the level processes, without that at off.
+	with, without outcome
 }
 
-func (a *wallsAttack) succeeded(s *scene, out string) bool {
+func (a *isolationAttack) succeeded(s *scene, out string) bool {
 	if a.has != nil {
 		return a.has(s)
 	}
 	return strings.Contains(out, loot)
 }
 
-var wallsAttacks = append([]wallsAttack{
+var isolationAttacks = append([]isolationAttack{
 	{name: "attach a debugger to the shell", text: `$TOOL ptrace $SHELL_PID`, without: open},
 	{name: "attach a debugger to all it can name", text: `for p in $(ls /proc | grep '^[0-9]'); do
 		[ -d /proc/$p ] && ! grep -q "$ID" /proc/$p/environ 2>/dev/null && $TOOL ptrace $p; done`, without: stands},
@@ -226,13 +226,13 @@ var wallsAttacks = append([]wallsAttack{
 
 	// No level of isolation holds these: docs/security.md says so.
 	{
-		name: "change the configuration of git", text: `echo evil >~/.gitconfig`, behind: open, without: open,
+		name: "change the configuration of git", text: `echo evil >~/.gitconfig`, with: open, without: open,
 		has: changes(".gitconfig"),
 	},
 }, loginAttacks()...)
 
 // loginAttacks are attacks on the files from which a login starts: written, replaced, and moved with their directories.
-func loginAttacks() (all []wallsAttack) {
+func loginAttacks() (all []isolationAttack) {
 	for _, name := range []string{
 		".bashrc", ".bashrc.d/evil", ".profile", ".bash_profile", ".bash_login", ".bash_logout", ".bash_completion",
 		".pam_environment", ".ssh/authorized_keys", ".ssh/rc", ".ssh/environment", ".ssh/config",
@@ -246,7 +246,7 @@ func loginAttacks() (all []wallsAttack) {
 			top, _, _ := strings.Cut(name, "/")
 			text += `; mv ~/` + top + ` ~/` + top + `.old; mkdir -p ~/` + dir + `; echo evil >~/F`
 		}
-		all = append(all, wallsAttack{
+		all = append(all, isolationAttack{
 			name: "write ~/" + name, text: strings.ReplaceAll(text, "F", name), without: open, has: changes(name),
 		})
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
-// narrowMachines are machines on which walls cannot be had, made by namespaces around the VM's end.
+// narrowMachines are machines on which isolation cannot be had, made by namespaces around the VM's end.
 var narrowMachines = []struct {
 	name   string
 	setUp  string
@@ -51,7 +51,7 @@ func TestALevelThatCannotBeHadIsAnErrorAndAutoGoesOnWithout(t *testing.T) {
 				t.Parallel()
 				s := newSite(t, level, connector.Relay)
 				s.on(t, m.setUp)
-				out, err := s.run(t, "b1", "echo ran; ! "+walled, nil)
+				out, err := s.run(t, "b1", "echo ran; ! "+needsIsolation, nil)
 				if level == vmconfig.Auto {
 					require.NoError(t, err, "%s", out)
 					require.Equal(t, "ran\n", out)
@@ -71,22 +71,22 @@ func TestALevelThatCannotBeHadIsAnErrorAndAutoGoesOnWithout(t *testing.T) {
 }
 
 // A /proc with hidepid=2 shows a user its own processes alone.
-func TestWallsAreHadWhereProcHidesProcesses(t *testing.T) {
+func TestIsolationWorksWhereProcHidesProcesses(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, vmconfig.Processes, connector.Relay)
 	s.on(t, "mount -t proc -o hidepid=2 proc /proc", "-pf", "--kill-child")
-	out, err := s.run(t, "b1", walled+" && $TOOL daemon left", map[string]string{"TOOL": s.tool(t)})
+	out, err := s.run(t, "b1", needsIsolation+" && $TOOL daemon left", map[string]string{"TOOL": s.tool(t)})
 	require.NoError(t, err, "%s", out)
 	require.NoError(t, s.p.Close())
 	s.requireClean(t)
 }
 
-// The user's manager of services, reached by a socket in /run/user/UID, starts processes outside of all walls. So does
+// The user's manager of services, reached by a socket in /run/user/UID, starts processes outside the isolation. So does
 // a session of screen, reached by one in /run/screen. Arch and openSUSE have other names for that directory.
 func TestTheUsersManagerOfServicesIsHidden(t *testing.T) {
 	t.Parallel()
 	for level, text := range map[vmconfig.Level]string{
-		vmconfig.Processes: walled + ` && d=/run/user/$(id -u) && [ -d $d ] &&
+		vmconfig.Processes: needsIsolation + ` && d=/run/user/$(id -u) && [ -d $d ] &&
 			[ -z "$(ls -A $d /run/screen /run/screens /run/uscreens | grep -v :)" ]`,
 		vmconfig.Off: `[ -s /run/user/$(id -u)/bus ] && [ "$(cat /run/*screen*/socket | grep -c text)" = 3 ]`,
 	} {
@@ -111,7 +111,7 @@ func TestASessionThatBeginsLaterBringsNoSocketsIntoABuild(t *testing.T) {
 				echo text >/run/user/$(id -u)/bus && echo >~/come && exit
 			sleep 0.1
 		done) >/dev/null 2>&1 </dev/null &`)
-	out, err := s.run(t, "b1", walled+` && echo >~/built && until [ -e ~/come ]; do sleep 0.1; done &&
+	out, err := s.run(t, "b1", needsIsolation+` && echo >~/built && until [ -e ~/come ]; do sleep 0.1; done &&
 		d=/run/user/$(id -u) && [ -d $d ] && [ -z "$(ls -A $d)" ]`, nil)
 	require.NoError(t, err, "%s", out)
 }
@@ -122,14 +122,14 @@ func TestABuildThatFindsTheLimitOfProcessesFullSaysSo(t *testing.T) {
 	s := newSite(t, vmconfig.Processes, connector.Relay)
 	s.on(t, "prlimit --pid $$ --nproc=150:150")
 	full := &sshtest.Log{}
-	job := script(walled + " && $TOOL fill 200")
+	job := script(needsIsolation + " && $TOOL fill 200")
 	job.Env = map[string]string{"TOOL": s.tool(t)}
 	ctx, cancel := context.WithCancel(sshtest.Within(t))
 	defer cancel()
 	ended := make(chan error, 1)
 	go func() { ended <- build(ctx, s.p, "b1", job, full) }()
 	full.Await(t, "full\n")
-	out, err := s.run(t, "b2", "echo has run; "+walled, nil)
+	out, err := s.run(t, "b2", "echo has run; "+needsIsolation, nil)
 	require.NotContains(t, out, "has run")
 	require.Error(t, err)
 	require.Regexp(t, `resource temporarily unavailable|max user processes \(ulimit -u\)`, err.Error())
@@ -138,14 +138,14 @@ func TestABuildThatFindsTheLimitOfProcessesFullSaysSo(t *testing.T) {
 	require.Equal(t, instance.RunnerSystemFailure, failed.Reason)
 	cancel()
 	<-ended
-	out, err = s.run(t, "b3", walled, nil)
+	out, err = s.run(t, "b3", needsIsolation, nil)
 	require.NoError(t, err, "%s", out)
 	require.NoError(t, s.p.Close())
 	s.requireClean(t)
 }
 
-// File capabilities and setuid have no effect behind walls, so ping needs the sockets that a machine gives to groups.
-func TestPingWorksBehindWallsWhereItsGroupMay(t *testing.T) {
+// File capabilities and setuid have no effect with isolation, so ping needs the sockets that a machine gives to groups.
+func TestPingWorksWithIsolationWhereItsGroupMay(t *testing.T) {
 	t.Parallel()
 	sshtest.RequirePart(t, "iputils-ping", "/bin/ping")
 	open := fmt.Sprintf(`echo "%d %[1]d" >/proc/sys/net/ipv4/ping_group_range`, os.Getegid())
@@ -157,7 +157,7 @@ func TestPingWorksBehindWallsWhereItsGroupMay(t *testing.T) {
 			t.Parallel()
 			s := newSite(t, vmconfig.Processes, connector.Relay)
 			s.on(t, "PATH=$PATH:/usr/sbin:/sbin ip link set lo up; "+m.setUp)
-			out, err := s.run(t, "b1", walled+" && "+m.text, nil)
+			out, err := s.run(t, "b1", needsIsolation+" && "+m.text, nil)
 			require.NoError(t, err, "%s", out)
 		})
 	}

@@ -1,4 +1,4 @@
-package walls
+package isolate
 
 import (
 	"bytes"
@@ -82,8 +82,9 @@ func level(canBecomeRoot bool) (vmconfig.Level, error) {
 // sudoOwner is the owner of sudo and of its directory. It is a variable for tests.
 var sudoOwner = 0
 
-// findSudo returns the path of sudo, empty if the machine has no sudo. It is called outside the walls, with a PATH that
-// may have directories of the user, such as ~/.local/bin. A build can put a program there, so only root's sudo counts.
+// findSudo returns the path of sudo, empty if the machine has no sudo. It is called outside the isolation, with a PATH
+// that may have directories of the user, such as ~/.local/bin. A build can put a program there, so only root's sudo
+// counts.
 func findSudo() string {
 	for _, dir := range append(filepath.SplitList(os.Getenv("PATH")), "/usr/bin", "/usr/local/bin") {
 		path := filepath.Join(dir, "sudo")
