@@ -40,7 +40,7 @@ func parsePatterns(dir, given string) (globs, bases []string, err error) {
 			base, negative = strings.TrimSpace(base[1:]), !negative
 		}
 		if base == "" {
-			return nil, nil, errors.New("hashFiles: there is no pattern after !")
+			return nil, nil, errors.New("hashFiles: ! stands before no pattern")
 		}
 		if parts := strings.Split(base, "/"); slices.Contains(parts, "..") || slices.Contains(parts[1:], ".") {
 			return nil, nil, fmt.Errorf("hashFiles: the pattern %.160q has a part . or .., which GitHub does not allow", line)
