@@ -1,6 +1,7 @@
 package instance
 
 import (
+	"container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -34,10 +35,10 @@ func (e *Executor) prepare(ctx context.Context) error {
 // take takes a slot and a lease on its instance's connection.
 func (e *Executor) take(ctx context.Context) error {
 	group := e.provider.cfg.Group
-	place := group.queue(e.build.ID, e.demand(), !e.Started().IsZero())
-	if e.build.Queued != nil {
-		e.build.Queued()
-		e.build.Queued = nil
+	var place *list.Element
+	e.keep(func() { place, e.place = e.place, nil })
+	if place == nil {
+		place = group.queue(e.build.ID, e.demand(), !e.Started().IsZero())
 	}
 	s, err := group.await(ctx, place)
 	if err != nil {

@@ -1,6 +1,7 @@
 package instance
 
 import (
+	"container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -47,7 +48,8 @@ type Executor struct {
 	awaitSince time.Time
 	unbegun    error // why the last Execute did not begin the job, if another instance may take it
 
-	mu        sync.Mutex // guards the following
+	mu        sync.Mutex    // guards the following
+	place     *list.Element // in the queue for a slot, between Queue and Prepare or Cleanup
 	slot      *slot
 	started   time.Time // when the slot was taken
 	lease     *pool.Lease[*mux.Conn]
@@ -77,6 +79,15 @@ func bind(ctx, life context.Context, closed error) (bound context.Context, finis
 			*err = closed
 		}
 		*err = classify(ctx, *err)
+	}
+}
+
+// Queue gives the build its place in the queue for a slot, where Prepare then waits: builds whose Queue or Prepare is
+// called later are behind it. Without Queue, Prepare does so. Cleanup gives the place up.
+func (e *Executor) Queue() {
+	place := e.provider.cfg.Group.queue(e.build.ID, e.demand(), false)
+	if !e.keep(func() { e.place = place }) {
+		e.provider.cfg.Group.leave(place)
 	}
 }
 
@@ -444,8 +455,12 @@ func (e *Executor) Cleanup(ctx context.Context) error {
 	e.mu.Lock()
 	e.cleaned = true
 	c, b, lease, s, running, clients := e.connector, e.box, e.lease, e.slot, e.running, e.clients
-	leaves := e.leaves
+	leaves, place := e.leaves, e.place
+	e.place = nil
 	e.mu.Unlock()
+	if place != nil {
+		e.provider.cfg.Group.leave(place)
+	}
 	if leaves && c != nil {
 		c.Leave()
 	}

@@ -282,13 +282,12 @@ func TestInstancesThatSayNothingDoNotHoldUpTheOthers(t *testing.T) {
 	defer waiting.Wait()
 	defer cancel()
 	for i := range all {
-		queued := make(chan struct{})
-		e := p.Executor(instance.Build{ID: fmt.Sprintf("b-%d", i), On: all[i].ID, Queued: func() { close(queued) }})
+		e := p.Executor(instance.Build{ID: fmt.Sprintf("b-%d", i), On: all[i].ID})
+		e.Queue()
 		waiting.Go(func() {
 			_ = e.Prepare(ctx) // it is cancelled
 			_ = e.Cleanup(ctx)
 		})
-		<-queued
 	}
 	e := p.Executor(instance.Build{ID: "b", On: "vm-1"})
 	require.NoError(t, e.Prepare(sshtest.Within(t)))

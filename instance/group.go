@@ -312,27 +312,31 @@ func (g *Group) queue(build string, of demand, again bool) (place *list.Element)
 // await waits for the slot of a place in the queue. It fails if no instance can ever have one, unless the group is
 // changed. The caller calls release or giveBack.
 func (g *Group) await(ctx context.Context, place *list.Element) (*slot, error) {
-	w := place.Value.(*waiter)
-	var got served
 	select {
-	case got = <-w.served:
+	case got := <-place.Value.(*waiter).served:
 		if got.slot == nil || ctx.Err() == nil {
 			return got.slot, got.err
 		}
-	case <-ctx.Done():
-		g.mu.Lock()
-		select {
-		case got = <-w.served: // served in the meantime
-			g.mu.Unlock()
-		default:
-			g.leaveLocked(place)
-			g.unlock()
-		}
-	}
-	if got.slot != nil {
 		got.slot.giveBack()
+	case <-ctx.Done():
+		g.leave(place)
 	}
 	return nil, fmt.Errorf("wait for a free slot on an instance: %w", ctx.Err())
+}
+
+// leave gives up a place in the queue, and its slot if it has got one.
+func (g *Group) leave(place *list.Element) {
+	g.mu.Lock()
+	select {
+	case got := <-place.Value.(*waiter).served:
+		g.mu.Unlock()
+		if got.slot != nil {
+			got.slot.giveBack()
+		}
+	default:
+		g.leaveLocked(place)
+		g.unlock()
+	}
 }
 
 // reached records that a slot's instance was reached.

@@ -362,3 +362,34 @@ func TestOneGoodJobBetweenBadOnesKeepsTheOnlyInstanceInService(t *testing.T) {
 	g.failed(s, cause, false)
 	require.Equal(t, Quarantined, g.stat().Instances[0].State)
 }
+
+func TestABuildKeepsItsPlaceInTheQueueUntilItPreparesOrIsCleanedUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := group(t, 1)
+		p, err := NewProvider(Config{Group: g})
+		require.NoError(t, err)
+		defer p.Close()
+		s := take(t, g)
+		first, second := p.Executor(Build{ID: "first"}), p.Executor(Build{ID: "second"})
+		first.Queue()
+		second.Queue()
+		got := make(chan *slot)
+		go func() {
+			s, _ := g.acquire(context.Background(), "last")
+			got <- s
+		}()
+		synctest.Wait()
+		require.Equal(t, []string{"first", "second", "last"}, g.Waiting())
+		require.NoError(t, second.Cleanup(t.Context()))
+		require.Equal(t, []string{"first", "last"}, g.Waiting())
+		s.release()
+		require.Equal(t, []string{"last"}, g.Waiting(), "the first has the slot")
+		require.NoError(t, first.Cleanup(t.Context()), "without Prepare")
+		s = <-got
+		require.NotNil(t, s)
+		first.Queue()
+		require.Empty(t, g.Waiting(), "it was cleaned up")
+		s.release()
+		require.Zero(t, p.Stat().Instances[0].Used)
+	})
+}

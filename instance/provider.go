@@ -190,9 +190,6 @@ type Build struct {
 	// any instance. The build fails if no instance matches.
 	On     string
 	Labels map[string]string
-	// Queued is called once, when the build has its place in the queue for a slot: builds whose Prepare is called
-	// later are behind it. May be nil.
-	Queued func()
 }
 
 // Executor returns the executor of b. It does no I/O. The caller always calls Cleanup at the end.

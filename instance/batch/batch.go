@@ -99,35 +99,35 @@ func Run(ctx, abort context.Context, p *instance.Provider, b Batch) []Report {
 	}
 	var wg sync.WaitGroup
 	for i, build := range b.Builds {
-		queued, inQueue := context.WithCancel(context.Background())
+		log, asked := &notedLog{Writer: io.Discard}, time.Now()
+		if build.Log != nil {
+			log.Writer = build.Log
+		}
+		e := p.Executor(instance.Build{
+			ID: build.ID, Log: log, On: build.On, Labels: build.Labels, Place: build.Place,
+			Linger: b.Linger, Timeout: b.Timeout,
+		})
+		e.Queue() // builds start in their order
 		wg.Go(func() {
-			defer inQueue() // even if the build fails before it waits
-			reports[i] = runOne(ctx, starting, abort, p, b, build, inQueue, failed)
+			reports[i] = runOne(ctx, starting, abort, b, build, e, log, asked, failed)
 			if b.OnEnd != nil {
 				b.OnEnd(reports[i])
 			}
 		})
-		<-queued.Done() // builds start in their order
 	}
 	wg.Wait()
 	return reports
 }
 
-// runOne runs a build. Once starting has ended, the build gets no slot. It calls queued when the build has its place
-// in the queue for a slot, and failed if the build fails, before it releases the slot.
+// runOne runs a build. Once starting has ended, the build gets no slot. It calls failed if the build fails, before it
+// releases the slot.
 func runOne(
-	ctx, starting, abort context.Context, p *instance.Provider, b Batch, build Build, queued, failed func(),
+	ctx, starting, abort context.Context, b Batch, build Build, e *instance.Executor, log *notedLog, asked time.Time,
+	failed func(),
 ) Report {
-	log, asked := &notedLog{Writer: io.Discard}, time.Now()
 	if build.Log != nil {
-		log.Writer = build.Log
 		defer build.Log.Close() // Write has reported its failure already
 	}
-	e := p.Executor(instance.Build{
-		ID: build.ID, Log: log, On: build.On, Labels: build.Labels, Place: build.Place,
-		Linger: b.Linger, Timeout: b.Timeout,
-		Queued: queued,
-	})
 	report := Report{Build: build.ID}
 	defer context.AfterFunc(abort, func() { _ = e.Cleanup(abort) })() // the call below returns its result
 	err := b.execute(ctx, starting, e, build, &report)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/stepmux/stepmux/connector"
@@ -29,21 +30,20 @@ type build struct {
 	where where
 	log   *state.Log
 	done  chan struct{} // closed when it has ended or is left to another manager
-	// queued is called when the build has its place in the queue for a slot, or needs no slot.
-	queued func()
 	// traceErr is why its trace is not kept, although that was asked for. It is for Manager.run's goroutine.
 	traceErr error
 
 	ctx    context.Context // its end cancels the build; it is not the manager's
 	cancel context.CancelCauseFunc
 
-	mu       sync.Mutex // guards the following
-	record   state.Record
-	executor *instance.Executor
-	msg      *state.Delivery // of the queue; nil if another manager had taken it, until it comes again
-	left     bool            // to another manager
-	taken    bool            // by another manager, as the record or the log says
-	ending   bool            // its outcome is known
+	executor atomic.Pointer[instance.Executor] // of the latest attempt
+
+	mu     sync.Mutex // guards the following; held while the record is written
+	record state.Record
+	msg    *state.Delivery // of the queue; nil if another manager had taken it, until it comes again
+	left   bool            // to another manager
+	taken  bool            // by another manager, as the record or the log says
+	ending bool            // its outcome is known
 }
 
 // kept returns the record of the build.
@@ -78,19 +78,10 @@ func (b *build) delivered() *state.Delivery {
 	return b.msg
 }
 
-// run runs a build to its end, or until it is left to another manager. placed is called when it has its slot, or ends
-// without one.
-func (m *Manager) run(b *build, placed func()) {
+// run runs a build to its end, or until it is left to another manager.
+func (m *Manager) run(b *build) {
 	defer close(b.done)
-	defer placed()
-	defer b.queued()
-	if len(b.asked.GetLabels()) > 0 {
-		if m.picky.Add(1) <= maxPicky {
-			placed() // it waits for some of the VMs: builds for others pass it
-		}
-		defer m.picky.Add(-1)
-	}
-	for m.attempt(b, placed) {
+	for m.attempt(b, b.executor.Load()) {
 	}
 	b.log.Stop()
 	b.giveBack()
@@ -105,35 +96,26 @@ func (b *build) giveBack() {
 	}
 }
 
-// attempt is run, once. It reports whether the build was lost and is to run again.
-func (m *Manager) attempt(b *build, placed func()) (again bool) {
+// executorOf returns the executor of a build's next attempt.
+func (m *Manager) executorOf(b *build) *instance.Executor {
 	linger, id := m.cfg.Linger, b.attemptID()
-	e := m.cfg.Provider.Executor(instance.Build{
+	return m.cfg.Provider.Executor(instance.Build{
 		ID: id, Log: b.log, LogState: b.log.State(), Linger: &linger, Secret: m.store.Secret(id),
-		Labels: b.asked.GetLabels(), Placed: func(string) { placed() },
-		Place: b.where.place, Timeout: b.asked.GetJob().GetTimeout().AsDuration(),
-		Queued: b.queued,
+		Labels: b.asked.GetLabels(), Place: b.where.place, Timeout: b.asked.GetJob().GetTimeout().AsDuration(),
 	})
-	b.mu.Lock()
-	b.executor = e
-	left := b.left
-	b.mu.Unlock()
-	if left { // Shutdown found no executor yet
-		_ = e.Cleanup(m.life) // it has nothing
-		return false
-	}
+}
+
+// attempt is run, once. It reports whether the build was lost and is to run again.
+func (m *Manager) attempt(b *build, e *instance.Executor) (again bool) {
 	var err error
 	known := b.log.Result()
-	if known != nil || b.kept().Phase == state.PhaseRunning {
-		b.queued()
-	}
 	if known == nil {
 		err = m.execute(b, e)
 	}
 	b.mu.Lock()
 	b.taken = b.log.IsLost() || errors.Is(err, state.ErrTaken)
 	b.left = b.left || b.taken || m.life.Err() != nil || errors.Is(err, instance.ErrElsewhere)
-	left = b.left
+	left := b.left
 	b.ending = !left
 	b.mu.Unlock()
 	if left {
@@ -194,9 +176,11 @@ func (m *Manager) again(b *build, e *instance.Executor, err error) bool {
 		})
 	})
 	m.remark(b, buildlog.State{}, fmt.Sprintf("the build is lost and runs again: %v", err))
+	e = m.executorOf(b)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.ending = false
+	b.executor.Store(e)
 	return b.record.Phase == state.PhaseWaiting && m.takes.Err() == nil
 }
 
@@ -349,11 +333,7 @@ func (m *Manager) merge(ctx context.Context, b *build, r *state.Record, edit fun
 }
 
 // waits reports whether the build has no slot.
-func (b *build) waits() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.executor == nil || b.executor.Instance() == ""
-}
+func (b *build) waits() bool { return b.executor.Load().Instance() == "" }
 
 // isLeft reports whether the build is left to another manager.
 func (b *build) isLeft() bool {

@@ -153,12 +153,8 @@ func (m *Manager) status(ctx context.Context) control.Status {
 // statusAndQueue is status, with the queue and at most so many of its builds.
 func (m *Manager) statusAndQueue(ctx context.Context, limit int) (control.Status, *pb.ListResponse, error) {
 	s := m.ownStatus()
-	allHeld := s.Held > 0 && s.Held == len(m.cfg.Group.Waiting())
 	list, err := m.list(ctx, &pb.ListRequest{Phase: pb.Build_queued}, limit)
-	s.Waiting += int(list.GetQueued())            // there are not that many
-	if s.Held = min(s.Held, s.Waiting); allHeld { // then so are those behind them in the queue
-		s.Held = s.Waiting
-	}
+	s.Waiting += int(list.GetQueued()) // there are not that many
 	others := map[string]control.VM{}
 	for _, a := range m.fleet.ask(ctx, peerQuestion{Status: true}) {
 		s.Waiting += a.Waiting
@@ -170,6 +166,14 @@ func (m *Manager) statusAndQueue(ctx context.Context, limit int) (control.Status
 		if theirs, ok := others[vm.ID]; ok && vm.State == string(instance.Elsewhere) {
 			s.Instances[i] = theirs
 		}
+	}
+	has := func(states ...instance.State) bool {
+		return slices.ContainsFunc(s.Instances, func(vm control.VM) bool {
+			return slices.Contains(states, instance.State(vm.State))
+		})
+	}
+	if s.Held = min(s.Held, s.Waiting); has(instance.Suspect, instance.Quarantined) && !has(instance.Ready) {
+		s.Held = s.Waiting // so are those of the queue
 	}
 	s.Count()
 	return s, list, err

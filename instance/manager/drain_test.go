@@ -98,7 +98,7 @@ func TestADrainWhoseTimeEndsWhileNATSIsAwayEndsLater(t *testing.T) {
 	requireStates(t, m, "ready")
 }
 
-// stepmux ps told only of those that the manager had taken from its queue ahead of their slots, at most 16.
+// stepmux ps told only of those that the manager had taken from its queue.
 func TestTheStatusCountsAllBuildsThatWait(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)

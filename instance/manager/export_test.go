@@ -174,6 +174,12 @@ func ShortenGuestTime(t *testing.T, d time.Duration) (restore func()) {
 	return restore
 }
 
+// Taken returns how many builds the manager has taken from the queue.
+func (m *Manager) Taken() int { return len(m.builds()) }
+
+// MaxHeld bounds the builds that a manager has taken from the queue and that have no slot.
+const MaxHeld = maxHeld
+
 // Waiting returns the builds that wait for a slot, in the order in which they get one.
 func (m *Manager) Waiting() []string { return m.cfg.Group.Waiting() }
 
@@ -267,7 +273,7 @@ func (m *Manager) AcceptLate(t *testing.T) (number int, begun bool) {
 	d, err := queue.Next(t.Context())
 	require.NoError(t, err)
 	d.Until = m.fleet.keptUntil(time.Now().Add(-m.cfg.Lease))
-	require.NoError(t, m.accept(d, func() {}))
+	require.NoError(t, m.accept(d))
 	return int(d.Times()), len(m.builds()) > 0
 }
 

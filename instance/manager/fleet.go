@@ -40,11 +40,6 @@ type vms interface {
 
 // requests is a fleet's answers about requests that the queue hands out.
 type requests interface {
-	// ahead is how many requests without a slot are taken from the queue.
-	ahead() int
-	// awaitRoom waits until a request may be asked for, and hasRoom reports whether one that came may be kept.
-	awaitRoom(ctx context.Context) error
-	hasRoom() bool
 	// keptUntil returns when the queue may hand a request out again that was asked for, or confirmed, at a time. It is
 	// zero if that does no harm.
 	keptUntil(from time.Time) time.Time
@@ -96,7 +91,7 @@ type alone struct{ m *Manager }
 
 func (f alone) join(ctx context.Context) error { return f.m.store.Persist(ctx, f.m.restoreDrains) }
 
-func (f alone) start(ctx context.Context) error { return f.m.resume(ctx) }
+func (f alone) start(ctx context.Context) error { return f.m.resume(ctx, maxHeld+maxStrangers) }
 
 func (alone) Leave(context.Context) {}
 
@@ -110,12 +105,6 @@ func (alone) takes(map[string]string) bool { return true }
 func (alone) OwnerOf(func(instance.Instance) bool) string { return "" }
 
 func (alone) drained() {}
-
-func (alone) ahead() int { return aheadBuilds }
-
-func (alone) awaitRoom(context.Context) error { return nil }
-
-func (alone) hasRoom() bool { return true }
 
 func (alone) keptUntil(time.Time) time.Time { return time.Time{} }
 

@@ -224,8 +224,8 @@ func damageFile(t *testing.T, dir, stream string, damage func(text []byte) []byt
 	require.NoError(t, os.WriteFile(blocks[0], damage(text), 0o600))
 }
 
-// Each build that was refused when its turn came kept one of the 16 places of builds that wait for a slot. After 16 of
-// them the manager took no build from its queue any more.
+// Builds that were refused when their turn came counted as builds that wait for a slot. After 16 of them the manager
+// took no build from its queue any more.
 func TestBuildsThatAreRefusedAtTheirTurnHoldUpNoOthers(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/stepmux/stepmux/instance/manager/archive"
@@ -13,10 +12,10 @@ import (
 )
 
 const (
-	// aheadBuilds bounds the builds that were taken from the queue and have no slot yet.
-	aheadBuilds = 16
-	// maxPicky bounds the builds with labels that do not count as those.
-	maxPicky = 500
+	// maxHeld bounds the builds that were taken from the queue and have no slot: those that wait for some of the VMs.
+	maxHeld = 500
+	// maxStrangers bounds the requests in a row among which a build is looked for that runs.
+	maxStrangers = 64
 )
 
 // Manager runs the builds of its queue. It owns a goroutine for each build that it has taken, one that takes builds,
@@ -34,7 +33,6 @@ type Manager struct {
 	takes  context.Context // ends when no more builds are taken
 	stop   context.CancelFunc
 	closed sync.Once
-	picky  atomic.Int64 // builds with labels
 
 	backlog backlog
 	leases  leases
@@ -98,10 +96,11 @@ func Open(ctx context.Context, cfg Config) (*Manager, error) {
 }
 
 // resume takes on the builds that a manager before had begun, at once, since they linger for a time only. They come
-// first in the queue. Any that it does not find are resumed when the queue hands them out.
-func (m *Manager) resume(ctx context.Context) error {
+// first in the queue, but for builds that wait for some of the VMs: it gives up after most requests in a row whose
+// builds had not begun. Any that it does not find are resumed when the queue hands them out.
+func (m *Manager) resume(ctx context.Context, most int) error {
 	seq := uint64(1)
-	for strangers := 0; strangers < 4*aheadBuilds; {
+	for strangers := 0; strangers < most; {
 		r, err := m.store.Queued(ctx, seq)
 		if err != nil || r == nil {
 			return err
@@ -132,7 +131,7 @@ func (m *Manager) resumeOne(ctx context.Context, r *state.Request) (begun bool, 
 	if !m.fleet.Has(rec.Instance) {
 		return true, nil
 	}
-	err = m.begin(ctx, r, rec, nil, func() {})
+	err = m.begin(ctx, r, rec, nil)
 	if errors.Is(err, state.ErrTaken) {
 		err = nil
 	}
@@ -147,7 +146,7 @@ func (m *Manager) find(id string) *build {
 }
 
 // launch starts the goroutine of a build. It returns false if the manager ends.
-func (m *Manager) launch(b *build, placed func()) bool {
+func (m *Manager) launch(b *build) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.takes.Err() != nil {
@@ -155,7 +154,7 @@ func (m *Manager) launch(b *build, placed func()) bool {
 	}
 	m.live[b.ID] = b
 	m.wg.Go(func() {
-		m.run(b, placed)
+		m.run(b)
 		m.mu.Lock()
 		delete(m.live, b.ID)
 		m.mu.Unlock()

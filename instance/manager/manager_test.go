@@ -339,7 +339,7 @@ func TestBuildsAreCanceledWhereverTheyAre(t *testing.T) {
 	runs := m.submit("echo begun; exec sleep 1000")
 	m.await(runs, "begun\n")
 	var waiting []string
-	for range 40 { // more than are taken ahead of their slot
+	for range 40 {
 		waiting = append(waiting, m.submit("echo never"))
 	}
 	list, err := m.List(t.Context(), &pb.ListRequest{Phase: pb.Build_queued, Limit: 5})
@@ -370,13 +370,15 @@ func TestBuildsAreCanceledWhereverTheyAre(t *testing.T) {
 // A build whose goroutine came late was overtaken by the next one of the queue.
 func TestBuildsWaitForASlotInTheOrderOfTheQueue(t *testing.T) {
 	t.Parallel()
-	m := newFleet(t).start(t)
+	f := newFleet(t)
+	f.more, f.change = f.vm, labelled
+	m := f.start(t)
 	_, err := m.Drain(t.Context(), &pb.DrainRequest{Instances: []string{"vm-1"}})
 	require.NoError(t, err)
 	for range 10 {
 		var ids []string
-		for range 16 { // as many as are taken ahead of their slot
-			ids = append(ids, m.submit("true"))
+		for range 16 {
+			ids = append(ids, m.submitLabelled("true"))
 		}
 		require.Eventually(t, func() bool { return len(m.m.Waiting()) == len(ids) }, sshtest.Bound, time.Millisecond)
 		require.Equal(t, ids, m.m.Waiting())

@@ -54,7 +54,7 @@ func TestAllPlacesShowTheSameNumbers(t *testing.T) {
 	for range 3 {
 		m.submitLabelled("true")
 	}
-	const plain = 40 // more than are taken ahead of their slot
+	const plain = 40
 	for range plain {
 		m.submit("true")
 	}

@@ -93,7 +93,7 @@ func (c *shared) resumeFound() {
 		case <-c.m.takes.Done():
 			return
 		}
-		if err := c.m.resume(c.m.takes); err != nil && c.m.takes.Err() == nil {
+		if err := c.m.resume(c.m.takes, maxStrangers); err != nil && c.m.takes.Err() == nil {
 			c.m.cfg.Logger.Warn("cannot look for builds that run", "error", err)
 			if pause.For(c.m.takes, time.Second) == nil {
 				c.look()
@@ -106,13 +106,6 @@ func (c *shared) takes(labels map[string]string) bool { return c.m.cfg.Group.Tak
 
 // drained sends builds on: another manager may have a VM for them.
 func (c *shared) drained() { c.sendOn() }
-
-// ahead is 1: a request is asked for only when there is a slot for it.
-func (*shared) ahead() int { return 1 }
-
-func (c *shared) awaitRoom(ctx context.Context) error { return c.m.cfg.Group.AwaitRoom(ctx) }
-
-func (c *shared) hasRoom() bool { return c.m.cfg.Group.HasRoom() }
 
 // keptUntil leaves the rest of the time that the queue waits to a manager that is stopped just before it sends an
 // acknowledgment.
@@ -190,9 +183,9 @@ func (m *Manager) abandon(names []string) {
 func (m *Manager) leaveTo(b *build) {
 	b.mu.Lock()
 	b.left = b.left || !b.ending
-	e, left := b.executor, b.left
+	e, left := b.executor.Load(), b.left
 	b.mu.Unlock()
-	if left && e != nil {
+	if left {
 		m.wg.Go(func() { _ = e.Leave(m.life) }) // it goes on
 	}
 }

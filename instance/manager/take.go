@@ -3,7 +3,7 @@ package manager
 import (
 	"context"
 	"errors"
-	"sync"
+	"slices"
 	"time"
 
 	"github.com/stepmux/stepmux/instance"
@@ -23,35 +23,20 @@ func (m *Manager) next(q *state.Queue) (*state.Delivery, error) {
 	return d, err
 }
 
-// take takes builds from the queue, until no more are to be taken. With other managers it takes a build only when a
-// slot is free for it.
+// take takes builds from the queue, each when a slot is free, until no more are to be taken. If no VM can ever take a
+// build, it takes them all, and they end with the reason.
 func (m *Manager) take(q *state.Queue) {
-	places := make(chan struct{}, m.fleet.ahead())
-	for {
-		select {
-		case places <- struct{}{}:
-		case <-m.takes.Done():
-			return
-		}
-		release := sync.OnceFunc(func() { <-places })
-		var d *state.Delivery
-		err := m.fleet.awaitRoom(m.takes)
-		if err == nil {
-			d, err = m.next(q)
-		}
+	for m.takes.Err() == nil {
+		refusal := m.awaitRoom()
+		d, err := m.next(q)
 		switch {
 		case err != nil:
-		case !m.fleet.hasRoom(): // the last slot has gone, as to a lease or by a drain
-			release()
-			err = d.GiveBack(0) // another manager gets it: this one asks for none before it has room
+		case refusal == nil && !m.cfg.Group.HasRoom(): // the last slot has gone, as to a lease or by a drain
+			err = d.GiveBack(0) // another manager gets it, or this one when it has room
 		default:
-			err = m.accept(d, release)
+			err = m.accept(d)
 		}
-		if err != nil {
-			release()
-			if m.takes.Err() != nil {
-				return
-			}
+		if err != nil && m.takes.Err() == nil {
 			m.cfg.Logger.Error("cannot take a build from the queue", "error", err)
 			_ = pause.For(m.takes, time.Second)
 			q.Mend(m.takes, err)
@@ -59,8 +44,26 @@ func (m *Manager) take(q *state.Queue) {
 	}
 }
 
-// accept begins a build that came from the queue. placed is called when it has a slot, or does not need one.
-func (m *Manager) accept(d *state.Delivery, placed func()) error {
+// awaitRoom waits until a slot is free that no build waits for, and not too many builds wait for some of the VMs. It
+// returns an error if no VM can ever take a build, and at the manager's end.
+func (m *Manager) awaitRoom() error {
+	for m.held() >= maxHeld && pause.For(m.takes, time.Second/10) == nil {
+	}
+	return m.cfg.Group.AwaitRoom(m.takes)
+}
+
+// held returns how many builds have no slot.
+func (m *Manager) held() (n int) {
+	for _, b := range m.builds() {
+		if b.waits() {
+			n++
+		}
+	}
+	return n
+}
+
+// accept begins a build that came from the queue.
+func (m *Manager) accept(d *state.Delivery) error {
 	r, err := d.Request()
 	if err != nil {
 		return err
@@ -69,7 +72,6 @@ func (m *Manager) accept(d *state.Delivery, placed func()) error {
 	defer m.begins.Unlock()
 	r.Fresh = m.fleet.isFresh(r, d.Times())
 	if b := m.find(r.ID); b != nil { // it was resumed, or came again
-		placed()
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		if b.left {
@@ -79,7 +81,6 @@ func (m *Manager) accept(d *state.Delivery, placed func()) error {
 		return nil
 	}
 	if d.IsLate() { // it came while the manager was stopped
-		placed()
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(m.life, acceptTimeout)
@@ -91,7 +92,6 @@ func (m *Manager) accept(d *state.Delivery, placed func()) error {
 			return err
 		}
 		if over {
-			placed()
 			return d.Ack()
 		}
 	}
@@ -104,16 +104,13 @@ func (m *Manager) accept(d *state.Delivery, placed func()) error {
 		if err == nil {
 			err = d.Ack()
 		}
-		placed()
 		return err
 	}
 	if rec != nil && rec.Phase == state.PhaseRunning && !m.fleet.Has(rec.Instance) {
-		placed()
 		return m.pass(d)
 	}
-	err = m.begin(ctx, r, rec, d, placed)
+	err = m.begin(ctx, r, rec, d)
 	if errors.Is(err, state.ErrTaken) {
-		placed()
 		return m.pass(d)
 	}
 	return err
@@ -126,15 +123,12 @@ func (m *Manager) pass(d *state.Delivery) error {
 }
 
 // begin begins or resumes a build.
-func (m *Manager) begin(
-	ctx context.Context, r *state.Request, rec *state.Record, d *state.Delivery, placed func(),
-) error {
+func (m *Manager) begin(ctx context.Context, r *state.Request, rec *state.Record, d *state.Delivery) error {
 	log := m.store.NewLog(m.life, r.ID) //nolint:contextcheck // its life is the manager's
 	begun := false
 	defer func() {
 		if !begun {
 			log.Stop()
-			placed()
 		}
 	}()
 	if err := m.fleet.takeOver(ctx, r, rec, log); err != nil {
@@ -166,23 +160,26 @@ func (m *Manager) begin(
 	if rec == nil {
 		rec = state.NewRecord(r, asked)
 	}
-	queued := make(chan struct{})
 	b := &build{
 		Request: *r, asked: asked, where: where, log: log, done: make(chan struct{}), record: *rec, msg: d,
-		queued: sync.OnceFunc(func() { close(queued) }),
 	}
+	e := m.executorOf(b)
+	b.executor.Store(e)
 	b.ctx, b.cancel = context.WithCancelCause(context.WithoutCancel(m.life))
 	if rec.Canceled {
 		b.cancel(errCanceled)
 	}
-	if !m.launch(b, placed) { //nolint:contextcheck // its life is the manager's
+	if rec.Phase != state.PhaseRunning {
+		e.Queue() // builds get their slots in the order of the queue
+	}
+	if !m.launch(b) { //nolint:contextcheck // its life is the manager's
+		_ = e.Leave(m.life)           //nolint:contextcheck // it has nothing but its place there
 		return context.Cause(m.takes) //nolint:contextcheck // the manager's end, not ctx's
 	}
 	begun = true
-	if b.kept().Phase != state.PhaseRunning && !m.fleet.takes(asked.GetLabels()) {
+	if !m.fleet.takes(asked.GetLabels()) && slices.Contains(m.cfg.Group.Waiting(), b.attemptID()) {
 		m.leaveTo(b) // this manager has just given its VM up
 	}
-	<-queued // builds get their slots in the order of the queue
 	return nil
 }
 
