@@ -99,12 +99,8 @@ func (d *draft) shellScript() word {
 	return word{}
 }
 
-var (
-	// continued matches the end of a line of shell whose command goes on in the next line.
-	continued = lazyregexp.New(`(\\|\||&&)[ \t]*\n`)
-	// endsEarly matches the command that makes a shell end with the first command that fails.
-	endsEarly = lazyregexp.New(`(?m)^\s*set\s(.*\s)?(-[A-Za-z]*e[A-Za-z]*|errexit)(\s|;|$)`)
-)
+// continued matches the end of a line of shell whose command goes on in the next line.
+var continued = lazyregexp.New(`(\\|\||&&)[ \t]*\n`)
 
 // goesOn reports whether a script has several commands on lines of their own, and continues after one that fails.
 func goesOn(script string) bool {
@@ -114,5 +110,5 @@ func goesOn(script string) bool {
 			commands++
 		}
 	}
-	return commands > 1 && !endsEarly().MatchString(script)
+	return commands > 1 && !endsEarly(script)
 }
