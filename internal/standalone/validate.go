@@ -82,6 +82,9 @@ func ValidateScript(name, text string) Verdict {
 	return v
 }
 
+// Interpreter returns the name of the program that the first line of a script names, or "".
+func Interpreter(script []byte) string { return lang.Interpreter(string(script)) }
+
 // Unreadable returns the verdict on a file that could not be read.
 func Unreadable(name string, err error) Verdict {
 	return Verdict{File: name, Errors: []Problem{problemOf(err)}}

@@ -16,7 +16,7 @@ func otherFile(t *Source) error {
 	job := func(n *yaml.Node) bool { return member(n, "script") != nil || member(n, "trigger") != nil }
 	isList := root.Kind == yaml.SequenceNode || root.Kind == yaml.MappingNode
 	switch {
-	case strings.HasPrefix(t.Data, "#!") && !isList:
+	case strings.HasPrefix(withoutBOM(t.Data), "#!") && !isList:
 		return t.ErrorAt(1, 1, `it is a script, not steps; write "run:", "- script: |" and the script, indented`)
 	case root.Kind != yaml.MappingNode || member(root, "run") != nil || member(root, "exec") != nil:
 		return nil

@@ -78,6 +78,39 @@ func TestAScriptIsVettedAsTheShellRunsIt(t *testing.T) {
 	}
 }
 
+// Symptom: scripts of zsh and ksh ran in bash without a word, and a program in a directory named sh counted as a shell.
+func TestAScriptForAnotherProgramIsTold(t *testing.T) {
+	for line, program := range map[string]string{
+		"#!/bin/sh": "sh", "#! /usr/local/bin/bash -eu": "bash", "#!/usr/bin/env bash": "bash", "#!/bin/bash.real": "bash.real",
+		"#!/usr/bin/env -S bash -e": "bash", "#!/usr/bin/env -S -i A=1 dash": "dash", "\ufeff#!/bin/ash": "ash", "echo": "",
+		"#!": "", " #!/bin/zsh": "", "#!/bin/static-sh": "static-sh",
+	} {
+		require.Equal(t, program, Interpreter(line+"\n"), line)
+		require.Empty(t, scriptWarnings(line+"\n"), line)
+	}
+	for line, program := range map[string]string{
+		"#!/bin/zsh": "zsh", "#!/usr/bin/env ksh": "ksh", "#!/opt/sh/python3": "python3", "#!/usr/bin/fish -e": "fish",
+	} {
+		warnings, err := VetScript("f", line+"\nset -e\n:\n")
+		require.NoError(t, err)
+		require.Len(t, warnings, 1, line)
+		require.Contains(t, warnings[0].Error(), fmt.Sprintf("f:1:1: the first line names %q, but bash runs", program))
+	}
+}
+
+// Symptom: the advice about a script with a byte order mark was to begin it with set -e, which it did.
+func TestAByteOrderMarkIsNoPartOfAScript(t *testing.T) {
+	const text = "\ufeffset -e\nfalse\n"
+	warnings, err := VetScript("f", text)
+	require.NoError(t, err)
+	require.Empty(t, warnings)
+	def, err := Script("f", text)
+	require.NoError(t, err)
+	require.Equal(t, text[3:], def.Steps[0].Inputs[inputScript].GetStringValue())
+	_, err = ParseCalled("f", []byte("\ufeff#!/bin/sh\nmake\n"))
+	require.ErrorContains(t, err, "it is a script, not steps")
+}
+
 // It must end for every text, in a time that grows with the text.
 func TestVettingEndsForEveryText(t *testing.T) {
 	for _, part := range []string{"'", "\"", "`", "$(", "${", "(", "f() {", "<<E\n", "\\", "a\n", "set +e\n", "function ", "\"$("} {
