@@ -308,9 +308,7 @@ func (r *jobReader) pipeline(src standalone.Source) (jobs []runJob, err error) {
 
 // warn shows warnings about scripts, each once. With --strict-scripts they are errors.
 func (r *jobReader) warn(warnings []standalone.Problem) error {
-	for _, w := range warnings {
-		r.tell([]string{"warning: " + w.String()})
-	}
+	r.tell(standalone.WarningsToTell(warnings))
 	return r.checkScripts(warnings)
 }
 

@@ -32,9 +32,9 @@ type Job struct {
 	Container []byte
 	// inProject are the variables whose values contain a path of the project, which is not known before the job runs.
 	inProject []Variable
-	// Notices are lines about keys that have no effect here, and about values that GitLab reads in an unexpected way.
+	// Notices are lines about keys that have no effect here.
 	Notices []string
-	// Warnings are about such values, and about steps that may not do what their author expects; see [lang.Vet].
+	// Warnings are about values that GitLab reads in an unexpected way, and about steps that may not do what their author expects; see [lang.Vet].
 	Warnings []*lang.Error
 }
 
@@ -98,12 +98,6 @@ func (f *File) compile(d *draft, s share) (*Job, error) {
 	}
 	job.Container = d.container(job)
 	job.Notices = d.allNotices()
-	for _, w := range f.tree.warnings[:min(len(f.tree.warnings), maxListed)] {
-		job.Notices = append(job.Notices, w.Error())
-	}
-	if more := len(f.tree.warnings) - maxListed; more > 0 {
-		job.Notices = append(job.Notices, fmt.Sprintf("%d more notes of this kind; validate lists all of them", more))
-	}
 	job.Warnings = append(slices.Clone(f.tree.warnings), job.Warnings...)
 	if f.tree.Err != nil {
 		return nil, f.tree.Err
