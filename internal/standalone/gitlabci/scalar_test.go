@@ -209,6 +209,54 @@ k: {script: [a], image: 1.10}
 	require.Len(t, j.Warnings, 30)
 }
 
+// Symptom: stage: 1.10 was the stage 1.1 without a word, and so in all keys but variables, images and steps.
+func TestEachKeyWhoseValueIsReadAsAnotherHasAWarning(t *testing.T) {
+	const read110, read014 = `GitLab reads 1.10 as 1.1; to keep the text, quote it: "1.10"`,
+		`GitLab reads 014 as 12; to keep the text, quote it: "014"`
+	for keys, want := range map[string]string{
+		"stage: 1.10": read110, "tags: [1.10]": read110, "cache: {key: 014}": read014, "environment: 1.10": read110,
+		"cache: {key: {prefix: 1.10, files: [a]}}": read110, "artifacts: {paths: [1.10]}": read110, "needs: []": "",
+		"artifacts: {name: 014}": read014, "environment: {name: 1.10}": read110, "resource_group: 014": read014,
+		"dependencies: [014]": read014, "rules: [{changes: [1.10]}]": read110, "only: [1.10]": read110,
+		"stage: on":          `GitLab reads on as true; to keep the text, quote it: "on"`,
+		"tags: [~]":          `GitLab reads ~ as an empty value; to keep the text, quote it: "~"`,
+		"coverage: :a":       "GitLab removes the colon at the beginning of this text; to keep it, quote the text",
+		"when: nope":         "GitLab refuses this value; the key when of a job takes on_success, on_failure, always, manual, delayed",
+		"when: on":           "GitLab refuses this value; the key when of a job takes on_success, on_failure, always, manual, delayed",
+		"interruptible: yes": "", "allow_failure: On": "", "artifacts: {untracked: yes, paths: ['1.10']}": "",
+		"retry: 2": "", "timeout: 3600": "", "when: manual": "", "stage: ~": "", "tags: ['014', \"1.10\", 1.2.3]": "",
+	} {
+		for _, text := range []string{
+			"stages: [test, '1.1', 'true']\nj: {script: [x], " + keys + "}",
+			"stages: [test, '1.1', 'true']\n.b: {" + keys + "}\nj: {extends: .b, script: [x]}",
+		} {
+			j := job(t, text, "j")
+			if want == "" {
+				require.Empty(t, j.Warnings, keys)
+				continue
+			}
+			require.Len(t, j.Warnings, 1, keys)
+			require.Equal(t, want, j.Warnings[0].Message, keys)
+		}
+	}
+	for text, want := range map[string]string{
+		"stages: [test, 014]":                                        read014,
+		"default: {tags: [014]}":                                     read014,
+		"cache: {key: 1.10}":                                         read110,
+		"workflow: {rules: [{if: $A, when: manual}]}":                "GitLab refuses when: manual in this rule; in rules of workflow",
+		"include: {local: a, rules: [{when: on_success}]}":           "GitLab refuses when: on_success in this rule; in rules of",
+		"workflow: {rules: [{if: $A, when: never}, {when: always}]}": "",
+	} {
+		j := job(t, text+"\nj: {script: [x]}", "j", project{"a": "{k: {script: [x]}}"})
+		if want == "" {
+			require.Empty(t, j.Warnings, text)
+			continue
+		}
+		require.Len(t, j.Warnings, 1, text)
+		require.Contains(t, j.Warnings[0].Message, want)
+	}
+}
+
 // Names are texts for GitLab, too: a job called on would be called true there, and is refused.
 func TestNamesMustBeTexts(t *testing.T) {
 	for text, want := range map[string]string{
