@@ -70,7 +70,9 @@ func (f *validateFlags) run(cmd *cobra.Command, files []string) error {
 		verdicts[i] = f.verdict(cmd, name)
 		valid = valid && verdicts[i].Valid
 		if f.output == "text" {
-			showProblems(out, verdicts[i])
+			if err := showProblems(out, verdicts[i]); err != nil {
+				return systemError(err)
+			}
 		}
 	}
 	if f.output == "json" {
@@ -139,12 +141,15 @@ func (f *formatFlag) readFile(name string, stdin io.Reader) (src standalone.Sour
 	return src, err
 }
 
-func showProblems(w io.Writer, v standalone.Verdict) {
+func showProblems(w io.Writer, v standalone.Verdict) error {
+	var text strings.Builder
 	for _, problem := range v.Errors {
-		fmt.Fprintln(w, termtext.Text(problem.String()))
+		fmt.Fprintln(&text, termtext.Text(problem.String()))
 	}
 	for _, warning := range v.Warnings {
 		warning.Message = "warning: " + warning.Message
-		fmt.Fprintln(w, termtext.Text(warning.String()))
+		fmt.Fprintln(&text, termtext.Text(warning.String()))
 	}
+	_, err := io.WriteString(w, text.String())
+	return err
 }
