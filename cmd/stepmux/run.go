@@ -386,6 +386,9 @@ var shells = regexp.MustCompile(`\b(sh|bash|dash|ash|ksh|zsh)\b`)
 func isScript(name string, text []byte) (bool, error) {
 	program := standalone.Interpreter(text)
 	switch {
+	case len(text) > remote.MaxSteps && (strings.HasSuffix(name, ".sh") || shells.MatchString(program)):
+		return false, fmt.Errorf("%s: the script has more than %d MiB; bring a part of it in a file of --project",
+			name, remote.MaxSteps>>20)
 	case len(text) > remote.MaxSteps:
 		return false, nil // the parser reports it
 	case program != "" && !shells.MatchString(program):

@@ -14,6 +14,7 @@ import (
 	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/internal/termtext"
+	"github.com/stepmux/stepmux/remote"
 )
 
 type validateFlags struct {
@@ -90,7 +91,11 @@ func (f *validateFlags) run(cmd *cobra.Command, files []string) error {
 func (f *validateFlags) verdict(cmd *cobra.Command, name string) standalone.Verdict {
 	src, err := f.readFile(name, cmd.InOrStdin())
 	if err == nil && src.Format == standalone.Steps {
-		if script, err := isScript(src.Name, src.Text); err == nil && script {
+		script, err := isScript(src.Name, src.Text)
+		if err != nil && len(src.Text) > remote.MaxSteps {
+			return standalone.Unreadable(name, err)
+		}
+		if err == nil && script {
 			return standalone.ValidateScript(src.Name, string(src.Text))
 		}
 		src.Text, _, err = place.FromJob(src.Name, src.Text)
