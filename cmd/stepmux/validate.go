@@ -91,11 +91,11 @@ func (f *validateFlags) run(cmd *cobra.Command, files []string) error {
 func (f *validateFlags) verdict(cmd *cobra.Command, name string) standalone.Verdict {
 	src, err := f.readFile(name, cmd.InOrStdin())
 	if err == nil && src.Format == standalone.Steps {
-		script, err := isScript(src.Name, src.Text)
-		if err != nil && len(src.Text) > remote.MaxSteps {
-			return standalone.Unreadable(name, err)
-		}
-		if err == nil && script {
+		script, other := isScript(src.Name, src.Text)
+		switch {
+		case other != nil && len(src.Text) > remote.MaxSteps:
+			return standalone.Unreadable(name, other)
+		case other == nil && script:
 			return standalone.ValidateScript(src.Name, string(src.Text))
 		}
 		src.Text, _, err = place.FromJob(src.Name, src.Text)

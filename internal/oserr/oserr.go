@@ -42,8 +42,8 @@ var exhausted = []syscall.Errno{
 	unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EAGAIN, unix.ENOBUFS, unix.ENOSPC, unix.EDQUOT, unix.EROFS, unix.EIO,
 }
 
-// Hint adds a remedy for the operator of the machine to err, an error of creating a file in dir, or a pipe. If no remedy is known,
-// it adds nothing. It returns nil for nil.
+// Hint adds a remedy for the operator of the machine to err, an error of creating a file in dir, or a pipe. If no
+// remedy is known, it adds nothing. It returns nil for nil.
 func Hint(err error, dir string) error {
 	switch {
 	case err == nil:

@@ -90,8 +90,8 @@ func (t *Text) check(size int) *Error {
 	return nil
 }
 
-// load parses the documents. After a mistake it has those before it. The library refuses a "-" before a comma or bracket,
-// as in {a: -, b: c}, which libyaml reads as a text: it then parses the text with a stand-in for each.
+// load parses the documents. After a mistake it has those before it. The library refuses a "-" before a comma or
+// bracket, as in {a: -, b: c}, which libyaml reads as a text: it then parses the text with a stand-in for each.
 func (t *Text) load() *Error {
 	err := t.parse(t.Data)
 	if err == nil || !strings.Contains(err.Message, "cannot start any token") || strings.Contains(t.Data, standIn) {

@@ -34,7 +34,8 @@ type Job struct {
 	inProject []Variable
 	// Notices are lines about keys that have no effect here.
 	Notices []string
-	// Warnings are about values that GitLab reads in an unexpected way, and about steps that may not do what their author expects; see [lang.Vet].
+	// Warnings are about values that GitLab reads in an unexpected way, and about steps that may not do what their
+	// author expects; see [lang.Vet].
 	Warnings []*lang.Error
 }
 

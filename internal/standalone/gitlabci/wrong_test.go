@@ -207,9 +207,9 @@ func TestCheckUsesTheStagesAndJobsOfThePipeline(t *testing.T) {
 
 		"t: {script: [x], needs: [t]}\n": `.gitlab-ci.yml:1:1: the job needs itself, directly or by others: "t" needs "t"; ` +
 			`remove one of these from needs`,
-		"z: {script: [x], needs: [a]}\na: {script: [x], needs: [{job: b}]}\nb: {script: [x], needs: [c, d]}\nd: {script: [x]}\n" +
-			"c: {script: [x], needs: [{job: a, optional: true}]}\n": `.gitlab-ci.yml:2:1: the job needs itself, directly or by ` +
-			`others: "a" needs "b" needs "c" needs "a"; remove one of these from needs`,
+		"z: {script: [x], needs: [a]}\na: {script: [x], needs: [{job: b}]}\nb: {script: [x], needs: [c, d]}\n" +
+			"d: {script: [x]}\nc: {script: [x], needs: [{job: a, optional: true}]}\n": `.gitlab-ci.yml:2:1: the job needs ` +
+			`itself, directly or by others: "a" needs "b" needs "c" needs "a"; remove one of these from needs`,
 		"p: {script: [x], parallel: 2, needs: [q]}\nq: {script: [x], needs: ['p 1/2']}\n": `.gitlab-ci.yml:1:1: the job ` +
 			`needs itself, directly or by others: "p" needs "q" needs "p"; remove one of these from needs`,
 		".h: {script: [x]}\na: {script: [x], needs: [.h]}\n":                                "",

@@ -50,8 +50,8 @@ func endsEarly(script string) bool {
 // opening are the words of the shell that a command may follow.
 var opening = []string{"if", "then", "elif", "else", "fi", "{", "}", "!"}
 
-// setsErrexit returns 1 for a command that makes the shell end with a command that fails, -1 for one that ends this, and
-// 0 for others.
+// setsErrexit returns 1 for a command that makes the shell end with a command that fails, -1 for one that ends this,
+// and 0 for others.
 func setsErrexit(words []string) (set int) {
 	if len(words) == 0 || words[0] != "set" {
 		return 0
@@ -140,8 +140,8 @@ func groupEnd(tokens []string, from int) int {
 	return len(tokens)
 }
 
-// shellTokens splits a script into words, as they are written, and operators of one byte. Comments and heredocs are left
-// out. It reads as much of the shell's language as endsEarly needs.
+// shellTokens splits a script into words, as they are written, and operators of one byte. Comments and heredocs are
+// left out. It reads as much of the shell's language as endsEarly needs.
 func shellTokens(script string) (tokens []string) {
 	var heredocs []string
 	for i := 0; i < len(script); {

@@ -81,7 +81,8 @@ func TestAScriptIsVettedAsTheShellRunsIt(t *testing.T) {
 // Symptom: scripts of zsh and ksh ran in bash without a word, and a program in a directory named sh counted as a shell.
 func TestAScriptForAnotherProgramIsTold(t *testing.T) {
 	for line, program := range map[string]string{
-		"#!/bin/sh": "sh", "#! /usr/local/bin/bash -eu": "bash", "#!/usr/bin/env bash": "bash", "#!/bin/bash.real": "bash.real",
+		"#!/bin/sh": "sh", "#! /usr/local/bin/bash -eu": "bash", "#!/usr/bin/env bash": "bash",
+		"#!/bin/bash.real":          "bash.real",
 		"#!/usr/bin/env -S bash -e": "bash", "#!/usr/bin/env -S -i A=1 dash": "dash", "\ufeff#!/bin/ash": "ash", "echo": "",
 		"#!": "", " #!/bin/zsh": "", "#!/bin/static-sh": "static-sh",
 	} {
@@ -113,7 +114,10 @@ func TestAByteOrderMarkIsNoPartOfAScript(t *testing.T) {
 
 // It must end for every text, in a time that grows with the text.
 func TestVettingEndsForEveryText(t *testing.T) {
-	for _, part := range []string{"'", "\"", "`", "$(", "${", "(", "f() {", "<<E\n", "\\", "a\n", "set +e\n", "function ", "\"$("} {
+	for _, part := range []string{
+		"'", "\"", "`", "$(", "${", "(", "f() {", "<<E\n", "\\", "a\n", "set +e\n", "function ",
+		"\"$(",
+	} {
 		goesOn(strings.Repeat(part, 1<<14))
 		goesOn("a\nb" + part)
 	}
