@@ -43,10 +43,11 @@ Standard output has a line for each action: its reference and its commit. It use
 			}
 			ctx, _, stop := endings(cmd.Context(), endsignal.All...)
 			defer stop()
-			none := true
+			none, shown := true, error(nil)
 			err = actionmirror.Fill(ctx, server, dir, ".", uses, func(a actionmirror.Action) {
 				none = false
-				fmt.Fprintln(cmd.OutOrStdout(), termtext.Text(a.Uses), a.Commit)
+				_, err := fmt.Fprintln(cmd.OutOrStdout(), termtext.Text(a.Uses), a.Commit)
+				shown = cmp.Or(shown, err)
 			})
 			if err != nil {
 				return withCode(cmp.Or(endsignal.Code(ctx), exitSystem), err)
@@ -54,7 +55,7 @@ Standard output has a line for each action: its reference and its commit. It use
 			if none {
 				fmt.Fprintf(cmd.ErrOrStderr(), "note: %s needs no action of a repository\n", termtext.Text(src.Name))
 			}
-			return nil
+			return systemError(shown)
 		},
 	}
 	fl := cmd.Flags()

@@ -135,7 +135,7 @@ func TestHostileTextReachesNoTerminal(t *testing.T) {
 			s := filled[control.Status]()
 			require.NoError(t, s.WriteText(out, time.Now(), true))
 		},
-		"validate": func(out, _ io.Writer) { showProblems(out, filled[standalone.Verdict]()) },
+		"validate": func(out, _ io.Writer) { _ = showProblems(out, filled[standalone.Verdict]()) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer

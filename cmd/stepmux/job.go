@@ -266,11 +266,8 @@ func (f *jobFlags) shower(cmd *cobra.Command, cfg *standalone.Config) *jobShower
 }
 
 func (s *jobShower) notices(j *standalone.Job) {
-	for _, notice := range j.Notices {
+	for _, notice := range slices.Concat(j.Notices, standalone.WarningsToTell(j.Warnings)) {
 		s.talk.Notice(notice)
-	}
-	for _, warning := range j.Warnings {
-		s.talk.Notice("warning: " + warning.String())
 	}
 }
 

@@ -2,11 +2,13 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/signal"
 	"runtime/debug"
@@ -56,12 +58,27 @@ func run(args []string) int {
 	if len(args) > 0 && strings.HasPrefix(args[0], cobra.ShellCompRequestCmd) {
 		addCompletions(root)
 	}
+	var helpErr error
+	show := root.HelpFunc()
+	root.SetHelpFunc(func(cmd *cobra.Command, args []string) { // it returns no error
+		var text bytes.Buffer
+		cmd.SetOut(&text)
+		show(cmd, args)
+		cmd.SetOut(nil)
+		_, err := text.WriteTo(os.Stdout)
+		helpErr = cmp.Or(helpErr, err)
+	})
 	cmd, err := root.ExecuteC()
-	if err == nil {
+	if err = cmp.Or(err, helpErr); err == nil {
 		return 0
 	}
 	coded, ok := errors.AsType[*exitError](err)
-	if !ok {
+	wrote, isPath := errors.AsType[*fs.PathError](err)
+	switch {
+	case ok:
+	case isPath && wrote.Op == "write" && wrote.Path == os.Stdout.Name():
+		coded = &exitError{exitSystem, err}
+	default:
 		coded = &exitError{exitUsage, err}
 	}
 	if errors.Is(coded.err, errShown) {

@@ -234,8 +234,8 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 	}
 	defer doors.close()
 	if f.check {
-		fmt.Fprintln(cmd.OutOrStdout(), "the configuration is valid: "+sizeOf(vms, f.embedsVM()))
-		return nil
+		_, err := fmt.Fprintln(cmd.OutOrStdout(), "the configuration is valid: "+sizeOf(vms, f.embedsVM()))
+		return systemError(err)
 	}
 	return f.serve(ctx, group, counts, doors, open)
 }

@@ -192,6 +192,7 @@ func (r *jobReader) files(files []string, isJSON bool) (jobs []runJob, err error
 
 // script returns the job of a shell script.
 func (r *jobReader) script(name, text string) (runJob, error) {
+	text = strings.TrimPrefix(text, "\ufeff") // as some editors begin a file; a step runner of another version keeps it
 	job := newRunJob(name, &stepmuxv1.Job{Script: text, Variables: jobVars(r.given)})
 	if len(r.inputs) > 0 {
 		return job, fmt.Errorf("%s: --input: a shell script has no inputs; give it variables (--env)", name)
@@ -307,9 +308,7 @@ func (r *jobReader) pipeline(src standalone.Source) (jobs []runJob, err error) {
 
 // warn shows warnings about scripts, each once. With --strict-scripts they are errors.
 func (r *jobReader) warn(warnings []standalone.Problem) error {
-	for _, w := range warnings {
-		r.tell([]string{"warning: " + w.String()})
-	}
+	r.tell(standalone.WarningsToTell(warnings))
 	return r.checkScripts(warnings)
 }
 

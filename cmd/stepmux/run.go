@@ -378,26 +378,31 @@ func readFile(name string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(file, remote.MaxSteps+1)) // errors name the file
 }
 
-// shells are the shells whose scripts a build can run.
-var shells = regexp.MustCompile(`^#!\s*(/usr/bin/env\s+)?\S*\b(sh|bash|dash|ash|ksh|zsh)\b`)
+// shells matches the names of the shells whose scripts a build runs: those that bash does not read as they do with a
+// warning.
+var shells = regexp.MustCompile(`\b(sh|bash|dash|ash|ksh|zsh)\b`)
 
 // isScript reports whether a file is a shell script: its name ends in .sh or it begins with #!.
 func isScript(name string, text []byte) (bool, error) {
-	first, _, _ := strings.Cut(string(text), "\n")
+	program := standalone.Interpreter(text)
 	switch {
+	case len(text) > remote.MaxSteps && (strings.HasSuffix(name, ".sh") || shells.MatchString(program)):
+		return false, fmt.Errorf("%s: the script has more than %d MiB; bring a part of it in a file of --project",
+			name, remote.MaxSteps>>20)
 	case len(text) > remote.MaxSteps:
 		return false, nil // the parser reports it
-	case strings.HasPrefix(first, "#!") && !shells.MatchString(first):
+	case program != "" && !shells.MatchString(program):
+		first, _, _ := strings.Cut(string(text), "\n")
 		return false, fmt.Errorf("%s: %.80q: FILE is a YAML document with a run: list, or a shell script", name, first)
 	default:
-		return strings.HasPrefix(first, "#!") || strings.HasSuffix(name, ".sh"), nil
+		return program != "" || strings.HasSuffix(name, ".sh"), nil
 	}
 }
 
 // noScript returns an error if a file that should be YAML has the name of a shell script. For a text that begins with
 // #! the parser reports this itself.
 func noScript(name string, text []byte) error {
-	if strings.HasSuffix(name, ".sh") && !strings.HasPrefix(string(text), "#!") {
+	if strings.HasSuffix(name, ".sh") && standalone.Interpreter(text) == "" {
 		return fmt.Errorf(`%s: it is a script, not steps; write "run:", "- script: |" and the script, indented, `+
 			"or run it by stepmux run", name)
 	}

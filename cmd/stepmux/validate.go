@@ -14,6 +14,7 @@ import (
 	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/internal/termtext"
+	"github.com/stepmux/stepmux/remote"
 )
 
 type validateFlags struct {
@@ -70,7 +71,9 @@ func (f *validateFlags) run(cmd *cobra.Command, files []string) error {
 		verdicts[i] = f.verdict(cmd, name)
 		valid = valid && verdicts[i].Valid
 		if f.output == "text" {
-			showProblems(out, verdicts[i])
+			if err := showProblems(out, verdicts[i]); err != nil {
+				return systemError(err)
+			}
 		}
 	}
 	if f.output == "json" {
@@ -88,7 +91,11 @@ func (f *validateFlags) run(cmd *cobra.Command, files []string) error {
 func (f *validateFlags) verdict(cmd *cobra.Command, name string) standalone.Verdict {
 	src, err := f.readFile(name, cmd.InOrStdin())
 	if err == nil && src.Format == standalone.Steps {
-		if script, err := isScript(src.Name, src.Text); err == nil && script {
+		script, other := isScript(src.Name, src.Text)
+		switch {
+		case other != nil && len(src.Text) > remote.MaxSteps:
+			return standalone.Unreadable(name, other)
+		case other == nil && script:
 			return standalone.ValidateScript(src.Name, string(src.Text))
 		}
 		src.Text, _, err = place.FromJob(src.Name, src.Text)
@@ -139,12 +146,15 @@ func (f *formatFlag) readFile(name string, stdin io.Reader) (src standalone.Sour
 	return src, err
 }
 
-func showProblems(w io.Writer, v standalone.Verdict) {
+func showProblems(w io.Writer, v standalone.Verdict) error {
+	var text strings.Builder
 	for _, problem := range v.Errors {
-		fmt.Fprintln(w, termtext.Text(problem.String()))
+		fmt.Fprintln(&text, termtext.Text(problem.String()))
 	}
 	for _, warning := range v.Warnings {
 		warning.Message = "warning: " + warning.Message
-		fmt.Fprintln(w, termtext.Text(warning.String()))
+		fmt.Fprintln(&text, termtext.Text(warning.String()))
 	}
+	_, err := io.WriteString(w, text.String())
+	return err
 }

@@ -232,7 +232,7 @@ var allowed = map[string][]string{
 		"remote/step/annotation",
 		"remote/step/action/expression", "remote/step/engine", "remote/step/component", "remote/step/lang",
 		"remote/step/expr", "remote/proc", "remote/api/**", "internal/boundedfile", "internal/lazyregexp",
-		"internal/sortedkeys", "internal/yamltree",
+		"internal/netfault", "internal/sortedkeys", "internal/tail", "internal/yamltree",
 	},
 	// GitHub's language of expressions, which shares nothing with that of steps.
 	"remote/step/action/expression": {"internal/lazyregexp", "internal/sortedkeys"},

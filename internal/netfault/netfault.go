@@ -1,5 +1,5 @@
 // Package netfault tells faults of the network, of a server or of this machine from mistakes in a request: [OfServer]
-// by the status of an answer, [OfGit] by the messages of git.
+// by the status of an answer, [OfGit] and [OfDocker] by the messages of those programs.
 package netfault
 
 import (
@@ -62,4 +62,23 @@ func OfGit(stderr string, err error) (is, server bool) {
 		}
 	}
 	return false, false
+}
+
+// registryFaults are texts of docker and podman about registries and the way to them.
+var registryFaults = []string{
+	"dial tcp", "no such host", "i/o timeout", "TLS handshake timeout", "connection refused", "connection reset",
+	"Client.Timeout", "deadline exceeded", "unexpected EOF", "x509: ", "toomanyrequests", "429 Too Many Requests",
+	": 500 ", ": 502 ", ": 503 ", ": 504 ",
+}
+
+// OfDocker reports whether the registry, the network or this machine is at fault for a docker command that could not
+// get an image, and whether that is not this machine. line is the last of its error output.
+func OfDocker(line string) (is, server bool) {
+	if strings.Contains(line, "denied: ") { // the registry refuses this user
+		return false, false
+	}
+	found := func(text string) bool { return strings.Contains(line, text) }
+	foundHere := func(text string) bool { return found(strings.ToLower(text)) } // as Go programs write it
+	machine, server := slices.ContainsFunc(machineFaults, foundHere), slices.ContainsFunc(registryFaults, found)
+	return machine || server, server && !machine
 }

@@ -42,8 +42,8 @@ var exhausted = []syscall.Errno{
 	unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EAGAIN, unix.ENOBUFS, unix.ENOSPC, unix.EDQUOT, unix.EROFS, unix.EIO,
 }
 
-// Hint adds a remedy for the operator of the machine to err, an error of creating a file in dir. If no remedy is known,
-// it adds nothing. It returns nil for nil.
+// Hint adds a remedy for the operator of the machine to err, an error of creating a file in dir, or a pipe. If no
+// remedy is known, it adds nothing. It returns nil for nil.
 func Hint(err error, dir string) error {
 	switch {
 	case err == nil:
@@ -52,6 +52,10 @@ func Hint(err error, dir string) error {
 		return fmt.Errorf("%w (free space or inodes on the file system of %s)", err, dir)
 	case errors.Is(err, unix.EROFS):
 		return fmt.Errorf("%w (make %s writable, or use another temporary directory)", err, dir)
+	case errors.Is(err, unix.EMFILE):
+		return fmt.Errorf("%w (raise ulimit -n, the limit of open files)", err)
+	case errors.Is(err, unix.ENFILE):
+		return fmt.Errorf("%w (raise fs.file-max, the machine's limit of open files)", err)
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("%w (user %d must be able to write in %s)", err, os.Geteuid(), dir)
 	}

@@ -29,6 +29,8 @@ func TestHintSaysHowToHelp(t *testing.T) {
 		unix.EDQUOT: "free space or inodes on the file system of /d",
 		unix.EROFS:  "make /d writable",
 		unix.EACCES: "must be able to write in /d",
+		unix.EMFILE: "raise ulimit -n",
+		unix.ENFILE: "raise fs.file-max",
 	} {
 		err := Hint(fmt.Errorf("make it: %w", cause), "/d")
 		require.ErrorIs(t, err, cause)

@@ -82,6 +82,23 @@ func ValidateScript(name, text string) Verdict {
 	return v
 }
 
+// maxTold bounds the warnings that are told when a job begins.
+const maxTold = 20
+
+// WarningsToTell returns the lines to show about the warnings of a job that begins.
+func WarningsToTell(warnings []Problem) (lines []string) {
+	for _, w := range warnings[:min(len(warnings), maxTold)] {
+		lines = append(lines, "warning: "+w.String())
+	}
+	if more := len(warnings) - maxTold; more > 0 {
+		lines = append(lines, fmt.Sprintf("warning: %d more of this kind; stepmux validate lists all of them", more))
+	}
+	return lines
+}
+
+// Interpreter returns the name of the program that the first line of a script names, or "".
+func Interpreter(script []byte) string { return lang.Interpreter(string(script)) }
+
 // Unreadable returns the verdict on a file that could not be read.
 func Unreadable(name string, err error) Verdict {
 	return Verdict{File: name, Errors: []Problem{problemOf(err)}}

@@ -90,9 +90,36 @@ func (t *Text) check(size int) *Error {
 	return nil
 }
 
-// load parses the documents. After a mistake it has those before it.
+// load parses the documents. After a mistake it has those before it. The library refuses a "-" before a comma or
+// bracket, as in {a: -, b: c}, which libyaml reads as a text: it then parses the text with a stand-in for each.
 func (t *Text) load() *Error {
-	loader, err := yaml.NewLoader(strings.NewReader(t.Data),
+	err := t.parse(t.Data)
+	if err == nil || !strings.Contains(err.Message, "cannot start any token") || strings.Contains(t.Data, standIn) {
+		return err
+	}
+	t.Docs = nil
+	err = t.parse(lastDashes.Replace(t.Data))
+	for _, doc := range t.Docs {
+		restoreDashes(doc)
+	}
+	return err
+}
+
+// standIn is a character for private use, as wide as the "-" that it stands for.
+const standIn = "\ue000"
+
+var lastDashes = strings.NewReplacer("-,", standIn+",", "-]", standIn+"]", "-}", standIn+"}")
+
+func restoreDashes(n *yaml.Node) {
+	n.Value, n.Anchor = strings.ReplaceAll(n.Value, standIn, "-"), strings.ReplaceAll(n.Anchor, standIn, "-")
+	for _, child := range n.Content {
+		restoreDashes(child)
+	}
+}
+
+// parse parses the documents of data, which stands for the text.
+func (t *Text) parse(data string) *Error {
+	loader, err := yaml.NewLoader(strings.NewReader(data),
 		yaml.WithPlugin(loaderlimits.New(loaderlimits.DepthValue(MaxDepth))))
 	if err != nil {
 		return t.Errorf(nil, "%s", err)

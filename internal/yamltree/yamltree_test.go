@@ -106,3 +106,31 @@ func TestALongListOfKeysIsNotPartOfAnError(t *testing.T) {
 	require.Equal(t, `unknown key "xyz"; a job has no such key`, Unknown("xyz", "a job", long, ""))
 	require.Equal(t, `unknown key "xyz"; ask`, Unknown("xyz", "a job", long, "; ask"))
 }
+
+// Symptom: a .gitlab-ci.yml with variables: {V: -, W: a} was refused. The values are those of psych, GitLab's reader.
+func TestADashBeforeACommaOrABracketIsAText(t *testing.T) {
+	for text, want := range map[string]any{
+		"{V: -, W: a}":              map[string]any{"V": "-", "W": "a"},
+		"[-]":                       []any{"-"},
+		"[-, a, --]":                []any{"-", "a", "--"},
+		"{a: [b-, 'c-,', \"d-]\"]}": map[string]any{"a": []any{"b-", "c-,", "d-]"}},
+		"a: {b: -}\nc: x-, y\nd: |\n  -, -}\n": map[string]any{
+			"a": map[string]any{"b": "-"}, "c": "x-, y", "d": "-, -}\n",
+		},
+	} {
+		read, err := Load("t", []byte(text), 1<<20)
+		require.NoError(t, err, text)
+		var got any
+		require.NoError(t, read.Docs[0].Decode(&got))
+		require.Equal(t, want, got, text)
+	}
+	for text, want := range map[string]string{
+		"[-, a]\n--- {a: -}\n---\n- @": "t:4:3: not valid YAML: found character that cannot start any token",
+		"[é, -, *x]":                   "t:1:8: not valid YAML: the alias has no anchor before it",
+		"[- , a]":                      "t:1:2: not valid YAML",
+		"[-, \ue000]":                  "t:1:2: not valid YAML",
+	} {
+		_, err := Load("t", []byte(text), 1<<20)
+		requireMistake(t, err, want, text)
+	}
+}

@@ -32,7 +32,7 @@ func (p Program) version(fl *pflag.FlagSet) Runner {
 			}
 			text += "SHA-256: " + sum + "\n"
 		}
-		fmt.Fprint(os.Stdout, text)
-		return 0, nil
+		_, err := fmt.Fprint(os.Stdout, text)
+		return 0, err
 	}
 }

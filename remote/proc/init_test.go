@@ -150,6 +150,7 @@ func TestInitOutlivesACommandThatItWasNotTold(t *testing.T) {
 	_, err := in.Start(t.Context(), shell("true"))
 	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &files))
 	require.ErrorIs(t, err, unix.EMFILE)
+	require.ErrorContains(t, err, "raise ulimit -n")
 	p, err := in.Start(t.Context(), shell("exit 3"))
 	require.NoError(t, err)
 	require.Equal(t, 3, wait(t, p).Code)

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/plural"
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
@@ -73,7 +74,7 @@ func newProcess(l *link, id uint32, program string) *Process {
 func (p *Process) connect(c *Command) error {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
-		return err
+		return oserr.Hint(err, os.DevNull)
 	}
 	defer null.Close()
 	files := [3]*os.File{null, null, null}

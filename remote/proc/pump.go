@@ -45,7 +45,7 @@ func newPump(name string, to io.Writer) (*pump, *os.File, error) {
 		err = unix.SetNonblock(fds[0], true)
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("make pipe of %s: %w", name, err)
+		return nil, nil, fmt.Errorf("make pipe of %s: %w", name, oserr.Hint(err, ""))
 	}
 	p := &pump{name: name, out: os.NewFile(uintptr(fds[0]), name), to: to, done: make(chan struct{})}
 	return p, os.NewFile(uintptr(fds[1]), name), nil

@@ -1,6 +1,7 @@
 package gitlabci
 
 import (
+	"maps"
 	"slices"
 	"strings"
 
@@ -101,6 +102,9 @@ func Read(name string, data []byte, cfg Config) (*File, error) {
 	}
 	f.checkKeys("default", defaults, "; write it into the jobs")
 	f.checkKeys("workflow", []string{"auto_cancel", "name", "rules"}, "")
+	if n := f.globals["stages"]; !isNull(n) {
+		f.tree.warnOfValues(n)
+	}
 	f.warned = len(f.tree.warnings)
 	return f, f.tree.Err
 }
@@ -151,11 +155,12 @@ func (f *File) Check(inspect func(name string, job *Job) error) []error {
 	if f.tree.Err != nil {
 		return []error{f.tree.Err}
 	}
+	needs := map[string][]string{}
 	for _, name := range jobs {
 		f.tree.Err = nil
 		d := f.find(name)
 		d.check()
-		d.checkPlace(stages, jobs)
+		needs[name] = d.checkPlace(stages, jobs)
 		err := f.tree.Err
 		if err == nil {
 			var job *Job
@@ -168,7 +173,50 @@ func (f *File) Check(inspect func(name string, job *Job) error) []error {
 			errs = append(errs, err)
 		}
 	}
+	if loop := loopOf(jobs, needs); loop != nil {
+		errs = append(errs, f.tree.Errorf(f.jobs[loop[0]].key, "the job needs itself, directly or by others: %s; remove one "+
+			"of these from needs", strings.ReplaceAll(List(append(loop, loop[0])), ",", " needs")))
+	}
 	return errs
+}
+
+// loopOf returns jobs of which each one needs the next, and the last one the first, or nil.
+func loopOf(jobs []string, needs map[string][]string) []string {
+	wanted, by := map[string]int{}, map[string][]string{} // how many needs are not done; which jobs need it
+	for _, name := range jobs {
+		for _, other := range needs[name] {
+			by[other] = append(by[other], name)
+		}
+		wanted[name] = len(needs[name])
+	}
+	var done []string
+	for name := range maps.Keys(by) { // a hidden job needs none here
+		if wanted[name] == 0 {
+			done = append(done, name)
+		}
+	}
+	for ; len(done) > 0; done = done[1:] {
+		for _, name := range by[done[0]] {
+			if wanted[name]--; wanted[name] == 0 {
+				done = append(done, name)
+			}
+		}
+	}
+	at := slices.IndexFunc(jobs, func(name string) bool { return wanted[name] > 0 })
+	if at < 0 {
+		return nil
+	}
+	var path []string
+	seen := map[string]int{}
+	for name := jobs[at]; ; {
+		if from, again := seen[name]; again {
+			return path[from:]
+		}
+		seen[name] = len(path)
+		path = append(path, name)
+		next := slices.IndexFunc(needs[name], func(other string) bool { return wanted[other] > 0 })
+		name = needs[name][next] // a job that is not done has such a need
+	}
 }
 
 // topOf returns the mapping of jobs in the documents of src, and the header before it. header is nil if there is none.

@@ -85,3 +85,11 @@ func values(j *Job) map[string]string {
 	}
 	return all
 }
+
+// warnings returns the texts of a job's warnings.
+func warnings(j *Job) (list []string) {
+	for _, w := range j.Warnings {
+		list = append(list, w.Error())
+	}
+	return list
+}

@@ -32,9 +32,10 @@ type Job struct {
 	Container []byte
 	// inProject are the variables whose values contain a path of the project, which is not known before the job runs.
 	inProject []Variable
-	// Notices are lines about keys that have no effect here, and about values that GitLab reads in an unexpected way.
+	// Notices are lines about keys that have no effect here.
 	Notices []string
-	// Warnings are about such values, and about steps that may not do what their author expects; see [lang.Vet].
+	// Warnings are about values that GitLab reads in an unexpected way, and about steps that may not do what their
+	// author expects; see [lang.Vet].
 	Warnings []*lang.Error
 }
 
@@ -97,13 +98,8 @@ func (f *File) compile(d *draft, s share) (*Job, error) {
 		d.compile(job)
 	}
 	job.Container = d.container(job)
+	d.warnOfKeys()
 	job.Notices = d.allNotices()
-	for _, w := range f.tree.warnings[:min(len(f.tree.warnings), maxListed)] {
-		job.Notices = append(job.Notices, w.Error())
-	}
-	if more := len(f.tree.warnings) - maxListed; more > 0 {
-		job.Notices = append(job.Notices, fmt.Sprintf("%d more notes of this kind; validate lists all of them", more))
-	}
 	job.Warnings = append(slices.Clone(f.tree.warnings), job.Warnings...)
 	if f.tree.Err != nil {
 		return nil, f.tree.Err
@@ -167,6 +163,22 @@ func (d *draft) check() {
 	d.readInherit()
 }
 
+// warnOfKeys adds warnings about values of keys for a server or a runner.
+func (d *draft) warnOfKeys() {
+	t := d.file.tree
+	if n := find(d.node, "when"); !isNull(n) && !slices.Contains(whens[:len(whens)-1], n.Value) {
+		t.warnf(n, "GitLab refuses this value; the key when of a job takes %s", strings.Join(whens[:len(whens)-1], ", "))
+	}
+	for _, key := range slices.Concat([]string{"stage", "tags", "rules", "only", "except"}, ignored) {
+		if n := d.get(key); !isNull(n) {
+			t.warnOf(n, slices.Contains(ofTexts, key))
+		}
+	}
+}
+
+// ofTexts are keys whose values are texts.
+var ofTexts = []string{"dependencies", "resource_group", "stage", "tags"}
+
 // stages returns the stages of the pipeline.
 func (f *File) stages() []string {
 	names := []string{"build", "test", "deploy"}
@@ -182,9 +194,9 @@ func (f *File) stages() []string {
 	return slices.Concat([]string{".pre"}, names, []string{".post"})
 }
 
-// checkPlace checks that the stage of the job and the jobs in its needs exist. It skips names with variables, which
-// only a server can replace.
-func (d *draft) checkPlace(stages, jobs []string) {
+// checkPlace checks that the stage of the job and the jobs in its needs exist, and returns these jobs. It skips names
+// with variables, which only a server can replace.
+func (d *draft) checkPlace(stages, jobs []string) (needed []string) {
 	t := d.file.tree
 	there := "; there are " + strings.Join(stages[:min(len(stages), maxListed)], ", ")
 	switch n := find(d.node, "stage"); {
@@ -199,22 +211,30 @@ func (d *draft) checkPlace(stages, jobs []string) {
 	}
 	needs := find(d.node, "needs")
 	if isNull(needs) {
-		return
+		return nil
 	}
 	for _, n := range t.flat("needs", needs, 1) {
+		optional := false
 		if n.Kind == yaml.MappingNode {
-			optional := find(n, "optional")
-			if find(n, "pipeline") != nil || find(n, "project") != nil || optional != nil && optional.Value == "true" {
+			if find(n, "pipeline") != nil || find(n, "project") != nil {
 				continue
 			}
+			may := find(n, "optional")
+			optional = may != nil && may.Value == "true"
 			n = find(n, "job")
 		}
-		if n != nil && !strings.Contains(n.Value, "$") && d.file.jobs[baseName(n.Value)].node == nil &&
-			d.file.jobs[n.Value].node == nil && len(d.file.left) == 0 {
+		switch {
+		case n == nil || strings.Contains(n.Value, "$"):
+		case d.file.jobs[n.Value].node != nil:
+			needed = append(needed, n.Value)
+		case d.file.jobs[baseName(n.Value)].node != nil:
+			needed = append(needed, baseName(n.Value))
+		case !optional && len(d.file.left) == 0:
 			t.failf(n, "the job%s needs%s, and there is no such job%s", lang.QuoteName(d.name), lang.QuoteName(n.Value),
 				lang.Suggest(n.Value, jobs, ""))
 		}
 	}
+	return needed
 }
 
 // readInherit reads which parts of default and which global variables the job inherits.

@@ -57,8 +57,13 @@ func (f *File) rules(n *yaml.Node, keys []string) []*yaml.Node {
 			return nil
 		}
 		f.tree.checkKeys(item, "a rule", keys, "")
-		if when := find(item, "when"); !isNull(when) && !slices.Contains(whens, when.Value) {
+		switch when := find(item, "when"); {
+		case isNull(when):
+		case !slices.Contains(whens, when.Value):
 			f.tree.failf(when, "when is one of %s", strings.Join(whens, ", "))
+		case !slices.Contains(keys, "start_in") && when.Value != lang.Always && when.Value != never:
+			f.tree.warnf(when, "GitLab refuses when: %s in this rule; rules of workflow and include take always and never",
+				when.Value)
 		}
 		f.variables(nil, find(item, "variables")) // checks them
 	}

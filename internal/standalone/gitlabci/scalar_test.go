@@ -157,8 +157,8 @@ func TestScalarsAreReadAsGitLabReadsThem(t *testing.T) {
 			}
 			j := job(t, text, "j", files)
 			require.Equal(t, row.value, values(j)["A"], "%s: %s", key, text)
-			require.Equal(t, row.text != row.value, strings.Contains(strings.Join(j.Notices, "\n"), "quote"), "%s: %s %q",
-				key, text, j.Notices)
+			require.Equal(t, row.text != row.value, strings.Contains(strings.Join(warnings(j), "\n"), "quote"), "%s: %s %q",
+				key, text, warnings(j))
 			require.Equal(t, row.text != row.value, len(j.Warnings) > 0, text)
 		}
 		for _, quoted := range []string{`'%s'`, "|-\n    %s"} {
@@ -193,13 +193,13 @@ k: {script: [a], image: 1.10}
 		require.Equal(t, append(first[:4:4],
 			`ci.yml:3:24: GitLab reads 0x1F as 31; to keep the text, quote it: "0x1F"`,
 			`ci.yml:4:60: GitLab reads 010 as 8; to keep the text, quote it: "010"`,
-		), j.Notices)
-		require.Len(t, j.Warnings, 6)
+		), warnings(j))
+		require.Empty(t, j.Notices, "it is told once")
 		require.Equal(t, 2, j.Warnings[0].Line)
 		k, err := file.Job("k")
 		require.NoError(t, err)
 		require.Equal(t, append(first[:4:4],
-			`ci.yml:5:25: GitLab reads 1.10 as 1.1; to keep the text, quote it: "1.10"`), k.Notices[1:])
+			`ci.yml:5:25: GitLab reads 1.10 as 1.1; to keep the text, quote it: "1.10"`), warnings(k))
 	}
 	var many strings.Builder
 	for i := range 30 {
@@ -207,8 +207,56 @@ k: {script: [a], image: 1.10}
 	}
 	j := job(t, "j: {script: [a], variables: {A: b"+many.String()+"}}", "j")
 	require.Len(t, j.Warnings, 30)
-	require.Len(t, j.Notices, maxListed+1)
-	require.Equal(t, "10 more notes of this kind; validate lists all of them", j.Notices[maxListed])
+}
+
+// Symptom: stage: 1.10 was the stage 1.1 without a word, and so in all keys but variables, images and steps.
+func TestEachKeyWhoseValueIsReadAsAnotherHasAWarning(t *testing.T) {
+	const read110, read014 = `GitLab reads 1.10 as 1.1; to keep the text, quote it: "1.10"`,
+		`GitLab reads 014 as 12; to keep the text, quote it: "014"`
+	const badWhen = "GitLab refuses this value; the key when of a job takes on_success, on_failure, always, manual, " +
+		"delayed"
+	for keys, want := range map[string]string{
+		"stage: 1.10": read110, "tags: [1.10]": read110, "cache: {key: 014}": read014, "environment: 1.10": read110,
+		"cache: {key: {prefix: 1.10, files: [a]}}": read110, "artifacts: {paths: [1.10]}": read110, "needs: []": "",
+		"artifacts: {name: 014}": read014, "environment: {name: 1.10}": read110, "resource_group: 014": read014,
+		"dependencies: [014]": read014, "rules: [{changes: [1.10]}]": read110, "only: [1.10]": read110,
+		"stage: on":          `GitLab reads on as true; to keep the text, quote it: "on"`,
+		"tags: [~]":          `GitLab reads ~ as an empty value; to keep the text, quote it: "~"`,
+		"coverage: :a":       "GitLab removes the colon at the beginning of this text; to keep it, quote the text",
+		"when: nope":         badWhen,
+		"when: on":           badWhen,
+		"interruptible: yes": "", "allow_failure: On": "", "artifacts: {untracked: yes, paths: ['1.10']}": "",
+		"retry: 2": "", "timeout: 3600": "", "when: manual": "", "stage: ~": "", "tags: ['014', \"1.10\", 1.2.3]": "",
+	} {
+		for _, text := range []string{
+			"stages: [test, '1.1', 'true']\nj: {script: [x], " + keys + "}",
+			"stages: [test, '1.1', 'true']\n.b: {" + keys + "}\nj: {extends: .b, script: [x]}",
+		} {
+			j := job(t, text, "j")
+			if want == "" {
+				require.Empty(t, j.Warnings, keys)
+				continue
+			}
+			require.Len(t, j.Warnings, 1, keys)
+			require.Equal(t, want, j.Warnings[0].Message, keys)
+		}
+	}
+	for text, want := range map[string]string{
+		"stages: [test, 014]":                                        read014,
+		"default: {tags: [014]}":                                     read014,
+		"cache: {key: 1.10}":                                         read110,
+		"workflow: {rules: [{if: $A, when: manual}]}":                "GitLab refuses when: manual in this rule; rules of",
+		"include: {local: a, rules: [{when: on_success}]}":           "GitLab refuses when: on_success in this rule; rul",
+		"workflow: {rules: [{if: $A, when: never}, {when: always}]}": "",
+	} {
+		j := job(t, text+"\nj: {script: [x]}", "j", project{"a": "{k: {script: [x]}}"})
+		if want == "" {
+			require.Empty(t, j.Warnings, text)
+			continue
+		}
+		require.Len(t, j.Warnings, 1, text)
+		require.Contains(t, j.Warnings[0].Message, want)
+	}
 }
 
 // Names are texts for GitLab, too: a job called on would be called true there, and is refused.

@@ -75,9 +75,12 @@ func (t *tree) keep(n int) {
 }
 
 // warnOfValues adds a warning for each scalar in n whose value is not the text in the file.
-func (t *tree) warnOfValues(n *yaml.Node) {
+func (t *tree) warnOfValues(n *yaml.Node) { t.warnOf(n, true) }
+
+// warnOf is warnOfValues. Without words it passes words such as yes, which may be meant as they are read.
+func (t *tree) warnOf(n *yaml.Node, words bool) {
 	switch text, other := t.spelled[n]; {
-	case !other:
+	case !other, !words && (isNull(n) || n.ShortTag() == tagBool):
 	case isNull(n):
 		t.warnf(n, "GitLab reads %s as an empty value; to keep the text, quote it: %q", text, text)
 	case n.Tag == tagText: // a symbol, which may be anything
@@ -86,7 +89,7 @@ func (t *tree) warnOfValues(n *yaml.Node) {
 		t.warnf(n, "GitLab reads %.64s as %.64s; to keep the text, quote it: %.64q", text, n.Value, text)
 	}
 	for _, child := range n.Content {
-		t.warnOfValues(child)
+		t.warnOf(child, words)
 	}
 }
 

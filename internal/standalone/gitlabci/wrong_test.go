@@ -205,6 +205,16 @@ func TestCheckUsesTheStagesAndJobsOfThePipeline(t *testing.T) {
 		"a: {script: [x], needs: []}\n":                                               "",
 		"stages: !reference [.s]\n.s: [one]\na: {script: [x], stage: one}\n":          "",
 
+		"t: {script: [x], needs: [t]}\n": `.gitlab-ci.yml:1:1: the job needs itself, directly or by others: "t" needs "t"; ` +
+			`remove one of these from needs`,
+		"z: {script: [x], needs: [a]}\na: {script: [x], needs: [{job: b}]}\nb: {script: [x], needs: [c, d]}\n" +
+			"d: {script: [x]}\nc: {script: [x], needs: [{job: a, optional: true}]}\n": `.gitlab-ci.yml:2:1: the job needs ` +
+			`itself, directly or by others: "a" needs "b" needs "c" needs "a"; remove one of these from needs`,
+		"p: {script: [x], parallel: 2, needs: [q]}\nq: {script: [x], needs: ['p 1/2']}\n": `.gitlab-ci.yml:1:1: the job ` +
+			`needs itself, directly or by others: "p" needs "q" needs "p"; remove one of these from needs`,
+		".h: {script: [x]}\na: {script: [x], needs: [.h]}\n":                                "",
+		"a: {script: [x], needs: [b, c]}\nb: {script: [x], needs: [c]}\nc: {script: [x]}\n": "",
+
 		"a: {trigger: other/project, stage: nosuch}\n":               `.gitlab-ci.yml:1:36: the job "a" has` + usual,
 		".base: {stage: nosuch}\na: {extends: .base, script: [x]}\n": `.gitlab-ci.yml:1:16: the job "a" has` + usual,
 	} {

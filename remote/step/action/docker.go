@@ -15,7 +15,9 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/internal/lazyregexp"
+	"github.com/stepmux/stepmux/internal/netfault"
 	"github.com/stepmux/stepmux/internal/sortedkeys"
+	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/step/action/expression"
 	"github.com/stepmux/stepmux/remote/step/component"
@@ -33,8 +35,12 @@ const (
 
 const dockerSocket = "/var/run/docker.sock"
 
-// runFailed is the exit status of docker run if the container did not start.
-const runFailed = 125
+const (
+	// runFailed is the exit status of docker run if the container did not start, and of a podman that fails.
+	runFailed = 125
+	// clientFailed is the exit status of other docker commands that fail.
+	clientFailed = 1
+)
 
 // runDocker runs an action by the docker command: a stage with its own program, or with the image's.
 func (x *running) runDocker(
@@ -72,7 +78,10 @@ func (x *running) runDocker(
 	p.Argv, p.Dir = argv, x.work()
 	o = x.exec(ctx, p, all)
 	x.removeContainer(context.WithoutCancel(ctx), docker, p.files, host)
-	return x.explain(o, runFailed)
+	if o.ExitCode == runFailed {
+		return x.explain(ctx, o, docker, host, "")
+	}
+	return o
 }
 
 // cidFile is the name of the file that gets the id of a container.
@@ -188,18 +197,43 @@ func (x *running) runClient(ctx context.Context, argv []string, env map[string]s
 	if err := p.files.create(); err != nil {
 		return engine.Failed(err)
 	}
-	p.Argv, p.Dir = argv, x.work()
-	return x.explain(x.exec(ctx, p, env), 1)
+	var stderr tail.Writer
+	p.Argv, p.Dir, p.Stderr = argv, x.work(), &stderr
+	return x.explain(ctx, x.exec(ctx, p, env), argv[0], env, stderr.String())
 }
 
-// explain adds the likely cause to the failure of an action. code is the exit code that means a failure of the docker
-// command itself.
-func (x *running) explain(o engine.Result, code int) engine.Result {
-	if o.Status == engine.Failure && o.ExitCode == code {
-		o.Message = x.failed(fmt.Errorf("the docker command failed; does its daemon run, and may this user use it? Its "+
-			"output says more: exit status %d", code)).Message
+// explain adds the likely cause to the failure of a docker command. The failure is the system's if the daemon does not
+// answer, or if the last line of stderr, the command's error output, says so.
+func (x *running) explain(
+	ctx context.Context, o engine.Result, docker string, env map[string]string, stderr string,
+) engine.Result {
+	if o.Status != engine.Failure || o.ExitCode != runFailed && o.ExitCode != clientFailed {
+		return o
 	}
+	said := fmt.Sprintf("its output says more: exit status %d", o.ExitCode)
+	is, server := netfault.OfDocker(stderr[strings.LastIndex(stderr, " | ")+1:])
+	switch {
+	case !x.answers(ctx, docker, env):
+		return x.failed(&component.SystemError{Err: errors.New("the docker command failed, and its daemon does not answer: " +
+			"start it, or let this user use it; " + said)})
+	case is:
+		return x.failed(&component.SystemError{Server: server, Err: errors.New("the docker command failed because of the " +
+			"registry, the network or this machine; " + said)})
+	}
+	o.Message = x.failed(errors.New("the docker command failed; " + said)).Message
 	return o
+}
+
+// answers reports whether the docker command reaches its daemon.
+func (x *running) answers(ctx context.Context, docker string, env map[string]string) bool {
+	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
+	defer cancel()
+	var out beginning
+	_ = x.call.Tidy(ctx, proc.Command{ // without a daemon the command fails, and there is no output
+		Argv: []string{"/bin/sh", "-c", `"$0" version >/dev/null 2>&1 && echo yes`, docker},
+		Env:  lines(env), Dir: x.work(), Visible: x.work(), Stdout: &out, Stderr: io.Discard,
+	})
+	return len(out.text) > 0
 }
 
 // docker returns the path of the program docker.

@@ -95,6 +95,9 @@ func fakeDocker(tr *trial) {
 	tr.t.Helper()
 	tr.file("tools/docker.sh", `#!/bin/sh
 case $1 in
+pull|build) [ -e says ] && { cat says >&2; exit 1; };;
+esac
+case $1 in
 image)
 	[ -e pulled ] || { echo "no such image" >&2; exit 1; }
 	echo "sha256:`+strings.Repeat("1", 64)+` [\"other@sha256:`+strings.Repeat("3", 64)+`\",\"alpine@sha256:`+
@@ -111,6 +114,47 @@ esac
 	dir := filepath.Join(tr.place.WorkDir, "tools")
 	require.NoError(tr.t, os.Rename(filepath.Join(dir, "docker.sh"), filepath.Join(dir, "docker")))
 	tr.cfg.RunnerEnv = append(tr.cfg.RunnerEnv, "PATH="+dir+":"+os.Getenv("PATH"))
+}
+
+// Symptom: a daemon that did not run was a failure of the script, so the build ran on no other machine.
+func TestAMachineWhoseDockerFailsIsAFaultOfTheSystem(t *testing.T) {
+	tr := newTrial(t)
+	docker := needs(t, "docker")
+	tr.cfg.Env = map[string]string{"DOCKER_HOST": "unix:///none", "PATH": filepath.Dir(docker) + ":" + os.Getenv("PATH")}
+	tr.file("a/action.yml", "runs: {using: docker, image: Dockerfile}\n")
+	tr.file("a/Dockerfile", "FROM scratch\n")
+	for _, action := range []string{"docker://busybox:1", "./a"} {
+		tr.steps("- {name: a, action: '" + action + "'}\n")
+		res := tr.run()
+		require.Equal(t, engine.Failure, res.Status)
+		require.Contains(t, res.Message, "its daemon does not answer: start it, or let this user use it")
+		require.True(t, res.System, res.Message)
+	}
+}
+
+func TestAnImageThatDockerCannotGetIsAFaultOfTheSystemUnlessItsNameIs(t *testing.T) {
+	for said, system := range map[string]bool{
+		`Get "https://r/v2/": dial tcp: lookup r: no such host`:                                true,
+		`Error: initializing source docker://r/a: pinging container registry r: i/o timeout`:   true,
+		"toomanyrequests: You have reached your pull rate limit":                               true,
+		"received unexpected HTTP status: 503 Service Unavailable":                             true,
+		"failed to register layer: write /x: no space left on device":                          true,
+		"manifest for r/a:1 not found: manifest unknown":                                       false,
+		"pull access denied for a, repository does not exist: denied: requested access is not": false,
+		"dial tcp: connection refused\nThe command '/bin/sh -c x' returned a non-zero code: 1": false,
+	} {
+		tr := newTrial(t)
+		fakeDocker(tr)
+		tr.file("says", said+"\n")
+		tr.file("a/action.yml", "runs: {using: docker, image: Dockerfile}\n")
+		for _, action := range []string{"docker://alpine:3", "./a"} {
+			tr.steps("- {name: a, action: '" + action + "'}\n")
+			res := tr.run()
+			require.Equal(t, engine.Failure, res.Status)
+			require.Contains(t, res.Message, "the docker command failed")
+			require.Equal(t, system, res.System, "%s: %s", said, res.Message)
+		}
+	}
 }
 
 // As actions/runner does in ContainerActionHandler.

@@ -72,7 +72,12 @@ func (x *running) exec(ctx context.Context, p process, env map[string]string) en
 	x.now.Status = engine.Running
 	x.shows = x.debug()
 	stdout, stderr := x.scanner(x.call.Place.Stdout), x.scanner(x.call.Place.Stderr)
-	p.Stdout, p.Stderr = stdout, stderr
+	p.Stdout = stdout
+	if p.Stderr == nil {
+		p.Stderr = stderr
+	} else {
+		p.Stderr = io.MultiWriter(stderr, p.Stderr)
+	}
 	x.mu.Lock()
 	x.errs = nil
 	x.mu.Unlock()

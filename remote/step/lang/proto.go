@@ -129,7 +129,7 @@ func (r *request) collect(d *draftValue, v *structpb.Value, depth int) {
 // Script returns a job with one step, named script, which runs text. ${{ has no meaning in the text. The error is an
 // [*Error] that calls the text field.
 func Script(field, text string) (*pb.Definition, error) {
-	at := place{path: field}
+	at, text := place{path: field}, withoutBOM(text)
 	switch {
 	case strings.TrimSpace(text) == "":
 		return nil, at.errorf("the script is empty; write the commands for the shell")

@@ -3,6 +3,7 @@ package lang
 import (
 	"cmp"
 	"fmt"
+	"path"
 	"strings"
 
 	"github.com/stepmux/stepmux/internal/lazyregexp"
@@ -39,14 +40,46 @@ func VetScript(name, text string) ([]*Error, error) {
 		return nil, err
 	}
 	var list []*Error
-	for _, w := range scriptWarnings(text) {
+	for _, w := range scriptWarnings(withoutBOM(text)) {
 		list = append(list, &Error{Where: name + ":1:1", Line: 1, Column: 1, Message: w})
 	}
 	return list, nil
 }
 
+// Interpreter returns the name of the program that the first line of a script names, without its directory. It is empty
+// if the line names none.
+func Interpreter(script string) string {
+	first, _, _ := strings.Cut(withoutBOM(script), "\n")
+	line, found := strings.CutPrefix(first, "#!")
+	words := strings.Fields(line)
+	if !found || len(words) == 0 {
+		return ""
+	}
+	name := path.Base(words[0])
+	for _, word := range words[1:] { // of env
+		if name != "env" {
+			break
+		}
+		if !strings.HasPrefix(word, "-") && !strings.Contains(word, "=") {
+			name = path.Base(word)
+		}
+	}
+	return name
+}
+
+// withoutBOM removes the byte order mark that some editors begin a file with. A shell takes it for a part of the first
+// command.
+func withoutBOM(script string) string { return strings.TrimPrefix(script, "\ufeff") }
+
+// readByBash matches the names of shells whose scripts bash and sh read as they do.
+var readByBash = lazyregexp.New(`\b(sh|bash|dash|ash)\b`)
+
 // scriptWarnings returns the warnings about a script.
 func scriptWarnings(script string) (list []string) {
+	if program := Interpreter(script); program != "" && !readByBash().MatchString(program) {
+		list = append(list, fmt.Sprintf("the first line names %.40q, but bash runs the script, or sh if there is no bash; "+
+			"write it for bash, or let it start %.40q", program, program))
+	}
 	if goesOn(script) {
 		list = append(list, goesOnWarning)
 	}
@@ -99,12 +132,8 @@ func (d *draft) shellScript() word {
 	return word{}
 }
 
-var (
-	// continued matches the end of a line of shell whose command goes on in the next line.
-	continued = lazyregexp.New(`(\\|\||&&)[ \t]*\n`)
-	// endsEarly matches the command that makes a shell end with the first command that fails.
-	endsEarly = lazyregexp.New(`(?m)^\s*set\s(.*\s)?(-[A-Za-z]*e[A-Za-z]*|errexit)(\s|;|$)`)
-)
+// continued matches the end of a line of shell whose command goes on in the next line.
+var continued = lazyregexp.New(`(\\|\||&&)[ \t]*\n`)
 
 // goesOn reports whether a script has several commands on lines of their own, and continues after one that fails.
 func goesOn(script string) bool {
@@ -114,5 +143,5 @@ func goesOn(script string) bool {
 			commands++
 		}
 	}
-	return commands > 1 && !endsEarly().MatchString(script)
+	return commands > 1 && !endsEarly(script)
 }
