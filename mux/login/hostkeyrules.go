@@ -56,7 +56,7 @@ func FirstUse(file string) (HostKeys, error) {
 		return HostKeys{}, err
 	}
 	lookup := func(_ context.Context, s server) (knowledge, error) { return firstUse(store, s) }
-	return HostKeys{[]hostKeyRule{{lookup: lookup, forget: store.Forget}}}, nil
+	return HostKeys{rules: []hostKeyRule{{lookup: lookup, forget: store.Forget}}}, nil
 }
 
 // firstUse returns the knowledge of FirstUse about a server.
