@@ -21,16 +21,20 @@ func removeArgv(dir string) []string {
 	return []string{"sh", "-c", beginMark + `exec rm -rf -- "$1"`, "stepmux-remove", dir}
 }
 
+// inputEnded is what askWrapper's script says if its stdin ends before the command does.
+const inputEnded = "stepmux-ask: standard input has ended"
+
 // askWrapper runs a command that may hang, until the command or stdin ends. If the kill finds no process group, setsid
 // has not called setsid(2) yet: it is killed itself, and then the group, which it may have made meanwhile.
-const askWrapper = beginMark + `exec 3<&0
+const askWrapper = beginMark + `command exec 3<&0 || { echo "` + inputEnded + `" >&2; exit 1; }
 if command -v setsid >/dev/null; then setsid "$@" </dev/null 3<&- & p=-$!; else "$@" </dev/null 3<&- & p=$!; fi
 {
 	while read -r x; do :; done
-	kill -s KILL -- "$p" || { kill -s KILL -- "${p#-}"; kill -s KILL -- "$p"; }
-} <&3 >/dev/null 2>&1 3<&- & watch=$!
+	echo "` + inputEnded + `" >&2
+	{ kill -s KILL -- "$p" || { kill -s KILL -- "${p#-}"; kill -s KILL -- "$p"; }; } 2>/dev/null
+} <&3 >/dev/null 3<&- & watch=$!
 wait "${p#-}"; s=$?
-kill -s KILL "$watch"
+kill -s KILL "$watch" 2>/dev/null
 exit "$s"`
 
 // versionArgv asks a runner for its version.
