@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -123,6 +125,27 @@ func TestAStartFileThatTakesStandardInputIsNamed(t *testing.T) {
 			require.ErrorContains(t, err, "its standard input had ended (do the start-up files of the login's shell take it")
 			require.NotContains(t, err.Error(), "Killed")
 		}
+	}
+}
+
+// Symptom: "no answer within 30s", twice: the process of the start-up file kept the output of each command open. With a
+// build, such a process makes its end take as long as StopTimeout.
+func TestAProcessThatAStartFileLeavesHoldsNothingUp(t *testing.T) {
+	t.Parallel()
+	pids := filepath.Join(t.TempDir(), "pids")
+	s := sshtest.OpenSSH(t, "ForceCommand "+sshtest.StartFile(t, "sleep 600 & echo $! >>"+pids))
+	defer func() {
+		text, _ := os.ReadFile(pids)
+		require.NoError(t, exec.Command("kill", strings.Fields(string(text))...).Run())
+	}()
+	for _, route := range []connector.Route{connector.Auto, connector.Streamlocal} {
+		b := newBuild(t, s, "b1", "no-such-program", func(c *connector.Config) { c.Route = route })
+		_, err := b.Connect(sshtest.Within(t))
+		require.ErrorContains(t, err, "exit status 127 (is \"no-such-program\" installed on the VM")
+		b = newBuild(t, s, "b2", runnertest.Command(t)[0], func(c *connector.Config) { c.Route = route })
+		_, err = b.Connect(sshtest.Within(t))
+		require.NoError(t, err, route)
+		require.NoError(t, b.Close(sshtest.Within(t)))
 	}
 }
 

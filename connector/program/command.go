@@ -35,6 +35,7 @@ if command -v setsid >/dev/null; then setsid "$@" </dev/null 3<&- & p=-$!; else 
 } <&3 >/dev/null 3<&- & watch=$!
 wait "${p#-}"; s=$?
 kill -s KILL "$watch" 2>/dev/null
+` + endMark + `
 exit "$s"`
 
 // versionArgv asks a runner for its version.
@@ -47,6 +48,13 @@ func versionArgv(runner []string) []string {
 const (
 	begun     = "stepmux-begun\n"
 	beginMark = `printf '%s-%s\n' stepmux begun; `
+)
+
+// ended begins the last line of a script, by endMark, which has the exit status $s: another process may have the output
+// of the script, and hold its end up. OpenSSH 9.2 does not always report the exit status before that.
+const (
+	ended   = "\nstepmux-ended "
+	endMark = `printf '\n%s-%s %s\n' stepmux ended "$s"`
 )
 
 // inspectPrefix begins each line of inspectScript's output, because a login shell may print other lines.
@@ -68,7 +76,9 @@ if [ -n "$p" ]; then
 	say head "$(od -An -tx1 -N20 "$p" | tr -d ' \n')"
 fi
 shift
-for p; do command -v "$p" >/dev/null && say other "$p"; done; :`
+for p; do command -v "$p" >/dev/null && say other "$p"; done
+s=0
+` + endMark
 
 // inspectArgv inspects a VM on which a program does not start.
 func inspectArgv(program string) []string {

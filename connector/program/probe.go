@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -22,6 +23,9 @@ const maxAnswer = wire.MaxVersionText
 // silentShare is the part of Config.Timeout that a login gets to begin a command, as a divisor, if the start of a relay
 // there has waited in vain before.
 const silentShare = 6
+
+// Leave is the mux.Command.Leave of commands whose output is small.
+const Leave = time.Second
 
 // otherRunners are the step runners that may replace the default one if that is missing.
 var otherRunners = []string{"gitlab-runner", "step-runner"}
@@ -177,7 +181,7 @@ func (f *finder) run(ctx context.Context, name, argv []string) (out []byte, stde
 	said, life, wait := &tail.Writer{}, ctx, f.Timeout
 	ctx, cancel := context.WithTimeoutCause(ctx, f.Timeout, noAnswer(f.Timeout))
 	defer cancel()
-	process, err := f.Conn.Start(ctx, mux.Command{Argv: argv, Stderr: said})
+	process, err := f.Conn.Start(ctx, mux.Command{Argv: argv, Stderr: said, Leave: Leave})
 	if err != nil {
 		return nil, "", err
 	}
@@ -190,7 +194,7 @@ func (f *finder) run(ctx context.Context, name, argv []string) (out []byte, stde
 	}
 	late := time.AfterFunc(wait, func() { stop(noAnswer(wait)) })
 	defer late.Stop()
-	began := false
+	began, status := false, -1
 	for buf := make([]byte, 4<<10); err == nil && len(out) <= maxAnswer; {
 		var n int
 		n, err = process.Read(buf)
@@ -198,6 +202,12 @@ func (f *finder) run(ctx context.Context, name, argv []string) (out []byte, stde
 		if _, after, found := bytes.Cut(out, []byte(begun)); found && !began {
 			began, out = true, after
 			late.Stop()
+		}
+		if text, told, found := bytes.Cut(out, []byte(ended)); found && status < 0 && bytes.HasSuffix(told, []byte("\n")) {
+			status, _ = strconv.Atoi(string(bytes.TrimSpace(told)))
+			out = text
+			late = time.AfterFunc(Leave, func() { stop(errLeft) })
+			defer late.Stop()
 		}
 	}
 	switch {
@@ -209,6 +219,12 @@ func (f *finder) run(ctx context.Context, name, argv []string) (out []byte, stde
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
+	switch {
+	case errors.Is(err, errLeft) && status == 0:
+		err = nil
+	case errors.Is(err, errLeft):
+		err = &mux.ExitError{Status: status}
+	}
 	if !began && life.Err() == nil && !mux.IsLost(err) {
 		if err == nil {
 			err = errors.New("exit status 0")
@@ -217,6 +233,9 @@ func (f *finder) run(ctx context.Context, name, argv []string) (out []byte, stde
 	}
 	return out, said.String(), err
 }
+
+// errLeft ends the wait for the end of a script's output, when the script has ended.
+var errLeft = errors.New("another process has its output")
 
 // noAnswer is the error of a command that did not answer in time.
 func noAnswer(wait time.Duration) error { return fmt.Errorf("no answer within %v", wait) }
