@@ -219,7 +219,7 @@ func (b *build) startServe(ready *prestarted) error {
 // other step runner needs a leash. A relay starts its own program, not the file at the path: a build may have
 // replaced that file.
 func (b *build) serveCommand(stderr *serveStderr) mux.Command {
-	command := mux.Command{Ready: b.c.socket, Stderr: stderr}
+	command := mux.Command{Ready: b.c.socket, Stderr: stderr, Leave: program.Leave}
 	if b.program.Kind == program.StepRunner {
 		command.Argv = leashArgv(b.program.Command, b.c.socket, min(maxLeashGrace, b.c.cfg.StopTimeout/2))
 		return command

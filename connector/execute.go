@@ -188,11 +188,36 @@ func (c *Connector) Execute(ctx context.Context, job Job, trace io.Writer) (Resu
 	if err != nil && calls.Err() != nil && !errors.Is(err, ctx.Err()) {
 		err = context.Cause(calls)
 	}
+	if err == nil && result.System && result.Status == Cancelled {
+		if err = b.relayEnd(ctx); err != nil {
+			result = Result{}
+		}
+	}
 	result.Message = termtext.Cut(result.Message, maxText)
 	if err = shortened(err); err != nil && !stays {
 		err = undelivered(ctx, job, err)
 	}
 	return result, err
+}
+
+// relayPatience is how long the end of a relay may take to be known after that of its step runners.
+const relayPatience = time.Second
+
+// relayEnd returns why the build's relay has ended, or nil if it has not. The step runner ends with its relay, and may
+// have the last word: that it is shutting down.
+func (b *build) relayEnd(ctx context.Context) error {
+	if b.relay == nil {
+		return nil
+	}
+	timer := time.NewTimer(relayPatience)
+	defer timer.Stop()
+	select {
+	case <-b.relay.Done():
+		return b.relay.Err()
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+	return nil
 }
 
 // undelivered marks err, of a job that was not sent, unless the job itself or its caller has caused it.

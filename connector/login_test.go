@@ -3,6 +3,10 @@ package connector_test
 import (
 	"context"
 	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -78,6 +82,70 @@ func TestALoginThatRunsNoCommandIsNamedAtOnce(t *testing.T) {
 				require.NotContains(t, err.Error(), "\x1b")
 			}
 		})
+	}
+}
+
+// Symptom: the error blamed ForceCommand, or asked whether the command is a step runner.
+func TestALoginThatReachesALimitIsToldWhichOneToRaise(t *testing.T) {
+	for name, at := range map[string]struct{ limit, hint string }{
+		"processes, dash": {"prlimit --nproc=1 setpriv --reuid=54321 --regid=54321 --clear-groups sh", "raise ulimit -u"},
+		"processes, bash": {"prlimit --nproc=1 setpriv --reuid=54321 --regid=54321 --clear-groups bash", "raise ulimit -u"},
+		"open files":      {"prlimit --nofile=5 sh", "raise ulimit -n"},
+		"memory":          {"prlimit --as=50000000 sh", "raise ulimit -v"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			sshtest.RequirePart(t, "util-linux", "/usr/bin/prlimit")
+			if strings.Contains(at.limit, "setpriv") {
+				sshtest.RequirePart(t, "util-linux", "/usr/bin/setpriv")
+				if os.Geteuid() != 0 {
+					t.Skip("part missing: root, which starts processes of another user")
+				}
+			}
+			s := sshtest.OpenSSH(t, "ForceCommand "+at.limit+` -c "$SSH_ORIGINAL_COMMAND"`)
+			for _, route := range []connector.Route{connector.Auto, connector.Streamlocal} {
+				b := newBuild(t, s, "b1", runnertest.Command(t)[0], func(c *connector.Config) { c.Route = route })
+				_, err := b.Connect(sshtest.Within(t))
+				require.ErrorContains(t, err, at.hint)
+				require.NotContains(t, err.Error(), "ForceCommand")
+				require.NotContains(t, err.Error(), "step runner?")
+			}
+		})
+	}
+}
+
+// Symptom: "exit status 137 (is the runner command a step runner?); it said: Killed".
+func TestAStartFileThatTakesStandardInputIsNamed(t *testing.T) {
+	t.Parallel()
+	for _, line := range []string{"exec </dev/null", "exec 0<&-"} {
+		s := sshtest.OpenSSH(t, "ForceCommand "+sshtest.StartFile(t, line))
+		for _, route := range []connector.Route{connector.Auto, connector.Streamlocal} {
+			b := newBuild(t, s, "b1", runnertest.Command(t)[0], func(c *connector.Config) { c.Route = route })
+			_, err := b.Connect(sshtest.Within(t))
+			require.ErrorContains(t, err, "its standard input had ended (do the start-up files of the login's shell take it")
+			require.NotContains(t, err.Error(), "Killed")
+		}
+	}
+}
+
+// Symptom: "no answer within 30s", twice: the process of the start-up file kept the output of each command open. With a
+// build, such a process makes its end take as long as StopTimeout.
+func TestAProcessThatAStartFileLeavesHoldsNothingUp(t *testing.T) {
+	t.Parallel()
+	pids := filepath.Join(t.TempDir(), "pids")
+	s := sshtest.OpenSSH(t, "ForceCommand "+sshtest.StartFile(t, "sleep 600 & echo $! >>"+pids))
+	defer func() {
+		text, _ := os.ReadFile(pids)
+		require.NoError(t, exec.Command("kill", strings.Fields(string(text))...).Run())
+	}()
+	for _, route := range []connector.Route{connector.Auto, connector.Streamlocal} {
+		b := newBuild(t, s, "b1", "no-such-program", func(c *connector.Config) { c.Route = route })
+		_, err := b.Connect(sshtest.Within(t))
+		require.ErrorContains(t, err, "exit status 127 (is \"no-such-program\" installed on the VM")
+		b = newBuild(t, s, "b2", runnertest.Command(t)[0], func(c *connector.Config) { c.Route = route })
+		_, err = b.Connect(sshtest.Within(t))
+		require.NoError(t, err, route)
+		require.NoError(t, b.Close(sshtest.Within(t)))
 	}
 }
 

@@ -109,9 +109,10 @@ func TestHowLongABuildWaitsForVMs(t *testing.T) {
 				}
 				group, err := instance.NewGroup(all...)
 				require.NoError(t, err)
+				var log sshtest.Log
 				attempts := map[string][]time.Time{}
 				p, err := instance.NewProvider(instance.Config{
-					Group: group, ConnectWait: c.wait,
+					Group: group, ConnectWait: c.wait, Logger: slog.New(slog.NewTextHandler(&log, nil)),
 					DialStart: func(id string, _ int) { attempts[id] = append(attempts[id], time.Now()) },
 				})
 				require.NoError(t, err)
@@ -127,6 +128,8 @@ func TestHowLongABuildWaitsForVMs(t *testing.T) {
 					return
 				}
 				require.Len(t, attempts, c.vms, "all are tried")
+				require.Equal(t, c.vms, strings.Count(log.String(), `level=WARN msg="not connected"`), log.String())
+				require.Equal(t, c.vms, strings.Count(log.String(), `level=WARN msg="instance refuses`), log.String())
 				for id, at := range attempts {
 					require.GreaterOrEqual(t, len(at), int(wait/time.Second)/2, id)
 				}

@@ -124,6 +124,16 @@ func (g *Group) awaitTime() time.Duration {
 	return g.connectWait
 }
 
+// awaits reports whether builds wait for a host that has refused a dial before, so that the reason is known.
+func (g *Group) awaits(id string) bool {
+	h, err := g.findHost(id)
+	if err != nil {
+		return false
+	}
+	known := g.healthOf(h)
+	return known.suspect != nil && known.isAwaited(g.awaitTime())
+}
+
 // healthOf returns a snapshot of a host's health.
 func (g *Group) healthOf(h *host) health {
 	g.mu.Lock()

@@ -114,11 +114,12 @@ func NewProvider(cfg Config) (*Provider, error) {
 }
 
 // logDial logs the outcome of an attempt to connect. The first failure of a dial is a warning if others follow: the
-// last failure is in the errors of the builds that waited.
+// last failure is in the errors of the builds that waited. Builds that wait for a host dial it again and again: the
+// failures after the first dial's are no warnings.
 func (p *Provider) logDial(id string, attempt int, took time.Duration, err error) {
 	if err != nil {
 		level := slog.LevelInfo
-		if attempt == 1 && !errors.Is(err, pool.ErrClosed) && !isPermanent(err) {
+		if attempt == 1 && !errors.Is(err, pool.ErrClosed) && !isPermanent(err) && !p.cfg.Group.awaits(id) {
 			level = slog.LevelWarn
 		}
 		p.cfg.Logger.Log(context.Background(), level, "not connected",

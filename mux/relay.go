@@ -22,6 +22,9 @@ import (
 // relayStartTimeout bounds the start of a relay, from the wait for a session to its hello. Tests change it.
 var relayStartTimeout = 30 * time.Second
 
+// relayLeave is the Command.Leave of a relay that has not said hello.
+const relayLeave = time.Second
+
 // Relay returns the connection's relay that runs cmd, such as `stepmux steps relay`, and starts it if it does not run
 // yet. The relay runs in one session and ends with the connection. ctx bounds the caller's wait; the start goes on
 // for other callers. If the program on the VM did not come up, the error is a [*relay.Error] with its last lines of
@@ -100,6 +103,7 @@ func (c *Conn) startRelay(ctx context.Context, cmd Command) (_ *relay.Relay, kee
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	said := &relayStderr{echo: func() { stop(relay.ErrOtherProgram) }}
+	cmd.Leave = relayLeave
 	cmd.Stderr = io.MultiWriter(said, cmp.Or[io.Writer](cmd.Stderr, io.Discard))
 	rtt := make(chan time.Duration, 1) // measured while the program starts
 	c.spawnOrRun(func() { rtt <- c.measureRTT(ctx) })
@@ -131,6 +135,7 @@ func (c *Conn) startRelay(ctx context.Context, cmd Command) (_ *relay.Relay, kee
 	if err != nil {
 		return nil, 0, err
 	}
+	p.leave.Store(0) // the last output of a relay that worked may take its time
 	c.exempt(p.sshChannel)
 	c.spawnOrRun(func() {
 		select {

@@ -31,6 +31,7 @@ func (c *Conn) startSession(ctx context.Context, cmd Command, open opener) (*ses
 
 // start runs cmd in the session, and closes the session if that fails.
 func (ch *sshChannel) start(ctx context.Context, cmd Command) (*sessionProcess, *Process, error) {
+	ch.leave.Store(int64(cmd.Leave))
 	if err := ch.exec(ctx, cmd); err != nil {
 		ch.Close()
 		return nil, nil, err

@@ -30,6 +30,7 @@ type sshChannel struct {
 	exit *ExitError    // the end of its process as the server reported it, nil if it has not; read after gone is closed
 
 	exitReceived atomic.Bool   // the peer has reported how its process ended, so the end of the channel is no loss
+	leave        atomic.Int64  // the Command.Leave of its process
 	closed       chan struct{} // closed by Close
 	closeOnce    sync.Once
 
@@ -66,14 +67,7 @@ func (c *Conn) open(ctx context.Context, op, kind string, extra []byte, slots *b
 		case <-abandoned:
 			ch.Close()
 		}
-		for req := range reqs {
-			if kind == "session" {
-				ch.noteExit(req)
-			}
-			if req.WantReply {
-				_ = req.Reply(false, nil) // an error means the channel is ending
-			}
-		}
+		ch.serve(kind, reqs)
 		if !ch.exitReceived.Load() {
 			c.confirm(context.Background())
 		}
@@ -100,6 +94,32 @@ func (c *Conn) open(ctx context.Context, op, kind string, extra []byte, slots *b
 	case <-ctx.Done():
 		close(abandoned)
 		return nil, fmt.Errorf("%s: %w", op, context.Cause(ctx))
+	}
+}
+
+// serve answers the peer's requests until the channel has ended.
+func (ch *sshChannel) serve(kind string, reqs <-chan *ssh.Request) {
+	var late <-chan time.Time
+	for {
+		select {
+		case req, ok := <-reqs:
+			if !ok {
+				return
+			}
+			if kind == "session" {
+				ch.noteExit(req)
+			}
+			if req.WantReply {
+				_ = req.Reply(false, nil) // an error means the channel is ending
+			}
+			if leave := ch.leave.Load(); leave > 0 && ch.exit != nil && late == nil {
+				timer := time.NewTimer(time.Duration(leave))
+				defer timer.Stop()
+				late = timer.C
+			}
+		case <-late:
+			ch.Close()
+		}
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/crypto/ssh"
 
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/flagfile"
 	"github.com/stepmux/stepmux/internal/testing/runnertest"
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
@@ -150,6 +151,11 @@ func TestCheckPassesTheConfigurationOfAManagerThatRuns(t *testing.T) {
 	before := namesIn(t, dir)
 	out, err := exec.CommandContext(sshtest.Within(t), runnertest.Manager(t), append(p.args, "--check",
 		"--metrics", ports[0], "--api-listen", ports[1], "--http-listen", ports[2])...).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	vm := sshtest.InProcess(t, embeddedvm.Config{})
+	out, err = exec.CommandContext(sshtest.Within(t), runnertest.Manager(t), append(p.args, "--check",
+		"--instance", "ssh://"+vm.User+"@"+vm.Addr, "--identity", vm.IdentityFile,
+		"--host-key", "first-use:"+filepath.Join(dir, "keys", "first-use"))...).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	require.Contains(t, string(out), "the configuration is valid")
 	require.Equal(t, before, namesIn(t, dir), "it makes no file")

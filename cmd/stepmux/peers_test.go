@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -66,6 +67,26 @@ func (s statusService) Status(context.Context, *pb.StatusRequest) (*pb.StatusRes
 	return &pb.StatusResponse{Json: []byte(s.json)}, s.err
 }
 
+// Symptom: a grpc error, in part without the socket, after up to a minute.
+func TestEveryCommandOfAManagerNamesOneThatIsStopped(t *testing.T) {
+	path := filepath.Join(sshtest.SocketDir(t), "c.sock")
+	listener, err := net.Listen("unix", path) // a stopped process has a socket and accepts nothing
+	require.NoError(t, err)
+	defer listener.Close()
+	script := filepath.Join(t.TempDir(), "x.sh")
+	require.NoError(t, os.WriteFile(script, []byte("set -e\n"), 0o600))
+	for _, args := range [][]string{
+		{"ps"}, {"builds"}, {"cancel", "b"}, {"logs", "b"}, {"drain", "vm"}, {"artifacts", "b", t.TempDir()}, {"submit", script},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond) // in place of probeTimeout
+		root := newRoot()
+		root.SetArgs(append(args, "--manager", path))
+		err := root.ExecuteContext(ctx)
+		cancel()
+		require.ErrorContains(t, err, "the manager at "+path+" does not answer within", args)
+	}
+}
+
 // oldRun answers as a stepmux run did that spoke HTTP to ps, drain and undrain.
 func oldRun(t *testing.T, listener net.Listener) {
 	mux := http.NewServeMux()
@@ -89,7 +110,7 @@ func TestASocketOfSomethingElseIsAnErrorThatSaysSo(t *testing.T) {
 		"a greeting":             {saying(func(c net.Conn) { _, _ = io.WriteString(c, "220 hi\x1b[2J\r\n") }), "ask "},
 		"a server that hangs up": {saying(func(net.Conn) {}), "(only the user that started it, and root, may)"},
 		"a server that is silent": {
-			saying(func(c net.Conn) { _, _ = io.Copy(io.Discard, c) }), "context deadline exceeded",
+			saying(func(c net.Conn) { _, _ = io.Copy(io.Discard, c) }), "does not answer within 10s: is its process stopped",
 		},
 		"another gRPC service": {serving(grpc.NewServer()), "unknown service stepmux.manager.v1.Manager"},
 		"an answer of no JSON": {answering("{]", nil), "read the status: the answer is not valid: "},
@@ -105,8 +126,8 @@ func TestASocketOfSomethingElseIsAnErrorThatSaysSo(t *testing.T) {
 			test.serve(t, listener)
 			for _, flag := range []string{"--control", "--manager"} {
 				ctx, cancel := context.WithTimeout(t.Context(), bound)
-				if strings.Contains(test.want, "deadline") {
-					ctx, cancel = context.WithTimeout(t.Context(), 100*time.Millisecond) // in place of controlTimeout
+				if strings.Contains(test.want, "does not answer") {
+					ctx, cancel = context.WithTimeout(t.Context(), 100*time.Millisecond) // in place of probeTimeout
 				}
 				root := newRoot()
 				root.SetArgs([]string{"ps", flag, path})

@@ -66,9 +66,10 @@ const (
 	tokenVar, caVar, fingerprintVar = "STEPMUX_TOKEN_FILE", "STEPMUX_MANAGER_CA", "STEPMUX_MANAGER_FINGERPRINT"
 	// reachTimeout bounds the first connection to such a manager.
 	reachTimeout = 15 * time.Second
-	// probeTimeout bounds the wait for the first bytes of a server on a unix socket.
-	probeTimeout = time.Second
 )
+
+// probeTimeout bounds the wait for the first bytes of a server on a unix socket.
+const probeTimeout = 10 * time.Second
 
 func (f *managerFlag) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.path, "manager", "", "socket of the manager, or https://HOST:PORT (default $"+managerVar+
@@ -134,25 +135,37 @@ func (f *managerFlag) dial(ctx context.Context, path string) (*grpc.ClientConn, 
 		return nil, noManager(path, err)
 	}
 	defer probe.Close() // not needed any more
-	if speaksHTTP1(ctx, probe) {
+	switch said := greeted(ctx, probe); {
+	case said == "HTTP/1.":
 		return nil, systemError(fmt.Errorf("ask stepmux at %s: the process there speaks HTTP/1.1, as a stepmux run of an "+
 			"older version does: ask it with the stepmux that started it", path))
+	case said == "" && !errors.Is(ctx.Err(), context.Canceled):
+		who := "the manager"
+		if f.run != "" {
+			who = "the stepmux run"
+		}
+		return nil, systemError(fmt.Errorf("%s at %s does not answer within %v: is its process stopped (SIGSTOP), or its "+
+			"machine overloaded?", who, path, probeTimeout))
 	}
 	conn, err := pb.Dial(path)
 	return conn, systemError(err)
 }
 
-// speaksHTTP1 reports whether the other end answers the greeting of a gRPC client by HTTP/1.1. gRPC does not always see
-// that answer: its next write may fail before, as the other end has closed the connection.
-func speaksHTTP1(ctx context.Context, conn net.Conn) bool {
+// greeted returns the beginning of the answer to the greeting of a gRPC client: empty if nothing comes in time, HTTP/1.
+// if the other end speaks HTTP/1.1. gRPC does not always see that answer: its next write may fail before, as the other
+// end has closed the connection.
+func greeted(ctx context.Context, conn net.Conn) string {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })() // it is open
 
 	said := make([]byte, len("HTTP/1."))
 	_, _ = io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") // an error means that there is no answer
-	_, err := io.ReadFull(conn, said)
-	return err == nil && string(said) == "HTTP/1."
+	n, err := io.ReadFull(conn, said)
+	if n == 0 && !errors.Is(err, os.ErrDeadlineExceeded) {
+		return "ended" // the call will say why
+	}
+	return string(said[:n])
 }
 
 // noManager returns the error of a socket that cannot be connected to, because of err.

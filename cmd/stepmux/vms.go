@@ -28,6 +28,7 @@ import (
 	"github.com/stepmux/stepmux/internal/flagfile"
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/internal/sshtarget"
+	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
@@ -194,6 +195,7 @@ func (f *vmFlags) group(ctx context.Context, log *slog.Logger) (*instance.Group,
 		fmt.Fprintln(os.Stderr, "stepmux: warning: --host-key insecure: anybody on the network can pose as the VMs, and "+
 			"read and change all that is sent")
 	}
+	f.way.Warn = warnOnce()
 	if f.inventory != "" {
 		return f.fromInventory(ctx, log)
 	}
@@ -206,6 +208,24 @@ func (f *vmFlags) group(ctx context.Context, log *slog.Logger) (*instance.Group,
 	}
 	group, err := instance.NewGroup(all...)
 	return group, func() {}, err
+}
+
+// maxTold bounds the warnings of a warnOnce.
+const maxTold = 100
+
+// warnOnce returns a function that prints a warning, unless it has printed the same one before: an inventory is read
+// again when it changes.
+func warnOnce() func(text string) {
+	var mu sync.Mutex
+	told := map[string]bool{}
+	return func(text string) {
+		mu.Lock()
+		defer mu.Unlock()
+		if !told[text] && len(told) < maxTold {
+			told[text] = true
+			fmt.Fprintln(os.Stderr, "stepmux: warning: "+termtext.Line(text))
+		}
+	}
 }
 
 // checkUse returns an error if the flags do not fit together, or do not fit the embedded VM if they name none.

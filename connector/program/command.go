@@ -21,16 +21,21 @@ func removeArgv(dir string) []string {
 	return []string{"sh", "-c", beginMark + `exec rm -rf -- "$1"`, "stepmux-remove", dir}
 }
 
+// inputEnded is what askWrapper's script says if its stdin ends before the command does.
+const inputEnded = "stepmux-ask: standard input has ended"
+
 // askWrapper runs a command that may hang, until the command or stdin ends. If the kill finds no process group, setsid
 // has not called setsid(2) yet: it is killed itself, and then the group, which it may have made meanwhile.
-const askWrapper = beginMark + `exec 3<&0
+const askWrapper = beginMark + `command exec 3<&0 || { echo "` + inputEnded + `" >&2; exit 1; }
 if command -v setsid >/dev/null; then setsid "$@" </dev/null 3<&- & p=-$!; else "$@" </dev/null 3<&- & p=$!; fi
 {
 	while read -r x; do :; done
-	kill -s KILL -- "$p" || { kill -s KILL -- "${p#-}"; kill -s KILL -- "$p"; }
-} <&3 >/dev/null 2>&1 3<&- & watch=$!
+	echo "` + inputEnded + `" >&2
+	{ kill -s KILL -- "$p" || { kill -s KILL -- "${p#-}"; kill -s KILL -- "$p"; }; } 2>/dev/null
+} <&3 >/dev/null 3<&- & watch=$!
 wait "${p#-}"; s=$?
-kill -s KILL "$watch"
+kill -s KILL "$watch" 2>/dev/null
+` + endMark + `
 exit "$s"`
 
 // versionArgv asks a runner for its version.
@@ -43,6 +48,13 @@ func versionArgv(runner []string) []string {
 const (
 	begun     = "stepmux-begun\n"
 	beginMark = `printf '%s-%s\n' stepmux begun; `
+)
+
+// ended begins the last line of a script, by endMark, which has the exit status $s: another process may have the output
+// of the script, and hold its end up. OpenSSH 9.2 does not always report the exit status before that.
+const (
+	ended   = "\nstepmux-ended "
+	endMark = `printf '\n%s-%s %s\n' stepmux ended "$s"`
 )
 
 // inspectPrefix begins each line of inspectScript's output, because a login shell may print other lines.
@@ -64,7 +76,9 @@ if [ -n "$p" ]; then
 	say head "$(od -An -tx1 -N20 "$p" | tr -d ' \n')"
 fi
 shift
-for p; do command -v "$p" >/dev/null && say other "$p"; done; :`
+for p; do command -v "$p" >/dev/null && say other "$p"; done
+s=0
+` + endMark
 
 // inspectArgv inspects a VM on which a program does not start.
 func inspectArgv(program string) []string {

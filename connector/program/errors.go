@@ -3,6 +3,9 @@ package program
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/stepmux/stepmux/internal/termtext"
@@ -20,6 +23,32 @@ const NotRunHint = "is another program named by ForceCommand in sshd_config or b
 	"the login's shell no shell, or do its start-up files end it, start another (exec) or read standard input? " +
 	"stepmux doctor examines it"
 
+// limitReached matches what shells, setsid and Go's runtime say when a limit of the login keeps them from starting.
+var limitReached = map[string]*regexp.Regexp{
+	"the login's user has as many processes as allowed: raise ulimit -u where it is set, in the login's start-up files, " +
+		"/etc/security/limits.conf, or TasksMax of the user's slice": regexp.MustCompile(
+		`(?i)\bcan(?:no|')t v?fork\b|\bv?fork(?:: | failed).*unavailable|resource temporarily unavailable|` +
+			`no more processes`),
+	"the login may have no more open files: raise ulimit -n where it is set, in the login's start-up files or " +
+		"/etc/security/limits.conf": regexp.MustCompile(`(?i)too many open files|: [0-9]+: Invalid argument`), // so says dash of a descriptor above the limit
+	"the login gets no memory: raise ulimit -v where it is set, or give the VM more memory": regexp.MustCompile(
+		`(?i)can(?:no|')t allocate memory|out of memory`),
+}
+
+// Advice returns what to change on a VM whose login cannot start a process, by what the VM said: a limit of the login,
+// or else otherwise. It is empty if that text has the advice.
+func Advice(said, otherwise string) string {
+	if strings.Contains(said, "raise ulimit") { // added by package tail
+		return ""
+	}
+	for _, hint := range slices.Sorted(maps.Keys(limitReached)) {
+		if limitReached[hint].MatchString(said) {
+			return hint
+		}
+	}
+	return otherwise
+}
+
 // unanswered returns the error of a command that had not answered when its caller gave up. said is the VM's text.
 func unanswered(command, said string) error {
 	if said != "" {
@@ -32,7 +61,7 @@ func unanswered(command, said string) error {
 // and stderr what the VM printed.
 func notRun(command []string, why error, stdout []byte, stderr string) error {
 	said, err := NotRun(strings.Join(shown(command), " "), why, stdout, stderr)
-	return notStarted(err, said, NotRunHint)
+	return notStarted(err, said, Advice(said, NotRunHint))
 }
 
 // NotRun returns an error that wraps ErrNotRun, and the text that the VM printed in place of the command, as a bounded

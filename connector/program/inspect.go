@@ -45,7 +45,7 @@ func (f *finder) unusable(ctx context.Context, runner []string, failed *ServeErr
 		bad.problem = "cannot be started"
 		failed.Hint = fmt.Sprintf("%q is there, but not the interpreter or the libraries it needs%s", name, orBootstrap)
 	default:
-		failed.Hint = "is the runner command a step runner?"
+		failed.Hint = Advice(failed.Stderr, "is the runner command a step runner?")
 		return failed
 	}
 	if f.Relay == OnlyRelay && hinted != nil {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -22,6 +23,9 @@ const maxAnswer = wire.MaxVersionText
 // silentShare is the part of Config.Timeout that a login gets to begin a command, as a divisor, if the start of a relay
 // there has waited in vain before.
 const silentShare = 6
+
+// Leave is the mux.Command.Leave of commands whose output is small.
+const Leave = time.Second
 
 // otherRunners are the step runners that may replace the default one if that is missing.
 var otherRunners = []string{"gitlab-runner", "step-runner"}
@@ -141,6 +145,10 @@ func (f *finder) askVersion(ctx context.Context, runner []string) (*Program, err
 		return nil, unanswered(name+" --version", stderr)
 	case mux.IsLost(err) || errors.Is(err, mux.ErrForbidden) || errors.Is(err, ErrNotRun):
 		return nil, err
+	case strings.Contains(stderr, inputEnded):
+		err = fmt.Errorf("ask %q for its version: its standard input had ended", name)
+		return nil, notStarted(err, "", "do the start-up files of the login's shell take it, as exec </dev/null does? "+
+			"they may not: first in .bashrc, [ -t 0 ] || return")
 	case err != nil && code < 0:
 		return nil, notStarted(fmt.Errorf("ask %q for its version: %w", name, err), stderr, "is it a step runner?")
 	case err != nil:
@@ -173,7 +181,7 @@ func (f *finder) run(ctx context.Context, name, argv []string) (out []byte, stde
 	said, life, wait := &tail.Writer{}, ctx, f.Timeout
 	ctx, cancel := context.WithTimeoutCause(ctx, f.Timeout, noAnswer(f.Timeout))
 	defer cancel()
-	process, err := f.Conn.Start(ctx, mux.Command{Argv: argv, Stderr: said})
+	process, err := f.Conn.Start(ctx, mux.Command{Argv: argv, Stderr: said, Leave: Leave})
 	if err != nil {
 		return nil, "", err
 	}
@@ -186,7 +194,7 @@ func (f *finder) run(ctx context.Context, name, argv []string) (out []byte, stde
 	}
 	late := time.AfterFunc(wait, func() { stop(noAnswer(wait)) })
 	defer late.Stop()
-	began := false
+	began, status := false, -1
 	for buf := make([]byte, 4<<10); err == nil && len(out) <= maxAnswer; {
 		var n int
 		n, err = process.Read(buf)
@@ -194,6 +202,12 @@ func (f *finder) run(ctx context.Context, name, argv []string) (out []byte, stde
 		if _, after, found := bytes.Cut(out, []byte(begun)); found && !began {
 			began, out = true, after
 			late.Stop()
+		}
+		if text, told, found := bytes.Cut(out, []byte(ended)); found && status < 0 && bytes.HasSuffix(told, []byte("\n")) {
+			status, _ = strconv.Atoi(string(bytes.TrimSpace(told)))
+			out = text
+			late = time.AfterFunc(Leave, func() { stop(errLeft) })
+			defer late.Stop()
 		}
 	}
 	switch {
@@ -205,6 +219,12 @@ func (f *finder) run(ctx context.Context, name, argv []string) (out []byte, stde
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
+	switch {
+	case errors.Is(err, errLeft) && status == 0:
+		err = nil
+	case errors.Is(err, errLeft):
+		err = &mux.ExitError{Status: status}
+	}
 	if !began && life.Err() == nil && !mux.IsLost(err) {
 		if err == nil {
 			err = errors.New("exit status 0")
@@ -213,6 +233,9 @@ func (f *finder) run(ctx context.Context, name, argv []string) (out []byte, stde
 	}
 	return out, said.String(), err
 }
+
+// errLeft ends the wait for the end of a script's output, when the script has ended.
+var errLeft = errors.New("another process has its output")
 
 // noAnswer is the error of a command that did not answer in time.
 func noAnswer(wait time.Duration) error { return fmt.Errorf("no answer within %v", wait) }

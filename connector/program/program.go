@@ -131,7 +131,11 @@ func (cfg *Config) StartRelay(ctx context.Context, runner []string) (*relay.Rela
 	case failed.ExitCode == 126, failed.ExitCode == 127:
 		return nil, fmt.Errorf("%w (%s)", err, MissingHint(runner))
 	default:
-		return nil, fmt.Errorf("%w (is the runner command a stepmux that has the command steps relay?)", err)
+		const hint = "is the runner command a stepmux that has the command steps relay?"
+		if advice := Advice(failed.Stderr, hint); advice != "" {
+			err = fmt.Errorf("%w (%s)", err, advice)
+		}
+		return nil, err
 	}
 }
 

@@ -3,7 +3,6 @@ package script
 import (
 	"fmt"
 
-	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/mux"
 )
 
@@ -55,7 +54,6 @@ var hints = map[string]string{
 	"tool": "install it on the VM, for example with coreutils, util-linux and grep; " +
 		"or install stepmux there, which needs no other program",
 	"truncated": "the connection broke while it was sent; try again",
-	stageLogin:  program.NotRunHint,
 	stageGuard:  "was it killed, by lack of memory perhaps?",
 }
 

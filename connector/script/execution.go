@@ -135,7 +135,7 @@ func (p *process) begin(ctx context.Context, s spec) error {
 	}
 	p.stderr.flush()
 	said, err := program.NotRun(s.name, err, append(p.rest, p.stdout.Rest()...), p.stderr.tail.String())
-	return machineError(stageLogin, said, err)
+	return &MachineError{Stage: stageLogin, Text: said, Hint: program.Advice(said, program.NotRunHint), Err: err}
 }
 
 // newKey returns an unguessable key.

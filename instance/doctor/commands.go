@@ -179,7 +179,7 @@ func (e *examination) judgeNotRun(out output) Finding {
 	if said += termtext.Short(out.stderr, maxReason); said != "" {
 		detail += "; it said: " + said
 	}
-	return failure(checkShell, detail, change)
+	return failure(checkShell, detail, program.Advice(said, change))
 }
 
 // first returns the beginning of a text.

@@ -450,7 +450,10 @@ func TestALoginThatRunsNoCommandFailsWithTheAdviceThatFits(t *testing.T) {
 		"refusal that quotes":            {force: `echo "$SSH_ORIGINAL_COMMAND"`, said: "it said: printf", change: forced},
 		"program that copies":            {force: "cat", said: "no answer within", change: waits},
 		"shell that ends at once":        {force: "true", said: "exit status 0$", change: forced},
-		"output for a terminal":          {force: `printf '\033[2Jx'`, said: `it said: \[2Jx$`, change: forced},
+		"limit of processes": {
+			force: "echo sh: 1: Cannot fork >&2; exit 2", said: "Cannot fork$", change: "raise ulimit -u",
+		},
+		"output for a terminal": {force: `printf '\033[2Jx'`, said: `it said: \[2Jx$`, change: forced},
 	} {
 		t.Run(name, func(t *testing.T) {
 			force := at.force

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"golang.org/x/crypto/ssh"
+	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/boundedfile"
 )
@@ -33,19 +34,22 @@ type Store struct {
 	now   func() time.Time
 }
 
-// Open checks that the file can be used. It creates the file and its directory if they do not exist.
+// Open checks that the file can be used. It makes nothing: the first Keep creates the file and its directory.
 func Open(path string) (*Store, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return nil, fmt.Errorf("open store of host keys: %w", err)
 	}
 	s := &Store{path: path, limit: maxEntries, now: time.Now}
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return nil, fmt.Errorf("open store of host keys: %w", err)
-	}
 	// O_APPEND: Open writes no byte, but a file that cannot be written is an error now.
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND|openFlags, fileMode)
-	if err != nil {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|openFlags, 0)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		if err = mayCreate(filepath.Dir(path)); err == nil {
+			return s, nil
+		}
+		fallthrough
+	case err != nil:
 		return nil, fmt.Errorf("open store of host keys: %w", err)
 	}
 	f.Close()
@@ -53,6 +57,18 @@ func Open(path string) (*Store, error) {
 		return nil, err
 	}
 	return s, nil
+}
+
+// mayCreate returns an error if no file can be created in dir, or no directory dir where it is missing.
+func mayCreate(dir string) error {
+	err := unix.Access(dir, unix.W_OK|unix.X_OK)
+	if errors.Is(err, os.ErrNotExist) && dir != filepath.Dir(dir) {
+		return mayCreate(filepath.Dir(dir))
+	}
+	if err != nil {
+		return fmt.Errorf("create a file in %s: %w", dir, err)
+	}
+	return nil
 }
 
 // Path returns the name of the file.
@@ -118,6 +134,9 @@ func (s *Store) Forget(ctx context.Context, ids ...string) error {
 
 // change applies fn to the entries under the lock, and writes the result if fn reports a change.
 func (s *Store) change(ctx context.Context, fn func([]entry) ([]entry, bool)) error {
+	if err := os.MkdirAll(filepath.Dir(s.path), 0o700); err != nil {
+		return fmt.Errorf("write store of host keys: %w", err)
+	}
 	unlock, err := s.lock(ctx)
 	if err != nil {
 		return fmt.Errorf("lock store of host keys: %w", err)

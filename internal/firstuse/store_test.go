@@ -221,9 +221,27 @@ func TestFilesThatAreNoStoreAreRefused(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist, "nothing is made through a link")
 }
 
+// Symptom: a check of a configuration made the file and its directory.
+func TestOpenMakesNothingAndTellsWhatKeepCannot(t *testing.T) {
+	dir := t.TempDir()
+	s, err := Open(filepath.Join(dir, "a", "b", "keys"))
+	require.NoError(t, err)
+	require.NoDirExists(t, filepath.Join(dir, "a"))
+	key, err := s.Key("i-1")
+	require.NoError(t, err)
+	require.Nil(t, key)
+	require.NoError(t, s.Forget(t.Context(), "i-1"))
+	keep(t, s, "i-1", newKey(t, 1))
+	require.Contains(t, text(t, s), "i-1 ")
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o600))
+	_, err = Open(filepath.Join(dir, "file", "keys"))
+	require.ErrorContains(t, err, "not a directory")
+}
+
 func TestLineWrittenByHandCounts(t *testing.T) {
 	s := open(t)
 	line, _, _ := bytes.Cut([]byte(entry{id: "i-1", key: newKey(t, 1)}.line()), []byte(" last-used"))
+	require.NoError(t, os.Mkdir(filepath.Dir(s.path), 0o700))
 	require.NoError(t, os.WriteFile(s.path, append([]byte("# by hand\n\n"), line...), 0o600))
 	require.Equal(t, newKey(t, 1).Marshal(), keep(t, s, "i-1", newKey(t, 2)).Marshal())
 	keep(t, s, "i-2", newKey(t, 3))
@@ -234,6 +252,7 @@ func TestLineWrittenByHandCounts(t *testing.T) {
 
 func TestWaitForAnotherWriterEndsWithTheContext(t *testing.T) {
 	s := open(t)
+	require.NoError(t, os.Mkdir(filepath.Dir(s.path), 0o700))
 	unlock, err := s.lock(t.Context())
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancelCause(t.Context())

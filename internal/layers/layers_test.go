@@ -27,7 +27,9 @@ var allowed = map[string][]string{
 		"mux/channel", "internal/streams", "internal/wire", "internal/alive", "internal/coalesce", "internal/tail",
 		"internal/hooks",
 	},
-	"mux/login": {"internal/boundedfile", "internal/firstuse", "internal/percent", "internal/subprocess"},
+	"mux/login": {
+		"internal/boundedfile", "internal/firstuse", "internal/percent", "internal/spell", "internal/subprocess",
+	},
 	"mux": {
 		"internal/plural",
 		"mux/channel", "mux/relay", "mux/login",

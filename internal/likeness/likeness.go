@@ -23,13 +23,17 @@ func Of(text string, own ...string) string {
 			text = strings.ReplaceAll(text, name, mark)
 		}
 	}
-	return words.ReplaceAllStringFunc(text, func(word string) string {
+	text = words.ReplaceAllStringFunc(text, func(word string) string {
 		if differs(word) {
 			return mark
 		}
 		return word
 	})
+	return joined.ReplaceAllString(text, mark)
 }
+
+// joined matches the parts of one name, some of which may be a name of the build.
+var joined = regexp.MustCompile(mark + `(?:[-._]` + mark + `)+`)
 
 // minHex and minRandom are the least lengths of a hexadecimal identifier and of a random name.
 const minHex, minRandom = 4, 8

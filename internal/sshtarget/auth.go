@@ -65,9 +65,15 @@ func (r *Resolver) setAuth(ctx context.Context, s *settings, cfg *mux.Config) er
 	return nil
 }
 
-// OfFlag returns err as an error about the value of a flag, unless err is about another flag already.
+// ownFileError is an error in a file that ssh reads, too, and that no flag names.
+type ownFileError struct{ error }
+
+// Unwrap returns the cause.
+func (e ownFileError) Unwrap() error { return e.error }
+
+// OfFlag returns err as an error about the value of a flag, unless err is about another flag or a file already.
 func OfFlag(flag string, err error) error {
-	if strings.HasPrefix(err.Error(), "--") {
+	if _, ownFile := errors.AsType[ownFileError](err); ownFile || strings.HasPrefix(err.Error(), "--") {
 		return err
 	}
 	return fmt.Errorf("%s: %w", flag, err)

@@ -20,9 +20,13 @@ const forms = "want ssh://[USER@]HOST[:PORT], or [USER@]NAME[:PORT] with a NAME 
 // parsePlace reads ssh://[USER@]HOST[:PORT], or [USER@]NAME[:PORT].
 func parsePlace(text string) (place, error) {
 	p, err := place{}, error(nil)
-	if strings.Contains(text, "://") {
+	rest, isURL := strings.CutPrefix(text, "ssh:")
+	switch {
+	case strings.Contains(text, "://"):
 		p, err = parseURL(text)
-	} else {
+	case isURL && strings.ContainsAny(rest, "/@"): // it would be the user's name
+		return place{}, fmt.Errorf("%q: two slashes follow ssh: %s", text, forms)
+	default:
 		p, err = parseName(text)
 	}
 	switch {

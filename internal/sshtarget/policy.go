@@ -133,11 +133,18 @@ func (r *Resolver) knownHosts(s *settings) (login.HostKeys, error) {
 	}
 	keys, err := login.KnownHosts(files...)
 	if err != nil {
-		err = fmt.Errorf("%w%s", err, help)
-		if len(r.cfg.KnownHosts) > 0 {
-			err = OfFlag("--known-hosts", err)
+		if errors.Is(err, os.ErrNotExist) {
+			err = fmt.Errorf("%w%s", err, help)
 		}
-		return login.HostKeys{}, err
+		if len(r.cfg.KnownHosts) > 0 {
+			return login.HostKeys{}, OfFlag("--known-hosts", err)
+		}
+		return login.HostKeys{}, ownFileError{err}
+	}
+	for _, text := range keys.Warnings() {
+		if r.cfg.Warn != nil {
+			r.cfg.Warn(text)
+		}
 	}
 	r.hosts[key] = keys
 	return keys, nil

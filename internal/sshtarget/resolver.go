@@ -30,6 +30,8 @@ type ResolverConfig struct {
 	// KeepaliveInterval, KeepaliveTimeout and SessionLimit are as in mux.Config.
 	KeepaliveInterval, KeepaliveTimeout time.Duration
 	SessionLimit                        int
+	// Warn gets warnings about the files that are read, when a Resolver reads them for the first time. May be nil.
+	Warn func(text string)
 }
 
 // Resolver finds out how to reach machines. It is not safe for concurrent use.

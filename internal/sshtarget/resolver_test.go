@@ -347,6 +347,16 @@ func TestPolicies(t *testing.T) {
 		t, ResolverConfig{Policies: policies(t, "known-hosts", "insecure")},
 	).Target(t.Context(), Host{Place: where})
 	require.ErrorContains(t, err, "known_hosts:1: ")
+	require.NotContains(t, err.Error(), "ssh-keyscan", "it would replace the good lines")
+	require.NotContains(t, OfFlag("--instance", err).Error(), "--instance", "the flag is not to blame")
+	put(t, filepath.Join(h, ".ssh", "known_hosts"), "garbage\nvm "+line(vm.HostKey)+"\n")
+	var warned []string
+	_, err = resolver(t, ResolverConfig{
+		Policies: policies(t, "known-hosts"), Warn: func(text string) { warned = append(warned, text) },
+	}).Target(t.Context(), Machine{Place: where})
+	require.NoError(t, err)
+	require.Len(t, warned, 1)
+	require.Contains(t, warned[0], "known_hosts:1: ")
 	target, err := resolver(
 		t, ResolverConfig{Policies: policies(t, "known-hosts"), KnownHosts: []string{vm.KnownHosts}},
 	).Target(t.Context(), Host{Place: where})

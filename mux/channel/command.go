@@ -6,6 +6,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"time"
 )
 
 // Command is a command to start on the VM. Either Argv or Line is required.
@@ -30,6 +31,10 @@ type Command struct {
 	// session a Stderr that blocks also stalls the process's stdout: both share the channel's window (RFC 4254,
 	// section 5.2). After its first error the rest is discarded.
 	Stderr io.Writer
+	// Leave is how long the process may have exited while its channel stays open, as another process has its output:
+	// one that a start-up file of the login has left in the background. Then the channel is closed, and output that
+	// comes later is lost. If zero, the process has not ended before that output has. A relay ignores Leave.
+	Leave time.Duration
 }
 
 // maxInput bounds Command.Input. It fits the initial window of every route.

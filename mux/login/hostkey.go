@@ -15,7 +15,10 @@ import (
 // HostKeys is a policy for host keys: it decides whether a server's key is the right one. It is a chain of rules.
 // Each rule accepts a key, refuses it, or passes it to the next; a key that the last rule passes on is refused. The
 // zero value has no rules; mux.Dial refuses it. HostKeys is safe for concurrent use.
-type HostKeys struct{ rules []hostKeyRule }
+type HostKeys struct {
+	rules    []hostKeyRule
+	warnings []string
+}
 
 // hostKeyRule is one rule of a policy.
 type hostKeyRule struct {
@@ -27,7 +30,7 @@ type hostKeyRule struct {
 
 // policyOf returns a policy of one rule that does not learn.
 func policyOf(lookup func(context.Context, server) (knowledge, error)) HostKeys {
-	return HostKeys{[]hostKeyRule{{lookup: lookup}}}
+	return HostKeys{rules: []hostKeyRule{{lookup: lookup}}}
 }
 
 // server is a server whose host key is verified.
@@ -67,12 +70,16 @@ func (e notKnown) Unwrap() error { return errNotKnown }
 // IsZero reports whether h has no rules.
 func (h HostKeys) IsZero() bool { return len(h.rules) == 0 }
 
+// Warnings returns texts about lines that [KnownHosts] passed over when it was called, as they cannot be read.
+func (h HostKeys) Warnings() []string { return slices.Clone(h.warnings) }
+
 // FirstOf joins policies into one: the first that accepts or refuses a key decides. A key that a known_hosts file
 // marks as @revoked is refused wherever the file stands in the chain.
 func FirstOf(policies ...HostKeys) HostKeys {
 	var all HostKeys
 	for _, p := range policies {
 		all.rules = append(all.rules, p.rules...)
+		all.warnings = append(all.warnings, p.warnings...)
 	}
 	return all
 }

@@ -127,24 +127,63 @@ func TestBadKnownHostsAreAnErrorWithFileAndLine(t *testing.T) {
 	require.ErrorContains(t, err, "is a directory")
 	good, _ := sshtest.NewKey(t)
 	for _, bad := range []string{
-		"vm ssh-ed25519 nonsense\n",
 		"@revoked * ssh-rsa AAAA\n",
-		"vm and nonsense\n",
+		"@cert-authority *\n",
 		// Symptom: such a line was passed over without a word, so that a key was not revoked.
 		hostLine("@revoke", "*", good.PublicKey()),
+		hostLine("@Revoked", "*", good.PublicKey()),
 		hostLine("@revoked @revoked", "*", good.PublicKey()),
 		strings.Replace(hostLine("@revoked", "*", good.PublicKey()), "ssh-ed25519", "ssh-ed2551", 1),
-		hostLine("", "[vm]22", good.PublicKey()),
-		hostLine("", "|1|salt", good.PublicKey()),
-		hostLine("", "|1|c2FsdA==|!", good.PublicKey()),
+		"vm " + strings.Repeat("A", 64<<10) + "\n", // the library ends there
 	} {
 		_, err := login.KnownHosts(write(t, "known_hosts", hostLine("", "vm", good.PublicKey())+"\n"+bad))
 		require.ErrorContains(t, err, "known_hosts:3: ", bad)
+		require.ErrorContains(t, err, "(correct or remove the line)", bad)
 	}
 	_, err = login.KnownHosts(filepath.Join(t.TempDir(), "none"))
 	require.ErrorIs(t, err, os.ErrNotExist)
 	_, err = login.KnownHosts(os.DevNull)
 	require.NoError(t, err)
+}
+
+// Symptom: one such line about another host refused every VM. ssh passes it over.
+func TestALineOfKnownHostsThatCannotBeReadIsPassedOverAsBySSH(t *testing.T) {
+	s, good := sshtest.InProcess(t, embeddedvm.Config{}), ""
+	good = hostLine("", knownhosts.Normalize(s.Addr), s.HostKey)
+	for _, bad := range []string{
+		"vm ssh-ed25519 nonsense\n",
+		"vm and nonsense\n",
+		"onlyhost\n",
+		"old.example.com 1024 35 12345678901234567890\n", // a key of SSH 1
+		"127.0.0.1: Connection refused\n",                // of an ssh-keyscan
+		strings.Replace(hostLine("", "vm", s.HostKey), "ssh-ed25519", "ssh-ed2551", 1),
+		hostLine("@foo", "*", s.HostKey),
+		hostLine("", "[vm]22", s.HostKey),
+		hostLine("", "|1|salt", s.HostKey),
+		hostLine("", "|1|c2FsdA==|!", s.HostKey),
+	} {
+		keys := known(t, bad, good)
+		require.NoError(t, dialError(t, s, keys), bad)
+		require.NoError(t, dialError(t, s, command(t, "echo '"+strings.TrimSpace(bad)+"'; echo '"+
+			strings.TrimSpace(good)+"'")), bad)
+		require.Len(t, keys.Warnings(), 1, bad)
+		require.Regexp(t, `^passed over .*known_hosts:1: not a host and its key: .*\(correct or remove the line\)$`,
+			keys.Warnings()[0])
+		require.NotContains(t, keys.Warnings()[0], "EOF")
+		require.ErrorContains(t, dialError(t, s, known(t, hostLine("", "vm", s.HostKey), bad)), "known_hosts:2: not a host",
+			"the line may be that of the VM")
+		_, err := login.KnownHosts(write(t, "known_hosts", bad))
+		require.ErrorContains(t, err, "known_hosts:1: ", "no line can be read")
+		sshtest.RequirePart(t, "openssh-client", "/usr/bin/ssh")
+		_, port, err := net.SplitHostPort(s.Addr)
+		require.NoError(t, err)
+		out, err := exec.Command("ssh", "-F", "none", "-p", port, "-o", "BatchMode=yes", "-i", s.IdentityFile,
+			"-o", "IdentitiesOnly=yes", "-o", "IdentityAgent=none", "-o", "GlobalKnownHostsFile=none",
+			"-o", "UserKnownHostsFile="+write(t, "known_hosts", bad+good), "-o", "StrictHostKeyChecking=yes",
+			s.User+"@127.0.0.1", "exit 0").CombinedOutput()
+		require.NoError(t, err, "ssh: %s: %s", bad, out)
+	}
+	require.Contains(t, known(t, strings.Repeat("no\n", 10), good).Warnings(), "passed over 7 more such lines")
 }
 
 // Symptom: a file that had no other keys was an error.

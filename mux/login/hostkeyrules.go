@@ -48,7 +48,7 @@ func InsecureHostKeys() HostKeys {
 // key. A machine is known by its mux.Config.MachineID, never by its address. A key is remembered after the first
 // login with it, until [HostKeys.Forget] or until the machine was not reached for 90 days.
 //
-// The file is created if it does not exist. It has the form of known_hosts, with identities in place of names; any
+// The file is created with the first key, if it does not exist. It has the form of known_hosts, with identities in place of names; any
 // number of processes may use it at the same time.
 func FirstUse(file string) (HostKeys, error) {
 	store, err := firstuse.Open(file)
@@ -56,7 +56,7 @@ func FirstUse(file string) (HostKeys, error) {
 		return HostKeys{}, err
 	}
 	lookup := func(_ context.Context, s server) (knowledge, error) { return firstUse(store, s) }
-	return HostKeys{[]hostKeyRule{{lookup: lookup, forget: store.Forget}}}, nil
+	return HostKeys{rules: []hostKeyRule{{lookup: lookup, forget: store.Forget}}}, nil
 }
 
 // firstUse returns the knowledge of FirstUse about a server.

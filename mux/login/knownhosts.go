@@ -1,11 +1,13 @@
 package login
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"slices"
@@ -16,6 +18,7 @@ import (
 	sshknownhosts "golang.org/x/crypto/ssh/knownhosts"
 
 	"github.com/stepmux/stepmux/internal/boundedfile"
+	"github.com/stepmux/stepmux/internal/spell"
 )
 
 // maxKnownHosts bounds a known_hosts file.
@@ -23,13 +26,16 @@ const maxKnownHosts = 64 << 20
 
 // KnownHosts accepts the keys that OpenSSH known_hosts files list for the address, and certificates signed by the
 // authorities that they list for it (@cert-authority). It refuses @revoked keys. The key of a server that is not
-// listed goes to the next rule. The files are read at once, so that a bad line is reported early, and again for each
-// connection. Keys of types that cannot be used here, such as DSA, are passed over.
+// listed goes to the next rule. The files are read at once, so that a bad file is reported early, and again for each
+// connection. Keys of types that cannot be used here, such as DSA, are passed over. So are lines that cannot be read, as
+// by ssh: [HostKeys.Warnings] names them. It is an error if such a line may revoke a key or name an authority, or if no
+// line can be read.
 func KnownHosts(files ...string) (HostKeys, error) {
-	if _, err := readKnownHosts(files); err != nil {
+	now, err := readKnownHosts(files)
+	if err != nil {
 		return HostKeys{}, err
 	}
-	return policyOf(func(_ context.Context, s server) (knowledge, error) {
+	keys := policyOf(func(_ context.Context, s server) (knowledge, error) {
 		db, err := readKnownHosts(files)
 		if err != nil {
 			return knowledge{}, err
@@ -39,7 +45,9 @@ func KnownHosts(files ...string) (HostKeys, error) {
 			return db.check(s, remote, key)
 		}
 		return known, nil
-	}), nil
+	})
+	keys.warnings = now.bad.texts()
+	return keys, nil
 }
 
 // hostDB holds the content of known_hosts files.
@@ -49,6 +57,7 @@ type hostDB struct {
 	revoked map[string]bool // by marshaled key
 	// patterns are the lines, as file:line, that ssh-keygen -R does not find by the name of a host.
 	patterns map[string]bool
+	bad      badLines
 	// printed is set if no file that remains has the lines.
 	printed bool
 }
@@ -80,8 +89,20 @@ func readHosts(source string, files ...string) (*hostDB, error) {
 			if err == nil {
 				err = checkEntry(marker, hosts)
 			}
+			if err == nil && len(line) > maxLine {
+				err = fmt.Errorf("it has more than %d bytes", maxLine)
+				return nil, badLine(name, n, err) // NewDB ends at such a line
+			}
 			if err != nil { // NewDB passes over all bad lines
-				return nil, fmt.Errorf("%s:%d: not a host and its key: %w", name, n, err)
+				if errors.Is(err, io.EOF) {
+					err = errors.New("it has no key")
+				}
+				err = badLine(name, n, err)
+				if isForAll(line) || len(line) > maxLine {
+					return nil, err
+				}
+				d.bad.add(err)
+				continue
 			}
 			if marker == "revoked" {
 				d.revoked[string(key.Marshal())] = true
@@ -93,10 +114,58 @@ func readHosts(source string, files ...string) (*hostDB, error) {
 			usable = append(usable, name)
 		}
 	}
+	if len(usable) == 0 && d.bad.count > 0 {
+		return nil, d.bad.first[0]
+	}
 	var err error
 	d.db, err = knownhosts.NewDB(usable...)
 	return d, err
 }
+
+// maxLine bounds a line of a known_hosts file, in bytes: NewDB ends at a longer one.
+const maxLine = bufio.MaxScanTokenSize - 2
+
+// badLine returns the error of a line of a known_hosts file that cannot be read, because of err.
+func badLine(name string, n int, err error) error {
+	return fmt.Errorf("%s:%d: not a host and its key: %w (correct or remove the line)", name, n, err)
+}
+
+// badLines are lines that were passed over.
+type badLines struct {
+	count int
+	first []error // at most maxShown
+}
+
+func (b *badLines) add(err error) {
+	b.count++
+	if len(b.first) < maxShown {
+		b.first = append(b.first, err)
+	}
+}
+
+// texts returns a warning for each of the first lines, and one for the rest.
+func (b *badLines) texts() []string {
+	var all []string
+	for _, err := range b.first {
+		all = append(all, "passed over "+err.Error())
+	}
+	if more := b.count - len(b.first); more > 0 {
+		all = append(all, fmt.Sprintf("passed over %d more such lines", more))
+	}
+	return all
+}
+
+// isForAll reports whether a line that cannot be read may be about all hosts: it has a marker, or what may be a
+// misspelled one.
+func isForAll(line []byte) bool {
+	fields := strings.Fields(string(line))
+	word, ok := strings.CutPrefix(fields[0], "@")
+	return ok && (spell.Nearest(word, markers) != "" ||
+		slices.ContainsFunc(markers, func(m string) bool { return strings.HasPrefix(word, m) }))
+}
+
+// markers are the markers of known_hosts lines.
+var markers = []string{"revoked", "cert-authority"}
 
 // mayPassOver reports whether a line of a known_hosts file that cannot be read is empty, a comment, or a key of a type
 // that cannot be used here, such as DSA.
@@ -220,8 +289,9 @@ func (d *hostDB) checkName(s server, remote net.Addr, key ssh.PublicKey) error {
 	case err == nil:
 		return nil
 	case knownhosts.IsHostUnknown(err):
-		return notKnown(fmt.Sprintf("%s is not in %s: its key is %s; check it, then add the line %q",
-			s.name, d.source, describe(key), knownhosts.Line([]string{s.name}, key)))
+		text := fmt.Sprintf("%s is not in %s: its key is %s; check it, then add the line %q",
+			s.name, d.source, describe(key), knownhosts.Line([]string{s.name}, key))
+		return notKnown(strings.Join(append([]string{text}, d.bad.texts()...), "; "))
 	case knownhosts.IsHostKeyChanged(err) && len(d.knowledge(s).types) == 0: // only an authority is known
 		return fmt.Errorf("%s shows %s and no certificate by an authority that %s has for it: "+
 			"is HostCertificate set in its sshd_config?", s.name, describe(key), d.source)
@@ -286,8 +356,12 @@ func parseKnownHosts(text []byte, source string) (*hostDB, error) {
 		return nil, err
 	}
 	d, err := readHosts(source, f.Name())
+	named := func(err error) error { return errors.New(strings.ReplaceAll(err.Error(), f.Name(), "line")) }
 	if err != nil {
-		return nil, errors.New(strings.ReplaceAll(err.Error(), f.Name(), "line"))
+		return nil, named(err)
+	}
+	for i, err := range d.bad.first {
+		d.bad.first[i] = named(err)
 	}
 	d.printed = true
 	return d, nil
