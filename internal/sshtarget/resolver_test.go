@@ -353,7 +353,7 @@ func TestPolicies(t *testing.T) {
 	var warned []string
 	_, err = resolver(t, ResolverConfig{
 		Policies: policies(t, "known-hosts"), Warn: func(text string) { warned = append(warned, text) },
-	}).Target(t.Context(), Machine{Place: where})
+	}).Target(t.Context(), Host{Place: where})
 	require.NoError(t, err)
 	require.Len(t, warned, 1)
 	require.Contains(t, warned[0], "known_hosts:1: ")
