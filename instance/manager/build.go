@@ -112,7 +112,7 @@ func (m *Manager) attempt(b *build, placed func()) (again bool) {
 		ID: id, Log: b.log, LogState: b.log.State(), Linger: &linger, Secret: m.store.Secret(id),
 		Labels: b.asked.GetLabels(), Placed: func(string) { placed() },
 		Place: b.where.place, Timeout: b.asked.GetJob().GetTimeout().AsDuration(),
-		Queued: b.queued,
+		Queued: b.queued, Since: earlier(b.kept().Started, time.Now()),
 	})
 	b.mu.Lock()
 	b.executor = e
