@@ -243,7 +243,7 @@ func TestAKeptLeaseIsNoTrialOfAnInstanceWhoseConnectionDied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, vm("a", 5))
 		f.lost("a", errors.New("reset"))
-		_, err := f.occupy("lease", "a")
+		_, err := f.occupy("lease", "a", time.Time{})
 		require.NoError(t, err)
 		requireOn(t, "a", f.ask(t))
 	})

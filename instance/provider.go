@@ -176,6 +176,8 @@ type Build struct {
 	// LogState is the position of the log in the process that had the build before, for Resume; see
 	// buildlog.StateWriter. Zero for a new build.
 	LogState buildlog.State
+	// Since is when the build got its slot in the process that had it before, for Resume and Occupy. If zero, now.
+	Since time.Time
 	// Placed is called when the build gets a slot on an instance, and again if it moves to another one. May be nil.
 	Placed func(instance string)
 	// Shell is the command that runs the build's shell scripts. If empty, bash.

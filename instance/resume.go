@@ -74,7 +74,7 @@ func (e *Executor) occupy(instance string) (*slot, error) {
 	if e.Instance() != "" {
 		return nil, errors.New("instance: Resume or Occupy after Prepare")
 	}
-	s, err := e.provider.cfg.Group.occupy(e.build.ID, instance)
+	s, err := e.provider.cfg.Group.occupy(e.build.ID, instance, e.build.Since)
 	if err != nil {
 		return nil, err
 	}
@@ -97,7 +97,7 @@ func (e *Executor) Leave(ctx context.Context) error {
 }
 
 // occupy takes a slot on an instance, even if it is full or takes no new builds.
-func (g *Group) occupy(build, id string) (*slot, error) {
+func (g *Group) occupy(build, id string, since time.Time) (*slot, error) {
 	g.mu.Lock()
 	defer g.unlock()
 	e := g.byID[id]
@@ -107,5 +107,8 @@ func (g *Group) occupy(build, id string) (*slot, error) {
 	case e.elsewhere:
 		return nil, ErrElsewhere
 	}
-	return e.take(g, build, time.Now()), nil
+	if since.IsZero() {
+		since = time.Now()
+	}
+	return e.take(g, build, since), nil
 }

@@ -73,7 +73,10 @@ func TestABuildGoesOnInAnotherProcess(t *testing.T) {
 		_, log.state = all.get()
 		log.text.WriteString(all.text.String())
 		p := v.provider(t, 1, nil)
-		e := p.Executor(instance.Build{ID: "build-1", Log: log, Linger: &linger, Secret: secret, LogState: log.state})
+		since := time.Now().Add(-time.Hour)
+		e := p.Executor(instance.Build{
+			ID: "build-1", Log: log, Linger: &linger, Secret: secret, LogState: log.state, Since: since,
+		})
 		if i == 0 {
 			require.NoError(t, e.Prepare(t.Context()))
 			_, err := e.Connect(t.Context())
@@ -82,6 +85,8 @@ func TestABuildGoesOnInAnotherProcess(t *testing.T) {
 			require.Equal(t, []string{"vm-1", v.socket("build-1")}, []string{place, socket})
 		} else {
 			require.NoError(t, e.Resume(t.Context(), place, socket))
+			// Symptom: the age of a build in ps was that since the manager had been started again.
+			require.WithinDuration(t, since, p.Stat().Instances[0].Builds[0].Since, 0)
 		}
 		ended = make(chan error, 1)
 		result := ended

@@ -102,6 +102,7 @@ func (m *Manager) executorOf(b *build) *instance.Executor {
 	return m.cfg.Provider.Executor(instance.Build{
 		ID: id, Log: b.log, LogState: b.log.State(), Linger: &linger, Secret: m.store.Secret(id),
 		Labels: b.asked.GetLabels(), Place: b.where.place, Timeout: b.asked.GetJob().GetTimeout().AsDuration(),
+		Since: earlier(b.kept().Started, time.Now()),
 	})
 }
 
