@@ -27,9 +27,9 @@ const maxKnownHosts = 64 << 20
 // KnownHosts accepts the keys that OpenSSH known_hosts files list for the address, and certificates signed by the
 // authorities that they list for it (@cert-authority). It refuses @revoked keys. The key of a server that is not
 // listed goes to the next rule. The files are read at once, so that a bad file is reported early, and again for each
-// connection. Keys of types that cannot be used here, such as DSA, are passed over. So are lines that cannot be read, as
-// by ssh: [HostKeys.Warnings] names them. It is an error if such a line may revoke a key or name an authority, or if no
-// line can be read.
+// connection. Keys of types that cannot be used here, such as DSA, are passed over. So are lines that cannot be read,
+// as by ssh: [HostKeys.Warnings] names them. It is an error if such a line may revoke a key or name an authority, or if
+// no line can be read.
 func KnownHosts(files ...string) (HostKeys, error) {
 	now, err := readKnownHosts(files)
 	if err != nil {
