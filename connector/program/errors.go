@@ -30,8 +30,8 @@ var limitReached = map[string]*regexp.Regexp{
 		`(?i)\bcan(?:no|')t v?fork\b|\bv?fork(?:: | failed).*unavailable|resource temporarily unavailable|` +
 			`no more processes`),
 	"the login may have no more open files: raise ulimit -n where it is set, in the login's start-up files or " +
-		"/etc/security/limits.conf": regexp.MustCompile(
-		`(?i)too many open files|: [0-9]+: Invalid argument`), // dash says the latter of a descriptor above the limit
+		"/etc/security/limits.conf": regexp.MustCompile(`(?i)too many open files|` +
+		`: [0-9]+: Invalid argument`), // so says dash of a descriptor above the limit
 	"the login gets no memory: raise ulimit -v where it is set, or give the VM more memory": regexp.MustCompile(
 		`(?i)can(?:no|')t allocate memory|out of memory`),
 }
