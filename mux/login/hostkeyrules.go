@@ -48,8 +48,8 @@ func InsecureHostKeys() HostKeys {
 // key. A machine is known by its mux.Config.MachineID, never by its address. A key is remembered after the first
 // login with it, until [HostKeys.Forget] or until the machine was not reached for 90 days.
 //
-// The file is created with the first key, if it does not exist. It has the form of known_hosts, with identities in place
-// of names; any number of processes may use it at the same time.
+// The file is created with the first key, if it does not exist. It has the form of known_hosts, with identities in
+// place of names; any number of processes may use it at the same time.
 func FirstUse(file string) (HostKeys, error) {
 	store, err := firstuse.Open(file)
 	if err != nil {
