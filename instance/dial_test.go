@@ -821,7 +821,7 @@ func TestOneHostIsDialedOnceAtATimeWhateverItsCallersDo(t *testing.T) {
 // A jump host that refused a connection was warned about at each of its attempts, in the same words.
 func TestOnlyTheFirstOfSeveralAttemptsIsAWarning(t *testing.T) {
 	var log bytes.Buffer
-	p := &Provider{cfg: Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}}
+	p := &Provider{cfg: Config{Logger: slog.New(slog.NewTextHandler(&log, nil)), Group: &Group{}}}
 	for attempt := 1; attempt <= 3; attempt++ {
 		p.logDial("bastion", attempt, time.Second, errors.New("connection refused"))
 	}

@@ -25,10 +25,12 @@ func removeArgv(dir string) []string {
 const inputEnded = "stepmux-ask: standard input has ended"
 
 // askWrapper runs a command that may hang, until the command or stdin ends. If the kill finds no process group, setsid
-// has not called setsid(2) yet: it is killed itself, and then the group, which it may have made meanwhile.
+// has not called setsid(2) yet: it is killed itself, and then the group, which it may have made by then. The reader of
+// stderr may be gone, so a SIGPIPE must not come before the kill.
 const askWrapper = beginMark + `command exec 3<&0 || { echo "` + inputEnded + `" >&2; exit 1; }
 if command -v setsid >/dev/null; then setsid "$@" </dev/null 3<&- & p=-$!; else "$@" </dev/null 3<&- & p=$!; fi
 {
+	trap '' PIPE
 	while read -r x; do :; done
 	echo "` + inputEnded + `" >&2
 	{ kill -s KILL -- "$p" || { kill -s KILL -- "${p#-}"; kill -s KILL -- "$p"; }; } 2>/dev/null
