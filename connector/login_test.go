@@ -3,6 +3,7 @@ package connector_test
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -179,4 +180,36 @@ func TestAStartThatIsGivenUpNamesTheCommandThatDidNotAnswer(t *testing.T) {
 		require.ErrorContains(t, err, `"stepmux `+command)
 		require.ErrorContains(t, err, "had not answered; it said: please wait")
 	}
+}
+
+// hangingRelay is a connection whose relay never says anything.
+type hangingRelay struct{ connector.Conn }
+
+// hangingLease is a share of such a connection.
+type hangingLease struct{}
+
+func (hangingLease) Conn() connector.Conn { return hangingRelay{} }
+func (hangingLease) Release()             {}
+
+func (hangingRelay) Relay(ctx context.Context, _ mux.Command) (*relay.Relay, error) {
+	<-ctx.Done()
+	return nil, &relay.Error{Op: "start", Err: context.Cause(ctx)}
+}
+
+// Symptom: a script that was cancelled while its relay started was a failure of the system.
+func TestAStartOfARelayThatIsGivenUpSaysByWhom(t *testing.T) {
+	start := func(ctx context.Context) error {
+		_, err := connector.StartRelay(ctx, connector.Config{
+			BuildID: "b1", Lease: hangingLease{}, VM: new(connector.VM), Logger: slog.New(slog.DiscardHandler),
+		})
+		return err
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, start(ctx), context.Canceled)
+	ctx, cancel = context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	err := start(ctx)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorContains(t, err, "had not answered")
 }

@@ -112,6 +112,8 @@ func (v *VM) startRelay(ctx context.Context, cfg *Config, conn Conn, runner []st
 			cfg.Logger.Info("start route found", "route", Relay, "reason", reason)
 		}
 		return relay, reason, nil
+	case ctx.Err() != nil:
+		return nil, "", gaveUp(ctx, err)
 	case cfg.Route == Relay || !program.HasNoRelay(err):
 		return nil, "", err
 	}

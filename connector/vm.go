@@ -92,12 +92,20 @@ func (v *VM) findProgram(ctx context.Context, cfg *Config, conn Conn) (*program.
 		}
 		return p, forever, nil
 	})
-	// A caller that cancels knows why; one whose time has passed does not.
-	cause, waited := context.Cause(ctx), s.waited.Load()
-	if err != nil && waited != nil && cause != nil && !errors.Is(cause, context.Canceled) {
-		err = fmt.Errorf("%w (%w)", cause, *waited)
+	if waited := s.waited.Load(); err != nil && waited != nil && ctx.Err() != nil {
+		err = gaveUp(ctx, *waited)
 	}
 	return p, err
+}
+
+// gaveUp returns the error of a caller whose ctx has ended, which waited for an answer of the VM. One that cancels
+// knows why; one whose time has passed does not.
+func gaveUp(ctx context.Context, waited error) error {
+	cause := context.Cause(ctx)
+	if errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return fmt.Errorf("%w (%w)", cause, waited)
 }
 
 // complete uploads the part of the step runner that needs the network, unless it is there already. One build does it
