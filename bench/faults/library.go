@@ -170,7 +170,11 @@ func (r *rig) runBuild(ctx context.Context, provider *fleet, b *build) {
 	defer cancel()
 	b.mu.Lock()
 	b.cancel = cancel
+	canceled := b.canceled
 	b.mu.Unlock()
+	if canceled { // before it began
+		cancel()
+	}
 	e := provider.Executor(instance.Build{ID: b.ID, Log: b.sink, Linger: &r.spec.linger})
 	err := r.execute(ctx, e, b)
 	b.reach(atClose)
