@@ -76,7 +76,12 @@ func TestEveryCommandOfAManagerNamesOneThatIsStopped(t *testing.T) {
 	script := filepath.Join(t.TempDir(), "x.sh")
 	require.NoError(t, os.WriteFile(script, []byte("set -e\n"), 0o600))
 	for _, args := range [][]string{
-		{"ps"}, {"builds"}, {"cancel", "b"}, {"logs", "b"}, {"drain", "vm"}, {"artifacts", "b", t.TempDir()},
+		{"ps"},
+		{"builds"},
+		{"cancel", "b"},
+		{"logs", "b"},
+		{"drain", "vm"},
+		{"artifacts", "b", t.TempDir()},
 		{"submit", script},
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond) // in place of probeTimeout
