@@ -47,15 +47,7 @@ BASE     ?= bench/baseline.txt
 OUT      ?= bin/stepmux-vm
 BUILDS   ?= 6
 TESTFLAGS ?=
-MESSAGES ?= 1000000
-SEED     ?= 1
-N        ?= 200
-TIME     ?= 1h
 JOBS     ?= 2
-DURATION ?= 1h
-WARMUP   ?= 30m
-STORMS   ?= 50
-KILLS    ?= 20
 PREFIX   ?= /usr/local
 SHARED   := $(addprefix share/,man/man1 bash-completion/completions zsh/site-functions fish/vendor_completions.d)
 API      ?= remote/api
@@ -123,22 +115,6 @@ run: build ## run BUILDS builds of examples/hello.yml at once on a VM embedded i
 manager: build ## run a manager with an embedded VM, submit three builds to it, and show their results
 	STEPMUX=bin/stepmux sh examples/manager.sh
 
-.PHONY: page
-page: ## test the manager's status page in Debian's chromium, and write screenshots to bin/page
-	mkdir -p bin/page
-	STEPMUX_BROWSER=chromium STEPMUX_PICTURES=$(CURDIR)/bin/page go test -count=1 -v -run '^TestThePageInABrowser$$' ./instance/manager
-
-.PHONY: custom-executor
-custom-executor: ## run 500 jobs of GitLab's custom executor on 4 VMs, 32 at once, and compare with a login for each stage
-	STEPMUX_CUSTOM_JOBS=500 STEPMUX_CUSTOM_AT_ONCE=32 STEPMUX_CUSTOM_VMS=4 go test -count=1 -timeout 30m -v \
-	  -run '^TestJobsOfACustomExecutorShareOneConnectionPerVM$$' ./internal/testing/stockmanager
-	STEPMUX_CUSTOM_JOBS=500 go test -run '^$$' -bench '^BenchmarkCustomExecutor$$' -benchtime 1x -timeout 30m ./bench
-
-.PHONY: ssh-door
-ssh-door: ## run SSH clients (ansible among them) through a manager, and 200 logins at once (needs ansible-core)
-	STEPMUX_ANSIBLE=1 STEPMUX_SSH_LOGINS=200 go test -count=1 -v \
-	  -run '^(TestStockSSHClientsWorkThroughTheFrontDoor|TestManyLoginsAtOnceShareTheConnectionOfTheVM)$$' ./instance/manager
-
 .PHONY: example-sources
 example-sources: build ## serve the steps of examples/sources, and print the commands to run them with
 	go run ./examples/sources
@@ -181,55 +157,20 @@ bin/tools/govulncheck: Makefile
 fuzz: ## fuzz the targets that match FUZZ, JOBS at once, each for FUZZTIME (500x means 500 inputs)
 	go run ./bench/faults/faultrig fuzz -targets '$(FUZZ)' -each $(FUZZTIME) -jobs $(JOBS)
 
-.PHONY: fuzz-long
-fuzz-long: FUZZTIME = 30m
-fuzz-long: ## fuzz until each target has run for FUZZTIME in total, over several calls; make faults-report shows the totals
-	go run ./bench/faults/faultrig fuzz -targets '$(FUZZ)' -each $(FUZZTIME) -jobs $(JOBS) -journal bin/faults/fuzz.jsonl
+.PHONY: prove
+prove: ## run the long proof WHAT (manager-faults, soak, hostile ...); without WHAT, list all, with the time and parts they need
+	@bench/prove $(WHAT)
 
-.PHONY: large
-large: ## upload, download, cache and restore a file of 1 GiB, and measure the memory used
-	STEPMUX_LARGE=1 go test -v -count=1 -run MemoryDoesNotGrow ./remote/commands
-
-.PHONY: hostile
-hostile: ## let hostile servers, relays and step runners send MESSAGES messages of each kind, and measure the memory used
-	STEPMUX_HOSTILE=$(MESSAGES) go test -v -timeout 3h -run 'Hostile|Malformed|Floods|EveryByte' ./mux ./connector ./remote/relay \
-	  ./instance/manager ./cmd/stepmux
-	for i in 1 2 3 4 5 6 7 8 9 10; do \
-	  STEPMUX_HOSTILE=$$(($(MESSAGES) / 10)) go test -count=1 -timeout 3h -run Nothing ./mux || exit 1; \
-	done # ten processes, since goroutines that the SSH library leaks end with their process
-
-.PHONY: hostile-ends
-hostile-ends: ## end N isolated builds that resist their end; nothing may be left (run as an ordinary user)
-	STEPMUX_HOSTILE_ENDS=$(N) go test -v -count=1 -timeout 1h -run TestHostileEndsLeaveNothing ./instance
-
-.PHONY: isolation-programs
-isolation-programs: ## test isolation with podman, sshfs and systemd's user manager, which must be installed (run as an ordinary user)
-	STEPMUX_REQUIRE_PARTS=1 go test -tags programs -count=1 -v -run '^TestLargeProgramsWithIsolation$$' ./instance
-
-.PHONY: walls-programs
-walls-programs: isolation-programs # its name until now; for one version
-	@echo 'walls-programs is now called isolation-programs' >&2
-
-.PHONY: faults
-faults: build ## inject N faults, chosen by SEED, while builds run, for at most TIME; ROUND=n repeats one round, KINDS and ROUTES select
-	go build -o bin/faultrig ./bench/faults/faultrig
-	bin/faultrig run -seed $(SEED) -n $(N) -time $(TIME) -jobs $(JOBS) -kinds '$(KINDS)' -routes '$(ROUTES)' $(if $(ROUND),-round $(ROUND))
-
-.PHONY: soak
-soak: build ## run one manager, ten VMs, builds and faults for WARMUP and DURATION; no measured resource may grow in DURATION
-	go build -o bin/faultrig ./bench/faults/faultrig
-	bin/faultrig soak -seed $(SEED) -warm-up $(WARMUP) -duration $(DURATION)
-
-.PHONY: linger-campaign
-linger-campaign: build ## run STORMS storms on ten VMs, each with 40 lingering builds and 10 cuts of 1 to 60 s; then kill KILLS managers (needs root)
-	go build -o bin/faultrig ./bench/faults/faultrig
-	bin/faultrig soak -seed $(SEED) -storms $(STORMS)
-	bin/faultrig run -seed $(SEED) -n $(KILLS) -time $(TIME) -jobs $(JOBS) -kinds linger-kill -dir bin/faults/linger
-
-.PHONY: tables
-tables: ## write the tables that psych and @actions/glob make, which stand beside our tests (needs ruby, npm and the network)
-	go test -count=1 -run 'TestTheTableOfScalarsIsThatOfPsych' ./internal/standalone/gitlabci -update
-	go test -count=1 -run 'TestPatternsOfFilesAreThoseOfGitHub' ./remote/step/action -update
+# These were targets of their own; their names work for one version.
+EARLIER := manager-faults cluster container-kills container-cases kubernetes scale large hostile hostile-ends \
+  isolation-programs walls-programs custom-executor ssh-door page faults soak linger-campaign fuzz-long proofs tables
+.PHONY: $(EARLIER)
+$(EARLIER):
+	@echo "make $@ is now: make prove WHAT=$(PROOF)" >&2
+	@bench/prove $(PROOF)
+walls-programs: PROOF = isolation-programs
+fuzz-long: PROOF = fuzz
+PROOF = $@
 
 .PHONY: faults-report
 faults-report: ## write the tables of docs/reliability.md from the results in bin/faults
@@ -275,47 +216,10 @@ bench-compare: bin/report ## compare the results of make bench with the earlier 
 	$(BENCHSTAT) -ignore commit,cpu,processors,kernel,versions,benchtime,load,others,goos,goarch $(BASE) bin/bench-lines.txt
 	bin/report compare -base $(BASE) bin/bench-lines.txt
 
-.PHONY: manager-faults
-manager-faults: ## kill a manager N times at random while 5000 builds go through its queue on 10 VMs (the tests: 4 times, 24 builds)
-	STEPMUX_MANAGER_KILLS=$(or $(filter-out 200,$(N)),300) STEPMUX_MANAGER_BUILDS=$(or $(MANAGED),5000) STEPMUX_MANAGER_VMS=10 \
-	  STEPMUX_REQUIRE_PARTS=1 go test -run TestAManagerThatIsKilledLosesNothing -count=1 -v -timeout 2h ./cmd/stepmux
-
-.PHONY: cluster
-cluster: ## kill one of three managers and three NATS servers every 5 s for D=20m while builds go through their queue
-	STEPMUX_CLUSTER=$(or $(D),20m) STEPMUX_REQUIRE_PARTS=1 go test -run TestAClusterWhoseMembersAreKilledLosesNothing -count=1 -v \
-	  -timeout 3h ./cmd/stepmux
-
-.PHONY: scale
-scale: ## measure a manager (a submit, N trivial builds, a log, a million queued requests) and a cluster (docs/scale.md)
-	STEPMUX_SCALE_PAIRS=100 STEPMUX_SCALE_LOG=256 STEPMUX_SCALE_BUILDS=$(or $(filter-out 200,$(N)),10000) STEPMUX_REQUIRE_PARTS=1 \
-	  go test -count=1 -v -timeout 2h -run 'TestMeasureASubmit|TestMeasureTrivial|TestMeasureALog' ./instance/manager
-	STEPMUX_SCALE_QUEUE=1000000 go test -count=1 -v -timeout 1h -run TestMeasureAQueue ./instance/manager
-	STEPMUX_SCALE_CLUSTER=320 STEPMUX_REQUIRE_PARTS=1 go test -count=1 -v -run TestMeasureACluster ./cmd/stepmux
-
-.PHONY: container-kills
-container-kills: ## kill a manager of containers N times at random (the tests: 5 times), and check that nothing is left
-	STEPMUX_KILLS=$(N) STEPMUX_REQUIRE_PARTS=1 go test -run TestAManagerThatIsKilledLeavesNoContainer -count=1 -v \
-	  -timeout 1h ./cmd/stepmux
-
-.PHONY: container-cases
-container-cases: ## run all conformance cases (STEPMUX_CASES) in a container (the tests: one of sixteen)
-	STEPMUX_ALL_CASES=1 STEPMUX_REQUIRE_PARTS=1 go test -run TestNeighboursCasesHoldInAContainer -count=1 ./connector/place/docker
-
-# The programs are built once, and kept: it takes 9 minutes of a processor. The cluster has a network namespace of its own.
-.PHONY: kubernetes
-kubernetes: bin/kubernetes/kube-apiserver bin/kubernetes/kubelet ## test builds in pods on a real cluster, N builds with kills (needs root)
-	CGO_ENABLED=0 go test -c -tags kubernetes -o bin/kubernetes/kubernetes.test ./connector/place/kubernetes
-	cd connector/place/kubernetes && STEPMUX_KUBERNETES=$(CURDIR)/bin/kubernetes STEPMUX_BUILDS=$(N) STEPMUX_REQUIRE_PARTS=1 \
-	  unshare --net sh -c 'ip link set lo up && ip addr add 10.249.0.1/32 dev lo && ip route add default dev lo && exec "$$@"' \
-	  sh $(CURDIR)/bin/kubernetes/kubernetes.test -test.run 'TestReal' -test.v -test.timeout 1h
-
+# The programs of make prove WHAT=kubernetes are built once, and kept: it takes 9 minutes of a processor.
 bin/kubernetes/%: internal/testing/kubetest/control/go.mod
 	cd internal/testing/kubetest/control && CGO_ENABLED=0 go build -ldflags '-s -w' -o $(CURDIR)/$@ k8s.io/kubernetes/cmd/$*
 	touch $@
-
-.PHONY: proofs
-proofs: ## remove each mechanism behind a promise of docs/reliability.md, and check that its test fails
-	go test -tags proofs -run WithoutItsMechanism -count=1 -v -timeout 1h ./internal/promises
 
 .PHONY: generate
 generate: ## regenerate the protocol code in API and MANAGER_API (needs protoc)

@@ -130,7 +130,8 @@ func RunOne(ctx context.Context, plan Plan, opts Options, out io.Writer) (Result
 		text += fmt.Sprintf("round %d (%s, %s): %s: build %s: %s\n", plan.Round, plan.Kind, plan.Route, f.What, f.Build,
 			f.Text)
 	}
-	fmt.Fprintf(out, "%srepeat it with: make faults SEED=%d ROUND=%d\n%s\n", text, plan.Seed, plan.Round, tail(talk))
+	fmt.Fprintf(out, "%srepeat it with: make prove WHAT=faults SEED=%d ROUND=%d\n%s\n", text, plan.Seed, plan.Round,
+		tail(talk))
 	return r, err
 }
 

@@ -47,8 +47,8 @@ func TestFaultsOfEachKindLeaveBuildsTrueAndVMsClean(t *testing.T) {
 			for p := range plans {
 				r, talk, err := StartRound(t.Context(), p, opts)
 				if err != nil || len(r.Findings) > 0 {
-					t.Errorf("%s by %s: %v %v\nrepeat it with: make faults SEED=%d ROUND=%d\n%s", p.Kind, p.Route, err, r.Findings,
-						p.Seed, p.Round, tail(talk))
+					t.Errorf("%s by %s: %v %v\nrepeat it with: make prove WHAT=faults SEED=%d ROUND=%d\n%s", p.Kind,
+						p.Route, err, r.Findings, p.Seed, p.Round, tail(talk))
 				}
 				mu.Lock()
 				all = append(all, r)

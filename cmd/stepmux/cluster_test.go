@@ -101,7 +101,7 @@ func startManagers(t *testing.T, dir, inventory string, n int, args ...string) (
 }
 
 // One of three managers and three NATS servers is killed every five seconds, and started again two seconds later, while
-// builds go through their queue. make cluster does it for long.
+// builds go through their queue. make prove WHAT=cluster does it for long.
 func TestAClusterWhoseMembersAreKilledLosesNothing(t *testing.T) {
 	duration, vms, outstanding := time.Second, 2, 6 // one of them is killed
 	if text := os.Getenv("STEPMUX_CLUSTER"); text != "" {

@@ -162,7 +162,7 @@ func TestAManagerThatWasKilledSaysOnceWhatWasRepaired(t *testing.T) {
 	require.Contains(t, p.stderr.String(), "the store has made its indexes anew from the messages")
 }
 
-// A manager is killed at random while builds go through its queue. make manager-faults does more of it.
+// A manager is killed at random while builds go through its queue. make prove WHAT=manager-faults does more of it.
 func TestAManagerThatIsKilledLosesNothing(t *testing.T) {
 	kills := numberFrom(t, "STEPMUX_MANAGER_KILLS", 4)
 	builds := numberFrom(t, "STEPMUX_MANAGER_BUILDS", 24)

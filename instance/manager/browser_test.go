@@ -167,7 +167,8 @@ func (c *chromium) pictures(name string) {
 	c.call("Emulation.clearDeviceMetricsOverride", nil, nil)
 }
 
-// The page in a real browser: make page. Without one, the tests of page_test.go have the same pages by plain HTTP.
+// The page in a real browser: make prove WHAT=page. Without one, the tests of page_test.go have the same pages by plain
+// HTTP.
 func testInABrowser(t *testing.T, m *running, b *browser) {
 	c := startChromium(t)
 	c.open(b.at)

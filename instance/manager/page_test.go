@@ -300,7 +300,7 @@ func TestThePageWithoutATokenIsReadOnlyAndForThisMachine(t *testing.T) {
 	require.Equal(t, http.StatusOK, resp.StatusCode)
 }
 
-// make page runs it in a browser, and CI without one.
+// make prove WHAT=page runs it in a browser, and CI without one.
 func TestThePageInABrowser(t *testing.T) {
 	m := newFleet(t).start(t)
 	b := m.servePage(t, true)

@@ -24,7 +24,8 @@ import (
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-// The tests of this file measure a manager. make scale makes them large; here they show that each way ends well.
+// The tests of this file measure a manager. make prove WHAT=scale makes them large; here they show that each way ends
+// well.
 
 // builds are those of a batch, as stepmux run has them.
 func builds(n int, j *pb.SubmitRequest, log func() *timedLog) (all []batch.Build) {

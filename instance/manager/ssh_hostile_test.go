@@ -16,7 +16,7 @@ import (
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
 
-// much is how many times a hostile client does something: make hostile does more of it.
+// much is how many times a hostile client does something: make prove WHAT=hostile does more of it.
 func much(usual, more int) int {
 	if os.Getenv("STEPMUX_HOSTILE") != "" {
 		return more

@@ -217,7 +217,7 @@ func large(t *testing.T) int64 {
 	if os.Getenv("STEPMUX_LARGE") != "" {
 		return 1 << 30
 	}
-	t.Log("256 MiB; make large for a GiB")
+	t.Log("256 MiB; make prove WHAT=large for a GiB")
 	return 256 << 20
 }
 

@@ -1,5 +1,4 @@
-// Faults breaks things while real builds run; see package faultrig. `make faults`, `make soak`, `make fuzz` and
-// `make faults-report` run it.
+// Faults breaks things while real builds run; see package faults. bench/prove and `make faults-report` run it.
 package main
 
 import (
@@ -227,7 +226,7 @@ func readReport(dir string) (r faults.Report, err error) {
 		return r, err
 	}
 	if len(r.Rounds) == 0 && r.Soak == nil && len(r.Fuzz) == 0 {
-		return r, fmt.Errorf("there are no results in %s: run make faults, make soak or make fuzz-long first", dir)
+		return r, fmt.Errorf("there are no results in %s: run make prove WHAT=faults or make prove WHAT=soak first", dir)
 	}
 	return r, nil
 }

@@ -35,13 +35,14 @@ import (
 )
 
 const (
-	// ProgramsVar names an environment variable with the directory of kube-apiserver and kubelet, of make kubernetes.
+	// ProgramsVar names an environment variable with the directory of kube-apiserver and kubelet, which
+	// make prove WHAT=kubernetes builds.
 	ProgramsVar = "STEPMUX_KUBERNETES"
 
 	// Image is an image with busybox, a root user and /tmp.
 	Image = "local.test/busybox:1"
 	// node is the only node, and nodeIP its address: the process that starts a Cluster is in a network namespace of its
-	// own (make kubernetes).
+	// own (make prove WHAT=kubernetes).
 	node   = "n1"
 	nodeIP = "10.249.0.1"
 
@@ -86,7 +87,7 @@ func Start(t testing.TB) *Cluster {
 	t.Helper()
 	programs := os.Getenv(ProgramsVar)
 	if programs == "" {
-		t.Skip("part missing: a Kubernetes control plane; run: make kubernetes")
+		t.Skip("part missing: a Kubernetes control plane; run: make prove WHAT=kubernetes")
 	}
 	dir, err := os.MkdirTemp("", "kube") //nolint:usetesting // t.TempDir is too long for a socket
 	require.NoError(t, err)

@@ -189,7 +189,7 @@ func number(t *testing.T, name string, otherwise int) int {
 	return n
 }
 
-// make custom-executor does more of it: STEPMUX_CUSTOM_JOBS.
+// make prove WHAT=custom-executor does more of it: STEPMUX_CUSTOM_JOBS.
 func TestJobsOfACustomExecutorShareOneConnectionPerVM(t *testing.T) {
 	jobs, atOnce := number(t, "STEPMUX_CUSTOM_JOBS", 24), number(t, "STEPMUX_CUSTOM_AT_ONCE", 8)
 	vms := number(t, "STEPMUX_CUSTOM_VMS", 2)

@@ -33,7 +33,7 @@ func globTree(t *testing.T, dir string) {
 	require.NoError(t, os.Symlink("c", filepath.Join(dir, "lc")))
 }
 
-// The table is that of @actions/glob 0.4.0. `make tables` writes it.
+// The table is that of @actions/glob 0.4.0. `make prove WHAT=tables` writes it.
 func TestPatternsOfFilesAreThoseOfGitHub(t *testing.T) {
 	dir := t.TempDir()
 	globTree(t, dir)

@@ -1,5 +1,5 @@
-// The control plane for the tests of a real cluster, built by make kubernetes. Its own module: nothing of it enters the
-// product's graph.
+// The control plane for the tests of a real cluster, built by make prove WHAT=kubernetes. Its own module: nothing of it
+// enters the product's graph.
 module github.com/stepmux/stepmux/internal/testing/kubetest/control
 
 go 1.26.0
