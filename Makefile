@@ -155,7 +155,7 @@ bin/tools/govulncheck: Makefile
 
 .PHONY: fuzz
 fuzz: ## fuzz the targets that match FUZZ, JOBS at once, each for FUZZTIME (500x means 500 inputs)
-	go run ./bench/faults/faultrig fuzz -targets '$(FUZZ)' -each $(FUZZTIME) -jobs $(JOBS)
+	@bench/fuzz '$(FUZZ)' $(FUZZTIME) $(JOBS)
 
 .PHONY: prove
 prove: ## run the long proof WHAT (manager-faults, soak, hostile ...); without WHAT, list all, with the time and parts they need

@@ -3,16 +3,14 @@ package faults
 import (
 	"fmt"
 	"math"
-	"strconv"
 	"strings"
 	"time"
 )
 
-// Report holds the results of rounds, of a soak, which may be nil, and of the fuzzer.
+// Report holds the results of rounds, and of a soak, which may be nil.
 type Report struct {
 	Rounds []Result
 	Soak   *SoakResult
-	Fuzz   []Fuzzed
 }
 
 // Write puts the report's tables into a page, in place of those that are there. A part that was not measured keeps what
@@ -24,9 +22,6 @@ func (r Report) Write(page string) (string, error) {
 	}
 	if r.Soak != nil {
 		parts["soak"] = r.Soak.markdown()
-	}
-	if len(r.Fuzz) > 0 {
-		parts["fuzz"] = fuzzMarkdown(r.Fuzz)
 	}
 	for name, text := range parts {
 		begin, end := pageMarks(name)
@@ -112,36 +107,6 @@ func hundredths(v float64) float64 { return math.Round(v*100)/100 + 0 }
 
 func minutes(seconds float64) time.Duration {
 	return (time.Duration(seconds) * time.Second).Round(time.Minute)
-}
-
-// fuzzMarkdown is the table of fuzz targets.
-func fuzzMarkdown(runs []Fuzzed) string {
-	all := sumFuzzed(runs)
-	var s strings.Builder
-	var seconds, cpu float64
-	inputs, failed := 0, 0
-	for _, r := range all {
-		seconds, cpu, inputs = seconds+r.Seconds, cpu+r.CPU, inputs+r.Inputs
-		failed += r.Failures
-	}
-	fmt.Fprintf(&s,
-		"%d targets, %.1f hours of the clock and %.1f hours of a processor in all, %s inputs, %d failures:\n\n",
-		len(all), seconds/3600, cpu/3600, grouped(inputs), failed)
-	s.WriteString("| target | minutes | of a processor | inputs | of them kept | failures |\n|---|---|---|---|---|---|\n")
-	for _, r := range all {
-		fmt.Fprintf(&s, "| `%s` | %.0f | %.1f | %s | %d | %d |\n", r.Target, r.Seconds/60, r.CPU/60, grouped(r.Inputs),
-			r.Corpus, r.Failures)
-	}
-	return s.String()
-}
-
-// grouped is a number with its digits in threes.
-func grouped(n int) string {
-	text := strconv.Itoa(n)
-	for at := len(text) - 3; at > 0; at -= 3 {
-		text = text[:at] + "," + text[at:]
-	}
-	return text
 }
 
 func (c tally) wrong() (n int) {

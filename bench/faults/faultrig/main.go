@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"syscall"
 	"time"
@@ -22,7 +21,6 @@ import (
 const usage = `usage: faults run    [-seed N] [-n FAULTS] [-round N] [-kinds K,...] [-routes R,...]
                      [-time D] [-jobs N] [-program FILE] [-vms-end FILE] [-dir DIR] [-shared]
        faults soak   [-seed N] [-warm-up D] [-duration D] [-program FILE] [-vms-end FILE] [-dir DIR] [-storms N]
-       faults fuzz   [-targets REGEXP] [-each D|Nx] [-jobs N] [-journal FILE] [-keep DIR]
        faults report [-dir DIR] [-page FILE]
 `
 
@@ -40,8 +38,6 @@ func main() {
 		err = run(ctx, os.Args[2:])
 	case "soak":
 		err = soak(ctx, os.Args[2:])
-	case "fuzz":
-		err = fuzz(ctx, os.Args[2:])
 	case "report":
 		err = report(os.Args[2:])
 	default:
@@ -154,36 +150,6 @@ func soak(ctx context.Context, args []string) error {
 	return nil
 }
 
-// fuzz runs the fuzz targets.
-func fuzz(ctx context.Context, args []string) error {
-	fl := flag.NewFlagSet("fuzz", flag.ExitOnError)
-	targets := fl.String("targets", "^Fuzz", "a regular expression: the targets to be fuzzed")
-	each := fl.String("each", "10s", "how long each, or, as 500x, with how many inputs")
-	jobs := fl.Int("jobs", 2, "targets at once")
-	path := fl.String("journal", "", "file for the results; targets get only the time that they still lack")
-	keep := fl.String("keep", "bin/fuzz", "where test programs are built")
-	_ = fl.Parse(args) // it exits
-	matching, err := regexp.Compile(*targets)
-	if err != nil {
-		return fmt.Errorf("-targets: %w", err)
-	}
-	f := faults.Fuzzing{Targets: matching, Each: *each, Jobs: *jobs, Out: os.Stdout}
-	if f.Dir, err = os.Getwd(); err != nil {
-		return err
-	}
-	if f.Keep, err = filepath.Abs(*keep); err != nil {
-		return err
-	}
-	if *path != "" {
-		if f.Journal, err = faults.OpenJournal[faults.Fuzzed](*path); err != nil {
-			return err
-		}
-		defer f.Journal.Close()
-	}
-	_, err = f.Run(ctx)
-	return err
-}
-
 // report writes tables of the kept results into a page.
 func report(args []string) error {
 	fl := flag.NewFlagSet("report", flag.ExitOnError)
@@ -221,11 +187,7 @@ func readReport(dir string) (r faults.Report, err error) {
 	if r.Soak, err = readSoak(filepath.Join(dir, "soak.json")); err != nil {
 		return r, err
 	}
-	r.Fuzz, err = faults.ReadJournal[faults.Fuzzed](filepath.Join(dir, "fuzz.jsonl"))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return r, err
-	}
-	if len(r.Rounds) == 0 && r.Soak == nil && len(r.Fuzz) == 0 {
+	if len(r.Rounds) == 0 && r.Soak == nil {
 		return r, fmt.Errorf("there are no results in %s: run make prove WHAT=faults or make prove WHAT=soak first", dir)
 	}
 	return r, nil
