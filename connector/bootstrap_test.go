@@ -161,6 +161,11 @@ func logs() (*slog.Logger, *sshtest.Log) {
 	return slog.New(slog.NewTextHandler(log, nil)), log
 }
 
+//stepmux:acceptance program | A missing or wrong program is replaced by an upload if uploads are allowed, once for all
+//stepmux:more builds
+//stepmux:with connector.TestTwoManagersMayGiveAVMAStepmuxAtOnce
+//stepmux:with connector.TestAStepmuxThatCannotRunThereIsReplacedIfAllowed
+//stepmux:with connector.TestAStepmuxWithoutARelayIsReplacedIfAllowed
 func TestAVMWithoutAStepmuxIsGivenOneByTheFirstOfManyBuilds(t *testing.T) {
 	onBareVMs(t, func(t *testing.T, v *bareVM) {
 		const builds = 50
@@ -348,6 +353,9 @@ func mount(t *testing.T, dir, options string) {
 	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
 }
 
+//stepmux:acceptance program | The upload skips a directory that is read-only, full, noexec or not private; if no other
+//stepmux:more works, the error names each
+//stepmux:with connector.TestWhereNoPlaceWillDoTheErrorNamesEach
 func TestAPlaceThatWillNotDoIsPassedOver(t *testing.T) {
 	for name, spoil := range map[string]func(t *testing.T, v *bareVM){
 		"noexec":    func(t *testing.T, v *bareVM) { mount(t, v.cache, "noexec") },
@@ -458,6 +466,9 @@ func TestAFileThatIsNotWhatWasPutThereIsReplaced(t *testing.T) {
 }
 
 // A build that put another program in the place of ours decided about the results of the builds after it.
+//
+//stepmux:faults vulnerabilities | A build replaces the step runner's file, and so decides about the results of the next
+//stepmux:more builds on that VM | the relay starts its own program, whatever is at its path
 func TestAProgramThatABuildReplacedIsNotRunForTheNextBuilds(t *testing.T) {
 	onBareVMs(t, func(t *testing.T, v *bareVM) {
 		for _, route := range []connector.Route{connector.Auto, connector.Session} {

@@ -104,6 +104,8 @@ func embedded(t testing.TB) *sshtest.Server { return sshtest.InProcess(t, embedd
 // untilLeash ends a stand-in as its leash wants it.
 const untilLeash = "exec cat >/dev/null"
 
+//stepmux:acceptance connection | Connect waits for the ready marker, however it comes, and returns
+//stepmux:with internal/wire.TestMarkerScannerFindsTheReadyLine
 func TestConnectWaitsForTheReadyMarkerHoweverItComes(t *testing.T) {
 	for name, body := range map[string]string{
 		"plain":            `echo "step-runner is listening on socket $socket" >&2`,
@@ -129,6 +131,7 @@ echo "step-runner is listening on socket $socket" >&2`,
 	}
 }
 
+//stepmux:acceptance connection | A serve that ends before that is an error with its exit code and last words
 func TestConnectSaysWhyServeEndedEarly(t *testing.T) {
 	for name, test := range map[string]struct {
 		body string
@@ -167,6 +170,7 @@ func TestConnectToAVMWithoutTheBinaryNamesItAndSaysWhatToDo(t *testing.T) {
 	require.ErrorContains(t, err, `is "/opt/no such dir/stepmux" installed on the VM`)
 }
 
+//stepmux:acceptance connection | A serve that listens elsewhere is refused
 func TestConnectRefusesAServeThatListensElsewhere(t *testing.T) {
 	for _, path := range []string{
 		"/tmp/evil.sock", "${socket}x", "${socket%/*/*}-root/b1/step-runner.sock", "${socket%/*/*}/b2/step-runner.sock",
@@ -178,6 +182,7 @@ func TestConnectRefusesAServeThatListensElsewhere(t *testing.T) {
 	}
 }
 
+//stepmux:acceptance connection | If the context ends first, the error is the context's cause
 func TestConnectReturnsTheContextsErrorWheneverItEnds(t *testing.T) {
 	for name, body := range map[string]string{
 		"while serve is silent": untilLeash,
@@ -208,6 +213,8 @@ func TestConnectReturnsTheContextsErrorWheneverItEnds(t *testing.T) {
 	require.Equal(t, context.Canceled, err)
 }
 
+//stepmux:faults executor | A step runner that is never ready is waited for without end
+//stepmux:acceptance connection | Connect gives up on a serve that is never ready
 func TestConnectGivesUpOnAServeThatIsNeverReady(t *testing.T) {
 	s := embedded(t)
 	conn, vm := connect(t, s), new(connector.VM)
@@ -243,6 +250,9 @@ func TestConnectAfterALostConnectionSaysSo(t *testing.T) {
 	require.EqualValues(t, 1, b.lease.released.Load())
 }
 
+//stepmux:acceptance connection | Each line that serve prints goes to the build's log with a prefix; bytes of the bridge
+//stepmux:more do not go there
+//stepmux:with instance.TestTheStepRunnersOwnWordsAreMarkedInTheLog
 func TestServesOutputGoesToTheLogLessTheMarker(t *testing.T) {
 	b := newBuild(t, embedded(t), "b1", runner(t,
 		`echo before >&2; echo out; echo "step-runner is listening on socket $socket" >&2
@@ -274,6 +284,13 @@ func TestCloseStopsServeByItsLeashAndReleasesTheLeaseLast(t *testing.T) {
 	require.ErrorIs(t, err, connector.ErrClosed)
 }
 
+//stepmux:faults executor | The end of a build has no deadline: a frozen VM hangs it past its own timeout
+//stepmux:with mux.TestCloseOfAStreamDoesNotWaitForAFrozenPeer
+//stepmux:acceptance connection | Ending a build takes a bounded time, also if the VM does not answer
+//stepmux:with connector/script.TestScriptOnAFrozenConnectionCanBeCancelled
+//stepmux:reliability promises | The end of a build takes a bounded time, whatever its VM does
+//stepmux:with mux.TestCloseOfAStreamDoesNotWaitForAFrozenPeer, instance.TestACancelledBuildDoesNotWaitForALogThatBlocks
+//stepmux:reliability mechanisms | Close returns within its bound | `connector/connector.go`
 func TestCloseGivesUpOnAServeThatDoesNotEnd(t *testing.T) {
 	// Symptom: Close hung on a real sshd, which confirms the close of a channel only when its process is
 	// gone.
@@ -293,6 +310,7 @@ func TestCloseGivesUpOnAServeThatDoesNotEnd(t *testing.T) {
 	})
 }
 
+//stepmux:acceptance connection | The directory of a serve that was killed is removed
 func TestDirectoryOfAKilledServeIsRemoved(t *testing.T) {
 	b := newBuild(t, embedded(t), "b1", runner(t,
 		`mkdir -p "${socket%/*}"; touch "${socket%/*}/left"

@@ -118,6 +118,9 @@ func stdout(text string) *pb.FollowIOResponse {
 
 // Symptom: a job that had succeeded was reported as job_execution_timeout when its time ended while its log or its
 // trace were still being delivered.
+//
+//stepmux:faults executor | A job that succeeded is reported as timed out because its log was slow
+//stepmux:with connector.TestASlowLogIsNoTimeoutOfAJobThatAManagersStepRunnerEndedWell
 func TestAResultInHandWinsAgainstAContextThatEndsDuringDelivery(t *testing.T) {
 	const text = "output\n"
 	for _, name := range []string{"log", "trace"} {
@@ -158,6 +161,8 @@ func TestAResultInHandWinsAgainstAContextThatEndsDuringDelivery(t *testing.T) {
 }
 
 // Symptom: a job of which 14 of 1,000,000 bytes of output had arrived was a success.
+//
+//stepmux:faults executor | The step runner tells of more output than arrived, and the job counts as a success
 func TestOutputThatDidNotArriveWholeIsLost(t *testing.T) {
 	const text = "fourteen bytes"
 	at := func(offset int64, kind pb.FollowIOResponse_StreamType) *pb.FollowIOResponse {

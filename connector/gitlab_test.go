@@ -70,6 +70,8 @@ func (b *build) pidsOf(t testing.TB, words string) []int {
 	return pids
 }
 
+//stepmux:acceptance program | On a VM that has only a `gitlab-runner` or `step-runner`, builds run by that program
+//stepmux:with connector.TestJobOfAGitLabRunnerIsCancelledAndTimedOut, connector.TestNothingIsLeftOfAGitLabRunner
 func TestGitLabRunnerIsDrivenByItsOwnServeAndProxy(t *testing.T) {
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
 		for _, route := range []connector.Route{connector.Auto, connector.Streamlocal, connector.Session} {
@@ -206,6 +208,9 @@ func TestLogOfAGitLabRunnerGoesOnOverAnotherBridge(t *testing.T) {
 
 // What becomes of a gitlab-runner, which neither watches its stdin nor ends its jobs, when something of its
 // build is gone. In each case a job runs, with children in other process groups of its session.
+//
+//stepmux:faults executor | The process that holds the leash is killed: the step runner and its directory leak
+//stepmux:with instance.TestARelayThatDiesFailsItsBuildsAndTheNextGoesOn
 func TestNothingIsLeftOfAGitLabRunner(t *testing.T) {
 	kill := func(words string) func(*testing.T, *build, *sshtest.TCPProxy) {
 		return func(t *testing.T, b *build, _ *sshtest.TCPProxy) {

@@ -28,6 +28,9 @@ func (s *refusingServer) Run(_ context.Context, req *runnerproto.RunRequest) (*r
 }
 
 // Symptom: a mistake in the user's file was a runner_system_failure on a VM with GitLab's step runner.
+//
+//stepmux:faults executor | A mistake in the user's file is reported as a failure of the machine, because the step
+//stepmux:more runner's errors have no codes
 func TestAJobThatGitLabsStepRunnerCannotReadIsTheUsersMistake(t *testing.T) {
 	for _, c := range []struct {
 		before, after string // the steps, quoted
@@ -59,6 +62,10 @@ func TestAJobThatGitLabsStepRunnerCannotReadIsTheUsersMistake(t *testing.T) {
 
 // Symptom: of two values of which one begins with the other, the shorter one was replaced first in most runs, and the
 // rest of the longer one was shown: "[SHORT]word-s3cr3t".
+//
+//stepmux:faults executor | Secrets are replaced one by one in error texts, so that the rest of one that begins with
+//stepmux:more another is shown
+//stepmux:with connector.TestARefusalShowsNoLineOfAValueAndNoShortSecret
 func TestARefusalShowsNoPartOfAValue(t *testing.T) {
 	server := &refusingServer{refuse: func(*runnerproto.RunRequest) error {
 		return errors.New("loading step: not valid: pass, password-s3cr3t, password-s3cr3t2")

@@ -14,6 +14,8 @@ import (
 	"github.com/stepmux/stepmux/internal/testing/runnertest"
 )
 
+//stepmux:faults input | A VM floods its manager's log
+//stepmux:with internal/vmlog.TestFloodOfOneMessageIsDroppedAndHidesNoOther, internal/vmlog.TestLongTextsAreCut
 func TestRelayThatFloodsItsStandardErrorIsLoggedWithinBounds(t *testing.T) {
 	// Symptom: a VM made its manager log 2.35 GB in 15 s.
 	lines, err := strconv.Atoi(cmp.Or(os.Getenv("STEPMUX_HOSTILE"), "100000"))

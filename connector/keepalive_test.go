@@ -45,6 +45,8 @@ func (s *silentServer) Status(_ context.Context, req *runnerproto.StatusRequest)
 
 // Symptom: after two minutes of silence another step runner, whose policy for pings is gRPC's default, closed the
 // bridge with too_many_pings.
+//
+//stepmux:faults executor | Pings more often than the step runner's server allows close the bridge of a silent job
 func TestASilentJobOfAnotherStepRunnerKeepsItsBridge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := &silentServer{}

@@ -26,6 +26,12 @@ const helloSaid = "stepmux-manager/1"
 
 // Symptom: a login that ran another program in place of each command cost a build 63 s, and then was asked "is it a
 // step runner?"; or the build ended as job_execution_timeout.
+//
+//stepmux:faults users | A login that runs another program in place of the command is blamed on the step runner, or on
+//stepmux:more the job's timeout
+//stepmux:with instance.TestATimeoutBeforeTheFirstStepIsTheMachines
+//stepmux:with instance/doctor.TestALoginThatRunsNoCommandFailsWithTheAdviceThatFits
+//stepmux:with connector/script.TestALoginThatRunsNoScriptIsNamedAtOnce
 func TestALoginThatRunsNoCommandIsNamedAtOnce(t *testing.T) {
 	for name, at := range map[string]struct {
 		part, force, line string // line is of a start file

@@ -26,6 +26,7 @@ func answering(t testing.TB, text string) []string {
 	return []string{path}
 }
 
+//stepmux:acceptance program | An error names a program that is no step runner
 func TestWhatIsNoStepRunnerIsNamed(t *testing.T) {
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
 		for text, want := range map[string]string{
@@ -80,6 +81,8 @@ func TestTheVersionIsFoundBehindALoginShellsGreeting(t *testing.T) {
 	require.Equal(t, "17.11.0", b.program().Version)
 }
 
+//stepmux:faults executor | One failed start of a relay keeps a VM at sessions for the connection's life
+//stepmux:with connector.TestAProgramThatSaysItHasNoRelayIsTriedOncePerConnection
 func TestARelayThatDidNotStartIsTriedAgainAndTakesTheBuilds(t *testing.T) {
 	// Symptom: one failed start of a relay kept a VM at sessions, that is at eight builds, while its connection lived.
 	connector.SetRelayRetry(t, time.Millisecond)
@@ -149,6 +152,9 @@ func TestAProgramThatSaysItHasNoRelayIsTriedOncePerConnection(t *testing.T) {
 	}
 }
 
+//stepmux:faults executor | Asking for the version costs a session for each build
+//stepmux:acceptance program | The VM's step runner and its version are found out once for each connection
+//stepmux:with connector.TestAnErrorIsSharedByThoseWhoWaitForItAndTheNextOneAsksAgain
 func TestAProgramIsAskedOncePerConnection(t *testing.T) {
 	s := embedded(t)
 	asked := filepath.Join(t.TempDir(), "asked")
@@ -197,6 +203,7 @@ func TestAnErrorIsSharedByThoseWhoWaitForItAndTheNextOneAsksAgain(t *testing.T) 
 	require.Equal(t, program.Stepmux, vm.Program().Kind)
 }
 
+//stepmux:acceptance program | Another version is a warning
 func TestAnotherVersionIsToldOnce(t *testing.T) {
 	s := embedded(t)
 	for _, route := range []connector.Route{connector.Relay, connector.Streamlocal} {

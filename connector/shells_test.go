@@ -19,6 +19,10 @@ import (
 
 // Symptom: with tcsh as the login shell, the question for the version and every build by session failed with
 // "Unmatched ”'".
+//
+//stepmux:faults users | Command lines that only POSIX shells read
+//stepmux:with instance/doctor.TestDoctorIsUnderstoodByEveryLoginShell
+//stepmux:with instance/manager.TestALoginsShellNeedNotBeAPOSIXShell
 func TestEveryLoginShellReadsEveryCommandLine(t *testing.T) {
 	for _, shell := range sshtest.LoginShells {
 		t.Run(shell, func(t *testing.T) {

@@ -254,6 +254,10 @@ func secretOf(t testing.TB, e *instance.Executor) string {
 	return md[wire.AuthorizationKey]
 }
 
+//stepmux:faults executor | Builds on a VM can list, read and cancel each other's jobs
+//stepmux:acceptance neighbours | No job can list, read, start or cancel jobs in another build's step runner
+//stepmux:with remote.TestEveryCallNeedsTheSecret
+//stepmux:reliability mechanisms | No build reaches the step runner of another | `remote/job/service/auth.go`
 func TestAJobCannotTouchTheServerOfAnotherBuild(t *testing.T) {
 	// Symptom: any build on a VM could list, read and kill the jobs of another.
 	onServers(t, func(t *testing.T, v *vm) {
@@ -317,6 +321,7 @@ func (v *vm) beOrdinary(t testing.TB) {
 	v.runner = append([]string{setpriv, "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"}, v.runner...)
 }
 
+//stepmux:acceptance neighbours | Steps know neither the socket nor the secret
 func TestStepsKnowNeitherTheSocketNorTheSecret(t *testing.T) {
 	onServers(t, func(t *testing.T, v *vm) {
 		for _, route := range []connector.Route{connector.Auto, connector.Session} {
@@ -339,6 +344,7 @@ func TestStepsKnowNeitherTheSocketNorTheSecret(t *testing.T) {
 	})
 }
 
+//stepmux:acceptance neighbours | A build whose server another job killed is no success
 func TestAJobThatKillsAnotherBuildsServerDoesNotMakeItASuccess(t *testing.T) {
 	// That is in the power of a process of the same user. What it brings about is a failure of the system.
 	v := newVM(t, sshtest.OpenSSH(t))

@@ -41,6 +41,15 @@ func (v *vm) refill(t *testing.T) {
 
 // Symptom: a VM whose step runners started but could not write a script stayed ready. It failed builds faster than the
 // others ran them, and so got most of them: 24 of 30 were lost.
+//
+//stepmux:faults users | A VM that fails jobs before their first command takes builds faster than the others, and fails
+//stepmux:more them all
+//stepmux:with instance.TestABuildThatNoInstanceBeginsNamesTheReasonOfEach
+//stepmux:with instance.TestTheOnlyVMIsQuarantinedAfterSeveralJobsThatItFailedInARow
+//stepmux:with instance.TestABuildWhoseProjectHasNoRoomGoesElsewhere
+//stepmux:with instance/manager.TestABuildThatItsVMDoesNotBeginRunsOnAnother
+//stepmux:reliability promises | A VM that fails jobs before their first command loses no build, and none runs twice
+//stepmux:with instance/manager.TestABuildThatItsVMDoesNotBeginRunsOnAnother
 func TestAVMThatFailsJobsBeforeTheirFirstCommandLosesNoBuild(t *testing.T) {
 	t.Parallel()
 	full, works := newVM(t, sshtest.OpenSSH(t)), newVM(t, sshtest.OpenSSH(t))

@@ -110,6 +110,7 @@ func TestFailuresOfScriptsAreTheScripts(t *testing.T) {
 	})
 }
 
+//stepmux:acceptance executor | No job variable is in the environment or on the command line of the step runner
 func TestJobVariablesReachTheStepsAndNoCommandLineOrEnvironmentOnTheWay(t *testing.T) {
 	onServers(t, func(t *testing.T, v *vm) {
 		p := v.provider(t, 1, nil)
@@ -213,6 +214,11 @@ func TestServeThatIsToldToEndIsTheSystemsFailure(t *testing.T) {
 	})
 }
 
+//stepmux:faults executor | One handshake for each build; bursts of them are refused
+//stepmux:acceptance executor | Each build has a socket of its own, named by its ID
+//stepmux:with instance.TestSameBuildIDAtOnceIsRefused
+//stepmux:reliability promises | There is one connection to each VM at a time; a second one only while a replaced
+//stepmux:more connection still has builds
 func TestManyBuildsShareOneConnection(t *testing.T) {
 	for _, route := range []connector.Route{connector.Auto, connector.Relay, connector.Session} {
 		t.Run(string(route), func(t *testing.T) {
@@ -434,6 +440,10 @@ func TestHardAbortByCleanupEndsTheBuild(t *testing.T) {
 	})
 }
 
+//stepmux:faults executor | A cut connection is reported as a failure of the script, with exit code 0
+//stepmux:with mux.TestLossAfterTheExitStatusIsStillALoss
+//stepmux:reliability promises | No loss is silent: the error of a lost build names the cause
+//stepmux:with instance.TestARelayThatDiesFailsItsBuildsAndTheNextGoesOn, remote/job.TestFullDiskFailsTheJobThatMeetsIt
 func TestLostConnectionIsTheSystemsFailureAndLeavesNothing(t *testing.T) {
 	// Symptom: a cut connection was reported as a script failure with exit code 0, and the job ran on.
 	for _, route := range []connector.Route{connector.Relay, connector.Streamlocal, connector.Session} {
@@ -465,6 +475,8 @@ func TestLostConnectionIsTheSystemsFailureAndLeavesNothing(t *testing.T) {
 	}
 }
 
+//stepmux:faults executor | A step runner that crashes after it was ready goes unseen, and the build hangs to its
+//stepmux:more timeout
 func TestServeThatIsKilledEndsTheBuildAndLeavesNothing(t *testing.T) {
 	// Symptom: a step runner that crashed after it was ready went unseen; the build hung to its timeout.
 	onServers(t, func(t *testing.T, v *vm) {
@@ -484,6 +496,9 @@ func TestServeThatIsKilledEndsTheBuildAndLeavesNothing(t *testing.T) {
 	})
 }
 
+//stepmux:faults executor | A gRPC client that connects anew ends the step runner
+//stepmux:acceptance connection | A bridge that breaks is opened anew, and the build goes on
+//stepmux:reliability mechanisms | No silent loss: output goes on where it was cut off | `connector/execution.go`
 func TestBridgeThatBreaksIsOpenedAnewAndTheLogGoesOn(t *testing.T) {
 	// The bridge's process is killed; neither serve nor the job notices.
 	v := newVM(t, sshtest.OpenSSH(t))
@@ -550,6 +565,8 @@ func TestSameBuildIDAtOnceIsRefused(t *testing.T) {
 	v.requireClean(t)
 }
 
+//stepmux:acceptance executor | The proxy, and the routes without a proxy, reach the step runner
+//stepmux:with instance.TestBuildRunsAndLeavesNothing, instance.TestAutoFindsOutOnceWhatWorksOnTheVM
 func TestConnectGivesADialFunctionForAClientOfTheCallers(t *testing.T) {
 	onServers(t, func(t *testing.T, v *vm) {
 		p := v.provider(t, 1, nil)

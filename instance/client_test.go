@@ -44,6 +44,8 @@ func client(t testing.TB, p *instance.Provider, out io.Writer) (*instance.Client
 // quick shortens the grace.
 func quick(cfg *instance.Config, _ *instance.Instance) { cfg.Grace = 2 * time.Second }
 
+//stepmux:acceptance client | `Run` runs a command, with its output and exit code
+//stepmux:with instance.TestClientWhoseOutputFailsStopsTheCommand
 func TestClientRunsCommands(t *testing.T) {
 	onServers(t, func(t *testing.T, v *vm) {
 		c, _ := client(t, v.provider(t, 1, nil), nil)
@@ -89,6 +91,7 @@ type silent struct{ until <-chan struct{} }
 
 func (s silent) Read([]byte) (int, error) { <-s.until; return 0, io.EOF }
 
+//stepmux:acceptance client | Cancellation ends the process group, with its grace
 func TestCancelledRunEndsTheCommandsProcessGroup(t *testing.T) {
 	onServers(t, func(t *testing.T, v *vm) {
 		c, _ := client(t, v.provider(t, 1, quick), nil)
@@ -122,6 +125,8 @@ func TestCancelledRunEndsTheCommandsProcessGroup(t *testing.T) {
 	})
 }
 
+//stepmux:acceptance client | `DialRun` gives a connection whose close ends the command, and keeps its exit status
+//stepmux:with instance.TestDialedCommandTellsItsExitStatus, instance.TestConnectionsKeepDeadlines
 func TestClosingADialedCommandEndsIt(t *testing.T) {
 	onServers(t, func(t *testing.T, v *vm) {
 		log := &sshtest.Log{}
@@ -240,6 +245,7 @@ func TestConnectionsKeepDeadlines(t *testing.T) {
 	}
 }
 
+//stepmux:acceptance client | `Dial` reaches what the instance can reach
 func TestClientDialsFromTheInstance(t *testing.T) {
 	for _, s := range servers[:2] {
 		t.Run(s.name, func(t *testing.T) {
@@ -278,6 +284,8 @@ func TestClientDialsFromTheInstance(t *testing.T) {
 	}
 }
 
+//stepmux:acceptance client | `Close` ends what the client started, and never the connection that all share
+//stepmux:with instance.TestCleanupClosesTheBuildsClients
 func TestCloseOfAClientEndsWhatItStartedAndNotTheConnection(t *testing.T) {
 	onServers(t, func(t *testing.T, v *vm) {
 		p := v.provider(t, 2, quick)

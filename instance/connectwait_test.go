@@ -22,6 +22,10 @@ import (
 
 // Symptom: nothing listened yet on the port of a VM that started, and its build was lost after 1.1 s. Of four builds
 // the first was.
+//
+//stepmux:faults users | A refusal that passes counts as final: a VM that starts, a server with too many logins
+//stepmux:with instance.TestABuildWaitsForAServerWithTooManyLogins, instance.TestHowLongABuildWaitsForVMs
+//stepmux:with cmd/stepmux.TestCommandsWaitForAVMThatStartsAndSaySo
 func TestABuildWaitsForAVMThatStarts(t *testing.T) {
 	t.Parallel()
 	for _, builds := range []int{1, 4} {

@@ -225,6 +225,8 @@ func addLine(t *testing.T, dir string) {
 	require.NoError(t, errors.Join(err, f.Close()))
 }
 
+//stepmux:reliability promises | So does a lingering build in a container; the container ends by itself after the linger
+//stepmux:with instance.TestAContainerEndsByItselfAfterItsLinger, instance.TestABuildThatLingersIsLostWithItsDaemon
 func TestABuildInAContainerThatLingersOutlivesItsLinks(t *testing.T) {
 	const cuts = 3
 	d := dockertest.Start(t)
@@ -243,6 +245,10 @@ func TestABuildInAContainerThatLingersOutlivesItsLinks(t *testing.T) {
 }
 
 // Another provider, as in another process, goes on with the build in its container.
+//
+//stepmux:reliability promises | A build in a container continues without its manager, and the next manager has the
+//stepmux:more complete log
+//stepmux:with instance/manager.TestABuildInAContainerOutlivesItsManager
 func TestABuildInAContainerGoesOnInAnotherProcess(t *testing.T) {
 	const rounds = 3
 	d := dockertest.Start(t)

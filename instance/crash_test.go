@@ -18,6 +18,9 @@ import (
 
 // Symptom: if the user of a VM had too little of something, the Go runtime of the step runner could not start, and the
 // build's log had its stacks: up to 295 lines.
+//
+//stepmux:faults users | A language's runtime that cannot start fills the log with its stacks
+//stepmux:with internal/tail.TestTheFirstLinesOfACrashAreKept, remote/proc.TestAnInitThatCannotStartSaysWhyInOneSentence
 func TestAStepRunnerThatCannotStartSaysSoInOneSentence(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

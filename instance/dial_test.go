@@ -328,6 +328,10 @@ func TestANewWayToAnInstanceForgetsARefusedLogin(t *testing.T) {
 }
 
 // A host that was removed while it had a build, and added again, failed for the rest of 30 s with the old error.
+//
+//stepmux:faults executor | A machine that was removed and added again, or whose key was replaced, is refused with the
+//stepmux:more old error
+//stepmux:with instance/inventory.TestRevisionChangesWithTheKeysThatTheResolverKnows
 func TestAHostThatIsRemovedAndAddedAgainForgetsARefusedLogin(t *testing.T) {
 	for name, test := range map[string]struct {
 		refused Instance // it, or its jump host
@@ -819,6 +823,8 @@ func TestOneHostIsDialedOnceAtATimeWhateverItsCallersDo(t *testing.T) {
 }
 
 // A jump host that refused a connection was warned about at each of its attempts, in the same words.
+//
+//stepmux:faults executor | A jump host that refuses is warned about at each attempt, in the same words
 func TestOnlyTheFirstOfSeveralAttemptsIsAWarning(t *testing.T) {
 	var log bytes.Buffer
 	p := &Provider{cfg: Config{Logger: slog.New(slog.NewTextHandler(&log, nil)), Group: &Group{}}}

@@ -111,6 +111,8 @@ func (v *vm) daemon(t *testing.T) string {
 until [ -e ` + up + ` ]; do sleep 0.01; done`
 }
 
+//stepmux:faults service | A job stops the step runner, or what holds its processes: nothing ends, and nobody is told
+//stepmux:with remote/proc.TestStoppedInitEndsItsCommand, remote/proc.TestStoppedCommandGetsItsSIGTERM
 func TestWhatAJobStopsIsEndedWithItsBuild(t *testing.T) {
 	// Symptom: a job stopped relay, serve and inits: processes and directory stayed, the manager waited in vain.
 	for name, victims := range map[string]func(ends) []int{
@@ -143,6 +145,10 @@ func TestWhatAJobStopsIsEndedWithItsBuild(t *testing.T) {
 	}
 }
 
+//stepmux:faults service | A job kills the step runner and what holds its processes, and its daemon lives on
+//stepmux:with instance.TestTheNextBuildEndsWhatADeadManagersBuildLeft
+//stepmux:with instance.TestTheNextRelayEndsTheDaemonOfAScriptThatKilledItsEnds
+//stepmux:with remote/proc.TestOrphansOfAKilledServerAreKilled
 func TestDaemonOfAJobThatKillsItsEndsIsEndedWithItsBuild(t *testing.T) {
 	// Symptom: setsid, then SIGKILL of serve, relay and inits at once: the daemon lived on.
 	for _, route := range []connector.Route{connector.Auto, connector.Relay, connector.Session} {
@@ -212,6 +218,10 @@ func TestTheNextBuildEndsWhatADeadManagersBuildLeft(t *testing.T) {
 	}
 }
 
+//stepmux:faults service | What stays on a machine is not told
+//stepmux:with cmd/stepmux.TestWhatMayBeLeftIsInResultAndSummary
+//stepmux:reliability promises | If something may be left on a VM, the build's result lists it
+//stepmux:with cmd/stepmux.TestWhatMayBeLeftIsInResultAndSummary
 func TestWhatStaysIsInTheResult(t *testing.T) {
 	// A daemon that removes its marker is not found. If it holds the lock of the build's directory, that stays.
 	v := newVM(t, sshtest.OpenSSH(t))
@@ -241,6 +251,8 @@ until grep -aq ^/usr/bin/flock /proc/$!/cmdline; do sleep 0.01; done`) // withou
 }
 
 // Symptom: of many builds on a loaded VM some needed steps end, and nothing said why.
+//
+//stepmux:faults users | A step runner had to be ended from outside, and nothing says why
 func TestWhyAStepRunnerHadToBeEndedIsInTheResult(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -6,6 +6,11 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+//stepmux:acceptance executor | Native steps are advertised, and run, for a job with `run:`, without any flag
+//stepmux:with instance.TestBuildOfSteps
+//stepmux:acceptance executor | `FF_FUNCTION_MIGRATIONS_ON_INSTANCE_EXECUTOR` lets script jobs become steps;
+//stepmux:more `FF_SCRIPT_TO_STEP_MIGRATION` is independent of it
+//stepmux:with instance.TestFeatureFlagsAreReadAsGitLabRunnerDoes
 func TestNativeStepsGoByRunOrByTheirFlagAndNeverOffLinux(t *testing.T) {
 	// The whole table: the system, the kind of job and the flags; whether native steps are offered and used.
 	for _, test := range []struct {
@@ -46,6 +51,8 @@ func TestNativeStepsGoByRunOrByTheirFlagAndNeverOffLinux(t *testing.T) {
 	}
 }
 
+//stepmux:acceptance executor | Nothing is advertised for instances that run Windows
+//stepmux:with instance.TestOnlyLinuxInstancesRunAnything
 func TestOneInstanceThatIsNotLinuxKeepsNativeStepsFromTheGroup(t *testing.T) {
 	g, err := NewGroup(vm("a", 1), Instance{ID: "b", Addr: "b:22", SSH: loginAs("ci"), OS: "windows"})
 	require.NoError(t, err)

@@ -187,6 +187,19 @@ func runnerScript(t testing.TB, text string) string {
 	return path
 }
 
+//stepmux:acceptance executor | Whatever ends a build (success, failure, cancel, abort, timeout, a crash of serve or
+//stepmux:more relay, a lost connection), its reason is true, bridges close before serve, and nothing is left on the VM
+//stepmux:reliability promises | Failures of the machine or the step runner are not reported as the script's, and the
+//stepmux:more script's own failures are
+//stepmux:with instance.TestServeThatIsToldToEndIsTheSystemsFailure, instance.TestFailuresOfScriptsAreTheScripts
+//stepmux:with remote/step/engine.TestFailureOfTheMachineIsNotTheStepsFailure
+//stepmux:reliability promises | Nothing is left on a VM when a build has ended for any reason, or when its manager was
+//stepmux:more killed
+//stepmux:with cmd/stepmux.TestManagerThatEndsLeavesNothingOnTheVM
+//stepmux:with remote/relay.TestRelayThatEndsRemovesTheDirectoriesOfThoseItKills
+//stepmux:with remote/proc.TestKilledInitTakesProcessesOfOtherGroupsAlong, instance.TestWhatAJobStopsIsEndedWithItsBuild
+//stepmux:with instance.TestDaemonOfAJobThatKillsItsEndsIsEndedWithItsBuild
+//stepmux:with instance.TestTheNextBuildEndsWhatADeadManagersBuildLeft
 func TestWhateverEndsABuildItsReasonIsTrueAndNothingIsLeft(t *testing.T) {
 	for _, state := range finalStates {
 		t.Run(state.name, func(t *testing.T) {

@@ -210,6 +210,8 @@ func TestOutcome(t *testing.T) {
 }
 
 // A job that is not valid had a reason that GitLab does not know: configuration_error.
+//
+//stepmux:faults executor | A job that is not valid has a reason that GitLab does not know
 func TestReasonsAreGitLabsWords(t *testing.T) {
 	require.Equal(t, []FailureReason{
 		"script_failure", "runner_system_failure", "runner_configuration_error", "job_canceled", "job_execution_timeout",

@@ -273,6 +273,8 @@ func (s *scene) reset(t testing.TB) {
 	_ = s.victim.Cleanup(sshtest.Within(t))
 }
 
+//stepmux:reliability promises | An isolated build cannot see or harm other builds, and leaves no process
+//stepmux:with instance.TestHostileEndsLeaveNothing, instance.TestALevelThatCannotBeHadIsAnErrorAndAutoGoesOnWithout
 func TestNoAttackSucceedsThroughIsolation(t *testing.T) {
 	t.Parallel()
 	for _, route := range isolationRoutes {

@@ -53,6 +53,11 @@ func newProvider(t testing.TB, cfg instance.Config, all ...instance.Instance) *i
 
 // A refused login was printed twice, as a warning of the log and as the failure of the build. That named the machine
 // three times before the cause.
+//
+//stepmux:faults users | An error is printed twice, its remedy last; or without the next command
+//stepmux:with mux/login.TestADialErrorSaysItsCauseAndRemedyAtOnce
+//stepmux:with mux/login.TestAChangedKeyIsShownWithTheOldOneAndItsLine
+//stepmux:with mux/login.TestAServerWithoutACommonAlgorithmIsToldWhichOptionToSet
 func TestARefusedLoginIsPrintedOnce(t *testing.T) {
 	s := sshtest.InProcess(t, embeddedvm.Config{})
 	in := instanceAt("vm-1", s, nil)

@@ -79,6 +79,12 @@ func onlyStdout(text string) (out string) {
 	return out
 }
 
+//stepmux:reliability promises | A lingering build continues when its connection is lost; its log has no gap and repeats
+//stepmux:more nothing, and it keeps its own exit code
+//stepmux:with instance.TestABuildThatLingersOutlivesItsRelay, remote/relay.TestLingeringServeOutlivesItsRelay
+//stepmux:with remote/relay.TestLingeringServeOutlivesARelayThatEndsBeforeTheMarkerIsRead
+//stepmux:with cmd/stepmux.TestARunWithLingerGoesOnAfterItsLinkWasAway
+//stepmux:with bench/faults.TestFaultsOfEachKindLeaveBuildsTrueAndVMsClean
 func TestABuildThatLingersOutlivesItsLink(t *testing.T) {
 	onServers(t, func(t *testing.T, v *vm) {
 		const cuts = 6
@@ -143,6 +149,10 @@ func TestABuildThatLingersComesBackByTheDialNetOfItsVM(t *testing.T) {
 	require.NoError(t, e.Cleanup(t.Context()))
 }
 
+//stepmux:reliability promises | A build that could not be reached for the time of its linger is lost, and nothing of it
+//stepmux:more is left
+//stepmux:with remote.TestLingeringServeWaitsForItsManagerAndThenEndsWithAllOfItsJobs
+//stepmux:with cmd/stepmux.TestABuildThatLingersEndsByItselfAfterItsManagerWasKilled
 func TestABuildIsLostAfterItsLinger(t *testing.T) {
 	t.Parallel()
 	v := newVM(t, sshtest.OpenSSH(t))
@@ -200,6 +210,8 @@ func TestABuildThatLingersOutlivesItsRelay(t *testing.T) {
 	v.requireClean(t)
 }
 
+//stepmux:reliability promises | A build whose step runner is gone, as after a reboot of its VM, fails as soon as the VM
+//stepmux:more can be reached
 func TestABuildWhoseStepRunnerIsGoneFailsAtOnce(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -280,6 +292,9 @@ func TestACancelledBuildThatLingersLeavesNothing(t *testing.T) {
 	v.requireClean(t)
 }
 
+//stepmux:reliability promises | If two managers have the same build, the later one wins, and the earlier one can
+//stepmux:more neither cancel nor end it
+//stepmux:with remote.TestLaterManagerWinsAndTheEarlierIsTold
 func TestASecondManagerOfABuildThatLingersWins(t *testing.T) {
 	t.Parallel()
 	v := newVM(t, sshtest.OpenSSH(t))
@@ -337,6 +352,9 @@ func TestAnOlderStepRunnerIsRefusedToABuildThatLingers(t *testing.T) {
 	}
 }
 
+//stepmux:reliability promises | So does a lingering script or command of a Go program; if the VM does not support that,
+//stepmux:more it is refused before it starts
+//stepmux:with instance.TestScriptsThatCannotLingerAreRefusedByName
 func TestScriptsAndCommandsOfABuildThatLingersOutliveTheirLink(t *testing.T) {
 	t.Parallel()
 	v := newVM(t, sshtest.OpenSSH(t))

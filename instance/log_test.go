@@ -57,6 +57,9 @@ func prepared(t testing.TB, p *instance.Provider, id string, log io.Writer) *ins
 	return e
 }
 
+//stepmux:acceptance neighbours | A log that blocks or fails ends its build, with a reason, and no other
+//stepmux:with instance.TestALogThatBlocksHoldsUpNeitherOtherBuildsNorItsCleanup
+//stepmux:with instance.TestALogThatFailsAtSomeByteEndsItsBuildAndNoOther
 func TestALogThatBlocksEndsItsBuild(t *testing.T) {
 	// Symptom: a build whose log took nothing never ended, nor did its clean-up.
 	onServers(t, func(t *testing.T, v *vm) {

@@ -144,6 +144,7 @@ func TestAScriptRunsAlsoIfAnotherProcessRanTheSame(t *testing.T) {
 	require.Equal(t, "x\nx\n", string(text))
 }
 
+//stepmux:reliability promises | A build that may have run is not started again by the next manager
 func TestABuildWhoseStepRunnerIsGoneIsNotStartedAgainByAnotherProcess(t *testing.T) {
 	t.Parallel()
 	v := newVM(t, sshtest.OpenSSH(t))

@@ -56,6 +56,8 @@ func TestProcessTellsItsExitStatus(t *testing.T) {
 	})
 }
 
+//stepmux:faults executor | The first byte that a bridge's program writes to its standard error ends the bridge
+//stepmux:with mux.TestProcessKeepsStdoutAndStderrApart
 func TestStderrFloodDoesNotStallStdout(t *testing.T) {
 	// stdout and stderr share one window: unread stderr would stall stdout for good.
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
@@ -176,6 +178,7 @@ func TestTryStartSaysSaturatedAndTheConnectionGoesOn(t *testing.T) {
 	})
 }
 
+//stepmux:reliability mechanisms | Builds that take several sessions never wait for each other | `mux/reserve.go`
 func TestReserveIsAllOrNoneSoThatPairsNeverDeadlock(t *testing.T) {
 	// Each build needs two sessions. If every build could take one, all would wait for the second.
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
@@ -317,6 +320,13 @@ func TestStartRefusesAnInvalidCommand(t *testing.T) {
 	require.Zero(t, conn.Stat().Sessions.Open)
 }
 
+//stepmux:reliability promises | A build that failed is never reported as a success
+//stepmux:with mux.TestWaitAfterALostConnectionIsNoExit
+//stepmux:with connector/script.TestScriptWhoseOutputIsCutOffIsLostThoughItsEndIsKnown
+//stepmux:with instance.TestAJobThatKillsAnotherBuildsServerDoesNotMakeItASuccess
+//stepmux:with bench/faults.TestFaultsOfEachKindLeaveBuildsTrueAndVMsClean
+//stepmux:reliability mechanisms | No false success: an exit status that a lost connection cut off from its output is a
+//stepmux:more loss | `mux/sshchannel.go`
 func TestLossAfterTheExitStatusIsStillALoss(t *testing.T) {
 	// Symptom: a server tells the exit status before the rest of the output. A connection cut between
 	// the two gave a truncated log and a success.

@@ -120,6 +120,10 @@ func TestCloseWakesWriteThoughThePeerNeverReads(t *testing.T) {
 }
 
 // Symptom: a Write to a socket by a relay could not be woken while the link was frozen.
+//
+//stepmux:faults executor | Close of a stream does not wake a Write on a relay's socket over a frozen link; the
+//stepmux:more keepalive does, after 30 s
+//stepmux:with mux/relay.TestRelayOverAPipeWakesCallsOnAFrozenLink
 func TestCloseAndDeadlinesWakeCallsOnAFrozenLink(t *testing.T) {
 	onStreams(t, func(t *testing.T, r *rig) {
 		s, sibling := r.open(echo), r.open(echo)

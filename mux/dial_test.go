@@ -72,6 +72,11 @@ func TestDialRefusesTheZeroAuth(t *testing.T) {
 	require.Zero(t, s.TotalConns())
 }
 
+//stepmux:faults executor | Host keys are never verified
+//stepmux:with mux/login.TestAThousandMachinesAtOneAddress
+//stepmux:reliability promises | No connection is made to a server whose host key cannot be verified
+//stepmux:with mux/login.TestAThousandMachinesAtOneAddress
+//stepmux:reliability mechanisms | No unverified host key | `mux/login/hostkey.go`
 func TestDialRefusesAnUnexpectedHostKey(t *testing.T) {
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
 		stranger, _ := sshtest.NewKey(t)
@@ -142,6 +147,10 @@ func TestDialToAServerThatIsNotSSH(t *testing.T) {
 	}
 }
 
+//stepmux:faults vulnerabilities | An unfinished key exchange gathers outgoing packets (CVE-2025-22869) | a login is
+//stepmux:more bounded by its context; the library bounds its queue
+//stepmux:with internal/embeddedvm.TestClientThatSaysNothingIsHungUpOn
+//stepmux:with internal/promises.TestLibrariesAreOfVersionsWithoutKnownVulnerabilities
 func TestDialEndsWithItsContextThoughTheServerIsSilent(t *testing.T) {
 	s := sshtest.InProcess(t, embeddedvm.Config{})
 	reached := make(chan struct{}, 1)
@@ -197,6 +206,8 @@ func TestDialChecksItsConfig(t *testing.T) {
 	require.Error(t, err)
 }
 
+//stepmux:reliability promises | A dead peer is detected within KeepaliveInterval + KeepaliveTimeout
+//stepmux:reliability mechanisms | A dead peer is found within its bound | `mux/keepalive.go`
 func TestKeepaliveClosesADeadPeerWithinItsBound(t *testing.T) {
 	// A frozen machine: the TCP connection stays open and nothing comes. Requests to it block for ever.
 	onServers(t, func(t *testing.T, s *sshtest.Server) {

@@ -76,6 +76,9 @@ func answerAll(c *rawssh.Conn, message []byte) {
 	}
 }
 
+//stepmux:faults vulnerabilities | Endless logins: banners, questions, partial success | a login is bounded by its
+//stepmux:more context, and answers to questions are counted
+//stepmux:with mux.TestAConnectionMayEndAtEveryByteOfTheHandshake
 func TestHostileLoginsEndInAnErrorThatSaysWhy(t *testing.T) {
 	prompt := ssh.Marshal(struct {
 		Text string

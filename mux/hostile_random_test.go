@@ -172,6 +172,10 @@ func lie(c *rawssh.Conn, seed uint64) {
 	}
 }
 
+//stepmux:faults vulnerabilities | A server breaks the protocol: the connection never ends | closing is bounded. The
+//stepmux:more library leaves three goroutines behind, and 16 packets, if the server goes on sending
+//stepmux:faults vulnerabilities | The opening of a channel never returns if the connection ends meanwhile | the wait
+//stepmux:more ends with the connection. The library may leave a goroutine behind
 func TestNoMessageOfAServerIsFatal(t *testing.T) {
 	n := hostileCount(t, 4000) / 50 // about as many messages as a connection has
 	first := rand.Uint64()
@@ -264,6 +268,9 @@ func FuzzServer(f *testing.F) {
 	})
 }
 
+//stepmux:faults vulnerabilities | A peer never answers keepalives, or sends other messages instead | one keepalive is
+//stepmux:more under way at a time; silence ends the connection
+//stepmux:with mux.TestKeepaliveClosesADeadPeerWithinItsBound
 func TestUnansweredPingsGatherNoGoroutines(t *testing.T) {
 	// The server lives and sends something now and then, but it never answers.
 	spoken := make(chan struct{})

@@ -125,6 +125,10 @@ func raw(kind byte, flags uint16, id, n uint32) []byte {
 	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(b, id), n)
 }
 
+//stepmux:faults vulnerabilities | The multiplexer in a channel is flooded with pings, or with streams that nobody
+//stepmux:more accepts | the manager accepts no stream and answers one ping a second; a peer that does more ends the
+//stepmux:more relay
+//stepmux:with internal/streams.TestAPeerThatBreaksTheProtocolEndsTheSession
 func TestRelayThatFloodsIsEndedAndCostsNoMemory(t *testing.T) {
 	n := hostileCount(t, 100_000)
 	for name, tc := range map[string]struct {
@@ -237,6 +241,8 @@ func badFrames(s io.ReadWriteCloser, n int, seed uint64) {
 	}
 }
 
+//stepmux:faults vulnerabilities | Malformed frames count as a clean end | a malformed frame ends its stream, as a
+//stepmux:more failure
 func TestMalformedFramesOfARelayEndTheirStreamOnly(t *testing.T) {
 	n := hostileCount(t, 100_000)
 	const each = 1000 // frames a stream

@@ -110,6 +110,11 @@ var floods = map[string]func(i int, id uint32) []byte{
 	"output that somebody reads": func(i int, id uint32) []byte { return rawssh.Extended(id, 1, []byte("x")) },
 }
 
+//stepmux:faults vulnerabilities | Malformed or unrequested answers of an agent or a server (CVE-2025-47913,
+//stepmux:more CVE-2025-47914, CVE-2025-58181) | they are dropped; an agent has a deadline; no GSSAPI is spoken
+//stepmux:with mux/login.TestAgentThatIsGoneOrHangsIsAClearError
+//stepmux:with internal/promises.TestLibrariesAreOfVersionsWithoutKnownVulnerabilities
+//stepmux:faults vulnerabilities | Channels that were refused are kept | the server's are refused and forgotten
 func TestFloodsOfAHostileServerCostNoMemory(t *testing.T) {
 	n := hostileCount(t, 20_000)
 	for name, message := range floods {
@@ -252,6 +257,9 @@ func callAll(t testing.TB, conn *mux.Conn, moment time.Duration) {
 	require.Error(t, err)
 }
 
+//stepmux:faults vulnerabilities | Long texts of a server, or texts with control characters, in messages | errors cut
+//stepmux:more them, and leave out control characters
+//stepmux:with mux.TestHostileLoginsEndInAnErrorThatSaysWhy
 func TestRefusalsAreClearHoweverLong(t *testing.T) {
 	for _, code := range []uint32{0, 1, 2, 3, 4, 5, 1 << 31} {
 		server := rawssh.Serve(t, func(c *rawssh.Conn) {
@@ -279,6 +287,8 @@ func TestRefusalsAreClearHoweverLong(t *testing.T) {
 	}
 }
 
+//stepmux:faults vulnerabilities | Output in packets of a byte each, which nobody reads | at most the window of 2 MiB is
+//stepmux:more under way; the library needs about 50 bytes of memory for each of its bytes
 func TestOutputThatNobodyReadsIsBounded(t *testing.T) {
 	// The SSH library keeps each packet by itself, so a packet of a single byte costs much more than a byte. At most the
 	// window of 2 MiB can wait.

@@ -12,6 +12,9 @@ import (
 
 // Symptom: TinySSH's legal answer to a keepalive, SSH_MSG_UNIMPLEMENTED, ended the connection with "unexpected message
 // type 3".
+//
+//stepmux:faults users | A legal answer to a keepalive ends the connection; advice for OpenSSH on servers that are none
+//stepmux:with instance/doctor.TestServersThatAreNoOpenSSHAreExplained
 func TestAServerWithoutGlobalRequestsAnswersKeepalives(t *testing.T) {
 	t.Parallel()
 	for name, start := range map[string]func(testing.TB) *sshtest.Server{

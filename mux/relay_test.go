@@ -320,6 +320,8 @@ func TestRelayThatNeverSaysHelloIsGivenUp(t *testing.T) {
 }
 
 // Symptom: all builds that waited for a relay were lost when it was killed before it said hello.
+//
+//stepmux:faults users | A relay that is killed before it says hello loses all builds that wait for it
 func TestARelayThatIsKilledWhileItStartsIsStartedOnceMore(t *testing.T) {
 	conn := dial(t, sshtest.OpenSSH(t))
 	cmd, starts := relayCommand(t), filepath.Join(t.TempDir(), "starts")

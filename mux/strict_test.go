@@ -10,6 +10,9 @@ import (
 	"github.com/stepmux/stepmux/mux"
 )
 
+//stepmux:faults vulnerabilities | Messages removed at the beginning of a connection (CVE-2023-48795) | the strict key
+//stepmux:more exchange is asked for, and kept where the server knows it; `stepmux doctor` warns of servers that do not
+//stepmux:with instance/doctor.TestJudgeServer
 func TestStrictKeyExchangeIsAskedForAndKept(t *testing.T) {
 	// A man in the middle can add messages before the keys are exchanged. That shifts the sequence numbers, and hides
 	// that he removes the first messages after that (CVE-2023-48795).

@@ -36,6 +36,7 @@ func TestLeasesOfOneKeyShareOneConnection(t *testing.T) {
 	})
 }
 
+//stepmux:reliability mechanisms | One connection for each VM | `pool/dial.go`
 func TestAcquireJoinsTheDialUnderWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := &vms{takes: time.Second}

@@ -46,6 +46,8 @@ func TestNegativeIdleTimeoutKeepsConnections(t *testing.T) {
 	})
 }
 
+//stepmux:reliability promises | Recycling never ends a build
+//stepmux:with pool.TestDrainingConnectionIsClosedWithItsLastLease
 func TestConnectionPastItsAgeDrains(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := &vms{}
@@ -134,6 +136,7 @@ func TestDeadUnusedConnectionIsForgottenWithoutBeingAskedFor(t *testing.T) {
 	})
 }
 
+//stepmux:reliability mechanisms | Recycling never ends a build | `pool/pooled.go`
 func TestRetireDrainsTheKeysConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := &vms{}

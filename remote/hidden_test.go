@@ -48,6 +48,11 @@ func layOut(t *testing.T, parent string) string {
 
 // Symptom: with isolation, a job with a work directory below /tmp failed if a file in it was read before its first
 // command: "it has neither func.yml nor step.yml". A script step before it made the difference.
+//
+//stepmux:faults users | A file of a work directory below `/tmp`, `/var/tmp` or `/dev/shm` is not there for what the
+//stepmux:more step runner itself reads before the first command: local steps, zip files, actions
+//stepmux:with remote/job/service.TestNeighboursCasesHoldWithIsolation
+//stepmux:with remote/proc.TestABuildsDirectoryMayBeBelowAnyHiddenOne, remote/proc.TestInitThatIsReplacedKeepsItsLevel
 func TestAFileOfAHiddenWorkDirectoryIsReadBeforeTheFirstCommand(t *testing.T) {
 	t.Parallel()
 	elsewhere, err := os.Getwd()

@@ -122,6 +122,10 @@ func (v *vitals) waitGone(t *testing.T) string {
 	return string(text)
 }
 
+//stepmux:faults executor | The step runner ends with its standard input, the job's processes do not
+//stepmux:faults service | The server ends, but its jobs run on
+//stepmux:with remote.TestServeKillsJobsThatIgnoreSIGTERM, remote.TestJobsOfAKilledServeTakeItsDirectoryWithThem
+//stepmux:reliability mechanisms | Nothing is left of a build whose manager is gone | `remote/pipe/leash.go`
 func TestServeEndsItsJobsInEveryWayItCanEnd(t *testing.T) {
 	for how, end := range map[string]func(*served) error{
 		"SIGTERM":      func(s *served) error { return s.cmd.Process.Signal(unix.SIGTERM) },
@@ -229,6 +233,8 @@ func TestServeEndsWhileItsFollowersDoNotRead(t *testing.T) {
 	require.Empty(t, remotetest.Names(t, filepath.Join(tmp, wire.SocketBase)))
 }
 
+//stepmux:faults engine | The whole environment of the server reaches every step
+//stepmux:with remote/job/service.TestServersEnvironmentIsNotTheJobs
 func TestServesEnvironmentReachesNoJob(t *testing.T) {
 	socket := remotetest.SocketIn(t, remotetest.ShortTemp(t), "42")
 	s := launchServe(t, socket, func(s *served) {
@@ -250,6 +256,8 @@ func TestServesEnvironmentReachesNoJob(t *testing.T) {
 	s.requireExit(t, 0, socket)
 }
 
+//stepmux:faults service | Each server leaves temporary files behind
+//stepmux:with remote/socketdir.TestSockDirIsPrivateFreshAndGoneInTheEnd
 func TestEverythingOfAJobIsInTheBuildsDirectory(t *testing.T) {
 	tmp := remotetest.ShortTemp(t)
 	socket := remotetest.SocketIn(t, tmp, "42")
@@ -269,6 +277,12 @@ func TestEverythingOfAJobIsInTheBuildsDirectory(t *testing.T) {
 
 // Symptom: a directory that its job had renamed stayed until the next build's sweep, with the script in clear text;
 // outside of the base it stayed forever.
+//
+//stepmux:faults service | A job renames its directory, and its scripts stay on the machine
+//stepmux:with internal/rmtree.TestRemoveOpenFindsADirectoryThatWasMoved
+//stepmux:with internal/rmtree.TestRemovalOfAnOpenDirectoryEndsWithItsContext
+//stepmux:with remote/socketdir.TestSockDirRemoveEndsWithItsContext
+//stepmux:with remote/proc.TestRemovalOfAnOrphanDirectoryEndsWithItsContext
 func TestAJobThatRenamesItsDirectoriesLeavesNothing(t *testing.T) {
 	outside := []string{"the job's, elsewhere", "all jobs', elsewhere"}
 	for name, move := range map[string]string{

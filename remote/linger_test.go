@@ -139,6 +139,9 @@ func TestLingeringServeWaitsForItsManagerAndThenEndsWithAllOfItsJobs(t *testing.
 }
 
 // A disk that becomes full while no manager is attached fails the job, and the manager that comes back learns why.
+//
+//stepmux:reliability promises | If the disk becomes full while no manager is attached, the job that needs space fails,
+//stepmux:more and the next manager learns of it
 func TestAFullDiskWithoutAnAttachedManagerFailsOnlyTheJobThatMeetsIt(t *testing.T) {
 	tmp := remotetest.ShortTemp(t)
 	if err := unix.Mount("tmpfs", tmp, "tmpfs", 0, "size=512k,mode=0700"); err != nil {

@@ -181,6 +181,8 @@ func TestProxyGoesOnSendingAfterTheServersHalfClose(t *testing.T) {
 	p.requireClean(t)
 }
 
+//stepmux:faults service | The proxy outlives its server, or loses the reply when its input ends first
+//stepmux:with remote.TestProxyEndsWithAKilledServe, remote.TestProxyDeliversTheReplyAfterTheEndOfStdin
 func TestProxyEndsWithTheServerWhileStdinIsOpen(t *testing.T) {
 	for name, die := range map[string]func(*proxied){
 		"which closes":                    func(p *proxied) { p.server.Close() },
@@ -361,6 +363,7 @@ func TestProxySaysWhyItCannotConnect(t *testing.T) {
 	}
 }
 
+//stepmux:reliability mechanisms | No other user reaches a step runner | `remote/socketdir/peer.go`
 func TestProxyRefusesASocketOfAnotherUser(t *testing.T) {
 	remotetest.NeedRoot(t)
 	dir := remotetest.ShortTemp(t)

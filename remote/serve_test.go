@@ -181,6 +181,8 @@ func waitServing(t *testing.T, socket string) {
 	}, time.Minute, time.Millisecond)
 }
 
+//stepmux:faults service | The socket of a server that was killed keeps the next one from starting
+//stepmux:with remote/socketdir.TestSockDirOfADeadServeIsReplaced
 func TestServeSweepsAfterAKilledOne(t *testing.T) {
 	tmp := remotetest.ShortTemp(t)
 	killed := startServe(t, remotetest.SocketIn(t, tmp, "killed"))

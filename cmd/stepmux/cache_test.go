@@ -22,6 +22,10 @@ func ordinary(argv ...string) *exec.Cmd {
 }
 
 // A cache could be removed neither by its user's rm nor by a command of ours.
+//
+//stepmux:faults fetch | The cache of steps cannot be removed by its user, and nobody can see or check what it holds
+//stepmux:with remote/step/fetch.TestPruneRemovesUnusedComponents
+//stepmux:with remote/step/fetch.TestVerifyReportsAndRemovesChangedComponents
 func TestTheCacheIsListedVerifiedAndPrunedHereAndOnAVM(t *testing.T) {
 	e := newExample(t)
 	require.Equal(t, "0 components in the cache, 0B\n", e.well("cache", "list"))
@@ -70,6 +74,7 @@ func TestTheCacheIsListedVerifiedAndPrunedHereAndOnAVM(t *testing.T) {
 	require.Contains(t, stderr, "vm-1: /bin/echo steps cache list --cache-dir "+dir+": it prints no report")
 }
 
+//stepmux:faults fetch | The report of a VM about its cache forges lines on the terminal
 func TestTheReportOfAVMIsShownHarmless(t *testing.T) {
 	e := newExample(t)
 	s := sshtest.OpenSSH(t)
@@ -95,6 +100,8 @@ exit 3
 }
 
 // The program that a run had uploaded was not found: its path has a checksum in it.
+//
+//stepmux:faults fetch | `stepmux cache` does not find the program that `run --bootstrap` uploaded
 func TestTheCacheOfAVMIsListedByTheProgramThatBootstrapUploaded(t *testing.T) {
 	e := newExample(t)
 	e.well(append([]string{"local"}, e.vars...)...)

@@ -104,6 +104,9 @@ func badConfigs(t *testing.T, dir string) []badConfig {
 }
 
 // Symptom: --check passed a configuration that the start refused, as with a token that was too short.
+//
+//stepmux:faults users | The check of a configuration passes what the start refuses
+//stepmux:with cmd/stepmux.TestCheckPassesTheConfigurationOfAManagerThatRuns
 func TestCheckRefusesWhatTheStartRefuses(t *testing.T) {
 	t.Parallel()
 	for _, test := range badConfigs(t, t.TempDir()) {

@@ -64,6 +64,10 @@ func runUnread(
 
 // A reader that took nothing held up all builds, and the run outlived its --timeout: the log was written under a lock
 // that the builds shared.
+//
+//stepmux:faults executor | A reader of the manager's output that takes nothing hangs all builds, past their timeouts
+//stepmux:more and signals
+//stepmux:with cmd/stepmux.TestASecondSignalEndsARunThatNobodyReadsAtOnce
 func TestAReaderThatTakesNothingCostsTheBuildThatFloodsIt(t *testing.T) {
 	t.Parallel()
 	code, _, stderr := runUnread(t, func(*os.Process, int) {}, "--timeout", "5s", "--stop-timeout", "3s")

@@ -67,6 +67,8 @@ func filled[T any]() (v T) {
 }
 
 // The JSON of ps had controls above ASCII and changes of direction as they were.
+//
+//stepmux:faults users | JSON output has characters that a terminal obeys
 func TestHostileTextInJSONReachesNoTerminal(t *testing.T) {
 	const text = "\x1b[2J\x07\u009b31m\u202e\u2028\U000e0001 \U0001f600\u00e9"
 	var out bytes.Buffer
@@ -84,6 +86,9 @@ func TestHostileTextInJSONReachesNoTerminal(t *testing.T) {
 }
 
 // Messages of a VM's jobs, and the status of its calls, came to the terminal as they were, and at any length.
+//
+//stepmux:faults executor | Text from a VM clears the manager's terminal, forges a line there, or has no end
+//stepmux:with cmd/stepmux.TestScripts, internal/termtext.FuzzLine
 func TestHostileTextReachesNoTerminal(t *testing.T) {
 	failed := filled[batch.Report]()
 	failed.Err = &instance.BuildError{Reason: instance.RunnerSystemFailure, Err: errors.New(hostile)}

@@ -28,6 +28,10 @@ const bound = sshtest.Bound
 
 // The state of the VM after any end of the manager. The job has children in its process
 // group, out of it, and in sessions of their own.
+//
+//stepmux:faults executor | The manager dies in the middle of a job: the step runner, the job and the directory stay
+//stepmux:more until the job ends by itself
+//stepmux:acceptance executor | Nothing is left when the manager is killed either
 func TestManagerThatEndsLeavesNothingOnTheVM(t *testing.T) {
 	kill := func(t *testing.T, p *os.Process) { require.NoError(t, p.Kill()) }
 	for name, test := range map[string]struct {
@@ -88,6 +92,8 @@ func TestManagerThatEndsLeavesNothingOnTheVM(t *testing.T) {
 // The daemon removes the containers of a manager that was killed at any moment, with their anonymous volumes, once
 // their jobs have ended: of the SIGTERM that serve sends them, or a second later of SIGKILL. Services, networks, and
 // containers that were created and not started are left to the next manager.
+//
+//stepmux:reliability promises | A manager that is killed leaves no container
 func TestAManagerThatIsKilledLeavesNoContainer(t *testing.T) {
 	d := dockertest.Start(t)
 	d.Load(t, "idle:1", `CMD ["sleep","600"]`)

@@ -49,6 +49,21 @@ func (quietT) Verbose() bool { return false }
 // dockerScripts is held by the script that uses the Docker daemon.
 var dockerScripts sync.Mutex
 
+//stepmux:faults executor | Every run warns of a program that is missing and is then put there, or says that it put
+//stepmux:more there what was there
+//stepmux:with connector.TestAStepmuxWithoutARelayIsReplacedIfAllowed
+//stepmux:faults service | A step runner that its manager ends by SIGTERM reports a failure
+//stepmux:faults fetch | Provenance is not signed: anybody can write or change it, and nothing tells what differs
+//stepmux:with internal/standalone/provenance.TestVerifierOfInTotoAcceptsSignedLinks
+//stepmux:with internal/standalone/provenance.TestSignedStatementListsDifferences
+//stepmux:with internal/standalone/provenance.TestOnlyTheKeysOwnEnvelopesAreVerified
+//stepmux:faults input | A line of a script fails, the script goes on, and the step succeeds; nothing warns the user
+//stepmux:with cmd/stepmux.TestScriptsOfOurExamplesEndWithALineThatFails
+//stepmux:faults input | A usage error names no remedy, or the help of another command; a foreign file is an unknown key
+//stepmux:faults users | A script goes on after a line that fails, and only a checker tells
+//stepmux:with remote/step/lang.TestEachWayToWriteAScriptIsVetted
+//stepmux:with instance/manager.TestABuildHasTheWarningsAboutItsScriptsFromSubmitOn
+//stepmux:with instance/manager.TestAManagerOfStrictScriptsRefusesJobsWithWarnings
 func TestScripts(t *testing.T) {
 	examples, err := filepath.Abs("../../examples")
 	if err != nil {

@@ -133,6 +133,9 @@ func linesOf(id string, n int) string {
 }
 
 // Symptom: after a kill the manager logged ten warnings of its store, such as "Stream state outdated, will rebuild".
+//
+//stepmux:faults users | Warnings about what repairs itself; a page that shows what is not so
+//stepmux:with instance/manager.TestThePageHasTheFilesOfBuildsThatRunAndUndrainsWhatIsDrained
 func TestAManagerThatWasKilledSaysOnceWhatWasRepaired(t *testing.T) {
 	t.Parallel()
 	p := &managerProcess{t: t, socket: filepath.Join(sshtest.SocketDir(t), "m.sock"), patience: bound}

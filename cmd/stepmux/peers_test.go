@@ -103,6 +103,9 @@ func oldRun(t *testing.T, listener net.Listener) {
 	t.Cleanup(func() { _ = server.Close() })
 }
 
+//stepmux:faults users | A command meets a server of another protocol or version on a socket, and says only that the
+//stepmux:more connection failed
+//stepmux:with instance/control.TestClientsOfAnotherProtocolAreRefused, instance/control.TestARunSaysThatItIsNoManager
 func TestASocketOfSomethingElseIsAnErrorThatSaysSo(t *testing.T) {
 	for name, test := range map[string]struct {
 		serve func(*testing.T, net.Listener)

@@ -18,6 +18,10 @@ import (
 )
 
 // A build that was lost, refused, timed out or cancelled had the exit code of a success.
+//
+//stepmux:faults executor | A build that was lost, refused, timed out or cancelled has the exit code 0 in its result
+//stepmux:with internal/standalone.TestResultsHaveAnExitCodeOnlyWhereAScriptEnded
+//stepmux:with remote/step/trace/recording.TestOnlyAStepWithAnEndedScriptHasAnExitCode
 func TestResultOfABuildHasAnExitCodeOnlyIfItsScriptEnded(t *testing.T) {
 	lost := func(reason instance.FailureReason, code int) *instance.BuildError {
 		return &instance.BuildError{Reason: reason, ExitCode: code, Err: errors.New("why")}
@@ -123,6 +127,9 @@ func TestListsOfBuildsAreShort(t *testing.T) {
 
 // Symptom: the summary of 200 builds on one VM without isolation had the reason 200 times, each with another path, and
 // so did the lines about what may be left.
+//
+//stepmux:faults users | Texts that differ by identifiers alone are told one by one
+//stepmux:with internal/likeness.TestTextsThatDifferByIdentifiersAreAlike
 func TestTextsThatDifferByIdentifiersAreToldOnce(t *testing.T) {
 	var out, messages bytes.Buffer
 	const builds = 200

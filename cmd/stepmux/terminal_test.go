@@ -17,6 +17,9 @@ import (
 )
 
 // A build could forge the line of another on a terminal: the log's bytes went there as they were.
+//
+//stepmux:faults input | The log of a build forges the line of another on the operator's terminal
+//stepmux:with internal/termtext.TestLogLineKeepsColoursAndNothingElseThatATerminalObeys
 func TestALogCannotForgeAnotherBuildsLineOnATerminal(t *testing.T) {
 	t.Parallel()
 	job := filepath.Join(t.TempDir(), "job.yml")

@@ -213,6 +213,7 @@ func TestALogThatTakesLessThanItWasGivenHasFailed(t *testing.T) {
 	require.ErrorIs(t, l.Flush(t.Context()), io.ErrShortWrite)
 }
 
+//stepmux:reliability mechanisms | The memory that a build's log takes is bounded | `connector/buildlog/log.go`
 func TestALogThatTakesNothingFailsAfterItsTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		to := newStuck()

@@ -73,6 +73,8 @@ func onStarters(t *testing.T, test func(*testing.T, script.Starter)) {
 	})
 }
 
+//stepmux:acceptance scripts | A script runs by the job's shell; its output is whole, its exit code its own
+//stepmux:with connector/script.TestOutputOfAScriptIsWhole, instance.TestRunRunsAShellScriptWithoutAStepRunner
 func TestScriptRunsByItsShell(t *testing.T) {
 	odd := filepath.Join(t.TempDir(), `a shell's "name" $x`)
 	require.NoError(t, os.WriteFile(odd, []byte("#!/bin/sh\nexec sh \"$@\"\n"), 0o700))
@@ -146,6 +148,9 @@ func requireMachineError(t testing.TB, err error, stage string) {
 	require.Contains(t, err.Error(), failed.Hint)
 }
 
+//stepmux:acceptance scripts | If the machine cannot run the script, the build fails as the machine's fault, never with
+//stepmux:more an exit code of the script
+//stepmux:with connector/script.TestMachineThatCannotRunAScriptIsNamed, connector/script.TestWhatRunsTheScriptIsKilled
 func TestShellThatCannotBeStartedIsTheMachinesFault(t *testing.T) {
 	// Symptom: a bash that was not installed was the script's exit code 127.
 	noInterpreter := filepath.Join(t.TempDir(), "shell")
@@ -218,6 +223,8 @@ func TestMachineThatCannotRunAScriptIsNamed(t *testing.T) {
 	}
 }
 
+//stepmux:reliability mechanisms | No false success: what ends without telling its end is the machine's failure |
+//stepmux:more `connector/script/execution.go`
 func TestWhatRunsTheScriptIsKilled(t *testing.T) {
 	onStarters(t, func(t *testing.T, starter script.Starter) {
 		leashed := ""
@@ -267,6 +274,10 @@ func launch(ctx context.Context, starter script.Starter, s script.Script) <-chan
 	return failed
 }
 
+//stepmux:acceptance scripts | A script that is cancelled or cut off leaves no process; its processes have the whole
+//stepmux:more grace
+//stepmux:with connector/script.TestCancelledScriptsProcessesHaveTheWholeGrace
+//stepmux:with connector/script.TestShellThatReadsNothingCanBeCancelled
 func TestScriptThatIsCancelledOrCutOffLeavesNoProcess(t *testing.T) {
 	ends := map[string]func(context.CancelFunc, *sshtest.TCPProxy){
 		"cancelled": func(cancel context.CancelFunc, _ *sshtest.TCPProxy) { cancel() },
@@ -325,6 +336,8 @@ func TestCancelledScriptsProcessesHaveTheWholeGrace(t *testing.T) {
 	})
 }
 
+//stepmux:acceptance scripts | Background processes of a script end with it
+//stepmux:with connector/script.TestDaemonThatIsNotFoundDoesNotHoldTheScriptUp
 func TestScriptsBackgroundProcessesEndWithIt(t *testing.T) {
 	// They hold the output open; one has a group of its own.
 	onStarters(t, func(t *testing.T, starter script.Starter) {
@@ -379,6 +392,7 @@ func TestShellThatReadsNothingCanBeCancelled(t *testing.T) {
 	})
 }
 
+//stepmux:acceptance scripts | Many scripts share one connection
 func TestManyScriptsAtOnceShareAConnection(t *testing.T) {
 	s := sshtest.OpenSSH(t)
 	for _, starter := range starters {

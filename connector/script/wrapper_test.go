@@ -97,6 +97,8 @@ func TestWrappersWorkInEachShell(t *testing.T) {
 	})
 }
 
+//stepmux:faults executor | Where the VM's programs are BusyBox's, what a script put into a session of its own outlives
+//stepmux:more it
 func TestWrappersEndWithTheirStdin(t *testing.T) {
 	shells(t, func(t *testing.T, sh []string) {
 		file := filepath.Join(t.TempDir(), "pids")

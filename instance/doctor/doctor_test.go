@@ -293,6 +293,8 @@ func TestExamineEndsWithItsContext(t *testing.T) {
 	require.False(t, r.Usable)
 }
 
+//stepmux:faults vulnerabilities | Servers with known vulnerabilities, such as CVE-2024-6387 | `stepmux doctor` warns of
+//stepmux:more them
 func TestJudgeServer(t *testing.T) {
 	for identification, want := range map[string]string{
 		"SSH-2.0-OpenSSH_10.0p2":                         "",
@@ -473,6 +475,8 @@ func TestALoginThatRunsNoCommandFailsWithTheAdviceThatFits(t *testing.T) {
 }
 
 // Symptom: doctor did not look for the programs that the documents ask for.
+//
+//stepmux:faults users | Requirements of the documents that the check of a VM does not look at
 func TestMissingToolsAreNamed(t *testing.T) {
 	t.Parallel()
 	for _, there := range []string{"", "git", "bash"} {

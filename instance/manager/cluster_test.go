@@ -372,6 +372,11 @@ func (l *awaitedLine) Write(p []byte) (int, error) {
 }
 
 // A manager that NATS cannot be reached from leaves its VM before another one takes it. Its builds go on there.
+//
+//stepmux:reliability promises | If one of several managers that share VMs dies, is cut off or is ended, no build is
+//stepmux:more lost; only one of them uses a VM at a time
+//stepmux:with instance/manager.TestManagersOfAClusterAreOne, instance.TestASharedInstanceIsUsedOnlyWhileItIsHeld
+//stepmux:with cmd/stepmux.TestAClusterWhoseMembersAreKilledLosesNothing
 func TestAManagerThatIsCutOffLosesItsVMsAndNoBuild(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)

@@ -226,6 +226,7 @@ func TestFilesOfABuildOutliveTheManager(t *testing.T) {
 // killServe ends the step runner of a script, which is the parent of its init.
 const killServe = "{ kill -9 $(cut -d' ' -f4 /proc/$PPID/stat); exec sleep 1000; }"
 
+//stepmux:reliability promises | A lost build of a manager runs again only if it was submitted with `--retry lost`
 func TestABuildThatIsLostRunsAgainIfItAskedForThat(t *testing.T) {
 	t.Parallel()
 	m := newFleet(t).start(t)

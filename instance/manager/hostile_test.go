@@ -28,6 +28,9 @@ import (
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
+//stepmux:faults input | A request of 64 MiB, or a client of a manager that never reads
+//stepmux:with instance/manager.TestAClientThatNeverReadsHoldsUpNothing
+//stepmux:with instance/manager.TestBrowsersThatDoNotReadAreGivenUp
 func TestHugeRequestsAreRefusedAndCostNothing(t *testing.T) {
 	t.Parallel()
 	m := newFleet(t).start(t)
@@ -98,6 +101,9 @@ func TestAReadOnlyStateIsAClearError(t *testing.T) {
 
 // The clock of the machine was set back by a day while a build with a timeout ran: its time is counted from the restart
 // of the manager on, not from tomorrow.
+//
+//stepmux:faults input | A clock that is set back while a build with a timeout runs; two managers with one VM
+//stepmux:with instance/manager.TestTwoManagersWithOneVMDoNotMeet
 func TestAClockThatJumpsBackDoesNotLengthenABuild(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -131,6 +137,9 @@ func TestABuildHasNotWaitedForLessThanNothing(t *testing.T) {
 }
 
 // Bytes of the store flip on the disk, or a file of it is cut off: no build runs twice, and none is lost in silence.
+//
+//stepmux:faults input | A manager's state with flipped bytes, or cut off; read-only, or that of another key
+//stepmux:with instance/manager.TestAReadOnlyStateIsAClearError, instance/manager.TestBadStateDirectoriesAreRefused
 func TestADamagedStoreIsTold(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -317,6 +326,9 @@ func TestABuildHasItsResultAfterAChangeThatWasNotAnswered(t *testing.T) {
 // A build's ID is part of a subject of the store, which closes the connection for one of more than 4 KiB. After a
 // question about a build with such an ID, which a status page without a token takes from anybody, the manager could
 // neither answer nor keep anything.
+//
+//stepmux:faults vulnerabilities | A client of a manager, or a reader of its page, asks for a build by an ID of 5 KB,
+//stepmux:more which the store takes for an attack | there is no such build
 func TestALongIDOfABuildIsNotFound(t *testing.T) {
 	t.Parallel()
 	m := newFleet(t).start(t)

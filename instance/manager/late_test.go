@@ -210,6 +210,9 @@ func (a *acks) end(t *testing.T) []ack {
 // A manager that was stopped for longer than its lease acknowledged requests that the queue had handed out again, and
 // the queue obeyed: an InProgress kept the request for the other manager, even if that one was dead, and a Nak handed
 // it out once more, at once.
+//
+//stepmux:faults users | A late acknowledgement counts for the delivery that another manager has
+//stepmux:with instance/manager.TestARequestThatWasReadTooLateIsLeftToAnotherManager
 func TestAManagerThatWasStoppedAcknowledgesNothingThatAnotherHas(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {

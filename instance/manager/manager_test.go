@@ -446,6 +446,11 @@ func TestABuildWhoseRecordIsNotKeptAnyMoreDoesNotRunAgain(t *testing.T) {
 }
 
 // Each round is another manager on the same state.
+//
+//stepmux:reliability promises | A manager that ends or is killed loses no build, runs none twice, and leaves no gap in
+//stepmux:more a log
+//stepmux:with cmd/stepmux.TestAManagerThatIsKilledLosesNothing, instance.TestABuildGoesOnInAnotherProcess
+//stepmux:with connector/buildlog.TestALogGoesOnWhereAnotherOneStopped
 func TestARestartLosesNothing(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -553,6 +558,8 @@ func (f *fleet) onSmallDisk(t *testing.T) (m *running, ended func()) {
 }
 
 // A disk that is full ends the manager. Its builds go on, and the next manager has all of their logs.
+//
+//stepmux:reliability promises | A full disk ends the manager but no build: the next manager has the complete log
 func TestAFullDiskEndsTheManagerAndNoBuild(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)

@@ -140,6 +140,10 @@ func (b *browser) events(path string, take func(kind, data string) bool) {
 
 var csrfField = regexp.MustCompile(`name="csrf" value="([^"]+)"`)
 
+//stepmux:faults vulnerabilities | A foreign site makes a browser drain VMs (CSRF), or reaches the page of this machine
+//stepmux:more under its own name (DNS rebinding) | forms have a secret of the login, requests of other sites are
+//stepmux:more refused, and a page without a token answers to this machine's names alone
+//stepmux:with instance/manager.TestThePageWithoutATokenIsReadOnlyAndForThisMachine
 func TestThePageLetsInThoseWithTheToken(t *testing.T) {
 	t.Parallel()
 	m := newFleet(t).start(t)
@@ -218,6 +222,8 @@ func TestThePageLetsInThoseWithTheToken(t *testing.T) {
 	require.Equal(t, "/login", resp.Header.Get("Location"), "a forged cookie")
 }
 
+//stepmux:faults vulnerabilities | A build's output is taken for a page's HTML or script | it is escaped, and the policy
+//stepmux:more of the page allows no script but its own
 func TestThePageWithoutATokenIsReadOnlyAndForThisMachine(t *testing.T) {
 	t.Parallel()
 	m := newFleet(t).start(t)

@@ -116,6 +116,9 @@ func TestBuildsThatWaitForAVMAreBoundedAndHoldUpNoOthersBefore(t *testing.T) {
 
 // A manager alone finds its builds as soon as it starts: they linger for a time only, and the queue hands them out when
 // there is room.
+//
+//stepmux:faults users | A build of the manager before is not resumed, because many builds that wait for other VMs are
+//stepmux:more before it
 func TestABuildBehindManyThatWaitForAVMIsResumed(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -145,6 +148,8 @@ func TestABuildBehindManyThatWaitForAVMIsResumed(t *testing.T) {
 }
 
 // All builds that wait are counted, although only those that were taken from the queue are known to wait for the VM.
+//
+//stepmux:faults users | ps does not say that all VMs are quarantined, as most builds are still in the queue
 func TestTheStatusTellsThatAllVMsAreQuarantined(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

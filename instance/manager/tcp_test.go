@@ -110,6 +110,9 @@ func TestTheAPIByTCPIsForClientsWithTheToken(t *testing.T) {
 	require.Error(t, err)
 }
 
+//stepmux:faults vulnerabilities | Clients without the token hold connections to a manager's API, or send large headers
+//stepmux:more | they are few and soon closed; a call is refused by its headers
+//stepmux:with instance/manager.TestTheAPIByTCPIsForClientsWithTheToken
 func TestClientsWithoutTheTokenAreFewAndSoonGone(t *testing.T) {
 	m := newFleet(t).start(t)
 	door := m.serveTCP(t)

@@ -18,6 +18,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+//stepmux:faults vulnerabilities | The same on the pages of metrics and of the operator | they do not offer HTTP/2;
+//stepmux:more requests are bounded in size and time
 func TestCloseLeavesNoGoroutineAfterAnyRequest(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

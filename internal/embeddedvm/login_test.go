@@ -27,6 +27,8 @@ func (f forged) Sign(r io.Reader, data []byte) (*ssh.Signature, error) {
 	return f.with.Sign(r, data)
 }
 
+//stepmux:faults vulnerabilities | A key that was only offered counts as a login (CVE-2024-45337) | the embedded VM only
+//stepmux:more asks whether an offered key is authorized, and remembers nothing
 func TestAKeyThatIsOnlyShownIsNoLogin(t *testing.T) {
 	// A client can ask about keys that it does not have (CVE-2024-45337).
 	authorized, _ := sshtest.NewKey(t)

@@ -24,6 +24,9 @@ func send(t *testing.T, s syscall.Signal) {
 }
 
 // Symptom: a second signal right after the first was lost, because nothing listened for it yet.
+//
+//stepmux:faults fetch | A second Ctrl-C that follows the first at once is lost
+//stepmux:with cmd/stepmux.TestASecondSignalEndsARunThatNobodyReadsAtOnce
 func TestASecondSignalIsNotLostHoweverSoonItComes(t *testing.T) {
 	for range 200 {
 		ctx, abort, stop := Twice(t.Context(), All...)

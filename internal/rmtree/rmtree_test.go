@@ -169,6 +169,9 @@ func deepTree(t *testing.T, n int) string {
 }
 
 // Symptom: a tree that was deeper than the limit of open files, or than a path may be long, was never removed.
+//
+//stepmux:faults fetch | A directory tree that is deeper than a path can tell is never removed
+//stepmux:with remote/step/fetch.TestDeepTreesOfTheCacheAreRemoved
 func TestATreeOfAnyDepthIsRemoved(t *testing.T) {
 	var before unix.Rlimit
 	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
@@ -183,6 +186,7 @@ func TestATreeOfAnyDepthIsRemoved(t *testing.T) {
 	require.Len(t, left, 1, "nothing else was touched or left")
 }
 
+//stepmux:faults fetch | Two processes that remove the same directory tree at once: one ends with an error
 func TestRemoveIsNoErrorWhereAnotherRemovesTheSameTree(t *testing.T) {
 	// Symptom: a serve whose caller removed its directory at the same time ended with "no such file or directory".
 	dir := t.TempDir()

@@ -10,6 +10,8 @@ import (
 	"github.com/stepmux/stepmux/internal/spell"
 )
 
+//stepmux:faults users | A wrong guess, or a flag that is blamed for the mistake of another
+//stepmux:with cmd/stepmux.TestScripts
 func TestNearestGuessesOnlyNearWords(t *testing.T) {
 	words := []string{"address", "capacity", "max_uses", "id", "key", "Build-App", "pull", "labels"}
 	for key, want := range map[string]string{

@@ -78,6 +78,10 @@ func TestValidateReportsMistakesWithTheirPlace(t *testing.T) {
 }
 
 // A job whose first step is not there passed, though it can never run.
+//
+//stepmux:faults input | The check of a file passes what always fails: a step that is not there, a stage or a needed job
+//stepmux:more that does not exist; it fails a legal file with a `trigger:` job
+//stepmux:with internal/standalone/gitlabci.TestCheckUsesTheStagesAndJobsOfThePipeline
 func TestValidateRefusesAStepThatIsNotThere(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.MkdirAll(filepath.Join(dir, "greet"), 0o700))

@@ -39,6 +39,8 @@ func TestSocketPathRefusesPathsThatNoSocketCanHave(t *testing.T) {
 	}
 }
 
+//stepmux:faults vulnerabilities | A path that is too long for a socket is cut | they are refused
+//stepmux:with remote/socketdir.TestSockDirStaysWithinTheSocketBoundWhenMovedToTheUsersBase
 func TestCheckSocketPathHoldsTheBoundToTheByte(t *testing.T) {
 	require.NoError(t, CheckSocketPath("/"+strings.Repeat("x", MaxSocketPath-1)))
 	require.ErrorContains(t, CheckSocketPath("/"+strings.Repeat("x", MaxSocketPath)), "108 bytes")

@@ -375,6 +375,8 @@ func (s *changingSigner) Sign(rand io.Reader, data []byte) (*ssh.Signature, erro
 }
 
 // The server's second key is accepted for a new connection, but not during one that was made with the first.
+//
+//stepmux:reliability mechanisms | No host key changes while a connection lives | `mux/login/hostkey.go`
 func TestServerThatShowsAnotherKeyLaterIsLeft(t *testing.T) {
 	first, _ := sshtest.NewKey(t)
 	second, _ := sshtest.NewKey(t)
@@ -458,6 +460,9 @@ func TestAChangedKeyIsShownWithTheOldOneAndItsLine(t *testing.T) {
 }
 
 // ssh accepts the key of a line without a port for the other ports of the host. A mismatch there says nothing.
+//
+//stepmux:faults users | ssh accepts what the program refuses, or reads a file differently
+//stepmux:with internal/sshtarget.TestValuesThatTheLibraryMisreadsAreReadBySSHOrRefused
 func TestALineWithoutAPortIsForAllPortsOfItsHostAsWithSSH(t *testing.T) {
 	authority, _ := sshtest.NewKey(t)
 	s, host := certified(t, authority, nil)

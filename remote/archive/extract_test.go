@@ -85,6 +85,9 @@ const (
 	symlink = fs.ModeSymlink | 0o777
 )
 
+//stepmux:faults artifacts | An archive writes outside of the project, or through a symbolic link that an earlier job
+//stepmux:more left
+//stepmux:with remote/archive.TestNothingIsWrittenThroughLinksThatAreThere, remote/archive.FuzzExtract
 func TestHostileEntriesAreRefused(t *testing.T) {
 	for name, c := range map[string]struct {
 		entries []entry
@@ -248,6 +251,9 @@ func TestLinksThatLeadOutsideAreKeptOnDemand(t *testing.T) {
 	require.Equal(t, "/usr/bin/python3", target)
 }
 
+//stepmux:faults artifacts | An archive that says nothing true about sizes fills the disk or the memory
+//stepmux:with remote/archive.TestAZipThatLiesAboutSizesIsRefused
+//stepmux:with internal/boundedzip.TestDirectoryOfAnArchiveIsBoundedBeforeItIsInMemory
 func TestSizesAreBounded(t *testing.T) {
 	bomb := strings.Repeat("\x00", 1<<20)
 	many := []entry{{"a", bomb, regular}, {"b", bomb, regular}}

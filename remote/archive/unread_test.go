@@ -48,6 +48,14 @@ func TestFilesThatMayNotBeReadAreLeftOutAndNamed(t *testing.T) {
 }
 
 // Symptom: a file that could not be read to its end lost all artifacts. The kernel has such files.
+//
+//stepmux:faults users | One file that cannot be read loses the artifacts, the cache or the project, or makes the result
+//stepmux:more the system's failure
+//stepmux:with remote/archive.TestPathsThatCannotBeUnpackedAreLeftOut
+//stepmux:with remote/project.TestArtifactsThatCannotBeReadAreNoFailure
+//stepmux:with remote/jobcache.TestACacheWithAFileThatCannotBeReadIsKept
+//stepmux:with remote/artifacts.TestArtifactsWithAFileThatCannotBeReadAreUploaded
+//stepmux:with cmd/stepmux.TestAProjectIsPackedWithoutItemsThatCannotBeRead
 func TestAFileThatCannotBeReadToItsEndIsArchivedInPart(t *testing.T) {
 	for _, c := range []struct {
 		format           Format

@@ -187,6 +187,9 @@ func TestSomeRefusalsAreFinal(t *testing.T) {
 }
 
 // GitLab refuses in the middle of an upload that becomes too large, and closes the connection.
+//
+//stepmux:faults artifacts | A server that refuses in the middle of an upload is not heard: the failed write hides its
+//stepmux:more answer, and the upload is repeated
 func TestARefusalInTheMiddleOfTheUploadIsNotRetried(t *testing.T) {
 	r := newRig(t)
 	r.write("dist/random", randomText(8<<20))
@@ -211,6 +214,8 @@ func randomText(n int) string {
 	return b.String()
 }
 
+//stepmux:faults artifacts | An upload that is redirected to another server takes the job's token there
+//stepmux:with remote/transfer.TestRedirects
 func TestRedirectsDoNotCarryTheTokenAway(t *testing.T) {
 	r := newRig(t)
 	other := artifactstest.New(t)
@@ -395,6 +400,7 @@ func TestACancelledUploadEnds(t *testing.T) {
 	require.ErrorIs(t, err, why)
 }
 
+//stepmux:faults artifacts | The name of an artifact with `..` in it writes its statement outside of the project
 func TestAStatementSaysHowTheFilesWereMade(t *testing.T) {
 	for schema, predicate := range map[string]string{
 		"v1": "https://slsa.dev/provenance/v1", "unknown": "https://slsa.dev/provenance/v1",

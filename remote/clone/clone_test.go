@@ -163,6 +163,7 @@ func TestHistoryHasTheDepthThatIsAskedFor(t *testing.T) {
 	}
 }
 
+//stepmux:faults engine | An earlier build's hooks, filters or configuration run in the next clone of the directory
 func TestEarlierBuildCannotMakeTheGitOfACloneRunCode(t *testing.T) {
 	tr := newTrial(t)
 	tr.repo.Commit("main", fetchtest.Texts(map[string]string{
@@ -212,6 +213,9 @@ func TestEarlierBuildCannotMakeTheGitOfACloneRunCode(t *testing.T) {
 
 // git believes that an object is what its name says, unless it arrives. So an earlier build had its own files checked
 // out in place of the commit's.
+//
+//stepmux:faults engine | An earlier build's `git replace`, or objects under wrong names, change the files of the next
+//stepmux:more clone of the directory
 func TestEarlierBuildCannotReplaceTheFilesOfACommit(t *testing.T) {
 	tr := newTrial(t)
 	first := tr.repo.Commit("main", fetchtest.Texts(map[string]string{"a": "own text", "d/b": "own"}))
@@ -363,6 +367,7 @@ func TestADamagedCloneIsMadeAnew(t *testing.T) {
 	tr.has("a", "2")
 }
 
+//stepmux:faults engine | The token of a clone is in arguments, variables or files
 func TestPasswordIsInNoArgumentVariableOrFile(t *testing.T) {
 	tr := newTrial(t)
 	tr.repo.Commit("main", fetchtest.Texts(map[string]string{"a": "1"}))

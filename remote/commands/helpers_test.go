@@ -221,6 +221,7 @@ func large(t *testing.T) int64 {
 	return 256 << 20
 }
 
+//stepmux:faults artifacts | Memory grows with the artifact
 func TestMemoryDoesNotGrowWithTheFiles(t *testing.T) {
 	racefree.Only(t)
 	dir, other := t.TempDir(), t.TempDir()

@@ -26,6 +26,9 @@ func quick(t *testing.T, cfg Config) *Store {
 	return s
 }
 
+//stepmux:faults service | Jobs that have ended, and their logs, are kept for ever
+//stepmux:with remote/job.TestStoreIsBounded, remote/job.TestOutputOfEndedJobsIsBoundedInAll
+//stepmux:with remote/job.TestEndedJobGivesUpItsVariablesAndSecrets
 func TestFinishedJobIsRemovedAfterAWhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := quick(t, Config{Keep: time.Hour})

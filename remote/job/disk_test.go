@@ -65,6 +65,9 @@ func (d *fullDisk) leave(files, pages uint64) {
 
 // A job whose files cannot be made or written fails and says so; others go on. In other step runners a full disk ended
 // the server, with all jobs in it.
+//
+//stepmux:faults service | A full disk ends the server, with every job in it
+//stepmux:with remote/job.TestFullDiskFailsTheJobThatMeetsIt, remote.TestServeGoesOnWhenTheDiskIsFull
 func TestFullDiskFailsTheJobWhereverItMeetsItAndNoOther(t *testing.T) {
 	const plenty = 48
 	for name, c := range map[string]struct {

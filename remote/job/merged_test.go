@@ -88,6 +88,9 @@ func TestStopKeepsAJobThatHasEnded(t *testing.T) {
 }
 
 // Symptom: a job that was closed while it ran was known until it had ended, and its id was taken.
+//
+//stepmux:faults users | A job that was closed is still listed, and its id is taken
+//stepmux:with remote/job/service.TestManagersCancelKeepsTheJobAndCloseRemovesIt
 func TestDiscardForgetsAJobAtOnceAndRemovesItWhenItHasEnded(t *testing.T) {
 	s := newStore(t, Config{Grace: patience})
 	s.Discard("nope")

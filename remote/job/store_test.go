@@ -20,6 +20,8 @@ import (
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
+//stepmux:faults service | A request that is sent again while the first is under way runs the job again
+//stepmux:with remote/job/service.TestManagersStepsAreTwoDocumentsAndTheSameIDTwiceIsOneJob
 func TestSameJobCreatedManyTimesAtOnceRunsOnce(t *testing.T) {
 	s := newStore(t, Config{})
 	count := filepath.Join(t.TempDir(), "count")
@@ -43,6 +45,8 @@ func TestOtherJobWithTheSameIDIsRefused(t *testing.T) {
 	require.Equal(t, "a\n", read(t, follow(t, s, "1"), Stdout, 0))
 }
 
+//stepmux:faults service | A job's id with `../` in it removes any directory
+//stepmux:with remote/job/service.TestManagersRunNamesTheMistakeAndRepeatsNoSecret
 func TestIDNeverReachesAPath(t *testing.T) {
 	s := newStore(t, Config{})
 	for _, id := range []string{"../x", "/etc", ".", "", "a/b\x00c", strings.Repeat("x", 300)} {
@@ -121,6 +125,8 @@ func TestOutputBeyondTheLimitIsDroppedAndTheJobGoesOn(t *testing.T) {
 	require.Equal(t, "END\n", read(t, f, Stderr, 0))
 }
 
+//stepmux:faults service | A new job shows the log of an old one with its id
+//stepmux:with remote/job.TestRemovedJobGoesWithItsLastFollower, remote/job.TestNewStoreRemovesTheJobsOfAnOldOne
 func TestCancelledJobIsKeptAndThenRemovedByTheNextCancel(t *testing.T) {
 	s := newStore(t, Config{Grace: patience})
 	require.NoError(t, s.Create(yaml(t, "1", `
@@ -304,6 +310,10 @@ func TestFailureToMakeTheJobsDirectoryFailsTheJob(t *testing.T) {
 	require.ErrorIs(t, err, io.EOF)
 }
 
+//stepmux:faults input | A defect of stepmux: a panic fails only the job or the call in which it happens
+//stepmux:with remote/step/engine.TestPanicFailsTheJobAndLeavesNoProcess
+//stepmux:with remote/proc.TestWriterThatPanicsIsReportedAndEndsNothingElse
+//stepmux:with remote/job/service.TestPanicInACallIsTheFailureOfThatCall
 func TestPanicInOneJobHarmsNoOther(t *testing.T) {
 	s := newStore(t, Config{})
 	normal := s.run
@@ -428,6 +438,7 @@ func TestManyJobsRunAtOnce(t *testing.T) {
 	}
 }
 
+//stepmux:faults engine | With a relative work directory commands with `${{ step_dir }}` are not found
 func TestRelativeWorkDirIsMadeAbsoluteForTheStepsBelowIt(t *testing.T) {
 	base := t.TempDir()
 	require.NoError(t, os.MkdirAll(filepath.Join(base, "builds", "ci"), 0o755))

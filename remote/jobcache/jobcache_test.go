@@ -204,6 +204,8 @@ func TestAnArchiveThatIsNewEnoughIsNotDownloaded(t *testing.T) {
 	require.NotContains(t, r.log.String(), "Downloading")
 }
 
+//stepmux:faults artifacts | A cache that is not there counts as restored, so that no other key is tried
+//stepmux:with remote/commands.TestExitCodesAreThoseThatTheScriptsExpect
 func TestAMissIsAnError(t *testing.T) {
 	r := newRig(t)
 	_, err := r.restore(nil)
@@ -258,6 +260,9 @@ func TestAFailedUploadIsAnError(t *testing.T) {
 }
 
 // An older archive stays usable when a download breaks off, and when an archive is hostile nothing is left outside.
+//
+//stepmux:faults artifacts | A cache that broke off while it was downloaded or written replaces the older one
+//stepmux:with remote/archive.TestReplaceLeavesTheOldFileUntilTheNewOneIsComplete
 func TestABrokenDownloadReplacesNothing(t *testing.T) {
 	r := newRig(t)
 	require.NoError(t, r.save(nil))

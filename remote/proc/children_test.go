@@ -17,6 +17,9 @@ func forkSleep(string, []string, *syscall.ProcAttr) (int, error) {
 }
 
 // Symptom: while a program on a hanging mount was being started, no process of the relay could be ended or reaped.
+//
+//stepmux:faults executor | A program on a mount that hangs keeps the processes of all other builds from being ended
+//stepmux:with remote/proc.TestAChildThatIsReapedBeforeItsStartReturnsHasEnded
 func TestAProcessThatHangsInItsExecHoldsUpNoOther(t *testing.T) {
 	hung, goOn := make(chan struct{}), make(chan struct{})
 	children, err := Adopt(func(program string, argv []string, attr *syscall.ProcAttr) (int, error) {

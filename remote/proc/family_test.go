@@ -74,6 +74,8 @@ func TestStopAfterTheEndDoesNothing(t *testing.T) {
 	require.Equal(t, 3, wait(t, p).Code)
 }
 
+//stepmux:reliability mechanisms | Nothing is left of a job that moved its processes to other sessions |
+//stepmux:more `remote/proc/initmain.go`
 func TestCloseLeavesNoProcess(t *testing.T) {
 	tests := map[string]string{
 		"the command":                 `echo ready; exec sleep 1000`,

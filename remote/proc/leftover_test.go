@@ -46,6 +46,8 @@ func TestStoppedInitEndsItsCommand(t *testing.T) {
 	require.Empty(t, tagged(t, tag))
 }
 
+//stepmux:faults service | The clean-up for dead builds ends a living one
+//stepmux:with remote/proc.TestOnlyACertainEndIsDeath, remote.TestEndTouchesOnlyServesAndReportsTheDirectory
 func TestOrphansOfAKilledServerAreKilled(t *testing.T) {
 	// Symptom: a job killed serve and its inits at once, and its daemon lived on.
 	const daemon = `setsid sh -c 'trap "" TERM HUP; while :; do sleep 1000; done' & echo ready; wait`

@@ -122,6 +122,7 @@ func allEnded(pids []int) bool {
 	return !slices.ContainsFunc(pids, func(pid int) bool { return !ended(pid) })
 }
 
+//stepmux:reliability mechanisms | Nothing is left of a build whose step runner was killed | `remote/proc/initmain.go`
 func TestServerThatIsKilledLeavesNothing(t *testing.T) {
 	for _, level := range []vmconfig.Level{vmconfig.Off, vmconfig.Processes, vmconfig.Private} {
 		t.Run(level.String(), func(t *testing.T) {
@@ -144,6 +145,7 @@ func TestServerThatIsKilledLeavesNothing(t *testing.T) {
 	}
 }
 
+//stepmux:reliability mechanisms | A process goes with the init that holds it | `remote/proc/initmain.go`
 func TestCommandDiesWithItsInitWhenTheServerCannotHelp(t *testing.T) {
 	tag := newTag()
 	cmd, inits := server(t, `echo ready; exec sleep 1000`, tag, "-"+t.TempDir())

@@ -99,6 +99,12 @@ func cacheDir(t *testing.T) string {
 	return filepath.Join(dir, "projects")
 }
 
+//stepmux:reliability promises | Files of a project reach each build completely, an archive is sent to a VM once, and
+//stepmux:more artifacts survive a restart of the manager
+//stepmux:with remote/project.TestAnUploadThatIsCutGoesOn, remote/project.TestAnArchiveThatWasChangedIsNotUsed
+//stepmux:with remote/project.TestAFullDiskIsToldAndLeavesRoom, instance/manager.TestFilesOfABuildOutliveTheManager
+//stepmux:with instance/manager.TestFilesOfAClusterAreAtEachManager
+//stepmux:with instance/manager.TestFilesOfAClusterAreBoundedAndChecked
 func TestManyBuildsAtOnceGetAProjectThatIsSentOnce(t *testing.T) {
 	t.Parallel()
 	cache, vm, sent := cacheDir(t), &files.VM{}, atomic.Int64{}

@@ -67,6 +67,10 @@ func TestSockDirOfADeadServeIsReplaced(t *testing.T) {
 	require.NoError(t, d.Remove(t.Context()))
 }
 
+//stepmux:faults vulnerabilities | Others make our directories in `/tmp` first, or links in their place | a foreign file
+//stepmux:more is refused, and never removed
+//stepmux:with remote/socketdir.TestSockDirRefusesATemporaryDirectoryAnybodyCanRearrange
+//stepmux:with remote/step/fetch.TestCacheOfAnotherUserIsRefused
 func TestSockDirRefusesAnythingButADirectoryOfOurs(t *testing.T) {
 	put := map[string]func(t *testing.T, path string){
 		"a regular file": func(t *testing.T, path string) {

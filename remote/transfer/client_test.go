@@ -128,6 +128,8 @@ func TestRetryEndsWithItsContext(t *testing.T) {
 }
 
 // The server takes the connection, and nothing else happens.
+//
+//stepmux:faults artifacts | A server that stalls holds an upload or a download up without end
 func TestAServerThatStallsIsGivenUp(t *testing.T) {
 	const stall = 50 * time.Millisecond
 	release := make(chan struct{})
@@ -242,6 +244,8 @@ func TestRedirects(t *testing.T) {
 	require.Len(t, here, 1)
 }
 
+//stepmux:faults artifacts | The signature of a presigned URL is in an error or in the log
+//stepmux:with remote/jobcache.TestACacheGoesToAPresignedURLAndComesFromIt
 func TestErrorsHaveNoSecrets(t *testing.T) {
 	closed, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

@@ -88,6 +88,8 @@ func TestABuildWhoseContainerIsKilledOrRemovedFailsByName(t *testing.T) {
 }
 
 // The container of a dead daemon lives on until the daemon is back, which then ends it.
+//
+//stepmux:reliability promises | A build whose dockerd is killed fails, and nothing of it is left once dockerd is back
 func TestABuildWhoseDaemonDiesFailsAndLeavesNothingOnceItIsBack(t *testing.T) {
 	d := dockertest.Start(t)
 	c, err := duringBuild(t, d, func(string) { d.Kill() })

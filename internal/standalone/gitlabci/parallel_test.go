@@ -132,6 +132,9 @@ j: {script: [a], after_script: [b], image: "x:$CI_PROJECT_DIR"}
 
 // An error about values for the matrix names the one that is not there, and lists those that are. It only said how many
 // builds the job has.
+//
+//stepmux:faults users | A value for a matrix that it does not have is unclear, or taken
+//stepmux:with remote/step/action.TestValuesThatTheMatrixOfAWorkflowDoesNotHaveAreTold
 func TestValuesThatAMatrixDoesNotHaveAreTold(t *testing.T) {
 	const text = "j: {script: [a], parallel: {matrix: [{OS: [linux, mac], ARCH: [x, y]}, {OS: bsd, N: 014}]}}\n" +
 		"k: {script: [a]}\n"

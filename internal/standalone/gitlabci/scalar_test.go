@@ -113,6 +113,12 @@ const filled = "j: {script: [x], variables: {A: '$[[ inputs.a ]]'}}"
 
 // A value without quotes is the one that GitLab's server reads, in every key with scalars: 014 is 12. The spelling was
 // kept, so that a job worked here and not there.
+//
+//stepmux:faults users | A scalar without quotes is another value than on the server; a key given twice is an error
+//stepmux:more there and not here, or the other way
+//stepmux:with internal/standalone/gitlabci.TestRandomScalarsAreReadAsPsychReadsThem
+//stepmux:with internal/standalone/gitlabci.TestTheLastOfTwoKeysCounts
+//stepmux:with internal/standalone/gitlabci.TestAQuotedMergeKeyMerges
 func TestScalarsAreReadAsGitLabReadsThem(t *testing.T) {
 	for _, row := range scalarTable(t) {
 		requireScalar(t, row)
@@ -210,6 +216,9 @@ k: {script: [a], image: 1.10}
 }
 
 // Symptom: stage: 1.10 was the stage 1.1 without a word, and so in all keys but variables, images and steps.
+//
+//stepmux:faults users | A key that a job does not use changes its value without a warning
+//stepmux:with internal/yamltree.TestADashBeforeACommaOrABracketIsAText
 func TestEachKeyWhoseValueIsReadAsAnotherHasAWarning(t *testing.T) {
 	const read110, read014 = `GitLab reads 1.10 as 1.1; to keep the text, quote it: "1.10"`,
 		`GitLab reads 014 as 12; to keep the text, quote it: "014"`

@@ -230,6 +230,10 @@ func TestCheckUsesTheStagesAndJobsOfThePipeline(t *testing.T) {
 
 // Names of jobs, stages, inputs and files were left out of an error if they had other characters than letters, digits,
 // "-._" and blanks: "extends: there is no job". Names in lists within needs were not looked up at all.
+//
+//stepmux:faults users | An error does not name its object, or hides the reason behind that of the layer beneath
+//stepmux:with internal/boundedzip.TestEntryOutsideTheArchiveIsADamagedArchive
+//stepmux:with instance/manager.TestTheEndOfALeaseIsNamed
 func TestErrorsNameTheirObjectWhateverItsName(t *testing.T) {
 	const job = "j: {script: [x]}\n"
 	for text, want := range map[string]string{

@@ -325,6 +325,8 @@ func TestNamesOfATraceThatMeansHarmLeadNowhere(t *testing.T) {
 
 // Symptom: a signed link of a deeply nested step got a name that is too long for a file, and one of two links replaced
 // the other.
+//
+//stepmux:faults fetch | Two signed links have the same file name, or one that no file can have
 func TestSignedLinksHaveNamesThatFilesCanHave(t *testing.T) {
 	signer, _ := newSigner(t, "ed25519")
 	deep := func(levels int) *trace.Trace {

@@ -13,6 +13,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
+//stepmux:faults input | A tag of an action moves between a run and its replay
 func TestActionsOfAWorkflowAreRepeatedByTheirCommit(t *testing.T) {
 	mirror := t.TempDir()
 	r := fetchtest.NewRepository(t, filepath.Join(mirror, "octo/greet"))

@@ -16,6 +16,12 @@ import (
 )
 
 // Symptom: a serve that refused the directory of its socket left the manager waiting until the job's timeout.
+//
+//stepmux:faults manager | A job never waits for a serve that refuses its directory: 0755, not empty, a symbolic link,
+//stepmux:more another user's, missing, full, read-only, too long
+//stepmux:with internal/testing/stockmanager.TestStockManagersJobRunsOnAFullTmp
+//stepmux:with internal/testing/stockmanager.TestStockManagersJobRunsOnANoexecTmp
+//stepmux:with remote/socketdir.TestGivenDirThatCannotBeUsedIsLeftAlone
 func TestStockManagersJobRunsInAnyDirectory(t *testing.T) {
 	moved := regexp.MustCompile(`(?m)^step-runner: cannot use the directory of the socket, made (/\S+) instead: (.*)$`)
 	for name, tc := range map[string]struct {
@@ -78,6 +84,12 @@ func TestStockManagersJobRunsOnANoexecTmp(t *testing.T) {
 	require.NotContains(t, log, "cannot use")
 }
 
+//stepmux:faults manager | `steps serve` takes the private directory that the manager's shell makes, keeps its files
+//stepmux:more there, and removes no more than it made
+//stepmux:with remote.TestServeKeepsItsFilesInADirectoryOfItsCallersAndLeavesItEmpty
+//stepmux:with remote.TestServeEndsWellWhenItsCallerHasRemovedTheDirectory
+//stepmux:with remote.TestKilledServeLeavesItsCallersDirectoryWithoutFilesOfJobs
+//stepmux:with remote/socketdir.TestGivenDirLocksAndSweepsNothingOutside
 func TestStockManagersDirectoryInTmpIsTaken(t *testing.T) {
 	v := newVM(t, remotetest.ShortTemp(t))
 	var socket string

@@ -22,6 +22,7 @@ import (
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
 )
 
+//stepmux:faults manager | 200 jobs over a stock sshd, 20 at once: right exit codes, whole logs, nothing left
 func TestTwoHundredJobsOfAStockManagerEndWithTheRightExitCodes(t *testing.T) {
 	const jobs, atOnce = 200, 20
 	v := newVM(t, remotetest.ShortTemp(t))
@@ -96,6 +97,7 @@ func (l *announcedLog) Write(p []byte) (int, error) {
 	return n, err
 }
 
+//stepmux:faults manager | No more than one line of ours in the log of a job besides the marker and the steps
 func TestStockManagersLogHasOneLineMoreThanTheJob(t *testing.T) {
 	log := regexp.MustCompile(`^(WARNING: [^\n]* differs from the manager version [^\n]*\n)?` +
 		`step-runner is listening on socket (/\S+)\nRunning step "step"\nhello\n$`)
@@ -125,6 +127,7 @@ func TestStockManagersVariablesReachTheJobAndMaskedOnesDoNotReachItsLog(t *testi
 	require.NotContains(t, log, "t0psecret")
 }
 
+//stepmux:faults manager | A cancelled job ends within a second
 func TestStockManagerCancelsAJobWithinASecond(t *testing.T) {
 	v := newVM(t, remotetest.ShortTemp(t))
 	var took []time.Duration
@@ -165,6 +168,9 @@ func TestNothingIsLeftOfAStockManagersJobThatIsAborted(t *testing.T) {
 	v.requireNothingLeft(t)
 }
 
+//stepmux:faults manager | Nothing is left of a job whose manager is killed, gives up, or whose shell is hung up
+//stepmux:with internal/testing/stockmanager.TestNothingIsLeftOfAStockManagersJobThatIsAborted
+//stepmux:with internal/testing/stockmanager.TestNothingIsLeftOfAStockManagersJobThatIsHungUp
 func TestNothingIsLeftOfAStockManagerThatIsKilled(t *testing.T) {
 	v := newVM(t, remotetest.ShortTemp(t))
 	log := filepath.Join(t.TempDir(), "log")

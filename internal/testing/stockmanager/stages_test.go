@@ -16,6 +16,10 @@ import (
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
 )
 
+//stepmux:faults manager | Artifacts that are too large (413) fail the job once, with the server's message; a server
+//stepmux:more that is away for a while (503) does not; without the artifacts it needs, a job fails
+//stepmux:with internal/testing/stockmanager.TestStockManagersJobsOutliveAServerThatIsAwayForAWhile
+//stepmux:with internal/testing/stockmanager.TestStockManagersJobFailsWithoutTheArtifactsItNeeds
 func TestStockManagersJobFailsIfItsArtifactsAreTooLarge(t *testing.T) {
 	g := newGitLab(t, func(w http.ResponseWriter, r *http.Request) bool {
 		_, _ = io.Copy(io.Discard, r.Body)
@@ -63,6 +67,9 @@ func TestStockManagersJobsOutliveAServerThatIsAwayForAWhile(t *testing.T) {
 	require.Equal(t, want, got)
 }
 
+//stepmux:faults manager | A job goes on without its cache: none is there, the store refuses, or it has a link that
+//stepmux:more leads outside and the job refuses those. Then a fallback key is tried
+//stepmux:with internal/testing/stockmanager.TestStockManagersCacheHasFallbackKeysAndMayHaveLinksThatLeadOutside
 func TestStockManagersJobGoesOnIfTheStoreOfItsCacheRefuses(t *testing.T) {
 	g := newGitLab(t, func(w http.ResponseWriter, _ *http.Request) bool {
 		http.Error(w, "<Error><Code>AccessDenied</Code></Error>", http.StatusForbidden)
@@ -128,6 +135,7 @@ func TestStockManagersJobFailsWithoutTheArtifactsItNeeds(t *testing.T) {
 	require.Regexp(t, `(?m)^FATAL: download artifacts of job 1.*404 Not Found`, log)
 }
 
+//stepmux:faults manager | A job that fails keeps its exit code, and uploads what it always uploads
 func TestFailedJobOfStockManagerUploadsItsAlwaysArtifactsAndKeepsItsExitCode(t *testing.T) {
 	g := newGitLab(t, nil)
 	job := g.job("1", "mkdir dist; echo 1 >dist/data; echo 2 >report; exit 7")
@@ -144,6 +152,8 @@ func TestFailedJobOfStockManagerUploadsItsAlwaysArtifactsAndKeepsItsExitCode(t *
 }
 
 // The guard of the manager's scripts only warns. The steps then fail, since they need the program.
+//
+//stepmux:faults manager | A VM without the runner's program: scripts warn and skip artifacts and caches
 func TestStockManagersScriptsWarnIfTheVMHasNoRunner(t *testing.T) {
 	g := newGitLab(t, nil)
 	g.Runner = filepath.Join(filepath.Dir(g.program), "gitlab-runner") // the machine of the test may have another

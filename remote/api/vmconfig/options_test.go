@@ -133,6 +133,7 @@ func TestOnlyOptionsThatChangeSomethingAreADemand(t *testing.T) {
 	}
 }
 
+//stepmux:faults users | An option whose default is also written out is compared with one of the two
 func TestABuildInAContainerHasItsOwnLimitsAndUser(t *testing.T) {
 	all := Options{TempDir: "/x", BuildUser: "ci", Linger: time.Minute, Limits: Limits{PIDs: 64}}
 	for asked, want := range map[Level]Level{Auto: Off, "auto": Off, Off: Off, Private: Private} {

@@ -52,6 +52,9 @@ func readAll(ctx context.Context, l *Log, off int64, piece int) ([]byte, error) 
 	}
 }
 
+//stepmux:reliability promises | The bytes of a log are those that were written, in full or up to the loss
+//stepmux:with remote/job/service.TestFollowIOSendsBytesAsTheyAre
+//stepmux:with instance.TestBridgeThatBreaksIsOpenedAnewAndTheLogGoesOn
 func TestBytesAreReadAsWrittenFromAnyOffset(t *testing.T) {
 	l := create(t, 0)
 	text := "\n\nprogress 1%\rprogress 2%\r\n\x00\xff no newline at the end"
@@ -174,6 +177,8 @@ func TestReadOfAContextThatHasEndedReadsNothing(t *testing.T) {
 	require.ErrorIs(t, err, because)
 }
 
+//stepmux:reliability mechanisms | No silent loss: an output beyond the limit ends with a line that says so |
+//stepmux:more `remote/job/joblog/write.go`
 func TestLimitKeepsSoMuchSaysSoOnceAndCountsTheRest(t *testing.T) {
 	tests := map[string]struct {
 		writes  []string

@@ -16,6 +16,10 @@ import (
 	"github.com/stepmux/stepmux/remote/job"
 )
 
+//stepmux:faults service | A cancelled job has no time to clean up; only its first process is killed, and the children
+//stepmux:more live on and hold the pipes
+//stepmux:with remote/job/service.TestCancelEndsAllThatTheJobStarted
+//stepmux:with remote/job/service.TestManagersCancelKeepsTheJobAndCloseRemovesIt
 func TestCancelSendsSIGTERMFirst(t *testing.T) {
 	h := newHarness(t)
 	h.run(yaml("1", `- script: "trap 'echo cleanup; exit 0' TERM; echo ready; sleep 4732 & wait"`))
@@ -108,6 +112,9 @@ func TestCancelSkipsTheRestExceptForStepsThatAlwaysRun(t *testing.T) {
 	require.Equal(t, "ready\ncleanup-ran\n", h.output("1").stdout())
 }
 
+//stepmux:faults engine | A background process that keeps the output open keeps the job from ending
+//stepmux:with remote/proc.TestWaitDoesNotHangOnABackgroundProcessThatHoldsTheOutput
+//stepmux:with remote/step/engine.TestBackgroundProcessLivesUntilTheJobEnds
 func TestBackgroundProcessDoesNotHoldTheStep(t *testing.T) {
 	h := newHarness(t)
 	h.run(yaml("1", "- {name: a, script: sleep 4736 & echo done}\n- {name: b, script: echo next}\n"))

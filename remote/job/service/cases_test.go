@@ -16,6 +16,8 @@ import (
 )
 
 // TestNeighboursCasesHoldForGitLabsManager runs the cases over the service that GitLab Runner's manager calls.
+//
+//stepmux:faults manager | What the public step runner does in its own cases
 func TestNeighboursCasesHoldForGitLabsManager(t *testing.T) {
 	runCases(t, newHarness(t), os.TempDir())
 }

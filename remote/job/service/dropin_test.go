@@ -109,6 +109,7 @@ func dialProxy(t *testing.T, program, socket string) func(context.Context) (net.
 	}
 }
 
+//stepmux:faults manager | `steps serve --socket`, `steps proxy --socket`, and `--version` in its form
 func TestManagerFindsTheCommandsAndTheVersionItExpects(t *testing.T) {
 	program, err := runnertest.Program()
 	require.NoError(t, err)
@@ -129,6 +130,7 @@ func TestManagerFindsTheCommandsAndTheVersionItExpects(t *testing.T) {
 	require.Equal(t, `step "a": exec: exit status 7`, h.status("1").GetMessage())
 }
 
+//stepmux:faults manager | The ready marker, to the byte, as the first line on stderr, and only when it can connect
 func TestManagerSeesTheMarkerAsTheFirstLineOnStderrAndCanConnectThen(t *testing.T) {
 	program, err := runnertest.Program()
 	require.NoError(t, err)
@@ -158,6 +160,8 @@ func TestManagerSeesTheMarkerAsTheFirstLineOnStderrAndCanConnectThen(t *testing.
 	require.Regexp(t, `^step-runner: no secret guards this socket: [^\n]*\n$`, string(rest))
 }
 
+//stepmux:faults manager | A serve in the background of a shell lives without a leash; SIGTERM ends it and its jobs
+//stepmux:with remote.TestServeOutlivesTheParentOfADaemon
 func TestManagersServeIsInTheBackgroundOfAShellAndEndsItsJobsWithSIGTERM(t *testing.T) {
 	program, err := runnertest.Program()
 	require.NoError(t, err)

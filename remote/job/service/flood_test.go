@@ -88,6 +88,10 @@ func TestStreamsOfAConnectionAreLimited(t *testing.T) {
 	require.EqualValues(t, 64<<10, c.settings[http2.SettingMaxHeaderListSize])
 }
 
+//stepmux:faults vulnerabilities | HTTP/2: calls that are reset at once (CVE-2023-44487) | streams of a connection are
+//stepmux:more limited
+//stepmux:with remote/job/service.TestStreamsOfAConnectionAreLimited
+//stepmux:with internal/promises.TestLibrariesAreOfVersionsWithoutKnownVulnerabilities
 func TestCallsThatAreResetAtOnceTakeNoMemory(t *testing.T) {
 	// Each costs the client nothing, and there is no limit on how many it makes (CVE-2023-44487).
 	h := newHarness(t)
@@ -111,6 +115,9 @@ func TestCallsThatAreResetAtOnceTakeNoMemory(t *testing.T) {
 	requireServes(t, h, before)
 }
 
+//stepmux:faults vulnerabilities | HTTP/2: headers, settings or pings without end (CVE-2023-45288) | headers are
+//stepmux:more limited; a flooding client is disconnected
+//stepmux:with remote/job/service.TestSettingsAndPingsWithoutEndTakeNoMemory
 func TestHeadersWithoutEndEndTheConnection(t *testing.T) {
 	// A server that gathers them, or decodes them to no end, can be kept busy with little (CVE-2023-45288).
 	h := newHarness(t)

@@ -125,12 +125,18 @@ func TestFollowIOKeepsTheStreamsApart(t *testing.T) {
 	require.EqualValues(t, 4, job.GetStderrLen())
 }
 
+//stepmux:faults service | Output is altered on its way: blank lines and carriage returns vanish, a last newline is made
+//stepmux:more up, and so offsets are wrong
+//stepmux:with remote/job/service.TestOnlyTheManagersLogBeginsWithOurBytes
+//stepmux:with remote/job/joblog.TestBytesAreReadAsWrittenFromAnyOffset
 func TestFollowIOSendsBytesAsTheyAre(t *testing.T) {
 	h := newHarness(t)
 	h.run(script("1", `printf 'a\r\n\n\0\377 \033[1m no newline at the end'`))
 	require.Equal(t, "a\r\n\n\x00\xff \x1b[1m no newline at the end", h.output("1").stdout())
 }
 
+//stepmux:faults service | A prompt is not shown because it has no newline
+//stepmux:with remote/job/service.TestFollowLogsSendsBytesAtOnceAndIsWokenByItsContext
 func TestFollowIOSendsPartsOfLinesAtOnce(t *testing.T) {
 	h := newHarness(t)
 	wait, open := remotetest.Gate(t, filepath.Join(t.TempDir(), "go"))
@@ -140,6 +146,8 @@ func TestFollowIOSendsPartsOfLinesAtOnce(t *testing.T) {
 	require.Equal(t, "prompt", h.output("1").stdout())
 }
 
+//stepmux:faults service | A line of output over 64 KiB disconnects the client that follows the job, and kills the job
+//stepmux:with remote/job/service.TestFollowLogsContinuesFromAnyOffset
 func TestFollowIOSendsALineOfAnyLength(t *testing.T) {
 	h := newHarness(t)
 	h.run(script("1", `head -c 1048576 /dev/zero | tr '\0' x; echo; echo done`))
@@ -201,6 +209,8 @@ func TestFollowIORefusesInvalidOffsets(t *testing.T) {
 	require.Equal(t, codes.NotFound, status.Code(err))
 }
 
+//stepmux:faults service | The server waits for a follower that has left, and takes half a minute to end
+//stepmux:with remote.TestServeEndsWhileItsFollowersDoNotRead, remote.TestServeIsNotHeldUpByConnectionsThatSayNothing
 func TestFollowersAreWokenByTheirContext(t *testing.T) {
 	h := newHarness(t)
 	req := script("1", "sleep 4731")
@@ -231,6 +241,7 @@ func awaitReturn(t *testing.T, methods ...string) {
 	}, patience, time.Millisecond, "the server's side goes on")
 }
 
+//stepmux:faults service | A follower that does not read blocks the job
 func TestReaderThatDoesNotReadHoldsUpNoJob(t *testing.T) {
 	h := newHarness(t)
 	conn := h.dial()
@@ -249,6 +260,8 @@ func TestReaderThatDoesNotReadHoldsUpNoJob(t *testing.T) {
 	require.EqualValues(t, 20000001, last.GetStdoutLen())
 }
 
+//stepmux:faults input | More output than is kept
+//stepmux:with remote/job.TestLimitsAreThereUnlessTheyAreChanged
 func TestOutputLimitIsSaidAndTheJobGoesOn(t *testing.T) {
 	h := newHarness(t, func(c *job.Config) { c.OutputLimit = 1_000_000 })
 	h.run(script("1", `head -c 5000000 /dev/zero | tr '\0' x; echo END >&2`))
@@ -260,6 +273,10 @@ func TestOutputLimitIsSaidAndTheJobGoesOn(t *testing.T) {
 }
 
 // Symptom: a client that had followed up to the limit got no more output.
+//
+//stepmux:faults service | A client that reads all output as it comes loses what is beyond the limit of the log
+//stepmux:with remote/job/joblog.TestBytesThatWereReadMakeRoomForMore
+//stepmux:with remote/job/joblog.TestReadThatRoomIsMadeUnderReturnsAnError
 func TestClientThatKeepsUpGetsMoreThanTheLimit(t *testing.T) {
 	h := newHarness(t, func(c *job.Config) { c.OutputLimit = 1_000_000 })
 	going := t.TempDir()

@@ -30,6 +30,7 @@ func (h *harness) bystander() (requireUnharmed func()) {
 	}
 }
 
+//stepmux:faults service | A request over 4 MiB is refused
 func TestRequestOfAlmost64MiBIsTakenAndALargerOneRefused(t *testing.T) {
 	h := newHarness(t)
 	requireUnharmed := h.bystander()
@@ -49,6 +50,8 @@ func TestRequestOfAlmost64MiBIsTakenAndALargerOneRefused(t *testing.T) {
 	requireUnharmed()
 }
 
+//stepmux:faults input | Texts made to exhaust their reader: aliases of aliases, endless nesting, 10 MB
+//stepmux:with remote/step/lang.TestParseIsBounded
 func TestTextsThatMeanHarmAreRefusedInAFewWords(t *testing.T) {
 	h := newHarness(t)
 	requireUnharmed := h.bystander()
@@ -91,6 +94,8 @@ func TestTextsThatMeanHarmAreRefusedInAFewWords(t *testing.T) {
 	requireUnharmed()
 }
 
+//stepmux:faults input | A job that removes, replaces or floods its own files, or kills its init or step runner
+//stepmux:with remote/step/engine.TestOutputFileThatWasReplacedIsNotRead
 func TestJobsThatMisbehaveFailByTheirCauseAndHarmNoOther(t *testing.T) {
 	h := newHarness(t)
 	requireUnharmed := h.bystander()

@@ -84,6 +84,7 @@ func (h *harness) status(id string) *runnerproto.Status {
 	return resp.GetJobs()[0]
 }
 
+//stepmux:faults manager | The service, its messages and their field numbers; unknown fields are skipped
 func TestManagersServiceHasTheNamesAndNumbersTheManagerExpects(t *testing.T) {
 	h := newHarness(t)
 	var methods, fields []string
@@ -148,6 +149,9 @@ func TestManagersServiceHasTheNamesAndNumbersTheManagerExpects(t *testing.T) {
 	require.False(t, stat.GetEndTime().AsTime().Before(stat.GetStartTime().AsTime()))
 }
 
+//stepmux:faults manager | Steps as two documents in one text; an id sent twice is one job; a client may be there before
+//stepmux:more the server
+//stepmux:with remote/job/service.TestManagerSeesTheMarkerAsTheFirstLineOnStderrAndCanConnectThen
 func TestManagersStepsAreTwoDocumentsAndTheSameIDTwiceIsOneJob(t *testing.T) {
 	h := newHarness(t)
 	count := filepath.Join(t.TempDir(), "count")
@@ -184,6 +188,8 @@ func TestManagersStepsAreTwoDocumentsAndTheSameIDTwiceIsOneJob(t *testing.T) {
 }
 
 // Symptom: steps that ran locally, as a list or as the run of one document, were refused here.
+//
+//stepmux:faults service | A job that runs locally is refused by the server for a step without a name
 func TestManagersStepsGetTheNamesThatALocalJobGives(t *testing.T) {
 	h := newHarness(t)
 	h.runManaged(managed("1", "- script: echo hi\n- run: [{script: echo inner}]\n- {name: last, script: 'true'}\n"))
@@ -191,6 +197,7 @@ func TestManagersStepsGetTheNamesThatALocalJobGives(t *testing.T) {
 		h.logs(h.manager, "1", 0, ""))
 }
 
+//stepmux:faults manager | Relative directories are relative to the server's
 func TestManagersDirectoriesAreRelativeToTheServers(t *testing.T) {
 	base := t.TempDir()
 	h := newHarness(t, func(c *job.Config) { c.WorkBase = base })
@@ -207,6 +214,8 @@ func TestManagersDirectoriesAreRelativeToTheServers(t *testing.T) {
 	require.NoDirExists(t, filepath.Join(base, "builds/a"))
 }
 
+//stepmux:faults manager | A failure's message ends in `exit status N`; the log from offset 0 has all output, also after
+//stepmux:more the job's end, and ends only when the state is final
 func TestManagerGetsTheExitCodeAtTheEndOfTheMessageAndAllLogsBeforeTheFinalState(t *testing.T) {
 	h := newHarness(t)
 	for id, c := range map[string]struct{ script, message string }{
@@ -232,6 +241,8 @@ func TestManagerGetsTheExitCodeAtTheEndOfTheMessageAndAllLogsBeforeTheFinalState
 	}
 }
 
+//stepmux:faults manager | The log begins with a line of the server
+//stepmux:with remote/job.TestMergedLogHasBothStreamsInOrderAndNamesTheSteps
 func TestOnlyTheManagersLogBeginsWithOurBytes(t *testing.T) {
 	h := newHarness(t)
 	const stamped = "2026-01-02T03:04:05.000006Z 00O looks masked already\n"

@@ -15,6 +15,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
+//stepmux:faults manager | The operating system's environment is the last layer of a step's environment
 func TestManagersJobsHaveTheEnvironmentThatGitLabDocuments(t *testing.T) {
 	t.Setenv("STEPMUX_TEST_PLAIN", "of the machine")
 	t.Setenv("STEPMUX_TEST_TOKEN", "geheim")
@@ -67,6 +68,7 @@ func TestPolicyOfTheServerCountsForAllJobs(t *testing.T) {
 	require.Equal(t, pb.JobState_failed, h.end("ours").GetStatus())
 }
 
+//stepmux:faults manager | A newer manager's keys do not fail a job; warnings are in its log
 func TestManagersLogHasTheWarningsOfAJob(t *testing.T) {
 	h := newHarness(t)
 	dir := t.TempDir()

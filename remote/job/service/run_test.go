@@ -70,6 +70,10 @@ func TestRunTakesAJobInEachForm(t *testing.T) {
 	}
 }
 
+//stepmux:faults service | A refused request is repeated in the error, with its secrets; names of environment variables
+//stepmux:more are not checked
+//stepmux:with remote/job/service.TestEnvOfARequestIsChecked
+//stepmux:with remote/job/service.TestTextsThatMeanHarmAreRefusedInAFewWords
 func TestRunNamesTheMistakeAndRepeatsNoSecret(t *testing.T) {
 	h := newHarness(t)
 	const secret = "geheim"
@@ -184,6 +188,7 @@ func TestRunTakesALargeScriptAndALargeEnvironment(t *testing.T) {
 	require.Equal(t, fmt.Sprintln(100<<10), h.output("1").stdout())
 }
 
+//stepmux:faults input | More jobs than may run
 func TestRunIsBoundedInJobs(t *testing.T) {
 	h := newHarness(t, func(c *job.Config) { c.MaxJobs = 1 })
 	req := script("1", "sleep 4730")

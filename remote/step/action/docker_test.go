@@ -53,6 +53,7 @@ func dockerHost(t *testing.T) string {
 	return host
 }
 
+//stepmux:faults input | A docker action ignores its signals when the job is stopped
 func TestStoppedDockerActionLeavesNoContainer(t *testing.T) {
 	tr := newTrial(t)
 	t.Setenv("DOCKER_HOST", dockerHost(t))
@@ -117,6 +118,9 @@ esac
 }
 
 // Symptom: a daemon that did not run was a failure of the script, so the build ran on no other machine.
+//
+//stepmux:faults users | A daemon of docker or a registry that does not answer counts as a failure of the script
+//stepmux:with remote/step/action.TestAnImageThatDockerCannotGetIsAFaultOfTheSystemUnlessItsNameIs
 func TestAMachineWhoseDockerFailsIsAFaultOfTheSystem(t *testing.T) {
 	tr := newTrial(t)
 	docker := needs(t, "docker")

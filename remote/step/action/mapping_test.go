@@ -21,6 +21,8 @@ const mappingsFile = "testdata/mappings.tsv"
 var notRead = []string{"permissions", "jobs.*.permissions", "jobs.*.secrets", "jobs.*.snapshot", "jobs.*.with"}
 
 // An expression in the place of a mapping was an error of this program, in places where GitHub takes it.
+//
+//stepmux:faults users | An expression is refused where the language takes one in place of a mapping
 func TestAnExpressionStandsForAMappingWhereGitHubTakesIt(t *testing.T) {
 	table, err := os.ReadFile(mappingsFile)
 	require.NoError(t, err)

@@ -246,6 +246,7 @@ func TestMissingNodeIsToldWithItsRemedy(t *testing.T) {
 	require.Equal(t, "v24.2.0", tr.trace.Volatile.Versions[ran])
 }
 
+//stepmux:faults input | An action replaces a command file by a link, a FIFO or 1 GiB
 func TestStepCanOnlyHarmItself(t *testing.T) {
 	for script, want := range map[string]string{
 		`rm "$GITHUB_OUTPUT"; ln -s /etc/passwd "$GITHUB_OUTPUT"`: "symbolic link",
@@ -392,6 +393,8 @@ func TestTimeLimitOfAStepEndsIt(t *testing.T) {
 	require.Contains(t, tr.log.String(), "failure\n")
 }
 
+//stepmux:faults input | An action prints a million commands, or a command of 4 MiB
+//stepmux:with remote/step/action.TestMemoryOfAScannerIsBounded
 func TestMillionCommandsTakeLittleMemory(t *testing.T) {
 	racefree.Only(t)
 	tr := newTrial(t)

@@ -24,6 +24,8 @@ func withProgram(t testing.TB) func(*Config) {
 	return func(c *Config) { c.Program = program }
 }
 
+//stepmux:faults manager | `builtin://script_legacy`
+//stepmux:with remote/step/engine.TestManagersScriptTakesTheOptionsOfTheManager
 func TestManagersScriptShowsItsCommandsAndHasTheJobsVariables(t *testing.T) {
 	tr := newTrial(t, `
 - name: user_script
@@ -151,6 +153,7 @@ func TestCloneStepChecksOutTheJobsRepository(t *testing.T) {
 	}
 }
 
+//stepmux:faults engine | The job's token goes to a server that a step names
 func TestJobsTokenGoesToTheJobsServerAlone(t *testing.T) {
 	root := t.TempDir()
 	fetchtest.NewRepository(t, filepath.Join(root, "g", "p")).Commit("main", fetchtest.Texts(map[string]string{"a": "1"}))
@@ -312,6 +315,7 @@ func TestWholeJobAsSteps(t *testing.T) {
 	require.Equal(t, commit+" built by v1\n", tr.stdout.String())
 }
 
+//stepmux:faults engine | A build replaces the program that a later built-in step runs
 func TestBuiltInStepsRunOurOwnProgramEvenIfABuildHasReplacedItsFile(t *testing.T) {
 	tr := newTrial(t, `
 - name: replace

@@ -61,6 +61,8 @@ func TestFuncFileIsPreferred(t *testing.T) {
 	require.Equal(t, "func\nold\n", tr.stdout.String())
 }
 
+//stepmux:faults engine | The types of inputs are not checked when a step is called
+//stepmux:with remote/step/lang.TestInputsTakeValuesOfTheirTypeOnly
 func TestInputsAreCheckedAtTheCall(t *testing.T) {
 	files := map[string]string{"echo/step.yml": echoStep}
 	for step, want := range map[string]string{
@@ -163,6 +165,8 @@ func TestDynamicReferenceIsResolvedWhenItsStepRuns(t *testing.T) {
 		fail(`step "call": the reference is invalid; an image is written as registry/repository:tag`)
 }
 
+//stepmux:faults engine | An outer step hides an inner one of its name; one step too many runs, or one too few
+//stepmux:with remote/step/engine.TestJobMayRunTenThousandStepsAndNoMore
 func TestInnerStepHidesAnOuterOneOfItsName(t *testing.T) {
 	export := func(text string) string {
 		return `script: "echo '{\"name\":\"WHICH\",\"value\":\"` + text + `\"}' > ${{ export_file }}"`
@@ -184,6 +188,9 @@ func TestInnerStepHidesAnOuterOneOfItsName(t *testing.T) {
 	require.Equal(t, "outer", lines[2])
 }
 
+//stepmux:faults engine | A step that calls itself runs for ever, even after the job is closed
+//stepmux:with remote/step/engine.TestStopEndsStepsThatCallEachOtherInACircle
+//stepmux:with remote/step/engine.TestJobRunsABoundedNumberOfSteps
 func TestStepThatCallsItselfFails(t *testing.T) {
 	res := newTrial(t, `- {name: a, step: ./loop}`).
 		files(map[string]string{"loop/step.yml": "{}\n---\nrun: [{name: again, step: ../loop}]\n"}).run()

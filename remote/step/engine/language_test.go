@@ -101,6 +101,11 @@ func TestValuesAreNotExpandedAgain(t *testing.T) {
 }
 
 // Other step runners paste values into YAML, so a newline in a value can add a step.
+//
+//stepmux:faults engine | A value with a newline adds a step
+//stepmux:with remote/step/engine.TestValuesAreNotExpandedAgain
+//stepmux:faults vulnerabilities | Values of a job become commands | they are data wherever they go
+//stepmux:with remote/step/engine.TestValuesAreNotExpandedAgain
 func TestValuesCannotAddSteps(t *testing.T) {
 	const trick = "x'}\n- {name: more, script: 'echo injected'}\n# \"]}"
 	tr := newTrial(t, `
@@ -273,6 +278,8 @@ func TestFileVariableIsAPathWhileTheJobRuns(t *testing.T) {
 	require.NoFileExists(t, strings.TrimSpace(string(path)))
 }
 
+//stepmux:faults service | The key of a file variable writes anywhere, or over the job's log
+//stepmux:with remote/job.TestFileVariableWithTheNameOfALogHarmsNoLog
 func TestVariableWithAPathForAKeyIsRefused(t *testing.T) {
 	for _, key := range []string{"../x", "a/b", "", ".."} {
 		res := newTrial(t, `- script: x`, func(c *Config) { c.Vars = []Variable{{Key: key, Value: "x", File: true}} }).run()
@@ -317,6 +324,10 @@ run:
 	)
 }
 
+//stepmux:faults engine | Values marked as masked or sensitive are shown, also in results
+//stepmux:with remote/job.TestMaskedVariablesAreInNoLogAndNoMessage
+//stepmux:with remote/job/service.TestFollowSendsTheOutputsOfAJobWithoutItsSecrets
+//stepmux:reliability mechanisms | No secret is in a log | `remote/step/engine/mask.go`
 func TestSecretsAreMaskedEverywhere(t *testing.T) {
 	tr := newTrial(t, `
 - {name: gen, step: ./gen}
@@ -356,6 +367,9 @@ func TestValueThatContainsASecretIsSensitive(t *testing.T) {
 	require.Equal(t, "https://[MASKED]@host\n", tr.stdout.String())
 }
 
+//stepmux:faults engine | A masked variable cannot be the value of an input that the function does not declare
+//stepmux:more sensitive, as in GitLab's docker-auth example
+//stepmux:with remote/step/trace/recording.TestInputThatAMaskedVariableMadeASecretIsInNoTrace
 func TestMaskedVariableFitsEveryInputAndStaysASecret(t *testing.T) {
 	tr := newTrial(t, `
 - name: outer
@@ -468,6 +482,7 @@ func TestShellThatIsWantedIsTaken(t *testing.T) {
 		fail(`step "a": no shell: bash is not in the step's PATH: exit status 127`)
 }
 
+//stepmux:faults engine | Scripts do not run if the file system for temporary files is mounted noexec
 func TestScriptsRunWhereFilesCannotBeExecuted(t *testing.T) {
 	if _, err := exec.LookPath("bash"); err != nil {
 		t.Skip("part missing: bash")

@@ -17,6 +17,11 @@ func marked(t testing.TB, yaml string) (text, place string) {
 	return before + after, fmt.Sprintf("%d:%d", len(lines), len(lines[len(lines)-1])+1)
 }
 
+//stepmux:faults input | An unknown variable in an expression is reported without a file and a line
+//stepmux:with remote/step/engine.TestErrorOfAnExpressionNamesTheLineOfItsOwnStep
+//stepmux:with remote/step/engine.TestErrorOfAnExpressionNamesTheFileOfACalledStep
+//stepmux:with internal/standalone.TestErrorOfAnExpressionNamesTheFileAndTheLine
+//stepmux:with remote/job/service.TestMessagesNameTheFileOfTheSteps
 func TestErrorOfAnExpressionSaysWhereItStands(t *testing.T) {
 	for name, c := range map[string]struct{ yaml, message string }{
 		"environment of a step": {

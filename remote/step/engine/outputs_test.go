@@ -96,6 +96,9 @@ func TestStepsWithoutOutputsCannotGiveAny(t *testing.T) {
 }
 
 // Lines beyond 64 KiB used to be where readers of lines stop, in silence.
+//
+//stepmux:faults engine | An output or export over 64 KiB is dropped, with all later ones, without an error
+//stepmux:with remote/step/engine.TestOutputFileHasALimit
 func TestOutputsAndExportsMayHaveLongLines(t *testing.T) {
 	res := writer(t, "{v: {type: string}, w: {type: string}}", `
 x=$(head -c 100000 /dev/zero | tr '\0' x)
@@ -197,6 +200,7 @@ exec: {command: [sh, -c, 'echo "{\"name\":\"v\",\"value\":\"1\"}" > ${{ output_f
 	require.Empty(t, res.Exports)
 }
 
+//stepmux:faults engine | Inside a nested sequence an export does not replace an existing variable
 func TestExportsReachAllStepsAfter(t *testing.T) {
 	tr := newTrial(t, `
 - {name: a, step: ./export, inputs: {name: FOO, value: first}}

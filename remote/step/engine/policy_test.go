@@ -17,6 +17,9 @@ const exporting = `
 - {name: b, exec: {command: [env]}, env: {PATH: "${{ env.PATH }}"}}
 `
 
+//stepmux:faults engine | A step exports LD_PRELOAD or BASH_ENV to all later steps, or its job fails for an export of
+//stepmux:more ENV
+//stepmux:with remote/step/engine.TestUnsafeExportsCanBeRefusedOrAllowed
 func TestUnsafeExportsAreDroppedWithAWarning(t *testing.T) {
 	tr := newTrial(t, exporting)
 	res := tr.succeed()

@@ -64,6 +64,8 @@ func TestShellIsLookedUpRelativeToTheWorkDir(t *testing.T) {
 	require.Equal(t, filepath.Join(dir, "bin", "sh"), got)
 }
 
+//stepmux:faults service | A script over 128 KiB cannot be executed
+//stepmux:with remote/job/service.TestRunTakesALargeScriptAndALargeEnvironment
 func TestScriptMayBeLongerThanAnArgument(t *testing.T) {
 	tr := newTrial(t, "- script: placeholder", func(c *Config) {
 		c.Definition.Steps[0].Inputs["script"] = structpb.NewStringValue(

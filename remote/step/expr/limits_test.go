@@ -11,6 +11,9 @@ import (
 	"github.com/stepmux/stepmux/internal/testing/racefree"
 )
 
+//stepmux:faults input | Expressions made to exhaust their evaluation
+//stepmux:with remote/step/expr.TestAnExpressionNestsAtMost100Deep
+//stepmux:with remote/step/expr.TestAnEvaluationDoesAtMost256MiBOfWork
 func TestAnExpressionHasAtMost64KiB(t *testing.T) {
 	within := strings.Repeat(" ", maxExpr-len("1}}")) + "1}}"
 	require.Equal(t, "1", eval(t, nil, "${{"+within).Text())

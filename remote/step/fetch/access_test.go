@@ -28,6 +28,8 @@ func (h *gitHost) private() Login {
 	return loginAt(h.URL, user, secret)
 }
 
+//stepmux:faults fetch | The cache gives private components to jobs without credentials for them, and holds tokens
+//stepmux:with remote/step/fetch.TestCredentialsAreOnNoFileWhileTheyAreUsed
 func TestPrivateRepositoryNeedsCredentialsThatItsServerStillAccepts(t *testing.T) {
 	h := newGitHost(t)
 	commit := h.echo("c/private")

@@ -125,6 +125,7 @@ func remove(t *testing.T, c *Component, name string) {
 	require.NoError(t, os.Remove(path))
 }
 
+//stepmux:reliability mechanisms | No step that was changed is run | `remote/step/fetch/verify.go`
 func TestComponentThatWasChangedIsFetchedAgain(t *testing.T) {
 	for name, spoil := range map[string]func(t *testing.T, c *Component){
 		"other bytes": func(t *testing.T, c *Component) {

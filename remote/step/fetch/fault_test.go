@@ -23,6 +23,16 @@ import (
 
 // Symptom: a step from a server that could not be reached, or that failed, was the script's failure, with exit code 1.
 // A reference that is wrong is the user's mistake.
+//
+//stepmux:faults users | A server that cannot be reached or fails, a full disk or a missing git counts as a failure of
+//stepmux:more the script
+//stepmux:with remote/step/fetch.TestGitThatTheServerFailsIsAFaultOfTheSystem
+//stepmux:with remote/step/fetch.TestAMachineThatCannotFetchIsAFaultOfTheSystem
+//stepmux:with instance.TestAStepThatCannotBeFetchedIsTheSystemsFailureAndAWrongReferenceIsNot
+//stepmux:with remote/step/engine.TestABuiltInStepThatTheSystemFailsIsNoFailureOfTheScript
+//stepmux:with remote/step/engine.TestABuiltInStepThatFindsAFullDiskIsNoFailureOfTheScript
+//stepmux:with remote/step/engine.TestAScriptCannotSayThatTheSystemIsAtFault
+//stepmux:with remote/step/action.TestAMachineWithoutTheProgramOfAnActionIsAFaultOfTheSystem
 func TestAFetchThatTheReferenceDoesNotFailIsAFaultOfTheSystem(t *testing.T) {
 	closed := httptest.NewServer(nil)
 	closed.Close()

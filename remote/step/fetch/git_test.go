@@ -53,6 +53,8 @@ func TestAnnotatedTagIsItsCommit(t *testing.T) {
 	}
 }
 
+//stepmux:faults fetch | An older commit cannot be fetched; symbolic links become text files
+//stepmux:with remote/step/fetch.TestFilesAreTheSameAsInTheRepository
 func TestOlderCommitIsFetchedFromServersOfAllAges(t *testing.T) {
 	for name, old := range map[string]bool{"newest protocol": false, "oldest protocol": true} {
 		t.Run(name, func(t *testing.T) {
@@ -93,6 +95,7 @@ func TestBranchMayMoveOnWhileItIsFetched(t *testing.T) {
 	}
 }
 
+//stepmux:faults fetch | A cached branch is never fetched again
 func TestBranchIsAskedForAgainAndCommitIsNot(t *testing.T) {
 	h := newGitHost(t)
 	r := h.repository("c/echo")
@@ -177,6 +180,9 @@ func TestStepOfARepositoryIsNotFoundOutsideOfIt(t *testing.T) {
 
 // Symptom: the provenance of a job named the commit in the cache's index, which any build of the same user could
 // change.
+//
+//stepmux:faults fetch | The provenance names a commit that nobody recomputed: the cache's index decides which files are
+//stepmux:more those of a commit
 func TestFilesAreThoseOfTheirCommit(t *testing.T) {
 	h := newGitHost(t)
 	r := h.repository("c/echo")

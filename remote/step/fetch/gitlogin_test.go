@@ -26,6 +26,11 @@ func (h *gitHost) hide(status int) Login {
 
 // git presents a login only to a server that answers 401. Some servers answer otherwise, so that nobody learns which
 // repositories they have.
+//
+//stepmux:faults fetch | A private repository is not fetched from a server that hides it by 403 or 404: git sends the
+//stepmux:more login only after a 401
+//stepmux:with remote/step/fetch.TestLoginProxyServesItsGitAlone
+//stepmux:with remote/step/fetch.TestServerThatFailsAfterTheLoginIsToldByItsName
 func TestPrivateRepositoryIsFetchedFromAServerThatHidesIt(t *testing.T) {
 	for name, old := range map[string]bool{"newest protocol": false, "oldest protocol": true} {
 		for _, status := range []int{http.StatusForbidden, http.StatusNotFound} {

@@ -22,6 +22,11 @@ func again(t testing.TB, s *Store, offline bool) *Store {
 }
 
 // Symptom: the names of commits were computed with the modes that git writes today, and without empty directories.
+//
+//stepmux:faults fetch | A commit with modes of old versions of git, or with empty directories, is refused, and its
+//stepmux:more component stays
+//stepmux:with remote/step/fetch.TestNothingOfARefusedCommitStaysInTheCache
+//stepmux:with remote/step/fetch.TestProofCannotChangeTheFilesOfACommit
 func TestCommitsThatGitNoLongerMakesAreFetched(t *testing.T) {
 	for _, format := range []string{"sha1", "sha256"} {
 		h := newGitHost(t)
@@ -191,6 +196,9 @@ func TestProofCannotChangeTheFilesOfACommit(t *testing.T) {
 }
 
 // Symptom: the cache never had the component of a tag object: each job fetched it again, and an offline job failed.
+//
+//stepmux:faults fetch | A pin to a tag object is never in the cache
+//stepmux:with remote/step/fetch.TestTagObjectIsProvedToLeadToItsCommit
 func TestTagObjectIsFetchedOnce(t *testing.T) {
 	for _, format := range []string{"sha1", "sha256"} {
 		for name, old := range map[string]bool{"newest protocol": false, "oldest protocol": true} {

@@ -22,6 +22,10 @@ import (
 )
 
 // Package lang checks references in texts; a store must refuse bad ones from elsewhere, too.
+//
+//stepmux:faults vulnerabilities | Arguments that git takes for options; commands that a repository makes git run |
+//stepmux:more references are checked; git gets none of the machine's or the repository's configuration
+//stepmux:with remote/step/fetch.TestNothingOfARepositoryOrOfTheMachineIsRun
 func TestReferencesThatMeanHarmRunNothing(t *testing.T) {
 	h := newGitHost(t)
 	h.echo("c/echo")
@@ -186,6 +190,10 @@ func TestNothingOfARepositoryOrOfTheMachineIsRun(t *testing.T) {
 }
 
 // Any process of the same user can read the arguments and the environment of git, and files that it has open.
+//
+//stepmux:faults fetch | The login for a private repository can be read in the arguments, the environment or the open
+//stepmux:more files of git
+//stepmux:with remote/step/fetch.TestCredentialsMayHaveAnyCharacterOfALine
 func TestCredentialsAreInNothingThatAProcessShows(t *testing.T) {
 	h := newGitHost(t)
 	h.echo("c/private")

@@ -27,6 +27,9 @@ func manyParts(links int) (map[string]string, int) {
 }
 
 // Symptom: a small archive with 200,000 such links took minutes of processor time, and could not be stopped.
+//
+//stepmux:faults fetch | The symbolic links of a small archive take minutes of processor time
+//stepmux:with remote/step/fetch.TestLinksThatLeadByTooManyPartsAreRefused
 func TestPartsOfThePathsOfLinksAreBounded(t *testing.T) {
 	all, parts := manyParts(60)
 	w := linkWalk{links: all, limit: maxParts}

@@ -86,6 +86,8 @@ func TestServerThatFallsSilentIsGivenUp(t *testing.T) {
 }
 
 // Symptom: orphans of a killed git stayed as zombies. Serve is the parent of the orphans among its descendants.
+//
+//stepmux:faults fetch | Processes of a git that was cut off stay as zombies
 func TestFetchThatIsCutOffLeavesNoProcess(t *testing.T) {
 	require.NoError(t, unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 	t.Cleanup(func() { require.NoError(t, unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)) })

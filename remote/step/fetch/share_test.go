@@ -88,6 +88,7 @@ func slowHost(t *testing.T) (h *gitHost, asked <-chan struct{}, letGo func()) {
 	return h, first, letGo
 }
 
+//stepmux:faults fetch | One slow host delays the steps of every other job
 func TestSlowHostDelaysNoOtherJob(t *testing.T) {
 	slow, asked, letGo := slowHost(t)
 	fast := newGitHost(t)

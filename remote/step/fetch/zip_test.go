@@ -234,6 +234,11 @@ func entryOf(t testing.TB, name, content string, mode fs.FileMode) []byte {
 	return b.Bytes()
 }
 
+//stepmux:faults vulnerabilities | Archives write outside their directory | paths and links are checked, and files
+//stepmux:more opened below it only
+//stepmux:with remote/step/fetch.TestLayersThatMeanHarmAreRefused
+//stepmux:with remote/step/fetch.TestLinksThatLeadOutsideTogetherAreRefused
+//stepmux:reliability mechanisms | No archive writes outside its place | `remote/step/fetch/tree.go`
 func TestEntriesThatMeanHarmAreRefused(t *testing.T) {
 	outside := filepath.Join(t.TempDir(), "evil")
 	for name, tc := range map[string]struct {
@@ -288,6 +293,8 @@ func TestAnArchiveWithTooManyEntriesIsRefused(t *testing.T) {
 	require.Contains(t, refused(t, s, "zip+"+path), "the archive has 101 entries, the limit is 100")
 }
 
+//stepmux:faults fetch | A chain of more than eight symbolic links leads out of a fetched component
+//stepmux:with remote/step/fetch.TestCachedComponentWithALinkThatLeadsOutsideIsRemoved
 func TestLinksThatLeadOutsideTogetherAreRefused(t *testing.T) {
 	link := func(to string) fetchtest.File { return fetchtest.File{Symlink: to} }
 	for name, files := range map[string]fetchtest.Files{
@@ -343,6 +350,10 @@ func directories(t testing.TB, names ...string) []byte {
 }
 
 // Symptom: in an archive of 16 KB with 2,040 nested directories each entry took 13 s, and could not be stopped.
+//
+//stepmux:faults fetch | A small archive with thousands of nested directories keeps a fetch busy, and it cannot be
+//stepmux:more cancelled
+//stepmux:with remote/step/fetch.TestExtractionLooksAtItsContextForEachEntry
 func TestDepthOfAComponentIsBounded(t *testing.T) {
 	s := newStore(t)
 	for name, want := range map[string]string{

@@ -155,6 +155,10 @@ func TestParseAcceptsTheFormsAJobIsWrittenIn(t *testing.T) {
 	}
 }
 
+//stepmux:faults engine | Misspelt keys are accepted
+//stepmux:with remote/step/engine.TestVisibleMistakesFailTheJobBeforeTheFirstStep
+//stepmux:faults engine | Of two steps with one name the second replaces the first
+//stepmux:with remote/step/lang.TestCorpusIsAcceptedOrRefused
 func TestParseNamesTheMistakeItsPlaceAndTheRemedy(t *testing.T) {
 	for name, tc := range map[string]struct{ text, want string }{
 		"misspelt key":    {"- name: a\n  scrpt: x\n", `j:2:3: unknown key "scrpt", did you mean "script"?`},

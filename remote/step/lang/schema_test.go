@@ -385,6 +385,8 @@ func agree(t testing.TB, v validator, text []byte, job bool) {
 	}
 }
 
+//stepmux:faults engine | The schema accepts steps that do not compile, or refuses steps that do
+//stepmux:with remote/step/lang.TestCorpusIsAcceptedOrRefused
 func TestSchemaAgreesWithTheParser(t *testing.T) {
 	v := newValidator(t)
 	for _, file := range corpus(t) {

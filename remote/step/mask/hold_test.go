@@ -32,6 +32,11 @@ func slowly(t *testing.T, s *Set, pieces ...string) (out []string) {
 }
 
 // Symptom: a prompt that ended in the first letters of a secret waited for the next output, which never came.
+//
+//stepmux:faults engine | A prompt that ends in the first letter of a secret is not shown until the step goes on; or the
+//stepmux:more secret is shown in two pieces
+//stepmux:with remote/step/mask.TestSlowlyWrittenSecretIsNeverOutInPieces
+//stepmux:with remote/step/mask.TestATrickleIsHeldBackForTheLengthOfASecretAtMost
 func TestPartialLineThatMayBeginASecretIsPassedOnInTime(t *testing.T) {
 	s := newSet(t, "hunter22-and-more")
 	require.Equal(t, []string{"Continue with h", "Continue with home? [y/n] "},

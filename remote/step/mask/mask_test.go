@@ -333,6 +333,8 @@ func TestASecretWithAFormOfAnEarlierOneLeavesTheOthersMasked(t *testing.T) {
 
 // Symptom: a program that writes JSON, or quotes a text, showed all of a secret except for the characters after a
 // backslash.
+//
+//stepmux:faults engine | A secret is masked as it is, and readable as a string of JSON
 func TestSecretsAreReplacedAsTextsOfJSONHaveThem(t *testing.T) {
 	const secret = "pa\"ss\\wo\trd<&>/ä€😀\u2028\x7f" + `\u00ff`
 	s := newSet(t, secret)

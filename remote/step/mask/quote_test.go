@@ -118,6 +118,9 @@ func (p printer) requireHidden(t *testing.T, locale string, secrets ...string) {
 
 // Symptom: a script with set -x, or a program that printed a value with quotes, showed a secret that has a quote, a
 // backslash, a space or a newline in it.
+//
+//stepmux:faults users | A secret is shown as shells, Python, Ruby or XML quote it
+//stepmux:with remote/step/mask.FuzzQuoted
 func TestSecretsAreReplacedAsShellsLanguagesAndXMLQuoteThem(t *testing.T) {
 	for _, p := range printers {
 		t.Run(p.name, func(t *testing.T) {

@@ -227,6 +227,8 @@ func FuzzParse(f *testing.F) {
 }
 
 // Symptom: a file of 60 MB with empty steps took 4.4 GB of memory, and one of 3 MB took 2.9 GB.
+//
+//stepmux:faults input | A crafted trace of a few megabytes takes all memory of the machine that reads it
 func TestATraceWithTooManyValuesOrStepsIsRefusedBeforeItTakesMemory(t *testing.T) {
 	racefree.Only(t)
 	refused := func(data, want string, most uint64) {
@@ -264,6 +266,10 @@ func TestATraceWithTooManyValuesOrStepsIsRefusedBeforeItTakesMemory(t *testing.T
 }
 
 // Symptom: a trace that was too large could not be written, so a job with large outputs left no trace.
+//
+//stepmux:faults fetch | A job with many outputs leaves no trace, because the trace would be too large
+//stepmux:with remote/step/trace/recording.TestOutputsOfTheJobHaveTheirPlaceBeforeThoseOfSteps
+//stepmux:with remote/step/trace/recording.TestDefinitionsOfManyValuesAreCutStepByStep
 func TestATraceThatIsTooLargeIsCutAndSaysSo(t *testing.T) {
 	lists := mask.Values{}
 	for i := range 10 {

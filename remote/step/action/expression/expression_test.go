@@ -70,6 +70,10 @@ func TestErrorsTellWhereInTheExpressionTheyAre(t *testing.T) {
 
 // The whole token is named, at its place, as GitHub's own parser does. Of an expression that ends too early that is the
 // last token: the error named its last letter, at the place of that.
+//
+//stepmux:faults users | A parse error names a part of a token, or its place in bytes
+//stepmux:with remote/step/expr.TestErrorsTellPlaceCauseAndRemedy
+//stepmux:with internal/standalone/gitlabci.TestConditionsAreThoseOfGitLab
 func TestMistakesNameTheWholeToken(t *testing.T) {
 	for text, want := range map[string]string{
 		"true ||( false && false": "Unexpected end of expression: 'false' 19",
