@@ -7,13 +7,11 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"reflect"
 	"strconv"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
-	"unsafe"
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
@@ -231,14 +229,41 @@ func (m *Manager) Release(ctx context.Context, name string) error {
 	return err
 }
 
-// LifeHolds returns how many contexts the manager's life holds. They end with it.
-func (m *Manager) LifeHolds() int {
-	life := reflect.ValueOf(m.life).Elem()
-	mu := life.FieldByName("mu")
-	lock := reflect.NewAt(mu.Type(), unsafe.Pointer(mu.UnsafeAddr())).Interface().(*sync.Mutex)
-	lock.Lock()
-	defer lock.Unlock()
-	return life.FieldByName("children").Len()
+// CountLife has managers count the contexts that their lives hold, which end with them. It returns the number of the
+// last manager that was opened. The test must not be parallel.
+func CountLife(t *testing.T) (holds func() int) {
+	t.Helper()
+	var life *countedLife
+	newLife = func(ctx context.Context) (context.Context, context.CancelCauseFunc) {
+		ctx, end := context.WithCancelCause(ctx)
+		life = &countedLife{Context: ctx, done: make(chan struct{})}
+		context.AfterFunc(ctx, func() { close(life.done) })
+		return life, end
+	}
+	t.Cleanup(func() { newLife = context.WithCancelCause })
+	return func() int { return int(life.held.Load()) }
+}
+
+// countedLife counts the contexts that are derived from it and have not ended. Its channel is not that of the context
+// in it, so that package context does not keep them there but calls AfterFunc.
+type countedLife struct {
+	context.Context
+	done chan struct{}
+	held atomic.Int64
+}
+
+func (l *countedLife) Done() <-chan struct{} { return l.done }
+
+func (l *countedLife) AfterFunc(f func()) (stop func() bool) {
+	l.held.Add(1)
+	unregister := context.AfterFunc(l.Context, f)
+	return func() bool {
+		stopped := unregister()
+		if stopped {
+			l.held.Add(-1)
+		}
+		return stopped
+	}
 }
 
 // RecentProjects returns how many projects the manager holds for requests that may not be in the queue yet.

@@ -51,6 +51,9 @@ type Manager struct {
 // ErrStopped is the cause of the end of a Manager that was shut down.
 var ErrStopped = errors.New("the manager was stopped")
 
+// newLife makes the context of a manager's life. A test counts what that holds.
+var newLife = context.WithCancelCause
+
 // Open opens the state, resumes the builds that run, and begins to take others. ctx bounds the opening. The caller
 // calls Shutdown.
 func Open(ctx context.Context, cfg Config) (*Manager, error) {
@@ -65,7 +68,7 @@ func Open(ctx context.Context, cfg Config) (*Manager, error) {
 	}); err != nil {
 		return nil, err
 	}
-	m.life, m.fail = context.WithCancelCause(context.WithoutCancel(ctx))
+	m.life, m.fail = newLife(context.WithoutCancel(ctx))
 	m.takes, m.stop = context.WithCancel(m.life)
 	var q *state.Queue
 	m.leases.all = map[string]*lease{}
