@@ -6,13 +6,12 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"sync"
 	"testing"
 
 	"github.com/stepmux/stepmux/internal/pause"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
@@ -88,16 +87,17 @@ func TestOpenSeesAShownDirectoryBeforeTheFirstCommand(t *testing.T) {
 	defer done()
 	defer in.Show(filepath.Join(own, "missing"))()
 	for range 2 { // the second init is another one
-		var all sync.WaitGroup
+		var all errgroup.Group
 		for range 4 {
-			all.Go(func() {
+			all.Go(func() error {
 				opened, err := in.Open(file, os.O_RDONLY, 0)
-				if assert.NoError(t, err) {
-					opened.Close()
+				if err == nil {
+					err = opened.Close()
 				}
+				return err
 			})
 		}
-		all.Wait()
+		require.NoError(t, all.Wait())
 		require.Zero(t, exitOf(t, in, work, "test -e "+file))
 		l := in.init(t)
 		require.NoError(t, l.init.Kill())

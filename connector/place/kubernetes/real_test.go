@@ -21,7 +21,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/tools/clientcmd"
@@ -610,9 +609,9 @@ func TestRealKills(t *testing.T) {
 	k := kubetest.Start(t)
 	cluster := realCluster(t, k.Kubeconfig, "")
 	ctx, stop := context.WithCancel(t.Context())
-	var killer sync.WaitGroup
+	var killer errgroup.Group
 	kills := map[kubetest.Part]int{}
-	killer.Go(func() {
+	killer.Go(func() error {
 		parts := []kubetest.Part{kubetest.APIServer, kubetest.Kubelet, kubetest.Containerd}
 		wait := time.Second + rand.N(2*time.Second) // so that a few builds have a kill, too
 		for ctx.Err() == nil {
@@ -622,15 +621,16 @@ func TestRealKills(t *testing.T) {
 			case <-timer.C:
 			case <-ctx.Done():
 				timer.Stop()
-				return
+				return nil
 			}
 			part := parts[rand.IntN(len(parts))]
 			k.Kill(part)
 			kills[part]++
-			if !assert.NoError(t, k.Launch(part)) {
-				return
+			if err := k.Launch(part); err != nil {
+				return err
 			}
 		}
+		return nil
 	})
 	var mu sync.Mutex
 	verdicts, peers := map[string]int{}, map[string]int{}
@@ -665,7 +665,7 @@ func TestRealKills(t *testing.T) {
 	}
 	require.NoError(t, all.Wait())
 	stop()
-	killer.Wait()
+	require.NoError(t, killer.Wait())
 	t.Logf("%d builds in %v, kills: %v", builds, time.Since(began).Round(time.Second), kills)
 	t.Logf("builds: %v", verdicts)
 	t.Logf("the same by client-go's SPDY: %v", peers)

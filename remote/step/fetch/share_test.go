@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/stepmux/stepmux/internal/testing/fetchtest"
 )
@@ -22,17 +22,20 @@ import (
 // fetchAll fetches a reference n times at once by several stores, as several builds do.
 func fetchAll(t *testing.T, stores []*Store, text string, n int, logins ...Login) {
 	t.Helper()
-	var wg sync.WaitGroup
+	ref := reference(t, text)
+	var all errgroup.Group
 	for i := range n {
-		wg.Go(func() {
-			c, err := stores[i%len(stores)].Fetch(t.Context(), reference(t, text), Credentials{Logins: logins})
-			if assert.NoError(t, err) {
-				assert.FileExists(t, filepath.Join(c.Dir, "step.yml"))
-				c.Release()
+		all.Go(func() error {
+			c, err := stores[i%len(stores)].Fetch(t.Context(), ref, Credentials{Logins: logins})
+			if err != nil {
+				return err
 			}
+			defer c.Release()
+			_, err = os.Stat(filepath.Join(c.Dir, "step.yml"))
+			return err
 		})
 	}
-	wg.Wait()
+	require.NoError(t, all.Wait())
 }
 
 // stores returns n stores with one cache.
@@ -207,28 +210,30 @@ func TestProcessWaitsForTheLockOfAnother(t *testing.T) {
 	require.Nil(t, none, "what it waits for is there")
 
 	const n = 20
-	inside, entered := 0, 0
-	var wg sync.WaitGroup
+	inside, most, entered := 0, 0, 0
+	var all errgroup.Group
 	var mu sync.Mutex
 	for range n {
-		wg.Go(func() {
+		all.Go(func() error {
 			unlock, err := c.lock(t.Context(), "k", never)
-			if !assert.NoError(t, err) {
-				return
+			if err != nil {
+				return err
 			}
 			mu.Lock()
 			inside++
 			entered++
-			assert.Equal(t, 1, inside)
+			most = max(most, inside)
 			mu.Unlock()
 			mu.Lock()
 			inside--
 			mu.Unlock()
 			unlock()
+			return nil
 		})
 	}
 	unlock()
-	wg.Wait()
+	require.NoError(t, all.Wait())
+	require.Equal(t, 1, most)
 	require.Equal(t, n, entered)
 	entries, err := os.ReadDir(c.path(lockDir))
 	require.NoError(t, err)
