@@ -19,8 +19,8 @@ const (
 	relayHello   = "stepmux-relay/"
 	// maxHelloLine bounds the manager's line, its newline included.
 	maxHelloLine = len(managerHello) + 4
-	// MaxRelayNoise bounds the bytes before the relay's hello: the greeting of a login shell.
-	MaxRelayNoise = 64 << 10
+	// maxRelayNoise bounds the bytes before the relay's hello: the greeting of a login shell.
+	maxRelayNoise = 64 << 10
 )
 
 // ManagerHello returns the line that asks for a version; the manager speaks first.
@@ -75,8 +75,8 @@ func FindRelayHello(r io.ByteReader) (version int, noise []byte, err error) {
 			}
 			line = len(noise)
 		}
-		if len(noise) >= MaxRelayNoise {
-			return 0, noise, fmt.Errorf("no relay's hello in the first %d bytes", MaxRelayNoise)
+		if len(noise) >= maxRelayNoise {
+			return 0, noise, fmt.Errorf("no relay's hello in the first %d bytes", maxRelayNoise)
 		}
 	}
 }

@@ -57,7 +57,7 @@ func TestOutputOfOtherProgramsIsNoRelayHello(t *testing.T) {
 		_, _, err := FindRelayHello(bufio.NewReader(io.MultiReader(strings.NewReader("text\n"+echo), neverRead{t})))
 		require.ErrorIs(t, err, ErrEcho)
 	}
-	endless := io.MultiReader(bytes.NewReader(make([]byte, MaxRelayNoise)), neverRead{t})
+	endless := io.MultiReader(bytes.NewReader(make([]byte, maxRelayNoise)), neverRead{t})
 	_, _, err := FindRelayHello(bufio.NewReaderSize(endless, 16))
 	require.ErrorContains(t, err, "no relay's hello in the first 65536 bytes")
 }
@@ -279,7 +279,7 @@ func FuzzRelayHello(f *testing.F) {
 			require.Positive(t, version)
 			require.True(t, bytes.HasPrefix(data, noise))
 		}
-		require.LessOrEqual(t, len(noise), MaxRelayNoise)
+		require.LessOrEqual(t, len(noise), maxRelayNoise)
 		if version, err := ReadManagerHello(bytes.NewReader(data)); err == nil {
 			require.Positive(t, version)
 		}
