@@ -104,6 +104,10 @@ func (c *connections[C]) dial(ctx context.Context, key pool.Key) (conn C, err er
 		permanent := isPermanent(err)
 		retryAt = c.group.attemptFailed(h, err, permanent)
 		deadline, _ := ctx.Deadline()
+		_, silent := errors.AsType[*silentError](err)
+		if silent && c.group.awaitTime() > 0 {
+			most = n // builds may try others in between
+		}
 		if permanent || n == most || !retryAt.Before(deadline) {
 			return conn, c.group.dialFailed(h, &dialError{h.id, n, permanent, err})
 		}
@@ -183,17 +187,39 @@ type viaError struct {
 func (e *viaError) Error() string { return fmt.Sprintf("through jump host %s: %v", e.via, e.err) }
 func (e *viaError) Unwrap() error { return e.err }
 
-// connect connects to a host by SSH; see connections.connect.
+// patience is how long a server may be silent in the first of several attempts: until its host key is accepted. It
+// doubles with each failure in a row, so that a slow server is reached. The login may take longer: an agent may ask its
+// user.
+const patience = 5 * time.Second
+
+// silentError reports that a server did not answer in the time that one attempt gives it. It may have accepted the
+// connection.
+type silentError struct{ after time.Duration }
+
+func (e *silentError) Error() string { return fmt.Sprintf("no answer within %v", e.after) }
+func (*silentError) Unwrap() error   { return context.DeadlineExceeded }
+
+// connect connects to a host by SSH; see connections.connect. It waits for patience, if that is not zero, until the
+// host key is accepted.
 func connect(
-	ctx context.Context, h *host, via *pool.Lease[*mux.Conn], trace *mux.Trace, wait func(),
+	ctx context.Context, h *host, via *pool.Lease[*mux.Conn], trace *mux.Trace, patience time.Duration, wait func(),
 ) (*mux.Conn, error) {
 	cfg := h.ssh
+	ctx, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
+	var silence *time.Timer
 	hooks := *cmp.Or(trace, &mux.Trace{})
 	cfg.MachineID, cfg.Trace = h.id, &hooks
 	ended := hooks.DialPhase
 	hooks.DialPhase = func(phase string, took time.Duration, err error) {
 		if phase == "prepare" { // not before: it may run the operator's commands
 			wait()
+			if patience > 0 && err == nil {
+				silence = time.AfterFunc(patience, func() { giveUp(&silentError{patience}) })
+			}
+		}
+		if phase == "handshake" && silence != nil { // the login follows
+			silence.Stop()
 		}
 		if ended != nil {
 			ended(phase, took, err)
@@ -209,6 +235,9 @@ func connect(
 		}
 	}
 	conn, err := mux.Dial(ctx, h.addr, &cfg)
+	if silence != nil {
+		silence.Stop()
+	}
 	if err != nil && via != nil {
 		via.Release()
 	}

@@ -42,7 +42,7 @@ func TestABuildWaitsForAVMThatStarts(t *testing.T) {
 		}, 4, s.via(t, addr))
 		requireSuccess(t, runAll(t, p, builds, "true"))
 		require.Equal(t, instance.Ready, statOf(p, "vm-1").State)
-		require.Equal(t, 1, strings.Count(log.String(), "instance refuses connections"), log.String())
+		require.Equal(t, 1, strings.Count(log.String(), "instance takes no connections"), log.String())
 	}
 }
 
@@ -75,6 +75,67 @@ func TestOtherVMsTakeTheBuildsOfAVMThatStarts(t *testing.T) {
 	for _, r := range runAll(t, p, 6, "true") {
 		require.Nil(t, r.Err)
 		require.Equal(t, "vm-2", r.Instance)
+	}
+}
+
+// Symptom: beside a VM that was free, two of six builds waited 30 s for one that accepted connections and said nothing. A
+// packet filter that drops packets is the same.
+func TestABuildLeavesAVMThatIsSilent(t *testing.T) {
+	silent := func(context.Context, string) (net.Conn, error) {
+		ours, theirs := net.Pipe()
+		go io.Copy(io.Discard, theirs) //nolint:errcheck // until ours is closed
+		return ours, nil
+	}
+	dropped := func(ctx context.Context, _ string) (net.Conn, error) {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	absent := func(context.Context, string) (net.Conn, error) {
+		return nil, &net.DNSError{Err: "no such host", Name: "x", IsNotFound: true}
+	}
+	type dial = func(context.Context, string) (net.Conn, error)
+	for name, c := range map[string]struct {
+		dials       []dial
+		least, most time.Duration
+		first       []time.Duration // the first attempts take
+	}{
+		"it accepts": {[]dial{silent, absent}, 5 * time.Second, 10 * time.Second, []time.Duration{5 * time.Second}},
+		"no answer":  {[]dial{dropped, absent}, 5 * time.Second, 10 * time.Second, []time.Duration{5 * time.Second}},
+		"alone": {
+			[]dial{silent}, 35 * time.Second, time.Minute, []time.Duration{5 * time.Second, 10 * time.Second, 20 * time.Second},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var all []instance.Instance
+				for i, dial := range c.dials {
+					all = append(all, instance.Instance{ID: string(rune('a' + i)), Addr: "x:22", SSH: mux.Config{
+						User: "ci", Auth: []login.Auth{login.Password("x")}, HostKeys: login.InsecureHostKeys(), DialNet: dial,
+					}})
+				}
+				group, err := instance.NewGroup(all...)
+				require.NoError(t, err)
+				var took []time.Duration
+				p, err := instance.NewProvider(instance.Config{
+					Group: group, ConnectWait: 30 * time.Second,
+					DialDone: func(id string, _ int, d time.Duration, err error) {
+						if id == "a" {
+							require.ErrorContains(t, err, "no answer within ")
+							took = append(took, d)
+						}
+					},
+				})
+				require.NoError(t, err)
+				defer p.Close()
+				start := time.Now()
+				e := p.Executor(instance.Build{ID: "b"})
+				requireReason(t, e.Prepare(t.Context()), instance.RunnerSystemFailure, 0)
+				require.NoError(t, e.Cleanup(t.Context()))
+				require.Equal(t, c.first, took[:min(len(c.first), len(took))])
+				require.GreaterOrEqual(t, time.Since(start), c.least)
+				require.Less(t, time.Since(start), c.most)
+			})
+		})
 	}
 }
 
@@ -133,7 +194,7 @@ func TestHowLongABuildWaitsForVMs(t *testing.T) {
 				}
 				require.Len(t, attempts, c.vms, "all are tried")
 				require.Equal(t, c.vms, strings.Count(log.String(), `level=WARN msg="not connected"`), log.String())
-				require.Equal(t, c.vms, strings.Count(log.String(), `level=WARN msg="instance refuses`), log.String())
+				require.Equal(t, c.vms, strings.Count(log.String(), `level=WARN msg="instance takes no connections`), log.String())
 				for id, at := range attempts {
 					require.GreaterOrEqual(t, len(at), int(wait/time.Second)/2, id)
 				}

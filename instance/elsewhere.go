@@ -178,7 +178,7 @@ func (e *Executor) awaits(s *slot, failed *dialError) bool {
 		e.awaitSince = time.Now()
 	}
 	if e.provider.cfg.Group.firstRefusal(s) {
-		e.provider.cfg.Logger.Warn("instance refuses connections: builds wait until it or another takes them",
+		e.provider.cfg.Logger.Warn("instance takes no connections: builds wait until it or another does",
 			"instance", s.placement.ID, "at_most", most, "error", failed.err)
 	}
 	return time.Since(e.awaitSince) < most

@@ -38,9 +38,9 @@ type Config struct {
 	Version string
 	// DialTimeout bounds the dial of one connection (TCP, handshake, login), with its retries. If zero, 30s.
 	DialTimeout time.Duration
-	// ConnectWait is how long a build waits for instances that refuse connections, as they do while they start or have
-	// too many logins: so long it is tried again, on the instance that takes it first. A refused login or a wrong host key
-	// ends the wait. If zero, a build fails when it could not reach three instances.
+	// ConnectWait is how long a build waits for instances that refuse connections or do not answer, as they do while they
+	// start or have too many logins: so long it is tried again, on the instance that takes it first. A refused login or
+	// a wrong host key ends the wait. If zero, a build fails when it could not reach three instances.
 	ConnectWait time.Duration
 	// IdleTimeout is how long a connection without builds is kept. If zero, 5m. If negative, for ever.
 	IdleTimeout time.Duration
@@ -98,12 +98,13 @@ func NewProvider(cfg Config) (*Provider, error) {
 	}
 	p := &Provider{cfg: cfg}
 	dial := func(ctx context.Context, h *host, via *pool.Lease[*mux.Conn], wait func()) (*mux.Conn, error) {
+		patience := min(patience<<min(cfg.Group.healthOf(h).failures, 10), cfg.DialTimeout)
 		if via == nil && h.ssh.DialNet == nil && cfg.Group.isAwaited(h.id) {
 			hasty := *h
-			hasty.ssh.DialNet = dialHastily
+			hasty.ssh.DialNet, patience = dialHastily, 0
 			h = &hasty
 		}
-		return connect(ctx, h, via, cmp.Or(h.ssh.Trace, cfg.ConnTrace), wait)
+		return connect(ctx, h, via, cmp.Or(h.ssh.Trace, cfg.ConnTrace), patience, wait)
 	}
 	conns := &connections[*mux.Conn]{
 		group: cfg.Group, connect: dial, timeout: cfg.DialTimeout, start: cfg.DialStart, done: p.logDial,
@@ -216,7 +217,7 @@ func (p *Provider) Dial(ctx context.Context, id string, trace *mux.Trace) (*mux.
 	if err != nil {
 		return nil, err
 	}
-	return connect(ctx, h, via, cmp.Or(trace, h.ssh.Trace, p.cfg.ConnTrace), func() {})
+	return connect(ctx, h, via, cmp.Or(trace, h.ssh.Trace, p.cfg.ConnTrace), 0, func() {})
 }
 
 // Add adds an instance to the Group's set. Its errors are those of Group.Update. After the first Add or Remove,

@@ -18,7 +18,7 @@ func TestCommandsWaitForAVMThatStartsAndSaySo(t *testing.T) {
 	job, err := filepath.Abs("../../examples/hello.yml")
 	require.NoError(t, err)
 	for command, says := range map[string]string{
-		"run":    "instance refuses connections: builds wait",
+		"run":    "instance takes no connections: builds wait",
 		"doctor": "connection refused (nothing listens there: is sshd running, is the port right?); trying again for ",
 	} {
 		t.Run(command, func(t *testing.T) {

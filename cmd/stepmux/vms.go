@@ -119,8 +119,8 @@ func (f *vmFlags) register(fl *pflag.FlagSet) {
 // registerConnectWait adds the flag of commands that wait for VMs.
 func (f *vmFlags) registerConnectWait(fl *pflag.FlagSet) {
 	f.connectWait = 30 * time.Second
-	boundedTimeFlag(fl, &f.connectWait, "connect-wait", "wait this `time` for a VM that refuses connections, as it does "+
-		"while it starts; other VMs take its builds meanwhile; 0: do not wait", time.Second, maxKeepalive, 0)
+	boundedTimeFlag(fl, &f.connectWait, "connect-wait", "wait this `time` for a VM that refuses connections or does not "+
+		"answer, as while it starts; other VMs take its builds; 0: do not wait", time.Second, maxKeepalive, 0)
 	grouped(fl, connectionGroup)
 }
 

@@ -64,7 +64,13 @@ type Config struct {
 	// Again is called when an instance refuses a connection in a way that may pass; see [instance.MayPass]. It may wait,
 	// and returns true for another attempt. If nil, there is one.
 	Again func(ctx context.Context, err error) bool
+	// Silent is called when an instance has not answered an attempt to connect for some seconds; the attempt goes on. It
+	// is called on another goroutine, and may be nil.
+	Silent func()
 }
+
+// silence is the time after which Config.Silent is called.
+const silence = 5 * time.Second
 
 // Examine examines an instance of p's Group. It makes two connections one after the other, in the same way as p, and
 // runs commands. They leave nothing on the VM except the login files that the first build's isolation would make, and a
@@ -127,12 +133,14 @@ func (e *examination) examine(ctx context.Context) {
 func (e *examination) login(ctx context.Context) bool {
 	var mu sync.Mutex // the hooks may run on another goroutine
 	var key hostKey
+	var heard bool // the server has answered
 	took := map[string]time.Duration{}
 	trace := &mux.Trace{
 		DialPhase: func(phase string, d time.Duration, _ error) {
 			mu.Lock()
 			defer mu.Unlock()
 			took[phase] += d
+			heard = heard || phase == "handshake"
 		},
 		HostKey: func(k ssh.PublicKey, by string, _ error) {
 			mu.Lock()
@@ -145,9 +153,23 @@ func (e *examination) login(ctx context.Context) bool {
 		defer cancel()
 		mu.Lock()
 		clear(took)
+		heard = false
 		mu.Unlock()
 		start := time.Now()
+		if e.cfg.Silent != nil {
+			timer := time.AfterFunc(silence, func() {
+				mu.Lock()
+				defer mu.Unlock()
+				if !heard {
+					e.cfg.Silent()
+				}
+			})
+			defer timer.Stop()
+		}
 		conn, err := e.provider.Dial(ctx, e.in.ID, trace)
+		mu.Lock()
+		heard = true // so Silent is not called any more
+		mu.Unlock()
 		return conn, time.Since(start), err
 	}
 	conn, all, err := dial()

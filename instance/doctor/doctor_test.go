@@ -8,12 +8,14 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"errors"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -435,6 +437,27 @@ func TestExamineTriesAgainWhileTheVMRefuses(t *testing.T) {
 	require.ErrorContains(t, refusals[0], "connection refused")
 	require.False(t, instance.MayPass(&mux.DialError{Stage: "login", Err: errors.New("refused")}))
 	require.False(t, instance.MayPass(&mux.DialError{Stage: "handshake", Err: errors.New("no common algorithm")}))
+}
+
+// Symptom: the first line about a VM that accepted connections and said nothing came after 61 s.
+func TestExamineTellsThatTheVMIsSilent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		in := instance.Instance{ID: "vm", Addr: "x:22", SSH: mux.Config{
+			User: "ci", Auth: []login.Auth{login.Password("x")}, HostKeys: login.InsecureHostKeys(),
+			DialNet: func(ctx context.Context, _ string) (net.Conn, error) {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			},
+		}}
+		start := time.Now()
+		var told []time.Duration
+		r := Examine(t.Context(), provider(t, in), in, Config{
+			Timeout: 20 * time.Second, Silent: func() { told = append(told, time.Since(start)) },
+		})
+		require.False(t, r.Usable)
+		require.Equal(t, []time.Duration{silence}, told)
+		require.Equal(t, 20*time.Second, time.Since(start))
+	})
 }
 
 // Symptom: doctor found a login fine that ran another program in place of each command, and blamed the step runner.
