@@ -80,6 +80,9 @@ func TestOtherVMsTakeTheBuildsOfAVMThatStarts(t *testing.T) {
 
 // Symptom: beside a VM that was free, two of six builds waited 30 s for one that accepted connections and said nothing. A
 // packet filter that drops packets is the same.
+//
+//stepmux:faults users | A VM that accepts connections and says nothing keeps builds that others could take, and doctor silent
+//stepmux:with instance/doctor.TestExamineTellsThatTheVMIsSilent
 func TestABuildLeavesAVMThatIsSilent(t *testing.T) {
 	silent := func(context.Context, string) (net.Conn, error) {
 		ours, theirs := net.Pipe()

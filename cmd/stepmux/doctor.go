@@ -123,9 +123,7 @@ func (f *doctorFlags) run(cmd *cobra.Command, _ []string) error {
 	examine := func(p *instance.Provider, in instance.Instance, pause func(func())) doctor.Report {
 		return doctor.Examine(ctx, p, in, doctor.Config{
 			Version: buildinfo.Version(), Docker: daemon, Bootstrap: bootstrap, Again: f.again(in.ID, tell, pause),
-			Silent: func() {
-				tell(fmt.Sprintf("stepmux: %s: %s does not answer; waiting for it, at most a minute", in.ID, in.Addr))
-			},
+			Silent: func() { tell("stepmux: " + in.ID + ": no answer from " + in.Addr + "; waiting for at most a minute") },
 		})
 	}
 	reports, err := onEach(ctx, &f.vmFlags, examine)
