@@ -78,11 +78,11 @@ func TestOtherVMsTakeTheBuildsOfAVMThatStarts(t *testing.T) {
 	}
 }
 
-// Symptom: beside a VM that was free, two of six builds waited 30 s for one that accepted connections and said nothing. A
-// packet filter that drops packets is the same.
+// Symptom: beside a VM that was free, two of six builds waited 30 s for one that accepted connections and said nothing.
+// A packet filter that drops packets is the same.
 //
-//stepmux:faults users | A VM that accepts connections and says nothing keeps builds that others could take; doctor
-//stepmux:more says nothing either
+//stepmux:faults users | A VM that accepts connections and says nothing keeps builds that others could take;
+//stepmux:more doctor says nothing either
 //stepmux:with instance/doctor.TestExamineTellsThatTheVMIsSilent
 func TestABuildLeavesAVMThatIsSilent(t *testing.T) {
 	silent := func(context.Context, string) (net.Conn, error) {
