@@ -94,7 +94,7 @@ func (l *lingering) endsWell(ctx context.Context, p *mux.Process) (why string) {
 	select {
 	case <-p.Exited():
 		if err := p.Err(); err != nil {
-			return fmt.Sprintf("it ended with %v", err)
+			return fmt.Sprintf("the step runner ended with %v", err)
 		}
 		return ""
 	case <-timer.C:

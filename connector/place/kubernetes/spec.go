@@ -181,7 +181,7 @@ n=0
 for file; do
   until [ -e ` + place.ProgramDir + `/"$file" ]; do
     n=$((n+1))
-    if [ $n -gt "$most" ]; then echo "nobody brought $file"; exit 1; fi
+    if [ $n -gt "$most" ]; then echo "no program was copied to $file"; exit 1; fi
     sleep 0.1
   done
 done`
