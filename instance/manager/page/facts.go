@@ -41,7 +41,7 @@ type present struct {
 	queue  *pb.ListResponse
 }
 
-// share returns an answer of the manager that all share who ask meanwhile, and for a time after it.
+// share asks the manager, and gives one answer to all callers that ask during the call or within keep after it.
 func share[T any](
 	ctx context.Context, f *flight.Flight[T], keep time.Duration, ask func(context.Context) (T, error),
 ) (T, error) {

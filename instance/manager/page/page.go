@@ -41,7 +41,7 @@ type Config struct {
 	Metrics http.Handler
 	// Version is that of the program.
 	Version string
-	// Logger receives what goes wrong in the server. If nil, slog.Default.
+	// Logger receives the server's errors. If nil, slog.Default.
 	Logger *slog.Logger
 }
 
