@@ -134,8 +134,8 @@ func (f *Fuzzing) keep(t target, r Fuzzed) (err error) {
 // fuzzFunc is how a test file declares a target.
 var fuzzFunc = regexp.MustCompile(`(?m)^func (Fuzz\w+)\(\w+ \*testing\.F\) \{$`)
 
-// build finds the targets and builds the test programs they are in. In a short run, only the module's own packages
-// count which code an input reaches: the libraries are compiled as for the programs, and so not once more.
+// build finds the targets and builds the test programs they are in. In a short run, only this module is
+// instrumented for coverage: the libraries are compiled as for the programs, so they come from the build cache.
 func (f *Fuzzing) build(ctx context.Context, short bool) ([]target, error) {
 	list, err := f.goOutput(ctx, "list", "-f", `{{.ImportPath}} {{.Dir}}`, "./...")
 	if err != nil {
@@ -225,7 +225,7 @@ func (f *Fuzzing) one(ctx context.Context, t target, limit time.Duration) (Fuzze
 	each, r := f.Each, Fuzzed{Target: t.String()}
 	minimize := "10s"
 	if limit == 0 {
-		minimize = "0" // nobody keeps the inputs of a short run
+		minimize = "0" // the inputs of a short run are not kept
 	}
 	if ctx.Err() != nil {
 		return r, nil //nolint:nilerr // an end like any

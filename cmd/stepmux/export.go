@@ -191,7 +191,7 @@ func (f *exportFlags) run(cmd *cobra.Command, args []string) error {
 // links writes a file for each command.
 func (f *exportFlags) links(t *trace.Trace) error {
 	if f.builder != "" || len(f.subjects) > 0 {
-		return errors.New("--builder-id and --subject need slsa-v1; a link is about the outputs of its command")
+		return errors.New("--builder-id and --subject work only with slsa-v1; an in-toto link has neither")
 	}
 	links, err := provenance.Links(t, f.key)
 	if err != nil {

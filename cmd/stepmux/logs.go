@@ -47,7 +47,7 @@ func followLog(
 		if code := status.Code(err); code != codes.Unavailable || ctx.Err() != nil {
 			return nil, err
 		}
-		if away.IsZero() || time.Since(began) > answerTime { // it was back meanwhile
+		if away.IsZero() || time.Since(began) > answerTime { // it was back in between
 			away = time.Now()
 		} else if time.Since(away) > awayLimit {
 			return nil, err

@@ -365,7 +365,7 @@ func (f *submitFlags) await(ctx context.Context, cmd *cobra.Command, m pb.Manage
 	return f.unlessLost(managedOutcome(b, cmd.ErrOrStderr()))
 }
 
-// request returns what the manager is asked for. Its job has the text of the steps with the keys of their container,
+// request returns the request to the manager. Its job has the text of the steps with the keys of their container,
 // which the manager reads.
 func (f *submitFlags) request(of runJob, file string) *pb.SubmitRequest {
 	return &pb.SubmitRequest{

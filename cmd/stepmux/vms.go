@@ -120,7 +120,7 @@ func (f *vmFlags) register(fl *pflag.FlagSet) {
 func (f *vmFlags) registerConnectWait(fl *pflag.FlagSet) {
 	f.connectWait = 30 * time.Second
 	boundedTimeFlag(fl, &f.connectWait, "connect-wait", "wait this `time` for a VM that refuses connections, as it does "+
-		"while it starts; other VMs take its builds meanwhile; 0: do not wait", time.Second, maxKeepalive, 0)
+		"while it starts; other VMs take its builds during the wait; 0: do not wait", time.Second, maxKeepalive, 0)
 	grouped(fl, connectionGroup)
 }
 
