@@ -118,7 +118,7 @@ type Result struct {
 	System   bool   // the VM or the step runner failed, not the steps; GitLab's step runners never set it
 	// NothingStarted means that no command of the job was started, for sure. Only a stepmux reports it.
 	NothingStarted bool
-	// ServerFailed means that a step failed because of a server, or of the way to it: System then says
+	// ServerFailed means that a step failed because of a server or the network path to it: System then says
 	// nothing about the VM. Only a stepmux reports it.
 	ServerFailed bool
 }

@@ -54,7 +54,7 @@ type SoakResult struct {
 	Samples  []soakSample   `json:"samples"`
 	Fits     map[string]fit `json:"fits"` // by what was sampled
 	Findings []Finding      `json:"findings"`
-	// BackMS and BackLessLoginMS are those of the cycles' results.
+	// BackMS and BackLessLoginMS are the values in the cycles' results.
 	BackMS          []float64 `json:"back_ms,omitempty"`
 	BackLessLoginMS []float64 `json:"back_less_login_ms,omitempty"`
 }

@@ -58,8 +58,8 @@ func newCacheCommand() *cobra.Command {
 		newCacheVerb("list", "List the components in the cache", `List the components in the cache, the least recently used
 first, with their sizes and the places they were fetched from.`),
 		newCacheVerb("prune", "Remove components that no job uses", `Remove the components that no job uses, and files that
-killed processes have left. Jobs may run meanwhile. The directories of a component are read-only, so only root can
-remove them with rm -rf. After prune, while no job runs, you can, too.`),
+killed processes have left. Jobs may run at the same time. Directories of a component are read-only, so only root can
+remove them with rm -rf. After prune, while no job runs, you can remove the cache with rm -rf.`),
 		newCacheVerb("verify", "Compare components with their digests", `Compare the files of all components with their
 digests, list the components that were changed, and remove them, except those that a job uses.`),
 	)

@@ -47,7 +47,7 @@ const maxAtOnce = 8
 // embeddedStop bounds the wait for processes on the embedded VM at the end.
 const embeddedStop = 10 * time.Second
 
-// vmHelp describes those of vmFlags' flags that need more than a line.
+// vmHelp describes the flags of vmFlags that need more than a line.
 const vmHelp = `A VM is ssh://[USER@]HOST[:PORT], or [USER@]NAME[:PORT] with a NAME in ~/.ssh/config, whose HostName,
 Port, User, IdentityFile, IdentitiesOnly, IdentityAgent, CertificateFile, ProxyJump, HostKeyAlias and
 UserKnownHostsFile apply. ID= before it gives the machine an identity (an instance id): a new machine at an old

@@ -314,8 +314,8 @@ func (m *Manager) change(b *build, edit func(*state.Record)) error {
 	return nil
 }
 
-// merge repeats a change of the record of a build, which is now that of this manager whose answer was lost, or has been
-// marked as canceled by another. b.mu is held.
+// merge repeats a change of a build's record after another write: either a write of this manager whose answer was lost,
+// or the mark of another manager that the build is canceled. b.mu is held.
 func (m *Manager) merge(ctx context.Context, b *build, r *state.Record, edit func(*state.Record)) error {
 	now, err := m.store.Record(ctx, b.ID)
 	switch {

@@ -265,7 +265,7 @@ func TestRelayConnectsToSocketsOfBuildsOnly(t *testing.T) {
 		"a socket that is a file": {filepath.Join(linked, "file"), wire.RelayForbidden, "it is a regular file, not a socket"},
 		"a missing build":         {filepath.Join(base, "none", "s"), wire.RelayNotFound, "no such socket"},
 		"a missing socket":        {filepath.Join(linked, "none"), wire.RelayNotFound, "no such socket"},
-		"a dead one":              {filepath.Join(linked, "dead"), wire.RelayNotFound, "nobody listens"},
+		"a dead one":              {filepath.Join(linked, "dead"), wire.RelayNotFound, "no process listens"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r.connectReq(t, wire.RelayConnect{Path: test.path}).refused(t, test.code, test.want)

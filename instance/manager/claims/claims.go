@@ -198,8 +198,8 @@ func (c *Member) Leave(ctx context.Context) {
 	}
 }
 
-// Has reports whether this manager has a VM, or may end the builds of one that has left the inventory, because no
-// manager that lives has it.
+// Has reports whether this manager has a VM. It also reports true for a VM that has left the inventory and that no
+// living manager has: this manager may end the builds there.
 func (c *Member) Has(id string) bool {
 	known := slices.ContainsFunc(c.cfg.Group.Instances(), func(in instance.Instance) bool { return in.ID == id })
 	c.mu.Lock()

@@ -52,7 +52,7 @@ type Config struct {
 	Renewed func(ctx context.Context)
 	// Canceled is called with the ID of a build that a manager has canceled by TellCancel.
 	Canceled func(build string)
-	// Changed is called with each change in Store.Fleet but those of claims, and with all that is there at Join.
+	// Changed is called with each change in Store.Fleet, except changes of claims, and with all entries at Join.
 	Changed func(jetstream.KeyValueEntry)
 	// IsLease reports whether a build is a lease. A VM with leases is not given up for another manager.
 	IsLease func(build string) bool

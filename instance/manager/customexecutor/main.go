@@ -58,7 +58,7 @@ type Call struct {
 	// Env looks up a variable, as os.Getenv does.
 	Env            func(name string) string
 	Stdout, Stderr io.Writer
-	// Version is that of the program.
+	// Version is the program's version.
 	Version string
 }
 

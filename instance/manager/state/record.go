@@ -118,7 +118,7 @@ func (s *Store) RecordOrMark(ctx context.Context, id string) (rec *Record, over 
 // ErrTaken says that a record was changed by somebody else.
 var ErrTaken = errors.New("another process changed the build's record first")
 
-// Put changes a record by compare-and-set: its revision is that of the previous record, and then its own.
+// Put changes a record by compare-and-set: r has the revision of the previous record, and then gets its own.
 func (s *Store) Put(ctx context.Context, r *Record) error {
 	// As KeyValue.Update does, which knows no age.
 	msg := nats.NewMsg("$KV." + buildsBucket + "." + r.ID)

@@ -199,7 +199,7 @@ const SettlePause = time.Second
 // Settle writes changes to the disk that were put off.
 func (s *Store) Settle(ctx context.Context) { s.home.settle(ctx) }
 
-// Failure returns the answer to a client if err is that of servers of a cluster, else nil.
+// Failure returns the answer to a client if err comes from the servers of a cluster, else nil.
 func (s *Store) Failure(err error) error { return s.home.failure(err) }
 
 // Close ends the store. All that was acknowledged is on disk.
