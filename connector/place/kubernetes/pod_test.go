@@ -769,7 +769,7 @@ func TestAServiceThatEndsIsTheBuildsError(t *testing.T) {
 			cfg := config(t, load(t, s))
 			cfg.Spec.Services = []place.Service{{Image: "postgres:17", Alias: "db"}}
 			_, err := kubernetes.Start(t.Context(), cfg)
-			require.ErrorContains(t, err, "the service ended: exit status 1; it said: no password")
+			require.ErrorContains(t, err, "ended: exit status 1; it said: no password")
 			require.ErrorContains(t, err, "db: ")
 			require.Empty(t, s.Pods())
 		})
@@ -794,7 +794,7 @@ func TestAServiceThatEndsBeforeItListensIsTheBuildsError(t *testing.T) {
 		}
 	})
 	_, err := kubernetes.Start(t.Context(), cfg)
-	require.ErrorContains(t, err, "the service ended: exit status 1; it said: no password")
+	require.ErrorContains(t, err, "ended: exit status 1; it said: no password")
 	require.Empty(t, s.Pods())
 }
 

@@ -373,7 +373,7 @@ subjects: [{kind: User, name: nobody, apiGroup: rbac.authorization.k8s.io}]
 			Env: []string{"HEALTHCHECK_TCP_PORT=18643"}, // else it may be ready before it ends
 		}}
 		_, err = kubernetes.Start(t.Context(), cfg)
-		require.ErrorContains(t, err, "the service ended: exit status 4; it said: no password")
+		require.ErrorContains(t, err, "ended: exit status 4; it said: no password")
 		t.Log(err)
 	})
 
