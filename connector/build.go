@@ -233,7 +233,7 @@ func (b *build) serveCommand(stderr *serveStderr) mux.Command {
 }
 
 // probe finds out whether streamlocal reaches the socket of a listening serve, and reports the result. A refusal
-// counts only if the next route then reaches serve: a serve that has died meanwhile proves nothing about the VM.
+// counts only if the next route then reaches serve: the refusal of a serve that has died proves nothing about the VM.
 func (b *build) probe(report func(capability, time.Duration)) error {
 	stream, err := b.conn.DialUnix(b.c.life, b.serve.socket)
 	if err == nil {

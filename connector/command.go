@@ -66,7 +66,7 @@ for try in 1 2 3; do
 	[ -n "$new" ] || [ -d "$dir" ] || no "directory of build $id cannot be made: $why"
 	{ command exec 9<"$dir"; } 2>/dev/null || continue
 	if command -v flock >/dev/null && ! flock -n 9; then sleep 1; continue; fi
-	[ ! "$dir" -ef /dev/fd/9 ] || { held=1; break; } # not swept meanwhile
+	[ ! "$dir" -ef /dev/fd/9 ] || { held=1; break; } # not swept in between
 done
 [ -n "$held" ] || no "build $id is already being served"
 if [ -z "$new" ] && [ -n "$(ls -A "$dir")" ]; then

@@ -236,7 +236,7 @@ func (cfg *Config) search(conn Conn) program.Config {
 
 // Connect starts the build's step runner and returns a function that opens bridges to it. Each call opens a new
 // bridge, a net.Conn, which its caller closes. gRPC calls over a bridge (grpc.WithContextDialer) need the build's
-// Credentials. ctx is the build's life: when it ends, bridges fail and the build is over. Connect may be called once.
+// Credentials. ctx is the build's life: when it ends, bridges fail and the build ends. Connect may be called once.
 //
 // It returns ctx.Err() if ctx ends first (after a deadline with the command that had not answered), a [*ServeError] if
 // serve ends or does not listen in time, and a [*mux.ConnError] or a [*relay.Error] if the connection or its relay is
@@ -314,7 +314,7 @@ func (c *Connector) Socket() string {
 }
 
 // Leave makes Close leave the build running on the VM: the build of a Connector with Config.Linger continues until
-// another Connector attaches to it, or until its linger is over. Without Linger it does nothing.
+// another Connector attaches to it, or until its linger ends. Without Linger it does nothing.
 func (c *Connector) Leave() { c.leaves.Store(true) }
 
 // Close ends the build on the VM: bridges first, then serve, then the lease. It waits until serve is gone. When ctx

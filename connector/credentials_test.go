@@ -64,6 +64,6 @@ func TestAnOlderServeIsNamedAsSuch(t *testing.T) {
 		require.ErrorAs(t, err, &ended)
 		require.Equal(t, 2, ended.ExitCode)
 		require.ErrorContains(t, err,
-			"it does not know --secret-stdin: is it older than this program, or another step runner?")
+			"the step runner does not know --secret-stdin: is it older than this program, or another step runner?")
 	}
 }

@@ -118,7 +118,7 @@ type Result struct {
 	System   bool   // the VM or the step runner failed, not the steps; GitLab's step runners never set it
 	// NothingStarted means that no command of the job was started, for sure. Only a stepmux reports it.
 	NothingStarted bool
-	// ServerFailed means that a step failed because of a server, or of the way to it: System then says
+	// ServerFailed means that a step failed because of a server or the network path to it: System then says
 	// nothing about the VM. Only a stepmux reports it.
 	ServerFailed bool
 }
@@ -142,13 +142,14 @@ func (c *Connector) Execute(ctx context.Context, job Job, trace io.Writer) (Resu
 	timeout, grace := job.GetTimeout().AsDuration(), job.GetGrace().AsDuration()
 	switch {
 	case job.Job == nil:
-		return Result{}, &RequestError{Message: "it has neither steps nor a script"}
+		return Result{}, &RequestError{Message: "the job has neither steps nor a script"}
 	case len(job.Steps) > 0 && job.Script != "":
-		return Result{}, &RequestError{Message: "it has both steps and a script"}
+		return Result{}, &RequestError{Message: "the job has both steps and a script"}
 	case job.WorkDir != "" && (job.Project != nil || job.Artifacts != nil):
-		return Result{}, &RequestError{Message: "it has a work directory, and a project or artifacts: these have their own"}
+		return Result{}, &RequestError{Message: "the job has a work directory, and a project or artifacts: these have " +
+			"a directory of their own"}
 	case min(timeout, grace) < 0:
-		return Result{}, &RequestError{Message: fmt.Sprintf("its timeout is %v, its grace %v: neither may be negative",
+		return Result{}, &RequestError{Message: fmt.Sprintf("the job's timeout is %v, its grace %v: neither may be negative",
 			timeout, grace)}
 	}
 	b, connected := c.current()
@@ -157,7 +158,7 @@ func (c *Connector) Execute(ctx context.Context, job Job, trace io.Writer) (Resu
 	}
 	job.ID = cmp.Or(job.ID, c.cfg.BuildID)
 	job.Job = job.With(&pb.Job{Grace: durationpb.New(cmp.Or(grace, defaultGrace))})
-	traced := errors.New("the job did not get as far as that")
+	traced := errors.New("the job ended before its trace was written")
 	if job.Trace != nil && job.OnTrace != nil {
 		defer func() { job.OnTrace(traced) }()
 	}

@@ -64,10 +64,11 @@ func deliver(
 ) error {
 	text, err := proto.Marshal(req)
 	if err != nil { // as of text that is not UTF-8: gRPC would call that a failure of the transport, which is repeated
-		return &RequestError{Message: fmt.Sprintf("it cannot be delivered: %v", err)}
+		return &RequestError{Message: fmt.Sprintf("the request cannot be delivered: %v", err)}
 	}
 	if len(text) > maxMessage {
-		return &RequestError{Message: fmt.Sprintf("it is %d bytes, at most %d can be delivered", len(text), maxMessage)}
+		return &RequestError{Message: fmt.Sprintf("the request has %d bytes, at most %d can be delivered", len(text),
+			maxMessage)}
 	}
 	until, end := context.WithCancelCause(calls)
 	defer end(nil)

@@ -54,7 +54,7 @@ func (e *execution) writeTrace(ctx context.Context, p []byte) error {
 	case err := <-wrote:
 		return err
 	case <-timer.C:
-		return fmt.Errorf("its writer took nothing for %v", e.traceTimeout)
+		return fmt.Errorf("the trace's writer took nothing for %v", e.traceTimeout)
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}

@@ -118,7 +118,7 @@ func (l *lingering) start() (b *build, err error) {
 }
 
 // attempt starts the step runner, or finds it, over the connection of lease unless that is nil. The client of an
-// earlier attempt may want a bridge meanwhile: it waits.
+// earlier attempt may ask for a bridge during the attempt: it waits.
 func (l *lingering) attempt(lease Lease) (*build, error) {
 	select {
 	case l.turn <- struct{}{}:
@@ -315,7 +315,7 @@ func (l *lingering) check(err error) error {
 	}
 	gone := &ServeError{Ready: true, ExitCode: -1, Err: err}
 	if !errors.Is(err, ErrGone) {
-		gone.Hint = "it ended or was killed while nobody watched it, or the VM was started anew"
+		gone.Hint = "the step runner ended or was killed while no client was attached, or the VM was restarted"
 	}
 	l.gone.Store(true)
 	l.lost(gone)
@@ -366,7 +366,7 @@ func (c *Connector) link(ctx context.Context, conn Conn, old *build) (*build, er
 	}
 	if p.report != nil { // only a build that is starting probes
 		p.report(capability{}, 0)
-		p.Bridge, p.BridgeReason = p.Start, "it is not known whether streamlocal forwarding works"
+		p.Bridge, p.BridgeReason = p.Start, "whether streamlocal forwarding works is not known"
 	}
 	if c.moved && p.Bridge == Relay {
 		p.Bridge, p.BridgeReason = Session, "the relay reaches step runners in the VM's present TempDir only"
@@ -438,7 +438,7 @@ func (l *lingering) keep() {
 }
 
 // awaitAge returns when the build is old enough to be attached to, at once if its link does not work. It returns an
-// error if the link is lost meanwhile, or the build ends.
+// error if the link is lost during the wait, or the build ends.
 func (l *lingering) awaitAge() error {
 	if l.attachAt.IsZero() || l.rpc.GetState() != connectivity.Ready {
 		return nil

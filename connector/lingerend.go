@@ -19,7 +19,7 @@ func (l *lingering) giveUp() {
 	l.mu.Lock()
 	last := l.last
 	l.mu.Unlock()
-	err := fmt.Errorf("the build is lost: its step runner could not be reached for %v", l.c.cfg.Linger)
+	err := fmt.Errorf("the build is lost: the step runner could not be reached for %v", l.c.cfg.Linger)
 	if last != nil {
 		err = fmt.Errorf("%w; last attempt: %w", err, last)
 	}
@@ -94,7 +94,7 @@ func (l *lingering) endsWell(ctx context.Context, p *mux.Process) (why string) {
 	select {
 	case <-p.Exited():
 		if err := p.Err(); err != nil {
-			return fmt.Sprintf("it ended with %v", err)
+			return fmt.Sprintf("the step runner ended with %v", err)
 		}
 		return ""
 	case <-timer.C:

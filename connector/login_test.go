@@ -160,7 +160,7 @@ func TestAProcessThatAStartFileLeavesHoldsNothingUp(t *testing.T) {
 type silentRelay struct{ connector.Conn }
 
 func (silentRelay) Relay(context.Context, mux.Command) (*relay.Relay, error) {
-	return nil, &relay.Error{Op: "start", Err: errors.New("it did not say hello within 30s")}
+	return nil, &relay.Error{Op: "start", Err: errors.New("the relay did not say hello within 30s")}
 }
 
 func TestALoginThatWaitsDoesNotGetTheTimeTwice(t *testing.T) {

@@ -143,7 +143,7 @@ func StartRelay(ctx context.Context, cfg Config) (*relay.Relay, error) {
 // Equip finds the VM's stepmux, uploads it if it is missing and Bootstrap has it, and starts its relay, which
 // StartRelay then returns. The program for artifacts and caches is also there when Equip returns. Builds of one
 // connection share the work. It uses the fields of cfg that StartRelay uses, and Bootstrap, Version and ReadyTimeout.
-// missing is the reason why commands have to use sessions, without the stepmux's help; it is empty if they do not.
+// missing is why the relay cannot be used, so that commands use sessions without the stepmux's help; else it is "".
 // The error is ctx's, or reports that the connection was lost or that the login runs no commands (program.ErrNotRun).
 func Equip(ctx context.Context, cfg Config) (missing string, err error) {
 	if cfg.Lease == nil || cfg.VM == nil {

@@ -33,16 +33,16 @@ func TestWhatIsNoStepRunnerIsNamed(t *testing.T) {
 			"echo nonsense":                             `printed "nonsense": no line of it begins with "Version:"`,
 			"true":                                      `printed "": no line`,
 			"head -c 40 /dev/zero":                      `no line of it begins with "Version:"`,
-			"echo 'Version: <none>'":                    `its version "<none>" is not a valid version`,
+			"echo 'Version: <none>'":                    `the program's version "<none>" is not a valid version`,
 			"echo Version: 1":                           `no line of it begins with "OS/Arch:"`,
 			"echo Version: 1; echo OS/Arch: amd64":      "is not os/arch",
-			"head -c 70000 /dev/zero":                   "it printed more than 65536 bytes",
+			"head -c 70000 /dev/zero":                   "the command printed more than 65536 bytes",
 			"echo no such option >&2; exit 2":           "exit status 2",
 			"echo Version: 1; echo OS/Arch: a/b; false": "exit status 1",
 			"kill -SEGV $$":                             "remote process",
 			"sleep 600; true":                           "no answer within 300ms",
 			"exec 1>&-; sleep 600; true":                "no answer within 300ms",
-			"trap '' TERM HUP; cat /dev/zero; true":     "it printed more than 65536 bytes",
+			"trap '' TERM HUP; cat /dev/zero; true":     "the command printed more than 65536 bytes",
 		} {
 			for _, route := range []connector.Route{connector.Auto, connector.Streamlocal} {
 				runner := answering(t, text)

@@ -30,7 +30,7 @@ type serve struct {
 	detached bool
 }
 
-// lateTimer is the delay of a timer that shows that this program was stopped (SIGSTOP) meanwhile.
+// lateTimer is the delay of a timer that shows that this program was stopped (SIGSTOP) in between.
 const lateTimer = 100 * time.Millisecond
 
 // awaitReady waits for the ready marker and checks the path that serve reports. life ends when serve ends.
@@ -46,7 +46,7 @@ func (s *serve) awaitReady(life context.Context, timeout time.Duration) error {
 			return s.awaitReady(life, timeout)
 		}
 		const hint = "the VM may be overloaded, or the command is no step runner"
-		err := fmt.Errorf("it was not ready within %v", timeout)
+		err := fmt.Errorf("the step runner was not ready within %v", timeout)
 		s.stderr.flush()
 		return &ServeError{ExitCode: -1, Stderr: s.stderr.tail.String(), Hint: hint, Err: err}
 	case <-life.Done():
@@ -58,7 +58,8 @@ func (s *serve) awaitReady(life context.Context, timeout time.Duration) error {
 	}
 	if wire.CheckSocketPath(got) != nil || !wire.SameBuildSocket(s.socket, got) {
 		const hint = "the command is another step runner than the one for this build"
-		return &ServeError{ExitCode: -1, Hint: hint, Err: fmt.Errorf("it listens on %q instead of %q", got, s.socket)}
+		err := fmt.Errorf("the step runner listens on %q instead of %q", got, s.socket)
+		return &ServeError{ExitCode: -1, Hint: hint, Err: err}
 	}
 	s.socket = got
 	s.ready.Store(true)
@@ -80,10 +81,10 @@ func (s *serve) exitError() error {
 	case 126, 127:
 		e.Hint = program.MissingHint(s.runner)
 	case 137:
-		e.Hint = "it was killed; is the VM out of memory?"
+		e.Hint = "the step runner was killed; is the VM out of memory?"
 	}
 	if !e.Ready && strings.Contains(e.Stderr, strings.TrimLeft(secretFlag, "-")) {
-		e.Hint = "it does not know " + secretFlag + ": is it older than this program, or another step runner? " +
+		e.Hint = "the step runner does not know " + secretFlag + ": is it older than this program, or another step runner? " +
 			"install this version on the VM"
 	}
 	if hint := vmconfig.MissingHint(e.Stderr); !e.Ready && hint != "" {

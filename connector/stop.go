@@ -48,9 +48,9 @@ func (b *build) stop(ctx context.Context) error {
 	case noConn:
 		b.c.leave("unknown: the connection was lost before the step runner was seen to end")
 	case mux.IsLost(lost):
-		b.endByCommand(ctx, b.conn, "its relay was lost")
+		b.endByCommand(ctx, b.conn, "the step runner's relay was lost")
 	case killed && s.ready.Load(): // it did not clean up
-		b.endByCommand(ctx, b.starter, fmt.Sprintf("it ended with %v", lost))
+		b.endByCommand(ctx, b.starter, fmt.Sprintf("the step runner ended with %v", lost))
 	}
 	return nil
 }
@@ -148,7 +148,7 @@ func (c *Connector) leave(what ...string) {
 
 // late is the reason for `steps end` if a step runner has not ended after a time.
 func (c *Connector) late(after time.Duration) string {
-	return fmt.Sprintf("it had not ended after %v: the VM may be overloaded, or the step runner was stopped "+
+	return fmt.Sprintf("the step runner had not ended after %v: the VM may be overloaded, or it was stopped "+
 		"(a longer stop timeout, now %v, gives it more time)", after.Round(100*time.Millisecond), c.cfg.StopTimeout)
 }
 

@@ -2,7 +2,7 @@ package connector
 
 import "time"
 
-// Trace is a set of hooks, each of which may be nil. They are called synchronously, with no lock held, from many
+// Trace is a set of hooks. Each may be nil. They are called synchronously, with no lock held, from many
 // goroutines at once. They must return soon, and must not call the Connector.
 //
 // For one build the order is ServeReady, BridgeOpen and BridgeClose for each bridge, ServeStop, ServeGone.

@@ -58,7 +58,7 @@ func (c *connections[C]) Acquire(ctx context.Context, key pool.Key) (*pool.Lease
 }
 
 // dial connects to the host whose ID is key, for the pool: in several attempts, until one succeeds, an error is
-// permanent, or the time is over. ctx ends when the connection is no longer wanted, which says nothing of the host.
+// permanent, or the time has passed. ctx ends when the connection is no longer wanted, which says nothing of the host.
 func (c *connections[C]) dial(ctx context.Context, key pool.Key) (conn C, err error) {
 	h, err := c.group.findHost(string(key))
 	if err != nil {

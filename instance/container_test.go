@@ -293,7 +293,7 @@ func TestABuildInAContainerGoesOnInAnotherProcess(t *testing.T) {
 	again := containersOn(t, v, d).Executor(build)
 	err := again.Resume(t.Context(), vm, socket)
 	requireReason(t, err, instance.RunnerSystemFailure, 0)
-	require.ErrorContains(t, err, "has ended (was the Docker daemon started anew?")
+	require.ErrorContains(t, err, "has ended (was the Docker daemon restarted?")
 	require.NoError(t, again.Cleanup(t.Context()))
 }
 
@@ -348,7 +348,7 @@ func TestAContainerEndsByItselfAfterItsLinger(t *testing.T) {
 	proxy.Close()
 	err := <-ended
 	requireReason(t, err, instance.RunnerSystemFailure, 0)
-	require.ErrorContains(t, err, "the build is lost: its step runner could not be reached for 2s")
+	require.ErrorContains(t, err, "the build is lost: the step runner could not be reached for 2s")
 	require.Eventually(t, func() bool { return len(d.Containers(t)) == 0 }, sshtest.Bound, 10*time.Millisecond)
 	_ = e.Cleanup(t.Context()) // it could not reach the daemon
 }
@@ -363,7 +363,7 @@ func TestABuildThatLingersIsLostWithItsDaemon(t *testing.T) {
 	require.NoError(t, d.Launch())
 	err := <-ended
 	requireReason(t, err, instance.RunnerSystemFailure, 0)
-	require.ErrorContains(t, err, "has ended (was the Docker daemon started anew?")
+	require.ErrorContains(t, err, "has ended (was the Docker daemon restarted?")
 	require.NoError(t, e.Cleanup(t.Context()))
 	require.Empty(t, e.Left())
 	require.Empty(t, d.Containers(t))

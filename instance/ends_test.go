@@ -246,7 +246,7 @@ until grep -aq ^/usr/bin/flock /proc/$!/cmdline; do sleep 0.01; done`) // withou
 	}, "the daemon has the lock")
 	require.NoError(t, b.executor.Cleanup(sshtest.Within(t)))
 	require.Equal(t, []string{"on vm-1: directory " + dir}, b.executor.Left())
-	require.Contains(t, b.executor.Forced(), "it ended with ")
+	require.Contains(t, b.executor.Forced(), "the step runner ended with ")
 	require.NoError(t, syscall.Kill(holder, syscall.SIGKILL))
 }
 
@@ -262,7 +262,7 @@ func TestWhyAStepRunnerHadToBeEndedIsInTheResult(t *testing.T) {
 	}{
 		"well":          {0, sshtest.Bound, false, ""},
 		"well, lingers": {2 * time.Minute, sshtest.Bound, false, ""},
-		"late":          {0, 6 * time.Second, true, "it had not ended after 2s"},
+		"late":          {0, 6 * time.Second, true, "the step runner had not ended after 2s"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

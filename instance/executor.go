@@ -176,7 +176,7 @@ func (e *Executor) Usage() program.Usage {
 //
 // If the instance can no longer be reached, or its Docker daemon for a build in a container, the build goes to another
 // instance, as in Prepare. So does a build on the instance itself whose step runner does not start there, or whose
-// connection is lost meanwhile, unless all other instances are suspect: then a build that lingers waits for its own
+// connection is lost first, unless all other instances are suspect: then a build that lingers waits for its own
 // instance. A build that has had a Client, or called Run, stays on its instance.
 //
 // If the instance then fails the job before its first command (Elsewhere is set in the error of Execute), Connect may

@@ -148,7 +148,7 @@ var finalStates = []struct {
 			require.NoError(t, syscall.Kill(initPID(t, b.vm, "b1"), syscall.SIGKILL))
 		},
 		reason: instance.RunnerSystemFailure,
-		check:  func(t *testing.T, err error) { require.ErrorContains(t, err, "its init process ended first") },
+		check:  func(t *testing.T, err error) { require.ErrorContains(t, err, "the command's init process ended first") },
 	},
 	{
 		name:   "relay crashes",

@@ -446,7 +446,7 @@ func (g *Group) allLinux() bool {
 	return !slices.ContainsFunc(g.entries, func(e *entry) bool { return !e.removed && e.placement.linux() != nil })
 }
 
-// hasOther reports whether an instance may take a build with this demand, with sound set one that is not suspect.
+// hasOther reports whether an instance may take a build with this demand. If sound is set, suspect ones do not count.
 func (g *Group) hasOther(of demand, sound bool) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -16,7 +16,7 @@ import (
 
 // After n failed attempts in a row to connect to a host, the next attempt waits backoffBase doubled n-1 times, at
 // most backoffMax, minus up to half of that at random. After a permanent error the pause is the whole backoffMax,
-// because servers ban addresses that keep failing to log in; meanwhile every dial fails at once with that error.
+// because servers ban addresses that keep failing to log in. During the pause every dial fails at once with that error.
 const (
 	backoffBase = 500 * time.Millisecond
 	backoffMax  = 30 * time.Second

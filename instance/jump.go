@@ -82,7 +82,7 @@ func ShareJumpHosts(instances []Instance) []Instance {
 	return all
 }
 
-// wayOf returns a text that is the same for the same login by the same way. The Group refuses a way that is too long.
+// wayOf returns a text that identifies a login and its jump hosts. The Group refuses too many jump hosts.
 func wayOf(in *Instance, byID map[string]*Instance) string {
 	text := ""
 	for hops := 0; in != nil && hops <= maxHops; hops++ {

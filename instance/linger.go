@@ -42,7 +42,7 @@ func (e *Executor) leaseToStart(ctx context.Context, s *slot, leave func() bool)
 // stay is the leave of a build that does not leave its instance.
 func stay() bool { return false }
 
-// mayLeave returns a function that reports whether the build, of which nothing runs yet, can go to another instance.
+// mayLeave returns a function that reports whether a build that has not started yet may move to another instance.
 func (e *Executor) mayLeave(s *slot) (leave func() bool) {
 	e.mu.Lock()
 	stays := e.stays || e.resumed || e.running != nil

@@ -171,7 +171,7 @@ func TestABuildIsLostAfterItsLinger(t *testing.T) {
 	failed := (*instance.BuildError)(nil)
 	require.ErrorAs(t, err, &failed)
 	require.Equal(t, instance.RunnerSystemFailure, failed.Reason)
-	require.ErrorContains(t, err, "the build is lost: its step runner could not be reached for 2s")
+	require.ErrorContains(t, err, "the build is lost: the step runner could not be reached for 2s")
 	require.Zero(t, failed.ExitCode)
 	v.requireClean(t) // the step runner ends by itself
 	require.NoError(t, e.Cleanup(t.Context()))
@@ -243,7 +243,7 @@ func TestABuildWhoseStepRunnerIsGoneFailsAtOnce(t *testing.T) {
 			proxy.Resume()
 			err := <-ended
 			requireReason(t, err, instance.RunnerSystemFailure, 0)
-			require.ErrorContains(t, err, "it ended or was killed while nobody watched it")
+			require.ErrorContains(t, err, "the step runner ended or was killed while no client was attached")
 			require.Equal(t, "begun\n", jobLines(log))
 			require.NoError(t, e.Cleanup(t.Context()))
 			require.Empty(t, e.Left())

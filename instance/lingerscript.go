@@ -82,7 +82,7 @@ func (s *lingeringScript) job() connector.Job {
 func (e *Executor) runLingering(ctx context.Context, s lingeringScript) error {
 	if len(s.stdin) > maxInput {
 		return &connector.RequestError{Message: fmt.Sprintf(
-			"its script or standard input has %d bytes, at most %d can linger", len(s.stdin), maxInput)}
+			"the build's script or standard input has %d bytes, at most %d can linger", len(s.stdin), maxInput)}
 	}
 	c, err := e.stepRunner(ctx)
 	if err != nil {

@@ -69,7 +69,7 @@ func TestALogThatBlocksEndsItsBuild(t *testing.T) {
 		requireReason(t, err, instance.RunnerSystemFailure, 0)
 		failed := (*buildlog.Error)(nil)
 		require.ErrorAs(t, err, &failed)
-		require.ErrorContains(t, err, "write build log: it took nothing for 1s")
+		require.ErrorContains(t, err, "write build log: the writer took nothing for 1s")
 		require.NoError(t, e.Cleanup(sshtest.Within(t)), "while the write goes on")
 		require.Zero(t, p.Stat().Instances[0].Used)
 		v.requireClean(t)
@@ -238,7 +238,7 @@ func TestAScriptsLogThatBlocksOrFailsEndsIt(t *testing.T) {
 			require.NoError(t, e.Prepare(sshtest.Within(t)))
 			err := e.Run(sshtest.Within(t), []byte(text))
 			requireReason(t, err, instance.RunnerSystemFailure, 0)
-			require.ErrorContains(t, err, "write build log: it took nothing for 500ms", name)
+			require.ErrorContains(t, err, "write build log: the writer took nothing for 500ms", name)
 			require.NoError(t, e.Cleanup(sshtest.Within(t)))
 		}
 		p = v.provider(t, 1, nil)

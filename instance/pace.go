@@ -39,13 +39,13 @@ func newPacer() *pacer {
 type turn struct {
 	free  func()      // returns the slot of all hosts, once
 	slow  *time.Timer // calls free; nil before wait
-	leave func()      // returns the slots; called when the attempt is over
+	leave func()      // returns the slots; called when the attempt has ended
 }
 
 // wait is called once, when the attempt begins to wait for its host.
 func (t *turn) wait() { t.slow = time.AfterFunc(slowDial, t.free) }
 
-// enter waits until one more attempt may start at the server. The caller calls leave when the attempt is over. If ctx
+// enter waits until one more attempt may start at the server. The caller calls leave when the attempt has ended. If ctx
 // ends first, enter returns its cause and holds no slot.
 func (p *pacer) enter(ctx context.Context, server string) (*turn, error) {
 	p.mu.Lock()

@@ -147,7 +147,7 @@ func (d *dockerPlace) Configure(cfg *connector.Config) {
 	cfg.Reconnect = d.reconnect
 }
 
-// attach attaches to the container. If the connection to the VM is lost meanwhile, it tries again, for the time of the
+// attach attaches to the container. If the connection to the VM is lost in between, it tries again, for the time of the
 // linger.
 func (d *dockerPlace) attach(ctx context.Context, box docker.Config, at string, linger time.Duration) (err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, linger, errAway)

@@ -37,7 +37,7 @@ func (e *Executor) Resume(ctx context.Context, instance, socket string) (err err
 	ctx, finish := bind(ctx, e.life, ErrCleanedUp)
 	defer finish(&err)
 	if socket == "" {
-		return errors.New("instance: Resume of a build that has no socket: it had no step runner, and can be started anew")
+		return errors.New("instance: Resume of a build that has no socket: it had no step runner, and can be started again")
 	}
 	s, err := e.occupy(instance)
 	if err != nil {

@@ -157,7 +157,7 @@ func TestABuildWhoseStepRunnerIsGoneIsNotStartedAgainByAnotherProcess(t *testing
 	again := v.provider(t, 1, nil).Executor(instance.Build{ID: "build-1", Linger: &linger, Secret: secret})
 	err := again.Resume(t.Context(), place, socket)
 	requireReason(t, err, instance.RunnerSystemFailure, 0)
-	require.ErrorContains(t, err, "it ended or was killed while nobody watched it")
+	require.ErrorContains(t, err, "the step runner ended or was killed while no client was attached")
 	require.NoError(t, again.Cleanup(t.Context()))
 	// Without a socket, as of a Place that was asked for before Connect, another step runner was started.
 	none := v.provider(t, 1, nil).Executor(instance.Build{ID: "build-1", Linger: &linger, Secret: secret})

@@ -31,7 +31,7 @@ type waiter struct {
 	served chan served // holds at most one
 }
 
-// demand is a build's requirements for its instance. The zero value has none.
+// demand is a build's requirements for its instance. The zero value has no requirements.
 type demand struct {
 	tried  []string          // hosts that the build must not use, nor be reached through
 	on     string            // the ID of the only suitable instance; empty for any
@@ -130,7 +130,7 @@ func (g *Group) serveLocked(now time.Time) {
 		g.leaveLocked(at)
 		s := e.take(g, w.build, now)
 		if e.suspect() {
-			e.probe = s // not a lease that is kept for nobody: that may never connect
+			e.probe = s // not a lease without a build: that may never connect
 		}
 		w.served <- served{slot: s}
 		free = g.pickLocked(demand{}, now) != nil

@@ -20,7 +20,7 @@ type State string
 const (
 	// Ready: it takes builds.
 	Ready State = "ready"
-	// Suspect: its connection died, or a quarantine is over. It gets one build at a time until it is reached again, or
+	// Suspect: its connection died, or a quarantine has ended. It gets one build at a time until it is reached again, or
 	// starts a build.
 	Suspect State = "suspect"
 	// Quarantined: it could not be reached, or could not start a build, and gets no build until RetryAt. The text "aside"

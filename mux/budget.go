@@ -169,7 +169,7 @@ func (s *budget) closed(wasOpen bool) {
 }
 
 // refuse learns from a refusal and returns how many sessions are open. The first refusal sets the limit to the most
-// that were open at once. A later one undoes a raise that was on trial. The limit does not fall below: the server
+// that were open at once. A later refusal undoes the last trial increase. The limit never falls lower: the server
 // refuses also because it has not freed a session yet.
 func (s *budget) refuse() (open int) {
 	s.mu.Lock()

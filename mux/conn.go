@@ -46,7 +46,7 @@ type Conn struct {
 	done   chan struct{} // closed once err is set
 	over   chan struct{} // closed once the library has ended all channels; done follows within causeTimeout
 	empty  chan struct{} // closed once it is draining and has no channels
-	unread chan struct{} // closed once nobody has to read the rest of a stream
+	unread chan struct{} // closed once the rest of a stream need not be read
 	wg     sync.WaitGroup
 
 	probe flight.Flight[time.Duration] // asks the peer for an answer; see probePeer
@@ -155,7 +155,7 @@ func (c *Conn) Close() error {
 	return nil
 }
 
-// discard has streams end whose rest nobody reads.
+// discard ends streams whose rest is not read.
 func (c *Conn) discard() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

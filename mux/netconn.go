@@ -15,7 +15,7 @@ const (
 	// netBuffer is how many bytes are read from the kernel beyond the number that the SSH library asks for.
 	netBuffer = 128 << 10
 	// libraryBuffer is the size of the SSH library's buffer for writing (bufio's default). A larger packet reaches us in
-	// pieces, the first of which has this size.
+	// pieces. The first has this size.
 	libraryBuffer = 4 << 10
 )
 

@@ -98,7 +98,7 @@ func (c *Conn) relayed() int {
 // the relay, but not an error.
 func (c *Conn) startRelay(ctx context.Context, cmd Command) (_ *relay.Relay, keep time.Duration, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, relayStartTimeout,
-		fmt.Errorf("it did not say hello within %v", relayStartTimeout))
+		fmt.Errorf("the relay did not say hello within %v", relayStartTimeout))
 	defer cancel()
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)

@@ -311,7 +311,7 @@ func TestRelayThatNeverSaysHelloIsGivenUp(t *testing.T) {
 	conn := dial(t, sshtest.OpenSSH(t))
 	_, err := conn.Relay(sshtest.Within(t), mux.Command{Argv: []string{"sleep", "20"}}) // nobody ends it
 	requireRelayLost(t, err)
-	require.ErrorContains(t, err, "it did not say hello within 200ms")
+	require.ErrorContains(t, err, "the relay did not say hello within 200ms")
 	p, err := conn.Start(sshtest.Within(t), mux.Command{Argv: []string{"true"}})
 	require.NoError(t, err, "the connection is well")
 	require.NoError(t, p.Wait(sshtest.Within(t)))

@@ -19,7 +19,7 @@ const (
 	RelayChannel       ChannelKind = "relay"       // a process or a unix socket by the relay
 )
 
-// Trace is a set of hooks, each of which may be nil. They are called with no lock held, from many goroutines at once.
+// Trace is a set of hooks. Each may be nil. They are called with no lock held, from many goroutines at once.
 // The caller waits for them, so they must return soon, and they must not call the connection.
 type Trace struct {
 	// DialPhase is called at the end of each phase of a dial: "prepare" (host keys and credentials are looked up),

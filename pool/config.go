@@ -27,7 +27,7 @@ type Conn interface {
 // Config says how a Pool dials and how long its connections serve.
 type Config[C Conn] struct {
 	// Dial connects to a machine. Required. Its ctx has the values of the first caller's ctx but not its end: it is
-	// cancelled when nobody wants the dial any more, and once Dial has returned, so it must not govern the
+	// cancelled when no caller wants the dial any more, and once Dial has returned, so it must not govern the
 	// connection. Dial bounds its own time, and returns soon after its ctx has ended. It is never called twice at
 	// once for one key. See also Standby.
 	Dial func(ctx context.Context, key Key) (C, error)

@@ -14,5 +14,5 @@ var (
 	// errRetired is the cause if the argument of Retire is nil.
 	errRetired = errors.New("retired")
 	// errAbandoned ends a dial that has no waiters left.
-	errAbandoned = errors.New("nobody waits for the dial")
+	errAbandoned = errors.New("no caller waits for the dial")
 )

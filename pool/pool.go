@@ -45,7 +45,7 @@ func New[C Conn](cfg Config[C]) *Pool[C] {
 // it waits (see Standby); otherwise it goes on, and the connection it makes is then idle.
 //
 // All callers of a dial that fails get the error of Config.Dial, as it is. Acquire returns an error
-// that wraps ErrClosed if the pool is closed, before or meanwhile.
+// that wraps ErrClosed if the pool is closed, before or during the call.
 func (p *Pool[C]) Acquire(ctx context.Context, key Key) (*Lease[C], error) {
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("acquire %s: %w", key, context.Cause(ctx))
@@ -87,7 +87,7 @@ func (p *Pool[C]) leaseOrJoin(ctx context.Context, key Key) (*pooled[C], *dial[C
 // Retire takes the key's connection out of service, because the machine is gone or has changed. The connection takes
 // no new leases and closes with its last one, or at once if it has none. A dial under way is ended, and its callers
 // get an error that wraps err. err may be nil. Retire does not wait, and does nothing for a key without connection or
-// dial. The next Acquire dials anew.
+// dial. The next Acquire dials again.
 func (p *Pool[C]) Retire(key Key, err error) {
 	err = cmp.Or(err, errRetired)
 	p.mu.Lock()
@@ -164,7 +164,7 @@ func (p *Pool[C]) drain() {
 	for key, e := range p.entries {
 		p.endLocked(e, closedError(key), ErrClosed)
 	}
-	p.running++ // drain counts as a goroutine meanwhile, so that the end of the last one closes gone
+	p.running++ // drain counts as a goroutine, so that the end of the last one closes gone
 	p.exitLocked()
 }
 

@@ -49,7 +49,7 @@ func End(ctx context.Context, out io.Writer, path string) error {
 	}
 	serve := findServe(ctx, path) // if the serve goes on, it may close its socket at once
 	stale.Continue(tmp)
-	left, removal := []string{}, endGrace // nobody listens: a serve may be ending
+	left, removal := []string{}, endGrace // no serve listens: it may be ending
 	if serve != nil {
 		removal = endKill
 		if !endServe(ctx, serve) {
@@ -110,7 +110,7 @@ func awaitRemoval(ctx context.Context, tmp, dir string, most time.Duration) bool
 	if await(ctx, most, gone) {
 		return true
 	}
-	socketdir.Sweep(ctx, tmp) // the holder of its lock may have ended meanwhile
+	socketdir.Sweep(ctx, tmp) // the holder of its lock may have ended
 	return gone()
 }
 

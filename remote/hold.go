@@ -66,7 +66,7 @@ func Hold(ctx context.Context, cfg HoldConfig) error {
 			return nil
 		case <-end:
 			end = nil
-			_ = unix.Kill(-1, unix.SIGTERM) // an error says that nobody is there
+			_ = unix.Kill(-1, unix.SIGTERM) // an error says that there is no process
 			timer := time.NewTimer(holdGrace)
 			defer timer.Stop()
 			late = timer.C

@@ -100,7 +100,7 @@ func (cfg *ServeConfig) detach(ctx context.Context, stdio Stdio) error {
 		return started.Release()
 	}
 	if err != nil {
-		_ = started.Signal(unix.SIGTERM) // nobody has received the marker
+		_ = started.Signal(unix.SIGTERM) // no client has received the marker
 	}
 	state, err := started.Wait()
 	switch {
@@ -116,8 +116,8 @@ func (cfg *ServeConfig) detach(ctx context.Context, stdio Stdio) error {
 // errReady ends the copy of a serve's standard error at the marker. errEnding ends it if this process ends before it
 // has passed the marker on.
 var (
-	errReady  = errors.New("it listens")
-	errEnding = errors.New("it was to end before it listened")
+	errReady  = errors.New("serve listens")
+	errEnding = errors.New("this process was to end before serve listened")
 )
 
 // untilReady passes on the standard error of a serve up to the ready marker.

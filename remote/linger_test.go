@@ -289,7 +289,7 @@ func TestLingeringServeWithoutASecretSaysWhyItEnds(t *testing.T) {
 	require.NoError(t, far.Close())
 	cmd.Stdin = near
 	require.Error(t, cmd.Run())
-	require.Contains(t, stderr.String(), "it ended before the secret came")
+	require.Contains(t, stderr.String(), "stdin ended before the secret came")
 	require.Contains(t, stderr.String(), "ended before it listened: exit status 1")
 	remotetest.RequireGone(t, filepath.Dir(socket))
 }

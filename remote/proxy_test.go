@@ -137,7 +137,7 @@ func TestProxyThatIsToldNoSocketEnds(t *testing.T) {
 	for name, c := range map[string]struct{ stdin, says string }{
 		"nothing":      {"", ""},
 		"half a line":  {"/tmp/so", "unexpected EOF"},
-		"a long line":  {strings.Repeat("x", 4096), "it is not the path of a socket"},
+		"a long line":  {strings.Repeat("x", 4096), "that is not the path of a socket"},
 		"no such path": {"/nonexistent/s\n", "there is no such socket"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -345,7 +345,7 @@ func TestProxySaysWhyItCannotConnect(t *testing.T) {
 		in("file"):                     "it is a regular file, not a socket",
 		in("link"):                     "it is a symbolic link, not a socket",
 		dir:                            "it is a directory, not a socket",
-		in("dead"):                     "nobody listens on it: its serve has died",
+		in("dead"):                     "no process listens there: its serve has died",
 		"s":                            "is not absolute",
 		"":                             "is not absolute",
 		"/" + strings.Repeat("x", 107): "a unix socket allows 107",

@@ -108,7 +108,7 @@ func receiveAndRun(
 	if err != nil {
 		return wire.End{Stage: "machine", Text: err.Error()}, ""
 	}
-	shell, err := init.Start(alive, proc.Command{ // if ctx ends meanwhile, the script is stopped below
+	shell, err := init.Start(alive, proc.Command{ // if ctx ends first, the script is stopped below
 		Argv: cfg.Shell, Dir: relay.HomeDir(), Env: os.Environ(), Stdin: text, Stdout: stdout, Stderr: stderr,
 	})
 	if err != nil {

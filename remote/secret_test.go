@@ -171,7 +171,7 @@ func chunksOf(b []byte, n int) (pieces [][]byte) {
 
 func TestServeMakesNoFileBeforeItHasItsSecret(t *testing.T) {
 	for name, test := range map[string]struct{ sent, want string }{
-		"nothing":          {"", "it ended before the secret came"},
+		"nothing":          {"", "stdin ended before the secret came"},
 		"half a line":      {wire.NewSecret().Authorization()[7:30], "unexpected EOF"},
 		"an empty line":    {"\n", "a secret has 43 to 128 characters, this has 0"},
 		"too short":        {"private-but-short\n", "a secret has 43 to 128 characters, this has 17"},
@@ -198,7 +198,7 @@ func TestServeMakesNoFileBeforeItHasItsSecret(t *testing.T) {
 		tmp := remotetest.ShortTemp(t)
 		out, err := remotetest.Role(t.Context(), "guarded", remotetest.SocketIn(t, tmp, "42")).CombinedOutput() // /dev/null
 		require.Error(t, err)
-		require.Contains(t, string(out), "it ended before the secret came")
+		require.Contains(t, string(out), "stdin ended before the secret came")
 		require.Empty(t, remotetest.Names(t, tmp))
 	})
 }

@@ -70,8 +70,8 @@ func start(ctx context.Context, a assignment, talk io.Writer) (r reply, err erro
 	if err != nil {
 		return r, err
 	}
-	// Not the round's own affair: its mounts, and it if it is killed, are gone only when it has ended.
-	// Not in /tmp either, which isolation would hide from the scripts: their ledgers are there.
+	// Not in the round's directory: the round's mounts outlive a killed round.
+	// Not in /tmp either: isolation would hide it from the scripts, whose ledgers are there.
 	cache, err := os.UserCacheDir()
 	if err == nil {
 		err = os.MkdirAll(cache, 0o700)
@@ -107,13 +107,13 @@ func start(ctx context.Context, a assignment, talk io.Writer) (r reply, err erro
 		if err == nil {
 			err = decodeErr
 		}
-		return r, fmt.Errorf("it ended without a result: %w", err)
+		return r, fmt.Errorf("the round ended without a result: %w", err)
 	}
 	if r.Error != "" {
 		return r, errors.New(r.Error)
 	}
 	if err != nil { // it says so after its result: a data race
-		return r, fmt.Errorf("it ended badly: %w", err)
+		return r, fmt.Errorf("the round ended badly: %w", err)
 	}
 	return r, nil
 }
@@ -121,7 +121,7 @@ func start(ctx context.Context, a assignment, talk io.Writer) (r reply, err erro
 // CanBePrivate reports whether rounds can have namespaces of their own here, or why not.
 func CanBePrivate(ctx context.Context) error {
 	if os.Geteuid() != 0 {
-		return fmt.Errorf("it takes root")
+		return fmt.Errorf("namespaces of a round's own need root")
 	}
 	for _, tool := range []string{"ip", "tc", "nsenter"} {
 		if _, err := exec.LookPath(tool); err != nil {
@@ -177,7 +177,7 @@ func keep() int {
 	}
 }
 
-// endAll kills all processes below the keeper, including those that appear meanwhile.
+// endAll kills all processes below the keeper, including those that appear while it kills.
 func endAll() {
 	for {
 		left := below(processes(), os.Getpid())

@@ -174,5 +174,5 @@ var kinds = map[Kind]*kindSpec{
 			"builds linger",
 		private: true, late: true, campaign: true, linger: stormLinger, away: stormAway, inject: (*rig).unplugAWhile,
 	},
-	"flood": {does: "a peer floods a stream that nobody reads", inject: (*rig).flood},
+	"flood": {does: "a peer floods a stream that has no reader", inject: (*rig).flood},
 }

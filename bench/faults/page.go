@@ -48,7 +48,7 @@ func pagePart(part, text string) string {
 func roundsMarkdown(rounds []Result) string {
 	var s strings.Builder
 	t := tallyBy(rounds, func(Result) (Kind, string) { return "", "" })[0]
-	fmt.Fprintf(&s, "%d faults in %d rounds, over %d builds, of which %d were lost. What was found wrong:\n\n", t.Faults,
+	fmt.Fprintf(&s, "%d faults in %d rounds, over %d builds (%d lost). What was found wrong:\n\n", t.Faults,
 		t.Rounds, t.Builds, t.Lost)
 	s.WriteString("| what | times |\n|---|---|\n")
 	for _, what := range AllFindings {

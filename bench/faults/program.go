@@ -59,7 +59,7 @@ func (r *rig) runProgram(ctx context.Context) error {
 	for _, f := range r.plan.Faults {
 		faults.Go(func() {
 			if f.Phase == atReady {
-				f.Phase = atJob // nobody tells
+				f.Phase = atJob // no test says when
 			}
 			r.inject(f)
 		})

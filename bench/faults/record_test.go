@@ -164,7 +164,7 @@ func TestAReportReplacesTheTablesOfAPage(t *testing.T) {
 	require.NoError(t, err)
 	require.NotContains(t, once, "old")
 	for _, text := range []string{
-		"before\n<!-- faults", "-->\nafter\n", "3 faults in 2 rounds, over 4 builds, of which 1 were lost",
+		"before\n<!-- faults", "-->\nafter\n", "3 faults in 2 rounds, over 4 builds (1 lost)",
 		"| `cut`: the connection ends, as if the peer had closed it | 2 | 3 | 1 | 1.5 s / 1.5 s | 0 ms | 0 |",
 		"| needless loss | 1 |", "| false success | 0 |", "| relay | 1 | 1 | 1 | 0 | 1 |",
 		"One manager for 1h0m0s, after 10m0s to warm up, 9 builds on 10 VMs",

@@ -54,7 +54,7 @@ type SoakResult struct {
 	Samples  []soakSample   `json:"samples"`
 	Fits     map[string]fit `json:"fits"` // by what was sampled
 	Findings []Finding      `json:"findings"`
-	// BackMS and BackLessLoginMS are those of the cycles' results.
+	// BackMS and BackLessLoginMS are the values in the cycles' results.
 	BackMS          []float64 `json:"back_ms,omitempty"`
 	BackLessLoginMS []float64 `json:"back_less_login_ms,omitempty"`
 }
@@ -125,8 +125,8 @@ func runSoak(ctx context.Context, plan Soak, dir string, opts Options) (SoakResu
 	return s.result, nil
 }
 
-// stormMargin is how long after its linger a step runner may end that nobody has ended: it notices 30 s late that the
-// link was lost.
+// stormMargin is how long after its linger a step runner may end by itself: it notices 30 s late that the link was
+// lost.
 const stormMargin = 45 * time.Second
 
 func (s *soak) goesOn() bool {

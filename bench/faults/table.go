@@ -101,7 +101,7 @@ func SoakTable(r SoakResult) string {
 	return s.String()
 }
 
-// percentile returns the p-th percentile of values, of which there is at least one.
+// percentile returns the p-th percentile of values. There must be at least one value.
 func percentile(values []float64, p int) float64 {
 	sorted := slices.Sorted(slices.Values(values))
 	return sorted[(len(sorted)-1)*p/100]

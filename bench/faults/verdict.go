@@ -65,9 +65,9 @@ func judge(b *buildPlan, said verdict, truth observation, log logState, met circ
 	add := func(what, format string, args ...any) {
 		found = append(found, Finding{what, b.ID, fmt.Sprintf(format, args...)})
 	}
-	real := "it did not get to its end"
+	real := "the script did not get to its end"
 	if truth.Ending {
-		real = fmt.Sprintf("its script ended with exit code %d", truth.Code)
+		real = fmt.Sprintf("the script ended with exit code %d", truth.Code)
 	}
 	switch said.Reason {
 	case "":
@@ -87,7 +87,7 @@ func judge(b *buildPlan, said verdict, truth observation, log logState, met circ
 		}
 	case canceled:
 		if !met.canceled {
-			add(WrongBlame, "said to be cancelled, and nobody did: %s", said.Text)
+			add(WrongBlame, "said to be cancelled, but no caller cancelled it: %s", said.Text)
 		}
 	default:
 		add(WrongBlame, "said to have ended by %s: %s", said.Reason, said.Text)
@@ -96,7 +96,7 @@ func judge(b *buildPlan, said verdict, truth observation, log logState, met circ
 		add(WrongBlame, "a failure of the system without a word of why")
 	}
 	if truth.Twice {
-		add(Twice, "its script was started more than once")
+		add(Twice, "the script was started more than once")
 	}
 	switch complete := said.Reason == "" || said.Reason == byScript; {
 	case log.Bad != "":

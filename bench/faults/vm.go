@@ -275,7 +275,7 @@ func (m *machine) logHas(text string) bool {
 	return err == nil && bytes.Contains(log, []byte(text))
 }
 
-// killListener kills the sshd that listens, not those of connections.
+// killListener kills the sshd that listens, and no sshd of a connection.
 func (m *machine) killListener() {
 	m.mu.Lock()
 	sshd, exited := m.sshd, m.exited

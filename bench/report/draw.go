@@ -93,7 +93,7 @@ var drawings = []drawing{
 	{
 		picture{
 			"first-build.svg", "The first build on a VM",
-			"The same on a VM that nobody is connected to yet. Left is better.", "SpawnLatency/first-answer/vm=cold",
+			"The same on a VM without a connection. Left is better.", "SpawnLatency/first-answer/vm=cold",
 		},
 		func(r *results, samples []sample) *figurePlot { return distribution(r, samples, cold) },
 	},
@@ -143,8 +143,8 @@ var drawings = []drawing{
 	{
 		picture{
 			"neighbours.svg", "A ping beside many downloads",
-			"The median of a small round trip, by how many builds there are on the connection, of which all others " +
-				"download all they can. Lower is better.", "Neighbour/flood",
+			"The median of a small round trip, by the number of builds on the connection; all but one " +
+				"download at full speed. Lower is better.", "Neighbour/flood",
 		},
 		func(r *results, _ []sample) *figurePlot {
 			return series(r, "Neighbour/flood/CapacityPerInstance=", "-same-p50-µs", "builds at once", "milliseconds",

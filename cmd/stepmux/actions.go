@@ -24,9 +24,9 @@ func newActionsVendorCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "vendor [flags] FILE",
 		Short: "Download the actions that a file needs into a directory",
-		Long: `Bring the actions that a workflow, an action.yml or a file of steps names, and those that they use themselves,
-into a directory: a bare git repository for each, with the revisions that are asked for. A job runs with these by
---actions-base DIR. Images of docker actions are left out.
+		Long: `Copy the actions that a workflow, an action.yml or a file of steps names, and the actions that these use,
+into a directory: a bare git repository for each, with the named revisions. --actions-base DIR runs a job with these
+copies. Images of docker actions are left out.
 
 Standard output has a line for each action: its reference and its commit. It uses git, with your configuration.`,
 		Example: `  stepmux actions vendor .github/workflows/test.yml --dir actions
@@ -61,6 +61,6 @@ Standard output has a line for each action: its reference and its commit. It use
 	fl := cmd.Flags()
 	f.register(fl, "steps", "github")
 	fl.StringVar(&dir, "dir", dir, "the `directory`; it is made if it is missing")
-	fl.StringVar(&server, "server", server, "bring them from this `URL`, or from the directory of a mirror")
+	fl.StringVar(&server, "server", server, "copy the actions from this `URL`, or from the directory of a mirror")
 	return cmd
 }

@@ -95,7 +95,7 @@ func getArtifacts(ctx context.Context, m pb.ManagerClient, id, dir string) (int,
 	return unpackArtifacts(ctx, file, dir)
 }
 
-// getFile writes what the manager has kept of a build to a Writer.
+// getFile writes a file that the manager has kept of a build to a Writer.
 func getFile(ctx context.Context, m pb.ManagerClient, req *pb.ArtifactsRequest, to io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -58,8 +58,8 @@ func newCacheCommand() *cobra.Command {
 		newCacheVerb("list", "List the components in the cache", `List the components in the cache, the least recently used
 first, with their sizes and the places they were fetched from.`),
 		newCacheVerb("prune", "Remove components that no job uses", `Remove the components that no job uses, and files that
-killed processes have left. Jobs may run meanwhile. The directories of a component are read-only, so only root can
-remove them with rm -rf. After prune, while no job runs, you can, too.`),
+killed processes have left. Jobs may run at the same time. Directories of a component are read-only, so only root can
+remove them with rm -rf. After prune, while no job runs, you can remove the cache with rm -rf.`),
 		newCacheVerb("verify", "Compare components with their digests", `Compare the files of all components with their
 digests, list the components that were changed, and remove them, except those that a job uses.`),
 	)
@@ -186,13 +186,13 @@ func (f *cacheFlags) onVM(
 	_ = process.CloseWrite() // an error means that it has ended
 	data, readErr := io.ReadAll(io.LimitReader(process, maxCacheReport+1))
 	if readErr == nil && len(data) > maxCacheReport {
-		return r, fmt.Errorf("its report has more than %d MiB", maxCacheReport>>20)
+		return r, fmt.Errorf("the cache's report has more than %d MiB", maxCacheReport>>20)
 	}
 	waitErr := process.Wait(ctx)
 	data = bytes.TrimSpace(data)
 	data = data[bytes.LastIndexByte(data, '\n')+1:] // a login shell may have printed lines before
 	if n := bytes.Count(data, []byte("{")); n > maxCacheObjects {
-		return r, fmt.Errorf("its report has %d components, more than %d", n, maxCacheObjects)
+		return r, fmt.Errorf("the cache's report has %d components, more than %d", n, maxCacheObjects)
 	}
 	if json.Unmarshal(data, &r) == nil {
 		return r, nil // the exit code adds nothing to the report
@@ -200,7 +200,7 @@ func (f *cacheFlags) onVM(
 	return cacheReport{}, fmt.Errorf("%s: %w (is it a stepmux of this version? --runner-command names a program, "+
 		"--bootstrap finds one that was uploaded, or uploads it)",
 		cmp.Or(stderr.String(), strings.Join(slices.Concat(name, args), " ")),
-		cmp.Or(readErr, waitErr, errors.New("it prints no report")))
+		cmp.Or(readErr, waitErr, errors.New("the program prints no report")))
 }
 
 // writeText writes r. Its texts may come from a VM, so they are untrusted.

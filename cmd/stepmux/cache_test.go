@@ -71,7 +71,7 @@ func TestTheCacheIsListedVerifiedAndPrunedHereAndOnAVM(t *testing.T) {
 	out, stderr, code = e.run(append([]string{"cache", "list", "--runner-command", "/bin/echo"}, vm...)...)
 	require.Equal(t, exitSystem, code)
 	require.Empty(t, out, "the cache is unknown")
-	require.Contains(t, stderr, "vm-1: /bin/echo steps cache list --cache-dir "+dir+": it prints no report")
+	require.Contains(t, stderr, "vm-1: /bin/echo steps cache list --cache-dir "+dir+": the program prints no report")
 }
 
 //stepmux:faults fetch | The report of a VM about its cache forges lines on the terminal

@@ -93,7 +93,7 @@ func badConfigs(t *testing.T, dir string) []badConfig {
 		bad("a user of the embedded VM", "a b", "--build-user=a b"),
 		bad("a daemon without a known address", "ftp://x", "--docker=ftp://x"),
 		bad("a daemon that is missing", "connect to the Docker daemon", "--image=i", "--docker=unix://"+missing),
-		bad("an address of NATS", "it is no URL", with(nats[:4], "--nats=nats://u:%zz@127.0.0.1:1")...),
+		bad("an address of NATS", "the address is no URL", with(nats[:4], "--nats=nats://u:%zz@127.0.0.1:1")...),
 		bad("authorities of NATS that are missing", "no such file", with(nats, "--nats-ca="+missing)...),
 		bad("a certificate for NATS", "certificate", with(nats, "--nats-cert="+garbage, "--nats-key="+garbage)...),
 		bad("credentials of NATS", "connect to NATS", with(nats, "--nats-creds="+garbage)...),

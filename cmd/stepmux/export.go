@@ -142,8 +142,8 @@ func newTraceExportCommand() *cobra.Command {
 		Use:   "export [flags] TRACE",
 		Short: "Export a trace as in-toto statements",
 		Long: `Write a trace as in-toto statements: one with SLSA provenance v1 about the job, or one for each command (link
-v0.3). Masked values are left out. With --sign-key they are signed, in DSSE envelopes; the links then are those that
-in-toto's verifiers read, each in a file STEP.KEYID.link. docs/trace.md has the mapping.`,
+v0.3). Masked values are left out. With --sign-key they are signed, in DSSE envelopes; each link is then in a file
+STEP.KEYID.link, as in-toto's verifiers expect. docs/trace.md has the mapping.`,
 		Example: `  stepmux trace export trace.json --format slsa-v1 --subject 'dist/*.tar.gz' > provenance.json
   stepmux trace export trace.json --format in-toto-links --out links`,
 		Args: arguments("TRACE"),
@@ -191,7 +191,7 @@ func (f *exportFlags) run(cmd *cobra.Command, args []string) error {
 // links writes a file for each command.
 func (f *exportFlags) links(t *trace.Trace) error {
 	if f.builder != "" || len(f.subjects) > 0 {
-		return errors.New("--builder-id and --subject need slsa-v1; a link is about the outputs of its command")
+		return errors.New("--builder-id and --subject work only with slsa-v1; an in-toto link has neither")
 	}
 	links, err := provenance.Links(t, f.key)
 	if err != nil {

@@ -50,7 +50,7 @@ func (f *imageFlags) register(fl *pflag.FlagSet) {
 		string(place.PullAlways), string(place.PullIfNotPresent), string(place.PullNever))
 	fl.StringVar(&f.spec.Platform, "platform", "", "`OS/ARCH` of the image, if it differs from the Docker daemon's")
 	fl.StringVar(&f.entrypoint, "entrypoint", "", "keep, to run the image's entrypoint, or a `PROGRAM` to run instead; "+
-		"it must execute its arguments, and print nothing (default: no entrypoint is run)")
+		"must execute its arguments, and print nothing (default: no entrypoint is run)")
 	fl.StringArrayVar(&f.spec.Labels, "label", nil, "`KEY=VALUE` for the builds' containers and networks; repeatable")
 	fl.StringVar(&f.spec.User, "container-user", "", "run the steps as this `USER[:GROUP]` of the container")
 	fl.StringVar(&f.memory, "memory", "", "")

@@ -72,10 +72,10 @@ func (f *jobFlags) register(fl *pflag.FlagSet) {
 // varUsage is the help of --var.
 const varUsage = "`NAME=VALUE`, a job variable; NAME alone takes the value in the environment; repeatable"
 
-// maskFlag adds --mask. where names what it masks besides output.
+// maskFlag adds --mask. where names the places that it masks besides output.
 func maskFlag(fl *pflag.FlagSet, to *[]string, where string) {
-	fl.StringArrayVar(to, "mask", nil, "the variable of this `NAME` holds a secret: mask it in output and "+where+
-		", as those in which GitLab and GitHub give a job its tokens are without this flag; repeatable")
+	fl.StringArrayVar(to, "mask", nil, "the variable of this `NAME` holds a secret: mask its value in output and "+
+		where+"; variables with the tokens of GitLab and GitHub are always masked; repeatable")
 }
 
 // registerCommon registers the flags that replay has too.

@@ -47,7 +47,7 @@ func followLog(
 		if code := status.Code(err); code != codes.Unavailable || ctx.Err() != nil {
 			return nil, err
 		}
-		if away.IsZero() || time.Since(began) > answerTime { // it was back meanwhile
+		if away.IsZero() || time.Since(began) > answerTime { // it was back in between
 			away = time.Now()
 		} else if time.Since(away) > awayLimit {
 			return nil, err
@@ -165,8 +165,8 @@ func newLogsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "logs [-f] ID",
 		Short: "Show the log of a manager's build",
-		Long: `Show the log of a build of a stepmux manager, as far as it is there. With -f the log is followed until the
-build ends. Standard error has the reason for which a build failed.
+		Long: `Show the log of a build of a stepmux manager, as far as it is written. With -f the log is followed until the
+build ends. If the build failed, standard error has the reason.
 
 ` + managerExitHelp,
 		Args: arguments("ID"),

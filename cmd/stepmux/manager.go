@@ -439,7 +439,7 @@ func (f *managerFlags) serve(
 	return systemError(errors.Join(err, stopped))
 }
 
-// makeSocketDir makes the directory of a default socket. Members of its group may enter that of root's socket.
+// makeSocketDir makes the directory of a default socket. Members of the group may enter the directory of root's socket.
 func makeSocketDir(socket string) (err error) {
 	switch dir := filepath.Dir(socket); {
 	case dir == control.Dir():

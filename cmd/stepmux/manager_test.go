@@ -162,7 +162,7 @@ func TestAManagerThatWasKilledSaysOnceWhatWasRepaired(t *testing.T) {
 	build()
 	p.kill()
 	require.Equal(t, 1, strings.Count(p.stderr.String(), "level=WARN"), &p.stderr)
-	require.Contains(t, p.stderr.String(), "the store has made its indexes anew from the messages")
+	require.Contains(t, p.stderr.String(), "the store has rebuilt its indexes from the messages")
 }
 
 // A manager is killed at random while builds go through its queue. make prove WHAT=manager-faults does more of it.

@@ -21,7 +21,7 @@ import (
 	"github.com/stepmux/stepmux/instance/manager/sshdoor"
 )
 
-// doorFlags are the flags for what a manager serves on TCP: SSH, its API and its status page.
+// doorFlags are the flags for the services of a manager on TCP: SSH, its API and its status page.
 type doorFlags struct {
 	ssh, sshKeys         string
 	sshForward           bool
@@ -41,7 +41,7 @@ func (f *doorFlags) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.page, "http-listen", "", "serve the status page on [HOST]:PORT; without HOST for this machine only; "+
 		"without --token-file to this machine only, and read-only (default off)")
 	fl.StringVar(&f.cert, "tls-cert", "", "file with the certificate of --api-listen and --http-listen, in PEM (default "+
-		"one that no authority signed, made at the first start: its fingerprint is in the log with -v)")
+		"a self-signed one, created at the first start: -v logs its fingerprint)")
 	fl.StringVar(&f.certKey, "tls-key", "", "file with the key of --tls-cert, in PEM")
 	fl.StringVar(&f.token, "token-file", "", "file with the token for --api-listen and --http-listen; it is made if it "+
 		"is missing (default for --api-listen token in the state directory)")

@@ -126,7 +126,7 @@ func packProject(ctx context.Context, dir string, warnings io.Writer) (_ *packed
 	if info, err := os.Stat(dir); err != nil {
 		return nil, errors.Unwrap(err)
 	} else if !info.IsDir() {
-		return nil, errors.New("it is not a directory")
+		return nil, errors.New("the project is not a directory")
 	}
 	left := 0
 	warn := func(text string) {
@@ -149,7 +149,7 @@ func packProject(ctx context.Context, dir string, warnings io.Writer) (_ *packed
 	}
 	defer found.Close()
 	if len(found.Names()) == 0 {
-		return nil, errors.New("it has no files, or git ignores all of them")
+		return nil, errors.New("the project has no files, or git ignores all of them")
 	}
 	file, err := os.CreateTemp("", "stepmux-project-")
 	if err != nil {
@@ -204,7 +204,7 @@ type limited struct {
 
 func (l *limited) Write(p []byte) (int, error) {
 	if l.n += int64(len(p)); l.n > wire.MaxProject {
-		return 0, fmt.Errorf("its archive is larger than %s", units.BytesSize(wire.MaxProject))
+		return 0, fmt.Errorf("the project's archive is larger than %s", units.BytesSize(wire.MaxProject))
 	}
 	return l.to.Write(p)
 }
@@ -300,7 +300,7 @@ func filesWithoutGit(ctx context.Context, dir string, warn func(string)) (names 
 		}
 		name, err := filepath.Rel(dir, file)
 		if size += len(name); size > maxListed {
-			return errors.New("it has too many files")
+			return errors.New("the project has too many files")
 		}
 		names = append(names, filepath.ToSlash(name))
 		return err

@@ -48,9 +48,9 @@ func newReplayCommand() *cobra.Command {
 but with the variables, inputs and environment of the trace. Replay does not restore the files of the project in that
 directory.
 
-Fetched steps are the same as in the trace, to the byte: from the cache or fetched by their commit or digest, wherever
-the branch or tag leads now. Steps of the project, programs and stepmux itself must have the digests in the trace. If
-one of them differs, the replay is refused before anything runs.
+Fetched steps have the same bytes as in the trace: they come from the cache or are fetched by their commit or digest,
+even if the branch or tag has moved. Steps of the project, programs and stepmux itself must have the digests in the
+trace. If one of them differs, the replay is refused before anything runs.
 
 A trace has no secrets. Give them with --secret, by the name of the variable or input; an error names those that are
 missing. A secret that differs from the recorded one is used, and reported as a difference.

@@ -49,7 +49,7 @@ func TestResultOfABuildHasAnExitCodeOnlyIfItsScriptEnded(t *testing.T) {
 
 func TestWhatMayBeLeftIsInResultAndSummary(t *testing.T) {
 	report := batch.Report{
-		Build: "b1", Instance: "vm-1", Forced: "it had not ended after 7s",
+		Build: "b1", Instance: "vm-1", Forced: "the step runner had not ended after 7s",
 		Left: []string{"on vm-0: process 7 (\"sh\")", "on vm-1: directory /tmp/\x1b[31m"},
 	}
 	for _, output := range []string{"text", "json"} {
@@ -62,7 +62,7 @@ func TestWhatMayBeLeftIsInResultAndSummary(t *testing.T) {
 		require.NotContains(t, messages.String()+out.String(), "\x1b")
 		if output == "text" {
 			require.Contains(t, messages.String(), "builds that may have left something on their VM: 1\n"+
-				"step runners that steps end had to end: 1 (it had not ended after 7s)\n")
+				"step runners that steps end had to end: 1 (the step runner had not ended after 7s)\n")
 			continue
 		}
 		var build struct {
@@ -77,7 +77,7 @@ func TestWhatMayBeLeftIsInResultAndSummary(t *testing.T) {
 		results := json.NewDecoder(&out)
 		require.NoError(t, results.Decode(&build))
 		require.Len(t, build.Left, 2)
-		require.Equal(t, "it had not ended after 7s", build.Forced)
+		require.Equal(t, "the step runner had not ended after 7s", build.Forced)
 		require.Equal(t, `on vm-0: process 7 ("sh")`, build.Left[0])
 		require.NoError(t, results.Decode(&last))
 		require.Equal(t, 1, last.Summary.Left)

@@ -403,7 +403,7 @@ func isScript(name string, text []byte) (bool, error) {
 // #! the parser reports this itself.
 func noScript(name string, text []byte) error {
 	if strings.HasSuffix(name, ".sh") && standalone.Interpreter(text) == "" {
-		return fmt.Errorf(`%s: it is a script, not steps; write "run:", "- script: |" and the script, indented, `+
+		return fmt.Errorf(`%s: the file is a script, not steps; write "run:", "- script: |" and the script, indented, `+
 			"or run it by stepmux run", name)
 	}
 	return nil

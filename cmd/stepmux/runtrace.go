@@ -169,7 +169,7 @@ func (f *traceFile) end(err error) error {
 	f.file = nil
 	switch {
 	case file == nil:
-		return cmp.Or(err, errors.New("it is empty"))
+		return cmp.Or(err, errors.New("the trace is empty"))
 	case err != nil:
 		file.Discard()
 		return err

@@ -186,7 +186,7 @@ type share struct {
 func (s *stream) share() share { return share{s, semaphore.NewWeighted(shareRoom)} }
 
 // put adds a text to the queue. If the queue holds too much text of this build or of all builds, put waits for room
-// or, without wait, drops the text. It returns the stream's error if that has failed, or fails meanwhile.
+// or, without wait, drops the text. It returns the stream's error if the stream has failed, or fails during the wait.
 func (b share) put(text []byte, wait bool) error {
 	n := int64(min(len(text), shareRoom))
 	take := func(room *semaphore.Weighted) bool {

@@ -260,7 +260,7 @@ func newSubmitCommand() *cobra.Command {
 		Use:   "submit [flags] FILE",
 		Short: "Queue a build of a job's steps at a stepmux manager",
 		Long: `Queue a build of the steps in FILE at a stepmux manager. FILE is a YAML document with a run: list, a shell
-script, a .gitlab-ci.yml of which one job runs (--job-name), or - for standard input. A run: list with the keys image
+script, a .gitlab-ci.yml (one of its jobs runs: --job-name), or - for standard input. A run: list with the keys image
 and services runs in a container or a pod, as with 'stepmux run'. The build's ID is printed once the manager has stored
 the request. With --wait, the command shows the log and exits with the build's exit code, as run does. If you interrupt
 it, the build continues.
@@ -365,7 +365,7 @@ func (f *submitFlags) await(ctx context.Context, cmd *cobra.Command, m pb.Manage
 	return f.unlessLost(managedOutcome(b, cmd.ErrOrStderr()))
 }
 
-// request returns what the manager is asked for. Its job has the text of the steps with the keys of their container,
+// request returns the request to the manager. Its job has the text of the steps with the keys of their container,
 // which the manager reads.
 func (f *submitFlags) request(of runJob, file string) *pb.SubmitRequest {
 	return &pb.SubmitRequest{

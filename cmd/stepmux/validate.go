@@ -33,7 +33,7 @@ func newValidateCommand() *cobra.Command {
 .gitlab-ci.yml, a workflow of GitHub Actions, or a shell script for stepmux run. Each mistake is a line on standard
 output, with file, line, column and a remedy: the first mistake in steps or in a workflow, and the first mistake of each
 job in a .gitlab-ci.yml. Local steps are checked too; nothing is fetched, and no shell is parsed.
-A warning is about something valid that may not do what it seems to; it does not change the exit code.
+A warning names a valid part that may not do what its author expects. It does not change the exit code.
 
 With --output json standard output has one object with the mistakes of each file. --schema prints a JSON Schema for
 editors.

@@ -47,7 +47,7 @@ const maxAtOnce = 8
 // embeddedStop bounds the wait for processes on the embedded VM at the end.
 const embeddedStop = 10 * time.Second
 
-// vmHelp describes those of vmFlags' flags that need more than a line.
+// vmHelp describes the flags of vmFlags that need more than a line.
 const vmHelp = `A VM is ssh://[USER@]HOST[:PORT], or [USER@]NAME[:PORT] with a NAME in ~/.ssh/config, whose HostName,
 Port, User, IdentityFile, IdentitiesOnly, IdentityAgent, CertificateFile, ProxyJump, HostKeyAlias and
 UserKnownHostsFile apply. ID= before it gives the machine an identity (an instance id): a new machine at an old
@@ -120,7 +120,8 @@ func (f *vmFlags) register(fl *pflag.FlagSet) {
 func (f *vmFlags) registerConnectWait(fl *pflag.FlagSet) {
 	f.connectWait = 30 * time.Second
 	boundedTimeFlag(fl, &f.connectWait, "connect-wait", "wait this `time` for a VM that refuses connections or does not "+
-		"answer, as while it starts; other VMs take its builds; 0: do not wait", time.Second, maxKeepalive, 0)
+		"answer, as it does while it starts; other VMs take its builds during the wait; 0: do not wait", time.Second,
+		maxKeepalive, 0)
 	grouped(fl, connectionGroup)
 }
 

@@ -96,7 +96,7 @@ func (l *Log) OnFailure(end context.CancelCauseFunc) (stop func() bool) {
 	return context.AfterFunc(l.failed, func() { end(l.failure()) })
 }
 
-// Write takes output of a job. It waits for room. If the log has failed, or fails meanwhile, Write returns the
+// Write takes output of a job. It waits for room. If the log has failed, or fails during the wait, Write returns the
 // Writer's error. After Close it discards.
 func (l *Log) Write(p []byte) (int, error) { return l.WriteUntil(nil, p) }
 
@@ -170,7 +170,7 @@ func (l *Log) failure() error { return context.Cause(l.failed) }
 // drain writes the queue until it is empty.
 func (l *Log) drain() {
 	stalled := time.AfterFunc(l.timeout, func() {
-		l.fail(&Error{fmt.Errorf("it took nothing for %v", l.timeout)})
+		l.fail(&Error{fmt.Errorf("the writer took nothing for %v", l.timeout)})
 	})
 	defer stalled.Stop()
 	write := func(text []byte, _ State) (int, error) { return l.w.Write(text) }

@@ -220,7 +220,7 @@ func TestALogThatTakesNothingFailsAfterItsTime(t *testing.T) {
 		l := New(to, time.Minute)
 		begin := time.Now()
 		n, err := l.Write(make([]byte, 1<<20))
-		require.ErrorContains(t, err, "it took nothing for 1m0s")
+		require.ErrorContains(t, err, "the writer took nothing for 1m0s")
 		require.Equal(t, time.Minute, time.Since(begin))
 		require.LessOrEqual(t, n, 2*outputRoom, "the memory is bounded")
 		l.Close(t.Context())

@@ -119,7 +119,7 @@ func (v *VM) Place(ctx context.Context, rpc pb.FilesClient, p *Project) (dir str
 	return resp.GetDir(), progress, err
 }
 
-// send sends the part of an archive that the VM lacks, unless another build has sent it meanwhile.
+// send sends the part of an archive that the VM lacks, unless another build has sent it first.
 func (v *VM) send(
 	ctx context.Context, s sending, p *Project, wanted int64,
 ) (resp *pb.PlaceResponse, progress bool, err error) {

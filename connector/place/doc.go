@@ -5,5 +5,5 @@
 // that both have. [FromJob] reads that part from a job.
 //
 // A [Place] is what their Start and Attach return: the connection of a connector.Connector. Its caller closes it. A
-// [Config] has what both need to know about the build.
+// [Config] has the facts about the build that both need.
 package place

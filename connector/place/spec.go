@@ -60,7 +60,7 @@ type Spec struct {
 
 // Description describes the place of a build: a *docker.Spec or a *kubernetes.Spec.
 type Description interface {
-	// Check returns an error for a description of which no place can be made, or which would give a build more rights
+	// Check returns an error for a description from which no place can be made, or which would give a build more rights
 	// than intended.
 	Check() error
 	// Common returns the part that all kinds have.

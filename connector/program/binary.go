@@ -230,7 +230,7 @@ func (b *Binary) writeTo(w io.Writer, pack bool, size int64) error {
 func (b *Binary) copy(w io.Writer, file io.Reader, size int64) error {
 	_, err := io.CopyN(w, file, size)
 	if errors.Is(err, io.EOF) {
-		return &os.PathError{Op: "read", Path: b.name, Err: errors.New("it has changed since it was loaded")}
+		return &os.PathError{Op: "read", Path: b.name, Err: errors.New("the file has changed since it was loaded")}
 	}
 	return err
 }

@@ -137,7 +137,8 @@ func (f *finder) upload(ctx context.Context, bin *Binary) (command string, at ta
 // uploadTo uploads bin to one place. It returns the path, and whether bytes were sent: the program may be there
 // already. The error's text says why the place does not accept it.
 func uploadTo(ctx context.Context, start Starter, at target, bin *Binary) (command string, sent bool, err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, uploadTimeout, fmt.Errorf("it took longer than %v", uploadTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, uploadTimeout,
+		fmt.Errorf("the upload took longer than %v", uploadTimeout))
 	defer cancel()
 	told, err := bin.facts()
 	if err != nil {
@@ -179,7 +180,7 @@ func uploadTo(ctx context.Context, start Starter, at target, bin *Binary) (comma
 	case ended != nil:
 		return "", false, ended
 	default:
-		return "", false, errors.Join(err, errors.New("it did not say that it has it"))
+		return "", false, errors.Join(err, errors.New("the VM did not confirm that it has the program"))
 	}
 }
 

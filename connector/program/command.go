@@ -21,11 +21,11 @@ func removeArgv(dir string) []string {
 	return []string{"sh", "-c", beginMark + `exec rm -rf -- "$1"`, "stepmux-remove", dir}
 }
 
-// inputEnded is what askWrapper's script says if its stdin ends before the command does.
+// inputEnded is the message of askWrapper's script if its stdin ends before the command does.
 const inputEnded = "stepmux-ask: standard input has ended"
 
 // askWrapper runs a command that may hang, until the command or stdin ends. If the kill finds no process group, setsid
-// has not called setsid(2) yet: it is killed itself, and then the group, which it may have made by then. The reader of
+// has not called setsid(2) yet: then kill setsid, and the group again in case it was created in between. The reader of
 // stderr may be gone, so a SIGPIPE must not come before the kill.
 const askWrapper = beginMark + `command exec 3<&0 || { echo "` + inputEnded + `" >&2; exit 1; }
 if command -v setsid >/dev/null; then setsid "$@" </dev/null 3<&- & p=-$!; else "$@" </dev/null 3<&- & p=$!; fi
@@ -102,7 +102,7 @@ const uploadPrefix = "stepmux-upload: "
 // symbolic link, and no other user may be able to rename it. Programs that were not requested for 14 days and that no
 // process runs are removed. The kernel refuses to open a program for writing while it runs (ETXTBSY). /proc would not
 // show that of a relay, which hides itself. The stepmux-fetch of a relay that runs is not opened: the kernel would
-// refuse to start it meanwhile.
+// refuse to start it while the file is open.
 const uploadScript = `place=$1 sum=$2 size=$3 subdir=$4 name=$5 mode=$6
 umask 077
 [ "$mode" = 700 ] || umask 022
@@ -160,7 +160,7 @@ else
 		set -- head -c "$size"
 	fi
 	"$@" | dd obs=128k of="$part" 2>&1 | sed -e '/ records /d' -e '/ copied, /d' >&2
-	[ "$(wc -c <"$part")" -eq "$size" ] || no "it did not arrive whole"
+	[ "$(wc -c <"$part")" -eq "$size" ] || no "the file did not arrive whole"
 	[ "$(sum "$part")" = "$sum" ] || no "what arrived has another checksum than the file had"
 	sync "$part" 2>/dev/null || sync
 	{ mkdir -p "$dir" && mv -f "$part" "$program"; } || exit 9

@@ -23,7 +23,7 @@ const NotRunHint = "is another program named by ForceCommand in sshd_config or b
 	"the login's shell no shell, or do its start-up files end it, start another (exec) or read standard input? " +
 	"stepmux doctor examines it"
 
-// limitReached matches what shells, setsid and Go's runtime say when a limit of the login keeps them from starting.
+// limitReached matches the messages of shells, setsid and Go's runtime if a limit of the login stops their start.
 var limitReached = map[string]*regexp.Regexp{
 	"the login's user has as many processes as allowed: raise ulimit -u where it is set, in the login's start-up files, " +
 		"/etc/security/limits.conf, or TasksMax of the user's slice": regexp.MustCompile(

@@ -212,7 +212,7 @@ func (f *finder) run(ctx context.Context, name, argv []string) (out []byte, stde
 	}
 	switch {
 	case len(out) > maxAnswer:
-		err = fmt.Errorf("it printed more than %d bytes", maxAnswer)
+		err = fmt.Errorf("the command printed more than %d bytes", maxAnswer)
 	case errors.Is(err, io.EOF):
 		err = process.Wait(ctx)
 	}

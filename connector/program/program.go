@@ -110,7 +110,7 @@ type Config struct {
 }
 
 // StartRelay returns the relay of a runner command, and starts it if it does not run yet. The error wraps ErrNotRun if
-// another program has read what was sent to the relay.
+// another program has read the bytes that were sent to the relay.
 func (cfg *Config) StartRelay(ctx context.Context, runner []string) (*relay.Relay, error) {
 	log := &relayLog{logger: cfg.Logger}
 	started, err := cfg.Conn.Relay(ctx, mux.Command{Argv: relayArgv(runner, cfg.TempDir), Stderr: log})

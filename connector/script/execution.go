@@ -27,7 +27,7 @@ const (
 	// closeDelay is how long a channel may stay open after the process reported its end: processes that were left
 	// behind and not found may keep it open.
 	closeDelay = 2 * time.Second
-	// maxBefore bounds what a login may print before it begins a wrapper.
+	// maxBefore bounds the output of a login before it begins a wrapper.
 	maxBefore = 256 << 10
 	// frameSize is the largest piece of a framed stdin.
 	frameSize = 64 << 10
@@ -100,7 +100,7 @@ func start(ctx context.Context, starter Starter, s spec) (*process, error) {
 	return p, nil
 }
 
-// begin waits for the wrapper's first line. Read returns what the login printed before it.
+// begin waits for the wrapper's first line. Read returns the login's output before that line.
 func (p *process) begin(ctx context.Context, s spec) error {
 	wait := cmp.Or(s.ready, defaultReadyTimeout)
 	life := ctx
@@ -118,7 +118,7 @@ func (p *process) begin(ctx context.Context, s spec) error {
 	}
 	switch {
 	case len(p.rest) > maxBefore:
-		err = fmt.Errorf("it printed more than %d bytes", maxBefore)
+		err = fmt.Errorf("the command printed more than %d bytes", maxBefore)
 	case errors.Is(err, io.EOF):
 		err = p.remote.Wait(ctx)
 	}
@@ -226,7 +226,7 @@ func (p *process) exit() (code int, err error) {
 	select {
 	case <-p.remote.Exited():
 	default:
-		return 0, errors.New("it was stopped, but its end was not observed")
+		return 0, errors.New("the script was stopped, but its end was not observed")
 	}
 	err = p.remote.Err()
 	code = mux.ExitCode(err)
@@ -235,7 +235,7 @@ func (p *process) exit() (code int, err error) {
 		return code, nil
 	case code >= 0:
 		if err == nil {
-			err = errors.New("it ended without reporting its exit code")
+			err = errors.New("the wrapper ended without reporting the script's exit code")
 		}
 		p.stderr.flush()
 		return 0, machineError(stageGuard, p.stderr.tail.String(), err)
@@ -283,7 +283,7 @@ func (p *process) run(ctx context.Context, out *outputs) (code int, err error) {
 
 // stop ends the process: SIGTERM to its process group, the grace, SIGKILL. It returns, with the channel closed, when
 // the process is gone and read, if not nil, is closed, or when that takes too long; the VM then finishes by itself.
-// Output must be read meanwhile.
+// Output must be read until stop returns.
 func (p *process) stop(read <-chan struct{}) {
 	var asking sync.WaitGroup
 	defer asking.Wait()

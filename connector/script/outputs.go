@@ -20,7 +20,7 @@ type outputs struct {
 	release  context.CancelFunc
 }
 
-// openOutputs makes logs for two Writers, each of which may be nil. The caller calls close.
+// openOutputs makes logs for two Writers. Each may be nil. The caller calls close.
 func openOutputs(ctx context.Context, stdout, stderr io.Writer) *outputs {
 	o := &outputs{}
 	o.failed, o.fail = context.WithCancelCause(context.WithoutCancel(ctx))

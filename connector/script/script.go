@@ -54,7 +54,7 @@ func Run(ctx context.Context, starter Starter, s Script) (code int, err error) {
 		s.Shell = []string{"bash"}
 	}
 	if s.Shell[0] == "" {
-		return 0, &MachineError{Stage: "shell", Text: "its name is empty", Hint: "configure another"}
+		return 0, &MachineError{Stage: "shell", Text: "the shell's name is empty", Hint: "configure another"}
 	}
 	if s.Grace <= 0 {
 		s.Grace = defaultGrace

@@ -147,7 +147,7 @@ func MakeDir(dir string) error {
 	return CheckDir(dir)
 }
 
-// CheckDir returns an error unless dir is a directory of this user's in which nobody else can put a socket.
+// CheckDir returns an error unless dir is a directory of this user's in which no other user can put a socket.
 func CheckDir(dir string) error {
 	info, err := os.Lstat(dir)
 	if err != nil {

@@ -42,7 +42,7 @@ func peerOf(conn net.Conn) (Peer, error) {
 }
 
 const (
-	// greeting begins what a client of gRPC says (RFC 9113, section 3.4), and greetingSize bounds what is read with it.
+	// greeting is the start of a gRPC client's first bytes (RFC 9113, section 3.4). greetingSize bounds how much is read.
 	greeting, greetingSize = "PRI", 4 << 10
 	// noHTTP1 is the answer to the stepmux ps, drain or undrain of a version that spoke HTTP/1.1 to runs.
 	noHTTP1 = `{"error":"the stepmux run has a newer version than this command: ask it with the stepmux that started it"}`

@@ -47,7 +47,7 @@ const (
 	CauseNoVM  = "no_vm"          // no VM has its labels
 	CauseOut   = "out_of_service" // of the VMs with its labels, none takes builds
 	CauseFull  = "full"           // their slots are taken
-	CauseNext  = "next"           // it is about to start, or others are ahead
+	CauseNext  = "next"           // the build is about to start, or others are ahead
 	CauseLease = "lease"          // it is a lease, which waits for a slot
 	CauseDeep  = "not_looked_at"  // it is too far back in the queue
 )
@@ -74,7 +74,7 @@ func (s *Status) WhyWaits(wanted map[string]string) (cause, text string) {
 	case fit == 0:
 		return CauseNoVM, "there is no VM"
 	case fitting.Free > 0:
-		return CauseNext, "it is about to start, or others are ahead"
+		return CauseNext, "the build is about to start, or others are ahead"
 	case fitting.Total > 0:
 		return CauseFull, "all slots are taken"
 	}
@@ -85,7 +85,7 @@ func (s *Status) WhyWaits(wanted map[string]string) (cause, text string) {
 	return CauseOut, "no VM takes builds: " + strings.Join(texts, ", ")
 }
 
-// Backlog is what waits for a manager, and what its state takes.
+// Backlog is the work that waits for a manager, and the size of its state.
 type Backlog struct {
 	// Waiting counts the builds and leases that wait, as Status.Waiting does, by why.
 	Waiting map[Wait]int

@@ -31,7 +31,7 @@ func TestWhyABuildWaits(t *testing.T) {
 		"all slots are taken": {
 			vm("ready", 2, 2, "linux"), vm("ready", 0, 2, "bsd"), vm("aside", 0, 2, "linux"),
 		},
-		"it is about to start, or others are ahead": {vm("suspect", 0, 2, "linux")},
+		"the build is about to start, or others are ahead": {vm("suspect", 0, 2, "linux")},
 		"no VM takes builds: 1 aside, 2 draining": {
 			vm("draining", 1, 2, "linux"), vm("aside", 0, 2, "linux"), vm("draining", 0, 1, "linux"),
 		},

@@ -261,7 +261,7 @@ func (e *examination) hostKeyFine(key hostKey) {
 	f := okay(checkHostKey, fmt.Sprintf("%s %s, accepted by %s", key.Type(), ssh.FingerprintSHA256(key), key.by))
 	if key.by == login.InsecurePolicy {
 		f = warning(checkHostKey, f.Detail, "--host-key known-hosts or another policy, or host_keys: in the inventory",
-			"nobody on the network can pose as the VM")
+			"no machine on the network can pose as the VM")
 	}
 	e.report.add(f)
 }

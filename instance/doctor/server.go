@@ -31,7 +31,7 @@ type flaw struct {
 // flaws are from OpenSSH's release notes, https://www.openssh.com/releasenotes.html, and Debian's security
 // tracker.
 var flaws = []flaw{
-	{version{}, version{6, 7, 1}, "it cannot forward to unix sockets", 0},
+	{version{}, version{6, 7, 1}, "the server cannot forward to unix sockets", 0},
 	{version{8, 5, 1}, version{9, 8, 1}, "CVE-2024-6387: on Linux with glibc, code can be run as root without a login", 3},
 	{
 		version{},

@@ -21,7 +21,7 @@ type Host struct {
 	Auth []login.Auth
 	// HostKeys is the host-key policy. Nil if not given.
 	HostKeys *login.HostKeys
-	// Jump is the host to go through, [user@]host[:port], or the word none. Empty if not given.
+	// Jump is the host to go through, [user@]host[:port], or "none". Empty if not given.
 	Jump string
 	// JumpUser and JumpAuth are User and Auth of the host that Jump names.
 	JumpUser string

@@ -30,8 +30,8 @@ type backlog struct {
 	sizeAt time.Time
 }
 
-// Backlog returns what waits for the Manager, or for all managers of its cluster, and what the state takes. It reads
-// the labels of the first 1,000 builds of the queue.
+// Backlog returns the work that waits for the Manager, or for all managers of its cluster, and the size of the state.
+// It reads the labels of the first 1,000 builds of the queue.
 func (m *Manager) Backlog(ctx context.Context) (control.Backlog, error) {
 	m.backlog.mu.Lock()
 	defer m.backlog.mu.Unlock()

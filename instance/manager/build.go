@@ -21,7 +21,7 @@ import (
 )
 
 // errCanceled ends a build on request.
-var errCanceled = errors.New("it was canceled on request")
+var errCanceled = errors.New("the build was canceled on request")
 
 // build is a build that this manager has taken from the queue. One goroutine, Manager.run, owns it.
 type build struct {
@@ -133,7 +133,7 @@ func (m *Manager) attempt(b *build, e *instance.Executor) (again bool) {
 			m.remark(b, b.log.State(), fmt.Sprintf("there is no trace: %v", b.traceErr))
 		}
 		if known.Reason != string(instance.RunnerSystemFailure) { // the log has all of the job's output
-			// The manager may die before the clean-up, after which nobody could tell the outcome.
+			// The manager may die before the clean-up, after which no process would know the outcome.
 			m.keep(b, known)
 			if b.kept().Phase != state.PhaseEnded {
 				_ = e.Leave(m.life) // the next manager asks the step runner again
@@ -314,8 +314,8 @@ func (m *Manager) change(b *build, edit func(*state.Record)) error {
 	return nil
 }
 
-// merge repeats a change of the record of a build, which is now that of this manager whose answer was lost, or has been
-// marked as canceled by another. b.mu is held.
+// merge repeats a change of a build's record after another write: either a write of this manager whose answer was lost,
+// or the mark of another manager that the build is canceled. b.mu is held.
 func (m *Manager) merge(ctx context.Context, b *build, r *state.Record, edit func(*state.Record)) error {
 	now, err := m.store.Record(ctx, b.ID)
 	switch {
@@ -394,7 +394,7 @@ func (m *Manager) end(b *build, e *instance.Executor, known *state.Result, err e
 	}
 }
 
-// keep keeps the result of a build, of which the log has all output.
+// keep stores the result of a build. All output is in the log already.
 func (m *Manager) keep(b *build, r *state.Result) {
 	ended := time.Now()
 	m.keepTrying("keep its result", b, func() error {

@@ -63,7 +63,7 @@ type Config struct {
 	// FileBytes bounds the archives of all projects that builds need, and those of all artifacts. The artifacts of the
 	// oldest builds go first. If zero, DefaultFileBytes.
 	FileBytes int64
-	// Version is that of the program.
+	// Version is the program's version.
 	Version string
 	// InventoryErr returns the error in the inventory's newest version, if there is one. May be nil.
 	InventoryErr func() error

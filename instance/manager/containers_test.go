@@ -71,7 +71,7 @@ func TestABuildInAContainerOutlivesItsManager(t *testing.T) {
 	m = f.start(t)
 	_, b = m.wait(id, 0)
 	require.Equal(t, "runner_system_failure", b.GetResult().GetReason())
-	require.Contains(t, b.GetResult().GetMessage(), "has ended (was the Docker daemon started anew?")
+	require.Contains(t, b.GetResult().GetMessage(), "has ended (was the Docker daemon restarted?")
 	require.Empty(t, d.Containers(t))
 }
 

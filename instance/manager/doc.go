@@ -6,7 +6,7 @@
 // server is embedded and listens nowhere. Shutdown leaves running builds to the next manager, which goes on with them
 // as it does after a crash. managerv1.Dial connects a client.
 //
-// With Config.NATS several managers share the streams of a NATS cluster, and a fleet, of which each uses some VMs at a
+// With Config.NATS several managers share the streams of a NATS cluster, and a fleet. Each uses some of the VMs at a
 // time: package claims has the rules. What differs otherwise is behind two interfaces: fleet, with the implementations
 // alone and shared, and home in package state, with embedded and joined.
 //

@@ -19,7 +19,7 @@ import (
 	"github.com/stepmux/stepmux/instance/manager/state"
 )
 
-// drained is a VM that an operator takes out. It is kept, so that a manager that is started anew takes it out too.
+// drained is a VM that an operator takes out. It is kept, so that a restarted manager takes it out too.
 type drained struct {
 	Instance string    `json:"instance"`
 	Note     string    `json:"note,omitempty"`
@@ -106,7 +106,7 @@ func (m *Manager) setDrained(d *drained) {
 	m.fleet.drained()
 }
 
-// endDrain ends a drain whose time is over.
+// endDrain ends a drain whose time has passed.
 func (m *Manager) endDrain(d *drained) {
 	err := m.store.Persist(m.takes, func(ctx context.Context) error {
 		return m.undrain(ctx, "the end of the drain's time", d.Instance,

@@ -127,7 +127,7 @@ func (s *service) Exec(stream grpc.BidiStreamingServer[pb.ExecRequest, pb.ExecRe
 	out := &execOutputs{stream: stream}
 	code, err := l.commands.Run(ctx, line, in, out.writer(false), out.writer(true))
 	if s.m.takes.Err() != nil && err != nil {
-		return status.Error(codes.Unavailable, "the manager ends")
+		return status.Error(codes.Unavailable, "the manager is shutting down")
 	}
 	if stream.Context().Err() != nil {
 		return status.FromContextError(stream.Context().Err()).Err()

@@ -146,7 +146,7 @@ func (t *keptTrace) Write(p []byte) (n int, err error) {
 // end keeps the trace or, if err tells that it is not complete, drops it.
 func (t *keptTrace) end(err error) error {
 	if t.file == nil {
-		return cmp.Or(err, errors.New("it is empty"))
+		return cmp.Or(err, errors.New("the trace is empty"))
 	}
 	defer t.file.Close()
 	defer func() { _ = os.Remove(t.file.Name()) }() // it may have another name by then
@@ -159,7 +159,7 @@ func (t *keptTrace) end(err error) error {
 	return err
 }
 
-// noteFiles notes in the result of a build what is kept of it.
+// noteFiles lists in the result of a build the files that are kept of it.
 func (m *Manager) noteFiles(b *build, r *state.Result) {
 	size := func(of *int64, name string) {
 		m.keepTrying("look for "+name, b, func() (err error) {
@@ -217,7 +217,7 @@ func (a artifactsSender) Write(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// checkFiles checks what a request says about files, and keeps its project until the request is queued.
+// checkFiles checks the files that a request names, and keeps its project until the request is queued.
 func (m *Manager) checkFiles(ctx context.Context, asked *pb.SubmitRequest) error {
 	size := 0
 	for _, pattern := range asked.GetArtifacts() {

@@ -45,7 +45,7 @@ type requests interface {
 	keptUntil(from time.Time) time.Time
 	// isFresh is Request.Fresh for a request that was handed out for the n-th time.
 	isFresh(r *state.Request, n uint64) bool
-	// confirm notes that the queue knows that builds are not lost, of which it was told since that time.
+	// confirm notes that since that time the queue was told that these builds are not lost.
 	confirm(builds []*build, since time.Time)
 }
 

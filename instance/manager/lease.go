@@ -36,10 +36,10 @@ const (
 
 // The ends of leases.
 const (
-	endReleased = "it was released"
-	endTime     = "its time is over"
+	endReleased = "the lease was released"
+	endTime     = "its time has passed"
 	endHolder   = "the process that held it has ended"
-	endVM       = "its VM has left"
+	endVM       = "the VM has left"
 )
 
 var leaseNames = regexp.MustCompile(`^lease-[a-z0-9-]{1,40}$`)
@@ -151,7 +151,7 @@ func (m *Manager) fillLease(
 	ctx context.Context, l *lease, r leaseRequest, waits func(ahead int) error,
 ) (missing string, err error) {
 	err = m.awaitSlot(ctx, l, func(ahead int) error {
-		if err := m.elsewhere(&r); err != nil { // it has gone there meanwhile
+		if err := m.elsewhere(&r); err != nil { // it has moved there
 			return err
 		}
 		return waits(ahead)
@@ -308,7 +308,7 @@ func (m *Manager) findLease(name string) *lease {
 	return nil
 }
 
-// leaseOf returns the lease of a name that has, or had, its slot. It is nil once its end is over.
+// leaseOf returns the lease of a name that has, or had, its slot. It is nil once the lease's end is complete.
 func (m *Manager) leaseOf(name string) *lease {
 	m.leases.mu.Lock()
 	defer m.leases.mu.Unlock()
@@ -361,7 +361,7 @@ func (l *lease) end() string {
 }
 
 // release ends a lease: its commands, its slot and its record. The first call does that, and the others wait for it
-// until ctx ends. why is the reason for those who use the lease.
+// until ctx ends. why is the reason for the lease's users.
 func (m *Manager) release(ctx context.Context, l *lease, why string) error {
 	l.once.Do(func() { //nolint:contextcheck // it is ended whatever becomes of the caller
 		l.mu.Lock()

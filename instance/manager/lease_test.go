@@ -149,7 +149,7 @@ func TestALeaseEndsWithItsTimeAndWithItsHolder(t *testing.T) {
 	require.Empty(t, list.GetBuilds(), "a lease is no build")
 }
 
-// The error about each ended lease was "it was released, its time is over, or its VM has left", also if its holder had
+// The error about each ended lease was "it was released, its time is up, or its VM has left", also if its holder had
 // ended, and a command that ran failed for a reason of its connection.
 func TestTheEndOfALeaseIsNamed(t *testing.T) {
 	t.Parallel()
@@ -177,8 +177,8 @@ func TestTheEndOfALeaseIsNamed(t *testing.T) {
 	require.NoError(t, err)
 	for lease, why := range map[string]string{
 		"lease-held":  "the process that held it has ended",
-		"lease-given": "it was released",
-		"lease-none":  "it was released, its time is over, the process that held it has ended or its VM has left",
+		"lease-given": "the lease was released",
+		"lease-none":  "the lease was released, its time has passed, the process that held it has ended or the VM has left",
 	} {
 		_, _, _, err = m.exec(lease, "true", "")
 		require.Equal(t, fmt.Sprintf("there is no lease %q: %s", lease, why), status.Convert(err).Message())

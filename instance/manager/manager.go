@@ -38,7 +38,7 @@ type Manager struct {
 	leases  leases
 	fleet   fleet
 	begins  sync.Mutex // held while it is found out whether a build is to be begun; guards the following
-	// canceled is the last place in the queue of which the build was canceled before it had begun.
+	// canceled is the highest queue sequence whose build was canceled before it started.
 	canceled uint64
 	// draining is held while a VM is taken out or let in.
 	draining sync.Mutex
@@ -236,7 +236,7 @@ func (m *Manager) Shutdown(ctx context.Context) (err error) {
 		}
 		m.leaveLeases() //nolint:contextcheck // each end is bounded
 		gone := make(chan struct{})
-		go func() { // it ends with the goroutines, of which each is bounded
+		go func() { // it ends with the goroutines; each is bounded
 			m.wg.Wait()
 			close(gone)
 		}()

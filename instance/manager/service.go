@@ -107,7 +107,7 @@ func (m *Manager) failed(ctx context.Context, err error) error {
 	case m.Err() != nil && !errors.Is(m.Err(), ErrStopped): // the store was lost
 		return status.Error(codes.Unavailable, m.Err().Error())
 	case m.takes.Err() != nil:
-		return status.Error(codes.Unavailable, "the manager ends")
+		return status.Error(codes.Unavailable, "the manager is shutting down")
 	case lost != nil:
 		return status.Error(codes.Unavailable, lost.Error())
 	}
@@ -254,7 +254,7 @@ func (m *Manager) list(ctx context.Context, req *pb.ListRequest, limit int) (*pb
 		b := buildOf(r)
 		at, twice := listed[r.ID]
 		switch {
-		case twice: // it was taken meanwhile
+		case twice: // another call has taken it
 			resp.Builds[at] = b
 		case wanted(b) && len(resp.Builds) < limit:
 			resp.Builds = append(resp.Builds, b)
@@ -364,7 +364,7 @@ func (m *Manager) cancel(ctx context.Context, id string) error {
 	if b := m.find(id); b != nil {
 		return m.cancelLive(b) //nolint:contextcheck // done although the caller goes away
 	}
-	m.begins.Lock() // it does not begin meanwhile
+	m.begins.Lock() // it does not begin in between
 	defer m.begins.Unlock()
 	if b := m.find(id); b != nil {
 		return m.cancelLive(b) //nolint:contextcheck // as above

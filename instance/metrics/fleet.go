@@ -123,7 +123,7 @@ func (f fleet) Collect(out chan<- prometheus.Metric) {
 	gauge(waiting, stat.Waiting)
 }
 
-// collectBacklog tells what waits for a manager. Without an answer of its store it tells nothing of that.
+// collectBacklog reports the work that waits for a manager. Without an answer of its store it tells nothing of that.
 func collectBacklog(out chan<- prometheus.Metric, ask backlogFunc) {
 	ctx, cancel := context.WithTimeout(context.Background(), backlogTimeout)
 	defer cancel()

@@ -107,7 +107,7 @@ const (
 // Watch adds the state of p's instances to each scrape. Call it once.
 func (m *Metrics) Watch(p *instance.Provider) { m.registry.MustRegister(fleet{p, &m.backlog}) }
 
-// WatchBacklog adds what waits for a manager to each scrape, and the size of its state.
+// WatchBacklog adds the work that waits for a manager, and the size of its state, to each scrape.
 func (m *Metrics) WatchBacklog(ask func(context.Context) (control.Backlog, error)) {
 	asked := backlogFunc(ask)
 	m.backlog.Store(&asked)

@@ -37,7 +37,7 @@ func NewReader(r io.ReaderAt, size int64, entries int) (*zip.Reader, error) {
 	case d.err != nil:
 		return nil, d.err
 	case err != nil && !errors.Is(err, zip.ErrInsecurePath):
-		return nil, fmt.Errorf("it is not a zip archive: %w", err)
+		return nil, fmt.Errorf("the file is not a zip archive: %w", err)
 	case len(z.File) > entries:
 		return nil, fmt.Errorf("the archive has %d entries, the limit is %d", len(z.File), entries)
 	}

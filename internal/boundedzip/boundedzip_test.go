@@ -42,7 +42,7 @@ func TestDirectoryOfAnArchiveIsBoundedBeforeItIsInMemory(t *testing.T) {
 		"the archive has 1099511627776 entries, the limit is 100":  large,
 		"the directory of the archive has more than 1074176 bytes": archive(t, 30, strings.Repeat("x", 60_000)),
 		"the archive has 101 entries, the limit is 100":            archive(t, 101, ""),
-		"it is not a zip archive":                                  []byte("no"),
+		"the file is not a zip archive":                            []byte("no"),
 	} {
 		_, err := NewReader(bytes.NewReader(data), int64(len(data)), 100)
 		require.ErrorContains(t, err, want)

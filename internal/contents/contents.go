@@ -100,7 +100,7 @@ func (s *Store) Begin(digest string, size int64) (*Upload, error) {
 func (s *Store) Keep(u *Upload) (*os.File, error) {
 	err := error(nil)
 	if is := hex.EncodeToString(u.sum.Sum(nil)); is != u.Digest {
-		err = fmt.Errorf("it was changed on its way: its SHA-256 is %s, not %s", is, u.Digest)
+		err = fmt.Errorf("the content was changed on its way: its SHA-256 is %s, not %s", is, u.Digest)
 	}
 	if err == nil && s.Sync {
 		err = u.file.Sync()

@@ -59,12 +59,13 @@ func parseLine(line []byte) (entry, error) {
 	marker, hosts, key, comment, _, err := ssh.ParseKnownHosts(line)
 	switch {
 	case errors.Is(err, io.EOF):
-		return entry{}, errors.New("it has no key")
+		return entry{}, errors.New("the line has no key")
 	case err != nil:
 		return entry{}, err
 	case marker != "" || len(hosts) != 1 || strings.ContainsAny(hosts[0], "*?!|"):
 		return entry{}, errors.New(
-			"it is not of the form ID TYPE KEY: this file is for identities, put patterns and markers into a known_hosts file",
+			"the line is not of the form ID TYPE KEY: this file is for identities; " +
+				"put patterns and markers into a known_hosts file",
 		)
 	}
 	e := entry{id: hosts[0], key: key}

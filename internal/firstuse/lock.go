@@ -27,11 +27,11 @@ func checkFile(f *os.File) error {
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	switch {
 	case info.IsDir():
-		return errors.New("it is a directory; name a file")
+		return errors.New("the path is a directory; name a file")
 	case !info.Mode().IsRegular():
-		return errors.New("it is not a regular file")
+		return errors.New("the store of keys is not a regular file")
 	case ok && int(stat.Uid) != os.Getuid() && stat.Uid != 0:
-		return fmt.Errorf("it belongs to another user (%d), so its keys prove nothing", stat.Uid)
+		return fmt.Errorf("the file belongs to another user (%d), so its keys prove nothing", stat.Uid)
 	case info.Mode().Perm()&0o022 != 0:
 		return fmt.Errorf("others may write to it (mode %04o), so its keys prove nothing: check it, then chmod 600",
 			info.Mode().Perm())

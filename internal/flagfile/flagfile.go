@@ -87,7 +87,7 @@ func setFlags(fl *pflag.FlagSet, r *yamltree.Reader, entries []yamltree.Entry) {
 	}
 }
 
-// Cause returns what is wrong with the value of a flag, and which values it takes.
+// Cause returns the mistake in the value of a flag, and the values that the flag takes.
 func Cause(wrong *pflag.InvalidValueError) error {
 	switch wrong.GetFlag().Value.Type() {
 	case "int", "int64":

@@ -17,7 +17,7 @@ import (
 var ErrClosed = errors.New("flight: closed")
 
 // errAbandoned ends work whose callers have all left.
-var errAbandoned = errors.New("flight: nobody waits for the result")
+var errAbandoned = errors.New("flight: no caller waits for the result")
 
 // Work computes a result and says how long it may be kept: forever if keep is negative; if keep is zero, only for the
 // callers that wait for it now. That also applies to an error.

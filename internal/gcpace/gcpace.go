@@ -2,7 +2,7 @@
 //
 // Go collects garbage when the heap has doubled, so a program with 4 MiB of live memory collects after each 4 MiB that
 // it allocates. golang.org/x/crypto/ssh allocates each packet that it reads, of up to 32 KiB. So a download makes such
-// a program collect every 128 packets, which is over half of its processor time.
+// a program collect every 128 packets, which is more than half of its processor time.
 package gcpace
 
 import (

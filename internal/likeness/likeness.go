@@ -32,7 +32,7 @@ func Of(text string, own ...string) string {
 	return joined.ReplaceAllString(text, mark)
 }
 
-// joined matches the parts of one name, some of which may be a name of the build.
+// joined matches the parts of one name. Some parts may be a name of the build.
 var joined = regexp.MustCompile(mark + `(?:[-._]` + mark + `)+`)
 
 // minHex and minRandom are the least lengths of a hexadecimal identifier and of a random name.

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Count returns the number n and the noun for n things, of which thing is the singular: "1 build", "2 builds".
+// Count returns the number n and the noun for n things; thing is the singular: "1 build", "2 builds".
 func Count[N int | int64 | uint32 | uint64](n N, thing string) string {
 	switch {
 	case n == 1:

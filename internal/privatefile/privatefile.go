@@ -53,7 +53,7 @@ func Create(name string, text []byte) error {
 	return contents.SyncDir(filepath.Dir(name))
 }
 
-// Preview returns what Open would, and makes no file. It returns an error if the directory of a missing file cannot
+// Preview returns the result of Open, but makes no file. It returns an error if the directory of a missing file cannot
 // take one. made is a directory that is made before Open is called, or empty.
 func Preview(name, made string, limit int64, fresh func() ([]byte, error)) ([]byte, error) {
 	text, err := Read(name, limit)

@@ -1,5 +1,5 @@
 // Package rmtree removes directories with everything in them, even if a job has changed their modes or moves them
-// meanwhile. [Remove] takes a path, [RemoveIn] an entry of an open directory, [RemoveOpen] an open directory. No
+// at the same time. [Remove] takes a path, [RemoveIn] an entry of an open directory, [RemoveOpen] an open directory. No
 // function leaves a goroutine or an open file.
 package rmtree
 

@@ -39,7 +39,7 @@ func (c *config) parse() error {
 func decode(text []byte) (c *ssh_config.Config, err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			err = fmt.Errorf("it cannot be parsed: %v", r)
+			err = fmt.Errorf("the file cannot be parsed: %v", r)
 		}
 	}()
 	return ssh_config.DecodeBytes(text)
@@ -127,8 +127,8 @@ func onlySSH(text []byte, depth int) string {
 	return ""
 }
 
-// misread returns what the library would misread in a line, or "". It takes each # for the beginning of a comment, and
-// the first and the last quote of a value for a pair.
+// misread returns the part of a line that the library misreads, or "". The library takes each # for the beginning of
+// a comment, and the first and the last quote of a value for a pair.
 func misread(line string) string {
 	quoted, quotes := false, 0
 	for i, c := range line {

@@ -191,7 +191,7 @@ func TestIdentitiesThatSSHConfigNames(t *testing.T) {
 		{"IdentityFile ~/.ssh/locked\nIdentitiesOnly yes", socket, []string{agent}, ""},
 		{"IdentityFile ~/.ssh/held\nIdentitiesOnly yes", socket, []string{agent}, ""},
 		{"IdentityFile ~/.ssh/held.pub\nIdentitiesOnly yes", socket, []string{agent}, ""},
-		{"IdentityFile ~/.ssh/locked", "", nil, "it has a passphrase: name a command that prints it"},
+		{"IdentityFile ~/.ssh/locked", "", nil, "the key has a passphrase: name a command that prints it"},
 		{"IdentityFile ~/.ssh/open", "", nil, "chmod 600"},
 		{"IdentityFile ~/.ssh/none", "", nil, "none: no such file"},
 		{"IdentityFile ~/.ssh/none", socket, []string{agent}, ""},
@@ -261,7 +261,7 @@ func TestPassphraseCommandOpensAKey(t *testing.T) {
 		ResolverConfig{Identities: []string{file}, PassphraseCommand: []string{script(t, "exec tail -f /dev/null")}},
 	)
 	_, err = r.Target(t.Context(), Host{Place: "vm"})
-	require.ErrorContains(t, err, "it has not ended after 100ms")
+	require.ErrorContains(t, err, "the program has not ended after 100ms")
 	r = resolver(t, ResolverConfig{Identities: []string{file}, PassphraseCommand: []string{"/bin/sh", "%z"}})
 	_, err = r.Target(t.Context(), Host{Place: "vm"})
 	require.ErrorContains(t, err, "--passphrase-command: ")

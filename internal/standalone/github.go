@@ -94,7 +94,7 @@ func hasFiles(dir string) bool {
 	return len(names) > 0
 }
 
-// commitOf returns the predefined variables of which the context github is made: the commit, and its branch or tag.
+// commitOf returns the predefined variables that make up the context github: the commit, and its branch or tag.
 func commitOf(src Source) (vars []engine.Variable) {
 	for _, v := range src.Vars {
 		for _, own := range []string{"CI_COMMIT_", "GITHUB_SHA", "GITHUB_REF"} {

@@ -217,7 +217,7 @@ func (s *Session) receive() error {
 		case kindPing:
 			err = s.takePing(h)
 		case kindGoAway:
-			err = errors.New("it accepts no more streams")
+			err = errors.New("the peer accepts no more streams")
 		default:
 			err = broken("what came from it makes no sense: a frame of kind %d", h.kind)
 		}
@@ -237,7 +237,7 @@ func (s *Session) takePing(h header) error {
 		s.pings, s.since = min(s.pings+more, maxPings), now
 	}
 	if s.pings == 0 {
-		return broken("it pings more than once a second")
+		return broken("the peer pings more than once a second")
 	}
 	s.pings--
 	return s.send(header{kindPing, flagACK, 0, h.n}, nil, nil)
@@ -277,7 +277,7 @@ func (s *Session) takeFrame(h header) error {
 // accept accepts a stream that the peer opens. old is a stream with the same number, or nil.
 func (s *Session) accept(old *Stream, id uint32) (*Stream, error) {
 	if s.cfg.Accept == nil || old != nil || id%2 == 0 {
-		return nil, broken("it opened a stream")
+		return nil, broken("the peer opened a stream")
 	}
 	st := newStream(s, id)
 	s.mu.Lock()

@@ -167,7 +167,7 @@ func (st *Stream) receive(in *bufio.Reader, n uint32) error {
 	case gone: // giveUp was called just now
 		return discard(in, n)
 	case !fits:
-		return broken("it sent more than its window, or after its end")
+		return broken("the peer sent more than its window, or after its end")
 	}
 	for n > copied {
 		m, err := st.receiveLarge(in, int(n))

@@ -30,7 +30,7 @@ type Limit struct {
 }
 
 // errTooMuch ends a command that prints more than its limit.
-var errTooMuch = errors.New("it prints too much")
+var errTooMuch = errors.New("the program prints too much")
 
 // Output runs argv without a shell and returns its standard output. Its standard input is empty, and its environment is
 // ours. If a command takes too long, prints too much or outlives ctx, it is killed with its process group. The error
@@ -42,7 +42,7 @@ func Output(ctx context.Context, argv []string, limit Limit) ([]byte, error) {
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	ctx, stop := context.WithTimeoutCause(ctx, limit.Time, fmt.Errorf("it has not ended after %v", limit.Time))
+	ctx, stop := context.WithTimeoutCause(ctx, limit.Time, fmt.Errorf("the program has not ended after %v", limit.Time))
 	defer stop()
 	out := &bounded{limit: limit.Bytes, full: func() { cancel(errTooMuch) }}
 	said := &bounded{limit: maxSaid, full: func() {}}

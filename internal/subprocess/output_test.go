@@ -78,7 +78,7 @@ func TestCommandThatHangsIsKilledWithItsChildren(t *testing.T) {
 		t.Context(), sh("tail -f /dev/null & echo $! >"+pid+".new; mv "+pid+".new "+pid+"; wait"),
 		Limit{Time: 300 * time.Millisecond, Bytes: 5},
 	)
-	require.ErrorContains(t, err, "it has not ended after 300ms")
+	require.ErrorContains(t, err, "the program has not ended after 300ms")
 	text, err := os.ReadFile(pid)
 	if errors.Is(err, os.ErrNotExist) {
 		return // it was killed before it wrote the file

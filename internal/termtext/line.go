@@ -16,7 +16,7 @@ const (
 	maxLines = 50
 )
 
-// Text returns s as lines. All but the first are indented, so that none imitates our own lines. It keeps at most 50
+// Text returns s as lines. All but the first are indented, so that no line imitates ours. It keeps at most 50
 // lines and 4 KiB of s, and converts each line as Line does.
 func Text(s string) string {
 	lines := strings.SplitN(Cut(s, maxShown), "\n", maxLines+1)

@@ -70,7 +70,7 @@ func (s *MarkerScanner) keepTail() {
 	}
 }
 
-// scanPath collects the path up to its newline. A prefix that starts anew within the "path" begins
+// scanPath collects the path up to its newline. A prefix that starts again within the "path" begins
 // the marker again: "...on socket step-runner is listening on socket /b" is the marker of /b.
 func (s *MarkerScanner) scanPath(p []byte) []byte {
 	line, rest, ended := bytes.Cut(p, []byte{'\n'})

@@ -103,11 +103,11 @@ func ParseVersionText(text []byte) (Program, error) {
 	case !found:
 		return Program{}, fmt.Errorf("no line of it begins with %q", "Version:")
 	case !ValidVersion(p.Version):
-		return Program{}, fmt.Errorf("its version %q is not a valid version", clip(p.Version))
+		return Program{}, fmt.Errorf("the program's version %q is not a valid version", clip(p.Version))
 	case p.Platform == "":
 		return Program{}, fmt.Errorf("no line of it begins with %q", "OS/Arch:")
 	case !ValidPlatform(p.Platform):
-		return Program{}, fmt.Errorf("its OS/Arch %q is not os/arch", clip(p.Platform))
+		return Program{}, fmt.Errorf("the program's OS/Arch %q is not os/arch", clip(p.Platform))
 	}
 	if p.Name != ProgramName || p.Protocol < 0 {
 		p.Name, p.Protocol, p.Linger = "", 0, false

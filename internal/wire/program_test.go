@@ -62,8 +62,8 @@ func TestMalformedVersionTextIsRefused(t *testing.T) {
 	for _, test := range [][2]string{
 		{"", noVersion},
 		{"Usage: program [flags]\n", noVersion},
-		{"Version:\nOS/Arch: linux/amd64\n", `its version "" is not a valid version`},
-		{"Version: <html>\nOS/Arch: linux/amd64\n", `its version "<html>" is not a valid version`},
+		{"Version:\nOS/Arch: linux/amd64\n", `the program's version "" is not a valid version`},
+		{"Version: <html>\nOS/Arch: linux/amd64\n", `the program's version "<html>" is not a valid version`},
 		{"Version: \x1b[31m1\nOS/Arch: linux/amd64\n", "is not a valid version"},
 		{"Version: " + strings.Repeat("1", 65) + "\nOS/Arch: linux/a\n", "is not a valid version"},
 		{"Version: 1\n", noPlatform},

@@ -12,7 +12,7 @@ const nodeCost = 6
 
 // Rules are the differences between the languages. The zero value is the strictest language.
 type Rules struct {
-	// MaxCost bounds what is read: the bytes of values, and 6 for each node. Each use of an alias counts. Required.
+	// MaxCost bounds the size of a text: the bytes of values, and 6 for each node. Each use of an alias counts. Required.
 	MaxCost int
 	// Unquoted says that a number, a date, true and false may stand for a text, as they are written.
 	Unquoted bool

@@ -39,7 +39,7 @@ func NewProcess(t ProcessTransport, local Addr, cmd Command) *Process {
 // Wait waits until the process has ended, its channel is closed and all of stderr is delivered. It returns nil for
 // exit status 0, an [*ExitError] for any other end, a *mux.ConnError or *relay.Error if the connection or the relay
 // was lost before the end was known, and ctx's cause if ctx ends first (the process goes on). It may be called again,
-// and by several goroutines. Stdout that nobody reads may hold the process up.
+// and by several goroutines. Stdout that is not read may block the process.
 func (p *Process) Wait(ctx context.Context) error {
 	select {
 	case <-p.Exited():

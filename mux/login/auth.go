@@ -52,7 +52,7 @@ func authMethods(ctx context.Context, auths []Auth, sha1 bool, note func(keys in
 	return methods
 }
 
-// allSigners returns the keys of all auths, and the errors of auths that gave none. With sha1, RSA keys appear a
+// allSigners returns the keys of all auths, and the errors of auths that gave no key. With sha1, RSA keys appear a
 // second time at the end, to sign with SHA-1.
 func allSigners(ctx context.Context, auths []Auth, sha1 bool) (all []ssh.Signer, err error) {
 	var old []ssh.Signer

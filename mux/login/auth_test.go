@@ -310,9 +310,9 @@ func TestKeyFileErrorNamesTheReason(t *testing.T) {
 	locked, err := os.ReadFile(plain)
 	require.NoError(t, err)
 	for want, content := range map[string]string{
-		"it has a passphrase": string(locked),
-		"not the .pub file":   "ssh-ed25519 AAAA me@here",
-		"not a private key":   string(make([]byte, 100<<10)),
+		"the key has a passphrase": string(locked),
+		"not the .pub file":        "ssh-ed25519 AAAA me@here",
+		"not a private key":        string(make([]byte, 100<<10)),
 	} {
 		path := filepath.Join(dir, "key")
 		require.NoError(t, os.WriteFile(path, []byte(content), 0o600))

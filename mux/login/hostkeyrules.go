@@ -67,7 +67,7 @@ func firstUse(store *firstuse.Store, s server) (knowledge, error) {
 	}
 	changed := func(kept, got ssh.PublicKey) error {
 		return fmt.Errorf("HOST KEY CHANGED: machine %s at %s shows %s, but showed %s when it was first reached: "+
-			"somebody may be in between; if it was built anew give it a new identity, or remove its line from %s",
+			"somebody may be in between; if the machine was rebuilt give it a new identity, or remove its line from %s",
 			s.machine, s.addr, describe(got), describe(kept), store.Path())
 	}
 	known := knowledge{

@@ -84,7 +84,7 @@ func parseKey(pem, passphrase []byte) (ssh.Signer, error) {
 	missing := (*ssh.PassphraseMissingError)(nil)
 	switch locked := errors.As(err, &missing); {
 	case locked && passphrase == nil:
-		return nil, fmt.Errorf("it has a passphrase: name a command that prints it (--passphrase-command), "+
+		return nil, fmt.Errorf("the key has a passphrase: name a command that prints it (--passphrase-command), "+
 			"or load it into ssh-agent and use the agent: %w", err)
 	case locked:
 		if signer, err = ssh.ParsePrivateKeyWithPassphrase(pem, passphrase); err != nil {
@@ -178,9 +178,9 @@ func parseCertificate(text []byte) (*ssh.Certificate, error) {
 	cert, ok := key.(*ssh.Certificate)
 	switch {
 	case !ok:
-		return nil, fmt.Errorf("it is a plain %s key: want a certificate, as ssh-keygen -s makes it", key.Type())
+		return nil, fmt.Errorf("the file is a plain %s key: want a certificate, as ssh-keygen -s makes it", key.Type())
 	case cert.CertType != ssh.UserCert:
-		return nil, errors.New("it is a certificate of a host: want a user's")
+		return nil, errors.New("the file is a certificate of a host: want a user's")
 	}
 	return cert, nil
 }

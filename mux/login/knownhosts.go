@@ -90,12 +90,12 @@ func readHosts(source string, files ...string) (*hostDB, error) {
 				err = checkEntry(marker, hosts)
 			}
 			if err == nil && len(line) > maxLine {
-				err = fmt.Errorf("it has more than %d bytes", maxLine)
+				err = fmt.Errorf("the line has more than %d bytes", maxLine)
 				return nil, badLine(name, n, err) // NewDB ends at such a line
 			}
 			if err != nil { // NewDB passes over all bad lines
 				if errors.Is(err, io.EOF) {
-					err = errors.New("it has no key")
+					err = errors.New("the line has no key")
 				}
 				err = badLine(name, n, err)
 				if isForAll(line) || len(line) > maxLine {
@@ -272,7 +272,7 @@ func (d *hostDB) checkName(s server, remote net.Addr, key ssh.PublicKey) error {
 		switch {
 		case cert.Signature != nil && cert.Signature.Format == ssh.KeyAlgoRSA:
 			return errors.New("the server's certificate is signed with SHA-1: " +
-				"have it signed anew, with rsa-sha2-512 or another type of key")
+				"have it signed again, with rsa-sha2-512 or another type of key")
 		case d.lists(s, cert.SignatureKey, true):
 			if err := d.db.HostKeyCallback()(s.name, remote, cert); err != nil {
 				return fmt.Errorf("the server's certificate %.200q is not valid for %s: %w", cert.KeyId, s.name, err)

@@ -157,7 +157,7 @@ func (e *disjointError) Error() string {
 // Unwrap returns the library's error.
 func (e *disjointError) Unwrap() error { return e.AlgorithmNegotiationError }
 
-// maxOffer bounds what an error quotes of a server's algorithms, in characters.
+// maxOffer bounds how much of a server's algorithms an error quotes, in characters.
 const maxOffer = 160
 
 // sshdOption returns the option of sshd_config for the algorithms of a purpose, in the library's words.

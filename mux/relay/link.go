@@ -15,7 +15,7 @@ import (
 const linkWrite = 384 << 10
 
 // errTakesNothing ends a relay that does not read its stdin.
-var errTakesNothing = errors.New("it takes no input")
+var errTakesNothing = errors.New("the relay takes no input")
 
 // link is both directions of the carrier. Writes to it do not block if the caller has reserved room: a goroutine
 // passes them on, and ends with the carrier.

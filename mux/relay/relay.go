@@ -132,7 +132,7 @@ func (r *Relay) exchangeHellos(from *bufio.Reader) error {
 	switch {
 	case err == nil && version != wire.RelayVersion:
 		return &Error{Op: "start", Version: version, Err: fmt.Errorf(
-			"it speaks version %d of the protocol, this program version %d: install the same stepmux on both ends",
+			"the relay speaks version %d of the protocol, this program version %d: install the same stepmux on both ends",
 			version, wire.RelayVersion)}
 	case err != nil && len(noise) > 0:
 		return fmt.Errorf("%w; it printed %q", err, noise[:min(len(noise), 80)])
@@ -231,7 +231,7 @@ func (r *Relay) endError() error {
 	case errors.Is(failure, errTakesNothing):
 		e.Err = failure
 	default:
-		e.Err = errors.New("it ended")
+		e.Err = errors.New("the relay ended")
 	}
 	return e
 }

@@ -141,7 +141,7 @@ func (u *unpacker) unpack(file *os.File) error {
 	case n == 0:
 		return errors.New("the archive is empty")
 	default:
-		return fmt.Errorf("it is neither a zip archive nor a tar archive in zstd: it begins with %q",
+		return fmt.Errorf("the file is neither a zip archive nor a tar archive in zstd: it begins with %q",
 			termtext.Short(string(begin), len(begin)))
 	}
 	u.dry = true
@@ -284,8 +284,8 @@ func (u *unpacker) entry(name string, mode fs.FileMode, info fs.FileInfo, size i
 		u.files++
 		return u.link(name, to)
 	}
-	return errors.New("it is a device, a pipe, a socket or a hard link; only files, directories and symbolic links " +
-		"can be unpacked")
+	return errors.New("the entry is a device, a pipe, a socket or a hard link; only files, directories and symbolic " +
+		"links can be unpacked")
 }
 
 // keeps counts the bytes of a name or of a target, which stay in memory until the end.
@@ -300,17 +300,17 @@ func (u *unpacker) keeps(n int) error {
 func checkName(name string) error {
 	switch {
 	case len(name) > maxPath:
-		return fmt.Errorf("its name is longer than %d bytes", maxPath)
+		return fmt.Errorf("the entry's name is longer than %d bytes", maxPath)
 	case strings.IndexByte(name, 0) >= 0:
-		return errors.New("its name has a NUL byte in it")
+		return errors.New("the entry's name has a NUL byte in it")
 	case path.IsAbs(name):
-		return errors.New("its name is an absolute path, so it would be outside of the project's directory")
+		return errors.New("the entry's name is an absolute path, so it would be outside of the project's directory")
 	case outside(path.Clean(name)):
-		return errors.New("its name has .. in it, so it would be outside of the project's directory")
+		return errors.New("the entry's name has .. in it, so it would be outside of the project's directory")
 	}
 	for part := range strings.SplitSeq(name, "/") {
 		if part == "" || part == "." || part == ".." {
-			return errors.New("its name has an empty part, . or .. in it")
+			return errors.New("the entry's name has an empty part, . or .. in it")
 		}
 	}
 	return nil
@@ -370,7 +370,7 @@ func (u *unpacker) file(name string, info fs.FileInfo, size int64, r io.Reader) 
 	case err != nil:
 		return err
 	case n != size:
-		return fmt.Errorf("its content does not have the %d bytes that the archive says", size)
+		return fmt.Errorf("the entry's content does not have the %d bytes that the archive says", size)
 	}
 	if err := file.Chmod(info.Mode().Perm()); err != nil {
 		return err

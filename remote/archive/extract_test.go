@@ -93,12 +93,12 @@ func TestHostileEntriesAreRefused(t *testing.T) {
 		entries []entry
 		want    string
 	}{
-		"up":             {[]entry{{"../evil", "x", regular}}, "its name has .. in it"},
-		"up, inside":     {[]entry{{"a/../../evil", "x", regular}}, "its name has .. in it"},
-		"up and back":    {[]entry{{"a/../b", "x", regular}}, "its name has an empty part, . or .. in it"},
-		"absolute":       {[]entry{{"/tmp/evil", "x", regular}}, "its name is an absolute path"},
+		"up":             {[]entry{{"../evil", "x", regular}}, "the entry's name has .. in it"},
+		"up, inside":     {[]entry{{"a/../../evil", "x", regular}}, "the entry's name has .. in it"},
+		"up and back":    {[]entry{{"a/../b", "x", regular}}, "the entry's name has an empty part, . or .. in it"},
+		"absolute":       {[]entry{{"/tmp/evil", "x", regular}}, "the entry's name is an absolute path"},
 		"NUL":            {[]entry{{"a\x00b", "x", regular}}, ""},
-		"no name":        {[]entry{{"", "x", regular}}, "its name has an empty part"},
+		"no name":        {[]entry{{"", "x", regular}}, "the entry's name has an empty part"},
 		"long":           {[]entry{{strings.Repeat("a/", 2100) + "a", "x", regular}}, "longer than 4096 bytes"},
 		"twice":          {[]entry{{"a", "x", regular}, {"a", "y", regular}}, "the name is in the archive twice"},
 		"file, then dir": {[]entry{{"a", "x", regular}, {"a/b", "y", regular}}, "make its directory: file exists"},
@@ -117,7 +117,7 @@ func TestHostileEntriesAreRefused(t *testing.T) {
 		"only the last":  {[]entry{{"fine", "x", regular}, {"l", "/etc", symlink}}, "leads to /etc, outside"},
 		"through a link": {[]entry{{"l", "d", symlink}, {"l/x", "x", regular}}, "there is a directory of that name"},
 		"long link":      {[]entry{{"l", strings.Repeat("x", 5000), symlink}}, ""},
-		"pipe":           {[]entry{{"p", "", fs.ModeNamedPipe | 0o644}}, "it is a device, a pipe"},
+		"pipe":           {[]entry{{"p", "", fs.ModeNamedPipe | 0o644}}, "the entry is a device, a pipe"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for kind, data := range map[string][]byte{"zip": zipOf(t, c.entries...), "tar": tarOfOrNil(t, c.entries)} {
@@ -304,11 +304,11 @@ func TestOtherFilesAreNoArchives(t *testing.T) {
 	tarred := tarOf(t, entry{"a", strings.Repeat("x", 1000), regular})
 	for want, data := range map[string][]byte{
 		"the archive is empty": {},
-		`it is neither a zip archive nor a tar archive in zstd: it begins with "<!DOCTYPE html>"`: []byte(
+		`the file is neither a zip archive nor a tar archive in zstd: it begins with "<!DOCTYPE html>"`: []byte(
 			"<!DOCTYPE html>\n<html>"),
-		"it is not a zip archive": whole[:len(whole)-5],
-		"read the tar archive":    tarred[:4],
-		`begins with "[31m"`:      []byte("\x1b[31m"),
+		"the file is not a zip archive": whole[:len(whole)-5],
+		"read the tar archive":          tarred[:4],
+		`begins with "[31m"`:            []byte("\x1b[31m"),
 	} {
 		_, err := Extract(t.Context(), fileOf(t, data), t.TempDir(), Bounds{})
 		require.ErrorContains(t, err, want)

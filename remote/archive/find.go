@@ -173,7 +173,7 @@ func (f *finder) warnOutside() {
 	}
 }
 
-var errOutside = errors.New("it is outside of the project's directory")
+var errOutside = errors.New("the path is outside of the project's directory")
 
 // relative returns a pattern relative to the project's directory.
 func (f *finder) relative(pattern string) (string, error) {
@@ -200,7 +200,7 @@ func (f *finder) relative(pattern string) (string, error) {
 // CheckPattern returns an error if pattern does not have the form of a [Selection]'s paths.
 func CheckPattern(pattern string) error {
 	if !doublestar.ValidatePattern(pattern) {
-		return errors.New("it is not a valid pattern: a [, { or \\ has no end")
+		return errors.New("the text is not a valid pattern: a [, { or \\ has no end")
 	}
 	return nil
 }
@@ -313,7 +313,7 @@ func (f *finder) list() {
 		cost := len(name) - nameSize + f.targets[name]
 		switch {
 		case len(name) > maxPath:
-			f.files.Leave(name[:100]+"...", fmt.Errorf("its path is longer than %d bytes", maxPath))
+			f.files.Leave(name[:100]+"...", fmt.Errorf("the file's path is longer than %d bytes", maxPath))
 		case entries == maxEntries:
 			f.files.Leave(name, fmt.Errorf("at most %d files can be archived", maxEntries))
 		case size+cost > nameFloor:

@@ -90,16 +90,16 @@ func TestPatternsThatMatchNothingAreWarnings(t *testing.T) {
 	for pattern, want := range map[string]string{
 		"missing":           "no matching files",
 		"missing/**":        "no matching files",
-		"../outside/secret": "it is outside of the project's directory",
-		"..":                "it is outside of the project's directory",
-		"/etc/passwd":       "it is outside of the project's directory",
-		outside:             "it is outside of the project's directory",
-		dir + "2":           "it is outside of the project's directory",
+		"../outside/secret": "the path is outside of the project's directory",
+		"..":                "the path is outside of the project's directory",
+		"/etc/passwd":       "the path is outside of the project's directory",
+		outside:             "the path is outside of the project's directory",
+		dir + "2":           "the path is outside of the project's directory",
 		"away/secret":       "no matching files",
 		"away/*":            "no matching files",
 		"etc/**":            "",
 		"up/outside/**":     "no matching files",
-		"[":                 "it is not a valid pattern",
+		"[":                 "the text is not a valid pattern",
 		"":                  "the path is empty",
 	} {
 		files, said := find(t, Selection{Dir: dir, Paths: []string{pattern}})

@@ -65,7 +65,7 @@ func TestAFileThatCannotBeReadToItsEndIsArchivedInPart(t *testing.T) {
 		{Zip, "/proc/self", "mem", "comm", "mem: only a part of it is archived: input/output error", ""},
 		{
 			TarZstd, "/sys/kernel", "uevent_seqnum", "fscaps", // of both, the kernel says that they have 4096 bytes
-			"uevent_seqnum: only a part of it is archived: it became shorter while it was read; zeros stand for its last ",
+			"uevent_seqnum: only a part of it is archived: the file became shorter while it was read; zeros stand for its last ",
 			"\x00\x00\x00\x00",
 		},
 	} {
@@ -134,7 +134,7 @@ func TestPathsThatCannotBeUnpackedAreLeftOut(t *testing.T) {
 			require.FileExists(t, filepath.Join(to, name))
 		}
 		warnings := strings.Join(said.warnings, "\n")
-		require.Contains(t, warnings, "...: left out: its path is longer than 4096 bytes")
+		require.Contains(t, warnings, "...: left out: the file's path is longer than 4096 bytes")
 		require.Contains(t, warnings, ": left out: the paths of all files together are too long")
 	}
 }

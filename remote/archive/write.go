@@ -242,7 +242,7 @@ func (p *packer) copyExactly(w io.Writer, file *content, size int64) error {
 	if err := p.copy(w, counted); err != nil || counted.N == 0 {
 		return err
 	}
-	why := cmp.Or(file.err, errors.New("it became shorter while it was read"))
+	why := cmp.Or(file.err, errors.New("the file became shorter while it was read"))
 	file.err = fmt.Errorf("%w; zeros stand for its last %s", oserr.Bare(why),
 		plural.Count(counted.N, "byte"))
 	return p.copy(w, io.LimitReader(zeros{}, counted.N))

@@ -331,7 +331,7 @@ func TestAPageOfHTMLIsNoSuccess(t *testing.T) {
 	require.ErrorContains(t, r.upload(nil), "answers 200 OK with a page of HTML (is the URL that of a GitLab server?)")
 	require.Len(t, r.Requests(), 1)
 	_, err := r.download(nil)
-	require.ErrorContains(t, err, "download artifacts of job 42: it is neither a zip archive")
+	require.ErrorContains(t, err, "download artifacts of job 42: the file is neither a zip archive")
 }
 
 func TestHostileArtifactsAreRefused(t *testing.T) {
@@ -348,7 +348,7 @@ func TestHostileArtifactsAreRefused(t *testing.T) {
 		return true
 	}
 	dir, err := r.download(nil)
-	require.ErrorContains(t, err, `unpack "../evil": its name has .. in it`)
+	require.ErrorContains(t, err, `unpack "../evil": the entry's name has .. in it`)
 	require.NoFileExists(t, filepath.Join(filepath.Dir(dir), "evil"))
 }
 
@@ -358,16 +358,16 @@ func TestNothingToUploadIsSaid(t *testing.T) {
 	require.ErrorIs(t, err, ErrNoFiles)
 	require.Empty(t, r.Requests())
 	require.Contains(t, r.log.String(), "WARNING: missing: no matching files")
-	require.Contains(t, r.log.String(), "WARNING: /etc/passwd: it is outside of the project's directory")
+	require.Contains(t, r.log.String(), "WARNING: /etc/passwd: the path is outside of the project's directory")
 }
 
 func TestAJobNeedsAServerATokenAndANumber(t *testing.T) {
 	r := newRig(t)
 	for want, job := range map[string]Job{
-		"give --url and --token":         {Server: r.URL, ID: 1},
-		"give --id, or CI_JOB_ID":        {Server: r.URL, Token: "t"},
-		"the server's URL: it is not":    {Server: "gitlab", ID: 1, Token: "t"},
-		"or CI_SERVER_URL and CI_JOB_TO": {ID: 1, Token: "t"},
+		"give --url and --token":               {Server: r.URL, ID: 1},
+		"give --id, or CI_JOB_ID":              {Server: r.URL, Token: "t"},
+		"the server's URL: the address is not": {Server: "gitlab", ID: 1, Token: "t"},
+		"or CI_SERVER_URL and CI_JOB_TO":       {ID: 1, Token: "t"},
 	} {
 		require.ErrorContains(t, r.upload(func(cfg *UploadConfig) { cfg.Job = job }), want)
 		_, err := r.download(func(cfg *DownloadConfig) { cfg.Job = job })

@@ -64,7 +64,8 @@ func Take(spec string) (*User, error) {
 		}
 		u, err := lookup("", id)
 		if err == nil && u != nil && u.group == 0 {
-			err = fmt.Errorf("its user %s is in root's group: builds would have root's rights; choose other ids", u.name)
+			err = fmt.Errorf("the user %s of this id is in root's group: builds would have root's rights; "+
+				"choose other ids", u.name)
 		}
 		if err != nil {
 			lock.Close()
@@ -273,7 +274,7 @@ func as(id int, do func() error) error {
 func become(id, group int, groups []int) error {
 	err := errors.Join(syscall.Setgroups(groups), syscall.Setresgid(group, group, group), syscall.Setresuid(id, id, id))
 	if err == nil && syscall.Setuid(0) == nil {
-		err = errors.New("it is still root")
+		err = errors.New("the process is still root")
 	}
 	if err != nil {
 		return err

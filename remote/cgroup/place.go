@@ -208,7 +208,7 @@ func enable(dir string, names []string) error {
 	return write(dir, "cgroup.subtree_control", "+"+strings.Join(names, " +"))
 }
 
-// moveRest moves the processes of base, all of which are ours, to a cgroup below it.
+// moveRest moves the processes of base, which are all ours, to a cgroup below it.
 func moveRest(base string) error {
 	if err := mkdir(base + "/" + rest); err != nil && !errors.Is(err, unix.EEXIST) {
 		return err

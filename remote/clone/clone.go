@@ -16,7 +16,7 @@ import (
 	"github.com/stepmux/stepmux/internal/rmtree"
 )
 
-// Config says what to clone, and where.
+// Config names the repository to clone, and the directory to clone it to.
 type Config struct {
 	// URL is the repository, by HTTPS or HTTP, without a user or a password. Required.
 	URL string
@@ -205,7 +205,7 @@ func (g *git) fetch(ctx context.Context) error {
 	return g.run(ctx, append(args, "--", "origin", revision)...)
 }
 
-// index makes the index of an earlier clone anew, by the content of its files: an index of the earlier build can say of
+// index rebuilds the index of an earlier clone from the content of its files: an index of the earlier build can say of
 // any file that it is unchanged, and git then leaves that file as it is. Files that are the same keep their times.
 func (g *git) index(ctx context.Context) error {
 	if g.run(ctx, "rev-parse", "--quiet", "--verify", "HEAD^{tree}") != nil || g.run(ctx, "read-tree", "HEAD") != nil {

@@ -76,7 +76,7 @@ func verifyObjects(r *bufio.Reader) error {
 		}
 		id, kind, size := "", "", int64(0)
 		if _, err := fmt.Sscanf(header, "%s %s %d\n", &id, &kind, &size); err != nil {
-			return fmt.Errorf("git says of an object: %.100q", header)
+			return fmt.Errorf("unexpected header from git cat-file: %.100q", header)
 		}
 		sum := sha1.New()
 		if len(id) == 2*sha256.Size {

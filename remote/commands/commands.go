@@ -75,7 +75,7 @@ func (p Program) Main(args []string) int {
 		}
 		return p.wrongUsage("", fmt.Errorf("unknown command %q", args[0]))
 	}
-	return p.wrongUsage("", errors.New("it needs a command"))
+	return p.wrongUsage("", errors.New("a command is missing"))
 }
 
 // Steps runs the command line after the word "steps", and returns its exit code.
@@ -225,7 +225,7 @@ func (p Program) run(name string, c command, args []string) int {
 	case err != nil:
 		return p.wrongUsage(name, flagError(err))
 	case fl.NArg() > 0 && !c.args:
-		return p.wrongUsage(name, fmt.Errorf("it takes flags only, not %q", fl.Arg(0)))
+		return p.wrongUsage(name, fmt.Errorf("the command takes flags only, not %q", fl.Arg(0)))
 	}
 	ctx, stop := endsignal.Until(context.Background())
 	defer stop()

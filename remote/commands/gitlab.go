@@ -33,7 +33,7 @@ var refused = []struct {
 			"run", "run-single", "register", "unregister", "verify", "list", "install", "uninstall", "start", "stop",
 			"restart", "status", "reset-token", "fleeting", "wrapper", "exec",
 		},
-		"it belongs to a manager; install GitLab Runner on the manager's machine",
+		"the command belongs to a manager; install GitLab Runner on the manager's machine",
 	},
 }
 

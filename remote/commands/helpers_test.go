@@ -186,7 +186,7 @@ func TestExitCodesAreThoseThatTheScriptsExpect(t *testing.T) {
 		"FATAL: --concurrency: stepmux has no":    {1, []string{"cache-archiver", "--file", "c", "--concurrency", "16"}},
 		"FATAL: read --env-file":                  {1, []string{"cache-archiver", "--file", "c", "--env-file", "none"}},
 		"unknown flag: --parallel":                {2, []string{"cache-archiver", "--parallel"}},
-		"it takes flags only, not \"x\"":          {2, []string{"cache-archiver", "x"}},
+		"the command takes flags only, not \"x\"": {2, []string{"cache-archiver", "x"}},
 		"--metadata is not an object of JSON":     {2, []string{"cache-archiver", "--metadata", "[]"}},
 		"write KEY:VALUE":                         {2, []string{"cache-archiver", "--header", "bad"}},
 		"write a time as 90s or 1h30m":            {2, []string{"cache-archiver", "--timeout", "soon"}},

@@ -379,7 +379,7 @@ func pin(path string, isLink bool) error {
 }
 
 // at calls do with a descriptor of path, which may be a symbolic link, and its name in /proc. A mount takes these and
-// not the path, which is looked up anew each time: a job of another build may put a link in its place meanwhile, which
+// not the path, which is looked up again each time: a job of another build may put a link in its place, which
 // would lead the mount to any directory.
 func at(path string, do func(fd int, name string) error) error {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)

@@ -76,7 +76,7 @@ func textOf(name string) string {
 }
 
 // Guard makes the files read-only from which later builds start. An error does not say that the machine allows no
-// isolation: other builds may change those files meanwhile.
+// isolation: without it other builds may change those files.
 func (r *Room) Guard() error {
 	if r.spec.Level == vmconfig.Off {
 		return nil
@@ -148,7 +148,7 @@ func create(home, path string, dir bool, text string) error {
 }
 
 // permit gives our user all rights to the directory dir and to those on the way to it from home. A job may have taken
-// them, so that nobody finds the files there until it gives them back.
+// them; no process could then find the files there until it gives them back.
 func permit(home, dir string) {
 	if dir != home && within(dir, home) {
 		permit(home, filepath.Dir(dir))
@@ -182,7 +182,7 @@ func (r *Room) freezeIn(home, path string, pinned map[string]bool) (err error) {
 	return err
 }
 
-// maxTries bounds how often freezeIn begins anew because a job exchanges a file and a link all the time.
+// maxTries bounds how often freezeIn begins again because a job exchanges a file and a link all the time.
 const maxTries = 20
 
 func (r *Room) tryFreezeIn(home, path string, pinned map[string]bool) error {

@@ -75,7 +75,7 @@ func openSoon(name string) (*os.File, error) {
 			return f, err
 		}
 		if time.Now().After(end) { // the machine has not refused it
-			return nil, fmt.Errorf("its init has not begun to run after %v", mapTimeout)
+			return nil, fmt.Errorf("the build's init has not begun to run after %v", mapTimeout)
 		}
 		<-time.NewTimer(pause).C
 	}

@@ -34,7 +34,7 @@ type record struct {
 	runner atomic.Pointer[engine.Runner]
 
 	begun atomic.Bool // one of its commands may have been started
-	// serverFailed says that a step failed because of a server, or of the way to it.
+	// serverFailed says that a step failed because of a server or the network path to it.
 	serverFailed atomic.Bool
 
 	life context.Context // its end kills the job's processes

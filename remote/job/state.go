@@ -38,7 +38,7 @@ type Stat struct {
 	System bool
 	// NothingStarted says that none of the job's commands was started, for sure. It is set once the State is final.
 	NothingStarted bool
-	// ServerFailed says that a step failed because of a server, or of the way to it: other machines may find the same.
+	// ServerFailed says that a step failed because of a server or the network path to it: other machines may fail too.
 	ServerFailed bool
 	// Isolation is the level at which the job's commands ran, empty if it is unknown. IsolationReason says why it is
 	// off although Auto was asked for, or why it is unknown. Both are set once the State is final.

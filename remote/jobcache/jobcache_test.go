@@ -295,7 +295,7 @@ func TestAHostileArchiveIsRefused(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(filepath.Dir(dir), "evil"))
 	r.Put("k", []byte(strings.Repeat("<html>", 10)), nil)
 	_, err = r.restore(r.from(r.Presigned("k")))
-	require.ErrorContains(t, err, "it is neither a zip archive")
+	require.ErrorContains(t, err, "the file is neither a zip archive")
 }
 
 // The disk of a VM filled up with the caches of branches that were long gone.

@@ -33,7 +33,7 @@ func sweep(ctx context.Context, dir string) {
 	each(dir, func(caches *os.Root, project string) {
 		path := filepath.Join(caches.Name(), project)
 		each(path, func(in *os.Root, cache string) {
-			scratch := "~" + rand.Text() // another job may save the cache meanwhile
+			scratch := "~" + rand.Text() // another job may save the cache in between
 			if unused(in, cache) && in.Rename(cache, scratch) == nil {
 				_ = rmtree.RemoveIn(ctx, in, scratch)
 			}

@@ -8,7 +8,7 @@ import (
 )
 
 // WaitHangup waits until the peer has closed conn, or until conn is closed here. It does not return when the peer only
-// ends its sending half. No other goroutine may read from conn meanwhile.
+// ends its sending half. No other goroutine may read from conn at the same time.
 func WaitHangup(conn *net.UnixConn) {
 	rc, err := conn.SyscallConn()
 	if err != nil {

@@ -73,7 +73,7 @@ func (l *Lines) Socket(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("wait for the socket's path on stdin: %w", err)
 	case errors.Is(err, bufio.ErrBufferFull), len(line) > wire.MaxSocketPath:
 		return "", fmt.Errorf("the first line of stdin has more than %d bytes: "+
-			"it is not the path of a socket", wire.MaxSocketPath)
+			"that is not the path of a socket", wire.MaxSocketPath)
 	case err != nil:
 		return "", fmt.Errorf("read the socket's path from stdin: %w", err)
 	}
@@ -95,7 +95,7 @@ func (l *Lines) Secret(ctx context.Context, timeout time.Duration) (wire.Verifie
 	}
 	switch {
 	case errors.Is(err, io.EOF):
-		err = errors.New("it ended before the secret came")
+		err = errors.New("stdin ended before the secret came")
 	case errors.Is(err, bufio.ErrBufferFull):
 		err = fmt.Errorf("the line with the secret has more than %d characters", wire.MaxSecretLine-1)
 	case errors.Is(err, os.ErrDeadlineExceeded):

@@ -11,7 +11,7 @@ import (
 // restore is called. It catches the signal instead of ignoring it, because every child process would inherit an ignored
 // signal.
 func WithstandSIGPIPE() (restore func()) {
-	sigpipe := make(chan os.Signal, 1) // nobody receives from it: a registered channel is enough
+	sigpipe := make(chan os.Signal, 1) // never received from: a registered channel is enough
 	signal.Notify(sigpipe, unix.SIGPIPE)
 	return func() { signal.Stop(sigpipe) }
 }

@@ -78,7 +78,7 @@ const (
 	maxReportText = maxReport - reportHead
 )
 
-// send sends r in one packet. It ignores errors: if the server is gone, nobody needs the report.
+// send sends r in one packet. It ignores errors: if the server is gone, the report is not needed.
 func (r report) send(control io.Writer) {
 	b := append(make([]byte, 0, maxReport), r.Kind, byte(r.At))
 	// Not binary.Write: the VM's end would be larger by 30 KB.

@@ -24,7 +24,7 @@ type Children struct {
 
 	wasSubreaper int32
 	sigchld      chan os.Signal // closed by Release
-	unignored    chan os.Signal // nobody receives from it
+	unignored    chan os.Signal // never received from
 	done         chan struct{}  // closed once the goroutine has ended
 }
 

@@ -71,7 +71,7 @@ func (c *Command) check() error {
 		size += len(entry) + 1
 	}
 	if size > maxCommand {
-		return tooLarge(c.Argv[0], "its arguments and environment have %d bytes, the limit is %d", size, maxCommand)
+		return tooLarge(c.Argv[0], "the command's arguments and environment have %d bytes, the limit is %d", size, maxCommand)
 	}
 	return nil
 }

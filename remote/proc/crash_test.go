@@ -14,7 +14,7 @@ import (
 	"github.com/stepmux/stepmux/remote/isolate"
 )
 
-// Symptom: an init that got no thread or no memory was "its init ended at its start".
+// Symptom: an init that got no thread or no memory was "the init process ended at its start".
 func TestAnInitThatCannotStartSaysWhyInOneSentence(t *testing.T) {
 	racefree.Only(t) // the race detector has limits of its own
 	self, err := os.Executable()
@@ -55,7 +55,7 @@ func TestAnInitThatCannotStartSaysWhyInOneSentence(t *testing.T) {
 			in := &Init{Room: isolate.Spec{Level: c.level, Dir: t.TempDir()}}
 			t.Cleanup(func() { in.Close() })
 			_, err := in.Start(t.Context(), shell("true"))
-			require.ErrorContains(t, err, "its init could not start: ")
+			require.ErrorContains(t, err, "the init process could not start: ")
 			require.ErrorContains(t, err, c.says)
 			require.ErrorContains(t, err, c.hint)
 			require.NotContains(t, err.Error(), "runtime stack")

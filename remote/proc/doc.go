@@ -1,4 +1,4 @@
-// Package proc runs processes so that none of them outlives the program that runs them. It needs Linux.
+// Package proc runs processes so that no process outlives the program that runs them. It needs Linux.
 //
 // An [Init] runs the commands of a server. It starts one process of its own, the init: this same program, executed
 // again and connected to the server by one socket. The commands are children of the init, not of the server. The init

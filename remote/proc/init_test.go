@@ -92,11 +92,11 @@ func TestCommandWhoseStartIsUnknownFailsInWaitNotInStart(t *testing.T) {
 	require.NoError(t, <-started)
 	require.Zero(t, p.PID())
 	_, err = p.Wait(t.Context())
-	require.EqualError(t, err, `wait for "/bin/sh": its init process ended first; it is not known whether the `+
+	require.EqualError(t, err, `wait for "/bin/sh": the command's init process ended first; it is not known whether the `+
 		`command had started`)
 	require.True(t, MachineFailed(err))
 	p.Stop(0)
-	require.EqualError(t, p.Close(), `close "/bin/sh": its init process ended first: signal: killed`)
+	require.EqualError(t, p.Close(), `close "/bin/sh": the command's init process ended first: signal: killed`)
 
 	_, err = l.start(t.Context(), shell("exit 3"))
 	require.ErrorIs(t, err, errUnreachable)

@@ -51,11 +51,11 @@ type link struct {
 
 var (
 	// errInit is the error of a command whose init ended first.
-	errInit = errors.New("its init process ended first")
+	errInit = errors.New("the command's init process ended first")
 	// errStartUnknown is the error of a command that was sent to the init, which ended without a report about it.
 	errStartUnknown = fmt.Errorf("%w; it is not known whether the command had started", errInit)
 	// errUnreachable is the error of a command that could not be sent to the init. It has not started.
-	errUnreachable = initError{errors.New("its init process does not accept commands: it has ended or hangs")}
+	errUnreachable = initError{errors.New("the command's init process does not accept commands: it has ended or hangs")}
 )
 
 // errUnkillable is the error of an init that could not end all of its processes, or did not end. The number of the
@@ -118,13 +118,13 @@ func (s *launcher) launchAt() (l *link, err error) {
 		err = l.await()
 	}
 	if err == nil && level != vmconfig.Off && l.view == nil {
-		err = errors.New("its init does not show its root directory")
+		err = errors.New("the init does not show its root directory")
 	}
 	if err != nil {
 		l.abandon()
 		<-l.gone
 		if l.said != "" {
-			return nil, errors.New("its init could not start: " + l.said) // isolation has no part in it
+			return nil, errors.New("the init process could not start: " + l.said) // isolation has no part in it
 		}
 		return nil, unavailable(level, err)
 	}
@@ -193,9 +193,9 @@ func (l *link) await() error {
 		}
 		return &failure{r.At, syscall.Errno(r.Errno), r.text}
 	case <-l.gone:
-		return errors.New("its init ended at its start")
+		return errors.New("the init process ended at its start")
 	case <-timer.C:
-		return fmt.Errorf("its init is not ready after %v", initTimeout)
+		return fmt.Errorf("the init process is not ready after %v", initTimeout)
 	}
 }
 

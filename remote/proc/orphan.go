@@ -65,6 +65,6 @@ func removeOrphan(ctx context.Context, dir *os.File) {
 		scratch := "~" + strconv.FormatUint(rand.Uint64(), 36)
 		_ = os.Rename(dir.Name(), path.Join(path.Dir(dir.Name()), scratch)) // if it fails, the name stays
 	}
-	// An attempt may take longer than orphanTimeout, but none begins after it.
+	// An attempt may take longer than orphanTimeout, but no attempt begins after it.
 	_ = pause.Until(trying, func() (bool, error) { return rmtree.RemoveOpen(ctx, dir) == nil, nil })
 }

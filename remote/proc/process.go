@@ -136,7 +136,7 @@ func (p *Process) take(r report) (last bool, err error) {
 			p.goneErr = fmt.Errorf("%s could not be killed", plural.Count(r.Left, "process"))
 		}
 		if p.exitedAt.IsZero() {
-			p.exitErr = errors.New("it could not be killed")
+			p.exitErr = errors.New("the process could not be killed")
 			p.setExited()
 		}
 		close(p.gone)

@@ -43,7 +43,7 @@ func (p *Project) run(ctx context.Context, in, out *os.File, args ...string) (no
 	return note, nil
 }
 
-// programError is what the program for archives says of its failure.
+// programError is a failure that the program for archives reports.
 type programError string
 
 func (e programError) Error() string { return string(e) }

@@ -285,7 +285,7 @@ func TestAnArchiveThatWasChangedIsNotUsed(t *testing.T) {
 	require.NoError(t, err)
 	q.Size = int64(len(text))
 	_, _, err = vm.Place(t.Context(), newBuild(t, cache), &q)
-	require.ErrorContains(t, err, "it was changed on its way")
+	require.ErrorContains(t, err, "the content was changed on its way")
 
 	// One that was changed in the cache is sent again.
 	good := packed(t, map[string]string{"a": "b"})
@@ -320,7 +320,7 @@ func TestWrongRequestsAreRefused(t *testing.T) {
 	_, err := c.Receive(t.Context(), b)
 	require.Equal(t, codes.FailedPrecondition, status.Code(err), "%v", err)
 	_, _, err = vm.Place(t.Context(), b, projectOf([]byte("no archive at all")))
-	require.ErrorContains(t, err, "unpack the project: it is neither a zip archive nor a tar archive in zstd")
+	require.ErrorContains(t, err, "unpack the project: the file is neither a zip archive nor a tar archive in zstd")
 	_, _, err = vm.Place(t.Context(), newBuild(t, cacheDir(t)), packed(t, map[string]string{"../up": "x"}))
 	require.ErrorContains(t, err, "it would be outside of the project's directory")
 }

@@ -143,7 +143,7 @@ func (p *process) run() {
 	}
 	p.drain(output)
 	close(p.over)
-	p.relay.sockets.disown(p.ready, "it has ended")
+	p.relay.sockets.disown(p.ready, "the serve has ended")
 	p.input.close()
 	p.stdin.Close()
 	p.wake()
@@ -169,7 +169,7 @@ func (p *process) end() {
 		return
 	}
 	r := p.relay
-	r.sockets.disown(p.ready, "it is being ended")
+	r.sockets.disown(p.ready, "the serve is being ended")
 	p.input.close()
 	p.stdin.Close()
 	if r.children.Stop(p.child, r.grace) {

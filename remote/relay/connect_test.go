@@ -265,7 +265,7 @@ func TestRelayConnectsToSocketsOfBuildsOnly(t *testing.T) {
 		"a socket that is a file": {filepath.Join(linked, "file"), wire.RelayForbidden, "it is a regular file, not a socket"},
 		"a missing build":         {filepath.Join(base, "none", "s"), wire.RelayNotFound, "no such socket"},
 		"a missing socket":        {filepath.Join(linked, "none"), wire.RelayNotFound, "no such socket"},
-		"a dead one":              {filepath.Join(linked, "dead"), wire.RelayNotFound, "nobody listens"},
+		"a dead one":              {filepath.Join(linked, "dead"), wire.RelayNotFound, "no process listens"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r.connectReq(t, wire.RelayConnect{Path: test.path}).refused(t, test.code, test.want)
@@ -394,11 +394,11 @@ func TestRelayConnectGoesWhereTheProcessSays(t *testing.T) {
 func TestRelayConnectSaysWhyTheSocketIsNotReady(t *testing.T) {
 	r := startRelay(t)
 	for name, start := range map[string]func(t *testing.T, path string){
-		"it has ended": func(t *testing.T, path string) {
+		"the serve has ended": func(t *testing.T, path string) {
 			p := r.startReq(t, wire.RelayStart{Argv: []string{"sh", "-c", "exit 3"}, Ready: path})
 			require.Equal(t, byte(3), p.granted(t).finish(t).exit.Status)
 		},
-		"it is being ended": func(t *testing.T, path string) {
+		"the serve is being ended": func(t *testing.T, path string) {
 			p := r.startReq(t, wire.RelayStart{Argv: []string{"cat"}, Ready: path})
 			require.NoError(t, p.granted(t).Close())
 		},
@@ -452,8 +452,8 @@ func TestReadySocketsForgetAll(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, path, told)
 		}
-		r.disown(s, "it has ended")
-		r.disown(s, "it has ended")
+		r.disown(s, "the serve has ended")
+		r.disown(s, "the serve has ended")
 		r.listens(s, path)
 	}
 	require.Empty(t, r.paths)

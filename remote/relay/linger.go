@@ -64,7 +64,7 @@ func awaitForeign(ctx context.Context) {
 	defer cancel()
 	foreign := func(p proc.Info) bool { return p.Parent == 0 && p.PID != os.Getpid() && !p.Ended }
 	_ = pause.Until(ctx, func() (bool, error) {
-		all, _ := proc.List() // an error means that there is no /proc; then nobody is found
+		all, _ := proc.List() // an error means that there is no /proc; then no process is found
 		return !slices.ContainsFunc(all, foreign), nil
 	})
 }

@@ -88,7 +88,7 @@ func (l linkInput) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// linkOutput writes stdout, and closes it if nobody reads it.
+// linkOutput writes stdout, and closes it if it has no reader.
 type linkOutput struct{ *link }
 
 func (l linkOutput) Write(p []byte) (int, error) {

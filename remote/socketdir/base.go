@@ -109,7 +109,7 @@ func openOurs(parent *os.Root, path string) (_ *os.Root, _ *os.File, err error) 
 	// OpenRoot follows a symbolic link: accept only the directory that Lstat saw.
 	opened, err := dir.Stat()
 	if err == nil && !os.SameFile(fi, opened) {
-		err = errors.New("it was replaced meanwhile")
+		err = errors.New("another process replaced the directory")
 	}
 	if err != nil {
 		dir.Close()

@@ -69,7 +69,7 @@ func dial(ctx context.Context, address, path string, owner int) (*net.UnixConn, 
 	switch {
 	case errors.Is(err, unix.ECONNREFUSED):
 		return nil, wire.RefuseRelay(wire.RelayNotFound,
-			"connect to %s: nobody listens on it: its serve has died; start the build again", path)
+			"connect to %s: no process listens there: its serve has died; start the build again", path)
 	case errors.Is(err, unix.EAGAIN):
 		return nil, wire.RefuseRelay(wire.RelayBusy, "connect to %s: too many connections wait to be accepted", path)
 	case err != nil:

@@ -120,7 +120,7 @@ func (d *Dir) Socket() string { return d.socket }
 // Moved returns why OpenGiven has not used the caller's directory, or nil if it has.
 func (d *Dir) Moved() error { return d.moved }
 
-// Sweep removes the directories of dead serves beside d. See [Sweep]. In a caller's directory there are none.
+// Sweep removes the directories of dead serves beside d. See [Sweep]. In a caller's directory there are no others.
 func (d *Dir) Sweep(ctx context.Context) error {
 	if d.base == nil {
 		return nil

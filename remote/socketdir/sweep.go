@@ -83,7 +83,7 @@ func (b *base) sweepOne(ctx context.Context, name string) error {
 	return b.discard(ctx, name)
 }
 
-// claimStale calls claim, and holds the base's lock meanwhile if name is a scratch name.
+// claimStale calls claim. It holds the base's lock during the call if name is a scratch name.
 func (b *base) claimStale(ctx context.Context, name string) (*os.File, error) {
 	if isScratch(name) {
 		if err := b.lock(ctx); err != nil {

@@ -208,7 +208,7 @@ func contextCause(ctx context.Context) error {
 func Parse(address string) (*url.URL, error) {
 	u, err := url.Parse(address)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-		return nil, errors.New("it is not valid: it begins with https:// or http:// and names a host")
+		return nil, errors.New("the address is not valid: it begins with https:// or http:// and names a host")
 	}
 	return u, nil
 }

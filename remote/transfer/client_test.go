@@ -176,7 +176,7 @@ func TestAServerThatStallsIsGivenUp(t *testing.T) {
 	err = bounded.Retry(t.Context(), func(ctx context.Context, _ int) error {
 		return send(ctx, bounded, Request{Method: http.MethodGet, URL: s.URL + "/think", OK: []int{200}})
 	})
-	require.EqualError(t, err, "it takes longer than --timeout, 50ms")
+	require.EqualError(t, err, "the attempt takes longer than --timeout, 50ms")
 }
 
 // send sends a request whose answer does not matter.

@@ -49,7 +49,7 @@ func (c *Client) Retry(ctx context.Context, try func(ctx context.Context, n int)
 // once calls try within the time of one attempt.
 func (c *Client) once(ctx context.Context, n int, try func(ctx context.Context, n int) error) error {
 	if c.cfg.Timeout > 0 {
-		late := fmt.Errorf("it takes longer than --timeout, %v", c.cfg.Timeout)
+		late := fmt.Errorf("the attempt takes longer than --timeout, %v", c.cfg.Timeout)
 		bounded, cancel := context.WithTimeoutCause(ctx, c.cfg.Timeout, late)
 		defer cancel()
 		ctx = bounded

@@ -81,7 +81,7 @@ func (s *stderr) Write(p []byte) (int, error) {
 	to := s.to
 	s.mu.Unlock()
 	if to != nil {
-		_, _ = to.Write(p) // nobody else wants it
+		_, _ = to.Write(p) // no other reader wants it
 	}
 	return len(p), nil
 }

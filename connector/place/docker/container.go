@@ -148,8 +148,8 @@ func (c *Container) start(ctx context.Context) error {
 		return c.enter(ctx, daemon)
 	}
 	if daemon.podman {
-		return errors.New("this is podman, which lets nobody attach to a container before its start: start one with podman " +
-			"and name it by --container")
+		return errors.New("podman does not let a client attach to a container before its start: start one with " +
+			"podman and name it by --container")
 	}
 	if c.image, err = c.findImage(ctx, c.cfg.Spec.Image); err != nil {
 		return err
@@ -200,7 +200,7 @@ func (c *Container) whole(ctx context.Context) (context.Context, context.CancelF
 func (c *Container) create(ctx context.Context, volume string) error {
 	spec := &c.cfg.Spec
 	host := &container.HostConfig{
-		AutoRemove:     true, // also when nobody is there to remove it
+		AutoRemove:     true, // also if this process has ended
 		LogConfig:      container.LogConfig{Type: "none"},
 		NetworkMode:    container.NetworkMode(cmp.Or(c.network, spec.Network)),
 		ReadonlyRootfs: spec.ReadOnly,

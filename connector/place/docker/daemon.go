@@ -68,7 +68,7 @@ func (d *Daemon) look(ctx context.Context, a *api) (facts, error) {
 		told, err := a.ServerVersion(ctx, client.ServerVersionOptions{})
 		if err != nil {
 			err = a.failure(ctx, "ask the Docker daemon for its version", err)
-			if strings.Contains(err.Error(), "client version ") { // of another age, and it says of which
+			if strings.Contains(err.Error(), "client version ") { // the daemon's API version is outside our range
 				err = fmt.Errorf("%w (stepmux speaks the API from %s to %s)", err, client.MinAPIVersion, client.MaxAPIVersion)
 			}
 			return facts{}, 0, err

@@ -70,7 +70,7 @@ func (c *Container) inspect(ctx context.Context, op, id string) (*container.Insp
 	defer cancel()
 	told, err := c.api.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
 	if err == nil && told.Container.State == nil {
-		err = errors.New("it tells nothing of its state")
+		err = errors.New("the daemon does not tell the container's state")
 	}
 	if err != nil {
 		return nil, c.api.failure(ctx, op, err)
@@ -115,7 +115,7 @@ func comeBackOp(id string) string { return fmt.Sprintf("come back to container %
 func (c *Container) inspectAgain(ctx context.Context, id string) (*container.InspectResponse, error) {
 	one, err := c.inspect(ctx, comeBackOp(id), id)
 	if cerrdefs.IsNotFound(err) || err == nil && !one.State.Running {
-		return nil, fmt.Errorf("%w: container %.12s has ended (was the Docker daemon started anew? It ends containers then)",
+		return nil, fmt.Errorf("%w: container %.12s has ended (was the Docker daemon restarted? A restart ends containers)",
 			connector.ErrGone, id)
 	}
 	return one, err

@@ -526,7 +526,7 @@ func TestDaemonsThatAreNoneOrTooOld(t *testing.T) {
 		"podman": {answer(func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Api-Version", "1.41")
 			_, _ = w.Write([]byte(`{"Os":"linux","Arch":"amd64","ApiVersion":"1.41","Components":[{"Name":"Podman Engine"}]}`))
-		}), "this is podman, which lets nobody attach to a container before its start"},
+		}), "podman does not let a client attach to a container before its start"},
 		"silent": {answer(func(_ http.ResponseWriter, r *http.Request) {
 			<-r.Context().Done()
 		}), "ask the Docker daemon for its version: the Docker daemon did not answer within 3s"},

@@ -126,7 +126,7 @@ func (c *Container) pullNow(ctx context.Context, image string) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	stalled := time.AfterFunc(pullStall, func() {
-		stop(fmt.Errorf("it made no progress for %v (does its registry answer?)", pullStall))
+		stop(fmt.Errorf("the pull made no progress for %v (does its registry answer?)", pullStall))
 	})
 	defer stalled.Stop()
 	options := client.ImagePullOptions{RegistryAuth: auth}

@@ -160,7 +160,8 @@ func TestAPullFromARegistryThatHangsIsGivenUp(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	_, err := docker.Start(ctx, cfg)
-	require.ErrorContains(t, err, fmt.Sprintf("pull image %q: it made no progress for 2s (does its registry answer?)",
+	require.ErrorContains(t, err, fmt.Sprintf("pull image %q: the pull made no progress for 2s (does its registry "+
+		"answer?)",
 		cfg.Spec.Image))
 	release()
 	require.NoError(t, start(t, cfg).Close(t.Context()))

@@ -99,7 +99,7 @@ func (c *Container) reapNow(ctx context.Context) (again bool, err error) {
 			continue
 		}
 		_, isService := one.Labels[labelService]
-		// Only services by force: another container may have been started meanwhile.
+		// Only services by force: another container may have been started in between.
 		err := patiently(ctx, func(ctx context.Context) error {
 			_, err := c.api.ContainerRemove(ctx, one.ID, client.ContainerRemoveOptions{RemoveVolumes: true, Force: isService})
 			return err
@@ -130,7 +130,7 @@ func (c *Container) reapNow(ctx context.Context) (again bool, err error) {
 // a start that the manager asked for before it died, or with an upload into a container that a living one made long
 // ago.
 func patiently(ctx context.Context, remove func(context.Context) error) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, removeLimit, fmt.Errorf("it took longer than %v", removeLimit))
+	ctx, cancel := context.WithTimeoutCause(ctx, removeLimit, fmt.Errorf("the removal took longer than %v", removeLimit))
 	defer cancel()
 	err := remove(ctx)
 	for err != nil && !cerrdefs.IsNotFound(err) && pause.For(ctx, removeAgain) == nil {

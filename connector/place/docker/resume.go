@@ -15,7 +15,7 @@ import (
 func (c *Container) At() string { return cmp.Or(c.entered, c.id) }
 
 // Leave lets Close leave the container of a build that lingers: it goes on there until another process attaches to it,
-// or its linger is over. The daemon then removes the container. Its services stay until a later build starts there.
+// or its linger ends. The daemon then removes the container. Its services stay until a later build starts there.
 func (c *Container) Leave() { c.left.Store(true) }
 
 // Attach returns the Container of a build that another process has started, by its At and with the same Spec, and a

@@ -71,7 +71,7 @@ func (c *Container) startService(ctx context.Context, s *service) error {
 	}
 	c.cfg.Say("service %s: image %.160s is %s", s.Host(), s.Image, cmp.Or(image.digest, image.id))
 	limit := cmp.Or(c.cfg.Spec.ServiceTimeout, place.DefaultServiceTimeout)
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("it was not ready within %v", limit))
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the service was not ready within %v", limit))
 	defer cancel()
 	labels := c.labels(s.Image)
 	labels[labelService] = s.Host()
@@ -125,7 +125,7 @@ func (c *Container) awaitService(ctx context.Context, s *service, image *picture
 	case err := <-ready:
 		return err
 	case end := <-ended.Result:
-		return fmt.Errorf("it ended with exit status %d", end.StatusCode)
+		return fmt.Errorf("the service ended with exit status %d", end.StatusCode)
 	case err := <-ended.Error:
 		if ctx.Err() != nil {
 			return <-ready // it says what was missing
@@ -148,13 +148,13 @@ func (c *Container) awaitHealth(ctx context.Context, s *service) error {
 			case container.Healthy:
 				return nil
 			case container.Unhealthy:
-				return errors.New("its health check fails")
+				return errors.New("the service's health check fails")
 			}
 		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return fmt.Errorf("its health check did not succeed: %w", context.Cause(ctx))
+			return fmt.Errorf("the service's health check did not succeed: %w", context.Cause(ctx))
 		}
 	}
 }
@@ -182,7 +182,7 @@ func (c *Container) awaitPorts(ctx context.Context, s *service, ports []string) 
 	err = process.Wait(ctx)
 	switch {
 	case ctx.Err() != nil:
-		return fmt.Errorf("it accepts no connection at %s: %w", strings.Join(ports, ", "), context.Cause(ctx))
+		return fmt.Errorf("the service accepts no connection at %s: %w", strings.Join(ports, ", "), context.Cause(ctx))
 	case err != nil:
 		return fmt.Errorf("wait for its ports: %w: %s", err, stderr)
 	default:

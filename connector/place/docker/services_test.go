@@ -67,13 +67,14 @@ func TestServicesThatDoNotGetReadyEndTheBuild(t *testing.T) {
 		"no port": {
 			place.Service{Image: "deaf:1"},
 			5 * time.Second,
-			"service deaf: it accepts no connection at 8080/tcp: it was not ready within 5s; it said: I never listen",
+			"service deaf: the service accepts no connection at 8080/tcp: " +
+				"the service was not ready within 5s; it said: I never listen",
 		},
-		"sick": {place.Service{Image: "sick:1"}, 0, "service sick: its health check fails"},
+		"sick": {place.Service{Image: "sick:1"}, 0, "service sick: the service's health check fails"},
 		"ended": {
 			place.Service{Image: "deaf:1", Alias: "db", Command: []string{"sh", "-c", "echo no password; exit 4"}},
 			0,
-			"service db: it ended with exit status 4; it said: no password",
+			"service db: the service ended with exit status 4; it said: no password",
 		},
 		"missing": {
 			place.Service{Image: "missing:1"},

@@ -176,7 +176,7 @@ func (p *Pod) startLink(ctx context.Context) error {
 		p.first = l
 		return nil
 	case timed.Err() != nil && ctx.Err() == nil:
-		return &podError{pod: p.name, why: "its step runner could not be reached: " + err.Error(), another: true}
+		return &podError{pod: p.name, why: "the step runner could not be reached: " + err.Error(), another: true}
 	default:
 		return err
 	}
@@ -411,7 +411,7 @@ func (p *Pod) Note(_ context.Context, exitCode int) {
 }
 
 // Close deletes the pod and waits until it is gone. When ctx ends or StopTimeout has passed, it returns an error that
-// names the pod; the pod then ends by itself, because nobody is attached. If ctx has ended already, Close takes one
+// names the pod; the pod then ends by itself, because no client is attached. If ctx has ended already, Close takes one
 // second for that. Idempotent: later calls wait for the first and return its result. Calls that wait on a link return
 // an error.
 func (p *Pod) Close(ctx context.Context) error {

@@ -174,7 +174,7 @@ func TestAPodThatIsDeletedByHandEndsItsBuildAtOnce(t *testing.T) {
 		log,
 	)
 	require.ErrorIs(t, err, connector.ErrGone)
-	require.ErrorContains(t, err, "pod "+p.Name()+": it was deleted (container build: exit status 0)")
+	require.ErrorContains(t, err, "pod "+p.Name()+": the pod was deleted (container build: exit status 0)")
 	require.Equal(t, err, p.Explain(t.Context(), err), "the reason comes twice")
 }
 
@@ -193,7 +193,7 @@ func TestAPodOfANodeThatIsDrainedSaysSo(t *testing.T) {
 		connector.Job{Job: &stepmuxv1.Job{Steps: []byte("run: [{name: a, script: echo here; sleep 60}]")}},
 		log,
 	)
-	require.ErrorContains(t, err, "it was deleted (EvictionByEvictionAPI: Eviction API: evicting; container build: ")
+	require.ErrorContains(t, err, "the pod was deleted (EvictionByEvictionAPI: Eviction API: evicting; container build: ")
 }
 
 // Symptom: the step runner of a drained pod ends first. If the rest of the pod took more than five seconds to end, the
@@ -208,7 +208,7 @@ func TestAPodThatIsBeingDeletedIsNamedBeforeItHasEnded(t *testing.T) {
 	gone := &connector.ServeError{Stderr: "there is no such socket"}
 	err := p.Explain(t.Context(), gone)
 	require.ErrorIs(t, err, gone)
-	require.ErrorContains(t, err, "it was deleted (EvictionByEvictionAPI: Eviction API: evicting)")
+	require.ErrorContains(t, err, "the pod was deleted (EvictionByEvictionAPI: Eviction API: evicting)")
 }
 
 // Symptom: the error of a build whose node was gone said only that its step runner could not be reached.
@@ -231,7 +231,7 @@ func TestABuildWhoseNodeIsGoneSaysWhyItCannotBeReached(t *testing.T) {
 		connector.Job{Job: &stepmuxv1.Job{Steps: []byte("run: [{name: a, script: echo here; sleep 60}]")}},
 		log,
 	)
-	require.ErrorContains(t, err, "its step runner could not be reached for 4s; last attempt: no link to pod "+p.Name())
+	require.ErrorContains(t, err, "the step runner could not be reached for 4s; last attempt: no link to pod "+p.Name())
 	require.ErrorContains(t, err, "the API server says: error dialing backend: no route to host")
 }
 
@@ -725,7 +725,7 @@ func TestABuildGoesOnInAnotherProcess(t *testing.T) {
 	for _, lost := range []string{at, p.Name() + "/other"} {
 		_, err = kubernetes.Attach(t.Context(), again, lost)
 		require.ErrorIs(t, err, connector.ErrGone)
-		require.ErrorContains(t, err, "it was deleted")
+		require.ErrorContains(t, err, "the pod was deleted")
 	}
 	_, err = kubernetes.Attach(t.Context(), cfg, "../x")
 	require.ErrorContains(t, err, "is no place of a pod")
@@ -744,7 +744,7 @@ func TestServicesAreReadyBeforeTheBuildBegins(t *testing.T) {
 	cfg.Spec.ServiceTimeout = 100 * time.Millisecond
 	_, err = kubernetes.Start(t.Context(), cfg)
 	require.ErrorContains(t, err, fmt.Sprintf(
-		"service localhost: it accepts no connection at localhost:%d: it was not ready within 100ms", port))
+		"service localhost: the service accepts no connection at localhost:%d: the service was not ready within 100ms", port))
 	require.Empty(t, s.Pods())
 
 	open, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", port))
@@ -769,7 +769,7 @@ func TestAServiceThatEndsIsTheBuildsError(t *testing.T) {
 			cfg := config(t, load(t, s))
 			cfg.Spec.Services = []place.Service{{Image: "postgres:17", Alias: "db"}}
 			_, err := kubernetes.Start(t.Context(), cfg)
-			require.ErrorContains(t, err, "it ended: exit status 1; it said: no password")
+			require.ErrorContains(t, err, "ended: exit status 1; it said: no password")
 			require.ErrorContains(t, err, "db: ")
 			require.Empty(t, s.Pods())
 		})
@@ -794,7 +794,7 @@ func TestAServiceThatEndsBeforeItListensIsTheBuildsError(t *testing.T) {
 		}
 	})
 	_, err := kubernetes.Start(t.Context(), cfg)
-	require.ErrorContains(t, err, "it ended: exit status 1; it said: no password")
+	require.ErrorContains(t, err, "ended: exit status 1; it said: no password")
 	require.Empty(t, s.Pods())
 }
 

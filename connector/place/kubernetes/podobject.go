@@ -240,9 +240,9 @@ func (o *object) endText() string {
 // deletedText returns that a pod was deleted, and the reason if it is known.
 func (o *object) deletedText() string {
 	if text := o.endText(); text != "" {
-		return "it was deleted (" + text + ")"
+		return "the pod was deleted (" + text + ")"
 	}
-	return "it was deleted"
+	return "the pod was deleted"
 }
 
 // text describes the end of a container.

@@ -305,7 +305,7 @@ subjects: [{kind: User, name: nobody, apiGroup: rbac.authorization.k8s.io}]
 			log,
 		)
 		err = p.Explain(t.Context(), err) // the step runner may have been seen to be gone before the pod
-		require.ErrorContains(t, err, "it was deleted")
+		require.ErrorContains(t, err, "the pod was deleted")
 		t.Log(err)
 
 		cfg := realConfig(t, cluster)
@@ -372,7 +372,7 @@ subjects: [{kind: User, name: nobody, apiGroup: rbac.authorization.k8s.io}]
 			Env: []string{"HEALTHCHECK_TCP_PORT=18643"}, // else it may be ready before it ends
 		}}
 		_, err = kubernetes.Start(t.Context(), cfg)
-		require.ErrorContains(t, err, "it ended: exit status 4; it said: no password")
+		require.ErrorContains(t, err, "ended: exit status 4; it said: no password")
 		t.Log(err)
 	})
 

@@ -68,7 +68,7 @@ func (s *Spec) addServices(pod, limits dict) []any {
 // awaitServices waits until all services are ready.
 func (p *Pod) awaitServices(ctx context.Context) error {
 	limit := cmp.Or(p.cfg.Spec.ServiceTimeout, place.DefaultServiceTimeout)
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("it was not ready within %v", limit))
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the service was not ready within %v", limit))
 	defer cancel()
 	for i := range p.cfg.Spec.Services {
 		s := &p.cfg.Spec.Services[i]
@@ -89,7 +89,7 @@ func (p *Pod) awaitService(ctx context.Context, s *place.Service) error {
 	}
 	is := seen.container(containerOf(s))
 	if end := is.lastEnd(); end != nil {
-		return p.because("it ended: "+end.text(), false)
+		return p.because("the service ended: "+end.text(), false)
 	}
 	p.cfg.Say("service %s: image %.160s is %s", s.Host(), s.Image, foreignText(cmp.Or(is.ImageID, s.Image)))
 	port, err := s.Port()
@@ -104,7 +104,7 @@ func (p *Pod) awaitService(ctx context.Context, s *place.Service) error {
 	watching.Go(func() { stop(p.awaitServiceEnd(ctx, s)) })
 	err = persist(ctx, passingExec(), func() error { return p.awaitPort(ctx, at) })
 	if ctx.Err() != nil {
-		return fmt.Errorf("it accepts no connection at %s: %w", at, context.Cause(ctx))
+		return fmt.Errorf("the service accepts no connection at %s: %w", at, context.Cause(ctx))
 	}
 	return err
 }
@@ -120,7 +120,7 @@ func (p *Pod) awaitServiceEnd(ctx context.Context, s *place.Service) error {
 	if err != nil {
 		return err
 	}
-	return p.because("it ended: "+end.text(), false)
+	return p.because("the service ended: "+end.text(), false)
 }
 
 // awaitPort waits until connections are accepted at an address in the pod.

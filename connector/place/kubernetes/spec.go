@@ -32,8 +32,8 @@ type Spec struct {
 	// programs cat, chmod, mkdir, mv, sleep, uname and wc. If empty, Image.
 	InitImage string
 	// Template is a pod manifest in YAML or JSON, for everything that this Spec does not have: node selector,
-	// tolerations, service account, secrets for pulls, security contexts, volumes. Its container named build is that
-	// of the steps. May be empty.
+	// tolerations, service account, secrets for pulls, security contexts, volumes. Its container named build runs
+	// the steps. May be empty.
 	Template []byte
 	// ScheduleTimeout is how long to wait for the scheduler to find a node, in a cluster that adds nodes on demand.
 	// If zero, the build fails at once.
@@ -169,7 +169,7 @@ func checkList(d dict, key string) error {
 type dict = map[string]any
 
 const (
-	// initName is the container that receives the program, buildName that of the steps.
+	// initName is the container that receives the program; buildName is the container of the steps.
 	initName, buildName = "stepmux-init", "build"
 	volumeName          = "stepmux"
 )
@@ -181,7 +181,7 @@ n=0
 for file; do
   until [ -e ` + place.ProgramDir + `/"$file" ]; do
     n=$((n+1))
-    if [ $n -gt "$most" ]; then echo "nobody brought $file"; exit 1; fi
+    if [ $n -gt "$most" ]; then echo "no program was copied to $file"; exit 1; fi
     sleep 0.1
   done
 done`

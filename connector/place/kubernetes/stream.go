@@ -46,7 +46,7 @@ func (c *Cluster) execute(ctx context.Context, pod, container string, stderr io.
 		"container": {container}, "command": argv, "stdin": {"true"}, "stdout": {"true"}, "stderr": {"true"},
 	}
 	at := c.url(c.podPath(pod)+"/exec", query)
-	refused := errors.New("it took none before")
+	refused := errors.New("the API server refused WebSocket before")
 	if !c.spdy.Load() {
 		s, err := c.executeWebSocket(ctx, op, at, stderr)
 		if err == nil {
@@ -59,7 +59,7 @@ func (c *Cluster) execute(ctx context.Context, pod, container string, stderr io.
 	}
 	s, err := c.executeSPDY(ctx, op, at, stderr)
 	if err != nil {
-		return nil, fmt.Errorf("%w (by SPDY, as the API server takes no WebSocket: %w)", err, refused)
+		return nil, fmt.Errorf("%w (used SPDY because the API server refused WebSocket: %w)", err, refused)
 	}
 	if !c.spdy.Swap(true) {
 		c.logger.Warn("the API server takes no WebSockets: execs go by SPDY", "error", refused)
@@ -85,7 +85,7 @@ func (c *Cluster) executeWebSocket(ctx context.Context, op, at string, stderr io
 	}
 	if conn.Subprotocol() != subprotocol {
 		_ = conn.CloseNow() // it is of no use
-		return nil, &noWebSocketError{"it does not speak " + subprotocol}
+		return nil, &noWebSocketError{"the API server does not speak " + subprotocol}
 	}
 	conn.SetReadLimit(-1) // pieces are passed on as they come
 	s := &stream{ending: ending{ended: make(chan struct{})}, conn: conn, stderr: stderr}

@@ -106,7 +106,8 @@ func TestAServerWithoutTheProtocolIsNamed(t *testing.T) {
 		return true
 	}
 	_, err := load(t, s).Execute(t.Context(), "p", "", "true")
-	require.ErrorContains(t, err, "by SPDY, as the API server takes no WebSocket: it does not speak v5.channel.k8s.io")
+	require.ErrorContains(t, err, "used SPDY because the API server refused WebSocket: "+
+		"the API server does not speak v5.channel.k8s.io")
 }
 
 // noWebSockets answers as an API server or a proxy that does not know the protocol.

@@ -34,7 +34,7 @@ func (p *Pod) watch(ctx context.Context) {
 			return
 		}
 		if err != nil && ctx.Err() == nil {
-			p.cfg.Logger.Debug("the pod is watched anew", "pod", p.name, "error", err)
+			p.cfg.Logger.Debug("the pod is watched again", "pod", p.name, "error", err)
 			if isCode(err, http.StatusUnauthorized) || isCode(err, http.StatusForbidden) {
 				p.setBlind(err)
 			}
@@ -147,7 +147,9 @@ func (p *Pod) gone() {
 }
 
 // endAs records why the pod has ended, unless that is known. another means that another pod may succeed.
-func (p *Pod) endAs(why string, another bool) { p.end(p.because(cmp.Or(why, "it has ended"), another)) }
+func (p *Pod) endAs(why string, another bool) {
+	p.end(p.because(cmp.Or(why, "the pod has ended"), another))
+}
 
 // endError returns why the pod has ended, or nil if it has not.
 func (p *Pod) endError() error { return context.Cause(p.alive) }

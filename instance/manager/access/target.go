@@ -76,7 +76,7 @@ func (t Target) read() (d dialer, err error) {
 		d.tls.VerifyConnection = func(state tls.ConnectionState) error {
 			got := fingerprintOf(state.PeerCertificates[0].Raw)
 			if subtle.ConstantTimeCompare([]byte(got), []byte(want)) != 1 {
-				return fmt.Errorf("its certificate has the fingerprint %s, not %s", got, want)
+				return fmt.Errorf("the manager's certificate has the fingerprint %s, not %s", got, want)
 			}
 			return nil
 		}

@@ -22,9 +22,9 @@ type claim struct {
 	revision uint64
 }
 
-// balance takes VMs that nobody has until this manager has its share, or gives one up if it has more.
+// balance takes VMs that no manager has until this manager has its share, or gives one up if it has more.
 func (c *Member) balance(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, c.cfg.Lease/6) // the lease must be renewed meanwhile
+	ctx, cancel := context.WithTimeout(ctx, c.cfg.Lease/6) // the lease must be renewed in between
 	defer cancel()
 	set := c.usable()
 	c.mu.Lock()
@@ -34,7 +34,7 @@ func (c *Member) balance(ctx context.Context) {
 	dead := map[string][]string{} // by the manager that has them
 	for _, id := range set {
 		if _, ok := c.held[id]; ok {
-			_ = c.cfg.Group.Hold(id) // it may have left the inventory meanwhile, and come back
+			_ = c.cfg.Group.Hold(id) // it may have left the inventory, and come back
 			continue
 		}
 		switch owner := c.claims[id].Manager; {
@@ -144,8 +144,8 @@ func (c *Member) bury(ctx context.Context, manager string) bool {
 	return false
 }
 
-// giveUp gives up VMs that have left the inventory and have no builds, and one for another manager if this one has more
-// than its share: one without leases, and one without builds if there is one soon.
+// giveUp gives up VMs that have left the inventory and have no builds. If this manager has more than its share, giveUp
+// also gives up one VM without leases. It waits maxSurplus checks for an idle VM before it gives up a busy one.
 func (c *Member) giveUp(ctx context.Context, set []string, share int) {
 	builds, leased := map[string]int{}, map[string]bool{}
 	for _, vm := range c.cfg.Provider.Stat().Instances {
@@ -198,8 +198,8 @@ func (c *Member) Leave(ctx context.Context) {
 	}
 }
 
-// Has reports whether this manager has a VM, or may end the builds of one that has left the inventory, because no
-// manager that lives has it.
+// Has reports whether this manager has a VM. It also reports true for a VM that has left the inventory and that no
+// living manager has: this manager may end the builds there.
 func (c *Member) Has(id string) bool {
 	known := slices.ContainsFunc(c.cfg.Group.Instances(), func(in instance.Instance) bool { return in.ID == id })
 	c.mu.Lock()

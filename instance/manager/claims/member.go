@@ -52,7 +52,7 @@ type Config struct {
 	Renewed func(ctx context.Context)
 	// Canceled is called with the ID of a build that a manager has canceled by TellCancel.
 	Canceled func(build string)
-	// Changed is called with each change in Store.Fleet but those of claims, and with all that is there at Join.
+	// Changed is called with each change in Store.Fleet, except changes of claims, and with all entries at Join.
 	Changed func(jetstream.KeyValueEntry)
 	// IsLease reports whether a build is a lease. A VM with leases is not given up for another manager.
 	IsLease func(build string) bool
@@ -65,7 +65,7 @@ type Config struct {
 //     VMs well before that.
 //   - A claim says which manager has a VM. It is changed by compare-and-set.
 //   - Before a manager takes the claims of a dead one, it puts a mark in place of that one's lease. This succeeds only
-//     if the lease has ended. A manager that comes back takes its claims anew before it uses their VMs.
+//     if the lease has ended. A manager that comes back takes its claims again before it uses their VMs.
 //
 // Join, Run and Leave are called one after the other, and the other methods by any goroutine once Join has returned.
 type Member struct {
@@ -79,7 +79,7 @@ type Member struct {
 	life     string // names the lease; empty without one
 	revision uint64 // of the lease
 	until    time.Time
-	surplus  int // how many looks in a row found too many VMs here, and all of them busy
+	surplus  int // consecutive checks with more VMs than our share and no idle VM
 
 	mu     sync.Mutex           // guards the following
 	held   map[string]uint64    // the revisions of its claims, by the ID of the VM
@@ -201,7 +201,7 @@ func (c *Member) Run(ctx context.Context) {
 			}
 			continue
 		case <-end.C:
-			c.fence("its lease could not be renewed")
+			c.fence("the manager's lease could not be renewed")
 			continue
 		case <-ctx.Done():
 			return
@@ -228,7 +228,7 @@ func (c *Member) Run(ctx context.Context) {
 	}
 }
 
-// watch opens the watches of claims and leases that are not open. The library closes one that it cannot make anew after
+// watch opens the watches of claims and leases that are not open. The library closes one that it cannot reopen after
 // a break of the connection.
 func (c *Member) watch(ctx context.Context) error {
 	for bucket, watch := range map[jetstream.KeyValue]*jetstream.KeyWatcher{
@@ -289,7 +289,7 @@ func (c *Member) renew(ctx context.Context) error {
 	switch {
 	case errors.Is(err, jetstream.ErrKeyNotFound):
 		if c.life != "" {
-			c.fence("its lease has ended")
+			c.fence("the manager's lease has ended")
 			return errors.New("the lease has ended")
 		}
 		revision, err = c.managers.Create(ctx, c.id, text)

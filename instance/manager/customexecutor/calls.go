@@ -53,7 +53,7 @@ func readJob(name string) (job, error) {
 	defer file.Close()
 	text, err := io.ReadAll(io.LimitReader(file, maxResponse+1))
 	if err == nil && len(text) > maxResponse {
-		err = fmt.Errorf("it has more than %d bytes", maxResponse)
+		err = fmt.Errorf("the job response has more than %d bytes", maxResponse)
 	}
 	var j job
 	if err == nil {
@@ -112,9 +112,9 @@ func (d *driver) prepare(ctx context.Context) (int, error) {
 			return 0, fmt.Errorf("stopped while the job waited for a slot: %w", context.Cause(ctx))
 		case code == codes.FailedPrecondition: // the job's labels are wrong, or the runner's
 			return d.failed, errors.New(status.Convert(err).Message())
-		case code == codes.Unavailable, code == codes.AlreadyExists: // it is started anew; or it has not noticed our end
+		case code == codes.Unavailable, code == codes.AlreadyExists: // it is restarted; or it has not noticed our end
 			if code == codes.Unavailable && !told {
-				fmt.Fprintln(d.Stdout, "The manager is being started anew, the job waits on")
+				fmt.Fprintln(d.Stdout, "The manager is being restarted, the job goes on waiting")
 				told = true
 			}
 			if err := pause.For(ctx, awayPause); err != nil {
@@ -242,7 +242,7 @@ func (d *driver) exec(ctx context.Context, manager pb.ManagerClient, script io.R
 		msg, err := stream.Recv()
 		if err != nil {
 			if errors.Is(err, io.EOF) {
-				err = status.Error(codes.Unavailable, "it did not say how the script ended")
+				err = status.Error(codes.Unavailable, "the manager did not say how the script ended")
 			}
 			return nil, err
 		}
@@ -260,7 +260,7 @@ func (d *driver) exec(ctx context.Context, manager pb.ManagerClient, script io.R
 	}
 }
 
-// cleanup gives the slot back, to the next manager if this one ends meanwhile. Errors are not shown to the job's
+// cleanup gives the slot back, to the next manager if this one ends first. Errors are not shown to the job's
 // author, and not obeyed by GitLab Runner.
 func (d *driver) cleanup(ctx context.Context) error {
 	if d.lease == "" {

@@ -25,7 +25,7 @@ type ending struct {
 
 func (e *ending) Release(_ context.Context, req *pb.ReleaseRequest) (*pb.ReleaseResponse, error) {
 	if e.calls.Add(1) == 1 {
-		return nil, status.Error(codes.Unavailable, "the manager ends")
+		return nil, status.Error(codes.Unavailable, "the manager is shutting down")
 	}
 	return &pb.ReleaseResponse{Left: []string{req.GetLease()}}, nil
 }

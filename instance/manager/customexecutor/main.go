@@ -33,7 +33,7 @@ const (
 	awayPause = 100 * time.Millisecond
 )
 
-// awayLimit is how long a manager may be away, as while it is started anew. A test changes it.
+// awayLimit is how long a manager may be away, as during a restart. A test changes it.
 var awayLimit = 20 * time.Second
 
 const usage = `Driver of GitLab Runner's custom executor: jobs run on the VMs of a stepmux manager.
@@ -58,7 +58,7 @@ type Call struct {
 	// Env looks up a variable, as os.Getenv does.
 	Env            func(name string) string
 	Stdout, Stderr io.Writer
-	// Version is that of the program.
+	// Version is the program's version.
 	Version string
 }
 

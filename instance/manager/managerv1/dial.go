@@ -33,7 +33,7 @@ func Dial(path string) (*grpc.ClientConn, error) {
 func Connect(target string, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	return grpc.NewClient(target, append(options,
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxAnswer)), grpc.WithDisableServiceConfig(), grpc.WithNoProxy(),
-		// A manager that is started anew is back soon.
+		// A manager that is restarted is back soon.
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff: backoff.Config{
 				BaseDelay: 20 * time.Millisecond, Multiplier: 2, Jitter: 0.2, MaxDelay: againDelay,

@@ -41,7 +41,7 @@ type present struct {
 	queue  *pb.ListResponse
 }
 
-// share returns an answer of the manager that all share who ask meanwhile, and for a time after it.
+// share asks the manager, and gives one answer to all callers that ask during the call or within keep after it.
 func share[T any](
 	ctx context.Context, f *flight.Flight[T], keep time.Duration, ask func(context.Context) (T, error),
 ) (T, error) {
@@ -160,13 +160,13 @@ func timesOf(name string, window time.Duration, builds []*pb.Build, now time.Tim
 	}
 }
 
-// quantiles returns those of the times that a part of builds took.
+// quantiles returns the quantiles of the times that builds spent in a part.
 func quantiles(window, part string, all []float64) times {
 	slices.Sort(all)
 	return times{window, part, len(all), quantile(all, 0.5), quantile(all, 0.9), quantile(all, 0.99)}
 }
 
-// quantile returns that of sorted values by the nearest rank.
+// quantile returns the q-quantile of sorted values by the nearest rank.
 func quantile(sorted []float64, q float64) float64 {
 	if len(sorted) == 0 {
 		return 0

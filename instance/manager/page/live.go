@@ -80,8 +80,8 @@ type part struct {
 	shown []byte
 }
 
-// errLoggedOut ends the stream of a login that is over.
-var errLoggedOut = errors.New("the login is over")
+// errLoggedOut ends the stream of a login that has ended.
+var errLoggedOut = errors.New("the login has ended")
 
 // refresh sends a part if it has changed.
 func (p *pages) refresh(ctx context.Context, e *events, r *http.Request, of *part) error {

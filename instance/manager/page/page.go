@@ -39,9 +39,9 @@ type Config struct {
 	TLS bool
 	// Metrics serves /metrics. May be nil.
 	Metrics http.Handler
-	// Version is that of the program.
+	// Version is the program's version.
 	Version string
-	// Logger receives what goes wrong in the server. If nil, slog.Default.
+	// Logger receives the server's errors. If nil, slog.Default.
 	Logger *slog.Logger
 }
 

@@ -82,7 +82,7 @@ func (k *Key) Seal(use string, text []byte) []byte {
 // Open returns a text that was sealed for a use.
 func (k *Key) Open(use string, sealed []byte) ([]byte, error) {
 	if len(sealed) < k.aead.NonceSize() {
-		return nil, errors.New("it was cut off")
+		return nil, errors.New("the sealed text was cut off")
 	}
 	n := k.aead.NonceSize()
 	return k.aead.Open(nil, sealed[:n], sealed[n:], []byte(use))

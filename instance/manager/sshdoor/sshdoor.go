@@ -51,7 +51,7 @@ const anyVM = "any"
 // Config is the configuration of the SSH server of a manager.
 type Config struct {
 	// KeysFile has the public keys that may log in, as authorized_keys of OpenSSH has them. It is read again when it has
-	// changed. Options of keys are not supported: a file that has some lets nobody in.
+	// changed. Options of keys are not supported: with a file that has some, all logins fail.
 	// Required.
 	KeysFile string
 	// HostKeyFile is the private host key. It is made if it is missing, and only this user may read it. If empty, the file
@@ -155,7 +155,7 @@ func (s *door) serve(listener net.Listener) error {
 		}
 		if err != nil {
 			s.host.Logger.Warn("ssh: cannot accept a connection", "error", err)
-			_ = pause.For(s.life, acceptPause) // if it is over, the listener is closed
+			_ = pause.For(s.life, acceptPause) // if life has ended, the listener is closed
 			continue
 		}
 		select {
@@ -216,7 +216,7 @@ type authorizedKeys struct {
 // has reports whether a key is in the file.
 func (k *authorizedKeys) has(key ssh.PublicKey) bool {
 	if err := k.read(); err != nil {
-		k.warn("ssh: nobody can log in: " + err.Error())
+		k.warn("ssh: all logins fail: " + err.Error())
 		return false
 	}
 	k.mu.Lock()

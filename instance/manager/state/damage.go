@@ -48,7 +48,7 @@ func (h *embedded) checkDamage(ctx context.Context) error {
 		return fmt.Errorf("%s damaged on the disk, so builds could run twice: copy the state back "+
 			"from before, or start with another state directory", plural.Count(lost, "build record"))
 	}
-	err = s.queue.DeleteConsumer(ctx, consumerName) // of the manager before; it is made anew
+	err = s.queue.DeleteConsumer(ctx, consumerName) // of the manager before; it is made again
 	if err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
 		return fmt.Errorf("check the queue: %w", err)
 	}
@@ -134,7 +134,7 @@ func (s *Store) checkQueueEnd(ctx context.Context, recorded map[uint64]bool) err
 	return s.putQueueEnd(ctx, last)
 }
 
-// endWithoutRequest ends a build that has a record and whose request is not there any more: nobody would resume it.
+// endWithoutRequest ends a build that has a record but no request any more: no manager would resume it.
 func (s *Store) endWithoutRequest(ctx context.Context, id string) error {
 	r, err := s.Find(ctx, id)
 	if err != nil || r != nil {

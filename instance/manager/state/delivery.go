@@ -93,9 +93,8 @@ func (s *Store) OpenQueue(ctx context.Context, wait time.Duration) (*Queue, erro
 
 // Next returns the next request of the queue. It waits for one until ctx ends.
 //
-// It asks for one request at a time: one that is pulled and not taken is nobody's. Not by Consumer.Messages, which then
-// sometimes does not ask for the next one, and notices after two heartbeats: a request that comes before the call that
-// asked for it has returned is taken for one that is still awaited.
+// It pulls one request at a time: a request pulled ahead is lost if we stop. Consumer.Messages is not used: if a
+// message arrives before its pull returns, it counts that message as still pending and stalls for two heartbeats.
 func (q *Queue) Next(ctx context.Context) (*Delivery, error) {
 	expiry := min(natscall.PullExpiry, q.wait/3) // so that a delivery is not late when it comes
 	for {
@@ -123,6 +122,6 @@ func (q *Queue) Mend(ctx context.Context, err error) {
 	}
 }
 
-// LeaveQueue takes the request of a build, of which the result is kept, out of the queue, soon. d may be nil: a request
-// that was not handed out yet comes again, and is acknowledged then.
+// LeaveQueue soon takes the request of a build whose result is stored out of the queue. d may be nil: a request that
+// was not handed out yet is delivered later, and acknowledged then.
 func (s *Store) LeaveQueue(r *Request, d *Delivery) { s.home.leaveQueue(r, d) }

@@ -6,6 +6,6 @@
 // twice are in store.go.
 //
 // A [Queue] hands a [Request] out in a [Delivery]. A [Record] is the state of a build; it is changed by
-// compare-and-set. A [Log] writes the log of a build. The store has no goroutines but those of the server and its
+// compare-and-set. A [Log] writes the log of a build. The only goroutines of the store are those of the server and its
 // client. The caller calls Settle every SettlePause, Stop of each Log, and Close.
 package state

@@ -9,7 +9,7 @@ import (
 )
 
 // ended are the builds that have ended and whose requests are still in the queue. They leave it once a second, since
-// removing many together costs the store one sync. A request that comes again meanwhile, or after a crash, is known by
+// removing many together costs the store one sync. A request that comes again before, or after a crash, is known by
 // its build's record.
 type ended struct {
 	mu     sync.Mutex             // guards the following
@@ -17,7 +17,7 @@ type ended struct {
 	last   uint64                 // the last place of those that were there a second ago
 }
 
-// endedBuild is what is needed of a build: a request may be large.
+// endedBuild has the fields of a build that are needed: a request may be large.
 type endedBuild struct {
 	id    string
 	reply string // where the queue gets its acknowledgment; may be empty

@@ -20,11 +20,11 @@ type feeds struct {
 type feed struct {
 	readers int
 	pieces  []fedPiece    // at most natscall.Ahead
-	more    chan struct{} // closed, and made anew, when a piece is added
+	more    chan struct{} // closed, and replaced, when a piece is added
 }
 
-// fedPiece is a piece, its place in the stream, and that of the piece before it: 0 for the first. The end of the log is
-// not in the stream: its place is after all others.
+// fedPiece is a piece with its sequence in the stream and that of the piece before it, which is 0 for the first. The
+// end of the log is not in the stream: its sequence is after all others.
 type fedPiece struct {
 	Piece
 	before, place uint64

@@ -34,7 +34,7 @@ type home interface {
 
 	// repeats reports whether a call that failed with err is made again, since the servers may answer later.
 	repeats(err error) bool
-	// failure returns the answer to a client if err is that of the servers, else nil.
+	// failure returns the answer to a client if err comes from the servers, else nil.
 	failure(err error) error
 	// stream opens a stream, which is made if it is missing.
 	stream(ctx context.Context, cfg jetstream.StreamConfig) (jetstream.Stream, error)

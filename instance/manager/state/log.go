@@ -48,7 +48,7 @@ type Log struct {
 	result *Result        // nil unless the log has its end
 }
 
-// NewLog returns the log of a build of which nothing is stored. The caller calls Stop.
+// NewLog returns the log of a build. Nothing of the build is stored yet. The caller calls Stop.
 func (s *Store) NewLog(life context.Context, id string) *Log {
 	l := &Log{store: s, id: id, writer: rand.Text()}
 	l.life, l.cancel = context.WithCancel(life)
@@ -304,8 +304,8 @@ func (s *Store) readBack(
 	return s.readPieces(ctx, id, from, until, take)
 }
 
-// findPieces returns the place in the stream of the first piece after a place that has bytes at or after an offset, and
-// that of the last piece, which is 0 for an empty log.
+// findPieces returns the sequence of the first piece after `after` that holds bytes at or beyond offset, and the last
+// sequence, which is 0 for an empty log.
 func (s *Store) findPieces(
 	ctx context.Context, id string, after uint64, offset int64,
 ) (from, until uint64, err error) {
@@ -330,11 +330,11 @@ func (s *Store) readPieces(
 	}
 	defer stop()
 	for {
-		// Longer than two heartbeats: then the library has asked anew if its request was lost with a server.
+		// Longer than two heartbeats: then the library has asked again if its request was lost with a server.
 		next, stopWait := context.WithTimeout(ctx, natscall.PullExpiry)
 		msg, err := messages.Next(jetstream.NextContext(next))
 		stopWait()
-		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil { // the rest may have been removed meanwhile
+		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil { // the rest may have been removed
 			if until == 0 && s.grows(ctx, id) {
 				continue
 			}

@@ -8,14 +8,14 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// seekLog returns the place in the stream of the first piece of a build's log that has bytes at or after an offset, or
-// that of its last piece, which is at last. The pieces of a log are in order there, between those of other logs.
+// seekLog returns the sequence of the first piece of a build's log that holds bytes at or beyond offset, or last, the
+// sequence of the log's last piece. The pieces of a log are in order in the stream, between those of other logs.
 func (s *Store) seekLog(ctx context.Context, id string, offset int64, last uint64) (uint64, error) {
 	low, high := uint64(1), last
 	for offset > 0 && low < high {
 		middle := low + (high-low)/2
 		msg, err := s.logs.GetMsg(ctx, middle, jetstream.WithGetMsgSubject(logsSubject+id)) // or the first after it
-		if errors.Is(err, jetstream.ErrMsgNotFound) {                                       // all were removed meanwhile
+		if errors.Is(err, jetstream.ErrMsgNotFound) {                                       // all were removed in between
 			break
 		}
 		if err != nil {

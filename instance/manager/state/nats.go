@@ -29,7 +29,7 @@ const (
 	natsConnect, natsPause = 5 * time.Second, 500 * time.Millisecond
 	// natsTimeout bounds a call to the cluster: a server that dies takes the call along, and it is repeated.
 	natsTimeout = 5 * time.Second
-	// natsPing is the time between two pings, of which two may be lost.
+	// natsPing is the time between two pings. Two pings may be lost.
 	natsPing = 5 * time.Second
 	// minPayload is the max_payload of NATS servers by default. A piece of a log can be more than half as large.
 	minPayload = 1 << 20
@@ -116,7 +116,7 @@ func (n *NATS) failed(err error) error {
 		return nil
 	}
 	if _, bad := errors.AsType[*url.Error](err); bad { // not shown: it has the password
-		err = errors.New("it is no URL; in a password write a percent sign as %25")
+		err = errors.New("the address is no URL; in a password write a percent sign as %25")
 	}
 	return fmt.Errorf("connect to NATS at %s: %w", n, err)
 }

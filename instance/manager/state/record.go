@@ -95,12 +95,12 @@ func recordOf(id string, text []byte, revision uint64) (*Record, error) {
 	return r, nil
 }
 
-// recordMark is how long a mark stays of a record whose time is over. When the store starts, it ends records, too:
+// recordMark is how long a mark of an expired record stays. When the store starts, it ends records, too:
 // within this time all builds are found that had ended and whose requests are still in the queue.
 const recordMark = 10 * time.Minute
 
 // RecordOrMark returns the record of the build of a request, as Record does. over is set if there is none any more,
-// because the build has ended and its time is over.
+// because the build has ended and its record has expired.
 func (s *Store) RecordOrMark(ctx context.Context, id string) (rec *Record, over bool, err error) {
 	msg, err := s.history.GetLastMsgForSubject(ctx, "$KV."+buildsBucket+"."+id)
 	switch {
@@ -116,9 +116,9 @@ func (s *Store) RecordOrMark(ctx context.Context, id string) (rec *Record, over 
 }
 
 // ErrTaken says that a record was changed by somebody else.
-var ErrTaken = errors.New("the build's record was changed meanwhile")
+var ErrTaken = errors.New("another process changed the build's record first")
 
-// Put changes a record by compare-and-set: its revision is that of the previous record, and then its own.
+// Put changes a record by compare-and-set: r has the revision of the previous record, and then gets its own.
 func (s *Store) Put(ctx context.Context, r *Record) error {
 	// As KeyValue.Update does, which knows no age.
 	msg := nats.NewMsg("$KV." + buildsBucket + "." + r.ID)
@@ -197,7 +197,7 @@ func (s *Store) AwaitEnd(ctx context.Context, id string) error {
 		case entry, ok := <-watch.Updates():
 			var r Record
 			switch {
-			case !ok: // the library could not make it anew after a break of the connection
+			case !ok: // the library could not reopen it after a break of the connection
 				kept = false
 				if err := s.Persist(ctx, open); err != nil {
 					return err

@@ -19,7 +19,7 @@ import (
 )
 
 // buildID returns the ID of the build whose request has this place in the queue and this key: it is found by its ID,
-// and unique even if the state directory was made anew.
+// and unique even if the state directory was replaced.
 func buildID(seq uint64, key string) string {
 	sum := sha256.Sum256([]byte(key))
 	return strconv.FormatUint(seq, 10) + "-" + hex.EncodeToString(sum[:4])
@@ -40,9 +40,9 @@ type Request struct {
 	ID        string // of the build
 	Seq       uint64 // its place in the queue
 	Submitted time.Time
-	// Fresh says that the request was queued since the manager started, and that it was handed out for the first time: no
-	// other has begun the build, which has neither a record nor a log. If that is wrong, as when the build was canceled
-	// meanwhile, the first write of either fails. The manager sets it.
+	// Fresh says that the request was queued since the manager started, and is delivered for the first time. So there is
+	// no record or log of the build yet. If there is one, because the build was canceled for example, the first write of
+	// it fails. The manager sets Fresh.
 	Fresh bool
 
 	key     string

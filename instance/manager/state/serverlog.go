@@ -17,12 +17,12 @@ type serverLog struct {
 	mu       sync.Mutex // guards the following
 	died     error
 	latest   string          // error
-	opened   bool            // the start is over
-	repaired map[string]bool // the streams whose indexes were made anew at the start
+	opened   bool            // the start has ended
+	repaired map[string]bool // the streams whose indexes were rebuilt at the start
 }
 
 // repairs begin the warnings of the server about an index of a stream that is missing, outdated or damaged, as after
-// each kill. The server then makes it anew from the messages, which have checksums of their own.
+// each kill. The server then rebuilds it from the messages, which have checksums of their own.
 var repairs = []string{
 	"Stream state ", "Could not read stream state file", "Recovering stream state from index errored",
 	"TTL state is outdated", "Recovering TTL state from index errored", "Error decoding TTL state",
@@ -46,15 +46,15 @@ func (l *serverLog) repair(format string) bool {
 	return true
 }
 
-// open ends the start, and says what was repaired in it.
+// open ends the start, and logs the streams that were repaired in it.
 func (l *serverLog) open() {
 	l.mu.Lock()
 	l.opened = true
 	names := slices.Sorted(maps.Keys(l.repaired))
 	l.mu.Unlock()
 	if len(names) > 0 {
-		l.to.Warn("the manager before was killed, or its machine has crashed: the store has made its "+
-			"indexes anew from the messages", "of", strings.Join(names, ", "))
+		l.to.Warn("the manager before was killed, or its machine has crashed: the store has rebuilt its "+
+			"indexes from the messages", "of", strings.Join(names, ", "))
 	}
 }
 

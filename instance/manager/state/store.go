@@ -33,7 +33,7 @@ const (
 	// maxRequest bounds a request, in bytes.
 	maxRequest = 4 << 20
 	// keyTime is how long a request that is sent again, with the same key, is known. Each costs 100 bytes of memory
-	// meanwhile.
+	// for that time.
 	keyTime = 2 * time.Minute
 	// storeTimeout bounds a call to the store, and startTimeout its start: streams are checked then.
 	storeTimeout, startTimeout = 30 * time.Second, 5 * time.Minute
@@ -46,7 +46,7 @@ const (
 //   - A record is created before the job is delivered to a step runner, by compare-and-set. A build with a record may
 //     have run: it is resumed, and never started.
 //   - A piece of a log and the state of the log after it are one message.
-//   - The record has the result before the build's step runner is ended, since nobody could tell it after that, and
+//   - The record has the result before the build's step runner is ended, since no process knows it after that, and
 //     before the request leaves the queue.
 type Store struct {
 	// Timeout bounds a call, and MaxRequest a request, in bytes.
@@ -199,7 +199,7 @@ const SettlePause = time.Second
 // Settle writes changes to the disk that were put off.
 func (s *Store) Settle(ctx context.Context) { s.home.settle(ctx) }
 
-// Failure returns the answer to a client if err is that of servers of a cluster, else nil.
+// Failure returns the answer to a client if err comes from the servers of a cluster, else nil.
 func (s *Store) Failure(err error) error { return s.home.failure(err) }
 
 // Close ends the store. All that was acknowledged is on disk.

@@ -174,7 +174,7 @@ func parseCondition(text string) (*condition, error) {
 // here returns the next token as it is in the text, or an empty text at the end.
 func (r *conditionReader) here() string { return r.all[r.at : len(r.all)-len(r.rest)] }
 
-// before returns the end of an error about what is missing before the next token.
+// before returns the end of an error about a missing part before the next token.
 func (r *conditionReader) before() string {
 	if r.here() == "" {
 		return " at the end"

@@ -180,7 +180,7 @@ func (f *File) Check(inspect func(name string, job *Job) error) []error {
 	return errs
 }
 
-// loopOf returns jobs of which each one needs the next, and the last one the first, or nil.
+// loopOf returns a loop of jobs: each needs the next, and the last needs the first. It returns nil without a loop.
 func loopOf(jobs []string, needs map[string][]string) []string {
 	wanted, by := map[string]int{}, map[string][]string{} // how many needs are not done; which jobs need it
 	for _, name := range jobs {
@@ -219,7 +219,7 @@ func loopOf(jobs []string, needs map[string][]string) []string {
 	}
 }
 
-// topOf returns the mapping of jobs in the documents of src, and the header before it. header is nil if there is none.
+// topOf returns the mapping of jobs in the documents of src, and the header before it, or nil if there is no header.
 func (f *File) topOf(src *lang.Source) (header, top *yaml.Node) {
 	docs := src.Docs
 	if len(docs) == 2 && find(docs[0], "spec") != nil {

@@ -110,7 +110,7 @@ func readWord(text string) (tag, value string) {
 	return tagText, text
 }
 
-// symbol returns the text of a symbol without its colon: its name, or what is in quotes at its beginning.
+// symbol returns the text of a symbol without its colon: its name, or the text in quotes at its beginning.
 func symbol(name string) string {
 	if q := name[:1]; q == `"` || q == "'" {
 		if end := strings.LastIndex(name[1:], q); end >= 0 {

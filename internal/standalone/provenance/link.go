@@ -53,8 +53,8 @@ func Links(t *trace.Trace, key *Key) ([]Link, error) {
 			failed = fmt.Errorf("the file name of its link would have %d bytes, and can have %d; shorten the names of the steps",
 				len(l.File), maxFileName)
 		case taken:
-			failed = fmt.Errorf("its link would have the file name of that of step %.64q, %.100q; rename one of the steps",
-				other, l.File)
+			failed = fmt.Errorf("the link of this step would have the file name of that of step %.64q, %.100q; "+
+				"rename one of the steps", other, l.File)
 		}
 		if failed != nil {
 			failed = fmt.Errorf("step %.64q: %w", name, failed)

@@ -43,7 +43,7 @@ func ParsePrivateKey(text, passphrase []byte) (*Key, error) {
 	case ed25519.PrivateKey, *ecdsa.PrivateKey:
 		return newKey("PRIVATE KEY", k, x509.MarshalPKCS8PrivateKey)
 	default:
-		return nil, errors.New("it is neither an ed25519 nor an ECDSA key")
+		return nil, errors.New("the key is neither an ed25519 nor an ECDSA key")
 	}
 }
 
@@ -53,10 +53,10 @@ func ParsePublicKey(text []byte) (*Key, error) {
 	if block, _ := pem.Decode(text); block != nil {
 		var err error
 		if public, err = x509.ParsePKIXPublicKey(block.Bytes); err != nil {
-			return nil, errors.New("it is not a public key in PEM form")
+			return nil, errors.New("the file is not a public key in PEM form")
 		}
 	} else if key, _, _, _, err := ssh.ParseAuthorizedKey(text); err != nil {
-		return nil, errors.New("it is not a public key in PEM form, nor a .pub file of OpenSSH")
+		return nil, errors.New("the file is not a public key in PEM form, nor a .pub file of OpenSSH")
 	} else if key, ok := key.(ssh.CryptoPublicKey); ok {
 		public = key.CryptoPublicKey()
 	}
@@ -64,7 +64,7 @@ func ParsePublicKey(text []byte) (*Key, error) {
 	case ed25519.PublicKey, *ecdsa.PublicKey:
 		return newKey("PUBLIC KEY", public, x509.MarshalPKIXPublicKey)
 	default:
-		return nil, errors.New("it is neither an ed25519 nor an ECDSA key")
+		return nil, errors.New("the key is neither an ed25519 nor an ECDSA key")
 	}
 }
 
@@ -104,7 +104,7 @@ func (k *Key) Sign(statement []byte) ([]byte, error) {
 func (k *Key) open(envelope []byte) ([]byte, error) {
 	var e dsse.Envelope
 	if err := json.Unmarshal(envelope, &e); err != nil || e.PayloadType != payloadType {
-		return nil, errors.New("it is not a DSSE envelope with a statement of in-toto")
+		return nil, errors.New("the file is not a DSSE envelope with a statement of in-toto")
 	}
 	verifier, err := dsse.NewEnvelopeVerifier(k.key)
 	if err != nil {
@@ -121,5 +121,5 @@ func (k *Key) open(envelope []byte) ([]byte, error) {
 type SignatureError struct{ KeyID string }
 
 func (e *SignatureError) Error() string {
-	return "it has no valid signature of the key " + e.KeyID + ": it was changed, or another key signed it"
+	return "the file has no valid signature of the key " + e.KeyID + ": it was changed, or another key signed it"
 }

@@ -83,7 +83,7 @@ func (k *Key) Verify(envelope []byte, dir string, data []byte) (*Signed, error) 
 	}
 	var st statement
 	if err := json.Unmarshal(payload, &st); err != nil {
-		return nil, errors.New("its payload is not a statement of in-toto")
+		return nil, errors.New("the signed payload is not a statement of in-toto")
 	}
 	s := &Signed{KeyID: k.ID, Subjects: []SignedFile{}}
 	switch {
@@ -94,7 +94,7 @@ func (k *Key) Verify(envelope []byte, dir string, data []byte) (*Signed, error) 
 		made := st.Predicate.RunDetails.Byproducts[0]
 		s.Trace = &SignedFile{Name: made.Name, Signed: made.Digest[trace.SHA256]}
 	default:
-		return nil, fmt.Errorf("it is signed, and of a kind that stepmux does not write: %.100q", st.PredicateType)
+		return nil, fmt.Errorf("the statement is signed, and of a kind that stepmux does not write: %.100q", st.PredicateType)
 	}
 	root, err := os.OpenRoot(dir)
 	if err != nil {

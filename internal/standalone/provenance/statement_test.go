@@ -352,7 +352,8 @@ func TestSignedLinksHaveNamesThatFilesCanHave(t *testing.T) {
 	tr.Identity.Steps = []trace.Step{tr.Identity.Steps[0], tr.Identity.Steps[0]}
 	tr.Identity.Steps[0].Name, tr.Identity.Steps[1].Name = "a/b", "a b"
 	_, err = Links(tr, signer)
-	require.ErrorContains(t, err, `step "a b": its link would have the file name of that of step "a/b", "a_b.`)
+	require.ErrorContains(t, err,
+		`step "a b": the link of this step would have the file name of that of step "a/b", "a_b.`)
 	_, err = Links(tr, nil)
 	require.NoError(t, err, "the names of other links have numbers")
 }

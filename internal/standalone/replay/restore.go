@@ -145,7 +145,7 @@ func kept(job *trace.Job, s *secrets) (compile func() (*pb.Definition, string, e
 			return def, text, nil
 		}
 		if err == nil && !proto.Equal(def, recorded) {
-			err = errors.New("it is not the one that the text of the job compiles to; was it changed?")
+			err = errors.New("the recorded definition is not the one that the text of the job compiles to; was it changed?")
 		}
 		return def, text, err
 	}, nil

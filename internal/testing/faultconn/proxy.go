@@ -98,7 +98,7 @@ func (p *Proxy) Reshape(delay time.Duration, bandwidth int) {
 // machine that has stopped.
 func (p *Proxy) Stall() { p.setStalled(true) }
 
-// Resume ends a Stall. Bytes that were sent meanwhile get through.
+// Resume ends a Stall. Bytes that were sent during the Stall get through.
 func (p *Proxy) Resume() { p.setStalled(false) }
 
 func (p *Proxy) setStalled(on bool) {

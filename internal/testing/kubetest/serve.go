@@ -174,7 +174,7 @@ func (s *Server) SetStatus(name string, status Object) {
 	s.changeLocked(s.pods[name], func(now, _ Object) { now["status"] = status })
 }
 
-// Status returns the status of a pod of which one container is in a state, such as "running".
+// Status returns the status of a pod with one container in a state, such as "running".
 func Status(phase, container, state string, about Object) Object {
 	kind := "containerStatuses"
 	if container != "build" {

@@ -8,6 +8,6 @@ import "testing"
 func Only(t testing.TB) {
 	t.Helper()
 	if raced {
-		t.Skip("it runs without the race detector: it computes much in one goroutine, or crashes the detector")
+		t.Skip("this test runs without the race detector: it computes much in one goroutine, or crashes the detector")
 	}
 }

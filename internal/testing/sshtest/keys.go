@@ -36,7 +36,7 @@ func writeKey(t testing.TB, name string) (path string, signer ssh.Signer) {
 }
 
 // Lock gives the private key in a file a passphrase, from which its cipher's key is derived in one round. By default
-// there are 16 and more, each of which takes a tenth of a second under the race detector.
+// there are 16 and more, and each takes a tenth of a second under the race detector.
 func Lock(t testing.TB, path, passphrase string) {
 	t.Helper()
 	out, err := exec.Command("ssh-keygen", "-q", "-p", "-a", "1", "-P", "", "-N", passphrase, "-f", path).CombinedOutput()

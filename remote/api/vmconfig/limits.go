@@ -33,7 +33,8 @@ const (
 
 // Flags returns the flags that set l, in a fixed order.
 func (l *Limits) Flags() []Flag {
-	const missing = "it knows no limits of a build (--" + MemoryFlag + ", --" + PIDsFlag + ", --" + CPUsFlag + ")"
+	const missing = "the step runner knows no limits of a build (--" + MemoryFlag + ", --" + PIDsFlag +
+		", --" + CPUsFlag + ")"
 	return []Flag{
 		{
 			Name: MemoryFlag, Usage: "limit of each build's memory, a `SIZE` such as 512M or 2G, without swap; without an " +

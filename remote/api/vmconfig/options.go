@@ -19,7 +19,7 @@ type Options struct {
 	// auto: the best level that the VM allows. With any other level, the build fails if the VM does not allow it.
 	Isolation Level
 	// BuildUser is the user that runs the build if the login is root: the name of a user of the VM, or a range of
-	// user ids, FIRST-LAST, of which each build gets one that no other build has at the time. If empty, the login.
+	// user ids, FIRST-LAST. Each build gets an id that no other build has at the time. If empty, the login.
 	BuildUser string
 	// Limits bound the processes of the build. If the VM cannot enforce them, the build fails.
 	Limits Limits
@@ -80,7 +80,7 @@ func (o *Options) Flags(more ...string) []Flag {
 				"level that the VM allows), off, processes or private; if the VM does not allow the named level, the build " +
 				"fails; the variable " + LevelVar + " on the VM replaces auto",
 			Values: levels, usual: auto, get: func() string { return o.Isolation.String() },
-			missing: "it knows no isolation, so it cannot hold the build apart as asked (--isolation, isolation:)",
+			missing: "the step runner knows no isolation, so it cannot hold the build apart as asked (--isolation, isolation:)",
 			set: func(text string) (err error) {
 				o.Isolation, err = parseName(text)
 				return err
@@ -89,7 +89,7 @@ func (o *Options) Flags(more ...string) []Flag {
 		{
 			Name: "build-user", Usage: "if the login is root: run builds as this `user` of the VM or, with a range of user " +
 				"ids, FIRST-LAST, each build as another of them (default the login)",
-			missing: "it knows no build users (--build-user, build_user:)",
+			missing: "the step runner knows no build users (--build-user, build_user:)",
 			get:     func() string { return o.BuildUser },
 			set: func(text string) error {
 				o.BuildUser = text

@@ -101,7 +101,8 @@ func TestEachFlagRefusesATextThatItCannotMean(t *testing.T) {
 // A new option without a hint would fail a build on a VM with an older stepmux without the advice to update it.
 func TestEachFlagThatAManagerSendsHasAHintForAnOlderProgram(t *testing.T) {
 	for _, name := range Names(new(Options).Flags()) {
-		require.Regexp(t, "^it knows no .*: install this version on the VM$", MissingHint("unknown flag: --"+name))
+		require.Regexp(t, "^the step runner knows no .*: install this version on the VM$",
+			MissingHint("unknown flag: --"+name))
 	}
 	require.Empty(t, MissingHint("unknown flag: --other"))
 }

@@ -30,7 +30,7 @@ func ParseUser(text string) (name string, first, last int, err error) {
 		return text, 0, 0, nil
 	case first < firstBuildID || last > maxBuildID || first <= overflowID && last >= nobodyID:
 		err = fmt.Errorf("%s: a range begins at %d or later, and is without %d and %d: the others are those of "+
-			"root, of the system and of nobody", text, firstBuildID, nobodyID, overflowID)
+			"root, of the system and of the user nobody", text, firstBuildID, nobodyID, overflowID)
 	case last < first || last-first >= maxBuildIDs:
 		err = fmt.Errorf("%s: a range has 1 to %d ids", text, maxBuildIDs)
 	}

@@ -25,6 +25,6 @@ func ActionFlags(fl *pflag.FlagSet, cfg *action.Config) {
 		"the `program` that runs actions for node (default STEP_RUNNER_NODE, the newest of the tool cache, or that of PATH)")
 	fl.StringVar(&cfg.Docker, "docker", "", "the `program` that runs docker actions (default docker, else podman)")
 	fl.BoolVar(&cfg.DockerSocket, "docker-socket", false,
-		"give docker actions the docker daemon's socket, with which they control the machine")
+		"give docker actions the docker daemon's socket, which lets them control the machine")
 	fl.Lookup("node").DefValue, fl.Lookup("actions-base").DefValue = "", ""
 }

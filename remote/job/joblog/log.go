@@ -32,7 +32,7 @@ type Log struct {
 	err     error         // why the file is shorter than the output
 	closed  bool          // length is final
 	removed bool          // the file is deleted, or about to be
-	changed chan struct{} // closed when length or closed changes; nil while nobody waits
+	changed chan struct{} // closed when length or closed changes; nil while no reader waits
 }
 
 // maxHead is the length up to which a log is kept in memory. Most jobs write less, and to make a file can take longer

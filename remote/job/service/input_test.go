@@ -122,11 +122,11 @@ func TestJobsThatMisbehaveFailByTheirCauseAndHarmNoOther(t *testing.T) {
 			replaced("ln -s /dev/zero $f", "output"), "read output file: the step has replaced it by a symbolic link",
 		},
 		"output file huge": {
-			replaced("truncate -s 9M $f", "output"), "read output file: it has 9437184 bytes, the limit is 8388608",
+			replaced("truncate -s 9M $f", "output"), "read output file: the file has 9437184 bytes, the limit is 8388608",
 		},
-		"output not UTF-8": {replaced(`printf "\377" > $f`, "output"), "read output file: it is not valid UTF-8"},
+		"output not UTF-8": {replaced(`printf "\377" > $f`, "output"), "read output file: the text is not valid UTF-8"},
 		"output nonsense": {
-			replaced("head -c 100000 /dev/urandom | base64 > $f", "output"), "read output file: line 1: it must be JSON",
+			replaced("head -c 100000 /dev/urandom | base64 > $f", "output"), "read output file: line 1: the line must be JSON",
 		},
 		"export file removed": {replaced("true", "export"), "read export file: the step has removed it"},
 		"export file a directory": {
@@ -139,7 +139,7 @@ func TestJobsThatMisbehaveFailByTheirCauseAndHarmNoOther(t *testing.T) {
 			replaced("ln -s /etc/passwd $f", "export"), "read export file: the step has replaced it by a symbolic link",
 		},
 		"export huge": {
-			replaced("truncate -s 9M $f", "export"), "read export file: it has 9437184 bytes, the limit is 8388608",
+			replaced("truncate -s 9M $f", "export"), "read export file: the file has 9437184 bytes, the limit is 8388608",
 		},
 		"NUL exported":          {replaced(`echo "{\"name\":\"A\",\"value\":\"a\\u0000b\"}" > $f`, "export"), "NUL"},
 		"name that is none":     {replaced(`echo "{\"name\":\"A=B\",\"value\":\"x\"}" > $f`, "export"), `export "A=B"`},
@@ -149,7 +149,7 @@ func TestJobsThatMisbehaveFailByTheirCauseAndHarmNoOther(t *testing.T) {
 			"- {name: a, script: 'rm -r $(dirname ${{ output_file }})'}", "read output file: the step has removed it",
 		},
 		"init killed": {
-			"- {name: a, script: 'kill -9 $PPID; sleep 4744'}", "its init process ended first",
+			"- {name: a, script: 'kill -9 $PPID; sleep 4744'}", "the command's init process ended first",
 		},
 		"group killed":           {"- {name: a, script: 'kill -9 0'}", "exit status 137"},
 		"work directory removed": {"- {name: a, script: 'rmdir $PWD'}\n- {name: b, script: echo}", `step "b": start`},

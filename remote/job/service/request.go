@@ -184,11 +184,11 @@ func definitionOf(req *pb.RunRequest, asked *pb.Job) (*pb.Definition, error) {
 	isScript, isSteps := asked.GetScript() != "", len(asked.GetSteps()) > 0
 	switch t := req.GetType(); {
 	case isScript && isSteps:
-		return nil, errors.New("job: it has both steps and a script; send one of them")
+		return nil, errors.New("job: both steps and a script are given; send one of them")
 	case isSteps:
 		return lang.Parse(nameOf(asked), asked.GetSteps())
 	case req.GetJob() != nil && !isScript:
-		return nil, errors.New("job: it has neither steps nor a script")
+		return nil, errors.New("job: neither steps nor a script is given")
 	case req.GetJob() != nil:
 		return lang.Script("script", asked.GetScript())
 	case t == pb.RunRequest_unknown:

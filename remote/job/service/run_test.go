@@ -117,12 +117,12 @@ func TestRunNamesTheMistakeAndRepeatsNoSecret(t *testing.T) {
 		"job: the request also has env, type, steps or ci_script": change(func(r *pb.RunRequest) {
 			r.CiScript = secret
 		}),
-		"job: it has both steps and a script": change(func(r *pb.RunRequest) {
+		"job: both steps and a script are given": change(func(r *pb.RunRequest) {
 			r.Job.Steps = []byte(secret)
 		}),
-		"job: it has neither steps nor a script": script("1", ""),
-		"job: it has neither":                    yaml("1", ""),
-		"script: the script holds a NUL byte":    script("1", secret+"\x00"),
+		"job: neither steps nor a script is given": script("1", ""),
+		"job: neither steps":                       yaml("1", ""),
+		"script: the script holds a NUL byte":      script("1", secret+"\x00"),
 		"the request has fields that this step runner does not know": change(func(r *pb.RunRequest) {
 			r.Job.ProtoReflect().SetUnknown(protowire.AppendString(protowire.AppendTag(nil, 99, protowire.BytesType), secret))
 		}),

@@ -88,7 +88,7 @@ func (j *Job) boxNotes(inContainer bool) (notes []string) {
 		for _, key := range b.ignored {
 			why, known := boxKeys[key.Value]
 			if !known {
-				why = "it is not known"
+				why = "unknown key"
 			}
 			notes = append(notes,
 				fmt.Sprintf("%s:%d: %.64s of %.64s has no effect: %s", j.file, key.Line, key.Value, b.key, why))

@@ -52,7 +52,7 @@ func (f files) create() error {
 func (f files) read(kind string) (string, error) {
 	data, err := f.call.ReadFile(f.entry(kind))
 	if err == nil && !utf8.Valid(data) {
-		err = errors.New("it is not valid UTF-8")
+		err = errors.New("the command file is not valid UTF-8")
 	}
 	if err != nil {
 		return "", fmt.Errorf("unable to process file command '%s' successfully: %w", kind, err)

@@ -210,7 +210,7 @@ func (x *running) explain(
 	if o.Status != engine.Failure || o.ExitCode != runFailed && o.ExitCode != clientFailed {
 		return o
 	}
-	said := fmt.Sprintf("its output says more: exit status %d", o.ExitCode)
+	said := fmt.Sprintf("the output says more: exit status %d", o.ExitCode)
 	is, server := netfault.OfDocker(stderr[strings.LastIndex(stderr, " | ")+1:])
 	switch {
 	case !x.answers(ctx, docker, env):
@@ -255,7 +255,8 @@ func (x *running) build(ctx context.Context, docker string, env map[string]strin
 	a := x.spec.loaded
 	file := filepath.Join(a.dir, a.image)
 	if !strings.HasPrefix(file, a.root+"/") {
-		return "", x.failed(fmt.Errorf("its image %.160q is neither a Dockerfile of the action nor docker://", a.image))
+		return "", x.failed(fmt.Errorf("the action's image %.160q is neither a Dockerfile of the action nor docker://",
+			a.image))
 	}
 	tag := "local"
 	if a.component != nil {

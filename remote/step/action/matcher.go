@@ -63,7 +63,7 @@ func readMatchers(open boundedfile.Opener, base, path string) ([]*matcher, error
 func parseMatchers(data []byte) ([]*matcher, error) {
 	var file matcherFile
 	if err := json.Unmarshal([]byte(strings.TrimPrefix(string(data), "\uFEFF")), &file); err != nil {
-		return nil, fmt.Errorf("it is not the JSON of problem matchers: %w", err)
+		return nil, fmt.Errorf("the file is not the JSON of problem matchers: %w", err)
 	}
 	var list []*matcher
 	for _, given := range file.ProblemMatcher {
@@ -93,7 +93,7 @@ func parseMatchers(data []byte) ([]*matcher, error) {
 		list = append(list, m)
 	}
 	if len(list) == 0 {
-		return nil, errors.New("it has no problem matchers")
+		return nil, errors.New("the file has no problem matchers")
 	}
 	return list, nil
 }

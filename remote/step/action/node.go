@@ -38,10 +38,10 @@ func (x *running) runNode(
 	}
 	program := filepath.Join(a.dir, file)
 	if !strings.HasPrefix(program, a.root+"/") { // it may be ../dist/index.js, beside the action's directory
-		return x.failed(fmt.Errorf("its program %.160q is not a file of the action", file))
+		return x.failed(fmt.Errorf("the action's program %.160q is not a file of the action", file))
 	}
 	if _, err := os.Stat(program); err != nil {
-		return x.failed(fmt.Errorf("its program %.160q is missing; was it built?", file))
+		return x.failed(fmt.Errorf("the action's program %.160q is missing; was it built?", file))
 	}
 	p.Argv, p.Dir = []string{node, program}, x.work()
 	version := x.askVersion(ctx, node, all)
@@ -58,7 +58,7 @@ const versionTimeout = 10 * time.Second
 // nodeVersionText matches the output of "node --version".
 var nodeVersionText = lazyregexp.New(`^v\d{1,4}\.\d{1,4}\.\d{1,4}[-+.0-9A-Za-z]{0,64}\n$`)
 
-// askVersion asks the program node for its version, once a job, if the job is traced. The action runs meanwhile. The
+// askVersion asks the program node for its version, once a job, if the job is traced. The action runs beside it. The
 // caller must call answer, which waits for the version; it may be empty.
 func (x *running) askVersion(ctx context.Context, node string, env map[string]string) (answer func() string) {
 	if !x.call.IsTraced() || x.asked[node] {

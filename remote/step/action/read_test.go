@@ -197,7 +197,7 @@ func TestJobsOfAWorkflowAreChosenByName(t *testing.T) {
 	require.Equal(t, 3, strings.Count(notes.String(), "\n"))
 	require.Contains(t, notes.String(), "note: w.yml:3: permissions has no effect: a token")
 	require.Contains(t, notes.String(), "note: w.yml:5: the service db is not started: stepmux local --in-image ")
-	require.Contains(t, notes.String(), "note: w.yml:5: x has no effect: it is not known\n")
+	require.Contains(t, notes.String(), "note: w.yml:5: x has no effect: unknown key\n")
 	require.NoError(t, j.writeNotes(&notes, false, true))
 	require.Contains(t, notes.String(), "note: w.yml:5: strategy has no effect: the job runs once")
 	for name, want := range map[string]string{
@@ -216,8 +216,8 @@ func TestUnknownKeysOfDefaultsAreTold(t *testing.T) {
 	require.NoError(t, err)
 	var notes strings.Builder
 	require.NoError(t, j.writeNotes(&notes, true, false))
-	require.Equal(t, "note: w.yml:1: workng-directory has no effect: it is not known\n"+
-		"note: w.yml:3: runs has no effect: it is not known\n", notes.String())
+	require.Equal(t, "note: w.yml:1: workng-directory has no effect: unknown key\n"+
+		"note: w.yml:3: runs has no effect: unknown key\n", notes.String())
 }
 
 // Symptom: local --in-image refused a job whose env has parts of the event, or other contexts that its steps have.

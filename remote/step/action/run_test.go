@@ -178,8 +178,8 @@ func TestUnavailableActionsFailTheirStep(t *testing.T) {
 		"octo/empty@-x":   "write owner/repository@revision",
 		"./missing":       "workflow:5: find the action ./missing",
 		"./circle":        "beyond a depth of 32; does one of them call itself?",
-		"./node":          `workflow:5: run the action ./node: its program "dist/missing.js" is missing; was it built?`,
-		"./away":          `its program "../../x.js" is missing; was it built?`,
+		"./node":          `run the action ./node: the action's program "dist/missing.js" is missing; was it built?`,
+		"./away":          `the action's program "../../x.js" is missing; was it built?`,
 		"./bad":           "bad/action.yml:4: run: Unrecognized named-value: 'nope'",
 		"docker://x/../y": "",
 	} {
@@ -258,11 +258,11 @@ func TestStepCanOnlyHarmItself(t *testing.T) {
 		`printf 'a<<E\nx\n' >> "$GITHUB_ENV"`:                     "delimiter not found 'E'",
 		`echo ::set-output::x`:                                    "name is missing",
 		`rm -r "$(dirname "$GITHUB_OUTPUT")"`:                     "the step has removed it",
-		`printf 'a=\377' > "$GITHUB_OUTPUT"`:                      "'output' successfully: it is not valid UTF-8",
+		`printf 'a=\377' > "$GITHUB_OUTPUT"`:                      "successfully: the command file is not valid UTF-8",
 		`printf 'a=b\nc' > "$GITHUB_OUTPUT"`:                      "'output' successfully: line 2: invalid format",
 		`seq 2000 >> "$GITHUB_PATH"`:                              "'path' successfully: the steps put more than 1000",
 		`for n in 1 2 3 4 5 6 7 8 9; do echo "::save-state name=$n::$(yes | head -c 1000000 | tr '\n' x)"; done`: "" +
-			"its values have more than 8388608 bytes in all",
+			"the job's values have more than 8388608 bytes in all",
 	} {
 		tr := newTrial(t)
 		tr.workflow("- run: |\n    " + script + "\n- if: failure()\n  run: echo \"next [$LD_PRELOAD]\"; echo ok=1 >> " +
@@ -600,8 +600,8 @@ func TestProgramOfAnActionMayBeBesideItsDirectory(t *testing.T) {
 	tr.workflow("- uses: octo/many/a@v1\n- uses: octo/many/b@v1\n- uses: ./own/e\n").succeed()
 	require.Regexp(t, `^a\.js\nbuild .*\nrun .*\ne\.js\npost\.js\n$`, tr.log.String())
 
-	tr.workflow("- uses: octo/many/c@v1\n").fail(`its program "../../c.js" is not a file of the action`)
-	tr.workflow("- uses: octo/many/d@v1\n").fail(`its image "../../Dockerfile" is neither a Dockerfile of the action`)
+	tr.workflow("- uses: octo/many/c@v1\n").fail(`the action's program "../../c.js" is not a file of the action`)
+	tr.workflow("- uses: octo/many/d@v1\n").fail(`image "../../Dockerfile" is neither a Dockerfile of the action`)
 }
 
 // stoppingFetcher stops the job as soon as that fetches an action.

@@ -244,7 +244,7 @@ func (x *running) obey(c command) (string, error) {
 	switch c.name {
 	case "set-output", "save-state", "set-env", "add-path":
 		if x.size += len(name) + len(c.data); x.size > maxValues {
-			return "", fmt.Errorf("its values have more than %d bytes in all", maxValues)
+			return "", fmt.Errorf("the job's values have more than %d bytes in all", maxValues)
 		}
 	}
 	switch c.name {
@@ -254,7 +254,7 @@ func (x *running) obey(c command) (string, error) {
 			to = x.spec.saved
 		}
 		if name == "" {
-			return "", errors.New("its property name is missing")
+			return "", errors.New("the property name is missing")
 		}
 		if _, there := to[name]; !there && len(to) >= maxEntries {
 			return "", fmt.Errorf("there are more than %d values", maxEntries)
@@ -295,7 +295,7 @@ func (x *running) obey(c command) (string, error) {
 		x.matchers = slices.DeleteFunc(x.matchers, func(m *matcher) bool { return m.owner == owner })
 	case "stop-commands":
 		if c.data == "" || slices.Contains(commandNames, strings.ToLower(c.data)) {
-			return "", errors.New("its token is empty, or the name of a command")
+			return "", errors.New("the token is empty, or the name of a command")
 		}
 		x.stopped = c.data
 	}
@@ -311,7 +311,7 @@ func (x *running) unsecure(c command, name string) (string, error) {
 		return "", x.addPath(c.data)
 	}
 	if name == "" {
-		return "", errors.New("its property name is missing")
+		return "", errors.New("the property name is missing")
 	}
 	return "", x.setEnv(name, c.data)
 }

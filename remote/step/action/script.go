@@ -79,7 +79,7 @@ func split(line string) ([]string, error) {
 		argv = append(argv, word.String())
 	}
 	if len(argv) == 0 {
-		return nil, errors.New("it has no program")
+		return nil, errors.New("the shell has no program")
 	}
 	return argv, nil
 }

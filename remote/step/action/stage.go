@@ -149,7 +149,7 @@ func (x *running) runPost(ctx context.Context, res *engine.StepResult) engine.Re
 			x.call.Skip(res)
 			return engine.Result{}
 		}
-		x.limit = time.Time{} // the time of the steps around it is over
+		x.limit = time.Time{} // post steps run after the limits of the enclosing steps
 		outputs := x.res.Outputs
 		o = x.runStage(ctx, res, x.spec.loaded.post)
 		x.res.Outputs = outputs // outputs of a post stage come too late

@@ -149,7 +149,7 @@ func (j *Job) writeNotes(to io.Writer, hasMatrix, inContainer bool) error {
 	for _, key := range j.ignored {
 		why, known := ignored[key.Value]
 		if !known {
-			why = "it is not known"
+			why = "unknown key"
 		}
 		if why != "" {
 			notes = append(notes, fmt.Sprintf("%s:%d: %.64s has no effect: %s", j.file, key.Line, key.Value, why))
@@ -232,7 +232,7 @@ func WorkflowJobs(text []byte) (names []string) {
 	return names
 }
 
-// maxUnknown bounds the unknown keys of a workflow of which WorkflowUses warns.
+// maxUnknown bounds the unknown keys of a workflow that WorkflowUses warns of.
 const maxUnknown = 20
 
 // WorkflowUses returns the references of the actions in the steps of a workflow's jobs, each once, sorted, and warnings

@@ -5,7 +5,7 @@ package component
 type SystemError struct {
 	// Err is the cause.
 	Err error
-	// Server says that a server, or the way to it, failed: other machines may find the same.
+	// Server says that a server or the network path to it failed: other machines may find the same.
 	Server bool
 }
 

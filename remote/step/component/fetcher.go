@@ -98,7 +98,7 @@ func (f *Fetcher) open(ref *pb.Reference) (*os.File, error) {
 }
 
 // errNoAnswer says that the program ended without an Answer.
-var errNoAnswer = errors.New("it did not answer")
+var errNoAnswer = errors.New("the program did not answer")
 
 // exchange sends a request and returns the component of the answer, with a lock of its own.
 func exchange(request []byte, in io.Writer, out io.Reader) (*Component, error) {

@@ -69,10 +69,10 @@ func TestAProgramThatDoesNotFetchIsExplained(t *testing.T) {
 		{`read -r x; echo '{"error":"the server does not have it"}'`, "the server does not have it"},
 		{`echo "stepmux: steps fetch: it is not there" >&2; exit 3`, "exit status 3: steps fetch: it is not there"},
 		{`read -r x; echo text`, "the program that fetches steps has failed: "},
-		{`read -r x; printf '{}'`, "it gave no reason"},
-		{`read -r x; head -c 5000000 /dev/zero`, "it gave no reason"},
+		{`read -r x; printf '{}'`, "the program gave no reason"},
+		{`read -r x; head -c 5000000 /dev/zero`, "the program gave no reason"},
 		{`read -r x; echo '{"lock":"/no/such/lock"}'`, "keep the step in the cache: open /no/such/lock: no such file"},
-		{`kill -9 $$`, "signal: killed: it gave no reason"},
+		{`kill -9 $$`, "signal: killed: the program gave no reason"},
 		{`read -r x; echo '{"lock":"/proc/self/mem/"}'`, "keep the step in the cache"},
 	} {
 		script, want := test[0], test[1]

@@ -83,7 +83,7 @@ func (p *program) wait() string {
 	_ = p.errs.SetReadDeadline(time.Now().Add(endTime)) // other processes may hold it open
 	<-p.heard
 	_ = p.errs.Close()
-	why := cmp.Or(strings.TrimPrefix(p.said.String(), "stepmux: "), "it gave no reason")
+	why := cmp.Or(strings.TrimPrefix(p.said.String(), "stepmux: "), "the program gave no reason")
 	if err == nil && !state.Success() {
 		why = state.String() + ": " + why
 	}

@@ -308,7 +308,7 @@ func TestFetchedStepCannotReferToFilesOutside(t *testing.T) {
 	for _, dir := range []string{"out", "abs", "link", "dynamic"} {
 		_, res := run(dir)
 		require.Contains(t, res.Message,
-			"it is outside of the fetched component, and a fetched step cannot refer to that", dir)
+			"the step's path is outside of the fetched component, and a fetched step cannot refer to that", dir)
 	}
 }
 

@@ -163,7 +163,7 @@ func TestArchiveOfTheProjectIsOneOfItsDefinition(t *testing.T) {
 	require.Equal(t, strings.Repeat("inner\n", 3), tr.stdout.String())
 	for _, dir := range []string{"out", "file", "colon", "colon2", "colon3"} {
 		res := newTrial(t, "- {name: a, step: 'zip+./tools/s.zip#dir="+dir+"'}\n", withStore(t)).files(files).run()
-		require.Contains(t, res.Message, "it is outside of the fetched component", dir)
+		require.Contains(t, res.Message, "the step's path is outside of the fetched component", dir)
 	}
 }
 

@@ -74,15 +74,15 @@ func readPlain(file *os.File, err error) ([]byte, error) {
 		return nil, errors.New(
 			"the step has replaced it by something that is no regular file; write to the file that is there")
 	case info.Size() > maxFile:
-		return nil, fmt.Errorf("it has %d bytes, the limit is %d; pass large data in a file of the project", info.Size(),
-			maxFile)
+		return nil, fmt.Errorf("the file has %d bytes, the limit is %d; pass large data in a file of the project",
+			info.Size(), maxFile)
 	}
 	data, err := io.ReadAll(io.LimitReader(file, maxFile+1))
 	switch {
 	case err != nil:
 		return nil, oserr.Bare(err)
 	case len(data) > maxFile:
-		return nil, fmt.Errorf("it grows while it is read, beyond the limit of %d bytes", maxFile)
+		return nil, fmt.Errorf("the file grows while it is read, beyond the limit of %d bytes", maxFile)
 	}
 	return data, nil
 }

@@ -306,7 +306,7 @@ func (c *Call) Exec(
 	g := *c.g
 	g.interrupt = true
 	if r.finishing {
-		g.limits = nil // the time of the steps around it is over
+		g.limits = nil // post steps run after the limits of the enclosing steps
 	}
 	if !deadline.IsZero() {
 		g.limits = &limit{outer: g.limits, at: deadline, why: fmt.Errorf("timeout: %s", label)}

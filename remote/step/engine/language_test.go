@@ -84,7 +84,7 @@ func TestOfSeveralExpressionsThatFailTheFirstByNameIsReported(t *testing.T) {
 		"d/step.yml": "spec: {outputs: delegate}\n---\n" +
 			"exec: {command: [cp, '${{ step_dir }}/r.json', '${{ output_file }}']}\n",
 		"d/r.json": outputs + "}}",
-	}).fail(`step "d": read output file: output "a": it is nested deeper than 64`)
+	}).fail(`step "d": read output file: output "a": the value is nested deeper than 64`)
 }
 
 func TestValuesAreNotExpandedAgain(t *testing.T) {

@@ -84,7 +84,7 @@ func within(root, dir string) error {
 			return nil
 		}
 	}
-	return errors.New("it is outside of the fetched component, and a fetched step cannot refer to that")
+	return errors.New("the step's path is outside of the fetched component, and a fetched step cannot refer to that")
 }
 
 // find reads the definition in dir: from file or, if file is empty, from the first of definitionFiles that exists.

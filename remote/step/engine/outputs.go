@@ -33,7 +33,7 @@ type entries map[string]expr.Value
 // also name=value. The last value of a name counts.
 func parseEntries(data []byte, v0 bool) (entries, error) {
 	if !utf8.Valid(data) {
-		return nil, errors.New("it is not valid UTF-8")
+		return nil, errors.New("the text is not valid UTF-8")
 	}
 	found := entries{}
 	n, count := 0, 0
@@ -68,13 +68,13 @@ func parseEntry(line []byte, v0 bool) (string, expr.Value, error) {
 	if v0 {
 		form = "NAME=value, or " + form
 	}
-	return "", expr.Value{}, errors.New("it must be " + form)
+	return "", expr.Value{}, errors.New("the line must be " + form)
 }
 
 func parseJSONEntry(line []byte) (string, expr.Value, error) {
 	var fields map[string]json.RawMessage
 	if err := decode(line, &fields); err != nil {
-		return "", expr.Value{}, fmt.Errorf(`it is not JSON such as {"name":"version","value":"1.2"}: %w`, err)
+		return "", expr.Value{}, fmt.Errorf(`the line is not JSON such as {"name":"version","value":"1.2"}: %w`, err)
 	}
 	for _, key := range sortedkeys.Of(fields) {
 		if key != "name" && key != "value" {
@@ -106,7 +106,7 @@ func parseJSONEntry(line []byte) (string, expr.Value, error) {
 // parseValue reads JSON.
 func parseValue(data []byte) (expr.Value, error) {
 	if depth, _ := expr.JSONShape(data); depth > maxLevels {
-		return expr.Value{}, fmt.Errorf("it is nested deeper than %d", maxLevels)
+		return expr.Value{}, fmt.Errorf("the value is nested deeper than %d", maxLevels)
 	}
 	var v expr.Value
 	err := json.Unmarshal(data, &v)
@@ -118,7 +118,7 @@ func decode(data []byte, into any) error {
 	d := json.NewDecoder(bytes.NewReader(data))
 	if err := d.Decode(into); err != nil {
 		if errors.Is(err, io.ErrUnexpectedEOF) {
-			return errors.New("it ends too early")
+			return errors.New("the JSON ends too early")
 		}
 		return err
 	}

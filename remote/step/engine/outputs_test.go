@@ -50,16 +50,16 @@ printf '{"name":"l","value":["x",null]}' >> "$OUT"
 func TestOutputFileThatIsWrongNamesTheLine(t *testing.T) {
 	const spec = "{v: {type: string}, n: {type: number, default: 0}}"
 	for script, want := range map[string]string{
-		`echo hello`: `read output file: line 1: it must be JSON such as ` +
+		`echo hello`: `read output file: line 1: the line must be JSON such as ` +
 			`{"name":"version","value":"1.2"}`,
-		`echo v=x`: `read output file: line 1: it must be JSON such as ` +
+		`echo v=x`: `read output file: line 1: the line must be JSON such as ` +
 			`{"name":"version","value":"1.2"}`,
-		`printf '\n{"name"::1}'`: `read output file: line 2: it is not JSON such as ` +
+		`printf '\n{"name"::1}'`: `read output file: line 2: the line is not JSON such as ` +
 			`{"name":"version","value":"1.2"}: invalid character ':' looking for beginning of value`,
-		`echo '{"name":"v","value":"x"} x'`: `read output file: line 1: it is not JSON such as ` +
+		`echo '{"name":"v","value":"x"} x'`: `read output file: line 1: the line is not JSON such as ` +
 			`{"name":"version","value":"1.2"}: something follows it`,
-		`echo '{"name":"v"'`: `read output file: line 1: it is not JSON such as ` +
-			`{"name":"version","value":"1.2"}: it ends too early`,
+		`echo '{"name":"v"'`: `read output file: line 1: the line is not JSON such as ` +
+			`{"name":"version","value":"1.2"}: the JSON ends too early`,
 		`echo '{"value":"x"}'`:             `read output file: line 1: "name" is missing`,
 		`echo '{"name":"v"}'`:              `read output file: line 1: "value" is missing`,
 		`echo '{"name":null,"value":"x"}'`: `read output file: line 1: "name" is null`,
@@ -68,15 +68,15 @@ func TestOutputFileThatIsWrongNamesTheLine(t *testing.T) {
 		`echo '{"name":1,"value":"x"}'`:    `read output file: line 1: "name" is not a string`,
 		`echo '{"name":"v","value":"x","typ":1}'`: `read output file: line 1: "typ" is unknown; a value has "name" ` +
 			`and "value"`,
-		`printf '{"name":"v","value":"\377"}'`: `read output file: it is not valid UTF-8`,
+		`printf '{"name":"v","value":"\377"}'`: `read output file: the text is not valid UTF-8`,
 		`echo '{"name":"w","value":"x"}'`: "unexpected output \"w\": the spec has n, v; missing output \"v\": " +
 			"the step did not give it, and it has no default",
-		`echo '{"name":"v","value":"x"}{"name":"n"}'`: `read output file: line 1: it is not JSON such as ` +
+		`echo '{"name":"v","value":"x"}{"name":"n"}'`: `read output file: line 1: the line is not JSON such as ` +
 			`{"name":"version","value":"1.2"}: something follows it`,
 		`true`:                          `missing output "v": the step did not give it, and it has no default`,
 		`echo '{"name":"v","value":1}'`: `output "v": the value is a number, and must be a string`,
 		`echo '{"name":"v","value":{"name":"v"}}'`: `output "v": the value is a struct, and must be a string`,
-		deepValue(65): `read output file: line 1: "value" of "v": it is nested deeper than 64`,
+		deepValue(65): `read output file: line 1: "value" of "v": the value is nested deeper than 64`,
 		`seq 10001 | sed 's/.*/{"name":"v","value":"&"}/'`: `read output file: line 10001: there are more than 10000 values`,
 	} {
 		t.Run(script, func(t *testing.T) {
@@ -113,11 +113,11 @@ printf '{"name":"V","value":"%s"}\n{"name":"W","value":"after"}\n' "$x" > "$EXP"
 
 func TestOutputFileHasALimit(t *testing.T) {
 	writer(t, "{}", `head -c 8388609 /dev/zero > "$OUT"`).
-		fail(`step "w": read output file: it has 8388609 bytes, the limit is 8388608; pass large data in a file of the ` +
-			`project`)
+		fail(`step "w": read output file: the file has 8388609 bytes, the limit is 8388608; pass large data in a file of ` +
+			`the project`)
 	writer(t, "{}", `head -c 9000000000 /dev/zero | head -c 20000000 > "$EXP"`).
-		fail(`step "w": read export file: it has 20000000 bytes, the limit is 8388608; pass large data in a file of the ` +
-			`project`)
+		fail(`step "w": read export file: the file has 20000000 bytes, the limit is 8388608; pass large data in a file of ` +
+			`the project`)
 }
 
 func TestOutputsOfAllStepsAreBoundedTogether(t *testing.T) {
@@ -254,7 +254,7 @@ END
 			`digits and _, not a digit first`,
 		`echo '{"name":"A","value":"\u0000"}'`: `export "A": the value holds a NUL byte, which no program can be ` +
 			`given`,
-		`echo '{"name":"L","value":1}{"name":"M"}'`: `read export file: line 1: it is not JSON such as ` +
+		`echo '{"name":"L","value":1}{"name":"M"}'`: `read export file: line 1: the line is not JSON such as ` +
 			`{"name":"version","value":"1.2"}: something follows it`,
 		`printf '{"name":"L","value":"%0131072d"}' 7 `: `export "L": the variable has 131074 bytes, at most 131071 can be ` +
 			`passed; put it into a file`,
@@ -297,7 +297,7 @@ func TestEntriesOfTheBlueprintAreReadAsAShellWould(t *testing.T) {
 		anyOf(got),
 	)
 	for text, want := range map[string]string{
-		"Code Coverage = 95.4%\n": `line 1: it must be NAME=value, or JSON such as {"name":"version","value":"1.2"}`,
+		"Code Coverage = 95.4%\n": `line 1: the line must be NAME=value, or JSON such as {"name":"version","value":"1.2"}`,
 		"a=1\nb=\"x\n":            "line 2: the quote is not closed",
 		"a='":                     "line 1: the quote is not closed",
 	} {

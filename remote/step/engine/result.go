@@ -53,7 +53,7 @@ type StepResult struct {
 	ExitCode int
 	// System says that this machine or the step runner failed, not the step. Then the Status is Failure.
 	System bool
-	// Server says that System is set because of a server, or of the way to it, as far as is known.
+	// Server says that System is set because of a server or the network path to it, as far as is known.
 	Server bool
 	// Message says why the step failed. If its process failed, it ends with "exit status N".
 	Message string

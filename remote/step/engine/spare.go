@@ -118,7 +118,7 @@ func isEmpty(st *unix.Stat_t) bool {
 }
 
 // isUnused reports whether a file is as createNew makes it and no process has it open: only then the system grants a
-// lease for writing. No process can open it by its path meanwhile, because its directory has a new name.
+// lease for writing. No process can open it by its path, because its directory has a new name.
 func isUnused(dir *os.File, name string) bool {
 	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -46,7 +46,7 @@ type outcome struct {
 	code   int
 	why    string // empty if it succeeded
 	system bool   // the machine or the step runner failed
-	server bool   // system is set because of a server, or of the way to it, as far as is known
+	server bool   // system is set because of a server or the network path to it, as far as is known
 }
 
 func failed(err error) outcome {

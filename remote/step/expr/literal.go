@@ -59,7 +59,7 @@ func (p *parser) quoted() node {
 	panic(p.errorAt(start, "the string is not closed").withHint(`write " at its end`))
 }
 
-// The escapes of one letter, and what each stands for.
+// The escapes of one letter, and the character of each.
 const (
 	escapes  = `\"/abfnrtv`
 	meanings = "\\\"/\a\b\f\n\r\t\v"

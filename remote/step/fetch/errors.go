@@ -42,7 +42,7 @@ func (e *AccessError) Error() string {
 type fault struct {
 	error
 
-	server bool // a server, or the way to it, has failed
+	server bool // a server or the network path to it has failed
 }
 
 func (e fault) Unwrap() error { return e.error }

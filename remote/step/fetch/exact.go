@@ -36,7 +36,7 @@ type ChangedError struct {
 }
 
 func (e *ChangedError) Error() string {
-	return fmt.Sprintf("its digest is not the one it had: %s was %s and is %s; it was changed", e.Kind,
+	return fmt.Sprintf("the digest is not the recorded one: %s was %s and is %s; it was changed", e.Kind,
 		termtext.Short(e.Was, 80), cmp.Or(e.Is, "none"))
 }
 
@@ -47,7 +47,7 @@ func (s *Store) FetchExactly(
 	ctx context.Context, ref *pb.Reference, want Source, with Credentials,
 ) (*Component, error) {
 	if !IsOf(want, ref) {
-		return nil, fmt.Errorf("it was fetched from %s, which is another place", termtext.Short(want.Location, 200))
+		return nil, fmt.Errorf("the trace recorded it from %s, not from this reference", termtext.Short(want.Location, 200))
 	}
 	pinned, err := pin(want, ref)
 	if err != nil {

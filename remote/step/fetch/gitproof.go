@@ -155,13 +155,13 @@ func (p *gitProof) checkTags(g gitNames, commit string) error {
 	return nil
 }
 
-// mode returns the mode of the entry at path in the commit. is is its mode as git writes it today.
-func (p *gitProof) mode(path, is string) (string, error) {
+// mode returns the mode of the entry at path in the commit. current is the mode that git writes for it today.
+func (p *gitProof) mode(path, current string) (string, error) {
 	odd, found := p.Modes[path]
 	switch {
 	case !found:
-		return treeMode(is), nil
-	case canonicalMode(odd) != is:
+		return treeMode(current), nil
+	case canonicalMode(odd) != current:
 		return "", errDamaged
 	}
 	return odd, nil

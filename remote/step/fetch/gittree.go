@@ -149,7 +149,7 @@ func (g *gitProgram) writeTree(ctx context.Context, tree string, w *treeWriter) 
 		return nil
 	}, "cat-file", "--batch")
 	if err == nil && w.git.size() > w.limits.proof {
-		err = fmt.Errorf("its submodules, empty directories and files of modes that git no longer writes are too many: "+
+		err = fmt.Errorf("the submodules, empty directories and files of modes that git no longer writes are too many: "+
 			"their paths have more than %d bytes", w.limits.proof)
 	}
 	return err
@@ -206,7 +206,7 @@ func (o object) write(r *bufio.Reader, w *treeWriter) error {
 	if o.mode == modeDir {
 		_, err = fmt.Sscanf(header, o.id+" tree %d\n", &o.size)
 	} else if header != fmt.Sprintf("%s blob %d\n", o.id, o.size) {
-		err = errors.New("it is another object")
+		err = errors.New("git answered with another object")
 	}
 	if err != nil {
 		return fmt.Errorf("git prints %q for %s: %w", termtext.Short(header, 100), o.id, err)

@@ -113,10 +113,10 @@ func TestServerThatSendsTooMuchIsStopped(t *testing.T) {
 	commit := h.repository("c/large").Commit("main", fetchtest.Texts(map[string]string{"a": string(noise)}))
 	s := newStore(t)
 	s.limits.total = 100 << 10
-	require.Equal(t, "the data of the server: its size exceeds the limit; 102400 bytes are left",
+	require.Equal(t, "the data of the server: the size exceeds the limit; 102400 bytes are left",
 		refused(t, s, h.URL+"/c/large@"+commit))
 	s.limits = limits{entries: 100, file: 100 << 10, total: 10 << 20, ratio: 200}
-	require.Contains(t, refused(t, s, h.URL+"/c/large@"+commit), `"a": its size exceeds the limit`)
+	require.Contains(t, refused(t, s, h.URL+"/c/large@"+commit), `"a": the size exceeds the limit`)
 	s.limits.file = 10 << 20
 	get(t, s, h.URL+"/c/large@"+commit)
 }

@@ -49,7 +49,7 @@ func (w *linkWalk) follow(name string) error {
 	at, rest := "", []string{name} // the path so far, and the rest of the targets, the next one last
 	for followed := 0; len(rest) > 0 && followed <= maxLinks; {
 		if w.parts++; w.parts > w.limit {
-			return fmt.Errorf("the symlinks of the tree lead by paths of more than %d parts", w.limit)
+			return fmt.Errorf("the symbolic links of the tree resolve through more than %d path elements", w.limit)
 		}
 		last := len(rest) - 1
 		part, more, found := strings.Cut(rest[last], "/")

@@ -36,12 +36,12 @@ func TestPartsOfThePathsOfLinksAreBounded(t *testing.T) {
 	require.NoError(t, w.check(t.Context()))
 	require.Equal(t, parts, w.parts, "each link is followed as far as Linux does")
 	w = linkWalk{links: all, limit: parts - 1}
-	require.ErrorContains(t, w.check(t.Context()), fmt.Sprintf("by paths of more than %d parts", parts-1))
+	require.ErrorContains(t, w.check(t.Context()), fmt.Sprintf("through more than %d path elements", parts-1))
 
 	all, parts = manyParts(200)
 	require.Greater(t, parts, maxParts)
 	w = linkWalk{links: all, limit: maxParts}
-	require.ErrorContains(t, w.check(t.Context()), "of more than 10000000 parts")
+	require.ErrorContains(t, w.check(t.Context()), "more than 10000000 path elements")
 	require.Equal(t, maxParts+1, w.parts)
 
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -94,7 +94,7 @@ func TestLinksThatLeadByTooManyPartsAreRefused(t *testing.T) {
 	s := newStore(t)
 	s.limits.parts = 4
 	for target, want := range map[string]string{
-		"b/../a": "", "b/../b/../a": "the symlinks of the tree lead by paths of more than 4 parts",
+		"b/../a": "", "b/../b/../a": "the symbolic links of the tree resolve through more than 4 path elements",
 		strings.Repeat("x", 600) + "/" + strings.Repeat("x", 600): "more than 1024 bytes",
 	} {
 		archive := zipFile(t, fetchtest.Files{"a": {Content: "x"}, "b/c": {Content: "y"}, "l": {Symlink: target}})

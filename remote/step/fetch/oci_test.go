@@ -285,7 +285,7 @@ func TestLayersThatMeanHarmAreRefused(t *testing.T) {
 		"absolute":              {Name: "/etc/evil", Uname: "x"},
 		"symlink leads outside": {Name: "l", Typeflag: tar.TypeSymlink, Linkname: "/etc"},
 		"hard link":             {Name: "h", Typeflag: tar.TypeLink, Linkname: "a"},
-		"it is a device":        {Name: "d", Typeflag: tar.TypeChar},
+		"the entry is a device": {Name: "d", Typeflag: tar.TypeChar},
 		".git directory":        {Name: ".git/config", Uname: "x"},
 	} {
 		h.push(t, "g/evil:1", layer(t, tar.Header{Name: "a", Uname: "x"}, entry))

@@ -59,24 +59,24 @@ func (w *treeWriter) close() {
 func checkPath(name string) error {
 	switch {
 	case name == "" || len(name) > maxPath || strings.IndexByte(name, 0) >= 0:
-		return errors.New("its name is empty, too long, or has a NUL byte in it")
+		return errors.New("the entry's name is empty, too long, or has a NUL byte in it")
 	case !utf8.ValidString(name): // meta.json could not name it
-		return errors.New("its name is not UTF-8")
+		return errors.New("the entry's name is not UTF-8")
 	case strings.Count(name, "/") >= maxDepth:
-		return fmt.Errorf("it is more than %d deep", maxDepth)
+		return fmt.Errorf("the entry is more than %d deep", maxDepth)
 	case strings.Contains(name, `\`):
-		return errors.New(`its name has a \ in it`)
+		return errors.New(`the entry's name has a \ in it`)
 	case strings.HasPrefix(name, "/"):
-		return errors.New("its name is an absolute path")
+		return errors.New("the entry's name is an absolute path")
 	}
 	for part := range strings.SplitSeq(name, "/") {
 		switch {
 		case part == "..":
-			return errors.New("its name leads outside (it has .. in it)")
+			return errors.New("the entry's name leads outside (it has .. in it)")
 		case part == "" || part == ".":
-			return errors.New("its name has an empty part in it")
+			return errors.New("the entry's name has an empty part in it")
 		case strings.EqualFold(part, ".git"):
-			return errors.New("it is part of a .git directory")
+			return errors.New("the entry is part of a .git directory")
 		}
 	}
 	return nil
@@ -97,7 +97,7 @@ func (w *treeWriter) add(name string) error {
 	}
 	key := strings.ToLower(strings.ToUpper(name))
 	if other, found := w.folded[key]; found && other != name {
-		return fmt.Errorf("its name differs from %q only by case", termtext.Short(other, 100))
+		return fmt.Errorf("the entry's name differs from %q only by case", termtext.Short(other, 100))
 	}
 	w.folded[key] = name
 	return w.enter(parent)
@@ -203,7 +203,7 @@ func (w *treeWriter) file(name string, executable bool, r io.Reader) error {
 }
 
 func tooLarge(limit int64) error {
-	return fmt.Errorf("its size exceeds the limit; %d bytes are left", limit)
+	return fmt.Errorf("the size exceeds the limit; %d bytes are left", limit)
 }
 
 // symlink adds a symbolic link. r has its target.
@@ -229,7 +229,7 @@ func (w *treeWriter) symlink(name string, r io.Reader) error {
 	})
 }
 
-var errDuplicate = errors.New("it is there twice (duplicate)")
+var errDuplicate = errors.New("the entry is there twice (duplicate)")
 
 // entryError adds the name of the entry to err.
 func entryError(name string, err error) error {

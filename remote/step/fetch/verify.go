@@ -31,7 +31,7 @@ type stamp [sha256.Size]byte
 // when this process last compared the files, verify does not compare them again.
 //
 // Steps may have added files, such as the compiled files that interpreters keep beside the source. Those are removed,
-// unless another process uses the component. The error is filelock.ErrTaken if the component was removed meanwhile.
+// unless another process uses the component. The error is filelock.ErrTaken if another process removed the component.
 func (c *cache) verify(ctx context.Context, tree string, file *os.File) error {
 	nodes, err := c.nodes(tree)
 	if err != nil {
@@ -211,7 +211,7 @@ func removeAdded(ctx context.Context, file *os.File, a added) error {
 }
 
 // remove removes the additions, and makes the directories read-only again. A process that outlived its step may add
-// more meanwhile; the next call removes that.
+// more at the same time; the next call removes that.
 func (a added) remove() error {
 	for _, at := range a.paths {
 		parent := filepath.Dir(at)

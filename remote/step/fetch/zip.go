@@ -233,7 +233,7 @@ func (f *fetcher) extracted(ctx context.Context, a *archive, r io.Reader, privat
 	case err != nil:
 		return nil, "", err
 	case a.digest != "" && got.digest != a.digest:
-		return nil, "", fmt.Errorf("its digest is sha256:%s, and not the one that was asked for; the archive was changed, "+
+		return nil, "", fmt.Errorf("the digest is sha256:%s, and not the one that was asked for; the archive was changed, "+
 			"or the digest is wrong", got.digest)
 	}
 	source := Source{Kind: kindZip, Location: a.location, Digest: digestPrefix + got.digest}

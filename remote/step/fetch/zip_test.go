@@ -110,7 +110,7 @@ func TestArchiveWithAnotherDigestIsRefused(t *testing.T) {
 	s := newStore(t)
 	other := strings.Repeat("0", 64)
 	require.Contains(t, refused(t, s, "zip+"+h.URL+"/s.zip#sha256="+other),
-		"its digest is sha256:"+fetchtest.SHA256(data)+", and not the one")
+		"the digest is sha256:"+fetchtest.SHA256(data)+", and not the one")
 	require.Contains(t, refused(t, s, "zip+"+h.URL+"/s.zip#sha256=0f"), "64 hexadecimal digits")
 	require.Empty(t, components(t, s))
 }
@@ -246,13 +246,13 @@ func TestEntriesThatMeanHarmAreRefused(t *testing.T) {
 		mode          fs.FileMode
 		want          string
 	}{
-		"up":                   {"../evil", "x", 0o644, `its name leads outside`},
+		"up":                   {"../evil", "x", 0o644, `the entry's name leads outside`},
 		"up in the middle":     {"a/../../evil", "x", 0o644, `leads outside`},
 		"absolute":             {outside, "x", 0o644, "absolute"},
 		"backslash":            {`..\evil`, "x", 0o644, `\ in it`},
 		"of git":               {"a/.GIT/config", "x", 0o644, ".git"},
 		"NUL":                  {"a\x00b", "x", 0o644, "NUL"},
-		"Latin-1":              {"caf\xe9/a", "x", 0o644, "its name is not UTF-8"},
+		"Latin-1":              {"caf\xe9/a", "x", 0o644, "the entry's name is not UTF-8"},
 		"empty part":           {"a//b", "x", 0o644, "empty part"},
 		"dot":                  {"./a", "x", 0o644, "empty part"},
 		"twice":                {"step.yml", "x", 0o644, "duplicate"},
@@ -357,7 +357,7 @@ func directories(t testing.TB, names ...string) []byte {
 func TestDepthOfAComponentIsBounded(t *testing.T) {
 	s := newStore(t)
 	for name, want := range map[string]string{
-		strings.Repeat("a/", 64) + "a":                        "it is more than 64 deep",
+		strings.Repeat("a/", 64) + "a":                        "the entry is more than 64 deep",
 		strings.Repeat("a/", 2040) + "a":                      "too long",
 		strings.Repeat(strings.Repeat("a", 200)+"/", 6) + "a": "too long",
 	} {

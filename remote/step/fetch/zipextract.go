@@ -77,5 +77,5 @@ func writeEntry(ctx context.Context, e *zip.File, w *treeWriter) error {
 	return w.file(name, mode.Perm()&0o111 != 0, contextReader{ctx, r})
 }
 
-var errSpecial = errors.New("it is a device, a pipe, a socket or a hard link; only files, directories and symbolic " +
-	"links can be in a step")
+var errSpecial = errors.New("the entry is a device, a pipe, a socket or a hard link; only files, directories and " +
+	"symbolic links can be in a step")

@@ -149,7 +149,7 @@ func TestBuiltinStepsMatchTheirFiles(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]string{
-		"concrete":             "builtin://concrete is not part of this version: it has a whole job",
+		"concrete":             "builtin://concrete is not part of this version: the step has a whole job",
 		"function/oci/build":   "builtin://function/oci/build is not part of this version: build the image with another tool",
 		"function/oci/publish": "builtin://function/oci/publish is not part of this version: publish the image",
 	} {

@@ -53,7 +53,7 @@ var (
 
 // unsupported are built-in steps of other step runners, with advice what to use instead.
 var unsupported = map[string]string{
-	"concrete": "it has a whole job in a form of GitLab Runner's own; turn its feature flag FF_CONCRETE off",
+	"concrete": "the step has a whole job in a form of GitLab Runner's own; turn its feature flag FF_CONCRETE off",
 	"function/oci/build": "build the image with another tool, such as docker build or buildah; it needs the step's " +
 		"files and nothing else",
 	"function/oci/publish": "publish the image with another tool, such as docker push or skopeo",

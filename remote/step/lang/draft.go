@@ -86,7 +86,7 @@ func paramNames(list []draftParam) []string {
 	return names
 }
 
-// paramSet is paramNames for a spec of many names, each of which may be looked for many times.
+// paramSet is paramNames for a spec of many names. Each may be looked up many times.
 func paramSet(list []draftParam) map[string]bool {
 	names := make(map[string]bool, len(list))
 	for _, p := range list {

@@ -220,7 +220,7 @@ func wordLength(text string) (n int) {
 	return min(n, len(text))
 }
 
-// enclosed returns the length of the part of text up to the character that ends what its first character opens.
+// enclosed returns the length of the part of text up to the character that closes its first character, such as a quote.
 func enclosed(text string) int {
 	open, end := text[0], text[0]
 	switch open {

@@ -17,16 +17,16 @@ func otherFile(t *Source) error {
 	isList := root.Kind == yaml.SequenceNode || root.Kind == yaml.MappingNode
 	switch {
 	case strings.HasPrefix(withoutBOM(t.Data), "#!") && !isList:
-		return t.ErrorAt(1, 1, `it is a script, not steps; write "run:", "- script: |" and the script, indented`)
+		return t.ErrorAt(1, 1, `the file is a script, not steps; write "run:", "- script: |" and the script, indented`)
 	case root.Kind != yaml.MappingNode || member(root, "run") != nil || member(root, "exec") != nil:
 		return nil
 	case member(root, "on") != nil && member(root, "jobs") != nil:
-		return t.ErrorAt(1, 1, "it is a workflow of GitHub Actions, not steps; stepmux local, validate and actions "+
+		return t.ErrorAt(1, 1, "the file is a workflow of GitHub Actions, not steps; stepmux local, validate and actions "+
 			"vendor read it with --format github")
 	}
 	for i := 1; i < len(root.Content); i += 2 {
 		if job(root.Content[i]) {
-			return t.ErrorAt(1, 1, "it is a .gitlab-ci.yml, not steps; stepmux local, run, submit and validate read it "+
+			return t.ErrorAt(1, 1, "the file is a .gitlab-ci.yml, not steps; stepmux local, run, submit and validate read it "+
 				"with --format gitlab-ci")
 		}
 	}

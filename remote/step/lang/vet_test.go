@@ -113,7 +113,7 @@ func TestAByteOrderMarkIsNoPartOfAScript(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, text[3:], def.Steps[0].Inputs[inputScript].GetStringValue())
 	_, err = ParseCalled("f", []byte("\ufeff#!/bin/sh\nmake\n"))
-	require.ErrorContains(t, err, "it is a script, not steps")
+	require.ErrorContains(t, err, "the file is a script, not steps")
 }
 
 // It must end for every text, in a time that grows with the text.

@@ -33,7 +33,7 @@ func NewSalt() *Salt {
 // Check returns an error if s has another scheme, or a salt of another length.
 func (s *Salt) Check() error {
 	if s.Scheme != scheme || len(s.Salt) != saltLen {
-		return fmt.Errorf("its secrets do not use %s with a salt of %d bytes", scheme, saltLen)
+		return fmt.Errorf("the trace's secrets do not use %s with a salt of %d bytes", scheme, saltLen)
 	}
 	return nil
 }

@@ -89,7 +89,7 @@ func (w *Writer) wait() {
 	}
 }
 
-// expire handles held-back bytes whose second is over: it passes on those that may be shown, and replaces the others.
+// expire handles bytes that were held back for a second: it passes on those that may be shown, and replaces the others.
 // They stay in held: the next bytes can complete a secret, and the rest of that is replaced then.
 func (w *Writer) expire() {
 	w.mu.Lock()

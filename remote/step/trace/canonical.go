@@ -160,7 +160,7 @@ func (t *Trace) encode(values, size int) ([]byte, error) {
 	}
 	if len(data) >= size {
 		return nil, fmt.Errorf("encode trace: %w",
-			sizeError(fmt.Sprintf("it has %d bytes, the limit is %d", len(data)+1, size)))
+			sizeError(fmt.Sprintf("the trace has %d bytes, the limit is %d", len(data)+1, size)))
 	}
 	return append(data, '\n'), nil
 }

@@ -26,10 +26,11 @@ const (
 )
 
 // ErrID says that the id of a trace does not match its identity: it was changed.
-var ErrID = errors.New("its identity was changed after it was written: it does not have the id that the trace says")
+var ErrID = errors.New("the trace's identity was changed after it was written: " +
+	"it does not have the id that the trace says")
 
 // errJSON begins the message about a text that a trace cannot be read from.
-var errJSON = errors.New("it is not valid JSON")
+var errJSON = errors.New("the text is not valid JSON")
 
 // sizeError says which limit a trace exceeds.
 type sizeError string
@@ -100,9 +101,9 @@ func Parse(data []byte) (*Trace, error) {
 func checkShape(data []byte, most int) error {
 	switch depth, values := expr.JSONShape(data); {
 	case depth > maxDepth:
-		return fmt.Errorf("it is nested deeper than %d", maxDepth)
+		return fmt.Errorf("the trace is nested deeper than %d", maxDepth)
 	case values > most:
-		return sizeError(fmt.Sprintf("it has more than %d values", most))
+		return sizeError(fmt.Sprintf("the trace has more than %d values", most))
 	default:
 		return nil
 	}
@@ -154,7 +155,7 @@ func checkTokens(data []byte) error {
 		}
 		if in.isSteps {
 			if steps++; steps > maxSteps {
-				return fmt.Errorf("it has more than %d steps", maxSteps)
+				return fmt.Errorf("the trace has more than %d steps", maxSteps)
 			}
 		}
 		if in.isObject {
@@ -177,10 +178,10 @@ func (t *Trace) decode(data []byte) error {
 		Identity json.RawMessage
 	}
 	if err := json.Unmarshal(data, &raw); err != nil || raw.Schema == nil {
-		return errors.New(`it is not a trace, which is a JSON object with a "schema"`)
+		return errors.New(`the file is not a trace, which is a JSON object with a "schema"`)
 	}
 	if *raw.Schema != Schema && *raw.Schema != SchemaV1 {
-		return fmt.Errorf("it has the schema %.64q, and this version reads %q and %q only; "+
+		return fmt.Errorf("the trace has the schema %.64q, and this version reads %q and %q only; "+
 			"read it with the version of stepmux that wrote it, or a newer one", *raw.Schema, SchemaV1, Schema)
 	}
 	if raw.ID != idOf(raw.Identity) {
@@ -198,14 +199,14 @@ func (t *Trace) decode(data []byte) error {
 // the same bytes.
 func (t *Trace) check(identity []byte) error {
 	if t.Schema == SchemaV1 && t.Identity.Job.Text != (mask.Text{}) {
-		return fmt.Errorf("its job has a text, which %s does not know", SchemaV1)
+		return fmt.Errorf("the trace's job has a text, which %s does not know", SchemaV1)
 	}
 	understood, err := t.Identity.Canonical()
 	if err != nil {
 		return err
 	}
 	if !bytes.Equal(understood, identity) {
-		return errors.New("its identity is not written as this version writes it")
+		return errors.New("the trace's identity is not written as this version writes it")
 	}
 	if t.Secrets != nil {
 		return t.Secrets.Check()

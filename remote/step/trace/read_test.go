@@ -165,12 +165,12 @@ func TestDataThatIsNotATraceIsRefused(t *testing.T) {
 	salt = salt[strings.Index(salt, `"salt":"`) : strings.Index(salt, `"salt":"`)+53]
 	deep := strings.Repeat("[", maxDepth) + strings.Repeat("]", maxDepth)
 	for want, data := range map[string][]byte{
-		"it is not valid JSON":                  []byte("{"),
-		"it is not a trace":                     []byte("[1, 2]"),
-		"it is not a trace, which":              []byte(`{"status": "success"}`),
+		"the text is not valid JSON":            []byte("{"),
+		"the file is not a trace":               []byte("[1, 2]"),
+		"the file is not a trace, which":        []byte(`{"status": "success"}`),
 		`has the schema "steptrace/v3"`:         edited(t, `"schema":"steptrace/v2"`, `"schema":"steptrace/v3"`, false),
 		"which steptrace/v1 does not know":      edited(t, `"schema":"steptrace/v2"`, `"schema":"steptrace/v1"`, false),
-		"it is nested deeper than 1000":         []byte(`{"schema":"steptrace/v1","x":` + deep + `}`),
+		"the trace is nested deeper than 1000":  []byte(`{"schema":"steptrace/v1","x":` + deep + `}`),
 		`unknown field "more"`:                  edited(t, `"pid":1,`, `"pid":1,"more":1,`, false),
 		`two values for the key "pid"`:          edited(t, `"pid":1,`, `"pid":1,"pid":1,`, false),
 		`it has invalid UTF-8`:                  edited(t, `"message":"m"`, "\"message\":\"\xff\"", false),
@@ -244,25 +244,25 @@ func TestATraceWithTooManyValuesOrStepsIsRefusedBeforeItTakesMemory(t *testing.T
 		return `{"id":"` + idOf([]byte(identity)) + `","identity":` + identity + `,"schema":"` + Schema + `"}`
 	}
 	list := func(item string, n int) string { return "[" + strings.Repeat(item+",", n-1) + item + "]" }
-	refused(trace(`{"steps":`+list("{}", 20<<20)+`}`), "read trace: it has more than 2097152 values", 70)
-	refused(trace(`{"outputs":{"a":`+list("0", maxValues)+`}}`), "read trace: it has more than 2097152 values", 5)
-	refused(trace(`{"steps":`+list("{}", maxSteps+1)+`}`), "read trace: it has more than 65536 steps", 100)
-	refused(trace(`{"steps":[{"steps":`+list("{}", maxSteps)+`}]}`), "read trace: it has more than 65536 steps", 100)
+	refused(trace(`{"steps":`+list("{}", 20<<20)+`}`), "read trace: the trace has more than 2097152 values", 70)
+	refused(trace(`{"outputs":{"a":`+list("0", maxValues)+`}}`), "read trace: the trace has more than 2097152 values", 5)
+	refused(trace(`{"steps":`+list("{}", maxSteps+1)+`}`), "the trace has more than 65536 steps", 100)
+	refused(trace(`{"steps":[{"steps":`+list("{}", maxSteps)+`}]}`), "the trace has more than 65536 steps", 100)
 
 	written, err := (&Trace{}).Encode()
 	require.NoError(t, err)
 	runs := func(n int) string {
 		return strings.Replace(string(written), `"steps":null,"trace_id"`, `"steps":`+list("{}", n)+`,"trace_id"`, 1)
 	}
-	refused(trace(`{"STEPS":`+list("{}", maxSteps+1)+`,"steps":[]}`), "read trace: it has more than 65536 steps", 100)
-	refused(runs(maxSteps+1), "read trace: it has more than 65536 steps", 100)
+	refused(trace(`{"STEPS":`+list("{}", maxSteps+1)+`,"steps":[]}`), "the trace has more than 65536 steps", 100)
+	refused(runs(maxSteps+1), "the trace has more than 65536 steps", 100)
 	again, err := Parse([]byte(runs(maxSteps)))
 	require.NoError(t, err)
 	require.Len(t, again.Volatile.Steps, maxSteps)
 
 	again.Volatile.Warnings = make([]string, maxValues)
 	_, err = again.Encode()
-	require.EqualError(t, err, "encode trace: it has more than 2097152 values")
+	require.EqualError(t, err, "encode trace: the trace has more than 2097152 values")
 }
 
 // Symptom: a trace that was too large could not be written, so a job with large outputs left no trace.
@@ -295,7 +295,7 @@ func TestATraceThatIsTooLargeIsCutAndSaysSo(t *testing.T) {
 		require.NoError(t, err)
 		return read
 	}
-	const cut = "steps marked as truncated lack large data: it has more than 2500 values"
+	const cut = "steps marked as truncated lack large data: the trace has more than 2500 values"
 
 	outer := step("outer")
 	outer.Steps = []Step{step("inner")}
@@ -318,8 +318,8 @@ func TestATraceThatIsTooLargeIsCutAndSaysSo(t *testing.T) {
 	data, err := long.encodeWithin(maxValues, 3000)
 	require.NoError(t, err)
 	require.Less(t, len(data), 3000)
-	require.Equal(t, []string{"steps marked as truncated lack large data: it has 3706 bytes, the limit is 3000"},
+	require.Equal(t, []string{"steps marked as truncated lack large data: the trace has 3706 bytes, the limit is 3000"},
 		long.Volatile.Warnings)
-	require.Equal(t, "the outputs and the exports of the job are left out: it has more than 2500 values",
+	require.Equal(t, "the outputs and the exports of the job are left out: the trace has more than 2500 values",
 		read.Volatile.Warnings[len(read.Volatile.Warnings)-1])
 }

@@ -15,7 +15,7 @@ const (
 	// bounds the number of values, because each value counts as itemCost at least.
 	maxRecorded = 64 << 20
 	// stepCost is the estimated size of a step in a trace without its large data. textCost is that of a text in
-	// addition to its length: an HMAC, and the JSON around it. itemCost is that of an item of a list in addition to its
+	// addition to its length: an HMAC, and the JSON around it. itemCost is the cost of a list's item in addition to its
 	// text.
 	stepCost, textCost, itemCost = 2 << 10, 128, 32
 )
