@@ -16,7 +16,7 @@ const verbose = `=== RUN   TestFails
     a_test.go:4: of a test that passes
 --- PASS: TestPasses (0.00s)
 === RUN   TestOfAPart
-    a_test.go:5: part missing: openssh-server: stat /usr/sbin/sshd: no such file or directory
+    a_test.go:5: part missing: openssh-server: stat /usr/sbin/sshd: no such file
 --- SKIP: TestOfAPart (0.00s)
 === RUN   TestOfSubtests
 === RUN   TestOfSubtests/mount
@@ -85,7 +85,7 @@ func TestSkippedTestsAreListedWithTheirReasons(t *testing.T) {
 	require.NoError(t, os.WriteFile(log, []byte(verbose), 0o600))
 	out, err := exec.Command(filepath.Join(root, ".ci", "skipped"), log).CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	require.Equal(t, `example.com/a TestOfAPart part missing: openssh-server: stat /usr/sbin/sshd: no such file or directory
+	require.Equal(t, `example.com/a TestOfAPart part missing: openssh-server: stat /usr/sbin/sshd: no such file
 example.com/a TestOfSubtests/mount part missing: only root can mount
 example.com/a TestOfSubtests/cases part missing: STEPMUX_CASES, the folder of the conformance cases
 example.com/a TestOfUsers root can read all files
