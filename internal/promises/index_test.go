@@ -60,8 +60,8 @@ func TestTheListOfDecisionsShowsWhichWereReplaced(t *testing.T) {
 var variable = regexp.MustCompile(`STEPMUX_[A-Z_]*[A-Z]`)
 
 // products are names in tests that mean the product's own variables, streams and buckets.
-var products = regexp.MustCompile(`^STEPMUX_(ARTIFACTS|COMMAND|ISOLATION|LEASE|LOGS|MANAGER|OUTSIDE_LINKS|PROJECTS|QUEUE|` +
-	`SERVER|TOKEN|TEST(_.*)?)$`)
+var products = regexp.MustCompile(`^STEPMUX_(ARTIFACTS|COMMAND|ISOLATION|LEASE|LOGS|MANAGER|OUTSIDE_LINKS|PROJECTS|` +
+	`QUEUE|SERVER|TOKEN|TEST(_.*)?)$`)
 
 func TestEveryVariableOfTestsIsOnTheirPage(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join(root, "docs", "testing.md"))
