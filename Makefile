@@ -32,6 +32,7 @@ VM_BUILD := GOEXPERIMENT=$(EARLIER_GC) $(BUILD) -tags $(VM_TAGS) -gcflags='all=-
 # Functions begin at any byte (arm64: at multiples of 4): the default of 32 is space between them.
 VM_LDFLAGS := $(LDFLAGS) -funcalign=$$(case $$(go env GOARCH) in amd64) echo 1 ;; *) echo 4 ;; esac)
 MACHINES := linux-amd64 linux-arm64
+NATIVE    = $(shell go env GOOS)-$(shell go env GOARCH)
 
 # vm_end builds the file $(1), a stepmux-vm, and the file $(2), the stepmux-fetch that it starts and whose checksum it
 # knows.
@@ -55,11 +56,20 @@ MANAGER_API ?= instance/manager
 
 .DEFAULT_GOAL := help
 
+##@ Use stepmux
+
+# cmd/stepmux/carried has the VM's ends of MACHINES only: an earlier build's for another machine may be of other sources.
 .PHONY: build
-build: $(MACHINES:%=carry-%) ## build bin/stepmux (the manager, with the VM's end inside), bin/stepmux-vm and bin/stepmux-fetch (the VM's end), and bin/stepmux-custom-executor
+build: $(MACHINES:%=carry-%) ## build bin/stepmux, which carries the VM's end for amd64 and arm64, and the other programs
+	@rm -f $(filter-out $(addprefix %-,$(addsuffix .gz,$(MACHINES))),$(wildcard cmd/stepmux/carried/*.gz))
 	$(BUILD) -tags $(TAGS),carry -ldflags '$(LDFLAGS)' -o bin/stepmux ./cmd/stepmux
 	$(BUILD) -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/stepmux-custom-executor ./cmd/stepmux-custom-executor
-	for p in stepmux-vm stepmux-fetch; do cp bin/$$p-$(shell go env GOOS)-$(shell go env GOARCH) bin/$$p || exit 1; done
+	for p in stepmux-vm stepmux-fetch; do cp bin/$$p-$(NATIVE) bin/$$p || exit 1; done
+
+# The VM's end for other machines takes as long again. Their VMs need a program of `make build`.
+.PHONY: native
+native:
+	@$(MAKE) --no-print-directory build MACHINES='$(NATIVE)'
 
 # A file is packed again only if it has changed. Its modification time does not show that: the go command renews it.
 .PHONY: carry-%
@@ -108,21 +118,29 @@ release: $(MACHINES:%=carry-%) ## write archives of the programs for all platfor
 	cd bin/release && sha256sum stepmux* >SHA256SUMS && cat SHA256SUMS
 
 .PHONY: run
-run: build ## run BUILDS builds of examples/hello.yml at once on a VM embedded in the program, or in containers of IMAGE
+run: native ## run BUILDS builds of examples/hello.yml at once on a VM embedded in the program, or in containers of IMAGE
 	bin/stepmux run $(if $(IMAGE),--image $(IMAGE)) --builds $(BUILDS) --capacity $(BUILDS) examples/hello.yml
 
 .PHONY: manager
-manager: build ## run a manager with an embedded VM, submit three builds to it, and show their results
+manager: native ## run a manager with an embedded VM, submit three builds to it, and show their results
 	STEPMUX=bin/stepmux sh examples/manager.sh
 
 .PHONY: example-sources
-example-sources: build ## serve the steps of examples/sources, and print the commands to run them with
+example-sources: native ## serve the steps of examples/sources, and print the commands to run them with
 	go run ./examples/sources
 
+##@ Test
+
 .PHONY: test
-test: ## run all tests
-	go test -shuffle=on $(TESTFLAGS) ./...
-	go -C bench/report test $(TESTFLAGS) ./...
+test: ## run all tests; the end says which parts were missing, and how many tests skipped for each
+	@.ci/tests $(TESTFLAGS)
+
+# SINCE is the commit that changed packages are compared with.
+SINCE ?= $(shell git merge-base HEAD origin/main 2>/dev/null || git rev-parse HEAD~ 2>/dev/null)
+
+.PHONY: quick
+quick: ## compile all; vet packages changed since SINCE (origin/main) and their importers; test the changed ones
+	@.ci/quick '$(SINCE)' $(TESTFLAGS)
 
 # Libraries that handle each byte by itself take ten times as long under the race detector. They share nothing.
 UNRACED := $(patsubst %,-gcflags=%=-race=false,github.com/coder/websocket golang.org/x/net/websocket compress/flate)
@@ -173,8 +191,11 @@ fuzz-long: PROOF = fuzz
 PROOF = $@
 
 .PHONY: faults-report
+##@ Write files that are generated
 faults-report: ## write the tables of docs/reliability.md from the results in bin/faults
 	go run ./bench/faults/faultrig report
+
+##@ Measure
 
 .PHONY: bench
 bench: ## run the benchmarks that match BENCH, all in about ten minutes; with QUICK=1 the main ones, small; see bin/bench.txt
@@ -222,6 +243,7 @@ bin/kubernetes/%: internal/testing/kubetest/control/go.mod
 	touch $@
 
 .PHONY: generate
+##@ Write files that are generated
 generate: ## regenerate the protocol code in API and MANAGER_API (needs protoc)
 	mkdir -p bin/tools $(API)
 	GOBIN=$(CURDIR)/bin/tools go install $(PROTOC_GEN)
@@ -235,6 +257,8 @@ generate: ## regenerate the protocol code in API and MANAGER_API (needs protoc)
 	  --go_out=$(MANAGER_API) --go_opt=paths=source_relative \
 	  --go-grpc_out=$(MANAGER_API) --go-grpc_opt=paths=source_relative managerv1/manager.proto
 
+##@ Test
+
 .PHONY: static
 static: build ## all of check without the tests; the linters include go vet's checks
 	$(MAKE) lint
@@ -244,6 +268,10 @@ static: build ## all of check without the tests; the linters include go vet's ch
 check: static ## what CI runs: build, vet, lint, the limits of .ci/house, tests with the race detector
 	$(MAKE) race
 
+##@ Help
+
 .PHONY: help
-help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+help: ## list the targets
+	@awk -F ':.*## ' '/^##@ / { group = substr($$0, 5); if (!(group in list)) order[++n] = group } \
+	  /^[a-z-]+:.*## / { list[group] = list[group] sprintf("  %-18s %s\n", $$1, $$2) } \
+	  END { for (i = 1; i <= n; i++) printf "%s%s\n%s", (i > 1 ? "\n" : ""), order[i], list[order[i]] }' $(MAKEFILE_LIST)

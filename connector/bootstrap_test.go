@@ -331,6 +331,7 @@ func TestThereMustBeAStepmuxForTheVMsPlatform(t *testing.T) {
 	failed := (*connector.ServeError)(nil)
 	require.ErrorAs(t, err, &failed)
 	require.ErrorContains(t, err, "there is no stepmux for "+binary(t).Platform())
+	require.ErrorContains(t, err, "a stepmux of make build")
 	require.ErrorContains(t, err, "--bootstrap-binary "+binary(t).Platform()+"=FILE")
 	require.ErrorContains(t, err, "exit status 127", "and why one is needed")
 	require.NoDirExists(t, filepath.Join(v.cache, "stepmux"))

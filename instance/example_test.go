@@ -62,6 +62,36 @@ func Example() {
 	}
 }
 
+// The shortest use: a script on a VM. The README has these lines.
+func Example_script() {
+	var config mux.Config // the user, login.KeyFile and login.KnownHosts, as in the example of the package
+	ctx := context.Background()
+	group, err := instance.NewGroup(instance.Instance{ID: "vm-1", Addr: "vm-1:22", Capacity: 8, SSH: config})
+	if err != nil {
+		panic(err)
+	}
+	provider, err := instance.NewProvider(instance.Config{Group: group}) // owns the connections: Close ends them
+	if err != nil {
+		panic(err)
+	}
+	defer provider.Close()
+	build := provider.Executor(instance.Build{ID: "job-1", Log: os.Stdout})
+	err = build.Prepare(ctx) // waits for a slot on a VM
+	if err != nil {
+		panic(err)
+	}
+	err = errors.Join(build.Run(ctx, []byte("make test")), build.Cleanup(ctx))
+	fmt.Println(err)
+}
+
+// The configuration of each VM is checked before anything is dialed.
+func ExampleNewGroup() {
+	_, err := instance.NewGroup(instance.Instance{ID: "vm-1", Addr: "192.0.2.7:22", Capacity: 8})
+	fmt.Println(err)
+	// Output:
+	// instance vm-1: mux: Config.User is empty
+}
+
 // runnerEnvironment stands for the source of a build's client, as GitLab Runner's
 // executors.Environment is, with the runner's own types.
 type runnerEnvironment struct{ build *instance.Executor }

@@ -72,7 +72,8 @@ func (f *finder) binaryFor(ctx context.Context, instead *unusableError) (*Binary
 		}
 	}
 	err := fmt.Errorf("%w; there is no stepmux for %s to put there", instead.err, instead.platform)
-	return nil, notStarted(err, "", "name one: stepmux run --bootstrap-binary "+instead.platform+"=FILE")
+	return nil, notStarted(err, "", "use a stepmux of make build, since make run builds for one platform, or name one: "+
+		"stepmux run --bootstrap-binary "+instead.platform+"=FILE")
 }
 
 // Complete uploads the stepmux-fetch that p needs next to it, unless it is there already. It does nothing unless p is
