@@ -496,8 +496,8 @@ func TestServeThatIsKilledEndsTheBuildAndLeavesNothing(t *testing.T) {
 	})
 }
 
-//stepmux:faults executor | A gRPC client that connects anew ends the step runner
-//stepmux:acceptance connection | A bridge that breaks is opened anew, and the build goes on
+//stepmux:faults executor | A gRPC client that connects again ends the step runner
+//stepmux:acceptance connection | A bridge that breaks is opened again, and the build goes on
 //stepmux:reliability mechanisms | No silent loss: output goes on where it was cut off | `connector/execution.go`
 func TestBridgeThatBreaksIsOpenedAnewAndTheLogGoesOn(t *testing.T) {
 	// The bridge's process is killed; neither serve nor the job notices.

@@ -111,7 +111,7 @@ func (v *vm) daemon(t *testing.T) string {
 until [ -e ` + up + ` ]; do sleep 0.01; done`
 }
 
-//stepmux:faults service | A job stops the step runner, or what holds its processes: nothing ends, and nobody is told
+//stepmux:faults service | A job stops the step runner, or what holds its processes: nothing ends, without a message
 //stepmux:with remote/proc.TestStoppedInitEndsItsCommand, remote/proc.TestStoppedCommandGetsItsSIGTERM
 func TestWhatAJobStopsIsEndedWithItsBuild(t *testing.T) {
 	// Symptom: a job stopped relay, serve and inits: processes and directory stayed, the manager waited in vain.

@@ -174,7 +174,7 @@ func lie(c *rawssh.Conn, seed uint64) {
 
 //stepmux:faults vulnerabilities | A server breaks the protocol: the connection never ends | closing is bounded. The
 //stepmux:more library leaves three goroutines behind, and 16 packets, if the server goes on sending
-//stepmux:faults vulnerabilities | The opening of a channel never returns if the connection ends meanwhile | the wait
+//stepmux:faults vulnerabilities | The opening of a channel never returns if the connection ends first | the wait
 //stepmux:more ends with the connection. The library may leave a goroutine behind
 func TestNoMessageOfAServerIsFatal(t *testing.T) {
 	n := hostileCount(t, 4000) / 50 // about as many messages as a connection has

@@ -125,7 +125,7 @@ func raw(kind byte, flags uint16, id, n uint32) []byte {
 	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(b, id), n)
 }
 
-//stepmux:faults vulnerabilities | The multiplexer in a channel is flooded with pings, or with streams that nobody
+//stepmux:faults vulnerabilities | The multiplexer in a channel is flooded with pings, or with streams that no one
 //stepmux:more accepts | the manager accepts no stream and answers one ping a second; a peer that does more ends the
 //stepmux:more relay
 //stepmux:with internal/streams.TestAPeerThatBreaksTheProtocolEndsTheSession

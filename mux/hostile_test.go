@@ -287,7 +287,7 @@ func TestRefusalsAreClearHoweverLong(t *testing.T) {
 	}
 }
 
-//stepmux:faults vulnerabilities | Output in packets of a byte each, which nobody reads | at most the window of 2 MiB is
+//stepmux:faults vulnerabilities | Output in packets of a byte each, without a reader | at most the window of 2 MiB is
 //stepmux:more under way; the library needs about 50 bytes of memory for each of its bytes
 func TestOutputThatNobodyReadsIsBounded(t *testing.T) {
 	// The SSH library keeps each packet by itself, so a packet of a single byte costs much more than a byte. At most the

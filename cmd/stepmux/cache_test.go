@@ -23,7 +23,7 @@ func ordinary(argv ...string) *exec.Cmd {
 
 // A cache could be removed neither by its user's rm nor by a command of ours.
 //
-//stepmux:faults fetch | The cache of steps cannot be removed by its user, and nobody can see or check what it holds
+//stepmux:faults fetch | The cache of steps cannot be removed by its user, and its content cannot be seen or checked
 //stepmux:with remote/step/fetch.TestPruneRemovesUnusedComponents
 //stepmux:with remote/step/fetch.TestVerifyReportsAndRemovesChangedComponents
 func TestTheCacheIsListedVerifiedAndPrunedHereAndOnAVM(t *testing.T) {

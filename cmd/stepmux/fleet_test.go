@@ -103,7 +103,7 @@ func stateOf(s control.Status, id string) string {
 
 // It was an error of the system.
 //
-//stepmux:faults input | Two runs, of which one is to be named, are an error of the system; drain of an unknown VM names
+//stepmux:faults input | Two runs, one to be named, are an error of the system; drain of an unknown VM names
 //stepmux:more none
 //stepmux:with cmd/stepmux.TestOperatorsSeeAndChangeARunThatIsUnderWay
 func TestASocketThatHasToBeNamedIsAMatterOfUsage(t *testing.T) {

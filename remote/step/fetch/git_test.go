@@ -181,7 +181,7 @@ func TestStepOfARepositoryIsNotFoundOutsideOfIt(t *testing.T) {
 // Symptom: the provenance of a job named the commit in the cache's index, which any build of the same user could
 // change.
 //
-//stepmux:faults fetch | The provenance names a commit that nobody recomputed: the cache's index decides which files are
+//stepmux:faults fetch | The provenance names a commit that was not verified: the cache's index decides which files are
 //stepmux:more those of a commit
 func TestFilesAreThoseOfTheirCommit(t *testing.T) {
 	h := newGitHost(t)
