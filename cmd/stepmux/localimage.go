@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -154,15 +153,15 @@ func (f *localFlags) actionArgs() (args []string) {
 
 // newTraceFile returns the file for a job's trace: the one that was asked for, or one for this process alone, which
 // remove removes.
-func newTraceFile(asked *standalone.Trace) (file *traceFile, remove func(), err error) {
+func newTraceFile(ctx context.Context, asked *standalone.Trace) (file *traceFile, remove func(), err error) {
 	if asked != nil && asked.File != "" {
 		return &traceFile{path: asked.File}, func() {}, nil
 	}
-	dir, err := os.MkdirTemp("", "stepmux-local-")
+	dir, err := makeTempDir(ctx, "local-")
 	if err != nil {
 		return nil, nil, fmt.Errorf("make directory for the trace: %w", err)
 	}
-	return &traceFile{path: filepath.Join(dir, "trace.json")}, func() { _ = os.RemoveAll(dir) }, nil // it has one file
+	return &traceFile{path: filepath.Join(dir.path, "trace.json")}, func() { _ = dir.remove() }, nil
 }
 
 // jobOf returns a job with this text of its steps as a step runner takes it.
@@ -216,7 +215,7 @@ func (f *localFlags) runContained(
 	if _, err := b.Connect(alive); err != nil {
 		return nil, c.Explain(alive, err)
 	}
-	file, removeTrace, err := newTraceFile(cfg.Trace)
+	file, removeTrace, err := newTraceFile(ctx, cfg.Trace)
 	if err != nil {
 		return nil, err
 	}

@@ -259,16 +259,16 @@ func listByGit(ctx context.Context, dir string, warn func(string)) ([]byte, erro
 	if checkout.Contains(dir) {
 		list = append(list, "--cached")
 	} else {
-		empty, err := os.MkdirTemp("", "stepmux-git-")
+		empty, err := makeTempDir(ctx, "git-")
 		if err != nil {
 			return nil, err
 		}
-		defer func() { _ = os.RemoveAll(empty) }() // it holds no files of the project
+		defer func() { _ = empty.remove() }() // it holds no files of the project
 		limit := subprocess.Limit{Time: listTime, Bytes: maxListed}
-		if _, err := subprocess.Output(ctx, append(argv, "init", "-q", "--template=", empty), limit); err != nil {
+		if _, err := subprocess.Output(ctx, append(argv, "init", "-q", "--template=", empty.path), limit); err != nil {
 			return nil, err
 		}
-		argv = append(argv, "--git-dir="+filepath.Join(empty, ".git"), "--work-tree="+dir)
+		argv = append(argv, "--git-dir="+filepath.Join(empty.path, ".git"), "--work-tree="+dir)
 	}
 	return subprocess.Output(ctx, append(argv, list...), subprocess.Limit{
 		Time: listTime, Bytes: maxListed, Said: func(text string) { // about directories that it may not read

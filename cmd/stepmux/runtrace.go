@@ -70,12 +70,12 @@ func (f *runFiles) prepare(
 	if f.provenances == "" || f.traces != "" {
 		return func() {}, nil
 	}
-	dir, err := os.MkdirTemp("", "stepmux-traces-")
+	dir, err := makeTempDir(ctx, "traces-")
 	if err != nil {
 		return nil, systemError(fmt.Errorf("make directory for traces: %w", err))
 	}
-	f.traces = filepath.Join(dir, buildMark+".trace.json")
-	return func() { _ = os.RemoveAll(dir) }, nil
+	f.traces = filepath.Join(dir.path, buildMark+".trace.json")
+	return func() { _ = dir.remove() }, nil
 }
 
 // buildPattern turns the value of a flag into the pattern for a file of each build. what names the file in errors. If

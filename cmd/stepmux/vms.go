@@ -26,7 +26,6 @@ import (
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/flagfile"
-	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/internal/sshtarget"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/mux"
@@ -352,13 +351,14 @@ func instanceOf(t *sshtarget.Target) *instance.Instance {
 
 // embedded starts a VM inside this process.
 func (f *vmFlags) embedded(ctx context.Context) (*instance.Group, func(), error) {
-	dir, err := os.MkdirTemp("", "stepmux-")
+	temp, err := makeTempDir(ctx, "")
 	if err != nil {
 		return nil, nil, systemError(fmt.Errorf("make a directory for the embedded VM: %w", err))
 	}
+	dir := temp.path
 	vm, err := embeddedvm.Start(embeddedvm.Config{Dir: dir})
 	if err != nil {
-		_ = os.RemoveAll(dir) // the directory is empty
+		_ = temp.remove() // the caller needs err
 		return nil, nil, systemError(fmt.Errorf("start the embedded VM: %w", err))
 	}
 	stop := func() {
@@ -366,7 +366,7 @@ func (f *vmFlags) embedded(ctx context.Context) (*instance.Group, func(), error)
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), embeddedStop)
 		defer cancel()
 		_ = vm.Shutdown(ctx) // when ctx ends, they are killed
-		if err := rmtree.Remove(dir); err != nil {
+		if err := temp.remove(); err != nil {
 			fmt.Fprintf(os.Stderr, "stepmux: remove the embedded VM's directory: %v\n", err)
 		}
 	}
