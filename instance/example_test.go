@@ -70,17 +70,16 @@ func Example_script() {
 	if err != nil {
 		panic(err)
 	}
-	provider, err := instance.NewProvider(instance.Config{Group: group}) // owns the connections: Close ends them
+	provider, err := instance.NewProvider(instance.Config{Group: group})
 	if err != nil {
 		panic(err)
 	}
-	defer provider.Close()
+	defer provider.Close() // ends the connections
 	build := provider.Executor(instance.Build{ID: "job-1", Log: os.Stdout})
-	err = build.Prepare(ctx) // waits for a slot on a VM
-	if err != nil {
-		panic(err)
+	if err = build.Prepare(ctx); err == nil { // waits for a slot on a VM
+		err = build.Run(ctx, []byte("make test")) // a shell script
 	}
-	err = errors.Join(build.Run(ctx, []byte("make test")), build.Cleanup(ctx))
+	err = errors.Join(err, build.Cleanup(context.WithoutCancel(ctx)))
 	fmt.Println(err)
 }
 

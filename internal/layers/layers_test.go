@@ -339,6 +339,7 @@ var allowed = map[string][]string{
 		"remote/step/action",
 		"remote/step/engine", "remote/step/fetch", "remote/step/trace/**",
 		"remote/proc", "internal/wire", "internal/sshtarget", "internal/embeddedvm", "internal/rmtree", "internal/spell",
+		"internal/filelock", "remote/socketdir", // for temporary directories
 		"internal/termtext", "internal/boundedfile", "internal/tail", "internal/pause", "internal/likeness",
 	},
 	// The example uses servers that are made for tests.
