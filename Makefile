@@ -131,9 +131,12 @@ example-sources: native ## serve the steps of examples/sources, and print the co
 
 ##@ Test
 
+# The packages whose tests take longest begin first: what is left at the end is short, and keeps all processors busy.
+LONGEST := $(addprefix ./,instance connector cmd/stepmux instance/manager remote/step/action mux)
+
 .PHONY: test
 test: ## run all tests; the end says which parts were missing, and how many tests skipped for each
-	@.ci/tests $(TESTFLAGS)
+	@LONGEST='$(LONGEST)' .ci/tests $(TESTFLAGS)
 
 # SINCE is the commit that changed packages are compared with.
 SINCE ?= $(shell git merge-base HEAD origin/main 2>/dev/null || git rev-parse HEAD~ 2>/dev/null)
@@ -149,7 +152,7 @@ RACE    := -race $(UNRACED)
 # By default each program with the race detector sleeps for a second at its end.
 .PHONY: race
 race: ## run all tests with the race detector
-	GORACE=atexit_sleep_ms=0 go test $(RACE) -shuffle=on -timeout 15m $(TESTFLAGS) ./...
+	GORACE=atexit_sleep_ms=0 go test $(RACE) -shuffle=on -timeout 15m $(TESTFLAGS) $(LONGEST) ./...
 	go -C bench/report test $(TESTFLAGS) ./...
 
 # The linters need all packages compiled, those of the tests too. With RACED=1 they take what `make race` compiles.

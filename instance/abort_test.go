@@ -33,6 +33,25 @@ func TestRunRunsAShellScriptWithoutAStepRunner(t *testing.T) {
 	})
 }
 
+// OpenSSH has no names for some signals, and dropbear says nothing of a command that one of them ended.
+func TestASignalThatTheServerDoesNotNameIsTheScriptsExitStatus(t *testing.T) {
+	for name, start := range map[string]func(testing.TB) *sshtest.Server{
+		"OpenSSH":  func(t testing.TB) *sshtest.Server { return sshtest.OpenSSH(t) },
+		"dropbear": sshtest.Dropbear,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newVM(t, start(t)).provider(t, 1, nil)
+			for signal, code := range map[string]int{"BUS": 135, "XCPU": 152, "34": 162} {
+				e := p.Executor(instance.Build{ID: "b", Log: &sshtest.Log{}, Shell: []string{"sh"}})
+				require.NoError(t, e.Prepare(sshtest.Within(t)))
+				requireReason(t, e.Run(sshtest.Within(t), []byte("kill -"+signal+" $$")), instance.ScriptFailure, code)
+				require.NoError(t, e.Cleanup(sshtest.Within(t)))
+			}
+		})
+	}
+}
+
 func TestCleanupEndsAScriptAndWaitsForIt(t *testing.T) {
 	v := newVM(t, sshtest.OpenSSH(t))
 	p := v.provider(t, 1, nil)

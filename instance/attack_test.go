@@ -189,15 +189,18 @@ var couldBeSecret = regexp.MustCompile(`[A-Za-z0-9_-]{43,}`)
 // search looks for the secret in the command line, the environment and the files of every process, and in every
 // file below the VM's directory for temporary files.
 func (a *attacker) search() {
-	look := func(where string) {
+	type file struct{ device, inode uint64 }
+	seen := map[file]bool{} // many processes have the same files open
+	text := make([]byte, 1<<20)
+	look := func(where string) (opened bool) {
 		f, err := os.OpenFile(where, os.O_RDONLY|unix.O_NONBLOCK, 0)
 		if err != nil {
-			return
+			return false
 		}
 		defer f.Close()
-		text := make([]byte, 1<<20)
 		n, _ := unix.Read(int(f.Fd()), text) // a pipe has what it has
 		a.find(text[:max(n, 0)], where)
+		return true
 	}
 	for pid := range processes() {
 		if pid == a.Manager || pid == os.Getpid() { // which were told
@@ -209,8 +212,14 @@ func (a *attacker) search() {
 		fds, _ := filepath.Glob(filepath.Join(dir, "fd", "*"))
 		for _, fd := range fds {
 			// Reading empties a pipe: read only those of this VM, and no terminals.
-			if fi, err := os.Stat(fd); err == nil && (fi.Mode().IsRegular() || fi.Mode()&fs.ModeNamedPipe != 0 && a.near(pid)) {
-				look(fd)
+			fi, err := os.Stat(fd)
+			if err != nil {
+				continue
+			}
+			stat, _ := fi.Sys().(*syscall.Stat_t)
+			is := file{stat.Dev, stat.Ino}
+			if fi.Mode().IsRegular() && !seen[is] || fi.Mode()&fs.ModeNamedPipe != 0 && a.near(pid) {
+				seen[is] = look(fd)
 			}
 		}
 	}

@@ -330,9 +330,9 @@ func TestAHundredInstancesTakeOneConnectionEach(t *testing.T) {
 	var mu sync.Mutex
 	var failed []string
 	p := providerOf(t, instance.Config{Route: connector.Streamlocal}, 1, all...)
-	// Two builds for each instance: the second uses the connection again. Every build's serve, started by session, looks
-	// at all processes of the machine, which here is that of all of them.
-	builds := make([]batch.Build, 2*instances)
+	// More builds than instances: some instances get a second one, which uses the connection again. Every build's serve,
+	// started by session, looks at all processes of the machine, which here is that of all of them.
+	builds := make([]batch.Build, instances+10)
 	for i := range builds {
 		builds[i] = batch.Build{
 			ID:  fmt.Sprintf("build-%d", i),

@@ -25,6 +25,9 @@ type isolationAttack struct {
 	steps string // instead of text
 	// has reports whether the attack has succeeded. If nil, it has if the job's output, trace or artifacts have LOOT.
 	has func(*scene) bool
+	// shares says that has looks at a file of this attack alone. Without isolation it may share its victim with attacks
+	// that only look.
+	shares bool
 	// traced and packed ask for a trace and for artifacts.
 	traced, packed bool
 	// with is the outcome at the level processes, without that at off.
@@ -248,6 +251,7 @@ func loginAttacks() (all []isolationAttack) {
 		}
 		all = append(all, isolationAttack{
 			name: "write ~/" + name, text: strings.ReplaceAll(text, "F", name), without: open, has: changes(name),
+			shares: true,
 		})
 	}
 	return all

@@ -277,7 +277,8 @@ func (s *scene) reset(t testing.TB) {
 //stepmux:with instance.TestHostileEndsLeaveNothing, instance.TestALevelThatCannotBeHadIsAnErrorAndAutoGoesOnWithout
 func TestNoAttackSucceedsThroughIsolation(t *testing.T) {
 	t.Parallel()
-	for _, route := range isolationRoutes {
+	// Streamlocal starts the step runner as Session does.
+	for _, route := range []connector.Route{connector.Relay, connector.Session} {
 		t.Run(string(route), func(t *testing.T) {
 			t.Parallel()
 			s := newScene(t, vmconfig.Processes, route)
@@ -301,15 +302,20 @@ func TestNoAttackSucceedsThroughIsolation(t *testing.T) {
 
 func TestAttacksThatSucceedWithoutIsolation(t *testing.T) {
 	t.Parallel()
+	shared := newScene(t, vmconfig.Off, connector.Relay)
+	defer shared.reset(t)
 	for i := range isolationAttacks {
 		a := &isolationAttacks[i]
 		if a.without == stands {
 			continue
 		}
 		t.Run(a.name, func(t *testing.T) {
-			t.Parallel()
-			s := newScene(t, vmconfig.Off, connector.Relay)
-			defer s.reset(t)
+			s := shared
+			if a.has != nil && !a.shares {
+				t.Parallel()
+				s = newScene(t, vmconfig.Off, connector.Relay)
+				defer s.reset(t)
+			}
 			out, err := s.attack(t, a)
 			require.Equal(t, a.without == open, a.succeeded(s, out), "output: %s, result: %v", out, err)
 		})

@@ -44,8 +44,9 @@ func (l *stuckLog) Write(p []byte) (int, error) {
 	return l.Log.Write(p)
 }
 
-// flood is a job that writes without end.
-func flood() connector.Job { return script("echo first; exec cat /dev/zero") }
+// flood is a job that writes more than all windows and buffers on the way take, and does not end by itself. A job that
+// writes without end would keep its step runner busy, and so all processors, for as long as its log blocks.
+func flood() connector.Job { return script("echo first; head -c 20000000 /dev/zero; exec sleep 600") }
 
 // prepared returns an executor that is connected.
 func prepared(t testing.TB, p *instance.Provider, id string, log io.Writer) *instance.Executor {

@@ -26,7 +26,7 @@ import (
 
 // hostile is text of a VM that clears the screen, forges a line, turns the direction of reading, and has no end.
 var hostile = "\x1b[2J\x1b]0;title\x07\rpart\nFORGED: all is well\u202e\u009b31m\xff" +
-	strings.Repeat("a\nFORGED", 1<<17)
+	strings.Repeat("a\nFORGED", 1<<16)
 
 // fill sets every string that v leads to, at most depth levels below.
 func fill(v reflect.Value, depth int) {

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/internal/testing/racefree"
 )
 
 func TestParallelJobsAreSeveralBuilds(t *testing.T) {
@@ -91,6 +93,7 @@ func TestMistakesInParallel(t *testing.T) {
 
 // Reading must not take time in proportion to the square of the number of jobs.
 func TestAFileMayHaveManyJobs(t *testing.T) {
+	racefree.Only(t)
 	var text strings.Builder
 	for i := range 10_000 {
 		fmt.Fprintf(&text, "job-%d: {script: [make %d], needs: [{job: job-%d, optional: true}], stage: test}\n", i, i, i+1)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/internal/testing/racefree"
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
@@ -115,6 +116,7 @@ func bombs() map[string]string {
 }
 
 func TestBombsDoNotGoOff(t *testing.T) {
+	racefree.Only(t)
 	for name, text := range bombs() {
 		t.Run(name, func(t *testing.T) {
 			file, err := Read("ci.yml", []byte(text), Config{})
@@ -288,6 +290,7 @@ func TestErrorsNameTheirObjectWhateverItsName(t *testing.T) {
 
 // Each job extends the next one many times. After the first mistake, here of the cost, no job is merged any more.
 func TestAMistakeEndsTheWork(t *testing.T) {
+	racefree.Only(t)
 	var text strings.Builder
 	for i := range 10 {
 		fmt.Fprintf(&text, "j%d: {script: [x], extends: [%s]}\n", i, strings.Repeat(fmt.Sprintf("j%d, ", i+1), 30))

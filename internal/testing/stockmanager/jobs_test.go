@@ -21,9 +21,9 @@ import (
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
 )
 
-//stepmux:faults manager | 200 jobs over a stock sshd, 20 at once: right exit codes, whole logs, nothing left
-func TestTwoHundredJobsOfAStockManagerEndWithTheRightExitCodes(t *testing.T) {
-	const jobs, atOnce = 200, 20
+//stepmux:faults manager | 80 jobs over a stock sshd, 20 at once: right exit codes, whole logs, nothing left
+func TestEightyJobsOfAStockManagerEndWithTheRightExitCodes(t *testing.T) {
+	const jobs, atOnce = 80, 20
 	v := newVM(t, remotetest.ShortTemp(t))
 	numbers := make(chan int)
 	var wg sync.WaitGroup

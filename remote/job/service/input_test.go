@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/stepmux/stepmux/internal/testing/racefree"
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
@@ -32,6 +33,7 @@ func (h *harness) bystander() (requireUnharmed func()) {
 
 //stepmux:faults service | A request over 4 MiB is refused
 func TestRequestOfAlmost64MiBIsTakenAndALargerOneRefused(t *testing.T) {
+	racefree.Only(t)
 	h := newHarness(t)
 	requireUnharmed := h.bystander()
 	conn, err := grpc.NewClient("unix:"+h.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -53,6 +55,7 @@ func TestRequestOfAlmost64MiBIsTakenAndALargerOneRefused(t *testing.T) {
 //stepmux:faults input | Texts made to exhaust their reader: aliases of aliases, endless nesting, 10 MB
 //stepmux:with remote/step/lang.TestParseIsBounded
 func TestTextsThatMeanHarmAreRefusedInAFewWords(t *testing.T) {
+	racefree.Only(t)
 	h := newHarness(t)
 	requireUnharmed := h.bystander()
 	bomb := "a0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol]\n"

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/internal/testing/liveheap"
+	"github.com/stepmux/stepmux/internal/testing/racefree"
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
@@ -26,6 +27,7 @@ func (tr *trial) grows(steps, env string) (engine.Result, int64) {
 // Symptom: a value of one byte kept the line or the file in memory in which a step had written it, of up to 8 MiB. A
 // step could leave 10,000 of them.
 func TestSmallValuesKeepNoLongTextsInMemory(t *testing.T) {
+	racefree.Only(t)
 	const long = `head -c 1000000 /dev/zero | tr '\0' x`
 	lines := func(before, after string) string {
 		return `for i in 1 2 3 4 5 6 7 8; do printf %s "` + before + `"; ` + long + `; echo "` + after + `"; done`
@@ -47,6 +49,7 @@ func TestSmallValuesKeepNoLongTextsInMemory(t *testing.T) {
 // Symptom: the states that actions saved, and the variables that steps set for later ones, were not counted: an action
 // could use any amount of the step runner's memory.
 func TestStatesAndVariablesOfAllStepsAreBoundedTogether(t *testing.T) {
+	racefree.Only(t)
 	const left = "the outputs, exports and saved states of the job's steps have more than 33554432 bytes in all"
 	tr := newTrial(t)
 	tr.file("node.sh", "#!/bin/sh\n{ printf s=; head -c 8000000 /dev/zero | tr '\\0' x; echo; } > \"$GITHUB_STATE\"\n")
@@ -72,6 +75,7 @@ func TestStatesAndVariablesOfAllStepsAreBoundedTogether(t *testing.T) {
 // Symptom: an action of 200 KB that calls itself used 1.8 GiB of the step runner's memory: the steps of all its 32
 // calls were in memory before the first was counted.
 func TestStepsOfActionsThatCallThemselvesAreCountedBeforeTheyAreMade(t *testing.T) {
+	racefree.Only(t)
 	tr := newTrial(t)
 	tr.file("c/action.yml", "s: &s {run: x, shell: sh, if: false}\n"+composite+"    - uses: ./c\n"+
 		strings.Repeat("    - *s\n", 20_000))

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/internal/testing/racefree"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
@@ -73,6 +74,7 @@ func TestAliasesCannotMakeADescriptionHuge(t *testing.T) {
 // Symptom: validate, and a step runner that could not be stopped meanwhile, read the expressions of a text of half a
 // MiB for each of its 40,000 uses: for hours.
 func TestAliasesCannotMakeTheTextsOfAWorkflowHuge(t *testing.T) {
+	racefree.Only(t)
 	job := func(steps string) string { return "jobs: {a: {steps: [" + steps + "]}}\n" }
 	text := "x: &x '" + strings.Repeat("${{ 1 }}", 64<<10) + "'\n" + job(strings.Repeat("{run: *x}, ", 9))
 	_, err := ReadJob("w.yml", []byte(text), "")

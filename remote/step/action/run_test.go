@@ -680,6 +680,7 @@ func TestNameOfAnOutputThatIsNoTextIsNoHarm(t *testing.T) {
 
 // Symptom: steps that run although the job has failed kept outputs and summaries in memory without a bound.
 func TestResultsOfAllStepsAreBoundedTogether(t *testing.T) {
+	racefree.Only(t)
 	tr := newTrial(t)
 	var steps strings.Builder
 	for i := range 10 {

@@ -184,6 +184,7 @@ func TestNumbersArePrintedAsDotNETPrintsThem(t *testing.T) {
 // Symptom: the comparison of a list of 300,000 texts with a text of 8 MiB took the step runner more than an hour, in
 // which the job could not be stopped.
 func TestTimeForComparisonsIsBounded(t *testing.T) {
+	racefree.Only(t)
 	s := Scope{Values: map[string]Value{
 		"long":    String(strings.Repeat("x", 8<<20)),
 		"list":    Array(make([]Value, 1000)...),
