@@ -208,6 +208,14 @@ bench: ## run the benchmarks that match BENCH, all in about ten minutes; with QU
 	  go test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) $(if $(QUICK),-short) -timeout 1h ./bench >bin/bench.txt || { cat bin/bench.txt; exit 1; }
 	cat bin/bench.txt
 
+# The worktree has a Makefile of its own, which knows how to build that commit.
+.PHONY: bench-price
+bench-price: ## measure the price of a build beside that of the commit SINCE; see bin/bench.txt
+	@dir=$$(mktemp -d) && trap 'git worktree remove --force "$$dir/base"; rm -rf "$$dir"' EXIT && \
+	git worktree add --quiet --detach "$$dir/base" '$(SINCE)' && \
+	$(MAKE) --no-print-directory -C "$$dir/base" native MAKEFLAGS= && \
+	STEPMUX_BENCH_BASE="$$dir/base/bin" $(MAKE) --no-print-directory bench BENCH='^BenchmarkPrice$$'
+
 .PHONY: bench-smoke
 bench-smoke: ## run each benchmark once, at its smallest size, to check that it works
 	go test -vet=off -run '^$$' -bench . -benchtime 1x -short -timeout 30m \

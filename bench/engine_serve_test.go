@@ -43,10 +43,17 @@ func newServe(b *testing.B) *serve {
 // newServeIn starts one whose socket lies as a build's below a directory for temporary files.
 func newServeIn(b *testing.B, dir string) *serve {
 	b.Helper()
+	return newServeOf(b, dir, func(socket string) *exec.Cmd {
+		return exec.CommandContext(context.WithoutCancel(b.Context()), stepmux(b), "steps", "serve", "--socket", socket)
+	})
+}
+
+// newServeOf starts one by a command. Its leash ends the command, when the context of the benchmark has ended already.
+func newServeOf(b *testing.B, dir string, command func(socket string) *exec.Cmd) *serve {
+	b.Helper()
 	socket, err := wire.SocketPath(dir, wire.BuildID(rand.Text()))
 	require.NoError(b, err)
-	// Its leash ends it, when the context of the benchmark has ended already.
-	cmd := exec.CommandContext(context.WithoutCancel(b.Context()), stepmux(b), "steps", "serve", "--socket", socket)
+	cmd := command(socket)
 	leash, err := cmd.StdinPipe()
 	require.NoError(b, err)
 	stderr, err := cmd.StderrPipe()

@@ -21,6 +21,7 @@ type processes map[int][]process
 type process struct {
 	name        string
 	pid, parent int
+	own         time.Duration // of processors
 	cpu         time.Duration // its own, and that of children that have been waited for
 }
 
@@ -118,8 +119,7 @@ func readProcess(path string) (process, bool) {
 		return n
 	}
 	p := process{name: text[open+1 : end], pid: number(strings.TrimSpace(text[:open])), parent: number(fields[1])}
-	for _, field := range fields[11:15] {
-		p.cpu += time.Duration(number(field)) * tick
-	}
+	p.own = time.Duration(number(fields[11])+number(fields[12])) * tick
+	p.cpu = p.own + time.Duration(number(fields[13])+number(fields[14]))*tick
 	return p, true
 }

@@ -195,9 +195,13 @@ func (cfg *Config) setDefaults() error {
 	cfg.ReadyTimeout = cmp.Or(cfg.ReadyTimeout, defaultReadyTimeout)
 	cfg.StopTimeout = cmp.Or(cfg.StopTimeout, defaultStopTimeout)
 	cfg.Logger = cfg.VM.logs.Logger(cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)))
-	trace := *cmp.Or(cfg.Trace, &Trace{})
-	hooks.Fill(&trace)
-	cfg.Trace = &trace
+	if cfg.Trace == nil {
+		cfg.Trace = noTrace()
+	} else {
+		trace := *cfg.Trace
+		hooks.Fill(&trace)
+		cfg.Trace = &trace
+	}
 	if _, err := ParseRoute(string(cfg.Route)); err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -291,8 +292,8 @@ func (b *build) execute(
 	return result, traceErr, err
 }
 
-// newClient returns a gRPC client over this build's bridges.
-func (b *build) newClient() (*grpc.ClientConn, error) {
+// newClient returns a gRPC client over this build's bridges. The caller calls done at the end.
+func (b *build) newClient() (client *grpc.ClientConn, done func(), err error) {
 	ping := keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout}
 	if b.program.Kind == program.StepRunner {
 		ping.Time = gitlabPingAfter
@@ -301,11 +302,18 @@ func (b *build) newClient() (*grpc.ClientConn, error) {
 	if b.c.linger != nil {
 		again.MaxDelay = lingerPause
 	}
-	client, err := grpc.NewClient("passthrough:///step-runner",
+	ended := new(atomic.Bool)
+	client, err = grpc.NewClient("passthrough:///step-runner",
 		grpc.WithTransportCredentials(insecure.NewCredentials()), // the bridge runs inside SSH
 		b.c.withCredentials(),
 		//nolint:contextcheck // a bridge's life is the build's
-		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return b.bridge() }),
+		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
+			bridge, err := b.bridge()
+			if err != nil {
+				return nil, err
+			}
+			return &fewWrites{Conn: bridge, ended: ended}, nil
+		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer), grpc.MaxCallSendMsgSize(maxMessage),
 			grpc.ForceCodecV2(leanCodec{encoding.GetCodecV2(grpcproto.Name)}),
 			grpc.WaitForReady(b.c.linger != nil)), // while the link is away
@@ -320,7 +328,10 @@ func (b *build) newClient() (*grpc.ClientConn, error) {
 		grpc.WithNoProxy(),
 	)
 	if err != nil {
-		return nil, fmt.Errorf("connect to step runner: %w", err)
+		return nil, nil, fmt.Errorf("connect to step runner: %w", err)
 	}
-	return client, nil
+	return client, func() {
+		ended.Store(true)
+		client.Close()
+	}, nil
 }

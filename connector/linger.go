@@ -175,7 +175,7 @@ func (l *lingering) attach(ctx context.Context, offset int64) (*attachment, erro
 // connect makes the gRPC client, unless it is there.
 func (l *lingering) connect(b *build) (err error) {
 	if l.rpc == nil {
-		l.rpc, err = b.newClient()
+		l.rpc, _, err = b.newClient()
 	}
 	return err
 }
@@ -481,8 +481,7 @@ func (b *build) client() (client *grpc.ClientConn, done func(), err error) {
 	if l := b.c.linger; l != nil {
 		return l.rpc, func() {}, nil
 	}
-	client, err = b.newClient()
-	return client, func() { client.Close() }, err
+	return b.newClient()
 }
 
 // patience is how long calls may fail one after the other before they are given up. For a lingering build it is

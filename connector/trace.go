@@ -1,6 +1,11 @@
 package connector
 
-import "time"
+import (
+	"sync"
+	"time"
+
+	"github.com/stepmux/stepmux/internal/hooks"
+)
 
 // Trace is a set of hooks. Each may be nil. They are called synchronously, with no lock held, from many
 // goroutines at once. They must return soon, and must not call the Connector.
@@ -21,3 +26,10 @@ type Trace struct {
 	// up.
 	ServeGone func(build string, took time.Duration, err error)
 }
+
+// noTrace returns hooks that do nothing. They are made once, as reflection makes them.
+var noTrace = sync.OnceValue(func() *Trace {
+	all := new(Trace)
+	hooks.Fill(all)
+	return all
+})

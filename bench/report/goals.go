@@ -19,6 +19,8 @@ type goal struct {
 	over   string  // a metric of the same benchmark to divide by; may be empty
 	most   float64 // the bound, if not zero
 	least  float64 // or this one
+	// given says that the peer is not there in each run: the goal counts only if it was measured.
+	given bool
 }
 
 // Benchmarks that several goals, pictures and headlines are about.
@@ -39,6 +41,7 @@ const (
 	growth      = "Density/growth"
 	uncontended = "Pool/goroutines=1/keys=1"
 	executor    = "CustomExecutor"
+	spending    = "Price/processor-time"
 )
 
 // goals are all of them, in the order of a build's life.
@@ -225,6 +228,29 @@ var goals = []goal{
 	{says: "memory of an idle relay (PSS), MiB", bench: "Density/serve-idle", metric: "relay-PSS-MiB", most: 6},
 
 	{
+		says: "processor time of a trivial build, of all processes, over an earlier commit", bench: spending,
+		metric: "now-x/base", most: 0.4, given: true,
+	},
+	{says: "the same, over bash -c true in a loop", bench: spending, metric: "now-x/bash", most: 6},
+	{says: "the manager's part of it, over the same", bench: spending, metric: "manager-x/bash", most: 1.5},
+	{
+		says: "trivial builds a second, 16 at once, over an earlier commit", bench: "Price/throughput",
+		metric: "now-x/base", least: 2.5, given: true,
+	},
+	{
+		says: "the same from a manager's queue, over those of a run", bench: "Price/queue", metric: "queue-x/run",
+		least: 0.93,
+	},
+	{
+		says: "first byte of a job of a step runner that has run others, over an earlier commit", bench: "Price/job",
+		metric: "now-x/base", most: 0.7, given: true,
+	},
+	{
+		says: "memory of an idle VM (PSS): its relay and all that is kept ready, MiB", bench: "Price/idle",
+		metric: "now-PSS-MiB", most: 14,
+	},
+
+	{
 		says: "logins to 100 VMs at once over a distance, over one", bench: "Pool/fleet=100/rtt=50ms",
 		metric: "pool-x/one-dial", most: 10,
 	},
@@ -318,7 +344,7 @@ func check(w io.Writer, r *results) error {
 	for _, g := range goals {
 		v := g.judge(r)
 		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", v.says, v.bound(), v.value(), v.word())
-		if word := v.word(); word == "missed" || word == "not measured" {
+		if word := v.word(); word == "missed" || word == "not measured" && !v.given {
 			missed++
 		}
 	}

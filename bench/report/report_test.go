@@ -86,6 +86,15 @@ func TestCheckFailsWhereAGoalIsMissedOrNotMeasured(t *testing.T) {
 	require.Contains(t, out.String(), "noisy: the whole run: other work had 37 % of the processors")
 }
 
+func TestAGoalWithAPeerThatIsNotInEachRunCountsOnlyIfItWasMeasured(t *testing.T) {
+	all := goals
+	t.Cleanup(func() { goals = all })
+	goals = []goal{{says: "beside a base", bench: oneDown, metric: "now-x/base", most: 0.5, given: true}}
+	require.NoError(t, check(t.Output(), read(t, run1)))
+	measured := strings.Replace(run1, "0.5 relay-x/raw ", "0.9 now-x/base  0.5 relay-x/raw ", 1)
+	require.ErrorContains(t, check(t.Output(), read(t, measured)), "1 of 1 goals")
+}
+
 func TestARunIsNoisyByItsLoadItsNeighboursAndItsRatios(t *testing.T) {
 	require.Equal(t, []string{
 		"the whole run: other work had 37 % of the processors",
