@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"github.com/stepmux/stepmux/internal/pause"
 
@@ -32,6 +33,10 @@ const (
 	// longer than the init's own killTimeout.
 	initTimeout = 10 * time.Second
 )
+
+// initProcs is for the goroutine that waits for messages, the one that waits for the end of children, and one of those
+// that kill. Each keeps a processor of the Go runtime while it waits, see monitorSlack.
+const initProcs = 3
 
 // initArgs are the arguments that make this program an init. The identity of its server follows them. ps shows them.
 var initArgs = []string{"stepmux", "__init"}
@@ -76,6 +81,9 @@ func runInit() int {
 		_, _ = os.Stderr.WriteString("stepmux: __init is started by stepmux itself, and does nothing by hand\n")
 		return 2
 	}
+	if slack := atoi(os.Getenv(slackVar)); slack > 0 { // a command gets that of this thread, which starts it
+		_ = unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(slack), 0, 0, 0)
+	}
 	// Of a program that its user cannot read, the kernel gives the files in /proc to root. The server must map our user
 	// by one of them. setUp hides this process again; until then it knows no secret.
 	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 1, 0, 0, 0) // if it fails, so does isolate.MapUser
@@ -93,7 +101,7 @@ func runInit() int {
 		return 0
 	}
 	k.sendReady()
-	runtime.SetDefaultGOMAXPROCS() // see oneproc
+	runtime.GOMAXPROCS(initProcs)
 	pages.UnmapAfterStart()
 	k.obey()
 	return 0
@@ -106,10 +114,7 @@ func (k *keeper) setUp(text []byte) *failure {
 		return fail(stageInit, err)
 	}
 	k.isolated = room.Level != vmconfig.Off && os.Getpid() == 1
-	// A signal to all processes of a user must not end the init: its commands would escape. The signals are caught and
-	// not ignored, because commands would inherit an ignored signal.
-	signal.Notify(make(chan os.Signal, 1),
-		unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2, unix.SIGPIPE)
+	ignoreSignals()
 	err = errors.Join(
 		closeOnExec(),
 		unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0),
@@ -131,6 +136,23 @@ func (k *keeper) setUp(text []byte) *failure {
 		return fail(stageGuard, err)
 	}
 	return nil
+}
+
+// ignoreSignals keeps signals to all processes of a user from ending the init: its commands would escape. The Go runtime
+// does not know that these signals are ignored now. So it sets them to their default in a command, as it does with those
+// that it handles. os/signal would have a thread to wait for signals.
+func ignoreSignals() {
+	ignore := [8]uintptr{1} // a struct sigaction with SIG_IGN and nothing else
+	for _, s := range []unix.Signal{
+		unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2, unix.SIGPIPE,
+	} {
+		if signal.Ignored(s) { // already at our start, which the runtime knows
+			signal.Notify(make(chan os.Signal, 1), s)
+			continue
+		}
+		const maskSize = 8
+		_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(s), uintptr(unsafe.Pointer(&ignore)), 0, maskSize, 0, 0)
+	}
 }
 
 // closeOnExec makes child processes inherit no file but stdio, not even files that this process was started with.

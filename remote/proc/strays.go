@@ -2,7 +2,9 @@ package proc
 
 import (
 	"os"
+	"runtime"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -24,11 +26,26 @@ var adoptStrays = sync.OnceFunc(func() { _ = unix.Prctl(unix.PR_SET_CHILD_SUBREA
 // initProgram is the program of an init. Tests replace it.
 var initProgram = "/proc/self/exe"
 
+// slackVar is the environment variable of an init with the timer slack that its commands get, in nanoseconds.
+const slackVar = "STEPMUX_TIMER_SLACK"
+
+// monitorSlack is the timer slack of an init's first thread at its start, see prctl(2). The Go runtime starts a thread
+// that looks every 20 us whether a system call takes long, and then wakes another thread. A mount takes long, and no
+// thread has other work then: that was a third of the processor time of an init. With a slack that thread looks later.
+const monitorSlack = 4 * time.Millisecond
+
 // startInit starts the init of l.
 func startInit(l *link, attr *os.ProcAttr) (err error) {
 	adoptStrays()
 	inits.mu.Lock()
 	defer inits.mu.Unlock()
+	runtime.LockOSThread() // whose slack a new process gets
+	defer runtime.UnlockOSThread()
+	if slack, err := unix.PrctlRetInt(unix.PR_GET_TIMERSLACK, 0, 0, 0, 0); err == nil {
+		attr.Env = append(attr.Env, slackVar+"="+strconv.Itoa(slack))
+		_ = unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(monitorSlack), 0, 0, 0) // never fails
+		defer func() { _ = unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(slack), 0, 0, 0) }()
+	}
 	l.init, err = os.StartProcess(initProgram, append(slices.Clone(initArgs), self().String()), attr)
 	if err == nil {
 		inits.pids[l.init.Pid] = l
