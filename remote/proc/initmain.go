@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
-	"slices"
 	"strconv"
 	"sync/atomic"
 	"syscall"
@@ -18,7 +17,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/stepmux/stepmux/internal/pages"
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/isolate"
 )
@@ -47,14 +45,6 @@ var isReady atomic.Bool
 // Main allows this program to be executed again as an init. Start panics without it. It must be the first line of main,
 // and of every TestMain whose tests start processes. An init never reaches main.
 func Main() { isReady.Store(true) }
-
-// An init does not wait for main: in a program with gRPC and a command line, initialising the packages after this one
-// takes a third of the time of its start.
-func init() {
-	if len(os.Args) > 1 && slices.Equal(os.Args[:2], initArgs) {
-		unix.Exit(runInit()) // os.Exit of a program with the race detector sleeps for a second
-	}
-}
 
 // keeper is the state of an init.
 type keeper struct {
@@ -102,7 +92,6 @@ func runInit() int {
 	}
 	k.sendReady()
 	runtime.GOMAXPROCS(initProcs)
-	pages.UnmapAfterStart()
 	k.obey()
 	return 0
 }
