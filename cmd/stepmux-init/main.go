@@ -1,6 +1,6 @@
 // The stepmux-init program is the init of builds (see package remote/proc), and nothing else. It is no file of its own:
-// internal/joinelf puts it into the file of stepmux-vm, whose entry then is the one in entry_*.s. So the start of an init
-// is that of a small program, and each stepmux-vm has the init that was built with it.
+// internal/joinelf puts it into the file of stepmux-vm, whose entry then is the one in entry_*.s. So the start of an
+// init is that of a small program, and each stepmux-vm has the init that was built with it.
 package main
 
 import (

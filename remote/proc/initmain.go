@@ -127,9 +127,9 @@ func (k *keeper) setUp(text []byte) *failure {
 	return nil
 }
 
-// ignoreSignals keeps signals to all processes of a user from ending the init: its commands would escape. The Go runtime
-// does not know that these signals are ignored now. So it sets them to their default in a command, as it does with those
-// that it handles. os/signal would have a thread to wait for signals.
+// ignoreSignals keeps signals to all processes of a user from ending the init: its commands would escape. The Go
+// runtime does not know that these signals are ignored now. So it sets them to their default in a command, as it does
+// with those that it handles. os/signal would have a thread to wait for signals.
 func ignoreSignals() {
 	ignore := [8]uintptr{1} // a struct sigaction with SIG_IGN and nothing else
 	for _, s := range []unix.Signal{
