@@ -317,7 +317,8 @@ func (r *Room) Show(path string) error {
 	if path == r.spec.Base || !within(r.spec.Base, path) {
 		return nil
 	}
-	if err := r.hide(r.spec.Base, 0o700, r.memory); err != nil { // path has brought the directories of other builds into view
+	// path has brought the directories of other builds into view.
+	if err := r.hide(r.spec.Base, 0o700, r.memory); err != nil {
 		return err
 	}
 	return r.showDir()
