@@ -21,6 +21,7 @@ import (
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/relay"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 const (
@@ -488,7 +489,7 @@ func (b *build) client() (client *grpc.ClientConn, done func(), err error) {
 // unlimited, because its life ends by itself.
 func (b *build) patience() time.Duration {
 	if b.c.linger != nil {
-		return 2 * wire.MaxLinger
+		return 2 * vmconfig.MaxLinger
 	}
 	return stallLimit
 }

@@ -7,13 +7,13 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 // MaxLinger is the longest Build.Linger.
-const MaxLinger = wire.MaxLinger
+const MaxLinger = vmconfig.MaxLinger
 
 // hasteMax is the longest pause between two attempts to connect to a host while a build waits to reconnect to it, or
 // through it.

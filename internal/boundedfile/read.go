@@ -1,9 +1,8 @@
-// Package boundedfile reads regular files: files that an operator has named, up to a size ([Read], [ReadBy]), and the
-// digests of files ([SHA256]). It owns nothing.
+// Package boundedfile reads regular files: files that an operator has named, up to a size ([Read], [ReadBy]). It owns
+// nothing.
 package boundedfile
 
 import (
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -76,18 +75,4 @@ func ReadAll(f *os.File, name string, limit int64) ([]byte, error) {
 		return nil, fmt.Errorf("%s %w: it is larger than %d bytes", name, ErrTooLarge, limit)
 	}
 	return data, nil
-}
-
-// SHA256 returns the SHA-256 of a regular file, in hexadecimal.
-func SHA256(open Opener, name string) (string, error) {
-	file, err := Open(open, name)
-	if err != nil {
-		return "", err
-	}
-	defer file.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, file); err != nil {
-		return "", err
-	}
-	return fmt.Sprintf("%x", h.Sum(nil)), nil
 }

@@ -34,25 +34,3 @@ func TestReadTakesRegularFilesOfABoundedSize(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, got)
 }
-
-func TestDigestsAreOfRegularFilesOnly(t *testing.T) {
-	dir := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "file"), []byte("abc"), 0o600))
-	require.NoError(t, syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o600))
-	root, err := os.OpenRoot(dir)
-	require.NoError(t, err)
-	defer root.Close()
-	const abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-	got, err := boundedfile.SHA256(root.OpenFile, "file")
-	require.NoError(t, err)
-	require.Equal(t, abc, got)
-	got, err = boundedfile.SHA256(os.OpenFile, filepath.Join(dir, "file"))
-	require.NoError(t, err)
-	require.Equal(t, abc, got)
-	for _, name := range []string{"fifo", "."} {
-		_, err = boundedfile.SHA256(root.OpenFile, name)
-		require.ErrorContains(t, err, "is not a regular file")
-	}
-	_, err = boundedfile.SHA256(root.OpenFile, "missing")
-	require.ErrorIs(t, err, os.ErrNotExist)
-}

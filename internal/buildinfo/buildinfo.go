@@ -8,7 +8,7 @@ import (
 	"runtime"
 	"runtime/debug"
 
-	"github.com/stepmux/stepmux/internal/boundedfile"
+	"github.com/stepmux/stepmux/internal/filesum"
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
@@ -88,5 +88,5 @@ Protocol:     %d
 
 // Checksum returns the SHA-256 of this program's file, in hexadecimal.
 func Checksum() (string, error) {
-	return boundedfile.SHA256(os.OpenFile, "/proc/self/exe") // even if another file is at its path now
+	return filesum.SHA256(os.OpenFile, "/proc/self/exe") // even if another file is at its path now
 }

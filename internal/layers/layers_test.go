@@ -151,7 +151,7 @@ var allowed = map[string][]string{
 	},
 	"remote/artifacts": {
 		"internal/plural",
-		"remote/archive", "remote/transfer", "internal/boundedfile", "internal/buildinfo", "internal/oserr",
+		"remote/archive", "remote/transfer", "internal/filesum", "internal/buildinfo", "internal/oserr",
 	},
 	"remote/jobcache": {"internal/plural", "remote/archive", "remote/transfer", "internal/boundedfile", "internal/rmtree"},
 	"remote/relay": {
@@ -220,10 +220,10 @@ var allowed = map[string][]string{
 	"internal/standalone/inspect": {"internal/termtext", "remote/step/trace", "remote/step/mask"},
 	// Users of a finished trace: other formats, and replay.
 	"internal/standalone/provenance": {
-		"remote/step/trace", "remote/step/mask", "internal/termtext", "internal/boundedfile",
+		"remote/step/trace", "remote/step/mask", "internal/termtext", "internal/filesum",
 	},
 	"internal/standalone/replay": {
-		"internal/termtext", "internal/boundedfile",
+		"internal/termtext", "internal/boundedfile", "internal/filesum",
 		"internal/standalone", "internal/standalone/inspect", "remote/step/engine", "remote/step/fetch",
 		"remote/step/component", "remote/step/trace/**",
 		"remote/step/mask",
@@ -250,12 +250,12 @@ var allowed = map[string][]string{
 
 	"remote/api/runnerproto": {},
 	"remote/api/stepmuxv1":   {},
-	"remote/api/vmconfig":    {"internal/wire"},
+	"remote/api/vmconfig":    {},
 
 	"internal/streams":    {"internal/coalesce", "internal/wire"},
 	"internal/wire":       {},
 	"internal/contents":   {"internal/oserr"},
-	"internal/buildinfo":  {"internal/boundedfile", "internal/wire"},
+	"internal/buildinfo":  {"internal/filesum", "internal/wire"},
 	"internal/endsignal":  {},
 	"internal/pause":      {},
 	"internal/labels":     {},
@@ -291,6 +291,7 @@ var allowed = map[string][]string{
 	"internal/boundedhttp":            {},
 	"internal/privatefile":            {"internal/boundedfile", "internal/contents"},
 	"internal/boundedfile":            {},
+	"internal/filesum":                {"internal/boundedfile"},
 	"internal/boundedzip":             {},
 	"internal/embeddedvm":             {"remote/api/vmconfig", "internal/wire"},
 	"internal/testing/faultconn":      {},
@@ -322,7 +323,9 @@ var allowed = map[string][]string{
 	},
 	"bench/faults/faultrig": {"bench/faults"},
 
-	// The VM's end is two programs: vmsend_test.go has the lists of all that they link.
+	// The VM's end is two programs: vmsend_test.go has the lists of all that they link. stepmux-init is in stepmux-vm.
+	"cmd/stepmux-init":  {"remote/proc"},
+	"internal/joinelf":  {},
 	"cmd/stepmux-vm":    {"internal/oneproc", "remote/commands", "remote/commands/doors", "remote/proc"},
 	"cmd/stepmux-fetch": {"remote/commands", "remote/commands/network", "internal/wire"},
 

@@ -6,13 +6,14 @@ package rmtree
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -165,7 +166,7 @@ func (r *removal) lift(parent *os.Root, name string) error {
 		return err
 	}
 	defer to.Close()
-	if err := unix.Renameat(int(from.Fd()), name, int(to.Fd()), rand.Text()); err != nil {
+	if err := unix.Renameat(int(from.Fd()), name, int(to.Fd()), strconv.FormatUint(rand.Uint64(), 36)); err != nil {
 		return fmt.Errorf("move %s up: %w", name, err)
 	}
 	r.lifted++

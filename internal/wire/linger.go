@@ -1,13 +1,8 @@
 package wire
 
-import (
-	"crypto/rand"
-	"time"
-)
+import "crypto/rand"
 
 const (
-	// MaxLinger bounds the time for which a serve waits for its manager. No job runs longer.
-	MaxLinger = 24 * time.Hour
 	// ManagerKey is the metadata key under which a call has the name of its manager, for a serve that lingers.
 	ManagerKey = "stepmux-manager"
 

@@ -8,8 +8,8 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/stepmux/stepmux/internal/boundedfile"
 	"github.com/stepmux/stepmux/internal/buildinfo"
+	"github.com/stepmux/stepmux/internal/filesum"
 	"github.com/stepmux/stepmux/remote/archive"
 )
 
@@ -52,7 +52,7 @@ func (s *Statement) add(ctx context.Context, files *archive.Files, name string, 
 		if !info.Mode().IsRegular() || file == own { // an earlier statement is replaced below
 			continue
 		}
-		sum, err := boundedfile.SHA256(files.Root().OpenFile, file)
+		sum, err := filesum.SHA256(files.Root().OpenFile, file)
 		if err != nil {
 			files.Leave(file, err)
 			continue

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -36,9 +37,12 @@ type Spec struct {
 type Room struct {
 	spec Spec
 	dir  string // a path of spec.Dir through its descriptor, which works where that directory is hidden
-	// private is the directory in dir for the build's own places, by the same way.
+	// private is the beginning of the paths of the build's own places in dir, by the same way.
 	private string
-	hidden  []hidden // a later entry overrides an earlier one
+	// memory is a directory in memory for own places that stay small, by its descriptor. If the machine has no /dev/shm,
+	// it is empty.
+	memory string
+	hidden []hidden // a later entry overrides an earlier one
 }
 
 // hidden is a directory of the machine that the build does not see; it sees an own one. If was is empty, the directory
@@ -92,10 +96,8 @@ func (r *Room) begin() error {
 	if r.dir, err = open(r.spec.Dir); err != nil {
 		return err
 	}
-	// The init of an earlier room, which was killed, may have left one, in which jobs can have put links.
-	if r.private, err = os.MkdirTemp(r.dir, "private-"); err != nil {
-		return bare("make a directory in", r.spec.Dir, err)
-	}
+	// The init of an earlier room, which was killed, may have left others, in which jobs can have put links.
+	r.private = r.dir + "/private-" + strconv.FormatUint(rand.Uint64(), 36)
 	return nil
 }
 
@@ -103,7 +105,8 @@ func (r *Room) begin() error {
 // its services, may come with a session that begins later.
 const runUser = "/run/user"
 
-// hideAll gives the build its own temporary directories.
+// hideAll gives the build its own temporary directories. On some file systems a new directory takes a tenth of a
+// millisecond, and its removal as long; so only those are on disk that may grow large.
 func (r *Room) hideAll() error {
 	// First, because the base may be in it: a directory that is hidden cannot be found below one that is hidden later.
 	if err := r.hideSharedMemory(); err != nil {
@@ -112,16 +115,17 @@ func (r *Room) hideAll() error {
 	for _, h := range []struct {
 		path string
 		mode fs.FileMode
+		in   string
 	}{
-		{"/tmp", 0o777 | fs.ModeSticky},
-		{"/var/tmp", 0o777 | fs.ModeSticky},
-		{runUser, 0o755},
-		{"/run/screen", 0o777 | fs.ModeSticky},   // sockets of terminal sessions
-		{"/run/screens", 0o777 | fs.ModeSticky},  // the same on Arch
-		{"/run/uscreens", 0o777 | fs.ModeSticky}, // the same on openSUSE
-		{r.spec.Base, 0o700},
+		{"/tmp", 0o777 | fs.ModeSticky, ""},
+		{"/var/tmp", 0o777 | fs.ModeSticky, ""},
+		{runUser, 0o755, r.memory},
+		{"/run/screen", 0o777 | fs.ModeSticky, r.memory},   // sockets of terminal sessions
+		{"/run/screens", 0o777 | fs.ModeSticky, r.memory},  // the same on Arch
+		{"/run/uscreens", 0o777 | fs.ModeSticky, r.memory}, // the same on openSUSE
+		{r.spec.Base, 0o700, r.memory},
 	} {
-		if err := r.hide(h.path, h.mode); err != nil {
+		if err := r.hide(h.path, h.mode, h.in); err != nil {
 			return err
 		}
 	}
@@ -129,20 +133,30 @@ func (r *Room) hideAll() error {
 	return nil
 }
 
+// hideSharedMemory makes /dev/shm the build's own, and memory, which is mounted there below it.
 func (r *Room) hideSharedMemory() error {
-	if !isDir("/dev/shm") {
+	const path = "/dev/shm"
+	if !isDir(path) {
 		return nil
 	}
-	was, err := open("/dev/shm")
+	was, err := open(path)
 	if err != nil {
 		return err
 	}
-	r.hidden = append(r.hidden, hidden{"/dev/shm", was})
-	return mount("tmpfs", "/dev/shm", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777")
+	r.hidden = append(r.hidden, hidden{path, was})
+	if err := mount("tmpfs", path, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=700"); err != nil {
+		return err
+	}
+	if r.memory, err = open(path); err != nil {
+		return err
+	}
+	r.hidden = append(r.hidden, hidden{path, was})
+	return r.cover(path, 0o777|fs.ModeSticky, r.memory)
 }
 
-// hide puts an empty directory of the build in the place of path, if path is a directory that is not hidden yet.
-func (r *Room) hide(path string, mode fs.FileMode) error {
+// hide puts an empty directory of the build in the place of path, if path is a directory that is not hidden yet. It
+// makes that in the directory in, or on disk if in is empty.
+func (r *Room) hide(path string, mode fs.FileMode, in string) error {
 	if path == "" {
 		return nil // EvalSymlinks would return "."
 	}
@@ -154,17 +168,22 @@ func (r *Room) hide(path string, mode fs.FileMode) error {
 	if err != nil {
 		return err
 	}
-	own, err := r.own(path, mode)
+	r.hidden = append(r.hidden, hidden{path, was})
+	return r.cover(path, mode, in)
+}
+
+// cover mounts a directory of own over path.
+func (r *Room) cover(path string, mode fs.FileMode, in string) error {
+	own, err := r.own(path, mode, in)
 	if err != nil {
 		return err
 	}
-	r.hidden = append(r.hidden, hidden{path, was})
 	return mount(own, path, "", unix.MS_BIND, "")
 }
 
-// own makes the build's directory for the place of path, and returns its path.
-func (r *Room) own(path string, mode fs.FileMode) (string, error) {
-	own := r.private + "/" + strings.ReplaceAll(strings.TrimPrefix(path, "/"), "/", "-")
+// own makes the build's directory for the place of path, in the directory in or on disk, and returns its path.
+func (r *Room) own(path string, mode fs.FileMode, in string) (string, error) {
+	own := r.place(in, strings.ReplaceAll(strings.TrimPrefix(path, "/"), "/", "-"))
 	err := os.Mkdir(own, 0o700)
 	if err == nil {
 		err = os.Chmod(own, mode) // the umask may have changed it
@@ -173,6 +192,14 @@ func (r *Room) own(path string, mode fs.FileMode) (string, error) {
 		return "", bare("make a directory in the place of", path, err)
 	}
 	return own, nil
+}
+
+// place returns a path for a file of that name, in the directory in or, if that is empty, on disk.
+func (r *Room) place(in, name string) string {
+	if in != "" {
+		return in + "/" + name
+	}
+	return r.private + "-" + name
 }
 
 // above returns the hidden directory that is path or contains it, or nil if path is visible.
@@ -204,7 +231,7 @@ func (r *Room) home() error {
 	if err != nil {
 		return err
 	}
-	own, err := r.own(home, 0o700)
+	own, err := r.own(home, 0o700, "")
 	if err != nil {
 		return err
 	}
@@ -215,7 +242,7 @@ func (r *Room) home() error {
 	}
 	r.hidden = append(r.hidden, hidden{home, was})
 	// The kernel refuses paths through descriptors here.
-	layers := filepath.Join(r.spec.Dir, filepath.Base(r.private), filepath.Base(own))
+	layers := filepath.Join(r.spec.Dir, filepath.Base(own))
 	options := fmt.Sprintf("lowerdir=%s,upperdir=%s/upper,workdir=%s/work", home, layers, layers)
 	if os.Geteuid() != 0 {
 		options += ",userxattr" // a user may not set the other attributes
@@ -290,7 +317,8 @@ func (r *Room) Show(path string) error {
 	if path == r.spec.Base || !within(r.spec.Base, path) {
 		return nil
 	}
-	if err := r.hide(r.spec.Base, 0o700); err != nil { // path has brought the directories of other builds into view
+	// path has brought the directories of other builds into view.
+	if err := r.hide(r.spec.Base, 0o700, r.memory); err != nil {
 		return err
 	}
 	return r.showDir()
@@ -320,7 +348,7 @@ func (r *Room) kernel() error {
 		if mount(m.kind, m.path, m.kind, unix.MS_NOSUID|unix.MS_NOEXEC, m.options) == nil {
 			continue
 		}
-		if err := r.hide(m.path, 0o755); err != nil { // a container may forbid such a mount
+		if err := r.hide(m.path, 0o755, r.memory); err != nil { // a container may forbid such a mount
 			return err
 		}
 	}

@@ -81,24 +81,26 @@ func (r *Room) Guard() error {
 	if r.spec.Level == vmconfig.Off {
 		return nil
 	}
-	pinned := map[string]bool{}
+	g := &guard{home: r.spec.Home, dir: r.spec.Dir, pinned: map[string]bool{}, open: map[string]int{}}
+	g.slow = g.home == "/" || g.home != "" && filepath.Clean(g.home) != g.home
+	defer g.close()
 	if home := r.spec.Home; r.spec.Level == vmconfig.Processes && home != "" && home != "/" && isDir(home) {
 		if err := Prepare(home, r.spec.Shell); err != nil {
 			return err
 		}
 		for _, name := range guarded {
-			if err := r.freezeIn(home, filepath.Join(home, name), pinned); err != nil {
+			if err := g.freeze(home + "/" + strings.TrimSuffix(name, "/")); err != nil {
 				return err
 			}
 		}
 	}
 	for _, path := range slices.Concat(spools, r.spec.ReadOnly) {
 		if within(path, r.spec.Home) && path != r.spec.Home {
-			if err := create(r.spec.Home, path, true, ""); err != nil {
+			if err := create(r.spec.Home, path, true, "", map[string]bool{}); err != nil {
 				return err
 			}
 		}
-		if err := r.freezeIn(r.spec.Home, path, pinned); err != nil {
+		if err := g.freeze(path); err != nil {
 			return err
 		}
 	}
@@ -108,12 +110,14 @@ func (r *Room) Guard() error {
 // Prepare makes the missing files in a home whose user has this login shell, so that no build can make them.
 func Prepare(home, shell string) error {
 	shell = filepath.Base(cmp.Or(shell, "bash"))
+	permitted := map[string]bool{}
 	for _, files := range created {
 		if files.shell != "" && files.shell != shell {
 			continue
 		}
 		for _, name := range strings.Fields(files.names) {
-			if err := create(home, filepath.Join(home, name), strings.HasSuffix(name, "/"), textOf(name)); err != nil {
+			err := create(home, filepath.Join(home, name), strings.HasSuffix(name, "/"), textOf(name), permitted)
+			if err != nil {
 				return err
 			}
 		}
@@ -122,9 +126,9 @@ func Prepare(home, shell string) error {
 }
 
 // create makes the file or directory path in home if it is missing. It is no error if the user may not make it: a build
-// may not either.
-func create(home, path string, dir bool, text string) error {
-	permit(home, filepath.Dir(path))
+// may not either. permitted has the directories to which our user has all rights.
+func create(home, path string, dir bool, text string, permitted map[string]bool) error {
+	permit(home, filepath.Dir(path), permitted)
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -149,13 +153,18 @@ func create(home, path string, dir bool, text string) error {
 
 // permit gives our user all rights to the directory dir and to those on the way to it from home. A job may have taken
 // them; no process could then find the files there until it gives them back.
-func permit(home, dir string) {
+func permit(home, dir string, permitted map[string]bool) {
+	if permitted[dir] {
+		return
+	}
 	if dir != home && within(dir, home) {
-		permit(home, filepath.Dir(dir))
+		permit(home, filepath.Dir(dir), permitted)
 	}
-	if fi, err := os.Stat(dir); err == nil && fi.Mode().Perm()&0o700 != 0o700 {
-		_ = os.Chmod(dir, fi.Mode().Perm()|0o700) // if it fails, and dir is ours, so does freezeIn
+	fi, err := os.Stat(dir)
+	if err == nil && fi.Mode().Perm()&0o700 != 0o700 {
+		_ = os.Chmod(dir, fi.Mode().Perm()|0o700) // if it fails, and dir is ours, so does a freeze
 	}
+	permitted[dir] = err == nil
 }
 
 // isOurs reports whether the file at path belongs to our user.
@@ -167,11 +176,27 @@ func isOurs(path string) bool {
 // maxLinks is how many symbolic links the kernel follows in a path.
 const maxLinks = 40
 
-// freezeIn makes path read-only if it exists. A directory on the way from home, or a symbolic link, could be renamed,
-// and another one put in its place. A mount point cannot be renamed; so freezeIn pins them.
-func (r *Room) freezeIn(home, path string, pinned map[string]bool) (err error) {
+// guard makes files read-only. A directory on the way to one from home, or a symbolic link, could be renamed, and
+// another one put in its place. A mount point cannot be renamed; so a guard pins them.
+type guard struct {
+	home, dir string          // of the Spec
+	pinned    map[string]bool // mount points, by path
+	open      map[string]int  // their descriptors, for directories on the way
+	slow      bool            // freezeDirect cannot be used: an older kernel, or a filter for system calls
+}
+
+// freeze makes path read-only if it exists.
+func (g *guard) freeze(path string) (err error) {
+	if !g.slow {
+		err := g.freezeDirect(path)
+		if err == nil || errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		g.slow = errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM)
+		g.close() // what follows may mount over them
+	}
 	for range maxTries {
-		err = r.tryFreezeIn(home, path, pinned)
+		err = g.freezeByFollowing(path)
 		if !errors.Is(err, unix.ELOOP) && !errors.Is(err, unix.EINVAL) {
 			break
 		}
@@ -182,22 +207,116 @@ func (r *Room) freezeIn(home, path string, pinned map[string]bool) (err error) {
 	return err
 }
 
-// maxTries bounds how often freezeIn begins again because a job exchanges a file and a link all the time.
+// maxTries bounds how often freeze begins again because a job exchanges a file and a link all the time.
 const maxTries = 20
 
-func (r *Room) tryFreezeIn(home, path string, pinned map[string]bool) error {
+// close closes the open directories.
+func (g *guard) close() {
+	for _, fd := range g.open {
+		_ = unix.Close(fd)
+	}
+	clear(g.open)
+}
+
+// freezeDirect makes a path without symbolic links read-only. If a job puts one in, the error is ELOOP. It is for speed
+// alone: whatever it refuses, freezeByFollowing decides.
+func (g *guard) freezeDirect(path string) error {
+	if within(g.home, path) || within(g.dir, path) || filepath.Clean(path) != path {
+		return unix.EINVAL
+	}
+	at, name := unix.AT_FDCWD, path
+	if within(path, g.home) {
+		var err error
+		if at, err = g.pinDirect(at, g.home, g.home); err != nil {
+			return err
+		}
+		way := g.home
+		name = path[len(g.home)+1:]
+		for {
+			first, rest, more := strings.Cut(name, "/")
+			if name = first; !more {
+				break
+			}
+			way += "/" + first
+			if at, err = g.pinDirect(at, first, way); err != nil {
+				return err
+			}
+			name = rest
+		}
+	}
+	mounted, err := mountOver(at, name, 0, unix.MOUNT_ATTR_RDONLY)
+	if err == nil {
+		_ = unix.Close(mounted)
+	}
+	return err
+}
+
+// pinDirect pins the directory name in the directory at, whose whole path is way. It returns its descriptor, which
+// close closes.
+func (g *guard) pinDirect(at int, name, way string) (fd int, err error) {
+	if fd, ok := g.open[way]; ok {
+		return fd, nil
+	}
+	if g.pinned[way] {
+		fd, err = openDirect(at, name, unix.O_DIRECTORY)
+	} else {
+		fd, err = mountOver(at, name, unix.O_DIRECTORY, 0)
+	}
+	if err != nil {
+		return -1, err
+	}
+	g.pinned[way], g.open[way] = true, fd
+	return fd, nil
+}
+
+// openDirect opens the file name in the directory at, without symbolic links.
+func openDirect(at int, name string, flags uint64) (int, error) {
+	return unix.Openat2(at, name, &unix.OpenHow{
+		Flags: unix.O_PATH | unix.O_CLOEXEC | flags, Resolve: unix.RESOLVE_NO_SYMLINKS,
+	})
+}
+
+// mountOver mounts a file that openDirect opens over itself, with all mounts below it and with these attributes. It
+// returns a descriptor of the mount. Before Linux 5.12 its error is ENOSYS, and nothing is mounted.
+func mountOver(at int, name string, flags, attributes uint64) (int, error) {
+	fd, err := openDirect(at, name, flags)
+	if err != nil {
+		return -1, err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	const clone = unix.OPEN_TREE_CLONE | unix.OPEN_TREE_CLOEXEC | unix.AT_EMPTY_PATH | unix.AT_RECURSIVE
+	mounted, err := unix.OpenTree(fd, "", clone)
+	if err != nil {
+		return -1, err
+	}
+	if attributes != 0 {
+		attr := unix.MountAttr{Attr_set: attributes}
+		err = unix.MountSetattr(mounted, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr)
+	}
+	if err == nil {
+		err = unix.MoveMount(mounted, "", fd, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
+	}
+	if err != nil {
+		_ = unix.Close(mounted)
+		return -1, err
+	}
+	return mounted, nil
+}
+
+// freezeByFollowing makes path read-only, and pins the links on the way to it.
+func (g *guard) freezeByFollowing(path string) error {
 	linked := false
 	way, err := follow(path, func(next string, link fs.FileInfo, last bool) error {
-		ours := within(next, home) || linked && unix.Access(filepath.Dir(next), unix.W_OK) == nil
+		ours := within(next, g.home) || linked && unix.Access(filepath.Dir(next), unix.W_OK) == nil
 		linked = linked || link != nil
-		if !ours || pinned[next] || link == nil && last {
+		if !ours || g.pinned[next] || link == nil && last {
 			return nil
 		}
 		err := pin(next, link != nil)
-		pinned[next] = err == nil
+		g.pinned[next] = err == nil
 		return err
 	})
-	if err == nil && way != "" && !within(home, way) && !within(r.spec.Dir, way) { // the build may write to those
+	if err == nil && way != "" && !within(g.home, way) && !within(g.dir, way) { // the build may write to those
 		err = freeze(way)
 	}
 	return err

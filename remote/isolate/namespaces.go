@@ -26,7 +26,9 @@ func Attributes(l vmconfig.Level, sys *syscall.SysProcAttr) {
 	}
 	sys.Cloneflags |= unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWIPC
 	if os.Geteuid() != 0 {
-		sys.Cloneflags |= unix.CLONE_NEWUSER
+		// As a vfork, which package syscall does only without a user namespace, because its child may wait for UidMappings.
+		// A copy of our memory would make each page of it fault once more, here and there.
+		sys.Cloneflags |= unix.CLONE_NEWUSER | unix.CLONE_VM | unix.CLONE_VFORK
 	}
 	if os.Geteuid() != 0 || sys.Credential != nil {
 		sys.AmbientCaps = needed

@@ -71,7 +71,7 @@ func (r *Room) copyOver(file string, n int) error {
 	if err != nil || unix.Stat(file, &st) != nil || int(st.Uid) == os.Geteuid() {
 		return nil //nolint:nilerr // ssh reports why it cannot read a file
 	}
-	own := fmt.Sprintf("%s/ssh-config-%d", r.private, n)
+	own := r.place(r.memory, fmt.Sprintf("ssh-config-%d", n))
 	if err := os.WriteFile(own, text, 0o400); err != nil {
 		return bare("copy", file, err)
 	}

@@ -76,6 +76,16 @@ func (c *Children) Start(program string, argv []string, attr *syscall.ProcAttr) 
 	return c.start(func() (int, error) { return c.fork(program, argv, attr) })
 }
 
+// StartServer is Start for a program that starts commands by an [Init]. Its threads look for work less often than those
+// of other programs, and commands do not inherit that.
+func (c *Children) StartServer(program string, argv []string, attr *syscall.ProcAttr) (child *Child, err error) {
+	err = patiently(func(int) (err error) {
+		child, err = c.Start(program, argv, attr)
+		return err
+	})
+	return child, err
+}
+
 // catchIgnored makes processes start with no signal ignored, even if this one was started with some. nohup and
 // background jobs of shells ignore signals, and Go leaves two of them ignored. They are caught here, because an exec
 // resets a caught signal to its default.

@@ -7,17 +7,16 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
-	"slices"
 	"strconv"
 	"sync/atomic"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"github.com/stepmux/stepmux/internal/pause"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/stepmux/stepmux/internal/pages"
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/isolate"
 )
@@ -33,6 +32,10 @@ const (
 	initTimeout = 10 * time.Second
 )
 
+// initProcs is for the goroutine that waits for messages, the one that waits for the end of children, and one of those
+// that kill. Each keeps a processor of the Go runtime while it waits, see monitorSlack.
+const initProcs = 3
+
 // initArgs are the arguments that make this program an init. The identity of its server follows them. ps shows them.
 var initArgs = []string{"stepmux", "__init"}
 
@@ -42,14 +45,6 @@ var isReady atomic.Bool
 // Main allows this program to be executed again as an init. Start panics without it. It must be the first line of main,
 // and of every TestMain whose tests start processes. An init never reaches main.
 func Main() { isReady.Store(true) }
-
-// An init does not wait for main: in a program with gRPC and a command line, initialising the packages after this one
-// takes a third of the time of its start.
-func init() {
-	if len(os.Args) > 1 && slices.Equal(os.Args[:2], initArgs) {
-		unix.Exit(runInit()) // os.Exit of a program with the race detector sleeps for a second
-	}
-}
 
 // keeper is the state of an init.
 type keeper struct {
@@ -76,6 +71,9 @@ func runInit() int {
 		_, _ = os.Stderr.WriteString("stepmux: __init is started by stepmux itself, and does nothing by hand\n")
 		return 2
 	}
+	if slack := atoi(os.Getenv(slackVar)); slack > 0 { // a command gets that of this thread, which starts it
+		_ = unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(slack), 0, 0, 0)
+	}
 	// Of a program that its user cannot read, the kernel gives the files in /proc to root. The server must map our user
 	// by one of them. setUp hides this process again; until then it knows no secret.
 	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 1, 0, 0, 0) // if it fails, so does isolate.MapUser
@@ -93,8 +91,7 @@ func runInit() int {
 		return 0
 	}
 	k.sendReady()
-	runtime.SetDefaultGOMAXPROCS() // see oneproc
-	pages.UnmapAfterStart()
+	runtime.GOMAXPROCS(initProcs)
 	k.obey()
 	return 0
 }
@@ -106,10 +103,7 @@ func (k *keeper) setUp(text []byte) *failure {
 		return fail(stageInit, err)
 	}
 	k.isolated = room.Level != vmconfig.Off && os.Getpid() == 1
-	// A signal to all processes of a user must not end the init: its commands would escape. The signals are caught and
-	// not ignored, because commands would inherit an ignored signal.
-	signal.Notify(make(chan os.Signal, 1),
-		unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2, unix.SIGPIPE)
+	ignoreSignals()
 	err = errors.Join(
 		closeOnExec(),
 		unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0),
@@ -131,6 +125,23 @@ func (k *keeper) setUp(text []byte) *failure {
 		return fail(stageGuard, err)
 	}
 	return nil
+}
+
+// ignoreSignals keeps signals to all processes of a user from ending the init: its commands would escape. The Go
+// runtime does not know that these signals are ignored now. So it sets them to their default in a command, as it does
+// with those that it handles. os/signal would have a thread to wait for signals.
+func ignoreSignals() {
+	ignore := [8]uintptr{1} // a struct sigaction with SIG_IGN and nothing else
+	for _, s := range []unix.Signal{
+		unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2, unix.SIGPIPE,
+	} {
+		if signal.Ignored(s) { // already at our start, which the runtime knows
+			signal.Notify(make(chan os.Signal, 1), s)
+			continue
+		}
+		const maskSize = 8
+		_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(s), uintptr(unsafe.Pointer(&ignore)), 0, maskSize, 0, 0)
+	}
 }
 
 // closeOnExec makes child processes inherit no file but stdio, not even files that this process was started with.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/pipe"
 	"github.com/stepmux/stepmux/remote/proc"
 )
 
@@ -101,7 +102,11 @@ func (c *Command) Start(children *proc.Children, stdio [3]int) (*proc.Child, err
 	if c.lingers {
 		death = 0
 	}
-	child, err := children.Start(c.program, c.argv, &syscall.ProcAttr{
+	start := children.Start
+	if at := slices.Index(c.argv, "--socket"); at >= 0 && slices.Contains(c.argv[at:], pipe.SocketOnStdin) { // a spare
+		start = children.StartServer
+	}
+	child, err := start(c.program, c.argv, &syscall.ProcAttr{
 		Dir:   c.dir,
 		Env:   c.env,
 		Files: []uintptr{uintptr(stdio[0]), uintptr(stdio[1]), uintptr(stdio[2])},

@@ -14,7 +14,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/stepmux/stepmux/internal/boundedfile"
+	"github.com/stepmux/stepmux/internal/filesum"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
@@ -105,7 +105,7 @@ func (k *Key) Verify(envelope []byte, dir string, data []byte) (*Signed, error) 
 		f := SignedFile{Name: subject.Name, Signed: subject.Digest[trace.SHA256]}
 		if s.Trace != nil && data != nil && f == *s.Trace {
 			f.Is = fmt.Sprintf("%x", sha256.Sum256(data))
-		} else if f.Is, err = boundedfile.SHA256(root.OpenFile, f.Name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		} else if f.Is, err = filesum.SHA256(root.OpenFile, f.Name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("read subject: %w", err)
 		}
 		s.Subjects = append(s.Subjects, f)

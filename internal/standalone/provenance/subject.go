@@ -7,7 +7,7 @@ import (
 	"path"
 	"slices"
 
-	"github.com/stepmux/stepmux/internal/boundedfile"
+	"github.com/stepmux/stepmux/internal/filesum"
 )
 
 // maxSubjects bounds the files of a provenance.
@@ -52,7 +52,7 @@ func Subjects(dir string, patterns []string) ([]Subject, error) {
 	}
 	subjects := make([]Subject, len(names))
 	for i, name := range names {
-		digest, err := boundedfile.SHA256(root.OpenFile, name)
+		digest, err := filesum.SHA256(root.OpenFile, name)
 		if err != nil {
 			return nil, fmt.Errorf("read subject: %w", err)
 		}

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/stepmux/stepmux/internal/boundedfile"
+	"github.com/stepmux/stepmux/internal/filesum"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/step/fetch"
@@ -61,7 +62,7 @@ func checkLocal(c *trace.Component, dir string) error {
 		return nil
 	}
 	is, err := component.DirTree(dir, maxEntries, maxBytes,
-		func(path string, _ fs.FileInfo) (string, error) { return boundedfile.SHA256(os.OpenFile, path) })
+		func(path string, _ fs.FileInfo) (string, error) { return filesum.SHA256(os.OpenFile, path) })
 	if err != nil {
 		return err
 	}

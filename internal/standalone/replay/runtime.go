@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/stepmux/stepmux/internal/boundedfile"
+	"github.com/stepmux/stepmux/internal/filesum"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/trace"
 	"github.com/stepmux/stepmux/remote/step/trace/recording"
@@ -66,7 +66,7 @@ func changedProgram(p *trace.Program, paths *recording.Paths) string {
 	if was == "" || strings.HasPrefix(p.Path.Value, "@") || !filepath.IsAbs(path) {
 		return ""
 	}
-	is, err := boundedfile.SHA256(os.OpenFile, path)
+	is, err := filesum.SHA256(os.OpenFile, path)
 	switch {
 	case err != nil:
 		return fmt.Sprintf("the program %s, whose digest was %s: %v", shownPath(path), shown(was), err)

@@ -6,8 +6,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/stepmux/stepmux/internal/wire"
 )
 
 // Options say how a VM runs builds. The zero value has the defaults.
@@ -35,6 +33,9 @@ const (
 )
 
 const defaultTempDir = "/tmp"
+
+// MaxLinger is the longest Linger. No job runs longer.
+const MaxLinger = 24 * time.Hour
 
 // Flag is one of the Options as text, for a flag set of package pflag and for the key of an inventory. It is a
 // pflag.Value.
@@ -102,8 +103,8 @@ func (o *Options) Flags(more ...string) []Flag {
 				"--secret-stdin and a build's socket; 0: builds end with their connection",
 			InPods: true, usual: "0s", get: func() string { return o.Linger.String() },
 			set: func(text string) (err error) {
-				if o.Linger, err = time.ParseDuration(text); err != nil || o.Linger < 0 || o.Linger > wire.MaxLinger {
-					return fmt.Errorf("%q is not a time from 0 to %v, such as 2m or 90s", text, wire.MaxLinger)
+				if o.Linger, err = time.ParseDuration(text); err != nil || o.Linger < 0 || o.Linger > MaxLinger {
+					return fmt.Errorf("%q is not a time from 0 to %v, such as 2m or 90s", text, MaxLinger)
 				}
 				return nil
 			},
@@ -159,8 +160,8 @@ func (o *Options) Check() (err error) {
 
 // CheckLinger returns an error if no build can linger for d.
 func CheckLinger(d time.Duration) error {
-	if d < 0 || d > wire.MaxLinger {
-		return fmt.Errorf("a build cannot linger for %v: 0 to %v", d, wire.MaxLinger)
+	if d < 0 || d > MaxLinger {
+		return fmt.Errorf("a build cannot linger for %v: 0 to %v", d, MaxLinger)
 	}
 	return nil
 }
