@@ -38,9 +38,8 @@ const (
 
 // reuse decides whether this process serves another build, for the relay that has started it. A nil reuse says no.
 //
-// It is used again only after a build whose jobs ran behind the walls of their isolation, ended by themselves and left
-// nothing, and if this process is as it was before its first build. After anything else it ends, as a serve does that no
-// relay uses again.
+// The process is used again only after a build whose jobs ran behind the walls of their isolation, ended by themselves
+// and left nothing, and if it is as it was before its first build. After anything else it ends.
 type reuse struct {
 	control   *pipe.Control
 	began     time.Time

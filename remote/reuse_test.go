@@ -203,8 +203,8 @@ func (r *reusable) requireEnd(t *testing.T) {
 
 // Symptom: a fifth of the processor time of a short build was the start and the end of its step runner.
 //
-//stepmux:reliability promises | A step runner that is used again gives a build nothing of an earlier one, and one that was
-//stepmux:more touched is not used again
+//stepmux:reliability promises | A step runner that is used again gives a build nothing of an earlier one, and one that
+//stepmux:more was touched is not used again
 //stepmux:with remote.TestServeThatWasTouchedByItsBuildIsNotGivenAnotherOne
 //stepmux:with remote.TestAClientThatStaysAfterItsBuildGetsNothingOfTheNextOne
 //stepmux:with remote/relay.TestAServeThatIsKilledInItsSecondBuildTakesOnlyThatAlong
@@ -490,7 +490,11 @@ func TestAProcessThatDiffersFromAFreshOneIsNotUsedAgain(t *testing.T) {
 		why   error
 		since time.Time
 		clean bool
-	}{{pipe.ErrLeash, time.Now(), true}, {context.Cause(ended), time.Now(), false}, {pipe.ErrLeash, time.Now().Add(-maxEnd), false}} {
+	}{
+		{pipe.ErrLeash, time.Now(), true},
+		{context.Cause(ended), time.Now(), false},
+		{pipe.ErrLeash, time.Now().Add(-maxEnd), false},
+	} {
 		life, cancel := context.WithCancelCause(t.Context())
 		cancel(end.why)
 		var r reuse

@@ -21,8 +21,8 @@ const (
 	buildBegins = 'B' // from the relay, with the standard files of that build
 )
 
-// ControlPair makes the socket by which a relay hands a serve another build. The serve gets its end as descriptor 3, see
-// [OpenControl]. Child processes inherit neither end by default.
+// ControlPair makes the socket by which a relay hands a serve another build. The serve gets its end as descriptor 3,
+// see [OpenControl]. Child processes inherit neither end by default.
 func ControlPair() (relay, serve int, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	return fds[0], fds[1], err
@@ -55,7 +55,8 @@ type Control struct {
 // OpenControl returns the Control of this process, which no child process inherits. It fails unless descriptor 3 is the
 // socket of a relay.
 func OpenControl() (*Control, error) {
-	if kind, err := unix.GetsockoptInt(controlFD, unix.SOL_SOCKET, unix.SO_TYPE); err != nil || kind != unix.SOCK_SEQPACKET {
+	kind, err := unix.GetsockoptInt(controlFD, unix.SOL_SOCKET, unix.SO_TYPE)
+	if err != nil || kind != unix.SOCK_SEQPACKET {
 		return nil, fmt.Errorf("descriptor %d is not the socket of a relay, which starts this command by itself", controlFD)
 	}
 	unix.CloseOnExec(controlFD)

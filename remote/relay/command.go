@@ -95,8 +95,8 @@ func loginShell() string {
 	return "/bin/sh"
 }
 
-// Start starts the command as the leader of a session, with these descriptors. The first three are its stdio. It becomes
-// one of children. The error is the relay's refusal.
+// Start starts the command as the leader of a session, with these descriptors. The first three are its stdio. It
+// becomes one of children. The error is the relay's refusal.
 func (c *Command) Start(children *proc.Children, files ...int) (*proc.Child, error) {
 	inherited := make([]uintptr, 0, 4)
 	for _, fd := range files {
