@@ -19,7 +19,6 @@ import (
 	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/pipe"
-	"github.com/stepmux/stepmux/remote/proc"
 )
 
 const (
@@ -104,8 +103,9 @@ func (r *reuse) check(ctx context.Context) error {
 	if pause.Until(ctx, settled) != nil {
 		return fmt.Errorf("%d goroutines, and %d before the first build", runtime.NumGoroutine(), r.fresh.goroutines)
 	}
-	if children := proc.ListChildren(); len(children) > 0 {
-		return fmt.Errorf("processes %v are left", children)
+	flags := unix.WEXITED | unix.WNOHANG | unix.WNOWAIT
+	if err := unix.Waitid(unix.P_ALL, 0, nil, flags, nil); !errors.Is(err, unix.ECHILD) {
+		return fmt.Errorf("processes are left (%v)", err)
 	}
 	if traced() {
 		return errors.New("a debugger is attached")
