@@ -25,15 +25,19 @@ const (
 	// maxBuilds and maxAge bound the use of one process.
 	maxBuilds = 64
 	maxAge    = 10 * time.Minute
-	// maxHeap bounds the memory of a process that is used again, in bytes. A process that has served one small build has
-	// a fifth of it.
-	maxHeap = 24 << 20
-	// maxEnd bounds the end of a build after which the process is used again. It is shorter than the time after which a
-	// manager runs `steps end`, which would take the next build for the one that does not end.
-	maxEnd = time.Second
-	// settleTime bounds the wait for goroutines that are about to end.
-	settleTime = 100 * time.Millisecond
 )
+
+// reuseBounds decide whether a process is used again. Tests on slow machines widen them.
+var reuseBounds = struct {
+	// growth is how much memory the process may have more than before its first build, in bytes. After small builds it
+	// has a tenth of that more.
+	growth int64
+	// end bounds the end of the build. It is shorter than the time after which a manager runs `steps end`, which would
+	// take the next build for the one that does not end.
+	end time.Duration
+	// settle bounds the wait for goroutines that are about to end.
+	settle time.Duration
+}{growth: 32 << 20, end: time.Second, settle: time.Second}
 
 // reuse decides whether this process serves another build, for the relay that has started it. A nil reuse says no.
 //
@@ -77,7 +81,7 @@ func (r *reuse) close() {
 // server's callers have let go by themselves.
 func (r *reuse) ended(life context.Context, since time.Time, jobs *jobRunner, stopped bool) {
 	if r != nil {
-		r.clean = errors.Is(context.Cause(life), pipe.ErrLeash) && stopped && jobs.clean() && time.Since(since) < maxEnd
+		r.clean = errors.Is(context.Cause(life), pipe.ErrLeash) && stopped && jobs.clean() && time.Since(since) < reuseBounds.end
 	}
 }
 
@@ -97,7 +101,7 @@ func (r *reuse) next(ctx context.Context) bool {
 
 // check returns an error unless this process is as it was before its first build.
 func (r *reuse) check(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, settleTime)
+	ctx, cancel := context.WithTimeout(ctx, reuseBounds.settle)
 	defer cancel()
 	settled := func() (bool, error) { return runtime.NumGoroutine() <= r.fresh.goroutines, nil }
 	if pause.Until(ctx, settled) != nil {
@@ -135,8 +139,8 @@ func (s *state) differs(fresh *state) error {
 	switch {
 	case s.files != fresh.files:
 		return fmt.Errorf("%d open files, and %d before the first build", s.files, fresh.files)
-	case s.heap > maxHeap:
-		return fmt.Errorf("%d bytes of memory", s.heap)
+	case s.heap > fresh.heap+reuseBounds.growth:
+		return fmt.Errorf("%d bytes of memory, and %d before the first build", s.heap, fresh.heap)
 	case s.dir != fresh.dir:
 		return fmt.Errorf("the working directory is %q, and was %q", s.dir, fresh.dir)
 	case !slices.Equal(s.environ, fresh.environ):

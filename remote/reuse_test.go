@@ -456,14 +456,13 @@ func TestAProcessThatDiffersFromAFreshOneIsNotUsedAgain(t *testing.T) {
 	fresh, err := readState()
 	require.NoError(t, err)
 	require.Positive(t, fresh.heap)
-	fresh.heap = maxHeap
 	require.NoError(t, fresh.differs(&fresh))
 	now, err := readState()
 	require.NoError(t, err)
 	require.Equal(t, fresh.kernel, now.kernel)
 	for name, change := range map[string]func(s *state){
 		"a file":        func(s *state) { s.files++ },
-		"memory":        func(s *state) { s.heap = maxHeap + 1 },
+		"memory":        func(s *state) { s.heap += reuseBounds.growth + 1 },
 		"the directory": func(s *state) { s.dir += " (deleted)" },
 		"a variable":    func(s *state) { s.environ = append(slices.Clone(s.environ), "X=1") },
 		"the umask": func(s *state) {
@@ -493,7 +492,7 @@ func TestAProcessThatDiffersFromAFreshOneIsNotUsedAgain(t *testing.T) {
 	}{
 		{pipe.ErrLeash, time.Now(), true},
 		{context.Cause(ended), time.Now(), false},
-		{pipe.ErrLeash, time.Now().Add(-maxEnd), false},
+		{pipe.ErrLeash, time.Now().Add(-reuseBounds.end), false},
 	} {
 		life, cancel := context.WithCancelCause(t.Context())
 		cancel(end.why)

@@ -107,13 +107,27 @@ func (r *relayed) serves(t *testing.T) (pids []int) {
 	return pids
 }
 
+// endOne runs a build to its end, and returns its serve, which waits for another build. A slow machine may take several
+// tries: a serve whose end takes long is not kept.
+func (r *relayed) endOne(t *testing.T) (serve proc.Info) {
+	t.Helper()
+	for i := range 20 {
+		b := r.serve(t, fmt.Sprint("try", i))
+		b.run(t, "exit 1")
+		b.end(t)
+		if serve, err := proc.ReadInfo(b.pid); err == nil && !serve.Ended {
+			return serve
+		}
+	}
+	require.FailNow(t, "no serve is kept")
+	return serve
+}
+
 func TestAServeThatHasEndedItsBuildTakesTheNextOne(t *testing.T) {
 	r := startOrdinaryRelay(t)
-	first := r.serve(t, "b1")
-	first.run(t, "exit 1")
-	first.end(t)
+	first := r.endOne(t)
 	second := r.serve(t, "b2")
-	require.Equal(t, first.pid, second.pid)
+	require.Equal(t, first.PID, second.pid)
 	second.run(t, "true")
 	other := r.serve(t, "b3")
 	require.NotEqual(t, second.pid, other.pid, "at a time a serve has one build")
@@ -149,11 +163,9 @@ func TestAfterManyBuildsOneServeIsKept(t *testing.T) {
 
 func TestAServeThatIsKilledInItsSecondBuildTakesOnlyThatAlong(t *testing.T) {
 	r := startOrdinaryRelay(t)
-	first := r.serve(t, "b1")
-	first.run(t, "true")
-	first.end(t)
+	first := r.endOne(t)
 	victim, neighbour := r.serve(t, "b2"), r.serve(t, "b3")
-	require.Equal(t, first.pid, victim.pid)
+	require.Equal(t, first.PID, victim.pid)
 	for _, b := range []*served{victim, neighbour} {
 		_, err := b.client.Run(t.Context(), &pb.RunRequest{Id: "job", Job: &pb.Job{Script: "sleep 1000"}})
 		require.NoError(t, err)
@@ -182,11 +194,7 @@ func TestAServeThatWaitsEndsWithItsRelay(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := startOrdinaryRelay(t)
-			b := r.serve(t, "b1")
-			b.run(t, "true")
-			b.end(t)
-			serve, err := proc.ReadInfo(b.pid)
-			require.NoError(t, err, "it waits")
+			serve := r.endOne(t)
 			end(t, r)
 			<-r.exited
 			remotetest.Eventually(t, serve.Gone, "it ends")
@@ -212,14 +220,10 @@ func TestAServeThatWaitsAndWasTouchedGetsNoBuild(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := startOrdinaryRelay(t)
-			b := r.serve(t, "b1")
-			b.run(t, "true")
-			b.end(t)
-			serve, err := proc.ReadInfo(b.pid)
-			require.NoError(t, err)
-			touch(t, b.pid)
+			serve := r.endOne(t)
+			touch(t, serve.PID)
 			next := r.serve(t, "b2")
-			require.NotEqual(t, b.pid, next.pid)
+			require.NotEqual(t, serve.PID, next.pid)
 			remotetest.Eventually(t, serve.Gone, "it has ended")
 			next.run(t, "true")
 			next.end(t)
