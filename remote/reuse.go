@@ -81,7 +81,8 @@ func (r *reuse) close() {
 // server's callers have let go by themselves.
 func (r *reuse) ended(life context.Context, since time.Time, jobs *jobRunner, stopped bool) {
 	if r != nil {
-		r.clean = errors.Is(context.Cause(life), pipe.ErrLeash) && stopped && jobs.clean() && time.Since(since) < reuseBounds.end
+		inTime := time.Since(since) < reuseBounds.end
+		r.clean = errors.Is(context.Cause(life), pipe.ErrLeash) && stopped && inTime && jobs.clean()
 	}
 }
 
@@ -109,7 +110,7 @@ func (r *reuse) check(ctx context.Context) error {
 	}
 	flags := unix.WEXITED | unix.WNOHANG | unix.WNOWAIT
 	if err := unix.Waitid(unix.P_ALL, 0, nil, flags, nil); !errors.Is(err, unix.ECHILD) {
-		return fmt.Errorf("processes are left (%v)", err)
+		return errors.New("processes are left")
 	}
 	if traced() {
 		return errors.New("a debugger is attached")
