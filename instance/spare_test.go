@@ -68,7 +68,7 @@ func awaitSpare(t testing.TB, relay, other int) (pid int) {
 			for _, field := range strings.Fields(string(text)) {
 				line, _ := os.ReadFile("/proc/" + field + "/cmdline")
 				if n, err := strconv.Atoi(field); err == nil && n != other &&
-					strings.HasSuffix(string(line), "\x00--socket\x00-\x00--secret-stdin\x00") {
+					strings.HasSuffix(string(line), "\x00--socket\x00-\x00--secret-stdin\x00--reuse\x00") {
 					pid = n
 					return true
 				}

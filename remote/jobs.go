@@ -2,6 +2,7 @@ package remote
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -63,6 +64,9 @@ func openJobs(
 	return &jobRunner{server: server, warm: store.Warm, stop: store.Shutdown, close: func() error {
 		files.Close()
 		return errors.Join(store.Close(), init.Close())
+	}, clean: func() bool {
+		level, _ := init.Isolation(context.Background()) // the init has ended
+		return store.Undisturbed() && (level == vmconfig.Processes || level == vmconfig.Private)
 	}}, nil
 }
 

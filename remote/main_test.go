@@ -13,6 +13,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/testing/remotetest"
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
+	"github.com/stepmux/stepmux/remote/pipe"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/step/fetch"
 )
@@ -21,17 +22,6 @@ func TestMain(m *testing.M) {
 	proc.Main()
 	remotetest.PlayRole(play)
 	goleak.VerifyTestMain(m)
-}
-
-// letGo closes the files that a detached serve shares with the process that started it.
-func letGo() {
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		panic(err)
-	}
-	for fd := range 3 {
-		_ = unix.Dup3(int(null.Fd()), fd, 0)
-	}
 }
 
 // play runs the command role as cmd does: flags to a config, one call.
@@ -60,13 +50,19 @@ func play(role string) (err error) {
 			Options: vmconfig.Options{Isolation: vmconfig.Off},
 		}
 		return Serve(ctx, stdio, cfg)
+	case "reused": // a serve that its relay gives build after build, on a machine of any speed
+		reuseBounds.end, reuseBounds.settle = time.Minute, time.Minute
+		return Serve(ctx, stdio, ServeConfig{
+			Socket: SocketOnStdin, SecretOnStdin: true, Reuse: true, Grace: 10 * time.Millisecond,
+			Options: vmconfig.Options{Isolation: vmconfig.Level(os.Args[1])},
+		})
 	case "linger": // as the command: steps serve --socket PATH LINGER [--detached]
 		cfg := ServeConfig{Socket: os.Args[4], SecretOnStdin: true}
 		if cfg.Linger, err = time.ParseDuration(os.Args[5]); err != nil {
 			return err
 		}
 		if len(os.Args) > 6 {
-			cfg.Ready = letGo
+			cfg.Ready = func() { _ = pipe.LetGo() }
 		} else {
 			cfg.Detach = append(os.Args[1:], "--detached")
 		}

@@ -76,8 +76,14 @@ type ServeConfig struct {
 	Actions action.Config
 	// Version is the version of this program, for the traces of jobs.
 	Version string
-	// Ready is called once the ready marker is printed. Optional.
+	// Ready is called once the ready marker of a build is printed. Optional.
 	Ready func()
+
+	// Reuse says that a relay has started this process and that descriptor 3 is a socket to it (pipe.ControlPair). After
+	// a build that has left nothing Serve then waits for another one, whose files it puts in the place of stdio, and
+	// serves it. Needs SocketOnStdin.
+	Reuse bool
+	reuse *reuse
 }
 
 // Serve runs the step service of one build. It makes the build's private directory, or takes the one that its caller
@@ -119,10 +125,21 @@ func Serve(ctx context.Context, stdio Stdio, cfg ServeConfig) error {
 	if cfg.Linger > 0 && cfg.Detach != nil {
 		return cfg.detach(ctx, stdio)
 	}
-	//nolint:contextcheck // the jobs are closed even if ctx has ended
-	return serve(ctx, stdio, cfg, func(init *proc.Init, dir string, options ...grpc.ServerOption) (*jobRunner, error) {
-		return openJobs(jobs, init, dir, cfg, options...)
-	})
+	if cfg.Reuse {
+		if cfg.reuse, err = newReuse(&cfg); err != nil {
+			return fmt.Errorf("serve: %w", err)
+		}
+		defer cfg.reuse.close()
+	}
+	for {
+		//nolint:contextcheck // the jobs are closed even if ctx has ended
+		err := serve(ctx, stdio, cfg, func(init *proc.Init, dir string, options ...grpc.ServerOption) (*jobRunner, error) {
+			return openJobs(jobs, init, dir, cfg, options...)
+		})
+		if err != nil || !cfg.reuse.next(ctx) {
+			return err
+		}
+	}
 }
 
 // jobRunner serves the calls that arrive on the socket.
@@ -135,6 +152,8 @@ type jobRunner struct {
 	stop func(ctx context.Context, grace time.Duration) error
 	// close closes the job store and the cache of steps.
 	close func() error
+	// clean reports, after close, whether all jobs have ended by themselves and were isolated.
+	clean func() bool
 }
 
 // openRunner opens the job runner of a build, which then owns init. dir is the build's directory, which is locked;
@@ -219,7 +238,10 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 		err = fmt.Errorf("serve: accept on %s: %w", dir.Socket(), err)
 		return errors.Join(err, end(alive, jobs, ln, cfg.Grace))
 	}
-	return end(alive, jobs, ln, cfg.Grace)
+	began := time.Now()
+	err = end(alive, jobs, ln, cfg.Grace)
+	cfg.reuse.ended(hold.life, began, jobs, !ln.Forced())
+	return err
 }
 
 // announce says that the socket accepts calls, and warns of a state of it that the caller may not expect.

@@ -133,7 +133,7 @@ var allowed = map[string][]string{
 	"remote/commands":  {"internal/wire", "internal/buildinfo", "internal/endsignal", "internal/pause"},
 	"remote/commands/doors": {
 		"remote/api/vmconfig", "internal/pages", "remote/step/action",
-		"remote", "remote/isolate", "remote/commands", "internal/wire", "internal/buildinfo",
+		"remote", "remote/isolate", "remote/commands", "remote/pipe", "internal/wire", "internal/buildinfo",
 	},
 	"remote/commands/network": {
 		"remote/commands", "remote/step/fetch", "remote/pipe", "internal/endsignal", "internal/boundedfile",

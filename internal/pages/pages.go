@@ -6,6 +6,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -13,13 +14,28 @@ import (
 // delay is for a start that is followed by work: the work finds the program's pages mapped.
 const delay = time.Second
 
+// timer calls unmap after the last UnmapAfterStart. It is nil before the first one.
+var timer struct {
+	sync.Mutex // guards the following
+	*time.Timer
+}
+
 // UnmapAfterStart unmaps the pages of the program's file in a second, once. A program that stays calls it at the end of
-// its start. It returns at once. The goroutine that it causes ends with the unmapping, and waits for nothing.
+// its start; a call within that second begins the second again. It returns at once. The goroutine that it causes ends
+// with the unmapping, and waits for nothing.
 //
 // The kernel maps 16 pages around each page that is touched, so a start leaves nearly all of the program mapped. The
 // pages stay in the page cache, but the kernel frees a program's pages late while they are mapped, and early otherwise.
 // A page that is touched again is mapped again, without a read of the disk.
-func UnmapAfterStart() { time.AfterFunc(delay, unmap) }
+func UnmapAfterStart() {
+	timer.Lock()
+	defer timer.Unlock()
+	if timer.Timer == nil {
+		timer.Timer = time.AfterFunc(delay, unmap)
+		return
+	}
+	timer.Reset(delay)
+}
 
 // unmap unmaps the pages of files in memory that this process cannot write and has never written: a dynamic linker
 // changes some before it protects them. If /proc is not there, they stay mapped.

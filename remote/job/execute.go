@@ -51,6 +51,7 @@ func (s *Store) execute(j *record, spec Spec, runner *engine.Runner) {
 	j.traced, j.traceErr = traced, traceErr
 	j.level, j.levelErr, j.usage = level, levelErr, usage
 	j.state, j.result, j.finished, j.size = state, result, time.Now(), size
+	s.disturbed = s.disturbed || state == Cancelled || result.TimedOut || result.System
 	s.finished = append(s.finished, j)
 	s.kept += j.size
 	if slices.Contains(s.closing, j) {

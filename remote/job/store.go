@@ -43,6 +43,8 @@ type Store struct {
 	removed  []*record // no longer in jobs, but perhaps still followed
 	serial   int       // number of the last directory
 	shutdown bool
+	// disturbed says that a job did not end by itself: it was stopped, reached its time limit, or the machine failed it.
+	disturbed bool
 }
 
 // New returns a store. The caller ends it with Close. Shutdown is enough if the process ends then, too.
@@ -233,6 +235,13 @@ func (s *Store) List(ids ...string) []Stat {
 		return cmp.Or(a.Started.Compare(b.Started), cmp.Compare(a.ID, b.ID)) < 0
 	})
 	return stats
+}
+
+// Undisturbed reports whether all jobs that have ended have ended by themselves, in success or failure.
+func (s *Store) Undisturbed() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.disturbed
 }
 
 // Follow returns a Follower of the job with this id. The caller closes it. The error is ErrNotFound.

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/pipe"
 )
 
 const (
@@ -80,36 +81,69 @@ func (r *relay) exec(request *wire.RelayStart) (*spawned, error) {
 		return nil, err
 	}
 	c.linger(request)
-	if spare := r.spares.take(c, request); spare != nil {
+	serve := serveCommand(c, request)
+	if serve == nil {
+		if request.Line != "" {
+			c.env = append(c.env, r.tools.env(r)...)
+		}
+		return r.spawn(c)
+	}
+	if spare := r.spares.take(serve, request.Ready); spare != nil {
 		return spare, nil
 	}
-	if request.Line != "" {
-		c.env = append(c.env, r.tools.env(r)...)
+	if !serve.reuse {
+		return r.spawn(c)
 	}
-	return r.spawn(c)
+	started, err := r.spawn(serve)
+	if err == nil {
+		_, _ = started.stdin.Write([]byte(request.Ready + "\n")) // if it has died, its end says so
+	}
+	return started, err
 }
 
 // spawn starts a process with pipes as its stdio. The error is the relay's refusal.
 func (r *relay) spawn(c *Command) (*spawned, error) {
-	var ours, theirs [3]int
+	ours, theirs, err := stdioPipes()
+	if err != nil {
+		return nil, c.refusal(err)
+	}
+	files := theirs[:]
+	var toServe *control
+	if c.reuse {
+		near, far, err := pipe.ControlPair()
+		if err != nil {
+			closeAll(append(files, ours[:]...))
+			return nil, c.refusal(err)
+		}
+		files, toServe = append(files, far), &control{near}
+	}
+	started, err := c.Start(r.children, files...)
+	closeAll(files)
+	if err != nil {
+		closeAll(ours[:])
+		toServe.close()
+		return nil, err
+	}
+	return &spawned{
+		child: started, argv: c.argv, stdin: pipeFile(ours[0]), stdout: pipeFile(ours[1]), stderr: pipeFile(ours[2]),
+		control: toServe, lingers: c.lingers,
+	}, nil
+}
+
+// stdioPipes makes the pipes for a process's stdin, stdout and stderr.
+func stdioPipes() (ours, theirs [3]int, err error) {
 	for i := range ours {
 		var ends [2]int
 		if err := unix.Pipe2(ends[:], unix.O_CLOEXEC); err != nil {
 			closeAll(append(ours[:i:i], theirs[:i]...))
-			return nil, c.refusal(err)
+			return ours, theirs, err
 		}
 		ours[i], theirs[i] = ends[0], ends[1]
 		if i == 0 {
 			ours[i], theirs[i] = ends[1], ends[0]
 		}
 	}
-	started, err := c.Start(r.children, theirs)
-	closeAll(theirs[:])
-	if err != nil {
-		closeAll(ours[:])
-		return nil, err
-	}
-	return &spawned{started, pipeFile(ours[0]), pipeFile(ours[1]), pipeFile(ours[2]), c.lingers}, nil
+	return ours, theirs, nil
 }
 
 func closeAll(fds []int) {
@@ -125,7 +159,8 @@ func pipeFile(fd int) *os.File {
 }
 
 // run carries the process's bytes until it has ended, and kills the rest of its group. If the process outlives this
-// relay, run only waits until its stream or the relay ends.
+// relay, run only waits until its stream or the relay ends. A serve that has ended its build and offers itself for
+// another one counts as ended, with the status 0.
 func (p *process) run() {
 	var frames sync.WaitGroup
 	frames.Go(p.takeFrames)
@@ -134,14 +169,10 @@ func (p *process) run() {
 		defer close(output)
 		p.carryOutput()
 	}()
-	select {
-	case <-p.child.Exited():
-	case <-p.gone:
-		p.end()
-	case <-p.relay.closing:
-		p.end()
+	waits := p.awaitEnd(output)
+	if !waits {
+		p.drain(output)
 	}
-	p.drain(output)
 	close(p.over)
 	p.relay.sockets.disown(p.ready, "the serve has ended")
 	p.input.close()
@@ -151,14 +182,45 @@ func (p *process) run() {
 	p.feeder.Wait()
 	p.stdout.Close()
 	p.stderr.Close()
-	if p.protocolErr == nil && pause.Done(p.child.Exited()) {
-		_ = p.write(exitOf(p.child.Status()).Append(nil)) // the manager may have gone
+	exited := !waits && pause.Done(p.child.Exited())
+	var status syscall.WaitStatus
+	if exited {
+		status = p.child.Status()
+	}
+	if waits { // it is kept before the manager learns of the end, and starts the next build
+		p.relay.spares.keep(&spawned{child: p.child, argv: p.argv, control: p.control})
+	} else {
+		p.control.close()
+	}
+	if p.protocolErr == nil && (waits || exited) {
+		_ = p.write(exitOf(status).Append(nil)) // the manager may have gone
 	}
 	if p.abortTimer != nil {
 		p.abortTimer.Stop()
 	}
-	if pause.Done(p.child.Exited()) && p.child.Status().Signaled() && !pause.Done(p.relay.closing) {
+	if exited && status.Signaled() && !pause.Done(p.relay.closing) {
 		p.relay.sweep() // if it was a serve, its jobs are still running
+	}
+}
+
+// awaitEnd waits until the process has ended, and ends it if its stream or the relay ends first. waits says that it is
+// a serve that has ended its build and waits for another one. output is closed once its output has ended.
+func (p *process) awaitEnd(output <-chan struct{}) (waits bool) {
+	for {
+		select {
+		case <-p.child.Exited():
+		case <-output:
+			if p.control != nil && pipe.TakeWaiting(p.control.fd) {
+				return true
+			}
+			output = nil
+			continue
+		case <-p.gone:
+			p.end()
+		case <-p.relay.closing:
+			p.end()
+		}
+		return false
 	}
 }
 

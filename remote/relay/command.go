@@ -23,6 +23,7 @@ type Command struct {
 	dir     string
 	env     []string
 	lingers bool // it outlives this process
+	reuse   bool // it is a serve that may be given another build
 }
 
 // NewCommand returns the command of the request. The error is the relay's refusal.
@@ -95,9 +96,13 @@ func loginShell() string {
 	return "/bin/sh"
 }
 
-// Start starts the command as the leader of a session, with these descriptors as its stdio. It becomes one of children.
-// The error is the relay's refusal.
-func (c *Command) Start(children *proc.Children, stdio [3]int) (*proc.Child, error) {
+// Start starts the command as the leader of a session, with these descriptors. The first three are its stdio. It
+// becomes one of children. The error is the relay's refusal.
+func (c *Command) Start(children *proc.Children, files ...int) (*proc.Child, error) {
+	inherited := make([]uintptr, 0, 4)
+	for _, fd := range files {
+		inherited = append(inherited, uintptr(fd))
+	}
 	death := unix.SIGTERM
 	if c.lingers {
 		death = 0
@@ -109,7 +114,7 @@ func (c *Command) Start(children *proc.Children, stdio [3]int) (*proc.Child, err
 	child, err := start(c.program, c.argv, &syscall.ProcAttr{
 		Dir:   c.dir,
 		Env:   c.env,
-		Files: []uintptr{uintptr(stdio[0]), uintptr(stdio[1]), uintptr(stdio[2])},
+		Files: inherited,
 		// The kernel also sends this signal when the thread that started the process ends. Go ends a thread only when a
 		// goroutine locked to it ends. So no goroutine of this program may end while it is locked to a thread.
 		Sys: &syscall.SysProcAttr{Setsid: true, Pdeathsig: death},

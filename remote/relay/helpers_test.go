@@ -67,6 +67,22 @@ func launchRelay(t testing.TB, grace time.Duration) *relayed {
 	return r
 }
 
+// startOrdinaryRelay is startRelay as an ordinary user, whose step runners can isolate their builds.
+func startOrdinaryRelay(t testing.TB) *relayed {
+	t.Helper()
+	r := launchRelay(t, time.Minute)
+	home := filepath.Join(r.tmp, "home")
+	require.NoError(t, os.Mkdir(home, 0o700))
+	if os.Geteuid() == 0 {
+		require.NoError(t, os.Chown(home, remotetest.Nobody, remotetest.Nobody))
+		require.NoError(t, os.Chmod(r.tmp, 0o777|os.ModeSticky))
+		remotetest.AsNobody(t, r.cmd)
+	}
+	r.cmd.Env = append(r.cmd.Env, "HOME="+home)
+	r.manager = manage(t, r.stdin, r.stdout(t))
+	return r
+}
+
 // stdout starts the relay and returns its stdout.
 func (r *relayed) stdout(t testing.TB) *os.File {
 	t.Helper()

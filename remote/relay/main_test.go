@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"testing"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/testing/remotetest"
 	"github.com/stepmux/stepmux/remote"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/relay"
 )
@@ -45,6 +47,12 @@ func play(role string) (err error) {
 		}
 		return remote.Serve(ctx, stdio, cfg)
 	case "relay":
+		if len(os.Args) > 5 && slices.Equal(os.Args[1:4], []string{"steps", "serve", "--socket"}) { // started by a relay
+			return remote.Serve(ctx, remote.Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}, remote.ServeConfig{
+				Socket: os.Args[4], Reuse: slices.Contains(os.Args, "--reuse"),
+				Options: vmconfig.Options{Isolation: vmconfig.Processes},
+			})
+		}
 		cfg := relay.Config{TempDir: os.Args[1]}
 		if cfg.Grace, err = time.ParseDuration(os.Args[2]); err != nil {
 			return err

@@ -16,11 +16,15 @@ func TestAServeIsRecognisedByItsCommandWithAnyFlagsAfterItsSocket(t *testing.T) 
 		request := &wire.RelayStart{Argv: argv, Ready: "/tmp/s"}
 		c := &Command{program: program, argv: argv}
 		c.linger(request)
-		return serveCommand(c, request)
+		if serve := serveCommand(c, request); serve != nil {
+			return serve.argv
+		}
+		return nil
 	}
-	require.Equal(t, []string{"stepmux", "steps", "serve", "--socket", "-", "--secret-stdin", "--isolation", "private"},
-		command("stepmux", "steps", "serve", "--socket", "/tmp/s", "--secret-stdin", "--isolation", "private"))
-	require.Equal(t, []string{"stepmux", "steps", "serve", "--socket", "-"},
+	require.Equal(t, []string{
+		"stepmux", "steps", "serve", "--socket", "-", "--secret-stdin", "--isolation", "private", "--reuse",
+	}, command("stepmux", "steps", "serve", "--socket", "/tmp/s", "--secret-stdin", "--isolation", "private"))
+	require.Equal(t, []string{"stepmux", "steps", "serve", "--socket", "-", "--reuse"},
 		command("stepmux", "steps", "serve", "--socket", "/tmp/s"))
 	require.Equal(t, []string{"stepmux", "steps", "serve", "--socket", "-", "--linger", "1m", "--detached"},
 		command("stepmux", "steps", "serve", "--socket", "/tmp/s", "--linger", "1m"))

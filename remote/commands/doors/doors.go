@@ -8,10 +8,10 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/pflag"
-	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/buildinfo"
 	"github.com/stepmux/stepmux/internal/pages"
@@ -19,6 +19,7 @@ import (
 	"github.com/stepmux/stepmux/remote"
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/commands"
+	"github.com/stepmux/stepmux/remote/pipe"
 )
 
 // Commands are the commands that a manager starts on a VM and that need no network.
@@ -61,16 +62,20 @@ func serveWith(fl *pflag.FlagSet, cfg remote.ServeConfig) commands.Runner {
 		"refuse or allow (default: the caller decides; else drop, with a warning)")
 	ActionFlags(fl, &cfg.Actions)
 	detached := fl.Bool("detached", false, "linger in this very process")
-	_ = fl.MarkHidden("detached") // fails only for an unknown flag
+	fl.BoolVar(&cfg.Reuse, "reuse", false, "serve build after build, for the relay at descriptor 3")
+	for _, name := range []string{"detached", "reuse"} { // a relay adds them
+		_ = fl.MarkHidden(name) // fails only for an unknown flag
+	}
 	return untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) error {
 		if cfg.Grace == 0 {
 			cfg.Grace = -1 // a negative grace is none in package remote
 		}
+		more := sync.OnceFunc(runtime.SetDefaultGOMAXPROCS) // see oneproc
 		cfg.Ready = func() {
-			runtime.SetDefaultGOMAXPROCS() // see oneproc
+			more()
 			pages.UnmapAfterStart()
 			if *detached {
-				letGo()
+				_ = pipe.LetGo() // if it fails, the session stays open until the end of the build
 			}
 		}
 		if !*detached {
@@ -81,19 +86,6 @@ func serveWith(fl *pflag.FlagSet, cfg remote.ServeConfig) commands.Runner {
 		}
 		return remote.Serve(ctx, stdio, cfg)
 	})
-}
-
-// letGo closes the standard files, which this process shares with the one that started it. Otherwise an SSH server
-// would wait for this process, too, before it closes the session.
-func letGo() {
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		return // the session then stays open until the end of the build
-	}
-	defer null.Close()
-	for fd := range 3 {
-		_ = unix.Dup3(int(null.Fd()), fd, 0) // fails only if a file is not open
-	}
 }
 
 func proxy(fl *pflag.FlagSet) commands.Runner {

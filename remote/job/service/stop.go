@@ -15,8 +15,9 @@ const followersTimeout = time.Second
 type Listener struct {
 	net.Listener
 
-	mu    sync.Mutex // guards the following
-	conns map[*trackedConn]struct{}
+	mu     sync.Mutex // guards the following
+	conns  map[*trackedConn]struct{}
+	forced bool
 }
 
 // Track returns a Listener that accepts the connections of ln. It owns ln.
@@ -37,8 +38,16 @@ func (l *Listener) Accept() (net.Conn, error) {
 	return c, nil
 }
 
+// Forced reports whether [Stop] has closed connections whose callers did not let go of them.
+func (l *Listener) Forced() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.forced
+}
+
 func (l *Listener) closeConns() {
 	l.mu.Lock()
+	l.forced = true
 	conns := make([]*trackedConn, 0, len(l.conns))
 	for c := range l.conns {
 		conns = append(conns, c)
