@@ -37,14 +37,15 @@ NATIVE    = $(shell go env GOOS)-$(shell go env GOARCH)
 
 # vm_end builds the file $(1), a stepmux-vm, and the file $(2), the stepmux-fetch that it starts and whose checksum it
 # knows. On machines for which stepmux-init has an entry it is joined into stepmux-vm, at addresses of its own. On others
-# stepmux-vm itself is the init.
+# stepmux-vm itself is the init. The go command keeps a file that it takes for its own of these sources, so the joined one
+# goes first.
 vm_end = $(VM_BUILD) -ldflags "$(VM_LDFLAGS)" -o '$(2)' ./cmd/stepmux-fetch && \
   sum=$$(sha256sum <'$(2)') && sum="-X $(INFO).fetchSum=$${sum%% *}" && \
   if [ ! -f cmd/stepmux-init/entry_$$(go env GOARCH).s ]; then \
     $(VM_BUILD) -ldflags "$(VM_LDFLAGS) $$sum" -o '$(1)' ./cmd/stepmux-vm; \
   else \
     $(INIT_BUILD) -ldflags "$(VM_LDFLAGS) -E main.entry -T 0x8001000" -o '$(1).init' ./cmd/stepmux-init && \
-    $(VM_BUILD) -tags $(VM_TAGS),joined -ldflags "$(VM_LDFLAGS) $$sum" -o '$(1)' ./cmd/stepmux-vm && \
+    rm -f '$(1)' && $(VM_BUILD) -tags $(VM_TAGS),joined -ldflags "$(VM_LDFLAGS) $$sum" -o '$(1)' ./cmd/stepmux-vm && \
     env -u GOOS -u GOARCH CGO_ENABLED=0 go run -trimpath -gcflags=all=-dwarf=false ./internal/joinelf '$(1)' '$(1).init' && \
     rm '$(1).init'; \
   fi
