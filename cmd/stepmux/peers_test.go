@@ -125,7 +125,7 @@ func TestASocketOfSomethingElseIsAnErrorThatSaysSo(t *testing.T) {
 		"an answer of no JSON": {answering("{]", nil), "read the status: the answer is not valid: "},
 		"an answer of JSON":    {answering(`{"instances": 7}`, nil), "read the status: the answer is not valid: "},
 		"a large answer":       {answering(strings.Repeat(" ", pb.MaxAnswer+1), nil), "larger than max"},
-		"a hostile error":      {answering("", status.Error(codes.Unavailable, hostile[:1<<20])), "FORGED"},
+		"a hostile error":      {answering("", status.Error(codes.Unavailable, hostile)), "FORGED"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
