@@ -89,7 +89,7 @@ func (r *reuse) ended(life context.Context, since time.Time, jobs *jobRunner, st
 // next waits for the next build, whose standard files are then those of this process. It returns false if there is none
 // and this process should end.
 func (r *reuse) next(ctx context.Context) bool {
-	if r == nil || !r.clean {
+	if r == nil || !r.clean || ctx.Err() != nil {
 		return false
 	}
 	r.clean = false

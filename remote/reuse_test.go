@@ -277,6 +277,10 @@ func TestServeThatWasTouchedByItsBuildIsNotGivenAnotherOne(t *testing.T) {
 		"SIGTERM": func(t *testing.T, b *turn) {
 			run(t, b)
 			b.signal(t, unix.SIGTERM)
+			remotetest.Eventually(t, func() bool { // otherwise the end of the leash may come first
+				info, err := proc.ReadInfo(b.cmd.Process.Pid)
+				return err != nil || info.Ended
+			}, "ended")
 		},
 		"much memory": func(t *testing.T, b *turn) {
 			b.run(t, &pb.Job{Script: "true # " + remotetest.Repeat(20<<20)})
