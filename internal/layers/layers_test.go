@@ -203,7 +203,9 @@ var allowed = map[string][]string{
 	"internal/standalone/actionmirror": {
 		"internal/standalone", "remote/step/action", "remote/step/lang", "remote/api/**", "internal/subprocess",
 	},
-	"internal/standalone/gitlabci": {"internal/plural", "internal/yamltree", "remote/step/lang", "remote/api/**"},
+	"internal/standalone/gitlabci": {
+		"pipeline", "internal/plural", "internal/yamltree", "remote/step/lang", "remote/api/**",
+	},
 	"internal/standalone/checkout": {"internal/subprocess", "internal/standalone/gitlabci"},
 	"remote/step/lang": {
 		"internal/lazyregexp", "remote/step/expr", "remote/api/**", "internal/sortedkeys", "internal/spell",
