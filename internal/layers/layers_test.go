@@ -206,6 +206,10 @@ var allowed = map[string][]string{
 	"internal/standalone/gitlabci": {
 		"pipeline", "internal/plural", "internal/yamltree", "remote/step/lang", "remote/api/**",
 	},
+	"internal/standalone/whole": {
+		"internal/standalone", "internal/standalone/gitlabci", "pipeline", "remote/archive", "internal/boundedfile",
+		"internal/rmtree",
+	},
 	"internal/standalone/checkout": {"internal/subprocess", "internal/standalone/gitlabci"},
 	"remote/step/lang": {
 		"internal/lazyregexp", "remote/step/expr", "remote/api/**", "internal/sortedkeys", "internal/spell",
