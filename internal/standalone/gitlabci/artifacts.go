@@ -42,14 +42,15 @@ func (d *draft) readArtifacts(planned *Planned, job *Job) {
 		return
 	}
 	t.checkKeys(n, "artifacts", artifactKeys, "")
-	e := d.file.expander(d.file.literal(nil, job.Variables))
+	e := d.file.expander(d.file.literal(d.file.literal(nil, job.Variables), job.inProject))
+	fromProject := strings.NewReplacer(projectDir+"/", "", projectDir, ".")
 	paths := func(of *yaml.Node, key string) (list []string) {
 		value := find(of, key)
 		if isNull(value) {
 			return nil
 		}
 		for _, path := range d.texts("artifacts: "+key, value) {
-			list = append(list, e.expand(variable{at: value, value: path}))
+			list = append(list, fromProject.Replace(e.expand(variable{at: value, value: path})))
 		}
 		return list
 	}

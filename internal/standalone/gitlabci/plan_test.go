@@ -180,10 +180,10 @@ func TestKeysOfAPlannedJob(t *testing.T) {
 workflow: {name: "run of $REF", rules: [{if: $REF}]}
 default: {timeout: 1h 30m, tags: ["$OS", vm], interruptible: true}
 j:
-  variables: {OS: linux, DIR: out}
+  variables: {OS: linux, DIR: out, HERE: $CI_PROJECT_DIR/d}
   script: [x]
   artifacts:
-    paths: ["$DIR/*.txt", b]
+    paths: ["$DIR/*.txt", b, "$CI_PROJECT_DIR/c/", "${HERE}", $CI_PROJECT_DIR]
     exclude: ["**/*.tmp"]
     untracked: true
     when: always
@@ -194,7 +194,7 @@ j:
 `, Config{Given: []Variable{{"REF", "main"}}})
 	j := p.Jobs[0]
 	require.Equal(t, Artifacts{
-		Paths: []string{"out/*.txt", "b"}, Exclude: []string{"**/*.tmp"}, Untracked: true, When: "always",
+		Paths: []string{"out/*.txt", "b", "c/", "d", "."}, Exclude: []string{"**/*.tmp"}, Untracked: true, When: "always",
 		Dotenv: []string{"out.env"}, JUnit: []string{"a.xml", "b.xml"},
 	}, j.Artifacts)
 	require.Equal(t, []any{"run of main", 90 * time.Minute, []string{"linux", "vm"}, true, "on_success"},

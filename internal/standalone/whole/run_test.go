@@ -113,7 +113,7 @@ func TestJobsSeeTheArtifactsThatTheyNeed(t *testing.T) {
 	report := tr.run(t.Context(), `
 default: {before_script: ["cat src/main.c > /dev/null"]}
 a: {stage: build, script: [mkdir out, echo a > out/a.txt, echo t > out/a.tmp, echo junk > junk],
-  artifacts: {paths: [out], exclude: ["**/*.tmp"]}}
+  artifacts: {paths: [$CI_PROJECT_DIR/out/], exclude: ["**/*.tmp"]}}
 b: {stage: build, script: [echo b > b.txt, exit 3], allow_failure: true, artifacts: {paths: [b.txt], when: always}}
 c: {stage: build, script: [echo c > c.txt], artifacts: {paths: [c.txt], when: on_failure}}
 stage: {script: ['echo said $(ls) $(ls out)']}
