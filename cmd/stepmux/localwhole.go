@@ -226,7 +226,7 @@ func summarize(talk *standalone.Talk, r *whole.Report) {
 	for _, j := range r.Jobs {
 		text := fmt.Sprintf("%-10s %-24s %s", j.Stage, j.Name, j.Status)
 		switch {
-		case j.Why != "":
+		case j.Why != "" && j.Why != j.Status:
 			text += ": " + j.Why
 		case j.ExitCode != nil && *j.ExitCode != 0:
 			text += fmt.Sprintf(": exit code %d", *j.ExitCode)
