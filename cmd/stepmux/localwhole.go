@@ -110,6 +110,9 @@ func (f *localFlags) runWhole(cmd *cobra.Command, src standalone.Source) (err er
 	if len(p.Jobs) == 0 {
 		return fmt.Errorf("%s: no job runs; --list says why", src.Name)
 	}
+	if err := whole.Check(p); err != nil {
+		return fmt.Errorf("%s: %w", src.Name, err)
+	}
 	show := f.shower(cmd, &cfg)
 	board := &board{to: cfg.Stdout, talk: show.talk}
 	ctx, abort, stop := endings(cmd.Context(), endsignal.All...)
@@ -128,7 +131,7 @@ func (f *localFlags) runWhole(cmd *cobra.Command, src standalone.Source) (err er
 		Config: cfg, Files: files, Slots: f.whole.jobs, Output: board.output, Say: board.note,
 	})
 	if report == nil {
-		return err
+		return systemError(err)
 	}
 	if show.results != nil {
 		err = errors.Join(err, writeJSON(show.results, report))

@@ -53,7 +53,7 @@ type runner struct {
 // Run runs the pipeline to its end. When ctx ends, jobs get SIGTERM, their grace and SIGKILL, and no others start. When
 // abort ends, they are killed. An error says that this machine could not run a job to its end.
 func Run(ctx, abort context.Context, p *standalone.Pipeline, cfg Config) (report *Report, err error) {
-	if err := check(p); err != nil {
+	if err := Check(p); err != nil {
 		return nil, err
 	}
 	r := &runner{cfg: cfg, life: ctx, abort: abort, told: map[string]bool{}, slots: make(chan struct{}, max(cfg.Slots, 1))}
@@ -73,8 +73,9 @@ func Run(ctx, abort context.Context, p *standalone.Pipeline, cfg Config) (report
 	return report, errors.Join(append(r.systems, err)...)
 }
 
-// check returns an error for a pipeline that cannot run here.
-func check(p *standalone.Pipeline) error {
+// Check returns an error for a pipeline that cannot run here: one that starts pipelines of other projects. Run returns
+// the same error before a job runs.
+func Check(p *standalone.Pipeline) error {
 	for i, j := range p.Jobs {
 		if j.Trigger == nil {
 			continue
@@ -83,7 +84,7 @@ func check(p *standalone.Pipeline) error {
 			return fmt.Errorf("the job %.64q starts another pipeline, which is not possible here: %s; leave the job out",
 				j.Name, j.Trigger.Other)
 		}
-		if err := check(p.Child(i)); err != nil {
+		if err := Check(p.Child(i)); err != nil {
 			return err
 		}
 	}
