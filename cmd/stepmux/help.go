@@ -14,6 +14,7 @@ import (
 const (
 	buildGroup      = "Builds"
 	jobGroup        = "Job"
+	pipelineGroup   = "Pipeline"
 	fileGroup       = "Files"
 	vmGroup         = "VMs"
 	keyGroup        = "Keys"
@@ -31,8 +32,8 @@ const (
 
 // flagGroups are the groups in the order of the help. Flags outside all groups come last.
 var flagGroups = []string{
-	buildGroup, jobGroup, fileGroup, managerGroup, vmGroup, keyGroup, connectionGroup, sshGroup, doorGroup, runnerGroup,
-	limitGroup, containerGroup, podGroup, actionGroup, outputGroup,
+	buildGroup, jobGroup, pipelineGroup, fileGroup, managerGroup, vmGroup, keyGroup, connectionGroup, sshGroup, doorGroup,
+	runnerGroup, limitGroup, containerGroup, podGroup, actionGroup, outputGroup,
 }
 
 // groupKey is the annotation of a flag that names its group.

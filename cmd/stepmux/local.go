@@ -23,6 +23,7 @@ type localFlags struct {
 	env     map[string]string
 	json    string
 	matrix  map[string]string
+	whole   wholeFlags
 
 	inContainer localContainer
 }
@@ -30,6 +31,11 @@ type localFlags struct {
 // localHelp is the description of local.
 const localHelp = `Run the steps in FILE, or a job of a .gitlab-ci.yml, in the current directory, as this user and
 without any isolation. FILE may be - for standard input.
+
+A .gitlab-ci.yml with several jobs runs as a whole, unless --job-name chooses one: the jobs that its rules put into the
+pipeline, by stages and needs. Each job runs in a new directory with the files of the project that git does not ignore,
+and the artifacts that the file gives it. Only --manual runs manual jobs. Delayed jobs start at once, without
+--wait-delayed. The summary says why a job did not run. The exit code is that of the first job that failed.
 
 A .gitlab-ci.yml may use include: local, extends, !reference, default, variables, rules and parallel. One of several
 parallel builds runs: --job-name "test 2/5", or "test: [linux]" of a matrix. Keys for a server or a runner, such as
@@ -52,10 +58,11 @@ func newLocalCommand() *cobra.Command {
 	var f localFlags
 	cmd := &cobra.Command{
 		Use:   "local [flags] FILE | local [flags] --json TEXT|-",
-		Short: "Run a file of steps, or a job of a .gitlab-ci.yml or of a GitHub workflow, on this machine",
+		Short: "Run a file of steps, a .gitlab-ci.yml or a job of a GitHub workflow on this machine",
 		Long:  localHelp,
 		Example: `  stepmux local examples/hello.yml
   stepmux local .gitlab-ci.yml --format gitlab-ci --job-name hello-world --output-file trace.json
+  stepmux local .gitlab-ci.yml --jobs 4 --manual deploy
   stepmux local .github/workflows/test.yml --job-name test --matrix go=1.26
   stepmux local --json '[{"script": "echo hello"}]'`,
 		Args: arguments("[FILE]"),
@@ -70,7 +77,17 @@ func newLocalCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return f.runJob(cmd, func() (standalone.Source, error) { return f.source(cmd, files) }, at)
+			src, srcErr := f.source(cmd, files)
+			if srcErr == nil {
+				isWhole, err := f.isWhole(cmd, src)
+				if err != nil {
+					return err
+				}
+				if isWhole {
+					return f.runWhole(cmd, src)
+				}
+			}
+			return f.runJob(cmd, func() (standalone.Source, error) { return src, srcErr }, at)
 		},
 	}
 	fl := cmd.Flags()
@@ -78,10 +95,12 @@ func newLocalCommand() *cobra.Command {
 	f.settingFlags.register(fl)
 	f.formatFlag.register(fl, "steps", "gitlab-ci", "github")
 	grouped(fl, jobGroup)
+	f.whole.register(fl)
 	f.inContainer.register(fl)
 	fl.BoolVar(&f.inContainer.ofJob, "in-image", false, "run the job in a container of the image that it names")
 	grouped(fl, containerGroup)
-	fl.StringVar(&f.jobName, "job-name", "", "the `JOB` of a .gitlab-ci.yml or of a workflow; needed if it has several")
+	fl.StringVar(&f.jobName, "job-name", "", "the `JOB` of a .gitlab-ci.yml or of a workflow; without it a "+
+		".gitlab-ci.yml with several jobs runs as a whole pipeline")
 	f.matrix = map[string]string{}
 	fl.Func("matrix", "`name=value` of the matrix of a workflow's job, for this run: JSON, or else a text; of the matrix "+
 		"of a .gitlab-ci.yml, to choose one build; repeatable", func(text string) error { return assign(f.matrix, text) })
@@ -152,6 +171,7 @@ func (f *localFlags) source(cmd *cobra.Command, files []string) (src standalone.
 		if err != nil {
 			return src, err
 		}
+		src.WorkDir = dir
 		addCheckout(cmd.Context(), &src, dir)
 		out := cmd.OutOrStdout()
 		src.Colours = f.output != "json" && isTerminal(out) && os.Getenv("NO_COLOR") == ""

@@ -199,21 +199,26 @@ func read(src Source, builds func(f *gitlabci.File, name string) ([]string, erro
 		return nil, err
 	}
 	for _, j := range jobs {
-		j.Source, j.text = sourceOf(src, j.name), src.Text
-		if j.Env == nil && len(src.Env) > 0 {
-			j.Env = map[string]string{}
-		}
-		maps.Copy(j.Env, src.Env)
-		j.Notices = append(slices.Clone(src.Notices), j.Notices...)
-		for _, v := range j.Vars {
-			if v.Masked && v.Value != "" {
-				if err := new(mask.Set).Add(v.Value); err != nil {
-					j.Notices = append(j.Notices, fmt.Sprintf("the variable %s is not masked: %v", v.Key, err))
-				}
+		j.complete(src)
+	}
+	return jobs, nil
+}
+
+// complete adds the parts of src to the job that do not depend on its language.
+func (j *Job) complete(src Source) {
+	j.Source, j.text = sourceOf(src, j.name), src.Text
+	if j.Env == nil && len(src.Env) > 0 {
+		j.Env = map[string]string{}
+	}
+	maps.Copy(j.Env, src.Env)
+	j.Notices = append(slices.Clone(src.Notices), j.Notices...)
+	for _, v := range j.Vars {
+		if v.Masked && v.Value != "" {
+			if err := new(mask.Set).Add(v.Value); err != nil {
+				j.Notices = append(j.Notices, fmt.Sprintf("the variable %s is not masked: %v", v.Key, err))
 			}
 		}
 	}
-	return jobs, nil
 }
 
 // sourceOf describes src for a trace. name is the name of the job in it.
@@ -285,35 +290,44 @@ func readGitLabCI(src Source, builds func(f *gitlabci.File, name string) ([]stri
 	if err != nil {
 		return nil, err
 	}
-	masked := map[string]bool{}
-	for _, v := range src.Vars {
-		masked[v.Key] = v.Masked
-	}
 	var all []*Job
 	for _, name := range names {
 		job, err := file.Job(name)
 		if err != nil {
 			return nil, err
 		}
-		given := Given{Notices: job.Notices, Warnings: problemsOf(job.Warnings), Container: job.Container}
-		given.Config = engine.Config{Definition: job.Definition, Places: job.Places, MayFail: job.MayFail}
-		j := NewJob(given)
-		j.name = job.Name
-		for _, v := range job.Variables {
-			j.Vars = append(j.Vars, engine.Variable{Key: v.Name, Value: v.Value, Masked: masked[v.Name]})
-		}
-		if job.Script {
-			j.Env = map[string]string{}
-			for _, v := range job.Variables {
-				j.Env[v.Name] = v.Value
-			}
-			if err := lang.CheckEnv("variables", j.Env); err != nil {
-				return nil, fmt.Errorf("%s: %w", src.Name, err)
-			}
+		j, err := fromGitLabCI(src, job)
+		if err != nil {
+			return nil, err
 		}
 		all = append(all, j)
 	}
 	return all, nil
+}
+
+// fromGitLabCI returns a compiled job of src, a .gitlab-ci.yml.
+func fromGitLabCI(src Source, job *gitlabci.Job) (*Job, error) {
+	masked := map[string]bool{}
+	for _, v := range src.Vars {
+		masked[v.Key] = v.Masked
+	}
+	given := Given{Notices: job.Notices, Warnings: problemsOf(job.Warnings), Container: job.Container}
+	given.Config = engine.Config{Definition: job.Definition, Places: job.Places, MayFail: job.MayFail}
+	j := NewJob(given)
+	j.name = job.Name
+	for _, v := range job.Variables {
+		j.Vars = append(j.Vars, engine.Variable{Key: v.Name, Value: v.Value, Masked: masked[v.Name]})
+	}
+	if job.Script {
+		j.Env = map[string]string{}
+		for _, v := range job.Variables {
+			j.Env[v.Name] = v.Value
+		}
+		if err := lang.CheckEnv("variables", j.Env); err != nil {
+			return nil, fmt.Errorf("%s: %w", src.Name, err)
+		}
+	}
+	return j, nil
 }
 
 // openGitLabCI reads a .gitlab-ci.yml. Files that it includes are below the work directory, or below src.Includes.

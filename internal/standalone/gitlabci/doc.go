@@ -9,6 +9,10 @@
 //     always runs, by itself, and does not change the result of the job;
 //   - the variable STEPS, if the script only calls this program's ci command.
 //
+// [File.Pipeline] returns the [Pipeline] of the file: the jobs that its rules put into it, their graph for package
+// pipeline, their artifacts and child pipelines. [Pipeline.Job] compiles one of its jobs when that starts, with the
+// variables that earlier jobs have reported.
+//
 // Keys for a server or a runner (artifacts, cache, image, rules, ...) are left out, and the job has one notice about
 // them. Keys that would change the meaning of the job, such as includes from other places, are refused.
 //

@@ -40,6 +40,9 @@ type Config struct {
 	InContainer bool
 	// Colours says that the commands of a script are shown in colours before they run.
 	Colours bool
+
+	depth   int  // of a child pipeline
+	planned *int // how many jobs a pipeline and its children have
 }
 
 // File is a .gitlab-ci.yml with all its includes. It is not safe for concurrent use.

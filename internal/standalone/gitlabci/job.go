@@ -58,6 +58,11 @@ var (
 	}
 )
 
+// ofPipelines are those of ignored that have an effect in a pipeline.
+var ofPipelines = []string{
+	"allow_failure", "artifacts", "dependencies", "needs", "resource_group", "retry", "start_in", "timeout", "when",
+}
+
 // defaultStage is the stage of a job that does not name one.
 const defaultStage = "test"
 
@@ -73,6 +78,11 @@ type draft struct {
 	inherit map[string]bool
 	share   share
 	notices []string
+	ruling  ruling // once its variables are known
+	// planned says that the job runs as a part of its pipeline, not because the user named it.
+	planned bool
+	// values are variables that earlier jobs of the pipeline have reported.
+	values []Variable
 }
 
 // Job compiles the job name, or one of its parallel builds. If there is no such job, the error suggests another name or
@@ -88,10 +98,18 @@ func (f *File) Job(name string) (*Job, error) {
 }
 
 // compile compiles one build of a job.
-func (f *File) compile(d *draft, s share) (*Job, error) {
+func (f *File) compile(d *draft, s share) (*Job, error) { return f.finish(d, d.open(s)) }
+
+// open returns one build of the job with its variables, and sets the ruling of the draft.
+func (d *draft) open(s share) *Job {
 	d.share = s
 	job := &Job{Name: s.name}
 	job.Variables = d.variables(job)
+	return job
+}
+
+// finish compiles a job that has its variables.
+func (f *File) finish(d *draft, job *Job) (*Job, error) {
 	if trigger := findKey(d.node, "trigger"); trigger != nil {
 		d.compileTrigger(trigger, job)
 	} else {
@@ -321,8 +339,8 @@ func (d *draft) container(job *Job) []byte {
 }
 
 // variables returns the variables of the job. As in GitLab, later ones override earlier ones in this order: predefined
-// ones, those of the file, of the rules of its workflow, of the job, of the matrix, of the rules of the job, and given
-// ones.
+// ones, those of the file, of the rules of its workflow, of the job, of the matrix, of the rules of the job, those that
+// other jobs have reported, and given ones.
 func (d *draft) variables(job *Job) []Variable {
 	f := d.file
 	stage := defaultStage
@@ -342,9 +360,11 @@ func (d *draft) variables(job *Job) []Variable {
 	for _, v := range d.share.vars {
 		list = setVariable(list, v)
 	}
-	r := d.judge(f.expander(f.literal(list, f.cfg.Given)))
-	d.tell(r)
-	list = f.literal(f.variables(list, r.variables), f.cfg.Given)
+	d.ruling = d.judge(f.expander(f.literal(list, f.cfg.Given)))
+	if !d.planned {
+		d.tell(d.ruling)
+	}
+	list = f.literal(f.literal(f.variables(list, d.ruling.variables), d.values), f.cfg.Given)
 	e := f.expander(list)
 	vars := make([]Variable, 0, len(list))
 	for _, v := range list {
@@ -383,6 +403,9 @@ func (f *File) literal(list []variable, vars []Variable) []variable {
 func (d *draft) allNotices() []string {
 	var left []string
 	for _, key := range ignored {
+		if d.planned && slices.Contains(ofPipelines, key) {
+			continue
+		}
 		if !isNull(d.get(key)) && (!d.file.cfg.InContainer || !slices.Contains(ofContainer, key)) {
 			left = append(left, key)
 		}

@@ -238,6 +238,7 @@ type ruling struct {
 	out          string // the keys that exclude the job from the pipeline; empty if it is included
 	allowFailure *yaml.Node
 	variables    *yaml.Node
+	rule         *yaml.Node // that counts; nil without rules
 }
 
 // judge evaluates the rules of the job with its variables.
@@ -257,7 +258,7 @@ func (d *draft) judge(e *expander) (r ruling) {
 	if when := find(rule, "when"); when != nil {
 		r.when = when.Value
 	}
-	r.allowFailure, r.variables = find(rule, "allow_failure"), find(rule, "variables")
+	r.rule, r.allowFailure, r.variables = rule, find(rule, "allow_failure"), find(rule, "variables")
 	return r
 }
 

@@ -1,0 +1,63 @@
+package standalone
+
+import (
+	"errors"
+
+	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
+	"github.com/stepmux/stepmux/remote/step/lang"
+)
+
+// Pipeline is the pipeline of a .gitlab-ci.yml, whose jobs run in directories of their own.
+type Pipeline struct {
+	*gitlabci.Pipeline
+	src Source
+}
+
+// ReadPipeline reads the pipeline of src, a .gitlab-ci.yml. JobName and Matrix of src have no effect. An error is about
+// the text, or about the values that the caller has added.
+func ReadPipeline(src Source) (*Pipeline, error) {
+	if src.Format != GitLabCI {
+		return nil, errors.New("only a .gitlab-ci.yml has a whole pipeline that runs here (--format gitlab-ci)")
+	}
+	src.JobName, src.Matrix, src.Elsewhere = "", nil, true
+	file, err := openGitLabCI(src)
+	if err != nil {
+		return nil, err
+	}
+	p, err := file.Pipeline()
+	if err != nil {
+		return nil, err
+	}
+	return &Pipeline{p, src}, lang.CheckEnv("env", src.Env)
+}
+
+// Compile returns a job of the pipeline. values are variables that earlier jobs have reported.
+func (p *Pipeline) Compile(i int, values []gitlabci.Variable) (*Job, error) {
+	job, err := p.Job(i, values)
+	if err != nil {
+		return nil, err
+	}
+	j, err := fromGitLabCI(p.src, job)
+	if err != nil {
+		return nil, err
+	}
+	j.complete(p.src)
+	return j, nil
+}
+
+// Child returns the child pipeline that a job starts, or nil.
+func (p *Pipeline) Child(i int) *Pipeline {
+	if t := p.Jobs[i].Trigger; t != nil && t.Child != nil {
+		return &Pipeline{t.Child, p.src}
+	}
+	return nil
+}
+
+// IsWhole reports whether src is a .gitlab-ci.yml with several jobs.
+func IsWhole(src Source) bool {
+	if src.Format != GitLabCI {
+		return false
+	}
+	file, err := openGitLabCI(src)
+	return err == nil && len(file.Jobs()) > 1
+}

@@ -1,0 +1,228 @@
+package whole
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/stepmux/stepmux/internal/boundedfile"
+	"github.com/stepmux/stepmux/internal/rmtree"
+	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
+	"github.com/stepmux/stepmux/pipeline"
+	"github.com/stepmux/stepmux/remote/archive"
+)
+
+// carrier carries out the jobs of one pipeline.
+type carrier struct {
+	*runner
+	pipeline *standalone.Pipeline
+	plan     *pipeline.Plan
+	prefix   string
+	// done has the results of the jobs. Only the job itself writes its entry, and only jobs that wait for it read that.
+	done []made
+}
+
+// The reasons of failures, in GitLab's words.
+var reasons = map[standalone.Reason]string{
+	standalone.Script:   "script_failure",
+	standalone.TimedOut: "job_execution_timeout",
+	standalone.System:   "runner_system_failure",
+	standalone.Invalid:  "runner_system_failure",
+}
+
+// errJob is the failure of a job whose report says the rest.
+var errJob = errors.New("the job failed")
+
+// The exit codes of jobs that have none of a script, as those of the program.
+const (
+	exitSystem  = 3
+	exitTimeout = 124
+)
+
+// exitCode returns the exit code of a job that failed.
+func exitCode(report *standalone.Report) int {
+	switch {
+	case report.Reason == standalone.TimedOut:
+		return exitTimeout
+	case report.Reason != standalone.Script:
+		return exitSystem
+	case report.ExitCode == nil:
+		return 1
+	}
+	return *report.ExitCode
+}
+
+// Carry carries out an attempt of a job.
+func (c *carrier) Carry(ctx context.Context, node, _ int) pipeline.Result {
+	if child := c.pipeline.Child(node); child != nil {
+		return c.start(ctx, child, node)
+	}
+	select {
+	case c.slots <- struct{}{}:
+	case <-ctx.Done():
+		return pipeline.Result{Err: context.Cause(ctx)}
+	}
+	defer func() { <-c.slots }()
+	report, err := c.carry(ctx, node)
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return pipeline.Result{Err: context.Cause(ctx)}
+	case err != nil:
+		c.system(fmt.Errorf("job %.64q: %w", c.name(node), err))
+		return pipeline.Result{Err: err, ExitCode: exitSystem, Reason: reasons[standalone.System]}
+	case report.Status == "success":
+		return pipeline.Result{}
+	}
+	return pipeline.Result{
+		Err: cmp.Or(context.Cause(ctx), errJob), ExitCode: exitCode(report), Reason: reasons[report.Reason],
+	}
+}
+
+// start runs a child pipeline. A job that does not depend on it has succeeded at once.
+func (c *carrier) start(ctx context.Context, child *standalone.Pipeline, node int) pipeline.Result {
+	run := func(ctx context.Context) pipeline.Result {
+		report, err := c.run(ctx, child, c.name(node)+" / ")
+		if err != nil {
+			c.system(err)
+			return pipeline.Result{Err: err, ExitCode: exitSystem, Reason: reasons[standalone.System]}
+		}
+		c.Say(fmt.Sprintf("%s: child pipeline: %s", c.name(node), report.Status))
+		if report.Status != Success {
+			return pipeline.Result{Err: errJob, ExitCode: report.ExitCode}
+		}
+		return pipeline.Result{}
+	}
+	if c.pipeline.Jobs[node].Trigger.Depend {
+		return run(ctx)
+	}
+	// The context of the node ends with this call.
+	ctx, stop := context.WithCancelCause(context.WithoutCancel(ctx))
+	c.children.Go(func() {
+		defer stop(nil)
+		end := func() { stop(context.Cause(c.life)) }
+		defer context.AfterFunc(c.life, end)() //nolint:contextcheck // of the whole run, not of the job
+		run(ctx)
+	})
+	return pipeline.Result{}
+}
+
+func (c *carrier) name(node int) string { return c.prefix + c.pipeline.Jobs[node].Name }
+
+// Say says a line about a job.
+func (c *carrier) Say(line string) { c.cfg.Say(line) }
+
+// carry runs a job in a directory of its own.
+func (c *carrier) carry(ctx context.Context, node int) (report *standalone.Report, err error) {
+	dir, err := c.newDir()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, rmtree.Remove(dir)) }()
+	values, err := c.fill(ctx, node, dir)
+	if err != nil {
+		return nil, err
+	}
+	job, err := c.pipeline.Compile(node, values)
+	if err != nil {
+		return nil, err
+	}
+	cfg, planned := c.cfg.Config, c.pipeline.Jobs[node]
+	cfg.WorkDir, cfg.TempDir = dir, c.dir
+	if limit := planned.Timeout; limit > 0 && (cfg.Timeout == 0 || limit < cfg.Timeout) {
+		cfg.Timeout = min(limit, 24*time.Hour)
+	}
+	stdout, stderr, end := c.cfg.Output(c.name(node))
+	defer end()
+	cfg.Stdout, cfg.Stderr, cfg.Observe = stdout, stderr, nil
+	if report, err = standalone.Run(ctx, c.abort, job, cfg); err != nil {
+		return report, err
+	}
+	return report, c.take(context.WithoutCancel(ctx), node, dir, report.Status == "success")
+}
+
+// fill puts the files of the project and the artifacts of other jobs into the directory of a job. It returns the
+// variables that those have reported.
+func (c *carrier) fill(ctx context.Context, node int, dir string) (values []gitlabci.Variable, err error) {
+	if err := unpack(ctx, c.project, dir); err != nil {
+		return nil, fmt.Errorf("unpack the project: %w", err)
+	}
+	for from := range c.plan.Sources(node, pipeline.Files) {
+		if name := c.done[from].archive; name != "" {
+			if err := unpack(ctx, name, dir); err != nil {
+				return nil, fmt.Errorf("unpack the artifacts of %.64q: %w", c.name(from), err)
+			}
+		}
+	}
+	for from := range c.plan.Sources(node, pipeline.Values) {
+		values = append(values, c.done[from].values...)
+	}
+	return values, nil
+}
+
+// unpack unpacks an archive.
+func unpack(ctx context.Context, name, dir string) error {
+	file, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	_, err = archive.Extract(ctx, file, dir, archive.Bounds{})
+	return err
+}
+
+// take keeps the artifacts and the variables of a job that has ended.
+func (c *carrier) take(ctx context.Context, node int, dir string, succeeded bool) error {
+	a, result := c.pipeline.Jobs[node].Artifacts, made{}
+	tell := func(text string) { c.Say(c.name(node) + ": artifacts: " + text) }
+	for _, name := range a.Dotenv {
+		values, err := dotenv(dir, name)
+		if err != nil {
+			tell(fmt.Sprintf("dotenv %.160q: %v", name, err))
+		}
+		result.values = append(result.values, values...)
+	}
+	wanted := a.When == "always" || succeeded == (a.When != "on_failure")
+	if wanted && (len(a.Paths) > 0 || a.Untracked) {
+		if a.Untracked {
+			tell("untracked is not known here: the job has no git repository")
+		}
+		found, err := archive.Find(ctx, archive.Selection{
+			Dir: dir, Paths: a.Paths, Exclude: a.Exclude, OnlyInside: true, Info: func(string) {}, Warn: tell,
+		})
+		if err != nil {
+			return err
+		}
+		defer found.Close()
+		result.archive = filepath.Join(c.dir, filepath.Base(dir)+".artifacts")
+		err = archive.Replace(result.archive, func(to *os.File) error {
+			return found.Write(ctx, to, archive.TarZstd, "fastest")
+		})
+		if err != nil {
+			return fmt.Errorf("keep the artifacts: %w", err)
+		}
+	}
+	c.done[node] = result
+	return nil
+}
+
+// maxReport bounds the bytes that are read of a dotenv report: more than it may have.
+const maxReport = 64 << 10
+
+// dotenv reads a dotenv report. A job may have made anything of it, such as a link that leads out.
+func dotenv(dir, name string) ([]gitlabci.Variable, error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	data, err := boundedfile.ReadBy(root.OpenFile, name, maxReport)
+	if err != nil {
+		return nil, err
+	}
+	return gitlabci.ParseDotenv(data)
+}

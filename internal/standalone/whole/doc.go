@@ -1,0 +1,7 @@
+// Package whole runs the whole pipeline of a .gitlab-ci.yml on this machine.
+//
+// [Run] carries out the graph of a pipeline: each job runs in a new directory with the files of the project and the
+// artifacts of the jobs that it needs. Its own artifacts are kept in archives, which other jobs unpack. Child pipelines
+// run beside it. Run owns all directories and goroutines: they are gone when it returns. The [Report] says how each job
+// ended, and why others did not run.
+package whole

@@ -1,0 +1,14 @@
+package whole
+
+import (
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/stepmux/stepmux/remote/proc"
+)
+
+func TestMain(m *testing.M) {
+	proc.Main()
+	goleak.VerifyTestMain(m)
+}
