@@ -319,7 +319,7 @@ func TestAnUploadOfAnotherManagerDoesNotDelayTheEndOfABuild(t *testing.T) {
 	require.NoError(t, w.Close())
 	require.NoError(t, <-copied)
 	d.RemoveAll(t)
-	require.Contains(t, log.String(), "it took longer than 2s", "the removal was given up")
+	require.Contains(t, log.String(), "the removal took longer than 2s", "the removal was given up")
 }
 
 func TestAStartThatIsCancelledLeavesNothing(t *testing.T) {
