@@ -159,7 +159,7 @@ func (s *spares) keep(idle *spawned) {
 	s.trimLaterLocked()
 }
 
-// trim ends the serves whose time is over, but the last one that waits.
+// trim ends the serves whose time has passed, but keeps the last one that waits.
 func (s *spares) trim() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
