@@ -1,10 +1,14 @@
 package bench
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -77,35 +81,33 @@ func (m *pricedManager) run(n int) (perSecond float64, err error) {
 	if _, err := m.Drain(ctx, &pb.DrainRequest{Instances: embeddedID}); err != nil {
 		return 0, err
 	}
-	if err := withOpeners(n, func() error {
-		_, err := m.Submit(ctx, &pb.SubmitRequest{Job: &stepmuxv1.Job{Script: "true"}})
+	var ids []string
+	var mu sync.Mutex // guards ids
+	submit := func() error {
+		r, err := m.Submit(ctx, &pb.SubmitRequest{Job: &stepmuxv1.Job{Script: "true"}})
+		mu.Lock()
+		defer mu.Unlock()
+		ids = append(ids, r.GetId())
 		return err
-	}); err != nil {
+	}
+	if err := withOpeners(n-1, submit); err != nil {
+		return 0, err
+	}
+	if err := submit(); err != nil {
 		return 0, err
 	}
 	if _, err := m.Undrain(ctx, &pb.UndrainRequest{Instances: embeddedID}); err != nil {
 		return 0, err
 	}
-	every := time.NewTicker(tick)
-	defer every.Stop()
-	for {
-		list, err := m.List(ctx, &pb.ListRequest{Limit: 1})
+	slices.Reverse(ids) // the last in the queue first: a client that asked for the others would cost the manager time
+	var first, last time.Time
+	for _, id := range ids {
+		b, err := m.wait(id)
 		if err != nil {
 			return 0, err
 		}
-		if list.GetQueued()+list.GetRunning() == 0 {
-			break
-		}
-		<-every.C
-	}
-	list, err := m.List(ctx, &pb.ListRequest{Phase: pb.Build_ended, Limit: int32(n)}) // the latest first
-	if err != nil {
-		return 0, err
-	}
-	var first, last time.Time
-	for _, b := range list.GetBuilds() {
 		if r := b.GetResult(); r.GetReason() != "" {
-			return 0, fmt.Errorf("build %s: %s: %s", b.GetId(), r.GetReason(), r.GetMessage())
+			return 0, fmt.Errorf("build %s: %s: %s", id, r.GetReason(), r.GetMessage())
 		}
 		ended := b.GetEndedAt().AsTime()
 		if first.IsZero() || ended.Before(first) {
@@ -115,7 +117,28 @@ func (m *pricedManager) run(n int) (perSecond float64, err error) {
 			last = ended
 		}
 	}
-	return float64(len(list.GetBuilds())-1) / max(last.Sub(first), time.Millisecond).Seconds(), nil
+	return float64(n-1) / max(last.Sub(first), time.Millisecond).Seconds(), nil
+}
+
+// wait returns a build once it has ended.
+func (m *pricedManager) wait(id string) (*pb.Build, error) {
+	stream, err := m.Follow(m.b.Context(), &pb.FollowRequest{Id: id, Follow: true})
+	if err != nil {
+		return nil, err
+	}
+	var ended *pb.Build
+	for {
+		msg, err := stream.Recv()
+		switch {
+		case errors.Is(err, io.EOF) && ended == nil:
+			return nil, fmt.Errorf("build %s: the manager did not say how it ended", id)
+		case errors.Is(err, io.EOF):
+			return ended, nil
+		case err != nil:
+			return nil, err
+		}
+		ended = cmp.Or(msg.GetBuild(), ended)
+	}
 }
 
 // queue measures builds a second from the queue of a manager, 16 at once, beside those of `stepmux run`.

@@ -18,6 +18,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
+	"github.com/stepmux/stepmux/remote/linger"
 	"github.com/stepmux/stepmux/remote/pipe"
 )
 
@@ -61,7 +62,7 @@ func newReuse(cfg *ServeConfig) (*reuse, error) {
 	r := &reuse{control: control, began: time.Now(), continued: make(chan os.Signal, 1)}
 	signal.Notify(r.continued, unix.SIGCONT)
 	// No wall holds a build of root, and the process of a build user stays that user's.
-	if os.Geteuid() == 0 || cfg.Linger > 0 || cfg.OtherUser() || cfg.Limits != (vmconfig.Limits{}) {
+	if os.Geteuid() == 0 || cfg.OtherUser() || cfg.Limits != (vmconfig.Limits{}) {
 		r.builds = maxBuilds
 	} else if r.fresh, err = readState(); err != nil {
 		r.builds = maxBuilds
@@ -82,7 +83,9 @@ func (r *reuse) close() {
 func (r *reuse) ended(life context.Context, since time.Time, jobs *jobRunner, stopped bool) {
 	if r != nil {
 		inTime := time.Since(since) < reuseBounds.end
-		r.clean = errors.Is(context.Cause(life), pipe.ErrLeash) && stopped && inTime && jobs.clean()
+		cause := context.Cause(life)
+		wanted := errors.Is(cause, pipe.ErrLeash) || errors.Is(cause, linger.ErrEnded)
+		r.clean = wanted && stopped && inTime && jobs.clean()
 	}
 }
 

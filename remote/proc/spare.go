@@ -18,6 +18,16 @@ func (r *reaper) Spare(pid int) {
 	}
 }
 
+// Unspare undoes Spare.
+func (r *reaper) Unspare(pid int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.spared[pid] {
+		delete(r.before, pid)
+		delete(r.spared, pid)
+	}
+}
+
 // AwaitSpared waits until all processes of Spare have ended, or until ctx ends. Call it after KillAll.
 func (r *reaper) AwaitSpared(ctx context.Context) {
 	for r.hasSpared() {

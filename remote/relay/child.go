@@ -91,9 +91,6 @@ func (r *relay) exec(request *wire.RelayStart) (*spawned, error) {
 	if spare := r.spares.take(serve, request.Ready); spare != nil {
 		return spare, nil
 	}
-	if !serve.reuse {
-		return r.spawn(c)
-	}
 	started, err := r.spawn(serve)
 	if err == nil {
 		_, _ = started.stdin.Write([]byte(request.Ready + "\n")) // if it has died, its end says so
@@ -188,7 +185,8 @@ func (p *process) run() {
 		status = p.child.Status()
 	}
 	if waits { // it is kept before the manager learns of the end, and starts the next build
-		p.relay.spares.keep(&spawned{child: p.child, argv: p.argv, control: p.control})
+		p.relay.children.Unspare(p.child.PID())
+		p.relay.spares.keep(&spawned{child: p.child, argv: p.argv, control: p.control, lingers: p.lingers})
 	} else {
 		p.control.close()
 	}
@@ -245,15 +243,15 @@ func (p *process) end() {
 }
 
 // drain waits until the output has ended, for at most drainTimeout if children of the process hold it open, and kills
-// the rest of the process group.
+// the rest of the process group. For a process that outlives this relay it does neither.
 func (p *process) drain(output <-chan struct{}) {
-	timer := time.NewTimer(drainTimeout)
-	defer timer.Stop()
-	select {
-	case <-output:
-	case <-timer.C:
-	}
 	if !pause.Done(p.detached) || pause.Done(p.child.Exited()) {
+		timer := time.NewTimer(drainTimeout)
+		defer timer.Stop()
+		select {
+		case <-output:
+		case <-timer.C:
+		}
 		p.relay.children.Signal(p.child, unix.SIGKILL)
 	}
 	// The bytes that are in the pipes already are still sent.

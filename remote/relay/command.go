@@ -12,7 +12,6 @@ import (
 
 	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/wire"
-	"github.com/stepmux/stepmux/remote/pipe"
 	"github.com/stepmux/stepmux/remote/proc"
 )
 
@@ -108,7 +107,7 @@ func (c *Command) Start(children *proc.Children, files ...int) (*proc.Child, err
 		death = 0
 	}
 	start := children.Start
-	if at := slices.Index(c.argv, "--socket"); at >= 0 && slices.Contains(c.argv[at:], pipe.SocketOnStdin) { // a spare
+	if c.reuse {
 		start = children.StartServer
 	}
 	child, err := start(c.program, c.argv, &syscall.ProcAttr{

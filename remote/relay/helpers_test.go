@@ -31,6 +31,8 @@ type relayed struct {
 	stdin  *os.File // the leash
 	stderr *remotetest.Output
 	exited chan struct{} // closed once cmd.ProcessState is set
+
+	linger bool // the serves of serve linger
 }
 
 // manager is a manager's end of a relay.

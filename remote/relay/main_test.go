@@ -48,10 +48,14 @@ func play(role string) (err error) {
 		return remote.Serve(ctx, stdio, cfg)
 	case "relay":
 		if len(os.Args) > 5 && slices.Equal(os.Args[1:4], []string{"steps", "serve", "--socket"}) { // started by a relay
-			return remote.Serve(ctx, remote.Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}, remote.ServeConfig{
+			cfg := remote.ServeConfig{
 				Socket: os.Args[4], Reuse: slices.Contains(os.Args, "--reuse"),
 				Options: vmconfig.Options{Isolation: vmconfig.Processes},
-			})
+			}
+			if slices.Contains(os.Args, "--linger") {
+				cfg.Linger, cfg.SecretOnStdin = time.Hour, true
+			}
+			return remote.Serve(ctx, remote.Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}, cfg)
 		}
 		cfg := relay.Config{TempDir: os.Args[1]}
 		if cfg.Grace, err = time.ParseDuration(os.Args[2]); err != nil {

@@ -66,9 +66,9 @@ func socketArgument(c *Command, request *wire.RelayStart) int {
 	return at
 }
 
-// serveCommand returns the command of a request with pipe.SocketOnStdin in place of the socket's path. It returns nil
-// unless the request is for a serve of this very program. A serve that does not linger is told that it may offer itself
-// for another build.
+// serveCommand returns the command of a request with pipe.SocketOnStdin in place of the socket's path, and with the
+// word that the serve may offer itself for another build. It returns nil unless the request is for a serve of this very
+// program.
 func serveCommand(c *Command, request *wire.RelayStart) *Command {
 	at := socketArgument(c, request)
 	if at == 0 {
@@ -77,9 +77,7 @@ func serveCommand(c *Command, request *wire.RelayStart) *Command {
 	serve := *c
 	serve.argv = slices.Clone(c.argv)
 	serve.argv[at] = pipe.SocketOnStdin
-	if !c.lingers {
-		serve.argv, serve.reuse = append(serve.argv, "--reuse"), true
-	}
+	serve.argv, serve.reuse = append(serve.argv, "--reuse"), true
 	return &serve
 }
 

@@ -26,7 +26,7 @@ func TestAServeIsRecognisedByItsCommandWithAnyFlagsAfterItsSocket(t *testing.T) 
 	}, command("stepmux", "steps", "serve", "--socket", "/tmp/s", "--secret-stdin", "--isolation", "private"))
 	require.Equal(t, []string{"stepmux", "steps", "serve", "--socket", "-", "--reuse"},
 		command("stepmux", "steps", "serve", "--socket", "/tmp/s"))
-	require.Equal(t, []string{"stepmux", "steps", "serve", "--socket", "-", "--linger", "1m", "--detached"},
+	require.Equal(t, []string{"stepmux", "steps", "serve", "--socket", "-", "--linger", "1m", "--detached", "--reuse"},
 		command("stepmux", "steps", "serve", "--socket", "/tmp/s", "--linger", "1m"))
 	for _, other := range [][]string{
 		{"stepmux", "steps", "serve", "--socket"},

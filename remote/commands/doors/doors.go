@@ -74,7 +74,7 @@ func serveWith(fl *pflag.FlagSet, cfg remote.ServeConfig) commands.Runner {
 		cfg.Ready = func() {
 			more()
 			pages.UnmapAfterStart()
-			if *detached {
+			if *detached && !cfg.Reuse { // else the relay sees by them that the build has ended
 				_ = pipe.LetGo() // if it fails, the session stays open until the end of the build
 			}
 		}
