@@ -17,6 +17,9 @@ LDFLAGS  := -s -w -X $(INFO).version=$(VERSION) -X $(INFO).commit=$(COMMIT)
 # The programs have no debug information. If the compiler makes none, it takes a tenth less time.
 BUILD    := CGO_ENABLED=0 go build -trimpath -gcflags=all=-dwarf=false
 
+# stepmux begins at its own entry, if it has one for the machine $(1): see internal/timerslack.
+entry = $$([ ! -f cmd/stepmux/entry_$(1).s ] || echo -E main.programEntry)
+
 # The VM's end is uploaded to each VM, so it must be small. Only packages that handle each byte or line of a log or of a
 # transfer, and the packages that they use, are compiled with inlining; packages that handle whole blocks lose nothing
 # without it.
@@ -72,7 +75,7 @@ MANAGER_API ?= instance/manager
 .PHONY: build
 build: $(MACHINES:%=carry-%) ## build bin/stepmux, which carries the VM's end for amd64 and arm64, and the other programs
 	@rm -f $(filter-out $(addprefix %-,$(addsuffix .gz,$(MACHINES))),$(wildcard cmd/stepmux/carried/*.gz))
-	$(BUILD) -tags $(TAGS),carry -ldflags '$(LDFLAGS)' -o bin/stepmux ./cmd/stepmux
+	$(BUILD) -tags $(TAGS),carry -ldflags "$(LDFLAGS) $(call entry,$(subst -,_,$(NATIVE)))" -o bin/stepmux ./cmd/stepmux
 	$(BUILD) -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/stepmux-custom-executor ./cmd/stepmux-custom-executor
 	for p in stepmux-vm stepmux-fetch; do cp bin/$$p-$(NATIVE) bin/$$p || exit 1; done
 
@@ -119,7 +122,7 @@ release: $(MACHINES:%=carry-%) ## write archives of the programs for all platfor
 	mkdir -p bin/release
 	for m in $(MACHINES); do \
 	  dir=bin/release/stepmux-$(VERSION)-$$m && mkdir $$dir && \
-	  GOOS=$${m%-*} GOARCH=$${m#*-} $(BUILD) -tags $(TAGS),carry -ldflags '$(LDFLAGS)' -o $$dir/stepmux ./cmd/stepmux && \
+	  GOOS=$${m%-*} GOARCH=$${m#*-} $(BUILD) -tags $(TAGS),carry -ldflags "$(LDFLAGS) $(call entry,$${m%-*}_$${m#*-})" -o $$dir/stepmux ./cmd/stepmux && \
 	  GOOS=$${m%-*} GOARCH=$${m#*-} $(BUILD) -tags $(TAGS) -ldflags '$(LDFLAGS)' -o $$dir/stepmux-custom-executor ./cmd/stepmux-custom-executor && \
 	  cp bin/stepmux-vm-$$m $$dir/stepmux-vm && cp bin/stepmux-fetch-$$m $$dir/stepmux-fetch && cp README.md CHANGELOG.md LICENSE $$dir && \
 	  tar -C bin/release --owner=0 --group=0 --sort=name --mtime='@0' -cf - stepmux-$(VERSION)-$$m | gzip -9n >$$dir.tar.gz && \

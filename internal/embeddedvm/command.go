@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/crypto/ssh"
+
+	"github.com/stepmux/stepmux/internal/timerslack"
 )
 
 // feedGrace is how long a process may take to read the last input after the connection has ended.
@@ -46,7 +48,7 @@ func startProcess(config Config, env []string, command string) (*process, error)
 	theirs := []*os.File{pipes[0].r, pipes[1].w, pipes[2].w}
 	p.stdin, p.stdout, p.stderr = pipes[0].w, pipes[1].r, pipes[2].r
 	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = theirs[0], theirs[1], theirs[2]
-	err = p.cmd.Start()
+	err = timerslack.Plain(p.cmd.Start)
 	for _, f := range theirs {
 		_ = f.Close() // the process has its own
 	}

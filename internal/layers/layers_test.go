@@ -246,7 +246,7 @@ var allowed = map[string][]string{
 	// GitHub's language of expressions, which shares nothing with that of steps.
 	"remote/step/action/expression": {"internal/lazyregexp", "internal/sortedkeys"},
 	"remote/proc": {
-		"internal/plural",
+		"internal/plural", "internal/timerslack",
 		"remote/api/vmconfig", "internal/pages", "internal/tail",
 		"remote/cgroup", "remote/isolate", "internal/rmtree", "internal/filelock", "internal/pause", "internal/oserr",
 	},
@@ -300,7 +300,8 @@ var allowed = map[string][]string{
 	"internal/boundedfile":            {},
 	"internal/filesum":                {"internal/boundedfile"},
 	"internal/boundedzip":             {},
-	"internal/embeddedvm":             {"remote/api/vmconfig", "internal/wire"},
+	"internal/embeddedvm":             {"remote/api/vmconfig", "internal/wire", "internal/timerslack"},
+	"internal/timerslack":             {},
 	"internal/testing/faultconn":      {},
 	"internal/testing/neighbourcases": {},
 	"internal/likeness":               {},

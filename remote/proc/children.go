@@ -8,6 +8,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/timerslack"
 )
 
 // ForkExec is the type of syscall.ForkExec.
@@ -73,14 +75,24 @@ func (c *Children) Release() {
 
 // Start starts a process, which attr should make the leader of a session.
 func (c *Children) Start(program string, argv []string, attr *syscall.ProcAttr) (*Child, error) {
+	var child *Child
+	err := timerslack.Plain(func() (err error) {
+		child, err = c.startAsIs(program, argv, attr)
+		return err
+	})
+	return child, err
+}
+
+// startAsIs is Start with the timer slack of this thread.
+func (c *Children) startAsIs(program string, argv []string, attr *syscall.ProcAttr) (*Child, error) {
 	return c.start(func() (int, error) { return c.fork(program, argv, attr) })
 }
 
 // StartServer is Start for a program that starts commands by an [Init]. Its threads look for work less often than those
 // of other programs, and commands do not inherit that.
 func (c *Children) StartServer(program string, argv []string, attr *syscall.ProcAttr) (child *Child, err error) {
-	err = patiently(func(int) (err error) {
-		child, err = c.Start(program, argv, attr)
+	err = timerslack.Calm(func(int) (err error) {
+		child, err = c.startAsIs(program, argv, attr)
 		return err
 	})
 	return child, err

@@ -33,7 +33,7 @@ const (
 )
 
 // initProcs is for the goroutine that waits for messages, the one that waits for the end of children, and one of those
-// that kill. Each keeps a processor of the Go runtime while it waits, see monitorSlack.
+// that kill. Each keeps a processor of the Go runtime while it waits, see timerslack.Calm.
 const initProcs = 3
 
 // initArgs are the arguments that make this program an init. The identity of its server follows them. ps shows them.

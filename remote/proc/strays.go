@@ -2,13 +2,14 @@ package proc
 
 import (
 	"os"
-	"runtime"
 	"slices"
 	"strconv"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/timerslack"
 )
 
 // Strays are the orphans of a killed init without isolation. This program is a child subreaper too, so they become its
@@ -29,39 +30,12 @@ var initProgram = "/proc/self/exe"
 // slackVar is the environment variable of an init with the timer slack that its commands get, in nanoseconds.
 const slackVar = "STEPMUX_TIMER_SLACK"
 
-const (
-	// monitorSlack is the timer slack, see prctl(2), of the first thread of an init or a serve at its start, in
-	// nanoseconds. The Go runtime starts a thread then that looks every 20 us whether a system call takes long, and wakes
-	// another thread. With this slack it looks later. A mount takes long, and no thread has other work then: without it
-	// that was a third of the processor time of an init. No other program chooses this number.
-	monitorSlack = 2_000_003
-	// defaultSlack is the kernel's.
-	defaultSlack = 50_000
-)
-
-// patiently calls start on a thread with monitorSlack, which a process that start starts has from it. slack is the one
-// that its commands should have.
-func patiently(start func(slack int) error) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	slack, err := unix.PrctlRetInt(unix.PR_GET_TIMERSLACK, 0, 0, 0, 0)
-	if err != nil {
-		return start(defaultSlack)
-	}
-	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, monitorSlack, 0, 0, 0) // never fails
-	defer func() { _ = unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(slack), 0, 0, 0) }()
-	if slack == monitorSlack { // this program was started so
-		slack = defaultSlack
-	}
-	return start(slack)
-}
-
 // startInit starts the init of l.
 func startInit(l *link, attr *os.ProcAttr) error {
 	adoptStrays()
 	inits.mu.Lock()
 	defer inits.mu.Unlock()
-	err := patiently(func(slack int) (err error) {
+	err := timerslack.Calm(func(slack int) (err error) {
 		attr.Env = append(attr.Env, slackVar+"="+strconv.Itoa(slack))
 		l.init, err = os.StartProcess(initProgram, append(slices.Clone(initArgs), self().String()), attr)
 		return err

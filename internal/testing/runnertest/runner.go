@@ -181,7 +181,11 @@ func buildManager(end string) (string, error) {
 	if err := once(end+".overlay", func() error { return os.WriteFile(end+".overlay", overlay, 0o600) }); err != nil {
 		return "", err
 	}
-	return build("stepmux", module+"cmd/stepmux", "grpcnotrace,carry", "-overlay", end+".overlay")
+	flags := []string{"-overlay", end + ".overlay"}
+	if runtime.GOARCH == "amd64" || runtime.GOARCH == "arm64" { // as entry in the Makefile
+		flags = append(flags, "-ldflags", "-s -w -E main.programEntry")
+	}
+	return build("stepmux", module+"cmd/stepmux", "grpcnotrace,carry", flags...)
 }
 
 // GitLabRunner returns the command of a stand-in for GitLab Runner's step runner. The comment of its package describes

@@ -1,0 +1,35 @@
+package timerslack
+
+import (
+	"runtime"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// slack returns that of this thread.
+func slack(t *testing.T) int {
+	t.Helper()
+	n, err := unix.PrctlRetInt(unix.PR_GET_TIMERSLACK, 0, 0, 0, 0)
+	require.NoError(t, err)
+	return n
+}
+
+func TestCommandsGetTheSlackThatTheUserHasChosenAndNeverOurs(t *testing.T) {
+	runtime.LockOSThread() // for good: the thread ends with the test
+	for own, commands := range map[int]int{Kernel: Kernel, 123_456: 123_456, Begin: Kernel, calm: Kernel} {
+		require.NoError(t, unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(own), 0, 0, 0))
+		require.NoError(t, Plain(func() error {
+			require.Equal(t, commands, slack(t))
+			return nil
+		}))
+		require.Equal(t, own, slack(t))
+		require.NoError(t, Calm(func(told int) error {
+			require.Equal(t, commands, told)
+			require.Equal(t, calm, slack(t))
+			return nil
+		}))
+		require.Equal(t, own, slack(t))
+	}
+}
