@@ -368,10 +368,26 @@ func (f *managerFlags) checkFiles(group int, cfg manager.Config) error {
 			}
 		}
 	}
+	if sameDir(filepath.Dir(socket), cfg.Dir) {
+		return fmt.Errorf("--socket %s: the manager locks its state directory for itself; name a socket in another one, "+
+			"which may be below it", socket)
+	}
 	if err := control.Check(socket, group, made); err != nil {
 		return systemError(err)
 	}
 	return f.doors.checkFiles(cfg.Dir)
+}
+
+// sameDir reports whether two paths are those of one directory. It may be missing.
+func sameDir(a, b string) bool {
+	one, err := os.Stat(a)
+	other, otherErr := os.Stat(b)
+	if err == nil && otherErr == nil {
+		return os.SameFile(one, other)
+	}
+	a, err = filepath.Abs(a)
+	b, otherErr = filepath.Abs(b)
+	return err == nil && otherErr == nil && a == b
 }
 
 // sizeOf describes the VMs of a manager.
