@@ -68,8 +68,22 @@ func Enter(spec Spec) (*Room, error) {
 	if err := dropCapabilities(); err != nil {
 		return nil, oserr.With("give up capabilities", err)
 	}
-	_, _ = unix.KeyctlJoinSessionKeyring("") // all builds of a login share its keyring; some kernels have none
-	return r, nil
+	return r, joinKeyring()
+}
+
+// joinKeyring gives this thread, and the processes that it starts, a session keyring of their own: all builds of a login
+// would share that of its session. Some kernels have none, and some sandboxes forbid the call.
+func joinKeyring() error {
+	// Not unix.KeyctlJoinSessionKeyring, which cannot ask for one without a name: it returns EINVAL for "".
+	_, _, errno := unix.Syscall(unix.SYS_KEYCTL, unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0)
+	switch errno {
+	case 0, unix.ENOSYS, unix.EPERM, unix.EACCES:
+		return nil
+	case unix.EDQUOT:
+		return oserr.With("make a session keyring (raise kernel.keys.maxkeys)", errno)
+	default:
+		return oserr.With("make a session keyring", errno)
+	}
 }
 
 // dropCapabilities drops the capabilities that a process which this thread starts would inherit.
