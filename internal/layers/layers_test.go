@@ -247,7 +247,7 @@ var allowed = map[string][]string{
 	"remote/step/action/expression": {"internal/lazyregexp", "internal/sortedkeys"},
 	"remote/proc": {
 		"internal/plural",
-		"remote/api/vmconfig", "internal/pages", "internal/tail",
+		"remote/api/vmconfig", "internal/pages", "internal/tail", "internal/bigstack",
 		"remote/cgroup", "remote/isolate", "internal/rmtree", "internal/filelock", "internal/pause", "internal/oserr",
 	},
 	"remote/cgroup":     {"remote/api/vmconfig", "internal/pause"},
@@ -291,7 +291,8 @@ var allowed = map[string][]string{
 	"internal/filelock":               {"internal/oserr", "internal/pause"},
 	"internal/oserr":                  {},
 	"internal/netfault":               {"internal/lazyregexp"},
-	"internal/oneproc":                {},
+	"internal/oneproc":                {"internal/bigstack"},
+	"internal/bigstack":               {},
 	"internal/pages":                  {},
 	"internal/gcpace":                 {},
 	"internal/testing/remotetest":     {"internal/wire"},

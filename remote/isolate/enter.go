@@ -71,8 +71,8 @@ func Enter(spec Spec) (*Room, error) {
 	return r, joinKeyring()
 }
 
-// joinKeyring gives this thread, and the processes that it starts, a session keyring of their own: all builds of a login
-// would share that of its session. Some kernels have none, and some sandboxes forbid the call.
+// joinKeyring gives this thread, and the processes that it starts, a session keyring of their own: all builds of a
+// login would share that of its session. Some kernels have none, and some sandboxes forbid the call.
 func joinKeyring() error {
 	// Not unix.KeyctlJoinSessionKeyring, which cannot ask for one without a name: it returns EINVAL for "".
 	_, _, errno := unix.Syscall(unix.SYS_KEYCTL, unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0)

@@ -7,6 +7,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/bigstack"
 	"github.com/stepmux/stepmux/internal/pause"
 
 	"golang.org/x/sys/unix"
@@ -102,6 +103,7 @@ func (r *reaper) reapAll() {
 	}
 	r.reaping = true
 	go func() {
+		bigstack.Grow()
 		for {
 			// This wait does not reap: the lock must be held to reap, and cannot be held during the wait.
 			switch err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOWAIT, nil); {
