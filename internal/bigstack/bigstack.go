@@ -1,6 +1,6 @@
-// Package bigstack saves the Go runtime the work of making a goroutine's stack larger step by step: each step copies the
-// stack to one of twice the size, reads the tables of all functions on it, and takes memory for more stacks of that
-// size.
+// Package bigstack gives a goroutine a large stack at once. Otherwise the Go runtime makes it larger step by step: each
+// step copies the stack to one of twice the size, reads the tables of all functions on it, and takes memory for more
+// stacks of that size.
 package bigstack
 
 // size is more than what the goroutines need for which Grow is called.
