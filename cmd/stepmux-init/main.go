@@ -6,6 +6,7 @@ package main
 import (
 	"os"
 
+	_ "github.com/stepmux/stepmux/internal/oneproc" // makes the program start faster
 	"github.com/stepmux/stepmux/remote/proc"
 )
 

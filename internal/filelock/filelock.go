@@ -12,12 +12,12 @@ package filelock
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/pause"
 )
 
@@ -63,7 +63,7 @@ func try(f *os.File, lock func(fd uintptr) error) error {
 		case errors.Is(err, unix.EWOULDBLOCK):
 			return ErrTaken
 		}
-		return fmt.Errorf("lock %s (its file system must have locks): %w", f.Name(), err)
+		return oserr.With("lock "+f.Name()+" (its file system must have locks)", err)
 	}
 }
 

@@ -247,11 +247,11 @@ var allowed = map[string][]string{
 	"remote/step/action/expression": {"internal/lazyregexp", "internal/sortedkeys"},
 	"remote/proc": {
 		"internal/plural", "internal/timerslack",
-		"remote/api/vmconfig", "internal/pages", "internal/tail",
+		"remote/api/vmconfig", "internal/pages", "internal/tail", "internal/bigstack",
 		"remote/cgroup", "remote/isolate", "internal/rmtree", "internal/filelock", "internal/pause", "internal/oserr",
 	},
 	"remote/cgroup":     {"remote/api/vmconfig", "internal/pause"},
-	"remote/isolate":    {"remote/api/vmconfig", "internal/wire", "internal/boundedfile"},
+	"remote/isolate":    {"remote/api/vmconfig", "internal/wire", "internal/boundedfile", "internal/oserr"},
 	"remote/job/joblog": {"internal/oserr"},
 	"remote/step/mask":  {"internal/lazyregexp", "remote/step/expr"},
 
@@ -288,10 +288,11 @@ var allowed = map[string][]string{
 	"internal/rmtree":                 {"internal/oserr"},
 	"internal/testing/liveheap":       {},
 	"internal/testing/racefree":       {},
-	"internal/filelock":               {"internal/pause"},
+	"internal/filelock":               {"internal/oserr", "internal/pause"},
 	"internal/oserr":                  {},
 	"internal/netfault":               {"internal/lazyregexp"},
-	"internal/oneproc":                {},
+	"internal/oneproc":                {"internal/bigstack"},
+	"internal/bigstack":               {},
 	"internal/pages":                  {},
 	"internal/gcpace":                 {},
 	"internal/testing/remotetest":     {"internal/wire"},
@@ -332,7 +333,7 @@ var allowed = map[string][]string{
 	"bench/faults/faultrig": {"bench/faults"},
 
 	// The VM's end is two programs: vmsend_test.go has the lists of all that they link. stepmux-init is in stepmux-vm.
-	"cmd/stepmux-init":  {"remote/proc"},
+	"cmd/stepmux-init":  {"internal/oneproc", "remote/proc"},
 	"internal/joinelf":  {},
 	"cmd/stepmux-vm":    {"internal/oneproc", "remote/commands", "remote/commands/doors", "remote/proc"},
 	"cmd/stepmux-fetch": {"remote/commands", "remote/commands/network", "internal/wire"},

@@ -8,26 +8,13 @@
 // the size several times, and read the tables of all functions on it each time.
 package oneproc
 
-import "runtime"
+import (
+	"runtime"
+
+	"github.com/stepmux/stepmux/internal/bigstack"
+)
 
 func init() {
 	runtime.GOMAXPROCS(1)
-	growStack(false)
+	bigstack.Grow()
 }
-
-// mainStack is the size of the main goroutine's stack until `steps serve` is ready.
-const mainStack = 24 << 10
-
-// growStack has the runtime make room for its variable when it is called. It fills that only if fill is true, since
-// memory that is never written takes no page.
-//
-//go:noinline
-func growStack(fill bool) {
-	if fill {
-		var room [mainStack]byte
-		use(&room)
-	}
-}
-
-//go:noinline
-func use(*[mainStack]byte) {}

@@ -1,5 +1,5 @@
 // Package oserr makes errors of the operating system readable, for messages that name the path themselves: [Bare]
-// removes the path, [Hint] adds a remedy.
+// removes the path, [Hint] adds a remedy, [With] says what failed.
 package oserr
 
 import (
@@ -26,6 +26,19 @@ func Bare(err error) error {
 	}
 	return err
 }
+
+// With returns err with text and ": " before it. The init of a build makes its errors so: it has no package fmt, which
+// would be a tenth of it.
+func With(text string, err error) error { return &withText{text, err} }
+
+type withText struct {
+	text string
+	err  error
+}
+
+func (e *withText) Error() string { return e.text + ": " + e.err.Error() }
+
+func (e *withText) Unwrap() error { return e.err }
 
 // NoSpace reports whether err says that a file system has no free space or no free inodes, or that a quota is reached.
 func NoSpace(err error) bool {

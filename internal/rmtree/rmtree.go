@@ -102,7 +102,7 @@ func EmptyOpen(ctx context.Context, dir *os.File, keep func(name string) bool) e
 }
 
 // PathOf returns a path of dir that is valid as long as dir is open, even if dir is renamed.
-func PathOf(dir *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", dir.Fd()) }
+func PathOf(dir *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(dir.Fd())) }
 
 // removal is the removal of one tree.
 type removal struct {
@@ -129,7 +129,7 @@ func (r *removal) remove(parent *os.Root, name string, depth int) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	case err != nil:
-		return fmt.Errorf("remove %s: %w", name, oserr.Bare(err))
+		return oserr.With("remove "+name, oserr.Bare(err))
 	case !fi.IsDir():
 		return nil
 	}
@@ -148,7 +148,7 @@ func (r *removal) remove(parent *os.Root, name string, depth int) error {
 		err = parent.Remove(name)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove directory %s: %w", name, oserr.Bare(err))
+		return oserr.With("remove directory "+name, oserr.Bare(err))
 	}
 	return nil
 }
@@ -167,7 +167,7 @@ func (r *removal) lift(parent *os.Root, name string) error {
 	}
 	defer to.Close()
 	if err := unix.Renameat(int(from.Fd()), name, int(to.Fd()), strconv.FormatUint(rand.Uint64(), 36)); err != nil {
-		return fmt.Errorf("move %s up: %w", name, err)
+		return oserr.With("move "+name+" up", err)
 	}
 	r.lifted++
 	return nil
@@ -180,7 +180,7 @@ func (r *removal) empty(parent *os.Root, name string, depth int, keep func(name 
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("open %s: %w", name, oserr.Bare(err))
+		return oserr.With("open "+name, oserr.Bare(err))
 	}
 	defer root.Close()
 	if depth == 0 {
@@ -193,7 +193,7 @@ func (r *removal) empty(parent *os.Root, name string, depth int, keep func(name 
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("list %s: %w", name, oserr.Bare(err))
+			return oserr.With("list "+name, oserr.Bare(err))
 		}
 		failed = 0
 		var first error
@@ -205,7 +205,7 @@ func (r *removal) empty(parent *os.Root, name string, depth int, keep func(name 
 			if err := r.remove(root, child, depth+1); err != nil {
 				failed++
 				if first == nil {
-					first = fmt.Errorf("%s: %w", name, err)
+					first = oserr.With(name, err)
 				}
 			}
 		}

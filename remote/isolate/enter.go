@@ -2,7 +2,6 @@ package isolate
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"math/rand/v2"
 	"os"
@@ -12,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
@@ -66,10 +66,24 @@ func Enter(spec Spec) (*Room, error) {
 		}
 	}
 	if err := dropCapabilities(); err != nil {
-		return nil, fmt.Errorf("give up capabilities: %w", err)
+		return nil, oserr.With("give up capabilities", err)
 	}
-	_, _ = unix.KeyctlJoinSessionKeyring("") // all builds of a login share its keyring; some kernels have none
-	return r, nil
+	return r, joinKeyring()
+}
+
+// joinKeyring gives this thread, and the processes that it starts, a session keyring of their own: all builds of a
+// login would share that of its session. Some kernels have none, and some sandboxes forbid the call.
+func joinKeyring() error {
+	// Not unix.KeyctlJoinSessionKeyring, which cannot ask for one without a name: it returns EINVAL for "".
+	_, _, errno := unix.Syscall(unix.SYS_KEYCTL, unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0)
+	switch errno {
+	case 0, unix.ENOSYS, unix.EPERM, unix.EACCES:
+		return nil
+	case unix.EDQUOT:
+		return oserr.With("make a session keyring (raise kernel.keys.maxkeys)", errno)
+	default:
+		return oserr.With("make a session keyring", errno)
+	}
 }
 
 // dropCapabilities drops the capabilities that a process which this thread starts would inherit.
@@ -114,33 +128,29 @@ func (r *Room) hideAll() error {
 	}
 	for _, h := range []struct {
 		path string
-		mode fs.FileMode
+		mode uint32
 		in   string
 	}{
-		{"/tmp", 0o777 | fs.ModeSticky, ""},
-		{"/var/tmp", 0o777 | fs.ModeSticky, ""},
+		{"/tmp", 0o777 | unix.S_ISVTX, ""},
+		{"/var/tmp", 0o777 | unix.S_ISVTX, ""},
 		{runUser, 0o755, r.memory},
-		{"/run/screen", 0o777 | fs.ModeSticky, r.memory},   // sockets of terminal sessions
-		{"/run/screens", 0o777 | fs.ModeSticky, r.memory},  // the same on Arch
-		{"/run/uscreens", 0o777 | fs.ModeSticky, r.memory}, // the same on openSUSE
+		{"/run/screen", 0o777 | unix.S_ISVTX, r.memory},   // sockets of terminal sessions
+		{"/run/screens", 0o777 | unix.S_ISVTX, r.memory},  // the same on Arch
+		{"/run/uscreens", 0o777 | unix.S_ISVTX, r.memory}, // the same on openSUSE
 		{r.spec.Base, 0o700, r.memory},
 	} {
 		if err := r.hide(h.path, h.mode, h.in); err != nil {
 			return err
 		}
 	}
-	_ = os.Mkdir(runUser+"/"+strconv.Itoa(os.Geteuid()), 0o700) // without runUser it fails
+	_ = unix.Mkdir(runUser+"/"+strconv.Itoa(os.Geteuid()), 0o700) // without runUser it fails
 	return nil
 }
 
 // hideSharedMemory makes /dev/shm the build's own, and memory, which is mounted there below it.
 func (r *Room) hideSharedMemory() error {
-	const path = "/dev/shm"
-	if !isDir(path) {
-		return nil
-	}
-	was, err := open(path)
-	if err != nil {
+	was, path, err := openDir("/dev/shm")
+	if err != nil || was == "" {
 		return err
 	}
 	r.hidden = append(r.hidden, hidden{path, was})
@@ -151,21 +161,17 @@ func (r *Room) hideSharedMemory() error {
 		return err
 	}
 	r.hidden = append(r.hidden, hidden{path, was})
-	return r.cover(path, 0o777|fs.ModeSticky, r.memory)
+	return r.cover(path, 0o777|unix.S_ISVTX, r.memory)
 }
 
 // hide puts an empty directory of the build in the place of path, if path is a directory that is not hidden yet. It
 // makes that in the directory in, or on disk if in is empty.
-func (r *Room) hide(path string, mode fs.FileMode, in string) error {
+func (r *Room) hide(path string, mode uint32, in string) error {
 	if path == "" {
-		return nil // EvalSymlinks would return "."
+		return nil
 	}
-	path, err := filepath.EvalSymlinks(path)
-	if err != nil || r.above(path) != nil {
-		return nil //nolint:nilerr // there is no such directory
-	}
-	was, err := open(path)
-	if err != nil {
+	was, path, err := openDir(path)
+	if err != nil || was == "" || r.above(path) != nil {
 		return err
 	}
 	r.hidden = append(r.hidden, hidden{path, was})
@@ -173,7 +179,7 @@ func (r *Room) hide(path string, mode fs.FileMode, in string) error {
 }
 
 // cover mounts a directory of own over path.
-func (r *Room) cover(path string, mode fs.FileMode, in string) error {
+func (r *Room) cover(path string, mode uint32, in string) error {
 	own, err := r.own(path, mode, in)
 	if err != nil {
 		return err
@@ -182,11 +188,11 @@ func (r *Room) cover(path string, mode fs.FileMode, in string) error {
 }
 
 // own makes the build's directory for the place of path, in the directory in or on disk, and returns its path.
-func (r *Room) own(path string, mode fs.FileMode, in string) (string, error) {
+func (r *Room) own(path string, mode uint32, in string) (string, error) {
 	own := r.place(in, strings.ReplaceAll(strings.TrimPrefix(path, "/"), "/", "-"))
-	err := os.Mkdir(own, 0o700)
+	err := unix.Mkdir(own, 0o700)
 	if err == nil {
-		err = os.Chmod(own, mode) // the umask may have changed it
+		err = unix.Chmod(own, mode) // the umask may have changed it
 	}
 	if err != nil {
 		return "", bare("make a directory in the place of", path, err)
@@ -217,7 +223,8 @@ func (r *Room) above(path string) *hidden {
 
 // within reports whether path is dir or below it.
 func within(path, dir string) bool {
-	return dir != "" && (path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/"))
+	rest, below := strings.CutPrefix(path, strings.TrimSuffix(dir, "/"))
+	return dir != "" && (path == dir || below && strings.HasPrefix(rest, "/"))
 }
 
 // home gives a private build a home of its own: an overlay on the user's home or, if the machine allows no overlays, an
@@ -243,7 +250,7 @@ func (r *Room) home() error {
 	r.hidden = append(r.hidden, hidden{home, was})
 	// The kernel refuses paths through descriptors here.
 	layers := filepath.Join(r.spec.Dir, filepath.Base(own))
-	options := fmt.Sprintf("lowerdir=%s,upperdir=%s/upper,workdir=%s/work", home, layers, layers)
+	options := "lowerdir=" + home + ",upperdir=" + layers + "/upper,workdir=" + layers + "/work"
 	if os.Geteuid() != 0 {
 		options += ",userxattr" // a user may not set the other attributes
 	}
@@ -254,8 +261,14 @@ func (r *Room) home() error {
 	return nil
 }
 
-// showDir makes the build's directory visible.
-func (r *Room) showDir() error { return r.Show(r.spec.Dir) }
+// showDir makes the build's directory visible. If it is in a hidden home, showAll shows both.
+func (r *Room) showDir() error {
+	home := r.above(r.spec.Home)
+	if r.spec.Level != vmconfig.Private && within(r.spec.Dir, r.spec.Home) && home != nil && home.path != r.spec.Home {
+		return nil
+	}
+	return r.Show(r.spec.Dir)
+}
 
 // showAll makes the parts of hidden directories visible again that the build needs.
 func (r *Room) showAll() error {
@@ -284,19 +297,20 @@ func (r *Room) Show(path string) error {
 	case within(path, r.spec.Dir) && path != r.spec.Dir:
 		return nil // it is a part of the build's directory, which is visible
 	case within(path, r.spec.Base) && path != r.spec.Dir:
-		return fmt.Errorf("%.160q belongs to another build", path)
+		return errors.New(strconv.Quote(path[:min(len(path), 160)]) + " belongs to another build")
 	}
 	source := h.was + strings.TrimPrefix(path, h.path)
-	fi, err := os.Stat(source)
+	var st unix.Stat_t
+	err := unix.Stat(source, &st)
 	switch {
 	case err != nil:
-	case fi.IsDir():
-		err = os.MkdirAll(path, 0o700)
+	case st.Mode&unix.S_IFMT == unix.S_IFDIR:
+		err = mkdirAll(path)
 	default:
-		if err = os.MkdirAll(filepath.Dir(path), 0o700); err == nil {
-			var f *os.File
-			if f, err = os.OpenFile(path, os.O_RDONLY|os.O_CREATE, 0o600); err == nil {
-				err = f.Close()
+		if err = mkdirAll(filepath.Dir(path)); err == nil {
+			var fd int
+			if fd, err = unix.Open(path, unix.O_RDONLY|unix.O_CREAT|unix.O_CLOEXEC, 0o600); err == nil {
+				err = unix.Close(fd)
 			}
 		}
 	}
@@ -304,7 +318,7 @@ func (r *Room) Show(path string) error {
 	if err == nil {
 		target, err = open(path)
 	}
-	if to, _ := os.Readlink(target); err == nil && to != path {
+	if err == nil && readlink(target) != path {
 		err = unix.ELOOP // a link of a job. Without a user namespace, a mount over /etc would deceive setuid programs
 	}
 	if err != nil {
@@ -416,13 +430,13 @@ func at(path string, do func(fd int, name string) error) error {
 	}
 	defer func() { _ = unix.Close(fd) }()
 	name := "/proc/self/fd/" + strconv.Itoa(fd)
-	if is, _ := os.Readlink(name); is != path {
+	if readlink(name) != path {
 		err = unix.ELOOP
 	} else {
 		err = do(fd, name)
 	}
 	if err != nil {
-		return fmt.Errorf("make %s read-only: %w", path, err)
+		return oserr.With("make "+path+" read-only", err)
 	}
 	return nil
 }
@@ -430,7 +444,7 @@ func at(path string, do func(fd int, name string) error) error {
 // mount calls mount(2); its error names the target.
 func mount(source, target, kind string, flags uintptr, data string) error {
 	if err := unix.Mount(source, target, kind, flags, data); err != nil {
-		return fmt.Errorf("mount %s: %w", target, err)
+		return oserr.With("mount "+target, err)
 	}
 	return nil
 }
@@ -444,9 +458,49 @@ func open(path string) (string, error) {
 	return "/proc/self/fd/" + strconv.Itoa(fd), nil
 }
 
+// openDir is open for a directory. real is its path without symbolic links. If there is no directory at path, was is
+// empty.
+func openDir(path string) (was, real string, err error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	switch {
+	case err == nil:
+		was = "/proc/self/fd/" + strconv.Itoa(fd)
+		return was, readlink(was), nil
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission), errors.Is(err, unix.ENOTDIR),
+		errors.Is(err, unix.ELOOP):
+		return "", "", nil
+	default:
+		return "", "", bare("open", path, err)
+	}
+}
+
+// readlink returns the target of the symbolic link at path, or "" if there is none. os.Readlink takes more memory.
+func readlink(path string) string {
+	var target [unix.PathMax]byte
+	n, err := unix.Readlink(path, target[:])
+	if err != nil {
+		return ""
+	}
+	return string(target[:n])
+}
+
+// mkdirAll makes the directory path and those on the way to it, if they are missing.
+func mkdirAll(path string) error {
+	err := unix.Mkdir(path, 0o700)
+	if parent := filepath.Dir(path); errors.Is(err, fs.ErrNotExist) && parent != path {
+		if err = mkdirAll(parent); err == nil {
+			err = unix.Mkdir(path, 0o700)
+		}
+	}
+	if errors.Is(err, fs.ErrExist) {
+		return nil // if it is no directory, nothing can be mounted there
+	}
+	return err
+}
+
 func isDir(path string) bool {
-	fi, err := os.Stat(path)
-	return err == nil && fi.IsDir()
+	var st unix.Stat_t
+	return unix.Stat(path, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR
 }
 
 // bare returns err with path in place of a path through a descriptor.
@@ -454,5 +508,5 @@ func bare(action, path string, err error) error {
 	if inner, ok := errors.AsType[*fs.PathError](err); ok {
 		err = inner.Err
 	}
-	return fmt.Errorf("%s %s: %w", action, path, err)
+	return oserr.With(action+" "+path, err)
 }

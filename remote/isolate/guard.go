@@ -31,25 +31,33 @@ var guarded = []string{
 
 // created are the files that are made if they are missing, by the shell that needs them, with "" for all: otherwise a
 // build could make them.
-var created = []struct{ shell, names string }{
+var created = []struct {
+	shell string
+	names []string
+}{
 	// Debian 12's sshd takes the environment of every command from .pam_environment. The shells of Fedora run commands
 	// in .i18n, and those of Arch in locale.conf. The user's systemd does what is in user-tmpfiles.d and, with podman,
 	// in containers/systemd. A mail server runs the commands in .forward. It ignores an empty one.
-	{"", ".ssh/ .config/systemd/ .config/environment.d/ .local/share/systemd/ .cache/stepmux/ .pam_environment .i18n " +
-		".config/user-tmpfiles.d/ .local/share/user-tmpfiles.d/ .config/containers/systemd/ .forward " +
-		".config/locale.conf"},
+	{"", []string{
+		".ssh/", ".config/systemd/", ".config/environment.d/", ".local/share/systemd/", ".cache/stepmux/",
+		".pam_environment", ".i18n", ".config/user-tmpfiles.d/", ".local/share/user-tmpfiles.d/",
+		".config/containers/systemd/", ".forward", ".config/locale.conf",
+	}},
 	// In .inputrc a key can stand for a command.
-	{"bash", ".bashrc .bashrc.d/ .bash_aliases .bash_completion .bash_login .bash_logout .profile .bash_profile .alias " +
-		".config/bash_completion .local/share/bash-completion/ .inputrc"},
-	{"zsh", ".zshenv .zprofile .zshrc .zlogin .zlogout .zcompdump"}, // Ubuntu's zsh runs .zcompdump
-	{"ksh", ".profile .kshrc"},
-	{"mksh", ".profile .mkshrc"},
-	{"csh", ".cshrc .login .logout"},
-	{"tcsh", ".cshrc .login .logout .tcshrc"},
-	{"sh", ".profile"},
-	{"ash", ".profile"},
-	{"dash", ".profile"},
-	{"fish", ".config/fish/ .local/share/fish/"}, // with vendor_conf.d/ and vendor_functions.d/
+	{"bash", []string{
+		".bashrc", ".bashrc.d/", ".bash_aliases", ".bash_completion", ".bash_login", ".bash_logout", ".profile",
+		".bash_profile", ".alias", ".config/bash_completion", ".local/share/bash-completion/", ".inputrc",
+	}},
+	// Ubuntu's zsh runs .zcompdump.
+	{"zsh", []string{".zshenv", ".zprofile", ".zshrc", ".zlogin", ".zlogout", ".zcompdump"}},
+	{"ksh", []string{".profile", ".kshrc"}},
+	{"mksh", []string{".profile", ".mkshrc"}},
+	{"csh", []string{".cshrc", ".login", ".logout"}},
+	{"tcsh", []string{".cshrc", ".login", ".logout", ".tcshrc"}},
+	{"sh", []string{".profile"}},
+	{"ash", []string{".profile"}},
+	{"dash", []string{".profile"}},
+	{"fish", []string{".config/fish/", ".local/share/fish/"}}, // with vendor_conf.d/ and vendor_functions.d/
 }
 
 // spools have the jobs of cron and at, which run outside the isolation. Without a user namespace, as for a build user,
@@ -81,22 +89,26 @@ func (r *Room) Guard() error {
 	if r.spec.Level == vmconfig.Off {
 		return nil
 	}
-	g := &guard{home: r.spec.Home, dir: r.spec.Dir, pinned: map[string]bool{}, open: map[string]int{}}
+	g := &guard{home: r.spec.Home, dir: r.spec.Dir, pinned: map[string]bool{}}
 	g.slow = g.home == "/" || g.home != "" && filepath.Clean(g.home) != g.home
+	if !g.slow && g.dir != g.home && within(g.dir, g.home) {
+		g.dirInHome = g.dir[len(g.home)+1:]
+	}
 	defer g.close()
 	if home := r.spec.Home; r.spec.Level == vmconfig.Processes && home != "" && home != "/" && isDir(home) {
 		if err := Prepare(home, r.spec.Shell); err != nil {
 			return err
 		}
 		for _, name := range guarded {
-			if err := g.freeze(home + "/" + strings.TrimSuffix(name, "/")); err != nil {
+			if err := g.freezeInHome(strings.TrimSuffix(name, "/")); err != nil {
 				return err
 			}
 		}
 	}
 	for _, path := range slices.Concat(spools, r.spec.ReadOnly) {
 		if within(path, r.spec.Home) && path != r.spec.Home {
-			if err := create(r.spec.Home, path, true, "", map[string]bool{}); err != nil {
+			p := preparation{home: r.spec.Home, at: unix.AT_FDCWD}
+			if err := p.create(path, true, ""); err != nil {
 				return err
 			}
 		}
@@ -109,15 +121,19 @@ func (r *Room) Guard() error {
 
 // Prepare makes the missing files in a home whose user has this login shell, so that no build can make them.
 func Prepare(home, shell string) error {
+	p := preparation{home: home}
+	var err error
+	if p.at, err = unix.Open(home, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+		return bare("open", home, err)
+	}
+	defer func() { _ = unix.Close(p.at) }()
 	shell = filepath.Base(cmp.Or(shell, "bash"))
-	permitted := map[string]bool{}
 	for _, files := range created {
 		if files.shell != "" && files.shell != shell {
 			continue
 		}
-		for _, name := range strings.Fields(files.names) {
-			err := create(home, filepath.Join(home, name), strings.HasSuffix(name, "/"), textOf(name), permitted)
-			if err != nil {
+		for _, name := range files.names {
+			if err := p.create(strings.TrimSuffix(name, "/"), strings.HasSuffix(name, "/"), textOf(name)); err != nil {
 				return err
 			}
 		}
@@ -125,14 +141,25 @@ func Prepare(home, shell string) error {
 	return nil
 }
 
+// preparation makes missing files in a home.
+type preparation struct {
+	home string
+	// at is a descriptor of home: the paths below it are relative to it. With [unix.AT_FDCWD] they are absolute.
+	at        int
+	permitted []string // directories to which our user has all rights
+}
+
 // create makes the file or directory path in home if it is missing. It is no error if the user may not make it: a build
-// may not either. permitted has the directories to which our user has all rights.
-func create(home, path string, dir bool, text string, permitted map[string]bool) error {
-	permit(home, filepath.Dir(path), permitted)
-	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+// may not either.
+func (p *preparation) create(path string, dir bool, text string) error {
+	p.permit(parent(path))
+	var st unix.Stat_t
+	err := unix.Fstatat(p.at, path, &st, unix.AT_SYMLINK_NOFOLLOW)
+	if err == nil || !errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	err := os.MkdirAll(filepath.Dir(path), 0o700)
+	path = p.whole(path)
+	err = os.MkdirAll(filepath.Dir(path), 0o700)
 	switch {
 	case err != nil:
 	case dir:
@@ -151,20 +178,40 @@ func create(home, path string, dir bool, text string, permitted map[string]bool)
 	return bare("make", path, err)
 }
 
+// whole returns the absolute path.
+func (p *preparation) whole(path string) string {
+	if p.at == unix.AT_FDCWD {
+		return path
+	}
+	return p.home + "/" + path
+}
+
+// parent returns the directory that holds path, "" for a name alone.
+func parent(path string) string { return path[:max(strings.LastIndexByte(path, '/'), 0)] }
+
 // permit gives our user all rights to the directory dir and to those on the way to it from home. A job may have taken
 // them; no process could then find the files there until it gives them back.
-func permit(home, dir string, permitted map[string]bool) {
-	if permitted[dir] {
+func (p *preparation) permit(dir string) {
+	if slices.Contains(p.permitted, dir) {
 		return
 	}
-	if dir != home && within(dir, home) {
-		permit(home, filepath.Dir(dir), permitted)
+	if dir != "" && dir != p.home && (p.at != unix.AT_FDCWD || within(dir, p.home)) {
+		p.permit(parent(dir))
 	}
-	fi, err := os.Stat(dir)
-	if err == nil && fi.Mode().Perm()&0o700 != 0o700 {
-		_ = os.Chmod(dir, fi.Mode().Perm()|0o700) // if it fails, and dir is ours, so does a freeze
+	var st unix.Stat_t
+	var err error
+	if dir == "" {
+		err = unix.Fstat(p.at, &st)
+	} else {
+		err = unix.Fstatat(p.at, dir, &st, 0)
 	}
-	permitted[dir] = err == nil
+	if err != nil {
+		return
+	}
+	if st.Mode&0o700 != 0o700 {
+		_ = os.Chmod(p.whole(dir), fs.FileMode(st.Mode&0o777|0o700)) // if it fails, and dir is ours, so does a freeze
+	}
+	p.permitted = append(p.permitted, dir)
 }
 
 // isOurs reports whether the file at path belongs to our user.
@@ -180,21 +227,54 @@ const maxLinks = 40
 // another one put in its place. A mount point cannot be renamed; so a guard pins them.
 type guard struct {
 	home, dir string          // of the Spec
-	pinned    map[string]bool // mount points, by path
-	open      map[string]int  // their descriptors, for directories on the way
+	dirInHome string          // the path of dir in home; empty if it is not below home
+	pinned    map[string]bool // mount points of freezeByFollowing, by path
+	ways      []way           // directories that freezeDirect has pinned
 	slow      bool            // freezeDirect cannot be used: an older kernel, or a filter for system calls
 }
 
+// way is a directory on the way to a file in home.
+type way struct {
+	path string // in home; empty for home itself
+	fd   int    // of its mount; -1 if it was closed
+}
+
 // freeze makes path read-only if it exists.
-func (g *guard) freeze(path string) (err error) {
-	if !g.slow {
-		err := g.freezeDirect(path)
-		if err == nil || errors.Is(err, fs.ErrNotExist) {
+func (g *guard) freeze(path string) error {
+	if path != g.home && within(path, g.home) {
+		if g.freezeQuickly(true, path[len(g.home)+1:]) {
 			return nil
 		}
-		g.slow = errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM)
-		g.close() // what follows may mount over them
+	} else if g.freezeQuickly(false, path) {
+		return nil
 	}
+	return g.freezeSlowly(path)
+}
+
+// freezeInHome makes the file of that name in home read-only if it exists.
+func (g *guard) freezeInHome(name string) error {
+	if g.freezeQuickly(true, name) {
+		return nil
+	}
+	return g.freezeSlowly(g.home + "/" + name)
+}
+
+// freezeQuickly makes a file read-only by freezeDirect, and reports whether nothing is left to do.
+func (g *guard) freezeQuickly(inHome bool, path string) bool {
+	if g.slow {
+		return false
+	}
+	err := g.freezeDirect(inHome, path)
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		return true
+	}
+	g.slow = errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM)
+	g.close() // what follows may mount over them
+	return false
+}
+
+// freezeSlowly makes path read-only, if it exists, by freezeByFollowing.
+func (g *guard) freezeSlowly(path string) (err error) {
 	for range maxTries {
 		err = g.freezeByFollowing(path)
 		if !errors.Is(err, unix.ELOOP) && !errors.Is(err, unix.EINVAL) {
@@ -207,41 +287,49 @@ func (g *guard) freeze(path string) (err error) {
 	return err
 }
 
-// maxTries bounds how often freeze begins again because a job exchanges a file and a link all the time.
+// maxTries bounds how often freezeSlowly begins again because a job exchanges a file and a link all the time.
 const maxTries = 20
 
 // close closes the open directories.
 func (g *guard) close() {
-	for _, fd := range g.open {
-		_ = unix.Close(fd)
+	for i, w := range g.ways {
+		if w.fd >= 0 {
+			_ = unix.Close(w.fd)
+			g.ways[i].fd = -1
+		}
 	}
-	clear(g.open)
 }
 
-// freezeDirect makes a path without symbolic links read-only. If a job puts one in, the error is ELOOP. It is for speed
-// alone: whatever it refuses, freezeByFollowing decides.
-func (g *guard) freezeDirect(path string) error {
-	if within(g.home, path) || within(g.dir, path) || filepath.Clean(path) != path {
+// whole returns the absolute path of a way.
+func (g *guard) whole(way string) string { return strings.TrimSuffix(g.home+"/"+way, "/") }
+
+// isPinned reports whether the absolute path is a mount point of this guard.
+func (g *guard) isPinned(path string) bool {
+	return g.pinned[path] || slices.ContainsFunc(g.ways, func(w way) bool { return path == g.whole(w.path) })
+}
+
+// freezeDirect makes a path without symbolic links read-only; it is one in home if inHome is true. If a job puts a link
+// in, the error is ELOOP. It is for speed alone: whatever it refuses, freezeByFollowing decides.
+func (g *guard) freezeDirect(inHome bool, path string) error {
+	if inHome && within(g.dirInHome, path) || !inHome && (within(g.home, path) || within(g.dir, path)) ||
+		filepath.Clean(path) != path {
 		return unix.EINVAL
 	}
 	at, name := unix.AT_FDCWD, path
-	if within(path, g.home) {
+	if inHome {
 		var err error
-		if at, err = g.pinDirect(at, g.home, g.home); err != nil {
+		if at, err = g.pinDirect(at, g.home, ""); err != nil {
 			return err
 		}
-		way := g.home
-		name = path[len(g.home)+1:]
-		for {
-			first, rest, more := strings.Cut(name, "/")
-			if name = first; !more {
+		for from := 0; ; {
+			i := strings.IndexByte(path[from:], '/')
+			if name = path[from:]; i < 0 {
 				break
 			}
-			way += "/" + first
-			if at, err = g.pinDirect(at, first, way); err != nil {
+			if at, err = g.pinDirect(at, name[:i], path[:from+i]); err != nil {
 				return err
 			}
-			name = rest
+			from += i + 1
 		}
 	}
 	mounted, err := mountOver(at, name, 0, unix.MOUNT_ATTR_RDONLY)
@@ -251,22 +339,34 @@ func (g *guard) freezeDirect(path string) error {
 	return err
 }
 
-// pinDirect pins the directory name in the directory at, whose whole path is way. It returns its descriptor, which
+// pinDirect pins the directory name in the directory at, whose path in home is path. It returns its descriptor, which
 // close closes.
-func (g *guard) pinDirect(at int, name, way string) (fd int, err error) {
-	if fd, ok := g.open[way]; ok {
-		return fd, nil
+func (g *guard) pinDirect(at int, name, path string) (int, error) {
+	for i := range g.ways {
+		w := &g.ways[i]
+		if w.path != path {
+			continue
+		}
+		if w.fd < 0 {
+			fd, err := openDirect(at, name, unix.O_DIRECTORY)
+			if err != nil {
+				return -1, err
+			}
+			w.fd = fd
+		}
+		return w.fd, nil
 	}
-	if g.pinned[way] {
+	var fd int
+	var err error
+	if len(g.pinned) > 0 && g.pinned[g.whole(path)] {
 		fd, err = openDirect(at, name, unix.O_DIRECTORY)
 	} else {
 		fd, err = mountOver(at, name, unix.O_DIRECTORY, 0)
 	}
-	if err != nil {
-		return -1, err
+	if err == nil {
+		g.ways = append(g.ways, way{path, fd})
 	}
-	g.pinned[way], g.open[way] = true, fd
-	return fd, nil
+	return fd, err
 }
 
 // openDirect opens the file name in the directory at, without symbolic links.
@@ -309,7 +409,7 @@ func (g *guard) freezeByFollowing(path string) error {
 	way, err := follow(path, func(next string, link fs.FileInfo, last bool) error {
 		ours := within(next, g.home) || linked && unix.Access(filepath.Dir(next), unix.W_OK) == nil
 		linked = linked || link != nil
-		if !ours || g.pinned[next] || link == nil && last {
+		if !ours || g.isPinned(next) || link == nil && last {
 			return nil
 		}
 		err := pin(next, link != nil)

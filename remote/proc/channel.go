@@ -200,6 +200,15 @@ func sendFiles(control *os.File, m message, text []byte, files ...*os.File) erro
 	return nil
 }
 
+// channel is the init's end of a channel, by its descriptor. An os.File of it would take memory and a goroutine, and
+// each build has an init.
+type channel int
+
+// Write sends a packet.
+func (c channel) Write(packet []byte) (int, error) {
+	return retry(func() (int, error) { return unix.Write(int(c), packet) })
+}
+
 // received is a message with its text and files.
 type received struct {
 	message
@@ -222,10 +231,20 @@ func receive(control int) (r received, err error) {
 		return r, nil
 	}
 	r.files = fds[1:]
-	memory := os.NewFile(uintptr(fds[0]), "command")
-	defer memory.Close()
-	r.text, err = io.ReadAll(io.NewSectionReader(memory, 0, 2*maxCommand))
+	r.text, err = readMemory(fds[0])
+	_ = unix.Close(fds[0])
 	return r, err
+}
+
+// readMemory returns the text of a file in memory, at most 2*maxCommand bytes.
+func readMemory(fd int) ([]byte, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, err
+	}
+	text := make([]byte, min(st.Size, 2*maxCommand))
+	n, err := retry(func() (int, error) { return unix.Pread(fd, text, 0) })
+	return text[:max(n, 0)], err
 }
 
 // receivePacket receives a packet with at most most files. At the channel's end the error is io.EOF.

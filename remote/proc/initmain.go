@@ -3,6 +3,7 @@ package proc
 import (
 	"context"
 	"errors"
+	"io"
 	"math"
 	"os"
 	"os/signal"
@@ -32,9 +33,9 @@ const (
 	initTimeout = 10 * time.Second
 )
 
-// initProcs is for the goroutine that waits for messages, the one that waits for the end of children, and one of those
-// that kill. Each keeps a processor of the Go runtime while it waits, see timerslack.Calm.
-const initProcs = 3
+// initProcs is for the goroutine that waits for messages and the one that waits for the end of children, killProcs also
+// for one of those that kill. Each keeps a processor of the Go runtime while it waits, see timerslack.Calm.
+const initProcs, killProcs = 2, 3
 
 // initArgs are the arguments that make this program an init. The identity of its server follows them. ps shows them.
 var initArgs = []string{"stepmux", "__init"}
@@ -49,9 +50,9 @@ func Main() { isReady.Store(true) }
 // keeper is the state of an init.
 type keeper struct {
 	*reaper
-	control *os.File
+	control io.Writer
 	room    *isolate.Room
-	orphan  *os.File // the directory to remove; nil if there is none
+	orphan  orphanDir
 	// isolated says that this process is the first one of a PID namespace, in which all other processes are the
 	// build's.
 	isolated bool
@@ -77,17 +78,16 @@ func runInit() int {
 	// Of a program that its user cannot read, the kernel gives the files in /proc to root. The server must map our user
 	// by one of them. setUp hides this process again; until then it knows no secret.
 	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 1, 0, 0, 0) // if it fails, so does isolate.MapUser
-	control := os.NewFile(controlFD, "control")
 	// Commands die with the thread that started them, and inherit its capabilities. So everything here runs on the
 	// first thread, which belongs to the init function alone.
-	k := &keeper{reaper: newReaper(), control: control, commands: map[uint32]*held{}}
+	k := &keeper{reaper: newReaper(), control: channel(controlFD), commands: map[uint32]*held{}}
 	k.childless = k.forgetAllLocked
 	m, err := receive(controlFD)
 	if err != nil || m.kind != messageRoom {
 		return 0 // the server is gone
 	}
 	if failed := k.setUp(m.text); failed != nil {
-		failed.report(0).send(control)
+		failed.report(0).send(k.control)
 		return 0
 	}
 	k.sendReady()
@@ -220,7 +220,7 @@ func (k *keeper) take(m received) bool {
 	case messageTerm:
 		k.Signal(h.leader, unix.SIGTERM)
 	case messageKill:
-		go k.killAll(nil, k.descends(h)) // ends with the last of them; this process may end first
+		beside(func() { k.killAll(nil, k.descends(h)) }) // ends with the last of them; this process may end first
 	case messageGroup:
 		r := report{Kind: reportGroup, ID: h.id}
 		if !errors.Is(unix.Kill(-h.leader.pid, 0), unix.ESRCH) {
@@ -231,12 +231,18 @@ func (k *keeper) take(m received) bool {
 		if k.killOnce(k.descends(h)) == 0 {
 			k.forget(h, 0)
 		} else {
-			go k.close(h)
+			beside(func() { k.close(h) })
 		}
 	default:
 		return false
 	}
 	return true
+}
+
+// beside does work that waits while messages are handled. Builds seldom need it, so its processor is taken only then.
+func beside(work func()) {
+	runtime.GOMAXPROCS(killProcs)
+	go work()
 }
 
 // start starts a command and reports the result. It returns false if the message breaks the protocol.

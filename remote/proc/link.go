@@ -53,10 +53,19 @@ var (
 	// errInit is the error of a command whose init ended first.
 	errInit = errors.New("the command's init process ended first")
 	// errStartUnknown is the error of a command that was sent to the init, which ended without a report about it.
-	errStartUnknown = fmt.Errorf("%w; it is not known whether the command had started", errInit)
+	errStartUnknown error = startUnknown{}
 	// errUnreachable is the error of a command that could not be sent to the init. It has not started.
 	errUnreachable = initError{errors.New("the command's init process does not accept commands: it has ended or hangs")}
 )
+
+// startUnknown is the type of errStartUnknown.
+type startUnknown struct{}
+
+func (startUnknown) Error() string {
+	return errInit.Error() + "; it is not known whether the command had started"
+}
+
+func (startUnknown) Unwrap() error { return errInit }
 
 // errUnkillable is the error of an init that could not end all of its processes, or did not end. The number of the
 // processes stands before it, if it is known.
@@ -157,7 +166,6 @@ func fork(level vmconfig.Level, as *syscall.Credential, keep *os.File, group gro
 	}
 	attr := &os.ProcAttr{
 		Dir:   "/",
-		Env:   []string{"GOMAXPROCS=1"}, // it only waits; more threads would only wake each other
 		Files: []*os.File{null, null, null, theirs}, Sys: sys,
 	}
 	if fd, err := unix.MemfdCreate("crash", unix.MFD_CLOEXEC); err == nil {

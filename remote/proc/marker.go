@@ -3,7 +3,6 @@ package proc
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"os"
 	"strconv"
 	"strings"
@@ -55,7 +54,9 @@ type identity struct {
 }
 
 // String is the inverse of parseIdentity.
-func (i identity) String() string { return fmt.Sprintf("%s:%d:%d", i.space, i.pid, i.start) }
+func (i identity) String() string {
+	return i.space + ":" + strconv.Itoa(i.pid) + ":" + strconv.FormatUint(i.start, 10)
+}
 
 func parseIdentity(text string) (identity, bool) {
 	fields := strings.Split(text, ":")
@@ -82,7 +83,8 @@ var self = sync.OnceValue(func() identity {
 		return identity{}
 	}
 	_ = unix.Stat("/proc/self/ns/time", &clock) // fails before Linux 5.6
-	return identity{space: fmt.Sprintf("%d.%d", space.Ino, clock.Ino), pid: pid, start: us.start}
+	name := strconv.FormatUint(space.Ino, 10) + "." + strconv.FormatUint(clock.Ino, 10)
+	return identity{space: name, pid: pid, start: us.start}
 })
 
 // dead reports whether the process has certainly ended.

@@ -2,7 +2,6 @@ package proc
 
 import (
 	"context"
-	"fmt"
 	"math/rand/v2"
 	"os"
 	"path"
@@ -12,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/filelock"
+	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/rmtree"
 )
@@ -25,37 +25,45 @@ const (
 	removalTimeout = 10 * time.Minute
 )
 
-// openOrphan opens the orphan directory path, which must be ours. An open directory stays the same one even if another
-// is put at its path. It returns nil if path is empty.
-func openOrphan(path string) (*os.File, *failure) {
+// orphanDir is an open orphan directory. An open directory stays the same one even if another is put at its path. If
+// path is empty, there is none.
+type orphanDir struct {
+	fd   int
+	path string
+}
+
+// openOrphan opens the orphan directory path, which must be ours.
+func openOrphan(path string) (dir orphanDir, failed *failure) {
 	if path == "" {
-		return nil, nil
+		return dir, nil
 	}
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, orphanFailure(path, err)
+		return dir, orphanFailure(path, err)
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
-		return nil, orphanFailure(path, err)
+		return dir, orphanFailure(path, err)
 	}
 	if int(st.Uid) != os.Geteuid() {
-		return nil, orphanFailure(path, unix.EPERM)
+		return dir, orphanFailure(path, unix.EPERM)
 	}
-	return os.NewFile(uintptr(fd), path), nil
+	return orphanDir{fd, path}, nil
 }
 
 func orphanFailure(path string, err error) *failure {
-	return fail(stageOrphan, fmt.Errorf("open orphan directory %q: %w", path, err))
+	return fail(stageOrphan, oserr.With("open orphan directory "+strconv.Quote(path), err))
 }
 
-// removeOrphan removes the directory, even if a job has moved it, unless another process has locked it. It does nothing
-// for nil. If a part of it resists, that part stays under a name that says it is being removed. When ctx ends, it stops
-// at the next entry.
-func removeOrphan(ctx context.Context, dir *os.File) {
-	if dir == nil {
+// removeOrphan removes the directory, even if a job has moved it, unless another process has locked it, and closes it.
+// If a part of it resists, that part stays under a name that says it is being removed. When ctx ends, it stops at the
+// next entry.
+func removeOrphan(ctx context.Context, orphan orphanDir) {
+	if orphan.path == "" {
 		return
 	}
+	dir := os.NewFile(uintptr(orphan.fd), orphan.path)
+	defer dir.Close()
 	trying, cancel := context.WithTimeout(ctx, orphanTimeout)
 	defer cancel()
 	if pause.Until(trying, func() (bool, error) { return filelock.Try(dir) == nil, nil }) != nil {

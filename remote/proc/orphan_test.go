@@ -239,10 +239,9 @@ func TestOrphanDirectoryIsRemovedAlsoWhereDirectoriesWereClosed(t *testing.T) {
 	dir, keep := orphanTree(t)
 	o, failed := openOrphan(dir)
 	require.Nil(t, failed)
-	defer o.Close()
 	removeOrphan(t.Context(), o)
 	requireRemoved(t, dir, keep)
-	removeOrphan(t.Context(), nil) // there was none to begin with
+	removeOrphan(t.Context(), orphanDir{}) // there was none to begin with
 }
 
 // Symptom: an init removed a directory that a job had moved without any bound of time.
@@ -252,14 +251,16 @@ func TestRemovalOfAnOrphanDirectoryEndsWithItsContext(t *testing.T) {
 			dir, _ := orphanTree(t)
 			o, failed := openOrphan(dir)
 			require.Nil(t, failed)
-			defer o.Close()
+			open, err := os.Open(dir)
+			require.NoError(t, err)
+			defer open.Close()
 			if moved {
 				require.NoError(t, os.Rename(dir, dir+"-moved"))
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel()
 			removeOrphan(ctx, o)
-			left, err := o.ReadDir(-1)
+			left, err := open.ReadDir(-1)
 			require.NoError(t, err)
 			require.NotEmpty(t, left)
 		})

@@ -7,6 +7,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/bigstack"
 	"github.com/stepmux/stepmux/internal/pause"
 
 	"golang.org/x/sys/unix"
@@ -102,6 +103,7 @@ func (r *reaper) reapAll() {
 	}
 	r.reaping = true
 	go func() {
+		bigstack.Grow()
 		for {
 			// This wait does not reap: the lock must be held to reap, and cannot be held during the wait.
 			switch err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOWAIT, nil); {
@@ -231,9 +233,13 @@ func (r *reaper) Stop(c *Child, grace time.Duration) (alone bool) {
 // KillAll kills all descendants of this process, except for the children that it had first. It returns how many are
 // left after 5 s: some cannot be killed.
 func (r *reaper) KillAll() (left int) {
+	all := func(pid int) bool { return !r.before[pid] }
+	if r.killOnce(all) == 0 { // mostly; a timer takes memory
+		return 0
+	}
 	timer := time.NewTimer(killTimeout)
 	defer timer.Stop()
-	return r.killAll(timer.C, func(pid int) bool { return !r.before[pid] })
+	return r.killAll(timer.C, all)
 }
 
 // killAll kills and reaps the children for which among is true, until all of them are gone or the deadline. It returns

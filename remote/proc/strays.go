@@ -27,6 +27,10 @@ var adoptStrays = sync.OnceFunc(func() { _ = unix.Prctl(unix.PR_SET_CHILD_SUBREA
 // initProgram is the program of an init. Tests replace it.
 var initProgram = "/proc/self/exe"
 
+// initEnv is for the Go runtime of an init. It only waits: more threads would only wake each other. At its start the
+// runtime would make a profile of its own memory.
+var initEnv = []string{"GOMAXPROCS=1", "GODEBUG=memprofilerate=0,profstackdepth=0"}
+
 // slackVar is the environment variable of an init with the timer slack that its commands get, in nanoseconds.
 const slackVar = "STEPMUX_TIMER_SLACK"
 
@@ -36,7 +40,7 @@ func startInit(l *link, attr *os.ProcAttr) error {
 	inits.mu.Lock()
 	defer inits.mu.Unlock()
 	err := timerslack.Calm(func(slack int) (err error) {
-		attr.Env = append(attr.Env, slackVar+"="+strconv.Itoa(slack))
+		attr.Env = append(slices.Clone(initEnv), slackVar+"="+strconv.Itoa(slack))
 		l.init, err = os.StartProcess(initProgram, append(slices.Clone(initArgs), self().String()), attr)
 		return err
 	})
