@@ -207,7 +207,9 @@ var allowed = map[string][]string{
 		"pipeline", "internal/plural", "internal/yamltree", "remote/step/lang", "remote/api/**",
 	},
 	"internal/standalone/whole": {
-		"internal/standalone", "pipeline", "remote/archive", "internal/rmtree", "remote/step/lang",
+		"internal/standalone", "pipeline", "remote/archive", "internal/rmtree", "internal/boundedfile", "internal/filelock",
+		"remote/jobcache",
+		"remote/transfer", "remote/step/lang", "remote/step/engine",
 	},
 	"internal/standalone/gitlabpipeline": {
 		"internal/standalone", "internal/standalone/gitlabci", "internal/standalone/whole", "internal/boundedfile",

@@ -59,12 +59,3 @@ func (p *Pipeline) Child(i int) *Pipeline {
 	}
 	return nil
 }
-
-// IsWhole reports whether src is a .gitlab-ci.yml with several jobs.
-func IsWhole(src Source) bool {
-	if src.Format != GitLabCI {
-		return false
-	}
-	file, err := openGitLabCI(src)
-	return err == nil && len(file.Jobs()) > 1
-}

@@ -30,8 +30,9 @@ type Job struct {
 	// Container has the keys image and services of the job, in YAML, with their variables replaced. It is empty if the
 	// job has neither.
 	Container []byte
-	// Artifacts describes the files that a job of a pipeline gives to others.
+	// Artifacts describes the files that a job of a pipeline gives to others, and Caches those that it keeps.
 	Artifacts Artifacts
+	Caches    []Cache
 	// inProject are the variables whose values contain a path of the project, which is not known before the job runs.
 	inProject []Variable
 	// Notices are lines about keys that have no effect here.
@@ -62,7 +63,8 @@ var (
 
 // ofPipelines are those of ignored that have an effect in a pipeline.
 var ofPipelines = []string{
-	"allow_failure", "artifacts", "dependencies", "needs", "resource_group", "retry", "start_in", "timeout", "when",
+	"allow_failure", "artifacts", "cache", "dependencies", "needs", "resource_group", "retry", "start_in", "timeout",
+	"when",
 }
 
 // defaultStage is the stage of a job that does not name one.
@@ -120,6 +122,7 @@ func (f *File) finish(d *draft, job *Job) (*Job, error) {
 	job.Container = d.container(job)
 	if d.planned {
 		d.readArtifacts(job)
+		d.readCaches(job)
 	}
 	d.warnOfKeys()
 	job.Notices = d.allNotices()

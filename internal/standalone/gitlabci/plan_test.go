@@ -201,7 +201,7 @@ j:
 	require.Equal(t, []any{"run of main", 90 * time.Minute, "on_success"},
 		[]any{p.Name, p.Jobs[0].Timeout, p.Jobs[0].When})
 	require.Equal(t, []string{
-		"not done here, but by a server or runner: cache, environment",
+		"not done here, but by a server or runner: environment",
 		"artifacts not done here, but by a server: reports:sast",
 	}, j.Notices)
 }

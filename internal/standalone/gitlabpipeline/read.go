@@ -26,7 +26,8 @@ func convert(p *standalone.Pipeline) *whole.Pipeline {
 	to := &whole.Pipeline{Name: p.Name, Graph: p.Graph, Out: p.Out}
 	for i, j := range p.Jobs {
 		job := &whole.Job{
-			Name: j.Name, Base: j.Base, Stage: j.Stage, When: j.When, Timeout: j.Timeout, Notices: j.Notices,
+			Name: j.Name, Base: j.Base, Stage: j.Stage, When: j.When, Timeout: j.Timeout, Lock: j.ResourceGroup,
+			Notices:  j.Notices,
 			Warnings: standalone.Problems(j.Warnings),
 			Prepare:  func(before []whole.Before) (*whole.Prepared, error) { return prepare(p, i, before) },
 		}
@@ -54,9 +55,16 @@ func prepare(p *standalone.Pipeline, i int, before []whole.Before) (*whole.Prepa
 	if err != nil {
 		return nil, err
 	}
+	var caches []whole.Cache
+	for _, c := range compiled.Caches {
+		caches = append(caches, whole.Cache{
+			Key: c.Key, Files: c.Files, Fallback: c.Fallback, Paths: c.Paths, Untracked: c.Untracked,
+			When: whole.When(c.When), Pull: c.Pull, Push: c.Push,
+		})
+	}
 	a := compiled.Artifacts
 	return &whole.Prepared{
-		Job: job,
+		Job: job, Caches: caches, Tests: a.JUnit,
 		Artifacts: whole.Artifacts{
 			Paths: a.Paths, Exclude: a.Exclude, Untracked: a.Untracked, When: whole.When(a.When),
 		},

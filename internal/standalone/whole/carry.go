@@ -58,8 +58,23 @@ func exitCode(report *standalone.Report) int {
 
 // Carry carries out an attempt of a job.
 func (c *carrier) Carry(ctx context.Context, node, _ int) pipeline.Result {
-	if c.pipeline.Jobs[node].Trigger != nil {
+	job := c.pipeline.Jobs[node]
+	if k, ok := c.store.find(c.name(node)); ok {
+		result := &c.done[node]
+		if result.values, result.resumed = k.Values, true; k.Archive != "" {
+			result.archive = c.store.path(k.Archive)
+		}
+		return pipeline.Result{}
+	}
+	if job.Trigger != nil {
 		return c.start(ctx, node)
+	}
+	if job.Lock != "" {
+		unlock, err := c.lock(ctx, job.Lock, c.teller(node))
+		if err != nil {
+			return c.ended(ctx, node, nil, err)
+		}
+		defer unlock()
 	}
 	select {
 	case c.slots <- struct{}{}:
@@ -68,6 +83,11 @@ func (c *carrier) Carry(ctx context.Context, node, _ int) pipeline.Result {
 	}
 	defer func() { <-c.slots }()
 	report, err := c.carry(ctx, node)
+	return c.ended(ctx, node, report, err)
+}
+
+// ended returns the result of an attempt. err says that this machine could not carry it out.
+func (c *carrier) ended(ctx context.Context, node int, report *standalone.Report, err error) pipeline.Result {
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return pipeline.Result{Err: context.Cause(ctx)}
@@ -75,6 +95,12 @@ func (c *carrier) Carry(ctx context.Context, node, _ int) pipeline.Result {
 		c.system(fmt.Errorf("job %.64q: %w", c.name(node), err))
 		return pipeline.Result{Err: err, ExitCode: exitSystem, Reason: reasons[standalone.System]}
 	case report.Status == Success:
+		made := &c.done[node] // its state belongs to the scheduler
+		k := kept{Name: c.name(node), Values: made.values}
+		if made.archive != "" {
+			k.Archive = filepath.Base(made.archive)
+		}
+		c.store.keep(k)
 		return pipeline.Result{}
 	}
 	return pipeline.Result{
@@ -86,14 +112,23 @@ func (c *carrier) Carry(ctx context.Context, node, _ int) pipeline.Result {
 func (c *carrier) start(ctx context.Context, node int) pipeline.Result {
 	trigger := c.pipeline.Jobs[node].Trigger
 	run := func(ctx context.Context) pipeline.Result {
-		report, err := c.run(ctx, trigger.Child, c.name(node)+" / ")
+		if len(trigger.Child.Jobs) == 0 {
+			c.teller(node)("the child pipeline has no job")
+			return pipeline.Result{Err: errJob, ExitCode: 1}
+		}
+		report, err := c.run(ctx, trigger.Child, c.name(node)+separator)
 		if err != nil {
 			c.system(err)
 			return pipeline.Result{Err: err, ExitCode: exitSystem, Reason: reasons[standalone.System]}
 		}
-		c.Say(fmt.Sprintf("%s: child pipeline: %s", c.name(node), report.Status))
+		c.mu.Lock()
+		c.reports[c.name(node)] = report
+		c.mu.Unlock()
 		if report.Status != Success {
 			return pipeline.Result{Err: errJob, ExitCode: report.ExitCode}
+		}
+		if report.isComplete() {
+			c.store.keep(kept{Name: c.name(node)})
 		}
 		return pipeline.Result{}
 	}
@@ -113,9 +148,6 @@ func (c *carrier) start(ctx context.Context, node int) pipeline.Result {
 
 func (c *carrier) name(node int) string { return c.prefix + c.pipeline.Jobs[node].Name }
 
-// Say says a line about a job.
-func (c *carrier) Say(line string) { c.cfg.Say(line) }
-
 // carry runs a job in a directory of its own.
 func (c *carrier) carry(ctx context.Context, node int) (report *standalone.Report, err error) {
 	dir, err := c.newDir()
@@ -123,11 +155,11 @@ func (c *carrier) carry(ctx context.Context, node int) (report *standalone.Repor
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, rmtree.Remove(dir)) }()
-	if err := c.fill(ctx, node, dir); err != nil {
-		return nil, err
-	}
 	job, err := c.pipeline.Jobs[node].Prepare(c.before(node))
 	if err != nil {
+		return nil, err
+	}
+	if err := c.fill(ctx, node, dir, job); err != nil {
 		return nil, err
 	}
 	cfg := c.cfg.Config
@@ -138,10 +170,23 @@ func (c *carrier) carry(ctx context.Context, node int) (report *standalone.Repor
 	stdout, stderr, end := c.cfg.Output(c.name(node))
 	defer end()
 	cfg.Stdout, cfg.Stderr, cfg.Observe = stdout, stderr, nil
-	if report, err = standalone.Run(ctx, c.abort, job.Job, cfg); err != nil {
+	report, err = standalone.Run(ctx, c.abort, job.Job, cfg)
+	if err == nil && ctx.Err() != nil { // also a job that has just succeeded: its artifacts are not taken any more
+		err = context.Cause(ctx)
+	}
+	if err != nil {
 		return report, err
 	}
-	return report, c.take(context.WithoutCancel(ctx), node, dir, job, report)
+	if c.cfg.WithTests {
+		tell := func(text string) { c.teller(node)("tests: " + text) }
+		if err := c.tests.add(ctx, c.name(node), dir, job.Tests, tell); err != nil {
+			return report, err
+		}
+	}
+	if err := c.save(ctx, dir, job, report, c.teller(node)); err != nil {
+		return report, err
+	}
+	return report, c.take(ctx, node, dir, job, report)
 }
 
 // before returns the jobs from which a job gets values.
@@ -153,10 +198,18 @@ func (c *carrier) before(node int) (all []Before) {
 	return all
 }
 
-// fill puts the files of the project and the artifacts of other jobs into the directory of a job.
-func (c *carrier) fill(ctx context.Context, node int, dir string) error {
+// teller returns a function that says lines about a job.
+func (c *carrier) teller(node int) func(string) {
+	return func(text string) { c.cfg.Say(c.name(node) + ": " + text) }
+}
+
+// fill puts the files of the project, the caches and the artifacts of other jobs into the directory of a job.
+func (c *carrier) fill(ctx context.Context, node int, dir string, job *Prepared) error {
 	if err := unpack(ctx, c.project, dir); err != nil {
 		return fmt.Errorf("unpack the project: %w", err)
+	}
+	if err := c.restore(ctx, dir, job.Caches, c.teller(node)); err != nil {
+		return err
 	}
 	for from := range c.plan.Sources(node, pipeline.Files) {
 		if name := c.done[from].archive; name != "" {
@@ -166,6 +219,15 @@ func (c *carrier) fill(ctx context.Context, node int, dir string) error {
 		}
 	}
 	return nil
+}
+
+// archiveOf returns the path for the artifacts of a job.
+func (c *carrier) archiveOf(node int) string {
+	name := nameOf(c.name(node)) + ".artifacts"
+	if c.store != nil {
+		return c.store.path(name)
+	}
+	return filepath.Join(c.dir, name)
 }
 
 // unpack unpacks an archive.
@@ -181,7 +243,7 @@ func unpack(ctx context.Context, name, dir string) error {
 
 // take keeps the artifacts and the values of a job that has ended.
 func (c *carrier) take(ctx context.Context, node int, dir string, job *Prepared, report *standalone.Report) error {
-	tell := func(text string) { c.Say(c.name(node) + ": artifacts: " + text) }
+	tell := func(text string) { c.teller(node)("artifacts: " + text) }
 	result := &c.done[node]
 	result.archive, result.values = "", nil // of an earlier attempt
 	if job.Values != nil {
@@ -194,19 +256,16 @@ func (c *carrier) take(ctx context.Context, node int, dir string, job *Prepared,
 	if len(a.Paths) == 0 && !a.Untracked || !a.When.holds(report) {
 		return nil
 	}
-	if a.Untracked {
-		tell("untracked is not known here: the job has no git repository")
-	}
-	found, err := archive.Find(ctx, archive.Selection{
-		Dir: dir, Paths: a.Paths, Exclude: a.Exclude, OnlyInside: true, Info: func(string) {}, Warn: tell,
-	})
+	selection := c.selection(dir, a.Paths, a.Untracked, tell)
+	selection.Exclude, selection.OnlyInside = a.Exclude, true
+	found, err := archive.Find(ctx, selection)
 	if err != nil {
 		return err
 	}
 	defer found.Close()
-	name := filepath.Join(c.dir, filepath.Base(dir)+".artifacts")
+	name := c.archiveOf(node)
 	err = archive.Replace(name, func(to *os.File) error {
-		return found.Write(ctx, to, archive.TarZstd, "fastest")
+		return found.Write(ctx, to, archive.TarZstd, level)
 	})
 	if err != nil {
 		return fmt.Errorf("keep the artifacts: %w", err)

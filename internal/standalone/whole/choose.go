@@ -23,7 +23,12 @@ type Choice struct {
 
 // Choose leaves out the jobs that are not chosen. Those that need them do not wait for them. An error names a job or a
 // stage that the pipeline does not have, or a job of Manual that is not manual.
-func (p *Pipeline) Choose(c Choice) error {
+func (p *Pipeline) Choose(c Choice) (err error) {
+	if p.original == "" {
+		if p.original, err = p.digest(); err != nil {
+			return err
+		}
+	}
 	keep := make([]bool, len(p.Jobs))
 	for i, j := range p.Jobs {
 		keep[i] = len(c.Stages) == 0 || slices.Contains(c.Stages, j.Stage)

@@ -18,6 +18,8 @@ type Pipeline struct {
 	Left []Left
 	// Out names the part of the text by which there is no pipeline: then it has no jobs. Otherwise it is empty.
 	Out string
+
+	original string // the digest of the pipeline before a choice
 }
 
 // Job is a job of a pipeline.
@@ -27,6 +29,9 @@ type Job struct {
 	// Stage is the name of the job's stage. When is the language's word for the condition under which the job runs. Both
 	// are for people; the graph decides.
 	Stage, When string
+	// Lock, if not empty, is the name of a lock: of all jobs of the project on this machine that have it, one runs at a
+	// time.
+	Lock string
 	// Timeout bounds an attempt of the job. Zero if the job has none.
 	Timeout time.Duration
 	// Notices are about parts of the job that have no effect, and Warnings about scripts and values that may not mean
@@ -58,8 +63,11 @@ type Before struct {
 // Prepared is a job that can run.
 type Prepared struct {
 	*standalone.Job
-	// Artifacts describes the files that the job gives to others.
+	// Artifacts describes the files that the job gives to others, and Caches those that it keeps on this machine.
 	Artifacts Artifacts
+	Caches    []Cache
+	// Tests are patterns of reports of tests, in the form of JUnit. They are read whatever the outcome of the job.
+	Tests []string
 	// Values returns the values that the job gives to others, whatever its outcome. dir has its files. An error is shown,
 	// and does not change the outcome. May be nil.
 	Values func(dir string, report *standalone.Report) (map[string]string, error)
