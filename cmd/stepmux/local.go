@@ -34,14 +34,15 @@ without any isolation. FILE may be - for standard input.
 
 A .gitlab-ci.yml runs as a whole pipeline, unless --job-name chooses a job: the jobs that its rules put into the
 pipeline, by stages and needs. Each job runs in a new directory with the files of the project that git does not ignore,
-and the artifacts and caches that the file gives it. Only --manual runs manual jobs. Delayed jobs start at once, without
---wait-delayed. The summary says why a job did not run. --resume goes on after a failure. The exit code is that of the
-first job that failed.
+and the artifacts and caches that the file gives it. Only --manual runs manual jobs. Delayed jobs start at once,
+without --wait-delayed. The summary says why a job did not run. --resume goes on after a failure. The exit code is that
+of the first job that failed.
 
-With --job-name one job runs in the current directory. A .gitlab-ci.yml may use include: local, extends, !reference, default, variables, rules and parallel. One of several
-parallel builds runs: --job-name "test 2/5", or "test: [linux]" of a matrix. Keys for a server or a runner, such as
-image, artifacts and cache, are ignored, and a note names them. So are includes from elsewhere, unless --includes names
-a directory with their files. In a git checkout, the variables CI_COMMIT_* describe its commit.
+With --job-name one job runs in the current directory. A .gitlab-ci.yml may use include: local, extends, !reference,
+default, variables, rules and parallel. One of several parallel builds runs: --job-name "test 2/5", or "test: [linux]"
+of a matrix. Keys for a server or a runner, such as image, artifacts and cache, are ignored, and a note names them. So
+are includes from elsewhere, unless --includes names a directory with their files. In a git checkout, the variables
+CI_COMMIT_* describe its commit.
 
 One job of a GitHub Actions workflow runs (--format github): its steps, with composite, node and docker actions.
 Variables that are masked (--mask) are its secrets, the others its vars; GITHUB_TOKEN is its token. Services, containers

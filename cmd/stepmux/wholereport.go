@@ -108,7 +108,8 @@ func (v *stageView) lines(rows int) []string {
 			if i == 0 {
 				separator = "  "
 			}
-			line += fmt.Sprintf("%s%s (%v)", separator, termtext.Cut(termtext.Line(job), 40), time.Since(v.starts[job]).Round(time.Second))
+			took := time.Since(v.starts[job]).Round(time.Second)
+			line += fmt.Sprintf("%s%s (%v)", separator, termtext.Cut(termtext.Line(job), 40), took)
 		}
 		lines = append(lines, line)
 	}

@@ -36,11 +36,7 @@ func ReadPipeline(src Source) (*Pipeline, error) {
 // Compile returns a job of the pipeline, and its form in the language of a .gitlab-ci.yml. values are variables that
 // earlier jobs have reported.
 func (p *Pipeline) Compile(i int, values map[string]string) (*Job, *gitlabci.Job, error) {
-	var list []gitlabci.Variable
-	for _, name := range slices.Sorted(maps.Keys(values)) {
-		list = append(list, gitlabci.Variable{Name: name, Value: values[name]})
-	}
-	compiled, err := p.Job(i, list)
+	compiled, err := p.Job(i, variables(values))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -50,6 +46,24 @@ func (p *Pipeline) Compile(i int, values map[string]string) (*Job, *gitlabci.Job
 	}
 	j.complete(p.src)
 	return j, compiled, nil
+}
+
+func variables(values map[string]string) (list []gitlabci.Variable) {
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		list = append(list, gitlabci.Variable{Name: name, Value: values[name]})
+	}
+	return list
+}
+
+// MadeChild returns the child pipeline that a job starts, of files that other jobs have made.
+func (p *Pipeline) MadeChild(
+	i int, values map[string]string, artifact gitlabci.ReadArtifact,
+) (*Pipeline, error) {
+	child, err := p.Made(i, variables(values), artifact)
+	if err != nil {
+		return nil, err
+	}
+	return &Pipeline{child, p.src}, nil
 }
 
 // Child returns the child pipeline that a job starts, or nil.

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"go.yaml.in/yaml/v4"
 
@@ -41,8 +42,9 @@ type Config struct {
 	// Colours says that the commands of a script are shown in colours before they run.
 	Colours bool
 
-	depth   int  // of a child pipeline
-	planned *int // how many jobs a pipeline and its children have
+	depth    int           // of a child pipeline
+	planned  *atomic.Int64 // how many jobs a pipeline and its children have
+	artifact ReadArtifact  // for include: artifact; nil before the jobs have run
 }
 
 // File is a .gitlab-ci.yml with all its includes. It is not safe for concurrent use.

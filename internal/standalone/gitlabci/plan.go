@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.yaml.in/yaml/v4"
@@ -67,7 +68,7 @@ func (f *File) Pipeline() (*Pipeline, error) {
 	}
 	p := &Pipeline{file: f}
 	if f.cfg.depth == 0 {
-		f.cfg.planned = new(int)
+		f.cfg.planned = new(atomic.Int64)
 	}
 	if p.Out = f.outByWorkflow(p); p.Out != "" || f.tree.Err != nil {
 		return p, f.tree.Err
@@ -127,7 +128,7 @@ func (p *Pipeline) add(d *draft, s share, stages []string) error {
 		p.Left = append(p.Left, Left{s.name, d.name, stage, d.ruling.out})
 		return t.Err
 	}
-	if *p.file.cfg.planned++; *p.file.cfg.planned > pipeline.MaxNodes {
+	if p.file.cfg.planned.Add(1) > pipeline.MaxNodes {
 		return t.Errorf(d.at, "the pipeline and its children have more than %d jobs; split the file", pipeline.MaxNodes)
 	}
 	planned := &Planned{Name: s.name, Base: d.name, Stage: stage, draft: d}

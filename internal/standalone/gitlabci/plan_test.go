@@ -2,6 +2,7 @@ package gitlabci
 
 import (
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -258,7 +259,15 @@ plain: {trigger: {include: child.yml, forward: {yaml_variables: false}}}
 	require.NoError(t, err)
 	require.Equal(t, "echo y", script(j))
 	require.Equal(t, `project "group/project"`, p.Jobs[1].Trigger.Other)
-	require.Equal(t, "a file that another job makes (include: artifact)", p.Jobs[2].Trigger.Other)
+	require.True(t, p.Jobs[2].Trigger.Made)
+	made, err := p.Made(2, []Variable{{"SAID", "b"}}, func(job, path string) ([]byte, error) {
+		require.Equal(t, []string{"t", "x.yml"}, []string{job, path})
+		return []byte("m: {script: ['echo made'], rules: [{if: $TOP}]}\n"), nil
+	})
+	require.NoError(t, err)
+	require.Equal(t, "m", made.Jobs[0].Name)
+	_, err = p.Made(2, nil, func(string, string) ([]byte, error) { return nil, fs.ErrNotExist })
+	require.ErrorContains(t, err, `include: read "x.yml": file does not exist`)
 	require.Empty(t, p.Jobs[3].Trigger.Child.Jobs)
 	require.Equal(t, []Left{{"c", "c", "test", "rules"}}, p.Jobs[3].Trigger.Child.Left)
 	require.True(t, p.Graph.Nodes[0].Free)

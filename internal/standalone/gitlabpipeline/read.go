@@ -36,6 +36,15 @@ func convert(p *standalone.Pipeline) *whole.Pipeline {
 			if child := p.Child(i); child != nil {
 				job.Trigger.Child = convert(child)
 			}
+			if t.Made {
+				job.Trigger.Read = func(before []whole.Before, artifact whole.ReadArtifact) (*whole.Pipeline, error) {
+					child, err := p.MadeChild(i, valuesOf(before), gitlabci.ReadArtifact(artifact))
+					if err != nil {
+						return nil, err
+					}
+					return convert(child), nil
+				}
+			}
 		}
 		to.Jobs = append(to.Jobs, job)
 	}
@@ -45,13 +54,18 @@ func convert(p *standalone.Pipeline) *whole.Pipeline {
 	return to
 }
 
-// prepare compiles a job. Of two variables that jobs have reported, that of the later job counts.
-func prepare(p *standalone.Pipeline, i int, before []whole.Before) (*whole.Prepared, error) {
+// valuesOf returns the variables that jobs have reported. Of two of one name, that of the later job counts.
+func valuesOf(before []whole.Before) map[string]string {
 	values := map[string]string{}
 	for _, b := range before {
 		maps.Copy(values, b.Values)
 	}
-	job, compiled, err := p.Compile(i, values)
+	return values
+}
+
+// prepare compiles a job.
+func prepare(p *standalone.Pipeline, i int, before []whole.Before) (*whole.Prepared, error) {
+	job, compiled, err := p.Compile(i, valuesOf(before))
 	if err != nil {
 		return nil, err
 	}

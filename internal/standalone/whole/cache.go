@@ -114,7 +114,9 @@ func (c *Cache) name(ctx context.Context, dir string) error {
 }
 
 // save saves the caches of a job that has ended. One that cannot be saved is told.
-func (r *runner) save(ctx context.Context, dir string, job *Prepared, report *standalone.Report, tell func(string)) error {
+func (r *runner) save(
+	ctx context.Context, dir string, job *Prepared, report *standalone.Report, tell func(string),
+) error {
 	if r.cfg.CachesDir == "" {
 		return nil
 	}

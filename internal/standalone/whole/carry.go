@@ -9,10 +9,12 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/boundedfile"
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/pipeline"
 	"github.com/stepmux/stepmux/remote/archive"
+	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
 // carrier carries out the jobs of one pipeline.
@@ -111,12 +113,23 @@ func (c *carrier) ended(ctx context.Context, node int, report *standalone.Report
 // start runs a child pipeline. A job that does not depend on it has succeeded at once.
 func (c *carrier) start(ctx context.Context, node int) pipeline.Result {
 	trigger := c.pipeline.Jobs[node].Trigger
-	run := func(ctx context.Context) pipeline.Result {
-		if len(trigger.Child.Jobs) == 0 {
-			c.teller(node)("the child pipeline has no job")
-			return pipeline.Result{Err: errJob, ExitCode: 1}
+	child := trigger.Child
+	if trigger.Read != nil {
+		var err error
+		if child, err = trigger.Read(c.before(node), c.artifactFor(ctx, node)); err == nil {
+			err = Check(child)
 		}
-		report, err := c.run(ctx, trigger.Child, c.name(node)+separator)
+		if err != nil {
+			c.teller(node)(err.Error())
+			return pipeline.Result{Err: err, ExitCode: 1}
+		}
+	}
+	if len(child.Jobs) == 0 {
+		c.teller(node)("the child pipeline has no job")
+		return pipeline.Result{Err: errJob, ExitCode: 1}
+	}
+	run := func(ctx context.Context) pipeline.Result {
+		report, err := c.run(ctx, child, c.name(node)+separator)
 		if err != nil {
 			c.system(err)
 			return pipeline.Result{Err: err, ExitCode: exitSystem, Reason: reasons[standalone.System]}
@@ -196,6 +209,40 @@ func (c *carrier) before(node int) (all []Before) {
 		all = append(all, Before{job.Name, job.Base, c.done[from].state, c.done[from].values})
 	}
 	return all
+}
+
+// artifactFor returns a function that reads artifacts of the jobs that a job waits for.
+func (c *carrier) artifactFor(ctx context.Context, node int) ReadArtifact {
+	return func(job, path string) (_ []byte, err error) {
+		for from := range c.plan.Sources(node, pipeline.Control) {
+			j := c.pipeline.Jobs[from]
+			if name := c.done[from].archive; name != "" && (j.Name == job || j.Base == job) {
+				return c.readFrom(ctx, name, path)
+			}
+		}
+		return nil, fmt.Errorf("the job %.64q has made no artifacts, or is not before this one", job)
+	}
+}
+
+// maxPipeline bounds the text of a pipeline that a job has made, in bytes: more than a text may have.
+const maxPipeline = lang.MaxText + 1
+
+// readFrom reads a file of an archive.
+func (c *carrier) readFrom(ctx context.Context, name, path string) (_ []byte, err error) {
+	dir, err := c.newDir()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, rmtree.Remove(dir)) }()
+	if err := unpack(ctx, name, dir); err != nil {
+		return nil, err
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	return boundedfile.ReadBy(root.OpenFile, path, maxPipeline)
 }
 
 // teller returns a function that says lines about a job.

@@ -115,7 +115,10 @@ c: {stage: deploy, needs: [], script: ['echo said $(ls)'], cache: {untracked: tr
 func TestResumeRunsWhatFailedOrDidNotRun(t *testing.T) {
 	tr := newTrial(t, files{"broken": "", "child.yml": "good: {script: [echo said c]}\n"}).keeping()
 	const text = `
-make: {stage: build, script: [echo said made, echo 1 > out, echo A=b > a.env], artifacts: {paths: [out], reports: {dotenv: a.env}}}
+make:
+  stage: build
+  script: [echo said made, echo 1 > out, echo A=b > a.env]
+  artifacts: {paths: [out], reports: {dotenv: a.env}}
 child: {stage: build, trigger: {include: child.yml, strategy: depend}}
 use: {script: ['echo said $(cat out) $A', '! test -e broken']}
 skip: {stage: deploy, script: [echo said last]}
@@ -242,7 +245,8 @@ func TestAResourceGroupHoldsForAllRunsOnThisMachine(t *testing.T) {
 	other := newTrial(t, files{"f": ""})
 	other.cfg.StateDir, other.cfg.Name = tr.cfg.StateDir, "other.yml"
 	dir := t.TempDir()
-	text := "j: {resource_group: prod, parallel: 3, script: ['mkdir " + dir + "/in', sleep 0.05, 'rmdir " + dir + "/in']}\n"
+	text := "j: {resource_group: prod, parallel: 3, script: ['mkdir $D/in', sleep 0.05, 'rmdir $D/in']}\n" +
+		"variables: {D: " + dir + "}\n"
 	done := make(chan *whole.Report)
 	go func() {
 		report, _ := whole.Run(t.Context(), t.Context(), other.read(text), other.cfg)

@@ -106,10 +106,15 @@ func (w When) holds(r *standalone.Report) bool {
 
 // Trigger is the pipeline that a job starts.
 type Trigger struct {
-	// Child is the pipeline. It is nil if the pipeline cannot run here.
+	// Child is the pipeline. It is nil if Read reads it, or if it cannot run here.
 	Child *Pipeline
+	// Read, if not nil, reads the pipeline when the job starts. before is as for Prepare.
+	Read func(before []Before, artifact ReadArtifact) (*Pipeline, error)
 	// Other describes a pipeline that cannot run here.
 	Other string
 	// Depend says that the job has the outcome of the pipeline. Without it, the job succeeds once that has begun.
 	Depend bool
 }
+
+// ReadArtifact reads a file of the artifacts of a job that has ended, and that the job which reads it waits for.
+type ReadArtifact func(job, path string) ([]byte, error)

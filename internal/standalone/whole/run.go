@@ -144,6 +144,9 @@ func Check(p *Pipeline) error {
 			return fmt.Errorf("the job %.64q starts another pipeline, which is not possible here: %s; leave the job out "+
 				"by --skip", j.Name, j.Trigger.Other)
 		}
+		if j.Trigger.Child == nil {
+			continue
+		}
 		if err := Check(j.Trigger.Child); err != nil {
 			return err
 		}

@@ -201,6 +201,22 @@ after: {stage: deploy, script: [":"]}
 	require.Equal(t, map[string]string{
 		"good": "success c success", "bad": "failure c failed", "loose": "failure c failed",
 	}, children)
+	report = tr.run(t.Context(), `
+make:
+  stage: build
+  script: ["echo \"d: {script: ['echo said \\$FROM']}\" > made.yml", 'echo FROM=job > a.env', 'echo "[" > bad.yml']
+  artifacts: {paths: ["*.yml"], reports: {dotenv: a.env}}
+run: {trigger: {include: [{artifact: made.yml, job: make}], strategy: depend}}
+bad: {trigger: {include: [{artifact: bad.yml, job: make}]}, allow_failure: true}
+gone: {trigger: {include: [{artifact: made.yml, job: run}]}, allow_failure: true}
+`)
+	require.Equal(t, "make success, run success, bad warning, gone warning", told(report))
+	require.Contains(t, tr.logs, "run / d")
+	said := strings.Join(tr.said, "\n")
+	require.Contains(t, said, "bad: ci.yml")
+	require.Contains(t, said, `gone: ci.yml`)
+	require.Contains(t, said, `the job "run" has made no artifacts, or is not before this one`)
+	tr.said = nil
 	report = tr.run(t.Context(), "empty: {trigger: {include: good.yml}}\nafter: {stage: deploy, script: [':']}\n"+
 		"workflow: {rules: [{if: '$CI_PIPELINE_SOURCE != \"parent_pipeline\"'}]}\n")
 	require.Equal(t, `empty success, after success`, told(report), "the workflow is the parent's")

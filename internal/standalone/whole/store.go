@@ -231,7 +231,7 @@ func (s *store) clear() error {
 	return err
 }
 
-// digest returns a digest of the jobs of a pipeline and their needs. What jobs run, and where the text says so, does not
+// digest returns a digest of the jobs of a pipeline and their needs. Their scripts and their places in the text do not
 // change it.
 func (p *Pipeline) digest() (string, error) {
 	sum := sha256.New()
