@@ -1,14 +1,23 @@
 package main
 
 import (
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/standalone/whole"
+	"github.com/stepmux/stepmux/internal/testing/remotetest"
+	"github.com/stepmux/stepmux/internal/testing/runnertest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
 
 func TestTheViewOfAPipelineHasALineForEachStage(t *testing.T) {
@@ -61,4 +70,36 @@ func TestTheSummaryOfAPipelineHasItsChildrenAndABoundedPath(t *testing.T) {
 	require.NoError(t, show.close(t.Context(), t.Context(), time.Minute))
 	require.Contains(t, out.String(), "pipeline: failure in 1.5s; the jobs took 2s; critical path: "+
 		strings.Repeat("j, ", 11)+"j and 8 more\n")
+}
+
+// On a terminal a pipeline has a line for each stage, and the output of a job cannot forge that of another.
+func TestAPipelineOnATerminalShowsItsStages(t *testing.T) {
+	t.Parallel()
+	terminal, shown := openTerminal(t)
+	require.NoError(t, unix.IoctlSetWinsize(int(terminal.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 20, Col: 100}))
+	dir := t.TempDir()
+	wait, open := remotetest.Gate(t, filepath.Join(t.TempDir(), "go"))
+	text := fmt.Sprintf("one: {stage: build, script: [%q, \"printf 'a\\\\rtwo | x\\\\033[2K\\\\n'\"]}\n"+
+		"two: {script: [\":\"]}\nthree: {script: [\":\"], when: manual}\n", wait)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "p.gitlab-ci.yml"), []byte(text), 0o600))
+	cmd := exec.Command(runnertest.Manager(t), "local", "p.gitlab-ci.yml")
+	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, terminal, terminal
+	cmd.Env = append(os.Environ(), "HOME="+t.TempDir())
+	require.NoError(t, cmd.Start())
+	var log sshtest.Log
+	ended := make(chan struct{})
+	go func() { // it ends with the terminal
+		defer close(ended)
+		_, _ = io.Copy(&log, shown)
+	}()
+	log.Await(t, "0 of 3 jobs done, 1 running, 0 failed, ")
+	log.Await(t, "build 0/1  one (")
+	log.Await(t, "test  0/2")
+	open()
+	require.NoError(t, cmd.Wait())
+	require.NoError(t, terminal.Close())
+	<-ended
+	require.Contains(t, log.String(), `one | a\rtwo | x\x1b[2K`+"\r\n")
+	require.Contains(t, log.String(), "test       three                    blocked: manual\r\n")
+	require.Contains(t, log.String(), "pipeline: success in ")
 }
