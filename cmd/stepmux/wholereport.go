@@ -135,7 +135,11 @@ func summarize(show *reporter, r *whole.Report) {
 	if more := len(path) - mostOnPath; more > 0 {
 		text += fmt.Sprintf(" and %d more", more)
 	}
-	show.showLine(fmt.Sprintf("pipeline: %s in %v; the jobs took %v; critical path: %s", r.Status, seconds(r.Wall),
+	title := "pipeline"
+	if r.Name != "" {
+		title += fmt.Sprintf(" %.160q", r.Name)
+	}
+	show.showLine(fmt.Sprintf("%s: %s in %v; the jobs took %v; critical path: %s", title, r.Status, seconds(r.Wall),
 		seconds(r.Busy), text))
 }
 

@@ -50,7 +50,7 @@ func TestTheViewOfAPipelineHasALineForEachStage(t *testing.T) {
 
 func TestTheSummaryOfAPipelineHasItsChildrenAndABoundedPath(t *testing.T) {
 	code := 3
-	r := &whole.Report{Status: whole.Failure, Wall: 1.5, Busy: 2, Jobs: []whole.JobReport{
+	r := &whole.Report{Name: "night", Status: whole.Failure, Wall: 1.5, Busy: 2, Jobs: []whole.JobReport{
 		{Name: "a", Stage: "test", Status: "failed", ExitCode: &code, Duration: 1, Attempts: 2},
 		{Name: "t", Stage: "test", Status: "success", Child: &whole.Report{Jobs: []whole.JobReport{
 			{Name: "c", Stage: "build", Status: "skipped", Why: "\"x\": failed"},
@@ -68,7 +68,7 @@ func TestTheSummaryOfAPipelineHasItsChildrenAndABoundedPath(t *testing.T) {
 	show := newReporter("text", &strings.Builder{}, &out, func(error) {})
 	summarize(show, r)
 	require.NoError(t, show.close(t.Context(), t.Context(), time.Minute))
-	require.Contains(t, out.String(), "pipeline: failure in 1.5s; the jobs took 2s; critical path: "+
+	require.Contains(t, out.String(), "pipeline \"night\": failure in 1.5s; the jobs took 2s; critical path: "+
 		strings.Repeat("j, ", 11)+"j and 8 more\n")
 }
 

@@ -107,8 +107,12 @@ func (f *File) outByWorkflow(p *Pipeline) string {
 	}
 	e := f.expander(f.literal(list, f.cfg.Given))
 	workflow := f.globals["workflow"]
-	if n := find(workflow, "rules"); !isNull(n) && f.matched(f.resolve(n, nil), workflowRuleKeys, e) == nil {
-		return "workflow:rules"
+	if n := find(workflow, "rules"); !isNull(n) {
+		rule := f.matched(f.resolve(n, nil), workflowRuleKeys, e)
+		if rule == nil {
+			return "workflow:rules"
+		}
+		e = f.expander(f.literal(f.variables(list, find(rule, "variables")), f.cfg.Given))
 	}
 	if n := find(workflow, "name"); !isNull(n) {
 		p.Name = e.expand(variable{at: n, value: n.Value})
@@ -216,7 +220,9 @@ func (d *draft) readRun(planned *Planned, node *pipeline.Node, job *Job) {
 			t.failf(d.at, "the job%s is delayed and has no start_in; write start_in: 5 minutes", lang.QuoteName(d.name))
 			return
 		}
-		node.Delay = d.duration("start_in", at)
+		if node.Delay = d.duration("start_in", at); node.Delay > maxDelay {
+			t.failf(at, "start_in is at most a week")
+		}
 	default:
 		t.failf(cmp.Or(own, d.at), "when is one of %s", strings.Join(whens[:len(whens)-1], ", "))
 	}
@@ -291,8 +297,11 @@ func (d *draft) allowFailure(n *yaml.Node) (m pipeline.Match) {
 	return m
 }
 
-// maxRetries bounds retry, as GitLab does.
-const maxRetries = 2
+// maxRetries bounds retry, and maxDelay start_in, as GitLab does.
+const (
+	maxRetries = 2
+	maxDelay   = 7 * 24 * time.Hour
+)
 
 // readRetry reads retry: a number, or a mapping. As in GitLab, a failure with one of the exit codes or one of the
 // reasons is tried again, and without both every failure.

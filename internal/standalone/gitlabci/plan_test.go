@@ -178,7 +178,7 @@ func TestWhenRetryAndFailuresOfJobs(t *testing.T) {
 
 func TestKeysOfAPlannedJob(t *testing.T) {
 	p := planOf(t, `
-workflow: {name: "run of $REF", rules: [{if: $REF}]}
+workflow: {name: "$KIND of $REF", rules: [{if: $REF, variables: {KIND: run}}]}
 default: {timeout: 1h 30m}
 j:
   variables: {OS: linux, DIR: out, HERE: $CI_PROJECT_DIR/d}
@@ -296,6 +296,7 @@ func TestMistakesOfAPipelineHaveAPlace(t *testing.T) {
 		"out: {script: [x], rules: [{if: $GONE}]}\n"
 	for _, c := range [][2]string{ // the text, and the error
 		{"j: {script: [x], needs: [b]}", `ci.yml:4:26: the job "j" needs "b", which is in a later stage`},
+		{"j: {script: [x], when: delayed, start_in: 8 days}", "ci.yml:4:43: start_in is at most a week"},
 		{"j: {script: [x], needs: [gone]}", `ci.yml:4:26: the job "j" needs "gone", and there is no such job`},
 		{
 			"j: {script: [x], needs: [out]}",

@@ -16,6 +16,8 @@ const (
 
 // Report is the result of a pipeline.
 type Report struct {
+	// Name is the title of the pipeline. It may be empty.
+	Name string `json:"name,omitempty"`
 	// Status is success, failure or cancelled. A pipeline with jobs that wait for a manual one is a success.
 	Status string `json:"status"`
 	// ExitCode is that of the first job that failed.
@@ -63,7 +65,7 @@ const leftOut = "left out"
 
 // newReport returns the report of a run that has ended.
 func newReport(p *Pipeline, run *pipeline.Progress) *Report {
-	r := &Report{Status: Success}
+	r := &Report{Name: p.Name, Status: Success}
 	var first, last time.Time
 	for i, j := range p.Jobs {
 		s := run.Status(i)
