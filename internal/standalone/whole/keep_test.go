@@ -2,14 +2,17 @@ package whole_test
 
 import (
 	"encoding/xml"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/internal/filelock"
 	"github.com/stepmux/stepmux/internal/standalone/whole"
 )
 
@@ -254,4 +257,29 @@ func TestAResourceGroupHoldsForAllRunsOnThisMachine(t *testing.T) {
 	}()
 	require.Equal(t, whole.Success, tr.run(t.Context(), text).Status)
 	require.Equal(t, whole.Success, (<-done).Status)
+}
+
+// Of two runs of one file at once, the second is not kept, and cannot resume the first.
+func TestARunBesideAnotherOneOfItsFile(t *testing.T) {
+	tr := newTrial(t, files{"f": ""}).keeping()
+	second := newTrial(t, files{"f": ""})
+	second.cfg.StateDir, second.cfg.Name = tr.cfg.StateDir, tr.cfg.Name
+	output, once := tr.cfg.Output, sync.Once{}
+	tr.cfg.Output = func(job string) (io.Writer, io.Writer, func()) {
+		stdout, stderr, end := output(job)
+		return writer(func(p []byte) (int, error) {
+			once.Do(func() {
+				require.Equal(t, whole.Failure, second.run(t.Context(), "a: {script: [exit 1]}\n").Status)
+				second.cfg.Resume = true
+				_, err := whole.Run(t.Context(), t.Context(), second.read("a: {script: [exit 1]}\n"), second.cfg)
+				require.ErrorIs(t, err, filelock.ErrTaken)
+				require.ErrorContains(t, err, "another run of this file")
+			})
+			return stdout.Write(p)
+		}), stderr, end
+	}
+	require.Equal(t, whole.Failure, tr.run(t.Context(), "a: {script: [exit 1]}\n").Status)
+	require.Equal(t, []string{"--resume will not find this run: another run of this file is under way"}, second.said)
+	tr.cfg.Output, tr.cfg.Resume = output, true
+	require.Equal(t, "a failed", told(tr.run(t.Context(), "a: {script: [exit 1]}\n")), "the first one is kept")
 }
