@@ -32,15 +32,17 @@ type localFlags struct {
 const localHelp = `Run the steps in FILE, or a job of a .gitlab-ci.yml, in the current directory, as this user and
 without any isolation. FILE may be - for standard input.
 
-A .gitlab-ci.yml with several jobs runs as a whole, unless --job-name chooses one: the jobs that its rules put into the
+A .gitlab-ci.yml runs as a whole pipeline, unless --job-name chooses a job: the jobs that its rules put into the
 pipeline, by stages and needs. Each job runs in a new directory with the files of the project that git does not ignore,
-and the artifacts that the file gives it. Only --manual runs manual jobs. Delayed jobs start at once, without
---wait-delayed. The summary says why a job did not run. The exit code is that of the first job that failed.
+and the artifacts and caches that the file gives it. Only --manual runs manual jobs. Delayed jobs start at once,
+without --wait-delayed. The summary says why a job did not run. --resume goes on after a failure. The exit code is that
+of the first job that failed.
 
-A .gitlab-ci.yml may use include: local, extends, !reference, default, variables, rules and parallel. One of several
-parallel builds runs: --job-name "test 2/5", or "test: [linux]" of a matrix. Keys for a server or a runner, such as
-image, artifacts and cache, are ignored, and a note names them. So are includes from elsewhere, unless --includes names
-a directory with their files. In a git checkout, the variables CI_COMMIT_* describe its commit.
+With --job-name one job runs in the current directory. A .gitlab-ci.yml may use include: local, extends, !reference,
+default, variables, rules and parallel. One of several parallel builds runs: --job-name "test 2/5", or "test: [linux]"
+of a matrix. Keys for a server or a runner, such as image, artifacts and cache, are ignored, and a note names them. So
+are includes from elsewhere, unless --includes names a directory with their files. In a git checkout, the variables
+CI_COMMIT_* describe its commit.
 
 One job of a GitHub Actions workflow runs (--format github): its steps, with composite, node and docker actions.
 Variables that are masked (--mask) are its secrets, the others its vars; GITHUB_TOKEN is its token. Services, containers
@@ -100,7 +102,7 @@ func newLocalCommand() *cobra.Command {
 	fl.BoolVar(&f.inContainer.ofJob, "in-image", false, "run the job in a container of the image that it names")
 	grouped(fl, containerGroup)
 	fl.StringVar(&f.jobName, "job-name", "", "the `JOB` of a .gitlab-ci.yml or of a workflow; without it a "+
-		".gitlab-ci.yml with several jobs runs as a whole pipeline")
+		".gitlab-ci.yml runs as a whole pipeline")
 	f.matrix = map[string]string{}
 	fl.Func("matrix", "`name=value` of the matrix of a workflow's job, for this run: JSON, or else a text; of the matrix "+
 		"of a .gitlab-ci.yml, to choose one build; repeatable", func(text string) error { return assign(f.matrix, text) })
@@ -173,6 +175,9 @@ func (f *localFlags) source(cmd *cobra.Command, files []string) (src standalone.
 		}
 		src.WorkDir = dir
 		addCheckout(cmd.Context(), &src, dir)
+		if err := f.whole.event.apply(cmd.Context(), &src, dir); err != nil {
+			return src, err
+		}
 		out := cmd.OutOrStdout()
 		src.Colours = f.output != "json" && isTerminal(out) && os.Getenv("NO_COLOR") == ""
 	}

@@ -1,15 +1,15 @@
 package main
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
-	"strings"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -17,9 +17,12 @@ import (
 
 	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/internal/standalone/checkout"
 	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
+	"github.com/stepmux/stepmux/internal/standalone/gitlabpipeline"
 	"github.com/stepmux/stepmux/internal/standalone/whole"
 	"github.com/stepmux/stepmux/internal/termtext"
+	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
 // wholeFlags choose the jobs of a whole pipeline.
@@ -27,11 +30,14 @@ type wholeFlags struct {
 	jobs   int
 	list   bool
 	needs  bool
-	choice gitlabci.Choice
+	resume bool
+	tests  string
+	choice whole.Choice
+	event  eventFlags
 }
 
 // wholeNames are the names of wholeFlags.
-var wholeNames = []string{"jobs", "list", "needs", "manual", "stage", "skip", "wait-delayed"}
+var wholeNames = []string{"jobs", "list", "needs", "manual", "resume", "report-junit", "stage", "skip", "wait-delayed"}
 
 func (f *wholeFlags) register(fl *pflag.FlagSet) {
 	fl.IntVar(&f.jobs, "jobs", runtime.GOMAXPROCS(0), "run so many jobs of a pipeline at once (default: processors)")
@@ -39,44 +45,55 @@ func (f *wholeFlags) register(fl *pflag.FlagSet) {
 	fl.BoolVar(&f.list, "list", false, "list the jobs of the pipeline, with their needs, and those that it does not "+
 		"have; run nothing")
 	fl.BoolVar(&f.needs, "needs", false, "with --job-name: also run the jobs that the job needs")
+	fl.BoolVar(&f.resume, "resume", false, "run only the jobs that failed or did not run in the last run of this file, "+
+		"with the artifacts of the others")
 	fl.StringArrayVar(&f.choice.Manual, "manual", nil, "also run this manual `JOB`; repeatable")
 	fl.StringArrayVar(&f.choice.Stages, "stage", nil, "run only the jobs of this `STAGE`; repeatable")
 	fl.StringArrayVar(&f.choice.Skip, "skip", nil, "leave out this `JOB`; repeatable")
 	fl.BoolVar(&f.choice.WaitDelayed, "wait-delayed", false, "let delayed jobs wait for their time (start_in)")
 	grouped(fl, pipelineGroup)
+	f.event.register(fl)
+	fileFlag(fl, &f.tests, "report-junit", "write the reports:junit of all jobs to this `FILE`, as one report")
+	grouped(fl, fileGroup)
 }
+
+// ofOneJob are flags that have no meaning for a whole pipeline: with one of them a single job runs.
+var ofOneJob = []string{"output-file", "provenance", "matrix", "image", "in-image", "container"}
 
 // isWhole reports whether the flags ask for the whole pipeline of src.
 func (f *localFlags) isWhole(cmd *cobra.Command, src standalone.Source) (bool, error) {
-	given := slices.IndexFunc(wholeNames, func(name string) bool { return cmd.Flags().Changed(name) })
+	given := func(names []string) string {
+		i := slices.IndexFunc(names, func(name string) bool { return cmd.Flags().Changed(name) })
+		if i < 0 {
+			return ""
+		}
+		return names[i]
+	}
+	ofWhole, ofJob, ofEvent := given(wholeNames), given(ofOneJob), given(eventNames)
 	switch {
 	case f.whole.jobs < 1:
 		return false, errors.New("--jobs: use a number above 0")
-	case given >= 0 && src.Format != standalone.GitLabCI:
-		return false, fmt.Errorf("--%s is for a .gitlab-ci.yml (--format gitlab-ci)", wholeNames[given])
+	case ofWhole+ofEvent != "" && src.Format != standalone.GitLabCI:
+		return false, fmt.Errorf("--%s is for a .gitlab-ci.yml (--format gitlab-ci)", cmp.Or(ofWhole, ofEvent))
 	case f.whole.needs && f.jobName == "":
 		return false, errors.New("--needs: name the job with --job-name")
-	case f.jobName != "" && !f.whole.needs && given >= 0:
-		return false, fmt.Errorf("--%s is for a whole pipeline; with --job-name it needs --needs", wholeNames[given])
-	case f.jobName != "" || len(f.matrix) > 0:
+	case f.jobName != "" && !f.whole.needs && ofWhole != "":
+		return false, fmt.Errorf("--%s is for a whole pipeline; with --job-name it needs --needs", ofWhole)
+	case ofWhole != "" && ofJob != "":
+		return false, fmt.Errorf("--%s is for one job, and --%s for a whole pipeline", ofJob, ofWhole)
+	case f.jobName != "":
 		return f.whole.needs, nil
 	default:
-		return given >= 0 || standalone.IsWhole(src), nil
+		return src.Format == standalone.GitLabCI && ofJob == "", nil
 	}
 }
 
-// ofOneJob are flags that have no meaning for a whole pipeline.
-var ofOneJob = []string{"output-file", "provenance", "report", "matrix", "image", "in-image", "container"}
-
 // plan returns the chosen jobs of the pipeline of src.
-func (f *localFlags) plan(cmd *cobra.Command, src standalone.Source) (*standalone.Pipeline, error) {
-	for _, name := range ofOneJob {
-		if flag := cmd.Flags().Lookup(name); flag != nil && flag.Changed {
-			return nil, fmt.Errorf("--%s is for one job; choose it with --job-name, without --needs", name)
-		}
+func (f *localFlags) plan(src standalone.Source) (*whole.Pipeline, error) {
+	if f.whole.event.event == "" {
+		src.Predefined = append(slices.Clip(src.Predefined), gitlabci.Variable{Name: "CI_PIPELINE_SOURCE", Value: "push"})
 	}
-	src.Predefined = append(slices.Clip(src.Predefined), gitlabci.Variable{Name: "CI_PIPELINE_SOURCE", Value: "push"})
-	p, err := standalone.ReadPipeline(src)
+	p, err := gitlabpipeline.Read(src)
 	if err != nil {
 		return nil, err
 	}
@@ -92,15 +109,12 @@ func (f *localFlags) plan(cmd *cobra.Command, src standalone.Source) (*standalon
 
 // runWhole runs the pipeline of src, or lists its jobs.
 func (f *localFlags) runWhole(cmd *cobra.Command, src standalone.Source) (err error) {
-	cfg, err := f.config(cmd.Context())
+	cfg, err := f.wholeConfig(cmd.Context())
 	if err != nil {
 		return err
 	}
-	if cfg.WorkDir, err = f.dir(); err != nil {
-		return err
-	}
 	src.WorkDir = cfg.WorkDir
-	p, err := f.plan(cmd, src)
+	p, err := f.plan(src)
 	if err != nil {
 		return err
 	}
@@ -113,185 +127,139 @@ func (f *localFlags) runWhole(cmd *cobra.Command, src standalone.Source) (err er
 	if err := whole.Check(p); err != nil {
 		return fmt.Errorf("%s: %w", src.Name, err)
 	}
-	show := f.shower(cmd, &cfg)
-	board := &board{to: cfg.Stdout, talk: show.talk}
+	warnings := warningsOf(p)
+	if err := f.checkScripts(warnings); err != nil {
+		return err
+	}
 	ctx, abort, stop := endings(cmd.Context(), endsignal.All...)
 	defer stop()
-	files, err := projectFiles(ctx, cfg.WorkDir, 0, board.note)
+	ctx, noReader := context.WithCancelCause(ctx)
+	defer noReader(nil)
+	show := newReporter(f.output, cmd.OutOrStdout(), cmd.ErrOrStderr(), func(err error) {
+		noReader(fmt.Errorf("the output of the jobs cannot be written: %w", err))
+	})
+	defer func() {
+		if lost := show.close(ctx, abort, readerPatience); lost != nil && err == nil {
+			err = withCode(exitSystem, nil) // close has reported it
+		}
+	}()
+	note := func(text string) { show.say("note: " + text) }
+	for _, text := range slices.Concat(src.Notices, standalone.WarningsToTell(warnings)) {
+		note(text)
+	}
+	report, err := f.runJobs(ctx, abort, src, p, cfg, show)
+	if report == nil {
+		if errors.Is(err, whole.ErrNothingToResume) {
+			return fmt.Errorf("--resume: %w", err)
+		}
+		return systemError(err)
+	}
+	return withCode(wholeCode(ctx, report, err), errors.Join(err, f.writeReports(report, show)))
+}
+
+// readerPatience is how long the end of a pipeline waits for a reader of its output that takes nothing.
+const readerPatience = time.Minute
+
+// wholeConfig checks the flags, and returns the configuration of each job.
+func (f *localFlags) wholeConfig(ctx context.Context) (cfg standalone.Config, err error) {
+	if cfg, err = f.config(ctx); err != nil {
+		return cfg, err
+	}
+	if f.whole.tests != "" {
+		if err := standalone.CheckOutputFile(f.whole.tests); err != nil {
+			return cfg, fmt.Errorf("--report-junit: %w", err)
+		}
+		inputs := []flagFile{{"the job", f.input}, {"--report", f.report}}
+		if err := areApart(inputs, flagFile{"--report-junit", f.whole.tests}); err != nil {
+			return cfg, err
+		}
+	}
+	cfg.WorkDir, err = f.dir()
+	return cfg, err
+}
+
+// warningsOf returns the warnings about the jobs of p and of its children, each once.
+func warningsOf(p *whole.Pipeline) (all []standalone.Problem) {
+	for _, j := range p.Jobs {
+		more := j.Warnings
+		if j.Trigger != nil && j.Trigger.Child != nil {
+			more = append(slices.Clip(more), warningsOf(j.Trigger.Child)...)
+		}
+		for _, w := range more {
+			if !slices.Contains(all, w) {
+				all = append(all, w)
+			}
+		}
+	}
+	return all
+}
+
+// runJobs runs the jobs of p.
+func (f *localFlags) runJobs(
+	ctx, abort context.Context, src standalone.Source, p *whole.Pipeline, cfg standalone.Config, show *reporter,
+) (report *whole.Report, err error) {
+	note := func(text string) { show.say("note: " + text) }
+	files, err := projectFiles(ctx, cfg.WorkDir, 0, note)
 	if err != nil {
-		return systemError(fmt.Errorf("find the files of the project: %w", err))
+		return nil, fmt.Errorf("find the files of the project: %w", err)
 	}
 	temp, err := makeTempDir(ctx, "pipeline-")
 	if err != nil {
-		return systemError(err)
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, temp.remove()) }()
 	cfg.TempDir = temp.path
-	report, err := whole.Run(ctx, abort, p, whole.Config{
-		Config: cfg, Files: files, Slots: f.whole.jobs, Output: board.output, Say: board.note,
-	})
-	if report == nil {
-		return systemError(err)
+	stages := newStageView(p)
+	show.watchLines(stages.lines)
+	single := len(p.Jobs)+len(p.Left) == 1 && p.Jobs[0].Trigger == nil
+	of := whole.Config{
+		Config: cfg, Files: files, Slots: f.whole.jobs, Resume: f.whole.resume, WithTests: f.whole.tests != "",
+		Name: filepath.Join(cfg.WorkDir, src.Name), Say: note,
+		Output: func(job string) (stdout, stderr io.Writer, end func()) {
+			out, errs := show.text(termtext.Line(job)), show.text(termtext.Line(job))
+			if single {
+				out.prefix, errs.prefix = nil, nil
+			}
+			return out, errs, func() { _, _ = out.Close(), errs.Close() }
+		},
+		Watch: func(job, status string) {
+			stages.observe(job, status)
+			show.draw()
+		},
 	}
-	if show.results != nil {
-		err = errors.Join(err, writeJSON(show.results, report))
+	if base, err := os.UserCacheDir(); err == nil {
+		of.CachesDir = engine.CachesOf(base, engine.LocalProject(cfg.WorkDir))
+		repository := engine.LocalProject(checkout.Repository(ctx, cfg.WorkDir))
+		of.StateDir = filepath.Join(base, "stepmux-pipelines", repository)
+	}
+	return whole.Run(ctx, abort, p, of)
+}
+
+// writeReports shows how the jobs of a pipeline ended, and writes the files of reports.
+func (f *localFlags) writeReports(report *whole.Report, show *reporter) (err error) {
+	if f.output == "json" {
+		err = writeJSON(show.out, report)
 	} else {
-		summarize(show.talk, report)
+		summarize(show, report)
 	}
-	return withCode(wholeCode(ctx, report, err), err)
+	if f.report != "" {
+		err = errors.Join(err, writeReport(f.report, report))
+	}
+	if f.whole.tests != "" {
+		err = errors.Join(err, standalone.WriteFile(f.whole.tests, report.Tests))
+	}
+	return err
 }
 
 // wholeCode returns the exit code of a pipeline.
 func wholeCode(ctx context.Context, report *whole.Report, err error) int {
-	switch code := endsignal.Code(ctx); {
+	code := endsignal.Code(ctx)
+	switch {
 	case report.Status == whole.Success && err == nil:
 		return 0
 	case report.Status == whole.Failure:
 		return scriptCode(report.ExitCode)
-	case code != 0:
-		return code
 	default:
-		return exitSystem
+		return cmp.Or(code, exitSystem)
 	}
-}
-
-// board shows the output of several jobs, each line with the name of its job.
-type board struct {
-	mu   sync.Mutex // guards the following
-	to   io.Writer
-	talk *standalone.Talk
-}
-
-// note shows a notice.
-func (b *board) note(text string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.talk.Notice(text)
-}
-
-// output returns the writers for a job.
-func (b *board) output(job string) (stdout, stderr io.Writer, end func()) {
-	prefix := "[" + termtext.Line(job) + "] "
-	out, errs := &jobLines{board: b, prefix: prefix}, &jobLines{board: b, prefix: prefix}
-	return out, errs, func() {
-		_ = out.flush()
-		_ = errs.flush()
-	}
-}
-
-// maxPart bounds a line that is not yet complete, in bytes.
-const maxPart = 64 << 10
-
-// jobLines writes whole lines. A job has one for each of its streams, which a single goroutine writes.
-type jobLines struct {
-	*board
-	prefix string
-	part   []byte
-}
-
-// Write writes the lines that p completes.
-func (l *jobLines) Write(p []byte) (int, error) {
-	l.part = append(l.part, p...)
-	end := bytes.LastIndexByte(l.part, '\n') + 1
-	if end == 0 && len(l.part) < maxPart {
-		return len(p), nil
-	}
-	if end == 0 {
-		return len(p), l.flush()
-	}
-	rest := bytes.Clone(l.part[end:])
-	l.part = l.part[:end]
-	err := l.flush()
-	l.part = rest
-	return len(p), err
-}
-
-// flush writes everything that is left, as whole lines.
-func (l *jobLines) flush() error {
-	if len(l.part) == 0 {
-		return nil
-	}
-	var text bytes.Buffer
-	for line := range bytes.Lines(l.part) {
-		text.WriteString(l.prefix)
-		text.Write(bytes.TrimSuffix(line, []byte("\n")))
-		text.WriteByte('\n')
-	}
-	l.part = nil
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	_, err := l.to.Write(text.Bytes())
-	return err
-}
-
-// summarize shows how the jobs of a pipeline ended.
-func summarize(talk *standalone.Talk, r *whole.Report) {
-	for _, j := range r.Jobs {
-		text := fmt.Sprintf("%-10s %-24s %s", j.Stage, j.Name, j.Status)
-		switch {
-		case j.Why != "" && j.Why != j.Status:
-			text += ": " + j.Why
-		case j.ExitCode != nil && *j.ExitCode != 0:
-			text += fmt.Sprintf(": exit code %d", *j.ExitCode)
-		}
-		if j.Duration > 0 {
-			text += fmt.Sprintf(" (%.1fs)", j.Duration)
-		}
-		if j.Attempts > 1 {
-			text += fmt.Sprintf(", %d attempts", j.Attempts)
-		}
-		talk.Say(text)
-	}
-	seconds := func(s float64) time.Duration {
-		return time.Duration(s * float64(time.Second)).Round(100 * time.Millisecond)
-	}
-	talk.Say(fmt.Sprintf("pipeline: %s in %v; the jobs took %v; critical path: %s", r.Status, seconds(r.Wall),
-		seconds(r.Busy), strings.Join(r.CriticalPath, ", ")))
-}
-
-// listed is a job in the list of a pipeline.
-type listed struct {
-	Name   string   `json:"name"`
-	Stage  string   `json:"stage"`
-	When   string   `json:"when,omitempty"`
-	Needs  []string `json:"needs"` // null: all earlier stages
-	In     bool     `json:"in_pipeline"`
-	WhyOut string   `json:"why,omitempty"`
-}
-
-// listJobs writes the jobs of a pipeline.
-func listJobs(w io.Writer, p *standalone.Pipeline, asJSON bool) error {
-	var all []listed
-	for i, j := range p.Jobs {
-		one := listed{Name: j.Name, Stage: j.Stage, When: j.When, In: true}
-		if n := p.Graph.Nodes[i]; n.After == 0 {
-			one.Needs = []string{}
-			for _, need := range n.Needs {
-				one.Needs = append(one.Needs, need.Name)
-			}
-		}
-		all = append(all, one)
-	}
-	for _, l := range p.Left {
-		all = append(all, listed{Name: l.Name, Stage: l.Stage, WhyOut: l.Why})
-	}
-	if asJSON {
-		return writeJSON(w, all)
-	}
-	var text strings.Builder
-	for _, j := range all {
-		about := j.When
-		switch {
-		case !j.In:
-			about = "not in the pipeline: " + j.WhyOut
-		case j.Needs != nil:
-			about += ", needs " + gitlabci.List(j.Needs)
-			if len(j.Needs) == 0 {
-				about = j.When + ", needs nothing"
-			}
-		}
-		fmt.Fprintln(&text, termtext.Line(fmt.Sprintf("%-10s %-24s %s", j.Stage, j.Name, about)))
-	}
-	_, err := io.WriteString(w, text.String())
-	return err
 }

@@ -36,12 +36,13 @@ type reporter struct {
 	err      *stream // progress and summary; it may be the same stream as out
 	began    time.Time
 
-	mu       sync.Mutex           // guards the following
-	logOf    map[string]*prefixed // of builds that have not ended
-	total    int                  // number of builds
-	stat     func() instance.Stat // nil before the run has VMs
-	redraw   *time.Timer          // nil if there is no view
-	running  map[string]bool      // running builds
+	mu       sync.Mutex              // guards the following
+	logOf    map[string]*prefixed    // of builds that have not ended
+	total    int                     // number of builds
+	stat     func() instance.Stat    // nil before the run has VMs
+	lines    func(rows int) []string // of the view, in place of those of builds; may be nil
+	redraw   *time.Timer             // nil if there is no view
+	running  map[string]bool         // running builds
 	done     int
 	failed   int
 	rest     []string // builds that were not started because others had failed
@@ -159,6 +160,23 @@ func (r *reporter) showLocked(format string, args ...any) {
 	fmt.Fprintln(r.err, termtext.Text(fmt.Sprintf(format, args...)))
 }
 
+// showLine shows a line of a result, which may contain untrusted text.
+func (r *reporter) showLine(text string) { fmt.Fprintln(r.err, termtext.Line(text)) }
+
+// watchLines sets the function that returns the lines of the view. It may not call the reporter.
+func (r *reporter) watchLines(lines func(rows int) []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.lines = lines
+}
+
+// draw requests a drawing of the view.
+func (r *reporter) draw() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.drawLocked(false)
+}
+
 // drawLocked draws the view.
 func (r *reporter) drawLocked(now bool) {
 	if r.terminal {
@@ -203,14 +221,17 @@ func (r *reporter) log(build, file, on string, warnings []standalone.Problem) io
 	if on != "" {
 		name += " " + termtext.Line(on)
 	}
-	p := &prefixed{
-		share: r.logs.share(), plain: r.plain, watched: r.terminal, prefix: []byte(name + " | "), file: file,
-		warnings: warnings,
-	}
+	p := r.text(name)
+	p.file, p.warnings = file, warnings
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.logOf[build] = p
 	return p
+}
+
+// text returns a log whose lines are shown with a name.
+func (r *reporter) text(name string) *prefixed {
+	return &prefixed{share: r.logs.share(), plain: r.plain, watched: r.terminal, prefix: []byte(name + " | ")}
 }
 
 // prefixed shows whole lines, each with the name of its build. Close may be called while a Write waits for the

@@ -108,6 +108,9 @@ func (r *reporter) watch(builds int, stat func() instance.Stat) {
 func (r *reporter) view(rows int) []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.lines != nil {
+		return r.lines(rows)
+	}
 	lines := []string{r.progressLocked()}
 	if r.stat == nil {
 		return lines

@@ -59,7 +59,7 @@ var (
 
 // pages are the pages that name tests. The tables of written are written here.
 var (
-	pages   = []string{"faults", "acceptance", "reliability", "security"}
+	pages   = []string{"faults", "acceptance", "reliability", "security", "pipelines"}
 	written = []string{"faults", "acceptance", "reliability"}
 )
 

@@ -2,6 +2,8 @@ package standalone
 
 import (
 	"errors"
+	"maps"
+	"slices"
 
 	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
 	"github.com/stepmux/stepmux/remote/step/lang"
@@ -31,18 +33,37 @@ func ReadPipeline(src Source) (*Pipeline, error) {
 	return &Pipeline{p, src}, lang.CheckEnv("env", src.Env)
 }
 
-// Compile returns a job of the pipeline. values are variables that earlier jobs have reported.
-func (p *Pipeline) Compile(i int, values []gitlabci.Variable) (*Job, error) {
-	job, err := p.Job(i, values)
+// Compile returns a job of the pipeline, and its form in the language of a .gitlab-ci.yml. values are variables that
+// earlier jobs have reported.
+func (p *Pipeline) Compile(i int, values map[string]string) (*Job, *gitlabci.Job, error) {
+	compiled, err := p.Job(i, variables(values))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	j, err := fromGitLabCI(p.src, job)
+	j, err := fromGitLabCI(p.src, compiled)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	j.complete(p.src)
-	return j, nil
+	return j, compiled, nil
+}
+
+func variables(values map[string]string) (list []gitlabci.Variable) {
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		list = append(list, gitlabci.Variable{Name: name, Value: values[name]})
+	}
+	return list
+}
+
+// MadeChild returns the child pipeline that a job starts, of files that other jobs have made.
+func (p *Pipeline) MadeChild(
+	i int, values map[string]string, artifact gitlabci.ReadArtifact,
+) (*Pipeline, error) {
+	child, err := p.Made(i, variables(values), artifact)
+	if err != nil {
+		return nil, err
+	}
+	return &Pipeline{child, p.src}, nil
 }
 
 // Child returns the child pipeline that a job starts, or nil.
@@ -51,13 +72,4 @@ func (p *Pipeline) Child(i int) *Pipeline {
 		return &Pipeline{t.Child, p.src}
 	}
 	return nil
-}
-
-// IsWhole reports whether src is a .gitlab-ci.yml with several jobs.
-func IsWhole(src Source) bool {
-	if src.Format != GitLabCI {
-		return false
-	}
-	file, err := openGitLabCI(src)
-	return err == nil && len(file.Jobs()) > 1
 }

@@ -34,8 +34,10 @@ type Selection struct {
 	Paths []string
 	// Exclude are patterns of files to leave out.
 	Exclude []string
-	// Untracked adds the files that git does not track.
+	// Untracked adds the files that git does not track. If Tracked is not nil, it has the names of the tracked files,
+	// with slashes, and git is not asked.
 	Untracked bool
+	Tracked   map[string]bool
 	// OnlyInside leaves out symbolic links that lead out of Dir. Otherwise they are archived as links.
 	OnlyInside bool
 	// Info and Warn are called with lines about the patterns. Warn gets patterns that match nothing or lead outside of
@@ -149,7 +151,12 @@ func (f *finder) find(ctx context.Context) error {
 			return err
 		}
 	}
-	if f.Untracked {
+	switch {
+	case f.Untracked && f.Tracked != nil:
+		if err := f.besides(ctx); err != nil {
+			return err
+		}
+	case f.Untracked:
 		if err := f.untracked(ctx); err != nil {
 			return err
 		}
@@ -325,6 +332,30 @@ func (f *finder) list() {
 		}
 		return true
 	})
+}
+
+// besides adds all files and links but those of Tracked. As git does, it leaves out what is below a .git.
+func (f *finder) besides(ctx context.Context) error {
+	found := 0
+	err := fs.WalkDir(f.fsys, ".", func(name string, entry fs.DirEntry, err error) error {
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case err != nil:
+			f.Warn(fmt.Sprintf("%s: %v", name, oserr.Bare(err)))
+		case entry.Name() == ".git":
+			if entry.IsDir() {
+				return fs.SkipDir
+			}
+		case !entry.IsDir() && !f.Tracked[name]:
+			found += f.add(name)
+		}
+		return nil
+	})
+	if err == nil && found == 0 {
+		f.Warn("untracked: no files")
+	}
+	return err
 }
 
 // untracked adds the files that git does not track, ignored ones too.

@@ -150,3 +150,26 @@ func TestUntrackedFilesAreThoseThatGitDoesNotTrack(t *testing.T) {
 	require.Equal(t, []string{"ignored.o", "sub/ü n"}, files.Names())
 	require.Empty(t, said.warnings)
 }
+
+// Untracked files are those that the caller does not name, in a directory without a repository too.
+func TestUntrackedFilesBesidesNamedOnes(t *testing.T) {
+	dir := tree(t, map[string]string{
+		"src/a": "", "src/new": "", "ignored/x": "", "link": "->src", ".git/config": "", "sub/.git": "gitdir", "sub/b": "",
+	})
+	tracked := map[string]bool{"src/a": true}
+	for _, c := range []struct{ paths, exclude, want string }{
+		{"", "", "ignored/x link src/new sub/b"},
+		{"", "ignored/** sub/b", "link src/new"},
+		{"src", "", "ignored/x link src src/a src/new sub/b"},
+	} {
+		files, said := find(t, Selection{
+			Dir: dir, Paths: strings.Fields(c.paths), Exclude: strings.Fields(c.exclude), Untracked: true, Tracked: tracked,
+		})
+		require.Equal(t, c.want, strings.Join(files.Names(), " "))
+		require.Empty(t, said.warnings)
+	}
+	_, said := find(t, Selection{Dir: filepath.Join(dir, "src"), Untracked: true, Tracked: map[string]bool{
+		"a": true, "new": true,
+	}})
+	require.Equal(t, []string{"untracked: no files"}, said.warnings)
+}

@@ -362,9 +362,9 @@ func TestASweepRemovesAllOfACacheUntilItsContextEnds(t *testing.T) {
 	require.NoError(t, os.Chtimes(unused, long, long))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	sweep(ctx, caches)
+	Sweep(ctx, caches)
 	require.DirExists(t, closed)
-	sweep(t.Context(), caches)
+	Sweep(t.Context(), caches)
 	require.NoDirExists(t, unused)
 }
 
@@ -384,7 +384,7 @@ func TestACacheIsSavedWhileASweepRemovesItsPast(t *testing.T) {
 	swept := make(chan struct{})
 	go func() {
 		defer close(swept)
-		sweep(t.Context(), caches)
+		Sweep(t.Context(), caches)
 	}()
 	require.Eventually(t, func() bool {
 		entries, err := os.ReadDir(dir)
@@ -411,7 +411,7 @@ func TestTheDirectoryOfAProjectWithoutCachesIsRemoved(t *testing.T) {
 		return dir
 	}
 	empty, full, fresh := project("1", long), project("2", long, "key"), project("3", time.Now())
-	sweep(t.Context(), caches)
+	Sweep(t.Context(), caches)
 	require.NoDirExists(t, empty)
 	require.DirExists(t, filepath.Join(full, "key"))
 	require.DirExists(t, fresh, "another job may be about to save a cache there")

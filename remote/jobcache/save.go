@@ -52,7 +52,7 @@ func Save(ctx context.Context, client *transfer.Client, cfg SaveConfig) error {
 	}
 	use(cfg.File)
 	if cfg.Caches != "" {
-		sweep(ctx, cfg.Caches)
+		Sweep(ctx, cfg.Caches)
 	}
 	if err := cfg.takeAlternate(); err != nil {
 		return err

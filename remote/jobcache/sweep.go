@@ -21,11 +21,11 @@ func use(file string) {
 	_ = os.Chtimes(filepath.Dir(file), now, now) // a cache that is not there has none
 }
 
-// sweep removes the caches in dir, as PROJECT/CACHE, that have not been used for keepUnused, and the directories of
+// Sweep removes the caches in dir, as PROJECT/CACHE, that have not been used for keepUnused, and the directories of
 // projects that have been empty for so long. It stops when ctx ends. It ignores errors, because another job may do the
-// same. A job may have put links and pipes there, or a link in place of dir. sweep follows no link: the job that saves
+// same. A job may have put links and pipes there, or a link in place of dir. Sweep follows no link: the job that saves
 // may have files that the other job cannot reach.
-func sweep(ctx context.Context, dir string) {
+func Sweep(ctx context.Context, dir string) {
 	unused := func(in *os.Root, name string) bool {
 		info, err := in.Lstat(name)
 		return err == nil && ctx.Err() == nil && time.Since(info.ModTime()) > keepUnused

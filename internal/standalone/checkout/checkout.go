@@ -103,7 +103,7 @@ func Variables(ctx context.Context, dir string) ([]gitlabci.Variable, error) {
 	}
 	if ref := branch + tag; ref != "" {
 		add("COMMIT_REF_NAME", ref)
-		add("COMMIT_REF_SLUG", slug(ref))
+		add("COMMIT_REF_SLUG", Slug(ref))
 	}
 	message := text(strings.TrimRight(fields[3], "\n"), maxMessage)
 	title, description, _ := strings.Cut(message, "\n")
@@ -129,13 +129,51 @@ func current(ctx context.Context, dir string) (branch, tag string) {
 		}
 		return branch, ""
 	}
+	return "", Tag(ctx, dir)
+}
+
+// Tag returns a tag of the commit that is checked out in dir, or an empty text.
+func Tag(ctx context.Context, dir string) string {
 	tags, err := git(ctx, dir, maxCommit, "for-each-ref", "--count=1", "--points-at=HEAD", "--format=%(refname)",
 		"refs/tags")
 	name, found := strings.CutPrefix(strings.TrimSpace(string(tags)), "refs/tags/")
-	if err == nil && found && isRefName(name) {
-		tag = name
+	if err != nil || !found || !isRefName(name) {
+		return ""
 	}
-	return "", tag
+	return name
+}
+
+// Commit returns the ID of the commit that a revision names in the repository of dir: a branch, a tag, a commit, or a
+// text such as HEAD~2.
+func Commit(ctx context.Context, dir, revision string) (id string, err error) {
+	if !Contains(dir) {
+		return "", errors.New("there is no git repository")
+	}
+	if revision == "" || strings.HasPrefix(revision, "-") {
+		return "", fmt.Errorf("%.80q cannot be a commit", revision)
+	}
+	out, err := git(ctx, dir, maxMessage, "rev-parse", "-q", "--verify", revision+"^{commit}")
+	if id = strings.TrimSpace(string(out)); err != nil || !commitID.MatchString(id) {
+		return "", fmt.Errorf("the repository has no commit %.80q", revision)
+	}
+	return id, nil
+}
+
+// Repository returns a directory that all work trees of the repository of dir have in common. It is dir itself if that
+// is in no repository.
+func Repository(ctx context.Context, dir string) string {
+	if !Contains(dir) {
+		return dir
+	}
+	common, err := git(ctx, dir, maxMessage, "rev-parse", "--git-common-dir")
+	path := strings.TrimSuffix(string(common), "\n")
+	switch {
+	case err != nil || path == "":
+		return dir
+	case !filepath.IsAbs(path):
+		path = filepath.Join(dir, path)
+	}
+	return path
 }
 
 // Changed returns the slash-separated paths, from the top of the repository, of the files in the work tree of dir that
@@ -211,8 +249,8 @@ func line(s string) string {
 	return text(first, 1024)
 }
 
-// slug converts the name of a branch or tag for URLs and host names, as in CI_COMMIT_REF_SLUG.
-func slug(name string) string {
+// Slug converts the name of a branch or tag for URLs and host names, as in CI_COMMIT_REF_SLUG.
+func Slug(name string) string {
 	s := strings.Map(func(c rune) rune {
 		if (c < 'a' || c > 'z') && (c < '0' || c > '9') {
 			return '-'

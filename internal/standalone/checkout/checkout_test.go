@@ -160,5 +160,33 @@ func TestIgnoredAreTheFilesThatGitLeavesOut(t *testing.T) {
 }
 
 func TestSlugHasADashForEachCharacter(t *testing.T) {
-	require.Equal(t, "fix-f-r-alle", slug("fix/Für-alle"))
+	require.Equal(t, "fix-f-r-alle", Slug("fix/Für-alle"))
+}
+
+func TestNamesThatTheRepositoryHas(t *testing.T) {
+	dir, git := repository(t)
+	_, err := Commit(t.Context(), dir, "main")
+	require.ErrorContains(t, err, `the repository has no commit "main"`)
+	git("commit", "-q", "--allow-empty", "-m", "x")
+	require.Empty(t, Tag(t.Context(), dir))
+	git("tag", "v1")
+	require.Equal(t, "v1", Tag(t.Context(), dir))
+	for _, name := range []string{"main", "v1", "HEAD", "HEAD~0"} {
+		id, err := Commit(t.Context(), dir, name)
+		require.NoError(t, err)
+		require.Equal(t, values(t, dir)["CI_COMMIT_SHA"], id)
+	}
+	for _, name := range []string{"", "--help", "gone", "a b", "HEAD~9"} {
+		_, err := Commit(t.Context(), dir, name)
+		require.Error(t, err, name)
+	}
+	common := Repository(t.Context(), dir)
+	require.Equal(t, filepath.Join(dir, ".git"), common)
+	tree := filepath.Join(t.TempDir(), "tree")
+	git("worktree", "add", "-q", tree)
+	require.Equal(t, common, Repository(t.Context(), tree))
+	none := t.TempDir()
+	_, err = Commit(t.Context(), none, "main")
+	require.ErrorContains(t, err, "there is no git repository")
+	require.Equal(t, none, Repository(t.Context(), none))
 }

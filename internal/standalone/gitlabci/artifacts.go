@@ -31,7 +31,7 @@ var artifactKeys = []string{
 }
 
 // readArtifacts reads the artifacts of the job, with its variables.
-func (d *draft) readArtifacts(planned *Planned, job *Job) {
+func (d *draft) readArtifacts(job *Job) {
 	n := d.key("artifacts")
 	if n == nil {
 		return
@@ -42,27 +42,9 @@ func (d *draft) readArtifacts(planned *Planned, job *Job) {
 		return
 	}
 	t.checkKeys(n, "artifacts", artifactKeys, "")
-	e := d.file.expander(d.file.literal(d.file.literal(nil, job.Variables), job.inProject))
-	fromProject := strings.NewReplacer(projectDir+"/", "", projectDir, ".")
-	paths := func(of *yaml.Node, key string) (list []string) {
-		value := find(of, key)
-		if isNull(value) {
-			return nil
-		}
-		for _, path := range d.texts("artifacts: "+key, value) {
-			list = append(list, fromProject.Replace(e.expand(variable{at: value, value: path})))
-		}
-		return list
-	}
-	a := &planned.Artifacts
-	a.Paths, a.Exclude = paths(n, "paths"), paths(n, "exclude")
-	a.Untracked = d.yes("artifacts: untracked", find(n, "untracked"), false)
-	a.When = "on_success"
-	if when := find(n, "when"); !isNull(when) {
-		if a.When = when.Value; !slices.Contains([]string{"on_success", "on_failure", lang.Always}, a.When) {
-			t.failf(when, "artifacts: when is on_success, on_failure or always")
-		}
-	}
+	e, a := d.pathExpander(job), &job.Artifacts
+	a.Paths, a.Exclude = d.paths("artifacts", n, "paths", e), d.paths("artifacts", n, "exclude", e)
+	a.Untracked, a.When = d.yes("artifacts: untracked", find(n, "untracked"), false), d.outcome("artifacts", n)
 	reports := find(n, "reports")
 	var others []string
 	for key := range entries(reports) {
@@ -70,7 +52,7 @@ func (d *draft) readArtifacts(planned *Planned, job *Job) {
 			others = append(others, "reports:"+key.Value)
 		}
 	}
-	a.Dotenv, a.JUnit = paths(reports, "dotenv"), paths(reports, "junit")
+	a.Dotenv, a.JUnit = d.paths("reports", reports, "dotenv", e), d.paths("reports", reports, "junit", e)
 	if len(others) > 0 {
 		d.notices = append(d.notices, "artifacts not done here, but by a server: "+strings.Join(others, ", "))
 	}

@@ -90,3 +90,50 @@ func TestTheTableOfKeywordsIsTrue(t *testing.T) {
 		require.Equal(t, class, got, name)
 	}
 }
+
+// docs/pipelines.md says of each keyword whether it works in a pipeline, and which test shows it.
+func TestTheTableOfPipelinesIsTrue(t *testing.T) {
+	page, err := os.ReadFile("../../../docs/pipelines.md")
+	require.NoError(t, err)
+	_, part, _ := strings.Cut(string(page), "## Keywords")
+	part, _, _ = strings.Cut(part, "\n## ")
+	class := map[string]string{}
+	rows := regexp.MustCompile("(?m)^\\| (`[^|]*`) \\| (\\w+) \\| ([^|]*)\\| (.*) \\|$").FindAllStringSubmatch(part, -1)
+	require.Len(t, rows, strings.Count(part, "\n| `"), "a row has another form")
+	for _, row := range rows {
+		require.Contains(t, []string{"works", "differs", "notice"}, row[2], row[1])
+		require.True(t, row[2] != "differs" || strings.TrimSpace(row[3]) != "", "%s: how does it differ?", row[1])
+		require.Contains(t, row[4], ".Test", row[1])
+		for _, name := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(row[1], -1) {
+			require.NotContains(t, class, name[1])
+			class[name[1]] = row[2]
+		}
+	}
+	all := map[string]bool{}
+	for prefix, names := range map[string][]string{
+		"": slices.Concat(globals, jobKeys, defaults), "rules:": slices.Concat(jobRuleKeys, []string{"auto_cancel"}),
+		"workflow:": {"auto_cancel", "name", "rules"}, "include:": slices.Concat([]string{"local", "rules"}, kinds,
+			otherIncludeKeys), "only:": onlyKeys, "variables:": variableKeys, "needs:": needKeys,
+		"artifacts:": artifactKeys, "cache:": cacheKeys, "cache:key:": cacheKeyKeys, "trigger:": triggerKeys,
+		"retry:": {"max", "when", "exit_codes"}, "allow_failure:": {"exit_codes"}, "parallel:": {"matrix"},
+		"inherit:": {"default", "variables"},
+	} {
+		for _, name := range names {
+			all[prefix+name] = true
+		}
+	}
+	for name := range all {
+		require.Contains(t, class, name)
+	}
+	for name := range class {
+		require.Contains(t, all, name)
+	}
+	for _, name := range jobKeys { // those that have no effect, and a note
+		isNoted := slices.Contains(ignored, name) && !slices.Contains(ofPipelines, name)
+		require.Equal(t, isNoted, class[name] == "notice", name)
+		if isNoted {
+			p := planOf(t, "j: {script: [x], "+name+": {a: b}}\n", Config{})
+			require.Contains(t, strings.Join(p.Jobs[0].Notices, "\n"), name)
+		}
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"go.yaml.in/yaml/v4"
 
@@ -41,8 +42,9 @@ type Config struct {
 	// Colours says that the commands of a script are shown in colours before they run.
 	Colours bool
 
-	depth   int  // of a child pipeline
-	planned *int // how many jobs a pipeline and its children have
+	depth    int           // of a child pipeline
+	planned  *atomic.Int64 // how many jobs a pipeline and its children have
+	artifact ReadArtifact  // for include: artifact; nil before the jobs have run
 }
 
 // File is a .gitlab-ci.yml with all its includes. It is not safe for concurrent use.
@@ -178,7 +180,7 @@ func (f *File) Check(inspect func(name string, job *Job) error) []error {
 	}
 	if loop := loopOf(jobs, needs); loop != nil {
 		errs = append(errs, f.tree.Errorf(f.jobs[loop[0]].key, "the job needs itself, directly or by others: %s; remove one "+
-			"of these from needs", strings.ReplaceAll(List(append(loop, loop[0])), ",", " needs")))
+			"of these from needs", strings.ReplaceAll(lang.QuoteNames(append(loop, loop[0])), ",", " needs")))
 	}
 	return errs
 }

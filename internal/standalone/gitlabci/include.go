@@ -122,6 +122,9 @@ func (in *includer) elsewhere(at *yaml.Node, kind string, entry *yaml.Node) *yam
 	if kind == "project" {
 		what += fmt.Sprintf(" %.160q", strings.Join(files, " "))
 	}
+	if kind == "artifact" && in.file.cfg.artifact != nil {
+		return in.made(at, entry, files[0])
+	}
 	if in.file.cfg.Other == nil || kind == "artifact" || strings.Contains(top+strings.Join(files, ""), "$") {
 		in.file.notice("include: " + what)
 		in.file.left = append(in.file.left, what)
@@ -135,6 +138,15 @@ func (in *includer) elsewhere(at *yaml.Node, kind string, entry *yaml.Node) *yam
 		all = in.file.tree.merge(all, in.readAs(entry, at, file, "other: "+top))
 	}
 	return all
+}
+
+// made reads a file of an entry that a job has made.
+func (in *includer) made(at, entry *yaml.Node, file string) *yaml.Node {
+	job := valueOfNode(find(entry, "job"))
+	own := in.open
+	defer func() { in.open = own }()
+	in.open = func(name string) ([]byte, error) { return in.file.cfg.artifact(job, name) }
+	return in.readAs(entry, at, file, "artifact: "+job)
 }
 
 // mayBeElsewhere returns the left-out files, in words for the error about a job that does not exist.

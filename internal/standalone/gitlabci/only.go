@@ -13,13 +13,17 @@ import (
 var onlyKeys = []string{"refs", "variables", "changes", "kubernetes"}
 
 // selected reports whether only and except put the job into a pipeline with the variables of e. All keys of only must
-// match, and no key of except.
+// match, and no key of except. As with GitLab, a job without them and without rules, also of the workflow, is for
+// branches and tags: not for a merge request.
 func (d *draft) selected(e *expander) bool {
 	only, except := find(d.node, "only"), find(d.node, "except")
+	rules := find(d.node, "rules")
 	if isNull(only) && isNull(except) {
-		return true
+		source, _ := e.lookUp("CI_PIPELINE_SOURCE")
+		isRuled := !isNull(rules) || !isNull(find(d.file.globals["workflow"], "rules"))
+		return isRuled || source != "merge_request_event"
 	}
-	if rules := find(d.node, "rules"); !isNull(rules) {
+	if !isNull(rules) {
 		d.file.tree.failf(rules, "the job%s has both rules and only or except; a job has one of them", lang.QuoteName(d.name))
 		return true
 	}

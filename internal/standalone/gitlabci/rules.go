@@ -245,7 +245,9 @@ type ruling struct {
 func (d *draft) judge(e *expander) (r ruling) {
 	n := find(d.node, "rules")
 	if !d.selected(e) {
-		r.out = "only and except"
+		if r.out = "only and except"; isNull(find(d.node, "only")) && isNull(find(d.node, "except")) {
+			r.out = "only, whose default is branches and tags"
+		}
 	}
 	if isNull(n) {
 		return r

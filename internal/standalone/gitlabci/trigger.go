@@ -14,7 +14,9 @@ import (
 type Trigger struct {
 	// Child is the pipeline of files of this project. It is nil if the pipeline is another one.
 	Child *Pipeline
-	// Other describes another pipeline: one of another project, or of a file that a job makes.
+	// Made says that the pipeline is of files that other jobs make; see [Pipeline.Made].
+	Made bool
+	// Other describes another pipeline: one of another project.
 	Other string
 	// Depend says that the job has the outcome of the pipeline. Without it, the job succeeds once that has begun.
 	Depend bool
@@ -53,15 +55,37 @@ func (d *draft) readTrigger(planned *Planned, job *Job) {
 	case isNull(include):
 		t.failf(n, "trigger needs project, or include with a file of this project")
 	case slices.ContainsFunc(itemsOf(include), func(item *yaml.Node) bool { return find(item, "artifact") != nil }):
-		trigger.Other = "a file that another job makes (include: artifact)"
+		trigger.Made = true
+		for _, item := range itemsOf(include) {
+			if made := find(item, "artifact"); made != nil && isNull(find(item, "job")) {
+				t.failf(item, "include: artifact needs job, the name of the job that makes the file")
+			}
+		}
 	default:
-		trigger.Child = d.child(n, include, job)
+		trigger.Child = d.child(n, include, job, nil)
 	}
+}
+
+// ReadArtifact reads a file of the artifacts of a job.
+type ReadArtifact func(job, path string) ([]byte, error)
+
+// Made returns the pipeline of files that other jobs have made, for a job whose Trigger says so. values are as for Job.
+func (p *Pipeline) Made(i int, values []Variable, artifact ReadArtifact) (*Pipeline, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f, d := p.file, *p.Jobs[i].draft
+	f.tree.Err = nil
+	f.tree.keep(f.warned)
+	defer func(cost int) { f.tree.Cost = cost }(f.tree.Cost)
+	d.notices, d.values = nil, values
+	job, n := d.open(d.share), d.key("trigger")
+	child := d.child(n, find(n, "include"), job, artifact)
+	return child, f.tree.Err
 }
 
 // child returns the pipeline of the files in include. Its jobs have the variables of the file and of the job, which
 // override those of the files, unless forward says otherwise.
-func (d *draft) child(trigger, include *yaml.Node, job *Job) *Pipeline {
+func (d *draft) child(trigger, include *yaml.Node, job *Job, artifact ReadArtifact) *Pipeline {
 	f, t := d.file, d.file.tree
 	if f.cfg.depth >= maxChildren {
 		t.failf(trigger, "child pipelines start each other more than %d deep", maxChildren)
@@ -69,6 +93,7 @@ func (d *draft) child(trigger, include *yaml.Node, job *Job) *Pipeline {
 	}
 	cfg := f.cfg
 	cfg.depth++
+	cfg.artifact = artifact
 	cfg.Inputs, cfg.Matrix = nil, nil
 	cfg.Predefined = append(slices.DeleteFunc(slices.Clone(cfg.Predefined), func(v Variable) bool {
 		return v.Name == "CI_PIPELINE_SOURCE"

@@ -12,18 +12,19 @@ import (
 	"github.com/stepmux/stepmux/internal/boundedfile"
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/internal/standalone"
-	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
 	"github.com/stepmux/stepmux/pipeline"
 	"github.com/stepmux/stepmux/remote/archive"
+	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
 // carrier carries out the jobs of one pipeline.
 type carrier struct {
 	*runner
-	pipeline *standalone.Pipeline
+	pipeline *Pipeline
 	plan     *pipeline.Plan
 	prefix   string
-	// done has the results of the jobs. Only the job itself writes its entry, and only jobs that wait for it read that.
+	// done has the results of the jobs. Only the job itself and, for its state, the scheduler write its entry, and only
+	// jobs that wait for it read that.
 	done []made
 }
 
@@ -59,8 +60,23 @@ func exitCode(report *standalone.Report) int {
 
 // Carry carries out an attempt of a job.
 func (c *carrier) Carry(ctx context.Context, node, _ int) pipeline.Result {
-	if child := c.pipeline.Child(node); child != nil {
-		return c.start(ctx, child, node)
+	job := c.pipeline.Jobs[node]
+	if k, ok := c.store.find(c.name(node)); ok {
+		result := &c.done[node]
+		if result.values, result.resumed = k.Values, true; k.Archive != "" {
+			result.archive = c.store.path(k.Archive)
+		}
+		return pipeline.Result{}
+	}
+	if job.Trigger != nil {
+		return c.start(ctx, node)
+	}
+	if job.Lock != "" {
+		unlock, err := c.lock(ctx, job.Lock, c.teller(node))
+		if err != nil {
+			return c.ended(ctx, node, nil, err)
+		}
+		defer unlock()
 	}
 	select {
 	case c.slots <- struct{}{}:
@@ -69,13 +85,24 @@ func (c *carrier) Carry(ctx context.Context, node, _ int) pipeline.Result {
 	}
 	defer func() { <-c.slots }()
 	report, err := c.carry(ctx, node)
+	return c.ended(ctx, node, report, err)
+}
+
+// ended returns the result of an attempt. err says that this machine could not carry it out.
+func (c *carrier) ended(ctx context.Context, node int, report *standalone.Report, err error) pipeline.Result {
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return pipeline.Result{Err: context.Cause(ctx)}
 	case err != nil:
 		c.system(fmt.Errorf("job %.64q: %w", c.name(node), err))
 		return pipeline.Result{Err: err, ExitCode: exitSystem, Reason: reasons[standalone.System]}
-	case report.Status == "success":
+	case report.Status == Success:
+		made := &c.done[node] // its state belongs to the scheduler
+		k := kept{Name: c.name(node), Values: made.values}
+		if made.archive != "" {
+			k.Archive = filepath.Base(made.archive)
+		}
+		c.store.keep(k)
 		return pipeline.Result{}
 	}
 	return pipeline.Result{
@@ -84,20 +111,41 @@ func (c *carrier) Carry(ctx context.Context, node, _ int) pipeline.Result {
 }
 
 // start runs a child pipeline. A job that does not depend on it has succeeded at once.
-func (c *carrier) start(ctx context.Context, child *standalone.Pipeline, node int) pipeline.Result {
+func (c *carrier) start(ctx context.Context, node int) pipeline.Result {
+	trigger := c.pipeline.Jobs[node].Trigger
+	child := trigger.Child
+	if trigger.Read != nil {
+		var err error
+		if child, err = trigger.Read(c.before(node), c.artifactFor(ctx, node)); err == nil {
+			err = Check(child)
+		}
+		if err != nil {
+			c.teller(node)(err.Error())
+			return pipeline.Result{Err: err, ExitCode: 1}
+		}
+	}
+	if len(child.Jobs) == 0 {
+		c.teller(node)("the child pipeline has no job")
+		return pipeline.Result{Err: errJob, ExitCode: 1}
+	}
 	run := func(ctx context.Context) pipeline.Result {
-		report, err := c.run(ctx, child, c.name(node)+" / ")
+		report, err := c.run(ctx, child, c.name(node)+separator)
 		if err != nil {
 			c.system(err)
 			return pipeline.Result{Err: err, ExitCode: exitSystem, Reason: reasons[standalone.System]}
 		}
-		c.Say(fmt.Sprintf("%s: child pipeline: %s", c.name(node), report.Status))
+		c.mu.Lock()
+		c.reports[c.name(node)] = report
+		c.mu.Unlock()
 		if report.Status != Success {
 			return pipeline.Result{Err: errJob, ExitCode: report.ExitCode}
 		}
+		if report.isComplete() {
+			c.store.keep(kept{Name: c.name(node)})
+		}
 		return pipeline.Result{}
 	}
-	if c.pipeline.Jobs[node].Trigger.Depend {
+	if trigger.Depend {
 		return run(ctx)
 	}
 	// The context of the node ends with this call.
@@ -113,9 +161,6 @@ func (c *carrier) start(ctx context.Context, child *standalone.Pipeline, node in
 
 func (c *carrier) name(node int) string { return c.prefix + c.pipeline.Jobs[node].Name }
 
-// Say says a line about a job.
-func (c *carrier) Say(line string) { c.cfg.Say(line) }
-
 // carry runs a job in a directory of its own.
 func (c *carrier) carry(ctx context.Context, node int) (report *standalone.Report, err error) {
 	dir, err := c.newDir()
@@ -123,45 +168,113 @@ func (c *carrier) carry(ctx context.Context, node int) (report *standalone.Repor
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, rmtree.Remove(dir)) }()
-	values, err := c.fill(ctx, node, dir)
+	job, err := c.pipeline.Jobs[node].Prepare(c.before(node))
 	if err != nil {
 		return nil, err
 	}
-	job, err := c.pipeline.Compile(node, values)
-	if err != nil {
+	if err := c.fill(ctx, node, dir, job); err != nil {
 		return nil, err
 	}
-	cfg, planned := c.cfg.Config, c.pipeline.Jobs[node]
+	cfg := c.cfg.Config
 	cfg.WorkDir, cfg.TempDir = dir, c.dir
-	if limit := planned.Timeout; limit > 0 && (cfg.Timeout == 0 || limit < cfg.Timeout) {
+	if limit := c.pipeline.Jobs[node].Timeout; limit > 0 && (cfg.Timeout == 0 || limit < cfg.Timeout) {
 		cfg.Timeout = min(limit, 24*time.Hour)
 	}
 	stdout, stderr, end := c.cfg.Output(c.name(node))
 	defer end()
 	cfg.Stdout, cfg.Stderr, cfg.Observe = stdout, stderr, nil
-	if report, err = standalone.Run(ctx, c.abort, job, cfg); err != nil {
+	report, err = standalone.Run(ctx, c.abort, job.Job, cfg)
+	if err == nil && ctx.Err() != nil { // also a job that has just succeeded: its artifacts are not taken any more
+		err = context.Cause(ctx)
+	}
+	if err != nil {
 		return report, err
 	}
-	return report, c.take(context.WithoutCancel(ctx), node, dir, report.Status == "success")
+	if c.cfg.WithTests {
+		tell := func(text string) { c.teller(node)("tests: " + text) }
+		if err := c.tests.add(ctx, c.name(node), dir, job.Tests, tell); err != nil {
+			return report, err
+		}
+	}
+	if err := c.save(ctx, dir, job, report, c.teller(node)); err != nil {
+		return report, err
+	}
+	return report, c.take(ctx, node, dir, job, report)
 }
 
-// fill puts the files of the project and the artifacts of other jobs into the directory of a job. It returns the
-// variables that those have reported.
-func (c *carrier) fill(ctx context.Context, node int, dir string) (values []gitlabci.Variable, err error) {
+// before returns the jobs from which a job gets values.
+func (c *carrier) before(node int) (all []Before) {
+	for from := range c.plan.Sources(node, pipeline.Values) {
+		job := c.pipeline.Jobs[from]
+		all = append(all, Before{job.Name, job.Base, c.done[from].state, c.done[from].values})
+	}
+	return all
+}
+
+// artifactFor returns a function that reads artifacts of the jobs that a job waits for.
+func (c *carrier) artifactFor(ctx context.Context, node int) ReadArtifact {
+	return func(job, path string) (_ []byte, err error) {
+		for from := range c.plan.Sources(node, pipeline.Control) {
+			j := c.pipeline.Jobs[from]
+			if name := c.done[from].archive; name != "" && (j.Name == job || j.Base == job) {
+				return c.readFrom(ctx, name, path)
+			}
+		}
+		return nil, fmt.Errorf("the job %.64q has made no artifacts, or is not before this one", job)
+	}
+}
+
+// maxPipeline bounds the text of a pipeline that a job has made, in bytes: more than a text may have.
+const maxPipeline = lang.MaxText + 1
+
+// readFrom reads a file of an archive.
+func (c *carrier) readFrom(ctx context.Context, name, path string) (_ []byte, err error) {
+	dir, err := c.newDir()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, rmtree.Remove(dir)) }()
+	if err := unpack(ctx, name, dir); err != nil {
+		return nil, err
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	return boundedfile.ReadBy(root.OpenFile, path, maxPipeline)
+}
+
+// teller returns a function that says lines about a job.
+func (c *carrier) teller(node int) func(string) {
+	return func(text string) { c.cfg.Say(c.name(node) + ": " + text) }
+}
+
+// fill puts the files of the project, the caches and the artifacts of other jobs into the directory of a job.
+func (c *carrier) fill(ctx context.Context, node int, dir string, job *Prepared) error {
 	if err := unpack(ctx, c.project, dir); err != nil {
-		return nil, fmt.Errorf("unpack the project: %w", err)
+		return fmt.Errorf("unpack the project: %w", err)
+	}
+	if err := c.restore(ctx, dir, job.Caches, c.teller(node)); err != nil {
+		return err
 	}
 	for from := range c.plan.Sources(node, pipeline.Files) {
 		if name := c.done[from].archive; name != "" {
 			if err := unpack(ctx, name, dir); err != nil {
-				return nil, fmt.Errorf("unpack the artifacts of %.64q: %w", c.name(from), err)
+				return fmt.Errorf("unpack the artifacts of %.64q: %w", c.name(from), err)
 			}
 		}
 	}
-	for from := range c.plan.Sources(node, pipeline.Values) {
-		values = append(values, c.done[from].values...)
+	return nil
+}
+
+// archiveOf returns the path for the artifacts of a job.
+func (c *carrier) archiveOf(node int) string {
+	name := nameOf(c.name(node)) + ".artifacts"
+	if c.store != nil {
+		return c.store.path(name)
 	}
-	return values, nil
+	return filepath.Join(c.dir, name)
 }
 
 // unpack unpacks an archive.
@@ -175,54 +288,35 @@ func unpack(ctx context.Context, name, dir string) error {
 	return err
 }
 
-// take keeps the artifacts and the variables of a job that has ended.
-func (c *carrier) take(ctx context.Context, node int, dir string, succeeded bool) error {
-	a, result := c.pipeline.Jobs[node].Artifacts, made{}
-	tell := func(text string) { c.Say(c.name(node) + ": artifacts: " + text) }
-	for _, name := range a.Dotenv {
-		values, err := dotenv(dir, name)
-		if err != nil {
-			tell(fmt.Sprintf("dotenv %.160q: %v", name, err))
-		}
-		result.values = append(result.values, values...)
-	}
-	wanted := a.When == "always" || succeeded == (a.When != "on_failure")
-	if wanted && (len(a.Paths) > 0 || a.Untracked) {
-		if a.Untracked {
-			tell("untracked is not known here: the job has no git repository")
-		}
-		found, err := archive.Find(ctx, archive.Selection{
-			Dir: dir, Paths: a.Paths, Exclude: a.Exclude, OnlyInside: true, Info: func(string) {}, Warn: tell,
-		})
-		if err != nil {
-			return err
-		}
-		defer found.Close()
-		result.archive = filepath.Join(c.dir, filepath.Base(dir)+".artifacts")
-		err = archive.Replace(result.archive, func(to *os.File) error {
-			return found.Write(ctx, to, archive.TarZstd, "fastest")
-		})
-		if err != nil {
-			return fmt.Errorf("keep the artifacts: %w", err)
+// take keeps the artifacts and the values of a job that has ended.
+func (c *carrier) take(ctx context.Context, node int, dir string, job *Prepared, report *standalone.Report) error {
+	tell := func(text string) { c.teller(node)("artifacts: " + text) }
+	result := &c.done[node]
+	result.archive, result.values = "", nil // of an earlier attempt
+	if job.Values != nil {
+		var err error
+		if result.values, err = job.Values(dir, report); err != nil {
+			tell(err.Error())
 		}
 	}
-	c.done[node] = result
+	a := job.Artifacts
+	if len(a.Paths) == 0 && !a.Untracked || !a.When.holds(report) {
+		return nil
+	}
+	selection := c.selection(dir, a.Paths, a.Untracked, tell)
+	selection.Exclude, selection.OnlyInside = a.Exclude, true
+	found, err := archive.Find(ctx, selection)
+	if err != nil {
+		return err
+	}
+	defer found.Close()
+	name := c.archiveOf(node)
+	err = archive.Replace(name, func(to *os.File) error {
+		return found.Write(ctx, to, archive.TarZstd, level)
+	})
+	if err != nil {
+		return fmt.Errorf("keep the artifacts: %w", err)
+	}
+	result.archive = name
 	return nil
-}
-
-// maxReport bounds the bytes that are read of a dotenv report: more than it may have.
-const maxReport = 64 << 10
-
-// dotenv reads a dotenv report. A job may have made anything of it, such as a link that leads out.
-func dotenv(dir, name string) ([]gitlabci.Variable, error) {
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return nil, err
-	}
-	defer root.Close()
-	data, err := boundedfile.ReadBy(root.OpenFile, name, maxReport)
-	if err != nil {
-		return nil, err
-	}
-	return gitlabci.ParseDotenv(data)
 }

@@ -1,9 +1,9 @@
 package whole
 
 import (
+	"slices"
 	"time"
 
-	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/pipeline"
 )
 
@@ -16,6 +16,8 @@ const (
 
 // Report is the result of a pipeline.
 type Report struct {
+	// Name is the title of the pipeline. It may be empty.
+	Name string `json:"name,omitempty"`
 	// Status is success, failure or cancelled. A pipeline with jobs that wait for a manual one is a success.
 	Status string `json:"status"`
 	// ExitCode is that of the first job that failed.
@@ -26,6 +28,9 @@ type Report struct {
 	Busy float64 `json:"busy_s"`
 	// CriticalPath are the names of the jobs that decided how long the pipeline took, in order.
 	CriticalPath []string `json:"critical_path"`
+	// Tests are the reports of tests of all jobs, as one document in the form of JUnit. It is nil unless the Config asks
+	// for it.
+	Tests []byte `json:"-"`
 }
 
 // JobReport is the result of a job. A job that the pipeline does not have is "left out".
@@ -33,17 +38,34 @@ type JobReport struct {
 	Name     string    `json:"name"`
 	Stage    string    `json:"stage"`
 	Status   string    `json:"status"`
-	Why      string    `json:"why,omitempty"` // of a job that did not run
+	Why      string    `json:"why,omitempty"` // of a job that did not run, or ran in the run that is resumed
 	Attempts int       `json:"attempts,omitempty"`
 	ExitCode *int      `json:"exit_code,omitempty"`
 	Started  time.Time `json:"started,omitzero"`
 	Finished time.Time `json:"finished,omitzero"`
 	Duration float64   `json:"duration_s,omitempty"`
+	// Child is the report of the pipeline that the job started.
+	Child *Report `json:"pipeline,omitempty"`
 }
 
+// isComplete reports whether there is nothing to resume: all jobs of the pipeline have succeeded, or shall not run.
+func (r *Report) isComplete() bool {
+	return !slices.ContainsFunc(r.Jobs, func(j JobReport) bool {
+		switch j.Status {
+		case pipeline.Succeeded.String(), pipeline.Skipped.String(), leftOut:
+			return j.Child != nil && !j.Child.isComplete()
+		default:
+			return true
+		}
+	})
+}
+
+// leftOut is the status of a job that the pipeline does not have.
+const leftOut = "left out"
+
 // newReport returns the report of a run that has ended.
-func newReport(p *standalone.Pipeline, run *pipeline.Progress) *Report {
-	r := &Report{Status: Success}
+func newReport(p *Pipeline, run *pipeline.Progress) *Report {
+	r := &Report{Name: p.Name, Status: Success}
 	var first, last time.Time
 	for i, j := range p.Jobs {
 		s := run.Status(i)
@@ -68,7 +90,7 @@ func newReport(p *standalone.Pipeline, run *pipeline.Progress) *Report {
 	}
 	r.Wall = last.Sub(first).Seconds()
 	for _, l := range p.Left {
-		r.Jobs = append(r.Jobs, JobReport{Name: l.Name, Stage: l.Stage, Status: "left out", Why: l.Why})
+		r.Jobs = append(r.Jobs, JobReport{Name: l.Name, Stage: l.Stage, Status: leftOut, Why: l.Why})
 	}
 	for _, node := range run.CriticalPath() {
 		r.CriticalPath = append(r.CriticalPath, p.Jobs[node].Name)

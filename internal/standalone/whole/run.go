@@ -7,12 +7,12 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/internal/standalone"
-	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
 	"github.com/stepmux/stepmux/pipeline"
 	"github.com/stepmux/stepmux/remote/archive"
 )
@@ -29,6 +29,20 @@ type Config struct {
 	// Output returns the writers for the output of an attempt of a job, and a function that is called at its end.
 	// Required.
 	Output func(job string) (stdout, stderr io.Writer, end func())
+	// Name is the name of the pipeline on this machine. A run can be resumed by a later one of this name.
+	Name string
+	// Resume asks for the earlier run of this name: jobs that succeeded there do not run, and others get their artifacts
+	// and values. The error is [ErrNothingToResume] if there is no such run, or if its pipeline was another one.
+	Resume bool
+	// CachesDir is the directory with the caches of the project, and StateDir the one for the results of its runs and
+	// the locks of its jobs. Both are DIR/PROJECT; what is in them is removed after 30 days without a use. Without
+	// CachesDir there are no caches. Without StateDir a run cannot be resumed, and locks hold in this run only.
+	CachesDir, StateDir string
+	// Watch is called when the status of a job has changed, with the words of [JobReport]. It may be called from several
+	// goroutines at once. May be nil.
+	Watch func(job, status string)
+	// WithTests says that the report shall have the tests of the jobs.
+	WithTests bool
 	// Say gets lines about jobs: those about artifacts that are missing, or notices. It may be called from several
 	// goroutines at once. Required.
 	Say func(line string)
@@ -41,22 +55,36 @@ type runner struct {
 	abort    context.Context // ends when jobs are killed
 	dir      string          // for the directories and archives of jobs
 	project  string          // the archive of the project
+	store    *store
+	tests    testReports
+	tracked  func() map[string]bool // the files of the project
 	slots    chan struct{}
 	children sync.WaitGroup // of child pipelines that no job waits for
 
-	mu      sync.Mutex      // guards the following
-	number  int             // of directories
-	systems []error         // failures of this machine
-	told    map[string]bool // notices
+	mu      sync.Mutex         // guards the following
+	number  int                // of directories
+	systems []error            // failures of this machine
+	told    map[string]bool    // notices
+	reports map[string]*Report // of child pipelines, by the names of the jobs that started them
 }
 
 // Run runs the pipeline to its end. When ctx ends, jobs get SIGTERM, their grace and SIGKILL, and no others start. When
 // abort ends, they are killed. An error says that this machine could not run a job to its end.
-func Run(ctx, abort context.Context, p *standalone.Pipeline, cfg Config) (report *Report, err error) {
+func Run(ctx, abort context.Context, p *Pipeline, cfg Config) (report *Report, err error) {
 	if err := Check(p); err != nil {
 		return nil, err
 	}
-	r := &runner{cfg: cfg, life: ctx, abort: abort, told: map[string]bool{}, slots: make(chan struct{}, max(cfg.Slots, 1))}
+	r := &runner{
+		cfg: cfg, life: ctx, abort: abort, told: map[string]bool{}, reports: map[string]*Report{},
+		slots: make(chan struct{}, max(cfg.Slots, 1)),
+	}
+	r.tracked = sync.OnceValue(func() map[string]bool {
+		all := make(map[string]bool, len(cfg.Files))
+		for _, name := range cfg.Files {
+			all[name] = true
+		}
+		return all
+	})
 	if r.dir, err = os.MkdirTemp(cfg.TempDir, "stepmux-pipeline-"); err != nil {
 		return nil, fmt.Errorf("create temporary directory: %w", err)
 	}
@@ -68,23 +96,58 @@ func Run(ctx, abort context.Context, p *standalone.Pipeline, cfg Config) (report
 	if err := r.pack(ctx); err != nil {
 		return nil, fmt.Errorf("pack the files of the project: %w", err)
 	}
+	if p.original == "" {
+		if p.original, err = p.digest(); err != nil {
+			return nil, err
+		}
+	}
+	if r.store, err = openStore(ctx, p.original, cfg); err != nil {
+		return nil, err
+	}
 	report, err = r.run(ctx, p, "")
 	r.children.Wait()
-	return report, errors.Join(append(r.systems, err)...)
+	err = errors.Join(append(r.systems, err)...)
+	if report != nil {
+		r.attach(report, "")
+		if cfg.WithTests {
+			report.Tests = r.tests.document()
+		}
+	}
+	if kept := r.store.close(err == nil && report.isComplete()); kept != nil {
+		cfg.Say(fmt.Sprintf("--resume may not find all of this run: %v", kept))
+	}
+	return report, err
 }
+
+// attach adds the reports of child pipelines to a report. prefix stands before the names of its jobs.
+func (r *runner) attach(report *Report, prefix string) {
+	for i := range report.Jobs {
+		name := prefix + report.Jobs[i].Name
+		if child := r.reports[name]; child != nil {
+			report.Jobs[i].Child = child
+			r.attach(child, name+separator)
+		}
+	}
+}
+
+// separator stands between the names of a job and of a job in the pipeline that it starts.
+const separator = " / "
 
 // Check returns an error for a pipeline that cannot run here: one that starts pipelines of other projects. Run returns
 // the same error before a job runs.
-func Check(p *standalone.Pipeline) error {
-	for i, j := range p.Jobs {
+func Check(p *Pipeline) error {
+	for _, j := range p.Jobs {
 		if j.Trigger == nil {
 			continue
 		}
 		if j.Trigger.Other != "" {
-			return fmt.Errorf("the job %.64q starts another pipeline, which is not possible here: %s; leave the job out",
-				j.Name, j.Trigger.Other)
+			return fmt.Errorf("the job %.64q starts another pipeline, which is not possible here: %s; leave the job out "+
+				"by --skip", j.Name, j.Trigger.Other)
 		}
-		if err := Check(p.Child(i)); err != nil {
+		if j.Trigger.Child == nil {
+			continue
+		}
+		if err := Check(j.Trigger.Child); err != nil {
 			return err
 		}
 	}
@@ -100,13 +163,24 @@ func (r *runner) pack(ctx context.Context) error {
 	defer found.Close()
 	r.project = filepath.Join(r.dir, "project")
 	return archive.Replace(r.project, func(to *os.File) error {
-		return found.Write(ctx, to, archive.TarZstd, "fastest")
+		return found.Write(ctx, to, archive.TarZstd, level)
 	})
 }
 
+// level is that of the archives of a run: they are read soon, and on this machine.
+const level = archive.Level("fastest")
+
 // run runs one pipeline. prefix stands before the names of its jobs.
-func (r *runner) run(ctx context.Context, p *standalone.Pipeline, prefix string) (*Report, error) {
-	plan, err := pipeline.New(p.Graph)
+func (r *runner) run(ctx context.Context, p *Pipeline, prefix string) (*Report, error) {
+	graph := p.Graph
+	graph.Nodes = slices.Clone(graph.Nodes)
+	for i := range graph.Nodes {
+		if _, ran := r.store.find(prefix + p.Jobs[i].Name); ran { // it waits for its needs only
+			n := &graph.Nodes[i]
+			n.Manual, n.Delay, n.Groups, n.Free = false, 0, nil, true
+		}
+	}
+	plan, err := pipeline.New(graph)
 	if err != nil {
 		return nil, err
 	}
@@ -114,8 +188,21 @@ func (r *runner) run(ctx context.Context, p *standalone.Pipeline, prefix string)
 		r.notices(prefix+j.Name, j.Notices)
 	}
 	c := &carrier{runner: r, pipeline: p, plan: plan, prefix: prefix, done: make([]made, len(p.Jobs))}
-	end := plan.Run(ctx, c, pipeline.Config{Slots: max(r.cfg.Slots, 1)})
-	return newReport(p, end), nil
+	end := plan.Run(ctx, c, pipeline.Config{
+		Slots: max(r.cfg.Slots, 1), Observe: func(node int, s pipeline.Status) {
+			c.done[node].state = s.State
+			if r.cfg.Watch != nil {
+				r.cfg.Watch(c.name(node), s.State.String())
+			}
+		},
+	})
+	report := newReport(p, end)
+	for i := range p.Jobs {
+		if c.done[i].resumed {
+			report.Jobs[i].Why = "ran earlier"
+		}
+	}
+	return report, nil
 }
 
 // newDir returns a new directory.
@@ -147,8 +234,10 @@ func (r *runner) system(err error) {
 	r.systems = append(r.systems, err)
 }
 
-// made has the files and variables that a job gives to others.
+// made has the outcome of a job, and the files and values that it gives to others.
 type made struct {
+	state   pipeline.State
 	archive string // empty without artifacts
-	values  []gitlabci.Variable
+	values  map[string]string
+	resumed bool // the job ran in an earlier run
 }

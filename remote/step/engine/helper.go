@@ -238,7 +238,7 @@ func (c *helperCall) cache(cmd *proc.Command) {
 	if !filepath.IsAbs(dir) {
 		dir = filepath.Join(cmd.Dir, dir)
 	}
-	c.option("--file", filepath.Join(dir, fileName(key), "cache.zip"))
+	c.option("--file", CacheFile(dir, key))
 	if c.g.builtin == lang.SaveCacheStep {
 		c.option("--caches", caches)
 		c.files()
@@ -262,13 +262,26 @@ func (c *helperCall) cacheDir() string {
 	}
 	project := c.variable("CI_PROJECT_ID")
 	if project == "" {
-		sum := sha256.Sum256([]byte(c.r.place.WorkDir))
-		project = "local-" + hex.EncodeToString(sum[:8])
+		project = LocalProject(c.r.place.WorkDir)
 	} else if server := c.variable("CI_SERVER_URL"); server != "" { // another server has another project of that number
 		project = server + "/" + project
 	}
+	return CachesOf(base, project)
+}
+
+// LocalProject returns the name of a project that no server knows, by its directory.
+func LocalProject(dir string) string {
+	sum := sha256.Sum256([]byte(dir))
+	return "local-" + hex.EncodeToString(sum[:8])
+}
+
+// CachesOf returns the directory of a project's caches below base, the user's cache directory.
+func CachesOf(base, project string) string {
 	return filepath.Join(base, "stepmux-caches", fileName(project))
 }
+
+// CacheFile returns the archive of a cache in dir, the directory of its project's caches.
+func CacheFile(dir, key string) string { return filepath.Join(dir, fileName(key), "cache.zip") }
 
 // longestName bounds the names that fileName keeps unchanged, in bytes.
 const longestName = 200

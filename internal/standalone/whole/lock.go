@@ -1,0 +1,39 @@
+package whole
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/stepmux/stepmux/internal/filelock"
+)
+
+// lock takes a lock of the project, which other runs on this machine may hold, and returns a function that releases it.
+func (r *runner) lock(ctx context.Context, name string, tell func(string)) (unlock func(), err error) {
+	if r.cfg.StateDir == "" {
+		return func() {}, nil
+	}
+	dir := filepath.Join(r.cfg.StateDir, "locks")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the directory for locks: %w", err)
+	}
+	now := time.Now()
+	_ = os.Chtimes(dir, now, now) // it is removed when it has not been used for long
+	// The file stays: removing it would need a lock, too.
+	file, err := os.OpenFile(filepath.Join(dir, nameOf(name)), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open the lock %.64q: %w", name, err)
+	}
+	if err = filelock.Try(file); errors.Is(err, filelock.ErrTaken) {
+		tell(fmt.Sprintf("waits for %.64q, which another job on this machine has", name))
+		err = filelock.Wait(ctx, file)
+	}
+	if err != nil {
+		file.Close()
+		return nil, fmt.Errorf("lock %.64q: %w", name, err)
+	}
+	return func() { filelock.Release(file) }, nil
+}
