@@ -68,7 +68,7 @@ func startReusable(t *testing.T, level vmconfig.Level) *reusable {
 	require.NoError(t, r.cmd.Start())
 	closeAll(theirs)
 	go func() {
-		r.cmd.Wait()
+		r.cmd.Wait() // its debugger may have waited for it
 		close(r.exited)
 	}()
 	t.Cleanup(func() {
@@ -250,6 +250,7 @@ func TestServeIsGivenBuildAfterBuildAndEachIsFresh(t *testing.T) {
 	require.Zero(t, r.cmd.ProcessState.ExitCode())
 }
 
+//stepmux:reliability mechanisms | A step runner that its build has changed gets no other build | `remote/reuse.go`
 func TestServeThatWasTouchedByItsBuildIsNotGivenAnotherOne(t *testing.T) {
 	run := func(t *testing.T, b *turn) { b.run(t, &pb.Job{Script: "true"}) }
 	for name, touch := range map[string]func(t *testing.T, b *turn){
@@ -411,8 +412,10 @@ func (r *reusable) trace(t *testing.T, thread int) {
 		defer runtime.UnlockOSThread()
 		err := unix.PtraceSeize(thread)
 		attached <- err
-		if err == nil && thread != r.cmd.Process.Pid {
-			_, _ = unix.Wait4(thread, nil, unix.WALL, nil) // otherwise serve does not end
+		for status := new(unix.WaitStatus); err == nil; { // otherwise serve does not end
+			if _, err = unix.Wait4(thread, status, unix.WALL, nil); status.Stopped() { // the Go runtime sends signals
+				err = unix.PtraceCont(thread, int(status.StopSignal()))
+			}
 		}
 		<-r.exited
 	})

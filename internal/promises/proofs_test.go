@@ -107,6 +107,14 @@ var mechanisms = map[string]mechanism{
 		code:    `case part == "..":`,
 		without: `case part == ".." && false:`,
 	},
+	"remote.TestServeThatWasTouchedByItsBuildIsNotGivenAnotherOne": {
+		code:    "return now.differs(&r.fresh)",
+		without: "_ = now\n\treturn nil",
+	},
+	"remote/proc.TestIsolatedCommandsHaveASessionKeyringOfTheirOwn": {
+		code:    "unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0)",
+		without: "unix.KEYCTL_GET_KEYRING_ID, uintptr(1<<32-3), 0)",
+	},
 	"connector/buildlog.TestALogThatTakesNothingFailsAfterItsTime": {
 		code:    "len(l.queue)+n > room && len(l.queue) > 0 {",
 		without: "false {",

@@ -59,7 +59,10 @@ func AsNobody(t testing.TB, cmd *exec.Cmd) *exec.Cmd {
 	binary := filepath.Join(dir, "test") // the test binary's own directory is private
 	text, err := os.ReadFile(os.Args[0])
 	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(binary, text, 0o755))
+	syscall.ForkLock.RLock() // else a process that is being started has the file open for writing: ETXTBSY
+	err = os.WriteFile(binary, text, 0o755)
+	syscall.ForkLock.RUnlock()
+	require.NoError(t, err)
 	cmd.Path, cmd.Dir = binary, dir
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: Nobody, Gid: Nobody}}
 	return cmd
