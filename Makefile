@@ -17,9 +17,6 @@ LDFLAGS  := -s -w -X $(INFO).version=$(VERSION) -X $(INFO).commit=$(COMMIT)
 # The programs have no debug information. If the compiler makes none, it takes a tenth less time.
 BUILD    := CGO_ENABLED=0 go build -trimpath -gcflags=all=-dwarf=false
 
-# stepmux begins at its own entry, if it has one for the machine $(1): see internal/timerslack.
-entry = $$([ ! -f cmd/stepmux/entry_$(1).s ] || echo -E main.programEntry)
-
 # The VM's end is uploaded to each VM, so it must be small. Only packages that handle each byte or line of a log or of a
 # transfer, and the packages that they use, are compiled with inlining; packages that handle whole blocks lose nothing
 # without it.
@@ -38,20 +35,26 @@ VM_LDFLAGS := $(LDFLAGS) -funcalign=$$(case $$(go env GOARCH) in amd64) echo 1 ;
 MACHINES := linux-amd64 linux-arm64
 NATIVE    = $(shell go env GOOS)-$(shell go env GOARCH)
 
+# has_init says whether stepmux-init has an entry for the machine. There it is joined into the programs that start inits,
+# at addresses of its own. On others these are their own inits. with_init puts it into the program $(1).
+has_init = [ -f cmd/stepmux-init/entry_$$(go env GOARCH).s ]
+with_init = $(INIT_BUILD) -ldflags "$(VM_LDFLAGS) -E main.entry -T 0x8001000" -o "$(1).init" ./cmd/stepmux-init && \
+  env -u GOOS -u GOARCH CGO_ENABLED=0 go run -trimpath -gcflags=all=-dwarf=false ./internal/joinelf "$(1)" "$(1).init" && \
+  rm "$(1).init"
 # vm_end builds the file $(1), a stepmux-vm, and the file $(2), the stepmux-fetch that it starts and whose checksum it
-# knows. On machines for which stepmux-init has an entry it is joined into stepmux-vm, at addresses of its own. On others
-# stepmux-vm itself is the init. The go command keeps a file that it takes for its own of these sources, so the joined one
-# goes first.
-vm_end = $(VM_BUILD) -ldflags "$(VM_LDFLAGS)" -o '$(2)' ./cmd/stepmux-fetch && \
-  sum=$$(sha256sum <'$(2)') && sum="-X $(INFO).fetchSum=$${sum%% *}" && \
-  if [ ! -f cmd/stepmux-init/entry_$$(go env GOARCH).s ]; then \
-    $(VM_BUILD) -ldflags "$(VM_LDFLAGS) $$sum" -o '$(1)' ./cmd/stepmux-vm; \
+# knows. The go command keeps a file that it takes for its own of these sources, so the joined one goes first.
+vm_end = $(VM_BUILD) -ldflags "$(VM_LDFLAGS)" -o "$(2)" ./cmd/stepmux-fetch && \
+  sum=$$(sha256sum <"$(2)") && sum="-X $(INFO).fetchSum=$${sum%% *}" && \
+  if ! $(has_init); then \
+    $(VM_BUILD) -ldflags "$(VM_LDFLAGS) $$sum" -o "$(1)" ./cmd/stepmux-vm; \
   else \
-    $(INIT_BUILD) -ldflags "$(VM_LDFLAGS) -E main.entry -T 0x8001000" -o '$(1).init' ./cmd/stepmux-init && \
-    rm -f '$(1)' && $(VM_BUILD) -tags $(VM_TAGS),joined -ldflags "$(VM_LDFLAGS) $$sum" -o '$(1)' ./cmd/stepmux-vm && \
-    env -u GOOS -u GOARCH CGO_ENABLED=0 go run -trimpath -gcflags=all=-dwarf=false ./internal/joinelf '$(1)' '$(1).init' && \
-    rm '$(1).init'; \
+    rm -f "$(1)" && $(VM_BUILD) -tags $(VM_TAGS),joined -ldflags "$(VM_LDFLAGS) $$sum" -o "$(1)" ./cmd/stepmux-vm && \
+    $(call with_init,$(1)); \
   fi
+# manager builds the file $(1), a stepmux that carries the VM's end, by way of the file $(1).linked: the go command does
+# not link that again if nothing has changed.
+manager = $(BUILD) -tags $(TAGS),carry -ldflags '$(LDFLAGS)' -o "$(1).linked" ./cmd/stepmux && $(call finish,$(1))
+finish = cp "$(1).linked" "$(1)" && if $(has_init); then $(call with_init,$(1)); fi
 
 FUZZTIME ?= 10s
 FUZZ     ?= ^Fuzz
@@ -75,7 +78,7 @@ MANAGER_API ?= instance/manager
 .PHONY: build
 build: $(MACHINES:%=carry-%) ## build bin/stepmux, which carries the VM's end for amd64 and arm64, and the other programs
 	@rm -f $(filter-out $(addprefix %-,$(addsuffix .gz,$(MACHINES))),$(wildcard cmd/stepmux/carried/*.gz))
-	$(BUILD) -tags $(TAGS),carry -ldflags "$(LDFLAGS) $(call entry,$(subst -,_,$(NATIVE)))" -o bin/stepmux ./cmd/stepmux
+	$(call manager,bin/stepmux)
 	$(BUILD) -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/stepmux-custom-executor ./cmd/stepmux-custom-executor
 	for p in stepmux-vm stepmux-fetch; do cp bin/$$p-$(NATIVE) bin/$$p || exit 1; done
 
@@ -100,6 +103,11 @@ carry-%:
 vm-end: ## build only the VM's end, as for a release: to the file OUT, and stepmux-fetch next to it
 	@$(call vm_end,$(OUT),$(dir $(OUT))stepmux-fetch)
 
+# For tests, which link stepmux in their own way.
+.PHONY: finish
+finish:
+	@$(call finish,$(OUT))
+
 .PHONY: install
 install: build man ## install the programs, man pages and completions for bash, zsh and fish below PREFIX
 	install -d $(addprefix $(DESTDIR)$(PREFIX)/,bin $(SHARED))
@@ -122,8 +130,8 @@ release: $(MACHINES:%=carry-%) ## write archives of the programs for all platfor
 	mkdir -p bin/release
 	for m in $(MACHINES); do \
 	  dir=bin/release/stepmux-$(VERSION)-$$m && mkdir $$dir && \
-	  GOOS=$${m%-*} GOARCH=$${m#*-} $(BUILD) -tags $(TAGS),carry -ldflags "$(LDFLAGS) $(call entry,$${m%-*}_$${m#*-})" -o $$dir/stepmux ./cmd/stepmux && \
-	  GOOS=$${m%-*} GOARCH=$${m#*-} $(BUILD) -tags $(TAGS) -ldflags '$(LDFLAGS)' -o $$dir/stepmux-custom-executor ./cmd/stepmux-custom-executor && \
+	  export GOOS=$${m%-*} GOARCH=$${m#*-} && $(call manager,$$dir/stepmux) && rm "$$dir/stepmux.linked" && \
+	  $(BUILD) -tags $(TAGS) -ldflags '$(LDFLAGS)' -o $$dir/stepmux-custom-executor ./cmd/stepmux-custom-executor && \
 	  cp bin/stepmux-vm-$$m $$dir/stepmux-vm && cp bin/stepmux-fetch-$$m $$dir/stepmux-fetch && cp README.md CHANGELOG.md LICENSE $$dir && \
 	  tar -C bin/release --owner=0 --group=0 --sort=name --mtime='@0' -cf - stepmux-$(VERSION)-$$m | gzip -9n >$$dir.tar.gz && \
 	  for p in stepmux-vm stepmux-fetch; do cp bin/$$p-$$m bin/release/$$p-$(VERSION)-$$m || exit 1; done && rm -r $$dir || exit 1; \

@@ -13,7 +13,7 @@ TEXT ·entry(SB),NOSPLIT|NOFRAME|TOPFRAME,$0-0
 	CMPQ	AX, CX
 	JNE	other
 	JMP	_rt0_amd64_linux(SB)
-other: // as in cmd/stepmux
+other: // with a timer slack, see internal/timerslack
 	MOVL	$157, AX // prctl
 	MOVL	$30, DI  // PR_GET_TIMERSLACK
 	SYSCALL

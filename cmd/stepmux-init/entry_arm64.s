@@ -13,7 +13,7 @@ TEXT ·entry(SB),NOSPLIT|NOFRAME|TOPFRAME,$0-0
 	CMP	R0, R2
 	BNE	other
 	B	_rt0_arm64_linux(SB)
-other: // as in cmd/stepmux
+other: // with a timer slack, see internal/timerslack
 	MOVD	$167, R8 // prctl
 	MOVD	$30, R0  // PR_GET_TIMERSLACK
 	SVC

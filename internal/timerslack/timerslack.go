@@ -3,8 +3,8 @@
 //
 // The Go runtime of each program has a thread that looks every 20 us whether a system call takes long, and wakes another
 // thread then. While a program starts builds, that is a sixth of its processor time. The runtime has no setting for it, but
-// with a larger slack the thread looks later. So our programs begin with one: [Begin] from their own entries (entry_*.s
-// in cmd/stepmux and cmd/stepmux-init), and [Calm] if they start as inits and step runners.
+// with a larger slack the thread looks later. So our programs begin with one: [Begin] from their own entry (entry_*.s in
+// cmd/stepmux-init), and that of [Calm] if they start as inits and step runners.
 package timerslack
 
 import (

@@ -95,18 +95,21 @@ var Program = sync.OnceValues(func() (string, error) {
 
 // BuildEnd builds the VM's end to a file, like a release except for the version. So packages that `make build` has
 // compiled are not compiled again. env may name another machine: GOARCH=arm64.
-func BuildEnd(file string, env ...string) error {
+func BuildEnd(file string, env ...string) error { return runMake("vm-end", file, env...) }
+
+// runMake makes the target of the Makefile with that file as OUT.
+func runMake(target, file string, env ...string) error {
 	root, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}").Output()
 	if err != nil {
 		return fmt.Errorf("find the module: %w", err)
 	}
 	// Otherwise a make that runs the tests would pass on its own flags.
 	cmd := exec.Command("make", "-s", "-C", strings.TrimSpace(string(root)),
-		"vm-end", "OUT="+file, "VERSION=devel", "COMMIT=")
+		target, "OUT="+file, "VERSION=devel", "COMMIT=")
 	cmd.Env = append(os.Environ(), "MAKEFLAGS=", "GOFLAGS="+os.Getenv("GOFLAGS")+" -buildvcs=false")
 	cmd.Env = append(cmd.Env, env...)
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("build the VM's end: %w: %s", err, out)
+		return fmt.Errorf("make %s: %w: %s", target, err, out)
 	}
 	return nil
 }
@@ -181,11 +184,12 @@ func buildManager(end string) (string, error) {
 	if err := once(end+".overlay", func() error { return os.WriteFile(end+".overlay", overlay, 0o600) }); err != nil {
 		return "", err
 	}
-	flags := []string{"-overlay", end + ".overlay"}
-	if runtime.GOARCH == "amd64" || runtime.GOARCH == "arm64" { // as entry in the Makefile
-		flags = append(flags, "-ldflags", "-s -w -E main.programEntry")
+	linked, err := build("stepmux.linked", module+"cmd/stepmux", "grpcnotrace,carry", "-overlay", end+".overlay")
+	if err != nil {
+		return "", err
 	}
-	return build("stepmux", module+"cmd/stepmux", "grpcnotrace,carry", flags...)
+	program := strings.TrimSuffix(linked, ".linked")
+	return program, once(program, func() error { return runMake("finish", program) })
 }
 
 // GitLabRunner returns the command of a stand-in for GitLab Runner's step runner. The comment of its package describes
