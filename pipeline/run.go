@@ -24,7 +24,8 @@ type Config struct {
 	// Play is a source of the indexes of Manual nodes to start; those that do not wait for that are ignored. While it is
 	// open, the run waits for it when all else has ended. If nil, Manual nodes do not run.
 	Play <-chan int
-	// Observe is called with the status of each node whose state has changed, by the goroutine of Run. May be nil.
+	// Observe is called with the status of each node whose state has changed, by the goroutine of Run. It is called with
+	// the end of a node before another one that needs it starts. May be nil.
 	Observe func(node int, s Status)
 }
 
@@ -73,7 +74,8 @@ func (l *loop) start() {
 		l.cancel()
 	}
 	l.Advance(now)
-	for { // after a cancel there is none
+	l.tell() // of the ends of nodes, before those that need them start
+	for {    // after a cancel there is none
 		node, ok := l.Take(l.cfg.Slots <= 0 || l.slots < l.cfg.Slots, now)
 		if !ok {
 			break

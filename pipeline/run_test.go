@@ -82,8 +82,10 @@ func TestDelaysAndRetriesTakeTheirTime(t *testing.T) {
 		require.Equal(t, []string{"d 0s", "a 1m0s", "b 1m0s", "b 1h1m1s", "b 2h1m2s", "c 2h1m3s"}, c.starts)
 		require.Equal(t, "a success, b success, c success, d warning", told(r))
 		require.Equal(t, 3, r.Status(1).Attempt)
-		require.Equal(t, []State{Running, Delayed, Running, Delayed, Running, Succeeded}, states[1])
-		require.Equal(t, []State{Delayed, Running, Succeeded}, states[0])
+		require.Equal(t, []State{
+			Ready, Running, Delayed, Ready, Running, Delayed, Ready, Running, Succeeded,
+		}, states[1])
+		require.Equal(t, []State{Delayed, Ready, Running, Succeeded}, states[0])
 		require.Equal(t, 2*time.Hour+3*time.Second, r.Status(1).Ended.Sub(r.Status(1).Began))
 		require.Equal(t, []int{0, 1, 2}, r.CriticalPath())
 	})

@@ -18,6 +18,7 @@ import (
 	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
+	"github.com/stepmux/stepmux/internal/standalone/gitlabpipeline"
 	"github.com/stepmux/stepmux/internal/standalone/whole"
 	"github.com/stepmux/stepmux/internal/termtext"
 )
@@ -27,7 +28,7 @@ type wholeFlags struct {
 	jobs   int
 	list   bool
 	needs  bool
-	choice gitlabci.Choice
+	choice whole.Choice
 }
 
 // wholeNames are the names of wholeFlags.
@@ -69,14 +70,14 @@ func (f *localFlags) isWhole(cmd *cobra.Command, src standalone.Source) (bool, e
 var ofOneJob = []string{"output-file", "provenance", "report", "matrix", "image", "in-image", "container"}
 
 // plan returns the chosen jobs of the pipeline of src.
-func (f *localFlags) plan(cmd *cobra.Command, src standalone.Source) (*standalone.Pipeline, error) {
+func (f *localFlags) plan(cmd *cobra.Command, src standalone.Source) (*whole.Pipeline, error) {
 	for _, name := range ofOneJob {
 		if flag := cmd.Flags().Lookup(name); flag != nil && flag.Changed {
 			return nil, fmt.Errorf("--%s is for one job; choose it with --job-name, without --needs", name)
 		}
 	}
 	src.Predefined = append(slices.Clip(src.Predefined), gitlabci.Variable{Name: "CI_PIPELINE_SOURCE", Value: "push"})
-	p, err := standalone.ReadPipeline(src)
+	p, err := gitlabpipeline.Read(src)
 	if err != nil {
 		return nil, err
 	}
@@ -260,7 +261,7 @@ type listed struct {
 }
 
 // listJobs writes the jobs of a pipeline.
-func listJobs(w io.Writer, p *standalone.Pipeline, asJSON bool) error {
+func listJobs(w io.Writer, p *whole.Pipeline, asJSON bool) error {
 	var all []listed
 	for i, j := range p.Jobs {
 		one := listed{Name: j.Name, Stage: j.Stage, When: j.When, In: true}
@@ -285,7 +286,7 @@ func listJobs(w io.Writer, p *standalone.Pipeline, asJSON bool) error {
 		case !j.In:
 			about = "not in the pipeline: " + j.WhyOut
 		case j.Needs != nil:
-			about += ", needs " + gitlabci.List(j.Needs)
+			about += ", needs " + strings.ReplaceAll(fmt.Sprintf("%q", j.Needs), `" "`, `", "`)
 			if len(j.Needs) == 0 {
 				about = j.When + ", needs nothing"
 			}

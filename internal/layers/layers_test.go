@@ -207,8 +207,10 @@ var allowed = map[string][]string{
 		"pipeline", "internal/plural", "internal/yamltree", "remote/step/lang", "remote/api/**",
 	},
 	"internal/standalone/whole": {
-		"internal/standalone", "internal/standalone/gitlabci", "pipeline", "remote/archive", "internal/boundedfile",
-		"internal/rmtree",
+		"internal/standalone", "pipeline", "remote/archive", "internal/rmtree", "remote/step/lang",
+	},
+	"internal/standalone/gitlabpipeline": {
+		"internal/standalone", "internal/standalone/gitlabci", "internal/standalone/whole", "internal/boundedfile",
 	},
 	"internal/standalone/checkout": {"internal/subprocess", "internal/standalone/gitlabci"},
 	"remote/step/lang": {

@@ -2,6 +2,8 @@ package standalone
 
 import (
 	"errors"
+	"maps"
+	"slices"
 
 	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
 	"github.com/stepmux/stepmux/remote/step/lang"
@@ -31,18 +33,23 @@ func ReadPipeline(src Source) (*Pipeline, error) {
 	return &Pipeline{p, src}, lang.CheckEnv("env", src.Env)
 }
 
-// Compile returns a job of the pipeline. values are variables that earlier jobs have reported.
-func (p *Pipeline) Compile(i int, values []gitlabci.Variable) (*Job, error) {
-	job, err := p.Job(i, values)
-	if err != nil {
-		return nil, err
+// Compile returns a job of the pipeline, and its form in the language of a .gitlab-ci.yml. values are variables that
+// earlier jobs have reported.
+func (p *Pipeline) Compile(i int, values map[string]string) (*Job, *gitlabci.Job, error) {
+	var list []gitlabci.Variable
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		list = append(list, gitlabci.Variable{Name: name, Value: values[name]})
 	}
-	j, err := fromGitLabCI(p.src, job)
+	compiled, err := p.Job(i, list)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
+	}
+	j, err := fromGitLabCI(p.src, compiled)
+	if err != nil {
+		return nil, nil, err
 	}
 	j.complete(p.src)
-	return j, nil
+	return j, compiled, nil
 }
 
 // Child returns the child pipeline that a job starts, or nil.

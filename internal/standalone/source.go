@@ -186,7 +186,7 @@ func read(src Source, builds func(f *gitlabci.File, name string) ([]string, erro
 	default:
 		if j, err = readSteps(src); err == nil {
 			_, warnings, _ := lang.Vet(src.Name, src.Text, false) // readSteps has checked the text
-			j.Warnings = problemsOf(warnings)
+			j.Warnings = Problems(warnings)
 		}
 	}
 	if err != nil {
@@ -282,7 +282,7 @@ func readGitLabCI(src Source, builds func(f *gitlabci.File, name string) ([]stri
 			return nil, fmt.Errorf("%s has no job that can run: their names all begin with a dot", src.Name)
 		}
 		if len(jobs) != 1 {
-			return nil, fmt.Errorf("%s has %d jobs; choose one with --job-name: %s", src.Name, len(jobs), gitlabci.List(jobs))
+			return nil, fmt.Errorf("%s has %d jobs; choose one with --job-name: %s", src.Name, len(jobs), lang.QuoteNames(jobs))
 		}
 		name = jobs[0]
 	}
@@ -311,7 +311,7 @@ func fromGitLabCI(src Source, job *gitlabci.Job) (*Job, error) {
 	for _, v := range src.Vars {
 		masked[v.Key] = v.Masked
 	}
-	given := Given{Notices: job.Notices, Warnings: problemsOf(job.Warnings), Container: job.Container}
+	given := Given{Notices: job.Notices, Warnings: Problems(job.Warnings), Container: job.Container}
 	given.Config = engine.Config{Definition: job.Definition, Places: job.Places, MayFail: job.MayFail}
 	j := NewJob(given)
 	j.name = job.Name

@@ -117,8 +117,8 @@ func (v *Verdict) add(errs ...error) {
 	}
 }
 
-// problemsOf returns the problems of warnings.
-func problemsOf(warnings []*lang.Error) (list []Problem) {
+// Problems returns warnings of a text as problems.
+func Problems(warnings []*lang.Error) (list []Problem) {
 	for _, w := range warnings {
 		list = append(list, problemOf(w))
 	}
@@ -126,7 +126,7 @@ func problemsOf(warnings []*lang.Error) (list []Problem) {
 }
 
 func (v *Verdict) warn(warnings []*lang.Error) {
-	for _, p := range problemsOf(warnings) {
+	for _, p := range Problems(warnings) {
 		if !slices.Contains(v.Warnings, p) { // jobs may share a step
 			v.Warnings = append(v.Warnings, p)
 		}

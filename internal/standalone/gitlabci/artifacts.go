@@ -31,7 +31,7 @@ var artifactKeys = []string{
 }
 
 // readArtifacts reads the artifacts of the job, with its variables.
-func (d *draft) readArtifacts(planned *Planned, job *Job) {
+func (d *draft) readArtifacts(job *Job) {
 	n := d.key("artifacts")
 	if n == nil {
 		return
@@ -54,7 +54,7 @@ func (d *draft) readArtifacts(planned *Planned, job *Job) {
 		}
 		return list
 	}
-	a := &planned.Artifacts
+	a := &job.Artifacts
 	a.Paths, a.Exclude = paths(n, "paths"), paths(n, "exclude")
 	a.Untracked = d.yes("artifacts: untracked", find(n, "untracked"), false)
 	a.When = "on_success"

@@ -178,7 +178,7 @@ func (f *File) Check(inspect func(name string, job *Job) error) []error {
 	}
 	if loop := loopOf(jobs, needs); loop != nil {
 		errs = append(errs, f.tree.Errorf(f.jobs[loop[0]].key, "the job needs itself, directly or by others: %s; remove one "+
-			"of these from needs", strings.ReplaceAll(List(append(loop, loop[0])), ",", " needs")))
+			"of these from needs", strings.ReplaceAll(lang.QuoteNames(append(loop, loop[0])), ",", " needs")))
 	}
 	return errs
 }

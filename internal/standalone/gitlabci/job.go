@@ -30,6 +30,8 @@ type Job struct {
 	// Container has the keys image and services of the job, in YAML, with their variables replaced. It is empty if the
 	// job has neither.
 	Container []byte
+	// Artifacts describes the files that a job of a pipeline gives to others.
+	Artifacts Artifacts
 	// inProject are the variables whose values contain a path of the project, which is not known before the job runs.
 	inProject []Variable
 	// Notices are lines about keys that have no effect here.
@@ -116,6 +118,9 @@ func (f *File) finish(d *draft, job *Job) (*Job, error) {
 		d.compile(job)
 	}
 	job.Container = d.container(job)
+	if d.planned {
+		d.readArtifacts(job)
+	}
 	d.warnOfKeys()
 	job.Notices = d.allNotices()
 	job.Warnings = append(slices.Clone(f.tree.warnings), job.Warnings...)
@@ -124,9 +129,6 @@ func (f *File) finish(d *draft, job *Job) (*Job, error) {
 	}
 	return job, nil
 }
-
-// maxListed bounds the jobs that an error names.
-const maxListed = 20
 
 // find returns the job name, merged over the jobs it extends. name may be that of a parallel build.
 func (f *File) find(name string) *draft {
@@ -139,7 +141,7 @@ func (f *File) find(name string) *draft {
 	switch {
 	case d.at == nil:
 		t.fail(t.Text.Errorf(nil, "there is no job%s%s%s", lang.QuoteName(name),
-			lang.Suggest(name, f.Jobs(), "; there is "+List(f.Jobs())), f.mayBeElsewhere()))
+			lang.Suggest(name, f.Jobs(), "; there is "+lang.QuoteNames(f.Jobs())), f.mayBeElsewhere()))
 		d.at = f.top
 	case strings.HasPrefix(name, "."):
 		t.failf(d.at, "the job%s is hidden: its name begins with a dot, and other jobs extend it", lang.QuoteName(name))
@@ -151,20 +153,6 @@ func (f *File) find(name string) *draft {
 		d.node = &yaml.Node{}
 	}
 	return d
-}
-
-// List returns the first 20 names in quotes, and says how many more there are.
-func List(names []string) string {
-	more := ""
-	if len(names) > maxListed {
-		more = fmt.Sprintf(" and %d more", len(names)-maxListed)
-		names = names[:maxListed]
-	}
-	quoted := make([]string, len(names))
-	for i, name := range names {
-		quoted[i] = fmt.Sprintf("%.64q", name)
-	}
-	return strings.Join(quoted, ", ") + more
 }
 
 // check checks the keys of the job.
@@ -216,7 +204,7 @@ func (f *File) stages() []string {
 // with variables, which only a server can replace.
 func (d *draft) checkPlace(stages, jobs []string) (needed []string) {
 	t := d.file.tree
-	there := "; there are " + strings.Join(stages[:min(len(stages), maxListed)], ", ")
+	there := "; there are " + lang.QuoteNames(stages)
 	switch n := find(d.node, "stage"); {
 	case len(d.file.left) > 0: // one of the left-out files may define the stages
 	case n == nil && !slices.Contains(stages, defaultStage):

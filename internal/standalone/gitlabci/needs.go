@@ -170,7 +170,7 @@ func (l *linker) find(i int, n need) []int {
 
 // whyLeft says why the pipeline does not have the job name, if that is known.
 func (l *linker) whyLeft(name string) string {
-	at := slices.IndexFunc(l.Left, func(left Left) bool { return left.Name == name || baseName(left.Name) == name })
+	at := slices.IndexFunc(l.Left, func(left Left) bool { return left.Name == name || left.Base == name })
 	if at < 0 {
 		return ""
 	}

@@ -152,11 +152,11 @@ func (d *draft) choose(name string) share {
 	case name == d.name && len(matrix) > 0:
 		t.failf(d.at,
 			"%d builds of the job%s have these values of its matrix; give more values, or the name must choose one: %s",
-			len(fit), lang.QuoteName(d.name), List(buildNames(fit)))
+			len(fit), lang.QuoteName(d.name), lang.QuoteNames(buildNames(fit)))
 		return all[0]
 	}
 	d.file.tree.failf(d.at, "the job%s has %s (parallel), and the name must choose one: %s", lang.QuoteName(d.name),
-		plural.Count(len(all), "build"), List(buildNames(all)))
+		plural.Count(len(all), "build"), lang.QuoteNames(buildNames(all)))
 	return all[0]
 }
 
@@ -183,14 +183,14 @@ func (d *draft) explain(all []share, wanted map[string]string) {
 		switch {
 		case values[name] == nil:
 			d.file.tree.failf(d.at, "the matrix of the job%s has no variable %.64q%s", lang.Quote(d.name), name,
-				lang.Suggest(name, known, "; it has "+List(known)))
+				lang.Suggest(name, known, "; it has "+lang.QuoteNames(known)))
 		case !slices.Contains(values[name], wanted[name]):
 			d.file.tree.failf(d.at, "the matrix of the job%s has no value %.64q of %s; there is %s", lang.Quote(d.name),
-				wanted[name], name, List(values[name]))
+				wanted[name], name, lang.QuoteNames(values[name]))
 		}
 	}
 	d.file.tree.failf(d.at, "the matrix of the job%s does not have these values together; its builds are %s",
-		lang.Quote(d.name), List(buildNames(all)))
+		lang.Quote(d.name), lang.QuoteNames(buildNames(all)))
 }
 
 // has reports whether the share has the values in wanted.

@@ -34,31 +34,26 @@ type Pipeline struct {
 
 // Planned is a job of a pipeline.
 type Planned struct {
-	// Name is the name of the job or of its parallel build, and Stage that of its stage.
-	Name, Stage string
+	// Name is the name of the job or of one of its parallel builds, Base that of the job, and Stage that of its stage.
+	Name, Base, Stage string
 	// When is on_success, on_failure, always, manual or delayed.
 	When string
-	// Artifacts describes the files that the job gives to others.
-	Artifacts Artifacts
 	// Timeout bounds the job. Zero if the job has none.
 	Timeout time.Duration
 	// ResourceGroup is the name of the job's resource group. Jobs of one group run one after another.
 	ResourceGroup string
-	// Interruptible says that a newer pipeline may cancel the job.
-	Interruptible bool
-	// Tags are tags of runners.
-	Tags []string
 	// Trigger is the pipeline that the job starts. It is nil for a job with a script.
 	Trigger *Trigger
-	// Notices are about parts of the job that have no effect.
-	Notices []string
+	// Notices are about parts of the job that have no effect. Warnings are those of [Job].
+	Notices  []string
+	Warnings []*lang.Error
 
 	draft *draft
 }
 
 // Left is a job that a pipeline does not have.
 type Left struct {
-	Name, Stage string
+	Name, Base, Stage string
 	// Why names the key that leaves the job out.
 	Why string
 }
@@ -96,7 +91,7 @@ func (f *File) Pipeline() (*Pipeline, error) {
 	ends := []string{stages[0], stages[len(stages)-1]} // .pre and .post
 	if !slices.ContainsFunc(p.Jobs, func(j *Planned) bool { return !slices.Contains(ends, j.Stage) }) {
 		for _, j := range p.Jobs {
-			p.Left = append(p.Left, Left{j.Name, j.Stage, "the only jobs are in .pre and .post"})
+			p.Left = append(p.Left, Left{j.Name, j.Base, j.Stage, "the only jobs are in .pre and .post"})
 		}
 		p.Jobs = nil
 	}
@@ -129,24 +124,23 @@ func (p *Pipeline) add(d *draft, s share, stages []string) error {
 		stage = n.Value
 	}
 	if d.ruling.out != "" {
-		p.Left = append(p.Left, Left{s.name, stage, d.ruling.out})
+		p.Left = append(p.Left, Left{s.name, d.name, stage, d.ruling.out})
 		return t.Err
 	}
 	if *p.file.cfg.planned++; *p.file.cfg.planned > pipeline.MaxNodes {
 		return t.Errorf(d.at, "the pipeline and its children have more than %d jobs; split the file", pipeline.MaxNodes)
 	}
-	planned := &Planned{Name: s.name, Stage: stage, draft: d}
+	planned := &Planned{Name: s.name, Base: d.name, Stage: stage, draft: d}
 	node := pipeline.Node{
 		Name: s.name, Place: t.place(d.at), Stage: max(slices.Index(stages, stage), 0),
 		Free: findKey(d.node, "trigger") != nil,
 	}
 	d.readRun(planned, &node, job)
-	d.readArtifacts(planned, job)
 	d.readTrigger(planned, job)
 	if _, err := p.file.finish(d, job); err != nil {
 		return err
 	}
-	planned.Notices = job.Notices
+	planned.Notices, planned.Warnings = job.Notices, job.Warnings
 	d.notices = nil
 	t.Cost = cost // the compiled job is not kept
 	p.Jobs, p.Graph.Nodes = append(p.Jobs, planned), append(p.Graph.Nodes, node)
@@ -185,7 +179,7 @@ func (p *Pipeline) link(stages []string) error {
 	p.Jobs, p.Graph = nil, pipeline.Graph{Stages: stages}
 	for i, from := range order {
 		p.Jobs, p.Graph.Nodes = append(p.Jobs, jobs[from]), append(p.Graph.Nodes, nodes[from])
-		name, base := jobs[from].Name, jobs[from].draft.name
+		name, base := jobs[from].Name, jobs[from].Base
 		l.builds[name] = append(l.builds[name], i)
 		if base != name {
 			l.builds[base] = append(l.builds[base], i)
@@ -234,17 +228,10 @@ func (d *draft) readRun(planned *Planned, node *pipeline.Node, job *Job) {
 	if n := d.key("timeout"); n != nil {
 		planned.Timeout = d.duration("timeout", n)
 	}
-	e := d.file.expander(d.file.literal(nil, job.Variables))
 	if n := d.key("resource_group"); n != nil && d.isText("resource_group", n) {
+		e := d.file.expander(d.file.literal(nil, job.Variables))
 		planned.ResourceGroup = e.expand(variable{at: n, value: n.Value})
 		node.Groups = []string{planned.ResourceGroup}
-	}
-	interruptible := cmp.Or(find(d.ruling.rule, "interruptible"), d.key("interruptible"))
-	planned.Interruptible = valueOfNode(interruptible) == "true"
-	if n := d.key("tags"); n != nil {
-		for _, tag := range d.texts("tags", n) {
-			planned.Tags = append(planned.Tags, e.expand(variable{at: n, value: tag}))
-		}
 	}
 }
 

@@ -111,7 +111,7 @@ func TestNeedsInAllTheirForms(t *testing.T) {
 		"test/each: [linux]", "test/each: [mac]", "deploy/deploy",
 		"deploy/all", "deploy/none", "deploy/by-rule", ".post/last",
 	}, names)
-	require.Equal(t, []Left{{"out", "test", "rules"}, {"tagged", "test", "only and except"}}, p.Left)
+	require.Equal(t, []Left{{"out", "out", "test", "rules"}, {"tagged", "tagged", "test", "only and except"}}, p.Left)
 	require.True(t, node(t, p, "fast").Strict)
 	require.False(t, node(t, p, "none").Strict)
 	require.Equal(t, "ci.yml:6:1", node(t, p, "build").Place)
@@ -178,7 +178,7 @@ func TestWhenRetryAndFailuresOfJobs(t *testing.T) {
 func TestKeysOfAPlannedJob(t *testing.T) {
 	p := planOf(t, `
 workflow: {name: "run of $REF", rules: [{if: $REF}]}
-default: {timeout: 1h 30m, tags: ["$OS", vm], interruptible: true}
+default: {timeout: 1h 30m}
 j:
   variables: {OS: linux, DIR: out, HERE: $CI_PROJECT_DIR/d}
   script: [x]
@@ -192,13 +192,14 @@ j:
   environment: prod
   cache: {paths: [c]}
 `, Config{Given: []Variable{{"REF", "main"}}})
-	j := p.Jobs[0]
+	j, err := p.Job(0, nil)
+	require.NoError(t, err)
 	require.Equal(t, Artifacts{
 		Paths: []string{"out/*.txt", "b", "c/", "d", "."}, Exclude: []string{"**/*.tmp"}, Untracked: true, When: "always",
 		Dotenv: []string{"out.env"}, JUnit: []string{"a.xml", "b.xml"},
 	}, j.Artifacts)
-	require.Equal(t, []any{"run of main", 90 * time.Minute, []string{"linux", "vm"}, true, "on_success"},
-		[]any{p.Name, j.Timeout, j.Tags, j.Interruptible, j.When})
+	require.Equal(t, []any{"run of main", 90 * time.Minute, "on_success"},
+		[]any{p.Name, p.Jobs[0].Timeout, p.Jobs[0].When})
 	require.Equal(t, []string{
 		"not done here, but by a server or runner: cache, environment",
 		"artifacts not done here, but by a server: reports:sast",
@@ -259,7 +260,7 @@ plain: {trigger: {include: child.yml, forward: {yaml_variables: false}}}
 	require.Equal(t, `project "group/project"`, p.Jobs[1].Trigger.Other)
 	require.Equal(t, "a file that another job makes (include: artifact)", p.Jobs[2].Trigger.Other)
 	require.Empty(t, p.Jobs[3].Trigger.Child.Jobs)
-	require.Equal(t, []Left{{"c", "test", "rules"}}, p.Jobs[3].Trigger.Child.Left)
+	require.Equal(t, []Left{{"c", "c", "test", "rules"}}, p.Jobs[3].Trigger.Child.Left)
 	require.True(t, p.Graph.Nodes[0].Free)
 	require.Empty(t, p.Jobs[0].Notices)
 
@@ -275,10 +276,10 @@ func TestAPipelineThatRulesMakeEmpty(t *testing.T) {
 	require.Empty(t, p.Jobs)
 	p = planOf(t, "j: {script: [x], stage: .post}\n", Config{})
 	require.Empty(t, p.Jobs)
-	require.Equal(t, []Left{{"j", ".post", "the only jobs are in .pre and .post"}}, p.Left)
+	require.Equal(t, []Left{{"j", "j", ".post", "the only jobs are in .pre and .post"}}, p.Left)
 	p = planOf(t, "workflow: {rules: [{when: always}]}\nj: {script: [x], rules: [{changes: [a.go]}]}\n",
 		Config{Changed: func(string) ([]string, error) { return []string{"b.go"}, nil }})
-	require.Equal(t, []Left{{"j", "test", "rules"}}, p.Left)
+	require.Equal(t, []Left{{"j", "j", "test", "rules"}}, p.Left)
 }
 
 func TestMistakesOfAPipelineHaveAPlace(t *testing.T) {

@@ -188,15 +188,15 @@ func requirePlaced(t *testing.T, err error) {
 // A job that starts another pipeline is legal, though only a server can run it; validate refused the file. Stages and
 // needs that do not exist passed, and GitLab refuses the file.
 func TestCheckUsesTheStagesAndJobsOfThePipeline(t *testing.T) {
-	const usual = ` the stage "nosuch", which does not exist; there are .pre, build, test, deploy, .post`
+	const usual = ` the stage "nosuch", which does not exist; there are ".pre", "build", "test", "deploy", ".post"`
 	for text, want := range map[string]string{
 		"a: {script: [x]}\nb: {trigger: {include: child.yml}, stage: deploy, needs: [a]}\n": "",
 		"a: {script: [x], stage: tset}\n": `.gitlab-ci.yml:1:25: the job "a" has the stage "tset", which does not ` +
 			`exist, did you mean "test"?`,
 		"stages: [one, two]\na: {script: [x], stage: three}\n": `.gitlab-ci.yml:2:25: the job "a" has the stage "three", ` +
-			`which does not exist; there are .pre, one, two, .post`,
+			`which does not exist; there are ".pre", "one", "two", ".post"`,
 		"stages: [one, two]\na: {script: [x]}\n": `.gitlab-ci.yml:2:1: the job "a" has no stage, and "test" does not ` +
-			`exist; there are .pre, one, two, .post`,
+			`exist; there are ".pre", "one", "two", ".post"`,
 		"stages: [one]\na: {script: [x], stage: .pre}\nb: {script: [x], stage: one}\n": "",
 		"a: {script: [x], needs: [bb]}\nb: {script: [x]}\n": `.gitlab-ci.yml:1:26: the job "a" needs "bb", and there is ` +
 			`no such job`,

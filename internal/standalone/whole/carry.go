@@ -9,10 +9,8 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/stepmux/stepmux/internal/boundedfile"
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/internal/standalone"
-	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
 	"github.com/stepmux/stepmux/pipeline"
 	"github.com/stepmux/stepmux/remote/archive"
 )
@@ -20,10 +18,11 @@ import (
 // carrier carries out the jobs of one pipeline.
 type carrier struct {
 	*runner
-	pipeline *standalone.Pipeline
+	pipeline *Pipeline
 	plan     *pipeline.Plan
 	prefix   string
-	// done has the results of the jobs. Only the job itself writes its entry, and only jobs that wait for it read that.
+	// done has the results of the jobs. Only the job itself and, for its state, the scheduler write its entry, and only
+	// jobs that wait for it read that.
 	done []made
 }
 
@@ -59,8 +58,8 @@ func exitCode(report *standalone.Report) int {
 
 // Carry carries out an attempt of a job.
 func (c *carrier) Carry(ctx context.Context, node, _ int) pipeline.Result {
-	if child := c.pipeline.Child(node); child != nil {
-		return c.start(ctx, child, node)
+	if c.pipeline.Jobs[node].Trigger != nil {
+		return c.start(ctx, node)
 	}
 	select {
 	case c.slots <- struct{}{}:
@@ -75,7 +74,7 @@ func (c *carrier) Carry(ctx context.Context, node, _ int) pipeline.Result {
 	case err != nil:
 		c.system(fmt.Errorf("job %.64q: %w", c.name(node), err))
 		return pipeline.Result{Err: err, ExitCode: exitSystem, Reason: reasons[standalone.System]}
-	case report.Status == "success":
+	case report.Status == Success:
 		return pipeline.Result{}
 	}
 	return pipeline.Result{
@@ -84,9 +83,10 @@ func (c *carrier) Carry(ctx context.Context, node, _ int) pipeline.Result {
 }
 
 // start runs a child pipeline. A job that does not depend on it has succeeded at once.
-func (c *carrier) start(ctx context.Context, child *standalone.Pipeline, node int) pipeline.Result {
+func (c *carrier) start(ctx context.Context, node int) pipeline.Result {
+	trigger := c.pipeline.Jobs[node].Trigger
 	run := func(ctx context.Context) pipeline.Result {
-		report, err := c.run(ctx, child, c.name(node)+" / ")
+		report, err := c.run(ctx, trigger.Child, c.name(node)+" / ")
 		if err != nil {
 			c.system(err)
 			return pipeline.Result{Err: err, ExitCode: exitSystem, Reason: reasons[standalone.System]}
@@ -97,7 +97,7 @@ func (c *carrier) start(ctx context.Context, child *standalone.Pipeline, node in
 		}
 		return pipeline.Result{}
 	}
-	if c.pipeline.Jobs[node].Trigger.Depend {
+	if trigger.Depend {
 		return run(ctx)
 	}
 	// The context of the node ends with this call.
@@ -123,45 +123,49 @@ func (c *carrier) carry(ctx context.Context, node int) (report *standalone.Repor
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, rmtree.Remove(dir)) }()
-	values, err := c.fill(ctx, node, dir)
+	if err := c.fill(ctx, node, dir); err != nil {
+		return nil, err
+	}
+	job, err := c.pipeline.Jobs[node].Prepare(c.before(node))
 	if err != nil {
 		return nil, err
 	}
-	job, err := c.pipeline.Compile(node, values)
-	if err != nil {
-		return nil, err
-	}
-	cfg, planned := c.cfg.Config, c.pipeline.Jobs[node]
+	cfg := c.cfg.Config
 	cfg.WorkDir, cfg.TempDir = dir, c.dir
-	if limit := planned.Timeout; limit > 0 && (cfg.Timeout == 0 || limit < cfg.Timeout) {
+	if limit := c.pipeline.Jobs[node].Timeout; limit > 0 && (cfg.Timeout == 0 || limit < cfg.Timeout) {
 		cfg.Timeout = min(limit, 24*time.Hour)
 	}
 	stdout, stderr, end := c.cfg.Output(c.name(node))
 	defer end()
 	cfg.Stdout, cfg.Stderr, cfg.Observe = stdout, stderr, nil
-	if report, err = standalone.Run(ctx, c.abort, job, cfg); err != nil {
+	if report, err = standalone.Run(ctx, c.abort, job.Job, cfg); err != nil {
 		return report, err
 	}
-	return report, c.take(context.WithoutCancel(ctx), node, dir, report.Status == "success")
+	return report, c.take(context.WithoutCancel(ctx), node, dir, job, report)
 }
 
-// fill puts the files of the project and the artifacts of other jobs into the directory of a job. It returns the
-// variables that those have reported.
-func (c *carrier) fill(ctx context.Context, node int, dir string) (values []gitlabci.Variable, err error) {
+// before returns the jobs from which a job gets values.
+func (c *carrier) before(node int) (all []Before) {
+	for from := range c.plan.Sources(node, pipeline.Values) {
+		job := c.pipeline.Jobs[from]
+		all = append(all, Before{job.Name, job.Base, c.done[from].state, c.done[from].values})
+	}
+	return all
+}
+
+// fill puts the files of the project and the artifacts of other jobs into the directory of a job.
+func (c *carrier) fill(ctx context.Context, node int, dir string) error {
 	if err := unpack(ctx, c.project, dir); err != nil {
-		return nil, fmt.Errorf("unpack the project: %w", err)
+		return fmt.Errorf("unpack the project: %w", err)
 	}
 	for from := range c.plan.Sources(node, pipeline.Files) {
 		if name := c.done[from].archive; name != "" {
 			if err := unpack(ctx, name, dir); err != nil {
-				return nil, fmt.Errorf("unpack the artifacts of %.64q: %w", c.name(from), err)
+				return fmt.Errorf("unpack the artifacts of %.64q: %w", c.name(from), err)
 			}
 		}
 	}
-	for from := range c.plan.Sources(node, pipeline.Values) {
-		values = append(values, c.done[from].values...)
-	}
-	return values, nil
+	return nil
 }
 
 // unpack unpacks an archive.
@@ -175,54 +179,38 @@ func unpack(ctx context.Context, name, dir string) error {
 	return err
 }
 
-// take keeps the artifacts and the variables of a job that has ended.
-func (c *carrier) take(ctx context.Context, node int, dir string, succeeded bool) error {
-	a, result := c.pipeline.Jobs[node].Artifacts, made{}
+// take keeps the artifacts and the values of a job that has ended.
+func (c *carrier) take(ctx context.Context, node int, dir string, job *Prepared, report *standalone.Report) error {
 	tell := func(text string) { c.Say(c.name(node) + ": artifacts: " + text) }
-	for _, name := range a.Dotenv {
-		values, err := dotenv(dir, name)
-		if err != nil {
-			tell(fmt.Sprintf("dotenv %.160q: %v", name, err))
-		}
-		result.values = append(result.values, values...)
-	}
-	wanted := a.When == "always" || succeeded == (a.When != "on_failure")
-	if wanted && (len(a.Paths) > 0 || a.Untracked) {
-		if a.Untracked {
-			tell("untracked is not known here: the job has no git repository")
-		}
-		found, err := archive.Find(ctx, archive.Selection{
-			Dir: dir, Paths: a.Paths, Exclude: a.Exclude, OnlyInside: true, Info: func(string) {}, Warn: tell,
-		})
-		if err != nil {
-			return err
-		}
-		defer found.Close()
-		result.archive = filepath.Join(c.dir, filepath.Base(dir)+".artifacts")
-		err = archive.Replace(result.archive, func(to *os.File) error {
-			return found.Write(ctx, to, archive.TarZstd, "fastest")
-		})
-		if err != nil {
-			return fmt.Errorf("keep the artifacts: %w", err)
+	result := &c.done[node]
+	result.archive, result.values = "", nil // of an earlier attempt
+	if job.Values != nil {
+		var err error
+		if result.values, err = job.Values(dir, report); err != nil {
+			tell(err.Error())
 		}
 	}
-	c.done[node] = result
+	a := job.Artifacts
+	if len(a.Paths) == 0 && !a.Untracked || !a.When.holds(report) {
+		return nil
+	}
+	if a.Untracked {
+		tell("untracked is not known here: the job has no git repository")
+	}
+	found, err := archive.Find(ctx, archive.Selection{
+		Dir: dir, Paths: a.Paths, Exclude: a.Exclude, OnlyInside: true, Info: func(string) {}, Warn: tell,
+	})
+	if err != nil {
+		return err
+	}
+	defer found.Close()
+	name := filepath.Join(c.dir, filepath.Base(dir)+".artifacts")
+	err = archive.Replace(name, func(to *os.File) error {
+		return found.Write(ctx, to, archive.TarZstd, "fastest")
+	})
+	if err != nil {
+		return fmt.Errorf("keep the artifacts: %w", err)
+	}
+	result.archive = name
 	return nil
-}
-
-// maxReport bounds the bytes that are read of a dotenv report: more than it may have.
-const maxReport = 64 << 10
-
-// dotenv reads a dotenv report. A job may have made anything of it, such as a link that leads out.
-func dotenv(dir, name string) ([]gitlabci.Variable, error) {
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return nil, err
-	}
-	defer root.Close()
-	data, err := boundedfile.ReadBy(root.OpenFile, name, maxReport)
-	if err != nil {
-		return nil, err
-	}
-	return gitlabci.ParseDotenv(data)
 }

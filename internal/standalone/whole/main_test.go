@@ -1,4 +1,4 @@
-package whole
+package whole_test
 
 import (
 	"testing"

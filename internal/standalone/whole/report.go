@@ -3,7 +3,6 @@ package whole
 import (
 	"time"
 
-	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/pipeline"
 )
 
@@ -42,7 +41,7 @@ type JobReport struct {
 }
 
 // newReport returns the report of a run that has ended.
-func newReport(p *standalone.Pipeline, run *pipeline.Progress) *Report {
+func newReport(p *Pipeline, run *pipeline.Progress) *Report {
 	r := &Report{Status: Success}
 	var first, last time.Time
 	for i, j := range p.Jobs {

@@ -12,7 +12,6 @@ import (
 
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/internal/standalone"
-	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
 	"github.com/stepmux/stepmux/pipeline"
 	"github.com/stepmux/stepmux/remote/archive"
 )
@@ -52,7 +51,7 @@ type runner struct {
 
 // Run runs the pipeline to its end. When ctx ends, jobs get SIGTERM, their grace and SIGKILL, and no others start. When
 // abort ends, they are killed. An error says that this machine could not run a job to its end.
-func Run(ctx, abort context.Context, p *standalone.Pipeline, cfg Config) (report *Report, err error) {
+func Run(ctx, abort context.Context, p *Pipeline, cfg Config) (report *Report, err error) {
 	if err := Check(p); err != nil {
 		return nil, err
 	}
@@ -75,8 +74,8 @@ func Run(ctx, abort context.Context, p *standalone.Pipeline, cfg Config) (report
 
 // Check returns an error for a pipeline that cannot run here: one that starts pipelines of other projects. Run returns
 // the same error before a job runs.
-func Check(p *standalone.Pipeline) error {
-	for i, j := range p.Jobs {
+func Check(p *Pipeline) error {
+	for _, j := range p.Jobs {
 		if j.Trigger == nil {
 			continue
 		}
@@ -84,7 +83,7 @@ func Check(p *standalone.Pipeline) error {
 			return fmt.Errorf("the job %.64q starts another pipeline, which is not possible here: %s; leave the job out",
 				j.Name, j.Trigger.Other)
 		}
-		if err := Check(p.Child(i)); err != nil {
+		if err := Check(j.Trigger.Child); err != nil {
 			return err
 		}
 	}
@@ -105,7 +104,7 @@ func (r *runner) pack(ctx context.Context) error {
 }
 
 // run runs one pipeline. prefix stands before the names of its jobs.
-func (r *runner) run(ctx context.Context, p *standalone.Pipeline, prefix string) (*Report, error) {
+func (r *runner) run(ctx context.Context, p *Pipeline, prefix string) (*Report, error) {
 	plan, err := pipeline.New(p.Graph)
 	if err != nil {
 		return nil, err
@@ -114,7 +113,10 @@ func (r *runner) run(ctx context.Context, p *standalone.Pipeline, prefix string)
 		r.notices(prefix+j.Name, j.Notices)
 	}
 	c := &carrier{runner: r, pipeline: p, plan: plan, prefix: prefix, done: make([]made, len(p.Jobs))}
-	end := plan.Run(ctx, c, pipeline.Config{Slots: max(r.cfg.Slots, 1)})
+	end := plan.Run(ctx, c, pipeline.Config{
+		Slots:   max(r.cfg.Slots, 1),
+		Observe: func(node int, s pipeline.Status) { c.done[node].state = s.State },
+	})
 	return newReport(p, end), nil
 }
 
@@ -147,8 +149,9 @@ func (r *runner) system(err error) {
 	r.systems = append(r.systems, err)
 }
 
-// made has the files and variables that a job gives to others.
+// made has the outcome of a job, and the files and values that it gives to others.
 type made struct {
+	state   pipeline.State
 	archive string // empty without artifacts
-	values  []gitlabci.Variable
+	values  map[string]string
 }

@@ -1,4 +1,4 @@
-package whole
+package whole_test
 
 import (
 	"bytes"
@@ -16,12 +16,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/internal/standalone/gitlabpipeline"
+	"github.com/stepmux/stepmux/internal/standalone/whole"
 )
 
 // trial is a pipeline under test. The files of its project are in a directory of their own.
 type trial struct {
 	t   testing.TB
-	cfg Config
+	cfg whole.Config
 
 	mu   sync.Mutex // guards the following
 	logs map[string]*bytes.Buffer
@@ -34,7 +36,7 @@ type files map[string]string
 func newTrial(t testing.TB, project files) *trial {
 	t.Helper()
 	tr := &trial{t: t, logs: map[string]*bytes.Buffer{}}
-	tr.cfg = Config{
+	tr.cfg = whole.Config{
 		Config: standalone.Config{WorkDir: t.TempDir(), TempDir: t.TempDir(), CacheDir: t.TempDir(), Grace: time.Minute},
 		Slots:  4, Output: tr.output, Say: func(line string) {
 			tr.mu.Lock()
@@ -63,9 +65,9 @@ func (tr *trial) output(job string) (stdout, stderr io.Writer, end func()) {
 	}
 }
 
-func (tr *trial) read(text string) *standalone.Pipeline {
+func (tr *trial) read(text string) *whole.Pipeline {
 	tr.t.Helper()
-	p, err := standalone.ReadPipeline(standalone.Source{
+	p, err := gitlabpipeline.Read(standalone.Source{
 		Name: "ci.yml", Text: []byte(text), Format: standalone.GitLabCI, WorkDir: tr.cfg.WorkDir,
 	})
 	require.NoError(tr.t, err)
@@ -73,9 +75,9 @@ func (tr *trial) read(text string) *standalone.Pipeline {
 }
 
 // run runs a pipeline to its end, and requires that nothing of it is left.
-func (tr *trial) run(ctx context.Context, text string) *Report {
+func (tr *trial) run(ctx context.Context, text string) *whole.Report {
 	tr.t.Helper()
-	report, err := Run(ctx, tr.t.Context(), tr.read(text), tr.cfg)
+	report, err := whole.Run(ctx, tr.t.Context(), tr.read(text), tr.cfg)
 	require.NoError(tr.t, err)
 	left, err := os.ReadDir(tr.cfg.TempDir)
 	require.NoError(tr.t, err)
@@ -84,7 +86,7 @@ func (tr *trial) run(ctx context.Context, text string) *Report {
 }
 
 // told returns the states of all jobs.
-func told(r *Report) string {
+func told(r *whole.Report) string {
 	var list []string
 	for _, j := range r.Jobs {
 		text := j.Name + " " + j.Status
@@ -127,7 +129,7 @@ last: {stage: deploy, script: ['echo said $(ls)'], needs: [writes, a]}
 `)
 	require.Equal(t, "a success, b warning, c success, stage success, needs success, without success, empty success, "+
 		"dependencies success, none success, writes success, last success", told(report))
-	require.Equal(t, []any{Success, 0}, []any{report.Status, report.ExitCode})
+	require.Equal(t, []any{whole.Success, 0}, []any{report.Status, report.ExitCode})
 	for job, want := range map[string]string{
 		"stage": "b.txt out src a.txt", "needs": "b.txt src", "without": "src", "empty": "src", "dependencies": "out src",
 		"none": "src", "writes": "", "last": "out src",
@@ -148,7 +150,7 @@ b: {script: ['echo said $LINK'], variables: {LINK: $URL/x}}
 c: {script: ['echo said "<$URL>"'], dependencies: [bad]}
 d: {script: ['echo said "<$URL>"'], needs: [{job: a, artifacts: false}]}
 `)
-	require.Equal(t, Success, report.Status)
+	require.Equal(t, whole.Success, report.Status)
 	require.Equal(t, []string{"https://x.test/x", "<>", "<>"}, []string{tr.lines("b"), tr.lines("c"), tr.lines("d")})
 	slices.Sort(tr.said)
 	require.Len(t, tr.said, 2, tr.said)
@@ -169,7 +171,7 @@ gone: {script: [":"], rules: [{if: $GONE}]}
 `)
 	require.Equal(t, `a failed, slow warning, b skipped ("a": failed), c success, d skipped ("a": failed), e success, `+
 		`gone left out (rules)`, told(report))
-	require.Equal(t, []any{Failure, 7, 3}, []any{report.Status, report.ExitCode, report.Jobs[0].Attempts})
+	require.Equal(t, []any{whole.Failure, 7, 3}, []any{report.Status, report.ExitCode, report.Jobs[0].Attempts})
 	require.Equal(t, 124, *report.Jobs[1].ExitCode)
 	require.Equal(t, "test", tr.lines("c"))
 	require.NotEmpty(t, report.CriticalPath)
@@ -194,7 +196,8 @@ after: {stage: deploy, script: [":"]}
 		"bad: child pipeline: failure", "good: child pipeline: success", "loose: child pipeline: failure",
 	}, tr.said)
 
-	_, err := Run(t.Context(), t.Context(), tr.read("j: {trigger: group/project}\nk: {script: [touch never]}\n"), tr.cfg)
+	p := tr.read("j: {trigger: group/project}\nk: {script: [touch never]}\n")
+	_, err := whole.Run(t.Context(), t.Context(), p, tr.cfg)
 	require.ErrorContains(t, err, `the job "j" starts another pipeline, which is not possible here: project "group/`)
 }
 
@@ -216,7 +219,7 @@ a: {stage: build, script: [echo said ready, sleep 600], retry: 2}
 b: {script: [":"], when: always}
 `)
 	require.Equal(t, "a cancelled (cancelled), b cancelled (cancelled)", told(report))
-	require.Equal(t, Cancelled, report.Status)
+	require.Equal(t, whole.Cancelled, report.Status)
 }
 
 type writer func(p []byte) (int, error)
@@ -248,7 +251,7 @@ func TestManyJobs(t *testing.T) {
 		}
 	}
 	report := tr.run(t.Context(), text.String())
-	require.Equal(t, Success, report.Status)
+	require.Equal(t, whole.Success, report.Status)
 	require.Len(t, report.Jobs, 20)
 	require.LessOrEqual(t, most, 3)
 }

@@ -1,4 +1,4 @@
-package gitlabci
+package whole
 
 import (
 	"fmt"
@@ -22,7 +22,7 @@ type Choice struct {
 }
 
 // Choose leaves out the jobs that are not chosen. Those that need them do not wait for them. An error names a job or a
-// stage that the pipeline does not have.
+// stage that the pipeline does not have, or a job of Manual that is not manual.
 func (p *Pipeline) Choose(c Choice) error {
 	keep := make([]bool, len(p.Jobs))
 	for i, j := range p.Jobs {
@@ -31,7 +31,7 @@ func (p *Pipeline) Choose(c Choice) error {
 	for _, stage := range c.Stages {
 		if !slices.Contains(p.Graph.Stages, stage) {
 			return fmt.Errorf("there is no stage%s%s", lang.QuoteName(stage),
-				lang.Suggest(stage, p.Graph.Stages, "; there is "+List(p.Graph.Stages)))
+				lang.Suggest(stage, p.Graph.Stages, "; there is "+lang.QuoteNames(p.Graph.Stages)))
 		}
 	}
 	for _, name := range c.Skip {
@@ -49,6 +49,9 @@ func (p *Pipeline) Choose(c Choice) error {
 			return err
 		}
 		for _, i := range builds {
+			if !p.Graph.Nodes[i].Manual {
+				return fmt.Errorf("the job%s is not manual: it runs without being named", lang.QuoteName(name))
+			}
 			p.Graph.Nodes[i].Manual = false
 		}
 	}
@@ -68,23 +71,22 @@ func (p *Pipeline) Choose(c Choice) error {
 func (p *Pipeline) named(name string) (builds []int, err error) {
 	var names []string
 	for i, j := range p.Jobs {
-		if j.Name == name || j.draft.name == name {
+		if j.Name == name || j.Base == name {
 			builds = append(builds, i)
 		}
-		if !slices.Contains(names, j.draft.name) {
-			names = append(names, j.draft.name)
-		}
+		names = append(names, j.Base)
 	}
 	if len(builds) > 0 {
 		return builds, nil
 	}
 	for _, l := range p.Left {
-		if l.Name == name || baseName(l.Name) == name {
-			return nil, fmt.Errorf("the pipeline does not have the job%s, by its %s", lang.QuoteName(name), l.Why)
+		if l.Name == name || l.Base == name {
+			return nil, fmt.Errorf("the pipeline does not have the job%s (%s)", lang.QuoteName(name), l.Why)
 		}
 	}
+	names = slices.Compact(names) // the builds of a job stand together
 	return nil, fmt.Errorf("the pipeline has no job%s%s", lang.QuoteName(name),
-		lang.Suggest(name, names, "; it has "+List(names)))
+		lang.Suggest(name, names, "; it has "+lang.QuoteNames(names)))
 }
 
 // keepNeeds keeps a job and those that it needs, directly or by others.
@@ -103,7 +105,7 @@ func (p *Pipeline) keepNeeds(name string, keep []bool) error {
 		p.Graph.Nodes[i].Manual = false // it was named
 	}
 	for ; len(queue) > 0; queue = queue[1:] {
-		for from := range plan.Sources(queue[0], pipeline.Control|given) {
+		for from := range plan.Sources(queue[0], pipeline.Control|pipeline.Files|pipeline.Values) {
 			if !wanted[from] {
 				wanted[from] = true
 				queue = append(queue, from)
@@ -133,10 +135,11 @@ func (p *Pipeline) keep(list []bool) {
 	p.Jobs, p.Graph.Nodes = nil, nil
 	for i, j := range jobs {
 		if !list[i] {
-			p.Left = append(p.Left, Left{j.Name, j.Stage, "not chosen"})
+			p.Left = append(p.Left, Left{j.Name, j.Base, j.Stage, "not chosen"})
 			continue
 		}
 		n := nodes[i]
+		n.Needs = slices.Clone(n.Needs)
 		for k := range n.Needs {
 			n.Needs[k].Optional = true // it may be left out
 		}

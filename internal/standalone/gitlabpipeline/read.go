@@ -1,0 +1,96 @@
+package gitlabpipeline
+
+import (
+	"fmt"
+	"maps"
+	"os"
+
+	"github.com/stepmux/stepmux/internal/boundedfile"
+	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
+	"github.com/stepmux/stepmux/internal/standalone/whole"
+)
+
+// Read reads the pipeline of src, a .gitlab-ci.yml. JobName and Matrix of src have no effect. An error is about the
+// text, or about the values that the caller has added.
+func Read(src standalone.Source) (*whole.Pipeline, error) {
+	p, err := standalone.ReadPipeline(src)
+	if err != nil {
+		return nil, err
+	}
+	return convert(p), nil
+}
+
+// convert returns p and its child pipelines in the form of package whole.
+func convert(p *standalone.Pipeline) *whole.Pipeline {
+	to := &whole.Pipeline{Name: p.Name, Graph: p.Graph, Out: p.Out}
+	for i, j := range p.Jobs {
+		job := &whole.Job{
+			Name: j.Name, Base: j.Base, Stage: j.Stage, When: j.When, Timeout: j.Timeout, Notices: j.Notices,
+			Warnings: standalone.Problems(j.Warnings),
+			Prepare:  func(before []whole.Before) (*whole.Prepared, error) { return prepare(p, i, before) },
+		}
+		if t := j.Trigger; t != nil {
+			job.Trigger = &whole.Trigger{Other: t.Other, Depend: t.Depend}
+			if child := p.Child(i); child != nil {
+				job.Trigger.Child = convert(child)
+			}
+		}
+		to.Jobs = append(to.Jobs, job)
+	}
+	for _, l := range p.Left {
+		to.Left = append(to.Left, whole.Left{Name: l.Name, Base: l.Base, Stage: l.Stage, Why: l.Why})
+	}
+	return to
+}
+
+// prepare compiles a job. Of two variables that jobs have reported, that of the later job counts.
+func prepare(p *standalone.Pipeline, i int, before []whole.Before) (*whole.Prepared, error) {
+	values := map[string]string{}
+	for _, b := range before {
+		maps.Copy(values, b.Values)
+	}
+	job, compiled, err := p.Compile(i, values)
+	if err != nil {
+		return nil, err
+	}
+	a := compiled.Artifacts
+	return &whole.Prepared{
+		Job: job,
+		Artifacts: whole.Artifacts{
+			Paths: a.Paths, Exclude: a.Exclude, Untracked: a.Untracked, When: whole.When(a.When),
+		},
+		Values: func(dir string, _ *standalone.Report) (map[string]string, error) { return reported(dir, a.Dotenv) },
+	}, nil
+}
+
+// maxReport bounds the bytes that are read of a dotenv report: more than it may have.
+const maxReport = 64 << 10
+
+// reported returns the variables in dotenv reports of a job. The job may have made anything of such a file, such as a
+// link that leads out. One that is not valid counts as missing.
+func reported(dir string, names []string) (map[string]string, error) {
+	if len(names) == 0 {
+		return nil, nil
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	all := map[string]string{}
+	for _, name := range names {
+		data, readErr := boundedfile.ReadBy(root.OpenFile, name, maxReport)
+		var values []gitlabci.Variable
+		if readErr == nil {
+			values, readErr = gitlabci.ParseDotenv(data)
+		}
+		if readErr != nil && err == nil {
+			err = fmt.Errorf("dotenv %.160q: %w", name, readErr)
+		}
+		for _, v := range values {
+			all[v.Name] = v.Value
+		}
+	}
+	return all, err
+}

@@ -1,0 +1,76 @@
+package whole_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/internal/standalone/gitlabpipeline"
+	"github.com/stepmux/stepmux/internal/standalone/whole"
+	"github.com/stepmux/stepmux/pipeline"
+)
+
+// planOf returns the pipeline of a valid file.
+func planOf(t testing.TB, text string) *whole.Pipeline {
+	t.Helper()
+	p, err := gitlabpipeline.Read(standalone.Source{
+		Name: "ci.yml", Text: []byte(text), Format: standalone.GitLabCI, WorkDir: t.TempDir(),
+	})
+	require.NoError(t, err)
+	return p
+}
+
+func TestChosenJobsRunWithoutTheOthers(t *testing.T) {
+	const text = `
+.s: {script: [x]}
+a: {extends: .s, stage: build}
+b: {extends: .s, stage: build}
+unit: {extends: .s, parallel: 2, needs: [a]}
+hand: {extends: .s, when: manual, needs: []}
+late: {extends: .s, rules: [{when: delayed, start_in: 1h}], needs: []}
+deploy: {extends: .s, stage: deploy, needs: ["unit 2/2"]}
+all: {extends: .s, stage: deploy}
+gone: {extends: .s, rules: [{if: $GONE}]}
+`
+	for _, c := range []struct {
+		choice whole.Choice
+		want   string
+	}{
+		{whole.Choice{}, "a, b, unit 1/2, unit 2/2, hand manual, late, deploy, all"},
+		{whole.Choice{WaitDelayed: true}, "a, b, unit 1/2, unit 2/2, hand manual, late 1h0m0s, deploy, all"},
+		{whole.Choice{Job: "deploy"}, "a, unit 2/2, deploy"},
+		{whole.Choice{Job: "hand"}, "hand"},
+		{whole.Choice{Job: "unit"}, "a, unit 1/2, unit 2/2"},
+		{whole.Choice{Job: "all", Skip: []string{"unit", "late"}}, "a, b, hand manual, all"},
+		{whole.Choice{Stages: []string{"test"}, Manual: []string{"hand"}}, "unit 1/2, unit 2/2, hand, late"},
+	} {
+		p := planOf(t, text)
+		require.NoError(t, p.Choose(c.choice))
+		var got []string
+		for _, n := range p.Graph.Nodes {
+			name := n.Name
+			if n.Manual {
+				name += " manual"
+			}
+			if n.Delay > 0 {
+				name += " " + n.Delay.String()
+			}
+			got = append(got, name)
+		}
+		require.Equal(t, c.want, strings.Join(got, ", "))
+		require.Len(t, p.Left, 9-len(p.Jobs))
+		_, err := pipeline.New(p.Graph)
+		require.NoError(t, err)
+	}
+	for want, choice := range map[string]whole.Choice{
+		`the pipeline has no job "depoy", did you mean "deploy"?`:          {Job: "depoy"},
+		`there is no stage "tset", did you mean "test"?`:                   {Stages: []string{"tset"}},
+		`the pipeline does not have the job "gone" (rules)`:                {Skip: []string{"gone"}},
+		`the job "a" is not manual: it runs without being named`:           {Manual: []string{"a"}},
+		`the pipeline has no job "xyzzy"; it has "a", "b", "unit", "hand"`: {Manual: []string{"xyzzy"}},
+	} {
+		require.ErrorContains(t, planOf(t, text).Choose(choice), want)
+	}
+}

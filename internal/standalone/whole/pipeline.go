@@ -1,0 +1,107 @@
+package whole
+
+import (
+	"time"
+
+	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/pipeline"
+)
+
+// Pipeline is a pipeline of any language: its jobs and their graph.
+type Pipeline struct {
+	// Name is the title of the pipeline. It may be empty.
+	Name string
+	// Jobs are the jobs. Graph has a node for each, in the same order.
+	Jobs  []*Job
+	Graph pipeline.Graph
+	// Left are the jobs of the text that the pipeline does not have.
+	Left []Left
+	// Out names the part of the text by which there is no pipeline: then it has no jobs. Otherwise it is empty.
+	Out string
+}
+
+// Job is a job of a pipeline.
+type Job struct {
+	// Name is the name of the job or of one of its parallel builds, and Base that of the job.
+	Name, Base string
+	// Stage is the name of the job's stage. When is the language's word for the condition under which the job runs. Both
+	// are for people; the graph decides.
+	Stage, When string
+	// Timeout bounds an attempt of the job. Zero if the job has none.
+	Timeout time.Duration
+	// Notices are about parts of the job that have no effect, and Warnings about scripts and values that may not mean
+	// what their author expects.
+	Notices  []string
+	Warnings []standalone.Problem
+	// Prepare compiles an attempt of the job. before describes the jobs from which it gets values. Several goroutines may
+	// call it at once.
+	Prepare func(before []Before) (*Prepared, error)
+	// Trigger is the pipeline that the job starts. It is nil for a job with steps.
+	Trigger *Trigger
+}
+
+// Left is a job that a pipeline does not have.
+type Left struct {
+	Name, Base, Stage string
+	// Why names the part of the text that leaves the job out.
+	Why string
+}
+
+// Before describes a job that has ended to one that gets its values.
+type Before struct {
+	Name, Base string
+	State      pipeline.State
+	// Values are the values that the job has given.
+	Values map[string]string
+}
+
+// Prepared is a job that can run.
+type Prepared struct {
+	*standalone.Job
+	// Artifacts describes the files that the job gives to others.
+	Artifacts Artifacts
+	// Values returns the values that the job gives to others, whatever its outcome. dir has its files. An error is shown,
+	// and does not change the outcome. May be nil.
+	Values func(dir string, report *standalone.Report) (map[string]string, error)
+}
+
+// Artifacts describes files that a job gives to others. The zero value is no files.
+type Artifacts struct {
+	// Paths and Exclude are patterns of paths, from the directory of the job.
+	Paths, Exclude []string
+	// Untracked adds the files that are not files of the project.
+	Untracked bool
+	// When is the outcome after which the files are taken.
+	When When
+}
+
+// When is an outcome after which files of a job are kept.
+type When string
+
+// The outcomes. A job that timed out has no outcome of these.
+const (
+	OnSuccess When = "on_success"
+	OnFailure When = "on_failure"
+	Always    When = "always"
+)
+
+// holds reports whether files are kept after a job.
+func (w When) holds(r *standalone.Report) bool {
+	switch {
+	case r.Reason == standalone.TimedOut:
+		return false
+	case w == Always:
+		return true
+	}
+	return (r.Status == Success) == (w != OnFailure)
+}
+
+// Trigger is the pipeline that a job starts.
+type Trigger struct {
+	// Child is the pipeline. It is nil if the pipeline cannot run here.
+	Child *Pipeline
+	// Other describes a pipeline that cannot run here.
+	Other string
+	// Depend says that the job has the outcome of the pipeline. Without it, the job succeeds once that has begun.
+	Depend bool
+}
