@@ -21,15 +21,18 @@ type carrier struct {
 	pipeline *Pipeline
 	plan     *pipeline.Plan
 	prefix   string
-	// done has the results of the jobs. Only the job itself and, for its state, the scheduler write its entry, and only
+	// done has the results of the jobs. Only the job itself and, for its status, the scheduler write its entry, and only
 	// jobs that wait for it read that.
 	done []made
 }
 
+// TimedOut is the reason of the failure of a job that took too long.
+const TimedOut = "job_execution_timeout"
+
 // The reasons of failures, in GitLab's words.
 var reasons = map[standalone.Reason]string{
 	standalone.Script:   "script_failure",
-	standalone.TimedOut: "job_execution_timeout",
+	standalone.TimedOut: TimedOut,
 	standalone.System:   "runner_system_failure",
 	standalone.Invalid:  "runner_system_failure",
 }
@@ -58,15 +61,42 @@ func exitCode(report *standalone.Report) int {
 
 // Carry carries out an attempt of a job.
 func (c *carrier) Carry(ctx context.Context, node, _ int) pipeline.Result {
-	if c.pipeline.Jobs[node].Trigger != nil {
+	job := c.pipeline.Jobs[node]
+	switch {
+	case job.Open != nil:
+		return c.open(ctx, node)
+	case job.Trigger != nil:
 		return c.start(ctx, node)
+	case job.Exclusive == nil:
+		return c.attempt(ctx, node)
 	}
+	ctx, leave, err := c.groups.enter(ctx, *job.Exclusive)
+	if err != nil {
+		return replaced(pipeline.Result{Err: err})
+	}
+	defer leave()
+	return replaced(c.attempt(ctx, node))
+}
+
+// replaced returns the result of a job of a group: that of a job which another one has replaced says so.
+func replaced(r pipeline.Result) pipeline.Result {
+	if errors.Is(r.Err, errReplaced) {
+		r.As, r.Why = pipeline.Cancelled, errReplaced.Error()
+	}
+	return r
+}
+
+// attempt waits for a slot, and carries a job with steps out.
+func (c *carrier) attempt(ctx context.Context, node int) pipeline.Result {
 	select {
 	case c.slots <- struct{}{}:
 	case <-ctx.Done():
 		return pipeline.Result{Err: context.Cause(ctx)}
 	}
 	defer func() { <-c.slots }()
+	if c.done[node].began.IsZero() {
+		c.done[node].began = time.Now()
+	}
 	report, err := c.carry(ctx, node)
 	switch {
 	case err != nil && ctx.Err() != nil:
@@ -91,7 +121,7 @@ func (c *carrier) start(ctx context.Context, node int) pipeline.Result {
 			c.system(err)
 			return pipeline.Result{Err: err, ExitCode: exitSystem, Reason: reasons[standalone.System]}
 		}
-		c.Say(fmt.Sprintf("%s: child pipeline: %s", c.name(node), report.Status))
+		c.teller(node)("child pipeline: " + report.Status)
 		if report.Status != Success {
 			return pipeline.Result{Err: errJob, ExitCode: report.ExitCode}
 		}
@@ -113,8 +143,10 @@ func (c *carrier) start(ctx context.Context, node int) pipeline.Result {
 
 func (c *carrier) name(node int) string { return c.prefix + c.pipeline.Jobs[node].Name }
 
-// Say says a line about a job.
-func (c *carrier) Say(line string) { c.cfg.Say(line) }
+// teller returns a function that says lines about a job.
+func (c *carrier) teller(node int) func(string) {
+	return func(line string) { c.cfg.Say(c.name(node) + ": " + line) }
+}
 
 // carry runs a job in a directory of its own.
 func (c *carrier) carry(ctx context.Context, node int) (report *standalone.Report, err error) {
@@ -147,10 +179,15 @@ func (c *carrier) carry(ctx context.Context, node int) (report *standalone.Repor
 // before returns the jobs from which a job gets values.
 func (c *carrier) before(node int) (all []Before) {
 	for from := range c.plan.Sources(node, pipeline.Values) {
-		job := c.pipeline.Jobs[from]
-		all = append(all, Before{job.Name, job.Base, c.done[from].state, c.done[from].values})
+		all = append(all, c.describe(from))
 	}
 	return all
+}
+
+// describe describes a job that has ended.
+func (c *carrier) describe(node int) Before {
+	job, done := c.pipeline.Jobs[node], &c.done[node]
+	return Before{job.Name, job.Base, done.status.State, done.status.Result.Reason, done.values}
 }
 
 // fill puts the files of the project and the artifacts of other jobs into the directory of a job.
@@ -181,7 +218,7 @@ func unpack(ctx context.Context, name, dir string) error {
 
 // take keeps the artifacts and the values of a job that has ended.
 func (c *carrier) take(ctx context.Context, node int, dir string, job *Prepared, report *standalone.Report) error {
-	tell := func(text string) { c.Say(c.name(node) + ": artifacts: " + text) }
+	tell := func(text string) { c.teller(node)("artifacts: " + text) }
 	result := &c.done[node]
 	result.archive, result.values = "", nil // of an earlier attempt
 	if job.Values != nil {

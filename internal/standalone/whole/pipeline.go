@@ -38,6 +38,13 @@ type Job struct {
 	Prepare func(before []Before) (*Prepared, error)
 	// Trigger is the pipeline that the job starts. It is nil for a job with steps.
 	Trigger *Trigger
+	// Open decides, once all that the job needs has ended, whether the job runs and which builds it has. If it is not
+	// nil, Prepare and Trigger are, and the node of the job is Free and Asked.
+	Open func(Opening) (*Opened, error)
+	// Builds are the names of the builds of a job that opens, as far as they are known before. They are for people.
+	Builds []string
+	// Exclusive is the group of the job. It is nil if other jobs may run at the same time.
+	Exclusive *Exclusive
 }
 
 // Left is a job that a pipeline does not have.
@@ -51,6 +58,8 @@ type Left struct {
 type Before struct {
 	Name, Base string
 	State      pipeline.State
+	// Reason is that of a failure: TimedOut or another word.
+	Reason string
 	// Values are the values that the job has given.
 	Values map[string]string
 }

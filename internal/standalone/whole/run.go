@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
+	"time"
 
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/internal/standalone"
@@ -42,6 +43,7 @@ type runner struct {
 	project  string          // the archive of the project
 	slots    chan struct{}
 	children sync.WaitGroup // of child pipelines that no job waits for
+	groups   groups
 
 	mu      sync.Mutex      // guards the following
 	number  int             // of directories
@@ -105,9 +107,18 @@ func (r *runner) pack(ctx context.Context) error {
 
 // run runs one pipeline. prefix stands before the names of its jobs.
 func (r *runner) run(ctx context.Context, p *Pipeline, prefix string) (*Report, error) {
-	plan, err := pipeline.New(p.Graph)
+	c, end, err := r.carryOut(ctx, p, prefix)
 	if err != nil {
 		return nil, err
+	}
+	return c.report(end), nil
+}
+
+// carryOut carries the jobs of a pipeline out.
+func (r *runner) carryOut(ctx context.Context, p *Pipeline, prefix string) (*carrier, *pipeline.Progress, error) {
+	plan, err := pipeline.New(p.Graph)
+	if err != nil {
+		return nil, nil, err
 	}
 	for _, j := range p.Jobs {
 		r.notices(prefix+j.Name, j.Notices)
@@ -115,9 +126,9 @@ func (r *runner) run(ctx context.Context, p *Pipeline, prefix string) (*Report, 
 	c := &carrier{runner: r, pipeline: p, plan: plan, prefix: prefix, done: make([]made, len(p.Jobs))}
 	end := plan.Run(ctx, c, pipeline.Config{
 		Slots:   max(r.cfg.Slots, 1),
-		Observe: func(node int, s pipeline.Status) { c.done[node].state = s.State },
+		Observe: func(node int, s pipeline.Status) { c.done[node].status = s },
 	})
-	return newReport(p, end), nil
+	return c, end, nil
 }
 
 // newDir returns a new directory.
@@ -151,7 +162,9 @@ func (r *runner) system(err error) {
 
 // made has the outcome of a job, and the files and values that it gives to others.
 type made struct {
-	state   pipeline.State
-	archive string // empty without artifacts
+	status  pipeline.Status
+	began   time.Time // when the first attempt got its slot
+	report  *Report   // of the builds of a job that opened
+	archive string    // empty without artifacts
 	values  map[string]string
 }
