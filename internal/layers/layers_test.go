@@ -212,6 +212,9 @@ var allowed = map[string][]string{
 	"internal/standalone/gitlabpipeline": {
 		"internal/standalone", "internal/standalone/gitlabci", "internal/standalone/whole", "internal/boundedfile",
 	},
+	"internal/standalone/githubpipeline": {
+		"internal/standalone", "internal/standalone/whole", "pipeline", "remote/step/action",
+	},
 	"internal/standalone/checkout": {"internal/subprocess", "internal/standalone/gitlabci"},
 	"remote/step/lang": {
 		"internal/lazyregexp", "remote/step/expr", "remote/api/**", "internal/sortedkeys", "internal/spell",

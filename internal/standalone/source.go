@@ -64,6 +64,8 @@ type Source struct {
 	// Matrix has the values of a workflow's matrix for this run: JSON, or else texts. For a .gitlab-ci.yml the values
 	// of parallel: matrix choose one of the builds of the job.
 	Matrix map[string]string
+	// Event is the event that starts a workflow.
+	Event Event
 	// Vars are job variables. They replace those of a .gitlab-ci.yml.
 	Vars []engine.Variable
 	// Env is added to the environment of the steps. What the text says takes precedence.

@@ -132,7 +132,7 @@ func TestMistakesInAJobOfAWorkflowAreFoundBeforeItRuns(t *testing.T) {
 		"{env: [A], " + steps + "}":                                "w.yml:2:12: env must be a mapping",
 		"{runs-on: x}":                                             `w.yml:2:3: the job "a" has no steps`,
 		"{env: {A: '${{ nope.x }}'}, " + steps + "}":               "w.yml:2: env A: Unrecognized named-value: 'nope'",
-		"{if: always() && nope, " + steps + "}":                    "w.yml:2: if: Unrecognized named-value: 'nope'",
+		"{if: always() && nope, " + steps + "}":                    "w.yml:2:11: if: Unrecognized named-value: 'nope'",
 		"{container: '${{ nope }}', " + steps + "}":                "w.yml:2: container: image: Unrecognized named-value",
 		"{services: {d: {env: {A: '${{ x }}'}}}, " + steps + "}":   "w.yml:2: d: A: Unrecognized named-value: 'x'",
 		"{steps: [{uses: a/b}]}":                                   "w.yml:2:22: uses: the action is not valid; write owner/",
