@@ -37,14 +37,18 @@ pipeline, by stages and needs. Each job runs in a new directory with the files o
 and the artifacts that the file gives it. Only --manual runs manual jobs. Delayed jobs start at once, without
 --wait-delayed. The summary says why a job did not run. The exit code is that of the first job that failed.
 
+A GitHub Actions workflow (--format github) runs as a whole, too, unless --job-name chooses a job: its jobs by needs, if
+and matrix, each in a new directory with the files of the project, with the outputs of the jobs that it needs. --event
+names the event that starts it.
+
 A .gitlab-ci.yml may use include: local, extends, !reference, default, variables, rules and parallel. One of several
 parallel builds runs: --job-name "test 2/5", or "test: [linux]" of a matrix. Keys for a server or a runner, such as
 image, artifacts and cache, are ignored, and a note names them. So are includes from elsewhere, unless --includes names
 a directory with their files. In a git checkout, the variables CI_COMMIT_* describe its commit.
 
-One job of a GitHub Actions workflow runs (--format github): its steps, with composite, node and docker actions.
-Variables that are masked (--mask) are its secrets, the others its vars; GITHUB_TOKEN is its token. Services, containers
-and permissions are ignored, and a note names them; with --in-image the job runs in its container, with its services.
+The steps of a workflow may be composite, node and docker actions. Variables that are masked (--mask) are its secrets,
+the others its vars; GITHUB_TOKEN is its token. Services, containers and permissions are ignored, and a note names them;
+with --job-name and --in-image a job runs in its container, with its services.
 
 With --image or --in-image a job runs in a container of this machine's Docker daemon. The work directory has the same
 path in the container, and the job can change it.
@@ -99,8 +103,8 @@ func newLocalCommand() *cobra.Command {
 	f.inContainer.register(fl)
 	fl.BoolVar(&f.inContainer.ofJob, "in-image", false, "run the job in a container of the image that it names")
 	grouped(fl, containerGroup)
-	fl.StringVar(&f.jobName, "job-name", "", "the `JOB` of a .gitlab-ci.yml or of a workflow; without it a "+
-		".gitlab-ci.yml with several jobs runs as a whole pipeline")
+	fl.StringVar(&f.jobName, "job-name", "", "the `JOB` of a .gitlab-ci.yml or of a workflow; without it a workflow, or "+
+		"a .gitlab-ci.yml with several jobs, runs as a whole")
 	f.matrix = map[string]string{}
 	fl.Func("matrix", "`name=value` of the matrix of a workflow's job, for this run: JSON, or else a text; of the matrix "+
 		"of a .gitlab-ci.yml, to choose one build; repeatable", func(text string) error { return assign(f.matrix, text) })
@@ -172,6 +176,9 @@ func (f *localFlags) source(cmd *cobra.Command, files []string) (src standalone.
 			return src, err
 		}
 		src.WorkDir = dir
+		if err := workflowEvent(&src, f.whole.event, cmd.InOrStdin()); err != nil {
+			return src, err
+		}
 		addCheckout(cmd.Context(), &src, dir)
 		out := cmd.OutOrStdout()
 		src.Colours = f.output != "json" && isTerminal(out) && os.Getenv("NO_COLOR") == ""

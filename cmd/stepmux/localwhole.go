@@ -17,6 +17,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/internal/standalone/githubpipeline"
 	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
 	"github.com/stepmux/stepmux/internal/standalone/gitlabpipeline"
 	"github.com/stepmux/stepmux/internal/standalone/whole"
@@ -28,6 +29,7 @@ type wholeFlags struct {
 	jobs   int
 	list   bool
 	needs  bool
+	event  string
 	choice whole.Choice
 }
 
@@ -44,23 +46,29 @@ func (f *wholeFlags) register(fl *pflag.FlagSet) {
 	fl.StringArrayVar(&f.choice.Stages, "stage", nil, "run only the jobs of this `STAGE`; repeatable")
 	fl.StringArrayVar(&f.choice.Skip, "skip", nil, "leave out this `JOB`; repeatable")
 	fl.BoolVar(&f.choice.WaitDelayed, "wait-delayed", false, "let delayed jobs wait for their time (start_in)")
+	fl.StringVar(&f.event, "event", "", "the `NAME` of the event that starts a workflow, with its parts from the commit, "+
+		"or NAME=FILE with its payload in JSON (default: push, or else one that starts it)")
 	grouped(fl, pipelineGroup)
 }
 
 // isWhole reports whether the flags ask for the whole pipeline of src.
 func (f *localFlags) isWhole(cmd *cobra.Command, src standalone.Source) (bool, error) {
-	given := slices.IndexFunc(wholeNames, func(name string) bool { return cmd.Flags().Changed(name) })
+	if err := f.checkWorkflowFlags(cmd, src); err != nil {
+		return false, err
+	}
+	isGiven := func(name string) bool { return cmd.Flags().Changed(name) }
+	given := slices.IndexFunc(wholeNames, isGiven)
 	switch {
 	case f.whole.jobs < 1:
 		return false, errors.New("--jobs: use a number above 0")
-	case given >= 0 && src.Format != standalone.GitLabCI:
-		return false, fmt.Errorf("--%s is for a .gitlab-ci.yml (--format gitlab-ci)", wholeNames[given])
 	case f.whole.needs && f.jobName == "":
 		return false, errors.New("--needs: name the job with --job-name")
 	case f.jobName != "" && !f.whole.needs && given >= 0:
 		return false, fmt.Errorf("--%s is for a whole pipeline; with --job-name it needs --needs", wholeNames[given])
 	case f.jobName != "" || len(f.matrix) > 0:
 		return f.whole.needs, nil
+	case src.Format == standalone.GitHub:
+		return given >= 0 || !slices.ContainsFunc(ofOneJob, isGiven), nil
 	default:
 		return given >= 0 || standalone.IsWhole(src), nil
 	}
@@ -70,25 +78,31 @@ func (f *localFlags) isWhole(cmd *cobra.Command, src standalone.Source) (bool, e
 var ofOneJob = []string{"output-file", "provenance", "report", "matrix", "image", "in-image", "container"}
 
 // plan returns the chosen jobs of the pipeline of src.
-func (f *localFlags) plan(cmd *cobra.Command, src standalone.Source) (*whole.Pipeline, error) {
+func (f *localFlags) plan(
+	cmd *cobra.Command, src standalone.Source,
+) (p *whole.Pipeline, notices []string, err error) {
 	for _, name := range ofOneJob {
 		if flag := cmd.Flags().Lookup(name); flag != nil && flag.Changed {
-			return nil, fmt.Errorf("--%s is for one job; choose it with --job-name, without --needs", name)
+			return nil, nil, fmt.Errorf("--%s is for one job; choose it with --job-name, without --needs", name)
 		}
 	}
-	src.Predefined = append(slices.Clip(src.Predefined), gitlabci.Variable{Name: "CI_PIPELINE_SOURCE", Value: "push"})
-	p, err := gitlabpipeline.Read(src)
+	if src.Format == standalone.GitHub {
+		p, notices, err = githubpipeline.Read(src)
+	} else {
+		src.Predefined = append(slices.Clip(src.Predefined), gitlabci.Variable{Name: "CI_PIPELINE_SOURCE", Value: "push"})
+		p, err = gitlabpipeline.Read(src)
+	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if p.Out != "" {
-		return nil, fmt.Errorf("%s: no job runs: with these variables %s starts no pipeline", src.Name, p.Out)
+		return nil, nil, fmt.Errorf("%s: no job runs: with these variables %s starts no pipeline", src.Name, p.Out)
 	}
 	f.whole.choice.Job = f.jobName
 	if err := p.Choose(f.whole.choice); err != nil {
-		return nil, fmt.Errorf("%s: %w", src.Name, err)
+		return nil, nil, fmt.Errorf("%s: %w", src.Name, err)
 	}
-	return p, nil
+	return p, notices, nil
 }
 
 // runWhole runs the pipeline of src, or lists its jobs.
@@ -101,7 +115,7 @@ func (f *localFlags) runWhole(cmd *cobra.Command, src standalone.Source) (err er
 		return err
 	}
 	src.WorkDir = cfg.WorkDir
-	p, err := f.plan(cmd, src)
+	p, notices, err := f.plan(cmd, src)
 	if err != nil {
 		return err
 	}
@@ -116,6 +130,9 @@ func (f *localFlags) runWhole(cmd *cobra.Command, src standalone.Source) (err er
 	}
 	show := f.shower(cmd, &cfg)
 	board := &board{to: cfg.Stdout, talk: show.talk}
+	for _, notice := range notices {
+		board.note(notice)
+	}
 	ctx, abort, stop := endings(cmd.Context(), endsignal.All...)
 	defer stop()
 	files, err := projectFiles(ctx, cfg.WorkDir, 0, board.note)
@@ -151,6 +168,8 @@ func wholeCode(ctx context.Context, report *whole.Report, err error) int {
 		return scriptCode(report.ExitCode)
 	case code != 0:
 		return code
+	case err == nil: // a job took the place of another one
+		return 1
 	default:
 		return exitSystem
 	}
@@ -228,7 +247,7 @@ func (l *jobLines) flush() error {
 // summarize shows how the jobs of a pipeline ended.
 func summarize(talk *standalone.Talk, r *whole.Report) {
 	for _, j := range r.Jobs {
-		text := fmt.Sprintf("%-10s %-24s %s", j.Stage, j.Name, j.Status)
+		text := fmt.Sprintf("%s%-24s %s", stageColumn(j.Stage), j.Name, j.Status)
 		switch {
 		case j.Why != "" && j.Why != j.Status:
 			text += ": " + j.Why
@@ -250,12 +269,21 @@ func summarize(talk *standalone.Talk, r *whole.Report) {
 		seconds(r.Busy), strings.Join(r.CriticalPath, ", ")))
 }
 
+// stageColumn returns the column with the stage of a job. Jobs of a workflow have none.
+func stageColumn(stage string) string {
+	if stage == "" {
+		return ""
+	}
+	return fmt.Sprintf("%-10s ", stage)
+}
+
 // listed is a job in the list of a pipeline.
 type listed struct {
 	Name   string   `json:"name"`
-	Stage  string   `json:"stage"`
+	Stage  string   `json:"stage,omitempty"`
 	When   string   `json:"when,omitempty"`
-	Needs  []string `json:"needs"` // null: all earlier stages
+	Needs  []string `json:"needs"`            // null: all earlier stages
+	Builds []string `json:"builds,omitempty"` // of a workflow's job with a matrix that is known
 	In     bool     `json:"in_pipeline"`
 	WhyOut string   `json:"why,omitempty"`
 }
@@ -265,6 +293,9 @@ func listJobs(w io.Writer, p *whole.Pipeline, asJSON bool) error {
 	var all []listed
 	for i, j := range p.Jobs {
 		one := listed{Name: j.Name, Stage: j.Stage, When: j.When, In: true}
+		if len(j.Builds) > 1 {
+			one.Builds = j.Builds
+		}
 		if n := p.Graph.Nodes[i]; n.After == 0 {
 			one.Needs = []string{}
 			for _, need := range n.Needs {
@@ -291,7 +322,13 @@ func listJobs(w io.Writer, p *whole.Pipeline, asJSON bool) error {
 				about = j.When + ", needs nothing"
 			}
 		}
-		fmt.Fprintln(&text, termtext.Line(fmt.Sprintf("%-10s %-24s %s", j.Stage, j.Name, about)))
+		if j.When == "" {
+			about = strings.TrimPrefix(about, ", ")
+		}
+		if len(j.Builds) > 0 {
+			about += fmt.Sprintf(", %d builds", len(j.Builds))
+		}
+		fmt.Fprintln(&text, termtext.Line(fmt.Sprintf("%s%-24s %s", stageColumn(j.Stage), j.Name, about)))
 	}
 	_, err := io.WriteString(w, text.String())
 	return err

@@ -195,7 +195,7 @@ var allowed = map[string][]string{
 	},
 	"internal/standalone": {
 		"remote/step/component",
-		"remote/step/action",
+		"remote/step/action", "pipeline",
 		"internal/termtext", "remote/job/service", "remote/step/trace", "remote/step/trace/recording", "remote/job",
 		"remote/step/engine", "remote/step/fetch", "internal/standalone/gitlabci", "remote/step/lang", "remote/step/expr",
 		"remote/step/mask", "remote/step/component", "remote/proc", "remote/isolate", "remote/api/**",

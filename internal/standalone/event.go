@@ -18,15 +18,6 @@ const (
 	eventNameVariable = "GITHUB_EVENT_NAME"
 )
 
-// Event is the event that starts a workflow. The zero value is none.
-type Event struct {
-	// Name is its name, such as push.
-	Name string
-	// Payload is its description in JSON, as github.event has it. If nil, it is made from the commit in the work
-	// directory.
-	Payload []byte
-}
-
 // IsEventName reports whether a text can be the name of an event.
 func IsEventName(name string) bool {
 	return name != "" && strings.Trim(name, "abcdefghijklmnopqrstuvwxyz_") == ""
@@ -50,32 +41,32 @@ func gitHubVars(src Source, inputs map[string]any) ([]engine.Variable, error) {
 			vars = append(vars, engine.Variable{Key: name, Value: value})
 		}
 	}
-	if src.Event.Name == "" && len(inputs) == 0 || variable(vars, eventVariable) != "" {
-		set(eventNameVariable, src.Event.Name)
+	if src.Event == "" && len(inputs) == 0 || variable(vars, eventVariable) != "" {
+		set(eventNameVariable, src.Event)
 		return vars, nil
 	}
-	payload, err := src.Event.payload()
+	payload, err := readPayload(src.Payload)
 	if err != nil {
 		return nil, err
 	}
-	if src.Event.Name == "pull_request" || src.Event.Name == "pull_request_target" {
+	if src.Event == "pull_request" || src.Event == "pull_request_target" {
 		payload = pullRequest(payload, vars, src)
 		number, _ := payload["number"].(float64)
 		pull := under(payload, "pull_request")
 		set("GITHUB_HEAD_REF", textUnder(under(pull, "head"), "ref"))
 		set("GITHUB_BASE_REF", textUnder(under(pull, "base"), "ref"))
-		if src.Event.Name == "pull_request" {
+		if src.Event == "pull_request" {
 			set("GITHUB_REF", fmt.Sprintf("refs/pull/%.0f/merge", number))
 			set("GITHUB_REF_NAME", fmt.Sprintf("%.0f/merge", number))
 		}
 	}
-	set(eventNameVariable, src.Event.Name)
+	set(eventNameVariable, src.Event)
 	for key, value := range action.Event(inputs, vars) {
 		if _, there := payload[key]; !there {
 			payload[key] = value
 		}
 	}
-	if src.Event.Payload == nil && src.Event.Name == "push" && commit != nil {
+	if src.Payload == nil && src.Event == "push" && commit != nil {
 		pushed(payload, vars, src)
 	}
 	made, err := json.Marshal(payload)
@@ -86,13 +77,19 @@ func gitHubVars(src Source, inputs map[string]any) ([]engine.Variable, error) {
 	return vars, nil
 }
 
-// payload returns the payload that was given, or an empty one.
-func (e *Event) payload() (map[string]any, error) {
+// CheckPayload returns an error if the payload of an event is no JSON object.
+func CheckPayload(text []byte) error {
+	_, err := readPayload(text)
+	return err
+}
+
+// readPayload reads a payload. Without a text it is empty.
+func readPayload(text []byte) (map[string]any, error) {
 	payload := map[string]any{}
-	if e.Payload == nil {
+	if text == nil {
 		return payload, nil
 	}
-	if err := json.Unmarshal(e.Payload, &payload); err != nil {
+	if err := json.Unmarshal(text, &payload); err != nil {
 		return nil, fmt.Errorf("the payload of the event is not valid: %w", err)
 	}
 	if payload == nil {

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/stepmux/stepmux/pipeline"
 	"github.com/stepmux/stepmux/remote/step/action"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/lang"
@@ -22,8 +23,8 @@ type Workflow struct {
 	inputs map[string]any
 }
 
-// ReadWorkflow reads the workflow of src. JobName and Matrix of src have no effect. An error is about the text, or about
-// the values that the caller has added.
+// ReadWorkflow reads the workflow of src. JobName and Matrix of src have no effect. An error is about the text, or
+// about the values that the caller has added.
 func ReadWorkflow(src Source) (*Workflow, error) {
 	if src.Format != GitHub {
 		return nil, errors.New("only a workflow of GitHub has a whole workflow that runs here (--format github)")
@@ -50,26 +51,37 @@ func ReadWorkflow(src Source) (*Workflow, error) {
 	return w, lang.CheckEnv("env", src.Env)
 }
 
+// GraphOf returns the graph of a workflow. It has a node for each job, in the same order.
+func GraphOf(w *action.Workflow) (g pipeline.Graph) {
+	for _, j := range w.Jobs {
+		node := pipeline.Node{Name: j.Name, Place: j.Place(), When: pipeline.Asked, Free: true}
+		for _, name := range j.Needs() {
+			node.Needs = append(node.Needs, pipeline.Need{Name: name, Edge: pipeline.Control | pipeline.Values})
+		}
+		g.Nodes = append(g.Nodes, node)
+	}
+	return g
+}
+
 // madeEvents are the events whose payload can be made from a commit, the preferred one first.
 var madeEvents = []string{"push", "pull_request", "workflow_dispatch", "schedule"}
 
 // chooseEvent sets the event that starts the workflow, unless the caller has.
 func (w *Workflow) chooseEvent() {
-	e := &w.src.Event
-	if e.Name != "" {
-		if len(w.Events) > 0 && !slices.Contains(w.Events, e.Name) {
-			w.Notices = append(w.Notices,
-				fmt.Sprintf("the event %s does not start this workflow on GitHub; its events are %s", e.Name, lang.QuoteNames(w.Events)))
+	if name := w.src.Event; name != "" {
+		if len(w.Events) > 0 && !slices.Contains(w.Events, name) {
+			w.Notices = append(w.Notices, fmt.Sprintf("the event %s does not start this workflow on GitHub; its events are %s",
+				name, lang.QuoteNames(w.Events)))
 		}
 		return
 	}
-	if e.Name = variable(w.src.Vars, eventNameVariable); e.Name != "" {
+	if w.src.Event = variable(w.src.Vars, eventNameVariable); w.src.Event != "" {
 		return
 	}
-	e.Name = madeEvents[0]
+	w.src.Event = madeEvents[0]
 	for _, name := range madeEvents {
 		if slices.Contains(w.Events, name) {
-			e.Name = name
+			w.src.Event = name
 			return
 		}
 	}

@@ -17,22 +17,18 @@ func Read(src standalone.Source) (p *whole.Pipeline, notices []string, err error
 	if err != nil {
 		return nil, nil, err
 	}
-	p = &whole.Pipeline{}
+	p = &whole.Pipeline{Graph: standalone.GraphOf(w.Workflow)}
 	for _, j := range w.Jobs {
 		job := &whole.Job{Name: j.Name, Base: j.Name, When: j.If(), Notices: j.Notes()}
-		node := pipeline.Node{Name: j.Name, Place: j.Place(), When: pipeline.Asked, Free: true}
-		for _, name := range j.Needs() {
-			node.Needs = append(node.Needs, pipeline.Need{Name: name, Edge: pipeline.Control | pipeline.Values})
-		}
 		if call := j.Calls(); call != "" {
 			job.Trigger = &whole.Trigger{Other: call}
 		} else {
-			job.Open = func(o whole.Opening) (*whole.Opened, error) { return opener{w, j}.open(o) }
+			job.Open = opener{w, j}.open
 			if job.Builds, err = known(w, j); err != nil {
 				return nil, nil, err
 			}
 		}
-		p.Jobs, p.Graph.Nodes = append(p.Jobs, job), append(p.Graph.Nodes, node)
+		p.Jobs = append(p.Jobs, job)
 	}
 	_, err = pipeline.New(p.Graph)
 	return p, append(w.Notices, w.Notes()...), err
@@ -62,8 +58,8 @@ type opener struct {
 // matrix is the name of the group of all builds of a job.
 const matrix = "matrix"
 
-func (j opener) open(o whole.Opening) (*whole.Opened, error) {
-	v := j.Values(outcomes(o.Before), o.Cancelled)
+func (j opener) open(before []whole.Before, cancelled bool, say func(string)) (*whole.Opened, error) {
+	v := j.Values(outcomes(before), cancelled)
 	wanted, why, err := j.job.Wanted(v)
 	if err != nil {
 		return nil, err
@@ -91,7 +87,7 @@ func (j opener) open(o whole.Opening) (*whole.Opened, error) {
 		Groups: []pipeline.Group{{Name: matrix, Max: builds.MaxParallel, FailFast: builds.FailFast}},
 	}}
 	for i := range builds.List {
-		if err := j.add(p, v, &builds.List[i], o.Say); err != nil {
+		if err := j.add(p, v, &builds.List[i], say); err != nil {
 			return nil, err
 		}
 	}
@@ -107,7 +103,10 @@ func (j opener) add(p *whole.Pipeline, v action.Values, b *action.Build, say fun
 	if err != nil {
 		return err
 	}
-	job := &whole.Job{Name: b.Name, Base: j.job.Name, Timeout: start.Timeout}
+	job := &whole.Job{
+		Name: b.Name, Base: j.job.Name, Timeout: start.Timeout, Group: strings.ToLower(start.Group),
+		CancelInProgress: start.CancelInProgress,
+	}
 	job.Prepare = func([]whole.Before) (*whole.Prepared, error) {
 		compiled, err := j.Compile(j.job, v, b)
 		if err != nil {
@@ -120,9 +119,6 @@ func (j opener) add(p *whole.Pipeline, v action.Values, b *action.Build, say fun
 			}
 			return outputs, nil
 		}}, nil
-	}
-	if start.Group != "" {
-		job.Exclusive = &whole.Exclusive{Group: strings.ToLower(start.Group), Cancels: start.CancelInProgress}
 	}
 	p.Jobs = append(p.Jobs, job)
 	p.Graph.Nodes = append(p.Graph.Nodes, pipeline.Node{

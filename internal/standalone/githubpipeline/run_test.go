@@ -221,7 +221,12 @@ func TestOutputsReachTheJobsThatNeedThem(t *testing.T) {
 on: push
 jobs:
   a:
-    outputs: {plain: "${{ steps.s.outputs.x }}", list: "[1, 2]", empty: "", open: "${{ github.job }} ${{ '${{' }}", secret: "x${{ secrets.TOKEN }}"}
+    outputs:
+      plain: ${{ steps.s.outputs.x }}
+      list: "[1, 2]"
+      empty: ""
+      open: ${{ github.job }} ${{ '${{' }}
+      secret: x${{ secrets.TOKEN }}
     steps:
       - id: s
         run: echo "x=a b" >> "$GITHUB_OUTPUT"
@@ -235,16 +240,17 @@ jobs:
     env: {FROM: "${{ needs.a.outputs.plain }}", OPEN: "${{ needs.a.outputs.open }}"}
     steps:
       - run: echo "said $FROM / ${{ needs.a.result }} / ${{ fromJSON(needs.a.outputs.list)[1] }} / $OPEN"
-      - run: echo "said [${{ needs.a.outputs.secret }}] [${{ needs.a.outputs.empty }}] $GITHUB_JOB ${{ strategy.job-total }}"
+      - run: echo "said [${{ needs.a.outputs.secret }}] [${{ needs.a.outputs.empty }}] $GITHUB_JOB"
   c:
     needs: [b, fails]
     if: always()
-    steps: [{run: 'echo said ${{ needs.b.result }} ${{ needs.fails.result }} ${{ needs.fails.outputs.made }} ${{ toJSON(needs.b.outputs) }}'}]
+    steps:
+      - run: echo said ${{ join(needs.*.result) }} ${{ needs.fails.outputs.made }} ${{ toJSON(needs.b.outputs) }}
 `)
 	require.Equal(t, "a success, fails failed, b success, c success", told(report))
 	require.Equal(t, 3, report.ExitCode)
-	require.Equal(t, `a b / success / 2 / a ${{; [] [] b 1`, tr.lines("b"))
-	require.Equal(t, "success failure yes {}", tr.lines("c"))
+	require.Equal(t, `a b / success / 2 / a ${{; [] [] b`, tr.lines("b"))
+	require.Equal(t, "success,failure yes {}", tr.lines("c"))
 	require.Equal(t, []string{`a: the output "secret" is left out: it contains a secret`}, tr.said)
 }
 
@@ -276,14 +282,21 @@ func TestMatrixOfOutputsIsKnownWhenTheNeedsHaveEnded(t *testing.T) {
 on: push
 jobs:
   plan:
-    outputs: {list: '["x", "y"]', whole: '{"include": [{"os": "linux", "go": 1.30}]}', most: 1, bad: '{"a": 1}', many: "${{ steps.s.outputs.many }}"}
+    outputs:
+      list: '["x", "y"]'
+      whole: '{"include": [{"os": "linux", "go": 1.30}]}'
+      most: 1
+      bad: '{"a": 1}'
+      many: ${{ steps.s.outputs.many }}
     steps:
       - id: s
         run: echo "many=[$(seq -s, 257)]" >> "$GITHUB_OUTPUT"
   list:
     needs: plan
-    strategy: {max-parallel: "${{ fromJSON(needs.plan.outputs.most) }}", matrix: {v: "${{ fromJSON(needs.plan.outputs.list) }}"}}
-    steps: [{run: 'echo said ${{ matrix.v }} ${{ strategy.job-index }} ${{ strategy.job-total }} ${{ strategy.max-parallel }} ${{ strategy.fail-fast }}'}]
+    strategy:
+      max-parallel: ${{ fromJSON(needs.plan.outputs.most) }}
+      matrix: {v: "${{ fromJSON(needs.plan.outputs.list) }}"}
+    steps: [{run: "echo said ${{ matrix.v }} ${{ join(strategy.*) }}"}]
   whole:
     needs: plan
     strategy: {matrix: "${{ fromJSON(needs.plan.outputs.whole) }}"}
@@ -298,17 +311,17 @@ jobs:
     steps: [{run: echo}]
   after: {needs: bad, if: failure(), steps: [{run: 'echo said ${{ needs.bad.result }}'}]}
 `)
-	require.Equal(t, "plan success, list (x) success, list (y) success, whole (1.3, linux) success, bad failed, many failed, "+
-		"after success", told(report))
-	require.Equal(t, "x 0 2 1 true", tr.lines("list (x)"))
-	require.Equal(t, "y 1 2 1 true", tr.lines("list (y)"))
+	require.Equal(t, "plan success, list (x) success, list (y) success, whole (1.3, linux) success, bad failed, "+
+		"many failed, after success", told(report))
+	require.Equal(t, "x true,0,2,1", tr.lines("list (x)"))
+	require.Equal(t, "y true,1,2,1", tr.lines("list (y)"))
 	require.Equal(t, "linux 1.3", tr.lines("whole (1.3, linux)"))
 	require.Equal(t, "failure", tr.lines("after"))
 	require.Equal(t, []any{whole.Failure, 2}, []any{report.Status, report.ExitCode})
 	slices.Sort(tr.said)
 	require.Equal(t, []string{
-		"bad: ci.yml:19:28: v of the matrix must be a list, not a mapping",
-		"many: ci.yml:23:24: the matrix has more than 256 combinations, which GitHub refuses; split the job",
+		"bad: ci.yml:26:28: v of the matrix must be a list, not a mapping",
+		"many: ci.yml:30:24: the matrix has more than 256 combinations, which GitHub refuses; split the job",
 	}, tr.said)
 }
 

@@ -67,10 +67,10 @@ func (c *carrier) Carry(ctx context.Context, node, _ int) pipeline.Result {
 		return c.open(ctx, node)
 	case job.Trigger != nil:
 		return c.start(ctx, node)
-	case job.Exclusive == nil:
+	case job.Group == "":
 		return c.attempt(ctx, node)
 	}
-	ctx, leave, err := c.groups.enter(ctx, *job.Exclusive)
+	ctx, leave, err := c.groups.enter(ctx, job.Group, job.CancelInProgress)
 	if err != nil {
 		return replaced(pipeline.Result{Err: err})
 	}

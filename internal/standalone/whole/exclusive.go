@@ -6,13 +6,6 @@ import (
 	"sync"
 )
 
-// Exclusive is a group of jobs, of which one runs at a time and one waits.
-type Exclusive struct {
-	Group string
-	// Cancels says that the job stops the job of the group that runs.
-	Cancels bool
-}
-
 // errReplaced is the cause with which a job ends when a newer one of its group takes its place.
 var errReplaced = errors.New("a newer job of its concurrency group took its place")
 
@@ -32,15 +25,15 @@ type turn struct {
 }
 
 // enter waits until no other job of the group runs. The context that it returns ends with errReplaced if a newer job
-// takes the place of this one. If it ends while the job waits, enter returns its cause. Otherwise the caller calls leave.
-func (g *groups) enter(ctx context.Context, e Exclusive) (own context.Context, leave func(), err error) {
+// takes the place of this one. If it ends while the job waits, enter returns its cause. Else the caller calls leave.
+func (g *groups) enter(ctx context.Context, name string, cancels bool) (own context.Context, leave func(), err error) {
 	own, stop := context.WithCancelCause(ctx)
 	t := &turn{stop: stop, ready: make(chan struct{})}
 	leave = func() {
-		g.leave(e.Group, t)
+		g.leave(name, t)
 		stop(nil)
 	}
-	g.join(e, t)
+	g.join(name, cancels, t)
 	select {
 	case <-t.ready:
 		return own, leave, nil
@@ -51,15 +44,15 @@ func (g *groups) enter(ctx context.Context, e Exclusive) (own context.Context, l
 	}
 }
 
-func (g *groups) join(e Exclusive, t *turn) {
+func (g *groups) join(name string, cancels bool, t *turn) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.all == nil {
 		g.all = map[string]*group{}
 	}
-	of := g.all[e.Group]
+	of := g.all[name]
 	if of == nil {
-		g.all[e.Group] = &group{running: t}
+		g.all[name] = &group{running: t}
 		close(t.ready)
 		return
 	}
@@ -67,7 +60,7 @@ func (g *groups) join(e Exclusive, t *turn) {
 		of.waiting.stop(errReplaced)
 	}
 	of.waiting = t
-	if e.Cancels {
+	if cancels {
 		of.running.stop(errReplaced)
 	}
 }

@@ -36,7 +36,7 @@ func TestGroupsHaveOneJobThatRunsAndOneThatWaits(t *testing.T) {
 					all.Go(func() {
 						wait(t.Context(), at)
 						how := "ran"
-						ctx, leave, err := g.enter(t.Context(), Exclusive{Group: group, Cancels: tt.cancels})
+						ctx, leave, err := g.enter(t.Context(), group, tt.cancels)
 						if err == nil {
 							err = wait(ctx, 10*time.Second)
 							leave()
@@ -71,14 +71,14 @@ func TestGroupsHaveOneJobThatRunsAndOneThatWaits(t *testing.T) {
 func TestAStoppedJobLeavesItsGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var g groups
-		_, leave, err := g.enter(t.Context(), Exclusive{Group: "g"})
+		_, leave, err := g.enter(t.Context(), "g", false)
 		require.NoError(t, err)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		_, _, err = g.enter(ctx, Exclusive{Group: "g"})
+		_, _, err = g.enter(ctx, "g", false)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		leave()
-		_, leave, err = g.enter(t.Context(), Exclusive{Group: "g"})
+		_, leave, err = g.enter(t.Context(), "g", false)
 		require.NoError(t, err)
 		leave()
 		leave() // a second call does no harm

@@ -8,16 +8,6 @@ import (
 	"github.com/stepmux/stepmux/pipeline"
 )
 
-// Opening describes the state of a run to a job that opens.
-type Opening struct {
-	// Before are the jobs that the job needs, and that were not left out.
-	Before []Before
-	// Cancelled says that the run was cancelled.
-	Cancelled bool
-	// Say shows a line about the job. Several goroutines may call it at once, also after Open.
-	Say func(line string)
-}
-
 // Opened says how a job runs.
 type Opened struct {
 	// Skip says in a few words why the job does not run. It is empty for a job that does.
@@ -38,7 +28,7 @@ func (c *carrier) open(ctx context.Context, node int) pipeline.Result {
 		return pipeline.Result{Err: context.Cause(ctx), As: pipeline.Cancelled}
 	}
 	cut := ctx.Err() != nil
-	opened, err := c.pipeline.Jobs[node].Open(Opening{Before: c.before(node), Cancelled: cut, Say: c.teller(node)})
+	opened, err := c.pipeline.Jobs[node].Open(c.before(node), cut, c.teller(node))
 	if err != nil {
 		c.teller(node)(err.Error())
 		return pipeline.Result{Err: err, ExitCode: exitInvalid}

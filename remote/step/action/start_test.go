@@ -1,6 +1,7 @@
 package action
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -11,28 +12,29 @@ import (
 
 func TestMistakesBetweenTheJobsOfAWorkflowAreToldWithTheirPlace(t *testing.T) {
 	const steps = "steps: [{run: x}]"
-	for job, want := range map[string]string{
-		"{needs: c, " + steps + "}":                                                        `w.yml:4:14: the job "b" needs "c", and there is no such job`,
-		"{needs: [a, bb], " + steps + "}":                                                  `w.yml:4:18: the job "b" needs "bb", and there is no such job`,
-		"{needs: {a: 1}, " + steps + "}":                                                   "w.yml:4:14: a need must be a text, not a mapping",
-		"{needs: a, if: 'needs.c.result', " + steps + "}":                                  `w.yml:4: if: needs has no job "c"; add it to the needs of this job`,
-		"{if: 'needs.a.result', " + steps + "}":                                            `w.yml:4: if: needs has no job "a"; add it to the needs`,
-		"{needs: a, env: {X: '${{ needs.a.outputs.y }}'}, " + steps + "}":                  `w.yml:4: env X: the job "a" has no output "y"; it has "out", "Two"`,
-		"{needs: a, steps: [{run: \"${{ needs['a'].outputs.outt }}\"}]}":                   `w.yml:4: run: the job "a" has no output "outt", did you mean "out"?`,
-		"{needs: a, strategy: {matrix: {v: ['${{ needs.a.outputs.z }}']}}, " + steps + "}": `w.yml:4: an item of v: the job "a" has no output`,
-		"{if: 'github.ref b', " + steps + "}":                                              "w.yml:4:11: if: Unexpected symbol: 'b'",
-		"{if: matrix.a, " + steps + "}":                                                    "w.yml:4:11: if: Unrecognized named-value: 'matrix'",
-		"{if: secrets.A, " + steps + "}":                                                   "w.yml:4:11: if: Unrecognized named-value: 'secrets'",
-		"{if: hashFiles('a'), " + steps + "}":                                              "w.yml:4:11: if: Unrecognized function: 'hashFiles'",
-		"{timeout-minutes: soon, " + steps + "}":                                           "w.yml:4:24: timeout-minutes is a number above 0, not a text",
-		"{timeout-minutes: -1, " + steps + "}":                                             "w.yml:4:24: timeout-minutes is a number above 0, not -1",
-		"{continue-on-error: 3, " + steps + "}":                                            "w.yml:4:26: continue-on-error is true or false, not 3",
-		"{concurrency: [a], " + steps + "}":                                                "w.yml:4:20: concurrency is a group or a mapping, not a list",
-		"{concurrency: {cancel-in-progress: true}, " + steps + "}":                         "w.yml:4:20: concurrency has no group",
-		"{concurrency: {group: a, cancel-in-progress: x}, " + steps + "}":                  "w.yml:4:51: cancel-in-progress is true or false",
-		"{concurrency: '${{ secrets.A }}', " + steps + "}":                                 "w.yml:4:20: concurrency: Unrecognized named-value",
-		"{runs-on: [{a: 1}], " + steps + "}":                                               "w.yml:4:16: a label of runs-on must be a text, not a mapping",
-	} {
+	for line := range strings.Lines(`{needs: c} => w.yml:4:14: the job "b" needs "c", and there is no such job
+{needs: [a, bb]} => w.yml:4:18: the job "b" needs "bb", and there is no such job
+{needs: {a: 1}} => w.yml:4:14: a need must be a text, not a mapping
+{needs: a, if: needs.c.result} => w.yml:4: if: needs has no job "c"; add it to the needs of this job
+{if: needs.a.result} => w.yml:4: if: needs has no job "a"; add it to the needs
+{needs: a, env: {X: "${{ needs.a.outputs.y }}"}} => w.yml:4: env X: the job "a" has no output "y"; it has "out", "Two"
+{needs: a, env: {X: "${{ needs['a'].outputs.outt }}"}} => the job "a" has no output "outt", did you mean "out"?
+{needs: a, strategy: {matrix: {v: ["${{ needs.a.outputs.z }}"]}}} => w.yml:4: an item of v: the job "a" has no output
+{if: github.ref b} => w.yml:4:11: if: Unexpected symbol: 'b'
+{if: matrix.a} => w.yml:4:11: if: Unrecognized named-value: 'matrix'
+{if: secrets.A} => w.yml:4:11: if: Unrecognized named-value: 'secrets'
+{if: hashFiles('a')} => w.yml:4:11: if: Unrecognized function: 'hashFiles'
+{timeout-minutes: soon} => w.yml:4:24: timeout-minutes is a number above 0, not a text
+{timeout-minutes: -1} => w.yml:4:24: timeout-minutes is a number above 0, not -1
+{continue-on-error: 3} => w.yml:4:26: continue-on-error is true or false, not 3
+{concurrency: [a]} => w.yml:4:20: concurrency is a group or a mapping, not a list
+{concurrency: {cancel-in-progress: true}} => w.yml:4:20: concurrency has no group
+{concurrency: {group: a, cancel-in-progress: x}} => w.yml:4:51: cancel-in-progress is true or false
+{concurrency: "${{ secrets.A }}"} => w.yml:4:20: concurrency: Unrecognized named-value
+{runs-on: [{a: 1}]} => w.yml:4:16: a label of runs-on must be a text, not a mapping
+`) {
+		job, want, _ := strings.Cut(strings.TrimSpace(line), " => ")
+		job = strings.TrimSuffix(job, "}") + ", " + steps + "}"
 		_, err := ReadWorkflow("w.yml", []byte("jobs:\n  a: {outputs: {out: x, Two: y}, "+steps+"}\n\n  b: "+job+"\n"))
 		require.ErrorContains(t, err, want, job)
 	}
@@ -41,7 +43,8 @@ func TestMistakesBetweenTheJobsOfAWorkflowAreToldWithTheirPlace(t *testing.T) {
 		"{needs: a, if: 'contains(needs.*.result, toJSON(needs))', " + steps + "}",
 		"{needs: c, if: needs.c.outputs.any, " + steps + "}",
 	} {
-		_, err := ReadWorkflow("w.yml", []byte("jobs:\n  a: {outputs: {out: x}, "+steps+"}\n  c: {uses: ./w.yml}\n  b: "+job+"\n"))
+		others := "jobs:\n  a: {outputs: {out: x}, " + steps + "}\n  c: {uses: ./w.yml}\n"
+		_, err := ReadWorkflow("w.yml", []byte(others+"  b: "+job+"\n"))
 		require.NoError(t, err, job)
 	}
 }
@@ -56,7 +59,9 @@ jobs:
     runs-on: ["self-hosted", "${{ matrix.os }}"]
     timeout-minutes: ${{ fromJSON(needs.a.outputs.minutes) }}
     continue-on-error: ${{ matrix.os == 'linux' }}
-    concurrency: {group: "${{ github.workflow }}-${{ vars.ENV }}-${{ inputs.x }}", cancel-in-progress: "${{ strategy.job-index == 1 }}"}
+    concurrency:
+      group: ${{ github.workflow }}-${{ vars.ENV }}-${{ inputs.x }}
+      cancel-in-progress: ${{ strategy.job-index == 1 }}
     steps: [{run: x}]
   c: {runs-on: {group: large}, concurrency: g, steps: [{run: x}]}
   d: {runs-on: {labels: [a, 1]}, timeout-minutes: 1e8, steps: [{run: x}]}

@@ -198,7 +198,9 @@ func (m *matrixBuilder) tooMany() error {
 }
 
 // product returns all combinations of the lists that no rule excludes.
-func (m *matrixBuilder) product(names []string, lists map[string][]any, exclude []map[string]any) ([]combination, error) {
+func (m *matrixBuilder) product(
+	names []string, lists map[string][]any, exclude []map[string]any,
+) ([]combination, error) {
 	if len(names) == 0 {
 		return nil, nil
 	}

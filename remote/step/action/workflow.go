@@ -353,17 +353,22 @@ func WorkflowJobs(text []byte) (names []string) {
 	return names
 }
 
-// maxUnknown bounds the unknown keys of a workflow that WorkflowUses warns of.
+// maxUnknown bounds the unknown keys of a workflow that Unknown warns of.
 const maxUnknown = 20
 
-// WorkflowUses returns the references of the actions in the steps of a workflow's jobs, each once, sorted, and warnings
-// about unknown keys. The error is the first mistake in any of the jobs.
-func WorkflowUses(file string, text []byte) (uses []string, warnings []*lang.Error, err error) {
-	w, err := ReadWorkflow(file, text)
-	unknown := notIn(ignored, w.ignored)
+// Uses returns the references of the actions in the steps of all jobs, each once, sorted.
+func (w *Workflow) Uses() []string {
 	var all []*step
 	for _, j := range w.Jobs {
 		all = append(all, j.steps...)
+	}
+	return usesOf(all)
+}
+
+// Unknown returns warnings about unknown keys.
+func (w *Workflow) Unknown() (warnings []*lang.Error) {
+	unknown := notIn(ignored, w.ignored)
+	for _, j := range w.Jobs {
 		unknown = append(unknown, notIn(ignored, j.ignored)...)
 		for _, b := range j.boxes {
 			unknown = append(unknown, notIn(boxKeys, b.ignored)...)
@@ -371,11 +376,11 @@ func WorkflowUses(file string, text []byte) (uses []string, warnings []*lang.Err
 	}
 	for _, key := range unknown[:min(len(unknown), maxUnknown)] {
 		warnings = append(warnings, &lang.Error{
-			Where: fmt.Sprintf("%s:%d:%d", file, key.Line, key.Column), Line: key.Line, Column: key.Column,
+			Where: fmt.Sprintf("%s:%d:%d", w.file, key.Line, key.Column), Line: key.Line, Column: key.Column,
 			Message: fmt.Sprintf("unknown key%s: it has no effect, and GitHub refuses it", lang.Quote(key.Value)),
 		})
 	}
-	return usesOf(all), warnings, err
+	return warnings
 }
 
 // notIn returns the keys that are not known.
