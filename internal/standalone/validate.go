@@ -154,7 +154,7 @@ func (v *Verdict) gitLabCI(ctx context.Context, src Source) {
 func (v *Verdict) gitHub(text []byte, workDir string) {
 	v.Kind = kindGitHub
 	w, err := action.ReadWorkflow(v.File, text)
-	v.warn(w.Unknown())
+	v.warn(w.Warnings())
 	if err == nil {
 		_, err = pipeline.New(GraphOf(w))
 	}

@@ -330,9 +330,14 @@ func (j *Job) Notes() []string {
 	return append(notesOf(j.file, keys, ignored), j.boxNotes(false)...)
 }
 
-// Notes returns notes about the keys of the workflow itself that have no effect.
+// Notes returns notes about the keys of the workflow itself that have no effect, and about parts of needs that are
+// always empty.
 func (w *Workflow) Notes() []string {
 	reasons := maps.Clone(ignored)
 	reasons["concurrency"] = "this machine does not know other runs of the workflow"
-	return notesOf(w.file, w.ignored, reasons)
+	notes := notesOf(w.file, w.ignored, reasons)
+	for _, e := range w.empty[:min(len(w.empty), maxUnknown)] {
+		notes = append(notes, e.Error())
+	}
+	return notes
 }

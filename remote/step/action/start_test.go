@@ -15,8 +15,6 @@ func TestMistakesBetweenTheJobsOfAWorkflowAreToldWithTheirPlace(t *testing.T) {
 	for line := range strings.Lines(`{needs: c} => w.yml:4:14: the job "b" needs "c", and there is no such job
 {needs: [a, bb]} => w.yml:4:18: the job "b" needs "bb", and there is no such job
 {needs: {a: 1}} => w.yml:4:14: a need must be a text, not a mapping
-{needs: a, if: needs.c.result} => w.yml:4: if: needs has no job "c"; add it to the needs of this job
-{if: needs.a.result} => w.yml:4: if: needs has no job "a"; add it to the needs
 {needs: a, env: {X: "${{ needs.a.outputs.y }}"}} => w.yml:4: env X: the job "a" has no output "y"; it has "out", "Two"
 {needs: a, env: {X: "${{ needs['a'].outputs.outt }}"}} => the job "a" has no output "outt", did you mean "out"?
 {needs: a, strategy: {matrix: {v: ["${{ needs.a.outputs.z }}"]}}} => w.yml:4: an item of v: the job "a" has no output
@@ -47,6 +45,20 @@ func TestMistakesBetweenTheJobsOfAWorkflowAreToldWithTheirPlace(t *testing.T) {
 		_, err := ReadWorkflow("w.yml", []byte(others+"  b: "+job+"\n"))
 		require.NoError(t, err, job)
 	}
+}
+
+// A public workflow reads a job that it does not need: GitHub runs it.
+func TestAJobThatIsNotNeededIsAWarning(t *testing.T) {
+	w, err := ReadWorkflow("w.yml", []byte(`
+on: push
+jobs:
+  a: {steps: [{run: x}]}
+  b: {steps: [{uses: a/b@v1, with: {save: "${{ needs.a.result == 'success' }}"}}]}
+`))
+	require.NoError(t, err)
+	const want = `w.yml:5: with save: needs has no job "a", so that this is empty; add it to the needs of the job "b"`
+	require.Equal(t, []string{want}, w.Notes())
+	require.EqualError(t, w.Warnings()[0], want)
 }
 
 func TestKeysAreReadWhenABuildStarts(t *testing.T) {

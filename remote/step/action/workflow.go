@@ -228,7 +228,8 @@ type Workflow struct {
 	Events []string
 
 	file    string
-	ignored []*yaml.Node // keys of the workflow itself
+	ignored []*yaml.Node  // keys of the workflow itself
+	empty   []*lang.Error // parts of needs that are always empty
 }
 
 // ReadWorkflow reads all jobs of a workflow. Errors call the text file. The Workflow is never nil: with an error it has
@@ -284,22 +285,25 @@ func (w *Workflow) checkNeeds(r *reader) {
 			if len(m.path) == 0 || r.Err != nil {
 				continue
 			}
-			if err := m.check(jobs, needs); err != nil {
-				r.Err = &lang.Error{
-					Where: fmt.Sprintf("%s:%d", w.file, m.line), Line: m.line, Message: fmt.Sprintf("%s: %v", m.label, err),
-				}
+			from := slices.IndexFunc(needs, func(name string) bool { return strings.EqualFold(name, m.path[0]) })
+			if from < 0 { // GitHub runs such files
+				w.empty = append(w.empty, m.errorf(w.file, "needs has no job %.64q, so that this is empty; add it to the needs "+
+					"of the job %.64q", m.path[0], j.Name))
+				continue
 			}
+			r.Fail(m.check(w.file, jobs[needs[from]]))
 		}
 	}
 }
 
-// check returns an error if the path leads to a job that is not needed, or to an output that the job does not have.
-func (m *mention) check(jobs map[string]*Job, needs []string) error {
-	i := slices.IndexFunc(needs, func(name string) bool { return strings.EqualFold(name, m.path[0]) })
-	if i < 0 {
-		return fmt.Errorf("needs has no job %.64q; add it to the needs of this job", m.path[0])
+func (m *mention) errorf(file, format string, args ...any) *lang.Error {
+	return &lang.Error{
+		Where: fmt.Sprintf("%s:%d", file, m.line), Line: m.line, Message: m.label + ": " + fmt.Sprintf(format, args...),
 	}
-	from := jobs[needs[i]]
+}
+
+// check returns an error if the path leads to an output that the job does not have.
+func (m *mention) check(file string, from *Job) error {
 	if len(m.path) < 3 || !strings.EqualFold(m.path[1], "outputs") || from.call != nil {
 		return nil
 	}
@@ -313,7 +317,7 @@ func (m *mention) check(jobs map[string]*Job, needs []string) error {
 	if len(names) > 0 {
 		has = "; it has " + shown(names)
 	}
-	return fmt.Errorf("the job %.64q has no output %.64q%s", from.Name, m.path[2], lang.Suggest(m.path[2], names, has))
+	return m.errorf(file, "the job %.64q has no output %.64q%s", from.Name, m.path[2], lang.Suggest(m.path[2], names, has))
 }
 
 // choose returns the job called name.
@@ -353,7 +357,7 @@ func WorkflowJobs(text []byte) (names []string) {
 	return names
 }
 
-// maxUnknown bounds the unknown keys of a workflow that Unknown warns of.
+// maxUnknown bounds the warnings of each kind about a workflow.
 const maxUnknown = 20
 
 // Uses returns the references of the actions in the steps of all jobs, each once, sorted.
@@ -365,8 +369,9 @@ func (w *Workflow) Uses() []string {
 	return usesOf(all)
 }
 
-// Unknown returns warnings about unknown keys.
-func (w *Workflow) Unknown() (warnings []*lang.Error) {
+// Warnings returns warnings about unknown keys, and about parts of needs that are always empty.
+func (w *Workflow) Warnings() (warnings []*lang.Error) {
+	warnings = slices.Clone(w.empty[:min(len(w.empty), maxUnknown)])
 	unknown := notIn(ignored, w.ignored)
 	for _, j := range w.Jobs {
 		unknown = append(unknown, notIn(ignored, j.ignored)...)
