@@ -395,6 +395,32 @@ jobs:
 		[]string{tr.lines("stops"), tr.lines("keeps"), tr.lines("cancelled"), tr.lines("always")})
 }
 
+// When all jobs are killed, those that always run end too, and no others start.
+func TestAKilledRunEnds(t *testing.T) {
+	tr := newTrial(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	abort, kill := context.WithCancel(t.Context())
+	tr.onLine = func(line string) {
+		if strings.Contains(line, "ready") {
+			cancel()
+			kill()
+		}
+	}
+	p, err := tr.read(`
+on: push
+jobs:
+  keeps: {if: always(), strategy: {matrix: {v: [1, 2]}}, steps: [{run: trap '' INT TERM; echo ready; sleep 600}]}
+  after: {needs: keeps, if: always(), steps: [{run: echo said ran}]}
+`)
+	require.NoError(t, err)
+	tr.cfg.Slots = 1
+	report, err := whole.Run(ctx, abort, p, tr.cfg)
+	require.NoError(t, err)
+	require.Equal(t, "keeps (1) cancelled (cancelled), keeps (2) cancelled (cancelled), after cancelled (cancelled)",
+		told(report))
+	require.Equal(t, "no log", tr.lines("after"))
+}
+
 func TestJobsOfAConcurrencyGroup(t *testing.T) {
 	tr := newTrial(t)
 	report := tr.run(t.Context(), `

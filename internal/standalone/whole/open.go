@@ -48,7 +48,7 @@ func (c *carrier) open(ctx context.Context, node int) pipeline.Result {
 		c.system(err)
 		return pipeline.Result{Err: err, ExitCode: exitSystem, Reason: reasons[standalone.System]}
 	}
-	c.done[node].report, c.done[node].values = builds.report(run), opened.Values(builds.ended(run))
+	c.done[node].report, c.done[node].values = builds.report(run), opened.Values(builds.byEnd(run))
 	if failed, ok := run.Failed(); ok {
 		r := run.Status(failed).Result
 		return pipeline.Result{Err: errJob, ExitCode: r.ExitCode, Reason: r.Reason}
@@ -72,8 +72,8 @@ func (c *carrier) keep(ctx context.Context, keeps bool) (life context.Context, e
 	}
 }
 
-// ended describes the jobs of a run that has ended, in the order in which they ended.
-func (c *carrier) ended(run *pipeline.Progress) []Before {
+// byEnd describes the jobs of a run that has ended, in the order in which they ended.
+func (c *carrier) byEnd(run *pipeline.Progress) []Before {
 	order := make([]int, len(c.done))
 	all := make([]Before, len(c.done))
 	for i := range order {

@@ -128,3 +128,39 @@ jobs:
 	require.Equal(t, "w.yml:8:7: uses ./.github/workflows/other.yml", w.Jobs[2].Calls())
 	require.Empty(t, w.Jobs[1].Calls())
 }
+
+// Whatever the text, reading it and evaluating its jobs ends without a panic, and within the bounds.
+func FuzzWorkflow(f *testing.F) {
+	for _, job := range []string{
+		"{needs: [b], if: always() && needs.b.result, steps: [{run: x}]}",
+		"{strategy: {matrix: {a: [1, {b: c}], include: [{a: 1}], exclude: [{a: {b: c}}]}}, steps: [{run: x}]}",
+		"{strategy: {matrix: \"${{ fromJSON(github.x) }}\"}, steps: [{run: x}]}",
+		"{concurrency: {group: a}, timeout-minutes: 1, continue-on-error: \"${{ matrix.a }}\", uses: ./x}",
+	} {
+		f.Add("on: push\nx: &a [1]\njobs:\n  a: " + job + "\n  b: {outputs: {o: x}, runs-on: *a, steps: [{run: x}]}\n")
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		w, err := ReadWorkflow("w.yml", []byte(text))
+		_, _ = w.Warnings(), w.Notes()
+		if err != nil {
+			return
+		}
+		v := Values{Needs: map[string]Outcome{"b": {Result: Failed, Bad: true}}}
+		for _, j := range w.Jobs {
+			_, _, _ = j.Wanted(v)
+			_, _, _ = j.Place(), j.Calls(), j.Notes()
+			builds, err := j.Builds(v)
+			if err != nil {
+				continue
+			}
+			require.NotEmpty(t, builds.List)
+			require.LessOrEqual(t, len(builds.List), maxBuilds)
+			names := map[string]bool{}
+			for i := range builds.List {
+				require.False(t, names[builds.List[i].Name], "two builds have a name")
+				names[builds.List[i].Name] = true
+				_, _ = j.Start(v, &builds.List[i])
+			}
+		}
+	})
+}

@@ -390,7 +390,7 @@ func (w *Workflow) Warnings() (warnings []*lang.Error) {
 
 // notIn returns the keys that are not known.
 func notIn(known map[string]string, keys []*yaml.Node) []*yaml.Node {
-	return slices.DeleteFunc(keys, func(key *yaml.Node) bool { _, is := known[key.Value]; return is })
+	return slices.DeleteFunc(slices.Clone(keys), func(key *yaml.Node) bool { _, is := known[key.Value]; return is })
 }
 
 // ManifestUses returns the references of the actions in the steps of an action.yml, each once, sorted.
